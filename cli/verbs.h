@@ -1,0 +1,15 @@
+#pragma once
+// The verbs of the program; adding one is one file and one line in main.cc.
+
+#include <CLI/CLI.hpp>
+
+namespace distca::cli {
+
+/// Each registers its subcommand; the callback runs it, throws Error on failure and sets the exit code otherwise.
+void add_data(CLI::App& app);
+void add_plan(CLI::App& app);
+#ifdef DISTCA_WITH_TORCH
+void add_train(CLI::App& app, const char* program);
+#endif
+
+}  // namespace distca::cli

@@ -1,0 +1,41 @@
+# Finds the PyTorch wheel through the Python that has it and defines
+#   torch_wheel        interface target: headers, libtorch, run path
+#   distca_torch_pch   object library that carries the precompiled ATen header
+# The wheel's own TorchConfig.cmake is not used: with a CUDA wheel it demands a CUDA toolkit and nvcc,
+# while our sources reach CUDA by dispatch alone.
+find_program(DISTCA_PYTHON NAMES python3 HINTS ${CMAKE_SOURCE_DIR}/.venv/bin NO_DEFAULT_PATH)
+find_program(DISTCA_PYTHON NAMES python3 REQUIRED)
+execute_process(
+  COMMAND ${DISTCA_PYTHON} -c
+    "import os,torch;print(os.path.dirname(torch.__file__),torch.__version__,torch.version.cuda or 'none',int(torch._C._GLIBCXX_USE_CXX11_ABI),sep=';')"
+  OUTPUT_VARIABLE torch_facts ERROR_VARIABLE torch_error RESULT_VARIABLE torch_rc
+  OUTPUT_STRIP_TRAILING_WHITESPACE)
+if(NOT torch_rc EQUAL 0)
+  message(FATAL_ERROR "no PyTorch in ${DISTCA_PYTHON}: run scripts/setup.sh, or configure with "
+                      "-DDISTCA_WITH_TORCH=OFF for plan and data only.\n${torch_error}")
+endif()
+list(GET torch_facts 0 DISTCA_TORCH_DIR)
+list(GET torch_facts 1 DISTCA_TORCH_VERSION)
+list(GET torch_facts 2 DISTCA_TORCH_CUDA)
+list(GET torch_facts 3 DISTCA_TORCH_ABI)
+message(STATUS "PyTorch ${DISTCA_TORCH_VERSION} (CUDA ${DISTCA_TORCH_CUDA}) in ${DISTCA_TORCH_DIR}")
+
+add_library(torch_wheel INTERFACE)
+target_include_directories(torch_wheel SYSTEM INTERFACE
+  ${DISTCA_TORCH_DIR}/include ${DISTCA_TORCH_DIR}/include/torch/csrc/api/include)
+target_compile_definitions(torch_wheel INTERFACE DISTCA_WITH_TORCH
+  _GLIBCXX_USE_CXX11_ABI=${DISTCA_TORCH_ABI} USE_DISTRIBUTED USE_C10D_GLOO)
+target_link_directories(torch_wheel INTERFACE ${DISTCA_TORCH_DIR}/lib)
+set(torch_libs torch torch_cpu c10)
+if(NOT DISTCA_TORCH_CUDA STREQUAL "none")
+  list(APPEND torch_libs torch_cuda c10_cuda)
+endif()
+# --no-as-needed: the CUDA kernels register themselves when the library loads; nobody names a symbol of theirs.
+target_link_libraries(torch_wheel INTERFACE -Wl,--no-as-needed ${torch_libs} -Wl,--as-needed)
+target_link_options(torch_wheel INTERFACE -Wl,-rpath,${DISTCA_TORCH_DIR}/lib)
+
+file(WRITE ${CMAKE_BINARY_DIR}/torch_pch.cc "// carries the precompiled ATen header\n")
+add_library(distca_torch_pch OBJECT ${CMAKE_BINARY_DIR}/torch_pch.cc)
+target_link_libraries(distca_torch_pch PUBLIC torch_wheel distca_options)
+target_precompile_headers(distca_torch_pch PRIVATE <ATen/ATen.h> <torch/csrc/autograd/autograd.h>
+  <torch/csrc/autograd/variable.h> <vector> <string> <memory> <map> <functional>)

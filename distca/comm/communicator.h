@@ -1,0 +1,50 @@
+#pragma once
+// Tagged point-to-point between the ranks of one group: the only thing a backend has to provide. Exchange, ordered
+// sums, broadcast and barrier are built on it, so ranks as threads and as processes give the same bits.
+//
+// Thread rule: one communicator per rank, used by one thread at a time.
+// Waits: every wait has the group's timeout; when it passes or a peer's connection breaks, Error(kComm) names the
+// step, the operation, the rank awaited and what that rank was last seen doing (DESIGN rule 5).
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace distca {
+
+/// One message of an exchange. The memory is the caller's and must live until the exchange was waited for.
+struct Message {
+  int peer = 0;
+  uint32_t tag = 0;  // sender and receiver agree; messages of one pair and tag arrive in order
+  std::byte* data = nullptr;
+  int64_t bytes = 0;  // > 0
+};
+
+/// Messages under way. Destroying it without wait() waits quietly.
+class PendingExchange {
+ public:
+  virtual ~PendingExchange() = default;
+  /// Returns when all sends may be reused and all receives have landed.
+  virtual void wait() = 0;
+};
+
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  /// -1: messages lie in host memory; else the CUDA device index they lie on.
+  virtual int cuda_device() const { return -1; }
+
+  /// Posts everything at once (NCCL: one group). `operation` names it in errors, e.g. "forward layer 3 enter".
+  virtual std::unique_ptr<PendingExchange> exchange(std::span<const Message> sends,
+                                                    std::span<const Message> receives,
+                                                    std::string_view operation) = 0;
+  /// What this rank is at, shown on the board to whoever waits for it.
+  virtual void set_step(int64_t step) = 0;
+};
+
+}  // namespace distca

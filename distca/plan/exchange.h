@@ -1,0 +1,83 @@
+#pragma once
+// What one rank sends, receives and computes in a plan: a pure function of (plan, rank), in time proportional to
+// its output, never workers^2. Any thread.
+//
+// Rows. A worker's local tensors hold its segments one after another; `row` counts local tokens. A message from
+// rank a to rank b carries the Q rows of `q`, then the K rows and the V rows of `kv`, each in the order listed.
+// Block 0 of a server is its own local tensors; block i + 1 is what it received from receives[i].
+
+#include <cstdint>
+#include <vector>
+
+#include "distca/plan/plan.h"
+
+namespace distca {
+
+/// Contiguous tokens of a document, and where they lie at home.
+struct RowRange {
+  int64_t document = 0;
+  Range tokens;     // positions in the document
+  int64_t row = 0;  // first row in the home worker's local tensors
+  bool operator==(const RowRange&) const = default;
+};
+
+/// All that travels between this rank and one peer in one direction, in forward.
+/// Backward mirrors it: dO, LSE, delta of the q rows go to the server; dQ, dK, dV of these rows come back.
+struct PeerTransfer {
+  int peer = 0;
+  std::vector<RowRange> q;   // sorted by (document, begin), disjoint
+  std::vector<RowRange> kv;  // sorted by (document, begin), disjoint: each key token once per server
+  int64_t q_tokens = 0;
+  int64_t kv_tokens = 0;
+  bool operator==(const PeerTransfer&) const = default;
+};
+
+/// Rows of one block of a server.
+struct BlockRows {
+  int32_t block = 0;  // 0: local tensors; i + 1: received from receives[i]
+  int64_t row = 0;    // within the block's Q rows, or its K and V rows
+  int64_t position = 0;  // of the first row in its document
+  int64_t tokens = 0;
+  bool operator==(const BlockRows&) const = default;
+};
+
+/// One task of this server, its rows resolved.
+struct ServerTask {
+  int64_t task = 0;  // index in Plan::tasks
+  BlockRows q;
+  std::vector<BlockRows> kv;  // ascending position; together exactly Task::kv
+  bool operator==(const ServerTask&) const = default;
+};
+
+struct RankExchange {
+  int64_t local_tokens = 0;
+  std::vector<PeerTransfer> sends;     // ascending peer, never this rank, never empty
+  std::vector<PeerTransfer> receives;  // likewise; RowRange::row is the row at the sender
+  std::vector<ServerTask> tasks;       // what this rank computes as a server, in Plan order
+  bool operator==(const RankExchange&) const = default;
+};
+
+/// Lookup tables over one plan, shared by all ranks' exchanges. Borrows the plan: it must outlive the index.
+class PlanIndex {
+ public:
+  explicit PlanIndex(const Plan& plan);
+  RankExchange exchange(int rank) const;
+
+ private:
+  struct Placed {  // a segment and where it lies
+    Range tokens;
+    int worker;
+    int64_t row;
+  };
+  struct Need {  // what one server reads of one document
+    int server;
+    std::vector<Range> q;   // disjoint, ascending
+    std::vector<Range> kv;  // disjoint, ascending
+  };
+  const Plan& plan_;
+  std::vector<std::vector<Placed>> segments_;       // [document] ascending position
+  std::vector<std::vector<Need>> needs_;            // [document] ascending server
+  std::vector<Range> tasks_of_server_;              // [server] range of Plan::tasks
+};
+
+}  // namespace distca
