@@ -1,4 +1,5 @@
-// distca: the one program. Exit codes: 0 done, 1 the world failed, 2 bad input, 70 a bug of ours (docs/errors.md).
+// distca: the one program. Exit codes: 0 done, 1 the world failed, 2 bad input, 70 a bug of ours
+// (docs/errors.md).
 
 #include <cstdio>
 #include <exception>
@@ -11,21 +12,23 @@ namespace {
 
 std::string version_text() {
   namespace build = distca::build_info;
-  return fmt::format("distca {} ({}), {} build, {}, PyTorch {}, CUDA {}{}{}", build::kVersion, build::kCommit,
-                     build::kBuildType, build::kCompiler, *build::kTorch ? build::kTorch : "none",
-                     *build::kCuda ? build::kCuda : "none", *build::kSanitize ? ", sanitizers " : "",
-                     build::kSanitize);
+  return fmt::format("distca {} ({}), {} build, {}, PyTorch {}, CUDA {}{}{}", build::kVersion,
+                     build::kCommit, build::kBuildType, build::kCompiler,
+                     *build::kTorch ? build::kTorch : "none", *build::kCuda ? build::kCuda : "none",
+                     *build::kSanitize ? ", sanitizers " : "", build::kSanitize);
 }
 
 int run(int argc, char** argv) {
-  CLI::App app{"Train language models on long, uneven documents at the speed of even ones.", "distca"};
+  int exit_code = 0;
+  CLI::App app{"Train language models on long, uneven documents at the speed of even ones.",
+               "distca"};
   app.require_subcommand(1);
   app.set_version_flag("--version", version_text());
   app.footer("Try:  distca data prepare --text docs --tokenizer byte --out data/docs");
   distca::cli::add_data(app);
   distca::cli::add_plan(app);
 #ifdef DISTCA_WITH_TORCH
-  distca::cli::add_train(app, argv[0]);
+  distca::cli::add_train(app, &exit_code);
 #endif
   try {
     app.parse(argc, argv);
@@ -33,7 +36,7 @@ int run(int argc, char** argv) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
     throw distca::Error(distca::ErrorKind::kUsage, "{} (see distca --help)", error.what());
   }
-  return 0;
+  return exit_code;
 }
 
 }  // namespace

@@ -9,7 +9,7 @@ namespace distca::cli {
 void add_data(CLI::App& app);
 void add_plan(CLI::App& app);
 #ifdef DISTCA_WITH_TORCH
-void add_train(CLI::App& app, const char* program);
+void add_train(CLI::App& app, int* exit_code);
 #endif
 
 }  // namespace distca::cli

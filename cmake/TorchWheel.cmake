@@ -21,9 +21,12 @@ list(GET torch_facts 3 DISTCA_TORCH_ABI)
 message(STATUS "PyTorch ${DISTCA_TORCH_VERSION} (CUDA ${DISTCA_TORCH_CUDA}) in ${DISTCA_TORCH_DIR}")
 
 add_library(torch_wheel INTERFACE)
-target_include_directories(torch_wheel SYSTEM INTERFACE
-  ${DISTCA_TORCH_DIR}/include ${DISTCA_TORCH_DIR}/include/torch/csrc/api/include)
-target_compile_definitions(torch_wheel INTERFACE DISTCA_WITH_TORCH
+# Behind the system's folders: the wheel carries headers of its own fmt, whose symbols are not those we link.
+target_compile_options(torch_wheel INTERFACE
+  "SHELL:-idirafter ${DISTCA_TORCH_DIR}/include"
+  "SHELL:-idirafter ${DISTCA_TORCH_DIR}/include/torch/csrc/api/include")
+# FMT_HEADER_ONLY: the wheel carries fmt's headers, newer than the system's library and without their own.
+target_compile_definitions(torch_wheel INTERFACE DISTCA_WITH_TORCH FMT_HEADER_ONLY
   _GLIBCXX_USE_CXX11_ABI=${DISTCA_TORCH_ABI} USE_DISTRIBUTED USE_C10D_GLOO)
 target_link_directories(torch_wheel INTERFACE ${DISTCA_TORCH_DIR}/lib)
 set(torch_libs torch torch_cpu c10)

@@ -1,8 +1,10 @@
 #pragma once
 // The two kinds of failure (docs/errors.md).
 //
-//  * The caller's or the world's fault: Error, one line that says what, where and what would be right.
-//    Bad input ends the program with exit code 2, a failure of the world (lost rank, full disk) with 1.
+//  * The caller's or the world's fault: Error, one line that says what, where and what would be
+//  right.
+//    Bad input ends the program with exit code 2, a failure of the world (lost rank, full disk)
+//    with 1.
 //  * Our fault: DISTCA_CHECK*, throws CheckFailure with file and line; exit code 70.
 //
 // Thread rule: values, no shared state.
@@ -53,23 +55,23 @@ namespace detail {
 
 }  // namespace distca
 
-#define DISTCA_CHECK(condition, ...)                                                        \
-  do {                                                                                      \
-    if (!(condition)) [[unlikely]] {                                                        \
-      ::distca::detail::check_failed(__FILE__, __LINE__,                                    \
+#define DISTCA_CHECK(condition, ...)                                                           \
+  do {                                                                                         \
+    if (!(condition)) [[unlikely]] {                                                           \
+      ::distca::detail::check_failed(__FILE__, __LINE__,                                       \
                                      std::string(#condition ": ") + fmt::format(__VA_ARGS__)); \
-    }                                                                                       \
+    }                                                                                          \
   } while (0)
 
-#define DISTCA_CHECK_OP_(a, op, b)                                                            \
-  do {                                                                                        \
-    const auto& distca_check_a = (a);                                                         \
-    const auto& distca_check_b = (b);                                                         \
-    if (!(distca_check_a op distca_check_b)) [[unlikely]] {                                   \
-      ::distca::detail::check_failed(                                                         \
-          __FILE__, __LINE__,                                                                 \
+#define DISTCA_CHECK_OP_(a, op, b)                                                              \
+  do {                                                                                          \
+    const auto& distca_check_a = (a);                                                           \
+    const auto& distca_check_b = (b);                                                           \
+    if (!(distca_check_a op distca_check_b)) [[unlikely]] {                                     \
+      ::distca::detail::check_failed(                                                           \
+          __FILE__, __LINE__,                                                                   \
           fmt::format("{} {} {}: {} against {}", #a, #op, #b, distca_check_a, distca_check_b)); \
-    }                                                                                         \
+    }                                                                                           \
   } while (0)
 
 #define DISTCA_CHECK_EQ(a, b) DISTCA_CHECK_OP_(a, ==, b)

@@ -9,8 +9,8 @@
 
 namespace distca {
 
-/// Cuts are multiples of this many tokens from the document's start, or the document's end (paper 3.3:
-/// attention kernels keep their speed on shards of 128 and more).
+/// Cuts are multiples of this many tokens from the document's start, or the document's end
+/// (paper 3.3: attention kernels keep their speed on shards of 128 and more).
 inline constexpr int64_t kBlockTokens = 128;
 
 /// One token range of a document in a layout.

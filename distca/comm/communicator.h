@@ -1,10 +1,12 @@
 #pragma once
-// Tagged point-to-point between the ranks of one group: the only thing a backend has to provide. Exchange, ordered
-// sums, broadcast and barrier are built on it, so ranks as threads and as processes give the same bits.
+// Tagged point-to-point between the ranks of one group: the only thing a backend has to provide.
+// Exchange, ordered sums, broadcast and barrier are built on it, so ranks as threads and as
+// processes give the same bits.
 //
 // Thread rule: one communicator per rank, used by one thread at a time.
-// Waits: every wait has the group's timeout; when it passes or a peer's connection breaks, Error(kComm) names the
-// step, the operation, the rank awaited and what that rank was last seen doing (DESIGN rule 5).
+// Waits: every wait has the group's timeout; when it passes or a peer's connection breaks,
+// Error(kComm) names the step, the operation, the rank awaited and what that rank was last seen
+// doing (DESIGN rule 5).
 
 #include <cstddef>
 #include <cstdint>
@@ -15,7 +17,14 @@
 
 namespace distca {
 
-/// One message of an exchange. The memory is the caller's and must live until the exchange was waited for.
+/// How long a group waits before it gives up.
+struct CommOptions {
+  double timeout_s = 60;  // seconds one wait may last
+  double grace_s = 5;     // seconds live ranks have to end after one was lost
+};
+
+/// One message of an exchange. The memory is the caller's and must live until the exchange was
+/// waited for.
 struct Message {
   int peer = 0;
   uint32_t tag = 0;  // sender and receiver agree; messages of one pair and tag arrive in order
@@ -39,7 +48,8 @@ class Communicator {
   /// -1: messages lie in host memory; else the CUDA device index they lie on.
   virtual int cuda_device() const { return -1; }
 
-  /// Posts everything at once (NCCL: one group). `operation` names it in errors, e.g. "forward layer 3 enter".
+  /// Posts everything at once (NCCL: one group). `operation` names it in errors, e.g. "forward
+  /// layer 3 enter".
   virtual std::unique_ptr<PendingExchange> exchange(std::span<const Message> sends,
                                                     std::span<const Message> receives,
                                                     std::string_view operation) = 0;

@@ -7,7 +7,8 @@ namespace distca {
 int64_t attention_pairs(const Range& q, const Range& kv, MaskType mask) {
   if (q.empty() || kv.empty()) return 0;
   if (mask == MaskType::kFull) return q.size() * kv.size();
-  // Query i sees keys [kv.begin, min(i + 1, kv.end)): none below kv.begin, a triangle, then all of kv.
+  // Query i sees keys [kv.begin, min(i + 1, kv.end)): none below kv.begin, a triangle, then all of
+  // kv.
   const Range triangle = intersect(q, kv);
   int64_t pairs = 0;
   if (!triangle.empty()) {

@@ -19,8 +19,11 @@ struct AttentionShape {
   int64_t element_bytes = 2;  // bf16
 
   int64_t q_token_bytes() const { return num_heads * head_dim_qk * element_bytes; }
-  int64_t kv_token_bytes() const { return num_kv_heads * (head_dim_qk + head_dim_v) * element_bytes; }
+  int64_t kv_token_bytes() const {
+    return num_kv_heads * (head_dim_qk + head_dim_v) * element_bytes;
+  }
   int64_t o_token_bytes() const { return num_heads * head_dim_v * element_bytes; }
+  bool operator==(const AttentionShape&) const = default;
 };
 
 /// Number of (query, key) pairs of q x kv that the mask allows; positions in the document.

@@ -1,10 +1,11 @@
 #pragma once
-// What one rank sends, receives and computes in a plan: a pure function of (plan, rank), in time proportional to
-// its output, never workers^2. Any thread.
+// What one rank sends, receives and computes in a plan: a pure function of (plan, rank), in time
+// proportional to its output, never workers^2. Any thread.
 //
-// Rows. A worker's local tensors hold its segments one after another; `row` counts local tokens. A message from
-// rank a to rank b carries the Q rows of `q`, then the K rows and the V rows of `kv`, each in the order listed.
-// Block 0 of a server is its own local tensors; block i + 1 is what it received from receives[i].
+// Rows. A worker's local tensors hold its segments one after another; `row` counts local tokens. A
+// message from rank a to rank b carries the Q rows of `q`, then the K rows and the V rows of `kv`,
+// each in the order listed. Block 0 of a server is its own local tensors; block i + 1 is what it
+// received from receives[i].
 
 #include <cstdint>
 #include <vector>
@@ -22,11 +23,13 @@ struct RowRange {
 };
 
 /// All that travels between this rank and one peer in one direction, in forward.
-/// Backward mirrors it: dO, LSE, delta of the q rows go to the server; dQ, dK, dV of these rows come back.
+/// Backward mirrors it: dO, LSE, delta of the q rows go to the server; dQ, dK, dV of these rows
+/// come back.
 struct PeerTransfer {
   int peer = 0;
-  std::vector<RowRange> q;   // sorted by (document, begin), disjoint
-  std::vector<RowRange> kv;  // sorted by (document, begin), disjoint: each key token once per server
+  std::vector<RowRange> q;  // sorted by (document, begin), disjoint
+  std::vector<RowRange>
+      kv;  // sorted by (document, begin), disjoint: each key token once per server
   int64_t q_tokens = 0;
   int64_t kv_tokens = 0;
   bool operator==(const PeerTransfer&) const = default;
@@ -34,8 +37,8 @@ struct PeerTransfer {
 
 /// Rows of one block of a server.
 struct BlockRows {
-  int32_t block = 0;  // 0: local tensors; i + 1: received from receives[i]
-  int64_t row = 0;    // within the block's Q rows, or its K and V rows
+  int32_t block = 0;     // 0: local tensors; i + 1: received from receives[i]
+  int64_t row = 0;       // within the block's Q rows, or its K and V rows
   int64_t position = 0;  // of the first row in its document
   int64_t tokens = 0;
   bool operator==(const BlockRows&) const = default;
@@ -57,7 +60,8 @@ struct RankExchange {
   bool operator==(const RankExchange&) const = default;
 };
 
-/// Lookup tables over one plan, shared by all ranks' exchanges. Borrows the plan: it must outlive the index.
+/// Lookup tables over one plan, shared by all ranks' exchanges. Borrows the plan, which must be
+/// valid (plan/validate.h) and outlive the index.
 class PlanIndex {
  public:
   explicit PlanIndex(const Plan& plan);
@@ -70,14 +74,30 @@ class PlanIndex {
     int64_t row;
   };
   struct Need {  // what one server reads of one document
-    int server;
+    int64_t document;
     std::vector<Range> q;   // disjoint, ascending
     std::vector<Range> kv;  // disjoint, ascending
   };
+  struct Read {
+    Range tokens;
+    int server;
+  };
+  struct Reads {             // of one document, by all servers
+    std::vector<Read> q;     // cut at segments, ascending begin: those of a segment lie together
+    std::vector<Read> keys;  // descending end: those that reach into a segment come first
+  };
+
+  std::vector<Need> needs(int server) const;
+  std::vector<PeerTransfer> sends(int rank) const;
+  std::vector<PeerTransfer> receives(int rank) const;
+  /// visit(segment, part): the parts of `tokens` that lie in one segment each, ascending.
+  template <typename Visit>
+  void for_each_part(int64_t document, const Range& tokens, const Visit& visit) const;
+
   const Plan& plan_;
-  std::vector<std::vector<Placed>> segments_;       // [document] ascending position
-  std::vector<std::vector<Need>> needs_;            // [document] ascending server
-  std::vector<Range> tasks_of_server_;              // [server] range of Plan::tasks
+  std::vector<std::vector<Placed>> segments_;  // [document] ascending position
+  std::vector<Reads> reads_;                   // [document]
+  std::vector<Range> tasks_of_server_;         // [rank] range of Plan::tasks
 };
 
 }  // namespace distca

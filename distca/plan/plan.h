@@ -1,6 +1,7 @@
 #pragma once
-// The plan of one nano-batch: layout, tasks, predicted load and bytes. A plain value: printable, byte-stable as
-// JSON (docs/plan_format.md), hashed. Every rank computes it from the same inputs. Any thread.
+// The plan of one nano-batch: layout, tasks, predicted load and bytes. A plain value: printable,
+// byte-stable as JSON (docs/plan_format.md), hashed. Every rank computes it from the same inputs.
+// Any thread.
 
 #include <cstdint>
 #include <string>
@@ -20,7 +21,8 @@ namespace distca {
 struct Task {
   int64_t document = 0;
   Range q;   // positions in the document
-  Range kv;  // positions in the document; may reach beyond what the mask allows, never short of it (whole-context)
+  Range kv;  // positions in the document; may reach beyond what the mask allows, never short of it
+             // (whole-context)
   int server = 0;
   MaskType mask = MaskType::kCausal;
   bool operator==(const Task&) const = default;
@@ -61,16 +63,20 @@ struct PlanRequest {
   PlanOptions options;
 };
 
-/// Layout, tasks and predicted load. Throws Error(kPlan) for an unknown scheduler or layout (naming the known
-/// ones) and for a nano-batch that does not fit the caps (with the numbers).
+/// Layout, tasks and predicted load. Throws Error(kPlan) for an unknown scheduler or layout (naming
+/// the known ones), for values out of range and for a nano-batch that does not fit the caps (with
+/// the numbers).
 Plan make_plan(const PlanRequest& request);
 
-/// max over servers of load / (total * capacity share); 1 for an empty plan. For printing and tests.
+/// max over servers of load / (total * capacity share); 1 for an empty plan, infinity where a
+/// server of capacity 0 has load. For printing and tests.
 double max_over_mean(const Plan& plan);
+double max_over_mean(const Cluster& cluster, const std::vector<int64_t>& pairs);  // [servers] pairs
 /// Load per server, in pairs, if every query were computed where it lives.
 std::vector<int64_t> home_load(const Plan& plan);
 
-/// Canonical JSON: sorted keys, no white space but one final newline; the same value gives the same bytes.
+/// Canonical JSON: sorted keys, no white space but one final newline; the same value gives the same
+/// bytes.
 std::string plan_to_json(const Plan& plan);
 /// Throws Error(kPlan) naming the first field that is missing or wrong.
 Plan plan_from_json(std::string_view json);

@@ -1,0 +1,48 @@
+# make help says what there is. Everything goes through CMake presets (CMakePresets.json); this file installs what is
+# missing first and names the usual commands.
+
+JOBS ?= 2
+.DEFAULT_GOAL := help
+.PHONY: help setup build demo test test-full sanitize core format check bundle clean
+
+help:            ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup:           ## install what is missing (apt and pip by name, .venv in this folder)
+	@scripts/setup.sh
+
+build: setup     ## build the release: build/release/distca
+	@cmake --preset release --log-level=WARNING
+	@cmake --build --preset release -j $(JOBS)
+
+demo: build      ## train a small Llama on Python's standard library, 2 local workers, about 6 minutes
+	@scripts/demo.sh
+
+test: build      ## build and run the tests, without those labelled "full"
+	@ctest --preset release -j $(JOBS) -LE full
+
+test-full: build ## build and run every test
+	@ctest --preset release -j $(JOBS)
+
+sanitize:        ## the rooms without PyTorch under ASan and UBSan
+	@scripts/setup.sh --core
+	@cmake --preset debug --log-level=WARNING
+	@cmake --build --preset debug -j $(JOBS)
+	@ctest --preset debug -j $(JOBS) -LE full
+
+core:            ## plan and data only, without PyTorch: build/core/distca
+	@scripts/setup.sh --core
+	@cmake --preset core --log-level=WARNING
+	@cmake --build --preset core -j $(JOBS)
+
+format:          ## clang-format every source in place
+	@git ls-files -co --exclude-standard '*.h' '*.cc' | xargs clang-format -i
+
+check:           ## structure: formatting, include direction, tests registered, documents, sizes, names
+	@scripts/check.sh
+
+bundle:          ## offline/: what a build without apt needs; DATA="files" goes along
+	@scripts/offline_bundle.sh $(DATA)
+
+clean:           ## remove build/
+	@rm -rf build

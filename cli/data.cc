@@ -1,0 +1,183 @@
+// distca data: text to a data set, and what a data set is like.
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/verbs.h"
+#include "distca/base/clock.h"
+#include "distca/base/json.h"
+#include "distca/base/text.h"
+#include "distca/batch/corpus_statistics.h"
+#include "distca/batch/indexed_dataset.h"
+#include "distca/batch/text_corpus.h"
+
+namespace distca::cli {
+namespace {
+
+struct PrepareOptions {
+  std::vector<std::filesystem::path> text;
+  std::string tokenizer = "byte";
+  TextFilter filter;
+  std::filesystem::path out;
+};
+
+struct ShowOptions {
+  std::filesystem::path prefix;
+  bool json = false;
+};
+
+/// Counts files on one line of a terminal; silent elsewhere.
+class FileProgress {
+ public:
+  explicit FileProgress(int64_t total) : total_(total), terminal_(isatty(STDERR_FILENO) == 1) {}
+  ~FileProgress() {
+    if (terminal_) std::fputs("\r\033[K", stderr);
+  }
+  void show(int64_t done) {
+    if (!terminal_ || since_shown_.seconds() < 0.1) return;
+    since_shown_.restart();
+    fmt::print(stderr, "\r{} of {} files", with_thousands(done), with_thousands(total_));
+    std::fflush(stderr);
+  }
+
+ private:
+  int64_t total_;
+  bool terminal_;
+  Stopwatch since_shown_;
+};
+
+std::string percent(double part, double whole) {
+  return fmt::format("{:.1f} %", whole > 0 ? 100 * part / whole : 0);
+}
+
+void print_statistics(const LengthStatistics& lengths, const std::optional<Entropies>& entropies) {
+  constexpr int kBarWidth = 30;
+  int64_t most = 1;
+  for (const LengthBucket& bucket : lengths.histogram) most = std::max(most, bucket.documents);
+  Table table({"length", "documents", "", "of tokens", "of attention"});
+  for (const LengthBucket& bucket : lengths.histogram) {
+    table.add_row(
+        {with_thousands(bucket.begin) + " ...", with_thousands(bucket.documents),
+         bar(static_cast<double>(bucket.documents) / static_cast<double>(most), kBarWidth),
+         percent(static_cast<double>(bucket.tokens), static_cast<double>(lengths.tokens)),
+         percent(bucket.pairs, lengths.pairs)});
+  }
+  fmt::print("\n{}\n", table.to_string());
+  fmt::print("length         median {}, longest {} tokens\n", with_thousands(lengths.median),
+             with_thousands(lengths.longest));
+  fmt::print(
+      "attention      {} of L(L+1)/2 in the longest 1 % of documents, {} in the longest 10 %\n",
+      percent(lengths.longest_1_percent_share, 1), percent(lengths.longest_10_percent_share, 1));
+  if (entropies) {
+    fmt::print("entropy        unigram {:.3f}, bigram {:.3f} nats per token\n", entropies->unigram,
+               entropies->bigram);
+  }
+}
+
+void print_json(const IndexedDataset& dataset, const LengthStatistics& lengths,
+                const std::optional<Entropies>& entropies) {
+  Json histogram = Json::array();
+  for (const LengthBucket& bucket : lengths.histogram) {
+    histogram.push_back(
+        {{"begin", bucket.begin},
+         {"documents", bucket.documents},
+         {"tokens", bucket.tokens},
+         {"attention_share", lengths.pairs > 0 ? bucket.pairs / lengths.pairs : 0}});
+  }
+  Json json{{"documents", lengths.documents},
+            {"sequences", dataset.num_sequences()},
+            {"tokens", lengths.tokens},
+            {"token_type", token_type_name(dataset.token_type())},
+            {"median_length", lengths.median},
+            {"longest_length", lengths.longest},
+            {"longest_1_percent_attention_share", lengths.longest_1_percent_share},
+            {"longest_10_percent_attention_share", lengths.longest_10_percent_share},
+            {"histogram", histogram}};
+  if (entropies) {
+    json["unigram_nats"] = entropies->unigram;
+    json["bigram_nats"] = entropies->bigram;
+  }
+  fmt::print("{}", canonical_json(json));
+}
+
+void show(const ShowOptions& options) {
+  const IndexedDataset dataset(options.prefix);
+  const LengthStatistics lengths = length_statistics(dataset.document_lengths());
+  const std::optional<Entropies> entropies = token_entropies(dataset);
+  if (options.json) {
+    print_json(dataset, lengths, entropies);
+    return;
+  }
+  fmt::print("{}: {} documents, {} tokens ({}, {})\n", options.prefix.string(),
+             with_thousands(lengths.documents), with_thousands(lengths.tokens),
+             token_type_name(dataset.token_type()),
+             human_bytes(lengths.tokens * token_bytes(dataset.token_type())));
+  print_statistics(lengths, entropies);
+}
+
+void prepare(const PrepareOptions& options) {
+  const TextFiles files = find_text_files(options.text, options.filter);
+  TextCorpus corpus;
+  {
+    FileProgress progress(static_cast<int64_t>(files.paths.size()));
+    corpus =
+        write_byte_dataset(files.paths, options.out, [&](int64_t done) { progress.show(done); });
+  }
+  fmt::print("{} files of text; skipped {} empty, {} binary, {} links to folders or nothing\n",
+             with_thousands(corpus.documents), with_thousands(corpus.empty),
+             with_thousands(corpus.binary), with_thousands(files.links));
+  show({.prefix = options.out});
+}
+
+void add_prepare(CLI::App& data) {
+  auto options = std::make_shared<PrepareOptions>();
+  CLI::App* verb = data.add_subcommand(
+      "prepare", "Write PREFIX.bin and PREFIX.idx from text; each file is a document");
+  verb->add_option("--text", options->text, "Files, or folders searched for files")->required();
+  verb->add_option("--tokenizer", options->tokenizer, "byte: each byte is a token, ids 0 to 255")
+      ->check(CLI::IsMember({"byte"}))
+      ->capture_default_str();
+  verb->add_option("--glob", options->filter.glob,
+                   "Take only files whose name matches this shell pattern")
+      ->capture_default_str();
+  verb->add_option("--exclude", options->filter.exclude,
+                   "Leave out files and folders of these names (shell patterns)");
+  verb->add_option("--out", options->out, "PREFIX of the two files; its folder is created")
+      ->required();
+  verb->footer(
+      "Example:  distca data prepare --text /usr/lib/python3 --glob '*.py' --tokenizer byte --out "
+      "data/python");
+  verb->callback([options] { prepare(*options); });
+}
+
+void add_show(CLI::App& data) {
+  auto options = std::make_shared<ShowOptions>();
+  CLI::App* verb =
+      data.add_subcommand("show", "Counts, lengths, where the attention work lies, entropies");
+  verb->add_option("prefix", options->prefix, "PREFIX of PREFIX.bin and PREFIX.idx")->required();
+  verb->add_flag("--json", options->json, "For machines");
+  verb->footer("Example:  distca data show data/python --json");
+  verb->callback([options] { show(*options); });
+}
+
+}  // namespace
+
+void add_data(CLI::App& app) {
+  CLI::App* data =
+      app.add_subcommand("data", "Data sets: prepare one from text, show what it is like");
+  data->require_subcommand(1);
+  data->footer(
+      "Example:  distca data prepare --text docs --glob '*.md' --out data/docs && distca data show "
+      "data/docs");
+  add_prepare(*data);
+  add_show(*data);
+}
+
+}  // namespace distca::cli

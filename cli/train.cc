@@ -1,0 +1,86 @@
+// distca train: as one process, as a launcher of local ranks, or as a rank that somebody started.
+
+#include <cstdio>
+#include <filesystem>
+
+#include "cli/verbs.h"
+#include "distca/base/env.h"
+#include "distca/base/error.h"
+#include "distca/comm/gloo_group.h"
+#include "distca/comm/launch.h"
+#include "distca/comm/nccl_group.h"
+#include "distca/comm/rendezvous.h"
+#include "distca/comm/thread_group.h"
+#include "distca/train/config.h"
+#include "distca/train/trainer.h"
+
+namespace distca::cli {
+namespace {
+
+struct TrainArguments {
+  std::string config;
+  std::vector<std::string> overrides;
+  int workers = 1;
+  int master_port = 0;
+  bool print_config = false;
+};
+
+void train_as_rank(const Config& config, const Rendezvous& rendezvous, const CommOptions& options) {
+  std::unique_ptr<Communicator> comm =
+      config.comm.backend == "nccl" ? make_nccl_group(rendezvous, options, rendezvous.local_rank)
+                                    : make_gloo_group(rendezvous, options);
+  train(config, *comm);
+}
+
+/// The command that runs this rank again: the same words, without the launcher's own options.
+std::vector<std::string> rank_command(const TrainArguments& arguments) {
+  std::vector<std::string> command = {std::filesystem::read_symlink("/proc/self/exe"), "train"};
+  if (!arguments.config.empty()) command.insert(command.end(), {"--config", arguments.config});
+  command.insert(command.end(), arguments.overrides.begin(), arguments.overrides.end());
+  return command;
+}
+
+int run_train(const TrainArguments& arguments) {
+  const Config config = load_config(arguments.config, arguments.overrides);
+  if (arguments.print_config) {
+    std::fputs(print_config(config).c_str(), stdout);
+    return 0;
+  }
+  const CommOptions options{.timeout_s = config.comm.timeout_s, .grace_s = config.comm.grace_s};
+  if (const auto rendezvous = find_rendezvous(env_string)) {
+    train_as_rank(config, *rendezvous, options);
+    return 0;
+  }
+  if (arguments.workers < 1)
+    throw Error(ErrorKind::kUsage, "--workers {}: at least 1", arguments.workers);
+  check_run(config, arguments.workers);
+  if (arguments.workers == 1 || config.comm.backend == "threads") {
+    run_ranks(arguments.workers, options, [&](Communicator& comm) { train(config, comm); });
+    return 0;
+  }
+  return launch_local({.workers = arguments.workers,
+                       .command = rank_command(arguments),
+                       .port = arguments.master_port,
+                       .grace_s = config.comm.grace_s});
+}
+
+}  // namespace
+
+void add_train(CLI::App& app, int* exit_code) {
+  auto arguments = std::make_shared<TrainArguments>();
+  CLI::App* verb = app.add_subcommand("train", "train a Llama on a prepared data set");
+  verb->add_option("--config", arguments->config, "TOML file; without it, defaults")
+      ->type_name("FILE");
+  verb->add_option("overrides", arguments->overrides, "section.key=value, after the file")
+      ->type_name("KEY=VALUE");
+  verb->add_option("--workers", arguments->workers,
+                   "local ranks to start; a launcher's ranks need none of this");
+  verb->add_option("--master-port", arguments->master_port,
+                   "port of the ranks' store; 0: a free one");
+  verb->add_flag("--print-config", arguments->print_config,
+                 "print every key with value, unit and reason, and stop");
+  verb->footer("Example:  distca train --config configs/demo.toml --workers 2 train.steps=50");
+  verb->callback([=] { *exit_code = run_train(*arguments); });
+}
+
+}  // namespace distca::cli

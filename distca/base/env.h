@@ -1,0 +1,17 @@
+#pragma once
+// The only place that reads the environment. Nothing of DistCA's own is configured there: these are
+// the variables of launchers and libraries (RANK, MASTER_ADDR, GLOO_SOCKET_IFNAME, ...). Thread
+// rule: reads only; nobody may write the environment at the same time.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace distca {
+
+/// Unset and empty are the same.
+std::optional<std::string> env_string(const char* name);
+/// Throws Error(kUsage) naming the variable if it is set to anything but an integer.
+std::optional<int64_t> env_integer(const char* name);
+
+}  // namespace distca

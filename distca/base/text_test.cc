@@ -1,0 +1,49 @@
+#include "distca/base/text.h"
+
+#include <gtest/gtest.h>
+
+namespace distca {
+namespace {
+
+TEST(NearestWord, typos_find_their_word_and_nonsense_does_not) {
+  const std::vector<std::string> known{"nano_batch_tokens", "seed", "layers", "learning_rate"};
+  EXPECT_EQ(nearest_word("sede", known), "seed");
+  EXPECT_EQ(nearest_word("nano_batch_token", known), "nano_batch_tokens");
+  EXPECT_EQ(nearest_word("learnign_rate", known), "learning_rate");
+  EXPECT_EQ(nearest_word("momentum", known), std::nullopt);
+}
+
+TEST(HumanBytes, units_change_at_1024) {
+  EXPECT_EQ(human_bytes(0), "0 B");
+  EXPECT_EQ(human_bytes(1023), "1023 B");
+  EXPECT_EQ(human_bytes(1536), "1.5 KiB");
+  EXPECT_EQ(human_bytes((1 << 20) - 1), "1.0 MiB");
+  EXPECT_EQ(human_bytes(int64_t{3} << 29), "1.5 GiB");
+}
+
+TEST(WithThousands, groups_of_three_with_sign) {
+  EXPECT_EQ(with_thousands(0), "0");
+  EXPECT_EQ(with_thousands(999), "999");
+  EXPECT_EQ(with_thousands(1234567), "1,234,567");
+  EXPECT_EQ(with_thousands(-123456), "-123,456");
+}
+
+TEST(Bar, width_is_fixed_and_little_is_not_nothing) {
+  EXPECT_EQ(bar(0, 4), "    ");
+  EXPECT_EQ(bar(0.001, 4), "#   ");
+  EXPECT_EQ(bar(0.5, 4), "##  ");
+  EXPECT_EQ(bar(1.5, 4), "####");
+}
+
+TEST(Table, text_to_the_left_and_numbers_to_the_right) {
+  Table table({"server", "load", "bar"});
+  table.add_row({"0", "1,000", "##"});
+  table.add_row({"10", "7", "#"});
+  EXPECT_EQ(table.to_string(),
+            "server   load  bar\n"
+            "0       1,000  ##\n"
+            "10          7  #\n");
+}
+
+}  // namespace
+}  // namespace distca

@@ -1,0 +1,114 @@
+#include "distca/batch/corpus_statistics.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <functional>
+#include <map>
+
+#include "distca/base/integers.h"
+
+namespace distca {
+namespace {
+
+double causal_pairs(int64_t length) {
+  return static_cast<double>(length) * static_cast<double>(length + 1) / 2;
+}
+
+double share_of_longest(const std::vector<int64_t>& descending, int64_t percent, double all_pairs) {
+  if (all_pairs == 0) return 0;
+  const int64_t count = ceil_div(static_cast<int64_t>(descending.size()) * percent, 100);
+  double pairs = 0;
+  for (int64_t i = 0; i < count; ++i) pairs += causal_pairs(descending[i]);
+  return pairs / all_pairs;
+}
+
+/// -sum p ln p x (total / of), over the counts of one distribution.
+double weighted_entropy(std::span<const int64_t> counts, double of) {
+  double total = 0;
+  for (const int64_t count : counts) total += static_cast<double>(count);
+  double entropy = 0;
+  for (const int64_t count : counts) {
+    if (count > 0)
+      entropy += static_cast<double>(count) / of * std::log(total / static_cast<double>(count));
+  }
+  return entropy;
+}
+
+/// f(document's tokens so far unseen, whether they begin the document), in pieces that fit the
+/// caches.
+void for_each_piece(const IndexedDataset& dataset,
+                    const std::function<void(std::span<const int32_t>, bool)>& f) {
+  std::vector<int32_t> buffer(1 << 16);
+  for (int64_t document = 0; document < dataset.num_documents(); ++document) {
+    const int64_t length = dataset.document_length(document);
+    for (int64_t offset = 0; offset < length; offset += static_cast<int64_t>(buffer.size())) {
+      const int64_t count = std::min<int64_t>(length - offset, static_cast<int64_t>(buffer.size()));
+      const std::span<int32_t> piece = std::span(buffer).first(static_cast<size_t>(count));
+      dataset.read(document, offset, piece);
+      f(piece, offset == 0);
+    }
+  }
+}
+
+}  // namespace
+
+LengthStatistics length_statistics(const std::vector<int64_t>& lengths) {
+  LengthStatistics result;
+  std::map<int64_t, LengthBucket> buckets;
+  for (const int64_t length : lengths) {
+    const auto begin = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(length)));
+    LengthBucket& bucket = buckets[begin];
+    bucket.begin = begin;
+    ++bucket.documents;
+    bucket.tokens += length;
+    bucket.pairs += causal_pairs(length);
+  }
+  for (const auto& [begin, bucket] : buckets) {
+    result.documents += bucket.documents;
+    result.tokens += bucket.tokens;
+    result.pairs += bucket.pairs;
+    result.histogram.push_back(bucket);
+  }
+  if (lengths.empty()) return result;
+
+  std::vector<int64_t> descending = lengths;
+  std::ranges::sort(descending, std::greater());
+  result.median = descending[descending.size() / 2];
+  result.longest = descending.front();
+  result.longest_1_percent_share = share_of_longest(descending, 1, result.pairs);
+  result.longest_10_percent_share = share_of_longest(descending, 10, result.pairs);
+  return result;
+}
+
+std::optional<Entropies> token_entropies(const IndexedDataset& dataset) {
+  int64_t vocabulary = 0;
+  for_each_piece(dataset, [&](std::span<const int32_t> piece, bool) {
+    vocabulary = std::max<int64_t>(vocabulary, std::ranges::max(piece) + int64_t{1});
+  });
+  if (vocabulary > kMaxCountedVocabulary) return std::nullopt;
+
+  std::vector<int64_t> unigrams(static_cast<size_t>(vocabulary));
+  std::vector<int64_t> bigrams(static_cast<size_t>(vocabulary * vocabulary));
+  int64_t num_bigrams = 0;
+  int32_t previous = 0;
+  for_each_piece(dataset, [&](std::span<const int32_t> piece, bool begins_document) {
+    for (size_t i = 0; i < piece.size(); ++i) {
+      ++unigrams[piece[i]];
+      if (i > 0 || !begins_document) {
+        ++bigrams[previous * vocabulary + piece[i]];
+        ++num_bigrams;
+      }
+      previous = piece[i];
+    }
+  });
+  Entropies result;
+  result.unigram = weighted_entropy(unigrams, static_cast<double>(dataset.num_tokens()));
+  for (int64_t token = 0; token < vocabulary; ++token) {
+    const auto after = std::span(bigrams).subspan(token * vocabulary, vocabulary);
+    result.bigram += weighted_entropy(after, static_cast<double>(num_bigrams));
+  }
+  return result;
+}
+
+}  // namespace distca

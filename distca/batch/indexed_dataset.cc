@@ -1,0 +1,340 @@
+#include "distca/batch/indexed_dataset.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <limits>
+#include <optional>
+#include <string_view>
+#include <system_error>
+#include <type_traits>
+
+#include "distca/base/error.h"
+#include "distca/base/integers.h"
+
+namespace distca {
+namespace {
+
+namespace fs = std::filesystem;
+
+static_assert(std::endian::native == std::endian::little, "the files are little-endian");
+
+constexpr std::string_view kMagic{"MMIDIDX\0\0", 9};
+constexpr uint64_t kVersion = 1;
+constexpr int64_t kHeaderBytes = 9 + 8 + 1 + 8 + 8;
+
+fs::path file_of(fs::path prefix, const char* extension) {
+  const fs::path given = prefix.extension();
+  if (given == ".bin" || given == ".idx") prefix.replace_extension();
+  prefix += extension;
+  return prefix;
+}
+
+MappedFile map_part(const fs::path& path) {
+  std::error_code ignored;  // what cannot be looked at cannot be opened either, and that error is
+                            // the better one
+  if (fs::exists(path, ignored) || ignored) return MappedFile(path, ErrorKind::kData);
+  throw Error(ErrorKind::kData,
+              "{}: no such file; a data set is PREFIX.bin and PREFIX.idx as written by distca data "
+              "prepare or Megatron",
+              path.string());
+}
+
+/// Calls f with a null pointer to the type in which tokens are stored.
+template <typename F>
+decltype(auto) with_token_type(TokenType type, F&& f) {
+  switch (type) {
+    case TokenType::kUint8:
+      return f(static_cast<const uint8_t*>(nullptr));
+    case TokenType::kUint16:
+      return f(static_cast<const uint16_t*>(nullptr));
+    case TokenType::kInt32:
+      return f(static_cast<const int32_t*>(nullptr));
+    case TokenType::kInt64:
+      return f(static_cast<const int64_t*>(nullptr));
+  }
+  throw CheckFailure("token type out of range");
+}
+
+/// Values follow each other in the index without alignment.
+class IndexCursor {
+ public:
+  IndexCursor(std::span<const std::byte> bytes, const fs::path& path)
+      : bytes_(bytes), path_(path) {}
+
+  template <typename T>
+  T value() {
+    T result;
+    std::memcpy(&result, take(sizeof(T)), sizeof(T));
+    return result;
+  }
+  template <typename T>
+  std::vector<T> values(int64_t count) {
+    std::vector<T> result(static_cast<size_t>(count));
+    const size_t size = result.size() * sizeof(T);
+    if (size > 0) std::memcpy(result.data(), take(size), size);
+    return result;
+  }
+
+ private:
+  const std::byte* take(size_t size) {
+    DISTCA_CHECK(at_ + size <= bytes_.size(), "{}: sizes are checked before reading",
+                 path_.string());
+    at_ += size;
+    return bytes_.data() + at_ - size;
+  }
+
+  std::span<const std::byte> bytes_;
+  const fs::path& path_;
+  size_t at_ = 0;
+};
+
+TokenType token_type_of_code(uint8_t code, const fs::path& path) {
+  for (TokenType type :
+       {TokenType::kUint8, TokenType::kUint16, TokenType::kInt32, TokenType::kInt64}) {
+    if (code == static_cast<uint8_t>(type)) return type;
+  }
+  throw Error(ErrorKind::kData,
+              "{}: token type code {}: expected 1 (uint8), 4 (int32), 5 (int64) or 8 (uint16)",
+              path.string(), code);
+}
+
+struct Index {
+  TokenType type;
+  std::vector<int32_t> sequence_lengths;   // tokens
+  std::vector<int64_t> sequence_pointers;  // byte offsets in the .bin
+  std::vector<int64_t> documents;          // first sequence of each, and the end
+};
+
+Index parse_index(const MappedFile& file, const fs::path& path) {
+  const std::string name = path.string();
+  if (file.size() < kHeaderBytes) {
+    throw Error(ErrorKind::kData, "{}: cut: {} bytes, the header alone has {}", name, file.size(),
+                kHeaderBytes);
+  }
+  if (std::memcmp(file.bytes().data(), kMagic.data(), kMagic.size()) != 0) {
+    throw Error(ErrorKind::kData, "{}: not an index: it does not begin with MMIDIDX", name);
+  }
+  IndexCursor cursor(file.bytes().subspan(kMagic.size()), path);
+  if (const auto version = cursor.value<uint64_t>(); version != kVersion) {
+    throw Error(ErrorKind::kData, "{}: index version {}: expected {}", name, version, kVersion);
+  }
+  Index index;
+  index.type = token_type_of_code(cursor.value<uint8_t>(), path);
+  const auto sequences = cursor.value<uint64_t>();
+  const auto boundaries = cursor.value<uint64_t>();
+  // 12 bytes a sequence and 8 a boundary; counts beyond the file's size would overflow that sum.
+  const auto size = static_cast<uint64_t>(file.size());
+  const bool plausible = sequences <= size && boundaries <= size;
+  const uint64_t expected = kHeaderBytes + 12 * sequences + 8 * boundaries;
+  if (!plausible || expected > size) {
+    throw Error(ErrorKind::kData,
+                "{}: cut: {} bytes are too few for {} sequences and {} document boundaries", name,
+                size, sequences, boundaries);
+  }
+  if (expected < size) {
+    throw Error(
+        ErrorKind::kData,
+        "{}: {} bytes, expected {} for {} sequences and {} document boundaries (sequence modes of "
+        "multimodal data sets are not supported)",
+        name, size, expected, sequences, boundaries);
+  }
+  index.sequence_lengths = cursor.values<int32_t>(static_cast<int64_t>(sequences));
+  index.sequence_pointers = cursor.values<int64_t>(static_cast<int64_t>(sequences));
+  index.documents = cursor.values<int64_t>(static_cast<int64_t>(boundaries));
+  return index;
+}
+
+void check_boundaries(const Index& index, const fs::path& path) {
+  const auto sequences = static_cast<int64_t>(index.sequence_lengths.size());
+  const auto& documents = index.documents;
+  if (documents.empty() || documents.front() != 0 || documents.back() != sequences ||
+      !std::ranges::is_sorted(documents)) {
+    throw Error(ErrorKind::kData,
+                "{}: document boundaries must rise from 0 to the number of sequences, {}",
+                path.string(), sequences);
+  }
+}
+
+/// Every sequence lies within the .bin, and the last of them ends where it ends.
+void check_sequences(const Index& index, const fs::path& idx_path, const fs::path& bin_path,
+                     int64_t bin_size) {
+  const int64_t item = token_bytes(index.type);
+  int64_t end = 0;
+  for (size_t s = 0; s < index.sequence_lengths.size(); ++s) {
+    const int64_t length = index.sequence_lengths[s];
+    const int64_t pointer = index.sequence_pointers[s];
+    if (length < 0 || pointer < 0 || pointer % item != 0 ||
+        pointer > std::numeric_limits<int64_t>::max() - length * item) {
+      throw Error(ErrorKind::kData,
+                  "{}: sequence {} has length {} and byte offset {}: the file is damaged",
+                  idx_path.string(), s, length, pointer);
+    }
+    end = std::max(end, pointer + length * item);
+  }
+  if (end != bin_size) {
+    throw Error(ErrorKind::kData, "{}: {}: {} bytes, its index says {}; prepare the data set again",
+                bin_path.string(), bin_size < end ? "cut" : "not the file of its index", bin_size,
+                end);
+  }
+}
+
+/// Where a document's tokens lie in the .bin.
+Range document_bytes(const Index& index, size_t document, const fs::path& idx_path) {
+  Range bytes;
+  for (int64_t s = index.documents[document]; s < index.documents[document + 1]; ++s) {
+    const int64_t pointer = index.sequence_pointers[s];
+    if (bytes.empty()) bytes = {pointer, pointer};
+    if (pointer != bytes.end) {
+      throw Error(ErrorKind::kData,
+                  "{}: document {} is scattered: sequence {} begins at byte {}, expected {}; write "
+                  "the data set "
+                  "anew with the sequences of a document one after another",
+                  idx_path.string(), document, s, pointer, bytes.end);
+    }
+    bytes.end += index.sequence_lengths[s] * token_bytes(index.type);
+  }
+  return bytes;
+}
+
+template <typename T>
+T load_token(const std::byte* bytes, int64_t index) {
+  T id;
+  std::memcpy(&id, bytes + index * static_cast<int64_t>(sizeof(T)), sizeof(T));
+  return id;
+}
+
+struct BadToken {
+  int64_t position;  // tokens from the start of what was searched
+  int64_t id;
+};
+
+template <typename T>
+std::optional<BadToken> first_beyond(const std::byte* bytes, int64_t count, int64_t vocab_size) {
+  for (int64_t i = 0; i < count; ++i) {
+    const T id = load_token<T>(bytes, i);
+    if (id < 0 || static_cast<int64_t>(id) >= vocab_size)
+      return BadToken{i, static_cast<int64_t>(id)};
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+int64_t token_bytes(TokenType type) {
+  return with_token_type(type, [](auto* token) { return static_cast<int64_t>(sizeof(*token)); });
+}
+
+const char* token_type_name(TokenType type) {
+  switch (type) {
+    case TokenType::kUint8:
+      return "uint8";
+    case TokenType::kUint16:
+      return "uint16";
+    case TokenType::kInt32:
+      return "int32";
+    case TokenType::kInt64:
+      return "int64";
+  }
+  throw CheckFailure("token type out of range");
+}
+
+IndexedDataset::IndexedDataset(const fs::path& prefix)
+    : idx_path_(file_of(prefix, ".idx")),
+      bin_path_(file_of(prefix, ".bin")),
+      bin_(map_part(bin_path_)) {
+  const Index index = parse_index(map_part(idx_path_), idx_path_);
+  check_boundaries(index, idx_path_);
+  check_sequences(index, idx_path_, bin_path_, bin_.size());
+  type_ = index.type;
+  num_sequences_ = static_cast<int64_t>(index.sequence_lengths.size());
+  for (size_t document = 0; document + 1 < index.documents.size(); ++document) {
+    const Range bytes = document_bytes(index, document, idx_path_);
+    starts_.push_back(bytes.begin);
+    lengths_.push_back(bytes.size() / token_bytes(type_));
+    num_tokens_ += lengths_.back();
+  }
+}
+
+void IndexedDataset::read(int64_t document, int64_t offset, std::span<int32_t> out) const {
+  const auto count = static_cast<int64_t>(out.size());
+  DISTCA_CHECK(0 <= document && document < num_documents(), "document {} of {}", document,
+               num_documents());
+  DISTCA_CHECK(0 <= offset && offset + count <= document_length(document),
+               "tokens [{}, {}) of document {} of length {}", offset, offset + count, document,
+               document_length(document));
+  const std::byte* bytes = bin_.bytes().data() + starts_[document] + offset * token_bytes(type_);
+  with_token_type(type_, [&]<typename T>(const T*) {
+    // Only signed types can hold what does not fit.
+    if constexpr (std::is_signed_v<T>) {
+      const auto bad = first_beyond<T>(bytes, count, int64_t{1} << 31);
+      if (bad) {
+        throw Error(ErrorKind::kData,
+                    "{}: document {} has token id {} at position {}: expected 0 to 2^31 - 1",
+                    bin_path_.string(), document, bad->id, offset + bad->position);
+      }
+    }
+    for (int64_t i = 0; i < count; ++i) out[i] = static_cast<int32_t>(load_token<T>(bytes, i));
+  });
+}
+
+void IndexedDataset::check_vocabulary(int64_t vocab_size) const {
+  with_token_type(type_, [&]<typename T>(const T*) {
+    if (std::is_unsigned_v<T> && vocab_size > int64_t{std::numeric_limits<T>::max()}) return;
+    for (int64_t document = 0; document < num_documents(); ++document) {
+      const auto bad = first_beyond<T>(bin_.bytes().data() + starts_[document],
+                                       document_length(document), vocab_size);
+      if (!bad) continue;
+      throw Error(ErrorKind::kData,
+                  "{}: document {} has token id {} at position {}: the vocabulary has ids 0 to {}",
+                  bin_path_.string(), document, bad->id, bad->position, vocab_size - 1);
+    }
+  });
+}
+
+IndexedDatasetWriter::IndexedDatasetWriter(const fs::path& prefix, TokenType type)
+    : idx_path_(file_of(prefix, ".idx")), bin_(file_of(prefix, ".bin")), type_(type) {}
+
+void IndexedDatasetWriter::add_document(std::span<const int32_t> tokens) {
+  if (tokens.size() > std::numeric_limits<int32_t>::max()) {
+    throw Error(ErrorKind::kData, "document {} has {} tokens: the format holds at most {}",
+                lengths_.size(), tokens.size(), std::numeric_limits<int32_t>::max());
+  }
+  with_token_type(type_, [&]<typename T>(const T*) {
+    std::vector<T> stored(tokens.begin(), tokens.end());
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      if (tokens[i] < 0 || static_cast<int64_t>(stored[i]) != tokens[i]) {
+        throw Error(ErrorKind::kData, "document {} has token id {} at position {}: not a {}",
+                    lengths_.size(), tokens[i], i, token_type_name(type_));
+      }
+    }
+    bin_.write(std::as_bytes(std::span<const T>(stored)));
+  });
+  lengths_.push_back(static_cast<int32_t>(tokens.size()));
+}
+
+void IndexedDatasetWriter::finish() {
+  std::vector<int64_t> pointers, documents{0};
+  int64_t end = 0;
+  for (const int32_t length : lengths_) {
+    pointers.push_back(end);
+    documents.push_back(static_cast<int64_t>(documents.size()));
+    end += length * token_bytes(type_);
+  }
+  const uint64_t counts[] = {lengths_.size(), documents.size()};
+  AtomicFile idx(idx_path_);
+  idx.write(kMagic);
+  idx.write(std::as_bytes(std::span(&kVersion, 1)));
+  idx.write(std::as_bytes(std::span(&type_, 1)));
+  idx.write(std::as_bytes(std::span(counts)));
+  idx.write(std::as_bytes(std::span(lengths_)));
+  idx.write(std::as_bytes(std::span(pointers)));
+  idx.write(std::as_bytes(std::span(documents)));
+  // An older index must not be found beside the new tokens.
+  std::error_code ignored;  // commit() reports what stands in the way
+  fs::remove(idx_path_, ignored);
+  bin_.commit();
+  idx.commit();
+}
+
+}  // namespace distca

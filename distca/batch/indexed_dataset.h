@@ -1,0 +1,74 @@
+#pragma once
+// Megatron's indexed data set: PREFIX.bin holds the tokens, PREFIX.idx says where documents begin
+// (docs/data_format.md has the bytes). A document of several sequences is their concatenation.
+//
+// Errors: Error(kData), one line, for a file that is missing, cut, or not what it should be; found
+// when opening, in one pass over the index. Thread rule: reading is safe from any thread; a writer
+// belongs to one.
+
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <vector>
+
+#include "distca/base/file.h"
+
+namespace distca {
+
+/// How a token is stored; the values are the codes in the file.
+enum class TokenType : uint8_t { kUint8 = 1, kInt32 = 4, kInt64 = 5, kUint16 = 8 };
+
+int64_t token_bytes(TokenType type);
+/// "uint8", as numpy says it.
+const char* token_type_name(TokenType type);
+
+class IndexedDataset {
+ public:
+  /// Maps both files and checks the index against them. A final ".bin" or ".idx" of `prefix` is
+  /// ignored.
+  explicit IndexedDataset(const std::filesystem::path& prefix);
+
+  TokenType token_type() const { return type_; }
+  int64_t num_documents() const { return static_cast<int64_t>(lengths_.size()); }
+  int64_t num_sequences() const { return num_sequences_; }
+  int64_t num_tokens() const { return num_tokens_; }
+  int64_t document_length(int64_t document) const { return lengths_[document]; }  // tokens
+  const std::vector<int64_t>& document_lengths() const { return lengths_; }
+
+  /// out.size() tokens of a document from `offset` on; they must exist. Throws Error(kData) for an
+  /// id that is negative or does not fit 32 bits.
+  void read(int64_t document, int64_t offset, std::span<int32_t> out) const;
+
+  /// Throws Error(kData) naming the first document, position and id that is negative or >=
+  /// vocab_size. Reads all tokens, unless the type alone answers.
+  void check_vocabulary(int64_t vocab_size) const;
+
+ private:
+  std::filesystem::path idx_path_;
+  std::filesystem::path bin_path_;
+  MappedFile bin_;
+  TokenType type_ = TokenType::kUint8;
+  int64_t num_sequences_ = 0;
+  int64_t num_tokens_ = 0;
+  std::vector<int64_t> lengths_;  // [documents] tokens
+  std::vector<int64_t> starts_;   // [documents] byte offset in the .bin
+};
+
+/// Writes a data set, one sequence a document. Destroyed before finish(), it leaves no file behind.
+class IndexedDatasetWriter {
+ public:
+  IndexedDatasetWriter(const std::filesystem::path& prefix, TokenType type);
+
+  /// Throws Error(kData) for an id the type cannot hold.
+  void add_document(std::span<const int32_t> tokens);
+  /// Puts both files in place, the index last: a data set is whole or has no index.
+  void finish();
+
+ private:
+  std::filesystem::path idx_path_;
+  AtomicFile bin_;
+  TokenType type_;
+  std::vector<int32_t> lengths_;  // [documents] tokens
+};
+
+}  // namespace distca

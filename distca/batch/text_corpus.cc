@@ -1,0 +1,102 @@
+#include "distca/batch/text_corpus.h"
+
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <system_error>
+
+#include "distca/base/error.h"
+#include "distca/base/file.h"
+#include "distca/batch/indexed_dataset.h"
+
+namespace distca {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool matches(const std::string& pattern, const fs::path& path) {
+  return fnmatch(pattern.c_str(), path.filename().c_str(), 0) == 0;
+}
+
+void find_in_folder(const fs::path& root, const TextFilter& filter, TextFiles& files) {
+  const auto excluded = [&](const fs::path& path) {
+    return std::ranges::any_of(filter.exclude,
+                               [&](const auto& pattern) { return matches(pattern, path); });
+  };
+  try {
+    fs::recursive_directory_iterator entry(root);
+    for (; entry != fs::recursive_directory_iterator(); ++entry) {
+      if (excluded(entry->path())) {
+        entry.disable_recursion_pending();
+        continue;
+      }
+      std::error_code broken;
+      const bool is_file = fs::is_regular_file(entry->status(broken));
+      if (entry->is_symlink() && !is_file) {
+        ++files.links;
+      } else if (is_file && matches(filter.glob, entry->path())) {
+        files.paths.push_back(entry->path());
+      }
+    }
+  } catch (const fs::filesystem_error& error) {
+    const fs::path& path = error.path1().empty() ? root : error.path1();
+    throw Error(ErrorKind::kData, "{}: cannot be searched: {}", path.string(),
+                error.code().message());
+  }
+}
+
+}  // namespace
+
+TextFiles find_text_files(const std::vector<fs::path>& roots, const TextFilter& filter) {
+  TextFiles files;
+  for (const fs::path& root : roots) {
+    std::error_code absent;
+    const fs::file_status status = fs::status(root, absent);
+    if (fs::is_directory(status)) {
+      find_in_folder(root, filter, files);
+    } else if (fs::is_regular_file(status)) {
+      files.paths.push_back(root);
+    } else {
+      throw Error(ErrorKind::kData, "{}: no such file or folder of text", root.string());
+    }
+  }
+  std::ranges::sort(files.paths);
+  const auto repeated = std::ranges::unique(files.paths);
+  files.paths.erase(repeated.begin(), repeated.end());
+  if (files.paths.empty()) {
+    throw Error(ErrorKind::kData, "{}: no file matches \"{}\": expected files of text",
+                roots.front().string(), filter.glob);
+  }
+  return files;
+}
+
+TextCorpus write_byte_dataset(const std::vector<fs::path>& files, const fs::path& prefix,
+                              const std::function<void(int64_t)>& progress) {
+  TextCorpus corpus;
+  IndexedDatasetWriter writer(prefix, TokenType::kUint8);
+  std::vector<int32_t> tokens;
+  int64_t done = 0;
+  for (const fs::path& path : files) {
+    const std::string text = read_file(path, ErrorKind::kData);
+    if (text.empty()) {
+      ++corpus.empty;
+    } else if (text.find('\0') != std::string::npos) {
+      ++corpus.binary;
+    } else {
+      tokens.clear();
+      for (const char c : text) tokens.push_back(static_cast<unsigned char>(c));
+      writer.add_document(tokens);
+      ++corpus.documents;
+      corpus.tokens += static_cast<int64_t>(text.size());
+    }
+    progress(++done);
+  }
+  if (corpus.documents == 0) {
+    throw Error(ErrorKind::kData, "{}: no text: {} empty and {} binary files",
+                files.front().parent_path().string(), corpus.empty, corpus.binary);
+  }
+  writer.finish();
+  return corpus;
+}
+
+}  // namespace distca

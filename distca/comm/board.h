@@ -1,0 +1,63 @@
+#pragma once
+// The board: each rank posts what it is at to the store, from memory, by a heartbeat thread with a
+// connection of its own; who waits in vain reads it, and publishes one verdict for all (DESIGN rule
+// 5). No call but the constructor touches the store, so a store that hangs cannot block training.
+//
+// Keys under Rendezvous::prefix:
+//   board/RANK   what the rank is at (JSON)
+//   deaths       lines "RANK how", appended by whoever saw a process end (launch.h,
+//   store_process.h) verdict      the sentence; the first one published holds
+//
+// Thread rule: any thread.
+
+#include <exception>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "distca/comm/communicator.h"
+#include "distca/comm/rendezvous.h"
+#include "distca/comm/verdict.h"
+
+namespace distca {
+
+/// Seconds between two heartbeats: a tenth of the timeout, at most 1.
+double heartbeat_s(const CommOptions& options);
+
+/// The store keys that others than the ranks use.
+std::string deaths_key(const std::string& prefix);
+std::string verdict_key(const std::string& prefix);
+/// One line of the deaths key. `how`: "was killed by signal 9 (SIGKILL)".
+std::string death_line(int rank, const std::string& how);
+/// "exited with code 3" or "was killed by signal 9 (SIGKILL)"; `status` as waitpid gives it.
+std::string describe_exit(int status);
+
+class Board {
+ public:
+  /// Connects to the store; Error(kComm) if there is none within the timeout. `on_alarm` is called
+  /// by the heartbeat thread once when a rank's death or a verdict becomes known.
+  Board(const Rendezvous& rendezvous, const CommOptions& options, std::function<void()> on_alarm);
+  /// Posts that this rank ended: well, or with an error if an exception is under way.
+  ~Board();
+
+  /// Returns when every rank has posted; Error(kComm) naming the absent after the timeout.
+  void wait_for_all();
+  void set_step(int64_t step);
+  /// This rank begins its next exchange.
+  Activity begin(std::string_view operation);
+  /// True once a death or a verdict is known: no use in waiting for anybody.
+  bool alarmed() const;
+  /// The verdict on this wait, or the one that was there before. Takes at most three
+  /// heartbeats; if the store does not answer within the grace period after, says what this rank
+  /// knows.
+  std::string judge(const FailedWait& wait);
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;  // shared with the heartbeat thread, which may outlive us
+  const int exceptions_ = std::uncaught_exceptions();
+};
+
+}  // namespace distca

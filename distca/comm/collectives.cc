@@ -1,0 +1,101 @@
+#include "distca/comm/collectives.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "distca/base/error.h"
+#include "distca/comm/tags.h"
+
+namespace distca {
+namespace {
+
+/// Host bytes where the group's messages lie: themselves, or a copy on the device.
+class Staged {
+ public:
+  Staged(const Communicator& group, std::span<std::byte> host) : host_(host) {
+    if (group.cuda_device() < 0) return;
+    const auto place = at::Device(at::kCUDA, static_cast<int8_t>(group.cuda_device()));
+    device_ = host_tensor().to(place);
+  }
+  std::byte* data() {
+    return device_.defined() ? static_cast<std::byte*>(device_.data_ptr()) : host_.data();
+  }
+  void to_host() {
+    if (device_.defined()) host_tensor().copy_(device_);
+  }
+
+ private:
+  at::Tensor host_tensor() {
+    return at::from_blob(host_.data(), {static_cast<int64_t>(host_.size())}, at::kByte);
+  }
+  std::span<std::byte> host_;
+  at::Tensor device_;
+};
+
+}  // namespace
+
+void barrier(Communicator& group, std::string_view operation) {
+  // Dissemination: after the step of distance d, a rank knows of the 2 d - 1 before it.
+  for (int distance = 1; distance < group.size(); distance *= 2) {
+    std::byte bytes[2] = {};
+    Staged staged(group, bytes);
+    const Message out{.peer = (group.rank() + distance) % group.size(),
+                      .tag = kBarrierTag,
+                      .data = staged.data(),
+                      .bytes = 1};
+    const Message in{.peer = (group.rank() + group.size() - distance) % group.size(),
+                     .tag = kBarrierTag,
+                     .data = staged.data() + 1,
+                     .bytes = 1};
+    group.exchange({&out, 1}, {&in, 1}, operation)->wait();
+  }
+}
+
+void broadcast_bytes(Communicator& group, std::span<std::byte> data, int root,
+                     std::string_view operation) {
+  DISTCA_CHECK(root >= 0 && root < group.size(), "root {} of {}", root, group.size());
+  if (data.empty() || group.size() == 1) return;
+  Staged staged(group, data);
+  std::vector<Message> sends, receives;
+  const Message message{.peer = root,
+                        .tag = kBroadcastTag,
+                        .data = staged.data(),
+                        .bytes = static_cast<int64_t>(data.size())};
+  if (group.rank() != root) {
+    receives.push_back(message);
+  } else {
+    sends.assign(group.size(), message);
+    for (int peer = 0; peer < group.size(); ++peer) sends[peer].peer = peer;
+    sends.erase(sends.begin() + root);
+  }
+  group.exchange(sends, receives, operation)->wait();
+  staged.to_host();
+}
+
+std::vector<std::byte> all_gather_bytes(Communicator& group, std::span<const std::byte> mine,
+                                        std::string_view operation) {
+  const size_t bytes = mine.size();
+  std::vector<std::byte> all(bytes * group.size());
+  if (bytes == 0) return all;
+  std::copy(mine.begin(), mine.end(), all.begin() + bytes * group.rank());
+  Staged staged(group, all);
+  std::vector<Message> sends, receives;
+  for (int peer = 0; peer < group.size(); ++peer) {
+    if (peer == group.rank()) continue;
+    auto record = [&](int rank) {
+      return Message{.peer = peer,
+                     .tag = kAllGatherTag,
+                     .data = staged.data() + bytes * rank,
+                     .bytes = static_cast<int64_t>(bytes)};
+    };
+    sends.push_back(record(group.rank()));
+    receives.push_back(record(peer));
+  }
+  group.exchange(sends, receives, operation)->wait();
+  staged.to_host();
+  return all;
+}
+
+}  // namespace distca

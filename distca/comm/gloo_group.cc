@@ -1,0 +1,229 @@
+// The only file that includes ProcessGroupGloo.hpp. The wheel exports Gloo's group but lacks Gloo's
+// headers; the system's are older, so a gloo type must never be constructed or derived here: its
+// layout may differ from the wheel's. tests/check_no_gloo_symbols.sh holds us to it.
+#include "distca/comm/gloo_group.h"
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <algorithm>
+#include <set>
+
+#include "distca/base/env.h"
+#include "distca/base/error.h"
+#include "distca/comm/board.h"
+#include "distca/comm/watchdog.h"
+
+namespace distca {
+namespace {
+
+using std::chrono::milliseconds;
+
+// Deadlines are ours; Gloo's, which would close the connections of live ranks, must never pass.
+constexpr milliseconds kGlooTimeout = std::chrono::hours(24);
+
+milliseconds to_milliseconds(double seconds) {
+  return milliseconds(static_cast<int64_t>(seconds * 1e3));
+}
+
+/// The address of the interface that leads to the store: reachable for all who reach the store.
+std::string own_address(const Rendezvous& rendezvous) {
+  addrinfo hints = {};
+  hints.ai_socktype = SOCK_DGRAM;
+  addrinfo* found = nullptr;
+  const std::string port = std::to_string(rendezvous.port);
+  if (getaddrinfo(rendezvous.address.c_str(), port.c_str(), &hints, &found) != 0) {
+    throw Error(ErrorKind::kConfig, "the master address {} (from {}) is no known host",
+                rendezvous.address, rendezvous.source);
+  }
+  sockaddr_storage own = {};
+  socklen_t length = sizeof(own);
+  char text[NI_MAXHOST] = "";
+  const int fd = socket(found->ai_family, SOCK_DGRAM, 0);
+  if (fd >= 0 && connect(fd, found->ai_addr, found->ai_addrlen) == 0 &&
+      getsockname(fd, reinterpret_cast<sockaddr*>(&own), &length) == 0) {
+    getnameinfo(reinterpret_cast<sockaddr*>(&own), length, text, sizeof(text), nullptr, 0,
+                NI_NUMERICHOST);
+  }
+  if (fd >= 0) close(fd);
+  freeaddrinfo(found);
+  return *text ? text : rendezvous.address;
+}
+
+/// A send or a receive under way.
+struct Pending {
+  c10::intrusive_ptr<c10d::Work> work;
+  int peer = 0;
+};
+
+/// The connections of one rank, shared with its exchanges.
+struct GlooConnections {
+  GlooConnections(const Rendezvous& rendezvous, const CommOptions& options)
+      : rank(rendezvous.rank),
+        size(rendezvous.size),
+        watchdog(std::make_shared<Watchdog>(options.timeout_s, heartbeat_s(options) / 4)),
+        board(rendezvous, options, [watchdog = watchdog] { watchdog->interrupt(); }) {
+    board.wait_for_all();
+    connect(rendezvous, options);
+  }
+  ~GlooConnections() {
+    // The destructor of a failed group may wait for what will never come. The process is about to
+    // end; the system closes its connections.
+    if (failed) group.release();
+  }
+
+  void connect(const Rendezvous& rendezvous, const CommOptions& options);
+  [[noreturn]] void fail(FailedWait wait);
+
+  const int rank, size;
+  std::shared_ptr<Watchdog> watchdog;
+  Board board;
+  c10::intrusive_ptr<c10d::Backend> group;
+  bool failed = false;
+};
+
+void GlooConnections::connect(const Rendezvous& rendezvous, const CommOptions& options) {
+  try {
+    c10d::TCPStoreOptions store_options;
+    store_options.port = rendezvous.port;
+    store_options.waitWorkers = false;
+    store_options.timeout = to_milliseconds(options.timeout_s);
+    auto store = c10::make_intrusive<c10d::PrefixStore>(
+        rendezvous.prefix + "gloo",
+        c10::make_intrusive<c10d::TCPStore>(rendezvous.address, store_options));
+    auto gloo_options = c10d::ProcessGroupGloo::Options::create(to_milliseconds(options.timeout_s));
+    const auto interface = env_string("GLOO_SOCKET_IFNAME");
+    gloo_options->devices.push_back(
+        interface ? c10d::ProcessGroupGloo::createDeviceForInterface(*interface)
+                  : c10d::ProcessGroupGloo::createDeviceForHostname(own_address(rendezvous)));
+    gloo_options->threads = 1;  // of collectives, which we do not use
+    group = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, gloo_options);
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception&) {
+    fail(
+        {.rank = rank, .at = {.operation = "connecting all ranks"}, .waited_s = options.timeout_s});
+  }
+}
+
+void GlooConnections::fail(FailedWait wait) {
+  failed = true;
+  throw Error(ErrorKind::kComm, "{}", board.judge(wait));
+}
+
+class GlooExchange : public PendingExchange {
+ public:
+  GlooExchange(std::shared_ptr<GlooConnections> connections, Activity at,
+               std::vector<Pending> pending)
+      : connections_(std::move(connections)), at_(std::move(at)), pending_(std::move(pending)) {}
+
+  ~GlooExchange() override {
+    // A rank that fails does not wait for the others: they are about to hear of it.
+    if (std::uncaught_exceptions() > exceptions_) return;
+    try {
+      wait();
+    } catch (const Error&) {
+      // Whoever cares has called wait().
+    }
+  }
+
+  void wait() override {
+    if (pending_.empty()) return;
+    // Gone when this returns or throws: Gloo then no longer touches the messages' memory.
+    const std::vector<Pending> pending = std::exchange(pending_, {});
+    WaitEnd end = WaitEnd::kGaveUp;
+    size_t done = 0;
+    connections_->watchdog->begin([&pending] {
+      for (const Pending& one : pending) one.work->abort();
+    });
+    try {
+      while (done < pending.size() && pending[done].work->wait(kGlooTimeout)) ++done;
+    } catch (const std::exception&) {
+      end = WaitEnd::kConnectionLost;
+    }
+    const double waited_s = connections_->watchdog->end();
+    if (done == pending.size()) return;
+    std::set<int> peers = {pending[done].peer};
+    for (size_t i = done; end == WaitEnd::kGaveUp && i < pending.size(); ++i) {
+      peers.insert(pending[i].peer);
+    }
+    connections_->fail({.rank = connections_->rank,
+                        .at = at_,
+                        .waited_s = waited_s,
+                        .peers = {peers.begin(), peers.end()},
+                        .end = end});
+  }
+
+ private:
+  std::shared_ptr<GlooConnections> connections_;
+  Activity at_;
+  std::vector<Pending> pending_;
+  const int exceptions_ = std::uncaught_exceptions();
+};
+
+class GlooCommunicator : public Communicator {
+ public:
+  explicit GlooCommunicator(std::shared_ptr<GlooConnections> connections)
+      : connections_(std::move(connections)) {}
+
+  int rank() const override { return connections_->rank; }
+  int size() const override { return connections_->size; }
+  void set_step(int64_t step) override { connections_->board.set_step(step); }
+
+  std::unique_ptr<PendingExchange> exchange(std::span<const Message> sends,
+                                            std::span<const Message> receives,
+                                            std::string_view operation) override {
+    const Activity at = connections_->board.begin(operation);
+    if (connections_->board.alarmed()) connections_->fail({.rank = rank(), .at = at});
+    std::vector<Pending> pending;
+    pending.reserve(sends.size() + receives.size());
+    int peer = 0;
+    try {
+      // Receives first: a send then finds its receive waiting and need not be announced.
+      for (const Message& message : receives) {
+        std::vector<at::Tensor> bytes = as_tensor(message);
+        peer = message.peer;
+        pending.push_back(
+            {connections_->group->recv(bytes, peer, static_cast<int>(message.tag)), peer});
+      }
+      for (const Message& message : sends) {
+        std::vector<at::Tensor> bytes = as_tensor(message);
+        peer = message.peer;
+        pending.push_back(
+            {connections_->group->send(bytes, peer, static_cast<int>(message.tag)), peer});
+      }
+    } catch (const CheckFailure&) {
+      throw;
+    } catch (const std::exception&) {
+      connections_->fail(
+          {.rank = rank(), .at = at, .peers = {peer}, .end = WaitEnd::kConnectionLost});
+    }
+    return std::make_unique<GlooExchange>(connections_, at, std::move(pending));
+  }
+
+ private:
+  std::vector<at::Tensor> as_tensor(const Message& message) const {
+    DISTCA_CHECK(message.peer >= 0 && message.peer < size() && message.peer != rank(),
+                 "peer {} of rank {}", message.peer, rank());
+    DISTCA_CHECK(message.bytes > 0 && message.tag < (1u << 31), "{} bytes, tag {}", message.bytes,
+                 message.tag);
+    return {at::from_blob(message.data, {message.bytes}, at::kByte)};
+  }
+
+  std::shared_ptr<GlooConnections> connections_;
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_gloo_group(const Rendezvous& rendezvous,
+                                              const CommOptions& options) {
+  return std::make_unique<GlooCommunicator>(std::make_shared<GlooConnections>(rendezvous, options));
+}
+
+}  // namespace distca

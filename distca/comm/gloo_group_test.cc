@@ -1,0 +1,122 @@
+#include "distca/comm/gloo_group.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <stdexcept>
+
+#include "distca/base/clock.h"
+#include "distca/base/error.h"
+#include "distca/comm/local_store.h"
+#include "distca/comm/test_groups.h"
+
+namespace distca {
+namespace {
+
+using testing::HasSubstr;
+
+Rendezvous at_port(uint16_t port, int rank, int size) {
+  return {.rank = rank,
+          .size = size,
+          .local_rank = rank,
+          .address = loopback_address(),
+          .port = port,
+          .prefix = "test/",
+          .source = "the test"};
+}
+
+TEST(GlooGroup, ranks_that_never_come_are_named) {
+  ListenSocket socket(Interface::kLoopback, 0);
+  const uint16_t port = socket.port();
+  LocalStore store(socket);
+  try {
+    make_gloo_group(at_port(port, 0, 3), {.timeout_s = 0.5, .grace_s = 1});
+    FAIL() << "met ranks that do not exist";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.exit_code(), 1);
+    EXPECT_THAT(error.what(), HasSubstr("rank 1 never came, rank 2 never came"));
+  }
+}
+
+TEST(GlooGroup, a_death_the_launcher_saw_ends_the_start_at_once) {
+  ListenSocket socket(Interface::kLoopback, 0);
+  const uint16_t port = socket.port();
+  LocalStore store(socket);
+  store.post_death("test/", 1, "exited with code 3");
+  const Stopwatch watch;
+  try {
+    make_gloo_group(at_port(port, 0, 2), {.timeout_s = 30, .grace_s = 1});
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("rank 1 exited with code 3"));
+  }
+  EXPECT_LT(watch.seconds(), 10);
+}
+
+TEST(GlooGroup, without_a_store_the_address_is_named) {
+  uint16_t port = 0;
+  {
+    ListenSocket socket(Interface::kLoopback, 0);
+    port = socket.port();
+  }
+  try {
+    make_gloo_group(at_port(port, 1, 2), {.timeout_s = 1, .grace_s = 1});
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(),
+                HasSubstr("found no store at " + loopback_address() + ":" + std::to_string(port)));
+  }
+}
+
+TEST(GlooGroup, a_rank_that_sends_nothing_is_named_behind_by_all_with_one_verdict) {
+  std::mutex mutex;
+  std::vector<std::string> verdicts;
+  EXPECT_THROW(run_on(Backend::kGloo, 3, {.timeout_s = 1, .grace_s = 1},
+                      [&](Communicator& group) {
+                        std::byte byte{};
+                        group.set_step(4);
+                        const Message in{.peer = 2, .tag = 1, .data = &byte, .bytes = 1};
+                        try {
+                          if (group.rank() == 2) {
+                            std::this_thread::sleep_for(std::chrono::seconds(3));
+                          } else {
+                            group.exchange({}, {&in, 1}, "forward layer 1 enter")->wait();
+                          }
+                        } catch (const Error& error) {
+                          std::lock_guard lock(mutex);
+                          verdicts.push_back(error.what());
+                          throw;
+                        }
+                      }),
+               Error);
+  ASSERT_EQ(verdicts.size(), 2u);
+  EXPECT_EQ(verdicts[0], verdicts[1]);
+  EXPECT_THAT(verdicts[0], HasSubstr("rank 2 is alive but behind"));
+  EXPECT_THAT(verdicts[0], HasSubstr("for it in step 4, forward layer 1 enter"));
+}
+
+TEST(GlooGroup, a_failed_rank_ends_the_waits_of_the_others_early) {
+  std::atomic<int> heard = 0;
+  const Stopwatch watch;
+  EXPECT_THROW(run_on(Backend::kGloo, 3, {.timeout_s = 30, .grace_s = 1},
+                      [&](Communicator& group) {
+                        if (group.rank() == 1) throw std::out_of_range("mine");
+                        std::byte byte{};
+                        // Rank 2 waits for rank 0, which waits for the failed one.
+                        const Message in{
+                            .peer = group.rank() == 0 ? 1 : 0, .tag = 1, .data = &byte, .bytes = 1};
+                        try {
+                          group.exchange({}, {&in, 1}, "leave")->wait();
+                        } catch (const Error& error) {
+                          EXPECT_THAT(error.what(), HasSubstr("rank 1 ended with an error"));
+                          ++heard;
+                        }
+                      }),
+               std::out_of_range);
+  EXPECT_EQ(heard, 2);
+  EXPECT_LT(watch.seconds(), 10);
+}
+
+}  // namespace
+}  // namespace distca

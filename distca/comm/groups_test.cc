@@ -1,0 +1,141 @@
+// Exchange and collectives on every backend, worker count and message size.
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <numeric>
+
+#include "distca/comm/collectives.h"
+#include "distca/comm/tags.h"
+#include "distca/comm/test_groups.h"
+
+namespace distca {
+namespace {
+
+constexpr CommOptions kOptions{.timeout_s = 30, .grace_s = 1};
+
+struct Case {
+  Backend backend;
+  int size;
+};
+
+std::vector<Case> grid() {
+  std::vector<Case> cases;
+  for (Backend backend : {Backend::kThreads, Backend::kGloo}) {
+    for (int size : {1, 2, 3, 4, 7}) cases.push_back({backend, size});
+  }
+  return cases;
+}
+
+class Groups : public testing::TestWithParam<Case> {};
+
+std::byte value(int from, int to, int64_t i) {
+  return static_cast<std::byte>((from * 131 + to * 17 + i * 7) & 255);
+}
+
+void everybody_to_everybody(Communicator& group, int64_t bytes, uint32_t tag) {
+  const int size = group.size();
+  std::vector<std::vector<std::byte>> out(size), in(size);
+  std::vector<Message> sends, receives;
+  for (int peer = 0; peer < size; ++peer) {
+    if (peer == group.rank()) continue;
+    out[peer].resize(bytes);
+    in[peer].resize(bytes);
+    for (int64_t i = 0; i < bytes; ++i) out[peer][i] = value(group.rank(), peer, i);
+    sends.push_back({.peer = peer, .tag = tag, .data = out[peer].data(), .bytes = bytes});
+    receives.push_back({.peer = peer, .tag = tag, .data = in[peer].data(), .bytes = bytes});
+  }
+  group.exchange(sends, receives, "test")->wait();
+  for (int peer = 0; peer < size; ++peer) {
+    int64_t wrong = 0;
+    for (size_t i = 0; i < in[peer].size(); ++i) {
+      wrong += in[peer][i] != value(peer, group.rank(), static_cast<int64_t>(i));
+    }
+    EXPECT_EQ(wrong, 0) << "rank " << group.rank() << " from " << peer << ", " << bytes << " bytes";
+  }
+}
+
+TEST_P(Groups, messages_of_any_size_arrive_whole) {
+  run_on(GetParam().backend, GetParam().size, kOptions, [](Communicator& group) {
+    uint32_t tag = 0;
+    for (int64_t bytes : {1, 4097, 1 << 20}) everybody_to_everybody(group, bytes, tag++);
+    everybody_to_everybody(group, 3, kExchangeTags - 1);
+  });
+}
+
+TEST_P(Groups, silent_pairs_take_no_part_and_tags_keep_messages_apart) {
+  // Only rank 0 -> last, two messages received in the opposite order of sending.
+  run_on(GetParam().backend, GetParam().size, kOptions, [](Communicator& group) {
+    const int last = group.size() - 1;
+    if (last == 0) return;
+    int32_t a = group.rank() == 0 ? 11 : 0, b = group.rank() == 0 ? 22 : 0;
+    auto message = [&](int peer, uint32_t tag, int32_t& number) {
+      return Message{peer, tag, reinterpret_cast<std::byte*>(&number), sizeof(number)};
+    };
+    std::vector<Message> sends, receives;
+    if (group.rank() == 0) sends = {message(last, 1, a), message(last, 2, b)};
+    if (group.rank() == last) receives = {message(0, 2, b), message(0, 1, a)};
+    group.exchange(sends, receives, "pair")->wait();
+    if (group.rank() == last) {
+      EXPECT_EQ(a, 11);
+      EXPECT_EQ(b, 22);
+    }
+  });
+}
+
+TEST_P(Groups, several_exchanges_may_be_under_way_and_be_waited_for_in_any_order) {
+  run_on(GetParam().backend, GetParam().size, kOptions, [](Communicator& group) {
+    if (group.size() == 1) return;
+    const int next = (group.rank() + 1) % group.size();
+    const int previous = (group.rank() + group.size() - 1) % group.size();
+    std::vector<int64_t> out(8), in(8, -1);
+    std::vector<std::unique_ptr<PendingExchange>> pending;
+    for (uint32_t i = 0; i < 8; ++i) {
+      out[i] = group.rank() * 100 + i;
+      const Message send{next, i, reinterpret_cast<std::byte*>(&out[i]), 8};
+      const Message receive{previous, i, reinterpret_cast<std::byte*>(&in[i]), 8};
+      pending.push_back(group.exchange({&send, 1}, {&receive, 1}, "ring"));
+    }
+    for (int i : {7, 0, 3}) pending[i]->wait();
+    pending.clear();  // the others wait quietly
+    for (int i = 0; i < 8; ++i) EXPECT_EQ(in[i], previous * 100 + i);
+  });
+}
+
+TEST_P(Groups, collectives_give_every_rank_the_same) {
+  run_on(GetParam().backend, GetParam().size, kOptions, [](Communicator& group) {
+    barrier(group, "barrier");
+    for (int root = 0; root < group.size(); ++root) {
+      std::vector<std::byte> data(1000, std::byte(group.rank()));
+      broadcast_bytes(group, data, root, "broadcast");
+      EXPECT_EQ(data, std::vector<std::byte>(1000, std::byte(root)));
+    }
+    broadcast_bytes(group, {}, 0, "nothing");
+    const std::byte mine[3] = {std::byte(group.rank()), std::byte{7}, std::byte{8}};
+    const std::vector<std::byte> all = all_gather_bytes(group, mine, "gather");
+    ASSERT_EQ(all.size(), 3u * group.size());
+    for (int rank = 0; rank < group.size(); ++rank) {
+      EXPECT_EQ(all[3 * rank], std::byte(rank));
+      EXPECT_EQ(all[3 * rank + 2], std::byte{8});
+    }
+  });
+}
+
+TEST_P(Groups, nobody_leaves_a_barrier_before_the_last_has_entered) {
+  std::atomic<int> entered = 0;
+  run_on(GetParam().backend, GetParam().size, kOptions, [&](Communicator& group) {
+    for (int round = 1; round <= 3; ++round) {
+      ++entered;
+      barrier(group, "barrier");
+      EXPECT_GE(entered, round * group.size());
+      barrier(group, "barrier");  // keeps the next round's entries apart
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Groups, testing::ValuesIn(grid()), [](const auto& info) {
+  return to_string(info.param.backend) + std::to_string(info.param.size);
+});
+
+}  // namespace
+}  // namespace distca

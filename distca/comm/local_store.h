@@ -1,0 +1,50 @@
+#pragma once
+// Hosts the run's key-value store in this process. Used by the launcher and the store process.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace distca {
+
+enum class Interface { kLoopback, kAll };
+
+/// Where a store on the loopback interface is found: "::1", or "127.0.0.1" on a machine without
+/// IPv6. c10d tries IPv6 first and looks up the name of what it connects to; 127.0.0.1, dressed as
+/// IPv6, is in no hosts file, and the question goes out to a name server that may take seconds.
+std::string loopback_address();
+
+/// A socket that owns its port, so that nobody else can take it before the store listens. Closed
+/// when destroyed.
+class ListenSocket {
+ public:
+  /// Port 0: a free one. Throws Error(kConfig) naming the port if it is in use.
+  ListenSocket(Interface interface, int port);
+  ~ListenSocket();
+  ListenSocket(const ListenSocket&) = delete;
+  ListenSocket& operator=(const ListenSocket&) = delete;
+
+  uint16_t port() const { return port_; }
+  int release();
+
+ private:
+  int fd_ = -1;
+  uint16_t port_ = 0;
+};
+
+/// Starts threads. Any thread may post.
+class LocalStore {
+ public:
+  explicit LocalStore(ListenSocket& socket);
+  ~LocalStore();
+  /// Tells all ranks that one of them ended; `how` as describe_exit says it.
+  void post_death(const std::string& prefix, int rank, const std::string& how);
+  /// What the ranks found out about a lost one (board.h); empty if nothing.
+  std::string verdict(const std::string& prefix);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace distca

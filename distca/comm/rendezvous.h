@@ -1,0 +1,43 @@
+#pragma once
+// Who this process is among the ranks, and where they meet: read from the environment of whoever
+// started it. A pure function of that environment.
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+namespace distca {
+
+/// Who keeps the key-value store through which ranks meet. Never a rank: rank 0's death must be
+/// told as well.
+enum class StoreHost {
+  kLauncher,      // our launcher, or torchrun's agent: it is there already
+  kStoreProcess,  // Slurm, Open MPI: a small process that rank 0 starts (store_process.h)
+};
+
+struct Rendezvous {
+  int rank = 0;
+  int size = 1;
+  int local_rank = 0;  // among the ranks of this machine: which device to use
+  std::string address;
+  uint16_t port = 0;
+  StoreHost store_host = StoreHost::kLauncher;
+  std::string prefix;  // of our keys: a store may outlive one run
+  std::string source;  // who started us, for messages: "distca", "torchrun", "Slurm", "Open MPI"
+  bool operator==(const Rendezvous&) const = default;
+};
+
+/// The value of a variable; none where it is unset or empty (distca::env_string).
+using EnvLookup = std::function<std::optional<std::string>(const char* name)>;
+
+/// None where nobody started us as one of several ranks. In this order:
+///   our launcher   DISTCA_RANK DISTCA_SIZE DISTCA_MASTER_ADDR DISTCA_MASTER_PORT
+///   torchrun       RANK WORLD_SIZE MASTER_ADDR MASTER_PORT LOCAL_RANK TORCHELASTIC_USE_AGENT_STORE
+///   Slurm          SLURM_PROCID SLURM_STEP_NUM_TASKS or SLURM_NTASKS, first of SLURM_STEP_NODELIST
+///   Open MPI       OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_SIZE
+/// DISTCA_MASTER_ADDR and DISTCA_MASTER_PORT override the address in each.
+/// Throws Error(kConfig) for a value that is missing, no number, or contradicts another.
+std::optional<Rendezvous> find_rendezvous(const EnvLookup& lookup);
+
+}  // namespace distca

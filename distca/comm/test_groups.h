@@ -1,0 +1,19 @@
+#pragma once
+// For tests: the same body on every backend, all ranks in this process.
+
+#include <functional>
+#include <string>
+
+#include "distca/comm/communicator.h"
+
+namespace distca {
+
+enum class Backend { kThreads, kGloo };
+
+std::string to_string(Backend backend);
+
+/// Runs `body` on `size` threads with a communicator each; rethrows the first failure.
+void run_on(Backend backend, int size, const CommOptions& options,
+            const std::function<void(Communicator&)>& body);
+
+}  // namespace distca

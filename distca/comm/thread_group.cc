@@ -1,0 +1,290 @@
+#include "distca/comm/thread_group.h"
+
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <exception>
+#include <initializer_list>
+#include <iterator>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <thread>
+#include <tuple>
+
+#include "distca/base/error.h"
+#include "distca/comm/verdict.h"
+
+namespace distca {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// The messages one exchange() posted; guarded by the group's mutex.
+struct Posted {
+  int rank = 0;
+  Activity at;
+  std::multiset<int> open_peers;  // of messages that have not arrived yet
+  int copying = 0;                // messages of ours that some thread is copying right now
+};
+
+struct Side {  // a send or a receive that waits for its other half
+  std::shared_ptr<Posted> owner;
+  Message message;
+};
+
+/// Mailboxes of all pairs. Whoever posts the second half of a message copies it, outside the mutex.
+class ThreadGroup {
+ public:
+  ThreadGroup(int size, const CommOptions& options, const ThreadDevice& device)
+      : options_(options), device_(device), news_(size) {
+    DISTCA_CHECK(size > 0, "{} ranks", size);
+  }
+
+  int size() const { return static_cast<int>(news_.size()); }
+  int cuda_device() const { return device_.cuda_device; }
+
+  std::shared_ptr<Posted> post(int rank, std::span<const Message> sends,
+                               std::span<const Message> receives, std::string_view operation);
+  void wait(const std::shared_ptr<Posted>& posted);
+  /// Makes sure that nobody touches the messages' memory any more.
+  void withdraw(const std::shared_ptr<Posted>& posted);
+  void set_step(int rank, int64_t step);
+  /// The rank will post nothing any more.
+  void leave(int rank, RankState state);
+
+ private:
+  struct Box {
+    std::deque<Side> sends, receives;  // of one (source, target, tag): at most one is not empty
+  };
+  using Key = std::tuple<int, int, uint32_t>;
+
+  void offer(const Key& key, Side side, std::deque<Side> Box::*mine, std::deque<Side> Box::*other);
+  void copy(const Message& send, const Message& receive) const;
+  void fail(std::string why);
+
+  const CommOptions options_;
+  const ThreadDevice device_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<Key, Box> boxes_;
+  std::vector<RankNews> news_;
+  std::optional<std::string> failure_;
+};
+
+std::shared_ptr<Posted> ThreadGroup::post(int rank, std::span<const Message> sends,
+                                          std::span<const Message> receives,
+                                          std::string_view operation) {
+  auto posted = std::make_shared<Posted>();
+  posted->rank = rank;
+  {
+    std::lock_guard lock(mutex_);
+    if (failure_) throw Error(ErrorKind::kComm, "{}", *failure_);
+    news_[rank].last.operation = operation;
+    ++news_[rank].last.sequence;
+    posted->at = news_[rank].last;
+    for (const Message& message : sends) posted->open_peers.insert(message.peer);
+    for (const Message& message : receives) posted->open_peers.insert(message.peer);
+  }
+  try {
+    if (device_.before_post) device_.before_post();
+    for (const Message& message : receives) {
+      offer({message.peer, rank, message.tag}, {posted, message}, &Box::receives, &Box::sends);
+    }
+    for (const Message& message : sends) {
+      offer({rank, message.peer, message.tag}, {posted, message}, &Box::sends, &Box::receives);
+    }
+  } catch (...) {
+    withdraw(posted);
+    throw;
+  }
+  return posted;
+}
+
+void ThreadGroup::offer(const Key& key, Side side, std::deque<Side> Box::*mine,
+                        std::deque<Side> Box::*other) {
+  const int peer = side.message.peer;
+  DISTCA_CHECK(peer >= 0 && peer < size() && peer != side.owner->rank, "peer {} of rank {}", peer,
+               side.owner->rank);
+  DISTCA_CHECK(side.message.bytes > 0, "empty message to or from rank {}", peer);
+  std::unique_lock lock(mutex_);
+  auto box = boxes_.try_emplace(key).first;
+  if ((box->second.*other).empty()) {
+    (box->second.*mine).push_back(std::move(side));
+    return;
+  }
+  const Side match = std::move((box->second.*other).front());
+  (box->second.*other).pop_front();
+  if ((box->second.*other).empty()) boxes_.erase(box);
+  DISTCA_CHECK(side.message.bytes == match.message.bytes,
+               "rank {} and rank {} disagree on a message of tag {}: {} against {} bytes",
+               side.owner->rank, peer, side.message.tag, side.message.bytes, match.message.bytes);
+  ++side.owner->copying;
+  ++match.owner->copying;
+  lock.unlock();
+  if (mine == &Box::sends) {
+    copy(side.message, match.message);
+  } else {
+    copy(match.message, side.message);
+  }
+  lock.lock();
+  for (const Side* half : std::initializer_list<const Side*>{&side, &match}) {
+    --half->owner->copying;
+    half->owner->open_peers.extract(half->message.peer);
+  }
+  changed_.notify_all();
+}
+
+void ThreadGroup::copy(const Message& send, const Message& receive) const {
+  if (device_.copy) {
+    device_.copy(receive.data, send.data, send.bytes);
+  } else {
+    std::memcpy(receive.data, send.data, static_cast<size_t>(send.bytes));
+  }
+}
+
+void ThreadGroup::wait(const std::shared_ptr<Posted>& posted) {
+  std::unique_lock lock(mutex_);
+  const auto start = Clock::now();
+  const auto deadline = start + std::chrono::duration<double>(options_.timeout_s);
+  auto over = [&] { return posted->open_peers.empty() || failure_; };
+  if (!changed_.wait_until(lock, deadline, over)) {
+    const std::set<int> peers(posted->open_peers.begin(), posted->open_peers.end());
+    const double waited_s = std::chrono::duration<double>(Clock::now() - start).count();
+    fail(verdict({.rank = posted->rank,
+                  .at = posted->at,
+                  .waited_s = waited_s,
+                  .peers = {peers.begin(), peers.end()}},
+                 news_));
+  }
+  if (!posted->open_peers.empty()) throw Error(ErrorKind::kComm, "{}", *failure_);
+}
+
+void ThreadGroup::withdraw(const std::shared_ptr<Posted>& posted) {
+  std::unique_lock lock(mutex_);
+  auto is_ours = [&](const Side& side) { return side.owner == posted; };
+  for (auto box = boxes_.begin(); box != boxes_.end();) {
+    std::erase_if(box->second.sends, is_ours);
+    std::erase_if(box->second.receives, is_ours);
+    box = box->second.sends.empty() && box->second.receives.empty() ? boxes_.erase(box)
+                                                                    : std::next(box);
+  }
+  changed_.wait(lock, [&] { return posted->copying == 0; });
+}
+
+void ThreadGroup::set_step(int rank, int64_t step) {
+  std::lock_guard lock(mutex_);
+  news_[rank].last.step = step;
+}
+
+void ThreadGroup::leave(int rank, RankState state) {
+  std::lock_guard lock(mutex_);
+  if (news_[rank].state != RankState::kLive) return;
+  news_[rank].state = state;
+  if (state == RankState::kFailed) {
+    fail(fmt::format("rank {} ended with an error (last seen: {})", rank,
+                     to_string(news_[rank].last)));
+  }
+}
+
+void ThreadGroup::fail(std::string why) {
+  if (!failure_) failure_ = std::move(why);
+  changed_.notify_all();
+}
+
+class ThreadExchange : public PendingExchange {
+ public:
+  ThreadExchange(std::shared_ptr<ThreadGroup> group, std::shared_ptr<Posted> posted)
+      : group_(std::move(group)), posted_(std::move(posted)) {}
+
+  ~ThreadExchange() override {
+    // A rank that fails does not wait for the others: they are about to hear of it.
+    if (std::uncaught_exceptions() == exceptions_) {
+      try {
+        wait();
+      } catch (const Error&) {
+        // Whoever cares has called wait().
+      }
+    }
+    group_->withdraw(posted_);
+  }
+
+  void wait() override { group_->wait(posted_); }
+
+ private:
+  std::shared_ptr<ThreadGroup> group_;
+  std::shared_ptr<Posted> posted_;
+  const int exceptions_ = std::uncaught_exceptions();
+};
+
+class ThreadCommunicator : public Communicator {
+ public:
+  ThreadCommunicator(std::shared_ptr<ThreadGroup> group, int rank)
+      : group_(std::move(group)), rank_(rank) {}
+  ~ThreadCommunicator() override { leave(RankState::kFinished); }
+
+  int rank() const override { return rank_; }
+  int size() const override { return group_->size(); }
+  int cuda_device() const override { return group_->cuda_device(); }
+  void set_step(int64_t step) override { group_->set_step(rank_, step); }
+  void leave(RankState state) { group_->leave(rank_, state); }
+
+  std::unique_ptr<PendingExchange> exchange(std::span<const Message> sends,
+                                            std::span<const Message> receives,
+                                            std::string_view operation) override {
+    return std::make_unique<ThreadExchange>(group_,
+                                            group_->post(rank_, sends, receives, operation));
+  }
+
+ private:
+  std::shared_ptr<ThreadGroup> group_;
+  int rank_;
+};
+
+std::vector<std::unique_ptr<ThreadCommunicator>> make_ranks(int size, const CommOptions& options,
+                                                            const ThreadDevice& device) {
+  auto group = std::make_shared<ThreadGroup>(size, options, device);
+  std::vector<std::unique_ptr<ThreadCommunicator>> ranks;
+  for (int rank = 0; rank < size; ++rank) {
+    ranks.push_back(std::make_unique<ThreadCommunicator>(group, rank));
+  }
+  return ranks;
+}
+
+}  // namespace
+
+std::vector<std::unique_ptr<Communicator>> make_thread_group(int size, const CommOptions& options,
+                                                             const ThreadDevice& device) {
+  std::vector<std::unique_ptr<Communicator>> ranks;
+  for (auto& rank : make_ranks(size, options, device)) ranks.push_back(std::move(rank));
+  return ranks;
+}
+
+void run_ranks(int size, const CommOptions& options, const std::function<void(Communicator&)>& body,
+               const ThreadDevice& device) {
+  auto ranks = make_ranks(size, options, device);
+  std::mutex mutex;
+  std::exception_ptr first;
+  std::vector<std::thread> threads;
+  for (auto& rank : ranks) {
+    threads.emplace_back([&, communicator = rank.get()] {
+      try {
+        body(*communicator);
+        communicator->leave(RankState::kFinished);
+      } catch (...) {
+        {
+          // Before the others hear of it: their failures follow from this one.
+          std::lock_guard lock(mutex);
+          if (!first) first = std::current_exception();
+        }
+        communicator->leave(RankState::kFailed);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  if (first) std::rethrow_exception(first);
+}
+
+}  // namespace distca

@@ -1,0 +1,35 @@
+#pragma once
+// Ranks as threads of one process: for tests, and for several ranks on a single device. A message
+// is copied once, straight from the sender's memory to the receiver's, by whoever posts second.
+//
+// Errors: a wait beyond the timeout, or for a rank whose thread failed, is Error(kComm) naming it;
+// all other waits of the group then end with the same line. Messages of one pair and tag that
+// differ in size are a CHECK.
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "distca/comm/communicator.h"
+
+namespace distca {
+
+/// Where the messages of a thread group lie. `copy` returns when the bytes have arrived;
+/// `before_post` when another thread may read and write the messages posted next. See device_copy.h
+/// for CUDA.
+struct ThreadDevice {
+  int cuda_device = -1;
+  std::function<void(std::byte* to, const std::byte* from, int64_t bytes)> copy;  // null: memcpy
+  std::function<void()> before_post;                                              // null: nothing
+};
+
+/// Communicators of ranks 0 .. size - 1, one for each thread; they share the group's state.
+std::vector<std::unique_ptr<Communicator>> make_thread_group(int size, const CommOptions& options,
+                                                             const ThreadDevice& device = {});
+
+/// Runs `body` on `size` threads, one rank each, and rethrows the failure that came first in time.
+/// A rank that fails ends the waits of all others.
+void run_ranks(int size, const CommOptions& options, const std::function<void(Communicator&)>& body,
+               const ThreadDevice& device = {});
+
+}  // namespace distca

@@ -1,0 +1,156 @@
+#include "distca/comm/thread_group.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <stdexcept>
+#include <thread>
+
+#include "distca/base/clock.h"
+#include "distca/base/error.h"
+
+namespace distca {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr CommOptions kPatient{.timeout_s = 30, .grace_s = 1};
+constexpr CommOptions kHasty{.timeout_s = 0.2, .grace_s = 1};
+
+Message message(int peer, uint32_t tag, std::byte& byte) {
+  return {.peer = peer, .tag = tag, .data = &byte, .bytes = 1};
+}
+
+TEST(ThreadGroup, sends_complete_without_the_receiver_waiting_for_them) {
+  // Rank 1 posts receive A, then waits for B only, which rank 0 sends after A is gone.
+  run_ranks(2, kPatient, [](Communicator& group) {
+    std::byte a{1}, b{2};
+    if (group.rank() == 0) {
+      const Message first = message(1, 0, a), second = message(1, 1, b);
+      group.exchange({&first, 1}, {}, "a")->wait();
+      group.exchange({&second, 1}, {}, "b")->wait();
+    } else {
+      a = b = std::byte{0};
+      const Message first = message(0, 0, a), second = message(0, 1, b);
+      auto pending = group.exchange({}, {&first, 1}, "a");
+      group.exchange({}, {&second, 1}, "b")->wait();
+      EXPECT_EQ(b, std::byte{2});
+      pending->wait();
+      EXPECT_EQ(a, std::byte{1});
+    }
+  });
+}
+
+TEST(ThreadGroup, messages_of_one_tag_arrive_in_order) {
+  run_ranks(2, kPatient, [](Communicator& group) {
+    std::byte bytes[100];
+    std::vector<Message> messages;
+    for (int i = 0; i < 100; ++i) {
+      bytes[i] = std::byte(group.rank() == 0 ? i : 255);
+      messages.push_back(message(1 - group.rank(), 5, bytes[i]));
+    }
+    if (group.rank() == 0) {
+      group.exchange(messages, {}, "numbers")->wait();
+    } else {
+      group.exchange({}, messages, "numbers")->wait();
+      for (int i = 0; i < 100; ++i) EXPECT_EQ(bytes[i], std::byte(i));
+    }
+  });
+}
+
+TEST(ThreadGroup, the_first_failure_is_rethrown_and_ends_all_waits) {
+  const Stopwatch watch;
+  EXPECT_THROW(run_ranks(4, kPatient,
+                         [](Communicator& group) {
+                           std::byte byte{};
+                           if (group.rank() == 2) throw std::out_of_range("mine");
+                           const Message in = message((group.rank() + 1) % 4, 0, byte);
+                           group.exchange({}, {&in, 1}, "for ever")->wait();
+                         }),
+               std::out_of_range);
+  EXPECT_LT(watch.seconds(), kPatient.timeout_s / 2);
+}
+
+TEST(ThreadGroup, the_others_hear_which_rank_failed_and_where) {
+  std::atomic<int> heard = 0;
+  EXPECT_THROW(run_ranks(3, kPatient,
+                         [&](Communicator& group) {
+                           std::byte byte{};
+                           const Message in = message(1, 0, byte);
+                           if (group.rank() == 1) {
+                             group.set_step(7);
+                             group.exchange({}, {}, "forward layer 2 attend")->wait();
+                             throw std::out_of_range("mine");
+                           }
+                           try {
+                             group.exchange({}, {&in, 1}, "leave")->wait();
+                           } catch (const Error& error) {
+                             EXPECT_STREQ(error.what(),
+                                          "rank 1 ended with an error (last seen: step 7, forward "
+                                          "layer 2 attend)");
+                             ++heard;
+                           }
+                         }),
+               std::out_of_range);
+  EXPECT_EQ(heard, 2);
+}
+
+TEST(ThreadGroup, a_wait_beyond_the_timeout_names_the_rank_behind) {
+  try {
+    run_ranks(2, kHasty, [](Communicator& group) {
+      std::byte byte{};
+      group.set_step(3);
+      const Message in = message(1, 0, byte);
+      if (group.rank() == 0) group.exchange({}, {&in, 1}, "layer 1 enter")->wait();
+      if (group.rank() == 1) std::this_thread::sleep_for(std::chrono::seconds(1));
+    });
+    FAIL() << "nobody sent anything";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.exit_code(), 1);
+    EXPECT_THAT(error.what(), HasSubstr("rank 1 is alive but behind"));
+    EXPECT_THAT(error.what(), HasSubstr("rank 0 waited 0.2 s for it in step 3, layer 1 enter"));
+  }
+}
+
+TEST(ThreadGroup, a_size_mismatch_is_our_bug) {
+  EXPECT_THROW(run_ranks(2, kPatient,
+                         [](Communicator& group) {
+                           std::byte bytes[2] = {};
+                           const Message one{
+                               .peer = 1 - group.rank(), .data = bytes, .bytes = 1 + group.rank()};
+                           if (group.rank() == 0) {
+                             group.exchange({&one, 1}, {}, "x")->wait();
+                           } else {
+                             group.exchange({}, {&one, 1}, "x")->wait();
+                           }
+                         }),
+               CheckFailure);
+}
+
+TEST(ThreadGroup, a_device_supplies_its_own_copy) {
+  std::atomic<int> copies = 0, posts = 0;
+  ThreadDevice device{.cuda_device = 3};
+  device.copy = [&](std::byte* to, const std::byte* from, int64_t bytes) {
+    std::copy(from, from + bytes, to);
+    ++copies;
+  };
+  device.before_post = [&] { ++posts; };
+  run_ranks(
+      2, kPatient,
+      [](Communicator& group) {
+        EXPECT_EQ(group.cuda_device(), 3);
+        std::byte mine{42}, theirs{};
+        const Message out = message(1 - group.rank(), 0, mine);
+        const Message in = message(1 - group.rank(), 0, theirs);
+        group.exchange({&out, 1}, {&in, 1}, "swap")->wait();
+        EXPECT_EQ(theirs, std::byte{42});
+      },
+      device);
+  EXPECT_EQ(copies, 2);
+  EXPECT_EQ(posts, 2);
+}
+
+}  // namespace
+}  // namespace distca

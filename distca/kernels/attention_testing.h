@@ -1,0 +1,344 @@
+#pragma once
+// For tests of attention kernels: one document with random values, the same computed from whole
+// matrices in double, and error bounds that follow from the number formats. No kernel's code is
+// used for the expected values.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "distca/base/integers.h"
+#include "distca/kernels/attention.h"
+#include "distca/kernels/rows.h"
+
+namespace distca::kernels::testing {
+
+constexpr double kNoKey = -std::numeric_limits<double>::infinity();
+
+/// Owned rows [tokens, heads, dim]; `gap` elements lie between the tokens' rows, as in a packed
+/// QKV tensor.
+class Tensor {
+ public:
+  Tensor() = default;
+  Tensor(ScalarType type, int64_t tokens, int64_t heads, int64_t dim, int64_t gap = 0)
+      : type_(type), tokens_(tokens), heads_(heads), dim_(dim), stride_(heads * dim + gap) {
+    bytes_.resize((tokens * stride_ + 1) * scalar_bytes(type));
+  }
+
+  Rows rows(int64_t token = 0) { return shifted({bytes_.data(), stride_, dim_}, type_, token, 0); }
+  double at(int64_t token, int64_t head, int64_t i) const {
+    double value = 0;
+    read_row(element(i), type_, token, head, {&value, 1});
+    return value;
+  }
+  void set(int64_t token, int64_t head, int64_t i, double value) {
+    write_row(element(i), type_, token, head, {&value, 1});
+  }
+  void fill(const std::function<double()>& next) {
+    for (int64_t t = 0; t < tokens_; ++t) {
+      for (int64_t h = 0; h < heads_; ++h) {
+        for (int64_t i = 0; i < dim_; ++i) set(t, h, i, next());
+      }
+    }
+  }
+  std::vector<double> values() const {
+    std::vector<double> all;
+    for (int64_t t = 0; t < tokens_; ++t) {
+      for (int64_t h = 0; h < heads_; ++h) {
+        for (int64_t i = 0; i < dim_; ++i) all.push_back(at(t, h, i));
+      }
+    }
+    return all;
+  }
+  int64_t tokens() const { return tokens_; }
+  const std::vector<std::byte>& bytes() const { return bytes_; }
+
+ private:
+  Rows element(int64_t i) const {
+    return {const_cast<std::byte*>(bytes_.data()) + i * scalar_bytes(type_), stride_, dim_};
+  }
+  ScalarType type_ = ScalarType::kFloat64;
+  int64_t tokens_ = 0, heads_ = 0, dim_ = 0, stride_ = 0;
+  std::vector<std::byte> bytes_;
+};
+
+/// Queries at positions [q_position, q_position + q_tokens) of a document, keys at [0, k_tokens).
+struct Case {
+  ScalarType type = ScalarType::kFloat64;
+  Shape shape{.num_heads = 4,
+              .num_kv_heads = 2,
+              .head_dim_qk = 16,
+              .head_dim_v = 16,
+              .softmax_scale = 0.25};
+  int64_t q_position = 0;
+  int64_t q_tokens = 0;
+  int64_t k_tokens = 0;
+  Mask mask{};
+  std::vector<int64_t> key_cuts{};  // ascending positions at which the keys' fragments are cut
+  int64_t gap = 0;
+  double spread = 1;  // standard deviation of Q and K
+};
+
+/// The case's inputs, outputs and gradients.
+struct Document {
+  explicit Document(const Case& c, uint64_t seed = 1) : spec(c) {
+    const Shape& s = c.shape;
+    const ScalarType acc = accumulator_type(c.type);
+    const auto queries = [&](ScalarType type, int64_t dim) {
+      return Tensor(type, c.q_tokens, s.num_heads, dim, c.gap);
+    };
+    const auto keys = [&](ScalarType type, int64_t dim) {
+      return Tensor(type, c.k_tokens, s.num_kv_heads, dim, c.gap);
+    };
+    q = queries(c.type, s.head_dim_qk), d_o = queries(c.type, s.head_dim_v);
+    o = queries(c.type, s.head_dim_v), dq = queries(acc, s.head_dim_qk);
+    lse = queries(acc, 1), delta = queries(acc, 1);
+    k = keys(c.type, s.head_dim_qk), v = keys(c.type, s.head_dim_v);
+    dk = keys(acc, s.head_dim_qk), dv = keys(acc, s.head_dim_v);
+    std::mt19937_64 random(seed);
+    std::normal_distribution<double> normal;
+    q.fill([&] { return c.spread * normal(random); });
+    k.fill([&] { return c.spread * normal(random); });
+    v.fill([&] { return normal(random); });
+    d_o.fill([&] { return normal(random); });
+  }
+
+  /// Keys [keys.begin, keys.end), in fragments; kept until the next call.
+  std::span<const KeyFragment> fragments(const Range& keys) {
+    fragment_list.clear(), gradient_list.clear();
+    std::vector<int64_t> cuts{keys.begin};
+    for (const int64_t cut : spec.key_cuts) {
+      if (keys.begin < cut && cut < keys.end) cuts.push_back(cut);
+    }
+    cuts.push_back(keys.end);
+    for (size_t i = 0; i + 1 < cuts.size(); ++i) {
+      fragment_list.push_back({k.rows(cuts[i]), v.rows(cuts[i]), cuts[i + 1] - cuts[i], cuts[i]});
+      gradient_list.push_back({dk.rows(cuts[i]), dv.rows(cuts[i])});
+    }
+    return fragment_list;
+  }
+  /// The queries numbered [queries.begin, queries.end) against `keys`.
+  ForwardTask forward(const Range& queries, const Range& keys) {
+    return {.q = q.rows(queries.begin),
+            .o = o.rows(queries.begin),
+            .lse = lse.rows(queries.begin),
+            .q_tokens = queries.size(),
+            .q_position = spec.q_position + queries.begin,
+            .keys = fragments(keys),
+            .mask = spec.mask};
+  }
+  BackwardTask backward(const Range& queries, const Range& keys) {
+    return {.q = q.rows(queries.begin),
+            .d_o = d_o.rows(queries.begin),
+            .lse = lse.rows(queries.begin),
+            .delta = delta.rows(queries.begin),
+            .dq = dq.rows(queries.begin),
+            .q_tokens = queries.size(),
+            .q_position = spec.q_position + queries.begin,
+            .keys = fragments(keys),
+            .key_gradients = gradient_list,
+            .mask = spec.mask};
+  }
+  Range all_queries() const { return {0, spec.q_tokens}; }
+  Range all_keys() const { return {0, spec.k_tokens}; }
+
+  Case spec;
+  Tensor q, k, v, o, lse, d_o, delta, dq, dk, dv;
+  std::vector<KeyFragment> fragment_list;
+  std::vector<KeyGradient> gradient_list;
+};
+
+/// A tensor as computed from whole matrices, with the sum of the absolute values that went into
+/// each element: a rounding of every term by a relative error r moves it by at most r x magnitude.
+/// A term is a probability x something at most `factor` large: one that underflows moves the
+/// element by at most the smallest normal number x factor.
+struct Expected {
+  std::vector<double> value;
+  std::vector<double> magnitude;
+  double factor = 0;
+};
+
+inline bool sees(const Mask& mask, int64_t i, int64_t j) {
+  return (!mask.causal || j <= i) && (mask.window_left < 0 || j >= i - mask.window_left) &&
+         (mask.window_right < 0 || j <= i + mask.window_right);
+}
+
+class WholeMatrix {
+ public:
+  explicit WholeMatrix(const Document& doc)
+      : c_(doc.spec),
+        q_(doc.q.values()),
+        k_(doc.k.values()),
+        v_(doc.v.values()),
+        d_o_(doc.d_o.values()) {
+    const int64_t rows = c_.q_tokens * c_.shape.num_heads;
+    const int64_t keys = c_.k_tokens * c_.shape.num_kv_heads;
+    const auto resize = [](Expected& x, int64_t n) { x.value.resize(n), x.magnitude.resize(n); };
+    resize(o, rows * c_.shape.head_dim_v), resize(dq, rows * c_.shape.head_dim_qk);
+    resize(lse, rows), resize(delta, rows);
+    resize(dk, keys * c_.shape.head_dim_qk), resize(dv, keys * c_.shape.head_dim_v);
+    for (int64_t row = 0; row < rows; ++row) {
+      const std::vector<double> p = probabilities(row);
+      for (int64_t j = 0; j < c_.k_tokens; ++j) {
+        if (p[j] > 0) add_forward(row, j, p[j]);
+      }
+      for (int64_t x = 0; x < c_.shape.head_dim_v; ++x) {
+        const int64_t i = row * c_.shape.head_dim_v + x;
+        delta.value[row] += d_o_[i] * o.value[i];
+      }
+      for (int64_t j = 0; j < c_.k_tokens; ++j) {
+        if (p[j] > 0) add_backward(row, j, p[j]);
+      }
+    }
+  }
+
+  Expected o, lse, delta, dq, dk, dv;
+  double largest_score = 0;  // max over pairs of softmax_scale * sum |q| |k|
+
+ private:
+  /// Row = token * H + head; the row of the key that it reads at position j.
+  int64_t key_row(int64_t row, int64_t j) const {
+    const int64_t group = c_.shape.num_heads / c_.shape.num_kv_heads;
+    return j * c_.shape.num_kv_heads + row % c_.shape.num_heads / group;
+  }
+
+  /// Of the row's keys; sets LSE. 0 where the mask hides.
+  std::vector<double> probabilities(int64_t row) {
+    const int64_t d = c_.shape.head_dim_qk;
+    std::vector<double> s(c_.k_tokens, kNoKey);
+    for (int64_t j = 0; j < c_.k_tokens; ++j) {
+      if (!sees(c_.mask, c_.q_position + row / c_.shape.num_heads, j)) continue;
+      double sum = 0, magnitude = 0;
+      for (int64_t x = 0; x < d; ++x) {
+        const double term = c_.shape.softmax_scale * q_[row * d + x] * k_[key_row(row, j) * d + x];
+        sum += term, magnitude += std::fabs(term);
+      }
+      s[j] = sum;
+      largest_score = std::max(largest_score, magnitude);
+    }
+    const double max = s.empty() ? kNoKey : *std::max_element(s.begin(), s.end());
+    double total = 0;
+    for (double& x : s) total += x = max == kNoKey ? 0 : std::exp(x - max);
+    for (double& x : s) x /= total > 0 ? total : 1;
+    lse.value[row] = max + std::log(total);
+    return s;
+  }
+
+  static void add(Expected& x, int64_t i, double p, double term, double magnitude) {
+    x.value[i] += p * term, x.magnitude[i] += p * magnitude;
+    x.factor = std::max(x.factor, magnitude);
+  }
+
+  void add_forward(int64_t row, int64_t j, double p) {
+    const int64_t e = c_.shape.head_dim_v, key = key_row(row, j);
+    for (int64_t x = 0; x < e; ++x) {
+      const double value = v_[key * e + x], gradient = d_o_[row * e + x];
+      add(o, row * e + x, p, value, std::fabs(value));
+      add(dv, key * e + x, p, gradient, std::fabs(gradient));
+    }
+  }
+
+  void add_backward(int64_t row, int64_t j, double p) {
+    const int64_t d = c_.shape.head_dim_qk, e = c_.shape.head_dim_v, key = key_row(row, j);
+    double dp = 0, magnitude = 0;
+    for (int64_t x = 0; x < e; ++x) {
+      const double term = d_o_[row * e + x] * v_[key * e + x];
+      dp += term, magnitude += std::fabs(term);
+    }
+    const double ds = c_.shape.softmax_scale * (dp - delta.value[row]);
+    magnitude = c_.shape.softmax_scale * (magnitude + std::fabs(delta.value[row]));
+    for (int64_t x = 0; x < d; ++x) {
+      const double k = k_[key * d + x], q = q_[row * d + x];
+      add(dq, row * d + x, p, ds * k, magnitude * std::fabs(k));
+      add(dk, key * d + x, p, ds * q, magnitude * std::fabs(q));
+    }
+  }
+
+  Case c_;
+  std::vector<double> q_, k_, v_, d_o_;  // [tokens, heads, dim]
+};
+
+/// Unit roundoff: half the distance from 1 to the next number.
+constexpr double unit_roundoff(ScalarType type) {
+  return type == ScalarType::kFloat64 ? 0x1p-53 : type == ScalarType::kFloat32 ? 0x1p-24 : 0x1p-8;
+}
+
+/// Where roundings happen in a kernel.
+struct Arithmetic {
+  ScalarType sums = ScalarType::kFloat64;   // scores, exponentials, sums
+  ScalarType store = ScalarType::kFloat64;  // probabilities, their gradients, results in memory
+  int64_t store_roundings = 1;              // of one result in the store type
+};
+
+/// Relative errors (to Expected::magnitude) that the worst order of roundings cannot exceed.
+struct Bounds {
+  Bounds(const Case& c, const WholeMatrix& whole, const Arithmetic& arithmetic) {
+    const double u = unit_roundoff(arithmetic.sums);
+    const double store = unit_roundoff(arithmetic.store);
+    const double terms = static_cast<double>(c.q_tokens + c.k_tokens);
+    const double dim = static_cast<double>(c.shape.head_dim_qk + c.shape.head_dim_v);
+    // A score is off by (D + 2) u x its magnitude, and so is the largest, the LSE, or the sum over
+    // another part of the keys; exp multiplies by 1 + that, and ATen's is good to 20 ulp.
+    const double score = whole.largest_score + std::log(terms + 1) + 1;
+    // Terms too small for the type may vanish, before or after a factor.
+    underflow = 4 * terms * (c.type == ScalarType::kFloat64 ? 0x1p-1022 : 0x1p-126);
+    log_sum = u * (4 * (dim + 8) * score + terms + 40);
+    forward = log_sum + (1 + static_cast<double>(arithmetic.store_roundings)) * store;
+    // Three more factors are rounded before the sum: dP - delta, delta itself (ATen's comes from a
+    // rounded O) and dS.
+    backward = log_sum + u * (dim + terms + 8) +
+               (3 + static_cast<double>(arithmetic.store_roundings)) * store;
+    delta_roundoff = unit_roundoff(accumulator_type(c.type));
+  }
+  double forward, log_sum, backward, delta_roundoff, underflow;
+};
+
+inline void expect_close(const std::string& name, const std::vector<double>& actual,
+                         const Expected& expected, double bound, double underflow) {
+  ASSERT_EQ(actual.size(), expected.value.size()) << name;
+  double worst = 0;
+  size_t where = 0;
+  for (size_t i = 0; i < actual.size(); ++i) {
+    if (actual[i] == expected.value[i]) continue;
+    double error = std::fabs(actual[i] - expected.value[i]) /
+                   (bound * expected.magnitude[i] + underflow * expected.factor);
+    if (std::isnan(error)) error = std::numeric_limits<double>::infinity();
+    if (error > worst) worst = error, where = i;
+  }
+  EXPECT_LE(worst, 1) << name << "[" << where << "] is " << (actual.empty() ? 0 : actual[where])
+                      << ", should be " << (actual.empty() ? 0 : expected.value[where])
+                      << ", bound " << bound;
+}
+
+/// LSE's errors are absolute.
+inline void expect_forward(Document& doc, const WholeMatrix& whole, const Bounds& bounds) {
+  expect_close("o", doc.o.values(), whole.o, bounds.forward, bounds.underflow);
+  Expected lse = whole.lse;
+  for (size_t i = 0; i < lse.value.size(); ++i) {
+    lse.magnitude[i] = 1 + std::fabs(lse.value[i]) * bounds.delta_roundoff / bounds.log_sum;
+  }
+  expect_close("lse", doc.lse.values(), lse, bounds.log_sum, bounds.underflow);
+}
+
+inline void expect_backward(Document& doc, const WholeMatrix& whole, const Bounds& bounds) {
+  expect_close("dq", doc.dq.values(), whole.dq, bounds.backward, bounds.underflow);
+  expect_close("dk", doc.dk.values(), whole.dk, bounds.backward, bounds.underflow);
+  expect_close("dv", doc.dv.values(), whole.dv, bounds.backward, bounds.underflow);
+}
+
+/// What backward is given: the whole rows' LSE and delta, rounded to their type.
+inline void set_backward_inputs(Document& doc, const WholeMatrix& whole) {
+  size_t i = 0, j = 0;
+  doc.lse.fill([&] { return whole.lse.value[i++]; });
+  doc.delta.fill([&] { return whole.delta.value[j++]; });
+  for (Tensor* gradient : {&doc.dq, &doc.dk, &doc.dv}) gradient->fill([] { return 0; });
+}
+
+}  // namespace distca::kernels::testing

@@ -1,0 +1,72 @@
+#include "distca/base/error.h"
+#include "distca/model/llama.h"
+
+namespace distca {
+
+void LlamaConfig::check() const {
+  auto positive = [](const char* key, int64_t value) {
+    if (value <= 0)
+      throw Error(ErrorKind::kConfig, "model.{} = {}: must be at least 1", key, value);
+  };
+  positive("vocab_size", vocab_size);
+  positive("hidden_size", hidden_size);
+  positive("intermediate_size", intermediate_size);
+  positive("num_hidden_layers", num_hidden_layers);
+  positive("num_attention_heads", num_attention_heads);
+  positive("num_key_value_heads", num_key_value_heads);
+  positive("head_dim", head_dim);
+  if (num_attention_heads % num_key_value_heads != 0) {
+    throw Error(ErrorKind::kConfig,
+                "model.num_attention_heads = {} is not divisible by model.num_key_value_heads = "
+                "{}: every key head "
+                "serves equally many query heads",
+                num_attention_heads, num_key_value_heads);
+  }
+  if (head_dim % 8 != 0) {
+    throw Error(ErrorKind::kConfig, "model.head_dim = {}: must be a multiple of 8", head_dim);
+  }
+  if (sliding_window < 0) {
+    throw Error(ErrorKind::kConfig, "model.sliding_window = {}: 0 (off) or a number of tokens",
+                sliding_window);
+  }
+}
+
+int64_t LlamaConfig::num_parameters() const {
+  const int64_t q = num_attention_heads * head_dim, kv = num_key_value_heads * head_dim;
+  const int64_t layer =
+      hidden_size * (2 * q + 2 * kv) + 3 * hidden_size * intermediate_size + 2 * hidden_size;
+  const int64_t embeddings = vocab_size * hidden_size * (tie_word_embeddings ? 1 : 2);
+  return num_hidden_layers * layer + embeddings + hidden_size;
+}
+
+double LlamaConfig::train_flops(int64_t tokens, int64_t pairs) const {
+  const int64_t q = num_attention_heads * head_dim, kv = num_key_value_heads * head_dim;
+  const double layer = 2.0 * hidden_size * (2 * q + 2 * kv + 3 * intermediate_size);
+  const double head = 2.0 * hidden_size * vocab_size;
+  const double attention = 4.0 * num_hidden_layers * q;  // QK^T and PV, per pair
+  return 3.0 * (static_cast<double>(tokens) * (num_hidden_layers * layer + head) +
+                static_cast<double>(pairs) * attention);
+}
+
+Json LlamaConfig::to_hugging_face(int64_t max_position_embeddings) const {
+  return Json{{"architectures", {"LlamaForCausalLM"}},
+              {"model_type", "llama"},
+              {"vocab_size", vocab_size},
+              {"hidden_size", hidden_size},
+              {"intermediate_size", intermediate_size},
+              {"num_hidden_layers", num_hidden_layers},
+              {"num_attention_heads", num_attention_heads},
+              {"num_key_value_heads", num_key_value_heads},
+              {"head_dim", head_dim},
+              {"rope_theta", rope_theta},
+              {"rms_norm_eps", rms_norm_eps},
+              {"initializer_range", initializer_range},
+              {"tie_word_embeddings", tie_word_embeddings},
+              {"max_position_embeddings", max_position_embeddings},
+              {"hidden_act", "silu"},
+              {"attention_bias", false},
+              {"mlp_bias", false},
+              {"torch_dtype", dtype == ScalarType::kFloat64 ? "float64" : "float32"}};
+}
+
+}  // namespace distca

@@ -1,0 +1,18 @@
+#pragma once
+// What a layout and tasks cost, counted from the tasks alone: schedulers only decide. Any thread.
+
+#include <vector>
+
+#include "distca/plan/plan.h"
+
+namespace distca {
+
+/// [max(num_workers, num_servers)] pairs and bytes of one layer, forward.
+/// Counts: pairs the mask allows; Q and O of every query token computed away from home; K and V of
+/// every key token once per server that reads it and does not hold it. Ignores: LSE, message
+/// headers, backward. Needs a layout that holds every token once. Time: O(n log n) in tasks,
+/// segments and transfers.
+std::vector<ServerLoad> account(const AttentionShape& shape, const Cluster& cluster,
+                                const Layout& layout, const std::vector<Task>& tasks);
+
+}  // namespace distca

@@ -1,0 +1,254 @@
+#include "distca/plan/exchange.h"
+
+#include <algorithm>
+#include <tuple>
+
+#include "distca/base/error.h"
+
+namespace distca {
+namespace {
+
+/// Union of one side of tasks of one server and one document: disjoint, ascending, touching ranges
+/// joined.
+std::vector<Range> merged(std::vector<Range> ranges) {
+  std::sort(ranges.begin(), ranges.end());
+  std::vector<Range> result;
+  for (const Range& range : ranges) {
+    if (range.empty()) continue;
+    if (!result.empty() && range.begin <= result.back().end) {
+      result.back().end = std::max(result.back().end, range.end);
+    } else {
+      result.push_back(range);
+    }
+  }
+  return result;
+}
+
+/// A range that travels, before it is sorted into its message.
+struct Travel {
+  int peer;
+  bool key;
+  RowRange rows;
+};
+
+/// One message for each peer.
+std::vector<PeerTransfer> messages(std::vector<Travel> travels) {
+  std::sort(travels.begin(), travels.end(), [](const Travel& a, const Travel& b) {
+    return std::tie(a.peer, a.key, a.rows.document, a.rows.tokens) <
+           std::tie(b.peer, b.key, b.rows.document, b.rows.tokens);
+  });
+  std::vector<PeerTransfer> result;
+  for (const Travel& travel : travels) {
+    if (result.empty() || result.back().peer != travel.peer) {
+      result.push_back({.peer = travel.peer, .q = {}, .kv = {}});
+    }
+    PeerTransfer& message = result.back();
+    (travel.key ? message.kv : message.q).push_back(travel.rows);
+    (travel.key ? message.kv_tokens : message.q_tokens) += travel.rows.tokens.size();
+  }
+  return result;
+}
+
+/// First row of each range in a received block.
+std::vector<int64_t> offsets(const std::vector<RowRange>& ranges) {
+  std::vector<int64_t> result;
+  int64_t row = 0;
+  for (const RowRange& range : ranges) {
+    result.push_back(row);
+    row += range.tokens.size();
+  }
+  return result;
+}
+
+/// Finds rows in the blocks received.
+class Blocks {
+ public:
+  explicit Blocks(const std::vector<PeerTransfer>& receives) : receives_(receives) {
+    for (const PeerTransfer& message : receives) {
+      q_offsets_.push_back(offsets(message.q));
+      kv_offsets_.push_back(offsets(message.kv));
+    }
+  }
+  BlockRows q_rows(int home, int64_t document, const Range& tokens) const {
+    const size_t i = index(home);
+    return rows(i, receives_[i].q, q_offsets_[i], document, tokens);
+  }
+  BlockRows kv_rows(int home, int64_t document, const Range& tokens) const {
+    const size_t i = index(home);
+    return rows(i, receives_[i].kv, kv_offsets_[i], document, tokens);
+  }
+
+ private:
+  size_t index(int home) const {
+    const auto message = std::partition_point(receives_.begin(), receives_.end(),
+                                              [home](const auto& m) { return m.peer < home; });
+    DISTCA_CHECK(message != receives_.end() && message->peer == home, "nothing comes from {}",
+                 home);
+    return static_cast<size_t>(message - receives_.begin());
+  }
+  static BlockRows rows(size_t block, const std::vector<RowRange>& ranges,
+                        const std::vector<int64_t>& first_rows, int64_t document,
+                        const Range& tokens) {
+    const auto range = std::partition_point(ranges.begin(), ranges.end(), [&](const RowRange& r) {
+      return std::tie(r.document, r.tokens.end) <= std::tie(document, tokens.begin);
+    });
+    DISTCA_CHECK(
+        range != ranges.end() && range->document == document && range->tokens.contains(tokens),
+        "document {} [{}, {}) is not in the block", document, tokens.begin, tokens.end);
+    return {.block = static_cast<int32_t>(block) + 1,
+            .row = first_rows[range - ranges.begin()] + tokens.begin - range->tokens.begin,
+            .position = tokens.begin,
+            .tokens = tokens.size()};
+  }
+
+  const std::vector<PeerTransfer>& receives_;
+  std::vector<std::vector<int64_t>> q_offsets_;
+  std::vector<std::vector<int64_t>> kv_offsets_;
+};
+
+}  // namespace
+
+template <typename Visit>
+void PlanIndex::for_each_part(int64_t document, const Range& tokens, const Visit& visit) const {
+  const auto& segments = segments_[document];
+  auto segment = std::partition_point(segments.begin(), segments.end(), [&tokens](const Placed& s) {
+    return s.tokens.end <= tokens.begin;
+  });
+  for (; segment != segments.end() && segment->tokens.begin < tokens.end; ++segment) {
+    visit(*segment, intersect(segment->tokens, tokens));
+  }
+}
+
+PlanIndex::PlanIndex(const Plan& plan)
+    : plan_(plan),
+      segments_(plan.nano_batch.documents.size()),
+      reads_(plan.nano_batch.documents.size()),
+      tasks_of_server_(std::max(plan.cluster.num_workers, plan.cluster.num_servers())) {
+  for (int worker = 0; worker < plan.layout.num_workers(); ++worker) {
+    int64_t row = 0;
+    for (const Segment& segment : plan.layout.workers[worker]) {
+      segments_[segment.document].push_back({segment.tokens, worker, row});
+      row += segment.tokens.size();
+    }
+  }
+  for (auto& segments : segments_) {
+    std::sort(segments.begin(), segments.end(),
+              [](const Placed& a, const Placed& b) { return a.tokens < b.tokens; });
+  }
+  const auto num_tasks = static_cast<int64_t>(plan.tasks.size());
+  for (int64_t begin = 0, end = 0; begin < num_tasks; begin = end) {
+    const int server = plan.tasks[begin].server;
+    while (end < num_tasks && plan.tasks[end].server == server) ++end;
+    DISTCA_CHECK(tasks_of_server_[server].empty(), "tasks of server {} do not lie together",
+                 server);
+    tasks_of_server_[server] = {begin, end};
+    for (const Need& need : needs(server)) {
+      Reads& reads = reads_[need.document];
+      for (const Range& range : need.kv) reads.keys.push_back({range, server});
+      for (const Range& range : need.q) {
+        for_each_part(need.document, range, [&](const Placed&, const Range& part) {
+          reads.q.push_back({part, server});
+        });
+      }
+    }
+  }
+  for (Reads& reads : reads_) {
+    std::sort(reads.q.begin(), reads.q.end(),
+              [](const Read& a, const Read& b) { return a.tokens.begin < b.tokens.begin; });
+    std::sort(reads.keys.begin(), reads.keys.end(),
+              [](const Read& a, const Read& b) { return a.tokens.end > b.tokens.end; });
+  }
+}
+
+std::vector<PlanIndex::Need> PlanIndex::needs(int server) const {
+  std::vector<Need> result;
+  for (int64_t i = tasks_of_server_[server].begin; i < tasks_of_server_[server].end; ++i) {
+    const Task& task = plan_.tasks[i];
+    if (result.empty() || result.back().document != task.document) {
+      result.push_back({task.document, {}, {}});
+    }
+    result.back().q.push_back(task.q);
+    result.back().kv.push_back(task.kv);
+  }
+  for (Need& need : result) {
+    need.q = merged(std::move(need.q));
+    need.kv = merged(std::move(need.kv));
+  }
+  return result;
+}
+
+std::vector<PeerTransfer> PlanIndex::sends(int rank) const {
+  std::vector<Travel> travels;
+  if (rank >= plan_.layout.num_workers()) return {};
+  int64_t row = 0;
+  for (const Segment& segment : plan_.layout.workers[rank]) {
+    const Range& home = segment.tokens;
+    const auto send = [&](const Read& read, bool key) {
+      const Range part = intersect(read.tokens, home);
+      if (read.server == rank || part.empty()) return;
+      travels.push_back(
+          {read.server, key, {segment.document, part, row + part.begin - home.begin}});
+    };
+    const Reads& reads = reads_[segment.document];
+    auto read = std::partition_point(reads.q.begin(), reads.q.end(), [&home](const Read& r) {
+      return r.tokens.begin < home.begin;
+    });
+    for (; read != reads.q.end() && read->tokens.begin < home.end; ++read) send(*read, false);
+    for (const Read& keys : reads.keys) {
+      if (keys.tokens.end <= home.begin) break;
+      send(keys, true);
+    }
+    row += home.size();
+  }
+  return messages(std::move(travels));
+}
+
+std::vector<PeerTransfer> PlanIndex::receives(int rank) const {
+  std::vector<Travel> travels;
+  for (const Need& need : needs(rank)) {
+    const auto receive = [&](const std::vector<Range>& ranges, bool key) {
+      for (const Range& range : ranges) {
+        for_each_part(need.document, range, [&](const Placed& home, const Range& part) {
+          if (home.worker == rank) return;
+          travels.push_back(
+              {home.worker, key, {need.document, part, home.row + part.begin - home.tokens.begin}});
+        });
+      }
+    };
+    receive(need.q, false);
+    receive(need.kv, true);
+  }
+  return messages(std::move(travels));
+}
+
+RankExchange PlanIndex::exchange(int rank) const {
+  RankExchange result;
+  if (rank < plan_.layout.num_workers()) result.local_tokens = plan_.layout.num_tokens(rank);
+  result.sends = sends(rank);
+  result.receives = receives(rank);
+
+  const Blocks blocks(result.receives);
+  const auto local = [](const Placed& home, const Range& part) {
+    return BlockRows{.block = 0,
+                     .row = home.row + part.begin - home.tokens.begin,
+                     .position = part.begin,
+                     .tokens = part.size()};
+  };
+  for (int64_t i = tasks_of_server_[rank].begin; i < tasks_of_server_[rank].end; ++i) {
+    const Task& task = plan_.tasks[i];
+    ServerTask resolved{.task = i, .q = {}, .kv = {}};
+    for_each_part(task.document, task.q, [&](const Placed& home, const Range& part) {
+      resolved.q =
+          home.worker == rank ? local(home, part) : blocks.q_rows(home.worker, task.document, part);
+    });
+    for_each_part(task.document, task.kv, [&](const Placed& home, const Range& part) {
+      resolved.kv.push_back(home.worker == rank ? local(home, part)
+                                                : blocks.kv_rows(home.worker, task.document, part));
+    });
+    DISTCA_CHECK_EQ(resolved.q.tokens, task.q.size());
+    result.tasks.push_back(std::move(resolved));
+  }
+  return result;
+}
+
+}  // namespace distca

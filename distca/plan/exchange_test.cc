@@ -1,0 +1,233 @@
+#include "distca/plan/exchange.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "distca/plan/plan_testing.h"
+#include "distca/plan/validate.h"
+
+namespace distca {
+namespace {
+
+using ::testing::IsEmpty;
+using Token = std::pair<int64_t, int64_t>;  // document, position
+
+std::vector<Token> local_tokens(const Plan& plan, int rank) {
+  std::vector<Token> tokens;
+  if (rank >= plan.layout.num_workers()) return tokens;
+  for (const Segment& segment : plan.layout.workers[rank]) {
+    for (int64_t p = segment.tokens.begin; p < segment.tokens.end; ++p)
+      tokens.push_back({segment.document, p});
+  }
+  return tokens;
+}
+
+/// What a message carries: the rows that the sender reads from its local tensors.
+std::vector<Token> packed(const std::vector<RowRange>& ranges, const std::vector<Token>& local) {
+  std::vector<Token> rows;
+  for (const RowRange& range : ranges) {
+    for (int64_t i = 0; i < range.tokens.size(); ++i) rows.push_back(local.at(range.row + i));
+  }
+  return rows;
+}
+
+/// A plan, all exchanges, and what each rank has in each block after the exchange.
+struct Played {
+  Plan plan;
+  std::vector<std::vector<Token>> local;               // [rank]
+  std::vector<RankExchange> ranks;                     // [rank]
+  std::vector<std::vector<std::vector<Token>>> q, kv;  // [rank][block]
+};
+
+Played play(Plan plan) {
+  Played played{.plan = std::move(plan), .local = {}, .ranks = {}, .q = {}, .kv = {}};
+  const PlanIndex index(played.plan);
+  const int ranks = static_cast<int>(played.plan.load.size());
+  for (int rank = 0; rank < ranks; ++rank) {
+    played.local.push_back(local_tokens(played.plan, rank));
+    played.ranks.push_back(index.exchange(rank));
+  }
+  for (int rank = 0; rank < ranks; ++rank) {
+    auto& q = played.q.emplace_back();
+    auto& kv = played.kv.emplace_back();
+    q.push_back(played.local[rank]);
+    kv.push_back(played.local[rank]);
+    for (const PeerTransfer& message : played.ranks[rank].receives) {
+      q.push_back(packed(message.q, played.local[message.peer]));
+      kv.push_back(packed(message.kv, played.local[message.peer]));
+    }
+  }
+  return played;
+}
+
+void on_random_plans(const std::function<void(const Played&)>& check) {
+  Random random(6);
+  for (const int workers : {1, 2, 3, 4, 7}) {
+    for (int trial = 0; trial < 40; ++trial) {
+      Plan plan = testing::random_plan(workers, static_cast<int>(random.below(3)), random);
+      ASSERT_THAT(validate(plan, {.even_tokens = false}), IsEmpty());
+      check(play(std::move(plan)));
+    }
+  }
+}
+
+TEST(Exchange, sends_mirror_receives) {
+  on_random_plans([](const Played& played) {
+    std::map<std::pair<int, int>, PeerTransfer> sent;  // (from, to)
+    size_t received = 0;
+    for (size_t rank = 0; rank < played.ranks.size(); ++rank) {
+      for (const PeerTransfer& message : played.ranks[rank].sends) {
+        sent[{static_cast<int>(rank), message.peer}] = message;
+      }
+      received += played.ranks[rank].receives.size();
+    }
+    EXPECT_EQ(sent.size(), received);
+    for (size_t rank = 0; rank < played.ranks.size(); ++rank) {
+      for (PeerTransfer message : played.ranks[rank].receives) {
+        const auto match = sent.find({message.peer, static_cast<int>(rank)});
+        ASSERT_NE(match, sent.end());
+        message.peer = static_cast<int>(rank);
+        EXPECT_EQ(message, match->second);
+      }
+    }
+  });
+}
+
+TEST(Exchange, messages_are_sorted_disjoint_and_never_empty) {
+  on_random_plans([](const Played& played) {
+    for (const RankExchange& rank : played.ranks) {
+      for (const auto* side : {&rank.sends, &rank.receives}) {
+        int last_peer = -1;
+        for (const PeerTransfer& message : *side) {
+          EXPECT_GT(message.peer, last_peer);
+          last_peer = message.peer;
+          EXPECT_GT(message.q_tokens + message.kv_tokens, 0);
+          for (const auto& [ranges, tokens] :
+               {std::pair{message.q, message.q_tokens}, std::pair{message.kv, message.kv_tokens}}) {
+            int64_t sum = 0;
+            for (size_t i = 0; i < ranges.size(); ++i) {
+              sum += ranges[i].tokens.size();
+              if (i == 0) continue;
+              EXPECT_TRUE(ranges[i - 1].document < ranges[i].document ||
+                          (ranges[i - 1].document == ranges[i].document &&
+                           ranges[i - 1].tokens.end <= ranges[i].tokens.begin));
+            }
+            EXPECT_EQ(sum, tokens);
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST(Exchange, every_row_of_every_task_is_the_right_token) {
+  on_random_plans([](const Played& played) {
+    size_t tasks = 0;
+    for (size_t rank = 0; rank < played.ranks.size(); ++rank) {
+      for (const ServerTask& resolved : played.ranks[rank].tasks) {
+        const Task& task = played.plan.tasks[resolved.task];
+        EXPECT_EQ(task.server, static_cast<int>(rank));
+        ++tasks;
+        ASSERT_EQ(resolved.q.position, task.q.begin);
+        ASSERT_EQ(resolved.q.tokens, task.q.size());
+        for (int64_t i = 0; i < resolved.q.tokens; ++i) {
+          ASSERT_EQ(played.q[rank].at(resolved.q.block).at(resolved.q.row + i),
+                    Token(task.document, task.q.begin + i));
+        }
+        int64_t position = task.kv.begin;
+        for (const BlockRows& rows : resolved.kv) {
+          ASSERT_EQ(rows.position, position);
+          for (int64_t i = 0; i < rows.tokens; ++i, ++position) {
+            ASSERT_EQ(played.kv[rank].at(rows.block).at(rows.row + i),
+                      Token(task.document, position));
+          }
+        }
+        EXPECT_EQ(position, task.kv.end);
+      }
+    }
+    EXPECT_EQ(tasks, played.plan.tasks.size());
+  });
+}
+
+TEST(Exchange, local_tokens_never_travel) {
+  on_random_plans([](const Played& played) {
+    for (size_t rank = 0; rank < played.ranks.size(); ++rank) {
+      const std::set<Token> local(played.local[rank].begin(), played.local[rank].end());
+      EXPECT_EQ(played.ranks[rank].local_tokens, static_cast<int64_t>(local.size()));
+      for (const auto* blocks : {&played.q[rank], &played.kv[rank]}) {
+        for (size_t block = 1; block < blocks->size(); ++block) {
+          for (const Token& token : (*blocks)[block]) EXPECT_EQ(local.count(token), 0u);
+        }
+      }
+    }
+  });
+}
+
+TEST(Exchange, each_token_comes_once_and_only_if_a_task_reads_it) {
+  on_random_plans([](const Played& played) {
+    for (size_t rank = 0; rank < played.ranks.size(); ++rank) {
+      std::set<Token> read_q;
+      std::set<Token> read_kv;
+      for (const Task& task : played.plan.tasks) {
+        if (task.server != static_cast<int>(rank)) continue;
+        for (int64_t p = task.q.begin; p < task.q.end; ++p) read_q.insert({task.document, p});
+        for (int64_t p = task.kv.begin; p < task.kv.end; ++p) read_kv.insert({task.document, p});
+      }
+      for (const auto& [blocks, read] :
+           {std::pair{&played.q[rank], &read_q}, std::pair{&played.kv[rank], &read_kv}}) {
+        std::set<Token> seen;
+        for (size_t block = 1; block < blocks->size(); ++block) {
+          for (const Token& token : (*blocks)[block]) {
+            EXPECT_TRUE(seen.insert(token).second);
+            EXPECT_EQ(read->count(token), 1u);
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST(Exchange, bytes_are_those_that_the_plan_predicts) {
+  on_random_plans([](const Played& played) {
+    const AttentionShape& shape = played.plan.shape;
+    for (size_t rank = 0; rank < played.ranks.size(); ++rank) {
+      int64_t sent = 0;
+      int64_t received = 0;
+      int64_t o_sent = 0;
+      for (const PeerTransfer& message : played.ranks[rank].sends) {
+        sent +=
+            message.q_tokens * shape.q_token_bytes() + message.kv_tokens * shape.kv_token_bytes();
+      }
+      for (const PeerTransfer& message : played.ranks[rank].receives) {
+        received +=
+            message.q_tokens * shape.q_token_bytes() + message.kv_tokens * shape.kv_token_bytes();
+        o_sent += message.q_tokens * shape.o_token_bytes();
+      }
+      EXPECT_EQ(sent, played.plan.load[rank].send_bytes);
+      EXPECT_EQ(received, played.plan.load[rank].receive_bytes);
+      EXPECT_EQ(o_sent, played.plan.load[rank].o_send_bytes);
+    }
+  });
+}
+
+TEST(Exchange, schedulers_plans_resolve_too) {
+  for (const char* scheduler : {"local", "greedy"}) {
+    for (const int workers : {1, 2, 3, 4, 7}) {
+      const Played played =
+          play(make_plan(testing::request_for({5001, 1, 300, 2048}, workers, scheduler)));
+      int64_t q_rows = 0;
+      for (const RankExchange& rank : played.ranks) {
+        for (const ServerTask& task : rank.tasks) q_rows += task.q.tokens;
+      }
+      EXPECT_EQ(q_rows, 5001 + 1 + 300 + 2048);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace distca

@@ -1,0 +1,74 @@
+#include "distca/plan/layout_sequential.h"
+
+#include "distca/base/error.h"
+
+namespace distca {
+namespace {
+
+/// Tokens to take of `rest` (what is left of a document) so that `goal` is met as nearly as
+/// allowed: nothing, or its last block (possibly short) and any number of whole ones. The lower one
+/// of two equals.
+int64_t nearest_allowed(const Range& rest, double goal) {
+  const int64_t last_block = rest.end - round_down(rest.end - 1, kBlockTokens);
+  int64_t lower = 0;
+  int64_t upper = std::min(last_block, rest.size());
+  if (goal > static_cast<double>(upper)) {
+    const auto blocks = static_cast<int64_t>((goal - last_block) / kBlockTokens);
+    lower = std::min(last_block + blocks * kBlockTokens, rest.size());
+    upper = std::min(lower + kBlockTokens, rest.size());
+  }
+  return goal - lower <= upper - goal ? lower : upper;
+}
+
+/// Moves `tokens` of `rest` to a worker: the first half from the front, the second half from the
+/// back.
+void take(int64_t document, int64_t tokens, Range& rest, std::vector<Segment>& worker) {
+  if (tokens == rest.size()) {
+    worker.push_back({document, rest});
+    rest.begin = rest.end;
+    return;
+  }
+  const int64_t head = ceil_div(tokens, kBlockTokens) / 2 * kBlockTokens;
+  const int64_t tail = tokens - head;
+  if (head > 0) worker.push_back({document, {rest.begin, rest.begin + head}});
+  if (tail > 0) worker.push_back({document, {rest.end - tail, rest.end}});
+  rest = {rest.begin + head, rest.end - tail};
+}
+
+}  // namespace
+
+Layout sequential_layout(const PlanRequest& request) {
+  const int num_workers = request.cluster.num_workers;
+  const int64_t total = request.nano_batch.num_tokens();
+  const int64_t cap = request.cluster.max_tokens_per_worker;
+  if (cap > 0 && total > cap * num_workers) {
+    throw Error(
+        ErrorKind::kPlan,
+        "{} tokens do not fit {} workers of at most {} tokens ({} in all): use more workers, a "
+        "larger cap or a smaller nano-batch",
+        total, num_workers, cap, cap * num_workers);
+  }
+
+  Layout layout;
+  layout.workers.resize(num_workers);
+  int64_t used = 0;
+  size_t index = 0;
+  Range rest;  // of the document at `index`
+  const auto& documents = request.nano_batch.documents;
+  if (!documents.empty()) rest.end = documents[0].length;
+  for (int worker = 0; worker < num_workers; ++worker) {
+    const double target = static_cast<double>(total) * (worker + 1) / num_workers;
+    while (index < documents.size()) {
+      const double goal = target - static_cast<double>(used);
+      const int64_t tokens = nearest_allowed(rest, goal);
+      const bool full = goal < static_cast<double>(rest.size());
+      if (tokens > 0) take(documents[index].id, tokens, rest, layout.workers[worker]);
+      used += tokens;
+      if (rest.empty() && ++index < documents.size()) rest = {0, documents[index].length};
+      if (full) break;
+    }
+  }
+  return layout;
+}
+
+}  // namespace distca

@@ -1,0 +1,121 @@
+#include "distca/plan/plan.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <tuple>
+
+#include "distca/base/error.h"
+#include "distca/plan/accounting.h"
+#include "distca/plan/scheduler.h"
+
+namespace distca {
+namespace {
+
+constexpr int64_t kMaxCapacity = 1'000'000'000;  // of all servers together: products stay in int64
+constexpr int64_t kMaxTolerancePpm = 10'000'000;
+constexpr int64_t kMaxTokens = int64_t{1} << 30;  // of a nano-batch: pairs stay below 2^60
+
+void check_cluster(const Cluster& cluster) {
+  if (cluster.num_workers < 1) {
+    throw Error(ErrorKind::kPlan, "a plan needs at least 1 worker, not {}", cluster.num_workers);
+  }
+  if (cluster.num_servers() < cluster.num_workers) {
+    throw Error(ErrorKind::kPlan,
+                "{} capacities for {} workers: one a rank, workers first (0 for a worker that does "
+                "not serve)",
+                cluster.num_servers(), cluster.num_workers);
+  }
+  int64_t sum = 0;
+  for (const int64_t capacity : cluster.capacity) {
+    if (capacity < 0 || capacity > kMaxCapacity) {
+      throw Error(ErrorKind::kPlan, "capacity {} is not in 0 .. {}", capacity, kMaxCapacity);
+    }
+    sum += capacity;
+  }
+  if (sum < 1 || sum > kMaxCapacity) {
+    throw Error(ErrorKind::kPlan, "capacities add up to {}, not to 1 .. {}", sum, kMaxCapacity);
+  }
+  if (cluster.max_tokens_per_worker < 0) {
+    throw Error(ErrorKind::kPlan, "a cap of {} tokens per worker is negative (0: no cap)",
+                cluster.max_tokens_per_worker);
+  }
+}
+
+void check_request(const PlanRequest& request) {
+  check_cluster(request.cluster);
+  int64_t tokens = 0;
+  const auto& documents = request.nano_batch.documents;
+  for (size_t i = 0; i < documents.size(); ++i) {
+    DISTCA_CHECK_EQ(documents[i].id, static_cast<int64_t>(i));
+    if (documents[i].length < 0 || documents[i].length > kMaxTokens) {
+      throw Error(ErrorKind::kPlan, "document {} has {} tokens, not 0 .. {}", i,
+                  documents[i].length, kMaxTokens);
+    }
+    tokens += documents[i].length;
+  }
+  if (tokens > kMaxTokens) {
+    throw Error(ErrorKind::kPlan, "a nano-batch of {} tokens exceeds {}", tokens, kMaxTokens);
+  }
+  const int64_t tolerance = request.options.tolerance_ppm;
+  if (tolerance < 0 || tolerance > kMaxTolerancePpm) {
+    throw Error(ErrorKind::kPlan, "a tolerance of {} ppm is not in 0 .. {}", tolerance,
+                kMaxTolerancePpm);
+  }
+}
+
+}  // namespace
+
+Plan make_plan(const PlanRequest& request) {
+  const LayoutEntry& layout = find_layout(request.options.layout);
+  const SchedulerEntry& scheduler = find_scheduler(request.options.scheduler);
+  check_request(request);
+  Plan plan{.nano_batch = request.nano_batch,
+            .cluster = request.cluster,
+            .shape = request.shape,
+            .options = request.options,
+            .layout = layout.make(request),
+            .tasks = {},
+            .load = {}};
+  plan.tasks = scheduler.schedule(request, plan.layout);
+  std::sort(plan.tasks.begin(), plan.tasks.end(), [](const Task& a, const Task& b) {
+    return std::tie(a.server, a.document, a.q.begin, a.kv.begin) <
+           std::tie(b.server, b.document, b.q.begin, b.kv.begin);
+  });
+  plan.load = account(plan.shape, plan.cluster, plan.layout, plan.tasks);
+  return plan;
+}
+
+double max_over_mean(const Cluster& cluster, const std::vector<int64_t>& pairs) {
+  const auto total = static_cast<double>(std::accumulate(pairs.begin(), pairs.end(), int64_t{0}));
+  const auto& capacity = cluster.capacity;
+  const auto sum =
+      static_cast<double>(std::accumulate(capacity.begin(), capacity.end(), int64_t{0}));
+  double highest = 0;
+  for (size_t server = 0; server < pairs.size(); ++server) {
+    if (pairs[server] == 0) continue;
+    if (server >= capacity.size() || capacity[server] == 0)
+      return std::numeric_limits<double>::infinity();
+    const double share = static_cast<double>(capacity[server]) / sum;
+    highest = std::max(highest, static_cast<double>(pairs[server]) / (total * share));
+  }
+  return total == 0 ? 1 : highest;
+}
+
+double max_over_mean(const Plan& plan) {
+  std::vector<int64_t> pairs;
+  for (const ServerLoad& load : plan.load) pairs.push_back(load.pairs);
+  return max_over_mean(plan.cluster, pairs);
+}
+
+std::vector<int64_t> home_load(const Plan& plan) {
+  std::vector<int64_t> pairs(plan.load.size(), 0);
+  for (int worker = 0; worker < plan.layout.num_workers(); ++worker) {
+    for (const Segment& segment : plan.layout.workers[worker]) {
+      pairs[worker] += attention_pairs(segment.tokens, {0, segment.tokens.end}, MaskType::kCausal);
+    }
+  }
+  return pairs;
+}
+
+}  // namespace distca

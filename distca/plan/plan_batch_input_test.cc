@@ -1,0 +1,88 @@
+#include "distca/plan/plan_batch_input.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include "distca/base/error.h"
+#include "distca/base/file.h"
+
+namespace distca {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+class PlanBatchInput : public ::testing::Test {
+ protected:
+  ~PlanBatchInput() override { std::filesystem::remove(path_); }
+
+  std::filesystem::path file(const std::string& contents) {
+    write_file_atomically(path_, contents);
+    return path_;
+  }
+  template <typename Read>
+  std::string error(const Read& read, const std::string& contents) {
+    try {
+      read(file(contents));
+    } catch (const Error& error) {
+      EXPECT_EQ(error.exit_code(), 2);
+      EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos);
+      return error.what();
+    }
+    return "no error";
+  }
+
+  const std::filesystem::path path_ =
+      std::filesystem::temp_directory_path() /
+      fmt::format("distca_{}_{}.json",
+                  ::testing::UnitTest::GetInstance()->current_test_info()->name(), getpid());
+};
+
+TEST_F(PlanBatchInput, a_workload_is_one_nano_batch) {
+  const Workload workload = read_workload(
+      file(R"({"ranks": 2, "tokens_per_rank": 128, "source": "x", "doc_lens": [200, 56]})"));
+  EXPECT_EQ(workload.ranks, 2);
+  EXPECT_EQ(workload.tokens_per_rank, 128);
+  EXPECT_EQ(workload.source, "x");
+  EXPECT_EQ(workload.nano_batch, NanoBatch::from_lengths({200, 56}));
+}
+
+TEST_F(PlanBatchInput, a_wrong_workload_is_refused_with_what_is_wrong) {
+  const auto message = [this](const std::string& text) { return error(read_workload, text); };
+  EXPECT_THAT(message("[1, 2]"), HasSubstr("no \"ranks\""));
+  EXPECT_THAT(message(R"({"ranks": 2, "tokens_per_rank": 1})"), HasSubstr("no \"doc_lens\""));
+  EXPECT_THAT(message(R"({"ranks": 0, "tokens_per_rank": 1, "doc_lens": []})"),
+              AllOf(HasSubstr("\"ranks\" must be an integer in 1"), HasSubstr("not 0")));
+  EXPECT_THAT(message(R"({"ranks": 1, "tokens_per_rank": 9, "doc_lens": [9.5]})"),
+              HasSubstr("\"doc_lens\"[0]"));
+  EXPECT_THAT(message(R"({"ranks": 1, "tokens_per_rank": 9, "doc_lens": 9})"), HasSubstr("a list"));
+  EXPECT_THAT(message(R"({"ranks": 1, "tokens_per_rank": 9, "doc_lens": [8]})"),
+              HasSubstr("hold 8 tokens, ranks x tokens_per_rank is 9"));
+  EXPECT_THAT(message(R"({"ranks": 1, "tokens_per_rank": 9, "source": 1, "doc_lens": [9]})"),
+              HasSubstr("\"source\" must be a string"));
+  EXPECT_THAT(message("{"), HasSubstr(path_.string()));
+}
+
+TEST_F(PlanBatchInput, lengths_are_a_list_of_positive_integers) {
+  EXPECT_THAT(read_lengths(file("[3, 1, 2]")), ElementsAre(3, 1, 2));
+  EXPECT_THAT(read_lengths(file("[]")), ElementsAre());
+  EXPECT_THAT(error(read_lengths, "[3, 0]"), AllOf(HasSubstr("[1] must be"), HasSubstr("not 0")));
+  EXPECT_THAT(error(read_lengths, "[3, \"4\"]"), HasSubstr("[1] must be"));
+  EXPECT_THAT(error(read_lengths, "[18446744073709551615]"), HasSubstr("[0] must be"));
+  EXPECT_THAT(error(read_lengths, "{}"), HasSubstr("a list"));
+}
+
+TEST_F(PlanBatchInput, a_missing_file_is_bad_input) {
+  try {
+    read_lengths("/nowhere/lengths.json");
+    FAIL() << "not refused";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.exit_code(), 2);
+    EXPECT_THAT(error.what(), HasSubstr("/nowhere/lengths.json"));
+  }
+}
+
+}  // namespace
+}  // namespace distca

@@ -1,0 +1,88 @@
+#pragma once
+// Plans for tests: of the schedulers, and at random.
+
+#include <algorithm>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "distca/base/random.h"
+#include "distca/plan/accounting.h"
+#include "distca/plan/plan.h"
+
+namespace distca::testing {
+
+inline PlanRequest request_for(const std::vector<int64_t>& lengths, int workers,
+                               const std::string& scheduler = "greedy",
+                               int64_t tolerance_ppm = 50'000) {
+  return {.nano_batch = NanoBatch::from_lengths(lengths),
+          .cluster = Cluster::in_place(workers),
+          .shape = {.num_heads = 4, .num_kv_heads = 1},
+          .options = {.scheduler = scheduler, .tolerance_ppm = tolerance_ppm}};
+}
+
+/// Mostly short, a few long, odd lengths; sometimes none.
+inline std::vector<int64_t> random_lengths(Random& random) {
+  std::vector<int64_t> lengths(random.below(9));
+  for (int64_t& length : lengths) {
+    const uint64_t most = random.below(4) == 0 ? 6000 : 700;
+    length = 1 + static_cast<int64_t>(random.below(most));
+  }
+  return lengths;
+}
+
+/// [0, length) cut at random multiples of 128 into at most `pieces`.
+inline std::vector<Range> random_cuts(const Range& whole, uint64_t pieces, Random& random) {
+  std::vector<Range> result;
+  for (Range rest = whole; !rest.empty();) {
+    const bool last = result.size() + 1 >= pieces;
+    const int64_t cut =
+        round_down(rest.begin, kBlockTokens) +
+        kBlockTokens * (1 + static_cast<int64_t>(random.below(rest.size() / kBlockTokens + 1)));
+    const int64_t end = last ? rest.end : std::min(rest.end, cut);
+    result.push_back({rest.begin, end});
+    rest.begin = end;
+  }
+  return result;
+}
+
+/// Sorts the tasks and fills in the load.
+inline void complete(Plan& plan) {
+  std::sort(plan.tasks.begin(), plan.tasks.end(), [](const Task& a, const Task& b) {
+    return std::tie(a.server, a.document, a.q.begin, a.kv.begin) <
+           std::tie(b.server, b.document, b.q.begin, b.kv.begin);
+  });
+  plan.load = account(plan.shape, plan.cluster, plan.layout, plan.tasks);
+}
+
+/// Valid but for even tokens: documents cut anywhere, pieces anywhere (some workers empty), tasks
+/// anywhere, some with only part of the keys. The last `dedicated` servers hold no tokens.
+inline Plan random_plan(int workers, int dedicated, Random& random) {
+  Plan plan;
+  plan.nano_batch = NanoBatch::from_lengths(random_lengths(random));
+  plan.cluster.num_workers = workers;
+  plan.cluster.capacity.assign(workers + dedicated, 1);
+  plan.shape = {.num_heads = 4, .num_kv_heads = 2, .head_dim_qk = 16, .head_dim_v = 8};
+  plan.layout.workers.resize(workers);
+  const uint64_t holders = 1 + random.below(workers);
+  for (const Document& document : plan.nano_batch.documents) {
+    for (const Range& tokens : random_cuts({0, document.length}, 6, random)) {
+      auto& segments = plan.layout.workers[random.below(holders)];
+      segments.insert(
+          segments.begin() + static_cast<std::ptrdiff_t>(random.below(segments.size() + 1)),
+          {document.id, tokens});
+      for (const Range& q : random_cuts(tokens, 3, random)) {
+        for (const Range& kv : random_cuts({0, q.end}, random.below(2) == 0 ? 1 : 3, random)) {
+          plan.tasks.push_back({.document = document.id,
+                                .q = q,
+                                .kv = kv,
+                                .server = static_cast<int>(random.below(workers + dedicated))});
+        }
+      }
+    }
+  }
+  complete(plan);
+  return plan;
+}
+
+}  // namespace distca::testing

@@ -1,0 +1,85 @@
+#pragma once
+// The configuration of a training run: TOML file, then `section.key=value` overrides. Every key has
+// a default, a unit and a reason (distca train --print-config). Plain value, any thread.
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "distca/batch/batch_stream.h"
+#include "distca/model/llama.h"
+#include "distca/plan/plan.h"
+
+namespace distca {
+
+struct Config {
+  struct Data {
+    std::string prefix;
+    double validation_fraction = 0.05;
+  } data;
+  BatchOptions batch{
+      .nano_batch_tokens = 8192, .nano_batches = 1, .max_document_tokens = 0, .seed = 1};
+  LlamaConfig model;
+  std::string model_dtype = "float32";
+  struct PlanKeys {
+    std::string layout = "sequential";
+    std::string scheduler = "greedy";
+    double tolerance = 0.05;
+    int64_t max_tokens_per_worker = 0;
+  } plan;
+  struct Exchange {
+    std::string grad_dtype = "compute";
+  } exchange;
+  struct Optimizer {
+    double lr = 1e-3;
+    double min_lr_ratio = 0.1;
+    int64_t warmup_steps = 20;
+    double beta1 = 0.9;
+    double beta2 = 0.95;
+    double eps = 1e-8;
+    double weight_decay = 0.1;
+    double max_grad_norm = 1.0;
+  } optimizer;
+  struct Train {
+    int64_t steps = 100;
+    int64_t seed = 1;
+    int64_t validation_every = 50;
+    int64_t validation_nano_batches = 4;
+    int64_t threads_per_rank = 1;
+    std::string output_dir = "runs/train";
+    bool overwrite = false;
+  } train;
+  struct Comm {
+    std::string backend = "gloo";
+    double timeout_s = 60;
+    double grace_s = 5;
+  } comm;
+};
+
+/// One key: where it lives and what it means.
+struct ConfigKey {
+  std::string name;  // "section.key"
+  std::variant<int64_t*, double*, bool*, std::string*> value;
+  std::string unit;
+  std::string reason;
+  std::vector<std::string> choices = {};  // for words; empty: anything
+  double minimum = -1e300;                // for numbers
+};
+
+/// All keys of a configuration, in print order; pointers into `config`.
+std::vector<ConfigKey> config_keys(Config& config);
+
+/// Reads `path` (empty: defaults), applies the overrides and checks values against each other.
+/// Throws Error(kConfig): one line naming file or override, key and what would be right; an unknown
+/// key is answered with the nearest known.
+Config load_config(const std::filesystem::path& path, const std::vector<std::string>& overrides);
+
+/// A TOML file that says the same: every key with its unit, default and reason.
+std::string print_config(Config config);
+
+/// What the scheduler is asked for one nano-batch.
+PlanRequest plan_request(const Config& config, const NanoBatch& nano_batch, int num_workers);
+
+}  // namespace distca

@@ -1,0 +1,91 @@
+#include "distca/train/config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "distca/base/error.h"
+#include "distca/base/file.h"
+
+namespace distca {
+namespace {
+
+std::string message_of(const std::vector<std::string>& overrides) {
+  try {
+    load_config("", overrides);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.exit_code(), 2);
+    return error.what();
+  }
+  return "accepted";
+}
+
+TEST(config, every_key_has_a_unit_a_reason_and_a_unique_name) {
+  Config config;
+  std::vector<std::string> names;
+  for (const ConfigKey& key : config_keys(config)) {
+    EXPECT_FALSE(key.unit.empty()) << key.name;
+    EXPECT_FALSE(key.reason.empty()) << key.name;
+    EXPECT_EQ(std::count(names.begin(), names.end(), key.name), 0) << key.name;
+    names.push_back(key.name);
+  }
+}
+
+TEST(config, printed_config_reads_back_as_the_same) {
+  const Config config =
+      load_config("", {"batch.seed=7", "optimizer.lr=2", "model.dtype=bfloat16",
+                       "model.tie_word_embeddings=true", "train.output_dir=runs/with space"});
+  const auto path =
+      std::filesystem::path(testing::TempDir()) / fmt::format("distca_config_{}.toml", getpid());
+  write_file_atomically(path, print_config(config));
+  EXPECT_EQ(print_config(load_config(path, {})), print_config(config));
+  std::filesystem::remove(path);
+}
+
+TEST(config, overrides_follow_the_file) {
+  const auto path =
+      std::filesystem::path(testing::TempDir()) / fmt::format("distca_override_{}.toml", getpid());
+  write_file_atomically(path, "[batch]\nseed = 3\nnano_batches = 5\n");
+  const Config config = load_config(path, {"batch.seed=4"});
+  EXPECT_EQ(config.batch.seed, 4u);
+  EXPECT_EQ(config.batch.nano_batches, 5);
+  EXPECT_EQ(config.batch.max_document_tokens, config.batch.nano_batch_tokens);
+  std::filesystem::remove(path);
+}
+
+TEST(config, an_unknown_key_is_refused_with_the_nearest_known_one) {
+  EXPECT_THAT(message_of({"batch.sed=3"}), testing::HasSubstr("did you mean batch.seed?"));
+  EXPECT_THAT(message_of({"nonsense=3"}), testing::HasSubstr("unknown key nonsense"));
+}
+
+TEST(config, wrong_types_and_values_name_the_key_and_what_is_right) {
+  EXPECT_THAT(message_of({"batch.seed=1.5"}), testing::HasSubstr("batch.seed expects an integer"));
+  EXPECT_THAT(message_of({"train.overwrite=1"}), testing::HasSubstr("true or false"));
+  EXPECT_THAT(message_of({"optimizer.lr=fast"}), testing::HasSubstr("optimizer.lr = fast"));
+  EXPECT_THAT(message_of({"model.dtype=int8"}),
+              testing::HasSubstr("one of float32, bfloat16, float64"));
+  EXPECT_THAT(message_of({"batch.nano_batches=0"}), testing::HasSubstr("at least 1"));
+  EXPECT_THAT(message_of({"model.num_key_value_heads=3"}), testing::HasSubstr("not divisible"));
+  EXPECT_THAT(message_of({"batch.max_document_tokens=9999999"}),
+              testing::HasSubstr("nano_batch_tokens = 8192"));
+  EXPECT_THAT(message_of({"data.validation_fraction=1"}), testing::HasSubstr("below 1"));
+  EXPECT_THAT(message_of({"seed"}), testing::HasSubstr("section.key=value"));
+}
+
+TEST(config, a_file_that_is_missing_or_not_toml_is_one_line) {
+  EXPECT_THROW(load_config("/nowhere/x.toml", {}), Error);
+  const auto path =
+      std::filesystem::path(testing::TempDir()) / fmt::format("distca_bad_{}.toml", getpid());
+  write_file_atomically(path, "[batch]\nseed = = 3\n");
+  try {
+    load_config(path, {});
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), testing::HasSubstr("line 2"));
+  }
+  std::filesystem::remove(path);
+}
+
+}  // namespace
+}  // namespace distca

@@ -1,0 +1,93 @@
+#include "distca/train/metrics.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "distca/base/clock.h"
+#include "distca/base/error.h"
+#include "distca/base/json.h"
+#include "distca/base/text.h"
+
+namespace distca {
+namespace {
+
+constexpr double kPlainLineEvery_s = 5;
+
+Json phase_times(const OpTimes& times) {
+  Json phases = Json::object();
+  for (int kind = 0; kind < kNumOpKinds; ++kind) {
+    for (Pass pass : {Pass::kForward, Pass::kBackward}) {
+      const double seconds = times.of(OpKind(kind), pass);
+      if (seconds == 0) continue;
+      phases[fmt::format("{}_{}_ms", pass == Pass::kForward ? "forward" : "backward",
+                         op_name(OpKind(kind)))] = seconds * 1e3;
+    }
+  }
+  return phases;
+}
+
+}  // namespace
+
+Metrics::Metrics(const std::filesystem::path& directory, int64_t total_steps)
+    : total_steps_(total_steps), terminal_(isatty(STDOUT_FILENO) == 1), start_s_(steady_seconds()) {
+  const std::filesystem::path path = directory / "metrics.jsonl";
+  file_ = std::fopen(path.c_str(), "w");
+  if (file_ == nullptr) throw Error(ErrorKind::kIo, "{}: {}", path.string(), std::strerror(errno));
+}
+
+Metrics::~Metrics() { std::fclose(file_); }
+
+void Metrics::record(const StepMetrics& m) {
+  Json line = {{"step", m.step},
+               {"loss", m.loss},
+               {"grad_norm", m.grad_norm},
+               {"lr", m.lr},
+               {"tokens", m.tokens},
+               {"step_s", m.step_s},
+               {"tokens_per_s", m.tokens / m.step_s},
+               {"model_flops_per_s", m.model_flops / m.step_s},
+               {"share_of_matmul_peak", m.model_flops / m.step_s / m.peak_flops_per_s},
+               {"imbalance_before", m.imbalance_before},
+               {"imbalance_after", m.imbalance_after},
+               {"bytes_sent", m.bytes_sent},
+               {"bytes_copied", m.bytes_copied},
+               {"plan_ms", m.plan_s * 1e3},
+               {"phases", phase_times(m.times)}};
+  if (m.validation_loss) line["validation_loss"] = *m.validation_loss;
+  const std::string text = line.dump() + "\n";
+  if (std::fwrite(text.data(), 1, text.size(), file_) != text.size() || std::fflush(file_) != 0) {
+    throw Error(ErrorKind::kIo, "metrics.jsonl: {}", std::strerror(errno));
+  }
+  if (m.validation_loss) validation_loss_ = m.validation_loss;
+  show(m);
+}
+
+void Metrics::show(const StepMetrics& m) {
+  const double now = steady_seconds();
+  const bool last = m.step == total_steps_;
+  if (!terminal_ && !last && !m.validation_loss && now - last_shown_s_ < kPlainLineEvery_s) return;
+  last_shown_s_ = now;
+  const double left_s =
+      (now - start_s_) / static_cast<double>(m.step) * static_cast<double>(total_steps_ - m.step);
+  const std::string held_out =
+      validation_loss_ ? fmt::format("  held-out {:.3f}", *validation_loss_) : "";
+  const std::string text = fmt::format(
+      "step {:>5}/{}  loss {:.3f}{}  {:>6} tok/s ({:.0f} % of matmul peak)  attention max/mean "
+      "{:.2f} -> {:.2f}  {}:{:02} left",
+      m.step, total_steps_, m.loss, held_out, with_thousands(std::llround(m.tokens / m.step_s)),
+      100 * m.model_flops / m.step_s / m.peak_flops_per_s, m.imbalance_before, m.imbalance_after,
+      static_cast<int64_t>(left_s) / 60, static_cast<int64_t>(left_s) % 60);
+  if (terminal_) {
+    const int width = 20;
+    const std::string done =
+        bar(static_cast<double>(m.step) / static_cast<double>(total_steps_), width);
+    std::fprintf(stdout, "\r[%s] %s\033[K%s", done.c_str(), text.c_str(), last ? "\n" : "");
+  } else {
+    std::fprintf(stdout, "%s\n", text.c_str());
+  }
+  std::fflush(stdout);
+}
+
+}  // namespace distca

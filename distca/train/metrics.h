@@ -1,0 +1,57 @@
+#pragma once
+// What a run says while it goes: metrics.jsonl for machines, a progress line for people. Rank 0
+// only; one thread.
+
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <optional>
+
+#include "distca/runtime/executor.h"
+
+namespace distca {
+
+/// One optimizer step over all ranks; times are rank 0's.
+struct StepMetrics {
+  int64_t step = 0;  // from 1
+  double loss = 0;   // nats per target
+  double grad_norm = 0;
+  double lr = 0;
+  int64_t tokens = 0;
+  double step_s = 0;
+  double model_flops = 0;  // of the step
+  double peak_flops_per_s =
+      0;  // matrix-product rate of all ranks together, measured when the run began
+  double imbalance_before = 1;  // max/mean attention load, every query where it lives
+  double imbalance_after = 1;   // the same under the plan
+  int64_t bytes_sent = 0;       // by the exchange, all ranks, forward and backward
+  int64_t bytes_copied = 0;     // packed and unpacked, all ranks
+  double plan_s = 0;
+  OpTimes times;
+  std::optional<double> validation_loss;  // nats per target
+};
+
+class Metrics {
+ public:
+  /// Opens DIR/metrics.jsonl. Throws Error(kIo).
+  Metrics(const std::filesystem::path& directory, int64_t total_steps);
+  ~Metrics();
+  Metrics(const Metrics&) = delete;
+  Metrics& operator=(const Metrics&) = delete;
+
+  /// Appends one line and shows progress: a line in place on a terminal, else a plain line every
+  /// few seconds.
+  void record(const StepMetrics& metrics);
+
+ private:
+  void show(const StepMetrics& metrics);
+
+  std::FILE* file_;
+  int64_t total_steps_;
+  bool terminal_;
+  double start_s_;
+  double last_shown_s_ = -1e9;
+  std::optional<double> validation_loss_;
+};
+
+}  // namespace distca

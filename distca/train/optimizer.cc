@@ -1,0 +1,98 @@
+#include "distca/train/optimizer.h"
+
+#include <ATen/ATen.h>
+#include <torch/optim/adamw.h>
+
+#include <cmath>
+#include <numbers>
+
+#include "distca/base/error.h"
+#include "distca/comm/ordered_sum.h"
+
+namespace distca {
+namespace {
+
+/// Blocks of the gradient norm: fixed, so that the sum does not depend on how the gradient is
+/// sharded.
+constexpr int64_t kNormBlock = 1 << 16;
+
+double global_norm(const at::Tensor& flat) {
+  double sum = 0;
+  for (int64_t begin = 0; begin < flat.numel(); begin += kNormBlock) {
+    const at::Tensor block =
+        flat.narrow(0, begin, std::min(kNormBlock, flat.numel() - begin)).to(at::kDouble);
+    sum += block.dot(block).item<double>();
+  }
+  return std::sqrt(sum);
+}
+
+}  // namespace
+
+double learning_rate(const Config::Optimizer& options, int64_t step, int64_t total_steps) {
+  if (step < options.warmup_steps) {
+    return options.lr * static_cast<double>(step + 1) / static_cast<double>(options.warmup_steps);
+  }
+  const int64_t decay_steps = std::max<int64_t>(total_steps - 1 - options.warmup_steps, 1);
+  const double progress = std::min(
+      1.0, static_cast<double>(step - options.warmup_steps) / static_cast<double>(decay_steps));
+  const double floor = options.lr * options.min_lr_ratio;
+  return floor + (options.lr - floor) * 0.5 * (1.0 + std::cos(std::numbers::pi * progress));
+}
+
+struct Optimizer::State {
+  std::vector<at::Tensor> parameters;
+  double max_norm;
+  at::Tensor flat;  // gradients of all parameters, end to end
+  std::unique_ptr<torch::optim::AdamW> adamw;
+};
+
+Optimizer::Optimizer(const std::vector<at::Tensor>& parameters, const Config::Optimizer& options)
+    : state_(std::make_unique<State>()) {
+  State& s = *state_;
+  s.parameters = parameters;
+  s.max_norm = options.max_grad_norm;
+  int64_t total = 0;
+  for (const at::Tensor& parameter : parameters) total += parameter.numel();
+  s.flat = at::zeros({total}, parameters[0].options().requires_grad(false));
+  int64_t offset = 0;
+  std::vector<at::Tensor> matrices, vectors;
+  for (at::Tensor& parameter : s.parameters) {
+    parameter.mutable_grad() = s.flat.narrow(0, offset, parameter.numel()).view(parameter.sizes());
+    offset += parameter.numel();
+    (parameter.dim() >= 2 ? matrices : vectors).push_back(parameter);
+  }
+  auto adamw =
+      torch::optim::AdamWOptions(options.lr).betas({options.beta1, options.beta2}).eps(options.eps);
+  auto decayed = std::make_unique<torch::optim::AdamWOptions>(adamw);
+  decayed->weight_decay(options.weight_decay);
+  auto plain = std::make_unique<torch::optim::AdamWOptions>(adamw);
+  plain->weight_decay(0.0);
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  groups.emplace_back(matrices, std::move(decayed));
+  groups.emplace_back(vectors, std::move(plain));
+  s.adamw = std::make_unique<torch::optim::AdamW>(groups, adamw);
+}
+
+Optimizer::~Optimizer() = default;
+
+void Optimizer::zero_gradients() { state_->flat.zero_(); }
+
+double Optimizer::sum_and_clip(Communicator& comm) {
+  State& s = *state_;
+  for (const at::Tensor& parameter : s.parameters) {
+    DISTCA_CHECK(parameter.grad().storage().data() == s.flat.storage().data(),
+                 "a gradient left the flat buffer");
+  }
+  ordered_sum(comm, s.flat, "gradient sum");
+  const double norm = global_norm(s.flat);
+  if (s.max_norm > 0 && norm > s.max_norm) s.flat.mul_(s.max_norm / norm);
+  return norm;
+}
+
+void Optimizer::update(double lr) {
+  for (torch::optim::OptimizerParamGroup& group : state_->adamw->param_groups())
+    group.options().set_lr(lr);
+  state_->adamw->step();
+}
+
+}  // namespace distca

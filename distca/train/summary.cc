@@ -1,0 +1,74 @@
+#include "distca/train/summary.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "distca/base/text.h"
+#include "distca/batch/corpus_statistics.h"
+
+namespace distca {
+namespace {
+
+constexpr int kBarWidth = 40;
+constexpr size_t kMostServers = 16;
+
+void print_loads(const char* title, const std::vector<int64_t>& load, double imbalance) {
+  const int64_t most = std::max<int64_t>(1, *std::max_element(load.begin(), load.end()));
+  std::printf("  %s: max/mean %.3f, averaged over steps\n", title, imbalance);
+  for (size_t server = 0; server < std::min(load.size(), kMostServers); ++server) {
+    const double share = static_cast<double>(load[server]) / static_cast<double>(most);
+    std::printf("    server %2zu |%s| %8.1f M pairs\n", server, bar(share, kBarWidth).c_str(),
+                static_cast<double>(load[server]) / 1e6);
+  }
+  if (load.size() > kMostServers) std::printf("    ... and %zu more\n", load.size() - kMostServers);
+}
+
+}  // namespace
+
+void RunSummary::add(const std::vector<int64_t>& before, const std::vector<int64_t>& after,
+                     const StepMetrics& step) {
+  load_before.resize(before.size());
+  load_after.resize(after.size());
+  for (size_t i = 0; i < before.size(); ++i) {
+    load_before[i] += before[i];
+    load_after[i] += after[i];
+  }
+  if (steps == 0) first_loss = step.loss;
+  ++steps;
+  seconds += step.step_s;
+  tokens += step.tokens;
+  imbalance_before += step.imbalance_before;
+  imbalance_after += step.imbalance_after;
+}
+
+void print_summary(const Config& config, const IndexedDataset& data, const RunSummary& summary) {
+  const std::string& out = config.train.output_dir;
+  if (summary.steps > 0) {
+    const StepMetrics& last = summary.last;
+    std::printf(
+        "\nLearned\n  loss %.3f -> %.3f nats a token over %s tokens in %.0f s (%s tokens/s)\n",
+        summary.first_loss, last.loss, with_thousands(summary.tokens).c_str(), summary.seconds,
+        with_thousands(static_cast<int64_t>(static_cast<double>(summary.tokens) / summary.seconds))
+            .c_str());
+    if (last.validation_loss)
+      std::printf("  held-out loss %.3f nats a token\n", *last.validation_loss);
+    if (const auto entropies = token_entropies(data)) {
+      std::printf(
+          "  counting single tokens would give %.3f (unigram entropy), pairs %.3f (bigram "
+          "entropy)\n",
+          entropies->unigram, entropies->bigram);
+    }
+    const double steps = static_cast<double>(summary.steps);
+    std::printf("\nCore attention: (query, key) pairs of one layer by server, summed over steps\n");
+    print_loads("before balancing", summary.load_before, summary.imbalance_before / steps);
+    print_loads("after balancing", summary.load_after, summary.imbalance_after / steps);
+  }
+  std::printf("\nSaved\n  %s/model.safetensors  weights, Hugging Face names (%s parameters)\n",
+              out.c_str(), with_thousands(config.model.num_parameters()).c_str());
+  std::printf("  %s/config.json        LlamaForCausalLM\n  %s/metrics.jsonl      every step\n",
+              out.c_str(), out.c_str());
+  std::printf("  %s/config.toml        what was run\n", out.c_str());
+  std::fflush(stdout);
+}
+
+}  // namespace distca

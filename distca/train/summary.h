@@ -1,0 +1,34 @@
+#pragma once
+// What a run has shown, for its last words. Rank 0 only; one thread.
+
+#include <cstdint>
+#include <vector>
+
+#include "distca/batch/indexed_dataset.h"
+#include "distca/train/config.h"
+#include "distca/train/metrics.h"
+
+namespace distca {
+
+struct RunSummary {
+  std::vector<int64_t> load_before;  // [servers] pairs over all steps, every query where it lives
+  std::vector<int64_t> load_after;   // the same under the plans
+  double seconds = 0;                // in training steps
+  int64_t tokens = 0;
+  double first_loss = 0;
+  StepMetrics last;
+  // Over all steps: sum of each step's busiest server over sum of its mean, the factor by which
+  // attention waits.
+  double imbalance_before = 0;
+  double imbalance_after = 0;
+  int64_t steps = 0;
+
+  void add(const std::vector<int64_t>& before, const std::vector<int64_t>& after,
+           const StepMetrics& step);
+};
+
+/// What was learned, the load per server before and after balancing, what was saved, and what to
+/// try next.
+void print_summary(const Config& config, const IndexedDataset& data, const RunSummary& summary);
+
+}  // namespace distca

@@ -1,0 +1,280 @@
+#include "distca/train/trainer.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "distca/base/clock.h"
+#include "distca/base/error.h"
+#include "distca/base/file.h"
+#include "distca/base/hash.h"
+#include "distca/base/text.h"
+#include "distca/batch/indexed_dataset.h"
+#include "distca/comm/collectives.h"
+#include "distca/comm/ordered_sum.h"
+#include "distca/model/safetensors.h"
+#include "distca/plan/exchange.h"
+#include "distca/plan/plan.h"
+#include "distca/train/metrics.h"
+#include "distca/train/optimizer.h"
+#include "distca/train/step.h"
+#include "distca/train/summary.h"
+
+namespace distca {
+namespace {
+
+CoreAttentionOptions::GradientTravel gradient_travel(const Config& config) {
+  return config.exchange.grad_dtype == "accumulator"
+             ? CoreAttentionOptions::GradientTravel::kAccumulator
+             : CoreAttentionOptions::GradientTravel::kCompute;
+}
+
+/// A batch, planned: what this rank does in it, and what the plans say of all.
+struct PlannedBatch {
+  std::vector<NanoInput> inputs;
+  int64_t num_tokens = 0;
+  int64_t num_targets = 0;
+  int64_t pairs = 0;
+  double imbalance_before = 1;
+  double imbalance_after = 1;
+  double plan_s = 0;
+  std::vector<int64_t> load_before;  // [servers] pairs
+  std::vector<int64_t> load_after;
+};
+
+double max_over_mean_of_sums(const std::vector<std::vector<int64_t>>& loads) {
+  double max_sum = 0, mean_sum = 0;
+  for (const std::vector<int64_t>& load : loads) {
+    max_sum += static_cast<double>(*std::max_element(load.begin(), load.end()));
+    mean_sum += static_cast<double>(std::accumulate(load.begin(), load.end(), int64_t{0})) /
+                static_cast<double>(load.size());
+  }
+  return mean_sum > 0 ? max_sum / mean_sum : 1.0;
+}
+
+class Trainer {
+ public:
+  Trainer(const Config& config, Communicator& comm)
+      : config_(config),
+        comm_(comm),
+        data_(config.data.prefix),
+        split_(split_documents(data_.num_documents(), config.data.validation_fraction,
+                               config.batch.seed)),
+        stream_(data_.document_lengths(), split_.train, config.batch),
+        model_(config.model, static_cast<uint64_t>(config.train.seed), comm.cuda_device()),
+        optimizer_(model_.parameters(), config.optimizer),
+        step_(model_, comm, gradient_travel(config)) {}
+
+  void run() {
+    comm_.set_step(0);
+    peak_flops_per_s_ = measure_peak();
+    if (comm_.rank() == 0) open_output();
+    load_validation();
+    for (int64_t step = 1; step <= config_.train.steps; ++step) {
+      comm_.set_step(step);
+      StepMetrics metrics = train_step(step);
+      const int64_t every = config_.train.validation_every;
+      const bool last = step == config_.train.steps;
+      if (!validation_.empty() && (last || (every > 0 && step % every == 0)))
+        metrics.validation_loss = evaluate();
+      if (metrics_) metrics_->record(metrics);
+      if (last) summary_.last = metrics;
+    }
+    if (comm_.rank() == 0) save();
+    barrier(comm_, "end of training");
+  }
+
+ private:
+  /// Matrix-product rate of all ranks working at once, in FLOP/s: what a step's model FLOP/s is
+  /// compared with.
+  double measure_peak() {
+    const c10::AutoGradMode no_grad(false);
+    const int64_t n = 512;
+    const at::Tensor a = at::ones({n, n}, model_.parameters()[0].options().requires_grad(false))
+                             .to(config_.model.dtype == ScalarType::kBFloat16
+                                     ? at::kBFloat16
+                                     : model_.parameters()[0].scalar_type());
+    barrier(comm_, "peak measurement");
+    double best_s = 1e9;
+    for (int round = 0; round < 12; ++round) {
+      const Stopwatch watch;
+      const at::Tensor product = at::mm(a, a);
+      if (product.is_cuda()) product[0][0].item();  // waits for the device
+      best_s = std::min(best_s, watch.seconds());
+    }
+    double rate[1] = {2.0 * n * n * n / best_s};
+    ordered_sum(comm_, rate, "peak measurement");
+    return rate[0];
+  }
+
+  void open_output() {
+    const std::filesystem::path directory = config_.train.output_dir;
+    std::filesystem::create_directories(directory);
+    for (const char* name : {"model.safetensors", "config.json"})
+      std::filesystem::remove(directory / name);
+    write_file_atomically(directory / "config.toml", print_config(config_));
+    metrics_ = std::make_unique<Metrics>(directory, config_.train.steps);
+  }
+
+  PlannedBatch plan(const Batch& batch) {
+    PlannedBatch planned;
+    const Stopwatch watch;
+    std::vector<std::vector<int64_t>> before, after;
+    Fnv1a64 hash;
+    for (const NanoBatchSource& source : batch) {
+      const Plan plan = make_plan(plan_request(config_, source.nano_batch, comm_.size()));
+      hash.add(plan_hash(plan));
+      before.push_back(home_load(plan));
+      after.emplace_back();
+      for (const ServerLoad& load : plan.load) after.back().push_back(load.pairs);
+      planned.inputs.push_back(
+          {.exchange = PlanIndex(plan).exchange(comm_.rank()),
+           .tokens = load_tokens(data_, source, plan.layout.workers[comm_.rank()])});
+      planned.num_tokens += source.nano_batch.num_tokens();
+      planned.num_targets += source.num_targets();
+    }
+    planned.load_before.assign(comm_.size(), 0);
+    planned.load_after.assign(comm_.size(), 0);
+    for (size_t i = 0; i < before.size(); ++i) {
+      for (int server = 0; server < comm_.size(); ++server) {
+        planned.load_before[server] += before[i][server];
+        planned.load_after[server] += after[i][server];
+        planned.pairs += after[i][server];
+      }
+    }
+    planned.imbalance_before = max_over_mean_of_sums(before);
+    planned.imbalance_after = max_over_mean_of_sums(after);
+    planned.plan_s = watch.seconds();
+    compare_hashes(hash.value());
+    return planned;
+  }
+
+  /// Ranks plan for themselves: a plan is used only when all have the same.
+  void compare_hashes(uint64_t mine) {
+    const std::vector<std::byte> all =
+        all_gather_bytes(comm_, std::as_bytes(std::span(&mine, 1)), "plan hash");
+    for (int rank = 0; rank < comm_.size(); ++rank) {
+      uint64_t other = 0;
+      std::memcpy(&other, all.data() + rank * sizeof(other), sizeof(other));
+      DISTCA_CHECK(other == mine, "rank {} has another plan ({:016x}) than rank {} ({:016x})", rank,
+                   other, comm_.rank(), mine);
+    }
+  }
+
+  StepMetrics train_step(int64_t step) {
+    const Stopwatch watch;
+    PlannedBatch planned = plan(stream_.next());
+    StepMetrics metrics;
+    metrics.step = step;
+    metrics.lr = learning_rate(config_.optimizer, step - 1, config_.train.steps);
+    optimizer_.zero_gradients();
+    const StepResult result = step_.train(
+        std::move(planned.inputs), planned.num_targets,
+        [&] { metrics.grad_norm = optimizer_.sum_and_clip(comm_); },
+        [&] { optimizer_.update(metrics.lr); });
+    double sums[3] = {result.loss_sum, static_cast<double>(result.bytes.sent),
+                      static_cast<double>(result.bytes.copied)};
+    ordered_sum(comm_, sums, "loss sum");
+    metrics.loss =
+        planned.num_targets > 0 ? sums[0] / static_cast<double>(planned.num_targets) : 0.0;
+    if (!std::isfinite(metrics.loss)) {
+      throw Error(ErrorKind::kData, "step {}: the loss is {}: lower optimizer.lr ({})", step,
+                  metrics.loss, config_.optimizer.lr);
+    }
+    metrics.bytes_sent = static_cast<int64_t>(sums[1]);
+    metrics.bytes_copied = static_cast<int64_t>(sums[2]);
+    metrics.tokens = planned.num_tokens;
+    metrics.model_flops = config_.model.train_flops(planned.num_tokens, planned.pairs);
+    metrics.peak_flops_per_s = peak_flops_per_s_;
+    metrics.imbalance_before = planned.imbalance_before;
+    metrics.imbalance_after = planned.imbalance_after;
+    metrics.plan_s = planned.plan_s;
+    metrics.times = result.times;
+    metrics.step_s = watch.seconds();
+    summary_.add(planned.load_before, planned.load_after, metrics);
+    return metrics;
+  }
+
+  void load_validation() {
+    if (split_.validation.empty()) return;
+    BatchOptions options = config_.batch;
+    options.nano_batches = 1;
+    BatchStream stream(data_.document_lengths(), split_.validation, options);
+    // At most one epoch: a small held-out set is not counted twice over.
+    const int64_t whole = std::max<int64_t>(1, stream.epoch_tokens() / options.nano_batch_tokens);
+    for (int64_t i = 0; i < std::min(whole, config_.train.validation_nano_batches); ++i) {
+      validation_.push_back(stream.next());
+    }
+  }
+
+  double evaluate() {
+    double sum[1] = {0};
+    int64_t targets = 0;
+    for (const Batch& batch : validation_) {
+      PlannedBatch planned = plan(batch);
+      targets += planned.num_targets;
+      sum[0] += step_.evaluate(std::move(planned.inputs)).loss_sum;
+    }
+    ordered_sum(comm_, sum, "held-out loss");
+    return targets > 0 ? sum[0] / static_cast<double>(targets) : 0.0;
+  }
+
+  void save() {
+    const std::filesystem::path directory = config_.train.output_dir;
+    write_safetensors(directory / "model.safetensors", model_.parameter_names(),
+                      model_.parameters());
+    write_file_atomically(
+        directory / "config.json",
+        config_.model.to_hugging_face(config_.batch.max_document_tokens).dump(2) + "\n");
+    print_summary(config_, data_, summary_);
+  }
+
+  const Config& config_;
+  Communicator& comm_;
+  IndexedDataset data_;
+  DocumentSplit split_;
+  BatchStream stream_;
+  Llama model_;
+  Optimizer optimizer_;
+  Step step_;
+  std::vector<Batch> validation_;
+  std::unique_ptr<Metrics> metrics_;
+  RunSummary summary_;
+  double peak_flops_per_s_ = 0;
+};
+
+}  // namespace
+
+void check_run(const Config& config, int num_workers) {
+  if (config.data.prefix.empty()) {
+    throw Error(ErrorKind::kConfig,
+                "data.prefix is not set: make a data set with `distca data prepare` and name it");
+  }
+  const IndexedDataset data(config.data.prefix);
+  data.check_vocabulary(config.model.vocab_size);
+  const DocumentSplit split =
+      split_documents(data.num_documents(), config.data.validation_fraction, config.batch.seed);
+  BatchStream stream(data.document_lengths(), split.train, config.batch);
+  make_plan(plan_request(config, stream.next()[0].nano_batch, num_workers));
+  const std::filesystem::path metrics =
+      std::filesystem::path(config.train.output_dir) / "metrics.jsonl";
+  if (!config.train.overwrite && std::filesystem::exists(metrics)) {
+    throw Error(
+        ErrorKind::kConfig,
+        "{} holds a run already: choose another train.output_dir or set train.overwrite=true",
+        config.train.output_dir);
+  }
+}
+
+void train(const Config& config, Communicator& comm) {
+  // A setting of the calling thread (OpenMP): ranks that are threads set it each for themselves.
+  at::set_num_threads(static_cast<int>(config.train.threads_per_rank));
+  Trainer(config, comm).run();
+}
+
+}  // namespace distca

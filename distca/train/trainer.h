@@ -1,0 +1,19 @@
+#pragma once
+// The training loop of one rank: batches, plans, steps, held-out loss, metrics, weights at the end.
+// Files of a run: config.toml, metrics.jsonl, model.safetensors and config.json (Hugging Face
+// names).
+
+#include "distca/comm/communicator.h"
+#include "distca/train/config.h"
+
+namespace distca {
+
+/// Everything that can be known to be wrong before any rank starts: data set, vocabulary, names of
+/// layout and scheduler, output directory. Throws Error; writes nothing.
+void check_run(const Config& config, int num_workers);
+
+/// Trains; all ranks call it with the same configuration. Rank 0 writes the run's files and shows
+/// progress on stdout. Throws Error(kComm) when a rank is lost.
+void train(const Config& config, Communicator& comm);
+
+}  // namespace distca

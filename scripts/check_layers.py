@@ -1,0 +1,95 @@
+#!/usr/bin/env python3
+"""Includes go down only, and PyTorch stays where it belongs (the table in docs and below).
+
+  cli python bench tests
+  train
+  model      runtime        sim
+             program  comm  kernels
+             plan   trace
+             cost
+             batch
+             base
+"""
+
+import re
+
+from project import files, read, report
+
+# The rooms each room may include, besides itself.
+CORE = {
+    "base": set(),
+    "batch": {"base"},
+    "cost": {"base", "batch"},
+    "plan": {"base", "batch", "cost"},
+    "trace": {"base", "batch", "cost"},
+    "program": {"base", "batch", "cost", "plan", "trace"},
+    "kernels": {"base"},
+    "sim": {"base", "batch", "cost", "plan", "trace", "program"},
+}
+TORCH = {
+    "comm": {"base", "batch", "cost", "plan", "trace"},
+    "runtime": {"base", "batch", "cost", "plan", "trace", "program", "comm", "kernels"},
+    "model": {"base", "batch", "cost", "plan", "trace", "program", "comm", "kernels"},
+    "train": {"base", "batch", "cost", "plan", "trace", "program", "comm", "kernels", "runtime", "model"},
+}
+ROOMS = CORE | TORCH
+TOP = {"cli", "bench", "tests"}
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
+TORCH_HEADER = re.compile(r"^(torch|ATen|c10|caffe2)/")
+GLOO_HEADER = "torch/csrc/distributed/c10d/ProcessGroupGloo.hpp"
+
+
+def room_of(path):
+    parts = path.split("/")
+    return parts[1] if parts[0] == "distca" else parts[0]
+
+
+def direction_fault(path, target):
+    """Why `path` may not include the project header `target`, or None."""
+    room, other = room_of(path), room_of(target)
+    if room == other or room in TOP and other in ROOMS:
+        return None
+    if room not in ROOMS:
+        return f"{path}: room {room} is not in the table of scripts/check_layers.py"
+    if other in ROOMS[room]:
+        return None
+    return f"{path}: {room} may not include {target}: includes go down only"
+
+
+def torch_fault(path, target):
+    if path.endswith(".h"):
+        return f"{path}: includes <{target}>: no PyTorch header in a header, declare the type instead"
+    if room_of(path) in CORE:
+        return f"{path}: includes <{target}>: {room_of(path)} knows no PyTorch"
+    return None
+
+
+def main():
+    faults, gloo_users = [], []
+    for path in files("distca/**.h", "distca/**.cc", "cli/**", "bench/**", "tests/**"):
+        if not path.endswith((".h", ".cc")):
+            continue
+        text = read(path)
+        for bracket, target in INCLUDE.findall(text):
+            fault = None
+            if target == "distca/base/build_info.h":
+                continue
+            if TORCH_HEADER.match(target):
+                fault = torch_fault(path, target)
+                if target == GLOO_HEADER:
+                    gloo_users.append(path)
+            elif target.split("/")[0] in TOP | {"distca"}:
+                fault = direction_fault(path, target)
+            elif bracket == '"':
+                fault = f'{path}: "{target}": include as "distca/room/header.h"'
+            if fault:
+                faults.append(fault)
+        if re.search(r"\bgetenv\s*\(", text) and path != "distca/base/env.cc":
+            faults.append(f"{path}: calls getenv: only distca/base/env.cc reads the environment")
+    if len(gloo_users) > 1:
+        faults.append(f"{', '.join(gloo_users)}: exactly one file may include ProcessGroupGloo.hpp")
+    report(faults)
+
+
+main()

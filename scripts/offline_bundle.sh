@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# Packs into offline/ (ignored by git) what apt would install: the header-only libraries, GoogleTest's sources, and
+# the files or folders named on the command line (into offline/data). With it a machine that has CMake, Ninja, a
+# compiler and a PyTorch wheel, but no apt, builds and tests DistCA:
+#
+#   scripts/offline_bundle.sh data/stdlib.bin data/stdlib.idx
+#   cmake -G Ninja -B build/offline -DCMAKE_PREFIX_PATH=$PWD/offline && cmake --build build/offline
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+headers=(fmt spdlog nlohmann CLI toml++ gloo)
+die() { echo "offline_bundle: $*" >&2; exit 1; }
+for name in "${headers[@]}"; do [ -d "/usr/include/$name" ] || die "no /usr/include/$name: run scripts/setup.sh"; done
+[ -d /usr/src/googletest ] || die "no /usr/src/googletest: run scripts/setup.sh"
+for path in "$@"; do [ -e "$path" ] || die "$path: no such file or folder"; done
+
+# Built beside and moved, so that a broken run leaves no half bundle.
+bundle=build/offline.partial
+rm -rf "$bundle"
+trap 'rm -rf "$bundle"' EXIT
+mkdir -p "$bundle"/{include,data}
+for name in "${headers[@]}"; do cp -rL "/usr/include/$name" "$bundle/include/"; done
+cp -rL /usr/src/googletest "$bundle/googletest"
+[ $# -eq 0 ] || cp -rL "$@" "$bundle/data/"
+
+# package NAME TARGET [DEFINITION...]: a find_package() answer whose headers are the bundle's.
+package() {
+  local name=$1 target=$2
+  shift 2
+  mkdir -p "$bundle/share/cmake/$name"
+  cat >"$bundle/share/cmake/$name/${name}Config.cmake" <<CMAKE
+if(NOT TARGET $target)
+  add_library($target INTERFACE IMPORTED)
+  target_include_directories($target SYSTEM INTERFACE \${CMAKE_CURRENT_LIST_DIR}/../../../include)
+  target_compile_definitions($target INTERFACE $*)
+endif()
+CMAKE
+}
+package fmt fmt::fmt FMT_HEADER_ONLY
+package spdlog spdlog::spdlog SPDLOG_FMT_EXTERNAL FMT_HEADER_ONLY
+package nlohmann_json nlohmann_json::nlohmann_json
+package CLI11 CLI11::CLI11
+package tomlplusplus tomlplusplus::tomlplusplus
+
+mkdir -p "$bundle/share/cmake/GTest"
+cat >"$bundle/share/cmake/GTest/GTestConfig.cmake" <<'CMAKE'
+if(NOT TARGET GTest::gtest_main)
+  set(INSTALL_GTEST OFF)
+  add_subdirectory(${CMAKE_CURRENT_LIST_DIR}/../../../googletest ${CMAKE_BINARY_DIR}/googletest EXCLUDE_FROM_ALL)
+  foreach(library gtest gtest_main gmock gmock_main)
+    if(NOT TARGET GTest::${library})
+      add_library(GTest::${library} ALIAS ${library})
+    endif()
+  endforeach()
+endif()
+CMAKE
+
+rm -rf offline
+mv "$bundle" offline
+echo "offline_bundle: offline/ holds $(du -sh offline | cut -f1)"
+echo "  cmake -G Ninja -B build/offline -DCMAKE_PREFIX_PATH=$PWD/offline && cmake --build build/offline"

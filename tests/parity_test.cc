@@ -1,0 +1,270 @@
+// The same result for every plan (DESIGN rule 1): loss and every gradient of a small Llama equal
+// the single worker's, for worker counts, schedulers, batches and head counts; the exchange's
+// gradients once against finite differences.
+
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <mutex>
+
+#include "distca/base/random.h"
+#include "distca/comm/ordered_sum.h"
+#include "distca/comm/thread_group.h"
+#include "distca/plan/exchange.h"
+#include "distca/plan/plan.h"
+#include "distca/plan/validate.h"
+#include "distca/train/config.h"
+#include "distca/train/optimizer.h"
+#include "distca/train/step.h"
+
+namespace distca {
+namespace {
+
+struct Case {
+  const char* name;
+  std::vector<int64_t> lengths;  // tokens of each document
+};
+
+// Seven workers: documents must be cut, shared and missing.
+const std::vector<Case> kBatches = {
+    {"one_document_over_all_workers", {1800}},
+    {"many_tiny_ones", std::vector<int64_t>(40, 17)},
+    {"odd_lengths", {1, 2, 127, 128, 129, 511, 700, 3}},
+    {"one_token", {1}},
+    {"an_empty_worker", {130, 5}},  // more workers than blocks
+};
+
+LlamaConfig small_llama(int64_t num_kv_heads, ScalarType dtype) {
+  LlamaConfig config;
+  config.vocab_size = 31;
+  config.hidden_size = 32;
+  config.intermediate_size = 40;
+  config.num_hidden_layers = 2;
+  config.num_attention_heads = 4;
+  config.num_key_value_heads = num_kv_heads;
+  config.head_dim = 8;
+  config.initializer_range = 0.2;  // attention far from uniform: a wrong mask shows
+  config.dtype = dtype;
+  return config;
+}
+
+/// Tokens of a nano-batch made from a seed; the last token of a document has no target.
+LocalTokens make_tokens(const NanoBatch& nano_batch, const std::vector<Segment>& segments,
+                        int64_t vocab_size) {
+  LocalTokens local;
+  auto id = [&](int64_t document, int64_t position) {
+    return static_cast<int64_t>(Random(document * 1'000'003 + position).below(vocab_size));
+  };
+  for (const Segment& segment : segments) {
+    for (int64_t p = segment.tokens.begin; p < segment.tokens.end; ++p) {
+      const bool last = p + 1 == nano_batch.documents[segment.document].length;
+      local.ids.push_back(id(segment.document, p));
+      local.targets.push_back(last ? kNoTarget : id(segment.document, p + 1));
+      local.positions.push_back(p);
+    }
+  }
+  return local;
+}
+
+struct Outcome {
+  double loss = 0;
+  std::vector<at::Tensor> gradients;  // of all parameters, summed over ranks
+  int64_t bytes_sent = 0;
+};
+
+/// Loss and gradients of two nano-batches of `lengths` on `workers` ranks as threads.
+Outcome run(
+    const LlamaConfig& model_config, const std::vector<int64_t>& lengths, int workers,
+    const std::string& scheduler,
+    CoreAttentionOptions::GradientTravel travel = CoreAttentionOptions::GradientTravel::kCompute) {
+  Config config;
+  config.model = model_config;
+  config.plan.scheduler = scheduler;
+  std::vector<int64_t> reversed(lengths.rbegin(), lengths.rend());
+  const std::vector<NanoBatch> nano_batches = {NanoBatch::from_lengths(lengths),
+                                               NanoBatch::from_lengths(reversed)};
+  int64_t num_targets = 0;
+  for (int64_t length : lengths) num_targets += 2 * (length - 1);
+  Outcome outcome;
+  std::mutex mutex;
+  run_ranks(workers, {}, [&](Communicator& comm) {
+    at::set_num_threads(1);
+    const Llama model(model_config, 11, -1);
+    Optimizer optimizer(model.parameters(), {.max_grad_norm = 0});
+    std::vector<NanoInput> inputs;
+    for (const NanoBatch& nano_batch : nano_batches) {
+      const Plan plan = make_plan(plan_request(config, nano_batch, workers));
+      for (const std::string& violation : validate(plan)) ADD_FAILURE() << violation;
+      inputs.push_back({.exchange = PlanIndex(plan).exchange(comm.rank()),
+                        .tokens = make_tokens(nano_batch, plan.layout.workers[comm.rank()],
+                                              model_config.vocab_size)});
+    }
+    const StepResult result =
+        Step(model, comm, travel)
+            .train(
+                std::move(inputs), num_targets, [&] { optimizer.sum_and_clip(comm); }, [] {});
+    double sums[2] = {result.loss_sum, static_cast<double>(result.bytes.sent)};
+    ordered_sum(comm, sums, "loss");
+    if (comm.rank() != 0) return;
+    const std::lock_guard lock(mutex);
+    outcome.loss = sums[0];
+    outcome.bytes_sent = static_cast<int64_t>(sums[1]);
+    for (const at::Tensor& parameter : model.parameters())
+      outcome.gradients.push_back(parameter.grad().clone());
+  });
+  return outcome;
+}
+
+/// max|a - b| / max|b|; where b is exactly zero the absolute difference.
+double difference(const at::Tensor& a, const at::Tensor& b) {
+  const double scale = b.abs().max().item<double>();
+  const double gap = (a.to(at::kDouble) - b.to(at::kDouble)).abs().max().item<double>();
+  return scale == 0 ? gap : gap / scale;
+}
+
+void expect_same(const Outcome& got, const Outcome& want, double bound, double zero_bound,
+                 const std::string& what) {
+  EXPECT_LE(std::abs(got.loss - want.loss), bound * std::abs(want.loss)) << what;
+  ASSERT_EQ(got.gradients.size(), want.gradients.size());
+  for (size_t i = 0; i < want.gradients.size(); ++i) {
+    const bool zero = want.gradients[i].abs().max().item<double>() == 0;
+    EXPECT_LE(difference(got.gradients[i], want.gradients[i]), zero ? zero_bound : bound)
+        << what << ", parameter " << i;
+  }
+}
+
+class ParityTest : public testing::TestWithParam<std::tuple<int, std::string, int, int>> {};
+
+TEST_P(ParityTest, loss_and_every_gradient_equal_one_workers) {
+  const auto [workers, scheduler, batch, kv_heads] = GetParam();
+  const LlamaConfig model = small_llama(kv_heads, ScalarType::kFloat64);
+  const Outcome one = run(model, kBatches[batch].lengths, 1, "local");
+  const Outcome many = run(model, kBatches[batch].lengths, workers, scheduler);
+  EXPECT_EQ(one.bytes_sent, 0);
+  expect_same(many, one, 1e-10, 1e-12, kBatches[batch].name);
+}
+
+std::string parity_name(const testing::TestParamInfo<ParityTest::ParamType>& info) {
+  const auto [workers, scheduler, batch, kv_heads] = info.param;
+  return fmt::format("{}_workers_{}_{}_{}", workers, scheduler, kBatches[batch].name,
+                     kv_heads == 4 ? "MHA" : "GQA");
+}
+
+INSTANTIATE_TEST_SUITE_P(fp64, ParityTest,
+                         testing::Combine(testing::Values(1, 2, 3, 4, 7),
+                                          testing::Values("local", "greedy"),
+                                          testing::Range(0, static_cast<int>(kBatches.size())),
+                                          testing::Values(4, 2)),
+                         parity_name);
+
+// The bound for a format of unit roundoff u: a gradient passes about 40 roundings in a row of two
+// layers, and sums of n = 3600 rows add in another order, each at most n * u / 2 off in the worst
+// case and sqrt(n) * u as a rule.
+class FormatParityTest : public testing::TestWithParam<std::tuple<ScalarType, std::string>> {};
+
+TEST_P(FormatParityTest, loss_and_every_gradient_stay_within_the_formats_bound) {
+  const auto [dtype, scheduler] = GetParam();
+  const double u = dtype == ScalarType::kFloat32 ? 0x1p-24 : 0x1p-9;
+  const double bound =
+      dtype == ScalarType::kFloat32 ? (40 + 60) * u : 40 * u;  // sums of bf16 terms add in fp32
+  const LlamaConfig model = small_llama(2, dtype);
+  const Outcome one = run(model, {1100, 333, 129, 238}, 1, "local");
+  const Outcome many = run(model, {1100, 333, 129, 238}, 3, scheduler);
+  const Outcome accumulator = run(model, {1100, 333, 129, 238}, 3, scheduler,
+                                  CoreAttentionOptions::GradientTravel::kAccumulator);
+  expect_same(many, one, bound, 0, "gradients travel in the compute type");
+  expect_same(accumulator, one, bound, 0, "gradients travel in the accumulator's type");
+}
+
+INSTANTIATE_TEST_SUITE_P(formats, FormatParityTest,
+                         testing::Combine(testing::Values(ScalarType::kFloat32,
+                                                          ScalarType::kBFloat16),
+                                          testing::Values("local", "greedy")));
+
+TEST(parity, a_window_gives_the_same_on_every_plan) {
+  LlamaConfig model = small_llama(2, ScalarType::kFloat64);
+  model.sliding_window = 200;
+  const std::vector<int64_t> lengths = {1100, 333, 129, 238};
+  const Outcome one = run(model, lengths, 1, "local");
+  expect_same(run(model, lengths, 3, "greedy"), one, 1e-10, 1e-12, "window");
+  model.sliding_window = 0;
+  EXPECT_GT(std::abs(run(model, lengths, 1, "local").loss - one.loss), 1e-3)
+      << "the window hid nothing";
+}
+
+TEST(parity, the_same_plan_gives_the_same_bits) {
+  const LlamaConfig model = small_llama(2, ScalarType::kFloat32);
+  const Outcome a = run(model, {700, 300, 129}, 3, "greedy"),
+                b = run(model, {700, 300, 129}, 3, "greedy");
+  EXPECT_EQ(a.loss, b.loss);
+  for (size_t i = 0; i < a.gradients.size(); ++i)
+    EXPECT_TRUE(at::equal(a.gradients[i], b.gradients[i])) << i;
+}
+
+TEST(parity, the_exchanges_gradients_are_those_of_finite_differences) {
+  // L = sum(W * O) over all ranks; perturb single elements of Q, K, V on their home ranks.
+  const std::vector<int64_t> lengths = {300, 140};
+  const int workers = 3;
+  Config config;
+  config.model = small_llama(2, ScalarType::kFloat64);
+  config.plan.tolerance = 0.0;
+  const Plan plan = make_plan(plan_request(config, NanoBatch::from_lengths(lengths), workers));
+  const PlanIndex index(plan);
+  const int64_t heads = 4, kv_heads = 2, dim = 8;
+  struct Probe {
+    int rank, which;
+    int64_t element;
+  };
+  auto loss = [&](const Probe& probe, double step, double* analytic) {
+    std::vector<double> part(workers);
+    run_ranks(workers, {}, [&](Communicator& comm) {
+      const int rank = comm.rank();
+      const RankExchange exchange = index.exchange(rank);
+      const int64_t tokens = exchange.local_tokens;
+      auto random = [&](uint64_t salt, int64_t h) {
+        at::Generator generator = at::detail::createCPUGenerator(salt * 100 + rank);
+        return at::randn({tokens, h, dim}, generator, at::kDouble);
+      };
+      std::vector<at::Tensor> qkv = {random(1, heads), random(2, kv_heads), random(3, kv_heads)};
+      const at::Tensor weight = random(4, heads);
+      if (rank == probe.rank) qkv[probe.which].view({-1})[probe.element] += step;
+      CoreAttention attention(exchange,
+                              {.shape = {.num_heads = heads,
+                                         .num_kv_heads = kv_heads,
+                                         .head_dim_qk = dim,
+                                         .head_dim_v = dim,
+                                         .softmax_scale = 0.35},
+                               .dtype = ScalarType::kFloat64},
+                              comm);
+      attention.enter(0, qkv[0], qkv[1], qkv[2], "enter");
+      attention.attend(0);
+      part[rank] = (attention.leave(0, "leave") * weight).sum().item<double>();
+      if (analytic == nullptr) return;
+      at::Tensor gradients[3];
+      attention.enter_backward(0, weight, "enter backward");
+      attention.attend_backward(0);
+      attention.leave_backward(0, &gradients[0], &gradients[1], &gradients[2], "leave backward");
+      if (rank == probe.rank)
+        *analytic = gradients[probe.which].view({-1})[probe.element].item<double>();
+    });
+    return part[0] + part[1] + part[2];
+  };
+  Random random(5);
+  for (int trial = 0; trial < 12; ++trial) {
+    Probe probe{.rank = static_cast<int>(random.below(workers)), .which = trial % 3, .element = 0};
+    const int64_t h = probe.which == 0 ? heads : kv_heads;
+    probe.element =
+        static_cast<int64_t>(random.below(plan.layout.num_tokens(probe.rank) * h * dim));
+    double analytic = 0;
+    const double step = 1e-5;
+    loss(probe, 0, &analytic);
+    const double numeric = (loss(probe, step, nullptr) - loss(probe, -step, nullptr)) / (2 * step);
+    // Central differences: step^2 of curvature, and 1e-16 * |L| (about 100) / step of rounding.
+    EXPECT_NEAR(analytic, numeric, 2e-8) << "rank " << probe.rank << " input " << probe.which;
+  }
+}
+
+}  // namespace
+}  // namespace distca
