@@ -1,12 +1,14 @@
 // distca: the one program. Exit codes: 0 done, 1 the world failed, 2 bad input, 70 a bug of ours
 // (docs/errors.md).
 
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 
 #include "cli/verbs.h"
 #include "distca/base/build_info.h"
 #include "distca/base/error.h"
+#include "distca/base/text.h"
 
 namespace {
 
@@ -16,6 +18,21 @@ std::string version_text() {
                      build::kCommit, build::kBuildType, build::kCompiler,
                      *build::kTorch ? build::kTorch : "none", *build::kCuda ? build::kCuda : "none",
                      *build::kSanitize ? ", sanitizers " : "", build::kSanitize);
+}
+
+/// What is wrong with the command line. Of an unknown verb, CLI11 says only that one is missing.
+std::string complaint(const CLI::App& app, const CLI::ParseError& error) {
+  const CLI::App* level = &app;
+  while (!level->get_subcommands().empty()) level = level->get_subcommands().front();
+  std::vector<std::string> verbs;
+  for (const CLI::App* verb : level->get_subcommands([](const CLI::App*) { return true; })) {
+    verbs.push_back(verb->get_name());
+  }
+  const std::vector<std::string> unknown = app.remaining(true);
+  if (verbs.empty() || unknown.empty() || unknown[0].starts_with('-')) return error.what();
+  const auto nearest = distca::nearest_word(unknown[0], verbs);
+  return fmt::format("unknown verb {}{}", unknown[0],
+                     nearest ? fmt::format("; did you mean {}?", *nearest) : "");
 }
 
 int run(int argc, char** argv) {
@@ -34,7 +51,7 @@ int run(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
-    throw distca::Error(distca::ErrorKind::kUsage, "{} (see distca --help)", error.what());
+    throw distca::Error(distca::ErrorKind::kUsage, "{} (see distca --help)", complaint(app, error));
   }
   return exit_code;
 }
@@ -45,7 +62,9 @@ int main(int argc, char** argv) {
   try {
     return run(argc, argv);
   } catch (const distca::Error& error) {
-    std::fprintf(stderr, "distca: error: %s\n", error.what());
+    std::string line = error.what();  // one line, whatever bad input it quotes
+    std::ranges::replace(line, '\n', ' ');
+    std::fprintf(stderr, "distca: error: %s\n", line.c_str());
     return error.exit_code();
   } catch (const std::exception& error) {
     std::fprintf(stderr, "distca: bug: %s\n", error.what());

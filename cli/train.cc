@@ -10,6 +10,7 @@
 #include "distca/comm/launch.h"
 #include "distca/comm/nccl_group.h"
 #include "distca/comm/rendezvous.h"
+#include "distca/comm/store_process.h"
 #include "distca/comm/thread_group.h"
 #include "distca/train/config.h"
 #include "distca/train/trainer.h"
@@ -26,6 +27,7 @@ struct TrainArguments {
 };
 
 void train_as_rank(const Config& config, const Rendezvous& rendezvous, const CommOptions& options) {
+  const auto store = start_store_process(rendezvous, options.grace_s);
   std::unique_ptr<Communicator> comm =
       config.comm.backend == "nccl" ? make_nccl_group(rendezvous, options, rendezvous.local_rank)
                                     : make_gloo_group(rendezvous, options);
@@ -46,14 +48,20 @@ int run_train(const TrainArguments& arguments) {
     std::fputs(print_config(config).c_str(), stdout);
     return 0;
   }
+  if (arguments.workers < 1)
+    throw Error(ErrorKind::kUsage, "--workers {}: at least 1", arguments.workers);
+  if (arguments.master_port < 0 || arguments.master_port > 65535) {
+    throw Error(ErrorKind::kUsage, "--master-port {}: 0 (a free one) to 65535",
+                arguments.master_port);
+  }
   const CommOptions options{.timeout_s = config.comm.timeout_s, .grace_s = config.comm.grace_s};
-  if (const auto rendezvous = find_rendezvous(env_string)) {
+  const auto rendezvous = find_rendezvous(env_string);
+  // No rank writes before all have met, so none sees what another made of output_dir.
+  check_run(config, rendezvous ? rendezvous->size : arguments.workers);
+  if (rendezvous) {
     train_as_rank(config, *rendezvous, options);
     return 0;
   }
-  if (arguments.workers < 1)
-    throw Error(ErrorKind::kUsage, "--workers {}: at least 1", arguments.workers);
-  check_run(config, arguments.workers);
   if (arguments.workers == 1 || config.comm.backend == "threads") {
     run_ranks(arguments.workers, options, [&](Communicator& comm) { train(config, comm); });
     return 0;
@@ -76,7 +84,8 @@ void add_train(CLI::App& app, int* exit_code) {
   verb->add_option("--workers", arguments->workers,
                    "local ranks to start; a launcher's ranks need none of this");
   verb->add_option("--master-port", arguments->master_port,
-                   "port of the ranks' store; 0: a free one");
+                   "port of the ranks' store; 0: a free one")
+      ->check(CLI::Range(0, 65535));
   verb->add_flag("--print-config", arguments->print_config,
                  "print every key with value, unit and reason, and stop");
   verb->footer("Example:  distca train --config configs/demo.toml --workers 2 train.steps=50");

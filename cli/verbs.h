@@ -5,7 +5,8 @@
 
 namespace distca::cli {
 
-/// Each registers its subcommand; the callback runs it, throws Error on failure and sets the exit code otherwise.
+/// Each registers its subcommand; the callback runs it, throws Error on failure and sets the exit
+/// code otherwise.
 void add_data(CLI::App& app);
 void add_plan(CLI::App& app);
 #ifdef DISTCA_WITH_TORCH

@@ -28,7 +28,7 @@ function(distca_test name)
     target_link_libraries(${name} PRIVATE torch_wheel)
     target_precompile_headers(${name} REUSE_FROM distca_torch_pch)
   endif()
-  gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST
+  gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST NO_PRETTY_VALUES
     PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}"
     WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
 endfunction()

@@ -25,8 +25,7 @@ add_library(torch_wheel INTERFACE)
 target_compile_options(torch_wheel INTERFACE
   "SHELL:-idirafter ${DISTCA_TORCH_DIR}/include"
   "SHELL:-idirafter ${DISTCA_TORCH_DIR}/include/torch/csrc/api/include")
-# FMT_HEADER_ONLY: the wheel carries fmt's headers, newer than the system's library and without their own.
-target_compile_definitions(torch_wheel INTERFACE DISTCA_WITH_TORCH FMT_HEADER_ONLY
+target_compile_definitions(torch_wheel INTERFACE DISTCA_WITH_TORCH
   _GLIBCXX_USE_CXX11_ABI=${DISTCA_TORCH_ABI} USE_DISTRIBUTED USE_C10D_GLOO)
 target_link_directories(torch_wheel INTERFACE ${DISTCA_TORCH_DIR}/lib)
 set(torch_libs torch torch_cpu c10)

@@ -8,7 +8,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-headers=(fmt spdlog nlohmann CLI toml++ gloo)
+headers=(fmt nlohmann CLI toml++ gloo)
 die() { echo "offline_bundle: $*" >&2; exit 1; }
 for name in "${headers[@]}"; do [ -d "/usr/include/$name" ] || die "no /usr/include/$name: run scripts/setup.sh"; done
 [ -d /usr/src/googletest ] || die "no /usr/src/googletest: run scripts/setup.sh"
@@ -37,7 +37,6 @@ endif()
 CMAKE
 }
 package fmt fmt::fmt FMT_HEADER_ONLY
-package spdlog spdlog::spdlog SPDLOG_FMT_EXTERNAL FMT_HEADER_ONLY
 package nlohmann_json nlohmann_json::nlohmann_json
 package CLI11 CLI11::CLI11
 package tomlplusplus tomlplusplus::tomlplusplus

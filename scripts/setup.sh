@@ -4,15 +4,13 @@
 #
 #   scripts/setup.sh [--core]     --core: only what plan and data need, no PyTorch
 #
-# TORCH_INDEX_URL chooses where pip finds PyTorch (a CUDA version, a mirror). Unset, on a machine without an NVIDIA
-# driver, the small CPU build is taken if its index can be reached.
+# TORCH_INDEX_URL chooses where pip finds PyTorch: the small CPU build, a CUDA version, a mirror.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 torch_version=2.13.0
-cpu_index=https://download.pytorch.org/whl/cpu
-packages=(build-essential cmake ninja-build ccache git clang-format clang-tidy nlohmann-json3-dev libspdlog-dev
-          libfmt-dev libcli11-dev libtomlplusplus-dev libgtest-dev libgmock-dev googletest libbenchmark-dev)
+packages=(build-essential cmake ninja-build ccache git clang-format clang-tidy nlohmann-json3-dev
+          libfmt-dev libcli11-dev libtomlplusplus-dev libgtest-dev libgmock-dev googletest)
 with_torch=1
 case "${1:-}" in
   --core) with_torch=0 ;;
@@ -64,16 +62,6 @@ torch_of() {
   [[ $version =~ ^2\.1[123]\. ]] && echo "$version"
 }
 
-# Arguments that tell pip where PyTorch is.
-torch_source() {
-  if [ -n "${TORCH_INDEX_URL:-}" ]; then
-    echo --index-url "$TORCH_INDEX_URL"
-  elif [ ! -e /dev/nvidiactl ] &&
-      .venv/bin/python -c "import urllib.request as u; u.urlopen('$cpu_index/torch/', timeout=5)" 2>/dev/null; then
-    echo --extra-index-url "$cpu_index"
-  fi
-}
-
 install_torch() {
   local found
   if found=$(torch_of .venv/bin/python); then
@@ -88,8 +76,8 @@ install_torch() {
   python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
     die "$(python3 --version) is too old: PyTorch $torch_version here needs Python 3.11 or newer"
   python3 -m venv .venv || die "python3 -m venv .venv failed"
-  local where
-  read -ra where <<<"$(torch_source)"
+  local where=()
+  [ -z "${TORCH_INDEX_URL:-}" ] || where=(--index-url "$TORCH_INDEX_URL")
   say "installing PyTorch $torch_version into .venv: pip install torch==$torch_version ${where[*]} (about 0.2 GB to" \
       "download for CPUs, about 3 GB with CUDA)"
   PIP_ROOT_USER_ACTION=ignore .venv/bin/python -m pip install --disable-pip-version-check --no-input --progress-bar off \

@@ -54,7 +54,12 @@ BatchStream::BatchStream(std::vector<int64_t> document_lengths, std::vector<int6
   std::ranges::sort(documents_);
   DISTCA_CHECK(std::ranges::adjacent_find(documents_) == documents_.end(),
                "a document is listed twice");
-  for (int64_t document : documents_) epoch_tokens_ += lengths_[document];
+  for (int64_t document : documents_) {
+    epoch_tokens_ += lengths_[document];
+    for (int64_t offset = 0; offset < lengths_[document]; offset += options_.max_document_tokens) {
+      pieces_.push_back({document, offset});
+    }
+  }
   if (epoch_tokens_ == 0)
     throw Error(ErrorKind::kData, "the data set has no tokens: nothing to train on");
   shuffle_epoch(0);
@@ -78,7 +83,7 @@ void BatchStream::seek(int64_t index) {
   const int64_t token = index * options_.nano_batches * options_.nano_batch_tokens;
   shuffle_epoch(token / epoch_tokens_);
   offset_ = token % epoch_tokens_;
-  while (offset_ >= lengths_[order_[position_]]) offset_ -= lengths_[order_[position_++]];
+  while (offset_ >= piece_length(order_[position_])) offset_ -= piece_length(order_[position_++]);
   batch_index_ = index;
 }
 
@@ -87,21 +92,27 @@ NanoBatchSource BatchStream::next_nano_batch() {
   std::vector<int64_t> piece_lengths;
   int64_t room = options_.nano_batch_tokens;
   while (room > 0) {
-    const int64_t document = order_[position_];
-    const int64_t left = lengths_[document] - offset_;
-    const int64_t length = std::min({left, room, options_.max_document_tokens});
-    const int64_t targets = length == left ? length - 1 : length;
+    const Piece& piece = pieces_[order_[position_]];
+    const int64_t left = piece_length(order_[position_]) - offset_;
+    const int64_t length = std::min(left, room);
+    const int64_t offset = piece.offset + offset_;
+    const bool ends = offset + length == lengths_[piece.document];
     piece_lengths.push_back(length);
-    result.sources.push_back({document, offset_, targets});
+    result.sources.push_back({piece.document, offset, ends ? length - 1 : length});
     room -= length;
     offset_ += length;
-    if (length == left) finish_document();
+    if (length == left) finish_piece();
   }
   result.nano_batch = NanoBatch::from_lengths(piece_lengths);
   return result;
 }
 
-void BatchStream::finish_document() {
+int64_t BatchStream::piece_length(int64_t piece) const {
+  const auto& [document, offset] = pieces_[piece];
+  return std::min(lengths_[document] - offset, options_.max_document_tokens);
+}
+
+void BatchStream::finish_piece() {
   offset_ = 0;
   if (++position_ == static_cast<int64_t>(order_.size())) shuffle_epoch(epoch_ + 1);
 }
@@ -110,7 +121,7 @@ void BatchStream::shuffle_epoch(int64_t epoch) {
   epoch_ = epoch;
   position_ = 0;
   offset_ = 0;
-  order_ = documents_;
+  order_ = all_indices(pieces_.size());
   Random(options_.seed, static_cast<uint64_t>(epoch)).shuffle(std::span(order_));
 }
 

@@ -90,17 +90,21 @@ TEST_P(BatchStreamTest, every_nano_batch_is_full_and_no_document_is_too_long) {
   }
 }
 
-TEST_P(BatchStreamTest, pieces_of_a_document_follow_each_other) {
+TEST_P(BatchStreamTest, pieces_are_cut_from_the_start_and_a_rest_follows_its_beginning) {
   BatchStream stream(lengths(), options());
+  const int64_t longest = options().max_document_tokens;
   int64_t document = -1, next_offset = 0;
   for (int64_t i = 0; i < num_batches(); ++i) {
     for (const NanoBatchSource& nano_batch : stream.next()) {
       for (size_t d = 0; d < nano_batch.sources.size(); ++d) {
         const DocumentSource& source = nano_batch.sources[d];
-        const bool continues = document >= 0 && next_offset < lengths()[document];
-        EXPECT_EQ(source.offset, continues ? next_offset : 0);
+        const bool continues =
+            document >= 0 && next_offset < lengths()[document] && next_offset % longest != 0;
         if (continues) {
           EXPECT_EQ(source.document, document);
+          EXPECT_EQ(source.offset, next_offset);
+        } else {
+          EXPECT_EQ(source.offset % longest, 0);
         }
         document = source.document;
         next_offset = source.offset + nano_batch.nano_batch.documents[d].length;

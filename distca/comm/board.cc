@@ -4,6 +4,7 @@
 #include <csignal>
 #include <cstring>
 
+#include <c10/util/Logging.h>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <algorithm>
@@ -14,6 +15,7 @@
 #include <thread>
 
 #include "distca/base/clock.h"
+#include "distca/base/env.h"
 #include "distca/base/error.h"
 #include "distca/base/json.h"
 
@@ -54,6 +56,12 @@ Post decode(const std::string& text) {
                    .last = {.step = json.at("step"),
                             .operation = json.at("operation"),
                             .sequence = json.at("sequence")}}};
+}
+
+/// c10d prints a page of stack for every lost connection; what matters of it we say in one line.
+void hush_c10d() {
+  constexpr int kFatal = 3;
+  if (!env_string("TORCH_CPP_LOG_LEVEL")) FLAGS_caffe2_log_level = kFatal;
 }
 
 }  // namespace
@@ -256,6 +264,7 @@ Board::Board(const Rendezvous& rendezvous, const CommOptions& options,
   state_->rendezvous = rendezvous;
   state_->options = options;
   state_->on_alarm = std::move(on_alarm);
+  hush_c10d();
   c10d::TCPStoreOptions store_options;
   store_options.port = rendezvous.port;
   store_options.waitWorkers = false;

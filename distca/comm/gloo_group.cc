@@ -1,6 +1,6 @@
 // The only file that includes ProcessGroupGloo.hpp. The wheel exports Gloo's group but lacks Gloo's
 // headers; the system's are older, so a gloo type must never be constructed or derived here: its
-// layout may differ from the wheel's. tests/check_no_gloo_symbols.sh holds us to it.
+// layout may differ from the wheel's. gloo_symbols_test.cmake holds us to it.
 #include "distca/comm/gloo_group.h"
 
 #include <arpa/inet.h>

@@ -142,6 +142,11 @@ void LocalRun::spawn(int rank) {
   environment_.push_back(fmt::format("DISTCA_SIZE={}", options_.workers));
   environment_.push_back("DISTCA_MASTER_ADDR=" + loopback_address());
   environment_.push_back(fmt::format("DISTCA_MASTER_PORT={}", port_));
+  if (!env_string("RES_OPTIONS")) {
+    // c10d asks for the name of every address it connects to, and a name server that does not
+    // answer must not cost each rank ten seconds. Local ranks look up nothing else.
+    environment_.emplace_back("RES_OPTIONS=timeout:1 attempts:1");
+  }
   if (!env_string("OMP_NUM_THREADS")) {
     const int cores = static_cast<int>(std::thread::hardware_concurrency());
     environment_.push_back(

@@ -8,7 +8,6 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include <atomic>
 #include <chrono>
 #include <set>
 #include <thread>

@@ -1,7 +1,9 @@
 #include "distca/comm/test_groups.h"
 
+#include <cstdlib>
 #include <exception>
 #include <mutex>
+#include <ostream>
 #include <thread>
 #include <vector>
 
@@ -10,8 +12,16 @@
 #include "distca/comm/thread_group.h"
 
 namespace distca {
+namespace {
+
+// As the launcher does for ranks: a slow name server must not slow the tests.
+[[maybe_unused]] const int kQuickNames = setenv("RES_OPTIONS", "timeout:1 attempts:1", 0);
+
+}  // namespace
 
 std::string to_string(Backend backend) { return backend == Backend::kThreads ? "threads" : "gloo"; }
+
+void PrintTo(Backend backend, std::ostream* out) { *out << to_string(backend); }
 
 void run_on(Backend backend, int size, const CommOptions& options,
             const std::function<void(Communicator&)>& body) {

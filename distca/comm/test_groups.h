@@ -2,6 +2,7 @@
 // For tests: the same body on every backend, all ranks in this process.
 
 #include <functional>
+#include <iosfwd>
 #include <string>
 
 #include "distca/comm/communicator.h"
@@ -11,6 +12,7 @@ namespace distca {
 enum class Backend { kThreads, kGloo };
 
 std::string to_string(Backend backend);
+void PrintTo(Backend backend, std::ostream* out);  // GoogleTest looks for this name
 
 /// Runs `body` on `size` threads with a communicator each; rethrows the first failure.
 void run_on(Backend backend, int size, const CommOptions& options,

@@ -29,7 +29,7 @@ class Tensor {
   Tensor() = default;
   Tensor(ScalarType type, int64_t tokens, int64_t heads, int64_t dim, int64_t gap = 0)
       : type_(type), tokens_(tokens), heads_(heads), dim_(dim), stride_(heads * dim + gap) {
-    bytes_.resize((tokens * stride_ + 1) * scalar_bytes(type));
+    bytes_.resize((tokens * stride_ + 1) * element_bytes(type));
   }
 
   Rows rows(int64_t token = 0) { return shifted({bytes_.data(), stride_, dim_}, type_, token, 0); }
@@ -62,7 +62,7 @@ class Tensor {
 
  private:
   Rows element(int64_t i) const {
-    return {const_cast<std::byte*>(bytes_.data()) + i * scalar_bytes(type_), stride_, dim_};
+    return {const_cast<std::byte*>(bytes_.data()) + i * element_bytes(type_), stride_, dim_};
   }
   ScalarType type_ = ScalarType::kFloat64;
   int64_t tokens_ = 0, heads_ = 0, dim_ = 0, stride_ = 0;

@@ -15,10 +15,6 @@ constexpr ScalarType accumulator_type(ScalarType type) {
   return type == ScalarType::kFloat64 ? ScalarType::kFloat64 : ScalarType::kFloat32;
 }
 
-constexpr int64_t scalar_bytes(ScalarType type) {
-  return type == ScalarType::kFloat64 ? 8 : type == ScalarType::kFloat32 ? 4 : 2;
-}
-
 /// Rows of one number per token and head (LSE, delta): a head_stride that was not set is 1.
 constexpr Rows number_rows(Rows rows) {
   if (rows.head_stride == 0) rows.head_stride = 1;
@@ -28,7 +24,7 @@ constexpr Rows number_rows(Rows rows) {
 /// The same rows seen from `token`, `head` on.
 inline Rows shifted(Rows rows, ScalarType type, int64_t token, int64_t head) {
   rows.data = static_cast<std::byte*>(rows.data) +
-              (token * rows.token_stride + head * rows.head_stride) * scalar_bytes(type);
+              (token * rows.token_stride + head * rows.head_stride) * element_bytes(type);
   return rows;
 }
 

@@ -25,7 +25,7 @@ namespace distca {
 struct CoreAttentionOptions {
   kernels::Shape shape;
   ScalarType dtype = ScalarType::kFloat32;  // of Q, K, V, O and their gradients
-  int64_t window_left = -1;                                   // tokens; -1 = unlimited
+  int64_t window_left = -1;                 // tokens; -1 = unlimited
   int num_layers = 1;
   int nano_batch = 0;  // its index in the batch: keeps the messages of different nano-batches apart
   /// The type in which dQ, dK, dV travel home: the compute type, or the accumulator's.

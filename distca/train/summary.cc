@@ -41,6 +41,21 @@ void RunSummary::add(const std::vector<int64_t>& before, const std::vector<int64
   imbalance_after += step.imbalance_after;
 }
 
+void print_start(const Config& config, const IndexedDataset& data, int num_workers,
+                 double peak_flops_per_s) {
+  std::printf("%d workers (%s), %s parameters, %s documents, %s tokens\n", num_workers,
+              config.comm.backend.c_str(), with_thousands(config.model.num_parameters()).c_str(),
+              with_thousands(data.num_documents()).c_str(),
+              with_thousands(data.num_tokens()).c_str());
+  std::printf(
+      "%lld steps of %lld x %s tokens, scheduler %s, tolerance %g; matmul peak of all workers %.0f "
+      "GFLOP/s (%s)\n",
+      static_cast<long long>(config.train.steps), static_cast<long long>(config.batch.nano_batches),
+      with_thousands(config.batch.nano_batch_tokens).c_str(), config.plan.scheduler.c_str(),
+      config.plan.tolerance, peak_flops_per_s / 1e9, config.model_dtype.c_str());
+  std::fflush(stdout);
+}
+
 void print_summary(const Config& config, const IndexedDataset& data, const RunSummary& summary) {
   const std::string& out = config.train.output_dir;
   if (summary.steps > 0) {

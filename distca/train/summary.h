@@ -1,5 +1,6 @@
 #pragma once
-// What a run has shown, for its last words. Rank 0 only; one thread.
+// What a run is about to do and what it has shown: its first and last words. Rank 0 only; one
+// thread.
 
 #include <cstdint>
 #include <vector>
@@ -26,6 +27,10 @@ struct RunSummary {
   void add(const std::vector<int64_t>& before, const std::vector<int64_t>& after,
            const StepMetrics& step);
 };
+
+/// What is about to be run, on what.
+void print_start(const Config& config, const IndexedDataset& data, int num_workers,
+                 double peak_flops_per_s);
 
 /// What was learned, the load per server before and after balancing, what was saved, and what to
 /// try next.

@@ -114,11 +114,12 @@ class Trainer {
 
   void open_output() {
     const std::filesystem::path directory = config_.train.output_dir;
-    std::filesystem::create_directories(directory);
+    std::error_code ignored;  // the write below reports what stands in the way
     for (const char* name : {"model.safetensors", "config.json"})
-      std::filesystem::remove(directory / name);
+      std::filesystem::remove(directory / name, ignored);
     write_file_atomically(directory / "config.toml", print_config(config_));
     metrics_ = std::make_unique<Metrics>(directory, config_.train.steps);
+    print_start(config_, data_, comm_.size(), peak_flops_per_s_);
   }
 
   PlannedBatch plan(const Batch& batch) {

@@ -1,0 +1,79 @@
+// A small program for launch_test.cc:
+//   launch PORT WORKERS MODE [RANK]   the launcher; its ranks run the rest
+//   MODE [RANK]                       a rank: exchanges around a ring until, in step 3, RANK does
+//                                     what MODE says
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <exception>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "distca/base/env.h"
+#include "distca/base/error.h"
+#include "distca/comm/collectives.h"
+#include "distca/comm/gloo_group.h"
+#include "distca/comm/launch.h"
+#include "distca/comm/store_process.h"
+
+namespace {
+
+using distca::Error;
+using distca::ErrorKind;
+
+constexpr distca::CommOptions kOptions{.timeout_s = 2, .grace_s = 2};
+
+void misbehave(const std::string& mode) {
+  if (mode == "kill") raise(SIGKILL);
+  if (mode == "stop") raise(SIGSTOP);
+  if (mode == "throw") throw Error(ErrorKind::kData, "token 300 is beyond the vocabulary of 256");
+  if (mode == "exit") _exit(7);
+  if (mode == "hang") std::this_thread::sleep_for(std::chrono::hours(1));
+}
+
+int run_rank(const std::string& mode, int who) {
+  if (mode == "refuse") throw Error(ErrorKind::kConfig, "unknown key model.layer");
+  const auto rendezvous =
+      distca::find_rendezvous([](const char* name) { return distca::env_string(name); });
+  if (!rendezvous) throw Error(ErrorKind::kUsage, "no rank");
+  const auto store = distca::start_store_process(*rendezvous, kOptions.grace_s);
+  const auto group = distca::make_gloo_group(*rendezvous, kOptions);
+  std::printf("pid %d\n", getpid());
+  std::fflush(stdout);
+  std::fprintf(stderr, "a word on stderr\n");
+  for (int step = 0; step < 6; ++step) {
+    group->set_step(step);
+    distca::barrier(*group, "forward layer 2 enter");
+    if (step == 3 && group->rank() == who) {
+      // Two heartbeats, so that the board shows what we are at.
+      std::this_thread::sleep_for(std::chrono::milliseconds(400));
+      misbehave(mode);
+    }
+    if (mode == "wait") std::this_thread::sleep_for(std::chrono::seconds(5));
+  }
+  std::printf("done\n");
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    const std::vector<std::string> arguments(argv, argv + argc);
+    if (arguments.at(1) != "launch") {
+      return run_rank(arguments[1], argc > 2 ? std::stoi(arguments[2]) : -1);
+    }
+    distca::LaunchOptions options{.workers = std::stoi(arguments.at(3)),
+                                  .command = {arguments[0]},
+                                  .port = std::stoi(arguments.at(2)),
+                                  .grace_s = kOptions.grace_s};
+    options.command.insert(options.command.end(), arguments.begin() + 4, arguments.end());
+    return distca::launch_local(options);
+  } catch (const Error& error) {
+    std::fprintf(stderr, "distca: error: %s\n", error.what());
+    return error.exit_code();
+  }
+}
