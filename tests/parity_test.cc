@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <mutex>
+#include <numeric>
 
 #include "distca/base/random.h"
 #include "distca/comm/ordered_sum.h"
@@ -203,64 +204,70 @@ TEST(parity, the_same_plan_gives_the_same_bits) {
     EXPECT_TRUE(at::equal(a.gradients[i], b.gradients[i])) << i;
 }
 
+/// One element of Q, K or V (which = 0, 1, 2) on its home rank.
+struct Probe {
+  int rank = 0;
+  int which = 0;
+  int64_t element = 0;
+};
+constexpr int64_t kProbeHeads = 4, kProbeKvHeads = 2, kProbeDim = 8;
+
+/// L = sum(W * O) over all ranks with the probed element moved by `step`; dL / d(element) into
+/// `analytic` if wanted.
+double exchange_loss(const Plan& plan, const Probe& probe, double step, double* analytic) {
+  const int workers = plan.cluster.num_workers;
+  const PlanIndex index(plan);
+  std::vector<double> part(workers);
+  run_ranks(workers, {}, [&](Communicator& comm) {
+    const int rank = comm.rank();
+    const RankExchange exchange = index.exchange(rank);
+    auto random = [&](uint64_t salt, int64_t heads) {
+      at::Generator generator = at::detail::createCPUGenerator(salt * 100 + rank);
+      return at::randn({exchange.local_tokens, heads, kProbeDim}, generator, at::kDouble);
+    };
+    std::vector<at::Tensor> qkv = {random(1, kProbeHeads), random(2, kProbeKvHeads),
+                                   random(3, kProbeKvHeads)};
+    const at::Tensor weight = random(4, kProbeHeads);
+    if (rank == probe.rank) qkv[probe.which].view({-1})[probe.element] += step;
+    const kernels::Shape shape{.num_heads = kProbeHeads,
+                               .num_kv_heads = kProbeKvHeads,
+                               .head_dim_qk = kProbeDim,
+                               .head_dim_v = kProbeDim,
+                               .softmax_scale = 0.35};
+    CoreAttention attention(exchange, {.shape = shape, .dtype = ScalarType::kFloat64}, comm);
+    attention.enter(0, qkv[0], qkv[1], qkv[2], "enter");
+    attention.attend(0);
+    part[rank] = (attention.leave(0, "leave") * weight).sum().item<double>();
+    if (analytic == nullptr) return;
+    at::Tensor gradients[3];
+    attention.enter_backward(0, weight, "enter backward");
+    attention.attend_backward(0);
+    attention.leave_backward(0, &gradients[0], &gradients[1], &gradients[2], "leave backward");
+    if (rank == probe.rank) {
+      *analytic = gradients[probe.which].view({-1})[probe.element].item<double>();
+    }
+  });
+  return std::accumulate(part.begin(), part.end(), 0.0);
+}
+
 TEST(parity, the_exchanges_gradients_are_those_of_finite_differences) {
-  // L = sum(W * O) over all ranks; perturb single elements of Q, K, V on their home ranks.
-  const std::vector<int64_t> lengths = {300, 140};
   const int workers = 3;
   Config config;
-  config.model = small_llama(2, ScalarType::kFloat64);
+  config.model = small_llama(kProbeKvHeads, ScalarType::kFloat64);
   config.plan.tolerance = 0.0;
-  const Plan plan = make_plan(plan_request(config, NanoBatch::from_lengths(lengths), workers));
-  const PlanIndex index(plan);
-  const int64_t heads = 4, kv_heads = 2, dim = 8;
-  struct Probe {
-    int rank, which;
-    int64_t element;
-  };
-  auto loss = [&](const Probe& probe, double step, double* analytic) {
-    std::vector<double> part(workers);
-    run_ranks(workers, {}, [&](Communicator& comm) {
-      const int rank = comm.rank();
-      const RankExchange exchange = index.exchange(rank);
-      const int64_t tokens = exchange.local_tokens;
-      auto random = [&](uint64_t salt, int64_t h) {
-        at::Generator generator = at::detail::createCPUGenerator(salt * 100 + rank);
-        return at::randn({tokens, h, dim}, generator, at::kDouble);
-      };
-      std::vector<at::Tensor> qkv = {random(1, heads), random(2, kv_heads), random(3, kv_heads)};
-      const at::Tensor weight = random(4, heads);
-      if (rank == probe.rank) qkv[probe.which].view({-1})[probe.element] += step;
-      CoreAttention attention(exchange,
-                              {.shape = {.num_heads = heads,
-                                         .num_kv_heads = kv_heads,
-                                         .head_dim_qk = dim,
-                                         .head_dim_v = dim,
-                                         .softmax_scale = 0.35},
-                               .dtype = ScalarType::kFloat64},
-                              comm);
-      attention.enter(0, qkv[0], qkv[1], qkv[2], "enter");
-      attention.attend(0);
-      part[rank] = (attention.leave(0, "leave") * weight).sum().item<double>();
-      if (analytic == nullptr) return;
-      at::Tensor gradients[3];
-      attention.enter_backward(0, weight, "enter backward");
-      attention.attend_backward(0);
-      attention.leave_backward(0, &gradients[0], &gradients[1], &gradients[2], "leave backward");
-      if (rank == probe.rank)
-        *analytic = gradients[probe.which].view({-1})[probe.element].item<double>();
-    });
-    return part[0] + part[1] + part[2];
-  };
+  const Plan plan = make_plan(plan_request(config, NanoBatch::from_lengths({300, 140}), workers));
   Random random(5);
   for (int trial = 0; trial < 12; ++trial) {
-    Probe probe{.rank = static_cast<int>(random.below(workers)), .which = trial % 3, .element = 0};
-    const int64_t h = probe.which == 0 ? heads : kv_heads;
+    Probe probe{.rank = static_cast<int>(random.below(workers)), .which = trial % 3};
+    const int64_t heads = probe.which == 0 ? kProbeHeads : kProbeKvHeads;
     probe.element =
-        static_cast<int64_t>(random.below(plan.layout.num_tokens(probe.rank) * h * dim));
+        static_cast<int64_t>(random.below(plan.layout.num_tokens(probe.rank) * heads * kProbeDim));
     double analytic = 0;
     const double step = 1e-5;
-    loss(probe, 0, &analytic);
-    const double numeric = (loss(probe, step, nullptr) - loss(probe, -step, nullptr)) / (2 * step);
+    exchange_loss(plan, probe, 0, &analytic);
+    const double numeric =
+        (exchange_loss(plan, probe, step, nullptr) - exchange_loss(plan, probe, -step, nullptr)) /
+        (2 * step);
     // Central differences: step^2 of curvature, and 1e-16 * |L| (about 100) / step of rounding.
     EXPECT_NEAR(analytic, numeric, 2e-8) << "rank " << probe.rank << " input " << probe.which;
   }
