@@ -6,6 +6,7 @@
 #include "cli/verbs.h"
 #include "distca/base/env.h"
 #include "distca/base/error.h"
+#include "distca/comm/device_copy.h"
 #include "distca/comm/gloo_group.h"
 #include "distca/comm/launch.h"
 #include "distca/comm/nccl_group.h"
@@ -17,6 +18,8 @@
 
 namespace distca::cli {
 namespace {
+
+constexpr int kMostWorkers = 1024;  // processes of one machine
 
 struct TrainArguments {
   std::string config;
@@ -48,8 +51,6 @@ int run_train(const TrainArguments& arguments) {
     std::fputs(print_config(config).c_str(), stdout);
     return 0;
   }
-  if (arguments.workers < 1)
-    throw Error(ErrorKind::kUsage, "--workers {}: at least 1", arguments.workers);
   if (arguments.master_port < 0 || arguments.master_port > 65535) {
     throw Error(ErrorKind::kUsage, "--master-port {}: 0 (a free one) to 65535",
                 arguments.master_port);
@@ -62,8 +63,12 @@ int run_train(const TrainArguments& arguments) {
     train_as_rank(config, *rendezvous, options);
     return 0;
   }
-  if (arguments.workers == 1 || config.comm.backend == "threads") {
-    run_ranks(arguments.workers, options, [&](Communicator& comm) { train(config, comm); });
+  const bool alone = arguments.workers == 1 && config.comm.backend == "gloo";
+  if (alone || config.comm.backend == "threads") {
+    const ThreadDevice device =
+        config.train.device == "cuda" ? cuda_thread_device(0) : ThreadDevice{};
+    run_ranks(
+        arguments.workers, options, [&](Communicator& comm) { train(config, comm); }, device);
     return 0;
   }
   return launch_local({.workers = arguments.workers,
@@ -82,7 +87,8 @@ void add_train(CLI::App& app, int* exit_code) {
   verb->add_option("overrides", arguments->overrides, "section.key=value, after the file")
       ->type_name("KEY=VALUE");
   verb->add_option("--workers", arguments->workers,
-                   "local ranks to start; a launcher's ranks need none of this");
+                   "local ranks to start; a launcher's ranks need none of this")
+      ->check(CLI::Range(1, kMostWorkers));
   verb->add_option("--master-port", arguments->master_port,
                    "port of the ranks' store; 0: a free one")
       ->check(CLI::Range(0, 65535));

@@ -7,10 +7,10 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
-#include <mutex>
 #include <numeric>
 
 #include "distca/base/random.h"
+#include "distca/comm/device_copy.h"
 #include "distca/comm/ordered_sum.h"
 #include "distca/comm/thread_group.h"
 #include "distca/plan/exchange.h"
@@ -79,7 +79,8 @@ struct Outcome {
 Outcome run(
     const LlamaConfig& model_config, const std::vector<int64_t>& lengths, int workers,
     const std::string& scheduler,
-    CoreAttentionOptions::GradientTravel travel = CoreAttentionOptions::GradientTravel::kCompute) {
+    CoreAttentionOptions::GradientTravel travel = CoreAttentionOptions::GradientTravel::kCompute,
+    const ThreadDevice& device = {}) {
   Config config;
   config.model = model_config;
   config.plan.scheduler = scheduler;
@@ -89,10 +90,9 @@ Outcome run(
   int64_t num_targets = 0;
   for (int64_t length : lengths) num_targets += 2 * (length - 1);
   Outcome outcome;
-  std::mutex mutex;
-  run_ranks(workers, {}, [&](Communicator& comm) {
+  const auto body = [&](Communicator& comm) {
     at::set_num_threads(1);
-    const Llama model(model_config, 11, -1);
+    const Llama model(model_config, 11, comm.cuda_device());
     Optimizer optimizer(model.parameters(), {.max_grad_norm = 0});
     std::vector<NanoInput> inputs;
     for (const NanoBatch& nano_batch : nano_batches) {
@@ -109,12 +109,12 @@ Outcome run(
     double sums[2] = {result.loss_sum, static_cast<double>(result.bytes.sent)};
     ordered_sum(comm, sums, "loss");
     if (comm.rank() != 0) return;
-    const std::lock_guard lock(mutex);
     outcome.loss = sums[0];
     outcome.bytes_sent = static_cast<int64_t>(sums[1]);
     for (const at::Tensor& parameter : model.parameters())
-      outcome.gradients.push_back(parameter.grad().clone());
-  });
+      outcome.gradients.push_back(parameter.grad().cpu().clone());
+  };
+  run_ranks(workers, {}, body, device);
   return outcome;
 }
 
@@ -193,6 +193,15 @@ TEST(parity, a_window_gives_the_same_on_every_plan) {
   model.sliding_window = 0;
   EXPECT_GT(std::abs(run(model, lengths, 1, "local").loss - one.loss), 1e-3)
       << "the window hid nothing";
+}
+
+TEST(parity, ranks_as_threads_on_one_gpu_give_the_cpus_result) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device on this machine";
+  const LlamaConfig model = small_llama(2, ScalarType::kFloat64);
+  const Outcome cpu = run(model, {700, 300, 129}, 1, "local");
+  const Outcome gpu = run(model, {700, 300, 129}, 3, "greedy",
+                          CoreAttentionOptions::GradientTravel::kCompute, cuda_thread_device(0));
+  expect_same(gpu, cpu, 1e-10, 1e-12, "CUDA");
 }
 
 TEST(parity, the_same_plan_gives_the_same_bits) {

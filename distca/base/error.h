@@ -25,6 +25,7 @@ enum class ErrorKind {
   kCheckpoint,  // weights on disk
   kIo,          // the file system said no (runtime: exit code 1)
   kComm,        // a rank or the network failed (runtime: exit code 1)
+  kTraining,    // the run diverged (runtime: exit code 1)
 };
 
 class Error : public std::runtime_error {
@@ -36,7 +37,9 @@ class Error : public std::runtime_error {
   ErrorKind kind() const noexcept { return kind_; }
   /// 2 for bad input, 1 for a failure of the world.
   int exit_code() const noexcept {
-    return kind_ == ErrorKind::kIo || kind_ == ErrorKind::kComm ? 1 : 2;
+    const bool runtime =
+        kind_ == ErrorKind::kIo || kind_ == ErrorKind::kComm || kind_ == ErrorKind::kTraining;
+    return runtime ? 1 : 2;
   }
 
  private:

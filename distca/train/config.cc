@@ -129,6 +129,11 @@ std::vector<ConfigKey> config_keys(Config& c) {
        "compute threads; bits are promised for equal counts",
        {},
        1},
+      {"train.device",
+       &c.train.device,
+       "-",
+       "cuda: with backend threads all ranks share one GPU, with nccl each has its own",
+       {"cpu", "cuda"}},
       {"train.output_dir", &c.train.output_dir, "path",
        "metrics.jsonl, config.toml, model.safetensors, config.json"},
       {"train.overwrite", &c.train.overwrite, "-", "allow an output_dir that already holds a run"},
@@ -269,6 +274,27 @@ void finish(Config& config) {
   if (config.data.validation_fraction >= 1) {
     throw Error(ErrorKind::kConfig, "data.validation_fraction = {}: must be below 1",
                 config.data.validation_fraction);
+  }
+  for (const auto& [name, beta] :
+       {std::pair("beta1", config.optimizer.beta1), std::pair("beta2", config.optimizer.beta2)}) {
+    if (beta >= 1) {
+      throw Error(ErrorKind::kConfig, "optimizer.{} = {}: must be below 1", name, beta);
+    }
+  }
+  if (config.plan.tolerance > 10) {
+    throw Error(ErrorKind::kConfig, "plan.tolerance = {}: must be at most 10",
+                config.plan.tolerance);
+  }
+  const bool cuda = config.train.device == "cuda";
+  if (cuda != (config.comm.backend == "nccl") && config.comm.backend != "threads") {
+    throw Error(ErrorKind::kConfig,
+                "comm.backend = {} with train.device = {}: gloo carries host memory (cpu), nccl a "
+                "GPU's (cuda), "
+                "threads either",
+                config.comm.backend, config.train.device);
+  }
+  if (config.train.output_dir.empty()) {
+    throw Error(ErrorKind::kConfig, "train.output_dir is empty: name a folder for the run");
   }
   config.model.dtype = scalar_type(config.model_dtype);
   config.model.check();

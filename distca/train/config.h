@@ -48,6 +48,7 @@ struct Config {
     int64_t validation_every = 50;
     int64_t validation_nano_batches = 4;
     int64_t threads_per_rank = 1;
+    std::string device = "cpu";
     std::string output_dir = "runs/train";
     bool overwrite = false;
   } train;

@@ -70,6 +70,8 @@ TEST(config, wrong_types_and_values_name_the_key_and_what_is_right) {
   EXPECT_THAT(message_of({"batch.max_document_tokens=9999999"}),
               testing::HasSubstr("nano_batch_tokens = 8192"));
   EXPECT_THAT(message_of({"data.validation_fraction=1"}), testing::HasSubstr("below 1"));
+  EXPECT_THAT(message_of({"train.device=cuda"}), testing::HasSubstr("gloo carries host memory"));
+  EXPECT_THAT(message_of({"comm.backend=nccl"}), testing::HasSubstr("nccl a GPU's"));
   EXPECT_THAT(message_of({"seed"}), testing::HasSubstr("section.key=value"));
 }
 

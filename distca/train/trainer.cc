@@ -4,6 +4,8 @@
 #include <ATen/Parallel.h>
 #include <c10/core/GradMode.h>
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -184,8 +186,9 @@ class Trainer {
     metrics.loss =
         planned.num_targets > 0 ? sums[0] / static_cast<double>(planned.num_targets) : 0.0;
     if (!std::isfinite(metrics.loss)) {
-      throw Error(ErrorKind::kData, "step {}: the loss is {}: lower optimizer.lr ({})", step,
-                  metrics.loss, config_.optimizer.lr);
+      throw Error(ErrorKind::kTraining,
+                  "step {}: the loss is not finite; lower optimizer.lr (now {})", step,
+                  config_.optimizer.lr);
     }
     metrics.bytes_sent = static_cast<int64_t>(sums[1]);
     metrics.bytes_copied = static_cast<int64_t>(sums[2]);
@@ -251,11 +254,35 @@ class Trainer {
 
 }  // namespace
 
+namespace {
+
+/// Refuses a model of which one rank alone would not fit this machine.
+void check_memory(const LlamaConfig& model) {
+  // Master weights, gradients and AdamW's two moments.
+  const double element = model.dtype == ScalarType::kFloat64 ? 8.0 : 4.0;
+  const double needed = 4.0 * element * static_cast<double>(model.num_parameters());
+  const double present =
+      static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGE_SIZE));
+  if (needed <= present) return;
+  throw Error(ErrorKind::kConfig,
+              "model of {} parameters: weights, gradients and AdamW's state need {:.1f} GiB on "
+              "each worker, this "
+              "machine has {:.1f} GiB",
+              with_thousands(model.num_parameters()), needed / 0x1p30, present / 0x1p30);
+}
+
+}  // namespace
+
 void check_run(const Config& config, int num_workers) {
   if (config.data.prefix.empty()) {
     throw Error(ErrorKind::kConfig,
                 "data.prefix is not set: make a data set with `distca data prepare` and name it");
   }
+  if (config.train.device == "cuda" && !at::hasCUDA()) {
+    throw Error(ErrorKind::kConfig,
+                "train.device = cuda: this machine or this PyTorch has no CUDA device");
+  }
+  check_memory(config.model);
   const IndexedDataset data(config.data.prefix);
   data.check_vocabulary(config.model.vocab_size);
   const DocumentSplit split =

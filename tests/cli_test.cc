@@ -1,0 +1,160 @@
+// The program as its users meet it: help, version, data, plan, and bad input to them. `train` is in
+// cli_train_test.cc.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "distca/base/file.h"
+#include "distca/batch/test_folder.h"
+#include "tests/run_command.h"
+
+namespace distca::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::StartsWith;
+
+class CliTest : public FolderTest {
+ protected:
+  std::string in_folder(const char* name) const { return folder_ / name; }
+};
+
+constexpr const char* kWorkload = "distca/plan/testdata/workloads/pretrain_8x128k_0.json";
+
+TEST(Cli, help_of_every_verb_ends_with_an_example_of_it) {
+  std::vector<std::vector<std::string>> verbs = {
+      {"data"}, {"data", "prepare"}, {"data", "show"}, {"plan"}};
+#ifdef DISTCA_WITH_TORCH
+  verbs.push_back({"train"});
+#endif
+  for (std::vector<std::string> verb : verbs) {
+    std::string words = "distca";
+    for (const std::string& word : verb) words += " " + word;
+    verb.push_back("--help");
+    const Outcome outcome = run_distca(verb);
+    EXPECT_EQ(outcome.exit_code, 0) << words;
+    EXPECT_EQ(outcome.err, "") << words;
+    const size_t example = outcome.out.rfind("Example:  " + words);
+    ASSERT_NE(example, std::string::npos) << outcome.out;
+    const std::string last = outcome.out.substr(example);
+    EXPECT_EQ(last.find('\n'), last.find_last_not_of('\n') + 1) << last;
+  }
+}
+
+TEST(Cli, help_lists_the_verbs) {
+  const Outcome outcome = run_distca({"--help"});
+  EXPECT_EQ(outcome.exit_code, 0);
+  EXPECT_THAT(outcome.out, AllOf(HasSubstr("\n  data "), HasSubstr("\n  plan ")));
+}
+
+TEST(Cli, version_names_the_build) {
+  const Outcome outcome = run_distca({"--version"});
+  EXPECT_EQ(outcome.exit_code, 0);
+  EXPECT_THAT(outcome.out, AllOf(StartsWith("distca "), HasSubstr(" build"), HasSubstr("CUDA ")));
+#ifdef DISTCA_WITH_TORCH
+  EXPECT_THAT(outcome.out, ::testing::ContainsRegex("PyTorch [0-9]"));
+#else
+  EXPECT_THAT(outcome.out, HasSubstr("PyTorch none"));
+#endif
+}
+
+TEST(Cli, an_unknown_verb_or_option_is_named) {
+  EXPECT_THAT(refusal({"plam"}), AllOf(HasSubstr("unknown verb plam; did you mean plan?"),
+                                       HasSubstr("see distca --help")));
+  EXPECT_THAT(refusal({"data", "prepar"}), HasSubstr("did you mean prepare?"));
+  EXPECT_THAT(refusal({"--workers", "2", "plan"}), HasSubstr("--workers"));
+  EXPECT_THAT(refusal({"plan", "--wrokload", kWorkload}), HasSubstr("--wrokload"));
+  EXPECT_THAT(refusal({"data", "show"}), HasSubstr("prefix"));
+  EXPECT_THAT(refusal({"plan", "--workload", kWorkload, "--workers", "many"}), HasSubstr("many"));
+  EXPECT_THAT(refusal({}), HasSubstr("subcommand"));
+}
+
+TEST_F(CliTest, prepare_writes_what_show_counts) {
+  write_file_atomically(folder_ / "text" / "a.md", "aaaa");
+  write_file_atomically(folder_ / "text" / "deep" / "b.md", "ab");
+  write_file_atomically(folder_ / "text" / "c.py", "not asked for");
+  const Outcome prepared = run_distca({"data", "prepare", "--text", in_folder("text"), "--glob",
+                                       "*.md", "--tokenizer", "byte", "--out", in_folder("out/d")});
+  ASSERT_EQ(prepared.exit_code, 0) << prepared.err;
+  EXPECT_EQ(prepared.err, "");
+  EXPECT_THAT(files_below(folder_ / "out"), ElementsAre("d.bin", "d.idx"));
+  EXPECT_EQ(read_file(folder_ / "out" / "d.bin"), "aaaaab");
+
+  const Outcome shown = run_distca({"data", "show", in_folder("out/d"), "--json"});
+  ASSERT_EQ(shown.exit_code, 0) << shown.err;
+  const Json json = Json::parse(shown.out);
+  EXPECT_EQ(json.at("documents"), 2);
+  EXPECT_EQ(json.at("tokens"), 6);
+  EXPECT_EQ(json.at("longest_length"), 4);
+  EXPECT_EQ(json.at("token_type"), "uint8");
+  // 4 * 5 / 2 of 4 * 5 / 2 + 2 * 3 / 2 pairs.
+  EXPECT_DOUBLE_EQ(json.at("longest_1_percent_attention_share"), 10.0 / 13.0);
+  EXPECT_NEAR(json.at("unigram_nats"), 0.45056, 1e-5);  // -5/6 ln 5/6 - 1/6 ln 1/6
+}
+
+TEST_F(CliTest, text_that_is_not_there_leaves_no_files) {
+  std::filesystem::create_directories(folder_ / "empty");
+  const std::vector<std::string> before = files_below(folder_);
+  EXPECT_THAT(
+      refusal({"data", "prepare", "--text", in_folder("empty"), "--out", in_folder("out/d")}),
+      AllOf(HasSubstr(in_folder("empty")), HasSubstr("expected files of text")));
+  EXPECT_THAT(
+      refusal({"data", "prepare", "--text", in_folder("absent"), "--out", in_folder("out/d")}),
+      AllOf(HasSubstr(in_folder("absent")), HasSubstr("no such file or folder")));
+  write_file_atomically(folder_ / "void" / "a.txt", "");
+  EXPECT_THAT(
+      refusal({"data", "prepare", "--text", in_folder("void"), "--out", in_folder("out/d")}),
+      AllOf(HasSubstr(in_folder("void")), HasSubstr("1 empty")));
+  EXPECT_THAT(files_below(folder_ / "out"), IsEmpty());
+}
+
+TEST(Cli, plan_of_a_workload_has_the_promised_figures) {
+  const Outcome outcome = run_distca({"plan", "--workload", kWorkload, "--summary-json"});
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  const Json json = Json::parse(outcome.out);
+  EXPECT_EQ(json.at("servers"), 8);
+  EXPECT_EQ(json.at("scheduler"), "greedy");
+  EXPECT_EQ(json.at("violations"), Json::array());
+  EXPECT_LE(json.at("max_over_mean"), 1.05);
+  EXPECT_GT(json.at("max_over_mean_before"), 1.05);
+  EXPECT_LT(json.at("tokens_max").get<int64_t>() - json.at("tokens_min").get<int64_t>(), 256);
+  for (const char* name : {"qkv_bytes", "o_bytes", "max_send_bytes", "max_recv_bytes", "tasks"}) {
+    EXPECT_GT(json.at(name), 0) << name;
+  }
+  for (const char* name : {"plan_us", "metadata_us"}) EXPECT_GE(json.at(name), 0) << name;
+  EXPECT_EQ(json.at("hash").get<std::string>().size(), 16u);
+}
+
+TEST_F(CliTest, plan_writes_the_same_bytes_to_a_file_as_to_stdout) {
+  const Outcome printed = run_distca({"plan", "--workload", kWorkload, "--json"});
+  const Outcome written =
+      run_distca({"plan", "--workload", kWorkload, "--out", in_folder("p.json")});
+  ASSERT_EQ(written.exit_code, 0) << written.err;
+  EXPECT_EQ(read_file(folder_ / "p.json"), printed.out);
+  EXPECT_THAT(written.out, AllOf(HasSubstr("max/mean"), HasSubstr("valid")));
+}
+
+TEST_F(CliTest, a_bad_input_of_plan_is_named) {
+  write_file_atomically(folder_ / "w.json", "{\"ranks\": 8,");
+  EXPECT_THAT(refusal({"plan", "--workload", in_folder("w.json"), "--out", in_folder("p.json")}),
+              AllOf(HasSubstr(in_folder("w.json")), HasSubstr("byte 13"), HasSubstr("not JSON")));
+  write_file_atomically(folder_ / "w.json",
+                        R"({"ranks": 2, "tokens_per_rank": 128, "doc_lens": [100]})");
+  EXPECT_THAT(refusal({"plan", "--workload", in_folder("w.json")}),
+              AllOf(HasSubstr("100 tokens"), HasSubstr("256")));
+  EXPECT_THAT(refusal({"plan", "--workload", in_folder("absent.json")}),
+              HasSubstr(in_folder("absent.json")));
+  EXPECT_THAT(refusal({"plan", "--workload", kWorkload, "--scheduler", "gredy"}),
+              AllOf(HasSubstr("gredy"), HasSubstr("did you mean 'greedy'"), HasSubstr("local")));
+  EXPECT_THAT(refusal({"plan", "--workload", kWorkload, "--layout", "diagonal"}),
+              AllOf(HasSubstr("diagonal"), HasSubstr("sequential")));
+  EXPECT_THAT(files_below(folder_), ElementsAre("w.json"));
+}
+
+}  // namespace
+}  // namespace distca::testing

@@ -1,0 +1,193 @@
+// `distca train` refuses bad input in one line that says what, where and what would be right, with
+// exit code 2, and leaves everything as it was.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "distca/base/file.h"
+#include "distca/batch/test_folder.h"
+#include "tests/run_command.h"
+
+namespace distca::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class CliTrainTest : public FolderTest {
+ protected:
+  void SetUp() override {
+    FolderTest::SetUp();
+    prefix_ = make_data_set(folder_);
+  }
+
+  /// The refusal of a training run with `more` behind its arguments.
+  std::string train_refusal(const std::vector<std::string>& more) {
+    const std::vector<std::string> before = files_below(folder_);
+    const std::string line = refusal(train_arguments(prefix_, folder_ / "run", more));
+    EXPECT_EQ(files_below(folder_), before);
+    EXPECT_FALSE(fs::exists(folder_ / "run"));
+    return line;
+  }
+  fs::path with(const char* extension) const { return prefix_.string() + extension; }
+
+  fs::path prefix_;
+};
+
+/// A port of all interfaces that is taken while this lives.
+class TakenPort {
+ public:
+  TakenPort() : fd_(socket(AF_INET6, SOCK_STREAM, 0)) {
+    sockaddr_in6 any6 = {.sin6_family = AF_INET6, .sin6_addr = in6addr_any};
+    sockaddr_in any4 = {.sin_family = AF_INET};
+    const bool taken = fd_ >= 0 && take(any6);
+    if (!taken) {  // a machine without IPv6
+      if (fd_ >= 0) close(fd_);
+      fd_ = socket(AF_INET, SOCK_STREAM, 0);
+      EXPECT_TRUE(take(any4));
+    }
+    socklen_t size = sizeof(any6);
+    getsockname(fd_, reinterpret_cast<sockaddr*>(&any6), &size);
+    port_ = ntohs(any6.sin6_port);  // at the same place in both families
+  }
+  ~TakenPort() { close(fd_); }
+
+  std::string port() const { return std::to_string(port_); }
+
+ private:
+  template <typename Address>
+  bool take(const Address& address) {
+    return bind(fd_, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0 &&
+           listen(fd_, 1) == 0;
+  }
+
+  int fd_;
+  uint16_t port_ = 0;
+};
+
+TEST_F(CliTrainTest, a_missing_half_of_the_data_set_is_named) {
+  fs::remove(with(".bin"));
+  EXPECT_THAT(train_refusal({}), AllOf(HasSubstr(with(".bin")), HasSubstr("distca data prepare")));
+  make_data_set(folder_);
+  fs::remove(with(".idx"));
+  EXPECT_THAT(train_refusal({}), AllOf(HasSubstr(with(".idx")), HasSubstr("distca data prepare")));
+}
+
+TEST_F(CliTrainTest, a_cut_half_of_the_data_set_is_named) {
+  const auto bytes = fs::file_size(with(".bin"));
+  fs::resize_file(with(".bin"), bytes - 1);
+  EXPECT_THAT(train_refusal({"--workers", "2"}),
+              AllOf(HasSubstr(with(".bin").string() + ": cut"),
+                    HasSubstr(std::to_string(bytes - 1)), HasSubstr(std::to_string(bytes))));
+  make_data_set(folder_);
+  fs::resize_file(with(".idx"), fs::file_size(with(".idx")) - 1);
+  EXPECT_THAT(train_refusal({}),
+              AllOf(HasSubstr(with(".idx").string() + ": cut"), HasSubstr("40 sequences")));
+}
+
+TEST_F(CliTrainTest, a_token_beyond_the_vocabulary_is_named_with_its_place) {
+  // "def" begins every document: 'e' = 101 is the first byte that 100 ids do not reach.
+  EXPECT_THAT(train_refusal({"model.vocab_size=100"}),
+              AllOf(HasSubstr("document 0"), HasSubstr("id 100"), HasSubstr("position 0"),
+                    HasSubstr("0 to 99")));
+  EXPECT_THAT(train_refusal({"model.vocab_size=101"}),
+              AllOf(HasSubstr("document 0"), HasSubstr("id 101"), HasSubstr("position 1"),
+                    HasSubstr("0 to 100")));
+}
+
+TEST_F(CliTrainTest, a_bad_value_is_named_with_what_would_be_right) {
+  EXPECT_THAT(train_refusal({"model.num_key_value_heads=3"}),
+              AllOf(HasSubstr("model.num_attention_heads = 4"), HasSubstr("divisible"),
+                    HasSubstr("model.num_key_value_heads = 3")));
+  EXPECT_THAT(train_refusal({"optimizer.learning_rate=1"}),
+              HasSubstr("unknown key optimizer.learning_rate"));
+  EXPECT_THAT(train_refusal({"train.step=1"}), HasSubstr("did you mean train.steps?"));
+  EXPECT_THAT(train_refusal({"train.steps=few"}), HasSubstr("train.steps"));
+  EXPECT_THAT(train_refusal({"train.steps=1.5"}),
+              AllOf(HasSubstr("train.steps"), HasSubstr("an integer")));
+  EXPECT_THAT(train_refusal({"plan.scheduler=gredy"}),
+              AllOf(HasSubstr("gredy"), HasSubstr("did you mean 'greedy'")));
+  EXPECT_THAT(train_refusal({"plan.layout=diagonal"}),
+              AllOf(HasSubstr("diagonal"), HasSubstr("sequential")));
+  EXPECT_THAT(train_refusal({"--workers", "0"}), AllOf(HasSubstr("--workers"), HasSubstr("1")));
+  EXPECT_THAT(train_refusal({"--workers", "100000"}), HasSubstr("1024"));
+  EXPECT_THAT(train_refusal({"optimizer.beta2=1"}),
+              AllOf(HasSubstr("optimizer.beta2"), HasSubstr("below 1")));
+  EXPECT_THAT(train_refusal({"plan.tolerance=1e300"}),
+              AllOf(HasSubstr("plan.tolerance"), HasSubstr("at most 10")));
+  EXPECT_THAT(train_refusal({"train.output_dir="}), HasSubstr("name a folder"));
+  EXPECT_THAT(train_refusal({"model.hidden_size=1000000000"}), HasSubstr("GiB on each worker"));
+  EXPECT_THAT(train_refusal({"comm.backend=nccl"}), HasSubstr("train.device = cpu"));
+  EXPECT_THAT(train_refusal({"--workers", "two"}), HasSubstr("two"));
+  EXPECT_THAT(train_refusal({"--workers", "2", "--master-port", "70000"}),
+              AllOf(HasSubstr("--master-port"), HasSubstr("65535")));
+  EXPECT_THAT(train_refusal({"two\nlines=3"}), HasSubstr("two lines"));
+}
+
+TEST_F(CliTrainTest, a_bad_key_in_a_file_is_named_with_its_line) {
+  const fs::path file = folder_ / "c.toml";
+  write_file_atomically(file, "[train]\nsteps = 3\nsteeps = 4\n");
+  EXPECT_THAT(train_refusal({"--config", file}),
+              AllOf(HasSubstr(file.string() + " line 3"), HasSubstr("did you mean train.steps?")));
+  write_file_atomically(file, "[train]\nsteps = \"three\"\n");
+  EXPECT_THAT(train_refusal({"--config", file}),
+              AllOf(HasSubstr(file.string() + " line 2"), HasSubstr("an integer")));
+  EXPECT_THAT(train_refusal({"--config", folder_ / "absent.toml"}), HasSubstr("absent.toml"));
+}
+
+TEST_F(CliTrainTest, a_nano_batch_beyond_the_cap_is_refused_with_the_numbers) {
+  EXPECT_THAT(train_refusal({"--workers", "2", "plan.max_tokens_per_worker=200"}),
+              AllOf(HasSubstr("512 tokens"), HasSubstr("2 workers"), HasSubstr("200"),
+                    HasSubstr("400 in all")));
+}
+
+TEST_F(CliTrainTest, a_port_in_use_is_named) {
+  const TakenPort taken;
+  EXPECT_THAT(train_refusal({"--workers", "2", "--master-port", taken.port()}),
+              AllOf(HasSubstr("port " + taken.port()), HasSubstr("in use")));
+}
+
+TEST_F(CliTrainTest, a_folder_that_holds_a_run_is_left_alone) {
+  write_file_atomically(folder_ / "old" / "metrics.jsonl", "{}\n");
+  for (const char* workers : {"1", "2"}) {
+    EXPECT_THAT(refusal(train_arguments(prefix_, folder_ / "old", {"--workers", workers})),
+                AllOf(HasSubstr((folder_ / "old").string()), HasSubstr("train.overwrite=true")));
+  }
+  EXPECT_THAT(files_below(folder_ / "old"), ::testing::ElementsAre("metrics.jsonl"));
+  EXPECT_EQ(read_file(folder_ / "old" / "metrics.jsonl"), "{}\n");
+}
+
+TEST_F(CliTrainTest, a_folder_that_cannot_be_made_is_named) {
+  write_file_atomically(folder_ / "file", "in the way");
+  const Outcome outcome = run_distca(train_arguments(prefix_, folder_ / "file" / "run", {}));
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_THAT(outcome.err, AllOf(::testing::StartsWith("distca: error: "),
+                                 HasSubstr((folder_ / "file" / "run").string())));
+}
+
+TEST_F(CliTrainTest, a_rank_that_another_launcher_started_refuses_bad_input_too) {
+  Program rank(train_arguments(prefix_, folder_ / "run", {"model.vocab_size=100"}),
+               torchrun_environment(1, 2, "1"));
+  const Outcome outcome = rank.wait();
+  EXPECT_EQ(outcome.exit_code, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("position 0"));
+}
+
+TEST_F(CliTrainTest, a_printed_configuration_reads_back_as_the_same) {
+  const Outcome first = run_distca(
+      train_arguments(prefix_, folder_ / "run", {"--print-config", "optimizer.lr=3e-4"}));
+  ASSERT_EQ(first.exit_code, 0) << first.err;
+  write_file_atomically(folder_ / "printed.toml", first.out);
+  const Outcome second =
+      run_distca({"train", "--config", folder_ / "printed.toml", "--print-config"});
+  EXPECT_EQ(second.out, first.out);
+  EXPECT_THAT(first.out, HasSubstr("\nlr = 0.0003  # "));
+  EXPECT_FALSE(fs::exists(folder_ / "run"));
+}
+
+}  // namespace
+}  // namespace distca::testing

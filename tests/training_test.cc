@@ -1,0 +1,220 @@
+// `distca train` from end to end: every way to run the same training gives the same losses and
+// weights, it learns, and it leaves the files it promises.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "distca/base/file.h"
+#include "distca/batch/test_folder.h"
+#include "tests/run_command.h"
+
+namespace distca::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+/// What a run learned, without what it measured.
+struct Training {
+  std::vector<double> losses, norms, held_out;
+  std::string weights;  // model.safetensors
+  int64_t bytes_sent = 0;
+};
+
+Training read_training(const fs::path& run) {
+  Training training;
+  for (const Json& line : read_json_lines(run / "metrics.jsonl")) {
+    training.losses.push_back(line.at("loss"));
+    training.norms.push_back(line.at("grad_norm"));
+    if (line.contains("validation_loss")) training.held_out.push_back(line.at("validation_loss"));
+    training.bytes_sent += line.at("bytes_sent").get<int64_t>();
+  }
+  training.weights = read_file(run / "model.safetensors");
+  return training;
+}
+
+void expect_same_bits(const Training& got, const Training& want) {
+  EXPECT_EQ(got.losses, want.losses);
+  EXPECT_EQ(got.norms, want.norms);
+  EXPECT_EQ(got.held_out, want.held_out);
+  EXPECT_TRUE(got.weights == want.weights) << "other bytes in model.safetensors";
+}
+
+void expect_near(const std::vector<double>& got, const std::vector<double>& want, double bound,
+                 const char* what) {
+  ASSERT_EQ(got.size(), want.size()) << what;
+  for (size_t i = 0; i < want.size(); ++i) {
+    EXPECT_NEAR(got[i], want[i], bound * std::abs(want[i])) << what << " " << i;
+  }
+}
+
+class TrainingTest : public FolderTest {
+ protected:
+  void SetUp() override {
+    FolderTest::SetUp();
+    prefix_ = make_data_set(folder_);
+  }
+
+  Training train(const std::string& name, const std::vector<std::string>& more) {
+    const Outcome outcome = run_distca(train_arguments(prefix_, folder_ / name, more));
+    EXPECT_EQ(outcome.exit_code, 0) << name << "\n" << outcome.out << outcome.err;
+    EXPECT_EQ(outcome.err, "") << name;
+    return read_training(folder_ / name);
+  }
+
+  fs::path prefix_;
+};
+
+class WorkersTest : public TrainingTest, public ::testing::WithParamInterface<int> {};
+
+TEST_P(WorkersTest, processes_give_the_bits_of_threads_and_so_does_a_second_run) {
+  const std::string workers = std::to_string(GetParam());
+  const Training threads = train("threads", {"--workers", workers, "comm.backend=threads"});
+  EXPECT_EQ(threads.losses.size(), 6u);
+  EXPECT_EQ(threads.held_out.size(), 2u);
+  EXPECT_GT(threads.bytes_sent, 0);
+  expect_same_bits(train("processes", {"--workers", workers}), threads);
+  expect_same_bits(train("again", {"--workers", workers}), threads);
+}
+
+INSTANTIATE_TEST_SUITE_P(counts, WorkersTest, ::testing::Values(2, 3));
+
+TEST_F(TrainingTest, every_number_of_workers_and_scheduler_trains_the_same_model) {
+  const std::vector<std::string> threads = {"model.dtype=float64", "comm.backend=threads",
+                                            "--workers"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), threads.begin(), threads.end());
+    return more;
+  };
+  const Training one = train("one", with({"1"}));
+  EXPECT_EQ(one.bytes_sent, 0);
+  EXPECT_NE(one.losses.front(), one.losses.back());
+  for (const auto& [name, more] : std::map<std::string, std::vector<std::string>>{
+           {"greedy2", {"2"}},
+           {"greedy3", {"3"}},
+           {"local2", {"2", "plan.scheduler=local"}},
+           {"local3", {"3", "plan.scheduler=local"}},
+           {"processes3", {"3", "comm.backend=gloo"}}}) {
+    const Training many = train(name, with(more));
+    EXPECT_GT(many.bytes_sent, 0) << name;
+    // DESIGN rule 1, in fp64.
+    expect_near(many.losses, one.losses, 1e-10, "loss");
+    expect_near(many.norms, one.norms, 1e-10, "gradient norm");
+    expect_near(many.held_out, one.held_out, 1e-10, "held-out loss");
+  }
+}
+
+TEST_F(TrainingTest, loss_and_held_out_loss_fall_below_the_bigram_entropy) {
+  const Training training = train("run", {"--workers", "2", "train.steps=60",
+                                          "train.validation_every=10", "optimizer.lr=1e-2"});
+  ASSERT_EQ(training.losses.size(), 60u);
+  ASSERT_EQ(training.held_out.size(), 6u);
+  // Before the first update the model knows nothing: every byte alike, ln 256 nats.
+  EXPECT_NEAR(training.losses.front(), std::log(256.0), 0.1);
+  // What counting pairs of bytes would reach: about 0.9 nats. Below it, context helped.
+  const Json data = Json::parse(run_distca({"data", "show", prefix_, "--json"}).out);
+  const double bigram = data.at("bigram_nats");
+  EXPECT_LT(bigram, 0.5 * training.held_out.front());
+  EXPECT_LT(training.losses.back(), bigram);
+  EXPECT_LT(training.held_out.back(), bigram);
+}
+
+TEST_F(TrainingTest, ranks_that_another_launcher_started_train_the_same) {
+  const Training ours = train("ours", {"--workers", "2"});
+  const std::vector<std::string> arguments =
+      train_arguments(prefix_, folder_ / "theirs", {"comm.grace_s=1"});
+  const std::string port = free_port();
+  Program second(arguments, torchrun_environment(1, 2, port));  // it may come first
+  Program first(arguments, torchrun_environment(0, 2, port));
+  EXPECT_EQ(first.wait().exit_code, 0);
+  EXPECT_EQ(second.wait().exit_code, 0);
+  expect_same_bits(read_training(folder_ / "theirs"), ours);
+}
+
+TEST_F(TrainingTest, a_run_leaves_the_files_it_promises) {
+  const Outcome outcome = run_distca(train_arguments(prefix_, folder_ / "run", {"--workers", "2"}));
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_THAT(files_below(folder_ / "run"),
+              ElementsAre("config.json", "config.toml", "metrics.jsonl", "model.safetensors"));
+  const std::vector<Json> lines = read_json_lines(folder_ / "run" / "metrics.jsonl");
+  ASSERT_EQ(lines.size(), 6u);
+  for (size_t i = 0; i < lines.size(); ++i) {
+    const Json& line = lines[i];
+    EXPECT_EQ(line.at("step"), i + 1);
+    EXPECT_EQ(line.at("tokens"), 2 * 512);
+    for (const char* name :
+         {"loss", "grad_norm", "lr", "step_s", "tokens_per_s", "model_flops_per_s",
+          "share_of_matmul_peak", "bytes_sent", "bytes_copied", "plan_ms"}) {
+      EXPECT_GT(line.at(name), 0) << name;
+    }
+    EXPECT_GE(line.at("imbalance_before"), 1);
+    EXPECT_GE(line.at("imbalance_after"), 1);
+    EXPECT_LE(line.at("imbalance_after"), line.at("imbalance_before"));
+    EXPECT_EQ(line.contains("validation_loss"), i == 2 || i == 5);
+    for (const char* pass : {"forward", "backward"}) {
+      for (const char* phase : {"embed", "pre", "enter", "attend", "leave", "post", "loss"}) {
+        EXPECT_GT(line.at("phases").at(fmt::format("{}_{}_ms", pass, phase)), 0);
+      }
+    }
+  }
+  EXPECT_THAT(outcome.out, HasSubstr((folder_ / "run" / "model.safetensors").string()));
+  // What was run can be run again.
+  const Outcome again =
+      run_distca({"train", "--config", folder_ / "run" / "config.toml", "--workers", "2",
+                  "train.output_dir=" + (folder_ / "again").string()});
+  ASSERT_EQ(again.exit_code, 0) << again.err;
+  expect_same_bits(read_training(folder_ / "again"), read_training(folder_ / "run"));
+}
+
+/// The header of a safetensors file.
+Json safetensors_header(const fs::path& path) {
+  const std::string bytes = read_file(path);
+  uint64_t size = 0;
+  std::memcpy(&size, bytes.data(), sizeof(size));
+  return Json::parse(bytes.substr(sizeof(size), size));
+}
+
+TEST_F(TrainingTest, weights_have_hugging_face_names_and_shapes) {
+  train("run", {"train.steps=1", "model.intermediate_size=48"});
+  Json header = safetensors_header(folder_ / "run" / "model.safetensors");
+  header.erase("__metadata__");
+  std::map<std::string, Json> want = {{"model.embed_tokens.weight", {256, 32}},
+                                      {"model.norm.weight", {32}},
+                                      {"lm_head.weight", {256, 32}}};
+  for (int layer = 0; layer < 2; ++layer) {
+    const std::string prefix = fmt::format("model.layers.{}.", layer);
+    want[prefix + "input_layernorm.weight"] = {32};
+    want[prefix + "post_attention_layernorm.weight"] = {32};
+    want[prefix + "self_attn.q_proj.weight"] = {32, 32};
+    want[prefix + "self_attn.k_proj.weight"] = {16, 32};
+    want[prefix + "self_attn.v_proj.weight"] = {16, 32};
+    want[prefix + "self_attn.o_proj.weight"] = {32, 32};
+    want[prefix + "mlp.gate_proj.weight"] = {48, 32};
+    want[prefix + "mlp.up_proj.weight"] = {48, 32};
+    want[prefix + "mlp.down_proj.weight"] = {32, 48};
+  }
+  std::map<std::string, Json> got;
+  for (const auto& [name, entry] : header.items()) got[name] = entry.at("shape");
+  EXPECT_EQ(got, want);
+  const Json config = read_json(folder_ / "run" / "config.json");
+  EXPECT_EQ(config.at("architectures"), Json({"LlamaForCausalLM"}));
+  EXPECT_EQ(config.at("num_key_value_heads"), 2);
+  EXPECT_EQ(config.at("head_dim"), 8);
+  EXPECT_EQ(config.at("intermediate_size"), 48);
+}
+
+TEST_F(TrainingTest, a_run_of_no_steps_saves_the_initial_weights) {
+  const Training none = train("none", {"--workers", "2", "train.steps=0"});
+  EXPECT_TRUE(none.losses.empty());
+  const Training frozen = train("frozen", {"train.steps=1", "optimizer.lr=0"});
+  EXPECT_TRUE(none.weights == frozen.weights);
+  const Training moved = train("moved", {"train.steps=1"});
+  EXPECT_FALSE(none.weights == moved.weights);
+}
+
+}  // namespace
+}  // namespace distca::testing
