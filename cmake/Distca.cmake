@@ -13,7 +13,8 @@ function(distca_library name)
 endfunction()
 
 # distca_test(NAME SOURCES a_test.cc... DEPS ... [TORCH] [TIMEOUT seconds] [LABELS ...])
-# One executable, one ctest entry for each GoogleTest case.
+# One executable, one ctest entry for each GoogleTest case. Cases of an instantiation called "full" get the label full:
+# `make test` leaves them out.
 function(distca_test name)
   if(NOT DISTCA_BUILD_TESTS)
     return()
@@ -28,7 +29,10 @@ function(distca_test name)
     target_link_libraries(${name} PRIVATE torch_wheel)
     target_precompile_headers(${name} REUSE_FROM distca_torch_pch)
   endif()
-  gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST NO_PRETTY_VALUES
+  gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST NO_PRETTY_VALUES TEST_FILTER "-full/*"
     PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}"
+    WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
+  gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST NO_PRETTY_VALUES TEST_FILTER "full/*"
+    PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS full
     WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
 endfunction()

@@ -120,7 +120,8 @@ TEST_F(CliTrainTest, a_bad_value_is_named_with_what_would_be_right) {
   EXPECT_THAT(train_refusal({"plan.tolerance=1e300"}),
               AllOf(HasSubstr("plan.tolerance"), HasSubstr("at most 10")));
   EXPECT_THAT(train_refusal({"train.output_dir="}), HasSubstr("name a folder"));
-  EXPECT_THAT(train_refusal({"model.hidden_size=1000000000"}), HasSubstr("GiB on each worker"));
+  EXPECT_THAT(train_refusal({"model.hidden_size=1000000", "model.num_hidden_layers=1000"}),
+              HasSubstr("GiB on each worker"));
   EXPECT_THAT(train_refusal({"comm.backend=nccl"}), HasSubstr("train.device = cpu"));
   EXPECT_THAT(train_refusal({"--workers", "two"}), HasSubstr("two"));
   EXPECT_THAT(train_refusal({"--workers", "2", "--master-port", "70000"}),

@@ -45,7 +45,8 @@ struct LlamaConfig {
   /// tokens whose causal attention has `pairs` (query, key) pairs. Counts matrix products; ignores
   /// norms, RoPE, softmax.
   double train_flops(int64_t tokens, int64_t pairs) const;
-  /// config.json of a Hugging Face LlamaForCausalLM; `max_position_embeddings` in tokens.
+  /// config.json of a Hugging Face LlamaForCausalLM (MistralForCausalLM with a window);
+  /// `max_position_embeddings` in tokens.
   Json to_hugging_face(int64_t max_position_embeddings) const;
 };
 

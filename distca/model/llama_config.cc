@@ -4,17 +4,19 @@
 namespace distca {
 
 void LlamaConfig::check() const {
-  auto positive = [](const char* key, int64_t value) {
-    if (value <= 0)
-      throw Error(ErrorKind::kConfig, "model.{} = {}: must be at least 1", key, value);
+  // The upper bounds keep every product of sizes within 64 bits.
+  auto within = [](const char* key, int64_t value, int64_t most) {
+    if (value >= 1 && value <= most) return;
+    throw Error(ErrorKind::kConfig, "model.{} = {}: must be at {} {}", key, value,
+                value < 1 ? "least" : "most", value < 1 ? 1 : most);
   };
-  positive("vocab_size", vocab_size);
-  positive("hidden_size", hidden_size);
-  positive("intermediate_size", intermediate_size);
-  positive("num_hidden_layers", num_hidden_layers);
-  positive("num_attention_heads", num_attention_heads);
-  positive("num_key_value_heads", num_key_value_heads);
-  positive("head_dim", head_dim);
+  within("vocab_size", vocab_size, 1 << 30);
+  within("hidden_size", hidden_size, 1 << 20);
+  within("intermediate_size", intermediate_size, 1 << 20);
+  within("num_hidden_layers", num_hidden_layers, 1 << 14);
+  within("num_attention_heads", num_attention_heads, 1 << 14);
+  within("num_key_value_heads", num_key_value_heads, 1 << 14);
+  within("head_dim", head_dim, 1 << 10);
   if (num_attention_heads % num_key_value_heads != 0) {
     throw Error(ErrorKind::kConfig,
                 "model.num_attention_heads = {} is not divisible by model.num_key_value_heads = "
@@ -49,24 +51,30 @@ double LlamaConfig::train_flops(int64_t tokens, int64_t pairs) const {
 }
 
 Json LlamaConfig::to_hugging_face(int64_t max_position_embeddings) const {
-  return Json{{"architectures", {"LlamaForCausalLM"}},
-              {"model_type", "llama"},
-              {"vocab_size", vocab_size},
-              {"hidden_size", hidden_size},
-              {"intermediate_size", intermediate_size},
-              {"num_hidden_layers", num_hidden_layers},
-              {"num_attention_heads", num_attention_heads},
-              {"num_key_value_heads", num_key_value_heads},
-              {"head_dim", head_dim},
-              {"rope_theta", rope_theta},
-              {"rms_norm_eps", rms_norm_eps},
-              {"initializer_range", initializer_range},
-              {"tie_word_embeddings", tie_word_embeddings},
-              {"max_position_embeddings", max_position_embeddings},
-              {"hidden_act", "silu"},
-              {"attention_bias", false},
-              {"mlp_bias", false},
-              {"torch_dtype", dtype == ScalarType::kFloat64 ? "float64" : "float32"}};
+  Json json = {{"architectures", {"LlamaForCausalLM"}},
+               {"model_type", "llama"},
+               {"vocab_size", vocab_size},
+               {"hidden_size", hidden_size},
+               {"intermediate_size", intermediate_size},
+               {"num_hidden_layers", num_hidden_layers},
+               {"num_attention_heads", num_attention_heads},
+               {"num_key_value_heads", num_key_value_heads},
+               {"head_dim", head_dim},
+               {"rope_theta", rope_theta},
+               {"rms_norm_eps", rms_norm_eps},
+               {"initializer_range", initializer_range},
+               {"tie_word_embeddings", tie_word_embeddings},
+               {"max_position_embeddings", max_position_embeddings},
+               {"hidden_act", "silu"},
+               {"attention_bias", false},
+               {"mlp_bias", false},
+               {"torch_dtype", dtype == ScalarType::kFloat64 ? "float64" : "float32"}};
+  if (sliding_window > 0) {  // Hugging Face's Llama has no window; Mistral is Llama with one
+    json["architectures"] = {"MistralForCausalLM"};
+    json["model_type"] = "mistral";
+    json["sliding_window"] = sliding_window;
+  }
+  return json;
 }
 
 }  // namespace distca

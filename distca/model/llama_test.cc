@@ -4,6 +4,9 @@
 #include <c10/core/GradMode.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <map>
+
 #include "distca/base/error.h"
 
 namespace distca {
@@ -55,6 +58,79 @@ TEST(llama, rope_depends_on_the_distance_of_positions_alone) {
   const double far = (q[3][0] * k[2][0]).sum().item<double>();
   EXPECT_NEAR(near, far, 1e-12);  // angles of up to 1e3 rad in double: 1e3 * 2^-53 relative
   EXPECT_NE(near, (q[2][0] * k[0][0]).sum().item<double>());
+}
+
+/// softmax(Q K^T / sqrt(D)) V of one document, causal: q [T, H, D], k and v [T, G, D].
+at::Tensor plain_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  const int64_t tokens = q.size(0), group = q.size(1) / k.size(1);
+  const at::Tensor keys = k.repeat_interleave(group, 1), values = v.repeat_interleave(group, 1);
+  const at::Tensor hidden = at::ones({tokens, tokens}, at::kBool).triu(1);
+  const at::Tensor scores = at::einsum("ihd,jhd->hij", {q, keys}) / std::sqrt(q.size(2));
+  const at::Tensor weights = scores.masked_fill(hidden, -1e30).softmax(-1);
+  return at::einsum("hij,jhd->ihd", {weights, values});
+}
+
+/// RoPE as Hugging Face's Llama has it: feature i turns with feature i + D / 2 by position *
+/// theta^(-2 i / D).
+at::Tensor plain_rope(const at::Tensor& x, double theta) {
+  at::Tensor turned = x.clone();
+  const int64_t half = x.size(2) / 2;
+  for (int64_t position = 0; position < x.size(0); ++position) {
+    for (int64_t i = 0; i < half; ++i) {
+      const double angle = position * std::pow(theta, -static_cast<double>(i) / half);
+      const at::Tensor a = x[position].select(1, i), b = x[position].select(1, i + half);
+      turned[position].select(1, i).copy_(a * std::cos(angle) - b * std::sin(angle));
+      turned[position].select(1, i + half).copy_(b * std::cos(angle) + a * std::sin(angle));
+    }
+  }
+  return turned;
+}
+
+at::Tensor plain_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
+  return x / (x.square().mean(-1, true) + eps).sqrt() * weight;
+}
+
+TEST(llama, phases_are_the_llama_of_the_formulas) {
+  const c10::AutoGradMode no_grad(false);
+  LlamaConfig config = tiny();
+  config.initializer_range = 0.3;
+  const Llama model(config, 3, -1);
+  std::map<std::string, at::Tensor> w;
+  for (size_t i = 0; i < model.parameters().size(); ++i) {
+    w[model.parameter_names()[i]] = model.parameters()[i];
+  }
+  const int64_t tokens = 11, heads = config.num_attention_heads,
+                kv_heads = config.num_key_value_heads;
+  const at::Tensor ids = at::arange(tokens, at::kLong) * 7 % config.vocab_size;
+  const at::Tensor targets = at::arange(tokens, at::kLong) * 5 % config.vocab_size;
+
+  at::Tensor x = w["model.embed_tokens.weight"].index_select(0, ids), y = model.embed(ids);
+  const auto rope = model.rope(at::arange(tokens, at::kLong));
+  for (int layer = 0; layer < config.num_hidden_layers; ++layer) {
+    const std::string p = fmt::format("model.layers.{}.", layer);
+    const at::Tensor h = plain_norm(x, w[p + "input_layernorm.weight"], config.rms_norm_eps);
+    auto project = [&](const char* name, int64_t n) {
+      return h.mm(w[p + "self_attn." + name + ".weight"].t()).view({tokens, n, config.head_dim});
+    };
+    const at::Tensor o = plain_attention(plain_rope(project("q_proj", heads), config.rope_theta),
+                                         plain_rope(project("k_proj", kv_heads), config.rope_theta),
+                                         project("v_proj", kv_heads));
+    x = x + o.reshape({tokens, -1}).mm(w[p + "self_attn.o_proj.weight"].t());
+    const at::Tensor g =
+        plain_norm(x, w[p + "post_attention_layernorm.weight"], config.rms_norm_eps);
+    const at::Tensor gate = g.mm(w[p + "mlp.gate_proj.weight"].t());
+    x = x + (gate * gate.sigmoid() * g.mm(w[p + "mlp.up_proj.weight"].t()))
+                .mm(w[p + "mlp.down_proj.weight"].t());
+
+    at::Tensor q, k, v;
+    model.pre_attention(layer, y, *rope, &q, &k, &v);
+    y = model.post_attention(layer, y, plain_attention(q, k, v));
+  }
+  const at::Tensor logits =
+      plain_norm(x, w["model.norm.weight"], config.rms_norm_eps).mm(w["lm_head.weight"].t());
+  const double want = -logits.log_softmax(-1).gather(1, targets.unsqueeze(1)).sum().item<double>();
+  // About a hundred operations in a row, each rounded to 2^-53.
+  EXPECT_NEAR(model.loss_sum(y, targets).item<double>(), want, 100 * 0x1p-53 * want);
 }
 
 TEST(llama, rows_without_target_do_not_count) {

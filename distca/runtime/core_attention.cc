@@ -28,7 +28,7 @@ struct Part {
 };
 
 /// One message: a flat buffer and its parts as tensors. Head dimensions are multiples of 8, so that
-/// every part begins at a multiple of 16 bytes when the wide ones come first.
+/// every part begins at a multiple of 16 bytes.
 struct Block {
   at::Tensor bytes;
   std::vector<at::Tensor> parts;
@@ -61,6 +61,12 @@ Rows rows_of(const at::Tensor& tensor, int64_t row) {
   return {.data = static_cast<std::byte*>(tensor.data_ptr()) + offset,
           .token_stride = tensor.stride(0),
           .head_stride = tensor.stride(1)};
+}
+
+/// Where a task's rows lie: in the local tensor, or in a part of the block they came in.
+Rows resolve(const at::Tensor& local, const std::vector<Block>& blocks, int part,
+             const BlockRows& rows) {
+  return rows_of(rows.block == 0 ? local : blocks[rows.block - 1].parts[part], rows.row);
 }
 
 }  // namespace
@@ -139,34 +145,42 @@ struct CoreAttention::State {
                                                                                      : accumulator;
   }
 
-  /// Copies local rows into a message part, in the order of `ranges`.
-  void pack(const at::Tensor& local, const std::vector<RowRange>& ranges, at::Tensor& part) {
+  /// Calls `move(rows of local, rows of part)` for each range, and counts the part's bytes as
+  /// copied.
+  template <typename Move>
+  void for_ranges(const at::Tensor& local, const std::vector<RowRange>& ranges,
+                  const at::Tensor& part, const Move& move) {
     int64_t row = 0;
     for (const RowRange& range : ranges) {
-      part.narrow(0, row, range.tokens.size())
-          .copy_(local.narrow(0, range.row, range.tokens.size()));
-      row += range.tokens.size();
+      const int64_t tokens = range.tokens.size();
+      move(local.narrow(0, range.row, tokens), part.narrow(0, row, tokens));
+      row += tokens;
     }
     bytes.copied += part.numel() * static_cast<int64_t>(part.element_size());
   }
-  void unpack(const at::Tensor& part, const std::vector<RowRange>& ranges, at::Tensor& local) {
-    int64_t row = 0;
-    for (const RowRange& range : ranges) {
-      local.narrow(0, range.row, range.tokens.size())
-          .copy_(part.narrow(0, row, range.tokens.size()));
-      row += range.tokens.size();
-    }
-    bytes.copied += part.numel() * static_cast<int64_t>(part.element_size());
+  /// Copies local rows into a message part, in the order of `ranges`.
+  void pack(const at::Tensor& local, const std::vector<RowRange>& ranges, const at::Tensor& part) {
+    for_ranges(local, ranges, part,
+               [](const at::Tensor& home, const at::Tensor& message) { message.copy_(home); });
+  }
+  void unpack(const at::Tensor& part, const std::vector<RowRange>& ranges,
+              const at::Tensor& local) {
+    for_ranges(local, ranges, part,
+               [](const at::Tensor& home, const at::Tensor& message) { home.copy_(message); });
   }
   /// Adds a message part to local rows.
-  void add(const at::Tensor& part, const std::vector<RowRange>& ranges, at::Tensor& local) {
-    int64_t row = 0;
-    for (const RowRange& range : ranges) {
-      local.narrow(0, range.row, range.tokens.size())
-          .add_(part.narrow(0, row, range.tokens.size()));
-      row += range.tokens.size();
-    }
-    bytes.copied += part.numel() * static_cast<int64_t>(part.element_size());
+  void add(const at::Tensor& part, const std::vector<RowRange>& ranges, const at::Tensor& local) {
+    for_ranges(local, ranges, part,
+               [](const at::Tensor& home, const at::Tensor& message) { home.add_(message); });
+  }
+
+  /// Kernels read and write rows whose last dimension is contiguous.
+  void check_local(const char* name, const at::Tensor& tensor, int64_t heads, int64_t dim) const {
+    DISTCA_CHECK(tensor.scalar_type() == type && tensor.dim() == 3 &&
+                     tensor.size(0) == exchange.local_tokens && tensor.size(1) == heads &&
+                     tensor.size(2) == dim && (tensor.stride(2) == 1 || tensor.numel() == 0),
+                 "{}: expected [{}, {}, {}] of the exchange's type, last dimension contiguous",
+                 name, exchange.local_tokens, heads, dim);
   }
 
   void run_exchange(const std::vector<Message>& sends, const std::vector<Message>& receives,
@@ -180,10 +194,8 @@ struct CoreAttention::State {
     std::vector<kernels::KeyFragment> keys;
     keys.reserve(task.kv.size());
     for (const BlockRows& rows : task.kv) {
-      const at::Tensor& k = rows.block == 0 ? layer.k : layer.received[rows.block - 1].parts[1];
-      const at::Tensor& v = rows.block == 0 ? layer.v : layer.received[rows.block - 1].parts[2];
-      keys.push_back({.k = rows_of(k, rows.row),
-                      .v = rows_of(v, rows.row),
+      keys.push_back({.k = resolve(layer.k, layer.received, 1, rows),
+                      .v = resolve(layer.v, layer.received, 2, rows),
                       .tokens = rows.tokens,
                       .position = rows.position});
     }
@@ -200,8 +212,10 @@ void CoreAttention::enter(int layer_index, const at::Tensor& q, const at::Tensor
                           const at::Tensor& v, std::string_view operation) {
   State& s = *state_;
   State::Layer& layer = s.layers[layer_index];
-  DISTCA_CHECK_EQ(q.size(0), s.exchange.local_tokens);
-  DISTCA_CHECK(q.scalar_type() == s.type, "q has another type than the exchange");
+  const kernels::Shape& shape = s.options.shape;
+  s.check_local("q", q, shape.num_heads, shape.head_dim_qk);
+  s.check_local("k", k, shape.num_kv_heads, shape.head_dim_qk);
+  s.check_local("v", v, shape.num_kv_heads, shape.head_dim_v);
   layer = {};
   layer.q = q;
   layer.k = k;
@@ -237,12 +251,10 @@ void CoreAttention::attend(int layer_index) {
   std::vector<kernels::ForwardTask> tasks;
   keys.reserve(s.exchange.tasks.size());
   for (const ServerTask& task : s.exchange.tasks) {
-    const bool local = task.q.block == 0;
-    const size_t from = static_cast<size_t>(task.q.block) - 1;
     keys.push_back(s.fragments(layer, task));
-    tasks.push_back({.q = rows_of(local ? layer.q : layer.received[from].parts[0], task.q.row),
-                     .o = rows_of(local ? layer.o : layer.returned[from].parts[0], task.q.row),
-                     .lse = rows_of(local ? layer.lse : layer.returned[from].parts[1], task.q.row),
+    tasks.push_back({.q = resolve(layer.q, layer.received, 0, task.q),
+                     .o = resolve(layer.o, layer.returned, 0, task.q),
+                     .lse = resolve(layer.lse, layer.returned, 1, task.q),
                      .q_tokens = task.q.tokens,
                      .q_position = task.q.position,
                      .keys = keys.back(),
@@ -279,6 +291,7 @@ void CoreAttention::enter_backward(int layer_index, const at::Tensor& d_o,
                                    std::string_view operation) {
   State& s = *state_;
   State::Layer& layer = s.layers[layer_index];
+  s.check_local("d_o", d_o, s.options.shape.num_heads, s.options.shape.head_dim_v);
   layer.d_o = d_o;
   layer.delta = (d_o.to(s.accumulator) * layer.o.to(s.accumulator)).sum(-1, /*keepdim=*/true);
   std::vector<Block> packed;
@@ -318,28 +331,22 @@ void CoreAttention::attend_backward(int layer_index) {
   keys.reserve(s.exchange.tasks.size());
   gradients.reserve(s.exchange.tasks.size());
   for (const ServerTask& task : s.exchange.tasks) {
-    const bool local = task.q.block == 0;
-    const size_t from = static_cast<size_t>(task.q.block) - 1;
     keys.push_back(s.fragments(layer, task));
     std::vector<kernels::KeyGradient>& task_gradients = gradients.emplace_back();
     for (const BlockRows& rows : task.kv) {
-      const bool home = rows.block == 0;
-      const size_t source = static_cast<size_t>(rows.block) - 1;
-      task_gradients.push_back(
-          {.dk = rows_of(home ? layer.dk : layer.accumulators[source].parts[1], rows.row),
-           .dv = rows_of(home ? layer.dv : layer.accumulators[source].parts[2], rows.row)});
+      task_gradients.push_back({.dk = resolve(layer.dk, layer.accumulators, 1, rows),
+                                .dv = resolve(layer.dv, layer.accumulators, 2, rows)});
     }
-    tasks.push_back(
-        {.q = rows_of(local ? layer.q : layer.received[from].parts[0], task.q.row),
-         .d_o = rows_of(local ? layer.d_o : layer.received_backward[from].parts[0], task.q.row),
-         .lse = rows_of(local ? layer.lse : layer.received_backward[from].parts[1], task.q.row),
-         .delta = rows_of(local ? layer.delta : layer.received_backward[from].parts[2], task.q.row),
-         .dq = rows_of(local ? layer.dq : layer.accumulators[from].parts[0], task.q.row),
-         .q_tokens = task.q.tokens,
-         .q_position = task.q.position,
-         .keys = keys.back(),
-         .key_gradients = task_gradients,
-         .mask = {.causal = true, .window_left = s.options.window_left}});
+    tasks.push_back({.q = resolve(layer.q, layer.received, 0, task.q),
+                     .d_o = resolve(layer.d_o, layer.received_backward, 0, task.q),
+                     .lse = resolve(layer.lse, layer.received_backward, 1, task.q),
+                     .delta = resolve(layer.delta, layer.received_backward, 2, task.q),
+                     .dq = resolve(layer.dq, layer.accumulators, 0, task.q),
+                     .q_tokens = task.q.tokens,
+                     .q_position = task.q.position,
+                     .keys = keys.back(),
+                     .key_gradients = task_gradients,
+                     .mask = {.causal = true, .window_left = s.options.window_left}});
   }
   aten_backward(s.options.shape, s.options.dtype, tasks, s.comm.cuda_device());
 }

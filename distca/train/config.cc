@@ -12,6 +12,10 @@
 
 namespace distca {
 
+namespace {
+constexpr double kAnySeed = 0x1p62;
+}  // namespace
+
 std::vector<ConfigKey> config_keys(Config& c) {
   LlamaConfig& m = c.model;
   Config::Optimizer& o = c.optimizer;
@@ -42,7 +46,8 @@ std::vector<ConfigKey> config_keys(Config& c) {
        "-",
        "order of documents and the held-out choice",
        {},
-       0},
+       0,
+       kAnySeed},
       {"model.vocab_size", &m.vocab_size, "tokens", "256 for the byte tokenizer", {}, 1},
       {"model.hidden_size", &m.hidden_size, "features", "width of the residual stream", {}, 1},
       {"model.intermediate_size",
@@ -110,7 +115,7 @@ std::vector<ConfigKey> config_keys(Config& c) {
       {"optimizer.weight_decay", &o.weight_decay, "-", "of matrices; norms are left alone", {}, 0},
       {"optimizer.max_grad_norm", &o.max_grad_norm, "-", "clip by global norm; 0: off", {}, 0},
       {"train.steps", &c.train.steps, "steps", "optimizer steps", {}, 0},
-      {"train.seed", &c.train.seed, "-", "initial weights", {}, 0},
+      {"train.seed", &c.train.seed, "-", "initial weights", {}, 0, kAnySeed},
       {"train.validation_every",
        &c.train.validation_every,
        "steps",
@@ -176,10 +181,10 @@ struct Overloaded : Ts... {
 
 void check_value(const ConfigKey& key, const std::string& origin) {
   auto check_number = [&](double value) {
-    if (!(value >= key.minimum) || !std::isfinite(value)) {
-      throw Error(ErrorKind::kConfig, "{}: {} = {}: must be at least {} ({})", origin, key.name,
-                  value, key.minimum, key.unit);
-    }
+    const bool low = !(value >= key.minimum);
+    if (!low && value <= key.maximum) return;
+    throw Error(ErrorKind::kConfig, "{}: {} = {}: must be at {} {} ({})", origin, key.name, value,
+                low ? "least" : "most", low ? key.minimum : key.maximum, key.unit);
   };
   std::visit(Overloaded{[&](int64_t* v) { check_number(static_cast<double>(*v)); },
                         [&](double* v) { check_number(*v); }, [&](bool*) {},
@@ -331,7 +336,9 @@ std::string print_config(Config config) {
                      return text.find_first_of(".e") == std::string::npos ? text + ".0" : text;
                    },
                    [](bool* v) { return fmt::format("{}", *v); },
-                   [](std::string* v) { return fmt::format("\"{}\"", *v); }},
+                   [](std::string* v) {
+                     return (std::ostringstream() << toml::value<std::string>(*v)).str();
+                   }},
         key.value);
   };
   std::string text, section;

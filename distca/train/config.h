@@ -66,7 +66,8 @@ struct ConfigKey {
   std::string unit;
   std::string reason;
   std::vector<std::string> choices = {};  // for words; empty: anything
-  double minimum = -1e300;                // for numbers
+  double minimum = -0x1p30;               // for numbers
+  double maximum = 0x1p30;
 };
 
 /// All keys of a configuration, in print order; pointers into `config`.

@@ -33,9 +33,9 @@ TEST(config, every_key_has_a_unit_a_reason_and_a_unique_name) {
 }
 
 TEST(config, printed_config_reads_back_as_the_same) {
-  const Config config =
-      load_config("", {"batch.seed=7", "optimizer.lr=2", "model.dtype=bfloat16",
-                       "model.tie_word_embeddings=true", "train.output_dir=runs/with space"});
+  const Config config = load_config(
+      "", {"batch.seed=7", "optimizer.lr=2", "model.dtype=bfloat16",
+           "model.tie_word_embeddings=true", "train.output_dir=runs/with space and \"quotes\" \\"});
   const auto path =
       std::filesystem::path(testing::TempDir()) / fmt::format("distca_config_{}.toml", getpid());
   write_file_atomically(path, print_config(config));
@@ -66,6 +66,11 @@ TEST(config, wrong_types_and_values_name_the_key_and_what_is_right) {
   EXPECT_THAT(message_of({"model.dtype=int8"}),
               testing::HasSubstr("one of float32, bfloat16, float64"));
   EXPECT_THAT(message_of({"batch.nano_batches=0"}), testing::HasSubstr("at least 1"));
+  EXPECT_THAT(message_of({"batch.nano_batch_tokens=1000000000000"}),
+              testing::HasSubstr("at most 1073741824"));
+  EXPECT_THAT(message_of({"model.hidden_size=1000000000"}), testing::HasSubstr("at most 1048576"));
+  EXPECT_THAT(message_of({"optimizer.lr=inf"}), testing::HasSubstr("at most"));
+  EXPECT_EQ(message_of({"batch.seed=1000000000000"}), "accepted");
   EXPECT_THAT(message_of({"model.num_key_value_heads=3"}), testing::HasSubstr("not divisible"));
   EXPECT_THAT(message_of({"batch.max_document_tokens=9999999"}),
               testing::HasSubstr("nano_batch_tokens = 8192"));

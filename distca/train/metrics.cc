@@ -1,5 +1,6 @@
 #include "distca/train/metrics.h"
 
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -14,6 +15,11 @@ namespace distca {
 namespace {
 
 constexpr double kPlainLineEvery_s = 5;
+
+size_t terminal_columns() {
+  winsize size = {};
+  return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 1 ? size.ws_col : 80;
+}
 
 Json phase_times(const OpTimes& times) {
   Json phases = Json::object();
@@ -74,16 +80,18 @@ void Metrics::show(const StepMetrics& m) {
   const std::string held_out =
       validation_loss_ ? fmt::format("  held-out {:.3f}", *validation_loss_) : "";
   const std::string text = fmt::format(
-      "step {:>5}/{}  loss {:.3f}{}  {:>6} tok/s ({:.0f} % of matmul peak)  attention max/mean "
-      "{:.2f} -> {:.2f}  {}:{:02} left",
-      m.step, total_steps_, m.loss, held_out, with_thousands(std::llround(m.tokens / m.step_s)),
-      100 * m.model_flops / m.step_s / m.peak_flops_per_s, m.imbalance_before, m.imbalance_after,
-      static_cast<int64_t>(left_s) / 60, static_cast<int64_t>(left_s) % 60);
+      "step {:>5}/{}  loss {:.3f}{}  {}:{:02} left  {:>6} tok/s ({:.0f} % of matmul peak)  "
+      "attention max/mean {:.2f} -> {:.2f}",
+      m.step, total_steps_, m.loss, held_out, static_cast<int64_t>(left_s) / 60,
+      static_cast<int64_t>(left_s) % 60, with_thousands(std::llround(m.tokens / m.step_s)),
+      100 * m.model_flops / m.step_s / m.peak_flops_per_s, m.imbalance_before, m.imbalance_after);
   if (terminal_) {
-    const int width = 20;
-    const std::string done =
-        bar(static_cast<double>(m.step) / static_cast<double>(total_steps_), width);
-    std::fprintf(stdout, "\r[%s] %s\033[K%s", done.c_str(), text.c_str(), last ? "\n" : "");
+    constexpr int kBarWidth = 12;
+    const double done = static_cast<double>(m.step) / static_cast<double>(total_steps_);
+    const std::string line = fmt::format("[{}] {}", bar(done, kBarWidth), text);
+    // A line that wraps could not be overwritten.
+    std::fprintf(stdout, "\r%s\033[K%s", line.substr(0, terminal_columns() - 1).c_str(),
+                 last ? "\n" : "");
   } else {
     std::fprintf(stdout, "%s\n", text.c_str());
   }

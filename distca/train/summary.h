@@ -32,8 +32,7 @@ struct RunSummary {
 void print_start(const Config& config, const IndexedDataset& data, int num_workers,
                  double peak_flops_per_s);
 
-/// What was learned, the load per server before and after balancing, what was saved, and what to
-/// try next.
+/// What was learned, the load per server before and after balancing, what was saved.
 void print_summary(const Config& config, const IndexedDataset& data, const RunSummary& summary);
 
 }  // namespace distca

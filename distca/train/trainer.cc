@@ -22,6 +22,7 @@
 #include "distca/model/safetensors.h"
 #include "distca/plan/exchange.h"
 #include "distca/plan/plan.h"
+#include "distca/plan/validate.h"
 #include "distca/train/metrics.h"
 #include "distca/train/optimizer.h"
 #include "distca/train/step.h"
@@ -59,6 +60,24 @@ double max_over_mean_of_sums(const std::vector<std::vector<int64_t>>& loads) {
   return mean_sum > 0 ? max_sum / mean_sum : 1.0;
 }
 
+/// The held-out nano-batches, the same ones each time: at most an epoch, so that none counts twice.
+std::vector<Batch> validation_batches(const Config& config, const IndexedDataset& data,
+                                      const DocumentSplit& split) {
+  std::vector<Batch> batches;
+  if (split.validation.empty()) return batches;
+  int64_t tokens = 0;
+  for (int64_t document : split.validation) tokens += data.document_length(document);
+  BatchOptions options = config.batch;
+  options.nano_batches = 1;
+  options.nano_batch_tokens = std::clamp<int64_t>(tokens, 1, options.nano_batch_tokens);
+  options.max_document_tokens = std::min(options.max_document_tokens, options.nano_batch_tokens);
+  BatchStream stream(data.document_lengths(), split.validation, options);
+  const int64_t whole = tokens / options.nano_batch_tokens;
+  for (int64_t i = 0; i < std::min(whole, config.train.validation_nano_batches); ++i)
+    batches.push_back(stream.next());
+  return batches;
+}
+
 class Trainer {
  public:
   Trainer(const Config& config, Communicator& comm)
@@ -68,6 +87,7 @@ class Trainer {
         split_(split_documents(data_.num_documents(), config.data.validation_fraction,
                                config.batch.seed)),
         stream_(data_.document_lengths(), split_.train, config.batch),
+        validation_(validation_batches(config, data_, split_)),
         model_(config.model, static_cast<uint64_t>(config.train.seed), comm.cuda_device()),
         optimizer_(model_.parameters(), config.optimizer),
         step_(model_, comm, gradient_travel(config)) {}
@@ -76,19 +96,19 @@ class Trainer {
     comm_.set_step(0);
     peak_flops_per_s_ = measure_peak();
     if (comm_.rank() == 0) open_output();
-    load_validation();
     for (int64_t step = 1; step <= config_.train.steps; ++step) {
       comm_.set_step(step);
       StepMetrics metrics = train_step(step);
       const int64_t every = config_.train.validation_every;
       const bool last = step == config_.train.steps;
       if (!validation_.empty() && (last || (every > 0 && step % every == 0)))
-        metrics.validation_loss = evaluate();
+        metrics.validation_loss = evaluate(step);
       if (metrics_) metrics_->record(metrics);
       if (last) summary_.last = metrics;
     }
-    if (comm_.rank() == 0) save();
+    // Nobody waits for rank 0 while it writes: that may take longer than a wait may.
     barrier(comm_, "end of training");
+    if (comm_.rank() == 0) save();
   }
 
  private:
@@ -131,6 +151,9 @@ class Trainer {
     Fnv1a64 hash;
     for (const NanoBatchSource& source : batch) {
       const Plan plan = make_plan(plan_request(config_, source.nano_batch, comm_.size()));
+      const std::vector<std::string> violations = validate(plan);
+      DISTCA_CHECK(violations.empty(), "scheduler {} made a wrong plan: {}", plan.options.scheduler,
+                   violations[0]);
       hash.add(plan_hash(plan));
       before.push_back(home_load(plan));
       after.emplace_back();
@@ -169,6 +192,13 @@ class Trainer {
     }
   }
 
+  /// All ranks have the same value and stop together, before it reaches the weights.
+  void check_finite(int64_t step, const char* what, double value) const {
+    if (std::isfinite(value)) return;
+    throw Error(ErrorKind::kTraining, "step {}: the {} is not finite; lower optimizer.lr (now {})",
+                step, what, config_.optimizer.lr);
+  }
+
   StepMetrics train_step(int64_t step) {
     const Stopwatch watch;
     PlannedBatch planned = plan(stream_.next());
@@ -178,18 +208,17 @@ class Trainer {
     optimizer_.zero_gradients();
     const StepResult result = step_.train(
         std::move(planned.inputs), planned.num_targets,
-        [&] { metrics.grad_norm = optimizer_.sum_and_clip(comm_); },
+        [&] {
+          metrics.grad_norm = optimizer_.sum_and_clip(comm_);
+          check_finite(step, "gradient norm", metrics.grad_norm);
+        },
         [&] { optimizer_.update(metrics.lr); });
     double sums[3] = {result.loss_sum, static_cast<double>(result.bytes.sent),
                       static_cast<double>(result.bytes.copied)};
     ordered_sum(comm_, sums, "loss sum");
     metrics.loss =
         planned.num_targets > 0 ? sums[0] / static_cast<double>(planned.num_targets) : 0.0;
-    if (!std::isfinite(metrics.loss)) {
-      throw Error(ErrorKind::kTraining,
-                  "step {}: the loss is not finite; lower optimizer.lr (now {})", step,
-                  config_.optimizer.lr);
-    }
+    check_finite(step, "loss", metrics.loss);
     metrics.bytes_sent = static_cast<int64_t>(sums[1]);
     metrics.bytes_copied = static_cast<int64_t>(sums[2]);
     metrics.tokens = planned.num_tokens;
@@ -204,19 +233,7 @@ class Trainer {
     return metrics;
   }
 
-  void load_validation() {
-    if (split_.validation.empty()) return;
-    BatchOptions options = config_.batch;
-    options.nano_batches = 1;
-    BatchStream stream(data_.document_lengths(), split_.validation, options);
-    // At most one epoch: a small held-out set is not counted twice over.
-    const int64_t whole = std::max<int64_t>(1, stream.epoch_tokens() / options.nano_batch_tokens);
-    for (int64_t i = 0; i < std::min(whole, config_.train.validation_nano_batches); ++i) {
-      validation_.push_back(stream.next());
-    }
-  }
-
-  double evaluate() {
+  double evaluate(int64_t step) {
     double sum[1] = {0};
     int64_t targets = 0;
     for (const Batch& batch : validation_) {
@@ -225,7 +242,9 @@ class Trainer {
       sum[0] += step_.evaluate(std::move(planned.inputs)).loss_sum;
     }
     ordered_sum(comm_, sum, "held-out loss");
-    return targets > 0 ? sum[0] / static_cast<double>(targets) : 0.0;
+    const double loss = targets > 0 ? sum[0] / static_cast<double>(targets) : 0.0;
+    check_finite(step, "held-out loss", loss);
+    return loss;
   }
 
   void save() {
@@ -243,10 +262,10 @@ class Trainer {
   IndexedDataset data_;
   DocumentSplit split_;
   BatchStream stream_;
+  std::vector<Batch> validation_;
   Llama model_;
   Optimizer optimizer_;
   Step step_;
-  std::vector<Batch> validation_;
   std::unique_ptr<Metrics> metrics_;
   RunSummary summary_;
   double peak_flops_per_s_ = 0;
@@ -289,6 +308,7 @@ void check_run(const Config& config, int num_workers) {
       split_documents(data.num_documents(), config.data.validation_fraction, config.batch.seed);
   BatchStream stream(data.document_lengths(), split.train, config.batch);
   make_plan(plan_request(config, stream.next()[0].nano_batch, num_workers));
+  validation_batches(config, data, split);
   const std::filesystem::path metrics =
       std::filesystem::path(config.train.output_dir) / "metrics.jsonl";
   if (!config.train.overwrite && std::filesystem::exists(metrics)) {
