@@ -3,7 +3,7 @@
 
 JOBS ?= 2
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-full sanitize core format check bundle clean
+.PHONY: help setup build demo test test-full sanitize tsan core format check bundle clean
 
 help:            ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -15,7 +15,7 @@ build: setup     ## build the release: build/release/distca
 	@cmake --preset release --log-level=WARNING
 	@cmake --build --preset release -j $(JOBS)
 
-demo: build      ## train a small Llama on Python's standard library, 2 local workers, about 6 minutes
+demo: build      ## train a small Llama on Python's standard library, 2 local workers: about 5 minutes of training
 	@scripts/demo.sh
 
 test: build      ## build and run the tests, without those labelled "full"
@@ -29,6 +29,12 @@ sanitize:        ## the rooms without PyTorch under ASan and UBSan
 	@cmake --preset debug --log-level=WARNING
 	@cmake --build --preset debug -j $(JOBS)
 	@ctest --preset debug -j $(JOBS) -LE full
+
+tsan:            ## the rooms without PyTorch under ThreadSanitizer
+	@scripts/setup.sh --core
+	@cmake --preset tsan --log-level=WARNING
+	@cmake --build --preset tsan -j $(JOBS)
+	@ctest --preset tsan -j $(JOBS) -LE full
 
 core:            ## plan and data only, without PyTorch: build/core/distca
 	@scripts/setup.sh --core

@@ -1,12 +1,12 @@
-// distca plan: how a nano-batch would be laid out and balanced, without running it.
+// distca plan: how a nano-batch would be laid out and balanced, without running it; or a plan that
+// was written before, checked.
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,14 +28,21 @@
 namespace distca::cli {
 namespace {
 
+constexpr int64_t kMostTokens = int64_t{1} << 30;  // of a nano-batch
+constexpr int kMostWorkers = 65'536;
+constexpr int64_t kMostCapacity = 1'000'000'000;
+
 struct PlanArguments {
+  std::filesystem::path plan;
   std::filesystem::path workload;
   std::filesystem::path lengths;
   std::filesystem::path data;
   int workers = 0;
   int64_t tokens_per_worker = 131'072;
   int64_t nano_batch_tokens = 0;
-  uint64_t seed = 0;
+  int64_t max_document_tokens = 0;
+  double validation_fraction = 0;
+  uint64_t seed = 1;
   PlanOptions options;
   double tolerance = 0.05;
   int64_t heads = 32;
@@ -48,13 +55,25 @@ struct PlanArguments {
   std::filesystem::path out;
 };
 
-/// A plan and what was measured and found about it.
+/// A valid plan and what was measured.
 struct Planned {
   Plan plan;
-  double plan_seconds = 0;
-  double metadata_seconds = 0;  // all ranks
-  std::vector<std::string> violations;
+  std::optional<double> plan_seconds;  // none of a plan from a file
+  double metadata_seconds = 0;         // all ranks
 };
+
+/// Every server may read every token: the sum of that must fit into int64.
+void check_bytes(const NanoBatch& nano_batch, const Cluster& cluster, const AttentionShape& shape,
+                 ErrorKind kind) {
+  const int64_t token_bytes =
+      shape.q_token_bytes() + shape.kv_token_bytes() + shape.o_token_bytes();
+  const double most = static_cast<double>(nano_batch.num_tokens()) * cluster.num_servers() *
+                      static_cast<double>(token_bytes);
+  if (most < 0x1p62) return;
+  throw Error(kind,
+              "{} tokens x {} servers x {} of Q, K, V, O a token are more than can be counted",
+              nano_batch.num_tokens(), cluster.num_servers(), human_bytes(token_bytes));
+}
 
 AttentionShape shape_from(const PlanArguments& arguments) {
   const int64_t tp = arguments.tensor_parallel;
@@ -74,15 +93,26 @@ AttentionShape shape_from(const PlanArguments& arguments) {
           .element_bytes = bytes};
 }
 
-/// The first nano-batch that training on documents of these lengths would see.
-NanoBatch first_nano_batch(std::vector<int64_t> lengths, const PlanArguments& arguments) {
+/// The first nano-batch of the stream over documents of these lengths: a training's first too, if
+/// its seed, nano_batch_tokens, max_document_tokens and validation_fraction are given.
+NanoBatch first_nano_batch(const std::vector<int64_t>& lengths, const PlanArguments& arguments) {
   const int64_t tokens = arguments.nano_batch_tokens > 0
                              ? arguments.nano_batch_tokens
                              : arguments.workers * arguments.tokens_per_worker;
-  BatchStream stream(std::move(lengths), {.nano_batch_tokens = tokens,
-                                          .nano_batches = 1,
-                                          .max_document_tokens = tokens,
-                                          .seed = arguments.seed});
+  if (tokens > kMostTokens) {
+    throw Error(ErrorKind::kUsage,
+                "--workers {} x --tokens-per-worker {} is a nano-batch of {} tokens; at most {}",
+                arguments.workers, arguments.tokens_per_worker, tokens, kMostTokens);
+  }
+  const DocumentSplit split = split_documents(static_cast<int64_t>(lengths.size()),
+                                              arguments.validation_fraction, arguments.seed);
+  BatchStream stream(
+      lengths, split.train,
+      {.nano_batch_tokens = tokens,
+       .nano_batches = 1,
+       .max_document_tokens =
+           arguments.max_document_tokens > 0 ? arguments.max_document_tokens : tokens,
+       .seed = arguments.seed});
   return stream.next().front().nano_batch;
 }
 
@@ -102,23 +132,59 @@ PlanRequest request_from(const PlanArguments& arguments) {
   }
   request.cluster = Cluster::in_place(workers);
   request.shape = shape_from(arguments);
+  check_bytes(request.nano_batch, request.cluster, request.shape, ErrorKind::kUsage);
   request.options = arguments.options;
   request.options.tolerance_ppm = std::llround(arguments.tolerance * 1e6);
   return request;
 }
 
-Planned plan_and_check(const PlanRequest& request) {
-  Planned planned;
-  Stopwatch watch;
-  planned.plan = make_plan(request);
+double metadata_seconds(const Plan& plan) {
+  const Stopwatch watch;
+  const PlanIndex index(plan);
+  for (size_t rank = 0; rank < plan.load.size(); ++rank) index.exchange(static_cast<int>(rank));
+  return watch.seconds();
+}
+
+Planned make_and_check(const PlanRequest& request) {
+  const Stopwatch watch;
+  Planned planned{.plan = make_plan(request)};
   planned.plan_seconds = watch.seconds();
-  watch.restart();
-  const PlanIndex index(planned.plan);
-  for (size_t rank = 0; rank < planned.plan.load.size(); ++rank) {
-    index.exchange(static_cast<int>(rank));
+  const std::vector<std::string> violations = validate(planned.plan);
+  DISTCA_CHECK(violations.empty(), "our own plan is invalid: {}", violations.front());
+  planned.metadata_seconds = metadata_seconds(planned.plan);
+  return planned;
+}
+
+/// The format allows more than loads and bytes in int64 do; make_plan refuses the same.
+void check_sizes(const Plan& plan) {
+  const int64_t tokens = plan.nano_batch.num_tokens();
+  if (tokens > kMostTokens || plan.cluster.num_servers() > kMostWorkers) {
+    throw Error(ErrorKind::kPlan, "{} tokens on {} servers; at most {} on {}", tokens,
+                plan.cluster.num_servers(), kMostTokens, kMostWorkers);
   }
-  planned.metadata_seconds = watch.seconds();
-  planned.violations = validate(planned.plan);
+  const int64_t capacity = *std::ranges::max_element(plan.cluster.capacity);
+  if (capacity > kMostCapacity) {
+    throw Error(ErrorKind::kPlan, "a capacity of {}; at most {}", capacity, kMostCapacity);
+  }
+  check_bytes(plan.nano_batch, plan.cluster, plan.shape, ErrorKind::kPlan);
+}
+
+/// A plan that somebody else may have written or changed.
+Planned read_and_check(const std::filesystem::path& path) {
+  const std::string json = read_file(path, ErrorKind::kPlan);
+  Planned planned;
+  try {
+    planned.plan = plan_from_json(json);
+    check_sizes(planned.plan);
+  } catch (const Error& error) {
+    throw Error(ErrorKind::kPlan, "{}: {}", path.string(), error.what());
+  }
+  const std::vector<std::string> violations = validate(planned.plan);
+  if (!violations.empty()) {
+    throw Error(ErrorKind::kPlan, "{}: not a valid plan: {}{}", path.string(), violations.front(),
+                violations.size() > 1 ? " (and more)" : "");
+  }
+  planned.metadata_seconds = metadata_seconds(planned.plan);
   return planned;
 }
 
@@ -172,42 +238,46 @@ void print_report(const Planned& planned) {
              human_bytes(summary.qkv_bytes), human_bytes(summary.o_bytes));
   fmt::print("one server  sends at most {}, receives at most {} of Q, K, V\n",
              human_bytes(summary.max_send_bytes), human_bytes(summary.max_receive_bytes));
-  fmt::print("time        plan {:.2f} ms, metadata of all ranks {:.2f} ms\n",
-             planned.plan_seconds * 1e3, planned.metadata_seconds * 1e3);
-  fmt::print("hash        {}\n", plan_hash(plan));
-  if (planned.violations.empty()) fmt::print("valid\n");
+  fmt::print(
+      "time        {}metadata of all ranks {:.2f} ms\n",
+      planned.plan_seconds ? fmt::format("plan {:.2f} ms, ", *planned.plan_seconds * 1e3) : "",
+      planned.metadata_seconds * 1e3);
+  fmt::print("hash        {}\nvalid\n", plan_hash(plan));
 }
 
 void print_summary_json(const Planned& planned) {
   const Plan& plan = planned.plan;
   const PlanSummary summary = summarize(plan);
-  fmt::print("{}", canonical_json({{"scheduler", plan.options.scheduler},
-                                   {"layout", plan.options.layout},
-                                   {"servers", plan.cluster.num_servers()},
-                                   {"max_over_mean_before", summary.max_over_mean_before},
-                                   {"max_over_mean", summary.max_over_mean},
-                                   {"qkv_bytes", summary.qkv_bytes},
-                                   {"o_bytes", summary.o_bytes},
-                                   {"max_send_bytes", summary.max_send_bytes},
-                                   {"max_recv_bytes", summary.max_receive_bytes},
-                                   {"tokens_max", summary.tokens_max},
-                                   {"tokens_min", summary.tokens_min},
-                                   {"tasks", plan.tasks.size()},
-                                   {"plan_us", std::llround(planned.plan_seconds * 1e6)},
-                                   {"metadata_us", std::llround(planned.metadata_seconds * 1e6)},
-                                   {"hash", plan_hash(plan)},
-                                   {"violations", planned.violations}}));
+  Json json{{"scheduler", plan.options.scheduler},
+            {"layout", plan.options.layout},
+            {"servers", plan.cluster.num_servers()},
+            {"max_over_mean_before", summary.max_over_mean_before},
+            {"max_over_mean", summary.max_over_mean},
+            {"qkv_bytes", summary.qkv_bytes},
+            {"o_bytes", summary.o_bytes},
+            {"max_send_bytes", summary.max_send_bytes},
+            {"max_recv_bytes", summary.max_receive_bytes},
+            {"tokens_max", summary.tokens_max},
+            {"tokens_min", summary.tokens_min},
+            {"tasks", plan.tasks.size()},
+            {"metadata_us", std::llround(planned.metadata_seconds * 1e6)},
+            {"hash", plan_hash(plan)},
+            {"violations", Json::array()}};  // an invalid plan ends in an error
+  if (planned.plan_seconds) json["plan_us"] = std::llround(*planned.plan_seconds * 1e6);
+  fmt::print("{}", canonical_json(json));
 }
 
 void run_plan(const PlanArguments& arguments) {
-  const int sources = static_cast<int>(!arguments.workload.empty()) +
-                      static_cast<int>(!arguments.lengths.empty()) +
-                      static_cast<int>(!arguments.data.empty());
+  const int sources =
+      static_cast<int>(!arguments.plan.empty()) + static_cast<int>(!arguments.workload.empty()) +
+      static_cast<int>(!arguments.lengths.empty()) + static_cast<int>(!arguments.data.empty());
   if (sources != 1) {
     throw Error(ErrorKind::kUsage,
-                "give one of --workload FILE, --lengths FILE, --data PREFIX, not {}", sources);
+                "give one of --workload FILE, --lengths FILE, --data PREFIX, --plan FILE, not {}",
+                sources);
   }
-  const Planned planned = plan_and_check(request_from(arguments));
+  const Planned planned = arguments.plan.empty() ? make_and_check(request_from(arguments))
+                                                 : read_and_check(arguments.plan);
   if (!arguments.out.empty()) write_file_atomically(arguments.out, plan_to_json(planned.plan));
   if (arguments.summary_json) {
     print_summary_json(planned);
@@ -215,13 +285,6 @@ void run_plan(const PlanArguments& arguments) {
     fmt::print("{}", plan_to_json(planned.plan));
   } else {
     print_report(planned);
-  }
-  for (const std::string& violation : planned.violations) {
-    fmt::print(stderr, "distca: violation: {}\n", violation);
-  }
-  if (!planned.violations.empty()) {
-    std::fflush(nullptr);
-    std::exit(1);
   }
 }
 
@@ -238,22 +301,30 @@ std::string listed(const Entries& entries) {
 void add_input_options(CLI::App& verb, PlanArguments& arguments) {
   verb.add_option("--workload", arguments.workload,
                   "One nano-batch: JSON with ranks, tokens_per_rank, doc_lens");
-  verb.add_option("--lengths", arguments.lengths, "JSON list of document lengths; needs --workers");
-  verb.add_option("--data", arguments.data, "PREFIX of a data set; needs --workers");
+  verb.add_option("--lengths", arguments.lengths,
+                  "JSON list of document lengths: its first nano-batch; needs --workers");
+  verb.add_option("--data", arguments.data,
+                  "PREFIX of a data set: its first nano-batch; needs --workers");
   verb.add_option("--workers", arguments.workers, "Default: ranks of the workload")
-      ->check(CLI::Range(1, 1 << 20));
+      ->check(CLI::Range(1, kMostWorkers));
   verb.add_option("--tokens-per-worker", arguments.tokens_per_worker, "For --lengths and --data")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
+      ->check(CLI::Range(int64_t{1}, kMostTokens))
       ->capture_default_str();
   verb.add_option("--nano-batch-tokens", arguments.nano_batch_tokens,
-                  "Default: workers x tokens-per-worker")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 30));
-  verb.add_option("--seed", arguments.seed, "Order of the documents of --lengths and --data")
+                  "batch.nano_batch_tokens of a training; default: workers x tokens-per-worker")
+      ->check(CLI::Range(int64_t{1}, kMostTokens));
+  verb.add_option("--max-document-tokens", arguments.max_document_tokens,
+                  "batch.max_document_tokens: longer documents are cut; default: the nano-batch's")
+      ->check(CLI::Range(int64_t{1}, kMostTokens));
+  verb.add_option("--validation-fraction", arguments.validation_fraction,
+                  "data.validation_fraction: share of documents left out")
+      ->capture_default_str();
+  verb.add_option("--seed", arguments.seed, "batch.seed: order and choice of the documents")
       ->capture_default_str();
 }
 
 void add_shape_options(CLI::App& verb, PlanArguments& arguments) {
-  const CLI::Range positive(int64_t{1}, int64_t{1} << 20);
+  const CLI::Range positive(int64_t{1}, int64_t{1} << 16);
   verb.add_option("--heads", arguments.heads, "Query heads")
       ->check(positive)
       ->capture_default_str();
@@ -284,11 +355,22 @@ void add_plan(CLI::App& app) {
       ->check(CLI::Range(0.0, 10.0))
       ->capture_default_str();
   add_shape_options(*verb, *arguments);
+  const std::vector<CLI::Option*> inputs = verb->get_options();
+  verb->add_option("--plan", arguments->plan, "A plan as JSON, to check; takes none of the above");
   verb->add_flag("--json", arguments->json, "Print the plan as JSON (docs/plan_format.md)");
   verb->add_flag("--summary-json", arguments->summary_json, "Print the figures as one JSON object");
   verb->add_option("--out", arguments->out, "Write the plan as JSON to this file");
-  verb->footer("Example:  distca plan --data data/docs --workers 4 --tokens-per-worker 65536");
-  verb->callback([arguments] { run_plan(*arguments); });
+  verb->footer(
+      "For a training's first nano-batch give the values of its batch.* and data.* keys, and its\n"
+      "model's heads and --dtype with --tensor-parallel 1.\n"
+      "Example:  distca plan --data data/docs --workers 4 --tokens-per-worker 65536");
+  verb->callback([arguments, inputs] {
+    for (const CLI::Option* input : inputs) {
+      if (arguments->plan.empty() || input->count() == 0) continue;
+      throw Error(ErrorKind::kUsage, "--plan takes no {}: the plan says it", input->get_name());
+    }
+    run_plan(*arguments);
+  });
 }
 
 }  // namespace distca::cli

@@ -59,6 +59,11 @@ int run_train(const TrainArguments& arguments) {
   const auto rendezvous = find_rendezvous(env_string);
   // No rank writes before all have met, so none sees what another made of output_dir.
   check_run(config, rendezvous ? rendezvous->size : arguments.workers);
+  if (rendezvous && arguments.workers > 1) {
+    throw Error(ErrorKind::kUsage,
+                "--workers {}, but {} started this process as one of {} ranks: leave --workers out",
+                arguments.workers, rendezvous->source, rendezvous->size);
+  }
   if (rendezvous && config.comm.backend == "threads") {
     throw Error(ErrorKind::kConfig,
                 "comm.backend = threads, but {} started this process as one of {} ranks: use gloo "

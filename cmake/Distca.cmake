@@ -12,14 +12,14 @@ function(distca_library name)
   endif()
 endfunction()
 
-# distca_test(NAME SOURCES a_test.cc... DEPS ... [TORCH] [TIMEOUT seconds] [LABELS ...])
+# distca_test(NAME SOURCES a_test.cc... DEPS ... [TORCH] [TIMEOUT seconds] [LABELS ...] [SERIAL])
 # One executable, one ctest entry for each GoogleTest case. Cases of an instantiation called "full" get the label full:
-# `make test` leaves them out.
+# `make test` leaves them out. SERIAL: runs with no other test beside it, for timeouts of a few seconds.
 function(distca_test name)
   if(NOT DISTCA_BUILD_TESTS)
     return()
   endif()
-  cmake_parse_arguments(ARG "TORCH" "TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "TORCH;SERIAL" "TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 120)
   endif()
@@ -30,7 +30,7 @@ function(distca_test name)
     target_precompile_headers(${name} REUSE_FROM distca_torch_pch)
   endif()
   gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST NO_PRETTY_VALUES TEST_FILTER "-full/*"
-    PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}"
+    PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}" RUN_SERIAL ${ARG_SERIAL}
     WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
   gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST NO_PRETTY_VALUES TEST_FILTER "full/*"
     PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS full

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Documents are true: links lead somewhere, and what the README tells people to type exists."""
+"""Documents are true: links lead somewhere, and what they tell people to type exists."""
 
 import re
 
@@ -7,6 +7,7 @@ from project import ROOT, files, read, report
 
 README_LINES = 200
 DEMO_BY_LINE = 25
+FILE_ENDINGS = ("safetensors", "jsonl", "json", "toml", "bin", "idx", "cc", "h", "py", "sh", "md")
 
 
 def links(path):
@@ -19,21 +20,78 @@ def links(path):
             yield f"{path}: link to {target}: no such file"
 
 
-def commands(path, targets, verbs):
-    """Faults: make targets, verbs and files in code blocks that do not exist."""
-    for block in re.findall(r"```[a-z]*\n(.*?)```", read(path), flags=re.DOTALL):
-        for target in re.findall(r"(?:^|[;&]\s*)make +([a-z-]+)", block, flags=re.MULTILINE):
-            if target not in targets:
-                yield f"{path}: make {target}: no such target in the Makefile"
-        for verb in re.findall(r"(?:^|[\s/])distca +([a-z]+)(?= )", block, flags=re.MULTILINE):
-            if verb not in verbs:
-                yield f"{path}: distca {verb}: no such verb in cli/"
-        for name in re.findall(r"(?<![\w./-])((?:configs|scripts|docs|bench)/[\w./-]*\w)", block):
-            if not (ROOT / name).exists():
-                yield f"{path}: {name}: no such file"
+def typed(path):
+    """The lines of fenced and indented blocks, comments cut off, and the code spans of running text."""
+    text = read(path)
+    if not path.endswith(".md"):
+        blocks, prose = text, ""
+    else:
+        blocks = "\n".join(re.findall(r"```[a-z]*\n(.*?)```", text, flags=re.DOTALL))
+        prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+        blocks += "\n" + "\n".join(re.findall(r"^ {4}.*$", prose, flags=re.MULTILINE))
+        prose = re.sub(r"^ {4}.*$", "", prose, flags=re.MULTILINE)
+    blocks = re.sub(r"\\\n\s*", " ", blocks)
+    # Two commands may share a line: "make test   # why      make check   # why".
+    lines = [part for line in blocks.splitlines()
+             for part in re.split(r"\s{2,}(?=make )|\s#\s.*?(?=\s{2,}make |$)|[;&|]+\s", line)]
+    return [line.strip() for line in lines] + re.findall(r"`([^`\n]+)`", prose)
+
+
+class Project:
+    """What there is to type."""
+
+    def __init__(self):
+        cli = "".join(read(path) for path in files("cli/*.cc"))
+        self.targets = set(re.findall(r"^([a-z-]+):", read("Makefile"), flags=re.MULTILINE))
+        self.verbs = {}  # a verb -> its own verbs; "app" stands for distca itself
+        for parent, verb in re.findall(r'(\w+)(?:\.|->)add_subcommand\(\s*"([a-z]+)"', cli):
+            self.verbs.setdefault(parent, set()).add(verb)
+        self.options = {"--help", "--version", *re.findall(r'"(--[a-z-]+)"', cli)}
+        self.keys = set(re.findall(r'\{"([a-z]+\.\w+)"', read("distca/train/config.cc")))
+        self.sections = {key.split(".")[0] for key in self.keys}
+        for name in ("targets", "options", "keys"):
+            assert len(getattr(self, name)) > 5, f"check_docs.py found no {name}: its search is out of date"
+        assert self.verbs.get("app"), "check_docs.py found no verbs: its search is out of date"
+
+    def faults(self, command):
+        """What `command`, a line or a code span, names that does not exist."""
+        if match := re.match(r"make +([a-z-]+)", command):
+            if match[1] not in self.targets:
+                yield f"make {match[1]}: no such target in the Makefile"
+        for name in re.findall(r"\bbuild/[\w-]+/bench/(\w+)", command):
+            if not (ROOT / f"bench/{name}.cc").exists():
+                yield f"bench/{name}: no such program"
+        for name in re.findall(r"(?<![\w./-])((?:configs|scripts|docs|bench|distca|cli|tests|cmake)/[\w./-]*\w)",
+                               command):
+            if not re.search(r"[A-Z]{4}", name) and not (ROOT / name).exists():
+                yield f"{name}: no such file"
+        if match := re.match(r'(?:[\w./]*/|"\$)?distca"? +([a-z]+)\b(.*)', command):
+            yield from self.verb_faults(match[1], match[2])
+        elif match := re.fullmatch(r"([a-z]+)\.(\w+)(=\S*)?", command):
+            if match[1] in self.sections and match[2] not in FILE_ENDINGS:
+                yield from self.key_faults(f"{match[1]}.{match[2]}")
+
+    def verb_faults(self, verb, rest):
+        if verb not in self.verbs["app"]:
+            yield f"distca {verb}: no such verb in cli/"
+        inner = re.match(r" +([a-z]+)\b", rest)
+        if verb in self.verbs and inner and inner[1] not in self.verbs[verb]:
+            yield f"distca {verb} {inner[1]}: no such verb in cli/"
+        for option in re.findall(r"(?<=\s)--[a-z-]+", rest):
+            if option not in self.options:
+                yield f"distca {verb} {option}: no such option in cli/"
+        for key in re.findall(r"(?<=\s)([a-z]\w*\.\w+)=", rest):
+            yield from self.key_faults(key)
+
+    def key_faults(self, key):
+        if key not in self.keys:
+            yield f"{key}: no such key in distca/train/config.cc"
 
 
 def readme():
+    if not (ROOT / "README.md").is_file():
+        yield "README.md: missing"
+        return
     lines = read("README.md").splitlines()
     if len(lines) > README_LINES:
         yield f"README.md: {len(lines)} lines: at most {README_LINES}"
@@ -42,16 +100,12 @@ def readme():
 
 
 def main():
-    targets = set(re.findall(r"^([a-z-]+):", read("Makefile"), flags=re.MULTILINE))
-    verbs = set(re.findall(r'add_subcommand\("([a-z]+)"', "".join(read(path) for path in files("cli/*.cc"))))
-    faults = []
+    project, found = Project(), [*readme()]
     for path in files("*.md"):
-        faults += links(path)
-    if (ROOT / "README.md").is_file():
-        faults += [*readme(), *commands("README.md", targets, verbs)]
-    else:
-        faults.append("README.md: missing")
-    report(faults)
+        found += links(path)
+    for path in files("*.md", "scripts/*.sh"):
+        found += [f"{path}: {fault}" for command in typed(path) for fault in project.faults(command)]
+    report(sorted(set(found)))
 
 
 main()

@@ -113,6 +113,22 @@ TEST_F(CliTest, text_that_is_not_there_leaves_no_files) {
   EXPECT_THAT(files_below(folder_ / "out"), IsEmpty());
 }
 
+TEST_F(CliTest, a_written_plan_reads_back_and_a_damaged_one_is_refused) {
+  const std::string file = in_folder("plan.json");
+  ASSERT_EQ(run_distca({"plan", "--workload", kWorkload, "--out", file}).exit_code, 0);
+  const Outcome again = run_distca({"plan", "--plan", file, "--json"});
+  ASSERT_EQ(again.exit_code, 0) << again.err;
+  std::string text = read_file(file);
+  EXPECT_EQ(again.out, text);
+  write_file_atomically(file, text.substr(0, text.size() / 2));
+  EXPECT_THAT(refusal({"plan", "--plan", file}), HasSubstr(file));
+  const size_t kv = text.find("\"q\":[0,");
+  ASSERT_NE(kv, std::string::npos);
+  text.replace(kv, 8, "\"q\":[1,");  // the first query of a task is lost
+  write_file_atomically(file, text);
+  EXPECT_THAT(refusal({"plan", "--plan", file}), HasSubstr(file));
+}
+
 TEST(Cli, plan_of_a_workload_has_the_promised_figures) {
   const Outcome outcome = run_distca({"plan", "--workload", kWorkload, "--summary-json"});
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;

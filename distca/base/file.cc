@@ -99,16 +99,23 @@ MappedFile::MappedFile(MappedFile&& other) noexcept
 
 AtomicFile::AtomicFile(fs::path path) : path_(std::move(path)) {
   create_parent(path_);
+  const fs::path folder = path_.has_parent_path() ? path_.parent_path() : ".";
   // The process id keeps two programs that write the same file apart.
-  temporary_ = path_.parent_path() / fmt::format(".{}.{}.tmp", path_.filename().string(), getpid());
-  stream_ = std::fopen(temporary_.c_str(), "wbe");
+  temporary_ = folder / fmt::format(".{}.{}.tmp", path_.filename().string(), getpid());
+  // A file without a name vanishes with the process, however that ends.
+  int descriptor = open(folder.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666);
+  if (descriptor < 0) {  // not every file system has them
+    named_ = true;
+    descriptor = open(temporary_.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0666);
+  }
+  if (descriptor >= 0) stream_ = fdopen(descriptor, "wb");
   if (stream_ == nullptr) fail("cannot be written");
 }
 
 AtomicFile::~AtomicFile() {
   if (stream_ == nullptr) return;
   std::fclose(stream_);
-  unlink(temporary_.c_str());
+  if (named_) unlink(temporary_.c_str());
 }
 
 void AtomicFile::write(std::span<const std::byte> bytes) {
@@ -119,7 +126,13 @@ void AtomicFile::write(std::span<const std::byte> bytes) {
 
 void AtomicFile::commit() {
   if (std::fflush(stream_) != 0 || fsync(fileno(stream_)) != 0) fail("cannot be written");
-  if (rename(temporary_.c_str(), path_.c_str()) != 0) fail("cannot be put in place");
+  if (!named_) {
+    unlink(temporary_.c_str());  // of a killed process that had the same id
+    const std::string open_file = fmt::format("/proc/self/fd/{}", fileno(stream_));
+    named_ =
+        linkat(AT_FDCWD, open_file.c_str(), AT_FDCWD, temporary_.c_str(), AT_SYMLINK_FOLLOW) == 0;
+  }
+  if (!named_ || rename(temporary_.c_str(), path_.c_str()) != 0) fail("cannot be put in place");
   std::fclose(std::exchange(stream_, nullptr));
   sync_folder(path_.parent_path());
 }

@@ -39,8 +39,9 @@ class MappedFile {
   size_t size_ = 0;
 };
 
-/// A file written beside its final place, synced and renamed by commit(). Destroyed before that, it
-/// leaves nothing.
+/// A file that commit() syncs and puts in its final place, whole. Until then it has no name, or a
+/// temporary one beside its final place where the file system allows no file without. Destroyed
+/// before commit(), it leaves nothing; killed, it may leave the temporary one.
 class AtomicFile {
  public:
   /// Creates the folder where `path` lies, if need be.
@@ -58,6 +59,7 @@ class AtomicFile {
 
   std::filesystem::path path_;
   std::filesystem::path temporary_;
+  bool named_ = false;  // temporary_ exists
   std::FILE* stream_ = nullptr;
 };
 

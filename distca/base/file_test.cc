@@ -1,9 +1,12 @@
 #include "distca/base/file.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 
 namespace distca {
 namespace {
@@ -45,9 +48,34 @@ TEST_F(FileTest, an_uncommitted_file_leaves_the_old_one_and_nothing_else) {
   {
     AtomicFile file(folder_ / "a");
     file.write("new");
-    EXPECT_EQ(files(), 2);
+    EXPECT_EQ(read_file(folder_ / "a"), "old");
   }
   EXPECT_EQ(read_file(folder_ / "a"), "old");
+  EXPECT_EQ(files(), 1);
+}
+
+TEST_F(FileTest, a_process_that_ends_before_commit_leaves_nothing) {
+  const int unnamed = open(folder_.c_str(), O_TMPFILE | O_WRONLY);
+  if (unnamed < 0) GTEST_SKIP() << folder_ << ": its file system has no files without a name";
+  close(unnamed);
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    AtomicFile file(folder_ / "a");
+    file.write("new");
+    raise(SIGKILL);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFSIGNALED(status));
+  EXPECT_EQ(files(), 0);
+}
+
+TEST_F(FileTest, a_file_is_replaced_by_the_new_one_alone) {
+  write_file_atomically(folder_ / "a", "old");
+  write_file_atomically(folder_ / fmt::format(".a.{}.tmp", getpid()), "left by a killed process");
+  write_file_atomically(folder_ / "a", "new");
+  EXPECT_EQ(read_file(folder_ / "a"), "new");
   EXPECT_EQ(files(), 1);
 }
 

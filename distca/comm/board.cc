@@ -96,7 +96,6 @@ struct Board::State {
   bool all_here = false;
   bool alarmed = false;
   bool ended = false;  // the heartbeat thread has
-  std::optional<std::string> store_error;
   std::optional<FailedWait> question;
   std::optional<std::string> verdict;
 
@@ -114,6 +113,7 @@ struct Board::State {
   std::vector<RankNews> read_board();
   void read_deaths(std::vector<RankNews>& news);
   void raise_alarm(std::optional<std::string> text);
+  void lose_store(const std::string& why);
 
   std::string board_key(int rank) const {
     return fmt::format("{}board/{}", rendezvous.prefix, rank);
@@ -143,8 +143,7 @@ void Board::State::run() {
     }
     post();
   } catch (const std::exception& error) {
-    std::lock_guard lock(mutex);
-    store_error = error.what();
+    lose_store(error.what());
   }
   std::lock_guard lock(mutex);
   ended = true;
@@ -195,6 +194,20 @@ void Board::State::raise_alarm(std::optional<std::string> text) {
     changed.notify_all();
   }
   if (first) on_alarm();
+}
+
+/// Without a heartbeat the others will take us for silent: we end too, and say why.
+void Board::State::lose_store(const std::string& why) {
+  std::string text;
+  {
+    std::lock_guard lock(mutex);
+    if (mine_state != RankState::kLive) return;  // the store may end before our last post
+    if (question) text = distca::verdict(*question, {}) + "; ";
+    text += fmt::format("rank {} lost the store at {}:{} in {}: {}", rendezvous.rank,
+                        rendezvous.address, rendezvous.port, to_string(mine),
+                        why.substr(0, why.find('\n')));  // c10d goes on with a stack
+  }
+  raise_alarm(std::move(text));
 }
 
 std::vector<RankNews> Board::State::read_board() {
@@ -295,7 +308,7 @@ void Board::wait_for_all() {
     std::unique_lock lock(state_->mutex);
     state_->mine.operation = "start-up";
     const bool in_time = state_->changed.wait_for(lock, Seconds(state_->options.timeout_s), [&] {
-      return state_->all_here || state_->alarmed || state_->store_error;
+      return state_->all_here || state_->alarmed;
     });
     if (in_time && state_->all_here) return;
   }

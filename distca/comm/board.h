@@ -5,8 +5,9 @@
 //
 // Keys under Rendezvous::prefix:
 //   board/RANK   what the rank is at (JSON)
-//   deaths       lines "RANK how", appended by whoever saw a process end (launch.h,
-//   store_process.h) verdict      the sentence; the first one published holds
+//   deaths       lines "RANK how", appended by whoever saw a process end: the launcher (launch.h)
+//                or the store process (store_process.h)
+//   verdict      the sentence; the first one published holds
 //
 // Thread rule: any thread.
 
@@ -37,7 +38,8 @@ std::string describe_exit(int status);
 class Board {
  public:
   /// Connects to the store; Error(kComm) if there is none within the timeout. `on_alarm` is called
-  /// by the heartbeat thread once when a rank's death or a verdict becomes known.
+  /// by the heartbeat thread once when a rank's death or a verdict becomes known, or the store is
+  /// lost.
   Board(const Rendezvous& rendezvous, const CommOptions& options, std::function<void()> on_alarm);
   /// Posts that this rank ended: well, or with an error if an exception is under way.
   ~Board();
@@ -47,10 +49,10 @@ class Board {
   void set_step(int64_t step);
   /// This rank begins its next exchange.
   Activity begin(std::string_view operation);
-  /// True once a death or a verdict is known: no use in waiting for anybody.
+  /// True once a death or a verdict is known or the store is lost: no use in waiting for anybody.
   bool alarmed() const;
-  /// The verdict on this wait, or the one that was there before. Takes at most three
-  /// heartbeats; if the store does not answer within the grace period after, says what this rank
+  /// The verdict on this wait, or the one that was there before. Takes at most three heartbeats; if
+  /// the store is lost, or does not answer within the grace period after, says what this rank
   /// knows.
   std::string judge(const FailedWait& wait);
 

@@ -4,7 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <latch>
+#include <optional>
 #include <stdexcept>
+#include <thread>
 
 #include "distca/base/clock.h"
 #include "distca/base/error.h"
@@ -66,6 +69,36 @@ TEST(GlooGroup, without_a_store_the_address_is_named) {
   } catch (const Error& error) {
     EXPECT_THAT(error.what(),
                 HasSubstr("found no store at " + loopback_address() + ":" + std::to_string(port)));
+  }
+}
+
+TEST(GlooGroup, a_rank_that_loses_the_store_says_so_and_ends_its_wait) {
+  ListenSocket socket(Interface::kLoopback, 0);
+  const uint16_t port = socket.port();
+  std::optional<LocalStore> store(std::in_place, socket);
+  std::latch connected(3);
+  std::string said[2];
+  auto run = [&](int rank) {
+    auto group = make_gloo_group(at_port(port, rank, 2), {.timeout_s = 30, .grace_s = 1});
+    connected.arrive_and_wait();
+    std::byte byte{};
+    const Message in{.peer = 1 - rank, .tag = 1, .data = &byte, .bytes = 1};
+    try {
+      group->exchange({}, {&in, 1}, "leave")->wait();
+    } catch (const Error& error) {
+      said[rank] = error.what();
+    }
+  };
+  const Stopwatch watch;
+  std::thread ranks[2] = {std::thread(run, 0), std::thread(run, 1)};
+  connected.arrive_and_wait();
+  store.reset();
+  for (std::thread& rank : ranks) rank.join();
+  EXPECT_LT(watch.seconds(), 10);
+  for (int rank : {0, 1}) {
+    EXPECT_THAT(said[rank], HasSubstr(fmt::format("rank {} lost the store at {}:{} in ", rank,
+                                                  loopback_address(), port)));
+    EXPECT_THAT(said[rank], testing::Not(HasSubstr("\n")));
   }
 }
 

@@ -62,6 +62,8 @@ class LocalRun {
 
  private:
   void catch_signals();
+  void make_environment(int rank);
+  void set(std::string_view name, std::string_view value);
   void spawn(int rank);
   [[noreturn]] void become_rank(const int (&ends)[2], pid_t launcher);
   void wait_for_news();
@@ -86,6 +88,7 @@ class LocalRun {
   int signals_ = -1;
   bool interrupted_ = false;
   double terminate_at_ = 0, kill_at_ = 0;  // steady seconds; 0: not yet decided
+  bool killed_ = false;
   // Made before fork: the child may not allocate.
   std::vector<std::string> environment_;
   std::vector<char*> argv_, envp_;
@@ -135,27 +138,36 @@ void LocalRun::catch_signals() {
   if (signals_ < 0) throw Error(ErrorKind::kIo, "no signalfd: {}", std::strerror(errno));
 }
 
-void LocalRun::spawn(int rank) {
+void LocalRun::make_environment(int rank) {
   environment_.clear();
   for (char** entry = environ; *entry != nullptr; ++entry) environment_.emplace_back(*entry);
-  environment_.push_back(fmt::format("DISTCA_RANK={}", rank));
-  environment_.push_back(fmt::format("DISTCA_SIZE={}", options_.workers));
-  environment_.push_back("DISTCA_MASTER_ADDR=" + loopback_address());
-  environment_.push_back(fmt::format("DISTCA_MASTER_PORT={}", port_));
+  set("DISTCA_RANK", std::to_string(rank));
+  set("DISTCA_SIZE", std::to_string(options_.workers));
+  set("DISTCA_MASTER_ADDR", loopback_address());
+  set("DISTCA_MASTER_PORT", std::to_string(port_));
   if (!env_string("RES_OPTIONS")) {
     // c10d asks for the name of every address it connects to, and a name server that does not
     // answer must not cost each rank ten seconds. Local ranks look up nothing else.
-    environment_.emplace_back("RES_OPTIONS=timeout:1 attempts:1");
+    set("RES_OPTIONS", "timeout:1 attempts:1");
   }
   if (!env_string("OMP_NUM_THREADS")) {
     const int cores = static_cast<int>(std::thread::hardware_concurrency());
-    environment_.push_back(
-        fmt::format("OMP_NUM_THREADS={}", std::max(1, cores / options_.workers)));
+    set("OMP_NUM_THREADS", std::to_string(std::max(1, cores / options_.workers)));
   }
   envp_.clear();
   for (std::string& entry : environment_) envp_.push_back(entry.data());
   envp_.push_back(nullptr);
+}
 
+/// In place of what was inherited: of two entries getenv takes the first.
+void LocalRun::set(std::string_view name, std::string_view value) {
+  const std::string start = fmt::format("{}=", name);
+  std::erase_if(environment_, [&](const std::string& entry) { return entry.starts_with(start); });
+  environment_.push_back(fmt::format("{}{}", start, value));
+}
+
+void LocalRun::spawn(int rank) {
+  make_environment(rank);
   Child child{.rank = rank};
   int ends[2] = {-1, -1};
   for (int i = 0; i < 2; ++i) {
@@ -205,10 +217,10 @@ void LocalRun::wait_for_news() {
     }
   }
   int timeout_ms = -1;
-  for (double deadline : {terminate_at_, kill_at_}) {
-    if (deadline == 0) continue;
-    const int left = std::max(0, static_cast<int>((deadline - steady_seconds()) * 1e3) + 1);
-    timeout_ms = timeout_ms < 0 ? left : std::min(timeout_ms, left);
+  // Only the deadline to come: for one that has passed poll would not wait at all.
+  const double deadline = kill_at_ != 0 ? kill_at_ : terminate_at_;
+  if (deadline != 0 && !killed_) {
+    timeout_ms = std::max(0, static_cast<int>((deadline - steady_seconds()) * 1e3) + 1);
   }
   if (poll(polled.data(), polled.size(), timeout_ms) < 0 && errno != EINTR) {
     throw Error(ErrorKind::kIo, "poll: {}", std::strerror(errno));
@@ -294,8 +306,9 @@ void LocalRun::note_end(Child& child, int status) {
 
 void LocalRun::end_by_force() {
   const double now = steady_seconds();
-  if (kill_at_ != 0 && now >= kill_at_) {
+  if (kill_at_ != 0 && !killed_ && now >= kill_at_) {
     signal_running(SIGKILL);
+    killed_ = true;
   } else if (terminate_at_ != 0 && kill_at_ == 0 && now >= terminate_at_) {
     signal_running(SIGTERM);
     signal_running(SIGCONT);  // a stopped rank dies of the SIGTERM when it goes on

@@ -116,11 +116,12 @@ struct Outcome {
   std::string output;
 };
 
-Outcome launch(int workers, std::vector<std::string> mode, int port = 0) {
+Outcome launch(int workers, std::vector<std::string> mode, int port = 0,
+               const std::map<std::string, std::string>& extra = {}) {
   std::vector<std::string> arguments = {"launch", std::to_string(port), std::to_string(workers)};
   arguments.insert(arguments.end(), mode.begin(), mode.end());
   const Stopwatch watch;
-  Process process(arguments, {});
+  Process process(arguments, extra);
   Outcome outcome{
       .exit_code = process.wait(), .seconds = watch.seconds(), .output = process.output};
   for (pid_t pid : pids_in(outcome.output)) EXPECT_FALSE(runs(pid)) << outcome.output;
@@ -207,6 +208,26 @@ TEST(Launch, a_port_in_use_is_named) {
   EXPECT_EQ(outcome.output,
             "distca: error: port " + std::to_string(taken.port()) +
                 " cannot be used: it is in use; choose another, or 0 to let the system choose\n");
+}
+
+TEST(Launch, what_the_callers_environment_says_of_ranks_does_not_reach_them) {
+  const Outcome outcome = launch(2, {"ok"}, 0,
+                                 {{"DISTCA_SIZE", "7"},
+                                  {"DISTCA_MASTER_ADDR", "nowhere.invalid"},
+                                  {"DISTCA_MASTER_PORT", "1"}});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+}
+
+TEST(Launch, a_rank_that_ignores_sigterm_is_killed_and_the_launcher_sleeps_meanwhile) {
+  const Outcome outcome = launch(2, {"stubborn", "1"});
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_LT(outcome.seconds, kLimit);
+  EXPECT_THAT(outcome.output, HasSubstr("distca: error: rank 1 is alive but behind (at step 3, "));
+  std::smatch computed;
+  ASSERT_TRUE(
+      std::regex_search(outcome.output, computed, std::regex("the launcher computed ([0-9.]+) s")))
+      << outcome.output;
+  EXPECT_LT(std::stod(computed[1]), 0.5);  // of the 2 s between SIGTERM and SIGKILL alone
 }
 
 TEST(Launch, ctrl_c_leaves_no_process_behind) {

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <ctime>
 #include <exception>
 #include <string>
 #include <thread>
@@ -31,7 +32,8 @@ void misbehave(const std::string& mode) {
   if (mode == "stop") raise(SIGSTOP);
   if (mode == "throw") throw Error(ErrorKind::kData, "token 300 is beyond the vocabulary of 256");
   if (mode == "exit") _exit(7);
-  if (mode == "hang") std::this_thread::sleep_for(std::chrono::hours(1));
+  if (mode == "stubborn") std::signal(SIGTERM, SIG_IGN);
+  if (mode == "hang" || mode == "stubborn") std::this_thread::sleep_for(std::chrono::hours(1));
 }
 
 int run_rank(const std::string& mode, int who) {
@@ -71,7 +73,13 @@ int main(int argc, char** argv) {
                                   .port = std::stoi(arguments.at(2)),
                                   .grace_s = kOptions.grace_s};
     options.command.insert(options.command.end(), arguments.begin() + 4, arguments.end());
-    return distca::launch_local(options);
+    const std::clock_t before = std::clock();
+    const int exit_code = distca::launch_local(options);
+    if (arguments.at(4) == "stubborn") {
+      std::printf("the launcher computed %.3f s\n",
+                  static_cast<double>(std::clock() - before) / CLOCKS_PER_SEC);
+    }
+    return exit_code;
   } catch (const Error& error) {
     std::fprintf(stderr, "distca: error: %s\n", error.what());
     return error.exit_code();

@@ -118,10 +118,17 @@ Rendezvous from_torchrun(const EnvLookup& lookup) {
   return found;
 }
 
+/// Batch scripts and shells see the job's SLURM_NTASKS and a SLURM_PROCID too, but run once: only a
+/// step of several tasks has several ranks.
+bool is_task_of_several(const EnvLookup& lookup) {
+  const Variables variables{lookup, "Slurm"};
+  return lookup("SLURM_PROCID") &&
+         variables.integer("SLURM_STEP_NUM_TASKS", 1, INT32_MAX).value_or(1) > 1;
+}
+
 Rendezvous from_slurm(const EnvLookup& lookup) {
   const Variables variables{lookup, "Slurm"};
-  const char* size = lookup("SLURM_STEP_NUM_TASKS") ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS";
-  Rendezvous found = ranks_from(variables, "SLURM_PROCID", size);
+  Rendezvous found = ranks_from(variables, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS");
   found.local_rank = static_cast<int>(variables.integer("SLURM_LOCALID", 0, INT32_MAX).value_or(0));
   std::optional<std::string> host = lookup("SLURM_LAUNCH_NODE_IPADDR");
   for (const char* name : {"SLURM_NODELIST", "SLURM_STEP_NODELIST"}) {
@@ -156,10 +163,7 @@ Rendezvous from_open_mpi(const EnvLookup& lookup) {
 std::optional<Rendezvous> find_rendezvous(const EnvLookup& lookup) {
   if (lookup("DISTCA_RANK")) return from_launcher(lookup);
   if (lookup("RANK") || lookup("WORLD_SIZE")) return from_torchrun(lookup);
-  // A batch script sees the task count too, but runs once: only a step has several ranks.
-  if (lookup("SLURM_PROCID") && (lookup("SLURM_STEP_NUM_TASKS") || lookup("SLURM_STEP_ID"))) {
-    return from_slurm(lookup);
-  }
+  if (is_task_of_several(lookup)) return from_slurm(lookup);
   if (lookup("OMPI_COMM_WORLD_RANK")) return from_open_mpi(lookup);
   return std::nullopt;
 }

@@ -31,12 +31,19 @@ struct Rendezvous {
 /// The value of a variable; none where it is unset or empty (distca::env_string).
 using EnvLookup = std::function<std::optional<std::string>(const char* name)>;
 
-/// None where nobody started us as one of several ranks. In this order:
-///   our launcher   DISTCA_RANK DISTCA_SIZE DISTCA_MASTER_ADDR DISTCA_MASTER_PORT
-///   torchrun       RANK WORLD_SIZE MASTER_ADDR MASTER_PORT LOCAL_RANK TORCHELASTIC_USE_AGENT_STORE
-///   Slurm          SLURM_PROCID SLURM_STEP_NUM_TASKS or SLURM_NTASKS, first of SLURM_STEP_NODELIST
-///   Open MPI       OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_SIZE
+/// None where nobody started us as a rank. The first of these that is set says that somebody did:
+///   our launcher   DISTCA_RANK; DISTCA_SIZE DISTCA_MASTER_ADDR DISTCA_MASTER_PORT
+///   torchrun       RANK or WORLD_SIZE; MASTER_ADDR MASTER_PORT LOCAL_RANK
+///                  TORCHELASTIC_USE_AGENT_STORE
+///   Slurm          SLURM_PROCID and SLURM_STEP_NUM_TASKS above 1; first of SLURM_STEP_NODELIST
+///   Open MPI       OMPI_COMM_WORLD_RANK; OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_SIZE
 /// DISTCA_MASTER_ADDR and DISTCA_MASTER_PORT override the address in each.
+///
+/// So inside a Slurm job only the tasks of a step of several are ranks. A batch script, salloc's
+/// shell (a step of one task, or none) and `srun --pty bash` are not: `--workers` starts local
+/// ranks there, and srun ranks of the job. The shell of `srun --ntasks=4 --pty bash` cannot be told
+/// from a rank: unset SLURM_PROCID in it.
+///
 /// Throws Error(kConfig) for a value that is missing, no number, or contradicts another.
 std::optional<Rendezvous> find_rendezvous(const EnvLookup& lookup);
 

@@ -107,6 +107,23 @@ TEST(Rendezvous, slurm_meets_on_the_steps_first_node_at_a_port_of_the_job) {
   EXPECT_EQ(find(environment)->address, "10.9.9.9");
 }
 
+TEST(Rendezvous, batch_scripts_and_shells_of_a_slurm_job_are_no_ranks) {
+  Environment environment = {{"SLURM_JOB_ID", "4711"},
+                             {"SLURM_NTASKS", "8"},
+                             {"SLURM_NODELIST", "node[003-004]"},
+                             {"SLURM_LAUNCH_NODE_IPADDR", "10.9.9.9"}};
+  EXPECT_EQ(find(environment), std::nullopt) << "salloc's shell";
+  environment["SLURM_PROCID"] = "0";
+  EXPECT_EQ(find(environment), std::nullopt) << "a batch script";
+  environment["SLURM_STEP_ID"] = "4294967290";
+  environment["SLURM_STEP_NUM_TASKS"] = "1";
+  EXPECT_EQ(find(environment), std::nullopt) << "salloc's shell as an interactive step";
+  environment["SLURM_STEP_ID"] = "0";
+  EXPECT_EQ(find(environment), std::nullopt) << "srun --pty bash";
+  environment["SLURM_STEP_NUM_TASKS"] = "8";
+  EXPECT_EQ(find(environment)->size, 8) << "srun in any of them";
+}
+
 TEST(Rendezvous, open_mpi_on_one_machine_needs_no_address_on_several_it_does) {
   Environment environment = {{"OMPI_COMM_WORLD_RANK", "1"},
                              {"OMPI_COMM_WORLD_SIZE", "2"},

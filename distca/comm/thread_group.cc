@@ -5,7 +5,6 @@
 #include <cstring>
 #include <deque>
 #include <exception>
-#include <initializer_list>
 #include <iterator>
 #include <map>
 #include <mutex>
@@ -62,7 +61,7 @@ class ThreadGroup {
   using Key = std::tuple<int, int, uint32_t>;
 
   void offer(const Key& key, Side side, std::deque<Side> Box::*mine, std::deque<Side> Box::*other);
-  void copy(const Message& send, const Message& receive) const;
+  std::optional<std::string> copy(const Message& send, const Message& receive) const;
   void fail(std::string why);
 
   const CommOptions options_;
@@ -124,24 +123,36 @@ void ThreadGroup::offer(const Key& key, Side side, std::deque<Side> Box::*mine,
   ++side.owner->copying;
   ++match.owner->copying;
   lock.unlock();
-  if (mine == &Box::sends) {
-    copy(side.message, match.message);
-  } else {
-    copy(match.message, side.message);
-  }
+  const std::optional<std::string> why_not =
+      mine == &Box::sends ? copy(side.message, match.message) : copy(match.message, side.message);
   lock.lock();
-  for (const Side* half : std::initializer_list<const Side*>{&side, &match}) {
-    --half->owner->copying;
-    half->owner->open_peers.extract(half->message.peer);
+  --side.owner->copying;
+  --match.owner->copying;
+  if (why_not) {
+    fail(fmt::format("rank {} could not copy a message of rank {} in {}: {}", side.owner->rank,
+                     match.owner->rank, to_string(side.owner->at), *why_not));
+    throw Error(ErrorKind::kComm, "{}", *failure_);
   }
+  side.owner->open_peers.extract(side.message.peer);
+  match.owner->open_peers.extract(match.message.peer);
   changed_.notify_all();
 }
 
-void ThreadGroup::copy(const Message& send, const Message& receive) const {
-  if (device_.copy) {
-    device_.copy(receive.data, send.data, send.bytes);
-  } else {
+/// None if the bytes have arrived, else why not, in one line. Never throws: its caller has
+/// promised the owners that it will be over.
+std::optional<std::string> ThreadGroup::copy(const Message& send, const Message& receive) const {
+  if (!device_.copy) {
     std::memcpy(receive.data, send.data, static_cast<size_t>(send.bytes));
+    return std::nullopt;
+  }
+  try {
+    device_.copy(receive.data, send.data, send.bytes);
+    return std::nullopt;
+  } catch (const std::exception& error) {
+    const std::string what = error.what();
+    return what.substr(0, what.find('\n'));  // c10's errors go on with a stack
+  } catch (...) {
+    return "an unknown error";
   }
 }
 
@@ -267,21 +278,32 @@ void run_ranks(int size, const CommOptions& options, const std::function<void(Co
   auto ranks = make_ranks(size, options, device);
   std::mutex mutex;
   std::exception_ptr first;
+  auto fail = [&](ThreadCommunicator& rank, std::exception_ptr why) {
+    {
+      // Before the others hear of it: their failures follow from this one.
+      std::lock_guard lock(mutex);
+      if (!first) first = std::move(why);
+    }
+    rank.leave(RankState::kFailed);
+  };
   std::vector<std::thread> threads;
+  threads.reserve(ranks.size());
   for (auto& rank : ranks) {
-    threads.emplace_back([&, communicator = rank.get()] {
-      try {
-        body(*communicator);
-        communicator->leave(RankState::kFinished);
-      } catch (...) {
-        {
-          // Before the others hear of it: their failures follow from this one.
-          std::lock_guard lock(mutex);
-          if (!first) first = std::current_exception();
+    try {
+      threads.emplace_back([&, communicator = rank.get()] {
+        try {
+          body(*communicator);
+          communicator->leave(RankState::kFinished);
+        } catch (...) {
+          fail(*communicator, std::current_exception());
         }
-        communicator->leave(RankState::kFailed);
-      }
-    });
+      });
+    } catch (const std::exception& error) {
+      fail(*rank, std::make_exception_ptr(Error(ErrorKind::kIo,
+                                                "cannot start rank {} of {} as a thread: {}",
+                                                rank->rank(), size, error.what())));
+      break;
+    }
   }
   for (std::thread& thread : threads) thread.join();
   if (first) std::rethrow_exception(first);

@@ -2,9 +2,9 @@
 // Ranks as threads of one process: for tests, and for several ranks on a single device. A message
 // is copied once, straight from the sender's memory to the receiver's, by whoever posts second.
 //
-// Errors: a wait beyond the timeout, or for a rank whose thread failed, is Error(kComm) naming it;
-// all other waits of the group then end with the same line. Messages of one pair and tag that
-// differ in size are a CHECK.
+// Errors: a wait beyond the timeout, or for a rank whose thread failed, and a copy that fails are
+// Error(kComm) naming the rank; all other waits of the group then end with the same line. Messages
+// of one pair and tag that differ in size are a CHECK.
 
 #include <functional>
 #include <memory>
@@ -28,7 +28,7 @@ std::vector<std::unique_ptr<Communicator>> make_thread_group(int size, const Com
                                                              const ThreadDevice& device = {});
 
 /// Runs `body` on `size` threads, one rank each, and rethrows the failure that came first in time.
-/// A rank that fails ends the waits of all others.
+/// A rank that fails ends the waits of all others. Error(kIo) if the system refuses a thread.
 void run_ranks(int size, const CommOptions& options, const std::function<void(Communicator&)>& body,
                const ThreadDevice& device = {});
 

@@ -2,9 +2,13 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <pthread.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
+#include <fstream>
 #include <stdexcept>
 #include <thread>
 
@@ -150,6 +154,90 @@ TEST(ThreadGroup, a_device_supplies_its_own_copy) {
       device);
   EXPECT_EQ(copies, 2);
   EXPECT_EQ(posts, 2);
+}
+
+TEST(ThreadGroup, a_copy_that_fails_ends_the_waits_of_all) {
+  ThreadDevice device;
+  device.copy = [](std::byte*, const std::byte*, int64_t) {
+    throw std::runtime_error("out of memory\nstack");
+  };
+  std::atomic<int> heard = 0;
+  const Stopwatch watch;
+  try {
+    run_ranks(
+        3, kPatient,
+        [&](Communicator& group) {
+          std::byte byte{};
+          // Rank 2 waits for a third, who has nothing to do with the copy.
+          const Message one = message((group.rank() + 1) % 2, 0, byte);
+          try {
+            if (group.rank() == 1) {
+              group.exchange({&one, 1}, {}, "enter")->wait();
+            } else {
+              group.exchange({}, {&one, 1}, "enter")->wait();
+            }
+          } catch (const Error& error) {
+            EXPECT_THAT(error.what(), HasSubstr(" could not copy a message of rank "));
+            EXPECT_THAT(error.what(), testing::EndsWith(" in enter: out of memory"));
+            ++heard;
+            throw;
+          }
+        },
+        device);
+    FAIL() << "nothing was copied";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.exit_code(), 1);
+  }
+  EXPECT_EQ(heard, 3);
+  EXPECT_LT(watch.seconds(), kPatient.timeout_s / 2);
+}
+
+/// While it lives, this process can start two threads more.
+class RoomForTwoThreads {
+ public:
+  RoomForTwoThreads() {
+    constexpr size_t kStack = size_t{1} << 30;  // only reserved, never touched
+    pthread_getattr_default_np(&attributes_);
+    pthread_attr_t large = attributes_;
+    pthread_attr_setstacksize(&large, kStack);
+    pthread_setattr_default_np(&large);
+    size_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    getrlimit(RLIMIT_AS, &limit_);
+    rlimit tight = limit_;
+    tight.rlim_cur = pages * static_cast<size_t>(sysconf(_SC_PAGESIZE)) + kStack * 5 / 2;
+    setrlimit(RLIMIT_AS, &tight);
+  }
+  ~RoomForTwoThreads() {
+    setrlimit(RLIMIT_AS, &limit_);
+    pthread_setattr_default_np(&attributes_);
+  }
+
+ private:
+  pthread_attr_t attributes_;
+  rlimit limit_;
+};
+
+TEST(ThreadGroup, a_thread_that_the_system_refuses_ends_the_ranks_already_started) {
+  const RoomForTwoThreads room;
+  std::atomic<int> heard = 0;
+  try {
+    run_ranks(4, kPatient, [&](Communicator& group) {
+      std::byte byte{};
+      const Message in = message(3, 0, byte);
+      try {
+        group.exchange({}, {&in, 1}, "for ever")->wait();
+      } catch (const Error&) {
+        ++heard;
+        throw;
+      }
+    });
+    FAIL() << "four threads";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kIo);
+    EXPECT_THAT(error.what(), HasSubstr("cannot start rank 2 of 4 as a thread: "));
+  }
+  EXPECT_EQ(heard, 2);
 }
 
 }  // namespace

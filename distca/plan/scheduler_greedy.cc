@@ -174,7 +174,7 @@ void Greedy::forget_keys(const std::vector<Item>& items) {
 
 void Greedy::fill(int receiver) {
   note_keys(items_[receiver]);
-  while (!donors_.empty()) {
+  while (!donors_.empty() && room(receiver) > 0) {
     std::optional<Candidate> best;
     for (const int donor : donors_) {
       for (size_t item = 0; item < items_[donor].size(); ++item) {

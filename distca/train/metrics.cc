@@ -14,7 +14,7 @@
 namespace distca {
 namespace {
 
-constexpr double kPlainLineEvery_s = 5;
+constexpr double kPlainLineEverySeconds = 5;
 
 size_t terminal_columns() {
   winsize size = {};
@@ -73,7 +73,8 @@ void Metrics::record(const StepMetrics& m) {
 void Metrics::show(const StepMetrics& m) {
   const double now = steady_seconds();
   const bool last = m.step == total_steps_;
-  if (!terminal_ && !last && !m.validation_loss && now - last_shown_s_ < kPlainLineEvery_s) return;
+  if (!terminal_ && !last && !m.validation_loss && now - last_shown_s_ < kPlainLineEverySeconds)
+    return;
   last_shown_s_ = now;
   const double left_s =
       (now - start_s_) / static_cast<double>(m.step) * static_cast<double>(total_steps_ - m.step);
