@@ -53,27 +53,6 @@ void barrier(Communicator& group, std::string_view operation) {
   }
 }
 
-void broadcast_bytes(Communicator& group, std::span<std::byte> data, int root,
-                     std::string_view operation) {
-  DISTCA_CHECK(root >= 0 && root < group.size(), "root {} of {}", root, group.size());
-  if (data.empty() || group.size() == 1) return;
-  Staged staged(group, data);
-  std::vector<Message> sends, receives;
-  const Message message{.peer = root,
-                        .tag = kBroadcastTag,
-                        .data = staged.data(),
-                        .bytes = static_cast<int64_t>(data.size())};
-  if (group.rank() != root) {
-    receives.push_back(message);
-  } else {
-    sends.assign(group.size(), message);
-    for (int peer = 0; peer < group.size(); ++peer) sends[peer].peer = peer;
-    sends.erase(sends.begin() + root);
-  }
-  group.exchange(sends, receives, operation)->wait();
-  staged.to_host();
-}
-
 std::vector<std::byte> all_gather_bytes(Communicator& group, std::span<const std::byte> mine,
                                         std::string_view operation) {
   const size_t bytes = mine.size();

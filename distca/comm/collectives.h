@@ -15,10 +15,6 @@ namespace distca {
 /// Returns after every rank has entered. ceil(log2 P) steps of one byte each way.
 void barrier(Communicator& group, std::string_view operation);
 
-/// Root's `data` lands in everybody's. One step; root sends (P - 1) n bytes.
-void broadcast_bytes(Communicator& group, std::span<std::byte> data, int root,
-                     std::string_view operation);
-
 /// [P * mine.size()] every rank's record, in rank order. One step; each sends (P - 1) n bytes.
 std::vector<std::byte> all_gather_bytes(Communicator& group, std::span<const std::byte> mine,
                                         std::string_view operation);

@@ -1,6 +1,6 @@
 #pragma once
 // Tagged point-to-point between the ranks of one group: the only thing a backend has to provide.
-// Exchange, ordered sums, broadcast and barrier are built on it, so ranks as threads and as
+// Exchange, ordered sums, gather and barrier are built on it, so ranks as threads and as
 // processes give the same bits.
 //
 // Thread rule: one communicator per rank, used by one thread at a time.

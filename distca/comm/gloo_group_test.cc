@@ -19,16 +19,6 @@ namespace {
 
 using testing::HasSubstr;
 
-Rendezvous at_port(uint16_t port, int rank, int size) {
-  return {.rank = rank,
-          .size = size,
-          .local_rank = rank,
-          .address = loopback_address(),
-          .port = port,
-          .prefix = "test/",
-          .source = "the test"};
-}
-
 TEST(GlooGroup, ranks_that_never_come_are_named) {
   ListenSocket socket(Interface::kLoopback, 0);
   const uint16_t port = socket.port();

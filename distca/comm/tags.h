@@ -12,8 +12,7 @@ inline constexpr uint32_t kExchangeTags = 1u << 30;
 /// arrive in order, and all ranks call collectives in the same order.
 inline constexpr uint32_t kReduceTag = kExchangeTags + 0;
 inline constexpr uint32_t kGatherTag = kExchangeTags + 1;
-inline constexpr uint32_t kBroadcastTag = kExchangeTags + 2;
-inline constexpr uint32_t kAllGatherTag = kExchangeTags + 3;
-inline constexpr uint32_t kBarrierTag = kExchangeTags + 4;
+inline constexpr uint32_t kAllGatherTag = kExchangeTags + 2;
+inline constexpr uint32_t kBarrierTag = kExchangeTags + 3;
 
 }  // namespace distca

@@ -23,6 +23,16 @@ std::string to_string(Backend backend) { return backend == Backend::kThreads ? "
 
 void PrintTo(Backend backend, std::ostream* out) { *out << to_string(backend); }
 
+Rendezvous at_port(uint16_t port, int rank, int size) {
+  return {.rank = rank,
+          .size = size,
+          .local_rank = rank,
+          .address = loopback_address(),
+          .port = port,
+          .prefix = "test/",
+          .source = "the test"};
+}
+
 void run_on(Backend backend, int size, const CommOptions& options,
             const std::function<void(Communicator&)>& body) {
   if (backend == Backend::kThreads) return run_ranks(size, options, body);
@@ -35,14 +45,7 @@ void run_on(Backend backend, int size, const CommOptions& options,
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
       try {
-        const Rendezvous rendezvous{.rank = rank,
-                                    .size = size,
-                                    .local_rank = rank,
-                                    .address = loopback_address(),
-                                    .port = port,
-                                    .prefix = "test/",
-                                    .source = "the test"};
-        auto group = make_gloo_group(rendezvous, options);
+        auto group = make_gloo_group(at_port(port, rank, size), options);
         body(*group);
       } catch (...) {
         std::lock_guard lock(mutex);

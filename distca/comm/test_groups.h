@@ -6,6 +6,7 @@
 #include <string>
 
 #include "distca/comm/communicator.h"
+#include "distca/comm/rendezvous.h"
 
 namespace distca {
 
@@ -13,6 +14,9 @@ enum class Backend { kThreads, kGloo };
 
 std::string to_string(Backend backend);
 void PrintTo(Backend backend, std::ostream* out);  // GoogleTest looks for this name
+
+/// A rank of a group whose store listens on `port` of the loopback interface.
+Rendezvous at_port(uint16_t port, int rank, int size);
 
 /// Runs `body` on `size` threads with a communicator each; rethrows the first failure.
 void run_on(Backend backend, int size, const CommOptions& options,
