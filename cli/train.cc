@@ -55,7 +55,9 @@ int run_train(const TrainArguments& arguments) {
     throw Error(ErrorKind::kUsage, "--master-port {}: 0 (a free one) to 65535",
                 arguments.master_port);
   }
-  const CommOptions options{.timeout_s = config.comm.timeout_s, .grace_s = config.comm.grace_s};
+  const CommOptions options{.timeout_s = config.comm.timeout_s,
+                            .grace_s = config.comm.grace_s,
+                            .startup_timeout_s = config.comm.startup_timeout_s};
   const auto rendezvous = find_rendezvous(env_string);
   // No rank writes before all have met, so none sees what another made of output_dir.
   check_run(config, rendezvous ? rendezvous->size : arguments.workers);

@@ -29,8 +29,12 @@ function(distca_test name)
     target_link_libraries(${name} PRIVATE torch_wheel)
     target_precompile_headers(${name} REUSE_FROM distca_torch_pch)
   endif()
+  set(properties TIMEOUT ${ARG_TIMEOUT} RUN_SERIAL ${ARG_SERIAL})
+  if(ARG_LABELS)  # an empty value would vanish from the list and take RUN_SERIAL as the label
+    list(APPEND properties LABELS ${ARG_LABELS})
+  endif()
   gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST NO_PRETTY_VALUES TEST_FILTER "-full/*"
-    PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}" RUN_SERIAL ${ARG_SERIAL}
+    PROPERTIES ${properties}
     WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
   gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST NO_PRETTY_VALUES TEST_FILTER "full/*"
     PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS full

@@ -281,7 +281,7 @@ Board::Board(const Rendezvous& rendezvous, const CommOptions& options,
   c10d::TCPStoreOptions store_options;
   store_options.port = rendezvous.port;
   store_options.waitWorkers = false;
-  store_options.timeout = std::chrono::milliseconds(static_cast<int64_t>(options.timeout_s * 1e3));
+  store_options.timeout = std::chrono::milliseconds(static_cast<int64_t>(options.startup_timeout_s * 1e3));
   try {
     state_->store = c10::make_intrusive<c10d::TCPStore>(rendezvous.address, store_options);
   } catch (const std::exception&) {
@@ -289,8 +289,10 @@ Board::Board(const Rendezvous& rendezvous, const CommOptions& options,
         ErrorKind::kComm,
         "rank {} of {} (from {}) found no store at {}:{} within {} s; does rank 0 run there?",
         rendezvous.rank, rendezvous.size, rendezvous.source, rendezvous.address, rendezvous.port,
-        options.timeout_s);
+        options.startup_timeout_s);
   }
+  state_->store->setTimeout(
+      std::chrono::milliseconds(static_cast<int64_t>(options.timeout_s * 1e3)));
   std::thread([state = state_] { state->run(); }).detach();
 }
 
@@ -307,15 +309,15 @@ void Board::wait_for_all() {
   {
     std::unique_lock lock(state_->mutex);
     state_->mine.operation = "start-up";
-    const bool in_time = state_->changed.wait_for(lock, Seconds(state_->options.timeout_s), [&] {
-      return state_->all_here || state_->alarmed;
-    });
+    const bool in_time =
+        state_->changed.wait_for(lock, Seconds(state_->options.startup_timeout_s),
+                                 [&] { return state_->all_here || state_->alarmed; });
     if (in_time && state_->all_here) return;
   }
   throw Error(ErrorKind::kComm, "{}",
               judge({.rank = state_->rendezvous.rank,
                      .at = {.operation = "start-up"},
-                     .waited_s = state_->options.timeout_s}));
+                     .waited_s = state_->options.startup_timeout_s}));
 }
 
 void Board::set_step(int64_t step) {

@@ -19,8 +19,9 @@ namespace distca {
 
 /// How long a group waits before it gives up.
 struct CommOptions {
-  double timeout_s = 60;  // seconds one wait may last
-  double grace_s = 5;     // seconds live ranks have to end after one was lost
+  double timeout_s = 60;           // seconds one wait may last
+  double grace_s = 5;              // seconds live ranks have to end after one was lost
+  double startup_timeout_s = 300;  // seconds until all ranks have met: programs load at their pace
 };
 
 /// One message of an exchange. The memory is the caller's and must live until the exchange was

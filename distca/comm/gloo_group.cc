@@ -93,11 +93,11 @@ void GlooConnections::connect(const Rendezvous& rendezvous, const CommOptions& o
     c10d::TCPStoreOptions store_options;
     store_options.port = rendezvous.port;
     store_options.waitWorkers = false;
-    store_options.timeout = to_milliseconds(options.timeout_s);
+    store_options.timeout = to_milliseconds(options.startup_timeout_s);
     auto store = c10::make_intrusive<c10d::PrefixStore>(
         rendezvous.prefix + "gloo",
         c10::make_intrusive<c10d::TCPStore>(rendezvous.address, store_options));
-    auto gloo_options = c10d::ProcessGroupGloo::Options::create(to_milliseconds(options.timeout_s));
+    auto gloo_options = c10d::ProcessGroupGloo::Options::create(to_milliseconds(options.startup_timeout_s));
     const auto interface = env_string("GLOO_SOCKET_IFNAME");
     gloo_options->devices.push_back(
         interface ? c10d::ProcessGroupGloo::createDeviceForInterface(*interface)
@@ -107,8 +107,9 @@ void GlooConnections::connect(const Rendezvous& rendezvous, const CommOptions& o
   } catch (const Error&) {
     throw;
   } catch (const std::exception&) {
-    fail(
-        {.rank = rank, .at = {.operation = "connecting all ranks"}, .waited_s = options.timeout_s});
+    fail({.rank = rank,
+          .at = {.operation = "connecting all ranks"},
+          .waited_s = options.startup_timeout_s});
   }
 }
 

@@ -25,7 +25,7 @@ namespace {
 using distca::Error;
 using distca::ErrorKind;
 
-constexpr distca::CommOptions kOptions{.timeout_s = 2, .grace_s = 2};
+constexpr distca::CommOptions kOptions{.timeout_s = 2, .grace_s = 2, .startup_timeout_s = 30};
 
 void misbehave(const std::string& mode) {
   if (mode == "kill") raise(SIGKILL);

@@ -55,6 +55,7 @@ struct Config {
   struct Comm {
     std::string backend = "gloo";
     double timeout_s = 60;
+    double startup_timeout_s = 300;
     double grace_s = 5;
   } comm;
 };
