@@ -281,7 +281,8 @@ Board::Board(const Rendezvous& rendezvous, const CommOptions& options,
   c10d::TCPStoreOptions store_options;
   store_options.port = rendezvous.port;
   store_options.waitWorkers = false;
-  store_options.timeout = std::chrono::milliseconds(static_cast<int64_t>(options.startup_timeout_s * 1e3));
+  store_options.timeout =
+      std::chrono::milliseconds(static_cast<int64_t>(options.startup_timeout_s * 1e3));
   try {
     state_->store = c10::make_intrusive<c10d::TCPStore>(rendezvous.address, store_options);
   } catch (const std::exception&) {

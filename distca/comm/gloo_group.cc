@@ -97,7 +97,8 @@ void GlooConnections::connect(const Rendezvous& rendezvous, const CommOptions& o
     auto store = c10::make_intrusive<c10d::PrefixStore>(
         rendezvous.prefix + "gloo",
         c10::make_intrusive<c10d::TCPStore>(rendezvous.address, store_options));
-    auto gloo_options = c10d::ProcessGroupGloo::Options::create(to_milliseconds(options.startup_timeout_s));
+    auto gloo_options =
+        c10d::ProcessGroupGloo::Options::create(to_milliseconds(options.startup_timeout_s));
     const auto interface = env_string("GLOO_SOCKET_IFNAME");
     gloo_options->devices.push_back(
         interface ? c10d::ProcessGroupGloo::createDeviceForInterface(*interface)

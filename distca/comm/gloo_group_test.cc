@@ -24,7 +24,8 @@ TEST(GlooGroup, ranks_that_never_come_are_named) {
   const uint16_t port = socket.port();
   LocalStore store(socket);
   try {
-    make_gloo_group(at_port(port, 0, 3), {.timeout_s = 0.5, .grace_s = 1, .startup_timeout_s = 0.5});
+    make_gloo_group(at_port(port, 0, 3),
+                    {.timeout_s = 0.5, .grace_s = 1, .startup_timeout_s = 0.5});
     FAIL() << "met ranks that do not exist";
   } catch (const Error& error) {
     EXPECT_EQ(error.exit_code(), 1);

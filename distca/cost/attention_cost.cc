@@ -4,9 +4,10 @@
 
 namespace distca {
 
-int64_t attention_pairs(const Range& q, const Range& kv, MaskType mask) {
-  if (q.empty() || kv.empty()) return 0;
-  if (mask == MaskType::kFull) return q.size() * kv.size();
+namespace {
+
+/// Pairs of q x kv with key <= query.
+int64_t causal_pairs(const Range& q, const Range& kv) {
   // Query i sees keys [kv.begin, min(i + 1, kv.end)): none below kv.begin, a triangle, then all of
   // kv.
   const Range triangle = intersect(q, kv);
@@ -19,6 +20,26 @@ int64_t attention_pairs(const Range& q, const Range& kv, MaskType mask) {
   const Range beyond{std::max(q.begin, kv.end), q.end};
   if (!beyond.empty()) pairs += beyond.size() * kv.size();
   return pairs;
+}
+
+}  // namespace
+
+int64_t attention_pairs(const Range& q, const Range& kv, MaskType mask, int64_t window_left) {
+  if (q.empty() || kv.empty()) return 0;
+  if (mask == MaskType::kFull) return q.size() * kv.size();
+  int64_t pairs = causal_pairs(q, kv);
+  if (window_left >= 0) {
+    // Those with key < query - window_left: causal pairs of the queries moved down past the window.
+    const int64_t moved = window_left + 1;
+    const Range left{std::max(q.begin, moved) - moved, std::max(q.end, moved) - moved};
+    if (!left.empty()) pairs -= causal_pairs(left, kv);
+  }
+  return pairs;
+}
+
+Range visible_keys(const Range& q, int64_t window_left) {
+  if (window_left < 0) return {0, q.end};
+  return {round_down(std::max<int64_t>(0, q.begin - window_left), 128), q.end};
 }
 
 }  // namespace distca

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <tuple>
 
+#include "distca/cost/task_price.h"
+
 namespace distca {
 namespace {
 
@@ -14,11 +16,12 @@ struct Home {
 
 class Accounting {
  public:
-  Accounting(const AttentionShape& shape, const Cluster& cluster, const Layout& layout)
-      : shape_(shape), load_(std::max(cluster.num_workers, cluster.num_servers())) {
-    for (int worker = 0; worker < layout.num_workers(); ++worker) {
-      for (const Segment& segment : layout.workers[worker]) {
+  explicit Accounting(const Plan& plan)
+      : plan_(plan), load_(std::max(plan.cluster.num_workers, plan.cluster.num_servers())) {
+    for (int worker = 0; worker < plan.layout.num_workers(); ++worker) {
+      for (const Segment& segment : plan.layout.workers[worker]) {
         homes_.push_back({segment.document, segment.tokens, worker});
+        load_[worker].memory_bytes += segment.tokens.size() * plan.cluster.memory.token_bytes;
       }
     }
     std::sort(homes_.begin(), homes_.end(), [](const Home& a, const Home& b) {
@@ -26,18 +29,28 @@ class Accounting {
     });
   }
 
-  std::vector<ServerLoad> count(std::vector<Task> tasks) {
+  std::vector<ServerLoad> count(const AttentionProfile* profile) {
+    std::vector<Task> tasks = plan_.tasks;
+    const AttentionShape& shape = plan_.shape;
+    const TaskPrice price(shape, profile);
     for (const Task& task : tasks) {
-      load_[task.server].pairs += attention_pairs(task.q, task.kv, task.mask);
+      ServerLoad& load = load_[task.server];
+      load.pairs += attention_pairs(task.q, task.kv, task.mask, shape.window_left);
+      if (profile != nullptr) load.time_ns += price(task.q, task.kv, task.mask);
     }
-    fetch(tasks, &Task::kv, shape_.kv_token_bytes(), 0);
-    fetch(tasks, &Task::q, shape_.q_token_bytes(), shape_.o_token_bytes());
+    fetch(tasks, &Task::kv, {shape.kv_token_bytes(), 0, plan_.cluster.memory.kept_key_bytes});
+    fetch(tasks, &Task::q,
+          {shape.q_token_bytes(), shape.o_token_bytes(), plan_.cluster.memory.kept_query_bytes});
     return std::move(load_);
   }
 
  private:
+  struct TokenBytes {
+    int64_t there, back, kept;
+  };
+
   /// Books the queries or the keys of all tasks, each token once per server.
-  void fetch(std::vector<Task>& tasks, Range Task::*side, int64_t token_bytes, int64_t back_bytes) {
+  void fetch(std::vector<Task>& tasks, Range Task::*side, const TokenBytes& bytes) {
     std::sort(tasks.begin(), tasks.end(), [side](const Task& a, const Task& b) {
       return std::tie(a.server, a.document, a.*side) < std::tie(b.server, b.document, b.*side);
     });
@@ -49,39 +62,37 @@ class Accounting {
       }
       const Range& tokens = task.*side;
       const Range fresh{std::max(booked, tokens.begin), tokens.end};
-      load_[task.server].o_send_bytes +=
-          travel(task.document, fresh, task.server, token_bytes) * back_bytes;
+      travel(task.document, fresh, task.server, bytes);
       booked = std::max(booked, tokens.end);
     }
   }
 
-  /// Books the tokens that `server` has to fetch, at both ends, and returns how many they are.
-  int64_t travel(int64_t document, const Range& tokens, int server, int64_t token_bytes) {
+  /// Books the tokens that `server` has to fetch, at both ends.
+  void travel(int64_t document, const Range& tokens, int server, const TokenBytes& bytes) {
     auto home = std::partition_point(homes_.begin(), homes_.end(), [&](const Home& h) {
       return std::tie(h.document, h.tokens.end) <= std::tie(document, tokens.begin);
     });
-    int64_t travelled = 0;
     for (; home != homes_.end() && home->document == document && home->tokens.begin < tokens.end;
          ++home) {
       const Range part = intersect(home->tokens, tokens);
       if (home->worker == server || part.empty()) continue;
-      travelled += part.size();
-      load_[home->worker].send_bytes += part.size() * token_bytes;
-      load_[server].receive_bytes += part.size() * token_bytes;
+      load_[home->worker].send_bytes += part.size() * bytes.there;
+      load_[server].receive_bytes += part.size() * bytes.there;
+      load_[server].o_send_bytes += part.size() * bytes.back;
+      load_[home->worker].o_receive_bytes += part.size() * bytes.back;
+      load_[server].memory_bytes += part.size() * bytes.kept;
     }
-    return travelled;
   }
 
-  const AttentionShape& shape_;
+  const Plan& plan_;
   std::vector<Home> homes_;
   std::vector<ServerLoad> load_;
 };
 
 }  // namespace
 
-std::vector<ServerLoad> account(const AttentionShape& shape, const Cluster& cluster,
-                                const Layout& layout, const std::vector<Task>& tasks) {
-  return Accounting(shape, cluster, layout).count(tasks);
+std::vector<ServerLoad> account(const Plan& plan, const AttentionProfile* profile) {
+  return Accounting(plan).count(profile);
 }
 
 }  // namespace distca

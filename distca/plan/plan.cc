@@ -57,6 +57,11 @@ void check_request(const PlanRequest& request) {
   if (tokens > kMaxTokens) {
     throw Error(ErrorKind::kPlan, "a nano-batch of {} tokens exceeds {}", tokens, kMaxTokens);
   }
+  const int64_t caps[] = {request.cluster.max_send_bytes, request.cluster.max_receive_bytes,
+                          request.cluster.max_memory_bytes};
+  if (*std::min_element(std::begin(caps), std::end(caps)) < 0) {
+    throw Error(ErrorKind::kPlan, "a cap on bytes is negative (0: no cap)");
+  }
   const int64_t tolerance = request.options.tolerance_ppm;
   if (tolerance < 0 || tolerance > kMaxTolerancePpm) {
     throw Error(ErrorKind::kPlan, "a tolerance of {} ppm is not in 0 .. {}", tolerance,
@@ -64,40 +69,82 @@ void check_request(const PlanRequest& request) {
   }
 }
 
-}  // namespace
-
-Plan make_plan(const PlanRequest& request) {
-  const LayoutEntry& layout = find_layout(request.options.layout);
+/// The request with the scheduler's own choices where it names none.
+PlanRequest resolved(PlanRequest request) {
   const SchedulerEntry& scheduler = find_scheduler(request.options.scheduler);
+  PlanOptions& options = request.options;
+  if (options.layout.empty()) options.layout = scheduler.layout;
+  if (options.tolerance_ppm == PlanOptions::kOwnTolerance)
+    options.tolerance_ppm = scheduler.tolerance_ppm;
+  if (scheduler.only_this_layout && options.layout != scheduler.layout) {
+    throw Error(ErrorKind::kPlan, "scheduler {} has a layout of its own, {}, and takes no {}",
+                scheduler.name, scheduler.layout, options.layout);
+  }
+  if ((options.key_sub_ranges || options.spread) && !scheduler.key_sub_ranges) {
+    throw Error(ErrorKind::kPlan, "scheduler {} knows no {}", scheduler.name,
+                options.key_sub_ranges ? "key sub-ranges" : "spread");
+  }
+  options.price = request.profile ? profile_name(*request.profile) : "pairs";
   check_request(request);
+  return request;
+}
+
+void check_cap(const char* what, const char* name, int64_t ServerLoad::*bytes, int64_t cap,
+               const std::vector<ServerLoad>& load) {
+  if (cap == 0) return;
+  for (size_t rank = 0; rank < load.size(); ++rank) {
+    if (load[rank].*bytes <= cap) continue;
+    throw Error(ErrorKind::kPlan, "rank {} would {} {} bytes, {} is {}", rank, what,
+                load[rank].*bytes, name, cap);
+  }
+}
+
+Plan scheduled(const PlanRequest& request, Layout layout) {
   Plan plan{.nano_batch = request.nano_batch,
             .cluster = request.cluster,
             .shape = request.shape,
             .options = request.options,
-            .layout = layout.make(request),
+            .layout = std::move(layout),
             .tasks = {},
             .load = {}};
-  plan.tasks = scheduler.schedule(request, plan.layout);
+  plan.tasks = find_scheduler(request.options.scheduler).schedule(request, plan.layout);
   std::sort(plan.tasks.begin(), plan.tasks.end(), [](const Task& a, const Task& b) {
     return std::tie(a.server, a.document, a.q.begin, a.kv.begin) <
            std::tie(b.server, b.document, b.q.begin, b.kv.begin);
   });
-  plan.load = account(plan.shape, plan.cluster, plan.layout, plan.tasks);
+  plan.load = account(plan, request.profile.get());
+  const Cluster& cluster = plan.cluster;
+  check_cap("send", "max_send_bytes", &ServerLoad::send_bytes, cluster.max_send_bytes, plan.load);
+  check_cap("receive", "max_receive_bytes", &ServerLoad::receive_bytes, cluster.max_receive_bytes,
+            plan.load);
+  check_cap("hold", "max_memory_bytes", &ServerLoad::memory_bytes, cluster.max_memory_bytes,
+            plan.load);
   return plan;
 }
 
-double max_over_mean(const Cluster& cluster, const std::vector<int64_t>& pairs) {
-  const auto total = static_cast<double>(std::accumulate(pairs.begin(), pairs.end(), int64_t{0}));
+}  // namespace
+
+Plan make_plan(const PlanRequest& request) {
+  const PlanRequest whole = resolved(request);
+  return scheduled(whole, find_layout(whole.options.layout).make(whole));
+}
+
+Plan make_plan(const PlanRequest& request, Layout layout) {
+  return scheduled(resolved(request), std::move(layout));
+}
+
+double max_over_mean(const Cluster& cluster, const std::vector<int64_t>& load) {
+  const auto total = static_cast<double>(std::accumulate(load.begin(), load.end(), int64_t{0}));
   const auto& capacity = cluster.capacity;
   const auto sum =
       static_cast<double>(std::accumulate(capacity.begin(), capacity.end(), int64_t{0}));
   double highest = 0;
-  for (size_t server = 0; server < pairs.size(); ++server) {
-    if (pairs[server] == 0) continue;
+  for (size_t server = 0; server < load.size(); ++server) {
+    if (load[server] == 0) continue;
     if (server >= capacity.size() || capacity[server] == 0)
       return std::numeric_limits<double>::infinity();
     const double share = static_cast<double>(capacity[server]) / sum;
-    highest = std::max(highest, static_cast<double>(pairs[server]) / (total * share));
+    highest = std::max(highest, static_cast<double>(load[server]) / (total * share));
   }
   return total == 0 ? 1 : highest;
 }
@@ -108,11 +155,18 @@ double max_over_mean(const Plan& plan) {
   return max_over_mean(plan.cluster, pairs);
 }
 
+double max_over_mean_time(const Plan& plan) {
+  std::vector<int64_t> times;
+  for (const ServerLoad& load : plan.load) times.push_back(load.time_ns);
+  return max_over_mean(plan.cluster, times);
+}
+
 std::vector<int64_t> home_load(const Plan& plan) {
   std::vector<int64_t> pairs(plan.load.size(), 0);
   for (int worker = 0; worker < plan.layout.num_workers(); ++worker) {
     for (const Segment& segment : plan.layout.workers[worker]) {
-      pairs[worker] += attention_pairs(segment.tokens, {0, segment.tokens.end}, MaskType::kCausal);
+      pairs[worker] += attention_pairs(segment.tokens, {0, segment.tokens.end}, MaskType::kCausal,
+                                       plan.shape.window_left);
     }
   }
   return pairs;

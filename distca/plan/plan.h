@@ -4,6 +4,7 @@
 // Any thread.
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "distca/batch/document.h"
 #include "distca/batch/layout.h"
 #include "distca/cost/attention_cost.h"
+#include "distca/cost/attention_profile.h"
 #include "distca/cost/cluster.h"
 
 namespace distca {
@@ -21,26 +23,35 @@ namespace distca {
 struct Task {
   int64_t document = 0;
   Range q;   // positions in the document
-  Range kv;  // positions in the document; may reach beyond what the mask allows, never short of it
-             // (whole-context)
+  Range kv;  // positions in the document. Whole-context: all keys the queries may see, maybe more.
+             // Key sub-range: a part of them, other tasks have the rest; merged by LSE at home
   int server = 0;
   MaskType mask = MaskType::kCausal;
   bool operator==(const Task&) const = default;
 };
 
 struct PlanOptions {
-  std::string layout = "sequential";
+  static constexpr int64_t kOwnTolerance = INT64_MIN;
   std::string scheduler = "greedy";
-  int64_t tolerance_ppm = 50'000;  // max/mean of load over capacity, minus 1, in millionths
+  std::string layout = {};  // "": the scheduler's own choice; a plan has the name
+  /// max/mean of load over capacity, minus 1, in millionths; kOwnTolerance: the scheduler's own
+  /// choice; a plan has the number.
+  int64_t tolerance_ppm = kOwnTolerance;
+  bool key_sub_ranges = false;  // tasks may have part of the keys (gives up plan-independent bits)
+  bool spread = false;  // lowest largest send and receive, for a few per cent more bytes in all
+  std::string price = "pairs";  // load is in pairs, or in ns: "NAME@HASH" of a profile (make_plan)
   bool operator==(const PlanOptions&) const = default;
 };
 
-/// Predicted, one layer, forward.
+/// Predicted, one layer; bytes of forward.
 struct ServerLoad {
-  int64_t pairs = 0;          // (query, key) pairs
-  int64_t send_bytes = 0;     // Q, K, V sent away from this rank
-  int64_t receive_bytes = 0;  // Q, K, V received by this rank
-  int64_t o_send_bytes = 0;   // O returned by this rank; byte counts leave LSE out
+  int64_t pairs = 0;            // (query, key) pairs
+  int64_t time_ns = 0;          // of its tasks, forward and backward; 0 without a profile
+  int64_t send_bytes = 0;       // Q, K, V sent away from this rank
+  int64_t receive_bytes = 0;    // Q, K, V received by this rank
+  int64_t o_send_bytes = 0;     // O returned by this rank; byte counts leave LSE out
+  int64_t o_receive_bytes = 0;  // O that comes home to this rank
+  int64_t memory_bytes = 0;     // of home and received tokens, all layers (cost/memory_price.h)
   bool operator==(const ServerLoad&) const = default;
 };
 
@@ -61,17 +72,21 @@ struct PlanRequest {
   Cluster cluster;
   AttentionShape shape;
   PlanOptions options;
+  std::shared_ptr<const AttentionProfile> profile = {};  // none: load is counted in pairs
 };
 
 /// Layout, tasks and predicted load. Throws Error(kPlan) for an unknown scheduler or layout (naming
 /// the known ones), for values out of range and for a nano-batch that does not fit the caps (with
 /// the numbers).
 Plan make_plan(const PlanRequest& request);
+/// Tasks on a layout that exists: for layers with another window than the plan's.
+Plan make_plan(const PlanRequest& request, Layout layout);
 
 /// max over servers of load / (total * capacity share); 1 for an empty plan, infinity where a
 /// server of capacity 0 has load. For printing and tests.
-double max_over_mean(const Plan& plan);
-double max_over_mean(const Cluster& cluster, const std::vector<int64_t>& pairs);  // [servers] pairs
+double max_over_mean(const Plan& plan);       // by pairs
+double max_over_mean_time(const Plan& plan);  // by time_ns; 1 without a profile
+double max_over_mean(const Cluster& cluster, const std::vector<int64_t>& load);  // [servers]
 /// Load per server, in pairs, if every query were computed where it lives.
 std::vector<int64_t> home_load(const Plan& plan);
 

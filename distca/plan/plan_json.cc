@@ -11,9 +11,10 @@ namespace distca {
 namespace {
 
 constexpr const char* kFormat = "distca-plan";
-constexpr int64_t kVersion = 1;
+constexpr int64_t kVersion = 2;
 constexpr int64_t kMaxInteger = int64_t{1} << 60;
 constexpr int64_t kMaxRanks = 1 << 20;
+constexpr int64_t kMaxTokenBytes = int64_t{1} << 30;
 
 Json to_json(const Range& range) { return Json::array({range.begin, range.end}); }
 
@@ -41,6 +42,10 @@ class Field {
                        json_.get<int64_t>() >= least && json_.get<int64_t>() <= most;
     if (!right) expect(false, fmt::format("an integer in {} .. {}", least, most));
     return json_.get<int64_t>();
+  }
+  bool flag() const {
+    expect(json_.is_boolean(), "true or false");
+    return json_.get<bool>();
   }
   std::string text() const {
     expect(json_.is_string(), "a string");
@@ -76,10 +81,25 @@ class Field {
   std::string name_;
 };
 
+Link link_from(const Field& field) {
+  return {.latency_ns = field["latency_ns"].integer(0, kMaxInteger),
+          .bytes_per_us = field["bytes_per_us"].integer(1, kMaxInteger)};
+}
+
 Cluster cluster_from(const Field& field) {
   Cluster cluster;
   cluster.num_workers = static_cast<int>(field["num_workers"].integer(1, kMaxRanks));
+  cluster.ranks_per_node = static_cast<int>(field["ranks_per_node"].integer(0, kMaxRanks));
+  cluster.inside = link_from(field["inside"]);
+  cluster.between = link_from(field["between"]);
+  const Field memory = field["memory"];
+  cluster.memory = {.token_bytes = memory["token_bytes"].integer(0, kMaxTokenBytes),
+                    .kept_query_bytes = memory["kept_query_bytes"].integer(0, kMaxTokenBytes),
+                    .kept_key_bytes = memory["kept_key_bytes"].integer(0, kMaxTokenBytes)};
   cluster.max_tokens_per_worker = field["max_tokens_per_worker"].integer(0, kMaxInteger);
+  cluster.max_send_bytes = field["max_send_bytes"].integer(0, kMaxInteger);
+  cluster.max_receive_bytes = field["max_receive_bytes"].integer(0, kMaxInteger);
+  cluster.max_memory_bytes = field["max_memory_bytes"].integer(0, kMaxInteger);
   const Field capacity = field["capacity"];
   cluster.capacity.clear();
   for (size_t i = 0; i < capacity.size(); ++i) {
@@ -97,13 +117,17 @@ AttentionShape shape_from(const Field& field) {
           .num_kv_heads = field["num_kv_heads"].integer(1, kMost),
           .head_dim_qk = field["head_dim_qk"].integer(1, kMost),
           .head_dim_v = field["head_dim_v"].integer(1, kMost),
-          .element_bytes = field["element_bytes"].integer(1, 8)};
+          .element_bytes = field["element_bytes"].integer(1, 8),
+          .window_left = field["window_left"].integer(-1, kMaxInteger)};
 }
 
 PlanOptions options_from(const Field& field) {
-  return {.layout = field["layout"].text(),
-          .scheduler = field["scheduler"].text(),
-          .tolerance_ppm = field["tolerance_ppm"].integer(0, kMaxInteger)};
+  return {.scheduler = field["scheduler"].text(),
+          .layout = field["layout"].text(),
+          .tolerance_ppm = field["tolerance_ppm"].integer(0, kMaxInteger),
+          .key_sub_ranges = field["key_sub_ranges"].flag(),
+          .spread = field["spread"].flag(),
+          .price = field["price"].text()};
 }
 
 Layout layout_from(const Field& field, const Plan& plan) {
@@ -141,9 +165,32 @@ Task task_from(const Field& field, const Plan& plan) {
 
 ServerLoad load_from(const Field& field) {
   return {.pairs = field["pairs"].integer(0, kMaxInteger),
+          .time_ns = field["time_ns"].integer(0, kMaxInteger),
           .send_bytes = field["send_bytes"].integer(0, kMaxInteger),
           .receive_bytes = field["receive_bytes"].integer(0, kMaxInteger),
-          .o_send_bytes = field["o_send_bytes"].integer(0, kMaxInteger)};
+          .o_send_bytes = field["o_send_bytes"].integer(0, kMaxInteger),
+          .o_receive_bytes = field["o_receive_bytes"].integer(0, kMaxInteger),
+          .memory_bytes = field["memory_bytes"].integer(0, kMaxInteger)};
+}
+
+Json link_json(const Link& link) {
+  return {{"latency_ns", link.latency_ns}, {"bytes_per_us", link.bytes_per_us}};
+}
+
+Json cluster_json(const Cluster& cluster) {
+  return {{"num_workers", cluster.num_workers},
+          {"capacity", cluster.capacity},
+          {"ranks_per_node", cluster.ranks_per_node},
+          {"inside", link_json(cluster.inside)},
+          {"between", link_json(cluster.between)},
+          {"memory",
+           {{"token_bytes", cluster.memory.token_bytes},
+            {"kept_query_bytes", cluster.memory.kept_query_bytes},
+            {"kept_key_bytes", cluster.memory.kept_key_bytes}}},
+          {"max_tokens_per_worker", cluster.max_tokens_per_worker},
+          {"max_send_bytes", cluster.max_send_bytes},
+          {"max_receive_bytes", cluster.max_receive_bytes},
+          {"max_memory_bytes", cluster.max_memory_bytes}};
 }
 
 Json layout_json(const Layout& layout) {
@@ -173,9 +220,12 @@ Json load_json(const std::vector<ServerLoad>& loads) {
   Json json = Json::array();
   for (const ServerLoad& load : loads) {
     json.push_back({{"pairs", load.pairs},
+                    {"time_ns", load.time_ns},
                     {"send_bytes", load.send_bytes},
                     {"receive_bytes", load.receive_bytes},
-                    {"o_send_bytes", load.o_send_bytes}});
+                    {"o_send_bytes", load.o_send_bytes},
+                    {"o_receive_bytes", load.o_receive_bytes},
+                    {"memory_bytes", load.memory_bytes}});
   }
   return json;
 }
@@ -188,20 +238,21 @@ std::string plan_to_json(const Plan& plan) {
   return canonical_json({{"format", kFormat},
                          {"version", kVersion},
                          {"document_lengths", lengths},
-                         {"cluster",
-                          {{"num_workers", plan.cluster.num_workers},
-                           {"capacity", plan.cluster.capacity},
-                           {"max_tokens_per_worker", plan.cluster.max_tokens_per_worker}}},
+                         {"cluster", cluster_json(plan.cluster)},
                          {"shape",
                           {{"num_heads", plan.shape.num_heads},
                            {"num_kv_heads", plan.shape.num_kv_heads},
                            {"head_dim_qk", plan.shape.head_dim_qk},
                            {"head_dim_v", plan.shape.head_dim_v},
-                           {"element_bytes", plan.shape.element_bytes}}},
+                           {"element_bytes", plan.shape.element_bytes},
+                           {"window_left", plan.shape.window_left}}},
                          {"options",
                           {{"layout", plan.options.layout},
                            {"scheduler", plan.options.scheduler},
-                           {"tolerance_ppm", plan.options.tolerance_ppm}}},
+                           {"tolerance_ppm", plan.options.tolerance_ppm},
+                           {"key_sub_ranges", plan.options.key_sub_ranges},
+                           {"spread", plan.options.spread},
+                           {"price", plan.options.price}}},
                          {"layout", layout_json(plan.layout)},
                          {"tasks", tasks_json(plan.tasks)},
                          {"load", load_json(plan.load)}});

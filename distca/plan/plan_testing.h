@@ -52,7 +52,7 @@ inline void complete(Plan& plan) {
     return std::tie(a.server, a.document, a.q.begin, a.kv.begin) <
            std::tie(b.server, b.document, b.q.begin, b.kv.begin);
   });
-  plan.load = account(plan.shape, plan.cluster, plan.layout, plan.tasks);
+  plan.load = account(plan);
 }
 
 /// Valid but for even tokens: documents cut anywhere, pieces anywhere (some workers empty), tasks

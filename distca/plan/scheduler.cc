@@ -15,9 +15,14 @@ constexpr LayoutEntry kLayouts[] = {
     {"sequential", "documents in order fill one worker after another", sequential_layout},
 };
 constexpr SchedulerEntry kSchedulers[] = {
-    {"greedy", "overloaded servers give shards to others, most pairs per byte first",
-     schedule_greedy},
-    {"local", "every query where it lives: plain packing", schedule_local},
+    {.name = "greedy",
+     .summary = "the paper's: overloaded servers give shards away, most pairs per byte first",
+     .schedule = schedule_greedy,
+     .layout = "sequential"},
+    {.name = "local",
+     .summary = "every query where it lives: plain packing",
+     .schedule = schedule_local,
+     .layout = "sequential"},
 };
 
 template <typename Entry>
@@ -39,6 +44,13 @@ std::span<const SchedulerEntry> schedulers() { return kSchedulers; }
 const LayoutEntry& find_layout(std::string_view name) { return find("layout", layouts(), name); }
 const SchedulerEntry& find_scheduler(std::string_view name) {
   return find("scheduler", schedulers(), name);
+}
+
+ValidateOptions checks_of(const SchedulerEntry& scheduler) {
+  ValidateOptions options;
+  options.cuts = scheduler.cuts;
+  options.even_tokens = scheduler.even_tokens;
+  return options;
 }
 
 }  // namespace distca

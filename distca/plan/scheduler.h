@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "distca/plan/plan.h"
+#include "distca/plan/validate.h"
 
 namespace distca {
 
@@ -27,6 +28,12 @@ struct SchedulerEntry {
   std::string_view name;
   std::string_view summary;  // one line, for --help
   ScheduleFunction schedule;
+  std::string_view layout;         // when the request names none
+  int64_t tolerance_ppm = 50'000;  // when the request names none
+  bool only_this_layout = false;   // any other one is refused
+  bool even_tokens = true;         // false: a rival that trades even tokens for even load
+  bool cuts = true;                // false: cuts anywhere; for counting only, training refuses it
+  bool key_sub_ranges = false;     // knows key_sub_ranges and spread
 };
 
 std::span<const LayoutEntry> layouts();
@@ -35,5 +42,8 @@ std::span<const SchedulerEntry> schedulers();
 /// Both throw Error(kPlan) for an unknown name, with the nearest known one and the list.
 const LayoutEntry& find_layout(std::string_view name);
 const SchedulerEntry& find_scheduler(std::string_view name);
+
+/// What of a plan of this scheduler the validator has to check (plan/validate.h).
+ValidateOptions checks_of(const SchedulerEntry& scheduler);
 
 }  // namespace distca

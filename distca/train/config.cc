@@ -375,8 +375,8 @@ PlanRequest plan_request(const Config& config, const NanoBatch& nano_batch, int 
                    .head_dim_qk = model.head_dim,
                    .head_dim_v = model.head_dim,
                    .element_bytes = element_bytes(model.dtype)};
-  request.options = {.layout = config.plan.layout,
-                     .scheduler = config.plan.scheduler,
+  request.options = {.scheduler = config.plan.scheduler,
+                     .layout = config.plan.layout,
                      .tolerance_ppm = std::llround(config.plan.tolerance * 1e6)};
   return request;
 }

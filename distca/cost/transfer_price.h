@@ -1,0 +1,21 @@
+#pragma once
+// What a message costs on the wire. Integers only, so that every rank computes the same plan. Any
+// thread.
+
+#include <cstdint>
+
+namespace distca {
+
+/// One direction between two ranks, alone on the wire.
+struct Link {
+  int64_t latency_ns = 20'000;    // of one message, however small
+  int64_t bytes_per_us = 50'000;  // > 0; 400 Gb/s InfiniBand (paper, Appendix A)
+  bool operator==(const Link&) const = default;
+};
+
+/// Nanoseconds for `messages` messages of `bytes` bytes in all, one after another.
+/// Counts: a latency a message, bytes / bandwidth, rounded up. Ignores: other messages on the same
+/// wire, packing and unpacking.
+int64_t transfer_ns(const Link& link, int64_t messages, int64_t bytes);
+
+}  // namespace distca
