@@ -2,12 +2,11 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <numeric>
 #include <optional>
 
 #include "distca/plan/assignment.h"
-#include "distca/plan/shard_shape.h"
+#include "distca/plan/shard_rows.h"
 
 namespace distca {
 namespace {
@@ -19,116 +18,48 @@ struct Move {
   int donor = 0;
   size_t index = 0;  // in pieces(donor)
   Range q;
+  int receiver = 0;
   int64_t load = 0;    // that the receiver gets
   int64_t useful = 0;  // of it, what the donor has too much
   int64_t price = 0;   // of bytes: what the receiver fetches less what the donor no longer does
 };
 
-/// A lower price per useful load?
+/// A lower price per useful load? Between equals the receiver whose room is used up most.
 bool better(const Move& a, const Move& b) {
   return static_cast<double>(a.price) * static_cast<double>(b.useful) <
          static_cast<double>(b.price) * static_cast<double>(a.useful);
 }
 
-class Balanced {
+/// Servers by room, most first, ties by id.
+class ByRoom {
  public:
-  Balanced(const PlanRequest& request, const Layout& layout);
-  std::vector<Task> run();
+  explicit ByRoom(const std::vector<int64_t>& room) : room_(room), order_(room.size()) {
+    std::iota(order_.begin(), order_.end(), 0);
+    std::sort(order_.begin(), order_.end(), [this](int a, int b) { return before(a, b); });
+  }
+  const std::vector<int>& order() const { return order_; }
+  int64_t room(int server) const { return room_[server]; }
+  void set(int server, int64_t room) {
+    order_.erase(place(server));
+    room_[server] = room;
+    order_.insert(place(server), server);
+  }
+  /// Index in order() of the last server with at least this room; -1: none.
+  int64_t last_with(int64_t room) const {
+    return std::partition_point(order_.begin(), order_.end(),
+                                [&](int server) { return room_[server] >= room; }) -
+           order_.begin() - 1;
+  }
 
  private:
-  int64_t excess(int server) const { return state_.load(server) - bound_[server]; }
-  int64_t room(int server) const { return -excess(server); }
-  double ratio(int server, int64_t load) const {
-    const auto units = static_cast<double>(load);
-    return capacity_[server] > 0 ? units / static_cast<double>(capacity_[server]) : units * 1e6;
+  bool before(int a, int b) const { return room_[a] != room_[b] ? room_[a] > room_[b] : a < b; }
+  std::vector<int>::iterator place(int server) {
+    return std::lower_bound(order_.begin(), order_.end(), server,
+                            [this](int a, int b) { return before(a, b); });
   }
-
-  void balance();
-  std::optional<Move> best_move(int receiver) const;
-  void consider(int receiver, int donor, size_t index, std::optional<Move>& best) const;
-  std::optional<Range> rows_ending_at(int64_t end, const Range& q, int64_t wanted,
-                                      int64_t most) const;
-  std::optional<Range> rows_from_begin(const Range& q, int64_t wanted, int64_t most) const;
-  std::optional<Move> priced(int receiver, int donor, size_t index, const Range& q) const;
-  void apply(int receiver, const Move& move);
-  bool shed_one_block();
-
-  const Cluster& cluster_;
-  const AttentionShape& shape_;
-  const std::vector<int64_t>& capacity_;
-  const bool closed_form_;  // pairs of all keys: no search for a shard's rows
-  Assignment state_;
-  std::vector<int64_t> bound_;
-  std::vector<int> donors_;
+  std::vector<int64_t> room_;
+  std::vector<int> order_;
 };
-
-Balanced::Balanced(const PlanRequest& request, const Layout& layout)
-    : cluster_(request.cluster),
-      shape_(request.shape),
-      capacity_(request.cluster.capacity),
-      closed_form_(request.profile == nullptr && request.shape.window_left < 0),
-      state_(request, layout) {
-  int64_t total = 0;
-  for (int server = 0; server < state_.num_servers(); ++server) total += state_.load(server);
-  const int64_t capacity = std::accumulate(capacity_.begin(), capacity_.end(), int64_t{0});
-  for (size_t server = 0; server < capacity_.size(); ++server) {
-    const int64_t mean = scale(total, capacity_[server], capacity);
-    bound_.push_back(mean + scale(mean, request.options.tolerance_ppm, 1'000'000));
-  }
-}
-
-/// The rows below `end` of about `wanted` load, at most `most`.
-std::optional<Range> Balanced::rows_ending_at(int64_t end, const Range& q, int64_t wanted,
-                                              int64_t most) const {
-  int64_t begin = 0;
-  if (closed_form_) {
-    const double middle = static_cast<double>(end) + 0.5;
-    const double root =
-        std::sqrt(std::max(0.0, middle * middle - 2.0 * static_cast<double>(wanted)));
-    begin = std::max(q.begin, round_down(static_cast<int64_t>(root - 0.5), kBlockTokens));
-  } else {
-    int64_t low = q.begin / kBlockTokens;
-    int64_t high = ceil_div(end, kBlockTokens) - 1;
-    while (low < high) {  // the highest begin that reaches `wanted`
-      const int64_t middle = (low + high + 1) / 2;
-      if (state_.load_of({middle * kBlockTokens, end}) >= wanted) {
-        low = middle;
-      } else {
-        high = middle - 1;
-      }
-    }
-    begin = std::max(q.begin, low * kBlockTokens);
-  }
-  // The larger piece first: it ends the donor's excess in one move instead of leaving a crumb.
-  if (state_.load_of({begin, end}) > most) begin += kBlockTokens;
-  if (begin >= end || state_.load_of({begin, end}) > most) return std::nullopt;
-  return Range{begin, end};
-}
-
-/// The first rows of q, likewise.
-std::optional<Range> Balanced::rows_from_begin(const Range& q, int64_t wanted, int64_t most) const {
-  int64_t low = q.begin / kBlockTokens + 1;
-  int64_t high = ceil_div(q.end, kBlockTokens);
-  if (closed_form_) {
-    const double below = static_cast<double>(q.begin) + 0.5;
-    const double root = std::sqrt(below * below + 2.0 * static_cast<double>(wanted));
-    low = std::clamp(static_cast<int64_t>(root - 0.5) / kBlockTokens + 1, low, high);
-  } else {
-    while (low < high) {  // the lowest end that reaches `wanted`
-      const int64_t middle = (low + high) / 2;
-      const int64_t end = std::min(middle * kBlockTokens, q.end);
-      if (state_.load_of({q.begin, end}) >= wanted) {
-        high = middle;
-      } else {
-        low = middle + 1;
-      }
-    }
-  }
-  int64_t end = std::min(low * kBlockTokens, q.end);
-  if (state_.load_of({q.begin, end}) > most) end = round_down(end - 1, kBlockTokens);
-  if (end <= q.begin || state_.load_of({q.begin, end}) > most) return std::nullopt;
-  return Range{q.begin, end};
-}
 
 struct Rest {
   std::array<Piece, 2> pieces;
@@ -144,6 +75,65 @@ Rest rest_of(const Assignment& state, const Piece& piece, const Range& q) {
     }
   }
   return rest;
+}
+
+std::vector<int64_t> rooms(const Assignment& state, const PlanRequest& request) {
+  int64_t total = 0;
+  for (int server = 0; server < state.num_servers(); ++server) total += state.load(server);
+  const auto& capacities = request.cluster.capacity;
+  const int64_t capacity = std::accumulate(capacities.begin(), capacities.end(), int64_t{0});
+  std::vector<int64_t> result;
+  for (int server = 0; server < state.num_servers(); ++server) {
+    const int64_t mean = scale(total, capacities[server], capacity);
+    result.push_back(mean + scale(mean, request.options.tolerance_ppm, 1'000'000) -
+                     state.load(server));
+  }
+  return result;
+}
+
+class Balanced {
+ public:
+  Balanced(const PlanRequest& request, const Layout& layout);
+  std::vector<Task> run();
+
+ private:
+  static constexpr size_t kForeign = 2;  // receivers tried that know nothing of a document
+
+  int64_t room(int server) const { return by_room_.room(server); }
+  int64_t excess(int server) const { return -room(server); }
+  double ratio(int server, int64_t load) const {
+    const auto units = static_cast<double>(load);
+    return capacity_[server] > 0 ? units / static_cast<double>(capacity_[server]) : units * 1e6;
+  }
+
+  void balance();
+  std::optional<Move> best_move(int donor);
+  void gather_receivers(int donor, const Piece& piece);
+  void consider(int receiver, int donor, size_t index, std::optional<Move>& best) const;
+  std::optional<Move> priced(int receiver, int donor, size_t index, const Range& q) const;
+  void apply(const Move& move);
+  bool shed_one_block();
+
+  const Cluster& cluster_;
+  const std::vector<int64_t>& capacity_;
+  const ShardRows rows_;
+  Assignment state_;
+  ByRoom by_room_;
+  std::vector<std::vector<int>> know_;  // [document] servers that hold or read some of it
+  std::vector<int> receivers_;          // to try for the piece at hand
+};
+
+Balanced::Balanced(const PlanRequest& request, const Layout& layout)
+    : cluster_(request.cluster),
+      capacity_(request.cluster.capacity),
+      rows_(request.shape, request.profile.get()),
+      state_(request, layout),
+      by_room_(rooms(state_, request)),
+      know_(request.nano_batch.documents.size()) {
+  for (const HomeSegment& home : state_.homes()) {
+    auto& know = know_[home.document];
+    if (std::find(know.begin(), know.end(), home.worker) == know.end()) know.push_back(home.worker);
+  }
 }
 
 std::optional<Move> Balanced::priced(int receiver, int donor, size_t index, const Range& q) const {
@@ -164,6 +154,7 @@ std::optional<Move> Balanced::priced(int receiver, int donor, size_t index, cons
   return Move{.donor = donor,
               .index = index,
               .q = q,
+              .receiver = receiver,
               .load = piece.load,
               .useful = std::min(piece.load, excess(donor)),
               .price = there.price - saved.price};
@@ -180,29 +171,42 @@ void Balanced::consider(int receiver, int donor, size_t index, std::optional<Mov
   };
   if (piece.load <= most) offer(piece.q);
   if (piece.load <= wanted) return;
-  const auto cut = [&piece](int64_t end) {
-    end = round_down(end, kBlockTokens);
-    return piece.q.end - end < kBlockTokens ? piece.q.end
-                                            : std::max(end, piece.q.begin + kBlockTokens);
-  };
-  offer(rows_ending_at(piece.q.end, piece.q, wanted, most));
-  offer(rows_from_begin(piece.q, wanted, most));
-  const ShardShape shape =
-      cheapest_shard(static_cast<double>(piece.q.size()), static_cast<double>(piece.q.end),
-                     static_cast<double>(wanted) / static_cast<double>(piece.load),
-                     static_cast<double>(shape_.q_token_bytes() + shape_.o_token_bytes()),
-                     static_cast<double>(shape_.kv_token_bytes()));
-  offer(rows_ending_at(cut(static_cast<int64_t>(shape.n_kv) + kBlockTokens / 2), piece.q, wanted,
-                       most));
-  const int64_t held = state_.keys_end(receiver, piece.document);
-  if (held >= piece.q.begin + kBlockTokens && held < piece.q.end) {
-    offer(rows_ending_at(cut(held), piece.q, wanted, most));
+  offer(rows_.ending_at(piece.q.end, piece.q, wanted, most));
+  offer(rows_.from_begin(piece.q, wanted, most));
+  offer(rows_.ending_at(rows_.cheapest_end(piece.q, piece.load, wanted), piece.q, wanted, most));
+  const int64_t held = round_down(state_.keys_end(receiver, piece.document), kBlockTokens);
+  if (held > piece.q.begin && held < piece.q.end) {
+    offer(rows_.ending_at(held, piece.q, wanted, most));
   }
 }
 
-std::optional<Move> Balanced::best_move(int receiver) const {
+/// Those that know the document, those with most room, and the tightest ones that can take all.
+void Balanced::gather_receivers(int donor, const Piece& piece) {
+  receivers_.clear();
+  const auto& order = by_room_.order();
+  const auto add = [&](int server) {
+    if (server != donor && room(server) > 0 &&
+        std::find(receivers_.begin(), receivers_.end(), server) == receivers_.end()) {
+      receivers_.push_back(server);
+    }
+  };
+  for (const int64_t load : {excess(donor), piece.load}) {
+    const int64_t tightest = by_room_.last_with(load);
+    if (tightest >= 0) add(order[tightest]);
+  }
+  for (size_t i = 0; i < std::min(kForeign, order.size()); ++i) add(order[i]);
+  for (const int server : know_[piece.document]) add(server);
+}
+
+std::optional<Move> Balanced::best_move(int donor) {
   std::optional<Move> best;
-  for (const int donor : donors_) {
+  for (size_t index = 0; index < state_.pieces(donor).size(); ++index) {
+    gather_receivers(donor, state_.pieces(donor)[index]);
+    for (const int receiver : receivers_) consider(receiver, donor, index, best);
+  }
+  if (best) return best;
+  for (const int receiver : by_room_.order()) {  // caps may forbid the likely ones
+    if (room(receiver) <= 0) break;
     for (size_t index = 0; index < state_.pieces(donor).size(); ++index) {
       consider(receiver, donor, index, best);
     }
@@ -210,38 +214,56 @@ std::optional<Move> Balanced::best_move(int receiver) const {
   return best;
 }
 
-void Balanced::apply(int receiver, const Move& move) {
+void Balanced::apply(const Move& move) {
   const Piece from = state_.pieces(move.donor)[move.index];
   const Rest rest = rest_of(state_, from, move.q);
-  state_.shrink(move.donor, move.index, rest.span());
-  state_.add(receiver, state_.whole_context(from.document, move.q, from.home));
+  const auto update = [this](int server, const auto& change) {
+    const int64_t before = state_.load(server);
+    change();
+    by_room_.set(server, room(server) + before - state_.load(server));
+  };
+  update(move.donor, [&] { state_.shrink(move.donor, move.index, rest.span()); });
+  update(move.receiver, [&] {
+    state_.add(move.receiver, state_.whole_context(from.document, move.q, from.home));
+  });
+  auto& know = know_[from.document];
+  if (std::find(know.begin(), know.end(), move.receiver) == know.end())
+    know.push_back(move.receiver);
 }
 
+/// Lazily: a move that is out of date is as good as it can be, so it is looked at again only when
+/// it would be next.
 void Balanced::balance() {
-  const int servers = state_.num_servers();
-  std::vector<std::optional<Move>> best(servers);
-  donors_.clear();
-  for (int server = 0; server < servers; ++server) {
-    if (excess(server) > 0) donors_.push_back(server);
-  }
-  const auto renew = [&](int server) {
-    best[server] = room(server) > 0 ? best_move(server) : std::nullopt;
+  struct Donor {
+    int server;
+    bool stale;
+    std::optional<Move> best;
   };
-  for (int server = 0; server < servers; ++server) renew(server);
-  while (!donors_.empty()) {
-    int receiver = -1;
-    for (int server = 0; server < servers; ++server) {
-      if (best[server] && (receiver < 0 || better(*best[server], *best[receiver])))
-        receiver = server;
+  std::vector<Donor> donors;
+  for (int server = 0; server < state_.num_servers(); ++server) {
+    if (excess(server) > 0) donors.push_back({server, false, best_move(server)});
+  }
+  for (;;) {
+    Donor* next = nullptr;
+    for (Donor& donor : donors) {
+      if (donor.best && (!next || better(*donor.best, *next->best))) next = &donor;
     }
-    if (receiver < 0) break;
-    const Move move = *best[receiver];
-    apply(receiver, move);
-    if (excess(move.donor) <= 0) std::erase(donors_, move.donor);
-    for (int server = 0; server < servers; ++server) {
-      if (server == receiver || server == move.donor ||
-          (best[server] && best[server]->donor == move.donor)) {
-        renew(server);
+    if (!next) break;
+    if (next->stale) {
+      next->best = best_move(next->server);
+      next->stale = false;
+      continue;
+    }
+    const Move move = *next->best;
+    const int64_t document = state_.pieces(move.donor)[move.index].document;
+    apply(move);
+    std::erase_if(donors, [this](const Donor& donor) { return excess(donor.server) <= 0; });
+    for (Donor& donor : donors) {
+      if (donor.server == move.donor || !state_.pieces(donor.server, document).empty()) {
+        donor.best = best_move(donor.server);
+        donor.stale = false;
+      } else if (donor.best && donor.best->receiver == move.receiver) {
+        donor.stale = true;
       }
     }
   }
@@ -279,7 +301,7 @@ bool Balanced::shed_one_block() {
       }
     }
   }
-  if (best) apply(receiver, *best);
+  if (best) apply(*best);
   return best.has_value();
 }
 
