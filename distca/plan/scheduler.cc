@@ -4,6 +4,7 @@
 
 #include "distca/base/error.h"
 #include "distca/base/text.h"
+#include "distca/plan/layout_balanced.h"
 #include "distca/plan/layout_exact.h"
 #include "distca/plan/layout_per_document.h"
 #include "distca/plan/layout_sequential.h"
@@ -30,12 +31,13 @@ constexpr LayoutEntry kLayouts[] = {
      .summary = "every document over all workers, head and tail shards",
      .make = per_document_layout,
      .even_tokens = false},
+    {"balanced", "homes where most queries can stay and keys travel least", balanced_layout},
 };
 constexpr SchedulerEntry kSchedulers[] = {
     {.name = "balanced",
      .summary = "even load for the fewest bytes: shards where the keys are, each key once a server",
      .schedule = schedule_balanced,
-     .layout = "sequential",
+     .layout = "balanced",
      .tolerance_ppm = 20'000},
     {.name = "greedy",
      .summary = "the paper's: overloaded servers give shards away, most pairs per byte first",
