@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "bench/plan_report.h"
 #include "distca/base/error.h"
-#include "plan_report.h"
 
 namespace distca::bench {
 namespace {

@@ -1,4 +1,4 @@
-#include "plan_bars.h"
+#include "bench/plan_bars.h"
 
 namespace distca::bench {
 namespace {

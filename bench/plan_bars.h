@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "plan_measure.h"
+#include "bench/plan_measure.h"
 
 namespace distca::bench {
 

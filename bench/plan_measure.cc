@@ -1,4 +1,4 @@
-#include "plan_measure.h"
+#include "bench/plan_measure.h"
 
 #include <sched.h>
 

@@ -1,4 +1,4 @@
-#include "plan_report.h"
+#include "bench/plan_report.h"
 
 #include <fmt/format.h>
 

@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "plan_bars.h"
-#include "plan_measure.h"
-#include "plan_sample.h"
+#include "bench/plan_bars.h"
+#include "bench/plan_measure.h"
+#include "bench/plan_sample.h"
 
 namespace distca::bench {
 

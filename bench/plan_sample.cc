@@ -1,4 +1,4 @@
-#include "plan_sample.h"
+#include "bench/plan_sample.h"
 
 #include <algorithm>
 

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "plan_bars.h"
-#include "plan_measure.h"
+#include "bench/plan_bars.h"
+#include "bench/plan_measure.h"
 
 namespace distca::bench {
 

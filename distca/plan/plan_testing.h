@@ -69,6 +69,7 @@ inline void complete(Plan& plan) {
 inline Plan random_plan(int workers, int dedicated, Random& random) {
   Plan plan;
   plan.nano_batch = NanoBatch::from_lengths(random_lengths(random));
+  plan.options.key_sub_ranges = true;
   plan.cluster.num_workers = workers;
   plan.cluster.capacity.assign(workers + dedicated, 1);
   plan.shape = {.num_heads = 4, .num_kv_heads = 2, .head_dim_qk = 16, .head_dim_v = 8};
