@@ -49,6 +49,10 @@ class Mover {
   int64_t room(int server) const { return by_room_.room(server); }
   int64_t excess(int server) const { return -room(server); }
 
+  const std::vector<int>& by_room() const { return by_room_.order(); }  // most first
+  /// Servers that hold some of a document, or have read some of it.
+  const std::vector<int>& knowing(int64_t document) const { return know_[document]; }
+
   /// Best moves first, until no server is above its bound or none below may take more.
   /// larger_first: how much a large move counts for more than its price per load, 0: not at all.
   void balance(int larger_first = 0);
