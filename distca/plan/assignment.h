@@ -55,6 +55,7 @@ class Assignment {
   /// Of one document.
   std::span<const Piece> pieces(int server, int64_t document) const;
 
+  const TaskPrice& task_price() const { return task_price_; }
   int64_t load(int server) const { return load_[server]; }
   int64_t send_bytes(int rank) const { return send_[rank]; }        // Q, K, V
   int64_t receive_bytes(int rank) const { return receive_[rank]; }  // Q, K, V

@@ -90,8 +90,8 @@ int ByRoom::tightest(int64_t room) const {
 Mover::Mover(const PlanRequest& request, const Layout& layout)
     : cluster_(request.cluster),
       capacity_(request.cluster.capacity),
-      rows_(request.shape, request.profile.get()),
       state_(request, layout),
+      rows_(request.shape, state_.task_price()),
       fair_receive_(fair_receive(request)),
       bound_(bounds(state_, request)),
       crumb_(total_load(state_) / state_.num_servers() / 100),

@@ -43,6 +43,8 @@ struct Move {
 class Mover {
  public:
   /// Borrows both.
+  Mover(const Mover&) = delete;
+  Mover& operator=(const Mover&) = delete;
   Mover(const PlanRequest& request, const Layout& layout);
 
   const Assignment& state() const { return state_; }
@@ -86,8 +88,8 @@ class Mover {
 
   const Cluster& cluster_;
   const std::vector<int64_t>& capacity_;
-  const ShardRows rows_;
   Assignment state_;
+  const ShardRows rows_;        // borrows from state_
   const int64_t fair_receive_;  // bytes
   std::vector<int64_t> bound_;  // [server] load
   int64_t crumb_ = 0;           // load that is not worth a task of its own
