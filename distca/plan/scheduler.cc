@@ -6,6 +6,7 @@
 #include "distca/base/text.h"
 #include "distca/plan/layout_balanced.h"
 #include "distca/plan/layout_sequential.h"
+#include "distca/plan/scheduler_balanced.h"
 #include "distca/plan/scheduler_greedy.h"
 #include "distca/plan/scheduler_local.h"
 
@@ -17,6 +18,11 @@ constexpr LayoutEntry kLayouts[] = {
     {"balanced", "homes where most queries can stay and keys travel least", balanced_layout},
 };
 constexpr SchedulerEntry kSchedulers[] = {
+    {.name = "balanced",
+     .summary = "even load for the fewest bytes: shards where the keys are, each key once a server",
+     .schedule = schedule_balanced,
+     .layout = "sequential",
+     .tolerance_ppm = 20'000},
     {.name = "greedy",
      .summary = "the paper's: overloaded servers give shards away, most pairs per byte first",
      .schedule = schedule_greedy,
