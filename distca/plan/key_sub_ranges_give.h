@@ -1,15 +1,15 @@
 #pragma once
-// The greedy of key_sub_ranges.cc: overloaded servers give rectangles away until none is over its
-// bound. Any thread, on its own Tiles.
+// The greedy of key_sub_ranges.cc: servers above their bound give rectangles of queries x keys to
+// servers below theirs. Any thread, one search a thread.
 
-#include "distca/plan/key_sub_ranges_tiles.h"
+#include "distca/plan/assignment.h"
 
 namespace distca {
 
-struct GiveOptions {
-  bool columns = true;  // false: whole-context rows only
-};
+/// Moves until no server is above its bound or no move helps.
+void give_rectangles(Assignment& state, const PlanRequest& request);
 
-void give_rectangles(Tiles& tiles, const GiveOptions& options);
+/// [servers] the most load each should have: its share of `state`'s, and the tolerance.
+std::vector<int64_t> load_bounds(const Assignment& state, const PlanRequest& request);
 
 }  // namespace distca
