@@ -4,6 +4,7 @@
 
 #include "distca/base/error.h"
 #include "distca/base/text.h"
+#include "distca/plan/layout_balanced.h"
 #include "distca/plan/layout_sequential.h"
 #include "distca/plan/scheduler_balanced.h"
 #include "distca/plan/scheduler_greedy.h"
@@ -14,6 +15,7 @@ namespace {
 
 constexpr LayoutEntry kLayouts[] = {
     {"sequential", "documents in order fill one worker after another", sequential_layout},
+    {"balanced", "homes where most queries can stay and keys travel least", balanced_layout},
 };
 constexpr SchedulerEntry kSchedulers[] = {
     {.name = "balanced",
