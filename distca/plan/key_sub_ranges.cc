@@ -10,9 +10,8 @@ std::vector<Task> schedule_with_key_sub_ranges(const PlanRequest& request, const
   Assignment state(request, layout);
   const char* e = getenv("ORDER");
   const std::string o = e ? e : "dg";
-  const int64_t w = getenv("W") ? atoi(getenv("W")) : 1000;
   for (char c : o) {
-    if (c == 'd') divide_keys(state, request, w);
+    if (c == 'd') divide_keys(state, request);
     if (c == 'g') give_rectangles(state, request);
   }
   return state.tasks();

@@ -1,18 +1,23 @@
 #pragma once
-// Groups of servers that share the rows of a document and divide its keys. Any thread, one search a
-// thread.
+// Groups of servers that share rows of a document and divide its keys: a step of
+// key_sub_ranges.cc. Any thread, one search a thread.
 
 #include "distca/plan/assignment.h"
 
 namespace distca {
 
-/// Servers with neighbouring row pieces of one document become a group where that costs fewer
-/// bytes: each member computes the rows of all members with its stripe of the keys, so that every
-/// member keeps its load and the group fetches each key once. With g members of P rows each that
-/// end at key E, g pieces cost g E keys, the group E keys and g (g - 1) P rows: with areas C the
-/// best g is about E / (2 sqrt(C)) for 4 heads a key head, and pairs pay from E = 3 sqrt(C) on.
-/// `row_permille`: price of Q and O in this choice, in thousandths; less makes larger groups, which
-/// spread what the holders of a document's first keys send.
-void divide_keys(Assignment& state, const PlanRequest& request, int64_t row_permille);
+/// Servers that hold neighbouring row pieces of one document become a group where that costs fewer
+/// bytes: each member computes the rows of all of them with a stripe of the keys, of the load that
+/// it had. The group fetches each key once, and each row once a member. With g members whose pieces
+/// of P rows end near key E: g E keys before; E keys and g (g - 1) P rows after. So with a load of
+/// P E = C a member, and Q and O of a row at the bytes of four keys, pairs pay from E = 2.8 sqrt(C)
+/// on and E / (2 sqrt(C)) is the best g. The groups of a document: the best cut of its pieces in
+/// order, exactly priced.
+///
+/// With options.spread, the documents whose keys keep the busiest rank busy are then cut into
+/// larger groups, as long as that lowers the largest send or receive and costs few bytes.
+///
+/// For a state where every piece is at home. Does nothing with a window: no key is read far away.
+void divide_keys(Assignment& state, const PlanRequest& request);
 
 }  // namespace distca
