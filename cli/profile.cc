@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -80,7 +81,8 @@ std::string cpu_model() {
 class Bench {
  public:
   explicit Bench(const ProfileArguments& arguments)
-      : type_(scalar_type(arguments.dtype)),
+      : threads_(arguments.threads),
+        type_(scalar_type(arguments.dtype)),
         shape_{.num_heads = arguments.heads,
                .num_kv_heads = arguments.kv_heads,
                .head_dim_qk = arguments.head_dim,
@@ -126,17 +128,26 @@ class Bench {
                                          .q_position = task.q.begin,
                                          .keys = keys,
                                          .key_gradients = gradients};
-    Stopwatch watch;
-    aten_forward(shape_, type_, {&forward, 1}, kCpu);
-    task.forward_ns.push_back(whole_ns(watch));
-    watch.restart();
-    aten_backward(shape_, type_, {&backward, 1}, kCpu);
-    task.backward_ns.push_back(whole_ns(watch));
+    task.forward_ns.push_back(nanoseconds([&] {
+      aten_forward(shape_, type_, {&forward, 1}, kCpu);
+    }));
+    task.backward_ns.push_back(nanoseconds([&] {
+      aten_backward(shape_, type_, {&backward, 1}, kCpu);
+    }));
   }
 
  private:
-  static int64_t whole_ns(const Stopwatch& watch) {
-    return std::max<int64_t>(1, std::llround(watch.seconds() * 1e9));
+  /// One thread's own processor time, which the turns of other programs do not lengthen; the time
+  /// that passes where there are several threads.
+  template <typename Call>
+  int64_t nanoseconds(Call call) const {
+    const clockid_t clock = threads_ == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC;
+    timespec begin{}, end{};
+    clock_gettime(clock, &begin);
+    call();
+    clock_gettime(clock, &end);
+    return std::max<int64_t>(
+        1, (end.tv_sec - begin.tv_sec) * 1'000'000'000 + (end.tv_nsec - begin.tv_nsec));
   }
   static kernels::Rows rows(const at::Tensor& tensor, int64_t row) {
     return {.data = static_cast<std::byte*>(tensor.data_ptr()) +
@@ -145,6 +156,7 @@ class Bench {
             .head_stride = tensor.stride(1)};
   }
 
+  int threads_;
   ScalarType type_;
   kernels::Shape shape_;
   at::Tensor q_, d_o_, o_, lse_, delta_, dq_, k_, v_, dk_, dv_;
