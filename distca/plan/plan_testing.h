@@ -57,9 +57,10 @@ inline void complete(Plan& plan) {
 
 /// Valid but for even tokens: documents cut anywhere, pieces anywhere (some workers empty), tasks
 /// anywhere, some with only part of the keys. The last `dedicated` servers hold no tokens.
-inline Plan random_plan(int workers, int dedicated, Random& random) {
+inline Plan random_plan(const std::vector<int64_t>& lengths, int workers, int dedicated,
+                        Random& random) {
   Plan plan;
-  plan.nano_batch = NanoBatch::from_lengths(random_lengths(random));
+  plan.nano_batch = NanoBatch::from_lengths(lengths);
   plan.cluster.num_workers = workers;
   plan.cluster.capacity.assign(workers + dedicated, 1);
   plan.shape = {.num_heads = 4, .num_kv_heads = 2, .head_dim_qk = 16, .head_dim_v = 8};
@@ -83,6 +84,11 @@ inline Plan random_plan(int workers, int dedicated, Random& random) {
   }
   complete(plan);
   return plan;
+}
+
+inline Plan random_plan(int workers, int dedicated, Random& random) {
+  const std::vector<int64_t> lengths = random_lengths(random);
+  return random_plan(lengths, workers, dedicated, random);
 }
 
 /// Cuts most tasks at random into one with all queries and a part of the keys, and two with part of
