@@ -282,6 +282,7 @@ TEST(Exchange, a_task_that_overlaps_another_in_part_of_its_rows_is_cut_into_merg
   const auto task = [](Range q, Range kv, int server) {
     return Task{.document = 0, .q = q, .kv = kv, .server = server};
   };
+  plan.options.key_sub_ranges = true;
   plan.layout.workers = {{{.document = 0, .tokens = {0, 256}}},
                          {{.document = 0, .tokens = {256, 512}}}};
   // Of rows [256, 512) worker 1, their home, has the keys from 256 on, and worker 0 the others.

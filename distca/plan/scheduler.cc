@@ -5,6 +5,7 @@
 #include "distca/base/error.h"
 #include "distca/base/text.h"
 #include "distca/plan/layout_sequential.h"
+#include "distca/plan/scheduler_balanced.h"
 #include "distca/plan/scheduler_greedy.h"
 #include "distca/plan/scheduler_local.h"
 
@@ -15,6 +16,11 @@ constexpr LayoutEntry kLayouts[] = {
     {"sequential", "documents in order fill one worker after another", sequential_layout},
 };
 constexpr SchedulerEntry kSchedulers[] = {
+    {.name = "balanced",
+     .summary = "even load for the fewest bytes: shards where the keys are, each key once a server",
+     .schedule = schedule_balanced,
+     .layout = "sequential",
+     .tolerance_ppm = 20'000},
     {.name = "greedy",
      .summary = "the paper's: overloaded servers give shards away, most pairs per byte first",
      .schedule = schedule_greedy,

@@ -208,6 +208,7 @@ TEST(CoreAttention, rows_with_one_task_keep_their_bits_whatever_is_merged_beside
   for (const ScalarType dtype : {ScalarType::kFloat32, ScalarType::kBFloat16}) {
     const Plan whole = make_plan(testing::request_for({500, 900}, 3));
     Plan cut = whole;
+    cut.options.key_sub_ranges = true;
     for (size_t i = 0; i < whole.tasks.size(); ++i) {
       Task& task = cut.tasks[i];
       if (task.document == 0 || task.kv.size() <= kBlockTokens) continue;
