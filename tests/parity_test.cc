@@ -54,6 +54,7 @@ struct Planner {
 const std::vector<Planner> kPlanners = {
     {.name = "local", .scheduler = "local"},
     {.name = "greedy", .scheduler = "greedy"},
+    {.name = "balanced", .scheduler = "balanced"},
     {.name = "greedy_cut", .scheduler = "greedy", .cut_tasks = true},
 };
 const Planner& planner(const std::string& name) {

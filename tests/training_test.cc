@@ -148,13 +148,16 @@ TEST_F(TrainingTest, a_run_leaves_the_files_it_promises) {
     EXPECT_EQ(line.at("tokens"), 2 * 512);
     for (const char* name :
          {"loss", "grad_norm", "lr", "step_s", "tokens_per_s", "model_flops_per_s",
-          "share_of_matmul_peak", "bytes_sent", "bytes_copied", "plan_ms"}) {
+          "share_of_matmul_peak", "bytes_sent", "bytes_copied", "plan_s", "plan_wait_s"}) {
       EXPECT_GT(line.at(name), 0) << name;
     }
     EXPECT_GE(line.at("imbalance_before"), 1);
     EXPECT_GE(line.at("imbalance_after"), 1);
     EXPECT_LE(line.at("imbalance_after"), line.at("imbalance_before"));
     EXPECT_EQ(line.contains("validation_loss"), i == 2 || i == 5);
+    ASSERT_EQ(line.at("attention_s").size(), 2u);
+    for (const Json& seconds : line.at("attention_s")) EXPECT_GT(seconds, 0);
+    EXPECT_FALSE(line.contains("attention_predicted_s")) << "nothing predicts it";
     for (const char* pass : {"forward", "backward"}) {
       for (const char* phase : {"embed", "pre", "enter", "attend", "leave", "post", "loss"}) {
         EXPECT_GT(line.at("phases").at(fmt::format("{}_{}_ms", pass, phase)), 0);
