@@ -1,22 +1,18 @@
 #pragma once
-// Merging partial results over key sub-ranges on any device: kernels/merge.h for tensors.
-// Thread rule: calls on disjoint outputs may run at the same time.
-
-#include <ATen/core/Tensor.h>
+// Merging partial results over key sub-ranges on any device: the interface of kernels/merge.h
+// through ATen. Thread rule: calls on disjoint outputs may run at the same time.
 
 #include <span>
 
+#include "distca/kernels/merge.h"
+
 namespace distca {
 
-/// O [T, H, E] of any type and LSE [T, H, 1], fp64 for fp64 inputs, else fp32, of the same rows.
-struct AtenPartial {
-  at::Tensor o;
-  at::Tensor lse;
-};
-
-/// lse = log sum_i exp(lse_i), o = sum_i exp(lse_i - lse) o_i, summed in the order of `parts` in
-/// LSE's type; a row without any key stays O = 0, LSE = -infinity. One part alone is copied.
-/// `result` is written and overlaps no part. Same parts, same bits.
-void aten_merge(std::span<const AtenPartial> parts, const AtenPartial& result);
+/// kernels::merge_partials, summed in the order of `parts` in the accumulator's type. One part
+/// alone is copied. `result` is none of `parts`. `cuda_device`: where all pointers live, -1 = CPU.
+/// Same parts, same bits.
+void aten_merge(const kernels::RowShape& shape, ScalarType type,
+                std::span<const kernels::Partial> parts, const kernels::Partial& result,
+                int cuda_device);
 
 }  // namespace distca

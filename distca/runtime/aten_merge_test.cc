@@ -16,22 +16,37 @@ namespace {
 constexpr double kNoKey = -std::numeric_limits<double>::infinity();
 constexpr int64_t kTokens = 5, kHeads = 3, kDim = 8;
 
-kernels::Partial to_kernel(const AtenPartial& part, ScalarType o_type) {
-  return {.o = {part.o.data_ptr(), part.o.stride(0), part.o.stride(1)},
-          .o_type = o_type,
-          .lse = {part.lse.data_ptr(), part.lse.stride(0), part.lse.stride(1)}};
+/// O and LSE of some rows, and how kernels see them.
+struct Tensors {
+  at::Tensor o;
+  at::Tensor lse;
+  ScalarType o_type;
+
+  Tensors(ScalarType type_of_o, ScalarType accumulator)
+      : o(at::empty({kTokens, kHeads, kDim}, aten_type(type_of_o))),
+        lse(at::empty({kTokens, kHeads, 1}, aten_type(accumulator))),
+        o_type(type_of_o) {}
+  kernels::Partial partial() const {
+    return {.o = {o.data_ptr(), o.stride(0), o.stride(1)},
+            .o_type = o_type,
+            .lse = {lse.data_ptr(), lse.stride(0), lse.stride(1)}};
+  }
+};
+
+std::vector<kernels::Partial> partials(const std::vector<Tensors>& parts) {
+  std::vector<kernels::Partial> result;
+  for (const Tensors& part : parts) result.push_back(part.partial());
+  return result;
 }
 
-AtenPartial empty_rows(ScalarType o_type, ScalarType lse_type) {
-  return {at::empty({kTokens, kHeads, kDim}, aten_type(o_type)),
-          at::empty({kTokens, kHeads, 1}, aten_type(lse_type))};
-}
+constexpr kernels::RowShape kShape{.tokens = kTokens, .heads = kHeads, .dim = kDim};
+constexpr int kCpu = -1;
 
 /// Row 0: no part has a key; row 1: only the last part has one; LSEs far apart in the others.
-std::vector<AtenPartial> random_parts(size_t count, ScalarType o_type, ScalarType lse_type) {
-  std::vector<AtenPartial> parts;
+std::vector<Tensors> random_parts(size_t count, ScalarType o_type, ScalarType lse_type) {
+  std::vector<Tensors> parts;
   for (size_t i = 0; i < count; ++i) {
-    AtenPartial& part = parts.emplace_back(empty_rows(o_type, lse_type));
+    Tensors& part = parts.emplace_back(o_type, lse_type);
     part.o.normal_();
     part.lse.normal_().mul_(30);
     part.lse[0].fill_(kNoKey);
@@ -48,14 +63,11 @@ TEST(AtenMerge, equals_the_kernels_merge) {
     const ScalarType accumulator = kernels::accumulator_type(type);
     for (const ScalarType o_type : {type, accumulator}) {
       for (const size_t count : {1, 2, 3, 7}) {
-        const std::vector<AtenPartial> parts = random_parts(count, o_type, accumulator);
-        const AtenPartial got = empty_rows(o_type, accumulator);
-        const AtenPartial want = empty_rows(o_type, accumulator);
-        aten_merge(parts, got);
-        std::vector<kernels::Partial> kernel_parts;
-        for (const AtenPartial& part : parts) kernel_parts.push_back(to_kernel(part, o_type));
-        kernels::merge_partials({kTokens, kHeads, kDim}, type, kernel_parts,
-                                to_kernel(want, o_type));
+        const std::vector<Tensors> parts = random_parts(count, o_type, accumulator);
+        const Tensors got(o_type, accumulator);
+        const Tensors want(o_type, accumulator);
+        aten_merge(kShape, type, partials(parts), got.partial(), kCpu);
+        kernels::merge_partials(kShape, type, partials(parts), want.partial());
         // O is a mean of numbers below 6; each part's weight and product and each sum round once
         // in the accumulator (its LSE, at most 200, before the exponential), the result once more.
         const double u = accumulator == ScalarType::kFloat64 ? 0x1p-53 : 0x1p-24;
@@ -75,10 +87,9 @@ TEST(AtenMerge, equals_the_kernels_merge) {
 
 TEST(AtenMerge, a_part_alone_keeps_its_bits) {
   at::manual_seed(4);
-  const std::vector<AtenPartial> parts =
-      random_parts(1, ScalarType::kFloat32, ScalarType::kFloat32);
-  const AtenPartial result = empty_rows(ScalarType::kFloat32, ScalarType::kFloat32);
-  aten_merge(parts, result);
+  const std::vector<Tensors> parts = random_parts(1, ScalarType::kFloat32, ScalarType::kFloat32);
+  const Tensors result(ScalarType::kFloat32, ScalarType::kFloat32);
+  aten_merge(kShape, ScalarType::kFloat32, partials(parts), result.partial(), kCpu);
   EXPECT_TRUE(at::equal(result.o, parts[0].o));
   EXPECT_TRUE(at::equal(result.lse, parts[0].lse));
 }
