@@ -276,11 +276,7 @@ void check_run(const Config& config, int num_workers) {
                 "train.device = cuda: this machine or this PyTorch has no CUDA device");
   }
   check_memory(config.model);
-  if (!find_scheduler(config.plan.scheduler).cuts) {
-    throw Error(ErrorKind::kConfig,
-                "plan.scheduler = {}: it is for counting bytes only, its tasks cannot be trained",
-                config.plan.scheduler);
-  }
+  check_runs(find_scheduler(config.plan.scheduler));
   const IndexedDataset data(config.data.prefix);
   data.check_vocabulary(config.model.vocab_size);
   const DocumentSplit split =
