@@ -77,9 +77,10 @@ inline void complete(Plan& plan) {
 
 /// Valid but for even tokens: documents cut anywhere, pieces anywhere (some workers empty), tasks
 /// anywhere, some with only part of the keys. The last `dedicated` servers hold no tokens.
-inline Plan random_plan(int workers, int dedicated, Random& random) {
+inline Plan random_plan(const std::vector<int64_t>& lengths, int workers, int dedicated,
+                        Random& random) {
   Plan plan;
-  plan.nano_batch = NanoBatch::from_lengths(random_lengths(random));
+  plan.nano_batch = NanoBatch::from_lengths(lengths);
   plan.options.key_sub_ranges = true;
   plan.cluster.num_workers = workers;
   plan.cluster.capacity.assign(workers + dedicated, 1);
@@ -104,6 +105,38 @@ inline Plan random_plan(int workers, int dedicated, Random& random) {
   }
   complete(plan);
   return plan;
+}
+
+inline Plan random_plan(int workers, int dedicated, Random& random) {
+  const std::vector<int64_t> lengths = random_lengths(random);
+  return random_plan(lengths, workers, dedicated, random);
+}
+
+/// Cuts most tasks at random into one with all queries and a part of the keys, and two with part of
+/// the queries and the rest of the keys, each at a random server: rows of a task differ in who else
+/// computes a part of them.
+inline void cut_tasks(Plan& plan, Random& random) {
+  const std::vector<Task> whole = std::move(plan.tasks);
+  plan.tasks.clear();
+  plan.options.key_sub_ranges = true;
+  const auto cut = [&random](const Range& range) {
+    return random_cuts(range, 2, random).front().end;
+  };
+  for (const Task& task : whole) {
+    const auto add = [&](const Range& q, const Range& kv) {
+      if (q.empty() || kv.empty() || kv.begin >= q.end) return;  // no pair
+      Task part = task;
+      part.q = q;
+      part.kv = kv;
+      part.server = static_cast<int>(random.below(plan.cluster.num_servers()));
+      plan.tasks.push_back(part);
+    };
+    const int64_t row = cut(task.q), key = cut(task.kv);
+    add(task.q, {task.kv.begin, key});
+    add({task.q.begin, row}, {key, task.kv.end});
+    add({row, task.q.end}, {key, task.kv.end});
+  }
+  complete(plan);
 }
 
 }  // namespace distca::testing
