@@ -1,6 +1,6 @@
 #include "distca/plan/layout_sequential.h"
 
-#include "distca/base/error.h"
+#include "distca/plan/layout_caps.h"
 
 namespace distca {
 namespace {
@@ -38,17 +38,9 @@ void take(int64_t document, int64_t tokens, Range& rest, std::vector<Segment>& w
 }  // namespace
 
 Layout sequential_layout(const PlanRequest& request) {
+  check_tokens_fit(request);
   const int num_workers = request.cluster.num_workers;
   const int64_t total = request.nano_batch.num_tokens();
-  const int64_t cap = request.cluster.max_tokens_per_worker;
-  if (cap > 0 && total > cap * num_workers) {
-    throw Error(
-        ErrorKind::kPlan,
-        "{} tokens do not fit {} workers of at most {} tokens ({} in all): use more workers, a "
-        "larger cap or a smaller nano-batch",
-        total, num_workers, cap, cap * num_workers);
-  }
-
   Layout layout;
   layout.workers.resize(num_workers);
   int64_t used = 0;

@@ -9,6 +9,7 @@
 #include "distca/base/random.h"
 #include "distca/plan/accounting.h"
 #include "distca/plan/plan.h"
+#include "distca/plan/plan_batch_input.h"
 
 namespace distca::testing {
 
@@ -19,6 +20,24 @@ inline PlanRequest request_for(const std::vector<int64_t>& lengths, int workers,
           .cluster = Cluster::in_place(workers),
           .shape = {.num_heads = 4, .num_kv_heads = 1},
           .options = {.scheduler = scheduler, .tolerance_ppm = tolerance_ppm}};
+}
+
+/// One of the five workload files, for Llama-8B on one of 8 tensor-parallel ranks.
+inline PlanRequest workload_request(const std::string& name) {
+  const Workload workload = read_workload("distca/plan/testdata/workloads/" + name + ".json");
+  PlanRequest request = request_for({}, workload.ranks);
+  request.nano_batch = workload.nano_batch;
+  return request;
+}
+
+/// Nanoseconds that grow with queries and keys: what a profile looks like, not a machine's.
+inline AttentionProfile small_profile() {
+  AttentionProfile profile{.machine = "none", .path = "made", .q_tokens = {128, 8192}};
+  profile.shape = {.num_heads = 4, .num_kv_heads = 1};
+  profile.kv_tokens = {128, 8192};
+  profile.forward_ns = {1'000, 50'000, 0, 1'500'000};
+  profile.backward_ns = {2'500, 120'000, 0, 4'000'000};
+  return profile;
 }
 
 /// Mostly short, a few long, odd lengths; sometimes none.

@@ -120,6 +120,9 @@ class Validator {
         tokens[segment.worker] += segment.tokens.end - segment.tokens.begin;
     }
     const int64_t total = std::accumulate(tokens.begin(), tokens.end(), int64_t{0});
+    if (cap > 0 && total > cap * workers) {
+      report("{} tokens on {} workers, max_tokens_per_worker is {}", total, workers, cap);
+    }
     for (int64_t worker = 0; worker < workers; ++worker) {
       if (options_.even_tokens && std::abs(tokens[worker] * workers - total) >= 128 * workers) {
         report("worker {} holds {} tokens, the mean is {:.1f}: not within 128", worker,
