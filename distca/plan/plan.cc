@@ -106,6 +106,7 @@ void check_cap(const char* what, const char* name, int64_t ServerLoad::*bytes, i
 }
 
 void check_capacity(const Plan& plan) {
+  if (!find_scheduler(plan.options.scheduler).capacities) return;
   for (int server = 0; server < plan.cluster.num_servers(); ++server) {
     if (plan.cluster.capacity[server] > 0 || plan.load[server].pairs == 0) continue;
     throw Error(ErrorKind::kPlan,

@@ -219,11 +219,12 @@ bool could_be_met(const PlanRequest& request) {
   return validate(*plan, checks(request)).empty();
 }
 
-/// Schedulers that take care not to make a load worse, as they count it: in pairs, and but for
-/// `balanced` without windows.
+/// Schedulers take care not to make a load worse, as they count it: in pairs, and but for
+/// `balanced` without windows. A cap may leave no choice.
 bool balances(const PlanRequest& request) {
   const bool whole = request.shape.window_left < 0 || request.options.scheduler == "balanced";
-  return whole && request.profile == nullptr && find_scheduler(request.options.scheduler).cuts;
+  return whole && request.profile == nullptr && demands(request.cluster).empty() &&
+         find_scheduler(request.options.scheduler).cuts;
 }
 
 class PlanProperty : public ::testing::TestWithParam<PlanOptions> {};

@@ -4,6 +4,7 @@
 
 #include "distca/base/error.h"
 #include "distca/base/text.h"
+#include "distca/plan/layout_balanced.h"
 #include "distca/plan/layout_exact.h"
 #include "distca/plan/layout_per_document.h"
 #include "distca/plan/layout_sequential.h"
@@ -30,12 +31,13 @@ constexpr LayoutEntry kLayouts[] = {
      .summary = "every document over all workers, head and tail shards",
      .make = per_document_layout,
      .even_tokens = false},
+    {"balanced", "homes where most queries can stay and keys travel least", balanced_layout},
 };
 constexpr SchedulerEntry kSchedulers[] = {
     {.name = "balanced",
      .summary = "even load for the fewest bytes: shards where the keys are, each key once a server",
      .schedule = schedule_balanced,
-     .layout = "sequential",
+     .layout = "balanced",
      .tolerance_ppm = 20'000},
     {.name = "greedy",
      .summary = "the paper's: overloaded servers give shards away, most pairs per byte first",
@@ -50,19 +52,22 @@ constexpr SchedulerEntry kSchedulers[] = {
     {.name = "local",
      .summary = "every query where it lives: plain packing",
      .schedule = schedule_local,
-     .layout = "sequential"},
+     .layout = "sequential",
+     .capacities = false},
     {.name = "per-document-cp",
      .summary = "context parallelism: every document over all workers, tasks stay, keys travel",
      .schedule = schedule_local,
      .layout = "per-document-cp",
      .only_this_layout = true,
-     .even_tokens = false},
+     .even_tokens = false,
+     .capacities = false},
     {.name = "wlb",
      .summary = "whole documents packed for even work, tokens uneven; nothing travels",
      .schedule = schedule_local,
      .layout = "wlb",
      .only_this_layout = true,
-     .even_tokens = false},
+     .even_tokens = false,
+     .capacities = false},
 };
 
 template <typename Entry>
@@ -89,6 +94,7 @@ const SchedulerEntry& find_scheduler(std::string_view name) {
 ValidateOptions checks_of(const SchedulerEntry& scheduler) {
   ValidateOptions options;
   options.cuts = scheduler.cuts;
+  options.capacities = scheduler.capacities;
   options.even_tokens = scheduler.even_tokens;
   return options;
 }

@@ -1,0 +1,124 @@
+#include "distca/plan/layout_balanced.h"
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+#include <tuple>
+
+#include "distca/cost/task_price.h"
+#include "distca/plan/layout_balanced_fill.h"
+#include "distca/plan/layout_balanced_price.h"
+#include "distca/plan/layout_caps.h"
+
+namespace distca {
+namespace {
+
+/// In the order of documents and positions; touching segments become one.
+void tidy(std::vector<Segment>& worker) {
+  std::sort(worker.begin(), worker.end());
+  std::vector<Segment> merged;
+  for (const Segment& segment : worker) {
+    if (!merged.empty() && merged.back().document == segment.document &&
+        merged.back().tokens.end == segment.tokens.begin) {
+      merged.back().tokens.end = segment.tokens.end;
+    } else {
+      merged.push_back(segment);
+    }
+  }
+  worker = std::move(merged);
+}
+
+int64_t load_of(const PlanRequest& request, const Range& rows) {
+  return TaskPrice(request.shape, request.profile.get())(
+      rows, visible_keys(rows, request.shape.window_left));
+}
+
+/// The load each worker should hold, for itself and for the dedicated servers that are its turn.
+std::vector<int64_t> shares_of(const PlanRequest& request) {
+  const Cluster& cluster = request.cluster;
+  int64_t load = 0;
+  for (const Document& document : request.nano_batch.documents) {
+    if (document.length > 0) load += load_of(request, {0, document.length});
+  }
+  const int64_t sum = std::accumulate(cluster.capacity.begin(), cluster.capacity.end(), int64_t{0});
+  std::vector<int64_t> capacity(cluster.num_workers, 0);
+  for (int server = 0; server < cluster.num_servers(); ++server) {
+    capacity[server % cluster.num_workers] += cluster.capacity[server];
+  }
+  std::vector<int64_t> shares;
+  for (const int64_t own : capacity) shares.push_back(load / sum * own + load % sum * own / sum);
+  return shares;
+}
+
+/// Workers of equal share that hold pieces of one document become neighbours.
+void order_workers(const PlanRequest& request, const std::vector<int64_t>& shares, Layout& layout) {
+  struct Place {
+    int64_t document;  // of the costliest segment
+    int64_t end;
+    int worker;
+  };
+  std::vector<Place> places;
+  for (int worker = 0; worker < layout.num_workers(); ++worker) {
+    Place place{0, 0, worker};
+    int64_t most = -1;
+    for (const Segment& segment : layout.workers[worker]) {
+      const int64_t load = load_of(request, segment.tokens);
+      if (load <= most) continue;
+      most = load;
+      place = {segment.document, segment.tokens.end, worker};
+    }
+    places.push_back(place);
+  }
+  std::sort(places.begin(), places.end(), [&](const Place& a, const Place& b) {
+    return std::tuple(shares[a.worker], a.document, -a.end, a.worker) <
+           std::tuple(shares[b.worker], b.document, -b.end, b.worker);
+  });
+  std::vector<int> targets(places.size());
+  std::iota(targets.begin(), targets.end(), 0);
+  std::stable_sort(targets.begin(), targets.end(),
+                   [&](int a, int b) { return shares[a] < shares[b]; });
+  Layout ordered;
+  ordered.workers.resize(places.size());
+  for (size_t i = 0; i < places.size(); ++i) {
+    ordered.workers[targets[i]] = std::move(layout.workers[places[i].worker]);
+  }
+  layout = std::move(ordered);
+}
+
+std::vector<FillChoice> choices_for(const PlanRequest& request) {
+  std::vector<FillChoice> choices = {{1500, 900, 850, 300},  {1500, 900, 900, 600},
+                                     {1500, 1200, 900, 300}, {1000, 600, 850, 300},
+                                     {1000, 300, 850, 300},  {1000, 1200, 850, 300}};
+  if (!request.options.spread) return choices;
+  std::vector<FillChoice> spread;
+  for (FillChoice choice : choices) {
+    for (const int64_t permille : {300, 600, 1000}) {
+      choice.spread_permille = permille;
+      spread.push_back(choice);
+    }
+  }
+  return spread;
+}
+
+}  // namespace
+
+Layout balanced_layout(const PlanRequest& request) {
+  check_tokens_fit(request);
+  const std::vector<int64_t> shares = shares_of(request);
+  const bool spread = request.options.spread;
+  std::optional<Layout> best;
+  LayoutPrice lowest;
+  for (const FillChoice& choice : choices_for(request)) {
+    Layout layout = fill_workers(request, shares, choice);
+    for (auto& worker : layout.workers) tidy(worker);
+    const LayoutPrice price = price_layout(request, layout, shares);
+    const bool better = spread ? price.busiest < lowest.busiest : price.bytes < lowest.bytes;
+    if (best && !better) continue;
+    best = std::move(layout);
+    lowest = price;
+  }
+  order_workers(request, shares, *best);
+  return std::move(*best);
+}
+
+}  // namespace distca

@@ -1,0 +1,385 @@
+#include "distca/plan/layout_balanced_fill.h"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <set>
+#include <tuple>
+
+#include "distca/cost/task_price.h"
+
+namespace distca {
+namespace {
+
+constexpr int64_t kHalfBlock = kBlockTokens / 2;
+constexpr int kTries = 4;  // documents looked at where several would do
+
+/// What is left of a document, or of a part of it.
+struct Rest {
+  int64_t document = 0;
+  Range rows;
+};
+
+struct Lighter {  // in load per token, rows being alike
+  bool operator()(const Rest& a, const Rest& b) const {
+    return std::tuple(a.rows.begin + a.rows.end, a.document, a.rows.begin) <
+           std::tuple(b.rows.begin + b.rows.end, b.document, b.rows.begin);
+  }
+};
+
+/// The least of [low, high] for which `enough` holds; high if none does.
+template <typename Enough>
+int64_t bisect(int64_t low, int64_t high, const Enough& enough) {
+  while (low < high) {
+    const int64_t middle = low + (high - low) / 2;
+    if (enough(middle)) {
+      high = middle;
+    } else {
+      low = middle + 1;
+    }
+  }
+  return low;
+}
+
+/// The last rows, about `goal` tokens: none, or the last block (possibly short) and whole ones.
+Range last_rows(const Range& rows, int64_t goal) {
+  const int64_t last_block = std::max(rows.begin, round_down(rows.end - 1, kBlockTokens));
+  const int64_t rest = goal - (rows.end - last_block);
+  if (rest < 0 && goal * 2 <= rows.end - last_block) return {rows.end, rows.end};
+  const int64_t blocks = rest < 0 ? 0 : (rest + kHalfBlock - 1) / kBlockTokens;
+  return {std::max(rows.begin, last_block - blocks * kBlockTokens), rows.end};
+}
+
+/// The first rows, about `goal` tokens: whole blocks, or all.
+Range first_rows(const Range& rows, int64_t goal) {
+  const int64_t blocks = (std::max<int64_t>(0, goal) + kHalfBlock - 1) / kBlockTokens;
+  return {rows.begin, std::min(rows.end, rows.begin + blocks * kBlockTokens)};
+}
+
+class Filler {
+ public:
+  Filler(const PlanRequest& request, const FillChoice& choice);
+  Layout run(const std::vector<int64_t>& shares);
+
+ private:
+  using Pool = std::set<Rest, Lighter>;
+  struct Cut {
+    Pool::iterator from;
+    Range rows;
+  };
+
+  int64_t load(const Range& rows) const {
+    return rows.empty() ? 0 : price_(rows, visible_keys(rows, request_.shape.window_left));
+  }
+  bool dense(const Range& rows, int64_t permille) const;
+  int64_t first_row(const Range& rows, int64_t most) const;
+  /// Tokens of the last rows of `heavy` that take the room left beside filler of this load.
+  int64_t rows_beside(const Rest& heavy, int64_t filler) const {
+    return heavy.rows.end - first_row(heavy.rows, room_ - filler);
+  }
+  int64_t tokens_beside(const Rest& heavy, const Range& filler) const {
+    return filler.size() + rows_beside(heavy, load(filler));
+  }
+
+  bool open() const { return tokens_ > kHalfBlock; }
+  bool fits(const Range& rows) const {
+    return rows.size() < tokens_ + kHalfBlock && load(rows) <= room_;
+  }
+  std::optional<size_t> longest_heavy() const;
+  std::optional<size_t> next_heavy() const;
+  Pool::iterator above(int64_t length) {  // the first in the pool lighter than no such document
+    return pool_.lower_bound({0, {0, length}});
+  }
+
+  void fill();
+  bool place_densest();
+  void place_top(size_t index);
+  void place_filler(const Rest& heavy);
+  void close_gap(Rest& heavy);
+  Range prefix_beside(const Rest& heavy, const Range& rows) const;
+  Range suffix_beside(const Rest& heavy, const Range& rows) const;
+  void close_from_pool();
+
+  void place(int64_t document, const Range& rows);
+  void place(Pool::iterator it);
+  void place(const Cut& cut);
+  void drop_empty(size_t index);
+
+  const PlanRequest& request_;
+  const FillChoice choice_;
+  const TaskPrice price_;
+  int64_t mean_load_ = 0;  // of a token
+  std::vector<Rest> heavy_;
+  Pool pool_;
+  Layout layout_;
+  // Of the worker at hand:
+  int worker_ = 0;
+  int64_t tokens_ = 0;  // it still takes; done when this is in (-64, 64]
+  int64_t share_ = 0;   // load it may take
+  int64_t room_ = 0;    // load it still takes
+};
+
+Filler::Filler(const PlanRequest& request, const FillChoice& choice)
+    : request_(request), choice_(choice), price_(request.shape, request.profile.get()) {
+  layout_.workers.resize(request.cluster.num_workers);
+  const auto& documents = request.nano_batch.documents;
+  int64_t all = 0;
+  for (const Document& document : documents) all += load({0, document.length});
+  mean_load_ = all / std::max<int64_t>(1, request.nano_batch.num_tokens());
+  for (const Document& document : documents) {
+    if (document.length == 0) continue;
+    const Rest rest{document.id, {0, document.length}};
+    if (dense(rest.rows, choice.heavy_permille)) {
+      heavy_.push_back(rest);
+    } else {
+      pool_.insert(rest);
+    }
+  }
+}
+
+/// Twice the load per token above this share of the mean?
+bool Filler::dense(const Range& rows, int64_t permille) const {
+  return load(rows) / rows.size() * 2000 > permille * mean_load_;
+}
+
+/// The lowest row at which a piece may begin that ends at rows.end and costs at most `most`.
+int64_t Filler::first_row(const Range& rows, int64_t most) const {
+  if (most <= 0) return rows.end;
+  if (price_.in_pairs() && request_.shape.window_left < 0) {
+    const double middle = static_cast<double>(rows.end) + 0.5;
+    const double square = middle * middle - 2.0 * static_cast<double>(most);
+    if (square <= 0) return rows.begin;
+    const auto exact = static_cast<int64_t>(std::sqrt(square) + 0.5);
+    return std::clamp(round_up(exact, kBlockTokens), rows.begin, rows.end);
+  }
+  const int64_t block =
+      bisect(rows.begin / kBlockTokens, ceil_div(rows.end, kBlockTokens), [&](int64_t first) {
+        return load({std::max(rows.begin, first * kBlockTokens), rows.end}) <= most;
+      });
+  return std::clamp(block * kBlockTokens, rows.begin, rows.end);
+}
+
+void Filler::place(int64_t document, const Range& rows) {
+  if (rows.empty()) return;
+  layout_.workers[worker_].push_back({document, rows});
+  tokens_ -= rows.size();
+  room_ -= load(rows);
+}
+
+void Filler::place(Pool::iterator it) {
+  place(it->document, it->rows);
+  pool_.erase(it);
+}
+
+void Filler::place(const Cut& cut) {
+  const Rest rest = *cut.from;
+  pool_.erase(cut.from);
+  place(rest.document, cut.rows);
+  if (rest.rows.begin < cut.rows.begin)
+    pool_.insert({rest.document, {rest.rows.begin, cut.rows.begin}});
+  if (cut.rows.end < rest.rows.end) pool_.insert({rest.document, {cut.rows.end, rest.rows.end}});
+}
+
+void Filler::drop_empty(size_t index) {
+  if (heavy_[index].rows.empty()) heavy_.erase(heavy_.begin() + static_cast<std::ptrdiff_t>(index));
+}
+
+std::optional<size_t> Filler::longest_heavy() const {
+  std::optional<size_t> best;
+  for (size_t i = 0; i < heavy_.size(); ++i) {
+    if (!best || heavy_[i].rows.end > heavy_[*best].rows.end) best = i;
+  }
+  return best;
+}
+
+/// The lightest whose last rows alone would take the room that is left.
+std::optional<size_t> Filler::next_heavy() const {
+  std::optional<size_t> best;
+  for (size_t i = 0; i < heavy_.size(); ++i) {
+    const Range& rows = heavy_[i].rows;
+    if (rows_beside(heavy_[i], 0) * 115 <= tokens_ * 100 &&
+        (!best || rows.end < heavy_[*best].rows.end)) {
+      best = i;
+    }
+  }
+  return best ? best : longest_heavy();
+}
+
+/// A whole document, the one that brings the most load per token of those that fit.
+bool Filler::place_densest() {
+  if (pool_.empty()) return false;
+  const int64_t blocks = bisect(0, tokens_ / kBlockTokens + 1, [&](int64_t count) {
+    return load({0, count * kBlockTokens}) > room_;
+  });
+  for (auto it = above((blocks + 1) * kBlockTokens); it != pool_.begin();) {
+    if (!fits((--it)->rows)) continue;
+    place(it);
+    return true;
+  }
+  return false;
+}
+
+void Filler::fill() {
+  bool empty = true;
+  for (; open(); empty = false) {
+    if (!empty && place_densest()) continue;
+    const auto heavy = empty ? longest_heavy() : next_heavy();
+    if (!heavy) {
+      if (!place_densest()) close_from_pool();
+    } else if (fits(heavy_[*heavy].rows)) {
+      place(heavy_[*heavy].document, heavy_[*heavy].rows);
+      heavy_[*heavy].rows.begin = heavy_[*heavy].rows.end;
+      drop_empty(*heavy);
+    } else {
+      place_top(*heavy);
+    }
+  }
+}
+
+/// The last rows of a long document, and filler so that the worker is full in tokens and load.
+void Filler::place_top(size_t index) {
+  Rest& heavy = heavy_[index];
+  place_filler(heavy);
+  close_gap(heavy);
+  const Range top = last_rows(heavy.rows, tokens_);
+  place(heavy.document, top);
+  heavy.rows.end = top.begin;
+  drop_empty(index);
+}
+
+/// Whole documents, lightest first; last the longest that fits, for a small gap.
+void Filler::place_filler(const Rest& heavy) {
+  while (pool_.size() > 1) {
+    const Range& first = pool_.begin()->rows;
+    const Range& second = std::next(pool_.begin())->rows;
+    const int64_t beside = rows_beside(heavy, load(first) + load(second));
+    if (first.size() + second.size() + beside > tokens_) break;
+    place(pool_.begin());
+  }
+  const auto fits_beside = [&](const Range& rows) {
+    return tokens_beside(heavy, rows) < tokens_ + kHalfBlock;
+  };
+  const int64_t blocks = bisect(0, tokens_ / kBlockTokens + 1, [&](int64_t count) {
+    return !fits_beside({0, count * kBlockTokens});
+  });
+  auto it = above((blocks + 1) * kBlockTokens);
+  for (int tries = 0; it != pool_.begin() && tries < 2 * kTries; ++tries) {
+    if (!fits_beside((--it)->rows)) continue;
+    place(it);
+    return;
+  }
+}
+
+/// Most whole blocks from the start of `rows` that fit beside the last rows of `heavy`.
+Range Filler::prefix_beside(const Rest& heavy, const Range& rows) const {
+  const int64_t most = std::min(tokens_, rows.size()) / kBlockTokens;
+  const int64_t blocks = bisect(1, most + 1, [&](int64_t count) {
+    return tokens_beside(heavy, {rows.begin, rows.begin + count * kBlockTokens}) > tokens_;
+  });
+  return {rows.begin, rows.begin + std::max<int64_t>(0, blocks - 1) * kBlockTokens};
+}
+
+Range Filler::suffix_beside(const Rest& heavy, const Range& rows) const {
+  const int64_t block = bisect(
+      ceil_div(rows.begin, kBlockTokens), ceil_div(rows.end, kBlockTokens), [&](int64_t first) {
+        return tokens_beside(heavy, {first * kBlockTokens, rows.end}) <= tokens_;
+      });
+  return {std::min(block * kBlockTokens, rows.end), rows.end};
+}
+
+/// The worker's tokens exactly, by rows that make few keys travel and cost little.
+void Filler::close_gap(Rest& heavy) {
+  const auto closes = [&](const Range& rows) {
+    return tokens_beside(heavy, rows) + kBlockTokens > tokens_;
+  };
+  if (closes({})) return;
+  // Keys that travel for it, and those that other workers read for the load that it displaces.
+  const double keys_per_load = static_cast<double>(choice_.load_permille) * 1e-3 *
+                               static_cast<double>(heavy.rows.end) /
+                               static_cast<double>(share_ + 1);
+  const auto score = [&](int64_t keys, const Range& rows) {
+    return static_cast<double>(keys) + keys_per_load * static_cast<double>(load(rows));
+  };
+  const Range own = prefix_beside(heavy, heavy.rows);
+  const bool own_is_light =
+      own.empty() || !dense({own.end - kBlockTokens, own.end}, choice_.prefix_permille * 2);
+  std::optional<double> best;
+  if (own_is_light && closes(own)) best = score(0, own);
+  std::optional<Cut> chosen;
+  auto it = pool_.begin();
+  for (int tries = 0; it != pool_.end() && tries < kTries; ++it, ++tries) {
+    const Range prefix = prefix_beside(heavy, it->rows);
+    const Range suffix = suffix_beside(heavy, it->rows);
+    for (const auto& [rows, keys] :
+         {std::pair{prefix, prefix.end}, std::pair{suffix, suffix.begin}}) {
+      if (rows.empty() || !closes(rows) || (best && score(keys, rows) >= *best)) continue;
+      best = score(keys, rows);
+      chosen = Cut{it, rows};
+    }
+  }
+  if (chosen) {
+    place(*chosen);
+  } else {
+    place(heavy.document, own);
+    heavy.rows.begin = own.end;
+  }
+}
+
+/// Part of a document for the last tokens, or one that costs more than the room there is.
+void Filler::close_from_pool() {
+  std::optional<double> best;
+  std::optional<Cut> chosen;
+  const auto consider = [&](Pool::iterator it) {
+    for (const Range& rows : {first_rows(it->rows, tokens_), last_rows(it->rows, tokens_)}) {
+      if (rows.empty()) continue;
+      const int64_t keys = rows == it->rows               ? 0
+                           : rows.begin == it->rows.begin ? rows.end
+                                                          : rows.begin;
+      const auto over = static_cast<double>(load(rows) - room_);
+      const double score = static_cast<double>(keys) +
+                           (over > 0 ? over : -0.3 * over) / static_cast<double>(mean_load_ + 1);
+      if (best && score >= *best) continue;
+      best = score;
+      chosen = Cut{it, rows};
+    }
+  };
+  const auto middle = above(tokens_);
+  auto it = middle;
+  for (int tries = 0; it != pool_.end() && tries < 4 * kTries; ++it, ++tries) consider(it);
+  it = middle;
+  for (int tries = 0; it != pool_.begin() && tries < 4 * kTries; ++tries) consider(--it);
+  it = pool_.begin();
+  for (int tries = 0; it != pool_.end() && tries < kTries; ++it, ++tries) consider(it);
+  place(*chosen);
+}
+
+Layout Filler::run(const std::vector<int64_t>& shares) {
+  const int64_t total = request_.nano_batch.num_tokens();
+  const double slack = static_cast<double>(request_.options.tolerance_ppm * choice_.slack_permille);
+  const int num_workers = layout_.num_workers();
+  int64_t used = 0;
+  for (worker_ = 0; worker_ < num_workers; ++worker_) {
+    // Up to a boundary between workers, not a number of its own: errors do not add up.
+    const int64_t goal = total * (worker_ + 1) / num_workers - used;
+    tokens_ = goal;
+    share_ = static_cast<int64_t>(static_cast<double>(shares[worker_]) * (1 + slack * 1e-9));
+    room_ = share_;
+    if (worker_ + 1 < num_workers) {
+      fill();
+    } else {
+      for (const Rest& rest : heavy_) place(rest.document, rest.rows);
+      for (const Rest& rest : pool_) place(rest.document, rest.rows);
+    }
+    used += goal - tokens_;
+  }
+  return std::move(layout_);
+}
+
+}  // namespace
+
+Layout fill_workers(const PlanRequest& request, const std::vector<int64_t>& shares,
+                    const FillChoice& choice) {
+  return Filler(request, choice).run(shares);
+}
+
+}  // namespace distca

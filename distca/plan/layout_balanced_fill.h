@@ -1,0 +1,31 @@
+#pragma once
+// One construction of layout `balanced`: workers are filled one after another, each up to its
+// tokens and its load at once. Any thread.
+
+#include <cstdint>
+#include <vector>
+
+#include "distca/plan/plan.h"
+
+namespace distca {
+
+/// What the construction does not derive from the request; balanced_layout tries several.
+struct FillChoice {
+  int64_t heavy_permille =
+      1500;  // a document of twice this share of the mean load per token is cut
+  int64_t prefix_permille = 400;  // own first rows are filler up to twice this share of it
+  int64_t slack_permille = 900;   // of the tolerance that may be used
+  int64_t load_permille = 300;    // what filler's load counts for beside the keys it makes travel
+  int64_t spread_permille = 0;    // of the rows that all servers of a document read, shared by them
+};
+
+/// Places every token, each worker the mean number of tokens to within 128 and, as nearly as that
+/// allows, load up to `shares[worker]` x (1 + tolerance).
+/// Where queries are computed at home, keys travel to (worker, document) once, up to the last query
+/// there: so a long document is cut from its end in as few pieces as the load allows, the tokens
+/// beside such a piece are short documents or the document's own first rows (cheap to attend, and
+/// read by this worker anyway), and cuts of other documents are rare and small.
+Layout fill_workers(const PlanRequest& request, const std::vector<int64_t>& shares,
+                    const FillChoice& choice);
+
+}  // namespace distca
