@@ -82,6 +82,7 @@ Measured measure(const Workload& workload, const PlanOptions& options, int round
       for (int rank = 0; rank < workload.ranks; ++rank) index.exchange(rank);
     });
   }
+  measured.max_over_mean_before = max_over_mean(plan.cluster, home_load(plan));
   measured.summary = summarize(plan);
   measured.bytes = measured.summary.qkv_bytes + measured.summary.o_bytes;
   measured.lower_bound_bytes = lower_bound_bytes(plan);

@@ -23,7 +23,8 @@ std::vector<Variant> rival_variants(const std::string& scheduler);
 Variant original();
 
 struct Measured {
-  std::string refusal;  // of the planner; then all else is empty
+  std::string refusal;              // of the planner; then all else is empty
+  double max_over_mean_before = 1;  // if every query were computed where it lives
   PlanSummary summary;
   int64_t bytes = 0;  // Q, K, V and O, all servers, one layer forward
   int64_t lower_bound_bytes = 0;

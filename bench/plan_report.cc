@@ -71,7 +71,7 @@ void print_rivals(const Report& report) {
       refused += fmt::format("{}, {}: refused: {}\n", row.workload, row.name, m.refusal);
       continue;
     }
-    table.add_row({row.workload, row.name, number(m.summary.max_over_mean_before, 3),
+    table.add_row({row.workload, row.name, number(m.max_over_mean_before, 3),
                    number(m.summary.max_over_mean, 3), mib(m.summary.qkv_bytes),
                    mib(m.summary.o_bytes), number(shares(m, row.original).bytes, 3),
                    mib(m.summary.max_send_bytes), mib(m.summary.max_receive_bytes),
@@ -129,7 +129,7 @@ Json to_json(const Row& row) {
     return json;
   }
   const Shares of = shares(m, row.original);
-  json.update({{"max_over_mean_before", m.summary.max_over_mean_before},
+  json.update({{"max_over_mean_before", m.max_over_mean_before},
                {"max_over_mean", m.summary.max_over_mean},
                {"qkv_bytes", m.summary.qkv_bytes},
                {"o_bytes", m.summary.o_bytes},
