@@ -11,14 +11,16 @@ cd "$(dirname "$0")/.."
 jobs=${1:-2}
 pinned=distca/plan/testdata/plan_hashes.txt
 clang=$(command -v clang++ || compgen -c clang++- | sort -V | tail -1)
-[ -n "$clang" ] || { echo "determinism: no clang++: apt-get install clang" >&2; exit 1; }
+die() { echo "determinism: $*" >&2; exit 1; }
+[ -n "$clang" ] || die "no clang++: apt-get install clang"
 
 failed=0
 check() {  # NAME COMPILER FLAGS
   local build=build/determinism-$1
-  cmake --preset core -B "$build" --log-level=WARNING -DCMAKE_CXX_COMPILER="$2" -DCMAKE_CXX_FLAGS_RELEASE="$3" \
-    -DDISTCA_BUILD_TESTS=OFF >/dev/null
-  cmake --build "$build" -j "$jobs" --target bench_plan_hashes >/dev/null
+  mkdir -p "$build"
+  { cmake --preset core -B "$build" --log-level=WARNING -DCMAKE_CXX_COMPILER="$2" -DCMAKE_CXX_FLAGS_RELEASE="$3" \
+      -DDISTCA_BUILD_TESTS=OFF && cmake --build "$build" -j "$jobs" --target bench_plan_hashes; } \
+    > "$build/log.txt" 2>&1 || { tail -30 "$build/log.txt" >&2; die "$1 does not build: $build/log.txt"; }
   "$build/bench/plan_hashes" > "$build/plan_hashes.txt"
   if diff "$pinned" "$build/plan_hashes.txt"; then
     echo "determinism: $1 ($("$2" --version | head -1), $3): $(wc -l < "$pinned") plans as pinned"

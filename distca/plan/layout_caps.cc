@@ -8,7 +8,7 @@ void check_tokens_fit(const PlanRequest& request) {
   const int num_workers = request.cluster.num_workers;
   const int64_t total = request.nano_batch.num_tokens();
   const int64_t cap = request.cluster.max_tokens_per_worker;
-  if (cap == 0 || total <= cap * num_workers) return;
+  if (cap == 0 || ceil_div(total, num_workers) <= cap) return;
   throw Error(ErrorKind::kPlan,
               "{} tokens do not fit {} workers of at most {} tokens (max_tokens_per_worker; {} in "
               "all): use "

@@ -88,6 +88,8 @@ const Damage kDamages[] = {
      [](Plan& plan) { plan.nano_batch.documents[1].id = 2; }},
     {"document_of_negative_length", "document 1 has -1 tokens",
      [](Plan& plan) { plan.nano_batch.documents[1].length = -1; }},
+    {"nano_batch_of_too_many_tokens", "a nano-batch of more than 1073741824 tokens",
+     [](Plan& plan) { plan.nano_batch.documents[1].length = int64_t{1} << 30; }},
     // The tasks.
     {"task_dropped", "computed by no task", [](Plan& plan) { plan.tasks.pop_back(); }},
     {"task_twice", "computed twice",
