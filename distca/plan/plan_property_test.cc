@@ -247,7 +247,7 @@ TEST_P(PlanProperty, a_valid_plan_or_a_refusal_that_names_what_cannot_be_met) {
         EXPECT_THAT(validate(*plan, checks(request)), IsEmpty());
         if (balances(request)) {
           const double bound = 1 + static_cast<double>(plan->options.tolerance_ppm) * 1e-6;
-          const double home = max_over_mean(plan->cluster, home_load(*plan));
+          const double home = max_over_mean(plan->cluster, testing::home_load(*plan));
           EXPECT_LE(max_over_mean(*plan), std::max(bound, home));
         }
         continue;
