@@ -30,6 +30,16 @@ inline PlanRequest workload_request(const std::string& name) {
   return request;
 }
 
+/// Nanoseconds that grow with queries and keys: what a profile looks like, not a machine's.
+inline AttentionProfile small_profile() {
+  AttentionProfile profile{.machine = "none", .path = "made", .q_tokens = {128, 8192}};
+  profile.shape = {.num_heads = 4, .num_kv_heads = 1};
+  profile.kv_tokens = {128, 8192};
+  profile.forward_ns = {1'000, 50'000, 0, 1'500'000};
+  profile.backward_ns = {2'500, 120'000, 0, 4'000'000};
+  return profile;
+}
+
 /// Mostly short, a few long, odd lengths; sometimes none.
 inline std::vector<int64_t> random_lengths(Random& random) {
   std::vector<int64_t> lengths(random.below(9));
