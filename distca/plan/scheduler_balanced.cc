@@ -1,13 +1,18 @@
 #include "distca/plan/scheduler_balanced.h"
 
 #include "distca/plan/scheduler_balanced_caps.h"
+#include "distca/plan/scheduler_balanced_improve.h"
 #include "distca/plan/scheduler_balanced_moves.h"
 
 namespace distca {
 
+/// About 0.1 ms each; beyond some hundred rounds little is left to gain.
+constexpr int kRounds = 96;
+
 std::vector<Task> schedule_balanced(const PlanRequest& request, const Layout& layout) {
   Mover mover(request, layout);
   mover.balance();
+  improve(mover, kRounds);
   respect_caps(mover, request.cluster);
   mover.balance();  // what caps have moved, within the caps
   while (mover.shed_one_block()) {

@@ -1,8 +1,7 @@
 #include "distca/plan/scheduler_balanced_caps.h"
 
 #include <algorithm>
-#include <optional>
-#include <tuple>
+#include <array>
 
 namespace distca {
 namespace {
@@ -40,10 +39,10 @@ class Repair {
     }
     std::sort(ranks.begin(), ranks.end());
     for (const auto& [over, rank] : ranks) {
-      best_.reset();
+      found_ = false;
       relieve(rank);
-      if (!best_) continue;
-      mover_.give(best_->from, best_->index, best_->q, best_->to);
+      if (!found_) continue;
+      mover_.give(best_.from, best_.index, best_.q, best_.to);
       return true;
     }
     return false;
@@ -55,7 +54,7 @@ class Repair {
     size_t index;
     Range q;
     int to;
-    std::tuple<int64_t, int64_t, int64_t> badness;  // overrun, load above the bound, price
+    std::array<int64_t, 3> badness;  // overrun, load above the bound, price
   };
 
   const Assignment& state() const { return mover_.state(); }
@@ -116,15 +115,17 @@ class Repair {
     trial.badness = {total_overrun(), std::max<int64_t>(0, mover_.excess(trial.to)),
                      state().price()};
     mover_.undo_trial();
-    if (std::get<0>(trial.badness) < total_ && (!best_ || trial.badness < best_->badness)) {
+    if (trial.badness[0] < total_ && (!found_ || trial.badness < best_.badness)) {
       best_ = trial;
+      found_ = true;
     }
   }
 
   Mover& mover_;
   const Cluster& cluster_;
   int64_t total_ = 0;
-  std::optional<Trial> best_;
+  Trial best_{};
+  bool found_ = false;
 };
 
 }  // namespace
