@@ -87,7 +87,7 @@ TEST(SchedulerBalanced, keeps_a_tight_bound_too) {
 TEST(SchedulerBalanced, every_build_and_machine_makes_this_plan) {
   // Ranks compare hashes of plans each made for itself. A change of the planner changes this value,
   // and only that.
-  EXPECT_EQ(plan_hash(make_plan(workload("pretrain_64x128k_1"))), "");
+  EXPECT_EQ(plan_hash(make_plan(workload("pretrain_64x128k_1"))), "db1c20d49377cbba");
 }
 
 TEST(SchedulerBalanced, random_batches_and_capacities_give_valid_plans) {
@@ -162,7 +162,9 @@ TEST(SchedulerBalanced, a_server_that_holds_the_keys_is_preferred) {
 TEST(SchedulerBalanced, a_whole_document_moves_in_one_task) {
   Layout layout;
   layout.workers = {{{0, {0, 4096}}, {1, {0, 4096}}}, {}};
-  const Plan plan = make_plan(balanced({4096, 4096}, 2), layout);
+  PlanRequest request = balanced({4096, 4096}, 2);
+  request.options.tolerance_ppm = 0;
+  const Plan plan = make_plan(request, layout);
   EXPECT_EQ(plan.tasks.size(), 2);
   EXPECT_DOUBLE_EQ(max_over_mean(plan), 1);
 }
@@ -193,6 +195,33 @@ TEST(SchedulerBalanced, the_search_keeps_within_caps_and_refuses_by_name_what_it
       EXPECT_THAT(error.what(), HasSubstr(cap.name));
     }
   }
+}
+
+TEST(SchedulerBalanced, tight_caps_are_met_or_refused_by_name) {
+  Random random(23);
+  int met = 0;
+  int refused = 0;
+  for (int trial = 0; trial < 300; ++trial) {
+    PlanRequest request =
+        balanced(testing::random_lengths(random), 2 + static_cast<int>(random.below(6)));
+    request.cluster.memory = {.token_bytes = 900, .kept_query_bytes = 500, .kept_key_bytes = 300};
+    const auto cap = [&random] { return static_cast<int64_t>(random.below(6'000'000)); };
+    if (random.below(2) == 0) request.cluster.max_receive_bytes = cap();
+    if (random.below(2) == 0) request.cluster.max_send_bytes = cap();
+    if (random.below(2) == 0) request.cluster.max_memory_bytes = cap();
+    try {
+      EXPECT_THAT(validate(make_plan(request)), IsEmpty());
+      ++met;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kPlan);
+      EXPECT_THAT(error.what(),
+                  ::testing::AnyOf(HasSubstr("max_receive_bytes"), HasSubstr("max_send_bytes"),
+                                   HasSubstr("max_memory_bytes")));
+      ++refused;
+    }
+  }
+  EXPECT_GT(met, 100);
+  EXPECT_GT(refused, 10);
 }
 
 TEST(SchedulerBalanced, bytes_between_nodes_are_avoided_where_those_inside_cost_less) {
