@@ -197,6 +197,16 @@ TEST(SchedulerBalanced, the_search_keeps_within_caps_and_refuses_by_name_what_it
   }
 }
 
+TEST(SchedulerBalanced, a_cap_somewhat_lower_costs_bytes_before_even_load) {
+  PlanRequest request = workload("pretrain_64x128k_1");
+  const Plan plan = make_plan(request);
+  request.cluster.max_send_bytes = largest(plan, &ServerLoad::send_bytes) * 95 / 100;
+  const Plan capped = make_plan(request);
+  EXPECT_LE(largest(capped, &ServerLoad::send_bytes), request.cluster.max_send_bytes);
+  EXPECT_LE(max_over_mean(capped), 1.02);
+  EXPECT_GT(all_bytes(capped), all_bytes(plan));
+}
+
 TEST(SchedulerBalanced, tight_caps_are_met_or_refused_by_name) {
   Random random(23);
   int met = 0;
