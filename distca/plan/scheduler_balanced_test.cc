@@ -153,7 +153,9 @@ TEST(SchedulerBalanced, a_server_that_holds_the_keys_is_preferred) {
   EXPECT_THAT(validate(plan), IsEmpty());
   const PlanSummary summary = summarize(plan);
   for (const Task& task : plan.tasks) {
-    if (task.document == 1) EXPECT_EQ(task.server, 2);
+    if (task.document == 1) {
+      EXPECT_EQ(task.server, 2);
+    }
   }
   EXPECT_GT(plan.load[1].o_send_bytes, plan.load[2].o_send_bytes);
   EXPECT_LE(summary.max_over_mean, 1.02);
