@@ -18,7 +18,7 @@ struct Move {
   Range q;
   Range kv;
   int receiver = -1;
-  int64_t load = 0;  // that the receiver gets
+  int64_t load = 0;   // that the receiver gets
   double useful = 0;  // of it, what the donor has too much
   double price = 0;   // of bytes
 };
@@ -133,27 +133,37 @@ Range Giving::enough(int64_t blocks, const Part& part, const Range& q, const Ran
 
 Range Giving::top(const Range& q, const Range& kv) const {
   const int64_t last = ceil_div(q.end, kBlockTokens);
-  return enough(last - q.begin / kBlockTokens,
-                [&](int64_t n) { return Range{std::max(q.begin, (last - n) * kBlockTokens), q.end}; },
-                q, kv, true);
+  return enough(
+      last - q.begin / kBlockTokens,
+      [&](int64_t n) {
+        return Range{std::max(q.begin, (last - n) * kBlockTokens), q.end};
+      },
+      q, kv, true);
 }
 Range Giving::bottom(const Range& q, const Range& kv) const {
-  return enough(ceil_div(q.size(), kBlockTokens),
-                [&](int64_t n) { return Range{q.begin, std::min(q.end, q.begin + n * kBlockTokens)}; },
-                q, kv, true);
+  return enough(
+      ceil_div(q.size(), kBlockTokens),
+      [&](int64_t n) {
+        return Range{q.begin, std::min(q.end, q.begin + n * kBlockTokens)};
+      },
+      q, kv, true);
 }
 Range Giving::left(const Range& q, const Range& kv) const {
   return enough(
       ceil_div(kv.size(), kBlockTokens),
-      [&](int64_t n) { return Range{kv.begin, std::min(kv.end, kv.begin + n * kBlockTokens)}; }, q,
-      kv, false);
+      [&](int64_t n) {
+        return Range{kv.begin, std::min(kv.end, kv.begin + n * kBlockTokens)};
+      },
+      q, kv, false);
 }
 Range Giving::right(const Range& q, const Range& kv) const {
   const int64_t last = ceil_div(kv.end, kBlockTokens);
   return enough(
       last - kv.begin / kBlockTokens,
-      [&](int64_t n) { return Range{std::max(kv.begin, (last - n) * kBlockTokens), kv.end}; }, q, kv,
-      false);
+      [&](int64_t n) {
+        return Range{std::max(kv.begin, (last - n) * kBlockTokens), kv.end};
+      },
+      q, kv, false);
 }
 
 Rest Giving::rest_of(const Piece& piece, const Range& q, const Range& kv) const {
@@ -190,11 +200,14 @@ void Giving::offer(const Range& q, const Range& keys, double later) {
   }
   const Rest rest = rest_of(from, q, kv);
   const double saved = static_cast<double>(state_.to_shrink(donor_, index_, rest.span()).price);
-  const Move move{
-      donor_,    index_,     q,
-      kv,        receiver_,  piece.load,
-      static_cast<double>(std::min(piece.load, excess(donor_))),
-      static_cast<double>(there.price) - std::max(saved, later)};
+  const Move move{donor_,
+                  index_,
+                  q,
+                  kv,
+                  receiver_,
+                  piece.load,
+                  static_cast<double>(std::min(piece.load, excess(donor_))),
+                  static_cast<double>(there.price) - std::max(saved, later)};
   if (!*best_ || better(move, **best_)) *best_ = move;
 }
 
@@ -262,9 +275,9 @@ void Giving::gather_receivers(int donor, const Piece& piece) {
     }
   };
   for (const int64_t load : {excess(donor), piece.load}) {
-    const int64_t tightest = std::partition_point(order_.begin(), order_.end(),
-                                                  [&](int s) { return room(s) >= load; }) -
-                             order_.begin() - 1;
+    const int64_t tightest =
+        std::partition_point(order_.begin(), order_.end(), [&](int s) { return room(s) >= load; }) -
+        order_.begin() - 1;
     if (tightest >= 0) add(order_[tightest]);
   }
   for (size_t i = 0; i < std::min(kForeign, order_.size()); ++i) add(order_[i]);
@@ -310,9 +323,8 @@ void Giving::run() {
     if (room(server) > 0) order_.push_back(server);
     if (excess(server) > 0) donors.push_back({server, true, std::nullopt});
   }
-  std::sort(order_.begin(), order_.end(), [this](int a, int b) {
-    return room(a) != room(b) ? room(a) > room(b) : a < b;
-  });
+  std::sort(order_.begin(), order_.end(),
+            [this](int a, int b) { return room(a) != room(b) ? room(a) > room(b) : a < b; });
   for (Donor& donor : donors) {
     donor.best = best_move(donor.server);
     donor.stale = false;
