@@ -1,20 +1,65 @@
 #include "distca/plan/key_sub_ranges.h"
 
-#include <cstdlib>
+#include <algorithm>
+#include <array>
+
+#include "distca/plan/accounting.h"
 #include "distca/plan/key_sub_ranges_give.h"
 #include "distca/plan/key_sub_ranges_groups.h"
+#include "distca/plan/scheduler_balanced.h"
 
 namespace distca {
+namespace {
+
+/// Lower is better, the first figure first: bytes above caps, load above bounds, bytes.
+using Figures = std::array<int64_t, 3>;
+
+int64_t above(int64_t value, int64_t cap) {
+  return cap > 0 ? std::max<int64_t>(0, value - cap) : 0;
+}
+
+Figures figures(const PlanRequest& request, const Layout& layout, std::vector<Task> tasks,
+                const std::vector<int64_t>& bounds) {
+  const Cluster& cluster = request.cluster;
+  const Plan plan{.nano_batch = request.nano_batch,
+                  .cluster = cluster,
+                  .shape = request.shape,
+                  .options = request.options,
+                  .layout = layout,
+                  .tasks = std::move(tasks),
+                  .load = {}};
+  Figures result{};
+  const std::vector<ServerLoad> loads = account(plan, request.profile.get());
+  for (size_t rank = 0; rank < loads.size(); ++rank) {
+    const ServerLoad& load = loads[rank];
+    result[0] += above(load.send_bytes, cluster.max_send_bytes) +
+                 above(load.receive_bytes, cluster.max_receive_bytes) +
+                 above(load.memory_bytes, cluster.max_memory_bytes);
+    const int64_t price = request.profile ? load.time_ns : load.pairs;
+    result[1] += std::max<int64_t>(0, price - bounds[rank]);
+    const int64_t busy = std::max(load.send_bytes, load.receive_bytes);
+    result[2] = request.options.spread ? std::max(result[2], busy)
+                                       : result[2] + load.receive_bytes + load.o_send_bytes;
+  }
+  return result;
+}
+
+}  // namespace
 
 std::vector<Task> schedule_with_key_sub_ranges(const PlanRequest& request, const Layout& layout) {
   Assignment state(request, layout);
-  const char* e = getenv("ORDER");
-  const std::string o = e ? e : "dg";
-  for (char c : o) {
-    if (c == 'd') divide_keys(state, request);
-    if (c == 'g') give_rectangles(state, request);
-  }
-  return state.tasks();
+  const std::vector<int64_t> bounds = load_bounds(state, request);
+  divide_keys(state, request);
+  give_rectangles(state, request);
+  std::vector<Task> tasks = state.tasks();
+
+  PlanRequest all_keys = request;
+  all_keys.options.key_sub_ranges = false;
+  all_keys.options.spread = false;
+  std::vector<Task> whole = schedule_balanced(all_keys, layout);
+  const bool better =
+      figures(request, layout, tasks, bounds) < figures(request, layout, whole, bounds);
+  return better ? tasks : whole;
 }
 
 }  // namespace distca

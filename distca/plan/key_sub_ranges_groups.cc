@@ -39,10 +39,10 @@ struct GroupPrice {
 /// One document: who computes its highest rows, and the groups that they could form.
 struct Division {
   int64_t document = 0;
-  std::vector<Member> members;                   // highest rows first
-  std::vector<std::vector<GroupPrice>> prices;   // [first member][members - 2]
-  std::vector<std::vector<size_t>> levels;       // [level] sizes of the groups, in order
-  size_t level = 0;                              // in use
+  std::vector<Member> members;                  // highest rows first
+  std::vector<std::vector<GroupPrice>> prices;  // [first member][members - 2]
+  std::vector<std::vector<size_t>> levels;      // [level] sizes of the groups, in order
+  size_t level = 0;                             // in use
 };
 
 class Grouping {
@@ -289,8 +289,7 @@ void Grouping::visit_tasks(const Division& division, size_t level, const Visit& 
         const Piece& piece = member.piece;
         const Range kv{stripe.keys.begin, std::min(stripe.keys.end, piece.q.end)};
         if (kv.empty()) continue;
-        visit(stripe.member->server,
-              state_.with_keys(piece.document, piece.q, kv, piece.home));
+        visit(stripe.member->server, state_.with_keys(piece.document, piece.q, kv, piece.home));
       }
     }
   }
@@ -348,8 +347,7 @@ void Grouping::spread() {
       ++division.level;
       form(division);
       const auto cost = static_cast<double>(state_.price());
-      const double gain =
-          static_cast<double>(before - traffic(rank)) / std::max(1.0, cost - price);
+      const double gain = static_cast<double>(before - traffic(rank)) / std::max(1.0, cost - price);
       if (most_traffic(division) < before && cost <= budget && gain > best_gain) {
         best = &division;
         best_gain = gain;
