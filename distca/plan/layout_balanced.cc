@@ -8,7 +8,7 @@
 #include "distca/cost/task_price.h"
 #include "distca/plan/layout_balanced_fill.h"
 #include "distca/plan/layout_balanced_price.h"
-#include "distca/plan/layout_cap.h"
+#include "distca/plan/layout_caps.h"
 
 namespace distca {
 namespace {

@@ -1,6 +1,6 @@
 #include "distca/plan/layout_sequential.h"
 
-#include "distca/plan/layout_cap.h"
+#include "distca/plan/layout_caps.h"
 
 namespace distca {
 namespace {
@@ -38,9 +38,9 @@ void take(int64_t document, int64_t tokens, Range& rest, std::vector<Segment>& w
 }  // namespace
 
 Layout sequential_layout(const PlanRequest& request) {
+  check_tokens_fit(request);
   const int num_workers = request.cluster.num_workers;
   const int64_t total = request.nano_batch.num_tokens();
-  check_tokens_fit(request);
   Layout layout;
   layout.workers.resize(num_workers);
   int64_t used = 0;

@@ -80,6 +80,12 @@ PlanRequest resolved(PlanRequest request) {
     throw Error(ErrorKind::kPlan, "scheduler {} has a layout of its own, {}, and takes no {}",
                 scheduler.name, scheduler.layout, options.layout);
   }
+  const LayoutEntry& layout = find_layout(options.layout);
+  if ((scheduler.even_tokens && !layout.even_tokens) || (scheduler.cuts && !layout.cuts)) {
+    throw Error(ErrorKind::kPlan, "layout {} {}, which scheduler {} does not allow", layout.name,
+                layout.cuts ? "gives workers uneven tokens" : "cuts documents anywhere",
+                scheduler.name);
+  }
   if ((options.key_sub_ranges || options.spread) && !scheduler.key_sub_ranges) {
     throw Error(ErrorKind::kPlan, "scheduler {} knows no {}", scheduler.name,
                 options.key_sub_ranges ? "key sub-ranges" : "spread");

@@ -9,6 +9,7 @@
 #include "distca/base/random.h"
 #include "distca/plan/accounting.h"
 #include "distca/plan/plan.h"
+#include "distca/plan/plan_batch_input.h"
 
 namespace distca::testing {
 
@@ -19,6 +20,14 @@ inline PlanRequest request_for(const std::vector<int64_t>& lengths, int workers,
           .cluster = Cluster::in_place(workers),
           .shape = {.num_heads = 4, .num_kv_heads = 1},
           .options = {.scheduler = scheduler, .tolerance_ppm = tolerance_ppm}};
+}
+
+/// One of the five workload files, for Llama-8B on one of 8 tensor-parallel ranks.
+inline PlanRequest workload_request(const std::string& name) {
+  const Workload workload = read_workload("distca/plan/testdata/workloads/" + name + ".json");
+  PlanRequest request = request_for({}, workload.ranks);
+  request.nano_batch = workload.nano_batch;
+  return request;
 }
 
 /// Mostly short, a few long, odd lengths; sometimes none.
@@ -60,6 +69,7 @@ inline void complete(Plan& plan) {
 inline Plan random_plan(int workers, int dedicated, Random& random) {
   Plan plan;
   plan.nano_batch = NanoBatch::from_lengths(random_lengths(random));
+  plan.options.key_sub_ranges = true;
   plan.cluster.num_workers = workers;
   plan.cluster.capacity.assign(workers + dedicated, 1);
   plan.shape = {.num_heads = 4, .num_kv_heads = 2, .head_dim_qk = 16, .head_dim_v = 8};

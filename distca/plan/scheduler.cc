@@ -5,9 +5,13 @@
 #include "distca/base/error.h"
 #include "distca/base/text.h"
 #include "distca/plan/layout_balanced.h"
+#include "distca/plan/layout_exact.h"
+#include "distca/plan/layout_per_document.h"
 #include "distca/plan/layout_sequential.h"
+#include "distca/plan/layout_wlb.h"
 #include "distca/plan/scheduler_balanced.h"
 #include "distca/plan/scheduler_greedy.h"
+#include "distca/plan/scheduler_greedy_original.h"
 #include "distca/plan/scheduler_local.h"
 
 namespace distca {
@@ -15,22 +19,52 @@ namespace {
 
 constexpr LayoutEntry kLayouts[] = {
     {"sequential", "documents in order fill one worker after another", sequential_layout},
+    {.name = "sequential-exact",
+     .summary = "the same, cut at any token: the released planner's, for counting only",
+     .make = sequential_exact_layout,
+     .cuts = false},
+    {.name = "wlb",
+     .summary = "whole documents, even work by x^2 + x: variable-length packing",
+     .make = wlb_layout,
+     .even_tokens = false},
+    {.name = "per-document-cp",
+     .summary = "every document over all workers, head and tail shards",
+     .make = per_document_layout,
+     .even_tokens = false},
     {"balanced", "homes where most queries can stay and keys travel least", balanced_layout},
 };
 constexpr SchedulerEntry kSchedulers[] = {
     {.name = "balanced",
      .summary = "even load for the fewest bytes: shards where the keys are, each key once a server",
      .schedule = schedule_balanced,
-     .layout = "sequential",
+     .layout = "balanced",
      .tolerance_ppm = 20'000},
     {.name = "greedy",
      .summary = "the paper's: overloaded servers give shards away, most pairs per byte first",
      .schedule = schedule_greedy,
      .layout = "sequential"},
+    {.name = "greedy-original",
+     .summary = "the paper's released planner, for counting bytes only",
+     .schedule = schedule_greedy_original,
+     .layout = "sequential-exact",
+     .only_this_layout = true,
+     .cuts = false},
     {.name = "local",
      .summary = "every query where it lives: plain packing",
      .schedule = schedule_local,
      .layout = "sequential"},
+    {.name = "per-document-cp",
+     .summary = "context parallelism: every document over all workers, tasks stay, keys travel",
+     .schedule = schedule_local,
+     .layout = "per-document-cp",
+     .only_this_layout = true,
+     .even_tokens = false},
+    {.name = "wlb",
+     .summary = "whole documents packed for even work, tokens uneven; nothing travels",
+     .schedule = schedule_local,
+     .layout = "wlb",
+     .only_this_layout = true,
+     .even_tokens = false},
 };
 
 template <typename Entry>
@@ -59,6 +93,14 @@ ValidateOptions checks_of(const SchedulerEntry& scheduler) {
   options.cuts = scheduler.cuts;
   options.even_tokens = scheduler.even_tokens;
   return options;
+}
+
+void check_runs(const SchedulerEntry& scheduler) {
+  if (scheduler.cuts) return;
+  throw Error(
+      ErrorKind::kPlan,
+      "scheduler {} cuts documents anywhere, for counting bytes only: nothing runs its plans",
+      scheduler.name);
 }
 
 }  // namespace distca

@@ -23,6 +23,8 @@ struct LayoutEntry {
   std::string_view name;
   std::string_view summary;  // one line, for --help
   LayoutFunction make;
+  bool even_tokens = true;  // false: only for schedulers that trade even tokens away too
+  bool cuts = true;         // false: only for schedulers that cut anywhere too
 };
 struct SchedulerEntry {
   std::string_view name;
@@ -45,5 +47,8 @@ const SchedulerEntry& find_scheduler(std::string_view name);
 
 /// What of a plan of this scheduler the validator has to check (plan/validate.h).
 ValidateOptions checks_of(const SchedulerEntry& scheduler);
+
+/// Throws Error(kPlan) for a scheduler whose plans are for counting only: train calls it.
+void check_runs(const SchedulerEntry& scheduler);
 
 }  // namespace distca

@@ -3,10 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <filesystem>
-
 #include "distca/base/error.h"
-#include "distca/plan/plan_batch_input.h"
 #include "distca/plan/plan_testing.h"
 #include "distca/plan/summary.h"
 #include "distca/plan/validate.h"
@@ -18,15 +15,9 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using testing::request_for;
+using testing::workload_request;
 
 constexpr int64_t k1K = 1024;
-
-PlanRequest workload_request(const std::string& name) {
-  const Workload workload = read_workload("distca/plan/testdata/workloads/" + name + ".json");
-  PlanRequest request = request_for({}, workload.ranks);
-  request.nano_batch = workload.nano_batch;
-  return request;
-}
 
 class Workloads : public ::testing::TestWithParam<const char*> {};
 

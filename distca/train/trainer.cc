@@ -22,6 +22,7 @@
 #include "distca/model/safetensors.h"
 #include "distca/plan/exchange.h"
 #include "distca/plan/plan.h"
+#include "distca/plan/scheduler.h"
 #include "distca/plan/validate.h"
 #include "distca/train/metrics.h"
 #include "distca/train/optimizer.h"
@@ -151,7 +152,8 @@ class Trainer {
     Fnv1a64 hash;
     for (const NanoBatchSource& source : batch) {
       const Plan plan = make_plan(plan_request(config_, source.nano_batch, comm_.size()));
-      const std::vector<std::string> violations = validate(plan);
+      const std::vector<std::string> violations =
+          validate(plan, checks_of(find_scheduler(plan.options.scheduler)));
       DISTCA_CHECK(violations.empty(), "scheduler {} made a wrong plan: {}", plan.options.scheduler,
                    violations[0]);
       hash.add(plan_hash(plan));
@@ -302,6 +304,7 @@ void check_run(const Config& config, int num_workers) {
                 "train.device = cuda: this machine or this PyTorch has no CUDA device");
   }
   check_memory(config.model);
+  check_runs(find_scheduler(config.plan.scheduler));
   const IndexedDataset data(config.data.prefix);
   data.check_vocabulary(config.model.vocab_size);
   const DocumentSplit split =

@@ -1,0 +1,32 @@
+#include "distca/plan/layout_caps.h"
+
+#include "distca/base/error.h"
+
+namespace distca {
+
+void check_tokens_fit(const PlanRequest& request) {
+  const int num_workers = request.cluster.num_workers;
+  const int64_t total = request.nano_batch.num_tokens();
+  const int64_t cap = request.cluster.max_tokens_per_worker;
+  if (cap == 0 || total <= cap * num_workers) return;
+  throw Error(
+      ErrorKind::kPlan,
+      "{} tokens do not fit {} workers of at most {} tokens ({} in all): use more workers, a "
+      "larger cap or a smaller nano-batch",
+      total, num_workers, cap, cap * num_workers);
+}
+
+void check_workers_fit(const PlanRequest& request, const Layout& layout) {
+  check_tokens_fit(request);
+  const int64_t cap = request.cluster.max_tokens_per_worker;
+  for (int worker = 0; cap > 0 && worker < layout.num_workers(); ++worker) {
+    const int64_t tokens = layout.num_tokens(worker);
+    if (tokens < cap + kBlockTokens) continue;
+    throw Error(ErrorKind::kPlan,
+                "layout {} gives worker {} {} tokens, max_tokens_per_worker is {}: use a larger "
+                "cap or a layout with even tokens",
+                request.options.layout, worker, tokens, cap);
+  }
+}
+
+}  // namespace distca

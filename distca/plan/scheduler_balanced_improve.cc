@@ -1,0 +1,120 @@
+#include "distca/plan/scheduler_balanced_improve.h"
+
+#include <algorithm>
+
+namespace distca {
+namespace {
+
+constexpr int kPartners = 2;
+constexpr int kOrders = 4;  // of moves: how much large ones count for more (Mover::balance)
+constexpr int kTries = 2;   // of one receiver without a change
+constexpr int kCrumbs = 4;  // as much load as so many crumbs is worth another look
+
+class Improve {
+ public:
+  explicit Improve(Mover& mover) : mover_(mover), tried_(mover.state().num_servers(), 0) {}
+
+  bool round(int number) {
+    const int worst = most_expensive();
+    if (worst < 0 || tried_[worst] >= kTries) return false;
+    ++tried_[worst];
+    std::vector<int> targets{worst};
+    for (int i = 0; i < kPartners; ++i) {
+      const int partner = partner_of(targets, number);
+      if (partner >= 0) targets.push_back(partner);
+    }
+    const int64_t price = mover_.price();
+    const int64_t excess = total_excess();
+    mover_.begin_trial();
+    for (const int server : targets) send_home(server);
+    mover_.balance(number % kOrders);
+    if (mover_.price() < price && total_excess() <= excess) {
+      mover_.keep_trial();
+      for (const int server : mover_.state().touched()) tried_[server] = 0;
+    } else {
+      mover_.undo_trial();
+    }
+    return true;
+  }
+
+ private:
+  const Assignment& state() const { return mover_.state(); }
+  int home_of(const Piece& piece) const { return state().homes()[piece.home].worker; }
+
+  int64_t total_excess() const {
+    int64_t total = 0;
+    for (int server = 0; server < state().num_servers(); ++server) {
+      total += std::max<int64_t>(0, mover_.excess(server));
+    }
+    return total;
+  }
+
+  /// Bytes that a server receives per load that it took; 0: it took next to none.
+  double rate(int server) const {
+    int64_t load = 0;
+    for (const Piece& piece : state().pieces(server)) {
+      if (home_of(piece) != server) load += piece.load;
+    }
+    return load < 4 * mover_.crumb()
+               ? 0
+               : static_cast<double>(state().receive_bytes(server)) / static_cast<double>(load);
+  }
+
+  /// The one that has been tried least, of those the most expensive; -1: no receiver.
+  int most_expensive() const {
+    int worst = -1;
+    double highest = 0;
+    for (int server = 0; server < state().num_servers(); ++server) {
+      const double here = rate(server);
+      if (here == 0) continue;
+      if (worst < 0 || tried_[server] < tried_[worst] ||
+          (tried_[server] == tried_[worst] && here > highest)) {
+        worst = server;
+        highest = here;
+      }
+    }
+    return worst;
+  }
+
+  /// A server that took rows of the same documents as the targets; in turn with `number`.
+  int partner_of(const std::vector<int>& targets, int number) const {
+    std::vector<int> partners;
+    for (const Piece& piece : state().pieces(targets.front())) {
+      if (home_of(piece) == targets.front()) continue;
+      for (const int server : mover_.knowing(piece.document)) {
+        if (std::find(targets.begin(), targets.end(), server) == targets.end() &&
+            rate(server) > 0) {
+          partners.push_back(server);
+        }
+      }
+    }
+    std::sort(partners.begin(), partners.end());
+    partners.erase(std::unique(partners.begin(), partners.end()), partners.end());
+    if (partners.empty()) return -1;
+    return partners[(number * 7 + tried_[targets.front()]) % partners.size()];
+  }
+
+  void send_home(int server) {
+    for (size_t index = 0; index < state().pieces(server).size();) {
+      const Piece& piece = state().pieces(server)[index];
+      if (home_of(piece) == server) {
+        ++index;
+      } else {
+        mover_.give(server, index, piece.q, home_of(piece));
+      }
+    }
+  }
+
+  Mover& mover_;
+  std::vector<int> tried_;  // [server] rounds since its last change
+};
+
+}  // namespace
+
+void improve(Mover& mover, int rounds) {
+  Improve search(mover);
+  for (int round = 0; round < rounds && search.round(round); ++round) {
+  }
+}
+
+}  // namespace distca
