@@ -7,12 +7,16 @@
 #include "distca/plan/key_sub_ranges_give.h"
 #include "distca/plan/key_sub_ranges_groups.h"
 #include "distca/plan/scheduler_balanced.h"
+#include "distca/plan/scheduler_balanced_moves.h"
 
 namespace distca {
 namespace {
 
 /// Lower is better, the first figure first: bytes above caps, load above bounds, bytes.
 using Figures = std::array<int64_t, 3>;
+
+/// One part in so many is the most that improving tasks with all keys gains on a first balance.
+constexpr int64_t kBestGain = 8;
 
 int64_t above(int64_t value, int64_t cap) {
   return cap > 0 ? std::max<int64_t>(0, value - cap) : 0;
@@ -52,14 +56,17 @@ std::vector<Task> schedule_with_key_sub_ranges(const PlanRequest& request, const
   divide_keys(state, request);
   give_rectangles(state, request);
   std::vector<Task> tasks = state.tasks();
+  const Figures ours = figures(request, layout, tasks, bounds);
 
   PlanRequest all_keys = request;
   all_keys.options.key_sub_ranges = false;
   all_keys.options.spread = false;
-  std::vector<Task> whole = schedule_balanced(all_keys, layout);
-  const bool better =
-      figures(request, layout, tasks, bounds) < figures(request, layout, whole, bounds);
-  return better ? tasks : whole;
+  Mover whole(all_keys, layout);
+  whole.balance();
+  const Figures theirs = figures(request, layout, whole.state().tasks(), bounds);
+  if (ours[0] == 0 && ours[1] == 0 && ours[2] < theirs[2] - theirs[2] / kBestGain) return tasks;
+  std::vector<Task> best = schedule_balanced(all_keys, layout);
+  return ours < figures(request, layout, best, bounds) ? tasks : best;
 }
 
 }  // namespace distca
