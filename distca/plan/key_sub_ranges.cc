@@ -48,13 +48,31 @@ Figures figures(const PlanRequest& request, const Layout& layout, std::vector<Ta
   return result;
 }
 
+/// No rank may send or receive more than the busiest one does.
+void cap_traffic(const Assignment& state, Cluster& cluster) {
+  int64_t most = 1;
+  for (int rank = 0; rank < state.num_servers(); ++rank) {
+    most = std::max({most, state.send_bytes(rank), state.receive_bytes(rank)});
+  }
+  for (int64_t* cap : {&cluster.max_send_bytes, &cluster.max_receive_bytes}) {
+    *cap = *cap > 0 ? std::min(*cap, most) : most;
+  }
+}
+
 }  // namespace
 
 std::vector<Task> schedule_with_key_sub_ranges(const PlanRequest& request, const Layout& layout) {
-  Assignment state(request, layout);
+  PlanRequest capped = request;  // the state borrows its cluster
+  Assignment state(capped, layout);
   const std::vector<int64_t> bounds = load_bounds(state, request);
   divide_keys(state, request);
+  if (request.options.spread) {
+    cap_traffic(state, capped.cluster);
+    give_rectangles(state, capped);
+    capped.cluster = request.cluster;  // the load bounds may need more than that
+  }
   give_rectangles(state, request);
+  shed_rectangles(state, request);
   std::vector<Task> tasks = state.tasks();
   const Figures ours = figures(request, layout, tasks, bounds);
 

@@ -38,7 +38,12 @@ struct Rest {
 class Giving {
  public:
   Giving(Assignment& state, const PlanRequest& request);
-  void run();
+  /// The move with the lowest price per useful load first, until no server is above its bound or
+  /// none below can take more.
+  void give();
+  /// Moves what it can from the server with the highest ratio to the one with the lowest, so that
+  /// the higher of the two falls. False when no server is above its bound or nothing helps.
+  bool shed();
 
  private:
   static constexpr size_t kForeign = 2;  // receivers tried that know nothing of a document
@@ -61,7 +66,6 @@ class Giving {
   void list_room(int server);
   std::vector<Donor> donors();
   void update(std::vector<Donor>& donors, const Move& move, int64_t document);
-  bool shed();
 
   void look_at(int receiver, int donor, size_t index, int64_t most);
   std::optional<Move> best_move(int donor);
@@ -361,8 +365,6 @@ void Giving::update(std::vector<Donor>& donors, const Move& move, int64_t docume
   }
 }
 
-/// Moves what it can from the server with the highest ratio to the one with the lowest, so that the
-/// higher of the two falls. False when no server is above its bound or nothing helps.
 bool Giving::shed() {
   int donor = -1;
   int receiver = -1;
@@ -385,7 +387,7 @@ bool Giving::shed() {
   return best.has_value();
 }
 
-void Giving::run() {
+void Giving::give() {
   std::vector<Donor> waiting = donors();
   for (;;) {
     Donor* next = nullptr;
@@ -402,9 +404,6 @@ void Giving::run() {
     const int64_t document = state_.pieces(move.donor)[move.index].document;
     apply(move);
     update(waiting, move, document);
-  }
-  int tries = 4 * state_.num_servers();
-  while (tries-- > 0 && shed()) {
   }
 }
 
@@ -424,7 +423,14 @@ std::vector<int64_t> load_bounds(const Assignment& state, const PlanRequest& req
 }
 
 void give_rectangles(Assignment& state, const PlanRequest& request) {
-  Giving(state, request).run();
+  Giving(state, request).give();
+}
+
+void shed_rectangles(Assignment& state, const PlanRequest& request) {
+  Giving giving(state, request);
+  int tries = 4 * state.num_servers();
+  while (tries-- > 0 && giving.shed()) {
+  }
 }
 
 }  // namespace distca

@@ -14,7 +14,7 @@ constexpr double kNoGroup = std::numeric_limits<double>::infinity();
 /// How much the bytes of rows count, in thousandths: less makes larger groups, which ask the
 /// holders of a document's keys for less.
 constexpr double kRowWeights[] = {1000, 850, 700, 600, 500, 400, 300, 200};
-constexpr double kSpreadShare = 0.05;  // more bytes in all than the cheapest groups, at most
+constexpr double kSpreadShare = 0.08;  // more bytes in all than the cheapest groups, at most
 
 struct Member {
   int server = 0;
