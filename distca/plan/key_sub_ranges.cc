@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <tuple>
 
-#include "distca/plan/accounting.h"
 #include "distca/plan/key_sub_ranges_give.h"
 #include "distca/plan/key_sub_ranges_groups.h"
 #include "distca/plan/scheduler_balanced.h"
@@ -12,7 +12,8 @@
 namespace distca {
 namespace {
 
-/// Lower is better, the first figure first: bytes above caps, load above bounds, bytes.
+/// Lower is better, the first figure first: bytes above caps, load above bounds, price of bytes
+/// (with options.spread: bytes of the busiest rank).
 using Figures = std::array<int64_t, 3>;
 
 /// One part in so many is the most that improving tasks with all keys gains on a first balance.
@@ -22,30 +23,38 @@ int64_t above(int64_t value, int64_t cap) {
   return cap > 0 ? std::max<int64_t>(0, value - cap) : 0;
 }
 
-Figures figures(const PlanRequest& request, const Layout& layout, std::vector<Task> tasks,
+Figures figures(const PlanRequest& request, const Assignment& state,
                 const std::vector<int64_t>& bounds) {
   const Cluster& cluster = request.cluster;
-  const Plan plan{.nano_batch = request.nano_batch,
-                  .cluster = cluster,
-                  .shape = request.shape,
-                  .options = request.options,
-                  .layout = layout,
-                  .tasks = std::move(tasks),
-                  .load = {}};
   Figures result{};
-  const std::vector<ServerLoad> loads = account(plan, request.profile.get());
-  for (size_t rank = 0; rank < loads.size(); ++rank) {
-    const ServerLoad& load = loads[rank];
-    result[0] += above(load.send_bytes, cluster.max_send_bytes) +
-                 above(load.receive_bytes, cluster.max_receive_bytes) +
-                 above(load.memory_bytes, cluster.max_memory_bytes);
-    const int64_t price = request.profile ? load.time_ns : load.pairs;
-    result[1] += std::max<int64_t>(0, price - bounds[rank]);
-    const int64_t busy = std::max(load.send_bytes, load.receive_bytes);
-    result[2] = request.options.spread ? std::max(result[2], busy)
-                                       : result[2] + load.receive_bytes + load.o_send_bytes;
+  int64_t busiest = 0;
+  for (int rank = 0; rank < state.num_servers(); ++rank) {
+    result[0] += above(state.send_bytes(rank), cluster.max_send_bytes) +
+                 above(state.receive_bytes(rank), cluster.max_receive_bytes) +
+                 above(state.memory_bytes(rank), cluster.max_memory_bytes);
+    result[1] += std::max<int64_t>(0, state.load(rank) - bounds[rank]);
+    busiest = std::max({busiest, state.send_bytes(rank), state.receive_bytes(rank)});
   }
+  result[2] = request.options.spread ? busiest : state.price();
   return result;
+}
+
+/// What a layout's tasks are, to be counted.
+Assignment assigned(const PlanRequest& request, const Layout& layout,
+                    const std::vector<Task>& tasks) {
+  Assignment state(request, layout);
+  for (int server = 0; server < state.num_servers(); ++server) {
+    while (!state.pieces(server).empty()) state.shrink(server, state.pieces(server).size() - 1, {});
+  }
+  for (const Task& task : tasks) {
+    const auto& homes = state.homes();
+    const auto home = std::partition_point(homes.begin(), homes.end(), [&](const HomeSegment& h) {
+      return std::tie(h.document, h.tokens.end) <= std::tie(task.document, task.q.begin);
+    });
+    const auto index = static_cast<int32_t>(home - homes.begin());
+    state.add(task.server, state.with_keys(task.document, task.q, task.kv, index));
+  }
+  return state;
 }
 
 /// No rank may send or receive more than the busiest one does.
@@ -73,18 +82,17 @@ std::vector<Task> schedule_with_key_sub_ranges(const PlanRequest& request, const
   }
   give_rectangles(state, request);
   shed_rectangles(state, request);
-  std::vector<Task> tasks = state.tasks();
-  const Figures ours = figures(request, layout, tasks, bounds);
+  const Figures ours = figures(request, state, bounds);
 
   PlanRequest all_keys = request;
   all_keys.options.key_sub_ranges = false;
   all_keys.options.spread = false;
   Mover whole(all_keys, layout);
   whole.balance();
-  const Figures theirs = figures(request, layout, whole.state().tasks(), bounds);
-  if (ours[0] == 0 && ours[1] == 0 && ours[2] < theirs[2] - theirs[2] / kBestGain) return tasks;
+  const int64_t theirs = figures(request, whole.state(), bounds)[2];
+  if (ours[0] == 0 && ours[1] == 0 && ours[2] < theirs - theirs / kBestGain) return state.tasks();
   std::vector<Task> best = schedule_balanced(all_keys, layout);
-  return ours < figures(request, layout, best, bounds) ? tasks : best;
+  return ours < figures(request, assigned(all_keys, layout, best), bounds) ? state.tasks() : best;
 }
 
 }  // namespace distca

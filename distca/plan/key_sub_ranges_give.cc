@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <optional>
 
@@ -24,10 +25,11 @@ struct Move {
 };
 
 /// A lower price per useful load?
-bool better(const Move& a, const Move& b) {
-  return static_cast<double>(a.price) * static_cast<double>(b.useful) <
-         static_cast<double>(b.price) * static_cast<double>(a.useful);
+bool better(int64_t price, int64_t useful, const Move& than) {
+  return static_cast<double>(price) * static_cast<double>(than.useful) <
+         static_cast<double>(than.price) * static_cast<double>(useful);
 }
+bool better(const Move& a, const Move& b) { return better(a.price, a.useful, b); }
 
 struct Rest {
   std::array<Piece, 4> pieces;  // rows below, rows above, keys before, keys after
@@ -67,9 +69,11 @@ class Giving {
   std::vector<Donor> donors();
   void update(std::vector<Donor>& donors, const Move& move, int64_t document);
 
-  void look_at(int receiver, int donor, size_t index, int64_t most);
+  void look_at(int donor, size_t index);
+  void look_at(int receiver, int64_t most);
+  double least_price_per_load() const;
   std::optional<Move> best_move(int donor);
-  void gather_receivers(int donor, const Piece& piece);
+  void gather_receivers();
   void consider(std::optional<Move>& best);
   void consider_known(const Range& tokens, std::optional<Move>& best);
   void offer(const Range& q, const Range& kv, std::optional<Move>& best);
@@ -86,17 +90,20 @@ class Giving {
   const int64_t window_left_;
   const TaskPrice price_;
   const double row_per_key_;  // bytes of Q and O over those of K and V
+  const double key_price_;    // of K and V of a token, on the cheaper link
   Assignment& state_;
   const std::vector<int64_t> bound_;
   std::vector<int> order_;              // servers with room, most first, ties by id
   std::vector<std::vector<int>> know_;  // [document] servers that compute or hold some of it
   std::vector<int> receivers_;          // to try for the piece at hand
+  std::vector<std::pair<double, size_t>> outlook_;  // least price per load, index of the piece
 
   // the piece and the receiver at hand
   int donor_ = 0;
   int receiver_ = 0;
   size_t index_ = 0;
   Piece piece_;
+  int64_t saved_ = 0;   // price of the bytes that only this piece needs
   int64_t wanted_ = 0;  // load to move
   int64_t most_ = 0;    // that the receiver takes
 };
@@ -108,6 +115,9 @@ Giving::Giving(Assignment& state, const PlanRequest& request)
       row_per_key_(
           static_cast<double>(request.shape.q_token_bytes() + request.shape.o_token_bytes()) /
           static_cast<double>(request.shape.kv_token_bytes())),
+      key_price_(
+          static_cast<double>(request.shape.kv_token_bytes()) *
+          static_cast<double>(std::min(byte_price(cluster_.inside), byte_price(cluster_.between)))),
       state_(state),
       bound_(load_bounds(state, request)),
       know_(request.nano_batch.documents.size()) {
@@ -227,6 +237,7 @@ void Giving::offer(const Range& q, const Range& keys, std::optional<Move>& best)
       state_.memory_bytes(receiver_) + there.kept > cluster_.max_memory_bytes) {
     return;
   }
+  if (best && !better(there.price - saved_, std::min(part.load, excess(donor_)), *best)) return;
   const Rest rest = rest_of(piece_, q, kv);
   int64_t fall = piece_.load;  // of the donor's load
   for (const Piece& left : rest.span()) fall -= left.load;
@@ -242,13 +253,32 @@ void Giving::offer(const Range& q, const Range& keys, std::optional<Move>& best)
   if (!best || better(move, *best)) best = move;
 }
 
-void Giving::look_at(int receiver, int donor, size_t index, int64_t most) {
+void Giving::look_at(int donor, size_t index) {
   donor_ = donor;
-  receiver_ = receiver;
   index_ = index;
   piece_ = state_.pieces(donor)[index];
+  saved_ = state_.to_shrink(donor, index, {}).price;
+}
+
+void Giving::look_at(int receiver, int64_t most) {
+  receiver_ = receiver;
   most_ = most;
-  wanted_ = std::min(excess(donor), most);
+  wanted_ = std::min(excess(donor_), most);
+}
+
+/// At which some of the piece at hand can go, by bytes for rows x keys of the best shape, to
+/// servers that know nothing of the document. Lowest of all where others do or the donor saves
+/// bytes.
+double Giving::least_price_per_load() const {
+  if (!price_.in_pairs() || saved_ > 0 || know_[piece_.document].size() > 1) {
+    return std::numeric_limits<double>::lowest();
+  }
+  const auto load = static_cast<double>(std::min(piece_.load, excess(donor_)));
+  const auto width = static_cast<double>(piece_.kv.size());
+  const double rows = load / width;
+  const double square = std::sqrt(load / row_per_key_);  // rows of the cheapest rectangle
+  const double keys = square > rows ? load / square : width;
+  return key_price_ * (row_per_key_ * std::max(rows, square) + keys) / load;
 }
 
 /// Of the piece at hand: all of it; rows with all keys; all rows with some keys; and a corner, of
@@ -289,37 +319,46 @@ void Giving::consider_known(const Range& tokens, std::optional<Move>& best) {
 }
 
 /// Those that know the document, those with most room, and the tightest ones that can take all.
-void Giving::gather_receivers(int donor, const Piece& piece) {
+void Giving::gather_receivers() {
   receivers_.clear();
   const auto add = [&](int server) {
-    if (server != donor && room(server) > 0 &&
+    if (server != donor_ && room(server) > 0 &&
         std::find(receivers_.begin(), receivers_.end(), server) == receivers_.end()) {
       receivers_.push_back(server);
     }
   };
-  for (const int64_t load : {excess(donor), piece.load}) {
+  for (const int64_t load : {excess(donor_), piece_.load}) {
     const auto end = std::partition_point(order_.begin(), order_.end(),
                                           [&](int server) { return room(server) >= load; });
     if (end != order_.begin()) add(end[-1]);
   }
   for (size_t i = 0; i < std::min(kForeign, order_.size()); ++i) add(order_[i]);
-  for (const int server : know_[piece.document]) add(server);
+  for (const int server : know_[piece_.document]) add(server);
 }
 
 std::optional<Move> Giving::best_move(int donor) {
-  std::optional<Move> best;
   const size_t count = state_.pieces(donor).size();
+  outlook_.clear();
   for (size_t index = 0; index < count; ++index) {
-    gather_receivers(donor, state_.pieces(donor)[index]);
+    look_at(donor, index);
+    outlook_.emplace_back(least_price_per_load(), index);
+  }
+  std::sort(outlook_.begin(), outlook_.end());
+  std::optional<Move> best;
+  for (const auto& [least, index] : outlook_) {
+    if (best && least * static_cast<double>(best->useful) > static_cast<double>(best->price)) break;
+    look_at(donor, index);
+    gather_receivers();
     for (const int receiver : receivers_) {
-      look_at(receiver, donor, index, room(receiver));
+      look_at(receiver, room(receiver));
       consider(best);
     }
   }
   if (best) return best;
-  for (const int receiver : order_) {  // caps may forbid the likely ones
-    for (size_t index = 0; index < count; ++index) {
-      look_at(receiver, donor, index, room(receiver));
+  for (size_t index = 0; index < count; ++index) {
+    look_at(donor, index);
+    for (const int receiver : order_) {  // caps may forbid the likely ones
+      look_at(receiver, room(receiver));
       consider(best);
     }
   }
@@ -359,7 +398,8 @@ void Giving::update(std::vector<Donor>& donors, const Move& move, int64_t docume
     const auto& pieces = state_.pieces(donor.server);
     for (size_t index = 0; index < pieces.size(); ++index) {
       if (pieces[index].document != document) continue;
-      look_at(move.receiver, donor.server, index, room(move.receiver));
+      look_at(donor.server, index);
+      look_at(move.receiver, room(move.receiver));
       consider(donor.best);
     }
   }
@@ -380,7 +420,8 @@ bool Giving::shed() {
       (ratio(donor) - ratio(receiver)) * static_cast<double>(cluster_.capacity[receiver]);
   std::optional<Move> best;
   for (size_t index = 0; index < state_.pieces(donor).size(); ++index) {
-    look_at(receiver, donor, index, static_cast<int64_t>(std::min(most, 1e18)) - 1);
+    look_at(donor, index);
+    look_at(receiver, static_cast<int64_t>(std::min(most, 1e18)) - 1);
     consider(best);
   }
   if (best) apply(*best);
