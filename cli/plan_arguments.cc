@@ -238,7 +238,7 @@ PlanRequest request_from(const PlanArguments& arguments) {
   if (arguments.tolerance >= 0) {
     request.options.tolerance_ppm = std::llround(arguments.tolerance * 1e6);
   }
-  request.profile = profile_by_name(arguments.profile);
+  if (arguments.profile != "pairs") request.profile = profile_by_name(arguments.profile);
   return request;
 }
 

@@ -32,7 +32,7 @@ struct Task {
 
 struct PlanOptions {
   static constexpr int64_t kOwnTolerance = INT64_MIN;
-  std::string scheduler = "greedy";
+  std::string scheduler = "balanced";
   std::string layout = {};  // "": the scheduler's own choice; a plan has the name
   /// max/mean of load over capacity, minus 1, in millionths; kOwnTolerance: the scheduler's own
   /// choice; a plan has the number.

@@ -52,19 +52,22 @@ constexpr SchedulerEntry kSchedulers[] = {
     {.name = "local",
      .summary = "every query where it lives: plain packing",
      .schedule = schedule_local,
-     .layout = "sequential"},
+     .layout = "sequential",
+     .capacities = false},
     {.name = "per-document-cp",
      .summary = "context parallelism: every document over all workers, tasks stay, keys travel",
      .schedule = schedule_local,
      .layout = "per-document-cp",
      .only_this_layout = true,
-     .even_tokens = false},
+     .even_tokens = false,
+     .capacities = false},
     {.name = "wlb",
      .summary = "whole documents packed for even work, tokens uneven; nothing travels",
      .schedule = schedule_local,
      .layout = "wlb",
      .only_this_layout = true,
-     .even_tokens = false},
+     .even_tokens = false,
+     .capacities = false},
 };
 
 template <typename Entry>
@@ -91,6 +94,7 @@ const SchedulerEntry& find_scheduler(std::string_view name) {
 ValidateOptions checks_of(const SchedulerEntry& scheduler) {
   ValidateOptions options;
   options.cuts = scheduler.cuts;
+  options.capacities = scheduler.capacities;
   options.even_tokens = scheduler.even_tokens;
   return options;
 }

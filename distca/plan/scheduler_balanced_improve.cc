@@ -5,7 +5,6 @@
 namespace distca {
 namespace {
 
-constexpr int kPartners = 2;
 constexpr int kOrders = 4;  // of moves: how much large ones count for more (Mover::balance)
 constexpr int kTries = 2;   // of one receiver without a change
 constexpr int kCrumbs = 4;  // as much load as so many crumbs is worth another look
@@ -19,10 +18,8 @@ class Improve {
     if (worst < 0 || tried_[worst] >= kTries) return false;
     ++tried_[worst];
     std::vector<int> targets{worst};
-    for (int i = 0; i < kPartners; ++i) {
-      const int partner = partner_of(targets, number);
-      if (partner >= 0) targets.push_back(partner);
-    }
+    const int partner = number % 2 == 1 ? partner_of(worst, number) : -1;
+    if (partner >= 0) targets.push_back(partner);
     const int64_t price = mover_.price();
     const int64_t excess = total_excess();
     mover_.begin_trial();
@@ -76,22 +73,19 @@ class Improve {
     return worst;
   }
 
-  /// A server that took rows of the same documents as the targets; in turn with `number`.
-  int partner_of(const std::vector<int>& targets, int number) const {
+  /// Another server that took rows of the same documents; in turn with `number`.
+  int partner_of(int receiver, int number) const {
     std::vector<int> partners;
-    for (const Piece& piece : state().pieces(targets.front())) {
-      if (home_of(piece) == targets.front()) continue;
+    for (const Piece& piece : state().pieces(receiver)) {
+      if (home_of(piece) == receiver) continue;
       for (const int server : mover_.knowing(piece.document)) {
-        if (std::find(targets.begin(), targets.end(), server) == targets.end() &&
-            rate(server) > 0) {
-          partners.push_back(server);
-        }
+        if (server != receiver && rate(server) > 0) partners.push_back(server);
       }
     }
     std::sort(partners.begin(), partners.end());
     partners.erase(std::unique(partners.begin(), partners.end()), partners.end());
     if (partners.empty()) return -1;
-    return partners[(number * 7 + tried_[targets.front()]) % partners.size()];
+    return partners[static_cast<size_t>(number * 7 + tried_[receiver]) % partners.size()];
   }
 
   void send_home(int server) {

@@ -13,6 +13,7 @@ namespace distca {
 
 struct ValidateOptions {
   bool cuts = true;         // cuts at multiples of 128 from the document's start or at its end
+  bool capacities = true;   // a server of capacity 0 computes nothing
   bool even_tokens = true;  // every worker holds the mean number of tokens to within 128
   /// Refuse a max/mean of load over capacity above 1 + this, in millionths; nothing: any.
   std::optional<int64_t> tolerance_ppm;
@@ -25,7 +26,7 @@ struct ValidateOptions {
 ///  - the layout holds every token of every document exactly once;
 ///  - every (query, key) pair that the documents' causal mask allows, within shape.window_left, is
 ///    computed exactly once, none that it forbids;
-///  - a task's queries lie in one segment, its server exists and has capacity, tasks are sorted;
+///  - a task's queries lie in one segment, its server exists, tasks are sorted;
 ///  - without options.key_sub_ranges a task has all the keys that its queries see;
 ///  - the loads, bytes and memory claimed are right and within the cluster's caps, each named;
 ///  - and what the options say.

@@ -205,7 +205,7 @@ void check_balance(const Plan& plan, const ValidateOptions& options,
   for (size_t server = 0; server < plan.cluster.capacity.size(); ++server) {
     const int64_t share = plan.cluster.capacity[server];
     if (share == 0) {
-      if (found[server].pairs > 0) {
+      if (options.capacities && found[server].pairs > 0) {
         violations.report("server {} has capacity 0 and computes {} pairs", server,
                           found[server].pairs);
       }

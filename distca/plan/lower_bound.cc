@@ -1,0 +1,43 @@
+#include "distca/plan/lower_bound.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+namespace distca {
+namespace {
+
+double all_pairs(const Document& document) {
+  const auto length = static_cast<double>(document.length);
+  return length * (length + 1) / 2;
+}
+
+/// Key tokens read away from home, at least.
+double fewest_keys(const Document& document, double allowed_pairs) {
+  const double pieces = all_pairs(document) / allowed_pairs;
+  if (pieces <= 1) return 0;
+  double ends = 0;  // of the pieces' queries, as parts of the document
+  for (double i = 0; i < pieces; i += 1) ends += std::sqrt(1 - i / pieces);
+  return static_cast<double>(document.length) * std::max(0.0, ends - 1);
+}
+
+}  // namespace
+
+int64_t lower_bound_bytes(const Plan& plan) {
+  if (plan.shape.window_left >= 0) return 0;
+  const auto& capacity = plan.cluster.capacity;
+  const auto all =
+      static_cast<double>(std::accumulate(capacity.begin(), capacity.end(), int64_t{0}));
+  const auto largest = static_cast<double>(*std::max_element(capacity.begin(), capacity.end()));
+  double pairs = 0;
+  for (const Document& document : plan.nano_batch.documents) pairs += all_pairs(document);
+  const double tolerance = static_cast<double>(plan.options.tolerance_ppm) * 1e-6;
+  const double allowed = (1 + tolerance) * pairs * largest / all;
+  double keys = 0;
+  for (const Document& document : plan.nano_batch.documents) {
+    keys += fewest_keys(document, allowed);
+  }
+  return static_cast<int64_t>(keys * static_cast<double>(plan.shape.kv_token_bytes()));
+}
+
+}  // namespace distca
