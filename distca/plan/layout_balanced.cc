@@ -98,13 +98,13 @@ void order_workers(const PlanRequest& request, const std::vector<int64_t>& fille
 
 std::vector<FillChoice> choices_for(const PlanRequest& request) {
   if (!request.options.spread) {
-    return {{1500, 900, 850, 300}, {1500, 900, 900, 600}, {1500, 1200, 900, 300},
-            {1000, 600, 850, 300}, {1000, 300, 850, 300}, {1000, 1200, 850, 300}};
+    return {{1500, 1300, 1000, 400}, {1500, 900, 980, 400}, {1500, 600, 1000, 200},
+            {1000, 600, 950, 300},   {1000, 300, 950, 400}, {1000, 900, 980, 300}};
   }
   std::vector<FillChoice> choices;
   for (const int64_t rows : {0, 400, 600, 800}) {
     for (const int64_t send : {1000, 1300}) {
-      choices.push_back({1500, 900, 850, 300, rows, send});
+      choices.push_back({1500, 900, 980, 300, rows, send});
     }
   }
   return choices;

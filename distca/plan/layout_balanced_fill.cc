@@ -81,6 +81,9 @@ class Filler {
     return filler.size() + rows_beside(heavy, load(filler));
   }
 
+  bool full_beside(const Rest& heavy, const Range& filler) const {
+    return tokens_beside(heavy, filler) >= tokens_ - kHalfBlock;
+  }
   bool open() const { return tokens_ > kHalfBlock; }
   bool fits(const Range& rows) const {
     return rows.size() < tokens_ + kHalfBlock && load(rows) <= room_;
@@ -298,29 +301,28 @@ void Filler::place_filler(const Rest& heavy) {
   }
 }
 
-/// Most whole blocks from the start of `rows` that fit beside the last rows of `heavy`.
+/// Fewest whole blocks from the start of `rows` beside which the last rows of `heavy` fill the
+/// worker; all of them if none do.
 Range Filler::prefix_beside(const Rest& heavy, const Range& rows) const {
-  const int64_t most = std::min(tokens_, rows.size()) / kBlockTokens;
-  const int64_t blocks = bisect(1, most + 1, [&](int64_t count) {
-    return tokens_beside(heavy, {rows.begin, rows.begin + count * kBlockTokens}) > tokens_;
+  const int64_t most = std::min(tokens_ + kHalfBlock - 1, rows.size()) / kBlockTokens;
+  const int64_t blocks = bisect(0, most, [&](int64_t count) {
+    return full_beside(heavy, {rows.begin, rows.begin + count * kBlockTokens});
   });
-  return {rows.begin, rows.begin + std::max<int64_t>(0, blocks - 1) * kBlockTokens};
+  return {rows.begin, rows.begin + blocks * kBlockTokens};
 }
 
+/// The same from the end of `rows`.
 Range Filler::suffix_beside(const Rest& heavy, const Range& rows) const {
-  const int64_t block = bisect(
-      ceil_div(rows.begin, kBlockTokens), ceil_div(rows.end, kBlockTokens), [&](int64_t first) {
-        return tokens_beside(heavy, {first * kBlockTokens, rows.end}) <= tokens_;
-      });
-  return {std::min(block * kBlockTokens, rows.end), rows.end};
+  const int64_t end = ceil_div(rows.end, kBlockTokens);
+  const int64_t blocks = bisect(0, end - ceil_div(rows.begin, kBlockTokens), [&](int64_t count) {
+    return full_beside(heavy, {std::min(rows.end, (end - count) * kBlockTokens), rows.end});
+  });
+  return {std::min(rows.end, (end - blocks) * kBlockTokens), rows.end};
 }
 
 /// The worker's tokens exactly, by rows that make few keys travel and cost little.
 void Filler::close_gap(Rest& heavy) {
-  const auto closes = [&](const Range& rows) {
-    return tokens_beside(heavy, rows) + kBlockTokens > tokens_;
-  };
-  if (closes({})) return;
+  if (full_beside(heavy, {})) return;
   // Keys that travel for it, and those that other workers read for the load that it displaces.
   const double keys_per_load = static_cast<double>(choice_.load_permille) * 1e-3 *
                                static_cast<double>(heavy.rows.end) /
@@ -332,14 +334,15 @@ void Filler::close_gap(Rest& heavy) {
   const bool own_is_light =
       own.empty() || !dense({own.end - kBlockTokens, own.end}, choice_.prefix_permille * 2);
   std::optional<double> best;
-  if (own_is_light && closes(own)) best = score(0, own);
+  if (own_is_light && full_beside(heavy, own)) best = score(0, own);
   std::optional<Cut> chosen;
   for (size_t i = 0; i < std::min(pool_.size(), kTries / 2); ++i) {
     const Range prefix = prefix_beside(heavy, pool_[i].rows);
     const Range suffix = suffix_beside(heavy, pool_[i].rows);
     for (const auto& [rows, keys] :
          {std::pair{prefix, prefix.end}, std::pair{suffix, suffix.begin}}) {
-      if (rows.empty() || !closes(rows) || (best && score(keys, rows) >= *best)) continue;
+      if (rows.empty() || !full_beside(heavy, rows) || (best && score(keys, rows) >= *best))
+        continue;
       best = score(keys, rows);
       chosen = Cut{i, rows};
     }

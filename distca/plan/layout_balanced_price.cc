@@ -69,8 +69,8 @@ LayoutPrice price_layout(const PlanRequest& request, const Layout& layout,
     const auto most = static_cast<int64_t>(bound * static_cast<double>(shares[worker]));
     const Moved moved = moved_above(request, layout.workers[worker], most);
     sent[worker] += moved.queries * shape.q_token_bytes() / key_bytes;
-    price.bytes +=
-        moved.queries * (shape.q_token_bytes() + shape.o_token_bytes()) + moved.keys * key_bytes;
+    price.bytes += moved.queries * (shape.q_token_bytes() + shape.o_token_bytes()) +
+                   moved.keys * key_bytes / 2;
   }
   std::vector<std::vector<Reader>> readers(request.nano_batch.documents.size());
   for (int worker = 0; worker < layout.num_workers(); ++worker) {
