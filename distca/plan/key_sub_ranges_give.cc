@@ -48,7 +48,8 @@ class Giving {
   bool shed();
 
  private:
-  static constexpr size_t kForeign = 2;  // receivers tried that know nothing of a document
+  static constexpr int64_t kCrumbs = 128;  // of them make a server's load
+  static constexpr size_t kForeign = 2;    // receivers tried that know nothing of a document
   struct Donor {
     int server;
     bool stale;  // its best move is no better than it looks
@@ -57,6 +58,11 @@ class Giving {
 
   int64_t room(int server) const { return bound_[server] - state_.load(server); }
   int64_t excess(int server) const { return -room(server); }
+  /// Not a crumb of room: those are for excess that finds no other.
+  bool worth_a_task(int receiver) const {
+    return room(receiver) > 0 &&
+           room(receiver) >= std::min(excess(donor_), bound_[receiver] / kCrumbs);
+  }
   /// Load per capacity.
   double ratio(int server) const {
     const auto load = static_cast<double>(state_.load(server));
@@ -322,7 +328,7 @@ void Giving::consider_known(const Range& tokens, std::optional<Move>& best) {
 void Giving::gather_receivers() {
   receivers_.clear();
   const auto add = [&](int server) {
-    if (server != donor_ && room(server) > 0 &&
+    if (server != donor_ && worth_a_task(server) &&
         std::find(receivers_.begin(), receivers_.end(), server) == receivers_.end()) {
       receivers_.push_back(server);
     }
@@ -394,7 +400,8 @@ void Giving::update(std::vector<Donor>& donors, const Move& move, int64_t docume
       continue;
     }
     if (donor.best && donor.best->receiver == move.receiver) donor.stale = true;
-    if (donor.stale || room(move.receiver) <= 0) continue;
+    donor_ = donor.server;
+    if (donor.stale || !worth_a_task(move.receiver)) continue;
     const auto& pieces = state_.pieces(donor.server);
     for (size_t index = 0; index < pieces.size(); ++index) {
       if (pieces[index].document != document) continue;
