@@ -41,6 +41,5 @@ Measured measure(const Workload& workload, const PlanOptions& options, int round
 double share(int64_t bytes, int64_t original);
 
 std::string cpu_name();
-void pin_to_this_core();
 
 }  // namespace distca::bench

@@ -134,14 +134,10 @@ TEST(KeySubRangesRandom, batches_give_valid_plans_with_no_more_bytes_than_tasks_
     const Layout layout =
         random.below(2) == 0 ? sequential_layout(request) : balanced_layout(request);
     const Plan plan = plan_with_key_sub_ranges(request, layout);
-    if (request.shape.window_left < 0) EXPECT_THAT(validate(plan), IsEmpty()) << trial;
+    EXPECT_THAT(validate(plan), IsEmpty()) << trial;
     const double bound = 1 + 1e-6 * static_cast<double>(request.options.tolerance_ppm);
     const double reached = max_over_mean(plan);
     EXPECT_LE(reached, std::max(bound, max_over_mean(plan.cluster, home_load(plan))) + 1e-9);
-    int64_t pairs = 0;
-    for (const ServerLoad& load : plan.load) pairs += load.pairs;
-    for (const int64_t load : home_load(plan)) pairs -= load;
-    EXPECT_EQ(pairs, 0) << trial;  // validate() knows no windows
     for (const Task& task : plan.tasks) {
       parts += request.shape.window_left < 0 && (task.kv.begin > 0 || task.kv.end < task.q.end);
     }
@@ -162,7 +158,9 @@ TEST(KeySubRangesRandom, shapes_of_batches_that_break_planners_give_valid_plans)
       request.options.key_sub_ranges = true;
       const Plan plan = plan_with_key_sub_ranges(request, sequential_layout(request));
       EXPECT_THAT(validate(plan), IsEmpty()) << lengths.size() << " documents, " << workers;
-      if (!lengths.empty() && lengths[0] > 100'000) EXPECT_LE(max_over_mean(plan), 1.02);
+      if (!lengths.empty() && lengths[0] > 100'000) {
+        EXPECT_LE(max_over_mean(plan), 1.02);
+      }
     }
   }
 }

@@ -55,6 +55,17 @@ inline std::vector<Range> random_cuts(const Range& whole, uint64_t pieces, Rando
   return result;
 }
 
+/// Pairs per server if every query were computed where it lives.
+inline std::vector<int64_t> home_load(const Plan& plan) {
+  std::vector<int64_t> pairs(plan.load.size(), 0);
+  for (int worker = 0; worker < plan.layout.num_workers(); ++worker) {
+    for (const Segment& segment : plan.layout.workers[worker]) {
+      pairs[worker] += attention_pairs(segment.tokens, {0, segment.tokens.end}, MaskType::kCausal);
+    }
+  }
+  return pairs;
+}
+
 /// Sorts the tasks and fills in the load.
 inline void complete(Plan& plan) {
   std::sort(plan.tasks.begin(), plan.tasks.end(), [](const Task& a, const Task& b) {
