@@ -45,6 +45,7 @@ int run(int argc, char** argv) {
   distca::cli::add_data(app);
   distca::cli::add_plan(app);
 #ifdef DISTCA_WITH_TORCH
+  distca::cli::add_profile(app);
   distca::cli::add_train(app, &exit_code);
 #endif
   try {

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <map>
 
 #include "distca/base/file.h"
 #include "distca/batch/test_folder.h"
@@ -130,20 +131,71 @@ TEST_F(CliTest, a_written_plan_reads_back_and_a_damaged_one_is_refused) {
 }
 
 TEST(Cli, plan_of_a_workload_has_the_promised_figures) {
-  const Outcome outcome = run_distca({"plan", "--workload", kWorkload, "--summary-json"});
+  const Outcome outcome =
+      run_distca({"plan", "--workload", kWorkload, "--layout", "sequential", "--summary-json"});
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   const Json json = Json::parse(outcome.out);
   EXPECT_EQ(json.at("servers"), 8);
-  EXPECT_EQ(json.at("scheduler"), "greedy");
+  EXPECT_EQ(json.at("scheduler"), "balanced");
+  EXPECT_EQ(json.at("layout"), "sequential");
   EXPECT_EQ(json.at("violations"), Json::array());
-  EXPECT_LE(json.at("max_over_mean"), 1.05);
-  EXPECT_GT(json.at("max_over_mean_before"), 1.05);
+  EXPECT_LE(json.at("max_over_mean"), 1.02);
+  EXPECT_GT(json.at("max_over_mean_before"), 1.8);
   EXPECT_LT(json.at("tokens_max").get<int64_t>() - json.at("tokens_min").get<int64_t>(), 256);
-  for (const char* name : {"qkv_bytes", "o_bytes", "max_send_bytes", "max_recv_bytes", "tasks"}) {
+  for (const char* name : {"qkv_bytes", "o_bytes", "max_send_bytes", "max_recv_bytes", "tasks",
+                           "max_memory_bytes", "lower_bound_bytes"}) {
     EXPECT_GT(json.at(name), 0) << name;
   }
   for (const char* name : {"plan_us", "metadata_us"}) EXPECT_GE(json.at(name), 0) << name;
   EXPECT_EQ(json.at("hash").get<std::string>().size(), 16u);
+}
+
+TEST(Cli, plan_explains_itself) {
+  const Outcome outcome = run_distca({"plan", "--workload", kWorkload, "--profile", "h200"});
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  for (const char* part : {"load (of the mean) before", "tokens before", "memory (MiB) before",
+                           "in: Q, K, V, O (MiB) before", "out: Q, K, V, O (MiB) before",
+                           "by predicted time (NVIDIA H200", "from \\ to", "0.02 (chosen)", "0.1 ",
+                           "on any layout", "\nvalid\n"}) {
+    EXPECT_THAT(outcome.out, HasSubstr(part));
+  }
+}
+
+TEST(Cli, plan_compares_all_schedulers) {
+  const Outcome table = run_distca({"plan", "--workload", kWorkload, "--compare"});
+  ASSERT_EQ(table.exit_code, 0) << table.err;
+  const Outcome outcome = run_distca({"plan", "--workload", kWorkload, "--compare", "--json"});
+  std::map<std::string, double> imbalance;
+  for (const Json& row : Json::parse(outcome.out)) {
+    const auto name = row.at("scheduler").get<std::string>();
+    imbalance[name] = row.at("max_over_mean");
+    EXPECT_THAT(table.out, HasSubstr("\n" + name));
+  }
+  EXPECT_EQ(imbalance.size(), 6u);
+  EXPECT_LE(imbalance.at("balanced"), 1.02);
+  EXPECT_GT(imbalance.at("local"), 1.8);
+}
+
+TEST(Cli, a_cap_that_cannot_be_met_is_named) {
+  const auto refused = [](const char* option, const char* value) {
+    return refusal({"plan", "--workload", kWorkload, option, value});
+  };
+  EXPECT_THAT(refused("--max-send-bytes", "1000"), HasSubstr("max_send_bytes is 1000"));
+  EXPECT_THAT(refused("--max-receive-bytes", "1000"), HasSubstr("max_receive_bytes is 1000"));
+  EXPECT_THAT(refused("--max-memory-bytes", "1000"), HasSubstr("max_memory_bytes is 1000"));
+  EXPECT_THAT(refused("--max-tokens-per-worker", "1000"), HasSubstr("1000"));
+  EXPECT_THAT(refused("--capacity", "1,1,1"), HasSubstr("3 capacities for 8 workers"));
+  EXPECT_THAT(refused("--profile", "no_such_machine"), HasSubstr("h200"));
+}
+
+TEST(Cli, dedicated_servers_get_what_their_capacity_says) {
+  const Outcome outcome =
+      run_distca({"plan", "--workload", kWorkload, "--capacity", "0,0,0,0,0,0,0,0,1,3", "--json"});
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  const Json load = Json::parse(outcome.out).at("load");
+  for (int worker = 0; worker < 8; ++worker) EXPECT_EQ(load.at(worker).at("pairs"), 0);
+  const double one = load.at(8).at("pairs"), three = load.at(9).at("pairs");
+  EXPECT_NEAR(three / (one + three), 0.75, 0.02);
 }
 
 TEST_F(CliTest, plan_writes_the_same_bytes_to_a_file_as_to_stdout) {

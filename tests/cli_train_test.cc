@@ -111,6 +111,8 @@ TEST_F(CliTrainTest, a_bad_value_is_named_with_what_would_be_right) {
               AllOf(HasSubstr("train.steps"), HasSubstr("an integer")));
   EXPECT_THAT(train_refusal({"plan.scheduler=gredy"}),
               AllOf(HasSubstr("gredy"), HasSubstr("did you mean 'greedy'")));
+  EXPECT_THAT(train_refusal({"plan.scheduler=greedy-original"}),
+              AllOf(HasSubstr("greedy-original"), HasSubstr("counting bytes only")));
   EXPECT_THAT(train_refusal({"plan.layout=diagonal"}),
               AllOf(HasSubstr("diagonal"), HasSubstr("sequential")));
   EXPECT_THAT(train_refusal({"--workers", "0"}), AllOf(HasSubstr("--workers"), HasSubstr("1")));

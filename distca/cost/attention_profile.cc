@@ -2,9 +2,70 @@
 
 #include <fmt/format.h>
 
+#include <filesystem>
+
+#include "distca/base/error.h"
+#include "distca/base/file.h"
 #include "distca/base/hash.h"
 
 namespace distca {
+namespace {
+
+constexpr int64_t kMostTokens = int64_t{1} << 30;
+constexpr int64_t kMostNs = int64_t{1} << 50;  // 13 days
+constexpr size_t kMostPoints = 256;
+constexpr int64_t kMostSize = 1 << 20;
+
+std::string grid_fault(const char* name, const std::vector<int64_t>& tokens) {
+  if (tokens.empty() || tokens.size() > kMostPoints) {
+    return fmt::format("{} has {} entries: 1 to {} wanted", name, tokens.size(), kMostPoints);
+  }
+  int64_t least = 1;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (tokens[i] < least || tokens[i] > kMostTokens) {
+      return fmt::format("{}[{}] is {}: {} to {} wanted, ascending", name, i, tokens[i], least,
+                         kMostTokens);
+    }
+    least = tokens[i] + 1;
+  }
+  return {};
+}
+
+std::string times_fault(const char* name, const AttentionProfile& profile,
+                        const std::vector<int64_t>& ns) {
+  const size_t columns = profile.kv_tokens.size();
+  if (ns.size() != profile.q_tokens.size() * columns) {
+    return fmt::format("{} has {} entries: {} x {} wanted", name, ns.size(),
+                       profile.q_tokens.size(), columns);
+  }
+  for (size_t i = 0; i < ns.size(); ++i) {
+    const bool used = profile.q_tokens[i / columns] <= profile.kv_tokens[i % columns];
+    if (ns[i] < (used ? 1 : 0) || ns[i] > (used ? kMostNs : 0)) {
+      return fmt::format("{}[{}] is {}: {} wanted for {} queries of {} keys", name, i, ns[i],
+                         used ? fmt::format("1 to {}", kMostNs) : "0",
+                         profile.q_tokens[i / columns], profile.kv_tokens[i % columns]);
+    }
+  }
+  return {};
+}
+
+std::string shape_fault(const AttentionShape& shape) {
+  for (const auto& [name, value] :
+       {std::pair{"num_heads", shape.num_heads}, std::pair{"num_kv_heads", shape.num_kv_heads},
+        std::pair{"head_dim_qk", shape.head_dim_qk}, std::pair{"head_dim_v", shape.head_dim_v},
+        std::pair{"element_bytes", shape.element_bytes}}) {
+    if (value < 1 || value > kMostSize) {
+      return fmt::format("shape.{} is {}: 1 to {} wanted", name, value, kMostSize);
+    }
+  }
+  if (shape.window_left != -1) {
+    return fmt::format("shape.window_left is {}: -1 wanted (profiles have no window)",
+                       shape.window_left);
+  }
+  return {};
+}
+
+}  // namespace
 
 std::string profile_name(const AttentionProfile& profile) {
   Fnv1a64 hash;
@@ -19,6 +80,34 @@ std::string profile_name(const AttentionProfile& profile) {
     hash.add("\n");
   }
   return fmt::format("{} {}@{:016x}", profile.machine, profile.path, hash.value());
+}
+
+std::string profile_fault(const AttentionProfile& profile) {
+  if (std::string fault = shape_fault(profile.shape); !fault.empty()) return fault;
+  if (std::string fault = grid_fault("q_tokens", profile.q_tokens); !fault.empty()) return fault;
+  if (std::string fault = grid_fault("kv_tokens", profile.kv_tokens); !fault.empty()) return fault;
+  if (profile.q_tokens.front() > profile.kv_tokens.front() ||
+      profile.q_tokens.back() > profile.kv_tokens.back()) {
+    return fmt::format(
+        "q_tokens runs from {} to {}, kv_tokens from {} to {}: the first and the last of q_tokens "
+        "at most those of kv_tokens wanted",
+        profile.q_tokens.front(), profile.q_tokens.back(), profile.kv_tokens.front(),
+        profile.kv_tokens.back());
+  }
+  if (std::string fault = times_fault("forward_ns", profile, profile.forward_ns); !fault.empty()) {
+    return fault;
+  }
+  return times_fault("backward_ns", profile, profile.backward_ns);
+}
+
+std::shared_ptr<const AttentionProfile> profile_by_name(const std::string& name) {
+  if (name == "h200") return std::make_shared<const AttentionProfile>(h200_profile());
+  if (!std::filesystem::exists(name)) {
+    throw Error(ErrorKind::kData, "profile {}: no such file, and the only known name is h200",
+                name);
+  }
+  return std::make_shared<const AttentionProfile>(
+      profile_from_json(read_file(name, ErrorKind::kData), name));
 }
 
 }  // namespace distca

@@ -1,8 +1,11 @@
 #pragma once
-// A measured grid of core attention's time on one machine. Plain value, any thread.
+// A grid of core attention's time on one machine, measured (`distca profile --attention`) or stated
+// from constants. JSON: docs/profile_format.md. Plain value, any thread.
 
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "distca/cost/attention_cost.h"
@@ -14,8 +17,8 @@ namespace distca {
 struct AttentionProfile {
   std::string machine;             // "NVIDIA H200 (analytic)"
   std::string path;                // what was measured: "aten-cpu", "analytic", ...
-  AttentionShape shape;            // heads, sizes and type measured
-  std::vector<int64_t> q_tokens;   // ascending, > 0
+  AttentionShape shape;            // heads, sizes and type measured; no window
+  std::vector<int64_t> q_tokens;   // ascending, > 0; first and last at most those of kv_tokens
   std::vector<int64_t> kv_tokens;  // ascending, > 0
   std::vector<int64_t> forward_ns;
   std::vector<int64_t> backward_ns;
@@ -24,5 +27,22 @@ struct AttentionProfile {
 
 /// "MACHINE PATH@HASH": tells two profiles apart in plans and logs.
 std::string profile_name(const AttentionProfile& profile);
+
+/// The first field that is wrong, what it is and what would be right, in one line; empty if none.
+std::string profile_fault(const AttentionProfile& profile);
+
+/// Stated, not measured: FlashAttention 2 on one H200 with 4 query heads and 1 key head of 128 in
+/// bf16 (Llama-8B, one of 8 tensor-parallel ranks), from the constants in h200_profile.cc.
+/// Counts: a task's part of one fused call, tiles of 128 queries filled up, the diagonal's too.
+/// Ignores: the launch (about 25 us a call), a device not filled by too few tasks, reading memory.
+AttentionProfile h200_profile();
+
+/// Canonical JSON: the same value gives the same bytes.
+std::string profile_to_json(const AttentionProfile& profile);
+/// Throws Error(kData) naming `name` (the file) and the first field that is missing or wrong.
+AttentionProfile profile_from_json(std::string_view json, std::string_view name);
+/// "h200", or the file of a profile. Throws Error(kData) as above, and for a file that is not there
+/// naming the known profiles.
+std::shared_ptr<const AttentionProfile> profile_by_name(const std::string& name);
 
 }  // namespace distca

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "distca/cost/attention_cost.h"
+
 namespace distca {
 
 struct MemoryPrice {
@@ -17,5 +19,19 @@ struct MemoryPrice {
 /// gradients, optimizer state, buffers of messages under way, the allocator's fragmentation.
 int64_t memory_bytes(const MemoryPrice& price, int64_t home_tokens, int64_t received_queries,
                      int64_t received_keys);
+
+/// A Llama-type decoder on one rank: sizes as that rank has them.
+struct LlamaLayers {
+  int64_t num_layers = 0;
+  int64_t hidden_size = 0;
+  int64_t intermediate_size = 0;
+  AttentionShape attention;
+};
+
+/// What model/ and runtime/ keep of the layers; autograd saves what backward reads.
+/// Counts: the layer's input, both norms' inputs in fp32 (fp64 for fp64) and outputs, Q, K, V, O
+/// and LSE, and four vectors of the MLP (gate, its SiLU, up, their product). Ignores: embedding and
+/// loss (logits), a norm's one number a token, the weights cast to the compute type.
+MemoryPrice llama_memory(const LlamaLayers& layers);
 
 }  // namespace distca

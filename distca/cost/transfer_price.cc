@@ -1,11 +1,16 @@
 #include "distca/cost/transfer_price.h"
 
-#include "distca/base/integers.h"
+#include <algorithm>
 
 namespace distca {
 
+// 128 bits: a plan file may ask for any bandwidth and latency.
+__extension__ using Wide = __int128;
+
 int64_t transfer_ns(const Link& link, int64_t messages, int64_t bytes) {
-  return messages * link.latency_ns + ceil_div(bytes * 1000, link.bytes_per_us);
+  const Wide wire = (Wide{bytes} * 1000 + link.bytes_per_us - 1) / link.bytes_per_us;
+  const Wide ns = Wide{messages} * link.latency_ns + wire;
+  return static_cast<int64_t>(std::min(ns, Wide{kMostTransferNs}));
 }
 
 }  // namespace distca

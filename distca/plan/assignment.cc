@@ -6,14 +6,13 @@
 namespace distca {
 namespace {
 
-/// Picoseconds a byte; at least 1, so that no byte is free.
-int64_t byte_price(const Link& link) { return std::max<int64_t>(1, 1'000'000 / link.bytes_per_us); }
-
 auto order(const Piece& piece) {
   return std::tuple(piece.document, piece.q.begin, piece.kv.begin, piece.q.end);
 }
 
 }  // namespace
+
+int64_t byte_price(const Link& link) { return std::max<int64_t>(1, 1'000'000 / link.bytes_per_us); }
 
 Assignment::Assignment(const PlanRequest& request, const Layout& layout)
     : cluster_(request.cluster),
@@ -146,12 +145,37 @@ void Assignment::book(int server, const Piece& piece, const Others& others, int6
   });
 }
 
+void Assignment::begin_trial() {
+  in_trial_ = true;
+  touched_.clear();
+  pieces_before_.clear();
+  before_ = {load_, send_, receive_, memory_, price_};
+}
+
+void Assignment::touch(int server) {
+  if (!in_trial_ || std::find(touched_.begin(), touched_.end(), server) != touched_.end()) return;
+  touched_.push_back(server);
+  pieces_before_.push_back(pieces_[server]);
+}
+
+void Assignment::undo_trial() {
+  for (size_t i = 0; i < touched_.size(); ++i) pieces_[touched_[i]] = std::move(pieces_before_[i]);
+  load_ = std::move(before_.load);
+  send_ = std::move(before_.send);
+  receive_ = std::move(before_.receive);
+  memory_ = std::move(before_.memory);
+  price_ = before_.price;
+  in_trial_ = false;
+}
+
 void Assignment::add(int server, const Piece& piece) {
+  touch(server);
   book(server, piece, {pieces(server, piece.document), nullptr, {}}, 1);
   insert(server, piece);
 }
 
 void Assignment::shrink(int server, size_t index, std::span<const Piece> rest) {
+  touch(server);
   auto& pieces_here = pieces_[server];
   const Piece piece = pieces_here[index];
   book(server, piece, {pieces(server, piece.document), &pieces_here[index], rest}, -1);

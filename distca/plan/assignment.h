@@ -29,6 +29,9 @@ struct HomeSegment {
   int worker = 0;
 };
 
+/// Picoseconds a byte; at least 1, so that no byte is free.
+int64_t byte_price(const Link& link);
+
 /// What a server fetches, or no longer fetches.
 struct Toll {
   int64_t price = 0;     // bytes of Q, K, V and O, each times the price of its link (ps per byte)
@@ -52,6 +55,7 @@ class Assignment {
   /// Of one document.
   std::span<const Piece> pieces(int server, int64_t document) const;
 
+  const TaskPrice& task_price() const { return task_price_; }
   int64_t load(int server) const { return load_[server]; }
   int64_t send_bytes(int rank) const { return send_[rank]; }        // Q, K, V
   int64_t receive_bytes(int rank) const { return receive_[rank]; }  // Q, K, V
@@ -72,6 +76,13 @@ class Assignment {
   void add(int server, const Piece& piece);
   void shrink(int server, size_t index, std::span<const Piece> rest);
 
+  /// From here on changes can be taken back, until keep_trial().
+  void begin_trial();
+  void keep_trial() { in_trial_ = false; }
+  void undo_trial();
+  /// Servers whose pieces the trial changed.
+  const std::vector<int>& touched() const { return touched_; }
+
   /// Highest end of the keys that the server reads of a document; 0: none.
   int64_t keys_end(int server, int64_t document) const;
   std::vector<Task> tasks() const;
@@ -90,6 +101,7 @@ class Assignment {
   void fetched(int server, const Piece& piece, const Others& others, const Visit& visit) const;
   Toll toll(int server, const Piece& piece, const Others& others) const;
   void book(int server, const Piece& piece, const Others& others, int64_t sign);
+  void touch(int server);
   void insert(int server, const Piece& piece);
   bool one_task(const Piece& lower, const Piece& upper) const;
 
@@ -101,9 +113,18 @@ class Assignment {
   std::vector<HomeSegment> homes_;
   std::vector<size_t> first_home_;          // [documents + 1]
   std::vector<std::vector<Piece>> pieces_;  // [server]
-  std::vector<int64_t> load_;               // [rank]
+  std::vector<int64_t> load_;               // [server]
   std::vector<int64_t> send_, receive_, memory_;
   int64_t price_ = 0;
+
+  struct Totals {
+    std::vector<int64_t> load, send, receive, memory;
+    int64_t price = 0;
+  };
+  bool in_trial_ = false;
+  std::vector<int> touched_;
+  std::vector<std::vector<Piece>> pieces_before_;  // of touched_
+  Totals before_;
 };
 
 }  // namespace distca

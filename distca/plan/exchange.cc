@@ -119,6 +119,26 @@ void PlanIndex::for_each_part(int64_t document, const Range& tokens, const Visit
   }
 }
 
+int64_t PlanIndex::Reads::fill_reach(size_t begin, size_t end) {
+  if (begin == end) return 0;
+  const size_t root = begin + (end - begin) / 2;
+  reach[root] =
+      std::max({keys[root].tokens.end, fill_reach(begin, root), fill_reach(root + 1, end)});
+  return reach[root];
+}
+
+template <typename Visit>
+void PlanIndex::Reads::for_each_keys(size_t begin, size_t end, const Range& tokens,
+                                     const Visit& visit) const {
+  if (begin == end) return;
+  const size_t root = begin + (end - begin) / 2;
+  if (reach[root] <= tokens.begin) return;
+  for_each_keys(begin, root, tokens, visit);
+  if (keys[root].tokens.begin >= tokens.end) return;
+  if (keys[root].tokens.end > tokens.begin) visit(keys[root]);
+  for_each_keys(root + 1, end, tokens, visit);
+}
+
 PlanIndex::PlanIndex(const Plan& plan)
     : plan_(plan),
       segments_(plan.nano_batch.documents.size()),
@@ -156,7 +176,9 @@ PlanIndex::PlanIndex(const Plan& plan)
     std::sort(reads.q.begin(), reads.q.end(),
               [](const Read& a, const Read& b) { return a.tokens.begin < b.tokens.begin; });
     std::sort(reads.keys.begin(), reads.keys.end(),
-              [](const Read& a, const Read& b) { return a.tokens.end > b.tokens.end; });
+              [](const Read& a, const Read& b) { return a.tokens < b.tokens; });
+    reads.reach.resize(reads.keys.size());
+    reads.fill_reach(0, reads.keys.size());
   }
 }
 
@@ -194,10 +216,7 @@ std::vector<PeerTransfer> PlanIndex::sends(int rank) const {
       return r.tokens.begin < home.begin;
     });
     for (; read != reads.q.end() && read->tokens.begin < home.end; ++read) send(*read, false);
-    for (const Read& keys : reads.keys) {
-      if (keys.tokens.end <= home.begin) break;
-      send(keys, true);
-    }
+    reads.for_each_keys(0, reads.keys.size(), home, [&](const Read& keys) { send(keys, true); });
     row += home.size();
   }
   return messages(std::move(travels));

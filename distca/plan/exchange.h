@@ -84,7 +84,13 @@ class PlanIndex {
   };
   struct Reads {             // of one document, by all servers
     std::vector<Read> q;     // cut at segments, ascending begin: those of a segment lie together
-    std::vector<Read> keys;  // descending end: those that reach into a segment come first
+    std::vector<Read> keys;  // ascending begin: a binary tree, the middle of a range its root
+    std::vector<int64_t> reach;  // [root in `keys`] highest end in its tree
+
+    int64_t fill_reach(size_t begin, size_t end);
+    /// visit(read) for each of keys[begin, end) that has some of `tokens`.
+    template <typename Visit>
+    void for_each_keys(size_t begin, size_t end, const Range& tokens, const Visit& visit) const;
   };
 
   std::vector<Need> needs(int server) const;

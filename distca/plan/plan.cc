@@ -7,6 +7,7 @@
 
 #include "distca/base/error.h"
 #include "distca/plan/accounting.h"
+#include "distca/plan/layout_sequential.h"
 #include "distca/plan/scheduler.h"
 
 namespace distca {
@@ -90,6 +91,7 @@ PlanRequest resolved(PlanRequest request) {
     throw Error(ErrorKind::kPlan, "scheduler {} knows no {}", scheduler.name,
                 options.key_sub_ranges ? "key sub-ranges" : "spread");
   }
+  options.key_sub_ranges |= options.spread;
   options.price = request.profile ? profile_name(*request.profile) : "pairs";
   check_request(request);
   return request;
@@ -167,10 +169,13 @@ double max_over_mean_time(const Plan& plan) {
   return max_over_mean(plan.cluster, times);
 }
 
-std::vector<int64_t> home_load(const Plan& plan) {
+std::vector<int64_t> packed_load(const Plan& plan) {
+  PlanRequest request{plan.nano_batch, plan.cluster, plan.shape, plan.options};
+  request.cluster.max_tokens_per_worker = 0;
+  const Layout packed = sequential_layout(request);
   std::vector<int64_t> pairs(plan.load.size(), 0);
-  for (int worker = 0; worker < plan.layout.num_workers(); ++worker) {
-    for (const Segment& segment : plan.layout.workers[worker]) {
+  for (int worker = 0; worker < packed.num_workers(); ++worker) {
+    for (const Segment& segment : packed.workers[worker]) {
       pairs[worker] += attention_pairs(segment.tokens, {0, segment.tokens.end}, MaskType::kCausal,
                                        plan.shape.window_left);
     }

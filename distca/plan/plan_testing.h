@@ -55,6 +55,17 @@ inline std::vector<Range> random_cuts(const Range& whole, uint64_t pieces, Rando
   return result;
 }
 
+/// Pairs per server if every query were computed where it lives.
+inline std::vector<int64_t> home_load(const Plan& plan) {
+  std::vector<int64_t> pairs(plan.load.size(), 0);
+  for (int worker = 0; worker < plan.layout.num_workers(); ++worker) {
+    for (const Segment& segment : plan.layout.workers[worker]) {
+      pairs[worker] += attention_pairs(segment.tokens, {0, segment.tokens.end}, MaskType::kCausal);
+    }
+  }
+  return pairs;
+}
+
 /// Sorts the tasks and fills in the load.
 inline void complete(Plan& plan) {
   std::sort(plan.tasks.begin(), plan.tasks.end(), [](const Task& a, const Task& b) {
@@ -69,6 +80,7 @@ inline void complete(Plan& plan) {
 inline Plan random_plan(int workers, int dedicated, Random& random) {
   Plan plan;
   plan.nano_batch = NanoBatch::from_lengths(random_lengths(random));
+  plan.options.key_sub_ranges = true;
   plan.cluster.num_workers = workers;
   plan.cluster.capacity.assign(workers + dedicated, 1);
   plan.shape = {.num_heads = 4, .num_kv_heads = 2, .head_dim_qk = 16, .head_dim_v = 8};

@@ -4,6 +4,7 @@
 
 #include "distca/base/error.h"
 #include "distca/base/text.h"
+#include "distca/plan/key_sub_ranges.h"
 #include "distca/plan/layout_balanced.h"
 #include "distca/plan/layout_exact.h"
 #include "distca/plan/layout_per_document.h"
@@ -17,9 +18,14 @@
 namespace distca {
 namespace {
 
+std::vector<Task> balanced_tasks(const PlanRequest& request, const Layout& layout) {
+  return request.options.key_sub_ranges ? schedule_with_key_sub_ranges(request, layout)
+                                        : schedule_balanced(request, layout);
+}
+
 constexpr LayoutEntry kLayouts[] = {
-    {"sequential", "documents in order fill one worker after another", sequential_layout},
     {"balanced", "homes where most queries can stay and keys travel least", balanced_layout},
+    {"sequential", "documents in order fill one worker after another", sequential_layout},
     {.name = "sequential-exact",
      .summary = "the same, cut at any token: the released planner's, for counting only",
      .make = sequential_exact_layout,
@@ -36,9 +42,10 @@ constexpr LayoutEntry kLayouts[] = {
 constexpr SchedulerEntry kSchedulers[] = {
     {.name = "balanced",
      .summary = "even load for the fewest bytes: shards where the keys are, each key once a server",
-     .schedule = schedule_balanced,
-     .layout = "sequential",
-     .tolerance_ppm = 20'000},
+     .schedule = balanced_tasks,
+     .layout = "balanced",
+     .tolerance_ppm = 20'000,
+     .key_sub_ranges = true},
     {.name = "greedy",
      .summary = "the paper's: overloaded servers give shards away, most pairs per byte first",
      .schedule = schedule_greedy,
@@ -52,19 +59,22 @@ constexpr SchedulerEntry kSchedulers[] = {
     {.name = "local",
      .summary = "every query where it lives: plain packing",
      .schedule = schedule_local,
-     .layout = "sequential"},
+     .layout = "sequential",
+     .capacities = false},
     {.name = "per-document-cp",
      .summary = "context parallelism: every document over all workers, tasks stay, keys travel",
      .schedule = schedule_local,
      .layout = "per-document-cp",
      .only_this_layout = true,
-     .even_tokens = false},
+     .even_tokens = false,
+     .capacities = false},
     {.name = "wlb",
      .summary = "whole documents packed for even work, tokens uneven; nothing travels",
      .schedule = schedule_local,
      .layout = "wlb",
      .only_this_layout = true,
-     .even_tokens = false},
+     .even_tokens = false,
+     .capacities = false},
 };
 
 template <typename Entry>
@@ -91,6 +101,7 @@ const SchedulerEntry& find_scheduler(std::string_view name) {
 ValidateOptions checks_of(const SchedulerEntry& scheduler) {
   ValidateOptions options;
   options.cuts = scheduler.cuts;
+  options.capacities = scheduler.capacities;
   options.even_tokens = scheduler.even_tokens;
   return options;
 }

@@ -35,6 +35,7 @@ struct SchedulerEntry {
   bool only_this_layout = false;   // any other one is refused
   bool even_tokens = true;         // false: a rival that trades even tokens for even load
   bool cuts = true;                // false: cuts anywhere; for counting only, training refuses it
+  bool capacities = true;          // false: queries stay at home, whatever a server's capacity
   bool key_sub_ranges = false;     // knows key_sub_ranges and spread
 };
 

@@ -23,7 +23,8 @@ class Workloads : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(Workloads, greedy_keeps_its_bound_and_is_valid) {
   const Plan plan = make_plan(workload_request(GetParam()));
-  EXPECT_GT(max_over_mean(plan.cluster, home_load(plan)), 1.8);  // there is something to do
+  EXPECT_GT(max_over_mean(plan.cluster, testing::home_load(plan)),
+            1.8);  // there is something to do
   EXPECT_LE(max_over_mean(plan), 1.05);
   ValidateOptions options;
   options.tolerance_ppm = 50'000;
@@ -74,7 +75,7 @@ TEST(Scheduler, greedy_on_the_papers_example) {
 
 TEST(Scheduler, local_computes_every_query_where_it_lives) {
   const Plan plan = make_plan(request_for({5000, 77, 1290}, 3, "local"));
-  const std::vector<int64_t> home = home_load(plan);
+  const std::vector<int64_t> home = testing::home_load(plan);
   for (size_t server = 0; server < plan.load.size(); ++server) {
     EXPECT_EQ(plan.load[server].pairs, home[server]);
     EXPECT_EQ(plan.load[server].o_send_bytes, 0);
@@ -94,7 +95,7 @@ TEST(Scheduler, random_batches_give_valid_plans) {
       capacity = 1 + static_cast<int64_t>(random.below(5));
     const Plan plan = make_plan(request);
     EXPECT_THAT(validate(plan), IsEmpty());
-    EXPECT_LE(max_over_mean(plan), max_over_mean(plan.cluster, home_load(plan)));
+    EXPECT_LE(max_over_mean(plan), max_over_mean(plan.cluster, testing::home_load(plan)));
   }
 }
 
@@ -105,7 +106,7 @@ TEST(Scheduler, shapes_of_batches_that_break_planners) {
     for (const int workers : {1, 2, 3, 7, 40}) {
       const Plan plan = make_plan(request_for(lengths, workers));
       EXPECT_THAT(validate(plan), IsEmpty()) << lengths.size() << " documents, " << workers;
-      EXPECT_LE(max_over_mean(plan), max_over_mean(plan.cluster, home_load(plan)));
+      EXPECT_LE(max_over_mean(plan), max_over_mean(plan.cluster, testing::home_load(plan)));
     }
   }
   EXPECT_LE(max_over_mean(make_plan(request_for({200'001}, 40))), 1.05);
@@ -145,7 +146,7 @@ TEST(Scheduler, an_unknown_name_is_refused_with_the_nearest_known) {
                     HasSubstr("local")));
   PlanRequest request = request_for({10}, 1);
   request.options.layout = "x";
-  EXPECT_THAT(message(request), HasSubstr("unknown layout 'x': known are sequential"));
+  EXPECT_THAT(message(request), HasSubstr("unknown layout 'x': known are balanced, sequential"));
   request = request_for({10}, 2);
   request.cluster.capacity = {1};
   EXPECT_THAT(message(request), HasSubstr("1 capacities for 2 workers"));

@@ -12,9 +12,9 @@ namespace distca {
 
 class ShardRows {
  public:
-  /// Borrows the profile.
-  explicit ShardRows(const AttentionShape& shape, const AttentionProfile* profile)
-      : shape_(shape), price_(shape, profile), closed_form_(!profile && shape.window_left < 0) {}
+  /// Borrows the price.
+  ShardRows(const AttentionShape& shape, const TaskPrice& price)
+      : shape_(shape), price_(price), closed_form_(price.in_pairs() && shape.window_left < 0) {}
 
   /// Of rows with all keys they may see.
   int64_t load(const Range& q) const { return price_(q, visible_keys(q, shape_.window_left)); }
@@ -29,9 +29,9 @@ class ShardRows {
   int64_t cheapest_end(const Range& q, int64_t load, int64_t wanted) const;
 
  private:
-  AttentionShape shape_;
-  TaskPrice price_;
-  bool closed_form_;  // pairs of all keys: no search
+  const AttentionShape shape_;
+  const TaskPrice& price_;
+  const bool closed_form_;  // pairs of all keys: no search
 };
 
 }  // namespace distca

@@ -7,12 +7,15 @@ namespace distca {
 
 PlanSummary summarize(const Plan& plan) {
   PlanSummary summary;
-  summary.max_over_mean_before = max_over_mean(plan.cluster, home_load(plan));
+  summary.max_over_mean_before = max_over_mean(plan.cluster, packed_load(plan));
   summary.max_over_mean = max_over_mean(plan);
+  summary.max_over_mean_time = max_over_mean_time(plan);
   for (const ServerLoad& load : plan.load) {
     summary.qkv_bytes += load.send_bytes;
     summary.o_bytes += load.o_send_bytes;
     summary.max_send_bytes = std::max(summary.max_send_bytes, load.send_bytes);
+    summary.max_time_ns = std::max(summary.max_time_ns, load.time_ns);
+    summary.max_memory_bytes = std::max(summary.max_memory_bytes, load.memory_bytes);
     summary.max_receive_bytes = std::max(summary.max_receive_bytes, load.receive_bytes);
   }
   summary.tokens_min = std::numeric_limits<int64_t>::max();

@@ -16,12 +16,35 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::SizeIs;
 
-Plan good_plan() { return make_plan(testing::request_for({5000, 1000, 333, 2000}, 3)); }
+/// Nanoseconds that grow with queries and keys: what a profile looks like, not a machine's.
+AttentionProfile small_profile() {
+  AttentionProfile profile{.machine = "none", .path = "made", .q_tokens = {128, 8192}};
+  profile.shape = {.num_heads = 4, .num_kv_heads = 1};
+  profile.kv_tokens = {128, 8192};
+  profile.forward_ns = {1'000, 50'000, 0, 1'500'000};
+  profile.backward_ns = {2'500, 120'000, 0, 4'000'000};
+  return profile;
+}
+
+PlanRequest good_request() {
+  PlanRequest request = testing::request_for({5000, 1000, 333, 2000}, 3);
+  request.cluster.memory = {.token_bytes = 100, .kept_query_bytes = 10, .kept_key_bytes = 7};
+  return request;
+}
 
 TEST(Validate, a_good_plan_has_no_violation) {
   ValidateOptions options;
   options.tolerance_ppm = 50'000;
-  EXPECT_THAT(validate(good_plan(), options), IsEmpty());
+  EXPECT_THAT(validate(make_plan(good_request()), options), IsEmpty());
+}
+
+TEST(Validate, a_good_plan_within_its_caps_has_no_violation) {
+  PlanRequest request = good_request();
+  request.cluster.max_tokens_per_worker = 2800;
+  request.cluster.max_send_bytes = 8 << 20;
+  request.cluster.max_receive_bytes = 8 << 20;
+  request.cluster.max_memory_bytes = 1 << 20;
+  EXPECT_THAT(validate(make_plan(request)), IsEmpty());
 }
 
 struct Damage {
@@ -35,68 +58,157 @@ void PrintTo(const Damage& damage, std::ostream* out) { *out << damage.name; }
 class BrokenPlan : public ::testing::TestWithParam<Damage> {};
 
 TEST_P(BrokenPlan, is_reported) {
-  Plan plan = good_plan();
+  Plan plan = make_plan(good_request());
+  ASSERT_THAT(validate(plan), IsEmpty());
   GetParam().inflict(plan);
   EXPECT_THAT(validate(plan), Contains(HasSubstr(GetParam().reported)));
 }
 
-/// The first task with more than a block of queries.
+/// The first task with more than two blocks of queries.
 Task& long_task(Plan& plan) {
   return *std::find_if(plan.tasks.begin(), plan.tasks.end(),
                        [](const Task& task) { return task.q.size() > 2 * kBlockTokens; });
 }
 
+Damage claim(const char* name, const char* reported, int64_t ServerLoad::*figure) {
+  return {name, reported, [figure](Plan& plan) { plan.load[1].*figure += 1; }};
+}
+
 const Damage kDamages[] = {
-    {"task_dropped", "computed by no task", [](Plan& plan) { plan.tasks.pop_back(); }},
-    {"task_twice", "computed twice",
-     [](Plan& plan) { plan.tasks.insert(plan.tasks.begin() + 1, plan.tasks[0]); }},
-    {"keys_short", "computed by no task",
-     [](Plan& plan) { long_task(plan).kv.end -= kBlockTokens; }},
-    {"first_keys_left_out", "computed by no task",
-     [](Plan& plan) { long_task(plan).kv.begin += kBlockTokens; }},
-    {"queries_short", "computed by no task",
-     [](Plan& plan) { long_task(plan).q.end -= kBlockTokens; }},
-    {"queries_of_two_segments", "does not lie in one segment",
-     [](Plan& plan) {
-       for (Task& task : plan.tasks) {
-         if (task.document == 0) task.q = task.kv = {0, 5000};
-       }
-     }},
-    {"unknown_server", "there is no server 3", [](Plan& plan) { plan.tasks.back().server = 3; }},
-    {"unknown_document", "there is no document 9",
-     [](Plan& plan) { plan.tasks.back().document = 9; }},
-    {"beyond_the_document", "is not a range of document",
-     [](Plan& plan) { plan.tasks.back().kv.end += 100'000; }},
-    {"odd_cut", "neither a multiple of 128 nor its end",
-     [](Plan& plan) { long_task(plan).q.begin += 1; }},
-    {"full_mask", "lets queries see later keys",
-     [](Plan& plan) { plan.tasks[0].mask = MaskType::kFull; }},
-    {"not_sorted", "are not sorted",
-     [](Plan& plan) { std::swap(plan.tasks[0], plan.tasks.back()); }},
+    // The layout.
     {"token_without_home", "no worker holds",
      [](Plan& plan) { plan.layout.workers[1].pop_back(); }},
     {"token_with_two_homes", "is held twice",
      [](Plan& plan) { plan.layout.workers[0].push_back(plan.layout.workers[1][0]); }},
+    {"segment_of_an_unknown_document", "layout of worker 0: there is no document 9",
+     [](Plan& plan) { plan.layout.workers[0][0].document = 9; }},
+    {"segment_beyond_the_document", "is not a range of document 0 with 5000 tokens",
+     [](Plan& plan) { plan.layout.workers[0][0].tokens.end = 5001; }},
+    {"segment_cut_anywhere", "layout of worker 0: document 0 is cut at",
+     [](Plan& plan) { plan.layout.workers[0][0].tokens.end -= 1; }},
     {"uneven_tokens", "not within 128",
      [](Plan& plan) {
        auto& from = plan.layout.workers[1];
        plan.layout.workers[0].push_back(from.back());
        from.pop_back();
      }},
-    {"cap_exceeded", "the cap is 2000",
-     [](Plan& plan) { plan.cluster.max_tokens_per_worker = 2000; }},
-    {"pairs_claimed_wrong", "pairs", [](Plan& plan) { plan.load[1].pairs -= 1; }},
-    {"sent_bytes_claimed_wrong", "send_bytes", [](Plan& plan) { plan.load[2].send_bytes += 1; }},
-    {"received_bytes_claimed_wrong", "receive_bytes",
-     [](Plan& plan) { plan.load[0].receive_bytes += 1; }},
-    {"o_bytes_claimed_wrong", "o_send_bytes", [](Plan& plan) { plan.load[0].o_send_bytes += 1; }},
-    {"load_of_too_few", "load of 2 ranks", [](Plan& plan) { plan.load.pop_back(); }},
-    {"worker_missing", "the layout has 2 workers",
+    {"worker_missing", "the layout has 2 workers, the cluster 3",
      [](Plan& plan) { plan.layout.workers.pop_back(); }},
+    {"document_misnumbered", "document 1 has id 2",
+     [](Plan& plan) { plan.nano_batch.documents[1].id = 2; }},
+    {"document_of_negative_length", "document 1 has -1 tokens",
+     [](Plan& plan) { plan.nano_batch.documents[1].length = -1; }},
+    // The tasks.
+    {"task_dropped", "computed by no task", [](Plan& plan) { plan.tasks.pop_back(); }},
+    {"task_twice", "computed twice",
+     [](Plan& plan) { plan.tasks.insert(plan.tasks.begin() + 1, plan.tasks[0]); }},
+    {"queries_short", "computed by no task",
+     [](Plan& plan) { long_task(plan).q.end -= kBlockTokens; }},
+    {"keys_short", "computed by no task",
+     [](Plan& plan) {
+       plan.options.key_sub_ranges = true;
+       long_task(plan).kv.end -= kBlockTokens;
+     }},
+    {"first_keys_left_out", "computed by no task",
+     [](Plan& plan) {
+       plan.options.key_sub_ranges = true;
+       long_task(plan).kv.begin += kBlockTokens;
+     }},
+    {"keys_parted_without_leave", "that its queries see, key_sub_ranges is off",
+     [](Plan& plan) {
+       Task high = plan.tasks[0];
+       plan.tasks[0].kv.end = high.kv.begin = kBlockTokens;
+       plan.tasks.insert(plan.tasks.begin() + 1, high);
+     }},
+    {"window_wider_than_the_keys", "computed by no task",
+     [](Plan& plan) {
+       plan.options.key_sub_ranges = true;
+       plan.shape.window_left = 1000;
+       Task& last = *std::find_if(plan.tasks.begin(), plan.tasks.end(),
+                                  [](const Task& task) { return task.q.begin > 2000; });
+       last.kv.begin = round_up(last.q.begin - 1000, kBlockTokens) + kBlockTokens;
+     }},
+    {"full_mask", "lets queries see later keys",
+     [](Plan& plan) { plan.tasks[0].mask = MaskType::kFull; }},
+    {"full_mask_beyond_the_window", "lets queries see keys before the window 100",
+     [](Plan& plan) {
+       plan.shape.window_left = 100;
+       Task& task = plan.tasks.back();
+       task = {task.document, {128, 256}, {0, 128}, task.server, MaskType::kFull};
+     }},
+    {"queries_of_two_segments", "does not lie in one segment",
+     [](Plan& plan) {
+       for (Task& task : plan.tasks) {
+         if (task.document == 0) task.q = task.kv = {0, 5000};
+       }
+     }},
+    {"odd_cut", "queries of task 0: document 0 is cut at 1,",
+     [](Plan& plan) { plan.tasks[0].q.begin = 1; }},
+    {"odd_key_cut", "keys of task 0: document 0 is cut at 1,",
+     [](Plan& plan) { plan.tasks[0].kv.begin = 1; }},
+    {"unknown_server", "there is no server 3", [](Plan& plan) { plan.tasks.back().server = 3; }},
+    {"task_of_an_unknown_document", "queries of task 0: there is no document 9",
+     [](Plan& plan) { plan.tasks[0].document = 9; }},
+    {"keys_beyond_the_document", "keys of task 0: [0, 100000) is not a range of document",
+     [](Plan& plan) { plan.tasks[0].kv.end = 100'000; }},
+    {"not_sorted", "are not sorted",
+     [](Plan& plan) { std::swap(plan.tasks[0], plan.tasks.back()); }},
+    // What is claimed.
+    claim("pairs_claimed_wrong", "rank 1: pairs", &ServerLoad::pairs),
+    claim("time_claimed_without_a_profile", "rank 1: time_ns 1 claimed, 0 found",
+          &ServerLoad::time_ns),
+    claim("sent_bytes_claimed_wrong", "rank 1: send_bytes", &ServerLoad::send_bytes),
+    claim("received_bytes_claimed_wrong", "rank 1: receive_bytes", &ServerLoad::receive_bytes),
+    claim("o_sent_claimed_wrong", "rank 1: o_send_bytes", &ServerLoad::o_send_bytes),
+    claim("o_received_claimed_wrong", "rank 1: o_receive_bytes", &ServerLoad::o_receive_bytes),
+    claim("memory_claimed_wrong", "rank 1: memory_bytes", &ServerLoad::memory_bytes),
+    {"load_of_too_few", "load of 2 ranks, there are 3", [](Plan& plan) { plan.load.pop_back(); }},
+    // Caps and capacity.
+    {"tokens_above_the_cap", "max_tokens_per_worker is 2000",
+     [](Plan& plan) { plan.cluster.max_tokens_per_worker = 2000; }},
+    {"sends_above_the_cap", "max_send_bytes is 1000",
+     [](Plan& plan) { plan.cluster.max_send_bytes = 1000; }},
+    {"receives_above_the_cap", "max_receive_bytes is 1000",
+     [](Plan& plan) { plan.cluster.max_receive_bytes = 1000; }},
+    {"memory_above_the_cap", "max_memory_bytes is 1000",
+     [](Plan& plan) { plan.cluster.max_memory_bytes = 1000; }},
+    {"load_on_a_server_of_no_capacity", "server 2 has capacity 0 and computes",
+     [](Plan& plan) { plan.cluster.capacity[2] = 0; }},
 };
 
 INSTANTIATE_TEST_SUITE_P(, BrokenPlan, ::testing::ValuesIn(kDamages),
                          [](const auto& info) { return info.param.name; });
+
+TEST(Validate, a_plan_priced_in_time_is_recounted_with_its_profile) {
+  PlanRequest request = good_request();
+  const AttentionProfile profile = small_profile();
+  request.profile = std::make_shared<const AttentionProfile>(profile);
+  Plan plan = make_plan(request);
+  const ValidateOptions with_profile{.profile = &profile};
+  EXPECT_THAT(validate(plan, with_profile), IsEmpty());
+  plan.load[0].time_ns -= 1;
+  EXPECT_THAT(validate(plan, with_profile), Contains(HasSubstr("rank 0: time_ns")));
+  EXPECT_THAT(validate(plan), IsEmpty());  // cannot tell
+
+  AttentionProfile other = profile;
+  other.forward_ns[0] += 1;
+  EXPECT_THAT(validate(plan, {.profile = &other}), Contains(HasSubstr("the plan is priced by")));
+}
+
+TEST(Validate, with_a_profile_the_tolerance_is_of_time) {
+  PlanRequest request = testing::request_for({5000, 100, 100, 100}, 3, "local");
+  const AttentionProfile profile = small_profile();
+  request.profile = std::make_shared<const AttentionProfile>(profile);
+  const Plan plan = make_plan(request);
+  const auto above = [&] {
+    return static_cast<int64_t>(max_over_mean_time(plan) * 1e6) - 1'000'000;
+  };
+  ValidateOptions options{.profile = &profile};
+  options.tolerance_ppm = above() + 10;
+  EXPECT_THAT(validate(plan, options), IsEmpty());
+  options.tolerance_ppm = above() - 10;
+  EXPECT_THAT(validate(plan, options), Contains(HasSubstr("ns are")));
+}
 
 TEST(Validate, a_load_above_the_tolerance_is_reported_when_asked) {
   const Plan plan = make_plan(testing::request_for({5000, 100, 100, 100}, 3, "local"));
@@ -108,7 +220,7 @@ TEST(Validate, a_load_above_the_tolerance_is_reported_when_asked) {
 }
 
 TEST(Validate, cuts_need_not_be_multiples_of_128_when_so_told) {
-  Plan plan = good_plan();
+  Plan plan = make_plan(good_request());
   Task& first = long_task(plan);
   Task second = first;
   first.q.end = second.q.begin = first.q.begin + 100;
@@ -119,15 +231,19 @@ TEST(Validate, cuts_need_not_be_multiples_of_128_when_so_told) {
 }
 
 TEST(Validate, a_flood_of_violations_is_cut) {
-  Plan plan = good_plan();
+  Plan plan = make_plan(good_request());
   for (Task& task : plan.tasks) task.server = 7;
   const auto violations = validate(plan, {.max_violations = 3});
   EXPECT_THAT(violations, SizeIs(4));
   EXPECT_THAT(violations.back(), HasSubstr("more"));
 }
 
-/// Every allowed pair exactly once, pair by pair.
+/// Every allowed pair exactly once, no other, pair by pair.
 bool each_pair_once(const Plan& plan) {
+  const int64_t window = plan.shape.window_left;
+  const auto allowed = [window](int64_t i, int64_t j) {
+    return j <= i && (window < 0 || j >= i - window);
+  };
   for (const Document& document : plan.nano_batch.documents) {
     for (int64_t i = 0; i < document.length; ++i) {
       for (int64_t j = 0; j < document.length; ++j) {
@@ -137,9 +253,9 @@ bool each_pair_once(const Plan& plan) {
               !task.kv.contains({j, j + 1})) {
             continue;
           }
-          times += task.mask == MaskType::kFull || j <= i;
+          times += task.mask == MaskType::kFull || allowed(i, j);
         }
-        if (times != (j <= i)) return false;
+        if (times != allowed(i, j)) return false;
       }
     }
   }
@@ -153,6 +269,8 @@ TEST(Validate, agrees_with_a_count_pair_by_pair) {
   for (int trial = 0; trial < 3000; ++trial) {
     Plan plan;
     plan.nano_batch = NanoBatch::from_lengths({6, 9});
+    plan.options.key_sub_ranges = true;
+    plan.shape.window_left = static_cast<int64_t>(random.below(12)) - 3;
     plan.layout.workers = {{{0, {0, 6}}, {1, {0, 9}}}};
     for (const Document& document : plan.nano_batch.documents) {
       const auto cut = 1 + static_cast<int64_t>(random.below(document.length - 1));

@@ -157,7 +157,7 @@ class Trainer {
       DISTCA_CHECK(violations.empty(), "scheduler {} made a wrong plan: {}", plan.options.scheduler,
                    violations[0]);
       hash.add(plan_hash(plan));
-      before.push_back(home_load(plan));
+      before.push_back(packed_load(plan));
       after.emplace_back();
       for (const ServerLoad& load : plan.load) after.back().push_back(load.pairs);
       planned.inputs.push_back(

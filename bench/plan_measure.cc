@@ -1,0 +1,115 @@
+#include "bench/plan_measure.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <fstream>
+
+#include "distca/base/clock.h"
+#include "distca/base/error.h"
+#include "distca/plan/exchange.h"
+#include "distca/plan/lower_bound.h"
+#include "distca/plan/scheduler.h"
+#include "distca/plan/validate.h"
+
+namespace distca::bench {
+namespace {
+
+constexpr int64_t kTolerancePpm = 20'000;  // the max/mean of 1.02, by pairs
+
+template <typename Work>
+double best_ms(int rounds, const Work& work) {
+  double best = 1e300;
+  for (int round = 0; round < rounds; ++round) {
+    const Stopwatch watch;
+    work();
+    best = std::min(best, watch.seconds() * 1e3);
+  }
+  return best;
+}
+
+}  // namespace
+
+std::vector<Variant> balanced_variants(const std::string& scheduler) {
+  std::vector<Variant> variants;
+  const auto add = [&](const char* name, const char* layout, bool key_sub_ranges, bool spread) {
+    variants.push_back({name,
+                        {.scheduler = scheduler,
+                         .layout = layout,
+                         .tolerance_ppm = kTolerancePpm,
+                         .key_sub_ranges = key_sub_ranges,
+                         .spread = spread}});
+  };
+  add("sequential, whole context", "sequential", false, false);
+  add("sequential, key sub-ranges", "sequential", true, false);
+  add("own layout, whole context", "balanced", false, false);
+  add("own layout, key sub-ranges", "balanced", true, false);
+  add("own layout, spread", "balanced", true, true);
+  return variants;
+}
+
+std::vector<Variant> rival_variants(const std::string& scheduler) {
+  std::vector<Variant> variants;
+  for (const SchedulerEntry& entry : schedulers()) {
+    const std::string name(entry.name);
+    if (name != scheduler) variants.push_back({name, {.scheduler = name}});
+  }
+  return variants;
+}
+
+Variant original() {
+  return {"the original", {.scheduler = "greedy-original", .tolerance_ppm = 50'000}};
+}
+
+Measured measure(const Workload& workload, const PlanOptions& options, int rounds) {
+  const PlanRequest request{.nano_batch = workload.nano_batch,
+                            .cluster = Cluster::in_place(workload.ranks),
+                            .shape = {.num_heads = 4, .num_kv_heads = 1},
+                            .options = options};
+  Measured measured;
+  Plan plan;
+  try {
+    plan = make_plan(request);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kPlan) throw;
+    measured.refusal = error.what();
+    return measured;
+  }
+  if (rounds > 0) {
+    measured.plan_ms = best_ms(rounds, [&] { make_plan(request); });
+    measured.metadata_ms = best_ms(rounds, [&] {
+      const PlanIndex index(plan);
+      for (int rank = 0; rank < workload.ranks; ++rank) index.exchange(rank);
+    });
+  }
+  measured.summary = summarize(plan);
+  measured.bytes = measured.summary.qkv_bytes + measured.summary.o_bytes;
+  measured.lower_bound_bytes = lower_bound_bytes(plan);
+  measured.tasks = plan.tasks.size();
+  measured.violations = validate(plan, checks_of(find_scheduler(options.scheduler))).size();
+  return measured;
+}
+
+double share(int64_t bytes, int64_t original) {
+  if (bytes == original) return 1;
+  return static_cast<double>(bytes) / static_cast<double>(original);
+}
+
+std::string cpu_name() {
+  std::ifstream info("/proc/cpuinfo");
+  for (std::string line; std::getline(info, line);) {
+    const size_t colon = line.find(": ");
+    if (line.rfind("model name", 0) == 0 && colon != std::string::npos)
+      return line.substr(colon + 2);
+  }
+  return "unknown";
+}
+
+void pin_to_this_core() {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  CPU_SET(sched_getcpu(), &cores);
+  sched_setaffinity(0, sizeof(cores), &cores);
+}
+
+}  // namespace distca::bench

@@ -1,0 +1,245 @@
+#include "cli/plan_arguments.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "distca/base/text.h"
+#include "distca/batch/batch_stream.h"
+#include "distca/batch/indexed_dataset.h"
+#include "distca/cost/attention_profile.h"
+#include "distca/plan/plan_batch_input.h"
+#include "distca/plan/scheduler.h"
+
+namespace distca::cli {
+namespace {
+
+constexpr int64_t kMostTokens = int64_t{1} << 30;  // of a nano-batch
+constexpr int kMostWorkers = 65'536;
+constexpr int64_t kMostCapacity = 1'000'000'000;
+
+AttentionShape shape_from(const PlanArguments& arguments) {
+  const int64_t tp = arguments.tensor_parallel;
+  if (arguments.heads % arguments.kv_heads != 0) {
+    throw Error(ErrorKind::kUsage, "--heads {} is not divisible by --kv-heads {}", arguments.heads,
+                arguments.kv_heads);
+  }
+  if (arguments.kv_heads % tp != 0) {
+    throw Error(ErrorKind::kUsage, "--kv-heads {} is not divisible by --tensor-parallel {}",
+                arguments.kv_heads, tp);
+  }
+  const int64_t bytes = arguments.dtype == "fp64" ? 8 : arguments.dtype == "fp32" ? 4 : 2;
+  return {.num_heads = arguments.heads / tp,
+          .num_kv_heads = arguments.kv_heads / tp,
+          .head_dim_qk = arguments.head_dim,
+          .head_dim_v = arguments.head_dim,
+          .element_bytes = bytes,
+          .window_left = arguments.window - 1};
+}
+
+/// The first nano-batch of the stream over documents of these lengths: a training's first too, if
+/// its seed, nano_batch_tokens, max_document_tokens and validation_fraction are given.
+NanoBatch first_nano_batch(const std::vector<int64_t>& lengths, const PlanArguments& arguments) {
+  const int64_t tokens = arguments.nano_batch_tokens > 0
+                             ? arguments.nano_batch_tokens
+                             : arguments.workers * arguments.tokens_per_worker;
+  if (tokens > kMostTokens) {
+    throw Error(ErrorKind::kUsage,
+                "--workers {} x --tokens-per-worker {} is a nano-batch of {} tokens; at most {}",
+                arguments.workers, arguments.tokens_per_worker, tokens, kMostTokens);
+  }
+  const DocumentSplit split = split_documents(static_cast<int64_t>(lengths.size()),
+                                              arguments.validation_fraction, arguments.seed);
+  BatchStream stream(
+      lengths, split.train,
+      {.nano_batch_tokens = tokens,
+       .nano_batches = 1,
+       .max_document_tokens =
+           arguments.max_document_tokens > 0 ? arguments.max_document_tokens : tokens,
+       .seed = arguments.seed});
+  return stream.next().front().nano_batch;
+}
+
+Cluster cluster_from(const PlanArguments& arguments, const AttentionShape& shape, int workers) {
+  Cluster cluster = arguments.cluster;
+  cluster.num_workers = workers;
+  cluster.capacity = arguments.capacity;
+  if (cluster.capacity.empty()) cluster.capacity.assign(workers, 1);
+  cluster.between.bytes_per_us = std::llround(arguments.between_gbytes * 1e3);
+  cluster.inside.bytes_per_us = arguments.inside_gbytes > 0
+                                    ? std::llround(arguments.inside_gbytes * 1e3)
+                                    : cluster.between.bytes_per_us;
+  // What core attention itself keeps until backward: Q, K, V, O at home, Q, K, V at servers.
+  const int64_t q = shape.q_token_bytes(), kv = shape.kv_token_bytes(), o = shape.o_token_bytes();
+  cluster.memory = {.token_bytes = arguments.layers * (q + kv + o),
+                    .kept_query_bytes = arguments.layers * q,
+                    .kept_key_bytes = arguments.layers * kv};
+  return cluster;
+}
+
+/// "greedy: overloaded ...; local: ...".
+template <typename Entries>
+std::string listed(const Entries& entries) {
+  std::string text;
+  for (const auto& entry : entries) {
+    text += fmt::format("{}{}: {}", text.empty() ? "" : "; ", entry.name, entry.summary);
+  }
+  return text;
+}
+
+void add_input_options(CLI::App& verb, PlanArguments& arguments) {
+  verb.add_option("--workload", arguments.workload,
+                  "One nano-batch: JSON with ranks, tokens_per_rank, doc_lens");
+  verb.add_option("--lengths", arguments.lengths,
+                  "JSON list of document lengths: its first nano-batch; needs --workers");
+  verb.add_option("--data", arguments.data,
+                  "PREFIX of a data set: its first nano-batch; needs --workers");
+  verb.add_option("--workers", arguments.workers, "Default: ranks of the workload")
+      ->check(CLI::Range(1, kMostWorkers));
+  verb.add_option("--tokens-per-worker", arguments.tokens_per_worker, "For --lengths and --data")
+      ->check(CLI::Range(int64_t{1}, kMostTokens))
+      ->capture_default_str();
+  verb.add_option("--nano-batch-tokens", arguments.nano_batch_tokens,
+                  "batch.nano_batch_tokens of a training; default: workers x tokens-per-worker")
+      ->check(CLI::Range(int64_t{1}, kMostTokens));
+  verb.add_option("--max-document-tokens", arguments.max_document_tokens,
+                  "batch.max_document_tokens: longer documents are cut; default: the nano-batch's")
+      ->check(CLI::Range(int64_t{1}, kMostTokens));
+  verb.add_option("--validation-fraction", arguments.validation_fraction,
+                  "data.validation_fraction: share of documents left out")
+      ->capture_default_str();
+  verb.add_option("--seed", arguments.seed, "batch.seed: order and choice of the documents")
+      ->capture_default_str();
+}
+
+void add_scheduler_options(CLI::App& verb, PlanArguments& arguments) {
+  verb.add_option("--scheduler", arguments.options.scheduler, listed(schedulers()))
+      ->capture_default_str();
+  verb.add_option("--layout", arguments.options.layout,
+                  listed(layouts()) + ". Default: the scheduler's own");
+  verb.add_option("--tolerance", arguments.tolerance,
+                  "Load may exceed the mean by this share. Default: the scheduler's own")
+      ->check(CLI::Range(0.0, 10.0));
+  verb.add_flag("--key-sub-ranges", arguments.options.key_sub_ranges,
+                "Tasks may have part of the keys: fewer bytes, results merged by LSE");
+  verb.add_flag("--spread", arguments.options.spread,
+                "Lowest largest send and receive; builds on --key-sub-ranges");
+  verb.add_option("--profile", arguments.profile,
+                  "What is balanced: pairs, or the time on h200 or as measured in a file of "
+                  "`distca profile`")
+      ->capture_default_str();
+}
+
+void add_cluster_options(CLI::App& verb, PlanArguments& arguments) {
+  const CLI::Range bytes(int64_t{0}, int64_t{1} << 60);
+  verb.add_option("--capacity", arguments.capacity,
+                  "Share of the load of each server, workers first; more than the workers are "
+                  "dedicated servers. Default: 1 a worker")
+      ->delimiter(',')
+      ->check(CLI::Range(int64_t{0}, kMostCapacity));
+  verb.add_option("--ranks-per-node", arguments.cluster.ranks_per_node,
+                  "Ranks that share a node; 0: each is one")
+      ->check(CLI::Range(0, kMostWorkers))
+      ->capture_default_str();
+  verb.add_option("--between-gbytes", arguments.between_gbytes, "GB/s of one rank to another node")
+      ->check(CLI::Range(1e-3, 1e6))
+      ->capture_default_str();
+  verb.add_option("--inside-gbytes", arguments.inside_gbytes,
+                  "GB/s of one rank inside its node; default: as between nodes")
+      ->check(CLI::Range(1e-3, 1e6));
+  verb.add_option("--max-tokens-per-worker", arguments.cluster.max_tokens_per_worker,
+                  "Cap; 0: none")
+      ->check(CLI::Range(int64_t{0}, kMostTokens));
+  verb.add_option("--max-send-bytes", arguments.cluster.max_send_bytes,
+                  "Cap on Q, K, V one rank sends: a layer, forward; 0: none")
+      ->check(bytes);
+  verb.add_option("--max-receive-bytes", arguments.cluster.max_receive_bytes,
+                  "Cap on Q, K, V one rank receives; 0: none")
+      ->check(bytes);
+  verb.add_option("--max-memory-bytes", arguments.cluster.max_memory_bytes,
+                  "Cap on what core attention keeps until backward on one rank; 0: none")
+      ->check(bytes);
+}
+
+void add_shape_options(CLI::App& verb, PlanArguments& arguments) {
+  const CLI::Range positive(int64_t{1}, int64_t{1} << 16);
+  verb.add_option("--heads", arguments.heads, "Query heads")
+      ->check(positive)
+      ->capture_default_str();
+  verb.add_option("--kv-heads", arguments.kv_heads, "Key and value heads")
+      ->check(positive)
+      ->capture_default_str();
+  verb.add_option("--head-dim", arguments.head_dim, "Of queries, keys and values")
+      ->check(positive)
+      ->capture_default_str();
+  verb.add_option("--tensor-parallel", arguments.tensor_parallel, "Ranks that share the heads")
+      ->check(positive)
+      ->capture_default_str();
+  verb.add_option("--dtype", arguments.dtype, "What travels")
+      ->check(CLI::IsMember({"bf16", "fp16", "fp32", "fp64"}))
+      ->capture_default_str();
+  verb.add_option("--window", arguments.window, "Tokens a query sees, itself included; 0: all")
+      ->check(CLI::Range(int64_t{0}, kMostTokens))
+      ->capture_default_str();
+  verb.add_option("--layers", arguments.layers, "Layers whose Q, K, V, O memory is counted")
+      ->check(positive)
+      ->capture_default_str();
+}
+
+}  // namespace
+
+void add_plan_options(CLI::App& verb, PlanArguments& arguments) {
+  add_input_options(verb, arguments);
+  add_scheduler_options(verb, arguments);
+  add_cluster_options(verb, arguments);
+  add_shape_options(verb, arguments);
+}
+
+void check_sizes(const NanoBatch& nano_batch, const Cluster& cluster, const AttentionShape& shape,
+                 ErrorKind kind) {
+  const int64_t tokens = nano_batch.num_tokens();
+  if (tokens > kMostTokens || cluster.num_servers() > kMostWorkers) {
+    throw Error(kind, "{} tokens on {} servers; at most {} on {}", tokens, cluster.num_servers(),
+                kMostTokens, kMostWorkers);
+  }
+  const int64_t capacity = *std::ranges::max_element(cluster.capacity);
+  if (capacity > kMostCapacity) {
+    throw Error(kind, "a capacity of {}; at most {}", capacity, kMostCapacity);
+  }
+  const int64_t token_bytes =
+      shape.q_token_bytes() + shape.kv_token_bytes() + shape.o_token_bytes();
+  const double most = static_cast<double>(tokens) * cluster.num_servers() *
+                      static_cast<double>(std::max({token_bytes, cluster.memory.token_bytes,
+                                                    cluster.memory.kept_query_bytes,
+                                                    cluster.memory.kept_key_bytes}));
+  if (most < 0x1p60) return;
+  throw Error(kind,
+              "{} tokens x {} servers x {} of Q, K, V, O a token are more than can be counted",
+              tokens, cluster.num_servers(), human_bytes(token_bytes));
+}
+
+PlanRequest request_from(const PlanArguments& arguments) {
+  PlanRequest request;
+  int workers = arguments.workers;
+  if (!arguments.workload.empty()) {
+    Workload workload = read_workload(arguments.workload);
+    request.nano_batch = std::move(workload.nano_batch);
+    if (workers == 0) workers = workload.ranks;
+  } else {
+    if (workers == 0) throw Error(ErrorKind::kUsage, "--lengths and --data need --workers N");
+    request.nano_batch =
+        first_nano_batch(arguments.data.empty() ? read_lengths(arguments.lengths)
+                                                : IndexedDataset(arguments.data).document_lengths(),
+                         arguments);
+  }
+  request.shape = shape_from(arguments);
+  request.cluster = cluster_from(arguments, request.shape, workers);
+  check_sizes(request.nano_batch, request.cluster, request.shape, ErrorKind::kUsage);
+  request.options = arguments.options;
+  if (arguments.tolerance >= 0) {
+    request.options.tolerance_ppm = std::llround(arguments.tolerance * 1e6);
+  }
+  if (arguments.profile != "pairs") request.profile = profile_by_name(arguments.profile);
+  return request;
+}
+
+}  // namespace distca::cli

@@ -1,0 +1,58 @@
+#pragma once
+// What `distca plan` is asked, and the request that it means.
+
+#include <CLI/CLI.hpp>
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "distca/base/error.h"
+#include "distca/plan/plan.h"
+
+namespace distca::cli {
+
+struct PlanArguments {
+  std::filesystem::path plan;
+  std::filesystem::path workload;
+  std::filesystem::path lengths;
+  std::filesystem::path data;
+  int workers = 0;
+  int64_t tokens_per_worker = 131'072;
+  int64_t nano_batch_tokens = 0;
+  int64_t max_document_tokens = 0;
+  double validation_fraction = 0;
+  uint64_t seed = 1;
+  PlanOptions options;
+  double tolerance = -1;  // below 0: not given
+  std::string profile = "pairs";
+  int64_t heads = 32;
+  int64_t kv_heads = 8;
+  int64_t head_dim = 128;
+  int64_t tensor_parallel = 8;
+  std::string dtype = "bf16";
+  int64_t window = 0;  // tokens a query sees, itself included; 0: all
+  int64_t layers = 1;
+  std::vector<int64_t> capacity;
+  Cluster cluster;             // nodes and caps
+  double inside_gbytes = 0;    // GB/s; 0: as between
+  double between_gbytes = 50;  // GB/s
+  bool compare = false;
+  bool json = false;
+  bool summary_json = false;
+  std::filesystem::path out;
+};
+
+/// All options that say what is planned, in groups.
+void add_plan_options(CLI::App& verb, PlanArguments& arguments);
+
+/// Reads the input files. Throws Error(kUsage, kData or kPlan) for what cannot be planned.
+PlanRequest request_from(const PlanArguments& arguments);
+
+/// Throws when every server reading every token would be more bytes than int64 holds, and for more
+/// tokens or servers than a plan may have.
+void check_sizes(const NanoBatch& nano_batch, const Cluster& cluster, const AttentionShape& shape,
+                 ErrorKind kind);
+
+}  // namespace distca::cli

@@ -1,0 +1,38 @@
+#include "distca/cost/memory_price.h"
+
+#include <gtest/gtest.h>
+
+namespace distca {
+namespace {
+
+TEST(MemoryPrice, home_and_received_tokens_add_up) {
+  const MemoryPrice price{.token_bytes = 1000, .kept_query_bytes = 100, .kept_key_bytes = 10};
+  EXPECT_EQ(memory_bytes(price, 0, 0, 0), 0);
+  EXPECT_EQ(memory_bytes(price, 3, 2, 5), 3250);
+  EXPECT_EQ(memory_bytes(price, int64_t{1} << 30, 0, 0), 1000 * (int64_t{1} << 30));
+}
+
+TEST(MemoryPrice, of_a_small_llama_counted_by_hand) {
+  LlamaLayers layers{.num_layers = 2,
+                     .hidden_size = 100,
+                     .intermediate_size = 300,
+                     .attention = {.num_heads = 6,
+                                   .num_kv_heads = 3,
+                                   .head_dim_qk = 16,
+                                   .head_dim_v = 8,
+                                   .element_bytes = 4}};
+  // Input, first norm's output, second norm's input and output; Q, K, V, O, LSE; the MLP.
+  const int64_t elements = 4 * 100 + (6 * 16 + 3 * (16 + 8) + 6 * 8 + 6) + 4 * 300;
+  EXPECT_EQ(llama_memory(layers), (MemoryPrice{.token_bytes = 2 * elements * 4,
+                                               .kept_query_bytes = 2 * 6 * 16 * 4,
+                                               .kept_key_bytes = 2 * 3 * (16 + 8) * 4}));
+  layers.attention.element_bytes = 2;
+  // The norms' inputs and LSE stay wide; the layer's input is kept beside the first norm's.
+  const int64_t halves = 3 * 100 + (6 * 16 + 3 * (16 + 8) + 6 * 8) + 4 * 300;
+  EXPECT_EQ(llama_memory(layers), (MemoryPrice{.token_bytes = 2 * (halves * 2 + (2 * 100 + 6) * 4),
+                                               .kept_query_bytes = 2 * 6 * 16 * 2,
+                                               .kept_key_bytes = 2 * 3 * (16 + 8) * 2}));
+}
+
+}  // namespace
+}  // namespace distca

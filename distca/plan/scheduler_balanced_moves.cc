@@ -1,0 +1,291 @@
+#include "distca/plan/scheduler_balanced_moves.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <numeric>
+
+namespace distca {
+namespace {
+
+/// floor(a * b / c) without overflow, for b, c < 2^31 and a * b / c within int64.
+int64_t scale(int64_t a, int64_t b, int64_t c) { return a / c * b + a % c * b / c; }
+
+/// What is left of a piece without the rows q.
+struct Rest {
+  std::array<Piece, 2> pieces;
+  size_t size = 0;
+  std::span<const Piece> span() const { return {pieces.data(), size}; }
+};
+
+Rest rest_of(const Assignment& state, const Piece& piece, const Range& q) {
+  Rest rest;
+  for (const Range& part : {Range{piece.q.begin, q.begin}, Range{q.end, piece.q.end}}) {
+    if (!part.empty()) {
+      rest.pieces[rest.size++] = state.whole_context(piece.document, part, piece.home);
+    }
+  }
+  return rest;
+}
+
+int64_t total_load(const Assignment& state) {
+  int64_t total = 0;
+  for (int server = 0; server < state.num_servers(); ++server) total += state.load(server);
+  return total;
+}
+
+std::vector<int64_t> bounds(const Assignment& state, const PlanRequest& request) {
+  const int64_t total = total_load(state);
+  const auto& capacities = request.cluster.capacity;
+  const int64_t capacity = std::accumulate(capacities.begin(), capacities.end(), int64_t{0});
+  std::vector<int64_t> result;
+  for (const int64_t share : capacities) {
+    const int64_t mean = scale(total, share, capacity);
+    result.push_back(mean + scale(mean, request.options.tolerance_ppm, 1'000'000));
+  }
+  return result;
+}
+
+std::vector<int64_t> rooms(const Assignment& state, const std::vector<int64_t>& bound) {
+  std::vector<int64_t> result;
+  for (int server = 0; server < state.num_servers(); ++server) {
+    result.push_back(bound[server] - state.load(server));
+  }
+  return result;
+}
+
+/// Keys of the longest document: what it takes to serve any one shard.
+int64_t fair_receive(const PlanRequest& request) {
+  int64_t longest = 0;
+  for (const Document& document : request.nano_batch.documents) {
+    longest = std::max(longest, document.length);
+  }
+  return longest * request.shape.kv_token_bytes();
+}
+
+}  // namespace
+
+ByRoom::ByRoom(std::vector<int64_t> room) : room_(std::move(room)), order_(room_.size()) {
+  std::iota(order_.begin(), order_.end(), 0);
+  std::sort(order_.begin(), order_.end(), [this](int a, int b) { return before(a, b); });
+}
+
+std::vector<int>::iterator ByRoom::place(int server) {
+  return std::lower_bound(order_.begin(), order_.end(), server,
+                          [this](int a, int b) { return before(a, b); });
+}
+
+void ByRoom::set(int server, int64_t room) {
+  order_.erase(place(server));
+  room_[server] = room;
+  order_.insert(place(server), server);
+}
+
+int ByRoom::tightest(int64_t room) const {
+  const auto less = std::partition_point(order_.begin(), order_.end(),
+                                         [&](int server) { return room_[server] >= room; });
+  return less == order_.begin() ? -1 : *(less - 1);
+}
+
+Mover::Mover(const PlanRequest& request, const Layout& layout)
+    : cluster_(request.cluster),
+      capacity_(request.cluster.capacity),
+      state_(request, layout),
+      rows_(request.shape, state_.task_price()),
+      fair_receive_(fair_receive(request)),
+      bound_(bounds(state_, request)),
+      crumb_(total_load(state_) / state_.num_servers() / 100),
+      by_room_(rooms(state_, bound_)),
+      know_(request.nano_batch.documents.size()) {
+  for (const HomeSegment& home : state_.homes()) {
+    auto& know = know_[home.document];
+    if (std::find(know.begin(), know.end(), home.worker) == know.end()) know.push_back(home.worker);
+  }
+}
+
+/// Load per capacity; a server of capacity 0 should end with none, so its load weighs a million.
+double Mover::ratio(int server, int64_t load) const {
+  const auto units = static_cast<double>(load);
+  return capacity_[server] > 0 ? units / static_cast<double>(capacity_[server]) : units * 1e6;
+}
+
+double Mover::score(int64_t price, int64_t useful) const {
+  const auto load = static_cast<double>(useful);
+  double eighth = 1;  // load^(larger_first / 8)
+  const double root = larger_first_ > 0 ? std::sqrt(std::sqrt(std::sqrt(load))) : 1;
+  for (int i = 0; i < larger_first_; ++i) eighth *= root;
+  return static_cast<double>(price) / (load * eighth);
+}
+
+std::optional<Move> Mover::priced(int receiver, int donor, size_t index, const Range& q) const {
+  const Piece& from = state_.pieces(donor)[index];
+  const Piece piece = state_.whole_context(from.document, q, from.home);
+  const Toll there = state_.to_add(receiver, piece);
+  const int64_t received = state_.receive_bytes(receiver) + there.received;
+  const int64_t memory = state_.memory_bytes(receiver) + there.kept;
+  if (there.blocked || (cluster_.max_receive_bytes > 0 && received > cluster_.max_receive_bytes) ||
+      (cluster_.max_memory_bytes > 0 && memory > cluster_.max_memory_bytes)) {
+    return std::nullopt;
+  }
+  const Rest rest = rest_of(state_, from, q);
+  Move move{.donor = donor, .index = index, .q = q, .receiver = receiver, .load = piece.load};
+  move.price = there.price - state_.to_shrink(donor, index, rest.span()).price;
+  // Bytes beyond the fair limit count twice: several receivers rather than one.
+  const int64_t beyond = std::min(received - fair_receive_, there.received);
+  int64_t spread = 0;
+  if (beyond > 0) {
+    spread = static_cast<int64_t>(static_cast<double>(there.price) * static_cast<double>(beyond) /
+                                  static_cast<double>(there.received));
+  }
+  move.score = score(move.price + spread, std::min(piece.load, excess(donor)));
+  return move;
+}
+
+void Mover::consider(int receiver, int donor, size_t index, std::optional<Move>& best) const {
+  const Piece& piece = state_.pieces(donor)[index];
+  const int64_t most = room(receiver);
+  const int64_t wanted = std::min(excess(donor), most);
+  const auto offer = [&](const std::optional<Range>& q) {
+    if (!q) return;
+    const auto move = priced(receiver, donor, index, *q);
+    if (move && (!best || move->score < best->score)) best = move;
+  };
+  if (piece.load <= most) offer(piece.q);
+  if (piece.load <= wanted) return;
+  offer(rows_.ending_at(piece.q.end, piece.q, wanted, most));
+  offer(rows_.from_begin(piece.q, wanted, most));
+  offer(rows_.ending_at(rows_.cheapest_end(piece.q, piece.load, wanted), piece.q, wanted, most));
+  const int64_t held = round_down(state_.keys_end(receiver, piece.document), kBlockTokens);
+  if (held > piece.q.begin && held < piece.q.end) {
+    offer(rows_.ending_at(held, piece.q, wanted, most));
+  }
+}
+
+/// Those that know the document, those with most room, and the tightest ones that can take all.
+void Mover::gather_receivers(int donor, const Piece& piece) {
+  receivers_.clear();
+  const int64_t least = std::max<int64_t>(1, std::min(excess(donor), crumb_));
+  const auto add = [&](int server) {
+    if (server != donor && room(server) >= least &&
+        std::find(receivers_.begin(), receivers_.end(), server) == receivers_.end()) {
+      receivers_.push_back(server);
+    }
+  };
+  for (const int64_t load : {excess(donor), piece.load}) {
+    const int tightest = by_room_.tightest(load);
+    if (tightest >= 0) add(tightest);
+  }
+  const auto& order = by_room_.order();
+  for (size_t i = 0; i < std::min(kStrangers, order.size()); ++i) add(order[i]);
+  for (const int server : know_[piece.document]) add(server);
+}
+
+std::optional<Move> Mover::best_move(int donor) {
+  std::optional<Move> best;
+  for (size_t index = 0; index < state_.pieces(donor).size(); ++index) {
+    gather_receivers(donor, state_.pieces(donor)[index]);
+    for (const int receiver : receivers_) consider(receiver, donor, index, best);
+  }
+  if (best) return best;
+  for (const int receiver : by_room_.order()) {  // caps forbid the likely ones
+    if (room(receiver) <= 0) break;
+    for (size_t index = 0; index < state_.pieces(donor).size(); ++index) {
+      consider(receiver, donor, index, best);
+    }
+  }
+  return best;
+}
+
+void Mover::give(int from, size_t index, const Range& q, int to) {
+  const Piece piece = state_.pieces(from)[index];
+  const Rest rest = rest_of(state_, piece, q);
+  state_.shrink(from, index, rest.span());
+  state_.add(to, state_.whole_context(piece.document, q, piece.home));
+  for (const int server : {from, to}) by_room_.set(server, bound_[server] - state_.load(server));
+  auto& know = know_[piece.document];
+  if (std::find(know.begin(), know.end(), to) == know.end()) know.push_back(to);
+}
+
+void Mover::undo_trial() {
+  state_.undo_trial();
+  for (const int server : state_.touched()) {
+    by_room_.set(server, bound_[server] - state_.load(server));
+  }
+}
+
+/// Lazily: a move gets no better while rooms shrink, so it is looked at again only when it would be
+/// next.
+void Mover::balance(int larger_first) {
+  larger_first_ = larger_first;
+  std::vector<Donor> donors;
+  for (int server = 0; server < state_.num_servers(); ++server) {
+    if (excess(server) > 0) donors.push_back({server, false, best_move(server)});
+  }
+  for (;;) {
+    Donor* next = nullptr;
+    for (Donor& donor : donors) {
+      if (donor.best && (!next || donor.best->score < next->best->score)) next = &donor;
+    }
+    if (!next) break;
+    if (next->stale) {
+      *next = {next->server, false, best_move(next->server)};
+      continue;
+    }
+    const Move move = *next->best;
+    const int64_t document = state_.pieces(move.donor)[move.index].document;
+    apply(move);
+    std::erase_if(donors, [this](const Donor& donor) { return excess(donor.server) <= 0; });
+    for (Donor& donor : donors) {
+      if (donor.server == move.donor || !state_.pieces(donor.server, document).empty()) {
+        donor = {donor.server, false, best_move(donor.server)};
+      } else if (donor.best && donor.best->receiver == move.receiver) {
+        donor.stale = true;
+      }
+    }
+  }
+}
+
+bool Mover::shed_one_block() {
+  int donor = -1;
+  int receiver = -1;
+  for (int server = 0; server < state_.num_servers(); ++server) {
+    const double here = ratio(server, state_.load(server));
+    if (excess(server) > 0 && (donor < 0 || here > ratio(donor, state_.load(donor)))) {
+      donor = server;
+    }
+    if (capacity_[server] > 0 && (receiver < 0 || here < ratio(receiver, state_.load(receiver)))) {
+      receiver = server;
+    }
+  }
+  if (donor < 0 || donor == receiver) return false;
+
+  std::optional<Move> best;
+  double lowest = ratio(donor, state_.load(donor));
+  for (size_t index = 0; index < state_.pieces(donor).size(); ++index) {
+    const Range q = state_.pieces(donor)[index].q;
+    for (const Range& block : {Range{q.begin, std::min(q.begin + kBlockTokens, q.end)},
+                               Range{round_down(q.end - 1, kBlockTokens), q.end}}) {
+      const auto move = priced(receiver, donor, index, block);
+      if (!move) continue;
+      const double after = std::max(ratio(donor, state_.load(donor) - move->load),
+                                    ratio(receiver, state_.load(receiver) + move->load));
+      if (after < lowest || (best && after == lowest && move->price < best->price)) {
+        best = move;
+        lowest = after;
+      }
+    }
+  }
+  if (best) apply(*best);
+  return best.has_value();
+}
+
+int64_t Mover::price() const {
+  int64_t price = state_.price();
+  for (int server = 0; server < state_.num_servers(); ++server) {
+    const int64_t beyond = state_.receive_bytes(server) - fair_receive_;
+    if (beyond > 0) price += beyond * byte_price(cluster_.between);
+  }
+  return price;
+}
+
+}  // namespace distca

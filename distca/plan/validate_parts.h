@@ -1,0 +1,85 @@
+#pragma once
+// What the two halves of the validator share: what they found wrong, and things by document. One
+// object, one thread.
+
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "distca/plan/plan.h"
+
+namespace distca {
+
+/// The first `most` lines; of those beyond only the number.
+class Violations {
+ public:
+  explicit Violations(size_t most) : most_(most) {}
+
+  template <typename... Args>
+  void report(fmt::format_string<Args...> format, Args&&... args) {
+    if (lines_.size() < most_) {
+      lines_.push_back(fmt::format(format, std::forward<Args>(args)...));
+    } else {
+      ++more_;
+    }
+  }
+  bool none() const { return lines_.empty() && more_ == 0; }
+  std::vector<std::string> lines() && {
+    if (more_ > 0) lines_.push_back(fmt::format("and {} more", more_));
+    return std::move(lines_);
+  }
+
+ private:
+  size_t most_;
+  size_t more_ = 0;
+  std::vector<std::string> lines_;
+};
+
+/// Items of each document in one array, those of one document in the order they were added.
+template <typename Item>
+class ByDocument {
+ public:
+  explicit ByDocument(size_t documents) : begin_(documents + 1, 0) {}
+
+  void add(int64_t document, const Item& item) {
+    added_.push_back({document, item});
+    ++begin_[document + 1];
+  }
+  /// Once, after the last add.
+  void group() {
+    for (size_t i = 1; i < begin_.size(); ++i) begin_[i] += begin_[i - 1];
+    std::vector<size_t> next = begin_;
+    items_.resize(added_.size());
+    for (auto& [document, item] : added_) items_[next[document]++] = item;
+    added_.clear();
+  }
+  size_t num_documents() const { return begin_.size() - 1; }
+  std::span<Item> operator[](size_t document) {
+    return std::span(items_).subspan(begin_[document], begin_[document + 1] - begin_[document]);
+  }
+  std::span<const Item> operator[](size_t document) const {
+    return std::span(items_).subspan(begin_[document], begin_[document + 1] - begin_[document]);
+  }
+
+ private:
+  std::vector<size_t> begin_;  // [documents + 1]
+  std::vector<std::pair<int64_t, Item>> added_;
+  std::vector<Item> items_;
+};
+
+/// A segment whose document exists and holds its range.
+struct Held {
+  Range tokens;
+  int worker = 0;
+};
+
+/// The keys that some of these queries see under the causal mask.
+inline Range seen_keys(const Range& q, int64_t window_left) {
+  return {window_left < 0 || window_left > q.begin ? 0 : q.begin - window_left, q.end};
+}
+
+}  // namespace distca

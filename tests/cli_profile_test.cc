@@ -1,0 +1,65 @@
+// `distca profile` writes a profile of the shape asked for, or refuses in one line and leaves
+// nothing.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "distca/batch/test_folder.h"
+#include "distca/cost/attention_profile.h"
+#include "tests/run_command.h"
+
+namespace distca::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+class CliProfileTest : public FolderTest {
+ protected:
+  std::vector<std::string> command(const std::vector<std::string>& more) const {
+    std::vector<std::string> all{"profile",   "--attention", "--max-tokens", "200",
+                                 "--seconds", "0",           "--out",        file()};
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  }
+  std::string refusal_of(const std::vector<std::string>& more) {
+    const std::string line = refusal(command(more));
+    EXPECT_TRUE(files_below(folder_).empty());
+    return line;
+  }
+  std::filesystem::path file() const { return folder_ / "profile.json"; }
+};
+
+TEST_F(CliProfileTest, measures_the_shape_asked_for) {
+  const Outcome outcome = run_distca(
+      command({"--heads", "4", "--kv-heads", "2", "--head-dim", "16", "--dtype", "fp32"}));
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, AllOf(HasSubstr("error: median"), HasSubstr("1 call of each task")));
+  const auto profile = profile() by_name(file());
+  EXPECT_EQ(profile->shape, (AttentionShape{.num_heads = 4,
+                                            .num_kv_heads = 2,
+                                            .head_dim_qk = 16,
+                                            .head_dim_v = 16,
+                                            .element_bytes = 4}));
+  EXPECT_EQ(profile->path, "aten-cpu");
+  EXPECT_THAT(profile->q_tokens, ElementsAre(16, 32, 64, 128, 200));
+  EXPECT_EQ(profile->kv_tokens, profile->q_tokens);
+  EXPECT_THAT(outcome.out, HasSubstr(profile() name(*profile)));
+}
+
+TEST_F(CliProfileTest, bad_input_is_refused_before_anything_is_measured) {
+  EXPECT_THAT(refusal({"profile", "--out", file()}), HasSubstr("--attention"));
+  EXPECT_THAT(refusal_of({"--heads", "3", "--kv-heads", "2"}),
+              AllOf(HasSubstr("--heads 3"), HasSubstr("multiple of --kv-heads 2")));
+  EXPECT_THAT(refusal_of({"--head-dim", "12"}),
+              AllOf(HasSubstr("--head-dim 12"), HasSubstr("multiple of 8")));
+  EXPECT_THAT(refusal_of({"--heads", "0"}), HasSubstr("--heads"));
+  EXPECT_THAT(refusal_of({"--dtype", "fp17"}), HasSubstr("fp17 not in {bf16,fp32,fp64}"));
+  EXPECT_THAT(refusal({"profile", "--attention", "--heads", "1024", "--head-dim", "1024",
+                       "--max-tokens", "1048576", "--out", file()}),
+              HasSubstr("more than this machine's"));
+}
+
+}  // namespace
+}  // namespace distca::testing
