@@ -4,6 +4,7 @@
 
 #include "distca/base/error.h"
 #include "distca/base/text.h"
+#include "distca/plan/key_sub_ranges.h"
 #include "distca/plan/layout_balanced.h"
 #include "distca/plan/layout_exact.h"
 #include "distca/plan/layout_per_document.h"
@@ -17,7 +18,13 @@
 namespace distca {
 namespace {
 
+std::vector<Task> balanced_tasks(const PlanRequest& request, const Layout& layout) {
+  return request.options.key_sub_ranges ? schedule_with_key_sub_ranges(request, layout)
+                                        : schedule_balanced(request, layout);
+}
+
 constexpr LayoutEntry kLayouts[] = {
+    {"balanced", "homes where most queries can stay and keys travel least", balanced_layout},
     {"sequential", "documents in order fill one worker after another", sequential_layout},
     {.name = "sequential-exact",
      .summary = "the same, cut at any token: the released planner's, for counting only",
@@ -31,14 +38,14 @@ constexpr LayoutEntry kLayouts[] = {
      .summary = "every document over all workers, head and tail shards",
      .make = per_document_layout,
      .even_tokens = false},
-    {"balanced", "homes where most queries can stay and keys travel least", balanced_layout},
 };
 constexpr SchedulerEntry kSchedulers[] = {
     {.name = "balanced",
      .summary = "even load for the fewest bytes: shards where the keys are, each key once a server",
-     .schedule = schedule_balanced,
+     .schedule = balanced_tasks,
      .layout = "balanced",
-     .tolerance_ppm = 20'000},
+     .tolerance_ppm = 20'000,
+     .key_sub_ranges = true},
     {.name = "greedy",
      .summary = "the paper's: overloaded servers give shards away, most pairs per byte first",
      .schedule = schedule_greedy,
