@@ -3,8 +3,6 @@
 // batch: the lengths of the workload of 512 servers, repeated and shuffled. Times: best of --rounds
 // on one pinned thread.
 
-#include <sched.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
@@ -12,8 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "bench/timing.h"
 #include "distca/base/build_info.h"
-#include "distca/base/clock.h"
 #include "distca/base/error.h"
 #include "distca/base/json.h"
 #include "distca/base/random.h"
@@ -86,17 +84,6 @@ class PeakMemory {
   double begin_ = 0;
 };
 
-template <typename Work>
-double best_ms(int rounds, const Work& work) {
-  double best = 1e300;
-  for (int round = 0; round < rounds; ++round) {
-    const Stopwatch watch;
-    work();
-    best = std::min(best, watch.seconds() * 1e3);
-  }
-  return best;
-}
-
 int64_t entries_of(const RankExchange& exchange) {
   size_t entries = exchange.tasks.size();
   for (const auto* messages : {&exchange.sends, &exchange.receives}) {
@@ -115,7 +102,7 @@ Row measure(const Workload& workload, int servers, const Arguments& arguments) {
   const PeakMemory plan_memory;
   Plan plan = make_plan(request);
   row.plan_mib = plan_memory.growth_mib();
-  row.plan_ms = best_ms(arguments.rounds, [&] { plan = make_plan(request); });
+  row.plan_ms = bench::best_ms(arguments.rounds, [&] { plan = make_plan(request); });
   row.tasks = plan.tasks.size();
   {
     const PeakMemory memory;
@@ -130,14 +117,15 @@ Row measure(const Workload& workload, int servers, const Arguments& arguments) {
       row.largest_rank = std::max(row.largest_rank, static_cast<double>(entries));
     }
   }
-  row.metadata_ms = best_ms(arguments.rounds, [&] {
+  row.metadata_ms = bench::best_ms(arguments.rounds, [&] {
     const PlanIndex index(plan);
     for (int rank = 0; rank < servers; ++rank) index.exchange(rank);
   });
-  row.one_rank_ms = best_ms(arguments.rounds, [&] { PlanIndex(plan).exchange(servers / 2); });
+  row.one_rank_ms =
+      bench::best_ms(arguments.rounds, [&] { PlanIndex(plan).exchange(servers / 2); });
   const ValidateOptions checks = checks_of(find_scheduler(plan.options.scheduler));
   row.validate_ms =
-      best_ms(arguments.rounds, [&] { row.violations = validate(plan, checks).size(); });
+      bench::best_ms(arguments.rounds, [&] { row.violations = validate(plan, checks).size(); });
   return row;
 }
 
@@ -211,10 +199,7 @@ int run(int argc, char** argv) {
   app.footer("Example:  build/release/bench/metadata --servers 64 512 4096");
   CLI11_PARSE(app, argc, argv);
 
-  cpu_set_t cores;
-  CPU_ZERO(&cores);
-  CPU_SET(sched_getcpu(), &cores);
-  sched_setaffinity(0, sizeof(cores), &cores);
+  bench::pin_to_this_core();
 
   const Workload workload = read_workload(arguments.workload);
   std::vector<Row> rows;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bench/plan_report.h"
+#include "bench/timing.h"
 #include "distca/base/error.h"
 
 namespace distca::bench {
@@ -20,6 +21,7 @@ struct Arguments {
   std::string lengths = DISTCA_LENGTHS;   // beside the source folder
   std::string scheduler = "balanced";
   int sampled = 20;
+  uint64_t seed = 42;
   int rounds = 30;
   bool json = false;
 };
@@ -61,7 +63,8 @@ void measure_samples(const Arguments& arguments, Report& report) {
     report.no_samples = arguments.lengths + " does not exist: name the folder with --lengths";
     return;
   }
-  report.samples = measure_sample(arguments.lengths, arguments.sampled, report.variants);
+  report.samples =
+      measure_sample(arguments.lengths, arguments.sampled, arguments.seed, report.variants);
   for (const SampleRow& row : report.samples) {
     const std::string& name = report.variants[row.variant].name;
     const std::string where = fmt::format("sampled {}, {} servers", row.source, row.servers);
@@ -91,6 +94,7 @@ int run(int argc, char** argv) {
                  "Sampled nano-batches of each source and size; 0: none")
       ->check(CLI::Range(0, 1000))
       ->capture_default_str();
+  app.add_option("--seed", arguments.seed, "Of the sampled ones")->capture_default_str();
   app.add_option("--rounds", arguments.rounds)->check(CLI::Range(1, 1000))->capture_default_str();
   app.add_flag("--json", arguments.json, "For machines");
   app.footer("Exit code 0 when every bar is reached, else 1.\nExample:  build/release/bench/plan");
@@ -102,6 +106,7 @@ int run(int argc, char** argv) {
   }
   pin_to_this_core();
   Report report{.rounds = arguments.rounds,
+                .seed = arguments.seed,
                 .scheduler = arguments.scheduler,
                 .variants = balanced_variants(arguments.scheduler)};
   for (const std::string& path : arguments.workloads) measure_workload(path, report);

@@ -1,11 +1,8 @@
 #include "bench/plan_measure.h"
 
-#include <sched.h>
-
-#include <algorithm>
 #include <fstream>
 
-#include "distca/base/clock.h"
+#include "bench/timing.h"
 #include "distca/base/error.h"
 #include "distca/plan/exchange.h"
 #include "distca/plan/lower_bound.h"
@@ -16,17 +13,6 @@ namespace distca::bench {
 namespace {
 
 constexpr int64_t kTolerancePpm = 20'000;  // the max/mean of 1.02, by pairs
-
-template <typename Work>
-double best_ms(int rounds, const Work& work) {
-  double best = 1e300;
-  for (int round = 0; round < rounds; ++round) {
-    const Stopwatch watch;
-    work();
-    best = std::min(best, watch.seconds() * 1e3);
-  }
-  return best;
-}
 
 }  // namespace
 
@@ -82,7 +68,6 @@ Measured measure(const Workload& workload, const PlanOptions& options, int round
       for (int rank = 0; rank < workload.ranks; ++rank) index.exchange(rank);
     });
   }
-  measured.max_over_mean_before = max_over_mean(plan.cluster, home_load(plan));
   measured.summary = summarize(plan);
   measured.bytes = measured.summary.qkv_bytes + measured.summary.o_bytes;
   measured.lower_bound_bytes = lower_bound_bytes(plan);
@@ -104,13 +89,6 @@ std::string cpu_name() {
       return line.substr(colon + 2);
   }
   return "unknown";
-}
-
-void pin_to_this_core() {
-  cpu_set_t cores;
-  CPU_ZERO(&cores);
-  CPU_SET(sched_getcpu(), &cores);
-  sched_setaffinity(0, sizeof(cores), &cores);
 }
 
 }  // namespace distca::bench

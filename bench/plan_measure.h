@@ -23,8 +23,7 @@ std::vector<Variant> rival_variants(const std::string& scheduler);
 Variant original();
 
 struct Measured {
-  std::string refusal;              // of the planner; then all else is empty
-  double max_over_mean_before = 1;  // if every query were computed where it lives
+  std::string refusal;  // of the planner; then all else is empty
   PlanSummary summary;
   int64_t bytes = 0;  // Q, K, V and O, all servers, one layer forward
   int64_t lower_bound_bytes = 0;
@@ -42,6 +41,5 @@ Measured measure(const Workload& workload, const PlanOptions& options, int round
 double share(int64_t bytes, int64_t original);
 
 std::string cpu_name();
-void pin_to_this_core();
 
 }  // namespace distca::bench

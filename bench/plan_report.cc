@@ -52,9 +52,10 @@ void print_rows(const Report& report) {
     }
     const Shares of = shares(m, row.original);
     table.add_row({row.name, number(m.summary.max_over_mean, 4), number(of.bytes, 3),
-                   number(share(m.bytes, m.lower_bound_bytes), 3), mib(m.summary.max_send_bytes),
-                   number(of.send, 3), mib(m.summary.max_receive_bytes), number(of.receive, 3),
-                   number(m.plan_ms, 2), number(m.metadata_ms, 2), std::to_string(m.tasks),
+                   m.lower_bound_bytes > 0 ? number(share(m.bytes, m.lower_bound_bytes), 3) : "-",
+                   mib(m.summary.max_send_bytes), number(of.send, 3),
+                   mib(m.summary.max_receive_bytes), number(of.receive, 3), number(m.plan_ms, 2),
+                   number(m.metadata_ms, 2), std::to_string(m.tasks),
                    std::to_string(m.violations)});
   }
   flush();
@@ -71,7 +72,7 @@ void print_rivals(const Report& report) {
       refused += fmt::format("{}, {}: refused: {}\n", row.workload, row.name, m.refusal);
       continue;
     }
-    table.add_row({row.workload, row.name, number(m.max_over_mean_before, 3),
+    table.add_row({row.workload, row.name, number(m.summary.max_over_mean_before, 3),
                    number(m.summary.max_over_mean, 3), mib(m.summary.qkv_bytes),
                    mib(m.summary.o_bytes), number(shares(m, row.original).bytes, 3),
                    mib(m.summary.max_send_bytes), mib(m.summary.max_receive_bytes),
@@ -86,7 +87,8 @@ void print_samples(const Report& report) {
     fmt::print("\nNo sampled nano-batches: {}\n", report.no_samples);
     return;
   }
-  fmt::print("\nSampled nano-batches, 131,072 tokens per server (median / worst):\n");
+  fmt::print("\nSampled nano-batches, 131,072 tokens per server, seed {} (median / worst):\n",
+             report.seed);
   Table table({"servers", "source", report.scheduler, "batches", "refused", "share", "of bound",
                "send share", "receive share", "max/mean worst", "violations"});
   const auto pair = [](double median, double worst) {
@@ -129,7 +131,7 @@ Json to_json(const Row& row) {
     return json;
   }
   const Shares of = shares(m, row.original);
-  json.update({{"max_over_mean_before", m.max_over_mean_before},
+  json.update({{"max_over_mean_before", m.summary.max_over_mean_before},
                {"max_over_mean", m.summary.max_over_mean},
                {"qkv_bytes", m.summary.qkv_bytes},
                {"o_bytes", m.summary.o_bytes},
@@ -182,9 +184,13 @@ void print_tables(const Report& report) {
 }
 
 void print_json(const Report& report) {
-  Json json{{"commit", build_info::kCommit},     {"build", build_info::kBuildType},
-            {"compiler", build_info::kCompiler}, {"cpu", cpu_name()},
-            {"scheduler", report.scheduler},     {"rounds", report.rounds},
+  Json json{{"commit", build_info::kCommit},
+            {"build", build_info::kBuildType},
+            {"compiler", build_info::kCompiler},
+            {"cpu", cpu_name()},
+            {"scheduler", report.scheduler},
+            {"rounds", report.rounds},
+            {"seed", report.seed},
             {"no_samples", report.no_samples}};
   for (const char* list : {"rows", "rivals", "samples", "verdicts"}) json[list] = Json::array();
   for (const Row& row : report.rows) json["rows"].push_back(to_json(row));

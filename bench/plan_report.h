@@ -20,6 +20,7 @@ struct Row {
 
 struct Report {
   int rounds = 0;
+  uint64_t seed = 0;  // of the samples
   std::string scheduler;
   std::vector<Variant> variants;
   std::vector<Row> rows;

@@ -67,7 +67,7 @@ SampleRow row_of(const std::string& source, int servers, size_t variant, const R
 
 }  // namespace
 
-std::vector<SampleRow> measure_sample(const std::filesystem::path& folder, int count,
+std::vector<SampleRow> measure_sample(const std::filesystem::path& folder, int count, uint64_t seed,
                                       const std::vector<Variant>& variants) {
   const std::pair<SampleKind, std::vector<int64_t>> sources[] = {
       {SampleKind::kPretrain, read_lengths(folder / "lengths_pretrain.json")},
@@ -77,7 +77,7 @@ std::vector<SampleRow> measure_sample(const std::filesystem::path& folder, int c
     std::vector<Reached> both(variants.size());
     for (const auto& [kind, lengths] : sources) {
       const auto workloads =
-          sample_workloads(lengths, {.kind = kind, .count = count, .ranks = servers});
+          sample_workloads(lengths, {.kind = kind, .count = count, .ranks = servers, .seed = seed});
       std::vector<Reached> reached(variants.size());
       for (const Workload& workload : workloads) {
         const Measured denominator = measure(workload, original().options, 0);

@@ -27,7 +27,7 @@ struct SampleRow {
 
 /// lengths_pretrain.json and lengths_prolong.json in `folder`, `count` nano-batches of each and of
 /// each size: 8, 64 and 512 servers of 131,072 tokens.
-std::vector<SampleRow> measure_sample(const std::filesystem::path& folder, int count,
+std::vector<SampleRow> measure_sample(const std::filesystem::path& folder, int count, uint64_t seed,
                                       const std::vector<Variant>& variants);
 
 }  // namespace distca::bench

@@ -155,9 +155,9 @@ std::string what_if(const PlanRequest& request, const Plan& chosen) {
   return table.to_string();
 }
 
-void print_times(const Planned& planned, const PlanSummary& before, const PlanSummary& summary) {
+void print_times(const Planned& planned, const PlanSummary& summary) {
   const Plan& plan = planned.plan;
-  fmt::print("max/mean    {:.3f} before, {:.3f} after", before.max_over_mean,
+  fmt::print("max/mean    {:.3f} before, {:.3f} after", summary.max_over_mean_before,
              summary.max_over_mean);
   if (plan.options.price != "pairs") {
     fmt::print(" by pairs; {:.3f} by predicted time ({}), slowest {:.3f} ms a layer",
@@ -198,7 +198,7 @@ Json summary_json(const Planned& planned) {
             {"tolerance", tolerance(plan)},
             {"price", plan.options.price},
             {"servers", plan.cluster.num_servers()},
-            {"max_over_mean_before", summarize(plain_packing(plan)).max_over_mean},
+            {"max_over_mean_before", summary.max_over_mean_before},
             {"max_over_mean", summary.max_over_mean},
             {"qkv_bytes", summary.qkv_bytes},
             {"o_bytes", summary.o_bytes},
@@ -283,7 +283,7 @@ void print_report(const Planned& planned, const PlanRequest* request) {
              plan.options.layout, name_of(plan.options), tolerance(plan),
              with_thousands(static_cast<int64_t>(plan.tasks.size())));
   print_bars(before, plan);
-  print_times(planned, summarize(before), summary);
+  print_times(planned, summary);
   if (plan.cluster.num_servers() <= kMostServersInMatrix && summary.qkv_bytes > 0) {
     fmt::print("\nexchange, MiB of Q, K, V\n{}", matrix(plan));
   }

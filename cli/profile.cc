@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -80,7 +82,8 @@ std::string cpu_model() {
 class Bench {
  public:
   explicit Bench(const ProfileArguments& arguments)
-      : type_(scalar_type(arguments.dtype)),
+      : threads_(arguments.threads),
+        type_(scalar_type(arguments.dtype)),
         shape_{.num_heads = arguments.heads,
                .num_kv_heads = arguments.kv_heads,
                .head_dim_qk = arguments.head_dim,
@@ -126,17 +129,26 @@ class Bench {
                                          .q_position = task.q.begin,
                                          .keys = keys,
                                          .key_gradients = gradients};
-    Stopwatch watch;
-    aten_forward(shape_, type_, {&forward, 1}, kCpu);
-    task.forward_ns.push_back(whole_ns(watch));
-    watch.restart();
-    aten_backward(shape_, type_, {&backward, 1}, kCpu);
-    task.backward_ns.push_back(whole_ns(watch));
+    task.forward_ns.push_back(nanoseconds([&] {
+      aten_forward(shape_, type_, {&forward, 1}, kCpu);
+    }));
+    task.backward_ns.push_back(nanoseconds([&] {
+      aten_backward(shape_, type_, {&backward, 1}, kCpu);
+    }));
   }
 
  private:
-  static int64_t whole_ns(const Stopwatch& watch) {
-    return std::max<int64_t>(1, std::llround(watch.seconds() * 1e9));
+  /// One thread's own processor time, which the turns of other programs do not lengthen; the time
+  /// that passes where there are several threads.
+  template <typename Call>
+  int64_t nanoseconds(Call call) const {
+    const clockid_t clock = threads_ == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC;
+    timespec begin{}, end{};
+    clock_gettime(clock, &begin);
+    call();
+    clock_gettime(clock, &end);
+    return std::max<int64_t>(
+        1, (end.tv_sec - begin.tv_sec) * 1'000'000'000 + (end.tv_nsec - begin.tv_nsec));
   }
   static kernels::Rows rows(const at::Tensor& tensor, int64_t row) {
     return {.data = static_cast<std::byte*>(tensor.data_ptr()) +
@@ -145,6 +157,7 @@ class Bench {
             .head_stride = tensor.stride(1)};
   }
 
+  int threads_;
   ScalarType type_;
   kernels::Shape shape_;
   at::Tensor q_, d_o_, o_, lse_, delta_, dq_, k_, v_, dk_, dv_;
@@ -154,15 +167,17 @@ class Bench {
 int64_t fastest(const std::vector<int64_t>& calls) { return *std::ranges::min_element(calls); }
 
 /// One call of every task after another, so that a slow moment of the machine hits them all; until
-/// `seconds` have passed or all have enough. At least one call each.
-void measure_rounds(Bench& bench, std::vector<MeasuredTask>& tasks, double seconds) {
+/// the time is up or all have enough. Returns how many calls each task has, at least one.
+size_t measure_rounds(const ProfileArguments& arguments, std::vector<MeasuredTask>& tasks) {
+  Bench bench(arguments);
   const Stopwatch watch;
   for (size_t round = 0; round < kMostRounds; ++round) {
     for (MeasuredTask& task : tasks) {
-      if (round > 0 && watch.seconds() > seconds) return;
+      if (round > 0 && watch.seconds() > arguments.seconds) return round;
       bench.measure(task);
     }
   }
+  return kMostRounds;
 }
 
 std::vector<int64_t> grid(int64_t max_tokens) {
@@ -172,24 +187,20 @@ std::vector<int64_t> grid(int64_t max_tokens) {
   return tokens;
 }
 
-AttentionProfile measure_profile(Bench& bench, const ProfileArguments& arguments) {
-  const std::vector<int64_t> tokens = grid(arguments.max_tokens);
+/// In the order of a profile's entries, without the unused ones.
+std::vector<MeasuredTask> grid_tasks(const std::vector<int64_t>& tokens) {
   std::vector<MeasuredTask> tasks;
   for (const int64_t q : tokens) {
     for (const int64_t kv : tokens) {
       if (q <= kv) tasks.push_back({.q = {kv - q, kv}, .kv = {0, kv}});
     }
   }
-  fmt::print("measuring {} tasks up to {} tokens, forward and backward, for at most {:g} s\n",
-             tasks.size(), with_thousands(arguments.max_tokens), arguments.seconds);
-  std::fflush(stdout);
-  measure_rounds(bench, tasks, arguments.seconds);
-  const size_t fewest = tasks.back().forward_ns.size();
-  if (fewest < kRounds) {
-    fmt::print("the time sufficed for {} call{} of each task, {} are wanted: give more --seconds\n",
-               fewest, fewest == 1 ? "" : "s", kRounds);
-  }
+  return tasks;
+}
 
+AttentionProfile to_profile(const ProfileArguments& arguments,
+                            std::span<const MeasuredTask> measured) {
+  const std::vector<int64_t> tokens = grid(arguments.max_tokens);
   AttentionProfile profile{.machine = cpu_model(),
                            .path = arguments.threads == 1
                                        ? "aten-cpu"
@@ -197,7 +208,7 @@ AttentionProfile measure_profile(Bench& bench, const ProfileArguments& arguments
                            .shape = shape_of(arguments),
                            .q_tokens = tokens,
                            .kv_tokens = tokens};
-  auto task = tasks.begin();
+  auto task = measured.begin();
   for (const int64_t q : tokens) {
     for (const int64_t kv : tokens) {
       profile.forward_ns.push_back(q > kv ? 0 : fastest(task->forward_ns));
@@ -230,25 +241,27 @@ void print_rates(const char* title, const AttentionProfile& profile, const std::
              table.to_string());
 }
 
-/// Shards with all their keys and with only the first of them, none of a size that was measured.
+/// As plans cut them: at multiples of 128, every other one up to a document's end that is none;
+/// every third with only the first of its keys.
 std::vector<MeasuredTask> tasks_to_check(int64_t max_tokens) {
+  constexpr int64_t kBlock = 128;
   Random random(1);
   const auto between = [&random](int64_t least, int64_t most) {
     return least + static_cast<int64_t>(random.below(static_cast<uint64_t>(most - least + 1)));
   };
   std::vector<MeasuredTask> tasks;
   while (tasks.size() < kCheckedTasks) {
-    const int64_t end = between(max_tokens / 8, max_tokens);
-    const int64_t begin = end - between(kLeastTokens, end);
-    const int64_t keys = tasks.size() % 3 == 2 ? between(kLeastTokens, end) : end;
+    int64_t end = between(kBlock, max_tokens);
+    if (tasks.size() % 2 == 0) end = round_down(end, kBlock);
+    const int64_t begin = round_down(between(0, end - 1), kBlock);
+    const int64_t keys =
+        tasks.size() % 3 == 2 ? std::min(end, round_up(between(1, end), kBlock)) : end;
     tasks.push_back({.q = {begin, end}, .kv = {0, keys}});
   }
   return tasks;
 }
 
-void check_prediction(Bench& bench, const AttentionProfile& profile, double seconds) {
-  std::vector<MeasuredTask> tasks = tasks_to_check(profile.kv_tokens.back());
-  measure_rounds(bench, tasks, seconds);
+void print_check(const AttentionProfile& profile, std::span<const MeasuredTask> tasks) {
   const TaskPrice price(profile.shape, &profile);
   Table table({"queries", "keys", "measured us", "predicted us", "error %"});
   std::vector<double> errors;
@@ -262,7 +275,7 @@ void check_prediction(Bench& bench, const AttentionProfile& profile, double seco
                    fmt::format("{:+.1f}", 100 * (predicted / measured - 1))});
   }
   std::sort(errors.begin(), errors.end());
-  fmt::print("\nforward and backward of tasks that are not of the grid, predicted from it\n{}",
+  fmt::print("\nforward and backward of tasks as plans cut them, predicted from the grid\n{}",
              table.to_string());
   fmt::print("error: median {:.1f} %, worst {:.1f} %\n", errors[errors.size() / 2], errors.back());
 }
@@ -297,15 +310,27 @@ void run_profile(const ProfileArguments& arguments) {
   check_arguments(arguments);
   AtomicFile file(arguments.out);  // before the minutes of measuring, not after
   at::set_num_threads(arguments.threads);
-  Bench bench(arguments);
-  const AttentionProfile profile = measure_profile(bench, arguments);
+  // The tasks to predict are measured with the grid, under the same conditions.
+  std::vector<MeasuredTask> tasks = grid_tasks(grid(arguments.max_tokens));
+  const size_t grid_size = tasks.size();
+  for (const MeasuredTask& task : tasks_to_check(arguments.max_tokens)) tasks.push_back(task);
+  fmt::print("measuring {} tasks up to {} tokens, forward and backward, for at most {:g} s\n",
+             tasks.size(), with_thousands(arguments.max_tokens), arguments.seconds);
+  std::fflush(stdout);
+  const size_t calls = measure_rounds(arguments, tasks);
+  if (calls < kRounds) {
+    fmt::print("the time sufficed for {} call{} of each task, {} are wanted: give more --seconds\n",
+               calls, calls == 1 ? "" : "s", kRounds);
+  }
+  const std::span<const MeasuredTask> measured(tasks);
+  const AttentionProfile profile = to_profile(arguments, measured.first(grid_size));
   file.write(profile_to_json(profile));
   file.commit();
   const AttentionShape& shape = profile.shape;
   const int64_t pair_flops = 2 * shape.num_heads * (shape.head_dim_qk + shape.head_dim_v);
   print_rates("forward", profile, profile.forward_ns, pair_flops);
   print_rates("backward", profile, profile.backward_ns, pair_flops * 5 / 2);
-  check_prediction(bench, profile, arguments.seconds / 4);
+  print_check(profile, measured.subspan(grid_size));
   fmt::print("{}: {}\n", arguments.out.string(), profile_name(profile));
 }
 
@@ -336,7 +361,8 @@ void add_profile(CLI::App& app) {
   verb->add_option("--threads", arguments->threads, "Of one call, as train.threads_per_rank")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
-  verb->add_option("--seconds", arguments->seconds, "Most time for the grid; the check takes more")
+  verb->add_option("--seconds", arguments->seconds,
+                   "Most time, if one call of each task takes no longer")
       ->check(CLI::Range(0.0, 1e6))
       ->capture_default_str();
   verb->add_option("--out", arguments->out, "The profile (docs/profile_format.md)")->required();

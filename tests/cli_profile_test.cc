@@ -36,7 +36,7 @@ TEST_F(CliProfileTest, measures_the_shape_asked_for) {
       command({"--heads", "4", "--kv-heads", "2", "--head-dim", "16", "--dtype", "fp32"}));
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_THAT(outcome.out, AllOf(HasSubstr("error: median"), HasSubstr("1 call of each task")));
-  const auto profile = profile() by_name(file());
+  const auto profile = profile_by_name(file());
   EXPECT_EQ(profile->shape, (AttentionShape{.num_heads = 4,
                                             .num_kv_heads = 2,
                                             .head_dim_qk = 16,
@@ -45,7 +45,7 @@ TEST_F(CliProfileTest, measures_the_shape_asked_for) {
   EXPECT_EQ(profile->path, "aten-cpu");
   EXPECT_THAT(profile->q_tokens, ElementsAre(16, 32, 64, 128, 200));
   EXPECT_EQ(profile->kv_tokens, profile->q_tokens);
-  EXPECT_THAT(outcome.out, HasSubstr(profile() name(*profile)));
+  EXPECT_THAT(outcome.out, HasSubstr(profile_name(*profile)));
 }
 
 TEST_F(CliProfileTest, bad_input_is_refused_before_anything_is_measured) {

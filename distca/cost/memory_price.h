@@ -29,9 +29,10 @@ struct LlamaLayers {
 };
 
 /// What model/ and runtime/ keep of the layers; autograd saves what backward reads.
-/// Counts: the layer's input, both norms' inputs in fp32 (fp64 for fp64) and outputs, Q, K, V, O
-/// and LSE, and four vectors of the MLP (gate, its SiLU, up, their product). Ignores: embedding and
-/// loss (logits), a norm's one number a token, the weights cast to the compute type.
+/// Counts: the layer's input; of both norms the input, the rows before the weight and their factor
+/// in fp32 (fp64 for fp64), and the output; Q, K, V, O and LSE; four vectors of the MLP (gate, its
+/// SiLU, up, their product). Ignores: embedding and loss (logits), the weights cast to the compute
+/// type.
 MemoryPrice llama_memory(const LlamaLayers& layers);
 
 }  // namespace distca

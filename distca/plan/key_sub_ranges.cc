@@ -1,20 +1,98 @@
 #include "distca/plan/key_sub_ranges.h"
 
-#include <cstdlib>
+#include <algorithm>
+#include <array>
+#include <tuple>
+
 #include "distca/plan/key_sub_ranges_give.h"
 #include "distca/plan/key_sub_ranges_groups.h"
+#include "distca/plan/scheduler_balanced.h"
+#include "distca/plan/scheduler_balanced_moves.h"
 
 namespace distca {
+namespace {
+
+/// Lower is better, the first figure first: bytes above caps, load above bounds, price of bytes
+/// (with options.spread: bytes of the busiest rank).
+using Figures = std::array<int64_t, 3>;
+
+/// One part in so many is the most that improving tasks with all keys gains on a first balance.
+constexpr int64_t kBestGain = 8;
+
+int64_t above(int64_t value, int64_t cap) {
+  return cap > 0 ? std::max<int64_t>(0, value - cap) : 0;
+}
+
+Figures figures(const PlanRequest& request, const Assignment& state,
+                const std::vector<int64_t>& bounds) {
+  const Cluster& cluster = request.cluster;
+  Figures result{};
+  int64_t busiest = 0;
+  for (int rank = 0; rank < state.num_servers(); ++rank) {
+    result[0] += above(state.send_bytes(rank), cluster.max_send_bytes) +
+                 above(state.receive_bytes(rank), cluster.max_receive_bytes) +
+                 above(state.memory_bytes(rank), cluster.max_memory_bytes);
+    result[1] += std::max<int64_t>(0, state.load(rank) - bounds[rank]);
+    busiest = std::max({busiest, state.send_bytes(rank), state.receive_bytes(rank)});
+  }
+  result[2] = request.options.spread ? busiest : state.price();
+  return result;
+}
+
+/// What a layout's tasks are, to be counted.
+Assignment assigned(const PlanRequest& request, const Layout& layout,
+                    const std::vector<Task>& tasks) {
+  Assignment state(request, layout);
+  for (int server = 0; server < state.num_servers(); ++server) {
+    while (!state.pieces(server).empty()) state.shrink(server, state.pieces(server).size() - 1, {});
+  }
+  for (const Task& task : tasks) {
+    const auto& homes = state.homes();
+    const auto home = std::partition_point(homes.begin(), homes.end(), [&](const HomeSegment& h) {
+      return std::tie(h.document, h.tokens.end) <= std::tie(task.document, task.q.begin);
+    });
+    const auto index = static_cast<int32_t>(home - homes.begin());
+    state.add(task.server, state.with_keys(task.document, task.q, task.kv, index));
+  }
+  return state;
+}
+
+/// No rank may send or receive more than the busiest one does.
+void cap_traffic(const Assignment& state, Cluster& cluster) {
+  int64_t most = 1;
+  for (int rank = 0; rank < state.num_servers(); ++rank) {
+    most = std::max({most, state.send_bytes(rank), state.receive_bytes(rank)});
+  }
+  for (int64_t* cap : {&cluster.max_send_bytes, &cluster.max_receive_bytes}) {
+    *cap = *cap > 0 ? std::min(*cap, most) : most;
+  }
+}
+
+}  // namespace
 
 std::vector<Task> schedule_with_key_sub_ranges(const PlanRequest& request, const Layout& layout) {
-  Assignment state(request, layout);
-  const char* e = getenv("ORDER");
-  const std::string o = e ? e : "dg";
-  for (char c : o) {
-    if (c == 'd') divide_keys(state, request);
-    if (c == 'g') give_rectangles(state, request);
+  PlanRequest capped = request;  // the state borrows its cluster
+  Assignment state(capped, layout);
+  const std::vector<int64_t> bounds = load_bounds(state, request);
+  divide_keys(state, request);
+  if (request.options.spread) {
+    cap_traffic(state, capped.cluster);
+    give_rectangles(state, capped);
+    capped.cluster = request.cluster;  // the load bounds may need more than that
   }
-  return state.tasks();
+  give_rectangles(state, request);
+  shed_rectangles(state, request);
+  const Figures ours = figures(request, state, bounds);
+
+  PlanRequest all_keys = request;
+  all_keys.options.key_sub_ranges = false;
+  all_keys.options.spread = false;
+  Mover whole(all_keys, layout);
+  whole.balance();
+  const int64_t theirs = figures(request, whole.state(), bounds)[2];
+  if (ours[0] == 0 && ours[1] == 0 && ours[2] < theirs - theirs / kBestGain) return state.tasks();
+  std::vector<Task> best = schedule_balanced(all_keys, layout);
+  return ours < figures(request, assigned(all_keys, layout, best), bounds) ? state.tasks() : best;
 }
 
 }  // namespace distca

@@ -1,10 +1,30 @@
 #pragma once
+// Tasks with key sub-ranges on a layout that is there: rectangles of queries x keys, merged by LSE
+// at the queries' home. For scheduler `balanced` with options.key_sub_ranges or options.spread
+// (beyond paper 4.2, which moves rows with all their keys). Any thread.
+
 #include <vector>
 
 #include "distca/plan/plan.h"
 
 namespace distca {
 
+/// Every query starts where it lives. First, servers that hold row pieces of one long document
+/// divide its keys among themselves (key_sub_ranges_groups.h); with options.spread as far as it
+/// lowers the largest send or receive. Then servers above (1 + tolerance) times their share of the
+/// load give rectangles away, the one with the fewest bytes per load first: rows, low or high keys
+/// of all rows, corners, what the receiver has the keys or the rows of (key_sub_ranges_give.h).
+///
+/// No worse than tasks with all their keys: both are made and counted exactly, and the better one
+/// returned: the one closer to the caps, then to the load bounds, then with fewer bytes (of the
+/// busiest rank with options.spread), then the one with all keys.
+/// With a window only the second step: sub-ranges save little there.
+///
+/// Counts: load as TaskPrice; Q and O of a query once per server that computes any part of it away
+/// from home, K and V of a key once per server, at the prices of their links; the caps on bytes and
+/// memory. Ignores: LSE, latency, the merge at home, and that small rectangles may run slower than
+/// TaskPrice says without a profile.
+/// Time: about that of the tasks made times the servers that know a document.
 std::vector<Task> schedule_with_key_sub_ranges(const PlanRequest& request, const Layout& layout);
 
 }  // namespace distca

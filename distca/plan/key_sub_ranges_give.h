@@ -6,8 +6,13 @@
 
 namespace distca {
 
-/// Moves until no server is above its bound or no move helps.
+/// The move with the lowest price of bytes per load first, until no server is above its bound or
+/// none below its own can take more.
 void give_rectangles(Assignment& state, const PlanRequest& request);
+
+/// Where bounds are out of reach (blocks are too coarse, caps too tight): from the server with most
+/// load per capacity to the one with least, as long as the higher of the two falls.
+void shed_rectangles(Assignment& state, const PlanRequest& request);
 
 /// [servers] the most load each should have: its share of `state`'s, and the tolerance.
 std::vector<int64_t> load_bounds(const Assignment& state, const PlanRequest& request);

@@ -14,7 +14,7 @@ constexpr double kNoGroup = std::numeric_limits<double>::infinity();
 /// How much the bytes of rows count, in thousandths: less makes larger groups, which ask the
 /// holders of a document's keys for less.
 constexpr double kRowWeights[] = {1000, 850, 700, 600, 500, 400, 300, 200};
-constexpr double kSpreadShare = 0.05;  // more bytes in all than the cheapest groups, at most
+constexpr double kSpreadShare = 0.08;  // more bytes in all than the cheapest groups, at most
 
 struct Member {
   int server = 0;
@@ -39,10 +39,10 @@ struct GroupPrice {
 /// One document: who computes its highest rows, and the groups that they could form.
 struct Division {
   int64_t document = 0;
-  std::vector<Member> members;                   // highest rows first
-  std::vector<std::vector<GroupPrice>> prices;   // [first member][members - 2]
-  std::vector<std::vector<size_t>> levels;       // [level] sizes of the groups, in order
-  size_t level = 0;                              // in use
+  std::vector<Member> members;                  // highest rows first
+  std::vector<std::vector<GroupPrice>> prices;  // [first member][members - 2]
+  std::vector<std::vector<size_t>> levels;      // [level] sizes of the groups, in order
+  size_t level = 0;                             // in use
 };
 
 class Grouping {
@@ -72,6 +72,7 @@ class Grouping {
   void visit_tasks(const Division& division, size_t level, const Visit& visit) const;
   void form(const Division& division);
   void dissolve(const Division& division);
+  void change_level(Division& division, size_t level);
 
   void spread();
   int busiest() const;
@@ -289,8 +290,7 @@ void Grouping::visit_tasks(const Division& division, size_t level, const Visit& 
         const Piece& piece = member.piece;
         const Range kv{stripe.keys.begin, std::min(stripe.keys.end, piece.q.end)};
         if (kv.empty()) continue;
-        visit(stripe.member->server,
-              state_.with_keys(piece.document, piece.q, kv, piece.home));
+        visit(stripe.member->server, state_.with_keys(piece.document, piece.q, kv, piece.home));
       }
     }
   }
@@ -332,6 +332,12 @@ int64_t Grouping::most_traffic(const Division& division) const {
   return most;
 }
 
+void Grouping::change_level(Division& division, size_t level) {
+  dissolve(division);
+  division.level = level;
+  form(division);
+}
+
 /// Step by step the busiest rank's documents to larger groups, the step that takes most off it per
 /// byte first.
 void Grouping::spread() {
@@ -341,27 +347,26 @@ void Grouping::spread() {
     const int64_t before = traffic(rank);
     const auto price = static_cast<double>(state_.price());
     Division* best = nullptr;
+    size_t best_level = 0;
     double best_gain = 0;
     for (Division& division : divisions_) {
-      if (division.level + 1 == division.levels.size() || !holds(rank, division)) continue;
-      dissolve(division);
-      ++division.level;
-      form(division);
-      const auto cost = static_cast<double>(state_.price());
-      const double gain =
-          static_cast<double>(before - traffic(rank)) / std::max(1.0, cost - price);
-      if (most_traffic(division) < before && cost <= budget && gain > best_gain) {
-        best = &division;
-        best_gain = gain;
+      if (!holds(rank, division)) continue;
+      const size_t now = division.level;
+      for (size_t level = now + 1; level < division.levels.size(); ++level) {
+        change_level(division, level);
+        const auto cost = static_cast<double>(state_.price());
+        const double gain =
+            static_cast<double>(before - traffic(rank)) / std::max(1.0, cost - price);
+        if (most_traffic(division) < before && cost <= budget && gain > best_gain) {
+          best = &division;
+          best_level = level;
+          best_gain = gain;
+        }
       }
-      dissolve(division);
-      --division.level;
-      form(division);
+      if (division.level != now) change_level(division, now);
     }
     if (best == nullptr) return;
-    dissolve(*best);
-    ++best->level;
-    form(*best);
+    change_level(*best, best_level);
   }
 }
 

@@ -8,6 +8,7 @@
 #include "distca/cost/task_price.h"
 #include "distca/plan/layout_balanced_fill.h"
 #include "distca/plan/layout_balanced_price.h"
+#include "distca/plan/layout_balanced_spread.h"
 #include "distca/plan/layout_caps.h"
 
 namespace distca {
@@ -50,8 +51,18 @@ std::vector<int64_t> shares_of(const PlanRequest& request) {
   return shares;
 }
 
-/// Workers of equal share that hold pieces of one document become neighbours.
-void order_workers(const PlanRequest& request, const std::vector<int64_t>& shares, Layout& layout) {
+/// Those with no share first: they get the lightest tokens. Then the largest first: the longest
+/// documents are cut in few pieces.
+std::vector<int64_t> filling_order(std::vector<int64_t> shares) {
+  std::sort(shares.begin(), shares.end(),
+            [](int64_t a, int64_t b) { return std::tuple(a != 0, -a) < std::tuple(b != 0, -b); });
+  return shares;
+}
+
+/// From the order in which they were filled to one where every worker has a share of its own and,
+/// among equal ones, those that hold pieces of one document are neighbours.
+void order_workers(const PlanRequest& request, const std::vector<int64_t>& filled,
+                   const std::vector<int64_t>& shares, Layout& layout) {
   struct Place {
     int64_t document;  // of the costliest segment
     int64_t end;
@@ -70,8 +81,8 @@ void order_workers(const PlanRequest& request, const std::vector<int64_t>& share
     places.push_back(place);
   }
   std::sort(places.begin(), places.end(), [&](const Place& a, const Place& b) {
-    return std::tuple(shares[a.worker], a.document, -a.end, a.worker) <
-           std::tuple(shares[b.worker], b.document, -b.end, b.worker);
+    return std::tuple(filled[a.worker], a.document, -a.end, a.worker) <
+           std::tuple(filled[b.worker], b.document, -b.end, b.worker);
   });
   std::vector<int> targets(places.size());
   std::iota(targets.begin(), targets.end(), 0);
@@ -86,38 +97,50 @@ void order_workers(const PlanRequest& request, const std::vector<int64_t>& share
 }
 
 std::vector<FillChoice> choices_for(const PlanRequest& request) {
-  std::vector<FillChoice> choices = {{1500, 900, 850, 300},  {1500, 900, 900, 600},
-                                     {1500, 1200, 900, 300}, {1000, 600, 850, 300},
-                                     {1000, 300, 850, 300},  {1000, 1200, 850, 300}};
-  if (!request.options.spread) return choices;
-  std::vector<FillChoice> spread;
-  for (FillChoice choice : choices) {
-    for (const int64_t permille : {300, 600, 1000}) {
-      choice.spread_permille = permille;
-      spread.push_back(choice);
+  if (!request.options.spread) {
+    return {{1500, 1300, 1000, 400}, {1500, 900, 980, 400}, {1500, 600, 1000, 200},
+            {1000, 600, 950, 300},   {1000, 300, 950, 400}, {1000, 900, 980, 300}};
+  }
+  std::vector<FillChoice> choices;
+  for (const int64_t rows : {0, 400, 600, 800}) {
+    for (const int64_t send : {1000, 1300}) {
+      choices.push_back({1500, 900, 980, 300, rows, send});
     }
   }
-  return spread;
+  return choices;
+}
+
+/// Half as much for one worker is worth 40 % more in all.
+double spread_score(const LayoutPrice& price) {
+  const auto bytes = static_cast<double>(price.bytes);
+  return bytes * bytes * static_cast<double>(price.busiest);
 }
 
 }  // namespace
 
 Layout balanced_layout(const PlanRequest& request) {
   check_tokens_fit(request);
-  const std::vector<int64_t> shares = shares_of(request);
+  const std::vector<int64_t> own_shares = shares_of(request);
+  const std::vector<int64_t> shares = filling_order(own_shares);
   const bool spread = request.options.spread;
+  const WorkerFiller filler(request, shares);
   std::optional<Layout> best;
   LayoutPrice lowest;
   for (const FillChoice& choice : choices_for(request)) {
-    Layout layout = fill_workers(request, shares, choice);
+    Layout layout = filler.fill(choice);
     for (auto& worker : layout.workers) tidy(worker);
+    if (spread) {
+      spread_hot_rows(request, shares, choice.send_permille, layout);
+      for (auto& worker : layout.workers) tidy(worker);
+    }
     const LayoutPrice price = price_layout(request, layout, shares);
-    const bool better = spread ? price.busiest < lowest.busiest : price.bytes < lowest.bytes;
+    const bool better =
+        spread ? spread_score(price) < spread_score(lowest) : price.bytes < lowest.bytes;
     if (best && !better) continue;
     best = std::move(layout);
     lowest = price;
   }
-  order_workers(request, shares, *best);
+  order_workers(request, shares, own_shares, *best);
   return std::move(*best);
 }
 

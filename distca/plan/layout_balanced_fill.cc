@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
 #include <optional>
-#include <set>
 #include <tuple>
 
 #include "distca/cost/task_price.h"
@@ -12,7 +12,7 @@ namespace distca {
 namespace {
 
 constexpr int64_t kHalfBlock = kBlockTokens / 2;
-constexpr int kTries = 4;  // documents looked at where several would do
+constexpr size_t kTries = 4;  // documents looked at where several would do
 
 /// What is left of a document, or of a part of it.
 struct Rest {
@@ -58,13 +58,13 @@ Range first_rows(const Range& rows, int64_t goal) {
 
 class Filler {
  public:
-  Filler(const PlanRequest& request, const FillChoice& choice);
+  Filler(const PlanRequest& request, const std::vector<Document>& by_length, int64_t mean_load,
+         const FillChoice& choice);
   Layout run(const std::vector<int64_t>& shares);
 
  private:
-  using Pool = std::set<Rest, Lighter>;
   struct Cut {
-    Pool::iterator from;
+    size_t from;  // in pool_
     Range rows;
   };
 
@@ -81,19 +81,34 @@ class Filler {
     return filler.size() + rows_beside(heavy, load(filler));
   }
 
+  bool full_beside(const Rest& heavy, const Range& filler) const {
+    return tokens_beside(heavy, filler) >= tokens_ - kHalfBlock;
+  }
   bool open() const { return tokens_ > kHalfBlock; }
   bool fits(const Range& rows) const {
     return rows.size() < tokens_ + kHalfBlock && load(rows) <= room_;
   }
   std::optional<size_t> longest_heavy() const;
   std::optional<size_t> next_heavy() const;
-  Pool::iterator above(int64_t length) {  // the first in the pool lighter than no such document
-    return pool_.lower_bound({0, {0, length}});
+  /// The first in the pool that is no lighter than a document of this length.
+  size_t above(int64_t length) const {
+    return static_cast<size_t>(
+        std::lower_bound(pool_.begin(), pool_.end(), Rest{0, {0, length}}, Lighter()) -
+        pool_.begin());
+  }
+  void insert(const Rest& rest) {
+    pool_.insert(std::lower_bound(pool_.begin(), pool_.end(), rest, Lighter()), rest);
+  }
+  Rest take(size_t from) {
+    const Rest rest = pool_[from];
+    pool_.erase(pool_.begin() + static_cast<std::ptrdiff_t>(from));
+    return rest;
   }
 
   void fill();
   bool place_densest();
   void place_top(size_t index);
+  void place_hot_rows(Rest& heavy);
   void place_filler(const Rest& heavy);
   void close_gap(Rest& heavy);
   Range prefix_beside(const Rest& heavy, const Range& rows) const;
@@ -101,16 +116,16 @@ class Filler {
   void close_from_pool();
 
   void place(int64_t document, const Range& rows);
-  void place(Pool::iterator it);
+  void place_whole(size_t from);
   void place(const Cut& cut);
   void drop_empty(size_t index);
 
   const PlanRequest& request_;
   const FillChoice choice_;
   const TaskPrice price_;
-  int64_t mean_load_ = 0;  // of a token
+  const int64_t mean_load_;  // of a token
   std::vector<Rest> heavy_;
-  Pool pool_;
+  std::deque<Rest> pool_;  // lightest first: both ends are cheap to take from
   Layout layout_;
   // Of the worker at hand:
   int worker_ = 0;
@@ -119,20 +134,19 @@ class Filler {
   int64_t room_ = 0;    // load it still takes
 };
 
-Filler::Filler(const PlanRequest& request, const FillChoice& choice)
-    : request_(request), choice_(choice), price_(request.shape, request.profile.get()) {
+Filler::Filler(const PlanRequest& request, const std::vector<Document>& by_length,
+               int64_t mean_load, const FillChoice& choice)
+    : request_(request),
+      choice_(choice),
+      price_(request.shape, request.profile.get()),
+      mean_load_(mean_load) {
   layout_.workers.resize(request.cluster.num_workers);
-  const auto& documents = request.nano_batch.documents;
-  int64_t all = 0;
-  for (const Document& document : documents) all += load({0, document.length});
-  mean_load_ = all / std::max<int64_t>(1, request.nano_batch.num_tokens());
-  for (const Document& document : documents) {
-    if (document.length == 0) continue;
+  for (const Document& document : by_length) {
     const Rest rest{document.id, {0, document.length}};
     if (dense(rest.rows, choice.heavy_permille)) {
       heavy_.push_back(rest);
     } else {
-      pool_.insert(rest);
+      pool_.push_back(rest);
     }
   }
 }
@@ -166,18 +180,16 @@ void Filler::place(int64_t document, const Range& rows) {
   room_ -= load(rows);
 }
 
-void Filler::place(Pool::iterator it) {
-  place(it->document, it->rows);
-  pool_.erase(it);
+void Filler::place_whole(size_t from) {
+  const Rest rest = take(from);
+  place(rest.document, rest.rows);
 }
 
 void Filler::place(const Cut& cut) {
-  const Rest rest = *cut.from;
-  pool_.erase(cut.from);
+  const Rest rest = take(cut.from);
   place(rest.document, cut.rows);
-  if (rest.rows.begin < cut.rows.begin)
-    pool_.insert({rest.document, {rest.rows.begin, cut.rows.begin}});
-  if (cut.rows.end < rest.rows.end) pool_.insert({rest.document, {cut.rows.end, rest.rows.end}});
+  if (rest.rows.begin < cut.rows.begin) insert({rest.document, {rest.rows.begin, cut.rows.begin}});
+  if (cut.rows.end < rest.rows.end) insert({rest.document, {cut.rows.end, rest.rows.end}});
 }
 
 void Filler::drop_empty(size_t index) {
@@ -211,9 +223,9 @@ bool Filler::place_densest() {
   const int64_t blocks = bisect(0, tokens_ / kBlockTokens + 1, [&](int64_t count) {
     return load({0, count * kBlockTokens}) > room_;
   });
-  for (auto it = above((blocks + 1) * kBlockTokens); it != pool_.begin();) {
-    if (!fits((--it)->rows)) continue;
-    place(it);
+  for (size_t i = above((blocks + 1) * kBlockTokens); i-- > 0;) {
+    if (!fits(pool_[i].rows)) continue;
+    place_whole(i);
     return true;
   }
   return false;
@@ -239,6 +251,7 @@ void Filler::fill() {
 /// The last rows of a long document, and filler so that the worker is full in tokens and load.
 void Filler::place_top(size_t index) {
   Rest& heavy = heavy_[index];
+  place_hot_rows(heavy);
   place_filler(heavy);
   close_gap(heavy);
   const Range top = last_rows(heavy.rows, tokens_);
@@ -247,14 +260,32 @@ void Filler::place_top(size_t index) {
   drop_empty(index);
 }
 
+/// This worker's part of the rows that all workers of the document read.
+void Filler::place_hot_rows(Rest& heavy) {
+  if (choice_.spread_permille == 0) return;
+  const Range whole{0, request_.nano_batch.documents[heavy.document].length};
+  const double pieces = static_cast<double>(load(whole)) / static_cast<double>(share_ + 1);
+  if (pieces < 2) return;
+  // The first of `pieces` pieces of equal load has length / sqrt(pieces) rows.
+  const double part = static_cast<double>(whole.size()) / (pieces * std::sqrt(pieces));
+  const int64_t most =
+      first_rows(heavy.rows,
+                 static_cast<int64_t>(part * static_cast<double>(choice_.spread_permille) * 1e-3))
+          .size();
+  const Range rows =
+      prefix_beside(heavy, {heavy.rows.begin, heavy.rows.begin + round_down(most, kBlockTokens)});
+  place(heavy.document, rows);
+  heavy.rows.begin = rows.end;
+}
+
 /// Whole documents, lightest first; last the longest that fits, for a small gap.
 void Filler::place_filler(const Rest& heavy) {
   while (pool_.size() > 1) {
-    const Range& first = pool_.begin()->rows;
-    const Range& second = std::next(pool_.begin())->rows;
+    const Range& first = pool_[0].rows;
+    const Range& second = pool_[1].rows;
     const int64_t beside = rows_beside(heavy, load(first) + load(second));
     if (first.size() + second.size() + beside > tokens_) break;
-    place(pool_.begin());
+    place_whole(0);
   }
   const auto fits_beside = [&](const Range& rows) {
     return tokens_beside(heavy, rows) < tokens_ + kHalfBlock;
@@ -262,37 +293,36 @@ void Filler::place_filler(const Rest& heavy) {
   const int64_t blocks = bisect(0, tokens_ / kBlockTokens + 1, [&](int64_t count) {
     return !fits_beside({0, count * kBlockTokens});
   });
-  auto it = above((blocks + 1) * kBlockTokens);
-  for (int tries = 0; it != pool_.begin() && tries < 2 * kTries; ++tries) {
-    if (!fits_beside((--it)->rows)) continue;
-    place(it);
+  size_t from = above((blocks + 1) * kBlockTokens);
+  for (size_t tries = 0; from-- > 0 && tries < 2 * kTries; ++tries) {
+    if (!fits_beside(pool_[from].rows)) continue;
+    place_whole(from);
     return;
   }
 }
 
-/// Most whole blocks from the start of `rows` that fit beside the last rows of `heavy`.
+/// Fewest whole blocks from the start of `rows` beside which the last rows of `heavy` fill the
+/// worker; all of them if none do.
 Range Filler::prefix_beside(const Rest& heavy, const Range& rows) const {
-  const int64_t most = std::min(tokens_, rows.size()) / kBlockTokens;
-  const int64_t blocks = bisect(1, most + 1, [&](int64_t count) {
-    return tokens_beside(heavy, {rows.begin, rows.begin + count * kBlockTokens}) > tokens_;
+  const int64_t most = std::min(tokens_ + kHalfBlock - 1, rows.size()) / kBlockTokens;
+  const int64_t blocks = bisect(0, most, [&](int64_t count) {
+    return full_beside(heavy, {rows.begin, rows.begin + count * kBlockTokens});
   });
-  return {rows.begin, rows.begin + std::max<int64_t>(0, blocks - 1) * kBlockTokens};
+  return {rows.begin, rows.begin + blocks * kBlockTokens};
 }
 
+/// The same from the end of `rows`.
 Range Filler::suffix_beside(const Rest& heavy, const Range& rows) const {
-  const int64_t block = bisect(
-      ceil_div(rows.begin, kBlockTokens), ceil_div(rows.end, kBlockTokens), [&](int64_t first) {
-        return tokens_beside(heavy, {first * kBlockTokens, rows.end}) <= tokens_;
-      });
-  return {std::min(block * kBlockTokens, rows.end), rows.end};
+  const int64_t end = ceil_div(rows.end, kBlockTokens);
+  const int64_t blocks = bisect(0, end - ceil_div(rows.begin, kBlockTokens), [&](int64_t count) {
+    return full_beside(heavy, {std::min(rows.end, (end - count) * kBlockTokens), rows.end});
+  });
+  return {std::min(rows.end, (end - blocks) * kBlockTokens), rows.end};
 }
 
 /// The worker's tokens exactly, by rows that make few keys travel and cost little.
 void Filler::close_gap(Rest& heavy) {
-  const auto closes = [&](const Range& rows) {
-    return tokens_beside(heavy, rows) + kBlockTokens > tokens_;
-  };
-  if (closes({})) return;
+  if (full_beside(heavy, {})) return;
   // Keys that travel for it, and those that other workers read for the load that it displaces.
   const double keys_per_load = static_cast<double>(choice_.load_permille) * 1e-3 *
                                static_cast<double>(heavy.rows.end) /
@@ -304,17 +334,17 @@ void Filler::close_gap(Rest& heavy) {
   const bool own_is_light =
       own.empty() || !dense({own.end - kBlockTokens, own.end}, choice_.prefix_permille * 2);
   std::optional<double> best;
-  if (own_is_light && closes(own)) best = score(0, own);
+  if (own_is_light && full_beside(heavy, own)) best = score(0, own);
   std::optional<Cut> chosen;
-  auto it = pool_.begin();
-  for (int tries = 0; it != pool_.end() && tries < kTries; ++it, ++tries) {
-    const Range prefix = prefix_beside(heavy, it->rows);
-    const Range suffix = suffix_beside(heavy, it->rows);
+  for (size_t i = 0; i < std::min(pool_.size(), kTries / 2); ++i) {
+    const Range prefix = prefix_beside(heavy, pool_[i].rows);
+    const Range suffix = suffix_beside(heavy, pool_[i].rows);
     for (const auto& [rows, keys] :
          {std::pair{prefix, prefix.end}, std::pair{suffix, suffix.begin}}) {
-      if (rows.empty() || !closes(rows) || (best && score(keys, rows) >= *best)) continue;
+      if (rows.empty() || !full_beside(heavy, rows) || (best && score(keys, rows) >= *best))
+        continue;
       best = score(keys, rows);
-      chosen = Cut{it, rows};
+      chosen = Cut{i, rows};
     }
   }
   if (chosen) {
@@ -329,27 +359,24 @@ void Filler::close_gap(Rest& heavy) {
 void Filler::close_from_pool() {
   std::optional<double> best;
   std::optional<Cut> chosen;
-  const auto consider = [&](Pool::iterator it) {
-    for (const Range& rows : {first_rows(it->rows, tokens_), last_rows(it->rows, tokens_)}) {
+  const auto consider = [&](size_t i) {
+    const Range& whole = pool_[i].rows;
+    for (const Range& rows : {first_rows(whole, tokens_), last_rows(whole, tokens_)}) {
       if (rows.empty()) continue;
-      const int64_t keys = rows == it->rows               ? 0
-                           : rows.begin == it->rows.begin ? rows.end
-                                                          : rows.begin;
+      const int64_t cut = rows.begin == whole.begin ? rows.end : rows.begin;
+      const int64_t keys = rows == whole ? 0 : cut;
       const auto over = static_cast<double>(load(rows) - room_);
       const double score = static_cast<double>(keys) +
                            (over > 0 ? over : -0.3 * over) / static_cast<double>(mean_load_ + 1);
       if (best && score >= *best) continue;
       best = score;
-      chosen = Cut{it, rows};
+      chosen = Cut{i, rows};
     }
   };
-  const auto middle = above(tokens_);
-  auto it = middle;
-  for (int tries = 0; it != pool_.end() && tries < 4 * kTries; ++it, ++tries) consider(it);
-  it = middle;
-  for (int tries = 0; it != pool_.begin() && tries < 4 * kTries; ++tries) consider(--it);
-  it = pool_.begin();
-  for (int tries = 0; it != pool_.end() && tries < kTries; ++it, ++tries) consider(it);
+  const size_t middle = above(tokens_);
+  const size_t begin = middle - std::min(middle, 4 * kTries);
+  for (size_t i = begin; i < std::min(pool_.size(), middle + 4 * kTries); ++i) consider(i);
+  for (size_t i = 0; i < std::min(begin, kTries); ++i) consider(i);
   place(*chosen);
 }
 
@@ -377,9 +404,24 @@ Layout Filler::run(const std::vector<int64_t>& shares) {
 
 }  // namespace
 
-Layout fill_workers(const PlanRequest& request, const std::vector<int64_t>& shares,
-                    const FillChoice& choice) {
-  return Filler(request, choice).run(shares);
+WorkerFiller::WorkerFiller(const PlanRequest& request, std::vector<int64_t> shares)
+    : request_(request), shares_(std::move(shares)) {
+  for (const Document& document : request.nano_batch.documents) {
+    if (document.length > 0) by_length_.push_back(document);
+  }
+  std::stable_sort(by_length_.begin(), by_length_.end(),
+                   [](const Document& a, const Document& b) { return a.length < b.length; });
+  const TaskPrice price(request.shape, request.profile.get());
+  int64_t load = 0;
+  for (const Document& document : by_length_) {
+    const Range rows{0, document.length};
+    load += price(rows, visible_keys(rows, request.shape.window_left));
+  }
+  mean_load_ = load / std::max<int64_t>(1, request.nano_batch.num_tokens());
+}
+
+Layout WorkerFiller::fill(const FillChoice& choice) const {
+  return Filler(request_, by_length_, mean_load_, choice).run(shares_);
 }
 
 }  // namespace distca

@@ -17,15 +17,26 @@ struct FillChoice {
   int64_t slack_permille = 900;   // of the tolerance that may be used
   int64_t load_permille = 300;    // what filler's load counts for beside the keys it makes travel
   int64_t spread_permille = 0;    // of the rows that all servers of a document read, shared by them
+  int64_t send_permille = 0;      // of the largest receive, that the largest send is lowered to
 };
 
-/// Places every token, each worker the mean number of tokens to within 128 and, as nearly as that
-/// allows, load up to `shares[worker]` x (1 + tolerance).
 /// Where queries are computed at home, keys travel to (worker, document) once, up to the last query
 /// there: so a long document is cut from its end in as few pieces as the load allows, the tokens
 /// beside such a piece are short documents or the document's own first rows (cheap to attend, and
 /// read by this worker anyway), and cuts of other documents are rare and small.
-Layout fill_workers(const PlanRequest& request, const std::vector<int64_t>& shares,
-                    const FillChoice& choice);
+class WorkerFiller {
+ public:
+  /// `shares`: load per worker, before the tolerance. Keeps a reference to the request.
+  WorkerFiller(const PlanRequest& request, std::vector<int64_t> shares);
+  /// Every token, each worker the mean number of tokens to within 128 and, as nearly as that
+  /// allows, load up to its share x (1 + tolerance).
+  Layout fill(const FillChoice& choice) const;
+
+ private:
+  const PlanRequest& request_;
+  const std::vector<int64_t> shares_;
+  std::vector<Document> by_length_;  // without the empty ones
+  int64_t mean_load_ = 0;            // of a token
+};
 
 }  // namespace distca

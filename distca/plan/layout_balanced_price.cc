@@ -15,27 +15,23 @@ struct Reader {
   Range foreign;
 };
 
-/// [document] ascending position within a worker. Segments of a worker are sorted.
-std::vector<std::vector<Reader>> readers_of(const PlanRequest& request, const Layout& layout) {
-  std::vector<std::vector<Reader>> readers(request.nano_batch.documents.size());
-  for (int worker = 0; worker < layout.num_workers(); ++worker) {
-    const Segment* before = nullptr;
-    for (const Segment& segment : layout.workers[worker]) {
-      const bool same = before && before->document == segment.document;
-      const int64_t first = visible_keys(segment.tokens, request.shape.window_left).begin;
-      readers[segment.document].push_back(
-          {worker,
-           segment.tokens,
-           {std::max(first, same ? before->tokens.end : 0), segment.tokens.begin}});
-      before = &segment;
+/// Keys of its own document that each worker sends.
+void count_sent(const std::vector<Reader>& readers, std::vector<int64_t>& sent) {
+  for (const Reader& reader : readers) {
+    for (const Reader& holder : readers) {
+      const Range both = intersect(holder.tokens, reader.foreign);
+      if (!both.empty()) sent[holder.worker] += both.size();
     }
   }
-  return readers;
 }
 
-/// Bytes to move what is above `bound` away from its home.
-int64_t overload_bytes(const PlanRequest& request, const std::vector<Segment>& worker,
-                       int64_t bound) {
+/// Tokens that travel when what is above `bound` leaves its home.
+struct Moved {
+  int64_t queries = 0;
+  int64_t keys = 0;
+};
+
+Moved moved_above(const PlanRequest& request, const std::vector<Segment>& worker, int64_t bound) {
   const TaskPrice price(request.shape, request.profile.get());
   int64_t load = 0;
   int64_t most = 0;
@@ -48,46 +44,53 @@ int64_t overload_bytes(const PlanRequest& request, const std::vector<Segment>& w
     most = here;
     costliest = segment.tokens;
   }
-  if (load <= bound) return 0;
-  const auto q_bytes =
-      static_cast<double>(request.shape.q_token_bytes() + request.shape.o_token_bytes());
-  const auto kv_bytes = static_cast<double>(request.shape.kv_token_bytes());
-  const double share = static_cast<double>(load - bound) / static_cast<double>(most);
-  const ShardShape shard =
-      cheapest_shard(static_cast<double>(costliest.size()), static_cast<double>(costliest.end),
-                     std::min(1.0, share), q_bytes, kv_bytes);
-  return static_cast<int64_t>((shard.n_q * q_bytes + shard.n_kv * kv_bytes) * std::max(1.0, share));
+  if (load <= bound) return {};
+  const AttentionShape& shape = request.shape;
+  const double part = static_cast<double>(load - bound) / static_cast<double>(most);
+  const ShardShape shard = cheapest_shard(
+      static_cast<double>(costliest.size()), static_cast<double>(costliest.end),
+      std::min(1.0, part), static_cast<double>(shape.q_token_bytes() + shape.o_token_bytes()),
+      static_cast<double>(shape.kv_token_bytes()));
+  const double times = std::max(1.0, part);
+  return {static_cast<int64_t>(shard.n_q * times), static_cast<int64_t>(shard.n_kv * times)};
 }
 
 }  // namespace
 
 LayoutPrice price_layout(const PlanRequest& request, const Layout& layout,
                          const std::vector<int64_t>& shares) {
-  const int64_t key_bytes = request.shape.kv_token_bytes();
+  const AttentionShape& shape = request.shape;
+  const int64_t key_bytes = shape.kv_token_bytes();
   const double bound = 1 + static_cast<double>(request.options.tolerance_ppm) * 1e-6;
   LayoutPrice price;
+  std::vector<int64_t> sent(layout.workers.size(), 0);      // in keys
+  std::vector<int64_t> received(layout.workers.size(), 0);  // in keys
   for (int worker = 0; worker < layout.num_workers(); ++worker) {
-    price.bytes +=
-        overload_bytes(request, layout.workers[worker],
-                       static_cast<int64_t>(bound * static_cast<double>(shares[worker])));
+    const auto most = static_cast<int64_t>(bound * static_cast<double>(shares[worker]));
+    const Moved moved = moved_above(request, layout.workers[worker], most);
+    sent[worker] += moved.queries * shape.q_token_bytes() / key_bytes;
+    price.bytes += moved.queries * (shape.q_token_bytes() + shape.o_token_bytes()) +
+                   moved.keys * key_bytes / 2;
   }
-  std::vector<int64_t> sent(layout.workers.size(), 0);
-  std::vector<int64_t> received(layout.workers.size(), 0);
-  for (const auto& readers : readers_of(request, layout)) {
-    for (const Reader& reader : readers) {
-      if (reader.foreign.empty()) continue;
-      price.bytes += reader.foreign.size() * key_bytes;
-      received[reader.worker] += reader.foreign.size() * key_bytes;
-      if (!request.options.spread) continue;
-      for (const Reader& holder : readers) {
-        const Range both = intersect(holder.tokens, reader.foreign);
-        if (!both.empty()) sent[holder.worker] += both.size() * key_bytes;
-      }
+  std::vector<std::vector<Reader>> readers(request.nano_batch.documents.size());
+  for (int worker = 0; worker < layout.num_workers(); ++worker) {
+    const Segment* before = nullptr;
+    for (const Segment& segment : layout.workers[worker]) {
+      const bool same = before && before->document == segment.document;
+      const int64_t first = visible_keys(segment.tokens, shape.window_left).begin;
+      const Range foreign{std::max(first, same ? before->tokens.end : 0), segment.tokens.begin};
+      if (!foreign.empty()) received[worker] += foreign.size();
+      if (request.options.spread)
+        readers[segment.document].push_back({worker, segment.tokens, foreign});
+      before = &segment;
     }
+    price.bytes += received[worker] * key_bytes;
   }
-  for (const auto* bytes : {&sent, &received}) {
-    for (const int64_t value : *bytes) price.busiest = std::max(price.busiest, value);
+  for (const auto& of_document : readers) count_sent(of_document, sent);
+  for (const auto* keys : {&sent, &received}) {
+    price.busiest = std::max(price.busiest, *std::max_element(keys->begin(), keys->end()));
   }
+  price.busiest *= key_bytes;
   return price;
 }
 

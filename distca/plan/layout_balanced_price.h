@@ -16,8 +16,8 @@ struct LayoutPrice {
 
 /// `shares`: load per worker that needs no moving, but for the tolerance.
 /// Counts: keys that travel when queries are computed at home; for load above a share, one cheapest
-/// shard of the worker's costliest segment, its keys new to whoever takes it. Ignores: that shard
-/// in `busiest`.
+/// shard of the worker's costliest segment, half of its keys new to whoever takes it (in `busiest`:
+/// only its queries, sent from home).
 LayoutPrice price_layout(const PlanRequest& request, const Layout& layout,
                          const std::vector<int64_t>& shares);
 

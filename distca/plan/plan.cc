@@ -7,6 +7,7 @@
 
 #include "distca/base/error.h"
 #include "distca/plan/accounting.h"
+#include "distca/plan/layout_sequential.h"
 #include "distca/plan/scheduler.h"
 
 namespace distca {
@@ -90,6 +91,7 @@ PlanRequest resolved(PlanRequest request) {
     throw Error(ErrorKind::kPlan, "scheduler {} knows no {}", scheduler.name,
                 options.key_sub_ranges ? "key sub-ranges" : "spread");
   }
+  options.key_sub_ranges |= options.spread;
   options.price = request.profile ? profile_name(*request.profile) : "pairs";
   check_request(request);
   return request;
@@ -102,6 +104,17 @@ void check_cap(const char* what, const char* name, int64_t ServerLoad::*bytes, i
     if (load[rank].*bytes <= cap) continue;
     throw Error(ErrorKind::kPlan, "rank {} would {} {} bytes, {} is {}", rank, what,
                 load[rank].*bytes, name, cap);
+  }
+}
+
+void check_capacity(const Plan& plan) {
+  if (!find_scheduler(plan.options.scheduler).capacities) return;
+  for (int server = 0; server < plan.cluster.num_servers(); ++server) {
+    if (plan.cluster.capacity[server] > 0 || plan.load[server].pairs == 0) continue;
+    throw Error(ErrorKind::kPlan,
+                "server {} has capacity 0, scheduler {} would give it {} pairs: use another "
+                "scheduler or a capacity",
+                server, plan.options.scheduler, plan.load[server].pairs);
   }
 }
 
@@ -119,6 +132,7 @@ Plan scheduled(const PlanRequest& request, Layout layout) {
            std::tie(b.server, b.document, b.q.begin, b.kv.begin);
   });
   plan.load = account(plan, request.profile.get());
+  check_capacity(plan);
   const Cluster& cluster = plan.cluster;
   check_cap("send", "max_send_bytes", &ServerLoad::send_bytes, cluster.max_send_bytes, plan.load);
   check_cap("receive", "max_receive_bytes", &ServerLoad::receive_bytes, cluster.max_receive_bytes,
@@ -167,10 +181,13 @@ double max_over_mean_time(const Plan& plan) {
   return max_over_mean(plan.cluster, times);
 }
 
-std::vector<int64_t> home_load(const Plan& plan) {
+std::vector<int64_t> packed_load(const Plan& plan) {
+  PlanRequest request{plan.nano_batch, plan.cluster, plan.shape, plan.options};
+  request.cluster.max_tokens_per_worker = 0;
+  const Layout packed = sequential_layout(request);
   std::vector<int64_t> pairs(plan.load.size(), 0);
-  for (int worker = 0; worker < plan.layout.num_workers(); ++worker) {
-    for (const Segment& segment : plan.layout.workers[worker]) {
+  for (int worker = 0; worker < packed.num_workers(); ++worker) {
+    for (const Segment& segment : packed.workers[worker]) {
       pairs[worker] += attention_pairs(segment.tokens, {0, segment.tokens.end}, MaskType::kCausal,
                                        plan.shape.window_left);
     }

@@ -38,7 +38,8 @@ struct PlanOptions {
   /// choice; a plan has the number.
   int64_t tolerance_ppm = kOwnTolerance;
   bool key_sub_ranges = false;  // tasks may have part of the keys (gives up plan-independent bits)
-  bool spread = false;  // lowest largest send and receive, for a few per cent more bytes in all
+  bool spread = false;  // lowest largest send and receive, for a few per cent more bytes in all;
+                        // with key sub-ranges
   std::string price = "pairs";  // load is in pairs, or in ns: "NAME@HASH" of a profile (make_plan)
   bool operator==(const PlanOptions&) const = default;
 };
@@ -87,8 +88,9 @@ Plan make_plan(const PlanRequest& request, Layout layout);
 double max_over_mean(const Plan& plan);       // by pairs
 double max_over_mean_time(const Plan& plan);  // by time_ns; 1 without a profile
 double max_over_mean(const Cluster& cluster, const std::vector<int64_t>& load);  // [servers]
-/// Load per server, in pairs, if every query were computed where it lives.
-std::vector<int64_t> home_load(const Plan& plan);
+/// Pairs per server under plain packing: documents laid in order, every query computed where it
+/// lives. What a plan is compared with.
+std::vector<int64_t> packed_load(const Plan& plan);
 
 /// Canonical JSON: sorted keys, no white space but one final newline; the same value gives the same
 /// bytes.

@@ -30,6 +30,16 @@ inline PlanRequest workload_request(const std::string& name) {
   return request;
 }
 
+/// Nanoseconds that grow with queries and keys: what a profile looks like, not a machine's.
+inline AttentionProfile small_profile() {
+  AttentionProfile profile{.machine = "none", .path = "made", .q_tokens = {128, 8192}};
+  profile.shape = {.num_heads = 4, .num_kv_heads = 1};
+  profile.kv_tokens = {128, 8192};
+  profile.forward_ns = {1'000, 50'000, 0, 1'500'000};
+  profile.backward_ns = {2'500, 120'000, 0, 4'000'000};
+  return profile;
+}
+
 /// Mostly short, a few long, odd lengths; sometimes none.
 inline std::vector<int64_t> random_lengths(Random& random) {
   std::vector<int64_t> lengths(random.below(9));
@@ -53,6 +63,17 @@ inline std::vector<Range> random_cuts(const Range& whole, uint64_t pieces, Rando
     rest.begin = end;
   }
   return result;
+}
+
+/// Pairs per server if every query were computed where it lives.
+inline std::vector<int64_t> home_load(const Plan& plan) {
+  std::vector<int64_t> pairs(plan.load.size(), 0);
+  for (int worker = 0; worker < plan.layout.num_workers(); ++worker) {
+    for (const Segment& segment : plan.layout.workers[worker]) {
+      pairs[worker] += attention_pairs(segment.tokens, {0, segment.tokens.end}, MaskType::kCausal);
+    }
+  }
+  return pairs;
 }
 
 /// Sorts the tasks and fills in the load.

@@ -56,7 +56,8 @@ TEST(GreedyOriginal, places_documents_as_the_papers_example) {
   EXPECT_THAT(workers[1], ElementsAre(Segment{0, {8 * k1K, 24 * k1K}}));
   EXPECT_THAT(workers[2], ElementsAre(Segment{1, {0, 8 * k1K}}, Segment{2, {0, 8 * k1K}}));
   EXPECT_EQ(workers[3].size(), 4);
-  EXPECT_THAT(home_load(plan), ElementsAre(268'443'648, 268'443'648, 67'117'056, 33'562'624));
+  EXPECT_THAT(testing::home_load(plan),
+              ElementsAre(268'443'648, 268'443'648, 67'117'056, 33'562'624));
 }
 
 TEST(GreedyOriginal, moves_what_the_papers_example_moves) {
@@ -89,7 +90,7 @@ TEST_P(PublishedNumbers, greedy_original_moves_the_same_bytes) {
   const Plan plan = make_plan(request);
   const PlanSummary summary = summarize(plan);
   const auto mib = [](int64_t bytes) { return (bytes + (1 << 19)) >> 20; };
-  EXPECT_NEAR(max_over_mean(plan.cluster, home_load(plan)), published.before, 5e-4);
+  EXPECT_NEAR(max_over_mean(plan.cluster, testing::home_load(plan)), published.before, 5e-4);
   EXPECT_NEAR(summary.max_over_mean, published.after, 5e-4);
   EXPECT_EQ(mib(summary.qkv_bytes), published.qkv_mib);
   EXPECT_EQ(mib(summary.o_bytes), published.o_mib);

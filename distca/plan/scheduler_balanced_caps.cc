@@ -1,13 +1,16 @@
 #include "distca/plan/scheduler_balanced_caps.h"
 
 #include <algorithm>
-#include <optional>
-#include <tuple>
+#include <array>
 
 namespace distca {
 namespace {
 
 constexpr int kLikely = 8;  // servers with most room that are tried as receivers
+
+int64_t beyond(int64_t bytes, int64_t cap) {
+  return cap > 0 ? std::max<int64_t>(0, bytes - cap) : 0;
+}
 
 struct Overrun {
   int64_t send = 0;
@@ -15,11 +18,7 @@ struct Overrun {
   int64_t total() const { return send + kept; }
 };
 
-int64_t beyond(int64_t bytes, int64_t cap) {
-  return cap > 0 ? std::max<int64_t>(0, bytes - cap) : 0;
-}
-
-Overrun overrun(const Assignment& state, const Cluster& cluster, int rank) {
+Overrun overrun_of(const Assignment& state, const Cluster& cluster, int rank) {
   return {.send = beyond(state.send_bytes(rank), cluster.max_send_bytes),
           .kept = beyond(state.receive_bytes(rank), cluster.max_receive_bytes) +
                   beyond(state.memory_bytes(rank), cluster.max_memory_bytes)};
@@ -31,19 +30,19 @@ class Repair {
 
   /// False: nothing is over, or no move helps.
   bool step() {
-    total_ = total_overrun();
+    total_ = overrun(state(), cluster_);
     if (total_ == 0) return false;
     std::vector<std::pair<int64_t, int>> ranks;  // worst first
     for (int rank = 0; rank < state().num_servers(); ++rank) {
-      const int64_t over = overrun(state(), cluster_, rank).total();
+      const int64_t over = overrun_of(state(), cluster_, rank).total();
       if (over > 0) ranks.emplace_back(-over, rank);
     }
     std::sort(ranks.begin(), ranks.end());
     for (const auto& [over, rank] : ranks) {
-      best_.reset();
+      found_ = false;
       relieve(rank);
-      if (!best_) continue;
-      mover_.give(best_->from, best_->index, best_->q, best_->to);
+      if (!found_) continue;
+      mover_.give(best_.from, best_.index, best_.q, best_.to);
       return true;
     }
     return false;
@@ -55,21 +54,13 @@ class Repair {
     size_t index;
     Range q;
     int to;
-    std::tuple<int64_t, int64_t, int64_t> badness;  // overrun, load above the bound, price
+    std::array<int64_t, 3> badness;  // overrun, load above the bound, price
   };
 
   const Assignment& state() const { return mover_.state(); }
 
-  int64_t total_overrun() const {
-    int64_t total = 0;
-    for (int rank = 0; rank < state().num_servers(); ++rank) {
-      total += overrun(state(), cluster_, rank).total();
-    }
-    return total;
-  }
-
   void relieve(int rank) {
-    const Overrun over = overrun(state(), cluster_, rank);
+    const Overrun over = overrun_of(state(), cluster_, rank);
     for (int server = 0; server < state().num_servers(); ++server) {
       const bool reads_elsewhere = server == rank && over.kept > 0;
       for (size_t index = 0; index < state().pieces(server).size(); ++index) {
@@ -113,21 +104,37 @@ class Repair {
   void try_move(Trial trial) {
     mover_.begin_trial();
     mover_.give(trial.from, trial.index, trial.q, trial.to);
-    trial.badness = {total_overrun(), std::max<int64_t>(0, mover_.excess(trial.to)),
+    trial.badness = {overrun(state(), cluster_), std::max<int64_t>(0, mover_.excess(trial.to)),
                      state().price()};
     mover_.undo_trial();
-    if (std::get<0>(trial.badness) < total_ && (!best_ || trial.badness < best_->badness)) {
+    if (trial.badness[0] < total_ && (!found_ || trial.badness < best_.badness)) {
       best_ = trial;
+      found_ = true;
     }
   }
 
   Mover& mover_;
   const Cluster& cluster_;
   int64_t total_ = 0;
-  std::optional<Trial> best_;
+  Trial best_{};
+  bool found_ = false;
 };
 
 }  // namespace
+
+bool has_caps(const Cluster& cluster) {
+  return cluster.max_send_bytes > 0 || cluster.max_receive_bytes > 0 ||
+         cluster.max_memory_bytes > 0;
+}
+
+int64_t overrun(const Assignment& state, const Cluster& cluster) {
+  if (!has_caps(cluster)) return 0;
+  int64_t total = 0;
+  for (int rank = 0; rank < state.num_servers(); ++rank) {
+    total += overrun_of(state, cluster, rank).total();
+  }
+  return total;
+}
 
 void respect_caps(Mover& mover, const Cluster& cluster) {
   Repair repair(mover, cluster);

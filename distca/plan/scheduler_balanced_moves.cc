@@ -93,6 +93,8 @@ Mover::Mover(const PlanRequest& request, const Layout& layout)
       state_(request, layout),
       rows_(request.shape, state_.task_price()),
       fair_receive_(fair_receive(request)),
+      least_row_price_(std::min(byte_price(cluster_.inside), byte_price(cluster_.between)) *
+                       (request.shape.q_token_bytes() + request.shape.o_token_bytes())),
       bound_(bounds(state_, request)),
       crumb_(total_load(state_) / state_.num_servers() / 100),
       by_room_(rooms(state_, bound_)),
@@ -109,12 +111,12 @@ double Mover::ratio(int server, int64_t load) const {
   return capacity_[server] > 0 ? units / static_cast<double>(capacity_[server]) : units * 1e6;
 }
 
-double Mover::score(int64_t price, int64_t useful) const {
+double Mover::score(double price, int64_t useful) const {
   const auto load = static_cast<double>(useful);
   double eighth = 1;  // load^(larger_first / 8)
   const double root = larger_first_ > 0 ? std::sqrt(std::sqrt(std::sqrt(load))) : 1;
   for (int i = 0; i < larger_first_; ++i) eighth *= root;
-  return static_cast<double>(price) / (load * eighth);
+  return price / (load * eighth);
 }
 
 std::optional<Move> Mover::priced(int receiver, int donor, size_t index, const Range& q) const {
@@ -132,12 +134,12 @@ std::optional<Move> Mover::priced(int receiver, int donor, size_t index, const R
   move.price = there.price - state_.to_shrink(donor, index, rest.span()).price;
   // Bytes beyond the fair limit count twice: several receivers rather than one.
   const int64_t beyond = std::min(received - fair_receive_, there.received);
-  int64_t spread = 0;
+  auto price = static_cast<double>(move.price);
   if (beyond > 0) {
-    spread = static_cast<int64_t>(static_cast<double>(there.price) * static_cast<double>(beyond) /
-                                  static_cast<double>(there.received));
+    price += static_cast<double>(there.price) * static_cast<double>(beyond) /
+             static_cast<double>(there.received);
   }
-  move.score = score(move.price + spread, std::min(piece.load, excess(donor)));
+  move.score = score(price, std::min(piece.load, excess(donor)));
   return move;
 }
 
@@ -161,6 +163,16 @@ void Mover::consider(int receiver, int donor, size_t index, std::optional<Move>&
   }
 }
 
+std::vector<Range> Mover::rows_of_excess(int donor, const Piece& piece) const {
+  if (piece.load <= excess(donor)) return {piece.q};
+  std::vector<Range> result;
+  for (const auto& rows : {rows_.ending_at(piece.q.end, piece.q, excess(donor), piece.load),
+                           rows_.from_begin(piece.q, excess(donor), piece.load)}) {
+    if (rows) result.push_back(*rows);
+  }
+  return result;
+}
+
 /// Those that know the document, those with most room, and the tightest ones that can take all.
 void Mover::gather_receivers(int donor, const Piece& piece) {
   receivers_.clear();
@@ -180,9 +192,20 @@ void Mover::gather_receivers(int donor, const Piece& piece) {
   for (const int server : know_[piece.document]) add(server);
 }
 
+/// No shard of the piece can have a lower score: a document's head that the donor holds, so that
+/// every row has to travel and no key is saved. 0 where that is not so simple.
+double Mover::least_score(int donor, const Piece& piece) const {
+  if (!state_.task_price().in_pairs() || piece.q.begin > 0) return 0;
+  if (state_.homes()[piece.home].worker != donor) return 0;
+  const int64_t load = std::min(piece.load, excess(donor));
+  const double rows = static_cast<double>(load) / static_cast<double>(piece.q.end);
+  return score(rows * static_cast<double>(least_row_price_), load);
+}
+
 std::optional<Move> Mover::best_move(int donor) {
   std::optional<Move> best;
   for (size_t index = 0; index < state_.pieces(donor).size(); ++index) {
+    if (best && least_score(donor, state_.pieces(donor)[index]) >= best->score) continue;
     gather_receivers(donor, state_.pieces(donor)[index]);
     for (const int receiver : receivers_) consider(receiver, donor, index, best);
   }
@@ -196,7 +219,7 @@ std::optional<Move> Mover::best_move(int donor) {
   return best;
 }
 
-void Mover::give(int from, size_t index, const Range& q, int to) {
+void Mover::give(int from, size_t index, Range q, int to) {
   const Piece piece = state_.pieces(from)[index];
   const Rest rest = rest_of(state_, piece, q);
   state_.shrink(from, index, rest.span());

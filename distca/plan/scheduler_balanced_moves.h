@@ -51,6 +51,7 @@ class Mover {
   int64_t room(int server) const { return by_room_.room(server); }
   int64_t excess(int server) const { return -room(server); }
 
+  int64_t crumb() const { return crumb_; }  // load that is not worth a task of its own
   const std::vector<int>& by_room() const { return by_room_.order(); }  // most first
   /// Servers that hold some of a document, or have read some of it.
   const std::vector<int>& knowing(int64_t document) const { return know_[document]; }
@@ -61,8 +62,10 @@ class Mover {
   /// Moves one block from the most loaded server to the least loaded one, the block that leaves the
   /// higher of the two lowest. False when the bound is met or no block helps.
   bool shed_one_block();
+  /// Rows of a piece of about the load that the donor has too much: the last ones, the first ones.
+  std::vector<Range> rows_of_excess(int donor, const Piece& piece) const;
   /// Gives a piece to another server, whatever its bound.
-  void give(int from, size_t index, const Range& q, int to);
+  void give(int from, size_t index, Range q, int to);
 
   void begin_trial() { state_.begin_trial(); }
   void keep_trial() { state_.keep_trial(); }
@@ -82,17 +85,19 @@ class Mover {
   void gather_receivers(int donor, const Piece& piece);
   void consider(int receiver, int donor, size_t index, std::optional<Move>& best) const;
   std::optional<Move> priced(int receiver, int donor, size_t index, const Range& q) const;
-  double score(int64_t price, int64_t useful) const;
+  double score(double price, int64_t useful) const;
+  double least_score(int donor, const Piece& piece) const;
   double ratio(int server, int64_t load) const;
   void apply(const Move& move) { give(move.donor, move.index, move.q, move.receiver); }
 
   const Cluster& cluster_;
   const std::vector<int64_t>& capacity_;
   Assignment state_;
-  const ShardRows rows_;        // borrows from state_
-  const int64_t fair_receive_;  // bytes
-  std::vector<int64_t> bound_;  // [server] load
-  int64_t crumb_ = 0;           // load that is not worth a task of its own
+  const ShardRows rows_;           // borrows from state_
+  const int64_t fair_receive_;     // bytes
+  const int64_t least_row_price_;  // of the Q and O of a row that is not at home
+  std::vector<int64_t> bound_;     // [server] load
+  int64_t crumb_ = 0;
   int larger_first_ = 0;
   ByRoom by_room_;
   std::vector<std::vector<int>> know_;  // [document] servers that hold or once read some of it

@@ -7,6 +7,7 @@ namespace distca {
 
 PlanSummary summarize(const Plan& plan) {
   PlanSummary summary;
+  summary.max_over_mean_before = max_over_mean(plan.cluster, packed_load(plan));
   summary.max_over_mean = max_over_mean(plan);
   summary.max_over_mean_time = max_over_mean_time(plan);
   for (const ServerLoad& load : plan.load) {

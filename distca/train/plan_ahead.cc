@@ -37,7 +37,8 @@ std::vector<int64_t> sum(const std::vector<std::vector<int64_t>>& loads, size_t 
 PlannedBatch plan_batch(const Config& config, const IndexedDataset& data, const Batch& batch,
                         int rank, int num_workers) {
   const Stopwatch watch;
-  const ValidateOptions checks = checks_of(find_scheduler(config.plan.scheduler));
+  ValidateOptions checks = checks_of(find_scheduler(config.plan.scheduler));
+  checks.profile = config.attention_profile.get();
   PlannedBatch planned;
   std::vector<std::vector<int64_t>> before, after;
   Fnv1a64 hash;
@@ -48,7 +49,7 @@ PlannedBatch plan_batch(const Config& config, const IndexedDataset& data, const 
     DISTCA_CHECK(violations.empty(), "scheduler {} made a wrong plan: {}", plan.options.scheduler,
                  violations[0]);
     hash.add(plan_hash(plan));
-    before.push_back(home_load(plan));
+    before.push_back(packed_load(plan));
     after.emplace_back();
     for (size_t server = 0; server < plan.load.size(); ++server) {
       after.back().push_back(plan.load[server].pairs);
