@@ -55,6 +55,11 @@ const std::vector<Planner> kPlanners = {
     {.name = "local", .scheduler = "local"},
     {.name = "greedy", .scheduler = "greedy"},
     {.name = "balanced", .scheduler = "balanced"},
+    {.name = "balanced_sequential", .scheduler = "balanced", .layout = "sequential"},
+    {.name = "balanced_keys", .scheduler = "balanced", .key_sub_ranges = true},
+    {.name = "balanced_spread", .scheduler = "balanced", .key_sub_ranges = true, .spread = true},
+    {.name = "per_document_cp", .scheduler = "per-document-cp"},
+    {.name = "wlb", .scheduler = "wlb"},
     {.name = "greedy_cut", .scheduler = "greedy", .cut_tasks = true},
 };
 const Planner& planner(const std::string& name) {

@@ -101,9 +101,10 @@ TEST(config, the_plan_is_asked_for_what_the_keys_say) {
 }
 
 TEST(config, choices_are_printed_and_the_empty_word_is_quoted) {
-  EXPECT_THAT(print_config(load_config("", {})), testing::HasSubstr("one of \"\", sequential"));
+  EXPECT_THAT(print_config(load_config("", {})), testing::HasSubstr("one of \"\", "));
   EXPECT_THAT(message_of({"plan.layout=diagonal"}),
-              testing::HasSubstr("must be one of \"\", sequential"));
+              testing::AllOf(testing::HasSubstr("must be one of \"\", "),
+                             testing::HasSubstr("sequential")));
   EXPECT_THAT(message_of({"plan.scheduler=gredy"}), testing::HasSubstr("did you mean 'greedy'?"));
 }
 

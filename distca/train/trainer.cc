@@ -72,10 +72,10 @@ class Trainer {
     comm_.set_step(0);
     peak_flops_per_s_ = measure_peak();
     if (comm_.rank() == 0) open_output();
-    plan_ahead_.emplace([this] { return next_batch(); },
-                        [this](const Batch& batch) {
-                          return plan_batch(config_, data_, batch, comm_.rank(), comm_.size());
-                        });
+    const auto plan = [this, rank = comm_.rank(), size = comm_.size()](const Batch& batch) {
+      return plan_batch(config_, data_, batch, rank, size);
+    };
+    plan_ahead_.emplace([this] { return next_batch(); }, plan);
     for (int64_t step = 1; step <= config_.train.steps; ++step) {
       comm_.set_step(step);
       StepMetrics metrics = train_step(step);
