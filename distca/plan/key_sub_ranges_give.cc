@@ -7,6 +7,8 @@
 #include <numeric>
 #include <optional>
 
+#include "distca/plan/key_sub_ranges_cuts.h"
+
 namespace distca {
 namespace {
 
@@ -88,9 +90,6 @@ class Giving {
   Rest rest_of(const Piece& piece, const Range& q, const Range& kv) const;
   void apply(const Move& move);
 
-  template <typename Part, typename Load>
-  Range enough(int64_t blocks, const Part& part, const Load& load) const;
-
   static constexpr double kMuch = 1e12;
   const Cluster& cluster_;
   const int64_t window_left_;
@@ -109,9 +108,8 @@ class Giving {
   int receiver_ = 0;
   size_t index_ = 0;
   Piece piece_;
-  int64_t saved_ = 0;   // price of the bytes that only this piece needs
-  int64_t wanted_ = 0;  // load to move
-  int64_t most_ = 0;    // that the receiver takes
+  int64_t saved_ = 0;  // price of the bytes that only this piece needs
+  LoadWish wish_;
 };
 
 Giving::Giving(Assignment& state, const PlanRequest& request)
@@ -150,66 +148,16 @@ void Giving::list_room(int server) {
   order_.insert(at, server);
 }
 
-/// The smallest part of at least wanted_ load if that is at most most_, else one block less: the
-/// larger one first, it ends an excess in one move. Empty where one block is more than most_.
-template <typename Part, typename Load>
-Range Giving::enough(int64_t blocks, const Part& part, const Load& load) const {
-  int64_t low = 1;
-  int64_t high = blocks;
-  while (low < high) {
-    const int64_t middle = (low + high) / 2;
-    if (load(part(middle)) >= wanted_) {
-      high = middle;
-    } else {
-      low = middle + 1;
-    }
-  }
-  if (load(part(low)) > most_) --low;
-  return low > 0 ? part(low) : Range{};
-}
-
-/// The highest and the lowest rows of q, with keys kv.
 void Giving::offer_rows(const Range& q, const Range& kv, std::optional<Move>& best) {
-  const int64_t first = q.begin / kBlockTokens;
-  const int64_t last = ceil_div(q.end, kBlockTokens);
-  const auto load = [&](const Range& rows) { return price_(rows, kv); };
-  const Range high = enough(
-      last - first,
-      [&](int64_t n) {
-        return Range{std::max(q.begin, (last - n) * kBlockTokens), q.end};
-      },
-      load);
+  const Range high = highest_rows(price_, q, kv, wish_);
   offer(high, kv, best);
-  if (high == q) return;
-  const Range low = enough(
-      last - first,
-      [&](int64_t n) {
-        return Range{q.begin, std::min(q.end, (first + n) * kBlockTokens)};
-      },
-      load);
-  offer(low, kv, best);
+  if (high != q) offer(lowest_rows(price_, q, kv, wish_), kv, best);
 }
 
-/// The lowest and the highest keys of kv, with rows q.
 void Giving::offer_keys(const Range& q, const Range& kv, std::optional<Move>& best) {
-  const int64_t first = kv.begin / kBlockTokens;
-  const int64_t last = ceil_div(kv.end, kBlockTokens);
-  const auto load = [&](const Range& keys) { return price_(q, keys); };
-  const Range low = enough(
-      last - first,
-      [&](int64_t n) {
-        return Range{kv.begin, std::min(kv.end, (first + n) * kBlockTokens)};
-      },
-      load);
+  const Range low = lowest_keys(price_, q, kv, wish_);
   offer(q, low, best);
-  if (low == kv) return;
-  const Range high = enough(
-      last - first,
-      [&](int64_t n) {
-        return Range{std::max(kv.begin, (last - n) * kBlockTokens), kv.end};
-      },
-      load);
-  offer(q, high, best);
+  if (low != kv) offer(q, highest_keys(price_, q, kv, wish_), best);
 }
 
 Rest Giving::rest_of(const Piece& piece, const Range& q, const Range& kv) const {
@@ -232,7 +180,7 @@ void Giving::offer(const Range& q, const Range& keys, std::optional<Move>& best)
   const Range kv = intersect(keys, visible_keys(q, window_left_));
   if (kv.empty()) return;
   const Piece part = state_.with_keys(piece_.document, q, kv, piece_.home);
-  if (part.load <= 0 || part.load > most_) return;
+  if (part.load <= 0 || part.load > wish_.most) return;
   const Toll there = state_.to_add(receiver_, part);
   if (there.blocked ||
       (cluster_.max_receive_bytes > 0 &&
@@ -268,8 +216,7 @@ void Giving::look_at(int donor, size_t index) {
 
 void Giving::look_at(int receiver, int64_t most) {
   receiver_ = receiver;
-  most_ = most;
-  wanted_ = std::min(excess(donor_), most);
+  wish_ = {.wanted = std::min(excess(donor_), most), .most = most};
 }
 
 /// At which some of the piece at hand can go, by bytes for rows x keys of the best shape, to
@@ -293,15 +240,15 @@ double Giving::least_price_per_load() const {
 void Giving::consider(std::optional<Move>& best) {
   const Range q = piece_.q;
   const Range kv = piece_.kv;
-  if (piece_.load <= most_) offer(q, kv, best);
-  if (piece_.load <= wanted_) return;
+  if (piece_.load <= wish_.most) offer(q, kv, best);
+  if (piece_.load <= wish_.wanted) return;
   offer_rows(q, kv, best);
   offer_keys(q, kv, best);
   const auto corner = [&](double width) {
     const int64_t end = kv.begin + round_up(static_cast<int64_t>(width) + 1, kBlockTokens);
     if (end < kv.end) offer_rows(q, {kv.begin, end}, best);
   };
-  corner(std::sqrt(static_cast<double>(wanted_) * row_per_key_));
+  corner(std::sqrt(static_cast<double>(wish_.wanted) * row_per_key_));
   corner(static_cast<double>(std::min(excess(donor_), piece_.load)) /
          static_cast<double>(q.size()));
   for (const Piece& other : state_.pieces(receiver_, piece_.document)) {

@@ -137,7 +137,8 @@ TEST(KeySubRangesRandom, batches_give_valid_plans_with_no_more_bytes_than_tasks_
     EXPECT_THAT(validate(plan), IsEmpty()) << trial;
     const double bound = 1 + 1e-6 * static_cast<double>(request.options.tolerance_ppm);
     const double reached = max_over_mean(plan);
-    EXPECT_LE(reached, std::max(bound, max_over_mean(plan.cluster, testing::home_load(plan))) + 1e-9);
+    EXPECT_LE(reached,
+              std::max(bound, max_over_mean(plan.cluster, testing::home_load(plan))) + 1e-9);
     for (const Task& task : plan.tasks) {
       parts += request.shape.window_left < 0 && (task.kv.begin > 0 || task.kv.end < task.q.end);
     }
