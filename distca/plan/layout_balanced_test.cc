@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <memory>
 #include <string>
 
 #include "distca/base/error.h"
@@ -145,6 +146,14 @@ TEST(BalancedLayout, documents_of_one_length_stay_whole) {
   const Plan plan = make_plan(home_request(std::vector<int64_t>(24, 1000), 8));
   EXPECT_EQ(traffic(plan).all, 0);
   EXPECT_EQ(max_over_mean(plan), 1);
+}
+
+TEST(BalancedLayout, time_is_even_on_a_machine_with_a_profile) {
+  std::vector<int64_t> lengths(120, 4 * k1K);
+  lengths.insert(lengths.end(), 2, 128 * k1K);
+  PlanRequest request = home_request(lengths, 8);
+  request.profile = std::make_shared<const AttentionProfile>(h200_profile());
+  EXPECT_LT(max_over_mean_time(make_plan(request)), 1.03);
 }
 
 TEST(BalancedLayout, one_giant_document_is_cut_for_even_load) {
