@@ -43,9 +43,9 @@ struct Move {
 class Mover {
  public:
   /// Borrows both.
+  Mover(const PlanRequest& request, const Layout& layout);
   Mover(const Mover&) = delete;
   Mover& operator=(const Mover&) = delete;
-  Mover(const PlanRequest& request, const Layout& layout);
 
   const Assignment& state() const { return state_; }
   int64_t room(int server) const { return by_room_.room(server); }

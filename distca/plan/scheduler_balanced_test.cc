@@ -105,7 +105,7 @@ TEST(SchedulerBalanced, random_batches_and_capacities_give_valid_plans) {
     request.cluster.capacity.back() = 3;
     const Plan plan = make_plan(request);
     EXPECT_THAT(validate(plan), IsEmpty());
-    EXPECT_LE(max_over_mean(plan), max_over_mean(plan.cluster, home_load(plan)));
+    EXPECT_LE(max_over_mean(plan), max_over_mean(plan.cluster, testing::home_load(plan)));
   }
 }
 
@@ -129,7 +129,7 @@ TEST(SchedulerBalanced, shapes_of_batches_that_break_planners) {
     for (const int workers : {1, 2, 3, 7, 40}) {
       const Plan plan = make_plan(balanced(lengths, workers));
       EXPECT_THAT(validate(plan), IsEmpty()) << lengths.size() << " documents, " << workers;
-      EXPECT_LE(max_over_mean(plan), max_over_mean(plan.cluster, home_load(plan)));
+      EXPECT_LE(max_over_mean(plan), max_over_mean(plan.cluster, testing::home_load(plan)));
     }
   }
   EXPECT_LE(max_over_mean(make_plan(balanced({200'001}, 40))), 1.02);
