@@ -94,9 +94,11 @@ TEST_F(TrainingTest, every_number_of_workers_and_scheduler_trains_the_same_model
   EXPECT_EQ(one.bytes_sent, 0);
   EXPECT_NE(one.losses.front(), one.losses.back());
   for (const auto& [name, more] : std::map<std::string, std::vector<std::string>>{
-           {"greedy2", {"2"}},
-           {"greedy3", {"3"}},
-           {"balanced3", {"3", "plan.scheduler=balanced"}},
+           {"greedy2", {"2", "plan.scheduler=greedy"}},
+           {"balanced2", {"2"}},
+           {"balanced3", {"3"}},
+           {"sub_ranges3", {"3", "plan.key_sub_ranges=true"}},
+           {"spread3", {"3", "plan.spread=true"}},
            {"local2", {"2", "plan.scheduler=local"}},
            {"local3", {"3", "plan.scheduler=local"}},
            {"processes3", {"3", "comm.backend=gloo"}}}) {

@@ -26,8 +26,8 @@ struct Config {
   std::string model_dtype = "float32";
   struct PlanKeys {
     std::string layout;
-    std::string scheduler = "greedy";
-    double tolerance = 0.05;
+    std::string scheduler = "balanced";
+    double tolerance = 0.02;
     bool key_sub_ranges = false;
     bool spread = false;
     std::string profile = "pairs";
