@@ -1,6 +1,7 @@
 #include "distca/plan/layout_balanced.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <numeric>
 #include <optional>
 #include <tuple>
