@@ -1,7 +1,6 @@
 #include "distca/plan/layout_balanced.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <numeric>
 #include <optional>
 #include <tuple>
