@@ -146,7 +146,7 @@ Filler::Filler(const PlanRequest& request, const TaskPrice& price,
   }
 }
 
-/// Twice the load per token above this share of the mean?
+/// Does a token cost more than half this x the mean?
 bool Filler::dense(const Range& rows, int64_t permille) const {
   return load(rows) / rows.size() * 2000 > permille * mean_load_;
 }
