@@ -12,13 +12,14 @@ namespace distca {
 
 /// What the construction does not derive from the request; balanced_layout tries several.
 struct FillChoice {
-  int64_t heavy_permille =
-      1500;  // a document of twice this share of the mean load per token is cut
-  int64_t prefix_permille = 400;  // own first rows are filler up to twice this share of it
-  int64_t slack_permille = 900;   // of the tolerance that may be used
-  int64_t load_permille = 300;    // what filler's load counts for beside the keys it makes travel
-  int64_t spread_permille = 0;    // of the rows that all servers of a document read, shared by them
-  int64_t send_permille = 0;      // of the largest receive, that the largest send is lowered to
+  // A document is cut over workers if a token of it costs more than half this x the mean, ...
+  int64_t heavy_permille = 1500;
+  // ... and its own first rows are filler up to the row that costs this x the mean.
+  int64_t prefix_permille = 900;
+  int64_t slack_permille = 980;  // of the tolerance that may be used
+  int64_t load_permille = 400;   // what filler's load counts for beside the keys it makes travel
+  int64_t spread_permille = 0;   // of the rows that all its servers read, shared by them
+  int64_t send_permille = 0;     // of the largest receive: what the largest send is lowered to
 };
 
 /// Where queries are computed at home, keys travel to (worker, document) once, up to the last query
