@@ -121,6 +121,22 @@ TEST(KeySubRangesCaps, on_bytes_are_kept_as_the_load_is_evened) {
   }
 }
 
+TEST(KeySubRangesTime, is_even_where_a_profile_prices_tasks) {
+  const Case workload{"pretrain_64x128k_1", 0, 0, 0, 0, 0};
+  PlanRequest request = workload_request(workload);
+  request.profile = profile_by_name("h200");
+  for (const bool own : {false, true}) {
+    const Layout layout = own ? balanced_layout(request) : sequential_layout(request);
+    Plan plan = plan_with_key_sub_ranges(request, layout);
+    plan.options.price = profile_name(*request.profile);
+    plan.load = account(plan, request.profile.get());
+    EXPECT_LE(max_over_mean_time(plan), 1.02) << own;
+    EXPECT_THAT(validate(plan, {.profile = request.profile.get()}), IsEmpty()) << own;
+    const Plan whole = plan_with(request, layout, schedule_balanced(request, layout));
+    EXPECT_LT(bytes(plan), bytes(whole)) << own;
+  }
+}
+
 /// Uneven capacities, servers without tokens and workers that do not serve among them.
 PlanRequest random_request(Random& random) {
   PlanRequest request =
