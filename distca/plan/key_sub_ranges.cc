@@ -17,7 +17,7 @@ namespace {
 using Figures = std::array<int64_t, 3>;
 
 /// One part in so many is the most that improving tasks with all keys gains on a first balance.
-constexpr int64_t kBestGain = 8;
+constexpr int64_t kBestGain = 16;
 constexpr int64_t kSlower = 512;  // one part in so many
 
 int64_t above(int64_t value, int64_t cap) {
