@@ -3,10 +3,10 @@
 
 JOBS ?= 2
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-full sanitize tsan core format check bundle clean
+.PHONY: help setup build demo test test-full sanitize tsan core determinism format check bundle clean
 
 help:            ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup:           ## install what is missing (apt and pip by name, .venv in this folder)
 	@scripts/setup.sh
@@ -40,6 +40,10 @@ core:            ## plan and data only, without PyTorch: build/core/distca
 	@scripts/setup.sh --core
 	@cmake --preset core --log-level=WARNING
 	@cmake --build --preset core -j $(JOBS)
+
+determinism:     ## plans from gcc -O3, gcc -O0 and clang++ against the pinned hashes
+	@scripts/setup.sh --core
+	@scripts/determinism.sh $(JOBS)
 
 format:          ## clang-format every source in place
 	@git ls-files -co --exclude-standard '*.h' '*.cc' | xargs clang-format -i

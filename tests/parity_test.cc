@@ -1,5 +1,5 @@
 // The same result for every plan (DESIGN rule 1): loss and every gradient of a small Llama equal
-// the single worker's, for worker counts, schedulers, batches and head counts; the exchange's
+// the single worker's, for worker counts, ways to plan, batches and head counts; the exchange's
 // gradients once against finite differences.
 
 #include <ATen/ATen.h>
@@ -7,6 +7,7 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 
@@ -16,6 +17,8 @@
 #include "distca/comm/thread_group.h"
 #include "distca/plan/exchange.h"
 #include "distca/plan/plan.h"
+#include "distca/plan/plan_testing.h"
+#include "distca/plan/scheduler.h"
 #include "distca/plan/validate.h"
 #include "distca/train/config.h"
 #include "distca/train/optimizer.h"
@@ -38,6 +41,43 @@ const std::vector<Case> kBatches = {
     {"one_token", {1}, true},
     {"an_empty_worker", {130, 5}},  // more workers than blocks
 };
+
+/// A way to plan: a line in kPlanners.
+struct Planner {
+  std::string name;
+  std::string scheduler;
+  std::string layout = {};  // "": the scheduler's own
+  bool key_sub_ranges = false;
+  bool spread = false;
+  bool cut_tasks = false;  // cut the scheduler's tasks at random into key sub-ranges
+};
+const std::vector<Planner> kPlanners = {
+    {.name = "local", .scheduler = "local"},
+    {.name = "greedy", .scheduler = "greedy"},
+    {.name = "balanced", .scheduler = "balanced"},
+    {.name = "balanced_sequential", .scheduler = "balanced", .layout = "sequential"},
+    {.name = "balanced_keys", .scheduler = "balanced", .key_sub_ranges = true},
+    {.name = "balanced_spread", .scheduler = "balanced", .key_sub_ranges = true, .spread = true},
+    {.name = "per_document_cp", .scheduler = "per-document-cp"},
+    {.name = "wlb", .scheduler = "wlb"},
+    {.name = "greedy_cut", .scheduler = "greedy", .cut_tasks = true},
+};
+const Planner& planner(const std::string& name) {
+  return *std::ranges::find(kPlanners, name, &Planner::name);
+}
+
+Plan plan_by(const Planner& planner, Config config, const NanoBatch& nano_batch, int workers) {
+  config.plan.scheduler = planner.scheduler;
+  config.plan.layout = planner.layout;
+  config.plan.key_sub_ranges = planner.key_sub_ranges;
+  config.plan.spread = planner.spread;
+  Plan plan = make_plan(plan_request(config, nano_batch, workers));
+  if (planner.cut_tasks) {
+    Random random(9);
+    testing::cut_tasks(plan, random);
+  }
+  return plan;
+}
 
 LlamaConfig small_llama(int64_t num_kv_heads, ScalarType dtype, int64_t num_layers = 2) {
   LlamaConfig config;
@@ -81,12 +121,11 @@ struct Outcome {
 /// threads.
 Outcome run(
     const LlamaConfig& model_config, const Case& documents, int workers,
-    const std::string& scheduler,
+    const std::string& planner_name,
     CoreAttentionOptions::GradientTravel travel = CoreAttentionOptions::GradientTravel::kCompute,
     const ThreadDevice& device = {}) {
   Config config;
   config.model = model_config;
-  config.plan.scheduler = scheduler;
   const std::vector<int64_t>& lengths = documents.lengths;
   std::vector<int64_t> reversed(lengths.rbegin(), lengths.rend());
   const std::vector<NanoBatch> nano_batches = {NanoBatch::from_lengths(lengths),
@@ -100,8 +139,11 @@ Outcome run(
     Optimizer optimizer(model.parameters(), {.max_grad_norm = 0});
     std::vector<NanoInput> inputs;
     for (const NanoBatch& nano_batch : nano_batches) {
-      const Plan plan = make_plan(plan_request(config, nano_batch, workers));
-      for (const std::string& violation : validate(plan)) ADD_FAILURE() << violation;
+      const Plan plan = plan_by(planner(planner_name), config, nano_batch, workers);
+      for (const std::string& violation :
+           validate(plan, checks_of(find_scheduler(plan.options.scheduler)))) {
+        ADD_FAILURE() << violation;
+      }
       inputs.push_back({.exchange = PlanIndex(plan).exchange(comm.rank()),
                         .tokens = make_tokens(nano_batch, plan.layout.workers[comm.rank()],
                                               model_config.vocab_size, documents.goes_on)});
@@ -140,30 +182,36 @@ void expect_same(const Outcome& got, const Outcome& want, double bound, double z
   }
 }
 
-/// workers, scheduler, batch, key heads of 4 query heads, layers
+/// workers, planner, batch, key heads of 4 query heads, layers
 using ParityCase = std::tuple<int, std::string, int, int, int>;
-class ParityTest : public testing::TestWithParam<ParityCase> {};
+class ParityTest : public ::testing::TestWithParam<ParityCase> {};
 
 TEST_P(ParityTest, loss_and_every_gradient_equal_one_workers) {
-  const auto [workers, scheduler, batch, kv_heads, layers] = GetParam();
+  const auto [workers, planner_name, batch, kv_heads, layers] = GetParam();
   const LlamaConfig model = small_llama(kv_heads, ScalarType::kFloat64, layers);
   const Outcome one = run(model, kBatches[batch], 1, "local");
-  const Outcome many = run(model, kBatches[batch], workers, scheduler);
+  const Outcome many = run(model, kBatches[batch], workers, planner_name);
   EXPECT_EQ(one.bytes_sent, 0);
   EXPECT_GT(one.loss, 0);
   expect_same(many, one, 1e-10, 1e-12, kBatches[batch].name);
 }
 
-std::string parity_name(const testing::TestParamInfo<ParityCase>& info) {
-  const auto [workers, scheduler, batch, kv_heads, layers] = info.param;
-  return fmt::format("{}_workers_{}_{}_{}_{}_layers", workers, scheduler, kBatches[batch].name,
+std::string parity_name(const ::testing::TestParamInfo<ParityCase>& info) {
+  const auto [workers, planner_name, batch, kv_heads, layers] = info.param;
+  return fmt::format("{}_workers_{}_{}_{}_{}_layers", workers, planner_name, kBatches[batch].name,
                      kv_heads == 4 ? "MHA" : "GQA", layers);
 }
 
+auto all_planners() {
+  std::vector<std::string> names;
+  for (const Planner& planner : kPlanners) names.push_back(planner.name);
+  return ::testing::ValuesIn(names);
+}
+
 auto grid(std::vector<int> layers) {
-  return testing::Combine(testing::Values(1, 2, 3, 4, 7), testing::Values("local", "greedy"),
-                          testing::Range(0, static_cast<int>(kBatches.size())),
-                          testing::Values(4, 2), testing::ValuesIn(layers));
+  return ::testing::Combine(::testing::Values(1, 2, 3, 4, 7), all_planners(),
+                            ::testing::Range(0, static_cast<int>(kBatches.size())),
+                            ::testing::Values(4, 2), ::testing::ValuesIn(layers));
 }
 INSTANTIATE_TEST_SUITE_P(fp64, ParityTest, grid({2}), parity_name);
 INSTANTIATE_TEST_SUITE_P(full, ParityTest, grid({3, 4}), parity_name);
@@ -181,33 +229,34 @@ double format_bound(ScalarType dtype) {
 }
 
 class FormatParityTest
-    : public testing::TestWithParam<std::tuple<ScalarType, std::string, int, int>> {};
+    : public ::testing::TestWithParam<std::tuple<ScalarType, std::string, int, int>> {};
 
 TEST_P(FormatParityTest, loss_and_every_gradient_stay_within_the_formats_bound) {
-  const auto [dtype, scheduler, workers, kv_heads] = GetParam();
+  const auto [dtype, planner_name, workers, kv_heads] = GetParam();
   const double bound = format_bound(dtype);
   const LlamaConfig model = small_llama(kv_heads, dtype);
   const Case documents{"mixed", {1100, 333, 129, 238}};
   const Outcome one = run(model, documents, 1, "local");
-  const Outcome many = run(model, documents, workers, scheduler);
-  const Outcome accumulator =
-      run(model, documents, workers, scheduler, CoreAttentionOptions::GradientTravel::kAccumulator);
+  const Outcome many = run(model, documents, workers, planner_name);
+  const Outcome accumulator = run(model, documents, workers, planner_name,
+                                  CoreAttentionOptions::GradientTravel::kAccumulator);
   expect_same(many, one, bound, 0, "gradients travel in the compute type");
   expect_same(accumulator, one, bound, 0, "gradients travel in the accumulator's type");
 }
 
-INSTANTIATE_TEST_SUITE_P(formats, FormatParityTest,
-                         testing::Combine(testing::Values(ScalarType::kFloat32,
-                                                          ScalarType::kBFloat16),
-                                          testing::Values("local", "greedy"),
-                                          testing::Values(2, 3, 7), testing::Values(4, 2)));
+INSTANTIATE_TEST_SUITE_P(
+    formats, FormatParityTest,
+    ::testing::Combine(::testing::Values(ScalarType::kFloat32, ScalarType::kBFloat16),
+                       all_planners(), ::testing::Values(2, 3, 7), ::testing::Values(4, 2)));
 
 TEST(parity, a_window_gives_the_same_on_every_plan) {
   LlamaConfig model = small_llama(2, ScalarType::kFloat64);
   model.sliding_window = 200;
   const Case lengths{"mixed", {1100, 333, 129, 238}};
   const Outcome one = run(model, lengths, 1, "local");
-  expect_same(run(model, lengths, 3, "greedy"), one, 1e-10, 1e-12, "window");
+  for (const Planner& planner : kPlanners) {
+    expect_same(run(model, lengths, 3, planner.name), one, 1e-10, 1e-12, "window, " + planner.name);
+  }
   model.sliding_window = 0;
   EXPECT_GT(std::abs(run(model, lengths, 1, "local").loss - one.loss), 1e-3)
       << "the window hid nothing";
@@ -284,9 +333,10 @@ TEST(parity, the_exchanges_gradients_are_those_of_finite_differences) {
   Config config;
   config.model = small_llama(kProbeKvHeads, ScalarType::kFloat64);
   config.plan.tolerance = 0.0;
-  const Plan plan = make_plan(plan_request(config, NanoBatch::from_lengths({300, 140}), workers));
   Random random(5);
-  for (int trial = 0; trial < 12; ++trial) {
+  for (int trial = 0; trial < 24; ++trial) {
+    const Plan plan = plan_by(planner(trial % 2 == 0 ? "greedy" : "greedy_cut"), config,
+                              NanoBatch::from_lengths({300, 140}), workers);
     Probe probe{.rank = static_cast<int>(random.below(workers)), .which = trial % 3};
     const int64_t heads = probe.which == 0 ? kProbeHeads : kProbeKvHeads;
     probe.element =

@@ -96,6 +96,7 @@ TEST_F(TrainingTest, every_number_of_workers_and_scheduler_trains_the_same_model
   for (const auto& [name, more] : std::map<std::string, std::vector<std::string>>{
            {"greedy2", {"2"}},
            {"greedy3", {"3"}},
+           {"balanced3", {"3", "plan.scheduler=balanced"}},
            {"local2", {"2", "plan.scheduler=local"}},
            {"local3", {"3", "plan.scheduler=local"}},
            {"processes3", {"3", "comm.backend=gloo"}}}) {
@@ -148,13 +149,16 @@ TEST_F(TrainingTest, a_run_leaves_the_files_it_promises) {
     EXPECT_EQ(line.at("tokens"), 2 * 512);
     for (const char* name :
          {"loss", "grad_norm", "lr", "step_s", "tokens_per_s", "model_flops_per_s",
-          "share_of_matmul_peak", "bytes_sent", "bytes_copied", "plan_ms"}) {
+          "share_of_matmul_peak", "bytes_sent", "bytes_copied", "plan_s", "plan_wait_s"}) {
       EXPECT_GT(line.at(name), 0) << name;
     }
     EXPECT_GE(line.at("imbalance_before"), 1);
     EXPECT_GE(line.at("imbalance_after"), 1);
     EXPECT_LE(line.at("imbalance_after"), line.at("imbalance_before"));
     EXPECT_EQ(line.contains("validation_loss"), i == 2 || i == 5);
+    ASSERT_EQ(line.at("attention_s").size(), 2u);
+    for (const Json& seconds : line.at("attention_s")) EXPECT_GT(seconds, 0);
+    EXPECT_FALSE(line.contains("attention_predicted_s")) << "nothing predicts it";
     for (const char* pass : {"forward", "backward"}) {
       for (const char* phase : {"embed", "pre", "enter", "attend", "leave", "post", "loss"}) {
         EXPECT_GT(line.at("phases").at(fmt::format("{}_{}_ms", pass, phase)), 0);
@@ -168,6 +172,34 @@ TEST_F(TrainingTest, a_run_leaves_the_files_it_promises) {
                   "train.output_dir=" + (folder_ / "again").string()});
   ASSERT_EQ(again.exit_code, 0) << again.err;
   expect_same_bits(read_training(folder_ / "again"), read_training(folder_ / "run"));
+}
+
+TEST_F(TrainingTest, with_a_profile_predicted_attention_times_stand_beside_measured_ones) {
+  const Outcome outcome = run_distca(train_arguments(
+      prefix_, folder_ / "run", {"--workers", "3", "comm.backend=threads", "plan.profile=h200"}));
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  for (const Json& line : read_json_lines(folder_ / "run" / "metrics.jsonl")) {
+    for (const char* name : {"attention_s", "attention_predicted_s"}) {
+      ASSERT_EQ(line.at(name).size(), 3u) << name;
+      for (const Json& seconds : line.at(name)) EXPECT_GT(seconds, 0) << name;
+    }
+  }
+  EXPECT_THAT(outcome.out, HasSubstr("server  2  measured"));
+  EXPECT_THAT(outcome.out, HasSubstr("relative error of a server's predicted time"));
+}
+
+TEST_F(TrainingTest, a_window_is_trained_as_planned) {
+  const std::vector<std::string> window = {"model.dtype=float64", "comm.backend=threads",
+                                           "model.sliding_window=100", "--workers"};
+  const auto with = [&](const char* workers) {
+    std::vector<std::string> more = window;
+    more.push_back(workers);
+    return more;
+  };
+  const Training one = train("one", with("1"));
+  const Training many = train("many", with("3"));
+  expect_near(many.losses, one.losses, 1e-10, "loss");
+  expect_near(many.norms, one.norms, 1e-10, "gradient norm");
 }
 
 /// The header of a safetensors file.

@@ -61,8 +61,8 @@ TextFiles find_text_files(const std::vector<fs::path>& roots, const TextFilter& 
     }
   }
   std::ranges::sort(files.paths);
-  const auto repeated = std::ranges::unique(files.paths);
-  files.paths.erase(repeated.begin(), repeated.end());
+  // Not std::ranges::unique: clang 14 with GCC 12's library does not know it.
+  files.paths.erase(std::unique(files.paths.begin(), files.paths.end()), files.paths.end());
   if (files.paths.empty()) {
     throw Error(ErrorKind::kData, "{}: no file matches \"{}\": expected files of text",
                 roots.front().string(), filter.glob);

@@ -107,7 +107,7 @@ void Assignment::fetched(int server, const Piece& piece, const Others& others,
 Toll Assignment::toll(int server, const Piece& piece, const Others& others) const {
   Toll result;
   const MemoryPrice& memory = cluster_.memory;
-  int64_t rows_from_home = 0;
+  std::vector<std::pair<int, int64_t>> sends;  // by home; filled only where a cap asks for it
   fetched(server, piece, others, [&](int home, int64_t tokens, bool rows) {
     const bool inside = cluster_.node(home) == cluster_.node(server);
     const int64_t there = tokens * (rows ? q_bytes_ : kv_bytes_);
@@ -115,10 +115,12 @@ Toll Assignment::toll(int server, const Piece& piece, const Others& others) cons
     result.price += (there + back) * (inside ? price_inside_ : price_between_);
     result.received += there;
     result.kept += tokens * (rows ? memory.kept_query_bytes : memory.kept_key_bytes);
-    if (rows) rows_from_home = there;
-    const int64_t sent =
-        send_[home] + there + (!rows && home == homes_[piece.home].worker ? rows_from_home : 0);
-    if (cluster_.max_send_bytes > 0 && sent > cluster_.max_send_bytes) result.blocked = true;
+    if (cluster_.max_send_bytes == 0) return;
+    auto sent = std::find_if(sends.begin(), sends.end(),
+                             [home](const auto& entry) { return entry.first == home; });
+    if (sent == sends.end()) sent = sends.insert(sent, {home, send_[home]});
+    sent->second += there;
+    if (sent->second > cluster_.max_send_bytes) result.blocked = true;
   });
   return result;
 }

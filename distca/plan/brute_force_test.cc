@@ -18,7 +18,7 @@ constexpr int kCases = 200;
 constexpr int64_t kBlocks = 12;
 
 /// Up to 12 blocks of 128 of few documents, some with odd ends, on 2 to 4 servers.
-PlanRequest small_case(const std::string& scheduler, int64_t tolerance_ppm, Random& random) {
+PlanRequest small_case(const PlanOptions& options, Random& random) {
   const int servers = 2 + static_cast<int>(random.below(3));
   std::vector<int64_t> lengths;
   for (int64_t left = 8 + static_cast<int64_t>(random.below(kBlocks - 7)); left > 0;) {
@@ -28,7 +28,9 @@ PlanRequest small_case(const std::string& scheduler, int64_t tolerance_ppm, Rand
                       (odd_end ? static_cast<int64_t>(random.below(kBlockTokens)) : 0));
     left -= blocks;
   }
-  return testing::request_for(lengths, servers, scheduler, tolerance_ppm);
+  PlanRequest request = testing::request_for(lengths, servers);
+  request.options = options;
+  return request;
 }
 
 struct Compared {
@@ -88,11 +90,11 @@ Compared compare(const PlanRequest& request) {
 }
 
 /// Sorted by ratio; printed.
-std::vector<Compared> compare_all(const std::string& scheduler, int64_t tolerance_ppm) {
+std::vector<Compared> compare_all(const PlanOptions& options) {
   Random random(2026);
   std::vector<Compared> all;
   for (int i = 0; i < kCases; ++i) {
-    all.push_back(compare(small_case(scheduler, tolerance_ppm, random)));
+    all.push_back(compare(small_case(options, random)));
   }
   std::stable_sort(all.begin(), all.end(),
                    [](const Compared& a, const Compared& b) { return a.ratio() < b.ratio(); });
@@ -101,9 +103,9 @@ std::vector<Compared> compare_all(const std::string& scheduler, int64_t toleranc
   const auto idle =
       std::count_if(all.begin(), all.end(), [](const Compared& c) { return c.fewest == 0; });
   fmt::print(
-      "{} at tolerance {}: {} cases, {} of 0 bytes; {} optimal, median {:.4f}, 90 % {:.4f}\n",
-      scheduler, static_cast<double>(tolerance_ppm) / 1e6, kCases, idle, optimal,
-      all[kCases / 2].ratio(), all[kCases * 9 / 10].ratio());
+      "{} on {} at tolerance {}: {} cases, {} of 0 bytes; {} optimal, median {:.4f}, 90 % {:.4f}\n",
+      options.scheduler, options.layout, static_cast<double>(options.tolerance_ppm) / 1e6, kCases,
+      idle, optimal, all[kCases / 2].ratio(), all[kCases * 9 / 10].ratio());
   fmt::print(
       "  {} above a tolerance that some plan meets\n",
       std::count_if(all.begin(), all.end(), [](const Compared& c) { return c.could_be_even; }));
@@ -111,17 +113,23 @@ std::vector<Compared> compare_all(const std::string& scheduler, int64_t toleranc
   return all;
 }
 
-class SmallCases : public ::testing::TestWithParam<int64_t> {};
+class SmallCases : public ::testing::TestWithParam<std::tuple<const char*, int64_t>> {};
 
 TEST_P(SmallCases, balanced_has_a_median_within_5_per_cent_of_the_fewest_bytes) {
-  compare_all("greedy", GetParam());  // for comparison
-  const std::vector<Compared> all = compare_all("balanced", GetParam());
+  const auto [layout, tolerance_ppm] = GetParam();
+  PlanOptions options{.scheduler = "greedy", .layout = layout, .tolerance_ppm = tolerance_ppm};
+  compare_all(options);  // for comparison
+  options.scheduler = "balanced";
+  const std::vector<Compared> all = compare_all(options);
   EXPECT_LE(all[kCases / 2].ratio(), 1.05);
 }
 
-INSTANTIATE_TEST_SUITE_P(, SmallCases, ::testing::Values(20'000, 100'000, 300'000),
+INSTANTIATE_TEST_SUITE_P(, SmallCases,
+                         ::testing::Combine(::testing::Values("sequential", "balanced"),
+                                            ::testing::Values(20'000, 100'000, 300'000)),
                          [](const auto& info) {
-                           return "tolerance_ppm_" + std::to_string(info.param);
+                           return fmt::format("{}_tolerance_ppm_{}", std::get<0>(info.param),
+                                              std::get<1>(info.param));
                          });
 
 TEST(BruteForce, finds_the_one_block_that_is_worth_moving) {

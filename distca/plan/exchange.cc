@@ -1,6 +1,7 @@
 #include "distca/plan/exchange.h"
 
 #include <algorithm>
+#include <span>
 #include <tuple>
 
 #include "distca/base/error.h"
@@ -106,6 +107,89 @@ class Blocks {
   std::vector<std::vector<int64_t>> kv_offsets_;
 };
 
+/// A result of some Q rows of a block.
+struct Result {
+  int32_t block;
+  Range rows;
+  MergePart part;     // of the first of the rows
+  int64_t first_key;  // of a task
+};
+
+/// The order of summation.
+bool merges_before(const Result& a, const Result& b) {
+  return std::tie(a.part.arrived, a.first_key, a.part.index) <
+         std::tie(b.part.arrived, b.first_key, b.part.index);
+}
+
+/// Results of a block of which each overlaps another, sorted by first row: cuts their rows where
+/// the set of results changes.
+void merge_overlapping(std::span<const Result> results, std::vector<RowMerge>& merges) {
+  std::vector<int64_t> cuts;
+  for (const Result& result : results) {
+    cuts.push_back(result.rows.begin);
+    cuts.push_back(result.rows.end);
+  }
+  std::sort(cuts.begin(), cuts.end());
+  cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
+  std::vector<Result> active;  // in the order of summation
+  auto next = results.begin();
+  for (size_t i = 0; i + 1 < cuts.size(); ++i) {
+    const Range rows{cuts[i], cuts[i + 1]};
+    std::erase_if(active, [&rows](const Result& result) { return result.rows.end <= rows.begin; });
+    for (; next != results.end() && next->rows.begin == rows.begin; ++next) {
+      active.insert(std::upper_bound(active.begin(), active.end(), *next, merges_before), *next);
+    }
+    if (active.size() == 1 && active[0].part.arrived) continue;  // comes home as it is
+    RowMerge& merge = merges.emplace_back();
+    merge = {.block = results[0].block, .row = rows.begin, .tokens = rows.size(), .parts = {}};
+    for (const Result& result : active) {
+      merge.parts.push_back(result.part);
+      merge.parts.back().row += rows.begin - result.rows.begin;
+    }
+  }
+}
+
+/// Finds the rows of which there are several results, on this rank or at other servers.
+void add_merges(const Plan& plan, RankExchange& rank) {
+  std::vector<Result> results;
+  for (size_t i = 0; i < rank.tasks.size(); ++i) {
+    const ServerTask& task = rank.tasks[i];
+    results.push_back({.block = task.q.block,
+                       .rows = {task.q.row, task.q.row + task.q.tokens},
+                       .part = {.arrived = false, .index = static_cast<int32_t>(i), .row = 0},
+                       .first_key = plan.tasks[task.task].kv.begin});
+  }
+  for (size_t i = 0; i < rank.sends.size(); ++i) {
+    int64_t row = 0;
+    for (const RowRange& range : rank.sends[i].q) {
+      results.push_back({.block = 0,
+                         .rows = {range.row, range.row + range.tokens.size()},
+                         .part = {.arrived = true, .index = static_cast<int32_t>(i), .row = row},
+                         .first_key = 0});
+      row += range.tokens.size();
+    }
+  }
+  std::sort(results.begin(), results.end(), [](const Result& a, const Result& b) {
+    return std::tie(a.block, a.rows.begin, a.part.arrived, a.part.index) <
+           std::tie(b.block, b.rows.begin, b.part.arrived, b.part.index);
+  });
+  for (size_t begin = 0, end = 0; begin < results.size(); begin = end) {
+    int64_t reach = results[begin].rows.end;
+    for (end = begin + 1; end < results.size() && results[end].block == results[begin].block &&
+                          results[end].rows.begin < reach;
+         ++end) {
+      reach = std::max(reach, results[end].rows.end);
+    }
+    if (end - begin == 1) continue;
+    merge_overlapping(std::span(results).subspan(begin, end - begin), rank.merges);
+  }
+  for (const RowMerge& merge : rank.merges) {
+    for (const MergePart& part : merge.parts) {
+      if (!part.arrived) rank.tasks[part.index].partial = true;
+    }
+  }
+}
+
 }  // namespace
 
 template <typename Visit>
@@ -180,6 +264,24 @@ PlanIndex::PlanIndex(const Plan& plan)
     reads.reach.resize(reads.keys.size());
     reads.fill_reach(0, reads.keys.size());
   }
+  rows_shared_ = any_row_shared();
+}
+
+bool PlanIndex::any_row_shared() const {
+  for (const Reads& reads : reads_) {  // two servers
+    for (size_t i = 1; i < reads.q.size(); ++i) {
+      if (reads.q[i].tokens.begin < reads.q[i - 1].tokens.end) return true;
+    }
+  }
+  for (size_t i = 1; i < plan_.tasks.size(); ++i) {  // one server
+    const Task& task = plan_.tasks[i];
+    const Task& before = plan_.tasks[i - 1];
+    if (task.server == before.server && task.document == before.document &&
+        task.q.begin < before.q.end) {
+      return true;
+    }
+  }
+  return false;
 }
 
 std::vector<PlanIndex::Need> PlanIndex::needs(int server) const {
@@ -267,6 +369,7 @@ RankExchange PlanIndex::exchange(int rank) const {
     DISTCA_CHECK_EQ(resolved.q.tokens, task.q.size());
     result.tasks.push_back(std::move(resolved));
   }
+  if (rows_shared_) add_merges(plan_, result);
   return result;
 }
 

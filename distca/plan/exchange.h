@@ -6,6 +6,11 @@
 // message from rank a to rank b carries the Q rows of `q`, then the K rows and the V rows of `kv`,
 // each in the order listed. Block 0 of a server is its own local tensors; block i + 1 is what it
 // received from receives[i].
+//
+// Key sub-ranges. Several tasks, on one server or on several, may share a query row, each with a
+// part of its keys. A server sends one O and LSE for each row it received, merged from its own
+// tasks; the home merges what it computed itself and what came home. `merges` names the rows; all
+// other rows have one result, which is written where it belongs.
 
 #include <cstdint>
 #include <vector>
@@ -49,7 +54,26 @@ struct ServerTask {
   int64_t task = 0;  // index in Plan::tasks
   BlockRows q;
   std::vector<BlockRows> kv;  // ascending position; together exactly Task::kv
+  bool partial = false;       // its O and LSE are parts of merges; false: they are the rows' own
   bool operator==(const ServerTask&) const = default;
+};
+
+/// A result (O and LSE) of the rows of a merge: over a part of their keys, or over all of them.
+struct MergePart {
+  bool arrived = false;  // false: of tasks[index]; true: what comes home from sends[index]
+  int32_t index = 0;
+  int64_t row = 0;  // first row: within the task's queries, or within the message's Q rows
+  bool operator==(const MergePart&) const = default;
+};
+
+/// Rows that have the same parts. One part alone: rows that only a partial task computes.
+struct RowMerge {
+  int32_t block = 0;  // as in BlockRows
+  int64_t row = 0;    // within the block's Q rows
+  int64_t tokens = 0;
+  std::vector<MergePart> parts;  // in the order of summation: tasks by ascending kv.begin, then
+                                 // (at home only) servers by ascending rank
+  bool operator==(const RowMerge&) const = default;
 };
 
 struct RankExchange {
@@ -57,6 +81,7 @@ struct RankExchange {
   std::vector<PeerTransfer> sends;     // ascending peer, never this rank, never empty
   std::vector<PeerTransfer> receives;  // likewise; RowRange::row is the row at the sender
   std::vector<ServerTask> tasks;       // what this rank computes as a server, in Plan order
+  std::vector<RowMerge> merges;        // ascending (block, row), disjoint; mostly none
   bool operator==(const RankExchange&) const = default;
 };
 
@@ -96,6 +121,7 @@ class PlanIndex {
   std::vector<Need> needs(int server) const;
   std::vector<PeerTransfer> sends(int rank) const;
   std::vector<PeerTransfer> receives(int rank) const;
+  bool any_row_shared() const;
   /// visit(segment, part): the parts of `tokens` that lie in one segment each, ascending.
   template <typename Visit>
   void for_each_part(int64_t document, const Range& tokens, const Visit& visit) const;
@@ -104,6 +130,7 @@ class PlanIndex {
   std::vector<std::vector<Placed>> segments_;  // [document] ascending position
   std::vector<Reads> reads_;                   // [document]
   std::vector<Range> tasks_of_server_;         // [rank] range of Plan::tasks
+  bool rows_shared_ = false;                   // some query row has several tasks
 };
 
 }  // namespace distca

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <set>
@@ -70,6 +71,7 @@ void on_random_plans(const std::function<void(const Played&)>& check) {
   for (const int workers : {1, 2, 3, 4, 7}) {
     for (int trial = 0; trial < 40; ++trial) {
       Plan plan = testing::random_plan(workers, static_cast<int>(random.below(3)), random);
+      if (trial % 2 == 1) testing::cut_tasks(plan, random);
       ASSERT_THAT(validate(plan, {.even_tokens = false}), IsEmpty());
       check(play(std::move(plan)));
     }
@@ -192,6 +194,111 @@ TEST(Exchange, each_token_comes_once_and_only_if_a_task_reads_it) {
   });
 }
 
+/// What computes a row: (first key, task) of this rank's tasks, ascending, then (index of the
+/// message, row in it) of what comes home.
+struct Parts {
+  std::vector<std::pair<int64_t, MergePart>> own;
+  std::vector<MergePart> arrived;
+  std::vector<MergePart> all() const {
+    std::vector<MergePart> result;
+    for (const auto& [first_key, part] : own) result.push_back(part);
+    result.insert(result.end(), arrived.begin(), arrived.end());
+    return result;
+  }
+};
+
+using RowParts = std::map<std::pair<int32_t, int64_t>, Parts>;  // of (block, row)
+
+RowParts parts_of_rows(const Plan& plan, const RankExchange& rank) {
+  RowParts rows;
+  for (size_t i = 0; i < rank.tasks.size(); ++i) {
+    const ServerTask& task = rank.tasks[i];
+    for (int64_t row = 0; row < task.q.tokens; ++row) {
+      rows[{task.q.block, task.q.row + row}].own.push_back(
+          {plan.tasks[task.task].kv.begin, {false, static_cast<int32_t>(i), row}});
+    }
+  }
+  for (size_t i = 0; i < rank.sends.size(); ++i) {
+    int64_t at = 0;
+    for (const RowRange& range : rank.sends[i].q) {
+      for (int64_t row = 0; row < range.tokens.size(); ++row, ++at) {
+        rows[{0, range.row + row}].arrived.push_back({true, static_cast<int32_t>(i), at});
+      }
+    }
+  }
+  for (auto& [row, parts] : rows) {
+    std::sort(parts.own.begin(), parts.own.end(),
+              [](const auto& a, const auto& b) { return a.first < b.first; });
+  }
+  return rows;
+}
+
+TEST(Exchange, merges_are_the_rows_with_several_results_and_the_rest_of_their_tasks) {
+  size_t several = 0, alone = 0, at_home = 0;
+  on_random_plans([&](const Played& played) {
+    for (const RankExchange& rank : played.ranks) {
+      const RowParts rows = parts_of_rows(played.plan, rank);
+      std::set<int32_t> partial;
+      for (const auto& [row, parts] : rows) {
+        if (parts.all().size() == 1) continue;
+        for (const auto& [first_key, part] : parts.own) partial.insert(part.index);
+      }
+      std::map<std::pair<int32_t, int64_t>, std::vector<MergePart>> want;
+      for (const auto& [row, parts] : rows) {
+        const std::vector<MergePart> all = parts.all();
+        const bool of_partial = !parts.own.empty() && partial.count(parts.own[0].second.index) > 0;
+        if (all.size() > 1 || of_partial) want[row] = all;
+        several += all.size() > 1;
+        alone += all.size() == 1 && of_partial;
+        at_home += !parts.own.empty() && !parts.arrived.empty();
+      }
+      std::map<std::pair<int32_t, int64_t>, std::vector<MergePart>> got;
+      for (const RowMerge& merge : rank.merges) {
+        EXPECT_GT(merge.tokens, 0);
+        for (int64_t i = 0; i < merge.tokens; ++i) {
+          auto& parts = got[{merge.block, merge.row + i}];
+          EXPECT_TRUE(parts.empty()) << "merged twice";
+          parts = merge.parts;
+          for (MergePart& part : parts) part.row += i;
+        }
+      }
+      EXPECT_EQ(got, want);
+      EXPECT_TRUE(std::is_sorted(rank.merges.begin(), rank.merges.end(),
+                                 [](const RowMerge& a, const RowMerge& b) {
+                                   return std::tie(a.block, a.row) < std::tie(b.block, b.row);
+                                 }));
+      for (size_t i = 0; i < rank.tasks.size(); ++i) {
+        EXPECT_EQ(rank.tasks[i].partial, partial.count(static_cast<int32_t>(i)) == 1);
+      }
+    }
+  });
+  EXPECT_GT(several, 0u);
+  EXPECT_GT(alone, 0u);
+  EXPECT_GT(at_home, 0u);
+}
+
+TEST(Exchange, a_task_that_overlaps_another_in_part_of_its_rows_is_cut_into_merges) {
+  Plan plan = make_plan(testing::request_for({512}, 2, "local"));
+  const auto task = [](Range q, Range kv, int server) {
+    return Task{.document = 0, .q = q, .kv = kv, .server = server};
+  };
+  plan.options.key_sub_ranges = true;
+  plan.layout.workers = {{{.document = 0, .tokens = {0, 256}}},
+                         {{.document = 0, .tokens = {256, 512}}}};
+  // Of rows [256, 512) worker 1, their home, has the keys from 256 on, and worker 0 the others.
+  plan.tasks = {task({0, 256}, {0, 256}, 0), task({256, 512}, {0, 256}, 0),
+                task({256, 384}, {256, 384}, 1), task({384, 512}, {256, 512}, 1)};
+  testing::complete(plan);
+  ASSERT_THAT(validate(plan), IsEmpty());
+  const PlanIndex index(plan);
+  EXPECT_THAT(index.exchange(0).merges, IsEmpty());  // one result a row: O goes home as computed
+  const RankExchange home = index.exchange(1);
+  const std::vector<RowMerge> want = {
+      {.block = 0, .row = 0, .tokens = 128, .parts = {{false, 0, 0}, {true, 0, 0}}},
+      {.block = 0, .row = 128, .tokens = 128, .parts = {{false, 1, 0}, {true, 0, 128}}}};
+  EXPECT_EQ(home.merges, want);
+}
+
 TEST(Exchange, bytes_are_those_that_the_plan_predicts) {
   on_random_plans([](const Played& played) {
     const AttentionShape& shape = played.plan.shape;
@@ -223,6 +330,7 @@ TEST(Exchange, schedulers_plans_resolve_too) {
       int64_t q_rows = 0;
       for (const RankExchange& rank : played.ranks) {
         for (const ServerTask& task : rank.tasks) q_rows += task.q.tokens;
+        EXPECT_THAT(rank.merges, IsEmpty()) << "every query has all its keys in one task";
       }
       EXPECT_EQ(q_rows, 5001 + 1 + 300 + 2048);
     }

@@ -5,7 +5,6 @@
 #include <optional>
 #include <tuple>
 
-#include "distca/cost/task_price.h"
 #include "distca/plan/layout_balanced_fill.h"
 #include "distca/plan/layout_balanced_price.h"
 #include "distca/plan/layout_balanced_spread.h"
@@ -13,6 +12,9 @@
 
 namespace distca {
 namespace {
+
+constexpr size_t kLargeSize = 8192;  // documents + workers
+constexpr size_t kFewChoices = 3;
 
 /// In the order of documents and positions; touching segments become one.
 void tidy(std::vector<Segment>& worker) {
@@ -29,17 +31,16 @@ void tidy(std::vector<Segment>& worker) {
   worker = std::move(merged);
 }
 
-int64_t load_of(const PlanRequest& request, const Range& rows) {
-  return TaskPrice(request.shape, request.profile.get())(
-      rows, visible_keys(rows, request.shape.window_left));
+int64_t load_of(const PlanRequest& request, const TaskPrice& price, const Range& rows) {
+  return price(rows, visible_keys(rows, request.shape.window_left));
 }
 
 /// The load each worker should hold, for itself and for the dedicated servers that are its turn.
-std::vector<int64_t> shares_of(const PlanRequest& request) {
+std::vector<int64_t> shares_of(const PlanRequest& request, const TaskPrice& price) {
   const Cluster& cluster = request.cluster;
   int64_t load = 0;
   for (const Document& document : request.nano_batch.documents) {
-    if (document.length > 0) load += load_of(request, {0, document.length});
+    if (document.length > 0) load += load_of(request, price, {0, document.length});
   }
   const int64_t sum = std::accumulate(cluster.capacity.begin(), cluster.capacity.end(), int64_t{0});
   std::vector<int64_t> capacity(cluster.num_workers, 0);
@@ -61,8 +62,9 @@ std::vector<int64_t> filling_order(std::vector<int64_t> shares) {
 
 /// From the order in which they were filled to one where every worker has a share of its own and,
 /// among equal ones, those that hold pieces of one document are neighbours.
-void order_workers(const PlanRequest& request, const std::vector<int64_t>& filled,
-                   const std::vector<int64_t>& shares, Layout& layout) {
+void order_workers(const PlanRequest& request, const TaskPrice& price,
+                   const std::vector<int64_t>& filled, const std::vector<int64_t>& shares,
+                   Layout& layout) {
   struct Place {
     int64_t document;  // of the costliest segment
     int64_t end;
@@ -73,7 +75,7 @@ void order_workers(const PlanRequest& request, const std::vector<int64_t>& fille
     Place place{0, 0, worker};
     int64_t most = -1;
     for (const Segment& segment : layout.workers[worker]) {
-      const int64_t load = load_of(request, segment.tokens);
+      const int64_t load = load_of(request, price, segment.tokens);
       if (load <= most) continue;
       most = load;
       place = {segment.document, segment.tokens.end, worker};
@@ -96,17 +98,22 @@ void order_workers(const PlanRequest& request, const std::vector<int64_t>& fille
   layout = std::move(ordered);
 }
 
+/// The most promising first; fewer where each takes long.
 std::vector<FillChoice> choices_for(const PlanRequest& request) {
-  if (!request.options.spread) {
-    return {{1500, 1300, 1000, 400}, {1500, 900, 980, 400}, {1500, 600, 1000, 200},
-            {1000, 600, 950, 300},   {1000, 300, 950, 400}, {1000, 900, 980, 300}};
-  }
-  std::vector<FillChoice> choices;
-  for (const int64_t rows : {0, 400, 600, 800}) {
-    for (const int64_t send : {1000, 1300}) {
-      choices.push_back({1500, 900, 980, 300, rows, send});
+  std::vector<FillChoice> choices = {{1500, 1300, 1000, 400}, {1500, 900, 980, 400},
+                                     {1000, 600, 950, 300},   {1500, 600, 1000, 200},
+                                     {1000, 300, 950, 400},   {1000, 900, 980, 300}};
+  if (request.options.spread) {
+    choices.clear();
+    for (const int64_t send : {1300, 1000}) {
+      for (const int64_t rows : {600, 400, 800, 0}) {
+        choices.push_back({1500, 900, 980, 300, rows, send});
+      }
     }
   }
+  const size_t size =
+      request.nano_batch.documents.size() + static_cast<size_t>(request.cluster.num_workers);
+  if (request.profile || size > kLargeSize) choices.resize(kFewChoices);
   return choices;
 }
 
@@ -120,27 +127,28 @@ double spread_score(const LayoutPrice& price) {
 
 Layout balanced_layout(const PlanRequest& request) {
   check_tokens_fit(request);
-  const std::vector<int64_t> own_shares = shares_of(request);
+  const TaskPrice price(request.shape, request.profile.get());
+  const std::vector<int64_t> own_shares = shares_of(request, price);
   const std::vector<int64_t> shares = filling_order(own_shares);
   const bool spread = request.options.spread;
-  const WorkerFiller filler(request, shares);
+  const WorkerFiller filler(request, price, shares);
   std::optional<Layout> best;
   LayoutPrice lowest;
   for (const FillChoice& choice : choices_for(request)) {
     Layout layout = filler.fill(choice);
     for (auto& worker : layout.workers) tidy(worker);
     if (spread) {
-      spread_hot_rows(request, shares, choice.send_permille, layout);
+      spread_hot_rows(request, price, shares, choice.send_permille, layout);
       for (auto& worker : layout.workers) tidy(worker);
     }
-    const LayoutPrice price = price_layout(request, layout, shares);
+    const LayoutPrice cost = price_layout(request, price, layout, shares);
     const bool better =
-        spread ? spread_score(price) < spread_score(lowest) : price.bytes < lowest.bytes;
+        spread ? spread_score(cost) < spread_score(lowest) : cost.bytes < lowest.bytes;
     if (best && !better) continue;
     best = std::move(layout);
-    lowest = price;
+    lowest = cost;
   }
-  order_workers(request, shares, own_shares, *best);
+  order_workers(request, price, shares, own_shares, *best);
   return std::move(*best);
 }
 

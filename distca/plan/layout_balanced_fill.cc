@@ -6,8 +6,6 @@
 #include <optional>
 #include <tuple>
 
-#include "distca/cost/task_price.h"
-
 namespace distca {
 namespace {
 
@@ -58,8 +56,8 @@ Range first_rows(const Range& rows, int64_t goal) {
 
 class Filler {
  public:
-  Filler(const PlanRequest& request, const std::vector<Document>& by_length, int64_t mean_load,
-         const FillChoice& choice);
+  Filler(const PlanRequest& request, const TaskPrice& price, const std::vector<Document>& by_length,
+         int64_t mean_load, const FillChoice& choice);
   Layout run(const std::vector<int64_t>& shares);
 
  private:
@@ -122,7 +120,7 @@ class Filler {
 
   const PlanRequest& request_;
   const FillChoice choice_;
-  const TaskPrice price_;
+  const TaskPrice& price_;
   const int64_t mean_load_;  // of a token
   std::vector<Rest> heavy_;
   std::deque<Rest> pool_;  // lightest first: both ends are cheap to take from
@@ -134,12 +132,9 @@ class Filler {
   int64_t room_ = 0;    // load it still takes
 };
 
-Filler::Filler(const PlanRequest& request, const std::vector<Document>& by_length,
-               int64_t mean_load, const FillChoice& choice)
-    : request_(request),
-      choice_(choice),
-      price_(request.shape, request.profile.get()),
-      mean_load_(mean_load) {
+Filler::Filler(const PlanRequest& request, const TaskPrice& price,
+               const std::vector<Document>& by_length, int64_t mean_load, const FillChoice& choice)
+    : request_(request), choice_(choice), price_(price), mean_load_(mean_load) {
   layout_.workers.resize(request.cluster.num_workers);
   for (const Document& document : by_length) {
     const Rest rest{document.id, {0, document.length}};
@@ -166,11 +161,23 @@ int64_t Filler::first_row(const Range& rows, int64_t most) const {
     const auto exact = static_cast<int64_t>(std::sqrt(square) + 0.5);
     return std::clamp(round_up(exact, kBlockTokens), rows.begin, rows.end);
   }
-  const int64_t block =
-      bisect(rows.begin / kBlockTokens, ceil_div(rows.end, kBlockTokens), [&](int64_t first) {
-        return load({std::max(rows.begin, first * kBlockTokens), rows.end}) <= most;
-      });
-  return std::clamp(block * kBlockTokens, rows.begin, rows.end);
+  // Blocks before the last one, counted from where every row would cost as much as the last ones.
+  const int64_t last = std::max(rows.begin, round_down(rows.end - 1, kBlockTokens));
+  const int64_t blocks = ceil_div(last - rows.begin, kBlockTokens);
+  const auto too_much = [&](int64_t count) {
+    return load({std::max(rows.begin, last - count * kBlockTokens), rows.end}) > most;
+  };
+  if (rows.empty() || too_much(0)) return rows.end;
+  const int64_t guess = most / std::max<int64_t>(1, load({last, rows.end})) - 1;
+  int64_t low = std::clamp<int64_t>(guess, 0, blocks);
+  if (too_much(low)) low = 0;
+  int64_t high = low + 1;
+  for (int64_t step = 1; high <= blocks && !too_much(high); step *= 2) {
+    low = high;
+    high = low + step;
+  }
+  const int64_t count = bisect(low + 1, std::min(high, blocks + 1), too_much) - 1;
+  return std::max(rows.begin, last - count * kBlockTokens);
 }
 
 void Filler::place(int64_t document, const Range& rows) {
@@ -207,12 +214,12 @@ std::optional<size_t> Filler::longest_heavy() const {
 /// The lightest whose last rows alone would take the room that is left.
 std::optional<size_t> Filler::next_heavy() const {
   std::optional<size_t> best;
+  const double wanted = 1.15 * static_cast<double>(room_) / static_cast<double>(tokens_);
   for (size_t i = 0; i < heavy_.size(); ++i) {
     const Range& rows = heavy_[i].rows;
-    if (rows_beside(heavy_[i], 0) * 115 <= tokens_ * 100 &&
-        (!best || rows.end < heavy_[*best].rows.end)) {
-      best = i;
-    }
+    if (best && rows.end >= heavy_[*best].rows.end) continue;
+    const Range last{std::max(rows.begin, round_down(rows.end - 1, kBlockTokens)), rows.end};
+    if (static_cast<double>(load(last)) >= wanted * static_cast<double>(last.size())) best = i;
   }
   return best ? best : longest_heavy();
 }
@@ -404,24 +411,24 @@ Layout Filler::run(const std::vector<int64_t>& shares) {
 
 }  // namespace
 
-WorkerFiller::WorkerFiller(const PlanRequest& request, std::vector<int64_t> shares)
-    : request_(request), shares_(std::move(shares)) {
+WorkerFiller::WorkerFiller(const PlanRequest& request, const TaskPrice& price,
+                           std::vector<int64_t> shares)
+    : request_(request), price_(price), shares_(std::move(shares)) {
   for (const Document& document : request.nano_batch.documents) {
     if (document.length > 0) by_length_.push_back(document);
   }
   std::stable_sort(by_length_.begin(), by_length_.end(),
                    [](const Document& a, const Document& b) { return a.length < b.length; });
-  const TaskPrice price(request.shape, request.profile.get());
   int64_t load = 0;
   for (const Document& document : by_length_) {
     const Range rows{0, document.length};
-    load += price(rows, visible_keys(rows, request.shape.window_left));
+    load += price_(rows, visible_keys(rows, request.shape.window_left));
   }
   mean_load_ = load / std::max<int64_t>(1, request.nano_batch.num_tokens());
 }
 
 Layout WorkerFiller::fill(const FillChoice& choice) const {
-  return Filler(request_, by_length_, mean_load_, choice).run(shares_);
+  return Filler(request_, price_, by_length_, mean_load_, choice).run(shares_);
 }
 
 }  // namespace distca

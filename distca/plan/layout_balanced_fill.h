@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "distca/cost/task_price.h"
 #include "distca/plan/plan.h"
 
 namespace distca {
@@ -26,14 +27,16 @@ struct FillChoice {
 /// read by this worker anyway), and cuts of other documents are rare and small.
 class WorkerFiller {
  public:
-  /// `shares`: load per worker, before the tolerance. Keeps a reference to the request.
-  WorkerFiller(const PlanRequest& request, std::vector<int64_t> shares);
+  /// `shares`: load per worker, before the tolerance. Keeps references to the request and the
+  /// price.
+  WorkerFiller(const PlanRequest& request, const TaskPrice& price, std::vector<int64_t> shares);
   /// Every token, each worker the mean number of tokens to within 128 and, as nearly as that
   /// allows, load up to its share x (1 + tolerance).
   Layout fill(const FillChoice& choice) const;
 
  private:
   const PlanRequest& request_;
+  const TaskPrice& price_;
   const std::vector<int64_t> shares_;
   std::vector<Document> by_length_;  // without the empty ones
   int64_t mean_load_ = 0;            // of a token

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "distca/cost/task_price.h"
 #include "distca/plan/shard_shape.h"
 
 namespace distca {
@@ -31,8 +30,8 @@ struct Moved {
   int64_t keys = 0;
 };
 
-Moved moved_above(const PlanRequest& request, const std::vector<Segment>& worker, int64_t bound) {
-  const TaskPrice price(request.shape, request.profile.get());
+Moved moved_above(const PlanRequest& request, const TaskPrice& price,
+                  const std::vector<Segment>& worker, int64_t bound) {
   int64_t load = 0;
   int64_t most = 0;
   Range costliest;
@@ -57,8 +56,8 @@ Moved moved_above(const PlanRequest& request, const std::vector<Segment>& worker
 
 }  // namespace
 
-LayoutPrice price_layout(const PlanRequest& request, const Layout& layout,
-                         const std::vector<int64_t>& shares) {
+LayoutPrice price_layout(const PlanRequest& request, const TaskPrice& task_price,
+                         const Layout& layout, const std::vector<int64_t>& shares) {
   const AttentionShape& shape = request.shape;
   const int64_t key_bytes = shape.kv_token_bytes();
   const double bound = 1 + static_cast<double>(request.options.tolerance_ppm) * 1e-6;
@@ -67,7 +66,7 @@ LayoutPrice price_layout(const PlanRequest& request, const Layout& layout,
   std::vector<int64_t> received(layout.workers.size(), 0);  // in keys
   for (int worker = 0; worker < layout.num_workers(); ++worker) {
     const auto most = static_cast<int64_t>(bound * static_cast<double>(shares[worker]));
-    const Moved moved = moved_above(request, layout.workers[worker], most);
+    const Moved moved = moved_above(request, task_price, layout.workers[worker], most);
     sent[worker] += moved.queries * shape.q_token_bytes() / key_bytes;
     price.bytes += moved.queries * (shape.q_token_bytes() + shape.o_token_bytes()) +
                    moved.keys * key_bytes / 2;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "distca/cost/task_price.h"
 #include "distca/plan/plan.h"
 
 namespace distca {
@@ -18,7 +19,7 @@ struct LayoutPrice {
 /// Counts: keys that travel when queries are computed at home; for load above a share, one cheapest
 /// shard of the worker's costliest segment, half of its keys new to whoever takes it (in `busiest`:
 /// only its queries, sent from home).
-LayoutPrice price_layout(const PlanRequest& request, const Layout& layout,
+LayoutPrice price_layout(const PlanRequest& request, const TaskPrice& price, const Layout& layout,
                          const std::vector<int64_t>& shares);
 
 }  // namespace distca

@@ -4,8 +4,6 @@
 #include <optional>
 #include <tuple>
 
-#include "distca/cost/task_price.h"
-
 namespace distca {
 namespace {
 
@@ -17,7 +15,8 @@ struct Holder {
 
 class Spreader {
  public:
-  Spreader(const PlanRequest& request, const std::vector<int64_t>& shares, Layout& layout);
+  Spreader(const PlanRequest& request, const TaskPrice& price, const std::vector<int64_t>& shares,
+           Layout& layout);
   void run(int64_t goal_permille);
 
  private:
@@ -44,7 +43,7 @@ class Spreader {
   }
   void hand_over(const Segment& segment, int from, int to);
 
-  const TaskPrice price_;
+  const TaskPrice& price_;
   Layout& layout_;
   int64_t total_ = 0;
   std::vector<std::vector<Holder>> holders_;  // [document]
@@ -55,8 +54,9 @@ class Spreader {
   std::vector<int64_t> room_;                 // [worker] load
 };
 
-Spreader::Spreader(const PlanRequest& request, const std::vector<int64_t>& shares, Layout& layout)
-    : price_(request.shape, request.profile.get()),
+Spreader::Spreader(const PlanRequest& request, const TaskPrice& price,
+                   const std::vector<int64_t>& shares, Layout& layout)
+    : price_(price),
       layout_(layout),
       total_(request.nano_batch.num_tokens()),
       holders_(request.nano_batch.documents.size()),
@@ -265,10 +265,10 @@ void Spreader::run(int64_t goal_permille) {
 
 }  // namespace
 
-void spread_hot_rows(const PlanRequest& request, const std::vector<int64_t>& shares,
-                     int64_t goal_permille, Layout& layout) {
+void spread_hot_rows(const PlanRequest& request, const TaskPrice& price,
+                     const std::vector<int64_t>& shares, int64_t goal_permille, Layout& layout) {
   if (request.shape.window_left >= 0 || layout.workers.empty()) return;
-  Spreader(request, shares, layout).run(goal_permille);
+  Spreader(request, price, shares, layout).run(goal_permille);
 }
 
 }  // namespace distca

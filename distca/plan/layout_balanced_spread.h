@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "distca/cost/task_price.h"
 #include "distca/plan/plan.h"
 
 namespace distca {
@@ -13,7 +14,7 @@ namespace distca {
 /// that nobody else reads, where the load stays below shares[worker] x (1 + tolerance), cheapest
 /// first. Segments of a worker are sorted by document and position, before and after. No window:
 /// hot keys come from long contexts. Time: moves (workers at most x 4) x segments.
-void spread_hot_rows(const PlanRequest& request, const std::vector<int64_t>& shares,
-                     int64_t goal_permille, Layout& layout);
+void spread_hot_rows(const PlanRequest& request, const TaskPrice& price,
+                     const std::vector<int64_t>& shares, int64_t goal_permille, Layout& layout);
 
 }  // namespace distca

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <memory>
 #include <string>
 
 #include "distca/base/error.h"
@@ -76,7 +77,7 @@ TEST_P(BalancedLayoutOn, leaves_little_for_the_scheduler_to_move) {
   EXPECT_THAT(validate(plan), IsEmpty());
   EXPECT_LE(static_cast<double>(traffic(plan).all),
             GetParam().bar * static_cast<double>(GetParam().all << 20));
-  const std::vector<int64_t> load = home_load(plan);
+  const std::vector<int64_t> load = testing::home_load(plan);
   int64_t sum = 0;
   for (const int64_t pairs : load) sum += pairs;
   const auto bound = static_cast<double>(sum) / static_cast<double>(load.size()) * 1.02;
@@ -128,7 +129,9 @@ TEST(BalancedLayout, any_documents_are_placed_whole_evenly_and_with_allowed_cuts
     const Layout layout = balanced_layout(request);
     request.options.spread = false;
     request.shape.window_left = -1;  // what is checked is the layout, not the tasks
-    EXPECT_THAT(validate(make_plan(request, layout)), IsEmpty()) << "trial " << trial;
+    ValidateOptions at_home;
+    at_home.capacities = false;
+    EXPECT_THAT(validate(make_plan(request, layout), at_home), IsEmpty()) << "trial " << trial;
   }
 }
 
@@ -143,6 +146,14 @@ TEST(BalancedLayout, documents_of_one_length_stay_whole) {
   const Plan plan = make_plan(home_request(std::vector<int64_t>(24, 1000), 8));
   EXPECT_EQ(traffic(plan).all, 0);
   EXPECT_EQ(max_over_mean(plan), 1);
+}
+
+TEST(BalancedLayout, time_is_even_on_a_machine_with_a_profile) {
+  std::vector<int64_t> lengths(120, 4 * k1K);
+  lengths.insert(lengths.end(), 2, 128 * k1K);
+  PlanRequest request = home_request(lengths, 8);
+  request.profile = std::make_shared<const AttentionProfile>(h200_profile());
+  EXPECT_LT(max_over_mean_time(make_plan(request)), 1.03);
 }
 
 TEST(BalancedLayout, one_giant_document_is_cut_for_even_load) {
@@ -168,7 +179,7 @@ TEST(BalancedLayout, the_load_of_a_dedicated_server_lies_on_one_worker) {
   request.options.scheduler = "balanced";
   const Plan plan = make_plan(request);
   EXPECT_LE(max_over_mean(plan), 1.02);
-  const std::vector<int64_t> home = home_load(plan);
+  const std::vector<int64_t> home = testing::home_load(plan);
   int donors = 0;
   for (int worker = 0; worker < 3; ++worker) {
     donors +=

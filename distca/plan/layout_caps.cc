@@ -8,12 +8,12 @@ void check_tokens_fit(const PlanRequest& request) {
   const int num_workers = request.cluster.num_workers;
   const int64_t total = request.nano_batch.num_tokens();
   const int64_t cap = request.cluster.max_tokens_per_worker;
-  if (cap == 0 || total <= cap * num_workers) return;
-  throw Error(
-      ErrorKind::kPlan,
-      "{} tokens do not fit {} workers of at most {} tokens ({} in all): use more workers, a "
-      "larger cap or a smaller nano-batch",
-      total, num_workers, cap, cap * num_workers);
+  if (cap == 0 || ceil_div(total, num_workers) <= cap) return;
+  throw Error(ErrorKind::kPlan,
+              "{} tokens do not fit {} workers of at most {} tokens (max_tokens_per_worker; {} in "
+              "all): use "
+              "more workers, a larger cap or a smaller nano-batch",
+              total, num_workers, cap, cap * num_workers);
 }
 
 void check_workers_fit(const PlanRequest& request, const Layout& layout) {

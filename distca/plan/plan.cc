@@ -107,6 +107,17 @@ void check_cap(const char* what, const char* name, int64_t ServerLoad::*bytes, i
   }
 }
 
+void check_capacity(const Plan& plan) {
+  if (!find_scheduler(plan.options.scheduler).capacities) return;
+  for (int server = 0; server < plan.cluster.num_servers(); ++server) {
+    if (plan.cluster.capacity[server] > 0 || plan.load[server].pairs == 0) continue;
+    throw Error(ErrorKind::kPlan,
+                "server {} has capacity 0, scheduler {} would give it {} pairs: use another "
+                "scheduler or a capacity",
+                server, plan.options.scheduler, plan.load[server].pairs);
+  }
+}
+
 Plan scheduled(const PlanRequest& request, Layout layout) {
   Plan plan{.nano_batch = request.nano_batch,
             .cluster = request.cluster,
@@ -121,6 +132,7 @@ Plan scheduled(const PlanRequest& request, Layout layout) {
            std::tie(b.server, b.document, b.q.begin, b.kv.begin);
   });
   plan.load = account(plan, request.profile.get());
+  check_capacity(plan);
   const Cluster& cluster = plan.cluster;
   check_cap("send", "max_send_bytes", &ServerLoad::send_bytes, cluster.max_send_bytes, plan.load);
   check_cap("receive", "max_receive_bytes", &ServerLoad::receive_bytes, cluster.max_receive_bytes,

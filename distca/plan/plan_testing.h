@@ -30,6 +30,16 @@ inline PlanRequest workload_request(const std::string& name) {
   return request;
 }
 
+/// Nanoseconds that grow with queries and keys: what a profile looks like, not a machine's.
+inline AttentionProfile small_profile() {
+  AttentionProfile profile{.machine = "none", .path = "made", .q_tokens = {128, 8192}};
+  profile.shape = {.num_heads = 4, .num_kv_heads = 1};
+  profile.kv_tokens = {128, 8192};
+  profile.forward_ns = {1'000, 50'000, 0, 1'500'000};
+  profile.backward_ns = {2'500, 120'000, 0, 4'000'000};
+  return profile;
+}
+
 /// Mostly short, a few long, odd lengths; sometimes none.
 inline std::vector<int64_t> random_lengths(Random& random) {
   std::vector<int64_t> lengths(random.below(9));
@@ -60,7 +70,8 @@ inline std::vector<int64_t> home_load(const Plan& plan) {
   std::vector<int64_t> pairs(plan.load.size(), 0);
   for (int worker = 0; worker < plan.layout.num_workers(); ++worker) {
     for (const Segment& segment : plan.layout.workers[worker]) {
-      pairs[worker] += attention_pairs(segment.tokens, {0, segment.tokens.end}, MaskType::kCausal);
+      pairs[worker] += attention_pairs(segment.tokens, {0, segment.tokens.end}, MaskType::kCausal,
+                                       plan.shape.window_left);
     }
   }
   return pairs;
@@ -77,9 +88,10 @@ inline void complete(Plan& plan) {
 
 /// Valid but for even tokens: documents cut anywhere, pieces anywhere (some workers empty), tasks
 /// anywhere, some with only part of the keys. The last `dedicated` servers hold no tokens.
-inline Plan random_plan(int workers, int dedicated, Random& random) {
+inline Plan random_plan(const std::vector<int64_t>& lengths, int workers, int dedicated,
+                        Random& random) {
   Plan plan;
-  plan.nano_batch = NanoBatch::from_lengths(random_lengths(random));
+  plan.nano_batch = NanoBatch::from_lengths(lengths);
   plan.options.key_sub_ranges = true;
   plan.cluster.num_workers = workers;
   plan.cluster.capacity.assign(workers + dedicated, 1);
@@ -104,6 +116,38 @@ inline Plan random_plan(int workers, int dedicated, Random& random) {
   }
   complete(plan);
   return plan;
+}
+
+inline Plan random_plan(int workers, int dedicated, Random& random) {
+  const std::vector<int64_t> lengths = random_lengths(random);
+  return random_plan(lengths, workers, dedicated, random);
+}
+
+/// Cuts most tasks at random into one with all queries and a part of the keys, and two with part of
+/// the queries and the rest of the keys, each at a random server: rows of a task differ in who else
+/// computes a part of them.
+inline void cut_tasks(Plan& plan, Random& random) {
+  const std::vector<Task> whole = std::move(plan.tasks);
+  plan.tasks.clear();
+  plan.options.key_sub_ranges = true;
+  const auto cut = [&random](const Range& range) {
+    return random_cuts(range, 2, random).front().end;
+  };
+  for (const Task& task : whole) {
+    const auto add = [&](const Range& q, const Range& kv) {
+      if (q.empty() || kv.empty() || kv.begin >= q.end) return;  // no pair
+      Task part = task;
+      part.q = q;
+      part.kv = kv;
+      part.server = static_cast<int>(random.below(plan.cluster.num_servers()));
+      plan.tasks.push_back(part);
+    };
+    const int64_t row = cut(task.q), key = cut(task.kv);
+    add(task.q, {task.kv.begin, key});
+    add({task.q.begin, row}, {key, task.kv.end});
+    add({row, task.q.end}, {key, task.kv.end});
+  }
+  complete(plan);
 }
 
 }  // namespace distca::testing

@@ -8,17 +8,17 @@ namespace {
 
 constexpr int kLikely = 8;  // servers with most room that are tried as receivers
 
+int64_t beyond(int64_t bytes, int64_t cap) {
+  return cap > 0 ? std::max<int64_t>(0, bytes - cap) : 0;
+}
+
 struct Overrun {
   int64_t send = 0;
   int64_t kept = 0;  // received bytes and memory
   int64_t total() const { return send + kept; }
 };
 
-int64_t beyond(int64_t bytes, int64_t cap) {
-  return cap > 0 ? std::max<int64_t>(0, bytes - cap) : 0;
-}
-
-Overrun overrun(const Assignment& state, const Cluster& cluster, int rank) {
+Overrun overrun_of(const Assignment& state, const Cluster& cluster, int rank) {
   return {.send = beyond(state.send_bytes(rank), cluster.max_send_bytes),
           .kept = beyond(state.receive_bytes(rank), cluster.max_receive_bytes) +
                   beyond(state.memory_bytes(rank), cluster.max_memory_bytes)};
@@ -30,11 +30,11 @@ class Repair {
 
   /// False: nothing is over, or no move helps.
   bool step() {
-    total_ = total_overrun();
+    total_ = overrun(state(), cluster_);
     if (total_ == 0) return false;
     std::vector<std::pair<int64_t, int>> ranks;  // worst first
     for (int rank = 0; rank < state().num_servers(); ++rank) {
-      const int64_t over = overrun(state(), cluster_, rank).total();
+      const int64_t over = overrun_of(state(), cluster_, rank).total();
       if (over > 0) ranks.emplace_back(-over, rank);
     }
     std::sort(ranks.begin(), ranks.end());
@@ -59,16 +59,8 @@ class Repair {
 
   const Assignment& state() const { return mover_.state(); }
 
-  int64_t total_overrun() const {
-    int64_t total = 0;
-    for (int rank = 0; rank < state().num_servers(); ++rank) {
-      total += overrun(state(), cluster_, rank).total();
-    }
-    return total;
-  }
-
   void relieve(int rank) {
-    const Overrun over = overrun(state(), cluster_, rank);
+    const Overrun over = overrun_of(state(), cluster_, rank);
     for (int server = 0; server < state().num_servers(); ++server) {
       const bool reads_elsewhere = server == rank && over.kept > 0;
       for (size_t index = 0; index < state().pieces(server).size(); ++index) {
@@ -112,7 +104,7 @@ class Repair {
   void try_move(Trial trial) {
     mover_.begin_trial();
     mover_.give(trial.from, trial.index, trial.q, trial.to);
-    trial.badness = {total_overrun(), std::max<int64_t>(0, mover_.excess(trial.to)),
+    trial.badness = {overrun(state(), cluster_), std::max<int64_t>(0, mover_.excess(trial.to)),
                      state().price()};
     mover_.undo_trial();
     if (trial.badness[0] < total_ && (!found_ || trial.badness < best_.badness)) {
@@ -129,6 +121,20 @@ class Repair {
 };
 
 }  // namespace
+
+bool has_caps(const Cluster& cluster) {
+  return cluster.max_send_bytes > 0 || cluster.max_receive_bytes > 0 ||
+         cluster.max_memory_bytes > 0;
+}
+
+int64_t overrun(const Assignment& state, const Cluster& cluster) {
+  if (!has_caps(cluster)) return 0;
+  int64_t total = 0;
+  for (int rank = 0; rank < state.num_servers(); ++rank) {
+    total += overrun_of(state, cluster, rank).total();
+  }
+  return total;
+}
 
 void respect_caps(Mover& mover, const Cluster& cluster) {
   Repair repair(mover, cluster);

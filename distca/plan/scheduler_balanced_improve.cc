@@ -2,16 +2,20 @@
 
 #include <algorithm>
 
+#include "distca/plan/scheduler_balanced_caps.h"
+
 namespace distca {
 namespace {
 
 constexpr int kOrders = 4;  // of moves: how much large ones count for more (Mover::balance)
+constexpr int kTrials = 256;
 constexpr int kTries = 2;   // of one receiver without a change
 constexpr int kCrumbs = 4;  // as much load as so many crumbs is worth another look
 
 class Improve {
  public:
-  explicit Improve(Mover& mover) : mover_(mover), tried_(mover.state().num_servers(), 0) {}
+  Improve(Mover& mover, const Cluster& cluster)
+      : mover_(mover), cluster_(cluster), tried_(mover.state().num_servers(), 0) {}
 
   bool round(int number) {
     const int worst = most_expensive();
@@ -22,10 +26,11 @@ class Improve {
     if (partner >= 0) targets.push_back(partner);
     const int64_t price = mover_.price();
     const int64_t excess = total_excess();
+    const int64_t over = overrun(state(), cluster_);
     mover_.begin_trial();
     for (const int server : targets) send_home(server);
     mover_.balance(number % kOrders);
-    if (mover_.price() < price && total_excess() <= excess) {
+    if (mover_.price() < price && total_excess() <= excess && overrun(state(), cluster_) <= over) {
       mover_.keep_trial();
       for (const int server : mover_.state().touched()) tried_[server] = 0;
     } else {
@@ -34,9 +39,50 @@ class Improve {
     return true;
   }
 
- private:
   const Assignment& state() const { return mover_.state(); }
   int home_of(const Piece& piece) const { return state().homes()[piece.home].worker; }
+
+  /// Where caps leave a server above its bound: a server that knows its document takes some of its
+  /// rows, however full, and gives away others.
+  bool unstick() {
+    int donor = -1;
+    for (int server = 0; server < state().num_servers(); ++server) {
+      if (mover_.excess(server) > 0 &&
+          (donor < 0 || mover_.excess(server) > mover_.excess(donor))) {
+        donor = server;
+      }
+    }
+    if (donor < 0) return false;
+    for (size_t index = state().pieces(donor).size(); index-- > 0;) {
+      const Piece piece = state().pieces(donor)[index];
+      const std::vector<int> knowing = mover_.knowing(piece.document);
+      for (const Range& q : mover_.rows_of_excess(donor, piece)) {
+        for (const int to : knowing) {
+          if (trials_ == 0) return false;
+          if (to != donor && passes_on(donor, index, q, to)) return true;
+        }
+      }
+    }
+    return false;
+  }
+
+ private:
+  bool passes_on(int from, size_t index, const Range& q, int to) {
+    const int64_t excess = total_excess();
+    const int64_t over = overrun(state(), cluster_);
+    mover_.begin_trial();
+    mover_.give(from, index, q, to);
+    mover_.balance();
+    --trials_;
+    const bool better =
+        total_excess() <= excess - mover_.crumb() && overrun(state(), cluster_) <= over;
+    if (better) {
+      mover_.keep_trial();
+    } else {
+      mover_.undo_trial();
+    }
+    return better;
+  }
 
   int64_t total_excess() const {
     int64_t total = 0;
@@ -100,13 +146,21 @@ class Improve {
   }
 
   Mover& mover_;
+  const Cluster& cluster_;
   std::vector<int> tried_;  // [server] rounds since its last change
+  int trials_ = kTrials;    // left to unstick()
 };
 
 }  // namespace
 
-void improve(Mover& mover, int rounds) {
-  Improve search(mover);
+void unstick(Mover& mover, const Cluster& cluster) {
+  Improve search(mover, cluster);
+  while (search.unstick()) {
+  }
+}
+
+void improve(Mover& mover, const Cluster& cluster, int rounds) {
+  Improve search(mover, cluster);
   for (int round = 0; round < rounds && search.round(round); ++round) {
   }
 }

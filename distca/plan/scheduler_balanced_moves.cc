@@ -163,6 +163,16 @@ void Mover::consider(int receiver, int donor, size_t index, std::optional<Move>&
   }
 }
 
+std::vector<Range> Mover::rows_of_excess(int donor, const Piece& piece) const {
+  if (piece.load <= excess(donor)) return {piece.q};
+  std::vector<Range> result;
+  for (const auto& rows : {rows_.ending_at(piece.q.end, piece.q, excess(donor), piece.load),
+                           rows_.from_begin(piece.q, excess(donor), piece.load)}) {
+    if (rows) result.push_back(*rows);
+  }
+  return result;
+}
+
 /// Those that know the document, those with most room, and the tightest ones that can take all.
 void Mover::gather_receivers(int donor, const Piece& piece) {
   receivers_.clear();

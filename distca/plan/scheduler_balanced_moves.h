@@ -43,9 +43,9 @@ struct Move {
 class Mover {
  public:
   /// Borrows both.
+  Mover(const PlanRequest& request, const Layout& layout);
   Mover(const Mover&) = delete;
   Mover& operator=(const Mover&) = delete;
-  Mover(const PlanRequest& request, const Layout& layout);
 
   const Assignment& state() const { return state_; }
   int64_t room(int server) const { return by_room_.room(server); }
@@ -62,6 +62,8 @@ class Mover {
   /// Moves one block from the most loaded server to the least loaded one, the block that leaves the
   /// higher of the two lowest. False when the bound is met or no block helps.
   bool shed_one_block();
+  /// Rows of a piece of about the load that the donor has too much: the last ones, the first ones.
+  std::vector<Range> rows_of_excess(int donor, const Piece& piece) const;
   /// Gives a piece to another server, whatever its bound.
   void give(int from, size_t index, Range q, int to);
 

@@ -105,7 +105,7 @@ TEST(SchedulerBalanced, random_batches_and_capacities_give_valid_plans) {
     request.cluster.capacity.back() = 3;
     const Plan plan = make_plan(request);
     EXPECT_THAT(validate(plan), IsEmpty());
-    EXPECT_LE(max_over_mean(plan), max_over_mean(plan.cluster, home_load(plan)));
+    EXPECT_LE(max_over_mean(plan), max_over_mean(plan.cluster, testing::home_load(plan)));
   }
 }
 
@@ -129,7 +129,7 @@ TEST(SchedulerBalanced, shapes_of_batches_that_break_planners) {
     for (const int workers : {1, 2, 3, 7, 40}) {
       const Plan plan = make_plan(balanced(lengths, workers));
       EXPECT_THAT(validate(plan), IsEmpty()) << lengths.size() << " documents, " << workers;
-      EXPECT_LE(max_over_mean(plan), max_over_mean(plan.cluster, home_load(plan)));
+      EXPECT_LE(max_over_mean(plan), max_over_mean(plan.cluster, testing::home_load(plan)));
     }
   }
   EXPECT_LE(max_over_mean(make_plan(balanced({200'001}, 40))), 1.02);
@@ -153,7 +153,9 @@ TEST(SchedulerBalanced, a_server_that_holds_the_keys_is_preferred) {
   EXPECT_THAT(validate(plan), IsEmpty());
   const PlanSummary summary = summarize(plan);
   for (const Task& task : plan.tasks) {
-    if (task.document == 1) EXPECT_EQ(task.server, 2);
+    if (task.document == 1) {
+      EXPECT_EQ(task.server, 2);
+    }
   }
   EXPECT_GT(plan.load[1].o_send_bytes, plan.load[2].o_send_bytes);
   EXPECT_LE(summary.max_over_mean, 1.02);
@@ -195,6 +197,16 @@ TEST(SchedulerBalanced, the_search_keeps_within_caps_and_refuses_by_name_what_it
       EXPECT_THAT(error.what(), HasSubstr(cap.name));
     }
   }
+}
+
+TEST(SchedulerBalanced, a_cap_somewhat_lower_costs_bytes_before_even_load) {
+  PlanRequest request = workload("pretrain_64x128k_1");
+  const Plan plan = make_plan(request);
+  request.cluster.max_send_bytes = largest(plan, &ServerLoad::send_bytes) * 95 / 100;
+  const Plan capped = make_plan(request);
+  EXPECT_LE(largest(capped, &ServerLoad::send_bytes), request.cluster.max_send_bytes);
+  EXPECT_LE(max_over_mean(capped), 1.02);
+  EXPECT_GT(all_bytes(capped), all_bytes(plan));
 }
 
 TEST(SchedulerBalanced, tight_caps_are_met_or_refused_by_name) {

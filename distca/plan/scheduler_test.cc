@@ -50,12 +50,6 @@ TEST(Scheduler, the_same_request_gives_the_same_bytes_of_json) {
   EXPECT_EQ(plan_to_json(make_plan(request)), plan_to_json(make_plan(request)));
 }
 
-TEST(Scheduler, every_build_and_machine_makes_this_plan) {
-  // Ranks compare hashes of plans each made for itself. A change of the planner changes this value,
-  // and only that.
-  EXPECT_EQ(plan_hash(make_plan(workload_request("pretrain_64x128k_1"))), "1c746776e696a9c8");
-}
-
 TEST(Scheduler, greedy_on_the_papers_example) {
   // reference/paper.md, 14, vector 3: 16K, 2 x 8K, 4 x 4K, 8 x 2K tokens.
   std::vector<int64_t> lengths{16 * k1K, 8 * k1K, 8 * k1K};

@@ -10,6 +10,8 @@
 namespace distca {
 namespace {
 
+constexpr int64_t kMostTokens = int64_t{1} << 30;  // of a nano-batch: pairs stay below 2^60
+
 std::string words(const Range& range) { return fmt::format("[{}, {})", range.begin, range.end); }
 
 class Validator {
@@ -44,11 +46,15 @@ class Validator {
 
   bool shapes_right() {
     const auto& documents = plan_.nano_batch.documents;
+    int64_t tokens = 0;
     for (size_t i = 0; i < documents.size(); ++i) {
       if (documents[i].id != static_cast<int64_t>(i))
         report("document {} has id {}", i, documents[i].id);
-      if (documents[i].length < 0) report("document {} has {} tokens", i, documents[i].length);
+      const int64_t length = documents[i].length;
+      if (length < 0) report("document {} has {} tokens", i, length);
+      tokens += std::clamp<int64_t>(length, 0, kMostTokens + 1);
     }
+    if (tokens > kMostTokens) report("a nano-batch of more than {} tokens", kMostTokens);
     if (plan_.layout.num_workers() != plan_.cluster.num_workers) {
       report("the layout has {} workers, the cluster {}", plan_.layout.num_workers(),
              plan_.cluster.num_workers);
@@ -120,6 +126,9 @@ class Validator {
         tokens[segment.worker] += segment.tokens.end - segment.tokens.begin;
     }
     const int64_t total = std::accumulate(tokens.begin(), tokens.end(), int64_t{0});
+    if (cap > 0 && ceil_div(total, workers) > cap) {
+      report("{} tokens on {} workers, max_tokens_per_worker is {}", total, workers, cap);
+    }
     for (int64_t worker = 0; worker < workers; ++worker) {
       if (options_.even_tokens && std::abs(tokens[worker] * workers - total) >= 128 * workers) {
         report("worker {} holds {} tokens, the mean is {:.1f}: not within 128", worker,

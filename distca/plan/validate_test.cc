@@ -16,16 +16,6 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::SizeIs;
 
-/// Nanoseconds that grow with queries and keys: what a profile looks like, not a machine's.
-AttentionProfile small_profile() {
-  AttentionProfile profile{.machine = "none", .path = "made", .q_tokens = {128, 8192}};
-  profile.shape = {.num_heads = 4, .num_kv_heads = 1};
-  profile.kv_tokens = {128, 8192};
-  profile.forward_ns = {1'000, 50'000, 0, 1'500'000};
-  profile.backward_ns = {2'500, 120'000, 0, 4'000'000};
-  return profile;
-}
-
 PlanRequest good_request() {
   PlanRequest request = testing::request_for({5000, 1000, 333, 2000}, 3);
   request.cluster.memory = {.token_bytes = 100, .kept_query_bytes = 10, .kept_key_bytes = 7};
@@ -98,6 +88,8 @@ const Damage kDamages[] = {
      [](Plan& plan) { plan.nano_batch.documents[1].id = 2; }},
     {"document_of_negative_length", "document 1 has -1 tokens",
      [](Plan& plan) { plan.nano_batch.documents[1].length = -1; }},
+    {"nano_batch_of_too_many_tokens", "a nano-batch of more than 1073741824 tokens",
+     [](Plan& plan) { plan.nano_batch.documents[1].length = int64_t{1} << 30; }},
     // The tasks.
     {"task_dropped", "computed by no task", [](Plan& plan) { plan.tasks.pop_back(); }},
     {"task_twice", "computed twice",
@@ -164,8 +156,15 @@ const Damage kDamages[] = {
     claim("memory_claimed_wrong", "rank 1: memory_bytes", &ServerLoad::memory_bytes),
     {"load_of_too_few", "load of 2 ranks, there are 3", [](Plan& plan) { plan.load.pop_back(); }},
     // Caps and capacity.
-    {"tokens_above_the_cap", "max_tokens_per_worker is 2000",
-     [](Plan& plan) { plan.cluster.max_tokens_per_worker = 2000; }},
+    {"tokens_above_the_cap", "8333 tokens on 3 workers, max_tokens_per_worker is 2777",
+     [](Plan& plan) { plan.cluster.max_tokens_per_worker = 2777; }},
+    {"tokens_of_one_worker_above_the_cap", "tokens, max_tokens_per_worker is 2800",
+     [](Plan& plan) {
+       plan.cluster.max_tokens_per_worker = 2800;
+       auto& from = plan.layout.workers[1];
+       plan.layout.workers[0].push_back(from.back());
+       from.pop_back();
+     }},
     {"sends_above_the_cap", "max_send_bytes is 1000",
      [](Plan& plan) { plan.cluster.max_send_bytes = 1000; }},
     {"receives_above_the_cap", "max_receive_bytes is 1000",
@@ -181,7 +180,7 @@ INSTANTIATE_TEST_SUITE_P(, BrokenPlan, ::testing::ValuesIn(kDamages),
 
 TEST(Validate, a_plan_priced_in_time_is_recounted_with_its_profile) {
   PlanRequest request = good_request();
-  const AttentionProfile profile = small_profile();
+  const AttentionProfile profile = testing::small_profile();
   request.profile = std::make_shared<const AttentionProfile>(profile);
   Plan plan = make_plan(request);
   const ValidateOptions with_profile{.profile = &profile};
@@ -197,7 +196,7 @@ TEST(Validate, a_plan_priced_in_time_is_recounted_with_its_profile) {
 
 TEST(Validate, with_a_profile_the_tolerance_is_of_time) {
   PlanRequest request = testing::request_for({5000, 100, 100, 100}, 3, "local");
-  const AttentionProfile profile = small_profile();
+  const AttentionProfile profile = testing::small_profile();
   request.profile = std::make_shared<const AttentionProfile>(profile);
   const Plan plan = make_plan(request);
   const auto above = [&] {

@@ -2,58 +2,20 @@
 
 #include <ATen/ATen.h>
 
-#include <string>
 #include <vector>
 
 #include "distca/base/error.h"
 #include "distca/comm/aten_types.h"
 #include "distca/comm/tags.h"
+#include "distca/kernels/rows.h"
 #include "distca/runtime/aten_attention.h"
+#include "distca/runtime/aten_merge.h"
+#include "distca/runtime/exchange_block.h"
 
 namespace distca {
 namespace {
 
 using kernels::Rows;
-
-/// [rows, heads, dim] of one type inside a message.
-struct Part {
-  int64_t rows;
-  int64_t heads;
-  int64_t dim;
-  at::ScalarType type;
-
-  int64_t bytes() const {
-    return rows * heads * dim * static_cast<int64_t>(c10::elementSize(type));
-  }
-};
-
-/// One message: a flat buffer and its parts as tensors. Head dimensions are multiples of 8, so that
-/// every part begins at a multiple of 16 bytes.
-struct Block {
-  at::Tensor bytes;
-  std::vector<at::Tensor> parts;
-};
-
-Block make_block(std::initializer_list<Part> parts, at::Device device) {
-  int64_t total = 0;
-  for (const Part& part : parts) total += part.bytes();
-  Block block{.bytes = at::empty({total}, at::dtype(at::kByte).device(device)), .parts = {}};
-  int64_t at_byte = 0;
-  for (const Part& part : parts) {
-    block.parts.push_back(block.bytes.narrow(0, at_byte, part.bytes())
-                              .view(part.type)
-                              .view({part.rows, part.heads, part.dim}));
-    at_byte += part.bytes();
-  }
-  return block;
-}
-
-Message to_message(const Block& block, int peer, uint32_t tag) {
-  return {.peer = peer,
-          .tag = tag,
-          .data = static_cast<std::byte*>(block.bytes.data_ptr()),
-          .bytes = block.bytes.numel()};
-}
 
 /// Rows of a [tokens, heads, dim] tensor from `row` on.
 Rows rows_of(const at::Tensor& tensor, int64_t row) {
@@ -66,7 +28,7 @@ Rows rows_of(const at::Tensor& tensor, int64_t row) {
 /// Where a task's rows lie: in the local tensor, or in a part of the block they came in.
 Rows resolve(const at::Tensor& local, const std::vector<Block>& blocks, int part,
              const BlockRows& rows) {
-  return rows_of(rows.block == 0 ? local : blocks[rows.block - 1].parts[part], rows.row);
+  return rows_of(rows.block == 0 ? local : blocks[rows.block - 1].part(part), rows.row);
 }
 
 }  // namespace
@@ -81,6 +43,7 @@ struct CoreAttention::State {
     at::Tensor dq, dk, dv;                 // local accumulators, backward
     std::vector<Block> received;           // Q, K, V of others
     std::vector<Block> returned;           // O, LSE for others
+    std::vector<at::Tensor> partials;      // [2 x tasks] O, LSE of those that are partial
     std::vector<Block> received_backward;  // dO, LSE, delta of others
     std::vector<Block> accumulators;       // dQ, dK, dV for others
   };
@@ -88,8 +51,9 @@ struct CoreAttention::State {
   RankExchange exchange;
   CoreAttentionOptions options;
   Communicator& comm;
-  at::ScalarType type;         // compute
-  at::ScalarType accumulator;  // fp64 for fp64, else fp32
+  ScalarType type;            // compute
+  ScalarType accumulator;     // fp64 for fp64, else fp32
+  std::vector<Range> merged;  // local rows that merges write, ascending
   std::vector<Layer> layers;
   ExchangeBytes bytes;
 
@@ -97,13 +61,18 @@ struct CoreAttention::State {
       : exchange(std::move(exchange_in)),
         options(options_in),
         comm(comm_in),
-        type(aten_type(options.dtype)),
-        accumulator(type == at::kDouble ? at::kDouble : at::kFloat),
-        layers(options.num_layers) {}
+        type(options.dtype),
+        accumulator(kernels::accumulator_type(type)),
+        layers(options.num_layers) {
+    for (const RowMerge& merge : exchange.merges) {
+      if (merge.block == 0) merged.push_back({merge.row, merge.row + merge.tokens});
+    }
+  }
 
-  at::Device device() const {
-    return comm.cuda_device() < 0 ? at::Device(at::kCPU)
-                                  : at::Device(at::kCUDA, comm.cuda_device());
+  at::TensorOptions tensor_options(ScalarType scalar) const {
+    return at::dtype(aten_type(scalar))
+        .device(comm.cuda_device() < 0 ? at::Device(at::kCPU)
+                                       : at::Device(at::kCUDA, comm.cuda_device()));
   }
 
   uint32_t tag(int layer, int phase) const {
@@ -113,70 +82,35 @@ struct CoreAttention::State {
   }
 
   // The four kinds of message.
-  Block qkv_block(const PeerTransfer& t) const {
-    const kernels::Shape& s = options.shape;
-    return make_block({{t.q_tokens, s.num_heads, s.head_dim_qk, type},
-                       {t.kv_tokens, s.num_kv_heads, s.head_dim_qk, type},
-                       {t.kv_tokens, s.num_kv_heads, s.head_dim_v, type}},
-                      device());
-  }
+  Block qkv_block(const PeerTransfer& t) const { return gradient_block(t, type); }
   Block o_block(const PeerTransfer& t) const {
     const kernels::Shape& s = options.shape;
-    return make_block(
+    return {
         {{t.q_tokens, s.num_heads, s.head_dim_v, type}, {t.q_tokens, s.num_heads, 1, accumulator}},
-        device());
+        comm.cuda_device()};
   }
   Block d_o_block(const PeerTransfer& t) const {
     const kernels::Shape& s = options.shape;
-    return make_block({{t.q_tokens, s.num_heads, s.head_dim_v, type},
-                       {t.q_tokens, s.num_heads, 1, accumulator},
-                       {t.q_tokens, s.num_heads, 1, accumulator}},
-                      device());
+    return {{{t.q_tokens, s.num_heads, s.head_dim_v, type},
+             {t.q_tokens, s.num_heads, 1, accumulator},
+             {t.q_tokens, s.num_heads, 1, accumulator}},
+            comm.cuda_device()};
   }
-  Block gradient_block(const PeerTransfer& t, at::ScalarType gradient_type) const {
+  Block gradient_block(const PeerTransfer& t, ScalarType gradient_type) const {
     const kernels::Shape& s = options.shape;
-    return make_block({{t.q_tokens, s.num_heads, s.head_dim_qk, gradient_type},
-                       {t.kv_tokens, s.num_kv_heads, s.head_dim_qk, gradient_type},
-                       {t.kv_tokens, s.num_kv_heads, s.head_dim_v, gradient_type}},
-                      device());
+    return {{{t.q_tokens, s.num_heads, s.head_dim_qk, gradient_type},
+             {t.kv_tokens, s.num_kv_heads, s.head_dim_qk, gradient_type},
+             {t.kv_tokens, s.num_kv_heads, s.head_dim_v, gradient_type}},
+            comm.cuda_device()};
   }
-  at::ScalarType travel_type() const {
+  ScalarType travel_type() const {
     return options.gradient_travel == CoreAttentionOptions::GradientTravel::kCompute ? type
                                                                                      : accumulator;
   }
 
-  /// Calls `move(rows of local, rows of part)` for each range, and counts the part's bytes as
-  /// copied.
-  template <typename Move>
-  void for_ranges(const at::Tensor& local, const std::vector<RowRange>& ranges,
-                  const at::Tensor& part, const Move& move) {
-    int64_t row = 0;
-    for (const RowRange& range : ranges) {
-      const int64_t tokens = range.tokens.size();
-      move(local.narrow(0, range.row, tokens), part.narrow(0, row, tokens));
-      row += tokens;
-    }
-    bytes.copied += part.numel() * static_cast<int64_t>(part.element_size());
-  }
-  /// Copies local rows into a message part, in the order of `ranges`.
-  void pack(const at::Tensor& local, const std::vector<RowRange>& ranges, const at::Tensor& part) {
-    for_ranges(local, ranges, part,
-               [](const at::Tensor& home, const at::Tensor& message) { message.copy_(home); });
-  }
-  void unpack(const at::Tensor& part, const std::vector<RowRange>& ranges,
-              const at::Tensor& local) {
-    for_ranges(local, ranges, part,
-               [](const at::Tensor& home, const at::Tensor& message) { home.copy_(message); });
-  }
-  /// Adds a message part to local rows.
-  void add(const at::Tensor& part, const std::vector<RowRange>& ranges, const at::Tensor& local) {
-    for_ranges(local, ranges, part,
-               [](const at::Tensor& home, const at::Tensor& message) { home.add_(message); });
-  }
-
   /// Kernels read and write rows whose last dimension is contiguous.
   void check_local(const char* name, const at::Tensor& tensor, int64_t heads, int64_t dim) const {
-    DISTCA_CHECK(tensor.scalar_type() == type && tensor.dim() == 3 &&
+    DISTCA_CHECK(tensor.scalar_type() == aten_type(type) && tensor.dim() == 3 &&
                      tensor.size(0) == exchange.local_tokens && tensor.size(1) == heads &&
                      tensor.size(2) == dim && (tensor.stride(2) == 1 || tensor.numel() == 0),
                  "{}: expected [{}, {}, {}] of the exchange's type, last dimension contiguous",
@@ -201,6 +135,62 @@ struct CoreAttention::State {
     }
     return keys;
   }
+
+  /// O and LSE of all tasks: where they belong, or into partials (O of the accumulator's type).
+  void run_tasks(Layer& layer) {
+    std::vector<std::vector<kernels::KeyFragment>> keys;
+    std::vector<kernels::ForwardTask> whole, partial;
+    keys.reserve(exchange.tasks.size());
+    layer.partials.resize(2 * exchange.tasks.size());
+    for (size_t i = 0; i < exchange.tasks.size(); ++i) {
+      const ServerTask& task = exchange.tasks[i];
+      keys.push_back(fragments(layer, task));
+      kernels::ForwardTask forward{.q = resolve(layer.q, layer.received, 0, task.q),
+                                   .q_tokens = task.q.tokens,
+                                   .q_position = task.q.position,
+                                   .keys = keys.back(),
+                                   .mask = {.causal = true, .window_left = options.window_left}};
+      if (task.partial) {
+        const auto rows = [&](int64_t dim) {
+          return at::empty({task.q.tokens, options.shape.num_heads, dim},
+                           tensor_options(accumulator));
+        };
+        layer.partials[2 * i] = rows(options.shape.head_dim_v);
+        layer.partials[2 * i + 1] = rows(1);
+        forward.o = rows_of(layer.partials[2 * i], 0);
+        forward.lse = rows_of(layer.partials[2 * i + 1], 0);
+        partial.push_back(forward);
+      } else {
+        forward.o = resolve(layer.o, layer.returned, 0, task.q);
+        forward.lse = resolve(layer.lse, layer.returned, 1, task.q);
+        whole.push_back(forward);
+      }
+    }
+    aten_forward(options.shape, type, whole, comm.cuda_device());
+    aten_forward(options.shape, type, partial, comm.cuda_device(), accumulator);
+  }
+
+  /// Merges rows into O and LSE of their block; `arrived`: what came home.
+  void merge(const Layer& layer, const std::vector<Block>& arrived, const RowMerge& rows,
+             const at::Tensor& o, const at::Tensor& lse) const {
+    std::vector<kernels::Partial> parts;
+    for (const MergePart& part : rows.parts) {
+      if (part.arrived) {
+        const Block& block = arrived[part.index];
+        parts.push_back({.o = rows_of(block.part(0), part.row),
+                         .o_type = type,
+                         .lse = rows_of(block.part(1), part.row)});
+      } else {
+        const at::Tensor* partial = &layer.partials[2 * part.index];
+        parts.push_back({.o = rows_of(partial[0], part.row),
+                         .o_type = accumulator,
+                         .lse = rows_of(partial[1], part.row)});
+      }
+    }
+    aten_merge({rows.tokens, options.shape.num_heads, options.shape.head_dim_v}, type, parts,
+               {.o = rows_of(o, rows.row), .o_type = type, .lse = rows_of(lse, rows.row)},
+               comm.cuda_device());
+  }
 };
 
 CoreAttention::CoreAttention(RankExchange exchange, const CoreAttentionOptions& options,
@@ -224,14 +214,14 @@ void CoreAttention::enter(int layer_index, const at::Tensor& q, const at::Tensor
   std::vector<Message> sends, receives;
   for (const PeerTransfer& transfer : s.exchange.sends) {
     packed.push_back(s.qkv_block(transfer));
-    s.pack(q, transfer.q, packed.back().parts[0]);
-    s.pack(k, transfer.kv, packed.back().parts[1]);
-    s.pack(v, transfer.kv, packed.back().parts[2]);
-    sends.push_back(to_message(packed.back(), transfer.peer, s.tag(layer_index, 0)));
+    s.bytes.copied += pack(q, transfer.q, packed.back().part(0));
+    s.bytes.copied += pack(k, transfer.kv, packed.back().part(1));
+    s.bytes.copied += pack(v, transfer.kv, packed.back().part(2));
+    sends.push_back(packed.back().message(transfer.peer, s.tag(layer_index, 0)));
   }
   for (const PeerTransfer& transfer : s.exchange.receives) {
     layer.received.push_back(s.qkv_block(transfer));
-    receives.push_back(to_message(layer.received.back(), transfer.peer, s.tag(layer_index, 0)));
+    receives.push_back(layer.received.back().message(transfer.peer, s.tag(layer_index, 0)));
   }
   s.run_exchange(sends, receives, operation);
 }
@@ -241,26 +231,17 @@ void CoreAttention::attend(int layer_index) {
   State::Layer& layer = s.layers[layer_index];
   const kernels::Shape& shape = s.options.shape;
   const int64_t tokens = s.exchange.local_tokens;
-  const auto options = at::dtype(s.type).device(s.device());
-  layer.o = at::empty({tokens, shape.num_heads, shape.head_dim_v}, options);
-  layer.lse = at::empty({tokens, shape.num_heads, 1}, options.dtype(s.accumulator));
+  layer.o = at::empty({tokens, shape.num_heads, shape.head_dim_v}, s.tensor_options(s.type));
+  layer.lse = at::empty({tokens, shape.num_heads, 1}, s.tensor_options(s.accumulator));
   for (const PeerTransfer& transfer : s.exchange.receives)
     layer.returned.push_back(s.o_block(transfer));
 
-  std::vector<std::vector<kernels::KeyFragment>> keys;
-  std::vector<kernels::ForwardTask> tasks;
-  keys.reserve(s.exchange.tasks.size());
-  for (const ServerTask& task : s.exchange.tasks) {
-    keys.push_back(s.fragments(layer, task));
-    tasks.push_back({.q = resolve(layer.q, layer.received, 0, task.q),
-                     .o = resolve(layer.o, layer.returned, 0, task.q),
-                     .lse = resolve(layer.lse, layer.returned, 1, task.q),
-                     .q_tokens = task.q.tokens,
-                     .q_position = task.q.position,
-                     .keys = keys.back(),
-                     .mask = {.causal = true, .window_left = s.options.window_left}});
+  s.run_tasks(layer);
+  for (const RowMerge& rows : s.exchange.merges) {
+    if (rows.block == 0) continue;  // in leave: parts of it may be elsewhere
+    const Block& block = layer.returned[rows.block - 1];
+    s.merge(layer, {}, rows, block.part(0), block.part(1));
   }
-  aten_forward(shape, s.options.dtype, tasks, s.comm.cuda_device());
 }
 
 at::Tensor CoreAttention::leave(int layer_index, std::string_view operation) {
@@ -270,20 +251,23 @@ at::Tensor CoreAttention::leave(int layer_index, std::string_view operation) {
   std::vector<Message> sends, receives;
   for (size_t i = 0; i < s.exchange.receives.size(); ++i) {
     if (s.exchange.receives[i].q_tokens == 0) continue;  // gave keys only
-    sends.push_back(
-        to_message(layer.returned[i], s.exchange.receives[i].peer, s.tag(layer_index, 1)));
+    sends.push_back(layer.returned[i].message(s.exchange.receives[i].peer, s.tag(layer_index, 1)));
   }
   for (const PeerTransfer& transfer : s.exchange.sends) {
     arrived.push_back(s.o_block(transfer));
     if (transfer.q_tokens == 0) continue;
-    receives.push_back(to_message(arrived.back(), transfer.peer, s.tag(layer_index, 1)));
+    receives.push_back(arrived.back().message(transfer.peer, s.tag(layer_index, 1)));
   }
   s.run_exchange(sends, receives, operation);
   for (size_t i = 0; i < arrived.size(); ++i) {
-    s.unpack(arrived[i].parts[0], s.exchange.sends[i].q, layer.o);
-    s.unpack(arrived[i].parts[1], s.exchange.sends[i].q, layer.lse);
+    s.bytes.copied += unpack(arrived[i].part(0), s.exchange.sends[i].q, layer.o, s.merged);
+    s.bytes.copied += unpack(arrived[i].part(1), s.exchange.sends[i].q, layer.lse, s.merged);
+  }
+  for (const RowMerge& rows : s.exchange.merges) {
+    if (rows.block == 0) s.merge(layer, arrived, rows, layer.o, layer.lse);
   }
   layer.returned.clear();
+  layer.partials.clear();
   return layer.o;
 }
 
@@ -293,22 +277,23 @@ void CoreAttention::enter_backward(int layer_index, const at::Tensor& d_o,
   State::Layer& layer = s.layers[layer_index];
   s.check_local("d_o", d_o, s.options.shape.num_heads, s.options.shape.head_dim_v);
   layer.d_o = d_o;
-  layer.delta = (d_o.to(s.accumulator) * layer.o.to(s.accumulator)).sum(-1, /*keepdim=*/true);
+  const at::ScalarType sum_type = aten_type(s.accumulator);
+  layer.delta = (d_o.to(sum_type) * layer.o.to(sum_type)).sum(-1, /*keepdim=*/true);
   std::vector<Block> packed;
   std::vector<Message> sends, receives;
   for (const PeerTransfer& transfer : s.exchange.sends) {
     if (transfer.q_tokens == 0) continue;
     packed.push_back(s.d_o_block(transfer));
-    s.pack(d_o, transfer.q, packed.back().parts[0]);
-    s.pack(layer.lse, transfer.q, packed.back().parts[1]);
-    s.pack(layer.delta, transfer.q, packed.back().parts[2]);
-    sends.push_back(to_message(packed.back(), transfer.peer, s.tag(layer_index, 2)));
+    s.bytes.copied += pack(d_o, transfer.q, packed.back().part(0));
+    s.bytes.copied += pack(layer.lse, transfer.q, packed.back().part(1));
+    s.bytes.copied += pack(layer.delta, transfer.q, packed.back().part(2));
+    sends.push_back(packed.back().message(transfer.peer, s.tag(layer_index, 2)));
   }
   for (const PeerTransfer& transfer : s.exchange.receives) {
     layer.received_backward.push_back(s.d_o_block(transfer));
     if (transfer.q_tokens == 0) continue;
     receives.push_back(
-        to_message(layer.received_backward.back(), transfer.peer, s.tag(layer_index, 2)));
+        layer.received_backward.back().message(transfer.peer, s.tag(layer_index, 2)));
   }
   s.run_exchange(sends, receives, operation);
 }
@@ -316,13 +301,13 @@ void CoreAttention::enter_backward(int layer_index, const at::Tensor& d_o,
 void CoreAttention::attend_backward(int layer_index) {
   State& s = *state_;
   State::Layer& layer = s.layers[layer_index];
-  const auto options = at::dtype(s.accumulator).device(s.device());
+  const auto options = s.tensor_options(s.accumulator);
   layer.dq = at::zeros(layer.q.sizes(), options);
   layer.dk = at::zeros(layer.k.sizes(), options);
   layer.dv = at::zeros(layer.v.sizes(), options);
   for (const PeerTransfer& transfer : s.exchange.receives) {
     layer.accumulators.push_back(s.gradient_block(transfer, s.accumulator));
-    layer.accumulators.back().bytes.zero_();
+    layer.accumulators.back().fill_with_zeros();
   }
 
   std::vector<std::vector<kernels::KeyFragment>> keys;
@@ -363,26 +348,26 @@ void CoreAttention::leave_backward(int layer_index, at::Tensor* dq, at::Tensor* 
     if (s.travel_type() != s.accumulator) {
       outgoing.back() = s.gradient_block(transfer, s.travel_type());
       for (int part = 0; part < 3; ++part) {
-        outgoing.back().parts[part].copy_(layer.accumulators[i].parts[part]);
+        outgoing.back().part(part).copy_(layer.accumulators[i].part(part));
       }
-      s.bytes.copied += outgoing.back().bytes.numel();
+      s.bytes.copied += outgoing.back().bytes();
     }
-    sends.push_back(to_message(outgoing.back(), transfer.peer, s.tag(layer_index, 3)));
+    sends.push_back(outgoing.back().message(transfer.peer, s.tag(layer_index, 3)));
   }
   for (const PeerTransfer& transfer : s.exchange.sends) {
     arrived.push_back(s.gradient_block(transfer, s.travel_type()));
-    receives.push_back(to_message(arrived.back(), transfer.peer, s.tag(layer_index, 3)));
+    receives.push_back(arrived.back().message(transfer.peer, s.tag(layer_index, 3)));
   }
   s.run_exchange(sends, receives, operation);
   // Local contributions first, then the servers in ascending rank: a fixed order of summation.
   for (size_t i = 0; i < arrived.size(); ++i) {
-    s.add(arrived[i].parts[0], s.exchange.sends[i].q, layer.dq);
-    s.add(arrived[i].parts[1], s.exchange.sends[i].kv, layer.dk);
-    s.add(arrived[i].parts[2], s.exchange.sends[i].kv, layer.dv);
+    s.bytes.copied += add(arrived[i].part(0), s.exchange.sends[i].q, layer.dq);
+    s.bytes.copied += add(arrived[i].part(1), s.exchange.sends[i].kv, layer.dk);
+    s.bytes.copied += add(arrived[i].part(2), s.exchange.sends[i].kv, layer.dv);
   }
-  *dq = layer.dq.to(s.type);
-  *dk = layer.dk.to(s.type);
-  *dv = layer.dv.to(s.type);
+  *dq = layer.dq.to(aten_type(s.type));
+  *dk = layer.dk.to(aten_type(s.type));
+  *dv = layer.dv.to(aten_type(s.type));
   drop(layer_index);
 }
 

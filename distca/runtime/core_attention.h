@@ -5,6 +5,9 @@
 //
 // Letters: T local tokens, H query heads, G key/value heads, D head_dim_qk, E head_dim_v.
 // Local tokens are read where they are; only what travels is packed, once on each side (counted).
+// Rows that several tasks share (key sub-ranges) are merged by LSE, in fp32 (fp64 for fp64): a
+// server merges its own tasks' results for each row it received, the home its own tasks' and what
+// came home; O travels in the compute type, merged or not. dQ is the sum of all tasks' parts.
 // Servers keep the Q, K, V they received until the layer's backward has run. Thread rule: one
 // thread; every rank calls the same functions for the same layers in the same order.
 
@@ -41,7 +44,7 @@ struct ExchangeBytes {
 
 class CoreAttention {
  public:
-  /// `exchange` is this rank's part of a plan in which every query sees all its keys in one task.
+  /// `exchange` is this rank's part of a plan.
   CoreAttention(RankExchange exchange, const CoreAttentionOptions& options, Communicator& comm);
   ~CoreAttention();
 

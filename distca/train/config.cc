@@ -9,11 +9,25 @@
 #include "distca/base/error.h"
 #include "distca/base/file.h"
 #include "distca/base/text.h"
+#include "distca/plan/scheduler.h"
 
 namespace distca {
 
 namespace {
 constexpr double kAnySeed = 0x1p62;
+
+template <typename Entry>
+std::vector<std::string> names_of(std::span<const Entry> entries,
+                                  std::vector<std::string> names = {}) {
+  for (const Entry& entry : entries) names.emplace_back(entry.name);
+  return names;
+}
+
+std::string listed(const ConfigKey& key) {
+  std::vector<std::string> words;
+  for (const std::string& choice : key.choices) words.push_back(choice.empty() ? "\"\"" : choice);
+  return fmt::format("{}", fmt::join(words, ", "));
+}
 }  // namespace
 
 std::vector<ConfigKey> config_keys(Config& c) {
@@ -86,15 +100,23 @@ std::vector<ConfigKey> config_keys(Config& c) {
        "-",
        "of activations and matrix products; master weights stay fp32",
        {"float32", "bfloat16", "float64"}},
-      {"plan.layout", &c.plan.layout, "-", "which token ranges live on which worker"},
+      {"plan.layout", &c.plan.layout, "-",
+       "which token ranges live on which worker; \"\": the scheduler's own choice",
+       names_of(layouts(), {""})},
       {"plan.scheduler", &c.plan.scheduler, "-",
-       "who computes which attention: local = where the queries live"},
+       "who computes which attention: local = where the queries live", names_of(schedulers())},
       {"plan.tolerance",
        &c.plan.tolerance,
        "share",
        "how far the busiest server may be above the mean",
        {},
        0},
+      {"plan.key_sub_ranges", &c.plan.key_sub_ranges, "-",
+       "tasks may have part of the keys: fewer bytes, but bits that depend on the plan"},
+      {"plan.spread", &c.plan.spread, "-",
+       "lowest largest send and receive, for a few per cent more bytes in all"},
+      {"plan.profile", &c.plan.profile, "-",
+       "what load is counted in: pairs, or time by a profile: h200, or the file of one"},
       {"plan.max_tokens_per_worker",
        &c.plan.max_tokens_per_worker,
        "tokens",
@@ -196,8 +218,13 @@ void check_value(const ConfigKey& key, const std::string& origin) {
                         [&](double* v) { check_number(*v); }, [&](bool*) {},
                         [&](std::string* v) {
                           if (key.choices.empty() || std::ranges::count(key.choices, *v)) return;
-                          throw Error(ErrorKind::kConfig, "{}: {} = \"{}\": must be one of {}",
-                                      origin, key.name, *v, fmt::join(key.choices, ", "));
+                          const auto nearest = nearest_word(*v, key.choices);
+                          throw Error(ErrorKind::kConfig, "{}: {} = \"{}\"{}: must be one of {}",
+                                      origin, key.name, *v,
+                                      nearest && !nearest->empty()
+                                          ? fmt::format(", did you mean '{}'?", *nearest)
+                                          : "",
+                                      listed(key));
                         }},
              key.value);
 }
@@ -307,6 +334,8 @@ void finish(Config& config) {
   if (config.train.output_dir.empty()) {
     throw Error(ErrorKind::kConfig, "train.output_dir is empty: name a folder for the run");
   }
+  if (config.plan.profile != "pairs")
+    config.attention_profile = profile_by_name(config.plan.profile);
   config.model.dtype = scalar_type(config.model_dtype);
   config.model.check();
 }
@@ -356,7 +385,7 @@ std::string print_config(Config config) {
       text += fmt::format("[{}]\n", section);
     }
     const std::string choices =
-        keys[i].choices.empty() ? "" : fmt::format("; one of {}", fmt::join(keys[i].choices, ", "));
+        keys[i].choices.empty() ? "" : fmt::format("; one of {}", listed(keys[i]));
     text +=
         fmt::format("{} = {}  # {} [{}; default {}{}]\n", keys[i].name.substr(dot + 1),
                     show(keys[i]), keys[i].reason, keys[i].unit, show(default_keys[i]), choices);
@@ -374,10 +403,14 @@ PlanRequest plan_request(const Config& config, const NanoBatch& nano_batch, int 
                    .num_kv_heads = model.num_key_value_heads,
                    .head_dim_qk = model.head_dim,
                    .head_dim_v = model.head_dim,
-                   .element_bytes = element_bytes(model.dtype)};
+                   .element_bytes = element_bytes(model.dtype),
+                   .window_left = model.sliding_window > 0 ? model.sliding_window - 1 : -1};
   request.options = {.scheduler = config.plan.scheduler,
                      .layout = config.plan.layout,
-                     .tolerance_ppm = std::llround(config.plan.tolerance * 1e6)};
+                     .tolerance_ppm = std::llround(config.plan.tolerance * 1e6),
+                     .key_sub_ranges = config.plan.key_sub_ranges,
+                     .spread = config.plan.spread};
+  request.profile = config.attention_profile;
   return request;
 }
 

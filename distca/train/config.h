@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <variant>
 #include <vector>
@@ -24,11 +25,15 @@ struct Config {
   LlamaConfig model;
   std::string model_dtype = "float32";
   struct PlanKeys {
-    std::string layout = "sequential";
+    std::string layout;
     std::string scheduler = "greedy";
     double tolerance = 0.05;
+    bool key_sub_ranges = false;
+    bool spread = false;
+    std::string profile = "pairs";
     int64_t max_tokens_per_worker = 0;
   } plan;
+  std::shared_ptr<const AttentionProfile> attention_profile;  // of plan.profile; none: pairs
   struct Exchange {
     std::string grad_dtype = "compute";
   } exchange;

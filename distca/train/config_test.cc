@@ -80,6 +80,34 @@ TEST(config, wrong_types_and_values_name_the_key_and_what_is_right) {
   EXPECT_THAT(message_of({"seed"}), testing::HasSubstr("section.key=value"));
 }
 
+TEST(config, the_plan_is_asked_for_what_the_keys_say) {
+  const auto request = [](const std::vector<std::string>& overrides) {
+    return plan_request(load_config("", overrides), NanoBatch::from_lengths({300}), 2);
+  };
+  const PlanRequest defaults = request({});
+  EXPECT_EQ(defaults.options.layout, "") << "the scheduler's own";
+  EXPECT_EQ(defaults.shape.window_left, -1);
+  EXPECT_FALSE(defaults.options.key_sub_ranges || defaults.options.spread);
+  EXPECT_EQ(defaults.profile, nullptr);
+  const PlanRequest asked =
+      request({"plan.layout=sequential", "plan.key_sub_ranges=true", "plan.spread=true",
+               "plan.profile=h200", "model.sliding_window=200"});
+  EXPECT_EQ(asked.options.layout, "sequential");
+  EXPECT_EQ(asked.shape.window_left, 199);
+  EXPECT_TRUE(asked.options.key_sub_ranges && asked.options.spread);
+  ASSERT_NE(asked.profile, nullptr);
+  EXPECT_EQ(*asked.profile, h200_profile());
+  EXPECT_THAT(message_of({"plan.profile=h20"}), testing::HasSubstr("h200"));
+}
+
+TEST(config, choices_are_printed_and_the_empty_word_is_quoted) {
+  EXPECT_THAT(print_config(load_config("", {})), testing::HasSubstr("one of \"\", "));
+  EXPECT_THAT(message_of({"plan.layout=diagonal"}),
+              testing::AllOf(testing::HasSubstr("must be one of \"\", "),
+                             testing::HasSubstr("sequential")));
+  EXPECT_THAT(message_of({"plan.scheduler=gredy"}), testing::HasSubstr("did you mean 'greedy'?"));
+}
+
 TEST(config, a_file_that_is_missing_or_not_toml_is_one_line) {
   EXPECT_THROW(load_config("/nowhere/x.toml", {}), Error);
   const auto path =

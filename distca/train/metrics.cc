@@ -59,8 +59,11 @@ void Metrics::record(const StepMetrics& m) {
                {"imbalance_after", m.imbalance_after},
                {"bytes_sent", m.bytes_sent},
                {"bytes_copied", m.bytes_copied},
-               {"plan_ms", m.plan_s * 1e3},
+               {"plan_s", m.plan_s},
+               {"plan_wait_s", m.plan_wait_s},
+               {"attention_s", m.attention_s},
                {"phases", phase_times(m.times)}};
+  if (!m.attention_predicted_s.empty()) line["attention_predicted_s"] = m.attention_predicted_s;
   if (m.validation_loss) line["validation_loss"] = *m.validation_loss;
   const std::string text = line.dump() + "\n";
   if (std::fwrite(text.data(), 1, text.size(), file_) != text.size() || std::fflush(file_) != 0) {

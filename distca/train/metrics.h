@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <optional>
+#include <vector>
 
 #include "distca/runtime/executor.h"
 
@@ -26,7 +27,12 @@ struct StepMetrics {
   double imbalance_after = 1;   // the same under the plan
   int64_t bytes_sent = 0;       // by the exchange, all ranks, forward and backward
   int64_t bytes_copied = 0;     // packed and unpacked, all ranks
-  double plan_s = 0;
+  double plan_s = 0;            // what planning took, on its own thread
+  double plan_wait_s = 0;       // how long the step waited for it
+  // Time in attention, forward and backward of all layers and nano-batches; on CUDA what launching
+  // the kernels took.
+  std::vector<double> attention_s;            // [ranks] measured
+  std::vector<double> attention_predicted_s;  // [ranks] by plan.profile; empty without one
   OpTimes times;
   std::optional<double> validation_loss;  // nats per target
 };

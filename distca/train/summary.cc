@@ -1,6 +1,7 @@
 #include "distca/train/summary.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 
 #include "distca/base/text.h"
@@ -23,6 +24,38 @@ void print_loads(const char* title, const std::vector<int64_t>& load, double imb
   if (load.size() > kMostServers) std::printf("    ... and %zu more\n", load.size() - kMostServers);
 }
 
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+void add_to(std::vector<double>& sums, const std::vector<double>& values) {
+  sums.resize(values.size());
+  for (size_t i = 0; i < values.size(); ++i) sums[i] += values[i];
+}
+
+void print_attention_times(const RunSummary& summary) {
+  const std::vector<double>& measured = summary.attention_s;
+  const std::vector<double>& predicted = summary.attention_predicted_s;
+  std::printf("\nTime in core attention by server, summed over steps%s\n",
+              predicted.empty() ? " (plan.profile would predict it)" : "");
+  for (size_t server = 0; server < std::min(measured.size(), kMostServers); ++server) {
+    std::printf("    server %2zu  measured %9.3f s", server, measured[server]);
+    if (!predicted.empty()) {
+      std::printf("  predicted %9.3f s  (%+.1f %%)", predicted[server],
+                  100 * (predicted[server] / measured[server] - 1));
+    }
+    std::printf("\n");
+  }
+  if (measured.size() > kMostServers)
+    std::printf("    ... and %zu more\n", measured.size() - kMostServers);
+  if (!summary.prediction_errors.empty()) {
+    std::printf("  relative error of a server's predicted time in a step: median %.1f %%\n",
+                100 * median(summary.prediction_errors));
+  }
+}
+
 }  // namespace
 
 void RunSummary::add(const std::vector<int64_t>& before, const std::vector<int64_t>& after,
@@ -39,6 +72,17 @@ void RunSummary::add(const std::vector<int64_t>& before, const std::vector<int64
   tokens += step.tokens;
   imbalance_before += step.imbalance_before;
   imbalance_after += step.imbalance_after;
+  plan_s += step.plan_s;
+  plan_wait_s += step.plan_wait_s;
+  add_to(attention_s, step.attention_s);
+  if (step.attention_predicted_s.empty()) return;
+  add_to(attention_predicted_s, step.attention_predicted_s);
+  std::vector<double> errors;
+  for (size_t i = 0; i < step.attention_s.size(); ++i) {
+    if (step.attention_s[i] > 0)
+      errors.push_back(std::abs(step.attention_predicted_s[i] / step.attention_s[i] - 1));
+  }
+  if (!errors.empty()) prediction_errors.push_back(median(errors));
 }
 
 void print_start(const Config& config, const IndexedDataset& data, int num_workers,
@@ -77,6 +121,9 @@ void print_summary(const Config& config, const IndexedDataset& data, const RunSu
     std::printf("\nCore attention: (query, key) pairs of one layer by server, summed over steps\n");
     print_loads("before balancing", summary.load_before, summary.imbalance_before / steps);
     print_loads("after balancing", summary.load_after, summary.imbalance_after / steps);
+    print_attention_times(summary);
+    std::printf("\nPlanning\n  %.2f ms a batch beside the steps, which waited %.2f ms for it\n",
+                1e3 * summary.plan_s / steps, 1e3 * summary.plan_wait_s / steps);
   }
   std::printf("\nSaved\n  %s/model.safetensors  weights, Hugging Face names (%s parameters)\n",
               out.c_str(), with_thousands(config.model.num_parameters()).c_str());

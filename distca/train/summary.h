@@ -23,6 +23,12 @@ struct RunSummary {
   double imbalance_before = 0;
   double imbalance_after = 0;
   int64_t steps = 0;
+  double plan_s = 0;                          // planning, beside the steps
+  double plan_wait_s = 0;                     // of steps, for it
+  std::vector<double> attention_s;            // [servers] measured, over all steps
+  std::vector<double> attention_predicted_s;  // empty without plan.profile
+  /// |predicted / measured - 1|: the median over servers, of each step.
+  std::vector<double> prediction_errors;
 
   void add(const std::vector<int64_t>& before, const std::vector<int64_t>& after,
            const StepMetrics& step);

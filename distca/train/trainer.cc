@@ -9,23 +9,21 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <numeric>
+#include <optional>
 
 #include "distca/base/clock.h"
 #include "distca/base/error.h"
 #include "distca/base/file.h"
-#include "distca/base/hash.h"
 #include "distca/base/text.h"
 #include "distca/batch/indexed_dataset.h"
 #include "distca/comm/collectives.h"
 #include "distca/comm/ordered_sum.h"
 #include "distca/model/safetensors.h"
-#include "distca/plan/exchange.h"
 #include "distca/plan/plan.h"
 #include "distca/plan/scheduler.h"
-#include "distca/plan/validate.h"
 #include "distca/train/metrics.h"
 #include "distca/train/optimizer.h"
+#include "distca/train/plan_ahead.h"
 #include "distca/train/step.h"
 #include "distca/train/summary.h"
 
@@ -36,29 +34,6 @@ CoreAttentionOptions::GradientTravel gradient_travel(const Config& config) {
   return config.exchange.grad_dtype == "accumulator"
              ? CoreAttentionOptions::GradientTravel::kAccumulator
              : CoreAttentionOptions::GradientTravel::kCompute;
-}
-
-/// A batch, planned: what this rank does in it, and what the plans say of all.
-struct PlannedBatch {
-  std::vector<NanoInput> inputs;
-  int64_t num_tokens = 0;
-  int64_t num_targets = 0;
-  int64_t pairs = 0;
-  double imbalance_before = 1;
-  double imbalance_after = 1;
-  double plan_s = 0;
-  std::vector<int64_t> load_before;  // [servers] pairs
-  std::vector<int64_t> load_after;
-};
-
-double max_over_mean_of_sums(const std::vector<std::vector<int64_t>>& loads) {
-  double max_sum = 0, mean_sum = 0;
-  for (const std::vector<int64_t>& load : loads) {
-    max_sum += static_cast<double>(*std::max_element(load.begin(), load.end()));
-    mean_sum += static_cast<double>(std::accumulate(load.begin(), load.end(), int64_t{0})) /
-                static_cast<double>(load.size());
-  }
-  return mean_sum > 0 ? max_sum / mean_sum : 1.0;
 }
 
 /// The held-out nano-batches, the same ones each time: at most an epoch, so that none counts twice.
@@ -97,15 +72,16 @@ class Trainer {
     comm_.set_step(0);
     peak_flops_per_s_ = measure_peak();
     if (comm_.rank() == 0) open_output();
+    const auto plan = [this, rank = comm_.rank(), size = comm_.size()](const Batch& batch) {
+      return plan_batch(config_, data_, batch, rank, size);
+    };
+    plan_ahead_.emplace([this] { return next_batch(); }, plan);
     for (int64_t step = 1; step <= config_.train.steps; ++step) {
       comm_.set_step(step);
       StepMetrics metrics = train_step(step);
-      const int64_t every = config_.train.validation_every;
-      const bool last = step == config_.train.steps;
-      if (!validation_.empty() && (last || (every > 0 && step % every == 0)))
-        metrics.validation_loss = evaluate(step);
+      if (evaluates(step)) metrics.validation_loss = evaluate(step);
       if (metrics_) metrics_->record(metrics);
-      if (last) summary_.last = metrics;
+      if (step == config_.train.steps) summary_.last = metrics;
     }
     // Nobody waits for rank 0 while it writes: that may take longer than a wait may.
     barrier(comm_, "end of training");
@@ -145,40 +121,25 @@ class Trainer {
     print_start(config_, data_, comm_.size(), peak_flops_per_s_);
   }
 
-  PlannedBatch plan(const Batch& batch) {
-    PlannedBatch planned;
-    const Stopwatch watch;
-    std::vector<std::vector<int64_t>> before, after;
-    Fnv1a64 hash;
-    for (const NanoBatchSource& source : batch) {
-      const Plan plan = make_plan(plan_request(config_, source.nano_batch, comm_.size()));
-      const std::vector<std::string> violations =
-          validate(plan, checks_of(find_scheduler(plan.options.scheduler)));
-      DISTCA_CHECK(violations.empty(), "scheduler {} made a wrong plan: {}", plan.options.scheduler,
-                   violations[0]);
-      hash.add(plan_hash(plan));
-      before.push_back(packed_load(plan));
-      after.emplace_back();
-      for (const ServerLoad& load : plan.load) after.back().push_back(load.pairs);
-      planned.inputs.push_back(
-          {.exchange = PlanIndex(plan).exchange(comm_.rank()),
-           .tokens = load_tokens(data_, source, plan.layout.workers[comm_.rank()])});
-      planned.num_tokens += source.nano_batch.num_tokens();
-      planned.num_targets += source.num_targets();
-    }
-    planned.load_before.assign(comm_.size(), 0);
-    planned.load_after.assign(comm_.size(), 0);
-    for (size_t i = 0; i < before.size(); ++i) {
-      for (int server = 0; server < comm_.size(); ++server) {
-        planned.load_before[server] += before[i][server];
-        planned.load_after[server] += after[i][server];
-        planned.pairs += after[i][server];
-      }
-    }
-    planned.imbalance_before = max_over_mean_of_sums(before);
-    planned.imbalance_after = max_over_mean_of_sums(after);
-    planned.plan_s = watch.seconds();
-    compare_hashes(hash.value());
+  /// Held-out loss after this step?
+  bool evaluates(int64_t step) const {
+    const int64_t every = config_.train.validation_every;
+    return !validation_.empty() &&
+           (step == config_.train.steps || (every > 0 && step % every == 0));
+  }
+
+  /// Batches in the order of their use: a step's, then the held-out ones where they are due. On the
+  /// planning thread.
+  std::optional<Batch> next_batch() {
+    if (held_out_left_ > 0) return validation_[validation_.size() - held_out_left_--];
+    if (steps_planned_ == config_.train.steps) return std::nullopt;
+    if (evaluates(++steps_planned_)) held_out_left_ = validation_.size();
+    return stream_.next();
+  }
+
+  PlannedBatch next_planned() {
+    PlannedBatch planned = plan_ahead_->next();
+    compare_hashes(planned.hash);
     return planned;
   }
 
@@ -203,7 +164,7 @@ class Trainer {
 
   StepMetrics train_step(int64_t step) {
     const Stopwatch watch;
-    PlannedBatch planned = plan(stream_.next());
+    PlannedBatch planned = next_planned();
     StepMetrics metrics;
     metrics.step = step;
     metrics.lr = learning_rate(config_.optimizer, step - 1, config_.train.steps);
@@ -215,9 +176,15 @@ class Trainer {
           check_finite(step, "gradient norm", metrics.grad_norm);
         },
         [&] { optimizer_.update(metrics.lr); });
-    double sums[3] = {result.loss_sum, static_cast<double>(result.bytes.sent),
-                      static_cast<double>(result.bytes.copied)};
+    std::vector<double> sums = {result.loss_sum, static_cast<double>(result.bytes.sent),
+                                static_cast<double>(result.bytes.copied)};
+    // A slot for each rank: the sum over ranks gathers them.
+    const size_t first_slot = sums.size();
+    sums.resize(first_slot + comm_.size(), 0);
+    sums[first_slot + comm_.rank()] = result.times.of(OpKind::kAttend);
     ordered_sum(comm_, sums, "loss sum");
+    metrics.attention_s.assign(sums.begin() + static_cast<std::ptrdiff_t>(first_slot), sums.end());
+    metrics.attention_predicted_s = planned.attention_s;
     metrics.loss =
         planned.num_targets > 0 ? sums[0] / static_cast<double>(planned.num_targets) : 0.0;
     check_finite(step, "loss", metrics.loss);
@@ -229,6 +196,7 @@ class Trainer {
     metrics.imbalance_before = planned.imbalance_before;
     metrics.imbalance_after = planned.imbalance_after;
     metrics.plan_s = planned.plan_s;
+    metrics.plan_wait_s = planned.wait_s;
     metrics.times = result.times;
     metrics.step_s = watch.seconds();
     summary_.add(planned.load_before, planned.load_after, metrics);
@@ -238,8 +206,8 @@ class Trainer {
   double evaluate(int64_t step) {
     double sum[1] = {0};
     int64_t targets = 0;
-    for (const Batch& batch : validation_) {
-      PlannedBatch planned = plan(batch);
+    for (size_t i = 0; i < validation_.size(); ++i) {
+      PlannedBatch planned = next_planned();
       targets += planned.num_targets;
       sum[0] += step_.evaluate(std::move(planned.inputs)).loss_sum;
     }
@@ -271,6 +239,10 @@ class Trainer {
   std::unique_ptr<Metrics> metrics_;
   RunSummary summary_;
   double peak_flops_per_s_ = 0;
+  // Of the planning thread.
+  int64_t steps_planned_ = 0;
+  size_t held_out_left_ = 0;
+  std::optional<PlanAhead> plan_ahead_;  // last: its thread uses the others
 };
 
 }  // namespace

@@ -1,0 +1,54 @@
+#include "distca/runtime/aten_merge.h"
+
+#include <ATen/ATen.h>
+
+#include <limits>
+
+#include "distca/base/error.h"
+#include "distca/comm/aten_types.h"
+#include "distca/kernels/rows.h"
+
+namespace distca {
+
+using kernels::Partial;
+using kernels::Rows;
+using kernels::RowShape;
+
+void aten_merge(const RowShape& shape, ScalarType type, std::span<const Partial> parts,
+                const Partial& result, int cuda_device) {
+  DISTCA_CHECK(!parts.empty(), "no part to merge");
+  const ScalarType accumulator = kernels::accumulator_type(type);
+  const at::Device device = cuda_device < 0
+                                ? at::Device(at::kCPU)
+                                : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(cuda_device));
+  const auto tensor = [&](const Rows& rows, ScalarType scalar, int64_t dim) {
+    return at::from_blob(rows.data, {shape.tokens, shape.heads, dim},
+                         {rows.token_stride, rows.head_stride, 1},
+                         at::TensorOptions(device).dtype(aten_type(scalar)));
+  };
+  const auto o_of = [&](const Partial& part) { return tensor(part.o, part.o_type, shape.dim); };
+  const auto lse_of = [&](const Partial& part) {
+    return tensor(kernels::number_rows(part.lse), accumulator, 1);
+  };
+  if (parts.size() == 1) {
+    o_of(result).copy_(o_of(parts[0]));
+    lse_of(result).copy_(lse_of(parts[0]));
+    return;
+  }
+  constexpr double kNoKey = -std::numeric_limits<double>::infinity();
+  at::Tensor max = lse_of(parts[0]);
+  for (const Partial& part : parts.subspan(1)) max = at::maximum(max, lse_of(part));
+  // Rows that no part has a key for: exp(-inf - 0) = 0 instead of exp(-inf + inf).
+  const at::Tensor base = max.masked_fill(max == kNoKey, 0);
+  at::Tensor total, o;
+  for (const Partial& part : parts) {
+    const at::Tensor weight = (lse_of(part) - base).exp_();
+    const at::Tensor weighted = o_of(part) * weight;
+    total = total.defined() ? total.add_(weight) : weight;
+    o = o.defined() ? o.add_(weighted) : weighted;
+  }
+  o_of(result).copy_(o.div_(total.masked_fill(total == 0, 1)));
+  lse_of(result).copy_(total.log_().add_(base));
+}
+
+}  // namespace distca

@@ -1,0 +1,65 @@
+#pragma once
+// Plans batches ahead of their use: while a step runs, a thread of its own makes, checks and
+// resolves the plans of the next batch and reads this rank's tokens. No torch call is made there.
+
+#include <cstdint>
+#include <functional>
+#include <future>
+#include <optional>
+#include <vector>
+
+#include "distca/batch/batch_stream.h"
+#include "distca/batch/indexed_dataset.h"
+#include "distca/train/config.h"
+#include "distca/train/step.h"
+
+namespace distca {
+
+/// A batch, planned: what this rank does in it, and what the plans say of all.
+struct PlannedBatch {
+  std::vector<NanoInput> inputs;
+  uint64_t hash = 0;  // of the plans; ranks compare it before use
+  int64_t num_tokens = 0;
+  int64_t num_targets = 0;
+  int64_t pairs = 0;  // that the mask allows
+  double imbalance_before = 1;
+  double imbalance_after = 1;
+  std::vector<int64_t> load_before;  // [servers] pairs
+  std::vector<int64_t> load_after;
+  std::vector<double> attention_s;  // [servers] predicted, forward and backward of all layers;
+                                    // empty without plan.profile
+  double plan_s = 0;                // what all this took
+  double wait_s = 0;                // how long next() waited for it
+};
+
+/// Plans every nano-batch of a batch and loads the tokens of `rank`. Throws Error(kPlan, kData);
+/// a plan that the validator refuses is a CHECK. Any thread.
+PlannedBatch plan_batch(const Config& config, const IndexedDataset& data, const Batch& batch,
+                        int rank, int num_workers);
+
+/// Thread rule: one thread. Destroying it waits for what is being planned; no thread is left.
+class PlanAhead {
+ public:
+  /// The batches in the order of their use; none: no more. Called on the planning thread, one call
+  /// at a time, and never after the PlanAhead.
+  using NextBatch = std::function<std::optional<Batch>()>;
+  using PlanBatch = std::function<PlannedBatch(const Batch&)>;
+
+  /// Starts with the first batch. Throws Error(kIo) if the system refuses a thread.
+  PlanAhead(NextBatch next_batch, PlanBatch plan);
+  PlanAhead(const PlanAhead&) = delete;
+  PlanAhead& operator=(const PlanAhead&) = delete;
+
+  /// Waits for the next batch and starts planning the one after it. There must be one. Rethrows
+  /// what went wrong on the planning thread.
+  PlannedBatch next();
+
+ private:
+  void start();
+
+  NextBatch next_batch_;
+  PlanBatch plan_;
+  std::future<std::optional<PlannedBatch>> pending_;  // joins when destroyed
+};
+
+}  // namespace distca

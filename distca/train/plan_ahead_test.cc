@@ -1,0 +1,146 @@
+#include "distca/train/plan_ahead.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+#include "distca/base/error.h"
+#include "distca/batch/test_folder.h"
+
+namespace distca {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+/// Yields `count` batches, then none.
+PlanAhead::NextBatch batches(int count) {
+  return [left = count]() mutable -> std::optional<Batch> {
+    if (left == 0) return std::nullopt;
+    --left;
+    return Batch{};
+  };
+}
+
+TEST(PlanAhead, batches_come_in_order_and_one_is_planned_while_another_is_used) {
+  const std::thread::id here = std::this_thread::get_id();
+  std::atomic<int> planned{0};
+  PlanAhead ahead(batches(3), [&](const Batch&) {
+    EXPECT_NE(std::this_thread::get_id(), here);
+    return PlannedBatch{.num_tokens = ++planned};
+  });
+  for (int i = 1; i <= 3; ++i) {
+    EXPECT_EQ(ahead.next().num_tokens, i);
+    // The next one is planned without being asked for.
+    const int want = std::min(i + 1, 3);
+    for (int wait = 0; planned < want && wait < 2000; ++wait) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    EXPECT_EQ(planned, want);
+  }
+  EXPECT_THROW(ahead.next(), CheckFailure);
+}
+
+TEST(PlanAhead, what_goes_wrong_while_planning_is_thrown_when_the_batch_is_wanted) {
+  int planned = 0;
+  PlanAhead ahead(batches(3), [&](const Batch&) {
+    if (++planned == 2) throw Error(ErrorKind::kPlan, "does not fit");
+    return PlannedBatch{};
+  });
+  ahead.next();
+  try {
+    ahead.next();
+    FAIL() << "not thrown";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kPlan);
+    EXPECT_STREQ(error.what(), "does not fit");
+  }
+}
+
+TEST(PlanAhead, its_end_waits_for_what_is_being_planned) {
+  std::atomic<bool> done{false};
+  {
+    PlanAhead ahead(batches(1), [&](const Batch&) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      done = true;
+      return PlannedBatch{};
+    });
+  }
+  EXPECT_TRUE(done);
+}
+
+class PlanBatchTest : public FolderTest {
+ protected:
+  void SetUp() override {
+    FolderTest::SetUp();
+    IndexedDatasetWriter writer(folder_ / "data", TokenType::kUint8);
+    for (const int64_t length : {700, 90, 300}) {
+      writer.add_document(std::vector<int32_t>(length, 7));
+    }
+    writer.finish();
+    config_.batch.nano_batch_tokens = 512;
+    config_.batch.nano_batches = 2;
+    config_.batch.max_document_tokens = 512;
+  }
+
+  std::vector<PlannedBatch> plan(int workers) {
+    const IndexedDataset data(folder_ / "data");
+    BatchStream stream(data.document_lengths(), {0, 1, 2}, config_.batch);
+    const Batch batch = stream.next();
+    std::vector<PlannedBatch> ranks;
+    for (int rank = 0; rank < workers; ++rank) {
+      ranks.push_back(plan_batch(config_, data, batch, rank, workers));
+    }
+    return ranks;
+  }
+
+  Config config_;
+};
+
+TEST_F(PlanBatchTest, ranks_agree_on_the_plans_and_share_the_tokens) {
+  const std::vector<PlannedBatch> ranks = plan(3);
+  int64_t tokens = 0;
+  for (const PlannedBatch& rank : ranks) {
+    EXPECT_EQ(rank.hash, ranks[0].hash);
+    EXPECT_EQ(rank.num_tokens, 1024);
+    EXPECT_EQ(rank.load_after, ranks[0].load_after);
+    EXPECT_THAT(rank.load_after, SizeIs(3));
+    EXPECT_THAT(rank.attention_s, IsEmpty()) << "nothing predicts time";
+    EXPECT_GT(rank.plan_s, 0);
+    ASSERT_THAT(rank.inputs, SizeIs(2));
+    for (const NanoInput& input : rank.inputs) {
+      EXPECT_EQ(static_cast<int64_t>(input.tokens.ids.size()), input.exchange.local_tokens);
+      tokens += input.exchange.local_tokens;
+    }
+  }
+  EXPECT_EQ(tokens, 1024);
+}
+
+TEST_F(PlanBatchTest, a_window_leaves_fewer_pairs_to_compute) {
+  const int64_t all = plan(2)[0].pairs;
+  config_.model.sliding_window = 128;
+  const int64_t window = plan(2)[0].pairs;
+  EXPECT_LT(window, all);
+  EXPECT_LE(window, 1024 * 128);
+}
+
+TEST_F(PlanBatchTest, with_a_profile_each_server_has_a_predicted_time_over_all_layers) {
+  config_.attention_profile = profile_by_name("h200");
+  config_.model.num_hidden_layers = 1;
+  const std::vector<double> one = plan(2)[0].attention_s;
+  config_.model.num_hidden_layers = 3;
+  const std::vector<double> three = plan(2)[0].attention_s;
+  ASSERT_THAT(one, SizeIs(2));
+  for (size_t server = 0; server < 2; ++server) {
+    EXPECT_GT(one[server], 0);
+    EXPECT_DOUBLE_EQ(three[server], 3 * one[server]);
+  }
+}
+
+}  // namespace
+}  // namespace distca
