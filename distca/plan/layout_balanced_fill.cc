@@ -301,11 +301,13 @@ void Filler::place_filler(const Rest& heavy) {
     return !fits_beside({0, count * kBlockTokens});
   });
   size_t from = above((blocks + 1) * kBlockTokens);
-  for (size_t tries = 0; from-- > 0 && tries < 2 * kTries; ++tries) {
-    if (!fits_beside(pool_[from].rows)) continue;
+  for (size_t tries = 0; from-- > 0 && tries < 4 * kTries; ++tries) {
+    const Range& rows = pool_[from].rows;
+    if (rows.begin > 0 || !fits_beside(rows)) continue;  // what is left of a cut one is dense
     place_whole(from);
     return;
   }
+  if (!pool_.empty() && fits_beside(pool_[0].rows)) place_whole(0);
 }
 
 /// Fewest whole blocks from the start of `rows` beside which the last rows of `heavy` fill the
@@ -343,7 +345,12 @@ void Filler::close_gap(Rest& heavy) {
   std::optional<double> best;
   if (own_is_light && full_beside(heavy, own)) best = score(0, own);
   std::optional<Cut> chosen;
-  for (size_t i = 0; i < std::min(pool_.size(), kTries / 2); ++i) {
+  const int64_t least = bisect(0, tokens_ / kBlockTokens + 1, [&](int64_t count) {
+    return full_beside(heavy, {0, count * kBlockTokens});
+  });
+  const size_t longer = above((least + 1) * kBlockTokens);
+  for (const size_t i : {size_t{0}, size_t{1}, longer, longer + 1}) {
+    if (i >= pool_.size()) continue;
     const Range prefix = prefix_beside(heavy, pool_[i].rows);
     const Range suffix = suffix_beside(heavy, pool_[i].rows);
     for (const auto& [rows, keys] :

@@ -1,6 +1,7 @@
 #include "distca/plan/layout_balanced_spread.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <optional>
 #include <tuple>
 
