@@ -17,22 +17,27 @@ namespace {
 using Figures = std::array<int64_t, 3>;
 
 /// One part in so many is the most that improving tasks with all keys gains on a first balance.
-constexpr int64_t kBestGain = 8;
+constexpr int64_t kBestGain = 16;
+constexpr int64_t kSlower = 512;  // one part in so many
 
 int64_t above(int64_t value, int64_t cap) {
   return cap > 0 ? std::max<int64_t>(0, value - cap) : 0;
 }
 
+/// `home`: load bounds of the tasks at home. Rectangles that run slower raise the load of all; more
+/// than kSlower is too much.
 Figures figures(const PlanRequest& request, const Assignment& state,
-                const std::vector<int64_t>& bounds) {
+                const std::vector<int64_t>& home) {
   const Cluster& cluster = request.cluster;
+  const std::vector<int64_t> bounds = load_bounds(state, request);
   Figures result{};
   int64_t busiest = 0;
   for (int rank = 0; rank < state.num_servers(); ++rank) {
     result[0] += above(state.send_bytes(rank), cluster.max_send_bytes) +
                  above(state.receive_bytes(rank), cluster.max_receive_bytes) +
                  above(state.memory_bytes(rank), cluster.max_memory_bytes);
-    result[1] += std::max<int64_t>(0, state.load(rank) - bounds[rank]);
+    const int64_t bound = std::min(bounds[rank], home[rank] + home[rank] / kSlower);
+    result[1] += std::max<int64_t>(0, state.load(rank) - bound);
     busiest = std::max({busiest, state.send_bytes(rank), state.receive_bytes(rank)});
   }
   result[2] = request.options.spread ? busiest : state.price();
@@ -73,7 +78,7 @@ void cap_traffic(const Assignment& state, Cluster& cluster) {
 std::vector<Task> schedule_with_key_sub_ranges(const PlanRequest& request, const Layout& layout) {
   PlanRequest capped = request;  // the state borrows its cluster
   Assignment state(capped, layout);
-  const std::vector<int64_t> bounds = load_bounds(state, request);
+  const std::vector<int64_t> home = load_bounds(state, request);
   divide_keys(state, request);
   if (request.options.spread) {
     cap_traffic(state, capped.cluster);
@@ -82,17 +87,17 @@ std::vector<Task> schedule_with_key_sub_ranges(const PlanRequest& request, const
   }
   give_rectangles(state, request);
   shed_rectangles(state, request);
-  const Figures ours = figures(request, state, bounds);
+  const Figures ours = figures(request, state, home);
 
   PlanRequest all_keys = request;
   all_keys.options.key_sub_ranges = false;
   all_keys.options.spread = false;
   Mover whole(all_keys, layout);
   whole.balance();
-  const int64_t theirs = figures(request, whole.state(), bounds)[2];
+  const int64_t theirs = figures(request, whole.state(), home)[2];
   if (ours[0] == 0 && ours[1] == 0 && ours[2] < theirs - theirs / kBestGain) return state.tasks();
   std::vector<Task> best = schedule_balanced(all_keys, layout);
-  return ours < figures(request, assigned(all_keys, layout, best), bounds) ? state.tasks() : best;
+  return ours < figures(request, assigned(all_keys, layout, best), home) ? state.tasks() : best;
 }
 
 }  // namespace distca

@@ -10,6 +10,7 @@ namespace distca {
 namespace {
 
 constexpr size_t kMostMembers = 12;
+constexpr double kAboveCaps = 1000;  // times its price: what a piece costs that does not fit alone
 constexpr double kNoGroup = std::numeric_limits<double>::infinity();
 /// How much the bytes of rows count, in thousandths: less makes larger groups, which ask the
 /// holders of a document's keys for less.
@@ -20,7 +21,7 @@ struct Member {
   int server = 0;
   Piece piece;          // its highest
   int64_t room = 0;     // of load, without the piece
-  int64_t price = 0;    // of the bytes that the piece needs
+  double price = 0;     // of the bytes that the piece needs
   int64_t holding = 0;  // mean position of the document's tokens that it holds
 };
 
@@ -68,16 +69,22 @@ class Grouping {
   std::vector<Stripe> stripes(std::span<const Member> group) const;
   int64_t load(std::span<const Member> group, const Range& keys) const;
   GroupPrice group_price(std::span<const Member> group) const;
+  bool within_caps(int server, int64_t received, int64_t kept) const;
   template <typename Visit>
   void visit_tasks(const Division& division, size_t level, const Visit& visit) const;
   void form(const Division& division);
   void dissolve(const Division& division);
   void change_level(Division& division, size_t level);
 
-  void spread();
+  void enlarge();
   int busiest() const;
+  /// Larger groups than the cheapest may be wanted: to spread what ranks send, or to meet a cap.
+  bool may_enlarge() const {
+    return request_.options.spread || request_.cluster.max_send_bytes > 0;
+  }
   int64_t traffic(int rank) const {
-    return std::max(state_.send_bytes(rank), state_.receive_bytes(rank));
+    const int64_t sent = state_.send_bytes(rank);
+    return request_.options.spread ? std::max(sent, state_.receive_bytes(rank)) : sent;
   }
   int64_t most_traffic(const Division& division) const;
   bool holds(int rank, const Division& division) const;
@@ -133,7 +140,9 @@ void Grouping::set_aside(Division& division) {
     const auto index = std::find(pieces.begin(), pieces.end(), member.piece) - pieces.begin();
     state_.shrink(member.server, static_cast<size_t>(index), {});
     member.room = bound_[member.server] - state_.load(member.server);
-    member.price = state_.to_add(member.server, member.piece).price;
+    const Toll toll = state_.to_add(member.server, member.piece);
+    const bool fits = within_caps(member.server, toll.received, toll.kept);
+    member.price = static_cast<double>(toll.price) * (fits ? 1 : kAboveCaps);
     int64_t tokens = 0;
     int64_t sum = 0;
     for (const HomeSegment& home : homes) {
@@ -190,13 +199,21 @@ std::vector<Stripe> Grouping::stripes(std::span<const Member> group) const {
   return result;
 }
 
-GroupPrice Grouping::group_price(std::span<const Member> group) const {
+/// With so much more.
+bool Grouping::within_caps(int server, int64_t received, int64_t kept) const {
   const Cluster& cluster = request_.cluster;
+  received += state_.receive_bytes(server);
+  kept += state_.memory_bytes(server);
+  return (cluster.max_receive_bytes == 0 || received <= cluster.max_receive_bytes) &&
+         (cluster.max_memory_bytes == 0 || kept <= cluster.max_memory_bytes);
+}
+
+GroupPrice Grouping::group_price(std::span<const Member> group) const {
   GroupPrice price{0, 0};
   for (const Stripe& stripe : stripes(group)) {
     const int server = stripe.member->server;
-    int64_t received = state_.receive_bytes(server);
-    int64_t kept = state_.memory_bytes(server);
+    int64_t received = 0;
+    int64_t kept = 0;
     bool blocked = false;
     const auto book = [&](const Piece& piece, double& sum) {
       const Toll toll = state_.to_add(server, piece);
@@ -214,8 +231,7 @@ GroupPrice Grouping::group_price(std::span<const Member> group) const {
       part.kv = {};
       if (stripe.keys.begin < part.q.end) book(part, price.rows);
     }
-    if (blocked || (cluster.max_receive_bytes > 0 && received > cluster.max_receive_bytes) ||
-        (cluster.max_memory_bytes > 0 && kept > cluster.max_memory_bytes)) {
+    if (blocked || !within_caps(server, received, kept)) {
       return {};
     }
   }
@@ -225,7 +241,7 @@ GroupPrice Grouping::group_price(std::span<const Member> group) const {
 void Grouping::price_groups(Division& division) const {
   const std::span<const Member> members = division.members;
   division.prices.resize(members.size());
-  const double least_weight = request_.options.spread ? std::end(kRowWeights)[-1] / 1000 : 1;
+  const double least_weight = may_enlarge() ? std::end(kRowWeights)[-1] / 1000 : 1;
   for (size_t first = 0; first < members.size(); ++first) {
     double best = kNoGroup;
     size_t best_count = 2;
@@ -250,7 +266,7 @@ std::vector<size_t> Grouping::cheapest_sizes(const Division& division, double ro
   std::vector<double> lowest(n + 1, 0);  // of the members from here on
   std::vector<size_t> size(n, 1);
   for (size_t first = n; first-- > 0;) {
-    lowest[first] = lowest[first + 1] + static_cast<double>(division.members[first].price);
+    lowest[first] = lowest[first + 1] + division.members[first].price;
     for (size_t i = 0; i < division.prices[first].size(); ++i) {
       const GroupPrice& price = division.prices[first][i];
       const double sum = price.keys + price.rows * row_weight / 1000 + lowest[first + i + 2];
@@ -270,7 +286,7 @@ void Grouping::find_levels(Division& division) const {
     if (division.levels.empty() || division.levels.back() != sizes) {
       division.levels.push_back(std::move(sizes));
     }
-    if (!request_.options.spread) return;
+    if (!may_enlarge()) return;
   }
 }
 
@@ -339,12 +355,15 @@ void Grouping::change_level(Division& division, size_t level) {
 }
 
 /// Step by step the busiest rank's documents to larger groups, the step that takes most off it per
-/// byte first.
-void Grouping::spread() {
-  const double budget = static_cast<double>(state_.price()) * (1 + kSpreadShare);
+/// byte first. Without options.spread only until it sends no more than it may.
+void Grouping::enlarge() {
+  const bool spread = request_.options.spread;
+  const double budget = spread ? static_cast<double>(state_.price()) * (1 + kSpreadShare)
+                               : std::numeric_limits<double>::infinity();
   for (;;) {
     const int rank = busiest();
     const int64_t before = traffic(rank);
+    if (!spread && before <= request_.cluster.max_send_bytes) return;
     const auto price = static_cast<double>(state_.price());
     Division* best = nullptr;
     size_t best_level = 0;
@@ -378,7 +397,7 @@ void Grouping::run() {
     find_levels(division);
     form(division);
   }
-  if (request_.options.spread) spread();
+  if (may_enlarge()) enlarge();
 }
 
 }  // namespace

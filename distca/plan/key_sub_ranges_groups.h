@@ -15,7 +15,8 @@ namespace distca {
 /// order, exactly priced.
 ///
 /// With options.spread, the documents whose keys keep the busiest rank busy are then cut into
-/// larger groups, as long as that lowers the largest send or receive and costs few bytes.
+/// larger groups, as long as that lowers the largest send or receive and costs few bytes; without
+/// it, as far as max_send_bytes asks for.
 ///
 /// For a state where every piece is at home. Does nothing with a window: no key is read far away.
 void divide_keys(Assignment& state, const PlanRequest& request);
