@@ -25,7 +25,6 @@ constexpr size_t kShownOfMore = 16;  // the most loaded ones
 constexpr int kMostServersInMatrix = 16;
 constexpr int kMostServersForWhatIf = 1024;  // planning again takes a while on more
 
-std::string percent(double share) { return fmt::format("{:.1f} %", 100 * share); }
 std::string mebibytes(int64_t bytes) {
   return fmt::format("{:.1f}", static_cast<double>(bytes) / (1 << 20));
 }

@@ -69,13 +69,12 @@ void random_change(Assignment& state, Random& random) {
 }
 
 void expect_as_accounted(const Assignment& state, const Case& example) {
-  Plan plan{.nano_batch = example.request.nano_batch,
-            .cluster = example.request.cluster,
-            .shape = example.request.shape,
-            .options = {},
-            .layout = example.layout,
-            .tasks = state.tasks(),
-            .load = {}};
+  Plan plan;
+  plan.nano_batch = example.request.nano_batch;
+  plan.cluster = example.request.cluster;
+  plan.shape = example.request.shape;
+  plan.layout = example.layout;
+  plan.tasks = state.tasks();
   testing::complete(plan);
   for (int server = 0; server < state.num_servers(); ++server) {
     EXPECT_EQ(state.load(server), plan.load[server].pairs);
