@@ -15,9 +15,9 @@ namespace distca {
 /// load give rectangles away, the one with the fewest bytes per load first: rows, low or high keys
 /// of all rows, corners, what the receiver has the keys or the rows of (key_sub_ranges_give.h).
 ///
-/// No worse than tasks with all their keys: both are made and counted exactly, and the better one
-/// returned: the one closer to the caps, then to the load bounds, then with fewer bytes (of the
-/// busiest rank with options.spread), then the one with all keys.
+/// No worse than tasks with all their keys, which are made too and counted exactly: returned are
+/// those closer to the caps, then to the load bounds, then with the lower price of bytes (with
+/// options.spread: fewer bytes of the busiest rank), then those with all keys.
 /// With a window only the second step: sub-ranges save little there.
 ///
 /// Counts: load as TaskPrice; Q and O of a query once per server that computes any part of it away

@@ -208,19 +208,18 @@ bool Grouping::within_caps(int server, int64_t received, int64_t kept) const {
          (cluster.max_memory_bytes == 0 || kept <= cluster.max_memory_bytes);
 }
 
+/// Groups lower what holders send: enlarge() sees to that cap.
 GroupPrice Grouping::group_price(std::span<const Member> group) const {
   GroupPrice price{0, 0};
   for (const Stripe& stripe : stripes(group)) {
     const int server = stripe.member->server;
     int64_t received = 0;
     int64_t kept = 0;
-    bool blocked = false;
     const auto book = [&](const Piece& piece, double& sum) {
       const Toll toll = state_.to_add(server, piece);
       sum += static_cast<double>(toll.price);
       received += toll.received;
       kept += toll.kept;
-      blocked = blocked || toll.blocked;
     };
     Piece part = group.front().piece;  // its rows see all keys that the others' see
     part.q = {};
@@ -231,7 +230,7 @@ GroupPrice Grouping::group_price(std::span<const Member> group) const {
       part.kv = {};
       if (stripe.keys.begin < part.q.end) book(part, price.rows);
     }
-    if (blocked || !within_caps(server, received, kept)) {
+    if (!within_caps(server, received, kept)) {
       return {};
     }
   }
