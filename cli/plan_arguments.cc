@@ -76,13 +76,10 @@ Cluster cluster_from(const PlanArguments& arguments, const AttentionShape& shape
   return cluster;
 }
 
-/// "greedy: overloaded ...; local: ...".
+/// A line each: "greedy: the paper's ...".
 template <typename Entries>
-std::string listed(const Entries& entries) {
-  std::string text;
-  for (const auto& entry : entries) {
-    text += fmt::format("{}{}: {}", text.empty() ? "" : "; ", entry.name, entry.summary);
-  }
+std::string listed(std::string text, const Entries& entries) {
+  for (const auto& entry : entries) text += fmt::format("\n  {}: {}", entry.name, entry.summary);
   return text;
 }
 
@@ -112,10 +109,11 @@ void add_input_options(CLI::App& verb, PlanArguments& arguments) {
 }
 
 void add_scheduler_options(CLI::App& verb, PlanArguments& arguments) {
-  verb.add_option("--scheduler", arguments.options.scheduler, listed(schedulers()))
+  verb.add_option("--scheduler", arguments.options.scheduler,
+                  listed("Who computes what", schedulers()))
       ->capture_default_str();
   verb.add_option("--layout", arguments.options.layout,
-                  listed(layouts()) + ". Default: the scheduler's own");
+                  listed("Which tokens live where; default: the scheduler's own", layouts()));
   verb.add_option("--tolerance", arguments.tolerance,
                   "Load may exceed the mean by this share. Default: the scheduler's own")
       ->check(CLI::Range(0.0, 10.0));

@@ -1,6 +1,7 @@
 #include "distca/plan/assignment.h"
 
 #include <algorithm>
+#include <numeric>
 #include <tuple>
 
 namespace distca {
@@ -65,6 +66,10 @@ Piece Assignment::whole_context(int64_t document, const Range& q, int32_t home) 
 
 Piece Assignment::with_keys(int64_t document, const Range& q, const Range& kv, int32_t home) const {
   return {.document = document, .q = q, .kv = kv, .home = home, .load = task_price_(q, kv)};
+}
+
+int64_t Assignment::total_load() const {
+  return std::accumulate(load_.begin(), load_.end(), int64_t{0});
 }
 
 int64_t Assignment::keys_end(int server, int64_t document) const {

@@ -57,6 +57,7 @@ class Assignment {
 
   const TaskPrice& task_price() const { return task_price_; }
   int64_t load(int server) const { return load_[server]; }
+  int64_t total_load() const;
   int64_t send_bytes(int rank) const { return send_[rank]; }        // Q, K, V
   int64_t receive_bytes(int rank) const { return receive_[rank]; }  // Q, K, V
   int64_t memory_bytes(int rank) const { return memory_[rank]; }

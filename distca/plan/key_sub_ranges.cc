@@ -6,6 +6,7 @@
 
 #include "distca/plan/key_sub_ranges_give.h"
 #include "distca/plan/key_sub_ranges_groups.h"
+#include "distca/plan/load_bound.h"
 #include "distca/plan/scheduler_balanced.h"
 #include "distca/plan/scheduler_balanced_moves.h"
 
@@ -29,7 +30,7 @@ int64_t above(int64_t value, int64_t cap) {
 Figures figures(const PlanRequest& request, const Assignment& state,
                 const std::vector<int64_t>& home) {
   const Cluster& cluster = request.cluster;
-  const std::vector<int64_t> bounds = load_bounds(state, request);
+  const std::vector<int64_t> bounds = load_bounds(request, state.total_load());
   Figures result{};
   int64_t busiest = 0;
   for (int rank = 0; rank < state.num_servers(); ++rank) {
@@ -78,7 +79,7 @@ void cap_traffic(const Assignment& state, Cluster& cluster) {
 std::vector<Task> schedule_with_key_sub_ranges(const PlanRequest& request, const Layout& layout) {
   PlanRequest capped = request;  // the state borrows its cluster
   Assignment state(capped, layout);
-  const std::vector<int64_t> home = load_bounds(state, request);
+  const std::vector<int64_t> home = load_bounds(request, state.total_load());
   divide_keys(state, request);
   if (request.options.spread) {
     cap_traffic(state, capped.cluster);

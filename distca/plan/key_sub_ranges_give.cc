@@ -4,16 +4,13 @@
 #include <array>
 #include <cmath>
 #include <limits>
-#include <numeric>
 #include <optional>
 
 #include "distca/plan/key_sub_ranges_cuts.h"
+#include "distca/plan/load_bound.h"
 
 namespace distca {
 namespace {
-
-/// floor(a * b / c) without overflow, for b, c < 2^31 and a * b / c within int64.
-int64_t scale(int64_t a, int64_t b, int64_t c) { return a / c * b + a % c * b / c; }
 
 /// A rectangle of a donor's piece to a receiver.
 struct Move {
@@ -123,7 +120,7 @@ Giving::Giving(Assignment& state, const PlanRequest& request)
           static_cast<double>(request.shape.kv_token_bytes()) *
           static_cast<double>(std::min(byte_price(cluster_.inside), byte_price(cluster_.between)))),
       state_(state),
-      bound_(load_bounds(state, request)),
+      bound_(load_bounds(request, state.total_load())),
       know_(request.nano_batch.documents.size()) {
   for (const HomeSegment& home : state_.homes()) note(home.document, home.worker);
   for (int server = 0; server < state_.num_servers(); ++server) {
@@ -403,19 +400,6 @@ void Giving::give() {
 }
 
 }  // namespace
-
-std::vector<int64_t> load_bounds(const Assignment& state, const PlanRequest& request) {
-  int64_t total = 0;
-  for (int server = 0; server < state.num_servers(); ++server) total += state.load(server);
-  const auto& capacities = request.cluster.capacity;
-  const int64_t capacity = std::accumulate(capacities.begin(), capacities.end(), int64_t{0});
-  std::vector<int64_t> result;
-  for (int server = 0; server < state.num_servers(); ++server) {
-    const int64_t mean = scale(total, capacities[server], capacity);
-    result.push_back(mean + scale(mean, request.options.tolerance_ppm, 1'000'000));
-  }
-  return result;
-}
 
 void give_rectangles(Assignment& state, const PlanRequest& request) {
   Giving(state, request).give();

@@ -14,7 +14,4 @@ void give_rectangles(Assignment& state, const PlanRequest& request);
 /// load per capacity to the one with least, as long as the higher of the two falls.
 void shed_rectangles(Assignment& state, const PlanRequest& request);
 
-/// [servers] the most load each should have: its share of `state`'s, and the tolerance.
-std::vector<int64_t> load_bounds(const Assignment& state, const PlanRequest& request);
-
 }  // namespace distca

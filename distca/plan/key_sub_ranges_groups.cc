@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "distca/plan/key_sub_ranges_give.h"
+#include "distca/plan/load_bound.h"
 
 namespace distca {
 namespace {
@@ -55,7 +56,7 @@ class Grouping {
             static_cast<double>(request.shape.q_token_bytes() + request.shape.o_token_bytes()) /
             static_cast<double>(request.shape.kv_token_bytes())),
         state_(state),
-        bound_(load_bounds(state, request)) {}
+        bound_(load_bounds(request, state.total_load())) {}
 
   void run();
 

@@ -1,7 +1,5 @@
 #include "distca/plan/scheduler_balanced.h"
 
-#include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "distca/plan/assignment.h"
@@ -20,22 +18,13 @@ struct Tried {
   std::vector<Task> tasks;
   int64_t overrun = 0;  // of the caps
   int64_t price = 0;    // of its bytes
-  double highest = 0;   // load over share, of all servers with capacity
+  double highest = 0;   // load over share
 };
 
-double highest_load(const Assignment& state, const std::vector<int64_t>& capacity) {
-  double total = 0, highest = 0;
-  for (int server = 0; server < state.num_servers(); ++server) {
-    total += static_cast<double>(state.load(server));
-  }
-  const auto sum =
-      static_cast<double>(std::accumulate(capacity.begin(), capacity.end(), int64_t{0}));
-  for (int server = 0; server < state.num_servers() && total > 0; ++server) {
-    if (capacity[server] == 0) continue;
-    const double share = total * static_cast<double>(capacity[server]) / sum;
-    highest = std::max(highest, static_cast<double>(state.load(server)) / share);
-  }
-  return highest;
+double highest_load(const Assignment& state, const Cluster& cluster) {
+  std::vector<int64_t> load;
+  for (int server = 0; server < state.num_servers(); ++server) load.push_back(state.load(server));
+  return max_over_mean(cluster, load);
 }
 
 /// caps_first: before anything moves for even load.
@@ -53,7 +42,7 @@ Tried attempt(const PlanRequest& request, const Layout& layout, bool caps_first)
   }
   const Assignment& state = mover.state();
   return {state.tasks(), overrun(state, request.cluster), state.price(),
-          highest_load(state, request.cluster.capacity)};
+          highest_load(state, request.cluster)};
 }
 
 /// With few blocks the tolerance may be out of reach, and moves made on the way to it cost bytes

@@ -5,11 +5,10 @@
 #include <cmath>
 #include <numeric>
 
+#include "distca/plan/load_bound.h"
+
 namespace distca {
 namespace {
-
-/// floor(a * b / c) without overflow, for b, c < 2^31 and a * b / c within int64.
-int64_t scale(int64_t a, int64_t b, int64_t c) { return a / c * b + a % c * b / c; }
 
 /// What is left of a piece without the rows q.
 struct Rest {
@@ -26,24 +25,6 @@ Rest rest_of(const Assignment& state, const Piece& piece, const Range& q) {
     }
   }
   return rest;
-}
-
-int64_t total_load(const Assignment& state) {
-  int64_t total = 0;
-  for (int server = 0; server < state.num_servers(); ++server) total += state.load(server);
-  return total;
-}
-
-std::vector<int64_t> bounds(const Assignment& state, const PlanRequest& request) {
-  const int64_t total = total_load(state);
-  const auto& capacities = request.cluster.capacity;
-  const int64_t capacity = std::accumulate(capacities.begin(), capacities.end(), int64_t{0});
-  std::vector<int64_t> result;
-  for (const int64_t share : capacities) {
-    const int64_t mean = scale(total, share, capacity);
-    result.push_back(mean + scale(mean, request.options.tolerance_ppm, 1'000'000));
-  }
-  return result;
 }
 
 std::vector<int64_t> rooms(const Assignment& state, const std::vector<int64_t>& bound) {
@@ -95,8 +76,8 @@ Mover::Mover(const PlanRequest& request, const Layout& layout)
       fair_receive_(fair_receive(request)),
       least_row_price_(std::min(byte_price(cluster_.inside), byte_price(cluster_.between)) *
                        (request.shape.q_token_bytes() + request.shape.o_token_bytes())),
-      bound_(bounds(state_, request)),
-      crumb_(total_load(state_) / state_.num_servers() / 100),
+      bound_(load_bounds(request, state_.total_load())),
+      crumb_(state_.total_load() / state_.num_servers() / 100),
       by_room_(rooms(state_, bound_)),
       know_(request.nano_batch.documents.size()) {
   for (const HomeSegment& home : state_.homes()) {

@@ -2,17 +2,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <optional>
 #include <tuple>
 
+#include "distca/plan/load_bound.h"
 #include "distca/plan/shard_shape.h"
 
 namespace distca {
 namespace {
-
-/// floor(a * b / c) without overflow, for b, c < 2^31 and a * b / c within int64.
-int64_t scale(int64_t a, int64_t b, int64_t c) { return a / c * b + a % c * b / c; }
 
 /// Pairs of the queries [begin, end) with all keys up to themselves.
 int64_t row_pairs(const Range& rows) {
@@ -89,10 +86,8 @@ Greedy::Greedy(const PlanRequest& request, const Layout& layout)
     }
     total += load_[worker];
   }
-  const int64_t capacity = std::accumulate(capacity_.begin(), capacity_.end(), int64_t{0});
+  bound_ = load_bounds(request, total);
   for (size_t server = 0; server < capacity_.size(); ++server) {
-    const int64_t mean = scale(total, capacity_[server], capacity);
-    bound_.push_back(mean + scale(mean, request.options.tolerance_ppm, 1'000'000));
     if (load_[server] > bound_[server]) donors_.push_back(static_cast<int>(server));
   }
 }

@@ -1,0 +1,14 @@
+#pragma once
+// How much load each server may carry. Any thread.
+
+#include <cstdint>
+#include <vector>
+
+#include "distca/plan/plan.h"
+
+namespace distca {
+
+/// [servers] each one's share of `total` by its capacity, times 1 + tolerance, rounded down.
+std::vector<int64_t> load_bounds(const PlanRequest& request, int64_t total);
+
+}  // namespace distca
