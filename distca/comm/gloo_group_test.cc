@@ -122,9 +122,11 @@ TEST(GlooGroup, a_rank_that_sends_nothing_is_named_behind_by_all_with_one_verdic
 
 TEST(GlooGroup, a_failed_rank_ends_the_waits_of_the_others_early) {
   std::atomic<int> heard = 0;
+  std::latch connected(3);  // who fails while others connect ends their start, not their waits
   const Stopwatch watch;
   EXPECT_THROW(run_on(Backend::kGloo, 3, {.timeout_s = 30, .grace_s = 1},
                       [&](Communicator& group) {
+                        connected.arrive_and_wait();
                         if (group.rank() == 1) throw std::out_of_range("mine");
                         std::byte byte{};
                         // Rank 2 waits for rank 0, which waits for the failed one.
