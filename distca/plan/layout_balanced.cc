@@ -105,8 +105,8 @@ std::vector<FillChoice> choices_for(const PlanRequest& request) {
                                      {1000, 300, 950, 400},   {1000, 900, 980, 300}};
   if (request.options.spread) {
     choices.clear();
-    for (const int64_t send : {1300, 1000}) {
-      for (const int64_t rows : {600, 400, 800, 0}) {
+    for (const int64_t send : {1000}) {
+      for (const int64_t rows : {600, 400}) {
         choices.push_back({1500, 900, 980, 300, rows, send});
       }
     }
