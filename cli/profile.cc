@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/finite_range.h"
 #include "cli/verbs.h"
 #include "distca/base/clock.h"
 #include "distca/base/error.h"
@@ -31,7 +32,7 @@ namespace distca::cli {
 namespace {
 
 constexpr int64_t kLeastTokens = 16;  // first point of the grid
-constexpr int64_t kMostTokens = 1 << 20;
+constexpr int64_t kMostMeasuredTokens = 1 << 20;
 constexpr int kCpu = -1;
 constexpr size_t kRounds = 5;  // wanted of each point
 constexpr size_t kMostRounds = 25;
@@ -356,14 +357,14 @@ void add_profile(CLI::App& app) {
       ->capture_default_str();
   verb->add_option("--max-tokens", arguments->max_tokens,
                    "Most queries and keys measured; beyond, plans go by pairs")
-      ->check(CLI::Range(int64_t{128}, kMostTokens))
+      ->check(CLI::Range(int64_t{128}, kMostMeasuredTokens))
       ->capture_default_str();
   verb->add_option("--threads", arguments->threads, "Of one call, as train.threads_per_rank")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
   verb->add_option("--seconds", arguments->seconds,
                    "Most time, if one call of each task takes no longer")
-      ->check(CLI::Range(0.0, 1e6))
+      ->check(finite_range(0, 1e6))
       ->capture_default_str();
   verb->add_option("--out", arguments->out, "The profile (docs/profile_format.md)")->required();
   verb->footer(
