@@ -245,7 +245,8 @@ std::shared_ptr<const AttentionProfile> profile_from(const PlanArguments& argume
 AskedShape asked_shape(const PlanArguments& arguments) {
   return {.dtype = arguments.dtype,
           .tensor_parallel = arguments.tensor_parallel,
-          .layers = arguments.layers};
+          .layers = arguments.layers,
+          .all_activations = arguments.hidden_size > 0};
 }
 
 PlanRequest request_from(const PlanArguments& arguments) {

@@ -42,14 +42,18 @@ std::string shape_words(const AttentionShape& shape) {
 
 /// What the bytes are bytes of.
 std::string shape_line(const AttentionShape& shape, const std::optional<AskedShape>& asked) {
-  std::string line =
-      fmt::format("{}, {}, window {}", shape_words(shape),
-                  asked ? fmt::format("{} (one of {})", asked->dtype,
-                                      plural(asked->tensor_parallel, "tensor-parallel rank"))
-                        : fmt::format("{} bytes an element", shape.element_bytes),
-                  shape.window_left < 0 ? "all" : std::to_string(shape.window_left + 1));
-  if (asked) line += fmt::format("; memory of {}", plural(asked->layers, "layer"));
-  return line;
+  const std::string window = shape.window_left < 0 ? "all" : std::to_string(shape.window_left + 1);
+  if (!asked) {
+    return fmt::format("{}, {} bytes an element, window {}", shape_words(shape),
+                       shape.element_bytes, window);
+  }
+  const std::string part =
+      asked->tensor_parallel == 1
+          ? ""
+          : fmt::format(" (one of {} tensor-parallel ranks)", asked->tensor_parallel);
+  return fmt::format("{}, {}{}, window {}; memory of {} of {}", shape_words(shape), asked->dtype,
+                     part, window, asked->all_activations ? "all activations" : "Q, K, V, O",
+                     plural(asked->layers, "layer"));
 }
 
 /// Empty, or that the times are of another shape.
@@ -65,7 +69,7 @@ std::string profile_note(const AttentionShape& shape, const AttentionProfile* pr
 }
 
 std::string timing_words(const Timing& timing) {
-  return fmt::format("{:.2f} ms ({})", timing.seconds * 1e3,
+  return fmt::format("{:.3f} ms ({})", timing.seconds * 1e3,
                      timing.calls == 1 ? "one call" : fmt::format("best of {}", timing.calls));
 }
 
@@ -119,15 +123,16 @@ void print_evenness(const Planned& planned, const PlanSummary& summary, const Pl
              1 + tolerance(plan));
 }
 
-std::string bound_words(const Plan& plan, int64_t bytes) {
+std::string bound_words(const Plan& plan, const PlanSummary& summary) {
   if (plan.shape.window_left >= 0) return "no bound known with a window";
   const int64_t bound = lower_bound_bytes(plan);
+  const auto bytes = static_cast<double>(summary.qkv_bytes + summary.o_bytes);
+  // Less even plans may move less.
+  const bool applies = bound > 0 && summary.tolerance_met;
   return fmt::format(
       "at least {} move with whole-context tasks within the tolerance, by pairs, on any layout{}{}",
       human_bytes(bound),
-      bound > 0
-          ? fmt::format(": {:.2f} x that", static_cast<double>(bytes) / static_cast<double>(bound))
-          : "",
+      applies ? fmt::format(": {:.2f} x that", bytes / static_cast<double>(bound)) : "",
       plan.options.key_sub_ranges ? "; key sub-ranges may go below it" : "");
 }
 
@@ -143,7 +148,7 @@ void print_bytes(const Planned& planned, const PlanSummary& summary) {
   fmt::print("shape       {}\n", shape_line(plan.shape, planned.asked));
   fmt::print("bytes       Q, K, V {} there, O {} back; a layer, forward, all servers\n",
              human_bytes(summary.qkv_bytes), human_bytes(summary.o_bytes));
-  fmt::print("            {}\n", bound_words(plan, summary.qkv_bytes + summary.o_bytes));
+  fmt::print("            {}\n", bound_words(plan, summary));
   fmt::print("one server  sends at most {}, receives at most {} of Q, K, V; keeps at most {}\n",
              human_bytes(summary.max_send_bytes), human_bytes(summary.max_receive_bytes),
              human_bytes(summary.max_memory_bytes));
@@ -166,6 +171,7 @@ Json shape_json(const Planned& planned) {
   json["dtype"] = planned.asked->dtype;
   json["tensor_parallel"] = planned.asked->tensor_parallel;
   json["layers"] = planned.asked->layers;
+  json["all_activations"] = planned.asked->all_activations;
   return json;
 }
 
@@ -283,7 +289,7 @@ void print_comparison(const PlanRequest& request, const AskedShape& asked, bool 
                      mebibytes(summary.qkv_bytes), mebibytes(summary.o_bytes),
                      mebibytes(summary.max_send_bytes), mebibytes(summary.max_receive_bytes),
                      std::to_string(planned.plan.tasks.size()),
-                     fmt::format("{:.2f}", planned.plan_time->seconds * 1e3)});
+                     fmt::format("{:.3f}", planned.plan_time->seconds * 1e3)});
       list.push_back(summary_json(planned));
     } catch (const Error& error) {
       table.add_row({name_of(options), options.layout, error.what()});

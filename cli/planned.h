@@ -14,7 +14,8 @@ namespace distca::cli {
 struct AskedShape {
   std::string dtype;
   int64_t tensor_parallel = 1;
-  int64_t layers = 1;  // whose memory is counted
+  int64_t layers = 1;            // whose memory is counted
+  bool all_activations = false;  // of those layers; else only Q, K, V, O
 };
 
 struct Timing {
