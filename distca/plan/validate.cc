@@ -10,7 +10,6 @@
 namespace distca {
 namespace {
 
-
 std::string words(const Range& range) { return fmt::format("[{}, {})", range.begin, range.end); }
 
 class Validator {
