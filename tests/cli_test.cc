@@ -10,6 +10,8 @@
 
 #include "distca/base/file.h"
 #include "distca/batch/test_folder.h"
+#include "distca/plan/plan.h"
+#include "distca/plan/plan_batch_input.h"
 #include "tests/run_command.h"
 
 namespace distca::testing {
@@ -259,6 +261,17 @@ TEST(Cli, memory_is_of_all_activations_where_the_model_is_known) {
             attention + 131'000LL * 4 * 14'336 / 8 * 2);
   EXPECT_THAT(refusal({"plan", "--workload", kWorkload, "--hidden-size", "4096"}),
               HasSubstr("--intermediate-size"));
+}
+
+TEST(Cli, with_layers_0_the_plan_is_the_one_that_training_makes) {
+  const Outcome outcome =
+      run_distca({"plan", "--workload", kWorkload, "--heads", "4", "--kv-heads", "1",
+                  "--tensor-parallel", "1", "--layers", "0", "--summary-json"});
+  PlanRequest request;  // as plan_request in distca/train/config.h
+  request.nano_batch = read_workload(kWorkload).nano_batch;
+  request.cluster = Cluster::in_place(8);
+  request.shape = {.num_heads = 4, .num_kv_heads = 1};
+  EXPECT_EQ(Json::parse(outcome.out).at("hash"), plan_hash(make_plan(request)));
 }
 
 TEST(Cli, a_profile_of_another_shape_is_said) {
