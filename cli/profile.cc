@@ -24,6 +24,7 @@
 #include "distca/base/error.h"
 #include "distca/base/file.h"
 #include "distca/base/random.h"
+#include "distca/base/scalar_type.h"
 #include "distca/base/text.h"
 #include "distca/comm/aten_types.h"
 #include "distca/cost/task_price.h"
@@ -57,10 +58,9 @@ struct MeasuredTask {
   std::vector<int64_t> forward_ns = {}, backward_ns = {};  // a call each
 };
 
-ScalarType scalar_type(const std::string& name) {
-  return name == "fp64"   ? ScalarType::kFloat64
-         : name == "fp32" ? ScalarType::kFloat32
-                          : ScalarType::kBFloat16;
+/// One of those that --dtype allows.
+ScalarType type_of(const ProfileArguments& arguments) {
+  return scalar_type(arguments.dtype).value();
 }
 
 AttentionShape shape_of(const ProfileArguments& arguments) {
@@ -68,7 +68,7 @@ AttentionShape shape_of(const ProfileArguments& arguments) {
           .num_kv_heads = arguments.kv_heads,
           .head_dim_qk = arguments.head_dim,
           .head_dim_v = arguments.head_dim,
-          .element_bytes = element_bytes(scalar_type(arguments.dtype))};
+          .element_bytes = element_bytes(type_of(arguments))};
 }
 
 std::string cpu_model() {
@@ -85,7 +85,7 @@ class Bench {
  public:
   explicit Bench(const ProfileArguments& arguments)
       : threads_(arguments.threads),
-        type_(scalar_type(arguments.dtype)),
+        type_(type_of(arguments)),
         shape_{.num_heads = arguments.heads,
                .num_kv_heads = arguments.kv_heads,
                .head_dim_qk = arguments.head_dim,
@@ -225,7 +225,7 @@ AttentionProfile to_profile(const ProfileArguments& arguments,
 double measured_peak(const ProfileArguments& arguments) {
   constexpr int64_t kSize = 512;
   constexpr int kCalls = 10;
-  const auto type = aten_type(scalar_type(arguments.dtype));
+  const auto type = aten_type(type_of(arguments));
   const at::Tensor a = at::randn({kSize, kSize}, at::kFloat).to(type);
   const at::Tensor b = at::randn({kSize, kSize}, at::kFloat).to(type);
   at::Tensor product = at::mm(a, b);
