@@ -1,42 +1,23 @@
 // distca plan: how a nano-batch would be laid out and balanced, without running it; or a plan that
 // was written before, checked.
 
+#include <algorithm>
+#include <array>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cli/plan_arguments.h"
 #include "cli/plan_report.h"
+#include "cli/planned.h"
 #include "cli/verbs.h"
 #include "distca/base/error.h"
 #include "distca/base/file.h"
-#include "distca/plan/scheduler.h"
-#include "distca/plan/validate.h"
 
 namespace distca::cli {
 namespace {
-
-/// A plan that somebody else may have written or changed.
-Planned read_and_check(const std::filesystem::path& path) {
-  const std::string json = read_file(path, ErrorKind::kPlan);
-  Planned planned;
-  ValidateOptions checks;
-  try {
-    planned.plan = plan_from_json(json);
-    const Plan& plan = planned.plan;
-    check_sizes(plan.nano_batch, plan.cluster, plan.shape, ErrorKind::kPlan);
-    checks = checks_of(find_scheduler(plan.options.scheduler));
-  } catch (const Error& error) {
-    throw Error(ErrorKind::kPlan, "{}: {}", path.string(), error.what());
-  }
-  const std::vector<std::string> violations = validate(planned.plan, checks);
-  if (!violations.empty()) {
-    throw Error(ErrorKind::kPlan, "{}: not a valid plan: {}{}", path.string(), violations.front(),
-                violations.size() > 1 ? " (and more)" : "");
-  }
-  planned.metadata_seconds = metadata_seconds(planned.plan);
-  return planned;
-}
 
 void check_sources(const PlanArguments& arguments) {
   const int sources =
@@ -56,20 +37,41 @@ void check_sources(const PlanArguments& arguments) {
 void run_plan(const PlanArguments& arguments) {
   check_sources(arguments);
   if (arguments.compare) {
-    print_comparison(request_from(arguments), arguments.json || arguments.summary_json);
+    print_comparison(request_from(arguments), asked_shape(arguments),
+                     arguments.json || arguments.summary_json);
     return;
   }
-  PlanRequest request;
-  const bool from_file = !arguments.plan.empty();
-  if (!from_file) request = request_from(arguments);
-  const Planned planned = from_file ? read_and_check(arguments.plan) : make_and_check(request);
+  std::optional<PlanRequest> request;
+  Planned planned;
+  if (arguments.plan.empty()) {
+    request = request_from(arguments);
+    planned = make_and_check(*request, asked_shape(arguments));
+  } else {
+    planned = read_and_check(arguments.plan, profile_from(arguments));
+  }
   if (!arguments.out.empty()) write_file_atomically(arguments.out, plan_to_json(planned.plan));
   if (arguments.summary_json) {
     print_summary_json(planned);
   } else if (arguments.json) {
     fmt::print("{}", plan_to_json(planned.plan));
   } else {
-    print_report(planned, from_file ? nullptr : &request);
+    print_report(planned, request ? &*request : nullptr);
+  }
+}
+
+/// What one option takes along: none of those that it would ignore.
+void check_company(const PlanArguments& arguments, const std::vector<CLI::Option*>& inputs) {
+  constexpr std::array<std::string_view, 4> kCompared{"--scheduler", "--layout", "--key-sub-ranges",
+                                                      "--spread"};
+  for (const CLI::Option* input : inputs) {
+    const std::string name = input->get_name();
+    if (input->count() == 0) continue;
+    if (!arguments.plan.empty() && name != "--profile") {
+      throw Error(ErrorKind::kUsage, "--plan takes no {}: the plan says it", name);
+    }
+    if (arguments.compare && std::ranges::find(kCompared, name) != kCompared.end()) {
+      throw Error(ErrorKind::kUsage, "--compare takes no {}: it shows all of them", name);
+    }
   }
 }
 
@@ -80,20 +82,20 @@ void add_plan(CLI::App& app) {
   CLI::App* verb = app.add_subcommand("plan", "How a nano-batch would be laid out and balanced");
   add_plan_options(*verb, *arguments);
   const std::vector<CLI::Option*> inputs = verb->get_options();
-  verb->add_option("--plan", arguments->plan, "A plan as JSON, to check; takes none of the above");
+  verb->add_option("--plan", arguments->plan,
+                   "A plan as JSON, to check; takes none of the above but --profile");
   verb->add_flag("--compare", arguments->compare, "All schedulers side by side");
   verb->add_flag("--json", arguments->json, "Print the plan as JSON (docs/plan_format.md)");
   verb->add_flag("--summary-json", arguments->summary_json, "Print the figures as one JSON object");
   verb->add_option("--out", arguments->out, "Write the plan as JSON to this file");
   verb->footer(
-      "For a training's first nano-batch give the values of its batch.* and data.* keys, and its\n"
-      "model's heads and --dtype with --tensor-parallel 1.\n"
+      "For a training's first nano-batch give the values of its batch.*, data.* and plan.* keys "
+      "and\n"
+      "its model's heads, --dtype and --window, with --tensor-parallel 1; --layers 0 as well for\n"
+      "the hash of its plan, which has no memory price.\n"
       "Example:  distca plan --data data/docs --workers 4 --tokens-per-worker 65536");
   verb->callback([arguments, inputs] {
-    for (const CLI::Option* input : inputs) {
-      if (arguments->plan.empty() || input->count() == 0) continue;
-      throw Error(ErrorKind::kUsage, "--plan takes no {}: the plan says it", input->get_name());
-    }
+    check_company(*arguments, inputs);
     run_plan(*arguments);
   });
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cli/finite_range.h"
 #include "distca/base/text.h"
 #include "distca/batch/batch_stream.h"
 #include "distca/batch/indexed_dataset.h"
@@ -13,7 +14,6 @@
 namespace distca::cli {
 namespace {
 
-constexpr int64_t kMostTokens = int64_t{1} << 30;  // of a nano-batch
 constexpr int kMostWorkers = 65'536;
 constexpr int64_t kMostCapacity = 1'000'000'000;
 
@@ -59,6 +59,24 @@ NanoBatch first_nano_batch(const std::vector<int64_t>& lengths, const PlanArgume
   return stream.next().front().nano_batch;
 }
 
+MemoryPrice memory_from(const PlanArguments& arguments, const AttentionShape& shape) {
+  if ((arguments.hidden_size > 0) != (arguments.intermediate_size > 0)) {
+    throw Error(ErrorKind::kUsage, "--hidden-size and --intermediate-size go together");
+  }
+  if (arguments.hidden_size > 0) {
+    return llama_memory(
+        {.num_layers = arguments.layers,
+         .hidden_size = arguments.hidden_size,
+         .intermediate_size = arguments.intermediate_size / arguments.tensor_parallel,
+         .attention = shape});
+  }
+  // What core attention itself keeps until backward: Q, K, V, O at home, Q, K, V at servers.
+  const int64_t q = shape.q_token_bytes(), kv = shape.kv_token_bytes(), o = shape.o_token_bytes();
+  return {.token_bytes = arguments.layers * (q + kv + o),
+          .kept_query_bytes = arguments.layers * q,
+          .kept_key_bytes = arguments.layers * kv};
+}
+
 Cluster cluster_from(const PlanArguments& arguments, const AttentionShape& shape, int workers) {
   Cluster cluster = arguments.cluster;
   cluster.num_workers = workers;
@@ -68,11 +86,7 @@ Cluster cluster_from(const PlanArguments& arguments, const AttentionShape& shape
   cluster.inside.bytes_per_us = arguments.inside_gbytes > 0
                                     ? std::llround(arguments.inside_gbytes * 1e3)
                                     : cluster.between.bytes_per_us;
-  // What core attention itself keeps until backward: Q, K, V, O at home, Q, K, V at servers.
-  const int64_t q = shape.q_token_bytes(), kv = shape.kv_token_bytes(), o = shape.o_token_bytes();
-  cluster.memory = {.token_bytes = arguments.layers * (q + kv + o),
-                    .kept_query_bytes = arguments.layers * q,
-                    .kept_key_bytes = arguments.layers * kv};
+  cluster.memory = memory_from(arguments, shape);
   return cluster;
 }
 
@@ -103,6 +117,7 @@ void add_input_options(CLI::App& verb, PlanArguments& arguments) {
       ->check(CLI::Range(int64_t{1}, kMostTokens));
   verb.add_option("--validation-fraction", arguments.validation_fraction,
                   "data.validation_fraction: share of documents left out")
+      ->check(finite_range(0, 1))
       ->capture_default_str();
   verb.add_option("--seed", arguments.seed, "batch.seed: order and choice of the documents")
       ->capture_default_str();
@@ -116,7 +131,7 @@ void add_scheduler_options(CLI::App& verb, PlanArguments& arguments) {
                   listed("Which tokens live where; default: the scheduler's own", layouts()));
   verb.add_option("--tolerance", arguments.tolerance,
                   "Load may exceed the mean by this share. Default: the scheduler's own")
-      ->check(CLI::Range(0.0, 10.0));
+      ->check(finite_range(0, 10));
   verb.add_flag("--key-sub-ranges", arguments.options.key_sub_ranges,
                 "Tasks may have part of the keys: fewer bytes, results merged by LSE");
   verb.add_flag("--spread", arguments.options.spread,
@@ -139,11 +154,11 @@ void add_cluster_options(CLI::App& verb, PlanArguments& arguments) {
       ->check(CLI::Range(0, kMostWorkers))
       ->capture_default_str();
   verb.add_option("--between-gbytes", arguments.between_gbytes, "GB/s of one rank to another node")
-      ->check(CLI::Range(1e-3, 1e6))
+      ->check(finite_range(1e-3, 1e6))
       ->capture_default_str();
   verb.add_option("--inside-gbytes", arguments.inside_gbytes,
                   "GB/s of one rank inside its node; default: as between nodes")
-      ->check(CLI::Range(1e-3, 1e6));
+      ->check(finite_range(1e-3, 1e6));
   verb.add_option("--max-tokens-per-worker", arguments.cluster.max_tokens_per_worker,
                   "Cap; 0: none")
       ->check(CLI::Range(int64_t{0}, kMostTokens));
@@ -178,9 +193,17 @@ void add_shape_options(CLI::App& verb, PlanArguments& arguments) {
   verb.add_option("--window", arguments.window, "Tokens a query sees, itself included; 0: all")
       ->check(CLI::Range(int64_t{0}, kMostTokens))
       ->capture_default_str();
-  verb.add_option("--layers", arguments.layers, "Layers whose Q, K, V, O memory is counted")
-      ->check(positive)
+  const CLI::Range sizes(int64_t{0}, int64_t{1} << 16);
+  verb.add_option("--layers", arguments.layers,
+                  "Layers whose memory is counted; 0: none, as in a training's plans")
+      ->check(sizes)
       ->capture_default_str();
+  verb.add_option("--hidden-size", arguments.hidden_size,
+                  "With --intermediate-size: memory of all activations of Llama's layers, not only "
+                  "of Q, K, V, O")
+      ->check(positive);
+  verb.add_option("--intermediate-size", arguments.intermediate_size, "Of the MLP")
+      ->check(positive);
 }
 
 }  // namespace
@@ -215,6 +238,17 @@ void check_sizes(const NanoBatch& nano_batch, const Cluster& cluster, const Atte
               tokens, cluster.num_servers(), human_bytes(token_bytes));
 }
 
+std::shared_ptr<const AttentionProfile> profile_from(const PlanArguments& arguments) {
+  return arguments.profile == "pairs" ? nullptr : profile_by_name(arguments.profile);
+}
+
+AskedShape asked_shape(const PlanArguments& arguments) {
+  return {.dtype = arguments.dtype,
+          .tensor_parallel = arguments.tensor_parallel,
+          .layers = arguments.layers,
+          .all_activations = arguments.hidden_size > 0};
+}
+
 PlanRequest request_from(const PlanArguments& arguments) {
   PlanRequest request;
   int workers = arguments.workers;
@@ -236,7 +270,7 @@ PlanRequest request_from(const PlanArguments& arguments) {
   if (arguments.tolerance >= 0) {
     request.options.tolerance_ppm = std::llround(arguments.tolerance * 1e6);
   }
-  if (arguments.profile != "pairs") request.profile = profile_by_name(arguments.profile);
+  request.profile = profile_from(arguments);
   return request;
 }
 

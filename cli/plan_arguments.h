@@ -5,9 +5,11 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "cli/planned.h"
 #include "distca/base/error.h"
 #include "distca/plan/plan.h"
 
@@ -34,6 +36,8 @@ struct PlanArguments {
   std::string dtype = "bf16";
   int64_t window = 0;  // tokens a query sees, itself included; 0: all
   int64_t layers = 1;
+  int64_t hidden_size = 0;  // 0: not given
+  int64_t intermediate_size = 0;
   std::vector<int64_t> capacity;
   Cluster cluster;             // nodes and caps
   double inside_gbytes = 0;    // GB/s; 0: as between
@@ -49,6 +53,10 @@ void add_plan_options(CLI::App& verb, PlanArguments& arguments);
 
 /// Reads the input files. Throws Error(kUsage, kData or kPlan) for what cannot be planned.
 PlanRequest request_from(const PlanArguments& arguments);
+
+/// None where pairs are balanced. Throws Error(kData) as profile_by_name does.
+std::shared_ptr<const AttentionProfile> profile_from(const PlanArguments& arguments);
+AskedShape asked_shape(const PlanArguments& arguments);
 
 /// Throws when every server reading every token would be more bytes than int64 holds, and for more
 /// tokens or servers than a plan may have.

@@ -4,129 +4,77 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
-#include <numeric>
 
-#include "distca/base/clock.h"
+#include "cli/plan_bars.h"
 #include "distca/base/error.h"
 #include "distca/base/json.h"
 #include "distca/base/text.h"
-#include "distca/plan/exchange.h"
 #include "distca/plan/lower_bound.h"
 #include "distca/plan/scheduler.h"
 #include "distca/plan/summary.h"
-#include "distca/plan/validate.h"
 
 namespace distca::cli {
 namespace {
 
-constexpr size_t kMostServersShown = 32;
-constexpr size_t kShownOfMore = 16;  // the most loaded ones
 constexpr int kMostServersInMatrix = 16;
 constexpr int kMostServersForWhatIf = 1024;  // planning again takes a while on more
 
-std::string mebibytes(int64_t bytes) {
-  return fmt::format("{:.1f}", static_cast<double>(bytes) / (1 << 20));
-}
 double tolerance(const Plan& plan) {
   return static_cast<double>(plan.options.tolerance_ppm) * 1e-6;
 }
 
-/// Plain packing of the same nano-batch: what everything is compared with.
-Plan plain_packing(const Plan& plan) {
-  PlanRequest request{plan.nano_batch, plan.cluster, plan.shape, {.scheduler = "local"}};
-  request.cluster.max_tokens_per_worker = request.cluster.max_send_bytes =
-      request.cluster.max_receive_bytes = request.cluster.max_memory_bytes = 0;
-  return make_plan(request);
+std::string ratio(double value) {
+  return std::isinf(value) ? "load on servers of capacity 0" : fmt::format("{:.3f}", value);
 }
 
-/// One quantity of every server before and after, as bars on one scale.
-class BarTable {
- public:
-  BarTable(const std::vector<size_t>& servers, const std::string& unit)
-      : servers_(servers), table_({"server", unit + " before", "", "after", ""}) {}
+std::string plural(int64_t count, const char* noun) {
+  return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
+}
 
-  std::string to_string(const std::function<double(size_t)>& before,
-                        const std::function<double(size_t)>& after, const char* format) {
-    constexpr int kBarWidth = 24;
-    double most = 1e-9;
-    for (const size_t server : servers_) most = std::max({most, before(server), after(server)});
-    for (const size_t server : servers_) {
-      const double was = before(server), is = after(server);
-      table_.add_row({std::to_string(server), bar(was / most, kBarWidth),
-                      fmt::format(fmt::runtime(format), was), bar(is / most, kBarWidth),
-                      fmt::format(fmt::runtime(format), is)});
-    }
-    return table_.to_string();
+std::string shape_words(const AttentionShape& shape) {
+  const std::string dims =
+      shape.head_dim_qk == shape.head_dim_v
+          ? std::to_string(shape.head_dim_qk)
+          : fmt::format("{}, of values {}", shape.head_dim_qk, shape.head_dim_v);
+  return fmt::format("{}, {}, head_dim {}", plural(shape.num_heads, "query head"),
+                     plural(shape.num_kv_heads, "key head"), dims);
+}
+
+/// What the bytes are bytes of.
+std::string shape_line(const AttentionShape& shape, const std::optional<AskedShape>& asked) {
+  const std::string window = shape.window_left < 0 ? "all" : std::to_string(shape.window_left + 1);
+  if (!asked) {
+    return fmt::format("{}, {} bytes an element, window {}", shape_words(shape),
+                       shape.element_bytes, window);
   }
-
- private:
-  const std::vector<size_t>& servers_;
-  Table table_;
-};
-
-/// All servers, or of many the most loaded ones before balancing.
-std::vector<size_t> servers_shown(const Plan& before) {
-  std::vector<size_t> servers(before.load.size());
-  std::iota(servers.begin(), servers.end(), size_t{0});
-  if (servers.size() <= kMostServersShown) return servers;
-  std::stable_sort(servers.begin(), servers.end(), [&before](size_t a, size_t b) {
-    return before.load[a].pairs > before.load[b].pairs;
-  });
-  servers.resize(kShownOfMore);
-  return servers;
+  const std::string part =
+      asked->tensor_parallel == 1
+          ? ""
+          : fmt::format(" (one of {} tensor-parallel ranks)", asked->tensor_parallel);
+  return fmt::format("{}, {}{}, window {}; memory of {} of {}", shape_words(shape), asked->dtype,
+                     part, window, asked->all_activations ? "all activations" : "Q, K, V, O",
+                     plural(asked->layers, "layer"));
 }
 
-void print_bars(const Plan& before, const Plan& after) {
-  const std::vector<size_t> servers = servers_shown(before);
-  double total = 0;
-  for (const ServerLoad& load : after.load) total += static_cast<double>(load.pairs);
-  const double mean = std::max(1.0, total / static_cast<double>(after.load.size()));
-  const auto print = [&](const char* unit, const char* format, auto value) {
-    fmt::print("{}{}\n",
-               BarTable(servers, unit)
-                   .to_string([&](size_t server) { return value(before, server); },
-                              [&](size_t server) { return value(after, server); }, format),
-               servers.size() < after.load.size() ? "...\n" : "");
-  };
-  constexpr double kMib = 1 << 20;
-  print("load (of the mean)", "{:.3f}", [mean](const Plan& plan, size_t server) {
-    return static_cast<double>(plan.load[server].pairs) / mean;
-  });
-  print("tokens", "{:.0f}", [](const Plan& plan, size_t server) {
-    const bool holds = server < plan.layout.workers.size();
-    return holds ? static_cast<double>(plan.layout.num_tokens(static_cast<int>(server))) : 0.0;
-  });
-  print("memory (MiB)", "{:.1f}", [](const Plan& plan, size_t server) {
-    return static_cast<double>(plan.load[server].memory_bytes) / kMib;
-  });
-  print("in: Q, K, V, O (MiB)", "{:.1f}", [](const Plan& plan, size_t server) {
-    const ServerLoad& load = plan.load[server];
-    return static_cast<double>(load.receive_bytes + load.o_receive_bytes) / kMib;
-  });
-  print("out: Q, K, V, O (MiB)", "{:.1f}", [](const Plan& plan, size_t server) {
-    const ServerLoad& load = plan.load[server];
-    return static_cast<double>(load.send_bytes + load.o_send_bytes) / kMib;
-  });
+/// Empty, or that the times are of another shape.
+std::string profile_note(const AttentionShape& shape, const AttentionProfile* profile) {
+  if (profile == nullptr) return "";
+  AttentionShape measured = profile->shape;
+  measured.window_left = shape.window_left;
+  if (measured == shape) return "";
+  return fmt::format(
+      "the profile is of {} of {} bytes an element, the plan of {} of {}: times go by heads x "
+      "dims, not by type\n",
+      shape_words(measured), measured.element_bytes, shape_words(shape), shape.element_bytes);
 }
 
-/// MiB of Q, K, V from each rank (row) to each (column).
-std::string matrix(const Plan& plan) {
-  const PlanIndex index(plan);
-  const size_t ranks = plan.load.size();
-  std::vector<std::string> header = {"from \\ to"};
-  for (size_t to = 0; to < ranks; ++to) header.push_back(std::to_string(to));
-  Table table(header);
-  for (size_t from = 0; from < ranks; ++from) {
-    std::vector<std::string> row = {std::to_string(from)};
-    row.resize(ranks + 1, "-");
-    for (const PeerTransfer& transfer : index.exchange(static_cast<int>(from)).sends) {
-      row[transfer.peer + 1] = mebibytes(transfer.q_tokens * plan.shape.q_token_bytes() +
-                                         transfer.kv_tokens * plan.shape.kv_token_bytes());
-    }
-    table.add_row(row);
-  }
-  return table.to_string();
+std::string timing_words(const Timing& timing) {
+  return fmt::format("{:.3f} ms ({})", timing.seconds * 1e3,
+                     timing.calls == 1 ? "one call" : fmt::format("best of {}", timing.calls));
+}
+
+const char* balanced_unit(bool by_time) {
+  return by_time ? "max/mean by time" : "max/mean by pairs";
 }
 
 std::string what_if(const PlanRequest& request, const Plan& chosen) {
@@ -134,7 +82,8 @@ std::string what_if(const PlanRequest& request, const Plan& chosen) {
   tolerances.push_back(chosen.options.tolerance_ppm);
   std::sort(tolerances.begin(), tolerances.end());
   tolerances.erase(std::unique(tolerances.begin(), tolerances.end()), tolerances.end());
-  Table table({"tolerance", "max/mean", "QKV MiB", "O MiB", "largest in", "tasks"});
+  Table table({"tolerance", balanced_unit(request.profile != nullptr), "met", "QKV MiB", "O MiB",
+               "largest in", "tasks"});
   for (const int64_t ppm : tolerances) {
     PlanRequest other = request;
     other.options.tolerance_ppm = ppm;
@@ -144,7 +93,7 @@ std::string what_if(const PlanRequest& request, const Plan& chosen) {
     try {
       const Plan plan = is_chosen ? chosen : make_plan(other);
       const PlanSummary summary = summarize(plan);
-      table.add_row({name, fmt::format("{:.3f}", summary.max_over_mean),
+      table.add_row({name, ratio(summary.max_over_share), summary.tolerance_met ? "yes" : "no",
                      mebibytes(summary.qkv_bytes), mebibytes(summary.o_bytes),
                      mebibytes(summary.max_receive_bytes), std::to_string(plan.tasks.size())});
     } catch (const Error& error) {
@@ -154,67 +103,111 @@ std::string what_if(const PlanRequest& request, const Plan& chosen) {
   return table.to_string();
 }
 
-void print_times(const Planned& planned, const PlanSummary& summary) {
+void print_evenness(const Planned& planned, const PlanSummary& summary, const Plan& before) {
   const Plan& plan = planned.plan;
-  fmt::print("max/mean    {:.3f} before, {:.3f} after", summary.max_over_mean_before,
-             summary.max_over_mean);
-  if (plan.options.price != "pairs") {
-    fmt::print(" by pairs; {:.3f} by predicted time ({}), slowest {:.3f} ms a layer",
-               summary.max_over_mean_time, plan.options.price,
+  fmt::print("max/mean    {} before, {} after by pairs\n", ratio(summary.max_over_mean_before),
+             ratio(summary.max_over_mean));
+  if (planned.by_time()) {
+    const bool known = balanced_figure(before, plan) == &ServerLoad::time_ns;
+    fmt::print("            {}{} after by predicted time ({}), slowest {:.3f} ms a layer\n",
+               known ? ratio(max_over_mean_time(before)) + " before, " : "",
+               ratio(summary.max_over_mean_time), plan.options.price,
                static_cast<double>(summary.max_time_ns) * 1e-6);
+    const std::string note = profile_note(plan.shape, planned.profile.get());
+    if (!note.empty()) fmt::print("            {}", note);
   }
-  const int64_t bytes = summary.qkv_bytes + summary.o_bytes;
-  fmt::print("\nbytes       Q, K, V {} there, O {} back; a layer, forward, all servers\n",
-             human_bytes(summary.qkv_bytes), human_bytes(summary.o_bytes));
+  if (summary.tolerance_met) return;
+  fmt::print("tolerance missed: {} > {:g}\n",
+             std::isinf(summary.max_over_share) ? ratio(summary.max_over_share)
+                                                : fmt::format("{:.6g}", summary.max_over_share),
+             1 + tolerance(plan));
+}
+
+std::string bound_words(const Plan& plan, const PlanSummary& summary) {
+  if (plan.shape.window_left >= 0) return "no bound known with a window";
   const int64_t bound = lower_bound_bytes(plan);
-  fmt::print(
-      "            at least {} move with whole-context tasks on any layout{}\n", human_bytes(bound),
-      bound > 0
-          ? fmt::format(": {:.2f} x that", static_cast<double>(bytes) / static_cast<double>(bound))
-          : "");
+  const auto bytes = static_cast<double>(summary.qkv_bytes + summary.o_bytes);
+  // Less even plans may move less.
+  const bool applies = bound > 0 && summary.tolerance_met;
+  return fmt::format(
+      "at least {} move with whole-context tasks within the tolerance, by pairs, on any layout{}{}",
+      human_bytes(bound),
+      applies ? fmt::format(": {:.2f} x that", bytes / static_cast<double>(bound)) : "",
+      plan.options.key_sub_ranges ? "; key sub-ranges may go below it" : "");
+}
+
+std::string link_words(const Link& link) {
+  return fmt::format("{:g} GB/s and {:g} us a message",
+                     static_cast<double>(link.bytes_per_us) * 1e-3,
+                     static_cast<double>(link.latency_ns) * 1e-3);
+}
+
+void print_bytes(const Planned& planned, const PlanSummary& summary) {
+  const Plan& plan = planned.plan;
+  const Cluster& cluster = plan.cluster;
+  fmt::print("shape       {}\n", shape_line(plan.shape, planned.asked));
+  fmt::print("bytes       Q, K, V {} there, O {} back; a layer, forward, all servers\n",
+             human_bytes(summary.qkv_bytes), human_bytes(summary.o_bytes));
+  fmt::print("            {}\n", bound_words(plan, summary));
   fmt::print("one server  sends at most {}, receives at most {} of Q, K, V; keeps at most {}\n",
              human_bytes(summary.max_send_bytes), human_bytes(summary.max_receive_bytes),
              human_bytes(summary.max_memory_bytes));
-  const Link& link = plan.cluster.between;
-  fmt::print("wire        {:.3f} ms at {:g} GB/s for the largest send or receive\n",
-             static_cast<double>(transfer_ns(
-                 link, 1, std::max(summary.max_send_bytes, summary.max_receive_bytes))) *
-                 1e-6,
-             static_cast<double>(link.bytes_per_us) * 1e-3);
   fmt::print(
-      "time        {}metadata of all ranks {:.2f} ms\n",
-      planned.plan_seconds ? fmt::format("plan {:.2f} ms, ", *planned.plan_seconds * 1e3) : "",
-      planned.metadata_seconds * 1e3);
+      "wire        {:.3f} ms for the rank that sends or receives longest, Q, K, V and O; "
+      "assumed links: {} between nodes{}\n",
+      static_cast<double>(planned.wire_ns) * 1e-6, link_words(cluster.between),
+      cluster.ranks_per_node > 1 ? fmt::format(", {} inside", link_words(cluster.inside)) : "");
+  fmt::print("time        {}metadata of all ranks {}\n",
+             planned.plan_time ? fmt::format("plan {}, ", timing_words(*planned.plan_time)) : "",
+             timing_words(planned.metadata_time));
+}
+
+Json shape_json(const Planned& planned) {
+  const AttentionShape& shape = planned.plan.shape;
+  Json json{{"num_heads", shape.num_heads},         {"num_kv_heads", shape.num_kv_heads},
+            {"head_dim_qk", shape.head_dim_qk},     {"head_dim_v", shape.head_dim_v},
+            {"element_bytes", shape.element_bytes}, {"window_left", shape.window_left}};
+  if (!planned.asked) return json;
+  json["dtype"] = planned.asked->dtype;
+  json["tensor_parallel"] = planned.asked->tensor_parallel;
+  json["layers"] = planned.asked->layers;
+  json["all_activations"] = planned.asked->all_activations;
+  return json;
 }
 
 Json summary_json(const Planned& planned) {
   const Plan& plan = planned.plan;
   const PlanSummary summary = summarize(plan);
-  Json json{{"scheduler", plan.options.scheduler},
-            {"layout", plan.options.layout},
-            {"key_sub_ranges", plan.options.key_sub_ranges},
-            {"spread", plan.options.spread},
-            {"tolerance", tolerance(plan)},
-            {"price", plan.options.price},
-            {"servers", plan.cluster.num_servers()},
-            {"max_over_mean_before", summary.max_over_mean_before},
-            {"max_over_mean", summary.max_over_mean},
-            {"qkv_bytes", summary.qkv_bytes},
-            {"o_bytes", summary.o_bytes},
-            {"max_send_bytes", summary.max_send_bytes},
-            {"max_recv_bytes", summary.max_receive_bytes},
-            {"max_memory_bytes", summary.max_memory_bytes},
-            {"tokens_max", summary.tokens_max},
-            {"tokens_min", summary.tokens_min},
-            {"tasks", plan.tasks.size()},
-            {"lower_bound_bytes", lower_bound_bytes(plan)},
-            {"metadata_us", std::llround(planned.metadata_seconds * 1e6)},
-            {"hash", plan_hash(plan)},
-            {"violations", Json::array()}};  // an invalid plan ends in an error
-  if (planned.plan_seconds) json["plan_us"] = std::llround(*planned.plan_seconds * 1e6);
-  if (plan.options.price != "pairs") {
+  Json json{
+      {"scheduler", plan.options.scheduler},
+      {"layout", plan.options.layout},
+      {"key_sub_ranges", plan.options.key_sub_ranges},
+      {"spread", plan.options.spread},
+      {"tolerance", tolerance(plan)},
+      {"price", plan.options.price},
+      {"servers", plan.cluster.num_servers()},
+      {"max_over_mean_before", summary.max_over_mean_before},
+      {"max_over_mean", summary.max_over_mean},
+      {"qkv_bytes", summary.qkv_bytes},
+      {"o_bytes", summary.o_bytes},
+      {"max_send_bytes", summary.max_send_bytes},
+      {"max_recv_bytes", summary.max_receive_bytes},
+      {"max_memory_bytes", summary.max_memory_bytes},
+      {"tokens_max", summary.tokens_max},
+      {"tokens_min", summary.tokens_min},
+      {"tasks", plan.tasks.size()},
+      {"lower_bound_bytes", plan.shape.window_left < 0 ? Json(lower_bound_bytes(plan)) : Json()},
+      {"tolerance_met", summary.tolerance_met},
+      {"wire_ns", planned.wire_ns},
+      {"shape", shape_json(planned)},
+      {"metadata_us", std::llround(planned.metadata_time.seconds * 1e6)},
+      {"hash", plan_hash(plan)},
+      {"violations", Json::array()}};  // an invalid plan ends in an error
+  if (planned.plan_time) json["plan_us"] = std::llround(planned.plan_time->seconds * 1e6);
+  if (planned.by_time()) {
     json["max_over_mean_time"] = summary.max_over_mean_time;
     json["max_time_ns"] = summary.max_time_ns;
+    json["time_checked"] = planned.profile != nullptr;
   }
   return json;
 }
@@ -251,28 +244,10 @@ std::string name_of(const PlanOptions& options) {
 
 }  // namespace
 
-double metadata_seconds(const Plan& plan) {
-  const Stopwatch watch;
-  const PlanIndex index(plan);
-  for (size_t rank = 0; rank < plan.load.size(); ++rank) index.exchange(static_cast<int>(rank));
-  return watch.seconds();
-}
-
-Planned make_and_check(const PlanRequest& request) {
-  const Stopwatch watch;
-  Planned planned{.plan = make_plan(request)};
-  planned.plan_seconds = watch.seconds();
-  const std::vector<std::string> violations =
-      validate(planned.plan, checks_of(find_scheduler(planned.plan.options.scheduler)));
-  DISTCA_CHECK(violations.empty(), "our own plan is invalid: {}", violations.front());
-  planned.metadata_seconds = metadata_seconds(planned.plan);
-  return planned;
-}
-
 void print_report(const Planned& planned, const PlanRequest* request) {
   const Plan& plan = planned.plan;
   const PlanSummary summary = summarize(plan);
-  const Plan before = plain_packing(plan);
+  const Plan before = plain_packing(plan, planned.profile);
   fmt::print("{} documents, {} tokens on {} workers ({} to {} each), {} servers\n",
              with_thousands(static_cast<int64_t>(plan.nano_batch.documents.size())),
              with_thousands(plan.nano_batch.num_tokens()), plan.cluster.num_workers,
@@ -282,38 +257,39 @@ void print_report(const Planned& planned, const PlanRequest* request) {
              plan.options.layout, name_of(plan.options), tolerance(plan),
              with_thousands(static_cast<int64_t>(plan.tasks.size())));
   print_bars(before, plan);
-  print_times(planned, summary);
+  print_evenness(planned, summary, before);
+  print_bytes(planned, summary);
   if (plan.cluster.num_servers() <= kMostServersInMatrix && summary.qkv_bytes > 0) {
-    fmt::print("\nexchange, MiB of Q, K, V\n{}", matrix(plan));
+    fmt::print("\nexchange, MiB of Q, K, V\n{}", exchange_matrix(plan));
   }
   if (request != nullptr && plan.cluster.num_servers() <= kMostServersForWhatIf) {
     fmt::print("\nwhat another tolerance would cost\n{}", what_if(*request, plan));
   }
-  fmt::print("\nhash        {}\nvalid\n", plan_hash(plan));
+  fmt::print("\nhash        {}\nvalid{}\n", plan_hash(plan),
+             planned.by_time() && !planned.profile ? " (time not checked: give --profile)" : "");
 }
 
 void print_summary_json(const Planned& planned) {
   fmt::print("{}", canonical_json(summary_json(planned)));
 }
 
-void print_comparison(const PlanRequest& request, bool as_json) {
+void print_comparison(const PlanRequest& request, const AskedShape& asked, bool as_json) {
   Json list = Json::array();
-  Table table({"scheduler", "layout", "tolerance", "max/mean", "tokens max", "QKV MiB", "O MiB",
-               "largest out", "largest in", "tasks", "plan ms"});
+  Table table({"scheduler", "layout", "tolerance", balanced_unit(request.profile != nullptr), "met",
+               "tokens max", "QKV MiB", "O MiB", "largest out", "largest in", "tasks", "plan ms"});
   for (const PlanOptions& options : all_options(request.options)) {
     PlanRequest one = request;
     one.options = options;
     try {
-      const Planned planned = make_and_check(one);
+      const Planned planned = make_and_check(one, asked);
       const PlanSummary summary = summarize(planned.plan);
       table.add_row({name_of(options), planned.plan.options.layout,
-                     fmt::format("{:g}", tolerance(planned.plan)),
-                     fmt::format("{:.3f}", summary.max_over_mean),
-                     with_thousands(summary.tokens_max), mebibytes(summary.qkv_bytes),
-                     mebibytes(summary.o_bytes), mebibytes(summary.max_send_bytes),
-                     mebibytes(summary.max_receive_bytes),
+                     fmt::format("{:g}", tolerance(planned.plan)), ratio(summary.max_over_share),
+                     summary.tolerance_met ? "yes" : "no", with_thousands(summary.tokens_max),
+                     mebibytes(summary.qkv_bytes), mebibytes(summary.o_bytes),
+                     mebibytes(summary.max_send_bytes), mebibytes(summary.max_receive_bytes),
                      std::to_string(planned.plan.tasks.size()),
-                     fmt::format("{:.2f}", *planned.plan_seconds * 1e3)});
+                     fmt::format("{:.3f}", planned.plan_time->seconds * 1e3)});
       list.push_back(summary_json(planned));
     } catch (const Error& error) {
       table.add_row({name_of(options), options.layout, error.what()});
@@ -328,10 +304,13 @@ void print_comparison(const PlanRequest& request, bool as_json) {
     fmt::print("{}", canonical_json(list));
     return;
   }
-  fmt::print("{} documents, {} tokens, {} servers; bytes of one layer, forward, all servers\n\n{}",
-             with_thousands(static_cast<int64_t>(request.nano_batch.documents.size())),
-             with_thousands(request.nano_batch.num_tokens()), request.cluster.num_servers(),
-             table.to_string());
+  fmt::print(
+      "{} documents, {} tokens, {} servers; bytes of one layer, forward, all "
+      "servers\n{}\n{}\n{}plan ms: best of 3 where a call takes less than 50 ms\n",
+      with_thousands(static_cast<int64_t>(request.nano_batch.documents.size())),
+      with_thousands(request.nano_batch.num_tokens()), request.cluster.num_servers(),
+      shape_line(request.shape, asked), profile_note(request.shape, request.profile.get()),
+      table.to_string());
 }
 
 }  // namespace distca::cli

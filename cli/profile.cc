@@ -17,7 +17,9 @@
 #include <string>
 #include <vector>
 
+#include "cli/finite_range.h"
 #include "cli/verbs.h"
+#include "distca/base/build_info.h"
 #include "distca/base/clock.h"
 #include "distca/base/error.h"
 #include "distca/base/file.h"
@@ -31,7 +33,7 @@ namespace distca::cli {
 namespace {
 
 constexpr int64_t kLeastTokens = 16;  // first point of the grid
-constexpr int64_t kMostTokens = 1 << 20;
+constexpr int64_t kMostMeasuredTokens = 1 << 20;
 constexpr int kCpu = -1;
 constexpr size_t kRounds = 5;  // wanted of each point
 constexpr size_t kMostRounds = 25;
@@ -219,6 +221,55 @@ AttentionProfile to_profile(const ProfileArguments& arguments,
   return profile;
 }
 
+/// GFLOP/s of a matrix product: what this machine's attention could reach at best.
+double measured_peak(const ProfileArguments& arguments) {
+  constexpr int64_t kSize = 512;
+  constexpr int kCalls = 10;
+  const auto type = aten_type(scalar_type(arguments.dtype));
+  const at::Tensor a = at::randn({kSize, kSize}, at::kFloat).to(type);
+  const at::Tensor b = at::randn({kSize, kSize}, at::kFloat).to(type);
+  at::Tensor product = at::mm(a, b);
+  double fastest_s = 1e9;
+  for (int call = 0; call < kCalls; ++call) {
+    const Stopwatch watch;
+    at::mm_out(product, a, b);
+    fastest_s = std::min(fastest_s, watch.seconds());
+  }
+  return 2e-9 * kSize * kSize * kSize / fastest_s;
+}
+
+/// The highest GFLOP/s of one pass at any point.
+double highest_rate(const AttentionProfile& profile, const std::vector<int64_t>& ns,
+                    int64_t pair_flops) {
+  double highest = 0;
+  for (size_t i = 0; i < ns.size(); ++i) {
+    const int64_t q = profile.q_tokens[i / profile.kv_tokens.size()];
+    const int64_t kv = profile.kv_tokens[i % profile.kv_tokens.size()];
+    if (q > kv) continue;
+    const int64_t pairs = attention_pairs({kv - q, kv}, {0, kv}, MaskType::kCausal);
+    highest =
+        std::max(highest, static_cast<double>(pairs * pair_flops) / static_cast<double>(ns[i]));
+  }
+  return highest;
+}
+
+/// What the rates below are rates of, and of what limit.
+void print_limit(const ProfileArguments& arguments, const AttentionProfile& profile,
+                 int64_t forward_flops) {
+  const double peak = measured_peak(arguments);
+  const double forward = highest_rate(profile, profile.forward_ns, forward_flops);
+  const double backward = highest_rate(profile, profile.backward_ns, forward_flops * 5 / 2);
+  fmt::print("\n{}, {} thread{}, {}, distca {}\n", profile.machine, arguments.threads,
+             arguments.threads == 1 ? "" : "s", arguments.dtype, build_info::kCommit);
+  fmt::print(
+      "FLOP: 2 x (head_dim_qk + head_dim_v) a query head and pair that the mask allows; "
+      "backward 2.5 x forward\n");
+  fmt::print(
+      "limit: {:.1f} GFLOP/s of at::mm, 512 x 512 x 512; forward reaches {:.0f} % of it, "
+      "backward {:.0f} %\n",
+      peak, 100 * forward / peak, 100 * backward / peak);
+}
+
 /// GFLOP/s of one pass at every point; `pair_flops` of one (query, key) pair.
 void print_rates(const char* title, const AttentionProfile& profile, const std::vector<int64_t>& ns,
                  int64_t pair_flops) {
@@ -328,6 +379,7 @@ void run_profile(const ProfileArguments& arguments) {
   file.commit();
   const AttentionShape& shape = profile.shape;
   const int64_t pair_flops = 2 * shape.num_heads * (shape.head_dim_qk + shape.head_dim_v);
+  print_limit(arguments, profile, pair_flops);
   print_rates("forward", profile, profile.forward_ns, pair_flops);
   print_rates("backward", profile, profile.backward_ns, pair_flops * 5 / 2);
   print_check(profile, measured.subspan(grid_size));
@@ -356,14 +408,14 @@ void add_profile(CLI::App& app) {
       ->capture_default_str();
   verb->add_option("--max-tokens", arguments->max_tokens,
                    "Most queries and keys measured; beyond, plans go by pairs")
-      ->check(CLI::Range(int64_t{128}, kMostTokens))
+      ->check(CLI::Range(int64_t{128}, kMostMeasuredTokens))
       ->capture_default_str();
   verb->add_option("--threads", arguments->threads, "Of one call, as train.threads_per_rank")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
   verb->add_option("--seconds", arguments->seconds,
                    "Most time, if one call of each task takes no longer")
-      ->check(CLI::Range(0.0, 1e6))
+      ->check(finite_range(0, 1e6))
       ->capture_default_str();
   verb->add_option("--out", arguments->out, "The profile (docs/profile_format.md)")->required();
   verb->footer(

@@ -35,7 +35,8 @@ TEST_F(CliProfileTest, measures_the_shape_asked_for) {
   const Outcome outcome = run_distca(
       command({"--heads", "4", "--kv-heads", "2", "--head-dim", "16", "--dtype", "fp32"}));
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
-  EXPECT_THAT(outcome.out, AllOf(HasSubstr("error: median"), HasSubstr("1 call of each task")));
+  EXPECT_THAT(outcome.out, AllOf(HasSubstr("error: median"), HasSubstr("1 call of each task"),
+                                 HasSubstr(", 1 thread, fp32, distca "), HasSubstr("% of it")));
   const auto profile = profile_by_name(file());
   EXPECT_EQ(profile->shape, (AttentionShape{.num_heads = 4,
                                             .num_kv_heads = 2,
@@ -56,6 +57,8 @@ TEST_F(CliProfileTest, bad_input_is_refused_before_anything_is_measured) {
               AllOf(HasSubstr("--head-dim 12"), HasSubstr("multiple of 8")));
   EXPECT_THAT(refusal_of({"--heads", "0"}), HasSubstr("--heads"));
   EXPECT_THAT(refusal_of({"--dtype", "fp17"}), HasSubstr("fp17 not in {bf16,fp32,fp64}"));
+  EXPECT_THAT(refusal({"profile", "--attention", "--out", file(), "--seconds", "nan"}),
+              HasSubstr("nan is not a number"));
   EXPECT_THAT(refusal({"profile", "--attention", "--heads", "1024", "--head-dim", "1024",
                        "--max-tokens", "1048576", "--out", file()}),
               HasSubstr("more than this machine's"));

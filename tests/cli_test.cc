@@ -6,18 +6,24 @@
 
 #include <cstdlib>
 #include <map>
+#include <sstream>
 
 #include "distca/base/file.h"
 #include "distca/batch/test_folder.h"
+#include "distca/plan/plan.h"
+#include "distca/plan/plan_batch_input.h"
 #include "tests/run_command.h"
 
 namespace distca::testing {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::ElementsAre;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 using ::testing::StartsWith;
 
 class CliTest : public FolderTest {
@@ -153,11 +159,169 @@ TEST(Cli, plan_of_a_workload_has_the_promised_figures) {
 TEST(Cli, plan_explains_itself) {
   const Outcome outcome = run_distca({"plan", "--workload", kWorkload, "--profile", "h200"});
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
-  for (const char* part : {"load (of the mean) before", "tokens before", "memory (MiB) before",
+  for (const char* part : {"time (1: its share) before", "tokens before", "memory (MiB) before",
                            "in: Q, K, V, O (MiB) before", "out: Q, K, V, O (MiB) before",
-                           "by predicted time (NVIDIA H200", "from \\ to", "0.02 (chosen)", "0.1 ",
-                           "on any layout", "\nvalid\n"}) {
+                           "by predicted time (NVIDIA H200", "from \\ to", "0.02 (chosen)",
+                           "max/mean by time", "0.1 ", "on any layout", "(best of 3)", "\nvalid\n",
+                           "4 query heads, 1 key head, head_dim 128, bf16 (one of 8 "
+                           "tensor-parallel ranks), window all; "
+                           "memory of Q, K, V, O of 1 layer",
+                           "assumed links: 50 GB/s and 20 us a message between nodes"}) {
     EXPECT_THAT(outcome.out, HasSubstr(part));
+  }
+  EXPECT_THAT(outcome.out,
+              AllOf(Not(HasSubstr("tolerance missed")), Not(HasSubstr("profile is of"))));
+}
+
+TEST(Cli, bars_of_load_are_of_what_is_balanced_over_each_servers_share) {
+  const Outcome outcome = run_distca({"plan", "--workload", kWorkload, "--scheduler", "balanced",
+                                      "--tolerance", "0.01", "--capacity", "0,1,1,1,1,1,1,2"});
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("pairs (1: its share) before"));
+  EXPECT_THAT(outcome.out, HasSubstr("max/mean    load on servers of capacity 0 before, 1.0"));
+  const std::string bars = outcome.out.substr(0, outcome.out.find("tokens before"));
+  std::istringstream lines(bars.substr(bars.find("\n0 ") + 1));
+  std::string line;
+  std::getline(lines, line);
+  EXPECT_THAT(line, EndsWith(" 0.000"));
+  while (std::getline(lines, line) && line[0] != 'a') {
+    const double after = std::stod(line.substr(line.rfind(' ')));
+    EXPECT_GT(after, 0.8) << line;
+    EXPECT_LE(after, 1.01) << line;
+  }
+  EXPECT_THAT(line, StartsWith("a server of capacity 0 has no share"));
+}
+
+TEST(Cli, of_many_servers_those_that_matter_most_are_shown) {
+  const Outcome outcome =
+      run_distca({"plan", "--workload", "distca/plan/testdata/workloads/pretrain_64x128k_1.json"});
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out,
+              ContainsRegex("\n1?[0-9] of 64 servers: the most loaded before and after"));
+}
+
+TEST(Cli, a_missed_tolerance_is_said_everywhere) {
+  const Outcome report = run_distca({"plan", "--workload", kWorkload, "--scheduler", "local"});
+  EXPECT_THAT(report.out, AllOf(HasSubstr("\ntolerance missed: 1.85625 > 1.05\n"),
+                                ContainsRegex("0\\.05 \\(chosen\\) +1\\.856  no ")));
+  const auto met = [](const char* scheduler) {
+    return Json::parse(run_distca({"plan", "--workload", kWorkload, "--scheduler", scheduler,
+                                   "--summary-json"})
+                           .out)
+        .at("tolerance_met")
+        .get<bool>();
+  };
+  EXPECT_FALSE(met("local"));
+  EXPECT_TRUE(met("balanced"));
+  const Outcome table = run_distca({"plan", "--workload", kWorkload, "--compare"});
+  EXPECT_THAT(table.out, AllOf(ContainsRegex("\nlocal [^\n]* 1\\.856  no "),
+                               ContainsRegex("\nwlb [^\n]* 7\\.338  no "),
+                               ContainsRegex("\ngreedy [^\n]* 1\\.050  yes ")));
+}
+
+TEST(Cli, wire_counts_q_k_v_o_and_a_latency_a_message_on_the_link_of_each_pair) {
+  const auto wire = [](std::vector<std::string> links) {
+    std::vector<std::string> command{"plan",  "--workload", kWorkload,    "--scheduler",
+                                     "local", "--layout",   "sequential", "--summary-json"};
+    command.insert(command.end(), links.begin(), links.end());
+    const Json json = Json::parse(run_distca(command).out);
+    EXPECT_EQ(json.at("o_bytes"), 0);
+    return std::pair(json.at("wire_ns").get<int64_t>(), json.at("max_recv_bytes").get<int64_t>());
+  };
+  // Rank 4 receives most, from 3 peers; 1 GB/s is 1 byte a nanosecond.
+  const auto [far_ns, bytes] = wire({"--between-gbytes", "1"});
+  EXPECT_EQ(far_ns, 3 * 20'000 + bytes);
+  const auto [near_ns, same] =
+      wire({"--between-gbytes", "1", "--inside-gbytes", "2", "--ranks-per-node", "8"});
+  EXPECT_EQ(near_ns, 3 * 20'000 + same / 2);
+}
+
+TEST(Cli, a_window_has_no_known_bound) {
+  const std::vector<std::string> command{"plan", "--workload", kWorkload, "--window", "4096"};
+  EXPECT_THAT(run_distca(command).out, HasSubstr("no bound known with a window"));
+  std::vector<std::string> as_json = command;
+  as_json.emplace_back("--summary-json");
+  const Json json = Json::parse(run_distca(as_json).out);
+  EXPECT_TRUE(json.at("lower_bound_bytes").is_null());
+  EXPECT_EQ(json.at("shape").at("window_left"), 4095);
+  const Outcome keys = run_distca({"plan", "--workload", kWorkload, "--key-sub-ranges"});
+  EXPECT_THAT(keys.out, HasSubstr("key sub-ranges may go below it"));
+}
+
+TEST(Cli, memory_is_of_all_activations_where_the_model_is_known) {
+  const auto memory = [](std::vector<std::string> more) {
+    more.insert(more.begin(), {"plan", "--workload", kWorkload, "--summary-json"});
+    return Json::parse(run_distca(more).out).at("max_memory_bytes").get<int64_t>();
+  };
+  const int64_t attention = memory({});
+  EXPECT_EQ(memory({"--layers", "3"}), 3 * attention);
+  EXPECT_EQ(memory({"--layers", "0"}), 0);
+  // 131,136 tokens at most of 4 x 14336 / 8 numbers of the MLP in bf16, and more.
+  EXPECT_GT(memory({"--hidden-size", "4096", "--intermediate-size", "14336"}),
+            attention + 131'000LL * 4 * 14'336 / 8 * 2);
+  EXPECT_THAT(refusal({"plan", "--workload", kWorkload, "--hidden-size", "4096"}),
+              HasSubstr("--intermediate-size"));
+}
+
+TEST(Cli, with_layers_0_the_plan_is_the_one_that_training_makes) {
+  const Outcome outcome =
+      run_distca({"plan", "--workload", kWorkload, "--heads", "4", "--kv-heads", "1",
+                  "--tensor-parallel", "1", "--layers", "0", "--summary-json"});
+  PlanRequest request;  // as plan_request in distca/train/config.h
+  request.nano_batch = read_workload(kWorkload).nano_batch;
+  request.cluster = Cluster::in_place(8);
+  request.shape = {.num_heads = 4, .num_kv_heads = 1};
+  EXPECT_EQ(Json::parse(outcome.out).at("hash"), plan_hash(make_plan(request)));
+}
+
+TEST(Cli, a_profile_of_another_shape_is_said) {
+  const Outcome outcome =
+      run_distca({"plan", "--workload", kWorkload, "--profile", "h200", "--dtype", "fp32"});
+  EXPECT_THAT(outcome.out,
+              HasSubstr("the profile is of 4 query heads, 1 key head, head_dim 128 of 2 "
+                        "bytes an element, the plan of 4 query heads"));
+}
+
+TEST_F(CliTest, predicted_times_of_a_plan_are_checked_with_its_profile_only) {
+  const std::string file = in_folder("plan.json"), by_pairs = in_folder("pairs.json");
+  ASSERT_EQ(
+      run_distca({"plan", "--workload", kWorkload, "--profile", "h200", "--out", file}).exit_code,
+      0);
+  ASSERT_EQ(run_distca({"plan", "--workload", kWorkload, "--out", by_pairs}).exit_code, 0);
+  EXPECT_THAT(run_distca({"plan", "--plan", file, "--profile", "h200"}).out, EndsWith("\nvalid\n"));
+  EXPECT_THAT(run_distca({"plan", "--plan", file}).out,
+              EndsWith("\nvalid (time not checked: give --profile)\n"));
+  EXPECT_THAT(run_distca({"plan", "--plan", by_pairs}).out, EndsWith("\nvalid\n"));
+  EXPECT_THAT(refusal({"plan", "--plan", by_pairs, "--profile", "h200"}),
+              AllOf(HasSubstr(by_pairs), HasSubstr("priced by pairs"), HasSubstr("@")));
+  EXPECT_THAT(refusal({"plan", "--plan", file, "--seed", "2"}),
+              HasSubstr("--plan takes no --seed"));
+  std::string text = read_file(file);
+  const size_t time = text.find("\"time_ns\":") + 10;
+  text.replace(time, 1, text[time] == '1' ? "2" : "1");
+  write_file_atomically(file, text);
+  EXPECT_EQ(run_distca({"plan", "--plan", file}).exit_code, 0);
+  EXPECT_THAT(refusal({"plan", "--plan", file, "--profile", "h200"}),
+              HasSubstr("not a valid plan"));
+}
+
+TEST(Cli, options_that_would_be_ignored_are_refused) {
+  for (const std::vector<std::string>& ignored : {std::vector<std::string>{"--scheduler", "greedy"},
+                                                  {"--layout", "sequential"},
+                                                  {"--key-sub-ranges"},
+                                                  {"--spread"}}) {
+    std::vector<std::string> command{"plan", "--workload", kWorkload, "--compare"};
+    command.insert(command.end(), ignored.begin(), ignored.end());
+    EXPECT_THAT(refusal(command), HasSubstr("--compare takes no " + ignored[0]));
+  }
+}
+
+TEST(Cli, what_is_not_a_number_is_refused) {
+  for (const char* option :
+       {"--between-gbytes", "--inside-gbytes", "--tolerance", "--validation-fraction"}) {
+    EXPECT_THAT(refusal({"plan", "--workload", kWorkload, option, "nan"}),
+                AllOf(HasSubstr(option), HasSubstr("nan is not a number in")));
+    EXPECT_THAT(refusal({"plan", "--workload", kWorkload, option, "1e300"}), HasSubstr(option));
   }
 }
 

@@ -6,6 +6,9 @@
 
 namespace distca {
 
+/// Of a nano-batch: its pairs stay below 2^60.
+inline constexpr int64_t kMostTokens = int64_t{1} << 30;
+
 /// A run of tokens that attend only to each other; position = offset in the document.
 struct Document {
   int64_t id = 0;      // index in its nano-batch

@@ -7,11 +7,11 @@
 #include "distca/base/error.h"
 #include "distca/base/file.h"
 #include "distca/base/hash.h"
+#include "distca/batch/document.h"
 
 namespace distca {
 namespace {
 
-constexpr int64_t kMostTokens = int64_t{1} << 30;
 constexpr int64_t kMostNs = int64_t{1} << 50;  // 13 days
 constexpr size_t kMostPoints = 256;
 constexpr int64_t kMostSize = 1 << 20;

@@ -15,7 +15,13 @@ namespace {
 
 constexpr int64_t kMaxCapacity = 1'000'000'000;  // of all servers together: products stay in int64
 constexpr int64_t kMaxTolerancePpm = 10'000'000;
-constexpr int64_t kMaxTokens = int64_t{1} << 30;  // of a nano-batch: pairs stay below 2^60
+
+void check_link(const char* name, const Link& link) {
+  if (link.bytes_per_us >= 1 && link.latency_ns >= 0) return;
+  throw Error(ErrorKind::kPlan,
+              "link {}: {} bytes per microsecond after {} ns; at least 1 after at least 0", name,
+              link.bytes_per_us, link.latency_ns);
+}
 
 void check_cluster(const Cluster& cluster) {
   if (cluster.num_workers < 1) {
@@ -41,6 +47,8 @@ void check_cluster(const Cluster& cluster) {
     throw Error(ErrorKind::kPlan, "a cap of {} tokens per worker is negative (0: no cap)",
                 cluster.max_tokens_per_worker);
   }
+  check_link("inside", cluster.inside);
+  check_link("between", cluster.between);
 }
 
 void check_request(const PlanRequest& request) {
@@ -49,14 +57,14 @@ void check_request(const PlanRequest& request) {
   const auto& documents = request.nano_batch.documents;
   for (size_t i = 0; i < documents.size(); ++i) {
     DISTCA_CHECK_EQ(documents[i].id, static_cast<int64_t>(i));
-    if (documents[i].length < 0 || documents[i].length > kMaxTokens) {
+    if (documents[i].length < 0 || documents[i].length > kMostTokens) {
       throw Error(ErrorKind::kPlan, "document {} has {} tokens, not 0 .. {}", i,
-                  documents[i].length, kMaxTokens);
+                  documents[i].length, kMostTokens);
     }
     tokens += documents[i].length;
   }
-  if (tokens > kMaxTokens) {
-    throw Error(ErrorKind::kPlan, "a nano-batch of {} tokens exceeds {}", tokens, kMaxTokens);
+  if (tokens > kMostTokens) {
+    throw Error(ErrorKind::kPlan, "a nano-batch of {} tokens exceeds {}", tokens, kMostTokens);
   }
   const int64_t caps[] = {request.cluster.max_send_bytes, request.cluster.max_receive_bytes,
                           request.cluster.max_memory_bytes};

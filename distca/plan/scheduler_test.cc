@@ -125,16 +125,17 @@ TEST(Scheduler, a_server_of_capacity_0_ends_with_no_load) {
   EXPECT_EQ(make_plan(request).load[0].pairs, 0);
 }
 
+std::string message(const PlanRequest& request) {
+  try {
+    make_plan(request);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kPlan);
+    return error.what();
+  }
+  return "no error";
+}
+
 TEST(Scheduler, an_unknown_name_is_refused_with_the_nearest_known) {
-  const auto message = [](const PlanRequest& request) -> std::string {
-    try {
-      make_plan(request);
-    } catch (const Error& error) {
-      EXPECT_EQ(error.kind(), ErrorKind::kPlan);
-      return error.what();
-    }
-    return "no error";
-  };
   EXPECT_THAT(message(request_for({10}, 1, "greddy")),
               AllOf(HasSubstr("scheduler 'greddy'"), HasSubstr("did you mean 'greedy'?"),
                     HasSubstr("local")));
@@ -148,6 +149,17 @@ TEST(Scheduler, an_unknown_name_is_refused_with_the_nearest_known) {
   EXPECT_THAT(message(request), HasSubstr("document 0 has -1 tokens"));
   request = request_for({10}, 1, "greedy", -1);
   EXPECT_THAT(message(request), HasSubstr("tolerance"));
+}
+
+TEST(Scheduler, a_link_that_carries_nothing_is_refused) {
+  PlanRequest request = request_for({512}, 2);
+  request.cluster.between = {.latency_ns = 0, .bytes_per_us = 1};
+  EXPECT_EQ(message(request), "no error");
+  request.cluster.between.bytes_per_us = 0;
+  EXPECT_THAT(message(request), HasSubstr("link between: 0 bytes per microsecond"));
+  request.cluster.between.bytes_per_us = 1;
+  request.cluster.inside.latency_ns = -1;
+  EXPECT_THAT(message(request), HasSubstr("link inside: 50000 bytes per microsecond after -1 ns"));
 }
 
 }  // namespace

@@ -10,8 +10,6 @@
 namespace distca {
 namespace {
 
-constexpr int64_t kMostTokens = int64_t{1} << 30;  // of a nano-batch: pairs stay below 2^60
-
 std::string words(const Range& range) { return fmt::format("[{}, {})", range.begin, range.end); }
 
 class Validator {
