@@ -114,7 +114,7 @@ class Trainer {
   }
 
  private:
-  /// Every rank reads the profile for itself: refuses others than rank 0's.
+  /// Every rank reads the profile for itself: refuses to go on with several.
   void check_prices() {
     const std::vector<std::string> prices = all_gather_text(comm_, price_of(config_), "profile");
     std::vector<int> others;
