@@ -54,7 +54,6 @@ constexpr SchedulerEntry kSchedulers[] = {
      .summary = "the paper's released planner, for counting bytes only",
      .schedule = schedule_greedy_original,
      .layout = "sequential-exact",
-     .only_this_layout = true,
      .cuts = false},
     {.name = "local",
      .summary = "every query where it lives: plain packing",

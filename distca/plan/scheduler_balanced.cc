@@ -1,5 +1,6 @@
 #include "distca/plan/scheduler_balanced.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "distca/plan/assignment.h"
@@ -11,6 +12,10 @@ namespace distca {
 
 /// Some 50 us each; a hundred more gain less than 1 % of the bytes.
 constexpr int kRounds = 96;
+/// Servers that no move brings below their bounds: every round looks at all of them again.
+constexpr int kMostAbove = 8;
+/// Other goals are for few blocks: there a plan takes microseconds.
+constexpr int kFewServers = 32;
 
 namespace {
 
@@ -27,12 +32,20 @@ double highest_load(const Assignment& state, const Cluster& cluster) {
   return max_over_mean(cluster, load);
 }
 
+int servers_above(const Mover& mover) {
+  int count = 0;
+  for (int server = 0; server < mover.state().num_servers(); ++server) {
+    count += mover.excess(server) > 0 ? 1 : 0;
+  }
+  return count;
+}
+
 /// caps_first: before anything moves for even load.
 Tried attempt(const PlanRequest& request, const Layout& layout, bool caps_first) {
   Mover mover(request, layout);
   if (caps_first) respect_caps(mover, request.cluster);
   mover.balance();
-  improve(mover, request.cluster, kRounds);
+  if (servers_above(mover) <= kMostAbove) improve(mover, request.cluster, kRounds);
   if (!caps_first) {
     respect_caps(mover, request.cluster);
     mover.balance();  // what caps have moved, within the caps
@@ -45,29 +58,48 @@ Tried attempt(const PlanRequest& request, const Layout& layout, bool caps_first)
           highest_load(state, request.cluster)};
 }
 
-/// With few blocks the tolerance may be out of reach, and moves made on the way to it cost bytes
-/// for nothing. So once more, with what was reached as the goal.
-Tried cheaper_if_out_of_reach(const PlanRequest& request, const Layout& layout, Tried found) {
-  constexpr double kMillion = 1e6;
-  const double reached_ppm = (found.highest - 1) * kMillion + 1;
-  if (reached_ppm <= static_cast<double>(request.options.tolerance_ppm) + 1 ||
-      reached_ppm > kMillion * kMillion) {
-    return found;
+constexpr double kMillion = 1e6;
+
+double allowed(const PlanRequest& request) {
+  return 1 + static_cast<double>(request.options.tolerance_ppm) / kMillion;
+}
+
+/// Within the tolerance, then the more even one; between equals the one that moves fewer bytes.
+bool better(const Tried& a, const Tried& b, double allowed) {
+  const double even_a = std::max(a.highest, allowed), even_b = std::max(b.highest, allowed);
+  return even_a != even_b ? even_a < even_b : a.price < b.price;
+}
+
+/// With few blocks the search may miss the tolerance. Another goal leads it elsewhere: tighter ones
+/// may end more evenly, and with what was reached as the goal no move is made for nothing.
+Tried with_other_goals(const PlanRequest& request, const Layout& layout, Tried best) {
+  const double bound = allowed(request) + 1e-9;
+  PlanRequest other = request;
+  const auto attempt_at = [&](int64_t tolerance_ppm) {
+    other.options.tolerance_ppm = tolerance_ppm;
+    Tried found = attempt(other, layout, false);
+    if (found.overrun == 0 && better(found, best, bound)) best = std::move(found);
+  };
+  const int64_t asked = request.options.tolerance_ppm;
+  for (const int64_t tighter : {asked / 2, asked / 4, int64_t{0}}) {
+    if (best.highest > bound) attempt_at(tighter);
   }
-  PlanRequest again = request;
-  again.options.tolerance_ppm = static_cast<int64_t>(reached_ppm);
-  Tried other = attempt(again, layout, false);
-  const bool better =
-      other.overrun == 0 && other.highest <= found.highest && other.price < found.price;
-  return better ? other : found;
+  const double reached_ppm = (best.highest - 1) * kMillion + 1;
+  if (best.highest > bound && reached_ppm < kMillion * kMillion) {
+    attempt_at(static_cast<int64_t>(reached_ppm));
+  }
+  return best;
 }
 
 }  // namespace
 
 std::vector<Task> schedule_balanced(const PlanRequest& request, const Layout& layout) {
   Tried even_first = attempt(request, layout, false);
+  if (even_first.overrun == 0 && request.cluster.num_servers() > kFewServers) {
+    return even_first.tasks;
+  }
   if (even_first.overrun == 0) {
-    return cheaper_if_out_of_reach(request, layout, std::move(even_first)).tasks;
+    return with_other_goals(request, layout, std::move(even_first)).tasks;
   }
   Tried caps_first = attempt(request, layout, true);
   return caps_first.overrun < even_first.overrun ? caps_first.tasks : even_first.tasks;
