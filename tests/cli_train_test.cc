@@ -7,8 +7,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "distca/base/file.h"
 #include "distca/batch/test_folder.h"
+#include "distca/cost/attention_profile.h"
 #include "tests/run_command.h"
 
 namespace distca::testing {
@@ -113,6 +116,8 @@ TEST_F(CliTrainTest, a_bad_value_is_named_with_what_would_be_right) {
               AllOf(HasSubstr("gredy"), HasSubstr("did you mean 'greedy'")));
   EXPECT_THAT(train_refusal({"plan.scheduler=greedy-original"}),
               AllOf(HasSubstr("greedy-original"), HasSubstr("counting bytes only")));
+  EXPECT_THAT(train_refusal({"plan.layout=sequential-exact"}),
+              AllOf(HasSubstr("sequential-exact"), HasSubstr("must be one of \"\", balanced")));
   EXPECT_THAT(train_refusal({"plan.layout=diagonal"}),
               AllOf(HasSubstr("diagonal"), HasSubstr("sequential")));
   EXPECT_THAT(train_refusal({"--workers", "0"}), AllOf(HasSubstr("--workers"), HasSubstr("1")));
@@ -121,6 +126,9 @@ TEST_F(CliTrainTest, a_bad_value_is_named_with_what_would_be_right) {
               AllOf(HasSubstr("optimizer.beta2"), HasSubstr("below 1")));
   EXPECT_THAT(train_refusal({"plan.tolerance=1e300"}),
               AllOf(HasSubstr("plan.tolerance"), HasSubstr("at most 10")));
+  EXPECT_THAT(train_refusal({"plan.tolerance=20"}),
+              AllOf(HasSubstr("plan.tolerance"), HasSubstr("at most 10")));
+  EXPECT_THAT(train_refusal({"plan.tolerance=-0.5"}), HasSubstr("-1 for the scheduler's own"));
   EXPECT_THAT(train_refusal({"train.output_dir="}), HasSubstr("name a folder"));
   EXPECT_THAT(train_refusal({"model.hidden_size=1000000", "model.num_hidden_layers=1000"}),
               HasSubstr("GiB on each worker"));
@@ -178,6 +186,28 @@ TEST_F(CliTrainTest, a_rank_that_another_launcher_started_refuses_bad_input_too)
   const Outcome outcome = rank.wait();
   EXPECT_EQ(outcome.exit_code, 2);
   EXPECT_THAT(outcome.err, HasSubstr("position 0"));
+}
+
+TEST_F(CliTrainTest, ranks_with_different_profiles_refuse_to_start) {
+  AttentionProfile profile = h200_profile();
+  write_file_atomically(folder_ / "a.json", profile_to_json(profile));
+  profile.forward_ns.back() += 1;
+  write_file_atomically(folder_ / "b.json", profile_to_json(profile));
+  const std::string port = free_port();
+  const auto rank = [&](int number, const char* file) {
+    return Program(train_arguments(prefix_, folder_ / "run",
+                                   {"comm.grace_s=1", "plan.profile=" + (folder_ / file).string()}),
+                   torchrun_environment(number, 2, port));
+  };
+  Program first = rank(0, "a.json"), second = rank(1, "b.json");
+  for (Program* program : {&first, &second}) {
+    const Outcome outcome = program->wait();
+    EXPECT_EQ(outcome.exit_code, 2) << outcome.err;
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("plan.profile: rank 1 would plan by"),
+                                   HasSubstr(profile_name(profile)), HasSubstr("rank 0 by")));
+    EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1);
+  }
+  EXPECT_FALSE(fs::exists(folder_ / "run"));
 }
 
 TEST_F(CliTrainTest, a_printed_configuration_reads_back_as_the_same) {

@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <set>
 
 #include "distca/base/file.h"
 #include "distca/batch/test_folder.h"
@@ -126,6 +127,27 @@ TEST_F(TrainingTest, loss_and_held_out_loss_fall_below_the_bigram_entropy) {
   EXPECT_LT(training.held_out.back(), bigram);
 }
 
+TEST_F(TrainingTest, held_out_batches_are_the_same_each_time_and_never_a_steps) {
+  const std::vector<std::string> frozen = {"--workers", "2", "comm.backend=threads",
+                                           "train.steps=5", "optimizer.lr=0"};
+  const auto with = [&](const char* every) {
+    std::vector<std::string> more = frozen;
+    more.push_back(fmt::format("train.validation_every={}", every));
+    return more;
+  };
+  const Training each = train("each", with("1")), second = train("second", with("2")),
+                 last = train("last", with("0"));
+  ASSERT_EQ(each.held_out.size(), 5u);
+  // Nothing is learned: another loss would be that of other batches.
+  EXPECT_THAT(each.held_out, ::testing::Each(each.held_out[0]));
+  EXPECT_THAT(second.held_out, ElementsAre(each.held_out[0], each.held_out[0], each.held_out[0]));
+  EXPECT_THAT(last.held_out, ElementsAre(each.held_out[0]));
+  EXPECT_THAT(each.losses, ::testing::Not(::testing::Contains(each.held_out[0])));
+  EXPECT_EQ(std::set<double>(each.losses.begin(), each.losses.end()).size(), 5u);
+  EXPECT_EQ(second.losses, each.losses);
+  EXPECT_EQ(last.losses, each.losses);
+}
+
 TEST_F(TrainingTest, ranks_that_another_launcher_started_train_the_same) {
   const Training ours = train("ours", {"--workers", "2"});
   const std::vector<std::string> arguments =
@@ -161,6 +183,7 @@ TEST_F(TrainingTest, a_run_leaves_the_files_it_promises) {
     ASSERT_EQ(line.at("attention_s").size(), 2u);
     for (const Json& seconds : line.at("attention_s")) EXPECT_GT(seconds, 0);
     EXPECT_FALSE(line.contains("attention_predicted_s")) << "nothing predicts it";
+    EXPECT_EQ(line.at("price"), "pairs");
     for (const char* pass : {"forward", "backward"}) {
       for (const char* phase : {"embed", "pre", "enter", "attend", "leave", "post", "loss"}) {
         EXPECT_GT(line.at("phases").at(fmt::format("{}_{}_ms", pass, phase)), 0);
@@ -185,7 +208,9 @@ TEST_F(TrainingTest, with_a_profile_predicted_attention_times_stand_beside_measu
       ASSERT_EQ(line.at(name).size(), 3u) << name;
       for (const Json& seconds : line.at(name)) EXPECT_GT(seconds, 0) << name;
     }
+    EXPECT_THAT(line.at("price").get<std::string>(), HasSubstr("NVIDIA H200 (analytic)"));
   }
+  EXPECT_THAT(outcome.out, HasSubstr("processor time; predicted by the profile of NVIDIA H200"));
   EXPECT_THAT(outcome.out, HasSubstr("server  2  measured"));
   EXPECT_THAT(outcome.out, HasSubstr("relative error of a server's predicted time"));
 }

@@ -1,6 +1,8 @@
 #pragma once
 // Time that only goes forward, for durations. Any thread.
 
+#include <time.h>
+
 #include <chrono>
 
 namespace distca {
@@ -8,6 +10,14 @@ namespace distca {
 /// Since an arbitrary start, the same for all threads of the process.
 inline double steady_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+/// Processor time of the calling thread: what other threads and programs do meanwhile does not
+/// lengthen it.
+inline double thread_processor_seconds() {
+  timespec time{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
 class Stopwatch {

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "distca/plan/plan_testing.h"
+#include "distca/plan/scheduler.h"
 #include "distca/plan/validate.h"
 
 namespace distca {
@@ -66,7 +67,24 @@ Played play(Plan plan) {
   return played;
 }
 
-void on_random_plans(const std::function<void(const Played&)>& check) {
+void on_schedulers_plans(const std::function<void(const Played&)>& check) {
+  const std::vector<int64_t> lengths = {5001, 1, 300, 2048};
+  for (const SchedulerEntry& scheduler : schedulers()) {
+    if (!scheduler.cuts) continue;  // training refuses it
+    for (const int workers : {1, 2, 3, 4, 7}) {
+      PlanRequest request = testing::request_for(lengths, workers, std::string(scheduler.name));
+      check(play(make_plan(request)));
+      if (!scheduler.key_sub_ranges) continue;
+      request.options.key_sub_ranges = true;
+      check(play(make_plan(request)));
+      request.options.spread = true;
+      check(play(make_plan(request)));
+    }
+  }
+}
+
+/// Random ones and the schedulers'.
+void on_plans(const std::function<void(const Played&)>& check) {
   Random random(6);
   for (const int workers : {1, 2, 3, 4, 7}) {
     for (int trial = 0; trial < 40; ++trial) {
@@ -76,10 +94,11 @@ void on_random_plans(const std::function<void(const Played&)>& check) {
       check(play(std::move(plan)));
     }
   }
+  on_schedulers_plans(check);
 }
 
 TEST(Exchange, sends_mirror_receives) {
-  on_random_plans([](const Played& played) {
+  on_plans([](const Played& played) {
     std::map<std::pair<int, int>, PeerTransfer> sent;  // (from, to)
     size_t received = 0;
     for (size_t rank = 0; rank < played.ranks.size(); ++rank) {
@@ -101,7 +120,7 @@ TEST(Exchange, sends_mirror_receives) {
 }
 
 TEST(Exchange, messages_are_sorted_disjoint_and_never_empty) {
-  on_random_plans([](const Played& played) {
+  on_plans([](const Played& played) {
     for (const RankExchange& rank : played.ranks) {
       for (const auto* side : {&rank.sends, &rank.receives}) {
         int last_peer = -1;
@@ -128,7 +147,7 @@ TEST(Exchange, messages_are_sorted_disjoint_and_never_empty) {
 }
 
 TEST(Exchange, every_row_of_every_task_is_the_right_token) {
-  on_random_plans([](const Played& played) {
+  on_plans([](const Played& played) {
     size_t tasks = 0;
     for (size_t rank = 0; rank < played.ranks.size(); ++rank) {
       for (const ServerTask& resolved : played.ranks[rank].tasks) {
@@ -157,7 +176,7 @@ TEST(Exchange, every_row_of_every_task_is_the_right_token) {
 }
 
 TEST(Exchange, local_tokens_never_travel) {
-  on_random_plans([](const Played& played) {
+  on_plans([](const Played& played) {
     for (size_t rank = 0; rank < played.ranks.size(); ++rank) {
       const std::set<Token> local(played.local[rank].begin(), played.local[rank].end());
       EXPECT_EQ(played.ranks[rank].local_tokens, static_cast<int64_t>(local.size()));
@@ -171,7 +190,7 @@ TEST(Exchange, local_tokens_never_travel) {
 }
 
 TEST(Exchange, each_token_comes_once_and_only_if_a_task_reads_it) {
-  on_random_plans([](const Played& played) {
+  on_plans([](const Played& played) {
     for (size_t rank = 0; rank < played.ranks.size(); ++rank) {
       std::set<Token> read_q;
       std::set<Token> read_kv;
@@ -235,7 +254,7 @@ RowParts parts_of_rows(const Plan& plan, const RankExchange& rank) {
 
 TEST(Exchange, merges_are_the_rows_with_several_results_and_the_rest_of_their_tasks) {
   size_t several = 0, alone = 0, at_home = 0;
-  on_random_plans([&](const Played& played) {
+  on_plans([&](const Played& played) {
     for (const RankExchange& rank : played.ranks) {
       const RowParts rows = parts_of_rows(played.plan, rank);
       std::set<int32_t> partial;
@@ -300,7 +319,7 @@ TEST(Exchange, a_task_that_overlaps_another_in_part_of_its_rows_is_cut_into_merg
 }
 
 TEST(Exchange, bytes_are_those_that_the_plan_predicts) {
-  on_random_plans([](const Played& played) {
+  on_plans([](const Played& played) {
     const AttentionShape& shape = played.plan.shape;
     for (size_t rank = 0; rank < played.ranks.size(); ++rank) {
       int64_t sent = 0;
@@ -322,19 +341,22 @@ TEST(Exchange, bytes_are_those_that_the_plan_predicts) {
   });
 }
 
-TEST(Exchange, schedulers_plans_resolve_too) {
-  for (const char* scheduler : {"local", "greedy"}) {
-    for (const int workers : {1, 2, 3, 4, 7}) {
-      const Played played =
-          play(make_plan(testing::request_for({5001, 1, 300, 2048}, workers, scheduler)));
-      int64_t q_rows = 0;
-      for (const RankExchange& rank : played.ranks) {
-        for (const ServerTask& task : rank.tasks) q_rows += task.q.tokens;
+TEST(Exchange, schedulers_plans_cover_every_row_and_merge_only_with_key_sub_ranges) {
+  size_t merges = 0, plans = 0;
+  on_schedulers_plans([&](const Played& played) {
+    ++plans;
+    for (const RankExchange& rank : played.ranks) {
+      merges += rank.merges.size();
+      if (!played.plan.options.key_sub_ranges) {
         EXPECT_THAT(rank.merges, IsEmpty()) << "every query has all its keys in one task";
       }
-      EXPECT_EQ(q_rows, 5001 + 1 + 300 + 2048);
+      size_t local = 0;
+      for (const auto& [row, parts] : parts_of_rows(played.plan, rank)) local += row.first == 0;
+      EXPECT_EQ(static_cast<int64_t>(local), rank.local_tokens) << "a row has no result";
     }
-  }
+  });
+  EXPECT_GT(merges, 0u);
+  EXPECT_GE(plans, 5u * 7u);  // worker counts; schedulers that run, and two options of balanced
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 
 #include "distca/plan/key_sub_ranges_cuts.h"
 #include "distca/plan/load_bound.h"
+#include "distca/plan/scheduler_balanced_caps.h"
 
 namespace distca {
 namespace {
@@ -49,6 +50,7 @@ class Giving {
  private:
   static constexpr int64_t kCrumbs = 128;  // of them make a server's load
   static constexpr size_t kForeign = 2;    // receivers tried that know nothing of a document
+  static constexpr size_t kKnowing = 16;   // receivers tried that know it
   struct Donor {
     int server;
     bool stale;  // its best move is no better than it looks
@@ -283,7 +285,10 @@ void Giving::gather_receivers() {
     if (end != order_.begin()) add(end[-1]);
   }
   for (size_t i = 0; i < std::min(kForeign, order_.size()); ++i) add(order_[i]);
-  for (const int server : know_[piece_.document]) add(server);
+  // Of many the last ones: they took something, so they read keys.
+  const auto& know = know_[piece_.document];
+  const size_t enough = receivers_.size() + kKnowing;
+  for (size_t i = know.size(); i > 0 && receivers_.size() < enough; --i) add(know[i - 1]);
 }
 
 std::optional<Move> Giving::best_move(int donor) {
@@ -304,7 +309,7 @@ std::optional<Move> Giving::best_move(int donor) {
       consider(best);
     }
   }
-  if (best) return best;
+  if (best || !has_caps(cluster_)) return best;
   for (size_t index = 0; index < count; ++index) {
     look_at(donor, index);
     for (const int receiver : order_) {  // caps may forbid the likely ones
@@ -369,6 +374,7 @@ bool Giving::shed() {
   // Less than this, and the receiver stays below where the donor was.
   const double most =
       (ratio(donor) - ratio(receiver)) * static_cast<double>(cluster_.capacity[receiver]);
+  if (most < 2) return false;
   std::optional<Move> best;
   for (size_t index = 0; index < state_.pieces(donor).size(); ++index) {
     look_at(donor, index);

@@ -10,7 +10,7 @@ namespace {
 constexpr int kOrders = 4;  // of moves: how much large ones count for more (Mover::balance)
 constexpr int kTrials = 256;
 constexpr int kTries = 2;   // of one receiver without a change
-constexpr int kCrumbs = 4;  // as much load as so many crumbs is worth another look
+constexpr int kCrumbs = 4;  // who took less load than so many crumbs is left alone
 
 class Improve {
  public:
@@ -98,7 +98,7 @@ class Improve {
     for (const Piece& piece : state().pieces(server)) {
       if (home_of(piece) != server) load += piece.load;
     }
-    return load < 4 * mover_.crumb()
+    return load < kCrumbs * mover_.crumb()
                ? 0
                : static_cast<double>(state().receive_bytes(server)) / static_cast<double>(load);
   }

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "distca/plan/load_bound.h"
+#include "distca/plan/scheduler_balanced_caps.h"
 
 namespace distca {
 namespace {
@@ -170,7 +171,10 @@ void Mover::gather_receivers(int donor, const Piece& piece) {
   }
   const auto& order = by_room_.order();
   for (size_t i = 0; i < std::min(kStrangers, order.size()); ++i) add(order[i]);
-  for (const int server : know_[piece.document]) add(server);
+  // Of many the last ones: they took rows, so they read keys.
+  const auto& know = know_[piece.document];
+  const size_t enough = receivers_.size() + kKnowing;
+  for (size_t i = know.size(); i > 0 && receivers_.size() < enough; --i) add(know[i - 1]);
 }
 
 /// No shard of the piece can have a lower score: a document's head that the donor holds, so that
@@ -190,7 +194,7 @@ std::optional<Move> Mover::best_move(int donor) {
     gather_receivers(donor, state_.pieces(donor)[index]);
     for (const int receiver : receivers_) consider(receiver, donor, index, best);
   }
-  if (best) return best;
+  if (best || !has_caps(cluster_)) return best;
   for (const int receiver : by_room_.order()) {  // caps forbid the likely ones
     if (room(receiver) <= 0) break;
     for (size_t index = 0; index < state_.pieces(donor).size(); ++index) {
@@ -239,10 +243,12 @@ void Mover::balance(int larger_first) {
     const int64_t document = state_.pieces(move.donor)[move.index].document;
     apply(move);
     std::erase_if(donors, [this](const Donor& donor) { return excess(donor.server) <= 0; });
+    size_t looked_at = 0;
     for (Donor& donor : donors) {
-      if (donor.server == move.donor || !state_.pieces(donor.server, document).empty()) {
+      const bool shares = !state_.pieces(donor.server, document).empty();
+      if (donor.server == move.donor || (shares && ++looked_at <= kSharing)) {
         donor = {donor.server, false, best_move(donor.server)};
-      } else if (donor.best && donor.best->receiver == move.receiver) {
+      } else if (shares || (donor.best && donor.best->receiver == move.receiver)) {
         donor.stale = true;
       }
     }

@@ -80,6 +80,8 @@ class Mover {
     std::optional<Move> best;
   };
   static constexpr size_t kStrangers = 3;  // receivers tried that know nothing of a document
+  static constexpr size_t kKnowing = 16;   // receivers tried that know it
+  static constexpr size_t kSharing = 16;   // donors of a document looked at anew after a move of it
 
   std::optional<Move> best_move(int donor);
   void gather_receivers(int donor, const Piece& piece);

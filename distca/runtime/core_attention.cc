@@ -172,7 +172,7 @@ struct CoreAttention::State {
 
   /// Merges rows into O and LSE of their block; `arrived`: what came home.
   void merge(const Layer& layer, const std::vector<Block>& arrived, const RowMerge& rows,
-             const at::Tensor& o, const at::Tensor& lse) const {
+             const at::Tensor& o, const at::Tensor& lse) {
     std::vector<kernels::Partial> parts;
     for (const MergePart& part : rows.parts) {
       if (part.arrived) {
@@ -190,6 +190,8 @@ struct CoreAttention::State {
     aten_merge({rows.tokens, options.shape.num_heads, options.shape.head_dim_v}, type, parts,
                {.o = rows_of(o, rows.row), .o_type = type, .lse = rows_of(lse, rows.row)},
                comm.cuda_device());
+    bytes.copied += rows.tokens * options.shape.num_heads *
+                    (options.shape.head_dim_v * element_bytes(type) + element_bytes(accumulator));
   }
 };
 

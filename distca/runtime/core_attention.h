@@ -39,7 +39,8 @@ struct CoreAttentionOptions {
 struct ExchangeBytes {
   int64_t sent = 0;
   int64_t received = 0;
-  int64_t copied = 0;  // packed into or unpacked from messages
+  int64_t copied =
+      0;  // rows packed into or unpacked from messages, and O and LSE that merges write
 };
 
 class CoreAttention {

@@ -69,6 +69,7 @@ int64_t pack(const at::Tensor& local, const std::vector<RowRange>& ranges, const
 int64_t unpack(const at::Tensor& part, const std::vector<RowRange>& ranges, const at::Tensor& local,
                const std::vector<Range>& skip) {
   int64_t first = 0;  // of the range in the message
+  int64_t bytes = 0;
   for (const RowRange& range : ranges) {
     const int64_t end = range.row + range.tokens.size();
     auto next = std::partition_point(skip.begin(), skip.end(),
@@ -76,13 +77,15 @@ int64_t unpack(const at::Tensor& part, const std::vector<RowRange>& ranges, cons
     for (int64_t row = range.row; row < end; ++next) {
       const bool skips = next != skip.end() && next->begin < end;
       const int64_t stop = skips ? std::max(next->begin, row) : end;
-      local.narrow(0, row, stop - row).copy_(part.narrow(0, first + row - range.row, stop - row));
+      const at::Tensor rows = part.narrow(0, first + row - range.row, stop - row);
+      local.narrow(0, row, stop - row).copy_(rows);
+      bytes += bytes_of(rows);
       if (!skips) break;
       row = next->end;
     }
     first += range.tokens.size();
   }
-  return bytes_of(part);
+  return bytes;
 }
 
 int64_t add(const at::Tensor& part, const std::vector<RowRange>& ranges, const at::Tensor& local) {

@@ -44,7 +44,7 @@ class Block {
   std::shared_ptr<Tensors> tensors_;
 };
 
-// `part` holds the rows of `ranges` one after another. All return the part's bytes.
+// `part` holds the rows of `ranges` one after another. All return the bytes they moved.
 
 /// Copies local rows into a message part.
 int64_t pack(const at::Tensor& local, const std::vector<RowRange>& ranges, const at::Tensor& part);

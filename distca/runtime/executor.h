@@ -18,10 +18,15 @@ class OpPlayer {
 
 /// Seconds spent, [kind][pass].
 struct OpTimes {
-  std::array<std::array<double, 2>, kNumOpKinds> seconds{};
+  std::array<std::array<double, 2>, kNumOpKinds> seconds{};            // elapsed
+  std::array<std::array<double, 2>, kNumOpKinds> processor_seconds{};  // of the playing thread
 
   double of(OpKind kind, Pass pass) const { return seconds[int(kind)][int(pass)]; }
   double of(OpKind kind) const { return of(kind, Pass::kForward) + of(kind, Pass::kBackward); }
+  double processor_of(OpKind kind) const {
+    return processor_seconds[int(kind)][int(Pass::kForward)] +
+           processor_seconds[int(kind)][int(Pass::kBackward)];
+  }
 };
 
 /// Plays every operation once, in order; adds to `times`.

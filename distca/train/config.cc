@@ -8,6 +8,7 @@
 
 #include "distca/base/error.h"
 #include "distca/base/file.h"
+#include "distca/base/scalar_type.h"
 #include "distca/base/text.h"
 #include "distca/plan/scheduler.h"
 
@@ -16,10 +17,18 @@ namespace distca {
 namespace {
 constexpr double kAnySeed = 0x1p62;
 
-template <typename Entry>
-std::vector<std::string> names_of(std::span<const Entry> entries,
-                                  std::vector<std::string> names = {}) {
-  for (const Entry& entry : entries) names.emplace_back(entry.name);
+/// Of layouts that a run may have: not those that are for counting only.
+std::vector<std::string> layout_names() {
+  std::vector<std::string> names = {""};
+  for (const LayoutEntry& layout : layouts()) {
+    if (layout.cuts) names.emplace_back(layout.name);
+  }
+  return names;
+}
+
+std::vector<std::string> scheduler_names() {
+  std::vector<std::string> names;
+  for (const SchedulerEntry& scheduler : schedulers()) names.emplace_back(scheduler.name);
   return names;
 }
 
@@ -101,16 +110,16 @@ std::vector<ConfigKey> config_keys(Config& c) {
        "of activations and matrix products; master weights stay fp32",
        {"float32", "bfloat16", "float64"}},
       {"plan.layout", &c.plan.layout, "-",
-       "which token ranges live on which worker; \"\": the scheduler's own choice",
-       names_of(layouts(), {""})},
+       "which token ranges live on which worker; \"\": the scheduler's own choice", layout_names()},
       {"plan.scheduler", &c.plan.scheduler, "-",
-       "who computes which attention: local = where the queries live", names_of(schedulers())},
+       "who computes which attention: local = where the queries live", scheduler_names()},
       {"plan.tolerance",
        &c.plan.tolerance,
        "share",
-       "how far the busiest server may be above the mean",
+       "how far the busiest server may be above the mean; -1: the scheduler's own",
        {},
-       0},
+       Config::PlanKeys::kOwnTolerance,
+       10},
       {"plan.key_sub_ranges", &c.plan.key_sub_ranges, "-",
        "tasks may have part of the keys: fewer bytes, but bits that depend on the plan"},
       {"plan.spread", &c.plan.spread, "-",
@@ -296,11 +305,6 @@ void apply_override(const std::string& text, std::vector<ConfigKey>& keys) {
   set_value(*key, *parsed.get("value"), "command line");
 }
 
-ScalarType scalar_type(const std::string& name) {
-  if (name == "bfloat16") return ScalarType::kBFloat16;
-  return name == "float64" ? ScalarType::kFloat64 : ScalarType::kFloat32;
-}
-
 void finish(Config& config) {
   BatchOptions& batch = config.batch;
   if (batch.max_document_tokens == 0) batch.max_document_tokens = batch.nano_batch_tokens;
@@ -319,9 +323,11 @@ void finish(Config& config) {
       throw Error(ErrorKind::kConfig, "optimizer.{} = {}: must be below 1", name, beta);
     }
   }
-  if (config.plan.tolerance > 10) {
-    throw Error(ErrorKind::kConfig, "plan.tolerance = {}: must be at most 10",
-                config.plan.tolerance);
+  const double tolerance = config.plan.tolerance;
+  if (tolerance < 0 && tolerance != Config::PlanKeys::kOwnTolerance) {
+    throw Error(ErrorKind::kConfig,
+                "plan.tolerance = {}: must be at least 0, or -1 for the scheduler's own",
+                tolerance);
   }
   const bool cuda = config.train.device == "cuda";
   if (cuda != (config.comm.backend == "nccl") && config.comm.backend != "threads") {
@@ -336,7 +342,7 @@ void finish(Config& config) {
   }
   if (config.plan.profile != "pairs")
     config.attention_profile = profile_by_name(config.plan.profile);
-  config.model.dtype = scalar_type(config.model_dtype);
+  config.model.dtype = scalar_type(config.model_dtype).value();
   config.model.check();
 }
 
@@ -407,7 +413,9 @@ PlanRequest plan_request(const Config& config, const NanoBatch& nano_batch, int 
                    .window_left = model.sliding_window > 0 ? model.sliding_window - 1 : -1};
   request.options = {.scheduler = config.plan.scheduler,
                      .layout = config.plan.layout,
-                     .tolerance_ppm = std::llround(config.plan.tolerance * 1e6),
+                     .tolerance_ppm = config.plan.tolerance < 0
+                                          ? PlanOptions::kOwnTolerance
+                                          : std::llround(config.plan.tolerance * 1e6),
                      .key_sub_ranges = config.plan.key_sub_ranges,
                      .spread = config.plan.spread};
   request.profile = config.attention_profile;

@@ -27,7 +27,8 @@ struct Config {
   struct PlanKeys {
     std::string layout;
     std::string scheduler = "balanced";
-    double tolerance = 0.02;
+    static constexpr double kOwnTolerance = -1;
+    double tolerance = kOwnTolerance;
     bool key_sub_ranges = false;
     bool spread = false;
     std::string profile = "pairs";

@@ -70,6 +70,11 @@ TEST(config, wrong_types_and_values_name_the_key_and_what_is_right) {
               testing::HasSubstr("at most 1073741824"));
   EXPECT_THAT(message_of({"model.hidden_size=1000000000"}), testing::HasSubstr("at most 1048576"));
   EXPECT_THAT(message_of({"optimizer.lr=inf"}), testing::HasSubstr("at most"));
+  EXPECT_THAT(message_of({"plan.tolerance=1e300"}), testing::HasSubstr("at most 10"));
+  EXPECT_THAT(message_of({"plan.tolerance=20"}), testing::HasSubstr("at most 10"));
+  EXPECT_THAT(message_of({"plan.tolerance=-0.5"}), testing::HasSubstr("or -1 for the scheduler's"));
+  EXPECT_THAT(message_of({"plan.tolerance=-2"}), testing::HasSubstr("plan.tolerance = -2"));
+  EXPECT_EQ(message_of({"plan.tolerance=10"}), "accepted");
   EXPECT_EQ(message_of({"batch.seed=1000000000000"}), "accepted");
   EXPECT_THAT(message_of({"model.num_key_value_heads=3"}), testing::HasSubstr("not divisible"));
   EXPECT_THAT(message_of({"batch.max_document_tokens=9999999"}),
@@ -86,6 +91,9 @@ TEST(config, the_plan_is_asked_for_what_the_keys_say) {
   };
   const PlanRequest defaults = request({});
   EXPECT_EQ(defaults.options.layout, "") << "the scheduler's own";
+  EXPECT_EQ(defaults.options.tolerance_ppm, PlanOptions::kOwnTolerance);
+  EXPECT_EQ(request({"plan.tolerance=0"}).options.tolerance_ppm, 0);
+  EXPECT_EQ(request({"plan.tolerance=0.035"}).options.tolerance_ppm, 35'000);
   EXPECT_EQ(defaults.shape.window_left, -1);
   EXPECT_FALSE(defaults.options.key_sub_ranges || defaults.options.spread);
   EXPECT_EQ(defaults.profile, nullptr);
@@ -106,6 +114,13 @@ TEST(config, choices_are_printed_and_the_empty_word_is_quoted) {
               testing::AllOf(testing::HasSubstr("must be one of \"\", "),
                              testing::HasSubstr("sequential")));
   EXPECT_THAT(message_of({"plan.scheduler=gredy"}), testing::HasSubstr("did you mean 'greedy'?"));
+}
+
+TEST(config, layouts_for_counting_only_are_no_choice) {
+  EXPECT_THAT(message_of({"plan.layout=sequential-exact"}),
+              testing::AllOf(testing::HasSubstr("sequential-exact"),
+                             testing::EndsWith("must be one of \"\", balanced, sequential, wlb, "
+                                               "per-document-cp")));
 }
 
 TEST(config, a_file_that_is_missing_or_not_toml_is_one_line) {

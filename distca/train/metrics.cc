@@ -36,8 +36,11 @@ Json phase_times(const OpTimes& times) {
 
 }  // namespace
 
-Metrics::Metrics(const std::filesystem::path& directory, int64_t total_steps)
-    : total_steps_(total_steps), terminal_(isatty(STDOUT_FILENO) == 1), start_s_(steady_seconds()) {
+Metrics::Metrics(const std::filesystem::path& directory, int64_t total_steps, std::string price)
+    : total_steps_(total_steps),
+      price_(std::move(price)),
+      terminal_(isatty(STDOUT_FILENO) == 1),
+      start_s_(steady_seconds()) {
   const std::filesystem::path path = directory / "metrics.jsonl";
   file_ = std::fopen(path.c_str(), "w");
   if (file_ == nullptr) throw Error(ErrorKind::kIo, "{}: {}", path.string(), std::strerror(errno));
@@ -61,6 +64,7 @@ void Metrics::record(const StepMetrics& m) {
                {"bytes_copied", m.bytes_copied},
                {"plan_s", m.plan_s},
                {"plan_wait_s", m.plan_wait_s},
+               {"price", price_},
                {"attention_s", m.attention_s},
                {"phases", phase_times(m.times)}};
   if (!m.attention_predicted_s.empty()) line["attention_predicted_s"] = m.attention_predicted_s;

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "distca/runtime/executor.h"
@@ -23,14 +24,16 @@ struct StepMetrics {
   double model_flops = 0;  // of the step
   double peak_flops_per_s =
       0;  // matrix-product rate of all ranks together, measured when the run began
-  double imbalance_before = 1;  // max/mean attention load, every query where it lives
+  double imbalance_before = 1;  // max/mean attention load under plain packing, by pairs
   double imbalance_after = 1;   // the same under the plan
   int64_t bytes_sent = 0;       // by the exchange, all ranks, forward and backward
-  int64_t bytes_copied = 0;     // packed and unpacked, all ranks
-  double plan_s = 0;            // what planning took, on its own thread
-  double plan_wait_s = 0;       // how long the step waited for it
-  // Time in attention, forward and backward of all layers and nano-batches; on CUDA what launching
-  // the kernels took.
+  int64_t bytes_copied = 0;     // packed, unpacked and merged, all ranks
+  double plan_s = 0;  // making, checking and resolving the plans and reading this rank's tokens, on
+                      // a thread of its own
+  double plan_wait_s = 0;  // how long the step waited for it
+  // Time in attention, forward and backward of all layers and nano-batches. Measured: on a CPU with
+  // one thread a rank its processor time, as profiles are; with more threads the time that passed,
+  // waits for a core included; on CUDA what launching the kernels took.
   std::vector<double> attention_s;            // [ranks] measured
   std::vector<double> attention_predicted_s;  // [ranks] by plan.profile; empty without one
   OpTimes times;
@@ -39,8 +42,9 @@ struct StepMetrics {
 
 class Metrics {
  public:
-  /// Opens DIR/metrics.jsonl. Throws Error(kIo).
-  Metrics(const std::filesystem::path& directory, int64_t total_steps);
+  /// Opens DIR/metrics.jsonl. `price`: what the run plans by (PlanOptions::price), said in every
+  /// line. Throws Error(kIo).
+  Metrics(const std::filesystem::path& directory, int64_t total_steps, std::string price);
   ~Metrics();
   Metrics(const Metrics&) = delete;
   Metrics& operator=(const Metrics&) = delete;
@@ -54,6 +58,7 @@ class Metrics {
 
   std::FILE* file_;
   int64_t total_steps_;
+  std::string price_;
   bool terminal_;
   double start_s_;
   double last_shown_s_ = -1e9;

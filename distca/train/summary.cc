@@ -4,8 +4,10 @@
 #include <cmath>
 #include <cstdio>
 
+#include "distca/base/statistics.h"
 #include "distca/base/text.h"
 #include "distca/batch/corpus_statistics.h"
+#include "distca/plan/scheduler.h"
 
 namespace distca {
 namespace {
@@ -24,39 +26,56 @@ void print_loads(const char* title, const std::vector<int64_t>& load, double imb
   if (load.size() > kMostServers) std::printf("    ... and %zu more\n", load.size() - kMostServers);
 }
 
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
 void add_to(std::vector<double>& sums, const std::vector<double>& values) {
   sums.resize(values.size());
   for (size_t i = 0; i < values.size(); ++i) sums[i] += values[i];
 }
 
-void print_attention_times(const RunSummary& summary) {
-  const std::vector<double>& measured = summary.attention_s;
-  const std::vector<double>& predicted = summary.attention_predicted_s;
-  std::printf("\nTime in core attention by server, summed over steps%s\n",
-              predicted.empty() ? " (plan.profile would predict it)" : "");
-  for (size_t server = 0; server < std::min(measured.size(), kMostServers); ++server) {
-    std::printf("    server %2zu  measured %9.3f s", server, measured[server]);
-    if (!predicted.empty()) {
-      std::printf("  predicted %9.3f s  (%+.1f %%)", predicted[server],
-                  100 * (predicted[server] / measured[server] - 1));
-    }
-    std::printf("\n");
-  }
-  if (measured.size() > kMostServers)
-    std::printf("    ... and %zu more\n", measured.size() - kMostServers);
-  if (!summary.prediction_errors.empty()) {
-    std::printf("  relative error of a server's predicted time in a step: median %.1f %%\n",
-                100 * median(summary.prediction_errors));
-  }
+}  // namespace
+
+AttentionClock attention_clock(const Config& config) {
+  if (config.train.device == "cuda") return AttentionClock::kLaunch;
+  return config.train.threads_per_rank == 1 ? AttentionClock::kProcessor : AttentionClock::kElapsed;
 }
 
-}  // namespace
+std::string attention_times(const Config& config, const RunSummary& summary) {
+  const AttentionClock clock = attention_clock(config);
+  const std::vector<double>& measured = summary.attention_s;
+  // A launch takes as long whatever is launched: nothing to compare a prediction with.
+  const std::vector<double> predicted =
+      clock == AttentionClock::kLaunch ? std::vector<double>{} : summary.attention_predicted_s;
+  std::string text = "\nTime in core attention by server, summed over steps: ";
+  text += clock == AttentionClock::kProcessor ? "processor time"
+          : clock == AttentionClock::kElapsed ? "elapsed, waits for a core included"
+                                              : "launching kernels";
+  if (!predicted.empty()) {
+    text += fmt::format("; predicted by the profile of {}", config.attention_profile->machine);
+  } else if (clock != AttentionClock::kLaunch) {
+    text += " (plan.profile would predict it)";
+  }
+  text += "\n";
+  double longest = 0;
+  for (const double seconds : measured) longest = std::max(longest, seconds);
+  for (const double seconds : predicted) longest = std::max(longest, seconds);
+  const auto time = [scale = longest < 1 ? 1e3 : 1, unit = longest < 1 ? "ms" : "s"](double s) {
+    return fmt::format("{:9.3f} {}", s * scale, unit);
+  };
+  for (size_t server = 0; server < std::min(measured.size(), kMostServers); ++server) {
+    text += fmt::format("    server {:2}  measured {}", server, time(measured[server]));
+    if (!predicted.empty()) text += "  predicted " + time(predicted[server]);
+    if (!predicted.empty() && measured[server] > 0)
+      text += fmt::format("  ({:+.1f} %)", 100 * (predicted[server] / measured[server] - 1));
+    text += "\n";
+  }
+  if (measured.size() > kMostServers)
+    text += fmt::format("    ... and {} more\n", measured.size() - kMostServers);
+  if (!predicted.empty() && !summary.prediction_errors.empty()) {
+    text +=
+        fmt::format("  relative error of a server's predicted time in a step: median {:.1f} %\n",
+                    100 * median(summary.prediction_errors));
+  }
+  return text;
+}
 
 void RunSummary::add(const std::vector<int64_t>& before, const std::vector<int64_t>& after,
                      const StepMetrics& step) {
@@ -91,12 +110,16 @@ void print_start(const Config& config, const IndexedDataset& data, int num_worke
               config.comm.backend.c_str(), with_thousands(config.model.num_parameters()).c_str(),
               with_thousands(data.num_documents()).c_str(),
               with_thousands(data.num_tokens()).c_str());
+  const double tolerance =
+      config.plan.tolerance < 0
+          ? static_cast<double>(find_scheduler(config.plan.scheduler).tolerance_ppm) / 1e6
+          : config.plan.tolerance;
   std::printf(
       "%lld steps of %lld x %s tokens, scheduler %s, tolerance %g; matmul peak of all workers %.0f "
       "GFLOP/s (%s)\n",
       static_cast<long long>(config.train.steps), static_cast<long long>(config.batch.nano_batches),
       with_thousands(config.batch.nano_batch_tokens).c_str(), config.plan.scheduler.c_str(),
-      config.plan.tolerance, peak_flops_per_s / 1e9, config.model_dtype.c_str());
+      tolerance, peak_flops_per_s / 1e9, config.model_dtype.c_str());
   std::fflush(stdout);
 }
 
@@ -121,7 +144,7 @@ void print_summary(const Config& config, const IndexedDataset& data, const RunSu
     std::printf("\nCore attention: (query, key) pairs of one layer by server, summed over steps\n");
     print_loads("before balancing", summary.load_before, summary.imbalance_before / steps);
     print_loads("after balancing", summary.load_after, summary.imbalance_after / steps);
-    print_attention_times(summary);
+    std::fputs(attention_times(config, summary).c_str(), stdout);
     std::printf("\nPlanning\n  %.2f ms a batch beside the steps, which waited %.2f ms for it\n",
                 1e3 * summary.plan_s / steps, 1e3 * summary.plan_wait_s / steps);
   }

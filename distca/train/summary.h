@@ -3,6 +3,7 @@
 // thread.
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "distca/batch/indexed_dataset.h"
@@ -12,7 +13,7 @@
 namespace distca {
 
 struct RunSummary {
-  std::vector<int64_t> load_before;  // [servers] pairs over all steps, every query where it lives
+  std::vector<int64_t> load_before;  // [servers] pairs over all steps, plain packing
   std::vector<int64_t> load_after;   // the same under the plans
   double seconds = 0;                // in training steps
   int64_t tokens = 0;
@@ -23,7 +24,7 @@ struct RunSummary {
   double imbalance_before = 0;
   double imbalance_after = 0;
   int64_t steps = 0;
-  double plan_s = 0;                          // planning, beside the steps
+  double plan_s = 0;                          // of batches, beside the steps
   double plan_wait_s = 0;                     // of steps, for it
   std::vector<double> attention_s;            // [servers] measured, over all steps
   std::vector<double> attention_predicted_s;  // empty without plan.profile
@@ -33,6 +34,17 @@ struct RunSummary {
   void add(const std::vector<int64_t>& before, const std::vector<int64_t>& after,
            const StepMetrics& step);
 };
+
+/// What StepMetrics::attention_s is.
+enum class AttentionClock {
+  kProcessor,  // of the rank's one thread
+  kElapsed,    // several threads: waits for a core included
+  kLaunch,     // CUDA: the kernels run on
+};
+AttentionClock attention_clock(const Config& config);
+
+/// Lines of the summary: measured time by server and, where the two can be compared, predicted.
+std::string attention_times(const Config& config, const RunSummary& summary);
 
 /// What is about to be run, on what.
 void print_start(const Config& config, const IndexedDataset& data, int num_workers,

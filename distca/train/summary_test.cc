@@ -6,9 +6,12 @@
 namespace distca {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::DoubleEq;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 StepMetrics step_of(std::vector<double> measured, std::vector<double> predicted) {
   StepMetrics step;
@@ -37,6 +40,39 @@ TEST(RunSummary, without_a_profile_nothing_is_predicted) {
   EXPECT_THAT(summary.attention_s, ElementsAre(1, 2));
   EXPECT_THAT(summary.attention_predicted_s, IsEmpty());
   EXPECT_THAT(summary.prediction_errors, IsEmpty());
+}
+
+class AttentionTimesTest : public ::testing::Test {
+ protected:
+  AttentionTimesTest() : config_(load_config("", {"plan.profile=h200"})) {
+    summary_.add({1, 1}, {1, 1}, step_of({0.25, 0}, {0.5, 0.125}));
+  }
+  std::string text() const { return attention_times(config_, summary_); }
+
+  Config config_;
+  RunSummary summary_;
+};
+
+TEST_F(AttentionTimesTest, say_which_clock_measured_and_whose_profile_predicted) {
+  EXPECT_THAT(text(), AllOf(HasSubstr("processor time"), HasSubstr("NVIDIA H200"),
+                            HasSubstr("median 100.0 %")));
+  config_.train.threads_per_rank = 2;
+  EXPECT_THAT(text(), AllOf(HasSubstr("waits for a core included"), HasSubstr("NVIDIA H200")));
+}
+
+TEST_F(AttentionTimesTest, are_not_compared_with_what_launching_kernels_took) {
+  config_.train.device = "cuda";
+  EXPECT_THAT(text(), AllOf(HasSubstr("launching kernels"), Not(HasSubstr("predict")),
+                            HasSubstr("measured   250.000 ms")));
+}
+
+TEST_F(AttentionTimesTest, small_ones_are_in_ms_and_nothing_is_divided_by_zero) {
+  EXPECT_THAT(
+      text(),
+      AllOf(HasSubstr("server  0  measured   250.000 ms  predicted   500.000 ms  (+100.0 %)\n"),
+            HasSubstr("server  1  measured     0.000 ms  predicted   125.000 ms\n")));
+  summary_.add({1, 1}, {1, 1}, step_of({2, 1}, {2, 1}));
+  EXPECT_THAT(text(), HasSubstr("server  0  measured     2.250 s  predicted     2.500 s"));
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <c10/core/GradMode.h>
+#include <fmt/ranges.h>
 
 #include <unistd.h>
 
@@ -34,6 +35,29 @@ CoreAttentionOptions::GradientTravel gradient_travel(const Config& config) {
   return config.exchange.grad_dtype == "accumulator"
              ? CoreAttentionOptions::GradientTravel::kAccumulator
              : CoreAttentionOptions::GradientTravel::kCompute;
+}
+
+/// What plans are made by, as they say it themselves (PlanOptions::price).
+std::string price_of(const Config& config) {
+  return config.attention_profile ? profile_name(*config.attention_profile) : "pairs";
+}
+
+/// Every rank's text, in rank order.
+std::vector<std::string> all_gather_text(Communicator& comm, std::string mine,
+                                         std::string_view operation) {
+  const uint64_t my_size = mine.size();
+  const std::vector<std::byte> sizes =
+      all_gather_bytes(comm, std::as_bytes(std::span(&my_size, 1)), operation);
+  std::vector<uint64_t> size(comm.size());
+  std::memcpy(size.data(), sizes.data(), sizes.size());
+  const uint64_t longest = *std::max_element(size.begin(), size.end());
+  mine.resize(longest);
+  const std::vector<std::byte> all =
+      all_gather_bytes(comm, std::as_bytes(std::span(mine)), operation);
+  std::vector<std::string> texts;
+  for (int rank = 0; rank < comm.size(); ++rank)
+    texts.emplace_back(reinterpret_cast<const char*>(all.data()) + rank * longest, size[rank]);
+  return texts;
 }
 
 /// The held-out nano-batches, the same ones each time: at most an epoch, so that none counts twice.
@@ -70,6 +94,7 @@ class Trainer {
 
   void run() {
     comm_.set_step(0);
+    check_prices();
     peak_flops_per_s_ = measure_peak();
     if (comm_.rank() == 0) open_output();
     const auto plan = [this, rank = comm_.rank(), size = comm_.size()](const Batch& batch) {
@@ -89,6 +114,20 @@ class Trainer {
   }
 
  private:
+  /// Every rank reads the profile for itself: refuses to go on with several.
+  void check_prices() {
+    const std::vector<std::string> prices = all_gather_text(comm_, price_of(config_), "profile");
+    std::vector<int> others;
+    for (int rank = 1; rank < comm_.size(); ++rank) {
+      if (prices[rank] != prices[0]) others.push_back(rank);
+    }
+    if (others.empty()) return;
+    throw Error(ErrorKind::kConfig,
+                "plan.profile: rank{} {} would plan by {}, rank 0 by {}: give all ranks the same",
+                others.size() > 1 ? "s" : "", fmt::join(others, ", "), prices[others[0]],
+                prices[0]);
+  }
+
   /// Matrix-product rate of all ranks working at once, in FLOP/s: what a step's model FLOP/s is
   /// compared with.
   double measure_peak() {
@@ -117,7 +156,7 @@ class Trainer {
     for (const char* name : {"model.safetensors", "config.json"})
       std::filesystem::remove(directory / name, ignored);
     write_file_atomically(directory / "config.toml", print_config(config_));
-    metrics_ = std::make_unique<Metrics>(directory, config_.train.steps);
+    metrics_ = std::make_unique<Metrics>(directory, config_.train.steps, price_of(config_));
     print_start(config_, data_, comm_.size(), peak_flops_per_s_);
   }
 
@@ -181,7 +220,9 @@ class Trainer {
     // A slot for each rank: the sum over ranks gathers them.
     const size_t first_slot = sums.size();
     sums.resize(first_slot + comm_.size(), 0);
-    sums[first_slot + comm_.rank()] = result.times.of(OpKind::kAttend);
+    sums[first_slot + comm_.rank()] = attention_clock(config_) == AttentionClock::kProcessor
+                                          ? result.times.processor_of(OpKind::kAttend)
+                                          : result.times.of(OpKind::kAttend);
     ordered_sum(comm_, sums, "loss sum");
     metrics.attention_s.assign(sums.begin() + static_cast<std::ptrdiff_t>(first_slot), sums.end());
     metrics.attention_predicted_s = planned.attention_s;
