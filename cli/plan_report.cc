@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "cli/plan_bars.h"
 #include "distca/base/error.h"
@@ -77,13 +78,34 @@ const char* balanced_unit(bool by_time) {
   return by_time ? "max/mean by time" : "max/mean by pairs";
 }
 
+/// A table in which a refusal is a row, explained below it.
+class PlanTable {
+ public:
+  explicit PlanTable(const std::vector<std::string>& header)
+      : columns_(header.size()), table_(header) {}
+  void add_row(std::vector<std::string> cells) { table_.add_row(std::move(cells)); }
+  void add_refusal(const std::string& name, const std::string& layout, const Error& error) {
+    std::vector<std::string> row{name + " refused"};
+    row.resize(columns_);
+    table_.add_row(row);
+    refusals_ += fmt::format("{}{}{}: {}\n", name, layout.empty() ? "" : " on layout ", layout,
+                             error.what());
+  }
+  std::string to_string() const { return table_.to_string() + refusals_; }
+
+ private:
+  size_t columns_;
+  Table table_;
+  std::string refusals_;
+};
+
 std::string what_if(const PlanRequest& request, const Plan& chosen) {
   std::vector<int64_t> tolerances = {0, 5'000, 20'000, 50'000, 100'000, 200'000};
   tolerances.push_back(chosen.options.tolerance_ppm);
   std::sort(tolerances.begin(), tolerances.end());
   tolerances.erase(std::unique(tolerances.begin(), tolerances.end()), tolerances.end());
-  Table table({"tolerance", balanced_unit(request.profile != nullptr), "met", "QKV MiB", "O MiB",
-               "largest in", "tasks"});
+  PlanTable table({"tolerance", balanced_unit(request.profile != nullptr), "met", "QKV MiB",
+                   "O MiB", "largest in", "tasks"});
   for (const int64_t ppm : tolerances) {
     PlanRequest other = request;
     other.options.tolerance_ppm = ppm;
@@ -97,7 +119,7 @@ std::string what_if(const PlanRequest& request, const Plan& chosen) {
                      mebibytes(summary.qkv_bytes), mebibytes(summary.o_bytes),
                      mebibytes(summary.max_receive_bytes), std::to_string(plan.tasks.size())});
     } catch (const Error& error) {
-      table.add_row({name, error.what()});
+      table.add_refusal(name, "", error);
     }
   }
   return table.to_string();
@@ -275,8 +297,9 @@ void print_summary_json(const Planned& planned) {
 
 void print_comparison(const PlanRequest& request, const AskedShape& asked, bool as_json) {
   Json list = Json::array();
-  Table table({"scheduler", "layout", "tolerance", balanced_unit(request.profile != nullptr), "met",
-               "tokens max", "QKV MiB", "O MiB", "largest out", "largest in", "tasks", "plan ms"});
+  PlanTable table({"scheduler", "layout", "tolerance", balanced_unit(request.profile != nullptr),
+                   "met", "tokens max", "QKV MiB", "O MiB", "largest out", "largest in", "tasks",
+                   "plan ms"});
   for (const PlanOptions& options : all_options(request.options)) {
     PlanRequest one = request;
     one.options = options;
@@ -292,7 +315,7 @@ void print_comparison(const PlanRequest& request, const AskedShape& asked, bool 
                      fmt::format("{:.3f}", planned.plan_time->seconds * 1e3)});
       list.push_back(summary_json(planned));
     } catch (const Error& error) {
-      table.add_row({name_of(options), options.layout, error.what()});
+      table.add_refusal(name_of(options), options.layout, error);
       list.push_back({{"scheduler", options.scheduler},
                       {"layout", options.layout},
                       {"key_sub_ranges", options.key_sub_ranges},

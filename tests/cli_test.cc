@@ -352,6 +352,23 @@ TEST(Cli, a_cap_that_cannot_be_met_is_named) {
   EXPECT_THAT(refused("--profile", "no_such_machine"), HasSubstr("h200"));
 }
 
+TEST(Cli, what_is_refused_is_a_row_and_a_line) {
+  const Outcome table =
+      run_distca({"plan", "--workload", kWorkload, "--compare", "--max-send-bytes", "330000000"});
+  EXPECT_EQ(table.exit_code, 0) << table.err;
+  EXPECT_THAT(table.out, ContainsRegex("\ngreedy refused\n"));
+  EXPECT_THAT(table.out, ContainsRegex("\nlocal +sequential "));
+  EXPECT_THAT(table.out,
+              ContainsRegex("\ngreedy on layout sequential: rank [0-9] would send [0-9]+ "
+                            "bytes, max_send_bytes is 330000000\n"));
+  // Whole-context tasks under this cap exist only where the load may be uneven.
+  const Outcome report = run_distca({"plan", "--workload", kWorkload, "--scheduler", "greedy",
+                                     "--tolerance", "0.9", "--max-send-bytes", "330000000"});
+  EXPECT_EQ(report.exit_code, 0) << report.err;
+  EXPECT_THAT(report.out, ContainsRegex("\n0 refused\n"));
+  EXPECT_THAT(report.out, ContainsRegex("\n0: rank [0-9] would send "));
+}
+
 TEST(Cli, dedicated_servers_get_what_their_capacity_says) {
   const Outcome outcome =
       run_distca({"plan", "--workload", kWorkload, "--capacity", "0,0,0,0,0,0,0,0,1,3", "--json"});
