@@ -87,10 +87,10 @@ Mover::Mover(const PlanRequest& request, const Layout& layout)
   }
 }
 
-/// Load per capacity; a server of capacity 0 should end with none, so its load weighs a million.
+/// Load per capacity; a server of capacity 0 should end with none, so its load outweighs all.
 double Mover::ratio(int server, int64_t load) const {
   const auto units = static_cast<double>(load);
-  return capacity_[server] > 0 ? units / static_cast<double>(capacity_[server]) : units * 1e6;
+  return capacity_[server] > 0 ? units / static_cast<double>(capacity_[server]) : units * 1e12;
 }
 
 double Mover::score(double price, int64_t useful) const {
