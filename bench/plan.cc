@@ -61,6 +61,7 @@ void measure_samples(const Arguments& arguments, Report& report) {
   }
   if (!std::filesystem::exists(arguments.lengths)) {
     report.no_samples = arguments.lengths + " does not exist: name the folder with --lengths";
+    report.verdicts.push_back({arguments.lengths, "folder missing", "sampled", 1, 0, 0});
     return;
   }
   report.samples =

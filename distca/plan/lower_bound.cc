@@ -16,9 +16,12 @@ double all_pairs(const Document& document) {
 double fewest_keys(const Document& document, double allowed_pairs) {
   const double pieces = all_pairs(document) / allowed_pairs;
   if (pieces <= 1) return 0;
-  double ends = 0;  // of the pieces' queries, as parts of the document
-  for (double i = 0; i < pieces; i += 1) ends += std::sqrt(1 - i / pieces);
-  return static_cast<double>(document.length) * std::max(0.0, ends - 1);
+  double keys = 0;  // that the pieces read: up to the rows below which the lower pieces' pairs lie
+  for (double i = 0; i < pieces; i += 1) {
+    const double below = (1 - i / pieces) * all_pairs(document);
+    keys += (std::sqrt(8 * below + 1) - 1) / 2;
+  }
+  return std::max(0.0, keys - static_cast<double>(document.length));
 }
 
 }  // namespace

@@ -36,10 +36,16 @@ TEST(LowerBound, matches_the_first_study) {
 
 TEST(LowerBound, of_one_document_by_hand) {
   // Two servers without tolerance: two pieces, the upper one's queries see all 2,048 keys, the
-  // lower one's the first 2,048 sqrt(1/2) of them: 1,448.15 key tokens of 512 bytes.
-  EXPECT_EQ(lower_bound_bytes(unplanned(request_for({2048}, 2, "local", 0))), 741'455);
+  // lower one's the first 1,448.0 of them, below which half of the pairs lie; of 512 bytes each.
+  EXPECT_EQ(lower_bound_bytes(unplanned(request_for({2048}, 2, "local", 0))), 741'380);
   // A tolerance of 100 % lets one server do it all.
   EXPECT_EQ(lower_bound_bytes(unplanned(request_for({2048}, 2, "local", 1'000'000))), 0);
+}
+
+TEST(LowerBound, is_reached_by_a_plan) {
+  // [0, 256) on one worker, [256, 384) on the other, every query at home: the keys of 256 tokens.
+  const int64_t tolerance_ppm = 109'958;  // loads 32,896 and 41,024 of 36,960 on average
+  EXPECT_LE(lower_bound_bytes(unplanned(request_for({384}, 2, "local", tolerance_ppm))), 256 * 512);
 }
 
 TEST(LowerBound, is_nothing_where_every_document_fits_a_server) {

@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "distca/base/error.h"
+#include "distca/cost/task_price.h"
 #include "distca/plan/accounting.h"
 #include "distca/plan/layout_sequential.h"
 #include "distca/plan/scheduler.h"
@@ -78,6 +79,25 @@ void check_request(const PlanRequest& request) {
   }
 }
 
+/// A document's tasks cost at most what it costs whole, or its last block as often as it has
+/// blocks: that has to add up, with room for finer cuts.
+void check_times(const PlanRequest& request) {
+  if (!request.profile) return;
+  const TaskPrice price(request.shape, request.profile.get());
+  double most = 0;
+  for (const Document& document : request.nano_batch.documents) {
+    const int64_t length = document.length;
+    const Range last{std::max<int64_t>(0, length - kBlockTokens), length};
+    most += static_cast<double>(ceil_div(length, kBlockTokens)) *
+                static_cast<double>(price(last, {0, length})) +
+            static_cast<double>(price({0, length}, {0, length}));
+  }
+  if (most < 0x1p60) return;
+  throw Error(ErrorKind::kPlan,
+              "the times of profile {} are too long: the tasks of {} tokens may add up to 2^60 ns",
+              profile_name(*request.profile), request.nano_batch.num_tokens());
+}
+
 /// The request with the scheduler's own choices where it names none.
 PlanRequest resolved(PlanRequest request) {
   const SchedulerEntry& scheduler = find_scheduler(request.options.scheduler);
@@ -102,6 +122,7 @@ PlanRequest resolved(PlanRequest request) {
   options.key_sub_ranges |= options.spread;
   options.price = request.profile ? profile_name(*request.profile) : "pairs";
   check_request(request);
+  check_times(request);
   return request;
 }
 

@@ -151,6 +151,19 @@ TEST(Scheduler, an_unknown_name_is_refused_with_the_nearest_known) {
   EXPECT_THAT(message(request), HasSubstr("tolerance"));
 }
 
+TEST(Scheduler, times_that_do_not_add_up_are_refused) {
+  PlanRequest request = request_for({4096, 4096}, 2);
+  AttentionProfile profile = h200_profile();
+  request.profile = std::make_shared<AttentionProfile>(profile);
+  EXPECT_EQ(message(request), "no error");
+  for (auto* times : {&profile.forward_ns, &profile.backward_ns}) {
+    for (int64_t& ns : *times) ns = ns > 0 ? int64_t{1} << 50 : 0;
+  }
+  request.nano_batch = NanoBatch::from_lengths(std::vector<int64_t>(64, 65'536));
+  request.profile = std::make_shared<AttentionProfile>(profile);
+  EXPECT_THAT(message(request), HasSubstr("too long"));
+}
+
 TEST(Scheduler, a_link_that_carries_nothing_is_refused) {
   PlanRequest request = request_for({512}, 2);
   request.cluster.between = {.latency_ns = 0, .bytes_per_us = 1};

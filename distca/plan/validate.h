@@ -1,6 +1,7 @@
 #pragma once
 // Checks a plan, sharing no code with any scheduler, layout or accounting: all is recounted from
-// the documents, the layout and the tasks (validate_load.h). Any thread.
+// the documents, the layout and the tasks (validate_load.h). One thing is shared: the nanoseconds
+// of a task are TaskPrice's (cost/task_price.h), which has tests of its own. Any thread.
 
 #include <cstdint>
 #include <optional>
