@@ -15,11 +15,13 @@ namespace {
 
 constexpr size_t kLargeSize = 8192;  // documents + workers
 constexpr size_t kFewChoices = 3;
+constexpr size_t kHugeSize = 16'384;  // from there on one
 
 /// In the order of documents and positions; touching segments become one.
 void tidy(std::vector<Segment>& worker) {
   std::sort(worker.begin(), worker.end());
   std::vector<Segment> merged;
+  merged.reserve(worker.size());
   for (const Segment& segment : worker) {
     if (!merged.empty() && merged.back().document == segment.document &&
         merged.back().tokens.end == segment.tokens.begin) {
@@ -113,7 +115,10 @@ std::vector<FillChoice> choices_for(const PlanRequest& request) {
   }
   const size_t size =
       request.nano_batch.documents.size() + static_cast<size_t>(request.cluster.num_workers);
-  if (request.profile || size > kLargeSize) choices.resize(kFewChoices);
+  if (request.profile || size > kLargeSize) {
+    choices.resize(std::min(choices.size(), kFewChoices));
+  }
+  if (size >= kHugeSize) choices.resize(1);
   return choices;
 }
 

@@ -102,9 +102,10 @@ class Filler {
   Layout layout_;
   // Of the worker at hand:
   int worker_ = 0;
-  int64_t tokens_ = 0;  // it still takes; done when this is in (-64, 64]
-  int64_t share_ = 0;   // load it may take
-  int64_t room_ = 0;    // load it still takes
+  int64_t tokens_ = 0;       // it still takes; done when this is in (-64, 64]
+  int64_t share_ = 0;        // load it may take
+  int64_t room_ = 0;         // load it still takes
+  int64_t most_blocks_ = 0;  // no whole document of more takes tokens_ and room_, which only shrink
 };
 
 Filler::Filler(const PlanRequest& request, const TaskPrice& price,
@@ -209,10 +210,12 @@ std::optional<size_t> Filler::next_heavy() const {
 
 /// A whole document, the one that brings the most load per token of those that fit.
 bool Filler::place_densest() {
-  const int64_t blocks = bisect(0, tokens_ / kBlockTokens + 1, [&](int64_t count) {
-    return load({0, count * kBlockTokens}) > room_;
-  });
-  const auto item = pool_.heaviest(pool_.above((blocks + 1) * kBlockTokens),
+  const auto too_much = [&](int64_t count) { return load({0, count * kBlockTokens}) > room_; };
+  most_blocks_ = std::min(most_blocks_, tokens_ / kBlockTokens + 1);
+  if (most_blocks_ > 0 && too_much(most_blocks_ - 1)) {
+    most_blocks_ = bisect(0, most_blocks_ - 1, too_much);
+  }
+  const auto item = pool_.heaviest(pool_.above((most_blocks_ + 1) * kBlockTokens),
                                    [&](const Rest& rest) { return fits(rest.rows); });
   if (item) place_whole(*item);
   return item.has_value();
@@ -397,6 +400,7 @@ Layout Filler::run(const std::vector<int64_t>& shares) {
     tokens_ = goal;
     share_ = static_cast<int64_t>(static_cast<double>(shares[worker_]) * (1 + slack * 1e-9));
     room_ = share_;
+    most_blocks_ = tokens_ / kBlockTokens + 1;
     if (worker_ + 1 < num_workers) {
       fill();
     } else {
