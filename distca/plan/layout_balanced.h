@@ -7,7 +7,8 @@ namespace distca {
 
 /// Every worker holds the mean number of tokens to within 128 and, as nearly as that allows, its
 /// share of the load to within the tolerance, if every query is computed where it lives. Several
-/// constructions (layout_balanced_fill.h) are tried and the one of the fewest bytes is taken;
+/// constructions (layout_balanced_fill.h; where no document is long, also documents dealt by
+/// length) are tried and the one of the fewest bytes is taken;
 /// with options.spread the one of the lowest largest send and receive. A worker of capacity 0 gets
 /// the lightest tokens; what a dedicated server should get is left with one worker, in turn, for
 /// the scheduler to move from one place to one place. Workers of equal share that hold pieces of

@@ -165,6 +165,20 @@ TEST(BalancedLayout, a_hundred_thousand_short_documents_take_no_time_to_speak_of
   }
 }
 
+TEST(BalancedLayout, many_documents_none_of_them_long_travel_no_more_than_in_sequential) {
+  Random random(3);
+  std::vector<int64_t> lengths(4000);
+  for (int64_t& length : lengths) {  // most about 100, few up to 8000
+    length = 50 + 8000 / (1 + static_cast<int64_t>(random.below(400)));
+  }
+  PlanRequest request = home_request(lengths, 16);
+  request.options.scheduler = "balanced";
+  const Plan plan = make_plan(request);
+  EXPECT_THAT(validate(plan), IsEmpty());
+  request.options.layout = "sequential";
+  EXPECT_LE(traffic(plan).all, traffic(make_plan(request)).all);
+}
+
 TEST(BalancedLayout, documents_of_one_length_stay_whole) {
   const Plan plan = make_plan(home_request(std::vector<int64_t>(24, 1000), 8));
   EXPECT_EQ(traffic(plan).all, 0);
