@@ -9,17 +9,21 @@
 #include "distca/plan/layout_balanced_price.h"
 #include "distca/plan/layout_balanced_spread.h"
 #include "distca/plan/layout_caps.h"
+#include "distca/plan/layout_sequential.h"
 
 namespace distca {
 namespace {
 
 constexpr size_t kLargeSize = 8192;  // documents + workers
 constexpr size_t kFewChoices = 3;
+constexpr int64_t kSendPermille = 1000;  // of the largest receive: the largest send with spread
+constexpr size_t kHugeSize = 16'384;     // from there on one
 
 /// In the order of documents and positions; touching segments become one.
 void tidy(std::vector<Segment>& worker) {
   std::sort(worker.begin(), worker.end());
   std::vector<Segment> merged;
+  merged.reserve(worker.size());
   for (const Segment& segment : worker) {
     if (!merged.empty() && merged.back().document == segment.document &&
         merged.back().tokens.end == segment.tokens.begin) {
@@ -105,16 +109,43 @@ std::vector<FillChoice> choices_for(const PlanRequest& request) {
                                      {1000, 300, 950, 400},   {1000, 900, 980, 300}};
   if (request.options.spread) {
     choices.clear();
-    for (const int64_t send : {1000}) {
-      for (const int64_t rows : {600, 400}) {
-        choices.push_back({1500, 900, 980, 300, rows, send});
-      }
-    }
+    for (const int64_t rows : {600, 400}) choices.push_back({1500, 900, 980, 300, rows});
   }
   const size_t size =
       request.nano_batch.documents.size() + static_cast<size_t>(request.cluster.num_workers);
-  if (request.profile || size > kLargeSize) choices.resize(kFewChoices);
+  if (request.profile || size > kLargeSize) {
+    choices.resize(std::min(choices.size(), kFewChoices));
+  }
+  if (size >= kHugeSize) choices.resize(1);
   return choices;
+}
+
+/// Longest first, to one worker after another and back again; sequential where tokens differ.
+Layout dealt_layout(const PlanRequest& request) {
+  PlanRequest dealt = request;
+  std::vector<Document> by_length = request.nano_batch.documents;
+  std::sort(by_length.begin(), by_length.end(), [](const Document& a, const Document& b) {
+    return std::tuple(-a.length, a.id) < std::tuple(-b.length, b.id);
+  });
+  dealt.nano_batch.documents.clear();
+  const auto num_workers = static_cast<size_t>(request.cluster.num_workers);
+  for (size_t worker = 0; worker < num_workers; ++worker) {
+    for (size_t row = 0; row * num_workers < by_length.size(); ++row) {
+      const size_t index = row * num_workers + (row % 2 == 0 ? worker : num_workers - 1 - worker);
+      if (index < by_length.size()) dealt.nano_batch.documents.push_back(by_length[index]);
+    }
+  }
+  return sequential_layout(dealt);
+}
+
+/// Is no document more than half of what a worker holds, the shares being equal?
+bool all_short(const PlanRequest& request, const std::vector<int64_t>& shares) {
+  int64_t longest = 0;
+  for (const Document& document : request.nano_batch.documents) {
+    longest = std::max(longest, document.length);
+  }
+  return longest * 2 * request.cluster.num_workers <= request.nano_batch.num_tokens() &&
+         shares.front() == shares.back();
 }
 
 /// Half as much for one worker is worth 40 % more in all.
@@ -134,20 +165,21 @@ Layout balanced_layout(const PlanRequest& request) {
   const WorkerFiller filler(request, price, shares);
   std::optional<Layout> best;
   LayoutPrice lowest;
-  for (const FillChoice& choice : choices_for(request)) {
-    Layout layout = filler.fill(choice);
+  const auto consider = [&](Layout layout) {
     for (auto& worker : layout.workers) tidy(worker);
     if (spread) {
-      spread_hot_rows(request, price, shares, choice.send_permille, layout);
+      spread_hot_rows(request, price, shares, kSendPermille, layout);
       for (auto& worker : layout.workers) tidy(worker);
     }
     const LayoutPrice cost = price_layout(request, price, layout, shares);
     const bool better =
         spread ? spread_score(cost) < spread_score(lowest) : cost.bytes < lowest.bytes;
-    if (best && !better) continue;
+    if (best && !better) return;
     best = std::move(layout);
     lowest = cost;
-  }
+  };
+  for (const FillChoice& choice : choices_for(request)) consider(filler.fill(choice));
+  if (all_short(request, shares)) consider(dealt_layout(request));
   order_workers(request, price, shares, own_shares, *best);
   return std::move(*best);
 }

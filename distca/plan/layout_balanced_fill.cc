@@ -2,28 +2,17 @@
 
 #include <algorithm>
 #include <cmath>
-#include <deque>
 #include <optional>
-#include <tuple>
+#include <set>
+#include <utility>
+
+#include "distca/plan/layout_balanced_pool.h"
 
 namespace distca {
 namespace {
 
 constexpr int64_t kHalfBlock = kBlockTokens / 2;
 constexpr size_t kTries = 4;  // documents looked at where several would do
-
-/// What is left of a document, or of a part of it.
-struct Rest {
-  int64_t document = 0;
-  Range rows;
-};
-
-struct Lighter {  // in load per token, rows being alike
-  bool operator()(const Rest& a, const Rest& b) const {
-    return std::tuple(a.rows.begin + a.rows.end, a.document, a.rows.begin) <
-           std::tuple(b.rows.begin + b.rows.end, b.document, b.rows.begin);
-  }
-};
 
 /// The least of [low, high] for which `enough` holds; high if none does.
 template <typename Enough>
@@ -62,7 +51,7 @@ class Filler {
 
  private:
   struct Cut {
-    size_t from;  // in pool_
+    RestPool::Item from;
     Range rows;
   };
 
@@ -88,21 +77,6 @@ class Filler {
   }
   std::optional<size_t> longest_heavy() const;
   std::optional<size_t> next_heavy() const;
-  /// The first in the pool that is no lighter than a document of this length.
-  size_t above(int64_t length) const {
-    return static_cast<size_t>(
-        std::lower_bound(pool_.begin(), pool_.end(), Rest{0, {0, length}}, Lighter()) -
-        pool_.begin());
-  }
-  void insert(const Rest& rest) {
-    pool_.insert(std::lower_bound(pool_.begin(), pool_.end(), rest, Lighter()), rest);
-  }
-  Rest take(size_t from) {
-    const Rest rest = pool_[from];
-    pool_.erase(pool_.begin() + static_cast<std::ptrdiff_t>(from));
-    return rest;
-  }
-
   void fill();
   bool place_densest();
   void place_top(size_t index);
@@ -114,36 +88,41 @@ class Filler {
   void close_from_pool();
 
   void place(int64_t document, const Range& rows);
-  void place_whole(size_t from);
+  void place_whole(const RestPool::Item& item);
   void place(const Cut& cut);
-  void drop_empty(size_t index);
+  void shorten(size_t index, int64_t end);
 
   const PlanRequest& request_;
   const FillChoice choice_;
   const TaskPrice& price_;
-  const int64_t mean_load_;  // of a token
-  std::vector<Rest> heavy_;
-  std::deque<Rest> pool_;  // lightest first: both ends are cheap to take from
+  const int64_t mean_load_;                      // of a token
+  std::vector<Rest> heavy_;                      // empty ones too
+  std::set<std::pair<int64_t, size_t>> by_end_;  // of heavy_, without the empty ones: end, index
+  RestPool pool_;
   Layout layout_;
   // Of the worker at hand:
   int worker_ = 0;
-  int64_t tokens_ = 0;  // it still takes; done when this is in (-64, 64]
-  int64_t share_ = 0;   // load it may take
-  int64_t room_ = 0;    // load it still takes
+  int64_t tokens_ = 0;       // it still takes; done when this is in (-64, 64]
+  int64_t share_ = 0;        // load it may take
+  int64_t room_ = 0;         // load it still takes
+  int64_t most_blocks_ = 0;  // no whole document of more takes tokens_ and room_, which only shrink
 };
 
 Filler::Filler(const PlanRequest& request, const TaskPrice& price,
                const std::vector<Document>& by_length, int64_t mean_load, const FillChoice& choice)
     : request_(request), choice_(choice), price_(price), mean_load_(mean_load) {
   layout_.workers.resize(request.cluster.num_workers);
+  std::vector<Rest> light;
   for (const Document& document : by_length) {
     const Rest rest{document.id, {0, document.length}};
     if (dense(rest.rows, choice.heavy_permille)) {
+      by_end_.emplace_hint(by_end_.end(), document.length, heavy_.size());
       heavy_.push_back(rest);
     } else {
-      pool_.push_back(rest);
+      light.push_back(rest);
     }
   }
+  pool_ = RestPool(std::move(light));
 }
 
 /// Does a token cost more than half this x the mean?
@@ -187,55 +166,59 @@ void Filler::place(int64_t document, const Range& rows) {
   room_ -= load(rows);
 }
 
-void Filler::place_whole(size_t from) {
-  const Rest rest = take(from);
-  place(rest.document, rest.rows);
+void Filler::place_whole(const RestPool::Item& item) {
+  pool_.take(item);
+  place(item.rest.document, item.rest.rows);
 }
 
 void Filler::place(const Cut& cut) {
-  const Rest rest = take(cut.from);
-  place(rest.document, cut.rows);
-  if (rest.rows.begin < cut.rows.begin) insert({rest.document, {rest.rows.begin, cut.rows.begin}});
-  if (cut.rows.end < rest.rows.end) insert({rest.document, {cut.rows.end, rest.rows.end}});
+  pool_.take(cut.from);
+  const auto& [document, rows] = cut.from.rest;
+  place(document, cut.rows);
+  if (rows.begin < cut.rows.begin) pool_.insert({document, {rows.begin, cut.rows.begin}});
+  if (cut.rows.end < rows.end) pool_.insert({document, {cut.rows.end, rows.end}});
 }
 
-void Filler::drop_empty(size_t index) {
-  if (heavy_[index].rows.empty()) heavy_.erase(heavy_.begin() + static_cast<std::ptrdiff_t>(index));
+void Filler::shorten(size_t index, int64_t end) {
+  Rest& heavy = heavy_[index];
+  by_end_.erase({heavy.rows.end, index});
+  heavy.rows.end = end;
+  if (!heavy.rows.empty()) by_end_.emplace(end, index);
 }
 
 std::optional<size_t> Filler::longest_heavy() const {
-  std::optional<size_t> best;
-  for (size_t i = 0; i < heavy_.size(); ++i) {
-    if (!best || heavy_[i].rows.end > heavy_[*best].rows.end) best = i;
-  }
-  return best;
+  if (by_end_.empty()) return std::nullopt;
+  return by_end_.lower_bound({by_end_.rbegin()->first, 0})->second;
 }
 
 /// The lightest whose last rows alone would take the room that is left.
 std::optional<size_t> Filler::next_heavy() const {
-  std::optional<size_t> best;
+  if (by_end_.empty()) return std::nullopt;
   const double wanted = 1.15 * static_cast<double>(room_) / static_cast<double>(tokens_);
-  for (size_t i = 0; i < heavy_.size(); ++i) {
-    const Range& rows = heavy_[i].rows;
-    if (best && rows.end >= heavy_[*best].rows.end) continue;
-    const Range last{std::max(rows.begin, round_down(rows.end - 1, kBlockTokens)), rows.end};
-    if (static_cast<double>(load(last)) >= wanted * static_cast<double>(last.size())) best = i;
-  }
-  return best ? best : longest_heavy();
+  const auto takes_all = [&](int64_t end) {
+    const Range last{round_down(end - 1, kBlockTokens), end};
+    return static_cast<double>(load(last)) >= wanted * static_cast<double>(last.size());
+  };
+  // Whole blocks first: those cost the more, the later they are, in a profile too.
+  const int64_t most = ceil_div(by_end_.rbegin()->first, kBlockTokens);
+  const int64_t block =
+      bisect(1, most, [&](int64_t count) { return takes_all(count * kBlockTokens); });
+  const int64_t end = bisect((block - 1) * kBlockTokens + 1, block * kBlockTokens, takes_all);
+  const auto found = by_end_.lower_bound({end, 0});
+  return found == by_end_.end() ? longest_heavy() : found->second;
 }
 
 /// A whole document, the one that brings the most load per token of those that fit.
 bool Filler::place_densest() {
-  if (pool_.empty()) return false;
-  const int64_t blocks = bisect(0, tokens_ / kBlockTokens + 1, [&](int64_t count) {
-    return load({0, count * kBlockTokens}) > room_;
-  });
-  for (size_t i = above((blocks + 1) * kBlockTokens); i-- > 0;) {
-    if (!fits(pool_[i].rows)) continue;
-    place_whole(i);
-    return true;
+  const auto too_much = [&](int64_t count) { return load({0, count * kBlockTokens}) > room_; };
+  most_blocks_ = std::min(most_blocks_, tokens_ / kBlockTokens + 1);
+  if (most_blocks_ > 0 && too_much(most_blocks_ - 1)) {
+    most_blocks_ = bisect(0, most_blocks_ - 1, too_much);
   }
-  return false;
+  const auto item = pool_.heaviest(pool_.above((most_blocks_ + 1) * kBlockTokens),
+                                   [&](const Rest& rest) { return fits(rest.rows); });
+  if (item) place_whole(*item);
+  return item.has_value();
 }
 
 void Filler::fill() {
@@ -247,8 +230,7 @@ void Filler::fill() {
       if (!place_densest()) close_from_pool();
     } else if (fits(heavy_[*heavy].rows)) {
       place(heavy_[*heavy].document, heavy_[*heavy].rows);
-      heavy_[*heavy].rows.begin = heavy_[*heavy].rows.end;
-      drop_empty(*heavy);
+      shorten(*heavy, heavy_[*heavy].rows.begin);
     } else {
       place_top(*heavy);
     }
@@ -263,8 +245,7 @@ void Filler::place_top(size_t index) {
   close_gap(heavy);
   const Range top = last_rows(heavy.rows, tokens_);
   place(heavy.document, top);
-  heavy.rows.end = top.begin;
-  drop_empty(index);
+  shorten(index, top.begin);
 }
 
 /// This worker's part of the rows that all workers of the document read.
@@ -287,12 +268,14 @@ void Filler::place_hot_rows(Rest& heavy) {
 
 /// Whole documents, lightest first; last the longest that fits, for a small gap.
 void Filler::place_filler(const Rest& heavy) {
-  while (pool_.size() > 1) {
-    const Range& first = pool_[0].rows;
-    const Range& second = pool_[1].rows;
-    const int64_t beside = rows_beside(heavy, load(first) + load(second));
-    if (first.size() + second.size() + beside > tokens_) break;
-    place_whole(0);
+  while (true) {
+    RestPool::Spot spot;
+    const auto first = pool_.next(spot);
+    const auto second = pool_.next(spot);
+    if (!second) break;
+    const int64_t beside = rows_beside(heavy, load(first->rest.rows) + load(second->rest.rows));
+    if (first->rest.rows.size() + second->rest.rows.size() + beside > tokens_) break;
+    place_whole(*first);
   }
   const auto fits_beside = [&](const Range& rows) {
     return tokens_beside(heavy, rows) < tokens_ + kHalfBlock;
@@ -300,14 +283,18 @@ void Filler::place_filler(const Rest& heavy) {
   const int64_t blocks = bisect(0, tokens_ / kBlockTokens + 1, [&](int64_t count) {
     return !fits_beside({0, count * kBlockTokens});
   });
-  size_t from = above((blocks + 1) * kBlockTokens);
-  for (size_t tries = 0; from-- > 0 && tries < 4 * kTries; ++tries) {
-    const Range& rows = pool_[from].rows;
-    if (rows.begin > 0 || !fits_beside(rows)) continue;  // what is left of a cut one is dense
-    place_whole(from);
+  RestPool::Spot spot = pool_.above((blocks + 1) * kBlockTokens);
+  for (size_t tries = 0; tries < 4 * kTries; ++tries) {
+    const auto item = pool_.previous(spot);
+    if (!item) break;
+    // What is left of a cut one is dense.
+    if (item->rest.rows.begin > 0 || !fits_beside(item->rest.rows)) continue;
+    place_whole(*item);
     return;
   }
-  if (!pool_.empty() && fits_beside(pool_[0].rows)) place_whole(0);
+  spot = {};
+  const auto lightest = pool_.next(spot);
+  if (lightest && fits_beside(lightest->rest.rows)) place_whole(*lightest);
 }
 
 /// Fewest whole blocks from the start of `rows` beside which the last rows of `heavy` fill the
@@ -348,17 +335,19 @@ void Filler::close_gap(Rest& heavy) {
   const int64_t least = bisect(0, tokens_ / kBlockTokens + 1, [&](int64_t count) {
     return full_beside(heavy, {0, count * kBlockTokens});
   });
-  const size_t longer = above((least + 1) * kBlockTokens);
-  for (const size_t i : {size_t{0}, size_t{1}, longer, longer + 1}) {
-    if (i >= pool_.size()) continue;
-    const Range prefix = prefix_beside(heavy, pool_[i].rows);
-    const Range suffix = suffix_beside(heavy, pool_[i].rows);
+  RestPool::Spot lightest;
+  RestPool::Spot longer = pool_.above((least + 1) * kBlockTokens);
+  for (RestPool::Spot* spot : {&lightest, &lightest, &longer, &longer}) {
+    const auto item = pool_.next(*spot);
+    if (!item) continue;
+    const Range prefix = prefix_beside(heavy, item->rest.rows);
+    const Range suffix = suffix_beside(heavy, item->rest.rows);
     for (const auto& [rows, keys] :
          {std::pair{prefix, prefix.end}, std::pair{suffix, suffix.begin}}) {
       if (rows.empty() || !full_beside(heavy, rows) || (best && score(keys, rows) >= *best))
         continue;
       best = score(keys, rows);
-      chosen = Cut{i, rows};
+      chosen = Cut{*item, rows};
     }
   }
   if (chosen) {
@@ -373,8 +362,8 @@ void Filler::close_gap(Rest& heavy) {
 void Filler::close_from_pool() {
   std::optional<double> best;
   std::optional<Cut> chosen;
-  const auto consider = [&](size_t i) {
-    const Range& whole = pool_[i].rows;
+  const auto consider = [&](const RestPool::Item& item) {
+    const Range& whole = item.rest.rows;
     for (const Range& rows : {first_rows(whole, tokens_), last_rows(whole, tokens_)}) {
       if (rows.empty()) continue;
       const int64_t cut = rows.begin == whole.begin ? rows.end : rows.begin;
@@ -384,13 +373,19 @@ void Filler::close_from_pool() {
                            (over > 0 ? over : -0.3 * over) / static_cast<double>(mean_load_ + 1);
       if (best && score >= *best) continue;
       best = score;
-      chosen = Cut{i, rows};
+      chosen = Cut{item, rows};
     }
   };
-  const size_t middle = above(tokens_);
-  const size_t begin = middle - std::min(middle, 4 * kTries);
-  for (size_t i = begin; i < std::min(pool_.size(), middle + 4 * kTries); ++i) consider(i);
-  for (size_t i = 0; i < std::min(begin, kTries); ++i) consider(i);
+  RestPool::Spot spot = pool_.above(tokens_);
+  size_t tries = 4 * kTries;
+  for (size_t back = 0; back < 4 * kTries && pool_.previous(spot); ++back) ++tries;
+  for (; tries > 0; --tries) {
+    if (const auto item = pool_.next(spot)) consider(*item);
+  }
+  spot = {};
+  for (tries = kTries; tries > 0; --tries) {
+    if (const auto item = pool_.next(spot)) consider(*item);
+  }
   place(*chosen);
 }
 
@@ -405,11 +400,13 @@ Layout Filler::run(const std::vector<int64_t>& shares) {
     tokens_ = goal;
     share_ = static_cast<int64_t>(static_cast<double>(shares[worker_]) * (1 + slack * 1e-9));
     room_ = share_;
+    most_blocks_ = tokens_ / kBlockTokens + 1;
     if (worker_ + 1 < num_workers) {
       fill();
     } else {
       for (const Rest& rest : heavy_) place(rest.document, rest.rows);
-      for (const Rest& rest : pool_) place(rest.document, rest.rows);
+      RestPool::Spot spot;
+      while (const auto item = pool_.next(spot)) place(item->rest.document, item->rest.rows);
     }
     used += goal - tokens_;
   }

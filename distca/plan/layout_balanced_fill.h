@@ -19,7 +19,6 @@ struct FillChoice {
   int64_t slack_permille = 980;  // of the tolerance that may be used
   int64_t load_permille = 400;   // what filler's load counts for beside the keys it makes travel
   int64_t spread_permille = 0;   // of the rows that all its servers read, shared by them
-  int64_t send_permille = 0;     // of the largest receive: what the largest send is lowered to
 };
 
 /// Where queries are computed at home, keys travel to (worker, document) once, up to the last query

@@ -1,6 +1,7 @@
 #include "distca/plan/layout_balanced_price.h"
 
 #include <algorithm>
+#include <tuple>
 
 #include "distca/plan/shard_shape.h"
 
@@ -30,28 +31,38 @@ struct Moved {
   int64_t keys = 0;
 };
 
+/// Costliest first: all of it as long as the load stays above the bound, then a part.
 Moved moved_above(const PlanRequest& request, const TaskPrice& price,
                   const std::vector<Segment>& worker, int64_t bound) {
-  int64_t load = 0;
-  int64_t most = 0;
-  Range costliest;
+  struct Task {
+    int64_t load;
+    Range rows;
+  };
+  std::vector<Task> tasks;
+  int64_t above = -bound;
   for (const Segment& segment : worker) {
     const Range keys = visible_keys(segment.tokens, request.shape.window_left);
-    const int64_t here = price(segment.tokens, keys);
-    load += here;
-    if (here <= most) continue;
-    most = here;
-    costliest = segment.tokens;
+    tasks.push_back({price(segment.tokens, keys), segment.tokens});
+    above += tasks.back().load;
   }
-  if (load <= bound) return {};
+  if (above <= 0) return {};
+  std::sort(tasks.begin(), tasks.end(), [](const Task& a, const Task& b) {
+    return std::tuple(-a.load, a.rows) < std::tuple(-b.load, b.rows);
+  });
   const AttentionShape& shape = request.shape;
-  const double part = static_cast<double>(load - bound) / static_cast<double>(most);
-  const ShardShape shard = cheapest_shard(
-      static_cast<double>(costliest.size()), static_cast<double>(costliest.end),
-      std::min(1.0, part), static_cast<double>(shape.q_token_bytes() + shape.o_token_bytes()),
-      static_cast<double>(shape.kv_token_bytes()));
-  const double times = std::max(1.0, part);
-  return {static_cast<int64_t>(shard.n_q * times), static_cast<int64_t>(shard.n_kv * times)};
+  Moved moved;
+  for (const auto& [load, rows] : tasks) {
+    if (above <= 0) break;
+    const ShardShape shard =
+        cheapest_shard(static_cast<double>(rows.size()), static_cast<double>(rows.end),
+                       std::min(1.0, static_cast<double>(above) / static_cast<double>(load)),
+                       static_cast<double>(shape.q_token_bytes() + shape.o_token_bytes()),
+                       static_cast<double>(shape.kv_token_bytes()));
+    moved.queries += static_cast<int64_t>(shard.n_q);
+    moved.keys += static_cast<int64_t>(shard.n_kv);
+    above -= load;
+  }
+  return moved;
 }
 
 }  // namespace

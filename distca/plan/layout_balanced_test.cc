@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
+#include <cstdlib>
 #include <memory>
 #include <string>
 
@@ -140,6 +142,41 @@ TEST(BalancedLayout, nothing_one_token_and_fewer_blocks_than_workers_all_work) {
        {std::vector<int64_t>{}, {0}, {1}, {300}, {128}, {129, 0, 1}}) {
     EXPECT_THAT(validate(make_plan(home_request(lengths, 7))), IsEmpty());
   }
+}
+
+/// A search through all documents for each one takes 20 s here, in a release build.
+TEST(BalancedLayout, a_hundred_thousand_short_documents_take_no_time_to_speak_of) {
+  Random random(5);
+  std::vector<int64_t> uneven(100'000);
+  for (int64_t& length : uneven) length = 20 + static_cast<int64_t>(random.below(30));
+  for (const auto& lengths : {uneven, std::vector<int64_t>(100'000, 1)}) {
+    const PlanRequest request = home_request(lengths, 64);
+    const auto start = std::chrono::steady_clock::now();
+    const Layout layout = balanced_layout(request);
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
+    for (int worker = 0; worker < 64; ++worker) {
+      EXPECT_LT(std::abs(layout.num_tokens(worker) * 64 - request.nano_batch.num_tokens()),
+                kBlockTokens * 64);
+    }
+    const Plan plan = make_plan(request, layout);
+    EXPECT_THAT(validate(plan), IsEmpty());
+    EXPECT_LE(max_over_mean(plan), 1.02);
+    EXPECT_LE(traffic(plan).all, 0);
+  }
+}
+
+TEST(BalancedLayout, many_documents_none_of_them_long_travel_no_more_than_in_sequential) {
+  Random random(3);
+  std::vector<int64_t> lengths(4000);
+  for (int64_t& length : lengths) {  // most about 100, few up to 8000
+    length = 50 + 8000 / (1 + static_cast<int64_t>(random.below(400)));
+  }
+  PlanRequest request = home_request(lengths, 16);
+  request.options.scheduler = "balanced";
+  const Plan plan = make_plan(request);
+  EXPECT_THAT(validate(plan), IsEmpty());
+  request.options.layout = "sequential";
+  EXPECT_LE(traffic(plan).all, traffic(make_plan(request)).all);
 }
 
 TEST(BalancedLayout, documents_of_one_length_stay_whole) {
