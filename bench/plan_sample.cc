@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "distca/base/statistics.h"
 #include "distca/plan/sample_workloads.h"
 
 namespace distca::bench {
@@ -40,13 +41,6 @@ struct Reached {
     violations += other.violations;
   }
 };
-
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  std::sort(values.begin(), values.end());
-  const size_t half = values.size() / 2;
-  return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
-}
 
 double worst(const std::vector<double>& values) {
   return values.empty() ? 0 : *std::max_element(values.begin(), values.end());
