@@ -58,8 +58,8 @@ inline std::vector<PlanOptions> plan_variants() {
 }  // namespace distca::testing
 
 namespace distca {
-inline void PrintTo(const PlanOptions& options, std::ostream* out) {
-  *out << testing::variant_name(options);
+inline std::ostream& operator<<(std::ostream& out, const PlanOptions& options) {
+  return out << testing::variant_name(options);
 }
 }  // namespace distca
 
