@@ -25,6 +25,8 @@ struct Shape {
   int64_t head_dim_qk = 0;   // D
   int64_t head_dim_v = 0;    // E
   double softmax_scale = 0;  // usually 1 / sqrt(D)
+  /// 0 = none; else a score s = softmax_scale * q.k becomes softcap * tanh(s / softcap).
+  double softcap = 0;
 };
 
 /// By position in the document: query i may see key j when

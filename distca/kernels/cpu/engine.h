@@ -1,0 +1,67 @@
+#pragma once
+// What an instruction set offers to cpu/attention.cc: one item of a task batch, forward or
+// backward. Everything behind these pointers is compiled for that instruction set, so nothing there
+// may use inline functions of other headers that the linker could share with the rest of the
+// program.
+//
+// Rows: the queries of a task with the R = H / G query heads of one key head, flattened:
+// row = query * R + head in the group. Lanes of a vector are rows; a lane's mask is by position.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "distca/kernels/attention.h"
+
+namespace distca::kernels {
+
+constexpr int kTileRows = 256;  // rows of one item at most, a multiple of kPanelRows
+constexpr int kPanelRows = 32;  // rows that go through the kernel together
+constexpr int kBlockKeys = 64;  // keys of one step, aligned to the document's start
+constexpr int kMostHeadDim = 256;
+
+/// Rows [row_begin, row_end) of one task and key head.
+struct ForwardItem {
+  const Shape* shape = nullptr;
+  ScalarType type = ScalarType::kFloat32;    // of Q, K, V
+  ScalarType o_type = ScalarType::kFloat32;  // of O
+  const ForwardTask* task = nullptr;
+  int64_t kv_head = 0;
+  int64_t row_begin = 0;
+  int64_t row_end = 0;
+};
+
+/// Where items add to the same dk, dv or dq, each waits for its predecessor: before it adds to the
+/// keys up to a position (exclusive), and with kAll before it adds to dq. It reports how far it got
+/// itself. Positions ascend.
+struct Turn {
+  static constexpr int64_t kAll = INT64_MAX;
+  void* state = nullptr;
+  void (*wait)(void* state, int64_t position) = nullptr;  // nullptr: nothing to wait for
+  void (*done)(void* state, int64_t position) = nullptr;  // nullptr: nobody waits
+};
+
+struct BackwardItem {
+  const Shape* shape = nullptr;
+  ScalarType type = ScalarType::kFloat32;
+  const BackwardTask* task = nullptr;
+  int64_t kv_head = 0;
+  int64_t row_begin = 0;
+  int64_t row_end = 0;
+  Turn turn{};
+};
+
+/// One instruction set's functions. Scratch: aligned to 64 bytes, not cleared.
+struct Engine {
+  size_t (*forward_scratch_bytes)(const Shape& shape, ScalarType type);
+  void (*forward)(const ForwardItem& item, std::byte* scratch);
+  size_t (*backward_scratch_bytes)(const Shape& shape, ScalarType type);
+  void (*backward)(const BackwardItem& item, std::byte* scratch);
+};
+
+// Defined in engine_NAME.cc where the compiler targets such machines.
+extern const Engine kPortableEngine;
+extern const Engine kAvx2Engine;
+extern const Engine kAvx512Engine;
+extern const Engine kAvx512Bf16Engine;
+
+}  // namespace distca::kernels
