@@ -77,7 +77,22 @@ struct Avx512Bf16 : Avx512 {
                          21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     return _mm512_permutexvar_epi16(order, rounded);
   }
+  /// Words of 32 numbers in order, rounded to bf16: `first` in the lower 16.
+  static Integers neighbours(Vector first, Vector second) {
+    return (__m512i)_mm512_cvtne2ps_pbh(second, first);
+  }
   static void store_words(Word* p, Integers x) { _mm512_storeu_si512(p, x); }
+  /// 32 words from 16 and 16: number i of `first` in the low half of word i, of `second` in the
+  /// high.
+  static void interleave(const Word* first, const Word* second, Word* pairs) {
+    const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40,
+                                         8, 39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+    const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+    const __m512i a = _mm512_loadu_si512(first);
+    const __m512i b = _mm512_loadu_si512(second);
+    _mm512_storeu_si512(pairs, _mm512_permutex2var_epi16(a, low, b));
+    _mm512_storeu_si512(pairs + 16, _mm512_permutex2var_epi16(a, high, b));
+  }
 };
 #endif
 
