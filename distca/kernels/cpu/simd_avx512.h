@@ -29,6 +29,7 @@ struct Avx512 {
   static Vector subtract(Vector a, Vector b) { return _mm512_sub_ps(a, b); }
   static Vector multiply(Vector a, Vector b) { return _mm512_mul_ps(a, b); }
   static Vector divide(Vector a, Vector b) { return _mm512_div_ps(a, b); }
+  /// `b` where either is NaN.
   static Vector max(Vector a, Vector b) { return _mm512_max_ps(a, b); }
   static Vector min(Vector a, Vector b) { return _mm512_min_ps(a, b); }
   /// a * b + c, rounded once.
@@ -106,6 +107,9 @@ struct Avx512 {
   static Integers load_integers(const int32_t* p) { return _mm512_loadu_si512(p); }
   /// Lanes where a <= b.
   static Mask at_most(Integers a, Integers b) { return _mm512_cmple_epi32_mask(a, b); }
+  /// Lanes where a < b; not where either is NaN.
+  static Mask below(Vector a, Vector b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+  static bool any(Mask mask) { return mask != 0; }
   static Mask both(Mask a, Mask b) { return a & b; }
   static Vector select(Mask mask, Vector yes, Vector no) {
     return _mm512_mask_blend_ps(mask, no, yes);
