@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "distca/kernels/attention.h"
+#include "distca/kernels/cpu/isa.h"
 
 namespace distca::kernels {
 
@@ -67,5 +68,8 @@ extern const Engine kPortableEngine;
 extern const Engine kAvx2Engine;
 extern const Engine kAvx512Engine;
 extern const Engine kAvx512Bf16Engine;
+
+/// The engine of an available instruction set.
+const Engine& engine_of(Isa isa);
 
 }  // namespace distca::kernels
