@@ -18,11 +18,9 @@ constexpr int64_t kPiecesPerThread = 4;
 
 void check_supported(const Shape& shape, ScalarType type) {
   check_shape(shape);
-  DISTCA_CHECK(
-      cpu_supports(shape, type),
-      "the CPU kernel computes fp32 and bf16 with head dims up to {}, not {} bytes with {} "
-      "and {}",
-      kMostHeadDim, element_bytes(type), shape.head_dim_qk, shape.head_dim_v);
+  DISTCA_CHECK(cpu_supports(shape, type),
+               "the CPU kernel computes fp32 and bf16 with head dims up to {}, not {} and {}",
+               kMostHeadDim, shape.head_dim_qk, shape.head_dim_v);
 }
 
 /// Tasks as engines want them: keys ascend in position and no fragment is empty, and rows of
