@@ -157,12 +157,12 @@ struct Document {
 
 /// A tensor as computed from whole matrices, with the sum of the absolute values that went into
 /// each element: a rounding of every term by a relative error r moves it by at most r x magnitude.
-/// A term is a probability x something at most `factor` large: one that underflows moves the
-/// element by at most the smallest normal number x factor.
+/// A term is a product: where one of its operands underflows, the element moves by at most the
+/// smallest normal number x the others', which are at most `factor`.
 struct Expected {
   std::vector<double> value;
   std::vector<double> magnitude;
-  double factor = 0;
+  double factor = 1;  // a probability's
 };
 
 inline bool sees(const Mask& mask, int64_t i, int64_t j) {
@@ -220,7 +220,8 @@ class WholeMatrix {
         const double term = c_.shape.softmax_scale * q_[row * d + x] * k_[key_row(row, j) * d + x];
         sum += term, magnitude += std::fabs(term);
       }
-      s[j] = sum;
+      const double cap = c_.shape.softcap;
+      s[j] = cap > 0 ? cap * std::tanh(sum / cap) : sum;
       largest_score = std::max(largest_score, magnitude);
     }
     const double max = s.empty() ? kNoKey : *std::max_element(s.begin(), s.end());
@@ -231,17 +232,27 @@ class WholeMatrix {
     return s;
   }
 
-  static void add(Expected& x, int64_t i, double p, double term, double magnitude) {
-    x.value[i] += p * term, x.magnitude[i] += p * magnitude;
-    x.factor = std::max(x.factor, magnitude);
+  /// Of the capped score by the score.
+  double cap_slope(int64_t row, int64_t j) const {
+    if (c_.shape.softcap == 0) return 1;
+    const int64_t d = c_.shape.head_dim_qk;
+    double sum = 0;
+    for (int64_t x = 0; x < d; ++x) sum += q_[row * d + x] * k_[key_row(row, j) * d + x];
+    const double cosh = std::cosh(c_.shape.softmax_scale * sum / c_.shape.softcap);
+    return 1 / (cosh * cosh);
+  }
+
+  /// Adds p x a x b, of which a is the sum of terms with the absolute values `magnitude`.
+  static void add(Expected& x, int64_t i, double p, double a, double magnitude, double b) {
+    x.value[i] += p * a * b, x.magnitude[i] += p * magnitude * std::fabs(b);
+    x.factor = std::max({x.factor, magnitude, std::fabs(b), magnitude * std::fabs(b)});
   }
 
   void add_forward(int64_t row, int64_t j, double p) {
     const int64_t e = c_.shape.head_dim_v, key = key_row(row, j);
     for (int64_t x = 0; x < e; ++x) {
-      const double value = v_[key * e + x], gradient = d_o_[row * e + x];
-      add(o, row * e + x, p, value, std::fabs(value));
-      add(dv, key * e + x, p, gradient, std::fabs(gradient));
+      add(o, row * e + x, p, 1, 1, v_[key * e + x]);
+      add(dv, key * e + x, p, 1, 1, d_o_[row * e + x]);
     }
   }
 
@@ -252,12 +263,12 @@ class WholeMatrix {
       const double term = d_o_[row * e + x] * v_[key * e + x];
       dp += term, magnitude += std::fabs(term);
     }
-    const double ds = c_.shape.softmax_scale * (dp - delta.value[row]);
-    magnitude = c_.shape.softmax_scale * (magnitude + std::fabs(delta.value[row]));
+    const double ds = c_.shape.softmax_scale * cap_slope(row, j) * (dp - delta.value[row]);
+    // Not x the slope: it is 1 - tanh^2, whose roundings are relative to the 1.
+    magnitude = std::fabs(c_.shape.softmax_scale) * (magnitude + std::fabs(delta.value[row]));
     for (int64_t x = 0; x < d; ++x) {
-      const double k = k_[key * d + x], q = q_[row * d + x];
-      add(dq, row * d + x, p, ds * k, magnitude * std::fabs(k));
-      add(dk, key * d + x, p, ds * q, magnitude * std::fabs(q));
+      add(dq, row * d + x, p, ds, magnitude, k_[key * d + x]);
+      add(dk, key * d + x, p, ds, magnitude, q_[row * d + x]);
     }
   }
 
@@ -288,7 +299,7 @@ struct Bounds {
     // another part of the keys; exp multiplies by 1 + that, and ATen's is good to 20 ulp.
     const double score = whole.largest_score + std::log(terms + 1) + 1;
     // Terms too small for the type may vanish, before or after a factor.
-    underflow = 4 * terms * (c.type == ScalarType::kFloat64 ? 0x1p-1022 : 0x1p-126);
+    underflow = 4 * terms * dim * (c.type == ScalarType::kFloat64 ? 0x1p-1022 : 0x1p-126);
     log_sum = u * (4 * (dim + 8) * score + terms + 40);
     forward = log_sum + (1 + static_cast<double>(arithmetic.store_roundings)) * store;
     // Three more factors are rounded before the sum: dP - delta, delta itself (ATen's comes from a
