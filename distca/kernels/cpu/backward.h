@@ -12,27 +12,29 @@
 #include <cstring>
 
 #include "distca/kernels/attention.h"
-#include "distca/kernels/cpu/backward_pack.h"
 #include "distca/kernels/cpu/engine.h"
+#include "distca/kernels/cpu/exponential.h"
+#include "distca/kernels/cpu/pack.h"
 #include "distca/kernels/cpu/product.h"
 #include "distca/kernels/cpu/word.h"
 
 namespace distca::kernels {
 namespace {
 
+constexpr int kPairRows = 2 * kPanelRows;  // rows that dK and dV take together
 constexpr int kScoreStride = kPairRows + 16;  // between the keys of scores: an odd number of lines
-constexpr int kMostPanels = kTileRows / kPanelRows;
 constexpr int64_t kFar = int64_t{1} << 61;  // beyond every position
+constexpr float kLog2E = 1.44269504F;
 constexpr float kNoKeys = 1e30F;            // LSE of rows without keys: every probability is 0
 
 /// Keys of the current block that a panel sees.
-struct PanelKeys {
+struct PanelView {
   int end = 0;          // 0: none; even, no key from here on is seen
   bool masked = false;  // some key below is hidden from some row
 };
 
 /// Backward of one item. kWide: a head dim exceeds 128.
-template <class Simd, bool kWide>
+template <class Simd, class Number, bool kWide>
 class BackwardTile {
  public:
   /// `base` nullptr: only to ask for the bytes of scratch.
@@ -52,19 +54,25 @@ class BackwardTile {
   template <class T>
   T* take(std::byte* base, int64_t count);
   void place_rows(const BackwardItem& item);
-  void pack_rows(const BackwardItem& item);
-  void pack_panel(const FlatRows& rows, int panel, int dim, Word* lanes, Word* by_row);
+  void pack_tile(const BackwardItem& item);
+  void pack_panel(const Rows& rows, int panel, int dim, Word* lanes, Word* by_row);
   void load_block(const BackwardItem& item, int64_t start);
-  void load_keys(const Rows& rows, int64_t token, int key, int count, int dim, Word* to);
-  PanelKeys visible(int panel, int64_t start) const;
+  PanelView visible(int panel, int64_t start) const;
   void block(int64_t start);
-  void two_panels(int panel, const PanelKeys* keys, int64_t start);
+  void two_panels(int panel, const PanelView* keys, int64_t start);
   template <bool kMasked>
   void probabilities(int panel, int column, int keys);
   Vector probability(Vector score, Vector lse, Vector* slope) const;
-  void gradients_of_keys(int panel, const PanelKeys* keys);
-  void add_keys(const BackwardItem& item, int64_t start);
+  void gradients_of_keys(int panel, const PanelView* keys);
+  void add_keys(const BackwardItem& item);
+  static void add_key(const float* sums, int key, int dim, float scale, float* to);
   void add_queries(const BackwardItem& item);
+
+  /// to += scale * x, of the first `count` lanes.
+  static void add_scaled(Vector x, float scale, int count, float* to) {
+    const Vector before = Simd::load_first(reinterpret_cast<const Word*>(to), count);
+    Simd::store_first(to, count, Simd::multiply_add(x, Simd::set(scale), before));
+  }
 
   template <int kStrideM, int kStrideK, int kStrideC, Start kStart>
   static void panel_product(int rows, const Word* a, const Word* b, int b_stride, float* c,
@@ -80,7 +88,6 @@ class BackwardTile {
   int d_, e_, d_panels_, e_panels_;
   int64_t group_;
   float scale_, softcap_;
-  ScalarType type_;
   int64_t kv_head_;
   int64_t row_begin_;
   int rows_;
@@ -102,6 +109,8 @@ class BackwardTile {
   Word* k_pairs_;  // [32][kColumnStride], bf16 only
   float* dk_;      // [column panels][64][32]
   float* dv_;
+  KeyPieces pieces_;
+  int64_t fragment_ = 0;  // where the search for keys begins
   int32_t* key_;   // [64] the key's number in the block, or -1 where there is none
   bool gaps_;      // some key is missing
   // Two panels.
@@ -110,23 +119,22 @@ class BackwardTile {
   Word* ds_pairs_;  // [32][kScoreStride], bf16 only
   int32_t* first_in_block_;  // [32]
   int32_t* last_in_block_;
-  Word* stage_;  // [32][kStageStride]
 };
 
 int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 int64_t panels_of(int64_t n) { return (n + kPanelRows - 1) / kPanelRows; }
 
-template <class Simd, bool kWide>
+template <class Simd, class Number, bool kWide>
 template <class T>
-T* BackwardTile<Simd, kWide>::take(std::byte* base, int64_t count) {
+T* BackwardTile<Simd, Number, kWide>::take(std::byte* base, int64_t count) {
   std::byte* at = base == nullptr ? nullptr : base + bytes_;
   bytes_ += (count * sizeof(T) + 63) / 64 * 64;
   return reinterpret_cast<T*>(at);
 }
 
-template <class Simd, bool kWide>
-BackwardTile<Simd, kWide>::BackwardTile(const Shape& shape, std::byte* base)
+template <class Simd, class Number, bool kWide>
+BackwardTile<Simd, Number, kWide>::BackwardTile(const Shape& shape, std::byte* base)
     : d_(static_cast<int>(shape.head_dim_qk)),
       e_(static_cast<int>(shape.head_dim_v)),
       d_panels_(static_cast<int>(panels_of(d_))),
@@ -154,14 +162,13 @@ BackwardTile<Simd, kWide>::BackwardTile(const Shape& shape, std::byte* base)
   q_rows_ = take<Word>(base, kTileRows * d_panels_ * kPanelRows / kWordNumbers);
   d_o_rows_ = take<Word>(base, kTileRows * e_panels_ * kPanelRows / kWordNumbers);
   dq_ = take<float>(base, kTileRows * d_);
-  stage_ = take<Word>(base, kPanelRows * kStageStride);
 }
 
 // ---------------------------------------------------------------- rows of the tile
 
 /// LSE, delta and the visible keys of each row; rows beyond the tile see nothing.
-template <class Simd, bool kWide>
-void BackwardTile<Simd, kWide>::place_rows(const BackwardItem& item) {
+template <class Simd, class Number, bool kWide>
+void BackwardTile<Simd, Number, kWide>::place_rows(const BackwardItem& item) {
   const BackwardTask& task = *item.task;
   const Mask& mask = task.mask;
   const int64_t lse_head = task.lse.head_stride == 0 ? 1 : task.lse.head_stride;
@@ -188,172 +195,120 @@ void BackwardTile<Simd, kWide>::place_rows(const BackwardItem& item) {
 }
 
 /// `lanes`: the panel's [words][32]. `by_row`: its pair's [column panels][64 rows in words][32].
-template <class Simd, bool kWide>
-void BackwardTile<Simd, kWide>::pack_panel(const FlatRows& rows, int panel, int dim, Word* lanes,
-                                           Word* by_row) {
-  constexpr int kPairWords = kPairRows / kWordNumbers;
-  const int words = dim / kWordNumbers;
-  const int columns = static_cast<int>(panels_of(dim));
-  const int padded = columns * kPanelRows / kWordNumbers;
-  for (int i = 0; i < kPanelRows; ++i) {
-    const int row = panel * kPanelRows + i;
-    Word* to = stage_ + i * kStageStride;
-    if (row < rows_) {
-      copy_row<Simd>(flat_row(rows, row_begin_ + row), type_, dim, to);
-      std::memset(to + words, 0, (padded - words) * sizeof(Word));
-    } else {
-      std::memset(to, 0, padded * sizeof(Word));
+template <class Simd, class Number, bool kWide>
+void BackwardTile<Simd, Number, kWide>::pack_panel(const Rows& rows, int panel, int dim,
+                                                   Word* lanes, Word* by_row) {
+  const void* from[kPanelRows];
+  const int first = panel * kPanelRows;
+  query_row_addresses(rows, sizeof(Number), group_, kv_head_, row_begin_ + first,
+                      static_cast<int>(smaller(kPanelRows, rows_ - first)), kPanelRows, from);
+  pack_transposed<Simd, Number>(from, kPanelRows, dim, lanes, kPanelRows);
+  by_row += panel % 2 * (kPanelRows / kWordNumbers) * kPanelRows;
+  for (int column = 0; column < dim; column += kPanelRows) {
+    const int columns = static_cast<int>(smaller(kPanelRows, dim - column));
+    if (columns < kPanelRows) {
+      std::memset(by_row, 0, kPanelRows / kWordNumbers * kPanelRows * sizeof(Word));
     }
-  }
-  for (int i = 0; i < kPanelRows; i += kLanes) {
-    int word = 0;
-    for (; word + kLanes <= words; word += kLanes) {
-      transpose<Simd>(stage_ + i * kStageStride + word, kStageStride, lanes + word * kPanelRows + i,
-                      kPanelRows);
-    }
-    for (; word < words; ++word) {
-      for (int j = i; j < i + kLanes; ++j) {
-        lanes[word * kPanelRows + j] = stage_[j * kStageStride + word];
-      }
-    }
-  }
-  Word* half = by_row + panel % 2 * (kPanelRows / kWordNumbers) * kPanelRows;
-  for (int c = 0; c < columns; ++c) {
-    Word* to = half + c * kPairWords * kPanelRows;
-    for (int i = 0; i < kPanelRows; i += kWordNumbers, to += kPanelRows) {
-      const Word* from = stage_ + i * kStageStride + c * kPanelRows / kWordNumbers;
-      if constexpr (Simd::kPairs) {
-        Simd::interleave(from, from + kStageStride, to);
-      } else {
-        std::memcpy(to, from, kPanelRows * sizeof(Word));
-      }
-    }
+    pack_summed_rows<Simd, Number>(from, kPanelRows, columns, by_row, kPanelRows);
+    by_row += kPairRows / kWordNumbers * kPanelRows;
+    for (const void*& row : from) row = static_cast<const Number*>(row) + columns;
   }
 }
 
-template <class Simd, bool kWide>
-void BackwardTile<Simd, kWide>::pack_rows(const BackwardItem& item) {
-  const int64_t bytes = type_ == ScalarType::kFloat32 ? 4 : 2;
-  const FlatRows q = flat_rows(item.task->q, group_, kv_head_, bytes);
-  const FlatRows d_o = flat_rows(item.task->d_o, group_, kv_head_, bytes);
+template <class Simd, class Number, bool kWide>
+void BackwardTile<Simd, Number, kWide>::pack_tile(const BackwardItem& item) {
   const int pair_words = kPairRows / kWordNumbers * kPanelRows;
   for (int panel = 0; panel < panels_; ++panel) {
-    pack_panel(q, panel, d_, q_lanes_ + panel * d_ / kWordNumbers * kPanelRows,
+    pack_panel(item.task->q, panel, d_, q_lanes_ + panel * d_ / kWordNumbers * kPanelRows,
                q_rows_ + panel / 2 * d_panels_ * pair_words);
-    pack_panel(d_o, panel, e_, d_o_lanes_ + panel * e_ / kWordNumbers * kPanelRows,
+    pack_panel(item.task->d_o, panel, e_, d_o_lanes_ + panel * e_ / kWordNumbers * kPanelRows,
                d_o_rows_ + panel / 2 * e_panels_ * pair_words);
   }
 }
 
 /// dq += scale * dQ^T.
-template <class Simd, bool kWide>
-void BackwardTile<Simd, kWide>::add_queries(const BackwardItem& item) {
-  const FlatRows dq = flat_rows(item.task->dq, group_, kv_head_, sizeof(float));
-  const Vector scale = Simd::set(scale_);
-  for (int panel = 0; panel < panels_; ++panel) {
-    const float* from = dq_ + panel * d_ * kPanelRows;
-    float* stage = reinterpret_cast<float*>(stage_);
-    for (int i = 0; i < kPanelRows; i += kLanes) {
-      int column = 0;
-      for (; column + kLanes <= d_; column += kLanes) {
-        transpose<Simd>(reinterpret_cast<const Word*>(from) + column * kPanelRows + i, kPanelRows,
-                        stage_ + i * kStageStride + column, kStageStride);
+template <class Simd, class Number, bool kWide>
+void BackwardTile<Simd, Number, kWide>::add_queries(const BackwardItem& item) {
+  const void* rows[kTileRows];
+  query_row_addresses(item.task->dq, sizeof(float), group_, kv_head_, row_begin_, rows_, rows_,
+                      rows);
+  for (int row = 0; row < rows_; row += kLanes) {
+    const int lanes = static_cast<int>(smaller(kLanes, rows_ - row));
+    const float* from = dq_ + row / kPanelRows * d_ * kPanelRows + row % kPanelRows;
+    for (int column = 0; column < d_; column += kLanes) {
+      const int columns = static_cast<int>(smaller(kLanes, d_ - column));
+      Vector square[kLanes];
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) {
+        square[i] = i < columns ? Simd::load(from + (column + i) * kPanelRows) : Simd::zero();
       }
-      for (; column < d_; ++column) {
-        for (int j = i; j < i + kLanes; ++j) {
-          stage[j * kStageStride + column] = from[column * kPanelRows + j];
-        }
+      Simd::transpose(square);
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) {
+        if (i >= lanes) continue;
+        auto* to = static_cast<float*>(const_cast<void*>(rows[row + i])) + column;
+        add_scaled(square[i], scale_, columns, to);
       }
-    }
-    for (int i = 0; i < kPanelRows && panel * kPanelRows + i < rows_; ++i) {
-      float* to = reinterpret_cast<float*>(const_cast<std::byte*>(
-          flat_row(dq, row_begin_ + panel * kPanelRows + i)));
-      add_scaled<Simd>(stage + i * kStageStride, d_, scale_, to);
     }
   }
 }
 
 // ---------------------------------------------------------------- keys of a block
 
-template <class Simd, bool kWide>
-void BackwardTile<Simd, kWide>::load_keys(const Rows& rows, int64_t token, int key, int count,
-                                          int dim, Word* to) {
-  const int64_t bytes = type_ == ScalarType::kFloat32 ? 4 : 2;
-  const std::byte* from = static_cast<const std::byte*>(rows.data) +
-                          (token * rows.token_stride + kv_head_ * rows.head_stride) * bytes;
-  for (int i = 0; i < count; ++i) {
-    copy_row<Simd>(from + i * rows.token_stride * bytes, type_, dim, to + (key + i) * kKeyStride);
-  }
-}
-
 /// Copies K and V of the block at `start`; rows of missing keys are 0.
-template <class Simd, bool kWide>
-void BackwardTile<Simd, kWide>::load_block(const BackwardItem& item, int64_t start) {
-  int present = 0;
-  for (int i = 0; i < kBlockKeys; ++i) key_[i] = -1;
+template <class Simd, class Number, bool kWide>
+void BackwardTile<Simd, Number, kWide>::load_block(const BackwardItem& item, int64_t start) {
   const KeyFragment* fragments = item.task->keys.data();
-  for (size_t f = 0; f < item.task->keys.size(); ++f) {
-    const KeyFragment& fragment = fragments[f];
-    const int64_t begin = larger(fragment.position, start);
-    const int64_t end = smaller(fragment.position + fragment.tokens, start + kBlockKeys);
-    if (begin >= end) continue;
-    const int key = static_cast<int>(begin - start);
-    const int count = static_cast<int>(end - begin);
-    load_keys(fragment.k, begin - fragment.position, key, count, d_, k_);
-    load_keys(fragment.v, begin - fragment.position, key, count, e_, v_);
-    for (int i = key; i < key + count; ++i) key_[i] = i;
-    present += count;
-  }
-  gaps_ = present < kBlockKeys;
-  for (int i = 0; gaps_ && i < kBlockKeys; ++i) {
-    if (key_[i] >= 0) continue;
-    std::memset(k_ + i * kKeyStride, 0, kKeyStride * sizeof(Word));
-    std::memset(v_ + i * kKeyStride, 0, kKeyStride * sizeof(Word));
-  }
+  find_keys(fragments, static_cast<int64_t>(item.task->keys.size()), start, &fragment_, &pieces_);
+  const void* k[kBlockKeys];
+  const void* v[kBlockKeys];
+  key_block_addresses(fragments, pieces_, sizeof(Number), kv_head_, k, v);
+  pack_rows<Simd, Number>(k, kBlockKeys, d_, k_, kKeyStride);
+  pack_rows<Simd, Number>(v, kBlockKeys, e_, v_, kKeyStride);
   if constexpr (Simd::kPairs) {
-    for (int i = 0; i < kBlockKeys; i += 2) {
-      const Word* from = k_ + i * kKeyStride;
-      for (int c = 0; c < d_panels_; ++c) {
-        Simd::interleave(from + c * kPanelRows / 2, from + kKeyStride + c * kPanelRows / 2,
-                         k_pairs_ + i / 2 * kColumnStride + c * kPanelRows);
-      }
+    pack_summed_rows<Simd, Number>(k, kBlockKeys, d_, k_pairs_, kColumnStride);
+  }
+  gaps_ = pieces_.present != first_bits(kBlockKeys);
+  if (gaps_) {
+    for (int i = 0; i < kBlockKeys; ++i) key_[i] = (pieces_.present >> i & 1) != 0 ? i : -1;
+  } else {
+    for (int i = 0; i < kBlockKeys; ++i) key_[i] = i;
+  }
+}
+
+/// Adds dK and dV of the block to the caller's.
+template <class Simd, class Number, bool kWide>
+void BackwardTile<Simd, Number, kWide>::add_keys(const BackwardItem& item) {
+  for (int p = 0; p < pieces_.pieces; ++p) {
+    const KeyPiece& piece = pieces_.piece[p];
+    const KeyGradient& gradient = item.task->key_gradients.data()[piece.fragment];
+    const void* dk[kBlockKeys];
+    const void* dv[kBlockKeys];
+    key_row_addresses(gradient.dk, sizeof(float), kv_head_, piece, dk);
+    key_row_addresses(gradient.dv, sizeof(float), kv_head_, piece, dv);
+    for (int key = piece.first; key < piece.first + piece.count; ++key) {
+      add_key(dk_, key, d_, scale_, static_cast<float*>(const_cast<void*>(dk[key])));
+      add_key(dv_, key, e_, 1, static_cast<float*>(const_cast<void*>(dv[key])));
     }
   }
 }
 
-/// Adds dK and dV of the block at `start` to the caller's.
-template <class Simd, bool kWide>
-void BackwardTile<Simd, kWide>::add_keys(const BackwardItem& item, int64_t start) {
-  for (size_t f = 0; f < item.task->keys.size(); ++f) {
-    const KeyFragment& fragment = item.task->keys.data()[f];
-    const KeyGradient& gradient = item.task->key_gradients.data()[f];
-    const int64_t begin = larger(fragment.position, start);
-    const int64_t end = smaller(fragment.position + fragment.tokens, start + kBlockKeys);
-    for (int64_t position = begin; position < end; ++position) {
-      const int64_t key = position - start;
-      const int64_t token = position - fragment.position;
-      float* dk = static_cast<float*>(gradient.dk.data) + token * gradient.dk.token_stride +
-                  kv_head_ * gradient.dk.head_stride;
-      float* dv = static_cast<float*>(gradient.dv.data) + token * gradient.dv.token_stride +
-                  kv_head_ * gradient.dv.head_stride;
-      for (int c = 0; c < d_panels_; ++c) {
-        add_scaled<Simd>(dk_ + (c * kBlockKeys + key) * kPanelRows,
-                         static_cast<int>(smaller(kPanelRows, d_ - c * kPanelRows)), scale_,
-                         dk + c * kPanelRows);
-      }
-      for (int c = 0; c < e_panels_; ++c) {
-        add_scaled<Simd>(dv_ + (c * kBlockKeys + key) * kPanelRows,
-                         static_cast<int>(smaller(kPanelRows, e_ - c * kPanelRows)), 1,
-                         dv + c * kPanelRows);
-      }
-    }
+/// One key of [column panels][64][32].
+template <class Simd, class Number, bool kWide>
+void BackwardTile<Simd, Number, kWide>::add_key(const float* sums, int key, int dim, float scale,
+                                                float* to) {
+  sums += key * kPanelRows;
+  for (int column = 0; column < dim; column += kLanes) {
+    const float* from = sums + column / kPanelRows * kBlockKeys * kPanelRows + column % kPanelRows;
+    add_scaled(Simd::load(from), scale, static_cast<int>(smaller(kLanes, dim - column)),
+               to + column);
   }
 }
 
 // ---------------------------------------------------------------- a block with two panels
 
-template <class Simd, bool kWide>
-PanelKeys BackwardTile<Simd, kWide>::visible(int panel, int64_t start) const {
+template <class Simd, class Number, bool kWide>
+PanelView BackwardTile<Simd, Number, kWide>::visible(int panel, int64_t start) const {
   if (panel >= panels_) return {};
   // Both limits ascend with the row.
   const int64_t* first = first_ + panel * kPanelRows;
@@ -365,30 +320,26 @@ PanelKeys BackwardTile<Simd, kWide>::visible(int panel, int64_t start) const {
 }
 
 /// P of a score; `slope`: of the soft cap there.
-template <class Simd, bool kWide>
-typename Simd::Vector BackwardTile<Simd, kWide>::probability(Vector score, Vector lse,
+template <class Simd, class Number, bool kWide>
+typename Simd::Vector BackwardTile<Simd, Number, kWide>::probability(Vector score, Vector lse,
                                                              Vector* slope) const {
+  Vector difference;
   if (softcap_ > 0) {
-    // tanh(x) = 1 - 2 / (exp(2x) + 1)
-    const Vector one = Simd::set(1);
-    const Vector x = Simd::multiply(score, Simd::set(scale_ / softcap_));
-    const Vector bounded = Simd::max(Simd::min(x, Simd::set(10)), Simd::set(-10));
-    const Vector power = exp2_of<Simd>(Simd::multiply(bounded, Simd::set(2 * kLog2E)));
-    const Vector tanh =
-        Simd::subtract(one, Simd::divide(Simd::set(2), Simd::add(power, one)));
-    *slope = Simd::subtract(one, Simd::multiply(tanh, tanh));
-    const Vector t = Simd::subtract(Simd::multiply(tanh, Simd::set(softcap_)), lse);
-    return exp2_of<Simd>(Simd::multiply(t, Simd::set(kLog2E)));
+    const Vector t = tanh<Simd>(Simd::multiply(score, Simd::set(scale_ / softcap_)));
+    *slope = Simd::subtract(Simd::set(1), Simd::multiply(t, t));
+    difference = Simd::subtract(Simd::multiply(t, Simd::set(softcap_)), lse);
+  } else {
+    // Rounded once, however large its terms.
+    difference =
+        Simd::multiply_add(score, Simd::set(scale_), Simd::subtract(Simd::zero(), lse));
   }
-  // The difference is rounded once, however large its terms.
-  const Vector t = Simd::multiply_add(score, Simd::set(scale_), Simd::subtract(Simd::zero(), lse));
-  return exp2_of<Simd>(Simd::multiply(t, Simd::set(kLog2E)));
+  return exp2<Simd, Simd::kPairs>(Simd::multiply(difference, Simd::set(kLog2E)));
 }
 
 /// P and dS of one panel in place of S and dP, in the words of the next products.
-template <class Simd, bool kWide>
+template <class Simd, class Number, bool kWide>
 template <bool kMasked>
-void BackwardTile<Simd, kWide>::probabilities(int panel, int column, int keys) {
+void BackwardTile<Simd, Number, kWide>::probabilities(int panel, int column, int keys) {
   constexpr int kKeys = Simd::kPairs ? 2 : 1;
   constexpr int kVectors = Simd::kPairs ? 2 : 1;
   for (int at = 0; at < kPanelRows; at += kVectors * kLanes) {
@@ -448,8 +399,8 @@ void BackwardTile<Simd, kWide>::probabilities(int panel, int column, int keys) {
 
 /// dV += P dO, dK += dS Q over the rows of two panels; keys that one panel alone sees take its
 /// rows only.
-template <class Simd, bool kWide>
-void BackwardTile<Simd, kWide>::gradients_of_keys(int panel, const PanelKeys* keys) {
+template <class Simd, class Number, bool kWide>
+void BackwardTile<Simd, Number, kWide>::gradients_of_keys(int panel, const PanelView* keys) {
   constexpr int kPairWords = kPairRows / kWordNumbers;
   constexpr int kPanelWords = kPanelRows / kWordNumbers;
   const int both = keys[0].end < keys[1].end ? keys[0].end : keys[1].end;
@@ -476,8 +427,8 @@ void BackwardTile<Simd, kWide>::gradients_of_keys(int panel, const PanelKeys* ke
   add(ds_, q_rows_, d_panels_, dk_);
 }
 
-template <class Simd, bool kWide>
-void BackwardTile<Simd, kWide>::two_panels(int panel, const PanelKeys* keys, int64_t start) {
+template <class Simd, class Number, bool kWide>
+void BackwardTile<Simd, Number, kWide>::two_panels(int panel, const PanelView* keys, int64_t start) {
   const int d_words = d_ / kWordNumbers;
   const int e_words = e_ / kWordNumbers;
   for (int i = 0; i < 2; ++i) {
@@ -512,12 +463,12 @@ void BackwardTile<Simd, kWide>::two_panels(int panel, const PanelKeys* keys, int
   }
 }
 
-template <class Simd, bool kWide>
-void BackwardTile<Simd, kWide>::block(int64_t start) {
+template <class Simd, class Number, bool kWide>
+void BackwardTile<Simd, Number, kWide>::block(int64_t start) {
   std::memset(dk_, 0, d_panels_ * kBlockKeys * kPanelRows * sizeof(float));
   std::memset(dv_, 0, e_panels_ * kBlockKeys * kPanelRows * sizeof(float));
   for (int panel = 0; panel < panels_; panel += 2) {
-    const PanelKeys keys[2] = {visible(panel, start), visible(panel + 1, start)};
+    const PanelView keys[2] = {visible(panel, start), visible(panel + 1, start)};
     if (keys[0].end > 0 || keys[1].end > 0) two_panels(panel, keys, start);
   }
 }
@@ -533,16 +484,15 @@ int64_t next_key(const BackwardTask& task, int64_t position) {
   return next;
 }
 
-template <class Simd, bool kWide>
-void BackwardTile<Simd, kWide>::run(const BackwardItem& item) {
-  type_ = item.type;
+template <class Simd, class Number, bool kWide>
+void BackwardTile<Simd, Number, kWide>::run(const BackwardItem& item) {
   kv_head_ = item.kv_head;
   row_begin_ = item.row_begin;
   rows_ = static_cast<int>(item.row_end - item.row_begin);
   panels_ = static_cast<int>(panels_of(rows_));
   const Turn& turn = item.turn;
   place_rows(item);
-  pack_rows(item);
+  pack_tile(item);
   std::memset(dq_, 0, static_cast<size_t>(panels_) * kPanelRows * d_ * sizeof(float));
   const int64_t end = last_[rows_ - 1];
   for (int64_t at = next_key(*item.task, first_[0]); at < end;) {
@@ -551,7 +501,7 @@ void BackwardTile<Simd, kWide>::run(const BackwardItem& item) {
     load_block(item, start);
     block(start);
     if (turn.wait != nullptr) turn.wait(turn.state, block_end);
-    add_keys(item, start);
+    add_keys(item);
     if (turn.done != nullptr) turn.done(turn.state, block_end);
     at = next_key(*item.task, block_end);
   }
@@ -560,22 +510,19 @@ void BackwardTile<Simd, kWide>::run(const BackwardItem& item) {
   if (turn.done != nullptr) turn.done(turn.state, Turn::kAll);
 }
 
-template <class Simd>
-size_t backward_scratch_bytes(const Shape& shape, ScalarType) {
+template <class Simd, class Number>
+size_t backward_scratch_bytes(const Shape& shape) {
   return shape.head_dim_qk > 128 || shape.head_dim_v > 128
-             ? BackwardTile<Simd, true>(shape, nullptr).scratch_bytes()
-             : BackwardTile<Simd, false>(shape, nullptr).scratch_bytes();
+             ? BackwardTile<Simd, Number, true>(shape, nullptr).scratch_bytes()
+             : BackwardTile<Simd, Number, false>(shape, nullptr).scratch_bytes();
 }
 
-template <class Simd>
-void backward(const BackwardItem& item, std::byte* scratch) {
-  if (item.row_begin >= item.row_end) {
-    return;
-  }
+template <class Simd, class Number>
+void backward_item(const BackwardItem& item, std::byte* scratch) {
   if (item.shape->head_dim_qk > 128 || item.shape->head_dim_v > 128) {
-    BackwardTile<Simd, true>(*item.shape, scratch).run(item);
+    BackwardTile<Simd, Number, true>(*item.shape, scratch).run(item);
   } else {
-    BackwardTile<Simd, false>(*item.shape, scratch).run(item);
+    BackwardTile<Simd, Number, false>(*item.shape, scratch).run(item);
   }
 }
 
