@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <optional>
 #include <string>
 
+#include "distca/base/env.h"
 #include "distca/base/error.h"
 
 namespace distca::kernels {
@@ -17,20 +19,14 @@ constexpr Isa kAll[] = {Isa::kPortable, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf
 /// The variable as a test wants it, and afterwards as it was.
 class IsaChoice : public ::testing::Test {
  protected:
-  IsaChoice() {
-    if (const char* value = std::getenv(kForced)) before_ = value;
-    unsetenv(kForced);
-  }
+  IsaChoice() { unsetenv(kForced); }
   ~IsaChoice() override {
-    if (before_.empty()) {
-      unsetenv(kForced);
-    } else {
-      setenv(kForced, before_.c_str(), 1);
-    }
+    unsetenv(kForced);
+    if (before_) setenv(kForced, before_->c_str(), 1);
   }
 
  private:
-  std::string before_;
+  const std::optional<std::string> before_ = env_string(kForced);
 };
 
 std::string refusal() {

@@ -45,11 +45,12 @@ struct Portable {
   }
   /// To the nearest integer, halves to even.
   static Vector round(Vector x) {
-    // From 2^23 on every number is an integer; below, adding 1.5 x 2^23 rounds.
-    const Vector shift = set(0x1.8p23F);
+    // From 2^23 on every number is an integer; below, adding 2^23 away from 0 rounds.
+    const Integers sign = reinterpret_cast<Integers>(x) & INT32_MIN;
+    const Vector shift = reinterpret_cast<Vector>(sign | reinterpret_cast<Integers>(set(0x1p23F)));
     const Vector rounded = x + shift - shift;
-    const Vector least = set(-0x1p22F), most = set(0x1p22F);
-    return (x > least & x < most) ? rounded : x;
+    const Mask small = (x < set(0x1p23F)) & (x > set(-0x1p23F));
+    return small ? rounded : x;
   }
   /// x * 2^n for an integer n; 0 where 2^n is no normal number, infinity from 2^128.
   static Vector scale_by_power(Vector x, Vector n) {
