@@ -59,17 +59,16 @@ class CpuAttentionSuite : public ::testing::TestWithParam<Variant> {
 
   /// Scores, exponentials and sums are fp32, and so is every result but O. Dot products of bf16
   /// pairs round probabilities and gradients of scores, once each; their exp2 is a polynomial good
-  /// to 2^-13, used for a probability and, where a block raises the maximum, to rescale.
+  /// to 2^-13, in a term and in the sum that divides it.
   Bounds bounds(const Case& c, const WholeMatrix& whole,
                 std::optional<ScalarType> o_type = std::nullopt) const {
     const bool rounds = GetParam().rounds_operands();
-    const double blocks = static_cast<double>(c.k_tokens / 64 + 2);
     Bounds bounds(c, whole,
                   {.sums = ScalarType::kFloat32,
                    .store = rounds ? ScalarType::kBFloat16 : ScalarType::kFloat32,
                    .store_roundings = 0,
                    .gradient_roundings = 1,
-                   .exponential = rounds ? 0x1p-13 * (1 + blocks) : 0});
+                   .exponential = rounds ? 2 * 0x1p-13 : 0});
     if (o_type.value_or(type()) == ScalarType::kBFloat16) {
       bounds.forward += unit_roundoff(ScalarType::kBFloat16);
     }
