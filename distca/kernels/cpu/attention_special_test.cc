@@ -125,58 +125,83 @@ TEST_P(CpuSpecialTest, a_lone_key_takes_all_however_low_its_score) {
   }
 }
 
-/// Key head 1 of position 77 (in a diagonal block) and of 150 hold a value that spoils everything
-/// it touches; whatever does not see it keeps its bits.
-TEST_P(CpuSpecialTest, infinities_and_nan_behind_the_mask_change_nothing) {
-  Case c = small_case(220);
-  c.mask.window_left = 50;
-  Document clean(c, 5);
-  const WholeMatrix whole(clean);
-  forward_all(clean);
-  const std::vector<double> o = clean.o.values(), lse = clean.lse.values();
-  testing::set_backward_inputs(clean, whole);
-  backward_all(clean);
-  const std::vector<double> dq = clean.dq.values(), dk = clean.dk.values(), dv = clean.dv.values();
-  const auto spoiled = [&](int64_t i, int64_t j) { return testing::sees(c.mask, i, j); };
-  for (const double poison : {kInfinity, -kInfinity, std::nan("")}) {
-    for (const bool in_k : {true, false}) {
-      SCOPED_TRACE(::testing::Message() << (in_k ? "k" : "v") << " holds " << poison);
-      Document doc(c, 5);
-      for (const int64_t j : {77, 150}) {
-        for (const int64_t x : {0, 9}) (in_k ? doc.k : doc.v).set(j, 1, x, poison);
-      }
-      forward_all(doc);
-      for (int64_t i = 0; i < c.q_tokens; ++i) {
-        for (int64_t h = 0; h < 4; ++h) {
-          if (h >= 2 && (spoiled(i, 77) || spoiled(i, 150))) continue;
-          ASSERT_EQ(doc.lse.at(i, h, 0), lse[i * 4 + h]) << "query " << i << " head " << h;
-          for (int64_t x = 0; x < 16; ++x) {
-            ASSERT_EQ(doc.o.at(i, h, x), o[(i * 4 + h) * 16 + x]) << "query " << i << " head " << h;
-          }
-        }
-      }
-      testing::set_backward_inputs(doc, whole);
-      backward_all(doc);
-      for (int64_t i = 0; i < c.q_tokens; ++i) {
-        for (int64_t h = 0; h < 4; ++h) {
-          if (h >= 2 && (spoiled(i, 77) || spoiled(i, 150))) continue;
-          for (int64_t x = 0; x < 16; ++x) {
-            ASSERT_EQ(doc.dq.at(i, h, x), dq[(i * 4 + h) * 16 + x])
-                << "query " << i << " head " << h;
-          }
-        }
-      }
-      for (int64_t j = 0; j < c.k_tokens; ++j) {
-        for (int64_t h = 0; h < 2; ++h) {
-          if (h == 1 && (j == 77 || j == 150)) continue;
-          for (int64_t x = 0; x < 16; ++x) {
-            ASSERT_EQ(doc.dk.at(j, h, x), dk[(j * 2 + h) * 16 + x]) << "key " << j << " head " << h;
-            ASSERT_EQ(doc.dv.at(j, h, x), dv[(j * 2 + h) * 16 + x]) << "key " << j << " head " << h;
-          }
+/// A document with a window, in which a spoiled key touches few rows.
+class CpuPoisonTest : public CpuSpecialTest {
+ protected:
+  static constexpr uint64_t kSeed = 5;
+  static constexpr int64_t kSpoiled[] = {77, 150};  // keys of head 1, in blocks cut by the mask
+
+  Case spec() const {
+    Case c = small_case(220);
+    c.mask.window_left = 50;
+    return c;
+  }
+  Document poisoned(bool in_k, double poison) const {
+    Document doc(spec(), kSeed);
+    for (const int64_t j : kSpoiled) {
+      for (const int64_t x : {0, 9}) (in_k ? doc.k : doc.v).set(j, 1, x, poison);
+    }
+    return doc;
+  }
+  /// Bit for bit the same, but for the rows for which `touched(token, head)` is true.
+  template <typename Touched>
+  static void expect_kept(const char* name, const Tensor& now, const Tensor& clean, int64_t heads,
+                          int64_t dim, Touched touched) {
+    for (int64_t t = 0; t < clean.tokens(); ++t) {
+      for (int64_t h = 0; h < heads; ++h) {
+        for (int64_t x = 0; x < dim && !touched(t, h); ++x) {
+          ASSERT_EQ(now.at(t, h, x), clean.at(t, h, x))
+              << name << " of token " << t << " head " << h;
         }
       }
     }
   }
+  template <typename Run>
+  void for_every_poison(Run run) const {
+    for (const double poison : {kInfinity, -kInfinity, std::nan("")}) {
+      for (const bool in_k : {true, false}) {
+        SCOPED_TRACE(::testing::Message() << (in_k ? "k" : "v") << " holds " << poison);
+        Document doc = poisoned(in_k, poison);
+        run(doc);
+      }
+    }
+  }
+  bool sees_spoiled(int64_t i, int64_t h) const {
+    const auto sees = [&](int64_t j) { return testing::sees(spec().mask, i, j); };
+    return h >= 2 && std::any_of(std::begin(kSpoiled), std::end(kSpoiled), sees);
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(isa, CpuPoisonTest, ::testing::ValuesIn(testing::variants()),
+                         ::testing::PrintToStringParamName());
+
+TEST_P(CpuPoisonTest, infinities_and_nan_behind_the_mask_do_not_change_o) {
+  Document clean(spec(), kSeed);
+  forward_all(clean);
+  const auto touched = [&](int64_t i, int64_t h) { return sees_spoiled(i, h); };
+  for_every_poison([&](Document& doc) {
+    forward_all(doc);
+    expect_kept("o", doc.o, clean.o, 4, 16, touched);
+    expect_kept("lse", doc.lse, clean.lse, 4, 1, touched);
+  });
+}
+
+TEST_P(CpuPoisonTest, infinities_and_nan_behind_the_mask_do_not_change_gradients) {
+  Document clean(spec(), kSeed);
+  const WholeMatrix whole(clean);
+  testing::set_backward_inputs(clean, whole);
+  backward_all(clean);
+  const auto is_spoiled = [&](int64_t j, int64_t h) {
+    return h == 1 && std::count(std::begin(kSpoiled), std::end(kSpoiled), j) > 0;
+  };
+  for_every_poison([&](Document& doc) {
+    testing::set_backward_inputs(doc, whole);
+    backward_all(doc);
+    const auto touched = [&](int64_t i, int64_t h) { return sees_spoiled(i, h); };
+    expect_kept("dq", doc.dq, clean.dq, 4, 16, touched);
+    expect_kept("dk", doc.dk, clean.dk, 2, 16, is_spoiled);
+    expect_kept("dv", doc.dv, clean.dv, 2, 16, is_spoiled);
+  });
 }
 
 TEST_P(CpuSpecialTest, a_query_of_nan_spoils_no_other_row) {
