@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "bench/rounds.h"
-#include "distca/kernels/cpu/isa.h"
 #include "distca/base/scalar_type.h"
+#include "distca/kernels/cpu/isa.h"
 
 namespace distca::bench {
 

@@ -12,9 +12,8 @@ constexpr auto kFp32 = ScalarType::kFloat32;
 constexpr auto kBf16 = ScalarType::kBFloat16;
 
 Verdict judged(double reached, double bar, double control_low, double control_high) {
-  return Figure{.reached = {reached, reached, reached},
-                .control = {1, control_low, control_high},
-                .bar = bar}
+  return Figure{
+      .reached = {reached, reached, reached}, .control = {1, control_low, control_high}, .bar = bar}
       .verdict();
 }
 

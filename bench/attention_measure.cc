@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 
+#include "bench/attention_peak.h"
 #include "bench/attention_torch.h"
 #include "bench/timing.h"
 #include "distca/base/error.h"
@@ -18,15 +19,15 @@ using kernels::Isa;
 using kernels::ThreadPool;
 
 constexpr double kLeastSeconds = 5e-3;
+constexpr std::pair<Isa, ScalarType> kPeaks[] = {{Isa::kAvx512Bf16, ScalarType::kBFloat16},
+                                                 {Isa::kAvx512, ScalarType::kFloat32},
+                                                 {Isa::kAvx2, ScalarType::kFloat32},
+                                                 {Isa::kPortable, ScalarType::kFloat32}};
 constexpr Pass kPasses[] = {Pass::kForward, Pass::kBackward};
 /// O rounded to bf16 is off by 2e-3, two of them by 3e-3.
 constexpr double kMostDistance = 1e-2;
 
 double best(const Rates& rates) { return *std::max_element(rates.begin(), rates.end()); }
-
-Contender peak_loop(Peak peak) {
-  return {peak_flops(peak), timed([peak] { run_peak(peak); })};
-}
 
 Contender kernel(Problem& problem, Pass pass, ThreadPool& pool, Isa isa) {
   return {problem.flops(pass),
@@ -54,22 +55,19 @@ Measurer::Measurer(const MeasureOptions& options) : options_(options), one_(1) {
 }
 
 void Measurer::peaks(Results& results) {
-  std::vector<Peak> peaks{Peak::kPortable};
-  for (const auto [isa, peak] : {std::pair{Isa::kAvx2, Peak::kAvx2},
-                                 {Isa::kAvx512, Peak::kAvx512},
-                                 {Isa::kAvx512Bf16, Peak::kAvx512Bf16}}) {
-    if (kernels::isa_available(isa)) peaks.push_back(peak);
-  }
   std::vector<Contender> contenders;
-  const auto cores = static_cast<double>(options_.cores.size());
-  for (const Peak peak : peaks) {
-    contenders.push_back(peak_loop(peak));
-    contenders.push_back({peak_flops(peak) * cores,
-                          [this, peak] { return parallel_peak_seconds(peak, options_.cores); }});
+  for (const auto& [isa, type] : kPeaks) {
+    if (!kernels::isa_available(isa)) continue;
+    results.peaks.push_back({.isa = isa, .type = type});
+    contenders.push_back(peak_loop(isa, type));
+    contenders.push_back(parallel_peak_loop(isa, type, options_.cores));
   }
+  // Twice as many rounds: the best of as many turns as the kernel's.
   const auto rates = interleaved_rates(contenders, 2 * options_.rounds, kLeastSeconds);
-  for (size_t i = 0; i < peaks.size(); ++i)
-    results.peaks.push_back({peaks[i], best(rates[2 * i]), best(rates[2 * i + 1])});
+  for (size_t i = 0; i < results.peaks.size(); ++i) {
+    results.peaks[i].best = best(rates[2 * i]);
+    results.peaks[i].best_of_all_cores = best(rates[2 * i + 1]);
+  }
 }
 
 void Measurer::row(const RowSpec& row, Results& results) {
@@ -95,7 +93,7 @@ void Measurer::length(const RowSpec& row, Results& results) {
   for (const Pass pass : kPasses) {
     std::vector<Contender> contenders;
     for (const Isa isa : row.isas) {
-      contenders.push_back(peak_loop(peak_of(isa, row.type)));
+      contenders.push_back(peak_loop(isa, row.type));
       contenders.push_back(kernel(problem, pass, one_, isa));
       contenders.push_back(contenders.back());
     }
@@ -125,8 +123,7 @@ void Measurer::shards(const RowSpec& row, Results& results) {
   const Isa isa = row.isas[0];
   const std::vector<int64_t> sizes = shard_sizes(options_.quick);
   std::deque<Problem> problems;
-  problems.emplace_back(row.type, row.heads, row.head_dim,
-                        std::vector<QueryRun>{{0, row.length}});
+  problems.emplace_back(row.type, row.heads, row.head_dim, std::vector<QueryRun>{{0, row.length}});
   for (const int64_t size : sizes)
     problems.emplace_back(row.type, row.heads, row.head_dim, shards_of(size));
   for (Problem& problem : problems) problem.prepare(one_, isa);
@@ -153,30 +150,24 @@ void Measurer::shards(const RowSpec& row, Results& results) {
 void Measurer::threads(const RowSpec& row, Results& results) {
   if (!all_) return;
   const Isa isa = row.isas[0];
-  const Peak peak = peak_of(isa, row.type);
   Problem problem(row.type, row.heads, row.head_dim, {{0, row.length}});
   problem.prepare(one_, isa);
   for (const Pass pass : kPasses) {
     const Contender on_all = kernel(problem, pass, *all_, isa);
-    const std::vector<Contender> contenders{
-        peak_loop(peak),
-        {peak_flops(peak) * static_cast<double>(options_.cores.size()),
-         [&] { return parallel_peak_seconds(peak, options_.cores); }},
-        kernel(problem, pass, one_, isa),
-        on_all,
-        on_all};
+    const std::vector<Contender> contenders{peak_loop(isa, row.type),
+                                            parallel_peak_loop(isa, row.type, options_.cores),
+                                            kernel(problem, pass, one_, isa), on_all, on_all};
     const auto rates = interleaved_rates(contenders, options_.rounds, kLeastSeconds);
     const Rates gain = quotient(rates[3], rates[2]);
     const Rates loop_gain = quotient(rates[1], rates[0]);
-    results.threads.push_back(
-        {.row = row,
-         .pass = pass,
-         .best_of_one = best(rates[2]),
-         .best = std::max(best(rates[3]), best(rates[4])),
-         .gain = estimate(gain),
-         .loop_gain = estimate(loop_gain),
-         .of_loop = {estimate_ratio(gain, loop_gain), estimate_ratio(rates[4], rates[3]),
-                     kThreadsBar}});
+    results.threads.push_back({.row = row,
+                               .pass = pass,
+                               .best_of_one = best(rates[2]),
+                               .best = std::max(best(rates[3]), best(rates[4])),
+                               .gain = estimate(gain),
+                               .loop_gain = estimate(loop_gain),
+                               .of_loop = {estimate_ratio(gain, loop_gain),
+                                           estimate_ratio(rates[4], rates[3]), kThreadsBar}});
   }
 }
 

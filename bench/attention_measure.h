@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "bench/attention_bars.h"
-#include "bench/attention_peak.h"
 #include "bench/attention_rows.h"
 
 namespace distca::bench {
@@ -23,8 +22,8 @@ struct LengthResult {
   RowSpec row;
   Pass pass = Pass::kForward;
   kernels::Isa isa = kernels::Isa::kPortable;
-  double best = 0;        // GFLOP/s, of twice as many calls as rounds
-  double torch_best = 0;  // of as many calls as rounds; 0: built without PyTorch
+  double best = 0;        // GFLOP/s, of twice as many turns as rounds
+  double torch_best = 0;  // of as many turns as rounds; 0: built without PyTorch
   Figure of_peak;
   Figure of_torch;
   std::string name() const;
@@ -55,7 +54,8 @@ struct ThreadsResult {
 
 /// A multiply-add loop.
 struct PeakResult {
-  Peak peak = Peak::kPortable;
+  kernels::Isa isa = kernels::Isa::kPortable;
+  ScalarType type = ScalarType::kFloat32;
   double best = 0;
   double best_of_all_cores = 0;
 };
@@ -72,7 +72,7 @@ class Measurer {
  public:
   explicit Measurer(const MeasureOptions& options);
   void peaks(Results& results);
-  /// Throws Error(kIo) where O is not PyTorch's: then times mean nothing.
+  /// An O that is not PyTorch's is a CHECK: times would mean nothing.
   void row(const RowSpec& row, Results& results);
 
  private:

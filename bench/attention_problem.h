@@ -35,7 +35,7 @@ class Buffer {
   Buffer(ScalarType type, int64_t tokens, int64_t heads, int64_t dim);
   /// Uniform with mean 0 and variance 1.
   void fill(Random& random);
-  Rows rows(int64_t token = 0);
+  kernels::Rows rows(int64_t token = 0);
   ScalarType type() const { return type_; }
   int64_t tokens() const { return tokens_; }
   int64_t dim() const { return dim_; }
@@ -52,8 +52,7 @@ class Buffer {
 /// Tasks on one document: all runs read the same key buffer.
 class Problem {
  public:
-  Problem(ScalarType type, const Heads& heads, int64_t head_dim,
-          const std::vector<QueryRun>& runs);
+  Problem(ScalarType type, const Heads& heads, int64_t head_dim, const std::vector<QueryRun>& runs);
   Problem(const Problem&) = delete;
   Problem& operator=(const Problem&) = delete;
 

@@ -159,7 +159,8 @@ std::vector<QueryRun> shards_of(int64_t queries) {
   while (pairs < wanted) {
     const auto shift = static_cast<int64_t>(random.below(2 * kSpread + 1)) - kSpread;
     const QueryRun shard{begin + shift * kAlign, queries};
-    const auto of_shard = static_cast<double>(queries * shard.position + queries * (queries + 1) / 2);
+    const auto of_shard =
+        static_cast<double>(queries * shard.position + queries * (queries + 1) / 2);
     if (!shards.empty() && pairs + of_shard / 2 > wanted) break;
     shards.push_back(shard);
     pairs += of_shard;

@@ -27,7 +27,7 @@ struct RowSpec {
   std::string name() const;
 };
 
-/// Fewest to most tokens of the long sequence and of a shard's context.
+/// Tokens of the long sequence that shards are held against, and about those of their contexts.
 constexpr int64_t kContext = 8192;
 
 /// Rows for the instruction sets that this machine has. `quick`: a few of them.

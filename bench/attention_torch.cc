@@ -43,9 +43,9 @@ class AtenAttention : public TorchAttention {
       std::tie(o_, lse_) = at::_scaled_dot_product_flash_attention_for_cpu(
           q_, k_, v_, /*dropout_p=*/0, /*is_causal=*/true, /*attn_mask=*/{}, scale_);
     } else {
-      at::_scaled_dot_product_flash_attention_for_cpu_backward(
-          d_o_, q_, k_, v_, o_, lse_, /*dropout_p=*/0, /*is_causal=*/true, /*attn_mask=*/{},
-          scale_);
+      at::_scaled_dot_product_flash_attention_for_cpu_backward(d_o_, q_, k_, v_, o_, lse_,
+                                                               /*dropout_p=*/0, /*is_causal=*/true,
+                                                               /*attn_mask=*/{}, scale_);
     }
   }
 

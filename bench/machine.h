@@ -2,6 +2,7 @@
 // What /proc/cpuinfo says of this machine; "unknown" and no flags where there is none. Any thread.
 
 #include <fstream>
+#include <sstream>
 #include <string>
 
 namespace distca::bench {
@@ -23,7 +24,11 @@ inline std::string cpu_name() {
 
 /// "avx512_bf16", "amx_bf16", ...
 inline bool cpu_has(const std::string& flag) {
-  return (" " + cpu_info("flags") + " ").find(" " + flag + " ") != std::string::npos;
+  std::istringstream flags(cpu_info("flags"));
+  for (std::string word; flags >> word;) {
+    if (word == flag) return true;
+  }
+  return false;
 }
 
 }  // namespace distca::bench

@@ -12,8 +12,8 @@
 namespace distca::bench {
 
 struct Contender {
-  double flops = 0;                  // of one call
-  std::function<double()> seconds;   // calls it once
+  double flops = 0;                 // of one call
+  std::function<double()> seconds;  // calls it once
 };
 
 /// The seconds that a call of `work` takes.
