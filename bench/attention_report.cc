@@ -37,7 +37,7 @@ std::string head(const MeasureOptions& options) {
   const std::string torch = torch_version();
   return fmt::format(
       "Core attention on the CPU, causal. GFLOP/s: 4 x pairs x head_dim forward, 10 x backward,\n"
-      "over the pairs that the mask allows; best of {} calls on one pinned thread (PyTorch: of "
+      "over the pairs that the mask allows; best of {} turns on one pinned thread (PyTorch: of "
       "{}).\n"
       "Shares and ratios: median over {} rounds of what stood side by side in a round, with its\n"
       "95 % interval; `A/A`: the kernel against itself. Lengths 2,048 and more compute the first\n"
