@@ -59,9 +59,11 @@ struct Avx2 {
   static void store_words(Word* p, Vector x) { _mm256_storeu_ps(reinterpret_cast<float*>(p), x); }
   /// The first `count` words, then zeros; nothing else is read. 1 <= count <= kLanes.
   static Vector load_first(const Word* p, int count) {
+    if (count == kLanes) return load_words(p);
     return _mm256_maskload_ps(reinterpret_cast<const float*>(p), first_lanes(count));
   }
   static void store_first(float* p, int count, Vector x) {
+    if (count == kLanes) return store(p, x);
     _mm256_maskstore_ps(p, first_lanes(count), x);
   }
   /// The same for bf16 in memory; rounded to nearest, ties to even, NaN stays NaN.
