@@ -37,10 +37,6 @@ struct Avx2 {
   static Vector min(Vector a, Vector b) { return _mm256_min_ps(a, b); }
   /// a * b + c, rounded once.
   static Vector multiply_add(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
-  /// To the nearest integer, halves to even.
-  static Vector round(Vector x) {
-    return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  }
   /// x - floor(x); 0 for infinities, and below -127, where scale_by_power gives 0.
   static Vector fraction(Vector x) {
     const Vector inside = clamp_power(x);
