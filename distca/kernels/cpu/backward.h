@@ -56,7 +56,9 @@ class BackwardTile {
   void place_rows(const BackwardItem& item);
   void pack_tile(const BackwardItem& item);
   void pack_panel(const Rows& rows, int panel, int dim, Word* lanes, Word* by_row);
-  void load_block(const BackwardItem& item, int64_t start);
+  void find_block(const BackwardItem& item, int64_t start);
+  void load_block(const BackwardItem& item);
+  void fetch();
   PanelView visible(int panel, int64_t start) const;
   void block(int64_t start);
   void two_panels(int panel, const PanelView* keys, int64_t start);
@@ -64,7 +66,7 @@ class BackwardTile {
   void probabilities(int panel, int column, int keys);
   Vector probability(Vector score, Vector lse, Vector* slope) const;
   void gradients_of_keys(int panel, const PanelView* keys);
-  void add_keys(const BackwardItem& item);
+  void add_keys();
   static void add_key(const float* sums, int key, int dim, float scale, float* to);
   void add_queries(const BackwardItem& item);
 
@@ -110,7 +112,14 @@ class BackwardTile {
   float* dk_;      // [column panels][64][32]
   float* dv_;
   KeyPieces pieces_;
-  int64_t fragment_ = 0;  // where the search for keys begins
+  int64_t fragment_ = 0;        // where the search for keys begins
+  const void* dk_rows_[kBlockKeys];
+  const void* dv_rows_[kBlockKeys];
+  KeyPieces next_;  // the block after this one
+  const void* next_k_[kBlockKeys];
+  const void* next_v_[kBlockKeys];
+  int fetched_ = 0;     // keys that were asked for
+  int fetch_step_ = 0;  // keys to ask for at once
   int32_t* key_;   // [64] the key's number in the block, or -1 where there is none
   bool gaps_;      // some key is missing
   // Two panels.
@@ -255,41 +264,63 @@ void BackwardTile<Simd, Number, kWide>::add_queries(const BackwardItem& item) {
 
 // ---------------------------------------------------------------- keys of a block
 
-/// Copies K and V of the block at `start`; rows of missing keys are 0.
+/// Finds the block at `start`, whose K and V come next.
 template <class Simd, class Number, bool kWide>
-void BackwardTile<Simd, Number, kWide>::load_block(const BackwardItem& item, int64_t start) {
+void BackwardTile<Simd, Number, kWide>::find_block(const BackwardItem& item, int64_t start) {
   const KeyFragment* fragments = item.task->keys.data();
-  find_keys(fragments, static_cast<int64_t>(item.task->keys.size()), start, &fragment_, &pieces_);
-  const void* k[kBlockKeys];
-  const void* v[kBlockKeys];
-  key_block_addresses(fragments, pieces_, sizeof(Number), kv_head_, k, v);
-  pack_rows<Simd, Number>(k, kBlockKeys, d_, k_, kKeyStride);
-  pack_rows<Simd, Number>(v, kBlockKeys, e_, v_, kKeyStride);
+  find_keys(fragments, static_cast<int64_t>(item.task->keys.size()), start, &fragment_, &next_);
+  key_block_addresses(fragments, next_, sizeof(Number), kv_head_, next_k_, next_v_);
+}
+
+/// Copies K and V of the block that was found; rows of missing keys are 0.
+template <class Simd, class Number, bool kWide>
+void BackwardTile<Simd, Number, kWide>::load_block(const BackwardItem& item) {
+  pieces_ = next_;
+  pack_rows<Simd, Number>(next_k_, kBlockKeys, d_, k_, kKeyStride);
+  pack_rows<Simd, Number>(next_v_, kBlockKeys, e_, v_, kKeyStride);
   if constexpr (Simd::kPairs) {
-    pack_summed_rows<Simd, Number>(k, kBlockKeys, d_, k_pairs_, kColumnStride);
+    pack_summed_rows<Simd, Number>(next_k_, kBlockKeys, d_, k_pairs_, kColumnStride);
   }
   gaps_ = pieces_.present != first_bits(kBlockKeys);
-  if (gaps_) {
-    for (int i = 0; i < kBlockKeys; ++i) key_[i] = (pieces_.present >> i & 1) != 0 ? i : -1;
-  } else {
-    for (int i = 0; i < kBlockKeys; ++i) key_[i] = i;
+  for (int i = 0; i < kBlockKeys; ++i) {
+    key_[i] = (pieces_.present >> i & 1) != 0 ? i : -1;
+    dk_rows_[i] = dv_rows_[i] = nullptr;
+  }
+  for (int p = 0; p < pieces_.pieces; ++p) {
+    const KeyPiece& piece = pieces_.piece[p];
+    const KeyGradient& gradient = item.task->key_gradients.data()[piece.fragment];
+    key_row_addresses(gradient.dk, sizeof(float), kv_head_, piece, dk_rows_);
+    key_row_addresses(gradient.dv, sizeof(float), kv_head_, piece, dv_rows_);
+  }
+}
+
+/// Asks for memory that is needed soon, a few keys at a time: dK and dV of this block, K and V of
+/// the next.
+template <class Simd, class Number, bool kWide>
+void BackwardTile<Simd, Number, kWide>::fetch() {
+  const auto row = [](const void* from, int bytes) {
+    for (int i = 0; i < bytes; i += 64) {
+      __builtin_prefetch(static_cast<const std::byte*>(from) + i, 0, 2);
+    }
+  };
+  const int end = static_cast<int>(smaller(kBlockKeys, fetched_ + fetch_step_));
+  for (; fetched_ < end; ++fetched_) {
+    if (dk_rows_[fetched_] != nullptr) {
+      row(dk_rows_[fetched_], d_ * static_cast<int>(sizeof(float)));
+      row(dv_rows_[fetched_], e_ * static_cast<int>(sizeof(float)));
+    }
+    row(next_k_[fetched_], d_ * static_cast<int>(sizeof(Number)));
+    row(next_v_[fetched_], e_ * static_cast<int>(sizeof(Number)));
   }
 }
 
 /// Adds dK and dV of the block to the caller's.
 template <class Simd, class Number, bool kWide>
-void BackwardTile<Simd, Number, kWide>::add_keys(const BackwardItem& item) {
-  for (int p = 0; p < pieces_.pieces; ++p) {
-    const KeyPiece& piece = pieces_.piece[p];
-    const KeyGradient& gradient = item.task->key_gradients.data()[piece.fragment];
-    const void* dk[kBlockKeys];
-    const void* dv[kBlockKeys];
-    key_row_addresses(gradient.dk, sizeof(float), kv_head_, piece, dk);
-    key_row_addresses(gradient.dv, sizeof(float), kv_head_, piece, dv);
-    for (int key = piece.first; key < piece.first + piece.count; ++key) {
-      add_key(dk_, key, d_, scale_, static_cast<float*>(const_cast<void*>(dk[key])));
-      add_key(dv_, key, e_, 1, static_cast<float*>(const_cast<void*>(dv[key])));
-    }
+void BackwardTile<Simd, Number, kWide>::add_keys() {
+  for (int key = 0; key < kBlockKeys; ++key) {
+    if (dk_rows_[key] == nullptr) continue;
+    add_key(dk_, key, d_, scale_, static_cast<float*>(const_cast<void*>(dk_rows_[key])));
+    add_key(dv_, key, e_, 1, static_cast<float*>(const_cast<void*>(dv_rows_[key])));
   }
 }
 
@@ -424,7 +455,9 @@ void BackwardTile<Simd, Number, kWide>::gradients_of_keys(int panel, const Panel
     }
   };
   add(p_, d_o_rows_, e_panels_, dv_);
+  fetch();
   add(ds_, q_rows_, d_panels_, dk_);
+  fetch();
 }
 
 template <class Simd, class Number, bool kWide>
@@ -437,9 +470,11 @@ void BackwardTile<Simd, Number, kWide>::two_panels(int panel, const PanelView* k
     panel_product<kKeyStride, 1, kScoreStride, Start::kZero>(
         keys[i].end, k_, q_lanes_ + at * d_words * kPanelRows, kPanelRows, p_ + i * kPanelRows,
         d_words);
+    fetch();
     panel_product<kKeyStride, 1, kScoreStride, Start::kZero>(
         keys[i].end, v_, d_o_lanes_ + at * e_words * kPanelRows, kPanelRows, ds_ + i * kPanelRows,
         e_words);
+    fetch();
     if (!keys[i].masked) {
       probabilities<false>(at, i * kPanelRows, keys[i].end);
       continue;
@@ -460,6 +495,7 @@ void BackwardTile<Simd, Number, kWide>::two_panels(int panel, const PanelView* k
     panel_product<1, kColumnStride, kPanelRows, Start::kAdd>(
         d_, k, ds + i * kPanelRows, kScoreStride, dq_ + (panel + i) * d_ * kPanelRows,
         keys[i].end / kWordNumbers);
+    fetch();
   }
 }
 
@@ -495,15 +531,20 @@ void BackwardTile<Simd, Number, kWide>::run(const BackwardItem& item) {
   pack_tile(item);
   std::memset(dq_, 0, static_cast<size_t>(panels_) * kPanelRows * d_ * sizeof(float));
   const int64_t end = last_[rows_ - 1];
-  for (int64_t at = next_key(*item.task, first_[0]); at < end;) {
-    const int64_t start = at / kBlockKeys * kBlockKeys;
+  fetch_step_ = (2 * kBlockKeys / 8 + panels_ - 1) / panels_;
+  int64_t start = next_key(*item.task, first_[0]) / kBlockKeys * kBlockKeys;
+  find_block(item, start);
+  while (start < end) {
     const int64_t block_end = start + kBlockKeys;
-    load_block(item, start);
+    load_block(item);
+    const int64_t next = next_key(*item.task, block_end) / kBlockKeys * kBlockKeys;
+    find_block(item, next);
+    fetched_ = 0;
     block(start);
     if (turn.wait != nullptr) turn.wait(turn.state, block_end);
-    add_keys(item);
+    add_keys();
     if (turn.done != nullptr) turn.done(turn.state, block_end);
-    at = next_key(*item.task, block_end);
+    start = next;
   }
   if (turn.wait != nullptr) turn.wait(turn.state, Turn::kAll);
   add_queries(item);
