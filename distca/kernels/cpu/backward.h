@@ -57,16 +57,16 @@ class BackwardTile {
   void pack_tile(const BackwardItem& item);
   void pack_panel(const Rows& rows, int panel, int dim, Word* lanes, Word* by_row);
   void find_block(const BackwardItem& item, int64_t start);
-  void load_block(const BackwardItem& item);
+  __attribute__((noinline)) void load_block(const BackwardItem& item);
   void fetch();
   PanelView visible(int panel, int64_t start) const;
   void block(int64_t start);
-  void two_panels(int panel, const PanelView* keys, int64_t start);
+  __attribute__((noinline)) void two_panels(int panel, const PanelView* keys, int64_t start);
   template <bool kMasked>
-  void probabilities(int panel, int column, int keys);
+  __attribute__((noinline)) void probabilities(int panel, int column, int keys);
   Vector probability(Vector score, Vector lse, Vector* slope) const;
-  void gradients_of_keys(int panel, const PanelView* keys);
-  void add_keys();
+  __attribute__((noinline)) void gradients_of_keys(int panel, const PanelView* keys);
+  __attribute__((noinline)) void add_keys();
   static void add_key(const float* sums, int key, int dim, float scale, float* to);
   void add_queries(const BackwardItem& item);
 
@@ -503,6 +503,10 @@ template <class Simd, class Number, bool kWide>
 void BackwardTile<Simd, Number, kWide>::block(int64_t start) {
   std::memset(dk_, 0, d_panels_ * kBlockKeys * kPanelRows * sizeof(float));
   std::memset(dv_, 0, e_panels_ * kBlockKeys * kPanelRows * sizeof(float));
+  int seeing = 0;
+  for (int panel = 0; panel < panels_; ++panel) seeing += visible(panel, start).end > 0 ? 1 : 0;
+  // Each panel has four products.
+  fetch_step_ = seeing == 0 ? 0 : (kBlockKeys / 4 + seeing - 1) / seeing;
   for (int panel = 0; panel < panels_; panel += 2) {
     const PanelView keys[2] = {visible(panel, start), visible(panel + 1, start)};
     if (keys[0].end > 0 || keys[1].end > 0) two_panels(panel, keys, start);
@@ -531,7 +535,6 @@ void BackwardTile<Simd, Number, kWide>::run(const BackwardItem& item) {
   pack_tile(item);
   std::memset(dq_, 0, static_cast<size_t>(panels_) * kPanelRows * d_ * sizeof(float));
   const int64_t end = last_[rows_ - 1];
-  fetch_step_ = (2 * kBlockKeys / 8 + panels_ - 1) / panels_;
   int64_t start = next_key(*item.task, first_[0]) / kBlockKeys * kBlockKeys;
   find_block(item, start);
   while (start < end) {
