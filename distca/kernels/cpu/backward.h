@@ -55,10 +55,8 @@ class BackwardTile {
   T* take(std::byte* base, int64_t count);
   void place_rows(const BackwardItem& item);
   void pack_tile(const BackwardItem& item);
-  void pack_panel(const Rows& rows, int panel, int dim, Word* lanes, Word* by_row);
-  void find_block(const BackwardItem& item, int64_t start);
-  __attribute__((noinline)) void load_block(const BackwardItem& item);
-  void fetch();
+  void pack_panel(const void* const* rows, int panel, int dim, Word* lanes, Word* by_row);
+  __attribute__((noinline)) void load_block(const BackwardItem& item, int64_t start);
   PanelView visible(int panel, int64_t start) const;
   void block(int64_t start);
   __attribute__((noinline)) void two_panels(int panel, const PanelView* keys, int64_t start);
@@ -72,6 +70,10 @@ class BackwardTile {
 
   /// to += scale * x, of the first `count` lanes.
   static void add_scaled(Vector x, float scale, int count, float* to) {
+    if (count == kLanes) {
+      Simd::store(to, Simd::multiply_add(x, Simd::set(scale), Simd::load(to)));
+      return;
+    }
     const Vector before = Simd::load_first(reinterpret_cast<const Word*>(to), count);
     Simd::store_first(to, count, Simd::multiply_add(x, Simd::set(scale), before));
   }
@@ -115,11 +117,6 @@ class BackwardTile {
   int64_t fragment_ = 0;        // where the search for keys begins
   const void* dk_rows_[kBlockKeys];
   const void* dv_rows_[kBlockKeys];
-  KeyPieces next_;  // the block after this one
-  const void* next_k_[kBlockKeys];
-  const void* next_v_[kBlockKeys];
-  int fetched_ = 0;     // keys that were asked for
-  int fetch_step_ = 0;  // keys to ask for at once
   int32_t* key_;   // [64] the key's number in the block, or -1 where there is none
   bool gaps_;      // some key is missing
   // Two panels.
@@ -133,6 +130,16 @@ class BackwardTile {
 int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 int64_t panels_of(int64_t n) { return (n + kPanelRows - 1) / kPanelRows; }
+
+/// Asks for memory that is needed soon: rows that lie far apart keep the processor waiting
+/// otherwise. Addresses need not be valid.
+void fetch_rows(const void* const* rows, int count, size_t bytes) {
+  for (int i = 0; i < count; ++i) {
+    for (size_t j = 0; j < bytes; j += 64) {
+      __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(rows[i]) + j));
+    }
+  }
+}
 
 template <class Simd, class Number, bool kWide>
 template <class T>
@@ -205,13 +212,11 @@ void BackwardTile<Simd, Number, kWide>::place_rows(const BackwardItem& item) {
 
 /// `lanes`: the panel's [words][32]. `by_row`: its pair's [column panels][64 rows in words][32].
 template <class Simd, class Number, bool kWide>
-void BackwardTile<Simd, Number, kWide>::pack_panel(const Rows& rows, int panel, int dim,
+void BackwardTile<Simd, Number, kWide>::pack_panel(const void* const* rows, int panel, int dim,
                                                    Word* lanes, Word* by_row) {
+  pack_transposed<Simd, Number>(rows, kPanelRows, dim, lanes, kPanelRows);
   const void* from[kPanelRows];
-  const int first = panel * kPanelRows;
-  query_row_addresses(rows, sizeof(Number), group_, kv_head_, row_begin_ + first,
-                      static_cast<int>(smaller(kPanelRows, rows_ - first)), kPanelRows, from);
-  pack_transposed<Simd, Number>(from, kPanelRows, dim, lanes, kPanelRows);
+  for (int i = 0; i < kPanelRows; ++i) from[i] = rows[i];
   by_row += panel % 2 * (kPanelRows / kWordNumbers) * kPanelRows;
   for (int column = 0; column < dim; column += kPanelRows) {
     const int columns = static_cast<int>(smaller(kPanelRows, dim - column));
@@ -227,10 +232,24 @@ void BackwardTile<Simd, Number, kWide>::pack_panel(const Rows& rows, int panel, 
 template <class Simd, class Number, bool kWide>
 void BackwardTile<Simd, Number, kWide>::pack_tile(const BackwardItem& item) {
   const int pair_words = kPairRows / kWordNumbers * kPanelRows;
+  const int padded = panels_ * kPanelRows;
+  const void* q[kTileRows];
+  const void* d_o[kTileRows];
+  query_row_addresses(item.task->q, sizeof(Number), group_, kv_head_, row_begin_, rows_, padded, q);
+  query_row_addresses(item.task->d_o, sizeof(Number), group_, kv_head_, row_begin_, rows_, padded,
+                      d_o);
+  const auto fetch = [&](int panel) {
+    fetch_rows(q + panel * kPanelRows, kPanelRows, d_ * sizeof(Number));
+    fetch_rows(d_o + panel * kPanelRows, kPanelRows, e_ * sizeof(Number));
+  };
+  fetch(0);
   for (int panel = 0; panel < panels_; ++panel) {
-    pack_panel(item.task->q, panel, d_, q_lanes_ + panel * d_ / kWordNumbers * kPanelRows,
+    if (panel + 1 < panels_) fetch(panel + 1);
+    pack_panel(q + panel * kPanelRows, panel, d_,
+               q_lanes_ + panel * d_ / kWordNumbers * kPanelRows,
                q_rows_ + panel / 2 * d_panels_ * pair_words);
-    pack_panel(item.task->d_o, panel, e_, d_o_lanes_ + panel * e_ / kWordNumbers * kPanelRows,
+    pack_panel(d_o + panel * kPanelRows, panel, e_,
+               d_o_lanes_ + panel * e_ / kWordNumbers * kPanelRows,
                d_o_rows_ + panel / 2 * e_panels_ * pair_words);
   }
 }
@@ -241,8 +260,11 @@ void BackwardTile<Simd, Number, kWide>::add_queries(const BackwardItem& item) {
   const void* rows[kTileRows];
   query_row_addresses(item.task->dq, sizeof(float), group_, kv_head_, row_begin_, rows_, rows_,
                       rows);
+  fetch_rows(rows, static_cast<int>(smaller(kLanes, rows_)), d_ * sizeof(float));
   for (int row = 0; row < rows_; row += kLanes) {
     const int lanes = static_cast<int>(smaller(kLanes, rows_ - row));
+    const int next = static_cast<int>(smaller(kLanes, rows_ - row - lanes));
+    fetch_rows(rows + row + lanes, next, d_ * sizeof(float));
     const float* from = dq_ + row / kPanelRows * d_ * kPanelRows + row % kPanelRows;
     for (int column = 0; column < d_; column += kLanes) {
       const int columns = static_cast<int>(smaller(kLanes, d_ - column));
@@ -264,22 +286,20 @@ void BackwardTile<Simd, Number, kWide>::add_queries(const BackwardItem& item) {
 
 // ---------------------------------------------------------------- keys of a block
 
-/// Finds the block at `start`, whose K and V come next.
+/// Copies K and V of the block at `start`; rows of missing keys are 0.
 template <class Simd, class Number, bool kWide>
-void BackwardTile<Simd, Number, kWide>::find_block(const BackwardItem& item, int64_t start) {
+void BackwardTile<Simd, Number, kWide>::load_block(const BackwardItem& item, int64_t start) {
   const KeyFragment* fragments = item.task->keys.data();
-  find_keys(fragments, static_cast<int64_t>(item.task->keys.size()), start, &fragment_, &next_);
-  key_block_addresses(fragments, next_, sizeof(Number), kv_head_, next_k_, next_v_);
-}
-
-/// Copies K and V of the block that was found; rows of missing keys are 0.
-template <class Simd, class Number, bool kWide>
-void BackwardTile<Simd, Number, kWide>::load_block(const BackwardItem& item) {
-  pieces_ = next_;
-  pack_rows<Simd, Number>(next_k_, kBlockKeys, d_, k_, kKeyStride);
-  pack_rows<Simd, Number>(next_v_, kBlockKeys, e_, v_, kKeyStride);
+  find_keys(fragments, static_cast<int64_t>(item.task->keys.size()), start, &fragment_, &pieces_);
+  const void* k[kBlockKeys];
+  const void* v[kBlockKeys];
+  key_block_addresses(fragments, pieces_, sizeof(Number), kv_head_, k, v);
+  fetch_rows(k, kBlockKeys, d_ * sizeof(Number));
+  fetch_rows(v, kBlockKeys, e_ * sizeof(Number));
+  pack_rows<Simd, Number>(k, kBlockKeys, d_, k_, kKeyStride);
+  pack_rows<Simd, Number>(v, kBlockKeys, e_, v_, kKeyStride);
   if constexpr (Simd::kPairs) {
-    pack_summed_rows<Simd, Number>(next_k_, kBlockKeys, d_, k_pairs_, kColumnStride);
+    pack_summed_rows<Simd, Number>(k, kBlockKeys, d_, k_pairs_, kColumnStride);
   }
   gaps_ = pieces_.present != first_bits(kBlockKeys);
   for (int i = 0; i < kBlockKeys; ++i) {
@@ -294,30 +314,15 @@ void BackwardTile<Simd, Number, kWide>::load_block(const BackwardItem& item) {
   }
 }
 
-/// Asks for memory that is needed soon, a few keys at a time: dK and dV of this block, K and V of
-/// the next.
-template <class Simd, class Number, bool kWide>
-void BackwardTile<Simd, Number, kWide>::fetch() {
-  const auto row = [](const void* from, int bytes) {
-    for (int i = 0; i < bytes; i += 64) {
-      __builtin_prefetch(static_cast<const std::byte*>(from) + i, 0, 2);
-    }
-  };
-  const int end = static_cast<int>(smaller(kBlockKeys, fetched_ + fetch_step_));
-  for (; fetched_ < end; ++fetched_) {
-    if (dk_rows_[fetched_] != nullptr) {
-      row(dk_rows_[fetched_], d_ * static_cast<int>(sizeof(float)));
-      row(dv_rows_[fetched_], e_ * static_cast<int>(sizeof(float)));
-    }
-    row(next_k_[fetched_], d_ * static_cast<int>(sizeof(Number)));
-    row(next_v_[fetched_], e_ * static_cast<int>(sizeof(Number)));
-  }
-}
-
 /// Adds dK and dV of the block to the caller's.
 template <class Simd, class Number, bool kWide>
 void BackwardTile<Simd, Number, kWide>::add_keys() {
+  constexpr int kAhead = 8;
   for (int key = 0; key < kBlockKeys; ++key) {
+    if (key + kAhead < kBlockKeys) {
+      fetch_rows(dk_rows_ + key + kAhead, 1, d_ * sizeof(float));
+      fetch_rows(dv_rows_ + key + kAhead, 1, e_ * sizeof(float));
+    }
     if (dk_rows_[key] == nullptr) continue;
     add_key(dk_, key, d_, scale_, static_cast<float*>(const_cast<void*>(dk_rows_[key])));
     add_key(dv_, key, e_, 1, static_cast<float*>(const_cast<void*>(dv_rows_[key])));
@@ -455,9 +460,7 @@ void BackwardTile<Simd, Number, kWide>::gradients_of_keys(int panel, const Panel
     }
   };
   add(p_, d_o_rows_, e_panels_, dv_);
-  fetch();
   add(ds_, q_rows_, d_panels_, dk_);
-  fetch();
 }
 
 template <class Simd, class Number, bool kWide>
@@ -470,11 +473,9 @@ void BackwardTile<Simd, Number, kWide>::two_panels(int panel, const PanelView* k
     panel_product<kKeyStride, 1, kScoreStride, Start::kZero>(
         keys[i].end, k_, q_lanes_ + at * d_words * kPanelRows, kPanelRows, p_ + i * kPanelRows,
         d_words);
-    fetch();
     panel_product<kKeyStride, 1, kScoreStride, Start::kZero>(
         keys[i].end, v_, d_o_lanes_ + at * e_words * kPanelRows, kPanelRows, ds_ + i * kPanelRows,
         e_words);
-    fetch();
     if (!keys[i].masked) {
       probabilities<false>(at, i * kPanelRows, keys[i].end);
       continue;
@@ -495,7 +496,6 @@ void BackwardTile<Simd, Number, kWide>::two_panels(int panel, const PanelView* k
     panel_product<1, kColumnStride, kPanelRows, Start::kAdd>(
         d_, k, ds + i * kPanelRows, kScoreStride, dq_ + (panel + i) * d_ * kPanelRows,
         keys[i].end / kWordNumbers);
-    fetch();
   }
 }
 
@@ -503,10 +503,6 @@ template <class Simd, class Number, bool kWide>
 void BackwardTile<Simd, Number, kWide>::block(int64_t start) {
   std::memset(dk_, 0, d_panels_ * kBlockKeys * kPanelRows * sizeof(float));
   std::memset(dv_, 0, e_panels_ * kBlockKeys * kPanelRows * sizeof(float));
-  int seeing = 0;
-  for (int panel = 0; panel < panels_; ++panel) seeing += visible(panel, start).end > 0 ? 1 : 0;
-  // Each panel has four products.
-  fetch_step_ = seeing == 0 ? 0 : (kBlockKeys / 4 + seeing - 1) / seeing;
   for (int panel = 0; panel < panels_; panel += 2) {
     const PanelView keys[2] = {visible(panel, start), visible(panel + 1, start)};
     if (keys[0].end > 0 || keys[1].end > 0) two_panels(panel, keys, start);
@@ -535,19 +531,15 @@ void BackwardTile<Simd, Number, kWide>::run(const BackwardItem& item) {
   pack_tile(item);
   std::memset(dq_, 0, static_cast<size_t>(panels_) * kPanelRows * d_ * sizeof(float));
   const int64_t end = last_[rows_ - 1];
-  int64_t start = next_key(*item.task, first_[0]) / kBlockKeys * kBlockKeys;
-  find_block(item, start);
-  while (start < end) {
+  for (int64_t at = next_key(*item.task, first_[0]); at < end;) {
+    const int64_t start = at / kBlockKeys * kBlockKeys;
     const int64_t block_end = start + kBlockKeys;
-    load_block(item);
-    const int64_t next = next_key(*item.task, block_end) / kBlockKeys * kBlockKeys;
-    find_block(item, next);
-    fetched_ = 0;
+    load_block(item, start);
     block(start);
     if (turn.wait != nullptr) turn.wait(turn.state, block_end);
     add_keys();
     if (turn.done != nullptr) turn.done(turn.state, block_end);
-    start = next;
+    at = next_key(*item.task, block_end);
   }
   if (turn.wait != nullptr) turn.wait(turn.state, Turn::kAll);
   add_queries(item);
