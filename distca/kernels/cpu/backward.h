@@ -21,11 +21,11 @@
 namespace distca::kernels {
 namespace {
 
-constexpr int kPairRows = 2 * kPanelRows;  // rows that dK and dV take together
+constexpr int kPairRows = 2 * kPanelRows;     // rows that dK and dV take together
 constexpr int kScoreStride = kPairRows + 16;  // between the keys of scores: an odd number of lines
-constexpr int64_t kFar = int64_t{1} << 61;  // beyond every position
+constexpr int64_t kFar = int64_t{1} << 61;    // beyond every position
 constexpr float kLog2E = 1.44269504F;
-constexpr float kNoKeys = 1e30F;            // LSE of rows without keys: every probability is 0
+constexpr float kNoKeys = 1e30F;  // LSE of rows without keys: every probability is 0
 
 /// Keys of the current block that a panel sees.
 struct PanelView {
@@ -56,15 +56,15 @@ class BackwardTile {
   void place_rows(const BackwardItem& item);
   void pack_tile(const BackwardItem& item);
   void pack_panel(const void* const* rows, int panel, int dim, Word* lanes, Word* by_row);
-  __attribute__((noinline)) void load_block(const BackwardItem& item, int64_t start);
+  void load_block(const BackwardItem& item, int64_t start);
   PanelView visible(int panel, int64_t start) const;
   void block(int64_t start);
-  __attribute__((noinline)) void two_panels(int panel, const PanelView* keys, int64_t start);
+  void two_panels(int panel, const PanelView* keys, int64_t start);
   template <bool kMasked>
-  __attribute__((noinline)) void probabilities(int panel, int column, int keys);
+  void probabilities(int panel, int column, int keys);
   Vector probability(Vector score, Vector lse, Vector* slope) const;
-  __attribute__((noinline)) void gradients_of_keys(int panel, const PanelView* keys);
-  __attribute__((noinline)) void add_keys();
+  void gradients_of_keys(int panel, const PanelView* keys);
+  void add_keys();
   static void add_key(const float* sums, int key, int dim, float scale, float* to);
   void add_queries(const BackwardItem& item);
 
@@ -108,21 +108,21 @@ class BackwardTile {
   int64_t* first_;  // [tile rows] keys that the row sees, as positions
   int64_t* last_;   // exclusive
   // The key block.
-  Word* k_;        // [64][kKeyStride]
+  Word* k_;  // [64][kKeyStride]
   Word* v_;
   Word* k_pairs_;  // [32][kColumnStride], bf16 only
   float* dk_;      // [column panels][64][32]
   float* dv_;
   KeyPieces pieces_;
-  int64_t fragment_ = 0;        // where the search for keys begins
+  int64_t fragment_ = 0;  // where the search for keys begins
   const void* dk_rows_[kBlockKeys];
   const void* dv_rows_[kBlockKeys];
-  int32_t* key_;   // [64] the key's number in the block, or -1 where there is none
-  bool gaps_;      // some key is missing
+  int32_t* key_;  // [64] the key's number in the block, or -1 where there is none
+  bool gaps_;     // some key is missing
   // Two panels.
-  float* p_;        // [64][kScoreStride]
+  float* p_;  // [64][kScoreStride]
   float* ds_;
-  Word* ds_pairs_;  // [32][kScoreStride], bf16 only
+  Word* ds_pairs_;           // [32][kScoreStride], bf16 only
   int32_t* first_in_block_;  // [32]
   int32_t* last_in_block_;
 };
@@ -200,8 +200,8 @@ void BackwardTile<Simd, Number, kWide>::place_rows(const BackwardItem& item) {
     if (mask.window_right >= 0) {
       last_[i] = smaller(last_[i], position + smaller(mask.window_right, kFar) + 1);
     }
-    const float lse = static_cast<const float*>(
-        task.lse.data)[token * task.lse.token_stride + head * lse_head];
+    const float lse =
+        static_cast<const float*>(task.lse.data)[token * task.lse.token_stride + head * lse_head];
     const bool none = i >= rows_ || lse < -3e38F;  // no key anywhere
     lse_[i] = none ? kNoKeys : lse;
     delta_[i] = none ? 0
@@ -245,8 +245,7 @@ void BackwardTile<Simd, Number, kWide>::pack_tile(const BackwardItem& item) {
   fetch(0);
   for (int panel = 0; panel < panels_; ++panel) {
     if (panel + 1 < panels_) fetch(panel + 1);
-    pack_panel(q + panel * kPanelRows, panel, d_,
-               q_lanes_ + panel * d_ / kWordNumbers * kPanelRows,
+    pack_panel(q + panel * kPanelRows, panel, d_, q_lanes_ + panel * d_ / kWordNumbers * kPanelRows,
                q_rows_ + panel / 2 * d_panels_ * pair_words);
     pack_panel(d_o + panel * kPanelRows, panel, e_,
                d_o_lanes_ + panel * e_ / kWordNumbers * kPanelRows,
@@ -358,7 +357,7 @@ PanelView BackwardTile<Simd, Number, kWide>::visible(int panel, int64_t start) c
 /// P of a score; `slope`: of the soft cap there.
 template <class Simd, class Number, bool kWide>
 typename Simd::Vector BackwardTile<Simd, Number, kWide>::probability(Vector score, Vector lse,
-                                                             Vector* slope) const {
+                                                                     Vector* slope) const {
   Vector difference;
   if (softcap_ > 0) {
     const Vector t = tanh<Simd>(Simd::multiply(score, Simd::set(scale_ / softcap_)));
@@ -366,8 +365,7 @@ typename Simd::Vector BackwardTile<Simd, Number, kWide>::probability(Vector scor
     difference = Simd::subtract(Simd::multiply(t, Simd::set(softcap_)), lse);
   } else {
     // Rounded once, however large its terms.
-    difference =
-        Simd::multiply_add(score, Simd::set(scale_), Simd::subtract(Simd::zero(), lse));
+    difference = Simd::multiply_add(score, Simd::set(scale_), Simd::subtract(Simd::zero(), lse));
   }
   return exp2<Simd, Simd::kPairs>(Simd::multiply(difference, Simd::set(kLog2E)));
 }
@@ -417,8 +415,7 @@ void BackwardTile<Simd, Number, kWide>::probabilities(int panel, int column, int
           // Over words of scores that were read already.
           const int i = (key + k) * kScoreStride + (column + at) / 2;
           Simd::store_words(reinterpret_cast<Word*>(p_) + i, Simd::neighbours(p[k][0], p[k][1]));
-          Simd::store_words(reinterpret_cast<Word*>(ds_) + i,
-                            Simd::neighbours(ds[k][0], ds[k][1]));
+          Simd::store_words(reinterpret_cast<Word*>(ds_) + i, Simd::neighbours(ds[k][0], ds[k][1]));
         }
 #pragma GCC unroll 2
         for (int v = 0; v < kVectors; ++v) {
@@ -452,8 +449,8 @@ void BackwardTile<Simd, Number, kWide>::gradients_of_keys(int panel, const Panel
       }
       if (rest > 0) {
         panel_product<kScoreStride, 1, kPanelRows, Start::kAdd>(
-            rest, a + both * kScoreStride + later * kPanelWords, b + later * kPanelWords * kPanelRows,
-            kPanelRows, sum + both * kPanelRows, kPanelWords);
+            rest, a + both * kScoreStride + later * kPanelWords,
+            b + later * kPanelWords * kPanelRows, kPanelRows, sum + both * kPanelRows, kPanelWords);
       }
       b += kPairWords * kPanelRows;
       sum += kBlockKeys * kPanelRows;
@@ -464,7 +461,8 @@ void BackwardTile<Simd, Number, kWide>::gradients_of_keys(int panel, const Panel
 }
 
 template <class Simd, class Number, bool kWide>
-void BackwardTile<Simd, Number, kWide>::two_panels(int panel, const PanelView* keys, int64_t start) {
+void BackwardTile<Simd, Number, kWide>::two_panels(int panel, const PanelView* keys,
+                                                   int64_t start) {
   const int d_words = d_ / kWordNumbers;
   const int e_words = e_ / kWordNumbers;
   for (int i = 0; i < 2; ++i) {

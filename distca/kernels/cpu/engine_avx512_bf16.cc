@@ -1,3 +1,4 @@
+#include "distca/kernels/cpu/backward.h"
 #include "distca/kernels/cpu/engine.h"
 #include "distca/kernels/cpu/forward.h"
 #include "distca/kernels/cpu/simd_avx512.h"
@@ -17,8 +18,24 @@ void forward(const ForwardItem& item, std::byte* scratch) {
   }
 }
 
+size_t scratch_for_backward(const Shape& shape, ScalarType type) {
+  return type == ScalarType::kBFloat16 ? backward_scratch_bytes<Avx512Bf16, BFloat16>(shape)
+                                       : backward_scratch_bytes<Avx512Fp32, float>(shape);
+}
+
+void backward(const BackwardItem& item, std::byte* scratch) {
+  if (item.type == ScalarType::kBFloat16) {
+    backward_item<Avx512Bf16, BFloat16>(item, scratch);
+  } else {
+    backward_item<Avx512Fp32, float>(item, scratch);
+  }
+}
+
 }  // namespace
 
-const Engine kAvx512Bf16Engine{.forward_scratch_bytes = scratch_for_forward, .forward = forward};
+const Engine kAvx512Bf16Engine{.forward_scratch_bytes = scratch_for_forward,
+                               .forward = forward,
+                               .backward_scratch_bytes = scratch_for_backward,
+                               .backward = backward};
 
 }  // namespace distca::kernels
