@@ -91,10 +91,12 @@ class Scene {
     wild_ = input_.flag(16);
     read_shape();
     const int64_t queries = input_.number(1, 3), keys = input_.number(1, 3);
-    for (int64_t i = 0; i < std::min<int64_t>(queries, 4); ++i) add_queries();
-    for (int64_t i = 0; i < std::min<int64_t>(keys, 4); ++i) add_keys();
+    for (int64_t i = 0; i < std::clamp<int64_t>(queries, 1, 4); ++i) add_queries();
+    for (int64_t i = 0; i < std::clamp<int64_t>(keys, 1, 4); ++i) add_keys();
     next_row_.resize(list.queries.size());
     while (!input_.empty() && list.tasks.size() < 8) add_task();
+    if (queries < 1) list.queries.clear();
+    if (keys < 1) list.keys.clear();
   }
 
   /// Whether the values are numbers that a comparison bears.
