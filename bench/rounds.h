@@ -16,13 +16,20 @@ struct Contender {
   std::function<double()> seconds;  // calls it once
 };
 
+enum class Clock {
+  kThread,  // processor time of the calling thread: turns of other programs on its core do not
+            // count
+  kWall,    // for work on several threads
+};
+
 /// The seconds that a call of `work` takes.
 template <typename Work>
-std::function<double()> timed(Work work) {
-  return [work = std::move(work)] {
-    const Stopwatch watch;
+std::function<double()> timed(Clock clock, Work work) {
+  return [clock, work = std::move(work)] {
+    const auto now = clock == Clock::kThread ? thread_processor_seconds : steady_seconds;
+    const double start = now();
     work();
-    return watch.seconds();
+    return now() - start;
   };
 }
 
