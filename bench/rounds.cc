@@ -28,6 +28,7 @@ std::vector<Rates> interleaved_rates(const std::vector<Contender>& contenders, i
     for (size_t turn = 0; turn < contenders.size(); ++turn) {
       const size_t at = (turn + static_cast<size_t>(round)) % contenders.size();
       double seconds = 0;
+      if (calls[at] > 1) contenders[at].seconds();  // after another's data in the caches
       for (int call = 0; call < calls[at]; ++call) seconds += contenders[at].seconds();
       rates[at].push_back(contenders[at].flops * calls[at] / seconds / 1e9);
     }

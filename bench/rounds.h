@@ -36,8 +36,9 @@ std::function<double()> timed(Clock clock, Work work) {
 /// Of one contender: GFLOP/s in each round.
 using Rates = std::vector<double>;
 
-/// Each contender is called once before the rounds, then in every round as often as it takes to
-/// fill `least_seconds`. A round begins with another contender each time.
+/// Each contender is called twice before the rounds, then in every round as often as it takes to
+/// fill `least_seconds`; where that is several times, once more before, which does not count. A
+/// round begins with another contender each time.
 std::vector<Rates> interleaved_rates(const std::vector<Contender>& contenders, int rounds,
                                      double least_seconds);
 
