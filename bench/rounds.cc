@@ -20,7 +20,8 @@ std::vector<Rates> interleaved_rates(const std::vector<Contender>& contenders, i
   std::vector<Rates> rates(contenders.size());
   std::vector<int> calls;
   for (const Contender& contender : contenders) {
-    const double first = std::min(contender.seconds(), contender.seconds());
+    double first = contender.seconds();
+    if (first < least_seconds) first = contender.seconds();  // its own caches warm
     const double fill = std::ceil(least_seconds / std::max(first, 1e-9));
     calls.push_back(static_cast<int>(std::clamp(fill, 1.0, 1e6)));
   }

@@ -36,7 +36,7 @@ std::function<double()> timed(Clock clock, Work work) {
 /// Of one contender: GFLOP/s in each round.
 using Rates = std::vector<double>;
 
-/// Each contender is called twice before the rounds, then in every round as often as it takes to
+/// Each contender is called before the rounds, then in every round as often as it takes to
 /// fill `least_seconds`; where that is several times, once more before, which does not count. A
 /// round begins with another contender each time.
 std::vector<Rates> interleaved_rates(const std::vector<Contender>& contenders, int rounds,
