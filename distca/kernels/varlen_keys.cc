@@ -89,8 +89,7 @@ Rows moved(Rows rows, ScalarType type, int64_t tokens) { return shifted(rows, ty
 std::vector<PlacedKeys> placed_keys(ScalarType type, const VarlenTask& task, const Range& keys) {
   std::vector<PlacedKeys> pieces;
   for (const KeyFragment& fragment : task.keys) {
-    const Range part =
-        intersect(keys, {fragment.position, fragment.position + fragment.tokens});
+    const Range part = intersect(keys, {fragment.position, fragment.position + fragment.tokens});
     if (part.empty()) continue;
     const Place place{line_of(fragment.k, type, fragment.position),
                       line_of(fragment.v, type, fragment.position)};
@@ -99,7 +98,8 @@ std::vector<PlacedKeys> placed_keys(ScalarType type, const VarlenTask& task, con
       continue;
     }
     const int64_t skip = part.begin - fragment.position;
-    pieces.push_back({place, part,
+    pieces.push_back({place,
+                      part,
                       {.k = moved(fragment.k, type, skip),
                        .v = moved(fragment.v, type, skip),
                        .position = part.begin}});
@@ -117,7 +117,9 @@ bool aligned(const Line& line) {
 struct InPlace {
   size_t part;
   PlacedKeys keys;
-  int64_t address() const { return keys.place.k.origin + keys.keys.begin * keys.place.k.token_stride; }
+  int64_t address() const {
+    return keys.place.k.origin + keys.keys.begin * keys.place.k.token_stride;
+  }
 };
 
 /// A buffer under way, with the place of its row 0 as if that were position 0.
@@ -310,8 +312,7 @@ std::vector<GradientRun> key_gradients(ScalarType type, const VarlenTask& task, 
   for (size_t i = 0; i < task.keys.size(); ++i) {
     const KeyFragment& fragment = task.keys[i];
     const KeyGradient& gradient = task.gradients[i];
-    const Range part =
-        intersect(keys, {fragment.position, fragment.position + fragment.tokens});
+    const Range part = intersect(keys, {fragment.position, fragment.position + fragment.tokens});
     if (part.empty()) continue;
     const Place place{line_of(gradient.dk, sum_type, fragment.position),
                       line_of(gradient.dv, sum_type, fragment.position)};

@@ -145,8 +145,8 @@ void add_gradients(VarlenLaunch& launch, ScalarType type, std::span<const Varlen
 VarlenLaunch backward_launch(ScalarType type, std::span<const VarlenTask> tasks,
                              std::span<const Sequence* const> sequences) {
   const VarlenPart& last = sequences.back()->whole;
-  VarlenLaunch launch = empty_launch(
-      sequences[0]->whole, {sequences[0]->whole.row, last.row + last.keys.size()});
+  VarlenLaunch launch =
+      empty_launch(sequences[0]->whole, {sequences[0]->whole.row, last.row + last.keys.size()});
   int64_t row = 0;
   for (const Sequence* sequence : sequences) {
     const VarlenPart& whole = sequence->whole;

@@ -4,7 +4,8 @@
 // device, no framework: the launches are played by runtime/cuda_attention.h.
 //
 // What such an operator can do (FlashAttention 2, ATen's _flash_attention_forward and _backward):
-//   forward   sequence b: queries cu_seqlens_q[b] .. [b + 1], keys from key_starts[b] on, keys_used[b]
+//   forward   sequence b: queries cu_seqlens_q[b] .. [b + 1], keys from key_starts[b] on,
+//   keys_used[b]
 //             of them; the starts need no order, so sequences share keys
 //   backward  keys cu_seqlens_k[b] .. [b + 1]: no two sequences of a launch have a key in common,
 //             because dK and dV are written, not added to

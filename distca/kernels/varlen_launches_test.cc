@@ -17,10 +17,10 @@
 namespace distca::kernels {
 namespace {
 
-using testing::kNoKey;
-using testing::Tensor;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
+using testing::kNoKey;
+using testing::Tensor;
 
 constexpr ScalarType kType = ScalarType::kFloat64;
 constexpr int64_t kHeads = 4, kKvHeads = 2, kDim = 8;
@@ -45,8 +45,8 @@ struct TaskRows {
   Mask mask;
   std::vector<KeyFragment> keys{};
   std::vector<KeyGradient> gradients{};
-  Tensor q = query_rows(queries.size()), d_o = q, o = q, dq = q, lse = query_rows(queries.size(), 1),
-         delta = lse;
+  Tensor q = query_rows(queries.size()), d_o = q, o = q, dq = q,
+         lse = query_rows(queries.size(), 1), delta = lse;
 };
 
 /// Tasks, their memory and what comes out.
@@ -416,11 +416,11 @@ TEST(VarlenLaunches, backward_neighbours_are_one_sequence_and_others_another_lau
 TEST(VarlenLaunches, backward_keys_that_no_sequence_reads_are_a_sequence_without_queries) {
   World world(1);
   world.add_store(100);
-  world.add_keys(world.add_task({0, 20}), 0, 20, 0, 0);     // document 1: rows 0 to 20
-  world.add_keys(world.add_task({0, 50}), 0, 50, 0, 20);    // document 2: rows 20 to 70
-  world.add_keys(world.add_task({90, 99}), 0, 50, 0, 20);   // ... seen whole: another mask
-  world.add_keys(world.add_task({0, 30}), 0, 30, 0, 70);    // document 3: rows 70 to 100
-  world.add_keys(world.add_task({85, 95}), 10, 15, 0, 5);   // of document 1, seen whole
+  world.add_keys(world.add_task({0, 20}), 0, 20, 0, 0);    // document 1: rows 0 to 20
+  world.add_keys(world.add_task({0, 50}), 0, 50, 0, 20);   // document 2: rows 20 to 70
+  world.add_keys(world.add_task({90, 99}), 0, 50, 0, 20);  // ... seen whole: another mask
+  world.add_keys(world.add_task({0, 30}), 0, 30, 0, 70);   // document 3: rows 70 to 100
+  world.add_keys(world.add_task({85, 95}), 10, 15, 0, 5);  // of document 1, seen whole
   const VarlenPlan plan = world.backward_plan();
   ASSERT_EQ(plan.launches.size(), 2u);
   EXPECT_TRUE(plan.launches[0].right_limited);

@@ -7,7 +7,6 @@
 #include <optional>
 #include <vector>
 
-#include "distca/base/error.h"
 #include "distca/base/integers.h"
 #include "distca/runtime/aten_attention.h"
 #include "distca/runtime/varlen_attention.h"
@@ -85,12 +84,12 @@ class FlashOperator final : public VarlenOperator {
 /// in the group, so that a key head is read by its whole group through a stride of 0.
 class EfficientOperator final : public VarlenOperator {
  public:
-  EfficientOperator(const Shape& shape) : shape_(shape) {}
+  explicit EfficientOperator(const Shape& shape) : shape_(shape) {}
 
   std::pair<at::Tensor, at::Tensor> forward(const VarlenLaunch& launch,
                                             const VarlenTensors& in) const override {
-    const at::Tensor all_o = at::empty({in.q.size(0), shape_.num_heads, shape_.head_dim_v},
-                                       in.q.options());
+    const at::Tensor all_o =
+        at::empty({in.q.size(0), shape_.num_heads, shape_.head_dim_v}, in.q.options());
     const at::Tensor all_lse = at::empty({shape_.num_heads, in.q.size(0)}, in.q.options());
     for (int64_t b = 0; b < launch.sequences(); ++b) {
       const Sequence s(launch, b);
@@ -159,9 +158,8 @@ class EfficientOperator final : public VarlenOperator {
   at::Tensor padded(const at::Tensor& lse, const Sequence& s) const {
     constexpr int64_t kTile = 32;
     const int64_t tokens = s.queries.size();
-    const at::Tensor all =
-        at::full({group(), shape_.num_kv_heads, round_up(tokens, kTile)},
-                 std::numeric_limits<double>::infinity(), lse.options());
+    const at::Tensor all = at::full({group(), shape_.num_kv_heads, round_up(tokens, kTile)},
+                                    std::numeric_limits<double>::infinity(), lse.options());
     all.narrow(2, 0, tokens).copy_(of_numbers(lse, s));
     return all;
   }
@@ -171,29 +169,25 @@ class EfficientOperator final : public VarlenOperator {
 
 // --- choice --------------------------------------------------------------------------------------
 
-void check_softcap(const Shape& shape) {
-  if (shape.softcap == 0) return;
-  throw Error(ErrorKind::kConfig,
-              "softcap = {}: attention on CUDA (FlashAttention and efficient attention through "
-              "PyTorch) has none; use softcap = 0, or run on CPU",
-              shape.softcap);
-}
-
 template <typename Task>
-bool fused(const Shape& shape, ScalarType type, const Task& task) {
+bool is_fused(const Shape& shape, ScalarType type, const Task& task) {
   if (shape.head_dim_qk != shape.head_dim_v || shape.head_dim_qk > kMostHeadDim) return false;
   if (!kernels::keys_are_consecutive(task.keys)) return false;
   return type == ScalarType::kBFloat16 ||
          (type == ScalarType::kFloat32 && task.mask.window_left < 0);
 }
 
-/// Tasks for the fused operator first, then those for the matmul path.
 template <typename Task>
-std::pair<std::vector<Task>, std::vector<Task>> divided(const Shape& shape, ScalarType type,
-                                                        std::span<const Task> tasks) {
-  std::pair<std::vector<Task>, std::vector<Task>> both;
+struct Divided {
+  std::vector<Task> fused;
+  std::vector<Task> others;  // for the matmul path
+};
+
+template <typename Task>
+Divided<Task> divide(const Shape& shape, ScalarType type, std::span<const Task> tasks) {
+  Divided<Task> both;
   for (const Task& task : tasks) {
-    (fused(shape, type, task) ? both.first : both.second).push_back(task);
+    (is_fused(shape, type, task) ? both.fused : both.others).push_back(task);
   }
   return both;
 }
@@ -209,21 +203,19 @@ int64_t with_operator(const Shape& shape, ScalarType type, Body body) {
 
 int64_t cuda_forward(const Shape& shape, ScalarType type, ScalarType o_type,
                      std::span<const ForwardTask> tasks, int cuda_device) {
-  check_softcap(shape);
-  const auto [fast, others] = divided(shape, type, tasks);
-  aten_matmul_forward(shape, type, others, cuda_device, o_type);
+  const auto divided = divide(shape, type, tasks);
+  aten_matmul_forward(shape, type, divided.others, cuda_device, o_type);  // refuses a softcap
   return with_operator(shape, type, [&](const VarlenOperator& op) {
-    return varlen_forward(shape, type, o_type, fast, cuda_device, op);
+    return varlen_forward(shape, type, o_type, divided.fused, cuda_device, op);
   });
 }
 
 int64_t cuda_backward(const Shape& shape, ScalarType type, std::span<const BackwardTask> tasks,
                       int cuda_device) {
-  check_softcap(shape);
-  const auto [fast, others] = divided(shape, type, tasks);
-  aten_matmul_backward(shape, type, others, cuda_device);
+  const auto divided = divide(shape, type, tasks);
+  aten_matmul_backward(shape, type, divided.others, cuda_device);  // refuses a softcap
   return with_operator(shape, type, [&](const VarlenOperator& op) {
-    return varlen_backward(shape, type, fast, cuda_device, op);
+    return varlen_backward(shape, type, divided.fused, cuda_device, op);
   });
 }
 

@@ -41,8 +41,9 @@ class Player {
       : shape_(shape),
         type_(type),
         accumulator_(kernels::accumulator_type(type)),
-        device_(cuda_device < 0 ? at::Device(at::kCPU)
-                                : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(cuda_device))),
+        device_(cuda_device < 0
+                    ? at::Device(at::kCPU)
+                    : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(cuda_device))),
         device_guard_(device_) {}
 
   int64_t forward(ScalarType o_type, std::span<const ForwardTask> tasks, const VarlenOperator& op) {
@@ -194,7 +195,8 @@ class Player {
   /// [query rows, H]
   at::Tensor packed_numbers(const VarlenLaunch& launch, std::span<const BackwardTask> tasks,
                             Rows BackwardTask::*member) {
-    const at::Tensor rows = at::empty({launch.query_rows(), shape_.num_heads}, options(accumulator_));
+    const at::Tensor rows =
+        at::empty({launch.query_rows(), shape_.num_heads}, options(accumulator_));
     for (const Run& run : runs(launch, tasks, accumulator_, member)) {
       rows.narrow(0, run.row, run.tokens).copy_(count(numbers(run)));
     }
@@ -250,8 +252,7 @@ at::Tensor aten_output_from_delta(const at::Tensor& d_o, const at::Tensor& delta
   const at::Tensor scale = largest.reciprocal().masked_fill_(largest == 0, 0);
   const at::Tensor scaled = row * scale;
   const at::Tensor norm = scaled.square().sum(-1, /*keepdim=*/true);
-  const at::Tensor factor =
-      (delta.unsqueeze(-1) * scale).div_(norm).masked_fill_(norm == 0, 0);
+  const at::Tensor factor = (delta.unsqueeze(-1) * scale).div_(norm).masked_fill_(norm == 0, 0);
   return (scaled * factor).to(d_o.scalar_type()).contiguous();
 }
 
