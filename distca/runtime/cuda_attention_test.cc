@@ -7,7 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <map>
+#include <cmath>
 #include <optional>
 
 #include "distca/base/error.h"
@@ -124,9 +124,7 @@ Bounds bounds_of(const Case& c, const WholeMatrix& whole, int64_t launches) {
 class CudaAttentionTest : public ::testing::TestWithParam<ScalarType> {
  protected:
   void SetUp() override {
-    if (!at::hasCUDA() || at::globalContext().deviceCount(at::kCUDA) == 0) {
-      GTEST_SKIP() << "no CUDA device: this PyTorch or this machine has none";
-    }
+    if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device: this PyTorch or this machine has none";
   }
 };
 
@@ -225,6 +223,7 @@ TEST_P(CudaAttentionTest, partial_keys_with_the_global_lse_add_up_to_the_whole) 
 }
 
 TEST_P(CudaAttentionTest, the_same_tasks_give_the_same_bits_with_deterministic_algorithms) {
+  if (GetParam() == ScalarType::kFloat64) GTEST_SKIP() << "fp64 goes through the matmul path";
   const Case c{.type = GetParam(), .q_tokens = 1500, .k_tokens = 1500};
   std::vector<std::vector<std::byte>> bytes;
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
