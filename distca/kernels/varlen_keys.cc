@@ -6,6 +6,7 @@
 #include <map>
 #include <numeric>
 #include <optional>
+#include <tuple>
 
 #include "distca/base/error.h"
 #include "distca/kernels/rows.h"
@@ -213,7 +214,7 @@ void gather(const std::vector<PlacedKeys>& pieces, std::span<const Gathered* con
   }
 }
 
-/// Parts that read from a common place, directly or by way of others, are one document's.
+/// Parts that have keys in common, directly or by way of others, are one document's.
 std::vector<std::vector<const Gathered*>> documents(const std::vector<Gathered>& all) {
   std::vector<size_t> parent(all.size());
   std::iota(parent.begin(), parent.end(), size_t{0});
@@ -221,13 +222,20 @@ std::vector<std::vector<const Gathered*>> documents(const std::vector<Gathered>&
     while (parent[i] != i) i = parent[i] = parent[parent[i]];
     return i;
   };
-  std::map<Place, size_t> reader;
+  std::vector<std::tuple<Place, Range, size_t>> reads;
   for (size_t i = 0; i < all.size(); ++i) {
-    for (const PlacedKeys& piece : all[i].pieces) {
-      const auto [other, first] = reader.emplace(piece.place, i);
-      if (first) continue;
-      const auto [low, high] = std::minmax({root(i), root(other->second)});
+    for (const PlacedKeys& piece : all[i].pieces) reads.emplace_back(piece.place, piece.keys, i);
+  }
+  std::sort(reads.begin(), reads.end());
+  int64_t end = 0;  // of the keys read so far in a row
+  for (size_t i = 0; i < reads.size(); ++i) {
+    const auto& [place, keys, reader] = reads[i];
+    if (i > 0 && place == std::get<Place>(reads[i - 1]) && keys.begin < end) {
+      const auto [low, high] = std::minmax({root(reader), root(std::get<size_t>(reads[i - 1]))});
       parent[high] = low;
+      end = std::max(end, keys.end);
+    } else {
+      end = keys.end;
     }
   }
   std::map<size_t, std::vector<const Gathered*>> by_root;  // a root is its document's first part

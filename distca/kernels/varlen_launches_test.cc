@@ -306,6 +306,19 @@ void expect_equal(const std::vector<double>& actual, const std::vector<double>& 
   }
 }
 
+/// Whether no key of the gathered buffers is copied twice.
+bool copies_once(const VarlenPlan& plan) {
+  std::set<const void*> seen;
+  for (const KeyBuffer& buffer : plan.buffers) {
+    for (const KeyCopy& copy : buffer.copies) {
+      for (int64_t t = 0; t < copy.tokens; ++t) {
+        if (!seen.insert(shifted(copy.k, kType, t, 0).data).second) return false;
+      }
+    }
+  }
+  return true;
+}
+
 /// Both passes; LSE of the reference's forward goes into both backwards.
 void expect_like_the_reference(World& world) {
   world.clear(false);
@@ -372,7 +385,9 @@ TEST(VarlenLaunches, equal_the_reference_for_random_tasks_in_any_memory) {
       }
     }
     expect_like_the_reference(world);
-    if (HasFatalFailure() || HasFailure()) return;
+    EXPECT_TRUE(copies_once(world.forward_plan()));
+    EXPECT_TRUE(copies_once(world.backward_plan()));
+    if (HasFailure()) return;
   }
 }
 
@@ -494,6 +509,39 @@ TEST(VarlenLaunches, a_position_stored_twice_is_read_from_where_each_task_has_it
     world.add_keys(task, 20, 20, 1, store == 0 ? 3 : 30);
   }
   EXPECT_EQ(world.forward_plan().buffers.back().rows, 80);
+  expect_like_the_reference(world);
+}
+
+TEST(VarlenLaunches, neighbours_with_gradients_in_other_memory_stay_two_sequences) {
+  World world = shards(40, {{0, 20}, {20, 40}});
+  EXPECT_EQ(world.backward_plan().launches.size(), 1u);
+  const size_t other = world.add_store(40);
+  TaskRows elsewhere = world.tasks()[1];
+  world.add_keys(elsewhere, 0, 40, other, 0);
+  world.tasks()[1].gradients[0] = elsewhere.gradients.back();
+  EXPECT_EQ(world.backward_plan().launches.size(), 2u);
+  expect_like_the_reference(world);
+}
+
+TEST(VarlenLaunches, documents_share_a_buffer_only_if_both_k_and_v_are_rows_of_it) {
+  World world(1);
+  world.add_store(40);
+  world.add_keys(world.add_task({0, 20}), 0, 20, 0, 0);
+  world.add_keys(world.add_task({0, 20}), 0, 20, 0, 20);
+  EXPECT_EQ(world.forward_plan().buffers.size(), 1u);
+  EXPECT_EQ(world.backward_plan().buffers.size(), 1u);
+  std::swap(world.tasks()[0].keys[0].v, world.tasks()[1].keys[0].v);
+  EXPECT_EQ(world.forward_plan().buffers.size(), 2u);
+  expect_like_the_reference(world);
+}
+
+TEST(VarlenLaunches, forward_shares_a_buffer_over_gaps_and_backward_does_not) {
+  World world(1);
+  world.add_store(100);
+  world.add_keys(world.add_task({0, 20}), 0, 20, 0, 0);
+  world.add_keys(world.add_task({0, 20}), 0, 20, 0, 50);
+  EXPECT_EQ(world.forward_plan().launches.size(), 1u);
+  EXPECT_EQ(world.backward_plan().launches.size(), 2u);
   expect_like_the_reference(world);
 }
 
