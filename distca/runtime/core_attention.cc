@@ -166,8 +166,8 @@ struct CoreAttention::State {
         whole.push_back(forward);
       }
     }
-    aten_forward(options.shape, type, whole, comm.cuda_device());
-    aten_forward(options.shape, type, partial, comm.cuda_device(), accumulator);
+    bytes.copied += aten_forward(options.shape, type, whole, comm.cuda_device());
+    bytes.copied += aten_forward(options.shape, type, partial, comm.cuda_device(), accumulator);
   }
 
   /// Merges rows into O and LSE of their block; `arrived`: what came home.
@@ -335,7 +335,7 @@ void CoreAttention::attend_backward(int layer_index) {
                      .key_gradients = task_gradients,
                      .mask = {.causal = true, .window_left = s.options.window_left}});
   }
-  aten_backward(s.options.shape, s.options.dtype, tasks, s.comm.cuda_device());
+  s.bytes.copied += aten_backward(s.options.shape, s.options.dtype, tasks, s.comm.cuda_device());
 }
 
 void CoreAttention::leave_backward(int layer_index, at::Tensor* dq, at::Tensor* dk, at::Tensor* dv,
