@@ -10,7 +10,6 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
-#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "bench/rounds.h"
@@ -73,7 +72,7 @@ std::string device_name() {
 /// Seconds of a call, the device idle before and after it.
 template <typename Work>
 std::function<double()> on_device(Work work) {
-  return timed([work = std::move(work)] {
+  return timed(Clock::kWall, [work = std::move(work)] {
     work();
     wait_for_device();
   });
