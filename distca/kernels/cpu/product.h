@@ -1,0 +1,98 @@
+#pragma once
+// The one microkernel: C [m][lanes] = start + sum over k of A(m, k) * B [k][lanes].
+//
+// Lanes run over vectors; A is broadcast word by word, so it needs no packing beyond a fixed row
+// stride. A(m, k) lies at a[m * kStrideM + k * kStrideK]: kStrideK = 1 reads A as it lies, kStrideM
+// = 1 reads it transposed. Strides known at compile time leave one pointer in registers instead of
+// thirteen. Sums run over k in ascending order, fused: the bits of a lane depend on its own column
+// of B and on A only.
+
+#include "distca/kernels/cpu/word.h"
+
+namespace distca::kernels {
+namespace {
+
+enum class Start {
+  kZero,    // C = A B
+  kAdd,     // C += A B
+  kRescale  // C = C * factor + A B, `factor` one number a lane
+};
+
+/// kRows x kVectors accumulators. kStrideC: between the rows of C; b_stride: between those of B.
+template <class Simd, int kRows, int kVectors, int kStrideM, int kStrideK, int kStrideC,
+          Start kStart>
+inline __attribute__((always_inline)) void product_block(const Word* a, const Word* b, int b_stride,
+                                                         float* c, int words, const float* factor) {
+  using Vector = typename Simd::Vector;
+  constexpr int kLanes = Simd::kLanes;
+  Vector sum[kRows][kVectors];
+#pragma GCC unroll 32
+  for (int m = 0; m < kRows; ++m) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      if constexpr (kStart == Start::kZero) {
+        sum[m][v] = Simd::zero();
+      } else {
+        sum[m][v] = Simd::load(c + m * kStrideC + v * kLanes);
+        if constexpr (kStart == Start::kRescale) {
+          sum[m][v] = Simd::multiply(sum[m][v], Simd::load(factor + v * kLanes));
+        }
+      }
+    }
+  }
+#pragma GCC unroll 2
+  for (int k = 0; k < words; ++k) {
+    Vector operand[kVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) operand[v] = Simd::load_words(b + v * kLanes);
+#pragma GCC unroll 32
+    for (int m = 0; m < kRows; ++m) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        sum[m][v] = Simd::multiply_word(a + m * kStrideM, operand[v], sum[m][v]);
+      }
+    }
+    a += kStrideK;
+    b += b_stride;
+  }
+#pragma GCC unroll 32
+  for (int m = 0; m < kRows; ++m) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) Simd::store(c + m * kStrideC + v * kLanes, sum[m][v]);
+  }
+}
+
+/// The same for 1 to kProductRows rows, known at run time.
+template <class Simd, int kRows, int kVectors, int kStrideM, int kStrideK, int kStrideC,
+          Start kStart>
+inline __attribute__((always_inline)) void product_rest(int rows, const Word* a, const Word* b,
+                                                        int b_stride, float* c, int words,
+                                                        const float* factor) {
+  if constexpr (kRows > 0) {
+    if (rows == kRows) {
+      product_block<Simd, kRows, kVectors, kStrideM, kStrideK, kStrideC, kStart>(a, b, b_stride, c,
+                                                                                 words, factor);
+    } else {
+      product_rest<Simd, kRows - 1, kVectors, kStrideM, kStrideK, kStrideC, kStart>(
+          rows, a, b, b_stride, c, words, factor);
+    }
+  }
+}
+
+/// C of `rows` x (kVectors x lanes): blocks of kProductRows rows, then the rest.
+template <class Simd, int kVectors, int kStrideM, int kStrideK, int kStrideC, Start kStart>
+__attribute__((noinline)) void product(int rows, const Word* a, const Word* b, int b_stride,
+                                       float* c, int words, const float* factor = nullptr) {
+  constexpr int kBlock = Simd::kProductRows;
+  for (; rows >= kBlock; rows -= kBlock) {
+    product_block<Simd, kBlock, kVectors, kStrideM, kStrideK, kStrideC, kStart>(a, b, b_stride, c,
+                                                                                words, factor);
+    a += kBlock * kStrideM;
+    c += kBlock * kStrideC;
+  }
+  product_rest<Simd, kBlock - 1, kVectors, kStrideM, kStrideK, kStrideC, kStart>(
+      rows, a, b, b_stride, c, words, factor);
+}
+
+}  // namespace
+}  // namespace distca::kernels

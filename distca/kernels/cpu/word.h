@@ -1,0 +1,10 @@
+#pragma once
+// What packed operands are made of: 32 bits, one fp32 number or a pair of bf16 numbers.
+
+#include <cstdint>
+
+namespace distca::kernels {
+
+using Word [[gnu::may_alias]] = uint32_t;
+
+}  // namespace distca::kernels
