@@ -124,10 +124,17 @@ Range positions(const Task& task) {
 
 // --- matmul path ---------------------------------------------------------------------------------
 
-/// Scores [group, G, queries, keys] of two ranges, scaled, -infinity where the mask hides.
+/// Scores [group, G, queries, keys] of two ranges, scaled and capped, -infinity where the mask
+/// hides. `slope`, if wanted: of the cap, where there is one.
 at::Tensor masked_scores(const Call& call, const at::Tensor& q, const at::Tensor& k,
-                         const Mask& mask, const Range& queries, const Range& keys) {
+                         const Mask& mask, const Range& queries, const Range& keys,
+                         at::Tensor* slope = nullptr) {
   at::Tensor scores = at::matmul(q, k.transpose(-1, -2)).mul_(call.shape.softmax_scale);
+  if (call.shape.softcap > 0) {
+    scores.div_(call.shape.softcap).tanh_();
+    if (slope != nullptr) *slope = 1 - scores.square();
+    scores.mul_(call.shape.softcap);
+  }
   const Range seen_by_all = intersect(kernels::visible_keys(mask, queries.begin, keys),
                                       kernels::visible_keys(mask, queries.end - 1, keys));
   if (seen_by_all == keys) return scores;
@@ -221,9 +228,12 @@ void matmul_backward(const Call& call, const BackwardTask& task) {
       const KeyFragment block = keys_of(call, part.keys[f], keys);
       const auto k = call.of_keys(block.k, call.type, block.tokens, s.head_dim_qk).to(compute);
       const auto v = call.of_keys(block.v, call.type, block.tokens, s.head_dim_v).to(compute);
-      const at::Tensor p = masked_scores(call, q, k, part.mask, queries, keys).sub_(lse).exp_();
+      at::Tensor slope;
+      const at::Tensor p =
+          masked_scores(call, q, k, part.mask, queries, keys, &slope).sub_(lse).exp_();
       at::Tensor ds = at::matmul(d_o, v.transpose(-1, -2)).sub_(delta).mul_(p);
       ds.mul_(s.softmax_scale);
+      if (slope.defined()) ds.mul_(slope);
       dq.add_(at::matmul(ds, k));
       const int64_t first = keys.begin - part.keys[f].position;
       add_key_gradients(call, keys_of(call, part.key_gradients[f], first), block.tokens,
@@ -362,7 +372,7 @@ void flash_backward(const Call& call, const BackwardTask& task) {
 }
 
 bool flash_applies(const Shape& shape, int cuda_device) {
-  return cuda_device < 0 && shape.head_dim_qk == shape.head_dim_v;
+  return cuda_device < 0 && shape.head_dim_qk == shape.head_dim_v && shape.softcap == 0;
 }
 
 }  // namespace
