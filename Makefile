@@ -3,7 +3,7 @@
 
 JOBS ?= 2
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-full sanitize tsan core determinism format check bundle clean
+.PHONY: help setup build demo test test-full sanitize tsan core determinism arm format check bundle clean
 
 help:            ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ core:            ## plan and data only, without PyTorch: build/core/distca
 determinism:     ## plans from gcc -O3, gcc -O0 and clang++ against the pinned hashes
 	@scripts/setup.sh --core
 	@scripts/determinism.sh $(JOBS)
+
+arm:             ## the kernels cross-compiled for aarch64, their tests under qemu
+	@scripts/check_arm.sh $(JOBS)
 
 format:          ## clang-format every source in place
 	@git ls-files -co --exclude-standard '*.h' '*.cc' | xargs clang-format -i

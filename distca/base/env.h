@@ -1,7 +1,8 @@
 #pragma once
-// The only place that reads the environment. Nothing of DistCA's own is configured there: these are
-// the variables of launchers and libraries (RANK, MASTER_ADDR, GLOO_SOCKET_IFNAME, ...). Thread
-// rule: reads only; nobody may write the environment at the same time.
+// The only place that reads the environment: the variables of launchers and libraries (RANK,
+// MASTER_ADDR, GLOO_SOCKET_IFNAME, ...). Of DistCA's own only DISTCA_KERNEL_ISA is there, for tests
+// and measurements (kernels/cpu/isa.h). Thread rule: reads only; nobody may write the environment
+// at the same time.
 
 #include <cstdint>
 #include <optional>

@@ -69,6 +69,11 @@ class Tensor {
   std::vector<std::byte> bytes_;
 };
 
+inline bool sees(const Mask& mask, int64_t i, int64_t j) {
+  return (!mask.causal || j <= i) && (mask.window_left < 0 || j >= i - mask.window_left) &&
+         (mask.window_right < 0 || j <= i + mask.window_right);
+}
+
 /// Queries at positions [q_position, q_position + q_tokens) of a document, keys at [0, k_tokens).
 struct Case {
   ScalarType type = ScalarType::kFloat64;
@@ -82,8 +87,17 @@ struct Case {
   int64_t k_tokens = 0;
   Mask mask{};
   std::vector<int64_t> key_cuts{};  // ascending positions at which the keys' fragments are cut
+  std::vector<Range> no_keys{};     // ascending: positions whose keys no fragment holds
   int64_t gap = 0;
   double spread = 1;  // standard deviation of Q and K
+
+  bool has_key(int64_t position) const {
+    return std::none_of(no_keys.begin(), no_keys.end(), [&](const Range& gap) {
+      return gap.contains({position, position + 1});
+    });
+  }
+  /// Whether the query at position i may see the key at position j and a fragment holds it.
+  bool sees(int64_t i, int64_t j) const { return has_key(j) && testing::sees(mask, i, j); }
 };
 
 /// The case's inputs, outputs and gradients.
@@ -113,14 +127,18 @@ struct Document {
   /// Keys [keys.begin, keys.end), in fragments; kept until the next call.
   std::span<const KeyFragment> fragments(const Range& keys) {
     fragment_list.clear(), gradient_list.clear();
-    std::vector<int64_t> cuts{keys.begin};
-    for (const int64_t cut : spec.key_cuts) {
-      if (keys.begin < cut && cut < keys.end) cuts.push_back(cut);
-    }
+    std::vector<int64_t> cuts = spec.key_cuts;
+    for (const Range& gap : spec.no_keys) cuts.push_back(gap.begin), cuts.push_back(gap.end);
+    std::sort(cuts.begin(), cuts.end());
     cuts.push_back(keys.end);
-    for (size_t i = 0; i + 1 < cuts.size(); ++i) {
-      fragment_list.push_back({k.rows(cuts[i]), v.rows(cuts[i]), cuts[i + 1] - cuts[i], cuts[i]});
-      gradient_list.push_back({dk.rows(cuts[i]), dv.rows(cuts[i])});
+    int64_t begin = keys.begin;
+    for (const int64_t cut : cuts) {
+      const int64_t end = std::clamp(cut, begin, keys.end);
+      if (begin < end && spec.has_key(begin)) {
+        fragment_list.push_back({k.rows(begin), v.rows(begin), end - begin, begin});
+        gradient_list.push_back({dk.rows(begin), dv.rows(begin)});
+      }
+      begin = end;
     }
     return fragment_list;
   }
@@ -157,18 +175,13 @@ struct Document {
 
 /// A tensor as computed from whole matrices, with the sum of the absolute values that went into
 /// each element: a rounding of every term by a relative error r moves it by at most r x magnitude.
-/// A term is a probability x something at most `factor` large: one that underflows moves the
-/// element by at most the smallest normal number x factor.
+/// A term is a product: where one of its operands underflows, the element moves by at most the
+/// smallest normal number x the others', which are at most `factor`.
 struct Expected {
   std::vector<double> value;
   std::vector<double> magnitude;
-  double factor = 0;
+  double factor = 1;  // a probability's
 };
-
-inline bool sees(const Mask& mask, int64_t i, int64_t j) {
-  return (!mask.causal || j <= i) && (mask.window_left < 0 || j >= i - mask.window_left) &&
-         (mask.window_right < 0 || j <= i + mask.window_right);
-}
 
 class WholeMatrix {
  public:
@@ -214,13 +227,14 @@ class WholeMatrix {
     const int64_t d = c_.shape.head_dim_qk;
     std::vector<double> s(c_.k_tokens, kNoKey);
     for (int64_t j = 0; j < c_.k_tokens; ++j) {
-      if (!sees(c_.mask, c_.q_position + row / c_.shape.num_heads, j)) continue;
+      if (!c_.sees(c_.q_position + row / c_.shape.num_heads, j)) continue;
       double sum = 0, magnitude = 0;
       for (int64_t x = 0; x < d; ++x) {
         const double term = c_.shape.softmax_scale * q_[row * d + x] * k_[key_row(row, j) * d + x];
         sum += term, magnitude += std::fabs(term);
       }
-      s[j] = sum;
+      const double cap = c_.shape.softcap;
+      s[j] = cap > 0 ? cap * std::tanh(sum / cap) : sum;
       largest_score = std::max(largest_score, magnitude);
     }
     const double max = s.empty() ? kNoKey : *std::max_element(s.begin(), s.end());
@@ -231,17 +245,27 @@ class WholeMatrix {
     return s;
   }
 
-  static void add(Expected& x, int64_t i, double p, double term, double magnitude) {
-    x.value[i] += p * term, x.magnitude[i] += p * magnitude;
-    x.factor = std::max(x.factor, magnitude);
+  /// Of the capped score by the score.
+  double cap_slope(int64_t row, int64_t j) const {
+    if (c_.shape.softcap == 0) return 1;
+    const int64_t d = c_.shape.head_dim_qk;
+    double sum = 0;
+    for (int64_t x = 0; x < d; ++x) sum += q_[row * d + x] * k_[key_row(row, j) * d + x];
+    const double cosh = std::cosh(c_.shape.softmax_scale * sum / c_.shape.softcap);
+    return 1 / (cosh * cosh);
+  }
+
+  /// Adds p x a x b, of which a is the sum of terms with the absolute values `magnitude`.
+  static void add(Expected& x, int64_t i, double p, double a, double magnitude, double b) {
+    x.value[i] += p * a * b, x.magnitude[i] += p * magnitude * std::fabs(b);
+    x.factor = std::max({x.factor, magnitude, std::fabs(b), magnitude * std::fabs(b)});
   }
 
   void add_forward(int64_t row, int64_t j, double p) {
     const int64_t e = c_.shape.head_dim_v, key = key_row(row, j);
     for (int64_t x = 0; x < e; ++x) {
-      const double value = v_[key * e + x], gradient = d_o_[row * e + x];
-      add(o, row * e + x, p, value, std::fabs(value));
-      add(dv, key * e + x, p, gradient, std::fabs(gradient));
+      add(o, row * e + x, p, 1, 1, v_[key * e + x]);
+      add(dv, key * e + x, p, 1, 1, d_o_[row * e + x]);
     }
   }
 
@@ -252,12 +276,12 @@ class WholeMatrix {
       const double term = d_o_[row * e + x] * v_[key * e + x];
       dp += term, magnitude += std::fabs(term);
     }
-    const double ds = c_.shape.softmax_scale * (dp - delta.value[row]);
-    magnitude = c_.shape.softmax_scale * (magnitude + std::fabs(delta.value[row]));
+    const double ds = c_.shape.softmax_scale * cap_slope(row, j) * (dp - delta.value[row]);
+    // Not x the slope: it is 1 - tanh^2, whose roundings are relative to the 1.
+    magnitude = std::fabs(c_.shape.softmax_scale) * (magnitude + std::fabs(delta.value[row]));
     for (int64_t x = 0; x < d; ++x) {
-      const double k = k_[key * d + x], q = q_[row * d + x];
-      add(dq, row * d + x, p, ds * k, magnitude * std::fabs(k));
-      add(dk, key * d + x, p, ds * q, magnitude * std::fabs(q));
+      add(dq, row * d + x, p, ds, magnitude, k_[key * d + x]);
+      add(dk, key * d + x, p, ds, magnitude, q_[row * d + x]);
     }
   }
 
@@ -275,6 +299,8 @@ struct Arithmetic {
   ScalarType sums = ScalarType::kFloat64;   // scores, exponentials, sums
   ScalarType store = ScalarType::kFloat64;  // probabilities, their gradients, results in memory
   int64_t store_roundings = 1;              // of one result in the store type
+  int64_t gradient_roundings = 3;  // of one factor of a gradient's terms: dP - delta, delta, dS
+  double exponential = 0;          // a probability's relative error beyond the sums' roundings
 };
 
 /// Relative errors (to Expected::magnitude) that the worst order of roundings cannot exceed.
@@ -282,19 +308,19 @@ struct Bounds {
   Bounds(const Case& c, const WholeMatrix& whole, const Arithmetic& arithmetic) {
     const double u = unit_roundoff(arithmetic.sums);
     const double store = unit_roundoff(arithmetic.store);
-    const double terms = static_cast<double>(c.q_tokens + c.k_tokens);
+    const int64_t group = c.shape.num_heads / c.shape.num_kv_heads;
+    const double terms = static_cast<double>(c.q_tokens * group + c.k_tokens);
     const double dim = static_cast<double>(c.shape.head_dim_qk + c.shape.head_dim_v);
     // A score is off by (D + 2) u x its magnitude, and so is the largest, the LSE, or the sum over
     // another part of the keys; exp multiplies by 1 + that, and ATen's is good to 20 ulp.
     const double score = whole.largest_score + std::log(terms + 1) + 1;
     // Terms too small for the type may vanish, before or after a factor.
-    underflow = 4 * terms * (c.type == ScalarType::kFloat64 ? 0x1p-1022 : 0x1p-126);
-    log_sum = u * (4 * (dim + 8) * score + terms + 40);
+    underflow = 4 * terms * dim * (c.type == ScalarType::kFloat64 ? 0x1p-1022 : 0x1p-126);
+    log_sum = u * (4 * (dim + 8) * score + terms + 40) + arithmetic.exponential;
+    // A probability is rounded too.
     forward = log_sum + (1 + static_cast<double>(arithmetic.store_roundings)) * store;
-    // Three more factors are rounded before the sum: dP - delta, delta itself (ATen's comes from a
-    // rounded O) and dS.
-    backward = log_sum + u * (dim + terms + 8) +
-               (3 + static_cast<double>(arithmetic.store_roundings)) * store;
+    const int64_t roundings = arithmetic.gradient_roundings + arithmetic.store_roundings;
+    backward = log_sum + u * (dim + terms + 8) + static_cast<double>(roundings) * store;
     delta_roundoff = unit_roundoff(accumulator_type(c.type));
   }
   double forward, log_sum, backward, delta_roundoff, underflow;

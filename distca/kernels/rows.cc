@@ -96,6 +96,8 @@ void check_shape(const Shape& shape) {
     DISTCA_CHECK(dim > 0 && dim % 8 == 0, "head_dim {} is no multiple of 8", dim);
   }
   DISTCA_CHECK(std::isfinite(shape.softmax_scale), "softmax_scale {}", shape.softmax_scale);
+  DISTCA_CHECK(shape.softcap >= 0 && std::isfinite(shape.softcap), "softcap {}: 0 or positive",
+               shape.softcap);
 }
 
 void check_task(const Shape& shape, ScalarType type, ScalarType o_type, const ForwardTask& task) {

@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "distca/kernels/attention.h"
+#include "distca/kernels/cpu/isa.h"
 
 namespace distca::kernels {
 
@@ -19,7 +20,9 @@ constexpr int kPanelRows = 32;  // rows that go through the kernel together
 constexpr int kBlockKeys = 64;  // keys of one step, aligned to the document's start
 constexpr int kMostHeadDim = 256;
 
-/// Rows [row_begin, row_end) of one task and key head.
+/// Rows [row_begin, row_end) of one task and key head. The caller has checked the task, sorted its
+/// fragments by position, left out empty ones and set the head strides of lse and delta. Rows
+/// without a visible key, and tasks without any key, are the engine's: O = 0, LSE = -infinity.
 struct ForwardItem {
   const Shape* shape = nullptr;
   ScalarType type = ScalarType::kFloat32;    // of Q, K, V
@@ -30,9 +33,10 @@ struct ForwardItem {
   int64_t row_end = 0;
 };
 
-/// Where items add to the same dk, dv or dq, each waits for its predecessor: before it adds to the
+/// Where items add to the same dk, dv or dq, each waits for its predecessors: before it adds to the
 /// keys up to a position (exclusive), and with kAll before it adds to dq. It reports how far it got
-/// itself. Positions ascend.
+/// itself: it adds nothing more to the keys below this position. Positions ascend. The caller
+/// reports kAll when the item has ended.
 struct Turn {
   static constexpr int64_t kAll = INT64_MAX;
   void* state = nullptr;
@@ -40,6 +44,7 @@ struct Turn {
   void (*done)(void* state, int64_t position) = nullptr;  // nullptr: nobody waits
 };
 
+/// The task as in ForwardItem. A row whose LSE is -infinity adds nothing.
 struct BackwardItem {
   const Shape* shape = nullptr;
   ScalarType type = ScalarType::kFloat32;
@@ -63,5 +68,8 @@ extern const Engine kPortableEngine;
 extern const Engine kAvx2Engine;
 extern const Engine kAvx512Engine;
 extern const Engine kAvx512Bf16Engine;
+
+/// The engine of an available instruction set.
+const Engine& engine_of(Isa isa);
 
 }  // namespace distca::kernels

@@ -1,6 +1,6 @@
 #pragma once
 // Which instruction set the CPU kernel uses. DISTCA_KERNEL_ISA forces one; it is read here only.
-// Thread rule: pure after the first call.
+// Thread rule: reads only; nobody may write the environment at the same time.
 
 #include <optional>
 #include <string_view>

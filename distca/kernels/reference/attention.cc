@@ -66,6 +66,17 @@ void for_visible(const HeadKeys& keys, const Mask& mask, int64_t query, Body bod
   }
 }
 
+double capped(const Shape& shape, double score) {
+  return shape.softcap > 0 ? shape.softcap * std::tanh(score / shape.softcap) : score;
+}
+
+/// By how much the capped score grows with the score.
+double cap_slope(const Shape& shape, double capped_score) {
+  if (shape.softcap == 0) return 1;
+  const double t = capped_score / shape.softcap;
+  return 1 - t * t;
+}
+
 double read_number(const Rows& rows, ScalarType type, int64_t token, int64_t head) {
   double value = 0;
   read_row(number_rows(rows), accumulator_type(type), token, head, {&value, 1});
@@ -82,7 +93,7 @@ void forward_row(const Shape& shape, ScalarType type, ScalarType o_type, const F
   double max = kNoKey;
   const int64_t query = task.q_position + token;
   for_visible(keys, task.mask, query, [&](size_t j) {
-    score[j] = shape.softmax_scale * dot(q.data(), &keys.k[j * d], d);
+    score[j] = capped(shape, shape.softmax_scale * dot(q.data(), &keys.k[j * d], d));
     max = std::max(max, score[j]);
   });
   double sum = 0;
@@ -115,9 +126,10 @@ void backward_row(const Shape& shape, ScalarType type, const BackwardTask& task,
   read_row(task.q, type, token, head, q);
   read_row(task.d_o, type, token, head, d_o);
   for_visible(keys, task.mask, task.q_position + token, [&](size_t j) {
-    const double p = std::exp(shape.softmax_scale * dot(q.data(), &keys.k[j * d], d) - lse);
+    const double score = capped(shape, shape.softmax_scale * dot(q.data(), &keys.k[j * d], d));
+    const double p = std::exp(score - lse);
     const double dp = dot(d_o.data(), &keys.v[j * e], e);
-    const double ds = shape.softmax_scale * p * (dp - delta);
+    const double ds = shape.softmax_scale * cap_slope(shape, score) * p * (dp - delta);
     add_scaled(dq.data(), ds, &keys.k[j * d], d);
     add_scaled(&dk[j * d], ds, q.data(), d);
     add_scaled(&dv[j * e], p, d_o.data(), e);

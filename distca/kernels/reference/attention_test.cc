@@ -98,6 +98,33 @@ TEST(ReferenceAttentionTest, large_logits_stay_finite) {
   }
 }
 
+TEST(ReferenceAttentionTest, equals_the_whole_matrix_with_a_softcap_and_any_scale) {
+  for (const ScalarType type : kTypes) {
+    for (const double softcap : {0.0, 0.5, 3.0, 50.0}) {
+      for (const double scale : {0.25, -0.5, 0.0}) {
+        Case c = small_case(21);
+        c.type = type;
+        c.shape.softcap = softcap;
+        c.shape.softmax_scale = scale;
+        expect_like_whole_matrix(c);
+      }
+    }
+  }
+}
+
+TEST(ReferenceAttentionTest, a_softcap_bounds_every_score) {
+  Case c = small_case(6);
+  c.mask.causal = false;
+  c.spread = 100;
+  c.shape.softcap = 2;
+  Document doc(c);
+  run_forward(doc, doc.all_queries(), doc.all_keys());
+  for (const double lse : doc.lse.values()) {
+    EXPECT_LE(lse, 2 + std::log(6.0) + 1e-12);
+    EXPECT_GE(lse, -2 + std::log(6.0) - 1e-12);
+  }
+}
+
 TEST(ReferenceAttentionTest, equal_keys_give_the_mean_of_the_values) {
   Case c = small_case(9);
   c.mask.causal = false;
@@ -136,11 +163,11 @@ TEST(ReferenceAttentionTest, forward_bits_do_not_depend_on_cuts) {
   }
 }
 
-TEST(ReferenceAttentionTest, gradients_equal_finite_differences) {
+void expect_gradients_equal_finite_differences(double softcap) {
   Case c{.q_position = 3, .q_tokens = 6, .k_tokens = 9};
   c.mask.window_left = 5;
-  c.shape = {
-      .num_heads = 4, .num_kv_heads = 2, .head_dim_qk = 16, .head_dim_v = 8, .softmax_scale = 0.25};
+  c.shape.head_dim_v = 8;
+  c.shape.softcap = softcap;
   Document doc(c);
   // Loss = sum of d_o * o.
   double magnitude = 0;
@@ -182,6 +209,10 @@ TEST(ReferenceAttentionTest, gradients_equal_finite_differences) {
   compare("dq", doc.q, doc.dq, c.shape.num_heads, c.shape.head_dim_qk);
   compare("dk", doc.k, doc.dk, c.shape.num_kv_heads, c.shape.head_dim_qk);
   compare("dv", doc.v, doc.dv, c.shape.num_kv_heads, c.shape.head_dim_v);
+}
+
+TEST(ReferenceAttentionTest, gradients_equal_finite_differences) {
+  for (const double softcap : {0.0, 2.0}) expect_gradients_equal_finite_differences(softcap);
 }
 
 TEST(ReferenceAttentionTest, a_query_without_keys_gives_nothing) {
@@ -276,7 +307,10 @@ TEST(ReferenceAttentionTest, broken_shapes_are_checks) {
   for (const Shape& shape : {with_shape([](Shape& s) { s.num_kv_heads = 3; }),
                              with_shape([](Shape& s) { s.num_heads = 0; }),
                              with_shape([](Shape& s) { s.head_dim_qk = 12; }),
-                             with_shape([](Shape& s) { s.softmax_scale = std::nan(""); })}) {
+                             with_shape([](Shape& s) { s.softmax_scale = std::nan(""); }),
+                             with_shape([](Shape& s) { s.softcap = -1; }),
+                             with_shape([](Shape& s) { s.softcap = std::nan(""); }),
+                             with_shape([](Shape& s) { s.softcap = HUGE_VAL; })}) {
     EXPECT_THROW(run(shape, fp64, good), CheckFailure);
   }
   std::vector<KeyFragment> overlapping(2, good.keys[0]);

@@ -1,0 +1,18 @@
+#include "distca/kernels/cpu/attention.h"
+
+#include "distca/kernels/cpu/engine.h"
+#include "distca/kernels/cpu/run_items.h"
+
+namespace distca::kernels {
+
+void cpu_forward(const Shape& shape, ScalarType type, ScalarType o_type,
+                 std::span<const ForwardTask> tasks, ThreadPool& pool, Isa isa) {
+  run_forward(engine_of(isa), shape, type, o_type, tasks, pool);
+}
+
+void cpu_backward(const Shape& shape, ScalarType type, std::span<const BackwardTask> tasks,
+                  ThreadPool& pool, Isa isa) {
+  run_backward(engine_of(isa), shape, type, tasks, pool);
+}
+
+}  // namespace distca::kernels

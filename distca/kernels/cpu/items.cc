@@ -1,0 +1,150 @@
+#include "distca/kernels/cpu/items.h"
+
+#include <algorithm>
+#include <bit>
+#include <numeric>
+
+#include "distca/base/integers.h"
+#include "distca/kernels/cpu/engine.h"
+#include "distca/kernels/mask_blocks.h"
+
+namespace distca::kernels {
+namespace {
+
+// Copying a block of keys and values takes as long as this many rows' products with it.
+constexpr int64_t kBlockCostRows = 12;
+// Packing a row's query and writing its output take as long as its products with this many keys.
+constexpr int64_t kRowCostKeys = 36;
+// Below this, copying the keys costs more than even threads gain.
+constexpr int64_t kFewRows = 2 * kPanelRows;
+
+/// Predicts the time of rows of one task.
+class Predictor {
+ public:
+  Predictor(const TaskExtent& task, int64_t group) : task_(task), group_(group) {
+    keys_before_.reserve(task.keys.size() + 1);
+    keys_before_.push_back(0);
+    for (const KeyFragment& fragment : task.keys) {
+      keys_before_.push_back(keys_before_.back() + fragment.tokens);
+    }
+  }
+
+  int64_t cost(int64_t row_begin, int64_t row_end) const {
+    int64_t pairs = 0;
+    int64_t rows = 0;
+    for (int64_t row = row_begin; row < row_end; row += kPanelRows) {
+      pairs += kPanelRows * keys_seen(row, std::min<int64_t>(row + kPanelRows, row_end));
+      rows += kPanelRows;
+    }
+    const int64_t copied = round_up(keys_seen(row_begin, row_end), kBlockKeys);
+    return pairs + kBlockCostRows * copied + kRowCostKeys * rows;
+  }
+
+ private:
+  /// Keys that some of these rows may see.
+  int64_t keys_seen(int64_t row_begin, int64_t row_end) const {
+    const KeyFragment* last = task_.keys.empty() ? nullptr : &task_.keys.back();
+    if (last == nullptr) return 0;
+    const Range all{0, last->position + last->tokens};
+    const int64_t first_query = task_.q_position + row_begin / group_;
+    const int64_t last_query = task_.q_position + (row_end - 1) / group_;
+    const int64_t begin = visible_keys(task_.mask, first_query, all).begin;
+    const int64_t end = visible_keys(task_.mask, last_query, all).end;
+    return std::max<int64_t>(keys_below(end) - keys_below(begin), 0);
+  }
+
+  /// Keys at positions below this one.
+  int64_t keys_below(int64_t position) const {
+    const auto after = std::upper_bound(
+        task_.keys.begin(), task_.keys.end(), position,
+        [](int64_t p, const KeyFragment& fragment) { return p < fragment.position; });
+    if (after == task_.keys.begin()) return 0;
+    const size_t i = after - task_.keys.begin() - 1;
+    return keys_before_[i] + std::min(position - task_.keys[i].position, task_.keys[i].tokens);
+  }
+
+  const TaskExtent& task_;
+  int64_t group_;
+  std::vector<int64_t> keys_before_;  // [fragments + 1]
+};
+
+class Cutter {
+ public:
+  Cutter(const Shape& shape, std::vector<Item>& items)
+      : group_(shape.num_heads / shape.num_kv_heads),
+        tile_(group_ <= kTileRows ? round_down(kTileRows, group_) : kTileRows),
+        step_(group_ <= kTileRows ? group_ : kPanelRows),
+        kv_heads_(shape.num_kv_heads),
+        items_(items) {
+    const int64_t panels = std::lcm(step_, int64_t{kPanelRows});
+    if (panels < tile_) step_ = panels;
+  }
+
+  /// `most`: predicted time of an item, unless it has few rows.
+  void cut(const TaskExtent& task, int64_t index, int64_t most) {
+    const Predictor predictor(task, group_);
+    const size_t first = items_.size();
+    const int64_t rows = task.q_tokens * group_;
+    for (int64_t row = 0; row < rows; row += tile_) {
+      add({.task = index, .row_begin = row, .row_end = std::min(row + tile_, rows)}, predictor,
+          most);
+    }
+    const size_t count = items_.size() - first;
+    for (int64_t head = 1; head < kv_heads_; ++head) {
+      for (size_t i = 0; i < count; ++i) {
+        items_.push_back(items_[first + i]);
+        items_.back().kv_head = head;
+      }
+    }
+  }
+
+ private:
+  void add(Item item, const Predictor& predictor, int64_t most) {
+    item.cost = predictor.cost(item.row_begin, item.row_end);
+    const int64_t middle = item.row_begin + round_up((item.row_end - item.row_begin) / 2, step_);
+    if (item.cost <= most || item.row_end - item.row_begin < 2 * kFewRows ||
+        middle >= item.row_end) {
+      items_.push_back(item);
+      return;
+    }
+    Item upper = item;
+    item.row_end = upper.row_begin = middle;
+    add(item, predictor, most);
+    add(upper, predictor, most);
+  }
+
+  int64_t group_;
+  int64_t tile_;  // rows
+  int64_t step_;  // rows: where a tile may be halved
+  int64_t kv_heads_;
+  std::vector<Item>& items_;
+};
+
+}  // namespace
+
+std::vector<Item> cut_items(const Shape& shape, std::span<const TaskExtent> tasks, int64_t pieces) {
+  std::vector<Item> items;
+  Cutter cutter(shape, items);
+  const auto cut_all = [&](int64_t most) {
+    items.clear();
+    for (size_t i = 0; i < tasks.size(); ++i) {
+      cutter.cut(tasks[i], static_cast<int64_t>(i), most);
+    }
+  };
+  cut_all(INT64_MAX);
+  if (pieces <= 0) return items;
+  int64_t total = 0, longest = 0;
+  for (const Item& item : items) total += item.cost, longest = std::max(longest, item.cost);
+  const int64_t most = ceil_div(total, pieces);
+  if (longest > most) cut_all(most);
+  return items;
+}
+
+void sort_longest_first(std::vector<Item>& items) {
+  std::stable_sort(items.begin(), items.end(), [](const Item& a, const Item& b) {
+    return std::bit_width(static_cast<uint64_t>(a.cost)) >
+           std::bit_width(static_cast<uint64_t>(b.cost));
+  });
+}
+
+}  // namespace distca::kernels

@@ -1,0 +1,38 @@
+#pragma once
+// A batch of tasks cut into items: (task, key head, tile of flattened rows; cpu/engine.h), each
+// with a predicted time. Thread rule: pure functions.
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "distca/kernels/attention.h"
+
+namespace distca::kernels {
+
+/// What of a task decides its time. `keys` ascend in position; none is empty.
+struct TaskExtent {
+  int64_t q_tokens = 0;
+  int64_t q_position = 0;
+  std::span<const KeyFragment> keys{};
+  Mask mask{};
+};
+
+struct Item {
+  int64_t task = 0;  // index in the batch
+  int64_t kv_head = 0;
+  int64_t row_begin = 0;
+  int64_t row_end = 0;
+  int64_t cost = 0;  // predicted time, in pairs of a row and a key
+};
+
+/// Every row of every task and key head once, in ascending (task, key head, row). An item holds
+/// whole queries, unless one query's rows are more than an item may have. If `pieces` > 0, an item
+/// longer than 1 / pieces of the batch is halved until it is not, or has few rows.
+std::vector<Item> cut_items(const Shape& shape, std::span<const TaskExtent> tasks, int64_t pieces);
+
+/// Longest first, to within a factor of two: threads that take items in this order end together.
+/// Items of about equal length stay in order: neighbours read the same keys.
+void sort_longest_first(std::vector<Item>& items);
+
+}  // namespace distca::kernels

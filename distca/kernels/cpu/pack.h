@@ -1,0 +1,206 @@
+#pragma once
+// Copies operands of a product (product.h) into the order in which it reads them. Rows are given by
+// their addresses, so heads, token strides and fragments matter here only.
+//
+// `Simd`: whose words are written. `Number`: float or BFloat16, what the rows hold; where words are
+// fp32, bf16 is widened. Words of a row: its numbers, or its pairs of neighbours (Simd::kPairs).
+
+#include <cstddef>
+#include <cstdint>
+
+#include "distca/kernels/attention.h"
+#include "distca/kernels/bfloat16.h"
+#include "distca/kernels/cpu/engine.h"
+#include "distca/kernels/cpu/word.h"
+
+namespace distca::kernels {
+namespace {
+
+/// In place of a row that does not exist.
+alignas(64) const Word kZeroRow[kMostHeadDim] = {};
+
+/// Addresses of rows; each kZeroRow or `dim` numbers.
+using RowAddresses = const void* const*;
+
+inline const std::byte* row_address(const Rows& rows, int number_bytes, int64_t token,
+                                    int64_t head) {
+  return static_cast<const std::byte*>(rows.data) +
+         (token * rows.token_stride + head * rows.head_stride) * number_bytes;
+}
+
+/// Addresses of `count` flattened rows (engine.h) from `row` on; those up to `padded` are zero.
+inline void query_row_addresses(const Rows& rows, int number_bytes, int64_t group, int64_t kv_head,
+                                int64_t row, int count, int padded, const void** to) {
+  int64_t token = row / group;
+  int64_t head = row % group;
+  for (int i = 0; i < count; ++i) {
+    to[i] = row_address(rows, number_bytes, token, kv_head * group + head);
+    if (++head == group) head = 0, ++token;
+  }
+  for (int i = count; i < padded; ++i) to[i] = kZeroRow;
+}
+
+/// Keys of a block that lie in one fragment: keys [first, first + count) of the block are the
+/// fragment's tokens from `token` on.
+struct KeyPiece {
+  int64_t fragment = 0;
+  int64_t token = 0;
+  int first = 0;
+  int count = 0;
+};
+
+/// Which keys of the block at `position` exist, and where.
+struct KeyPieces {
+  KeyPiece piece[kBlockKeys];
+  int pieces = 0;
+  uint64_t present = 0;  // bit i: key i of the block
+};
+static_assert(kBlockKeys == 64, "one bit a key");
+
+constexpr uint64_t first_bits(int n) { return n >= 64 ? ~uint64_t{0} : (uint64_t{1} << n) - 1; }
+
+/// `hint`: the fragment where the search starts, left at the last one found.
+inline void find_keys(const KeyFragment* fragments, int64_t count, int64_t position, int64_t* hint,
+                      KeyPieces* found) {
+  found->pieces = 0;
+  found->present = 0;
+  int64_t at = *hint;
+  for (int64_t i = 0; i < count && found->present != ~uint64_t{0}; ++i) {
+    const KeyFragment& fragment = fragments[at];
+    const int64_t begin = fragment.position > position ? fragment.position : position;
+    const int64_t fragment_end = fragment.position + fragment.tokens;
+    const int64_t end = fragment_end < position + kBlockKeys ? fragment_end : position + kBlockKeys;
+    if (begin < end) {
+      const int first = static_cast<int>(begin - position);
+      const int keys = static_cast<int>(end - begin);
+      found->piece[found->pieces++] = {at, begin - fragment.position, first, keys};
+      found->present |= first_bits(keys) << first;
+      *hint = at;
+    }
+    if (++at == count) at = 0;
+  }
+}
+
+/// Addresses of a piece's rows, written at the places of its keys in the block.
+inline void key_row_addresses(const Rows& rows, int number_bytes, int64_t kv_head,
+                              const KeyPiece& piece, const void** to) {
+  const std::byte* row = row_address(rows, number_bytes, piece.token, kv_head);
+  for (int i = 0; i < piece.count; ++i) {
+    to[piece.first + i] = row;
+    row += rows.token_stride * number_bytes;
+  }
+}
+
+/// Addresses of the K and V rows of all keys of a block.
+inline void key_block_addresses(const KeyFragment* fragments, const KeyPieces& keys,
+                                int number_bytes, int64_t kv_head, const void** k, const void** v) {
+  if (keys.present != ~uint64_t{0}) {
+    for (int i = 0; i < kBlockKeys; ++i) k[i] = v[i] = kZeroRow;
+  }
+  for (int i = 0; i < keys.pieces; ++i) {
+    const KeyFragment& fragment = fragments[keys.piece[i].fragment];
+    key_row_addresses(fragment.k, number_bytes, kv_head, keys.piece[i], k);
+    key_row_addresses(fragment.v, number_bytes, kv_head, keys.piece[i], v);
+  }
+}
+
+template <class Simd>
+constexpr int row_words(int dim) {
+  return Simd::kPairs ? dim / 2 : dim;
+}
+
+/// Words [word, word + count) of a row, at most one vector; the rest are 0.
+template <class Simd, class Number>
+inline typename Simd::Vector load_row_words(const void* row, int word, int count) {
+  if constexpr (sizeof(Number) == sizeof(Word) || Simd::kPairs) {
+    return Simd::load_first(static_cast<const Word*>(row) + word, count);
+  } else {
+    return Simd::widen_first(static_cast<const uint16_t*>(row) + word, count);
+  }
+}
+
+/// Whether all numbers were finite that went into `check` as check += 0 * x.
+template <class Simd>
+inline bool all_finite(typename Simd::Vector check) {
+  float lanes[Simd::kLanes];
+  Simd::store(lanes, check);
+  float sum = 0;
+  for (const float lane : lanes) sum += lane;
+  return sum == 0;
+}
+
+/// [count][stride]: rows as they lie. `stride` has room for whole vectors. Returns whether all
+/// numbers are finite.
+template <class Simd, class Number>
+inline bool pack_rows(RowAddresses rows, int count, int dim, Word* to, int stride) {
+  const int words = row_words<Simd>(dim);
+  const Word zero = 0;
+  typename Simd::Vector check = Simd::zero();
+  for (int r = 0; r < count; ++r) {
+    for (int w = 0; w < words; w += Simd::kLanes) {
+      const int left = words - w < Simd::kLanes ? words - w : Simd::kLanes;
+      const auto x = load_row_words<Simd, Number>(rows[r], w, left);
+      check = Simd::multiply_word(&zero, x, check);
+      Simd::store_words(to + w, x);
+    }
+    to += stride;
+  }
+  return all_finite<Simd>(check);
+}
+
+/// Rows in the order in which they are summed over: [count][stride] in fp32; of bf16 pairs
+/// [count / 2][stride], word i holds number i of row 2 p (low half) and of row 2 p + 1. `count` is
+/// even. Otherwise as pack_rows.
+template <class Simd, class Number>
+inline bool pack_summed_rows(RowAddresses rows, int count, int dim, Word* to, int stride) {
+  if constexpr (!Simd::kPairs) {
+    return pack_rows<Simd, Number>(rows, count, dim, to, stride);
+  } else {
+    const Word zero = 0;
+    typename Simd::Vector check = Simd::zero();
+    for (int r = 0; r < count; r += 2) {
+      const auto* first = static_cast<const uint16_t*>(rows[r]);
+      const auto* second = static_cast<const uint16_t*>(rows[r + 1]);
+      for (int w = 0; w < dim; w += Simd::kLanes) {
+        const int left = dim - w < Simd::kLanes ? dim - w : Simd::kLanes;
+        const auto x = Simd::pair_first(first + w, second + w, left);
+        check = Simd::multiply_word(&zero, x, check);
+        Simd::store_words(to + w, x);
+      }
+      to += stride;
+    }
+    return all_finite<Simd>(check);
+  }
+}
+
+/// [words of a row][width]: rows as lanes. `count`: a multiple of Simd::kLanes.
+template <class Simd, class Number>
+inline void pack_transposed(RowAddresses rows, int count, int dim, Word* to, int width) {
+  constexpr int kLanes = Simd::kLanes;
+  const int words = row_words<Simd>(dim);
+  for (int r = 0; r < count; r += kLanes) {
+    for (int w = 0; w < words; w += kLanes) {
+      const int left = words - w < kLanes ? words - w : kLanes;
+      typename Simd::Vector square[kLanes];
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) {
+        square[i] = load_row_words<Simd, Number>(rows[r + i], w, left);
+      }
+      Simd::transpose(square);
+      Word* row = to + w * width + r;
+      if (left == kLanes) {
+#pragma GCC unroll 16
+        for (int i = 0; i < kLanes; ++i) Simd::store_words(row + i * width, square[i]);
+      } else {
+        float words_out[kLanes * kLanes];
+        for (int i = 0; i < kLanes; ++i) Simd::store(words_out + i * kLanes, square[i]);
+        for (int i = 0; i < left; ++i) {
+          Simd::store_words(row + i * width, Simd::load(words_out + i * kLanes));
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace distca::kernels

@@ -1,0 +1,19 @@
+#pragma once
+// cpu_forward and cpu_backward (cpu/attention.h) with the engine given: what they are made of, and
+// what tests of the order of items call with an engine of their own. Thread rule and errors: as
+// there.
+
+#include <span>
+
+#include "distca/kernels/attention.h"
+#include "distca/kernels/cpu/engine.h"
+#include "distca/kernels/cpu/thread_pool.h"
+
+namespace distca::kernels {
+
+void run_forward(const Engine& engine, const Shape& shape, ScalarType type, ScalarType o_type,
+                 std::span<const ForwardTask> tasks, ThreadPool& pool);
+void run_backward(const Engine& engine, const Shape& shape, ScalarType type,
+                  std::span<const BackwardTask> tasks, ThreadPool& pool);
+
+}  // namespace distca::kernels

@@ -1,0 +1,150 @@
+#include "distca/kernels/cpu/turns.h"
+
+#include <algorithm>
+#include <queue>
+#include <thread>
+#include <utility>
+
+#include "distca/kernels/cpu/overlaps.h"
+#include "distca/kernels/cpu/pause.h"
+
+namespace distca::kernels {
+namespace {
+
+// Looks before a waiting thread gives its core away: an item that is running passes on within some
+// tens of microseconds, but its thread may have lost its core.
+constexpr int kLooksBeforeYield = 2000;
+
+/// Items of families, each family's in order; of the families the one with the most left next.
+/// `family_of`: [items]; `families`: their number.
+std::vector<int64_t> order_by_rest(const std::vector<Item>& items,
+                                   const std::vector<int64_t>& family_of, int64_t families) {
+  std::vector<std::vector<int64_t>> members(families);
+  std::vector<int64_t> rest(families);
+  for (size_t i = 0; i < items.size(); ++i) {
+    members[family_of[i]].push_back(static_cast<int64_t>(i));
+    rest[family_of[i]] += items[i].cost;
+  }
+  std::priority_queue<std::pair<int64_t, int64_t>> next;  // what is left, -family
+  for (int64_t f = 0; f < families; ++f) {
+    if (!members[f].empty()) next.emplace(rest[f], -f);
+  }
+  std::vector<size_t> taken(families);
+  std::vector<int64_t> order;
+  order.reserve(items.size());
+  while (!next.empty()) {
+    const int64_t family = -next.top().second;
+    next.pop();
+    const int64_t item = members[family][taken[family]++];
+    rest[family] -= items[item].cost;
+    order.push_back(item);
+    if (taken[family] < members[family].size()) next.emplace(rest[family], -family);
+  }
+  return order;
+}
+
+}  // namespace
+
+Turns::Turns(const Shape& shape, std::span<const BackwardTask> tasks, std::vector<Item> items) {
+  const TaskOverlaps overlaps = find_overlaps(shape, tasks);
+  const int64_t heads = shape.num_kv_heads;
+  const int64_t group = shape.num_heads / heads;
+  const int64_t names = static_cast<int64_t>(tasks.size()) * heads;
+
+  std::vector<int64_t> members(tasks.size());  // of the group that adds to a dq
+  for (const int64_t name : overlaps.queries) ++members[name];
+  const auto is_strict = [&](const Item& item) {
+    return overlaps.strict[overlaps.families[item.task]];
+  };
+  // What overlaps strictly is one family and one chain over all heads.
+  const auto name = [&](const std::vector<int64_t>& groups, const Item& item) {
+    return is_strict(item) ? overlaps.families[item.task] * heads
+                           : groups[item.task] * heads + item.kv_head;
+  };
+  std::vector<int64_t> family_of;
+  family_of.reserve(items.size());
+  for (const Item& item : items) family_of.push_back(name(overlaps.families, item));
+
+  std::vector<Chain*> key_chains(names), query_chains(names);
+  const auto join = [&](Chain*& chain, Place& place) {
+    if (chain == nullptr) {
+      chains_.push_back(std::make_unique<Chain>());
+      chain = chains_.back().get();
+    }
+    chain->places.push_back(&place);
+    return static_cast<int64_t>(chain->places.size()) - 1;
+  };
+  places_ = std::make_unique<Place[]>(items.size());
+  items_.reserve(items.size());
+  for (const int64_t i : order_by_rest(items, family_of, names)) {
+    const Item& item = items[i];
+    Place& place = places_[items_.size()];
+    items_.push_back(item);
+    Chain*& keys = key_chains[name(overlaps.keys, item)];
+    place.keys_index = join(keys, place);
+    place.keys = keys;
+    keys->strict = is_strict(item);
+    if (keys->strict || members[overlaps.queries[item.task]] == 1) continue;
+    Chain*& queries = query_chains[name(overlaps.queries, item)];
+    place.queries_index = join(queries, place);
+    place.queries = queries;
+    const int64_t first_row = overlaps.query_token[item.task] * group;
+    place.query_rows = {first_row + item.row_begin, first_row + item.row_end};
+  }
+}
+
+Turn Turns::turn(int64_t index) {
+  Place& place = places_[index];
+  Turn turn{.state = &place};
+  if (place.keys_index > 0 || place.queries_index > 0) turn.wait = &Turns::wait;
+  if (place.keys_index + 1 < static_cast<int64_t>(place.keys->places.size())) {
+    turn.done = &Turns::done;
+  }
+  return turn;
+}
+
+void Turns::finish(int64_t index) { done(&places_[index], Turn::kAll); }
+
+void Turns::done(void* state, int64_t position) {
+  // The engine's positions ascend, and finish() comes last.
+  static_cast<Place*>(state)->progress.store(position, std::memory_order_release);
+}
+
+void Turns::wait(void* state, int64_t position) {
+  const Place& place = *static_cast<Place*>(state);
+  if (place.keys->strict) {
+    wait_for(*place.keys, place.keys_index, Turn::kAll, [](const Place&) { return true; });
+  } else if (position != Turn::kAll) {
+    wait_for(*place.keys, place.keys_index, position, [](const Place&) { return true; });
+  } else if (place.queries != nullptr) {
+    wait_for(*place.queries, place.queries_index, Turn::kAll, [&](const Place& other) {
+      return !intersect(place.query_rows, other.query_rows).empty();
+    });
+  }
+}
+
+/// Until all `concerned` places before `index` have come to `position`. Each is asked itself: that
+/// a predecessor came so far says nothing of those before it, for it may have had nothing to add.
+template <typename Concerned>
+void Turns::wait_for(Chain& chain, int64_t index, int64_t position, const Concerned& concerned) {
+  const int64_t first = chain.ended.load(std::memory_order_acquire);
+  int64_t ended = first;
+  for (int64_t i = first; i < index; ++i) {
+    const Place& place = *chain.places[i];
+    int64_t progress = place.progress.load(std::memory_order_acquire);
+    for (int looks = 0; progress < position && concerned(place); ++looks) {
+      if (looks < kLooksBeforeYield) {
+        pause_briefly();
+      } else {
+        std::this_thread::yield();
+      }
+      progress = place.progress.load(std::memory_order_acquire);
+    }
+    if (progress == Turn::kAll && ended == i) ended = i + 1;
+  }
+  // Others may store less at the same time: then they look at a few places again. Who reads it has
+  // seen what this thread has seen.
+  if (ended > first) chain.ended.store(ended, std::memory_order_release);
+}
+
+}  // namespace distca::kernels
