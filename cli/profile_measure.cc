@@ -1,6 +1,7 @@
 #include "cli/profile_measure.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 #include <time.h>
 
 #include <algorithm>
