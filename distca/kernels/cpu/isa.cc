@@ -87,13 +87,13 @@ Isa chosen_isa() {
   const std::optional<Isa> isa = isa_by_name(*forced);
   if (!isa) {
     throw Error(ErrorKind::kUsage,
-                "environment variable {}=\"{}\": no such instruction set; this machine has {}",
+                "environment variable {}=\"{}\": unknown instruction set; this machine has {}",
                 kForcedIsa, *forced, available_names());
   }
   if (!isa_available(*isa)) {
     throw Error(ErrorKind::kUsage,
-                "environment variable {}=\"{}\": this machine lacks it; it has {}", kForcedIsa,
-                *forced, available_names());
+                "environment variable {}=\"{}\": not on this machine; this machine has {}",
+                kForcedIsa, *forced, available_names());
   }
   return *isa;
 }

@@ -68,7 +68,7 @@ TEST_F(IsaChoice, forced_is_used_or_refused_in_one_line) {
     if (isa_available(isa)) {
       EXPECT_EQ(chosen_isa(), isa);
     } else {
-      EXPECT_THAT(refusal(), ::testing::HasSubstr("\"" + name + "\": this machine lacks it"));
+      EXPECT_THAT(refusal(), ::testing::HasSubstr("\"" + name + "\": not on this machine"));
     }
   }
 }
@@ -81,7 +81,7 @@ TEST_F(IsaChoice, an_unknown_name_is_refused_in_one_line_naming_those_available)
       available += (available.empty() ? "" : ", ") + std::string(isa_name(isa));
   }
   EXPECT_EQ(refusal(),
-            "environment variable DISTCA_KERNEL_ISA=\"sse9\": no such instruction set; this "
+            "environment variable DISTCA_KERNEL_ISA=\"sse9\": unknown instruction set; this "
             "machine has " +
                 available);
 }

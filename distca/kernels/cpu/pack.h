@@ -22,9 +22,9 @@ alignas(64) const Word kZeroRow[kMostHeadDim] = {};
 /// Addresses of rows; each kZeroRow or `dim` numbers.
 using RowAddresses = const void* const*;
 
-inline const std::byte* row_address(const Rows& rows, int number_bytes, int64_t token,
+inline std::byte* row_address(const Rows& rows, int number_bytes, int64_t token,
                                     int64_t head) {
-  return static_cast<const std::byte*>(rows.data) +
+  return static_cast<std::byte*>(rows.data) +
          (token * rows.token_stride + head * rows.head_stride) * number_bytes;
 }
 

@@ -112,37 +112,38 @@ Burst burst_of(Isa isa, ScalarType type) {
   return {portable_burst, flops(kSums16, 4, kMultiplyAdd)};
 }
 
-/// FLOP/s of this thread; 0 if the compiler left the work out.
-double fastest_rate(const Burst& burst, double seconds) {
-  // Read at run time: constants would let the compiler know the result.
-  volatile float factor = 0.5F, term = 0.5F, result = 0;
-  double fastest_s = 1e9;
-  const Stopwatch all;
-  do {
-    const Stopwatch watch;
-    result = burst.run(factor, term);
-    fastest_s = std::min(fastest_s, watch.seconds());
-  } while (all.seconds() < seconds);
-  return result > 0 ? burst.flops / fastest_s : 0;
-}
-
 }  // namespace
+
+double run_peak_burst(Isa isa, ScalarType type) {
+  DISTCA_CHECK(isa_available(isa), "{} on a machine that lacks it", isa_name(isa));
+  const Burst burst = burst_of(isa, type);
+  // Read at run time: constants would let the compiler know the result.
+  volatile float factor = 0.5F, term = 0.5F;
+  const float result = burst.run(factor, term);
+  DISTCA_CHECK(result > 0, "{}: the multiply-adds were left out", isa_name(isa));
+  return burst.flops / (type == ScalarType::kFloat64 ? 2 : 1);
+}
 
 double measured_peak_gflops(Isa isa, ScalarType type, double seconds, int threads) {
   DISTCA_CHECK(isa_available(isa), "{} on a machine that lacks it", isa_name(isa));
   DISTCA_CHECK_GE(threads, 1);
-  const Burst burst = burst_of(isa, type);
   std::vector<double> rates(threads);
+  const auto measure = [&](int thread) {
+    double fastest_s = 1e9, flops = 0;
+    const Stopwatch all;
+    do {
+      const Stopwatch watch;
+      flops = run_peak_burst(isa, type);
+      fastest_s = std::min(fastest_s, watch.seconds());
+    } while (all.seconds() < seconds);
+    rates[thread] = flops / fastest_s;
+  };
   {
     std::vector<std::jthread> others;
-    for (int i = 1; i < threads; ++i) {
-      others.emplace_back([&, i] { rates[i] = fastest_rate(burst, seconds); });
-    }
-    rates[0] = fastest_rate(burst, seconds);
+    for (int i = 1; i < threads; ++i) others.emplace_back(measure, i);
+    measure(0);
   }
-  const double sum = std::accumulate(rates.begin(), rates.end(), 0.0);
-  DISTCA_CHECK(sum > 0, "{}: the multiply-adds were left out", isa_name(isa));
-  return sum * 1e-9 / (type == ScalarType::kFloat64 ? 2 : 1);
+  return std::accumulate(rates.begin(), rates.end(), 0.0) * 1e-9;
 }
 
 }  // namespace distca::kernels

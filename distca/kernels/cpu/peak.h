@@ -14,4 +14,7 @@ namespace distca::kernels {
 /// `isa` must be available.
 double measured_peak_gflops(Isa isa, ScalarType type, double seconds, int threads = 1);
 
+/// One such burst; its FLOP. For callers that keep the clock themselves.
+double run_peak_burst(Isa isa, ScalarType type);
+
 }  // namespace distca::kernels

@@ -32,6 +32,7 @@ struct Avx2 {
   static Vector subtract(Vector a, Vector b) { return _mm256_sub_ps(a, b); }
   static Vector multiply(Vector a, Vector b) { return _mm256_mul_ps(a, b); }
   static Vector divide(Vector a, Vector b) { return _mm256_div_ps(a, b); }
+  /// `b` where either is NaN.
   static Vector max(Vector a, Vector b) { return _mm256_max_ps(a, b); }
   static Vector min(Vector a, Vector b) { return _mm256_min_ps(a, b); }
   /// a * b + c, rounded once.
@@ -40,11 +41,82 @@ struct Avx2 {
   static Vector round(Vector x) {
     return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   }
-  /// x * 2^n for an integer n; 0 where 2^n is no normal number, infinity from 2^128.
+  /// x - floor(x); 0 for infinities, and below -127, where scale_by_power gives 0.
+  static Vector fraction(Vector x) {
+    const Vector inside = clamp_power(x);
+    return subtract(inside, _mm256_floor_ps(inside));
+  }
+  /// x * 2^floor(n); 0 where 2^floor(n) is no normal number, infinity from 2^128.
   static Vector scale_by_power(Vector x, Vector n) {
-    const Vector exponent = min(max(n, set(-127)), set(128));
-    const Integers biased = _mm256_add_epi32(_mm256_cvtps_epi32(exponent), set_integer(127));
+    const Integers power = _mm256_cvtps_epi32(_mm256_floor_ps(clamp_power(n)));
+    const Integers biased = _mm256_add_epi32(power, set_integer(127));
     return multiply(x, _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23)));
+  }
+
+  static Vector load_words(const Word* p) {
+    return _mm256_loadu_ps(reinterpret_cast<const float*>(p));
+  }
+  static void store_words(Word* p, Vector x) { _mm256_storeu_ps(reinterpret_cast<float*>(p), x); }
+  /// The first `count` words, then zeros; nothing else is read. 1 <= count <= kLanes.
+  static Vector load_first(const Word* p, int count) {
+    return _mm256_maskload_ps(reinterpret_cast<const float*>(p), first_lanes(count));
+  }
+  static void store_first(float* p, int count, Vector x) {
+    _mm256_maskstore_ps(p, first_lanes(count), x);
+  }
+  /// The same for bf16 in memory; rounded to nearest, ties to even, NaN stays NaN.
+  static Vector widen_first(const uint16_t* p, int count) {
+    uint16_t first[kLanes] = {};
+    if (count < kLanes) {
+      for (int i = 0; i < count; ++i) first[i] = p[i];
+      p = first;
+    }
+    const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+  }
+  static void narrow_first(uint16_t* p, int count, Vector x) {
+    const Integers bits = _mm256_castps_si256(x);
+    const Integers odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), set_integer(1));
+    const Integers nearest = _mm256_add_epi32(bits, _mm256_add_epi32(odd, set_integer(0x7FFF)));
+    const Integers quiet = _mm256_or_si256(bits, set_integer(0x00400000));
+    const Integers rounded = _mm256_castps_si256(
+        _mm256_blendv_ps(_mm256_castsi256_ps(nearest), _mm256_castsi256_ps(quiet),
+                         _mm256_cmp_ps(x, x, _CMP_UNORD_Q)));
+    const Integers high = _mm256_srli_epi32(rounded, 16);
+    const Integers packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(high, high), 0x08);
+    uint16_t all[kLanes];
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(count < kLanes ? all : p),
+                     _mm256_castsi256_si128(packed));
+    if (count < kLanes) {
+      for (int i = 0; i < count; ++i) p[i] = all[i];
+    }
+  }
+  /// A kLanes x kLanes square of words: rows become columns.
+  static void transpose(Vector (&x)[kLanes]) {
+    Vector y[kLanes];
+#pragma GCC unroll 8
+    for (int i = 0; i < kLanes; i += 2) {
+      y[i] = _mm256_unpacklo_ps(x[i], x[i + 1]);
+      y[i + 1] = _mm256_unpackhi_ps(x[i], x[i + 1]);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < kLanes; i += 4) {
+#pragma GCC unroll 2
+      for (int j = 0; j < 2; ++j) {
+        const __m256d a = _mm256_castps_pd(y[i + j]);
+        const __m256d b = _mm256_castps_pd(y[i + j + 2]);
+        x[i + 2 * j] = _mm256_castpd_ps(_mm256_unpacklo_pd(a, b));
+        x[i + 2 * j + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(a, b));
+      }
+    }
+    // Half h of x[4 g + c] holds column 4 h + c of rows 4 g .. 4 g + 3.
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; ++c) {
+      y[c] = _mm256_permute2f128_ps(x[c], x[4 + c], 0x20);
+      y[4 + c] = _mm256_permute2f128_ps(x[c], x[4 + c], 0x31);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < kLanes; ++i) x[i] = y[i];
   }
 
   static Integers set_integer(int32_t x) { return _mm256_set1_epi32(x); }
@@ -53,9 +125,22 @@ struct Avx2 {
   }
   /// Lanes where a <= b.
   static Mask at_most(Integers a, Integers b) { return {_mm256_cmpgt_epi32(a, b)}; }
+  /// Lanes where a < b; not where either is NaN.
+  static Mask below(Vector a, Vector b) {
+    return {_mm256_castps_si256(_mm256_cmp_ps(a, b, _CMP_NLT_UQ))};
+  }
+  static bool any(Mask mask) { return _mm256_movemask_ps(_mm256_castsi256_ps(mask.out)) != 0xFF; }
   static Mask both(Mask a, Mask b) { return {_mm256_or_si256(a.out, b.out)}; }
   static Vector select(Mask mask, Vector yes, Vector no) {
     return _mm256_blendv_ps(yes, no, _mm256_castsi256_ps(mask.out));
+  }
+
+ protected:
+  /// Where floor(x) has a power of two as fp32 has them, 0 and infinity included; NaN stays NaN.
+  static Vector clamp_power(Vector x) { return min(set(128), max(set(-127), x)); }
+  static Integers first_lanes(int count) {
+    const Integers lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    return _mm256_cmpgt_epi32(set_integer(count), lane);
   }
 };
 
@@ -65,9 +150,6 @@ struct Avx2Fp32 : Avx2 {
   /// accumulator + broadcast(*a) * b.
   static Vector multiply_word(const Word* a, Vector b, Vector accumulator) {
     return _mm256_fmadd_ps(_mm256_broadcast_ss(reinterpret_cast<const float*>(a)), b, accumulator);
-  }
-  static Vector load_words(const Word* p) {
-    return _mm256_loadu_ps(reinterpret_cast<const float*>(p));
   }
 };
 

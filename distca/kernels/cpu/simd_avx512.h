@@ -29,6 +29,7 @@ struct Avx512 {
   static Vector subtract(Vector a, Vector b) { return _mm512_sub_ps(a, b); }
   static Vector multiply(Vector a, Vector b) { return _mm512_mul_ps(a, b); }
   static Vector divide(Vector a, Vector b) { return _mm512_div_ps(a, b); }
+  /// `b` where either is NaN.
   static Vector max(Vector a, Vector b) { return _mm512_max_ps(a, b); }
   static Vector min(Vector a, Vector b) { return _mm512_min_ps(a, b); }
   /// a * b + c, rounded once.
@@ -106,6 +107,9 @@ struct Avx512 {
   static Integers load_integers(const int32_t* p) { return _mm512_loadu_si512(p); }
   /// Lanes where a <= b.
   static Mask at_most(Integers a, Integers b) { return _mm512_cmple_epi32_mask(a, b); }
+  /// Lanes where a < b; not where either is NaN.
+  static Mask below(Vector a, Vector b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+  static bool any(Mask mask) { return mask != 0; }
   static Mask both(Mask a, Mask b) { return a & b; }
   static Vector select(Mask mask, Vector yes, Vector no) {
     return _mm512_mask_blend_ps(mask, no, yes);
@@ -146,6 +150,10 @@ struct Avx512Bf16 : Avx512 {
     const __m512i low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, first));
     const __m512i high = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, second));
     return _mm512_castsi512_ps(_mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+  }
+  /// Words of 32 numbers in order, rounded to bf16: `first` in the lower 16.
+  static Vector neighbours(Vector first, Vector second) {
+    return _mm512_castsi512_ps((__m512i)_mm512_cvtne2ps_pbh(second, first));
   }
 };
 #endif

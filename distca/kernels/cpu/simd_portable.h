@@ -31,6 +31,7 @@ struct Portable {
   static Vector subtract(Vector a, Vector b) { return a - b; }
   static Vector multiply(Vector a, Vector b) { return a * b; }
   static Vector divide(Vector a, Vector b) { return a / b; }
+  /// `b` where either is NaN.
   static Vector max(Vector a, Vector b) { return a > b ? a : b; }
   static Vector min(Vector a, Vector b) { return a < b ? a : b; }
   /// a * b + c, rounded once where the machine does that as fast as twice.
@@ -52,11 +53,61 @@ struct Portable {
     const Mask small = (x < set(0x1p23F)) & (x > set(-0x1p23F));
     return small ? rounded : x;
   }
-  /// x * 2^n for an integer n; 0 where 2^n is no normal number, infinity from 2^128.
+  /// x - floor(x); 0 for infinities, and below -127, where scale_by_power gives 0.
+  static Vector fraction(Vector x) {
+    const Vector inside = clamp_power(x);
+    return inside - __builtin_convertvector(floor_small(inside), Vector);
+  }
+  /// x * 2^floor(n); 0 where 2^floor(n) is no normal number, infinity from 2^128.
   static Vector scale_by_power(Vector x, Vector n) {
-    const Vector exponent = min(max(n, set(-127)), set(128));
-    const Integers biased = __builtin_convertvector(exponent, Integers) + 127;
+    const Integers biased = floor_small(clamp_power(n)) + 127;
     return x * reinterpret_cast<Vector>(biased << 23);
+  }
+
+  static Vector load_words(const Word* p) { return load(reinterpret_cast<const float*>(p)); }
+  static void store_words(Word* p, Vector x) { store(reinterpret_cast<float*>(p), x); }
+  /// The first `count` words, then zeros; nothing else is read. 1 <= count <= kLanes.
+  static Vector load_first(const Word* p, int count) {
+    if (count == kLanes) return load_words(p);
+    Integers words{};
+    for (int i = 0; i < count; ++i) words[i] = static_cast<int32_t>(p[i]);
+    return reinterpret_cast<Vector>(words);
+  }
+  static void store_first(float* p, int count, Vector x) {
+    if (count == kLanes) return store(p, x);
+    for (int i = 0; i < count; ++i) p[i] = x[i];
+  }
+  /// The same for bf16 in memory; rounded to nearest, ties to even, NaN stays NaN.
+  static Vector widen_first(const uint16_t* p, int count) {
+    Halves first{};
+    if (count == kLanes) {
+      first = *reinterpret_cast<const UnalignedHalves*>(p);
+    } else {
+      for (int i = 0; i < count; ++i) first[i] = p[i];
+    }
+    return reinterpret_cast<Vector>(__builtin_convertvector(first, Integers) << 16);
+  }
+  static void narrow_first(uint16_t* p, int count, Vector x) {
+    const auto bits = reinterpret_cast<Unsigned>(x);
+    const Unsigned nearest = bits + 0x7FFF + (bits >> 16 & 1);
+    const Unsigned rounded = x == x ? nearest : bits | 0x00400000;
+    const Halves high = __builtin_convertvector(rounded >> 16, Halves);
+    if (count == kLanes) {
+      *reinterpret_cast<UnalignedHalves*>(p) = high;
+    } else {
+      for (int i = 0; i < count; ++i) p[i] = high[i];
+    }
+  }
+  /// A kLanes x kLanes square of words: rows become columns.
+  static void transpose(Vector (&x)[kLanes]) {
+    const Vector low01 = __builtin_shufflevector(x[0], x[1], 0, 4, 1, 5);
+    const Vector high01 = __builtin_shufflevector(x[0], x[1], 2, 6, 3, 7);
+    const Vector low23 = __builtin_shufflevector(x[2], x[3], 0, 4, 1, 5);
+    const Vector high23 = __builtin_shufflevector(x[2], x[3], 2, 6, 3, 7);
+    x[0] = __builtin_shufflevector(low01, low23, 0, 1, 4, 5);
+    x[1] = __builtin_shufflevector(low01, low23, 2, 3, 6, 7);
+    x[2] = __builtin_shufflevector(high01, high23, 0, 1, 4, 5);
+    x[3] = __builtin_shufflevector(high01, high23, 2, 3, 6, 7);
   }
 
   static Integers set_integer(int32_t x) { return Integers{x, x, x, x}; }
@@ -65,12 +116,26 @@ struct Portable {
   }
   /// Lanes where a <= b.
   static Mask at_most(Integers a, Integers b) { return a <= b; }
+  /// Lanes where a < b; not where either is NaN.
+  static Mask below(Vector a, Vector b) { return a < b; }
+  static bool any(Mask mask) { return (mask[0] | mask[1] | mask[2] | mask[3]) != 0; }
   static Mask both(Mask a, Mask b) { return a & b; }
   static Vector select(Mask mask, Vector yes, Vector no) { return mask ? yes : no; }
 
- private:
+ protected:
   typedef float UnalignedVector __attribute__((vector_size(16), aligned(4), may_alias));
   typedef int32_t UnalignedIntegers __attribute__((vector_size(16), aligned(4), may_alias));
+  typedef uint32_t Unsigned __attribute__((vector_size(16)));
+  typedef uint16_t Halves __attribute__((vector_size(8)));
+  typedef uint16_t UnalignedHalves __attribute__((vector_size(8), aligned(2), may_alias));
+
+  /// Where floor(x) has a power of two as fp32 has them, 0 and infinity included; NaN stays NaN.
+  static Vector clamp_power(Vector x) { return min(set(128), max(set(-127), x)); }
+  /// floor(x) for |x| < 2^31.
+  static Integers floor_small(Vector x) {
+    const Integers whole = __builtin_convertvector(x, Integers);  // towards 0
+    return whole + (__builtin_convertvector(whole, Vector) > x);  // "greater" is -1
+  }
 };
 
 /// Operands of a product in fp32: a word is one number.
@@ -80,7 +145,6 @@ struct PortableFp32 : Portable {
   static Vector multiply_word(const Word* a, Vector b, Vector accumulator) {
     return multiply_add(set(*reinterpret_cast<const float*>(a)), b, accumulator);
   }
-  static Vector load_words(const Word* p) { return load(reinterpret_cast<const float*>(p)); }
 };
 
 }  // namespace

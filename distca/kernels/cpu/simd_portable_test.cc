@@ -6,6 +6,8 @@
 #include <cmath>
 #include <limits>
 
+#include "distca/kernels/bfloat16.h"
+
 namespace distca::kernels {
 namespace {
 
@@ -24,6 +26,10 @@ float rounded(float x) {
   return lane([](auto a, auto) { return Portable::round(a); }, x);
 }
 
+float fraction(float x) {
+  return lane([](auto a, auto) { return Portable::fraction(a); }, x);
+}
+
 float scaled(float x, float n) { return lane(Portable::scale_by_power, x, n); }
 
 TEST(SimdPortable, round_goes_to_the_nearest_integer_and_halves_to_even) {
@@ -33,13 +39,71 @@ TEST(SimdPortable, round_goes_to_the_nearest_integer_and_halves_to_even) {
   }
 }
 
-TEST(SimdPortable, scale_by_power_is_exact_for_normal_numbers_and_vanishes_below) {
+TEST(SimdPortable, powers_scale_exactly_and_vanish_below_the_normal_numbers) {
   for (const float n : {0.F, 1.F, -1.F, 100.F, 127.F, -126.F}) {
     EXPECT_EQ(scaled(1, n), std::exp2(n)) << n;
-    EXPECT_EQ(scaled(-1.25F, n), -1.25F * std::exp2(n)) << n;
+    EXPECT_EQ(scaled(-1.25F, n + 0.5F), -1.25F * std::exp2(n)) << n;
   }
-  for (const float n : {-127.F, -1000.F, -1e30F, -kInfinity}) EXPECT_EQ(scaled(1.4F, n), 0) << n;
-  for (const float n : {128.F, 1e30F}) EXPECT_EQ(scaled(1, n), kInfinity) << n;
+  for (const float n : {-126.5F, -1000.F, -1e30F, -kInfinity}) EXPECT_EQ(scaled(1.4F, n), 0) << n;
+  for (const float n : {128.F, 1e30F, kInfinity}) EXPECT_EQ(scaled(1, n), kInfinity) << n;
+}
+
+TEST(SimdPortable, fraction_is_what_floor_leaves) {
+  for (const float x : {0.F, 0.75F, -0.25F, -1.F, -3.75F, -126.875F, 127.5F}) {
+    EXPECT_EQ(fraction(x), x - std::floor(x)) << x;
+  }
+  for (const float x : {-1e30F, -kInfinity, kInfinity}) EXPECT_EQ(fraction(x), 0) << x;
+  EXPECT_TRUE(std::isnan(fraction(std::numeric_limits<float>::quiet_NaN())));
+}
+
+TEST(SimdPortable, bf16_is_read_and_rounded_as_elsewhere) {
+  const std::array<float, 7> numbers{1,
+                                     1.00390625F,
+                                     1.01171875F,
+                                     -3.14159F,
+                                     1e-40F,
+                                     kInfinity,
+                                     std::numeric_limits<float>::quiet_NaN()};
+  for (const float number : numbers) {
+    for (const int count : {1, 3, 4}) {
+      std::array<uint16_t, 5> half{7, 7, 7, 7, 7};
+      Portable::narrow_first(half.data(), count, Portable::set(number));
+      std::array<float, 4> back{};
+      Portable::store(back.data(), Portable::widen_first(half.data(), count));
+      for (int i = 0; i < 5; ++i) {
+        EXPECT_EQ(half[i], i < count ? to_bfloat16(number).bits : 7) << number << " " << i;
+      }
+      for (int i = 0; i < 4; ++i) {
+        const float expected = i < count ? to_float(to_bfloat16(number)) : 0;
+        EXPECT_TRUE(back[i] == expected || std::isnan(number)) << number << " " << i;
+      }
+    }
+  }
+}
+
+TEST(SimdPortable, a_square_is_transposed) {
+  Portable::Vector square[4];
+  for (int i = 0; i < 4; ++i) {
+    for (int j = 0; j < 4; ++j) square[i][j] = static_cast<float>(10 * i + j);
+  }
+  Portable::transpose(square);
+  for (int i = 0; i < 4; ++i) {
+    for (int j = 0; j < 4; ++j) EXPECT_EQ(square[i][j], 10 * j + i) << i << j;
+  }
+}
+
+TEST(SimdPortable, only_the_first_words_are_read_and_written) {
+  const std::array<float, 4> numbers{1, 2, 3, 4};
+  for (int count = 1; count <= 4; ++count) {
+    std::array<float, 4> to{9, 9, 9, 9}, read{};
+    const auto first = Portable::load_first(reinterpret_cast<const Word*>(numbers.data()), count);
+    Portable::store(read.data(), first);
+    Portable::store_first(to.data(), count, Portable::load(numbers.data()));
+    for (int i = 0; i < 4; ++i) {
+      EXPECT_EQ(read[i], i < count ? numbers[i] : 0);
+      EXPECT_EQ(to[i], i < count ? numbers[i] : 9);
+    }
+  }
 }
 
 TEST(SimdPortable, lanes_at_most_are_selected) {

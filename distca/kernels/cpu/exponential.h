@@ -1,0 +1,66 @@
+#pragma once
+// Exponentials of a vector of numbers (product.h's traits): no table, no library.
+
+#include "distca/kernels/cpu/word.h"
+
+namespace distca::kernels {
+namespace {
+
+/// 2^x, exactly 1 at 0 and 0 at -infinity, NaN of NaN. Relative error of the polynomial, which is
+/// fitted on [0, 1) for the smallest largest one with the value 1 at 0: 8.3e-8, and with
+/// `kCoarse`, where the result is rounded to bf16 (half a step: 2e-3), 8.6e-5.
+template <class Simd, bool kCoarse>
+inline typename Simd::Vector exp2(typename Simd::Vector x) {
+  using Vector = typename Simd::Vector;
+  const Vector f = Simd::fraction(x);
+  Vector power;
+  if constexpr (kCoarse) {
+    power = Simd::set(7.7067051185e-02F);
+    power = Simd::multiply_add(power, f, Simd::set(2.2764498119e-01F));
+    power = Simd::multiply_add(power, f, Simd::set(6.9511678867e-01F));
+  } else {
+    power = Simd::set(1.8671302134e-03F);
+    power = Simd::multiply_add(power, f, Simd::set(9.0170300187e-03F));
+    power = Simd::multiply_add(power, f, Simd::set(5.5799913321e-02F));
+    power = Simd::multiply_add(power, f, Simd::set(2.4016445010e-01F));
+    power = Simd::multiply_add(power, f, Simd::set(6.9315131181e-01F));
+  }
+  return Simd::scale_by_power(Simd::multiply_add(power, f, Simd::set(1.0F)), x);
+}
+
+/// tanh(x): near 0 a polynomial, since 1 - 2 / (1 + e^2x) has no digits left there.
+template <class Simd>
+inline typename Simd::Vector tanh(typename Simd::Vector x) {
+  using Vector = typename Simd::Vector;
+  const Vector square = Simd::multiply(x, x);
+  Vector odd = Simd::set(-5.8951578867e-03F);
+  odd = Simd::multiply_add(odd, square, Simd::set(2.0795971546e-02F));
+  odd = Simd::multiply_add(odd, square, Simd::set(-5.3783830258e-02F));
+  odd = Simd::multiply_add(odd, square, Simd::set(1.3331924127e-01F));
+  odd = Simd::multiply_add(odd, square, Simd::set(-3.3333298002e-01F));
+  odd = Simd::multiply_add(Simd::multiply(odd, square), x, x);
+  // Beyond 10 it is 1 in fp32. The order of the operands keeps NaN.
+  const Vector bounded = Simd::min(Simd::set(10.0F), Simd::max(Simd::set(-10.0F), x));
+  const Vector power = exp2<Simd, false>(Simd::multiply(bounded, Simd::set(2.8853900818F)));
+  const Vector one = Simd::set(1.0F);
+  const Vector quotient = Simd::divide(Simd::set(2.0F), Simd::add(one, power));
+  return Simd::select(Simd::below(square, Simd::set(0.36F)), odd, Simd::subtract(one, quotient));
+}
+
+/// ln(x) for x >= 1, good to 1e-10; NaN of NaN.
+inline double natural_log(float x) {
+  if (x != x) return x;
+  const auto bits = __builtin_bit_cast(uint32_t, x);
+  int exponent = static_cast<int>(bits >> 23) - 127;
+  double mantissa = __builtin_bit_cast(float, (bits & 0x7FFFFF) | 0x3F800000);
+  if (mantissa > 1.4142135623730951) mantissa *= 0.5, ++exponent;
+  // ln m = 2 artanh((m - 1) / (m + 1)), as a series.
+  const double s = (mantissa - 1) / (mantissa + 1);
+  const double z = s * s;
+  const double series =
+      1 + z * (1.0 / 3 + z * (1.0 / 5 + z * (1.0 / 7 + z * (1.0 / 9 + z * (1.0 / 11 + z / 13)))));
+  return exponent * 0.6931471805599453 + 2 * s * series;
+}
+
+}  // namespace
+}  // namespace distca::kernels

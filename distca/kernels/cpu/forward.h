@@ -1,0 +1,538 @@
+#pragma once
+// Forward of one item (engine.h): a tile of rows against all keys that they see, block by block.
+//
+// Everything is transposed. Lanes are rows of the tile, a panel of them at a time:
+//   S [keys][panel] = K Q^T;  P = 2^((S - max) * scale);  O [head_dim_v][panel] = O * factor + V^T P
+// so the maximum and the sum run down the lanes, a mask is two limits a lane, and the broadcast
+// operands K and V are what all panels of the tile share: each block of them is copied once.
+//
+// A row's bits depend on the row and on its keys only. Blocks are aligned to the document's start;
+// a block, or a part of one, that a row does not see leaves the row as it is: its probabilities are
+// 0, its factor is 2^0 = 1, and a sum to which 0 is added keeps its bits but for the sign of zero,
+// which the end removes. V that is not finite is added apart, since 0 * infinity is not 0.
+
+#include "distca/kernels/cpu/engine.h"
+#include "distca/kernels/cpu/exponential.h"
+#include "distca/kernels/cpu/pack.h"
+#include "distca/kernels/cpu/product.h"
+
+namespace distca::kernels {
+namespace {
+
+constexpr float kMaskedScore = -3.4028234663852886e38F;
+constexpr int64_t kFarPosition = int64_t{1} << 61;  // beyond every position, sums do not overflow
+constexpr int32_t kAbsentKey = 2 * kBlockKeys;      // beyond every limit in a block
+
+template <class Simd>
+constexpr int kPanelWidth = Simd::kProductVectors * Simd::kLanes;
+
+/// Positions of the keys that some and that all rows of a panel see, both inclusive.
+struct PanelKeys {
+  int64_t some_low = kFarPosition;
+  int64_t some_high = -kFarPosition;
+  int64_t all_low = -kFarPosition;
+  int64_t all_high = kFarPosition;
+};
+
+/// Words between the rows of K and V, known at compile time: an odd number of cache lines, which
+/// spreads a column over all sets of the cache.
+template <int kStrideK, int kStrideV>
+struct Strides {
+  static constexpr int kKey = kStrideK;
+  static constexpr int kValue = kStrideV;
+};
+
+/// One item in progress. Arrays by lane: [panels][width of a panel].
+template <class Simd>
+struct ForwardTile {
+  static constexpr int kPanels = kTileRows / kPanelWidth<Simd>;
+
+  int64_t rows = 0;
+  int panels = 0;
+  int d_words = 0;
+  int e = 0;
+  float scale = 0;      // of a score, for LSE
+  float scale_log2 = 0;  // of a score as an exponent of 2
+  float cap = 0;        // 0: none
+  float cap_scale = 0;  // softmax_scale / cap
+
+  PanelKeys panel_keys[kPanels];
+  bool started[kPanels] = {};
+  int64_t low[kTileRows];   // the lane's first and last visible position
+  int64_t high[kTileRows];
+  alignas(64) float maximum[kTileRows];
+  alignas(64) float sum[kTileRows];
+  alignas(64) float factor[kPanelWidth<Simd>];
+  alignas(64) int32_t first_key[kPanelWidth<Simd>];  // limits in the current block
+  alignas(64) int32_t last_key[kPanelWidth<Simd>];
+  alignas(64) float scores[kBlockKeys * kPanelWidth<Simd>];  // then probabilities, as words
+
+  Word* q = nullptr;   // [panels][d_words][width]
+  float* o = nullptr;  // [panels][e][width]
+  Word* k = nullptr;   // [kBlockKeys][stride]
+  Word* v = nullptr;   // [kBlockKeys or pairs][stride]
+};
+
+/// A block of keys.
+struct KeyBlock {
+  int64_t position = 0;
+  uint64_t present = 0;
+  uint64_t not_finite = 0;  // keys whose V is not: zero in the copy, added by add_apart
+  int first = 0;  // keys [first, end) hold all that are present
+  int end = 0;
+  int32_t index[kBlockKeys];  // in the block, or kAbsentKey
+  const void* k_rows[kBlockKeys];
+  const void* v_rows[kBlockKeys];
+};
+
+constexpr int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+template <class Simd>
+int panel_lanes(const ForwardTile<Simd>& tile, int panel) {
+  const int64_t left = tile.rows - int64_t{panel} * kPanelWidth<Simd>;
+  return left < kPanelWidth<Simd> ? static_cast<int>(left) : kPanelWidth<Simd>;
+}
+
+/// What each lane sees. Lanes without a row see everything, so that they never ask for a mask.
+template <class Simd>
+void set_limits(const ForwardItem& item, int64_t group, ForwardTile<Simd>& tile) {
+  constexpr int kWidth = kPanelWidth<Simd>;
+  const Mask& mask = item.task->mask;
+  const auto far = [](int64_t window) {
+    return window < 0 || window > kFarPosition ? kFarPosition : window;
+  };
+  const int64_t left = far(mask.window_left);
+  int64_t right = far(mask.window_right);
+  if (mask.causal) right = 0;
+  for (int i = 0; i < tile.panels * kWidth; ++i) {
+    tile.low[i] = -kFarPosition;
+    tile.high[i] = kFarPosition;
+    tile.maximum[i] = kMaskedScore;
+    tile.sum[i] = 0;
+    if (i >= tile.rows) continue;
+    const int64_t position = item.task->q_position + (item.row_begin + i) / group;
+    tile.low[i] = position - left;
+    tile.high[i] = position + right;
+    PanelKeys& keys = tile.panel_keys[i / kWidth];
+    if (tile.low[i] < keys.some_low) keys.some_low = tile.low[i];
+    if (tile.low[i] > keys.all_low) keys.all_low = tile.low[i];
+    if (tile.high[i] > keys.some_high) keys.some_high = tile.high[i];
+    if (tile.high[i] < keys.all_high) keys.all_high = tile.high[i];
+  }
+}
+
+/// A negative scale is Q with the other sign, which is exact.
+template <class Simd, class Number>
+void pack_queries(const ForwardItem& item, int64_t group, ForwardTile<Simd>& tile) {
+  constexpr int kWidth = kPanelWidth<Simd>;
+  const void* rows[kWidth];
+  for (int p = 0; p < tile.panels; ++p) {
+    const int lanes = panel_lanes(tile, p);
+    const int width = lanes <= Simd::kLanes ? Simd::kLanes : kWidth;
+    query_row_addresses(item.task->q, sizeof(Number), group, item.kv_head,
+                        item.row_begin + int64_t{p} * kWidth, lanes, width, rows);
+    pack_transposed<Simd, Number>(rows, width, static_cast<int>(item.shape->head_dim_qk),
+                                  tile.q + int64_t{p} * tile.d_words * kWidth, width);
+  }
+  if (item.shape->softmax_scale < 0) {
+    const Word sign = Simd::kPairs ? 0x80008000U : 0x80000000U;
+    const int64_t words = int64_t{tile.panels} * tile.d_words * kWidth;
+    for (int64_t i = 0; i < words; ++i) tile.q[i] ^= sign;
+  }
+}
+
+/// Copies the block's K and V. Where V is not finite the key's row is 0 in the copy.
+template <class Simd, class Number, class Strides>
+void pack_keys(const ForwardItem& item, const KeyPieces& pieces, KeyBlock& block,
+               ForwardTile<Simd>& tile) {
+  constexpr int kGrain = Simd::kPairs ? 2 : 1;
+  const int d = static_cast<int>(item.shape->head_dim_qk);
+  block.present = pieces.present;
+  block.not_finite = 0;
+  block.first = __builtin_ctzll(block.present);
+  block.end = kBlockKeys - __builtin_clzll(block.present);
+  for (int i = 0; i < kBlockKeys; ++i) {
+    block.index[i] = (block.present >> i & 1) != 0 ? i : kAbsentKey;
+  }
+  key_block_addresses(item.task->keys.data(), pieces, sizeof(Number), item.kv_head, block.k_rows,
+                      block.v_rows);
+  const int count = static_cast<int>(round_up(block.end, kGrain));
+  pack_rows<Simd, Number>(block.k_rows, count, d, tile.k, Strides::kKey);
+  if (pack_summed_rows<Simd, Number>(block.v_rows, count, tile.e, tile.v, Strides::kValue)) return;
+  const void* finite_rows[kBlockKeys];
+  for (int i = 0; i < count; ++i) {
+    const bool finite =
+        pack_rows<Simd, Number>(block.v_rows + i, 1, tile.e, tile.v, Strides::kValue);
+    finite_rows[i] = finite ? block.v_rows[i] : kZeroRow;
+    if (!finite) block.not_finite |= uint64_t{1} << i;
+  }
+  pack_summed_rows<Simd, Number>(finite_rows, count, tile.e, tile.v, Strides::kValue);
+}
+
+/// s = cap * tanh(score * softmax_scale / cap), in place.
+template <class Simd>
+void cap_scores(const ForwardTile<Simd>& tile, float* scores, int numbers) {
+  const auto scale = Simd::set(tile.cap_scale);
+  const auto cap = Simd::set(tile.cap);
+  for (int i = 0; i < numbers; i += Simd::kLanes) {
+    const auto x = Simd::multiply(Simd::load(scores + i), scale);
+    Simd::store(scores + i, Simd::multiply(cap, tanh<Simd>(x)));
+  }
+}
+
+/// The lanes of a panel that see a key of a block.
+template <class Simd, bool kMasked, int kVectors>
+struct Visible {
+  using Vector = typename Simd::Vector;
+
+  explicit Visible(const ForwardTile<Simd>& tile) {
+    if constexpr (kMasked) {
+      for (int v = 0; v < kVectors; ++v) {
+        first[v] = Simd::load_integers(tile.first_key + v * Simd::kLanes);
+        last[v] = Simd::load_integers(tile.last_key + v * Simd::kLanes);
+      }
+    }
+  }
+  /// `x` where vector `v` sees the key, else `hidden`.
+  Vector operator()(Vector x, int v, const int32_t* key, Vector hidden) const {
+    if constexpr (kMasked) {
+      const auto position = Simd::set_integer(*key);
+      const auto mask =
+          Simd::both(Simd::at_most(first[v], position), Simd::at_most(position, last[v]));
+      return Simd::select(mask, x, hidden);
+    } else {
+      return x;
+    }
+  }
+  typename Simd::Integers first[kMasked ? kVectors : 1];
+  typename Simd::Integers last[kMasked ? kVectors : 1];
+};
+
+/// Scores of `keys` keys become probabilities under the new running maximum, in place; maximum and
+/// sum go on, and `factor` is what earlier sums have to be multiplied by. Returns whether any
+/// factor is not 1.
+template <class Simd, bool kMasked, int kVectors>
+bool softmax_block(ForwardTile<Simd>& tile, int panel, const int32_t* index, int keys) {
+  using Vector = typename Simd::Vector;
+  constexpr int kLanes = Simd::kLanes;
+  constexpr int kWidth = kVectors * kLanes;
+  constexpr int kGrain = Simd::kPairs ? 2 : 1;
+  float* scores = tile.scores;
+  float* maximum = tile.maximum + panel * kPanelWidth<Simd>;
+  float* sum = tile.sum + panel * kPanelWidth<Simd>;
+  const Visible<Simd, kMasked, kVectors> visible(tile);
+  const Vector scale = Simd::set(tile.scale_log2);
+  const Vector masked_score = Simd::set(kMaskedScore);
+  Vector top[kVectors];
+  for (int v = 0; v < kVectors; ++v) top[v] = Simd::load(maximum + v * kLanes);
+#pragma GCC unroll 4
+  for (int j = 0; j < keys; ++j) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      const Vector score = Simd::load(scores + j * kWidth + v * kLanes);
+      top[v] = Simd::max(visible(score, v, index + j, masked_score), top[v]);
+    }
+  }
+  bool moved = false;
+  Vector part[kVectors];
+  for (int v = 0; v < kVectors; ++v) {
+    const Vector before = Simd::load(maximum + v * kLanes);
+    moved = moved || Simd::any(Simd::below(before, top[v]));
+    Simd::store(maximum + v * kLanes, top[v]);
+    Simd::store(tile.factor + v * kLanes,
+                exp2<Simd, false>(Simd::multiply(Simd::subtract(before, top[v]), scale)));
+    part[v] = Simd::zero();
+  }
+  for (int j = 0; j < keys; j += kGrain) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      Vector p[kGrain];
+#pragma GCC unroll 2
+      for (int i = 0; i < kGrain; ++i) {
+        const Vector score = Simd::load(scores + (j + i) * kWidth + v * kLanes);
+        const Vector power = Simd::multiply(Simd::subtract(score, top[v]), scale);
+        p[i] = visible(exp2<Simd, Simd::kPairs>(power), v, index + j + i, Simd::zero());
+        part[v] = Simd::add(part[v], p[i]);
+      }
+      float* words = scores + j / kGrain * kWidth + v * kLanes;
+      if constexpr (Simd::kPairs) {
+        Simd::store(words, Simd::pair(p[0], p[1]));
+      } else {
+        Simd::store(words, p[0]);
+      }
+    }
+  }
+  for (int v = 0; v < kVectors; ++v) {
+    const Vector factor = Simd::load(tile.factor + v * kLanes);
+    const Vector before = Simd::load(sum + v * kLanes);
+    Simd::store(sum + v * kLanes, Simd::multiply_add(before, factor, part[v]));
+  }
+  return moved;
+}
+
+/// Adds p * V of the keys whose V is not finite, to the rows that see them.
+template <class Simd, class Number, int kVectors>
+void add_apart(ForwardTile<Simd>& tile, const KeyBlock& block, int panel, int first, int end) {
+  constexpr int kWidth = kVectors * Simd::kLanes;
+  const auto* words = reinterpret_cast<const Word*>(tile.scores);
+  float* o = tile.o + int64_t{panel} * tile.e * kPanelWidth<Simd>;
+  const int lanes = panel_lanes(tile, panel);
+  for (int j = first; j < end; ++j) {
+    if ((block.not_finite >> j & 1) == 0) continue;
+    for (int lane = 0; lane < lanes; ++lane) {
+      const int64_t position = block.position + j;
+      const int row = panel * kPanelWidth<Simd> + lane;
+      if (position < tile.low[row] || position > tile.high[row]) continue;
+      Word p = 0;
+      if constexpr (Simd::kPairs) {
+        const Word pair = words[(j - first) / 2 * kWidth + lane];
+        p = (j - first) % 2 == 0 ? pair << 16 : pair & 0xFFFF0000U;
+      } else {
+        p = words[(j - first) * kWidth + lane];
+      }
+      for (int i = 0; i < tile.e; ++i) {
+        float value = 0;
+        if constexpr (sizeof(Number) == sizeof(float)) {
+          value = static_cast<const float*>(block.v_rows[j])[i];
+        } else {
+          value = __builtin_bit_cast(
+              float, Word{static_cast<const uint16_t*>(block.v_rows[j])[i]} << 16);
+        }
+        o[i * kWidth + lane] += __builtin_bit_cast(float, p) * value;
+      }
+    }
+  }
+}
+
+/// The panel's limits within the block, as one number a lane.
+template <class Simd>
+void set_block_limits(ForwardTile<Simd>& tile, int panel, int64_t position) {
+  const int64_t* low = tile.low + panel * kPanelWidth<Simd>;
+  const int64_t* high = tile.high + panel * kPanelWidth<Simd>;
+  for (int i = 0; i < kPanelWidth<Simd>; ++i) {
+    const int64_t first = low[i] - position;
+    const int64_t last = high[i] - position;
+    tile.first_key[i] = static_cast<int32_t>(first < 0 ? 0 : first > 64 ? 64 : first);
+    tile.last_key[i] = static_cast<int32_t>(last < -1 ? -1 : last > 64 ? 64 : last);
+  }
+}
+
+/// One panel against one block.
+template <class Simd, class Number, class Strides, int kVectors>
+void attend(ForwardTile<Simd>& tile, const KeyBlock& block, int panel) {
+  constexpr int kWidth = kVectors * Simd::kLanes;
+  constexpr int kGrain = Simd::kPairs ? 2 : 1;
+  const PanelKeys& keys = tile.panel_keys[panel];
+  int64_t low = keys.some_low - block.position;
+  int64_t high = keys.some_high - block.position + 1;
+  if (low < block.first) low = block.first;
+  if (high > block.end) high = block.end;
+  if (low >= high) return;
+  const int first = static_cast<int>(low / kGrain * kGrain);
+  const int end = static_cast<int>(round_up(high, kGrain));
+  const uint64_t needed = first_bits(end) & ~first_bits(first);
+  const bool masked = keys.all_low > block.position + first ||
+                      keys.all_high < block.position + end - 1 ||
+                      (block.present & needed) != needed;
+
+  float* scores = tile.scores;
+  product<Simd, kVectors, Strides::kKey, 1, kWidth, Start::kZero>(
+      end - first, tile.k + first * Strides::kKey,
+      tile.q + int64_t{panel} * tile.d_words * kPanelWidth<Simd>, kWidth, scores, tile.d_words);
+  if (tile.cap > 0) cap_scores(tile, scores, (end - first) * kWidth);
+  bool moved = false;
+  if (masked) {
+    set_block_limits(tile, panel, block.position);
+    moved = softmax_block<Simd, true, kVectors>(tile, panel, block.index + first, end - first);
+  } else {
+    moved = softmax_block<Simd, false, kVectors>(tile, panel, block.index + first, end - first);
+  }
+  const Word* v = tile.v + first / kGrain * Strides::kValue;
+  const Word* p = reinterpret_cast<const Word*>(scores);
+  float* o = tile.o + int64_t{panel} * tile.e * kPanelWidth<Simd>;
+  const int words = (end - first) / kGrain;
+  if (!tile.started[panel]) {
+    product<Simd, kVectors, 1, Strides::kValue, kWidth, Start::kZero>(tile.e, v, p, kWidth, o,
+                                                                      words);
+    tile.started[panel] = true;
+  } else if (moved) {
+    product<Simd, kVectors, 1, Strides::kValue, kWidth, Start::kRescale>(tile.e, v, p, kWidth, o,
+                                                                         words, tile.factor);
+  } else {
+    product<Simd, kVectors, 1, Strides::kValue, kWidth, Start::kAdd>(tile.e, v, p, kWidth, o,
+                                                                     words);
+  }
+  if (block.not_finite != 0) {
+    add_apart<Simd, Number, kVectors>(tile, block, panel, first, end);
+  }
+}
+
+/// The first position >= `from` that has a key, or kFarPosition.
+inline int64_t next_key(const KeyFragment* fragments, int64_t count, int64_t hint, int64_t from) {
+  int64_t next = kFarPosition;
+  for (int64_t i = 0, at = hint; i < count; ++i) {
+    const KeyFragment& fragment = fragments[at];
+    if (fragment.tokens > 0 && fragment.position + fragment.tokens > from) {
+      if (fragment.position <= from) return from;
+      if (fragment.position < next) next = fragment.position;
+    }
+    if (++at == count) at = 0;
+  }
+  return next;
+}
+
+/// All panels against all blocks.
+template <class Simd, class Number, class Strides>
+void attend_all(const ForwardItem& item, ForwardTile<Simd>& tile) {
+  const KeyFragment* fragments = item.task->keys.data();
+  const auto count = static_cast<int64_t>(item.task->keys.size());
+  int64_t low = kFarPosition;
+  int64_t high = -kFarPosition;
+  for (int p = 0; p < tile.panels; ++p) {
+    if (tile.panel_keys[p].some_low < low) low = tile.panel_keys[p].some_low;
+    if (tile.panel_keys[p].some_high > high) high = tile.panel_keys[p].some_high;
+  }
+  if (low < 0) low = 0;
+  KeyPieces pieces;
+  KeyBlock block;
+  int64_t hint = 0;
+  while (true) {
+    const int64_t key = next_key(fragments, count, hint, low);
+    if (key > high || key >= kFarPosition) return;
+    block.position = key / kBlockKeys * kBlockKeys;
+    find_keys(fragments, count, block.position, &hint, &pieces);
+    pack_keys<Simd, Number, Strides>(item, pieces, block, tile);
+    for (int p = 0; p < tile.panels; ++p) {
+      if (panel_lanes(tile, p) <= Simd::kLanes) {
+        attend<Simd, Number, Strides, 1>(tile, block, p);
+      } else {
+        attend<Simd, Number, Strides, Simd::kProductVectors>(tile, block, p);
+      }
+    }
+    low = block.position + kBlockKeys;
+  }
+}
+
+/// O = sum / row sum, as rows of `item.o_type`, and LSE.
+template <class Simd, int kVectors>
+void finish_panel(const ForwardItem& item, int64_t group, ForwardTile<Simd>& tile, int panel) {
+  using Vector = typename Simd::Vector;
+  constexpr int kLanes = Simd::kLanes;
+  constexpr int kWidth = kVectors * kLanes;
+  const int base = panel * kPanelWidth<Simd>;
+  const int lanes = panel_lanes(tile, panel);
+  const bool narrow = item.o_type == ScalarType::kBFloat16;
+  std::byte* rows[kWidth];
+  Rows lse = item.task->lse;
+  if (lse.head_stride == 0) lse.head_stride = 1;
+  for (int i = 0; i < lanes; ++i) {
+    const int64_t row = item.row_begin + base + i;
+    const int64_t token = row / group;
+    const int64_t head = item.kv_head * group + row % group;
+    rows[i] = row_address(item.task->o, narrow ? 2 : 4, token, head);
+    const float sum = tile.sum[base + i];
+    tile.factor[i] = sum == 0 ? 0 : 1 / sum;
+    *reinterpret_cast<float*>(row_address(lse, sizeof(float), token, head)) =
+        sum == 0 ? -__builtin_inff()
+                 : static_cast<float>(static_cast<double>(tile.maximum[base + i]) * tile.scale +
+                                      natural_log(sum));
+  }
+  for (int i = lanes; i < kWidth; ++i) tile.factor[i] = 0;
+  const float* o = tile.o + int64_t{base} * tile.e;
+  for (int v = 0; v * kLanes < lanes; ++v) {
+    const Vector factor = Simd::load(tile.factor + v * kLanes);
+    const int here = lanes - v * kLanes < kLanes ? lanes - v * kLanes : kLanes;
+    for (int e = 0; e < tile.e; e += kLanes) {
+      const int left = tile.e - e < kLanes ? tile.e - e : kLanes;
+      Vector square[kLanes];
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) {
+        square[i] = Simd::zero();
+        if (i < left && tile.started[panel]) {
+          square[i] = Simd::load(o + (e + i) * kWidth + v * kLanes);
+        }
+        square[i] = Simd::add(Simd::multiply(square[i], factor), Simd::zero());
+      }
+      Simd::transpose(square);
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) {
+        if (i >= here) continue;
+        std::byte* row = rows[v * kLanes + i];
+        if (narrow) {
+          Simd::narrow_first(reinterpret_cast<uint16_t*>(row) + e, left, square[i]);
+        } else {
+          Simd::store_first(reinterpret_cast<float*>(row) + e, left, square[i]);
+        }
+      }
+    }
+  }
+}
+
+template <class Simd>
+void set_scale(const Shape& shape, ForwardTile<Simd>& tile) {
+  constexpr double kLog2E = 1.4426950408889634;
+  const double scale = shape.softmax_scale < 0 ? -shape.softmax_scale : shape.softmax_scale;
+  if (shape.softcap > 0) {
+    tile.cap = static_cast<float>(shape.softcap);
+    tile.cap_scale = static_cast<float>(scale / shape.softcap);
+    tile.scale = 1;
+  } else {
+    tile.scale = static_cast<float>(scale);
+  }
+  tile.scale_log2 = static_cast<float>((shape.softcap > 0 ? 1 : scale) * kLog2E);
+}
+
+/// Words of scratch behind the ForwardTile; the same for both strides.
+template <class Simd>
+size_t forward_words(const Shape& shape) {
+  const auto d_words = static_cast<size_t>(row_words<Simd>(static_cast<int>(shape.head_dim_qk)));
+  const auto e = static_cast<size_t>(shape.head_dim_v);
+  return kTileRows * (d_words + e) + 2 * kBlockKeys * size_t{272};
+}
+
+template <class Simd>
+size_t forward_scratch_bytes(const Shape& shape) {
+  return round_up(sizeof(ForwardTile<Simd>), 64) + forward_words<Simd>(shape) * sizeof(Word);
+}
+
+template <class Simd, class Number, class Strides>
+void forward_with_strides(const ForwardItem& item, ForwardTile<Simd>& tile) {
+  const int64_t group = item.shape->num_heads / item.shape->num_kv_heads;
+  set_limits(item, group, tile);
+  pack_queries<Simd, Number>(item, group, tile);
+  attend_all<Simd, Number, Strides>(item, tile);
+  for (int p = 0; p < tile.panels; ++p) {
+    if (panel_lanes(tile, p) <= Simd::kLanes) {
+      finish_panel<Simd, 1>(item, group, tile, p);
+    } else {
+      finish_panel<Simd, Simd::kProductVectors>(item, group, tile, p);
+    }
+  }
+}
+
+template <class Simd, class Number>
+void forward_item(const ForwardItem& item, std::byte* scratch) {
+  const Shape& shape = *item.shape;
+  auto& tile = *new (scratch) ForwardTile<Simd>;
+  tile.rows = item.row_end - item.row_begin;
+  tile.panels = static_cast<int>(round_up(tile.rows, kPanelWidth<Simd>) / kPanelWidth<Simd>);
+  tile.d_words = row_words<Simd>(static_cast<int>(shape.head_dim_qk));
+  tile.e = static_cast<int>(shape.head_dim_v);
+  tile.k = reinterpret_cast<Word*>(scratch + round_up(sizeof(ForwardTile<Simd>), 64));
+  tile.v = tile.k + kBlockKeys * 272;
+  tile.q = tile.v + kBlockKeys * 272;
+  tile.o = reinterpret_cast<float*>(tile.q + kTileRows * tile.d_words);
+  set_scale(shape, tile);
+  const bool long_k = tile.d_words > 128;
+  const bool long_v = tile.e > 128;
+  if (!long_k && !long_v) {
+    forward_with_strides<Simd, Number, Strides<144, 144>>(item, tile);
+  } else if (!long_k) {
+    forward_with_strides<Simd, Number, Strides<144, 272>>(item, tile);
+  } else {
+    forward_with_strides<Simd, Number, Strides<272, 272>>(item, tile);
+  }
+}
+
+}  // namespace
+}  // namespace distca::kernels
