@@ -34,9 +34,9 @@ double parallel_seconds(kernels::Isa isa, ScalarType type, std::span<const int> 
 
 }  // namespace
 
-Contender peak_loop(kernels::Isa isa, ScalarType type) {
+Contender peak_loop(kernels::Isa isa, ScalarType type, Clock clock) {
   return {.flops = kernels::run_peak_burst(isa, type),
-          .seconds = timed([isa, type] { kernels::run_peak_burst(isa, type); })};
+          .seconds = timed(clock, [isa, type] { kernels::run_peak_burst(isa, type); })};
 }
 
 Contender parallel_peak_loop(kernels::Isa isa, ScalarType type, std::span<const int> cores) {

@@ -248,7 +248,7 @@ INSTANTIATE_TEST_SUITE_P(
     formats, FormatParityTest,
     ::testing::Combine(::testing::Values(ScalarType::kFloat32, ScalarType::kBFloat16),
                        all_planners(), ::testing::Values(2, 3, 7), ::testing::Values(4, 2),
-                       ::testing::Values(KernelChoice::kAuto, KernelChoice::kAten)));
+                       ::testing::Values(KernelChoice::kCpu, KernelChoice::kAten)));
 
 /// Other kernels of the same format: the roundings of both.
 TEST(parity, every_kernel_and_number_of_threads_gives_the_same) {

@@ -5,6 +5,7 @@
 // Thread rule: one thread; a kernel a rank. While our own runs, ATen computes nothing on this rank.
 
 #include <array>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
@@ -58,10 +59,11 @@ class AttentionKernel {
   /// What computes: "cpu-avx512", "aten-cpu", "aten-cuda", "reference".
   std::string name() const;
 
-  /// `o_type`: of O, the type of the inputs or, for partial results, its accumulator_type.
-  void forward(ScalarType o_type, std::span<const kernels::ForwardTask> tasks);
-  /// Gradients are added to dq, dk, dv.
-  void backward(std::span<const kernels::BackwardTask> tasks);
+  /// `o_type`: of O, the type of the inputs or, for partial results, its accumulator_type. Returns
+  /// the bytes copied to and from an operator of ATen's: 0 on CPU.
+  int64_t forward(ScalarType o_type, std::span<const kernels::ForwardTask> tasks);
+  /// Gradients are added to dq, dk, dv. Returns the bytes copied, as forward.
+  int64_t backward(std::span<const kernels::BackwardTask> tasks);
 
  private:
   KernelRequest request_;  // `choice` is what was chosen, not kAuto

@@ -169,8 +169,8 @@ struct CoreAttention::State {
         whole.push_back(forward);
       }
     }
-    kernel.forward(type, whole);
-    kernel.forward(accumulator, partial);
+    bytes.copied += kernel.forward(type, whole);
+    bytes.copied += kernel.forward(accumulator, partial);
   }
 
   /// Merges rows into O and LSE of their block; `arrived`: what came home.
@@ -338,7 +338,7 @@ void CoreAttention::attend_backward(int layer_index) {
                      .key_gradients = task_gradients,
                      .mask = {.causal = true, .window_left = s.options.window_left}});
   }
-  s.kernel.backward(tasks);
+  s.bytes.copied += s.kernel.backward(tasks);
 }
 
 void CoreAttention::leave_backward(int layer_index, at::Tensor* dq, at::Tensor* dk, at::Tensor* dv,

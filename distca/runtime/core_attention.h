@@ -37,8 +37,9 @@ struct CoreAttentionOptions {
 struct ExchangeBytes {
   int64_t sent = 0;
   int64_t received = 0;
-  int64_t copied =
-      0;  // rows packed into or unpacked from messages, and O and LSE that merges write
+  /// Rows packed into or unpacked from messages, O and LSE that merges write, and on CUDA what goes
+  /// to and comes from ATen's operators through memory of its own.
+  int64_t copied = 0;
 };
 
 class CoreAttention {

@@ -192,11 +192,22 @@ void expect_like_one_worker(const Plan& plan, const Sizes& sizes) {
 
 const std::vector<int64_t> kLengths = {700, 1, 130, 1100, 129, 384};
 
-class KeySubRangeTest : public ::testing::TestWithParam<std::tuple<ScalarType, int, KernelChoice>> {
+/// A kernel in a format.
+struct Computed {
+  KernelChoice kernel;
+  ScalarType dtype;
 };
+constexpr Computed kComputed[] = {{KernelChoice::kAten, ScalarType::kFloat64},
+                                  {KernelChoice::kAten, ScalarType::kFloat32},
+                                  {KernelChoice::kAten, ScalarType::kBFloat16},
+                                  {KernelChoice::kCpu, ScalarType::kFloat32},
+                                  {KernelChoice::kCpu, ScalarType::kBFloat16}};
+
+class KeySubRangeTest : public ::testing::TestWithParam<std::tuple<Computed, int>> {};
 
 TEST_P(KeySubRangeTest, o_and_every_gradient_equal_one_workers) {
-  const auto [dtype, workers, kernel] = GetParam();
+  const auto [computed, workers] = GetParam();
+  const auto [kernel, dtype] = computed;
   Random random(17 + workers);
   Merges merges;
   for (Sizes sizes : {Sizes{.dtype = dtype}, Sizes{.dtype = dtype, .head_dim_qk = 16},
@@ -216,24 +227,20 @@ TEST_P(KeySubRangeTest, o_and_every_gradient_equal_one_workers) {
   EXPECT_GT(merges.without_key, 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    formats, KeySubRangeTest,
-    ::testing::Combine(::testing::Values(ScalarType::kFloat64, ScalarType::kFloat32,
-                                         ScalarType::kBFloat16),
-                       ::testing::Values(1, 2, 3, 4, 7),
-                       ::testing::Values(KernelChoice::kAuto, KernelChoice::kAten)));
+INSTANTIATE_TEST_SUITE_P(formats, KeySubRangeTest,
+                         ::testing::Combine(::testing::ValuesIn(kComputed),
+                                            ::testing::Values(1, 2, 3, 4, 7)));
 
 /// DESIGN rule 2: given the same bits of Q, K, V, those of O do not depend on the plan.
-class SameBitsTest : public ::testing::TestWithParam<std::tuple<KernelChoice, ScalarType>> {};
+class SameBitsTest : public ::testing::TestWithParam<std::tuple<Computed, std::vector<int>>> {};
 
 TEST_P(SameBitsTest, o_is_the_same_for_every_plan_without_key_sub_ranges) {
-  const auto [kernel, dtype] = GetParam();
-  const int64_t window_cases[] = {-1, 200};
-  for (const int64_t window_left : window_cases) {
-    Sizes sizes{.dtype = dtype, .window_left = window_left, .kernel = kernel};
-    sizes.head_dim_qk = 16;
+  const auto [computed, worker_counts] = GetParam();
+  for (const int64_t window_left : {-1, 200}) {
+    Sizes sizes{.dtype = computed.dtype, .head_dim_qk = 16, .window_left = window_left};
+    sizes.kernel = computed.kernel;
     const PerDocument want = run(make_plan(testing::request_for(kLengths, 1, "local")), sizes).o;
-    for (const int workers : {1, 2, 3, 4, 7}) {
+    for (const int workers : worker_counts) {
       for (const char* scheduler : {"local", "greedy", "balanced", "per-document-cp", "wlb"}) {
         SCOPED_TRACE(fmt::format("{} workers, {}, window {}", workers, scheduler, window_left));
         sizes.threads = 1 + workers % 3;
@@ -246,9 +253,14 @@ TEST_P(SameBitsTest, o_is_the_same_for_every_plan_without_key_sub_ranges) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    kernels, SameBitsTest,
-    ::testing::Combine(::testing::Values(KernelChoice::kCpu, KernelChoice::kReference),
-                       ::testing::Values(ScalarType::kFloat32, ScalarType::kBFloat16)));
+    ours, SameBitsTest,
+    ::testing::Combine(::testing::Values(Computed{KernelChoice::kCpu, ScalarType::kFloat32},
+                                         Computed{KernelChoice::kCpu, ScalarType::kBFloat16}),
+                       ::testing::Values(std::vector<int>{1, 2, 3, 4, 7})));
+INSTANTIATE_TEST_SUITE_P(reference, SameBitsTest,
+                         ::testing::Combine(::testing::Values(Computed{KernelChoice::kReference,
+                                                                       ScalarType::kFloat32}),
+                                            ::testing::Values(std::vector<int>{3})));
 
 TEST(CoreAttention, rows_with_one_task_keep_their_bits_whatever_is_merged_beside_them) {
   for (const ScalarType dtype : {ScalarType::kFloat32, ScalarType::kBFloat16}) {
