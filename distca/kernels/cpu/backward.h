@@ -110,8 +110,9 @@ class BackwardTile {
   // The key block.
   Word* k_;  // [64][kKeyStride]
   Word* v_;
-  Word* k_pairs_;  // [32][kColumnStride], bf16 only
-  float* dk_;      // [column panels][64][32]
+  Word* k_copy_;          // [64][kColumnStride]
+  const Word* k_summed_;  // K in the order of a sum over keys: k_ or k_copy_
+  float* dk_;             // [column panels][64][32]
   float* dv_;
   KeyPieces pieces_;
   int64_t fragment_ = 0;  // where the search for keys begins
@@ -160,7 +161,7 @@ BackwardTile<Simd, Number, kWide>::BackwardTile(const Shape& shape, std::byte* b
       softcap_(static_cast<float>(shape.softcap)) {
   k_ = take<Word>(base, kBlockKeys * kKeyStride);
   v_ = take<Word>(base, kBlockKeys * kKeyStride);
-  if (Simd::kPairs) k_pairs_ = take<Word>(base, kBlockKeys / 2 * kColumnStride);
+  k_copy_ = take<Word>(base, kBlockKeys * kColumnStride);
   p_ = take<float>(base, kBlockKeys * kScoreStride);
   ds_ = take<float>(base, kBlockKeys * kScoreStride);
   if (Simd::kPairs) ds_pairs_ = take<Word>(base, kBlockKeys / 2 * kScoreStride);
@@ -187,26 +188,32 @@ template <class Simd, class Number, bool kWide>
 void BackwardTile<Simd, Number, kWide>::place_rows(const BackwardItem& item) {
   const BackwardTask& task = *item.task;
   const Mask& mask = task.mask;
+  const auto* lse = static_cast<const float*>(task.lse.data);
+  const auto* delta = static_cast<const float*>(task.delta.data);
   const int64_t lse_head = task.lse.head_stride == 0 ? 1 : task.lse.head_stride;
   const int64_t delta_head = task.delta.head_stride == 0 ? 1 : task.delta.head_stride;
-  for (int i = 0; i < panels_ * kPanelRows; ++i) {
-    // Rows beyond the tile see what its last row sees, so that they call for no mask.
-    const int64_t row = row_begin_ + smaller(i, rows_ - 1);
-    const int64_t token = row / group_;
-    const int64_t head = kv_head_ * group_ + row % group_;
+  int64_t token = row_begin_ / group_;
+  int64_t head = row_begin_ % group_;
+  int i = 0;
+  for (; i < rows_; ++i) {
     const int64_t position = task.q_position + token;
     first_[i] = mask.window_left < 0 ? 0 : larger(0, position - mask.window_left);
     last_[i] = mask.causal ? position + 1 : kFar;
     if (mask.window_right >= 0) {
       last_[i] = smaller(last_[i], position + smaller(mask.window_right, kFar) + 1);
     }
-    const float lse =
-        static_cast<const float*>(task.lse.data)[token * task.lse.token_stride + head * lse_head];
-    const bool none = i >= rows_ || lse < -3e38F;  // no key anywhere
-    lse_[i] = none ? kNoKeys : lse;
-    delta_[i] = none ? 0
-                     : static_cast<const float*>(
-                           task.delta.data)[token * task.delta.token_stride + head * delta_head];
+    const int64_t h = kv_head_ * group_ + head;
+    lse_[i] = lse[token * task.lse.token_stride + h * lse_head];
+    delta_[i] = delta[token * task.delta.token_stride + h * delta_head];
+    if (lse_[i] < -kNoKeys) lse_[i] = kNoKeys, delta_[i] = 0;  // no key anywhere
+    if (++head == group_) head = 0, ++token;
+  }
+  // Rows beyond the tile see what its last row sees, so that they call for no mask.
+  for (; i < panels_ * kPanelRows; ++i) {
+    first_[i] = first_[rows_ - 1];
+    last_[i] = last_[rows_ - 1];
+    lse_[i] = kNoKeys;
+    delta_[i] = 0;
   }
 }
 
@@ -295,10 +302,21 @@ void BackwardTile<Simd, Number, kWide>::load_block(const BackwardItem& item, int
   key_block_addresses(fragments, pieces_, sizeof(Number), kv_head_, k, v);
   fetch_rows(k, kBlockKeys, d_ * sizeof(Number));
   fetch_rows(v, kBlockKeys, e_ * sizeof(Number));
-  pack_rows<Simd, Number>(k, kBlockKeys, d_, k_, kKeyStride);
+  bool finite = pack_rows<Simd, Number>(k, kBlockKeys, d_, k_, kKeyStride);
   pack_rows<Simd, Number>(v, kBlockKeys, e_, v_, kKeyStride);
+  k_summed_ = k_;
   if constexpr (Simd::kPairs) {
-    pack_summed_rows<Simd, Number>(k, kBlockKeys, d_, k_pairs_, kColumnStride);
+    finite = pack_summed_rows<Simd, Number>(k, kBlockKeys, d_, k_copy_, kColumnStride);
+    k_summed_ = k_copy_;
+  }
+  if (!finite) {
+    // Rows that do not see such a key have dS = 0 there, and 0 x infinity is not 0. Rows that do
+    // have a dS of 0 (P = 0) or none.
+    for (const void*& key : k) {
+      if (!pack_rows<Simd, Number>(&key, 1, d_, k_copy_, kKeyStride)) key = kZeroRow;
+    }
+    pack_summed_rows<Simd, Number>(k, kBlockKeys, d_, k_copy_, kColumnStride);
+    k_summed_ = k_copy_;
   }
   gaps_ = pieces_.present != first_bits(kBlockKeys);
   for (int i = 0; i < kBlockKeys; ++i) {
@@ -489,10 +507,9 @@ void BackwardTile<Simd, Number, kWide>::two_panels(int panel, const PanelView* k
   gradients_of_keys(panel, keys);
   for (int i = 0; i < 2; ++i) {
     if (keys[i].end == 0) continue;
-    const Word* k = Simd::kPairs ? k_pairs_ : k_;
     const Word* ds = Simd::kPairs ? ds_pairs_ : reinterpret_cast<const Word*>(ds_);
     panel_product<1, kColumnStride, kPanelRows, Start::kAdd>(
-        d_, k, ds + i * kPanelRows, kScoreStride, dq_ + (panel + i) * d_ * kPanelRows,
+        d_, k_summed_, ds + i * kPanelRows, kScoreStride, dq_ + (panel + i) * d_ * kPanelRows,
         keys[i].end / kWordNumbers);
   }
 }
