@@ -33,6 +33,40 @@ struct PanelView {
   bool masked = false;  // some key below is hidden from some row
 };
 
+/// Memory that is needed soon, asked for a few cache lines at a time beside the arithmetic: more at
+/// once would hold up the loads of the products.
+class Fetch {
+ public:
+  void start() { rows_ = row_ = line_ = lines_ = 0; }
+  void add(const void* const* rows, int count, size_t bytes) {
+    const int lines = static_cast<int>((bytes + 63) / 64);
+    for (int i = 0; i < count; ++i) {
+      if (rows[i] == nullptr) continue;
+      row_at_[rows_] = static_cast<const std::byte*>(rows[i]);
+      row_lines_[rows_++] = lines;
+      lines_ += lines;
+    }
+  }
+  /// Everything within `steps` steps.
+  void spread(int steps) { step_ = (lines_ + steps - 1) / steps; }
+  void step() {
+    for (int i = 0; i < step_ && row_ < rows_; ++i) {
+      __builtin_prefetch(row_at_[row_] + int64_t{64} * line_, 0, 2);
+      if (++line_ == row_lines_[row_]) line_ = 0, ++row_;
+    }
+  }
+
+ private:
+  const std::byte* row_at_[4 * kBlockKeys];
+  int row_lines_[4 * kBlockKeys];
+  int rows_ = 0, row_ = 0, line_ = 0, lines_ = 0, step_ = 0;
+};
+
+struct FetchStep {
+  Fetch* fetch;
+  void operator()() const { fetch->step(); }
+};
+
 /// Backward of one item. kWide: a head dim exceeds 128.
 template <class Simd, class Number, bool kWide>
 class BackwardTile {
@@ -56,7 +90,9 @@ class BackwardTile {
   void place_rows(const BackwardItem& item);
   void pack_tile(const BackwardItem& item);
   void pack_panel(const void* const* rows, int panel, int dim, Word* lanes, Word* by_row);
-  void load_block(const BackwardItem& item, int64_t start);
+  void find_block(const BackwardItem& item, int64_t start);
+  void load_block(const BackwardItem& item);
+  void start_fetch(int64_t start, bool more);
   PanelView visible(int panel, int64_t start) const;
   void block(int64_t start);
   void two_panels(int panel, const PanelView* keys, int64_t start);
@@ -79,12 +115,11 @@ class BackwardTile {
   }
 
   template <int kStrideM, int kStrideK, int kStrideC, Start kStart>
-  static void panel_product(int rows, const Word* a, const Word* b, int b_stride, float* c,
-                            int words) {
+  void panel_product(int rows, const Word* a, const Word* b, int b_stride, float* c, int words) {
     constexpr int kWidth = Simd::kProductVectors * kLanes;
     for (int at = 0; at < kPanelRows; at += kWidth) {
       product<Simd, Simd::kProductVectors, kStrideM, kStrideK, kStrideC, kStart>(
-          rows, a, b + at, b_stride, c + at, words);
+          rows, a, b + at, b_stride, c + at, words, nullptr, FetchStep{&fetch_});
     }
   }
 
@@ -114,7 +149,11 @@ class BackwardTile {
   const Word* k_summed_;  // K in the order of a sum over keys: k_ or k_copy_
   float* dk_;             // [column panels][64][32]
   float* dv_;
+  Fetch fetch_;
   KeyPieces pieces_;
+  KeyPieces next_;  // of the next block, and its K and V
+  const void* next_k_[kBlockKeys];
+  const void* next_v_[kBlockKeys];
   int64_t fragment_ = 0;  // where the search for keys begins
   const void* dk_rows_[kBlockKeys];
   const void* dv_rows_[kBlockKeys];
@@ -292,16 +331,20 @@ void BackwardTile<Simd, Number, kWide>::add_queries(const BackwardItem& item) {
 
 // ---------------------------------------------------------------- keys of a block
 
-/// Copies K and V of the block at `start`; rows of missing keys are 0.
+/// Finds K and V of the block at `start`, which load_block copies.
 template <class Simd, class Number, bool kWide>
-void BackwardTile<Simd, Number, kWide>::load_block(const BackwardItem& item, int64_t start) {
+void BackwardTile<Simd, Number, kWide>::find_block(const BackwardItem& item, int64_t start) {
   const KeyFragment* fragments = item.task->keys.data();
-  find_keys(fragments, static_cast<int64_t>(item.task->keys.size()), start, &fragment_, &pieces_);
-  const void* k[kBlockKeys];
-  const void* v[kBlockKeys];
-  key_block_addresses(fragments, pieces_, sizeof(Number), kv_head_, k, v);
-  fetch_rows(k, kBlockKeys, d_ * sizeof(Number));
-  fetch_rows(v, kBlockKeys, e_ * sizeof(Number));
+  find_keys(fragments, static_cast<int64_t>(item.task->keys.size()), start, &fragment_, &next_);
+  key_block_addresses(fragments, next_, sizeof(Number), kv_head_, next_k_, next_v_);
+}
+
+/// Copies K and V of the block; rows of missing keys are 0.
+template <class Simd, class Number, bool kWide>
+void BackwardTile<Simd, Number, kWide>::load_block(const BackwardItem& item) {
+  pieces_ = next_;
+  const void** k = next_k_;
+  const void** v = next_v_;
   bool finite = pack_rows<Simd, Number>(k, kBlockKeys, d_, k_, kKeyStride);
   pack_rows<Simd, Number>(v, kBlockKeys, e_, v_, kKeyStride);
   k_summed_ = k_;
@@ -312,8 +355,8 @@ void BackwardTile<Simd, Number, kWide>::load_block(const BackwardItem& item, int
   if (!finite) {
     // Rows that do not see such a key have dS = 0 there, and 0 x infinity is not 0. Rows that do
     // have a dS of 0 (P = 0) or none.
-    for (const void*& key : k) {
-      if (!pack_rows<Simd, Number>(&key, 1, d_, k_copy_, kKeyStride)) key = kZeroRow;
+    for (int i = 0; i < kBlockKeys; ++i) {
+      if (!pack_rows<Simd, Number>(k + i, 1, d_, k_copy_, kKeyStride)) k[i] = kZeroRow;
     }
     pack_summed_rows<Simd, Number>(k, kBlockKeys, d_, k_copy_, kColumnStride);
     k_summed_ = k_copy_;
@@ -329,6 +372,24 @@ void BackwardTile<Simd, Number, kWide>::load_block(const BackwardItem& item, int
     key_row_addresses(gradient.dk, sizeof(float), kv_head_, piece, dk_rows_);
     key_row_addresses(gradient.dv, sizeof(float), kv_head_, piece, dv_rows_);
   }
+}
+
+/// During the work on this block: its dK and dV, and K and V of the next one.
+template <class Simd, class Number, bool kWide>
+void BackwardTile<Simd, Number, kWide>::start_fetch(int64_t start, bool more) {
+  int seeing = 0;
+  for (int panel = 0; panel < panels_; ++panel) seeing += visible(panel, start).end > 0 ? 1 : 0;
+  // Blocks of rows of the products of one panel, about.
+  const int steps = 2 * (kBlockKeys / Simd::kProductRows) + d_ / Simd::kProductRows +
+                    kBlockKeys / Simd::kProductRows * (d_panels_ + e_panels_) / 2;
+  fetch_.start();
+  fetch_.add(dk_rows_, kBlockKeys, d_ * sizeof(float));
+  fetch_.add(dv_rows_, kBlockKeys, e_ * sizeof(float));
+  if (more) {
+    fetch_.add(next_k_, kBlockKeys, d_ * sizeof(Number));
+    fetch_.add(next_v_, kBlockKeys, e_ * sizeof(Number));
+  }
+  fetch_.spread(seeing == 0 ? 1 : seeing * steps);
 }
 
 /// Adds dK and dV of the block to the caller's.
@@ -546,15 +607,19 @@ void BackwardTile<Simd, Number, kWide>::run(const BackwardItem& item) {
   pack_tile(item);
   std::memset(dq_, 0, static_cast<size_t>(panels_) * kPanelRows * d_ * sizeof(float));
   const int64_t end = last_[rows_ - 1];
-  for (int64_t at = next_key(*item.task, first_[0]); at < end;) {
-    const int64_t start = at / kBlockKeys * kBlockKeys;
+  int64_t start = next_key(*item.task, first_[0]) / kBlockKeys * kBlockKeys;
+  find_block(item, start);
+  while (start < end) {
     const int64_t block_end = start + kBlockKeys;
-    load_block(item, start);
+    load_block(item);
+    const int64_t next = next_key(*item.task, block_end) / kBlockKeys * kBlockKeys;
+    if (next < end) find_block(item, next);
+    start_fetch(start, next < end);
     block(start);
     if (turn.wait != nullptr) turn.wait(turn.state, block_end);
     add_keys();
     if (turn.done != nullptr) turn.done(turn.state, block_end);
-    at = next_key(*item.task, block_end);
+    start = next;
   }
   if (turn.wait != nullptr) turn.wait(turn.state, Turn::kAll);
   add_queries(item);
