@@ -57,8 +57,9 @@ class Fetch {
   }
 
  private:
-  const std::byte* row_at_[4 * kBlockKeys];
-  int row_lines_[4 * kBlockKeys];
+  static constexpr int kMostRows = 2 * kBlockKeys + kTileRows;
+  const std::byte* row_at_[kMostRows];
+  int row_lines_[kMostRows];
   int rows_ = 0, row_ = 0, line_ = 0, lines_ = 0, step_ = 0;
 };
 
@@ -102,7 +103,7 @@ class BackwardTile {
   void gradients_of_keys(int panel, const PanelView* keys);
   void add_keys();
   static void add_key(const float* sums, int key, int dim, float scale, float* to);
-  void add_queries(const BackwardItem& item);
+  void add_queries();
 
   /// to += scale * x, of the first `count` lanes.
   static void add_scaled(Vector x, float scale, int count, float* to) {
@@ -154,6 +155,7 @@ class BackwardTile {
   KeyPieces next_;  // of the next block, and its K and V
   const void* next_k_[kBlockKeys];
   const void* next_v_[kBlockKeys];
+  const void* dq_rows_[kTileRows];
   int64_t fragment_ = 0;  // where the search for keys begins
   const void* dk_rows_[kBlockKeys];
   const void* dv_rows_[kBlockKeys];
@@ -301,15 +303,9 @@ void BackwardTile<Simd, Number, kWide>::pack_tile(const BackwardItem& item) {
 
 /// dq += scale * dQ^T.
 template <class Simd, class Number, bool kWide>
-void BackwardTile<Simd, Number, kWide>::add_queries(const BackwardItem& item) {
-  const void* rows[kTileRows];
-  query_row_addresses(item.task->dq, sizeof(float), group_, kv_head_, row_begin_, rows_, rows_,
-                      rows);
-  fetch_rows(rows, static_cast<int>(smaller(kLanes, rows_)), d_ * sizeof(float));
+void BackwardTile<Simd, Number, kWide>::add_queries() {
   for (int row = 0; row < rows_; row += kLanes) {
     const int lanes = static_cast<int>(smaller(kLanes, rows_ - row));
-    const int next = static_cast<int>(smaller(kLanes, rows_ - row - lanes));
-    fetch_rows(rows + row + lanes, next, d_ * sizeof(float));
     const float* from = dq_ + row / kPanelRows * d_ * kPanelRows + row % kPanelRows;
     for (int column = 0; column < d_; column += kLanes) {
       const int columns = static_cast<int>(smaller(kLanes, d_ - column));
@@ -322,7 +318,7 @@ void BackwardTile<Simd, Number, kWide>::add_queries(const BackwardItem& item) {
 #pragma GCC unroll 16
       for (int i = 0; i < kLanes; ++i) {
         if (i >= lanes) continue;
-        auto* to = static_cast<float*>(const_cast<void*>(rows[row + i])) + column;
+        auto* to = static_cast<float*>(const_cast<void*>(dq_rows_[row + i])) + column;
         add_scaled(square[i], scale_, columns, to);
       }
     }
@@ -374,7 +370,7 @@ void BackwardTile<Simd, Number, kWide>::load_block(const BackwardItem& item) {
   }
 }
 
-/// During the work on this block: its dK and dV, and K and V of the next one.
+/// During the work on this block: its dK and dV, and K and V of the next one, or dQ.
 template <class Simd, class Number, bool kWide>
 void BackwardTile<Simd, Number, kWide>::start_fetch(int64_t start, bool more) {
   int seeing = 0;
@@ -388,6 +384,8 @@ void BackwardTile<Simd, Number, kWide>::start_fetch(int64_t start, bool more) {
   if (more) {
     fetch_.add(next_k_, kBlockKeys, d_ * sizeof(Number));
     fetch_.add(next_v_, kBlockKeys, e_ * sizeof(Number));
+  } else {
+    fetch_.add(dq_rows_, rows_, d_ * sizeof(float));
   }
   fetch_.spread(seeing == 0 ? 1 : seeing * steps);
 }
@@ -605,6 +603,8 @@ void BackwardTile<Simd, Number, kWide>::run(const BackwardItem& item) {
   const Turn& turn = item.turn;
   place_rows(item);
   pack_tile(item);
+  query_row_addresses(item.task->dq, sizeof(float), group_, kv_head_, row_begin_, rows_, rows_,
+                      dq_rows_);
   std::memset(dq_, 0, static_cast<size_t>(panels_) * kPanelRows * d_ * sizeof(float));
   const int64_t end = last_[rows_ - 1];
   int64_t start = next_key(*item.task, first_[0]) / kBlockKeys * kBlockKeys;
@@ -622,7 +622,7 @@ void BackwardTile<Simd, Number, kWide>::run(const BackwardItem& item) {
     start = next;
   }
   if (turn.wait != nullptr) turn.wait(turn.state, Turn::kAll);
-  add_queries(item);
+  add_queries();
   if (turn.done != nullptr) turn.done(turn.state, Turn::kAll);
 }
 
