@@ -19,6 +19,7 @@ using kernels::Isa;
 using kernels::ThreadPool;
 
 constexpr double kLeastSeconds = 5e-3;
+constexpr double kLongestLoop = 50e-3;  // on several threads
 constexpr std::pair<Isa, ScalarType> kPeaks[] = {{Isa::kAvx512Bf16, ScalarType::kBFloat16},
                                                  {Isa::kAvx512, ScalarType::kFloat32},
                                                  {Isa::kAvx2, ScalarType::kFloat32},
@@ -60,7 +61,7 @@ void Measurer::peaks(Results& results) {
     if (!kernels::isa_available(isa)) continue;
     results.peaks.push_back({.isa = isa, .type = type});
     contenders.push_back(peak_loop(isa, type, Clock::kThread));
-    contenders.push_back(parallel_peak_loop(isa, type, options_.cores));
+    contenders.push_back(parallel_peak_loop(isa, type, options_.cores, kLeastSeconds));
   }
   // Twice as many rounds: the best of as many turns as the kernel's.
   const auto rates = interleaved_rates(contenders, 2 * options_.rounds, kLeastSeconds);
@@ -155,21 +156,28 @@ void Measurer::threads(const RowSpec& row, Results& results) {
   Problem problem(row.type, row.heads, row.head_dim, {{0, row.length}});
   problem.prepare(one_, isa);
   for (const Pass pass : kPasses) {
+    // The loop runs as long as the kernel, so that other programs disturb both alike.
     const Contender on_all = kernel(problem, pass, *all_, isa, Clock::kWall);
-    const std::vector<Contender> contenders{
-        peak_loop(isa, row.type, Clock::kWall), parallel_peak_loop(isa, row.type, options_.cores),
-        kernel(problem, pass, one_, isa, Clock::kWall), on_all, on_all};
+    const double seconds = std::clamp(on_all.seconds(), kLeastSeconds, kLongestLoop);
+    const Contender loop_on_all = parallel_peak_loop(isa, row.type, options_.cores, seconds);
+    const std::vector<Contender> contenders{peak_loop(isa, row.type, Clock::kThread),
+                                            loop_on_all,
+                                            kernel(problem, pass, one_, isa, Clock::kThread),
+                                            on_all,
+                                            loop_on_all,
+                                            on_all};
     const auto rates = interleaved_rates(contenders, options_.rounds, kLeastSeconds);
     const Rates gain = quotient(rates[3], rates[2]);
     const Rates loop_gain = quotient(rates[1], rates[0]);
+    const Rates of_loop = quotient(rates[3], rates[1]), again = quotient(rates[5], rates[4]);
     results.threads.push_back({.row = row,
                                .pass = pass,
                                .best_of_one = best(rates[2]),
-                               .best = std::max(best(rates[3]), best(rates[4])),
+                               .best = std::max(best(rates[3]), best(rates[5])),
                                .gain = estimate(gain),
                                .loop_gain = estimate(loop_gain),
                                .of_loop = {estimate_ratio(gain, loop_gain),
-                                           estimate_ratio(rates[4], rates[3]), kThreadsBar}});
+                                           estimate_ratio(again, of_loop), kThreadsBar}});
   }
 }
 

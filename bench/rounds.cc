@@ -57,13 +57,6 @@ Estimate estimate_ratio(const Rates& numerator, const Rates& denominator) {
   return estimate(quotient(numerator, denominator));
 }
 
-Rates product(const Rates& left, const Rates& right) {
-  DISTCA_CHECK_EQ(left.size(), right.size());
-  Rates result(left);
-  for (size_t i = 0; i < result.size(); ++i) result[i] *= right[i];
-  return result;
-}
-
 Rates quotient(const Rates& left, const Rates& right) {
   DISTCA_CHECK_EQ(left.size(), right.size());
   Rates result(left);

@@ -53,7 +53,6 @@ struct Estimate {
 Estimate estimate(const Rates& values);
 /// Of the ratios within a round.
 Estimate estimate_ratio(const Rates& numerator, const Rates& denominator);
-Rates product(const Rates& left, const Rates& right);
 Rates quotient(const Rates& left, const Rates& right);
 
 }  // namespace distca::bench

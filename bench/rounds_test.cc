@@ -57,7 +57,7 @@ TEST(Rounds, ratios_are_taken_within_a_round) {
   EXPECT_DOUBLE_EQ(found.median, 2);
   EXPECT_DOUBLE_EQ(found.low, 2);
   EXPECT_DOUBLE_EQ(found.high, 2);
-  EXPECT_THAT(product({2, 3}, {4, 5}), ElementsAre(8, 15));
+  EXPECT_THAT(quotient({8, 15}, {4, 5}), ElementsAre(2, 3));
   EXPECT_THROW(estimate({}), CheckFailure);
 }
 

@@ -145,6 +145,22 @@ TEST_P(AtenAttentionTest, head_dims_may_differ) {
   }
 }
 
+TEST_P(AtenAttentionTest, a_softcap_bends_scores_and_their_gradients) {
+  for (const ScalarType type : kTypes) {
+    for (const Mask& mask : {Mask{}, Mask{.causal = true, .window_left = 9}}) {
+      Case c{.type = type,
+             .q_position = 15,
+             .q_tokens = 50,
+             .k_tokens = 65,
+             .mask = mask,
+             .key_cuts = {20},
+             .spread = 3};
+      c.shape.softcap = 5;  // scores have a standard deviation of 9
+      expect_like_whole_matrix(GetParam(), c);
+    }
+  }
+}
+
 TEST_P(AtenAttentionTest, keys_that_nobody_sees_change_nothing) {
   for (const ScalarType type : kTypes) {
     Case c{

@@ -27,23 +27,25 @@ class FlashOperator final : public VarlenOperator {
  public:
   explicit FlashOperator(double softmax_scale) : softmax_scale_(softmax_scale) {}
 
-  std::pair<at::Tensor, at::Tensor> forward(const VarlenLaunch& launch,
-                                            const VarlenTensors& in) const override {
-    const Numbers n(launch, in.q.device());
+  std::pair<at::Tensor, at::Tensor> forward(const VarlenLaunch& launch, const at::Tensor& q,
+                                            const at::Tensor& k,
+                                            const at::Tensor& v) const override {
+    const Numbers n(launch, q.device());
     auto result = at::_flash_attention_forward(
-        in.q, in.k, in.v, n.cu_seqlens_q, n.key_starts, n.max_queries, launch.max_keys,
+        q, k, v, n.cu_seqlens_q, n.key_starts, n.max_queries, launch.max_keys,
         /*dropout_p=*/0.0, n.causal, /*return_debug_mask=*/false, softmax_scale_, n.window_left,
         n.window_right, n.keys_used);
     return {std::get<0>(result), std::get<1>(result)};
   }
 
-  std::array<at::Tensor, 3> backward(const VarlenLaunch& launch, const VarlenTensors& in,
+  std::array<at::Tensor, 3> backward(const VarlenLaunch& launch, const at::Tensor& q,
+                                     const at::Tensor& k, const at::Tensor& v,
                                      const at::Tensor& d_o, const at::Tensor& o,
                                      const at::Tensor& lse) const override {
-    const Numbers n(launch, in.q.device());
-    const at::Tensor no_random = at::empty({2}, in.q.options().dtype(at::kUInt64));
+    const Numbers n(launch, q.device());
+    const at::Tensor no_random = at::empty({2}, q.options().dtype(at::kUInt64));
     const auto [dq, dk, dv] = at::_flash_attention_backward(
-        d_o, in.q, in.k, in.v, o, lse, n.cu_seqlens_q, n.key_starts, n.max_queries, launch.max_keys,
+        d_o, q, k, v, o, lse, n.cu_seqlens_q, n.key_starts, n.max_queries, launch.max_keys,
         /*dropout_p=*/0.0, n.causal, no_random, no_random, softmax_scale_, n.window_left,
         n.window_right);
     return {dq, dk, dv};
@@ -86,15 +88,16 @@ class EfficientOperator final : public VarlenOperator {
  public:
   explicit EfficientOperator(const Shape& shape) : shape_(shape) {}
 
-  std::pair<at::Tensor, at::Tensor> forward(const VarlenLaunch& launch,
-                                            const VarlenTensors& in) const override {
+  std::pair<at::Tensor, at::Tensor> forward(const VarlenLaunch& launch, const at::Tensor& q,
+                                            const at::Tensor& k,
+                                            const at::Tensor& v) const override {
     const at::Tensor all_o =
-        at::empty({in.q.size(0), shape_.num_heads, shape_.head_dim_v}, in.q.options());
-    const at::Tensor all_lse = at::empty({shape_.num_heads, in.q.size(0)}, in.q.options());
+        at::empty({q.size(0), shape_.num_heads, shape_.head_dim_v}, q.options());
+    const at::Tensor all_lse = at::empty({shape_.num_heads, q.size(0)}, q.options());
     for (int64_t b = 0; b < launch.sequences(); ++b) {
       const Sequence s(launch, b);
       const auto result = at::_efficient_attention_forward(
-          of_queries(in.q, s), of_keys(in.k, s), of_keys(in.v, s), /*bias=*/std::nullopt,
+          of_queries(q, s), of_keys(k, s), of_keys(v, s), /*bias=*/std::nullopt,
           /*cu_seqlens_q=*/std::nullopt, /*cu_seqlens_k=*/std::nullopt,
           /*max_seqlen_q=*/std::nullopt, /*max_seqlen_k=*/std::nullopt, /*dropout_p=*/0.0,
           mask_type(launch), /*compute_log_sumexp=*/true, shape_.softmax_scale);
@@ -104,18 +107,19 @@ class EfficientOperator final : public VarlenOperator {
     return {all_o, all_lse};
   }
 
-  std::array<at::Tensor, 3> backward(const VarlenLaunch& launch, const VarlenTensors& in,
+  std::array<at::Tensor, 3> backward(const VarlenLaunch& launch, const at::Tensor& q,
+                                     const at::Tensor& k, const at::Tensor& v,
                                      const at::Tensor& d_o, const at::Tensor& o,
                                      const at::Tensor& lse) const override {
-    const at::Tensor all_dq = at::empty(in.q.sizes(), in.q.options());
-    const at::Tensor all_dk = at::empty(in.k.sizes(), in.k.options());
-    const at::Tensor all_dv = at::empty(in.v.sizes(), in.v.options());
-    const at::Tensor no_random = at::empty({}, in.q.options().dtype(at::kLong));
+    const at::Tensor all_dq = at::empty(q.sizes(), q.options());
+    const at::Tensor all_dk = at::empty(k.sizes(), k.options());
+    const at::Tensor all_dv = at::empty(v.sizes(), v.options());
+    const at::Tensor no_random = at::empty({}, q.options().dtype(at::kLong));
     for (int64_t b = 0; b < launch.sequences(); ++b) {
       const Sequence s(launch, b);
       if (s.queries.empty()) continue;
       const auto [dq, dk, dv, bias] = at::_efficient_attention_backward(
-          of_queries(d_o, s), of_queries(in.q, s), of_keys(in.k, s), of_keys(in.v, s),
+          of_queries(d_o, s), of_queries(q, s), of_keys(k, s), of_keys(v, s),
           /*bias=*/std::nullopt, of_queries(o, s).contiguous(), /*cu_seqlens_q=*/std::nullopt,
           /*cu_seqlens_k=*/std::nullopt, s.queries.size(), s.keys.size(), padded(lse, s),
           /*dropout_p=*/0.0, no_random, no_random, mask_type(launch), /*bias_requires_grad=*/false,

@@ -35,6 +35,10 @@ struct Run {
   int64_t row;
 };
 
+struct Keys {
+  at::Tensor k, v;
+};
+
 class Player {
  public:
   Player(const Shape& shape, ScalarType type, int cuda_device)
@@ -53,8 +57,10 @@ class Player {
     fill_rows_without_keys(plan, o_type, tasks);
     find_keys(plan);
     for (const VarlenLaunch& launch : plan.launches) {
-      const VarlenTensors in = inputs(launch, tasks);
-      const auto [o, lse] = op.forward(launch, in);
+      const at::Tensor q =
+          packed(runs(launch, tasks, type_, &ForwardTask::q), launch, shape_.head_dim_qk);
+      const Keys keys = keys_of(launch);
+      const auto [o, lse] = op.forward(launch, q, keys.k, keys.v);
       for (const Run& run : runs(launch, tasks, o_type, &ForwardTask::o)) {
         queries(run.rows, o_type, run.tokens, shape_.head_dim_v)
             .copy_(count(o.narrow(0, run.row, run.tokens)));
@@ -72,21 +78,23 @@ class Player {
     const VarlenPlan plan = kernels::plan_backward_launches(type_, planned);
     find_keys(plan);
     for (const VarlenLaunch& launch : plan.launches) {
-      const VarlenTensors in = inputs(launch, tasks);
+      const at::Tensor q =
+          packed(runs(launch, tasks, type_, &BackwardTask::q), launch, shape_.head_dim_qk);
+      const Keys keys = keys_of(launch);
       const at::Tensor d_o =
           packed(runs(launch, tasks, type_, &BackwardTask::d_o), launch, shape_.head_dim_v);
       const at::Tensor delta = packed_numbers(launch, tasks, &BackwardTask::delta);
       const at::Tensor lse = packed_numbers(launch, tasks, &BackwardTask::lse).t().contiguous();
       const auto [dq, dk, dv] =
-          op.backward(launch, in, d_o, aten_output_from_delta(d_o, delta), lse);
+          op.backward(launch, q, keys.k, keys.v, d_o, aten_output_from_delta(d_o, delta), lse);
       for (const Run& run : runs(launch, tasks, accumulator_, &BackwardTask::dq)) {
         queries(run.rows, accumulator_, run.tokens, shape_.head_dim_qk)
             .add_(dq.narrow(0, run.row, run.tokens));
       }
       for (const GradientTarget& target : launch.gradients) {
-        keys(target.to.dk, accumulator_, target.tokens, shape_.head_dim_qk)
+        key_tensor(target.to.dk, accumulator_, target.tokens, shape_.head_dim_qk)
             .add_(dk.narrow(0, target.row, target.tokens));
-        keys(target.to.dv, accumulator_, target.tokens, shape_.head_dim_v)
+        key_tensor(target.to.dv, accumulator_, target.tokens, shape_.head_dim_v)
             .add_(dv.narrow(0, target.row, target.tokens));
       }
     }
@@ -105,7 +113,7 @@ class Player {
   at::Tensor queries(const Rows& rows, ScalarType scalar, int64_t tokens, int64_t dim) const {
     return tensor(rows, scalar, tokens, shape_.num_heads, dim);
   }
-  at::Tensor keys(const Rows& rows, ScalarType scalar, int64_t tokens, int64_t dim) const {
+  at::Tensor key_tensor(const Rows& rows, ScalarType scalar, int64_t tokens, int64_t dim) const {
     return tensor(rows, scalar, tokens, shape_.num_kv_heads, dim);
   }
   /// [tokens, H]
@@ -122,31 +130,26 @@ class Player {
     const Shape& s = shape_;
     for (const KeyBuffer& buffer : plan.buffers) {
       if (!buffer.gathered()) {
-        buffers_.push_back({{},
-                            keys(buffer.k, type_, buffer.rows, s.head_dim_qk),
-                            keys(buffer.v, type_, buffer.rows, s.head_dim_v)});
+        buffers_.push_back({key_tensor(buffer.k, type_, buffer.rows, s.head_dim_qk),
+                            key_tensor(buffer.v, type_, buffer.rows, s.head_dim_v)});
         continue;
       }
-      const VarlenTensors all{
-          {},
-          at::empty({buffer.rows, s.num_kv_heads, s.head_dim_qk}, options(type_)),
-          at::empty({buffer.rows, s.num_kv_heads, s.head_dim_v}, options(type_))};
+      const Keys all{at::empty({buffer.rows, s.num_kv_heads, s.head_dim_qk}, options(type_)),
+                     at::empty({buffer.rows, s.num_kv_heads, s.head_dim_v}, options(type_))};
       for (const KeyCopy& copy : buffer.copies) {
         all.k.narrow(0, copy.row, copy.tokens)
-            .copy_(count(keys(copy.k, type_, copy.tokens, s.head_dim_qk)));
+            .copy_(count(key_tensor(copy.k, type_, copy.tokens, s.head_dim_qk)));
         all.v.narrow(0, copy.row, copy.tokens)
-            .copy_(count(keys(copy.v, type_, copy.tokens, s.head_dim_v)));
+            .copy_(count(key_tensor(copy.v, type_, copy.tokens, s.head_dim_v)));
       }
       buffers_.push_back(all);
     }
   }
 
-  template <typename Task>
-  VarlenTensors inputs(const VarlenLaunch& launch, std::span<const Task> tasks) {
-    const VarlenTensors& buffer = buffers_[launch.buffer];
+  Keys keys_of(const VarlenLaunch& launch) const {
+    const Keys& buffer = buffers_[launch.buffer];
     const Range& rows = launch.key_rows;
-    return {packed(runs(launch, tasks, type_, &Task::q), launch, shape_.head_dim_qk),
-            buffer.k.narrow(0, rows.begin, rows.size()),
+    return {buffer.k.narrow(0, rows.begin, rows.size()),
             buffer.v.narrow(0, rows.begin, rows.size())};
   }
 
@@ -224,7 +227,7 @@ class Player {
   at::Device device_;
   c10::InferenceMode no_autograd_;
   c10::DeviceGuard device_guard_;
-  std::vector<VarlenTensors> buffers_;  // without q
+  std::vector<Keys> buffers_;
   int64_t copied_ = 0;
 };
 

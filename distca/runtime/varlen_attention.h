@@ -6,8 +6,6 @@
 // they lie if a launch's pieces adjoin in memory, else packed. Broken shapes are a CHECK.
 // Thread rule: calls on disjoint outputs may run at the same time, if the operator allows it.
 
-#include <ATen/core/Tensor.h>
-
 #include <array>
 #include <cstdint>
 #include <span>
@@ -16,23 +14,25 @@
 #include "distca/kernels/attention.h"
 #include "distca/kernels/varlen_launches.h"
 
+namespace at {
+class Tensor;
+}
+
 namespace distca {
 
-/// The tensors of one launch: q [query rows, H, D], k [key rows, G, D], v [key rows, G, E].
-struct VarlenTensors {
-  at::Tensor q, k, v;
-};
-
+/// q [query rows, H, D], k [key rows, G, D], v [key rows, G, E] of one launch.
 class VarlenOperator {
  public:
   virtual ~VarlenOperator() = default;
   /// O [query rows, H, E] in the type of q, LSE [H, query rows] in the accumulator's.
   virtual std::pair<at::Tensor, at::Tensor> forward(const kernels::VarlenLaunch& launch,
-                                                    const VarlenTensors& in) const = 0;
+                                                    const at::Tensor& q, const at::Tensor& k,
+                                                    const at::Tensor& v) const = 0;
   /// dQ, dK, dV in the shapes of q, k, v, written where a sequence of the launch has rows.
   /// o: any whose row sum with d_o is delta. lse [H, query rows], contiguous.
   virtual std::array<at::Tensor, 3> backward(const kernels::VarlenLaunch& launch,
-                                             const VarlenTensors& in, const at::Tensor& d_o,
+                                             const at::Tensor& q, const at::Tensor& k,
+                                             const at::Tensor& v, const at::Tensor& d_o,
                                              const at::Tensor& o, const at::Tensor& lse) const = 0;
 };
 

@@ -12,7 +12,6 @@
 #include "distca/base/error.h"
 #include "distca/kernels/attention_testing.h"
 #include "distca/kernels/merge.h"
-#include "distca/runtime/attention_operators_testing.h"
 #include "distca/runtime/cuda_attention.h"
 
 namespace distca {

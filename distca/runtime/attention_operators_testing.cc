@@ -1,8 +1,7 @@
-#pragma once
-// For tests, to be included by one source of a program: ATen's CUDA attention operators as CPU
-// kernels. They check what the CUDA kernels check, then compute what those compute, a sequence at a
-// time through the matmul path, so that all our code around the operators runs without a device.
-// What a kernel leaves unwritten is not a number.
+// For tests: ATen's CUDA attention operators as CPU kernels, registered in a program that this
+// source is linked into. They check what the CUDA kernels check, then compute what those compute, a
+// sequence at a time through the matmul path, so that all our code around the operators runs
+// without a device. What a kernel leaves unwritten is not a number.
 
 #include <ATen/ATen.h>
 #include <torch/library.h>
@@ -17,17 +16,18 @@
 #include "distca/kernels/attention.h"
 #include "distca/runtime/aten_attention.h"
 
-namespace distca::testing {
+namespace distca {
+namespace {
 
 using MaybeTensor = std::optional<at::Tensor>;
 using MaybeSize = std::optional<int64_t>;
 
-inline ScalarType our_type(const at::Tensor& tensor) {
+ScalarType our_type(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kBFloat16 ? ScalarType::kBFloat16 : ScalarType::kFloat32;
 }
 
 /// Rows of a [tokens, heads, dim] tensor from `row` on.
-inline kernels::Rows rows_from(const at::Tensor& tensor, int64_t row) {
+kernels::Rows rows_from(const at::Tensor& tensor, int64_t row) {
   return {static_cast<std::byte*>(tensor.data_ptr()) +
               row * tensor.stride(0) * static_cast<int64_t>(tensor.element_size()),
           tensor.stride(0), tensor.stride(1)};
@@ -85,7 +85,7 @@ struct OneSequence {
   }
 };
 
-inline at::Tensor delta_of(const at::Tensor& d_o, const at::Tensor& o) {
+at::Tensor delta_of(const at::Tensor& d_o, const at::Tensor& o) {
   return (d_o.to(at::kFloat) * o.to(at::kFloat)).sum(-1, /*keepdim=*/true);
 }
 
@@ -145,7 +145,7 @@ class FlashCall {
 };
 
 /// Boxed: versions of PyTorch differ in the arguments behind seqused_k.
-inline void flash_forward(const c10::OperatorHandle&, torch::jit::Stack* stack) {
+void flash_forward(const c10::OperatorHandle&, torch::jit::Stack* stack) {
   constexpr size_t kSeqused = 13;
   const std::vector<c10::IValue> in(stack->begin(), stack->end());
   stack->clear();
@@ -168,7 +168,7 @@ inline void flash_forward(const c10::OperatorHandle&, torch::jit::Stack* stack) 
   }
 }
 
-inline std::tuple<at::Tensor, at::Tensor, at::Tensor> flash_backward(
+std::tuple<at::Tensor, at::Tensor, at::Tensor> flash_backward(
     const at::Tensor& d_o, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
     const at::Tensor& o, const at::Tensor& lse, const at::Tensor& cu_seqlens_q,
     const at::Tensor& cu_seqlens_k, int64_t max_q, int64_t max_k, double dropout, bool causal,
@@ -197,8 +197,8 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor> flash_backward(
 constexpr int64_t kLseTile = 32;
 
 /// One sequence a member of the batch; tensors [batch, tokens, heads, dim].
-inline OneSequence whole_member(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                int64_t mask_type) {
+OneSequence whole_member(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                         int64_t mask_type) {
   TORCH_CHECK(q.dim() == 4 && k.sizes() == v.sizes() && q.size(0) == k.size(0));
   TORCH_CHECK(q.size(2) == k.size(2) && q.size(3) == k.size(3), "heads");
   TORCH_CHECK(q.stride(3) == 1 && k.stride(3) == 1 && v.stride(3) == 1);
@@ -206,7 +206,7 @@ inline OneSequence whole_member(const at::Tensor& q, const at::Tensor& k, const 
   return {0, q.size(1), 0, k.size(1), -1, mask_type == 2 ? 0 : -1};
 }
 
-inline std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, c10::SymInt, c10::SymInt>
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, c10::SymInt, c10::SymInt>
 efficient_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                   const MaybeTensor& bias, const MaybeTensor& cu_seqlens_q,
                   const MaybeTensor& cu_seqlens_k, MaybeSize, MaybeSize, double dropout,
@@ -226,7 +226,7 @@ efficient_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
   return {o, lse, {}, {}, c10::SymInt(q.size(1)), c10::SymInt(k.size(1))};
 }
 
-inline std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> efficient_backward(
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> efficient_backward(
     const at::Tensor& d_o, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
     const MaybeTensor& bias, const at::Tensor& o, const MaybeTensor& cu_seqlens_q,
     const MaybeTensor& cu_seqlens_k, int64_t max_q, int64_t max_k, const at::Tensor& lse,
@@ -256,4 +256,5 @@ TORCH_LIBRARY_IMPL(aten, CPU, m) {
   m.impl("_efficient_attention_backward", TORCH_FN(efficient_backward));
 }
 
-}  // namespace distca::testing
+}  // namespace
+}  // namespace distca
