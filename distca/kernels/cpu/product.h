@@ -79,12 +79,20 @@ inline __attribute__((always_inline)) void product_rest(int rows, const Word* a,
   }
 }
 
-/// C of `rows` x (kVectors x lanes): blocks of kProductRows rows, then the rest.
-template <class Simd, int kVectors, int kStrideM, int kStrideK, int kStrideC, Start kStart>
+struct NoStep {
+  void operator()() const {}
+};
+
+/// C of `rows` x (kVectors x lanes): blocks of kProductRows rows, then the rest. `step` is called
+/// before each block: a place for what may run beside the arithmetic.
+template <class Simd, int kVectors, int kStrideM, int kStrideK, int kStrideC, Start kStart,
+          class Step = NoStep>
 __attribute__((noinline)) void product(int rows, const Word* a, const Word* b, int b_stride,
-                                       float* c, int words, const float* factor = nullptr) {
+                                       float* c, int words, const float* factor = nullptr,
+                                       Step step = {}) {
   constexpr int kBlock = Simd::kProductRows;
   for (; rows >= kBlock; rows -= kBlock) {
+    step();
     product_block<Simd, kBlock, kVectors, kStrideM, kStrideK, kStrideC, kStart>(a, b, b_stride, c,
                                                                                 words, factor);
     a += kBlock * kStrideM;
