@@ -141,23 +141,47 @@ void pack_queries(const ForwardItem& item, int64_t group, ForwardTile<Simd>& til
   }
 }
 
-/// Copies the block's K and V. Where V is not finite the key's row is 0 in the copy.
-template <class Simd, class Number, class Strides>
-void pack_keys(const ForwardItem& item, const KeyPieces& pieces, KeyBlock& block,
-               ForwardTile<Simd>& tile) {
-  constexpr int kGrain = Simd::kPairs ? 2 : 1;
-  const int d = static_cast<int>(item.shape->head_dim_qk);
+/// The first position >= `from` that has a key, or kFarPosition.
+inline int64_t next_key(const KeyFragment* fragments, int64_t count, int64_t hint, int64_t from) {
+  int64_t next = kFarPosition;
+  for (int64_t i = 0, at = hint; i < count; ++i) {
+    const KeyFragment& fragment = fragments[at];
+    if (fragment.tokens > 0 && fragment.position + fragment.tokens > from) {
+      if (fragment.position <= from) return from;
+      if (fragment.position < next) next = fragment.position;
+    }
+    if (++at == count) at = 0;
+  }
+  return next;
+}
+
+/// The block that holds the first key from `position` on; false if there is none up to `high`.
+template <class Number>
+bool find_block(const ForwardItem& item, int64_t position, int64_t high, int64_t* hint,
+                KeyBlock& block) {
+  const KeyFragment* fragments = item.task->keys.data();
+  const auto count = static_cast<int64_t>(item.task->keys.size());
+  const int64_t key = next_key(fragments, count, *hint, position);
+  if (key > high || key >= kFarPosition) return false;
+  block.position = key / kBlockKeys * kBlockKeys;
+  KeyPieces pieces;
+  find_keys(fragments, count, block.position, hint, &pieces);
   block.present = pieces.present;
-  block.not_finite = 0;
   block.first = __builtin_ctzll(block.present);
   block.end = kBlockKeys - __builtin_clzll(block.present);
   for (int i = 0; i < kBlockKeys; ++i) {
     block.index[i] = (block.present >> i & 1) != 0 ? i : kAbsentKey;
   }
-  key_block_addresses(item.task->keys.data(), pieces, sizeof(Number), item.kv_head, block.k_rows,
-                      block.v_rows);
-  const int count = static_cast<int>(round_up(block.end, kGrain));
+  key_block_addresses(fragments, pieces, sizeof(Number), item.kv_head, block.k_rows, block.v_rows);
+  return true;
+}
+
+/// Copies the block's K and V. Where V is not finite the key's row is 0 in the copy.
+template <class Simd, class Number, class Strides>
+void pack_keys(int d, KeyBlock& block, ForwardTile<Simd>& tile) {
+  const int count = static_cast<int>(round_up(block.end, Simd::kPairs ? 2 : 1));
   pack_rows<Simd, Number>(block.k_rows, count, d, tile.k, Strides::kKey);
+  block.not_finite = 0;
   if (pack_summed_rows<Simd, Number>(block.v_rows, count, tile.e, tile.v, Strides::kValue)) return;
   const void* finite_rows[kBlockKeys];
   for (int i = 0; i < count; ++i) {
@@ -167,6 +191,18 @@ void pack_keys(const ForwardItem& item, const KeyPieces& pieces, KeyBlock& block
     if (!finite) block.not_finite |= uint64_t{1} << i;
   }
   pack_summed_rows<Simd, Number>(finite_rows, count, tile.e, tile.v, Strides::kValue);
+}
+
+/// Asks for keys [begin, end) of a block that will be copied next.
+inline void prefetch_keys(const KeyBlock& block, int begin, int end, int k_bytes, int v_bytes) {
+  for (int i = begin; i < end; ++i) {
+    for (int at = 0; at < k_bytes; at += 64) {
+      __builtin_prefetch(static_cast<const std::byte*>(block.k_rows[i]) + at, 0, PFH);
+    }
+    for (int at = 0; at < v_bytes; at += 64) {
+      __builtin_prefetch(static_cast<const std::byte*>(block.v_rows[i]) + at, 0, PFH);
+    }
+  }
 }
 
 /// s = cap * tanh(score * softmax_scale / cap), in place.
@@ -367,49 +403,37 @@ void attend(ForwardTile<Simd>& tile, const KeyBlock& block, int panel) {
   }
 }
 
-/// The first position >= `from` that has a key, or kFarPosition.
-inline int64_t next_key(const KeyFragment* fragments, int64_t count, int64_t hint, int64_t from) {
-  int64_t next = kFarPosition;
-  for (int64_t i = 0, at = hint; i < count; ++i) {
-    const KeyFragment& fragment = fragments[at];
-    if (fragment.tokens > 0 && fragment.position + fragment.tokens > from) {
-      if (fragment.position <= from) return from;
-      if (fragment.position < next) next = fragment.position;
-    }
-    if (++at == count) at = 0;
-  }
-  return next;
-}
-
 /// All panels against all blocks.
 template <class Simd, class Number, class Strides>
 void attend_all(const ForwardItem& item, ForwardTile<Simd>& tile) {
-  const KeyFragment* fragments = item.task->keys.data();
-  const auto count = static_cast<int64_t>(item.task->keys.size());
   int64_t low = kFarPosition;
   int64_t high = -kFarPosition;
   for (int p = 0; p < tile.panels; ++p) {
     if (tile.panel_keys[p].some_low < low) low = tile.panel_keys[p].some_low;
     if (tile.panel_keys[p].some_high > high) high = tile.panel_keys[p].some_high;
   }
-  if (low < 0) low = 0;
-  KeyPieces pieces;
-  KeyBlock block;
+  const int d = static_cast<int>(item.shape->head_dim_qk);
+  const int k_bytes = d * static_cast<int>(sizeof(Number));
+  const int v_bytes = tile.e * static_cast<int>(sizeof(Number));
+  KeyBlock blocks[2];
   int64_t hint = 0;
-  while (true) {
-    const int64_t key = next_key(fragments, count, hint, low);
-    if (key > high || key >= kFarPosition) return;
-    block.position = key / kBlockKeys * kBlockKeys;
-    find_keys(fragments, count, block.position, &hint, &pieces);
-    pack_keys<Simd, Number, Strides>(item, pieces, block, tile);
+  bool more = find_block<Number>(item, low < 0 ? 0 : low, high, &hint, blocks[0]);
+  for (int current = 0; more; current = 1 - current) {
+    KeyBlock& block = blocks[current];
+    KeyBlock& next = blocks[1 - current];
+    pack_keys<Simd, Number, Strides>(d, block, tile);
+    more = find_block<Number>(item, block.position + kBlockKeys, high, &hint, next);
     for (int p = 0; p < tile.panels; ++p) {
+      if (more) {
+        prefetch_keys(next, kBlockKeys * p / tile.panels, kBlockKeys * (p + 1) / tile.panels,
+                      k_bytes, v_bytes);
+      }
       if (panel_lanes(tile, p) <= Simd::kLanes) {
         attend<Simd, Number, Strides, 1>(tile, block, p);
       } else {
         attend<Simd, Number, Strides, Simd::kProductVectors>(tile, block, p);
       }
     }
-    low = block.position + kBlockKeys;
   }
 }
 
