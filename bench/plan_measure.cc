@@ -1,7 +1,5 @@
 #include "bench/plan_measure.h"
 
-#include <fstream>
-
 #include "bench/timing.h"
 #include "distca/base/error.h"
 #include "distca/plan/exchange.h"
@@ -79,16 +77,6 @@ Measured measure(const Workload& workload, const PlanOptions& options, int round
 double share(int64_t bytes, int64_t original) {
   if (bytes == original) return 1;
   return static_cast<double>(bytes) / static_cast<double>(original);
-}
-
-std::string cpu_name() {
-  std::ifstream info("/proc/cpuinfo");
-  for (std::string line; std::getline(info, line);) {
-    const size_t colon = line.find(": ");
-    if (line.rfind("model name", 0) == 0 && colon != std::string::npos)
-      return line.substr(colon + 2);
-  }
-  return "unknown";
 }
 
 }  // namespace distca::bench

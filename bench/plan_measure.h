@@ -40,6 +40,4 @@ Measured measure(const Workload& workload, const PlanOptions& options, int round
 /// Of `original`: 1 where neither moves anything.
 double share(int64_t bytes, int64_t original);
 
-std::string cpu_name();
-
 }  // namespace distca::bench

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "bench/machine.h"
 #include "distca/base/build_info.h"
 #include "distca/base/json.h"
 #include "distca/base/text.h"

@@ -4,6 +4,8 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <span>
+#include <vector>
 
 #include "distca/base/clock.h"
 
@@ -13,6 +15,26 @@ inline void pin_to_this_core() {
   cpu_set_t cores;
   CPU_ZERO(&cores);
   CPU_SET(sched_getcpu(), &cores);
+  sched_setaffinity(0, sizeof(cores), &cores);
+}
+
+/// Cores that the calling thread may use, ascending.
+inline std::vector<int> allowed_cores() {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  sched_getaffinity(0, sizeof(cores), &cores);
+  std::vector<int> allowed;
+  for (int core = 0; core < CPU_SETSIZE; ++core) {
+    if (CPU_ISSET(core, &cores)) allowed.push_back(core);
+  }
+  return allowed;
+}
+
+/// The calling thread, and those that it starts from now on.
+inline void pin_to(std::span<const int> allowed) {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  for (const int core : allowed) CPU_SET(core, &cores);
   sched_setaffinity(0, sizeof(cores), &cores);
 }
 

@@ -23,13 +23,13 @@ namespace distca::kernels::testing {
 constexpr double kNoKey = -std::numeric_limits<double>::infinity();
 
 /// Owned rows [tokens, heads, dim]; `gap` elements lie between the tokens' rows, as in a packed
-/// QKV tensor.
+/// QKV tensor. What was never written is NaN.
 class Tensor {
  public:
   Tensor() = default;
   Tensor(ScalarType type, int64_t tokens, int64_t heads, int64_t dim, int64_t gap = 0)
       : type_(type), tokens_(tokens), heads_(heads), dim_(dim), stride_(heads * dim + gap) {
-    bytes_.resize((tokens * stride_ + 1) * element_bytes(type));
+    bytes_.resize((tokens * stride_ + 1) * element_bytes(type), std::byte{0xFF});
   }
 
   Rows rows(int64_t token = 0) { return shifted({bytes_.data(), stride_, dim_}, type_, token, 0); }
@@ -122,6 +122,7 @@ struct Document {
     k.fill([&] { return c.spread * normal(random); });
     v.fill([&] { return normal(random); });
     d_o.fill([&] { return normal(random); });
+    for (Tensor* gradient : {&dq, &dk, &dv}) gradient->fill([] { return 0; });
   }
 
   /// Keys [keys.begin, keys.end), in fragments; kept until the next call.

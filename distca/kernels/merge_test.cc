@@ -162,6 +162,7 @@ TEST(OutputFromDeltaTest, its_row_sum_with_d_o_is_delta) {
 TEST(OutputFromDeltaTest, a_row_of_zeros_gives_zeros) {
   const ScalarType type = ScalarType::kFloat32;
   Part d_o(type, type), o(type, type);
+  d_o.o.fill([] { return 0; });
   d_o.lse.fill([] { return 3; });
   o.o.fill([] { return 7; });
   output_from_delta(kShape, type, d_o.o.rows(), d_o.lse.rows(), o.o.rows());

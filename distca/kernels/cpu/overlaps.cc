@@ -67,11 +67,10 @@ class Finder {
     piece.stride = rows.token_stride * kBytes;
     piece.rows = tokens;
     int64_t pieces = 1;
-    if (tokens == 1) {
-      piece.stride = std::max(piece.stride, piece.width);
-    } else if (piece.width > piece.stride) {
+    if (piece.width > piece.stride) {
       pieces = heads;
       piece.width = dim * kBytes;
+      piece.stride = std::max(piece.stride, piece.width);  // one token may come without a stride
     }
     for (piece.head = 0; piece.head < pieces; ++piece.head) {
       const auto begin = static_cast<int64_t>(reinterpret_cast<uintptr_t>(rows.data)) +

@@ -111,20 +111,25 @@ Burst burst_of(Isa isa, ScalarType type) {
 
 }  // namespace
 
-double measured_peak_gflops(Isa isa, ScalarType type, double seconds) {
+double run_peak_burst(Isa isa, ScalarType type) {
   DISTCA_CHECK(isa_available(isa), "{} on a machine that lacks it", isa_name(isa));
   const Burst burst = burst_of(isa, type);
   // Read at run time: constants would let the compiler know the result.
-  volatile float factor = 0.5F, term = 0.5F, result = 0;
-  double fastest_s = 1e9;
+  volatile float factor = 0.5F, term = 0.5F;
+  const float result = burst.run(factor, term);
+  DISTCA_CHECK(result > 0, "{}: the multiply-adds were left out", isa_name(isa));
+  return burst.flops / (type == ScalarType::kFloat64 ? 2 : 1);
+}
+
+double measured_peak_gflops(Isa isa, ScalarType type, double seconds) {
+  double fastest_s = 1e9, flops = 0;
   const Stopwatch all;
   do {
     const Stopwatch watch;
-    result = burst.run(factor, term);
+    flops = run_peak_burst(isa, type);
     fastest_s = std::min(fastest_s, watch.seconds());
   } while (all.seconds() < seconds);
-  DISTCA_CHECK(result > 0, "{}: the multiply-adds were left out", isa_name(isa));
-  return burst.flops * 1e-9 / fastest_s / (type == ScalarType::kFloat64 ? 2 : 1);
+  return flops * 1e-9 / fastest_s;
 }
 
 }  // namespace distca::kernels

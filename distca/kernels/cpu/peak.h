@@ -13,4 +13,7 @@ namespace distca::kernels {
 /// widens. fp64: half of fp32, as vectors hold half as many. `isa` must be available.
 double measured_peak_gflops(Isa isa, ScalarType type, double seconds);
 
+/// One such burst; its FLOP. For callers that keep the clock themselves.
+double run_peak_burst(Isa isa, ScalarType type);
+
 }  // namespace distca::kernels

@@ -32,6 +32,7 @@ struct Avx2 {
   static Vector subtract(Vector a, Vector b) { return _mm256_sub_ps(a, b); }
   static Vector multiply(Vector a, Vector b) { return _mm256_mul_ps(a, b); }
   static Vector divide(Vector a, Vector b) { return _mm256_div_ps(a, b); }
+  /// `b` where either is NaN.
   static Vector max(Vector a, Vector b) { return _mm256_max_ps(a, b); }
   static Vector min(Vector a, Vector b) { return _mm256_min_ps(a, b); }
   /// a * b + c, rounded once.
@@ -124,6 +125,11 @@ struct Avx2 {
   }
   /// Lanes where a <= b.
   static Mask at_most(Integers a, Integers b) { return {_mm256_cmpgt_epi32(a, b)}; }
+  /// Lanes where a < b; not where either is NaN.
+  static Mask below(Vector a, Vector b) {
+    return {_mm256_castps_si256(_mm256_cmp_ps(a, b, _CMP_NLT_UQ))};
+  }
+  static bool any(Mask mask) { return _mm256_movemask_ps(_mm256_castsi256_ps(mask.out)) != 0xFF; }
   static Mask both(Mask a, Mask b) { return {_mm256_or_si256(a.out, b.out)}; }
   static Vector select(Mask mask, Vector yes, Vector no) {
     return _mm256_blendv_ps(yes, no, _mm256_castsi256_ps(mask.out));

@@ -151,6 +151,10 @@ struct Avx512Bf16 : Avx512 {
     const __m512i high = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, second));
     return _mm512_castsi512_ps(_mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
   }
+  /// Words of 32 numbers in order, rounded to bf16: `first` in the lower 16.
+  static Vector neighbours(Vector first, Vector second) {
+    return _mm512_castsi512_ps((__m512i)_mm512_cvtne2ps_pbh(second, first));
+  }
 };
 #endif
 

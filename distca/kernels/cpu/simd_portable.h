@@ -31,6 +31,7 @@ struct Portable {
   static Vector subtract(Vector a, Vector b) { return a - b; }
   static Vector multiply(Vector a, Vector b) { return a * b; }
   static Vector divide(Vector a, Vector b) { return a / b; }
+  /// `b` where either is NaN.
   static Vector max(Vector a, Vector b) { return a > b ? a : b; }
   static Vector min(Vector a, Vector b) { return a < b ? a : b; }
   /// a * b + c, rounded once where the machine does that as fast as twice.
@@ -115,6 +116,9 @@ struct Portable {
   }
   /// Lanes where a <= b.
   static Mask at_most(Integers a, Integers b) { return a <= b; }
+  /// Lanes where a < b; not where either is NaN.
+  static Mask below(Vector a, Vector b) { return a < b; }
+  static bool any(Mask mask) { return (mask[0] | mask[1] | mask[2] | mask[3]) != 0; }
   static Mask both(Mask a, Mask b) { return a & b; }
   static Vector select(Mask mask, Vector yes, Vector no) { return mask ? yes : no; }
 

@@ -1,0 +1,61 @@
+#pragma once
+// The bars that the CPU attention kernel must reach, and whether it does. Plain values, any thread.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "bench/rounds.h"
+#include "distca/base/scalar_type.h"
+#include "distca/kernels/cpu/isa.h"
+
+namespace distca::bench {
+
+enum class Pass { kForward, kBackward };
+constexpr std::string_view pass_name(Pass pass) {
+  return pass == Pass::kForward ? "forward" : "backward";
+}
+
+// Bars; 0: shown, not judged.
+
+/// Share of the measured peak of one sequence.
+double peak_bar(ScalarType type, kernels::Isa isa, int64_t length);
+
+/// Times PyTorch's rate. Of the instruction set that the kernel would choose on this machine.
+struct TorchMachine {
+  bool avx512 = false;
+  bool amx = false;  // PyTorch multiplies bf16 there
+};
+double torch_bar(ScalarType type, int64_t length, const TorchMachine& machine);
+
+/// Share of the long sequence's rate. `group`: query heads per key head.
+double shard_bar(Pass pass, int64_t queries, int64_t group);
+
+/// Share of the multiply-add loop's gain from more threads.
+constexpr double kThreadsBar = 0.95;
+
+enum class Verdict { kShown, kReached, kMissed, kNotDecidable };
+std::string_view verdict_name(Verdict verdict);  // "" of what is only shown
+
+/// One figure against its bar. `control`: the same thing against itself.
+struct Figure {
+  Estimate reached;
+  Estimate control;
+  double bar = 0;
+
+  /// Not decidable where the control's interval reaches further from 1 than the figure is from its
+  /// bar.
+  Verdict verdict() const;
+};
+
+/// How many of each verdict.
+struct Tally {
+  int reached = 0;
+  int missed = 0;
+  int not_decidable = 0;
+  int judged() const { return reached + missed + not_decidable; }
+  void add(Verdict verdict);
+};
+
+}  // namespace distca::bench

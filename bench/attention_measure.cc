@@ -1,0 +1,174 @@
+#include "bench/attention_measure.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <deque>
+#include <memory>
+#include <span>
+
+#include "bench/attention_peak.h"
+#include "bench/attention_torch.h"
+#include "bench/timing.h"
+#include "distca/base/error.h"
+
+namespace distca::bench {
+namespace {
+
+using kernels::Isa;
+using kernels::ThreadPool;
+
+constexpr double kLeastSeconds = 5e-3;
+constexpr std::pair<Isa, ScalarType> kPeaks[] = {{Isa::kAvx512Bf16, ScalarType::kBFloat16},
+                                                 {Isa::kAvx512, ScalarType::kFloat32},
+                                                 {Isa::kAvx2, ScalarType::kFloat32},
+                                                 {Isa::kPortable, ScalarType::kFloat32}};
+constexpr Pass kPasses[] = {Pass::kForward, Pass::kBackward};
+/// O rounded to bf16 is off by 2e-3, two of them by 3e-3.
+constexpr double kMostDistance = 1e-2;
+
+double best(const Rates& rates) { return *std::max_element(rates.begin(), rates.end()); }
+
+Contender kernel(Problem& problem, Pass pass, ThreadPool& pool, Isa isa) {
+  return {problem.flops(pass),
+          timed([&problem, pass, &pool, isa] { problem.run(pass, pool, isa); })};
+}
+
+std::string result_name(const RowSpec& row, Pass pass, std::string_view which) {
+  return fmt::format("{} {} {}", row.name(), pass_name(pass), which);
+}
+
+}  // namespace
+
+std::string LengthResult::name() const { return result_name(row, pass, isa_name(isa)); }
+std::string ShardResult::name() const {
+  return result_name(row, pass, fmt::format("shards of {}", queries));
+}
+std::string ThreadsResult::name() const { return result_name(row, pass, isa_name(row.isas[0])); }
+
+Measurer::Measurer(const MeasureOptions& options) : options_(options), one_(1) {
+  const std::span<const int> cores(options_.cores);
+  if (cores.size() == 1) return;
+  pin_to(cores.subspan(1));  // what the pool's threads inherit
+  all_.emplace(static_cast<int>(cores.size()));
+  pin_to(cores.first(1));
+}
+
+void Measurer::peaks(Results& results) {
+  std::vector<Contender> contenders;
+  for (const auto& [isa, type] : kPeaks) {
+    if (!kernels::isa_available(isa)) continue;
+    results.peaks.push_back({.isa = isa, .type = type});
+    contenders.push_back(peak_loop(isa, type));
+    contenders.push_back(parallel_peak_loop(isa, type, options_.cores));
+  }
+  // Twice as many rounds: the best of as many turns as the kernel's.
+  const auto rates = interleaved_rates(contenders, 2 * options_.rounds, kLeastSeconds);
+  for (size_t i = 0; i < results.peaks.size(); ++i) {
+    results.peaks[i].best = best(rates[2 * i]);
+    results.peaks[i].best_of_all_cores = best(rates[2 * i + 1]);
+  }
+}
+
+void Measurer::row(const RowSpec& row, Results& results) {
+  switch (row.kind) {
+    case RowKind::kLength:
+      return length(row, results);
+    case RowKind::kShards:
+      return shards(row, results);
+    case RowKind::kThreads:
+      return threads(row, results);
+  }
+}
+
+void Measurer::length(const RowSpec& row, Results& results) {
+  Problem problem(row.type, row.heads, row.head_dim, {{0, row.length}});
+  const std::unique_ptr<TorchAttention> torch = make_torch_attention(problem);
+  for (auto isa = row.isas.rbegin(); isa != row.isas.rend(); ++isa) {
+    problem.prepare(one_, *isa);
+    const double distance = torch ? torch->distance(problem) : 0;
+    DISTCA_CHECK(distance < kMostDistance, "{}, {}: O is off PyTorch's by {:.2e}", row.name(),
+                 isa_name(*isa), distance);
+  }
+  for (const Pass pass : kPasses) {
+    std::vector<Contender> contenders;
+    for (const Isa isa : row.isas) {
+      contenders.push_back(peak_loop(isa, row.type));
+      contenders.push_back(kernel(problem, pass, one_, isa));
+      contenders.push_back(contenders.back());
+    }
+    if (torch) contenders.push_back({problem.flops(pass), timed([&] { torch->run(pass); })});
+    const auto rates = interleaved_rates(contenders, options_.rounds, kLeastSeconds);
+    for (size_t i = 0; i < row.isas.size(); ++i) {
+      const Rates &peak = rates[3 * i], &ours = rates[3 * i + 1], &again = rates[3 * i + 2];
+      const Estimate control = estimate_ratio(again, ours);
+      LengthResult result{.row = row,
+                          .pass = pass,
+                          .isa = row.isas[i],
+                          .best = std::max(best(ours), best(again)),
+                          .of_peak = {estimate_ratio(ours, peak), control,
+                                      peak_bar(row.type, row.isas[i], row.length)}};
+      if (torch) {
+        result.torch_best = best(rates.back());
+        // The instruction set that the kernel chooses on this machine.
+        const double bar = i == 0 ? torch_bar(row.type, row.length, options_.machine) : 0;
+        result.of_torch = {estimate_ratio(ours, rates.back()), control, bar};
+      }
+      results.lengths.push_back(result);
+    }
+  }
+}
+
+void Measurer::shards(const RowSpec& row, Results& results) {
+  const Isa isa = row.isas[0];
+  const std::vector<int64_t> sizes = shard_sizes(options_.quick);
+  std::deque<Problem> problems;
+  problems.emplace_back(row.type, row.heads, row.head_dim, std::vector<QueryRun>{{0, row.length}});
+  for (const int64_t size : sizes)
+    problems.emplace_back(row.type, row.heads, row.head_dim, shards_of(size));
+  for (Problem& problem : problems) problem.prepare(one_, isa);
+  for (const Pass pass : kPasses) {
+    std::vector<Contender> contenders;
+    for (Problem& problem : problems) contenders.push_back(kernel(problem, pass, one_, isa));
+    contenders.push_back(contenders.front());
+    const auto rates = interleaved_rates(contenders, options_.rounds, kLeastSeconds);
+    const Rates &whole = rates.front(), &again = rates.back();
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      results.shards.push_back(
+          {.row = row,
+           .pass = pass,
+           .queries = sizes[i],
+           .shards = problems[i + 1].q.tokens() / sizes[i],
+           .best = best(rates[i + 1]),
+           .long_best = std::max(best(whole), best(again)),
+           .of_long = {estimate_ratio(rates[i + 1], whole), estimate_ratio(again, whole),
+                       shard_bar(pass, sizes[i], row.heads.group())}});
+    }
+  }
+}
+
+void Measurer::threads(const RowSpec& row, Results& results) {
+  if (!all_) return;
+  const Isa isa = row.isas[0];
+  Problem problem(row.type, row.heads, row.head_dim, {{0, row.length}});
+  problem.prepare(one_, isa);
+  for (const Pass pass : kPasses) {
+    const Contender on_all = kernel(problem, pass, *all_, isa);
+    const std::vector<Contender> contenders{peak_loop(isa, row.type),
+                                            parallel_peak_loop(isa, row.type, options_.cores),
+                                            kernel(problem, pass, one_, isa), on_all, on_all};
+    const auto rates = interleaved_rates(contenders, options_.rounds, kLeastSeconds);
+    const Rates gain = quotient(rates[3], rates[2]);
+    const Rates loop_gain = quotient(rates[1], rates[0]);
+    results.threads.push_back({.row = row,
+                               .pass = pass,
+                               .best_of_one = best(rates[2]),
+                               .best = std::max(best(rates[3]), best(rates[4])),
+                               .gain = estimate(gain),
+                               .loop_gain = estimate(loop_gain),
+                               .of_loop = {estimate_ratio(gain, loop_gain),
+                                           estimate_ratio(rates[4], rates[3]), kThreadsBar}});
+  }
+}
+
+}  // namespace distca::bench

@@ -1,0 +1,27 @@
+#pragma once
+// PyTorch's scaled_dot_product_attention on the CPU, one thread, on the values of a problem of one
+// causal sequence. Its best case: every head contiguous, key heads repeated for the query heads
+// that read them before the clock starts, memory reused instead of fetched from the system.
+// Not thread-safe.
+
+#include <memory>
+#include <string>
+
+#include "bench/attention_problem.h"
+
+namespace distca::bench {
+
+class TorchAttention {
+ public:
+  virtual ~TorchAttention() = default;
+  virtual void run(Pass pass) = 0;
+  /// Relative L2 distance of the problem's O from PyTorch's.
+  virtual double distance(Problem& problem) = 0;
+};
+
+/// "" in a build without PyTorch.
+std::string torch_version();
+/// nullptr in a build without PyTorch.
+std::unique_ptr<TorchAttention> make_torch_attention(Problem& problem);
+
+}  // namespace distca::bench

@@ -1,0 +1,51 @@
+#pragma once
+// Comparisons that a noisy machine does not decide: contenders take turns within a round, and what
+// is reported is the median over rounds of the ratio within a round, with its interval. Not
+// thread-safe: times are of the machine.
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "distca/base/clock.h"
+
+namespace distca::bench {
+
+struct Contender {
+  double flops = 0;                 // of one call
+  std::function<double()> seconds;  // calls it once
+};
+
+/// The seconds that a call of `work` takes.
+template <typename Work>
+std::function<double()> timed(Work work) {
+  return [work = std::move(work)] {
+    const Stopwatch watch;
+    work();
+    return watch.seconds();
+  };
+}
+
+/// Of one contender: GFLOP/s in each round.
+using Rates = std::vector<double>;
+
+/// Each contender is called once before the rounds, then in every round as often as it takes to
+/// fill `least_seconds`. A round begins with another contender each time.
+std::vector<Rates> interleaved_rates(const std::vector<Contender>& contenders, int rounds,
+                                     double least_seconds);
+
+/// A median over rounds and the interval that holds it with 95 %, by bootstrap.
+struct Estimate {
+  double median = 0;
+  double low = 0;
+  double high = 0;
+};
+
+/// The same values give the same interval.
+Estimate estimate(const Rates& values);
+/// Of the ratios within a round.
+Estimate estimate_ratio(const Rates& numerator, const Rates& denominator);
+Rates product(const Rates& left, const Rates& right);
+Rates quotient(const Rates& left, const Rates& right);
+
+}  // namespace distca::bench

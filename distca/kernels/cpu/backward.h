@@ -1,0 +1,530 @@
+#pragma once
+// Backward of one item: a tile of rows stays in the cache, key blocks pass by. Units of one
+// instruction set only.
+//
+//   P = exp(S - LSE)  dS = P * (dP - delta)  dV = P^T dO  dK = scale dS^T Q  dQ = scale dS K
+//
+// S^T and dP^T [keys][rows] are made for two panels at a time and never leave the first cache.
+// dQ^T [D][32] of each panel is kept to the end; dK and dV of a key block are summed over the
+// tile's rows, then added to the caller's. Blocks are aligned to the document's start.
+
+#include <cstdint>
+#include <cstring>
+
+#include "distca/kernels/attention.h"
+#include "distca/kernels/cpu/engine.h"
+#include "distca/kernels/cpu/exponential.h"
+#include "distca/kernels/cpu/pack.h"
+#include "distca/kernels/cpu/product.h"
+#include "distca/kernels/cpu/word.h"
+
+namespace distca::kernels {
+namespace {
+
+constexpr int kPairRows = 2 * kPanelRows;  // rows that dK and dV take together
+constexpr int kScoreStride = kPairRows + 16;  // between the keys of scores: an odd number of lines
+constexpr int64_t kFar = int64_t{1} << 61;  // beyond every position
+constexpr float kLog2E = 1.44269504F;
+constexpr float kNoKeys = 1e30F;            // LSE of rows without keys: every probability is 0
+
+/// Keys of the current block that a panel sees.
+struct PanelView {
+  int end = 0;          // 0: none; even, no key from here on is seen
+  bool masked = false;  // some key below is hidden from some row
+};
+
+/// Backward of one item. kWide: a head dim exceeds 128.
+template <class Simd, class Number, bool kWide>
+class BackwardTile {
+ public:
+  /// `base` nullptr: only to ask for the bytes of scratch.
+  BackwardTile(const Shape& shape, std::byte* base);
+  size_t scratch_bytes() const { return bytes_; }
+  void run(const BackwardItem& item);
+
+ private:
+  using Vector = typename Simd::Vector;
+  using Integers = typename Simd::Integers;
+  static constexpr int kLanes = Simd::kLanes;
+  static constexpr int kWordNumbers = Simd::kPairs ? 2 : 1;
+  // Words between rows, odd numbers of cache lines: of keys, and of words that hold one column.
+  static constexpr int kColumnStride = kWide ? kMostHeadDim + 16 : 128 + 16;
+  static constexpr int kKeyStride = Simd::kPairs ? 128 + 16 : kColumnStride;
+
+  template <class T>
+  T* take(std::byte* base, int64_t count);
+  void place_rows(const BackwardItem& item);
+  void pack_tile(const BackwardItem& item);
+  void pack_panel(const Rows& rows, int panel, int dim, Word* lanes, Word* by_row);
+  void load_block(const BackwardItem& item, int64_t start);
+  PanelView visible(int panel, int64_t start) const;
+  void block(int64_t start);
+  void two_panels(int panel, const PanelView* keys, int64_t start);
+  template <bool kMasked>
+  void probabilities(int panel, int column, int keys);
+  Vector probability(Vector score, Vector lse, Vector* slope) const;
+  void gradients_of_keys(int panel, const PanelView* keys);
+  void add_keys(const BackwardItem& item);
+  static void add_key(const float* sums, int key, int dim, float scale, float* to);
+  void add_queries(const BackwardItem& item);
+
+  /// to += scale * x, of the first `count` lanes.
+  static void add_scaled(Vector x, float scale, int count, float* to) {
+    const Vector before = Simd::load_first(reinterpret_cast<const Word*>(to), count);
+    Simd::store_first(to, count, Simd::multiply_add(x, Simd::set(scale), before));
+  }
+
+  template <int kStrideM, int kStrideK, int kStrideC, Start kStart>
+  static void panel_product(int rows, const Word* a, const Word* b, int b_stride, float* c,
+                            int words) {
+    constexpr int kWidth = Simd::kProductVectors * kLanes;
+    for (int at = 0; at < kPanelRows; at += kWidth) {
+      product<Simd, Simd::kProductVectors, kStrideM, kStrideK, kStrideC, kStart>(
+          rows, a, b + at, b_stride, c + at, words);
+    }
+  }
+
+  // Dims of Q and K, of dO and V, and the same in column panels of 32.
+  int d_, e_, d_panels_, e_panels_;
+  int64_t group_;
+  float scale_, softcap_;
+  int64_t kv_head_;
+  int64_t row_begin_;
+  int rows_;
+  int panels_;
+  size_t bytes_ = 0;
+  // Rows of the tile.
+  Word* q_lanes_;    // [panels][D words][32]
+  Word* d_o_lanes_;  // [panels][E words][32]
+  Word* q_rows_;     // [pairs of panels][column panels][64 rows in words][32]
+  Word* d_o_rows_;
+  float* dq_;  // [panels][D][32]
+  float* lse_;
+  float* delta_;
+  int64_t* first_;  // [tile rows] keys that the row sees, as positions
+  int64_t* last_;   // exclusive
+  // The key block.
+  Word* k_;        // [64][kKeyStride]
+  Word* v_;
+  Word* k_pairs_;  // [32][kColumnStride], bf16 only
+  float* dk_;      // [column panels][64][32]
+  float* dv_;
+  KeyPieces pieces_;
+  int64_t fragment_ = 0;  // where the search for keys begins
+  int32_t* key_;   // [64] the key's number in the block, or -1 where there is none
+  bool gaps_;      // some key is missing
+  // Two panels.
+  float* p_;        // [64][kScoreStride]
+  float* ds_;
+  Word* ds_pairs_;  // [32][kScoreStride], bf16 only
+  int32_t* first_in_block_;  // [32]
+  int32_t* last_in_block_;
+};
+
+int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+int64_t panels_of(int64_t n) { return (n + kPanelRows - 1) / kPanelRows; }
+
+template <class Simd, class Number, bool kWide>
+template <class T>
+T* BackwardTile<Simd, Number, kWide>::take(std::byte* base, int64_t count) {
+  std::byte* at = base == nullptr ? nullptr : base + bytes_;
+  bytes_ += (count * sizeof(T) + 63) / 64 * 64;
+  return reinterpret_cast<T*>(at);
+}
+
+template <class Simd, class Number, bool kWide>
+BackwardTile<Simd, Number, kWide>::BackwardTile(const Shape& shape, std::byte* base)
+    : d_(static_cast<int>(shape.head_dim_qk)),
+      e_(static_cast<int>(shape.head_dim_v)),
+      d_panels_(static_cast<int>(panels_of(d_))),
+      e_panels_(static_cast<int>(panels_of(e_))),
+      group_(shape.num_heads / shape.num_kv_heads),
+      scale_(static_cast<float>(shape.softmax_scale)),
+      softcap_(static_cast<float>(shape.softcap)) {
+  k_ = take<Word>(base, kBlockKeys * kKeyStride);
+  v_ = take<Word>(base, kBlockKeys * kKeyStride);
+  if (Simd::kPairs) k_pairs_ = take<Word>(base, kBlockKeys / 2 * kColumnStride);
+  p_ = take<float>(base, kBlockKeys * kScoreStride);
+  ds_ = take<float>(base, kBlockKeys * kScoreStride);
+  if (Simd::kPairs) ds_pairs_ = take<Word>(base, kBlockKeys / 2 * kScoreStride);
+  dk_ = take<float>(base, d_panels_ * kBlockKeys * kPanelRows);
+  dv_ = take<float>(base, e_panels_ * kBlockKeys * kPanelRows);
+  key_ = take<int32_t>(base, kBlockKeys);
+  first_in_block_ = take<int32_t>(base, kPanelRows);
+  last_in_block_ = take<int32_t>(base, kPanelRows);
+  lse_ = take<float>(base, kTileRows);
+  delta_ = take<float>(base, kTileRows);
+  first_ = take<int64_t>(base, kTileRows);
+  last_ = take<int64_t>(base, kTileRows);
+  q_lanes_ = take<Word>(base, kTileRows * d_ / kWordNumbers);
+  d_o_lanes_ = take<Word>(base, kTileRows * e_ / kWordNumbers);
+  q_rows_ = take<Word>(base, kTileRows * d_panels_ * kPanelRows / kWordNumbers);
+  d_o_rows_ = take<Word>(base, kTileRows * e_panels_ * kPanelRows / kWordNumbers);
+  dq_ = take<float>(base, kTileRows * d_);
+}
+
+// ---------------------------------------------------------------- rows of the tile
+
+/// LSE, delta and the visible keys of each row; rows beyond the tile see nothing.
+template <class Simd, class Number, bool kWide>
+void BackwardTile<Simd, Number, kWide>::place_rows(const BackwardItem& item) {
+  const BackwardTask& task = *item.task;
+  const Mask& mask = task.mask;
+  const int64_t lse_head = task.lse.head_stride == 0 ? 1 : task.lse.head_stride;
+  const int64_t delta_head = task.delta.head_stride == 0 ? 1 : task.delta.head_stride;
+  for (int i = 0; i < panels_ * kPanelRows; ++i) {
+    // Rows beyond the tile see what its last row sees, so that they call for no mask.
+    const int64_t row = row_begin_ + smaller(i, rows_ - 1);
+    const int64_t token = row / group_;
+    const int64_t head = kv_head_ * group_ + row % group_;
+    const int64_t position = task.q_position + token;
+    first_[i] = mask.window_left < 0 ? 0 : larger(0, position - mask.window_left);
+    last_[i] = mask.causal ? position + 1 : kFar;
+    if (mask.window_right >= 0) {
+      last_[i] = smaller(last_[i], position + smaller(mask.window_right, kFar) + 1);
+    }
+    const float lse = static_cast<const float*>(
+        task.lse.data)[token * task.lse.token_stride + head * lse_head];
+    const bool none = i >= rows_ || lse < -3e38F;  // no key anywhere
+    lse_[i] = none ? kNoKeys : lse;
+    delta_[i] = none ? 0
+                     : static_cast<const float*>(
+                           task.delta.data)[token * task.delta.token_stride + head * delta_head];
+  }
+}
+
+/// `lanes`: the panel's [words][32]. `by_row`: its pair's [column panels][64 rows in words][32].
+template <class Simd, class Number, bool kWide>
+void BackwardTile<Simd, Number, kWide>::pack_panel(const Rows& rows, int panel, int dim,
+                                                   Word* lanes, Word* by_row) {
+  const void* from[kPanelRows];
+  const int first = panel * kPanelRows;
+  query_row_addresses(rows, sizeof(Number), group_, kv_head_, row_begin_ + first,
+                      static_cast<int>(smaller(kPanelRows, rows_ - first)), kPanelRows, from);
+  pack_transposed<Simd, Number>(from, kPanelRows, dim, lanes, kPanelRows);
+  by_row += panel % 2 * (kPanelRows / kWordNumbers) * kPanelRows;
+  for (int column = 0; column < dim; column += kPanelRows) {
+    const int columns = static_cast<int>(smaller(kPanelRows, dim - column));
+    if (columns < kPanelRows) {
+      std::memset(by_row, 0, kPanelRows / kWordNumbers * kPanelRows * sizeof(Word));
+    }
+    pack_summed_rows<Simd, Number>(from, kPanelRows, columns, by_row, kPanelRows);
+    by_row += kPairRows / kWordNumbers * kPanelRows;
+    for (const void*& row : from) row = static_cast<const Number*>(row) + columns;
+  }
+}
+
+template <class Simd, class Number, bool kWide>
+void BackwardTile<Simd, Number, kWide>::pack_tile(const BackwardItem& item) {
+  const int pair_words = kPairRows / kWordNumbers * kPanelRows;
+  for (int panel = 0; panel < panels_; ++panel) {
+    pack_panel(item.task->q, panel, d_, q_lanes_ + panel * d_ / kWordNumbers * kPanelRows,
+               q_rows_ + panel / 2 * d_panels_ * pair_words);
+    pack_panel(item.task->d_o, panel, e_, d_o_lanes_ + panel * e_ / kWordNumbers * kPanelRows,
+               d_o_rows_ + panel / 2 * e_panels_ * pair_words);
+  }
+}
+
+/// dq += scale * dQ^T.
+template <class Simd, class Number, bool kWide>
+void BackwardTile<Simd, Number, kWide>::add_queries(const BackwardItem& item) {
+  const void* rows[kTileRows];
+  query_row_addresses(item.task->dq, sizeof(float), group_, kv_head_, row_begin_, rows_, rows_,
+                      rows);
+  for (int row = 0; row < rows_; row += kLanes) {
+    const int lanes = static_cast<int>(smaller(kLanes, rows_ - row));
+    const float* from = dq_ + row / kPanelRows * d_ * kPanelRows + row % kPanelRows;
+    for (int column = 0; column < d_; column += kLanes) {
+      const int columns = static_cast<int>(smaller(kLanes, d_ - column));
+      Vector square[kLanes];
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) {
+        square[i] = i < columns ? Simd::load(from + (column + i) * kPanelRows) : Simd::zero();
+      }
+      Simd::transpose(square);
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) {
+        if (i >= lanes) continue;
+        auto* to = static_cast<float*>(const_cast<void*>(rows[row + i])) + column;
+        add_scaled(square[i], scale_, columns, to);
+      }
+    }
+  }
+}
+
+// ---------------------------------------------------------------- keys of a block
+
+/// Copies K and V of the block at `start`; rows of missing keys are 0.
+template <class Simd, class Number, bool kWide>
+void BackwardTile<Simd, Number, kWide>::load_block(const BackwardItem& item, int64_t start) {
+  const KeyFragment* fragments = item.task->keys.data();
+  find_keys(fragments, static_cast<int64_t>(item.task->keys.size()), start, &fragment_, &pieces_);
+  const void* k[kBlockKeys];
+  const void* v[kBlockKeys];
+  key_block_addresses(fragments, pieces_, sizeof(Number), kv_head_, k, v);
+  pack_rows<Simd, Number>(k, kBlockKeys, d_, k_, kKeyStride);
+  pack_rows<Simd, Number>(v, kBlockKeys, e_, v_, kKeyStride);
+  if constexpr (Simd::kPairs) {
+    pack_summed_rows<Simd, Number>(k, kBlockKeys, d_, k_pairs_, kColumnStride);
+  }
+  gaps_ = pieces_.present != first_bits(kBlockKeys);
+  if (gaps_) {
+    for (int i = 0; i < kBlockKeys; ++i) key_[i] = (pieces_.present >> i & 1) != 0 ? i : -1;
+  } else {
+    for (int i = 0; i < kBlockKeys; ++i) key_[i] = i;
+  }
+}
+
+/// Adds dK and dV of the block to the caller's.
+template <class Simd, class Number, bool kWide>
+void BackwardTile<Simd, Number, kWide>::add_keys(const BackwardItem& item) {
+  for (int p = 0; p < pieces_.pieces; ++p) {
+    const KeyPiece& piece = pieces_.piece[p];
+    const KeyGradient& gradient = item.task->key_gradients.data()[piece.fragment];
+    const void* dk[kBlockKeys];
+    const void* dv[kBlockKeys];
+    key_row_addresses(gradient.dk, sizeof(float), kv_head_, piece, dk);
+    key_row_addresses(gradient.dv, sizeof(float), kv_head_, piece, dv);
+    for (int key = piece.first; key < piece.first + piece.count; ++key) {
+      add_key(dk_, key, d_, scale_, static_cast<float*>(const_cast<void*>(dk[key])));
+      add_key(dv_, key, e_, 1, static_cast<float*>(const_cast<void*>(dv[key])));
+    }
+  }
+}
+
+/// One key of [column panels][64][32].
+template <class Simd, class Number, bool kWide>
+void BackwardTile<Simd, Number, kWide>::add_key(const float* sums, int key, int dim, float scale,
+                                                float* to) {
+  sums += key * kPanelRows;
+  for (int column = 0; column < dim; column += kLanes) {
+    const float* from = sums + column / kPanelRows * kBlockKeys * kPanelRows + column % kPanelRows;
+    add_scaled(Simd::load(from), scale, static_cast<int>(smaller(kLanes, dim - column)),
+               to + column);
+  }
+}
+
+// ---------------------------------------------------------------- a block with two panels
+
+template <class Simd, class Number, bool kWide>
+PanelView BackwardTile<Simd, Number, kWide>::visible(int panel, int64_t start) const {
+  if (panel >= panels_) return {};
+  // Both limits ascend with the row.
+  const int64_t* first = first_ + panel * kPanelRows;
+  const int64_t* last = last_ + panel * kPanelRows;
+  const int64_t end = smaller(kBlockKeys, last[kPanelRows - 1] - start);
+  if (end <= 0 || first[0] >= start + kBlockKeys) return {};
+  const bool masked = gaps_ || last[0] < start + kBlockKeys || first[kPanelRows - 1] > start;
+  return {static_cast<int>((end + 1) / 2 * 2), masked};
+}
+
+/// P of a score; `slope`: of the soft cap there.
+template <class Simd, class Number, bool kWide>
+typename Simd::Vector BackwardTile<Simd, Number, kWide>::probability(Vector score, Vector lse,
+                                                             Vector* slope) const {
+  Vector difference;
+  if (softcap_ > 0) {
+    const Vector t = tanh<Simd>(Simd::multiply(score, Simd::set(scale_ / softcap_)));
+    *slope = Simd::subtract(Simd::set(1), Simd::multiply(t, t));
+    difference = Simd::subtract(Simd::multiply(t, Simd::set(softcap_)), lse);
+  } else {
+    // Rounded once, however large its terms.
+    difference =
+        Simd::multiply_add(score, Simd::set(scale_), Simd::subtract(Simd::zero(), lse));
+  }
+  return exp2<Simd, Simd::kPairs>(Simd::multiply(difference, Simd::set(kLog2E)));
+}
+
+/// P and dS of one panel in place of S and dP, in the words of the next products.
+template <class Simd, class Number, bool kWide>
+template <bool kMasked>
+void BackwardTile<Simd, Number, kWide>::probabilities(int panel, int column, int keys) {
+  constexpr int kKeys = Simd::kPairs ? 2 : 1;
+  constexpr int kVectors = Simd::kPairs ? 2 : 1;
+  for (int at = 0; at < kPanelRows; at += kVectors * kLanes) {
+    Vector lse[kVectors], delta[kVectors];
+    Integers first[kVectors], last[kVectors];
+    for (int v = 0; v < kVectors; ++v) {
+      const int lane = at + v * kLanes;
+      lse[v] = Simd::load(lse_ + panel * kPanelRows + lane);
+      delta[v] = Simd::load(delta_ + panel * kPanelRows + lane);
+      if constexpr (kMasked) {
+        first[v] = Simd::load_integers(first_in_block_ + lane);
+        last[v] = Simd::load_integers(last_in_block_ + lane);
+      }
+    }
+    for (int key = 0; key < keys; key += kKeys) {
+      Vector p[kKeys][kVectors], ds[kKeys][kVectors];
+#pragma GCC unroll 2
+      for (int k = 0; k < kKeys; ++k) {
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) {
+          const int i = (key + k) * kScoreStride + column + at + v * kLanes;
+          Vector slope = Simd::set(1);
+          p[k][v] = probability(Simd::load(p_ + i), lse[v], &slope);
+          Vector difference = Simd::subtract(Simd::load(ds_ + i), delta[v]);
+          if (softcap_ > 0) difference = Simd::multiply(difference, slope);
+          ds[k][v] = Simd::multiply(p[k][v], difference);
+          if constexpr (kMasked) {
+            const Integers number = Simd::set_integer(key_[key + k]);
+            const auto seen =
+                Simd::both(Simd::at_most(first[v], number), Simd::at_most(number, last[v]));
+            p[k][v] = Simd::select(seen, p[k][v], Simd::zero());
+            ds[k][v] = Simd::select(seen, ds[k][v], Simd::zero());
+          }
+        }
+      }
+      if constexpr (Simd::kPairs) {
+#pragma GCC unroll 2
+        for (int k = 0; k < kKeys; ++k) {
+          // Over words of scores that were read already.
+          const int i = (key + k) * kScoreStride + (column + at) / 2;
+          Simd::store_words(reinterpret_cast<Word*>(p_) + i, Simd::neighbours(p[k][0], p[k][1]));
+          Simd::store_words(reinterpret_cast<Word*>(ds_) + i,
+                            Simd::neighbours(ds[k][0], ds[k][1]));
+        }
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) {
+          Simd::store_words(ds_pairs_ + key / 2 * kScoreStride + column + at + v * kLanes,
+                            Simd::pair(ds[0][v], ds[1][v]));
+        }
+      } else {
+        Simd::store(p_ + key * kScoreStride + column + at, p[0][0]);
+        Simd::store(ds_ + key * kScoreStride + column + at, ds[0][0]);
+      }
+    }
+  }
+}
+
+/// dV += P dO, dK += dS Q over the rows of two panels; keys that one panel alone sees take its
+/// rows only.
+template <class Simd, class Number, bool kWide>
+void BackwardTile<Simd, Number, kWide>::gradients_of_keys(int panel, const PanelView* keys) {
+  constexpr int kPairWords = kPairRows / kWordNumbers;
+  constexpr int kPanelWords = kPanelRows / kWordNumbers;
+  const int both = keys[0].end < keys[1].end ? keys[0].end : keys[1].end;
+  const int later = keys[0].end < keys[1].end ? 1 : 0;
+  const int rest = keys[later].end - both;
+  const auto add = [&](const float* scores, const Word* rows, int columns, float* sum) {
+    const Word* a = reinterpret_cast<const Word*>(scores);
+    const Word* b = rows + panel / 2 * columns * kPairWords * kPanelRows;
+    for (int c = 0; c < columns; ++c) {
+      if (both > 0) {
+        panel_product<kScoreStride, 1, kPanelRows, Start::kAdd>(both, a, b, kPanelRows, sum,
+                                                                kPairWords);
+      }
+      if (rest > 0) {
+        panel_product<kScoreStride, 1, kPanelRows, Start::kAdd>(
+            rest, a + both * kScoreStride + later * kPanelWords, b + later * kPanelWords * kPanelRows,
+            kPanelRows, sum + both * kPanelRows, kPanelWords);
+      }
+      b += kPairWords * kPanelRows;
+      sum += kBlockKeys * kPanelRows;
+    }
+  };
+  add(p_, d_o_rows_, e_panels_, dv_);
+  add(ds_, q_rows_, d_panels_, dk_);
+}
+
+template <class Simd, class Number, bool kWide>
+void BackwardTile<Simd, Number, kWide>::two_panels(int panel, const PanelView* keys, int64_t start) {
+  const int d_words = d_ / kWordNumbers;
+  const int e_words = e_ / kWordNumbers;
+  for (int i = 0; i < 2; ++i) {
+    if (keys[i].end == 0) continue;
+    const int at = panel + i;
+    panel_product<kKeyStride, 1, kScoreStride, Start::kZero>(
+        keys[i].end, k_, q_lanes_ + at * d_words * kPanelRows, kPanelRows, p_ + i * kPanelRows,
+        d_words);
+    panel_product<kKeyStride, 1, kScoreStride, Start::kZero>(
+        keys[i].end, v_, d_o_lanes_ + at * e_words * kPanelRows, kPanelRows, ds_ + i * kPanelRows,
+        e_words);
+    if (!keys[i].masked) {
+      probabilities<false>(at, i * kPanelRows, keys[i].end);
+      continue;
+    }
+    for (int lane = 0; lane < kPanelRows; ++lane) {
+      const int64_t first = first_[at * kPanelRows + lane] - start;
+      const int64_t last = last_[at * kPanelRows + lane] - start;
+      first_in_block_[lane] = static_cast<int32_t>(smaller(larger(first, 0), kBlockKeys));
+      last_in_block_[lane] = static_cast<int32_t>(smaller(larger(last, 0), kBlockKeys)) - 1;
+    }
+    probabilities<true>(at, i * kPanelRows, keys[i].end);
+  }
+  gradients_of_keys(panel, keys);
+  for (int i = 0; i < 2; ++i) {
+    if (keys[i].end == 0) continue;
+    const Word* k = Simd::kPairs ? k_pairs_ : k_;
+    const Word* ds = Simd::kPairs ? ds_pairs_ : reinterpret_cast<const Word*>(ds_);
+    panel_product<1, kColumnStride, kPanelRows, Start::kAdd>(
+        d_, k, ds + i * kPanelRows, kScoreStride, dq_ + (panel + i) * d_ * kPanelRows,
+        keys[i].end / kWordNumbers);
+  }
+}
+
+template <class Simd, class Number, bool kWide>
+void BackwardTile<Simd, Number, kWide>::block(int64_t start) {
+  std::memset(dk_, 0, d_panels_ * kBlockKeys * kPanelRows * sizeof(float));
+  std::memset(dv_, 0, e_panels_ * kBlockKeys * kPanelRows * sizeof(float));
+  for (int panel = 0; panel < panels_; panel += 2) {
+    const PanelView keys[2] = {visible(panel, start), visible(panel + 1, start)};
+    if (keys[0].end > 0 || keys[1].end > 0) two_panels(panel, keys, start);
+  }
+}
+
+/// The first position from `position` on that a fragment holds; kFar if none.
+int64_t next_key(const BackwardTask& task, int64_t position) {
+  int64_t next = kFar;
+  for (size_t f = 0; f < task.keys.size(); ++f) {
+    const KeyFragment& fragment = task.keys.data()[f];
+    if (fragment.tokens == 0 || fragment.position + fragment.tokens <= position) continue;
+    next = smaller(next, larger(position, fragment.position));
+  }
+  return next;
+}
+
+template <class Simd, class Number, bool kWide>
+void BackwardTile<Simd, Number, kWide>::run(const BackwardItem& item) {
+  kv_head_ = item.kv_head;
+  row_begin_ = item.row_begin;
+  rows_ = static_cast<int>(item.row_end - item.row_begin);
+  panels_ = static_cast<int>(panels_of(rows_));
+  const Turn& turn = item.turn;
+  place_rows(item);
+  pack_tile(item);
+  std::memset(dq_, 0, static_cast<size_t>(panels_) * kPanelRows * d_ * sizeof(float));
+  const int64_t end = last_[rows_ - 1];
+  for (int64_t at = next_key(*item.task, first_[0]); at < end;) {
+    const int64_t start = at / kBlockKeys * kBlockKeys;
+    const int64_t block_end = start + kBlockKeys;
+    load_block(item, start);
+    block(start);
+    if (turn.wait != nullptr) turn.wait(turn.state, block_end);
+    add_keys(item);
+    if (turn.done != nullptr) turn.done(turn.state, block_end);
+    at = next_key(*item.task, block_end);
+  }
+  if (turn.wait != nullptr) turn.wait(turn.state, Turn::kAll);
+  add_queries(item);
+  if (turn.done != nullptr) turn.done(turn.state, Turn::kAll);
+}
+
+template <class Simd, class Number>
+size_t backward_scratch_bytes(const Shape& shape) {
+  return shape.head_dim_qk > 128 || shape.head_dim_v > 128
+             ? BackwardTile<Simd, Number, true>(shape, nullptr).scratch_bytes()
+             : BackwardTile<Simd, Number, false>(shape, nullptr).scratch_bytes();
+}
+
+template <class Simd, class Number>
+void backward_item(const BackwardItem& item, std::byte* scratch) {
+  if (item.shape->head_dim_qk > 128 || item.shape->head_dim_v > 128) {
+    BackwardTile<Simd, Number, true>(*item.shape, scratch).run(item);
+  } else {
+    BackwardTile<Simd, Number, false>(*item.shape, scratch).run(item);
+  }
+}
+
+}  // namespace
+}  // namespace distca::kernels

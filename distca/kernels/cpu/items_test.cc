@@ -1,0 +1,130 @@
+#include "distca/kernels/cpu/items.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "distca/base/random.h"
+#include "distca/kernels/cpu/engine.h"
+
+namespace distca::kernels {
+namespace {
+
+Shape heads(int64_t num_heads, int64_t num_kv_heads) {
+  return {.num_heads = num_heads, .num_kv_heads = num_kv_heads, .head_dim_qk = 8, .head_dim_v = 8};
+}
+
+/// Keys [0, tokens).
+struct Keys {
+  explicit Keys(int64_t tokens) : fragment{.tokens = tokens} {}
+  KeyFragment fragment;
+  std::span<const KeyFragment> span() const { return {&fragment, 1}; }
+};
+
+TEST(ItemsTest, cover_every_row_of_every_key_head_once_in_order) {
+  Random random(1);
+  for (int round = 0; round < 300; ++round) {
+    const int64_t kv_heads = 1 + static_cast<int64_t>(random.below(3));
+    const int64_t group = 1 + static_cast<int64_t>(random.below(round % 10 == 0 ? 600 : 9));
+    const Shape shape = heads(kv_heads * group, kv_heads);
+    const Keys keys(5000);
+    std::vector<TaskExtent> tasks(random.below(5));
+    for (TaskExtent& task : tasks) {
+      task = {.q_tokens = static_cast<int64_t>(random.below(700)),
+              .q_position = static_cast<int64_t>(random.below(4000)),
+              .keys = keys.span()};
+    }
+    const std::vector<Item> items =
+        cut_items(shape, tasks, static_cast<int64_t>(random.below(3)) * 4);
+    std::map<std::pair<int64_t, int64_t>, int64_t> next;  // row of a task and key head
+    for (size_t i = 0; i < items.size(); ++i) {
+      const Item& item = items[i];
+      EXPECT_EQ(item.row_begin, (next[{item.task, item.kv_head}])) << "round " << round;
+      EXPECT_LT(item.row_begin, item.row_end);
+      EXPECT_LE(item.row_end - item.row_begin, kTileRows);
+      EXPECT_GT(item.cost, 0);
+      if (group <= kTileRows) {
+        EXPECT_EQ(item.row_begin % group, 0) << "a query's rows are cut";
+      }
+      next[{item.task, item.kv_head}] = item.row_end;
+      if (i > 0) {
+        EXPECT_LE(std::pair(items[i - 1].task, items[i - 1].kv_head),
+                  std::pair(item.task, item.kv_head));
+      }
+    }
+    for (size_t t = 0; t < tasks.size(); ++t) {
+      for (int64_t h = 0; h < kv_heads; ++h) {
+        EXPECT_EQ((next[{t, h}]), tasks[t].q_tokens * group) << "round " << round;
+      }
+    }
+  }
+}
+
+TEST(ItemsTest, predicted_time_follows_the_visible_keys) {
+  const Keys keys(1 << 20);
+  const auto cost = [&](int64_t position, Mask mask) {
+    const TaskExtent task{
+        .q_tokens = 256, .q_position = position, .keys = keys.span(), .mask = mask};
+    const std::vector<Item> items = cut_items(heads(1, 1), {&task, 1}, 0);
+    EXPECT_EQ(items.size(), 1u);
+    return static_cast<double>(items[0].cost);
+  };
+  EXPECT_NEAR(cost(1 << 18, {}) / cost(1 << 17, {}), 2, 0.02);
+  EXPECT_NEAR(cost(0, {.causal = false}) / cost(1 << 19, {}), 2, 0.02);
+  EXPECT_NEAR(cost(1 << 19, {.window_left = 1 << 16}) / cost(1 << 16, {}), 1, 0.02);
+  EXPECT_EQ(cost(1 << 18, {.window_left = 4000}), cost(1 << 19, {.window_left = 4000}));
+}
+
+TEST(ItemsTest, gaps_between_fragments_cost_nothing) {
+  const KeyFragment whole{.tokens = 4096};
+  const KeyFragment parts[] = {{.tokens = 1024, .position = 512},
+                               {.tokens = 3072, .position = 9000}};
+  const auto cost = [&](std::span<const KeyFragment> keys) {
+    const TaskExtent task{.q_tokens = 64, .q_position = 20'000, .keys = keys};
+    return cut_items(heads(2, 2), {&task, 1}, 0).at(0).cost;
+  };
+  EXPECT_EQ(cost(parts), cost({&whole, 1}));
+  EXPECT_LT(cost({parts, 1}), cost(parts) / 2);
+}
+
+TEST(ItemsTest, long_items_are_halved_until_each_is_a_small_part) {
+  const Keys keys(8192);
+  std::vector<TaskExtent> tasks{{.q_tokens = 512, .q_position = 7680, .keys = keys.span()},
+                                {.q_tokens = 64, .q_position = 100, .keys = keys.span()}};
+  EXPECT_EQ(cut_items(heads(1, 1), tasks, 0).size(), 3u);
+  const std::vector<Item> items = cut_items(heads(1, 1), tasks, 8);
+  int64_t total = 0, longest = 0;
+  for (const Item& item : items) total += item.cost, longest = std::max(longest, item.cost);
+  EXPECT_LE(longest, total / 6);
+  for (const Item& item : items) EXPECT_EQ(item.row_begin % kPanelRows, 0);
+  // Few rows stay together, however long their keys.
+  for (const Item& item : cut_items(heads(1, 1), tasks, 1'000'000)) {
+    EXPECT_GE(item.row_end - item.row_begin, 2 * kPanelRows);
+  }
+}
+
+TEST(ItemsTest, longest_come_first_and_equals_keep_their_order) {
+  const Keys keys(8192);
+  std::vector<TaskExtent> tasks;
+  for (const int64_t position : {0, 4096, 1024, 4096, 256}) {
+    tasks.push_back({.q_tokens = 512, .q_position = position, .keys = keys.span()});
+  }
+  std::vector<Item> items = cut_items(heads(2, 2), tasks, 0);
+  const size_t count = items.size();
+  sort_longest_first(items);
+  ASSERT_EQ(items.size(), count);
+  for (size_t i = 1; i < items.size(); ++i) {
+    EXPECT_LT(items[i].cost, 2 * items[i - 1].cost);
+    if (items[i].cost == items[i - 1].cost) {
+      EXPECT_LT(std::pair(items[i - 1].task, items[i - 1].kv_head),
+                std::pair(items[i].task, items[i].kv_head));
+    }
+  }
+  EXPECT_EQ(items.front().task, 1);
+  EXPECT_EQ(items.back().task, 0);
+}
+
+}  // namespace
+}  // namespace distca::kernels
