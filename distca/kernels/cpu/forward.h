@@ -182,26 +182,59 @@ void pack_keys(int d, KeyBlock& block, ForwardTile<Simd>& tile) {
   const int count = static_cast<int>(round_up(block.end, Simd::kPairs ? 2 : 1));
   pack_rows<Simd, Number>(block.k_rows, count, d, tile.k, Strides::kKey);
   block.not_finite = 0;
-  if (pack_summed_rows<Simd, Number>(block.v_rows, count, tile.e, tile.v, Strides::kValue)) return;
+  if (pack_summed_rows<Simd, Number, true>(block.v_rows, count, tile.e, tile.v, Strides::kValue)) {
+    return;
+  }
   const void* finite_rows[kBlockKeys];
   for (int i = 0; i < count; ++i) {
     const bool finite =
-        pack_rows<Simd, Number>(block.v_rows + i, 1, tile.e, tile.v, Strides::kValue);
+        pack_rows<Simd, Number, true>(block.v_rows + i, 1, tile.e, tile.v, Strides::kValue);
     finite_rows[i] = finite ? block.v_rows[i] : kZeroRow;
     if (!finite) block.not_finite |= uint64_t{1} << i;
   }
   pack_summed_rows<Simd, Number>(finite_rows, count, tile.e, tile.v, Strides::kValue);
 }
 
-/// Asks for keys [begin, end) of a block that will be copied next.
-inline void prefetch_keys(const KeyBlock& block, int begin, int end, int k_bytes, int v_bytes) {
-  for (int i = begin; i < end; ++i) {
-    for (int at = 0; at < k_bytes; at += 64) {
-      __builtin_prefetch(static_cast<const std::byte*>(block.k_rows[i]) + at, 0, PFH);
+/// Asks for the rows of the block that is copied next, a few cache lines at a time between parts of
+/// products: all at once would fill the processor's list of open misses and stall it.
+struct Prefetch {
+  /// `steps`: how often step() will be called.
+  void start(const KeyBlock* block, int64_t k_bytes, int64_t v_bytes, int steps) {
+    next = block;
+    bytes[0] = k_bytes;
+    bytes[1] = v_bytes;
+    row = 0;
+    at = 0;
+    const int64_t lines = kBlockKeys * ((k_bytes + 63) / 64 + (v_bytes + 63) / 64);
+    lines_each_step = (lines + steps - 1) / steps;
+  }
+  void step() {
+    if (next == nullptr) return;
+    for (int64_t i = 0; i < lines_each_step && row < 2 * kBlockKeys; ++i) {
+      const bool value = row >= kBlockKeys;
+      const void* data = value ? next->v_rows[row - kBlockKeys] : next->k_rows[row];
+      __builtin_prefetch(static_cast<const std::byte*>(data) + at, 0, PFH);
+      at += 64;
+      if (at >= bytes[value]) at = 0, ++row;
     }
-    for (int at = 0; at < v_bytes; at += 64) {
-      __builtin_prefetch(static_cast<const std::byte*>(block.v_rows[i]) + at, 0, PFH);
-    }
+  }
+  const KeyBlock* next = nullptr;
+  int64_t bytes[2] = {};  // of a row of K, of V
+  int row = 0;            // of 2 x kBlockKeys, first those of K
+  int64_t at = 0;         // in the row, in bytes
+  int64_t lines_each_step = 0;
+};
+
+/// C of `rows` rows in parts, with a step of the prefetch after each.
+template <class Simd, int kVectors, int kStrideM, int kStrideK, int kStrideC, Start kStart>
+void product_in_steps(int rows, const Word* a, const Word* b, int b_stride, float* c, int words,
+                      const float* factor, Prefetch& prefetch) {
+  constexpr int kPart = Simd::kProductRows;
+  for (int m = 0; m < rows; m += kPart) {
+    product<Simd, kVectors, kStrideM, kStrideK, kStrideC, kStart>(
+        rows - m < kPart ? rows - m : kPart, a + m * kStrideM, b, b_stride, c + m * kStrideC, words,
+        factor);
+    prefetch.step();
   }
 }
 
@@ -355,7 +388,7 @@ void set_block_limits(ForwardTile<Simd>& tile, int panel, int64_t position) {
 
 /// One panel against one block.
 template <class Simd, class Number, class Strides, int kVectors>
-void attend(ForwardTile<Simd>& tile, const KeyBlock& block, int panel) {
+void attend(ForwardTile<Simd>& tile, const KeyBlock& block, int panel, Prefetch& prefetch) {
   constexpr int kWidth = kVectors * Simd::kLanes;
   constexpr int kGrain = Simd::kPairs ? 2 : 1;
   const PanelKeys& keys = tile.panel_keys[panel];
@@ -372,9 +405,10 @@ void attend(ForwardTile<Simd>& tile, const KeyBlock& block, int panel) {
                       (block.present & needed) != needed;
 
   float* scores = tile.scores;
-  product<Simd, kVectors, Strides::kKey, 1, kWidth, Start::kZero>(
+  product_in_steps<Simd, kVectors, Strides::kKey, 1, kWidth, Start::kZero>(
       end - first, tile.k + first * Strides::kKey,
-      tile.q + int64_t{panel} * tile.d_words * kPanelWidth<Simd>, kWidth, scores, tile.d_words);
+      tile.q + int64_t{panel} * tile.d_words * kPanelWidth<Simd>, kWidth, scores, tile.d_words,
+      nullptr, prefetch);
   if (tile.cap > 0) cap_scores(tile, scores, (end - first) * kWidth);
   bool moved = false;
   if (masked) {
@@ -388,15 +422,15 @@ void attend(ForwardTile<Simd>& tile, const KeyBlock& block, int panel) {
   float* o = tile.o + int64_t{panel} * tile.e * kPanelWidth<Simd>;
   const int words = (end - first) / kGrain;
   if (!tile.started[panel]) {
-    product<Simd, kVectors, 1, Strides::kValue, kWidth, Start::kZero>(tile.e, v, p, kWidth, o,
-                                                                      words);
+    product_in_steps<Simd, kVectors, 1, Strides::kValue, kWidth, Start::kZero>(
+        tile.e, v, p, kWidth, o, words, nullptr, prefetch);
     tile.started[panel] = true;
   } else if (moved) {
-    product<Simd, kVectors, 1, Strides::kValue, kWidth, Start::kRescale>(tile.e, v, p, kWidth, o,
-                                                                         words, tile.factor);
+    product_in_steps<Simd, kVectors, 1, Strides::kValue, kWidth, Start::kRescale>(
+        tile.e, v, p, kWidth, o, words, tile.factor, prefetch);
   } else {
-    product<Simd, kVectors, 1, Strides::kValue, kWidth, Start::kAdd>(tile.e, v, p, kWidth, o,
-                                                                     words);
+    product_in_steps<Simd, kVectors, 1, Strides::kValue, kWidth, Start::kAdd>(
+        tile.e, v, p, kWidth, o, words, nullptr, prefetch);
   }
   if (block.not_finite != 0) {
     add_apart<Simd, Number, kVectors>(tile, block, panel, first, end);
@@ -413,8 +447,10 @@ void attend_all(const ForwardItem& item, ForwardTile<Simd>& tile) {
     if (tile.panel_keys[p].some_high > high) high = tile.panel_keys[p].some_high;
   }
   const int d = static_cast<int>(item.shape->head_dim_qk);
-  const int k_bytes = d * static_cast<int>(sizeof(Number));
-  const int v_bytes = tile.e * static_cast<int>(sizeof(Number));
+  const int steps = static_cast<int>(round_up(kBlockKeys, Simd::kProductRows) +
+                                     round_up(tile.e, Simd::kProductRows)) /
+                    Simd::kProductRows;
+  Prefetch prefetch;
   KeyBlock blocks[2];
   int64_t hint = 0;
   bool more = find_block<Number>(item, low < 0 ? 0 : low, high, &hint, blocks[0]);
@@ -423,15 +459,13 @@ void attend_all(const ForwardItem& item, ForwardTile<Simd>& tile) {
     KeyBlock& next = blocks[1 - current];
     pack_keys<Simd, Number, Strides>(d, block, tile);
     more = find_block<Number>(item, block.position + kBlockKeys, high, &hint, next);
+    prefetch.start(more ? &next : nullptr, d * int64_t{sizeof(Number)},
+                   tile.e * int64_t{sizeof(Number)}, tile.panels * steps);
     for (int p = 0; p < tile.panels; ++p) {
-      if (more) {
-        prefetch_keys(next, kBlockKeys * p / tile.panels, kBlockKeys * (p + 1) / tile.panels,
-                      k_bytes, v_bytes);
-      }
       if (panel_lanes(tile, p) <= Simd::kLanes) {
-        attend<Simd, Number, Strides, 1>(tile, block, p);
+        attend<Simd, Number, Strides, 1>(tile, block, p, prefetch);
       } else {
-        attend<Simd, Number, Strides, Simd::kProductVectors>(tile, block, p);
+        attend<Simd, Number, Strides, Simd::kProductVectors>(tile, block, p, prefetch);
       }
     }
   }
