@@ -11,11 +11,16 @@
 // 0, its factor is 2^0 = 1, and a sum to which 0 is added keeps its bits but for the sign of zero,
 // which the end removes. V that is not finite is added apart, since 0 * infinity is not 0.
 
+#include <new>
+
 #include "distca/kernels/cpu/engine.h"
 #include "distca/kernels/cpu/exponential.h"
 #include "distca/kernels/cpu/pack.h"
 #include "distca/kernels/cpu/product.h"
 
+#ifndef PREFETCH_HINT
+#define PREFETCH_HINT 3
+#endif
 namespace distca::kernels {
 namespace {
 
@@ -41,6 +46,8 @@ struct Strides {
   static constexpr int kKey = kStrideK;
   static constexpr int kValue = kStrideV;
 };
+
+constexpr int kLongStride = 272;  // holds kMostHeadDim words
 
 /// One item in progress. Arrays by lane: [panels][width of a panel].
 template <class Simd>
@@ -213,7 +220,7 @@ struct Prefetch {
     for (int64_t i = 0; i < lines_each_step && row < 2 * kBlockKeys; ++i) {
       const bool value = row >= kBlockKeys;
       const void* data = value ? next->v_rows[row - kBlockKeys] : next->k_rows[row];
-      __builtin_prefetch(static_cast<const std::byte*>(data) + at, 0, PFH);
+      __builtin_prefetch(static_cast<const std::byte*>(data) + at, 0, PREFETCH_HINT);
       at += 64;
       if (at >= bytes[value]) at = 0, ++row;
     }
@@ -545,7 +552,7 @@ template <class Simd>
 size_t forward_words(const Shape& shape) {
   const auto d_words = static_cast<size_t>(row_words<Simd>(static_cast<int>(shape.head_dim_qk)));
   const auto e = static_cast<size_t>(shape.head_dim_v);
-  return kTileRows * (d_words + e) + 2 * kBlockKeys * size_t{272};
+  return kTileRows * (d_words + e) + 2 * kBlockKeys * size_t{kLongStride};
 }
 
 template <class Simd>
@@ -568,8 +575,9 @@ void forward_with_strides(const ForwardItem& item, ForwardTile<Simd>& tile) {
   }
 }
 
-template <class Simd, class Number>
-void forward_item(const ForwardItem& item, std::byte* scratch) {
+/// The tile's state in `scratch`, which lies before what the tile points to.
+template <class Simd>
+ForwardTile<Simd>& start_tile(const ForwardItem& item, std::byte* scratch) {
   const Shape& shape = *item.shape;
   auto& tile = *new (scratch) ForwardTile<Simd>;
   tile.rows = item.row_end - item.row_begin;
@@ -577,18 +585,24 @@ void forward_item(const ForwardItem& item, std::byte* scratch) {
   tile.d_words = row_words<Simd>(static_cast<int>(shape.head_dim_qk));
   tile.e = static_cast<int>(shape.head_dim_v);
   tile.k = reinterpret_cast<Word*>(scratch + round_up(sizeof(ForwardTile<Simd>), 64));
-  tile.v = tile.k + kBlockKeys * 272;
-  tile.q = tile.v + kBlockKeys * 272;
+  tile.v = tile.k + kBlockKeys * kLongStride;
+  tile.q = tile.v + kBlockKeys * kLongStride;
   tile.o = reinterpret_cast<float*>(tile.q + kTileRows * tile.d_words);
   set_scale(shape, tile);
+  return tile;
+}
+
+template <class Simd, class Number>
+void forward_item(const ForwardItem& item, std::byte* scratch) {
+  ForwardTile<Simd>& tile = start_tile<Simd>(item, scratch);
   const bool long_k = tile.d_words > 128;
   const bool long_v = tile.e > 128;
   if (!long_k && !long_v) {
     forward_with_strides<Simd, Number, Strides<144, 144>>(item, tile);
   } else if (!long_k) {
-    forward_with_strides<Simd, Number, Strides<144, 272>>(item, tile);
+    forward_with_strides<Simd, Number, Strides<144, kLongStride>>(item, tile);
   } else {
-    forward_with_strides<Simd, Number, Strides<272, 272>>(item, tile);
+    forward_with_strides<Simd, Number, Strides<kLongStride, kLongStride>>(item, tile);
   }
 }
 
