@@ -49,17 +49,19 @@ inline typename Simd::Vector tanh(typename Simd::Vector x) {
 
 /// ln(x) for x >= 1, good to 1e-10; NaN of NaN.
 inline double natural_log(float x) {
-  if (x != x) return x;
   const auto bits = __builtin_bit_cast(uint32_t, x);
-  int exponent = static_cast<int>(bits >> 23) - 127;
-  double mantissa = __builtin_bit_cast(float, (bits & 0x7FFFFF) | 0x3F800000);
-  if (mantissa > 1.4142135623730951) mantissa *= 0.5, ++exponent;
+  // The mantissa in [sqrt(1/2), sqrt(2)).
+  const uint32_t above = (bits & 0x7FFFFF) > 0x3504F3 ? 1 : 0;
+  const int exponent = static_cast<int>((bits >> 23) + above) - 127;
+  const double mantissa =
+      __builtin_bit_cast(float, (bits & 0x7FFFFF) | (0x3F800000 - (above << 23)));
   // ln m = 2 artanh((m - 1) / (m + 1)), as a series.
   const double s = (mantissa - 1) / (mantissa + 1);
   const double z = s * s;
   const double series =
       1 + z * (1.0 / 3 + z * (1.0 / 5 + z * (1.0 / 7 + z * (1.0 / 9 + z * (1.0 / 11 + z / 13)))));
-  return exponent * 0.6931471805599453 + 2 * s * series;
+  const double log = exponent * 0.6931471805599453 + 2 * s * series;
+  return x != x ? x : log;
 }
 
 }  // namespace

@@ -69,6 +69,7 @@ struct ForwardTile {
   int64_t high[kTileRows];
   alignas(64) float maximum[kTileRows];
   alignas(64) float sum[kTileRows];
+  alignas(64) float lse[kTileRows];
   alignas(64) float factor[kPanelWidth<Simd>];
   alignas(64) int32_t first_key[kPanelWidth<Simd>];  // limits in the current block
   alignas(64) int32_t last_key[kPanelWidth<Simd>];
@@ -116,8 +117,10 @@ void set_limits(const ForwardItem& item, int64_t group, ForwardTile<Simd>& tile)
     tile.high[i] = kFarPosition;
     tile.maximum[i] = kMaskedScore;
     tile.sum[i] = 0;
-    if (i >= tile.rows) continue;
-    const int64_t position = item.task->q_position + (item.row_begin + i) / group;
+  }
+  int64_t position = item.task->q_position + item.row_begin / group;
+  int64_t head = item.row_begin % group;
+  for (int i = 0; i < tile.rows; ++i) {
     tile.low[i] = position - left;
     tile.high[i] = position + right;
     PanelKeys& keys = tile.panel_keys[i / kWidth];
@@ -125,6 +128,13 @@ void set_limits(const ForwardItem& item, int64_t group, ForwardTile<Simd>& tile)
     if (tile.low[i] > keys.all_low) keys.all_low = tile.low[i];
     if (tile.high[i] > keys.some_high) keys.some_high = tile.high[i];
     if (tile.high[i] < keys.all_high) keys.all_high = tile.high[i];
+    if (++head == group) head = 0, ++position;
+  }
+}
+
+inline void prefetch_row(const void* row, int64_t bytes) {
+  for (int64_t at = 0; at < bytes; at += 64) {
+    __builtin_prefetch(static_cast<const std::byte*>(row) + at);
   }
 }
 
@@ -132,13 +142,17 @@ void set_limits(const ForwardItem& item, int64_t group, ForwardTile<Simd>& tile)
 template <class Simd, class Number>
 void pack_queries(const ForwardItem& item, int64_t group, ForwardTile<Simd>& tile) {
   constexpr int kWidth = kPanelWidth<Simd>;
-  const void* rows[kWidth];
+  const void* rows[kTileRows];
+  const int count = static_cast<int>(tile.rows);
+  const int padded = tile.panels * kWidth;
+  query_row_addresses(item.task->q, sizeof(Number), group, item.kv_head, item.row_begin, count,
+                      padded, rows);
+  const int64_t bytes = item.shape->head_dim_qk * int64_t{sizeof(Number)};
+  for (int i = 0; i < count; ++i) prefetch_row(rows[i], bytes);
   for (int p = 0; p < tile.panels; ++p) {
-    const int lanes = panel_lanes(tile, p);
-    const int width = lanes <= Simd::kLanes ? Simd::kLanes : kWidth;
-    query_row_addresses(item.task->q, sizeof(Number), group, item.kv_head,
-                        item.row_begin + int64_t{p} * kWidth, lanes, width, rows);
-    pack_transposed<Simd, Number>(rows, width, static_cast<int>(item.shape->head_dim_qk),
+    const int width = panel_lanes(tile, p) <= Simd::kLanes ? Simd::kLanes : kWidth;
+    pack_transposed<Simd, Number>(rows + p * kWidth, width,
+                                  static_cast<int>(item.shape->head_dim_qk),
                                   tile.q + int64_t{p} * tile.d_words * kWidth, width);
   }
   if (item.shape->softmax_scale < 0) {
@@ -444,9 +458,9 @@ void attend(ForwardTile<Simd>& tile, const KeyBlock& block, int panel, Prefetch&
   }
 }
 
-/// All panels against all blocks.
+/// All panels against all blocks. Q is packed while the first block is on its way.
 template <class Simd, class Number, class Strides>
-void attend_all(const ForwardItem& item, ForwardTile<Simd>& tile) {
+void attend_all(const ForwardItem& item, int64_t group, ForwardTile<Simd>& tile) {
   int64_t low = kFarPosition;
   int64_t high = -kFarPosition;
   for (int p = 0; p < tile.panels; ++p) {
@@ -461,6 +475,12 @@ void attend_all(const ForwardItem& item, ForwardTile<Simd>& tile) {
   KeyBlock blocks[2];
   int64_t hint = 0;
   bool more = find_block<Number>(item, low < 0 ? 0 : low, high, &hint, blocks[0]);
+  if (!more) return;
+  for (int i = blocks[0].first; i < blocks[0].end; ++i) {
+    prefetch_row(blocks[0].k_rows[i], d * int64_t{sizeof(Number)});
+    prefetch_row(blocks[0].v_rows[i], tile.e * int64_t{sizeof(Number)});
+  }
+  pack_queries<Simd, Number>(item, group, tile);
   for (int current = 0; more; current = 1 - current) {
     KeyBlock& block = blocks[current];
     KeyBlock& next = blocks[1 - current];
@@ -478,6 +498,19 @@ void attend_all(const ForwardItem& item, ForwardTile<Simd>& tile) {
   }
 }
 
+/// LSE of every lane, and in `sum` what O has to be multiplied by. A row that sees no key: -infinity
+/// and 0.
+template <class Simd>
+void set_lse(ForwardTile<Simd>& tile) {
+  for (int i = 0; i < tile.panels * kPanelWidth<Simd>; ++i) {
+    const float sum = tile.sum[i];
+    const double scaled = static_cast<double>(tile.maximum[i]) * tile.scale;
+    const auto lse = static_cast<float>(scaled + natural_log(sum));
+    tile.lse[i] = sum == 0 ? -__builtin_inff() : lse;
+    tile.sum[i] = sum == 0 ? 0 : 1 / sum;
+  }
+}
+
 /// O = sum / row sum, as rows of `item.o_type`, and LSE.
 template <class Simd, int kVectors>
 void finish_panel(const ForwardItem& item, int64_t group, ForwardTile<Simd>& tile, int panel) {
@@ -490,22 +523,17 @@ void finish_panel(const ForwardItem& item, int64_t group, ForwardTile<Simd>& til
   std::byte* rows[kWidth];
   Rows lse = item.task->lse;
   if (lse.head_stride == 0) lse.head_stride = 1;
+  int64_t token = (item.row_begin + base) / group;
+  int64_t head = (item.row_begin + base) % group;
   for (int i = 0; i < lanes; ++i) {
-    const int64_t row = item.row_begin + base + i;
-    const int64_t token = row / group;
-    const int64_t head = item.kv_head * group + row % group;
-    rows[i] = row_address(item.task->o, narrow ? 2 : 4, token, head);
-    const float sum = tile.sum[base + i];
-    tile.factor[i] = sum == 0 ? 0 : 1 / sum;
-    *reinterpret_cast<float*>(row_address(lse, sizeof(float), token, head)) =
-        sum == 0 ? -__builtin_inff()
-                 : static_cast<float>(static_cast<double>(tile.maximum[base + i]) * tile.scale +
-                                      natural_log(sum));
+    rows[i] = row_address(item.task->o, narrow ? 2 : 4, token, item.kv_head * group + head);
+    std::byte* to = row_address(lse, sizeof(float), token, item.kv_head * group + head);
+    *reinterpret_cast<float*>(to) = tile.lse[base + i];
+    if (++head == group) head = 0, ++token;
   }
-  for (int i = lanes; i < kWidth; ++i) tile.factor[i] = 0;
   const float* o = tile.o + int64_t{base} * tile.e;
   for (int v = 0; v * kLanes < lanes; ++v) {
-    const Vector factor = Simd::load(tile.factor + v * kLanes);
+    const Vector factor = Simd::load(tile.sum + base + v * kLanes);
     const int here = lanes - v * kLanes < kLanes ? lanes - v * kLanes : kLanes;
     for (int e = 0; e < tile.e; e += kLanes) {
       const int left = tile.e - e < kLanes ? tile.e - e : kLanes;
@@ -564,8 +592,8 @@ template <class Simd, class Number, class Strides>
 void forward_with_strides(const ForwardItem& item, ForwardTile<Simd>& tile) {
   const int64_t group = item.shape->num_heads / item.shape->num_kv_heads;
   set_limits(item, group, tile);
-  pack_queries<Simd, Number>(item, group, tile);
-  attend_all<Simd, Number, Strides>(item, tile);
+  attend_all<Simd, Number, Strides>(item, group, tile);
+  set_lse(tile);
   for (int p = 0; p < tile.panels; ++p) {
     if (panel_lanes(tile, p) <= Simd::kLanes) {
       finish_panel<Simd, 1>(item, group, tile, p);
