@@ -6,26 +6,42 @@
 namespace distca::kernels {
 namespace {
 
-/// 2^x, exactly 1 at 0 and 0 at -infinity, NaN of NaN. Relative error of the polynomial, which is
-/// fitted on [0, 1) for the smallest largest one with the value 1 at 0: 8.3e-8, and with
+/// x = 2^x, exactly 1 at 0 and 0 at -infinity, NaN of NaN. Relative error of the polynomial, which
+/// is fitted on [0, 1) for the smallest largest one with the value 1 at 0: 8.3e-8, and with
 /// `kCoarse`, where the result is rounded to bf16 (half a step: 2e-3), 8.6e-5.
+/// kCount vectors step by step: one after the other they would fill the processor's schedulers with
+/// operations that wait for each other.
+template <class Simd, bool kCoarse, int kCount>
+inline __attribute__((always_inline)) void exp2_all(typename Simd::Vector (&x)[kCount]) {
+  using Vector = typename Simd::Vector;
+  constexpr int kTerms = kCoarse ? 4 : 6;
+  constexpr float kCoefficients[2][6] = {
+      {1.8671302134e-03F, 9.0170300187e-03F, 5.5799913321e-02F, 2.4016445010e-01F,
+       6.9315131181e-01F, 1.0F},
+      {7.7067051185e-02F, 2.2764498119e-01F, 6.9511678867e-01F, 1.0F, 0, 0}};
+  Vector f[kCount];
+  Vector power[kCount];
+#pragma GCC unroll 16
+  for (int i = 0; i < kCount; ++i) f[i] = Simd::fraction(x[i]);
+#pragma GCC unroll 16
+  for (int i = 0; i < kCount; ++i) power[i] = Simd::set(kCoefficients[kCoarse][0]);
+#pragma GCC unroll 8
+  for (int term = 1; term < kTerms; ++term) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kCount; ++i) {
+      power[i] = Simd::multiply_add(power[i], f[i], Simd::set(kCoefficients[kCoarse][term]));
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < kCount; ++i) x[i] = Simd::scale_by_power(power[i], x[i]);
+}
+
+/// 2^x as above.
 template <class Simd, bool kCoarse>
 inline typename Simd::Vector exp2(typename Simd::Vector x) {
-  using Vector = typename Simd::Vector;
-  const Vector f = Simd::fraction(x);
-  Vector power;
-  if constexpr (kCoarse) {
-    power = Simd::set(7.7067051185e-02F);
-    power = Simd::multiply_add(power, f, Simd::set(2.2764498119e-01F));
-    power = Simd::multiply_add(power, f, Simd::set(6.9511678867e-01F));
-  } else {
-    power = Simd::set(1.8671302134e-03F);
-    power = Simd::multiply_add(power, f, Simd::set(9.0170300187e-03F));
-    power = Simd::multiply_add(power, f, Simd::set(5.5799913321e-02F));
-    power = Simd::multiply_add(power, f, Simd::set(2.4016445010e-01F));
-    power = Simd::multiply_add(power, f, Simd::set(6.9315131181e-01F));
-  }
-  return Simd::scale_by_power(Simd::multiply_add(power, f, Simd::set(1.0F)), x);
+  typename Simd::Vector power[1] = {x};
+  exp2_all<Simd, kCoarse>(power);
+  return power[0];
 }
 
 /// tanh(x): near 0 a polynomial, since 1 - 2 / (1 + e^2x) has no digits left there.

@@ -298,6 +298,40 @@ struct Visible {
   typename Simd::Integers last[kMasked ? kVectors : 1];
 };
 
+/// Keys [j, j + kKeys): scores become probabilities, as words, and are added to `part`.
+template <class Simd, bool kMasked, int kVectors, int kKeys>
+inline __attribute__((always_inline)) void exponentials(
+    float* scores, int j, const Visible<Simd, kMasked, kVectors>& visible, const int32_t* index,
+    const typename Simd::Vector* top, typename Simd::Vector scale, typename Simd::Vector* part) {
+  using Vector = typename Simd::Vector;
+  constexpr int kLanes = Simd::kLanes;
+  constexpr int kWidth = kVectors * kLanes;
+  Vector p[kKeys * kVectors];
+#pragma GCC unroll 16
+  for (int i = 0; i < kKeys * kVectors; ++i) {
+    const Vector score = Simd::load(scores + j * kWidth + i * kLanes);
+    p[i] = Simd::multiply(Simd::subtract(score, top[i % kVectors]), scale);
+  }
+  exp2_all<Simd, Simd::kPairs>(p);
+#pragma GCC unroll 16
+  for (int i = 0; i < kKeys * kVectors; ++i) {
+    p[i] = visible(p[i], i % kVectors, index + j + i / kVectors, Simd::zero());
+    part[i % kVectors] = Simd::add(part[i % kVectors], p[i]);
+  }
+  if constexpr (Simd::kPairs) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kKeys / 2 * kVectors; ++i) {
+      const int first = i / kVectors * 2 * kVectors + i % kVectors;
+      Simd::store(scores + j / 2 * kWidth + i * kLanes, Simd::pair(p[first], p[first + kVectors]));
+    }
+  } else {
+#pragma GCC unroll 16
+    for (int i = 0; i < kKeys * kVectors; ++i) {
+      Simd::store(scores + j * kWidth + i * kLanes, p[i]);
+    }
+  }
+}
+
 /// Scores of `keys` keys become probabilities under the new running maximum, in place; maximum and
 /// sum go on, and `factor` is what earlier sums have to be multiplied by. Returns whether any
 /// factor is not 1.
@@ -307,6 +341,7 @@ bool softmax_block(ForwardTile<Simd>& tile, int panel, const int32_t* index, int
   constexpr int kLanes = Simd::kLanes;
   constexpr int kWidth = kVectors * kLanes;
   constexpr int kGrain = Simd::kPairs ? 2 : 1;
+  constexpr int kStepKeys = STEPK;
   float* scores = tile.scores;
   float* maximum = tile.maximum + panel * kPanelWidth<Simd>;
   float* sum = tile.sum + panel * kPanelWidth<Simd>;
@@ -333,24 +368,12 @@ bool softmax_block(ForwardTile<Simd>& tile, int panel, const int32_t* index, int
                 exp2<Simd, false>(Simd::multiply(Simd::subtract(before, top[v]), scale)));
     part[v] = Simd::zero();
   }
-  for (int j = 0; j < keys; j += kGrain) {
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      Vector p[kGrain];
-#pragma GCC unroll 2
-      for (int i = 0; i < kGrain; ++i) {
-        const Vector score = Simd::load(scores + (j + i) * kWidth + v * kLanes);
-        const Vector power = Simd::multiply(Simd::subtract(score, top[v]), scale);
-        p[i] = visible(exp2<Simd, Simd::kPairs>(power), v, index + j + i, Simd::zero());
-        part[v] = Simd::add(part[v], p[i]);
-      }
-      float* words = scores + j / kGrain * kWidth + v * kLanes;
-      if constexpr (Simd::kPairs) {
-        Simd::store(words, Simd::pair(p[0], p[1]));
-      } else {
-        Simd::store(words, p[0]);
-      }
-    }
+  int j = 0;
+  for (; j + kStepKeys <= keys; j += kStepKeys) {
+    exponentials<Simd, kMasked, kVectors, kStepKeys>(scores, j, visible, index, top, scale, part);
+  }
+  for (; j < keys; j += kGrain) {
+    exponentials<Simd, kMasked, kVectors, kGrain>(scores, j, visible, index, top, scale, part);
   }
   for (int v = 0; v < kVectors; ++v) {
     const Vector factor = Simd::load(tile.factor + v * kLanes);
@@ -506,8 +529,9 @@ void set_lse(ForwardTile<Simd>& tile) {
     const float sum = tile.sum[i];
     const double scaled = static_cast<double>(tile.maximum[i]) * tile.scale;
     const auto lse = static_cast<float>(scaled + natural_log(sum));
+    const float inverse = 1 / sum;  // computed for all, so that the loop has no branch
     tile.lse[i] = sum == 0 ? -__builtin_inff() : lse;
-    tile.sum[i] = sum == 0 ? 0 : 1 / sum;
+    tile.sum[i] = sum == 0 ? 0 : inverse;
   }
 }
 
