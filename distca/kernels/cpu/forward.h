@@ -2,7 +2,8 @@
 // Forward of one item (engine.h): a tile of rows against all keys that they see, block by block.
 //
 // Everything is transposed. Lanes are rows of the tile, a panel of them at a time:
-//   S [keys][panel] = K Q^T;  P = 2^((S - max) * scale);  O [head_dim_v][panel] = O * factor + V^T P
+//   S [keys][panel] = K Q^T;  P = 2^((S - max) * scale);  O [head_dim_v][panel] = O * factor + V^T
+//   P
 // so the maximum and the sum run down the lanes, a mask is two limits a lane, and the broadcast
 // operands K and V are what all panels of the tile share: each block of them is copied once.
 //
@@ -19,17 +20,18 @@
 #include "distca/kernels/cpu/product.h"
 
 #ifndef PREFETCH_HINT
-#define PREFETCH_HINT 3
+#define PREFETCH_HINT 2
 #endif
 namespace distca::kernels {
 namespace {
 
-constexpr float kMaskedScore = -3.4028234663852886e38F;
-constexpr int64_t kFarPosition = int64_t{1} << 61;  // beyond every position, sums do not overflow
-constexpr int32_t kAbsentKey = 2 * kBlockKeys;      // beyond every limit in a block
+constexpr float kNoScore = -3.4028234663852886e38F;  // the maximum of no scores; finite
+constexpr float kLeastScale = 1e-37F;                // instead of 0, since 0 * infinity is NaN
+constexpr int64_t kFarPosition = int64_t{1} << 61;   // beyond every position, sums do not overflow
+constexpr int32_t kAbsentKey = 2 * kBlockKeys;       // beyond every limit in a block
 
 template <class Simd>
-constexpr int kPanelWidth = Simd::kProductVectors * Simd::kLanes;
+constexpr int kPanelWidth = Simd::kProductVectors* Simd::kLanes;
 
 /// Positions of the keys that some and that all rows of a panel see, both inclusive.
 struct PanelKeys {
@@ -58,14 +60,13 @@ struct ForwardTile {
   int panels = 0;
   int d_words = 0;
   int e = 0;
-  float scale = 0;      // of a score, for LSE
-  float scale_log2 = 0;  // of a score as an exponent of 2
-  float cap = 0;        // 0: none
-  float cap_scale = 0;  // softmax_scale / cap
+  float scale_log2 = 0;  // > 0; of a score as an exponent of 2
+  float cap = 0;         // 0: none
+  float cap_scale = 0;   // softmax_scale / cap
 
   PanelKeys panel_keys[kPanels];
   bool started[kPanels] = {};
-  int64_t low[kTileRows];   // the lane's first and last visible position
+  int64_t low[kTileRows];  // the lane's first and last visible position
   int64_t high[kTileRows];
   alignas(64) float maximum[kTileRows];
   alignas(64) float sum[kTileRows];
@@ -86,7 +87,7 @@ struct KeyBlock {
   int64_t position = 0;
   uint64_t present = 0;
   uint64_t not_finite = 0;  // keys whose V is not: zero in the copy, added by add_apart
-  int first = 0;  // keys [first, end) hold all that are present
+  int first = 0;            // keys [first, end) hold all that are present
   int end = 0;
   int32_t index[kBlockKeys];  // in the block, or kAbsentKey
   const void* k_rows[kBlockKeys];
@@ -115,7 +116,7 @@ void set_limits(const ForwardItem& item, int64_t group, ForwardTile<Simd>& tile)
   for (int i = 0; i < tile.panels * kWidth; ++i) {
     tile.low[i] = -kFarPosition;
     tile.high[i] = kFarPosition;
-    tile.maximum[i] = kMaskedScore;
+    tile.maximum[i] = kNoScore;
     tile.sum[i] = 0;
   }
   int64_t position = item.task->q_position + item.row_begin / group;
@@ -270,39 +271,47 @@ void cap_scores(const ForwardTile<Simd>& tile, float* scores, int numbers) {
   }
 }
 
-/// The lanes of a panel that see a key of a block.
-template <class Simd, bool kMasked, int kVectors>
-struct Visible {
-  using Vector = typename Simd::Vector;
+/// The panel's limits within the block, as one number a lane.
+template <class Simd>
+void set_block_limits(ForwardTile<Simd>& tile, int panel, int64_t position) {
+  const int64_t* low = tile.low + panel * kPanelWidth<Simd>;
+  const int64_t* high = tile.high + panel * kPanelWidth<Simd>;
+  for (int i = 0; i < kPanelWidth<Simd>; ++i) {
+    const int64_t first = low[i] - position;
+    const int64_t last = high[i] - position;
+    tile.first_key[i] = static_cast<int32_t>(first < 0 ? 0 : first > 64 ? 64 : first);
+    tile.last_key[i] = static_cast<int32_t>(last < -1 ? -1 : last > 64 ? 64 : last);
+  }
+}
 
-  explicit Visible(const ForwardTile<Simd>& tile) {
-    if constexpr (kMasked) {
-      for (int v = 0; v < kVectors; ++v) {
-        first[v] = Simd::load_integers(tile.first_key + v * Simd::kLanes);
-        last[v] = Simd::load_integers(tile.last_key + v * Simd::kLanes);
-      }
+/// Scores that a lane does not see become -infinity: probability 0, whatever the maximum.
+template <class Simd, int kVectors>
+void mask_scores(ForwardTile<Simd>& tile, const KeyBlock& block, int panel, int first, int end) {
+  constexpr int kLanes = Simd::kLanes;
+  set_block_limits(tile, panel, block.position);
+  const PanelKeys& keys = tile.panel_keys[panel];
+  const auto hidden = Simd::set(-__builtin_inff());
+  for (int j = first; j < end; ++j) {
+    const bool all = keys.all_low <= block.position + j && block.position + j <= keys.all_high;
+    if (all && block.index[j] == j) continue;
+    const auto key = Simd::set_integer(block.index[j]);
+    float* scores = tile.scores + (j - first) * kVectors * kLanes;
+    for (int v = 0; v < kVectors; ++v) {
+      const auto low = Simd::load_integers(tile.first_key + v * kLanes);
+      const auto high = Simd::load_integers(tile.last_key + v * kLanes);
+      const auto visible = Simd::both(Simd::at_most(low, key), Simd::at_most(key, high));
+      Simd::store(scores + v * kLanes,
+                  Simd::select(visible, Simd::load(scores + v * kLanes), hidden));
     }
   }
-  /// `x` where vector `v` sees the key, else `hidden`.
-  Vector operator()(Vector x, int v, const int32_t* key, Vector hidden) const {
-    if constexpr (kMasked) {
-      const auto position = Simd::set_integer(*key);
-      const auto mask =
-          Simd::both(Simd::at_most(first[v], position), Simd::at_most(position, last[v]));
-      return Simd::select(mask, x, hidden);
-    } else {
-      return x;
-    }
-  }
-  typename Simd::Integers first[kMasked ? kVectors : 1];
-  typename Simd::Integers last[kMasked ? kVectors : 1];
-};
+}
 
 /// Keys [j, j + kKeys): scores become probabilities, as words, and are added to `part`.
-template <class Simd, bool kMasked, int kVectors, int kKeys>
-inline __attribute__((always_inline)) void exponentials(
-    float* scores, int j, const Visible<Simd, kMasked, kVectors>& visible, const int32_t* index,
-    const typename Simd::Vector* top, typename Simd::Vector scale, typename Simd::Vector* part) {
+template <class Simd, int kVectors, int kKeys>
+inline __attribute__((always_inline)) void exponentials(float* scores, int j,
+                                                        typename Simd::Vector scale,
+                                                        const typename Simd::Vector* exponent,
+                                                        typename Simd::Vector* part) {
   using Vector = typename Simd::Vector;
   constexpr int kLanes = Simd::kLanes;
   constexpr int kWidth = kVectors * kLanes;
@@ -310,12 +319,11 @@ inline __attribute__((always_inline)) void exponentials(
 #pragma GCC unroll 16
   for (int i = 0; i < kKeys * kVectors; ++i) {
     const Vector score = Simd::load(scores + j * kWidth + i * kLanes);
-    p[i] = Simd::multiply(Simd::subtract(score, top[i % kVectors]), scale);
+    p[i] = Simd::multiply_add(score, scale, exponent[i % kVectors]);
   }
   exp2_all<Simd, Simd::kPairs>(p);
 #pragma GCC unroll 16
   for (int i = 0; i < kKeys * kVectors; ++i) {
-    p[i] = visible(p[i], i % kVectors, index + j + i / kVectors, Simd::zero());
     part[i % kVectors] = Simd::add(part[i % kVectors], p[i]);
   }
   if constexpr (Simd::kPairs) {
@@ -332,48 +340,70 @@ inline __attribute__((always_inline)) void exponentials(
   }
 }
 
+/// The running maximum as an exponent of 2, rounded: what scores are measured from, in a row's
+/// probabilities, its factors and its LSE alike, so that its rounding cancels.
+template <class Simd>
+inline typename Simd::Vector base_exponent(typename Simd::Vector maximum,
+                                           typename Simd::Vector scale) {
+  return Simd::max(Simd::set(kNoScore), Simd::multiply(maximum, scale));
+}
+
 /// Scores of `keys` keys become probabilities under the new running maximum, in place; maximum and
 /// sum go on, and `factor` is what earlier sums have to be multiplied by. Returns whether any
-/// factor is not 1.
-template <class Simd, bool kMasked, int kVectors>
-bool softmax_block(ForwardTile<Simd>& tile, int panel, const int32_t* index, int keys) {
+/// maximum moved; where none did, all factors are 1.
+template <class Simd, int kVectors>
+bool softmax_block(ForwardTile<Simd>& tile, int panel, int keys) {
   using Vector = typename Simd::Vector;
   constexpr int kLanes = Simd::kLanes;
   constexpr int kWidth = kVectors * kLanes;
   constexpr int kGrain = Simd::kPairs ? 2 : 1;
-  constexpr int kStepKeys = STEPK;
+  constexpr int kStepKeys = 2;
   float* scores = tile.scores;
   float* maximum = tile.maximum + panel * kPanelWidth<Simd>;
   float* sum = tile.sum + panel * kPanelWidth<Simd>;
-  const Visible<Simd, kMasked, kVectors> visible(tile);
   const Vector scale = Simd::set(tile.scale_log2);
-  const Vector masked_score = Simd::set(kMaskedScore);
-  Vector top[kVectors];
-  for (int v = 0; v < kVectors; ++v) top[v] = Simd::load(maximum + v * kLanes);
-#pragma GCC unroll 4
-  for (int j = 0; j < keys; ++j) {
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      const Vector score = Simd::load(scores + j * kWidth + v * kLanes);
-      top[v] = Simd::max(visible(score, v, index + j, masked_score), top[v]);
+  // Several maxima, so that they do not wait for each other.
+  constexpr int kChains = 4;
+  Vector chain[kChains * kVectors];
+  for (int i = 0; i < kChains * kVectors; ++i) {
+    chain[i] = Simd::load(maximum + i % kVectors * kLanes);
+  }
+  int j = 0;
+  for (; j + kChains <= keys; j += kChains) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kChains * kVectors; ++i) {
+      chain[i] = Simd::max(Simd::load(scores + j * kWidth + i * kLanes), chain[i]);
     }
   }
+  for (; j < keys; ++j) {
+    for (int v = 0; v < kVectors; ++v) {
+      chain[v] = Simd::max(Simd::load(scores + j * kWidth + v * kLanes), chain[v]);
+    }
+  }
+  Vector top[kVectors];
+  for (int v = 0; v < kVectors; ++v) {
+    top[v] = chain[v];
+    for (int i = 1; i < kChains; ++i) top[v] = Simd::max(chain[i * kVectors + v], top[v]);
+  }
   bool moved = false;
+  Vector exponent[kVectors];
   Vector part[kVectors];
   for (int v = 0; v < kVectors; ++v) {
     const Vector before = Simd::load(maximum + v * kLanes);
+    const Vector base = base_exponent<Simd>(top[v], scale);
     moved = moved || Simd::any(Simd::below(before, top[v]));
     Simd::store(maximum + v * kLanes, top[v]);
     Simd::store(tile.factor + v * kLanes,
-                exp2<Simd, false>(Simd::multiply(Simd::subtract(before, top[v]), scale)));
+                exp2<Simd, false>(Simd::subtract(base_exponent<Simd>(before, scale), base)));
+    exponent[v] = Simd::subtract(Simd::zero(), base);
     part[v] = Simd::zero();
   }
-  int j = 0;
+  j = 0;
   for (; j + kStepKeys <= keys; j += kStepKeys) {
-    exponentials<Simd, kMasked, kVectors, kStepKeys>(scores, j, visible, index, top, scale, part);
+    exponentials<Simd, kVectors, kStepKeys>(scores, j, scale, exponent, part);
   }
   for (; j < keys; j += kGrain) {
-    exponentials<Simd, kMasked, kVectors, kGrain>(scores, j, visible, index, top, scale, part);
+    exponentials<Simd, kVectors, kGrain>(scores, j, scale, exponent, part);
   }
   for (int v = 0; v < kVectors; ++v) {
     const Vector factor = Simd::load(tile.factor + v * kLanes);
@@ -408,25 +438,12 @@ void add_apart(ForwardTile<Simd>& tile, const KeyBlock& block, int panel, int fi
         if constexpr (sizeof(Number) == sizeof(float)) {
           value = static_cast<const float*>(block.v_rows[j])[i];
         } else {
-          value = __builtin_bit_cast(
-              float, Word{static_cast<const uint16_t*>(block.v_rows[j])[i]} << 16);
+          value = __builtin_bit_cast(float,
+                                     Word{static_cast<const uint16_t*>(block.v_rows[j])[i]} << 16);
         }
         o[i * kWidth + lane] += __builtin_bit_cast(float, p) * value;
       }
     }
-  }
-}
-
-/// The panel's limits within the block, as one number a lane.
-template <class Simd>
-void set_block_limits(ForwardTile<Simd>& tile, int panel, int64_t position) {
-  const int64_t* low = tile.low + panel * kPanelWidth<Simd>;
-  const int64_t* high = tile.high + panel * kPanelWidth<Simd>;
-  for (int i = 0; i < kPanelWidth<Simd>; ++i) {
-    const int64_t first = low[i] - position;
-    const int64_t last = high[i] - position;
-    tile.first_key[i] = static_cast<int32_t>(first < 0 ? 0 : first > 64 ? 64 : first);
-    tile.last_key[i] = static_cast<int32_t>(last < -1 ? -1 : last > 64 ? 64 : last);
   }
 }
 
@@ -454,13 +471,8 @@ void attend(ForwardTile<Simd>& tile, const KeyBlock& block, int panel, Prefetch&
       tile.q + int64_t{panel} * tile.d_words * kPanelWidth<Simd>, kWidth, scores, tile.d_words,
       nullptr, prefetch);
   if (tile.cap > 0) cap_scores(tile, scores, (end - first) * kWidth);
-  bool moved = false;
-  if (masked) {
-    set_block_limits(tile, panel, block.position);
-    moved = softmax_block<Simd, true, kVectors>(tile, panel, block.index + first, end - first);
-  } else {
-    moved = softmax_block<Simd, false, kVectors>(tile, panel, block.index + first, end - first);
-  }
+  if (masked) mask_scores<Simd, kVectors>(tile, block, panel, first, end);
+  const bool moved = softmax_block<Simd, kVectors>(tile, panel, end - first);
   const Word* v = tile.v + first / kGrain * Strides::kValue;
   const Word* p = reinterpret_cast<const Word*>(scores);
   float* o = tile.o + int64_t{panel} * tile.e * kPanelWidth<Simd>;
@@ -521,14 +533,16 @@ void attend_all(const ForwardItem& item, int64_t group, ForwardTile<Simd>& tile)
   }
 }
 
-/// LSE of every lane, and in `sum` what O has to be multiplied by. A row that sees no key: -infinity
-/// and 0.
+/// LSE of every lane, and in `sum` what O has to be multiplied by. A row that sees no key:
+/// -infinity and 0.
 template <class Simd>
 void set_lse(ForwardTile<Simd>& tile) {
+  constexpr double kLn2 = 0.6931471805599453;
   for (int i = 0; i < tile.panels * kPanelWidth<Simd>; ++i) {
     const float sum = tile.sum[i];
-    const double scaled = static_cast<double>(tile.maximum[i]) * tile.scale;
-    const auto lse = static_cast<float>(scaled + natural_log(sum));
+    // Rounded as in base_exponent.
+    const float base = tile.maximum[i] * tile.scale_log2;
+    const auto lse = static_cast<float>(base * kLn2 + natural_log(sum));
     const float inverse = 1 / sum;  // computed for all, so that the loop has no branch
     tile.lse[i] = sum == 0 ? -__builtin_inff() : lse;
     tile.sum[i] = sum == 0 ? 0 : inverse;
@@ -592,11 +606,9 @@ void set_scale(const Shape& shape, ForwardTile<Simd>& tile) {
   if (shape.softcap > 0) {
     tile.cap = static_cast<float>(shape.softcap);
     tile.cap_scale = static_cast<float>(scale / shape.softcap);
-    tile.scale = 1;
-  } else {
-    tile.scale = static_cast<float>(scale);
   }
   tile.scale_log2 = static_cast<float>((shape.softcap > 0 ? 1 : scale) * kLog2E);
+  if (tile.scale_log2 < kLeastScale) tile.scale_log2 = kLeastScale;
 }
 
 /// Words of scratch behind the ForwardTile; the same for both strides.

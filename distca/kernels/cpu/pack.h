@@ -22,8 +22,7 @@ alignas(64) const Word kZeroRow[kMostHeadDim] = {};
 /// Addresses of rows; each kZeroRow or `dim` numbers.
 using RowAddresses = const void* const*;
 
-inline std::byte* row_address(const Rows& rows, int number_bytes, int64_t token,
-                                    int64_t head) {
+inline std::byte* row_address(const Rows& rows, int number_bytes, int64_t token, int64_t head) {
   return static_cast<std::byte*>(rows.data) +
          (token * rows.token_stride + head * rows.head_stride) * number_bytes;
 }
@@ -174,9 +173,8 @@ inline bool copy_all_rows(const Load& load, int count, int words, Word* to, int 
 template <class Simd, class Number, bool kCheck = false>
 inline bool pack_rows(RowAddresses rows, int count, int dim, Word* to, int stride) {
   return copy_all_rows<Simd, kCheck>(
-      [&](int r, int w, int n) __attribute__((always_inline)) {
-        return load_row_words<Simd, Number>(rows[r], w, n);
-      },
+      [&](int r, int w, int n)
+          __attribute__((always_inline)) { return load_row_words<Simd, Number>(rows[r], w, n); },
       count, row_words<Simd>(dim), to, stride);
 }
 
@@ -189,9 +187,8 @@ inline bool pack_summed_rows(RowAddresses rows, int count, int dim, Word* to, in
     return pack_rows<Simd, Number, kCheck>(rows, count, dim, to, stride);
   } else {
     return copy_all_rows<Simd, kCheck>(
-        [&](int r, int w, int n) __attribute__((always_inline)) {
-          return load_pair_words<Simd>(rows + 2 * r, w, n);
-        },
+        [&](int r, int w, int n)
+            __attribute__((always_inline)) { return load_pair_words<Simd>(rows + 2 * r, w, n); },
         count / 2, dim, to, stride);
   }
 }
