@@ -35,10 +35,10 @@ constexpr int kPanelWidth = Simd::kProductVectors* Simd::kLanes;
 
 /// Positions of the keys that some and that all rows of a panel see, both inclusive.
 struct PanelKeys {
-  int64_t some_low = kFarPosition;
-  int64_t some_high = -kFarPosition;
-  int64_t all_low = -kFarPosition;
-  int64_t all_high = kFarPosition;
+  int64_t some_low = 0;
+  int64_t some_high = 0;
+  int64_t all_low = 0;
+  int64_t all_high = 0;
 };
 
 /// Words between the rows of K and V, known at compile time: an odd number of cache lines, which
@@ -124,12 +124,12 @@ void set_limits(const ForwardItem& item, int64_t group, ForwardTile<Simd>& tile)
   for (int i = 0; i < tile.rows; ++i) {
     tile.low[i] = position - left;
     tile.high[i] = position + right;
-    PanelKeys& keys = tile.panel_keys[i / kWidth];
-    if (tile.low[i] < keys.some_low) keys.some_low = tile.low[i];
-    if (tile.low[i] > keys.all_low) keys.all_low = tile.low[i];
-    if (tile.high[i] > keys.some_high) keys.some_high = tile.high[i];
-    if (tile.high[i] < keys.all_high) keys.all_high = tile.high[i];
     if (++head == group) head = 0, ++position;
+  }
+  for (int p = 0; p < tile.panels; ++p) {  // limits ascend with the rows
+    const int first = p * kWidth;
+    const int last = first + panel_lanes(tile, p) - 1;
+    tile.panel_keys[p] = {tile.low[first], tile.high[last], tile.low[last], tile.high[first]};
   }
 }
 
@@ -496,12 +496,8 @@ void attend(ForwardTile<Simd>& tile, const KeyBlock& block, int panel, Prefetch&
 /// All panels against all blocks. Q is packed while the first block is on its way.
 template <class Simd, class Number, class Strides>
 void attend_all(const ForwardItem& item, int64_t group, ForwardTile<Simd>& tile) {
-  int64_t low = kFarPosition;
-  int64_t high = -kFarPosition;
-  for (int p = 0; p < tile.panels; ++p) {
-    if (tile.panel_keys[p].some_low < low) low = tile.panel_keys[p].some_low;
-    if (tile.panel_keys[p].some_high > high) high = tile.panel_keys[p].some_high;
-  }
+  const int64_t low = tile.panel_keys[0].some_low;
+  const int64_t high = tile.panel_keys[tile.panels - 1].some_high;
   const int d = static_cast<int>(item.shape->head_dim_qk);
   const int steps = static_cast<int>(round_up(kBlockKeys, Simd::kProductRows) +
                                      round_up(tile.e, Simd::kProductRows)) /
@@ -538,13 +534,15 @@ void attend_all(const ForwardItem& item, int64_t group, ForwardTile<Simd>& tile)
 template <class Simd>
 void set_lse(ForwardTile<Simd>& tile) {
   constexpr double kLn2 = 0.6931471805599453;
-  for (int i = 0; i < tile.panels * kPanelWidth<Simd>; ++i) {
+  const int lanes = tile.panels * kPanelWidth<Simd>;
+  for (int i = 0; i < lanes; ++i) {
+    const float base = tile.maximum[i] * tile.scale_log2;  // as in base_exponent
+    tile.lse[i] = static_cast<float>(base * kLn2 + natural_log(tile.sum[i]));
+  }
+  for (int i = 0; i < lanes; ++i) {
     const float sum = tile.sum[i];
-    // Rounded as in base_exponent.
-    const float base = tile.maximum[i] * tile.scale_log2;
-    const auto lse = static_cast<float>(base * kLn2 + natural_log(sum));
-    const float inverse = 1 / sum;  // computed for all, so that the loop has no branch
-    tile.lse[i] = sum == 0 ? -__builtin_inff() : lse;
+    const float inverse = 1 / sum;
+    tile.lse[i] = sum == 0 ? -__builtin_inff() : tile.lse[i];
     tile.sum[i] = sum == 0 ? 0 : inverse;
   }
 }
