@@ -2,8 +2,9 @@
 # missing first and names the usual commands.
 
 JOBS ?= 2
+FUZZ_SECONDS ?= 60
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-full sanitize tsan core determinism arm format check bundle clean
+.PHONY: help setup build demo test test-full sanitize tsan fuzz core determinism arm format check bundle clean
 
 help:            ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +36,10 @@ tsan:            ## the rooms without PyTorch under ThreadSanitizer
 	@cmake --preset tsan --log-level=WARNING
 	@cmake --build --preset tsan -j $(JOBS)
 	@ctest --preset tsan -j $(JOBS) -LE full
+
+fuzz:            ## task lists of attention under libFuzzer, ASan and UBSan; FUZZ_SECONDS=60
+	@scripts/setup.sh --core
+	@scripts/fuzz.sh $(JOBS) $(FUZZ_SECONDS)
 
 core:            ## plan and data only, without PyTorch: build/core/distca
 	@scripts/setup.sh --core

@@ -19,6 +19,7 @@ using kernels::Isa;
 using kernels::ThreadPool;
 
 constexpr double kLeastSeconds = 5e-3;
+constexpr double kLongestLoop = 50e-3;  // on several threads
 constexpr std::pair<Isa, ScalarType> kPeaks[] = {{Isa::kAvx512Bf16, ScalarType::kBFloat16},
                                                  {Isa::kAvx512, ScalarType::kFloat32},
                                                  {Isa::kAvx2, ScalarType::kFloat32},
@@ -29,9 +30,9 @@ constexpr double kMostDistance = 1e-2;
 
 double best(const Rates& rates) { return *std::max_element(rates.begin(), rates.end()); }
 
-Contender kernel(Problem& problem, Pass pass, ThreadPool& pool, Isa isa) {
+Contender kernel(Problem& problem, Pass pass, ThreadPool& pool, Isa isa, Clock clock) {
   return {problem.flops(pass),
-          timed([&problem, pass, &pool, isa] { problem.run(pass, pool, isa); })};
+          timed(clock, [&problem, pass, &pool, isa] { problem.run(pass, pool, isa); })};
 }
 
 std::string result_name(const RowSpec& row, Pass pass, std::string_view which) {
@@ -59,8 +60,8 @@ void Measurer::peaks(Results& results) {
   for (const auto& [isa, type] : kPeaks) {
     if (!kernels::isa_available(isa)) continue;
     results.peaks.push_back({.isa = isa, .type = type});
-    contenders.push_back(peak_loop(isa, type));
-    contenders.push_back(parallel_peak_loop(isa, type, options_.cores));
+    contenders.push_back(peak_loop(isa, type, Clock::kThread));
+    contenders.push_back(parallel_peak_loop(isa, type, options_.cores, kLeastSeconds));
   }
   // Twice as many rounds: the best of as many turns as the kernel's.
   const auto rates = interleaved_rates(contenders, 2 * options_.rounds, kLeastSeconds);
@@ -93,11 +94,12 @@ void Measurer::length(const RowSpec& row, Results& results) {
   for (const Pass pass : kPasses) {
     std::vector<Contender> contenders;
     for (const Isa isa : row.isas) {
-      contenders.push_back(peak_loop(isa, row.type));
-      contenders.push_back(kernel(problem, pass, one_, isa));
+      contenders.push_back(peak_loop(isa, row.type, Clock::kThread));
+      contenders.push_back(kernel(problem, pass, one_, isa, Clock::kThread));
       contenders.push_back(contenders.back());
     }
-    if (torch) contenders.push_back({problem.flops(pass), timed([&] { torch->run(pass); })});
+    if (torch)
+      contenders.push_back({problem.flops(pass), timed(Clock::kThread, [&] { torch->run(pass); })});
     const auto rates = interleaved_rates(contenders, options_.rounds, kLeastSeconds);
     for (size_t i = 0; i < row.isas.size(); ++i) {
       const Rates &peak = rates[3 * i], &ours = rates[3 * i + 1], &again = rates[3 * i + 2];
@@ -129,7 +131,8 @@ void Measurer::shards(const RowSpec& row, Results& results) {
   for (Problem& problem : problems) problem.prepare(one_, isa);
   for (const Pass pass : kPasses) {
     std::vector<Contender> contenders;
-    for (Problem& problem : problems) contenders.push_back(kernel(problem, pass, one_, isa));
+    for (Problem& problem : problems)
+      contenders.push_back(kernel(problem, pass, one_, isa, Clock::kThread));
     contenders.push_back(contenders.front());
     const auto rates = interleaved_rates(contenders, options_.rounds, kLeastSeconds);
     const Rates &whole = rates.front(), &again = rates.back();
@@ -153,21 +156,28 @@ void Measurer::threads(const RowSpec& row, Results& results) {
   Problem problem(row.type, row.heads, row.head_dim, {{0, row.length}});
   problem.prepare(one_, isa);
   for (const Pass pass : kPasses) {
-    const Contender on_all = kernel(problem, pass, *all_, isa);
-    const std::vector<Contender> contenders{peak_loop(isa, row.type),
-                                            parallel_peak_loop(isa, row.type, options_.cores),
-                                            kernel(problem, pass, one_, isa), on_all, on_all};
+    // The loop runs as long as the kernel, so that other programs disturb both alike.
+    const Contender on_all = kernel(problem, pass, *all_, isa, Clock::kWall);
+    const double seconds = std::clamp(on_all.seconds(), kLeastSeconds, kLongestLoop);
+    const Contender loop_on_all = parallel_peak_loop(isa, row.type, options_.cores, seconds);
+    const std::vector<Contender> contenders{peak_loop(isa, row.type, Clock::kThread),
+                                            loop_on_all,
+                                            kernel(problem, pass, one_, isa, Clock::kThread),
+                                            on_all,
+                                            loop_on_all,
+                                            on_all};
     const auto rates = interleaved_rates(contenders, options_.rounds, kLeastSeconds);
     const Rates gain = quotient(rates[3], rates[2]);
     const Rates loop_gain = quotient(rates[1], rates[0]);
+    const Rates of_loop = quotient(rates[3], rates[1]), again = quotient(rates[5], rates[4]);
     results.threads.push_back({.row = row,
                                .pass = pass,
                                .best_of_one = best(rates[2]),
-                               .best = std::max(best(rates[3]), best(rates[4])),
+                               .best = std::max(best(rates[3]), best(rates[5])),
                                .gain = estimate(gain),
                                .loop_gain = estimate(loop_gain),
                                .of_loop = {estimate_ratio(gain, loop_gain),
-                                           estimate_ratio(rates[4], rates[3]), kThreadsBar}});
+                                           estimate_ratio(again, of_loop), kThreadsBar}});
   }
 }
 

@@ -10,9 +10,7 @@
 namespace distca::bench {
 namespace {
 
-constexpr int kBursts = 30;  // of a thread: some milliseconds
-
-double parallel_seconds(kernels::Isa isa, ScalarType type, std::span<const int> cores) {
+double parallel_seconds(kernels::Isa isa, ScalarType type, std::span<const int> cores, int bursts) {
   std::atomic<size_t> ready = 0;
   std::vector<double> began(cores.size());
   std::vector<double> ended(cores.size());
@@ -23,7 +21,7 @@ double parallel_seconds(kernels::Isa isa, ScalarType type, std::span<const int> 
       ++ready;
       while (ready < cores.size()) std::this_thread::yield();
       began[i] = steady_seconds();
-      for (int burst = 0; burst < kBursts; ++burst) kernels::run_peak_burst(isa, type);
+      for (int burst = 0; burst < bursts; ++burst) kernels::run_peak_burst(isa, type);
       ended[i] = steady_seconds();
     });
   }
@@ -34,15 +32,18 @@ double parallel_seconds(kernels::Isa isa, ScalarType type, std::span<const int> 
 
 }  // namespace
 
-Contender peak_loop(kernels::Isa isa, ScalarType type) {
+Contender peak_loop(kernels::Isa isa, ScalarType type, Clock clock) {
   return {.flops = kernels::run_peak_burst(isa, type),
-          .seconds = timed([isa, type] { kernels::run_peak_burst(isa, type); })};
+          .seconds = timed(clock, [isa, type] { kernels::run_peak_burst(isa, type); })};
 }
 
-Contender parallel_peak_loop(kernels::Isa isa, ScalarType type, std::span<const int> cores) {
-  const double all_bursts = kBursts * static_cast<double>(cores.size());
-  return {.flops = kernels::run_peak_burst(isa, type) * all_bursts,
-          .seconds = [isa, type, cores] { return parallel_seconds(isa, type, cores); }};
+Contender parallel_peak_loop(kernels::Isa isa, ScalarType type, std::span<const int> cores,
+                             double seconds) {
+  const Contender burst = peak_loop(isa, type, Clock::kThread);
+  const int bursts = std::max(1, static_cast<int>(seconds / burst.seconds()));
+  const double all_bursts = bursts * static_cast<double>(cores.size());
+  return {.flops = burst.flops * all_bursts,
+          .seconds = [=] { return parallel_seconds(isa, type, cores, bursts); }};
 }
 
 }  // namespace distca::bench

@@ -9,9 +9,10 @@
 namespace distca::bench {
 
 /// On the calling thread.
-Contender peak_loop(kernels::Isa isa, ScalarType type);
-/// On each of `cores` at once, which must outlive the contender: from the moment that all threads
-/// are ready until the last has ended.
-Contender parallel_peak_loop(kernels::Isa isa, ScalarType type, std::span<const int> cores);
+Contender peak_loop(kernels::Isa isa, ScalarType type, Clock clock);
+/// On each of `cores` at once, which must outlive the contender, for about `seconds`, in wall-clock
+/// time: from the moment that all threads are ready until the last has ended.
+Contender parallel_peak_loop(kernels::Isa isa, ScalarType type, std::span<const int> cores,
+                             double seconds);
 
 }  // namespace distca::bench

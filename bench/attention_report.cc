@@ -37,12 +37,12 @@ std::string head(const MeasureOptions& options) {
   const std::string torch = torch_version();
   return fmt::format(
       "Core attention on the CPU, causal. GFLOP/s: 4 x pairs x head_dim forward, 10 x backward,\n"
-      "over the pairs that the mask allows; best of {} turns on one pinned thread (PyTorch: of "
-      "{}).\n"
-      "Shares and ratios: median over {} rounds of what stood side by side in a round, with its\n"
-      "95 % interval; `A/A`: the kernel against itself. Lengths 2,048 and more compute the first\n"
-      "heads only, in buffers of all heads. Backward starts from LSE and delta. PyTorch: its CPU\n"
-      "scaled_dot_product_attention, heads contiguous, key heads expanded before the clock.\n"
+      "over the pairs that the mask allows; best of {} turns on one pinned thread (PyTorch: of\n"
+      "{}), in processor time; several threads in wall-clock time. Shares and ratios: median over\n"
+      "{} rounds of what stood side by side in a round, with its 95 % interval; `A/A`: the kernel\n"
+      "against itself. Lengths 2,048 and more compute the first heads only, in buffers of all\n"
+      "heads. Backward starts from LSE and delta. PyTorch: its CPU scaled_dot_product_attention,\n"
+      "heads contiguous, key heads expanded before the clock.\n"
       "machine {}, {} cores used; instruction sets {}\n"
       "commit {}, {} build, {}, PyTorch {}{}\n",
       2 * options.rounds, options.rounds, options.rounds, cpu_name(), options.cores.size(),

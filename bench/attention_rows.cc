@@ -21,8 +21,8 @@ constexpr ScalarType kTypes[] = {ScalarType::kFloat32, ScalarType::kBFloat16};
 
 /// (query, key) pairs of one measurement, summed over heads: from 2,048 tokens on fewer heads.
 constexpr int64_t kMostPairs = 9 << 20;
-/// With several query heads per key head the longest sequence takes too long.
-constexpr int64_t kLongestGrouped = 4096;
+/// With several query heads per key head: so many make one run of some minutes.
+constexpr int64_t kGroupedLengths[] = {128, 512, 2048};
 
 template <size_t n>
 bool contains(const int64_t (&list)[n], int64_t value) {
@@ -54,7 +54,7 @@ void add_lengths(ScalarType type, bool quick, std::vector<RowSpec>& rows) {
       for (const int64_t length : kLengths) {
         const bool grouped = kv_heads != 8;
         if (quick && (grouped || !contains(kQuickLengths, length))) continue;
-        if (grouped && length > kLongestGrouped) continue;
+        if (grouped && !contains(kGroupedLengths, length)) continue;
         RowSpec row{.kind = RowKind::kLength,
                     .type = type,
                     .head_dim = head_dim,
@@ -77,7 +77,7 @@ void add_shards(std::vector<RowSpec>& rows) {
     for (const int64_t heads : {4, 1}) {
       rows.push_back({.kind = RowKind::kShards,
                       .type = type,
-                      .head_dim = type == ScalarType::kFloat32 ? 64 : 128,
+                      .head_dim = heads == 4 ? 64 : 128,
                       .heads = {heads, 1, 1},
                       .length = kContext,
                       .isas = {best_isa(type)}});

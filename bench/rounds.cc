@@ -20,7 +20,8 @@ std::vector<Rates> interleaved_rates(const std::vector<Contender>& contenders, i
   std::vector<Rates> rates(contenders.size());
   std::vector<int> calls;
   for (const Contender& contender : contenders) {
-    const double first = std::min(contender.seconds(), contender.seconds());
+    double first = contender.seconds();
+    if (first < least_seconds) first = contender.seconds();  // its own caches warm
     const double fill = std::ceil(least_seconds / std::max(first, 1e-9));
     calls.push_back(static_cast<int>(std::clamp(fill, 1.0, 1e6)));
   }
@@ -28,6 +29,7 @@ std::vector<Rates> interleaved_rates(const std::vector<Contender>& contenders, i
     for (size_t turn = 0; turn < contenders.size(); ++turn) {
       const size_t at = (turn + static_cast<size_t>(round)) % contenders.size();
       double seconds = 0;
+      if (calls[at] > 1) contenders[at].seconds();  // after another's data in the caches
       for (int call = 0; call < calls[at]; ++call) seconds += contenders[at].seconds();
       rates[at].push_back(contenders[at].flops * calls[at] / seconds / 1e9);
     }
@@ -53,13 +55,6 @@ Estimate estimate(const Rates& values) {
 
 Estimate estimate_ratio(const Rates& numerator, const Rates& denominator) {
   return estimate(quotient(numerator, denominator));
-}
-
-Rates product(const Rates& left, const Rates& right) {
-  DISTCA_CHECK_EQ(left.size(), right.size());
-  Rates result(left);
-  for (size_t i = 0; i < result.size(); ++i) result[i] *= right[i];
-  return result;
 }
 
 Rates quotient(const Rates& left, const Rates& right) {

@@ -16,21 +16,29 @@ struct Contender {
   std::function<double()> seconds;  // calls it once
 };
 
+enum class Clock {
+  kThread,  // processor time of the calling thread: turns of other programs on its core do not
+            // count
+  kWall,    // for work on several threads
+};
+
 /// The seconds that a call of `work` takes.
 template <typename Work>
-std::function<double()> timed(Work work) {
-  return [work = std::move(work)] {
-    const Stopwatch watch;
+std::function<double()> timed(Clock clock, Work work) {
+  return [clock, work = std::move(work)] {
+    const auto now = clock == Clock::kThread ? thread_processor_seconds : steady_seconds;
+    const double start = now();
     work();
-    return watch.seconds();
+    return now() - start;
   };
 }
 
 /// Of one contender: GFLOP/s in each round.
 using Rates = std::vector<double>;
 
-/// Each contender is called once before the rounds, then in every round as often as it takes to
-/// fill `least_seconds`. A round begins with another contender each time.
+/// Each contender is called before the rounds, then in every round as often as it takes to
+/// fill `least_seconds`; where that is several times, once more before, which does not count. A
+/// round begins with another contender each time.
 std::vector<Rates> interleaved_rates(const std::vector<Contender>& contenders, int rounds,
                                      double least_seconds);
 
@@ -45,7 +53,6 @@ struct Estimate {
 Estimate estimate(const Rates& values);
 /// Of the ratios within a round.
 Estimate estimate_ratio(const Rates& numerator, const Rates& denominator);
-Rates product(const Rates& left, const Rates& right);
 Rates quotient(const Rates& left, const Rates& right);
 
 }  // namespace distca::bench

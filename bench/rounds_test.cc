@@ -20,7 +20,7 @@ TEST(Rounds, every_contender_runs_in_every_round_and_the_order_turns) {
                      }};
   };
   const std::vector<Rates> rates = interleaved_rates({contender(0), contender(1)}, 3, 0.5);
-  EXPECT_THAT(order, ElementsAre(0, 0, 1, 1, 0, 1, 1, 0, 0, 1));  // twice each first
+  EXPECT_THAT(order, ElementsAre(0, 1, 0, 1, 1, 0, 0, 1));  // once each first
   EXPECT_THAT(rates, ElementsAre(Rates(3, 3.0), Rates(3, 3.0)));
 }
 
@@ -28,7 +28,7 @@ TEST(Rounds, short_work_is_repeated_to_fill_the_time) {
   int calls = 0;
   const Contender contender{.flops = 1e6, .seconds = [&] { return ++calls, 1e-3; }};
   EXPECT_THAT(interleaved_rates({contender}, 1, 10e-3)[0], Each(::testing::DoubleNear(1, 1e-9)));
-  EXPECT_EQ(calls, 12);
+  EXPECT_EQ(calls, 2 + 1 + 10);
 }
 
 TEST(Rounds, an_outlier_moves_neither_median_nor_interval) {
@@ -57,7 +57,7 @@ TEST(Rounds, ratios_are_taken_within_a_round) {
   EXPECT_DOUBLE_EQ(found.median, 2);
   EXPECT_DOUBLE_EQ(found.low, 2);
   EXPECT_DOUBLE_EQ(found.high, 2);
-  EXPECT_THAT(product({2, 3}, {4, 5}), ElementsAre(8, 15));
+  EXPECT_THAT(quotient({8, 15}, {4, 5}), ElementsAre(2, 3));
   EXPECT_THROW(estimate({}), CheckFailure);
 }
 

@@ -23,6 +23,8 @@ mkdir -p $build
 { cmake --preset core -B $build --log-level=WARNING -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
     -DCMAKE_C_COMPILER=$target-gcc -DCMAKE_CXX_COMPILER=$target-g++ -DCMAKE_PREFIX_PATH="$PWD/offline" \
     -DCMAKE_CROSSCOMPILING_EMULATOR="qemu-aarch64;-L;/usr/$target" -DDISTCA_BUILD_BENCH=OFF &&
-  cmake --build $build -j "$jobs" --target kernels_test; } > $build/log.txt 2>&1 ||
+  cmake --build $build -j "$jobs" --target kernels_test cpu_attention_test; } > $build/log.txt 2>&1 ||
   { tail -30 $build/log.txt >&2; die "does not build: $build/log.txt"; }
-qemu-aarch64 -L /usr/$target $build/rooms/kernels/kernels_test --gtest_brief=1 --gtest_filter="$filter"
+for test in kernels_test cpu_attention_test; do
+  qemu-aarch64 -L /usr/$target "$build/rooms/kernels/$test" --gtest_brief=1 --gtest_filter="$filter"
+done

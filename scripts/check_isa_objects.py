@@ -5,7 +5,7 @@
 
 Of a function that several objects define (inline functions, templates) the linker keeps any one copy: were it the
 copy of engine_avx512.cc, every other part of the program would run AVX-512 code on machines that lack it. So these
-objects may export their Engine and nothing else.
+objects may export their Engine and nothing else. Nor may they have code that runs when the program starts.
 """
 
 import pathlib
@@ -20,9 +20,9 @@ ENGINE = re.compile(r"distca::kernels::k\w+Engine")
 DATA = re.compile(r"DW\.ref\.|__odr_asan")
 
 
-def exported(nm, path):
-    """(type, name) of what the object defines for others."""
-    command = [nm, "--extern-only", "--defined-only", "--demangle", path]
+def defined(nm, path, *options):
+    """(type, name) of what the object defines."""
+    command = [nm, "--defined-only", *options, path]
     lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     return [line.split(maxsplit=2)[1:] for line in lines if line]
 
@@ -32,13 +32,15 @@ def main():
     engines = [path for path in objects if pathlib.Path(path).name.startswith("engine_")]
     faults = [] if engines else ["no object called engine_* among those named: nothing was checked"]
     for path in engines:
-        symbols = exported(nm, path)
+        symbols = defined(nm, path, "--extern-only", "--demangle")
         name = pathlib.Path(path).name
         if not any(ENGINE.fullmatch(symbol) for _, symbol in symbols):
             faults.append(f"{name}: defines no distca::kernels::k...Engine")
         faults += [f"{name}: defines {symbol} (nm type {kind}), which the linker may use everywhere: put it into an "
                    f"anonymous namespace, or do not call it there"
                    for kind, symbol in symbols if not ENGINE.fullmatch(symbol) and not DATA.match(symbol)]
+        faults += [f"{name}: {symbol} runs when the program starts: make the variables constinit"
+                   for _, symbol in defined(nm, path) if symbol.startswith("_GLOBAL__sub_I")]
     report(faults)
 
 

@@ -1,6 +1,7 @@
 // `distca profile` writes a profile of the shape asked for, or refuses in one line and leaves
 // nothing.
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -14,6 +15,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 class CliProfileTest : public FolderTest {
  protected:
@@ -36,17 +38,33 @@ TEST_F(CliProfileTest, measures_the_shape_asked_for) {
       command({"--heads", "4", "--kv-heads", "2", "--head-dim", "16", "--dtype", "fp32"}));
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_THAT(outcome.out, AllOf(HasSubstr("error: median"), HasSubstr("1 call of each task"),
-                                 HasSubstr(", 1 thread, fp32, distca "), HasSubstr("% of it")));
+                                 HasSubstr(", 1 thread, fp32, distca "), HasSubstr("% of it"),
+                                 HasSubstr("multiply-adds without memory")));
   const auto profile = profile_by_name(file());
   EXPECT_EQ(profile->shape, (AttentionShape{.num_heads = 4,
                                             .num_kv_heads = 2,
                                             .head_dim_qk = 16,
                                             .head_dim_v = 16,
                                             .element_bytes = 4}));
-  EXPECT_EQ(profile->path, "aten-cpu");
+  EXPECT_THAT(profile->path, StartsWith("cpu-")) << "as training would: our own kernel";
+  EXPECT_GT(profile->peak_mflops, 1000);
   EXPECT_THAT(profile->q_tokens, ElementsAre(16, 32, 64, 128, 200));
   EXPECT_EQ(profile->kv_tokens, profile->q_tokens);
   EXPECT_THAT(outcome.out, HasSubstr(profile_name(*profile)));
+}
+
+TEST_F(CliProfileTest, measures_the_kernel_asked_for) {
+  const std::vector<std::string> shape{"--heads", "2", "--kv-heads", "1", "--head-dim", "16"};
+  for (const auto& [kernel, dtype, path] :
+       {std::tuple("aten", "fp32", "aten-cpu"), std::tuple("auto", "fp64", "aten-cpu"),
+        std::tuple("reference", "fp32", "reference")}) {
+    std::vector<std::string> more = shape;
+    more.insert(more.end(), {"--kernel", kernel, "--dtype", dtype});
+    const Outcome outcome = run_distca(command(more));
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    EXPECT_THAT(outcome.out, HasSubstr(fmt::format("200 tokens with {},", path)));
+    EXPECT_EQ(profile_by_name(file())->path, path);
+  }
 }
 
 TEST_F(CliProfileTest, bad_input_is_refused_before_anything_is_measured) {
@@ -57,6 +75,10 @@ TEST_F(CliProfileTest, bad_input_is_refused_before_anything_is_measured) {
               AllOf(HasSubstr("--head-dim 12"), HasSubstr("multiple of 8")));
   EXPECT_THAT(refusal_of({"--heads", "0"}), HasSubstr("--heads"));
   EXPECT_THAT(refusal_of({"--dtype", "fp17"}), HasSubstr("fp17 not in {bf16,fp32,fp64}"));
+  EXPECT_THAT(refusal_of({"--kernel", "gpu"}), HasSubstr("gpu not in {auto,cpu,aten,reference}"));
+  EXPECT_THAT(refusal_of({"--kernel", "cpu", "--dtype", "fp64"}),
+              AllOf(HasSubstr("--kernel cpu computes fp32 and bf16"), HasSubstr("not fp64"),
+                    HasSubstr("auto or aten")));
   EXPECT_THAT(refusal({"profile", "--attention", "--out", file(), "--seconds", "nan"}),
               HasSubstr("nan is not a number"));
   EXPECT_THAT(refusal({"profile", "--attention", "--heads", "1024", "--head-dim", "1024",

@@ -188,6 +188,20 @@ TEST_F(CliTrainTest, a_rank_that_another_launcher_started_refuses_bad_input_too)
   EXPECT_THAT(outcome.err, HasSubstr("position 0"));
 }
 
+TEST_F(CliTrainTest, an_instruction_set_that_is_not_here_is_refused_before_anything_is_written) {
+  const auto with = [&](const char* isa, const std::vector<std::string>& more) {
+    return Program(train_arguments(prefix_, folder_ / "run", more), {{"DISTCA_KERNEL_ISA", isa}})
+        .wait();
+  };
+  const Outcome refused = with("avx1024", {"--workers", "2"});
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_THAT(refused.err,
+              AllOf(HasSubstr("DISTCA_KERNEL_ISA"), HasSubstr("avx1024"), HasSubstr("portable")));
+  EXPECT_EQ(std::count(refused.err.begin(), refused.err.end(), '\n'), 1);
+  EXPECT_FALSE(fs::exists(folder_ / "run"));
+  EXPECT_THAT(with("portable", {}).out, HasSubstr("attention kernel cpu-portable"));
+}
+
 TEST_F(CliTrainTest, ranks_with_different_profiles_refuse_to_start) {
   AttentionProfile profile = h200_profile();
   write_file_atomically(folder_ / "a.json", profile_to_json(profile));

@@ -119,11 +119,9 @@ struct Outcome {
 
 /// Loss and gradients of two nano-batches, the documents and their reverse, on `workers` ranks as
 /// threads.
-Outcome run(
-    const LlamaConfig& model_config, const Case& documents, int workers,
-    const std::string& planner_name,
-    CoreAttentionOptions::GradientTravel travel = CoreAttentionOptions::GradientTravel::kCompute,
-    const ThreadDevice& device = {}) {
+Outcome run(const LlamaConfig& model_config, const Case& documents, int workers,
+            const std::string& planner_name, const StepOptions& options = {},
+            const ThreadDevice& device = {}) {
   Config config;
   config.model = model_config;
   const std::vector<int64_t>& lengths = documents.lengths;
@@ -149,7 +147,7 @@ Outcome run(
                                               model_config.vocab_size, documents.goes_on)});
     }
     const StepResult result =
-        Step(model, comm, travel)
+        Step(model, comm, options)
             .train(
                 std::move(inputs), num_targets, [&] { optimizer.sum_and_clip(comm); }, [] {});
     double sums[2] = {result.loss_sum, static_cast<double>(result.bytes.sent)};
@@ -229,17 +227,19 @@ double format_bound(ScalarType dtype) {
 }
 
 class FormatParityTest
-    : public ::testing::TestWithParam<std::tuple<ScalarType, std::string, int, int>> {};
+    : public ::testing::TestWithParam<std::tuple<ScalarType, std::string, int, int, KernelChoice>> {
+};
 
 TEST_P(FormatParityTest, loss_and_every_gradient_stay_within_the_formats_bound) {
-  const auto [dtype, planner_name, workers, kv_heads] = GetParam();
+  const auto [dtype, planner_name, workers, kv_heads, kernel] = GetParam();
   const double bound = format_bound(dtype);
   const LlamaConfig model = small_llama(kv_heads, dtype);
   const Case documents{"mixed", {1100, 333, 129, 238}};
-  const Outcome one = run(model, documents, 1, "local");
-  const Outcome many = run(model, documents, workers, planner_name);
-  const Outcome accumulator = run(model, documents, workers, planner_name,
-                                  CoreAttentionOptions::GradientTravel::kAccumulator);
+  const Outcome one = run(model, documents, 1, "local", {.kernel = kernel});
+  const Outcome many = run(model, documents, workers, planner_name, {.kernel = kernel});
+  const Outcome accumulator = run(
+      model, documents, workers, planner_name,
+      {.gradient_travel = CoreAttentionOptions::GradientTravel::kAccumulator, .kernel = kernel});
   expect_same(many, one, bound, 0, "gradients travel in the compute type");
   expect_same(accumulator, one, bound, 0, "gradients travel in the accumulator's type");
 }
@@ -247,7 +247,25 @@ TEST_P(FormatParityTest, loss_and_every_gradient_stay_within_the_formats_bound) 
 INSTANTIATE_TEST_SUITE_P(
     formats, FormatParityTest,
     ::testing::Combine(::testing::Values(ScalarType::kFloat32, ScalarType::kBFloat16),
-                       all_planners(), ::testing::Values(2, 3, 7), ::testing::Values(4, 2)));
+                       all_planners(), ::testing::Values(2, 3, 7), ::testing::Values(4, 2),
+                       ::testing::Values(KernelChoice::kCpu, KernelChoice::kAten)));
+
+/// Other kernels of the same format: the roundings of both.
+TEST(parity, every_kernel_and_number_of_threads_gives_the_same) {
+  const Case documents{"mixed", {1100, 333, 129, 238}};
+  for (const ScalarType dtype : {ScalarType::kFloat32, ScalarType::kBFloat16}) {
+    const LlamaConfig model = small_llama(2, dtype);
+    const double bound = 2 * format_bound(dtype);
+    const auto with = [&](KernelChoice kernel, int threads) {
+      return run(model, documents, 2, "balanced", {.kernel = kernel, .threads = threads});
+    };
+    const Outcome reference = with(KernelChoice::kReference, 1);
+    const Outcome ours = with(KernelChoice::kCpu, 1);
+    expect_same(ours, reference, bound, 0, "our own kernel");
+    expect_same(with(KernelChoice::kAten, 1), reference, bound, 0, "ATen's");
+    expect_same(with(KernelChoice::kCpu, 3), ours, 0, 0, "three threads, the same bits");
+  }
+}
 
 TEST(parity, a_window_gives_the_same_on_every_plan) {
   LlamaConfig model = small_llama(2, ScalarType::kFloat64);
@@ -266,8 +284,7 @@ TEST(parity, ranks_as_threads_on_one_gpu_give_the_cpus_result) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device on this machine";
   const LlamaConfig model = small_llama(2, ScalarType::kFloat64);
   const Outcome cpu = run(model, {"gpu", {700, 300, 129}}, 1, "local");
-  const Outcome gpu = run(model, {"gpu", {700, 300, 129}}, 3, "greedy",
-                          CoreAttentionOptions::GradientTravel::kCompute, cuda_thread_device(0));
+  const Outcome gpu = run(model, {"gpu", {700, 300, 129}}, 3, "greedy", {}, cuda_thread_device(0));
   expect_same(gpu, cpu, 1e-10, 1e-12, "CUDA");
 }
 
@@ -311,7 +328,8 @@ double exchange_loss(const Plan& plan, const Probe& probe, double step, double* 
                                .head_dim_qk = kProbeDim,
                                .head_dim_v = kProbeDim,
                                .softmax_scale = 0.35};
-    CoreAttention attention(exchange, {.shape = shape, .dtype = ScalarType::kFloat64}, comm);
+    AttentionKernel kernel({.shape = shape, .type = ScalarType::kFloat64});
+    CoreAttention attention(exchange, {}, kernel, comm);
     attention.enter(0, qkv[0], qkv[1], qkv[2], "enter");
     attention.attend(0);
     part[rank] = (attention.leave(0, "leave") * weight).sum().item<double>();

@@ -18,6 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 /// What a run learned, without what it measured.
 struct Training {
@@ -184,6 +185,7 @@ TEST_F(TrainingTest, a_run_leaves_the_files_it_promises) {
     for (const Json& seconds : line.at("attention_s")) EXPECT_GT(seconds, 0);
     EXPECT_FALSE(line.contains("attention_predicted_s")) << "nothing predicts it";
     EXPECT_EQ(line.at("price"), "pairs");
+    EXPECT_THAT(line.at("kernel").get<std::string>(), StartsWith("cpu-"));
     for (const char* pass : {"forward", "backward"}) {
       for (const char* phase : {"embed", "pre", "enter", "attend", "leave", "post", "loss"}) {
         EXPECT_GT(line.at("phases").at(fmt::format("{}_{}_ms", pass, phase)), 0);
@@ -213,6 +215,24 @@ TEST_F(TrainingTest, with_a_profile_predicted_attention_times_stand_beside_measu
   EXPECT_THAT(outcome.out, HasSubstr("processor time; predicted by the profile of NVIDIA H200"));
   EXPECT_THAT(outcome.out, HasSubstr("server  2  measured"));
   EXPECT_THAT(outcome.out, HasSubstr("relative error of a server's predicted time"));
+}
+
+TEST_F(TrainingTest, every_attention_kernel_trains_the_same_model) {
+  std::map<std::string, Training> by_kernel;
+  for (const char* kernel : {"auto", "cpu", "aten", "reference"}) {
+    by_kernel[kernel] = train(kernel, {"--workers", "2", "comm.backend=threads",
+                                       fmt::format("attention.kernel={}", kernel)});
+    const Json line = read_json_lines(folder_ / kernel / "metrics.jsonl").front();
+    EXPECT_THAT(line.at("kernel").get<std::string>(),
+                StartsWith(std::string(kernel) == "auto" ? "cpu-" : kernel));
+  }
+  expect_same_bits(by_kernel.at("cpu"), by_kernel.at("auto"));
+  EXPECT_NE(by_kernel.at("aten").norms, by_kernel.at("cpu").norms) << "the same kernel twice";
+  // Six steps of fp32, each up to 1e-5 off.
+  for (const char* kernel : {"cpu", "aten"}) {
+    expect_near(by_kernel.at(kernel).losses, by_kernel.at("reference").losses, 1e-4, kernel);
+    expect_near(by_kernel.at(kernel).norms, by_kernel.at("reference").norms, 1e-3, kernel);
+  }
 }
 
 TEST_F(TrainingTest, a_window_is_trained_as_planned) {

@@ -22,4 +22,9 @@ constexpr std::optional<ScalarType> scalar_type(std::string_view name) {
   return std::nullopt;
 }
 
+/// "fp64", "fp32", "bf16".
+constexpr std::string_view short_name(ScalarType type) {
+  return type == ScalarType::kFloat64 ? "fp64" : type == ScalarType::kFloat32 ? "fp32" : "bf16";
+}
+
 }  // namespace distca

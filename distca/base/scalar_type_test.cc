@@ -6,12 +6,13 @@ namespace distca {
 namespace {
 
 TEST(ScalarType, has_a_long_and_a_short_name) {
-  for (const auto& [type, long_name, short_name] :
+  for (const auto& [type, name_of_type, short_name_of_type] :
        {std::tuple(ScalarType::kFloat64, "float64", "fp64"),
         std::tuple(ScalarType::kFloat32, "float32", "fp32"),
         std::tuple(ScalarType::kBFloat16, "bfloat16", "bf16")}) {
-    EXPECT_EQ(scalar_type(long_name), type);
-    EXPECT_EQ(scalar_type(short_name), type);
+    EXPECT_EQ(scalar_type(name_of_type), type);
+    EXPECT_EQ(scalar_type(short_name_of_type), type);
+    EXPECT_EQ(short_name(type), short_name_of_type);
   }
   EXPECT_EQ(scalar_type("float16"), std::nullopt);
   EXPECT_EQ(scalar_type(""), std::nullopt);

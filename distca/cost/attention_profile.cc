@@ -13,6 +13,7 @@ namespace distca {
 namespace {
 
 constexpr int64_t kMostNs = int64_t{1} << 50;  // 13 days
+constexpr int64_t kMostMflops = int64_t{1} << 50;
 constexpr size_t kMostPoints = 256;
 constexpr int64_t kMostSize = 1 << 20;
 
@@ -97,7 +98,15 @@ std::string profile_fault(const AttentionProfile& profile) {
   if (std::string fault = times_fault("forward_ns", profile, profile.forward_ns); !fault.empty()) {
     return fault;
   }
-  return times_fault("backward_ns", profile, profile.backward_ns);
+  if (std::string fault = times_fault("backward_ns", profile, profile.backward_ns);
+      !fault.empty()) {
+    return fault;
+  }
+  if (profile.peak_mflops < 0 || profile.peak_mflops > kMostMflops) {
+    return fmt::format("peak_mflops is {}: 0 (none stated) to {} wanted", profile.peak_mflops,
+                       kMostMflops);
+  }
+  return {};
 }
 
 std::shared_ptr<const AttentionProfile> profile_by_name(const std::string& name) {

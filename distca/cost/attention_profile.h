@@ -16,16 +16,20 @@ namespace distca {
 /// kv_tokens[j] keys; with more queries than keys the entry is 0 and unused.
 struct AttentionProfile {
   std::string machine;             // "NVIDIA H200 (analytic)"
-  std::string path;                // what was measured: "aten-cpu", "analytic", ...
+  std::string path;                // what was measured: "cpu-avx512", "aten-cpu", "analytic", ...
   AttentionShape shape;            // heads, sizes and type measured; no window
   std::vector<int64_t> q_tokens;   // ascending, > 0; first and last at most those of kv_tokens
   std::vector<int64_t> kv_tokens;  // ascending, > 0
   std::vector<int64_t> forward_ns;
   std::vector<int64_t> backward_ns;
+  // Limit of the rates: MFLOP/s of multiply-adds without memory, measured in the same run by as
+  // many threads; 0: none stated. Prices do not use it.
+  int64_t peak_mflops = 0;
   bool operator==(const AttentionProfile&) const = default;
 };
 
-/// "MACHINE PATH@HASH": tells two profiles apart in plans and logs.
+/// "MACHINE PATH@HASH", a hash of shape, grid and times: tells two profiles apart in plans and
+/// logs.
 std::string profile_name(const AttentionProfile& profile);
 
 /// The first field that is wrong, what it is and what would be right, in one line; empty if none.

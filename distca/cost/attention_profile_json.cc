@@ -8,22 +8,25 @@ namespace distca {
 namespace {
 
 constexpr const char* kFormat = "distca-attention-profile";
-constexpr int64_t kVersion = 1;
+constexpr int64_t kVersion = 2;
+constexpr int64_t kOldestVersion = 1;  // without peak_mflops
 
 /// One object of the file; `prefix` is what its fields are called in errors, as in "shape.".
 class Fields {
  public:
-  Fields(const Json& json, std::string_view file, std::string prefix,
-         std::initializer_list<std::string_view> known)
+  Fields(const Json& json, std::string_view file, std::string prefix)
       : json_(json), file_(file), prefix_(std::move(prefix)) {
     if (!json.is_object()) {
       throw Error(ErrorKind::kData, "{}: {} must be an object", file,
                   prefix_.empty() ? "it" : prefix_.substr(0, prefix_.size() - 1));
     }
-    for (const auto& [key, value] : json.items()) {
+  }
+
+  void refuse_others_than(const std::vector<std::string_view>& known, int64_t version) const {
+    for (const auto& [key, value] : json_.items()) {
       if (std::find(known.begin(), known.end(), key) == known.end()) {
-        throw Error(ErrorKind::kData, "{}: {}{} is not a field of version {}", file, prefix_, key,
-                    kVersion);
+        throw Error(ErrorKind::kData, "{}: {}{} is not a field of version {}", file_, prefix_, key,
+                    version);
       }
     }
   }
@@ -84,33 +87,40 @@ std::string profile_to_json(const AttentionProfile& profile) {
                          {"q_tokens", profile.q_tokens},
                          {"kv_tokens", profile.kv_tokens},
                          {"forward_ns", profile.forward_ns},
-                         {"backward_ns", profile.backward_ns}});
+                         {"backward_ns", profile.backward_ns},
+                         {"peak_mflops", profile.peak_mflops}});
 }
 
 AttentionProfile profile_from_json(std::string_view json, std::string_view name) {
   const Json parsed = parse_json(json, name);
-  const Fields root(parsed, name, "",
-                    {"format", "version", "machine", "path", "shape", "q_tokens", "kv_tokens",
-                     "forward_ns", "backward_ns"});
+  const Fields root(parsed, name, "");
   if (root.text("format") != kFormat) {
     root.refuse("format", root.at("format"), fmt::format("\"{}\"", kFormat));
   }
-  if (root.integer("version") != kVersion) {
-    root.refuse("version", root.at("version"), std::to_string(kVersion));
+  const int64_t version = root.integer("version");
+  if (version < kOldestVersion || version > kVersion) {
+    root.refuse("version", root.at("version"), fmt::format("{} to {}", kOldestVersion, kVersion));
   }
-  const Fields shape(root.at("shape"), name, "shape.",
-                     {"num_heads", "num_kv_heads", "head_dim_qk", "head_dim_v", "element_bytes"});
-  AttentionProfile profile{.machine = root.text("machine"),
-                           .path = root.text("path"),
-                           .shape = {.num_heads = shape.integer("num_heads"),
-                                     .num_kv_heads = shape.integer("num_kv_heads"),
-                                     .head_dim_qk = shape.integer("head_dim_qk"),
-                                     .head_dim_v = shape.integer("head_dim_v"),
-                                     .element_bytes = shape.integer("element_bytes")},
-                           .q_tokens = root.integers("q_tokens"),
-                           .kv_tokens = root.integers("kv_tokens"),
-                           .forward_ns = root.integers("forward_ns"),
-                           .backward_ns = root.integers("backward_ns")};
+  std::vector<std::string_view> fields{"format",   "version",   "machine",    "path",       "shape",
+                                       "q_tokens", "kv_tokens", "forward_ns", "backward_ns"};
+  if (version > kOldestVersion) fields.push_back("peak_mflops");
+  root.refuse_others_than(fields, version);
+  const Fields shape(root.at("shape"), name, "shape.");
+  shape.refuse_others_than(
+      {"num_heads", "num_kv_heads", "head_dim_qk", "head_dim_v", "element_bytes"}, version);
+  AttentionProfile profile{
+      .machine = root.text("machine"),
+      .path = root.text("path"),
+      .shape = {.num_heads = shape.integer("num_heads"),
+                .num_kv_heads = shape.integer("num_kv_heads"),
+                .head_dim_qk = shape.integer("head_dim_qk"),
+                .head_dim_v = shape.integer("head_dim_v"),
+                .element_bytes = shape.integer("element_bytes")},
+      .q_tokens = root.integers("q_tokens"),
+      .kv_tokens = root.integers("kv_tokens"),
+      .forward_ns = root.integers("forward_ns"),
+      .backward_ns = root.integers("backward_ns"),
+      .peak_mflops = version > kOldestVersion ? root.integer("peak_mflops") : 0};
   const std::string fault = profile_fault(profile);
   if (!fault.empty()) throw Error(ErrorKind::kData, "{}: {}", name, fault);
   return profile;

@@ -25,7 +25,8 @@ AttentionProfile small_profile() {
           .q_tokens = {16, 128},
           .kv_tokens = {64, 128, 1000},
           .forward_ns = {1, 2, 3, 0, 5, 6},
-          .backward_ns = {10, 20, 30, 0, 50, 60}};
+          .backward_ns = {10, 20, 30, 0, 50, 60},
+          .peak_mflops = 277'000};
 }
 
 std::string error_of(const Json& json) {
@@ -62,7 +63,8 @@ TEST(AttentionProfile, every_wrong_field_is_named_with_the_file) {
   for (const auto& [pointer, value, fault] :
        std::vector<std::tuple<std::string, Json, std::string>>{
            {"/format", "plan", "format must be \"distca-attention-profile\", not \"plan\""},
-           {"/version", 2, "version must be 1, not 2"},
+           {"/version", 3, "version must be 1 to 2, not 3"},
+           {"/version", 1, "peak_mflops is not a field of version 1"},
            {"/machine", 7, "machine must be a string, not 7"},
            {"/shape", 7, "shape must be an object"},
            {"/shape/num_heads", 0, "shape.num_heads is 0: 1 to"},
@@ -79,6 +81,8 @@ TEST(AttentionProfile, every_wrong_field_is_named_with_the_file) {
            {"/forward_ns/1", 0, "forward_ns[1] is 0: 1 to"},
            {"/backward_ns/3", 4, "backward_ns[3] is 4: 0 wanted for 128 queries of 64 keys"},
            {"/backward_ns/5", -1, "backward_ns[5] is -1: 1 to"},
+           {"/peak_mflops", 277.5, "peak_mflops must be an integer, not 277.5"},
+           {"/peak_mflops", -1, "peak_mflops is -1: 0 (none stated) to"},
        }) {
     Json wrong = right;
     wrong[Json::json_pointer(pointer)] = value;
@@ -90,6 +94,17 @@ TEST(AttentionProfile, every_wrong_field_is_named_with_the_file) {
     EXPECT_EQ(error_of(wrong), "some.json: " + key + " is missing");
   }
   EXPECT_EQ(error_of(Json::array()), "some.json: it must be an object");
+}
+
+TEST(AttentionProfile, version_1_is_read_without_a_peak) {
+  Json json = Json::parse(profile_to_json(small_profile()));
+  json["version"] = 1;
+  json.erase("peak_mflops");
+  AttentionProfile want = small_profile();
+  want.peak_mflops = 0;
+  const AttentionProfile read = profile_from_json(canonical_json(json), "some.json");
+  EXPECT_EQ(read, want);
+  EXPECT_EQ(profile_name(read), profile_name(small_profile())) << "plans of it keep their price";
 }
 
 TEST(AttentionProfile, is_found_by_name_or_by_file) {

@@ -15,6 +15,7 @@
 
 #include "distca/base/json.h"
 #include "distca/base/scalar_type.h"
+#include "distca/kernels/attention.h"
 
 namespace at {
 class Tensor;
@@ -41,6 +42,8 @@ struct LlamaConfig {
   /// Throws Error(kConfig) naming the values that do not fit each other.
   void check() const;
   int64_t num_parameters() const;
+  /// Of one layer's core attention.
+  kernels::Shape attention_shape() const;
   /// Floating-point operations of one training step (forward and twice that backward) over `tokens`
   /// tokens whose causal attention has `pairs` (query, key) pairs. Counts matrix products; ignores
   /// norms, RoPE, softmax.

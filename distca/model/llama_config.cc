@@ -1,3 +1,5 @@
+#include <cmath>
+
 #include "distca/base/error.h"
 #include "distca/model/llama.h"
 
@@ -39,6 +41,14 @@ int64_t LlamaConfig::num_parameters() const {
       hidden_size * (2 * q + 2 * kv) + 3 * hidden_size * intermediate_size + 2 * hidden_size;
   const int64_t embeddings = vocab_size * hidden_size * (tie_word_embeddings ? 1 : 2);
   return num_hidden_layers * layer + embeddings + hidden_size;
+}
+
+kernels::Shape LlamaConfig::attention_shape() const {
+  return {.num_heads = num_attention_heads,
+          .num_kv_heads = num_key_value_heads,
+          .head_dim_qk = head_dim,
+          .head_dim_v = head_dim,
+          .softmax_scale = 1 / std::sqrt(static_cast<double>(head_dim))};
 }
 
 double LlamaConfig::train_flops(int64_t tokens, int64_t pairs) const {

@@ -7,11 +7,13 @@
 #include <limits>
 #include <vector>
 
+#include "distca/base/error.h"
 #include "distca/base/integers.h"
 #include "distca/comm/aten_types.h"
 #include "distca/kernels/mask_blocks.h"
 #include "distca/kernels/merge.h"
 #include "distca/kernels/rows.h"
+#include "distca/runtime/cuda_attention.h"
 
 namespace distca {
 namespace {
@@ -32,12 +34,20 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr int64_t kMatmulBlock = 512;    // queries, keys: bounds the score matrix
 constexpr int64_t kWindowQueries = 128;  // queries that share a window's left edge
 
+const Shape& supported(const Shape& shape, int cuda_device) {
+  if (shape.softcap == 0 || cuda_device < 0) return shape;
+  throw Error(ErrorKind::kConfig,
+              "softcap = {}: attention through PyTorch's CUDA operators has none; use softcap = 0, "
+              "or a CPU",
+              shape.softcap);
+}
+
 /// What all tasks of a call have in common. Tensors of queries are [group, G, tokens, dim]: query
 /// head h = key head * group + index in the group, so that a key head is read by its whole group
 /// through a stride of 0.
 struct Call {
   Call(const Shape& call_shape, ScalarType call_type, int cuda_device)
-      : shape(call_shape),
+      : shape(supported(call_shape, cuda_device)),
         type(call_type),
         accumulator(kernels::accumulator_type(call_type)),
         group(call_shape.num_heads / call_shape.num_kv_heads),
@@ -124,10 +134,17 @@ Range positions(const Task& task) {
 
 // --- matmul path ---------------------------------------------------------------------------------
 
-/// Scores [group, G, queries, keys] of two ranges, scaled, -infinity where the mask hides.
+/// Scores [group, G, queries, keys] of two ranges, scaled and capped, -infinity where the mask
+/// hides. `slope`, if wanted: of the cap, where there is one.
 at::Tensor masked_scores(const Call& call, const at::Tensor& q, const at::Tensor& k,
-                         const Mask& mask, const Range& queries, const Range& keys) {
+                         const Mask& mask, const Range& queries, const Range& keys,
+                         at::Tensor* slope = nullptr) {
   at::Tensor scores = at::matmul(q, k.transpose(-1, -2)).mul_(call.shape.softmax_scale);
+  if (call.shape.softcap > 0) {
+    scores.div_(call.shape.softcap).tanh_();
+    if (slope != nullptr) *slope = 1 - scores.square();
+    scores.mul_(call.shape.softcap);
+  }
   const Range seen_by_all = intersect(kernels::visible_keys(mask, queries.begin, keys),
                                       kernels::visible_keys(mask, queries.end - 1, keys));
   if (seen_by_all == keys) return scores;
@@ -221,9 +238,12 @@ void matmul_backward(const Call& call, const BackwardTask& task) {
       const KeyFragment block = keys_of(call, part.keys[f], keys);
       const auto k = call.of_keys(block.k, call.type, block.tokens, s.head_dim_qk).to(compute);
       const auto v = call.of_keys(block.v, call.type, block.tokens, s.head_dim_v).to(compute);
-      const at::Tensor p = masked_scores(call, q, k, part.mask, queries, keys).sub_(lse).exp_();
+      at::Tensor slope;
+      const at::Tensor p =
+          masked_scores(call, q, k, part.mask, queries, keys, &slope).sub_(lse).exp_();
       at::Tensor ds = at::matmul(d_o, v.transpose(-1, -2)).sub_(delta).mul_(p);
       ds.mul_(s.softmax_scale);
+      if (slope.defined()) ds.mul_(slope);
       dq.add_(at::matmul(ds, k));
       const int64_t first = keys.begin - part.keys[f].position;
       add_key_gradients(call, keys_of(call, part.key_gradients[f], first), block.tokens,
@@ -361,16 +381,20 @@ void flash_backward(const Call& call, const BackwardTask& task) {
   }
 }
 
-bool flash_applies(const Shape& shape, int cuda_device) {
-  return cuda_device < 0 && shape.head_dim_qk == shape.head_dim_v;
+bool flash_applies(const Shape& shape) {
+  return shape.head_dim_qk == shape.head_dim_v && shape.softcap == 0;
 }
 
 }  // namespace
 
-void aten_forward(const Shape& shape, ScalarType type, std::span<const ForwardTask> tasks,
-                  int cuda_device, std::optional<ScalarType> o_type) {
-  if (!flash_applies(shape, cuda_device)) {
-    return aten_matmul_forward(shape, type, tasks, cuda_device, o_type);
+int64_t aten_forward(const Shape& shape, ScalarType type, std::span<const ForwardTask> tasks,
+                     int cuda_device, std::optional<ScalarType> o_type) {
+  if (cuda_device >= 0) {
+    return cuda_forward(shape, type, o_type.value_or(type), tasks, cuda_device);
+  }
+  if (!flash_applies(shape)) {
+    aten_matmul_forward(shape, type, tasks, cuda_device, o_type);
+    return 0;
   }
   kernels::check_shape(shape);
   const Call call(shape, type, cuda_device);
@@ -378,12 +402,15 @@ void aten_forward(const Shape& shape, ScalarType type, std::span<const ForwardTa
     kernels::check_task(shape, type, o_type.value_or(type), task);
     if (task.q_tokens > 0) flash_forward(call, o_type.value_or(type), task);
   }
+  return 0;
 }
 
-void aten_backward(const Shape& shape, ScalarType type, std::span<const BackwardTask> tasks,
-                   int cuda_device) {
-  if (!flash_applies(shape, cuda_device)) {
-    return aten_matmul_backward(shape, type, tasks, cuda_device);
+int64_t aten_backward(const Shape& shape, ScalarType type, std::span<const BackwardTask> tasks,
+                      int cuda_device) {
+  if (cuda_device >= 0) return cuda_backward(shape, type, tasks, cuda_device);
+  if (!flash_applies(shape)) {
+    aten_matmul_backward(shape, type, tasks, cuda_device);
+    return 0;
   }
   kernels::check_shape(shape);
   const Call call(shape, type, cuda_device);
@@ -391,6 +418,7 @@ void aten_backward(const Shape& shape, ScalarType type, std::span<const Backward
     kernels::check_task(shape, type, task);
     if (task.q_tokens > 0) flash_backward(call, task);
   }
+  return 0;
 }
 
 void aten_matmul_forward(const Shape& shape, ScalarType type, std::span<const ForwardTask> tasks,

@@ -1,6 +1,7 @@
 #include "distca/runtime/aten_attention.h"
 
 #include <ATen/Parallel.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -32,13 +33,13 @@ enum class Path { kFast, kMatmul };
 
 void forward(Path path, const Case& c, std::span<const ForwardTask> tasks,
              std::optional<ScalarType> o_type = std::nullopt) {
-  const auto run = path == Path::kFast ? aten_forward : aten_matmul_forward;
-  run(c.shape, c.type, tasks, kCpu, o_type);
+  if (path == Path::kMatmul) return aten_matmul_forward(c.shape, c.type, tasks, kCpu, o_type);
+  EXPECT_EQ(aten_forward(c.shape, c.type, tasks, kCpu, o_type), 0) << "bytes copied";
 }
 
 void backward(Path path, const Case& c, std::span<const BackwardTask> tasks) {
-  const auto run = path == Path::kFast ? aten_backward : aten_matmul_backward;
-  run(c.shape, c.type, tasks, kCpu);
+  if (path == Path::kMatmul) return aten_matmul_backward(c.shape, c.type, tasks, kCpu);
+  EXPECT_EQ(aten_backward(c.shape, c.type, tasks, kCpu), 0) << "bytes copied";
 }
 
 /// ATen's bf16 forward rounds a block's O once and we the merged O; its backward adds to bf16
@@ -144,6 +145,22 @@ TEST_P(AtenAttentionTest, head_dims_may_differ) {
   }
 }
 
+TEST_P(AtenAttentionTest, a_softcap_bends_scores_and_their_gradients) {
+  for (const ScalarType type : kTypes) {
+    for (const Mask& mask : {Mask{}, Mask{.causal = true, .window_left = 9}}) {
+      Case c{.type = type,
+             .q_position = 15,
+             .q_tokens = 50,
+             .k_tokens = 65,
+             .mask = mask,
+             .key_cuts = {20},
+             .spread = 3};
+      c.shape.softcap = 5;  // scores have a standard deviation of 9
+      expect_like_whole_matrix(GetParam(), c);
+    }
+  }
+}
+
 TEST_P(AtenAttentionTest, keys_that_nobody_sees_change_nothing) {
   for (const ScalarType type : kTypes) {
     Case c{
@@ -243,6 +260,19 @@ TEST_P(AtenAttentionTest, a_batch_equals_its_tasks_one_by_one_bit_for_bit) {
   EXPECT_EQ(batched.lse.bytes(), single.lse.bytes());
   forward(GetParam(), c, {});
   backward(GetParam(), c, {});
+}
+
+TEST_P(AtenAttentionTest, a_softcap_is_refused_by_name) {
+  Case c;
+  c.shape.softcap = 30;
+  try {
+    forward(GetParam(), c, {});
+    FAIL() << "not refused";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kConfig);
+    EXPECT_THAT(error.what(), ::testing::StartsWith("softcap = 30: "));
+  }
+  EXPECT_THROW(backward(GetParam(), c, {}), Error);
 }
 
 TEST_P(AtenAttentionTest, broken_shapes_are_checks) {

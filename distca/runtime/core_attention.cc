@@ -8,7 +8,6 @@
 #include "distca/comm/aten_types.h"
 #include "distca/comm/tags.h"
 #include "distca/kernels/rows.h"
-#include "distca/runtime/aten_attention.h"
 #include "distca/runtime/aten_merge.h"
 #include "distca/runtime/exchange_block.h"
 
@@ -50,18 +49,23 @@ struct CoreAttention::State {
 
   RankExchange exchange;
   CoreAttentionOptions options;
+  AttentionKernel& kernel;
   Communicator& comm;
+  kernels::Shape shape;
   ScalarType type;            // compute
   ScalarType accumulator;     // fp64 for fp64, else fp32
   std::vector<Range> merged;  // local rows that merges write, ascending
   std::vector<Layer> layers;
   ExchangeBytes bytes;
 
-  State(RankExchange exchange_in, const CoreAttentionOptions& options_in, Communicator& comm_in)
+  State(RankExchange exchange_in, const CoreAttentionOptions& options_in,
+        AttentionKernel& kernel_in, Communicator& comm_in)
       : exchange(std::move(exchange_in)),
         options(options_in),
+        kernel(kernel_in),
         comm(comm_in),
-        type(options.dtype),
+        shape(kernel.shape()),
+        type(kernel.type()),
         accumulator(kernels::accumulator_type(type)),
         layers(options.num_layers) {
     for (const RowMerge& merge : exchange.merges) {
@@ -84,20 +88,20 @@ struct CoreAttention::State {
   // The four kinds of message.
   Block qkv_block(const PeerTransfer& t) const { return gradient_block(t, type); }
   Block o_block(const PeerTransfer& t) const {
-    const kernels::Shape& s = options.shape;
+    const kernels::Shape& s = shape;
     return {
         {{t.q_tokens, s.num_heads, s.head_dim_v, type}, {t.q_tokens, s.num_heads, 1, accumulator}},
         comm.cuda_device()};
   }
   Block d_o_block(const PeerTransfer& t) const {
-    const kernels::Shape& s = options.shape;
+    const kernels::Shape& s = shape;
     return {{{t.q_tokens, s.num_heads, s.head_dim_v, type},
              {t.q_tokens, s.num_heads, 1, accumulator},
              {t.q_tokens, s.num_heads, 1, accumulator}},
             comm.cuda_device()};
   }
   Block gradient_block(const PeerTransfer& t, ScalarType gradient_type) const {
-    const kernels::Shape& s = options.shape;
+    const kernels::Shape& s = shape;
     return {{{t.q_tokens, s.num_heads, s.head_dim_qk, gradient_type},
              {t.kv_tokens, s.num_kv_heads, s.head_dim_qk, gradient_type},
              {t.kv_tokens, s.num_kv_heads, s.head_dim_v, gradient_type}},
@@ -152,10 +156,9 @@ struct CoreAttention::State {
                                    .mask = {.causal = true, .window_left = options.window_left}};
       if (task.partial) {
         const auto rows = [&](int64_t dim) {
-          return at::empty({task.q.tokens, options.shape.num_heads, dim},
-                           tensor_options(accumulator));
+          return at::empty({task.q.tokens, shape.num_heads, dim}, tensor_options(accumulator));
         };
-        layer.partials[2 * i] = rows(options.shape.head_dim_v);
+        layer.partials[2 * i] = rows(shape.head_dim_v);
         layer.partials[2 * i + 1] = rows(1);
         forward.o = rows_of(layer.partials[2 * i], 0);
         forward.lse = rows_of(layer.partials[2 * i + 1], 0);
@@ -166,8 +169,8 @@ struct CoreAttention::State {
         whole.push_back(forward);
       }
     }
-    aten_forward(options.shape, type, whole, comm.cuda_device());
-    aten_forward(options.shape, type, partial, comm.cuda_device(), accumulator);
+    bytes.copied += kernel.forward(type, whole);
+    bytes.copied += kernel.forward(accumulator, partial);
   }
 
   /// Merges rows into O and LSE of their block; `arrived`: what came home.
@@ -187,24 +190,24 @@ struct CoreAttention::State {
                          .lse = rows_of(partial[1], part.row)});
       }
     }
-    aten_merge({rows.tokens, options.shape.num_heads, options.shape.head_dim_v}, type, parts,
+    aten_merge({rows.tokens, shape.num_heads, shape.head_dim_v}, type, parts,
                {.o = rows_of(o, rows.row), .o_type = type, .lse = rows_of(lse, rows.row)},
                comm.cuda_device());
-    bytes.copied += rows.tokens * options.shape.num_heads *
-                    (options.shape.head_dim_v * element_bytes(type) + element_bytes(accumulator));
+    bytes.copied += rows.tokens * shape.num_heads *
+                    (shape.head_dim_v * element_bytes(type) + element_bytes(accumulator));
   }
 };
 
 CoreAttention::CoreAttention(RankExchange exchange, const CoreAttentionOptions& options,
-                             Communicator& comm)
-    : state_(std::make_unique<State>(std::move(exchange), options, comm)) {}
+                             AttentionKernel& kernel, Communicator& comm)
+    : state_(std::make_unique<State>(std::move(exchange), options, kernel, comm)) {}
 CoreAttention::~CoreAttention() = default;
 
 void CoreAttention::enter(int layer_index, const at::Tensor& q, const at::Tensor& k,
                           const at::Tensor& v, std::string_view operation) {
   State& s = *state_;
   State::Layer& layer = s.layers[layer_index];
-  const kernels::Shape& shape = s.options.shape;
+  const kernels::Shape& shape = s.shape;
   s.check_local("q", q, shape.num_heads, shape.head_dim_qk);
   s.check_local("k", k, shape.num_kv_heads, shape.head_dim_qk);
   s.check_local("v", v, shape.num_kv_heads, shape.head_dim_v);
@@ -231,7 +234,7 @@ void CoreAttention::enter(int layer_index, const at::Tensor& q, const at::Tensor
 void CoreAttention::attend(int layer_index) {
   State& s = *state_;
   State::Layer& layer = s.layers[layer_index];
-  const kernels::Shape& shape = s.options.shape;
+  const kernels::Shape& shape = s.shape;
   const int64_t tokens = s.exchange.local_tokens;
   layer.o = at::empty({tokens, shape.num_heads, shape.head_dim_v}, s.tensor_options(s.type));
   layer.lse = at::empty({tokens, shape.num_heads, 1}, s.tensor_options(s.accumulator));
@@ -277,7 +280,7 @@ void CoreAttention::enter_backward(int layer_index, const at::Tensor& d_o,
                                    std::string_view operation) {
   State& s = *state_;
   State::Layer& layer = s.layers[layer_index];
-  s.check_local("d_o", d_o, s.options.shape.num_heads, s.options.shape.head_dim_v);
+  s.check_local("d_o", d_o, s.shape.num_heads, s.shape.head_dim_v);
   layer.d_o = d_o;
   const at::ScalarType sum_type = aten_type(s.accumulator);
   layer.delta = (d_o.to(sum_type) * layer.o.to(sum_type)).sum(-1, /*keepdim=*/true);
@@ -335,7 +338,7 @@ void CoreAttention::attend_backward(int layer_index) {
                      .key_gradients = task_gradients,
                      .mask = {.causal = true, .window_left = s.options.window_left}});
   }
-  aten_backward(s.options.shape, s.options.dtype, tasks, s.comm.cuda_device());
+  s.bytes.copied += s.kernel.backward(tasks);
 }
 
 void CoreAttention::leave_backward(int layer_index, at::Tensor* dq, at::Tensor* dk, at::Tensor* dv,

@@ -16,8 +16,8 @@
 #include <string_view>
 
 #include "distca/comm/communicator.h"
-#include "distca/kernels/attention.h"
 #include "distca/plan/exchange.h"
+#include "distca/runtime/attention_kernel.h"
 
 namespace at {
 class Tensor;
@@ -26,9 +26,7 @@ class Tensor;
 namespace distca {
 
 struct CoreAttentionOptions {
-  kernels::Shape shape;
-  ScalarType dtype = ScalarType::kFloat32;  // of Q, K, V, O and their gradients
-  int64_t window_left = -1;                 // tokens; -1 = unlimited
+  int64_t window_left = -1;  // tokens; -1 = unlimited
   int num_layers = 1;
   int nano_batch = 0;  // its index in the batch: keeps the messages of different nano-batches apart
   /// The type in which dQ, dK, dV travel home: the compute type, or the accumulator's.
@@ -39,14 +37,17 @@ struct CoreAttentionOptions {
 struct ExchangeBytes {
   int64_t sent = 0;
   int64_t received = 0;
-  int64_t copied =
-      0;  // rows packed into or unpacked from messages, and O and LSE that merges write
+  /// Rows packed into or unpacked from messages, O and LSE that merges write, and on CUDA what goes
+  /// to and comes from ATen's operators through memory of its own.
+  int64_t copied = 0;
 };
 
 class CoreAttention {
  public:
-  /// `exchange` is this rank's part of a plan.
-  CoreAttention(RankExchange exchange, const CoreAttentionOptions& options, Communicator& comm);
+  /// `exchange` is this rank's part of a plan. The kernel's type is that of Q, K, V, O and their
+  /// gradients.
+  CoreAttention(RankExchange exchange, const CoreAttentionOptions& options, AttentionKernel& kernel,
+                Communicator& comm);
   ~CoreAttention();
 
   /// q [T, H, D], k [T, G, D], v [T, G, E], detached from any graph. `operation` names the step in

@@ -32,6 +32,8 @@ struct Sizes {
   int64_t head_dim_qk = 8;
   int64_t head_dim_v = 8;  // another than head_dim_qk: the matmul path
   int64_t window_left = -1;
+  KernelChoice kernel = KernelChoice::kAuto;
+  int threads = 1;
 };
 
 /// Q, K, V, dO in; O, dQ, dK, dV out: [document] [length, heads, dim].
@@ -93,15 +95,15 @@ Outcome run(const Plan& plan, const Sizes& sizes) {
       in[i] =
           gather(inputs[i], segments, at::empty({0, heads[i], dims[i]}, aten_type(sizes.dtype)));
     }
-    CoreAttention attention(index.exchange(rank),
-                            {.shape = {.num_heads = kHeads,
-                                       .num_kv_heads = kKvHeads,
-                                       .head_dim_qk = sizes.head_dim_qk,
-                                       .head_dim_v = sizes.head_dim_v,
-                                       .softmax_scale = 0.5},
-                             .dtype = sizes.dtype,
-                             .window_left = sizes.window_left},
-                            comm);
+    AttentionKernel kernel({.choice = sizes.kernel,
+                            .shape = {.num_heads = kHeads,
+                                      .num_kv_heads = kKvHeads,
+                                      .head_dim_qk = sizes.head_dim_qk,
+                                      .head_dim_v = sizes.head_dim_v,
+                                      .softmax_scale = 0.5},
+                            .type = sizes.dtype,
+                            .threads = sizes.threads});
+    CoreAttention attention(index.exchange(rank), {.window_left = sizes.window_left}, kernel, comm);
     attention.enter(0, in[0], in[1], in[2], "enter");
     attention.attend(0);
     scatter(attention.leave(0, "leave"), segments, outputs[3]);
@@ -190,14 +192,27 @@ void expect_like_one_worker(const Plan& plan, const Sizes& sizes) {
 
 const std::vector<int64_t> kLengths = {700, 1, 130, 1100, 129, 384};
 
-class KeySubRangeTest : public ::testing::TestWithParam<std::tuple<ScalarType, int>> {};
+/// A kernel in a format.
+struct Computed {
+  KernelChoice kernel;
+  ScalarType dtype;
+};
+constexpr Computed kComputed[] = {{KernelChoice::kAten, ScalarType::kFloat64},
+                                  {KernelChoice::kAten, ScalarType::kFloat32},
+                                  {KernelChoice::kAten, ScalarType::kBFloat16},
+                                  {KernelChoice::kCpu, ScalarType::kFloat32},
+                                  {KernelChoice::kCpu, ScalarType::kBFloat16}};
+
+class KeySubRangeTest : public ::testing::TestWithParam<std::tuple<Computed, int>> {};
 
 TEST_P(KeySubRangeTest, o_and_every_gradient_equal_one_workers) {
-  const auto [dtype, workers] = GetParam();
+  const auto [computed, workers] = GetParam();
+  const auto [kernel, dtype] = computed;
   Random random(17 + workers);
   Merges merges;
-  for (const Sizes& sizes : {Sizes{.dtype = dtype}, Sizes{.dtype = dtype, .head_dim_qk = 16},
-                             Sizes{.dtype = dtype, .window_left = 200}}) {
+  for (Sizes sizes : {Sizes{.dtype = dtype}, Sizes{.dtype = dtype, .head_dim_qk = 16},
+                      Sizes{.dtype = dtype, .window_left = 200}}) {
+    sizes.kernel = kernel;
     for (const int dedicated : {0, 2}) {
       Plan plan = testing::random_plan(kLengths, workers, dedicated, random);
       testing::cut_tasks(plan, random);
@@ -213,10 +228,39 @@ TEST_P(KeySubRangeTest, o_and_every_gradient_equal_one_workers) {
 }
 
 INSTANTIATE_TEST_SUITE_P(formats, KeySubRangeTest,
-                         ::testing::Combine(::testing::Values(ScalarType::kFloat64,
-                                                              ScalarType::kFloat32,
-                                                              ScalarType::kBFloat16),
+                         ::testing::Combine(::testing::ValuesIn(kComputed),
                                             ::testing::Values(1, 2, 3, 4, 7)));
+
+/// DESIGN rule 2: given the same bits of Q, K, V, those of O do not depend on the plan.
+class SameBitsTest : public ::testing::TestWithParam<std::tuple<Computed, std::vector<int>>> {};
+
+TEST_P(SameBitsTest, o_is_the_same_for_every_plan_without_key_sub_ranges) {
+  const auto [computed, worker_counts] = GetParam();
+  for (const int64_t window_left : {-1, 200}) {
+    Sizes sizes{.dtype = computed.dtype, .head_dim_qk = 16, .window_left = window_left};
+    sizes.kernel = computed.kernel;
+    const PerDocument want = run(make_plan(testing::request_for(kLengths, 1, "local")), sizes).o;
+    for (const int workers : worker_counts) {
+      for (const char* scheduler : {"local", "greedy", "balanced", "per-document-cp", "wlb"}) {
+        SCOPED_TRACE(fmt::format("{} workers, {}, window {}", workers, scheduler, window_left));
+        sizes.threads = 1 + workers % 3;
+        const Plan plan = make_plan(testing::request_for(kLengths, workers, scheduler));
+        const PerDocument got = run(plan, sizes).o;
+        for (size_t i = 0; i < kLengths.size(); ++i) EXPECT_TRUE(at::equal(got[i], want[i])) << i;
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    ours, SameBitsTest,
+    ::testing::Combine(::testing::Values(Computed{KernelChoice::kCpu, ScalarType::kFloat32},
+                                         Computed{KernelChoice::kCpu, ScalarType::kBFloat16}),
+                       ::testing::Values(std::vector<int>{1, 2, 3, 4, 7})));
+INSTANTIATE_TEST_SUITE_P(reference, SameBitsTest,
+                         ::testing::Combine(::testing::Values(Computed{KernelChoice::kReference,
+                                                                       ScalarType::kFloat32}),
+                                            ::testing::Values(std::vector<int>{3})));
 
 TEST(CoreAttention, rows_with_one_task_keep_their_bits_whatever_is_merged_beside_them) {
   for (const ScalarType dtype : {ScalarType::kFloat32, ScalarType::kBFloat16}) {

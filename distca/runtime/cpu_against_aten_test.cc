@@ -120,54 +120,70 @@ struct Errors {
   double most = 0, squares = 0, norm = 0;
 };
 
-class CpuAgainstAtenTest : public ::testing::TestWithParam<Variant> {
+/// Ours and ATen's for one kind of result.
+struct Comparison {
+  Errors ours, atens;
+
+  std::string line() const {
+    return fmt::format("max {:.2e} (ATen's {:.2e}, x {:.2f}), L2 {:.2e} (ATen's {:.2e}, x {:.2f})",
+                       ours.most, atens.most, ours.most / atens.most, ours.l2(), atens.l2(),
+                       ours.l2() / atens.l2());
+  }
+};
+
+/// Inputs in fp32 or bf16, for every instruction set of this machine. The largest error is that of
+/// one element: it takes several inputs to compare it.
+class CpuAgainstAtenTest : public ::testing::TestWithParam<ScalarType> {
  protected:
   void SetUp() override { at::set_num_threads(1); }
 
   void expect_no_worse(int64_t tokens, int64_t dim, double spread, int seeds) const {
-    const Variant& variant = GetParam();
-    const bool is_fp32 = variant.type == ScalarType::kFloat32;
+    const bool is_fp32 = GetParam() == ScalarType::kFloat32;
     const double scale = 1 / std::sqrt(static_cast<double>(dim));
-    std::map<std::string, std::pair<Errors, Errors>> errors;
+    std::map<std::string, Comparison> errors;
     for (int seed = 1; seed <= seeds; ++seed) {
       const Inputs in =
           random_inputs(is_fp32 ? at::kFloat : at::kBFloat16, tokens, dim, spread, seed);
-      const Results expected = exact(in, scale), a = ours(variant, in, scale), b = aten(in, scale);
-      for (const auto& [name, member] :
-           {std::pair("O", &Results::o), std::pair("dQ", &Results::dq),
-            std::pair("dK", &Results::dk), std::pair("dV", &Results::dv)}) {
-        errors[name].first.add(a.*member, expected.*member);
-        errors[name].second.add(b.*member, expected.*member);
+      const Results expected = exact(in, scale), b = aten(in, scale);
+      for (const Variant& variant : kernels::testing::variants()) {
+        if (variant.type != GetParam()) continue;
+        const Results a = ours(variant, in, scale);
+        for (const auto& [name, member] :
+             {std::pair("O", &Results::o), std::pair("dQ", &Results::dq),
+              std::pair("dK", &Results::dk), std::pair("dV", &Results::dv)}) {
+          Comparison& comparison = errors[fmt::format("{} {}", isa_name(variant.isa), name)];
+          comparison.ours.add(a.*member, expected.*member);
+          comparison.atens.add(b.*member, expected.*member);
+        }
       }
     }
     const double most = is_fp32 ? 2 : 1.25;
-    for (const auto& [name, pair] : errors) {
-      const auto& [a, b] = pair;
-      const std::string line = fmt::format(
-          "{}: {} tokens, head_dim {}, spread {}: max {:.2e} (ATen's {:.2e}, x {:.2f}), L2 {:.2e} "
-          "(ATen's {:.2e}, x {:.2f})",
-          name, tokens, dim, spread, a.most, b.most, a.most / b.most, a.l2(), b.l2(),
-          a.l2() / b.l2());
+    for (const auto& [name, comparison] : errors) {
+      const std::string line = fmt::format("{}: {} tokens, head_dim {}, spread {}: {}", name,
+                                           tokens, dim, spread, comparison.line());
       fmt::print("{}\n", line);
-      EXPECT_LE(a.most, most * b.most) << line;
-      EXPECT_LE(a.l2(), most * b.l2()) << line;
+      EXPECT_LE(comparison.ours.most, most * comparison.atens.most) << line;
+      EXPECT_LE(comparison.ours.l2(), most * comparison.atens.l2()) << line;
     }
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(isa, CpuAgainstAtenTest, ::testing::ValuesIn(kernels::testing::variants()),
-                         ::testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(type, CpuAgainstAtenTest,
+                         ::testing::Values(ScalarType::kFloat32, ScalarType::kBFloat16),
+                         [](const auto& info) {
+                           return info.param == ScalarType::kFloat32 ? "fp32" : "bf16";
+                         });
 
 TEST_P(CpuAgainstAtenTest, errors_are_like_atens_for_512_tokens) {
-  for (const int64_t dim : {40, 64, 128}) expect_no_worse(512, dim, 1, 4);
+  for (const int64_t dim : {40, 64, 128}) expect_no_worse(512, dim, 1, 16);
 }
 
 TEST_P(CpuAgainstAtenTest, errors_are_like_atens_for_2048_tokens) {
-  for (const int64_t dim : {64, 128}) expect_no_worse(2048, dim, 1, 2);
+  for (const int64_t dim : {64, 128}) expect_no_worse(2048, dim, 1, 4);
 }
 
 TEST_P(CpuAgainstAtenTest, errors_are_like_atens_for_large_logits) {
-  for (const double spread : {4.0, 30.0}) expect_no_worse(512, 128, spread, 4);
+  for (const double spread : {4.0, 30.0}) expect_no_worse(512, 128, spread, 8);
 }
 
 }  // namespace

@@ -32,6 +32,12 @@ std::vector<std::string> scheduler_names() {
   return names;
 }
 
+std::vector<std::string> kernel_names() {
+  std::vector<std::string> names;
+  for (const KernelName& kernel : kKernelNames) names.emplace_back(kernel.name);
+  return names;
+}
+
 std::string listed(const ConfigKey& key) {
   std::vector<std::string> words;
   for (const std::string& choice : key.choices) words.push_back(choice.empty() ? "\"\"" : choice);
@@ -132,6 +138,10 @@ std::vector<ConfigKey> config_keys(Config& c) {
        "memory cap: a nano-batch that does not fit is refused; 0: none",
        {},
        0},
+      {"attention.kernel", &c.attention.kernel, "-",
+       "cpu: our own, fp32 and bf16; aten: PyTorch's; reference: slow, in double; auto: cpu where "
+       "it can, else aten",
+       kernel_names()},
       {"exchange.grad_dtype",
        &c.exchange.grad_dtype,
        "-",
@@ -164,7 +174,8 @@ std::vector<ConfigKey> config_keys(Config& c) {
        "threads",
        "compute threads; bits are promised for equal counts",
        {},
-       1},
+       1,
+       1024},
       {"train.device",
        &c.train.device,
        "-",
@@ -344,6 +355,9 @@ void finish(Config& config) {
     config.attention_profile = profile_by_name(config.plan.profile);
   config.model.dtype = scalar_type(config.model_dtype).value();
   config.model.check();
+  if (const std::string fault = kernel_fault(kernel_request(config)); !fault.empty()) {
+    throw Error(ErrorKind::kConfig, "attention.kernel = {} {}", config.attention.kernel, fault);
+  }
 }
 
 }  // namespace
@@ -397,6 +411,14 @@ std::string print_config(Config config) {
                     show(keys[i]), keys[i].reason, keys[i].unit, show(default_keys[i]), choices);
   }
   return text;
+}
+
+KernelRequest kernel_request(const Config& config) {
+  return {.choice = kernel_choice(config.attention.kernel),
+          .shape = config.model.attention_shape(),
+          .type = config.model.dtype,
+          .threads = static_cast<int>(config.train.threads_per_rank),
+          .cuda_device = config.train.device == "cuda" ? 0 : -1};
 }
 
 PlanRequest plan_request(const Config& config, const NanoBatch& nano_batch, int num_workers) {

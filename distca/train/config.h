@@ -12,6 +12,7 @@
 #include "distca/batch/batch_stream.h"
 #include "distca/model/llama.h"
 #include "distca/plan/plan.h"
+#include "distca/runtime/attention_kernel.h"
 
 namespace distca {
 
@@ -35,6 +36,9 @@ struct Config {
     int64_t max_tokens_per_worker = 0;
   } plan;
   std::shared_ptr<const AttentionProfile> attention_profile;  // of plan.profile; none: pairs
+  struct Attention {
+    std::string kernel = "auto";
+  } attention;
   struct Exchange {
     std::string grad_dtype = "compute";
   } exchange;
@@ -87,6 +91,9 @@ Config load_config(const std::filesystem::path& path, const std::vector<std::str
 
 /// A TOML file that says the same: every key with its unit, default and reason.
 std::string print_config(Config config);
+
+/// Core attention as the ranks are to compute it, on the first device.
+KernelRequest kernel_request(const Config& config);
 
 /// What the scheduler is asked for one nano-batch.
 PlanRequest plan_request(const Config& config, const NanoBatch& nano_batch, int num_workers);

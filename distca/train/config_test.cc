@@ -82,6 +82,16 @@ TEST(config, wrong_types_and_values_name_the_key_and_what_is_right) {
   EXPECT_THAT(message_of({"data.validation_fraction=1"}), testing::HasSubstr("below 1"));
   EXPECT_THAT(message_of({"train.device=cuda"}), testing::HasSubstr("gloo carries host memory"));
   EXPECT_THAT(message_of({"comm.backend=nccl"}), testing::HasSubstr("nccl a GPU's"));
+  EXPECT_THAT(message_of({"attention.kernel=fast"}),
+              testing::HasSubstr("must be one of auto, cpu, aten, reference"));
+  EXPECT_THAT(message_of({"attention.kernel=cpu", "model.dtype=float64"}),
+              testing::AllOf(testing::HasSubstr("attention.kernel = cpu computes fp32 and bf16"),
+                             testing::HasSubstr("not fp64")));
+  EXPECT_THAT(
+      message_of({"attention.kernel=reference", "train.device=cuda", "comm.backend=threads"}),
+      testing::HasSubstr("attention.kernel = reference computes on a CPU"));
+  EXPECT_EQ(message_of({"attention.kernel=cpu", "model.dtype=bfloat16"}), "accepted");
+  EXPECT_EQ(message_of({"attention.kernel=aten", "model.dtype=float64"}), "accepted");
   EXPECT_THAT(message_of({"seed"}), testing::HasSubstr("section.key=value"));
 }
 

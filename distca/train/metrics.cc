@@ -36,9 +36,11 @@ Json phase_times(const OpTimes& times) {
 
 }  // namespace
 
-Metrics::Metrics(const std::filesystem::path& directory, int64_t total_steps, std::string price)
+Metrics::Metrics(const std::filesystem::path& directory, int64_t total_steps, std::string price,
+                 std::string kernel)
     : total_steps_(total_steps),
       price_(std::move(price)),
+      kernel_(std::move(kernel)),
       terminal_(isatty(STDOUT_FILENO) == 1),
       start_s_(steady_seconds()) {
   const std::filesystem::path path = directory / "metrics.jsonl";
@@ -65,6 +67,7 @@ void Metrics::record(const StepMetrics& m) {
                {"plan_s", m.plan_s},
                {"plan_wait_s", m.plan_wait_s},
                {"price", price_},
+               {"kernel", kernel_},
                {"attention_s", m.attention_s},
                {"phases", phase_times(m.times)}};
   if (!m.attention_predicted_s.empty()) line["attention_predicted_s"] = m.attention_predicted_s;

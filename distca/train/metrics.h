@@ -42,9 +42,10 @@ struct StepMetrics {
 
 class Metrics {
  public:
-  /// Opens DIR/metrics.jsonl. `price`: what the run plans by (PlanOptions::price), said in every
-  /// line. Throws Error(kIo).
-  Metrics(const std::filesystem::path& directory, int64_t total_steps, std::string price);
+  /// Opens DIR/metrics.jsonl. `price`: what the run plans by (PlanOptions::price), `kernel`: what
+  /// computes core attention (AttentionKernel::name), said in every line. Throws Error(kIo).
+  Metrics(const std::filesystem::path& directory, int64_t total_steps, std::string price,
+          std::string kernel);
   ~Metrics();
   Metrics(const Metrics&) = delete;
   Metrics& operator=(const Metrics&) = delete;
@@ -59,6 +60,7 @@ class Metrics {
   std::FILE* file_;
   int64_t total_steps_;
   std::string price_;
+  std::string kernel_;
   bool terminal_;
   double start_s_;
   double last_shown_s_ = -1e9;

@@ -38,8 +38,8 @@ struct NanoState {
 
 class Player final : public OpPlayer {
  public:
-  Player(const Llama& model, Communicator& comm, double loss_scale)
-      : model_(model), comm_(comm), loss_scale_(loss_scale) {}
+  Player(const Llama& model, Communicator& comm, AttentionKernel& kernel, double loss_scale)
+      : model_(model), comm_(comm), kernel_(kernel), loss_scale_(loss_scale) {}
 
   void add(NanoInput input, CoreAttentionOptions options) {
     const at::Device device = model_.parameters()[0].device();
@@ -53,7 +53,8 @@ class Player final : public OpPlayer {
     nano.targets = tensor(input.tokens.targets);
     nano.rope = model_.rope(tensor(input.tokens.positions));
     nano.layers.resize(options.num_layers);
-    nano.attention = std::make_unique<CoreAttention>(std::move(input.exchange), options, comm_);
+    nano.attention =
+        std::make_unique<CoreAttention>(std::move(input.exchange), options, kernel_, comm_);
   }
 
   void play(const Op& op) override {
@@ -154,6 +155,7 @@ class Player final : public OpPlayer {
 
   const Llama& model_;
   Communicator& comm_;
+  AttentionKernel& kernel_;
   double loss_scale_;
   double loss_sum_ = 0;
   std::vector<NanoState> nanos_;
@@ -163,13 +165,7 @@ class Player final : public OpPlayer {
 CoreAttentionOptions attention_options(const LlamaConfig& config,
                                        CoreAttentionOptions::GradientTravel travel,
                                        int nano_batch) {
-  return {.shape = {.num_heads = config.num_attention_heads,
-                    .num_kv_heads = config.num_key_value_heads,
-                    .head_dim_qk = config.head_dim,
-                    .head_dim_v = config.head_dim,
-                    .softmax_scale = 1.0 / std::sqrt(static_cast<double>(config.head_dim))},
-          .dtype = config.dtype,
-          .window_left = config.sliding_window > 0 ? config.sliding_window - 1 : -1,
+  return {.window_left = config.sliding_window > 0 ? config.sliding_window - 1 : -1,
           .num_layers = static_cast<int>(config.num_hidden_layers),
           .nano_batch = nano_batch,
           .gradient_travel = travel};
@@ -177,9 +173,15 @@ CoreAttentionOptions attention_options(const LlamaConfig& config,
 
 }  // namespace
 
-Step::Step(const Llama& model, Communicator& comm,
-           CoreAttentionOptions::GradientTravel gradient_travel)
-    : model_(model), comm_(comm), gradient_travel_(gradient_travel) {}
+Step::Step(const Llama& model, Communicator& comm, const StepOptions& options)
+    : model_(model),
+      comm_(comm),
+      gradient_travel_(options.gradient_travel),
+      kernel_({.choice = options.kernel,
+               .shape = model.config().attention_shape(),
+               .type = model.config().dtype,
+               .threads = options.threads,
+               .cuda_device = comm.cuda_device()}) {}
 Step::~Step() = default;
 
 namespace {
@@ -197,7 +199,8 @@ StepResult run(Player& player, const Program& program) {
 StepResult Step::train(std::vector<NanoInput> inputs, int64_t num_targets,
                        const std::function<void()>& sum_gradients,
                        const std::function<void()>& update) {
-  Player player(model_, comm_, num_targets > 0 ? 1.0 / static_cast<double>(num_targets) : 0.0);
+  Player player(model_, comm_, kernel_,
+                num_targets > 0 ? 1.0 / static_cast<double>(num_targets) : 0.0);
   player.sum_gradients = sum_gradients;
   player.update = update;
   const int num_nano_batches = static_cast<int>(inputs.size());
@@ -211,7 +214,7 @@ StepResult Step::train(std::vector<NanoInput> inputs, int64_t num_targets,
 
 StepResult Step::evaluate(std::vector<NanoInput> inputs) {
   const c10::AutoGradMode no_grad(false);
-  Player player(model_, comm_, 0.0);
+  Player player(model_, comm_, kernel_, 0.0);
   const int num_nano_batches = static_cast<int>(inputs.size());
   for (int i = 0; i < num_nano_batches; ++i) {
     player.add(std::move(inputs[i]), attention_options(model_.config(), gradient_travel_, i));

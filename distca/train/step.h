@@ -30,10 +30,16 @@ struct StepResult {
   OpTimes times;
 };
 
+struct StepOptions {
+  CoreAttentionOptions::GradientTravel gradient_travel =
+      CoreAttentionOptions::GradientTravel::kCompute;
+  KernelChoice kernel = KernelChoice::kAuto;
+  int threads = 1;  // of our own attention kernel
+};
+
 class Step {
  public:
-  Step(const Llama& model, Communicator& comm,
-       CoreAttentionOptions::GradientTravel gradient_travel);
+  Step(const Llama& model, Communicator& comm, const StepOptions& options);
   ~Step();
 
   /// Forward and backward of all nano-batches; gradients of sum(loss) / num_targets are added to
@@ -42,11 +48,13 @@ class Step {
                    const std::function<void()>& sum_gradients, const std::function<void()>& update);
   /// Forward and loss only.
   StepResult evaluate(std::vector<NanoInput> inputs);
+  const AttentionKernel& kernel() const { return kernel_; }
 
  private:
   const Llama& model_;
   Communicator& comm_;
   CoreAttentionOptions::GradientTravel gradient_travel_;
+  AttentionKernel kernel_;
 };
 
 }  // namespace distca

@@ -49,7 +49,8 @@ std::string attention_times(const Config& config, const RunSummary& summary) {
           : clock == AttentionClock::kElapsed ? "elapsed, waits for a core included"
                                               : "launching kernels";
   if (!predicted.empty()) {
-    text += fmt::format("; predicted by the profile of {}", config.attention_profile->machine);
+    text += fmt::format("; predicted by the profile of {} ({})", config.attention_profile->machine,
+                        config.attention_profile->path);
   } else if (clock != AttentionClock::kLaunch) {
     text += " (plan.profile would predict it)";
   }
@@ -105,7 +106,7 @@ void RunSummary::add(const std::vector<int64_t>& before, const std::vector<int64
 }
 
 void print_start(const Config& config, const IndexedDataset& data, int num_workers,
-                 double peak_flops_per_s) {
+                 const std::string& kernel, double peak_flops_per_s) {
   std::printf("%d workers (%s), %s parameters, %s documents, %s tokens\n", num_workers,
               config.comm.backend.c_str(), with_thousands(config.model.num_parameters()).c_str(),
               with_thousands(data.num_documents()).c_str(),
@@ -115,11 +116,11 @@ void print_start(const Config& config, const IndexedDataset& data, int num_worke
           ? static_cast<double>(find_scheduler(config.plan.scheduler).tolerance_ppm) / 1e6
           : config.plan.tolerance;
   std::printf(
-      "%lld steps of %lld x %s tokens, scheduler %s, tolerance %g; matmul peak of all workers %.0f "
-      "GFLOP/s (%s)\n",
+      "%lld steps of %lld x %s tokens, scheduler %s, tolerance %g; attention kernel %s; matmul "
+      "peak of all workers %.0f GFLOP/s (%s)\n",
       static_cast<long long>(config.train.steps), static_cast<long long>(config.batch.nano_batches),
       with_thousands(config.batch.nano_batch_tokens).c_str(), config.plan.scheduler.c_str(),
-      tolerance, peak_flops_per_s / 1e9, config.model_dtype.c_str());
+      tolerance, kernel.c_str(), peak_flops_per_s / 1e9, config.model_dtype.c_str());
   std::fflush(stdout);
 }
 

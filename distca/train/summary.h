@@ -48,7 +48,7 @@ std::string attention_times(const Config& config, const RunSummary& summary);
 
 /// What is about to be run, on what.
 void print_start(const Config& config, const IndexedDataset& data, int num_workers,
-                 double peak_flops_per_s);
+                 const std::string& kernel, double peak_flops_per_s);
 
 /// What was learned, the load per server before and after balancing, what was saved.
 void print_summary(const Config& config, const IndexedDataset& data, const RunSummary& summary);

@@ -90,7 +90,10 @@ class Trainer {
         validation_(validation_batches(config, data_, split_)),
         model_(config.model, static_cast<uint64_t>(config.train.seed), comm.cuda_device()),
         optimizer_(model_.parameters(), config.optimizer),
-        step_(model_, comm, gradient_travel(config)) {}
+        step_(model_, comm,
+              {.gradient_travel = gradient_travel(config),
+               .kernel = kernel_choice(config.attention.kernel),
+               .threads = static_cast<int>(config.train.threads_per_rank)}) {}
 
   void run() {
     comm_.set_step(0);
@@ -156,8 +159,9 @@ class Trainer {
     for (const char* name : {"model.safetensors", "config.json"})
       std::filesystem::remove(directory / name, ignored);
     write_file_atomically(directory / "config.toml", print_config(config_));
-    metrics_ = std::make_unique<Metrics>(directory, config_.train.steps, price_of(config_));
-    print_start(config_, data_, comm_.size(), peak_flops_per_s_);
+    metrics_ = std::make_unique<Metrics>(directory, config_.train.steps, price_of(config_),
+                                         step_.kernel().name());
+    print_start(config_, data_, comm_.size(), step_.kernel().name(), peak_flops_per_s_);
   }
 
   /// Held-out loss after this step?
@@ -317,6 +321,7 @@ void check_run(const Config& config, int num_workers) {
                 "train.device = cuda: this machine or this PyTorch has no CUDA device");
   }
   check_memory(config.model);
+  AttentionKernel{kernel_request(config)};  // refuses an instruction set that is not here
   check_runs(find_scheduler(config.plan.scheduler));
   const IndexedDataset data(config.data.prefix);
   data.check_vocabulary(config.model.vocab_size);

@@ -27,25 +27,40 @@ class CpuBitsTest : public testing::CpuAttentionSuite {
   }
 
   /// Cuts queries at multiples of `unit` into 1 to 16 tasks in any order, keys anywhere into
-  /// fragments, other ones for every task; each has the keys it needs, or more.
-  void forward_cut(Document& doc, uint64_t seed, int64_t unit,
-                   std::optional<ScalarType> o_type = std::nullopt) const {
-    std::mt19937_64 random(seed);
+  /// fragments, other ones for every task; each has the keys it needs, or more. Calls
+  /// `add(queries, keys)` for each, with the document's fragments cut.
+  template <typename Add>
+  static void for_random_tasks(std::mt19937_64& random, Document& doc, int64_t unit, Add add) {
     const Case& c = doc.spec;
     std::vector<Range> pieces = testing::random_cuts(random, doc.all_queries(),
                                                      1 + static_cast<int64_t>(random() % 16), unit);
     std::shuffle(pieces.begin(), pieces.end(), random);
-    testing::ForwardList list;
     for (const Range& queries : pieces) {
       doc.spec.key_cuts.clear();
       for (const Range& cut : testing::random_cuts(random, doc.all_keys(), 9, 1)) {
         doc.spec.key_cuts.push_back(cut.begin);
       }
       const bool only_needed = c.mask.causal && random() % 2 == 0;
-      list.add(doc.forward(queries, {0, only_needed ? queries.end : c.k_tokens}));
-      std::shuffle(list.keys.back().begin(), list.keys.back().end(), random);
+      add(queries, Range{0, only_needed ? queries.end : c.k_tokens});
     }
-    forward(c.shape, list.tasks, 1 + static_cast<int>(random() % 4), o_type);
+  }
+  void forward_cut(Document& doc, uint64_t seed, int64_t unit,
+                   std::optional<ScalarType> o_type = std::nullopt) const {
+    std::mt19937_64 random(seed);
+    testing::ForwardList list;
+    for_random_tasks(random, doc, unit, [&](const Range& queries, const Range& keys) {
+      list.add(doc.forward(queries, keys));
+      std::shuffle(list.keys.back().begin(), list.keys.back().end(), random);
+    });
+    forward(doc.spec.shape, list.tasks, 1 + static_cast<int>(random() % 4), o_type);
+  }
+  void backward_cut(Document& doc, uint64_t seed, int64_t unit) const {
+    std::mt19937_64 random(seed);
+    testing::BackwardList list;
+    for_random_tasks(random, doc, unit, [&](const Range& queries, const Range& keys) {
+      list.add(doc.backward(queries, keys));
+    });
+    backward(doc.spec.shape, list.tasks, 1 + static_cast<int>(random() % 4));
   }
 
   void expect_bits_of_the_uncut_run(const Case& c, int runs, int64_t unit) const {
@@ -110,6 +125,30 @@ TEST_P(CpuBitsTest, forward_in_fp32_rounds_to_the_same_o) {
   const std::vector<double> values = wide.o.values();
   rounded.fill([&] { return values[i++]; });
   EXPECT_EQ(rounded.values(), doc.o.values());
+}
+
+TEST_P(CpuBitsTest, dq_is_the_same_for_every_mask_and_odd_cuts) {
+  for (const Mask& mask : {Mask{}, Mask{.causal = false}, Mask{.causal = true, .window_left = 100},
+                           Mask{.causal = false, .window_left = 70, .window_right = 33}}) {
+    Case c = small_case(700);
+    c.mask = mask;
+    c.shape.num_heads = 6;
+    c.shape.head_dim_qk = 40;
+    c.shape.head_dim_v = 24;
+    c.no_keys = {{3, 5}, {100, 200}, {255, 257}};
+    Document uncut(c), cut(c);
+    for (Document* doc : {&uncut, &cut}) {
+      doc->lse.fill([] { return 5; });
+      doc->delta.fill([] { return 0.1; });
+    }
+    const BackwardTask task = uncut.backward(uncut.all_queries(), uncut.all_keys());
+    backward(c.shape, {&task, 1}, 1);
+    for (int seed = 1; seed <= 5; ++seed) {
+      cut.dq.fill([] { return 0; });
+      backward_cut(cut, seed, 1);
+      ASSERT_EQ(cut.dq.bytes() == uncut.dq.bytes(), true) << "seed " << seed;
+    }
+  }
 }
 
 TEST_P(CpuBitsTest, gradients_of_a_list_of_tasks_repeat_for_every_number_of_threads) {

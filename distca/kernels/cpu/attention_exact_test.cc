@@ -1,6 +1,6 @@
 // Small integers for which fp32 and bf16 round nothing but the last division: every score is 0 and
 // every probability 1, so one key too many or too few, in the wrong place or of the wrong head,
-// changes a result at any length.
+// changes a result at any length. And two keys, for which the exponential alone is rounded.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -248,6 +248,50 @@ TEST_P(CpuExactTest, the_largest_of_large_logits_takes_all) {
       EXPECT_NEAR(lse, largest + std::log(2.0), 4 * 0x1p-24 * (1 + std::fabs(largest)));
     }
     for (const double o : doc.o.values()) EXPECT_EQ(o, (3 + 130 % 61) / 2.0);
+  }
+}
+
+/// Scores are 0 and -x, with another x for each query; V is 0 and 1.
+Document two_keys(ScalarType type, int64_t queries, int64_t dim) {
+  Case c{.type = type, .q_tokens = queries, .k_tokens = 2, .mask = {.causal = false}};
+  c.shape = {
+      .num_heads = 1, .num_kv_heads = 1, .head_dim_qk = dim, .head_dim_v = dim, .softmax_scale = 1};
+  Document doc(c);
+  int64_t i = 0;
+  doc.q.fill([&] {
+    const int64_t element = i++;
+    return element % dim == 0 ? 0.203 * static_cast<double>(element / dim) : 0;
+  });
+  int64_t j = 0;
+  doc.k.fill([&] { return j++ == dim ? -1 : 0; });
+  doc.v = doc.k;
+  doc.v.set(1, 0, 0, 1);
+  doc.d_o.fill([] { return 1; });
+  return doc;
+}
+
+TEST_P(CpuExactTest, probabilities_are_as_good_as_an_fp32_exponential) {
+  constexpr int64_t kQueries = 400;  // x to 80
+  Document doc = two_keys(type(), kQueries, 8);
+  Tensor o(ScalarType::kFloat32, kQueries, 1, 8);
+  ForwardTask task = doc.forward(doc.all_queries(), doc.all_keys());
+  task.o = o.rows();
+  forward(doc.spec.shape, {&task, 1}, 1, ScalarType::kFloat32);
+  doc.delta.fill([] { return 0; });
+  const BackwardTask gradient = doc.backward(doc.all_queries(), doc.all_keys());
+  backward(doc.spec.shape, {&gradient, 1}, 1);
+  const double u = 0x1p-24;
+  const bool rounds = GetParam().rounds_operands();
+  const double coarse = rounds ? 0x1p-13 : 0, rounded = rounds ? 0x1p-8 : 0;
+  for (int64_t i = 0; i < kQueries; ++i) {
+    const double x = doc.q.at(i, 0, 0), lse = doc.lse.at(i, 0, 0);
+    SCOPED_TRACE(x);
+    // An exponent is rounded by its product with log2(e) and by that constant's own rounding.
+    const double p = std::exp(-x) / (1 + std::exp(-x));
+    EXPECT_NEAR(o.at(i, 0, 0), p, p * (u * (2 * x + 12) + coarse + rounded));
+    EXPECT_NEAR(lse, std::log1p(std::exp(-x)), std::exp(-x) * (u * (2 * x + 12) + coarse) + 4 * u);
+    const double given = std::exp(-x - lse);
+    EXPECT_NEAR(-doc.dq.at(i, 0, 0), given, given * (u * (3 * x + 12) + coarse + rounded));
   }
 }
 

@@ -21,11 +21,11 @@
 namespace distca::kernels {
 namespace {
 
-constexpr int kPairRows = 2 * kPanelRows;  // rows that dK and dV take together
+constexpr int kPairRows = 2 * kPanelRows;     // rows that dK and dV take together
 constexpr int kScoreStride = kPairRows + 16;  // between the keys of scores: an odd number of lines
-constexpr int64_t kFar = int64_t{1} << 61;  // beyond every position
+constexpr int64_t kFar = int64_t{1} << 61;    // beyond every position
 constexpr float kLog2E = 1.44269504F;
-constexpr float kNoKeys = 1e30F;            // LSE of rows without keys: every probability is 0
+constexpr float kNoKeys = 1e30F;  // LSE of rows without keys: every probability is 0
 
 /// Keys of the current block that a panel sees.
 struct PanelView {
@@ -55,7 +55,7 @@ class BackwardTile {
   T* take(std::byte* base, int64_t count);
   void place_rows(const BackwardItem& item);
   void pack_tile(const BackwardItem& item);
-  void pack_panel(const Rows& rows, int panel, int dim, Word* lanes, Word* by_row);
+  void pack_panel(const void* const* rows, int panel, int dim, Word* lanes, Word* by_row);
   void load_block(const BackwardItem& item, int64_t start);
   PanelView visible(int panel, int64_t start) const;
   void block(int64_t start);
@@ -64,12 +64,16 @@ class BackwardTile {
   void probabilities(int panel, int column, int keys);
   Vector probability(Vector score, Vector lse, Vector* slope) const;
   void gradients_of_keys(int panel, const PanelView* keys);
-  void add_keys(const BackwardItem& item);
+  void add_keys();
   static void add_key(const float* sums, int key, int dim, float scale, float* to);
   void add_queries(const BackwardItem& item);
 
   /// to += scale * x, of the first `count` lanes.
   static void add_scaled(Vector x, float scale, int count, float* to) {
+    if (count == kLanes) {
+      Simd::store(to, Simd::multiply_add(x, Simd::set(scale), Simd::load(to)));
+      return;
+    }
     const Vector before = Simd::load_first(reinterpret_cast<const Word*>(to), count);
     Simd::store_first(to, count, Simd::multiply_add(x, Simd::set(scale), before));
   }
@@ -104,19 +108,22 @@ class BackwardTile {
   int64_t* first_;  // [tile rows] keys that the row sees, as positions
   int64_t* last_;   // exclusive
   // The key block.
-  Word* k_;        // [64][kKeyStride]
+  Word* k_;  // [64][kKeyStride]
   Word* v_;
-  Word* k_pairs_;  // [32][kColumnStride], bf16 only
-  float* dk_;      // [column panels][64][32]
+  Word* k_copy_;          // [64][kColumnStride]
+  const Word* k_summed_;  // K in the order of a sum over keys: k_ or k_copy_
+  float* dk_;             // [column panels][64][32]
   float* dv_;
   KeyPieces pieces_;
   int64_t fragment_ = 0;  // where the search for keys begins
-  int32_t* key_;   // [64] the key's number in the block, or -1 where there is none
-  bool gaps_;      // some key is missing
+  const void* dk_rows_[kBlockKeys];
+  const void* dv_rows_[kBlockKeys];
+  int32_t* key_;  // [64] the key's number in the block, or -1 where there is none
+  bool gaps_;     // some key is missing
   // Two panels.
-  float* p_;        // [64][kScoreStride]
+  float* p_;  // [64][kScoreStride]
   float* ds_;
-  Word* ds_pairs_;  // [32][kScoreStride], bf16 only
+  Word* ds_pairs_;           // [32][kScoreStride], bf16 only
   int32_t* first_in_block_;  // [32]
   int32_t* last_in_block_;
 };
@@ -124,6 +131,16 @@ class BackwardTile {
 int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 int64_t panels_of(int64_t n) { return (n + kPanelRows - 1) / kPanelRows; }
+
+/// Asks for memory that is needed soon: rows that lie far apart keep the processor waiting
+/// otherwise. Addresses need not be valid.
+void fetch_rows(const void* const* rows, int count, size_t bytes) {
+  for (int i = 0; i < count; ++i) {
+    for (size_t j = 0; j < bytes; j += 64) {
+      __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(rows[i]) + j));
+    }
+  }
+}
 
 template <class Simd, class Number, bool kWide>
 template <class T>
@@ -144,7 +161,7 @@ BackwardTile<Simd, Number, kWide>::BackwardTile(const Shape& shape, std::byte* b
       softcap_(static_cast<float>(shape.softcap)) {
   k_ = take<Word>(base, kBlockKeys * kKeyStride);
   v_ = take<Word>(base, kBlockKeys * kKeyStride);
-  if (Simd::kPairs) k_pairs_ = take<Word>(base, kBlockKeys / 2 * kColumnStride);
+  k_copy_ = take<Word>(base, kBlockKeys * kColumnStride);
   p_ = take<float>(base, kBlockKeys * kScoreStride);
   ds_ = take<float>(base, kBlockKeys * kScoreStride);
   if (Simd::kPairs) ds_pairs_ = take<Word>(base, kBlockKeys / 2 * kScoreStride);
@@ -171,38 +188,42 @@ template <class Simd, class Number, bool kWide>
 void BackwardTile<Simd, Number, kWide>::place_rows(const BackwardItem& item) {
   const BackwardTask& task = *item.task;
   const Mask& mask = task.mask;
+  const auto* lse = static_cast<const float*>(task.lse.data);
+  const auto* delta = static_cast<const float*>(task.delta.data);
   const int64_t lse_head = task.lse.head_stride == 0 ? 1 : task.lse.head_stride;
   const int64_t delta_head = task.delta.head_stride == 0 ? 1 : task.delta.head_stride;
-  for (int i = 0; i < panels_ * kPanelRows; ++i) {
-    // Rows beyond the tile see what its last row sees, so that they call for no mask.
-    const int64_t row = row_begin_ + smaller(i, rows_ - 1);
-    const int64_t token = row / group_;
-    const int64_t head = kv_head_ * group_ + row % group_;
+  int64_t token = row_begin_ / group_;
+  int64_t head = row_begin_ % group_;
+  int i = 0;
+  for (; i < rows_; ++i) {
     const int64_t position = task.q_position + token;
     first_[i] = mask.window_left < 0 ? 0 : larger(0, position - mask.window_left);
     last_[i] = mask.causal ? position + 1 : kFar;
     if (mask.window_right >= 0) {
       last_[i] = smaller(last_[i], position + smaller(mask.window_right, kFar) + 1);
     }
-    const float lse = static_cast<const float*>(
-        task.lse.data)[token * task.lse.token_stride + head * lse_head];
-    const bool none = i >= rows_ || lse < -3e38F;  // no key anywhere
-    lse_[i] = none ? kNoKeys : lse;
-    delta_[i] = none ? 0
-                     : static_cast<const float*>(
-                           task.delta.data)[token * task.delta.token_stride + head * delta_head];
+    const int64_t h = kv_head_ * group_ + head;
+    lse_[i] = lse[token * task.lse.token_stride + h * lse_head];
+    delta_[i] = delta[token * task.delta.token_stride + h * delta_head];
+    if (lse_[i] < -kNoKeys) lse_[i] = kNoKeys, delta_[i] = 0;  // no key anywhere
+    if (++head == group_) head = 0, ++token;
+  }
+  // Rows beyond the tile see what its last row sees, so that they call for no mask.
+  for (; i < panels_ * kPanelRows; ++i) {
+    first_[i] = first_[rows_ - 1];
+    last_[i] = last_[rows_ - 1];
+    lse_[i] = kNoKeys;
+    delta_[i] = 0;
   }
 }
 
 /// `lanes`: the panel's [words][32]. `by_row`: its pair's [column panels][64 rows in words][32].
 template <class Simd, class Number, bool kWide>
-void BackwardTile<Simd, Number, kWide>::pack_panel(const Rows& rows, int panel, int dim,
+void BackwardTile<Simd, Number, kWide>::pack_panel(const void* const* rows, int panel, int dim,
                                                    Word* lanes, Word* by_row) {
+  pack_transposed<Simd, Number>(rows, kPanelRows, dim, lanes, kPanelRows);
   const void* from[kPanelRows];
-  const int first = panel * kPanelRows;
-  query_row_addresses(rows, sizeof(Number), group_, kv_head_, row_begin_ + first,
-                      static_cast<int>(smaller(kPanelRows, rows_ - first)), kPanelRows, from);
-  pack_transposed<Simd, Number>(from, kPanelRows, dim, lanes, kPanelRows);
+  for (int i = 0; i < kPanelRows; ++i) from[i] = rows[i];
   by_row += panel % 2 * (kPanelRows / kWordNumbers) * kPanelRows;
   for (int column = 0; column < dim; column += kPanelRows) {
     const int columns = static_cast<int>(smaller(kPanelRows, dim - column));
@@ -218,10 +239,23 @@ void BackwardTile<Simd, Number, kWide>::pack_panel(const Rows& rows, int panel, 
 template <class Simd, class Number, bool kWide>
 void BackwardTile<Simd, Number, kWide>::pack_tile(const BackwardItem& item) {
   const int pair_words = kPairRows / kWordNumbers * kPanelRows;
+  const int padded = panels_ * kPanelRows;
+  const void* q[kTileRows];
+  const void* d_o[kTileRows];
+  query_row_addresses(item.task->q, sizeof(Number), group_, kv_head_, row_begin_, rows_, padded, q);
+  query_row_addresses(item.task->d_o, sizeof(Number), group_, kv_head_, row_begin_, rows_, padded,
+                      d_o);
+  const auto fetch = [&](int panel) {
+    fetch_rows(q + panel * kPanelRows, kPanelRows, d_ * sizeof(Number));
+    fetch_rows(d_o + panel * kPanelRows, kPanelRows, e_ * sizeof(Number));
+  };
+  fetch(0);
   for (int panel = 0; panel < panels_; ++panel) {
-    pack_panel(item.task->q, panel, d_, q_lanes_ + panel * d_ / kWordNumbers * kPanelRows,
+    if (panel + 1 < panels_) fetch(panel + 1);
+    pack_panel(q + panel * kPanelRows, panel, d_, q_lanes_ + panel * d_ / kWordNumbers * kPanelRows,
                q_rows_ + panel / 2 * d_panels_ * pair_words);
-    pack_panel(item.task->d_o, panel, e_, d_o_lanes_ + panel * e_ / kWordNumbers * kPanelRows,
+    pack_panel(d_o + panel * kPanelRows, panel, e_,
+               d_o_lanes_ + panel * e_ / kWordNumbers * kPanelRows,
                d_o_rows_ + panel / 2 * e_panels_ * pair_words);
   }
 }
@@ -232,8 +266,11 @@ void BackwardTile<Simd, Number, kWide>::add_queries(const BackwardItem& item) {
   const void* rows[kTileRows];
   query_row_addresses(item.task->dq, sizeof(float), group_, kv_head_, row_begin_, rows_, rows_,
                       rows);
+  fetch_rows(rows, static_cast<int>(smaller(kLanes, rows_)), d_ * sizeof(float));
   for (int row = 0; row < rows_; row += kLanes) {
     const int lanes = static_cast<int>(smaller(kLanes, rows_ - row));
+    const int next = static_cast<int>(smaller(kLanes, rows_ - row - lanes));
+    fetch_rows(rows + row + lanes, next, d_ * sizeof(float));
     const float* from = dq_ + row / kPanelRows * d_ * kPanelRows + row % kPanelRows;
     for (int column = 0; column < d_; column += kLanes) {
       const int columns = static_cast<int>(smaller(kLanes, d_ - column));
@@ -263,33 +300,49 @@ void BackwardTile<Simd, Number, kWide>::load_block(const BackwardItem& item, int
   const void* k[kBlockKeys];
   const void* v[kBlockKeys];
   key_block_addresses(fragments, pieces_, sizeof(Number), kv_head_, k, v);
-  pack_rows<Simd, Number>(k, kBlockKeys, d_, k_, kKeyStride);
+  fetch_rows(k, kBlockKeys, d_ * sizeof(Number));
+  fetch_rows(v, kBlockKeys, e_ * sizeof(Number));
+  bool finite = pack_rows<Simd, Number>(k, kBlockKeys, d_, k_, kKeyStride);
   pack_rows<Simd, Number>(v, kBlockKeys, e_, v_, kKeyStride);
+  k_summed_ = k_;
   if constexpr (Simd::kPairs) {
-    pack_summed_rows<Simd, Number>(k, kBlockKeys, d_, k_pairs_, kColumnStride);
+    finite = pack_summed_rows<Simd, Number>(k, kBlockKeys, d_, k_copy_, kColumnStride);
+    k_summed_ = k_copy_;
+  }
+  if (!finite) {
+    // Rows that do not see such a key have dS = 0 there, and 0 x infinity is not 0. Rows that do
+    // have a dS of 0 (P = 0) or none.
+    for (const void*& key : k) {
+      if (!pack_rows<Simd, Number>(&key, 1, d_, k_copy_, kKeyStride)) key = kZeroRow;
+    }
+    pack_summed_rows<Simd, Number>(k, kBlockKeys, d_, k_copy_, kColumnStride);
+    k_summed_ = k_copy_;
   }
   gaps_ = pieces_.present != first_bits(kBlockKeys);
-  if (gaps_) {
-    for (int i = 0; i < kBlockKeys; ++i) key_[i] = (pieces_.present >> i & 1) != 0 ? i : -1;
-  } else {
-    for (int i = 0; i < kBlockKeys; ++i) key_[i] = i;
+  for (int i = 0; i < kBlockKeys; ++i) {
+    key_[i] = (pieces_.present >> i & 1) != 0 ? i : -1;
+    dk_rows_[i] = dv_rows_[i] = nullptr;
+  }
+  for (int p = 0; p < pieces_.pieces; ++p) {
+    const KeyPiece& piece = pieces_.piece[p];
+    const KeyGradient& gradient = item.task->key_gradients.data()[piece.fragment];
+    key_row_addresses(gradient.dk, sizeof(float), kv_head_, piece, dk_rows_);
+    key_row_addresses(gradient.dv, sizeof(float), kv_head_, piece, dv_rows_);
   }
 }
 
 /// Adds dK and dV of the block to the caller's.
 template <class Simd, class Number, bool kWide>
-void BackwardTile<Simd, Number, kWide>::add_keys(const BackwardItem& item) {
-  for (int p = 0; p < pieces_.pieces; ++p) {
-    const KeyPiece& piece = pieces_.piece[p];
-    const KeyGradient& gradient = item.task->key_gradients.data()[piece.fragment];
-    const void* dk[kBlockKeys];
-    const void* dv[kBlockKeys];
-    key_row_addresses(gradient.dk, sizeof(float), kv_head_, piece, dk);
-    key_row_addresses(gradient.dv, sizeof(float), kv_head_, piece, dv);
-    for (int key = piece.first; key < piece.first + piece.count; ++key) {
-      add_key(dk_, key, d_, scale_, static_cast<float*>(const_cast<void*>(dk[key])));
-      add_key(dv_, key, e_, 1, static_cast<float*>(const_cast<void*>(dv[key])));
+void BackwardTile<Simd, Number, kWide>::add_keys() {
+  constexpr int kAhead = 8;
+  for (int key = 0; key < kBlockKeys; ++key) {
+    if (key + kAhead < kBlockKeys) {
+      fetch_rows(dk_rows_ + key + kAhead, 1, d_ * sizeof(float));
+      fetch_rows(dv_rows_ + key + kAhead, 1, e_ * sizeof(float));
     }
+    if (dk_rows_[key] == nullptr) continue;
+    add_key(dk_, key, d_, scale_, static_cast<float*>(const_cast<void*>(dk_rows_[key])));
+    add_key(dv_, key, e_, 1, static_cast<float*>(const_cast<void*>(dv_rows_[key])));
   }
 }
 
@@ -322,7 +375,7 @@ PanelView BackwardTile<Simd, Number, kWide>::visible(int panel, int64_t start) c
 /// P of a score; `slope`: of the soft cap there.
 template <class Simd, class Number, bool kWide>
 typename Simd::Vector BackwardTile<Simd, Number, kWide>::probability(Vector score, Vector lse,
-                                                             Vector* slope) const {
+                                                                     Vector* slope) const {
   Vector difference;
   if (softcap_ > 0) {
     const Vector t = tanh<Simd>(Simd::multiply(score, Simd::set(scale_ / softcap_)));
@@ -330,8 +383,7 @@ typename Simd::Vector BackwardTile<Simd, Number, kWide>::probability(Vector scor
     difference = Simd::subtract(Simd::multiply(t, Simd::set(softcap_)), lse);
   } else {
     // Rounded once, however large its terms.
-    difference =
-        Simd::multiply_add(score, Simd::set(scale_), Simd::subtract(Simd::zero(), lse));
+    difference = Simd::multiply_add(score, Simd::set(scale_), Simd::subtract(Simd::zero(), lse));
   }
   return exp2<Simd, Simd::kPairs>(Simd::multiply(difference, Simd::set(kLog2E)));
 }
@@ -381,8 +433,7 @@ void BackwardTile<Simd, Number, kWide>::probabilities(int panel, int column, int
           // Over words of scores that were read already.
           const int i = (key + k) * kScoreStride + (column + at) / 2;
           Simd::store_words(reinterpret_cast<Word*>(p_) + i, Simd::neighbours(p[k][0], p[k][1]));
-          Simd::store_words(reinterpret_cast<Word*>(ds_) + i,
-                            Simd::neighbours(ds[k][0], ds[k][1]));
+          Simd::store_words(reinterpret_cast<Word*>(ds_) + i, Simd::neighbours(ds[k][0], ds[k][1]));
         }
 #pragma GCC unroll 2
         for (int v = 0; v < kVectors; ++v) {
@@ -416,8 +467,8 @@ void BackwardTile<Simd, Number, kWide>::gradients_of_keys(int panel, const Panel
       }
       if (rest > 0) {
         panel_product<kScoreStride, 1, kPanelRows, Start::kAdd>(
-            rest, a + both * kScoreStride + later * kPanelWords, b + later * kPanelWords * kPanelRows,
-            kPanelRows, sum + both * kPanelRows, kPanelWords);
+            rest, a + both * kScoreStride + later * kPanelWords,
+            b + later * kPanelWords * kPanelRows, kPanelRows, sum + both * kPanelRows, kPanelWords);
       }
       b += kPairWords * kPanelRows;
       sum += kBlockKeys * kPanelRows;
@@ -428,7 +479,8 @@ void BackwardTile<Simd, Number, kWide>::gradients_of_keys(int panel, const Panel
 }
 
 template <class Simd, class Number, bool kWide>
-void BackwardTile<Simd, Number, kWide>::two_panels(int panel, const PanelView* keys, int64_t start) {
+void BackwardTile<Simd, Number, kWide>::two_panels(int panel, const PanelView* keys,
+                                                   int64_t start) {
   const int d_words = d_ / kWordNumbers;
   const int e_words = e_ / kWordNumbers;
   for (int i = 0; i < 2; ++i) {
@@ -455,10 +507,9 @@ void BackwardTile<Simd, Number, kWide>::two_panels(int panel, const PanelView* k
   gradients_of_keys(panel, keys);
   for (int i = 0; i < 2; ++i) {
     if (keys[i].end == 0) continue;
-    const Word* k = Simd::kPairs ? k_pairs_ : k_;
     const Word* ds = Simd::kPairs ? ds_pairs_ : reinterpret_cast<const Word*>(ds_);
     panel_product<1, kColumnStride, kPanelRows, Start::kAdd>(
-        d_, k, ds + i * kPanelRows, kScoreStride, dq_ + (panel + i) * d_ * kPanelRows,
+        d_, k_summed_, ds + i * kPanelRows, kScoreStride, dq_ + (panel + i) * d_ * kPanelRows,
         keys[i].end / kWordNumbers);
   }
 }
@@ -501,7 +552,7 @@ void BackwardTile<Simd, Number, kWide>::run(const BackwardItem& item) {
     load_block(item, start);
     block(start);
     if (turn.wait != nullptr) turn.wait(turn.state, block_end);
-    add_keys(item);
+    add_keys();
     if (turn.done != nullptr) turn.done(turn.state, block_end);
     at = next_key(*item.task, block_end);
   }

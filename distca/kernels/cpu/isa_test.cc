@@ -5,10 +5,12 @@
 
 #include <cstdlib>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "distca/base/env.h"
 #include "distca/base/error.h"
+#include "distca/kernels/cpu/engine.h"
 
 namespace distca::kernels {
 namespace {
@@ -84,6 +86,16 @@ TEST_F(IsaChoice, an_unknown_name_is_refused_in_one_line_naming_those_available)
             "environment variable DISTCA_KERNEL_ISA=\"sse9\": unknown instruction set; this "
             "machine has " +
                 available);
+}
+
+TEST_F(IsaChoice, each_has_an_engine_of_its_own) {
+  std::set<const Engine*> engines;
+  for (const Isa isa : kAll) {
+    if (!isa_available(isa)) continue;
+    setenv(kForced, std::string(isa_name(isa)).c_str(), 1);
+    EXPECT_TRUE(engines.insert(&engine_of(chosen_isa())).second) << isa_name(isa);
+  }
+  EXPECT_TRUE(engines.contains(&kPortableEngine));
 }
 
 }  // namespace

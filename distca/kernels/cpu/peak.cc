@@ -5,6 +5,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <numeric>
+#include <thread>
+#include <vector>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -121,15 +124,26 @@ double run_peak_burst(Isa isa, ScalarType type) {
   return burst.flops / (type == ScalarType::kFloat64 ? 2 : 1);
 }
 
-double measured_peak_gflops(Isa isa, ScalarType type, double seconds) {
-  double fastest_s = 1e9, flops = 0;
-  const Stopwatch all;
-  do {
-    const Stopwatch watch;
-    flops = run_peak_burst(isa, type);
-    fastest_s = std::min(fastest_s, watch.seconds());
-  } while (all.seconds() < seconds);
-  return flops * 1e-9 / fastest_s;
+double measured_peak_gflops(Isa isa, ScalarType type, double seconds, int threads) {
+  DISTCA_CHECK(isa_available(isa), "{} on a machine that lacks it", isa_name(isa));
+  DISTCA_CHECK_GE(threads, 1);
+  std::vector<double> rates(threads);
+  const auto measure = [&](int thread) {
+    double fastest_s = 1e9, flops = 0;
+    const Stopwatch all;
+    do {
+      const Stopwatch watch;
+      flops = run_peak_burst(isa, type);
+      fastest_s = std::min(fastest_s, watch.seconds());
+    } while (all.seconds() < seconds);
+    rates[thread] = flops / fastest_s;
+  };
+  {
+    std::vector<std::jthread> others;
+    for (int i = 1; i < threads; ++i) others.emplace_back(measure, i);
+    measure(0);
+  }
+  return std::accumulate(rates.begin(), rates.end(), 0.0) * 1e-9;
 }
 
 }  // namespace distca::kernels

@@ -31,16 +31,15 @@ struct EngineTask {
 
   /// Whether the task's own fragments are not as engines want them; then `keys` are.
   bool sort(std::span<const KeyFragment> given, std::span<const KeyGradient> given_gradients) {
-    const auto wrong = [&](size_t i) {
-      return given[i].tokens == 0 || (i > 0 && given[i].position < given[i - 1].position);
-    };
-    std::vector<size_t> order;
-    bool any_wrong = false;
+    bool right = true;
     for (size_t i = 0; i < given.size(); ++i) {
-      any_wrong = any_wrong || wrong(i);
+      right = right && given[i].tokens > 0 && (i == 0 || given[i - 1].position < given[i].position);
+    }
+    if (right) return false;
+    std::vector<size_t> order;
+    for (size_t i = 0; i < given.size(); ++i) {
       if (given[i].tokens > 0) order.push_back(i);
     }
-    if (!any_wrong) return false;
     std::sort(order.begin(), order.end(),
               [&](size_t a, size_t b) { return given[a].position < given[b].position; });
     for (const size_t i : order) {

@@ -37,10 +37,6 @@ struct Avx2 {
   static Vector min(Vector a, Vector b) { return _mm256_min_ps(a, b); }
   /// a * b + c, rounded once.
   static Vector multiply_add(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
-  /// To the nearest integer, halves to even.
-  static Vector round(Vector x) {
-    return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  }
   /// x - floor(x); 0 for infinities, and below -127, where scale_by_power gives 0.
   static Vector fraction(Vector x) {
     const Vector inside = clamp_power(x);
@@ -59,9 +55,11 @@ struct Avx2 {
   static void store_words(Word* p, Vector x) { _mm256_storeu_ps(reinterpret_cast<float*>(p), x); }
   /// The first `count` words, then zeros; nothing else is read. 1 <= count <= kLanes.
   static Vector load_first(const Word* p, int count) {
+    if (count == kLanes) return load_words(p);
     return _mm256_maskload_ps(reinterpret_cast<const float*>(p), first_lanes(count));
   }
   static void store_first(float* p, int count, Vector x) {
+    if (count == kLanes) return store(p, x);
     _mm256_maskstore_ps(p, first_lanes(count), x);
   }
   /// The same for bf16 in memory; rounded to nearest, ties to even, NaN stays NaN.

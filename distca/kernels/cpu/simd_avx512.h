@@ -34,10 +34,6 @@ struct Avx512 {
   static Vector min(Vector a, Vector b) { return _mm512_min_ps(a, b); }
   /// a * b + c, rounded once.
   static Vector multiply_add(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
-  /// To the nearest integer, halves to even.
-  static Vector round(Vector x) {
-    return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  }
   /// x - floor(x); 0 for infinities.
   static Vector fraction(Vector x) {
     return _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);

@@ -44,15 +44,6 @@ struct Portable {
     return a * b + c;
 #endif
   }
-  /// To the nearest integer, halves to even.
-  static Vector round(Vector x) {
-    // From 2^23 on every number is an integer; below, adding 2^23 away from 0 rounds.
-    const Integers sign = reinterpret_cast<Integers>(x) & INT32_MIN;
-    const Vector shift = reinterpret_cast<Vector>(sign | reinterpret_cast<Integers>(set(0x1p23F)));
-    const Vector rounded = x + shift - shift;
-    const Mask small = (x < set(0x1p23F)) & (x > set(-0x1p23F));
-    return small ? rounded : x;
-  }
   /// x - floor(x); 0 for infinities, and below -127, where scale_by_power gives 0.
   static Vector fraction(Vector x) {
     const Vector inside = clamp_power(x);

@@ -22,22 +22,11 @@ float lane(Operation operation, float a, float b = 0) {
   return result[2];
 }
 
-float rounded(float x) {
-  return lane([](auto a, auto) { return Portable::round(a); }, x);
-}
-
 float fraction(float x) {
   return lane([](auto a, auto) { return Portable::fraction(a); }, x);
 }
 
 float scaled(float x, float n) { return lane(Portable::scale_by_power, x, n); }
-
-TEST(SimdPortable, round_goes_to_the_nearest_integer_and_halves_to_even) {
-  for (const float x : {0.F, 0.5F, 1.5F, 2.5F, -0.5F, -1.5F, 0.49999997F, -126.7F, 3000000.5F,
-                        4194303.5F, 4194305.5F, -8388607.5F, 16777217.F, 1e30F, -1e30F}) {
-    EXPECT_EQ(rounded(x), std::nearbyint(x)) << x;
-  }
-}
 
 TEST(SimdPortable, powers_scale_exactly_and_vanish_below_the_normal_numbers) {
   for (const float n : {0.F, 1.F, -1.F, 100.F, 127.F, -126.F}) {

@@ -1,0 +1,388 @@
+// Core attention on a CUDA device: fused calls of equal shards with random contexts beside one long
+// sequence of the same work, forward and backward, as shares of the device's bf16 peak (a large
+// matrix product in the same rounds); what deterministic sums cost; and the grid that plans read.
+
+#include <ATen/ATen.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <CLI/CLI.hpp>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "bench/rounds.h"
+#include "distca/base/error.h"
+#include "distca/base/file.h"
+#include "distca/base/integers.h"
+#include "distca/base/json.h"
+#include "distca/base/random.h"
+#include "distca/comm/aten_types.h"
+#include "distca/cost/attention_profile.h"
+#include "distca/runtime/aten_attention.h"
+
+namespace distca::bench {
+namespace {
+
+constexpr int kDevice = 0;
+constexpr ScalarType kType = ScalarType::kBFloat16;
+constexpr int64_t kPeakSize = 8192;      // of the matrix product
+constexpr int64_t kMostContext = 16384;  // the paper's, figure 5
+constexpr int64_t kLeastContext = 128;
+constexpr int64_t kContextStep = 8;
+constexpr double kLeastSeconds = 0.02;  // of a contender's turn in a round
+constexpr int64_t kForwardFlops = 4;    // a pair, head and element of head_dim
+constexpr int64_t kBackwardFlops = 10;
+
+struct Arguments {
+  int rounds = 15;
+  int64_t heads = 4;
+  int64_t kv_heads = 1;
+  int64_t head_dim = 128;
+  int64_t query_tokens = 32768;     // of a call
+  int64_t key_tokens = 4 << 20;     // of a call, at most
+  int64_t profile_tokens = 131072;  // the largest of the grid
+  uint64_t seed = 1;
+  std::string json;
+  std::string profile;
+};
+
+at::Device device() { return {at::kCUDA, static_cast<c10::DeviceIndex>(kDevice)}; }
+
+void wait_for_device() {
+  const c10::impl::VirtualGuardImpl guard(at::kCUDA);
+  guard.synchronizeStream(guard.getStream(device()));
+}
+
+/// The device's name as its driver says it.
+std::string device_name() {
+  const std::filesystem::path drivers = "/proc/driver/nvidia/gpus";
+  std::error_code none;
+  for (const auto& entry : std::filesystem::directory_iterator(drivers, none)) {
+    std::ifstream facts(entry.path() / "information");
+    for (std::string line; std::getline(facts, line);) {
+      const size_t name = line.find_first_not_of(" \t", line.find(':') + 1);
+      if (line.starts_with("Model:") && name != std::string::npos) return line.substr(name);
+    }
+  }
+  return "unknown CUDA device";
+}
+
+/// Seconds of a call, the device idle before and after it.
+template <typename Work>
+std::function<double()> on_device(Work work) {
+  return timed(Clock::kWall, [work = std::move(work)] {
+    work();
+    wait_for_device();
+  });
+}
+
+/// Causal tasks, each with queries and keys of its own: the queries are the last of the keys.
+struct TaskSize {
+  int64_t queries = 0;
+  int64_t keys = 0;
+  int64_t pairs() const { return queries * keys - queries * (queries - 1) / 2; }
+};
+
+/// One fused call on the device.
+class Problem {
+ public:
+  Problem(const Arguments& arguments, const std::vector<TaskSize>& sizes)
+      : shape_{.num_heads = arguments.heads,
+               .num_kv_heads = arguments.kv_heads,
+               .head_dim_qk = arguments.head_dim,
+               .head_dim_v = arguments.head_dim,
+               .softmax_scale = 1 / std::sqrt(static_cast<double>(arguments.head_dim))} {
+    int64_t queries = 0, keys = 0;
+    for (const TaskSize& size : sizes) {
+      queries += size.queries, keys += size.keys;
+      pairs_ += size.pairs();
+    }
+    const auto random = [&](int64_t tokens, int64_t heads, int64_t dim, at::ScalarType type) {
+      return at::randn({tokens, heads, dim}, at::TensorOptions(device()).dtype(type));
+    };
+    q_ = random(queries, arguments.heads, arguments.head_dim, at::kBFloat16);
+    d_o_ = random(queries, arguments.heads, arguments.head_dim, at::kBFloat16);
+    k_ = random(keys, arguments.kv_heads, arguments.head_dim, at::kBFloat16);
+    v_ = random(keys, arguments.kv_heads, arguments.head_dim, at::kBFloat16);
+    delta_ = random(queries, arguments.heads, 1, at::kFloat);
+    o_ = at::zeros_like(q_), lse_ = at::zeros_like(delta_);
+    dq_ = at::zeros_like(q_, at::kFloat);
+    dk_ = at::zeros_like(k_, at::kFloat), dv_ = at::zeros_like(v_, at::kFloat);
+    make_tasks(sizes);
+    forward();  // LSE, for backward
+  }
+  Problem(const Problem&) = delete;  // tasks point into members
+  Problem& operator=(const Problem&) = delete;
+
+  void forward() const { aten_forward(shape_, kType, forward_, kDevice); }
+  void backward() const { aten_backward(shape_, kType, backward_, kDevice); }
+  void deterministic_backward() const {
+    at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+    backward();
+    at::globalContext().setDeterministicAlgorithms(false, /*warn_only=*/false);
+  }
+  double flops(int64_t a_pair) const {
+    return static_cast<double>(a_pair * pairs_ * shape_.num_heads * shape_.head_dim_qk);
+  }
+  int64_t pairs() const { return pairs_; }
+
+ private:
+  static kernels::Rows rows(const at::Tensor& tensor, int64_t row) {
+    return {.data = static_cast<std::byte*>(tensor.data_ptr()) +
+                    row * tensor.stride(0) * static_cast<int64_t>(tensor.element_size()),
+            .token_stride = tensor.stride(0),
+            .head_stride = tensor.stride(1)};
+  }
+  void make_tasks(const std::vector<TaskSize>& sizes) {
+    int64_t query = 0, key = 0;
+    for (const TaskSize& size : sizes) {
+      keys_.push_back({rows(k_, key), rows(v_, key), size.keys, 0});
+      gradients_.push_back({rows(dk_, key), rows(dv_, key)});
+      forward_.push_back({.q = rows(q_, query),
+                          .o = rows(o_, query),
+                          .lse = rows(lse_, query),
+                          .q_tokens = size.queries,
+                          .q_position = size.keys - size.queries});
+      backward_.push_back({.q = rows(q_, query),
+                           .d_o = rows(d_o_, query),
+                           .lse = rows(lse_, query),
+                           .delta = rows(delta_, query),
+                           .dq = rows(dq_, query),
+                           .q_tokens = size.queries,
+                           .q_position = size.keys - size.queries});
+      query += size.queries, key += size.keys;
+    }
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      forward_[i].keys = backward_[i].keys = {&keys_[i], 1};
+      backward_[i].key_gradients = {&gradients_[i], 1};
+    }
+  }
+
+  kernels::Shape shape_;
+  int64_t pairs_ = 0;
+  at::Tensor q_, k_, v_, o_, lse_, d_o_, delta_, dq_, dk_, dv_;
+  std::vector<kernels::KeyFragment> keys_;
+  std::vector<kernels::KeyGradient> gradients_;
+  std::vector<kernels::ForwardTask> forward_;
+  std::vector<kernels::BackwardTask> backward_;
+};
+
+Contender forward_of(const Problem& problem) {
+  return {problem.flops(kForwardFlops), on_device([&problem] { problem.forward(); })};
+}
+Contender backward_of(const Problem& problem) {
+  return {problem.flops(kBackwardFlops), on_device([&problem] { problem.backward(); })};
+}
+
+/// The device's peak, as a large matrix product reaches it.
+Contender peak() {
+  const auto options = at::TensorOptions(device()).dtype(at::kBFloat16);
+  const at::Tensor a = at::randn({kPeakSize, kPeakSize}, options);
+  const at::Tensor b = at::randn({kPeakSize, kPeakSize}, options);
+  return {2.0 * kPeakSize * kPeakSize * kPeakSize, on_device([a, b] { at::mm(a, b); })};
+}
+
+// --- shards against one long sequence ------------------------------------------------------------
+
+struct Row {
+  int64_t shard = 0;
+  int64_t shards = 0;
+  int64_t long_sequence = 0;  // tokens
+  Estimate peak;              // GFLOP/s
+  struct Pass {
+    Estimate rate;   // GFLOP/s
+    Estimate share;  // of the peak
+    Estimate against_long;
+    Estimate long_rate;
+  } forward, backward;
+  Estimate long_again;          // the long sequence's forward against itself: what noise does
+  Estimate deterministic_time;  // of the shards' backward: with against without
+};
+
+std::vector<TaskSize> random_shards(const Arguments& arguments, int64_t shard) {
+  Random random(arguments.seed);
+  const int64_t least = std::max(shard, kLeastContext), most = std::max(shard, kMostContext);
+  std::vector<TaskSize> sizes;
+  int64_t queries = 0, keys = 0;
+  while (queries < arguments.query_tokens && keys < arguments.key_tokens) {
+    const int64_t context = least + static_cast<int64_t>(random.below(most - least + 1));
+    sizes.push_back({shard, round_up(context, kContextStep)});
+    queries += shard, keys += sizes.back().keys;
+  }
+  return sizes;
+}
+
+Row measure_shard(const Arguments& arguments, int64_t shard) {
+  const std::vector<TaskSize> sizes = random_shards(arguments, shard);
+  const Problem shards(arguments, sizes);
+  const auto tokens = static_cast<int64_t>(std::sqrt(2.0 * static_cast<double>(shards.pairs())));
+  const int64_t length = round_up(tokens, 128);
+  const Problem whole(arguments, {{length, length}});
+  const Contender deterministic{shards.flops(kBackwardFlops),
+                                on_device([&] { shards.deterministic_backward(); })};
+  const std::vector<Rates> rates =
+      interleaved_rates({peak(), forward_of(shards), forward_of(whole), forward_of(whole),
+                         backward_of(shards), backward_of(whole), deterministic},
+                        arguments.rounds, kLeastSeconds);
+  const auto pass = [&](const Rates& of_shards, const Rates& of_whole) {
+    return Row::Pass{estimate(of_shards), estimate_ratio(of_shards, rates[0]),
+                     estimate_ratio(of_shards, of_whole), estimate(of_whole)};
+  };
+  return {.shard = shard,
+          .shards = static_cast<int64_t>(sizes.size()),
+          .long_sequence = length,
+          .peak = estimate(rates[0]),
+          .forward = pass(rates[1], rates[2]),
+          .backward = pass(rates[4], rates[5]),
+          .long_again = estimate_ratio(rates[3], rates[2]),
+          .deterministic_time = estimate_ratio(rates[4], rates[6])};
+}
+
+std::string text_of(const Row::Pass& pass) {
+  return fmt::format("{:7.1f} {:5.1f} %  {:6.1f} % [{:.1f}, {:.1f}]  {:7.1f}",
+                     pass.rate.median / 1e3, pass.share.median * 100,
+                     pass.against_long.median * 100, pass.against_long.low * 100,
+                     pass.against_long.high * 100, pass.long_rate.median / 1e3);
+}
+
+void print(const Row& row) {
+  fmt::print("{:6} {:6}  {:7.1f} | {} | {} | {:6.3f} [{:.3f}, {:.3f}]  {:.3f} [{:.3f}, {:.3f}]\n",
+             row.shard, row.shards, row.peak.median / 1e3, text_of(row.forward),
+             text_of(row.backward), row.deterministic_time.median, row.deterministic_time.low,
+             row.deterministic_time.high, row.long_again.median, row.long_again.low,
+             row.long_again.high);
+  std::fflush(stdout);
+}
+
+nlohmann::json json_of(const Estimate& x) {
+  return {{"median", x.median}, {"low", x.low}, {"high", x.high}};
+}
+nlohmann::json json_of(const Row::Pass& pass) {
+  return {{"gflops", json_of(pass.rate)},
+          {"share_of_peak", json_of(pass.share)},
+          {"against_long", json_of(pass.against_long)},
+          {"long_gflops", json_of(pass.long_rate)}};
+}
+nlohmann::json json_of(const Row& row) {
+  return {{"shard", row.shard},
+          {"shards", row.shards},
+          {"long_sequence", row.long_sequence},
+          {"peak_gflops", json_of(row.peak)},
+          {"forward", json_of(row.forward)},
+          {"backward", json_of(row.backward)},
+          {"deterministic_time", json_of(row.deterministic_time)},
+          {"long_against_itself", json_of(row.long_again)}};
+}
+
+void measure_shards(const Arguments& arguments) {
+  fmt::print("{}, heads {}:{}, head_dim {}, bf16; TFLOP/s, medians of {} rounds\n\n", device_name(),
+             arguments.heads, arguments.kv_heads, arguments.head_dim, arguments.rounds);
+  fmt::print(
+      " shard number     peak | forward: rate, of peak, of long, long | backward: the same | "
+      "deterministic backward's time, long against itself\n");
+  nlohmann::json rows = nlohmann::json::array();
+  for (int64_t shard = 16; shard <= 2048; shard *= 2) {
+    const Row row = measure_shard(arguments, shard);
+    print(row);
+    rows.push_back(json_of(row));
+  }
+  if (arguments.json.empty()) return;
+  write_file_atomically(arguments.json,
+                        canonical_json({{"device", device_name()}, {"shards", rows}}));
+}
+
+// --- the grid that plans read --------------------------------------------------------------------
+
+/// The best of some calls of as many equal tasks as a call may have, a task's part of it: what a
+/// task costs beside others.
+void measure_entry(const Arguments& arguments, const TaskSize& size, AttentionProfile& profile) {
+  const int64_t copies = std::max<int64_t>(
+      1, std::min(arguments.query_tokens / size.queries, arguments.key_tokens / size.keys));
+  const Problem problem(arguments, std::vector<TaskSize>(copies, size));
+  const auto part = [&](const std::function<double()>& seconds) {
+    double best = seconds();
+    for (int round = 0; round < arguments.rounds; ++round) best = std::min(best, seconds());
+    return std::max<int64_t>(1, std::llround(best * 1e9 / static_cast<double>(copies)));
+  };
+  profile.forward_ns.push_back(part(forward_of(problem).seconds));
+  profile.backward_ns.push_back(part(backward_of(problem).seconds));
+}
+
+void measure_profile(const Arguments& arguments) {
+  AttentionProfile profile{.machine = device_name(),
+                           .path = "aten-cuda",
+                           .shape = {.num_heads = arguments.heads,
+                                     .num_kv_heads = arguments.kv_heads,
+                                     .head_dim_qk = arguments.head_dim,
+                                     .head_dim_v = arguments.head_dim,
+                                     .element_bytes = element_bytes(kType)}};
+  for (int64_t tokens = 128; tokens <= arguments.profile_tokens; tokens *= 2) {
+    profile.q_tokens.push_back(tokens);
+    profile.kv_tokens.push_back(tokens);
+  }
+  for (const int64_t q : profile.q_tokens) {
+    for (const int64_t kv : profile.kv_tokens) {
+      if (q <= kv) {
+        measure_entry(arguments, {q, kv}, profile);
+      } else {
+        profile.forward_ns.push_back(0), profile.backward_ns.push_back(0);
+      }
+    }
+  }
+  write_file_atomically(arguments.profile, profile_to_json(profile));
+  fmt::print("\n{}: {}\n", arguments.profile, profile_name(profile));
+}
+
+int run(int argc, char** argv) {
+  Arguments arguments;
+  CLI::App app{"Core attention on a CUDA device: shards against one long sequence.",
+               "cuda_attention"};
+  const auto count = [&](const char* name, int64_t& value, const char* what) {
+    app.add_option(name, value, what)
+        ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
+        ->capture_default_str();
+  };
+  app.add_option("--rounds", arguments.rounds, "Of every measurement")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  count("--heads", arguments.heads, "Query heads");
+  count("--kv-heads", arguments.kv_heads, "Key heads");
+  count("--head-dim", arguments.head_dim, "Elements of a head");
+  count("--query-tokens", arguments.query_tokens, "Queries of a fused call");
+  count("--key-tokens", arguments.key_tokens, "Keys of a fused call, at most");
+  count("--profile-tokens", arguments.profile_tokens, "The largest entry of the grid");
+  app.add_option("--seed", arguments.seed, "Of the contexts")->capture_default_str();
+  app.add_option("--json", arguments.json, "A file for machines, beside the table");
+  app.add_option("--profile", arguments.profile, "Measures the grid of a profile into this file");
+  app.footer(
+      "Exit code 2 without a CUDA device.\n"
+      "Example:  build/release/bench/cuda_attention --profile h200.json");
+  CLI11_PARSE(app, argc, argv);
+  if (!at::hasCUDA()) {
+    throw Error(ErrorKind::kUsage,
+                "no CUDA device: this PyTorch or this machine has none; run it on a machine with a "
+                "GPU and a PyTorch for CUDA");
+  }
+  // Else every buffer is filled before use while sums are deterministic.
+  at::globalContext().setDeterministicFillUninitializedMemory(false);
+  measure_shards(arguments);
+  if (!arguments.profile.empty()) measure_profile(arguments);
+  return 0;
+}
+
+}  // namespace
+}  // namespace distca::bench
+
+int main(int argc, char** argv) {
+  try {
+    return distca::bench::run(argc, argv);
+  } catch (const distca::Error& error) {
+    fmt::print(stderr, "bench/cuda_attention: error: {}\n", error.what());
+    return error.exit_code();
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "bench/cuda_attention: error: {}\n", error.what());
+    return 1;
+  }
+}

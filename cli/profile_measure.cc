@@ -1,0 +1,213 @@
+#include "cli/profile_measure.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <time.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <fstream>
+
+#include "distca/base/clock.h"
+#include "distca/base/random.h"
+#include "distca/comm/aten_types.h"
+#include "distca/kernels/cpu/peak.h"
+#include "distca/kernels/rows.h"
+
+namespace distca::cli {
+namespace {
+
+constexpr int64_t kLeastTokens = 16;  // first point of the grid
+constexpr size_t kMostRounds = 25;
+constexpr size_t kCheckedTasks = 10;
+constexpr double kPeakSeconds = 0.1;
+
+std::string cpu_model() {
+  std::ifstream facts("/proc/cpuinfo");
+  for (std::string line; std::getline(facts, line);) {
+    const size_t colon = line.find(": ");
+    if (line.starts_with("model name") && colon != std::string::npos) return line.substr(colon + 2);
+  }
+  return "unknown CPU";
+}
+
+/// A document in memory, whose tasks are run as the runtime runs them.
+class Bench {
+ public:
+  Bench(const ProfileArguments& arguments, AttentionKernel& kernel)
+      : kernel_(kernel), threads_(arguments.threads), type_(kernel.type()) {
+    const int64_t tokens = arguments.max_tokens;
+    const auto random = [&](int64_t heads, int64_t dim, ScalarType type) {
+      return at::randn({tokens, heads, dim}, at::kFloat).to(aten_type(type));
+    };
+    const ScalarType sums = kernels::accumulator_type(type_);
+    q_ = random(arguments.heads, arguments.head_dim, type_);
+    d_o_ = random(arguments.heads, arguments.head_dim, type_);
+    o_ = at::zeros_like(q_);
+    k_ = random(arguments.kv_heads, arguments.head_dim, type_);
+    v_ = random(arguments.kv_heads, arguments.head_dim, type_);
+    delta_ = random(arguments.heads, 1, sums);
+    lse_ = at::zeros_like(delta_);
+    dq_ = at::zeros_like(q_, aten_type(sums));
+    dk_ = at::zeros_like(k_, aten_type(sums));
+    dv_ = at::zeros_like(v_, aten_type(sums));
+  }
+
+  /// One call of forward and one of backward.
+  void measure(MeasuredTask& task) {
+    const std::array<kernels::KeyFragment, 1> keys{{{.k = rows(k_, task.kv.begin),
+                                                     .v = rows(v_, task.kv.begin),
+                                                     .tokens = task.kv.size(),
+                                                     .position = task.kv.begin}}};
+    const kernels::ForwardTask forward{.q = rows(q_, task.q.begin),
+                                       .o = rows(o_, task.q.begin),
+                                       .lse = rows(lse_, task.q.begin),
+                                       .q_tokens = task.q.size(),
+                                       .q_position = task.q.begin,
+                                       .keys = keys};
+    const std::array<kernels::KeyGradient, 1> gradients{
+        {{.dk = rows(dk_, task.kv.begin), .dv = rows(dv_, task.kv.begin)}}};
+    const kernels::BackwardTask backward{.q = forward.q,
+                                         .d_o = rows(d_o_, task.q.begin),
+                                         .lse = forward.lse,
+                                         .delta = rows(delta_, task.q.begin),
+                                         .dq = rows(dq_, task.q.begin),
+                                         .q_tokens = task.q.size(),
+                                         .q_position = task.q.begin,
+                                         .keys = keys,
+                                         .key_gradients = gradients};
+    task.forward_ns.push_back(nanoseconds([&] { kernel_.forward(type_, {&forward, 1}); }));
+    task.backward_ns.push_back(nanoseconds([&] { kernel_.backward({&backward, 1}); }));
+  }
+
+ private:
+  /// One thread's own processor time, which the turns of other programs do not lengthen; the time
+  /// that passes where there are several threads.
+  template <typename Call>
+  int64_t nanoseconds(Call call) const {
+    const clockid_t clock = threads_ == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC;
+    timespec begin{}, end{};
+    clock_gettime(clock, &begin);
+    call();
+    clock_gettime(clock, &end);
+    return std::max<int64_t>(
+        1, (end.tv_sec - begin.tv_sec) * 1'000'000'000 + (end.tv_nsec - begin.tv_nsec));
+  }
+  static kernels::Rows rows(const at::Tensor& tensor, int64_t row) {
+    return {.data = static_cast<std::byte*>(tensor.data_ptr()) +
+                    row * tensor.stride(0) * static_cast<int64_t>(tensor.element_size()),
+            .token_stride = tensor.stride(0),
+            .head_stride = tensor.stride(1)};
+  }
+
+  AttentionKernel& kernel_;
+  int threads_;
+  ScalarType type_;
+  at::Tensor q_, d_o_, o_, lse_, delta_, dq_, k_, v_, dk_, dv_;
+};
+
+std::vector<int64_t> grid(int64_t max_tokens) {
+  std::vector<int64_t> tokens;
+  for (int64_t t = kLeastTokens; t < max_tokens; t *= 2) tokens.push_back(t);
+  tokens.push_back(max_tokens);
+  return tokens;
+}
+
+}  // namespace
+
+ScalarType type_of(const ProfileArguments& arguments) {
+  return scalar_type(arguments.dtype).value();
+}
+
+AttentionShape shape_of(const ProfileArguments& arguments) {
+  return {.num_heads = arguments.heads,
+          .num_kv_heads = arguments.kv_heads,
+          .head_dim_qk = arguments.head_dim,
+          .head_dim_v = arguments.head_dim,
+          .element_bytes = element_bytes(type_of(arguments))};
+}
+
+KernelRequest request_of(const ProfileArguments& arguments) {
+  return {.choice = kernel_choice(arguments.kernel),
+          .shape = {.num_heads = arguments.heads,
+                    .num_kv_heads = arguments.kv_heads,
+                    .head_dim_qk = arguments.head_dim,
+                    .head_dim_v = arguments.head_dim,
+                    .softmax_scale = 1 / std::sqrt(static_cast<double>(arguments.head_dim))},
+          .type = type_of(arguments),
+          .threads = arguments.threads};
+}
+
+int64_t fastest(const std::vector<int64_t>& calls) { return *std::ranges::min_element(calls); }
+
+std::vector<MeasuredTask> grid_tasks(int64_t max_tokens) {
+  const std::vector<int64_t> tokens = grid(max_tokens);
+  std::vector<MeasuredTask> tasks;
+  for (const int64_t q : tokens) {
+    for (const int64_t kv : tokens) {
+      if (q <= kv) tasks.push_back({.q = {kv - q, kv}, .kv = {0, kv}});
+    }
+  }
+  return tasks;
+}
+
+std::vector<MeasuredTask> tasks_to_check(int64_t max_tokens) {
+  constexpr int64_t kBlock = 128;
+  Random random(1);
+  const auto between = [&random](int64_t least, int64_t most) {
+    return least + static_cast<int64_t>(random.below(static_cast<uint64_t>(most - least + 1)));
+  };
+  std::vector<MeasuredTask> tasks;
+  while (tasks.size() < kCheckedTasks) {
+    int64_t end = between(kBlock, max_tokens);
+    if (tasks.size() % 2 == 0) end = round_down(end, kBlock);
+    const int64_t begin = round_down(between(0, end - 1), kBlock);
+    const int64_t keys =
+        tasks.size() % 3 == 2 ? std::min(end, round_up(between(1, end), kBlock)) : end;
+    tasks.push_back({.q = {begin, end}, .kv = {0, keys}});
+  }
+  return tasks;
+}
+
+size_t measure_rounds(const ProfileArguments& arguments, AttentionKernel& kernel,
+                      std::vector<MeasuredTask>& tasks) {
+  Bench bench(arguments, kernel);
+  const Stopwatch watch;
+  for (size_t round = 0; round < kMostRounds; ++round) {
+    for (MeasuredTask& task : tasks) {
+      if (round > 0 && watch.seconds() > arguments.seconds) return round;
+      bench.measure(task);
+    }
+  }
+  return kMostRounds;
+}
+
+double measured_peak(const ProfileArguments& arguments) {
+  return kernels::measured_peak_gflops(kernels::chosen_isa(), type_of(arguments), kPeakSeconds,
+                                       arguments.threads);
+}
+
+AttentionProfile to_profile(const ProfileArguments& arguments, const std::string& kernel,
+                            double peak_gflops, std::span<const MeasuredTask> measured) {
+  const std::vector<int64_t> tokens = grid(arguments.max_tokens);
+  AttentionProfile profile{.machine = cpu_model(),
+                           .path = arguments.threads == 1
+                                       ? kernel
+                                       : fmt::format("{}, {} threads", kernel, arguments.threads),
+                           .shape = shape_of(arguments),
+                           .q_tokens = tokens,
+                           .kv_tokens = tokens,
+                           .peak_mflops = std::llround(peak_gflops * 1000)};
+  auto task = measured.begin();
+  for (const int64_t q : tokens) {
+    for (const int64_t kv : tokens) {
+      profile.forward_ns.push_back(q > kv ? 0 : fastest(task->forward_ns));
+      profile.backward_ns.push_back(q > kv ? 0 : fastest(task->backward_ns));
+      if (q <= kv) ++task;
+    }
+  }
+  return profile;
+}
+
+}  // namespace distca::cli

@@ -1,0 +1,15 @@
+#pragma once
+// A measured profile for people: rates over the grid, their share of the limit, and how well the
+// grid predicts tasks that are not on it.
+
+#include <span>
+
+#include "cli/profile_measure.h"
+
+namespace distca::cli {
+
+/// `checked`: tasks_to_check, measured.
+void print_profile(const ProfileArguments& arguments, const AttentionProfile& profile,
+                   std::span<const MeasuredTask> checked);
+
+}  // namespace distca::cli

@@ -1,0 +1,228 @@
+#include "distca/kernels/varlen_launches.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <tuple>
+
+#include "distca/base/error.h"
+#include "distca/kernels/varlen_keys.h"
+
+namespace distca::kernels {
+namespace {
+
+constexpr int64_t kMostRows = std::numeric_limits<int32_t>::max();
+
+// --- forward -------------------------------------------------------------------------------------
+
+/// What parts of one launch have in common.
+auto launch_kind(const VarlenPart& part) {
+  return std::tuple(part.buffer, !part.right_limited, part.window_left);
+}
+
+void add_sequence(VarlenLaunch& launch, int64_t queries, int64_t key_start, int64_t keys) {
+  const int64_t rows = launch.cu_seqlens_q.back() + queries;
+  DISTCA_CHECK(rows <= kMostRows && key_start + keys <= kMostRows,
+               "a launch of {} queries, {} keys: more than 32 bits count", rows, key_start + keys);
+  launch.cu_seqlens_q.push_back(static_cast<int32_t>(rows));
+  launch.key_starts.push_back(static_cast<int32_t>(key_start));
+  launch.keys_used.push_back(static_cast<int32_t>(keys));
+  if (queries == 0) return;
+  launch.max_queries = std::max(launch.max_queries, queries);
+  launch.max_keys = std::max(launch.max_keys, keys);
+  // With a left limit alone the operator limits the right by max_keys, too little for a sequence of
+  // more queries than keys.
+  if (!launch.right_limited && launch.window_left >= 0) {
+    launch.max_keys = std::max(launch.max_keys, launch.max_queries);
+  }
+}
+
+VarlenLaunch empty_launch(const VarlenPart& like, const Range& key_rows) {
+  return {.buffer = like.buffer,
+          .key_rows = key_rows,
+          .right_limited = like.right_limited,
+          .window_left = like.window_left,
+          .cu_seqlens_q = {0}};
+}
+
+VarlenLaunch forward_launch(std::span<const VarlenPart> parts, const KeyBuffer& buffer) {
+  VarlenLaunch launch = empty_launch(parts[0], {0, buffer.rows});
+  for (const VarlenPart& part : parts) {
+    launch.pieces.push_back({part.task, part.queries});
+    add_sequence(launch, part.queries.size(), part.row, part.keys.size());
+  }
+  launch.key_starts.push_back(static_cast<int32_t>(buffer.rows));
+  return launch;
+}
+
+/// Calls `body(parts)` for each run of parts of one kind; parts of a kind keep their order.
+template <typename Body>
+void for_kinds(std::vector<VarlenPart>& parts, Body body) {
+  std::stable_sort(parts.begin(), parts.end(), [](const VarlenPart& a, const VarlenPart& b) {
+    return launch_kind(a) < launch_kind(b);
+  });
+  for (size_t begin = 0, end; begin < parts.size(); begin = end) {
+    end = begin + 1;
+    while (end < parts.size() && launch_kind(parts[end]) == launch_kind(parts[begin])) ++end;
+    body(std::span(parts).subspan(begin, end - begin));
+  }
+}
+
+// --- backward ------------------------------------------------------------------------------------
+
+/// Parts that one sequence computes, their queries one after another.
+struct Sequence {
+  std::vector<QueryPiece> pieces;
+  VarlenPart whole;  // of the last part's task, with the keys of all
+  int64_t query_rows = 0;
+};
+
+/// Merges parts of one kind.
+class SequenceMerger {
+ public:
+  SequenceMerger(ScalarType type, std::span<const VarlenTask> tasks) : type_(type), tasks_(tasks) {}
+
+  void add(const VarlenPart& part) {
+    if (mergeable(part)) {
+      // Queries that see all of the same keys may stand in any order.
+      const int64_t begin = part.right_limited ? part.queries.begin : part.keys.end;
+      const auto [first, last] = open_.equal_range(key(part, begin));
+      for (auto it = first; it != last; ++it) {
+        Sequence& sequence = sequences_[it->second];
+        if (!same_gradients(sequence.whole, part)) continue;
+        const size_t index = it->second;
+        open_.erase(it);
+        extend(sequence, part);
+        open_.emplace(key(part, part.right_limited ? part.queries.end : begin), index);
+        return;
+      }
+      open_.emplace(key(part, part.right_limited ? part.queries.end : begin), sequences_.size());
+    }
+    sequences_.push_back({{{part.task, part.queries}}, part, part.queries.size()});
+  }
+
+  std::vector<Sequence> take() { return std::move(sequences_); }
+
+ private:
+  using Key = std::tuple<int64_t, int64_t, int64_t>;
+
+  static bool mergeable(const VarlenPart& part) {
+    return part.right_limited || part.window_left < 0;
+  }
+  /// Equal keys: the same document's rows, from the same first key on; `end`: where the sequence's
+  /// queries end, or its keys.
+  static Key key(const VarlenPart& part, int64_t end) {
+    return {part.row - part.keys.begin, part.right_limited ? part.first_key : part.keys.begin, end};
+  }
+  bool same_gradients(const VarlenPart& a, const VarlenPart& b) const {
+    return key_gradients(type_, tasks_[a.task], a.keys) ==
+           key_gradients(type_, tasks_[b.task], a.keys);
+  }
+  static void extend(Sequence& sequence, const VarlenPart& part) {
+    sequence.pieces.push_back({part.task, part.queries});
+    sequence.query_rows += part.queries.size();
+    VarlenPart whole = part;
+    whole.row = sequence.whole.row;
+    whole.keys.begin = sequence.whole.keys.begin;
+    sequence.whole = whole;
+  }
+
+  ScalarType type_;
+  std::span<const VarlenTask> tasks_;
+  std::multimap<Key, size_t> open_;
+  std::vector<Sequence> sequences_;
+};
+
+void add_gradients(VarlenLaunch& launch, ScalarType type, std::span<const VarlenTask> tasks,
+                   const VarlenPart& whole) {
+  for (const GradientRun& run : key_gradients(type, tasks[whole.task], whole.keys)) {
+    const int64_t row = whole.row + run.keys.begin - whole.keys.begin - launch.key_rows.begin;
+    launch.gradients.push_back({run.to, run.keys.size(), row});
+  }
+}
+
+/// Sequences of one launch, whose keys are disjoint and ascend.
+VarlenLaunch backward_launch(ScalarType type, std::span<const VarlenTask> tasks,
+                             std::span<const Sequence* const> sequences) {
+  const VarlenPart& last = sequences.back()->whole;
+  VarlenLaunch launch =
+      empty_launch(sequences[0]->whole, {sequences[0]->whole.row, last.row + last.keys.size()});
+  int64_t row = 0;
+  for (const Sequence* sequence : sequences) {
+    const VarlenPart& whole = sequence->whole;
+    const int64_t start = whole.row - launch.key_rows.begin;
+    if (row < start) add_sequence(launch, 0, row, start - row);
+    launch.pieces.insert(launch.pieces.end(), sequence->pieces.begin(), sequence->pieces.end());
+    add_sequence(launch, sequence->query_rows, start, whole.keys.size());
+    add_gradients(launch, type, tasks, whole);
+    row = start + whole.keys.size();
+  }
+  launch.key_starts.push_back(static_cast<int32_t>(row));
+  return launch;
+}
+
+/// As few launches as the keys' overlaps allow: in ascending order of their keys, each sequence
+/// goes into the first launch whose keys end before its own begin.
+std::vector<std::vector<const Sequence*>> disjoint(const std::vector<Sequence>& sequences) {
+  std::vector<const Sequence*> order;
+  for (const Sequence& sequence : sequences) order.push_back(&sequence);
+  std::stable_sort(order.begin(), order.end(), [](const Sequence* a, const Sequence* b) {
+    return a->whole.row < b->whole.row;
+  });
+  std::vector<std::vector<const Sequence*>> launches;
+  for (const Sequence* sequence : order) {
+    const auto fits = [&](const std::vector<const Sequence*>& launch) {
+      const VarlenPart& last = launch.back()->whole;
+      return last.row + last.keys.size() <= sequence->whole.row;
+    };
+    auto launch = std::find_if(launches.begin(), launches.end(), fits);
+    if (launch == launches.end()) launch = launches.insert(launch, std::vector<const Sequence*>());
+    launch->push_back(sequence);
+  }
+  return launches;
+}
+
+}  // namespace
+
+VarlenTask varlen_task(const ForwardTask& task) {
+  return {.queries = {task.q_position, task.q_position + task.q_tokens},
+          .keys = task.keys,
+          .mask = task.mask};
+}
+
+VarlenTask varlen_task(const BackwardTask& task) {
+  return {.queries = {task.q_position, task.q_position + task.q_tokens},
+          .keys = task.keys,
+          .gradients = task.key_gradients,
+          .mask = task.mask};
+}
+
+VarlenPlan plan_forward_launches(ScalarType type, std::span<const VarlenTask> tasks) {
+  VarlenPlan plan;
+  std::vector<VarlenPart> parts = cut_tasks(tasks);
+  plan.buffers = place_keys(type, tasks, parts, /*over_gaps=*/true);
+  for_kinds(parts, [&](std::span<const VarlenPart> kind) {
+    plan.launches.push_back(forward_launch(kind, plan.buffers[kind[0].buffer]));
+  });
+  return plan;
+}
+
+VarlenPlan plan_backward_launches(ScalarType type, std::span<const VarlenTask> tasks) {
+  VarlenPlan plan;
+  std::vector<VarlenPart> parts = cut_tasks(tasks);
+  plan.buffers = place_keys(type, tasks, parts, /*over_gaps=*/false);
+  for_kinds(parts, [&](std::span<VarlenPart> kind) {
+    std::stable_sort(kind.begin(), kind.end(), [](const VarlenPart& a, const VarlenPart& b) {
+      return a.queries.begin < b.queries.begin;
+    });
+    SequenceMerger merger(type, tasks);
+    for (const VarlenPart& part : kind) merger.add(part);
+    const std::vector<Sequence> sequences = merger.take();
+    for (const std::vector<const Sequence*>& launch : disjoint(sequences)) {
+      plan.launches.push_back(backward_launch(type, tasks, launch));
+    }
+  });
+  return plan;
+}
+
+}  // namespace distca::kernels

@@ -1,0 +1,110 @@
+#pragma once
+// A batch of tasks as launches of a variable-length attention operator of FlashAttention's kind:
+// what one launch computes, which memory it reads keys from, where gradients of keys go. No
+// device, no framework: the launches are played by runtime/cuda_attention.h.
+//
+// What such an operator can do (FlashAttention 2, ATen's _flash_attention_forward and _backward):
+//   forward   sequence b: queries cu_seqlens_q[b] .. [b + 1], keys from key_starts[b] on,
+//   keys_used[b]
+//             of them; the starts need no order, so sequences share keys
+//   backward  keys cu_seqlens_k[b] .. [b + 1]: no two sequences of a launch have a key in common,
+//             because dK and dV are written, not added to
+//   mask      aligned at the last query and the last key: query i of n sees key j of m when
+//             j <= i + m - n (right_limited) and j >= i + m - n - window_left (window_left >= 0)
+// So a task's keys end at the last one that its last query sees, and a task whose keys end before
+// (a key sub-range) is cut into the queries up to there and those behind, which see all to the end.
+// No row is in two parts: nothing is merged by LSE. Rows that see no key are in no launch.
+//
+// Keys of a task are read where they lie if they lie in a row; else they are gathered: each key
+// once, however many tasks read it. Tasks whose keys lie in one buffer share a launch: in forward
+// whatever lies between them, in backward (where a sum's order depends on the launch) only if they
+// adjoin, so that the launches follow from the tasks and not from where an allocator put them.
+// Thread rule: pure functions.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "distca/base/integers.h"
+#include "distca/base/scalar_type.h"
+#include "distca/kernels/attention.h"
+
+namespace distca::kernels {
+
+/// What the planner needs of a task. `gradients`: of backward tasks, else empty.
+struct VarlenTask {
+  Range queries;  // positions in the document
+  std::span<const KeyFragment> keys{};
+  std::span<const KeyGradient> gradients{};
+  Mask mask{};
+};
+
+VarlenTask varlen_task(const ForwardTask& task);
+VarlenTask varlen_task(const BackwardTask& task);
+
+/// Whether the fragments' positions follow one another without a gap, as a launch needs them.
+bool keys_are_consecutive(std::span<const KeyFragment> keys);
+
+/// `tokens` keys that are copied to rows [row, row + tokens) of a gathered buffer.
+struct KeyCopy {
+  Rows k{};
+  Rows v{};
+  int64_t tokens = 0;
+  int64_t row = 0;
+};
+
+/// Memory that launches read keys from: rows [0, rows) of k and v. A gathered buffer has no memory
+/// yet: whoever plays the launches makes it and fills it with `copies`.
+struct KeyBuffer {
+  Rows k{};
+  Rows v{};
+  int64_t rows = 0;
+  std::vector<KeyCopy> copies{};  // empty: keys lie there already
+  bool gathered() const { return !copies.empty(); }
+};
+
+/// Consecutive queries of one task.
+struct QueryPiece {
+  size_t task = 0;
+  Range queries;  // positions in the document
+  bool operator==(const QueryPiece&) const = default;
+};
+
+/// Where gradients of rows [row, row + tokens) of a launch's keys are added to.
+struct GradientTarget {
+  KeyGradient to;
+  int64_t tokens = 0;
+  int64_t row = 0;
+};
+
+struct VarlenLaunch {
+  size_t buffer = 0;  // index of the KeyBuffer
+  Range key_rows;     // the rows of it that the operator is given; starts count from key_rows.begin
+  bool right_limited = false;
+  int64_t window_left = -1;           // tokens; -1 = unlimited
+  std::vector<QueryPiece> pieces{};   // the rows of Q, one after another
+  std::vector<int32_t> cu_seqlens_q;  // [sequences + 1]
+  std::vector<int32_t> key_starts;    // [sequences + 1]; backward: cu_seqlens_k
+  std::vector<int32_t> keys_used;     // [sequences]
+  int64_t max_queries = 0;
+  int64_t max_keys = 0;  // as the operator is to be told: at least the longest sequence's
+  std::vector<GradientTarget> gradients{};  // backward
+
+  int64_t sequences() const { return static_cast<int64_t>(keys_used.size()); }
+  int64_t query_rows() const { return cu_seqlens_q.back(); }
+};
+
+struct VarlenPlan {
+  std::vector<KeyBuffer> buffers;  // at most one gathered, the last
+  std::vector<VarlenLaunch> launches;
+};
+
+/// `type`: of Q, K, V. Every task's keys are consecutive (a CHECK).
+VarlenPlan plan_forward_launches(ScalarType type, std::span<const VarlenTask> tasks);
+
+/// Neighbouring shards of a document, the one's queries ending where the other's begin, become one
+/// sequence; keys of a launch that no sequence reads become sequences without queries.
+VarlenPlan plan_backward_launches(ScalarType type, std::span<const VarlenTask> tasks);
+
+}  // namespace distca::kernels

@@ -1,0 +1,101 @@
+#include "distca/runtime/attention_kernel.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "distca/base/error.h"
+#include "distca/kernels/attention_testing.h"
+
+namespace distca {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+KernelRequest request(KernelChoice choice, ScalarType type, int64_t head_dim = 16) {
+  kernels::Shape shape = kernels::testing::Case{}.shape;
+  shape.head_dim_qk = shape.head_dim_v = head_dim;
+  return {.choice = choice, .shape = shape, .type = type, .threads = 2};
+}
+
+std::string name_of(const KernelRequest& asked) { return AttentionKernel(asked).name(); }
+
+TEST(AttentionKernel, auto_takes_our_own_where_it_computes_the_type_and_head_dims) {
+  EXPECT_THAT(name_of(request(KernelChoice::kAuto, ScalarType::kFloat32)), StartsWith("cpu-"));
+  EXPECT_THAT(name_of(request(KernelChoice::kAuto, ScalarType::kBFloat16)), StartsWith("cpu-"));
+  EXPECT_EQ(name_of(request(KernelChoice::kAuto, ScalarType::kFloat64)), "aten-cpu");
+  EXPECT_EQ(name_of(request(KernelChoice::kAuto, ScalarType::kFloat32, 512)), "aten-cpu");
+  KernelRequest cuda = request(KernelChoice::kAuto, ScalarType::kFloat32);
+  cuda.cuda_device = 0;
+  EXPECT_EQ(name_of(cuda), "aten-cuda");
+}
+
+TEST(AttentionKernel, another_is_taken_where_asked_for) {
+  for (const ScalarType type : {ScalarType::kFloat32, ScalarType::kFloat64}) {
+    EXPECT_EQ(name_of(request(KernelChoice::kAten, type)), "aten-cpu");
+    EXPECT_EQ(name_of(request(KernelChoice::kReference, type)), "reference");
+  }
+}
+
+TEST(AttentionKernel, what_a_choice_cannot_compute_is_said_with_what_could) {
+  EXPECT_THAT(kernel_fault(request(KernelChoice::kCpu, ScalarType::kFloat64)),
+              AllOf(HasSubstr("not fp64"), HasSubstr("auto or aten")));
+  EXPECT_THAT(kernel_fault(request(KernelChoice::kCpu, ScalarType::kFloat32, 264)),
+              AllOf(HasSubstr("up to 256"), HasSubstr("head_dim 264")));
+  for (const KernelChoice choice : {KernelChoice::kCpu, KernelChoice::kReference}) {
+    KernelRequest cuda = request(choice, ScalarType::kFloat32);
+    cuda.cuda_device = 0;
+    EXPECT_THAT(kernel_fault(cuda), AllOf(HasSubstr("on CUDA"), HasSubstr("auto or aten")));
+    EXPECT_THROW(AttentionKernel{cuda}, CheckFailure);
+  }
+  for (const KernelName& kernel : kKernelNames) {
+    EXPECT_EQ(kernel_fault(request(kernel.choice, ScalarType::kFloat32)), "");
+    EXPECT_EQ(kernel_choice(kernel.name), kernel.choice);
+  }
+  EXPECT_THROW(kernel_choice("fast"), CheckFailure);
+}
+
+/// Every kernel computes the same, whole results and partial ones.
+TEST(AttentionKernel, forward_and_backward_are_those_of_the_whole_matrix) {
+  using kernels::BackwardTask, kernels::ForwardTask;
+  using kernels::testing::Bounds, kernels::testing::Case, kernels::testing::Document,
+      kernels::testing::Tensor, kernels::testing::WholeMatrix;
+  for (const ScalarType type : {ScalarType::kFloat32, ScalarType::kBFloat16}) {
+    const Case c{.type = type, .q_position = 30, .q_tokens = 100, .k_tokens = 130};
+    for (const KernelChoice choice :
+         {KernelChoice::kCpu, KernelChoice::kAten, KernelChoice::kReference}) {
+      AttentionKernel kernel({.choice = choice, .shape = c.shape, .type = type, .threads = 2});
+      SCOPED_TRACE(kernel.name());
+      Document doc(c);
+      const WholeMatrix whole(doc);
+      const Bounds bounds(c, whole,
+                          {.sums = ScalarType::kFloat32, .store = type, .store_roundings = 6});
+      ForwardTask task = doc.forward(doc.all_queries(), doc.all_keys());
+      kernel.forward(type, {&task, 1});
+      expect_forward(doc, whole, bounds);
+
+      Tensor partial(ScalarType::kFloat32, c.q_tokens, c.shape.num_heads, c.shape.head_dim_v);
+      task.o = partial.rows();
+      kernel.forward(ScalarType::kFloat32, {&task, 1});
+      const Bounds unrounded(
+          c, whole,
+          {.sums = ScalarType::kFloat32,
+           .store = choice == KernelChoice::kReference ? ScalarType::kFloat32 : type,
+           .store_roundings = 1});
+      expect_close("partial o", partial.values(), whole.o, unrounded.forward, unrounded.underflow);
+
+      set_backward_inputs(doc, whole);
+      const BackwardTask gradient = doc.backward(doc.all_queries(), doc.all_keys());
+      kernel.backward({&gradient, 1});
+      expect_backward(doc, whole, bounds);
+      kernel.forward(type, {});
+      kernel.backward({});
+    }
+  }
+}
+
+}  // namespace
+}  // namespace distca

@@ -1,0 +1,216 @@
+// What runs on CUDA, run on CPU: the same code with ATen's operators replaced by kernels that
+// compute on CPU what the CUDA ones say they compute, against whole matrices.
+
+#include "distca/runtime/varlen_attention.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "distca/base/error.h"
+#include "distca/kernels/attention_testing.h"
+#include "distca/kernels/merge.h"
+#include "distca/runtime/cuda_attention.h"
+
+namespace distca {
+namespace {
+
+using kernels::accumulator_type;
+using kernels::BackwardTask;
+using kernels::ForwardTask;
+using kernels::KeyFragment;
+using kernels::KeyGradient;
+using kernels::Mask;
+using kernels::Partial;
+using kernels::testing::Bounds;
+using kernels::testing::Case;
+using kernels::testing::Document;
+using kernels::testing::kNoKey;
+using kernels::testing::Tensor;
+using kernels::testing::WholeMatrix;
+
+constexpr int kCpu = -1;
+
+int64_t forward(const Case& c, std::span<const ForwardTask> tasks,
+                std::optional<ScalarType> o_type = std::nullopt) {
+  return cuda_forward(c.shape, c.type, o_type.value_or(c.type), tasks, kCpu);
+}
+int64_t backward(const Case& c, std::span<const BackwardTask> tasks) {
+  return cuda_backward(c.shape, c.type, tasks, kCpu);
+}
+
+/// O, and each launch's gradients, are rounded to the type once; delta comes from a rounded O.
+Bounds bounds_of(const Case& c, const WholeMatrix& whole, int64_t launches) {
+  return {c,
+          whole,
+          {.sums = accumulator_type(c.type), .store = c.type, .store_roundings = 2 + launches}};
+}
+
+/// The document's queries in `cuts`, each with the keys it may see.
+struct Tasks {
+  Tasks(Document& doc, const std::vector<Range>& cuts) {
+    for (const Range& cut : cuts) {
+      const Range keys{0, std::min(doc.spec.q_position + cut.end, doc.spec.k_tokens)};
+      forward.push_back(doc.forward(cut, keys));
+      fragments.emplace_back(doc.fragment_list);
+      backward.push_back(doc.backward(cut, keys));
+      gradients.emplace_back(doc.gradient_list);
+    }
+    for (size_t i = 0; i < cuts.size(); ++i) {
+      forward[i].keys = backward[i].keys = fragments[i];
+      backward[i].key_gradients = gradients[i];
+    }
+  }
+  std::vector<ForwardTask> forward;
+  std::vector<BackwardTask> backward;
+  std::vector<std::vector<KeyFragment>> fragments;
+  std::vector<std::vector<KeyGradient>> gradients;
+};
+
+void expect_like_whole_matrix(const Case& c, const std::vector<Range>& cuts) {
+  Document doc(c);
+  const WholeMatrix whole(doc);
+  const Bounds bounds = bounds_of(c, whole, 2 * static_cast<int64_t>(cuts.size()));
+  const Tasks tasks(doc, cuts);
+  forward(c, tasks.forward);
+  kernels::testing::expect_forward(doc, whole, bounds);
+  kernels::testing::set_backward_inputs(doc, whole);
+  backward(c, tasks.backward);
+  kernels::testing::expect_backward(doc, whole, bounds);
+}
+
+class VarlenAttentionTest : public ::testing::TestWithParam<ScalarType> {
+ protected:
+  void SetUp() override { at::set_num_threads(1); }
+};
+
+INSTANTIATE_TEST_SUITE_P(formats, VarlenAttentionTest,
+                         ::testing::Values(ScalarType::kFloat32, ScalarType::kBFloat16));
+
+TEST_P(VarlenAttentionTest, equals_the_whole_matrix_for_every_mask_and_cut) {
+  for (const Mask& mask :
+       {Mask{}, Mask{.causal = true, .window_left = 9}, Mask{.causal = true, .window_left = 300}}) {
+    for (const auto& key_cuts : std::vector<std::vector<int64_t>>{{}, {5, 33, 34, 61}}) {
+      for (const int64_t gap : {0, 24, 3}) {  // 3: rows that are not aligned
+        const Case c{.type = GetParam(),
+                     .q_position = 10,
+                     .q_tokens = 60,
+                     .k_tokens = 70,
+                     .mask = mask,
+                     .key_cuts = key_cuts,
+                     .gap = gap};
+        expect_like_whole_matrix(c, {{0, 60}});
+        expect_like_whole_matrix(c, {{0, 13}, {13, 14}, {14, 60}});
+        expect_like_whole_matrix(c, {{30, 60}, {20, 30}, {0, 20}});
+      }
+    }
+  }
+}
+
+TEST_P(VarlenAttentionTest, key_sub_ranges_add_up_to_the_whole) {
+  const Case c{.type = GetParam(), .q_tokens = 90, .k_tokens = 90};
+  Document doc(c);
+  const WholeMatrix whole(doc);
+  const Bounds bounds = bounds_of(c, whole, 6);
+  kernels::testing::set_backward_inputs(doc, whole);
+  const ScalarType partial = accumulator_type(c.type);
+  Tensor o[2], lse[2];
+  std::vector<Partial> parts;
+  for (const int i : {0, 1}) {
+    const Range keys = i == 0 ? Range{0, 51} : Range{51, 90};
+    const BackwardTask task = doc.backward(doc.all_queries(), keys);
+    backward(c, {&task, 1});
+    o[i] = Tensor(partial, 90, 4, 16), lse[i] = Tensor(partial, 90, 4, 1);
+    ForwardTask forward_task = doc.forward(doc.all_queries(), keys);
+    forward_task.o = o[i].rows(), forward_task.lse = lse[i].rows();
+    forward(c, {&forward_task, 1}, partial);
+    parts.push_back({o[i].rows(), partial, lse[i].rows()});
+  }
+  kernels::testing::expect_backward(doc, whole, bounds);
+  EXPECT_EQ(lse[1].at(50, 0, 0), kNoKey);  // sees none of the keys from 51 on
+  kernels::merge_partials({90, 4, 16}, c.type, parts, {doc.o.rows(), c.type, doc.lse.rows()});
+  kernels::testing::expect_forward(doc, whole, bounds);
+}
+
+TEST_P(VarlenAttentionTest, a_query_without_keys_gives_nothing) {
+  const Case c{.type = GetParam(),
+               .q_position = 4,
+               .q_tokens = 10,
+               .k_tokens = 8,
+               .mask = {.window_left = 2}};
+  expect_like_whole_matrix(c, {{0, 10}});  // queries 11 to 13 see none of the keys 0 to 7
+  Document doc(c);
+  doc.o.fill([] { return 7; });
+  const ForwardTask task = doc.forward(doc.all_queries(), {0, 0});
+  EXPECT_EQ(forward(c, {&task, 1}), 0);
+  for (const double value : doc.o.values()) EXPECT_EQ(value, 0);
+  for (const double value : doc.lse.values()) EXPECT_EQ(value, kNoKey);
+  EXPECT_EQ(forward(c, {}), 0);
+  EXPECT_EQ(backward(c, {}), 0);
+}
+
+TEST(VarlenAttention, only_keys_in_several_memories_and_scattered_queries_are_copied) {
+  const Case c{.type = ScalarType::kBFloat16, .q_tokens = 60, .k_tokens = 60};
+  Document doc(c), other(c, 2);
+  const int64_t o_and_lse = 4 * (16 * 2 + 4), q = 4 * 16 * 2, keys = 2 * 2 * 16 * 2;
+  Tasks tasks(doc, {{0, 20}, {20, 60}});
+  EXPECT_EQ(forward(c, tasks.forward), 60 * o_and_lse);
+  std::swap(tasks.forward[0], tasks.forward[1]);  // rows of a launch in another order than memory's
+  EXPECT_EQ(forward(c, tasks.forward), 60 * (o_and_lse + q));
+  std::swap(tasks.forward[0], tasks.forward[1]);
+  for (auto& fragments : tasks.fragments) {
+    const int64_t rest = fragments[0].tokens - 15;
+    fragments[0].tokens = 15;
+    fragments.push_back({other.k.rows(15), other.v.rows(15), rest, 15});
+  }
+  for (int i : {0, 1}) tasks.forward[i].keys = tasks.fragments[i];
+  EXPECT_EQ(forward(c, tasks.forward),
+            60 * (o_and_lse + keys));  // once, though two tasks read them
+}
+
+TEST(VarlenAttention, the_same_tasks_give_the_same_bits) {
+  const Case c{.type = ScalarType::kBFloat16, .q_tokens = 80, .k_tokens = 80, .key_cuts = {31}};
+  Document a(c), b(c);
+  for (Document* doc : {&a, &b}) {
+    const WholeMatrix whole(*doc);
+    kernels::testing::set_backward_inputs(*doc, whole);
+    backward(c, Tasks(*doc, {{0, 20}, {40, 80}, {20, 40}}).backward);
+  }
+  EXPECT_EQ(a.dq.bytes(), b.dq.bytes());
+  EXPECT_EQ(a.dk.bytes(), b.dk.bytes());
+  EXPECT_EQ(a.dv.bytes(), b.dv.bytes());
+}
+
+TEST(VarlenAttention, output_from_delta_has_its_row_sum_however_large_the_gradient_is) {
+  for (const auto& [type, tolerance] : {std::pair(at::kDouble, 1e-14), std::pair(at::kFloat, 1e-5),
+                                        std::pair(at::kBFloat16, 1e-2)}) {
+    const auto sums = type == at::kDouble ? at::kDouble : at::kFloat;
+    for (const double size : {1.0, 1e-30, 1e30}) {
+      const at::Tensor d_o = (at::randn({9, 4, 16}, at::kDouble) * size).to(type);
+      d_o[3].zero_();
+      const at::Tensor delta = (at::randn({9, 4}, at::kDouble) * size).to(sums);
+      const at::Tensor o = aten_output_from_delta(d_o, delta);
+      EXPECT_EQ(o.scalar_type(), type);
+      const at::Tensor sum = (o.to(at::kDouble) * d_o.to(at::kDouble)).sum(-1);
+      at::Tensor want = delta.to(at::kDouble).clone();
+      want[3].zero_();
+      EXPECT_LE(((sum - want).abs() / delta.abs()).max().item<double>(), tolerance) << size;
+    }
+  }
+}
+
+TEST(VarlenAttention, broken_shapes_are_checks) {
+  Case c{.q_tokens = 4, .k_tokens = 4};
+  Document doc(c);
+  ForwardTask task = doc.forward(doc.all_queries(), doc.all_keys());
+  task.q.data = nullptr;
+  EXPECT_THROW(forward(c, {&task, 1}), CheckFailure);
+  BackwardTask gradient = doc.backward(doc.all_queries(), doc.all_keys());
+  gradient.key_gradients = {};
+  EXPECT_THROW(backward(c, {&gradient, 1}), CheckFailure);
+}
+
+}  // namespace
+}  // namespace distca
