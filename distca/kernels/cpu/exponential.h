@@ -6,26 +6,43 @@
 namespace distca::kernels {
 namespace {
 
-/// 2^x, exactly 1 at 0 and 0 at -infinity, NaN of NaN. Relative error of the polynomial, which is
-/// fitted on [0, 1) for the smallest largest one with the value 1 at 0: 8.3e-8, and with
-/// `kCoarse`, where the result is rounded to bf16 (half a step: 2e-3), 8.6e-5.
+/// x = 2^x, exactly 1 at 0 and 0 at -infinity, NaN of NaN. Relative error of the polynomial, which
+/// is fitted on [0, 1) for the smallest largest one with the value 1 at 0: 8.3e-8, and with
+/// `kCoarse`, where the result is rounded to bf16 (half a step: 2e-3), 1.1e-4; that one
+/// is also exact at 1, so that a row with one large score has the sum 1 within rounding.
+/// kCount vectors step by step: one after the other they would fill the processor's schedulers with
+/// operations that wait for each other.
+template <class Simd, bool kCoarse, int kCount>
+inline __attribute__((always_inline)) void exp2_all(typename Simd::Vector (&x)[kCount]) {
+  using Vector = typename Simd::Vector;
+  constexpr int kTerms = kCoarse ? 4 : 6;
+  constexpr float kCoefficients[2][6] = {
+      {1.8671302134e-03F, 9.0170300187e-03F, 5.5799913321e-02F, 2.4016445010e-01F,
+       6.9315131181e-01F, 1.0F},
+      {7.8267970160e-02F, 2.2630768232e-01F, 6.9542434752e-01F, 1.0F, 0, 0}};
+  Vector f[kCount];
+  Vector power[kCount];
+#pragma GCC unroll 16
+  for (int i = 0; i < kCount; ++i) f[i] = Simd::fraction(x[i]);
+#pragma GCC unroll 16
+  for (int i = 0; i < kCount; ++i) power[i] = Simd::set(kCoefficients[kCoarse][0]);
+#pragma GCC unroll 8
+  for (int term = 1; term < kTerms; ++term) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kCount; ++i) {
+      power[i] = Simd::multiply_add(power[i], f[i], Simd::set(kCoefficients[kCoarse][term]));
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < kCount; ++i) x[i] = Simd::scale_by_power(power[i], x[i]);
+}
+
+/// 2^x as above.
 template <class Simd, bool kCoarse>
 inline typename Simd::Vector exp2(typename Simd::Vector x) {
-  using Vector = typename Simd::Vector;
-  const Vector f = Simd::fraction(x);
-  Vector power;
-  if constexpr (kCoarse) {
-    power = Simd::set(7.7067051185e-02F);
-    power = Simd::multiply_add(power, f, Simd::set(2.2764498119e-01F));
-    power = Simd::multiply_add(power, f, Simd::set(6.9511678867e-01F));
-  } else {
-    power = Simd::set(1.8671302134e-03F);
-    power = Simd::multiply_add(power, f, Simd::set(9.0170300187e-03F));
-    power = Simd::multiply_add(power, f, Simd::set(5.5799913321e-02F));
-    power = Simd::multiply_add(power, f, Simd::set(2.4016445010e-01F));
-    power = Simd::multiply_add(power, f, Simd::set(6.9315131181e-01F));
-  }
-  return Simd::scale_by_power(Simd::multiply_add(power, f, Simd::set(1.0F)), x);
+  typename Simd::Vector power[1] = {x};
+  exp2_all<Simd, kCoarse>(power);
+  return power[0];
 }
 
 /// tanh(x): near 0 a polynomial, since 1 - 2 / (1 + e^2x) has no digits left there.
@@ -47,19 +64,21 @@ inline typename Simd::Vector tanh(typename Simd::Vector x) {
   return Simd::select(Simd::below(square, Simd::set(0.36F)), odd, Simd::subtract(one, quotient));
 }
 
-/// ln(x) for x >= 1, good to 1e-10; NaN of NaN.
+/// ln(x) for a normal x > 0, good to 1e-10; NaN of NaN. Without a branch: compilers make vectors of
+/// it.
 inline double natural_log(float x) {
-  if (x != x) return x;
   const auto bits = __builtin_bit_cast(uint32_t, x);
-  int exponent = static_cast<int>(bits >> 23) - 127;
-  double mantissa = __builtin_bit_cast(float, (bits & 0x7FFFFF) | 0x3F800000);
-  if (mantissa > 1.4142135623730951) mantissa *= 0.5, ++exponent;
+  // The mantissa in [sqrt(1/2), sqrt(2)).
+  const uint32_t above = (bits & 0x7FFFFF) > 0x3504F3 ? 1 : 0;
+  const int exponent = static_cast<int>((bits >> 23) + above) - 127;
+  const double mantissa =
+      __builtin_bit_cast(float, (bits & 0x7FFFFF) | (0x3F800000 - (above << 23)));
   // ln m = 2 artanh((m - 1) / (m + 1)), as a series.
   const double s = (mantissa - 1) / (mantissa + 1);
   const double z = s * s;
   const double series =
       1 + z * (1.0 / 3 + z * (1.0 / 5 + z * (1.0 / 7 + z * (1.0 / 9 + z * (1.0 / 11 + z / 13)))));
-  return exponent * 0.6931471805599453 + 2 * s * series;
+  return exponent * 0.6931471805599453 + 2 * s * series + (x - x);
 }
 
 }  // namespace

@@ -22,8 +22,7 @@ alignas(64) const Word kZeroRow[kMostHeadDim] = {};
 /// Addresses of rows; each kZeroRow or `dim` numbers.
 using RowAddresses = const void* const*;
 
-inline std::byte* row_address(const Rows& rows, int number_bytes, int64_t token,
-                                    int64_t head) {
+inline std::byte* row_address(const Rows& rows, int number_bytes, int64_t token, int64_t head) {
   return static_cast<std::byte*>(rows.data) +
          (token * rows.token_stride + head * rows.head_stride) * number_bytes;
 }
@@ -119,57 +118,78 @@ inline typename Simd::Vector load_row_words(const void* row, int word, int count
   }
 }
 
-/// Whether all numbers were finite that went into `check` as check += 0 * x.
+/// Numbers [at, at + count) of a pair of rows as words, the first row in the low halves.
 template <class Simd>
-inline bool all_finite(typename Simd::Vector check) {
+inline typename Simd::Vector load_pair_words(RowAddresses rows, int at, int count) {
+  return Simd::pair_first(static_cast<const uint16_t*>(rows[0]) + at,
+                          static_cast<const uint16_t*>(rows[1]) + at, count);
+}
+
+/// Writes kRows rows of `words` words, each from load(row, word, count). Sums 0 * word to `check`,
+/// one sum a row.
+template <class Simd, int kRows, bool kCheck, class Load>
+inline __attribute__((always_inline)) void copy_rows(const Load& load, int words, Word* to,
+                                                     int stride, typename Simd::Vector* check) {
+  const Word zero = 0;
+  const auto copy = [&](int w, int count) __attribute__((always_inline)) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kRows; ++i) {
+      const auto x = load(i, w, count);
+      if constexpr (kCheck) check[i] = Simd::multiply_word(&zero, x, check[i]);
+      Simd::store_words(to + i * stride + w, x);
+    }
+  };
+  int w = 0;
+  for (; w + Simd::kLanes <= words; w += Simd::kLanes) copy(w, Simd::kLanes);
+  if (w < words) copy(w, words - w);
+}
+
+/// `count` rows in groups of four: load(first row, row of the group, word, count). Returns whether
+/// all numbers are finite (0 * x is 0 for these only), true without kCheck.
+template <class Simd, bool kCheck, class Load>
+inline bool copy_all_rows(const Load& load, int count, int words, Word* to, int stride) {
+  typename Simd::Vector check[4] = {Simd::zero(), Simd::zero(), Simd::zero(), Simd::zero()};
+  int r = 0;
+  for (; r + 4 <= count; r += 4) {
+    copy_rows<Simd, 4, kCheck>(
+        [&](int i, int w, int n) __attribute__((always_inline)) { return load(r + i, w, n); },
+        words, to + r * stride, stride, check);
+  }
+  for (; r < count; ++r) {
+    copy_rows<Simd, 1, kCheck>(
+        [&](int, int w, int n) __attribute__((always_inline)) { return load(r, w, n); }, words,
+        to + r * stride, stride, check);
+  }
+  if constexpr (!kCheck) return true;
   float lanes[Simd::kLanes];
-  Simd::store(lanes, check);
+  Simd::store(lanes, Simd::add(Simd::add(check[0], check[1]), Simd::add(check[2], check[3])));
   float sum = 0;
   for (const float lane : lanes) sum += lane;
   return sum == 0;
 }
 
-/// [count][stride]: rows as they lie. `stride` has room for whole vectors. Returns whether all
-/// numbers are finite.
-template <class Simd, class Number>
+/// [count][stride]: rows as they lie. `stride` has room for whole vectors. With kCheck returns
+/// whether all numbers are finite.
+template <class Simd, class Number, bool kCheck = false>
 inline bool pack_rows(RowAddresses rows, int count, int dim, Word* to, int stride) {
-  const int words = row_words<Simd>(dim);
-  const Word zero = 0;
-  typename Simd::Vector check = Simd::zero();
-  for (int r = 0; r < count; ++r) {
-    for (int w = 0; w < words; w += Simd::kLanes) {
-      const int left = words - w < Simd::kLanes ? words - w : Simd::kLanes;
-      const auto x = load_row_words<Simd, Number>(rows[r], w, left);
-      check = Simd::multiply_word(&zero, x, check);
-      Simd::store_words(to + w, x);
-    }
-    to += stride;
-  }
-  return all_finite<Simd>(check);
+  return copy_all_rows<Simd, kCheck>(
+      [&](int r, int w, int n)
+          __attribute__((always_inline)) { return load_row_words<Simd, Number>(rows[r], w, n); },
+      count, row_words<Simd>(dim), to, stride);
 }
 
 /// Rows in the order in which they are summed over: [count][stride] in fp32; of bf16 pairs
 /// [count / 2][stride], word i holds number i of row 2 p (low half) and of row 2 p + 1. `count` is
 /// even. Otherwise as pack_rows.
-template <class Simd, class Number>
+template <class Simd, class Number, bool kCheck = false>
 inline bool pack_summed_rows(RowAddresses rows, int count, int dim, Word* to, int stride) {
   if constexpr (!Simd::kPairs) {
-    return pack_rows<Simd, Number>(rows, count, dim, to, stride);
+    return pack_rows<Simd, Number, kCheck>(rows, count, dim, to, stride);
   } else {
-    const Word zero = 0;
-    typename Simd::Vector check = Simd::zero();
-    for (int r = 0; r < count; r += 2) {
-      const auto* first = static_cast<const uint16_t*>(rows[r]);
-      const auto* second = static_cast<const uint16_t*>(rows[r + 1]);
-      for (int w = 0; w < dim; w += Simd::kLanes) {
-        const int left = dim - w < Simd::kLanes ? dim - w : Simd::kLanes;
-        const auto x = Simd::pair_first(first + w, second + w, left);
-        check = Simd::multiply_word(&zero, x, check);
-        Simd::store_words(to + w, x);
-      }
-      to += stride;
-    }
-    return all_finite<Simd>(check);
+    return copy_all_rows<Simd, kCheck>(
+        [&](int r, int w, int n)
+            __attribute__((always_inline)) { return load_pair_words<Simd>(rows + 2 * r, w, n); },
+        count / 2, dim, to, stride);
   }
 }
 
