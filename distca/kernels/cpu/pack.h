@@ -153,12 +153,12 @@ inline bool copy_all_rows(const Load& load, int count, int words, Word* to, int 
   for (; r + 4 <= count; r += 4) {
     copy_rows<Simd, 4, kCheck>(
         [&](int i, int w, int n) __attribute__((always_inline)) { return load(r + i, w, n); },
-        words, to + r * stride, stride, check);
+        words, to + int64_t{r} * stride, stride, check);
   }
   for (; r < count; ++r) {
     copy_rows<Simd, 1, kCheck>(
         [&](int, int w, int n) __attribute__((always_inline)) { return load(r, w, n); }, words,
-        to + r * stride, stride, check);
+        to + int64_t{r} * stride, stride, check);
   }
   if constexpr (!kCheck) return true;
   float lanes[Simd::kLanes];
