@@ -171,9 +171,13 @@ void BackwardTile<Simd, Number, kWide>::attend_group(int panel, int64_t start) {
   bool any = false;
   for (int i = 0; i < kGroup; ++i) {
     views[i] = visible(panel + i, start);
-    if (views[i].end > 0) score_panel(panel + i, views[i], start), any = true;
+    any = any || views[i].end > 0;
   }
   if (!any) return;
+  if (!packed_[panel / kGroup]) pack_group(panel);
+  for (int i = 0; i < kGroup; ++i) {
+    if (views[i].end > 0) score_panel(panel + i, views[i], start);
+  }
   const int group_words = panel * kPanelWords * kPanelRows;
   add_group(views, p_, d_o_rows_ + group_words * e_panels_, e_panels_, dv_);
   add_group(views, ds_, q_rows_ + group_words * d_panels_, d_panels_, dk_);
@@ -219,7 +223,15 @@ void BackwardTile<Simd, Number, kWide>::run(const BackwardItem& item) {
     fetch_rows(next_k_, kBlockKeys, d_ * sizeof(Number));
     fetch_rows(next_v_, kBlockKeys, e_ * sizeof(Number));
   }
-  pack_tile(item);
+  const int padded = panels_ * kPanelRows;
+  query_row_addresses(item.task->q, sizeof(Number), group_, kv_head_, row_begin_, rows_, padded,
+                      q_at_);
+  query_row_addresses(item.task->d_o, sizeof(Number), group_, kv_head_, row_begin_, rows_, padded,
+                      d_o_at_);
+  const int first_rows = static_cast<int>(smaller(padded, kGroup * kPanelRows));
+  fetch_rows(q_at_, first_rows, d_ * sizeof(Number));
+  fetch_rows(d_o_at_, first_rows, e_ * sizeof(Number));
+  for (bool& packed : packed_) packed = false;
   query_row_addresses(item.task->dq, sizeof(float), group_, kv_head_, row_begin_, rows_, rows_,
                       dq_rows_);
   std::memset(dq_, 0, static_cast<size_t>(panels_) * kPanelRows * d_ * sizeof(float));

@@ -60,27 +60,17 @@ void BackwardTile<Simd, Number, kWide>::pack_panel(const void* const* rows, int 
   }
 }
 
+/// Rows of a group of panels, when it first sees a block.
 template <class Simd, class Number, bool kWide>
-void BackwardTile<Simd, Number, kWide>::pack_tile(const BackwardItem& item) {
-  const int padded = panels_ * kPanelRows;
-  const void* q[kTileRows];
-  const void* d_o[kTileRows];
-  query_row_addresses(item.task->q, sizeof(Number), group_, kv_head_, row_begin_, rows_, padded, q);
-  query_row_addresses(item.task->d_o, sizeof(Number), group_, kv_head_, row_begin_, rows_, padded,
-                      d_o);
-  const auto fetch = [&](int panel) {
-    fetch_rows(q + panel * kPanelRows, kPanelRows, d_ * sizeof(Number));
-    fetch_rows(d_o + panel * kPanelRows, kPanelRows, e_ * sizeof(Number));
-  };
-  fetch(0);
-  for (int panel = 0; panel < panels_; ++panel) {
-    if (panel + 1 < panels_) fetch(panel + 1);
-    pack_panel(q + panel * kPanelRows, panel, d_, q_lanes_ + panel * d_ / kWordNumbers * kPanelRows,
-               q_rows_ + panel / kGroup * d_panels_ * kGroupWords * kPanelRows);
-    pack_panel(d_o + panel * kPanelRows, panel, e_,
-               d_o_lanes_ + panel * e_ / kWordNumbers * kPanelRows,
-               d_o_rows_ + panel / kGroup * e_panels_ * kGroupWords * kPanelRows);
+void BackwardTile<Simd, Number, kWide>::pack_group(int first_panel) {
+  const int group_words = first_panel * kPanelWords * kPanelRows;
+  for (int i = first_panel; i < first_panel + kGroup && i < panels_; ++i) {
+    pack_panel(q_at_ + i * kPanelRows, i, d_, q_lanes_ + i * d_ / kWordNumbers * kPanelRows,
+               q_rows_ + group_words * d_panels_);
+    pack_panel(d_o_at_ + i * kPanelRows, i, e_, d_o_lanes_ + i * e_ / kWordNumbers * kPanelRows,
+               d_o_rows_ + group_words * e_panels_);
   }
+  packed_[first_panel / kGroup] = true;
 }
 
 /// dq += scale * dQ^T.
@@ -150,7 +140,8 @@ void BackwardTile<Simd, Number, kWide>::load_block(const BackwardItem& item) {
   }
 }
 
-/// During the work on this block: its dK and dV, and K and V of the next one, or dQ.
+/// During the work on this block: rows that are not packed yet, the block's dK and dV, and K and V
+/// of the next one, or dQ.
 template <class Simd, class Number, bool kWide>
 void BackwardTile<Simd, Number, kWide>::start_fetch(int64_t start, bool more) {
   int seeing = 0;
@@ -159,6 +150,11 @@ void BackwardTile<Simd, Number, kWide>::start_fetch(int64_t start, bool more) {
   const int steps = 2 * (kBlockKeys / Simd::kProductRows) + d_ / Simd::kProductRows +
                     kBlockKeys / Simd::kProductRows * (d_panels_ + e_panels_) / 2;
   fetch_.start();
+  for (int i = kGroup; i < panels_; ++i) {
+    if (packed_[i / kGroup]) continue;
+    fetch_.add(q_at_ + i * kPanelRows, kPanelRows, d_ * sizeof(Number));
+    fetch_.add(d_o_at_ + i * kPanelRows, kPanelRows, e_ * sizeof(Number));
+  }
   fetch_.add(dk_rows_, kBlockKeys, d_ * sizeof(float));
   fetch_.add(dv_rows_, kBlockKeys, e_ * sizeof(float));
   if (more) {

@@ -57,7 +57,7 @@ class BackwardTile {
   template <class T>
   T* take(std::byte* base, int64_t count);
   void place_rows(const BackwardItem& item);
-  void pack_tile(const BackwardItem& item);
+  void pack_group(int first_panel);
   void pack_panel(const void* const* rows, int panel, int dim, Word* lanes, Word* by_row);
   void find_block(const BackwardItem& item, int64_t start);
   void load_block(const BackwardItem& item);
@@ -126,8 +126,11 @@ class BackwardTile {
   KeyPieces next_;  // of the next block, and its K and V
   const void* next_k_[kBlockKeys];
   const void* next_v_[kBlockKeys];
+  const void* q_at_[kTileRows];
+  const void* d_o_at_[kTileRows];
   const void* dq_rows_[kTileRows];
-  int64_t fragment_ = 0;  // where the search for keys begins
+  bool packed_[kTileRows / kPanelRows];  // groups whose Q and dO are packed
+  int64_t fragment_ = 0;                 // where the search for keys begins
   const void* dk_rows_[kBlockKeys];
   const void* dv_rows_[kBlockKeys];
   int32_t* key_;  // [64] the key's number in the block, or -1 where there is none
