@@ -145,6 +145,7 @@ void BackwardTile<Simd, Number, kWide>::score_panel(int panel, const PanelView& 
 /// of panels. The panels that see keys are neighbours, their ends ascend: a key takes the rows of
 /// the first panel that sees it and of those after it.
 template <class Simd, class Number, bool kWide>
+template <Start kStart>
 void BackwardTile<Simd, Number, kWide>::add_group(const PanelView* views, const Word* scores,
                                                   const Word* rows, int columns, float* sum) {
   int panels = kGroup;
@@ -153,7 +154,7 @@ void BackwardTile<Simd, Number, kWide>::add_group(const PanelView* views, const 
     int key = 0;
     for (int i = 0; i < panels; ++i) {
       if (views[i].end <= key) continue;
-      panel_product<kRowStride, 1, kPanelRows, Start::kAdd>(
+      panel_product<kRowStride, 1, kPanelRows, kStart>(
           views[i].end - key, scores + key * kRowStride + i * kPanelWords,
           rows + i * kPanelWords * kPanelRows, kPanelRows, sum + key * kPanelRows,
           (panels - i) * kPanelWords);
@@ -168,19 +169,28 @@ void BackwardTile<Simd, Number, kWide>::add_group(const PanelView* views, const 
 template <class Simd, class Number, bool kWide>
 void BackwardTile<Simd, Number, kWide>::attend_group(int panel, int64_t start) {
   PanelView views[kGroup];
-  bool any = false;
+  int most = 0;
   for (int i = 0; i < kGroup; ++i) {
     views[i] = visible(panel + i, start);
-    any = any || views[i].end > 0;
+    if (views[i].end > most) most = views[i].end;
   }
-  if (!any) return;
+  if (most == 0) return;
   if (!packed_[panel / kGroup]) pack_group(panel);
   for (int i = 0; i < kGroup; ++i) {
     if (views[i].end > 0) score_panel(panel + i, views[i], start);
   }
   const int group_words = panel * kPanelWords * kPanelRows;
-  add_group(views, p_, d_o_rows_ + group_words * e_panels_, e_panels_, dv_);
-  add_group(views, ds_, q_rows_ + group_words * d_panels_, d_panels_, dk_);
+  const Word* d_o_rows = d_o_rows_ + group_words * e_panels_;
+  const Word* q_rows = q_rows_ + group_words * d_panels_;
+  if (!started_ && most == kBlockKeys) {
+    add_group<Start::kZero>(views, p_, d_o_rows, e_panels_, dv_);
+    add_group<Start::kZero>(views, ds_, q_rows, d_panels_, dk_);
+  } else {
+    if (!started_) clear_keys();
+    add_group<Start::kAdd>(views, p_, d_o_rows, e_panels_, dv_);
+    add_group<Start::kAdd>(views, ds_, q_rows, d_panels_, dk_);
+  }
+  started_ = true;
   for (int i = 0; i < kGroup; ++i) {
     if (views[i].end == 0) continue;
     const Word* ds = (Simd::kPairs ? ds_lanes_ : ds_) + i * kPanelRows;
@@ -191,10 +201,16 @@ void BackwardTile<Simd, Number, kWide>::attend_group(int panel, int64_t start) {
 }
 
 template <class Simd, class Number, bool kWide>
-void BackwardTile<Simd, Number, kWide>::block(int64_t start) {
+void BackwardTile<Simd, Number, kWide>::clear_keys() {
   std::memset(dk_, 0, d_panels_ * kBlockKeys * kPanelRows * sizeof(float));
   std::memset(dv_, 0, e_panels_ * kBlockKeys * kPanelRows * sizeof(float));
+}
+
+template <class Simd, class Number, bool kWide>
+void BackwardTile<Simd, Number, kWide>::block(int64_t start) {
+  started_ = false;
   for (int panel = 0; panel < panels_; panel += kGroup) attend_group(panel, start);
+  if (!started_) clear_keys();
 }
 
 /// The first position from `position` on that a fragment holds; kFar if none.

@@ -70,6 +70,8 @@ class BackwardTile {
   void probabilities(int panel, int place, int keys, const float* s, const float* dp);
   template <bool kCapped>
   static Vector probability(Vector score, Vector scale, Vector cap, Vector lse, Vector* slope);
+  void clear_keys();
+  template <Start kStart>
   void add_group(const PanelView* views, const Word* scores, const Word* rows, int columns,
                  float* sum);
   void add_keys();
@@ -121,6 +123,7 @@ class BackwardTile {
   const Word* k_summed_;  // K in the order of a sum over keys: k_ or k_copy_
   float* dk_;             // [column panels][64][32]
   float* dv_;
+  bool started_;  // dK and dV hold something of this block
   Fetch fetch_;
   KeyPieces pieces_;
   KeyPieces next_;  // of the next block, and its K and V
