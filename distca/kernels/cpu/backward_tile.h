@@ -1,0 +1,199 @@
+#pragma once
+// Backward of one item: what is kept and where (how: backward.h). Units of one instruction set
+// only.
+
+#include <cstdint>
+#include <cstring>
+
+#include "distca/kernels/attention.h"
+#include "distca/kernels/cpu/engine.h"
+#include "distca/kernels/cpu/exponential.h"
+#include "distca/kernels/cpu/fetch.h"
+#include "distca/kernels/cpu/pack.h"
+#include "distca/kernels/cpu/product.h"
+#include "distca/kernels/cpu/word.h"
+
+namespace distca::kernels {
+namespace {
+
+constexpr int64_t kFar = int64_t{1} << 61;  // beyond every position
+constexpr float kLog2E = 1.44269504F;
+constexpr float kNoKeys = 1e30F;  // LSE of rows without keys: every probability is 0
+
+/// Keys of the current block that a panel sees.
+struct PanelView {
+  int end = 0;          // 0: none; even, no key from here on is seen
+  bool masked = false;  // some key below is hidden from some row
+};
+
+/// Backward of one item. kWide: a head dim exceeds 128.
+template <class Simd, class Number, bool kWide>
+class BackwardTile {
+ public:
+  /// `base` nullptr: only to ask for the bytes of scratch.
+  BackwardTile(const Shape& shape, std::byte* base);
+  size_t scratch_bytes() const { return bytes_; }
+  void run(const BackwardItem& item);
+
+ private:
+  using Vector = typename Simd::Vector;
+  using Integers = typename Simd::Integers;
+  static constexpr int kLanes = Simd::kLanes;
+  static constexpr int kWordNumbers = Simd::kPairs ? 2 : 1;
+  // Panels that dK and dV take together: 64 words to sum over for each load of a result.
+  static constexpr int kGroup = 2 * kWordNumbers;
+  static constexpr int kPanelWords = kPanelRows / kWordNumbers;
+  static constexpr int kGroupWords = kGroup * kPanelWords;
+  // Words between rows, odd numbers of cache lines: of keys, and of words that hold one column.
+  static constexpr int kColumnStride = kWide ? kMostHeadDim + 16 : 128 + 16;
+  static constexpr int kKeyStride = Simd::kPairs ? 128 + 16 : kColumnStride;
+
+  // Words between the keys of P and dS, of P and dS for sums over keys, of S and dP of one panel.
+  // In fp32 these are all the same memory.
+  static constexpr int kRowStride = kGroupWords + 16;
+  static constexpr int kLaneStride = kGroup * kPanelRows + 16;
+  static constexpr int kScoreStride = Simd::kPairs ? kPanelRows + 16 : kRowStride;
+
+  template <class T>
+  T* take(std::byte* base, int64_t count);
+  void place_rows(const BackwardItem& item);
+  void pack_group(int first_panel);
+  void pack_panel(const void* const* rows, int panel, int dim, Word* lanes, Word* by_row);
+  void find_block(const BackwardItem& item, int64_t start);
+  void load_block(const BackwardItem& item);
+  void start_fetch(int64_t start, bool more);
+  PanelView visible(int panel, int64_t start) const;
+  void block(int64_t start);
+  void attend_group(int panel, int64_t start);
+  void score_panel(int panel, const PanelView& view, int64_t start);
+  template <bool kMasked, bool kCapped>
+  void probabilities(int panel, int place, int keys, const float* s, const float* dp);
+  template <bool kCapped>
+  static Vector probability(Vector score, Vector scale, Vector cap, Vector lse, Vector* slope);
+  void clear_keys();
+  template <Start kStart>
+  void add_group(const PanelView* views, const Word* scores, const Word* rows, int columns,
+                 float* sum);
+  void add_keys();
+  static void add_key(const float* sums, int key, int dim, float scale, float* to);
+  void add_queries();
+
+  /// to += scale * x, of the first `count` lanes.
+  static void add_scaled(Vector x, float scale, int count, float* to) {
+    if (count == kLanes) {
+      Simd::store(to, Simd::multiply_add(x, Simd::set(scale), Simd::load(to)));
+      return;
+    }
+    const Vector before = Simd::load_first(reinterpret_cast<const Word*>(to), count);
+    Simd::store_first(to, count, Simd::multiply_add(x, Simd::set(scale), before));
+  }
+
+  template <int kStrideM, int kStrideK, int kStrideC, Start kStart>
+  void panel_product(int rows, const Word* a, const Word* b, int b_stride, float* c, int words) {
+    constexpr int kWidth = Simd::kProductVectors * kLanes;
+    for (int at = 0; at < kPanelRows; at += kWidth) {
+      product<Simd, Simd::kProductVectors, kStrideM, kStrideK, kStrideC, kStart>(
+          rows, a, b + at, b_stride, c + at, words, nullptr, FetchStep{&fetch_});
+    }
+  }
+
+  // Dims of Q and K, of dO and V, and the same in column panels of 32.
+  int d_, e_, d_panels_, e_panels_;
+  int64_t group_;
+  float scale_, softcap_;
+  int64_t kv_head_;
+  int64_t row_begin_;
+  int rows_;
+  int panels_;
+  size_t bytes_ = 0;
+  // Rows of the tile.
+  Word* q_lanes_;    // [panels][D words][32]
+  Word* d_o_lanes_;  // [panels][E words][32]
+  Word* q_rows_;     // [groups][column panels][kGroupWords][32]
+  Word* d_o_rows_;
+  float* dq_;  // [panels][D][32]
+  float* lse_;
+  float* delta_;
+  int64_t* first_;  // [tile rows] keys that the row sees, as positions
+  int64_t* last_;   // exclusive
+  // The key block.
+  Word* k_;  // [64][kKeyStride]
+  Word* v_;
+  Word* k_copy_;          // [64][kColumnStride]
+  const Word* k_summed_;  // K in the order of a sum over keys: k_ or k_copy_
+  float* dk_;             // [column panels][64][32]
+  float* dv_;
+  bool started_;  // dK and dV hold something of this block
+  Fetch fetch_;
+  KeyPieces pieces_;
+  KeyPieces next_;  // of the next block, and its K and V
+  const void* next_k_[kBlockKeys];
+  const void* next_v_[kBlockKeys];
+  const void* q_at_[kTileRows];
+  const void* d_o_at_[kTileRows];
+  const void* dq_rows_[kTileRows];
+  bool packed_[kTileRows / kPanelRows];  // groups whose Q and dO are packed
+  int64_t fragment_ = 0;                 // where the search for keys begins
+  const void* dk_rows_[kBlockKeys];
+  const void* dv_rows_[kBlockKeys];
+  int32_t* key_;  // [64] the key's number in the block, or -1 where there is none
+  bool gaps_;     // some key is missing
+  // A group of panels.
+  float* s_;  // [64][kScoreStride], bf16 only
+  float* dp_;
+  Word* p_;  // [64][kRowStride]
+  Word* ds_;
+  Word* ds_lanes_;           // [32][kLaneStride], bf16 only
+  int32_t* first_in_block_;  // [32]
+  int32_t* last_in_block_;
+};
+
+int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+int64_t panels_of(int64_t n) { return (n + kPanelRows - 1) / kPanelRows; }
+
+template <class Simd, class Number, bool kWide>
+template <class T>
+T* BackwardTile<Simd, Number, kWide>::take(std::byte* base, int64_t count) {
+  std::byte* at = base == nullptr ? nullptr : base + bytes_;
+  bytes_ += (count * sizeof(T) + 63) / 64 * 64;
+  return reinterpret_cast<T*>(at);
+}
+
+template <class Simd, class Number, bool kWide>
+BackwardTile<Simd, Number, kWide>::BackwardTile(const Shape& shape, std::byte* base)
+    : d_(static_cast<int>(shape.head_dim_qk)),
+      e_(static_cast<int>(shape.head_dim_v)),
+      d_panels_(static_cast<int>(panels_of(d_))),
+      e_panels_(static_cast<int>(panels_of(e_))),
+      group_(shape.num_heads / shape.num_kv_heads),
+      scale_(static_cast<float>(shape.softmax_scale)),
+      softcap_(static_cast<float>(shape.softcap)) {
+  k_ = take<Word>(base, kBlockKeys * kKeyStride);
+  v_ = take<Word>(base, kBlockKeys * kKeyStride);
+  k_copy_ = take<Word>(base, kBlockKeys * kColumnStride);
+  p_ = take<Word>(base, kBlockKeys * kRowStride);
+  ds_ = take<Word>(base, kBlockKeys * kRowStride);
+  if (Simd::kPairs) {
+    s_ = take<float>(base, kBlockKeys * kScoreStride);
+    dp_ = take<float>(base, kBlockKeys * kScoreStride);
+    ds_lanes_ = take<Word>(base, kBlockKeys / 2 * kLaneStride);
+  }
+  dk_ = take<float>(base, d_panels_ * kBlockKeys * kPanelRows);
+  dv_ = take<float>(base, e_panels_ * kBlockKeys * kPanelRows);
+  key_ = take<int32_t>(base, kBlockKeys);
+  first_in_block_ = take<int32_t>(base, kPanelRows);
+  last_in_block_ = take<int32_t>(base, kPanelRows);
+  lse_ = take<float>(base, kTileRows);
+  delta_ = take<float>(base, kTileRows);
+  first_ = take<int64_t>(base, kTileRows);
+  last_ = take<int64_t>(base, kTileRows);
+  q_lanes_ = take<Word>(base, kTileRows * d_ / kWordNumbers);
+  d_o_lanes_ = take<Word>(base, kTileRows * e_ / kWordNumbers);
+  q_rows_ = take<Word>(base, kTileRows * d_panels_ * kPanelRows / kWordNumbers);
+  d_o_rows_ = take<Word>(base, kTileRows * e_panels_ * kPanelRows / kWordNumbers);
+  dq_ = take<float>(base, kTileRows * d_);
+}
+
+}  // namespace
+}  // namespace distca::kernels
