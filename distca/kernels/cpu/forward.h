@@ -72,6 +72,7 @@ struct ForwardTile {
   alignas(64) float sum[kTileRows];
   alignas(64) float lse[kTileRows];
   alignas(64) float factor[kPanelWidth<Simd>];
+  alignas(64) float top[kPanelWidth<Simd>];          // the maximum with the current block
   alignas(64) int32_t first_key[kPanelWidth<Simd>];  // limits in the current block
   alignas(64) int32_t last_key[kPanelWidth<Simd>];
   alignas(64) float scores[kBlockKeys * kPanelWidth<Simd>];  // then probabilities, as words
@@ -248,14 +249,15 @@ struct Prefetch {
 };
 
 /// C of `rows` rows in parts, with a step of the prefetch after each.
-template <class Simd, int kVectors, int kStrideM, int kStrideK, int kStrideC, Start kStart>
+template <class Simd, int kVectors, int kStrideM, int kStrideK, int kStrideC, Start kStart,
+          bool kTop = false>
 void product_in_steps(int rows, const Word* a, const Word* b, int b_stride, float* c, int words,
-                      const float* factor, Prefetch& prefetch) {
+                      const float* factor, Prefetch& prefetch, float* top = nullptr) {
   constexpr int kPart = Simd::kProductRows;
   for (int m = 0; m < rows; m += kPart) {
-    product<Simd, kVectors, kStrideM, kStrideK, kStrideC, kStart>(
+    product<Simd, kVectors, kStrideM, kStrideK, kStrideC, kStart, kTop>(
         rows - m < kPart ? rows - m : kPart, a + m * kStrideM, b, b_stride, c + m * kStrideC, words,
-        factor);
+        factor, top);
     prefetch.step();
   }
 }
@@ -291,15 +293,19 @@ void mask_scores(ForwardTile<Simd>& tile, const KeyBlock& block, int panel, int 
   set_block_limits(tile, panel, block.position);
   const PanelKeys& keys = tile.panel_keys[panel];
   const auto hidden = Simd::set(-__builtin_inff());
+  typename Simd::Integers low[kVectors];
+  typename Simd::Integers high[kVectors];
+  for (int v = 0; v < kVectors; ++v) {
+    low[v] = Simd::load_integers(tile.first_key + v * kLanes);
+    high[v] = Simd::load_integers(tile.last_key + v * kLanes);
+  }
   for (int j = first; j < end; ++j) {
     const bool all = keys.all_low <= block.position + j && block.position + j <= keys.all_high;
     if (all && block.index[j] == j) continue;
     const auto key = Simd::set_integer(block.index[j]);
     float* scores = tile.scores + (j - first) * kVectors * kLanes;
     for (int v = 0; v < kVectors; ++v) {
-      const auto low = Simd::load_integers(tile.first_key + v * kLanes);
-      const auto high = Simd::load_integers(tile.last_key + v * kLanes);
-      const auto visible = Simd::both(Simd::at_most(low, key), Simd::at_most(key, high));
+      const auto visible = Simd::both(Simd::at_most(low[v], key), Simd::at_most(key, high[v]));
       Simd::store(scores + v * kLanes,
                   Simd::select(visible, Simd::load(scores + v * kLanes), hidden));
     }
@@ -348,20 +354,14 @@ inline typename Simd::Vector base_exponent(typename Simd::Vector maximum,
   return Simd::max(Simd::set(kNoScore), Simd::multiply(maximum, scale));
 }
 
-/// Scores of `keys` keys become probabilities under the new running maximum, in place; maximum and
-/// sum go on, and `factor` is what earlier sums have to be multiplied by. Returns whether any
-/// maximum moved; where none did, all factors are 1.
+/// The panel's running maximum with the scores of `keys` keys, into `tile.top`.
 template <class Simd, int kVectors>
-bool softmax_block(ForwardTile<Simd>& tile, int panel, int keys) {
+void find_top(ForwardTile<Simd>& tile, int panel, int keys) {
   using Vector = typename Simd::Vector;
   constexpr int kLanes = Simd::kLanes;
   constexpr int kWidth = kVectors * kLanes;
-  constexpr int kGrain = Simd::kPairs ? 2 : 1;
-  constexpr int kStepKeys = 2;
-  float* scores = tile.scores;
-  float* maximum = tile.maximum + panel * kPanelWidth<Simd>;
-  float* sum = tile.sum + panel * kPanelWidth<Simd>;
-  const Vector scale = Simd::set(tile.scale_log2);
+  const float* scores = tile.scores;
+  const float* maximum = tile.maximum + panel * kPanelWidth<Simd>;
   // Several maxima, so that they do not wait for each other.
   constexpr int kChains = 4;
   Vector chain[kChains * kVectors];
@@ -385,6 +385,25 @@ bool softmax_block(ForwardTile<Simd>& tile, int panel, int keys) {
     top[v] = chain[v];
     for (int i = 1; i < kChains; ++i) top[v] = Simd::max(chain[i * kVectors + v], top[v]);
   }
+  for (int v = 0; v < kVectors; ++v) Simd::store(tile.top + v * kLanes, top[v]);
+}
+
+/// Scores of `keys` keys become probabilities under the new maximum `tile.top`, in place; maximum
+/// and sum go on, and `factor` is what earlier sums have to be multiplied by. Returns whether any
+/// maximum moved; where none did, all factors are 1.
+template <class Simd, int kVectors>
+bool softmax_block(ForwardTile<Simd>& tile, int panel, int keys) {
+  using Vector = typename Simd::Vector;
+  constexpr int kLanes = Simd::kLanes;
+  constexpr int kWidth = kVectors * kLanes;
+  constexpr int kGrain = Simd::kPairs ? 2 : 1;
+  constexpr int kStepKeys = 2;
+  float* scores = tile.scores;
+  float* maximum = tile.maximum + panel * kPanelWidth<Simd>;
+  float* sum = tile.sum + panel * kPanelWidth<Simd>;
+  const Vector scale = Simd::set(tile.scale_log2);
+  Vector top[kVectors];
+  for (int v = 0; v < kVectors; ++v) top[v] = Simd::load(tile.top + v * kLanes);
   bool moved = false;
   Vector exponent[kVectors];
   Vector part[kVectors];
@@ -398,7 +417,7 @@ bool softmax_block(ForwardTile<Simd>& tile, int panel, int keys) {
     exponent[v] = Simd::subtract(Simd::zero(), base);
     part[v] = Simd::zero();
   }
-  j = 0;
+  int j = 0;
   for (; j + kStepKeys <= keys; j += kStepKeys) {
     exponentials<Simd, kVectors, kStepKeys>(scores, j, scale, exponent, part);
   }
@@ -466,12 +485,22 @@ void attend(ForwardTile<Simd>& tile, const KeyBlock& block, int panel, Prefetch&
                       (block.present & needed) != needed;
 
   float* scores = tile.scores;
-  product_in_steps<Simd, kVectors, Strides::kKey, 1, kWidth, Start::kZero>(
-      end - first, tile.k + first * Strides::kKey,
-      tile.q + int64_t{panel} * tile.d_words * kPanelWidth<Simd>, kWidth, scores, tile.d_words,
-      nullptr, prefetch);
-  if (tile.cap > 0) cap_scores(tile, scores, (end - first) * kWidth);
-  if (masked) mask_scores<Simd, kVectors>(tile, block, panel, first, end);
+  const Word* k = tile.k + first * Strides::kKey;
+  const Word* q = tile.q + int64_t{panel} * tile.d_words * kPanelWidth<Simd>;
+  if (masked || tile.cap > 0) {
+    product_in_steps<Simd, kVectors, Strides::kKey, 1, kWidth, Start::kZero>(
+        end - first, k, q, kWidth, scores, tile.d_words, nullptr, prefetch);
+    if (tile.cap > 0) cap_scores(tile, scores, (end - first) * kWidth);
+    if (masked) mask_scores<Simd, kVectors>(tile, block, panel, first, end);
+    find_top<Simd, kVectors>(tile, panel, end - first);
+  } else {
+    for (int v = 0; v < kVectors; ++v) {
+      Simd::store(tile.top + v * Simd::kLanes,
+                  Simd::load(tile.maximum + panel * kPanelWidth<Simd> + v * Simd::kLanes));
+    }
+    product_in_steps<Simd, kVectors, Strides::kKey, 1, kWidth, Start::kZero, true>(
+        end - first, k, q, kWidth, scores, tile.d_words, nullptr, prefetch, tile.top);
+  }
   const bool moved = softmax_block<Simd, kVectors>(tile, panel, end - first);
   const Word* v = tile.v + first / kGrain * Strides::kValue;
   const Word* p = reinterpret_cast<const Word*>(scores);
@@ -556,16 +585,26 @@ void finish_panel(const ForwardItem& item, int64_t group, ForwardTile<Simd>& til
   const int base = panel * kPanelWidth<Simd>;
   const int lanes = panel_lanes(tile, panel);
   const bool narrow = item.o_type == ScalarType::kBFloat16;
-  std::byte* rows[kWidth];
+  const Rows& out = item.task->o;
   Rows lse = item.task->lse;
   if (lse.head_stride == 0) lse.head_stride = 1;
-  int64_t token = (item.row_begin + base) / group;
+  const int64_t token = (item.row_begin + base) / group;
   int64_t head = (item.row_begin + base) % group;
+  const int64_t bytes = narrow ? 2 : 4;
+  std::byte* row = row_address(out, narrow ? 2 : 4, token, item.kv_head * group + head);
+  auto* lse_row =
+      reinterpret_cast<float*>(row_address(lse, sizeof(float), token, item.kv_head * group + head));
+  std::byte* rows[kWidth];
   for (int i = 0; i < lanes; ++i) {
-    rows[i] = row_address(item.task->o, narrow ? 2 : 4, token, item.kv_head * group + head);
-    std::byte* to = row_address(lse, sizeof(float), token, item.kv_head * group + head);
-    *reinterpret_cast<float*>(to) = tile.lse[base + i];
-    if (++head == group) head = 0, ++token;
+    rows[i] = row;
+    *lse_row = tile.lse[base + i];
+    row += out.head_stride * bytes;
+    lse_row += lse.head_stride;
+    if (++head == group) {
+      head = 0;
+      row += (out.token_stride - group * out.head_stride) * bytes;
+      lse_row += lse.token_stride - group * lse.head_stride;
+    }
   }
   const float* o = tile.o + int64_t{base} * tile.e;
   for (int v = 0; v * kLanes < lanes; ++v) {
@@ -586,11 +625,11 @@ void finish_panel(const ForwardItem& item, int64_t group, ForwardTile<Simd>& til
 #pragma GCC unroll 16
       for (int i = 0; i < kLanes; ++i) {
         if (i >= here) continue;
-        std::byte* row = rows[v * kLanes + i];
+        std::byte* to = rows[v * kLanes + i];
         if (narrow) {
-          Simd::narrow_first(reinterpret_cast<uint16_t*>(row) + e, left, square[i]);
+          Simd::narrow_first(reinterpret_cast<uint16_t*>(to) + e, left, square[i]);
         } else {
-          Simd::store_first(reinterpret_cast<float*>(row) + e, left, square[i]);
+          Simd::store_first(reinterpret_cast<float*>(to) + e, left, square[i]);
         }
       }
     }
