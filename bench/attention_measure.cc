@@ -72,14 +72,12 @@ void Measurer::peaks(Results& results) {
 }
 
 void Measurer::row(const RowSpec& row, Results& results) {
-  switch (row.kind) {
-    case RowKind::kLength:
-      return length(row, results);
-    case RowKind::kShards:
-      return shards(row, results);
-    case RowKind::kThreads:
-      return threads(row, results);
-  }
+  if (row.kind == RowKind::kThreads) return threads(row, results);
+  const Stopwatch watch;
+  const double start = thread_processor_seconds();
+  row.kind == RowKind::kLength ? length(row, results) : shards(row, results);
+  results.processor_seconds += thread_processor_seconds() - start;
+  results.wall_seconds += watch.seconds();
 }
 
 void Measurer::length(const RowSpec& row, Results& results) {

@@ -61,6 +61,10 @@ struct PeakResult {
 };
 
 struct Results {
+  // Of the rows on one thread: less processor time than wall-clock time means that other programs
+  // had turns on the core, which shares and ratios bear better than rates on several threads.
+  double processor_seconds = 0;
+  double wall_seconds = 0;
   std::vector<PeakResult> peaks;
   std::vector<LengthResult> lengths;
   std::vector<ShardResult> shards;

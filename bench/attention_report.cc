@@ -60,6 +60,13 @@ std::string peak_table(const MeasureOptions& options, const Results& results) {
   return fmt::format("\n{}", table.to_string());
 }
 
+/// Other programs on the machine make it less than 100 %.
+std::string core_text(const Results& results) {
+  if (results.wall_seconds == 0) return "";
+  return fmt::format("\nthe measuring thread had {:.0f} % of its core\n",
+                     100 * results.processor_seconds / results.wall_seconds);
+}
+
 std::string bar_text(const Figure& figure, bool share) {
   if (figure.bar == 0) return "-";
   return share ? fmt::format("{:.0f} %", 100 * figure.bar) : number(figure.bar, 1);
@@ -197,7 +204,7 @@ Tally tally(const Results& results) {
 }
 
 std::string report_text(const MeasureOptions& options, const Results& results) {
-  std::string text = head(options) + peak_table(options, results);
+  std::string text = head(options) + peak_table(options, results) + core_text(results);
   if (!results.lengths.empty()) text += lengths_table(results);
   if (!results.shards.empty()) text += shards_table(results);
   if (!results.threads.empty()) text += threads_table(options, results);
@@ -216,6 +223,8 @@ Json report_json(const MeasureOptions& options, const Results& results) {
           {"instruction_sets", instruction_sets()},
           {"cores", options.cores.size()},
           {"rounds", options.rounds},
+          {"processor_seconds", results.processor_seconds},
+          {"wall_seconds", results.wall_seconds},
           {"peaks", list(results.peaks)},
           {"lengths", list(results.lengths)},
           {"shards", list(results.shards)},

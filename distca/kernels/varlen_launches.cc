@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "distca/base/error.h"
+#include "distca/kernels/rows.h"
 #include "distca/kernels/varlen_keys.h"
 
 namespace distca::kernels {
@@ -133,11 +134,25 @@ class SequenceMerger {
   std::vector<Sequence> sequences_;
 };
 
+/// Whether `next` are the rows behind the target's, in the launch and in memory.
+bool adjoins(const GradientTarget& target, ScalarType type, const GradientRun& next, int64_t row) {
+  const auto behind = [&](const Rows& mine, const Rows& its) {
+    return mine.token_stride == its.token_stride && mine.head_stride == its.head_stride &&
+           shifted(mine, accumulator_type(type), target.tokens, 0).data == its.data;
+  };
+  return target.row + target.tokens == row && behind(target.to.dk, next.to.dk) &&
+         behind(target.to.dv, next.to.dv);
+}
+
 void add_gradients(VarlenLaunch& launch, ScalarType type, std::span<const VarlenTask> tasks,
                    const VarlenPart& whole) {
   for (const GradientRun& run : key_gradients(type, tasks[whole.task], whole.keys)) {
     const int64_t row = whole.row + run.keys.begin - whole.keys.begin - launch.key_rows.begin;
-    launch.gradients.push_back({run.to, run.keys.size(), row});
+    if (!launch.gradients.empty() && adjoins(launch.gradients.back(), type, run, row)) {
+      launch.gradients.back().tokens += run.keys.size();
+    } else {
+      launch.gradients.push_back({run.to, run.keys.size(), row});
+    }
   }
 }
 

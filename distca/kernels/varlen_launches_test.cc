@@ -268,10 +268,17 @@ class Player {
     Tensor q = pack(launch, &TaskRows::q, kDim), d_o = pack(launch, &TaskRows::d_o, kDim);
     Tensor lse = pack(launch, &TaskRows::lse, 1), delta = pack(launch, &TaskRows::delta, 1);
     Tensor dq = query_rows(launch.query_rows());
+    dq.fill([] { return 0; });
     Tensor dk = key_rows(launch.key_rows.size()), dv = dk;
     for (int64_t b = 0; b < launch.sequences(); ++b) {
       const int64_t first = launch.cu_seqlens_q[b], n = launch.cu_seqlens_q[b + 1] - first;
       ASSERT_EQ(launch.key_starts[b] + launch.keys_used[b], launch.key_starts[b + 1]);
+      if (n == 0) continue;  // its gradients are not written
+      for (int64_t row = launch.key_starts[b]; row < launch.key_starts[b + 1]; ++row) {
+        for (int64_t h = 0; h < kKvHeads; ++h) {
+          for (int64_t i = 0; i < kDim; ++i) dk.set(row, h, i, 0), dv.set(row, h, i, 0);
+        }
+      }
       const KeyFragment fragment = keys(launch, b, n);
       const KeyGradient gradient{dk.rows(launch.key_starts[b]), dv.rows(launch.key_starts[b])};
       const BackwardTask task{.q = q.rows(first),
@@ -449,6 +456,20 @@ TEST(VarlenLaunches, backward_keys_that_no_sequence_reads_are_a_sequence_without
   const VarlenPlan gap = world.backward_plan();
   EXPECT_THAT(gap.launches[1].cu_seqlens_q, ElementsAre(0, 10, 10, 19));
   EXPECT_THAT(gap.launches[1].key_starts, ElementsAre(0, 10, 15, 65));
+  expect_like_the_reference(world);
+}
+
+TEST(VarlenLaunches, gradients_that_adjoin_in_memory_are_added_at_once) {
+  World world(1);
+  world.add_store(60);
+  for (const int64_t row : {40, 0, 20}) {
+    world.add_keys(world.add_task({0, 20}), 0, 20, 0, row);
+  }
+  const VarlenPlan plan = world.backward_plan();
+  ASSERT_EQ(plan.launches.size(), 1u);
+  EXPECT_EQ(plan.launches[0].sequences(), 3);
+  ASSERT_EQ(plan.launches[0].gradients.size(), 1u);
+  EXPECT_EQ(plan.launches[0].gradients[0].tokens, 60);
   expect_like_the_reference(world);
 }
 

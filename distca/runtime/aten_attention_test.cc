@@ -1,7 +1,6 @@
 #include "distca/runtime/aten_attention.h"
 
 #include <ATen/Parallel.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -260,19 +259,6 @@ TEST_P(AtenAttentionTest, a_batch_equals_its_tasks_one_by_one_bit_for_bit) {
   EXPECT_EQ(batched.lse.bytes(), single.lse.bytes());
   forward(GetParam(), c, {});
   backward(GetParam(), c, {});
-}
-
-TEST_P(AtenAttentionTest, a_softcap_is_refused_by_name) {
-  Case c;
-  c.shape.softcap = 30;
-  try {
-    forward(GetParam(), c, {});
-    FAIL() << "not refused";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), ErrorKind::kConfig);
-    EXPECT_THAT(error.what(), ::testing::StartsWith("softcap = 30: "));
-  }
-  EXPECT_THROW(backward(GetParam(), c, {}), Error);
 }
 
 TEST_P(AtenAttentionTest, broken_shapes_are_checks) {

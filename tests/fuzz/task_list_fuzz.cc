@@ -133,7 +133,7 @@ class Scene {
   /// Memory for `tokens` rows, in one of several layouts; what is asked for cannot always be had.
   BufferRows rows(int64_t tokens, int64_t heads, int64_t dim, ScalarType scalar, bool written) {
     const auto modest = [](int64_t x, int64_t most) { return std::clamp<int64_t>(x, 0, most); };
-    const int64_t there = modest(tokens, 200), h = modest(heads, 64), d = modest(dim, 300);
+    const int64_t there = modest(tokens, 200), h = modest(heads, 24), d = modest(dim, 48);
     BufferRows field{.rows = {nullptr, h * d, d}};
     const int layout = input_.byte();
     if (layout % 4 == 1) field.rows.token_stride += layout % 32;

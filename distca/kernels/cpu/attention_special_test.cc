@@ -2,10 +2,13 @@
 // beside the rows.
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <cstring>
 
+#include "distca/base/error.h"
 #include "distca/kernels/cpu/attention.h"
 #include "distca/kernels/cpu/cpu_attention_testing.h"
 
@@ -258,6 +261,81 @@ TEST_P(CpuSpecialTest, writes_only_its_own_rows) {
     expect_kept(doc.dq, before.dq, {40, 77}, 4 * dim, fp32);
     expect_kept(doc.dk, before.dk, {33, 99}, 2 * dim, fp32);
     expect_kept(doc.dv, before.dv, {33, 99}, 2 * dim, fp32);
+  }
+}
+
+/// A copy of a tensor without gaps right before or right behind a page that nobody may touch.
+class Guarded {
+ public:
+  Guarded(const Tensor& tensor, ScalarType type, int64_t row, int64_t dim, bool guard_behind)
+      : row_(row), dim_(dim), bytes_(tensor.tokens() * row * element_bytes(type)) {
+    const size_t page = sysconf(_SC_PAGESIZE);
+    mapped_ = (bytes_ + page - 1) / page * page + 2 * page;
+    base_ = static_cast<std::byte*>(
+        mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    DISTCA_CHECK(base_ != MAP_FAILED, "no memory for a guarded tensor");
+    data_ = guard_behind ? base_ + mapped_ - page - bytes_ : base_ + page;
+    std::memcpy(data_, tensor.bytes().data(), bytes_);
+    mprotect(base_, page, PROT_NONE);
+    mprotect(base_ + mapped_ - page, page, PROT_NONE);
+  }
+  Guarded(const Guarded&) = delete;
+  ~Guarded() { munmap(base_, mapped_); }
+
+  Rows rows() const { return {data_, row_, dim_}; }
+  bool holds(const Tensor& tensor) const {
+    return std::memcmp(data_, tensor.bytes().data(), bytes_) == 0;
+  }
+
+ private:
+  int64_t row_, dim_;
+  size_t bytes_, mapped_;
+  std::byte* base_;
+  std::byte* data_;
+};
+
+TEST_P(CpuSpecialTest, touches_no_memory_beside_its_tensors) {
+  const ScalarType fp32 = ScalarType::kFloat32;
+  for (const int64_t dim : {8, 24, 40, 72}) {
+    for (const bool behind : {false, true}) {
+      for (const int64_t tokens : {1, 33, 131}) {
+        Case c = small_case(tokens);
+        c.shape.head_dim_qk = dim, c.shape.head_dim_v = 80 - dim;
+        const int64_t e = c.shape.head_dim_v;
+        Document doc(c);
+        doc.delta.fill([] { return 0.5; });
+        const auto guarded = [&](const Tensor& tensor, ScalarType of, int64_t heads,
+                                 int64_t width) {
+          return Guarded(tensor, of, heads * width, width, behind);
+        };
+        const Guarded q = guarded(doc.q, type(), 4, dim), k = guarded(doc.k, type(), 2, dim);
+        const Guarded v = guarded(doc.v, type(), 2, e), d_o = guarded(doc.d_o, type(), 4, e);
+        const Guarded o = guarded(doc.o, type(), 4, e), lse = guarded(doc.lse, fp32, 4, 1);
+        const Guarded delta = guarded(doc.delta, fp32, 4, 1), dq = guarded(doc.dq, fp32, 4, dim);
+        const Guarded dk = guarded(doc.dk, fp32, 2, dim), dv = guarded(doc.dv, fp32, 2, e);
+        forward_all(doc);
+        backward_all(doc);
+        const KeyFragment keys{k.rows(), v.rows(), tokens, 0};
+        const KeyGradient gradients{dk.rows(), dv.rows()};
+        const ForwardTask task{.q = q.rows(),
+                               .o = o.rows(),
+                               .lse = lse.rows(),
+                               .q_tokens = tokens,
+                               .keys = {&keys, 1}};
+        forward(c.shape, {&task, 1});
+        const BackwardTask gradient{.q = q.rows(),
+                                    .d_o = d_o.rows(),
+                                    .lse = lse.rows(),
+                                    .delta = delta.rows(),
+                                    .dq = dq.rows(),
+                                    .q_tokens = tokens,
+                                    .keys = {&keys, 1},
+                                    .key_gradients = {&gradients, 1}};
+        backward(c.shape, {&gradient, 1});
+        EXPECT_TRUE(o.holds(doc.o) && lse.holds(doc.lse));
+        EXPECT_TRUE(dq.holds(doc.dq) && dk.holds(doc.dk) && dv.holds(doc.dv));
+      }
+    }
   }
 }
 

@@ -21,9 +21,7 @@
 namespace distca::kernels {
 namespace {
 
-constexpr int kPairRows = 2 * kPanelRows;     // rows that dK and dV take together
-constexpr int kScoreStride = kPairRows + 16;  // between the keys of scores: an odd number of lines
-constexpr int64_t kFar = int64_t{1} << 61;    // beyond every position
+constexpr int64_t kFar = int64_t{1} << 61;  // beyond every position
 constexpr float kLog2E = 1.44269504F;
 constexpr float kNoKeys = 1e30F;  // LSE of rows without keys: every probability is 0
 
@@ -31,6 +29,41 @@ constexpr float kNoKeys = 1e30F;  // LSE of rows without keys: every probability
 struct PanelView {
   int end = 0;          // 0: none; even, no key from here on is seen
   bool masked = false;  // some key below is hidden from some row
+};
+
+/// Memory that is needed soon, asked for a few cache lines at a time beside the arithmetic: more at
+/// once would hold up the loads of the products.
+class Fetch {
+ public:
+  void start() { rows_ = row_ = line_ = lines_ = 0; }
+  void add(const void* const* rows, int count, size_t bytes) {
+    const int lines = static_cast<int>((bytes + 63) / 64);
+    for (int i = 0; i < count; ++i) {
+      if (rows[i] == nullptr) continue;
+      row_at_[rows_] = static_cast<const std::byte*>(rows[i]);
+      row_lines_[rows_++] = lines;
+      lines_ += lines;
+    }
+  }
+  /// Everything within `steps` steps.
+  void spread(int steps) { step_ = (lines_ + steps - 1) / steps; }
+  void step() {
+    for (int i = 0; i < step_ && row_ < rows_; ++i) {
+      __builtin_prefetch(row_at_[row_] + int64_t{64} * line_, 0, 2);
+      if (++line_ == row_lines_[row_]) line_ = 0, ++row_;
+    }
+  }
+
+ private:
+  static constexpr int kMostRows = 2 * kBlockKeys + kTileRows;
+  const std::byte* row_at_[kMostRows];
+  int row_lines_[kMostRows];
+  int rows_ = 0, row_ = 0, line_ = 0, lines_ = 0, step_ = 0;
+};
+
+struct FetchStep {
+  Fetch* fetch;
+  void operator()() const { fetch->step(); }
 };
 
 /// Backward of one item. kWide: a head dim exceeds 128.
@@ -47,26 +80,41 @@ class BackwardTile {
   using Integers = typename Simd::Integers;
   static constexpr int kLanes = Simd::kLanes;
   static constexpr int kWordNumbers = Simd::kPairs ? 2 : 1;
+  // Panels that dK and dV take together: 64 words to sum over for each load of a result.
+  static constexpr int kGroup = 2 * kWordNumbers;
+  static constexpr int kPanelWords = kPanelRows / kWordNumbers;
+  static constexpr int kGroupWords = kGroup * kPanelWords;
   // Words between rows, odd numbers of cache lines: of keys, and of words that hold one column.
   static constexpr int kColumnStride = kWide ? kMostHeadDim + 16 : 128 + 16;
   static constexpr int kKeyStride = Simd::kPairs ? 128 + 16 : kColumnStride;
+
+  // Words between the keys of P and dS, of P and dS for sums over keys, of S and dP of one panel.
+  // In fp32 these are all the same memory.
+  static constexpr int kRowStride = kGroupWords + 16;
+  static constexpr int kLaneStride = kGroup * kPanelRows + 16;
+  static constexpr int kScoreStride = Simd::kPairs ? kPanelRows + 16 : kRowStride;
 
   template <class T>
   T* take(std::byte* base, int64_t count);
   void place_rows(const BackwardItem& item);
   void pack_tile(const BackwardItem& item);
   void pack_panel(const void* const* rows, int panel, int dim, Word* lanes, Word* by_row);
-  void load_block(const BackwardItem& item, int64_t start);
+  void find_block(const BackwardItem& item, int64_t start);
+  void load_block(const BackwardItem& item);
+  void start_fetch(int64_t start, bool more);
   PanelView visible(int panel, int64_t start) const;
   void block(int64_t start);
-  void two_panels(int panel, const PanelView* keys, int64_t start);
-  template <bool kMasked>
-  void probabilities(int panel, int column, int keys);
-  Vector probability(Vector score, Vector lse, Vector* slope) const;
-  void gradients_of_keys(int panel, const PanelView* keys);
+  void attend_group(int panel, int64_t start);
+  void score_panel(int panel, const PanelView& view, int64_t start);
+  template <bool kMasked, bool kCapped>
+  void probabilities(int panel, int place, int keys, const float* s, const float* dp);
+  template <bool kCapped>
+  static Vector probability(Vector score, Vector scale, Vector cap, Vector lse, Vector* slope);
+  void add_group(const PanelView* views, const Word* scores, const Word* rows, int columns,
+                 float* sum);
   void add_keys();
   static void add_key(const float* sums, int key, int dim, float scale, float* to);
-  void add_queries(const BackwardItem& item);
+  void add_queries();
 
   /// to += scale * x, of the first `count` lanes.
   static void add_scaled(Vector x, float scale, int count, float* to) {
@@ -79,12 +127,11 @@ class BackwardTile {
   }
 
   template <int kStrideM, int kStrideK, int kStrideC, Start kStart>
-  static void panel_product(int rows, const Word* a, const Word* b, int b_stride, float* c,
-                            int words) {
+  void panel_product(int rows, const Word* a, const Word* b, int b_stride, float* c, int words) {
     constexpr int kWidth = Simd::kProductVectors * kLanes;
     for (int at = 0; at < kPanelRows; at += kWidth) {
       product<Simd, Simd::kProductVectors, kStrideM, kStrideK, kStrideC, kStart>(
-          rows, a, b + at, b_stride, c + at, words);
+          rows, a, b + at, b_stride, c + at, words, nullptr, FetchStep{&fetch_});
     }
   }
 
@@ -114,16 +161,23 @@ class BackwardTile {
   const Word* k_summed_;  // K in the order of a sum over keys: k_ or k_copy_
   float* dk_;             // [column panels][64][32]
   float* dv_;
+  Fetch fetch_;
   KeyPieces pieces_;
+  KeyPieces next_;  // of the next block, and its K and V
+  const void* next_k_[kBlockKeys];
+  const void* next_v_[kBlockKeys];
+  const void* dq_rows_[kTileRows];
   int64_t fragment_ = 0;  // where the search for keys begins
   const void* dk_rows_[kBlockKeys];
   const void* dv_rows_[kBlockKeys];
   int32_t* key_;  // [64] the key's number in the block, or -1 where there is none
   bool gaps_;     // some key is missing
   // Two panels.
-  float* p_;  // [64][kScoreStride]
-  float* ds_;
-  Word* ds_pairs_;           // [32][kScoreStride], bf16 only
+  float* s_;  // [64][kScoreStride], bf16 only
+  float* dp_;
+  Word* p_;  // [64][kRowStride]
+  Word* ds_;
+  Word* ds_lanes_;           // [32][kLaneStride], bf16 only
   int32_t* first_in_block_;  // [32]
   int32_t* last_in_block_;
 };
@@ -162,9 +216,13 @@ BackwardTile<Simd, Number, kWide>::BackwardTile(const Shape& shape, std::byte* b
   k_ = take<Word>(base, kBlockKeys * kKeyStride);
   v_ = take<Word>(base, kBlockKeys * kKeyStride);
   k_copy_ = take<Word>(base, kBlockKeys * kColumnStride);
-  p_ = take<float>(base, kBlockKeys * kScoreStride);
-  ds_ = take<float>(base, kBlockKeys * kScoreStride);
-  if (Simd::kPairs) ds_pairs_ = take<Word>(base, kBlockKeys / 2 * kScoreStride);
+  p_ = take<Word>(base, kBlockKeys * kRowStride);
+  ds_ = take<Word>(base, kBlockKeys * kRowStride);
+  if (Simd::kPairs) {
+    s_ = take<float>(base, kBlockKeys * kScoreStride);
+    dp_ = take<float>(base, kBlockKeys * kScoreStride);
+    ds_lanes_ = take<Word>(base, kBlockKeys / 2 * kLaneStride);
+  }
   dk_ = take<float>(base, d_panels_ * kBlockKeys * kPanelRows);
   dv_ = take<float>(base, e_panels_ * kBlockKeys * kPanelRows);
   key_ = take<int32_t>(base, kBlockKeys);
@@ -224,21 +282,20 @@ void BackwardTile<Simd, Number, kWide>::pack_panel(const void* const* rows, int 
   pack_transposed<Simd, Number>(rows, kPanelRows, dim, lanes, kPanelRows);
   const void* from[kPanelRows];
   for (int i = 0; i < kPanelRows; ++i) from[i] = rows[i];
-  by_row += panel % 2 * (kPanelRows / kWordNumbers) * kPanelRows;
+  by_row += panel % kGroup * kPanelWords * kPanelRows;
   for (int column = 0; column < dim; column += kPanelRows) {
     const int columns = static_cast<int>(smaller(kPanelRows, dim - column));
     if (columns < kPanelRows) {
       std::memset(by_row, 0, kPanelRows / kWordNumbers * kPanelRows * sizeof(Word));
     }
     pack_summed_rows<Simd, Number>(from, kPanelRows, columns, by_row, kPanelRows);
-    by_row += kPairRows / kWordNumbers * kPanelRows;
+    by_row += kGroupWords * kPanelRows;
     for (const void*& row : from) row = static_cast<const Number*>(row) + columns;
   }
 }
 
 template <class Simd, class Number, bool kWide>
 void BackwardTile<Simd, Number, kWide>::pack_tile(const BackwardItem& item) {
-  const int pair_words = kPairRows / kWordNumbers * kPanelRows;
   const int padded = panels_ * kPanelRows;
   const void* q[kTileRows];
   const void* d_o[kTileRows];
@@ -253,24 +310,18 @@ void BackwardTile<Simd, Number, kWide>::pack_tile(const BackwardItem& item) {
   for (int panel = 0; panel < panels_; ++panel) {
     if (panel + 1 < panels_) fetch(panel + 1);
     pack_panel(q + panel * kPanelRows, panel, d_, q_lanes_ + panel * d_ / kWordNumbers * kPanelRows,
-               q_rows_ + panel / 2 * d_panels_ * pair_words);
+               q_rows_ + panel / kGroup * d_panels_ * kGroupWords * kPanelRows);
     pack_panel(d_o + panel * kPanelRows, panel, e_,
                d_o_lanes_ + panel * e_ / kWordNumbers * kPanelRows,
-               d_o_rows_ + panel / 2 * e_panels_ * pair_words);
+               d_o_rows_ + panel / kGroup * e_panels_ * kGroupWords * kPanelRows);
   }
 }
 
 /// dq += scale * dQ^T.
 template <class Simd, class Number, bool kWide>
-void BackwardTile<Simd, Number, kWide>::add_queries(const BackwardItem& item) {
-  const void* rows[kTileRows];
-  query_row_addresses(item.task->dq, sizeof(float), group_, kv_head_, row_begin_, rows_, rows_,
-                      rows);
-  fetch_rows(rows, static_cast<int>(smaller(kLanes, rows_)), d_ * sizeof(float));
+void BackwardTile<Simd, Number, kWide>::add_queries() {
   for (int row = 0; row < rows_; row += kLanes) {
     const int lanes = static_cast<int>(smaller(kLanes, rows_ - row));
-    const int next = static_cast<int>(smaller(kLanes, rows_ - row - lanes));
-    fetch_rows(rows + row + lanes, next, d_ * sizeof(float));
     const float* from = dq_ + row / kPanelRows * d_ * kPanelRows + row % kPanelRows;
     for (int column = 0; column < d_; column += kLanes) {
       const int columns = static_cast<int>(smaller(kLanes, d_ - column));
@@ -283,7 +334,7 @@ void BackwardTile<Simd, Number, kWide>::add_queries(const BackwardItem& item) {
 #pragma GCC unroll 16
       for (int i = 0; i < kLanes; ++i) {
         if (i >= lanes) continue;
-        auto* to = static_cast<float*>(const_cast<void*>(rows[row + i])) + column;
+        auto* to = static_cast<float*>(const_cast<void*>(dq_rows_[row + i])) + column;
         add_scaled(square[i], scale_, columns, to);
       }
     }
@@ -292,16 +343,20 @@ void BackwardTile<Simd, Number, kWide>::add_queries(const BackwardItem& item) {
 
 // ---------------------------------------------------------------- keys of a block
 
-/// Copies K and V of the block at `start`; rows of missing keys are 0.
+/// Finds K and V of the block at `start`, which load_block copies.
 template <class Simd, class Number, bool kWide>
-void BackwardTile<Simd, Number, kWide>::load_block(const BackwardItem& item, int64_t start) {
+void BackwardTile<Simd, Number, kWide>::find_block(const BackwardItem& item, int64_t start) {
   const KeyFragment* fragments = item.task->keys.data();
-  find_keys(fragments, static_cast<int64_t>(item.task->keys.size()), start, &fragment_, &pieces_);
-  const void* k[kBlockKeys];
-  const void* v[kBlockKeys];
-  key_block_addresses(fragments, pieces_, sizeof(Number), kv_head_, k, v);
-  fetch_rows(k, kBlockKeys, d_ * sizeof(Number));
-  fetch_rows(v, kBlockKeys, e_ * sizeof(Number));
+  find_keys(fragments, static_cast<int64_t>(item.task->keys.size()), start, &fragment_, &next_);
+  key_block_addresses(fragments, next_, sizeof(Number), kv_head_, next_k_, next_v_);
+}
+
+/// Copies K and V of the block; rows of missing keys are 0.
+template <class Simd, class Number, bool kWide>
+void BackwardTile<Simd, Number, kWide>::load_block(const BackwardItem& item) {
+  pieces_ = next_;
+  const void** k = next_k_;
+  const void** v = next_v_;
   bool finite = pack_rows<Simd, Number>(k, kBlockKeys, d_, k_, kKeyStride);
   pack_rows<Simd, Number>(v, kBlockKeys, e_, v_, kKeyStride);
   k_summed_ = k_;
@@ -312,8 +367,8 @@ void BackwardTile<Simd, Number, kWide>::load_block(const BackwardItem& item, int
   if (!finite) {
     // Rows that do not see such a key have dS = 0 there, and 0 x infinity is not 0. Rows that do
     // have a dS of 0 (P = 0) or none.
-    for (const void*& key : k) {
-      if (!pack_rows<Simd, Number>(&key, 1, d_, k_copy_, kKeyStride)) key = kZeroRow;
+    for (int i = 0; i < kBlockKeys; ++i) {
+      if (!pack_rows<Simd, Number>(k + i, 1, d_, k_copy_, kKeyStride)) k[i] = kZeroRow;
     }
     pack_summed_rows<Simd, Number>(k, kBlockKeys, d_, k_copy_, kColumnStride);
     k_summed_ = k_copy_;
@@ -329,6 +384,26 @@ void BackwardTile<Simd, Number, kWide>::load_block(const BackwardItem& item, int
     key_row_addresses(gradient.dk, sizeof(float), kv_head_, piece, dk_rows_);
     key_row_addresses(gradient.dv, sizeof(float), kv_head_, piece, dv_rows_);
   }
+}
+
+/// During the work on this block: its dK and dV, and K and V of the next one, or dQ.
+template <class Simd, class Number, bool kWide>
+void BackwardTile<Simd, Number, kWide>::start_fetch(int64_t start, bool more) {
+  int seeing = 0;
+  for (int panel = 0; panel < panels_; ++panel) seeing += visible(panel, start).end > 0 ? 1 : 0;
+  // Blocks of rows of the products of one panel, about.
+  const int steps = 2 * (kBlockKeys / Simd::kProductRows) + d_ / Simd::kProductRows +
+                    kBlockKeys / Simd::kProductRows * (d_panels_ + e_panels_) / 2;
+  fetch_.start();
+  fetch_.add(dk_rows_, kBlockKeys, d_ * sizeof(float));
+  fetch_.add(dv_rows_, kBlockKeys, e_ * sizeof(float));
+  if (more) {
+    fetch_.add(next_k_, kBlockKeys, d_ * sizeof(Number));
+    fetch_.add(next_v_, kBlockKeys, e_ * sizeof(Number));
+  } else {
+    fetch_.add(dq_rows_, rows_, d_ * sizeof(float));
+  }
+  fetch_.spread(seeing == 0 ? 1 : seeing * steps);
 }
 
 /// Adds dK and dV of the block to the caller's.
@@ -374,32 +449,42 @@ PanelView BackwardTile<Simd, Number, kWide>::visible(int panel, int64_t start) c
 
 /// P of a score; `slope`: of the soft cap there.
 template <class Simd, class Number, bool kWide>
-typename Simd::Vector BackwardTile<Simd, Number, kWide>::probability(Vector score, Vector lse,
-                                                                     Vector* slope) const {
+template <bool kCapped>
+typename Simd::Vector BackwardTile<Simd, Number, kWide>::probability(Vector score, Vector scale,
+                                                                     Vector cap, Vector lse,
+                                                                     Vector* slope) {
   Vector difference;
-  if (softcap_ > 0) {
-    const Vector t = tanh<Simd>(Simd::multiply(score, Simd::set(scale_ / softcap_)));
+  if constexpr (kCapped) {
+    const Vector t = tanh<Simd>(Simd::multiply(score, scale));
     *slope = Simd::subtract(Simd::set(1), Simd::multiply(t, t));
-    difference = Simd::subtract(Simd::multiply(t, Simd::set(softcap_)), lse);
+    difference = Simd::multiply_add(t, cap, lse);
   } else {
     // Rounded once, however large its terms.
-    difference = Simd::multiply_add(score, Simd::set(scale_), Simd::subtract(Simd::zero(), lse));
+    difference = Simd::multiply_add(score, scale, lse);
   }
   return exp2<Simd, Simd::kPairs>(Simd::multiply(difference, Simd::set(kLog2E)));
 }
 
-/// P and dS of one panel in place of S and dP, in the words of the next products.
+/// P and dS of panel `panel`, number `place` of its group, from `s` and `dp` in the words of the
+/// next products.
 template <class Simd, class Number, bool kWide>
-template <bool kMasked>
-void BackwardTile<Simd, Number, kWide>::probabilities(int panel, int column, int keys) {
+template <bool kMasked, bool kCapped>
+void BackwardTile<Simd, Number, kWide>::probabilities(int panel, int place, int keys,
+                                                      const float* s, const float* dp) {
   constexpr int kKeys = Simd::kPairs ? 2 : 1;
   constexpr int kVectors = Simd::kPairs ? 2 : 1;
+  const Vector scale = Simd::set(kCapped ? scale_ / softcap_ : scale_);
+  const Vector cap = Simd::set(softcap_);
+  Word* p_words = p_ + place * kPanelWords;
+  Word* ds_words = ds_ + place * kPanelWords;
+  Word* ds_lanes = ds_lanes_ + place * kPanelRows;
+  const int32_t* numbers = key_;
   for (int at = 0; at < kPanelRows; at += kVectors * kLanes) {
     Vector lse[kVectors], delta[kVectors];
     Integers first[kVectors], last[kVectors];
     for (int v = 0; v < kVectors; ++v) {
       const int lane = at + v * kLanes;
-      lse[v] = Simd::load(lse_ + panel * kPanelRows + lane);
+      lse[v] = Simd::subtract(Simd::zero(), Simd::load(lse_ + panel * kPanelRows + lane));
       delta[v] = Simd::load(delta_ + panel * kPanelRows + lane);
       if constexpr (kMasked) {
         first[v] = Simd::load_integers(first_in_block_ + lane);
@@ -412,14 +497,14 @@ void BackwardTile<Simd, Number, kWide>::probabilities(int panel, int column, int
       for (int k = 0; k < kKeys; ++k) {
 #pragma GCC unroll 2
         for (int v = 0; v < kVectors; ++v) {
-          const int i = (key + k) * kScoreStride + column + at + v * kLanes;
-          Vector slope = Simd::set(1);
-          p[k][v] = probability(Simd::load(p_ + i), lse[v], &slope);
-          Vector difference = Simd::subtract(Simd::load(ds_ + i), delta[v]);
-          if (softcap_ > 0) difference = Simd::multiply(difference, slope);
+          const int i = (key + k) * kScoreStride + at + v * kLanes;
+          Vector slope;
+          p[k][v] = probability<kCapped>(Simd::load(s + i), scale, cap, lse[v], &slope);
+          Vector difference = Simd::subtract(Simd::load(dp + i), delta[v]);
+          if constexpr (kCapped) difference = Simd::multiply(difference, slope);
           ds[k][v] = Simd::multiply(p[k][v], difference);
           if constexpr (kMasked) {
-            const Integers number = Simd::set_integer(key_[key + k]);
+            const Integers number = Simd::set_integer(numbers[key + k]);
             const auto seen =
                 Simd::both(Simd::at_most(first[v], number), Simd::at_most(number, last[v]));
             p[k][v] = Simd::select(seen, p[k][v], Simd::zero());
@@ -430,87 +515,95 @@ void BackwardTile<Simd, Number, kWide>::probabilities(int panel, int column, int
       if constexpr (Simd::kPairs) {
 #pragma GCC unroll 2
         for (int k = 0; k < kKeys; ++k) {
-          // Over words of scores that were read already.
-          const int i = (key + k) * kScoreStride + (column + at) / 2;
-          Simd::store_words(reinterpret_cast<Word*>(p_) + i, Simd::neighbours(p[k][0], p[k][1]));
-          Simd::store_words(reinterpret_cast<Word*>(ds_) + i, Simd::neighbours(ds[k][0], ds[k][1]));
+          const int i = (key + k) * kRowStride + at / 2;
+          Simd::store_words(p_words + i, Simd::neighbours(p[k][0], p[k][1]));
+          Simd::store_words(ds_words + i, Simd::neighbours(ds[k][0], ds[k][1]));
         }
 #pragma GCC unroll 2
         for (int v = 0; v < kVectors; ++v) {
-          Simd::store_words(ds_pairs_ + key / 2 * kScoreStride + column + at + v * kLanes,
+          Simd::store_words(ds_lanes + key / 2 * kLaneStride + at + v * kLanes,
                             Simd::pair(ds[0][v], ds[1][v]));
         }
       } else {
-        Simd::store(p_ + key * kScoreStride + column + at, p[0][0]);
-        Simd::store(ds_ + key * kScoreStride + column + at, ds[0][0]);
+        Simd::store_words(p_words + key * kRowStride + at, p[0][0]);
+        Simd::store_words(ds_words + key * kRowStride + at, ds[0][0]);
       }
     }
   }
 }
 
-/// dV += P dO, dK += dS Q over the rows of two panels; keys that one panel alone sees take its
-/// rows only.
+/// S and dP of a panel, then P and dS.
 template <class Simd, class Number, bool kWide>
-void BackwardTile<Simd, Number, kWide>::gradients_of_keys(int panel, const PanelView* keys) {
-  constexpr int kPairWords = kPairRows / kWordNumbers;
-  constexpr int kPanelWords = kPanelRows / kWordNumbers;
-  const int both = keys[0].end < keys[1].end ? keys[0].end : keys[1].end;
-  const int later = keys[0].end < keys[1].end ? 1 : 0;
-  const int rest = keys[later].end - both;
-  const auto add = [&](const float* scores, const Word* rows, int columns, float* sum) {
-    const Word* a = reinterpret_cast<const Word*>(scores);
-    const Word* b = rows + panel / 2 * columns * kPairWords * kPanelRows;
-    for (int c = 0; c < columns; ++c) {
-      if (both > 0) {
-        panel_product<kScoreStride, 1, kPanelRows, Start::kAdd>(both, a, b, kPanelRows, sum,
-                                                                kPairWords);
-      }
-      if (rest > 0) {
-        panel_product<kScoreStride, 1, kPanelRows, Start::kAdd>(
-            rest, a + both * kScoreStride + later * kPanelWords,
-            b + later * kPanelWords * kPanelRows, kPanelRows, sum + both * kPanelRows, kPanelWords);
-      }
-      b += kPairWords * kPanelRows;
-      sum += kBlockKeys * kPanelRows;
-    }
-  };
-  add(p_, d_o_rows_, e_panels_, dv_);
-  add(ds_, q_rows_, d_panels_, dk_);
-}
-
-template <class Simd, class Number, bool kWide>
-void BackwardTile<Simd, Number, kWide>::two_panels(int panel, const PanelView* keys,
-                                                   int64_t start) {
+void BackwardTile<Simd, Number, kWide>::score_panel(int panel, const PanelView& view,
+                                                    int64_t start) {
   const int d_words = d_ / kWordNumbers;
   const int e_words = e_ / kWordNumbers;
-  for (int i = 0; i < 2; ++i) {
-    if (keys[i].end == 0) continue;
-    const int at = panel + i;
-    panel_product<kKeyStride, 1, kScoreStride, Start::kZero>(
-        keys[i].end, k_, q_lanes_ + at * d_words * kPanelRows, kPanelRows, p_ + i * kPanelRows,
-        d_words);
-    panel_product<kKeyStride, 1, kScoreStride, Start::kZero>(
-        keys[i].end, v_, d_o_lanes_ + at * e_words * kPanelRows, kPanelRows, ds_ + i * kPanelRows,
-        e_words);
-    if (!keys[i].masked) {
-      probabilities<false>(at, i * kPanelRows, keys[i].end);
-      continue;
-    }
+  const int place = panel % kGroup;
+  float* s = Simd::kPairs ? s_ : reinterpret_cast<float*>(p_) + place * kPanelRows;
+  float* dp = Simd::kPairs ? dp_ : reinterpret_cast<float*>(ds_) + place * kPanelRows;
+  panel_product<kKeyStride, 1, kScoreStride, Start::kZero>(
+      view.end, k_, q_lanes_ + panel * d_words * kPanelRows, kPanelRows, s, d_words);
+  panel_product<kKeyStride, 1, kScoreStride, Start::kZero>(
+      view.end, v_, d_o_lanes_ + panel * e_words * kPanelRows, kPanelRows, dp, e_words);
+  if (view.masked || softcap_ > 0) {
     for (int lane = 0; lane < kPanelRows; ++lane) {
-      const int64_t first = first_[at * kPanelRows + lane] - start;
-      const int64_t last = last_[at * kPanelRows + lane] - start;
+      const int64_t first = first_[panel * kPanelRows + lane] - start;
+      const int64_t last = last_[panel * kPanelRows + lane] - start;
       first_in_block_[lane] = static_cast<int32_t>(smaller(larger(first, 0), kBlockKeys));
       last_in_block_[lane] = static_cast<int32_t>(smaller(larger(last, 0), kBlockKeys)) - 1;
     }
-    probabilities<true>(at, i * kPanelRows, keys[i].end);
   }
-  gradients_of_keys(panel, keys);
-  for (int i = 0; i < 2; ++i) {
-    if (keys[i].end == 0) continue;
-    const Word* ds = Simd::kPairs ? ds_pairs_ : reinterpret_cast<const Word*>(ds_);
+  if (softcap_ > 0) {  // rare: one variant, masked
+    probabilities<true, true>(panel, place, view.end, s, dp);
+  } else if (view.masked) {
+    probabilities<true, false>(panel, place, view.end, s, dp);
+  } else {
+    probabilities<false, false>(panel, place, view.end, s, dp);
+  }
+}
+
+/// sum [column panels][64 keys][32] += P or dS [keys][rows] x dO or Q [rows][columns] over a group
+/// of panels. The panels that see keys are neighbours, their ends ascend: a key takes the rows of
+/// the first panel that sees it and of those after it.
+template <class Simd, class Number, bool kWide>
+void BackwardTile<Simd, Number, kWide>::add_group(const PanelView* views, const Word* scores,
+                                                  const Word* rows, int columns, float* sum) {
+  int panels = kGroup;
+  while (panels > 0 && views[panels - 1].end == 0) --panels;
+  for (int c = 0; c < columns; ++c) {
+    int key = 0;
+    for (int i = 0; i < panels; ++i) {
+      if (views[i].end <= key) continue;
+      panel_product<kRowStride, 1, kPanelRows, Start::kAdd>(
+          views[i].end - key, scores + key * kRowStride + i * kPanelWords,
+          rows + i * kPanelWords * kPanelRows, kPanelRows, sum + key * kPanelRows,
+          (panels - i) * kPanelWords);
+      key = views[i].end;
+    }
+    rows += kGroupWords * kPanelRows;
+    sum += kBlockKeys * kPanelRows;
+  }
+}
+
+/// Panels [panel, panel + kGroup) against the block.
+template <class Simd, class Number, bool kWide>
+void BackwardTile<Simd, Number, kWide>::attend_group(int panel, int64_t start) {
+  PanelView views[kGroup];
+  bool any = false;
+  for (int i = 0; i < kGroup; ++i) {
+    views[i] = visible(panel + i, start);
+    if (views[i].end > 0) score_panel(panel + i, views[i], start), any = true;
+  }
+  if (!any) return;
+  const int group_words = panel * kPanelWords * kPanelRows;
+  add_group(views, p_, d_o_rows_ + group_words * e_panels_, e_panels_, dv_);
+  add_group(views, ds_, q_rows_ + group_words * d_panels_, d_panels_, dk_);
+  for (int i = 0; i < kGroup; ++i) {
+    if (views[i].end == 0) continue;
+    const Word* ds = (Simd::kPairs ? ds_lanes_ : ds_) + i * kPanelRows;
     panel_product<1, kColumnStride, kPanelRows, Start::kAdd>(
-        d_, k_summed_, ds + i * kPanelRows, kScoreStride, dq_ + (panel + i) * d_ * kPanelRows,
-        keys[i].end / kWordNumbers);
+        d_, k_summed_, ds, Simd::kPairs ? kLaneStride : kRowStride,
+        dq_ + (panel + i) * d_ * kPanelRows, views[i].end / kWordNumbers);
   }
 }
 
@@ -518,10 +611,7 @@ template <class Simd, class Number, bool kWide>
 void BackwardTile<Simd, Number, kWide>::block(int64_t start) {
   std::memset(dk_, 0, d_panels_ * kBlockKeys * kPanelRows * sizeof(float));
   std::memset(dv_, 0, e_panels_ * kBlockKeys * kPanelRows * sizeof(float));
-  for (int panel = 0; panel < panels_; panel += 2) {
-    const PanelView keys[2] = {visible(panel, start), visible(panel + 1, start)};
-    if (keys[0].end > 0 || keys[1].end > 0) two_panels(panel, keys, start);
-  }
+  for (int panel = 0; panel < panels_; panel += kGroup) attend_group(panel, start);
 }
 
 /// The first position from `position` on that a fragment holds; kFar if none.
@@ -543,21 +633,31 @@ void BackwardTile<Simd, Number, kWide>::run(const BackwardItem& item) {
   panels_ = static_cast<int>(panels_of(rows_));
   const Turn& turn = item.turn;
   place_rows(item);
-  pack_tile(item);
-  std::memset(dq_, 0, static_cast<size_t>(panels_) * kPanelRows * d_ * sizeof(float));
   const int64_t end = last_[rows_ - 1];
-  for (int64_t at = next_key(*item.task, first_[0]); at < end;) {
-    const int64_t start = at / kBlockKeys * kBlockKeys;
+  int64_t start = next_key(*item.task, first_[0]) / kBlockKeys * kBlockKeys;
+  find_block(item, start);
+  if (start < end) {
+    fetch_rows(next_k_, kBlockKeys, d_ * sizeof(Number));
+    fetch_rows(next_v_, kBlockKeys, e_ * sizeof(Number));
+  }
+  pack_tile(item);
+  query_row_addresses(item.task->dq, sizeof(float), group_, kv_head_, row_begin_, rows_, rows_,
+                      dq_rows_);
+  std::memset(dq_, 0, static_cast<size_t>(panels_) * kPanelRows * d_ * sizeof(float));
+  while (start < end) {
     const int64_t block_end = start + kBlockKeys;
-    load_block(item, start);
+    load_block(item);
+    const int64_t next = next_key(*item.task, block_end) / kBlockKeys * kBlockKeys;
+    if (next < end) find_block(item, next);
+    start_fetch(start, next < end);
     block(start);
     if (turn.wait != nullptr) turn.wait(turn.state, block_end);
     add_keys();
     if (turn.done != nullptr) turn.done(turn.state, block_end);
-    at = next_key(*item.task, block_end);
+    start = next;
   }
   if (turn.wait != nullptr) turn.wait(turn.state, Turn::kAll);
-  add_queries(item);
+  add_queries();
   if (turn.done != nullptr) turn.done(turn.state, Turn::kAll);
 }
 

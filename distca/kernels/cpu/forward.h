@@ -19,9 +19,6 @@
 #include "distca/kernels/cpu/pack.h"
 #include "distca/kernels/cpu/product.h"
 
-#ifndef PREFETCH_HINT
-#define PREFETCH_HINT 2
-#endif
 namespace distca::kernels {
 namespace {
 
@@ -236,7 +233,7 @@ struct Prefetch {
     for (int64_t i = 0; i < lines_each_step && row < 2 * kBlockKeys; ++i) {
       const bool value = row >= kBlockKeys;
       const void* data = value ? next->v_rows[row - kBlockKeys] : next->k_rows[row];
-      __builtin_prefetch(static_cast<const std::byte*>(data) + at, 0, PREFETCH_HINT);
+      __builtin_prefetch(static_cast<const std::byte*>(data) + at, 0, 2);
       at += 64;
       if (at >= bytes[value]) at = 0, ++row;
     }
@@ -248,7 +245,8 @@ struct Prefetch {
   int64_t lines_each_step = 0;
 };
 
-/// C of `rows` rows in parts, with a step of the prefetch after each.
+/// C of `rows` rows in parts of one block of the product, with a step of the prefetch after each,
+/// the last one too.
 template <class Simd, int kVectors, int kStrideM, int kStrideK, int kStrideC, Start kStart,
           bool kTop = false>
 void product_in_steps(int rows, const Word* a, const Word* b, int b_stride, float* c, int words,
@@ -257,7 +255,7 @@ void product_in_steps(int rows, const Word* a, const Word* b, int b_stride, floa
   for (int m = 0; m < rows; m += kPart) {
     product<Simd, kVectors, kStrideM, kStrideK, kStrideC, kStart, kTop>(
         rows - m < kPart ? rows - m : kPart, a + m * kStrideM, b, b_stride, c + m * kStrideC, words,
-        factor, top);
+        factor, NoStep{}, top);
     prefetch.step();
   }
 }

@@ -90,14 +90,20 @@ inline __attribute__((always_inline)) void product_rest(int rows, const Word* a,
   }
 }
 
-/// C of `rows` x (kVectors x lanes): blocks of kProductRows rows, then the rest.
+struct NoStep {
+  void operator()() const {}
+};
+
+/// C of `rows` x (kVectors x lanes): blocks of kProductRows rows, then the rest. `step` is called
+/// before each block: a place for what may run beside the arithmetic.
 template <class Simd, int kVectors, int kStrideM, int kStrideK, int kStrideC, Start kStart,
-          bool kTop = false>
+          bool kTop = false, class Step = NoStep>
 __attribute__((noinline)) void product(int rows, const Word* a, const Word* b, int b_stride,
                                        float* c, int words, const float* factor = nullptr,
-                                       float* top = nullptr) {
+                                       Step step = {}, float* top = nullptr) {
   constexpr int kBlock = Simd::kProductRows;
   for (; rows >= kBlock; rows -= kBlock) {
+    step();
     product_block<Simd, kBlock, kVectors, kStrideM, kStrideK, kStrideC, kStart, kTop>(
         a, b, b_stride, c, words, factor, top);
     a += kBlock * kStrideM;

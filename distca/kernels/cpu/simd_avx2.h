@@ -37,14 +37,14 @@ struct Avx2 {
   static Vector min(Vector a, Vector b) { return _mm256_min_ps(a, b); }
   /// a * b + c, rounded once.
   static Vector multiply_add(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
-  /// x - floor(x); 0 for infinities, and below -127, where scale_by_power gives 0.
+  /// x - floor(x); 0 for -infinity, and below -127, where scale_by_power gives 0.
   static Vector fraction(Vector x) {
-    const Vector inside = clamp_power(x);
+    const Vector inside = from_least_power(x);
     return subtract(inside, _mm256_floor_ps(inside));
   }
-  /// x * 2^floor(n); 0 where 2^floor(n) is no normal number, infinity from 2^128.
+  /// x * 2^floor(n) for n < 128; 0 where 2^floor(n) is no normal number.
   static Vector scale_by_power(Vector x, Vector n) {
-    const Integers power = _mm256_cvtps_epi32(_mm256_floor_ps(clamp_power(n)));
+    const Integers power = _mm256_cvtps_epi32(_mm256_floor_ps(from_least_power(n)));
     const Integers biased = _mm256_add_epi32(power, set_integer(127));
     return multiply(x, _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23)));
   }
@@ -134,8 +134,8 @@ struct Avx2 {
   }
 
  protected:
-  /// Where floor(x) has a power of two as fp32 has them, 0 and infinity included; NaN stays NaN.
-  static Vector clamp_power(Vector x) { return min(set(128), max(set(-127), x)); }
+  /// As x, but from where on 2^floor(x) is a normal number or 0; NaN stays NaN.
+  static Vector from_least_power(Vector x) { return max(set(-127), x); }
   static Integers first_lanes(int count) {
     const Integers lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     return _mm256_cmpgt_epi32(set_integer(count), lane);

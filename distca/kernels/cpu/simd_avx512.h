@@ -34,11 +34,11 @@ struct Avx512 {
   static Vector min(Vector a, Vector b) { return _mm512_min_ps(a, b); }
   /// a * b + c, rounded once.
   static Vector multiply_add(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
-  /// x - floor(x); 0 for infinities.
+  /// x - floor(x) for x < 128; 0 for -infinity.
   static Vector fraction(Vector x) {
     return _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
   }
-  /// x * 2^floor(n); underflows to denormals or 0, to 0 for n = -infinity.
+  /// x * 2^floor(n) for n < 128; underflows to denormals or 0, to 0 for n = -infinity.
   static Vector scale_by_power(Vector x, Vector n) { return _mm512_scalef_ps(x, n); }
 
   static Vector load_words(const Word* p) { return _mm512_loadu_ps(p); }
