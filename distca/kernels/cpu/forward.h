@@ -2,8 +2,8 @@
 // Forward of one item (engine.h): a tile of rows against all keys that they see, block by block.
 //
 // Everything is transposed. Lanes are rows of the tile, a panel of them at a time:
-//   S [keys][panel] = K Q^T;  P = 2^((S - max) * scale);  O [head_dim_v][panel] = O * factor + V^T
-//   P
+//   S [keys][panel] = K Q^T;  P = 2^((S - max) * scale)
+//   O [head_dim_v][panel] = O * factor + V^T P
 // so the maximum and the sum run down the lanes, a mask is two limits a lane, and the broadcast
 // operands K and V are what all panels of the tile share: each block of them is copied once.
 //
@@ -12,406 +12,15 @@
 // 0, its factor is 2^0 = 1, and a sum to which 0 is added keeps its bits but for the sign of zero,
 // which the end removes. V that is not finite is added apart, since 0 * infinity is not 0.
 
-#include <new>
-
 #include "distca/kernels/cpu/engine.h"
 #include "distca/kernels/cpu/exponential.h"
+#include "distca/kernels/cpu/forward_softmax.h"
+#include "distca/kernels/cpu/forward_tile.h"
 #include "distca/kernels/cpu/pack.h"
 #include "distca/kernels/cpu/product.h"
 
-#ifndef PREFETCH_HINT
-#define PREFETCH_HINT 2
-#endif
 namespace distca::kernels {
 namespace {
-
-constexpr float kNoScore = -3.4028234663852886e38F;  // the maximum of no scores; finite
-constexpr float kLeastScale = 1e-37F;                // instead of 0, since 0 * infinity is NaN
-constexpr int64_t kFarPosition = int64_t{1} << 61;   // beyond every position, sums do not overflow
-constexpr int32_t kAbsentKey = 2 * kBlockKeys;       // beyond every limit in a block
-
-template <class Simd>
-constexpr int kPanelWidth = Simd::kProductVectors* Simd::kLanes;
-
-/// Positions of the keys that some and that all rows of a panel see, both inclusive.
-struct PanelKeys {
-  int64_t some_low = 0;
-  int64_t some_high = 0;
-  int64_t all_low = 0;
-  int64_t all_high = 0;
-};
-
-/// Words between the rows of K and V, known at compile time: an odd number of cache lines, which
-/// spreads a column over all sets of the cache.
-template <int kStrideK, int kStrideV>
-struct Strides {
-  static constexpr int kKey = kStrideK;
-  static constexpr int kValue = kStrideV;
-};
-
-constexpr int kLongStride = 272;  // holds kMostHeadDim words
-
-/// One item in progress. Arrays by lane: [panels][width of a panel].
-template <class Simd>
-struct ForwardTile {
-  static constexpr int kPanels = kTileRows / kPanelWidth<Simd>;
-
-  int64_t rows = 0;
-  int panels = 0;
-  int d_words = 0;
-  int e = 0;
-  float scale_log2 = 0;  // > 0; of a score as an exponent of 2
-  float cap = 0;         // 0: none
-  float cap_scale = 0;   // softmax_scale / cap
-
-  PanelKeys panel_keys[kPanels];
-  bool started[kPanels] = {};
-  int64_t low[kTileRows];  // the lane's first and last visible position
-  int64_t high[kTileRows];
-  alignas(64) float maximum[kTileRows];
-  alignas(64) float sum[kTileRows];
-  alignas(64) float lse[kTileRows];
-  alignas(64) float factor[kPanelWidth<Simd>];
-  alignas(64) int32_t first_key[kPanelWidth<Simd>];  // limits in the current block
-  alignas(64) int32_t last_key[kPanelWidth<Simd>];
-  alignas(64) float scores[kBlockKeys * kPanelWidth<Simd>];  // then probabilities, as words
-
-  Word* q = nullptr;   // [panels][d_words][width]
-  float* o = nullptr;  // [panels][e][width]
-  Word* k = nullptr;   // [kBlockKeys][stride]
-  Word* v = nullptr;   // [kBlockKeys or pairs][stride]
-};
-
-/// A block of keys.
-struct KeyBlock {
-  int64_t position = 0;
-  uint64_t present = 0;
-  uint64_t not_finite = 0;  // keys whose V is not: zero in the copy, added by add_apart
-  int first = 0;            // keys [first, end) hold all that are present
-  int end = 0;
-  int32_t index[kBlockKeys];  // in the block, or kAbsentKey
-  const void* k_rows[kBlockKeys];
-  const void* v_rows[kBlockKeys];
-};
-
-constexpr int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
-
-template <class Simd>
-int panel_lanes(const ForwardTile<Simd>& tile, int panel) {
-  const int64_t left = tile.rows - int64_t{panel} * kPanelWidth<Simd>;
-  return left < kPanelWidth<Simd> ? static_cast<int>(left) : kPanelWidth<Simd>;
-}
-
-/// What each lane sees. Lanes without a row see everything, so that they never ask for a mask.
-template <class Simd>
-void set_limits(const ForwardItem& item, int64_t group, ForwardTile<Simd>& tile) {
-  constexpr int kWidth = kPanelWidth<Simd>;
-  const Mask& mask = item.task->mask;
-  const auto far = [](int64_t window) {
-    return window < 0 || window > kFarPosition ? kFarPosition : window;
-  };
-  const int64_t left = far(mask.window_left);
-  int64_t right = far(mask.window_right);
-  if (mask.causal) right = 0;
-  for (int i = 0; i < tile.panels * kWidth; ++i) {
-    tile.low[i] = -kFarPosition;
-    tile.high[i] = kFarPosition;
-    tile.maximum[i] = kNoScore;
-    tile.sum[i] = 0;
-  }
-  int64_t position = item.task->q_position + item.row_begin / group;
-  int64_t head = item.row_begin % group;
-  for (int i = 0; i < tile.rows; ++i) {
-    tile.low[i] = position - left;
-    tile.high[i] = position + right;
-    if (++head == group) head = 0, ++position;
-  }
-  for (int p = 0; p < tile.panels; ++p) {  // limits ascend with the rows
-    const int first = p * kWidth;
-    const int last = first + panel_lanes(tile, p) - 1;
-    tile.panel_keys[p] = {tile.low[first], tile.high[last], tile.low[last], tile.high[first]};
-  }
-}
-
-inline void prefetch_row(const void* row, int64_t bytes) {
-  for (int64_t at = 0; at < bytes; at += 64) {
-    __builtin_prefetch(static_cast<const std::byte*>(row) + at);
-  }
-}
-
-/// A negative scale is Q with the other sign, which is exact.
-template <class Simd, class Number>
-void pack_queries(const ForwardItem& item, int64_t group, ForwardTile<Simd>& tile) {
-  constexpr int kWidth = kPanelWidth<Simd>;
-  const void* rows[kTileRows];
-  const int count = static_cast<int>(tile.rows);
-  const int padded = tile.panels * kWidth;
-  query_row_addresses(item.task->q, sizeof(Number), group, item.kv_head, item.row_begin, count,
-                      padded, rows);
-  const int64_t bytes = item.shape->head_dim_qk * int64_t{sizeof(Number)};
-  for (int i = 0; i < count; ++i) prefetch_row(rows[i], bytes);
-  for (int p = 0; p < tile.panels; ++p) {
-    const int width = panel_lanes(tile, p) <= Simd::kLanes ? Simd::kLanes : kWidth;
-    pack_transposed<Simd, Number>(rows + p * kWidth, width,
-                                  static_cast<int>(item.shape->head_dim_qk),
-                                  tile.q + int64_t{p} * tile.d_words * kWidth, width);
-  }
-  if (item.shape->softmax_scale < 0) {
-    const Word sign = Simd::kPairs ? 0x80008000U : 0x80000000U;
-    const int64_t words = int64_t{tile.panels} * tile.d_words * kWidth;
-    for (int64_t i = 0; i < words; ++i) tile.q[i] ^= sign;
-  }
-}
-
-/// The first position >= `from` that has a key, or kFarPosition.
-inline int64_t next_key(const KeyFragment* fragments, int64_t count, int64_t hint, int64_t from) {
-  int64_t next = kFarPosition;
-  for (int64_t i = 0, at = hint; i < count; ++i) {
-    const KeyFragment& fragment = fragments[at];
-    if (fragment.tokens > 0 && fragment.position + fragment.tokens > from) {
-      if (fragment.position <= from) return from;
-      if (fragment.position < next) next = fragment.position;
-    }
-    if (++at == count) at = 0;
-  }
-  return next;
-}
-
-/// The block that holds the first key from `position` on; false if there is none up to `high`.
-template <class Number>
-bool find_block(const ForwardItem& item, int64_t position, int64_t high, int64_t* hint,
-                KeyBlock& block) {
-  const KeyFragment* fragments = item.task->keys.data();
-  const auto count = static_cast<int64_t>(item.task->keys.size());
-  const int64_t key = next_key(fragments, count, *hint, position);
-  if (key > high || key >= kFarPosition) return false;
-  block.position = key / kBlockKeys * kBlockKeys;
-  KeyPieces pieces;
-  find_keys(fragments, count, block.position, hint, &pieces);
-  block.present = pieces.present;
-  block.first = __builtin_ctzll(block.present);
-  block.end = kBlockKeys - __builtin_clzll(block.present);
-  for (int i = 0; i < kBlockKeys; ++i) {
-    block.index[i] = (block.present >> i & 1) != 0 ? i : kAbsentKey;
-  }
-  key_block_addresses(fragments, pieces, sizeof(Number), item.kv_head, block.k_rows, block.v_rows);
-  return true;
-}
-
-/// Copies the block's K and V. Where V is not finite the key's row is 0 in the copy.
-template <class Simd, class Number, class Strides>
-void pack_keys(int d, KeyBlock& block, ForwardTile<Simd>& tile) {
-  const int count = static_cast<int>(round_up(block.end, Simd::kPairs ? 2 : 1));
-  pack_rows<Simd, Number>(block.k_rows, count, d, tile.k, Strides::kKey);
-  block.not_finite = 0;
-  if (pack_summed_rows<Simd, Number, true>(block.v_rows, count, tile.e, tile.v, Strides::kValue)) {
-    return;
-  }
-  const void* finite_rows[kBlockKeys];
-  for (int i = 0; i < count; ++i) {
-    const bool finite =
-        pack_rows<Simd, Number, true>(block.v_rows + i, 1, tile.e, tile.v, Strides::kValue);
-    finite_rows[i] = finite ? block.v_rows[i] : kZeroRow;
-    if (!finite) block.not_finite |= uint64_t{1} << i;
-  }
-  pack_summed_rows<Simd, Number>(finite_rows, count, tile.e, tile.v, Strides::kValue);
-}
-
-/// Asks for the rows of the block that is copied next, a few cache lines at a time between parts of
-/// products: all at once would fill the processor's list of open misses and stall it.
-struct Prefetch {
-  /// `steps`: how often step() will be called.
-  void start(const KeyBlock* block, int64_t k_bytes, int64_t v_bytes, int steps) {
-    next = block;
-    bytes[0] = k_bytes;
-    bytes[1] = v_bytes;
-    row = 0;
-    at = 0;
-    const int64_t lines = kBlockKeys * ((k_bytes + 63) / 64 + (v_bytes + 63) / 64);
-    lines_each_step = (lines + steps - 1) / steps;
-  }
-  void step() {
-    if (next == nullptr) return;
-    for (int64_t i = 0; i < lines_each_step && row < 2 * kBlockKeys; ++i) {
-      const bool value = row >= kBlockKeys;
-      const void* data = value ? next->v_rows[row - kBlockKeys] : next->k_rows[row];
-      __builtin_prefetch(static_cast<const std::byte*>(data) + at, 0, PREFETCH_HINT);
-      at += 64;
-      if (at >= bytes[value]) at = 0, ++row;
-    }
-  }
-  const KeyBlock* next = nullptr;
-  int64_t bytes[2] = {};  // of a row of K, of V
-  int row = 0;            // of 2 x kBlockKeys, first those of K
-  int64_t at = 0;         // in the row, in bytes
-  int64_t lines_each_step = 0;
-};
-
-/// C of `rows` rows in parts, with a step of the prefetch after each.
-template <class Simd, int kVectors, int kStrideM, int kStrideK, int kStrideC, Start kStart>
-void product_in_steps(int rows, const Word* a, const Word* b, int b_stride, float* c, int words,
-                      const float* factor, Prefetch& prefetch) {
-  constexpr int kPart = Simd::kProductRows;
-  for (int m = 0; m < rows; m += kPart) {
-    product<Simd, kVectors, kStrideM, kStrideK, kStrideC, kStart>(
-        rows - m < kPart ? rows - m : kPart, a + m * kStrideM, b, b_stride, c + m * kStrideC, words,
-        factor);
-    prefetch.step();
-  }
-}
-
-/// s = cap * tanh(score * softmax_scale / cap), in place.
-template <class Simd>
-void cap_scores(const ForwardTile<Simd>& tile, float* scores, int numbers) {
-  const auto scale = Simd::set(tile.cap_scale);
-  const auto cap = Simd::set(tile.cap);
-  for (int i = 0; i < numbers; i += Simd::kLanes) {
-    const auto x = Simd::multiply(Simd::load(scores + i), scale);
-    Simd::store(scores + i, Simd::multiply(cap, tanh<Simd>(x)));
-  }
-}
-
-/// The panel's limits within the block, as one number a lane.
-template <class Simd>
-void set_block_limits(ForwardTile<Simd>& tile, int panel, int64_t position) {
-  const int64_t* low = tile.low + panel * kPanelWidth<Simd>;
-  const int64_t* high = tile.high + panel * kPanelWidth<Simd>;
-  for (int i = 0; i < kPanelWidth<Simd>; ++i) {
-    const int64_t first = low[i] - position;
-    const int64_t last = high[i] - position;
-    tile.first_key[i] = static_cast<int32_t>(first < 0 ? 0 : first > 64 ? 64 : first);
-    tile.last_key[i] = static_cast<int32_t>(last < -1 ? -1 : last > 64 ? 64 : last);
-  }
-}
-
-/// Scores that a lane does not see become -infinity: probability 0, whatever the maximum.
-template <class Simd, int kVectors>
-void mask_scores(ForwardTile<Simd>& tile, const KeyBlock& block, int panel, int first, int end) {
-  constexpr int kLanes = Simd::kLanes;
-  set_block_limits(tile, panel, block.position);
-  const PanelKeys& keys = tile.panel_keys[panel];
-  const auto hidden = Simd::set(-__builtin_inff());
-  for (int j = first; j < end; ++j) {
-    const bool all = keys.all_low <= block.position + j && block.position + j <= keys.all_high;
-    if (all && block.index[j] == j) continue;
-    const auto key = Simd::set_integer(block.index[j]);
-    float* scores = tile.scores + (j - first) * kVectors * kLanes;
-    for (int v = 0; v < kVectors; ++v) {
-      const auto low = Simd::load_integers(tile.first_key + v * kLanes);
-      const auto high = Simd::load_integers(tile.last_key + v * kLanes);
-      const auto visible = Simd::both(Simd::at_most(low, key), Simd::at_most(key, high));
-      Simd::store(scores + v * kLanes,
-                  Simd::select(visible, Simd::load(scores + v * kLanes), hidden));
-    }
-  }
-}
-
-/// Keys [j, j + kKeys): scores become probabilities, as words, and are added to `part`.
-template <class Simd, int kVectors, int kKeys>
-inline __attribute__((always_inline)) void exponentials(float* scores, int j,
-                                                        typename Simd::Vector scale,
-                                                        const typename Simd::Vector* exponent,
-                                                        typename Simd::Vector* part) {
-  using Vector = typename Simd::Vector;
-  constexpr int kLanes = Simd::kLanes;
-  constexpr int kWidth = kVectors * kLanes;
-  Vector p[kKeys * kVectors];
-#pragma GCC unroll 16
-  for (int i = 0; i < kKeys * kVectors; ++i) {
-    const Vector score = Simd::load(scores + j * kWidth + i * kLanes);
-    p[i] = Simd::multiply_add(score, scale, exponent[i % kVectors]);
-  }
-  exp2_all<Simd, Simd::kPairs>(p);
-#pragma GCC unroll 16
-  for (int i = 0; i < kKeys * kVectors; ++i) {
-    part[i % kVectors] = Simd::add(part[i % kVectors], p[i]);
-  }
-  if constexpr (Simd::kPairs) {
-#pragma GCC unroll 16
-    for (int i = 0; i < kKeys / 2 * kVectors; ++i) {
-      const int first = i / kVectors * 2 * kVectors + i % kVectors;
-      Simd::store(scores + j / 2 * kWidth + i * kLanes, Simd::pair(p[first], p[first + kVectors]));
-    }
-  } else {
-#pragma GCC unroll 16
-    for (int i = 0; i < kKeys * kVectors; ++i) {
-      Simd::store(scores + j * kWidth + i * kLanes, p[i]);
-    }
-  }
-}
-
-/// The running maximum as an exponent of 2, rounded: what scores are measured from, in a row's
-/// probabilities, its factors and its LSE alike, so that its rounding cancels.
-template <class Simd>
-inline typename Simd::Vector base_exponent(typename Simd::Vector maximum,
-                                           typename Simd::Vector scale) {
-  return Simd::max(Simd::set(kNoScore), Simd::multiply(maximum, scale));
-}
-
-/// Scores of `keys` keys become probabilities under the new running maximum, in place; maximum and
-/// sum go on, and `factor` is what earlier sums have to be multiplied by. Returns whether any
-/// maximum moved; where none did, all factors are 1.
-template <class Simd, int kVectors>
-bool softmax_block(ForwardTile<Simd>& tile, int panel, int keys) {
-  using Vector = typename Simd::Vector;
-  constexpr int kLanes = Simd::kLanes;
-  constexpr int kWidth = kVectors * kLanes;
-  constexpr int kGrain = Simd::kPairs ? 2 : 1;
-  constexpr int kStepKeys = 2;
-  float* scores = tile.scores;
-  float* maximum = tile.maximum + panel * kPanelWidth<Simd>;
-  float* sum = tile.sum + panel * kPanelWidth<Simd>;
-  const Vector scale = Simd::set(tile.scale_log2);
-  // Several maxima, so that they do not wait for each other.
-  constexpr int kChains = 4;
-  Vector chain[kChains * kVectors];
-  for (int i = 0; i < kChains * kVectors; ++i) {
-    chain[i] = Simd::load(maximum + i % kVectors * kLanes);
-  }
-  int j = 0;
-  for (; j + kChains <= keys; j += kChains) {
-#pragma GCC unroll 16
-    for (int i = 0; i < kChains * kVectors; ++i) {
-      chain[i] = Simd::max(Simd::load(scores + j * kWidth + i * kLanes), chain[i]);
-    }
-  }
-  for (; j < keys; ++j) {
-    for (int v = 0; v < kVectors; ++v) {
-      chain[v] = Simd::max(Simd::load(scores + j * kWidth + v * kLanes), chain[v]);
-    }
-  }
-  Vector top[kVectors];
-  for (int v = 0; v < kVectors; ++v) {
-    top[v] = chain[v];
-    for (int i = 1; i < kChains; ++i) top[v] = Simd::max(chain[i * kVectors + v], top[v]);
-  }
-  bool moved = false;
-  Vector exponent[kVectors];
-  Vector part[kVectors];
-  for (int v = 0; v < kVectors; ++v) {
-    const Vector before = Simd::load(maximum + v * kLanes);
-    const Vector base = base_exponent<Simd>(top[v], scale);
-    moved = moved || Simd::any(Simd::below(before, top[v]));
-    Simd::store(maximum + v * kLanes, top[v]);
-    Simd::store(tile.factor + v * kLanes,
-                exp2<Simd, false>(Simd::subtract(base_exponent<Simd>(before, scale), base)));
-    exponent[v] = Simd::subtract(Simd::zero(), base);
-    part[v] = Simd::zero();
-  }
-  j = 0;
-  for (; j + kStepKeys <= keys; j += kStepKeys) {
-    exponentials<Simd, kVectors, kStepKeys>(scores, j, scale, exponent, part);
-  }
-  for (; j < keys; j += kGrain) {
-    exponentials<Simd, kVectors, kGrain>(scores, j, scale, exponent, part);
-  }
-  for (int v = 0; v < kVectors; ++v) {
-    const Vector factor = Simd::load(tile.factor + v * kLanes);
-    const Vector before = Simd::load(sum + v * kLanes);
-    Simd::store(sum + v * kLanes, Simd::multiply_add(before, factor, part[v]));
-  }
-  return moved;
-}
 
 /// Adds p * V of the keys whose V is not finite, to the rows that see them.
 template <class Simd, class Number, int kVectors>
@@ -466,12 +75,22 @@ void attend(ForwardTile<Simd>& tile, const KeyBlock& block, int panel, Prefetch&
                       (block.present & needed) != needed;
 
   float* scores = tile.scores;
-  product_in_steps<Simd, kVectors, Strides::kKey, 1, kWidth, Start::kZero>(
-      end - first, tile.k + first * Strides::kKey,
-      tile.q + int64_t{panel} * tile.d_words * kPanelWidth<Simd>, kWidth, scores, tile.d_words,
-      nullptr, prefetch);
-  if (tile.cap > 0) cap_scores(tile, scores, (end - first) * kWidth);
-  if (masked) mask_scores<Simd, kVectors>(tile, block, panel, first, end);
+  const Word* k = tile.k + first * Strides::kKey;
+  const Word* q = tile.q + int64_t{panel} * tile.d_words * kPanelWidth<Simd>;
+  if (masked || tile.cap > 0) {
+    product_in_steps<Simd, kVectors, Strides::kKey, 1, kWidth, Start::kZero>(
+        end - first, k, q, kWidth, scores, tile.d_words, nullptr, prefetch);
+    if (tile.cap > 0) cap_scores(tile, scores, (end - first) * kWidth);
+    if (masked) mask_scores<Simd, kVectors>(tile, block, panel, first, end);
+    find_top<Simd, kVectors>(tile, panel, end - first);
+  } else {
+    for (int v = 0; v < kVectors; ++v) {
+      Simd::store(tile.top + v * Simd::kLanes,
+                  Simd::load(tile.maximum + panel * kPanelWidth<Simd> + v * Simd::kLanes));
+    }
+    product_in_steps<Simd, kVectors, Strides::kKey, 1, kWidth, Start::kZero, true>(
+        end - first, k, q, kWidth, scores, tile.d_words, nullptr, prefetch, tile.top);
+  }
   const bool moved = softmax_block<Simd, kVectors>(tile, panel, end - first);
   const Word* v = tile.v + first / kGrain * Strides::kValue;
   const Word* p = reinterpret_cast<const Word*>(scores);
@@ -556,16 +175,26 @@ void finish_panel(const ForwardItem& item, int64_t group, ForwardTile<Simd>& til
   const int base = panel * kPanelWidth<Simd>;
   const int lanes = panel_lanes(tile, panel);
   const bool narrow = item.o_type == ScalarType::kBFloat16;
-  std::byte* rows[kWidth];
+  const Rows& out = item.task->o;
   Rows lse = item.task->lse;
   if (lse.head_stride == 0) lse.head_stride = 1;
-  int64_t token = (item.row_begin + base) / group;
+  const int64_t token = (item.row_begin + base) / group;
   int64_t head = (item.row_begin + base) % group;
+  const int64_t bytes = narrow ? 2 : 4;
+  std::byte* row = row_address(out, narrow ? 2 : 4, token, item.kv_head * group + head);
+  auto* lse_row =
+      reinterpret_cast<float*>(row_address(lse, sizeof(float), token, item.kv_head * group + head));
+  std::byte* rows[kWidth];
   for (int i = 0; i < lanes; ++i) {
-    rows[i] = row_address(item.task->o, narrow ? 2 : 4, token, item.kv_head * group + head);
-    std::byte* to = row_address(lse, sizeof(float), token, item.kv_head * group + head);
-    *reinterpret_cast<float*>(to) = tile.lse[base + i];
-    if (++head == group) head = 0, ++token;
+    rows[i] = row;
+    *lse_row = tile.lse[base + i];
+    row += out.head_stride * bytes;
+    lse_row += lse.head_stride;
+    if (++head == group) {
+      head = 0;
+      row += (out.token_stride - group * out.head_stride) * bytes;
+      lse_row += lse.token_stride - group * lse.head_stride;
+    }
   }
   const float* o = tile.o + int64_t{base} * tile.e;
   for (int v = 0; v * kLanes < lanes; ++v) {
@@ -586,11 +215,11 @@ void finish_panel(const ForwardItem& item, int64_t group, ForwardTile<Simd>& til
 #pragma GCC unroll 16
       for (int i = 0; i < kLanes; ++i) {
         if (i >= here) continue;
-        std::byte* row = rows[v * kLanes + i];
+        std::byte* to = rows[v * kLanes + i];
         if (narrow) {
-          Simd::narrow_first(reinterpret_cast<uint16_t*>(row) + e, left, square[i]);
+          Simd::narrow_first(reinterpret_cast<uint16_t*>(to) + e, left, square[i]);
         } else {
-          Simd::store_first(reinterpret_cast<float*>(row) + e, left, square[i]);
+          Simd::store_first(reinterpret_cast<float*>(to) + e, left, square[i]);
         }
       }
     }

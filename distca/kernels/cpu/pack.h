@@ -30,11 +30,15 @@ inline std::byte* row_address(const Rows& rows, int number_bytes, int64_t token,
 /// Addresses of `count` flattened rows (engine.h) from `row` on; those up to `padded` are zero.
 inline void query_row_addresses(const Rows& rows, int number_bytes, int64_t group, int64_t kv_head,
                                 int64_t row, int count, int padded, const void** to) {
-  int64_t token = row / group;
   int64_t head = row % group;
+  const std::byte* from = row_address(rows, number_bytes, row / group, kv_head * group + head);
   for (int i = 0; i < count; ++i) {
-    to[i] = row_address(rows, number_bytes, token, kv_head * group + head);
-    if (++head == group) head = 0, ++token;
+    to[i] = from;
+    from += rows.head_stride * number_bytes;
+    if (++head == group) {
+      head = 0;
+      from += (rows.token_stride - group * rows.head_stride) * number_bytes;
+    }
   }
   for (int i = count; i < padded; ++i) to[i] = kZeroRow;
 }

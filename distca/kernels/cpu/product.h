@@ -18,11 +18,13 @@ enum class Start {
   kRescale  // C = C * factor + A B, `factor` one number a lane
 };
 
+/// `top`: if kTop, its lanes become the maximum of themselves and of C's rows; NaN is passed over.
 /// kRows x kVectors accumulators. kStrideC: between the rows of C; b_stride: between those of B.
 template <class Simd, int kRows, int kVectors, int kStrideM, int kStrideK, int kStrideC,
-          Start kStart>
+          Start kStart, bool kTop>
 inline __attribute__((always_inline)) void product_block(const Word* a, const Word* b, int b_stride,
-                                                         float* c, int words, const float* factor) {
+                                                         float* c, int words, const float* factor,
+                                                         float* top) {
   using Vector = typename Simd::Vector;
   constexpr int kLanes = Simd::kLanes;
   Vector sum[kRows][kVectors];
@@ -60,21 +62,30 @@ inline __attribute__((always_inline)) void product_block(const Word* a, const Wo
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) Simd::store(c + m * kStrideC + v * kLanes, sum[m][v]);
   }
+  if constexpr (kTop) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      Vector most = Simd::load(top + v * kLanes);
+#pragma GCC unroll 32
+      for (int m = 0; m < kRows; ++m) most = Simd::max(sum[m][v], most);
+      Simd::store(top + v * kLanes, most);
+    }
+  }
 }
 
 /// The same for 1 to kProductRows rows, known at run time.
 template <class Simd, int kRows, int kVectors, int kStrideM, int kStrideK, int kStrideC,
-          Start kStart>
+          Start kStart, bool kTop>
 inline __attribute__((always_inline)) void product_rest(int rows, const Word* a, const Word* b,
                                                         int b_stride, float* c, int words,
-                                                        const float* factor) {
+                                                        const float* factor, float* top) {
   if constexpr (kRows > 0) {
     if (rows == kRows) {
-      product_block<Simd, kRows, kVectors, kStrideM, kStrideK, kStrideC, kStart>(a, b, b_stride, c,
-                                                                                 words, factor);
+      product_block<Simd, kRows, kVectors, kStrideM, kStrideK, kStrideC, kStart, kTop>(
+          a, b, b_stride, c, words, factor, top);
     } else {
-      product_rest<Simd, kRows - 1, kVectors, kStrideM, kStrideK, kStrideC, kStart>(
-          rows, a, b, b_stride, c, words, factor);
+      product_rest<Simd, kRows - 1, kVectors, kStrideM, kStrideK, kStrideC, kStart, kTop>(
+          rows, a, b, b_stride, c, words, factor, top);
     }
   }
 }
@@ -86,20 +97,20 @@ struct NoStep {
 /// C of `rows` x (kVectors x lanes): blocks of kProductRows rows, then the rest. `step` is called
 /// before each block: a place for what may run beside the arithmetic.
 template <class Simd, int kVectors, int kStrideM, int kStrideK, int kStrideC, Start kStart,
-          class Step = NoStep>
+          bool kTop = false, class Step = NoStep>
 __attribute__((noinline)) void product(int rows, const Word* a, const Word* b, int b_stride,
                                        float* c, int words, const float* factor = nullptr,
-                                       Step step = {}) {
+                                       Step step = {}, float* top = nullptr) {
   constexpr int kBlock = Simd::kProductRows;
   for (; rows >= kBlock; rows -= kBlock) {
     step();
-    product_block<Simd, kBlock, kVectors, kStrideM, kStrideK, kStrideC, kStart>(a, b, b_stride, c,
-                                                                                words, factor);
+    product_block<Simd, kBlock, kVectors, kStrideM, kStrideK, kStrideC, kStart, kTop>(
+        a, b, b_stride, c, words, factor, top);
     a += kBlock * kStrideM;
     c += kBlock * kStrideC;
   }
-  product_rest<Simd, kBlock - 1, kVectors, kStrideM, kStrideK, kStrideC, kStart>(
-      rows, a, b, b_stride, c, words, factor);
+  product_rest<Simd, kBlock - 1, kVectors, kStrideM, kStrideK, kStrideC, kStart, kTop>(
+      rows, a, b, b_stride, c, words, factor, top);
 }
 
 }  // namespace

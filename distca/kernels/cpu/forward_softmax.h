@@ -1,0 +1,182 @@
+#pragma once
+// Scores of one panel and block become probabilities (forward.h).
+
+#include "distca/kernels/cpu/exponential.h"
+#include "distca/kernels/cpu/forward_tile.h"
+
+namespace distca::kernels {
+namespace {
+
+/// s = cap * tanh(score * softmax_scale / cap), in place.
+template <class Simd>
+void cap_scores(const ForwardTile<Simd>& tile, float* scores, int numbers) {
+  const auto scale = Simd::set(tile.cap_scale);
+  const auto cap = Simd::set(tile.cap);
+  for (int i = 0; i < numbers; i += Simd::kLanes) {
+    const auto x = Simd::multiply(Simd::load(scores + i), scale);
+    Simd::store(scores + i, Simd::multiply(cap, tanh<Simd>(x)));
+  }
+}
+
+/// The panel's limits within the block, as one number a lane.
+/// Inlined always: at -O1 GCC 12 drops the call, taking what it writes for unread.
+template <class Simd>
+inline __attribute__((always_inline)) void set_block_limits(ForwardTile<Simd>& tile, int panel,
+                                                            int64_t position) {
+  const int64_t* low = tile.low + panel * kPanelWidth<Simd>;
+  const int64_t* high = tile.high + panel * kPanelWidth<Simd>;
+  for (int i = 0; i < kPanelWidth<Simd>; ++i) {
+    const int64_t first = low[i] - position;
+    const int64_t last = high[i] - position;
+    tile.first_key[i] = static_cast<int32_t>(first < 0 ? 0 : first > 64 ? 64 : first);
+    tile.last_key[i] = static_cast<int32_t>(last < -1 ? -1 : last > 64 ? 64 : last);
+  }
+}
+
+/// Scores that a lane does not see become -infinity: probability 0, whatever the maximum.
+template <class Simd, int kVectors>
+void mask_scores(ForwardTile<Simd>& tile, const KeyBlock& block, int panel, int first, int end) {
+  constexpr int kLanes = Simd::kLanes;
+  set_block_limits(tile, panel, block.position);
+  const PanelKeys& keys = tile.panel_keys[panel];
+  const auto hidden = Simd::set(-__builtin_inff());
+  typename Simd::Integers low[kVectors];
+  typename Simd::Integers high[kVectors];
+  for (int v = 0; v < kVectors; ++v) {
+    low[v] = Simd::load_integers(tile.first_key + v * kLanes);
+    high[v] = Simd::load_integers(tile.last_key + v * kLanes);
+  }
+  for (int j = first; j < end; ++j) {
+    const bool all = keys.all_low <= block.position + j && block.position + j <= keys.all_high;
+    if (all && block.index[j] == j) continue;
+    const auto key = Simd::set_integer(block.index[j]);
+    float* scores = tile.scores + (j - first) * kVectors * kLanes;
+    for (int v = 0; v < kVectors; ++v) {
+      const auto visible = Simd::both(Simd::at_most(low[v], key), Simd::at_most(key, high[v]));
+      Simd::store(scores + v * kLanes,
+                  Simd::select(visible, Simd::load(scores + v * kLanes), hidden));
+    }
+  }
+}
+
+/// Keys [j, j + kKeys): scores become probabilities, as words, and are added to `part`.
+template <class Simd, int kVectors, int kKeys>
+inline __attribute__((always_inline)) void exponentials(float* scores, int j,
+                                                        typename Simd::Vector scale,
+                                                        const typename Simd::Vector* exponent,
+                                                        typename Simd::Vector* part) {
+  using Vector = typename Simd::Vector;
+  constexpr int kLanes = Simd::kLanes;
+  constexpr int kWidth = kVectors * kLanes;
+  Vector p[kKeys * kVectors];
+#pragma GCC unroll 16
+  for (int i = 0; i < kKeys * kVectors; ++i) {
+    const Vector score = Simd::load(scores + j * kWidth + i * kLanes);
+    p[i] = Simd::multiply_add(score, scale, exponent[i % kVectors]);
+  }
+  exp2_all<Simd, Simd::kPairs>(p);
+#pragma GCC unroll 16
+  for (int i = 0; i < kKeys * kVectors; ++i) {
+    part[i % kVectors] = Simd::add(part[i % kVectors], p[i]);
+  }
+  if constexpr (Simd::kPairs) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kKeys / 2 * kVectors; ++i) {
+      const int first = i / kVectors * 2 * kVectors + i % kVectors;
+      Simd::store(scores + j / 2 * kWidth + i * kLanes, Simd::pair(p[first], p[first + kVectors]));
+    }
+  } else {
+#pragma GCC unroll 16
+    for (int i = 0; i < kKeys * kVectors; ++i) {
+      Simd::store(scores + j * kWidth + i * kLanes, p[i]);
+    }
+  }
+}
+
+/// The running maximum as an exponent of 2, rounded: what scores are measured from, in a row's
+/// probabilities, its factors and its LSE alike, so that its rounding cancels.
+template <class Simd>
+inline typename Simd::Vector base_exponent(typename Simd::Vector maximum,
+                                           typename Simd::Vector scale) {
+  return Simd::max(Simd::set(kNoScore), Simd::multiply(maximum, scale));
+}
+
+/// The panel's running maximum with the scores of `keys` keys, into `tile.top`.
+template <class Simd, int kVectors>
+void find_top(ForwardTile<Simd>& tile, int panel, int keys) {
+  using Vector = typename Simd::Vector;
+  constexpr int kLanes = Simd::kLanes;
+  constexpr int kWidth = kVectors * kLanes;
+  const float* scores = tile.scores;
+  const float* maximum = tile.maximum + panel * kPanelWidth<Simd>;
+  // Several maxima, so that they do not wait for each other.
+  constexpr int kChains = 4;
+  Vector chain[kChains * kVectors];
+  for (int i = 0; i < kChains * kVectors; ++i) {
+    chain[i] = Simd::load(maximum + i % kVectors * kLanes);
+  }
+  int j = 0;
+  for (; j + kChains <= keys; j += kChains) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kChains * kVectors; ++i) {
+      chain[i] = Simd::max(Simd::load(scores + j * kWidth + i * kLanes), chain[i]);
+    }
+  }
+  for (; j < keys; ++j) {
+    for (int v = 0; v < kVectors; ++v) {
+      chain[v] = Simd::max(Simd::load(scores + j * kWidth + v * kLanes), chain[v]);
+    }
+  }
+  Vector top[kVectors];
+  for (int v = 0; v < kVectors; ++v) {
+    top[v] = chain[v];
+    for (int i = 1; i < kChains; ++i) top[v] = Simd::max(chain[i * kVectors + v], top[v]);
+  }
+  for (int v = 0; v < kVectors; ++v) Simd::store(tile.top + v * kLanes, top[v]);
+}
+
+/// Scores of `keys` keys become probabilities under the new maximum `tile.top`, in place; maximum
+/// and sum go on, and `factor` is what earlier sums have to be multiplied by. Returns whether any
+/// maximum moved; where none did, all factors are 1.
+template <class Simd, int kVectors>
+bool softmax_block(ForwardTile<Simd>& tile, int panel, int keys) {
+  using Vector = typename Simd::Vector;
+  constexpr int kLanes = Simd::kLanes;
+  constexpr int kGrain = Simd::kPairs ? 2 : 1;
+  constexpr int kStepKeys = 2;
+  float* scores = tile.scores;
+  float* maximum = tile.maximum + panel * kPanelWidth<Simd>;
+  float* sum = tile.sum + panel * kPanelWidth<Simd>;
+  const Vector scale = Simd::set(tile.scale_log2);
+  Vector top[kVectors];
+  for (int v = 0; v < kVectors; ++v) top[v] = Simd::load(tile.top + v * kLanes);
+  bool moved = false;
+  Vector exponent[kVectors];
+  Vector part[kVectors];
+  for (int v = 0; v < kVectors; ++v) {
+    const Vector before = Simd::load(maximum + v * kLanes);
+    const Vector base = base_exponent<Simd>(top[v], scale);
+    moved = moved || Simd::any(Simd::below(before, top[v]));
+    Simd::store(maximum + v * kLanes, top[v]);
+    Simd::store(tile.factor + v * kLanes,
+                exp2<Simd, false>(Simd::subtract(base_exponent<Simd>(before, scale), base)));
+    exponent[v] = Simd::subtract(Simd::zero(), base);
+    part[v] = Simd::zero();
+  }
+  int j = 0;
+  for (; j + kStepKeys <= keys; j += kStepKeys) {
+    exponentials<Simd, kVectors, kStepKeys>(scores, j, scale, exponent, part);
+  }
+  for (; j < keys; j += kGrain) {
+    exponentials<Simd, kVectors, kGrain>(scores, j, scale, exponent, part);
+  }
+  for (int v = 0; v < kVectors; ++v) {
+    const Vector factor = Simd::load(tile.factor + v * kLanes);
+    const Vector before = Simd::load(sum + v * kLanes);
+    Simd::store(sum + v * kLanes, Simd::multiply_add(before, factor, part[v]));
+  }
+  return moved;
+}
+
+}  // namespace
+}  // namespace distca::kernels

@@ -1,0 +1,253 @@
+#pragma once
+// State of one item of the forward pass (forward.h) and what it reads: limits of its rows, Q, and
+// the blocks of keys with their copies.
+
+#include <new>
+
+#include "distca/kernels/cpu/engine.h"
+#include "distca/kernels/cpu/pack.h"
+#include "distca/kernels/cpu/product.h"
+
+namespace distca::kernels {
+namespace {
+
+constexpr float kNoScore = -3.4028234663852886e38F;  // the maximum of no scores; finite
+constexpr float kLeastScale = 1e-37F;                // instead of 0, since 0 * infinity is NaN
+constexpr int64_t kFarPosition = int64_t{1} << 61;   // beyond every position, sums do not overflow
+constexpr int32_t kAbsentKey = 2 * kBlockKeys;       // beyond every limit in a block
+
+template <class Simd>
+constexpr int kPanelWidth = Simd::kProductVectors* Simd::kLanes;
+
+/// Positions of the keys that some and that all rows of a panel see, both inclusive.
+struct PanelKeys {
+  int64_t some_low = 0;
+  int64_t some_high = 0;
+  int64_t all_low = 0;
+  int64_t all_high = 0;
+};
+
+/// Words between the rows of K and V, known at compile time: an odd number of cache lines, which
+/// spreads a column over all sets of the cache.
+template <int kStrideK, int kStrideV>
+struct Strides {
+  static constexpr int kKey = kStrideK;
+  static constexpr int kValue = kStrideV;
+};
+
+constexpr int kLongStride = 272;  // holds kMostHeadDim words
+
+/// One item in progress. Arrays by lane: [panels][width of a panel].
+template <class Simd>
+struct ForwardTile {
+  static constexpr int kPanels = kTileRows / kPanelWidth<Simd>;
+
+  int64_t rows = 0;
+  int panels = 0;
+  int d_words = 0;
+  int e = 0;
+  float scale_log2 = 0;  // > 0; of a score as an exponent of 2
+  float cap = 0;         // 0: none
+  float cap_scale = 0;   // softmax_scale / cap
+
+  PanelKeys panel_keys[kPanels];
+  bool started[kPanels] = {};
+  int64_t low[kTileRows];  // the lane's first and last visible position
+  int64_t high[kTileRows];
+  alignas(64) float maximum[kTileRows];
+  alignas(64) float sum[kTileRows];
+  alignas(64) float lse[kTileRows];
+  alignas(64) float factor[kPanelWidth<Simd>];
+  alignas(64) float top[kPanelWidth<Simd>];          // the maximum with the current block
+  alignas(64) int32_t first_key[kPanelWidth<Simd>];  // limits in the current block
+  alignas(64) int32_t last_key[kPanelWidth<Simd>];
+  alignas(64) float scores[kBlockKeys * kPanelWidth<Simd>];  // then probabilities, as words
+
+  Word* q = nullptr;   // [panels][d_words][width]
+  float* o = nullptr;  // [panels][e][width]
+  Word* k = nullptr;   // [kBlockKeys][stride]
+  Word* v = nullptr;   // [kBlockKeys or pairs][stride]
+};
+
+/// A block of keys.
+struct KeyBlock {
+  int64_t position = 0;
+  uint64_t present = 0;
+  uint64_t not_finite = 0;  // keys whose V is not: zero in the copy, added by add_apart
+  int first = 0;            // keys [first, end) hold all that are present
+  int end = 0;
+  int32_t index[kBlockKeys];  // in the block, or kAbsentKey
+  const void* k_rows[kBlockKeys];
+  const void* v_rows[kBlockKeys];
+};
+
+constexpr int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+template <class Simd>
+int panel_lanes(const ForwardTile<Simd>& tile, int panel) {
+  const int64_t left = tile.rows - int64_t{panel} * kPanelWidth<Simd>;
+  return left < kPanelWidth<Simd> ? static_cast<int>(left) : kPanelWidth<Simd>;
+}
+
+/// What each lane sees. Lanes without a row see everything, so that they never ask for a mask.
+template <class Simd>
+void set_limits(const ForwardItem& item, int64_t group, ForwardTile<Simd>& tile) {
+  constexpr int kWidth = kPanelWidth<Simd>;
+  const Mask& mask = item.task->mask;
+  const auto far = [](int64_t window) {
+    return window < 0 || window > kFarPosition ? kFarPosition : window;
+  };
+  const int64_t left = far(mask.window_left);
+  int64_t right = far(mask.window_right);
+  if (mask.causal) right = 0;
+  for (int i = 0; i < tile.panels * kWidth; ++i) {
+    tile.low[i] = -kFarPosition;
+    tile.high[i] = kFarPosition;
+    tile.maximum[i] = kNoScore;
+    tile.sum[i] = 0;
+  }
+  int64_t position = item.task->q_position + item.row_begin / group;
+  int64_t head = item.row_begin % group;
+  for (int i = 0; i < tile.rows; ++i) {
+    tile.low[i] = position - left;
+    tile.high[i] = position + right;
+    if (++head == group) head = 0, ++position;
+  }
+  for (int p = 0; p < tile.panels; ++p) {  // limits ascend with the rows
+    const int first = p * kWidth;
+    const int last = first + panel_lanes(tile, p) - 1;
+    tile.panel_keys[p] = {tile.low[first], tile.high[last], tile.low[last], tile.high[first]};
+  }
+}
+
+inline void prefetch_row(const void* row, int64_t bytes) {
+  for (int64_t at = 0; at < bytes; at += 64) {
+    __builtin_prefetch(static_cast<const std::byte*>(row) + at);
+  }
+}
+
+/// A negative scale is Q with the other sign, which is exact.
+template <class Simd, class Number>
+void pack_queries(const ForwardItem& item, int64_t group, ForwardTile<Simd>& tile) {
+  constexpr int kWidth = kPanelWidth<Simd>;
+  const void* rows[kTileRows];
+  const int count = static_cast<int>(tile.rows);
+  const int padded = tile.panels * kWidth;
+  query_row_addresses(item.task->q, sizeof(Number), group, item.kv_head, item.row_begin, count,
+                      padded, rows);
+  const int64_t bytes = item.shape->head_dim_qk * int64_t{sizeof(Number)};
+  for (int i = 0; i < count; ++i) prefetch_row(rows[i], bytes);
+  for (int p = 0; p < tile.panels; ++p) {
+    const int width = panel_lanes(tile, p) <= Simd::kLanes ? Simd::kLanes : kWidth;
+    pack_transposed<Simd, Number>(rows + p * kWidth, width,
+                                  static_cast<int>(item.shape->head_dim_qk),
+                                  tile.q + int64_t{p} * tile.d_words * kWidth, width);
+  }
+  if (item.shape->softmax_scale < 0) {
+    const Word sign = Simd::kPairs ? 0x80008000U : 0x80000000U;
+    const int64_t words = int64_t{tile.panels} * tile.d_words * kWidth;
+    for (int64_t i = 0; i < words; ++i) tile.q[i] ^= sign;
+  }
+}
+
+/// The first position >= `from` that has a key, or kFarPosition.
+inline int64_t next_key(const KeyFragment* fragments, int64_t count, int64_t hint, int64_t from) {
+  int64_t next = kFarPosition;
+  for (int64_t i = 0, at = hint; i < count; ++i) {
+    const KeyFragment& fragment = fragments[at];
+    if (fragment.tokens > 0 && fragment.position + fragment.tokens > from) {
+      if (fragment.position <= from) return from;
+      if (fragment.position < next) next = fragment.position;
+    }
+    if (++at == count) at = 0;
+  }
+  return next;
+}
+
+/// The block that holds the first key from `position` on; false if there is none up to `high`.
+template <class Number>
+bool find_block(const ForwardItem& item, int64_t position, int64_t high, int64_t* hint,
+                KeyBlock& block) {
+  const KeyFragment* fragments = item.task->keys.data();
+  const auto count = static_cast<int64_t>(item.task->keys.size());
+  const int64_t key = next_key(fragments, count, *hint, position);
+  if (key > high || key >= kFarPosition) return false;
+  block.position = key / kBlockKeys * kBlockKeys;
+  KeyPieces pieces;
+  find_keys(fragments, count, block.position, hint, &pieces);
+  block.present = pieces.present;
+  block.first = __builtin_ctzll(block.present);
+  block.end = kBlockKeys - __builtin_clzll(block.present);
+  for (int i = 0; i < kBlockKeys; ++i) {
+    block.index[i] = (block.present >> i & 1) != 0 ? i : kAbsentKey;
+  }
+  key_block_addresses(fragments, pieces, sizeof(Number), item.kv_head, block.k_rows, block.v_rows);
+  return true;
+}
+
+/// Copies the block's K and V. Where V is not finite the key's row is 0 in the copy.
+template <class Simd, class Number, class Strides>
+void pack_keys(int d, KeyBlock& block, ForwardTile<Simd>& tile) {
+  const int count = static_cast<int>(round_up(block.end, Simd::kPairs ? 2 : 1));
+  pack_rows<Simd, Number>(block.k_rows, count, d, tile.k, Strides::kKey);
+  block.not_finite = 0;
+  if (pack_summed_rows<Simd, Number, true>(block.v_rows, count, tile.e, tile.v, Strides::kValue)) {
+    return;
+  }
+  const void* finite_rows[kBlockKeys];
+  for (int i = 0; i < count; ++i) {
+    const bool finite =
+        pack_rows<Simd, Number, true>(block.v_rows + i, 1, tile.e, tile.v, Strides::kValue);
+    finite_rows[i] = finite ? block.v_rows[i] : kZeroRow;
+    if (!finite) block.not_finite |= uint64_t{1} << i;
+  }
+  pack_summed_rows<Simd, Number>(finite_rows, count, tile.e, tile.v, Strides::kValue);
+}
+
+/// Asks for the rows of the block that is copied next, a few cache lines at a time between parts of
+/// products: all at once would fill the processor's list of open misses and stall it.
+struct Prefetch {
+  /// `steps`: how often step() will be called.
+  void start(const KeyBlock* block, int64_t k_bytes, int64_t v_bytes, int steps) {
+    next = block;
+    bytes[0] = k_bytes;
+    bytes[1] = v_bytes;
+    row = 0;
+    at = 0;
+    const int64_t lines = kBlockKeys * ((k_bytes + 63) / 64 + (v_bytes + 63) / 64);
+    lines_each_step = (lines + steps - 1) / steps;
+  }
+  void step() {
+    if (next == nullptr) return;
+    for (int64_t i = 0; i < lines_each_step && row < 2 * kBlockKeys; ++i) {
+      const bool value = row >= kBlockKeys;
+      const void* data = value ? next->v_rows[row - kBlockKeys] : next->k_rows[row];
+      __builtin_prefetch(static_cast<const std::byte*>(data) + at, 0, 2);
+      at += 64;
+      if (at >= bytes[value]) at = 0, ++row;
+    }
+  }
+  const KeyBlock* next = nullptr;
+  int64_t bytes[2] = {};  // of a row of K, of V
+  int row = 0;            // of 2 x kBlockKeys, first those of K
+  int64_t at = 0;         // in the row, in bytes
+  int64_t lines_each_step = 0;
+};
+
+/// C of `rows` rows in parts of one block of the product, with a step of the prefetch after each,
+/// the last one too.
+template <class Simd, int kVectors, int kStrideM, int kStrideK, int kStrideC, Start kStart,
+          bool kTop = false>
+void product_in_steps(int rows, const Word* a, const Word* b, int b_stride, float* c, int words,
+                      const float* factor, Prefetch& prefetch, float* top = nullptr) {
+  constexpr int kPart = Simd::kProductRows;
+  for (int m = 0; m < rows; m += kPart) {
+    product<Simd, kVectors, kStrideM, kStrideK, kStrideC, kStart, kTop>(
+        rows - m < kPart ? rows - m : kPart, a + m * kStrideM, b, b_stride, c + m * kStrideC, words,
+        factor, NoStep{}, top);
+    prefetch.step();
+  }
+}
+
+}  // namespace
+}  // namespace distca::kernels
