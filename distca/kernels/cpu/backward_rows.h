@@ -111,18 +111,21 @@ void BackwardTile<Simd, Number, kWide>::load_block(const BackwardItem& item) {
   pieces_ = next_;
   const void** k = next_k_;
   const void** v = next_v_;
-  bool finite = pack_rows<Simd, Number>(k, kBlockKeys, d_, k_, kKeyStride);
-  pack_rows<Simd, Number>(v, kBlockKeys, e_, v_, kKeyStride);
-  k_summed_ = k_;
+  bool finite = true;
   if constexpr (Simd::kPairs) {
-    finite = pack_summed_rows<Simd, Number>(k, kBlockKeys, d_, k_copy_, kColumnStride);
+    pack_rows<Simd, Number>(k, kBlockKeys, d_, k_, kKeyStride);
+    finite = pack_summed_rows<Simd, Number, true>(k, kBlockKeys, d_, k_copy_, kColumnStride);
     k_summed_ = k_copy_;
+  } else {
+    finite = pack_rows<Simd, Number, true>(k, kBlockKeys, d_, k_, kKeyStride);
+    k_summed_ = k_;
   }
+  pack_rows<Simd, Number>(v, kBlockKeys, e_, v_, kKeyStride);
   if (!finite) {
     // Rows that do not see such a key have dS = 0 there, and 0 x infinity is not 0. Rows that do
     // have a dS of 0 (P = 0) or none.
     for (int i = 0; i < kBlockKeys; ++i) {
-      if (!pack_rows<Simd, Number>(k + i, 1, d_, k_copy_, kKeyStride)) k[i] = kZeroRow;
+      if (!pack_rows<Simd, Number, true>(k + i, 1, d_, k_copy_, kKeyStride)) k[i] = kZeroRow;
     }
     pack_summed_rows<Simd, Number>(k, kBlockKeys, d_, k_copy_, kColumnStride);
     k_summed_ = k_copy_;

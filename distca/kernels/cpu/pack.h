@@ -148,10 +148,10 @@ inline __attribute__((always_inline)) void copy_rows(const Load& load, int words
   if (w < words) copy(w, words - w);
 }
 
-/// `count` rows in groups of four: load(first row, row of the group, word, count). Returns whether
-/// all numbers are finite (0 * x is 0 for these only), true without kCheck.
+/// `count` rows in groups of four: load(first row, row of the group, word, count). With kCheck
+/// returns whether all numbers are finite (0 * x is 0 for these only), else nothing.
 template <class Simd, bool kCheck, class Load>
-inline bool copy_all_rows(const Load& load, int count, int words, Word* to, int stride) {
+inline auto copy_all_rows(const Load& load, int count, int words, Word* to, int stride) {
   typename Simd::Vector check[4] = {Simd::zero(), Simd::zero(), Simd::zero(), Simd::zero()};
   int r = 0;
   for (; r + 4 <= count; r += 4) {
@@ -164,18 +164,19 @@ inline bool copy_all_rows(const Load& load, int count, int words, Word* to, int 
         [&](int, int w, int n) __attribute__((always_inline)) { return load(r, w, n); }, words,
         to + int64_t{r} * stride, stride, check);
   }
-  if constexpr (!kCheck) return true;
-  float lanes[Simd::kLanes];
-  Simd::store(lanes, Simd::add(Simd::add(check[0], check[1]), Simd::add(check[2], check[3])));
-  float sum = 0;
-  for (const float lane : lanes) sum += lane;
-  return sum == 0;
+  if constexpr (kCheck) {
+    float lanes[Simd::kLanes];
+    Simd::store(lanes, Simd::add(Simd::add(check[0], check[1]), Simd::add(check[2], check[3])));
+    float sum = 0;
+    for (const float lane : lanes) sum += lane;
+    return sum == 0;
+  }
 }
 
 /// [count][stride]: rows as they lie. `stride` has room for whole vectors. With kCheck returns
-/// whether all numbers are finite.
+/// whether all numbers are finite, else nothing.
 template <class Simd, class Number, bool kCheck = false>
-inline bool pack_rows(RowAddresses rows, int count, int dim, Word* to, int stride) {
+inline auto pack_rows(RowAddresses rows, int count, int dim, Word* to, int stride) {
   return copy_all_rows<Simd, kCheck>(
       [&](int r, int w, int n)
           __attribute__((always_inline)) { return load_row_words<Simd, Number>(rows[r], w, n); },
@@ -186,7 +187,7 @@ inline bool pack_rows(RowAddresses rows, int count, int dim, Word* to, int strid
 /// [count / 2][stride], word i holds number i of row 2 p (low half) and of row 2 p + 1. `count` is
 /// even. Otherwise as pack_rows.
 template <class Simd, class Number, bool kCheck = false>
-inline bool pack_summed_rows(RowAddresses rows, int count, int dim, Word* to, int stride) {
+inline auto pack_summed_rows(RowAddresses rows, int count, int dim, Word* to, int stride) {
   if constexpr (!Simd::kPairs) {
     return pack_rows<Simd, Number, kCheck>(rows, count, dim, to, stride);
   } else {
