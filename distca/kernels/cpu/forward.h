@@ -126,6 +126,8 @@ void attend_all(const ForwardItem& item, int64_t group, ForwardTile<Simd>& tile)
   int64_t hint = 0;
   bool more = find_block<Number>(item, low < 0 ? 0 : low, high, &hint, blocks[0]);
   if (!more) return;
+  const KeyFragment& last = item.task->keys.data()[item.task->keys.size() - 1];
+  const int64_t keys_end = last.position + last.tokens;
   for (int i = blocks[0].first; i < blocks[0].end; ++i) {
     prefetch_row(blocks[0].k_rows[i], d * int64_t{sizeof(Number)});
     prefetch_row(blocks[0].v_rows[i], tile.e * int64_t{sizeof(Number)});
@@ -136,8 +138,12 @@ void attend_all(const ForwardItem& item, int64_t group, ForwardTile<Simd>& tile)
     KeyBlock& next = blocks[1 - current];
     pack_keys<Simd, Number, Strides>(d, block, tile);
     more = find_block<Number>(item, block.position + kBlockKeys, high, &hint, next);
+    const PanelsLeft left = panels_left(tile, block.position, keys_end);
     prefetch.start(more ? &next : nullptr, d * int64_t{sizeof(Number)},
-                   tile.e * int64_t{sizeof(Number)}, tile.panels * steps);
+                   tile.e * int64_t{sizeof(Number)}, left.here > 0 ? left.here * steps : 1);
+    if (item.next != nullptr) {
+      prefetch.start_queries<Number>(*item.next, group, left.all * steps);
+    }
     for (int p = 0; p < tile.panels; ++p) {
       if (panel_lanes(tile, p) <= Simd::kLanes) {
         attend<Simd, Number, Strides, 1>(tile, block, p, prefetch);
