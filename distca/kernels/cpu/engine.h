@@ -15,7 +15,9 @@
 
 namespace distca::kernels {
 
-constexpr int kTileRows = 512;  // rows of one item at most, a multiple of kPanelRows
+// Rows of one item at most, a multiple of kPanelRows. Backward sums dK and dV over a tile before it
+// adds them to the caller's, so its bits depend on this.
+constexpr int kTileRows = 512;
 constexpr int kPanelRows = 32;  // rows that go through the kernel together
 constexpr int kBlockKeys = 64;  // keys of one step, aligned to the document's start
 constexpr int kMostHeadDim = 256;
