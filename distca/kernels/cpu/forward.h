@@ -185,8 +185,13 @@ void set_lse(ForwardTile<Simd>& tile) {
   constexpr double kLn2 = 0.6931471805599453;
   const int lanes = tile.panels * kPanelWidth<Simd>;
   for (int i = 0; i < lanes; ++i) {
+    // ln of the sum of 2^(score * scale_log2 - base) + base ln 2, and the largest score's exponent
+    // as the scale has it that is not rounded to fp32: backward subtracts LSE from such scores.
     const float base = tile.maximum[i] * tile.scale_log2;  // as in base_exponent
-    tile.lse[i] = static_cast<float>(base * kLn2 + natural_log(tile.sum[i]));
+    const double maximum = tile.maximum[i];
+    tile.lse[i] =
+        static_cast<float>(maximum * tile.scale + (base - maximum * tile.scale_log2) * kLn2 +
+                           natural_log(tile.sum[i]));
   }
   for (int i = 0; i < lanes; ++i) {
     const float sum = tile.sum[i];
@@ -264,7 +269,8 @@ void set_scale(const Shape& shape, ForwardTile<Simd>& tile) {
     tile.cap = static_cast<float>(shape.softcap);
     tile.cap_scale = static_cast<float>(scale / shape.softcap);
   }
-  tile.scale_log2 = static_cast<float>((shape.softcap > 0 ? 1 : scale) * kLog2E);
+  tile.scale = shape.softcap > 0 ? 1 : scale;
+  tile.scale_log2 = static_cast<float>(tile.scale * kLog2E);
   if (tile.scale_log2 < kLeastScale) tile.scale_log2 = kLeastScale;
 }
 

@@ -46,6 +46,7 @@ struct ForwardTile {
   int panels = 0;
   int d_words = 0;
   int e = 0;
+  double scale = 0;      // >= 0; of a score as an exponent of e
   float scale_log2 = 0;  // > 0; of a score as an exponent of 2
   float cap = 0;         // 0: none
   float cap_scale = 0;   // softmax_scale / cap
