@@ -1,6 +1,7 @@
 #pragma once
 // A batch of tasks cut into items: (task, key head, tile of flattened rows; cpu/engine.h), each
-// with a predicted time. Thread rule: pure functions.
+// with a predicted time. Errors: none; shape and tasks are checked before. Thread rule: pure
+// functions.
 
 #include <cstdint>
 #include <span>
