@@ -232,7 +232,7 @@ struct Resolver {
     expect_tasks(list);
   }
 
-  void add(Buffers& buffers, size_t i, const QueryBuffer& from, bool backward) {
+  void add(Buffers& buffers, size_t i, const ListedQueryBuffer& from, bool backward) {
     expect_tokens(fmt::format("query buffer {}", i), from.tokens);
     const auto rows = [&](const char* name, const BufferRows& field, int64_t dim, ScalarType scalar,
                           Use use) {
@@ -253,7 +253,7 @@ struct Resolver {
     queries.push_back(task), outputs.push_back(o);
   }
 
-  void add(Buffers& buffers, size_t i, const KeyBuffer& from, bool backward) {
+  void add(Buffers& buffers, size_t i, const ListedKeyBuffer& from, bool backward) {
     expect_tokens(fmt::format("key buffer {}", i), from.tokens);
     const auto rows = [&](const char* name, const BufferRows& field, int64_t dim, ScalarType scalar,
                           Use use) {

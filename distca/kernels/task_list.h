@@ -25,14 +25,14 @@ struct BufferRows {
 
 /// Rows of queries. Forward reads q and writes o, lse; backward reads q, d_o, lse, delta and adds
 /// to dq. The others may stay empty.
-struct QueryBuffer {
+struct ListedQueryBuffer {
   int64_t tokens = 0;
   BufferRows q{}, o{}, lse{};
   BufferRows d_o{}, delta{}, dq{};
 };
 
 /// Rows of keys and values. Backward adds to dk, dv.
-struct KeyBuffer {
+struct ListedKeyBuffer {
   int64_t tokens = 0;
   BufferRows k{}, v{};
   BufferRows dk{}, dv{};
@@ -60,8 +60,8 @@ struct ListedTask {
 /// between each other's tokens, as in [tokens, 3, heads, dim], but not between heads that lie
 /// apart. No two tasks write the same o; several may add to the same dq, dk, dv.
 struct TaskList {
-  std::vector<QueryBuffer> queries{};
-  std::vector<KeyBuffer> keys{};
+  std::vector<ListedQueryBuffer> queries{};
+  std::vector<ListedKeyBuffer> keys{};
   std::vector<ListedTask> tasks{};
 };
 

@@ -152,7 +152,7 @@ class Scene {
   }
 
   void add_queries() {
-    QueryBuffer& buffer = list.queries.emplace_back();
+    ListedQueryBuffer& buffer = list.queries.emplace_back();
     buffer.tokens = input_.number(0, 160);
     const auto add = [&](int64_t dim, ScalarType scalar, bool written) {
       return rows(buffer.tokens, shape.num_heads, dim, scalar, written);
@@ -168,7 +168,7 @@ class Scene {
   }
 
   void add_keys() {
-    KeyBuffer& buffer = list.keys.emplace_back();
+    ListedKeyBuffer& buffer = list.keys.emplace_back();
     buffer.tokens = input_.number(0, 160);
     const auto add = [&](int64_t dim, ScalarType scalar, bool written) {
       return rows(buffer.tokens, shape.num_kv_heads, dim, scalar, written);

@@ -15,7 +15,9 @@
 
 namespace distca::kernels {
 
-constexpr int kTileRows = 256;  // rows of one item at most, a multiple of kPanelRows
+// Rows of one item at most, a multiple of kPanelRows. Backward sums dK and dV over a tile before it
+// adds them to the caller's, so its bits depend on this.
+constexpr int kTileRows = 512;
 constexpr int kPanelRows = 32;  // rows that go through the kernel together
 constexpr int kBlockKeys = 64;  // keys of one step, aligned to the document's start
 constexpr int kMostHeadDim = 256;
@@ -31,6 +33,9 @@ struct ForwardItem {
   int64_t kv_head = 0;
   int64_t row_begin = 0;
   int64_t row_end = 0;
+  /// The item that this thread probably computes next: its queries are fetched beside this one's
+  /// last products. nullptr: none is foreseen.
+  const ForwardItem* next = nullptr;
 };
 
 /// Where items add to the same dk, dv or dq, each waits for its predecessors: before it adds to the

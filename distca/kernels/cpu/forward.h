@@ -56,6 +56,15 @@ void add_apart(ForwardTile<Simd>& tile, const KeyBlock& block, int panel, int fi
   }
 }
 
+/// Where in the block the keys end that lanes of a panel's first vector see, from `first` to `end`.
+template <class Simd>
+int first_half_end(const ForwardTile<Simd>& tile, const KeyBlock& block, int panel, int first,
+                   int end) {
+  const int64_t high = tile.high[panel * kPanelWidth<Simd> + Simd::kLanes - 1];
+  const int64_t half = round_up(high + 1 - block.position, Simd::kPairs ? 2 : 1);
+  return half < first ? first : half < end ? static_cast<int>(half) : end;
+}
+
 /// One panel against one block.
 template <class Simd, class Number, class Strides, int kVectors>
 void attend(ForwardTile<Simd>& tile, const KeyBlock& block, int panel, Prefetch& prefetch) {
@@ -77,9 +86,19 @@ void attend(ForwardTile<Simd>& tile, const KeyBlock& block, int panel, Prefetch&
   float* scores = tile.scores;
   const Word* k = tile.k + first * Strides::kKey;
   const Word* q = tile.q + int64_t{panel} * tile.d_words * kPanelWidth<Simd>;
+  // Keys from `half` on are seen by the lanes of the second vector only: on the diagonal.
+  int half = end;
+  if constexpr (kVectors == 2) {
+    if (masked) half = first_half_end(tile, block, panel, first, end);
+  }
   if (masked || tile.cap > 0) {
     product_in_steps<Simd, kVectors, Strides::kKey, 1, kWidth, Start::kZero>(
-        end - first, k, q, kWidth, scores, tile.d_words, nullptr, prefetch);
+        half - first, k, q, kWidth, scores, tile.d_words, nullptr, prefetch);
+    if (half < end) {
+      product_in_steps<Simd, 1, Strides::kKey, 1, kWidth, Start::kZero>(
+          end - half, k + (half - first) * Strides::kKey, q + Simd::kLanes, kWidth,
+          scores + (half - first) * kWidth + Simd::kLanes, tile.d_words, nullptr, prefetch);
+    }
     if (tile.cap > 0) cap_scores(tile, scores, (end - first) * kWidth);
     if (masked) mask_scores<Simd, kVectors>(tile, block, panel, first, end);
     find_top<Simd, kVectors>(tile, panel, end - first);
@@ -95,7 +114,7 @@ void attend(ForwardTile<Simd>& tile, const KeyBlock& block, int panel, Prefetch&
   const Word* v = tile.v + first / kGrain * Strides::kValue;
   const Word* p = reinterpret_cast<const Word*>(scores);
   float* o = tile.o + int64_t{panel} * tile.e * kPanelWidth<Simd>;
-  const int words = (end - first) / kGrain;
+  const int words = (half - first) / kGrain;
   if (!tile.started[panel]) {
     product_in_steps<Simd, kVectors, 1, Strides::kValue, kWidth, Start::kZero>(
         tile.e, v, p, kWidth, o, words, nullptr, prefetch);
@@ -106,6 +125,11 @@ void attend(ForwardTile<Simd>& tile, const KeyBlock& block, int panel, Prefetch&
   } else {
     product_in_steps<Simd, kVectors, 1, Strides::kValue, kWidth, Start::kAdd>(
         tile.e, v, p, kWidth, o, words, nullptr, prefetch);
+  }
+  if (half < end) {
+    product_in_steps<Simd, 1, 1, Strides::kValue, kWidth, Start::kAdd>(
+        tile.e, v + words * Strides::kValue, p + words * kWidth + Simd::kLanes, kWidth,
+        o + Simd::kLanes, (end - half) / kGrain, nullptr, prefetch);
   }
   if (block.not_finite != 0) {
     add_apart<Simd, Number, kVectors>(tile, block, panel, first, end);
@@ -126,6 +150,8 @@ void attend_all(const ForwardItem& item, int64_t group, ForwardTile<Simd>& tile)
   int64_t hint = 0;
   bool more = find_block<Number>(item, low < 0 ? 0 : low, high, &hint, blocks[0]);
   if (!more) return;
+  const KeyFragment& last = item.task->keys.data()[item.task->keys.size() - 1];
+  const int64_t keys_end = last.position + last.tokens;
   for (int i = blocks[0].first; i < blocks[0].end; ++i) {
     prefetch_row(blocks[0].k_rows[i], d * int64_t{sizeof(Number)});
     prefetch_row(blocks[0].v_rows[i], tile.e * int64_t{sizeof(Number)});
@@ -136,8 +162,12 @@ void attend_all(const ForwardItem& item, int64_t group, ForwardTile<Simd>& tile)
     KeyBlock& next = blocks[1 - current];
     pack_keys<Simd, Number, Strides>(d, block, tile);
     more = find_block<Number>(item, block.position + kBlockKeys, high, &hint, next);
+    const PanelsLeft left = panels_left(tile, block.position, keys_end);
     prefetch.start(more ? &next : nullptr, d * int64_t{sizeof(Number)},
-                   tile.e * int64_t{sizeof(Number)}, tile.panels * steps);
+                   tile.e * int64_t{sizeof(Number)}, left.here > 0 ? left.here * steps : 1);
+    if (item.next != nullptr) {
+      prefetch.start_queries<Number>(*item.next, group, left.all * steps);
+    }
     for (int p = 0; p < tile.panels; ++p) {
       if (panel_lanes(tile, p) <= Simd::kLanes) {
         attend<Simd, Number, Strides, 1>(tile, block, p, prefetch);

@@ -208,7 +208,7 @@ void pack_keys(int d, KeyBlock& block, ForwardTile<Simd>& tile) {
 /// products: all at once would fill the processor's list of open misses and stall it.
 struct Prefetch {
   /// `steps`: how often step() will be called.
-  void start(const KeyBlock* block, int64_t k_bytes, int64_t v_bytes, int steps) {
+  void start(const KeyBlock* block, int64_t k_bytes, int64_t v_bytes, int64_t steps) {
     next = block;
     bytes[0] = k_bytes;
     bytes[1] = v_bytes;
@@ -217,7 +217,27 @@ struct Prefetch {
     const int64_t lines = kBlockKeys * ((k_bytes + 63) / 64 + (v_bytes + 63) / 64);
     lines_each_step = (lines + steps - 1) / steps;
   }
+  /// The queries of the next item, once no more than `steps` steps are left in which they can come
+  /// a few lines at a time: not earlier, or other memory would drive them out again.
+  template <class Number>
+  void start_queries(const ForwardItem& item, int64_t group, int64_t steps) {
+    constexpr int64_t kLinesEachStep = 4;
+    if (queries > 0 || steps == 0) return;
+    const int64_t rows = item.row_end - item.row_begin;
+    query_bytes = item.shape->head_dim_qk * int64_t{sizeof(Number)};
+    const int64_t lines = rows * ((query_bytes + 63) / 64);
+    query_lines_each_step = (lines + steps - 1) / steps;
+    if (query_lines_each_step < kLinesEachStep) return;
+    queries = static_cast<int>(rows);
+    query_row_addresses(item.task->q, sizeof(Number), group, item.kv_head, item.row_begin, queries,
+                        queries, query_rows);
+  }
   void step() {
+    for (int64_t i = 0; i < query_lines_each_step && query < queries; ++i) {
+      __builtin_prefetch(static_cast<const std::byte*>(query_rows[query]) + query_at, 0, 2);
+      query_at += 64;
+      if (query_at >= query_bytes) query_at = 0, ++query;
+    }
     if (next == nullptr) return;
     for (int64_t i = 0; i < lines_each_step && row < 2 * kBlockKeys; ++i) {
       const bool value = row >= kBlockKeys;
@@ -232,7 +252,34 @@ struct Prefetch {
   int row = 0;            // of 2 x kBlockKeys, first those of K
   int64_t at = 0;         // in the row, in bytes
   int64_t lines_each_step = 0;
+
+  int queries = 0;  // of the next item, once they have their turn
+  int query = 0;
+  int64_t query_at = 0;
+  int64_t query_bytes = 0;
+  int64_t query_lines_each_step = 0;
+  const void* query_rows[kTileRows];
 };
+
+/// How many panels see keys of the block at `position`, and in how many pairs of a panel and a
+/// block some are seen from there on up to `end`.
+struct PanelsLeft {
+  int64_t here = 0;
+  int64_t all = 0;
+};
+template <class Simd>
+PanelsLeft panels_left(const ForwardTile<Simd>& tile, int64_t position, int64_t end) {
+  PanelsLeft left;
+  for (int p = 0; p < tile.panels; ++p) {
+    const PanelKeys& keys = tile.panel_keys[p];
+    const int64_t low = keys.some_low < position ? position : keys.some_low;
+    const int64_t high = keys.some_high < end ? keys.some_high : end - 1;
+    if (low > high) continue;
+    left.here += low < position + kBlockKeys ? 1 : 0;
+    left.all += high / kBlockKeys - low / kBlockKeys + 1;
+  }
+  return left;
+}
 
 /// C of `rows` rows in parts of one block of the product, with a step of the prefetch after each,
 /// the last one too.

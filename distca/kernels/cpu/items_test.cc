@@ -91,8 +91,9 @@ TEST(ItemsTest, gaps_between_fragments_cost_nothing) {
 
 TEST(ItemsTest, long_items_are_halved_until_each_is_a_small_part) {
   const Keys keys(8192);
-  std::vector<TaskExtent> tasks{{.q_tokens = 512, .q_position = 7680, .keys = keys.span()},
-                                {.q_tokens = 64, .q_position = 100, .keys = keys.span()}};
+  std::vector<TaskExtent> tasks{
+      {.q_tokens = 2 * kTileRows, .q_position = 8192 - 2 * kTileRows, .keys = keys.span()},
+      {.q_tokens = 64, .q_position = 100, .keys = keys.span()}};
   EXPECT_EQ(cut_items(heads(1, 1), tasks, 0).size(), 3u);
   const std::vector<Item> items = cut_items(heads(1, 1), tasks, 8);
   int64_t total = 0, longest = 0;

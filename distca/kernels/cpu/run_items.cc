@@ -91,18 +91,21 @@ void run_forward(const Engine& engine, const Shape& shape, ScalarType type, Scal
   std::vector<Item> items = cut_items(shape, extents(prepared),
                                       pool.threads() == 1 ? 0 : kPiecesPerThread * pool.threads());
   if (pool.threads() > 1) sort_longest_first(items);
-  pool.run(static_cast<int64_t>(items.size()), engine.forward_scratch_bytes(shape, type),
-           [&](int64_t i, std::byte* scratch) {
-             const Item& item = items[i];
-             engine.forward({.shape = &shape,
-                             .type = type,
-                             .o_type = o_type,
-                             .task = &prepared[item.task],
-                             .kv_head = item.kv_head,
-                             .row_begin = item.row_begin,
-                             .row_end = item.row_end},
-                            scratch);
-           });
+  std::vector<ForwardItem> work;
+  work.reserve(items.size());
+  for (const Item& item : items) {
+    work.push_back({.shape = &shape,
+                    .type = type,
+                    .o_type = o_type,
+                    .task = &prepared[item.task],
+                    .kv_head = item.kv_head,
+                    .row_begin = item.row_begin,
+                    .row_end = item.row_end});
+  }
+  const auto threads = static_cast<size_t>(pool.threads());
+  for (size_t i = 0; i + threads < work.size(); ++i) work[i].next = &work[i + threads];
+  pool.run(static_cast<int64_t>(work.size()), engine.forward_scratch_bytes(shape, type),
+           [&](int64_t i, std::byte* scratch) { engine.forward(work[i], scratch); });
 }
 
 void run_backward(const Engine& engine, const Shape& shape, ScalarType type,
