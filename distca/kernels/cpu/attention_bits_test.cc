@@ -113,7 +113,7 @@ TEST_P(CpuBitsTest, a_document_of_10000_tokens_is_the_same_however_it_was_cut) {
 TEST_P(CpuBitsTest, forward_is_the_same_for_every_mask_and_odd_cuts) {
   for (const Mask& mask : {Mask{}, Mask{.causal = false}, Mask{.causal = true, .window_left = 100},
                            Mask{.causal = false, .window_left = 70, .window_right = 33}}) {
-    Case c = small_case(700);
+    Case c = small_case(testing::kFast ? 700 : 300);
     c.mask = mask;
     c.shape.num_heads = 6;  // 3 rows a query: a query's rows may lie in two panels
     c.shape.head_dim_qk = 40;
@@ -187,7 +187,7 @@ TEST_P(CpuBitsTest, forward_in_fp32_rounds_to_the_same_o) {
 TEST_P(CpuBitsTest, dq_is_the_same_for_every_mask_and_odd_cuts) {
   for (const Mask& mask : {Mask{}, Mask{.causal = false}, Mask{.causal = true, .window_left = 100},
                            Mask{.causal = false, .window_left = 70, .window_right = 33}}) {
-    Case c = small_case(700);
+    Case c = small_case(testing::kFast ? 700 : 300);
     c.mask = mask;
     c.shape.num_heads = 6;
     c.shape.head_dim_qk = 40;

@@ -19,10 +19,8 @@ void cap_scores(const ForwardTile<Simd>& tile, float* scores, int numbers) {
 }
 
 /// The panel's limits within the block, as one number a lane.
-/// Inlined always: at -O1 GCC 12 drops the call, taking what it writes for unread.
 template <class Simd>
-inline __attribute__((always_inline)) void set_block_limits(ForwardTile<Simd>& tile, int panel,
-                                                            int64_t position) {
+void set_block_limits(ForwardTile<Simd>& tile, int panel, int64_t position) {
   const int64_t* low = tile.low + panel * kPanelWidth<Simd>;
   const int64_t* high = tile.high + panel * kPanelWidth<Simd>;
   for (int i = 0; i < kPanelWidth<Simd>; ++i) {
