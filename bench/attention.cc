@@ -7,10 +7,10 @@
 #include <string>
 
 #include "bench/attention_report.h"
-#include "bench/machine.h"
 #include "bench/timing.h"
 #include "distca/base/error.h"
 #include "distca/base/file.h"
+#include "distca/base/machine.h"
 
 namespace distca::bench {
 namespace {

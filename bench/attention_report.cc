@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 
 #include "bench/attention_torch.h"
-#include "bench/machine.h"
 #include "distca/base/build_info.h"
+#include "distca/base/machine.h"
 #include "distca/base/text.h"
 
 namespace distca::bench {
