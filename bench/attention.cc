@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 
 #include "bench/attention_report.h"
@@ -93,6 +94,7 @@ int run(int argc, char** argv) {
 }  // namespace distca::bench
 
 int main(int argc, char** argv) {
+  setenv("THP_MEM_ALLOC_ENABLE", "1", 0);  // PyTorch reads it at its first tensor
   try {
     return distca::bench::run(argc, argv);
   } catch (const distca::Error& error) {

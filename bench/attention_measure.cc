@@ -89,6 +89,9 @@ void Measurer::length(const RowSpec& row, Results& results) {
     DISTCA_CHECK(distance < kMostDistance, "{}, {}: O is off PyTorch's by {:.2e}", row.name(),
                  isa_name(*isa), distance);
   }
+  results.kernel_huge_pages =
+      std::min(results.kernel_huge_pages, huge_page_share(problem.q.rows().data));
+  if (torch) results.torch_huge_pages = std::min(results.torch_huge_pages, torch->huge_pages());
   for (const Pass pass : kPasses) {
     std::vector<Contender> contenders;
     for (const Isa isa : row.isas) {

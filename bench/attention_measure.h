@@ -65,6 +65,9 @@ struct Results {
   // had turns on the core, which shares and ratios bear better than rates on several threads.
   double processor_seconds = 0;
   double wall_seconds = 0;
+  // Of the rows of one sequence, the least: share of the memory in huge pages.
+  double kernel_huge_pages = 1;
+  double torch_huge_pages = 1;
   std::vector<PeakResult> peaks;
   std::vector<LengthResult> lengths;
   std::vector<ShardResult> shards;

@@ -42,7 +42,9 @@ std::string head(const MeasureOptions& options) {
       "{} rounds of what stood side by side in a round, with its 95 % interval; `A/A`: the kernel\n"
       "against itself. Lengths 2,048 and more compute the first heads only, in buffers of all\n"
       "heads. Backward starts from LSE and delta. PyTorch: its CPU scaled_dot_product_attention,\n"
-      "heads contiguous, key heads expanded before the clock.\n"
+      "heads contiguous, key heads expanded before the clock. Tensors of both in huge pages, as in "
+      "a\n"
+      "training run.\n"
       "machine {}, {} cores used; instruction sets {}\n"
       "commit {}, {} build, {}, PyTorch {}{}\n",
       2 * options.rounds, options.rounds, options.rounds, cpu_name(), options.cores.size(),
@@ -63,8 +65,14 @@ std::string peak_table(const MeasureOptions& options, const Results& results) {
 /// Other programs on the machine make it less than 100 %.
 std::string core_text(const Results& results) {
   if (results.wall_seconds == 0) return "";
-  return fmt::format("\nthe measuring thread had {:.0f} % of its core\n",
-                     100 * results.processor_seconds / results.wall_seconds);
+  std::string text = fmt::format("\nthe measuring thread had {:.0f} % of its core\n",
+                                 100 * results.processor_seconds / results.wall_seconds);
+  if (results.lengths.empty()) return text;
+  return text + fmt::format("in huge pages, the least of a row: kernel {:.0f} %, PyTorch {}\n",
+                            100 * results.kernel_huge_pages,
+                            torch_version().empty()
+                                ? "-"
+                                : fmt::format("{:.0f} %", 100 * results.torch_huge_pages));
 }
 
 std::string bar_text(const Figure& figure, bool share) {
@@ -225,6 +233,8 @@ Json report_json(const MeasureOptions& options, const Results& results) {
           {"rounds", options.rounds},
           {"processor_seconds", results.processor_seconds},
           {"wall_seconds", results.wall_seconds},
+          {"kernel_huge_pages", results.kernel_huge_pages},
+          {"torch_huge_pages", results.torch_huge_pages},
           {"peaks", list(results.peaks)},
           {"lengths", list(results.lengths)},
           {"shards", list(results.shards)},
