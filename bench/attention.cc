@@ -25,7 +25,6 @@ struct Arguments {
   std::string json;
 };
 
-constexpr int kRounds = 15;
 constexpr int kQuickRounds = 5;
 
 /// Where the calling thread is, then others that it may use.
@@ -40,7 +39,7 @@ std::vector<int> cores_for(int threads) {
 int measure(const Arguments& arguments, const std::vector<RowSpec>& rows) {
   MeasureOptions options{.rounds = arguments.rounds > 0 ? arguments.rounds
                                    : arguments.quick    ? kQuickRounds
-                                                        : kRounds,
+                                                        : kLeastRounds,
                          .quick = arguments.quick,
                          .cores = cores_for(arguments.threads),
                          .machine = {.avx512 = kernels::isa_available(kernels::Isa::kAvx512),

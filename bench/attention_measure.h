@@ -11,7 +11,7 @@
 namespace distca::bench {
 
 struct MeasureOptions {
-  int rounds = 15;
+  int rounds = kLeastRounds;
   bool quick = false;
   std::vector<int> cores;  // the first measures alone, all together measure threads
   TorchMachine machine;
@@ -23,7 +23,7 @@ struct LengthResult {
   Pass pass = Pass::kForward;
   kernels::Isa isa = kernels::Isa::kPortable;
   double best = 0;        // GFLOP/s, of twice as many turns as rounds
-  double torch_best = 0;  // of as many turns as rounds; 0: built without PyTorch
+  double torch_best = 0;  // likewise; 0: built without PyTorch
   Figure of_peak;
   Figure of_torch;
   std::string name() const;
