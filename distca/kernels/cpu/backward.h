@@ -182,15 +182,16 @@ void BackwardTile<Simd, Number, kWide>::attend_group(int panel, int64_t start) {
   const int group_words = panel * kPanelWords * kPanelRows;
   const Word* d_o_rows = d_o_rows_ + group_words * e_panels_;
   const Word* q_rows = q_rows_ + group_words * d_panels_;
-  if (!started_ && most == kBlockKeys) {
-    add_group<Start::kZero>(views, p_, d_o_rows, e_panels_, dv_);
-    add_group<Start::kZero>(views, ds_, q_rows, d_panels_, dk_);
+  const int half = panel < kHalfPanels ? 0 : 1;
+  if (!started_[half] && most == kBlockKeys) {
+    add_group<Start::kZero>(views, p_, d_o_rows, e_panels_, dv_[half]);
+    add_group<Start::kZero>(views, ds_, q_rows, d_panels_, dk_[half]);
   } else {
-    if (!started_) clear_keys();
-    add_group<Start::kAdd>(views, p_, d_o_rows, e_panels_, dv_);
-    add_group<Start::kAdd>(views, ds_, q_rows, d_panels_, dk_);
+    if (!started_[half]) clear_keys(half);
+    add_group<Start::kAdd>(views, p_, d_o_rows, e_panels_, dv_[half]);
+    add_group<Start::kAdd>(views, ds_, q_rows, d_panels_, dk_[half]);
   }
-  started_ = true;
+  started_[half] = true;
   for (int i = 0; i < kGroup; ++i) {
     if (views[i].end == 0) continue;
     const Word* ds = (Simd::kPairs ? ds_lanes_ : ds_) + i * kPanelRows;
@@ -201,16 +202,15 @@ void BackwardTile<Simd, Number, kWide>::attend_group(int panel, int64_t start) {
 }
 
 template <class Simd, class Number, bool kWide>
-void BackwardTile<Simd, Number, kWide>::clear_keys() {
-  std::memset(dk_, 0, d_panels_ * kBlockKeys * kPanelRows * sizeof(float));
-  std::memset(dv_, 0, e_panels_ * kBlockKeys * kPanelRows * sizeof(float));
+void BackwardTile<Simd, Number, kWide>::clear_keys(int half) {
+  std::memset(dk_[half], 0, d_panels_ * kBlockKeys * kPanelRows * sizeof(float));
+  std::memset(dv_[half], 0, e_panels_ * kBlockKeys * kPanelRows * sizeof(float));
 }
 
 template <class Simd, class Number, bool kWide>
 void BackwardTile<Simd, Number, kWide>::block(int64_t start) {
-  started_ = false;
+  started_[0] = started_[1] = false;
   for (int panel = 0; panel < panels_; panel += kGroup) attend_group(panel, start);
-  if (!started_) clear_keys();
 }
 
 template <class Simd, class Number, bool kWide>

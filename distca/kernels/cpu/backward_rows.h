@@ -177,20 +177,28 @@ void BackwardTile<Simd, Number, kWide>::add_keys() {
       fetch_rows(dv_rows_ + key + kAhead, 1, e_ * sizeof(float));
     }
     if (dk_rows_[key] == nullptr) continue;
-    add_key(dk_, key, d_, scale_, static_cast<float*>(const_cast<void*>(dk_rows_[key])));
-    add_key(dv_, key, e_, 1, static_cast<float*>(const_cast<void*>(dv_rows_[key])));
+    auto* dk = static_cast<float*>(const_cast<void*>(dk_rows_[key]));
+    auto* dv = static_cast<float*>(const_cast<void*>(dv_rows_[key]));
+    if (started_[0] && started_[1]) {
+      add_key<2>(dk_, key, d_, scale_, dk);
+      add_key<2>(dv_, key, e_, 1, dv);
+    } else if (started_[0] || started_[1]) {
+      add_key<1>(dk_ + started_[1], key, d_, scale_, dk);
+      add_key<1>(dv_ + started_[1], key, e_, 1, dv);
+    }
   }
 }
 
-/// One key of [column panels][64][32].
+/// One key of kSums sums [column panels][64][32].
 template <class Simd, class Number, bool kWide>
-void BackwardTile<Simd, Number, kWide>::add_key(const float* sums, int key, int dim, float scale,
-                                                float* to) {
-  sums += key * kPanelRows;
+template <int kSums>
+void BackwardTile<Simd, Number, kWide>::add_key(const float* const* sums, int key, int dim,
+                                                float scale, float* to) {
   for (int column = 0; column < dim; column += kLanes) {
-    const float* from = sums + column / kPanelRows * kBlockKeys * kPanelRows + column % kPanelRows;
-    add_scaled(Simd::load(from), scale, static_cast<int>(smaller(kLanes, dim - column)),
-               to + column);
+    const int from = (column / kPanelRows * kBlockKeys + key) * kPanelRows + column % kPanelRows;
+    Vector sum = Simd::load(sums[0] + from);
+    if constexpr (kSums == 2) sum = Simd::add(sum, Simd::load(sums[1] + from));
+    add_scaled(sum, scale, static_cast<int>(smaller(kLanes, dim - column)), to + column);
   }
 }
 

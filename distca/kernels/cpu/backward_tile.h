@@ -41,6 +41,7 @@ class BackwardTile {
   static constexpr int kWordNumbers = Simd::kPairs ? 2 : 1;
   // Panels that dK and dV take together: 64 words to sum over for each load of a result.
   static constexpr int kGroup = 2 * kWordNumbers;
+  static constexpr int kHalfPanels = kTileRows / kPanelRows / 2;
   static constexpr int kPanelWords = kPanelRows / kWordNumbers;
   static constexpr int kGroupWords = kGroup * kPanelWords;
   // Words between rows, odd numbers of cache lines: of keys, and of words that hold one column.
@@ -69,12 +70,13 @@ class BackwardTile {
   void probabilities(int panel, int place, int keys, const float* s, const float* dp);
   template <bool kCapped>
   static Vector probability(Vector score, Vector scale, Vector cap, Vector lse, Vector* slope);
-  void clear_keys();
+  void clear_keys(int half);
   template <Start kStart>
   void add_group(const PanelView* views, const Word* scores, const Word* rows, int columns,
                  float* sum);
   void add_keys();
-  static void add_key(const float* sums, int key, int dim, float scale, float* to);
+  template <int kSums>
+  static void add_key(const float* const* sums, int key, int dim, float scale, float* to);
   void add_queries();
 
   /// to += scale * x, of the first `count` lanes.
@@ -120,9 +122,11 @@ class BackwardTile {
   Word* v_;
   Word* k_copy_;          // [64][kColumnStride]
   const Word* k_summed_;  // K in the order of a sum over keys: k_ or k_copy_
-  float* dk_;             // [column panels][64][32]
-  float* dv_;
-  bool started_;  // dK and dV hold something of this block
+  // Sums over the first and the second half of the tile's rows: two of half as many terms are
+  // rounded less.
+  float* dk_[2];  // [column panels][64][32]
+  float* dv_[2];
+  bool started_[2];  // the half's sums hold something of this block
   Fetch fetch_;
   KeyPieces pieces_;
   KeyPieces next_;  // of the next block, and its K and V
@@ -178,8 +182,8 @@ BackwardTile<Simd, Number, kWide>::BackwardTile(const Shape& shape, std::byte* b
     dp_ = take<float>(base, kBlockKeys * kScoreStride);
     ds_lanes_ = take<Word>(base, kBlockKeys / 2 * kLaneStride);
   }
-  dk_ = take<float>(base, d_panels_ * kBlockKeys * kPanelRows);
-  dv_ = take<float>(base, e_panels_ * kBlockKeys * kPanelRows);
+  for (float*& dk : dk_) dk = take<float>(base, d_panels_ * kBlockKeys * kPanelRows);
+  for (float*& dv : dv_) dv = take<float>(base, e_panels_ * kBlockKeys * kPanelRows);
   key_ = take<int32_t>(base, kBlockKeys);
   first_in_block_ = take<int32_t>(base, kPanelRows);
   last_in_block_ = take<int32_t>(base, kPanelRows);
