@@ -4,13 +4,14 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 
 #include "bench/attention_report.h"
-#include "bench/machine.h"
 #include "bench/timing.h"
 #include "distca/base/error.h"
 #include "distca/base/file.h"
+#include "distca/base/machine.h"
 
 namespace distca::bench {
 namespace {
@@ -24,7 +25,6 @@ struct Arguments {
   std::string json;
 };
 
-constexpr int kRounds = 15;
 constexpr int kQuickRounds = 5;
 
 /// Where the calling thread is, then others that it may use.
@@ -39,7 +39,7 @@ std::vector<int> cores_for(int threads) {
 int measure(const Arguments& arguments, const std::vector<RowSpec>& rows) {
   MeasureOptions options{.rounds = arguments.rounds > 0 ? arguments.rounds
                                    : arguments.quick    ? kQuickRounds
-                                                        : kRounds,
+                                                        : kLeastRounds,
                          .quick = arguments.quick,
                          .cores = cores_for(arguments.threads),
                          .machine = {.avx512 = kernels::isa_available(kernels::Isa::kAvx512),
@@ -93,6 +93,7 @@ int run(int argc, char** argv) {
 }  // namespace distca::bench
 
 int main(int argc, char** argv) {
+  setenv("THP_MEM_ALLOC_ENABLE", "1", 0);  // PyTorch reads it at its first tensor
   try {
     return distca::bench::run(argc, argv);
   } catch (const distca::Error& error) {

@@ -78,10 +78,19 @@ std::string_view verdict_name(Verdict verdict) {
 
 Verdict Figure::verdict() const {
   if (bar == 0) return Verdict::kShown;
+  if (rounds < kLeastRounds) return Verdict::kNotDecidable;
+  if (reached.low <= bar && bar <= reached.high) return Verdict::kNotDecidable;
   const double margin = std::fabs(reached.median / bar - 1);
   const double noise = std::max(std::fabs(control.low - 1), std::fabs(control.high - 1));
   if (noise > margin) return Verdict::kNotDecidable;
   return reached.median >= bar ? Verdict::kReached : Verdict::kMissed;
+}
+
+Figure figure_of(const Rates& values, const Rates& again, double bar) {
+  return {.reached = estimate(values),
+          .control = estimate_ratio(values, again),
+          .bar = bar,
+          .rounds = static_cast<int>(values.size())};
 }
 
 void Tally::add(Verdict verdict) {

@@ -38,16 +38,25 @@ constexpr double kThreadsBar = 0.95;
 enum class Verdict { kShown, kReached, kMissed, kNotDecidable };
 std::string_view verdict_name(Verdict verdict);  // "" of what is only shown
 
-/// One figure against its bar. `control`: the same thing against itself.
+/// Fewer decide nothing.
+constexpr int kLeastRounds = 15;
+
+/// One figure against its bar. `control`: the figure against itself, measured again in the same
+/// rounds, so that it holds the noise of everything that the figure is made of.
 struct Figure {
   Estimate reached;
   Estimate control;
   double bar = 0;
+  int rounds = 0;
 
-  /// Not decidable where the control's interval reaches further from 1 than the figure is from its
+  /// Not decidable from fewer than kLeastRounds rounds, where the bar lies in the figure's own
+  /// interval, or where the control's interval reaches further from 1 than the figure is from its
   /// bar.
   Verdict verdict() const;
 };
+
+/// `again`: the same figure's values, of turns of their own in the same rounds.
+Figure figure_of(const Rates& values, const Rates& again, double bar);
 
 /// How many of each verdict.
 struct Tally {

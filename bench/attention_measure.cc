@@ -30,6 +30,34 @@ constexpr double kMostDistance = 1e-2;
 
 double best(const Rates& rates) { return *std::max_element(rates.begin(), rates.end()); }
 
+/// A contender's rates in its first and in its second turn of each round.
+struct Twice {
+  Rates first, second;
+};
+
+double best(const Twice& rates) { return std::max(best(rates.first), best(rates.second)); }
+
+Twice quotient(const Twice& left, const Twice& right) {
+  return {bench::quotient(left.first, right.first), bench::quotient(left.second, right.second)};
+}
+
+Figure figure(const Twice& numerator, const Twice& denominator, double bar) {
+  const Twice ratio = quotient(numerator, denominator);
+  return figure_of(ratio.first, ratio.second, bar);
+}
+
+/// All contenders one after another, then all again: what lies between two turns of one is what
+/// lies between it and the others.
+std::vector<Twice> rates_twice(const std::vector<Contender>& once, int rounds) {
+  std::vector<Contender> twice(once);
+  twice.insert(twice.end(), once.begin(), once.end());
+  std::vector<Rates> rates = interleaved_rates(twice, rounds, kLeastSeconds);
+  std::vector<Twice> result;
+  for (size_t i = 0; i < once.size(); ++i)
+    result.push_back({std::move(rates[i]), std::move(rates[once.size() + i])});
+  return result;
+}
+
 Contender kernel(Problem& problem, Pass pass, ThreadPool& pool, Isa isa, Clock clock) {
   return {problem.flops(pass),
           timed(clock, [&problem, pass, &pool, isa] { problem.run(pass, pool, isa); })};
@@ -89,30 +117,31 @@ void Measurer::length(const RowSpec& row, Results& results) {
     DISTCA_CHECK(distance < kMostDistance, "{}, {}: O is off PyTorch's by {:.2e}", row.name(),
                  isa_name(*isa), distance);
   }
+  results.kernel_huge_pages =
+      std::min(results.kernel_huge_pages, huge_page_share(problem.q.rows().data));
+  if (torch) results.torch_huge_pages = std::min(results.torch_huge_pages, torch->huge_pages());
   for (const Pass pass : kPasses) {
     std::vector<Contender> contenders;
     for (const Isa isa : row.isas) {
       contenders.push_back(peak_loop(isa, row.type, Clock::kThread));
       contenders.push_back(kernel(problem, pass, one_, isa, Clock::kThread));
-      contenders.push_back(contenders.back());
     }
     if (torch)
       contenders.push_back({problem.flops(pass), timed(Clock::kThread, [&] { torch->run(pass); })});
-    const auto rates = interleaved_rates(contenders, options_.rounds, kLeastSeconds);
+    const auto rates = rates_twice(contenders, options_.rounds);
     for (size_t i = 0; i < row.isas.size(); ++i) {
-      const Rates &peak = rates[3 * i], &ours = rates[3 * i + 1], &again = rates[3 * i + 2];
-      const Estimate control = estimate_ratio(again, ours);
-      LengthResult result{.row = row,
-                          .pass = pass,
-                          .isa = row.isas[i],
-                          .best = std::max(best(ours), best(again)),
-                          .of_peak = {estimate_ratio(ours, peak), control,
-                                      peak_bar(row.type, row.isas[i], row.length)}};
+      const Twice &peak = rates[2 * i], &ours = rates[2 * i + 1];
+      LengthResult result{
+          .row = row,
+          .pass = pass,
+          .isa = row.isas[i],
+          .best = best(ours),
+          .of_peak = figure(ours, peak, peak_bar(row.type, row.isas[i], row.length))};
       if (torch) {
         result.torch_best = best(rates.back());
         // The instruction set that the kernel chooses on this machine.
         const double bar = i == 0 ? torch_bar(row.type, row.length, options_.machine) : 0;
-        result.of_torch = {estimate_ratio(ours, rates.back()), control, bar};
+        result.of_torch = figure(ours, rates.back(), bar);
       }
       results.lengths.push_back(result);
     }
@@ -121,29 +150,38 @@ void Measurer::length(const RowSpec& row, Results& results) {
 
 void Measurer::shards(const RowSpec& row, Results& results) {
   const Isa isa = row.isas[0];
-  const std::vector<int64_t> sizes = shard_sizes(options_.quick);
+  const std::vector<int64_t> sizes = shard_sizes(row, options_.quick);
   std::deque<Problem> problems;
   problems.emplace_back(row.type, row.heads, row.head_dim, std::vector<QueryRun>{{0, row.length}});
   for (const int64_t size : sizes)
     problems.emplace_back(row.type, row.heads, row.head_dim, shards_of(size));
   for (Problem& problem : problems) problem.prepare(one_, isa);
+  const auto judged = static_cast<size_t>(std::ranges::find(sizes, kJudgedShard) - sizes.begin());
   for (const Pass pass : kPasses) {
+    // The judged size and the long sequence twice, apart: [again, whole, sizes..., whole again].
     std::vector<Contender> contenders;
     for (Problem& problem : problems)
       contenders.push_back(kernel(problem, pass, one_, isa, Clock::kThread));
-    contenders.push_back(contenders.front());
-    const auto rates = interleaved_rates(contenders, options_.rounds, kLeastSeconds);
-    const Rates &whole = rates.front(), &again = rates.back();
+    contenders.insert(contenders.begin(), contenders[judged + 1]);
+    contenders.insert(contenders.begin() + static_cast<int64_t>(judged) + 3, contenders[1]);
+    auto rates = interleaved_rates(contenders, options_.rounds, kLeastSeconds);
+    const Rates again = rates[0], whole = rates[1], whole_again = rates[judged + 3];
+    rates.erase(rates.begin() + static_cast<int64_t>(judged) + 3);
+    rates.erase(rates.begin(), rates.begin() + 2);
+    const Figure control =
+        figure_of(quotient(rates[judged], whole), quotient(again, whole_again), 0);
     for (size_t i = 0; i < sizes.size(); ++i) {
       results.shards.push_back(
           {.row = row,
            .pass = pass,
            .queries = sizes[i],
            .shards = problems[i + 1].q.tokens() / sizes[i],
-           .best = best(rates[i + 1]),
-           .long_best = std::max(best(whole), best(again)),
-           .of_long = {estimate_ratio(rates[i + 1], whole), estimate_ratio(again, whole),
-                       shard_bar(pass, sizes[i], row.heads.group())}});
+           .best = i == judged ? std::max(best(rates[i]), best(again)) : best(rates[i]),
+           .long_best = std::max(best(whole), best(whole_again)),
+           .of_long = {.reached = estimate_ratio(rates[i], whole),
+                       .control = control.control,
+                       .bar = shard_bar(pass, sizes[i], row.heads.group()),
+                       .rounds = options_.rounds}});
     }
   }
 }
@@ -157,25 +195,18 @@ void Measurer::threads(const RowSpec& row, Results& results) {
     // The loop runs as long as the kernel, so that other programs disturb both alike.
     const Contender on_all = kernel(problem, pass, *all_, isa, Clock::kWall);
     const double seconds = std::clamp(on_all.seconds(), kLeastSeconds, kLongestLoop);
-    const Contender loop_on_all = parallel_peak_loop(isa, row.type, options_.cores, seconds);
-    const std::vector<Contender> contenders{peak_loop(isa, row.type, Clock::kThread),
-                                            loop_on_all,
-                                            kernel(problem, pass, one_, isa, Clock::kThread),
-                                            on_all,
-                                            loop_on_all,
-                                            on_all};
-    const auto rates = interleaved_rates(contenders, options_.rounds, kLeastSeconds);
-    const Rates gain = quotient(rates[3], rates[2]);
-    const Rates loop_gain = quotient(rates[1], rates[0]);
-    const Rates of_loop = quotient(rates[3], rates[1]), again = quotient(rates[5], rates[4]);
+    const auto rates = rates_twice({peak_loop(isa, row.type, Clock::kThread),
+                                    parallel_peak_loop(isa, row.type, options_.cores, seconds),
+                                    kernel(problem, pass, one_, isa, Clock::kThread), on_all},
+                                   options_.rounds);
+    const Twice gain = quotient(rates[3], rates[2]), loop_gain = quotient(rates[1], rates[0]);
     results.threads.push_back({.row = row,
                                .pass = pass,
                                .best_of_one = best(rates[2]),
-                               .best = std::max(best(rates[3]), best(rates[5])),
-                               .gain = estimate(gain),
-                               .loop_gain = estimate(loop_gain),
-                               .of_loop = {estimate_ratio(gain, loop_gain),
-                                           estimate_ratio(again, of_loop), kThreadsBar}});
+                               .best = best(rates[3]),
+                               .gain = estimate(gain.first),
+                               .loop_gain = estimate(loop_gain.first),
+                               .of_loop = figure(gain, loop_gain, kThreadsBar)});
   }
 }
 

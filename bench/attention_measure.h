@@ -11,7 +11,7 @@
 namespace distca::bench {
 
 struct MeasureOptions {
-  int rounds = 15;
+  int rounds = kLeastRounds;
   bool quick = false;
   std::vector<int> cores;  // the first measures alone, all together measure threads
   TorchMachine machine;
@@ -23,7 +23,7 @@ struct LengthResult {
   Pass pass = Pass::kForward;
   kernels::Isa isa = kernels::Isa::kPortable;
   double best = 0;        // GFLOP/s, of twice as many turns as rounds
-  double torch_best = 0;  // of as many turns as rounds; 0: built without PyTorch
+  double torch_best = 0;  // likewise; 0: built without PyTorch
   Figure of_peak;
   Figure of_torch;
   std::string name() const;
@@ -65,6 +65,9 @@ struct Results {
   // had turns on the core, which shares and ratios bear better than rates on several threads.
   double processor_seconds = 0;
   double wall_seconds = 0;
+  // Of the rows of one sequence, the least: share of the memory in huge pages.
+  double kernel_huge_pages = 1;
+  double torch_huge_pages = 1;
   std::vector<PeakResult> peaks;
   std::vector<LengthResult> lengths;
   std::vector<ShardResult> shards;

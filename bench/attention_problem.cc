@@ -23,17 +23,18 @@ int64_t key_tokens(const std::vector<QueryRun>& runs) {
 
 }  // namespace
 
-Buffer::Buffer(ScalarType type, int64_t tokens, int64_t heads, int64_t dim)
-    : type_(type), tokens_(tokens), heads_(heads), dim_(dim) {
-  const int64_t bytes = tokens * heads * dim * element_bytes(type);
-  lines_.resize((bytes + sizeof(Line) - 1) / sizeof(Line));
-}
+Buffer::Buffer(Arena& arena, ScalarType type, int64_t tokens, int64_t heads, int64_t dim)
+    : type_(type),
+      tokens_(tokens),
+      heads_(heads),
+      dim_(dim),
+      data_(arena.take(tokens * heads * dim * element_bytes(type))) {}
 
 void Buffer::fill(Random& random) {
   const auto width = static_cast<float>(2 * std::sqrt(3.0));
   const int64_t elements = tokens_ * heads_ * dim_;
-  auto* floats = reinterpret_cast<float*>(lines_.data());
-  auto* halves = reinterpret_cast<kernels::BFloat16*>(lines_.data());
+  auto* floats = reinterpret_cast<float*>(data_);
+  auto* halves = reinterpret_cast<kernels::BFloat16*>(data_);
   for (int64_t i = 0; i < elements; ++i) {
     const float value = width * (static_cast<float>(random.uniform()) - 0.5F);
     if (type_ == ScalarType::kBFloat16) {
@@ -45,21 +46,21 @@ void Buffer::fill(Random& random) {
 }
 
 kernels::Rows Buffer::rows(int64_t token) {
-  return kernels::shifted({lines_.data(), heads_ * dim_, dim_}, type_, token, 0);
+  return kernels::shifted({data_, heads_ * dim_, dim_}, type_, token, 0);
 }
 
 Problem::Problem(ScalarType type, const Heads& heads, int64_t head_dim,
                  const std::vector<QueryRun>& runs)
-    : q(type, query_tokens(runs), heads.heads, head_dim),
-      k(type, key_tokens(runs), heads.kv_heads, head_dim),
-      v(type, key_tokens(runs), heads.kv_heads, head_dim),
-      o(type, query_tokens(runs), heads.heads, head_dim),
-      d_o(type, query_tokens(runs), heads.heads, head_dim),
-      lse(ScalarType::kFloat32, query_tokens(runs), heads.heads, 1),
-      delta(ScalarType::kFloat32, query_tokens(runs), heads.heads, 1),
-      dq(ScalarType::kFloat32, query_tokens(runs), heads.heads, head_dim),
-      dk(ScalarType::kFloat32, key_tokens(runs), heads.kv_heads, head_dim),
-      dv(ScalarType::kFloat32, key_tokens(runs), heads.kv_heads, head_dim),
+    : q(arena, type, query_tokens(runs), heads.heads, head_dim),
+      k(arena, type, key_tokens(runs), heads.kv_heads, head_dim),
+      v(arena, type, key_tokens(runs), heads.kv_heads, head_dim),
+      o(arena, type, query_tokens(runs), heads.heads, head_dim),
+      d_o(arena, type, query_tokens(runs), heads.heads, head_dim),
+      lse(arena, ScalarType::kFloat32, query_tokens(runs), heads.heads, 1),
+      delta(arena, ScalarType::kFloat32, query_tokens(runs), heads.heads, 1),
+      dq(arena, ScalarType::kFloat32, query_tokens(runs), heads.heads, head_dim),
+      dk(arena, ScalarType::kFloat32, key_tokens(runs), heads.kv_heads, head_dim),
+      dv(arena, ScalarType::kFloat32, key_tokens(runs), heads.kv_heads, head_dim),
       type_(type),
       heads_(heads),
       shape_{.num_heads = heads.used(),

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "bench/attention_bars.h"
+#include "bench/huge_pages.h"
 #include "distca/base/random.h"
 #include "distca/kernels/cpu/attention.h"
 
@@ -29,10 +30,10 @@ struct QueryRun {
   int64_t tokens = 0;
 };
 
-/// A tensor [tokens, heads, dim] without gaps, aligned as PyTorch's are.
+/// A tensor [tokens, heads, dim] without gaps, aligned as PyTorch's are. In the arena's memory.
 class Buffer {
  public:
-  Buffer(ScalarType type, int64_t tokens, int64_t heads, int64_t dim);
+  Buffer(Arena& arena, ScalarType type, int64_t tokens, int64_t heads, int64_t dim);
   /// Uniform with mean 0 and variance 1.
   void fill(Random& random);
   kernels::Rows rows(int64_t token = 0);
@@ -41,12 +42,9 @@ class Buffer {
   int64_t dim() const { return dim_; }
 
  private:
-  struct alignas(64) Line {
-    std::byte bytes[64];
-  };
   ScalarType type_;
   int64_t tokens_, heads_, dim_;
-  std::vector<Line> lines_;
+  std::byte* data_;
 };
 
 /// Tasks on one document: all runs read the same key buffer.
@@ -66,6 +64,7 @@ class Problem {
   const Heads& heads() const { return heads_; }
   const kernels::Shape& shape() const { return shape_; }
 
+  Arena arena;
   Buffer q, k, v, o, d_o, lse, delta, dq, dk, dv;
 
  private:

@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 
 #include "bench/attention_torch.h"
-#include "bench/machine.h"
 #include "distca/base/build_info.h"
+#include "distca/base/machine.h"
 #include "distca/base/text.h"
 
 namespace distca::bench {
@@ -37,17 +37,27 @@ std::string head(const MeasureOptions& options) {
   const std::string torch = torch_version();
   return fmt::format(
       "Core attention on the CPU, causal. GFLOP/s: 4 x pairs x head_dim forward, 10 x backward,\n"
-      "over the pairs that the mask allows; best of {} turns on one pinned thread (PyTorch: of\n"
-      "{}), in processor time; several threads in wall-clock time. Shares and ratios: median over\n"
-      "{} rounds of what stood side by side in a round, with its 95 % interval; `A/A`: the kernel\n"
-      "against itself. Lengths 2,048 and more compute the first heads only, in buffers of all\n"
+      "over the pairs that the mask allows; best of {} turns (shards of some sizes {}) on one "
+      "pinned\n"
+      "thread, in processor time; several threads in wall-clock time. Shares and ratios: median\n"
+      "over {} rounds of what stood side by side in a round, with its 95 % interval; `A/A`: the "
+      "same\n"
+      "figure against itself, all that it is made of measured twice in a round (shards: of the\n"
+      "judged size). Not decidable here: the bar within the figure's or, about the bar, within "
+      "the\n"
+      "A/A interval{}. Lengths 2,048 and more compute the first heads only, in buffers of all\n"
       "heads. Backward starts from LSE and delta. PyTorch: its CPU scaled_dot_product_attention,\n"
-      "heads contiguous, key heads expanded before the clock.\n"
+      "heads contiguous, key heads expanded before the clock. Tensors of both in huge pages, as in "
+      "a\n"
+      "training run.\n"
       "machine {}, {} cores used; instruction sets {}\n"
       "commit {}, {} build, {}, PyTorch {}{}\n",
-      2 * options.rounds, options.rounds, options.rounds, cpu_name(), options.cores.size(),
-      instruction_sets(), build::kCommit, build::kBuildType, build::kCompiler,
-      torch.empty() ? "absent" : torch,
+      2 * options.rounds, options.rounds, options.rounds,
+      options.rounds < kLeastRounds
+          ? fmt::format("; and everything, for it takes {} rounds to decide", kLeastRounds)
+          : "",
+      cpu_name(), options.cores.size(), instruction_sets(), build::kCommit, build::kBuildType,
+      build::kCompiler, torch.empty() ? "absent" : torch,
       options.machine.amx ? " (bf16 through AMX: shown, not judged)" : "");
 }
 
@@ -63,8 +73,14 @@ std::string peak_table(const MeasureOptions& options, const Results& results) {
 /// Other programs on the machine make it less than 100 %.
 std::string core_text(const Results& results) {
   if (results.wall_seconds == 0) return "";
-  return fmt::format("\nthe measuring thread had {:.0f} % of its core\n",
-                     100 * results.processor_seconds / results.wall_seconds);
+  std::string text = fmt::format("\nthe measuring thread had {:.0f} % of its core\n",
+                                 100 * results.processor_seconds / results.wall_seconds);
+  if (results.lengths.empty()) return text;
+  return text + fmt::format("in huge pages, the least of a row: kernel {:.0f} %, PyTorch {}\n",
+                            100 * results.kernel_huge_pages,
+                            torch_version().empty()
+                                ? "-"
+                                : fmt::format("{:.0f} %", 100 * results.torch_huge_pages));
 }
 
 std::string bar_text(const Figure& figure, bool share) {
@@ -84,16 +100,16 @@ std::string short_name(const RowSpec& row) {
 
 std::string lengths_table(const Results& results) {
   Table table({"one sequence", "pass", "instructions", "GFLOP/s", "of peak", "95 %", "bar",
-               "verdict", "PyTorch", "ratio", "95 %", "bar", "verdict", "A/A 95 %"});
+               "verdict", "A/A 95 %", "PyTorch", "ratio", "95 %", "bar", "verdict", "A/A 95 %"});
   for (const LengthResult& r : results.lengths) {
     const bool torch = r.torch_best > 0;
     table.add_row({short_name(r.row), std::string(pass_name(r.pass)), std::string(isa_name(r.isa)),
                    number(r.best, 1), percent(r.of_peak.reached.median),
                    percents(r.of_peak.reached), bar_text(r.of_peak, true), verdict_text(r.of_peak),
-                   torch ? number(r.torch_best, 1) : "-",
+                   percents(r.of_peak.control), torch ? number(r.torch_best, 1) : "-",
                    torch ? number(r.of_torch.reached.median, 2) : "-",
                    torch ? times(r.of_torch.reached) : "-", bar_text(r.of_torch, false),
-                   verdict_text(r.of_torch), percents(r.of_peak.control)});
+                   verdict_text(r.of_torch), torch ? percents(r.of_torch.control) : "-"});
   }
   return fmt::format("\n{}", table.to_string());
 }
@@ -225,6 +241,8 @@ Json report_json(const MeasureOptions& options, const Results& results) {
           {"rounds", options.rounds},
           {"processor_seconds", results.processor_seconds},
           {"wall_seconds", results.wall_seconds},
+          {"kernel_huge_pages", results.kernel_huge_pages},
+          {"torch_huge_pages", results.torch_huge_pages},
           {"peaks", list(results.peaks)},
           {"lengths", list(results.lengths)},
           {"shards", list(results.shards)},

@@ -75,12 +75,14 @@ void add_lengths(ScalarType type, bool quick, std::vector<RowSpec>& rows) {
 void add_shards(std::vector<RowSpec>& rows) {
   for (const ScalarType type : kTypes) {
     for (const int64_t heads : {4, 1}) {
-      rows.push_back({.kind = RowKind::kShards,
-                      .type = type,
-                      .head_dim = heads == 4 ? 64 : 128,
-                      .heads = {heads, 1, 1},
-                      .length = kContext,
-                      .isas = {best_isa(type)}});
+      for (const int64_t head_dim : kHeadDims) {
+        rows.push_back({.kind = RowKind::kShards,
+                        .type = type,
+                        .head_dim = head_dim,
+                        .heads = {heads, 1, 1},
+                        .length = kContext,
+                        .isas = {best_isa(type)}});
+      }
     }
   }
 }
@@ -100,6 +102,12 @@ void add_threads(bool quick, std::vector<RowSpec>& rows) {
       }
     }
   }
+}
+
+/// The most query heads per key head with the smaller head, and one with the larger: the other two
+/// would take minutes more.
+bool has_all_sizes(const RowSpec& row) {
+  return (row.heads.group() > 1) == (row.head_dim == kHeadDims[0]);
 }
 
 std::vector<std::string> words_of(const std::string& text) {
@@ -144,8 +152,9 @@ std::vector<RowSpec> selected_rows(const std::vector<RowSpec>& rows, const std::
   return selected;
 }
 
-std::vector<int64_t> shard_sizes(bool quick) {
-  if (quick) return {16, 128};
+std::vector<int64_t> shard_sizes(const RowSpec& row, bool quick) {
+  if (quick) return {16, kJudgedShard};
+  if (!has_all_sizes(row)) return {kJudgedShard};
   return {16, 32, 64, 128, 256, 512, 1024, 2048};
 }
 

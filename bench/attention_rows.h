@@ -35,8 +35,10 @@ std::vector<RowSpec> all_rows(bool quick);
 /// Those whose names hold every word of `words`, separated by spaces. Throws Error(kUsage) if none.
 std::vector<RowSpec> selected_rows(const std::vector<RowSpec>& rows, const std::string& words);
 
-/// Sizes of shards, in queries.
-std::vector<int64_t> shard_sizes(bool quick);
+/// The shards that have a bar, in queries.
+constexpr int64_t kJudgedShard = 128;
+/// Sizes of a row's shards, in queries; kJudgedShard is one of them.
+std::vector<int64_t> shard_sizes(const RowSpec& row, bool quick);
 /// Shards of `queries` queries that begin at multiples of 128, with contexts around kContext, and
 /// together about as many (query, key) pairs as one sequence of kContext tokens.
 std::vector<QueryRun> shards_of(int64_t queries);

@@ -41,7 +41,9 @@ TEST(AttentionRows, long_ones_compute_whole_groups_of_the_first_heads) {
 
 TEST(AttentionRows, shards_have_the_work_of_one_sequence_at_contexts_about_as_long) {
   const double wanted = 8192.0 * 8193 / 2;
-  for (const int64_t queries : shard_sizes(false)) {
+  const RowSpec row{.head_dim = 128, .heads = {1, 1, 1}};
+  ASSERT_EQ(shard_sizes(row, false).size(), 8);
+  for (const int64_t queries : shard_sizes(row, false)) {
     double pairs = 0;
     for (const QueryRun& shard : shards_of(queries)) {
       EXPECT_EQ(shard.tokens, queries);
@@ -53,6 +55,17 @@ TEST(AttentionRows, shards_have_the_work_of_one_sequence_at_contexts_about_as_lo
     }
     EXPECT_NEAR(pairs / wanted, 1, queries > 1024 ? 0.25 : 0.1) << queries;
   }
+}
+
+TEST(AttentionRows, every_kind_of_shards_has_the_judged_size) {
+  int kinds = 0;
+  for (const RowSpec& row : all_rows(false)) {
+    if (row.kind != RowKind::kShards) continue;
+    ++kinds;
+    EXPECT_THAT(shard_sizes(row, false), ::testing::Contains(kJudgedShard)) << row.name();
+    EXPECT_THAT(shard_sizes(row, true), ::testing::Contains(kJudgedShard)) << row.name();
+  }
+  EXPECT_EQ(kinds, 2 * 2 * 2);  // formats, heads per key head, sizes of a head
 }
 
 TEST(AttentionProblem, counts_the_pairs_that_the_mask_allows) {

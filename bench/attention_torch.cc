@@ -6,8 +6,14 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <malloc.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
 
 #include "distca/base/error.h"
+#include "distca/base/integers.h"
 #endif
 
 namespace distca::bench {
@@ -15,6 +21,8 @@ namespace distca::bench {
 #ifdef DISTCA_WITH_TORCH
 
 namespace {
+
+constexpr int64_t kHugePage = 2 << 20;
 
 at::ScalarType torch_type(ScalarType type) {
   return type == ScalarType::kBFloat16 ? at::kBFloat16 : at::kFloat;
@@ -31,10 +39,10 @@ class AtenAttention : public TorchAttention {
  public:
   explicit AtenAttention(Problem& problem)
       : scale_(problem.shape().softmax_scale),
-        q_(view(problem.q, problem.heads().used()).contiguous()),
-        k_(expanded(problem.k, problem)),
-        v_(expanded(problem.v, problem)),
-        d_o_(view(problem.d_o, problem.heads().used()).contiguous()) {
+        q_(contiguous(problem.q, problem.heads().used(), 1)),
+        k_(contiguous(problem.k, problem.heads().kv_used, problem.heads().group())),
+        v_(contiguous(problem.v, problem.heads().kv_used, problem.heads().group())),
+        d_o_(contiguous(problem.d_o, problem.heads().used(), 1)) {
     run(Pass::kForward);
   }
 
@@ -55,16 +63,39 @@ class AtenAttention : public TorchAttention {
     return ((ours - theirs).norm() / theirs.norm()).item<double>();
   }
 
- private:
-  static at::Tensor expanded(Buffer& keys, const Problem& problem) {
-    return view(keys, problem.heads().kv_used)
-        .repeat_interleave(problem.heads().group(), 1)
-        .contiguous();
+  double huge_pages() const override {
+    return std::min(huge_page_share(q_.data_ptr()), huge_page_share(o_.data_ptr()));
   }
 
+ private:
+  /// The first `heads` heads, each `copies` times, in the arena.
+  at::Tensor contiguous(Buffer& buffer, int64_t heads, int64_t copies) {
+    const at::Tensor from = view(buffer, heads).repeat_interleave(copies, 1);
+    std::byte* data = arena_.take(from.numel() * element_bytes(buffer.type()));
+    return at::from_blob(data, from.sizes(), torch_type(buffer.type())).copy_(from);
+  }
+
+  Arena arena_;  // of the inputs
   double scale_;
   at::Tensor q_, k_, v_, d_o_, o_, lse_;
 };
+
+/// Results that PyTorch allocates in every call come from memory that the process keeps: a heap
+/// grown at once, in huge pages.
+void keep_heap() {
+  constexpr int kLargest = 32 << 20;  // the most that glibc takes
+  constexpr int kKept = 1 << 30;
+  constexpr int kGrown = kKept / 2;
+  DISTCA_CHECK(mallopt(M_MMAP_THRESHOLD, kLargest) == 1 && mallopt(M_TRIM_THRESHOLD, kKept) == 1 &&
+                   mallopt(M_TOP_PAD, kGrown) == 1,
+               "glibc refused the limits");
+  const auto old_end = round_up(reinterpret_cast<int64_t>(sbrk(0)), kHugePage);
+  void* volatile grows = std::malloc(kLargest / 2);
+  std::free(grows);
+  const auto end = reinterpret_cast<int64_t>(sbrk(0));
+  // Refused: small pages, which the report shows.
+  if (end > old_end) madvise(reinterpret_cast<void*>(old_end), end - old_end, MADV_HUGEPAGE);
+}
 
 }  // namespace
 
@@ -72,11 +103,8 @@ std::string torch_version() { return build_info::kTorch; }
 
 std::unique_ptr<TorchAttention> make_torch_attention(Problem& problem) {
   at::set_num_threads(1);
-  // Results that PyTorch allocates in every call come from memory that the process keeps.
-  constexpr int kLargest = 32 << 20;  // the most that glibc takes
-  constexpr int kKept = 1 << 30;
-  DISTCA_CHECK(mallopt(M_MMAP_THRESHOLD, kLargest) == 1 && mallopt(M_TRIM_THRESHOLD, kKept) == 1,
-               "glibc refused the limits");
+  static const bool kept = (keep_heap(), true);
+  static_cast<void>(kept);
   return std::make_unique<AtenAttention>(problem);
 }
 

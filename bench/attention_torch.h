@@ -1,7 +1,8 @@
 #pragma once
 // PyTorch's scaled_dot_product_attention on the CPU, one thread, on the values of a problem of one
 // causal sequence. Its best case: every head contiguous, key heads repeated for the query heads
-// that read them before the clock starts, memory reused instead of fetched from the system.
+// that read them before the clock starts, memory reused instead of fetched from the system, in
+// huge pages where the system grants them.
 // Not thread-safe.
 
 #include <memory>
@@ -17,6 +18,8 @@ class TorchAttention {
   virtual void run(Pass pass) = 0;
   /// Relative L2 distance of the problem's O from PyTorch's.
   virtual double distance(Problem& problem) = 0;
+  /// huge_page_share of the least of its inputs' and its results' memory.
+  virtual double huge_pages() const = 0;
 };
 
 /// "" in a build without PyTorch.

@@ -4,9 +4,9 @@
 
 #include <algorithm>
 
-#include "bench/machine.h"
 #include "distca/base/build_info.h"
 #include "distca/base/json.h"
+#include "distca/base/machine.h"
 #include "distca/base/text.h"
 
 namespace distca::bench {

@@ -11,12 +11,12 @@
 #include <string>
 #include <vector>
 
-#include "bench/machine.h"
 #include "bench/rounds.h"
 #include "distca/base/build_info.h"
 #include "distca/base/clock.h"
 #include "distca/base/error.h"
 #include "distca/base/json.h"
+#include "distca/base/machine.h"
 #include "distca/base/text.h"
 #include "distca/batch/indexed_dataset.h"
 #include "distca/comm/thread_group.h"
@@ -202,12 +202,10 @@ void run(const Arguments& arguments) {
 int main(int argc, char** argv) {
   distca::bench::Arguments arguments;
   CLI::App app("A training step with one attention kernel beside another");
-  std::vector<std::string> kernels;
-  for (const distca::KernelName& kernel : distca::kKernelNames) kernels.emplace_back(kernel.name);
   app.add_option("--config", arguments.config, "TOML file; without it, defaults");
   app.add_option("overrides", arguments.overrides, "section.key=value, after the file");
-  app.add_option("--kernel", arguments.kernel)->check(CLI::IsMember(kernels));
-  app.add_option("--other", arguments.other)->check(CLI::IsMember(kernels));
+  app.add_option("--kernel", arguments.kernel)->check(CLI::IsMember(distca::kernel_names()));
+  app.add_option("--other", arguments.other)->check(CLI::IsMember(distca::kernel_names()));
   app.add_option("--rounds", arguments.rounds)->check(CLI::Range(1, 10000));
   app.add_flag("--json", arguments.json);
   CLI11_PARSE(app, argc, argv);

@@ -102,10 +102,8 @@ void add_profile(CLI::App& app) {
   verb->add_option("--dtype", arguments->dtype, "Computed in")
       ->check(CLI::IsMember({"bf16", "fp32", "fp64"}))
       ->capture_default_str();
-  std::vector<std::string> kernels;
-  for (const KernelName& kernel : kKernelNames) kernels.emplace_back(kernel.name);
   verb->add_option("--kernel", arguments->kernel, "As attention.kernel in training")
-      ->check(CLI::IsMember(kernels))
+      ->check(CLI::IsMember(kernel_names()))
       ->capture_default_str();
   verb->add_option("--max-tokens", arguments->max_tokens,
                    "Most queries and keys measured; beyond, plans go by pairs")

@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <fstream>
 
 #include "distca/base/clock.h"
+#include "distca/base/machine.h"
 #include "distca/base/random.h"
 #include "distca/comm/aten_types.h"
 #include "distca/kernels/cpu/peak.h"
@@ -22,15 +22,6 @@ constexpr int64_t kLeastTokens = 16;  // first point of the grid
 constexpr size_t kMostRounds = 25;
 constexpr size_t kCheckedTasks = 10;
 constexpr double kPeakSeconds = 0.1;
-
-std::string cpu_model() {
-  std::ifstream facts("/proc/cpuinfo");
-  for (std::string line; std::getline(facts, line);) {
-    const size_t colon = line.find(": ");
-    if (line.starts_with("model name") && colon != std::string::npos) return line.substr(colon + 2);
-  }
-  return "unknown CPU";
-}
 
 /// A document in memory, whose tasks are run as the runtime runs them.
 class Bench {
@@ -191,7 +182,7 @@ double measured_peak(const ProfileArguments& arguments) {
 AttentionProfile to_profile(const ProfileArguments& arguments, const std::string& kernel,
                             double peak_gflops, std::span<const MeasuredTask> measured) {
   const std::vector<int64_t> tokens = grid(arguments.max_tokens);
-  AttentionProfile profile{.machine = cpu_model(),
+  AttentionProfile profile{.machine = cpu_name(),
                            .path = arguments.threads == 1
                                        ? kernel
                                        : fmt::format("{}, {} threads", kernel, arguments.threads),

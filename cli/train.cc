@@ -72,6 +72,7 @@ int run_train(const TrainArguments& arguments) {
                 "or nccl",
                 rendezvous->source, rendezvous->size);
   }
+  set_up_process(config);
   if (rendezvous) {
     train_as_rank(config, *rendezvous, options);
     return 0;

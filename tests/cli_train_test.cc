@@ -224,6 +224,25 @@ TEST_F(CliTrainTest, ranks_with_different_profiles_refuse_to_start) {
   EXPECT_FALSE(fs::exists(folder_ / "run"));
 }
 
+TEST_F(CliTrainTest, ranks_with_different_kernels_refuse_to_start) {
+  const std::string port = free_port();
+  const auto rank = [&](int number, const char* kernel) {
+    return Program(train_arguments(prefix_, folder_ / "run",
+                                   {"comm.grace_s=1", std::string("attention.kernel=") + kernel}),
+                   torchrun_environment(number, 2, port));
+  };
+  Program first = rank(0, "reference"), second = rank(1, "aten");
+  for (Program* program : {&first, &second}) {
+    const Outcome outcome = program->wait();
+    EXPECT_EQ(outcome.exit_code, 2) << outcome.err;
+    EXPECT_THAT(outcome.err,
+                HasSubstr("attention.kernel: rank 1 would compute attention with aten-cpu, rank 0 "
+                          "with reference"));
+    EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1);
+  }
+  EXPECT_FALSE(fs::exists(folder_ / "run"));
+}
+
 TEST_F(CliTrainTest, a_printed_configuration_reads_back_as_the_same) {
   const Outcome first = run_distca(
       train_arguments(prefix_, folder_ / "run", {"--print-config", "optimizer.lr=3e-4"}));

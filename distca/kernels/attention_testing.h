@@ -311,13 +311,19 @@ struct Bounds {
     const double store = unit_roundoff(arithmetic.store);
     const int64_t group = c.shape.num_heads / c.shape.num_kv_heads;
     const double terms = static_cast<double>(c.q_tokens * group + c.k_tokens);
-    const double dim = static_cast<double>(c.shape.head_dim_qk + c.shape.head_dim_v);
-    // A score is off by (D + 2) u x its magnitude, and so is the largest, the LSE, or the sum over
-    // another part of the keys; exp multiplies by 1 + that, and ATen's is good to 20 ulp.
-    const double score = whole.largest_score + std::log(terms + 1) + 1;
+    const double d = static_cast<double>(c.shape.head_dim_qk);
+    const double dim = d + static_cast<double>(c.shape.head_dim_v);
+    // exp multiplies by 1 + what its exponent is off by, in u x the largest score: D for the sum
+    // and 4 for the scale, which ATen's path rounds and takes on both Q and K; 2 for the difference
+    // to the largest score, which is twice as large at most; 2 for the factors under which the
+    // largest rose. All this again for the sum that the probability is divided by; in backward
+    // less: 1 for the LSE, 2 to change the base of exp. The logarithm that LSE has beyond a score
+    // is rounded as often. Either exp is good to 20 ulp, as ATen's is; a sum of probabilities and
+    // one of their products round each term once.
+    const double exponent = 2 * (d + 8) * whole.largest_score + 3 * std::log(terms + 1);
     // Terms too small for the type may vanish, before or after a factor.
     underflow = 4 * terms * dim * (c.type == ScalarType::kFloat64 ? 0x1p-1022 : 0x1p-126);
-    log_sum = u * (4 * (dim + 8) * score + terms + 40) + arithmetic.exponential;
+    log_sum = u * (exponent + 2 * terms + 40) + arithmetic.exponential;
     // A probability is rounded too.
     forward = log_sum + (1 + static_cast<double>(arithmetic.store_roundings)) * store;
     const int64_t roundings = arithmetic.gradient_roundings + arithmetic.store_roundings;

@@ -134,6 +134,7 @@ struct OpenBuffer {
     const auto rows = [&](const Line& mine, const Line& its) -> std::optional<int64_t> {
       if (mine.token_stride != its.token_stride || mine.head_stride != its.head_stride) return {};
       const int64_t bytes = its.origin + keys.keys.begin * its.token_stride - mine.origin;
+      if (bytes == 0) return 0;  // a lone key may have no stride
       if (its.token_stride == 0 || bytes % its.token_stride != 0) return {};
       return bytes / its.token_stride;
     };

@@ -1,7 +1,7 @@
 #pragma once
 // A batch of tasks as launches of a variable-length attention operator of FlashAttention's kind:
 // what one launch computes, which memory it reads keys from, where gradients of keys go. No
-// device, no framework: the launches are played by runtime/cuda_attention.h.
+// device, no framework: the launches are played by runtime/varlen_attention.h.
 //
 // What such an operator can do (FlashAttention 2, ATen's _flash_attention_forward and _backward):
 //   forward   sequence b: queries cu_seqlens_q[b] .. [b + 1], keys from key_starts[b] on,

@@ -398,6 +398,18 @@ TEST(VarlenLaunches, equal_the_reference_for_random_tasks_in_any_memory) {
   }
 }
 
+TEST(VarlenLaunches, a_lone_key_needs_no_token_stride) {
+  World world(1);
+  world.add_store(3);
+  for (const Range& queries : {Range{0, 4}, Range{4, 6}}) {
+    TaskRows& task = world.add_task(queries);
+    world.add_keys(task, 0, 1, 0, 1);
+    task.keys[0].k.token_stride = task.keys[0].v.token_stride = 0;
+  }
+  expect_like_the_reference(world);
+  EXPECT_EQ(world.forward_plan().buffers.size(), 1u);
+}
+
 /// A document of `length` keys in store 0, and a task for each shard with the keys it may see.
 World shards(int64_t length, const std::vector<Range>& queries, const Mask& mask = {}) {
   World world(1);

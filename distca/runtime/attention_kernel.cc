@@ -24,6 +24,12 @@ KernelChoice kernel_choice(std::string_view name) {
   return found->choice;
 }
 
+std::vector<std::string> kernel_names() {
+  std::vector<std::string> names;
+  for (const KernelName& kernel : kKernelNames) names.emplace_back(kernel.name);
+  return names;
+}
+
 std::string kernel_fault(const KernelRequest& request) {
   if (request.choice == KernelChoice::kCpu && !ours_computes(request)) {
     return fmt::format(
@@ -38,12 +44,15 @@ std::string kernel_fault(const KernelRequest& request) {
   return {};
 }
 
+KernelChoice chosen_kernel(const KernelRequest& request) {
+  if (request.choice != KernelChoice::kAuto) return request.choice;
+  return ours_computes(request) ? KernelChoice::kCpu : KernelChoice::kAten;
+}
+
 AttentionKernel::AttentionKernel(const KernelRequest& request) : request_(request) {
   const std::string fault = kernel_fault(request);
   DISTCA_CHECK(fault.empty(), "attention kernel {}", fault);
-  if (request.choice == KernelChoice::kAuto) {
-    request_.choice = ours_computes(request) ? KernelChoice::kCpu : KernelChoice::kAten;
-  }
+  request_.choice = chosen_kernel(request);
   if (request_.choice != KernelChoice::kCpu) return;
   isa_ = kernels::chosen_isa();
   pool_ = std::make_unique<kernels::ThreadPool>(request.threads);

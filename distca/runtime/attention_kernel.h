@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "distca/kernels/attention.h"
 #include "distca/kernels/cpu/isa.h"
@@ -34,6 +35,8 @@ constexpr std::array<KernelName, 4> kKernelNames{{{"auto", KernelChoice::kAuto},
                                                   {"reference", KernelChoice::kReference}}};
 /// A name of kKernelNames; anything else is a CHECK.
 KernelChoice kernel_choice(std::string_view name);
+/// The names of kKernelNames.
+std::vector<std::string> kernel_names();
 
 /// What is to be computed, where.
 struct KernelRequest {
@@ -46,6 +49,8 @@ struct KernelRequest {
 
 /// Why the choice cannot compute this and what would be right, in one line; empty if it can.
 std::string kernel_fault(const KernelRequest& request);
+/// What computes a request without a fault: its choice, for kAuto the one that is taken.
+KernelChoice chosen_kernel(const KernelRequest& request);
 
 class AttentionKernel {
  public:
@@ -55,7 +60,8 @@ class AttentionKernel {
 
   const kernels::Shape& shape() const { return request_.shape; }
   ScalarType type() const { return request_.type; }
-  int threads() const { return request_.threads; }
+  /// -1: CPU.
+  int cuda_device() const { return request_.cuda_device; }
   /// What computes: "cpu-avx512", "aten-cpu", "aten-cuda", "reference".
   std::string name() const;
 

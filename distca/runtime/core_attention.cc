@@ -68,6 +68,7 @@ struct CoreAttention::State {
         type(kernel.type()),
         accumulator(kernels::accumulator_type(type)),
         layers(options.num_layers) {
+    DISTCA_CHECK_EQ(kernel.cuda_device(), comm.cuda_device());
     for (const RowMerge& merge : exchange.merges) {
       if (merge.block == 0) merged.push_back({merge.row, merge.row + merge.tokens});
     }

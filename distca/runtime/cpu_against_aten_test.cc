@@ -159,11 +159,10 @@ class CpuAgainstAtenTest : public ::testing::TestWithParam<ScalarType> {
     }
     const double most = is_fp32 ? 2 : 1.25;
     for (const auto& [name, comparison] : errors) {
-      const std::string line = fmt::format("{}: {} tokens, head_dim {}, spread {}: {}", name,
-                                           tokens, dim, spread, comparison.line());
-      fmt::print("{}\n", line);
-      EXPECT_LE(comparison.ours.most, most * comparison.atens.most) << line;
-      EXPECT_LE(comparison.ours.l2(), most * comparison.atens.l2()) << line;
+      SCOPED_TRACE(fmt::format("{}: {} tokens, head_dim {}, spread {}: {}", name, tokens, dim,
+                               spread, comparison.line()));
+      EXPECT_LE(comparison.ours.most, most * comparison.atens.most);
+      EXPECT_LE(comparison.ours.l2(), most * comparison.atens.l2());
     }
   }
 };

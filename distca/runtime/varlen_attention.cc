@@ -250,9 +250,13 @@ int64_t varlen_backward(const Shape& shape, ScalarType type, std::span<const Bac
 
 at::Tensor aten_output_from_delta(const at::Tensor& d_o, const at::Tensor& delta) {
   const at::Tensor row = d_o.to(delta.scalar_type());
-  const at::Tensor largest = row.abs().amax(-1, /*keepdim=*/true);
-  // Scaled by the largest element, the square neither overflows nor vanishes.
-  const at::Tensor scale = largest.reciprocal().masked_fill_(largest == 0, 0);
+  const double smallest_normal = row.scalar_type() == at::kDouble
+                                     ? std::numeric_limits<double>::min()
+                                     : std::numeric_limits<float>::min();
+  // Scaled by the largest element, the square neither overflows nor vanishes. A denormal's
+  // reciprocal may be infinite: its row is scaled by the smallest normal number's.
+  const at::Tensor scale =
+      row.abs().amax(-1, /*keepdim=*/true).clamp_min_(smallest_normal).reciprocal_();
   const at::Tensor scaled = row * scale;
   const at::Tensor norm = scaled.square().sum(-1, /*keepdim=*/true);
   const at::Tensor factor = (delta.unsqueeze(-1) * scale).div_(norm).masked_fill_(norm == 0, 0);

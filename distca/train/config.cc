@@ -32,12 +32,6 @@ std::vector<std::string> scheduler_names() {
   return names;
 }
 
-std::vector<std::string> kernel_names() {
-  std::vector<std::string> names;
-  for (const KernelName& kernel : kKernelNames) names.emplace_back(kernel.name);
-  return names;
-}
-
 std::string listed(const ConfigKey& key) {
   std::vector<std::string> words;
   for (const std::string& choice : key.choices) words.push_back(choice.empty() ? "\"\"" : choice);
@@ -139,8 +133,8 @@ std::vector<ConfigKey> config_keys(Config& c) {
        {},
        0},
       {"attention.kernel", &c.attention.kernel, "-",
-       "cpu: our own, fp32 and bf16; aten: PyTorch's; reference: slow, in double; auto: cpu where "
-       "it can, else aten",
+       "cpu: our own, on CPU, fp32 and bf16, head_dim up to 256; aten: PyTorch's; reference: on "
+       "CPU, slow, in double; auto: cpu where it can, else aten",
        kernel_names()},
       {"exchange.grad_dtype",
        &c.exchange.grad_dtype,
@@ -181,6 +175,8 @@ std::vector<ConfigKey> config_keys(Config& c) {
        "-",
        "cuda: with backend threads all ranks share one GPU, with nccl each has its own",
        {"cpu", "cuda"}},
+      {"train.deterministic", &c.train.deterministic, "-",
+       "on cuda: the same run gives the same bits, which may take longer; on cpu it always does"},
       {"train.output_dir", &c.train.output_dir, "path",
        "metrics.jsonl, config.toml, model.safetensors, config.json"},
       {"train.overwrite", &c.train.overwrite, "-", "allow an output_dir that already holds a run"},
@@ -413,12 +409,19 @@ std::string print_config(Config config) {
   return text;
 }
 
+KernelRequest kernel_request(const LlamaConfig& model, KernelChoice choice, int threads,
+                             int cuda_device) {
+  return {.choice = choice,
+          .shape = model.attention_shape(),
+          .type = model.dtype,
+          .threads = threads,
+          .cuda_device = cuda_device};
+}
+
 KernelRequest kernel_request(const Config& config) {
-  return {.choice = kernel_choice(config.attention.kernel),
-          .shape = config.model.attention_shape(),
-          .type = config.model.dtype,
-          .threads = static_cast<int>(config.train.threads_per_rank),
-          .cuda_device = config.train.device == "cuda" ? 0 : -1};
+  return kernel_request(config.model, kernel_choice(config.attention.kernel),
+                        static_cast<int>(config.train.threads_per_rank),
+                        config.train.device == "cuda" ? 0 : -1);
 }
 
 PlanRequest plan_request(const Config& config, const NanoBatch& nano_batch, int num_workers) {

@@ -59,6 +59,7 @@ struct Config {
     int64_t validation_nano_batches = 4;
     int64_t threads_per_rank = 1;
     std::string device = "cpu";
+    bool deterministic = true;
     std::string output_dir = "runs/train";
     bool overwrite = false;
   } train;
@@ -92,7 +93,10 @@ Config load_config(const std::filesystem::path& path, const std::vector<std::str
 /// A TOML file that says the same: every key with its unit, default and reason.
 std::string print_config(Config config);
 
-/// Core attention as the ranks are to compute it, on the first device.
+/// A model's core attention. `cuda_device`: -1 = CPU.
+KernelRequest kernel_request(const LlamaConfig& model, KernelChoice choice, int threads,
+                             int cuda_device);
+/// As the ranks are to compute it, on the first device.
 KernelRequest kernel_request(const Config& config);
 
 /// What the scheduler is asked for one nano-batch.

@@ -4,9 +4,8 @@
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include <cmath>
-
 #include "distca/base/error.h"
+#include "distca/train/config.h"
 
 namespace distca {
 namespace {
@@ -177,11 +176,8 @@ Step::Step(const Llama& model, Communicator& comm, const StepOptions& options)
     : model_(model),
       comm_(comm),
       gradient_travel_(options.gradient_travel),
-      kernel_({.choice = options.kernel,
-               .shape = model.config().attention_shape(),
-               .type = model.config().dtype,
-               .threads = options.threads,
-               .cuda_device = comm.cuda_device()}) {}
+      kernel_(kernel_request(model.config(), options.kernel, options.threads, comm.cuda_device())) {
+}
 Step::~Step() = default;
 
 namespace {

@@ -1,6 +1,7 @@
 #include "distca/train/trainer.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <c10/core/GradMode.h>
 #include <fmt/ranges.h>
@@ -97,7 +98,8 @@ class Trainer {
 
   void run() {
     comm_.set_step(0);
-    check_prices();
+    check_same("plan.profile", "plan", "by", price_of(config_));
+    check_same("attention.kernel", "compute attention", "with", step_.kernel().name());
     peak_flops_per_s_ = measure_peak();
     if (comm_.rank() == 0) open_output();
     const auto plan = [this, rank = comm_.rank(), size = comm_.size()](const Batch& batch) {
@@ -117,18 +119,19 @@ class Trainer {
   }
 
  private:
-  /// Every rank reads the profile for itself: refuses to go on with several.
-  void check_prices() {
-    const std::vector<std::string> prices = all_gather_text(comm_, price_of(config_), "profile");
+  /// Every rank reads its profile and chooses its kernel's instruction set for itself: refuses to
+  /// go on with several.
+  void check_same(const char* key, const char* verb, const char* by, const std::string& mine) {
+    const std::vector<std::string> all = all_gather_text(comm_, mine, key);
     std::vector<int> others;
     for (int rank = 1; rank < comm_.size(); ++rank) {
-      if (prices[rank] != prices[0]) others.push_back(rank);
+      if (all[rank] != all[0]) others.push_back(rank);
     }
     if (others.empty()) return;
     throw Error(ErrorKind::kConfig,
-                "plan.profile: rank{} {} would plan by {}, rank 0 by {}: give all ranks the same",
-                others.size() > 1 ? "s" : "", fmt::join(others, ", "), prices[others[0]],
-                prices[0]);
+                "{}: rank{} {} would {} {} {}, rank 0 {} {}: give all ranks the same", key,
+                others.size() > 1 ? "s" : "", fmt::join(others, ", "), verb, by, all[others[0]], by,
+                all[0]);
   }
 
   /// Matrix-product rate of all ranks working at once, in FLOP/s: what a step's model FLOP/s is
@@ -311,6 +314,13 @@ void check_memory(const LlamaConfig& model) {
 
 }  // namespace
 
+void set_up_process(const Config& config) {
+  if (config.train.device != "cuda" || !config.train.deterministic) return;
+  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+  // Else every buffer is filled before its use: nothing reads one that nobody wrote.
+  at::globalContext().setDeterministicFillUninitializedMemory(false);
+}
+
 void check_run(const Config& config, int num_workers) {
   if (config.data.prefix.empty()) {
     throw Error(ErrorKind::kConfig,
@@ -321,7 +331,9 @@ void check_run(const Config& config, int num_workers) {
                 "train.device = cuda: this machine or this PyTorch has no CUDA device");
   }
   check_memory(config.model);
-  AttentionKernel{kernel_request(config)};  // refuses an instruction set that is not here
+  if (chosen_kernel(kernel_request(config)) == KernelChoice::kCpu) {
+    kernels::chosen_isa();  // refuses an instruction set that is not here
+  }
   check_runs(find_scheduler(config.plan.scheduler));
   const IndexedDataset data(config.data.prefix);
   data.check_vocabulary(config.model.vocab_size);

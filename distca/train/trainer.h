@@ -12,6 +12,10 @@ namespace distca {
 /// layout and scheduler, output directory. Throws Error; writes nothing.
 void check_run(const Config& config, int num_workers);
 
+/// Settings of PyTorch that a process has only once (train.deterministic). Call it before the
+/// process's ranks train.
+void set_up_process(const Config& config);
+
 /// Trains; all ranks call it with the same configuration. Rank 0 writes the run's files and shows
 /// progress on stdout. Throws Error(kComm) when a rank is lost.
 void train(const Config& config, Communicator& comm);

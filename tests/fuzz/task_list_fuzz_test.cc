@@ -12,12 +12,20 @@
 namespace distca::kernels::fuzz {
 namespace {
 
-TEST(TaskListFuzzTest, known_inputs_end_in_a_result_or_an_error) {
+TEST(TaskListFuzzTest, known_inputs_end_as_their_names_say) {
   int inputs = 0;
   for (const auto& entry : std::filesystem::directory_iterator("tests/fuzz/corpus/task_list")) {
     const std::string bytes = read_file(entry.path());
-    EXPECT_NO_THROW(run_task_list({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()}))
+    Outcome outcome;
+    EXPECT_NO_THROW(
+        outcome = run_task_list({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()}))
         << entry.path();
+    const std::string name = entry.path().filename();
+    ASSERT_TRUE(name.starts_with("accepted_") || name.starts_with("backward_only_") ||
+                name.starts_with("refused_"))
+        << name;
+    EXPECT_EQ(outcome.forward, name.starts_with("accepted_")) << name;
+    EXPECT_EQ(outcome.backward, !name.starts_with("refused_")) << name;
     ++inputs;
   }
   EXPECT_GE(inputs, 10);

@@ -7,9 +7,14 @@
 // Plan-independent forward: keys are summed in blocks aligned to the document's start, and the
 // arithmetic of a row does not depend on the rows beside it, so O and LSE are bitwise the same
 // however the queries of a document were cut into tasks and its keys into fragments, and for every
-// number of threads (for the same instruction set; key sub-ranges differ by rounding).
+// number of threads (for the same instruction set; key sub-ranges differ by rounding). A row that
+// is NaN is NaN however it was cut; the payload bits of its NaNs are not promised.
 // Backward: bitwise the same for the same list of tasks, for every number of threads. Tasks whose
-// dq, dk or dv overlap add in the order of the list.
+// dq, dk or dv overlap add in the order of the list. dQ, too, does not depend on the cuts where
+// each task has all the keys that its rows see.
+// Not finite: K and V behind a row's mask do not touch it. In backward a row of Q or dO that is not
+// finite may spoil dK and dV of keys that it does not see, in the blocks of 64 keys of which rows
+// beside it see some.
 // Errors: broken shapes are a CHECK; task lists from outside go through kernels/task_list.h first.
 // Thread rule: calls on disjoint outputs and different pools may run at the same time.
 

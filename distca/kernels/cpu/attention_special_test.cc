@@ -128,6 +128,21 @@ TEST_P(CpuSpecialTest, a_lone_key_takes_all_however_low_its_score) {
   }
 }
 
+TEST_P(CpuSpecialTest, a_finite_lse_is_not_no_key_however_low) {
+  constexpr double kSize = 0x1p50;  // scores -2^102, below -1e30
+  Case c = small_case(1);
+  c.q_tokens = 40;
+  Document doc(c);
+  doc.q.fill([] { return kSize; });
+  doc.k.fill([] { return -kSize; });
+  const WholeMatrix whole(doc);
+  testing::set_backward_inputs(doc, whole);
+  ASSERT_EQ(doc.lse.at(39, 3, 0), -4 * kSize * kSize);
+  backward_all(doc);
+  // Every probability is 1, to within exp2's polynomial.
+  testing::expect_close("dv", doc.dv.values(), whole.dv, 0x1p-12, 0);
+}
+
 /// A document with a window, in which a spoiled key touches few rows.
 class CpuPoisonTest : public CpuSpecialTest {
  protected:

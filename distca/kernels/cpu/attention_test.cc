@@ -8,6 +8,7 @@
 #include "distca/base/error.h"
 #include "distca/kernels/cpu/cpu_attention_testing.h"
 #include "distca/kernels/merge.h"
+#include "distca/kernels/reference/attention.h"
 
 namespace distca::kernels {
 namespace {
@@ -15,6 +16,7 @@ namespace {
 using testing::Bounds;
 using testing::Case;
 using testing::Document;
+using testing::Expected;
 using testing::Tensor;
 using testing::WholeMatrix;
 
@@ -182,6 +184,41 @@ TEST_P(CpuAttentionTest, denormal_inputs_stay_within_bounds) {
     expect_forward(doc, whole);
     expect_backward(doc, whole);
   }
+}
+
+TEST_P(CpuAttentionTest, is_within_both_bounds_of_the_reference) {
+  Case c = small_case(300);
+  c.shape = shape_of(6, 2, 64, 40);
+  c.key_cuts = {17, 131};
+  c.mask.window_left = 150;
+  Document doc(c), reference(c);
+  const WholeMatrix whole(doc);
+  const Bounds cpu = bounds(c, whole);
+  const Bounds other(c, whole, {.store = type()});
+  const auto expect_close = [](const char* name, const Tensor& a, const Tensor& b,
+                               const Expected& magnitude, double bound, double underflow) {
+    testing::expect_close(name, a.values(), {b.values(), magnitude.magnitude, magnitude.factor},
+                          bound, underflow);
+  };
+  const ForwardTask task = doc.forward(doc.all_queries(), doc.all_keys());
+  const ForwardTask same = reference.forward(reference.all_queries(), reference.all_keys());
+  forward(c.shape, {&task, 1});
+  reference_forward(c.shape, type(), type(), {&same, 1});
+  const double underflow = cpu.underflow + other.underflow;
+  expect_close("o", doc.o, reference.o, whole.o, cpu.forward + other.forward, underflow);
+  testing::set_backward_inputs(doc, whole);
+  testing::set_backward_inputs(reference, whole);
+  const BackwardTask gradient = doc.backward(doc.all_queries(), doc.all_keys());
+  const BackwardTask same_gradient =
+      reference.backward(reference.all_queries(), reference.all_keys());
+  backward(c.shape, {&gradient, 1});
+  reference_backward(c.shape, type(), {&same_gradient, 1});
+  // The reference's sums are in double, but LSE and delta come rounded.
+  const double rounded = 2 * other.delta_roundoff * (1 + whole.largest_score + std::log(300));
+  const double backward_bound = cpu.backward + other.backward + rounded;
+  expect_close("dq", doc.dq, reference.dq, whole.dq, backward_bound, underflow);
+  expect_close("dk", doc.dk, reference.dk, whole.dk, backward_bound, underflow);
+  expect_close("dv", doc.dv, reference.dv, whole.dv, backward_bound, underflow);
 }
 
 TEST_P(CpuAttentionTest, o_may_be_fp32) {

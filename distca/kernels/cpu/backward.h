@@ -23,7 +23,7 @@ PanelView BackwardTile<Simd, Number, kWide>::visible(int panel, int64_t start) c
   const int64_t end = smaller(kBlockKeys, last[kPanelRows - 1] - start);
   if (end <= 0 || first[0] >= start + kBlockKeys) return {};
   const bool masked = gaps_ || last[0] < start + kBlockKeys || first[kPanelRows - 1] > start;
-  return {static_cast<int>((end + 1) / 2 * 2), masked};
+  return {static_cast<int>(round_up(end, 2)), masked};
 }
 
 /// P of a score; `slope`: of the soft cap there.
@@ -213,17 +213,6 @@ void BackwardTile<Simd, Number, kWide>::block(int64_t start) {
   if (!started_) clear_keys();
 }
 
-/// The first position from `position` on that a fragment holds; kFar if none.
-int64_t next_key(const BackwardTask& task, int64_t position) {
-  int64_t next = kFar;
-  for (size_t f = 0; f < task.keys.size(); ++f) {
-    const KeyFragment& fragment = task.keys.data()[f];
-    if (fragment.tokens == 0 || fragment.position + fragment.tokens <= position) continue;
-    next = smaller(next, larger(position, fragment.position));
-  }
-  return next;
-}
-
 template <class Simd, class Number, bool kWide>
 void BackwardTile<Simd, Number, kWide>::run(const BackwardItem& item) {
   kv_head_ = item.kv_head;
@@ -233,7 +222,9 @@ void BackwardTile<Simd, Number, kWide>::run(const BackwardItem& item) {
   const Turn& turn = item.turn;
   place_rows(item);
   const int64_t end = last_[rows_ - 1];
-  int64_t start = next_key(*item.task, first_[0]) / kBlockKeys * kBlockKeys;
+  const KeyFragment* fragments = item.task->keys.data();
+  const auto count = static_cast<int64_t>(item.task->keys.size());
+  int64_t start = next_key(fragments, count, fragment_, first_[0]) / kBlockKeys * kBlockKeys;
   find_block(item, start);
   if (start < end) {
     fetch_rows(next_k_, kBlockKeys, d_ * sizeof(Number));
@@ -254,7 +245,7 @@ void BackwardTile<Simd, Number, kWide>::run(const BackwardItem& item) {
   while (start < end) {
     const int64_t block_end = start + kBlockKeys;
     load_block(item);
-    const int64_t next = next_key(*item.task, block_end) / kBlockKeys * kBlockKeys;
+    const int64_t next = next_key(fragments, count, fragment_, block_end) / kBlockKeys * kBlockKeys;
     if (next < end) find_block(item, next);
     start_fetch(start, next < end);
     block(start);

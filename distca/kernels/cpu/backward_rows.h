@@ -14,22 +14,20 @@ void BackwardTile<Simd, Number, kWide>::place_rows(const BackwardItem& item) {
   const Mask& mask = task.mask;
   const auto* lse = static_cast<const float*>(task.lse.data);
   const auto* delta = static_cast<const float*>(task.delta.data);
-  const int64_t lse_head = task.lse.head_stride == 0 ? 1 : task.lse.head_stride;
-  const int64_t delta_head = task.delta.head_stride == 0 ? 1 : task.delta.head_stride;
   int64_t token = row_begin_ / group_;
   int64_t head = row_begin_ % group_;
   int i = 0;
   for (; i < rows_; ++i) {
     const int64_t position = task.q_position + token;
     first_[i] = mask.window_left < 0 ? 0 : larger(0, position - mask.window_left);
-    last_[i] = mask.causal ? position + 1 : kFar;
+    last_[i] = mask.causal ? position + 1 : kFarPosition;
     if (mask.window_right >= 0) {
-      last_[i] = smaller(last_[i], position + smaller(mask.window_right, kFar) + 1);
+      last_[i] = smaller(last_[i], position + smaller(mask.window_right, kFarPosition) + 1);
     }
     const int64_t h = kv_head_ * group_ + head;
-    lse_[i] = lse[token * task.lse.token_stride + h * lse_head];
-    delta_[i] = delta[token * task.delta.token_stride + h * delta_head];
-    if (lse_[i] < -kNoKeys) lse_[i] = kNoKeys, delta_[i] = 0;  // no key anywhere
+    lse_[i] = lse[token * task.lse.token_stride + h * task.lse.head_stride];
+    delta_[i] = delta[token * task.delta.token_stride + h * task.delta.head_stride];
+    if (lse_[i] == -__builtin_inff()) lse_[i] = kNoKeys, delta_[i] = 0;  // no key anywhere
     if (++head == group_) head = 0, ++token;
   }
   // Rows beyond the tile see what its last row sees, so that they call for no mask.

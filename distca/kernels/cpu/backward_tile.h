@@ -16,7 +16,6 @@
 namespace distca::kernels {
 namespace {
 
-constexpr int64_t kFar = int64_t{1} << 61;  // beyond every position
 constexpr float kLog2E = 1.44269504F;
 constexpr float kNoKeys = 1e30F;  // LSE of rows without keys: every probability is 0
 
@@ -150,13 +149,13 @@ class BackwardTile {
 
 int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
-int64_t panels_of(int64_t n) { return (n + kPanelRows - 1) / kPanelRows; }
+int64_t panels_of(int64_t n) { return round_up(n, kPanelRows) / kPanelRows; }
 
 template <class Simd, class Number, bool kWide>
 template <class T>
 T* BackwardTile<Simd, Number, kWide>::take(std::byte* base, int64_t count) {
   std::byte* at = base == nullptr ? nullptr : base + bytes_;
-  bytes_ += (count * sizeof(T) + 63) / 64 * 64;
+  bytes_ += round_up(count * int64_t{sizeof(T)}, 64);
   return reinterpret_cast<T*>(at);
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-// What an instruction set offers to cpu/attention.cc: one item of a task batch, forward or
+// What an instruction set offers to cpu/run_items.cc: one item of a task batch, forward or
 // backward. Everything behind these pointers is compiled for that instruction set, so nothing there
 // may use inline functions of other headers that the linker could share with the rest of the
 // program.

@@ -2,7 +2,7 @@
 // Forward of one item (engine.h): a tile of rows against all keys that they see, block by block.
 //
 // Everything is transposed. Lanes are rows of the tile, a panel of them at a time:
-//   S [keys][panel] = K Q^T;  P = 2^((S - max) * scale)
+//   S [keys][panel] = K Q^T;  P = 2^(S * scale - round(max * scale))
 //   O [head_dim_v][panel] = O * factor + V^T P
 // so the maximum and the sum run down the lanes, a mask is two limits a lane, and the broadcast
 // operands K and V are what all panels of the tile share: each block of them is copied once.
@@ -14,6 +14,7 @@
 
 #include "distca/kernels/cpu/engine.h"
 #include "distca/kernels/cpu/exponential.h"
+#include "distca/kernels/cpu/fetch.h"
 #include "distca/kernels/cpu/forward_softmax.h"
 #include "distca/kernels/cpu/forward_tile.h"
 #include "distca/kernels/cpu/pack.h"
@@ -152,10 +153,9 @@ void attend_all(const ForwardItem& item, int64_t group, ForwardTile<Simd>& tile)
   if (!more) return;
   const KeyFragment& last = item.task->keys.data()[item.task->keys.size() - 1];
   const int64_t keys_end = last.position + last.tokens;
-  for (int i = blocks[0].first; i < blocks[0].end; ++i) {
-    prefetch_row(blocks[0].k_rows[i], d * int64_t{sizeof(Number)});
-    prefetch_row(blocks[0].v_rows[i], tile.e * int64_t{sizeof(Number)});
-  }
+  const int first = blocks[0].first;
+  fetch_rows(blocks[0].k_rows + first, blocks[0].end - first, d * sizeof(Number));
+  fetch_rows(blocks[0].v_rows + first, blocks[0].end - first, tile.e * sizeof(Number));
   pack_queries<Simd, Number>(item, group, tile);
   for (int current = 0; more; current = 1 - current) {
     KeyBlock& block = blocks[current];
@@ -185,8 +185,13 @@ void set_lse(ForwardTile<Simd>& tile) {
   constexpr double kLn2 = 0.6931471805599453;
   const int lanes = tile.panels * kPanelWidth<Simd>;
   for (int i = 0; i < lanes; ++i) {
+    // ln of the sum of 2^(score * scale_log2 - base) + base ln 2, and the largest score's exponent
+    // as the scale has it that is not rounded to fp32: backward subtracts LSE from such scores.
     const float base = tile.maximum[i] * tile.scale_log2;  // as in base_exponent
-    tile.lse[i] = static_cast<float>(base * kLn2 + natural_log(tile.sum[i]));
+    const double maximum = tile.maximum[i];
+    tile.lse[i] =
+        static_cast<float>(maximum * tile.scale + (base - maximum * tile.scale_log2) * kLn2 +
+                           natural_log(tile.sum[i]));
   }
   for (int i = 0; i < lanes; ++i) {
     const float sum = tile.sum[i];
@@ -206,8 +211,7 @@ void finish_panel(const ForwardItem& item, int64_t group, ForwardTile<Simd>& til
   const int lanes = panel_lanes(tile, panel);
   const bool narrow = item.o_type == ScalarType::kBFloat16;
   const Rows& out = item.task->o;
-  Rows lse = item.task->lse;
-  if (lse.head_stride == 0) lse.head_stride = 1;
+  const Rows& lse = item.task->lse;
   const int64_t token = (item.row_begin + base) / group;
   int64_t head = (item.row_begin + base) % group;
   const int64_t bytes = narrow ? 2 : 4;
@@ -264,7 +268,8 @@ void set_scale(const Shape& shape, ForwardTile<Simd>& tile) {
     tile.cap = static_cast<float>(shape.softcap);
     tile.cap_scale = static_cast<float>(scale / shape.softcap);
   }
-  tile.scale_log2 = static_cast<float>((shape.softcap > 0 ? 1 : scale) * kLog2E);
+  tile.scale = shape.softcap > 0 ? 1 : scale;
+  tile.scale_log2 = static_cast<float>(tile.scale * kLog2E);
   if (tile.scale_log2 < kLeastScale) tile.scale_log2 = kLeastScale;
 }
 

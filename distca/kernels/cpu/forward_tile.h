@@ -5,6 +5,7 @@
 #include <new>
 
 #include "distca/kernels/cpu/engine.h"
+#include "distca/kernels/cpu/fetch.h"
 #include "distca/kernels/cpu/pack.h"
 #include "distca/kernels/cpu/product.h"
 
@@ -13,7 +14,6 @@ namespace {
 
 constexpr float kNoScore = -3.4028234663852886e38F;  // the maximum of no scores; finite
 constexpr float kLeastScale = 1e-37F;                // instead of 0, since 0 * infinity is NaN
-constexpr int64_t kFarPosition = int64_t{1} << 61;   // beyond every position, sums do not overflow
 constexpr int32_t kAbsentKey = 2 * kBlockKeys;       // beyond every limit in a block
 
 template <class Simd>
@@ -46,6 +46,7 @@ struct ForwardTile {
   int panels = 0;
   int d_words = 0;
   int e = 0;
+  double scale = 0;      // >= 0; of a score as an exponent of e
   float scale_log2 = 0;  // > 0; of a score as an exponent of 2
   float cap = 0;         // 0: none
   float cap_scale = 0;   // softmax_scale / cap
@@ -80,8 +81,6 @@ struct KeyBlock {
   const void* k_rows[kBlockKeys];
   const void* v_rows[kBlockKeys];
 };
-
-constexpr int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 template <class Simd>
 int panel_lanes(const ForwardTile<Simd>& tile, int panel) {
@@ -120,12 +119,6 @@ void set_limits(const ForwardItem& item, int64_t group, ForwardTile<Simd>& tile)
   }
 }
 
-inline void prefetch_row(const void* row, int64_t bytes) {
-  for (int64_t at = 0; at < bytes; at += 64) {
-    __builtin_prefetch(static_cast<const std::byte*>(row) + at);
-  }
-}
-
 /// A negative scale is Q with the other sign, which is exact.
 template <class Simd, class Number>
 void pack_queries(const ForwardItem& item, int64_t group, ForwardTile<Simd>& tile) {
@@ -135,8 +128,7 @@ void pack_queries(const ForwardItem& item, int64_t group, ForwardTile<Simd>& til
   const int padded = tile.panels * kWidth;
   query_row_addresses(item.task->q, sizeof(Number), group, item.kv_head, item.row_begin, count,
                       padded, rows);
-  const int64_t bytes = item.shape->head_dim_qk * int64_t{sizeof(Number)};
-  for (int i = 0; i < count; ++i) prefetch_row(rows[i], bytes);
+  fetch_rows(rows, count, item.shape->head_dim_qk * sizeof(Number));
   for (int p = 0; p < tile.panels; ++p) {
     const int width = panel_lanes(tile, p) <= Simd::kLanes ? Simd::kLanes : kWidth;
     pack_transposed<Simd, Number>(rows + p * kWidth, width,
@@ -148,20 +140,6 @@ void pack_queries(const ForwardItem& item, int64_t group, ForwardTile<Simd>& til
     const int64_t words = int64_t{tile.panels} * tile.d_words * kWidth;
     for (int64_t i = 0; i < words; ++i) tile.q[i] ^= sign;
   }
-}
-
-/// The first position >= `from` that has a key, or kFarPosition.
-inline int64_t next_key(const KeyFragment* fragments, int64_t count, int64_t hint, int64_t from) {
-  int64_t next = kFarPosition;
-  for (int64_t i = 0, at = hint; i < count; ++i) {
-    const KeyFragment& fragment = fragments[at];
-    if (fragment.tokens > 0 && fragment.position + fragment.tokens > from) {
-      if (fragment.position <= from) return from;
-      if (fragment.position < next) next = fragment.position;
-    }
-    if (++at == count) at = 0;
-  }
-  return next;
 }
 
 /// The block that holds the first key from `position` on; false if there is none up to `high`.

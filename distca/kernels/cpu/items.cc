@@ -1,8 +1,9 @@
 #include "distca/kernels/cpu/items.h"
 
 #include <algorithm>
-#include <bit>
+#include <functional>
 #include <numeric>
+#include <queue>
 
 #include "distca/base/integers.h"
 #include "distca/kernels/cpu/engine.h"
@@ -120,6 +121,21 @@ class Cutter {
   std::vector<Item>& items_;
 };
 
+/// Whether the last of `threads` that take items in order ends less than 2 % after the mean.
+bool ends_together(const std::vector<Item>& items, int threads) {
+  std::priority_queue<int64_t, std::vector<int64_t>, std::greater<>> busy;  // until when
+  for (int i = 0; i < threads; ++i) busy.push(0);
+  int64_t total = 0, last = 0;
+  for (const Item& item : items) {
+    const int64_t end = busy.top() + item.cost;
+    busy.pop();
+    busy.push(end);
+    total += item.cost;
+    last = std::max(last, end);
+  }
+  return 50 * last * threads <= 51 * total;
+}
+
 }  // namespace
 
 std::vector<Item> cut_items(const Shape& shape, std::span<const TaskExtent> tasks, int64_t pieces) {
@@ -140,11 +156,17 @@ std::vector<Item> cut_items(const Shape& shape, std::span<const TaskExtent> task
   return items;
 }
 
-void sort_longest_first(std::vector<Item>& items) {
-  std::stable_sort(items.begin(), items.end(), [](const Item& a, const Item& b) {
-    return std::bit_width(static_cast<uint64_t>(a.cost)) >
-           std::bit_width(static_cast<uint64_t>(b.cost));
-  });
+std::vector<Item> cut_evenly(const Shape& shape, std::span<const TaskExtent> tasks, int threads) {
+  constexpr int64_t kMostPieces = 16;  // a thread
+  if (threads == 1) return cut_items(shape, tasks, 0);
+  std::vector<Item> items;
+  for (int64_t pieces = 0; pieces <= kMostPieces; pieces = pieces == 0 ? 2 : 2 * pieces) {
+    items = cut_items(shape, tasks, pieces * threads);
+    std::stable_sort(items.begin(), items.end(),
+                     [](const Item& a, const Item& b) { return a.cost > b.cost; });
+    if (ends_together(items, threads)) return items;
+  }
+  return items;
 }
 
 }  // namespace distca::kernels

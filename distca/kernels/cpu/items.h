@@ -1,6 +1,7 @@
 #pragma once
 // A batch of tasks cut into items: (task, key head, tile of flattened rows; cpu/engine.h), each
-// with a predicted time. Thread rule: pure functions.
+// with a predicted time. Errors: none; shape and tasks are checked before. Thread rule: pure
+// functions.
 
 #include <cstdint>
 #include <span>
@@ -31,8 +32,8 @@ struct Item {
 /// longer than 1 / pieces of the batch is halved until it is not, or has few rows.
 std::vector<Item> cut_items(const Shape& shape, std::span<const TaskExtent> tasks, int64_t pieces);
 
-/// Longest first, to within a factor of two: threads that take items in this order end together.
-/// Items of about equal length stay in order: neighbours read the same keys.
-void sort_longest_first(std::vector<Item>& items);
+/// For threads that take items in the order given: longest first, and cut only as far as it takes
+/// for them to end within 2 % of each other, as predicted; items of equal length stay in order.
+std::vector<Item> cut_evenly(const Shape& shape, std::span<const TaskExtent> tasks, int threads);
 
 }  // namespace distca::kernels

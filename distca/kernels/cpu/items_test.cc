@@ -112,19 +112,26 @@ TEST(ItemsTest, longest_come_first_and_equals_keep_their_order) {
   for (const int64_t position : {0, 4096, 1024, 4096, 256}) {
     tasks.push_back({.q_tokens = 512, .q_position = position, .keys = keys.span()});
   }
-  std::vector<Item> items = cut_items(heads(2, 2), tasks, 0);
-  const size_t count = items.size();
-  sort_longest_first(items);
-  ASSERT_EQ(items.size(), count);
+  const std::vector<Item> items = cut_evenly(heads(2, 2), tasks, 2);
   for (size_t i = 1; i < items.size(); ++i) {
-    EXPECT_LT(items[i].cost, 2 * items[i - 1].cost);
+    EXPECT_LE(items[i].cost, items[i - 1].cost);
     if (items[i].cost == items[i - 1].cost) {
       EXPECT_LT(std::pair(items[i - 1].task, items[i - 1].kv_head),
                 std::pair(items[i].task, items[i].kv_head));
     }
   }
-  EXPECT_EQ(items.front().task, 1);
   EXPECT_EQ(items.back().task, 0);
+}
+
+TEST(ItemsTest, items_are_cut_only_as_far_as_threads_end_together) {
+  const Keys keys(8192);
+  const std::vector<TaskExtent> long_task{{.q_tokens = 4 * kTileRows, .keys = keys.span()}};
+  // Two heads on two threads: one of each kind for both.
+  EXPECT_EQ(cut_evenly(heads(2, 2), long_task, 2).size(), 8u);
+  EXPECT_EQ(cut_evenly(heads(1, 1), long_task, 1).size(), 4u);
+  const std::vector<TaskExtent> one_tile{{.q_tokens = kTileRows, .keys = keys.span()}};
+  EXPECT_EQ(cut_evenly(heads(1, 1), one_tile, 1).size(), 1u);
+  EXPECT_GE(cut_evenly(heads(1, 1), one_tile, 2).size(), 2u);
 }
 
 }  // namespace

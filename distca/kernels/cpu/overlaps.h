@@ -1,5 +1,6 @@
 #pragma once
-// Which tasks of a backward batch add to the same memory. Thread rule: pure.
+// Which tasks of a backward batch add to the same memory.
+// Errors: none; tasks are as the checks of cpu/attention.h leave them. Thread rule: pure.
 
 #include <cstdint>
 #include <span>

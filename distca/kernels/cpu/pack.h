@@ -16,6 +16,10 @@
 namespace distca::kernels {
 namespace {
 
+constexpr int64_t kFarPosition = int64_t{1} << 61;  // beyond every position, sums do not overflow
+
+constexpr int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
 /// In place of a row that does not exist.
 alignas(64) const Word kZeroRow[kMostHeadDim] = {};
 
@@ -61,6 +65,22 @@ struct KeyPieces {
 static_assert(kBlockKeys == 64, "one bit a key");
 
 constexpr uint64_t first_bits(int n) { return n >= 64 ? ~uint64_t{0} : (uint64_t{1} << n) - 1; }
+
+/// The first position from `position` on that has a key; kFarPosition if none. `hint`: the fragment
+/// where the search starts.
+inline int64_t next_key(const KeyFragment* fragments, int64_t count, int64_t hint,
+                        int64_t position) {
+  int64_t next = kFarPosition;
+  for (int64_t i = 0, at = hint; i < count; ++i) {
+    const KeyFragment& fragment = fragments[at];
+    if (fragment.position + fragment.tokens > position) {
+      if (fragment.position <= position) return position;
+      if (fragment.position < next) next = fragment.position;
+    }
+    if (++at == count) at = 0;
+  }
+  return next;
+}
 
 /// `hint`: the fragment where the search starts, left at the last one found.
 inline void find_keys(const KeyFragment* fragments, int64_t count, int64_t position, int64_t* hint,

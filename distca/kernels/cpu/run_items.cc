@@ -13,9 +13,6 @@
 namespace distca::kernels {
 namespace {
 
-// Items a thread gets at least, if rows allow: the last ones end less than this share apart.
-constexpr int64_t kPiecesPerThread = 4;
-
 void check_supported(const Shape& shape, ScalarType type) {
   check_shape(shape);
   DISTCA_CHECK(cpu_supports(shape, type),
@@ -88,9 +85,7 @@ void run_forward(const Engine& engine, const Shape& shape, ScalarType type, Scal
     task.lse = number_rows(task.lse);
     if (sorted[i].sort(task.keys, {})) task.keys = sorted[i].keys;
   }
-  std::vector<Item> items = cut_items(shape, extents(prepared),
-                                      pool.threads() == 1 ? 0 : kPiecesPerThread * pool.threads());
-  if (pool.threads() > 1) sort_longest_first(items);
+  const std::vector<Item> items = cut_evenly(shape, extents(prepared), pool.threads());
   std::vector<ForwardItem> work;
   work.reserve(items.size());
   for (const Item& item : items) {

@@ -3,7 +3,9 @@
 //
 // The calling thread is thread 0 and works too; a pool of 1 starts no threads. Between calls the
 // others sleep. Items are taken in ascending order: when item i runs, every item before it has been
-// taken, so an item may wait for an earlier one. Thread rule: one call at a time.
+// taken, so an item may wait for an earlier one.
+// Errors: the first exception of an item is rethrown once the items that run have ended; no later
+// item begins. A call within a call, or beside one, is a CHECK. Thread rule: one call at a time.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,29 +1,29 @@
-#pragma once
-// What /proc/cpuinfo says of this machine; "unknown" and no flags where there is none. Any thread.
+#include "distca/base/machine.h"
 
 #include <fstream>
 #include <sstream>
-#include <string>
 
-namespace distca::bench {
+namespace distca {
+namespace {
 
 /// The value of the first line of that name, "" if none.
-inline std::string cpu_info(const std::string& name) {
+std::string cpu_info(std::string_view name) {
   std::ifstream info("/proc/cpuinfo");
   for (std::string line; std::getline(info, line);) {
     const size_t colon = line.find(": ");
-    if (line.rfind(name, 0) == 0 && colon != std::string::npos) return line.substr(colon + 2);
+    if (line.starts_with(name) && colon != std::string::npos) return line.substr(colon + 2);
   }
   return "";
 }
 
-inline std::string cpu_name() {
+}  // namespace
+
+std::string cpu_name() {
   const std::string name = cpu_info("model name");
   return name.empty() ? "unknown" : name;
 }
 
-/// "avx512_bf16", "amx_bf16", ...
-inline bool cpu_has(const std::string& flag) {
+bool cpu_has(std::string_view flag) {
   std::istringstream flags(cpu_info("flags"));
   for (std::string word; flags >> word;) {
     if (word == flag) return true;
@@ -31,4 +31,4 @@ inline bool cpu_has(const std::string& flag) {
   return false;
 }
 
-}  // namespace distca::bench
+}  // namespace distca

@@ -1,0 +1,15 @@
+#pragma once
+// What /proc/cpuinfo says of this machine; where there is none, "unknown" and no flags. Any thread.
+
+#include <string>
+#include <string_view>
+
+namespace distca {
+
+/// The CPU's model: "AMD EPYC 9654 96-Core Processor".
+std::string cpu_name();
+
+/// A flag of the CPU as a whole word: "avx512_bf16", "amx_bf16", ...
+bool cpu_has(std::string_view flag);
+
+}  // namespace distca

@@ -1,0 +1,24 @@
+#include "distca/base/machine.h"
+
+#include <gtest/gtest.h>
+
+namespace distca {
+namespace {
+
+TEST(Machine, its_cpus_name_is_one_line_without_the_facts_name) {
+  const std::string name = cpu_name();
+  EXPECT_FALSE(name.empty());
+  EXPECT_EQ(name.find_first_of("\n:"), std::string::npos) << name;
+}
+
+TEST(Machine, flags_are_whole_words) {
+#ifdef __x86_64__
+  EXPECT_TRUE(cpu_has("sse2"));
+#endif
+  EXPECT_FALSE(cpu_has("sse2_"));
+  EXPECT_FALSE(cpu_has("se2"));
+  EXPECT_FALSE(cpu_has(""));
+}
+
+}  // namespace
+}  // namespace distca
