@@ -5,6 +5,8 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
+#include <optional>
 #include <string>
 
 #include "bench/attention_report.h"
@@ -48,6 +50,8 @@ int measure(const Arguments& arguments, const std::vector<RowSpec>& rows) {
     fmt::print(stderr, "bench/attention: {} cores for {} threads\n", options.cores.size(),
                arguments.threads);
   }
+  std::optional<AtomicFile> json;  // a path that cannot be written is refused before minutes pass
+  if (!arguments.json.empty()) json.emplace(arguments.json);
   pin_to({options.cores.data(), 1});
   Measurer measurer(options);
   Results results;
@@ -57,8 +61,10 @@ int measure(const Arguments& arguments, const std::vector<RowSpec>& rows) {
     measurer.row(rows[i], results);
   }
   fmt::print("{}", report_text(options, results));
-  if (!arguments.json.empty())
-    write_file_atomically(arguments.json, canonical_json(report_json(options, results)));
+  if (json) {
+    json->write(canonical_json(report_json(options, results)));
+    json->commit();
+  }
   return tally(results).missed == 0 ? 0 : 1;
 }
 
@@ -79,9 +85,22 @@ int run(int argc, char** argv) {
       "Alone on the machine, else the verdicts are \"not decidable here\".\n"
       "Exit code 0 when no bar is missed, else 1.\n"
       "Example:  build/release/bench/attention --only \"lengths bf16 d128 8:8\"");
-  CLI11_PARSE(app, argc, argv);
-
-  const std::vector<RowSpec> rows = selected_rows(all_rows(arguments.quick), arguments.only);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help
+    throw Error(ErrorKind::kUsage, "{} (see --help)", error.what());
+  }
+  std::vector<RowSpec> rows = selected_rows(all_rows(arguments.quick), arguments.only);
+  if (arguments.threads == 1) {
+    std::erase_if(rows, [](const RowSpec& row) { return row.kind == RowKind::kThreads; });
+    if (rows.empty()) {
+      throw Error(ErrorKind::kUsage,
+                  "--only '{}' selects rows on several threads only, --threads 1 none of them: "
+                  "leave --threads out",
+                  arguments.only);
+    }
+  }
   if (arguments.rows) {
     for (const RowSpec& row : rows) fmt::print("{}\n", row.name());
     return 0;
@@ -99,5 +118,8 @@ int main(int argc, char** argv) {
   } catch (const distca::Error& error) {
     fmt::print(stderr, "bench/attention: error: {}\n", error.what());
     return error.exit_code();
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "bench/attention: bug: {}\n", error.what());
+    return 1;
   }
 }

@@ -244,11 +244,27 @@ TEST_P(FormatParityTest, loss_and_every_gradient_stay_within_the_formats_bound) 
   expect_same(accumulator, one, bound, 0, "gradients travel in the accumulator's type");
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    formats, FormatParityTest,
-    ::testing::Combine(::testing::Values(ScalarType::kFloat32, ScalarType::kBFloat16),
-                       all_planners(), ::testing::Values(2, 3, 7), ::testing::Values(4, 2),
-                       ::testing::Values(KernelChoice::kCpu, KernelChoice::kAten)));
+using FormatCase = FormatParityTest::ParamType;
+auto format_grid(KernelChoice kernel) {
+  return ::testing::Combine(::testing::Values(ScalarType::kFloat32, ScalarType::kBFloat16),
+                            all_planners(), ::testing::Values(2, 3, 7), ::testing::Values(4, 2),
+                            ::testing::Values(kernel));
+}
+
+/// Of ATen's grid every pair of format, workers and heads, and every planner twice.
+std::vector<FormatCase> aten_pairs() {
+  std::vector<FormatCase> cases;
+  for (size_t i = 0; i < 2 * kPlanners.size(); ++i) {
+    constexpr int kWorkers[] = {2, 3, 7};
+    cases.emplace_back(i % 2 == 0 ? ScalarType::kFloat32 : ScalarType::kBFloat16,
+                       kPlanners[i % kPlanners.size()].name, kWorkers[i % 3],
+                       i / 2 % 2 == 0 ? 4 : 2, KernelChoice::kAten);
+  }
+  return cases;
+}
+INSTANTIATE_TEST_SUITE_P(formats, FormatParityTest, format_grid(KernelChoice::kCpu));
+INSTANTIATE_TEST_SUITE_P(aten, FormatParityTest, ::testing::ValuesIn(aten_pairs()));
+INSTANTIATE_TEST_SUITE_P(full, FormatParityTest, format_grid(KernelChoice::kAten));
 
 /// Other kernels of the same format: the roundings of both.
 TEST(parity, every_kernel_and_number_of_threads_gives_the_same) {

@@ -16,6 +16,7 @@
 #include <cstring>
 #include <set>
 
+#include "distca/base/error.h"
 #include "distca/comm/aten_types.h"
 #include "distca/comm/thread_group.h"
 #include "distca/plan/plan_testing.h"
@@ -310,6 +311,15 @@ TEST(CoreAttention, a_row_that_nobody_wrote_is_a_difference_whichever_document_h
     got[i][kLengths[i] / 2].fill_(NAN);
     EXPECT_TRUE(std::isnan(difference(got, want))) << "document " << i;
   }
+}
+
+TEST(CoreAttention, a_kernel_for_another_device_is_a_check) {
+  const Plan plan = make_plan(testing::request_for({300}, 1));
+  run_ranks(1, {}, [&](Communicator& comm) {
+    AttentionKernel kernel(
+        {.shape = {.num_heads = kHeads, .num_kv_heads = kKvHeads}, .cuda_device = 0});
+    EXPECT_THROW(CoreAttention(PlanIndex(plan).exchange(0), {}, kernel, comm), CheckFailure);
+  });
 }
 
 /// Packed, unpacked and merged by a rank in forward, row by row.
