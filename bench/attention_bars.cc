@@ -62,28 +62,28 @@ double shard_bar(Pass pass, int64_t queries, int64_t group) {
   return 0;
 }
 
-std::string_view verdict_name(Verdict verdict) {
+std::string_view verdict_name(Decision verdict) {
   switch (verdict) {
-    case Verdict::kShown:
+    case Decision::kShown:
       return "";
-    case Verdict::kReached:
+    case Decision::kReached:
       return "reached";
-    case Verdict::kMissed:
+    case Decision::kMissed:
       return "missed";
-    case Verdict::kNotDecidable:
+    case Decision::kNotDecidable:
       break;
   }
   return "not decidable here";
 }
 
-Verdict Figure::verdict() const {
-  if (bar == 0) return Verdict::kShown;
-  if (rounds < kLeastRounds) return Verdict::kNotDecidable;
-  if (reached.low <= bar && bar <= reached.high) return Verdict::kNotDecidable;
+Decision Figure::verdict() const {
+  if (bar == 0) return Decision::kShown;
+  if (rounds < kLeastRounds) return Decision::kNotDecidable;
+  if (reached.low <= bar && bar <= reached.high) return Decision::kNotDecidable;
   const double margin = std::fabs(reached.median / bar - 1);
   const double noise = std::max(std::fabs(control.low - 1), std::fabs(control.high - 1));
-  if (noise > margin) return Verdict::kNotDecidable;
-  return reached.median >= bar ? Verdict::kReached : Verdict::kMissed;
+  if (noise > margin) return Decision::kNotDecidable;
+  return reached.median >= bar ? Decision::kReached : Decision::kMissed;
 }
 
 Figure figure_of(const Rates& values, const Rates& again, double bar) {
@@ -93,10 +93,10 @@ Figure figure_of(const Rates& values, const Rates& again, double bar) {
           .rounds = static_cast<int>(values.size())};
 }
 
-void Tally::add(Verdict verdict) {
-  reached += verdict == Verdict::kReached ? 1 : 0;
-  missed += verdict == Verdict::kMissed ? 1 : 0;
-  not_decidable += verdict == Verdict::kNotDecidable ? 1 : 0;
+void Tally::add(Decision verdict) {
+  reached += verdict == Decision::kReached ? 1 : 0;
+  missed += verdict == Decision::kMissed ? 1 : 0;
+  not_decidable += verdict == Decision::kNotDecidable ? 1 : 0;
 }
 
 }  // namespace distca::bench

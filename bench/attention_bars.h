@@ -35,8 +35,8 @@ double shard_bar(Pass pass, int64_t queries, int64_t group);
 /// Share of the multiply-add loop's gain from more threads.
 constexpr double kThreadsBar = 0.95;
 
-enum class Verdict { kShown, kReached, kMissed, kNotDecidable };
-std::string_view verdict_name(Verdict verdict);  // "" of what is only shown
+enum class Decision { kShown, kReached, kMissed, kNotDecidable };
+std::string_view verdict_name(Decision verdict);  // "" of what is only shown
 
 /// Fewer decide nothing.
 constexpr int kLeastRounds = 15;
@@ -52,7 +52,7 @@ struct Figure {
   /// Not decidable from fewer than kLeastRounds rounds, where the bar lies in the figure's own
   /// interval, or where the control's interval reaches further from 1 than the figure is from its
   /// bar.
-  Verdict verdict() const;
+  Decision verdict() const;
 };
 
 /// `again`: the same figure's values, of turns of their own in the same rounds.
@@ -64,7 +64,7 @@ struct Tally {
   int missed = 0;
   int not_decidable = 0;
   int judged() const { return reached + missed + not_decidable; }
-  void add(Verdict verdict);
+  void add(Decision verdict);
 };
 
 }  // namespace distca::bench

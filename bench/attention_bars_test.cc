@@ -17,7 +17,7 @@ Figure figure(double reached, double bar, double control_low, double control_hig
           .bar = bar,
           .rounds = kLeastRounds};
 }
-Verdict judged(double reached, double bar, double control_low, double control_high) {
+Decision judged(double reached, double bar, double control_low, double control_high) {
   return figure(reached, bar, control_low, control_high).verdict();
 }
 
@@ -62,33 +62,33 @@ TEST(AttentionBars, shards_of_128_queries_are_judged_by_pass_and_group) {
 }
 
 TEST(AttentionBars, a_bar_is_reached_or_missed_where_the_control_is_narrower) {
-  EXPECT_EQ(judged(0.85, 0.80, 0.99, 1.01), Verdict::kReached);
-  EXPECT_EQ(judged(0.75, 0.80, 0.99, 1.01), Verdict::kMissed);
-  EXPECT_EQ(judged(0.75, 0, 0.99, 1.01), Verdict::kShown);
+  EXPECT_EQ(judged(0.85, 0.80, 0.99, 1.01), Decision::kReached);
+  EXPECT_EQ(judged(0.75, 0.80, 0.99, 1.01), Decision::kMissed);
+  EXPECT_EQ(judged(0.75, 0, 0.99, 1.01), Decision::kShown);
 }
 
 TEST(AttentionBars, a_margin_within_the_control_is_not_decidable) {
-  EXPECT_EQ(judged(0.81, 0.80, 0.98, 1.001), Verdict::kNotDecidable);
-  EXPECT_EQ(judged(0.79, 0.80, 0.999, 1.02), Verdict::kNotDecidable);
-  EXPECT_EQ(judged(0.81, 0.80, 0.98, 0.981), Verdict::kNotDecidable);  // off 1 altogether
+  EXPECT_EQ(judged(0.81, 0.80, 0.98, 1.001), Decision::kNotDecidable);
+  EXPECT_EQ(judged(0.79, 0.80, 0.999, 1.02), Decision::kNotDecidable);
+  EXPECT_EQ(judged(0.81, 0.80, 0.98, 0.981), Decision::kNotDecidable);  // off 1 altogether
 }
 
 TEST(AttentionBars, a_bar_within_the_figures_own_interval_is_not_decidable) {
   Figure wide = figure(0.85, 0.80, 0.99, 1.01);
   wide.reached.low = 0.79;
-  EXPECT_EQ(wide.verdict(), Verdict::kNotDecidable);
+  EXPECT_EQ(wide.verdict(), Decision::kNotDecidable);
   wide = figure(0.75, 0.80, 0.99, 1.01);
   wide.reached.high = 0.80;
-  EXPECT_EQ(wide.verdict(), Verdict::kNotDecidable);
+  EXPECT_EQ(wide.verdict(), Decision::kNotDecidable);
 }
 
 TEST(AttentionBars, fewer_than_15_rounds_decide_nothing) {
   for (const double reached : {0.5, 0.95}) {
     Figure few = figure(reached, 0.80, 0.99, 1.01);
     few.rounds = 14;
-    EXPECT_EQ(few.verdict(), Verdict::kNotDecidable);
+    EXPECT_EQ(few.verdict(), Decision::kNotDecidable);
     few.bar = 0;
-    EXPECT_EQ(few.verdict(), Verdict::kShown);
+    EXPECT_EQ(few.verdict(), Decision::kShown);
   }
 }
 
@@ -101,13 +101,13 @@ TEST(AttentionBars, the_control_holds_the_noise_of_all_that_the_figure_is_made_o
   EXPECT_DOUBLE_EQ(found.reached.median, 0.8);
   EXPECT_DOUBLE_EQ(found.control.high, 1.1);
   EXPECT_EQ(found.rounds, 15);
-  EXPECT_EQ(found.verdict(), Verdict::kNotDecidable);
+  EXPECT_EQ(found.verdict(), Decision::kNotDecidable);
 }
 
 TEST(AttentionBars, the_tally_counts_every_judged_figure_once) {
   Tally tally;
-  for (const Verdict verdict : {Verdict::kShown, Verdict::kReached, Verdict::kReached,
-                                Verdict::kMissed, Verdict::kNotDecidable}) {
+  for (const Decision verdict : {Decision::kShown, Decision::kReached, Decision::kReached,
+                                 Decision::kMissed, Decision::kNotDecidable}) {
     tally.add(verdict);
   }
   EXPECT_EQ(tally.reached, 2);
