@@ -16,7 +16,7 @@ build: setup     ## build the release: build/release/distca
 	@cmake --preset release --log-level=WARNING
 	@cmake --build --preset release -j $(JOBS)
 
-demo: build      ## train a small Llama on Python's standard library, 2 local workers: about 5 minutes of training
+demo: build      ## train a small Llama on Python's standard library, 2 local workers: about 3 minutes of training
 	@scripts/demo.sh
 
 test: build      ## build and run the tests, without those labelled "full"
