@@ -2,7 +2,7 @@
 // Forward of one item (engine.h): a tile of rows against all keys that they see, block by block.
 //
 // Everything is transposed. Lanes are rows of the tile, a panel of them at a time:
-//   S [keys][panel] = K Q^T;  P = 2^(S * scale - round(max * scale))
+//   S [keys][panel] = K Q^T;  P = 2^((S - max) * scale)
 //   O [head_dim_v][panel] = O * factor + V^T P
 // so the maximum and the sum run down the lanes, a mask is two limits a lane, and the broadcast
 // operands K and V are what all panels of the tile share: each block of them is copied once.
@@ -185,13 +185,13 @@ void set_lse(ForwardTile<Simd>& tile) {
   constexpr double kLn2 = 0.6931471805599453;
   const int lanes = tile.panels * kPanelWidth<Simd>;
   for (int i = 0; i < lanes; ++i) {
-    // ln of the sum of 2^(score * scale_log2 - base) + base ln 2, and the largest score's exponent
-    // as the scale has it that is not rounded to fp32: backward subtracts LSE from such scores.
-    const float base = tile.maximum[i] * tile.scale_log2;  // as in base_exponent
+    // The largest score by the scale that is not rounded to fp32, since backward subtracts LSE from
+    // such scores; and, where they were measured from a rounded base (base_of), its rounding.
     const double maximum = tile.maximum[i];
+    const float base = tile.maximum[i] * tile.scale_log2;
+    const double rounding = Simd::kPairs ? base - maximum * tile.scale_log2 : 0;
     tile.lse[i] =
-        static_cast<float>(maximum * tile.scale + (base - maximum * tile.scale_log2) * kLn2 +
-                           natural_log(tile.sum[i]));
+        static_cast<float>(maximum * tile.scale + rounding * kLn2 + natural_log(tile.sum[i]));
   }
   for (int i = 0; i < lanes; ++i) {
     const float sum = tile.sum[i];

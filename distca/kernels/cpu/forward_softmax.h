@@ -57,11 +57,29 @@ void mask_scores(ForwardTile<Simd>& tile, const KeyBlock& block, int panel, int 
   }
 }
 
+/// What a lane's scores are measured from. In fp32 the maximum itself: subtracted first, so that
+/// the largest score's probability is exactly 1. Of bf16 pairs the maximum as an exponent of 2,
+/// rounded, in probabilities, factors and LSE alike, so that its rounding cancels: one operation a
+/// score less where products are fastest, and as good as what is rounded to bf16.
+template <class Simd>
+inline typename Simd::Vector base_of(typename Simd::Vector maximum, typename Simd::Vector scale) {
+  if constexpr (!Simd::kPairs) return maximum;
+  return Simd::max(Simd::set(kNoScore), Simd::multiply(maximum, scale));
+}
+
+/// A score as an exponent of 2 above the base; `minus_base` is its negative.
+template <class Simd>
+inline __attribute__((always_inline)) typename Simd::Vector exponent_of(
+    typename Simd::Vector score, typename Simd::Vector scale, typename Simd::Vector minus_base) {
+  if constexpr (!Simd::kPairs) return Simd::multiply(Simd::add(score, minus_base), scale);
+  return Simd::multiply_add(score, scale, minus_base);
+}
+
 /// Keys [j, j + kKeys): scores become probabilities, as words, and are added to `part`.
 template <class Simd, int kVectors, int kKeys>
 inline __attribute__((always_inline)) void exponentials(float* scores, int j,
                                                         typename Simd::Vector scale,
-                                                        const typename Simd::Vector* exponent,
+                                                        const typename Simd::Vector* minus_base,
                                                         typename Simd::Vector* part) {
   using Vector = typename Simd::Vector;
   constexpr int kLanes = Simd::kLanes;
@@ -70,7 +88,7 @@ inline __attribute__((always_inline)) void exponentials(float* scores, int j,
 #pragma GCC unroll 16
   for (int i = 0; i < kKeys * kVectors; ++i) {
     const Vector score = Simd::load(scores + j * kWidth + i * kLanes);
-    p[i] = Simd::multiply_add(score, scale, exponent[i % kVectors]);
+    p[i] = exponent_of<Simd>(score, scale, minus_base[i % kVectors]);
   }
   exp2_all<Simd, Simd::kPairs>(p);
 #pragma GCC unroll 16
@@ -89,14 +107,6 @@ inline __attribute__((always_inline)) void exponentials(float* scores, int j,
       Simd::store(scores + j * kWidth + i * kLanes, p[i]);
     }
   }
-}
-
-/// The running maximum as an exponent of 2, rounded: what scores are measured from, in a row's
-/// probabilities, its factors and its LSE alike, so that its rounding cancels.
-template <class Simd>
-inline typename Simd::Vector base_exponent(typename Simd::Vector maximum,
-                                           typename Simd::Vector scale) {
-  return Simd::max(Simd::set(kNoScore), Simd::multiply(maximum, scale));
 }
 
 /// The panel's running maximum with the scores of `keys` keys, into `tile.top`.
@@ -149,24 +159,25 @@ bool softmax_block(ForwardTile<Simd>& tile, int panel, int keys) {
   Vector top[kVectors];
   for (int v = 0; v < kVectors; ++v) top[v] = Simd::load(tile.top + v * kLanes);
   bool moved = false;
-  Vector exponent[kVectors];
+  Vector minus_base[kVectors];
   Vector part[kVectors];
   for (int v = 0; v < kVectors; ++v) {
     const Vector before = Simd::load(maximum + v * kLanes);
-    const Vector base = base_exponent<Simd>(top[v], scale);
+    const Vector base = base_of<Simd>(top[v], scale);
     moved = moved || Simd::any(Simd::below(before, top[v]));
     Simd::store(maximum + v * kLanes, top[v]);
-    Simd::store(tile.factor + v * kLanes,
-                exp2<Simd, false>(Simd::subtract(base_exponent<Simd>(before, scale), base)));
-    exponent[v] = Simd::subtract(Simd::zero(), base);
+    const Vector difference = Simd::subtract(base_of<Simd>(before, scale), base);
+    const Vector rise = Simd::kPairs ? difference : Simd::multiply(difference, scale);
+    Simd::store(tile.factor + v * kLanes, exp2<Simd, false>(rise));
+    minus_base[v] = Simd::subtract(Simd::zero(), base);
     part[v] = Simd::zero();
   }
   int j = 0;
   for (; j + kStepKeys <= keys; j += kStepKeys) {
-    exponentials<Simd, kVectors, kStepKeys>(scores, j, scale, exponent, part);
+    exponentials<Simd, kVectors, kStepKeys>(scores, j, scale, minus_base, part);
   }
   for (; j < keys; j += kGrain) {
-    exponentials<Simd, kVectors, kGrain>(scores, j, scale, exponent, part);
+    exponentials<Simd, kVectors, kGrain>(scores, j, scale, minus_base, part);
   }
   for (int v = 0; v < kVectors; ++v) {
     const Vector factor = Simd::load(tile.factor + v * kLanes);
