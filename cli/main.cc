@@ -63,8 +63,8 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   // PyTorch takes its tensors in huge pages where this is set before its first allocation. Rows of
-  // tokens lie a page apart: translating their addresses costs the attention kernel up to 8 % of
-  // its rate otherwise. A value that is there already stays.
+  // tokens lie a page apart, and translating their addresses slows the attention kernel otherwise.
+  // A value that is there already stays.
   setenv("THP_MEM_ALLOC_ENABLE", "1", /*overwrite=*/0);
   try {
     return run(argc, argv);
