@@ -37,6 +37,8 @@ struct Message {
 class PendingExchange {
  public:
   virtual ~PendingExchange() = default;
+  /// Returns when all receives have landed; sends may still be under way.
+  virtual void wait_received() = 0;
   /// Returns when all sends may be reused and all receives have landed.
   virtual void wait() = 0;
 };
