@@ -2,7 +2,54 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace distca {
+namespace {
+
+/// "3 7", "-" for none.
+std::string numbers(const std::vector<int32_t>& values) {
+  return values.empty() ? "-" : fmt::format("{}", fmt::join(values, " "));
+}
+
+std::string buffers_of(const Op& op) {
+  std::string text;
+  const auto add = [&text](const char* what, const std::vector<int32_t>& buffers) {
+    if (!buffers.empty()) text += fmt::format(" {} {}", what, fmt::join(buffers, " "));
+  };
+  add("reads", op.reads);
+  add("writes", op.writes);
+  if (op.out >= 0) add("from", {op.out});
+  if (op.in >= 0) add("into", {op.in});
+  return text.empty() ? "-" : text.substr(1);
+}
+
+/// "73728 bytes to 1 2", "9830400 bytes from 511 ranks".
+std::string peers_of(const char* direction, const std::vector<OpMessage>& messages) {
+  constexpr size_t kMostNamed = 4;
+  int64_t bytes = 0;
+  std::vector<int> peers;
+  for (const OpMessage& message : messages) {
+    bytes += message.bytes;
+    peers.push_back(message.peer);
+  }
+  return fmt::format("{} bytes {} {}", bytes, direction,
+                     peers.size() > kMostNamed ? fmt::format("{} ranks", peers.size())
+                                               : fmt::format("{}", fmt::join(peers, " ")));
+}
+
+std::string messages_of(const Op& op) {
+  std::string text = fmt::format("tag {}", op.tag);
+  if (!op.sends.empty()) text += ", " + peers_of("to", op.sends);
+  if (!op.receives.empty()) text += ", " + peers_of("from", op.receives);
+  return text;
+}
+
+std::string megaflops(const Op& op) {
+  return op.flops > 0 ? fmt::format("{:.1f}", op.flops * 1e-6) : "-";
+}
+
+}  // namespace
 
 const char* op_name(OpKind kind) {
   switch (kind) {
@@ -79,6 +126,31 @@ std::string describe(const Op& op) {
                        op.nano_batch);
   return fmt::format("{} layer {} {}{} of nano-batch {}", pass_name(op.pass), op.layer,
                      op_name(op.kind), tasks, op.nano_batch);
+}
+
+std::string print_program(const Program& program) {
+  size_t widest = 0;
+  for (const Op& op : program.ops) widest = std::max(widest, describe(op).size());
+  std::string text;
+  const auto line = [&text, widest](std::string_view number, std::string_view stream,
+                                    std::string_view operation, std::string_view deps,
+                                    std::string_view sent, std::string_view buffers,
+                                    std::string_view rest) {
+    text += fmt::format("{:>5}  {:<7}  {:<{}}  {:<12}  {:<7}  {:<24}  {}\n", number, stream,
+                        operation, widest, deps, sent, buffers, rest);
+  };
+  line("op", "stream", "operation", "after", "sent", "buffers", "messages or MFLOP");
+  for (size_t i = 0; i < program.ops.size(); ++i) {
+    const Op& op = program.ops[i];
+    const bool travels = op.stream == Stream::kComm;
+    line(std::to_string(i), travels ? "comm" : "compute", describe(op), numbers(op.deps),
+         numbers(op.sent), buffers_of(op), travels ? messages_of(op) : megaflops(op));
+  }
+  for (size_t i = 0; i < program.buffers.size(); ++i) {
+    text += fmt::format("buffer {:>3}  {:<12}  {:>12} bytes\n", i,
+                        buffer_name(program.buffers[i].role), program.buffers[i].bytes);
+  }
+  return text;
 }
 
 }  // namespace distca

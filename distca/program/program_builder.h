@@ -84,7 +84,6 @@ class ProgramBuilder {
   Nano make_nano(const NanoPart& part) const;
   Op make_op(OpKind kind, Pass pass, int layer, int nano_batch) const;
   Op make_exchange(OpKind kind, Pass pass, int layer, int nano_batch) const;
-  bool has_phases(int nano_batch) const;
   int32_t buffer(BufferRole role, int layer, int nano_batch, int64_t bytes);
   int32_t qkv_in(int layer, int nano_batch);
   void wait_for(Op& op, int32_t other) const;
