@@ -1,8 +1,6 @@
 #pragma once
 // For tests: core attention alone, played by a program of any schedule: Q, K, V and dO are given
-// where a model's phases would compute them.
-
-#include <ATen/ATen.h>
+// where a model's phases would compute them. Include <ATen/ATen.h> before it.
 
 #include <algorithm>
 #include <cmath>
