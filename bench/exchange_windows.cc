@@ -31,8 +31,8 @@ ExchangeWindow window_of(const Program& program, size_t at, const OpSeconds& sec
     if (std::ranges::count(op.deps, static_cast<int32_t>(at)) > 0) break;
     if (is_exchange(op)) continue;
     window.under_s += seconds_of(op);
-    operation_s = seconds_of(op) +
-                  (previous != nullptr && are_fused(*previous, op) ? operation_s : 0);
+    operation_s =
+        seconds_of(op) + (previous != nullptr && are_fused(*previous, op) ? operation_s : 0);
     window.longest_s = std::max(window.longest_s, operation_s);
     previous = &op;
   }
