@@ -6,7 +6,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "distca/cost/cluster.h"
+#include "distca/cost/attention_profile.h"
+#include "distca/cost/memory_price.h"
 
 namespace distca {
 
@@ -26,6 +27,15 @@ struct Speeds {
   bool operator==(const Speeds&) const = default;
 };
 
+/// What is taken where nothing was measured, of `num_servers` ranks that are alike: with a profile
+/// attention at its times (the unit of load is then ns) and linear work at the rate of its longest
+/// task; without, both at kStatedTflops (bf16 on one H200) and load in pairs. Bandwidth unknown.
+/// Counts: multiply-adds of the layers' matrix products and of core attention, backward 2 and 2.5
+/// times forward. Ignores: embedding, head and loss, norms, memory.
+Speeds stated_speeds(const LlamaLayers& layers, int num_servers,
+                     const AttentionProfile* profile = nullptr);
+inline constexpr int64_t kStatedTflops = 300;
+
 /// Which work of a rank runs beside which (DESIGN, "schedule").
 enum class Evenness {
   kAttention,  // blocking, overlap: ranks meet before and after core attention, so only it is
@@ -39,8 +49,11 @@ enum class Evenness {
 /// max(0, T - linear time) * speed is the whole load. `tokens`: of each worker; `load`: of all
 /// servers, in the unit of attention_ps_per_kload. Unknown attention speeds count as the mean of
 /// the known ones, all unknown: alike; unknown linear times count as the mean of the known ones of
-/// workers, all unknown: none. `in_place` false: workers get 0, unless there is no other server.
-/// Sum of the result: kCapacityUnits, at least 1 for every server that gets any.
+/// workers, all unknown: none; where all attention speeds are unknown or there is no load, linear
+/// work does not count. `in_place` false: workers get 0, unless there is no other server.
+/// The result is in lowest terms (all alike: 1 each), at most kCapacityUnits, to within half a unit
+/// of the largest being kCapacityUnits, and at least 1 for every server that gets any. A server too
+/// slow to finish its linear work by then gets 0. Integers throughout, times in whole picoseconds.
 std::vector<int64_t> even_capacities(const Speeds& speeds, Evenness evenness, int num_workers,
                                      int num_servers, bool in_place, int64_t tokens, int64_t load);
 inline constexpr int64_t kCapacityUnits = 10'000;
