@@ -5,6 +5,7 @@
 // greedy, each under its best schedule, and PyTorch DDP. Control: equal documents.
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
