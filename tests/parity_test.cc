@@ -22,6 +22,7 @@
 #include "distca/plan/validate.h"
 #include "distca/train/config.h"
 #include "distca/train/optimizer.h"
+#include "distca/train/plan_request.h"
 #include "distca/train/step.h"
 
 namespace distca {
@@ -147,7 +148,7 @@ Outcome run(const LlamaConfig& model_config, const Case& documents, int workers,
                                               model_config.vocab_size, documents.goes_on)});
     }
     const StepResult result =
-        Step(model, comm, options)
+        Step(model_config, &model, comm, options)
             .train(
                 std::move(inputs), num_targets, [&] { optimizer.sum_and_clip(comm); }, [] {});
     double sums[2] = {result.loss_sum, static_cast<double>(result.bytes.sent)};
