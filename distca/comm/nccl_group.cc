@@ -72,6 +72,8 @@ class NcclExchange : public PendingExchange {
     }
   }
 
+  /// NCCL runs sends and receives of a group as one kernel.
+  void wait_received() override { wait(); }
   void wait() override {
     if (!work_) return;
     const c10::intrusive_ptr<c10d::Work> work = std::exchange(work_, {});

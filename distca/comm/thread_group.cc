@@ -25,8 +25,8 @@ using Clock = std::chrono::steady_clock;
 struct Posted {
   int rank = 0;
   Activity at;
-  std::multiset<int> open_peers;  // of messages that have not arrived yet
-  int copying = 0;                // messages of ours that some thread is copying right now
+  std::multiset<int> open_sends, open_receives;  // peers of messages that have not arrived yet
+  int copying = 0;  // messages of ours that some thread is copying right now
 };
 
 struct Side {  // a send or a receive that waits for its other half
@@ -47,7 +47,8 @@ class ThreadGroup {
 
   std::shared_ptr<Posted> post(int rank, std::span<const Message> sends,
                                std::span<const Message> receives, std::string_view operation);
-  void wait(const std::shared_ptr<Posted>& posted);
+  /// For the receives, or for everything.
+  void wait(const std::shared_ptr<Posted>& posted, bool sends_too);
   /// Makes sure that nobody touches the messages' memory any more.
   void withdraw(const std::shared_ptr<Posted>& posted);
   void set_step(int rank, int64_t step);
@@ -84,8 +85,8 @@ std::shared_ptr<Posted> ThreadGroup::post(int rank, std::span<const Message> sen
     news_[rank].last.operation = operation;
     ++news_[rank].last.sequence;
     posted->at = news_[rank].last;
-    for (const Message& message : sends) posted->open_peers.insert(message.peer);
-    for (const Message& message : receives) posted->open_peers.insert(message.peer);
+    for (const Message& message : sends) posted->open_sends.insert(message.peer);
+    for (const Message& message : receives) posted->open_receives.insert(message.peer);
   }
   try {
     if (device_.before_post) device_.before_post();
@@ -123,8 +124,9 @@ void ThreadGroup::offer(const Key& key, Side side, std::deque<Side> Box::*mine,
   ++side.owner->copying;
   ++match.owner->copying;
   lock.unlock();
-  const std::optional<std::string> why_not =
-      mine == &Box::sends ? copy(side.message, match.message) : copy(match.message, side.message);
+  const Side& send = mine == &Box::sends ? side : match;
+  const Side& receive = mine == &Box::sends ? match : side;
+  const std::optional<std::string> why_not = copy(send.message, receive.message);
   lock.lock();
   --side.owner->copying;
   --match.owner->copying;
@@ -133,8 +135,8 @@ void ThreadGroup::offer(const Key& key, Side side, std::deque<Side> Box::*mine,
                      match.owner->rank, to_string(side.owner->at), *why_not));
     throw Error(ErrorKind::kComm, "{}", *failure_);
   }
-  side.owner->open_peers.extract(side.message.peer);
-  match.owner->open_peers.extract(match.message.peer);
+  send.owner->open_sends.extract(send.message.peer);
+  receive.owner->open_receives.extract(receive.message.peer);
   changed_.notify_all();
 }
 
@@ -156,13 +158,17 @@ std::optional<std::string> ThreadGroup::copy(const Message& send, const Message&
   }
 }
 
-void ThreadGroup::wait(const std::shared_ptr<Posted>& posted) {
+void ThreadGroup::wait(const std::shared_ptr<Posted>& posted, bool sends_too) {
   std::unique_lock lock(mutex_);
   const auto start = Clock::now();
   const auto deadline = start + std::chrono::duration<double>(options_.timeout_s);
-  auto over = [&] { return posted->open_peers.empty() || failure_; };
+  auto arrived = [&] {
+    return posted->open_receives.empty() && (!sends_too || posted->open_sends.empty());
+  };
+  auto over = [&] { return arrived() || failure_; };
   if (!changed_.wait_until(lock, deadline, over)) {
-    const std::set<int> peers(posted->open_peers.begin(), posted->open_peers.end());
+    std::set<int> peers(posted->open_receives.begin(), posted->open_receives.end());
+    if (sends_too) peers.insert(posted->open_sends.begin(), posted->open_sends.end());
     const double waited_s = std::chrono::duration<double>(Clock::now() - start).count();
     fail(verdict({.rank = posted->rank,
                   .at = posted->at,
@@ -170,7 +176,7 @@ void ThreadGroup::wait(const std::shared_ptr<Posted>& posted) {
                   .peers = {peers.begin(), peers.end()}},
                  news_));
   }
-  if (!posted->open_peers.empty()) throw Error(ErrorKind::kComm, "{}", *failure_);
+  if (!arrived()) throw Error(ErrorKind::kComm, "{}", *failure_);
 }
 
 void ThreadGroup::withdraw(const std::shared_ptr<Posted>& posted) {
@@ -222,7 +228,8 @@ class ThreadExchange : public PendingExchange {
     group_->withdraw(posted_);
   }
 
-  void wait() override { group_->wait(posted_); }
+  void wait_received() override { group_->wait(posted_, /*sends_too=*/false); }
+  void wait() override { group_->wait(posted_, /*sends_too=*/true); }
 
  private:
   std::shared_ptr<ThreadGroup> group_;

@@ -106,6 +106,7 @@ struct Program {
 
 const char* op_name(OpKind kind);
 const char* pass_name(Pass pass);
+const char* task_set_name(TaskSet set);
 const char* buffer_name(BufferRole role);
 /// "forward layer 3 enter of nano-batch 1": what waits and traces call an operation.
 std::string describe(const Op& op);

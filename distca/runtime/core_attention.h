@@ -45,7 +45,14 @@ struct ExchangeBytes {
   /// memory of its own.
   int64_t copied = 0;
 
-  ExchangeBytes& operator+=(const ExchangeBytes& other);
+  ExchangeBytes& operator+=(const ExchangeBytes& other) {
+    sent += other.sent;
+    received += other.received;
+    packed += other.packed;
+    unpacked += other.unpacked;
+    copied += other.copied;
+    return *this;
+  }
 };
 
 class CoreAttention {

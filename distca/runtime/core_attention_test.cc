@@ -21,6 +21,7 @@
 #include "distca/comm/thread_group.h"
 #include "distca/plan/plan_testing.h"
 #include "distca/plan/validate.h"
+#include "distca/runtime/core_attention_testing.h"
 
 namespace distca {
 namespace {
@@ -36,13 +37,14 @@ struct Sizes {
   int64_t window_left = -1;
   KernelChoice kernel = KernelChoice::kAuto;
   int threads = 1;
+  bool backward = true;
 };
 
 /// Q, K, V, dO in; O, dQ, dK, dV out: [document] [length, heads, dim].
 using PerDocument = std::vector<at::Tensor>;
 struct Outcome {
   PerDocument o, dq, dk, dv;
-  std::vector<int64_t> copied;  // [rank] bytes, forward
+  std::vector<ExchangeBytes> bytes;  // [rank]
 };
 
 at::Tensor random_document(int64_t document, int which, int64_t length, int64_t heads, int64_t dim,
@@ -86,7 +88,7 @@ Outcome run(const Plan& plan, const Sizes& sizes) {
     }
   }
   const PlanIndex index(plan);
-  std::vector<int64_t> copied(plan.cluster.num_servers());
+  std::vector<ExchangeBytes> bytes(plan.cluster.num_servers());
   run_ranks(plan.cluster.num_servers(), {}, [&](Communicator& comm) {
     at::set_num_threads(1);
     const int rank = comm.rank();
@@ -105,22 +107,24 @@ Outcome run(const Plan& plan, const Sizes& sizes) {
                                       .softmax_scale = 0.5},
                             .type = sizes.dtype,
                             .threads = sizes.threads});
-    CoreAttention attention(index.exchange(rank), {.window_left = sizes.window_left}, kernel, comm);
-    attention.enter(0, in[0], in[1], in[2], "enter");
-    attention.attend(0);
-    scatter(attention.leave(0, "leave"), segments, outputs[3]);
-    copied[rank] = attention.bytes().copied;
-    attention.enter_backward(0, in[3], "enter backward");
-    attention.attend_backward(0);
-    at::Tensor gradients[3];
-    attention.leave_backward(0, &gradients[0], &gradients[1], &gradients[2], "leave backward");
-    for (int i = 0; i < 3; ++i) scatter(gradients[i], segments, outputs[i]);
+    testing::AttentionLayers layers = {{{.q = in[0], .k = in[1], .v = in[2], .d_o = in[3]}}};
+    ExchangeBuffers buffers(/*cuda_device=*/-1);
+    bytes[rank] = testing::play_attention(
+        {index.exchange(rank)}, {.backward = sizes.backward, .window_left = sizes.window_left},
+        kernel, comm, buffers, layers, rank < plan.cluster.num_workers);
+    if (rank >= plan.cluster.num_workers) return;
+    const testing::AttentionLayer& layer = layers[0][0];
+    scatter(layer.o, segments, outputs[3]);
+    if (!sizes.backward) return;
+    scatter(layer.dq, segments, outputs[0]);
+    scatter(layer.dk, segments, outputs[1]);
+    scatter(layer.dv, segments, outputs[2]);
   });
   return {.o = outputs[3],
           .dq = outputs[0],
           .dk = outputs[1],
           .dv = outputs[2],
-          .copied = std::move(copied)};
+          .bytes = std::move(bytes)};
 }
 
 Plan one_worker(const Plan& plan) {
@@ -318,7 +322,9 @@ TEST(CoreAttention, a_kernel_for_another_device_is_a_check) {
   run_ranks(1, {}, [&](Communicator& comm) {
     AttentionKernel kernel(
         {.shape = {.num_heads = kHeads, .num_kv_heads = kKvHeads}, .cuda_device = 0});
-    EXPECT_THROW(CoreAttention(PlanIndex(plan).exchange(0), {}, kernel, comm), CheckFailure);
+    const ExchangeBuffers buffers(/*cuda_device=*/-1);
+    EXPECT_THROW(CoreAttention(PlanIndex(plan).exchange(0), {}, kernel, comm, buffers),
+                 CheckFailure);
   });
 }
 
@@ -347,17 +353,22 @@ int64_t forward_copies(const RankExchange& rank, const Sizes& sizes) {
 
 TEST(CoreAttention, a_row_counts_as_copied_once_whether_it_comes_home_whole_or_is_merged) {
   Random random(4);
-  const Sizes sizes{.dtype = ScalarType::kBFloat16};
+  const Sizes sizes{.dtype = ScalarType::kBFloat16, .backward = false};
   Plan plan = testing::random_plan(kLengths, 3, 1, random);
   testing::cut_tasks(plan, random);
   Merges merges;
   merges.add(plan);
   ASSERT_GT(merges.on_servers, 0);
   ASSERT_GT(merges.at_home, 0);
-  const std::vector<int64_t> copied = run(plan, sizes).copied;
+  const std::vector<ExchangeBytes> bytes = run(plan, sizes).bytes;
   const PlanIndex index(plan);
   for (int rank = 0; rank < plan.cluster.num_servers(); ++rank) {
-    EXPECT_EQ(copied[rank], forward_copies(index.exchange(rank), sizes)) << "rank " << rank;
+    const ExchangeBytes& counted = bytes[rank];
+    EXPECT_EQ(counted.packed + counted.unpacked + counted.copied,
+              forward_copies(index.exchange(rank), sizes))
+        << "rank " << rank;
+    EXPECT_LE(counted.packed, counted.sent) << "rank " << rank;
+    EXPECT_LE(counted.unpacked, counted.received) << "rank " << rank;
   }
 }
 

@@ -22,6 +22,7 @@ class ExchangeBuffers {
   /// prepare().
   std::byte* data(int32_t buffer) const;
   int64_t bytes(int32_t buffer) const;
+  BufferRole role(int32_t buffer) const;
   /// Of all buffers together, and how often one had to be allocated, since construction.
   int64_t allocated_bytes() const;
   int64_t allocations() const;
