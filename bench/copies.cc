@@ -23,7 +23,8 @@
 #include "distca/comm/aten_types.h"
 #include "distca/comm/thread_group.h"
 #include "distca/plan/exchange.h"
-#include "distca/runtime/attention_player.h"
+#include "distca/runtime/core_attention_testing.h"
+#include "distca/train/config.h"
 #include "distca/train/plan_request.h"
 
 namespace distca::bench {
@@ -94,7 +95,7 @@ struct Counted {
 /// Counts what each operation adds.
 class CountingPlayer final : public OpPlayer {
  public:
-  CountingPlayer(AttentionPlayer& player, std::vector<Travels>* layers)
+  CountingPlayer(testing::AttentionPlayer& player, std::vector<Travels>* layers)
       : player_(player), layers_(*layers) {}
 
   void play(const Op& op) override {
@@ -132,7 +133,7 @@ class CountingPlayer final : public OpPlayer {
                .merged = after.copied - before.copied};
   }
 
-  AttentionPlayer& player_;
+  testing::AttentionPlayer& player_;
   std::vector<Travels>& layers_;
 };
 
@@ -168,37 +169,25 @@ struct Step {
     for (const Plan& plan : plans) indices.emplace_back(plan);
   }
 
-  std::vector<AttentionPlayer::Nano> nanos(int rank) const {
-    std::vector<AttentionPlayer::Nano> result;
-    const auto zeros = [&](int64_t tokens, int64_t heads) {
-      return at::zeros({tokens, heads, model.head_dim}, aten_type(model.dtype));
-    };
-    for (const PlanIndex& index : indices) {
-      AttentionPlayer::Nano& nano = result.emplace_back();
-      nano.exchange = index.exchange(rank);
-      if (rank >= kWorkers) continue;
-      const int64_t tokens = nano.exchange.local_tokens;
-      nano.inputs.push_back({.q = zeros(tokens, model.num_attention_heads),
-                             .k = zeros(tokens, model.num_key_value_heads),
-                             .v = zeros(tokens, model.num_key_value_heads),
-                             .d_o = zeros(tokens, model.num_attention_heads)});
-    }
+  std::vector<RankExchange> exchanges(int rank) const {
+    std::vector<RankExchange> result;
+    for (const PlanIndex& index : indices) result.push_back(index.exchange(rank));
     return result;
   }
 
-  Program program(Schedule schedule, int rank,
-                  const std::vector<AttentionPlayer::Nano>& nanos) const {
-    ProgramRequest request{.schedule = schedule,
-                           .holds_weights = rank < kWorkers,
-                           .model = llama_layers(model),
-                           .vocab_size = model.vocab_size,
-                           .types = what.types()};
-    for (size_t n = 0; n < nanos.size(); ++n) {
-      request.nano_batches.push_back({.exchange = &nanos[n].exchange,
-                                      .pairs = plans[n].load[rank].pairs,
-                                      .resent = what.resent});
+  testing::AttentionLayers layers(const std::vector<RankExchange>& exchanges) const {
+    testing::AttentionLayers nanos;
+    for (const RankExchange& exchange : exchanges) {
+      const auto zeros = [&](int64_t heads) {
+        return at::zeros({exchange.local_tokens, heads, model.head_dim}, aten_type(model.dtype));
+      };
+      const at::Tensor of_queries = zeros(model.num_attention_heads);
+      const at::Tensor of_keys = zeros(model.num_key_value_heads);
+      nanos.emplace_back(
+          kLayers,
+          testing::AttentionLayer{.q = of_queries, .k = of_keys, .v = of_keys, .d_o = of_queries});
     }
-    return build_program(request);
+    return nanos;
   }
 };
 
@@ -214,13 +203,16 @@ RankCount count_rank(const Step& step, Schedule schedule, Communicator& comm) {
   AttentionKernel kernel(kernel_request(step.model, KernelChoice::kAuto, 1, -1));
   ExchangeBuffers buffers(-1);
   int64_t first = 0;
+  const int rank = comm.rank();
+  const std::vector<RankExchange> exchanges = step.exchanges(rank);
+  const testing::AttentionStyle style{
+      .schedule = schedule, .resent = step.what.resent, .wide_gradients = step.what.wide_gradients};
+  const Program program = testing::attention_program(
+      exchanges, style, kernel.shape(), kernel.type(), static_cast<int>(kLayers), rank < kWorkers);
   for (int i = 0; i < kSteps; ++i) {
-    std::vector<AttentionPlayer::Nano> nanos = step.nanos(comm.rank());
-    const Program program = step.program(schedule, comm.rank(), nanos);
     buffers.prepare(program);
-    AttentionPlayer player(std::move(nanos),
-                           {.num_layers = static_cast<int>(kLayers), .types = step.what.types()},
-                           kernel, comm, buffers);
+    testing::AttentionLayers tensors = step.layers(exchanges);
+    testing::AttentionPlayer player(exchanges, style, kernel, comm, buffers, tensors);
     std::vector<Travels> layers(kLayers);
     CountingPlayer counting(player, &layers);
     OpTimes times;

@@ -13,9 +13,8 @@
 
 #include "distca/base/random.h"
 #include "distca/comm/aten_types.h"
-#include "distca/program/schedule.h"
-#include "distca/runtime/attention_player.h"
-#include "distca/train/plan_request.h"
+#include "distca/runtime/core_attention_testing.h"
+#include "distca/train/config.h"
 #include "tests/parity_testing.h"
 
 namespace distca::parity {
@@ -50,15 +49,12 @@ void put_rows(const at::Tensor& local, const std::vector<Segment>& segments,
 class Attention {
  public:
   Attention(const LlamaConfig& model, std::vector<Plan> plans, const Play& play)
-      : layers_(llama_layers(model)), model_(model), plans_(std::move(plans)), play_(play) {
-    layers_.num_layers = 1;
-  }
+      : model_(model), plans_(std::move(plans)), play_(play) {}
 
   /// At random; the same for every plan of the same documents.
   Recorded inputs() const {
     Recorded in;
-    const std::array<int64_t, 4> heads = {model_.num_attention_heads, model_.num_key_value_heads,
-                                          model_.num_key_value_heads, model_.num_attention_heads};
+    const std::array<int64_t, 4> heads = heads_of_inputs();
     uint64_t seed = 0;
     for (const Plan& plan : plans_) {
       for (size_t i = 0; i < in.size(); ++i) {
@@ -93,62 +89,46 @@ class Attention {
   }
 
  private:
+  std::array<int64_t, 4> heads_of_inputs() const {
+    return {model_.num_attention_heads, model_.num_key_value_heads, model_.num_key_value_heads,
+            model_.num_attention_heads};
+  }
+
   const std::vector<Segment>& segments(size_t nano_batch, int rank) const {
     static const std::vector<Segment> none;
     const Layout& layout = plans_[nano_batch].layout;
     return rank < layout.num_workers() ? layout.workers[rank] : none;
   }
 
-  ExchangeTypes types() const {
-    const ScalarType accumulator =
-        model_.dtype == ScalarType::kFloat64 ? ScalarType::kFloat64 : ScalarType::kFloat32;
-    return {.compute = model_.dtype, .accumulator = accumulator, .gradient = model_.dtype};
-  }
-
   void play_rank(const Recorded& in, KernelChoice choice, const std::vector<PlanIndex>& indices,
                  Communicator& comm, Recorded* out) const {
     const int rank = comm.rank();
     const bool holds_weights = rank < plans_[0].cluster.num_workers;
-    std::vector<AttentionPlayer::Nano> nanos;
+    const std::array<int64_t, 4> heads = heads_of_inputs();
+    std::vector<RankExchange> exchanges;
+    testing::AttentionLayers layers;
     for (size_t n = 0; n < plans_.size(); ++n) {
-      AttentionPlayer::Nano& nano = nanos.emplace_back();
-      nano.exchange = indices[n].exchange(rank);
+      exchanges.push_back(indices[n].exchange(rank));
+      testing::AttentionLayer& layer = layers.emplace_back(1)[0];
       if (!holds_weights) continue;
-      const auto rows = [&](int i, int64_t heads) {
-        return rows_of(in[i][n], segments(n, rank),
-                       at::empty({0, heads, model_.head_dim}, aten_type(model_.dtype)));
-      };
-      const int64_t heads = model_.num_attention_heads, kv_heads = model_.num_key_value_heads;
-      nano.inputs.push_back({.q = rows(0, heads),
-                             .k = rows(1, kv_heads),
-                             .v = rows(2, kv_heads),
-                             .d_o = rows(3, heads)});
+      const std::array<at::Tensor*, 4> inputs = {&layer.q, &layer.k, &layer.v, &layer.d_o};
+      for (size_t i = 0; i < in.size(); ++i) {
+        *inputs[i] = rows_of(in[i][n], segments(n, rank),
+                             at::empty({0, heads[i], model_.head_dim}, aten_type(model_.dtype)));
+      }
     }
-    ProgramRequest request{.schedule = play_.schedule,
-                           .holds_weights = holds_weights,
-                           .model = layers_,
-                           .vocab_size = model_.vocab_size,
-                           .types = types()};
-    for (size_t n = 0; n < plans_.size(); ++n) {
-      request.nano_batches.push_back({.exchange = &nanos[n].exchange,
-                                      .pairs = plans_[n].load[rank].pairs,
-                                      .resent = play_.resent});
-    }
-    const Program program = build_program(request);
     AttentionKernel kernel(kernel_request(model_, choice, 1, -1));
     ExchangeBuffers buffers(-1);
-    buffers.prepare(program);
-    AttentionPlayer player(std::move(nanos), {.types = types()}, kernel, comm, buffers);
-    OpTimes times;
-    distca::play(program, player, &times);
+    testing::play_attention(exchanges, {.schedule = play_.schedule, .resent = play_.resent}, kernel,
+                            comm, buffers, layers, holds_weights);
     for (size_t n = 0; n < plans_.size() && holds_weights; ++n) {
-      const AttentionPlayer::Outputs& outputs = player.outputs(static_cast<int>(n), 0);
-      const std::array<at::Tensor, 4> local = {outputs.o, outputs.dq, outputs.dk, outputs.dv};
-      for (size_t i = 0; i < local.size(); ++i) put_rows(local[i], segments(n, rank), (*out)[i][n]);
+      const testing::AttentionLayer& layer = layers[n][0];
+      const std::array<at::Tensor, 4> outputs = {layer.o, layer.dq, layer.dk, layer.dv};
+      for (size_t i = 0; i < outputs.size(); ++i)
+        put_rows(outputs[i], segments(n, rank), (*out)[i][n]);
     }
   }
 
-  LlamaLayers layers_;
   LlamaConfig model_;
   std::vector<Plan> plans_;
   Play play_;
