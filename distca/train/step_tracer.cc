@@ -1,6 +1,7 @@
 #include "distca/train/step_tracer.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <span>
@@ -10,6 +11,8 @@
 #include "distca/base/clock.h"
 #include "distca/base/error.h"
 #include "distca/base/file.h"
+#include "distca/base/hash.h"
+#include "distca/base/machine.h"
 #include "distca/comm/collectives.h"
 #include "distca/trace/chrome.h"
 
@@ -28,12 +31,22 @@ int64_t last_step(const Config& config) {
   return config.train.trace_first_step + config.train.trace_steps - 1;
 }
 
-/// What rank 0 reads on its clock about now.
-double time_of_rank_0(Communicator& comm) {
-  const double mine = steady_seconds();
+/// A rank's clock: which, and what it shows about now.
+struct ClockFace {
+  double now_s = steady_seconds();
+  uint64_t id = 0;  // 0: unknown
+};
+
+ClockFace my_clock() {
+  Fnv1a64 hash;
+  hash.add(steady_clock_id());
+  return {.id = steady_clock_id().empty() ? 0 : hash.value()};
+}
+
+ClockFace clock_of_rank_0(Communicator& comm, const ClockFace& mine) {
   const std::vector<std::byte> all =
       all_gather_bytes(comm, std::as_bytes(std::span(&mine, 1)), "clock alignment");
-  double first = 0;
+  ClockFace first;
   std::memcpy(&first, all.data(), sizeof(first));
   return first;
 }
@@ -69,8 +82,10 @@ void StepTracer::begin_step(int64_t step) {
   const int64_t first = config_.train.trace_first_step;
   if (!on() || step < first || step > last_step(config_)) return;
   if (step == first) {
-    origin_s_ = time_of_rank_0(comm_);
-    before_ = read_clock_offset(comm_);
+    const ClockFace mine = my_clock(), first = clock_of_rank_0(comm_, mine);
+    origin_s_ = first.now_s;
+    same_clock_ = mine.id != 0 && mine.id == first.id;
+    before_ = read_clock();
   }
   recorder_.set_step(step);
   step_ = step;
@@ -88,8 +103,17 @@ void StepTracer::end_step() {
   if (step_ == last_step(config_)) write();
 }
 
+ClockReading StepTracer::read_clock() {
+  ClockReading reading = read_clock_offset(comm_);
+  // Ranks of one machine know better than round trips do, which must not contradict it.
+  if (same_clock_ && std::abs(reading.offset_s) <= reading.uncertainty_s) {
+    reading.offset_s = reading.uncertainty_s = 0;
+  }
+  return reading;
+}
+
 void StepTracer::write() {
-  const AlignedClock clock(before_, read_clock_offset(comm_));
+  const AlignedClock clock(before_, read_clock());
   TraceRank mine{.server = comm_.rank() >= num_workers_,
                  .clock_offset_s = before_.offset_s,
                  .clock_drift = clock.drift(),

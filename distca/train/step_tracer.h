@@ -29,6 +29,7 @@ class StepTracer {
 
  private:
   bool on() const { return !config_.train.trace.empty(); }
+  ClockReading read_clock();
   void write();
 
   const Config& config_;
@@ -38,7 +39,8 @@ class StepTracer {
   bool tracing_ = false;
   int64_t step_ = 0;
   double step_begin_s_ = 0;
-  double origin_s_ = 0;  // on rank 0's clock
+  double origin_s_ = 0;      // on rank 0's clock
+  bool same_clock_ = false;  // as rank 0
   ClockReading before_;
 };
 
