@@ -68,10 +68,9 @@ class Bench {
         model_(config.model, static_cast<uint64_t>(config.train.seed), comm.cuda_device()),
         optimizer_(model_.parameters(), config.optimizer) {
     for (const std::string& kernel : {arguments.kernel, arguments.other, arguments.other}) {
-      const auto step = std::make_shared<Step>(
-          model_, comm_,
-          StepOptions{.kernel = kernel_choice(kernel),
-                      .threads = static_cast<int>(config.train.threads_per_rank)});
+      StepOptions options = step_options(config);
+      options.kernel = kernel_choice(kernel);
+      const auto step = std::make_shared<Step>(config.model, &model_, comm_, options);
       runners_.push_back({.kernel = step->kernel().name(), .run = [this, step](const auto& batch) {
                             return time_step(*step, batch);
                           }});
@@ -106,8 +105,10 @@ class Bench {
     const OpTimes& times = result.times;
     const auto& attend =
         (one_thread ? times.processor_seconds : times.seconds)[static_cast<int>(OpKind::kAttend)];
-    const double forward = attend[static_cast<int>(Pass::kForward)];
-    const double backward = attend[static_cast<int>(Pass::kBackward)];
+    const auto of = [&](Pass pass) {
+      return attend[static_cast<int>(pass)][static_cast<int>(OpPart::kPlay)];
+    };
+    const double forward = of(Pass::kForward), backward = of(Pass::kBackward);
     return {step_s, forward + backward, forward, backward};
   }
 

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "distca/batch/batch_stream.h"
+#include "distca/cost/attention_profile.h"
 #include "distca/model/llama.h"
-#include "distca/plan/plan.h"
 #include "distca/runtime/attention_kernel.h"
 
 namespace distca {
@@ -34,6 +34,7 @@ struct Config {
     bool spread = false;
     std::string profile = "pairs";
     int64_t max_tokens_per_worker = 0;
+    double max_memory_gib = 0;
   } plan;
   std::shared_ptr<const AttentionProfile> attention_profile;  // of plan.profile; none: pairs
   struct Attention {
@@ -41,7 +42,13 @@ struct Config {
   } attention;
   struct Exchange {
     std::string grad_dtype = "compute";
+    std::string keys = "auto";
   } exchange;
+  struct Servers {
+    int64_t dedicated = 0;
+    bool in_place = true;
+    std::string capacity;
+  } servers;
   struct Optimizer {
     double lr = 1e-3;
     double min_lr_ratio = 0.1;
@@ -54,6 +61,7 @@ struct Config {
   } optimizer;
   struct Train {
     int64_t steps = 100;
+    std::string schedule = "ping-pong";
     int64_t seed = 1;
     int64_t validation_every = 50;
     int64_t validation_nano_batches = 4;
@@ -85,6 +93,9 @@ struct ConfigKey {
 /// All keys of a configuration, in print order; pointers into `config`.
 std::vector<ConfigKey> config_keys(Config& config);
 
+/// Ranks that run together: workers, then dedicated servers.
+int num_ranks(const Config& config, int num_workers);
+
 /// Reads `path` (empty: defaults), applies the overrides and checks values against each other.
 /// Throws Error(kConfig): one line naming file or override, key and what would be right; an unknown
 /// key is answered with the nearest known.
@@ -98,8 +109,5 @@ KernelRequest kernel_request(const LlamaConfig& model, KernelChoice choice, int 
                              int cuda_device);
 /// As the ranks are to compute it, on the first device.
 KernelRequest kernel_request(const Config& config);
-
-/// What the scheduler is asked for one nano-batch.
-PlanRequest plan_request(const Config& config, const NanoBatch& nano_batch, int num_workers);
 
 }  // namespace distca

@@ -7,6 +7,7 @@
 
 #include "distca/base/error.h"
 #include "distca/base/file.h"
+#include "distca/train/plan_request.h"
 
 namespace distca {
 namespace {

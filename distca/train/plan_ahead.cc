@@ -1,6 +1,5 @@
 #include "distca/train/plan_ahead.h"
 
-#include <algorithm>
 #include <numeric>
 #include <system_error>
 
@@ -10,19 +9,25 @@
 #include "distca/plan/exchange.h"
 #include "distca/plan/scheduler.h"
 #include "distca/plan/validate.h"
+#include "distca/train/plan_request.h"
 
 namespace distca {
 namespace {
 
-double max_over_mean_of_sums(const std::vector<std::vector<int64_t>>& loads) {
-  double max_sum = 0, mean_sum = 0;
-  for (const std::vector<int64_t>& load : loads) {
-    max_sum += static_cast<double>(*std::max_element(load.begin(), load.end()));
-    mean_sum += static_cast<double>(std::accumulate(load.begin(), load.end(), int64_t{0})) /
-                static_cast<double>(load.size());
+/// By how much those who share a batch's load wait: the sum over nano-batches of the busiest one's
+/// time over the sum of the mean.
+class Imbalance {
+ public:
+  void add(const Cluster& cluster, const std::vector<int64_t>& load) {
+    const auto total = static_cast<double>(std::accumulate(load.begin(), load.end(), int64_t{0}));
+    max_ += total * max_over_mean(cluster, load);
+    mean_ += total;
   }
-  return mean_sum > 0 ? max_sum / mean_sum : 1.0;
-}
+  double value() const { return mean_ > 0 ? max_ / mean_ : 1.0; }
+
+ private:
+  double max_ = 0, mean_ = 0;
+};
 
 std::vector<int64_t> sum(const std::vector<std::vector<int64_t>>& loads, size_t servers) {
   std::vector<int64_t> result(servers, 0);
@@ -39,34 +44,43 @@ PlannedBatch plan_batch(const Config& config, const IndexedDataset& data, const 
   const Stopwatch watch;
   ValidateOptions checks = checks_of(find_scheduler(config.plan.scheduler));
   checks.profile = config.attention_profile.get();
+  const auto num_servers = static_cast<size_t>(num_ranks(config, num_workers));
   PlannedBatch planned;
   std::vector<std::vector<int64_t>> before, after;
+  Imbalance imbalance_before, imbalance_after;
   Fnv1a64 hash;
-  if (config.attention_profile) planned.attention_s.assign(num_workers, 0);
+  if (config.attention_profile) planned.attention_s.assign(num_servers, 0);
   for (const NanoBatchSource& source : batch) {
-    const Plan plan = make_plan(plan_request(config, source.nano_batch, num_workers));
+    const auto [plan, resent] = plan_nano_batch(config, source.nano_batch, num_workers);
     const std::vector<std::string> violations = validate(plan, checks);
     DISTCA_CHECK(violations.empty(), "scheduler {} made a wrong plan: {}", plan.options.scheduler,
                  violations[0]);
     hash.add(plan_hash(plan));
     before.push_back(packed_load(plan));
     after.emplace_back();
-    for (size_t server = 0; server < plan.load.size(); ++server) {
+    for (size_t server = 0; server < num_servers; ++server) {
       after.back().push_back(plan.load[server].pairs);
       if (planned.attention_s.empty()) continue;
       planned.attention_s[server] += 1e-9 * static_cast<double>(plan.load[server].time_ns) *
                                      static_cast<double>(config.model.num_hidden_layers);
     }
-    planned.inputs.push_back({.exchange = PlanIndex(plan).exchange(rank),
-                              .tokens = load_tokens(data, source, plan.layout.workers[rank])});
+    // Plain packing knows no servers but workers.
+    imbalance_before.add(Cluster::in_place(num_workers), before.back());
+    imbalance_after.add(plan.cluster, after.back());
+    NanoInput& input = planned.inputs.emplace_back();
+    input.exchange = PlanIndex(plan).exchange(rank);
+    input.pairs = plan.load[rank].pairs;
+    input.resent = resent;
+    if (rank < num_workers) input.tokens = load_tokens(data, source, plan.layout.workers[rank]);
+    planned.num_resent += resent ? 1 : 0;
     planned.num_tokens += source.nano_batch.num_tokens();
     planned.num_targets += source.num_targets();
   }
-  planned.load_before = sum(before, num_workers);
-  planned.load_after = sum(after, num_workers);
+  planned.load_before = sum(before, num_servers);
+  planned.load_after = sum(after, num_servers);
   planned.pairs = std::accumulate(planned.load_after.begin(), planned.load_after.end(), int64_t{0});
-  planned.imbalance_before = max_over_mean_of_sums(before);
-  planned.imbalance_after = max_over_mean_of_sums(after);
+  planned.imbalance_before = imbalance_before.value();
+  planned.imbalance_after = imbalance_after.value();
   planned.hash = hash.value();
   planned.plan_s = watch.seconds();
   return planned;

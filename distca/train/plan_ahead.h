@@ -18,12 +18,13 @@ namespace distca {
 /// A batch, planned: what this rank does in it, and what the plans say of all.
 struct PlannedBatch {
   std::vector<NanoInput> inputs;
-  uint64_t hash = 0;  // of the plans; ranks compare it before use
+  uint64_t hash = 0;       // of the plans; ranks compare it before use
+  int64_t num_resent = 0;  // nano-batches of which Q, K, V travel again for backward
   int64_t num_tokens = 0;
   int64_t num_targets = 0;
-  int64_t pairs = 0;  // that the mask allows
-  double imbalance_before = 1;
-  double imbalance_after = 1;
+  int64_t pairs = 0;                 // that the mask allows
+  double imbalance_before = 1;       // max/mean over workers
+  double imbalance_after = 1;        // of load over capacity, over servers
   std::vector<int64_t> load_before;  // [servers] pairs
   std::vector<int64_t> load_after;
   std::vector<double> attention_s;  // [servers] predicted, forward and backward of all layers;
@@ -32,8 +33,8 @@ struct PlannedBatch {
   double wait_s = 0;                // how long next() waited for it
 };
 
-/// Plans every nano-batch of a batch and loads the tokens of `rank`. Throws Error(kPlan, kData);
-/// a plan that the validator refuses is a CHECK. Any thread.
+/// Plans every nano-batch of a batch and loads the tokens of `rank`, a dedicated server's none.
+/// Throws Error(kPlan, kData); a plan that the validator refuses is a CHECK. Any thread.
 PlannedBatch plan_batch(const Config& config, const IndexedDataset& data, const Batch& batch,
                         int rank, int num_workers);
 

@@ -93,7 +93,7 @@ class PlanBatchTest : public FolderTest {
     BatchStream stream(data.document_lengths(), {0, 1, 2}, config_.batch);
     const Batch batch = stream.next();
     std::vector<PlannedBatch> ranks;
-    for (int rank = 0; rank < workers; ++rank) {
+    for (int rank = 0; rank < num_ranks(config_, workers); ++rank) {
       ranks.push_back(plan_batch(config_, data, batch, rank, workers));
     }
     return ranks;
@@ -119,6 +119,24 @@ TEST_F(PlanBatchTest, ranks_agree_on_the_plans_and_share_the_tokens) {
     }
   }
   EXPECT_EQ(tokens, 1024);
+}
+
+TEST_F(PlanBatchTest, a_dedicated_server_has_tasks_and_no_tokens) {
+  config_.servers.dedicated = 1;
+  const std::vector<PlannedBatch> ranks = plan(2);
+  ASSERT_THAT(ranks, SizeIs(3));
+  EXPECT_EQ(ranks[2].hash, ranks[0].hash);
+  EXPECT_THAT(ranks[2].load_after, SizeIs(3));
+  EXPECT_EQ(ranks[2].load_before[2], 0) << "plain packing knows workers only";
+  int64_t pairs = 0;
+  for (const NanoInput& input : ranks[2].inputs) {
+    EXPECT_EQ(input.tokens.ids.size(), 0u);
+    EXPECT_EQ(input.exchange.local_tokens, 0);
+    EXPECT_THAT(input.exchange.tasks, testing::Not(IsEmpty()));
+    pairs += input.pairs;
+  }
+  EXPECT_EQ(pairs, ranks[0].load_after[2]);
+  EXPECT_GE(ranks[0].imbalance_after, 1);
 }
 
 TEST_F(PlanBatchTest, a_window_leaves_fewer_pairs_to_compute) {

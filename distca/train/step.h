@@ -20,6 +20,8 @@
 
 namespace distca {
 
+struct Config;
+
 /// One nano-batch as this rank sees it.
 struct NanoInput {
   RankExchange exchange;
@@ -40,6 +42,9 @@ struct StepOptions {
   KernelChoice kernel = KernelChoice::kAuto;
   int threads = 1;  // of our own attention kernel
 };
+
+/// As the configuration says.
+StepOptions step_options(const Config& config);
 
 /// The program of one rank for these inputs.
 Program step_program(const LlamaConfig& model, const StepOptions& options, bool holds_weights,
@@ -64,6 +69,9 @@ class Step {
   void set_recorder(TraceRecorder* recorder) { recorder_ = recorder; }
 
  private:
+  StepResult run(ProgramRequest::Kind kind, std::vector<NanoInput> inputs, double loss_scale,
+                 const std::function<void()>& sum_gradients, const std::function<void()>& update);
+
   LlamaConfig config_;
   const Llama* model_;
   Communicator& comm_;

@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
-#include <c10/core/GradMode.h>
 #include <fmt/ranges.h>
 
 #include <unistd.h>
@@ -19,24 +18,21 @@
 #include "distca/base/text.h"
 #include "distca/batch/indexed_dataset.h"
 #include "distca/comm/collectives.h"
+#include "distca/comm/first_ranks.h"
 #include "distca/comm/ordered_sum.h"
 #include "distca/model/safetensors.h"
 #include "distca/plan/plan.h"
 #include "distca/plan/scheduler.h"
 #include "distca/train/metrics.h"
 #include "distca/train/optimizer.h"
+#include "distca/train/peak.h"
 #include "distca/train/plan_ahead.h"
+#include "distca/train/plan_request.h"
 #include "distca/train/step.h"
 #include "distca/train/summary.h"
 
 namespace distca {
 namespace {
-
-CoreAttentionOptions::GradientTravel gradient_travel(const Config& config) {
-  return config.exchange.grad_dtype == "accumulator"
-             ? CoreAttentionOptions::GradientTravel::kAccumulator
-             : CoreAttentionOptions::GradientTravel::kCompute;
-}
 
 /// What plans are made by, as they say it themselves (PlanOptions::price).
 std::string price_of(const Config& config) {
@@ -79,31 +75,43 @@ std::vector<Batch> validation_batches(const Config& config, const IndexedDataset
   return batches;
 }
 
+/// What a rank has that holds weights.
+struct Weights {
+  Weights(const Config& config, Communicator& comm, int num_workers)
+      : model(config.model, static_cast<uint64_t>(config.train.seed), comm.cuda_device()),
+        optimizer(model.parameters(), config.optimizer),
+        workers(first_ranks(comm, num_workers)) {}
+
+  Llama model;
+  Optimizer optimizer;
+  std::unique_ptr<Communicator> workers;  // who sums gradients
+};
+
 class Trainer {
  public:
   Trainer(const Config& config, Communicator& comm)
       : config_(config),
         comm_(comm),
+        num_workers_(comm.size() - static_cast<int>(config.servers.dedicated)),
         data_(config.data.prefix),
         split_(split_documents(data_.num_documents(), config.data.validation_fraction,
                                config.batch.seed)),
         stream_(data_.document_lengths(), split_.train, config.batch),
         validation_(validation_batches(config, data_, split_)),
-        model_(config.model, static_cast<uint64_t>(config.train.seed), comm.cuda_device()),
-        optimizer_(model_.parameters(), config.optimizer),
-        step_(model_, comm,
-              {.gradient_travel = gradient_travel(config),
-               .kernel = kernel_choice(config.attention.kernel),
-               .threads = static_cast<int>(config.train.threads_per_rank)}) {}
+        weights_(comm.rank() < num_workers_ ? std::make_unique<Weights>(config, comm, num_workers_)
+                                            : nullptr),
+        step_(config.model, weights_ ? &weights_->model : nullptr, comm, step_options(config)) {
+    summary_.num_workers = num_workers_;
+  }
 
   void run() {
     comm_.set_step(0);
     check_same("plan.profile", "plan", "by", price_of(config_));
     check_same("attention.kernel", "compute attention", "with", step_.kernel().name());
-    peak_flops_per_s_ = measure_peak();
+    peak_ = measure_peak(config_, comm_);
     if (comm_.rank() == 0) open_output();
-    const auto plan = [this, rank = comm_.rank(), size = comm_.size()](const Batch& batch) {
-      return plan_batch(config_, data_, batch, rank, size);
+    const auto plan = [this, rank = comm_.rank()](const Batch& batch) {
+      return plan_batch(config_, data_, batch, rank, num_workers_);
     };
     plan_ahead_.emplace([this] { return next_batch(); }, plan);
     for (int64_t step = 1; step <= config_.train.steps; ++step) {
@@ -134,37 +142,17 @@ class Trainer {
                 all[0]);
   }
 
-  /// Matrix-product rate of all ranks working at once, in FLOP/s: what a step's model FLOP/s is
-  /// compared with.
-  double measure_peak() {
-    const c10::AutoGradMode no_grad(false);
-    const int64_t n = 512;
-    const at::Tensor a = at::ones({n, n}, model_.parameters()[0].options().requires_grad(false))
-                             .to(config_.model.dtype == ScalarType::kBFloat16
-                                     ? at::kBFloat16
-                                     : model_.parameters()[0].scalar_type());
-    barrier(comm_, "peak measurement");
-    double best_s = 1e9;
-    for (int round = 0; round < 12; ++round) {
-      const Stopwatch watch;
-      const at::Tensor product = at::mm(a, a);
-      if (product.is_cuda()) product[0][0].item();  // waits for the device
-      best_s = std::min(best_s, watch.seconds());
-    }
-    double rate[1] = {2.0 * n * n * n / best_s};
-    ordered_sum(comm_, rate, "peak measurement");
-    return rate[0];
-  }
-
   void open_output() {
     const std::filesystem::path directory = config_.train.output_dir;
     std::error_code ignored;  // the write below reports what stands in the way
     for (const char* name : {"model.safetensors", "config.json"})
       std::filesystem::remove(directory / name, ignored);
     write_file_atomically(directory / "config.toml", print_config(config_));
-    metrics_ = std::make_unique<Metrics>(directory, config_.train.steps, price_of(config_),
-                                         step_.kernel().name());
-    print_start(config_, data_, comm_.size(), step_.kernel().name(), peak_flops_per_s_);
+    metrics_ = std::make_unique<Metrics>(directory, config_.train.steps,
+                                         RunLabels{.price = price_of(config_),
+                                                   .kernel = step_.kernel().name(),
+                                                   .schedule = config_.train.schedule});
+    print_start(config_, data_, num_workers_, step_.kernel().name(), peak_);
   }
 
   /// Held-out loss after this step?
@@ -214,33 +202,22 @@ class Trainer {
     StepMetrics metrics;
     metrics.step = step;
     metrics.lr = learning_rate(config_.optimizer, step - 1, config_.train.steps);
-    optimizer_.zero_gradients();
+    if (weights_) weights_->optimizer.zero_gradients();
     const StepResult result = step_.train(
         std::move(planned.inputs), planned.num_targets,
+        [&] { metrics.grad_norm = weights_->optimizer.sum_and_clip(*weights_->workers); },
         [&] {
-          metrics.grad_norm = optimizer_.sum_and_clip(comm_);
-          check_finite(step, "gradient norm", metrics.grad_norm);
-        },
-        [&] { optimizer_.update(metrics.lr); });
-    std::vector<double> sums = {result.loss_sum, static_cast<double>(result.bytes.sent),
-                                static_cast<double>(result.bytes.copied)};
-    // A slot for each rank: the sum over ranks gathers them.
-    const size_t first_slot = sums.size();
-    sums.resize(first_slot + comm_.size(), 0);
-    sums[first_slot + comm_.rank()] = attention_clock(config_) == AttentionClock::kProcessor
-                                          ? result.times.processor_of(OpKind::kAttend)
-                                          : result.times.of(OpKind::kAttend);
-    ordered_sum(comm_, sums, "loss sum");
-    metrics.attention_s.assign(sums.begin() + static_cast<std::ptrdiff_t>(first_slot), sums.end());
-    metrics.attention_predicted_s = planned.attention_s;
-    metrics.loss =
-        planned.num_targets > 0 ? sums[0] / static_cast<double>(planned.num_targets) : 0.0;
+          // Else all ranks end below, dedicated servers too, before it reaches the weights.
+          if (std::isfinite(metrics.grad_norm)) weights_->optimizer.update(metrics.lr);
+        });
+    share(result, planned.num_targets, &metrics);
+    check_finite(step, "gradient norm", metrics.grad_norm);
     check_finite(step, "loss", metrics.loss);
-    metrics.bytes_sent = static_cast<int64_t>(sums[1]);
-    metrics.bytes_copied = static_cast<int64_t>(sums[2]);
+    metrics.attention_predicted_s = planned.attention_s;
+    metrics.num_resent = planned.num_resent;
     metrics.tokens = planned.num_tokens;
     metrics.model_flops = config_.model.train_flops(planned.num_tokens, planned.pairs);
-    metrics.peak_flops_per_s = peak_flops_per_s_;
+    metrics.peak_flops_per_s = peak_.flops_per_s;
     metrics.imbalance_before = planned.imbalance_before;
     metrics.imbalance_after = planned.imbalance_after;
     metrics.plan_s = planned.plan_s;
@@ -249,6 +226,27 @@ class Trainer {
     metrics.step_s = watch.seconds();
     summary_.add(planned.load_before, planned.load_after, metrics);
     return metrics;
+  }
+
+  /// What every rank has of the step, told to all.
+  void share(const StepResult& mine, int64_t num_targets, StepMetrics* metrics) {
+    std::vector<double> sums = {mine.loss_sum, comm_.rank() == 0 ? metrics->grad_norm : 0};
+    int64_t ExchangeBytes::*const counts[] = {&ExchangeBytes::sent, &ExchangeBytes::received,
+                                              &ExchangeBytes::packed, &ExchangeBytes::unpacked,
+                                              &ExchangeBytes::copied};
+    for (const auto count : counts) sums.push_back(static_cast<double>(mine.bytes.*count));
+    // A slot for each rank: the sum over ranks gathers them.
+    const size_t first_slot = sums.size();
+    sums.resize(first_slot + comm_.size(), 0);
+    sums[first_slot + comm_.rank()] = attention_clock(config_) == AttentionClock::kProcessor
+                                          ? mine.times.processor_of(OpKind::kAttend)
+                                          : mine.times.of(OpKind::kAttend);
+    ordered_sum(comm_, sums, "loss sum");
+    metrics->loss = num_targets > 0 ? sums[0] / static_cast<double>(num_targets) : 0.0;
+    metrics->grad_norm = sums[1];
+    for (size_t i = 0; i < std::size(counts); ++i)
+      metrics->bytes.*counts[i] = static_cast<int64_t>(sums[2 + i]);
+    metrics->attention_s.assign(sums.begin() + static_cast<std::ptrdiff_t>(first_slot), sums.end());
   }
 
   double evaluate(int64_t step) {
@@ -267,8 +265,8 @@ class Trainer {
 
   void save() {
     const std::filesystem::path directory = config_.train.output_dir;
-    write_safetensors(directory / "model.safetensors", model_.parameter_names(),
-                      model_.parameters());
+    write_safetensors(directory / "model.safetensors", weights_->model.parameter_names(),
+                      weights_->model.parameters());
     write_file_atomically(
         directory / "config.json",
         config_.model.to_hugging_face(config_.batch.max_document_tokens).dump(2) + "\n");
@@ -277,16 +275,16 @@ class Trainer {
 
   const Config& config_;
   Communicator& comm_;
+  int num_workers_;
   IndexedDataset data_;
   DocumentSplit split_;
   BatchStream stream_;
   std::vector<Batch> validation_;
-  Llama model_;
-  Optimizer optimizer_;
+  std::unique_ptr<Weights> weights_;  // null on a dedicated server
   Step step_;
   std::unique_ptr<Metrics> metrics_;
   RunSummary summary_;
-  double peak_flops_per_s_ = 0;
+  ComputePeak peak_;
   // Of the planning thread.
   int64_t steps_planned_ = 0;
   size_t held_out_left_ = 0;
@@ -321,7 +319,7 @@ void set_up_process(const Config& config) {
   at::globalContext().setDeterministicFillUninitializedMemory(false);
 }
 
-void check_run(const Config& config, int num_workers) {
+void check_run(const Config& config, int num_workers, bool holds_weights) {
   if (config.data.prefix.empty()) {
     throw Error(ErrorKind::kConfig,
                 "data.prefix is not set: make a data set with `distca data prepare` and name it");
@@ -330,7 +328,7 @@ void check_run(const Config& config, int num_workers) {
     throw Error(ErrorKind::kConfig,
                 "train.device = cuda: this machine or this PyTorch has no CUDA device");
   }
-  check_memory(config.model);
+  if (holds_weights) check_memory(config.model);
   if (chosen_kernel(kernel_request(config)) == KernelChoice::kCpu) {
     kernels::chosen_isa();  // refuses an instruction set that is not here
   }
@@ -340,7 +338,7 @@ void check_run(const Config& config, int num_workers) {
   const DocumentSplit split =
       split_documents(data.num_documents(), config.data.validation_fraction, config.batch.seed);
   BatchStream stream(data.document_lengths(), split.train, config.batch);
-  make_plan(plan_request(config, stream.next()[0].nano_batch, num_workers));
+  plan_nano_batch(config, stream.next()[0].nano_batch, num_workers);
   validation_batches(config, data, split);
   const std::filesystem::path metrics =
       std::filesystem::path(config.train.output_dir) / "metrics.jsonl";

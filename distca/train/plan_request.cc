@@ -1,0 +1,126 @@
+#include "distca/train/plan_request.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <numeric>
+#include <utility>
+
+#include "distca/base/error.h"
+#include "distca/cost/task_price.h"
+#include "distca/program/schedule.h"
+
+namespace distca {
+namespace {
+
+bool pairs_nano_batches(const Config& config) {
+  return schedule_of(config.train.schedule) == Schedule::kPingPong && config.batch.nano_batches > 1;
+}
+
+std::vector<int64_t> capacities(const Config& config, const PlanRequest& request, int num_workers,
+                                const Speeds& speeds) {
+  const int num_servers = num_workers + static_cast<int>(config.servers.dedicated);
+  std::vector<int64_t> given = given_capacities(config.servers);
+  if (!given.empty()) {
+    if (given.size() == static_cast<size_t>(num_servers)) return given;
+    throw Error(ErrorKind::kConfig,
+                "servers.capacity = {}: {} numbers for {} servers ({} workers, then {} dedicated)",
+                config.servers.capacity, given.size(), num_servers, num_workers,
+                config.servers.dedicated);
+  }
+  const TaskPrice price(request.shape, request.profile.get());
+  int64_t load = 0;
+  for (const Document& document : request.nano_batch.documents)
+    load += price({0, document.length}, {0, document.length});
+  return even_capacities(
+      speeds.ranks.empty()
+          ? stated_speeds(llama_layers(config.model), num_servers, request.profile.get())
+          : speeds,
+      pairs_nano_batches(config) ? Evenness::kWhole : Evenness::kAttention, num_workers,
+      num_servers, config.servers.in_place, request.nano_batch.num_tokens() / num_workers, load);
+}
+
+void keep_no_keys(MemoryPrice* price) {
+  price->kept_query_bytes = 0;
+  price->kept_key_bytes = 0;
+}
+
+}  // namespace
+
+LlamaLayers llama_layers(const LlamaConfig& model) {
+  return {.num_layers = model.num_hidden_layers,
+          .hidden_size = model.hidden_size,
+          .intermediate_size = model.intermediate_size,
+          .attention = {.num_heads = model.num_attention_heads,
+                        .num_kv_heads = model.num_key_value_heads,
+                        .head_dim_qk = model.head_dim,
+                        .head_dim_v = model.head_dim,
+                        .element_bytes = element_bytes(model.dtype),
+                        .window_left = model.sliding_window > 0 ? model.sliding_window - 1 : -1}};
+}
+
+std::vector<int64_t> given_capacities(const Config::Servers& servers) {
+  std::vector<int64_t> capacities;
+  const std::string& text = servers.capacity;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    int64_t capacity = -1;
+    const auto [stop, fault] = std::from_chars(text.data() + begin, text.data() + end, capacity);
+    if (fault != std::errc() || stop != text.data() + end || capacity < 0 || end + 1 == text.size())
+      throw Error(ErrorKind::kConfig,
+                  "servers.capacity = {}: whole numbers from 0, one a server, as 60,40,100", text);
+    capacities.push_back(capacity);
+    begin = end + 1;
+  }
+  return capacities;
+}
+
+PlanRequest plan_request(const Config& config, const NanoBatch& nano_batch, int num_workers,
+                         const Speeds& speeds) {
+  const LlamaLayers layers = llama_layers(config.model);
+  PlanRequest request;
+  request.nano_batch = nano_batch;
+  request.shape = layers.attention;
+  request.options = {.scheduler = config.plan.scheduler,
+                     .layout = config.plan.layout,
+                     .tolerance_ppm = config.plan.tolerance < 0
+                                          ? PlanOptions::kOwnTolerance
+                                          : std::llround(config.plan.tolerance * 1e6),
+                     .key_sub_ranges = config.plan.key_sub_ranges,
+                     .spread = config.plan.spread};
+  request.profile = config.attention_profile;
+  Cluster& cluster = request.cluster;
+  cluster.num_workers = num_workers;
+  cluster.capacity = capacities(config, request, num_workers, speeds);
+  cluster.max_tokens_per_worker = config.plan.max_tokens_per_worker;
+  cluster.memory = llama_memory(layers);
+  if (config.exchange.keys == "resent") keep_no_keys(&cluster.memory);
+  cluster.max_memory_bytes =
+      std::llround(config.plan.max_memory_gib * 0x1p30) / (pairs_nano_batches(config) ? 2 : 1);
+  return request;
+}
+
+NanoPlan plan_nano_batch(const Config& config, const NanoBatch& nano_batch, int num_workers,
+                         const Speeds& speeds) {
+  PlanRequest request = plan_request(config, nano_batch, num_workers, speeds);
+  const int64_t cap = std::exchange(request.cluster.max_memory_bytes, 0);
+  NanoPlan result{.plan = make_plan(request), .resent = config.exchange.keys == "resent"};
+  result.plan.cluster.max_memory_bytes = cap;
+  const auto fits = [cap](const ServerLoad& load) { return load.memory_bytes <= cap; };
+  if (cap == 0 || std::ranges::all_of(result.plan.load, fits)) return result;
+
+  if (config.exchange.keys == "auto") {
+    result.resent = true;
+    keep_no_keys(&request.cluster.memory);
+  }
+  request.cluster.max_memory_bytes = cap;
+  try {
+    result.plan = make_plan(request);
+  } catch (const Error& error) {
+    throw Error(ErrorKind::kPlan, "plan.max_memory_gib = {}, {} bytes a nano-batch, keys {}: {}",
+                config.plan.max_memory_gib, cap, result.resent ? "resent" : "kept", error.what());
+  }
+  return result;
+}
+
+}  // namespace distca

@@ -1,0 +1,39 @@
+#pragma once
+// From a configuration to what the planner is asked, and the plan of one nano-batch: pure functions
+// of their arguments, the same on every rank. Any thread.
+
+#include <cstdint>
+#include <vector>
+
+#include "distca/cost/memory_price.h"
+#include "distca/cost/speeds.h"
+#include "distca/plan/plan.h"
+#include "distca/train/config.h"
+
+namespace distca {
+
+/// A model's layers as one rank has them.
+LlamaLayers llama_layers(const LlamaConfig& model);
+
+/// servers.capacity as numbers; empty: to be derived. Throws Error(kConfig).
+std::vector<int64_t> given_capacities(const Config::Servers& servers);
+
+/// What the scheduler is asked for one nano-batch: workers, then servers.dedicated servers;
+/// capacities as given, else even_capacities of `speeds` (no ranks: stated_speeds). Kept keys cost
+/// memory unless exchange.keys = resent; each of the nano-batches that a rank holds at a time has
+/// its share of plan.max_memory_gib. Throws Error(kConfig) for capacities of another number of
+/// servers.
+PlanRequest plan_request(const Config& config, const NanoBatch& nano_batch, int num_workers,
+                         const Speeds& speeds = {});
+
+struct NanoPlan {
+  Plan plan;
+  bool resent = false;  // Q, K, V travel again for backward: servers do not keep them
+};
+
+/// exchange.keys = auto: kept where every rank's memory stays within plan.max_memory_gib, else
+/// resent. Throws Error(kPlan) as make_plan, and where even that does not fit, with the numbers.
+NanoPlan plan_nano_batch(const Config& config, const NanoBatch& nano_batch, int num_workers,
+                         const Speeds& speeds = {});
+
+}  // namespace distca

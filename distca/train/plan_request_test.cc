@@ -1,0 +1,124 @@
+#include "distca/train/plan_request.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "distca/base/error.h"
+
+namespace distca {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+const NanoBatch kDocuments = NanoBatch::from_lengths({3000, 700, 129, 267});
+
+PlanRequest request(const std::vector<std::string>& overrides, int num_workers = 2) {
+  return plan_request(load_config("", overrides), kDocuments, num_workers);
+}
+
+TEST(PlanRequest, workers_alone_serve_evenly_under_every_schedule) {
+  for (const char* schedule : {"blocking", "overlap", "ping-pong"}) {
+    const PlanRequest asked =
+        request({fmt::format("train.schedule={}", schedule), "batch.nano_batches=2"}, 3);
+    EXPECT_EQ(asked.cluster.num_workers, 3);
+    EXPECT_THAT(asked.cluster.capacity, ElementsAre(1, 1, 1)) << schedule;
+  }
+}
+
+TEST(PlanRequest, servers_get_the_capacities_that_are_given) {
+  const PlanRequest asked = request({"servers.dedicated=1", "servers.capacity=60,40,100"});
+  EXPECT_EQ(asked.cluster.num_workers, 2);
+  EXPECT_THAT(asked.cluster.capacity, ElementsAre(60, 40, 100));
+}
+
+TEST(PlanRequest, workers_that_do_not_serve_get_none) {
+  EXPECT_THAT(request({"servers.dedicated=2", "servers.in_place=false"}).cluster.capacity,
+              ElementsAre(0, 0, 1, 1));
+}
+
+TEST(PlanRequest, a_dedicated_server_gets_more_only_where_workers_do_linear_work_meanwhile) {
+  const std::vector<std::string> pool = {"servers.dedicated=1", "batch.nano_batches=2",
+                                         "model.hidden_size=64", "model.intermediate_size=64",
+                                         "model.vocab_size=32"};
+  const auto with = [&](const char* schedule) {
+    std::vector<std::string> more = pool;
+    more.push_back(fmt::format("train.schedule={}", schedule));
+    return request(more).cluster.capacity;
+  };
+  EXPECT_THAT(with("blocking"), ElementsAre(1, 1, 1));
+  EXPECT_THAT(with("overlap"), ElementsAre(1, 1, 1));
+  const std::vector<int64_t> ping_pong = with("ping-pong");
+  EXPECT_EQ(ping_pong[0], ping_pong[1]);
+  EXPECT_GT(ping_pong[0], 0);
+  EXPECT_GT(ping_pong[2], ping_pong[0]);
+}
+
+TEST(PlanRequest, measured_speeds_take_the_place_of_stated_ones) {
+  Speeds speeds;
+  speeds.ranks = {{.linear_ps_per_token = 1, .attention_ps_per_kload = 1000},
+                  {.linear_ps_per_token = 1, .attention_ps_per_kload = 3000}};
+  const PlanRequest asked = plan_request(load_config("", {}), kDocuments, 2, speeds);
+  // Whole numbers in the ratio 3 to 1, to within half of one.
+  EXPECT_NEAR(static_cast<double>(asked.cluster.capacity[0]),
+              3.0 * static_cast<double>(asked.cluster.capacity[1]), 1.5);
+}
+
+/// What the fullest rank of a plan without a cap holds.
+int64_t most_memory(const char* keys) {
+  const NanoPlan planned = plan_nano_batch(
+      load_config("", {fmt::format("exchange.keys={}", keys), "plan.tolerance=0"}), kDocuments, 3);
+  int64_t most = 0;
+  for (const ServerLoad& load : planned.plan.load) most = std::max(most, load.memory_bytes);
+  return most;
+}
+
+NanoPlan plan_within(int64_t bytes, const char* keys) {
+  return plan_nano_batch(
+      load_config("", {fmt::format("exchange.keys={}", keys), "plan.tolerance=0",
+                       fmt::format("plan.max_memory_gib={:.17g}", bytes / 0x1p30)}),
+      kDocuments, 3);
+}
+
+TEST(NanoPlan, keys_are_kept_where_they_fit_and_else_resent) {
+  const int64_t kept = most_memory("kept"), resent = most_memory("resent");
+  ASSERT_LT(resent, kept);
+  EXPECT_FALSE(plan_within(kept, "auto").resent);
+  const NanoPlan planned = plan_within(kept - 1, "auto");
+  EXPECT_TRUE(planned.resent);
+  EXPECT_EQ(planned.plan.cluster.memory.kept_key_bytes, 0);
+  EXPECT_EQ(planned.plan.cluster.memory.kept_query_bytes, 0);
+  EXPECT_TRUE(plan_within(resent, "resent").resent);
+  EXPECT_FALSE(plan_within(kept, "kept").resent);
+}
+
+TEST(NanoPlan, what_does_not_fit_even_so_is_refused_with_the_numbers) {
+  const auto refusal = [](int64_t bytes, const char* keys) -> std::string {
+    try {
+      plan_within(bytes, keys);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.exit_code(), 2);
+      return error.what();
+    }
+    return "accepted";
+  };
+  EXPECT_THAT(refusal(1000, "auto"),
+              AllOf(HasSubstr("plan.max_memory_gib = "), HasSubstr("1000 bytes a nano-batch"),
+                    HasSubstr("keys resent"), HasSubstr("would hold")));
+  EXPECT_THAT(refusal(1000, "kept"), HasSubstr("keys kept"));
+}
+
+TEST(NanoPlan, two_nano_batches_at_a_time_share_the_memory) {
+  const auto cap = [](const char* schedule, const char* nano_batches) {
+    return request({"plan.max_memory_gib=1", fmt::format("train.schedule={}", schedule),
+                    fmt::format("batch.nano_batches={}", nano_batches)})
+        .cluster.max_memory_bytes;
+  };
+  EXPECT_EQ(cap("ping-pong", "4"), int64_t{1} << 29);
+  EXPECT_EQ(cap("ping-pong", "1"), int64_t{1} << 30);
+  EXPECT_EQ(cap("overlap", "4"), int64_t{1} << 30);
+}
+
+}  // namespace
+}  // namespace distca
