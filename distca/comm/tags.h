@@ -14,5 +14,7 @@ inline constexpr uint32_t kReduceTag = kExchangeTags + 0;
 inline constexpr uint32_t kGatherTag = kExchangeTags + 1;
 inline constexpr uint32_t kAllGatherTag = kExchangeTags + 2;
 inline constexpr uint32_t kBarrierTag = kExchangeTags + 3;
+/// Measurement of the wire (train/bandwidth.h): nothing else is under way meanwhile.
+inline constexpr uint32_t kBandwidthTag = kExchangeTags + 4;
 
 }  // namespace distca
