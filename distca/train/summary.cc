@@ -41,6 +41,14 @@ void add_to(std::vector<double>& sums, const std::vector<double>& values) {
   for (size_t i = 0; i < values.size(); ++i) sums[i] += values[i];
 }
 
+std::string tolerance_words(const Config::PlanKeys& plan) {
+  if (plan.tolerance == Config::PlanKeys::kAutoTolerance) return "auto";
+  return fmt::format("{:g}",
+                     plan.tolerance < 0
+                         ? static_cast<double>(find_scheduler(plan.scheduler).tolerance_ppm) * 1e-6
+                         : plan.tolerance);
+}
+
 }  // namespace
 
 AttentionClock attention_clock(const Config& config) {
@@ -115,14 +123,6 @@ void RunSummary::add(const std::vector<int64_t>& before, const std::vector<int64
       errors.push_back(std::abs(step.attention_predicted_s[i] / step.attention_s[i] - 1));
   }
   if (!errors.empty()) prediction_errors.push_back(median(errors));
-}
-
-std::string tolerance_words(const Config::PlanKeys& plan) {
-  if (plan.tolerance == Config::PlanKeys::kAutoTolerance) return "auto";
-  return fmt::format("{:g}",
-                     plan.tolerance < 0
-                         ? static_cast<double>(find_scheduler(plan.scheduler).tolerance_ppm) * 1e-6
-                         : plan.tolerance);
 }
 
 void print_start(const Config& config, const IndexedDataset& data, int num_workers,
