@@ -32,12 +32,12 @@ double peak_share(const ArmResult& arm, double peak_gflops) {
   return median(quotient(arm.flops, seconds_of(arm.rounds))) / 1e9 / peak_gflops;
 }
 
-Figure times_ours(const SourceResult& source, size_t arm) {
+Figure ratio_of(const SourceResult& source, size_t arm) {
   return times_ours(seconds_of(source.arms[arm].rounds), seconds_of(source.arms[kOurs].rounds),
                     seconds_of(source.arms[kOursAgain].rounds));
 }
 
-IdleJudgement judge_idle(const SourceResult& source) {
+IdleJudgement judgement_of(const SourceResult& source) {
   const auto idle = [&](Who who) { return idle_shares_of(source.arms[who].rounds); };
   return judge_idle(idle(kOurs), idle(kOursAgain), idle(kEqualDocuments));
 }
@@ -95,7 +95,7 @@ void print_source(const TrainingReport& report, const SourceResult& source) {
                                       "",
                                       arm.how};
     if (is_rival(i) || i == kOursAgain) {
-      const Figure figure = times_ours(source, i);
+      const Figure figure = ratio_of(source, i);
       cells[6] = fmt::format("{:.3f}", figure.reached.median);
       cells[7] = interval(figure.reached);
       if (is_rival(i)) cells[8] += fmt::format("; {}", conclusion(figure));
@@ -106,7 +106,7 @@ void print_source(const TrainingReport& report, const SourceResult& source) {
   const ArmResult &ddp = source.arms.back(), &ours = source.arms[kOurs];
   fmt::print("DDP's cut documents leave it {:.1f} % of ours' FLOP.\n",
              100 * median(quotient(ddp.flops, ours.flops)));
-  const IdleJudgement idle = judge_idle(source);
+  const IdleJudgement idle = judgement_of(source);
   fmt::print(
       "Idle, ours less equal documents, in points: {}; ours less ours again: {}; bar {:.0f}: {}\n",
       percents(idle.above), percents(idle.again), 100 * kIdleBar, verdict_name(idle.decision));
@@ -128,7 +128,7 @@ Json to_json(const TrainingReport& report, const SourceResult& source) {
     }
     for (const ArmResult::Tried& way : arm.tried)
       tried.push_back({{"way", way.how}, {"seconds", way.seconds}});
-    const Figure figure = times_ours(source, i);
+    const Figure figure = ratio_of(source, i);
     arms.push_back({{"name", arm.name},
                     {"way", arm.how},
                     {"tried", tried},
@@ -138,7 +138,7 @@ Json to_json(const TrainingReport& report, const SourceResult& source) {
                     {"times_ours", to_json(figure.reached)},
                     {"conclusion", is_rival(i) ? conclusion(figure) : ""}});
   }
-  const IdleJudgement idle = judge_idle(source);
+  const IdleJudgement idle = judgement_of(source);
   return {{"name", source.name},
           {"what", source.what},
           {"equal_document_tokens", source.equal_tokens},
