@@ -162,9 +162,6 @@ TEST_P(ServersTest, beside_a_dedicated_server_a_second_run_and_processes_give_th
   for (const Json& line : read_json_lines(folder_ / "processes" / "metrics.jsonl")) {
     ASSERT_EQ(line.at("attention_s").size(), 3u);
     EXPECT_GT(line.at("attention_s")[2], 0) << "the dedicated server";
-    if (std::string(GetParam()) == "servers.in_place=false") {
-      EXPECT_EQ(line.at("attention_s")[0], 0) << "a worker";
-    }
   }
 }
 
@@ -205,7 +202,7 @@ TEST_F(TrainingTest, a_gradient_that_is_not_finite_ends_every_rank_with_one_line
     const Outcome outcome = run(backend);
     EXPECT_EQ(outcome.exit_code, 1) << outcome.err;
     EXPECT_THAT(outcome.err, StartsWith("distca: error: step "));
-    EXPECT_THAT(outcome.err, HasSubstr("is not finite; lower optimizer.lr (now 1e+09)\n"));
+    EXPECT_THAT(outcome.err, HasSubstr("is not finite; lower optimizer.lr (now 1000000000)\n"));
     EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
   }
 }

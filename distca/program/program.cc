@@ -67,6 +67,8 @@ const char* op_name(OpKind kind) {
       return "leave";
     case OpKind::kPost:
       return "post";
+    case OpKind::kHandOver:
+      return "hand_over";
     case OpKind::kLoss:
       return "loss";
     case OpKind::kGradientSum:
@@ -113,6 +115,10 @@ const char* buffer_name(BufferRole role) {
       return "gradient_out";
     case BufferRole::kGradientIn:
       return "gradient_in";
+    case BufferRole::kActivationOut:
+      return "activation_out";
+    case BufferRole::kActivationIn:
+      return "activation_in";
   }
   return "?";
 }

@@ -21,18 +21,19 @@
 namespace distca {
 
 enum class OpKind : uint8_t {
-  kEmbed,        // token embedding
-  kPre,          // norm, QKV projection, RoPE
-  kEnter,        // Q, K, V to the servers; backward: dO, LSE, delta
-  kResend,       // Q, K, V to the servers again, for backward: where keys are not kept
-  kAttend,       // this rank's tasks
-  kLeave,        // O, LSE back home; backward: dQ, dK, dV
-  kPost,         // output projection, residual, norm, MLP
-  kLoss,         // final norm, head, loss
+  kEmbed,     // token embedding
+  kPre,       // norm, QKV projection, RoPE
+  kEnter,     // Q, K, V to the servers; backward: dO, LSE, delta
+  kResend,    // Q, K, V to the servers again, for backward: where keys are not kept
+  kAttend,    // this rank's tasks
+  kLeave,     // O, LSE back home; backward: dQ, dK, dV
+  kPost,      // output projection, residual, norm, MLP
+  kHandOver,  // pipeline: activations to the stage that has this layer; backward: their gradients
+  kLoss,      // final norm, head, loss
   kGradientSum,  // data-parallel sum, clip
   kOptimizer,    // parameter update
 };
-inline constexpr int kNumOpKinds = 10;
+inline constexpr int kNumOpKinds = 11;
 
 enum class Pass : uint8_t { kForward, kBackward };
 enum class Stream : uint8_t { kCompute, kComm };
@@ -81,15 +82,17 @@ struct Op {
 
 /// What a buffer holds. Each belongs to one layer and nano-batch at a time.
 enum class BufferRole : uint8_t {
-  kQkvOut,        // Q, K, V to be sent
-  kQkvIn,         // Q, K, V received; read by forward's and, where kept, by backward's attend
-  kOOut,          // O, LSE to be returned
-  kOIn,           // O, LSE come home
-  kDOOut,         // dO, LSE, delta to be sent
-  kDOIn,          // dO, LSE, delta received
-  kAccumulators,  // dQ, dK, dV of others in the accumulator's type, where they travel in another
-  kGradientOut,   // dQ, dK, dV to be returned
-  kGradientIn,    // dQ, dK, dV come home
+  kQkvOut,         // Q, K, V to be sent
+  kQkvIn,          // Q, K, V received; read by forward's and, where kept, by backward's attend
+  kOOut,           // O, LSE to be returned
+  kOIn,            // O, LSE come home
+  kDOOut,          // dO, LSE, delta to be sent
+  kDOIn,           // dO, LSE, delta received
+  kAccumulators,   // dQ, dK, dV of others in the accumulator's type, where they travel in another
+  kGradientOut,    // dQ, dK, dV to be returned
+  kGradientIn,     // dQ, dK, dV come home
+  kActivationOut,  // activations, or their gradients, for another stage
+  kActivationIn,   // ... from another stage
 };
 
 struct Buffer {

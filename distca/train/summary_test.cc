@@ -45,6 +45,7 @@ TEST(RunSummary, without_a_profile_nothing_is_predicted) {
 class AttentionTimesTest : public ::testing::Test {
  protected:
   AttentionTimesTest() : config_(load_config("", {"plan.profile=h200"})) {
+    summary_.num_workers = 2;
     summary_.add({1, 1}, {1, 1}, step_of({0.25, 0}, {0.5, 0.125}));
   }
   std::string text() const { return attention_times(config_, summary_); }
@@ -73,6 +74,12 @@ TEST_F(AttentionTimesTest, small_ones_are_in_ms_and_nothing_is_divided_by_zero) 
             HasSubstr("server  1  measured     0.000 ms  predicted   125.000 ms\n")));
   summary_.add({1, 1}, {1, 1}, step_of({2, 1}, {2, 1}));
   EXPECT_THAT(text(), HasSubstr("server  0  measured     2.250 s  predicted     2.500 s"));
+}
+
+TEST_F(AttentionTimesTest, servers_are_named_by_role_where_there_are_two) {
+  summary_.num_workers = 1;
+  EXPECT_THAT(text(), AllOf(HasSubstr("server  0 in place   measured   250.000 ms"),
+                            HasSubstr("server  1 dedicated  measured     0.000 ms")));
 }
 
 }  // namespace
