@@ -47,21 +47,23 @@ bool is_rival(size_t arm) { return arm >= kFirstRival; }
 void print_head(const TrainingReport& report) {
   const ContestOptions& options = report.options;
   const LlamaConfig& model = options.model;
-  const RivalCheck& check = report.check;
   fmt::print(
       "{}, {} workers of 1 thread, each pinned to a core; distca {}, PyTorch {}\n"
       "{} x {} tokens a step, {} layers, hidden {}, heads {}:{}, head_dim {}, {}; {} rounds\n"
       "Peak of all workers at once: {:.0f} GFLOP/s of multiply-adds, measured.\n"
-      "A worker may hold at most {} times the mean number of tokens, under every arm.\n"
-      "PyTorch DDP: Gloo, documents in order, cut at a worker's end, where a new one begins.\n"
-      "Its first step against ours on the same documents: loss {:.7f} and {:.7f}, gradient norm "
-      "{:.6f} and {:.6f}, relative bound {:.1e}: the same.\n",
+      "A worker may hold at most {} times the mean number of tokens, under every arm.\n",
       cpu_name(), report.workers, build_info::kCommit, build_info::kTorch,
       options.shape.nano_batches, with_thousands(options.shape.nano_batch_tokens),
       model.num_hidden_layers, model.hidden_size, model.num_attention_heads,
       model.num_key_value_heads, model.head_dim, short_name(model.dtype), options.rounds,
-      report.peak_gflops, kMemoryCap, check.rival_loss, check.loss, check.rival_gradient_norm,
-      check.gradient_norm, check.bound);
+      report.peak_gflops, kMemoryCap);
+  if (!report.check) return;
+  const RivalCheck& check = *report.check;
+  fmt::print(
+      "PyTorch DDP: Gloo, documents in order, cut at a worker's end, where a new one begins.\n"
+      "Its first step and ours on the same documents: loss {:.7f} and {:.7f}, gradient norm {:.6f} "
+      "and {:.6f}; within {:.1e} of each other.\n",
+      check.rival_loss, check.loss, check.rival_gradient_norm, check.gradient_norm, check.bound);
 }
 
 void print_choices(const SourceResult& source) {
@@ -103,9 +105,11 @@ void print_source(const TrainingReport& report, const SourceResult& source) {
     table.add_row(cells);
   }
   fmt::print("{}\n", table.to_string());
-  const ArmResult &ddp = source.arms.back(), &ours = source.arms[kOurs];
-  fmt::print("DDP's cut documents leave it {:.1f} % of ours' FLOP.\n",
-             100 * median(quotient(ddp.flops, ours.flops)));
+  if (report.check) {
+    const ArmResult &ddp = source.arms.back(), &ours = source.arms[kOurs];
+    fmt::print("DDP's cut documents leave it {:.1f} % of our FLOP.\n",
+               100 * median(quotient(ddp.flops, ours.flops)));
+  }
   const IdleJudgement idle = judgement_of(source);
   fmt::print(
       "Idle, ours less equal documents, in points: {}; ours less ours again: {}; bar {:.0f}: {}\n",
@@ -167,21 +171,22 @@ void print_tables(const TrainingReport& report) {
 void print_json(const TrainingReport& report) {
   Json sources = Json::array();
   for (const SourceResult& source : report.sources) sources.push_back(to_json(report, source));
-  const RivalCheck& check = report.check;
-  const Json all = {{"machine", cpu_name()},
-                    {"commit", build_info::kCommit},
-                    {"torch", build_info::kTorch},
-                    {"workers", report.workers},
-                    {"rounds", report.options.rounds},
-                    {"peak_gflops", report.peak_gflops},
-                    {"rival_check",
-                     {{"loss", check.loss},
-                      {"rival_loss", check.rival_loss},
-                      {"gradient_norm", check.gradient_norm},
-                      {"rival_gradient_norm", check.rival_gradient_norm},
-                      {"bound", check.bound}}},
-                    {"sources", sources},
-                    {"absent", report.absent}};
+  Json all = {{"machine", cpu_name()},
+              {"commit", build_info::kCommit},
+              {"torch", build_info::kTorch},
+              {"workers", report.workers},
+              {"rounds", report.options.rounds},
+              {"peak_gflops", report.peak_gflops},
+              {"sources", sources},
+              {"absent", report.absent}};
+  if (report.check) {
+    const RivalCheck& check = *report.check;
+    all["rival_check"] = {{"loss", check.loss},
+                          {"rival_loss", check.rival_loss},
+                          {"gradient_norm", check.gradient_norm},
+                          {"rival_gradient_norm", check.rival_gradient_norm},
+                          {"bound", check.bound}};
+  }
   fmt::print("{}\n", all.dump());
 }
 
