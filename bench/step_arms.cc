@@ -140,7 +140,7 @@ PlayedStep StepPlayer::play(size_t index, const BatchLengths& batch, StepResult*
   s.optimizer.zero_gradients();
   const auto sum_gradients = [&] {
     played.computed_s = steady_seconds();
-    s.optimizer.sum_and_clip(s.comm);
+    played.gradient_norm = s.optimizer.sum_and_clip(s.comm);
   };
   StepResult step_result = step.train(std::move(inputs), num_targets(batch), sum_gradients,
                                       [&] { s.optimizer.update(s.options.lr); });

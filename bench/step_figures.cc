@@ -53,7 +53,7 @@ StepFigures figures_of(std::span<const PlayedStep> ranks) {
     end = std::max(end, rank.end_s);
     latest = std::max(latest, rank.computed_s);
   }
-  StepFigures figures{.seconds = end - begin};
+  StepFigures figures{.seconds = end - begin, .gradient_norm = ranks[0].gradient_norm};
   const double rank_seconds = figures.seconds * static_cast<double>(ranks.size());
   for (const PlayedStep& rank : ranks) {
     figures.idle_share += (rank.waited_s + latest - rank.computed_s) / rank_seconds;

@@ -324,6 +324,7 @@ void Board::wait_for_all() {
 void Board::set_step(int64_t step) {
   std::lock_guard lock(state_->mutex);
   state_->mine.step = step;
+  state_->mine.sequence = 0;  // workers have sums that servers without weights take no part in
 }
 
 Activity Board::begin(std::string_view operation) {

@@ -194,6 +194,7 @@ void ThreadGroup::withdraw(const std::shared_ptr<Posted>& posted) {
 void ThreadGroup::set_step(int rank, int64_t step) {
   std::lock_guard lock(mutex_);
   news_[rank].last.step = step;
+  news_[rank].last.sequence = 0;  // as in Board::set_step
 }
 
 void ThreadGroup::leave(int rank, RankState state) {

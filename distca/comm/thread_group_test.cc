@@ -101,6 +101,23 @@ TEST(ThreadGroup, the_others_hear_which_rank_failed_and_where) {
   EXPECT_EQ(heard, 2);
 }
 
+TEST(ThreadGroup, a_rank_with_fewer_exchanges_in_earlier_steps_is_not_behind) {
+  try {
+    run_ranks(3, kHasty, [](Communicator& group) {
+      std::byte byte{};
+      group.set_step(0);
+      for (int i = 0; i < 5 && group.rank() < 2; ++i) group.exchange({}, {}, "sum")->wait();
+      group.set_step(1);
+      if (group.rank() == 1) return std::this_thread::sleep_for(std::chrono::seconds(1));
+      const Message in = message(1, 0, byte);
+      group.exchange({}, {&in, 1}, "enter")->wait();
+    });
+    FAIL() << "nobody sent anything";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("rank 1 is alive but behind"));
+  }
+}
+
 TEST(ThreadGroup, a_wait_beyond_the_timeout_names_the_rank_behind) {
   try {
     run_ranks(2, kHasty, [](Communicator& group) {

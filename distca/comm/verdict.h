@@ -11,7 +11,7 @@ namespace distca {
 struct Activity {
   int64_t step = -1;           // -1: before the first
   std::string operation = {};  // "forward layer 2 attend"
-  int64_t sequence = 0;        // of its exchanges so far: who has fewer is behind
+  int64_t sequence = 0;        // of its exchanges in the step so far: who has fewer is behind
 };
 
 enum class RankState {

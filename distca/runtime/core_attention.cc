@@ -206,7 +206,6 @@ void CoreAttention::post(const Op& op) {
                                  : content == Content::kDO ? layer.received_backward
                                                            : layer.arrived_backward;
   incoming = s.messages.incoming(op);
-  if (op.sends.empty() && op.receives.empty()) return;
   DISTCA_CHECK_LT(op.tag, kExchangeTags);
   std::vector<Message> sends, receives;
   for (const auto& [peer, offset, size] : op.sends) {
@@ -217,6 +216,7 @@ void CoreAttention::post(const Op& op) {
     receives.push_back({peer, op.tag, s.buffers.data(op.in) + offset, size});
     s.bytes.received += size;
   }
+  // Without messages too: the group counts exchanges to see who is behind.
   auto posted = s.comm.exchange(sends, receives, describe(op));
   DISTCA_CHECK(s.pending.emplace(op.tag, std::move(posted)).second, "{}: its tag {} is in use",
                describe(op), op.tag);

@@ -26,7 +26,12 @@
 namespace distca {
 namespace {
 
+using testing::Bounds;
+using testing::bounds_of;
+using testing::difference;
 using ::testing::IsEmpty;
+using testing::PerDocument;
+using testing::same_bytes;
 
 constexpr int64_t kHeads = 4, kKvHeads = 2;
 
@@ -38,10 +43,9 @@ struct Sizes {
   KernelChoice kernel = KernelChoice::kAuto;
   int threads = 1;
   bool backward = true;
+  Schedule schedule = Schedule::kBlocking;
 };
 
-/// Q, K, V, dO in; O, dQ, dK, dV out: [document] [length, heads, dim].
-using PerDocument = std::vector<at::Tensor>;
 struct Outcome {
   PerDocument o, dq, dk, dv;
   std::vector<ExchangeBytes> bytes;  // [rank]
@@ -110,7 +114,8 @@ Outcome run(const Plan& plan, const Sizes& sizes) {
     testing::AttentionLayers layers = {{{.q = in[0], .k = in[1], .v = in[2], .d_o = in[3]}}};
     ExchangeBuffers buffers(/*cuda_device=*/-1);
     bytes[rank] = testing::play_attention(
-        {index.exchange(rank)}, {.backward = sizes.backward, .window_left = sizes.window_left},
+        {index.exchange(rank)},
+        {.schedule = sizes.schedule, .backward = sizes.backward, .window_left = sizes.window_left},
         kernel, comm, buffers, layers, rank < plan.cluster.num_workers);
     if (rank >= plan.cluster.num_workers) return;
     const testing::AttentionLayer& layer = layers[0][0];
@@ -131,36 +136,6 @@ Plan one_worker(const Plan& plan) {
   std::vector<int64_t> lengths;
   for (const Document& document : plan.nano_batch.documents) lengths.push_back(document.length);
   return make_plan(testing::request_for(lengths, 1, "local"));
-}
-
-/// The largest |a - b| / |b| of 128 rows (root of the sum of squares), over the rows of all
-/// documents; NaN where a row was not written. Blocks have a scale each: the last of 1000 queries
-/// has a far smaller O than the first.
-double difference(const PerDocument& a, const PerDocument& b) {
-  const at::Tensor want = at::cat(b).to(at::kDouble), gap = at::cat(a).to(at::kDouble) - want;
-  std::vector<at::Tensor> blocks;
-  for (int64_t row = 0; row < want.size(0); row += kBlockTokens) {
-    const int64_t rows = std::min(kBlockTokens, want.size(0) - row);
-    blocks.push_back(gap.narrow(0, row, rows).norm() / want.narrow(0, row, rows).norm());
-  }
-  return at::stack(blocks).max().item<double>();  // keeps NaN
-}
-
-/// Two runs that round differently: a value is rounded to the format up to 16 times on both sides
-/// (P, O of a block, of a task, of a server, of the row; backward the like), by less than half the
-/// unit roundoff in root mean square; over the rows of a block roundings at random add up to their
-/// root. Sums over at most `longest` rows are in fp32, but that ATen's bf16 backward adds to bf16
-/// gradients after every 32 queries.
-struct Bounds {
-  double forward;
-  double backward;
-};
-Bounds bounds_of(ScalarType dtype, int64_t longest) {
-  if (dtype == ScalarType::kFloat64) return {1e-10, 1e-10};
-  const double fp32 = 0x1p-24, rounding = (dtype == ScalarType::kFloat32 ? fp32 : 0x1p-8) / 2;
-  const auto rows = static_cast<double>(longest);
-  const double sums = std::sqrt(rows) * fp32;
-  return {std::sqrt(16.0) * rounding + sums, std::sqrt(16 + rows / 32) * rounding + sums};
 }
 
 /// What a plan asks of the merge.
@@ -222,6 +197,8 @@ TEST_P(KeySubRangeTest, o_and_every_gradient_equal_one_workers) {
     for (const int dedicated : {0, 2}) {
       Plan plan = testing::random_plan(kLengths, workers, dedicated, random);
       testing::cut_tasks(plan, random);
+      // Overlap: rows merged at home from tasks before and after what comes home was sent for.
+      sizes.schedule = dedicated == 0 ? Schedule::kOverlap : Schedule::kBlocking;
       SCOPED_TRACE(fmt::format("{} dedicated, head_dim_qk {}, window {}", dedicated,
                                sizes.head_dim_qk, sizes.window_left));
       merges.add(plan);
@@ -241,13 +218,6 @@ INSTANTIATE_TEST_SUITE_P(aten, KeySubRangeTest,
 INSTANTIATE_TEST_SUITE_P(full, KeySubRangeTest,
                          ::testing::Combine(::testing::ValuesIn(kAtens),
                                             ::testing::Values(1, 2, 4, 7)));
-
-/// Bytes, where at::equal takes -0 for 0.
-bool same_bytes(const at::Tensor& a, const at::Tensor& b) {
-  const at::Tensor x = a.contiguous(), y = b.contiguous();
-  return x.scalar_type() == y.scalar_type() && x.sizes() == y.sizes() &&
-         std::memcmp(x.data_ptr(), y.data_ptr(), x.nbytes()) == 0;
-}
 
 /// DESIGN rule 2: given the same bits of Q, K, V, those of O do not depend on the plan.
 class SameBitsTest : public ::testing::TestWithParam<std::tuple<Computed, std::vector<int>>> {};

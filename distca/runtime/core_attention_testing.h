@@ -1,10 +1,11 @@
 #pragma once
 // For tests: core attention alone, played by a program of any schedule: Q, K, V and dO are given
-// where a model's phases would compute them.
+// where a model's phases would compute them. Include <ATen/ATen.h> before it.
 
-#include <ATen/ATen.h>
-
-#include <utility>
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
 #include <vector>
 
 #include "distca/kernels/rows.h"
@@ -120,6 +121,46 @@ inline ExchangeBytes play_attention(const std::vector<RankExchange>& exchanges,
   OpTimes times;
   distca::play(program, player, &times, recorder);
   return player.bytes();
+}
+
+/// Q, K, V, dO in; O, dQ, dK, dV out: [document] [length, heads, dim].
+using PerDocument = std::vector<at::Tensor>;
+
+/// Bytes, where at::equal takes -0 for 0.
+inline bool same_bytes(const at::Tensor& a, const at::Tensor& b) {
+  const at::Tensor x = a.contiguous(), y = b.contiguous();
+  return x.scalar_type() == y.scalar_type() && x.sizes() == y.sizes() &&
+         std::memcmp(x.data_ptr(), y.data_ptr(), x.nbytes()) == 0;
+}
+
+/// The largest |a - b| / |b| of 128 rows (root of the sum of squares), over the rows of all
+/// documents; NaN where a row was not written. Blocks have a scale each: the last of 1000 queries
+/// has a far smaller O than the first.
+inline double difference(const PerDocument& a, const PerDocument& b) {
+  const at::Tensor want = at::cat(b).to(at::kDouble), gap = at::cat(a).to(at::kDouble) - want;
+  std::vector<at::Tensor> blocks;
+  for (int64_t row = 0; row < want.size(0); row += kBlockTokens) {
+    const int64_t rows = std::min(kBlockTokens, want.size(0) - row);
+    blocks.push_back(gap.narrow(0, row, rows).norm() / want.narrow(0, row, rows).norm());
+  }
+  return at::stack(blocks).max().item<double>();  // keeps NaN
+}
+
+/// Two runs that round differently: a value is rounded to the format up to 16 times on both sides
+/// (P, O of a block, of a task, of a server, of the row; backward the like), by less than half the
+/// unit roundoff in root mean square; over the rows of a block roundings at random add up to their
+/// root. Sums over at most `longest` rows are in fp32, but that ATen's bf16 backward adds to bf16
+/// gradients after every 32 queries.
+struct Bounds {
+  double forward;
+  double backward;
+};
+inline Bounds bounds_of(ScalarType dtype, int64_t longest) {
+  if (dtype == ScalarType::kFloat64) return {1e-10, 1e-10};
+  const double fp32 = 0x1p-24, rounding = (dtype == ScalarType::kFloat32 ? fp32 : 0x1p-8) / 2;
+  const auto rows = static_cast<double>(longest);
+  const double sums = std::sqrt(rows) * fp32;
+  return {std::sqrt(16.0) * rounding + sums, std::sqrt(16 + rows / 32) * rounding + sums};
 }
 
 }  // namespace distca::testing

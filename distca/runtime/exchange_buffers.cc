@@ -2,22 +2,17 @@
 
 #include <ATen/ATen.h>
 
-#include <array>
+#include <map>
 #include <vector>
 
 #include "distca/base/error.h"
 
 namespace distca {
-namespace {
-
-constexpr int kNumRoles = static_cast<int>(BufferRole::kGradientIn) + 1;
-
-}  // namespace
 
 struct ExchangeBuffers::State {
   /// The n-th buffer of a role keeps its memory from program to program, wherever it stands in
   /// their lists.
-  std::array<std::vector<at::Tensor>, kNumRoles> memory;
+  std::map<BufferRole, std::vector<at::Tensor>> memory;
   struct Prepared {
     Buffer buffer;
     std::byte* data;
@@ -38,10 +33,10 @@ void ExchangeBuffers::prepare(const Program& program) {
       s.cuda_device < 0 ? at::Device(at::kCPU)
                         : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(s.cuda_device));
   s.prepared.clear();
-  std::array<size_t, kNumRoles> used{};
+  std::map<BufferRole, size_t> used;
   for (const Buffer& buffer : program.buffers) {
-    std::vector<at::Tensor>& of_role = s.memory[static_cast<int>(buffer.role)];
-    const size_t index = used[static_cast<int>(buffer.role)]++;
+    std::vector<at::Tensor>& of_role = s.memory[buffer.role];
+    const size_t index = used[buffer.role]++;
     if (index == of_role.size()) of_role.emplace_back();
     at::Tensor& memory = of_role[index];
     if (!memory.defined() || memory.numel() < buffer.bytes) {
@@ -65,7 +60,7 @@ BufferRole ExchangeBuffers::role(int32_t buffer) const {
 
 int64_t ExchangeBuffers::allocated_bytes() const {
   int64_t bytes = 0;
-  for (const auto& of_role : state_->memory) {
+  for (const auto& [role, of_role] : state_->memory) {
     for (const at::Tensor& memory : of_role) bytes += memory.numel();
   }
   return bytes;

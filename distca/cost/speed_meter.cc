@@ -1,0 +1,92 @@
+#include "distca/cost/speed_meter.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "distca/base/error.h"
+
+namespace distca {
+namespace {
+
+__extension__ using Wide = __int128;
+
+constexpr int64_t kPsPerNs = 1000;
+
+/// Three digits that count, the rest 0.
+int64_t three_digits(Wide value) {
+  Wide unit = 1;
+  while (value / unit >= 1000) unit *= 10;
+  const Wide most = Wide{1} << 62;
+  return static_cast<int64_t>(std::clamp<Wide>((value + unit / 2) / unit * unit, 1, most));
+}
+
+/// Is `value` so far off the one that was given out?
+bool moved(int64_t value, int64_t given) {
+  if (given == 0) return value != 0;
+  return std::max(value, given) - std::min(value, given) >
+         Wide{given} * SpeedMeter::kHoldPermille / 1000;
+}
+
+}  // namespace
+
+SpeedMeter::SpeedMeter(int num_ranks, int64_t bytes_per_us)
+    : linear_(num_ranks), attention_(num_ranks) {
+  speeds_.bytes_per_us = bytes_per_us;
+}
+
+bool SpeedMeter::above(const Rate& rate, const Rate& mean) {
+  return Wide{rate.ns} * mean.work > Wide{mean.ns} * rate.work;
+}
+
+bool SpeedMeter::off(const Rate& rate, const Rate& mean) {
+  const Wide a = Wide{rate.ns} * mean.work, b = Wide{mean.ns} * rate.work;
+  return (a > b ? a - b : b - a) > b * kOffPermille / 1000;
+}
+
+void SpeedMeter::Smoothed::add(const Rate& sample) {
+  if (sample.ns <= 0 || sample.work <= 0) return;
+  if (mean.work == 0 || !off(sample, mean)) {
+    held_back = {};
+    num_held_back = 0;
+    mean = {mean.ns - mean.ns / 8 + sample.ns, mean.work - mean.work / 8 + sample.work};
+    return;
+  }
+  if (num_held_back > 0 && above(sample, mean) != above(held_back, mean)) {
+    held_back = {};
+    num_held_back = 0;
+  }
+  held_back = {held_back.ns + sample.ns, held_back.work + sample.work};
+  if (++num_held_back < kBelieved) return;
+  mean = std::exchange(held_back, {});
+  num_held_back = 0;
+}
+
+int64_t SpeedMeter::Smoothed::rounded(int64_t scale) const {
+  return mean.work == 0 ? 0 : three_digits(Wide{mean.ns} * scale / mean.work);
+}
+
+bool SpeedMeter::add(int64_t step, std::span<const RankSample> samples) {
+  DISTCA_CHECK_EQ(samples.size(), linear_.size());
+  if (++steps_ == 1) return false;
+  for (size_t rank = 0; rank < samples.size(); ++rank) {
+    linear_[rank].add({samples[rank].linear_ns, samples[rank].tokens});
+    attention_[rank].add({samples[rank].attention_ns, samples[rank].load});
+  }
+  if (steps_ < kFirstSteps) return false;
+  bool changed = speeds_.ranks.empty();
+  std::vector<RankSpeed> now(samples.size());
+  for (size_t rank = 0; rank < samples.size(); ++rank) {
+    now[rank] = {.linear_ps_per_token = linear_[rank].rounded(kPsPerNs),
+                 .attention_ps_per_kload = attention_[rank].rounded(1000 * kPsPerNs)};
+    if (changed) continue;
+    const RankSpeed& given = speeds_.ranks[rank];
+    changed = moved(now[rank].linear_ps_per_token, given.linear_ps_per_token) ||
+              moved(now[rank].attention_ps_per_kload, given.attention_ps_per_kload);
+  }
+  if (!changed) return false;
+  speeds_.ranks = std::move(now);
+  speeds_.from_step = step + 2;
+  return true;
+}
+
+}  // namespace distca
