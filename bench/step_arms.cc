@@ -123,6 +123,9 @@ size_t StepPlayer::add(StepArm arm) {
 }
 
 const StepArm& StepPlayer::arm(size_t index) const { return state_->arms.at(index)->arm; }
+void StepPlayer::set_capacity(size_t arm, std::vector<int64_t> capacity) {
+  state_->arms.at(arm)->arm.capacity = std::move(capacity);
+}
 const Llama& StepPlayer::llama() const { return state_->llama; }
 
 PlayedStep StepPlayer::play(size_t index, const BatchLengths& batch, StepResult* result) {

@@ -53,6 +53,8 @@ class StepPlayer {
   /// Its index.
   size_t add(StepArm arm);
   const StepArm& arm(size_t index) const;
+  /// From its next step on.
+  void set_capacity(size_t arm, std::vector<int64_t> capacity);
   const Llama& llama() const;
 
   /// Plans the batch and meets the others, neither of which counts, then plays forward, backward,

@@ -25,7 +25,7 @@ constexpr std::array<int, 2> kKvHeads = {4, 2};  // of 4 query heads: MHA, GQA
 constexpr std::array<int, 3> kLayers = {2, 3, 4};
 
 template <typename Values>
-int size(const Values& values) {
+int count_of(const Values& values) {
   return static_cast<int>(std::size(values));
 }
 
@@ -88,8 +88,8 @@ TEST_P(ParityTest, loss_and_every_gradient_equal_one_workers) {
 std::vector<ParityCase> pairs() {
   std::vector<ParityCase> cases;
   for (const std::vector<int>& row :
-       covering_pairs({size(plays()), size(planners()), size(batches()), size(kWorkers),
-                       size(kLayers), size(kKvHeads)})) {
+       covering_pairs({count_of(plays()), count_of(planners()), count_of(batches()),
+                       count_of(kWorkers), count_of(kLayers), count_of(kKvHeads)})) {
     cases.push_back({.workers = kWorkers[row[3]],
                      .planner = planners()[row[1]].name,
                      .batch = row[2],
@@ -103,14 +103,14 @@ std::vector<ParityCase> pairs() {
 /// All of plays() with every number of workers, every way to plan and every batch; models in turn.
 std::vector<ParityCase> grid() {
   std::vector<ParityCase> cases;
-  for (int w = 0; w < size(kWorkers); ++w) {
-    for (int p = 0; p < size(planners()); ++p) {
-      for (int b = 0; b < size(batches()); ++b) {
+  for (int w = 0; w < count_of(kWorkers); ++w) {
+    for (int p = 0; p < count_of(planners()); ++p) {
+      for (int b = 0; b < count_of(batches()); ++b) {
         cases.push_back({.workers = kWorkers[w],
                          .planner = planners()[p].name,
                          .batch = b,
-                         .kv_heads = kKvHeads[(w + p + b) % size(kKvHeads)],
-                         .layers = kLayers[(w + p + b) % size(kLayers)],
+                         .kv_heads = kKvHeads[(w + p + b) % count_of(kKvHeads)],
+                         .layers = kLayers[(w + p + b) % count_of(kLayers)],
                          .plays = plays()});
       }
     }
@@ -154,9 +154,9 @@ TEST_P(FormatParityTest, loss_and_every_gradient_stay_within_the_formats_bound) 
   const FormatCase& c = GetParam();
   const double bound = format_bound(c.dtype);
   for (const auto& [kv_heads, kernel, play] : c.plays) {
-    Run what{.model = small_llama(kv_heads, c.dtype),
-             .documents = kMixed,
-             .options = {.kernel = kernel}};
+    StepRun what{.model = small_llama(kv_heads, c.dtype),
+                 .documents = kMixed,
+                 .options = {.kernel = kernel}};
     const Outcome one = run(what);
     what.workers = c.workers;
     what.planner = c.planner;
@@ -170,8 +170,8 @@ TEST_P(FormatParityTest, loss_and_every_gradient_stay_within_the_formats_bound) 
 std::vector<FormatCase> format_pairs() {
   std::vector<FormatCase> cases;
   for (const std::vector<int>& row :
-       covering_pairs({size(plays()), size(planners()), size(kFormats), size(kFormatWorkers),
-                       size(kKvHeads), size(kKernels)})) {
+       covering_pairs({count_of(plays()), count_of(planners()), count_of(kFormats),
+                       count_of(kFormatWorkers), count_of(kKvHeads), count_of(kKernels)})) {
     cases.push_back({.dtype = kFormats[row[2]],
                      .planner = planners()[row[1]].name,
                      .workers = kFormatWorkers[row[3]],
@@ -194,7 +194,7 @@ std::vector<FormatCase> format_grid() {
         for (const int kv_heads : kKvHeads) {
           for (const KernelChoice kernel : kKernels) {
             for (int i = 0; i < kPlaysEach; ++i) {
-              c.plays.push_back({kv_heads, kernel, plays()[turn++ % size(plays())]});
+              c.plays.push_back({kv_heads, kernel, plays()[turn++ % count_of(plays())]});
             }
           }
         }
@@ -228,10 +228,10 @@ TEST(parity, every_kernel_and_number_of_threads_gives_the_same) {
 }
 
 TEST(parity, a_window_gives_the_same_on_every_plan_and_schedule) {
-  Run what{.model = small_llama(2, ScalarType::kFloat64), .documents = kMixed};
+  StepRun what{.model = small_llama(2, ScalarType::kFloat64), .documents = kMixed};
   what.model.sliding_window = 200;
   const Outcome one = run(what);
-  Run many = what;
+  StepRun many = what;
   many.workers = 3;
   size_t turn = 0;
   for (const Planner& planner : planners()) {
@@ -248,8 +248,8 @@ TEST(parity, a_window_gives_the_same_on_every_plan_and_schedule) {
 
 TEST(parity, ranks_as_threads_on_one_gpu_give_the_cpus_result) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device on this machine";
-  Run what{.model = small_llama(2, ScalarType::kFloat64),
-           .documents = both_ways("gpu", {700, 300, 129})};
+  StepRun what{.model = small_llama(2, ScalarType::kFloat64),
+               .documents = both_ways("gpu", {700, 300, 129})};
   const Outcome cpu = run(what);
   what.workers = 3;
   what.planner = "greedy";
