@@ -70,6 +70,9 @@ struct Config {
     bool deterministic = true;
     std::string output_dir = "runs/train";
     bool overwrite = false;
+    std::string trace;
+    int64_t trace_first_step = 2;
+    int64_t trace_steps = 3;
   } train;
   struct Comm {
     std::string backend = "gloo";

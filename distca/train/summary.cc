@@ -175,6 +175,13 @@ void print_summary(const Config& config, const IndexedDataset& data, const RunSu
   std::printf("  %s/config.json        LlamaForCausalLM\n  %s/metrics.jsonl      every step\n",
               out.c_str(), out.c_str());
   std::printf("  %s/config.toml        what was run\n", out.c_str());
+  if (!config.train.trace.empty()) {
+    std::printf(
+        "  %s  steps %lld to %lld: distca trace %s, or ui.perfetto.dev\n",
+        config.train.trace.c_str(), static_cast<long long>(config.train.trace_first_step),
+        static_cast<long long>(config.train.trace_first_step + config.train.trace_steps - 1),
+        config.train.trace.c_str());
+  }
   std::fflush(stdout);
 }
 

@@ -20,6 +20,8 @@
 #include "distca/comm/collectives.h"
 #include "distca/comm/first_ranks.h"
 #include "distca/comm/ordered_sum.h"
+#include "distca/comm/tags.h"
+#include "distca/comm/traced.h"
 #include "distca/model/safetensors.h"
 #include "distca/plan/plan.h"
 #include "distca/plan/scheduler.h"
@@ -29,6 +31,7 @@
 #include "distca/train/plan_ahead.h"
 #include "distca/train/plan_request.h"
 #include "distca/train/step.h"
+#include "distca/train/step_tracer.h"
 #include "distca/train/summary.h"
 
 namespace distca {
@@ -80,11 +83,13 @@ struct Weights {
   Weights(const Config& config, Communicator& comm, int num_workers)
       : model(config.model, static_cast<uint64_t>(config.train.seed), comm.cuda_device()),
         optimizer(model.parameters(), config.optimizer),
-        workers(first_ranks(comm, num_workers)) {}
+        first(first_ranks(comm, num_workers)),
+        workers(*first, kTracedTags + kTracedTagsEach) {}
 
   Llama model;
   Optimizer optimizer;
-  std::unique_ptr<Communicator> workers;  // who sums gradients
+  std::unique_ptr<Communicator> first;
+  TracedCommunicator workers;  // who sums gradients: `first`
 };
 
 class Trainer {
@@ -92,6 +97,7 @@ class Trainer {
   Trainer(const Config& config, Communicator& comm)
       : config_(config),
         comm_(comm),
+        all_(comm, kTracedTags),
         num_workers_(comm.size() - static_cast<int>(config.servers.dedicated)),
         data_(config.data.prefix),
         split_(split_documents(data_.num_documents(), config.data.validation_fraction,
@@ -100,7 +106,8 @@ class Trainer {
         validation_(validation_batches(config, data_, split_)),
         weights_(comm.rank() < num_workers_ ? std::make_unique<Weights>(config, comm, num_workers_)
                                             : nullptr),
-        step_(config.model, weights_ ? &weights_->model : nullptr, comm, step_options(config)) {
+        step_(config.model, weights_ ? &weights_->model : nullptr, comm, step_options(config)),
+        tracer_(config, comm, num_workers_) {
     summary_.num_workers = num_workers_;
   }
 
@@ -172,7 +179,14 @@ class Trainer {
   }
 
   PlannedBatch next_planned() {
+    const double begin_s = steady_seconds();
     PlannedBatch planned = plan_ahead_->next();
+    if (TraceRecorder* recorder = tracer_.recorder()) {
+      recorder->add({.kind = TraceKind::kWait,
+                     .name = "plan",
+                     .begin_s = begin_s,
+                     .end_s = steady_seconds()});
+    }
     compare_hashes(planned.hash);
     return planned;
   }
@@ -180,7 +194,7 @@ class Trainer {
   /// Ranks plan for themselves: a plan is used only when all have the same.
   void compare_hashes(uint64_t mine) {
     const std::vector<std::byte> all =
-        all_gather_bytes(comm_, std::as_bytes(std::span(&mine, 1)), "plan hash");
+        all_gather_bytes(all_, std::as_bytes(std::span(&mine, 1)), "plan hash");
     for (int rank = 0; rank < comm_.size(); ++rank) {
       uint64_t other = 0;
       std::memcpy(&other, all.data() + rank * sizeof(other), sizeof(other));
@@ -196,7 +210,16 @@ class Trainer {
                 step, what, config_.optimizer.lr);
   }
 
+  /// From here on, events of this rank go to `recorder`; null: nowhere.
+  void record_to(TraceRecorder* recorder) {
+    step_.set_recorder(recorder);
+    all_.set_recorder(recorder);
+    if (weights_) weights_->workers.set_recorder(recorder);
+  }
+
   StepMetrics train_step(int64_t step) {
+    tracer_.begin_step(step);
+    record_to(tracer_.recorder());
     const Stopwatch watch;
     PlannedBatch planned = next_planned();
     StepMetrics metrics;
@@ -205,12 +228,15 @@ class Trainer {
     if (weights_) weights_->optimizer.zero_gradients();
     const StepResult result = step_.train(
         std::move(planned.inputs), planned.num_targets,
-        [&] { metrics.grad_norm = weights_->optimizer.sum_and_clip(*weights_->workers); },
+        [&] { metrics.grad_norm = weights_->optimizer.sum_and_clip(weights_->workers); },
         [&] {
           // Else all ranks end below, dedicated servers too, before it reaches the weights.
           if (std::isfinite(metrics.grad_norm)) weights_->optimizer.update(metrics.lr);
         });
     share(result, planned.num_targets, &metrics);
+    metrics.step_s = watch.seconds();
+    tracer_.end_step();
+    record_to(nullptr);
     check_finite(step, "gradient norm", metrics.grad_norm);
     check_finite(step, "loss", metrics.loss);
     metrics.attention_predicted_s = planned.attention_s;
@@ -223,7 +249,6 @@ class Trainer {
     metrics.plan_s = planned.plan_s;
     metrics.plan_wait_s = planned.wait_s;
     metrics.times = result.times;
-    metrics.step_s = watch.seconds();
     summary_.add(planned.load_before, planned.load_after, metrics);
     return metrics;
   }
@@ -241,7 +266,7 @@ class Trainer {
     sums[first_slot + comm_.rank()] = attention_clock(config_) == AttentionClock::kProcessor
                                           ? mine.times.processor_of(OpKind::kAttend)
                                           : mine.times.of(OpKind::kAttend);
-    ordered_sum(comm_, sums, "loss sum");
+    ordered_sum(all_, sums, "loss sum");
     metrics->loss = num_targets > 0 ? sums[0] / static_cast<double>(num_targets) : 0.0;
     metrics->grad_norm = sums[1];
     for (size_t i = 0; i < std::size(counts); ++i)
@@ -275,6 +300,7 @@ class Trainer {
 
   const Config& config_;
   Communicator& comm_;
+  TracedCommunicator all_;  // comm_, where a step's sums are traced
   int num_workers_;
   IndexedDataset data_;
   DocumentSplit split_;
@@ -282,6 +308,7 @@ class Trainer {
   std::vector<Batch> validation_;
   std::unique_ptr<Weights> weights_;  // null on a dedicated server
   Step step_;
+  StepTracer tracer_;
   std::unique_ptr<Metrics> metrics_;
   RunSummary summary_;
   ComputePeak peak_;
@@ -340,6 +367,7 @@ void check_run(const Config& config, int num_workers, bool holds_weights) {
   BatchStream stream(data.document_lengths(), split.train, config.batch);
   plan_nano_batch(config, stream.next()[0].nano_batch, num_workers);
   validation_batches(config, data, split);
+  check_trace(config);
   const std::filesystem::path metrics =
       std::filesystem::path(config.train.output_dir) / "metrics.jsonl";
   if (!config.train.overwrite && std::filesystem::exists(metrics)) {
