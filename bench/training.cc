@@ -27,6 +27,7 @@ struct Arguments {
   std::string python = DISTCA_PYTHON;
   std::string profile = "pairs";
   std::string only;
+  std::vector<std::string> rivals = kRivals;
   BatchShape shape{.nano_batch_tokens = 4096, .nano_batches = 2, .workers = kWorkers};
   int rounds = 15;
   uint64_t seed = 1;
@@ -49,6 +50,7 @@ ContestOptions contest_options(const Arguments& arguments) {
                          .shape = arguments.shape,
                          .seed = arguments.seed,
                          .rounds = arguments.rounds,
+                         .rivals = arguments.rivals,
                          .python = arguments.python,
                          .script = DISTCA_DDP_RIVAL};
   if (arguments.profile != "pairs") options.profile = profile_by_name(arguments.profile);
@@ -101,6 +103,10 @@ int run(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--only", arguments.only, "One source of batches")
       ->check(CLI::IsMember({"real", "long-tailed"}));
+  app.add_option("--rivals", arguments.rivals, "Those that are measured")
+      ->delimiter(',')
+      ->check(CLI::IsMember(kRivals))
+      ->capture_default_str();
   app.add_option("--profile", arguments.profile,
                  "What our plans are priced by: pairs, or a profile of `distca profile`")
       ->capture_default_str();

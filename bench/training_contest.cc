@@ -19,7 +19,6 @@ namespace {
 
 constexpr int kChoiceRounds = 3;
 constexpr double kPeakSeconds = 0.3;
-constexpr const char* kOursName = "balanced (ours)";
 
 /// What takes part: the ways it may play a step, of which the fastest counts.
 struct Contestant {
@@ -51,7 +50,11 @@ std::vector<StepArm> under_every_schedule(const StepArm& arm,
   return ways;
 }
 
-/// In the order of Who.
+bool takes_part(const ContestOptions& options, const std::string& rival) {
+  return std::ranges::find(options.rivals, rival) != options.rivals.end();
+}
+
+/// In the order of Who, then the rivals but DDP.
 std::vector<Contestant> contestants(const ContestOptions& options) {
   const int64_t cap = std::llround(
       kMemoryCap * static_cast<double>(options.shape.nano_batch_tokens) / options.shape.workers);
@@ -70,13 +73,17 @@ std::vector<Contestant> contestants(const ContestOptions& options) {
   whole_batch.one_nano_batch = true;
   whole_batch.max_tokens_per_worker = cap * options.shape.nano_batches;
   whole_batch.name = how(whole_batch);
-  return {{kOursName, ours},
-          {"ours again", {}},  // as ours was chosen
-          {"local, equal documents", local, /*equal_documents=*/true},
-          {"local (fixed packing)", local},
-          {"wlb", wlb},
-          {"per-document-cp", ways("per-document-cp", {kOwn})},
-          {"greedy", ways("greedy", {kOwn})}};
+  std::vector<Contestant> all = {{"balanced (ours)", ours},
+                                 {"ours again", {}},  // as ours was chosen
+                                 {"local, equal documents", local, /*equal_documents=*/true}};
+  const std::vector<Contestant> rivals = {{"local", local},
+                                          {"wlb", wlb},
+                                          {"per-document-cp", ways("per-document-cp", {kOwn})},
+                                          {"greedy", ways("greedy", {kOwn})}};
+  for (const Contestant& rival : rivals) {
+    if (takes_part(options, rival.name)) all.push_back(rival);
+  }
+  return all;
 }
 
 BatchLengths typical_equal_documents(const BatchShape& shape, const BatchSource& source) {
@@ -91,28 +98,35 @@ struct Contest::State {
   ContestOptions options;
   Communicator& comm;
   StepPlayer player;
+  const bool with_ddp;
   std::optional<DdpRival> ddp;  // on rank 0
   std::vector<Contestant> arms;
   std::vector<std::vector<size_t>> ways;  // [arm][way] in `player`
 
   State(const ContestOptions& options_in, Communicator& comm_in)
-      : options(options_in), comm(comm_in), player(options.model, options.seed, comm) {
-    const int64_t core = sched_getcpu();
-    const std::vector<std::byte> all =
-        all_gather_bytes(comm, std::as_bytes(std::span(&core, 1)), "cores");
-    std::vector<int64_t> cores(comm.size());
-    std::memcpy(cores.data(), all.data(), all.size());
-    if (comm.rank() == 0) {
-      ddp.emplace(DdpOptions{.python = options.python,
-                             .script = options.script,
-                             .cores = {cores.begin(), cores.end()}},
-                  player.llama());
-    }
+      : options(options_in),
+        comm(comm_in),
+        player(options.model, options.seed, comm),
+        with_ddp(takes_part(options, kDdp)) {
+    if (with_ddp) start_ddp();
     arms = contestants(options);
     for (const Contestant& arm : arms) {
       std::vector<size_t>& indices = ways.emplace_back();
       for (const StepArm& way : arm.ways) indices.push_back(player.add(way));
     }
+  }
+
+  void start_ddp() {
+    const int64_t core = sched_getcpu();
+    const std::vector<std::byte> all =
+        all_gather_bytes(comm, std::as_bytes(std::span(&core, 1)), "cores");
+    std::vector<int64_t> cores(comm.size());
+    std::memcpy(cores.data(), all.data(), all.size());
+    if (comm.rank() != 0) return;
+    ddp.emplace(DdpOptions{.python = options.python,
+                           .script = options.script,
+                           .cores = {cores.begin(), cores.end()}},
+                player.llama());
   }
 
   /// On all ranks: rank 0 drives it, the others wait for its figures.
@@ -150,11 +164,12 @@ Contest::~Contest() = default;
 
 int Contest::num_batches(int rounds) { return rounds + kChoiceRounds + 2; }
 
-RivalCheck Contest::check_rival(const BatchLengths& batch) {
+std::optional<RivalCheck> Contest::check_rival(const BatchLengths& batch) {
   State& s = *state_;
+  if (!s.with_ddp) return std::nullopt;
   const BatchLengths pieces = fixed_packing(s.options.model, batch, s.comm.size()).pieces;
   const StepFigures rival = s.run_ddp(batch);
-  const StepFigures ours = s.player.run(s.ways[kFirstRival][0], pieces);
+  const StepFigures ours = s.player.run(s.ways[kEqualDocuments][0], pieces);
   const auto targets = static_cast<double>(num_targets(pieces));
   // As between two of our own kernels (tests/parity_test.cc): some 100 roundings one after another,
   // and sums over all rows in another order, at 4 standard deviations; of either side.
@@ -203,8 +218,10 @@ SourceResult Contest::run(const BatchSource& source) {
       return s.player.run(way, equal_documents ? equal : batch_of(round));
     });
   }
-  result.arms.push_back({.name = "PyTorch DDP", .how = "no_sync, sdpa a document"});
-  runs.push_back([&](int round) { return s.run_ddp(batch_of(round)); });
+  if (s.with_ddp) {
+    result.arms.push_back({.name = "PyTorch DDP", .how = "no_sync, sdpa a document"});
+    runs.push_back([&](int round) { return s.run_ddp(batch_of(round)); });
+  }
   const auto figures = interleaved_steps(runs, s.options.rounds);
   for (size_t arm = 0; arm < result.arms.size(); ++arm) {
     result.arms[arm].rounds = figures[arm];
