@@ -30,6 +30,7 @@ ExchangeWindow window_of(const Program& program, size_t at, const OpSeconds& sec
     const Op& op = program.ops[i];
     if (std::ranges::count(op.deps, static_cast<int32_t>(at)) > 0) break;
     if (is_exchange(op)) continue;
+    if (previous == nullptr) window.under_attend = op.kind == OpKind::kAttend;
     window.under_s += seconds_of(op);
     operation_s =
         seconds_of(op) + (previous != nullptr && are_fused(*previous, op) ? operation_s : 0);
@@ -50,7 +51,8 @@ std::vector<ExchangeWindow> exchange_windows(const Program& program, const OpSec
     if (!is_exchange(op) || !has_messages(op) || op.layer == 0 || op.layer == last_layer) continue;
     const ExchangeWindow window = window_of(program, i, seconds);
     const auto known = std::ranges::find_if(worst, [&](const ExchangeWindow& other) {
-      return other.kind == op.kind && other.pass == op.pass;
+      return other.kind == window.kind && other.pass == window.pass &&
+             other.under_attend == window.under_attend;
     });
     if (known == worst.end()) {
       worst.push_back(window);

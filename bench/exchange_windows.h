@@ -14,10 +14,12 @@ namespace distca::bench {
 /// on the wire.
 using OpSeconds = std::array<std::array<double, 2>, kNumOpKinds>;
 
-/// Of one kind of exchange, the one that is longest beside what it runs under.
+/// Of the exchanges of one kind that run under the same kind of operation, the one that is longest
+/// beside it.
 struct ExchangeWindow {
   OpKind kind = OpKind::kEnter;
   distca::Pass pass = distca::Pass::kForward;
+  bool under_attend = false;  // it runs under core attention first; else under linear work
   double exchange_s = 0;
   double under_s = 0;    // of all operations that it runs under
   double longest_s = 0;  // of the longest of them; one layer's post-attention and the next one's
@@ -25,7 +27,7 @@ struct ExchangeWindow {
   double share() const { return exchange_s / under_s; }
 };
 
-/// The largest share of each kind and pass with messages, of layers that are neither the first nor
+/// The largest share of each kind with messages, of layers that are neither the first nor
 /// the last: there the pipeline of exchanges fills and drains. In the order in which they are
 /// played first.
 std::vector<ExchangeWindow> exchange_windows(const Program& program, const OpSeconds& seconds);

@@ -52,13 +52,17 @@ std::vector<OverlapSetting> overlap_settings(const std::vector<double>& rates,
   return settings;
 }
 
+double OverlapFigures::processor_s() const {
+  return median(used_s) - median(idle_shares) * median(alone_s);
+}
+
 double OverlapFigures::processor_share() const {
-  return median(taken_s) / median(step_s[kOneByteArm]);
+  return processor_s() / median(step_s[kOneByteArm]);
 }
 
 Rates OverlapFigures::ideal_s() const {
   Rates ideal = step_s[kOneByteArm];
-  for (double& seconds : ideal) seconds += median(taken_s);
+  for (double& seconds : ideal) seconds += processor_s();
   return ideal;
 }
 

@@ -41,14 +41,17 @@ struct OverlapFigures {
   double wire_bytes_per_s = 0;  // measured, each direction, both busy
   int64_t step_bytes = 0;       // that a rank sends in a step
   std::array<Rates, kArms> step_s;
-  Rates alone_s;    // the exchanges of a step without compute, one after another
-  Rates taken_s;    // of a core meanwhile, mean of the ranks (core_time.h)
-  Rates charged_s;  // of it, to the threads of a rank's process
+  Rates alone_s;  // the exchanges of a step without compute, one after another
+  // Of a core, mean of the ranks (core_time.h).
+  Rates idle_shares;  // of an idle one's time, taken by timers and whoever else is there
+  Rates used_s;       // taken while the exchanges were played alone
+  Rates charged_s;    // meanwhile, to the threads of a rank's process
   std::vector<ExchangeWindow> windows;
 
-  /// Of the step with exchanges of one byte.
-  double processor_share() const;
-  /// Of the steps with exchanges of one byte, each plus the median of taken_s.
+  /// The processor time of a step's exchanges: used_s beyond what is taken of an idle core.
+  double processor_s() const;
+  double processor_share() const;  // of the step with exchanges of one byte
+  /// The steps with exchanges of one byte, each plus processor_s.
   Rates ideal_s() const;
   double exchange_s() const;  // step_bytes at the measured rate
   /// What ping-pong is judged by, round by round: ideal_s or exchange_s over `ping_pong`. 1: equal;

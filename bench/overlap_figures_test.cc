@@ -15,7 +15,9 @@ OverlapFigures figures_with(ExchangeLength length, double ping_pong_s) {
   figures.step_bytes = 50'000'000;
   figures.step_s[kOneByteArm] = Rates(kLeastRounds, 1.0);
   figures.step_s[kPingPongArm] = figures.step_s[kAgainArm] = Rates(kLeastRounds, ping_pong_s);
-  figures.taken_s = {0.005, 0.01, 0.012};
+  figures.alone_s = {2, 2, 2};
+  figures.used_s = {0.005, 0.012, 0.013};
+  figures.idle_shares = {0.001, 0.001, 0.1};
   figures.windows = {{.exchange_s = 0.02, .under_s = 0.03, .longest_s = 0.03}};
   if (length == ExchangeLength::kLonger) figures.windows[0].longest_s = 0.015;
   return figures;
@@ -50,8 +52,8 @@ TEST(OverlapFigures, a_setting_that_is_not_what_it_should_be_is_not_judged) {
   EXPECT_EQ(verdict_of(figures).decision(), Decision::kShown);
 
   figures = figures_with(ExchangeLength::kShorter, 1.05);
-  figures.taken_s = {0.02};
-  EXPECT_THAT(verdict_of(figures).why_not_judged, HasSubstr("2.0 % of compute"));
+  figures.used_s = {0.023};
+  EXPECT_THAT(verdict_of(figures).why_not_judged, HasSubstr("2.1 % of compute"));
 
   figures = figures_with(ExchangeLength::kShorter, 1.05);
   figures.setting.judged = false;

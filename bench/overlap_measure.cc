@@ -2,10 +2,13 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <fmt/format.h>
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <limits>
 #include <span>
+#include <thread>
 #include <utility>
 
 #include "bench/core_time.h"
@@ -23,11 +26,10 @@ namespace {
 
 constexpr int kNanoBatches = 2;
 constexpr uint32_t kWireTag = 1;
+constexpr std::chrono::milliseconds kIdle(200);
 
 /// Tokens of a worker's nano-batch: where exchanges are to be the longer, less to compute.
-int64_t tokens_of(ExchangeLength length) {
-  return length == ExchangeLength::kShorter ? 2048 : 1024;
-}
+int64_t tokens_of(ExchangeLength length) { return length == ExchangeLength::kShorter ? 1536 : 768; }
 
 /// The longest share of an operation that an exchange is to take, or the shortest.
 constexpr double kAimedShorter = 0.7, kAimedBetween = 1.1, kAimedLonger = 1.2;
@@ -142,7 +144,7 @@ double factor_to_aim(ExchangeLength length, const std::vector<ExchangeWindow>& w
 LlamaConfig overlap_model() {
   return {.vocab_size = 256,
           .hidden_size = 256,
-          .intermediate_size = 512,
+          .intermediate_size = 256,
           .num_hidden_layers = 8,
           .num_attention_heads = 8,
           .num_key_value_heads = 2,
@@ -194,6 +196,22 @@ double OverlapMeasurer::State::step(Arm arm, const std::vector<NanoInput>& input
       std::move(own), 1, [] {}, [] {});
   played.end_s = played.computed_s = steady_seconds();
   cuttable.cut(false);
+  if (getenv("DBG")) {
+    std::string t;
+    for (int k = 0; k < kNumOpKinds; ++k)
+      for (int p = 0; p < 2; ++p) {
+        auto& q = result.times.seconds[k][p];
+        double sum = q[0] + q[1] + q[2] + q[3] + q[4];
+        if (sum > 1e-3)
+          t += fmt::format(
+              "  {} {}: play {:.1f} (cpu {:.1f}) pack {:.1f} post {:.1f} wait {:.1f} land {:.1f}\n",
+              pass_name(distca::Pass(p)), op_name(OpKind(k)), 1e3 * q[0],
+              1e3 * result.times.processor_seconds[k][p][0], 1e3 * q[1], 1e3 * q[2], 1e3 * q[3],
+              1e3 * q[4]);
+      }
+    fmt::print(stderr, "rank {} arm {} {:.1f} ms\n{}", comm.rank(), (int)arm,
+               1e3 * (played.end_s - played.begin_s), t);
+  }
   if (times != nullptr) add_to(times, result.times);
   return figures_of(gather(comm, played)).seconds;
 }
@@ -216,7 +234,7 @@ void OverlapMeasurer::State::warm_up(const std::vector<NanoInput>& inputs,
 /// So much swapped that the exchanges are as long beside what they run under as the setting wants.
 SwappedBatch OverlapMeasurer::State::choose_batch(const OverlapSetting& setting,
                                                   double wire_bytes_per_s) {
-  constexpr int kTries = 3;  // what is swapped changes what there is to attend
+  constexpr int kTries = 2;  // what is swapped changes what there is to attend
   constexpr int64_t kStep = 8, kLeast = 16;
   const int64_t tokens = tokens_of(setting.length);
   SwappedBatch batch{.home_tokens = tokens - tokens / 8, .swapped_tokens = tokens / 8};
@@ -255,10 +273,13 @@ void OverlapMeasurer::State::play_rounds(const std::vector<NanoInput>& inputs, b
       figures->step_s[arm].push_back(step(arm, inputs, cut, cut ? &computed : nullptr));
     }
     if (round >= options.shown_rounds) continue;
-    const CoreTime core = core_time_of([&] { alone.play_once(&exchanged); },
-                                       [&] { barrier(comm, "exchanges alone"); });
+    barrier(comm, "idle");
+    const CoreTime idle = core_time_of([] { std::this_thread::sleep_for(kIdle); });
+    barrier(comm, "exchanges alone");
+    const CoreTime core = core_time_of([&] { alone.play_once(&exchanged); });
     figures->alone_s.push_back(core.seconds);
-    figures->taken_s.push_back(mean_of_ranks(comm, core.taken_seconds));
+    figures->idle_shares.push_back(mean_of_ranks(comm, idle.taken_seconds / idle.seconds));
+    figures->used_s.push_back(mean_of_ranks(comm, core.taken_seconds));
     figures->charged_s.push_back(mean_of_ranks(comm, core.process_seconds));
   }
   const Program program = program_of(Schedule::kPingPong, options.model, inputs);

@@ -38,8 +38,10 @@ std::string head(const OverlapOptions& options) {
       "byte,\n"
       "plus the processor time of the exchange: what the step's exchanges, played alone, take of "
       "a\n"
-      "worker's core, kernel and interrupts included (counted by a loop of lowest priority beside\n"
-      "them); `charged`: to the worker's threads. wire: a step's bytes at the rate measured with "
+      "worker's core, kernel and interrupts included (gaps in a loop of lowest priority that reads "
+      "the\n"
+      "clock beside them); `charged`: to the worker's threads. wire: a step's bytes at the rate "
+      "measured with "
       "both\n"
       "directions busy. Ratios: median over interleaved rounds with its 95 % interval; A/A:\n"
       "ping-pong against itself in the same rounds. {} rounds, {} of what is only shown.\n"
@@ -53,11 +55,12 @@ std::string head(const OverlapOptions& options) {
 }
 
 std::string windows_table(const OverlapFigures& figures) {
-  Table table({"exchange", "pass", "alone ms", "runs under ms", "share", "longest beside it ms",
+  Table table({"exchange", "pass", "alone ms", "runs under", "ms", "share", "longest beside it ms",
                "times as long"});
   for (const ExchangeWindow& window : figures.windows) {
     table.add_row({op_name(window.kind), pass_name(window.pass), ms(window.exchange_s),
-                   ms(window.under_s), percent(window.share()), ms(window.longest_s),
+                   window.under_attend ? "attend" : "post and pre", ms(window.under_s),
+                   percent(window.share()), ms(window.longest_s),
                    number(window.exchange_s / window.longest_s, 2)});
   }
   return table.to_string();
@@ -96,7 +99,7 @@ std::string setting_text(const OverlapFigures& figures) {
       "(charged {} ms):\n{} of the step with one byte\n{}{}{}",
       figures.setting.name(), figures.batch.swapped_tokens, figures.batch.tokens(),
       human_bytes(figures.step_bytes), figures.wire_bytes_per_s / 1e6, ms(figures.exchange_s()),
-      ms(median(figures.alone_s)), ms(median(figures.taken_s)), ms(median(figures.charged_s)),
+      ms(median(figures.alone_s)), ms(figures.processor_s()), ms(median(figures.charged_s)),
       percent(figures.processor_share()), windows_table(figures), arms_table(figures),
       verdict_text(figures));
 }
@@ -113,6 +116,7 @@ Json setting_json(const OverlapFigures& figures) {
     windows.push_back({{"exchange", op_name(window.kind)},
                        {"pass", pass_name(window.pass)},
                        {"alone_s", window.exchange_s},
+                       {"under_attend", window.under_attend},
                        {"under_s", window.under_s},
                        {"longest_s", window.longest_s}});
   }
@@ -124,7 +128,8 @@ Json setting_json(const OverlapFigures& figures) {
           {"wire_bytes_per_s", figures.wire_bytes_per_s},
           {"step_s", steps},
           {"alone_s", figures.alone_s},
-          {"taken_s", figures.taken_s},
+          {"idle_shares", figures.idle_shares},
+          {"used_s", figures.used_s},
           {"charged_s", figures.charged_s},
           {"exchanges", windows},
           {"reached", to_json(verdict.figure.reached)},

@@ -18,22 +18,25 @@ Plan swapped_plan(const SwappedBatch& batch, const AttentionShape& shape) {
   plan.shape = shape;
   plan.layout.workers.resize(kWorkers);
   std::vector<int64_t> lengths;
-  const auto add = [&](int64_t tokens, int home, int server) {
+  const auto add = [&](int64_t tokens, int64_t cut, int home, int server) {
     if (tokens == 0) return;
     const auto document = static_cast<int64_t>(lengths.size());
-    const Range all{0, tokens};
     lengths.push_back(tokens);
-    plan.layout.workers[home].push_back({document, all});
-    plan.tasks.push_back({.document = document, .q = all, .kv = all, .server = server});
+    plan.layout.workers[home].push_back({document, {0, tokens}});
+    for (const Range q : {Range{0, cut}, Range{cut, tokens}}) {
+      if (q.empty()) continue;
+      plan.tasks.push_back({.document = document, .q = q, .kv = {0, q.end}, .server = server});
+    }
   };
   for (int worker = 0; worker < kWorkers; ++worker) {
-    add(batch.home_tokens / 2, worker, worker);
-    add(batch.home_tokens - batch.home_tokens / 2, worker, worker);
-    add(batch.swapped_tokens, worker, 1 - worker);
+    // Where half of the pairs lie before it: length / sqrt(2).
+    const int64_t half = round_down(batch.home_tokens * 181 / 256, kBlockTokens);
+    add(batch.home_tokens, half, worker, worker);
+    add(batch.swapped_tokens, 0, worker, 1 - worker);
   }
   plan.nano_batch = NanoBatch::from_lengths(lengths);
   std::sort(plan.tasks.begin(), plan.tasks.end(), [](const Task& a, const Task& b) {
-    return std::tie(a.server, a.document) < std::tie(b.server, b.document);
+    return std::tie(a.server, a.document, a.q.begin) < std::tie(b.server, b.document, b.q.begin);
   });
   plan.load = account(plan);
   const std::vector<std::string> violations = validate(plan);

@@ -10,7 +10,7 @@ namespace distca::bench {
 
 /// What each of the two workers holds of a nano-batch, in tokens.
 struct SwappedBatch {
-  int64_t home_tokens = 0;     // in two documents that are attended where they live
+  int64_t home_tokens = 0;     // in one document, attended where it lives, in two tasks
   int64_t swapped_tokens = 0;  // in one document that the other worker attends
   int64_t tokens() const { return home_tokens + swapped_tokens; }
 };

@@ -25,7 +25,7 @@ TEST(SwappedPlan, each_worker_sends_what_it_receives) {
   EXPECT_EQ(plan.load[0], plan.load[1]);
 }
 
-TEST(SwappedPlan, two_documents_stay_for_exchanges_to_hide_under) {
+TEST(SwappedPlan, two_tasks_stay_for_exchanges_to_hide_under) {
   const Plan plan = swapped_plan({.home_tokens = 301, .swapped_tokens = 100}, kShape);
   const RankExchange exchange = PlanIndex(plan).exchange(0);
   int home = 0;

@@ -22,14 +22,17 @@
 #include "distca/comm/ordered_sum.h"
 #include "distca/comm/tags.h"
 #include "distca/comm/traced.h"
+#include "distca/cost/speed_meter.h"
 #include "distca/model/safetensors.h"
 #include "distca/plan/plan.h"
 #include "distca/plan/scheduler.h"
+#include "distca/train/bandwidth.h"
 #include "distca/train/metrics.h"
 #include "distca/train/optimizer.h"
 #include "distca/train/peak.h"
 #include "distca/train/plan_ahead.h"
 #include "distca/train/plan_request.h"
+#include "distca/train/speed_sample.h"
 #include "distca/train/step.h"
 #include "distca/train/step_tracer.h"
 #include "distca/train/summary.h"
@@ -113,14 +116,21 @@ class Trainer {
 
   void run() {
     comm_.set_step(0);
+    check_same("servers.dedicated", "train", "with", std::to_string(config_.servers.dedicated));
+    check_same("train.schedule", "play", "by", config_.train.schedule);
     check_same("plan.profile", "plan", "by", price_of(config_));
     check_same("attention.kernel", "compute attention", "with", step_.kernel().name());
     peak_ = measure_peak(config_, comm_);
     if (comm_.rank() == 0) open_output();
-    const auto plan = [this, rank = comm_.rank()](const Batch& batch) {
-      return plan_batch(config_, data_, batch, rank, num_workers_);
+    if (measures_speeds(config_)) {
+      meter_.emplace(comm_.size(), config_.plan.tolerance == Config::PlanKeys::kAutoTolerance
+                                       ? measured_bytes_per_us(comm_)
+                                       : 0);
+    }
+    const auto plan = [this, rank = comm_.rank()](const Batch& batch, const Speeds& speeds) {
+      return plan_batch(config_, data_, batch, rank, num_workers_, speeds);
     };
-    plan_ahead_.emplace([this] { return next_batch(); }, plan);
+    plan_ahead_.emplace([this] { return next_batch(); }, plan, speeds());
     for (int64_t step = 1; step <= config_.train.steps; ++step) {
       comm_.set_step(step);
       StepMetrics metrics = train_step(step);
@@ -134,8 +144,8 @@ class Trainer {
   }
 
  private:
-  /// Every rank reads its profile and chooses its kernel's instruction set for itself: refuses to
-  /// go on with several.
+  /// Every rank reads its configuration and profile and chooses its kernel's instruction set for
+  /// itself: refuses to go on with several where ranks would wait for each other or differ in bits.
   void check_same(const char* key, const char* verb, const char* by, const std::string& mine) {
     const std::vector<std::string> all = all_gather_text(comm_, mine, key);
     std::vector<int> others;
@@ -178,9 +188,12 @@ class Trainer {
     return stream_.next();
   }
 
+  /// That a plan begun now is made with.
+  Speeds speeds() const { return meter_ ? meter_->speeds() : Speeds{}; }
+
   PlannedBatch next_planned() {
     const double begin_s = steady_seconds();
-    PlannedBatch planned = plan_ahead_->next();
+    PlannedBatch planned = plan_ahead_->next(speeds());
     if (TraceRecorder* recorder = tracer_.recorder()) {
       recorder->add({.kind = TraceKind::kWait,
                      .name = "plan",
@@ -233,13 +246,14 @@ class Trainer {
           // Else all ranks end below, dedicated servers too, before it reaches the weights.
           if (std::isfinite(metrics.grad_norm)) weights_->optimizer.update(metrics.lr);
         });
-    share(result, planned.num_targets, &metrics);
+    share(result, planned, &metrics);
     metrics.step_s = watch.seconds();
     tracer_.end_step();
     record_to(nullptr);
     check_finite(step, "gradient norm", metrics.grad_norm);
     check_finite(step, "loss", metrics.loss);
     metrics.attention_predicted_s = planned.attention_s;
+    metrics.chosen = planned.chosen;
     metrics.num_resent = planned.num_resent;
     metrics.tokens = planned.num_tokens;
     metrics.model_flops = config_.model.train_flops(planned.num_tokens, planned.pairs);
@@ -254,24 +268,44 @@ class Trainer {
   }
 
   /// What every rank has of the step, told to all.
-  void share(const StepResult& mine, int64_t num_targets, StepMetrics* metrics) {
+  void share(const StepResult& mine, const PlannedBatch& planned, StepMetrics* metrics) {
     std::vector<double> sums = {mine.loss_sum, comm_.rank() == 0 ? metrics->grad_norm : 0};
     int64_t ExchangeBytes::*const counts[] = {&ExchangeBytes::sent, &ExchangeBytes::received,
                                               &ExchangeBytes::packed, &ExchangeBytes::unpacked,
                                               &ExchangeBytes::copied};
     for (const auto count : counts) sums.push_back(static_cast<double>(mine.bytes.*count));
-    // A slot for each rank: the sum over ranks gathers them.
+    // A slot for each rank and figure: the sum over ranks gathers them.
+    const RankSample work = planned.work[comm_.rank()];
+    const RankSample sample = rank_sample(mine.times, work.tokens, work.load);
     const size_t first_slot = sums.size();
-    sums.resize(first_slot + comm_.size(), 0);
-    sums[first_slot + comm_.rank()] = attention_clock(config_) == AttentionClock::kProcessor
-                                          ? mine.times.processor_of(OpKind::kAttend)
-                                          : mine.times.of(OpKind::kAttend);
+    const auto size = static_cast<size_t>(comm_.size());
+    sums.resize(first_slot + 3 * size, 0);
+    double* const slots = sums.data() + first_slot + comm_.rank();
+    slots[0] = attention_clock(config_) == AttentionClock::kProcessor
+                   ? mine.times.processor_of(OpKind::kAttend)
+                   : mine.times.of(OpKind::kAttend);
+    slots[size] = static_cast<double>(sample.linear_ns);
+    slots[2 * size] = static_cast<double>(sample.attention_ns);
     ordered_sum(all_, sums, "loss sum");
-    metrics->loss = num_targets > 0 ? sums[0] / static_cast<double>(num_targets) : 0.0;
+    metrics->loss =
+        planned.num_targets > 0 ? sums[0] / static_cast<double>(planned.num_targets) : 0.0;
     metrics->grad_norm = sums[1];
     for (size_t i = 0; i < std::size(counts); ++i)
       metrics->bytes.*counts[i] = static_cast<int64_t>(sums[2 + i]);
-    metrics->attention_s.assign(sums.begin() + static_cast<std::ptrdiff_t>(first_slot), sums.end());
+    const std::span<const double> all = std::span(sums).subspan(first_slot);
+    metrics->attention_s.assign(all.begin(), all.begin() + comm_.size());
+    if (meter_) measure(planned, all.subspan(size, size), all.subspan(2 * size, size), metrics);
+  }
+
+  /// The same values on every rank: so are the speeds.
+  void measure(const PlannedBatch& planned, std::span<const double> linear_ns,
+               std::span<const double> attention_ns, StepMetrics* metrics) {
+    std::vector<RankSample> samples = planned.work;
+    for (size_t rank = 0; rank < samples.size(); ++rank) {
+      samples[rank].linear_ns = static_cast<int64_t>(linear_ns[rank]);
+      samples[rank].attention_ns = static_cast<int64_t>(attention_ns[rank]);
+    }
+    if (meter_->add(metrics->step, samples)) metrics->speeds = meter_->speeds();
   }
 
   double evaluate(int64_t step) {
@@ -312,6 +346,7 @@ class Trainer {
   std::unique_ptr<Metrics> metrics_;
   RunSummary summary_;
   ComputePeak peak_;
+  std::optional<SpeedMeter> meter_;  // where what is measured enters the plans
   // Of the planning thread.
   int64_t steps_planned_ = 0;
   size_t held_out_left_ = 0;
