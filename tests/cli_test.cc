@@ -400,34 +400,6 @@ TEST(Cli, dedicated_servers_get_what_their_capacity_says) {
   EXPECT_NEAR(three / (one + three), 0.75, 0.02);
 }
 
-TEST(Cli, a_plans_program_is_printed_once_all_ranks_are_valid) {
-  const auto program = [](const std::vector<std::string>& options) {
-    std::vector<std::string> command{"plan", "--workload", kWorkload, "--program", "--layers", "2"};
-    command.insert(command.end(), options.begin(), options.end());
-    return command;
-  };
-  const Outcome ping_pong = run_distca(program({"--rank", "7"}));
-  ASSERT_EQ(ping_pong.exit_code, 0) << ping_pong.err;
-  EXPECT_THAT(ping_pong.out,
-              AllOf(StartsWith("Rank 7 of 8, schedule ping-pong, nano-batches: 2, layers: 2; "),
-                    HasSubstr("valid with the programs of all ranks\n"),
-                    ContainsRegex("comm +backward layer 1 leave of nano-batch 1 .* tag [0-9]+, "
-                                  "[0-9]+ bytes (to|from) "),
-                    HasSubstr(": qkv_in, ")));
-  const Outcome server = run_distca(program(
-      {"--capacity", "0,0,0,0,0,0,0,0,1", "--rank", "8", "--schedule", "overlap", "--resent"}));
-  ASSERT_EQ(server.exit_code, 0) << server.err;
-  EXPECT_THAT(server.out, AllOf(HasSubstr("(a dedicated server), schedule overlap"),
-                                HasSubstr(" resend "), Not(HasSubstr(" pre "))));
-  EXPECT_THAT(refusal(program({"--rank", "8"})), HasSubstr("--rank 8: the plan has ranks 0 to 7"));
-  EXPECT_THAT(refusal({"plan", "--workload", kWorkload, "--program", "--layers", "0"}),
-              HasSubstr("--layers of 1 or more"));
-  EXPECT_THAT(refusal(program({"--schedule", "pong"})), HasSubstr("ping-pong"));
-  EXPECT_THAT(refusal(program({"--json"})), HasSubstr("--program prints operations"));
-  EXPECT_THAT(refusal({"plan", "--workload", kWorkload, "--rank", "1"}),
-              HasSubstr("give --program, too"));
-}
-
 TEST_F(CliTest, plan_writes_the_same_bytes_to_a_file_as_to_stdout) {
   const Outcome printed = run_distca({"plan", "--workload", kWorkload, "--json"});
   const Outcome written =
