@@ -34,9 +34,10 @@ constexpr int kWorkers = 4;
 constexpr int kSteps = 3;
 constexpr int64_t kLayers = 3;
 
-/// Two nano-batches of 8,192 tokens.
-const std::vector<std::vector<int64_t>> kNanoBatches = {{5000, 1700, 900, 400, 129, 63},
-                                                        {3000, 2600, 1200, 700, 411, 150, 100, 31}};
+/// Two of kTokens each.
+constexpr int64_t kTokens = 2048;
+const std::vector<std::vector<int64_t>> kNanoBatches = {{1250, 425, 225, 100, 33, 15},
+                                                        {750, 650, 300, 175, 103, 38, 25, 7}};
 
 struct Pool {
   const char* name;
@@ -151,13 +152,13 @@ LlamaConfig model_of(ScalarType dtype) {
 }
 
 /// The plans of a case and what every rank does in them.
-struct Step {
+struct PlannedCase {
   const Case& what;
   LlamaConfig model;
   std::vector<Plan> plans;
   std::vector<PlanIndex> indices;
 
-  explicit Step(const Case& of) : what(of), model(model_of(of.dtype)) {
+  explicit PlannedCase(const Case& of) : what(of), model(model_of(of.dtype)) {
     for (const std::vector<int64_t>& lengths : kNanoBatches) {
       PlanRequest request{.nano_batch = NanoBatch::from_lengths(lengths),
                           .cluster = Cluster::in_place(kWorkers),
@@ -198,7 +199,7 @@ struct RankCount {
   int64_t later_allocations = 0;
 };
 
-RankCount count_rank(const Step& step, Schedule schedule, Communicator& comm) {
+RankCount count_rank(const PlannedCase& step, Schedule schedule, Communicator& comm) {
   RankCount counted;
   AttentionKernel kernel(kernel_request(step.model, KernelChoice::kAuto, 1, -1));
   ExchangeBuffers buffers(-1);
@@ -226,7 +227,7 @@ RankCount count_rank(const Step& step, Schedule schedule, Communicator& comm) {
 }
 
 /// The layers' counts over all ranks; one, where the layers are alike.
-Counted sum_up(const Step& step, const std::vector<RankCount>& ranks) {
+Counted sum_up(const PlannedCase& step, const std::vector<RankCount>& ranks) {
   Counted sum;
   std::vector<Travels> layers(kLayers);
   for (const RankCount& rank : ranks) {
@@ -250,11 +251,11 @@ Counted sum_up(const Step& step, const std::vector<RankCount>& ranks) {
 
 /// Under every schedule.
 Counted count(const Case& what) {
-  const Step step(what);
+  const PlannedCase step(what);
   std::vector<Counted> schedules;
   for (const ScheduleName& schedule : kSchedules) {
     std::vector<RankCount> ranks(what.pool->capacity.size());
-    run_ranks(static_cast<int>(ranks.size()), {}, [&](Communicator& comm) {
+    run_ranks(static_cast<int>(ranks.size()), {.timeout_s = 600}, [&](Communicator& comm) {
       at::set_num_threads(1);
       ranks[comm.rank()] = count_rank(step, schedule.schedule, comm);
     });
@@ -342,7 +343,7 @@ int run(bool json) {
       "of "
       "one layer, all ranks;\nbuffers: bytes of the rank with most; allocations after the first of "
       "{} steps, under {} schedules\n\n{}\n",
-      build_info::kCommit, kWorkers, kNanoBatches.size(), with_thousands(8192), 4, 2, 16, kSteps,
+      build_info::kCommit, kWorkers, kNanoBatches.size(), with_thousands(kTokens), 4, 2, 16, kSteps,
       kSchedules.size(), table.to_string());
   for (const std::string& line : missed) fmt::print("missed: {}\n", line);
   fmt::print(

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "distca/comm/communicator.h"
 #include "distca/cost/attention_profile.h"
 #include "distca/model/llama.h"
+#include "distca/plan/layer_time.h"
 #include "distca/plan/plan.h"
 #include "distca/train/step.h"
 
@@ -20,6 +22,8 @@ namespace distca::bench {
 struct StepArm {
   std::string name;
   PlanOptions plan;
+  /// plan.tolerance = auto: chosen by predicted time (plan/choose_tolerance.h), not by `plan`.
+  std::optional<LayerTimeOptions> weighed = {};
   StepOptions step;
   bool resent = false;                 // keys travel again for backward
   bool one_nano_batch = false;         // a batch's documents are planned and played together
@@ -53,6 +57,8 @@ class StepPlayer {
   /// Its index.
   size_t add(StepArm arm);
   const StepArm& arm(size_t index) const;
+  /// From its next step on.
+  void set_capacity(size_t arm, std::vector<int64_t> capacity);
   const Llama& llama() const;
 
   /// Plans the batch and meets the others, neither of which counts, then plays forward, backward,

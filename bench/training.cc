@@ -27,28 +27,31 @@ struct Arguments {
   std::string python = DISTCA_PYTHON;
   std::string profile = "pairs";
   std::string only;
-  BatchShape shape{.nano_batch_tokens = 4096, .nano_batches = 2, .workers = kWorkers};
+  std::vector<std::string> rivals = kRivals;
+  BatchShape shape{.nano_batch_tokens = 8192, .nano_batches = 2, .workers = kWorkers};
   int rounds = 15;
   uint64_t seed = 1;
   bool json = false;
 };
 
-/// configs/demo.toml's.
-LlamaConfig demo_model() {
+/// Shallow, so that a step takes a second or two, with heads enough that core attention is a third
+/// to a half of it.
+LlamaConfig small_llama() {
   return {.vocab_size = 256,
           .hidden_size = 256,
           .intermediate_size = 704,
-          .num_hidden_layers = 4,
-          .num_attention_heads = 4,
+          .num_hidden_layers = 2,
+          .num_attention_heads = 8,
           .num_key_value_heads = 2,
           .head_dim = 64};
 }
 
 ContestOptions contest_options(const Arguments& arguments) {
-  ContestOptions options{.model = demo_model(),
+  ContestOptions options{.model = small_llama(),
                          .shape = arguments.shape,
                          .seed = arguments.seed,
                          .rounds = arguments.rounds,
+                         .rivals = arguments.rivals,
                          .python = arguments.python,
                          .script = DISTCA_DDP_RIVAL};
   if (arguments.profile != "pairs") options.profile = profile_by_name(arguments.profile);
@@ -86,6 +89,7 @@ void measure(const Arguments& arguments, Communicator& comm) {
   Contest contest(report.options, comm);
   report.check = contest.check_rival(sources[0].batches[0]);
   report.peak_gflops = contest.measure_peak();
+  report.speeds = contest.measure_speeds(sources[0].batches);
   for (const BatchSource& source : sources) report.sources.push_back(contest.run(source));
   if (comm.rank() != 0) return;
   arguments.json ? print_json(report) : print_tables(report);
@@ -101,6 +105,10 @@ int run(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--only", arguments.only, "One source of batches")
       ->check(CLI::IsMember({"real", "long-tailed"}));
+  app.add_option("--rivals", arguments.rivals, "Those that are measured")
+      ->delimiter(',')
+      ->check(CLI::IsMember(kRivals))
+      ->capture_default_str();
   app.add_option("--profile", arguments.profile,
                  "What our plans are priced by: pairs, or a profile of `distca profile`")
       ->capture_default_str();

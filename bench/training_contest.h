@@ -3,6 +3,7 @@
 // Thread rule: one thread a rank; all ranks call everything here in the same order.
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,11 +13,16 @@
 
 namespace distca::bench {
 
+/// Who ours may be compared with.
+inline constexpr const char* kDdp = "ddp";
+inline const std::vector<std::string> kRivals = {"local", "wlb", "per-document-cp", "greedy", kDdp};
+
 struct ContestOptions {
   LlamaConfig model;
   BatchShape shape;
   uint64_t seed = 1;  // of the weights
   int rounds = 15;
+  std::vector<std::string> rivals;                       // of kRivals
   std::string python, script;                            // of the DDP rival
   std::shared_ptr<const AttentionProfile> profile = {};  // prices of ours; none: pairs
 };
@@ -24,7 +30,7 @@ struct ContestOptions {
 /// The most tokens that any arm lets a worker hold at a time, over the mean.
 constexpr double kMemoryCap = 1.5;
 
-// Arms of a result, in this order, then the DDP rival.
+// Arms of a result, in this order, then the rivals in the order of kRivals.
 enum Who : size_t { kOurs, kOursAgain, kEqualDocuments, kFirstRival };
 
 /// One arm over all rounds.
@@ -55,15 +61,18 @@ struct RivalCheck {
 
 class Contest {
  public:
-  /// Starts the DDP rival.
+  /// Starts the DDP rival if it is among the rivals.
   Contest(const ContestOptions& options, Communicator& comm);
   ~Contest();
 
   /// First of all: both still have the weights they began with. A rival that computes something
-  /// else is a CHECK.
-  RivalCheck check_rival(const BatchLengths& batch);
+  /// else is a CHECK. None without the DDP rival.
+  std::optional<RivalCheck> check_rival(const BatchLengths& batch);
   /// Multiply-adds of all ranks at once, measured, GFLOP/s.
   double measure_peak();
+  /// After check_rival, before run: of a few steps of fixed packing; what our tolerance is weighed
+  /// with.
+  Speeds measure_speeds(const std::vector<BatchLengths>& batches);
   /// Each arm's best way by a few rounds of their own, then `rounds` rounds of all. `source` has
   /// num_batches batches.
   SourceResult run(const BatchSource& source);

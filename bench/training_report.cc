@@ -32,12 +32,12 @@ double peak_share(const ArmResult& arm, double peak_gflops) {
   return median(quotient(arm.flops, seconds_of(arm.rounds))) / 1e9 / peak_gflops;
 }
 
-Figure times_ours(const SourceResult& source, size_t arm) {
+Figure ratio_of(const SourceResult& source, size_t arm) {
   return times_ours(seconds_of(source.arms[arm].rounds), seconds_of(source.arms[kOurs].rounds),
                     seconds_of(source.arms[kOursAgain].rounds));
 }
 
-IdleJudgement judge_idle(const SourceResult& source) {
+IdleJudgement judgement_of(const SourceResult& source) {
   const auto idle = [&](Who who) { return idle_shares_of(source.arms[who].rounds); };
   return judge_idle(idle(kOurs), idle(kOursAgain), idle(kEqualDocuments));
 }
@@ -47,25 +47,39 @@ bool is_rival(size_t arm) { return arm >= kFirstRival; }
 void print_head(const TrainingReport& report) {
   const ContestOptions& options = report.options;
   const LlamaConfig& model = options.model;
-  const RivalCheck& check = report.check;
   fmt::print(
       "{}, {} workers of 1 thread, each pinned to a core; distca {}, PyTorch {}\n"
       "{} x {} tokens a step, {} layers, hidden {}, heads {}:{}, head_dim {}, {}; {} rounds\n"
       "Peak of all workers at once: {:.0f} GFLOP/s of multiply-adds, measured.\n"
-      "A worker may hold at most {} times the mean number of tokens, under every arm.\n"
-      "PyTorch DDP: Gloo, documents in order, cut at a worker's end, where a new one begins.\n"
-      "Its first step against ours on the same documents: loss {:.7f} and {:.7f}, gradient norm "
-      "{:.6f} and {:.6f}, relative bound {:.1e}: the same.\n",
+      "A worker may hold at most {} times the mean number of tokens, under every arm.\n",
       cpu_name(), report.workers, build_info::kCommit, build_info::kTorch,
       options.shape.nano_batches, with_thousands(options.shape.nano_batch_tokens),
       model.num_hidden_layers, model.hidden_size, model.num_attention_heads,
       model.num_key_value_heads, model.head_dim, short_name(model.dtype), options.rounds,
-      report.peak_gflops, kMemoryCap, check.rival_loss, check.loss, check.rival_gradient_norm,
-      check.gradient_norm, check.bound);
+      report.peak_gflops, kMemoryCap);
+  const Speeds& speeds = report.speeds;
+  for (size_t rank = 0; rank < speeds.ranks.size(); ++rank) {
+    const RankSpeed& speed = speeds.ranks[rank];
+    fmt::print(
+        "Worker {}, forward and backward of all layers: {:.1f} us a token, core attention {:.0f} "
+        "ns "
+        "a thousand {}.\n",
+        rank, 1e-6 * static_cast<double>(speed.linear_ps_per_token),
+        1e-3 * static_cast<double>(speed.attention_ps_per_kload),
+        report.options.profile ? "ns of the profile" : "pairs");
+  }
+  fmt::print("A worker sends {} MB/s while the other does.\n", speeds.bytes_per_us);
+  if (!report.check) return;
+  const RivalCheck& check = *report.check;
+  fmt::print(
+      "PyTorch DDP: Gloo, documents in order, cut at a worker's end, where a new one begins.\n"
+      "Its first step and ours on the same documents: loss {:.7f} and {:.7f}, gradient norm {:.6f} "
+      "and {:.6f}; within {:.1e} of each other.\n",
+      check.rival_loss, check.loss, check.rival_gradient_norm, check.gradient_norm, check.bound);
 }
 
 void print_choices(const SourceResult& source) {
-  Table table({"way tried", "step ms", "", "median of 3"});
+  Table table({"way tried", "step ms", "", ""});
   for (const ArmResult& arm : source.arms) {
     for (const ArmResult::Tried& tried : arm.tried) {
       table.add_row({arm.name, fmt::format("{:.0f}", 1e3 * tried.seconds), tried.how,
@@ -95,7 +109,7 @@ void print_source(const TrainingReport& report, const SourceResult& source) {
                                       "",
                                       arm.how};
     if (is_rival(i) || i == kOursAgain) {
-      const Figure figure = times_ours(source, i);
+      const Figure figure = ratio_of(source, i);
       cells[6] = fmt::format("{:.3f}", figure.reached.median);
       cells[7] = interval(figure.reached);
       if (is_rival(i)) cells[8] += fmt::format("; {}", conclusion(figure));
@@ -103,10 +117,12 @@ void print_source(const TrainingReport& report, const SourceResult& source) {
     table.add_row(cells);
   }
   fmt::print("{}\n", table.to_string());
-  const ArmResult &ddp = source.arms.back(), &ours = source.arms[kOurs];
-  fmt::print("DDP's cut documents leave it {:.1f} % of ours' FLOP.\n",
-             100 * median(quotient(ddp.flops, ours.flops)));
-  const IdleJudgement idle = judge_idle(source);
+  if (report.check) {
+    const ArmResult &ddp = source.arms.back(), &ours = source.arms[kOurs];
+    fmt::print("DDP's cut documents leave it {:.1f} % of our FLOP.\n",
+               100 * median(quotient(ddp.flops, ours.flops)));
+  }
+  const IdleJudgement idle = judgement_of(source);
   fmt::print(
       "Idle, ours less equal documents, in points: {}; ours less ours again: {}; bar {:.0f}: {}\n",
       percents(idle.above), percents(idle.again), 100 * kIdleBar, verdict_name(idle.decision));
@@ -128,7 +144,7 @@ Json to_json(const TrainingReport& report, const SourceResult& source) {
     }
     for (const ArmResult::Tried& way : arm.tried)
       tried.push_back({{"way", way.how}, {"seconds", way.seconds}});
-    const Figure figure = times_ours(source, i);
+    const Figure figure = ratio_of(source, i);
     arms.push_back({{"name", arm.name},
                     {"way", arm.how},
                     {"tried", tried},
@@ -138,7 +154,7 @@ Json to_json(const TrainingReport& report, const SourceResult& source) {
                     {"times_ours", to_json(figure.reached)},
                     {"conclusion", is_rival(i) ? conclusion(figure) : ""}});
   }
-  const IdleJudgement idle = judge_idle(source);
+  const IdleJudgement idle = judgement_of(source);
   return {{"name", source.name},
           {"what", source.what},
           {"equal_document_tokens", source.equal_tokens},
@@ -167,21 +183,22 @@ void print_tables(const TrainingReport& report) {
 void print_json(const TrainingReport& report) {
   Json sources = Json::array();
   for (const SourceResult& source : report.sources) sources.push_back(to_json(report, source));
-  const RivalCheck& check = report.check;
-  const Json all = {{"machine", cpu_name()},
-                    {"commit", build_info::kCommit},
-                    {"torch", build_info::kTorch},
-                    {"workers", report.workers},
-                    {"rounds", report.options.rounds},
-                    {"peak_gflops", report.peak_gflops},
-                    {"rival_check",
-                     {{"loss", check.loss},
-                      {"rival_loss", check.rival_loss},
-                      {"gradient_norm", check.gradient_norm},
-                      {"rival_gradient_norm", check.rival_gradient_norm},
-                      {"bound", check.bound}}},
-                    {"sources", sources},
-                    {"absent", report.absent}};
+  Json all = {{"machine", cpu_name()},
+              {"commit", build_info::kCommit},
+              {"torch", build_info::kTorch},
+              {"workers", report.workers},
+              {"rounds", report.options.rounds},
+              {"peak_gflops", report.peak_gflops},
+              {"sources", sources},
+              {"absent", report.absent}};
+  if (report.check) {
+    const RivalCheck& check = *report.check;
+    all["rival_check"] = {{"loss", check.loss},
+                          {"rival_loss", check.rival_loss},
+                          {"gradient_norm", check.gradient_norm},
+                          {"rival_gradient_norm", check.rival_gradient_norm},
+                          {"bound", check.bound}};
+  }
   fmt::print("{}\n", all.dump());
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 // What bench/training prints: tables for people, JSON for machines.
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,7 +13,8 @@ struct TrainingReport {
   ContestOptions options;
   int workers = 0;
   double peak_gflops = 0;  // of all workers together
-  RivalCheck check;
+  Speeds speeds;           // as measured before
+  std::optional<RivalCheck> check;
   std::vector<SourceResult> sources;
   std::vector<std::string> absent;  // sources that could not be measured, and why
 };

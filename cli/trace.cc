@@ -198,7 +198,7 @@ void Report::print_slowest() const {
 }
 
 void Report::print_operations() const {
-  Table table({"operation", "a step", "ms a rank", "max/mean", "GFLOP/s a rank"});
+  Table table({"operation", "times a step", "ms a rank", "max/mean", "GFLOP/s a rank"});
   for (const OperationTimes& operation : analysis_.operations) {
     const int64_t sum =
         std::accumulate(operation.rank_ns.begin(), operation.rank_ns.end(), int64_t{0});
@@ -207,7 +207,7 @@ void Report::print_operations() const {
     const int64_t having = std::max<int64_t>(
         1, std::ranges::count_if(operation.rank_ns, [](int64_t ns) { return ns > 0; }));
     const bool rated = operation.flops > 0 && sum > 0;
-    table.add_row({operation.name, fmt::format("{}", operation.count / num_steps_),
+    table.add_row({operation.name, fmt::format("{}", operation.count / num_steps_ / having),
                    ms(per_step(sum) / static_cast<double>(having)),
                    sum > 0 ? fmt::format("{:.2f}", static_cast<double>(most * having) /
                                                        static_cast<double>(sum))

@@ -47,7 +47,7 @@ class Project:
         for parent, verb in re.findall(r'(\w+)(?:\.|->)add_subcommand\(\s*"([a-z]+)"', cli):
             self.verbs.setdefault(parent, set()).add(verb)
         self.options = {"--help", "--version", *re.findall(r'"(--[a-z-]+)"', cli)}
-        self.keys = set(re.findall(r'\{"([a-z]+\.\w+)"', read("distca/train/config.cc")))
+        self.keys = set(re.findall(r'\{"([a-z]+\.\w+)"', read("distca/train/config_keys.cc")))
         self.sections = {key.split(".")[0] for key in self.keys}
         for name in ("targets", "options", "keys"):
             assert len(getattr(self, name)) > 5, f"check_docs.py found no {name}: its search is out of date"
@@ -85,7 +85,7 @@ class Project:
 
     def key_faults(self, key):
         if key not in self.keys:
-            yield f"{key}: no such key in distca/train/config.cc"
+            yield f"{key}: no such key in distca/train/config_keys.cc"
 
 
 def readme():

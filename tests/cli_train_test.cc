@@ -282,6 +282,26 @@ TEST_F(CliTrainTest, ranks_with_different_kernels_refuse_to_start) {
   EXPECT_FALSE(fs::exists(folder_ / "run"));
 }
 
+TEST_F(CliTrainTest, ranks_with_different_schedules_or_servers_refuse_to_start) {
+  const auto refusals = [&](const char* first_word, const char* second_word) {
+    const std::string port = free_port();
+    const auto rank = [&](int number, const char* word) {
+      return Program(train_arguments(prefix_, folder_ / "run", {"comm.grace_s=1", word}),
+                     torchrun_environment(number, 2, port));
+    };
+    Program first = rank(0, first_word), second = rank(1, second_word);
+    const Outcome outcome = first.wait();
+    EXPECT_EQ(outcome.exit_code, 2);
+    EXPECT_EQ(second.wait().exit_code, 2);
+    return outcome.err;
+  };
+  EXPECT_THAT(refusals("train.schedule=ping-pong", "train.schedule=overlap"),
+              HasSubstr("train.schedule: rank 1 would play by overlap, rank 0 by ping-pong"));
+  EXPECT_THAT(refusals("servers.dedicated=0", "servers.dedicated=1"),
+              HasSubstr("servers.dedicated: rank 1 would train with 1, rank 0 with 0"));
+  EXPECT_FALSE(fs::exists(folder_ / "run"));
+}
+
 TEST_F(CliTrainTest, a_printed_configuration_reads_back_as_the_same) {
   const Outcome first = run_distca(
       train_arguments(prefix_, folder_ / "run", {"--print-config", "optimizer.lr=3e-4"}));

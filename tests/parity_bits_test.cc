@@ -212,7 +212,7 @@ TEST(parity_bits, gradients_of_kept_keys_are_those_of_resent_keys) {
   }
 }
 
-Run step_of(ScalarType dtype, const char* planner, const Play& play) {
+StepRun step_of(ScalarType dtype, const char* planner, const Play& play) {
   return {.model = small_llama(kKvHeads, dtype),
           .documents = kMixed,
           .workers = 3,
@@ -238,7 +238,7 @@ TEST(parity_bits, a_steps_kept_keys_give_the_bits_of_resent_ones_for_more_bytes)
 
 TEST(parity_bits, a_step_is_reproducible_under_every_schedule) {
   for (const Play& play : plays()) {
-    const Run step = step_of(ScalarType::kFloat32, "greedy_cut", play);
+    const StepRun step = step_of(ScalarType::kFloat32, "greedy_cut", play);
     expect_same_bits(run(step), run(step), name_of(play));
   }
 }
@@ -246,7 +246,7 @@ TEST(parity_bits, a_step_is_reproducible_under_every_schedule) {
 // The layout decides how many rows a matrix product has, and with the bits of Q, K, V those of O.
 TEST(parity_bits, the_loss_of_a_layout_is_the_same_under_every_schedule_and_choice_of_servers) {
   for (const ScalarType dtype : kFormats) {
-    Run step = step_of(dtype, "greedy", {});
+    StepRun step = step_of(dtype, "greedy", {});
     step.evaluate = true;
     const double loss = run(step).loss;
     EXPECT_GT(loss, 0);

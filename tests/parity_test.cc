@@ -12,7 +12,9 @@
 #include <cmath>
 #include <map>
 #include <tuple>
+#include <utility>
 
+#include "distca/base/text.h"
 #include "distca/comm/device_copy.h"
 #include "tests/covering_pairs.h"
 #include "tests/parity_testing.h"
@@ -25,7 +27,7 @@ constexpr std::array<int, 2> kKvHeads = {4, 2};  // of 4 query heads: MHA, GQA
 constexpr std::array<int, 3> kLayers = {2, 3, 4};
 
 template <typename Values>
-int size(const Values& values) {
+int count_of(const Values& values) {
   return static_cast<int>(std::size(values));
 }
 
@@ -57,7 +59,32 @@ const Outcome& one_worker(int batch, int kv_heads, int layers) {
   return at->second;
 }
 
-class ParityTest : public ::testing::TestWithParam<ParityCase> {};
+/// How far steps were from one worker's, by how they were played: printed after the last one, for
+/// logs of the whole grid.
+class Differences {
+ public:
+  void add(const std::string& play, double difference) {
+    auto& [steps, largest] = seen_[play];
+    ++steps;
+    largest = std::max(largest, difference);
+  }
+  void print(const char* unit) const {
+    Table table({"played", "steps", fmt::format("largest difference, {}", unit)});
+    for (const auto& [play, of_play] : seen_) {
+      table.add_row({play, std::to_string(of_play.first), fmt::format("{:.2g}", of_play.second)});
+    }
+    fmt::print("{}", table.to_string());
+  }
+
+ private:
+  std::map<std::string, std::pair<int, double>> seen_;
+};
+
+class ParityTest : public ::testing::TestWithParam<ParityCase> {
+ protected:
+  static void TearDownTestSuite() { differences.print("of the largest element"); }
+  static inline Differences differences;
+};
 
 TEST_P(ParityTest, loss_and_every_gradient_equal_one_workers) {
   const ParityCase& c = GetParam();
@@ -72,6 +99,7 @@ TEST_P(ParityTest, loss_and_every_gradient_equal_one_workers) {
                               .planner = c.planner,
                               .play = play});
     expect_same(many, one, 1e-10, 1e-12, name_of(play));
+    differences.add("fp64_" + name_of(play), largest_difference(many, one));
     Play of_kept = play;
     of_kept.resent = false;
     if (!play.resent) {
@@ -88,8 +116,8 @@ TEST_P(ParityTest, loss_and_every_gradient_equal_one_workers) {
 std::vector<ParityCase> pairs() {
   std::vector<ParityCase> cases;
   for (const std::vector<int>& row :
-       covering_pairs({size(plays()), size(planners()), size(batches()), size(kWorkers),
-                       size(kLayers), size(kKvHeads)})) {
+       covering_pairs({count_of(plays()), count_of(planners()), count_of(batches()),
+                       count_of(kWorkers), count_of(kLayers), count_of(kKvHeads)})) {
     cases.push_back({.workers = kWorkers[row[3]],
                      .planner = planners()[row[1]].name,
                      .batch = row[2],
@@ -103,14 +131,14 @@ std::vector<ParityCase> pairs() {
 /// All of plays() with every number of workers, every way to plan and every batch; models in turn.
 std::vector<ParityCase> grid() {
   std::vector<ParityCase> cases;
-  for (int w = 0; w < size(kWorkers); ++w) {
-    for (int p = 0; p < size(planners()); ++p) {
-      for (int b = 0; b < size(batches()); ++b) {
+  for (int w = 0; w < count_of(kWorkers); ++w) {
+    for (int p = 0; p < count_of(planners()); ++p) {
+      for (int b = 0; b < count_of(batches()); ++b) {
         cases.push_back({.workers = kWorkers[w],
                          .planner = planners()[p].name,
                          .batch = b,
-                         .kv_heads = kKvHeads[(w + p + b) % size(kKvHeads)],
-                         .layers = kLayers[(w + p + b) % size(kLayers)],
+                         .kv_heads = kKvHeads[(w + p + b) % count_of(kKvHeads)],
+                         .layers = kLayers[(w + p + b) % count_of(kLayers)],
                          .plays = plays()});
       }
     }
@@ -148,30 +176,39 @@ std::string format_name(const ::testing::TestParamInfo<FormatCase>& info) {
 
 const Documents kMixed = both_ways("mixed", {1100, 333, 129, 238});
 
-class FormatParityTest : public ::testing::TestWithParam<FormatCase> {};
+class FormatParityTest : public ::testing::TestWithParam<FormatCase> {
+ protected:
+  static void TearDownTestSuite() { differences.print("of the format's bound"); }
+  static inline Differences differences;
+};
 
 TEST_P(FormatParityTest, loss_and_every_gradient_stay_within_the_formats_bound) {
   const FormatCase& c = GetParam();
   const double bound = format_bound(c.dtype);
   for (const auto& [kv_heads, kernel, play] : c.plays) {
-    Run what{.model = small_llama(kv_heads, c.dtype),
-             .documents = kMixed,
-             .options = {.kernel = kernel}};
+    StepRun what{.model = small_llama(kv_heads, c.dtype),
+                 .documents = kMixed,
+                 .options = {.kernel = kernel}};
     const Outcome one = run(what);
     what.workers = c.workers;
     what.planner = c.planner;
     what.play = play;
-    expect_same(run(what), one, bound, 0, name_of(play));
-    what.options.wide_gradients = true;
-    expect_same(run(what), one, bound, 0, name_of(play) + ", gradients in the accumulator's type");
+    for (const bool wide : {false, true}) {
+      what.options.wide_gradients = wide;
+      const Outcome many = run(what);
+      expect_same(many, one, bound, 0,
+                  name_of(play) + (wide ? ", gradients in the accumulator's type" : ""));
+      differences.add(fmt::format("{}_{}", short_name(c.dtype), name_of(play)),
+                      largest_difference(many, one) / bound);
+    }
   }
 }
 
 std::vector<FormatCase> format_pairs() {
   std::vector<FormatCase> cases;
   for (const std::vector<int>& row :
-       covering_pairs({size(plays()), size(planners()), size(kFormats), size(kFormatWorkers),
-                       size(kKvHeads), size(kKernels)})) {
+       covering_pairs({count_of(plays()), count_of(planners()), count_of(kFormats),
+                       count_of(kFormatWorkers), count_of(kKvHeads), count_of(kKernels)})) {
     cases.push_back({.dtype = kFormats[row[2]],
                      .planner = planners()[row[1]].name,
                      .workers = kFormatWorkers[row[3]],
@@ -194,7 +231,7 @@ std::vector<FormatCase> format_grid() {
         for (const int kv_heads : kKvHeads) {
           for (const KernelChoice kernel : kKernels) {
             for (int i = 0; i < kPlaysEach; ++i) {
-              c.plays.push_back({kv_heads, kernel, plays()[turn++ % size(plays())]});
+              c.plays.push_back({kv_heads, kernel, plays()[turn++ % count_of(plays())]});
             }
           }
         }
@@ -228,10 +265,10 @@ TEST(parity, every_kernel_and_number_of_threads_gives_the_same) {
 }
 
 TEST(parity, a_window_gives_the_same_on_every_plan_and_schedule) {
-  Run what{.model = small_llama(2, ScalarType::kFloat64), .documents = kMixed};
+  StepRun what{.model = small_llama(2, ScalarType::kFloat64), .documents = kMixed};
   what.model.sliding_window = 200;
   const Outcome one = run(what);
-  Run many = what;
+  StepRun many = what;
   many.workers = 3;
   size_t turn = 0;
   for (const Planner& planner : planners()) {
@@ -248,8 +285,8 @@ TEST(parity, a_window_gives_the_same_on_every_plan_and_schedule) {
 
 TEST(parity, ranks_as_threads_on_one_gpu_give_the_cpus_result) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device on this machine";
-  Run what{.model = small_llama(2, ScalarType::kFloat64),
-           .documents = both_ways("gpu", {700, 300, 129})};
+  StepRun what{.model = small_llama(2, ScalarType::kFloat64),
+               .documents = both_ways("gpu", {700, 300, 129})};
   const Outcome cpu = run(what);
   what.workers = 3;
   what.planner = "greedy";

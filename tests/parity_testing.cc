@@ -42,7 +42,7 @@ LocalTokens make_tokens(const NanoBatch& nano_batch, const std::vector<Segment>&
 }
 
 /// What every rank has to do: [rank][nano-batch].
-std::vector<std::vector<NanoInput>> inputs_of(const Run& what, int num_ranks) {
+std::vector<std::vector<NanoInput>> inputs_of(const StepRun& what, int num_ranks) {
   std::vector<std::vector<NanoInput>> inputs(num_ranks);
   for (const std::vector<int64_t>& lengths : what.documents.nano_batches) {
     const Plan plan =
@@ -61,7 +61,7 @@ std::vector<std::vector<NanoInput>> inputs_of(const Run& what, int num_ranks) {
   return inputs;
 }
 
-void check_programs(const Run& what, const StepOptions& options,
+void check_programs(const StepRun& what, const StepOptions& options,
                     const std::vector<std::vector<NanoInput>>& inputs) {
   std::vector<Program> programs;
   for (size_t rank = 0; rank < inputs.size(); ++rank) {
@@ -87,7 +87,7 @@ struct Gathered {
   std::vector<at::Tensor> gradients;
 };
 
-Gathered work(const Run& what, const StepOptions& options, Communicator& comm,
+Gathered work(const StepRun& what, const StepOptions& options, Communicator& comm,
               std::vector<NanoInput> inputs, ExchangeBytes* bytes) {
   const auto workers = first_ranks(comm, what.workers);
   const Llama model(what.model, 11, comm.cuda_device());
@@ -107,7 +107,7 @@ Gathered work(const Run& what, const StepOptions& options, Communicator& comm,
 }
 
 /// On a dedicated server.
-ExchangeBytes serve(const Run& what, const StepOptions& options, Communicator& comm,
+ExchangeBytes serve(const StepRun& what, const StepOptions& options, Communicator& comm,
                     std::vector<NanoInput> inputs) {
   const auto never = [] { ADD_FAILURE() << "a dedicated server has no gradients"; };
   Step step(what.model, nullptr, comm, options);
@@ -227,7 +227,7 @@ Plan plan_by(const Planner& planner, const LlamaConfig& model, const std::vector
   return plan;
 }
 
-Outcome run(const Run& what) {
+Outcome run(const StepRun& what) {
   StepOptions options = what.options;
   options.schedule = what.play.schedule;
   const int ranks = what.workers + static_cast<int>(what.play.servers.dedicated.size());
@@ -256,6 +256,15 @@ double difference(const at::Tensor& a, const at::Tensor& b) {
   const double scale = b.abs().max().item<double>();
   const double gap = (a.to(at::kDouble) - b.to(at::kDouble)).abs().max().item<double>();
   return scale == 0 ? gap : gap / scale;
+}
+
+double largest_difference(const Outcome& got, const Outcome& want) {
+  double largest = std::abs(got.loss - want.loss) / std::abs(want.loss);
+  for (size_t i = 0; i < want.gradients.size(); ++i) {
+    if (want.gradients[i].abs().max().item<double>() == 0) continue;
+    largest = std::max(largest, difference(got.gradients[i], want.gradients[i]));
+  }
+  return largest;
 }
 
 void expect_same(const Outcome& got, const Outcome& want, double bound, double zero_bound,

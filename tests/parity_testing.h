@@ -69,7 +69,7 @@ struct Outcome {
 };
 
 /// What to run.
-struct Run {
+struct StepRun {
   LlamaConfig model;
   Documents documents;
   int workers = 1;
@@ -80,10 +80,12 @@ struct Run {
   bool evaluate = false;  // forward and loss only
 };
 /// Plays it on ranks as threads, after the validators have seen plans and programs.
-Outcome run(const Run& what);
+Outcome run(const StepRun& what);
 
 /// max|a - b| / max|b|; where b is exactly zero the absolute difference.
 double difference(const at::Tensor& a, const at::Tensor& b);
+/// Of the loss and all gradients; of those that are zero in `want` nothing.
+double largest_difference(const Outcome& got, const Outcome& want);
 void expect_same(const Outcome& got, const Outcome& want, double bound, double zero_bound,
                  const std::string& what);
 void expect_same_bits(const Outcome& got, const Outcome& want, const std::string& what);

@@ -33,7 +33,8 @@ struct Message {
   int64_t bytes = 0;  // > 0
 };
 
-/// Messages under way. Destroying it without wait() waits quietly.
+/// Messages under way. Destroying it without wait() waits quietly. On CUDA both waits may return
+/// earlier: then what the calling thread gives its current stream next comes behind the messages.
 class PendingExchange {
  public:
   virtual ~PendingExchange() = default;

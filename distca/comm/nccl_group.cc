@@ -8,9 +8,13 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include <atomic>
 #include <chrono>
+#include <condition_variable>
+#include <mutex>
 #include <set>
 #include <thread>
+#include <vector>
 
 #include "distca/base/clock.h"
 #include "distca/comm/board.h"
@@ -22,7 +26,11 @@ namespace {
 // Deadlines are ours; NCCL's only has to be longer than any.
 constexpr std::chrono::milliseconds kNcclTimeout = std::chrono::hours(24);
 constexpr std::chrono::microseconds kPoll(20);
+constexpr std::chrono::milliseconds kWatchTick(50);
 
+/// The connections of one rank, shared with its exchanges. A thread of their own watches the
+/// exchanges that the device waits for and no thread does: it ends the group when one is not over
+/// in time, so that whoever waits for the device comes back, and hears why at its next exchange.
 struct NcclConnections {
   NcclConnections(const Rendezvous& rendezvous, const CommOptions& options, int cuda_device)
       : rank(rendezvous.rank),
@@ -40,22 +48,62 @@ struct NcclConnections {
     auto nccl_options = c10d::ProcessGroupNCCL::Options::create();
     nccl_options->timeout = kNcclTimeout;
     group = c10::make_intrusive<c10d::ProcessGroupNCCL>(store, rank, size, nccl_options);
+    watchman_ = std::thread([this] { run(); });
   }
   ~NcclConnections() {
+    {
+      std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    changed_.notify_all();
+    watchman_.join();
     if (failed) group.release();  // it would wait for its kernels; the process is about to end
   }
-  [[noreturn]] void fail(const FailedWait& wait) {
-    failed = true;
-    const std::string why = board.judge(wait);
-    group->abort();
-    throw Error(ErrorKind::kComm, "{}", why);
+
+  void watch(const c10::intrusive_ptr<c10d::Work>& work, const FailedWait& wait) {
+    std::lock_guard lock(mutex_);
+    watched_.push_back({work, wait, {}});
   }
+  /// The verdict; the device waits no longer.
+  std::string end(const FailedWait& wait) {
+    std::string why = board.judge(wait);
+    if (!failed.exchange(true)) group->abort();
+    return why;
+  }
+  [[noreturn]] void fail(const FailedWait& wait) { throw Error(ErrorKind::kComm, "{}", end(wait)); }
 
   const int rank, size, device;
   const double timeout_s;
   Board board;
   c10::intrusive_ptr<c10d::Backend> group;
-  bool failed = false;
+  std::atomic<bool> failed = false;
+
+ private:
+  struct Watched {
+    c10::intrusive_ptr<c10d::Work> work;
+    FailedWait wait;
+    Stopwatch since;
+  };
+
+  void run() {
+    std::unique_lock lock(mutex_);
+    while (!changed_.wait_for(lock, kWatchTick, [this] { return stop_; })) {
+      std::erase_if(watched_, [](const Watched& one) { return one.work->isCompleted(); });
+      if (watched_.empty()) continue;
+      FailedWait wait = watched_.front().wait;  // the one that waits longest
+      wait.waited_s = watched_.front().since.seconds();
+      if (wait.waited_s <= timeout_s && !board.alarmed()) continue;
+      lock.unlock();
+      end(wait);
+      return;
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<Watched> watched_;  // in the order of their waits
+  bool stop_ = false;
+  std::thread watchman_;
 };
 
 class NcclExchange : public PendingExchange {
@@ -72,8 +120,15 @@ class NcclExchange : public PendingExchange {
     }
   }
 
-  /// NCCL runs sends and receives of a group as one kernel.
-  void wait_received() override { wait(); }
+  /// The caller's stream waits, the caller does not. NCCL runs the sends and receives of a group as
+  /// one kernel: the sends have left then too.
+  void wait_received() override {
+    if (connections_->failed) connections_->fail(wait_);
+    if (!work_ || ordered_) return;
+    ordered_ = true;
+    connections_->watch(work_, wait_);
+    work_->wait();
+  }
   void wait() override {
     if (!work_) return;
     const c10::intrusive_ptr<c10d::Work> work = std::exchange(work_, {});
@@ -85,17 +140,19 @@ class NcclExchange : public PendingExchange {
       }
       std::this_thread::sleep_for(kPoll);
     }
+    if (connections_->failed) connections_->fail(wait_);
     if (work->exception()) {
       wait_.end = WaitEnd::kConnectionLost;
       connections_->fail(wait_);
     }
-    work->wait();  // complete: only orders the caller's stream behind it
+    if (!ordered_) work->wait();  // complete: only orders the caller's stream behind it
   }
 
  private:
   std::shared_ptr<NcclConnections> connections_;
   FailedWait wait_;
   c10::intrusive_ptr<c10d::Work> work_;
+  bool ordered_ = false;  // the caller's stream comes behind it
   const int exceptions_ = std::uncaught_exceptions();
 };
 
@@ -117,7 +174,7 @@ class NcclCommunicator : public Communicator {
     for (const Message& message : sends) peers.insert(message.peer);
     for (const Message& message : receives) peers.insert(message.peer);
     wait.peers.assign(peers.begin(), peers.end());
-    if (connections_->board.alarmed()) connections_->fail(wait);
+    if (connections_->failed || connections_->board.alarmed()) connections_->fail(wait);
     if (peers.empty()) return std::make_unique<NcclExchange>(connections_, wait, nullptr);
     c10d::Backend& group = *connections_->group;
     c10::intrusive_ptr<c10d::Work> work;

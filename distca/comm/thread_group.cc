@@ -12,6 +12,7 @@
 #include <set>
 #include <thread>
 #include <tuple>
+#include <utility>
 
 #include "distca/base/error.h"
 #include "distca/comm/verdict.h"
@@ -26,7 +27,10 @@ struct Posted {
   int rank = 0;
   Activity at;
   std::multiset<int> open_sends, open_receives;  // peers of messages that have not arrived yet
-  int copying = 0;  // messages of ours that some thread is copying right now
+  int copying = 0;   // messages of ours that some thread is copying right now
+  DeviceMark ready;  // behind it the messages' memory may be read and written
+  // Ends of copies that our thread's part of the device does not follow yet.
+  std::vector<DeviceMark> sent, received;
 };
 
 struct Side {  // a send or a receive that waits for its other half
@@ -62,7 +66,8 @@ class ThreadGroup {
   using Key = std::tuple<int, int, uint32_t>;
 
   void offer(const Key& key, Side side, std::deque<Side> Box::*mine, std::deque<Side> Box::*other);
-  std::optional<std::string> copy(const Message& send, const Message& receive) const;
+  std::optional<std::string> copy(const Side& send, const Side& receive, DeviceMark* end) const;
+  void follow(const std::vector<DeviceMark>& marks) const;
   void fail(std::string why);
 
   const CommOptions options_;
@@ -89,7 +94,7 @@ std::shared_ptr<Posted> ThreadGroup::post(int rank, std::span<const Message> sen
     for (const Message& message : receives) posted->open_receives.insert(message.peer);
   }
   try {
-    if (device_.before_post) device_.before_post();
+    if (device_.mark) posted->ready = device_.mark();
     for (const Message& message : receives) {
       offer({message.peer, rank, message.tag}, {posted, message}, &Box::receives, &Box::sends);
     }
@@ -126,7 +131,8 @@ void ThreadGroup::offer(const Key& key, Side side, std::deque<Side> Box::*mine,
   lock.unlock();
   const Side& send = mine == &Box::sends ? side : match;
   const Side& receive = mine == &Box::sends ? match : side;
-  const std::optional<std::string> why_not = copy(send.message, receive.message);
+  DeviceMark end;
+  const std::optional<std::string> why_not = copy(send, receive, &end);
   lock.lock();
   --side.owner->copying;
   --match.owner->copying;
@@ -137,18 +143,25 @@ void ThreadGroup::offer(const Key& key, Side side, std::deque<Side> Box::*mine,
   }
   send.owner->open_sends.extract(send.message.peer);
   receive.owner->open_receives.extract(receive.message.peer);
+  if (end) {
+    send.owner->sent.push_back(end);
+    receive.owner->received.push_back(end);
+  }
   changed_.notify_all();
 }
 
-/// None if the bytes have arrived, else why not, in one line. Never throws: its caller has
-/// promised the owners that it will be over.
-std::optional<std::string> ThreadGroup::copy(const Message& send, const Message& receive) const {
+/// None if the bytes have arrived, or will on the device, else why not, in one line. Never throws:
+/// its caller has promised the owners that it will be over.
+std::optional<std::string> ThreadGroup::copy(const Side& send, const Side& receive,
+                                             DeviceMark* end) const {
+  std::byte* const to = receive.message.data;
+  const std::byte* const from = send.message.data;
   if (!device_.copy) {
-    std::memcpy(receive.data, send.data, static_cast<size_t>(send.bytes));
+    std::memcpy(to, from, static_cast<size_t>(send.message.bytes));
     return std::nullopt;
   }
   try {
-    device_.copy(receive.data, send.data, send.bytes);
+    *end = device_.copy(to, from, send.message.bytes, send.owner->ready, receive.owner->ready);
     return std::nullopt;
   } catch (const std::exception& error) {
     const std::string what = error.what();
@@ -156,6 +169,10 @@ std::optional<std::string> ThreadGroup::copy(const Message& send, const Message&
   } catch (...) {
     return "an unknown error";
   }
+}
+
+void ThreadGroup::follow(const std::vector<DeviceMark>& marks) const {
+  for (const DeviceMark& mark : marks) device_.follow(mark);
 }
 
 void ThreadGroup::wait(const std::shared_ptr<Posted>& posted, bool sends_too) {
@@ -177,6 +194,13 @@ void ThreadGroup::wait(const std::shared_ptr<Posted>& posted, bool sends_too) {
                  news_));
   }
   if (!arrived()) throw Error(ErrorKind::kComm, "{}", *failure_);
+  std::vector<DeviceMark> ends = std::exchange(posted->received, {});
+  if (sends_too) {
+    const std::vector<DeviceMark> sent = std::exchange(posted->sent, {});
+    ends.insert(ends.end(), sent.begin(), sent.end());
+  }
+  lock.unlock();
+  follow(ends);
 }
 
 void ThreadGroup::withdraw(const std::shared_ptr<Posted>& posted) {
@@ -189,6 +213,14 @@ void ThreadGroup::withdraw(const std::shared_ptr<Posted>& posted) {
                                                                     : std::next(box);
   }
   changed_.wait(lock, [&] { return posted->copying == 0; });
+  // The memory is not used again before copies that the device has still to do.
+  lock.unlock();
+  try {
+    follow(posted->received);
+    follow(posted->sent);
+  } catch (const std::exception&) {
+    // The device is lost: whoever uses it next hears of it.
+  }
 }
 
 void ThreadGroup::set_step(int rank, int64_t step) {

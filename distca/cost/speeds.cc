@@ -111,6 +111,26 @@ Speeds stated_speeds(const LlamaLayers& layers, int num_servers, const Attention
   return speeds;
 }
 
+Speeds known_speeds(const Speeds& measured, const Speeds& stated) {
+  std::vector<int64_t> attention, linear;
+  for (const RankSpeed& rank : measured.ranks) {
+    attention.push_back(rank.attention_ps_per_kload);
+    linear.push_back(rank.linear_ps_per_token);
+  }
+  const int64_t usual_attention = mean_of_known(attention, 0);
+  const int64_t usual_linear = mean_of_known(linear, 0);
+  Speeds known = measured;
+  if (usual_attention == 0 || usual_linear == 0) {
+    known.ranks = stated.ranks;
+    return known;
+  }
+  for (RankSpeed& rank : known.ranks) {
+    if (rank.attention_ps_per_kload == 0) rank.attention_ps_per_kload = usual_attention;
+    if (rank.linear_ps_per_token == 0) rank.linear_ps_per_token = usual_linear;
+  }
+  return known;
+}
+
 std::vector<int64_t> even_capacities(const Speeds& speeds, Evenness evenness, int num_workers,
                                      int num_servers, bool in_place, int64_t tokens, int64_t load) {
   DISTCA_CHECK(num_workers >= 1 && num_servers >= num_workers, "{} workers, {} servers",

@@ -36,6 +36,11 @@ Speeds stated_speeds(const LlamaLayers& layers, int num_servers,
                      const AttentionProfile* profile = nullptr);
 inline constexpr int64_t kStatedTflops = 300;
 
+/// Measured speeds without gaps: ranks that are unknown are taken for the mean of the known ones;
+/// where attention or workers' linear work is unknown of all, all speeds are the stated ones.
+/// `stated`: of all servers.
+Speeds known_speeds(const Speeds& measured, const Speeds& stated);
+
 /// Which work of a rank runs beside which (DESIGN, "schedule").
 enum class Evenness {
   kAttention,  // blocking, overlap: ranks meet before and after core attention, so only it is

@@ -153,6 +153,21 @@ TEST(EvenCapacities, make_random_machines_finish_together) {
   EXPECT_GT(with_idle_servers, 100);  // the case is among them
 }
 
+TEST(KnownSpeeds, have_no_gaps) {
+  const Speeds stated = speeds_of({{1, 2}, {1, 2}, {1, 2}});
+  Speeds measured = speeds_of({{100, 10}, {300, 0}, {0, 30}});
+  measured.bytes_per_us = 5;
+  measured.from_step = 7;
+  Speeds expected = speeds_of({{100, 10}, {300, 20}, {200, 30}});
+  expected.bytes_per_us = 5;
+  expected.from_step = 7;
+  EXPECT_EQ(known_speeds(measured, stated), expected);
+  // Measured and stated ones are no match for each other.
+  measured.ranks = {{100, 0}, {300, 0}, {0, 0}};
+  EXPECT_EQ(known_speeds(measured, stated).ranks, stated.ranks);
+  EXPECT_EQ(known_speeds({}, stated).ranks, stated.ranks);
+}
+
 LlamaLayers small_llama() {
   return {.num_layers = 2,
           .hidden_size = 100,

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <map>
 #include <unordered_map>
 
 #include "distca/program/validate_order.h"
@@ -45,8 +46,9 @@ class Matching {
 
   void check() {
     const auto num_ranks = static_cast<int>(programs_.size());
-    // What each rank posts for each peer, in order, as a hash that is the same from both sides.
-    std::vector<std::vector<uint64_t>> hashes(num_ranks, std::vector<uint64_t>(num_ranks, 0));
+    // [rank], by peer: what the rank posts for it, in order, as a hash that is the same from both
+    // sides.
+    std::vector<std::unordered_map<int, uint64_t>> hashes(num_ranks);
     for (int rank = 0; rank < num_ranks; ++rank) {
       for (int32_t i = 0; i < static_cast<int32_t>(programs_[rank].ops.size()); ++i) {
         for_each_peer(programs_[rank], i, [&](int peer, const Posted& posted) {
@@ -66,9 +68,14 @@ class Matching {
         });
       }
     }
-    for (int low = 0; low < num_ranks; ++low) {
-      for (int high = low + 1; high < num_ranks; ++high) {
-        if (hashes[low][high] != hashes[high][low]) explain(low, high);
+    for (int rank = 0; rank < num_ranks; ++rank) {
+      std::map<int, uint64_t> of_peers(hashes[rank].begin(), hashes[rank].end());
+      for (const auto& [peer, hash] : of_peers) {
+        const auto other = hashes[peer].find(rank);
+        // A pair that differs is seen from both sides, unless one side has nothing.
+        if (other == hashes[peer].end() || (rank < peer && other->second != hash)) {
+          explain(std::min(rank, peer), std::max(rank, peer));
+        }
       }
     }
   }

@@ -182,11 +182,15 @@ class Sequence {
     const Op& op = program_.ops[i];
     const int32_t sum = find(OpKind::kGradientSum, Pass::kBackward, -1, -1);
     if (sum >= 0 && sum < i) say(i, fmt::format("comes after {}", numbered(program_, sum)));
-    if (op.kind == OpKind::kAttend) {
+    const int32_t resend = find(OpKind::kResend, Pass::kBackward, op.layer, op.nano_batch);
+    const bool serves = op.kind == OpKind::kEnter || op.kind == OpKind::kAttend ||
+                        op.kind == OpKind::kLeave || op.kind == OpKind::kResend;
+    // Keys that are sent again may be served by others than in forward.
+    if (!serves || (resend < 0 && op.kind != OpKind::kAttend)) {
+      needs(i, op.kind, Pass::kForward);
+    } else if (resend < 0) {
       const auto forward = attends_.find(key(op.kind, Pass::kForward, op.layer, op.nano_batch));
       if (forward == attends_.end() || forward->second.last > i) say(i, "comes before its forward");
-    } else if (op.kind != OpKind::kResend) {
-      needs(i, op.kind, Pass::kForward);
     }
     switch (op.kind) {
       case OpKind::kPost:
@@ -200,7 +204,6 @@ class Sequence {
       case OpKind::kAttend: {
         reads_what_came(i, needs(i, OpKind::kEnter, Pass::kBackward));
         after(i, OpKind::kResend, Pass::kBackward, op.layer);
-        const int32_t resend = find(OpKind::kResend, Pass::kBackward, op.layer, op.nano_batch);
         reads_what_came(i, resend >= 0
                                ? resend
                                : find(OpKind::kEnter, Pass::kForward, op.layer, op.nano_batch));
@@ -208,6 +211,9 @@ class Sequence {
       }
       case OpKind::kLeave:
         leaves_after_attend(i);
+        break;
+      case OpKind::kResend:
+        after(i, OpKind::kPre, Pass::kForward, op.layer);
         break;
       case OpKind::kPre:
         needs(i, OpKind::kPost, Pass::kBackward);
@@ -237,14 +243,19 @@ class Sequence {
   /// A nano-batch that has some backward has all of it.
   void check_completeness() {
     std::unordered_set<int> has_backward;
+    bool resends = false;
     for (const Op& op : program_.ops) {
       if (op.pass == Pass::kBackward) has_backward.insert(op.nano_batch);
+      resends = resends || op.kind == OpKind::kResend;
     }
     for (int32_t i = 0; i < static_cast<int32_t>(program_.ops.size()); ++i) {
       const Op& op = program_.ops[i];
       if (op.pass == Pass::kBackward || !has_backward.contains(op.nano_batch)) continue;
       const uint64_t backward = key(op.kind, Pass::kBackward, op.layer, op.nano_batch);
-      if (op.kind == OpKind::kAttend ? !attends_.contains(backward) : !ops_.contains(backward)) {
+      const bool attends = op.kind == OpKind::kAttend;
+      const bool serves = attends || op.kind == OpKind::kEnter || op.kind == OpKind::kLeave;
+      if (serves && resends) continue;  // others may serve it
+      if (attends ? !attends_.contains(backward) : !ops_.contains(backward)) {
         say(i, "has no backward");
       }
     }

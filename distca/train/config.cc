@@ -60,19 +60,28 @@ void check_value(const ConfigKey& key, const std::string& origin) {
              key.value);
 }
 
+std::string number_words(const ConfigKey& key) {
+  return key.word.empty() ? "a number" : fmt::format("a number or {}", key.word);
+}
+
 void set_value(const ConfigKey& key, const toml::node& node, const std::string& origin) {
-  auto wrong_type = [&](const char* expected) {
+  auto wrong_type = [&](const std::string& expected) {
     std::ostringstream text;
     text << node.type();
     throw Error(ErrorKind::kConfig, "{}: {} expects {} ({}), not a TOML {}", origin, key.name,
                 expected, key.unit, text.str());
   };
+  if (!key.word.empty() && node.value<std::string>() == key.word) {
+    *std::get<double*>(key.value) = key.word_value;
+    return;
+  }
   std::visit(
       Overloaded{[&](int64_t* v) {
                    node.is_integer() ? void(*v = *node.value<int64_t>()) : wrong_type("an integer");
                  },
                  [&](double* v) {
-                   node.is_number() ? void(*v = *node.value<double>()) : wrong_type("a number");
+                   if (!node.is_number()) wrong_type(number_words(key));
+                   *v = *node.value<double>();
                  },
                  [&](bool* v) {
                    node.is_boolean() ? void(*v = *node.value<bool>()) : wrong_type("true or false");
@@ -118,10 +127,11 @@ void apply_override(const std::string& text, std::vector<ConfigKey>& keys) {
   }
   const toml::parse_result parsed = [&] {
     try {
-      return toml::parse("value = " + value);
+      return toml::parse(value.empty() || value != key->word ? "value = " + value
+                                                             : fmt::format("value = '{}'", value));
     } catch (const toml::parse_error&) {
-      throw Error(ErrorKind::kConfig, "command line: {} = {}: not a number or true/false", name,
-                  value);
+      throw Error(ErrorKind::kConfig, "command line: {} = {}: not {}", name, value,
+                  key->word.empty() ? "a number or true/false" : number_words(*key));
     }
   }();
   set_value(*key, *parsed.get("value"), "command line");
@@ -140,6 +150,18 @@ void check_servers(const Config& config) {
                 "servers.capacity = {} with servers.in_place = false: give workers a capacity of 0 "
                 "and leave servers.in_place alone",
                 servers.capacity);
+  }
+  if (servers.reweight && !servers.capacity.empty()) {
+    throw Error(
+        ErrorKind::kConfig,
+        "servers.reweight = true with servers.capacity = {}: capacities are either measured "
+        "or given",
+        servers.capacity);
+  }
+  if (servers.reweight && config.train.deterministic) {
+    throw Error(ErrorKind::kConfig,
+                "servers.reweight = true with train.deterministic = true: measured times would "
+                "enter the plans; set train.deterministic=false, or give servers.capacity");
   }
   if (servers.dedicated > 0 && !find_scheduler(config.plan.scheduler).capacities) {
     throw Error(ErrorKind::kConfig,
@@ -168,9 +190,10 @@ void finish(Config& config) {
     }
   }
   const double tolerance = config.plan.tolerance;
-  if (tolerance < 0 && tolerance != Config::PlanKeys::kOwnTolerance) {
+  if (tolerance < 0 && tolerance != Config::PlanKeys::kOwnTolerance &&
+      tolerance != Config::PlanKeys::kAutoTolerance) {
     throw Error(ErrorKind::kConfig,
-                "plan.tolerance = {}: must be at least 0, or -1 for the scheduler's own",
+                "plan.tolerance = {}: must be at least 0, or -1 for the scheduler's own, or auto",
                 tolerance);
   }
   check_servers(config);
@@ -224,7 +247,9 @@ std::string print_config(Config config) {
   auto show = [](const ConfigKey& key) {
     return std::visit(
         Overloaded{[](int64_t* v) { return fmt::format("{}", *v); },
-                   [](double* v) {
+                   [&key](double* v) {
+                     if (!key.word.empty() && *v == key.word_value)
+                       return fmt::format("\"{}\"", key.word);
                      std::string text = fmt::format("{}", *v);
                      return text.find_first_of(".e") == std::string::npos ? text + ".0" : text;
                    },

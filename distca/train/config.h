@@ -29,12 +29,14 @@ struct Config {
     std::string layout;
     std::string scheduler = "balanced";
     static constexpr double kOwnTolerance = -1;
+    static constexpr double kAutoTolerance = -2;  // written "auto"
     double tolerance = kOwnTolerance;
     bool key_sub_ranges = false;
     bool spread = false;
     std::string profile = "pairs";
     int64_t max_tokens_per_worker = 0;
     double max_memory_gib = 0;
+    int64_t bandwidth_mb_per_s = 0;
   } plan;
   std::shared_ptr<const AttentionProfile> attention_profile;  // of plan.profile; none: pairs
   struct Attention {
@@ -48,6 +50,7 @@ struct Config {
     int64_t dedicated = 0;
     bool in_place = true;
     std::string capacity;
+    bool reweight = false;
   } servers;
   struct Optimizer {
     double lr = 1e-3;
@@ -70,6 +73,9 @@ struct Config {
     bool deterministic = true;
     std::string output_dir = "runs/train";
     bool overwrite = false;
+    std::string trace;
+    int64_t trace_first_step = 2;
+    int64_t trace_steps = 3;
   } train;
   struct Comm {
     std::string backend = "gloo";
@@ -88,6 +94,8 @@ struct ConfigKey {
   std::vector<std::string> choices = {};  // for words; empty: anything
   double minimum = -0x1p30;               // for numbers
   double maximum = 0x1p30;
+  std::string word = {};  // of a number: this word says `word_value`, which no number may
+  double word_value = 0;
 };
 
 /// All keys of a configuration, in print order; pointers into `config`.

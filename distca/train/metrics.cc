@@ -41,6 +41,16 @@ Json exchange_times(const OpTimes& times) {
           {"land_ms", times.of(OpPart::kLand) * 1e3}};
 }
 
+/// What plans of later steps are made with.
+Json speeds_json(const Speeds& speeds) {
+  Json json = {{"from_step", speeds.from_step}, {"bytes_per_us", speeds.bytes_per_us}};
+  for (const RankSpeed& rank : speeds.ranks) {
+    json["linear_ps_per_token"].push_back(rank.linear_ps_per_token);
+    json["attention_ps_per_kload"].push_back(rank.attention_ps_per_kload);
+  }
+  return json;
+}
+
 }  // namespace
 
 Metrics::Metrics(const std::filesystem::path& directory, int64_t total_steps, RunLabels labels)
@@ -81,6 +91,8 @@ void Metrics::record(const StepMetrics& m) {
                {"phases", phase_times(m.times)},
                {"exchange", exchange_times(m.times)}};
   if (!m.attention_predicted_s.empty()) line["attention_predicted_s"] = m.attention_predicted_s;
+  if (!m.chosen.empty()) line["chosen"] = m.chosen;
+  if (!m.speeds.ranks.empty()) line["speeds"] = speeds_json(m.speeds);
   if (m.validation_loss) line["validation_loss"] = *m.validation_loss;
   const std::string text = line.dump() + "\n";
   if (std::fwrite(text.data(), 1, text.size(), file_) != text.size() || std::fflush(file_) != 0) {

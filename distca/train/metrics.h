@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "distca/cost/speeds.h"
 #include "distca/runtime/core_attention.h"
 #include "distca/runtime/executor.h"
 
@@ -37,6 +38,8 @@ struct StepMetrics {
   std::vector<double> attention_s;            // [ranks] measured
   std::vector<double> attention_predicted_s;  // [ranks] by plan.profile; empty without one
   OpTimes times;
+  std::vector<std::string> chosen;        // what plan.tolerance = auto chose, a nano-batch
+  Speeds speeds;                          // of from_step = step + 2, if they changed; else no ranks
   std::optional<double> validation_loss;  // nats per target
 };
 

@@ -9,7 +9,8 @@
 namespace distca {
 
 struct ComputePeak {
-  double flops_per_s = 0;  // of all ranks together, measured while all work at once
+  double flops_per_s = 0;  // of all ranks together, measured while all work at once; ranks that
+                           // share cores count once
   std::string of;          // what was measured
 };
 

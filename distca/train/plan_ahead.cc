@@ -37,32 +37,46 @@ std::vector<int64_t> sum(const std::vector<std::vector<int64_t>>& loads, size_t 
   return result;
 }
 
+void check_plan(const Plan& plan, const AttentionProfile* profile) {
+  ValidateOptions checks = checks_of(find_scheduler(plan.options.scheduler));
+  checks.profile = profile;
+  const std::vector<std::string> violations = validate(plan, checks);
+  DISTCA_CHECK(violations.empty(), "scheduler {} made a wrong plan: {}", plan.options.scheduler,
+               violations[0]);
+}
+
 }  // namespace
 
 PlannedBatch plan_batch(const Config& config, const IndexedDataset& data, const Batch& batch,
-                        int rank, int num_workers) {
+                        int rank, int num_workers, const Speeds& speeds) {
   const Stopwatch watch;
-  ValidateOptions checks = checks_of(find_scheduler(config.plan.scheduler));
-  checks.profile = config.attention_profile.get();
   const auto num_servers = static_cast<size_t>(num_ranks(config, num_workers));
   PlannedBatch planned;
   std::vector<std::vector<int64_t>> before, after;
   Imbalance imbalance_before, imbalance_after;
   Fnv1a64 hash;
   if (config.attention_profile) planned.attention_s.assign(num_servers, 0);
+  planned.work.resize(num_servers);
   for (const NanoBatchSource& source : batch) {
-    const auto [plan, resent] = plan_nano_batch(config, source.nano_batch, num_workers);
-    const std::vector<std::string> violations = validate(plan, checks);
-    DISTCA_CHECK(violations.empty(), "scheduler {} made a wrong plan: {}", plan.options.scheduler,
-                 violations[0]);
+    const auto [plan, resent] = plan_nano_batch(config, source.nano_batch, num_workers, speeds);
+    check_plan(plan, config.attention_profile.get());
     hash.add(plan_hash(plan));
     before.push_back(packed_load(plan));
     after.emplace_back();
     for (size_t server = 0; server < num_servers; ++server) {
       after.back().push_back(plan.load[server].pairs);
+      planned.work[server].load +=
+          config.attention_profile ? plan.load[server].time_ns : plan.load[server].pairs;
       if (planned.attention_s.empty()) continue;
       planned.attention_s[server] += 1e-9 * static_cast<double>(plan.load[server].time_ns) *
                                      static_cast<double>(config.model.num_hidden_layers);
+    }
+    for (int worker = 0; worker < num_workers; ++worker) {
+      planned.work[worker].tokens += plan.layout.num_tokens(worker);
+    }
+    if (config.plan.tolerance == Config::PlanKeys::kAutoTolerance) {
+      planned.chosen.push_back(fmt::format("{} {:g}", plan.options.scheduler,
+                                           static_cast<double>(plan.options.tolerance_ppm) * 1e-6));
     }
     // Plain packing knows no servers but workers.
     imbalance_before.add(Cluster::in_place(num_workers), before.back());
@@ -86,29 +100,30 @@ PlannedBatch plan_batch(const Config& config, const IndexedDataset& data, const 
   return planned;
 }
 
-PlanAhead::PlanAhead(NextBatch next_batch, PlanBatch plan)
+PlanAhead::PlanAhead(NextBatch next_batch, PlanBatch plan, Speeds speeds)
     : next_batch_(std::move(next_batch)), plan_(std::move(plan)) {
-  start();
+  start(std::move(speeds));
 }
 
-void PlanAhead::start() {
+void PlanAhead::start(Speeds speeds) {
   try {
-    pending_ = std::async(std::launch::async, [this]() -> std::optional<PlannedBatch> {
-      const std::optional<Batch> batch = next_batch_();
-      if (!batch) return std::nullopt;
-      return plan_(*batch);
-    });
+    pending_ = std::async(std::launch::async,
+                          [this, speeds = std::move(speeds)]() -> std::optional<PlannedBatch> {
+                            const std::optional<Batch> batch = next_batch_();
+                            if (!batch) return std::nullopt;
+                            return plan_(*batch, speeds);
+                          });
   } catch (const std::system_error& error) {
     throw Error(ErrorKind::kIo, "cannot start the planning thread: {}", error.what());
   }
 }
 
-PlannedBatch PlanAhead::next() {
+PlannedBatch PlanAhead::next(Speeds speeds) {
   const Stopwatch watch;
   std::optional<PlannedBatch> planned = pending_.get();
   DISTCA_CHECK(planned.has_value(), "no batch is left");
   planned->wait_s = watch.seconds();
-  start();
+  start(std::move(speeds));
   return *std::move(planned);
 }
 

@@ -30,7 +30,7 @@ PlanAhead::NextBatch batches(int count) {
 TEST(PlanAhead, batches_come_in_order_and_one_is_planned_while_another_is_used) {
   const std::thread::id here = std::this_thread::get_id();
   std::atomic<int> planned{0};
-  PlanAhead ahead(batches(3), [&](const Batch&) {
+  PlanAhead ahead(batches(3), [&](const Batch&, const Speeds&) {
     EXPECT_NE(std::this_thread::get_id(), here);
     return PlannedBatch{.num_tokens = ++planned};
   });
@@ -46,9 +46,21 @@ TEST(PlanAhead, batches_come_in_order_and_one_is_planned_while_another_is_used) 
   EXPECT_THROW(ahead.next(), CheckFailure);
 }
 
+TEST(PlanAhead, plans_with_the_speeds_of_the_moment_when_it_starts) {
+  PlanAhead ahead(
+      batches(3),
+      [](const Batch&, const Speeds& speeds) {
+        return PlannedBatch{.num_tokens = speeds.from_step};
+      },
+      Speeds{.from_step = 10});
+  EXPECT_EQ(ahead.next(Speeds{.from_step = 20}).num_tokens, 10);
+  EXPECT_EQ(ahead.next(Speeds{.from_step = 30}).num_tokens, 20);
+  EXPECT_EQ(ahead.next(Speeds{.from_step = 40}).num_tokens, 30);
+}
+
 TEST(PlanAhead, what_goes_wrong_while_planning_is_thrown_when_the_batch_is_wanted) {
   int planned = 0;
-  PlanAhead ahead(batches(3), [&](const Batch&) {
+  PlanAhead ahead(batches(3), [&](const Batch&, const Speeds&) {
     if (++planned == 2) throw Error(ErrorKind::kPlan, "does not fit");
     return PlannedBatch{};
   });
@@ -65,7 +77,7 @@ TEST(PlanAhead, what_goes_wrong_while_planning_is_thrown_when_the_batch_is_wante
 TEST(PlanAhead, its_end_waits_for_what_is_being_planned) {
   std::atomic<bool> done{false};
   {
-    PlanAhead ahead(batches(1), [&](const Batch&) {
+    PlanAhead ahead(batches(1), [&](const Batch&, const Speeds&) {
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
       done = true;
       return PlannedBatch{};

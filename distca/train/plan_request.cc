@@ -8,6 +8,7 @@
 
 #include "distca/base/error.h"
 #include "distca/cost/task_price.h"
+#include "distca/plan/choose_tolerance.h"
 #include "distca/program/schedule.h"
 
 namespace distca {
@@ -33,9 +34,9 @@ std::vector<int64_t> capacities(const Config& config, const PlanRequest& request
   for (const Document& document : request.nano_batch.documents)
     load += price({0, document.length}, {0, document.length});
   return even_capacities(
-      speeds.ranks.empty()
-          ? stated_speeds(llama_layers(config.model), num_servers, request.profile.get())
-          : speeds,
+      config.servers.reweight && !speeds.ranks.empty()
+          ? speeds
+          : stated_speeds(llama_layers(config.model), num_servers, request.profile.get()),
       pairs_nano_batches(config) ? Evenness::kWhole : Evenness::kAttention, num_workers,
       num_servers, config.servers.in_place, request.nano_batch.num_tokens() / num_workers, load);
 }
@@ -75,6 +76,29 @@ std::vector<int64_t> given_capacities(const Config::Servers& servers) {
   return capacities;
 }
 
+bool measures_speeds(const Config& config) {
+  return !config.train.deterministic &&
+         (config.servers.reweight || config.plan.tolerance == Config::PlanKeys::kAutoTolerance);
+}
+
+LayerTimeOptions layer_time_options(const Config& config, int num_workers, const Speeds& speeds,
+                                    bool resent) {
+  const LlamaLayers layers = llama_layers(config.model);
+  LayerTimeOptions options;
+  options.speeds = known_speeds(speeds, stated_speeds(layers, num_ranks(config, num_workers),
+                                                      config.attention_profile.get()));
+  if (config.plan.bandwidth_mb_per_s > 0) {
+    options.speeds.bytes_per_us = config.plan.bandwidth_mb_per_s;
+  }
+  options.hiding = pairs_nano_batches(config) ? Hiding::kOtherNanoBatch
+                   : schedule_of(config.train.schedule) == Schedule::kBlocking ? Hiding::kNothing
+                                                                               : Hiding::kHomeTasks;
+  options.layers = layers.num_layers;
+  options.resent = resent;
+  options.wide_gradients = config.exchange.grad_dtype == "accumulator";
+  return options;
+}
+
 PlanRequest plan_request(const Config& config, const NanoBatch& nano_batch, int num_workers,
                          const Speeds& speeds) {
   const LlamaLayers layers = llama_layers(config.model);
@@ -104,7 +128,13 @@ NanoPlan plan_nano_batch(const Config& config, const NanoBatch& nano_batch, int 
                          const Speeds& speeds) {
   PlanRequest request = plan_request(config, nano_batch, num_workers, speeds);
   const int64_t cap = std::exchange(request.cluster.max_memory_bytes, 0);
-  NanoPlan result{.plan = make_plan(request), .resent = config.exchange.keys == "resent"};
+  NanoPlan result{.plan = {}, .resent = config.exchange.keys == "resent"};
+  const auto plan = [&] {
+    if (config.plan.tolerance != Config::PlanKeys::kAutoTolerance) return make_plan(request);
+    const LayerTimeOptions options = layer_time_options(config, num_workers, speeds, result.resent);
+    return choose_tolerance(request, options).plan;
+  };
+  result.plan = plan();
   result.plan.cluster.max_memory_bytes = cap;
   const auto fits = [cap](const ServerLoad& load) { return load.memory_bytes <= cap; };
   if (cap == 0 || std::ranges::all_of(result.plan.load, fits)) return result;
@@ -115,7 +145,7 @@ NanoPlan plan_nano_batch(const Config& config, const NanoBatch& nano_batch, int 
   }
   request.cluster.max_memory_bytes = cap;
   try {
-    result.plan = make_plan(request);
+    result.plan = plan();
   } catch (const Error& error) {
     throw Error(ErrorKind::kPlan, "plan.max_memory_gib = {}, {} bytes a nano-batch, keys {}: {}",
                 config.plan.max_memory_gib, cap, result.resent ? "resent" : "kept", error.what());

@@ -7,6 +7,7 @@
 
 #include "distca/cost/memory_price.h"
 #include "distca/cost/speeds.h"
+#include "distca/plan/layer_time.h"
 #include "distca/plan/plan.h"
 #include "distca/train/config.h"
 
@@ -18,8 +19,17 @@ LlamaLayers llama_layers(const LlamaConfig& model);
 /// servers.capacity as numbers; empty: to be derived. Throws Error(kConfig).
 std::vector<int64_t> given_capacities(const Config::Servers& servers);
 
+/// Do times measured while training enter the plans? Never under train.deterministic.
+bool measures_speeds(const Config& config);
+
+/// What plan.tolerance = auto weighs with: `speeds`, stated_speeds where nothing was measured, and
+/// plan.bandwidth_mb_per_s where it is given.
+LayerTimeOptions layer_time_options(const Config& config, int num_workers, const Speeds& speeds,
+                                    bool resent);
+
 /// What the scheduler is asked for one nano-batch: workers, then servers.dedicated servers;
-/// capacities as given, else even_capacities of `speeds` (no ranks: stated_speeds). Kept keys cost
+/// capacities as given, else even_capacities of `speeds` (no ranks, or without servers.reweight:
+/// stated_speeds). Kept keys cost
 /// memory unless exchange.keys = resent; each of the nano-batches that a rank holds at a time has
 /// its share of plan.max_memory_gib. Throws Error(kConfig) for capacities of another number of
 /// servers.
@@ -31,8 +41,9 @@ struct NanoPlan {
   bool resent = false;  // Q, K, V travel again for backward: servers do not keep them
 };
 
-/// exchange.keys = auto: kept where every rank's memory stays within plan.max_memory_gib, else
-/// resent. Throws Error(kPlan) as make_plan, and where even that does not fit, with the numbers.
+/// plan.tolerance = auto: as choose_tolerance says. exchange.keys = auto: kept where every rank's
+/// memory stays within plan.max_memory_gib, else resent. Throws Error(kPlan) as make_plan, and
+/// where even that does not fit, with the numbers.
 NanoPlan plan_nano_batch(const Config& config, const NanoBatch& nano_batch, int num_workers,
                          const Speeds& speeds = {});
 

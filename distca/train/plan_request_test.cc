@@ -59,10 +59,55 @@ TEST(PlanRequest, measured_speeds_take_the_place_of_stated_ones) {
   Speeds speeds;
   speeds.ranks = {{.linear_ps_per_token = 1, .attention_ps_per_kload = 1000},
                   {.linear_ps_per_token = 1, .attention_ps_per_kload = 3000}};
-  const PlanRequest asked = plan_request(load_config("", {}), kDocuments, 2, speeds);
+  const Config reweighted = load_config("", {"servers.reweight=true", "train.deterministic=false"});
+  const PlanRequest asked = plan_request(reweighted, kDocuments, 2, speeds);
   // Whole numbers in the ratio 3 to 1, to within half of one.
   EXPECT_NEAR(static_cast<double>(asked.cluster.capacity[0]),
               3.0 * static_cast<double>(asked.cluster.capacity[1]), 1.5);
+  // Only where that is asked for.
+  EXPECT_THAT(plan_request(load_config("", {}), kDocuments, 2, speeds).cluster.capacity,
+              ElementsAre(1, 1));
+}
+
+TEST(LayerTimeOptions, take_the_given_bandwidth_then_the_measured_one) {
+  Speeds measured;
+  measured.bytes_per_us = 700;
+  const auto bandwidth = [&](const char* given) {
+    const Config config = load_config("", {fmt::format("plan.bandwidth_mb_per_s={}", given)});
+    return layer_time_options(config, 2, measured, false).speeds.bytes_per_us;
+  };
+  EXPECT_EQ(bandwidth("0"), 700);
+  EXPECT_EQ(bandwidth("25"), 25);
+}
+
+TEST(LayerTimeOptions, follow_the_schedule) {
+  const auto hiding = [](const char* schedule, const char* nano_batches) {
+    return layer_time_options(load_config("", {fmt::format("train.schedule={}", schedule),
+                                               fmt::format("batch.nano_batches={}", nano_batches)}),
+                              2, {}, false)
+        .hiding;
+  };
+  EXPECT_EQ(hiding("blocking", "2"), Hiding::kNothing);
+  EXPECT_EQ(hiding("overlap", "2"), Hiding::kHomeTasks);
+  EXPECT_EQ(hiding("ping-pong", "2"), Hiding::kOtherNanoBatch);
+  EXPECT_EQ(hiding("ping-pong", "1"), Hiding::kHomeTasks);  // no other one
+}
+
+TEST(NanoPlan, with_an_automatic_tolerance_follows_the_bandwidth) {
+  const auto planned = [](const char* bandwidth) {
+    const Config config = load_config(
+        "", {"plan.tolerance=auto", fmt::format("plan.bandwidth_mb_per_s={}", bandwidth),
+             "train.schedule=blocking"});
+    // Packed, one worker has a long document and the other short ones: nothing needs to travel.
+    std::vector<int64_t> lengths(33, 1024);
+    lengths[0] = 32 * 1024;
+    return plan_nano_batch(config, NanoBatch::from_lengths(lengths), 2).plan;
+  };
+  const Plan still = planned("1"), even = planned("1000000000");
+  EXPECT_EQ(still.options.scheduler, "local");
+  EXPECT_EQ(even.options.scheduler, "balanced");
+  EXPECT_GT(max_over_mean(still), 1.5);
+  EXPECT_LT(max_over_mean(even), 1.1);
 }
 
 /// What the fullest rank of a plan without a cap holds.

@@ -41,6 +41,14 @@ void add_to(std::vector<double>& sums, const std::vector<double>& values) {
   for (size_t i = 0; i < values.size(); ++i) sums[i] += values[i];
 }
 
+std::string tolerance_words(const Config::PlanKeys& plan) {
+  if (plan.tolerance == Config::PlanKeys::kAutoTolerance) return "auto";
+  return fmt::format("{:g}",
+                     plan.tolerance < 0
+                         ? static_cast<double>(find_scheduler(plan.scheduler).tolerance_ppm) * 1e-6
+                         : plan.tolerance);
+}
+
 }  // namespace
 
 AttentionClock attention_clock(const Config& config) {
@@ -127,19 +135,17 @@ void print_start(const Config& config, const IndexedDataset& data, int num_worke
       "%d workers%s (%s), %s parameters, %s documents, %s tokens\n", num_workers, servers.c_str(),
       config.comm.backend.c_str(), with_thousands(config.model.num_parameters()).c_str(),
       with_thousands(data.num_documents()).c_str(), with_thousands(data.num_tokens()).c_str());
-  const double tolerance =
-      config.plan.tolerance < 0
-          ? static_cast<double>(find_scheduler(config.plan.scheduler).tolerance_ppm) / 1e6
-          : config.plan.tolerance;
+  const std::string tolerance = tolerance_words(config.plan);
   const bool alone =
       schedule_of(config.train.schedule) == Schedule::kPingPong && config.batch.nano_batches == 1;
   std::printf(
-      "%lld steps of %lld x %s tokens, scheduler %s, tolerance %g, schedule %s%s; attention kernel "
+      "%lld steps of %lld x %s tokens, scheduler %s, tolerance %s, schedule %s%s; attention kernel "
       "%s; peak of all ranks %.0f GFLOP/s (%s)\n",
       static_cast<long long>(config.train.steps), static_cast<long long>(config.batch.nano_batches),
       with_thousands(config.batch.nano_batch_tokens).c_str(), config.plan.scheduler.c_str(),
-      tolerance, config.train.schedule.c_str(), alone ? " (one nano-batch: as overlap)" : "",
-      kernel.c_str(), peak.flops_per_s / 1e9, peak.of.c_str());
+      tolerance.c_str(), config.train.schedule.c_str(),
+      alone ? " (one nano-batch: as overlap)" : "", kernel.c_str(), peak.flops_per_s / 1e9,
+      peak.of.c_str());
   std::fflush(stdout);
 }
 
@@ -175,6 +181,13 @@ void print_summary(const Config& config, const IndexedDataset& data, const RunSu
   std::printf("  %s/config.json        LlamaForCausalLM\n  %s/metrics.jsonl      every step\n",
               out.c_str(), out.c_str());
   std::printf("  %s/config.toml        what was run\n", out.c_str());
+  if (!config.train.trace.empty()) {
+    std::printf(
+        "  %s  steps %lld to %lld: distca trace %s, or ui.perfetto.dev\n",
+        config.train.trace.c_str(), static_cast<long long>(config.train.trace_first_step),
+        static_cast<long long>(config.train.trace_first_step + config.train.trace_steps - 1),
+        config.train.trace.c_str());
+  }
   std::fflush(stdout);
 }
 

@@ -20,15 +20,21 @@
 #include "distca/comm/collectives.h"
 #include "distca/comm/first_ranks.h"
 #include "distca/comm/ordered_sum.h"
+#include "distca/comm/tags.h"
+#include "distca/comm/traced.h"
+#include "distca/cost/speed_meter.h"
 #include "distca/model/safetensors.h"
 #include "distca/plan/plan.h"
 #include "distca/plan/scheduler.h"
+#include "distca/train/bandwidth.h"
 #include "distca/train/metrics.h"
 #include "distca/train/optimizer.h"
 #include "distca/train/peak.h"
 #include "distca/train/plan_ahead.h"
 #include "distca/train/plan_request.h"
+#include "distca/train/speed_sample.h"
 #include "distca/train/step.h"
+#include "distca/train/step_tracer.h"
 #include "distca/train/summary.h"
 
 namespace distca {
@@ -80,11 +86,13 @@ struct Weights {
   Weights(const Config& config, Communicator& comm, int num_workers)
       : model(config.model, static_cast<uint64_t>(config.train.seed), comm.cuda_device()),
         optimizer(model.parameters(), config.optimizer),
-        workers(first_ranks(comm, num_workers)) {}
+        first(first_ranks(comm, num_workers)),
+        workers(*first, kTracedTags + kTracedTagsEach) {}
 
   Llama model;
   Optimizer optimizer;
-  std::unique_ptr<Communicator> workers;  // who sums gradients
+  std::unique_ptr<Communicator> first;
+  TracedCommunicator workers;  // who sums gradients: `first`
 };
 
 class Trainer {
@@ -92,6 +100,7 @@ class Trainer {
   Trainer(const Config& config, Communicator& comm)
       : config_(config),
         comm_(comm),
+        all_(comm, kTracedTags),
         num_workers_(comm.size() - static_cast<int>(config.servers.dedicated)),
         data_(config.data.prefix),
         split_(split_documents(data_.num_documents(), config.data.validation_fraction,
@@ -100,20 +109,28 @@ class Trainer {
         validation_(validation_batches(config, data_, split_)),
         weights_(comm.rank() < num_workers_ ? std::make_unique<Weights>(config, comm, num_workers_)
                                             : nullptr),
-        step_(config.model, weights_ ? &weights_->model : nullptr, comm, step_options(config)) {
+        step_(config.model, weights_ ? &weights_->model : nullptr, comm, step_options(config)),
+        tracer_(config, comm, num_workers_) {
     summary_.num_workers = num_workers_;
   }
 
   void run() {
     comm_.set_step(0);
+    check_same("servers.dedicated", "train", "with", std::to_string(config_.servers.dedicated));
+    check_same("train.schedule", "play", "by", config_.train.schedule);
     check_same("plan.profile", "plan", "by", price_of(config_));
     check_same("attention.kernel", "compute attention", "with", step_.kernel().name());
     peak_ = measure_peak(config_, comm_);
     if (comm_.rank() == 0) open_output();
-    const auto plan = [this, rank = comm_.rank()](const Batch& batch) {
-      return plan_batch(config_, data_, batch, rank, num_workers_);
+    if (measures_speeds(config_)) {
+      meter_.emplace(comm_.size(), config_.plan.tolerance == Config::PlanKeys::kAutoTolerance
+                                       ? measured_bytes_per_us(comm_)
+                                       : 0);
+    }
+    const auto plan = [this, rank = comm_.rank()](const Batch& batch, const Speeds& speeds) {
+      return plan_batch(config_, data_, batch, rank, num_workers_, speeds);
     };
-    plan_ahead_.emplace([this] { return next_batch(); }, plan);
+    plan_ahead_.emplace([this] { return next_batch(); }, plan, speeds());
     for (int64_t step = 1; step <= config_.train.steps; ++step) {
       comm_.set_step(step);
       StepMetrics metrics = train_step(step);
@@ -127,8 +144,8 @@ class Trainer {
   }
 
  private:
-  /// Every rank reads its profile and chooses its kernel's instruction set for itself: refuses to
-  /// go on with several.
+  /// Every rank reads its configuration and profile and chooses its kernel's instruction set for
+  /// itself: refuses to go on with several where ranks would wait for each other or differ in bits.
   void check_same(const char* key, const char* verb, const char* by, const std::string& mine) {
     const std::vector<std::string> all = all_gather_text(comm_, mine, key);
     std::vector<int> others;
@@ -171,8 +188,18 @@ class Trainer {
     return stream_.next();
   }
 
+  /// That a plan begun now is made with.
+  Speeds speeds() const { return meter_ ? meter_->speeds() : Speeds{}; }
+
   PlannedBatch next_planned() {
-    PlannedBatch planned = plan_ahead_->next();
+    const double begin_s = steady_seconds();
+    PlannedBatch planned = plan_ahead_->next(speeds());
+    if (TraceRecorder* recorder = tracer_.recorder()) {
+      recorder->add({.kind = TraceKind::kWait,
+                     .name = "plan",
+                     .begin_s = begin_s,
+                     .end_s = steady_seconds()});
+    }
     compare_hashes(planned.hash);
     return planned;
   }
@@ -180,7 +207,7 @@ class Trainer {
   /// Ranks plan for themselves: a plan is used only when all have the same.
   void compare_hashes(uint64_t mine) {
     const std::vector<std::byte> all =
-        all_gather_bytes(comm_, std::as_bytes(std::span(&mine, 1)), "plan hash");
+        all_gather_bytes(all_, std::as_bytes(std::span(&mine, 1)), "plan hash");
     for (int rank = 0; rank < comm_.size(); ++rank) {
       uint64_t other = 0;
       std::memcpy(&other, all.data() + rank * sizeof(other), sizeof(other));
@@ -196,7 +223,16 @@ class Trainer {
                 step, what, config_.optimizer.lr);
   }
 
+  /// From here on, events of this rank go to `recorder`; null: nowhere.
+  void record_to(TraceRecorder* recorder) {
+    step_.set_recorder(recorder);
+    all_.set_recorder(recorder);
+    if (weights_) weights_->workers.set_recorder(recorder);
+  }
+
   StepMetrics train_step(int64_t step) {
+    tracer_.begin_step(step);
+    record_to(tracer_.recorder());
     const Stopwatch watch;
     PlannedBatch planned = next_planned();
     StepMetrics metrics;
@@ -205,15 +241,19 @@ class Trainer {
     if (weights_) weights_->optimizer.zero_gradients();
     const StepResult result = step_.train(
         std::move(planned.inputs), planned.num_targets,
-        [&] { metrics.grad_norm = weights_->optimizer.sum_and_clip(*weights_->workers); },
+        [&] { metrics.grad_norm = weights_->optimizer.sum_and_clip(weights_->workers); },
         [&] {
           // Else all ranks end below, dedicated servers too, before it reaches the weights.
           if (std::isfinite(metrics.grad_norm)) weights_->optimizer.update(metrics.lr);
         });
-    share(result, planned.num_targets, &metrics);
+    share(result, planned, &metrics);
+    metrics.step_s = watch.seconds();
+    tracer_.end_step();
+    record_to(nullptr);
     check_finite(step, "gradient norm", metrics.grad_norm);
     check_finite(step, "loss", metrics.loss);
     metrics.attention_predicted_s = planned.attention_s;
+    metrics.chosen = planned.chosen;
     metrics.num_resent = planned.num_resent;
     metrics.tokens = planned.num_tokens;
     metrics.model_flops = config_.model.train_flops(planned.num_tokens, planned.pairs);
@@ -223,30 +263,49 @@ class Trainer {
     metrics.plan_s = planned.plan_s;
     metrics.plan_wait_s = planned.wait_s;
     metrics.times = result.times;
-    metrics.step_s = watch.seconds();
     summary_.add(planned.load_before, planned.load_after, metrics);
     return metrics;
   }
 
   /// What every rank has of the step, told to all.
-  void share(const StepResult& mine, int64_t num_targets, StepMetrics* metrics) {
+  void share(const StepResult& mine, const PlannedBatch& planned, StepMetrics* metrics) {
     std::vector<double> sums = {mine.loss_sum, comm_.rank() == 0 ? metrics->grad_norm : 0};
     int64_t ExchangeBytes::*const counts[] = {&ExchangeBytes::sent, &ExchangeBytes::received,
                                               &ExchangeBytes::packed, &ExchangeBytes::unpacked,
                                               &ExchangeBytes::copied};
     for (const auto count : counts) sums.push_back(static_cast<double>(mine.bytes.*count));
-    // A slot for each rank: the sum over ranks gathers them.
+    // A slot for each rank and figure: the sum over ranks gathers them.
+    const RankSample work = planned.work[comm_.rank()];
+    const RankSample sample = rank_sample(mine.times, work.tokens, work.load);
     const size_t first_slot = sums.size();
-    sums.resize(first_slot + comm_.size(), 0);
-    sums[first_slot + comm_.rank()] = attention_clock(config_) == AttentionClock::kProcessor
-                                          ? mine.times.processor_of(OpKind::kAttend)
-                                          : mine.times.of(OpKind::kAttend);
-    ordered_sum(comm_, sums, "loss sum");
-    metrics->loss = num_targets > 0 ? sums[0] / static_cast<double>(num_targets) : 0.0;
+    const auto size = static_cast<size_t>(comm_.size());
+    sums.resize(first_slot + 3 * size, 0);
+    double* const slots = sums.data() + first_slot + comm_.rank();
+    slots[0] = attention_clock(config_) == AttentionClock::kProcessor
+                   ? mine.times.processor_of(OpKind::kAttend)
+                   : mine.times.of(OpKind::kAttend);
+    slots[size] = static_cast<double>(sample.linear_ns);
+    slots[2 * size] = static_cast<double>(sample.attention_ns);
+    ordered_sum(all_, sums, "loss sum");
+    metrics->loss =
+        planned.num_targets > 0 ? sums[0] / static_cast<double>(planned.num_targets) : 0.0;
     metrics->grad_norm = sums[1];
     for (size_t i = 0; i < std::size(counts); ++i)
       metrics->bytes.*counts[i] = static_cast<int64_t>(sums[2 + i]);
-    metrics->attention_s.assign(sums.begin() + static_cast<std::ptrdiff_t>(first_slot), sums.end());
+    const std::span<const double> all = std::span(sums).subspan(first_slot);
+    metrics->attention_s.assign(all.begin(), all.begin() + comm_.size());
+    if (meter_) measure(planned, all.subspan(size, size), all.subspan(2 * size, size), metrics);
+  }
+
+  /// The same values on every rank: so are the speeds.
+  void measure(const PlannedBatch& planned, std::span<const double> linear_ns,
+               std::span<const double> attention_ns, StepMetrics* metrics) {
+    std::vector<RankSample> samples = planned.work;
+    for (size_t rank = 0; rank < samples.size(); ++rank) {
+      samples[rank].linear_ns = static_cast<int64_t>(linear_ns[rank]);
+      samples[rank].attention_ns = static_cast<int64_t>(attention_ns[rank]);
+    }
+    if (meter_->add(metrics->step, samples)) metrics->speeds = meter_->speeds();
   }
 
   double evaluate(int64_t step) {
@@ -275,6 +334,7 @@ class Trainer {
 
   const Config& config_;
   Communicator& comm_;
+  TracedCommunicator all_;  // comm_, where a step's sums are traced
   int num_workers_;
   IndexedDataset data_;
   DocumentSplit split_;
@@ -282,9 +342,11 @@ class Trainer {
   std::vector<Batch> validation_;
   std::unique_ptr<Weights> weights_;  // null on a dedicated server
   Step step_;
+  StepTracer tracer_;
   std::unique_ptr<Metrics> metrics_;
   RunSummary summary_;
   ComputePeak peak_;
+  std::optional<SpeedMeter> meter_;  // where what is measured enters the plans
   // Of the planning thread.
   int64_t steps_planned_ = 0;
   size_t held_out_left_ = 0;
@@ -340,6 +402,7 @@ void check_run(const Config& config, int num_workers, bool holds_weights) {
   BatchStream stream(data.document_lengths(), split.train, config.batch);
   plan_nano_batch(config, stream.next()[0].nano_batch, num_workers);
   validation_batches(config, data, split);
+  check_trace(config);
   const std::filesystem::path metrics =
       std::filesystem::path(config.train.output_dir) / "metrics.jsonl";
   if (!config.train.overwrite && std::filesystem::exists(metrics)) {

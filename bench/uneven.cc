@@ -1,0 +1,227 @@
+// Two workers of which one runs at half speed, for a busy process computes beside it on its core:
+//   build/release/bench/uneven
+// In turns within each round: the even split of core attention, fixed splits, the split that
+// measured speeds give (servers.reweight), and the even split undisturbed. Every rank is a process,
+// pinned to a core of its own.
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <cstring>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "bench/busy_neighbour.h"
+#include "bench/step_arms.h"
+#include "bench/step_figures.h"
+#include "bench/uneven_report.h"
+#include "bench/worker_ranks.h"
+#include "distca/comm/collectives.h"
+#include "distca/cost/speed_meter.h"
+#include "distca/train/plan_request.h"
+#include "distca/train/speed_sample.h"
+
+namespace distca::bench {
+namespace {
+
+constexpr int kWorkers = 2;
+constexpr int kSlow = 1;  // rank
+
+struct Arguments {
+  std::string schedule = "ping-pong";
+  int rounds = 15;
+  int warm_up = 10;  // steps from which speeds are measured before the rounds
+  bool json = false;
+};
+
+/// Core attention is three quarters of the work, so that it can make up for a slow worker's linear
+/// part. Both nano-batches alike, so that one split serves both.
+Config config_of(const Arguments& arguments) {
+  Config config;
+  config.model.vocab_size = 256;
+  config.model.hidden_size = 128;
+  config.model.intermediate_size = 256;
+  config.model.num_hidden_layers = 4;
+  config.model.num_attention_heads = 4;
+  config.model.num_key_value_heads = 2;
+  config.model.head_dim = 32;
+  config.batch.nano_batches = 2;
+  config.batch.nano_batch_tokens = 4096;
+  config.plan.tolerance = 0.01;
+  config.train.schedule = arguments.schedule;
+  return config;
+}
+const BatchLengths kBatch = {{2900, 700, 496}, {2900, 700, 496}};
+
+/// What one rank tells of its step.
+struct Told {
+  PlayedStep played;
+  RankSample sample;
+  double neighbour_s = 0;  // processor time that the busy process took
+};
+
+/// A step of one split.
+struct PlayedRound {
+  double seconds = 0;
+  double fast_share = 0;
+  double neighbour_share = 0;
+};
+
+enum Arm : size_t { kEven, kEvenAgain, kReweighted, kReweightedAgain, kUndisturbed, kFixed };
+constexpr int kLeastPercent = 55, kMostPercent = 85, kPercentStep = 5;
+
+class Uneven {
+ public:
+  Uneven(const Arguments& arguments, Communicator& comm)
+      : arguments_(arguments),
+        config_(config_of(arguments)),
+        comm_(comm),
+        player_(config_.model, 1, comm),
+        meter_(kWorkers, 0),
+        undisturbed_meter_(kWorkers, 0) {
+    if (comm.rank() == kSlow) neighbour_.emplace();
+    for (const char* name : {"even", "even again", "re-weighted", "re-weighted again"}) add(name);
+    add("even, undisturbed");
+    for (int percent = kLeastPercent; percent <= kMostPercent; percent += kPercentStep)
+      add(fmt::format("fixed {}:{}", percent, 100 - percent), {percent, 100 - percent});
+  }
+
+  UnevenReport measure() {
+    for (int i = 0; i < arguments_.warm_up; ++i) {
+      play(kReweighted);
+      play(kUndisturbed);
+    }
+    for (int round = -1; round < arguments_.rounds; ++round) {
+      for (size_t turn = 0; turn < splits_.size(); ++turn) {
+        const size_t arm = (turn + static_cast<size_t>(round + 1)) % splits_.size();
+        const PlayedRound played = play(arm);
+        if (round < 0) continue;
+        splits_[arm].seconds.push_back(played.seconds);
+        splits_[arm].fast_share.push_back(played.fast_share);
+        splits_[arm].neighbour_share.push_back(played.neighbour_share);
+      }
+    }
+    return report();
+  }
+
+ private:
+  void add(std::string name, std::vector<int64_t> capacity = {}) {
+    StepArm arm{.name = name};
+    arm.plan.tolerance_ppm = 10'000;
+    arm.step.schedule = schedule_of(arguments_.schedule);
+    arm.capacity = std::move(capacity);
+    player_.add(std::move(arm));
+    splits_.push_back({.name = std::move(name)});
+  }
+
+  /// As in training with servers.reweight.
+  std::vector<int64_t> capacities(const Speeds& speeds) const {
+    return plan_request(config_, NanoBatch::from_lengths(kBatch[0]), kWorkers, speeds)
+        .cluster.capacity;
+  }
+
+  PlayedRound play(size_t arm) {
+    if (neighbour_) neighbour_->run(arm != kUndisturbed);
+    const double neighbour_before = neighbour_ ? neighbour_->processor_seconds() : 0;
+    StepResult result;
+    Told told{.played = player_.play(arm, kBatch, &result)};
+    if (neighbour_) told.neighbour_s = neighbour_->processor_seconds() - neighbour_before;
+    int64_t tokens = 0, load = 0;
+    for (const Plan& plan : plan_step(player_.arm(arm), config_.model, kBatch, kWorkers)) {
+      load += plan.load[comm_.rank()].pairs;
+      tokens += plan.layout.num_tokens(comm_.rank());
+    }
+    told.sample = rank_sample(result.times, tokens, load);
+    const std::vector<Told> all = all_told(told);
+    std::vector<RankSample> samples;
+    for (const Told& rank : all) samples.push_back(rank.sample);
+    if (arm == kUndisturbed) undisturbed_meter_.add(num_steps_++, samples);
+    if (arm == kReweighted || arm == kReweightedAgain) reweight(samples);
+    return played_round(all);
+  }
+
+  void reweight(const std::vector<RankSample>& samples) {
+    meter_.add(num_steps_++, samples);
+    if (meter_.speeds().ranks.empty()) return;
+    for (const size_t arm : {kReweighted, kReweightedAgain})
+      player_.set_capacity(arm, capacities(meter_.speeds()));
+  }
+
+  std::vector<Told> all_told(const Told& mine) {
+    const std::vector<std::byte> all =
+        all_gather_bytes(comm_, std::as_bytes(std::span(&mine, 1)), "what ranks tell");
+    std::vector<Told> told(comm_.size());
+    std::memcpy(told.data(), all.data(), all.size());
+    return told;
+  }
+
+  static PlayedRound played_round(const std::vector<Told>& told) {
+    std::vector<PlayedStep> played;
+    int64_t load = 0;
+    for (const Told& rank : told) {
+      played.push_back(rank.played);
+      load += rank.sample.load;
+    }
+    PlayedRound round{.seconds = figures_of(played).seconds};
+    round.fast_share = static_cast<double>(told[1 - kSlow].sample.load) / static_cast<double>(load);
+    round.neighbour_share = told[kSlow].neighbour_s / round.seconds;
+    return round;
+  }
+
+  /// What even_capacities makes of these speeds: the fast worker's share.
+  double predicted_share(const Speeds& speeds) const {
+    const std::vector<int64_t> capacity = capacities(speeds);
+    return static_cast<double>(capacity[1 - kSlow]) /
+           static_cast<double>(capacity[kSlow] + capacity[1 - kSlow]);
+  }
+
+  UnevenReport report() const {
+    Speeds halved = undisturbed_meter_.speeds();
+    if (!halved.ranks.empty()) {
+      halved.ranks[kSlow].linear_ps_per_token *= 2;
+      halved.ranks[kSlow].attention_ps_per_kload *= 2;
+    }
+    UnevenReport report{.schedule = arguments_.schedule,
+                        .even = splits_[kEven],
+                        .even_again = splits_[kEvenAgain],
+                        .reweighted = splits_[kReweighted],
+                        .reweighted_again = splits_[kReweightedAgain],
+                        .undisturbed = splits_[kUndisturbed],
+                        .fixed = {splits_.begin() + kFixed, splits_.end()},
+                        .share_by_half_speed = predicted_share(halved)};
+    // The even split is one of the fixed ones.
+    report.fixed.insert(report.fixed.begin(), splits_[kEven]);
+    return report;
+  }
+
+  Arguments arguments_;
+  Config config_;
+  Communicator& comm_;
+  StepPlayer player_;
+  std::optional<BusyNeighbour> neighbour_;  // of the slow rank
+  SpeedMeter meter_, undisturbed_meter_;
+  int64_t num_steps_ = 0;
+  std::vector<Split> splits_;  // [Arm], then the other fixed ones
+};
+
+}  // namespace
+}  // namespace distca::bench
+
+int main(int argc, char** argv) {
+  using namespace distca::bench;
+  Arguments arguments;
+  CLI::App app("Two workers, one at half speed: fixed splits of core attention and measured ones");
+  app.add_option("--schedule", arguments.schedule)->check(CLI::IsMember(distca::schedule_names()));
+  app.add_option("--rounds", arguments.rounds)->check(CLI::Range(1, 10000));
+  app.add_option("--warm-up", arguments.warm_up)->check(CLI::Range(4, 1000));
+  app.add_flag("--json", arguments.json);
+  CLI11_PARSE(app, argc, argv);
+  return run_worker_ranks({.program = "bench/uneven", .ranks = kWorkers}, {argv, argv + argc},
+                          [&](distca::Communicator& comm) {
+                            const UnevenReport report = Uneven(arguments, comm).measure();
+                            if (comm.rank() != 0) return;
+                            arguments.json ? print_json(report) : print_table(report);
+                          });
+}

@@ -1,0 +1,24 @@
+#pragma once
+// What bench/uneven prints: a table for people, JSON for machines.
+
+#include <string>
+#include <vector>
+
+#include "bench/uneven_figures.h"
+
+namespace distca::bench {
+
+struct UnevenReport {
+  std::string schedule;
+  Split even, even_again;              // a half each, one worker slow
+  Split reweighted, reweighted_again;  // by measured speeds
+  Split undisturbed;                   // a half each, both fast
+  std::vector<Split> fixed;
+  double share_by_half_speed = 0;  // the fast worker's, by even_capacities from the undisturbed
+                                   // speeds, one of them halved
+};
+
+void print_table(const UnevenReport& report);
+void print_json(const UnevenReport& report);
+
+}  // namespace distca::bench
