@@ -23,7 +23,6 @@
 namespace distca::bench {
 namespace {
 
-constexpr int kNanoBatches = 2;
 constexpr uint32_t kWireTag = 1;
 constexpr std::chrono::milliseconds kIdle(200);
 
