@@ -131,6 +131,9 @@ void StepPlayer::set_capacity(size_t arm, std::vector<int64_t> capacity) {
   state_->arms.at(arm)->arm.capacity = std::move(capacity);
 }
 const Llama& StepPlayer::llama() const { return state_->llama; }
+void StepPlayer::set_recorder(size_t arm, TraceRecorder* recorder) {
+  state_->arms.at(arm)->step.set_recorder(recorder);
+}
 
 PlayedStep StepPlayer::play(size_t index, const BatchLengths& batch, StepResult* result) {
   State& s = *state_;

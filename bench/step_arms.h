@@ -60,6 +60,8 @@ class StepPlayer {
   /// From its next step on.
   void set_capacity(size_t arm, std::vector<int64_t> capacity);
   const Llama& llama() const;
+  /// As Step::set_recorder, for this arm's steps.
+  void set_recorder(size_t arm, TraceRecorder* recorder);
 
   /// Plans the batch and meets the others, neither of which counts, then plays forward, backward,
   /// the ordered sum of gradients and the update. `result`: null, or what Step::train returned.

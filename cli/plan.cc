@@ -12,6 +12,7 @@
 #include "cli/plan_arguments.h"
 #include "cli/plan_program.h"
 #include "cli/plan_report.h"
+#include "cli/plan_tolerance.h"
 #include "cli/planned.h"
 #include "cli/verbs.h"
 #include "distca/base/error.h"
@@ -35,6 +36,11 @@ void check_sources(const PlanArguments& arguments) {
         ErrorKind::kUsage,
         "--program prints operations: it takes no --compare, --json, --summary-json, --out");
   }
+  if (arguments.tolerance == "auto" && (arguments.program || arguments.compare)) {
+    throw Error(ErrorKind::kUsage,
+                "--tolerance auto makes many plans and shows what it weighed: give {} a number",
+                arguments.program ? "--program" : "--compare");
+  }
   if (!arguments.compare) return;
   if (!arguments.plan.empty() || !arguments.out.empty()) {
     throw Error(ErrorKind::kUsage, "--compare makes many plans: it takes no --plan and no --out");
@@ -50,9 +56,14 @@ void run_plan(const PlanArguments& arguments) {
     return;
   }
   std::optional<PlanRequest> request;
+  std::optional<ToleranceChoice> choice;
   Planned planned;
   if (arguments.plan.empty()) {
     request = request_from(arguments);
+    if (arguments.tolerance == "auto") {
+      choice = chosen_tolerance(arguments, *request);
+      request->options = choice->plan.options;
+    }
     planned = make_and_check(*request, asked_shape(arguments));
   } else {
     planned = read_and_check(arguments.plan, profile_from(arguments));
@@ -63,6 +74,7 @@ void run_plan(const PlanArguments& arguments) {
   } else if (arguments.json) {
     fmt::print("{}", plan_to_json(planned.plan));
   } else {
+    if (choice) fmt::print("{}\n", weighed_table(*choice, arguments.schedule));
     print_report(planned, request ? &*request : nullptr);
   }
 }

@@ -133,9 +133,11 @@ void add_scheduler_options(CLI::App& verb, PlanArguments& arguments) {
       ->capture_default_str();
   verb.add_option("--layout", arguments.options.layout,
                   listed("Which tokens live where; default: the scheduler's own", layouts()));
-  verb.add_option("--tolerance", arguments.tolerance,
-                  "Load may exceed the mean by this share. Default: the scheduler's own")
-      ->check(finite_range(0, 10));
+  verb.add_option(
+          "--tolerance", arguments.tolerance,
+          "Load may exceed a server's share by this; auto: weighed under --schedule against "
+          "bytes that would not hide. Default: the scheduler's own")
+      ->check(finite_range(0, 10) | CLI::IsMember({"auto"}));
   verb.add_flag("--key-sub-ranges", arguments.options.key_sub_ranges,
                 "Tasks may have part of the keys: fewer bytes, results merged by LSE");
   verb.add_flag("--spread", arguments.options.spread,
@@ -298,8 +300,8 @@ PlanRequest request_from(const PlanArguments& arguments) {
   request.cluster = cluster_from(arguments, request.shape, workers);
   check_sizes(request.nano_batch, request.cluster, request.shape, ErrorKind::kUsage);
   request.options = arguments.options;
-  if (arguments.tolerance >= 0) {
-    request.options.tolerance_ppm = std::llround(arguments.tolerance * 1e6);
+  if (!arguments.tolerance.empty() && arguments.tolerance != "auto") {
+    request.options.tolerance_ppm = std::llround(std::stod(arguments.tolerance) * 1e6);
   }
   request.profile = profile_from(arguments);
   return request;

@@ -27,7 +27,7 @@ struct PlanArguments {
   double validation_fraction = 0;
   uint64_t seed = 1;
   PlanOptions options;
-  double tolerance = -1;  // below 0: not given
+  std::string tolerance;  // a number, or auto; "": not given
   std::string profile = "pairs";
   int64_t heads = 32;
   int64_t kv_heads = 8;

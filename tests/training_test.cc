@@ -328,6 +328,48 @@ TEST_F(TrainingTest, with_a_profile_predicted_attention_times_stand_beside_measu
   EXPECT_THAT(outcome.out, HasSubstr("relative error of a server's predicted time"));
 }
 
+TEST_F(TrainingTest, measured_speeds_enter_plans_as_recorded_values_and_change_no_loss) {
+  const std::vector<std::string> fp64 = {"model.dtype=float64", "comm.backend=threads",
+                                         "--workers"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), fp64.begin(), fp64.end());
+    return more;
+  };
+  const Training one = train("one", with({"1"}));
+  const Training weighed =
+      train("weighed", with({"2", "servers.dedicated=1", "servers.reweight=true",
+                             "plan.tolerance=auto", "train.deterministic=false"}));
+  expect_near(weighed.losses, one.losses, 1e-10, "loss");
+  int64_t changes = 0;
+  for (const Json& line : read_json_lines(folder_ / "weighed" / "metrics.jsonl")) {
+    ASSERT_TRUE(line.contains("chosen"));
+    EXPECT_FALSE(line.at("chosen").empty());
+    if (!line.contains("speeds")) continue;
+    ++changes;
+    const Json& speeds = line.at("speeds");
+    EXPECT_EQ(speeds.at("from_step"), line.at("step").get<int64_t>() + 2);
+    EXPECT_GT(speeds.at("bytes_per_us"), 0);
+    EXPECT_EQ(speeds.at("linear_ps_per_token").size(), 3u);
+    EXPECT_GT(speeds.at("linear_ps_per_token").at(1), 0);
+    EXPECT_EQ(speeds.at("linear_ps_per_token").at(2), 0) << "a dedicated server has no tokens";
+    int64_t attention = 0;
+    for (const Json& rank : speeds.at("attention_ps_per_kload")) attention += rank.get<int64_t>();
+    EXPECT_GT(attention, 0);
+  }
+  EXPECT_GT(changes, 0);
+}
+
+TEST_F(TrainingTest, frozen_runs_with_an_automatic_tolerance_repeat_bit_for_bit) {
+  const std::vector<std::string> options = {"--workers", "2", "plan.tolerance=auto",
+                                            "plan.bandwidth_mb_per_s=20", "comm.backend=threads"};
+  const Training first = train("first", options);
+  expect_same_bits(train("second", options), first);
+  for (const Json& line : read_json_lines(folder_ / "first" / "metrics.jsonl")) {
+    EXPECT_FALSE(line.contains("speeds"));
+    EXPECT_FALSE(line.at("chosen").empty());
+  }
+}
+
 TEST_F(TrainingTest, every_attention_kernel_trains_the_same_model) {
   std::map<std::string, Training> by_kernel;
   for (const char* kernel : {"auto", "cpu", "aten", "reference"}) {
