@@ -34,14 +34,13 @@ struct Arguments {
   bool json = false;
 };
 
-/// Shallow, so that a step takes a second or two, with heads enough that core attention is a third
-/// to a half of it.
+/// Small, so that a step takes a second or two; core attention is a third to a half of it.
 LlamaConfig small_llama() {
   return {.vocab_size = 256,
-          .hidden_size = 256,
-          .intermediate_size = 704,
+          .hidden_size = 192,
+          .intermediate_size = 512,
           .num_hidden_layers = 2,
-          .num_attention_heads = 8,
+          .num_attention_heads = 6,
           .num_key_value_heads = 2,
           .head_dim = 64};
 }

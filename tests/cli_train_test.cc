@@ -156,6 +156,8 @@ TEST_F(CliTrainTest, a_bad_pool_of_servers_is_named_with_what_would_be_right) {
               HasSubstr("capacities add up to 0"));
   EXPECT_THAT(train_refusal({"servers.dedicated=1", "plan.scheduler=local"}),
               AllOf(HasSubstr("plan.scheduler = local"), HasSubstr("use balanced or greedy")));
+  EXPECT_THAT(train_refusal({"--workers", "2", "servers.capacity=1,2", "plan.scheduler=local"}),
+              HasSubstr("servers.capacity = 1,2 with plan.scheduler = local"));
   EXPECT_THAT(
       train_refusal({"servers.dedicated=1", "servers.in_place=false", "servers.capacity=0,1"}),
       HasSubstr("servers.in_place = false"));

@@ -329,20 +329,14 @@ TEST_F(TrainingTest, with_a_profile_predicted_attention_times_stand_beside_measu
 }
 
 TEST_F(TrainingTest, measured_speeds_enter_plans_as_recorded_values_and_change_no_loss) {
-  const std::vector<std::string> fp64 = {"model.dtype=float64", "comm.backend=threads",
-                                         "--workers"};
-  const auto with = [&](std::vector<std::string> more) {
-    more.insert(more.begin(), fp64.begin(), fp64.end());
-    return more;
-  };
-  const Training one = train("one", with({"1"}));
+  const Training one = train("one", {"model.dtype=float64", "--workers", "1"});
   const Training weighed =
-      train("weighed", with({"2", "servers.dedicated=1", "servers.reweight=true",
-                             "plan.tolerance=auto", "train.deterministic=false"}));
+      train("weighed",
+            {"model.dtype=float64", "comm.backend=threads", "--workers", "2", "servers.dedicated=1",
+             "servers.reweight=true", "plan.tolerance=auto", "train.deterministic=false"});
   expect_near(weighed.losses, one.losses, 1e-10, "loss");
   int64_t changes = 0;
   for (const Json& line : read_json_lines(folder_ / "weighed" / "metrics.jsonl")) {
-    ASSERT_TRUE(line.contains("chosen"));
     EXPECT_FALSE(line.at("chosen").empty());
     if (!line.contains("speeds")) continue;
     ++changes;
