@@ -134,6 +134,8 @@ void NamespacePair::make(int end) {
   for (const char* link : {"lo", kInterface}) {
     need({"ip", "-n", name(end), "link", "set", link, "up"});
   }
+  // Packets as long as the segments that TCP hands down: the least processor time a byte.
+  need({"ip", "-n", name(end), "link", "set", kInterface, "mtu", "65535"});
   // Nothing is lost on this wire and nobody else uses it: TCP need neither probe for its rate nor
   // start slowly after each pause of the exchange.
   need({"ip", "netns", "exec", name(end), "sh", "-c",

@@ -28,8 +28,8 @@ constexpr int kSkipped = 77;  // as ctest and automake understand it
 
 struct Arguments {
   OverlapOptions options{.model = overlap_model()};
-  std::vector<double> rates = {25, 50};
-  std::vector<double> fast = {250, 0};
+  std::vector<double> rates = {25, 40};
+  std::vector<double> fast = {60, 250, 0};
   std::string only;
   std::string json;
 };

@@ -68,6 +68,8 @@ struct OverlapVerdict {
   std::string why_not_judged;  // empty: judged
   Decision decision() const { return figure.verdict(); }
 };
-OverlapVerdict verdict_of(const OverlapFigures& figures);
+/// A rate is judged if the processor time is low enough where exchanges are shorter, for there it
+/// counts; `all` may hold that setting.
+OverlapVerdict verdict_of(const OverlapFigures& figures, const std::vector<OverlapFigures>& all);
 
 }  // namespace distca::bench

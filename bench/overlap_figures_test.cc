@@ -31,33 +31,48 @@ TEST(OverlapFigures, the_ideal_is_one_byte_and_the_processor_time) {
 }
 
 TEST(OverlapFigures, shorter_exchanges_are_judged_by_the_ideal) {
-  EXPECT_EQ(verdict_of(figures_with(ExchangeLength::kShorter, 1.05)).decision(),
+  EXPECT_EQ(verdict_of(figures_with(ExchangeLength::kShorter, 1.05), {}).decision(),
             Decision::kReached);
-  EXPECT_EQ(verdict_of(figures_with(ExchangeLength::kShorter, 1.07)).decision(), Decision::kMissed);
+  EXPECT_EQ(verdict_of(figures_with(ExchangeLength::kShorter, 1.07), {}).decision(),
+            Decision::kMissed);
 }
 
 TEST(OverlapFigures, longer_ones_by_the_wire) {
-  EXPECT_EQ(verdict_of(figures_with(ExchangeLength::kLonger, 2.09)).decision(), Decision::kReached);
-  EXPECT_EQ(verdict_of(figures_with(ExchangeLength::kLonger, 2.11)).decision(), Decision::kMissed);
+  EXPECT_EQ(verdict_of(figures_with(ExchangeLength::kLonger, 2.09), {}).decision(),
+            Decision::kReached);
+  EXPECT_EQ(verdict_of(figures_with(ExchangeLength::kLonger, 2.11), {}).decision(),
+            Decision::kMissed);
 }
 
 TEST(OverlapFigures, a_setting_that_is_not_what_it_should_be_is_not_judged) {
   auto figures = figures_with(ExchangeLength::kShorter, 1.05);
   figures.windows[0].exchange_s = 0.025;
-  EXPECT_EQ(verdict_of(figures).decision(), Decision::kShown);
-  EXPECT_THAT(verdict_of(figures).why_not_judged, HasSubstr("takes 25.0 ms beside 30.0 ms"));
+  EXPECT_EQ(verdict_of(figures, {}).decision(), Decision::kShown);
+  EXPECT_THAT(verdict_of(figures, {}).why_not_judged, HasSubstr("takes 25.0 ms beside 30.0 ms"));
 
   figures = figures_with(ExchangeLength::kLonger, 2.05);
   figures.windows[0].longest_s = 0.02;
-  EXPECT_EQ(verdict_of(figures).decision(), Decision::kShown);
+  EXPECT_EQ(verdict_of(figures, {}).decision(), Decision::kShown);
 
   figures = figures_with(ExchangeLength::kShorter, 1.05);
   figures.used_s = {0.023};
-  EXPECT_THAT(verdict_of(figures).why_not_judged, HasSubstr("2.1 % of compute"));
+  EXPECT_THAT(verdict_of(figures, {}).why_not_judged, HasSubstr("2.1 % of compute"));
 
   figures = figures_with(ExchangeLength::kShorter, 1.05);
   figures.setting.judged = false;
-  EXPECT_EQ(verdict_of(figures).decision(), Decision::kShown);
+  EXPECT_EQ(verdict_of(figures, {}).decision(), Decision::kShown);
+}
+
+TEST(OverlapFigures, processor_time_counts_where_exchanges_are_shorter) {
+  auto shorter = figures_with(ExchangeLength::kShorter, 1.05);
+  auto longer = figures_with(ExchangeLength::kLonger, 2.05);
+  longer.used_s = {0.05};  // more bytes and less compute than at this rate's other setting
+  EXPECT_THAT(verdict_of(longer, {}).why_not_judged, HasSubstr("4.8 % of compute"));
+  EXPECT_EQ(verdict_of(longer, {shorter, longer}).decision(), Decision::kReached);
+  shorter.used_s = {0.04};
+  EXPECT_THAT(verdict_of(longer, {shorter, longer}).why_not_judged, HasSubstr("3.8 % of compute"));
+  shorter.setting.mb_per_s = 50;
+  EXPECT_THAT(verdict_of(longer, {shorter, longer}).why_not_judged, HasSubstr("4.8 % of compute"));
 }
 
 TEST(OverlapFigures, settings_are_shorter_and_longer_at_each_rate) {

@@ -2,7 +2,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <fmt/format.h>
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -24,7 +23,6 @@
 namespace distca::bench {
 namespace {
 
-constexpr int kNanoBatches = 2;
 constexpr uint32_t kWireTag = 1;
 constexpr std::chrono::milliseconds kIdle(200);
 
@@ -196,22 +194,6 @@ double OverlapMeasurer::State::step(Arm arm, const std::vector<NanoInput>& input
       std::move(own), 1, [] {}, [] {});
   played.end_s = played.computed_s = steady_seconds();
   cuttable.cut(false);
-  if (getenv("DBG")) {
-    std::string t;
-    for (int k = 0; k < kNumOpKinds; ++k)
-      for (int p = 0; p < 2; ++p) {
-        auto& q = result.times.seconds[k][p];
-        double sum = q[0] + q[1] + q[2] + q[3] + q[4];
-        if (sum > 1e-3)
-          t += fmt::format(
-              "  {} {}: play {:.1f} (cpu {:.1f}) pack {:.1f} post {:.1f} wait {:.1f} land {:.1f}\n",
-              pass_name(distca::Pass(p)), op_name(OpKind(k)), 1e3 * q[0],
-              1e3 * result.times.processor_seconds[k][p][0], 1e3 * q[1], 1e3 * q[2], 1e3 * q[3],
-              1e3 * q[4]);
-      }
-    fmt::print(stderr, "rank {} arm {} {:.1f} ms\n{}", comm.rank(), (int)arm,
-               1e3 * (played.end_s - played.begin_s), t);
-  }
   if (times != nullptr) add_to(times, result.times);
   return figures_of(gather(comm, played)).seconds;
 }

@@ -81,8 +81,8 @@ std::string arms_table(const OverlapFigures& figures) {
   return table.to_string();
 }
 
-std::string verdict_text(const OverlapFigures& figures) {
-  const OverlapVerdict verdict = verdict_of(figures);
+std::string verdict_text(const OverlapFigures& figures, const std::vector<OverlapFigures>& all) {
+  const OverlapVerdict verdict = verdict_of(figures, all);
   const bool to_wire = figures.setting.length == ExchangeLength::kLonger;
   const Estimate ratio = inverse(verdict.figure.reached);
   return fmt::format(
@@ -92,7 +92,7 @@ std::string verdict_text(const OverlapFigures& figures) {
                                      : "not judged (" + verdict.why_not_judged + ")");
 }
 
-std::string setting_text(const OverlapFigures& figures) {
+std::string setting_text(const OverlapFigures& figures, const std::vector<OverlapFigures>& all) {
   return fmt::format(
       "\n## {}\n{} of {} tokens swapped a worker and nano-batch; {} sent a worker and step; wire "
       "{:.1f} MB/s\n(a step's bytes: {} ms); exchanges alone {} ms, taking {} ms of the core "
@@ -101,14 +101,14 @@ std::string setting_text(const OverlapFigures& figures) {
       human_bytes(figures.step_bytes), figures.wire_bytes_per_s / 1e6, ms(figures.exchange_s()),
       ms(median(figures.alone_s)), ms(figures.processor_s()), ms(median(figures.charged_s)),
       percent(figures.processor_share()), windows_table(figures), arms_table(figures),
-      verdict_text(figures));
+      verdict_text(figures, all));
 }
 
 Json to_json(const Estimate& estimate) {
   return {{"median", estimate.median}, {"low", estimate.low}, {"high", estimate.high}};
 }
 
-Json setting_json(const OverlapFigures& figures) {
+Json setting_json(const OverlapFigures& figures, const std::vector<OverlapFigures>& all) {
   Json steps = Json::object();
   for (size_t arm = 0; arm < kArms; ++arm) steps[std::string(kArmNames[arm])] = figures.step_s[arm];
   Json windows = Json::array();
@@ -120,7 +120,7 @@ Json setting_json(const OverlapFigures& figures) {
                        {"under_s", window.under_s},
                        {"longest_s", window.longest_s}});
   }
-  const OverlapVerdict verdict = verdict_of(figures);
+  const OverlapVerdict verdict = verdict_of(figures, all);
   return {{"setting", figures.setting.name()},
           {"swapped_tokens", figures.batch.swapped_tokens},
           {"tokens", figures.batch.tokens()},
@@ -143,13 +143,13 @@ Json setting_json(const OverlapFigures& figures) {
 
 Tally overlap_tally(const std::vector<OverlapFigures>& all) {
   Tally tally;
-  for (const OverlapFigures& figures : all) tally.add(verdict_of(figures).decision());
+  for (const OverlapFigures& figures : all) tally.add(verdict_of(figures, all).decision());
   return tally;
 }
 
 std::string overlap_text(const OverlapOptions& options, const std::vector<OverlapFigures>& all) {
   std::string text = head(options);
-  for (const OverlapFigures& figures : all) text += setting_text(figures);
+  for (const OverlapFigures& figures : all) text += setting_text(figures, all);
   const Tally tally = overlap_tally(all);
   return text + fmt::format("\n{} of {} bars reached, {} missed, {} not decidable here\n",
                             tally.reached, tally.judged(), tally.missed, tally.not_decidable);
@@ -157,7 +157,7 @@ std::string overlap_text(const OverlapOptions& options, const std::vector<Overla
 
 Json overlap_json(const OverlapOptions& options, const std::vector<OverlapFigures>& all) {
   Json settings = Json::array();
-  for (const OverlapFigures& figures : all) settings.push_back(setting_json(figures));
+  for (const OverlapFigures& figures : all) settings.push_back(setting_json(figures, all));
   return {{"machine", cpu_name()},
           {"commit", build_info::kCommit},
           {"rounds", options.rounds},

@@ -10,6 +10,7 @@
 #include "distca/base/error.h"
 #include "distca/base/random.h"
 #include "distca/comm/collectives.h"
+#include "distca/plan/choose_tolerance.h"
 #include "distca/plan/exchange.h"
 #include "distca/train/config.h"
 #include "distca/train/optimizer.h"
@@ -47,8 +48,11 @@ PlanRequest request_of(const StepArm& arm, const LlamaConfig& model,
 std::vector<Plan> plan_step(const StepArm& arm, const LlamaConfig& model, const BatchLengths& batch,
                             int num_workers) {
   std::vector<Plan> plans;
-  for (const std::vector<int64_t>& lengths : arm.one_nano_batch ? merged(batch) : batch)
-    plans.push_back(make_plan(request_of(arm, model, lengths, num_workers)));
+  for (const std::vector<int64_t>& lengths : arm.one_nano_batch ? merged(batch) : batch) {
+    const PlanRequest request = request_of(arm, model, lengths, num_workers);
+    plans.push_back(arm.weighed ? choose_tolerance(request, *arm.weighed).plan
+                                : make_plan(request));
+  }
   return plans;
 }
 
@@ -127,6 +131,9 @@ void StepPlayer::set_capacity(size_t arm, std::vector<int64_t> capacity) {
   state_->arms.at(arm)->arm.capacity = std::move(capacity);
 }
 const Llama& StepPlayer::llama() const { return state_->llama; }
+void StepPlayer::set_recorder(size_t arm, TraceRecorder* recorder) {
+  state_->arms.at(arm)->step.set_recorder(recorder);
+}
 
 PlayedStep StepPlayer::play(size_t index, const BatchLengths& batch, StepResult* result) {
   State& s = *state_;

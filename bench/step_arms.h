@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "distca/comm/communicator.h"
 #include "distca/cost/attention_profile.h"
 #include "distca/model/llama.h"
+#include "distca/plan/layer_time.h"
 #include "distca/plan/plan.h"
 #include "distca/train/step.h"
 
@@ -20,6 +22,8 @@ namespace distca::bench {
 struct StepArm {
   std::string name;
   PlanOptions plan;
+  /// plan.tolerance = auto: chosen by predicted time (plan/choose_tolerance.h), not by `plan`.
+  std::optional<LayerTimeOptions> weighed = {};
   StepOptions step;
   bool resent = false;                 // keys travel again for backward
   bool one_nano_batch = false;         // a batch's documents are planned and played together
@@ -56,6 +60,8 @@ class StepPlayer {
   /// From its next step on.
   void set_capacity(size_t arm, std::vector<int64_t> capacity);
   const Llama& llama() const;
+  /// As Step::set_recorder, for this arm's steps.
+  void set_recorder(size_t arm, TraceRecorder* recorder);
 
   /// Plans the batch and meets the others, neither of which counts, then plays forward, backward,
   /// the ordered sum of gradients and the update. `result`: null, or what Step::train returned.

@@ -28,25 +28,25 @@ struct Arguments {
   std::string profile = "pairs";
   std::string only;
   std::vector<std::string> rivals = kRivals;
-  BatchShape shape{.nano_batch_tokens = 4096, .nano_batches = 2, .workers = kWorkers};
+  BatchShape shape{.nano_batch_tokens = 8192, .nano_batches = 2, .workers = kWorkers};
   int rounds = 15;
   uint64_t seed = 1;
   bool json = false;
 };
 
-/// configs/demo.toml's.
-LlamaConfig demo_model() {
+/// Small, so that a step takes a second or two; core attention is a third to a half of it.
+LlamaConfig small_llama() {
   return {.vocab_size = 256,
-          .hidden_size = 256,
-          .intermediate_size = 704,
-          .num_hidden_layers = 4,
-          .num_attention_heads = 4,
+          .hidden_size = 192,
+          .intermediate_size = 512,
+          .num_hidden_layers = 2,
+          .num_attention_heads = 6,
           .num_key_value_heads = 2,
           .head_dim = 64};
 }
 
 ContestOptions contest_options(const Arguments& arguments) {
-  ContestOptions options{.model = demo_model(),
+  ContestOptions options{.model = small_llama(),
                          .shape = arguments.shape,
                          .seed = arguments.seed,
                          .rounds = arguments.rounds,
@@ -88,6 +88,7 @@ void measure(const Arguments& arguments, Communicator& comm) {
   Contest contest(report.options, comm);
   report.check = contest.check_rival(sources[0].batches[0]);
   report.peak_gflops = contest.measure_peak();
+  report.speeds = contest.measure_speeds(sources[0].batches);
   for (const BatchSource& source : sources) report.sources.push_back(contest.run(source));
   if (comm.rank() != 0) return;
   arguments.json ? print_json(report) : print_tables(report);

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "bench/training_judge.h"
+#include "bench/training_speeds.h"
 #include "distca/base/error.h"
 #include "distca/base/statistics.h"
 #include "distca/comm/collectives.h"
@@ -17,8 +18,10 @@
 namespace distca::bench {
 namespace {
 
-constexpr int kChoiceRounds = 3;
+constexpr int kChoiceRounds = 2;
 constexpr double kPeakSeconds = 0.3;
+constexpr int64_t kFixedTolerancePpm = 20'000;
+constexpr size_t kSpeedBatches = 5;
 
 /// What takes part: the ways it may play a step, of which the fastest counts.
 struct Contestant {
@@ -30,22 +33,56 @@ struct Contestant {
 std::string how(const StepArm& arm) {
   std::string text(std::ranges::find(kSchedules, arm.step.schedule, &ScheduleName::schedule)->name);
   if (arm.one_nano_batch) text += ", one nano-batch";
+  if (arm.weighed) text += ", tolerance auto";
   if (arm.plan.tolerance_ppm != PlanOptions::kOwnTolerance)
     text += fmt::format(", tolerance {:g}", 1e-6 * static_cast<double>(arm.plan.tolerance_ppm));
   return text;
 }
 
-/// The arm under every schedule, as many times as there are tolerances.
-std::vector<StepArm> under_every_schedule(const StepArm& arm,
-                                          const std::vector<int64_t>& tolerances_ppm) {
+/// The arm under each of these schedules.
+std::vector<StepArm> under(const std::vector<Schedule>& schedules, const StepArm& arm) {
   std::vector<StepArm> ways;
-  for (const ScheduleName& schedule : kSchedules) {
-    for (const int64_t tolerance : tolerances_ppm) {
-      StepArm& way = ways.emplace_back(arm);
-      way.step.schedule = schedule.schedule;
-      way.plan.tolerance_ppm = tolerance;
-      way.name = how(way);
-    }
+  for (const Schedule schedule : schedules) {
+    StepArm& way = ways.emplace_back(arm);
+    way.step.schedule = schedule;
+    way.name = how(way);
+  }
+  return ways;
+}
+
+const std::vector<Schedule> kEverySchedule = {Schedule::kBlocking, Schedule::kOverlap,
+                                              Schedule::kPingPong};
+/// Where nothing is exchanged, overlap is blocking.
+const std::vector<Schedule> kWithoutExchange = {Schedule::kBlocking, Schedule::kPingPong};
+
+Hiding hiding_under(Schedule schedule) {
+  switch (schedule) {
+    case Schedule::kBlocking:
+      return Hiding::kNothing;
+    case Schedule::kOverlap:
+      return Hiding::kHomeTasks;
+    case Schedule::kPingPong:
+      break;
+  }
+  return Hiding::kOtherNanoBatch;
+}
+
+/// Balanced plans, their tolerance fixed and chosen.
+std::vector<StepArm> our_ways(const ContestOptions& options, const Speeds& speeds,
+                              StepArm balanced) {
+  balanced.plan.scheduler = "balanced";
+  balanced.profile = options.profile;
+  std::vector<StepArm> ways;
+  for (const Schedule schedule : kEverySchedule) {
+    balanced.step.schedule = schedule;
+    StepArm& fixed = ways.emplace_back(balanced);
+    fixed.plan.tolerance_ppm = kFixedTolerancePpm;
+    fixed.name = how(fixed);
+    StepArm& weighed = ways.emplace_back(balanced);
+    weighed.weighed = LayerTimeOptions{.speeds = speeds,
+                                       .hiding = hiding_under(schedule),
+                                       .layers = options.model.num_hidden_layers};
+    weighed.name = how(weighed);
   }
   return ways;
 }
@@ -55,31 +92,28 @@ bool takes_part(const ContestOptions& options, const std::string& rival) {
 }
 
 /// In the order of Who, then the rivals but DDP.
-std::vector<Contestant> contestants(const ContestOptions& options) {
+std::vector<Contestant> contestants(const ContestOptions& options, const Speeds& speeds) {
   const int64_t cap = std::llround(
       kMemoryCap * static_cast<double>(options.shape.nano_batch_tokens) / options.shape.workers);
-  const auto ways = [&](const char* scheduler, std::vector<int64_t> tolerances_ppm) {
-    return under_every_schedule({.plan = {.scheduler = scheduler}, .max_tokens_per_worker = cap},
-                                tolerances_ppm);
+  const auto by = [&](const char* scheduler) {
+    return StepArm{.plan = {.scheduler = scheduler}, .max_tokens_per_worker = cap};
   };
-  constexpr int64_t kOwn = PlanOptions::kOwnTolerance;
-  std::vector<StepArm> ours = ways("balanced", {10'000, 50'000});
-  for (StepArm& way : ours) way.profile = options.profile;
-  const std::vector<StepArm> local = ways("local", {kOwn});
+  const std::vector<StepArm> local = under(kWithoutExchange, by("local"));
   // Packing may place documents over the whole batch. Ping-pong holds two nano-batches at a time:
   // so may it.
-  std::vector<StepArm> wlb = ways("wlb", {kOwn});
-  StepArm& whole_batch = wlb.emplace_back(wlb[0]);
+  std::vector<StepArm> wlb = under(kWithoutExchange, by("wlb"));
+  StepArm whole_batch = by("wlb");
   whole_batch.one_nano_batch = true;
   whole_batch.max_tokens_per_worker = cap * options.shape.nano_batches;
-  whole_batch.name = how(whole_batch);
-  std::vector<Contestant> all = {{"balanced (ours)", ours},
+  wlb.push_back(under({Schedule::kBlocking}, whole_batch)[0]);
+  std::vector<Contestant> all = {{"balanced (ours)", our_ways(options, speeds, by("balanced"))},
                                  {"ours again", {}},  // as ours was chosen
                                  {"local, equal documents", local, /*equal_documents=*/true}};
-  const std::vector<Contestant> rivals = {{"local", local},
-                                          {"wlb", wlb},
-                                          {"per-document-cp", ways("per-document-cp", {kOwn})},
-                                          {"greedy", ways("greedy", {kOwn})}};
+  const std::vector<Contestant> rivals = {
+      {"local", local},
+      {"wlb", wlb},
+      {"per-document-cp", under(kEverySchedule, by("per-document-cp"))},
+      {"greedy", under(kEverySchedule, by("greedy"))}};
   for (const Contestant& rival : rivals) {
     if (takes_part(options, rival.name)) all.push_back(rival);
   }
@@ -100,6 +134,7 @@ struct Contest::State {
   StepPlayer player;
   const bool with_ddp;
   std::optional<DdpRival> ddp;  // on rank 0
+  const size_t plain;           // fixed packing, blocking: for the check and the speeds
   std::vector<Contestant> arms;
   std::vector<std::vector<size_t>> ways;  // [arm][way] in `player`
 
@@ -107,9 +142,16 @@ struct Contest::State {
       : options(options_in),
         comm(comm_in),
         player(options.model, options.seed, comm),
-        with_ddp(takes_part(options, kDdp)) {
+        with_ddp(takes_part(options, kDdp)),
+        plain(player.add({.name = "plain",
+                          .plan = {.scheduler = "local"},
+                          .step = {.schedule = Schedule::kBlocking},
+                          .profile = options.profile})) {
     if (with_ddp) start_ddp();
-    arms = contestants(options);
+  }
+
+  void add_arms(const Speeds& speeds) {
+    arms = contestants(options, speeds);
     for (const Contestant& arm : arms) {
       std::vector<size_t>& indices = ways.emplace_back();
       for (const StepArm& way : arm.ways) indices.push_back(player.add(way));
@@ -169,7 +211,7 @@ std::optional<RivalCheck> Contest::check_rival(const BatchLengths& batch) {
   if (!s.with_ddp) return std::nullopt;
   const BatchLengths pieces = fixed_packing(s.options.model, batch, s.comm.size()).pieces;
   const StepFigures rival = s.run_ddp(batch);
-  const StepFigures ours = s.player.run(s.ways[kEqualDocuments][0], pieces);
+  const StepFigures ours = s.player.run(s.plain, pieces);
   const auto targets = static_cast<double>(num_targets(pieces));
   // As between two of our own kernels (tests/parity_test.cc): some 100 roundings one after another,
   // and sums over all rows in another order, at 4 standard deviations; of either side.
@@ -186,6 +228,15 @@ std::optional<RivalCheck> Contest::check_rival(const BatchLengths& batch) {
       "{:.9f} against {:.9f}, bound {:.1e}",
       check.rival_loss, check.loss, check.rival_gradient_norm, check.gradient_norm, check.bound);
   return check;
+}
+
+Speeds Contest::measure_speeds(const std::vector<BatchLengths>& batches) {
+  State& s = *state_;
+  std::vector<BatchLengths> some;
+  for (size_t i = 0; i < kSpeedBatches; ++i) some.push_back(batches[i % batches.size()]);
+  const Speeds speeds = bench::measure_speeds(s.player, s.plain, some, s.comm);
+  s.add_arms(speeds);
+  return speeds;
 }
 
 double Contest::measure_peak() {

@@ -70,6 +70,9 @@ class Contest {
   std::optional<RivalCheck> check_rival(const BatchLengths& batch);
   /// Multiply-adds of all ranks at once, measured, GFLOP/s.
   double measure_peak();
+  /// After check_rival, before run: of a few steps of fixed packing; what our tolerance is weighed
+  /// with.
+  Speeds measure_speeds(const std::vector<BatchLengths>& batches);
   /// Each arm's best way by a few rounds of their own, then `rounds` rounds of all. `source` has
   /// num_batches batches.
   SourceResult run(const BatchSource& source);

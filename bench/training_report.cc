@@ -57,6 +57,18 @@ void print_head(const TrainingReport& report) {
       model.num_hidden_layers, model.hidden_size, model.num_attention_heads,
       model.num_key_value_heads, model.head_dim, short_name(model.dtype), options.rounds,
       report.peak_gflops, kMemoryCap);
+  const Speeds& speeds = report.speeds;
+  for (size_t rank = 0; rank < speeds.ranks.size(); ++rank) {
+    const RankSpeed& speed = speeds.ranks[rank];
+    fmt::print(
+        "Worker {}, forward and backward of all layers: {:.1f} us a token, core attention {:.0f} "
+        "ns "
+        "a thousand {}.\n",
+        rank, 1e-6 * static_cast<double>(speed.linear_ps_per_token),
+        1e-3 * static_cast<double>(speed.attention_ps_per_kload),
+        report.options.profile ? "ns of the profile" : "pairs");
+  }
+  fmt::print("A worker sends {} MB/s while the other does.\n", speeds.bytes_per_us);
   if (!report.check) return;
   const RivalCheck& check = *report.check;
   fmt::print(
@@ -67,7 +79,7 @@ void print_head(const TrainingReport& report) {
 }
 
 void print_choices(const SourceResult& source) {
-  Table table({"way tried", "step ms", "", "median of 3"});
+  Table table({"way tried", "step ms", "", ""});
   for (const ArmResult& arm : source.arms) {
     for (const ArmResult::Tried& tried : arm.tried) {
       table.add_row({arm.name, fmt::format("{:.0f}", 1e3 * tried.seconds), tried.how,

@@ -13,6 +13,7 @@ struct TrainingReport {
   ContestOptions options;
   int workers = 0;
   double peak_gflops = 0;  // of all workers together
+  Speeds speeds;           // as measured before
   std::optional<RivalCheck> check;
   std::vector<SourceResult> sources;
   std::vector<std::string> absent;  // sources that could not be measured, and why

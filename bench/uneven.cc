@@ -49,7 +49,8 @@ Config config_of(const Arguments& arguments) {
   config.model.head_dim = 32;
   config.batch.nano_batches = 2;
   config.batch.nano_batch_tokens = 4096;
-  config.plan.tolerance = 0.01;
+  config.servers.reweight = true;
+  config.train.deterministic = false;  // measured speeds enter plans
   config.train.schedule = arguments.schedule;
   return config;
 }
@@ -190,6 +191,8 @@ class Uneven {
                         .reweighted_again = splits_[kReweightedAgain],
                         .undisturbed = splits_[kUndisturbed],
                         .fixed = {splits_.begin() + kFixed, splits_.end()},
+                        .speeds = meter_.speeds(),
+                        .undisturbed_speeds = undisturbed_meter_.speeds(),
                         .share_by_half_speed = predicted_share(halved)};
     // The even split is one of the fixed ones.
     report.fixed.insert(report.fixed.begin(), splits_[kEven]);

@@ -25,6 +25,14 @@ std::vector<const Split*> all_splits(const UnevenReport& report) {
   return splits;
 }
 
+void print_speeds(const char* what, const Speeds& speeds) {
+  for (size_t rank = 0; rank < speeds.ranks.size(); ++rank) {
+    fmt::print("measured speed {}, rank {}: {} ps a token of linear work, {} ps a thousand pairs\n",
+               what, rank, with_thousands(speeds.ranks[rank].linear_ps_per_token),
+               with_thousands(speeds.ranks[rank].attention_ps_per_kload));
+  }
+}
+
 void print_ratio(const char* what, const Rates& numerator, const Rates& denominator) {
   const Estimate ratio = estimate_ratio(numerator, denominator);
   fmt::print("{}: {:.3f} ({})\n", what, ratio.median, range(ratio));
@@ -53,6 +61,8 @@ void print_table(const UnevenReport& report) {
   }
   fmt::print("{}\nideal: the undisturbed step's work on {} of {} machines, {:.1f} ms\n",
              table.to_string(), kMachinesLeft, kMachines, 1e3 * median(ideal));
+  print_speeds("undisturbed", report.undisturbed_speeds);
+  print_speeds("beside the busy process", report.speeds);
   fmt::print("predicted for half the undisturbed speed: fast worker's share {:.3f}\n",
              report.share_by_half_speed);
   print_ratio("before / after re-weighting", report.even.seconds, report.reweighted.seconds);

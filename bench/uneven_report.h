@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "bench/uneven_figures.h"
+#include "distca/cost/speeds.h"
 
 namespace distca::bench {
 
@@ -14,8 +15,9 @@ struct UnevenReport {
   Split reweighted, reweighted_again;  // by measured speeds
   Split undisturbed;                   // a half each, both fast
   std::vector<Split> fixed;
-  double share_by_half_speed = 0;  // the fast worker's, by even_capacities from the undisturbed
-                                   // speeds, one of them halved
+  Speeds speeds, undisturbed_speeds;  // given out last
+  double share_by_half_speed = 0;     // the fast worker's, by even_capacities from the undisturbed
+                                      // speeds, one of them halved
 };
 
 void print_table(const UnevenReport& report);

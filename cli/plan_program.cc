@@ -96,12 +96,11 @@ void print_program_of(const PlanArguments& arguments) {
   DISTCA_CHECK(violations.empty(), "our own programs are invalid: {}", violations.front());
   const Program& program = programs[arguments.rank];
   fmt::print(
-      "Rank {} of {}{}, schedule {}, {} nano-batches, {} layers: {} operations, {} buffers; "
-      "valid with the programs of all ranks\n\n{}",
+      "Rank {} of {}{}, schedule {}, nano-batches: {}, layers: {}; {} operations, valid with the "
+      "programs of all ranks\n\n{}",
       arguments.rank, cluster.num_servers(),
       arguments.rank < cluster.num_workers ? "" : " (a dedicated server)", arguments.schedule,
-      plans.size(), arguments.layers, program.ops.size(), program.buffers.size(),
-      print_program(program));
+      plans.size(), arguments.layers, program.ops.size(), print_program(program));
 }
 
 }  // namespace distca::cli

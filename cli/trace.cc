@@ -65,19 +65,19 @@ class Report {
   RankStep all_;
 };
 
-double uncertainty_us(const Trace& trace) {
+std::string clocks(const Trace& trace) {
   double most = 0;
   for (const TraceRank& rank : trace.ranks) most = std::max(most, rank.clock_uncertainty_s);
-  return most * 1e6;
+  return most > 0 ? fmt::format("clocks agree to within {:.0f} us", most * 1e6) : "one clock";
 }
 
 void Report::print_head() const {
   const std::vector<RankStep>& steps = analysis_.ranks[0];
-  fmt::print("{} rank{}, step{} {}, schedule {}, commit {}; clocks agree to within {:.0f} us\n",
-             num_ranks_, num_ranks_ > 1 ? "s" : "", num_steps_ > 1 ? "s" : "",
+  fmt::print("{} rank{}, step{} {}, schedule {}, commit {}; {}\n", num_ranks_,
+             num_ranks_ > 1 ? "s" : "", num_steps_ > 1 ? "s" : "",
              num_steps_ > 1 ? fmt::format("{} to {}", steps.front().step, steps.back().step)
                             : fmt::format("{}", steps.front().step),
-             trace_.schedule, trace_.commit, uncertainty_us(trace_));
+             trace_.schedule, trace_.commit, clocks(trace_));
   if (analysis_.unmatched_waits > 0) {
     fmt::print("{} waits for messages whose post is not in the trace count as exposed\n",
                analysis_.unmatched_waits);

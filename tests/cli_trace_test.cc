@@ -89,6 +89,19 @@ void expect_events_within_their_steps(const Trace& trace) {
   }
 }
 
+/// Perfetto draws events of one thread only where they lie within or beside each other.
+void expect_compute_events_nest(const Trace& trace) {
+  for (const TraceRank& rank : trace.ranks) {
+    std::vector<double> ends;
+    for (const TraceEvent& event : rank.events) {
+      if (event.kind == TraceKind::kFlight) continue;
+      while (!ends.empty() && ends.back() <= event.begin_s) ends.pop_back();
+      if (!ends.empty()) EXPECT_LE(event.end_s, ends.back()) << event.name;
+      ends.push_back(event.end_s);
+    }
+  }
+}
+
 void expect_parts_add_up(const Trace& trace, std::vector<int64_t> steps) {
   const TraceAnalysis analysis = analyse(trace, "run");
   EXPECT_EQ(analysis.unmatched_waits, 0);
@@ -110,6 +123,7 @@ TEST_F(CliTraceTest, a_run_of_two_workers_leaves_a_trace_whose_parts_add_up) {
   EXPECT_EQ(trace.schedule, "ping-pong");
   expect_every_message_on_both_sides(trace);
   expect_events_within_their_steps(trace);
+  expect_compute_events_nest(trace);
   expect_parts_add_up(trace, {2, 3, 4});
   for (const TraceRank& rank : trace.ranks) {
     EXPECT_FALSE(rank.server);

@@ -156,6 +156,8 @@ TEST_F(CliTrainTest, a_bad_pool_of_servers_is_named_with_what_would_be_right) {
               HasSubstr("capacities add up to 0"));
   EXPECT_THAT(train_refusal({"servers.dedicated=1", "plan.scheduler=local"}),
               AllOf(HasSubstr("plan.scheduler = local"), HasSubstr("use balanced or greedy")));
+  EXPECT_THAT(train_refusal({"--workers", "2", "servers.capacity=1,2", "plan.scheduler=local"}),
+              HasSubstr("servers.capacity = 1,2 with plan.scheduler = local"));
   EXPECT_THAT(
       train_refusal({"servers.dedicated=1", "servers.in_place=false", "servers.capacity=0,1"}),
       HasSubstr("servers.in_place = false"));
@@ -279,6 +281,26 @@ TEST_F(CliTrainTest, ranks_with_different_kernels_refuse_to_start) {
                           "with reference"));
     EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1);
   }
+  EXPECT_FALSE(fs::exists(folder_ / "run"));
+}
+
+TEST_F(CliTrainTest, ranks_with_different_schedules_or_servers_refuse_to_start) {
+  const auto refusals = [&](const char* first_word, const char* second_word) {
+    const std::string port = free_port();
+    const auto rank = [&](int number, const char* word) {
+      return Program(train_arguments(prefix_, folder_ / "run", {"comm.grace_s=1", word}),
+                     torchrun_environment(number, 2, port));
+    };
+    Program first = rank(0, first_word), second = rank(1, second_word);
+    const Outcome outcome = first.wait();
+    EXPECT_EQ(outcome.exit_code, 2);
+    EXPECT_EQ(second.wait().exit_code, 2);
+    return outcome.err;
+  };
+  EXPECT_THAT(refusals("train.schedule=ping-pong", "train.schedule=overlap"),
+              HasSubstr("train.schedule: rank 1 would play by overlap, rank 0 by ping-pong"));
+  EXPECT_THAT(refusals("servers.dedicated=0", "servers.dedicated=1"),
+              HasSubstr("servers.dedicated: rank 1 would train with 1, rank 0 with 0"));
   EXPECT_FALSE(fs::exists(folder_ / "run"));
 }
 

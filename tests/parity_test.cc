@@ -12,7 +12,9 @@
 #include <cmath>
 #include <map>
 #include <tuple>
+#include <utility>
 
+#include "distca/base/text.h"
 #include "distca/comm/device_copy.h"
 #include "tests/covering_pairs.h"
 #include "tests/parity_testing.h"
@@ -57,7 +59,32 @@ const Outcome& one_worker(int batch, int kv_heads, int layers) {
   return at->second;
 }
 
-class ParityTest : public ::testing::TestWithParam<ParityCase> {};
+/// How far steps were from one worker's, by how they were played: printed after the last one, for
+/// logs of the whole grid.
+class Differences {
+ public:
+  void add(const std::string& play, double difference) {
+    auto& [steps, largest] = seen_[play];
+    ++steps;
+    largest = std::max(largest, difference);
+  }
+  void print(const char* unit) const {
+    Table table({"played", "steps", fmt::format("largest difference, {}", unit)});
+    for (const auto& [play, of_play] : seen_) {
+      table.add_row({play, std::to_string(of_play.first), fmt::format("{:.2g}", of_play.second)});
+    }
+    fmt::print("{}", table.to_string());
+  }
+
+ private:
+  std::map<std::string, std::pair<int, double>> seen_;
+};
+
+class ParityTest : public ::testing::TestWithParam<ParityCase> {
+ protected:
+  static void TearDownTestSuite() { differences.print("of the largest element"); }
+  static inline Differences differences;
+};
 
 TEST_P(ParityTest, loss_and_every_gradient_equal_one_workers) {
   const ParityCase& c = GetParam();
@@ -72,6 +99,7 @@ TEST_P(ParityTest, loss_and_every_gradient_equal_one_workers) {
                               .planner = c.planner,
                               .play = play});
     expect_same(many, one, 1e-10, 1e-12, name_of(play));
+    differences.add("fp64_" + name_of(play), largest_difference(many, one));
     Play of_kept = play;
     of_kept.resent = false;
     if (!play.resent) {
@@ -148,7 +176,11 @@ std::string format_name(const ::testing::TestParamInfo<FormatCase>& info) {
 
 const Documents kMixed = both_ways("mixed", {1100, 333, 129, 238});
 
-class FormatParityTest : public ::testing::TestWithParam<FormatCase> {};
+class FormatParityTest : public ::testing::TestWithParam<FormatCase> {
+ protected:
+  static void TearDownTestSuite() { differences.print("of the format's bound"); }
+  static inline Differences differences;
+};
 
 TEST_P(FormatParityTest, loss_and_every_gradient_stay_within_the_formats_bound) {
   const FormatCase& c = GetParam();
@@ -161,9 +193,14 @@ TEST_P(FormatParityTest, loss_and_every_gradient_stay_within_the_formats_bound) 
     what.workers = c.workers;
     what.planner = c.planner;
     what.play = play;
-    expect_same(run(what), one, bound, 0, name_of(play));
-    what.options.wide_gradients = true;
-    expect_same(run(what), one, bound, 0, name_of(play) + ", gradients in the accumulator's type");
+    for (const bool wide : {false, true}) {
+      what.options.wide_gradients = wide;
+      const Outcome many = run(what);
+      expect_same(many, one, bound, 0,
+                  name_of(play) + (wide ? ", gradients in the accumulator's type" : ""));
+      differences.add(fmt::format("{}_{}", short_name(c.dtype), name_of(play)),
+                      largest_difference(many, one) / bound);
+    }
   }
 }
 

@@ -258,6 +258,15 @@ double difference(const at::Tensor& a, const at::Tensor& b) {
   return scale == 0 ? gap : gap / scale;
 }
 
+double largest_difference(const Outcome& got, const Outcome& want) {
+  double largest = std::abs(got.loss - want.loss) / std::abs(want.loss);
+  for (size_t i = 0; i < want.gradients.size(); ++i) {
+    if (want.gradients[i].abs().max().item<double>() == 0) continue;
+    largest = std::max(largest, difference(got.gradients[i], want.gradients[i]));
+  }
+  return largest;
+}
+
 void expect_same(const Outcome& got, const Outcome& want, double bound, double zero_bound,
                  const std::string& what) {
   EXPECT_LE(std::abs(got.loss - want.loss), bound * std::abs(want.loss)) << what;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 
 namespace distca {
 namespace {
@@ -135,26 +136,28 @@ std::string describe(const Op& op) {
 }
 
 std::string print_program(const Program& program) {
-  size_t widest = 0;
-  for (const Op& op : program.ops) widest = std::max(widest, describe(op).size());
-  std::string text;
-  const auto line = [&text, widest](std::string_view number, std::string_view stream,
-                                    std::string_view operation, std::string_view deps,
-                                    std::string_view sent, std::string_view buffers,
-                                    std::string_view rest) {
-    text += fmt::format("{:>5}  {:<7}  {:<{}}  {:<12}  {:<7}  {:<24}  {}\n", number, stream,
-                        operation, widest, deps, sent, buffers, rest);
-  };
-  line("op", "stream", "operation", "after", "sent", "buffers", "messages or MFLOP");
+  constexpr size_t kColumns = 7;
+  std::vector<std::array<std::string, kColumns>> rows = {
+      {"op", "stream", "operation", "after", "sent", "buffers", "messages or MFLOP"}};
   for (size_t i = 0; i < program.ops.size(); ++i) {
     const Op& op = program.ops[i];
     const bool travels = op.stream == Stream::kComm;
-    line(std::to_string(i), travels ? "comm" : "compute", describe(op), numbers(op.deps),
-         numbers(op.sent), buffers_of(op), travels ? messages_of(op) : megaflops(op));
+    rows.push_back({std::to_string(i), travels ? "comm" : "compute", describe(op), numbers(op.deps),
+                    numbers(op.sent), buffers_of(op), travels ? messages_of(op) : megaflops(op)});
+  }
+  std::array<size_t, kColumns> widths{};
+  for (const auto& row : rows) {
+    for (size_t c = 0; c + 1 < kColumns; ++c) widths[c] = std::max(widths[c], row[c].size());
+  }
+  std::string text;
+  for (const auto& row : rows) {
+    for (size_t c = 0; c < kColumns; ++c) text += fmt::format("{:<{}}  ", row[c], widths[c]);
+    text.erase(text.find_last_not_of(' ') + 1);
+    text += '\n';
   }
   for (size_t i = 0; i < program.buffers.size(); ++i) {
-    text += fmt::format("buffer {:>3}  {:<12}  {:>12} bytes\n", i,
-                        buffer_name(program.buffers[i].role), program.buffers[i].bytes);
+    text += fmt::format("buffer {}: {}, {} bytes\n", i, buffer_name(program.buffers[i].role),
+                        program.buffers[i].bytes);
   }
   return text;
 }

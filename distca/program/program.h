@@ -7,7 +7,8 @@
 //
 // How a program is played. The compute stream plays its operations in the order of the list. An
 // exchange (stream kComm) is started where it stands in the list, after its `deps` are met: what
-// travels is packed into its buffer `out` and all its messages are posted. It is finished just
+// travels is packed into its buffer `out`, before whatever follows in the list begins, and all its
+// messages are posted. It is finished just
 // before the first operation that has it in `deps`: all that was to be received has landed in `in`,
 // and what came home (kLeave) is put in its place. Whatever has it in `sent` waits until its sends
 // have left too, so that `out` may be written again. Exchanges under way have no order among each

@@ -111,8 +111,10 @@ Op ProgramBuilder::make_exchange(OpKind kind, Pass pass, int layer, int nano_bat
 
 int32_t ProgramBuilder::buffer(BufferRole role, int layer, int nano_batch, int64_t bytes) {
   if (bytes == 0) return -1;
-  const auto [place, is_new] = buffers_.try_emplace({role, nano_batch % slots_, layer},
-                                                    static_cast<int32_t>(program_.buffers.size()));
+  // Accumulators are free as soon as they have been packed: one buffer for all slots.
+  const int slot = role == BufferRole::kAccumulators ? 0 : nano_batch % slots_;
+  const auto [place, is_new] =
+      buffers_.try_emplace({role, slot, layer}, static_cast<int32_t>(program_.buffers.size()));
   if (is_new) {
     program_.buffers.push_back({.role = role, .bytes = 0});
     uses_.emplace_back();

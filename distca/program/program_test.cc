@@ -42,9 +42,9 @@ TEST(Program, prints_a_line_for_each_operation_and_buffer) {
   const std::string text = print_program(program);
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'),
             static_cast<int64_t>(1 + program.ops.size() + program.buffers.size()));
-  EXPECT_THAT(
-      text, AllOf(HasSubstr("comm     forward layer 0 enter of nano-batch 0"), HasSubstr("tag 1, "),
-                  HasSubstr(" bytes from 1\n"), HasSubstr("buffer   0  qkv_out")));
+  EXPECT_THAT(text, AllOf(HasSubstr("comm     forward layer 0 enter of nano-batch 0 "),
+                          HasSubstr("tag 1, "), HasSubstr(" bytes from 1\n"),
+                          HasSubstr("buffer 0: qkv_out, ")));
 }
 
 BlockRows rows(int32_t block, int64_t tokens, int64_t position) {

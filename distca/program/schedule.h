@@ -5,7 +5,7 @@
 //
 // Where a nano-batch's buffers are reused: those of a pass's messages by every layer of
 // nano-batches that share a slot (ping-pong: two slots, else one); received Q, K, V that are kept
-// have one buffer a layer and slot.
+// have one buffer a layer and slot; accumulators, packed at once, one for all slots.
 
 #include <array>
 #include <cstdint>

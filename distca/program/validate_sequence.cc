@@ -78,10 +78,15 @@ class Sequence {
     return found == attends_.end() ? nullptr : &found->second;
   }
 
-  /// `i` comes after this operation, if the program has it.
+  /// `i` comes after this operation, if the program has it; an exchange waits until it has ended.
   void after(int32_t i, OpKind kind, Pass pass, int layer) {
     const int32_t other = find(kind, pass, layer, program_.ops[i].nano_batch);
-    if (other > i) say(i, fmt::format("comes before {}", numbered(program_, other)));
+    if (other > i) {
+      say(i, fmt::format("comes before {}", numbered(program_, other)));
+    } else if (other >= 0 && program_.ops[other].stream == Stream::kCompute &&
+               !order_.ended(other, i)) {
+      say(i, fmt::format("does not wait for {}", numbered(program_, other)));
+    }
   }
   /// ..., which it must have. -1: it has not.
   int32_t needs(int32_t i, OpKind kind, Pass pass) {

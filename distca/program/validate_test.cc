@@ -163,6 +163,16 @@ const Break kSequenceBreaks[] = {
     {"results_not_waited_for",
      [](Program& p) { op_of(p, "post 0a").deps.clear(); },
      {"layer 0 post of nano-batch 0", "does not wait for", "leave"}},
+    {"packed_before_it_is_there",
+     [](Program& p) { op_of(p, "enter 0b").deps.clear(); },
+     {"forward layer 0 enter of nano-batch 1", "does not wait for", "pre"}},
+    {"sent_again_before_it_is_there",
+     [](Program& p) {
+       op_of(p, "resend 1a'").deps = {find(p, "enter 1a")};
+       op_of(p, "enter 1a").deps.clear();
+     },
+     {"resend of nano-batch 0", "does not wait for", "pre"},
+     true},
     {"gradients_not_waited_for",
      [](Program& p) { op_of(p, "pre 0a'").deps.clear(); },
      {"backward layer 0 pre of nano-batch 0", "does not wait for", "leave"}},

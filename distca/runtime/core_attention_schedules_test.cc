@@ -10,6 +10,7 @@
 #include <stdexcept>
 
 #include "distca/comm/aten_types.h"
+#include "distca/comm/test_groups.h"
 #include "distca/comm/thread_group.h"
 #include "distca/program/program_testing.h"
 #include "distca/runtime/core_attention_testing.h"
@@ -56,14 +57,14 @@ struct Outcome {
   std::vector<std::pair<int64_t, int64_t>> allocations;  // [rank] after the first step, the last
 };
 
-Outcome run(const StepExchanges& step, const AttentionStyle& style, ScalarType type,
-            int steps = 1) {
+Outcome run(const StepExchanges& step, const AttentionStyle& style, ScalarType type, int steps = 1,
+            Backend backend = Backend::kThreads) {
   Outcome outcome;
   const int ranks = step.num_ranks();
   outcome.of_ranks.resize(ranks);
   outcome.bytes.resize(ranks);
   outcome.allocations.resize(ranks);
-  run_ranks(ranks, {}, [&](Communicator& comm) {
+  run_on(backend, ranks, {}, [&](Communicator& comm) {
     at::set_num_threads(1);
     const int rank = comm.rank();
     AttentionKernel kernel({.choice = KernelChoice::kCpu, .shape = kShape, .type = type});
@@ -215,6 +216,23 @@ TEST(CoreAttentionSchedules, buffers_of_the_first_step_serve_the_second_with_the
         expect_same_bits(step, twice, once, Equal::kEverything);
         for (const auto& [first, last] : twice.allocations) EXPECT_EQ(last, first);
       }
+    }
+  }
+}
+
+TEST(CoreAttentionSchedules, give_the_same_bits_over_gloo_as_among_threads) {
+  const PlanOptions options{.scheduler = "greedy", .tolerance_ppm = 0};
+  const StepExchanges step =
+      testing::plan_step(kLengths, testing::pool(2, /*dedicated=*/1, /*in_place=*/true), options);
+  for (const auto& [name, summary, schedule] : kSchedules) {
+    SCOPED_TRACE(name);
+    const AttentionStyle style{.schedule = schedule, .resent = true};
+    const Outcome threads = run(step, style, ScalarType::kBFloat16, /*steps=*/2);
+    const Outcome gloo = run(step, style, ScalarType::kBFloat16, /*steps=*/2, Backend::kGloo);
+    expect_same_bits(step, gloo, threads, Equal::kEverything);
+    for (int rank = 0; rank < step.num_ranks(); ++rank) {
+      EXPECT_GT(gloo.bytes[rank].sent, 0);
+      EXPECT_EQ(gloo.bytes[rank].sent, threads.bytes[rank].sent);
     }
   }
 }

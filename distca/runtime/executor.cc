@@ -21,11 +21,13 @@ std::vector<int> peers(const std::vector<OpMessage>& messages) {
 /// A program that is being played.
 class Playing {
  public:
-  Playing(const Program& program, OpPlayer& player, OpTimes& times, TraceRecorder* recorder)
+  Playing(const Program& program, OpPlayer& player, OpTimes& times, TraceRecorder* recorder,
+          OpClock* clock)
       : program_(program),
         player_(player),
         times_(times),
         recorder_(recorder),
+        clock_(clock),
         exchanges_(program.ops.size()) {}
 
   void run() {
@@ -45,6 +47,7 @@ class Playing {
     }
     for (int32_t i = 0; i < num_ops; ++i) finish(i);
     for (int32_t i = 0; i < num_ops; ++i) wait_sent(i);
+    if (clock_) settle(clock_->seconds());
   }
 
  private:
@@ -53,8 +56,13 @@ class Playing {
     bool sent = false;
     double posted_s = 0;
   };
+  /// On the steady clock; with an OpClock first its marks.
   struct Span {
     double begin_s, end_s;
+  };
+  struct TimedPart {
+    double* seconds;  // in times_
+    Span span;
   };
 
   void play(const Op& op) {
@@ -82,7 +90,7 @@ class Playing {
     if (!recorder_ || op.receives.empty()) return;
     TraceEvent awaited = event(op, TraceKind::kWait, wait);
     awaited.to.clear();
-    recorder_->add(std::move(awaited));
+    add(std::move(awaited));
     record(op, TraceKind::kFlight, {exchange.posted_s, wait.end_s});
     if (op.kind == OpKind::kLeave) record(op, TraceKind::kCopy, land);
   }
@@ -96,28 +104,54 @@ class Playing {
     if (!recorder_ || op.sends.empty()) return;
     TraceEvent awaited = event(op, TraceKind::kWait, wait);
     awaited.from.clear();
-    recorder_->add(std::move(awaited));
+    add(std::move(awaited));
     if (op.receives.empty()) record(op, TraceKind::kFlight, {exchange.posted_s, wait.end_s});
   }
 
   template <typename Body>
   Span timed(const Op& op, OpPart part, const Body& body) {
     const double processor_begin_s = thread_processor_seconds();
-    const double begin_s = steady_seconds();
+    Span span{now(), 0};
     body();
-    const double end_s = steady_seconds();
+    span.end_s = now();
     const auto [kind, pass] = std::pair(static_cast<int>(op.kind), static_cast<int>(op.pass));
-    times_.seconds[kind][pass][static_cast<int>(part)] += end_s - begin_s;
     times_.processor_seconds[kind][pass][static_cast<int>(part)] +=
         thread_processor_seconds() - processor_begin_s;
-    return {begin_s, end_s};
+    double& seconds = times_.seconds[kind][pass][static_cast<int>(part)];
+    if (clock_) {
+      unsettled_parts_.push_back({&seconds, span});
+    } else {
+      seconds += span.end_s - span.begin_s;
+    }
+    return span;
+  }
+
+  double now() { return clock_ ? static_cast<double>(clock_->mark()) : steady_seconds(); }
+
+  void add(TraceEvent event) {
+    if (clock_) {
+      unsettled_events_.push_back(std::move(event));
+    } else {
+      recorder_->add(std::move(event));
+    }
+  }
+
+  /// `at`: of each mark.
+  void settle(const std::vector<double>& at) {
+    const auto time = [&at](double mark) { return at.at(static_cast<size_t>(mark)); };
+    for (const auto& [seconds, span] : unsettled_parts_) {
+      *seconds += time(span.end_s) - time(span.begin_s);
+    }
+    for (TraceEvent& event : unsettled_events_) {
+      event.begin_s = time(event.begin_s);
+      event.end_s = time(event.end_s);
+      recorder_->add(std::move(event));
+    }
   }
 
   static bool says_something(const Op& op) { return !op.sends.empty() || !op.receives.empty(); }
 
-  void record(const Op& op, TraceKind kind, const Span& span) {
-    recorder_->add(event(op, kind, span));
-  }
+  void record(const Op& op, TraceKind kind, const Span& span) { add(event(op, kind, span)); }
 
   static TraceEvent event(const Op& op, TraceKind kind, const Span& span) {
     TraceEvent event{.kind = kind,
@@ -140,6 +174,9 @@ class Playing {
   OpPlayer& player_;
   OpTimes& times_;
   TraceRecorder* recorder_;
+  OpClock* clock_;
+  std::vector<TimedPart> unsettled_parts_;  // with marks for seconds
+  std::vector<TraceEvent> unsettled_events_;
   std::vector<Exchange> exchanges_;  // [operation]
 };
 
@@ -171,9 +208,10 @@ double OpTimes::of(OpPart part) const {
   return sum;
 }
 
-void play(const Program& program, OpPlayer& player, OpTimes* times, TraceRecorder* recorder) {
+void play(const Program& program, OpPlayer& player, OpTimes* times, TraceRecorder* recorder,
+          OpClock* clock) {
   DISTCA_CHECK(times != nullptr, "times are wanted");
-  Playing(program, player, *times, recorder).run();
+  Playing(program, player, *times, recorder, clock).run();
 }
 
 }  // namespace distca

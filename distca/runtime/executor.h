@@ -7,6 +7,8 @@
 // calling thread computes. Thread rule: one executor a rank, one thread.
 
 #include <array>
+#include <cstddef>
+#include <vector>
 
 #include "distca/program/program.h"
 #include "distca/trace/recorder.h"
@@ -44,9 +46,21 @@ struct OpTimes {
   double of(OpPart part) const;  // over all operations
 };
 
+/// Where operations are only given to a device, which does them later: when it does.
+class OpClock {
+ public:
+  virtual ~OpClock() = default;
+  /// All that the calling thread has given the device so far. The n-th call returns n - 1.
+  virtual size_t mark() = 0;
+  /// When the device had done what each mark stands for, on the steady clock (base/clock.h),
+  /// [mark]. Waits until it has.
+  virtual std::vector<double> seconds() = 0;
+};
+
 /// Plays every operation once; adds to `times`. `recorder`: null records nothing and costs nothing.
-/// When it returns every exchange is finished and every send has left.
+/// `clock`: null where the calling thread does what it plays. When it returns every exchange is
+/// finished and every send has left.
 void play(const Program& program, OpPlayer& player, OpTimes* times,
-          TraceRecorder* recorder = nullptr);
+          TraceRecorder* recorder = nullptr, OpClock* clock = nullptr);
 
 }  // namespace distca

@@ -1,11 +1,9 @@
 #include "distca/runtime/executor.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <map>
 #include <set>
 #include <stdexcept>
@@ -16,9 +14,6 @@
 
 namespace distca {
 namespace {
-
-using ::testing::ElementsAre;
-using ::testing::IsEmpty;
 
 /// Any valid program: operations know themselves by their layer, exchanges also by their tag.
 Program random_program(Random& random) {
@@ -222,6 +217,43 @@ TEST(Executor, every_exchange_with_messages_flies_once_from_its_post_to_the_end_
       EXPECT_EQ(last->from, flight.from);
     }
   }
+}
+
+TEST(Executor, with_a_devices_clock_times_and_events_are_when_the_device_did_it) {
+  /// The n-th mark is reached at 1000 + n^2 seconds.
+  class SquareClock final : public OpClock {
+   public:
+    size_t mark() override { return marks_++; }
+    std::vector<double> seconds() override {
+      std::vector<double> seconds;
+      for (size_t i = 0; i < marks_; ++i) seconds.push_back(1000 + static_cast<double>(i * i));
+      return seconds;
+    }
+
+   private:
+    size_t marks_ = 0;
+  } clock;
+  Program program;
+  program.ops = {Op{.kind = OpKind::kPre},
+                 Op{.kind = OpKind::kEnter, .stream = Stream::kComm, .receives = {{2, 0, 24}}},
+                 Op{.kind = OpKind::kAttend, .deps = {1}}};
+  SilentPlayer player;
+  OpTimes times;
+  TraceRecorder recorder;
+  play(program, player, &times, &recorder, &clock);
+  // Marks: pre 0 1, pack 2 3, post 4 5, wait 6 7, land 8 9, attend 10 11, wait_sent 12 13.
+  EXPECT_EQ(times.of(OpKind::kPre, Pass::kForward, OpPart::kPlay), 1);
+  EXPECT_EQ(times.of(OpKind::kEnter, Pass::kForward, OpPart::kPack), 5);
+  EXPECT_EQ(times.of(OpKind::kEnter, Pass::kForward, OpPart::kWait), 13 + 25);
+  EXPECT_EQ(times.of(OpKind::kAttend, Pass::kForward, OpPart::kPlay), 21);
+  const auto span = [&](TraceKind kind) {
+    const auto event = std::find_if(recorder.events().begin(), recorder.events().end(),
+                                    [kind](const TraceEvent& one) { return one.kind == kind; });
+    return std::pair(event->begin_s, event->end_s);
+  };
+  EXPECT_EQ(span(TraceKind::kCompute), std::pair(1000.0, 1001.0));
+  EXPECT_EQ(span(TraceKind::kFlight), std::pair(1016.0, 1049.0));
+  EXPECT_EQ(recorder.events().size(), 5u);  // two operations, launch, wait, flight
 }
 
 }  // namespace

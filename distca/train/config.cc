@@ -163,11 +163,14 @@ void check_servers(const Config& config) {
                 "servers.reweight = true with train.deterministic = true: measured times would "
                 "enter the plans; set train.deterministic=false, or give servers.capacity");
   }
-  if (servers.dedicated > 0 && !find_scheduler(config.plan.scheduler).capacities) {
+  if ((servers.dedicated > 0 || !servers.capacity.empty()) &&
+      !find_scheduler(config.plan.scheduler).capacities) {
     throw Error(ErrorKind::kConfig,
-                "servers.dedicated = {} with plan.scheduler = {}: it keeps attention where the "
-                "queries live; use balanced or greedy",
-                servers.dedicated, config.plan.scheduler);
+                "{} with plan.scheduler = {}: it keeps attention where the queries live; use "
+                "balanced or greedy",
+                servers.dedicated > 0 ? fmt::format("servers.dedicated = {}", servers.dedicated)
+                                      : "servers.capacity = " + servers.capacity,
+                config.plan.scheduler);
   }
 }
 

@@ -6,6 +6,7 @@
 
 #include "distca/base/error.h"
 #include "distca/kernels/rows.h"
+#include "distca/runtime/device_clock.h"
 #include "distca/train/config.h"
 #include "distca/train/plan_request.h"
 
@@ -214,7 +215,8 @@ StepResult Step::run(ProgramRequest::Kind kind, std::vector<NanoInput> inputs, d
                                                              kernel_, comm_, buffers_));
   }
   OpTimes times;
-  play(program, player, &times, recorder_);
+  const std::unique_ptr<OpClock> clock = device_clock(comm_.cuda_device());
+  play(program, player, &times, recorder_, clock.get());
   return player.result(times);
 }
 

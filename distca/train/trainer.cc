@@ -116,6 +116,8 @@ class Trainer {
 
   void run() {
     comm_.set_step(0);
+    check_same("servers.dedicated", "train", "with", std::to_string(config_.servers.dedicated));
+    check_same("train.schedule", "play", "by", config_.train.schedule);
     check_same("plan.profile", "plan", "by", price_of(config_));
     check_same("attention.kernel", "compute attention", "with", step_.kernel().name());
     peak_ = measure_peak(config_, comm_);
@@ -142,8 +144,8 @@ class Trainer {
   }
 
  private:
-  /// Every rank reads its profile and chooses its kernel's instruction set for itself: refuses to
-  /// go on with several.
+  /// Every rank reads its configuration and profile and chooses its kernel's instruction set for
+  /// itself: refuses to go on with several where ranks would wait for each other or differ in bits.
   void check_same(const char* key, const char* verb, const char* by, const std::string& mine) {
     const std::vector<std::string> all = all_gather_text(comm_, mine, key);
     std::vector<int> others;
