@@ -15,6 +15,7 @@
 #include "cli/plan_tolerance.h"
 #include "cli/planned.h"
 #include "cli/verbs.h"
+#include "distca/base/clock.h"
 #include "distca/base/error.h"
 #include "distca/base/file.h"
 
@@ -57,11 +58,14 @@ void run_plan(const PlanArguments& arguments) {
   }
   std::optional<PlanRequest> request;
   std::optional<ToleranceChoice> choice;
+  double choosing_s = 0;
   Planned planned;
   if (arguments.plan.empty()) {
     request = request_from(arguments);
     if (arguments.tolerance == "auto") {
+      const Stopwatch watch;
       choice = chosen_tolerance(arguments, *request);
+      choosing_s = watch.seconds();
       request->options = choice->plan.options;
     }
     planned = make_and_check(*request, asked_shape(arguments));
@@ -74,7 +78,7 @@ void run_plan(const PlanArguments& arguments) {
   } else if (arguments.json) {
     fmt::print("{}", plan_to_json(planned.plan));
   } else {
-    if (choice) fmt::print("{}\n", weighed_table(*choice, arguments.schedule));
+    if (choice) fmt::print("{}\n", weighed_table(*choice, arguments.schedule, choosing_s));
     print_report(planned, request ? &*request : nullptr);
   }
 }

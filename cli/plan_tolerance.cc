@@ -45,7 +45,8 @@ ToleranceChoice chosen_tolerance(const PlanArguments& arguments, const PlanReque
   return choose_tolerance(request, options);
 }
 
-std::string weighed_table(const ToleranceChoice& choice, const std::string& schedule) {
+std::string weighed_table(const ToleranceChoice& choice, const std::string& schedule,
+                          double seconds) {
   Table table({"scheduler", "layout", "tolerance", "max/mean", "MiB", "ms", "exposed ms", ""});
   for (size_t i = 0; i < choice.weighed.size(); ++i) {
     const WeighedPlan& plan = choice.weighed[i];
@@ -58,8 +59,8 @@ std::string weighed_table(const ToleranceChoice& choice, const std::string& sche
   }
   return fmt::format(
       "weighed: a layer, forward and backward, under {}; bytes of all ranks; within {} per mille "
-      "the fewest bytes\n{}",
-      schedule, kTiePermille, table.to_string());
+      "the fewest bytes; weighed in {:.1f} ms\n{}",
+      schedule, kTiePermille, seconds * 1e3, table.to_string());
 }
 
 }  // namespace distca::cli

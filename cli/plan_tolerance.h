@@ -12,7 +12,8 @@ namespace distca::cli {
 /// sizes are not given: hidden size = heads x head dimension, an MLP 3.5 times as wide (Llama 3).
 ToleranceChoice chosen_tolerance(const PlanArguments& arguments, const PlanRequest& request);
 
-/// A line a plan that was weighed.
-std::string weighed_table(const ToleranceChoice& choice, const std::string& schedule);
+/// A line a plan that was weighed. `seconds`: what choosing took.
+std::string weighed_table(const ToleranceChoice& choice, const std::string& schedule,
+                          double seconds);
 
 }  // namespace distca::cli
