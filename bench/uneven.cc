@@ -36,8 +36,8 @@ struct Arguments {
   bool json = false;
 };
 
-/// Core attention is about two thirds of the work, so that it can make up for a slow worker's linear
-/// part. Both nano-batches alike, so that one split serves both.
+/// Core attention is about two thirds of the work, so that it can make up for a slow worker's
+/// linear part. Both nano-batches alike, so that one split serves both.
 Config config_of(const Arguments& arguments) {
   Config config;
   config.model.vocab_size = 256;
