@@ -247,7 +247,8 @@ Outcome run(const StepRun& what) {
     outcome.loss = gathered.loss;
     outcome.gradients = std::move(gathered.gradients);
   };
-  run_ranks(ranks, {}, body, what.device);
+  // Waits longer than usual: the whole grid may run beside other work.
+  run_ranks(ranks, {.timeout_s = 300}, body, what.device);
   for (const ExchangeBytes& of_rank : bytes) outcome.bytes_sent += of_rank.sent;
   return outcome;
 }
