@@ -40,27 +40,45 @@ ExchangeWindow window_of(const Program& program, size_t at, const OpSeconds& sec
   return window;
 }
 
+/// Of the exchanges of one kind under one kind of operation.
+struct Extremes {
+  ExchangeWindow most;   // share()
+  ExchangeWindow least;  // over_longest()
+
+  bool holds(const ExchangeWindow& window) const {
+    return most.kind == window.kind && most.pass == window.pass &&
+           most.under_attend == window.under_attend;
+  }
+  void add(const ExchangeWindow& window) {
+    if (window.share() > most.share()) most = window;
+    if (window.over_longest() < least.over_longest()) least = window;
+  }
+};
+
 }  // namespace
 
 std::vector<ExchangeWindow> exchange_windows(const Program& program, const OpSeconds& seconds) {
   int last_layer = 0;
   for (const Op& op : program.ops) last_layer = std::max(last_layer, op.layer);
-  std::vector<ExchangeWindow> worst;
+  std::vector<Extremes> kinds;
   for (size_t i = 0; i < program.ops.size(); ++i) {
     const Op& op = program.ops[i];
     if (!is_exchange(op) || !has_messages(op) || op.layer == 0 || op.layer == last_layer) continue;
     const ExchangeWindow window = window_of(program, i, seconds);
-    const auto known = std::ranges::find_if(worst, [&](const ExchangeWindow& other) {
-      return other.kind == window.kind && other.pass == window.pass &&
-             other.under_attend == window.under_attend;
-    });
-    if (known == worst.end()) {
-      worst.push_back(window);
-    } else if (window.share() > known->share()) {
-      *known = window;
+    const auto known =
+        std::ranges::find_if(kinds, [&](const Extremes& kind) { return kind.holds(window); });
+    if (known == kinds.end()) {
+      kinds.push_back({.most = window, .least = window});
+    } else {
+      known->add(window);
     }
   }
-  return worst;
+  std::vector<ExchangeWindow> windows;
+  for (const Extremes& kind : kinds) {
+    windows.push_back(kind.most);
+    if (kind.least != kind.most) windows.push_back(kind.least);
+  }
+  return windows;
 }
 
 std::array<std::array<int, 2>, kNumOpKinds> count_ops(const Program& program) {

@@ -14,8 +14,7 @@ namespace distca::bench {
 /// on the wire.
 using OpSeconds = std::array<std::array<double, 2>, kNumOpKinds>;
 
-/// Of the exchanges of one kind that run under the same kind of operation, the one that is longest
-/// beside it.
+/// An exchange beside the operations that it runs under.
 struct ExchangeWindow {
   OpKind kind = OpKind::kEnter;
   distca::Pass pass = distca::Pass::kForward;
@@ -25,11 +24,15 @@ struct ExchangeWindow {
   double longest_s = 0;  // of the longest of them; one layer's post-attention and the next one's
                          // pre-attention are one operation
   double share() const { return exchange_s / under_s; }
+  double over_longest() const { return exchange_s / longest_s; }
+  friend bool operator==(const ExchangeWindow&, const ExchangeWindow&) = default;
 };
 
-/// The largest share of each kind with messages, of layers that are neither the first nor
-/// the last: there the pipeline of exchanges fills and drains. In the order in which they are
-/// played first.
+/// Of the exchanges of one kind that run under the same kind of operation, the two that a bar may
+/// fail by: the one of the largest share() and, if that is another, the one of the smallest
+/// over_longest(). Of layers that are neither the first nor the last: there the pipeline of
+/// exchanges fills and drains; those without messages do not count. In the order in which the kinds
+/// are played first.
 std::vector<ExchangeWindow> exchange_windows(const Program& program, const OpSeconds& seconds);
 
 /// How many operations of each kind and pass.

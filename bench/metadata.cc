@@ -197,7 +197,7 @@ int run(int argc, char** argv) {
   app.add_option("--rounds", arguments.rounds)->check(CLI::Range(1, 1000))->capture_default_str();
   app.add_flag("--json", arguments.json, "For machines");
   app.footer("Example:  build/release/bench/metadata --servers 64 512 4096");
-  if (!parse_options(app, argc, argv)) return 0;
+  if (!bench::parse_options(app, argc, argv)) return 0;
 
   bench::pin_to_this_core();
 

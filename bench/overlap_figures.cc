@@ -26,7 +26,7 @@ std::string why_not_judged(const OverlapFigures& figures, const std::vector<Over
   for (const ExchangeWindow& window : figures.windows) {
     const bool fits = figures.setting.length == ExchangeLength::kShorter
                           ? window.share() <= kShorterShare
-                          : window.exchange_s > window.longest_s;
+                          : window.over_longest() > 1;
     if (fits) continue;
     return fmt::format(
         "{} {} takes {:.1f} ms beside {:.1f} ms", pass_name(window.pass), op_name(window.kind),

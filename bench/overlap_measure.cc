@@ -131,7 +131,7 @@ double factor_to_aim(ExchangeLength length, const std::vector<ExchangeWindow>& w
   double most = 0, least = std::numeric_limits<double>::infinity();
   for (const ExchangeWindow& window : windows) {
     most = std::max(most, window.share());
-    least = std::min(least, window.exchange_s / window.longest_s);
+    least = std::min(least, window.over_longest());
   }
   if (length == ExchangeLength::kLonger) return kAimedLonger / least;
   return (length == ExchangeLength::kShorter ? kAimedShorter : kAimedBetween) / most;

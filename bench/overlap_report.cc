@@ -61,7 +61,7 @@ std::string windows_table(const OverlapFigures& figures) {
     table.add_row({op_name(window.kind), pass_name(window.pass), ms(window.exchange_s),
                    window.under_attend ? "attend" : "post and pre", ms(window.under_s),
                    percent(window.share()), ms(window.longest_s),
-                   number(window.exchange_s / window.longest_s, 2)});
+                   number(window.over_longest(), 2)});
   }
   return table.to_string();
 }

@@ -2,8 +2,9 @@
 // planner: evenness, bytes, largest send and receive, distance to the lower bound, time; rivals
 // side by side; PASS or FAIL for every bar.
 
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
-#include <cstdio>
 #include <filesystem>
 #include <string>
 #include <vector>

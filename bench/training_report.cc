@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "bench/training_judge.h"
 #include "distca/base/build_info.h"
 #include "distca/base/json.h"
@@ -166,6 +168,12 @@ Json to_json(const TrainingReport& report, const SourceResult& source) {
 }
 
 }  // namespace
+
+int num_missed(const TrainingReport& report) {
+  return static_cast<int>(std::ranges::count_if(report.sources, [](const SourceResult& source) {
+    return judgement_of(source).decision == Decision::kMissed;
+  }));
+}
 
 void print_tables(const TrainingReport& report) {
   print_head(report);

@@ -19,6 +19,9 @@ struct TrainingReport {
   std::vector<std::string> absent;  // sources that could not be measured, and why
 };
 
+/// Sources in which ours stands idle for longer than the bar.
+int num_missed(const TrainingReport& report);
+
 void print_tables(const TrainingReport& report);
 void print_json(const TrainingReport& report);
 
