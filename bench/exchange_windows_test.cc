@@ -67,20 +67,19 @@ TEST(ExchangeWindows, post_and_the_next_layers_pre_are_one_operation) {
 }
 
 TEST(ExchangeWindows, hold_the_largest_share_and_the_shortest_beside_its_longest_operation) {
-  // Under post, 2 of 3 s. Then under pre three times over: a smaller share, of the longest
-  // operation twice as much.
+  // 2 s under two times 1 s: all of it, and longer than either. Then under 3 s: too short to be
+  // longer than the longest operation, at a smaller share.
   Program program;
-  program.ops = {exchange(OpKind::kEnter, 1, 0),      compute(OpKind::kPost, 0, 1),
-                 compute(OpKind::kAttend, 1, 0, {0}), exchange(OpKind::kEnter, 1, 1),
-                 compute(OpKind::kPre, 1, 0),         compute(OpKind::kPre, 1, 2),
-                 compute(OpKind::kPre, 1, 3),         compute(OpKind::kPre, 1, 4),
-                 compute(OpKind::kAttend, 1, 1, {3}), compute(OpKind::kPost, 2, 0)};
+  program.ops = {exchange(OpKind::kEnter, 1, 0),      compute(OpKind::kPre, 1, 1),
+                 compute(OpKind::kPre, 1, 2),         compute(OpKind::kAttend, 1, 0, {0}),
+                 exchange(OpKind::kEnter, 1, 1),      compute(OpKind::kPost, 1, 0),
+                 compute(OpKind::kAttend, 1, 1, {4}), compute(OpKind::kPost, 2, 0)};
   const auto windows = exchange_windows(program, made_seconds());
   ASSERT_EQ(windows.size(), 2u);
-  EXPECT_DOUBLE_EQ(windows[0].share(), 2.0 / 3);
-  EXPECT_DOUBLE_EQ(windows[0].over_longest(), 2.0 / 3);
-  EXPECT_DOUBLE_EQ(windows[1].share(), 2.0 / 4);
-  EXPECT_DOUBLE_EQ(windows[1].over_longest(), 2);
+  EXPECT_DOUBLE_EQ(windows[0].share(), 1);
+  EXPECT_DOUBLE_EQ(windows[0].over_longest(), 2);
+  EXPECT_DOUBLE_EQ(windows[1].share(), 2.0 / 3);
+  EXPECT_DOUBLE_EQ(windows[1].over_longest(), 2.0 / 3);
 }
 
 TEST(ExchangeWindows, first_and_last_layer_and_empty_exchanges_do_not_count) {
