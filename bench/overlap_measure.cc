@@ -30,7 +30,7 @@ constexpr std::chrono::milliseconds kIdle(200);
 int64_t tokens_of(ExchangeLength length) { return length == ExchangeLength::kShorter ? 1536 : 768; }
 
 /// The longest share of an operation that an exchange is to take, or the shortest.
-constexpr double kAimedShorter = 0.7, kAimedBetween = 1.1, kAimedLonger = 1.2;
+constexpr double kAimedShorter = 0.65, kAimedBetween = 1.1, kAimedLonger = 1.2;
 
 /// Rank 0's value, on every rank.
 template <typename Value>

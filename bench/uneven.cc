@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstring>
 #include <optional>
 #include <span>
@@ -67,6 +68,7 @@ struct Told {
 struct PlayedRound {
   double seconds = 0;
   double fast_share = 0;
+  double fast_waits = 0, slow_waits = 0;
   double neighbour_share = 0;
 };
 
@@ -101,6 +103,8 @@ class Uneven {
         if (round < 0) continue;
         splits_[arm].seconds.push_back(played.seconds);
         splits_[arm].fast_share.push_back(played.fast_share);
+        splits_[arm].fast_waits.push_back(played.fast_waits);
+        splits_[arm].slow_waits.push_back(played.slow_waits);
         splits_[arm].neighbour_share.push_back(played.neighbour_share);
       }
     }
@@ -167,6 +171,13 @@ class Uneven {
     }
     PlayedRound round{.seconds = figures_of(played).seconds};
     round.fast_share = static_cast<double>(told[1 - kSlow].sample.load) / static_cast<double>(load);
+    const double computed_s =
+        std::max(told[kSlow].played.computed_s, told[1 - kSlow].played.computed_s);
+    const auto waits = [&](const PlayedStep& rank) {
+      return (rank.waited_s + computed_s - rank.computed_s) / round.seconds;
+    };
+    round.fast_waits = waits(told[1 - kSlow].played);
+    round.slow_waits = waits(told[kSlow].played);
     round.neighbour_share = told[kSlow].neighbour_s / round.seconds;
     return round;
   }

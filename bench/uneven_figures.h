@@ -16,6 +16,8 @@ struct Split {
   std::string name;
   Rates seconds = {};          // of a step
   Rates fast_share = {};       // of the load: what the fast worker computed
+  Rates fast_waits = {};       // share of the step in which it waited for exchanges, and for the
+  Rates slow_waits = {};       // other's gradients
   Rates neighbour_share = {};  // of the slow worker's core: what the busy process took
 };
 

@@ -48,12 +48,15 @@ void print_table(const UnevenReport& report) {
       "computes "
       "without end; {} rounds, medians with 95 % intervals\n\n",
       cpu_name(), build_info::kCommit, report.schedule, report.even.seconds.size());
-  Table table({"split of core attention", "fast worker's share", "busy process's share of the core",
-               "step ms", "/ best fixed", "95 % interval", "/ ideal", "95 % interval"});
+  Table table({"split of core attention", "fast worker's share", "it waits", "slow one waits",
+               "busy process's share of its core", "step ms", "/ best fixed", "95 % interval",
+               "/ ideal", "95 % interval"});
   for (const Split* split : all_splits(report)) {
     const Estimate of_best = estimate_ratio(split->seconds, best.seconds);
     const Estimate of_ideal = estimate_ratio(split->seconds, ideal);
     table.add_row({split->name, fmt::format("{:.3f}", median(split->fast_share)),
+                   fmt::format("{:.3f}", median(split->fast_waits)),
+                   fmt::format("{:.3f}", median(split->slow_waits)),
                    fmt::format("{:.3f}", median(split->neighbour_share)),
                    fmt::format("{:.1f}", 1e3 * median(split->seconds)),
                    fmt::format("{:.3f}", of_best.median), range(of_best),
@@ -81,6 +84,8 @@ void print_json(const UnevenReport& report) {
     splits.push_back({{"name", split->name},
                       {"seconds", split->seconds},
                       {"fast_share", split->fast_share},
+                      {"fast_waits", split->fast_waits},
+                      {"slow_waits", split->slow_waits},
                       {"neighbour_share", split->neighbour_share}});
   }
   const Figure figure =
