@@ -68,7 +68,7 @@ class Project:
                 yield f"{name}: no such file"
         if match := re.match(r'(?:[\w./]*/|"\$)?distca"? +([a-z]+)\b(.*)', command):
             yield from self.verb_faults(match[1], match[2])
-        elif match := re.fullmatch(r"([a-z]+)\.(\w+)(=\S*)?", command):
+        elif match := re.fullmatch(r"([a-z]+)\.(\w+)( ?[=:] ?.*)?", command):
             if match[1] in self.sections and match[2] not in FILE_ENDINGS:
                 yield from self.key_faults(f"{match[1]}.{match[2]}")
 
