@@ -31,7 +31,9 @@ bool moved(int64_t value, int64_t given) {
 
 SpeedMeter::SpeedMeter(int num_ranks, int64_t bytes_per_us)
     : linear_(num_ranks), attention_(num_ranks) {
-  speeds_.bytes_per_us = bytes_per_us;
+  current_.from_step = 1;
+  current_.bytes_per_us = bytes_per_us;
+  before_ = current_;
 }
 
 bool SpeedMeter::above(const Rate& rate, const Rate& mean) {
@@ -73,20 +75,25 @@ bool SpeedMeter::add(int64_t step, std::span<const RankSample> samples) {
     attention_[rank].add({samples[rank].attention_ns, samples[rank].load});
   }
   if (steps_ < kFirstSteps) return false;
-  bool changed = speeds_.ranks.empty();
+  bool changed = current_.ranks.empty();
   std::vector<RankSpeed> now(samples.size());
   for (size_t rank = 0; rank < samples.size(); ++rank) {
     now[rank] = {.linear_ps_per_token = linear_[rank].rounded(kPsPerNs),
                  .attention_ps_per_kload = attention_[rank].rounded(1000 * kPsPerNs)};
     if (changed) continue;
-    const RankSpeed& given = speeds_.ranks[rank];
+    const RankSpeed& given = current_.ranks[rank];
     changed = moved(now[rank].linear_ps_per_token, given.linear_ps_per_token) ||
               moved(now[rank].attention_ps_per_kload, given.attention_ps_per_kload);
   }
   if (!changed) return false;
-  speeds_.ranks = std::move(now);
-  speeds_.from_step = step + 2;
+  before_ = current_;
+  current_.ranks = std::move(now);
+  current_.from_step = step + 2;
   return true;
+}
+
+const Speeds& SpeedMeter::speeds_at(int64_t step) const {
+  return step >= current_.from_step ? current_ : before_;
 }
 
 }  // namespace distca

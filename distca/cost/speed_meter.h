@@ -31,11 +31,13 @@ class SpeedMeter {
   /// `bytes_per_us`: what Speeds says of the wire.
   SpeedMeter(int num_ranks, int64_t bytes_per_us);
 
-  /// Samples of all ranks. True if speeds() has changed: to values that hold from `step` + 2 on,
-  /// for the next step is planned already.
+  /// Samples of all ranks. True if speeds() has changed: to values that hold from `step` + 2 on, for
+  /// as a rule the next step is planned already.
   bool add(int64_t step, std::span<const RankSample> samples);
-  /// No ranks until speeds are first given out.
-  const Speeds& speeds() const { return speeds_; }
+  /// Given out last. No ranks until speeds are first given out.
+  const Speeds& speeds() const { return current_; }
+  /// Those that hold for `step`: the one after the last that was added, or a later one.
+  const Speeds& speeds_at(int64_t step) const;
 
   static constexpr int64_t kOffPermille = 250;
   static constexpr int64_t kHoldPermille = 30;
@@ -58,7 +60,8 @@ class SpeedMeter {
 
   std::vector<Smoothed> linear_, attention_;  // [ranks]
   int64_t steps_ = 0;
-  Speeds speeds_;
+  Speeds current_;  // given out last
+  Speeds before_;   // until current_.from_step
 };
 
 }  // namespace distca

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <deque>
 #include <numeric>
 
 #include "distca/base/random.h"
@@ -43,6 +42,22 @@ TEST(SpeedMeter, says_nothing_of_the_first_steps_then_what_was_measured) {
   EXPECT_EQ(meter.speeds().from_step, 5);  // step 4 is planned
   EXPECT_EQ(meter.speeds().bytes_per_us, 77);
   EXPECT_FALSE(add_steps(meter, step, 10, {sample(), sample(2)}));
+}
+
+TEST(SpeedMeter, new_speeds_hold_from_the_step_that_they_say_and_the_old_ones_until_then) {
+  SpeedMeter meter(1, 77);
+  int64_t step = 0;
+  const Speeds at_first = meter.speeds_at(1);
+  EXPECT_EQ(at_first, (Speeds{.from_step = 1, .ranks = {}, .bytes_per_us = 77}));
+  add_steps(meter, step, 3, {sample()});
+  EXPECT_EQ(meter.speeds_at(4), at_first);
+  const Speeds second = meter.speeds_at(5);
+  EXPECT_EQ(second.from_step, 5);
+  EXPECT_THAT(second.ranks, ElementsAre(RankSpeed{2'000, 700}));
+  add_steps(meter, step, 3, {sample(2)});
+  EXPECT_EQ(meter.speeds_at(7), second);
+  EXPECT_EQ(meter.speeds_at(8).from_step, 8);
+  EXPECT_THAT(meter.speeds_at(9).ranks, ElementsAre(RankSpeed{4'000, 1'400}));
 }
 
 TEST(SpeedMeter, rounds_to_three_digits) {
@@ -132,8 +147,8 @@ class Machine {
   double step() {
     const int num_servers = static_cast<int>(truth_.size());
     const std::vector<int64_t> capacity =
-        even_capacities(planned_with_.size() == 2 ? planned_with_.front() : Speeds{}, evenness_,
-                        num_workers_, num_servers, /*in_place=*/true, kTokens, kLoad);
+        even_capacities(meter_.speeds_at(steps_ + 1), evenness_, num_workers_, num_servers,
+                        /*in_place=*/true, kTokens, kLoad);
     const int64_t sum = std::accumulate(capacity.begin(), capacity.end(), int64_t{0});
     std::vector<RankSample> samples;
     double latest = 0;
@@ -149,9 +164,6 @@ class Machine {
       samples.push_back(sample);
     }
     changes_ += meter_.add(++steps_, samples) ? 1 : 0;
-    // The next step is planned while this one runs.
-    planned_with_.push_back(meter_.speeds());
-    if (planned_with_.size() > 2) planned_with_.pop_front();
     return latest / best();
   }
   int changes() const { return changes_; }
@@ -187,7 +199,6 @@ class Machine {
   const int num_workers_;
   const Evenness evenness_;
   SpeedMeter meter_;
-  std::deque<Speeds> planned_with_;  // of the step before and of this one
   Random random_{7};
   int64_t steps_ = 0;
   int changes_ = 0;

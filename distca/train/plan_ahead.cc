@@ -51,7 +51,7 @@ PlannedBatch plan_batch(const Config& config, const IndexedDataset& data, const 
                         int rank, int num_workers, const Speeds& speeds) {
   const Stopwatch watch;
   const auto num_servers = static_cast<size_t>(num_ranks(config, num_workers));
-  PlannedBatch planned;
+  PlannedBatch planned{.speeds_from_step = speeds.from_step};
   std::vector<std::vector<int64_t>> before, after;
   Imbalance imbalance_before, imbalance_after;
   Fnv1a64 hash;

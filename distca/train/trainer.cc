@@ -130,7 +130,7 @@ class Trainer {
     const auto plan = [this, rank = comm_.rank()](const Batch& batch, const Speeds& speeds) {
       return plan_batch(config_, data_, batch, rank, num_workers_, speeds);
     };
-    plan_ahead_.emplace([this] { return next_batch(); }, plan, speeds());
+    plan_ahead_.emplace([this] { return next_batch(); }, plan, speeds_at(1));
     for (int64_t step = 1; step <= config_.train.steps; ++step) {
       comm_.set_step(step);
       StepMetrics metrics = train_step(step);
@@ -188,12 +188,13 @@ class Trainer {
     return stream_.next();
   }
 
-  /// That a plan begun now is made with.
-  Speeds speeds() const { return meter_ ? meter_->speeds() : Speeds{}; }
+  Speeds speeds_at(int64_t step) const { return meter_ ? meter_->speeds_at(step) : Speeds{}; }
 
-  PlannedBatch next_planned() {
+  /// While `step` runs, or held-out batches after it, what is planned is a batch of the next step
+  /// or a held-out one: with the next step's speeds, whether this step's times are known or not.
+  PlannedBatch next_planned(int64_t step) {
     const double begin_s = steady_seconds();
-    PlannedBatch planned = plan_ahead_->next(speeds());
+    PlannedBatch planned = plan_ahead_->next(speeds_at(step + 1));
     if (TraceRecorder* recorder = tracer_.recorder()) {
       recorder->add({.kind = TraceKind::kWait,
                      .name = "plan",
@@ -234,7 +235,7 @@ class Trainer {
     tracer_.begin_step(step);
     record_to(tracer_.recorder());
     const Stopwatch watch;
-    PlannedBatch planned = next_planned();
+    PlannedBatch planned = next_planned(step);
     StepMetrics metrics;
     metrics.step = step;
     metrics.lr = learning_rate(config_.optimizer, step - 1, config_.train.steps);
@@ -254,6 +255,7 @@ class Trainer {
     check_finite(step, "loss", metrics.loss);
     metrics.attention_predicted_s = planned.attention_s;
     metrics.chosen = planned.chosen;
+    metrics.speeds_from_step = planned.speeds_from_step;
     metrics.num_resent = planned.num_resent;
     metrics.tokens = planned.num_tokens;
     metrics.model_flops = config_.model.train_flops(planned.num_tokens, planned.pairs);
@@ -305,14 +307,16 @@ class Trainer {
       samples[rank].linear_ns = static_cast<int64_t>(linear_ns[rank]);
       samples[rank].attention_ns = static_cast<int64_t>(attention_ns[rank]);
     }
-    if (meter_->add(metrics->step, samples)) metrics->speeds = meter_->speeds();
+    // The first step's plan rests on the bandwidth, which nobody has recorded yet.
+    if (meter_->add(metrics->step, samples) || metrics->step == 1)
+      metrics->speeds = meter_->speeds();
   }
 
   double evaluate(int64_t step) {
     double sum[1] = {0};
     int64_t targets = 0;
     for (size_t i = 0; i < validation_.size(); ++i) {
-      PlannedBatch planned = next_planned();
+      PlannedBatch planned = next_planned(step);
       targets += planned.num_targets;
       sum[0] += step_.evaluate(std::move(planned.inputs)).loss_sum;
     }
