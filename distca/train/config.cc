@@ -163,12 +163,13 @@ void check_servers(const Config& config) {
                 "servers.reweight = true with train.deterministic = true: measured times would "
                 "enter the plans; set train.deterministic=false, or give servers.capacity");
   }
-  if ((servers.dedicated > 0 || !servers.capacity.empty()) &&
+  if ((servers.dedicated > 0 || !servers.capacity.empty() || servers.reweight) &&
       !find_scheduler(config.plan.scheduler).capacities) {
     throw Error(ErrorKind::kConfig,
                 "{} with plan.scheduler = {}: it keeps attention where the queries live; use "
                 "balanced or greedy",
                 servers.dedicated > 0 ? fmt::format("servers.dedicated = {}", servers.dedicated)
+                : servers.reweight    ? "servers.reweight = true"
                                       : "servers.capacity = " + servers.capacity,
                 config.plan.scheduler);
   }

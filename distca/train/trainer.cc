@@ -404,7 +404,7 @@ void check_run(const Config& config, int num_workers, bool holds_weights) {
   const DocumentSplit split =
       split_documents(data.num_documents(), config.data.validation_fraction, config.batch.seed);
   BatchStream stream(data.document_lengths(), split.train, config.batch);
-  plan_nano_batch(config, stream.next()[0].nano_batch, num_workers);
+  plan_nano_batches(config, stream.next(), num_workers);
   validation_batches(config, data, split);
   check_trace(config);
   const std::filesystem::path metrics =
