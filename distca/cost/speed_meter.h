@@ -31,8 +31,8 @@ class SpeedMeter {
   /// `bytes_per_us`: what Speeds says of the wire.
   SpeedMeter(int num_ranks, int64_t bytes_per_us);
 
-  /// Samples of all ranks. True if speeds() has changed: to values that hold from `step` + 2 on, for
-  /// as a rule the next step is planned already.
+  /// Samples of all ranks. True if speeds() has changed: to values that hold from `step` + 2 on,
+  /// for as a rule the next step is planned already.
   bool add(int64_t step, std::span<const RankSample> samples);
   /// Given out last. No ranks until speeds are first given out.
   const Speeds& speeds() const { return current_; }
