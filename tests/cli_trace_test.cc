@@ -174,7 +174,8 @@ TEST_F(CliTraceTest, the_table_and_its_json_say_where_the_time_went) {
   EXPECT_EQ(table.exit_code, 0) << table.err;
   for (const char* part :
        {"2 ranks, steps 2 to 4, schedule ping-pong", "0 worker", "1 worker", "Lost: ", "imbalance",
-        "exposed", "copies", "launch: posts", "computes longest", "forward attend", "GFLOP/s"})
+        "exposed", "copies", "launch: posts", "computes longest", "forward attend", "GFLOP/s",
+        "of nano-batch 1", "nano-batch 0"})
     EXPECT_THAT(table.out, HasSubstr(part));
   const Json json = parse_json(run_distca({"trace", "--json", file()}).out, "output");
   ASSERT_EQ(json["ranks"].size(), 2u);

@@ -274,6 +274,13 @@ TEST(Schedule, flops_are_those_of_a_training_step) {
   }
 }
 
+TEST(Schedule, exchanges_run_under_what_the_planner_takes_them_to) {
+  EXPECT_EQ(hiding_of(Schedule::kBlocking), Hiding::kNothing);
+  EXPECT_EQ(hiding_of(Schedule::kOverlap), Hiding::kHomeTasks);
+  EXPECT_EQ(hiding_of(Schedule::kPingPong), Hiding::kOtherNanoBatch);
+  EXPECT_EQ(hiding_of(Schedule::kPingPong, 1), Hiding::kHomeTasks) << "no other one";
+}
+
 TEST(Schedule, names_lead_to_schedules) {
   EXPECT_THAT(schedule_names(), ElementsAre("blocking", "overlap", "ping-pong"));
   for (const ScheduleName& known : kSchedules) EXPECT_EQ(schedule_of(known.name), known.schedule);

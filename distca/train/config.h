@@ -103,6 +103,7 @@ std::vector<ConfigKey> config_keys(Config& config);
 
 /// Ranks that run together: workers, then dedicated servers.
 int num_ranks(const Config& config, int num_workers);
+inline constexpr int kMostRanks = 1024;  // processes of one machine
 
 /// Reads `path` (empty: defaults), applies the overrides and checks values against each other.
 /// Throws Error(kConfig): one line naming file or override, key and what would be right; an unknown

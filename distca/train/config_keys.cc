@@ -156,7 +156,7 @@ std::vector<ConfigKey> config_keys(Config& c) {
        "further ranks that hold no weights and only compute attention",
        {},
        0,
-       static_cast<double>(Config::Servers::kMostRanks)},
+       kMostRanks},
       {"servers.in_place", &c.servers.in_place, "-", "workers compute attention too"},
       {"servers.capacity", &c.servers.capacity, "-",
        "share of the attention of each server, workers first, as 60,40,100; \"\": so that all "
@@ -200,7 +200,8 @@ std::vector<ConfigKey> config_keys(Config& c) {
        "cuda: with backend threads all ranks share one GPU, with nccl each has its own",
        {"cpu", "cuda"}},
       {"train.deterministic", &c.train.deterministic, "-",
-       "the same run gives the same bits, which may take longer on cuda; true also freezes what plans "
+       "the same run gives the same bits, which may take longer on cuda; true also freezes what "
+       "plans "
        "measure (servers.reweight, plan.tolerance = auto)"},
       {"train.output_dir", &c.train.output_dir, "path",
        "metrics.jsonl, config.toml, model.safetensors, config.json"},

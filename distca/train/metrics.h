@@ -38,7 +38,7 @@ struct StepMetrics {
   std::vector<double> attention_s;            // [ranks] measured
   std::vector<double> attention_predicted_s;  // [ranks] by plan.profile; empty without one
   OpTimes times;
-  std::vector<std::string> chosen;        // what plan.tolerance = auto chose, a nano-batch
+  std::vector<std::string> chosen;  // what plan.tolerance = auto chose, a nano-batch
   Speeds speeds;  // what was measured: in step 1 what its plan rests on, later what holds from
                   // step + 2 on, if that is new; else of from_step 0
   int64_t speeds_from_step = 0;           // of the speeds that this step was planned with; 0: none

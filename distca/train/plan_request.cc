@@ -128,9 +128,7 @@ LayerTimeOptions layer_time_options(const Config& config, int num_workers, const
   if (config.plan.bandwidth_mb_per_s > 0) {
     options.speeds.bytes_per_us = config.plan.bandwidth_mb_per_s;
   }
-  options.hiding = pairs_nano_batches(config) ? Hiding::kOtherNanoBatch
-                   : schedule_of(config.train.schedule) == Schedule::kBlocking ? Hiding::kNothing
-                                                                               : Hiding::kHomeTasks;
+  options.hiding = hiding_of(schedule_of(config.train.schedule), config.batch.nano_batches);
   options.layers = layers.num_layers;
   options.resent = resent;
   options.wide_gradients = config.exchange.grad_dtype == "accumulator";
