@@ -23,6 +23,12 @@ struct RankSample {
 /// 5.2 steps). A step whose rate is more than a quarter off the mean is held back: if the next two
 /// are off on the same side too, the mean starts anew from these three, else they are forgotten.
 /// Rounded to three digits.
+/// Starved: a rank with less than a quarter of the mean load and half of the mean time in core
+/// attention that is done an eighth before the last. What it took says little of its speed (a task
+/// costs something whatever its size, no task says nothing), so it is not counted; after eight such
+/// steps in a row the rank is taken for faster with every step, by a quarter of the way to the mean
+/// of the others, until it has load enough to be measured. A slow rank that has what it can do is
+/// not starved: it is done no earlier than the others.
 /// Holding: new speeds are given out only when a rate is more than 3 % off the one given out last.
 /// The first step is not counted (memory is allocated, threads start); speeds are first given out
 /// after the third.
@@ -43,6 +49,7 @@ class SpeedMeter {
   static constexpr int64_t kHoldPermille = 30;
   static constexpr int64_t kFirstSteps = 3;  // before speeds are given out
   static constexpr int kBelieved = 3;        // steps in a row that are off
+  static constexpr int kStarved = 8;         // steps in a row without load enough
 
  private:
   struct Rate {
@@ -53,12 +60,16 @@ class SpeedMeter {
     Rate mean, held_back;
     int num_held_back = 0;
     void add(const Rate& sample);
+    void approach(int64_t ps_per_kload);   // from above
     int64_t rounded(int64_t scale) const;  // ns * scale / work
   };
+  std::vector<bool> starved(std::span<const RankSample> samples) const;
+  void add_attention(std::span<const RankSample> samples);
   static bool off(const Rate& rate, const Rate& mean);
   static bool above(const Rate& rate, const Rate& mean);
 
   std::vector<Smoothed> linear_, attention_;  // [ranks]
+  std::vector<int> steps_starved_;            // [ranks] in a row
   int64_t steps_ = 0;
   Speeds current_;  // given out last
   Speeds before_;   // until current_.from_step

@@ -142,6 +142,10 @@ class Machine {
     truth_[rank].linear_ps_per_token *= factor;
     truth_[rank].attention_ps_per_kload *= factor;
   }
+  void speed_up(int rank, int64_t factor) {
+    truth_[rank].linear_ps_per_token /= factor;
+    truth_[rank].attention_ps_per_kload /= factor;
+  }
 
   /// One step: the latest finish over the earliest possible.
   double step() {
@@ -154,10 +158,11 @@ class Machine {
     double latest = 0;
     for (int rank = 0; rank < num_servers; ++rank) {
       RankSample sample{.tokens = rank < num_workers_ ? kTokens : 0,
-                        .load = kLoad / sum * capacity[rank]};
+                        .load = kLoad / sum * capacity[rank] / kBlockLoad * kBlockLoad};
       const double linear = static_cast<double>(truth_[rank].linear_ps_per_token * sample.tokens);
-      const double attention = static_cast<double>(truth_[rank].attention_ps_per_kload) *
-                               static_cast<double>(sample.load / 1000);
+      const double attention =
+          static_cast<double>(truth_[rank].attention_ps_per_kload) *
+          static_cast<double>((sample.load > 0 ? kLaunchLoad : 0) + sample.load) / 1000;
       latest = std::max(latest, evenness_ == Evenness::kWhole ? linear + attention : attention);
       sample.linear_ns = std::llround(linear / 1000 * noise());
       sample.attention_ns = std::llround(attention / 1000 * noise());
@@ -171,6 +176,8 @@ class Machine {
  private:
   static constexpr int64_t kTokens = 4096;
   static constexpr int64_t kLoad = 100'000'000;
+  static constexpr int64_t kBlockLoad = kLoad / 2000;  // tasks are cut into whole blocks
+  static constexpr int64_t kLaunchLoad = kLoad / 500;  // what any tasks cost beside their load
 
   /// A few per cent, now and then a step that is far off.
   double noise() {
@@ -227,6 +234,37 @@ TEST(SpeedMeter, makes_uneven_machines_finish_together_within_few_steps_and_stay
       EXPECT_LT(worst, 1.05);
       EXPECT_LE(machine.changes() - changes, 10);
     }
+  }
+}
+
+TEST(SpeedMeter, a_server_that_was_slow_for_ten_steps_gets_its_share_back) {
+  for (const Evenness evenness : {Evenness::kAttention, Evenness::kWhole}) {
+    for (const int64_t slowness : {4, 30, 5'000}) {
+      Machine machine({{3'000'000, 700'000}, {3'000'000, 700'000}, {3'000'000, 700'000}}, 3,
+                      evenness);
+      for (int i = 0; i < 20; ++i) machine.step();
+      machine.slow_down(0, slowness);
+      for (int i = 0; i < 10; ++i) machine.step();
+      machine.speed_up(0, slowness);
+      EXPECT_GT(machine.step(), 1.2) << "others have its share";
+      for (int i = 0; i < 60; ++i) machine.step();
+      double worst = 1;
+      for (int i = 0; i < 100; ++i) worst = std::max(worst, machine.step());
+      EXPECT_LT(worst, 1.05) << slowness;
+    }
+  }
+}
+
+TEST(SpeedMeter, a_server_that_stays_slow_is_not_tried_again_and_again) {
+  for (const Evenness evenness : {Evenness::kAttention, Evenness::kWhole}) {
+    Machine machine({{3'000'000, 700'000}, {3'000'000, 700'000}, {3'000'000, 14'000'000}}, 3,
+                    evenness);
+    for (int i = 0; i < 20; ++i) machine.step();
+    const int changes = machine.changes();
+    double worst = 1;
+    for (int i = 0; i < 200; ++i) worst = std::max(worst, machine.step());
+    EXPECT_LT(worst, 1.1);
+    EXPECT_LE(machine.changes() - changes, 10);
   }
 }
 
