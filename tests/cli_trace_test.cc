@@ -204,6 +204,17 @@ TEST_F(CliTraceTest, a_trace_that_cannot_be_made_is_refused_before_the_run) {
               HasSubstr("train.trace_steps"));
 }
 
+TEST_F(CliTraceTest, a_trace_that_cannot_be_written_later_costs_nothing_but_the_trace) {
+  // The weights stand where the trace's folder would be.
+  const fs::path weights = folder_ / "run" / "model.safetensors";
+  const Outcome outcome = run_distca(train_arguments(
+      prefix_, folder_ / "run", {"--workers", "2", "--trace", weights / "trace.json"}));
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_THAT(outcome.err, HasSubstr((weights / "trace.json").string()));
+  EXPECT_EQ(read_json_lines(folder_ / "run" / "metrics.jsonl").size(), 6u);
+  EXPECT_TRUE(fs::is_regular_file(weights));
+}
+
 TEST_F(CliTraceTest, what_is_no_trace_is_refused_by_name) {
   EXPECT_THAT(refusal({"trace", folder_ / "none.json"}), HasSubstr("none.json: cannot be read"));
   write_file_atomically(folder_ / "half.json", "{\"traceEvents\": [");

@@ -112,6 +112,8 @@ Config load_config(const std::filesystem::path& path, const std::vector<std::str
 
 /// A TOML file that says the same: every key with its unit, default and reason.
 std::string print_config(Config config);
+/// A key's value as print_config writes it.
+std::string shown_value(const ConfigKey& key);
 
 /// A model's core attention. `cuda_device`: -1 = CPU.
 KernelRequest kernel_request(const LlamaConfig& model, KernelChoice choice, int threads,

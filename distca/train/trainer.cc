@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
-#include <fmt/ranges.h>
 
 #include <unistd.h>
 
@@ -32,6 +31,7 @@
 #include "distca/train/peak.h"
 #include "distca/train/plan_ahead.h"
 #include "distca/train/plan_request.h"
+#include "distca/train/same_config.h"
 #include "distca/train/speed_sample.h"
 #include "distca/train/step.h"
 #include "distca/train/step_tracer.h"
@@ -43,24 +43,6 @@ namespace {
 /// What plans are made by, as they say it themselves (PlanOptions::price).
 std::string price_of(const Config& config) {
   return config.attention_profile ? profile_name(*config.attention_profile) : "pairs";
-}
-
-/// Every rank's text, in rank order.
-std::vector<std::string> all_gather_text(Communicator& comm, std::string mine,
-                                         std::string_view operation) {
-  const uint64_t my_size = mine.size();
-  const std::vector<std::byte> sizes =
-      all_gather_bytes(comm, std::as_bytes(std::span(&my_size, 1)), operation);
-  std::vector<uint64_t> size(comm.size());
-  std::memcpy(size.data(), sizes.data(), sizes.size());
-  const uint64_t longest = *std::max_element(size.begin(), size.end());
-  mine.resize(longest);
-  const std::vector<std::byte> all =
-      all_gather_bytes(comm, std::as_bytes(std::span(mine)), operation);
-  std::vector<std::string> texts;
-  for (int rank = 0; rank < comm.size(); ++rank)
-    texts.emplace_back(reinterpret_cast<const char*>(all.data()) + rank * longest, size[rank]);
-  return texts;
 }
 
 /// The held-out nano-batches, the same ones each time: at most an epoch, so that none counts twice.
@@ -116,10 +98,8 @@ class Trainer {
 
   void run() {
     comm_.set_step(0);
-    check_same("servers.dedicated", "train", "with", std::to_string(config_.servers.dedicated));
-    check_same("train.schedule", "play", "by", config_.train.schedule);
-    check_same("plan.profile", "plan", "by", price_of(config_));
-    check_same("attention.kernel", "compute attention", "with", step_.kernel().name());
+    check_same_config(comm_, config_,
+                      {.price = price_of(config_), .kernel = step_.kernel().name()});
     peak_ = measure_peak(config_, comm_);
     if (comm_.rank() == 0) open_output();
     if (measures_speeds(config_)) {
@@ -144,21 +124,6 @@ class Trainer {
   }
 
  private:
-  /// Every rank reads its configuration and profile and chooses its kernel's instruction set for
-  /// itself: refuses to go on with several where ranks would wait for each other or differ in bits.
-  void check_same(const char* key, const char* verb, const char* by, const std::string& mine) {
-    const std::vector<std::string> all = all_gather_text(comm_, mine, key);
-    std::vector<int> others;
-    for (int rank = 1; rank < comm_.size(); ++rank) {
-      if (all[rank] != all[0]) others.push_back(rank);
-    }
-    if (others.empty()) return;
-    throw Error(ErrorKind::kConfig,
-                "{}: rank{} {} would {} {} {}, rank 0 {} {}: give all ranks the same", key,
-                others.size() > 1 ? "s" : "", fmt::join(others, ", "), verb, by, all[others[0]], by,
-                all[0]);
-  }
-
   void open_output() {
     const std::filesystem::path directory = config_.train.output_dir;
     std::error_code ignored;  // the write below reports what stands in the way
@@ -333,6 +298,7 @@ class Trainer {
     write_file_atomically(
         directory / "config.json",
         config_.model.to_hugging_face(config_.batch.max_document_tokens).dump(2) + "\n");
+    tracer_.write();
     print_summary(config_, data_, summary_);
   }
 
