@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "bench/copies_count.h"
+#include "bench/program.h"
 #include "distca/base/build_info.h"
-#include "distca/base/error.h"
 #include "distca/base/json.h"
 #include "distca/base/text.h"
 #include "distca/comm/aten_types.h"
@@ -318,7 +318,7 @@ Json to_json(const Case& what, const Counted& counted) {
           {"faults", counted.faults}};
 }
 
-int run(bool json) {
+int measure(bool json) {
   const std::vector<Case> cases = all_cases();
   Table table({"plan", "servers", "type", "keys", "messages of a layer", "had to travel", "sent",
                "packed", "/ sent", "unpacked", "/ received", "merged", "messages", "buffers",
@@ -354,18 +354,18 @@ int run(bool json) {
   return missed.empty() ? 0 : 1;
 }
 
+int run(int argc, char** argv) {
+  bool json = false;
+  CLI::App app{"Bytes that an exchange copies beside bytes that had to travel", "copies"};
+  app.add_flag("--json", json);
+  if (!parse_options(app, argc, argv)) return 0;
+  return measure(json);
+}
+
 }  // namespace
 }  // namespace distca::bench
 
 int main(int argc, char** argv) {
-  bool json = false;
-  CLI::App app("Bytes that an exchange copies beside bytes that had to travel");
-  app.add_flag("--json", json);
-  CLI11_PARSE(app, argc, argv);
-  try {
-    return distca::bench::run(json);
-  } catch (const distca::Error& error) {
-    fmt::print(stderr, "copies: error: {}\n", error.what());
-    return error.exit_code();
-  }
+  return distca::bench::run_benchmark("bench/copies",
+                                      [&] { return distca::bench::run(argc, argv); });
 }

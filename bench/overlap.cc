@@ -16,6 +16,7 @@
 
 #include "bench/namespaces.h"
 #include "bench/overlap_report.h"
+#include "bench/program.h"
 #include "bench/timing.h"
 #include "bench/worker_ranks.h"
 #include "distca/base/error.h"
@@ -109,12 +110,7 @@ int run(int argc, char** argv) {
       "As root and alone on the machine. Exit code 0 when no bar is missed, else 1; 77, with the\n"
       "reason, where no namespaces can be made.\n"
       "Example:  build/release/bench/overlap --only \"25 MB/s shorter\"");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) return app.exit(error);  // --help
-    throw Error(ErrorKind::kUsage, "{} (see --help)", error.what());
-  }
+  if (!parse_options(app, argc, argv)) return 0;
   const std::span<char* const> words(argv, static_cast<size_t>(argc));
   chosen(arguments);  // refused before anything is made
   if (!is_worker_rank()) return start(words);
@@ -128,13 +124,6 @@ int run(int argc, char** argv) {
 }  // namespace distca::bench
 
 int main(int argc, char** argv) {
-  try {
-    return distca::bench::run(argc, argv);
-  } catch (const distca::Error& error) {
-    fmt::print(stderr, "bench/overlap: error: {}\n", error.what());
-    return error.exit_code();
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "bench/overlap: bug: {}\n", error.what());
-    return 70;
-  }
+  return distca::bench::run_benchmark("bench/overlap",
+                                      [&] { return distca::bench::run(argc, argv); });
 }

@@ -8,16 +8,15 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
-#include <cstdio>
 #include <span>
 #include <vector>
 
+#include "bench/program.h"
 #include "bench/rounds.h"
 #include "bench/step_arms.h"
 #include "bench/worker_ranks.h"
 #include "distca/base/build_info.h"
 #include "distca/base/clock.h"
-#include "distca/base/error.h"
 #include "distca/base/machine.h"
 
 namespace distca::bench {
@@ -108,12 +107,7 @@ int run(int argc, char** argv) {
   CLI::App app{"What tracing costs a training step.", "trace_cost"};
   app.add_option("--rounds", rounds)->check(CLI::Range(1, 100000))->capture_default_str();
   app.footer("Alone on the machine. Example:  build/release/bench/trace_cost --rounds 200");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) return app.exit(error);  // --help
-    throw Error(ErrorKind::kUsage, "{} (see --help)", error.what());
-  }
+  if (!parse_options(app, argc, argv)) return 0;
   return run_worker_ranks({.program = "bench/trace_cost", .comm = {.grace_s = 1}},
                           {argv, static_cast<size_t>(argc)},
                           [&](Communicator& comm) { measure(comm, rounds); });
@@ -123,13 +117,6 @@ int run(int argc, char** argv) {
 }  // namespace distca::bench
 
 int main(int argc, char** argv) {
-  try {
-    return distca::bench::run(argc, argv);
-  } catch (const distca::Error& error) {
-    fmt::print(stderr, "bench/trace_cost: error: {}\n", error.what());
-    return error.exit_code();
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "bench/trace_cost: bug: {}\n", error.what());
-    return 70;
-  }
+  return distca::bench::run_benchmark("bench/trace_cost",
+                                      [&] { return distca::bench::run(argc, argv); });
 }

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/program.h"
 #include "bench/training_report.h"
 #include "bench/worker_ranks.h"
 #include "distca/base/error.h"
@@ -120,7 +121,7 @@ int run(int argc, char** argv) {
       ->capture_default_str();
   app.add_flag("--json", arguments.json, "For machines");
   app.footer("Example:  build/release/bench/training --only real");
-  CLI11_PARSE(app, argc, argv);
+  if (!parse_options(app, argc, argv)) return 0;
   return run_worker_ranks({.program = "bench/training",
                            .ranks = kWorkers,
                            // DDP's start and a source's batches are waited for.
@@ -132,4 +133,7 @@ int run(int argc, char** argv) {
 }  // namespace
 }  // namespace distca::bench
 
-int main(int argc, char** argv) { return distca::bench::run(argc, argv); }
+int main(int argc, char** argv) {
+  return distca::bench::run_benchmark("bench/training",
+                                      [&] { return distca::bench::run(argc, argv); });
+}

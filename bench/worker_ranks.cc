@@ -1,19 +1,15 @@
 #include "bench/worker_ranks.h"
 
 #include <ATen/Parallel.h>
-#include <fmt/format.h>
 #include <stdlib.h>
 
-#include <algorithm>
-#include <cstdio>
-#include <exception>
 #include <filesystem>
 #include <memory>
 #include <vector>
 
+#include "bench/program.h"
 #include "bench/timing.h"
 #include "distca/base/env.h"
-#include "distca/base/error.h"
 #include "distca/comm/gloo_group.h"
 #include "distca/comm/launch.h"
 #include "distca/comm/rendezvous.h"
@@ -57,17 +53,7 @@ int run_worker_ranks(const WorkerRanks& options, std::span<char* const> argument
   setenv("THP_MEM_ALLOC_ENABLE", "1", /*overwrite=*/0);
   // "distca: " begins a rank's last words, which the launcher prints once.
   const char* prefix = is_worker_rank() ? "distca: " : "";
-  try {
-    return run(options, arguments, body);
-  } catch (const Error& error) {
-    std::string line = error.what();
-    std::ranges::replace(line, '\n', ' ');
-    fmt::print(stderr, "{}{}: error: {}\n", prefix, options.program, line);
-    return error.exit_code();
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "{}{}: bug: {}\n", prefix, options.program, error.what());
-    return 70;
-  }
+  return run_benchmark(prefix + options.program, [&] { return run(options, arguments, body); });
 }
 
 }  // namespace distca::bench
