@@ -89,14 +89,13 @@ struct NcclConnections {
   void run() {
     std::unique_lock lock(mutex_);
     while (!changed_.wait_for(lock, kWatchTick, [this] { return stop_; })) {
-      const auto lost = std::ranges::find_if(watched_, [](const Watched& one) {
-        return one.work->isCompleted() && one.work->exception();
+      std::erase_if(watched_, [](const Watched& one) {
+        return one.work->isCompleted() && !one.work->exception();
       });
-      const bool any_lost = lost != watched_.end();
-      if (!any_lost) {
-        std::erase_if(watched_, [](const Watched& one) { return one.work->isCompleted(); });
-      }
       if (watched_.empty()) continue;
+      const auto lost = std::ranges::find_if(
+          watched_, [](const Watched& one) { return one.work->exception() != nullptr; });
+      const bool any_lost = lost != watched_.end();
       const Watched& one = any_lost ? *lost : watched_.front();  // that waits longest
       FailedWait wait = one.wait;
       wait.waited_s = one.since.seconds();
