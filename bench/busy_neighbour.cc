@@ -71,7 +71,7 @@ void BusyNeighbour::run(bool busy) {
   sleep_ms(5 * kPollMs);
 }
 
-double BusyNeighbour::processor_seconds() const {
+double BusyNeighbour::taken_seconds() const {
   clockid_t clock = 0;
   timespec time{};
   const int fault = clock_getcpuclockid(process_, &clock);

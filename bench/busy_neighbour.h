@@ -4,21 +4,23 @@
 
 #include <sys/types.h>
 
+#include "bench/throttle.h"
+
 namespace distca::bench {
 
 /// Stands still until it is told to run. Ends with its object, and with the thread that made it.
-class BusyNeighbour {
+class BusyNeighbour final : public Throttle {
  public:
   /// Throws Error(kIo) if no process can be made.
   BusyNeighbour();
-  ~BusyNeighbour();
+  ~BusyNeighbour() override;
   BusyNeighbour(const BusyNeighbour&) = delete;
   BusyNeighbour& operator=(const BusyNeighbour&) = delete;
 
-  /// Takes effect within a few milliseconds, and returns then.
-  void run(bool busy);
-  /// That it has used so far.
-  double processor_seconds() const;
+  /// Returns when it has taken effect.
+  void run(bool busy) override;
+  /// Processor time that it has used so far.
+  double taken_seconds() const override;
 
  private:
   struct Shared;

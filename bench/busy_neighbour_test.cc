@@ -9,12 +9,12 @@ namespace {
 
 /// Processor time that it takes in a tenth of a second, or more where that is not enough.
 double taken(const BusyNeighbour& neighbour, double at_least, double most_s) {
-  const double before = neighbour.processor_seconds();
+  const double before = neighbour.taken_seconds();
   const Stopwatch watch;
   while (watch.seconds() < 0.1 ||
-         (neighbour.processor_seconds() - before < at_least && watch.seconds() < most_s)) {
+         (neighbour.taken_seconds() - before < at_least && watch.seconds() < most_s)) {
   }
-  return neighbour.processor_seconds() - before;
+  return neighbour.taken_seconds() - before;
 }
 
 TEST(BusyNeighbour, it_computes_while_it_runs_and_only_then) {

@@ -55,18 +55,6 @@ const std::vector<Schedule> kEverySchedule = {Schedule::kBlocking, Schedule::kOv
 /// Where nothing is exchanged, overlap is blocking.
 const std::vector<Schedule> kWithoutExchange = {Schedule::kBlocking, Schedule::kPingPong};
 
-Hiding hiding_under(Schedule schedule) {
-  switch (schedule) {
-    case Schedule::kBlocking:
-      return Hiding::kNothing;
-    case Schedule::kOverlap:
-      return Hiding::kHomeTasks;
-    case Schedule::kPingPong:
-      break;
-  }
-  return Hiding::kOtherNanoBatch;
-}
-
 /// Balanced plans, their tolerance fixed and chosen.
 std::vector<StepArm> our_ways(const ContestOptions& options, const Speeds& speeds,
                               StepArm balanced) {
@@ -79,9 +67,8 @@ std::vector<StepArm> our_ways(const ContestOptions& options, const Speeds& speed
     fixed.plan.tolerance_ppm = kFixedTolerancePpm;
     fixed.name = how(fixed);
     StepArm& weighed = ways.emplace_back(balanced);
-    weighed.weighed = LayerTimeOptions{.speeds = speeds,
-                                       .hiding = hiding_under(schedule),
-                                       .layers = options.model.num_hidden_layers};
+    weighed.weighed = LayerTimeOptions{
+        .speeds = speeds, .hiding = hiding_of(schedule), .layers = options.model.num_hidden_layers};
     weighed.name = how(weighed);
   }
   return ways;

@@ -1,4 +1,5 @@
-// Two workers of which one runs at half speed, for a busy process computes beside it on its core:
+// Two workers of which one runs at half speed, for a control group lets it compute half of the
+// time, or, where none can be made, for a busy process computes beside it on its core:
 //   build/release/bench/uneven
 // In turns within each round: the even split of core attention, fixed splits, the split that
 // measured speeds give (servers.reweight), and the even split undisturbed. Every rank is a process,
@@ -9,16 +10,19 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstring>
-#include <optional>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "bench/busy_neighbour.h"
+#include "bench/cgroup_quota.h"
+#include "bench/program.h"
 #include "bench/step_arms.h"
 #include "bench/step_figures.h"
 #include "bench/uneven_report.h"
 #include "bench/worker_ranks.h"
+#include "distca/base/error.h"
 #include "distca/comm/collectives.h"
 #include "distca/cost/speed_meter.h"
 #include "distca/train/plan_request.h"
@@ -32,6 +36,7 @@ constexpr int kSlow = 1;  // rank
 
 struct Arguments {
   std::string schedule = "ping-pong";
+  std::string throttle = "auto";
   int rounds = 15;
   int warm_up = 10;  // steps from which speeds are measured before the rounds
   bool json = false;
@@ -61,7 +66,8 @@ const BatchLengths kBatch = {{3700, 396}, {3700, 396}};
 struct Told {
   PlayedStep played;
   RankSample sample;
-  double neighbour_s = 0;  // processor time that the busy process took
+  double taken_s = 0;   // of its core, by what makes it slow
+  bool cgroup = false;  // is that a control group?
 };
 
 /// A step of one split.
@@ -69,8 +75,25 @@ struct PlayedRound {
   double seconds = 0;
   double fast_share = 0;
   double fast_waits = 0, slow_waits = 0;
-  double neighbour_share = 0;
+  double taken_share = 0;
 };
+
+struct Slowness {
+  std::unique_ptr<Throttle> throttle;
+  bool cgroup = false;
+};
+
+/// As `--throttle` says.
+Slowness make_slow(const std::string& how) {
+  if (how != "busy") {
+    try {
+      return {std::make_unique<CgroupQuota>(), true};
+    } catch (const Error&) {
+      if (how == "cgroup") throw;
+    }
+  }
+  return {std::make_unique<BusyNeighbour>(), false};
+}
 
 enum Arm : size_t { kEven, kEvenAgain, kReweighted, kReweightedAgain, kUndisturbed, kFixed };
 constexpr int kLeastPercent = 55, kMostPercent = 85, kPercentStep = 5;
@@ -84,7 +107,7 @@ class Uneven {
         player_(config_.model, 1, comm),
         meter_(kWorkers, 0),
         undisturbed_meter_(kWorkers, 0) {
-    if (comm.rank() == kSlow) neighbour_.emplace();
+    if (comm.rank() == kSlow) slowness_ = make_slow(arguments.throttle);
     for (const char* name : {"even", "even again", "re-weighted", "re-weighted again"}) add(name);
     add("even, undisturbed");
     for (int percent = kLeastPercent; percent <= kMostPercent; percent += kPercentStep)
@@ -105,7 +128,7 @@ class Uneven {
         splits_[arm].fast_share.push_back(played.fast_share);
         splits_[arm].fast_waits.push_back(played.fast_waits);
         splits_[arm].slow_waits.push_back(played.slow_waits);
-        splits_[arm].neighbour_share.push_back(played.neighbour_share);
+        splits_[arm].taken_share.push_back(played.taken_share);
       }
     }
     return report();
@@ -128,11 +151,12 @@ class Uneven {
   }
 
   PlayedRound play(size_t arm) {
-    if (neighbour_) neighbour_->run(arm != kUndisturbed);
-    const double neighbour_before = neighbour_ ? neighbour_->processor_seconds() : 0;
+    Throttle* const throttle = slowness_.throttle.get();
+    if (throttle) throttle->run(arm != kUndisturbed);
+    const double taken_before = throttle ? throttle->taken_seconds() : 0;
     StepResult result;
-    Told told{.played = player_.play(arm, kBatch, &result)};
-    if (neighbour_) told.neighbour_s = neighbour_->processor_seconds() - neighbour_before;
+    Told told{.played = player_.play(arm, kBatch, &result), .cgroup = slowness_.cgroup};
+    if (throttle) told.taken_s = throttle->taken_seconds() - taken_before;
     int64_t tokens = 0, load = 0;
     for (const Plan& plan : plan_step(player_.arm(arm), config_.model, kBatch, kWorkers)) {
       load += plan.load[comm_.rank()].pairs;
@@ -140,6 +164,7 @@ class Uneven {
     }
     told.sample = rank_sample(result.times, tokens, load);
     const std::vector<Told> all = all_told(told);
+    cgroup_ = all[kSlow].cgroup;
     std::vector<RankSample> samples;
     for (const Told& rank : all) samples.push_back(rank.sample);
     if (arm == kUndisturbed) undisturbed_meter_.add(num_steps_++, samples);
@@ -178,7 +203,7 @@ class Uneven {
     };
     round.fast_waits = waits(told[1 - kSlow].played);
     round.slow_waits = waits(told[kSlow].played);
-    round.neighbour_share = told[kSlow].neighbour_s / round.seconds;
+    round.taken_share = told[kSlow].taken_s / round.seconds;
     return round;
   }
 
@@ -196,6 +221,7 @@ class Uneven {
       halved.ranks[kSlow].attention_ps_per_kload *= 2;
     }
     UnevenReport report{.schedule = arguments_.schedule,
+                        .cgroup = cgroup_,
                         .even = splits_[kEven],
                         .even_again = splits_[kEvenAgain],
                         .reweighted = splits_[kReweighted],
@@ -214,28 +240,52 @@ class Uneven {
   Config config_;
   Communicator& comm_;
   StepPlayer player_;
-  std::optional<BusyNeighbour> neighbour_;  // of the slow rank
+  Slowness slowness_;  // of the slow rank; none on the other
+  bool cgroup_ = false;
   SpeedMeter meter_, undisturbed_meter_;
   int64_t num_steps_ = 0;
   std::vector<Split> splits_;  // [Arm], then the other fixed ones
 };
 
+int run(int argc, char** argv) {
+  Arguments arguments;
+  CLI::App app{"Two workers, one at half speed: fixed splits of core attention and measured ones.",
+               "uneven"};
+  app.add_option("--schedule", arguments.schedule)
+      ->check(CLI::IsMember(schedule_names()))
+      ->capture_default_str();
+  app.add_option("--throttle", arguments.throttle,
+                 "What makes a worker slow; auto: a control group where one can be made, else a "
+                 "busy process")
+      ->check(CLI::IsMember({"auto", "cgroup", "busy"}))
+      ->capture_default_str();
+  app.add_option("--rounds", arguments.rounds)->check(CLI::Range(1, 10000))->capture_default_str();
+  app.add_option("--warm-up", arguments.warm_up, "Steps that only measure speeds")
+      ->check(CLI::Range(4, 1000))
+      ->capture_default_str();
+  app.add_flag("--json", arguments.json, "For machines");
+  app.footer(
+      "Alone on the machine. Exit code 0 when no bar is missed, else 1.\n"
+      "Example:  build/release/bench/uneven --throttle cgroup");
+  if (!parse_options(app, argc, argv)) return 0;
+  bool missed = false;
+  const int code =
+      run_worker_ranks({.program = "bench/uneven", .ranks = kWorkers},
+                       std::span(argv, static_cast<size_t>(argc)), [&](Communicator& comm) {
+                         const UnevenReport report = Uneven(arguments, comm).measure();
+                         if (comm.rank() != 0) return;
+                         arguments.json ? print_json(report) : print_table(report);
+                         missed = judged(report).verdict() == Decision::kMissed;
+                       });
+  if (!missed) return code;
+  fmt::print(stderr, "distca: bench/uneven: a bar is missed\n");  // the launcher prints it once
+  return 1;
+}
+
 }  // namespace
 }  // namespace distca::bench
 
 int main(int argc, char** argv) {
-  using namespace distca::bench;
-  Arguments arguments;
-  CLI::App app("Two workers, one at half speed: fixed splits of core attention and measured ones");
-  app.add_option("--schedule", arguments.schedule)->check(CLI::IsMember(distca::schedule_names()));
-  app.add_option("--rounds", arguments.rounds)->check(CLI::Range(1, 10000));
-  app.add_option("--warm-up", arguments.warm_up)->check(CLI::Range(4, 1000));
-  app.add_flag("--json", arguments.json);
-  CLI11_PARSE(app, argc, argv);
-  return run_worker_ranks({.program = "bench/uneven", .ranks = kWorkers}, {argv, argv + argc},
-                          [&](distca::Communicator& comm) {
-                            const UnevenReport report = Uneven(arguments, comm).measure();
-                            if (comm.rank() != 0) return;
-                            arguments.json ? print_json(report) : print_table(report);
-                          });
+  return distca::bench::run_benchmark("bench/uneven",
+                                      [&] { return distca::bench::run(argc, argv); });
 }

@@ -14,11 +14,11 @@ namespace distca::bench {
 /// A split of core attention between a fast and a slow worker; [round].
 struct Split {
   std::string name;
-  Rates seconds = {};          // of a step
-  Rates fast_share = {};       // of the load: what the fast worker computed
-  Rates fast_waits = {};       // share of the step in which it waited for exchanges, and for the
-  Rates slow_waits = {};       // other's gradients
-  Rates neighbour_share = {};  // of the slow worker's core: what the busy process took
+  Rates seconds = {};      // of a step
+  Rates fast_share = {};   // of the load: what the fast worker computed
+  Rates fast_waits = {};   // share of the step in which it waited for exchanges, and for the
+  Rates slow_waits = {};   // other's gradients
+  Rates taken_share = {};  // of the slow worker's core: what it was not given
 };
 
 /// Seconds that work takes on `left` machines' worth of speed if it takes `seconds` on `machines`

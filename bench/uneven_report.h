@@ -11,6 +11,7 @@ namespace distca::bench {
 
 struct UnevenReport {
   std::string schedule;
+  bool cgroup = false;                 // what makes a worker slow; false: a busy process
   Split even, even_again;              // a half each, one worker slow
   Split reweighted, reweighted_again;  // by measured speeds
   Split undisturbed;                   // a half each, both fast
@@ -20,6 +21,8 @@ struct UnevenReport {
                                       // speeds, one of them halved
 };
 
+/// The re-weighted split beside the best fixed one.
+Figure judged(const UnevenReport& report);
 void print_table(const UnevenReport& report);
 void print_json(const UnevenReport& report);
 

@@ -11,18 +11,6 @@
 namespace distca::cli {
 namespace {
 
-Hiding hiding_of(Schedule schedule) {
-  switch (schedule) {
-    case Schedule::kBlocking:
-      return Hiding::kNothing;
-    case Schedule::kOverlap:
-      return Hiding::kHomeTasks;
-    case Schedule::kPingPong:
-      break;
-  }
-  return Hiding::kOtherNanoBatch;
-}
-
 std::string milliseconds(int64_t ps) {
   return fmt::format("{:.3f}", static_cast<double>(ps) * 1e-9);
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -40,6 +41,7 @@ class Report {
     print_slowest();
     print_operations();
     print_exchanges();
+    print_nano_batches();
   }
 
   Json json() const;
@@ -57,6 +59,7 @@ class Report {
   void print_slowest() const;
   void print_operations() const;
   void print_exchanges() const;
+  void print_nano_batches() const;
   std::vector<std::string> rank_row(const std::string& name, const RankStep& sum, int ranks) const;
 
   const Trace& trace_;
@@ -158,7 +161,17 @@ void Report::print_steps() const {
   fmt::print("\nMean of the ranks\n{}", table.to_string());
 }
 
-/// What the rank that computes longest spends more time on than the mean.
+int64_t sum_of(const OperationTimes& operation) {
+  return std::accumulate(operation.rank_ns.begin(), operation.rank_ns.end(), int64_t{0});
+}
+
+/// Ranks that do it at all: servers have no linear operations.
+int64_t num_having(const OperationTimes& operation) {
+  return std::max<int64_t>(
+      1, std::ranges::count_if(operation.rank_ns, [](int64_t ns) { return ns > 0; }));
+}
+
+/// What the rank that computes longest spends more time on than the mean of those that do it.
 void Report::print_slowest() const {
   if (num_ranks_ < 2) return;
   const auto compute = [&](int rank) {
@@ -170,11 +183,10 @@ void Report::print_slowest() const {
   }
   std::vector<std::pair<double, std::string>> more;
   for (const OperationTimes& operation : analysis_.operations) {
-    const double sum = static_cast<double>(
-        std::accumulate(operation.rank_ns.begin(), operation.rank_ns.end(), int64_t{0}));
-    more.emplace_back(
-        (static_cast<double>(operation.rank_ns[slowest]) - sum / num_ranks_) * 1e-6 / num_steps_,
-        operation.name);
+    const double usual =
+        static_cast<double>(sum_of(operation)) / static_cast<double>(num_having(operation));
+    more.emplace_back((static_cast<double>(operation.rank_ns[slowest]) - usual) * 1e-6 / num_steps_,
+                      operation.name);
   }
   std::ranges::sort(more, std::greater());
   std::vector<std::string> reasons;
@@ -200,12 +212,8 @@ void Report::print_slowest() const {
 void Report::print_operations() const {
   Table table({"operation", "times a step", "ms a rank", "max/mean", "GFLOP/s a rank"});
   for (const OperationTimes& operation : analysis_.operations) {
-    const int64_t sum =
-        std::accumulate(operation.rank_ns.begin(), operation.rank_ns.end(), int64_t{0});
+    const int64_t sum = sum_of(operation), having = num_having(operation);
     const int64_t most = *std::ranges::max_element(operation.rank_ns);
-    // Servers have no linear operations.
-    const int64_t having = std::max<int64_t>(
-        1, std::ranges::count_if(operation.rank_ns, [](int64_t ns) { return ns > 0; }));
     const bool rated = operation.flops > 0 && sum > 0;
     table.add_row({operation.name, fmt::format("{}", operation.count / num_steps_ / having),
                    ms(per_step(sum) / static_cast<double>(having)),
@@ -224,11 +232,31 @@ void Report::print_exchanges() const {
     const ExchangeTimes& exchange = analysis_.exchanges[i];
     if (exchange.exposed_ns + exchange.imbalance_ns == 0) continue;
     table.add_row({exchange.layer < 0 ? exchange.name
-                                      : fmt::format("{} layer {}", exchange.name, exchange.layer),
+                                      : fmt::format("{} layer {} of nano-batch {}", exchange.name,
+                                                    exchange.layer, exchange.nano_batch),
                    ms(per_step(exchange.exposed_ns)), ms(per_step(exchange.imbalance_ns)),
                    human_bytes(exchange.bytes / num_steps_)});
   }
   if (num_ranks_ > 1) fmt::print("\nWaits, ms a step of all ranks together\n{}", table.to_string());
+}
+
+/// Sums over layers and kinds: a nano-batch with a small or empty partner stands out.
+void Report::print_nano_batches() const {
+  std::map<int, ExchangeTimes> sums;
+  for (const ExchangeTimes& exchange : analysis_.exchanges) {
+    if (exchange.nano_batch < 0) continue;
+    ExchangeTimes& sum = sums[exchange.nano_batch];
+    sum.exposed_ns += exchange.exposed_ns;
+    sum.imbalance_ns += exchange.imbalance_ns;
+    sum.bytes += exchange.bytes;
+  }
+  if (sums.size() < 2) return;
+  Table table({"exchanges of", "exposed ms", "imbalance ms", "sent"});
+  for (const auto& [nano_batch, sum] : sums) {
+    table.add_row({fmt::format("nano-batch {}", nano_batch), ms(per_step(sum.exposed_ns)),
+                   ms(per_step(sum.imbalance_ns)), human_bytes(sum.bytes / num_steps_)});
+  }
+  fmt::print("\n{}", table.to_string());
 }
 
 Json parts_json(const RankStep& step) {
@@ -268,6 +296,7 @@ Json Report::json() const {
   for (const ExchangeTimes& exchange : analysis_.exchanges) {
     exchanges.push_back({{"name", exchange.name},
                          {"layer", exchange.layer},
+                         {"nano_batch", exchange.nano_batch},
                          {"exposed_ns", exchange.exposed_ns},
                          {"imbalance_ns", exchange.imbalance_ns},
                          {"bytes", exchange.bytes}});

@@ -19,8 +19,6 @@
 namespace distca::cli {
 namespace {
 
-constexpr int kMostRanks = 1024;  // processes of one machine
-
 struct TrainArguments {
   std::string config;
   std::vector<std::string> overrides;

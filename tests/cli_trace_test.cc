@@ -174,7 +174,8 @@ TEST_F(CliTraceTest, the_table_and_its_json_say_where_the_time_went) {
   EXPECT_EQ(table.exit_code, 0) << table.err;
   for (const char* part :
        {"2 ranks, steps 2 to 4, schedule ping-pong", "0 worker", "1 worker", "Lost: ", "imbalance",
-        "exposed", "copies", "launch: posts", "computes longest", "forward attend", "GFLOP/s"})
+        "exposed", "copies", "launch: posts", "computes longest", "forward attend", "GFLOP/s",
+        "of nano-batch 1", "nano-batch 0"})
     EXPECT_THAT(table.out, HasSubstr(part));
   const Json json = parse_json(run_distca({"trace", "--json", file()}).out, "output");
   ASSERT_EQ(json["ranks"].size(), 2u);
@@ -201,6 +202,17 @@ TEST_F(CliTraceTest, a_trace_that_cannot_be_made_is_refused_before_the_run) {
               HasSubstr("train.trace_first_step"));
   EXPECT_THAT(train_refusal({"--trace", file(), "train.trace_steps=0"}),
               HasSubstr("train.trace_steps"));
+}
+
+TEST_F(CliTraceTest, a_trace_that_cannot_be_written_later_costs_nothing_but_the_trace) {
+  // The weights stand where the trace's folder would be.
+  const fs::path weights = folder_ / "run" / "model.safetensors";
+  const Outcome outcome = run_distca(train_arguments(
+      prefix_, folder_ / "run", {"--workers", "2", "--trace", weights / "trace.json"}));
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_THAT(outcome.err, HasSubstr((weights / "trace.json").string()));
+  EXPECT_EQ(read_json_lines(folder_ / "run" / "metrics.jsonl").size(), 6u);
+  EXPECT_TRUE(fs::is_regular_file(weights));
 }
 
 TEST_F(CliTraceTest, what_is_no_trace_is_refused_by_name) {

@@ -247,8 +247,9 @@ Outcome run(const StepRun& what) {
     outcome.loss = gathered.loss;
     outcome.gradients = std::move(gathered.gradients);
   };
-  // Waits longer than usual: the whole grid may run beside other work.
-  run_ranks(ranks, {.timeout_s = 300}, body, what.device);
+  // Waits longer than usual, for the whole grid may run beside other work, but not as long as the
+  // test may take: who was awaited is to be said.
+  run_ranks(ranks, {.timeout_s = 120}, body, what.device);
   for (const ExchangeBytes& of_rank : bytes) outcome.bytes_sent += of_rank.sent;
   return outcome;
 }

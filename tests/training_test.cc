@@ -10,8 +10,8 @@
 #include <set>
 
 #include "distca/base/file.h"
-#include "distca/batch/test_folder.h"
 #include "tests/run_command.h"
+#include "tests/training_testing.h"
 
 namespace distca::testing {
 namespace {
@@ -20,57 +20,6 @@ namespace fs = std::filesystem;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
-
-/// What a run learned, without what it measured.
-struct Training {
-  std::vector<double> losses, norms, held_out;
-  std::string weights;  // model.safetensors
-  int64_t bytes_sent = 0;
-};
-
-Training read_training(const fs::path& run) {
-  Training training;
-  for (const Json& line : read_json_lines(run / "metrics.jsonl")) {
-    training.losses.push_back(line.at("loss"));
-    training.norms.push_back(line.at("grad_norm"));
-    if (line.contains("validation_loss")) training.held_out.push_back(line.at("validation_loss"));
-    training.bytes_sent += line.at("bytes_sent").get<int64_t>();
-  }
-  training.weights = read_file(run / "model.safetensors");
-  return training;
-}
-
-void expect_same_bits(const Training& got, const Training& want) {
-  EXPECT_EQ(got.losses, want.losses);
-  EXPECT_EQ(got.norms, want.norms);
-  EXPECT_EQ(got.held_out, want.held_out);
-  EXPECT_TRUE(got.weights == want.weights) << "other bytes in model.safetensors";
-}
-
-void expect_near(const std::vector<double>& got, const std::vector<double>& want, double bound,
-                 const char* what) {
-  ASSERT_EQ(got.size(), want.size()) << what;
-  for (size_t i = 0; i < want.size(); ++i) {
-    EXPECT_NEAR(got[i], want[i], bound * std::abs(want[i])) << what << " " << i;
-  }
-}
-
-class TrainingTest : public FolderTest {
- protected:
-  void SetUp() override {
-    FolderTest::SetUp();
-    prefix_ = make_data_set(folder_);
-  }
-
-  Training train(const std::string& name, const std::vector<std::string>& more) {
-    const Outcome outcome = run_distca(train_arguments(prefix_, folder_ / name, more));
-    EXPECT_EQ(outcome.exit_code, 0) << name << "\n" << outcome.out << outcome.err;
-    EXPECT_EQ(outcome.err, "") << name;
-    return read_training(folder_ / name);
-  }
-
-  fs::path prefix_;
-};
 
 class WorkersTest : public TrainingTest, public ::testing::WithParamInterface<int> {};
 
@@ -168,28 +117,6 @@ TEST_P(ServersTest, beside_a_dedicated_server_a_second_run_and_processes_give_th
 INSTANTIATE_TEST_SUITE_P(pools, ServersTest,
                          ::testing::Values("servers.in_place=true", "servers.in_place=false"),
                          [](const auto& info) { return info.index == 0 ? "mixed" : "alone"; });
-
-TEST_F(TrainingTest, kept_and_resent_keys_give_the_same_bits_and_memory_chooses) {
-  const std::vector<std::string> two = {"--workers", "2", "comm.backend=threads"};
-  const auto with = [&](std::vector<std::string> more) {
-    more.insert(more.begin(), two.begin(), two.end());
-    return more;
-  };
-  const auto resent = [&](const char* name) {
-    int64_t sum = 0;
-    for (const Json& line : read_json_lines(folder_ / name / "metrics.jsonl"))
-      sum += line.at("nano_batches_resent").get<int64_t>();
-    return sum;
-  };
-  const Training kept = train("kept", with({"exchange.keys=kept"}));
-  const Training again = train("resent", with({"exchange.keys=resent"}));
-  expect_same_bits(again, kept);
-  EXPECT_GT(again.bytes_sent, kept.bytes_sent);
-  EXPECT_EQ(resent("kept"), 0);
-  EXPECT_EQ(resent("resent"), 6 * 2);
-  expect_same_bits(train("auto", with({})), kept);
-  EXPECT_EQ(resent("auto"), 0) << "without a cap";
-}
 
 TEST_F(TrainingTest, a_gradient_that_is_not_finite_ends_every_rank_with_one_line) {
   const auto run = [&](const char* backend) {
@@ -310,58 +237,6 @@ TEST_F(TrainingTest, a_run_leaves_the_files_it_promises) {
                   "train.output_dir=" + (folder_ / "again").string()});
   ASSERT_EQ(again.exit_code, 0) << again.err;
   expect_same_bits(read_training(folder_ / "again"), read_training(folder_ / "run"));
-}
-
-TEST_F(TrainingTest, with_a_profile_predicted_attention_times_stand_beside_measured_ones) {
-  const Outcome outcome = run_distca(train_arguments(
-      prefix_, folder_ / "run", {"--workers", "3", "comm.backend=threads", "plan.profile=h200"}));
-  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
-  for (const Json& line : read_json_lines(folder_ / "run" / "metrics.jsonl")) {
-    for (const char* name : {"attention_s", "attention_predicted_s"}) {
-      ASSERT_EQ(line.at(name).size(), 3u) << name;
-      for (const Json& seconds : line.at(name)) EXPECT_GT(seconds, 0) << name;
-    }
-    EXPECT_THAT(line.at("price").get<std::string>(), HasSubstr("NVIDIA H200 (analytic)"));
-  }
-  EXPECT_THAT(outcome.out, HasSubstr("processor time; predicted by the profile of NVIDIA H200"));
-  EXPECT_THAT(outcome.out, HasSubstr("server  2  measured"));
-  EXPECT_THAT(outcome.out, HasSubstr("relative error of a server's predicted time"));
-}
-
-TEST_F(TrainingTest, measured_speeds_enter_plans_as_recorded_values_and_change_no_loss) {
-  const Training one = train("one", {"model.dtype=float64", "--workers", "1"});
-  const Training weighed =
-      train("weighed",
-            {"model.dtype=float64", "comm.backend=threads", "--workers", "2", "servers.dedicated=1",
-             "servers.reweight=true", "plan.tolerance=auto", "train.deterministic=false"});
-  expect_near(weighed.losses, one.losses, 1e-10, "loss");
-  int64_t changes = 0;
-  for (const Json& line : read_json_lines(folder_ / "weighed" / "metrics.jsonl")) {
-    EXPECT_FALSE(line.at("chosen").empty());
-    if (!line.contains("speeds")) continue;
-    ++changes;
-    const Json& speeds = line.at("speeds");
-    EXPECT_EQ(speeds.at("from_step"), line.at("step").get<int64_t>() + 2);
-    EXPECT_GT(speeds.at("bytes_per_us"), 0);
-    EXPECT_EQ(speeds.at("linear_ps_per_token").size(), 3u);
-    EXPECT_GT(speeds.at("linear_ps_per_token").at(1), 0);
-    EXPECT_EQ(speeds.at("linear_ps_per_token").at(2), 0) << "a dedicated server has no tokens";
-    int64_t attention = 0;
-    for (const Json& rank : speeds.at("attention_ps_per_kload")) attention += rank.get<int64_t>();
-    EXPECT_GT(attention, 0);
-  }
-  EXPECT_GT(changes, 0);
-}
-
-TEST_F(TrainingTest, frozen_runs_with_an_automatic_tolerance_repeat_bit_for_bit) {
-  const std::vector<std::string> options = {"--workers", "2", "plan.tolerance=auto",
-                                            "plan.bandwidth_mb_per_s=20", "comm.backend=threads"};
-  const Training first = train("first", options);
-  expect_same_bits(train("second", options), first);
-  for (const Json& line : read_json_lines(folder_ / "first" / "metrics.jsonl")) {
-    EXPECT_FALSE(line.contains("speeds"));
-    EXPECT_FALSE(line.at("chosen").empty());
-  }
 }
 
 TEST_F(TrainingTest, every_attention_kernel_trains_the_same_model) {

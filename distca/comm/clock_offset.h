@@ -22,19 +22,21 @@ struct ClockReading {
 ClockReading read_clock_offset(Communicator& group,
                                const std::function<double()>& clock = steady_seconds);
 
-/// A time of this rank's clock on rank 0's, by the line through two readings: right to within the
-/// larger uncertainty of the two in between.
+/// A time of this rank's clock on rank 0's, by the line through two readings: right to within
+/// uncertainty_s() in between.
 class AlignedClock {
  public:
   AlignedClock(const ClockReading& before, const ClockReading& after);
   double on_rank_0(double mine_s) const;
-  /// What the offset gains in a second; of readings that lie close together mostly noise.
+  /// What the offset gains in a second: at most a thousandth, which clocks stay far below. Where
+  /// two readings say more, the line misses the second, and the uncertainty has that too.
   double drift() const { return drift_; }
   double uncertainty_s() const;
 
  private:
   ClockReading before_, after_;
   double drift_ = 0;
+  double missed_s_ = 0;  // between the line and `after`
 };
 
 }  // namespace distca

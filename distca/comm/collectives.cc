@@ -93,8 +93,8 @@ void swap_bytes(Communicator& group, int peer, uint32_t tag, std::span<const std
                      .bytes = static_cast<int64_t>(receive.size())};
   const std::span<const Message> none;
   group
-      .exchange(send.empty() ? none : std::span(&to, 1),
-                receive.empty() ? none : std::span(&from, 1), operation)
+      .exchange_among_some(send.empty() ? none : std::span(&to, 1),
+                           receive.empty() ? none : std::span(&from, 1), operation)
       ->wait();
   staged_in.to_host();
 }

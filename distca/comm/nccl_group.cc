@@ -8,6 +8,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -88,11 +89,18 @@ struct NcclConnections {
   void run() {
     std::unique_lock lock(mutex_);
     while (!changed_.wait_for(lock, kWatchTick, [this] { return stop_; })) {
-      std::erase_if(watched_, [](const Watched& one) { return one.work->isCompleted(); });
+      std::erase_if(watched_, [](const Watched& one) {
+        return one.work->isCompleted() && !one.work->exception();
+      });
       if (watched_.empty()) continue;
-      FailedWait wait = watched_.front().wait;  // the one that waits longest
-      wait.waited_s = watched_.front().since.seconds();
-      if (wait.waited_s <= timeout_s && !board.alarmed()) continue;
+      const auto lost = std::ranges::find_if(
+          watched_, [](const Watched& one) { return one.work->exception() != nullptr; });
+      const bool any_lost = lost != watched_.end();
+      const Watched& one = any_lost ? *lost : watched_.front();  // that waits longest
+      FailedWait wait = one.wait;
+      wait.waited_s = one.since.seconds();
+      if (any_lost) wait.end = WaitEnd::kConnectionLost;
+      if (!any_lost && wait.waited_s <= timeout_s && !board.alarmed()) continue;
       lock.unlock();
       end(wait);
       return;
@@ -129,9 +137,15 @@ class NcclExchange : public PendingExchange {
     connections_->watch(work_, wait_);
     work_->wait();
   }
+  /// Once the device waits, the watchman keeps the deadline and the host need not stop for it: the
+  /// stream already comes behind the one kernel that sends and receives.
   void wait() override {
     if (!work_) return;
     const c10::intrusive_ptr<c10d::Work> work = std::exchange(work_, {});
+    if (ordered_) {
+      if (connections_->failed) connections_->fail(wait_);
+      return;
+    }
     const Stopwatch watch;
     while (!work->isCompleted()) {
       wait_.waited_s = watch.seconds();
@@ -145,7 +159,7 @@ class NcclExchange : public PendingExchange {
       wait_.end = WaitEnd::kConnectionLost;
       connections_->fail(wait_);
     }
-    if (!ordered_) work->wait();  // complete: only orders the caller's stream behind it
+    work->wait();  // complete: only orders the caller's stream behind it
   }
 
  private:
@@ -169,7 +183,19 @@ class NcclCommunicator : public Communicator {
   std::unique_ptr<PendingExchange> exchange(std::span<const Message> sends,
                                             std::span<const Message> receives,
                                             std::string_view operation) override {
-    FailedWait wait{.rank = rank(), .at = connections_->board.begin(operation)};
+    return post(sends, receives, operation, TakePart::kAllRanks);
+  }
+  std::unique_ptr<PendingExchange> exchange_among_some(std::span<const Message> sends,
+                                                       std::span<const Message> receives,
+                                                       std::string_view operation) override {
+    return post(sends, receives, operation, TakePart::kSomeRanks);
+  }
+
+ private:
+  std::unique_ptr<PendingExchange> post(std::span<const Message> sends,
+                                        std::span<const Message> receives,
+                                        std::string_view operation, TakePart who) {
+    FailedWait wait{.rank = rank(), .at = connections_->board.begin(operation, who)};
     std::set<int> peers;
     for (const Message& message : sends) peers.insert(message.peer);
     for (const Message& message : receives) peers.insert(message.peer);
@@ -196,7 +222,6 @@ class NcclCommunicator : public Communicator {
     return std::make_unique<NcclExchange>(connections_, std::move(wait), std::move(work));
   }
 
- private:
   std::vector<at::Tensor> as_tensor(const Message& message) const {
     const auto device = at::Device(at::kCUDA, static_cast<int8_t>(connections_->device));
     return {

@@ -50,7 +50,8 @@ class ThreadGroup {
   int cuda_device() const { return device_.cuda_device; }
 
   std::shared_ptr<Posted> post(int rank, std::span<const Message> sends,
-                               std::span<const Message> receives, std::string_view operation);
+                               std::span<const Message> receives, std::string_view operation,
+                               TakePart who);
   /// For the receives, or for everything.
   void wait(const std::shared_ptr<Posted>& posted, bool sends_too);
   /// Makes sure that nobody touches the messages' memory any more.
@@ -81,14 +82,13 @@ class ThreadGroup {
 
 std::shared_ptr<Posted> ThreadGroup::post(int rank, std::span<const Message> sends,
                                           std::span<const Message> receives,
-                                          std::string_view operation) {
+                                          std::string_view operation, TakePart who) {
   auto posted = std::make_shared<Posted>();
   posted->rank = rank;
   {
     std::lock_guard lock(mutex_);
     if (failure_) throw Error(ErrorKind::kComm, "{}", *failure_);
-    news_[rank].last.operation = operation;
-    ++news_[rank].last.sequence;
+    advance(news_[rank].last, operation, who);
     posted->at = news_[rank].last;
     for (const Message& message : sends) posted->open_sends.insert(message.peer);
     for (const Message& message : receives) posted->open_receives.insert(message.peer);
@@ -225,8 +225,7 @@ void ThreadGroup::withdraw(const std::shared_ptr<Posted>& posted) {
 
 void ThreadGroup::set_step(int rank, int64_t step) {
   std::lock_guard lock(mutex_);
-  news_[rank].last.step = step;
-  news_[rank].last.sequence = 0;  // as in Board::set_step
+  news_[rank].last = {.step = step, .operation = news_[rank].last.operation};
 }
 
 void ThreadGroup::leave(int rank, RankState state) {
@@ -285,11 +284,22 @@ class ThreadCommunicator : public Communicator {
   std::unique_ptr<PendingExchange> exchange(std::span<const Message> sends,
                                             std::span<const Message> receives,
                                             std::string_view operation) override {
-    return std::make_unique<ThreadExchange>(group_,
-                                            group_->post(rank_, sends, receives, operation));
+    return post(sends, receives, operation, TakePart::kAllRanks);
+  }
+  std::unique_ptr<PendingExchange> exchange_among_some(std::span<const Message> sends,
+                                                       std::span<const Message> receives,
+                                                       std::string_view operation) override {
+    return post(sends, receives, operation, TakePart::kSomeRanks);
   }
 
  private:
+  std::unique_ptr<PendingExchange> post(std::span<const Message> sends,
+                                        std::span<const Message> receives,
+                                        std::string_view operation, TakePart who) {
+    return std::make_unique<ThreadExchange>(group_,
+                                            group_->post(rank_, sends, receives, operation, who));
+  }
+
   std::shared_ptr<ThreadGroup> group_;
   int rank_;
 };

@@ -19,6 +19,7 @@
 
 #include "distca/base/clock.h"
 #include "distca/base/error.h"
+#include "distca/comm/first_ranks.h"
 
 namespace distca {
 namespace {
@@ -120,6 +121,52 @@ TEST(ThreadGroup, a_rank_with_fewer_exchanges_in_earlier_steps_is_not_behind) {
     FAIL() << "nobody sent anything";
   } catch (const Error& error) {
     EXPECT_THAT(error.what(), HasSubstr("rank 1 is alive but behind"));
+  }
+}
+
+TEST(ThreadGroup, a_rank_that_has_no_part_in_the_others_sums_is_not_behind) {
+  // Rank 0 sums with rank 2, then all have an exchange, after which rank 2 hangs.
+  try {
+    run_ranks(3, kHasty, [](Communicator& group) {
+      std::byte byte{}, other{};
+      group.set_step(1);
+      if (group.rank() != 1) {
+        const Message out = message(2 - group.rank(), 0, byte);
+        const Message in = message(2 - group.rank(), 0, other);
+        for (int i = 0; i < 5; ++i) group.exchange_among_some({&out, 1}, {&in, 1}, "sum")->wait();
+      }
+      group.exchange({}, {}, "enter")->wait();
+      if (group.rank() == 2) return std::this_thread::sleep_for(std::chrono::seconds(1));
+      const Message in = message(2, 1, byte);
+      group.exchange({}, {&in, 1}, "leave")->wait();
+    });
+    FAIL() << "nobody sent anything";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("rank 2 is alive but behind (at step 1, enter)"));
+  }
+}
+
+TEST(ThreadGroup, who_hangs_in_a_sum_over_some_ranks_is_behind_not_who_has_no_part_in_it) {
+  // Worker 1 hangs within the sums with worker 0; server 2 has gone on.
+  try {
+    run_ranks(3, kHasty, [](Communicator& whole) {
+      whole.set_step(1);
+      whole.exchange({}, {}, "leave")->wait();
+      std::byte byte{}, other{};
+      if (whole.rank() == 2) {
+        const Message in = message(0, 1, byte);
+        whole.exchange({}, {&in, 1}, "loss sum")->wait();
+      }
+      const auto group = first_ranks(whole, 2);
+      const Message out = message(1 - group->rank(), 0, byte);
+      const Message in = message(1 - group->rank(), 0, other);
+      for (int i = 0; i < 5; ++i) group->exchange({&out, 1}, {&in, 1}, "sum")->wait();
+      if (group->rank() == 1) return std::this_thread::sleep_for(std::chrono::seconds(1));
+      group->exchange({&out, 1}, {&in, 1}, "sum")->wait();
+    });
+    FAIL() << "nobody sent anything";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("rank 1 is alive but behind (at step 1, sum)"));
   }
 }
 

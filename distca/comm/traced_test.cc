@@ -117,8 +117,10 @@ TEST_P(Traced, texts_of_all_ranks_reach_rank_0_whole) {
   }
 }
 
+constexpr double kDrift = 2e-4;  // of rank 1; clocks that anybody sells have a tenth of it
+
 /// What a rank's clock shows, in this test, when the real one shows `real_s`.
-double shown_s(int rank, double real_s) { return real_s * (1 + rank * 0.01) + rank * 1000; }
+double shown_s(int rank, double real_s) { return real_s * (1 + rank * kDrift) + rank * 1000; }
 
 TEST_P(Traced, clocks_that_are_off_are_put_right_to_within_what_is_said) {
   for (int size : {1, 2, 4}) {
@@ -130,15 +132,30 @@ TEST_P(Traced, clocks_that_are_off_are_put_right_to_within_what_is_said) {
       const AlignedClock aligned(before, after);
       EXPECT_EQ(aligned.uncertainty_s() == 0, group.rank() == 0);
       EXPECT_LT(aligned.uncertainty_s(), 0.02);  // a round trip within one machine
-      EXPECT_NEAR(aligned.drift(), 1 / (1 + group.rank() * 0.01) - 1,
+      EXPECT_NEAR(aligned.drift(), 1 / (1 + group.rank() * kDrift) - 1,
                   (before.uncertainty_s + after.uncertainty_s) / (after.at_s - before.at_s) + 1e-9);
       const double begin = before.at_s, end = after.at_s;
       for (double mine : {begin, (begin + end) / 2, end}) {
-        const double real = (mine - group.rank() * 1000) / (1 + group.rank() * 0.01);
+        const double real = (mine - group.rank() * 1000) / (1 + group.rank() * kDrift);
         EXPECT_NEAR(aligned.on_rank_0(mine), real, aligned.uncertainty_s() + 1e-9);
       }
     });
   }
+}
+
+TEST(AlignedClock, noise_over_a_short_time_is_uncertainty_and_not_drift) {
+  // 2 ms between readings, of which each took as long on a busy host.
+  const ClockReading before{.at_s = 10, .offset_s = 5, .uncertainty_s = 0.004};
+  for (const double gained : {-0.007, 0.007}) {
+    const ClockReading after{.at_s = 10.002, .offset_s = 5 + gained, .uncertainty_s = 0.003};
+    const AlignedClock aligned(before, after);
+    EXPECT_DOUBLE_EQ(aligned.drift(), gained > 0 ? 1e-3 : -1e-3);
+    EXPECT_NEAR(aligned.on_rank_0(after.at_s), after.at_s + after.offset_s, 0.007);
+    EXPECT_NEAR(aligned.uncertainty_s(), 0.003 + 0.007 - 2e-6, 1e-12);
+  }
+  const ClockReading at_once{.at_s = 10, .offset_s = 5.5, .uncertainty_s = 0.003};
+  EXPECT_EQ(AlignedClock(before, at_once).drift(), 0);
+  EXPECT_DOUBLE_EQ(AlignedClock(before, at_once).uncertainty_s(), 0.503);
 }
 
 INSTANTIATE_TEST_SUITE_P(Each, Traced, testing::Values(Backend::kThreads, Backend::kGloo),

@@ -23,6 +23,12 @@ struct RankSample {
 /// 5.2 steps). A step whose rate is more than a quarter off the mean is held back: if the next two
 /// are off on the same side too, the mean starts anew from these three, else they are forgotten.
 /// Rounded to three digits.
+/// Starved: a rank with less than a quarter of the mean load and half of the mean time in core
+/// attention that is done an eighth before the last. What it took says little of its speed (a task
+/// costs something whatever its size, no task says nothing), so it is not counted; after eight such
+/// steps in a row the rank is taken for faster with every step, by a quarter of the way to the mean
+/// of the others, until it has load enough to be measured. A slow rank that has what it can do is
+/// not starved: it is done no earlier than the others.
 /// Holding: new speeds are given out only when a rate is more than 3 % off the one given out last.
 /// The first step is not counted (memory is allocated, threads start); speeds are first given out
 /// after the third.
@@ -32,15 +38,18 @@ class SpeedMeter {
   SpeedMeter(int num_ranks, int64_t bytes_per_us);
 
   /// Samples of all ranks. True if speeds() has changed: to values that hold from `step` + 2 on,
-  /// for the next step is planned already.
+  /// for as a rule the next step is planned already.
   bool add(int64_t step, std::span<const RankSample> samples);
-  /// No ranks until speeds are first given out.
-  const Speeds& speeds() const { return speeds_; }
+  /// Given out last. No ranks until speeds are first given out.
+  const Speeds& speeds() const { return current_; }
+  /// Those that hold for `step`: the one after the last that was added, or a later one.
+  const Speeds& speeds_at(int64_t step) const;
 
   static constexpr int64_t kOffPermille = 250;
   static constexpr int64_t kHoldPermille = 30;
   static constexpr int64_t kFirstSteps = 3;  // before speeds are given out
   static constexpr int kBelieved = 3;        // steps in a row that are off
+  static constexpr int kStarved = 8;         // steps in a row without load enough
 
  private:
   struct Rate {
@@ -51,14 +60,19 @@ class SpeedMeter {
     Rate mean, held_back;
     int num_held_back = 0;
     void add(const Rate& sample);
+    void approach(int64_t ps_per_kload);   // from above
     int64_t rounded(int64_t scale) const;  // ns * scale / work
   };
+  std::vector<bool> starved(std::span<const RankSample> samples) const;
+  void add_attention(std::span<const RankSample> samples);
   static bool off(const Rate& rate, const Rate& mean);
   static bool above(const Rate& rate, const Rate& mean);
 
   std::vector<Smoothed> linear_, attention_;  // [ranks]
+  std::vector<int> steps_starved_;            // [ranks] in a row
   int64_t steps_ = 0;
-  Speeds speeds_;
+  Speeds current_;  // given out last
+  Speeds before_;   // until current_.from_step
 };
 
 }  // namespace distca

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <deque>
 #include <numeric>
 
 #include "distca/base/random.h"
@@ -43,6 +42,22 @@ TEST(SpeedMeter, says_nothing_of_the_first_steps_then_what_was_measured) {
   EXPECT_EQ(meter.speeds().from_step, 5);  // step 4 is planned
   EXPECT_EQ(meter.speeds().bytes_per_us, 77);
   EXPECT_FALSE(add_steps(meter, step, 10, {sample(), sample(2)}));
+}
+
+TEST(SpeedMeter, new_speeds_hold_from_the_step_that_they_say_and_the_old_ones_until_then) {
+  SpeedMeter meter(1, 77);
+  int64_t step = 0;
+  const Speeds at_first = meter.speeds_at(1);
+  EXPECT_EQ(at_first, (Speeds{.from_step = 1, .ranks = {}, .bytes_per_us = 77}));
+  add_steps(meter, step, 3, {sample()});
+  EXPECT_EQ(meter.speeds_at(4), at_first);
+  const Speeds second = meter.speeds_at(5);
+  EXPECT_EQ(second.from_step, 5);
+  EXPECT_THAT(second.ranks, ElementsAre(RankSpeed{2'000, 700}));
+  add_steps(meter, step, 3, {sample(2)});
+  EXPECT_EQ(meter.speeds_at(7), second);
+  EXPECT_EQ(meter.speeds_at(8).from_step, 8);
+  EXPECT_THAT(meter.speeds_at(9).ranks, ElementsAre(RankSpeed{4'000, 1'400}));
 }
 
 TEST(SpeedMeter, rounds_to_three_digits) {
@@ -127,31 +142,33 @@ class Machine {
     truth_[rank].linear_ps_per_token *= factor;
     truth_[rank].attention_ps_per_kload *= factor;
   }
+  void speed_up(int rank, int64_t factor) {
+    truth_[rank].linear_ps_per_token /= factor;
+    truth_[rank].attention_ps_per_kload /= factor;
+  }
 
   /// One step: the latest finish over the earliest possible.
   double step() {
     const int num_servers = static_cast<int>(truth_.size());
     const std::vector<int64_t> capacity =
-        even_capacities(planned_with_.size() == 2 ? planned_with_.front() : Speeds{}, evenness_,
-                        num_workers_, num_servers, /*in_place=*/true, kTokens, kLoad);
+        even_capacities(meter_.speeds_at(steps_ + 1), evenness_, num_workers_, num_servers,
+                        /*in_place=*/true, kTokens, kLoad);
     const int64_t sum = std::accumulate(capacity.begin(), capacity.end(), int64_t{0});
     std::vector<RankSample> samples;
     double latest = 0;
     for (int rank = 0; rank < num_servers; ++rank) {
       RankSample sample{.tokens = rank < num_workers_ ? kTokens : 0,
-                        .load = kLoad / sum * capacity[rank]};
+                        .load = kLoad / sum * capacity[rank] / kBlockLoad * kBlockLoad};
       const double linear = static_cast<double>(truth_[rank].linear_ps_per_token * sample.tokens);
-      const double attention = static_cast<double>(truth_[rank].attention_ps_per_kload) *
-                               static_cast<double>(sample.load / 1000);
+      const double attention =
+          static_cast<double>(truth_[rank].attention_ps_per_kload) *
+          static_cast<double>((sample.load > 0 ? kLaunchLoad : 0) + sample.load) / 1000;
       latest = std::max(latest, evenness_ == Evenness::kWhole ? linear + attention : attention);
       sample.linear_ns = std::llround(linear / 1000 * noise());
       sample.attention_ns = std::llround(attention / 1000 * noise());
       samples.push_back(sample);
     }
     changes_ += meter_.add(++steps_, samples) ? 1 : 0;
-    // The next step is planned while this one runs.
-    planned_with_.push_back(meter_.speeds());
-    if (planned_with_.size() > 2) planned_with_.pop_front();
     return latest / best();
   }
   int changes() const { return changes_; }
@@ -159,6 +176,8 @@ class Machine {
  private:
   static constexpr int64_t kTokens = 4096;
   static constexpr int64_t kLoad = 100'000'000;
+  static constexpr int64_t kBlockLoad = kLoad / 2000;  // tasks are cut into whole blocks
+  static constexpr int64_t kLaunchLoad = kLoad / 500;  // what any tasks cost beside their load
 
   /// A few per cent, now and then a step that is far off.
   double noise() {
@@ -187,7 +206,6 @@ class Machine {
   const int num_workers_;
   const Evenness evenness_;
   SpeedMeter meter_;
-  std::deque<Speeds> planned_with_;  // of the step before and of this one
   Random random_{7};
   int64_t steps_ = 0;
   int changes_ = 0;
@@ -216,6 +234,37 @@ TEST(SpeedMeter, makes_uneven_machines_finish_together_within_few_steps_and_stay
       EXPECT_LT(worst, 1.05);
       EXPECT_LE(machine.changes() - changes, 10);
     }
+  }
+}
+
+TEST(SpeedMeter, a_server_that_was_slow_for_ten_steps_gets_its_share_back) {
+  for (const Evenness evenness : {Evenness::kAttention, Evenness::kWhole}) {
+    for (const int64_t slowness : {4, 30, 5'000}) {
+      Machine machine({{3'000'000, 700'000}, {3'000'000, 700'000}, {3'000'000, 700'000}}, 3,
+                      evenness);
+      for (int i = 0; i < 20; ++i) machine.step();
+      machine.slow_down(0, slowness);
+      for (int i = 0; i < 10; ++i) machine.step();
+      machine.speed_up(0, slowness);
+      EXPECT_GT(machine.step(), 1.2) << "others have its share";
+      for (int i = 0; i < 60; ++i) machine.step();
+      double worst = 1;
+      for (int i = 0; i < 100; ++i) worst = std::max(worst, machine.step());
+      EXPECT_LT(worst, 1.05) << slowness;
+    }
+  }
+}
+
+TEST(SpeedMeter, a_server_that_stays_slow_is_not_tried_again_and_again) {
+  for (const Evenness evenness : {Evenness::kAttention, Evenness::kWhole}) {
+    Machine machine({{3'000'000, 700'000}, {3'000'000, 700'000}, {3'000'000, 14'000'000}}, 3,
+                    evenness);
+    for (int i = 0; i < 20; ++i) machine.step();
+    const int changes = machine.changes();
+    double worst = 1;
+    for (int i = 0; i < 200; ++i) worst = std::max(worst, machine.step());
+    EXPECT_LT(worst, 1.1);
+    EXPECT_LE(machine.changes() - changes, 10);
   }
 }
 

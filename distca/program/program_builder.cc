@@ -49,7 +49,6 @@ ProgramBuilder::Nano ProgramBuilder::make_nano(const NanoPart& part) const {
   const AttentionShape& shape = request_.model.attention;
   const ExchangeTypes& types = request_.types;
   Nano nano;
-  nano.has_part = request_.holds_weights || !exchange.tasks.empty() || !exchange.receives.empty();
   nano.kept = trains() && !part.resent;
   nano.forward_pre.assign(request_.model.num_layers, -1);
   for (const PeerTransfer& transfer : exchange.sends) {
@@ -220,7 +219,6 @@ void ProgramBuilder::pre(Pass pass, int layer, int nano_batch) {
 
 void ProgramBuilder::enter(Pass pass, int layer, int nano_batch) {
   Nano& nano = nanos_[nano_batch];
-  if (!nano.has_part) return;
   Op op = make_exchange(OpKind::kEnter, pass, layer, nano_batch);
   const bool forward = pass == Pass::kForward;
   const Messages& out = forward ? nano.qkv_out : nano.d_o_out;
@@ -238,7 +236,7 @@ void ProgramBuilder::enter(Pass pass, int layer, int nano_batch) {
 
 void ProgramBuilder::resend(int layer, int nano_batch) {
   Nano& nano = nanos_[nano_batch];
-  if (!nano.has_part || nano.kept) return;
+  if (nano.kept) return;
   Op op = make_exchange(OpKind::kResend, Pass::kBackward, layer, nano_batch);
   sends(op, nano.qkv_out, buffer(BufferRole::kQkvOut, -1, nano_batch, nano.qkv_out.bytes));
   receives(op, nano.qkv_in, qkv_in(layer, nano_batch));
@@ -249,7 +247,6 @@ void ProgramBuilder::resend(int layer, int nano_batch) {
 
 void ProgramBuilder::attend(Pass pass, int layer, int nano_batch, TaskSet tasks) {
   Nano& nano = nanos_[nano_batch];
-  if (!nano.has_part) return;
   Op op = make_op(OpKind::kAttend, pass, layer, nano_batch);
   const AttentionShape& shape = request_.model.attention;
   op.tasks = tasks;
@@ -278,7 +275,6 @@ void ProgramBuilder::attend(Pass pass, int layer, int nano_batch, TaskSet tasks)
 
 void ProgramBuilder::leave(Pass pass, int layer, int nano_batch) {
   Nano& nano = nanos_[nano_batch];
-  if (!nano.has_part) return;
   Op op = make_exchange(OpKind::kLeave, pass, layer, nano_batch);
   if (pass == Pass::kForward) {
     sends(op, nano.o_out, buffer(BufferRole::kOOut, -1, nano_batch, nano.o_out.bytes));

@@ -38,7 +38,8 @@ class ProgramBuilder {
   const std::vector<TaskSet>& partial_sets(int nano_batch) const;
 
   // Each appends an operation, unless this rank has no part in it: a dedicated server has no
-  // weights, and no part in a nano-batch of which it has no task.
+  // weights. It has exchanges of a nano-batch of which it has no task, empty ones: verdicts compare
+  // their number (comm/communicator.h).
   void embed(Pass pass, int nano_batch);
   void pre(Pass pass, int layer, int nano_batch);
   void enter(Pass pass, int layer, int nano_batch);
@@ -62,8 +63,7 @@ class ProgramBuilder {
     void add(int peer, int64_t message_bytes);
   };
   struct Nano {
-    bool has_part = false;  // of this rank
-    bool kept = false;      // Q, K, V stay until backward
+    bool kept = false;  // Q, K, V stay until backward
     Messages qkv_out, qkv_in, o_out, o_in, d_o_out, d_o_in, gradient_out, gradient_in;
     int64_t accumulator_bytes = 0;  // 0: gradients are summed in the buffer they are sent from
     std::vector<TaskSet> partial_sets;

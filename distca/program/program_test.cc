@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <utility>
 
+#include "distca/plan/layer_time.h"
 #include "distca/program/program_testing.h"
 
 namespace distca::testing {
@@ -92,6 +94,37 @@ TEST(Messages, have_the_bytes_of_their_rows) {
   EXPECT_EQ(o_message_bytes(keys, shape, types), 0);
   EXPECT_EQ(d_o_message_bytes(keys, shape, types), 0);
   EXPECT_GT(qkv_message_bytes(keys, shape, types), 0);
+}
+
+TEST(Messages, are_as_many_bytes_as_the_planner_counts) {
+  for (const auto& [compute, gradient] : {std::pair(ScalarType::kBFloat16, ScalarType::kBFloat16),
+                                          std::pair(ScalarType::kBFloat16, ScalarType::kFloat32),
+                                          std::pair(ScalarType::kFloat32, ScalarType::kFloat32),
+                                          std::pair(ScalarType::kFloat64, ScalarType::kFloat64)}) {
+    const ScalarType accumulator =
+        compute == ScalarType::kFloat64 ? ScalarType::kFloat64 : ScalarType::kFloat32;
+    for (const Cluster& cluster : {pool(3, 0, true), pool(2, 1, true), pool(2, 2, false)}) {
+      const StepExchanges step = plan_step({{2000, 300, 100}, {1500, 900, 700, 40}}, cluster);
+      for (const bool resent : {false, true}) {
+        const Style style{
+            .resent = resent, .num_layers = 3, .types = {compute, accumulator, gradient}};
+        int64_t sent = 0;
+        for (const Program& program : programs_of(step, style)) {
+          for (const Op& op : program.ops) sent += op.bytes;
+        }
+        int64_t counted = 0;
+        for (const auto& plan : step.plans) {
+          plan->shape.element_bytes = element_bytes(compute);
+          LayerTimeOptions options{.resent = resent, .wide_gradients = gradient == accumulator};
+          options.speeds.ranks.resize(step.num_ranks());
+          counted += style.num_layers * layer_time(*plan, nullptr, options).bytes;
+        }
+        EXPECT_GT(sent, 0);
+        EXPECT_EQ(sent, counted) << element_bytes(compute) << ", " << element_bytes(gradient)
+                                 << ", " << step.num_ranks() << " ranks, resent " << resent;
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -31,6 +31,18 @@ std::vector<std::string> schedule_names() {
   return names;
 }
 
+Hiding hiding_of(Schedule schedule, int64_t nano_batches) {
+  switch (schedule) {
+    case Schedule::kBlocking:
+      return Hiding::kNothing;
+    case Schedule::kOverlap:
+      return Hiding::kHomeTasks;
+    case Schedule::kPingPong:
+      break;
+  }
+  return nano_batches > 1 ? Hiding::kOtherNanoBatch : Hiding::kHomeTasks;
+}
+
 Program build_program(const ProgramRequest& request) {
   for (const BuilderOf& builder : kBuilders) {
     if (builder.schedule == request.schedule) return builder.build(request);

@@ -16,6 +16,7 @@
 #include "distca/base/scalar_type.h"
 #include "distca/cost/memory_price.h"
 #include "distca/plan/exchange.h"
+#include "distca/plan/layer_time.h"
 #include "distca/program/program.h"
 
 namespace distca {
@@ -40,6 +41,8 @@ inline constexpr std::array<ScheduleName, 3> kSchedules{{
 /// A name of kSchedules; anything else is a CHECK.
 Schedule schedule_of(std::string_view name);
 std::vector<std::string> schedule_names();
+/// What the planner takes exchanges to run under, in steps of so many nano-batches.
+Hiding hiding_of(Schedule schedule, int64_t nano_batches = 2);
 
 /// Types of what travels and is summed.
 struct ExchangeTypes {

@@ -35,6 +35,15 @@ const std::vector<std::vector<std::vector<int64_t>>> kSteps = {
     {{}, {3000, 500}, {1}},  // one token
 };
 
+/// By tag, in the order of the list: verdicts take a rank with fewer for one that is behind.
+std::vector<uint32_t> exchanges_of(const Program& program) {
+  std::vector<uint32_t> tags;
+  for (const Op& op : program.ops) {
+    if (op.stream == Stream::kComm) tags.push_back(op.tag);
+  }
+  return tags;
+}
+
 /// Every type and keys for one step.
 void expect_valid(const StepExchanges& step, Schedule schedule, ProgramRequest::Kind kind) {
   for (const bool resent : {false, true}) {
@@ -44,14 +53,19 @@ void expect_valid(const StepExchanges& step, Schedule schedule, ProgramRequest::
                         .kind = kind,
                         .num_layers = 3,
                         .types = {.compute = ScalarType::kBFloat16, .gradient = gradient}};
-      EXPECT_THAT(validate(programs_of(step, style)), IsEmpty())
-          << schedule_names()[int(schedule)] << ", " << step.num_ranks() << " ranks, "
-          << step.plans.size() << " nano-batches, resent " << resent;
+      const std::vector<Program> programs = programs_of(step, style);
+      const std::string what =
+          fmt::format("{}, {} ranks, {} nano-batches, resent {}", schedule_names()[int(schedule)],
+                      step.num_ranks(), step.plans.size(), resent);
+      EXPECT_THAT(validate(programs), IsEmpty()) << what;
+      for (const Program& program : programs) {
+        EXPECT_EQ(exchanges_of(program), exchanges_of(programs[0])) << what;
+      }
     }
   }
 }
 
-TEST(Schedule, every_program_is_valid_for_all_ranks_together) {
+TEST(Schedule, every_program_is_valid_and_all_ranks_start_the_same_exchanges) {
   int with_messages = 0;
   for (const Pool& shape : kPools) {
     for (const auto& lengths : kSteps) {
@@ -272,6 +286,13 @@ TEST(Schedule, flops_are_those_of_a_training_step) {
     }
     EXPECT_NEAR(attention, 3.5 * pairs * 2 * 2 * (q + o), 1e-6 * attention) << schedule.name;
   }
+}
+
+TEST(Schedule, exchanges_run_under_what_the_planner_takes_them_to) {
+  EXPECT_EQ(hiding_of(Schedule::kBlocking), Hiding::kNothing);
+  EXPECT_EQ(hiding_of(Schedule::kOverlap), Hiding::kHomeTasks);
+  EXPECT_EQ(hiding_of(Schedule::kPingPong), Hiding::kOtherNanoBatch);
+  EXPECT_EQ(hiding_of(Schedule::kPingPong, 1), Hiding::kHomeTasks) << "no other one";
 }
 
 TEST(Schedule, names_lead_to_schedules) {

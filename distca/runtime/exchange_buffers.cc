@@ -2,12 +2,20 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <map>
 #include <vector>
 
 #include "distca/base/error.h"
 
 namespace distca {
+namespace {
+
+bool resends(const Program& program) {
+  return std::ranges::any_of(program.ops, [](const Op& op) { return op.kind == OpKind::kResend; });
+}
+
+}  // namespace
 
 struct ExchangeBuffers::State {
   /// The n-th buffer of a role keeps its memory from program to program, wherever it stands in
@@ -33,6 +41,12 @@ void ExchangeBuffers::prepare(const Program& program) {
       s.cuda_device < 0 ? at::Device(at::kCPU)
                         : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(s.cuda_device));
   s.prepared.clear();
+  if (resends(program)) {
+    const auto is_qkv_in = [](const Buffer& b) { return b.role == BufferRole::kQkvIn; };
+    std::vector<at::Tensor>& held = s.memory[BufferRole::kQkvIn];
+    const auto own = static_cast<size_t>(std::ranges::count_if(program.buffers, is_qkv_in));
+    if (held.size() > own) held.resize(own);
+  }
   std::map<BufferRole, size_t> used;
   for (const Buffer& buffer : program.buffers) {
     std::vector<at::Tensor>& of_role = s.memory[buffer.role];

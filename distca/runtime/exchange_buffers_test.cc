@@ -36,6 +36,37 @@ TEST(ExchangeBuffers, are_allocated_once_and_grow_only) {
   EXPECT_EQ(buffers.allocated_bytes(), 1068);
 }
 
+TEST(ExchangeBuffers, give_back_what_kept_keys_before_a_program_that_has_them_resent) {
+  ExchangeBuffers buffers(/*cuda_device=*/-1);
+  Program kept = with_buffers({{BufferRole::kQkvOut, 50},
+                               {BufferRole::kQkvIn, 100},
+                               {BufferRole::kQkvIn, 110},
+                               {BufferRole::kQkvIn, 120}});
+  kept.ops.push_back({.kind = OpKind::kEnter});
+  buffers.prepare(kept);
+  EXPECT_EQ(buffers.allocated_bytes(), 380);
+  // As an evaluation between two steps.
+  Program evaluation = with_buffers({{BufferRole::kQkvOut, 50}, {BufferRole::kQkvIn, 100}});
+  evaluation.ops.push_back({.kind = OpKind::kEnter});
+  buffers.prepare(evaluation);
+  buffers.prepare(kept);
+  EXPECT_EQ(buffers.allocated_bytes(), 380);
+  EXPECT_EQ(buffers.allocations(), 4);
+
+  Program resent = with_buffers({{BufferRole::kQkvIn, 90}, {BufferRole::kQkvOut, 40}});
+  resent.ops.push_back({.kind = OpKind::kResend});
+  buffers.prepare(resent);
+  EXPECT_EQ(buffers.allocated_bytes(), 150);
+  EXPECT_EQ(buffers.allocations(), 4);
+  // One that receives nothing has none of them.
+  resent.buffers = {{BufferRole::kQkvOut, 40}};
+  buffers.prepare(resent);
+  EXPECT_EQ(buffers.allocated_bytes(), 50);
+  buffers.prepare(kept);
+  EXPECT_EQ(buffers.allocated_bytes(), 380);
+  EXPECT_EQ(buffers.allocations(), 7);
+}
+
 TEST(ExchangeBuffers, keep_their_memory_wherever_they_stand_in_the_next_program) {
   ExchangeBuffers buffers(/*cuda_device=*/-1);
   buffers.prepare(with_buffers(

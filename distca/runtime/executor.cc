@@ -110,13 +110,15 @@ class Playing {
 
   template <typename Body>
   Span timed(const Op& op, OpPart part, const Body& body) {
-    const double processor_begin_s = thread_processor_seconds();
+    // Its own clock is read inside: where a group's quota is used up, that is where it stands
+    // still.
     Span span{now(), 0};
+    const double processor_begin_s = thread_processor_seconds();
     body();
+    const double processor_s = thread_processor_seconds() - processor_begin_s;
     span.end_s = now();
     const auto [kind, pass] = std::pair(static_cast<int>(op.kind), static_cast<int>(op.pass));
-    times_.processor_seconds[kind][pass][static_cast<int>(part)] +=
-        thread_processor_seconds() - processor_begin_s;
+    times_.processor_seconds[kind][pass][static_cast<int>(part)] += processor_s;
     double& seconds = times_.seconds[kind][pass][static_cast<int>(part)];
     if (clock_) {
       unsettled_parts_.push_back({&seconds, span});

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <tuple>
 #include <utility>
 
 #include "distca/base/error.h"
@@ -108,9 +109,10 @@ class Analyser {
 
   ExchangeTimes& exchange(const TraceEvent& event) {
     const std::string name = operation_name(event);
-    ExchangeTimes& times = exchanges_[{name, event.layer}];
+    ExchangeTimes& times = exchanges_[{name, event.layer, event.nano_batch}];
     times.name = name;
     times.layer = event.layer;
+    times.nano_batch = event.nano_batch;
     return times;
   }
 
@@ -183,7 +185,7 @@ class Analyser {
   size_t num_ranks_;
   Posts posts_;
   std::map<std::string, OperationTimes> operations_;
-  std::map<std::pair<std::string, int>, ExchangeTimes> exchanges_;
+  std::map<std::tuple<std::string, int, int>, ExchangeTimes> exchanges_;
   int64_t unmatched_waits_ = 0;
   // Of the step at hand.
   RankStep current_;

@@ -57,10 +57,10 @@ struct OperationTimes {
   double flops = 0;
 };
 
-/// Waits for the exchanges of one kind, pass and layer, all nano-batches, steps and ranks together.
+/// Waits for the exchanges of one kind, pass, layer and nano-batch, all steps and ranks together.
 struct ExchangeTimes {
-  std::string name;  // "forward enter"
-  int layer = -1;
+  std::string name;                 // "forward enter"
+  int layer = -1, nano_batch = -1;  // -1: sums over ranks
   int64_t exposed_ns = 0, imbalance_ns = 0;
   int64_t bytes = 0;  // sent
 };

@@ -41,6 +41,7 @@ TEST(TraceAnalysis, a_wait_is_imbalance_until_the_last_awaited_rank_had_posted_t
   EXPECT_EQ(analysis.exchanges[0].name, "gradient sum");      // most exposed
   EXPECT_EQ(analysis.exchanges[1].name, "forward enter");
   EXPECT_EQ(analysis.exchanges[1].layer, 3);
+  EXPECT_EQ(analysis.exchanges[1].nano_batch, 1);
   EXPECT_EQ(analysis.exchanges[1].exposed_ns, 10 * kUs);
   EXPECT_EQ(analysis.exchanges[1].imbalance_ns, 30 * kUs);
   EXPECT_EQ(analysis.exchanges[1].bytes, 2000);  // of both ranks
@@ -95,6 +96,38 @@ TEST(TraceAnalysis, operations_are_summed_over_layers_without_what_lies_inside_t
   EXPECT_EQ(sum.count, 2);
   EXPECT_EQ(analysis.operations[2].name, "forward attend");
   EXPECT_EQ(analysis.operations[2].flops, 7e3);
+}
+
+TEST(TraceAnalysis, what_a_nano_batch_without_a_partner_waits_for_is_its_own) {
+  // Nano-batches 0 and 1 send under each other's attention, 2 has an empty partner.
+  Trace trace;
+  trace.ranks.resize(2);
+  for (int rank = 0; rank < 2; ++rank) {
+    std::vector<TraceEvent>& events = trace.ranks[rank].events;
+    events.push_back(event(TraceKind::kStep, "step", 0, 100));
+    const auto add = [&](int nano_batch, int posted, int wait, int end) {
+      for (TraceEvent made : {exchange_event(TraceKind::kLaunch, posted, posted + 1, {1 - rank}),
+                              exchange_event(TraceKind::kWait, wait, end, {1 - rank})}) {
+        made.name = fmt::format("forward layer 3 enter of nano-batch {}", nano_batch);
+        made.nano_batch = nano_batch;
+        made.tag = 10 + nano_batch;
+        events.push_back(made);
+      }
+    };
+    add(0, 1, 20, 21);
+    add(1, 2, 40, 41);
+    add(2, 50, 51, 90);
+  }
+  const std::vector<ExchangeTimes> exchanges = analyse(trace, "example").exchanges;
+  ASSERT_EQ(exchanges.size(), 3u);
+  EXPECT_EQ(exchanges[0].nano_batch, 2);
+  EXPECT_EQ(exchanges[0].exposed_ns, 2 * 39 * kUs);
+  for (const size_t hidden : {1, 2}) {
+    EXPECT_EQ(exchanges[hidden].name, "forward enter");
+    EXPECT_EQ(exchanges[hidden].layer, 3);
+    EXPECT_EQ(exchanges[hidden].exposed_ns, 2 * kUs);
+    EXPECT_EQ(exchanges[hidden].bytes, 2000);
+  }
 }
 
 TEST(TraceAnalysis, bytes_are_those_posted) {

@@ -163,12 +163,13 @@ void check_servers(const Config& config) {
                 "servers.reweight = true with train.deterministic = true: measured times would "
                 "enter the plans; set train.deterministic=false, or give servers.capacity");
   }
-  if ((servers.dedicated > 0 || !servers.capacity.empty()) &&
+  if ((servers.dedicated > 0 || !servers.capacity.empty() || servers.reweight) &&
       !find_scheduler(config.plan.scheduler).capacities) {
     throw Error(ErrorKind::kConfig,
                 "{} with plan.scheduler = {}: it keeps attention where the queries live; use "
                 "balanced or greedy",
                 servers.dedicated > 0 ? fmt::format("servers.dedicated = {}", servers.dedicated)
+                : servers.reweight    ? "servers.reweight = true"
                                       : "servers.capacity = " + servers.capacity,
                 config.plan.scheduler);
   }
@@ -243,25 +244,26 @@ Config load_config(const std::filesystem::path& path, const std::vector<std::str
   return config;
 }
 
+std::string shown_value(const ConfigKey& key) {
+  return std::visit(
+      Overloaded{[](int64_t* v) { return fmt::format("{}", *v); },
+                 [&key](double* v) {
+                   if (!key.word.empty() && *v == key.word_value)
+                     return fmt::format("\"{}\"", key.word);
+                   std::string text = fmt::format("{}", *v);
+                   return text.find_first_of(".e") == std::string::npos ? text + ".0" : text;
+                 },
+                 [](bool* v) { return fmt::format("{}", *v); },
+                 [](std::string* v) {
+                   return (std::ostringstream() << toml::value<std::string>(*v)).str();
+                 }},
+      key.value);
+}
+
 std::string print_config(Config config) {
   Config defaults;
   defaults.batch.max_document_tokens = defaults.batch.nano_batch_tokens;
   const std::vector<ConfigKey> keys = config_keys(config), default_keys = config_keys(defaults);
-  auto show = [](const ConfigKey& key) {
-    return std::visit(
-        Overloaded{[](int64_t* v) { return fmt::format("{}", *v); },
-                   [&key](double* v) {
-                     if (!key.word.empty() && *v == key.word_value)
-                       return fmt::format("\"{}\"", key.word);
-                     std::string text = fmt::format("{}", *v);
-                     return text.find_first_of(".e") == std::string::npos ? text + ".0" : text;
-                   },
-                   [](bool* v) { return fmt::format("{}", *v); },
-                   [](std::string* v) {
-                     return (std::ostringstream() << toml::value<std::string>(*v)).str();
-                   }},
-        key.value);
-  };
   std::string text, section;
   for (size_t i = 0; i < keys.size(); ++i) {
     const size_t dot = keys[i].name.find('.');
@@ -272,9 +274,9 @@ std::string print_config(Config config) {
     }
     const std::string choices =
         keys[i].choices.empty() ? "" : fmt::format("; one of {}", listed(keys[i]));
-    text +=
-        fmt::format("{} = {}  # {} [{}; default {}{}]\n", keys[i].name.substr(dot + 1),
-                    show(keys[i]), keys[i].reason, keys[i].unit, show(default_keys[i]), choices);
+    text += fmt::format("{} = {}  # {} [{}; default {}{}]\n", keys[i].name.substr(dot + 1),
+                        shown_value(keys[i]), keys[i].reason, keys[i].unit,
+                        shown_value(default_keys[i]), choices);
   }
   return text;
 }

@@ -103,6 +103,7 @@ std::vector<ConfigKey> config_keys(Config& config);
 
 /// Ranks that run together: workers, then dedicated servers.
 int num_ranks(const Config& config, int num_workers);
+inline constexpr int kMostRanks = 1024;  // processes of one machine
 
 /// Reads `path` (empty: defaults), applies the overrides and checks values against each other.
 /// Throws Error(kConfig): one line naming file or override, key and what would be right; an unknown
@@ -111,6 +112,8 @@ Config load_config(const std::filesystem::path& path, const std::vector<std::str
 
 /// A TOML file that says the same: every key with its unit, default and reason.
 std::string print_config(Config config);
+/// A key's value as print_config writes it.
+std::string shown_value(const ConfigKey& key);
 
 /// A model's core attention. `cuda_device`: -1 = CPU.
 KernelRequest kernel_request(const LlamaConfig& model, KernelChoice choice, int threads,

@@ -24,7 +24,6 @@ std::vector<std::string> scheduler_names() {
   return names;
 }
 
-constexpr double kMostRanks = 1024;
 }  // namespace
 
 std::vector<ConfigKey> config_keys(Config& c) {
@@ -149,7 +148,7 @@ std::vector<ConfigKey> config_keys(Config& c) {
        &c.exchange.keys,
        "-",
        "Q, K, V for backward: kept by servers, or resent; auto: kept where plan.max_memory_gib "
-       "allows",
+       "allows, without it kept",
        {"auto", "kept", "resent"}},
       {"servers.dedicated",
        &c.servers.dedicated,
@@ -201,7 +200,9 @@ std::vector<ConfigKey> config_keys(Config& c) {
        "cuda: with backend threads all ranks share one GPU, with nccl each has its own",
        {"cpu", "cuda"}},
       {"train.deterministic", &c.train.deterministic, "-",
-       "on cuda: the same run gives the same bits, which may take longer; on cpu it always does"},
+       "the same run gives the same bits, which may take longer on cuda; true also freezes what "
+       "plans "
+       "measure (servers.reweight, plan.tolerance = auto)"},
       {"train.output_dir", &c.train.output_dir, "path",
        "metrics.jsonl, config.toml, model.safetensors, config.json"},
       {"train.overwrite", &c.train.overwrite, "-", "allow an output_dir that already holds a run"},

@@ -107,6 +107,9 @@ TEST(config, measured_speeds_enter_plans_only_where_runs_need_not_repeat) {
   EXPECT_THAT(
       message_of({"servers.reweight=true", "train.deterministic=false", "servers.capacity=1,2"}),
       testing::HasSubstr("either measured or given"));
+  EXPECT_THAT(
+      message_of({"servers.reweight=true", "train.deterministic=false", "plan.scheduler=local"}),
+      testing::HasSubstr("servers.reweight = true with plan.scheduler = local: it keeps"));
   const auto measures = [](const std::vector<std::string>& overrides) {
     return measures_speeds(load_config("", overrides));
   };

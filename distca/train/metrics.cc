@@ -92,7 +92,8 @@ void Metrics::record(const StepMetrics& m) {
                {"exchange", exchange_times(m.times)}};
   if (!m.attention_predicted_s.empty()) line["attention_predicted_s"] = m.attention_predicted_s;
   if (!m.chosen.empty()) line["chosen"] = m.chosen;
-  if (!m.speeds.ranks.empty()) line["speeds"] = speeds_json(m.speeds);
+  if (m.speeds.from_step > 0) line["speeds"] = speeds_json(m.speeds);
+  if (m.speeds_from_step > 0) line["speeds_from_step"] = m.speeds_from_step;
   if (m.validation_loss) line["validation_loss"] = *m.validation_loss;
   const std::string text = line.dump() + "\n";
   if (std::fwrite(text.data(), 1, text.size(), file_) != text.size() || std::fflush(file_) != 0) {

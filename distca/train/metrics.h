@@ -34,12 +34,14 @@ struct StepMetrics {
   double plan_wait_s = 0;  // how long the step waited for it
   // Time in attention, forward and backward of all layers and nano-batches. Measured: on a CPU with
   // one thread a rank its processor time, as profiles are; with more threads the time that passed,
-  // waits for a core included; on CUDA what launching the kernels took.
+  // waits for a core included; on CUDA the device's.
   std::vector<double> attention_s;            // [ranks] measured
   std::vector<double> attention_predicted_s;  // [ranks] by plan.profile; empty without one
   OpTimes times;
-  std::vector<std::string> chosen;        // what plan.tolerance = auto chose, a nano-batch
-  Speeds speeds;                          // of from_step = step + 2, if they changed; else no ranks
+  std::vector<std::string> chosen;  // what plan.tolerance = auto chose, a nano-batch
+  Speeds speeds;  // what was measured: in step 1 what its plan rests on, later what holds from
+                  // step + 2 on, if that is new; else of from_step 0
+  int64_t speeds_from_step = 0;           // of the speeds that this step was planned with; 0: none
   std::optional<double> validation_loss;  // nats per target
 };
 

@@ -51,14 +51,16 @@ PlannedBatch plan_batch(const Config& config, const IndexedDataset& data, const 
                         int rank, int num_workers, const Speeds& speeds) {
   const Stopwatch watch;
   const auto num_servers = static_cast<size_t>(num_ranks(config, num_workers));
-  PlannedBatch planned;
+  PlannedBatch planned{.speeds_from_step = speeds.from_step};
   std::vector<std::vector<int64_t>> before, after;
   Imbalance imbalance_before, imbalance_after;
   Fnv1a64 hash;
   if (config.attention_profile) planned.attention_s.assign(num_servers, 0);
   planned.work.resize(num_servers);
-  for (const NanoBatchSource& source : batch) {
-    const auto [plan, resent] = plan_nano_batch(config, source.nano_batch, num_workers, speeds);
+  const auto [plans, resent] = plan_nano_batches(config, batch, num_workers, speeds);
+  for (size_t nano = 0; nano < batch.size(); ++nano) {
+    const NanoBatchSource& source = batch[nano];
+    const Plan& plan = plans[nano];
     check_plan(plan, config.attention_profile.get());
     hash.add(plan_hash(plan));
     before.push_back(packed_load(plan));

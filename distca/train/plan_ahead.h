@@ -29,6 +29,7 @@ struct PlannedBatch {
   double imbalance_after = 1;        // of load over capacity, over servers
   std::vector<int64_t> load_before;  // [servers] pairs
   std::vector<int64_t> load_after;
+  int64_t speeds_from_step = 0;     // of the speeds it was planned with; 0: nothing was measured
   std::vector<RankSample> work;     // [ranks] tokens and load of all nano-batches; no times
   std::vector<std::string> chosen;  // by plan.tolerance = auto: "SCHEDULER TOLERANCE" a nano-batch
   std::vector<double> attention_s;  // [servers] predicted, forward and backward of all layers;

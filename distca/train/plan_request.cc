@@ -46,6 +46,44 @@ void keep_no_keys(MemoryPrice* price) {
   price->kept_key_bytes = 0;
 }
 
+/// Of one rank, each the most of any nano-batch.
+struct RankMemory {
+  int64_t activations = 0;
+  int64_t kept = 0;
+};
+
+int64_t activation_bytes(const Plan& plan, size_t rank) {
+  if (rank >= plan.layout.workers.size()) return 0;
+  return plan.layout.num_tokens(static_cast<int>(rank)) * plan.cluster.memory.token_bytes;
+}
+
+std::vector<RankMemory> batch_memory(const std::vector<Plan>& plans) {
+  std::vector<RankMemory> memory(plans[0].load.size());
+  for (const Plan& plan : plans) {
+    for (size_t rank = 0; rank < memory.size(); ++rank) {
+      const int64_t activations = activation_bytes(plan, rank);
+      memory[rank].activations = std::max(memory[rank].activations, activations);
+      memory[rank].kept = std::max(memory[rank].kept, plan.load[rank].memory_bytes - activations);
+    }
+  }
+  return memory;
+}
+
+int64_t most_bytes(const std::vector<RankMemory>& memory) {
+  int64_t most = 0;
+  for (const RankMemory& rank : memory) most = std::max(most, rank.activations + rank.kept);
+  return most;
+}
+
+/// What a nano-batch may hold so that its kept keys fit beside the activations of any other one.
+int64_t room_beside(const std::vector<RankMemory>& memory, const Plan& plan, int64_t cap) {
+  int64_t more = 0;
+  for (size_t rank = 0; rank < memory.size(); ++rank) {
+    more = std::max(more, memory[rank].activations - activation_bytes(plan, rank));
+  }
+  return std::max<int64_t>(1, cap - more);  // 0 would be no cap
+}
+
 }  // namespace
 
 LlamaLayers llama_layers(const LlamaConfig& model) {
@@ -90,9 +128,7 @@ LayerTimeOptions layer_time_options(const Config& config, int num_workers, const
   if (config.plan.bandwidth_mb_per_s > 0) {
     options.speeds.bytes_per_us = config.plan.bandwidth_mb_per_s;
   }
-  options.hiding = pairs_nano_batches(config) ? Hiding::kOtherNanoBatch
-                   : schedule_of(config.train.schedule) == Schedule::kBlocking ? Hiding::kNothing
-                                                                               : Hiding::kHomeTasks;
+  options.hiding = hiding_of(schedule_of(config.train.schedule), config.batch.nano_batches);
   options.layers = layers.num_layers;
   options.resent = resent;
   options.wide_gradients = config.exchange.grad_dtype == "accumulator";
@@ -124,31 +160,50 @@ PlanRequest plan_request(const Config& config, const NanoBatch& nano_batch, int 
   return request;
 }
 
-NanoPlan plan_nano_batch(const Config& config, const NanoBatch& nano_batch, int num_workers,
-                         const Speeds& speeds) {
-  PlanRequest request = plan_request(config, nano_batch, num_workers, speeds);
-  const int64_t cap = std::exchange(request.cluster.max_memory_bytes, 0);
-  NanoPlan result{.plan = {}, .resent = config.exchange.keys == "resent"};
-  const auto plan = [&] {
-    if (config.plan.tolerance != Config::PlanKeys::kAutoTolerance) return make_plan(request);
-    const LayerTimeOptions options = layer_time_options(config, num_workers, speeds, result.resent);
-    return choose_tolerance(request, options).plan;
-  };
-  result.plan = plan();
-  result.plan.cluster.max_memory_bytes = cap;
-  const auto fits = [cap](const ServerLoad& load) { return load.memory_bytes <= cap; };
-  if (cap == 0 || std::ranges::all_of(result.plan.load, fits)) return result;
-
-  if (config.exchange.keys == "auto") {
-    result.resent = true;
-    keep_no_keys(&request.cluster.memory);
+BatchPlan plan_nano_batches(const Config& config, const Batch& batch, int num_workers,
+                            const Speeds& speeds) {
+  std::vector<PlanRequest> requests;
+  for (const NanoBatchSource& source : batch) {
+    requests.push_back(plan_request(config, source.nano_batch, num_workers, speeds));
   }
-  request.cluster.max_memory_bytes = cap;
+  const int64_t cap = requests.empty() ? 0 : requests[0].cluster.max_memory_bytes;
+  for (PlanRequest& request : requests) request.cluster.max_memory_bytes = 0;
+  BatchPlan result{.plans = {}, .resent = config.exchange.keys == "resent"};
+  const auto plan_all = [&] {
+    std::vector<Plan> plans;
+    for (const PlanRequest& request : requests) {
+      plans.push_back(config.plan.tolerance == Config::PlanKeys::kAutoTolerance
+                          ? choose_tolerance(request, layer_time_options(config, num_workers,
+                                                                         speeds, result.resent))
+                                .plan
+                          : make_plan(request));
+    }
+    return plans;
+  };
+  result.plans = plan_all();
+  for (Plan& plan : result.plans) plan.cluster.max_memory_bytes = cap;
+  if (cap == 0 || most_bytes(batch_memory(result.plans)) <= cap) return result;
+
+  const bool resent = result.resent || config.exchange.keys == "auto";
+  const std::vector<RankMemory> memory = batch_memory(result.plans);
+  for (size_t nano = 0; nano < requests.size(); ++nano) {
+    Cluster& cluster = requests[nano].cluster;
+    if (resent) keep_no_keys(&cluster.memory);
+    cluster.max_memory_bytes = resent ? cap : room_beside(memory, result.plans[nano], cap);
+  }
+  result.resent = resent;
+  const auto refused = [&](std::string_view why) {
+    return Error(ErrorKind::kPlan, "plan.max_memory_gib = {}, {} bytes a nano-batch, keys {}: {}",
+                 config.plan.max_memory_gib, cap, resent ? "resent" : "kept", why);
+  };
   try {
-    result.plan = plan();
+    result.plans = plan_all();
   } catch (const Error& error) {
-    throw Error(ErrorKind::kPlan, "plan.max_memory_gib = {}, {} bytes a nano-batch, keys {}: {}",
-                config.plan.max_memory_gib, cap, result.resent ? "resent" : "kept", error.what());
+    throw refused(error.what());
+  }
+  const int64_t most = most_bytes(batch_memory(result.plans));
+  if (most > cap) {
+    throw refused(fmt::format("a rank would hold {} bytes of the batch's nano-batches", most));
   }
   return result;
 }

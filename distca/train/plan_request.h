@@ -1,10 +1,11 @@
 #pragma once
-// From a configuration to what the planner is asked, and the plan of one nano-batch: pure functions
-// of their arguments, the same on every rank. Any thread.
+// From a configuration to what the planner is asked, and the plans of a batch: pure functions of
+// their arguments, the same on every rank. Any thread.
 
 #include <cstdint>
 #include <vector>
 
+#include "distca/batch/batch_stream.h"
 #include "distca/cost/memory_price.h"
 #include "distca/cost/speeds.h"
 #include "distca/plan/layer_time.h"
@@ -36,15 +37,18 @@ LayerTimeOptions layer_time_options(const Config& config, int num_workers, const
 PlanRequest plan_request(const Config& config, const NanoBatch& nano_batch, int num_workers,
                          const Speeds& speeds = {});
 
-struct NanoPlan {
-  Plan plan;
-  bool resent = false;  // Q, K, V travel again for backward: servers do not keep them
+struct BatchPlan {
+  std::vector<Plan> plans;  // [nano-batches]
+  bool resent = false;      // Q, K, V travel again for backward: servers do not keep them
 };
 
 /// plan.tolerance = auto: as choose_tolerance says. exchange.keys = auto: kept where every rank's
-/// memory stays within plan.max_memory_gib, else resent. Throws Error(kPlan) as make_plan, and
-/// where even that does not fit, with the numbers.
-NanoPlan plan_nano_batch(const Config& config, const NanoBatch& nano_batch, int num_workers,
-                         const Speeds& speeds = {});
+/// memory stays within plan.max_memory_gib, else resent; one or the other for all nano-batches of
+/// the batch, for kept keys lie in buffers that nano-batches share: a rank holds the most
+/// activations of any of them and the most kept keys of any, be it another one's. Throws
+/// Error(kPlan) as make_plan, and where even resent keys, or those that are to be kept, do not
+/// fit, with the numbers.
+BatchPlan plan_nano_batches(const Config& config, const Batch& batch, int num_workers,
+                            const Speeds& speeds = {});
 
 }  // namespace distca

@@ -14,6 +14,12 @@ using ::testing::HasSubstr;
 
 const NanoBatch kDocuments = NanoBatch::from_lengths({3000, 700, 129, 267});
 
+Batch batch_of(const std::vector<NanoBatch>& nano_batches) {
+  Batch batch;
+  for (const NanoBatch& one : nano_batches) batch.push_back({.nano_batch = one, .sources = {}});
+  return batch;
+}
+
 PlanRequest request(const std::vector<std::string>& overrides, int num_workers = 2) {
   return plan_request(load_config("", overrides), kDocuments, num_workers);
 }
@@ -93,7 +99,7 @@ TEST(LayerTimeOptions, follow_the_schedule) {
   EXPECT_EQ(hiding("ping-pong", "1"), Hiding::kHomeTasks);  // no other one
 }
 
-TEST(NanoPlan, with_an_automatic_tolerance_follows_the_bandwidth) {
+TEST(BatchPlan, with_an_automatic_tolerance_follows_the_bandwidth) {
   const auto planned = [](const char* bandwidth) {
     const Config config = load_config(
         "", {"plan.tolerance=auto", fmt::format("plan.bandwidth_mb_per_s={}", bandwidth),
@@ -101,7 +107,7 @@ TEST(NanoPlan, with_an_automatic_tolerance_follows_the_bandwidth) {
     // Packed, one worker has a long document and the other short ones: nothing needs to travel.
     std::vector<int64_t> lengths(33, 1024);
     lengths[0] = 32 * 1024;
-    return plan_nano_batch(config, NanoBatch::from_lengths(lengths), 2).plan;
+    return plan_nano_batches(config, batch_of({NanoBatch::from_lengths(lengths)}), 2).plans[0];
   };
   const Plan still = planned("1"), even = planned("1000000000");
   EXPECT_EQ(still.options.scheduler, "local");
@@ -110,35 +116,75 @@ TEST(NanoPlan, with_an_automatic_tolerance_follows_the_bandwidth) {
   EXPECT_LT(max_over_mean(even), 1.1);
 }
 
-/// What the fullest rank of a plan without a cap holds.
-int64_t most_memory(const char* keys) {
-  const NanoPlan planned = plan_nano_batch(
-      load_config("", {fmt::format("exchange.keys={}", keys), "plan.tolerance=0"}), kDocuments, 3);
+/// Of three workers; a cap of 0 is none.
+BatchPlan plan_within(int64_t bytes, const char* keys,
+                      const std::vector<NanoBatch>& nano_batches = {kDocuments}) {
+  return plan_nano_batches(
+      load_config(
+          "", {fmt::format("exchange.keys={}", keys), "plan.tolerance=0", "train.schedule=overlap",
+               fmt::format("plan.max_memory_gib={:.17g}", bytes / 0x1p30)}),
+      batch_of(nano_batches), 3);
+}
+
+/// What the fullest rank holds where nano-batches share buffers: the most activations of any of
+/// them and the most kept keys of any.
+int64_t most_memory(const BatchPlan& planned) {
   int64_t most = 0;
-  for (const ServerLoad& load : planned.plan.load) most = std::max(most, load.memory_bytes);
+  for (int rank = 0; rank < 3; ++rank) {
+    int64_t activations = 0, kept = 0;
+    for (const Plan& plan : planned.plans) {
+      const int64_t home = plan.layout.num_tokens(rank) * plan.cluster.memory.token_bytes;
+      activations = std::max(activations, home);
+      kept = std::max(kept, plan.load[rank].memory_bytes - home);
+    }
+    most = std::max(most, activations + kept);
+  }
   return most;
 }
 
-NanoPlan plan_within(int64_t bytes, const char* keys) {
-  return plan_nano_batch(
-      load_config("", {fmt::format("exchange.keys={}", keys), "plan.tolerance=0",
-                       fmt::format("plan.max_memory_gib={:.17g}", bytes / 0x1p30)}),
-      kDocuments, 3);
-}
-
-TEST(NanoPlan, keys_are_kept_where_they_fit_and_else_resent) {
-  const int64_t kept = most_memory("kept"), resent = most_memory("resent");
+TEST(BatchPlan, keys_are_kept_where_they_fit_and_else_resent) {
+  const int64_t kept = most_memory(plan_within(0, "kept"));
+  const int64_t resent = most_memory(plan_within(0, "resent"));
   ASSERT_LT(resent, kept);
   EXPECT_FALSE(plan_within(kept, "auto").resent);
-  const NanoPlan planned = plan_within(kept - 1, "auto");
+  const BatchPlan planned = plan_within(kept - 1, "auto");
   EXPECT_TRUE(planned.resent);
-  EXPECT_EQ(planned.plan.cluster.memory.kept_key_bytes, 0);
-  EXPECT_EQ(planned.plan.cluster.memory.kept_query_bytes, 0);
+  EXPECT_EQ(planned.plans[0].cluster.memory.kept_key_bytes, 0);
+  EXPECT_EQ(planned.plans[0].cluster.memory.kept_query_bytes, 0);
   EXPECT_TRUE(plan_within(resent, "resent").resent);
   EXPECT_FALSE(plan_within(kept, "kept").resent);
 }
 
-TEST(NanoPlan, what_does_not_fit_even_so_is_refused_with_the_numbers) {
+/// One of few tokens that travel, one of more that stay: 12 documents for 3 workers.
+const std::vector<NanoBatch> kUnlike = {kDocuments,
+                                        NanoBatch::from_lengths(std::vector<int64_t>(12, 512))};
+
+TEST(BatchPlan, keys_of_one_nano_batch_are_kept_beside_the_activations_of_another) {
+  const int64_t together = most_memory(plan_within(0, "kept", kUnlike));
+  int64_t alone = 0;
+  for (const NanoBatch& one : kUnlike) {
+    alone = std::max(alone, most_memory(plan_within(0, "kept", {one})));
+  }
+  ASSERT_LT(alone, together);
+  EXPECT_FALSE(plan_within(together, "auto", kUnlike).resent);
+  for (const NanoBatch& one : kUnlike) EXPECT_FALSE(plan_within(alone, "auto", {one}).resent);
+  const BatchPlan planned = plan_within(together - 1, "auto", kUnlike);
+  EXPECT_TRUE(planned.resent);
+  for (const Plan& plan : planned.plans) EXPECT_EQ(plan.cluster.memory.kept_key_bytes, 0);
+  EXPECT_LE(most_memory(planned), alone);
+}
+
+TEST(BatchPlan, keys_that_are_to_be_kept_leave_room_for_the_activations_of_another) {
+  const int64_t together = most_memory(plan_within(0, "kept", kUnlike));
+  const int64_t least = most_memory(plan_within(0, "resent", kUnlike));
+  const int64_t cap = together - (together - least) / 4;
+  const BatchPlan planned = plan_within(cap, "kept", kUnlike);
+  EXPECT_FALSE(planned.resent);
+  EXPECT_GT(planned.plans[0].cluster.memory.kept_key_bytes, 0);
+  EXPECT_LE(most_memory(planned), cap);
+}
+
+TEST(BatchPlan, what_does_not_fit_even_so_is_refused_with_the_numbers) {
   const auto refusal = [](int64_t bytes, const char* keys) -> std::string {
     try {
       plan_within(bytes, keys);
@@ -154,7 +200,7 @@ TEST(NanoPlan, what_does_not_fit_even_so_is_refused_with_the_numbers) {
   EXPECT_THAT(refusal(1000, "kept"), HasSubstr("keys kept"));
 }
 
-TEST(NanoPlan, two_nano_batches_at_a_time_share_the_memory) {
+TEST(PlanRequest, two_nano_batches_at_a_time_share_the_memory) {
   const auto cap = [](const char* schedule, const char* nano_batches) {
     return request({"plan.max_memory_gib=1", fmt::format("train.schedule={}", schedule),
                     fmt::format("batch.nano_batches={}", nano_batches)})

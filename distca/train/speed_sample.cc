@@ -5,15 +5,18 @@
 namespace distca {
 
 RankSample rank_sample(const OpTimes& times, int64_t tokens, int64_t load) {
-  double linear_s = 0;
-  for (const OpKind kind : {OpKind::kEmbed, OpKind::kPre, OpKind::kPost, OpKind::kLoss}) {
-    linear_s += times.of(kind);
+  double busy_s = 0;
+  for (int kind = 0; kind < kNumOpKinds; ++kind) {
+    const auto op = static_cast<OpKind>(kind);
+    // Behind the last place where ranks' finishes can be made even.
+    if (op == OpKind::kGradientSum || op == OpKind::kOptimizer) continue;
+    busy_s += times.of(op);
+    for (const Pass pass : {Pass::kForward, Pass::kBackward})
+      busy_s -= times.of(op, pass, OpPart::kWait);
   }
-  // What an exchange costs its rank's own core, slow on a slow one: not the waiting.
-  for (const OpPart part : {OpPart::kPack, OpPart::kPost, OpPart::kLand})
-    linear_s += times.of(part);
-  return {.linear_ns = std::llround(linear_s * 1e9),
-          .attention_ns = std::llround(times.of(OpKind::kAttend) * 1e9),
+  const double attention_s = times.of(OpKind::kAttend);
+  return {.linear_ns = std::llround((busy_s - attention_s) * 1e9),
+          .attention_ns = std::llround(attention_s * 1e9),
           .tokens = tokens,
           .load = load};
 }

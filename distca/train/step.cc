@@ -29,13 +29,20 @@ struct NanoState {
   };
   std::unique_ptr<CoreAttention> attention;
   // The rest only where there are weights.
-  std::shared_ptr<const Llama::Rope> rope;
-  at::Tensor ids, targets;
+  at::Tensor ids, targets, positions;       // of tokens
+  std::shared_ptr<const Llama::Rope> rope;  // from embed to loss
   at::Tensor embedded;
   at::Tensor x;  // running activation, detached
   std::vector<Layer> layers;
   at::Tensor loss_leaf, loss;
   at::Tensor gradient;  // running gradient of the activation
+
+  /// Frees all but the counts of `attention`: gradients are summed and weights updated without it.
+  void end() {
+    NanoState ended;
+    ended.attention = std::move(attention);
+    *this = std::move(ended);
+  }
 };
 
 class Player final : public OpPlayer {
@@ -55,7 +62,7 @@ class Player final : public OpPlayer {
     };
     nano.ids = tensor(tokens.ids);
     nano.targets = tensor(tokens.targets);
-    nano.rope = model_->rope(tensor(tokens.positions));
+    nano.positions = tensor(tokens.positions);
     nano.layers.resize(model_->config().num_hidden_layers);
   }
 
@@ -91,6 +98,7 @@ class Player final : public OpPlayer {
       case OpKind::kEmbed:
         nano.embedded = model_->embed(nano.ids);
         nano.x = nano.embedded.detach();
+        nano.rope = model_->rope(nano.positions);
         break;
       case OpKind::kPre:
         layer->x = leaf(nano.x);
@@ -109,8 +117,10 @@ class Player final : public OpPlayer {
       case OpKind::kLoss:
         nano.loss_leaf = leaf(nano.x);
         nano.x.reset();
+        nano.rope.reset();
         nano.loss = model_->loss_sum(nano.loss_leaf, nano.targets);
         loss_sum_ += nano.loss.item<double>();
+        if (!at::GradMode::is_enabled()) nano.end();
         break;
       default:
         DISTCA_CHECK(false, "no forward operation: {}", describe(op));
@@ -145,7 +155,7 @@ class Player final : public OpPlayer {
       }
       case OpKind::kEmbed:
         torch::autograd::backward({nano.embedded}, {nano.gradient});
-        nano.embedded.reset();
+        nano.end();
         break;
       default:
         DISTCA_CHECK(false, "no backward operation: {}", describe(op));

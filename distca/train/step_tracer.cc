@@ -100,7 +100,7 @@ void StepTracer::end_step() {
                  .name = fmt::format("step {}", step_),
                  .begin_s = step_begin_s_,
                  .end_s = steady_seconds()});
-  if (step_ == last_step(config_)) write();
+  if (step_ == last_step(config_)) gather();
 }
 
 ClockReading StepTracer::read_clock() {
@@ -112,7 +112,7 @@ ClockReading StepTracer::read_clock() {
   return reading;
 }
 
-void StepTracer::write() {
+void StepTracer::gather() {
   const AlignedClock clock(before_, read_clock());
   TraceRank mine{.server = comm_.rank() >= num_workers_,
                  .clock_offset_s = before_.offset_s,
@@ -127,15 +127,24 @@ void StepTracer::write() {
   std::ranges::stable_sort(mine.events, {}, [](const TraceEvent& event) {
     return std::pair(event.begin_s, -event.end_s);
   });
-  Trace trace{.version = build_info::kVersion,
-              .commit = build_info::kCommit,
-              .schedule = config_.train.schedule,
-              .ranks = {std::move(mine)}};
-  const std::vector<std::string> texts = gather_texts(comm_, chrome_json(trace), "trace");
-  if (comm_.rank() != 0) return;
-  for (int rank = 1; rank < comm_.size(); ++rank) {
-    Trace other = trace_from_chrome_json(texts[rank], fmt::format("trace of rank {}", rank));
-    trace.ranks.push_back(std::move(other.ranks[0]));
+  const Trace trace{.version = build_info::kVersion,
+                    .commit = build_info::kCommit,
+                    .schedule = config_.train.schedule,
+                    .ranks = {std::move(mine)}};
+  gathered_ = gather_texts(comm_, chrome_json(trace), "trace");
+}
+
+void StepTracer::write() {
+  if (gathered_.empty()) return;
+  Trace trace;
+  for (size_t rank = 0; rank < gathered_.size(); ++rank) {
+    Trace one = trace_from_chrome_json(std::exchange(gathered_[rank], {}),
+                                       fmt::format("trace of rank {}", rank));
+    if (rank == 0) {
+      trace = std::move(one);
+    } else {
+      trace.ranks.push_back(std::move(one.ranks[0]));
+    }
   }
   write_file_atomically(config_.train.trace, chrome_json(trace));
 }

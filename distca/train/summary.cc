@@ -17,20 +17,23 @@ constexpr int kBarWidth = 40;
 constexpr size_t kMostServers = 16;
 
 /// "server  2", with its role where there are several.
-std::string server_name(size_t server, size_t num_servers, int num_workers) {
+std::string server_name(const Config& config, size_t server, size_t num_servers, int num_workers) {
   const auto workers = static_cast<size_t>(num_workers);
-  const char* role = num_servers == workers ? "" : server < workers ? " in place " : " dedicated";
+  const char* role = num_servers == workers    ? ""
+                     : server >= workers       ? " dedicated"
+                     : config.servers.in_place ? " in place "
+                                               : " worker   ";  // that serves nothing
   return fmt::format("server {:2}{}", server, role);
 }
 
-void print_loads(const char* title, const std::vector<int64_t>& load, double imbalance,
-                 int num_workers) {
+void print_loads(const Config& config, const char* title, const std::vector<int64_t>& load,
+                 double imbalance, int num_workers) {
   const int64_t most = std::max<int64_t>(1, *std::max_element(load.begin(), load.end()));
   std::printf("  %s: max/mean %.3f, averaged over steps\n", title, imbalance);
   for (size_t server = 0; server < std::min(load.size(), kMostServers); ++server) {
     const double share = static_cast<double>(load[server]) / static_cast<double>(most);
     std::printf("    %s |%s| %8.1f M pairs\n",
-                server_name(server, load.size(), num_workers).c_str(),
+                server_name(config, server, load.size(), num_workers).c_str(),
                 bar(share, kBarWidth).c_str(), static_cast<double>(load[server]) / 1e6);
   }
   if (load.size() > kMostServers) std::printf("    ... and %zu more\n", load.size() - kMostServers);
@@ -52,24 +55,22 @@ std::string tolerance_words(const Config::PlanKeys& plan) {
 }  // namespace
 
 AttentionClock attention_clock(const Config& config) {
-  if (config.train.device == "cuda") return AttentionClock::kLaunch;
+  if (config.train.device == "cuda") return AttentionClock::kDevice;
   return config.train.threads_per_rank == 1 ? AttentionClock::kProcessor : AttentionClock::kElapsed;
 }
 
 std::string attention_times(const Config& config, const RunSummary& summary) {
   const AttentionClock clock = attention_clock(config);
   const std::vector<double>& measured = summary.attention_s;
-  // A launch takes as long whatever is launched: nothing to compare a prediction with.
-  const std::vector<double> predicted =
-      clock == AttentionClock::kLaunch ? std::vector<double>{} : summary.attention_predicted_s;
+  const std::vector<double>& predicted = summary.attention_predicted_s;
   std::string text = "\nTime in core attention by server, summed over steps: ";
   text += clock == AttentionClock::kProcessor ? "processor time"
           : clock == AttentionClock::kElapsed ? "elapsed, waits for a core included"
-                                              : "launching kernels";
+                                              : "the device's time";
   if (!predicted.empty()) {
     text += fmt::format("; predicted by the profile of {} ({})", config.attention_profile->machine,
                         config.attention_profile->path);
-  } else if (clock != AttentionClock::kLaunch) {
+  } else {
     text += " (plan.profile would predict it)";
   }
   text += "\n";
@@ -81,7 +82,7 @@ std::string attention_times(const Config& config, const RunSummary& summary) {
   };
   for (size_t server = 0; server < std::min(measured.size(), kMostServers); ++server) {
     text += fmt::format("    {}  measured {}",
-                        server_name(server, measured.size(), summary.num_workers),
+                        server_name(config, server, measured.size(), summary.num_workers),
                         time(measured[server]));
     if (!predicted.empty()) text += "  predicted " + time(predicted[server]);
     if (!predicted.empty() && measured[server] > 0)
@@ -168,9 +169,9 @@ void print_summary(const Config& config, const IndexedDataset& data, const RunSu
     }
     const double steps = static_cast<double>(summary.steps);
     std::printf("\nCore attention: (query, key) pairs of one layer by server, summed over steps\n");
-    print_loads("before balancing", summary.load_before, summary.imbalance_before / steps,
+    print_loads(config, "before balancing", summary.load_before, summary.imbalance_before / steps,
                 summary.num_workers);
-    print_loads("after balancing", summary.load_after, summary.imbalance_after / steps,
+    print_loads(config, "after balancing", summary.load_after, summary.imbalance_after / steps,
                 summary.num_workers);
     std::fputs(attention_times(config, summary).c_str(), stdout);
     std::printf("\nPlanning\n  %.2f ms a batch beside the steps, which waited %.2f ms for it\n",

@@ -41,11 +41,11 @@ struct RunSummary {
 enum class AttentionClock {
   kProcessor,  // of the rank's one thread
   kElapsed,    // several threads: waits for a core included
-  kLaunch,     // CUDA: the kernels run on
+  kDevice,     // CUDA: the device's
 };
 AttentionClock attention_clock(const Config& config);
 
-/// Lines of the summary: measured time by server and, where the two can be compared, predicted.
+/// Lines of the summary: measured time by server and, with a profile, predicted.
 std::string attention_times(const Config& config, const RunSummary& summary);
 
 /// What is about to be run, on what.

@@ -11,7 +11,6 @@ using ::testing::DoubleEq;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using ::testing::Not;
 
 StepMetrics step_of(std::vector<double> measured, std::vector<double> predicted) {
   StepMetrics step;
@@ -61,10 +60,11 @@ TEST_F(AttentionTimesTest, say_which_clock_measured_and_whose_profile_predicted)
   EXPECT_THAT(text(), AllOf(HasSubstr("waits for a core included"), HasSubstr("NVIDIA H200")));
 }
 
-TEST_F(AttentionTimesTest, are_not_compared_with_what_launching_kernels_took) {
+TEST_F(AttentionTimesTest, on_cuda_are_the_devices_and_compared_as_well) {
   config_.train.device = "cuda";
-  EXPECT_THAT(text(), AllOf(HasSubstr("launching kernels"), Not(HasSubstr("predict")),
-                            HasSubstr("measured   250.000 ms")));
+  EXPECT_THAT(text(),
+              AllOf(HasSubstr("the device's time"), HasSubstr("NVIDIA H200"),
+                    HasSubstr("measured   250.000 ms  predicted   500.000 ms  (+100.0 %)")));
 }
 
 TEST_F(AttentionTimesTest, small_ones_are_in_ms_and_nothing_is_divided_by_zero) {
@@ -79,6 +79,9 @@ TEST_F(AttentionTimesTest, small_ones_are_in_ms_and_nothing_is_divided_by_zero) 
 TEST_F(AttentionTimesTest, servers_are_named_by_role_where_there_are_two) {
   summary_.num_workers = 1;
   EXPECT_THAT(text(), AllOf(HasSubstr("server  0 in place   measured   250.000 ms"),
+                            HasSubstr("server  1 dedicated  measured     0.000 ms")));
+  config_.servers.in_place = false;
+  EXPECT_THAT(text(), AllOf(HasSubstr("server  0 worker     measured   250.000 ms"),
                             HasSubstr("server  1 dedicated  measured     0.000 ms")));
 }
 

@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
-#include <fmt/ranges.h>
 
 #include <unistd.h>
 
@@ -32,6 +31,7 @@
 #include "distca/train/peak.h"
 #include "distca/train/plan_ahead.h"
 #include "distca/train/plan_request.h"
+#include "distca/train/same_config.h"
 #include "distca/train/speed_sample.h"
 #include "distca/train/step.h"
 #include "distca/train/step_tracer.h"
@@ -43,24 +43,6 @@ namespace {
 /// What plans are made by, as they say it themselves (PlanOptions::price).
 std::string price_of(const Config& config) {
   return config.attention_profile ? profile_name(*config.attention_profile) : "pairs";
-}
-
-/// Every rank's text, in rank order.
-std::vector<std::string> all_gather_text(Communicator& comm, std::string mine,
-                                         std::string_view operation) {
-  const uint64_t my_size = mine.size();
-  const std::vector<std::byte> sizes =
-      all_gather_bytes(comm, std::as_bytes(std::span(&my_size, 1)), operation);
-  std::vector<uint64_t> size(comm.size());
-  std::memcpy(size.data(), sizes.data(), sizes.size());
-  const uint64_t longest = *std::max_element(size.begin(), size.end());
-  mine.resize(longest);
-  const std::vector<std::byte> all =
-      all_gather_bytes(comm, std::as_bytes(std::span(mine)), operation);
-  std::vector<std::string> texts;
-  for (int rank = 0; rank < comm.size(); ++rank)
-    texts.emplace_back(reinterpret_cast<const char*>(all.data()) + rank * longest, size[rank]);
-  return texts;
 }
 
 /// The held-out nano-batches, the same ones each time: at most an epoch, so that none counts twice.
@@ -116,10 +98,8 @@ class Trainer {
 
   void run() {
     comm_.set_step(0);
-    check_same("servers.dedicated", "train", "with", std::to_string(config_.servers.dedicated));
-    check_same("train.schedule", "play", "by", config_.train.schedule);
-    check_same("plan.profile", "plan", "by", price_of(config_));
-    check_same("attention.kernel", "compute attention", "with", step_.kernel().name());
+    check_same_config(comm_, config_,
+                      {.price = price_of(config_), .kernel = step_.kernel().name()});
     peak_ = measure_peak(config_, comm_);
     if (comm_.rank() == 0) open_output();
     if (measures_speeds(config_)) {
@@ -130,7 +110,7 @@ class Trainer {
     const auto plan = [this, rank = comm_.rank()](const Batch& batch, const Speeds& speeds) {
       return plan_batch(config_, data_, batch, rank, num_workers_, speeds);
     };
-    plan_ahead_.emplace([this] { return next_batch(); }, plan, speeds());
+    plan_ahead_.emplace([this] { return next_batch(); }, plan, speeds_at(1));
     for (int64_t step = 1; step <= config_.train.steps; ++step) {
       comm_.set_step(step);
       StepMetrics metrics = train_step(step);
@@ -144,21 +124,6 @@ class Trainer {
   }
 
  private:
-  /// Every rank reads its configuration and profile and chooses its kernel's instruction set for
-  /// itself: refuses to go on with several where ranks would wait for each other or differ in bits.
-  void check_same(const char* key, const char* verb, const char* by, const std::string& mine) {
-    const std::vector<std::string> all = all_gather_text(comm_, mine, key);
-    std::vector<int> others;
-    for (int rank = 1; rank < comm_.size(); ++rank) {
-      if (all[rank] != all[0]) others.push_back(rank);
-    }
-    if (others.empty()) return;
-    throw Error(ErrorKind::kConfig,
-                "{}: rank{} {} would {} {} {}, rank 0 {} {}: give all ranks the same", key,
-                others.size() > 1 ? "s" : "", fmt::join(others, ", "), verb, by, all[others[0]], by,
-                all[0]);
-  }
-
   void open_output() {
     const std::filesystem::path directory = config_.train.output_dir;
     std::error_code ignored;  // the write below reports what stands in the way
@@ -188,12 +153,13 @@ class Trainer {
     return stream_.next();
   }
 
-  /// That a plan begun now is made with.
-  Speeds speeds() const { return meter_ ? meter_->speeds() : Speeds{}; }
+  Speeds speeds_at(int64_t step) const { return meter_ ? meter_->speeds_at(step) : Speeds{}; }
 
-  PlannedBatch next_planned() {
+  /// While `step` runs, or held-out batches after it, what is planned is a batch of the next step
+  /// or a held-out one: with the next step's speeds, whether this step's times are known or not.
+  PlannedBatch next_planned(int64_t step) {
     const double begin_s = steady_seconds();
-    PlannedBatch planned = plan_ahead_->next(speeds());
+    PlannedBatch planned = plan_ahead_->next(speeds_at(step + 1));
     if (TraceRecorder* recorder = tracer_.recorder()) {
       recorder->add({.kind = TraceKind::kWait,
                      .name = "plan",
@@ -234,7 +200,7 @@ class Trainer {
     tracer_.begin_step(step);
     record_to(tracer_.recorder());
     const Stopwatch watch;
-    PlannedBatch planned = next_planned();
+    PlannedBatch planned = next_planned(step);
     StepMetrics metrics;
     metrics.step = step;
     metrics.lr = learning_rate(config_.optimizer, step - 1, config_.train.steps);
@@ -254,6 +220,7 @@ class Trainer {
     check_finite(step, "loss", metrics.loss);
     metrics.attention_predicted_s = planned.attention_s;
     metrics.chosen = planned.chosen;
+    metrics.speeds_from_step = planned.speeds_from_step;
     metrics.num_resent = planned.num_resent;
     metrics.tokens = planned.num_tokens;
     metrics.model_flops = config_.model.train_flops(planned.num_tokens, planned.pairs);
@@ -305,14 +272,16 @@ class Trainer {
       samples[rank].linear_ns = static_cast<int64_t>(linear_ns[rank]);
       samples[rank].attention_ns = static_cast<int64_t>(attention_ns[rank]);
     }
-    if (meter_->add(metrics->step, samples)) metrics->speeds = meter_->speeds();
+    // The first step's plan rests on the bandwidth, which nobody has recorded yet.
+    if (meter_->add(metrics->step, samples) || metrics->step == 1)
+      metrics->speeds = meter_->speeds();
   }
 
   double evaluate(int64_t step) {
     double sum[1] = {0};
     int64_t targets = 0;
     for (size_t i = 0; i < validation_.size(); ++i) {
-      PlannedBatch planned = next_planned();
+      PlannedBatch planned = next_planned(step);
       targets += planned.num_targets;
       sum[0] += step_.evaluate(std::move(planned.inputs)).loss_sum;
     }
@@ -329,6 +298,7 @@ class Trainer {
     write_file_atomically(
         directory / "config.json",
         config_.model.to_hugging_face(config_.batch.max_document_tokens).dump(2) + "\n");
+    tracer_.write();
     print_summary(config_, data_, summary_);
   }
 
@@ -400,7 +370,7 @@ void check_run(const Config& config, int num_workers, bool holds_weights) {
   const DocumentSplit split =
       split_documents(data.num_documents(), config.data.validation_fraction, config.batch.seed);
   BatchStream stream(data.document_lengths(), split.train, config.batch);
-  plan_nano_batch(config, stream.next()[0].nano_batch, num_workers);
+  plan_nano_batches(config, stream.next(), num_workers);
   validation_batches(config, data, split);
   check_trace(config);
   const std::filesystem::path metrics =
