@@ -155,9 +155,14 @@ TEST(BatchPlan, keys_are_kept_where_they_fit_and_else_resent) {
   EXPECT_FALSE(plan_within(kept, "kept").resent);
 }
 
-/// One of few tokens that travel, one of more that stay: 12 documents for 3 workers.
-const std::vector<NanoBatch> kUnlike = {kDocuments,
-                                        NanoBatch::from_lengths(std::vector<int64_t>(12, 512))};
+/// One of few tokens, a long document and short ones, whose tasks move only for even load; one of
+/// more tokens that stay.
+const std::vector<NanoBatch> kUnlike = [] {
+  std::vector<int64_t> lengths(23, 128);
+  lengths[0] = 11 * 128;
+  return std::vector<NanoBatch>{NanoBatch::from_lengths(lengths),
+                                NanoBatch::from_lengths(std::vector<int64_t>(12, 512))};
+}();
 
 TEST(BatchPlan, keys_of_one_nano_batch_are_kept_beside_the_activations_of_another) {
   const int64_t together = most_memory(plan_within(0, "kept", kUnlike));
