@@ -40,6 +40,10 @@ TEST_F(PlansOfTrainingTest, kept_and_resent_keys_give_the_same_bits_and_memory_c
   EXPECT_EQ(resent("resent"), 6 * 2);
   expect_same_bits(train("auto", with({})), kept);
   EXPECT_EQ(resent("auto"), 0) << "without a cap";
+  // Some batches keep their keys within it, others cannot.
+  expect_same_bits(train("cap", with({"plan.max_memory_gib=0.00252"})), kept);
+  EXPECT_GT(resent("cap"), 0);
+  EXPECT_LT(resent("cap"), 6 * 2);
 }
 
 TEST_F(PlansOfTrainingTest, with_a_profile_predicted_attention_times_stand_beside_measured_ones) {
