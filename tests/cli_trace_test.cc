@@ -96,7 +96,9 @@ void expect_compute_events_nest(const Trace& trace) {
     for (const TraceEvent& event : rank.events) {
       if (event.kind == TraceKind::kFlight) continue;
       while (!ends.empty() && ends.back() <= event.begin_s) ends.pop_back();
-      if (!ends.empty()) EXPECT_LE(event.end_s, ends.back()) << event.name;
+      if (!ends.empty()) {
+        EXPECT_LE(event.end_s, ends.back()) << event.name;
+      }
       ends.push_back(event.end_s);
     }
   }
