@@ -40,8 +40,8 @@ struct Pool {
 };
 
 /// The time at which sum over servers of max(0, time - linear_ps) * weight is all the load, in
-/// whole picoseconds.
-int64_t finish_ps(const Pool& pool) {
+/// whole picoseconds: wide, for a slow server alone may take longer than any rank's own time.
+Wide finish_ps(const Pool& pool) {
   std::vector<int> by_start;
   for (size_t server = 0; server < pool.weight.size(); ++server) {
     if (pool.weight[server] > 0) by_start.push_back(static_cast<int>(server));
@@ -49,14 +49,13 @@ int64_t finish_ps(const Pool& pool) {
   std::stable_sort(by_start.begin(), by_start.end(),
                    [&](int a, int b) { return pool.linear_ps[a] < pool.linear_ps[b]; });
   Wide work = Wide{pool.load_ps} * kFastest;
-  Wide weight = 0;
-  int64_t finish = 0;
+  Wide weight = 0, finish = 0;
   for (size_t next = 0; next < by_start.size(); ++next) {
     const int server = by_start[next];
     if (next > 0 && finish <= pool.linear_ps[server]) break;
     work += Wide{pool.linear_ps[server]} * pool.weight[server];
     weight += pool.weight[server];
-    finish = static_cast<int64_t>(work / weight);
+    finish = work / weight;
   }
   return finish;
 }
@@ -165,11 +164,10 @@ std::vector<int64_t> even_capacities(const Speeds& speeds, Evenness evenness, in
         product_ps(linear[server] > 0 ? linear[server] : usual_linear, tokens, 1);
   }
   pool.load_ps = product_ps(load, fastest, 1000);
-  const int64_t finish = whole ? finish_ps(pool) : 1;
+  const Wide finish = whole ? finish_ps(pool) : 1;
   std::vector<Wide> shares;
   for (int server = 0; server < num_servers; ++server) {
-    shares.push_back(Wide{std::max<int64_t>(0, finish - pool.linear_ps[server])} *
-                     pool.weight[server]);
+    shares.push_back(std::max<Wide>(0, finish - pool.linear_ps[server]) * pool.weight[server]);
   }
   // Less load than a picosecond's.
   if (*std::max_element(shares.begin(), shares.end()) == 0) {
