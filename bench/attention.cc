@@ -5,11 +5,11 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <cstdlib>
-#include <exception>
 #include <optional>
 #include <string>
 
 #include "bench/attention_report.h"
+#include "bench/program.h"
 #include "bench/timing.h"
 #include "distca/base/error.h"
 #include "distca/base/file.h"
@@ -85,12 +85,7 @@ int run(int argc, char** argv) {
       "Alone on the machine, else the verdicts are \"not decidable here\".\n"
       "Exit code 0 when no bar is missed, else 1.\n"
       "Example:  build/release/bench/attention --only \"lengths bf16 d128 8:8\"");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) return app.exit(error);  // --help
-    throw Error(ErrorKind::kUsage, "{} (see --help)", error.what());
-  }
+  if (!parse_options(app, argc, argv)) return 0;
   std::vector<RowSpec> rows = selected_rows(all_rows(arguments.quick), arguments.only);
   if (arguments.threads == 1) {
     std::erase_if(rows, [](const RowSpec& row) { return row.kind == RowKind::kThreads; });
@@ -113,13 +108,6 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   setenv("THP_MEM_ALLOC_ENABLE", "1", 0);  // PyTorch reads it at its first tensor
-  try {
-    return distca::bench::run(argc, argv);
-  } catch (const distca::Error& error) {
-    fmt::print(stderr, "bench/attention: error: {}\n", error.what());
-    return error.exit_code();
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "bench/attention: bug: {}\n", error.what());
-    return 1;
-  }
+  return distca::bench::run_benchmark("bench/attention",
+                                      [&] { return distca::bench::run(argc, argv); });
 }

@@ -7,11 +7,11 @@
 
 #include <CLI/CLI.hpp>
 #include <cmath>
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "bench/program.h"
 #include "bench/rounds.h"
 #include "distca/base/error.h"
 #include "distca/base/file.h"
@@ -359,7 +359,7 @@ int run(int argc, char** argv) {
   app.footer(
       "Exit code 2 without a CUDA device.\n"
       "Example:  build/release/bench/cuda_attention --profile h200.json");
-  CLI11_PARSE(app, argc, argv);
+  if (!parse_options(app, argc, argv)) return 0;
   if (!at::hasCUDA()) {
     throw Error(ErrorKind::kUsage,
                 "no CUDA device: this PyTorch or this machine has none; run it on a machine with a "
@@ -376,13 +376,6 @@ int run(int argc, char** argv) {
 }  // namespace distca::bench
 
 int main(int argc, char** argv) {
-  try {
-    return distca::bench::run(argc, argv);
-  } catch (const distca::Error& error) {
-    fmt::print(stderr, "bench/cuda_attention: error: {}\n", error.what());
-    return error.exit_code();
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "bench/cuda_attention: error: {}\n", error.what());
-    return 1;
-  }
+  return distca::bench::run_benchmark("bench/cuda_attention",
+                                      [&] { return distca::bench::run(argc, argv); });
 }

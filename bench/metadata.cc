@@ -5,11 +5,11 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cstdio>
 #include <fstream>
 #include <string>
 #include <vector>
 
+#include "bench/program.h"
 #include "bench/timing.h"
 #include "distca/base/build_info.h"
 #include "distca/base/error.h"
@@ -197,7 +197,7 @@ int run(int argc, char** argv) {
   app.add_option("--rounds", arguments.rounds)->check(CLI::Range(1, 1000))->capture_default_str();
   app.add_flag("--json", arguments.json, "For machines");
   app.footer("Example:  build/release/bench/metadata --servers 64 512 4096");
-  CLI11_PARSE(app, argc, argv);
+  if (!bench::parse_options(app, argc, argv)) return 0;
 
   bench::pin_to_this_core();
 
@@ -214,10 +214,5 @@ int run(int argc, char** argv) {
 }  // namespace distca
 
 int main(int argc, char** argv) {
-  try {
-    return distca::run(argc, argv);
-  } catch (const distca::Error& error) {
-    fmt::print(stderr, "bench/metadata: error: {}\n", error.what());
-    return error.exit_code();
-  }
+  return distca::bench::run_benchmark("bench/metadata", [&] { return distca::run(argc, argv); });
 }

@@ -2,15 +2,16 @@
 // planner: evenness, bytes, largest send and receive, distance to the lower bound, time; rivals
 // side by side; PASS or FAIL for every bar.
 
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
-#include <cstdio>
 #include <filesystem>
 #include <string>
 #include <vector>
 
 #include "bench/plan_report.h"
+#include "bench/program.h"
 #include "bench/timing.h"
-#include "distca/base/error.h"
 
 namespace distca::bench {
 namespace {
@@ -99,7 +100,7 @@ int run(int argc, char** argv) {
   app.add_option("--rounds", arguments.rounds)->check(CLI::Range(1, 1000))->capture_default_str();
   app.add_flag("--json", arguments.json, "For machines");
   app.footer("Exit code 0 when every bar is reached, else 1.\nExample:  build/release/bench/plan");
-  CLI11_PARSE(app, argc, argv);
+  if (!parse_options(app, argc, argv)) return 0;
 
   if (arguments.workloads.empty()) {
     for (const char* name : kWorkloads)
@@ -123,10 +124,5 @@ int run(int argc, char** argv) {
 }  // namespace distca::bench
 
 int main(int argc, char** argv) {
-  try {
-    return distca::bench::run(argc, argv);
-  } catch (const distca::Error& error) {
-    fmt::print(stderr, "bench/plan: error: {}\n", error.what());
-    return error.exit_code();
-  }
+  return distca::bench::run_benchmark("bench/plan", [&] { return distca::bench::run(argc, argv); });
 }

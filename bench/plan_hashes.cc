@@ -4,10 +4,11 @@
 
 #include <cstdio>
 
+#include "bench/program.h"
 #include "distca/plan/plan_variants_testing.h"
 
 int main() {
-  try {
+  return distca::bench::run_benchmark("bench/plan_hashes", [] {
     for (auto& named : distca::testing::pinned_requests(DISTCA_WORKLOADS)) {
       for (const distca::PlanOptions& options : distca::testing::plan_variants()) {
         named.request.options = options;
@@ -15,8 +16,5 @@ int main() {
       }
     }
     return 0;
-  } catch (const distca::Error& error) {
-    std::fprintf(stderr, "bench/plan_hashes: error: %s\n", error.what());
-    return error.exit_code();
-  }
+  });
 }

@@ -11,10 +11,10 @@
 #include <string>
 #include <vector>
 
+#include "bench/program.h"
 #include "bench/rounds.h"
 #include "distca/base/build_info.h"
 #include "distca/base/clock.h"
-#include "distca/base/error.h"
 #include "distca/base/json.h"
 #include "distca/base/machine.h"
 #include "distca/base/text.h"
@@ -68,10 +68,9 @@ class Bench {
         model_(config.model, static_cast<uint64_t>(config.train.seed), comm.cuda_device()),
         optimizer_(model_.parameters(), config.optimizer) {
     for (const std::string& kernel : {arguments.kernel, arguments.other, arguments.other}) {
-      const auto step = std::make_shared<Step>(
-          model_, comm_,
-          StepOptions{.kernel = kernel_choice(kernel),
-                      .threads = static_cast<int>(config.train.threads_per_rank)});
+      StepOptions options = step_options(config);
+      options.kernel = kernel_choice(kernel);
+      const auto step = std::make_shared<Step>(config.model, &model_, comm_, options);
       runners_.push_back({.kernel = step->kernel().name(), .run = [this, step](const auto& batch) {
                             return time_step(*step, batch);
                           }});
@@ -106,8 +105,10 @@ class Bench {
     const OpTimes& times = result.times;
     const auto& attend =
         (one_thread ? times.processor_seconds : times.seconds)[static_cast<int>(OpKind::kAttend)];
-    const double forward = attend[static_cast<int>(Pass::kForward)];
-    const double backward = attend[static_cast<int>(Pass::kBackward)];
+    const auto of = [&](Pass pass) {
+      return attend[static_cast<int>(pass)][static_cast<int>(OpPart::kPlay)];
+    };
+    const double forward = of(Pass::kForward), backward = of(Pass::kBackward);
     return {step_s, forward + backward, forward, backward};
   }
 
@@ -185,7 +186,7 @@ Config config_of(const Arguments& arguments, const std::string& kernel) {
   return load_config(arguments.config, overrides);
 }
 
-void run(const Arguments& arguments) {
+void measure(const Arguments& arguments) {
   const Config config = config_of(arguments, arguments.kernel);
   config_of(arguments, arguments.other);  // refuses what it cannot compute
   std::vector<Runner> runners;
@@ -196,24 +197,24 @@ void run(const Arguments& arguments) {
   arguments.json ? print_json(config, runners) : print_table(config, arguments, runners);
 }
 
+int run(int argc, char** argv) {
+  Arguments arguments;
+  CLI::App app{"A training step with one attention kernel beside another", "train_step"};
+  app.add_option("--config", arguments.config, "TOML file; without it, defaults");
+  app.add_option("overrides", arguments.overrides, "section.key=value, after the file");
+  app.add_option("--kernel", arguments.kernel)->check(CLI::IsMember(kernel_names()));
+  app.add_option("--other", arguments.other)->check(CLI::IsMember(kernel_names()));
+  app.add_option("--rounds", arguments.rounds)->check(CLI::Range(1, 10000));
+  app.add_flag("--json", arguments.json);
+  if (!parse_options(app, argc, argv)) return 0;
+  measure(arguments);
+  return 0;
+}
+
 }  // namespace
 }  // namespace distca::bench
 
 int main(int argc, char** argv) {
-  distca::bench::Arguments arguments;
-  CLI::App app("A training step with one attention kernel beside another");
-  app.add_option("--config", arguments.config, "TOML file; without it, defaults");
-  app.add_option("overrides", arguments.overrides, "section.key=value, after the file");
-  app.add_option("--kernel", arguments.kernel)->check(CLI::IsMember(distca::kernel_names()));
-  app.add_option("--other", arguments.other)->check(CLI::IsMember(distca::kernel_names()));
-  app.add_option("--rounds", arguments.rounds)->check(CLI::Range(1, 10000));
-  app.add_flag("--json", arguments.json);
-  CLI11_PARSE(app, argc, argv);
-  try {
-    distca::bench::run(arguments);
-  } catch (const distca::Error& error) {
-    fmt::print(stderr, "train_step: error: {}\n", error.what());
-    return error.exit_code();
-  }
-  return 0;
+  return distca::bench::run_benchmark("bench/train_step",
+                                      [&] { return distca::bench::run(argc, argv); });
 }

@@ -46,6 +46,7 @@ int run(int argc, char** argv) {
   app.footer("Try:  distca data prepare --text docs --tokenizer byte --out data/docs");
   distca::cli::add_data(app);
   distca::cli::add_plan(app);
+  distca::cli::add_trace(app);
 #ifdef DISTCA_WITH_TORCH
   distca::cli::add_profile(app);
   distca::cli::add_train(app, &exit_code);

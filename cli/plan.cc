@@ -10,9 +10,12 @@
 #include <vector>
 
 #include "cli/plan_arguments.h"
+#include "cli/plan_program.h"
 #include "cli/plan_report.h"
+#include "cli/plan_tolerance.h"
 #include "cli/planned.h"
 #include "cli/verbs.h"
+#include "distca/base/clock.h"
 #include "distca/base/error.h"
 #include "distca/base/file.h"
 
@@ -28,6 +31,17 @@ void check_sources(const PlanArguments& arguments) {
                 "give one of --workload FILE, --lengths FILE, --data PREFIX, --plan FILE, not {}",
                 sources);
   }
+  if (arguments.program &&
+      (arguments.compare || arguments.json || arguments.summary_json || !arguments.out.empty())) {
+    throw Error(
+        ErrorKind::kUsage,
+        "--program prints operations: it takes no --compare, --json, --summary-json, --out");
+  }
+  if (arguments.tolerance == "auto" && (arguments.program || arguments.compare)) {
+    throw Error(ErrorKind::kUsage,
+                "--tolerance auto makes many plans and shows what it weighed: give {} a number",
+                arguments.program ? "--program" : "--compare");
+  }
   if (!arguments.compare) return;
   if (!arguments.plan.empty() || !arguments.out.empty()) {
     throw Error(ErrorKind::kUsage, "--compare makes many plans: it takes no --plan and no --out");
@@ -36,15 +50,24 @@ void check_sources(const PlanArguments& arguments) {
 
 void run_plan(const PlanArguments& arguments) {
   check_sources(arguments);
+  if (arguments.program) return print_program_of(arguments);
   if (arguments.compare) {
     print_comparison(request_from(arguments), asked_shape(arguments),
                      arguments.json || arguments.summary_json);
     return;
   }
   std::optional<PlanRequest> request;
+  std::optional<ToleranceChoice> choice;
+  double choosing_s = 0;
   Planned planned;
   if (arguments.plan.empty()) {
     request = request_from(arguments);
+    if (arguments.tolerance == "auto") {
+      const Stopwatch watch;
+      choice = chosen_tolerance(arguments, *request);
+      choosing_s = watch.seconds();
+      request->options = choice->plan.options;
+    }
     planned = make_and_check(*request, asked_shape(arguments));
   } else {
     planned = read_and_check(arguments.plan, profile_from(arguments));
@@ -55,6 +78,7 @@ void run_plan(const PlanArguments& arguments) {
   } else if (arguments.json) {
     fmt::print("{}", plan_to_json(planned.plan));
   } else {
+    if (choice) fmt::print("{}\n", weighed_table(*choice, arguments.schedule, choosing_s));
     print_report(planned, request ? &*request : nullptr);
   }
 }
@@ -66,7 +90,9 @@ void check_company(const PlanArguments& arguments, const std::vector<CLI::Option
   for (const CLI::Option* input : inputs) {
     const std::string name = input->get_name();
     if (input->count() == 0) continue;
-    if (!arguments.plan.empty() && name != "--profile") {
+    const bool says_more =
+        name == "--profile" || (arguments.program && name == "--layers");  // than a plan
+    if (!arguments.plan.empty() && !says_more) {
       throw Error(ErrorKind::kUsage, "--plan takes no {}: the plan says it", name);
     }
     if (arguments.compare && std::ranges::find(kCompared, name) != kCompared.end()) {
@@ -84,6 +110,9 @@ void add_plan(CLI::App& app) {
   const std::vector<CLI::Option*> inputs = verb->get_options();
   verb->add_option("--plan", arguments->plan,
                    "A plan as JSON, to check; takes none of the above but --profile");
+  add_program_options(*verb, *arguments);
+  const std::vector<CLI::Option*> of_program{
+      verb->get_option("--rank"), verb->get_option("--nano-batches"), verb->get_option("--resent")};
   verb->add_flag("--compare", arguments->compare, "All schedulers side by side");
   verb->add_flag("--json", arguments->json, "Print the plan as JSON (docs/plan_format.md)");
   verb->add_flag("--summary-json", arguments->summary_json, "Print the figures as one JSON object");
@@ -94,8 +123,13 @@ void add_plan(CLI::App& app) {
       "its model's heads, --dtype and --window, with --tensor-parallel 1; --layers 0 as well for\n"
       "the hash of its plan, which has no memory price.\n"
       "Example:  distca plan --data data/docs --workers 4 --tokens-per-worker 65536");
-  verb->callback([arguments, inputs] {
+  verb->callback([arguments, inputs, of_program] {
     check_company(*arguments, inputs);
+    for (const CLI::Option* option : of_program) {
+      if (option->count() == 0 || arguments->program) continue;
+      throw Error(ErrorKind::kUsage, "{} says which program is shown: give --program, too",
+                  option->get_name());
+    }
     run_plan(*arguments);
   });
 }

@@ -10,6 +10,7 @@
 #include "distca/cost/attention_profile.h"
 #include "distca/plan/plan_batch_input.h"
 #include "distca/plan/scheduler.h"
+#include "distca/program/schedule.h"
 
 namespace distca::cli {
 namespace {
@@ -36,9 +37,10 @@ AttentionShape shape_from(const PlanArguments& arguments) {
           .window_left = arguments.window - 1};
 }
 
-/// The first nano-batch of the stream over documents of these lengths: a training's first too, if
-/// its seed, nano_batch_tokens, max_document_tokens and validation_fraction are given.
-NanoBatch first_nano_batch(const std::vector<int64_t>& lengths, const PlanArguments& arguments) {
+/// The first batch of the stream over documents of these lengths: a training's first too, if its
+/// seed, nano_batch_tokens, nano_batches, max_document_tokens and validation_fraction are given.
+std::vector<NanoBatch> first_batch(const std::vector<int64_t>& lengths,
+                                   const PlanArguments& arguments, int nano_batches) {
   const int64_t tokens = arguments.nano_batch_tokens > 0
                              ? arguments.nano_batch_tokens
                              : arguments.workers * arguments.tokens_per_worker;
@@ -52,11 +54,13 @@ NanoBatch first_nano_batch(const std::vector<int64_t>& lengths, const PlanArgume
   BatchStream stream(
       lengths, split.train,
       {.nano_batch_tokens = tokens,
-       .nano_batches = 1,
+       .nano_batches = nano_batches,
        .max_document_tokens =
            arguments.max_document_tokens > 0 ? arguments.max_document_tokens : tokens,
        .seed = arguments.seed});
-  return stream.next().front().nano_batch;
+  std::vector<NanoBatch> result;
+  for (NanoBatchSource& source : stream.next()) result.push_back(std::move(source.nano_batch));
+  return result;
 }
 
 MemoryPrice memory_from(const PlanArguments& arguments, const AttentionShape& shape) {
@@ -129,9 +133,11 @@ void add_scheduler_options(CLI::App& verb, PlanArguments& arguments) {
       ->capture_default_str();
   verb.add_option("--layout", arguments.options.layout,
                   listed("Which tokens live where; default: the scheduler's own", layouts()));
-  verb.add_option("--tolerance", arguments.tolerance,
-                  "Load may exceed the mean by this share. Default: the scheduler's own")
-      ->check(finite_range(0, 10));
+  verb.add_option(
+          "--tolerance", arguments.tolerance,
+          "Load may exceed a server's share by this; auto: weighed under --schedule against "
+          "bytes that would not hide. Default: the scheduler's own")
+      ->check(finite_range(0, 10) | CLI::IsMember({"auto"}));
   verb.add_flag("--key-sub-ranges", arguments.options.key_sub_ranges,
                 "Tasks may have part of the keys: fewer bytes, results merged by LSE");
   verb.add_flag("--spread", arguments.options.spread,
@@ -215,6 +221,25 @@ void add_plan_options(CLI::App& verb, PlanArguments& arguments) {
   add_shape_options(verb, arguments);
 }
 
+void add_program_options(CLI::App& verb, PlanArguments& arguments) {
+  verb.add_flag("--program", arguments.program,
+                "Print the operations of one rank in a training step of --layers layers "
+                "(docs/program.md), once those of all ranks are found valid");
+  verb.add_option("--schedule", arguments.schedule, listed("Order of operations", kSchedules))
+      ->check(CLI::IsMember(schedule_names()))
+      ->capture_default_str();
+  verb.add_option("--rank", arguments.rank, "Whose program")
+      ->check(CLI::Range(0, kMostWorkers))
+      ->capture_default_str();
+  verb.add_option(
+          "--nano-batches", arguments.nano_batches,
+          "Of the step; a workload or plan, which is one nano-batch, is taken so many times")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
+  verb.add_flag("--resent", arguments.resent,
+                "Q, K, V travel again for backward instead of being kept by the servers");
+}
+
 void check_sizes(const NanoBatch& nano_batch, const Cluster& cluster, const AttentionShape& shape,
                  ErrorKind kind) {
   const int64_t tokens = nano_batch.num_tokens();
@@ -249,6 +274,18 @@ AskedShape asked_shape(const PlanArguments& arguments) {
           .all_activations = arguments.hidden_size > 0};
 }
 
+std::vector<NanoBatch> nano_batches_from(const PlanArguments& arguments, int count) {
+  if (!arguments.workload.empty()) {
+    return std::vector<NanoBatch>(count, read_workload(arguments.workload).nano_batch);
+  }
+  if (arguments.workers == 0) {
+    throw Error(ErrorKind::kUsage, "--lengths and --data need --workers N");
+  }
+  return first_batch(arguments.data.empty() ? read_lengths(arguments.lengths)
+                                            : IndexedDataset(arguments.data).document_lengths(),
+                     arguments, count);
+}
+
 PlanRequest request_from(const PlanArguments& arguments) {
   PlanRequest request;
   int workers = arguments.workers;
@@ -257,18 +294,14 @@ PlanRequest request_from(const PlanArguments& arguments) {
     request.nano_batch = std::move(workload.nano_batch);
     if (workers == 0) workers = workload.ranks;
   } else {
-    if (workers == 0) throw Error(ErrorKind::kUsage, "--lengths and --data need --workers N");
-    request.nano_batch =
-        first_nano_batch(arguments.data.empty() ? read_lengths(arguments.lengths)
-                                                : IndexedDataset(arguments.data).document_lengths(),
-                         arguments);
+    request.nano_batch = nano_batches_from(arguments, 1).front();
   }
   request.shape = shape_from(arguments);
   request.cluster = cluster_from(arguments, request.shape, workers);
   check_sizes(request.nano_batch, request.cluster, request.shape, ErrorKind::kUsage);
   request.options = arguments.options;
-  if (arguments.tolerance >= 0) {
-    request.options.tolerance_ppm = std::llround(arguments.tolerance * 1e6);
+  if (!arguments.tolerance.empty() && arguments.tolerance != "auto") {
+    request.options.tolerance_ppm = std::llround(std::stod(arguments.tolerance) * 1e6);
   }
   request.profile = profile_from(arguments);
   return request;

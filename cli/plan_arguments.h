@@ -27,7 +27,7 @@ struct PlanArguments {
   double validation_fraction = 0;
   uint64_t seed = 1;
   PlanOptions options;
-  double tolerance = -1;  // below 0: not given
+  std::string tolerance;  // a number, or auto; "": not given
   std::string profile = "pairs";
   int64_t heads = 32;
   int64_t kv_heads = 8;
@@ -46,13 +46,24 @@ struct PlanArguments {
   bool json = false;
   bool summary_json = false;
   std::filesystem::path out;
+  std::string schedule = "ping-pong";  // a name of kSchedules
+  bool program = false;
+  int rank = 0;          // whose program
+  int nano_batches = 2;  // of the program's step
+  bool resent = false;   // Q, K, V travel again for backward
 };
 
 /// All options that say what is planned, in groups.
 void add_plan_options(CLI::App& verb, PlanArguments& arguments);
+/// Those that say which program of a plan is shown.
+void add_program_options(CLI::App& verb, PlanArguments& arguments);
 
 /// Reads the input files. Throws Error(kUsage, kData or kPlan) for what cannot be planned.
 PlanRequest request_from(const PlanArguments& arguments);
+
+/// `count` nano-batches of one batch, whose first is that of request_from. Of a workload, which is
+/// one nano-batch, so many copies.
+std::vector<NanoBatch> nano_batches_from(const PlanArguments& arguments, int count);
 
 /// None where pairs are balanced. Throws Error(kData) as profile_by_name does.
 std::shared_ptr<const AttentionProfile> profile_from(const PlanArguments& arguments);

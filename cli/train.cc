@@ -19,13 +19,12 @@
 namespace distca::cli {
 namespace {
 
-constexpr int kMostWorkers = 1024;  // processes of one machine
-
 struct TrainArguments {
   std::string config;
   std::vector<std::string> overrides;
   int workers = 1;
   int master_port = 0;
+  std::string trace;
   bool print_config = false;
 };
 
@@ -45,7 +44,25 @@ std::vector<std::string> rank_command(const TrainArguments& arguments) {
   return command;
 }
 
-int run_train(const TrainArguments& arguments) {
+/// Ranks that hold weights, of all that run together.
+int workers_of(const Config& config, const TrainArguments& arguments,
+               const std::optional<Rendezvous>& rendezvous) {
+  const int64_t dedicated = config.servers.dedicated;
+  if (rendezvous) {
+    if (dedicated < rendezvous->size) return rendezvous->size - static_cast<int>(dedicated);
+    throw Error(ErrorKind::kConfig,
+                "servers.dedicated = {}: {} started {} ranks, of which at least one must be a "
+                "worker",
+                dedicated, rendezvous->source, rendezvous->size);
+  }
+  if (num_ranks(config, arguments.workers) <= kMostRanks) return arguments.workers;
+  throw Error(ErrorKind::kConfig,
+              "--workers {} and servers.dedicated = {}: more than {} processes of one machine",
+              arguments.workers, dedicated, kMostRanks);
+}
+
+int run_train(TrainArguments arguments) {
+  if (!arguments.trace.empty()) arguments.overrides.push_back("train.trace=" + arguments.trace);
   const Config config = load_config(arguments.config, arguments.overrides);
   if (arguments.print_config) {
     std::fputs(print_config(config).c_str(), stdout);
@@ -59,8 +76,9 @@ int run_train(const TrainArguments& arguments) {
                             .grace_s = config.comm.grace_s,
                             .startup_timeout_s = config.comm.startup_timeout_s};
   const auto rendezvous = find_rendezvous(env_string);
+  const int workers = workers_of(config, arguments, rendezvous);
   // No rank writes before all have met, so none sees what another made of output_dir.
-  check_run(config, rendezvous ? rendezvous->size : arguments.workers);
+  check_run(config, workers, !rendezvous || rendezvous->rank < workers);
   if (rendezvous && arguments.workers > 1) {
     throw Error(ErrorKind::kUsage,
                 "--workers {}, but {} started this process as one of {} ranks: leave --workers out",
@@ -77,15 +95,16 @@ int run_train(const TrainArguments& arguments) {
     train_as_rank(config, *rendezvous, options);
     return 0;
   }
-  const bool alone = arguments.workers == 1 && config.comm.backend == "gloo";
+  const int ranks = num_ranks(config, workers);
+  const bool alone = ranks == 1 && config.comm.backend == "gloo";
   if (alone || config.comm.backend == "threads") {
     const ThreadDevice device =
         config.train.device == "cuda" ? cuda_thread_device(0) : ThreadDevice{};
     run_ranks(
-        arguments.workers, options, [&](Communicator& comm) { train(config, comm); }, device);
+        ranks, options, [&](Communicator& comm) { train(config, comm); }, device);
     return 0;
   }
-  return launch_local({.workers = arguments.workers,
+  return launch_local({.workers = ranks,
                        .command = rank_command(arguments),
                        .port = arguments.master_port,
                        .grace_s = config.comm.grace_s});
@@ -101,11 +120,16 @@ void add_train(CLI::App& app, int* exit_code) {
   verb->add_option("overrides", arguments->overrides, "section.key=value, after the file")
       ->type_name("KEY=VALUE");
   verb->add_option("--workers", arguments->workers,
-                   "local ranks to start; a launcher's ranks need none of this")
-      ->check(CLI::Range(1, kMostWorkers));
+                   "local workers to start, and servers.dedicated servers; a launcher's ranks need "
+                   "none of this")
+      ->check(CLI::Range(1, kMostRanks));
   verb->add_option("--master-port", arguments->master_port,
                    "port of the ranks' store; 0: a free one")
       ->check(CLI::Range(0, 65535));
+  verb->add_option("--trace", arguments->trace,
+                   "train.trace: write where each rank's time of steps 2 to 4 went, for distca "
+                   "trace and Perfetto")
+      ->type_name("FILE");
   verb->add_flag("--print-config", arguments->print_config,
                  "print every key with value, unit and reason, and stop");
   verb->footer("Example:  distca train --config configs/demo.toml --workers 2 train.steps=50");

@@ -9,6 +9,7 @@ namespace distca::cli {
 /// code otherwise.
 void add_data(CLI::App& app);
 void add_plan(CLI::App& app);
+void add_trace(CLI::App& app);
 #ifdef DISTCA_WITH_TORCH
 void add_profile(CLI::App& app);
 void add_train(CLI::App& app, int* exit_code);

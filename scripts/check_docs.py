@@ -30,7 +30,7 @@ def typed(path):
         prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
         blocks += "\n" + "\n".join(re.findall(r"^ {4}.*$", prose, flags=re.MULTILINE))
         prose = re.sub(r"^ {4}.*$", "", prose, flags=re.MULTILINE)
-    blocks = re.sub(r"\\\n\s*", " ", blocks)
+    blocks = re.sub(r"\s*\\\n\s*", " ", blocks)
     # Two commands may share a line: "make test   # why      make check   # why".
     lines = [part for line in blocks.splitlines()
              for part in re.split(r"\s{2,}(?=make )|\s#\s.*?(?=\s{2,}make |$)|[;&|]+\s", line)]
@@ -47,9 +47,10 @@ class Project:
         for parent, verb in re.findall(r'(\w+)(?:\.|->)add_subcommand\(\s*"([a-z]+)"', cli):
             self.verbs.setdefault(parent, set()).add(verb)
         self.options = {"--help", "--version", *re.findall(r'"(--[a-z-]+)"', cli)}
-        self.keys = set(re.findall(r'\{"([a-z]+\.\w+)"', read("distca/train/config.cc")))
+        self.with_value = set(re.findall(r'add_option\(\s*"(--[a-z-]+)"', cli))
+        self.keys = set(re.findall(r'\{"([a-z]+\.\w+)"', read("distca/train/config_keys.cc")))
         self.sections = {key.split(".")[0] for key in self.keys}
-        for name in ("targets", "options", "keys"):
+        for name in ("targets", "options", "with_value", "keys"):
             assert len(getattr(self, name)) > 5, f"check_docs.py found no {name}: its search is out of date"
         assert self.verbs.get("app"), "check_docs.py found no verbs: its search is out of date"
 
@@ -67,7 +68,7 @@ class Project:
                 yield f"{name}: no such file"
         if match := re.match(r'(?:[\w./]*/|"\$)?distca"? +([a-z]+)\b(.*)', command):
             yield from self.verb_faults(match[1], match[2])
-        elif match := re.fullmatch(r"([a-z]+)\.(\w+)(=\S*)?", command):
+        elif match := re.fullmatch(r"([a-z]+)\.(\w+)( ?[=:] ?.*)?", command):
             if match[1] in self.sections and match[2] not in FILE_ENDINGS:
                 yield from self.key_faults(f"{match[1]}.{match[2]}")
 
@@ -82,10 +83,19 @@ class Project:
                 yield f"distca {verb} {option}: no such option in cli/"
         for key in re.findall(r"(?<=\s)([a-z]\w*\.\w+)=", rest):
             yield from self.key_faults(key)
+        if verb == "train":
+            yield from self.override_faults(rest)
+
+    def override_faults(self, rest):
+        """Words of `distca train` that are neither an option, its value nor section.key=value."""
+        words = re.split(r"\s{2,}|\s[>|]", rest.strip())[0].split()  # what follows is an explanation, or the shell's
+        for before, word in zip(["", *words], words):
+            if before not in self.with_value and re.fullmatch(r"[\w./][\w./-]*", word):
+                yield f"distca train {word}: neither an option nor section.key=value (--config names a file)"
 
     def key_faults(self, key):
         if key not in self.keys:
-            yield f"{key}: no such key in distca/train/config.cc"
+            yield f"{key}: no such key in distca/train/config_keys.cc"
 
 
 def readme():

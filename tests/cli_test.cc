@@ -192,6 +192,27 @@ TEST(Cli, bars_of_load_are_of_what_is_balanced_over_each_servers_share) {
   EXPECT_THAT(line, StartsWith("a server of capacity 0 has no share"));
 }
 
+TEST(Cli, an_automatic_tolerance_shows_what_it_weighed) {
+  const auto plan = [](const char* gbytes, const char* schedule, const char* more) {
+    return run_distca({"plan", "--workload", kWorkload, "--tolerance", "auto", "--between-gbytes",
+                       gbytes, "--schedule", schedule, more});
+  };
+  const Outcome wide = plan("1000", "ping-pong", "--layers=2");
+  ASSERT_EQ(wide.exit_code, 0) << wide.err;
+  EXPECT_THAT(wide.out, HasSubstr("weighed: a layer, forward and backward, under ping-pong"));
+  EXPECT_THAT(wide.out, HasSubstr("\nlocal      sequential  -             1.856 "));
+  EXPECT_THAT(wide.out, ContainsRegex("\nbalanced   balanced    0\\.0[25] .*  chosen\n"));
+  EXPECT_THAT(wide.out, HasSubstr("\nvalid\n"));
+  const Outcome narrow = plan("0.001", "blocking", "--layers=2");
+  EXPECT_THAT(narrow.out, HasSubstr("scheduler local"));
+  EXPECT_EQ(Json::parse(plan("0.001", "blocking", "--summary-json").out).at("scheduler"), "local");
+  for (const char* other : {"--compare", "--program"}) {
+    const Outcome refused = plan("1", "overlap", other);
+    EXPECT_EQ(refused.exit_code, 2);
+    EXPECT_THAT(refused.err, HasSubstr(std::string("give ") + other + " a number"));
+  }
+}
+
 TEST(Cli, of_many_servers_those_that_matter_most_are_shown) {
   const Outcome outcome =
       run_distca({"plan", "--workload", "distca/plan/testdata/workloads/pretrain_64x128k_1.json"});

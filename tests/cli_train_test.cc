@@ -139,6 +139,47 @@ TEST_F(CliTrainTest, a_bad_value_is_named_with_what_would_be_right) {
   EXPECT_THAT(train_refusal({"two\nlines=3"}), HasSubstr("two lines"));
 }
 
+TEST_F(CliTrainTest, a_bad_pool_of_servers_is_named_with_what_would_be_right) {
+  EXPECT_THAT(train_refusal({"servers.in_place=false"}),
+              AllOf(HasSubstr("servers.dedicated = 0"), HasSubstr("at least 1")));
+  EXPECT_THAT(train_refusal({"servers.dedicated=-1"}),
+              AllOf(HasSubstr("servers.dedicated = -1"), HasSubstr("at least 0")));
+  EXPECT_THAT(train_refusal({"--workers", "1000", "servers.dedicated=100"}),
+              AllOf(HasSubstr("--workers 1000"), HasSubstr("1024 processes")));
+  EXPECT_THAT(train_refusal({"--workers", "2", "servers.dedicated=1", "servers.capacity=1,2"}),
+              AllOf(HasSubstr("servers.capacity = 1,2"), HasSubstr("3 servers")));
+  for (const char* wrong : {"1,-2", "1,2,", "a,1", ",1", "1;2"}) {
+    EXPECT_THAT(train_refusal({"--workers", "2", fmt::format("servers.capacity={}", wrong)}),
+                AllOf(HasSubstr("whole numbers"), HasSubstr(wrong)));
+  }
+  EXPECT_THAT(train_refusal({"--workers", "2", "servers.capacity=0,0"}),
+              HasSubstr("capacities add up to 0"));
+  EXPECT_THAT(train_refusal({"servers.dedicated=1", "plan.scheduler=local"}),
+              AllOf(HasSubstr("plan.scheduler = local"), HasSubstr("use balanced or greedy")));
+  EXPECT_THAT(train_refusal({"--workers", "2", "servers.capacity=1,2", "plan.scheduler=local"}),
+              HasSubstr("servers.capacity = 1,2 with plan.scheduler = local"));
+  EXPECT_THAT(
+      train_refusal({"servers.dedicated=1", "servers.in_place=false", "servers.capacity=0,1"}),
+      HasSubstr("servers.in_place = false"));
+  EXPECT_THAT(train_refusal({"train.schedule=pingpong"}), HasSubstr("did you mean 'ping-pong'?"));
+  EXPECT_THAT(train_refusal({"exchange.keys=dropped"}), HasSubstr("auto, kept, resent"));
+}
+
+TEST_F(CliTrainTest, ranks_of_another_launcher_without_a_worker_are_refused) {
+  Program rank(train_arguments(prefix_, folder_ / "run", {"servers.dedicated=2"}),
+               torchrun_environment(1, 2, "1"));
+  const Outcome outcome = rank.wait();
+  EXPECT_EQ(outcome.exit_code, 2);
+  EXPECT_THAT(outcome.err, AllOf(HasSubstr("servers.dedicated = 2"), HasSubstr("2 ranks")));
+  EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1);
+}
+
+TEST_F(CliTrainTest, a_nano_batch_beyond_the_memory_cap_is_refused_with_the_numbers) {
+  EXPECT_THAT(train_refusal({"--workers", "2", "plan.max_memory_gib=0.0001"}),
+              AllOf(HasSubstr("plan.max_memory_gib = 0.0001"), HasSubstr("keys resent"),
+                    HasSubstr("max_memory_bytes is 53687")));
+}
+
 TEST_F(CliTrainTest, a_bad_key_in_a_file_is_named_with_its_line) {
   const fs::path file = folder_ / "c.toml";
   write_file_atomically(file, "[train]\nsteps = 3\nsteeps = 4\n");
@@ -240,6 +281,26 @@ TEST_F(CliTrainTest, ranks_with_different_kernels_refuse_to_start) {
                           "with reference"));
     EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1);
   }
+  EXPECT_FALSE(fs::exists(folder_ / "run"));
+}
+
+TEST_F(CliTrainTest, ranks_with_different_schedules_or_servers_refuse_to_start) {
+  const auto refusals = [&](const char* first_word, const char* second_word) {
+    const std::string port = free_port();
+    const auto rank = [&](int number, const char* word) {
+      return Program(train_arguments(prefix_, folder_ / "run", {"comm.grace_s=1", word}),
+                     torchrun_environment(number, 2, port));
+    };
+    Program first = rank(0, first_word), second = rank(1, second_word);
+    const Outcome outcome = first.wait();
+    EXPECT_EQ(outcome.exit_code, 2);
+    EXPECT_EQ(second.wait().exit_code, 2);
+    return outcome.err;
+  };
+  EXPECT_THAT(refusals("train.schedule=ping-pong", "train.schedule=overlap"),
+              HasSubstr("train.schedule: rank 1 would play by overlap, rank 0 by ping-pong"));
+  EXPECT_THAT(refusals("servers.dedicated=0", "servers.dedicated=1"),
+              HasSubstr("servers.dedicated: rank 1 would train with 1, rank 0 with 0"));
   EXPECT_FALSE(fs::exists(folder_ / "run"));
 }
 

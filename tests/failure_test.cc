@@ -102,6 +102,14 @@ TEST_P(LostRankTest, a_stopped_rank_is_named) {
                     HasSubstr("last seen: step ")));
 }
 
+TEST_F(FailureTest, a_killed_dedicated_server_is_named) {
+  std::vector<std::string> words = arguments();
+  words.insert(words.end(), {"--workers", "2", "servers.dedicated=1"});
+  program_.emplace(words);
+  ASSERT_NO_FATAL_FAILURE(wait_for_steps());
+  EXPECT_THAT(last_line_after(SIGKILL, 2), HasSubstr("rank 2 was killed by signal 9 (SIGKILL)"));
+}
+
 INSTANTIATE_TEST_SUITE_P(ranks, LostRankTest, ::testing::Values(0, 2));
 
 TEST_F(FailureTest, without_our_launcher_the_death_of_rank_0_is_named_too) {

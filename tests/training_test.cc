@@ -4,13 +4,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <set>
 
 #include "distca/base/file.h"
-#include "distca/batch/test_folder.h"
 #include "tests/run_command.h"
+#include "tests/training_testing.h"
 
 namespace distca::testing {
 namespace {
@@ -19,57 +20,6 @@ namespace fs = std::filesystem;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
-
-/// What a run learned, without what it measured.
-struct Training {
-  std::vector<double> losses, norms, held_out;
-  std::string weights;  // model.safetensors
-  int64_t bytes_sent = 0;
-};
-
-Training read_training(const fs::path& run) {
-  Training training;
-  for (const Json& line : read_json_lines(run / "metrics.jsonl")) {
-    training.losses.push_back(line.at("loss"));
-    training.norms.push_back(line.at("grad_norm"));
-    if (line.contains("validation_loss")) training.held_out.push_back(line.at("validation_loss"));
-    training.bytes_sent += line.at("bytes_sent").get<int64_t>();
-  }
-  training.weights = read_file(run / "model.safetensors");
-  return training;
-}
-
-void expect_same_bits(const Training& got, const Training& want) {
-  EXPECT_EQ(got.losses, want.losses);
-  EXPECT_EQ(got.norms, want.norms);
-  EXPECT_EQ(got.held_out, want.held_out);
-  EXPECT_TRUE(got.weights == want.weights) << "other bytes in model.safetensors";
-}
-
-void expect_near(const std::vector<double>& got, const std::vector<double>& want, double bound,
-                 const char* what) {
-  ASSERT_EQ(got.size(), want.size()) << what;
-  for (size_t i = 0; i < want.size(); ++i) {
-    EXPECT_NEAR(got[i], want[i], bound * std::abs(want[i])) << what << " " << i;
-  }
-}
-
-class TrainingTest : public FolderTest {
- protected:
-  void SetUp() override {
-    FolderTest::SetUp();
-    prefix_ = make_data_set(folder_);
-  }
-
-  Training train(const std::string& name, const std::vector<std::string>& more) {
-    const Outcome outcome = run_distca(train_arguments(prefix_, folder_ / name, more));
-    EXPECT_EQ(outcome.exit_code, 0) << name << "\n" << outcome.out << outcome.err;
-    EXPECT_EQ(outcome.err, "") << name;
-    return read_training(folder_ / name);
-  }
-
-  fs::path prefix_;
-};
 
 class WorkersTest : public TrainingTest, public ::testing::WithParamInterface<int> {};
 
@@ -110,6 +60,77 @@ TEST_F(TrainingTest, every_number_of_workers_and_scheduler_trains_the_same_model
     expect_near(many.losses, one.losses, 1e-10, "loss");
     expect_near(many.norms, one.norms, 1e-10, "gradient norm");
     expect_near(many.held_out, one.held_out, 1e-10, "held-out loss");
+  }
+}
+
+TEST_F(TrainingTest, every_schedule_pool_of_servers_and_way_of_keys_trains_the_same_model) {
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"model.dtype=float64", "comm.backend=threads", "--workers"});
+    return more;
+  };
+  const Training one = train("one", with({"1", "train.schedule=blocking"}));
+  const std::string dedicated = "servers.dedicated=1", alone = "servers.in_place=false";
+  for (const auto& [name, more] : std::map<std::string, std::vector<std::string>>{
+           {"blocking", {"2", "train.schedule=blocking"}},
+           {"blocking_resent", {"3", "train.schedule=blocking", "exchange.keys=resent"}},
+           {"blocking_mixed", {"2", "train.schedule=blocking", dedicated, "exchange.keys=kept"}},
+           {"blocking_alone", {"2", "train.schedule=blocking", dedicated, alone}},
+           {"overlap", {"3", "train.schedule=overlap"}},
+           {"overlap_mixed", {"2", "train.schedule=overlap", dedicated, "exchange.keys=resent"}},
+           {"overlap_alone", {"2", "train.schedule=overlap", dedicated, alone}},
+           {"ping_pong_resent", {"2", "exchange.keys=resent"}},
+           {"ping_pong_three", {"2", "batch.nano_batches=3", "batch.nano_batch_tokens=384"}},
+           {"ping_pong_mixed", {"2", dedicated, "servers.capacity=1,2,3"}},
+           {"ping_pong_alone", {"2", dedicated, alone, "exchange.keys=resent"}},
+           {"ping_pong_many", {"1", "servers.dedicated=3", alone}},
+           {"ping_pong_processes", {"2", dedicated, "comm.backend=gloo"}}}) {
+    const Training got = train(name, with(more));
+    EXPECT_GT(got.bytes_sent, 0) << name;
+    const Training want =
+        name == "ping_pong_three"
+            ? train("one_of_three", with({"1", "train.schedule=blocking", more[1], more[2]}))
+            : one;
+    // DESIGN rule 1, in fp64.
+    expect_near(got.losses, want.losses, 1e-10, "loss");
+    expect_near(got.norms, want.norms, 1e-10, "gradient norm");
+    expect_near(got.held_out, want.held_out, 1e-10, "held-out loss");
+  }
+}
+
+class ServersTest : public TrainingTest, public ::testing::WithParamInterface<const char*> {};
+
+TEST_P(ServersTest, beside_a_dedicated_server_a_second_run_and_processes_give_the_same_bits) {
+  const auto run = [&](const char* name, const char* backend) {
+    return train(name, {"--workers", "2", "servers.dedicated=1", GetParam(),
+                        fmt::format("comm.backend={}", backend)});
+  };
+  const Training threads = run("threads", "threads");
+  EXPECT_EQ(threads.losses.size(), 6u);
+  expect_same_bits(run("again", "threads"), threads);
+  expect_same_bits(run("processes", "gloo"), threads);
+  for (const Json& line : read_json_lines(folder_ / "processes" / "metrics.jsonl")) {
+    ASSERT_EQ(line.at("attention_s").size(), 3u);
+    EXPECT_GT(line.at("attention_s")[2], 0) << "the dedicated server";
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(pools, ServersTest,
+                         ::testing::Values("servers.in_place=true", "servers.in_place=false"),
+                         [](const auto& info) { return info.index == 0 ? "mixed" : "alone"; });
+
+TEST_F(TrainingTest, a_gradient_that_is_not_finite_ends_every_rank_with_one_line) {
+  const auto run = [&](const char* backend) {
+    return run_distca(train_arguments(
+        prefix_, folder_ / backend,
+        {"--workers", "2", "servers.dedicated=1", fmt::format("comm.backend={}", backend),
+         "optimizer.lr=1e9", "optimizer.warmup_steps=0", "train.steps=50", "comm.grace_s=1"}));
+  };
+  for (const char* backend : {"threads", "gloo"}) {
+    const Outcome outcome = run(backend);
+    EXPECT_EQ(outcome.exit_code, 1) << outcome.err;
+    EXPECT_THAT(outcome.err, StartsWith("distca: error: step "));
+    EXPECT_THAT(outcome.err, HasSubstr("is not finite; lower optimizer.lr (now 1000000000)\n"));
+    EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
   }
 }
 
@@ -161,6 +182,18 @@ TEST_F(TrainingTest, ranks_that_another_launcher_started_train_the_same) {
   expect_same_bits(read_training(folder_ / "theirs"), ours);
 }
 
+TEST_F(TrainingTest, the_last_ranks_of_another_launcher_are_the_dedicated_servers) {
+  const Training ours = train("ours", {"--workers", "1", "servers.dedicated=1"});
+  const std::vector<std::string> arguments =
+      train_arguments(prefix_, folder_ / "theirs", {"comm.grace_s=1", "servers.dedicated=1"});
+  const std::string port = free_port();
+  Program second(arguments, torchrun_environment(1, 2, port));
+  Program first(arguments, torchrun_environment(0, 2, port));
+  EXPECT_EQ(first.wait().exit_code, 0);
+  EXPECT_EQ(second.wait().exit_code, 0);
+  expect_same_bits(read_training(folder_ / "theirs"), ours);
+}
+
 TEST_F(TrainingTest, a_run_leaves_the_files_it_promises) {
   const Outcome outcome = run_distca(train_arguments(prefix_, folder_ / "run", {"--workers", "2"}));
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
@@ -173,8 +206,8 @@ TEST_F(TrainingTest, a_run_leaves_the_files_it_promises) {
     EXPECT_EQ(line.at("step"), i + 1);
     EXPECT_EQ(line.at("tokens"), 2 * 512);
     for (const char* name :
-         {"loss", "grad_norm", "lr", "step_s", "tokens_per_s", "model_flops_per_s",
-          "share_of_matmul_peak", "bytes_sent", "bytes_copied", "plan_s", "plan_wait_s"}) {
+         {"loss", "grad_norm", "lr", "step_s", "tokens_per_s", "model_flops_per_s", "share_of_peak",
+          "bytes_sent", "bytes_packed", "bytes_unpacked", "plan_s", "plan_wait_s"}) {
       EXPECT_GT(line.at(name), 0) << name;
     }
     EXPECT_GE(line.at("imbalance_before"), 1);
@@ -186,6 +219,10 @@ TEST_F(TrainingTest, a_run_leaves_the_files_it_promises) {
     EXPECT_FALSE(line.contains("attention_predicted_s")) << "nothing predicts it";
     EXPECT_EQ(line.at("price"), "pairs");
     EXPECT_THAT(line.at("kernel").get<std::string>(), StartsWith("cpu-"));
+    EXPECT_EQ(line.at("schedule"), "ping-pong");
+    EXPECT_GE(line.at("bytes_copied"), 0);
+    for (const char* part : {"pack_ms", "post_ms", "wait_ms", "land_ms"})
+      EXPECT_GT(line.at("exchange").at(part), 0) << part;
     for (const char* pass : {"forward", "backward"}) {
       for (const char* phase : {"embed", "pre", "enter", "attend", "leave", "post", "loss"}) {
         EXPECT_GT(line.at("phases").at(fmt::format("{}_{}_ms", pass, phase)), 0);
@@ -193,28 +230,13 @@ TEST_F(TrainingTest, a_run_leaves_the_files_it_promises) {
     }
   }
   EXPECT_THAT(outcome.out, HasSubstr((folder_ / "run" / "model.safetensors").string()));
+  EXPECT_THAT(outcome.out, HasSubstr("(float32 multiply-adds)"));
   // What was run can be run again.
   const Outcome again =
       run_distca({"train", "--config", folder_ / "run" / "config.toml", "--workers", "2",
                   "train.output_dir=" + (folder_ / "again").string()});
   ASSERT_EQ(again.exit_code, 0) << again.err;
   expect_same_bits(read_training(folder_ / "again"), read_training(folder_ / "run"));
-}
-
-TEST_F(TrainingTest, with_a_profile_predicted_attention_times_stand_beside_measured_ones) {
-  const Outcome outcome = run_distca(train_arguments(
-      prefix_, folder_ / "run", {"--workers", "3", "comm.backend=threads", "plan.profile=h200"}));
-  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
-  for (const Json& line : read_json_lines(folder_ / "run" / "metrics.jsonl")) {
-    for (const char* name : {"attention_s", "attention_predicted_s"}) {
-      ASSERT_EQ(line.at(name).size(), 3u) << name;
-      for (const Json& seconds : line.at(name)) EXPECT_GT(seconds, 0) << name;
-    }
-    EXPECT_THAT(line.at("price").get<std::string>(), HasSubstr("NVIDIA H200 (analytic)"));
-  }
-  EXPECT_THAT(outcome.out, HasSubstr("processor time; predicted by the profile of NVIDIA H200"));
-  EXPECT_THAT(outcome.out, HasSubstr("server  2  measured"));
-  EXPECT_THAT(outcome.out, HasSubstr("relative error of a server's predicted time"));
 }
 
 TEST_F(TrainingTest, every_attention_kernel_trains_the_same_model) {

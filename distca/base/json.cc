@@ -4,9 +4,10 @@
 
 namespace distca {
 
-Json parse_json(std::string_view text, std::string_view name, ErrorKind kind) {
+Json parse_json(std::string_view text, std::string_view name, ErrorKind kind,
+                const Json::parser_callback_t& filter) {
   try {
-    return Json::parse(text);
+    return Json::parse(text, filter);
   } catch (const Json::parse_error& error) {
     std::string_view reason =
         error.what();  // "[json.exception...] parse error at line 1, column 2: ..."

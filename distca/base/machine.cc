@@ -1,7 +1,9 @@
 #include "distca/base/machine.h"
 
+#include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <system_error>
 
 namespace distca {
 namespace {
@@ -29,6 +31,14 @@ bool cpu_has(std::string_view flag) {
     if (word == flag) return true;
   }
   return false;
+}
+
+std::string steady_clock_id() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string boot;
+  std::error_code code;
+  const auto time_namespace = std::filesystem::read_symlink("/proc/self/ns/time", code);
+  return std::getline(file, boot) && !code ? boot + " " + time_namespace.string() : "";
 }
 
 }  // namespace distca

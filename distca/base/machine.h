@@ -1,5 +1,5 @@
 #pragma once
-// What /proc/cpuinfo says of this machine; where there is none, "unknown" and no flags. Any thread.
+// What /proc says of this machine; where there is none, "unknown" and no flags. Any thread.
 
 #include <string>
 #include <string_view>
@@ -11,5 +11,9 @@ std::string cpu_name();
 
 /// A flag of the CPU as a whole word: "avx512_bf16", "amx_bf16", ...
 bool cpu_has(std::string_view flag);
+
+/// Which clock base/clock.h reads: processes where it is the same read the same one, on one machine
+/// or in its containers. Empty where that is not known.
+std::string steady_clock_id();
 
 }  // namespace distca

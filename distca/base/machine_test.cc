@@ -20,5 +20,11 @@ TEST(Machine, flags_are_whole_words) {
   EXPECT_FALSE(cpu_has(""));
 }
 
+TEST(Machine, the_steady_clock_of_a_process_is_always_the_same) {
+  EXPECT_EQ(steady_clock_id(), steady_clock_id());
+  // A boot's number as Linux writes it, 36 characters, and the time namespace.
+  EXPECT_GT(steady_clock_id().size(), 36u);
+}
+
 }  // namespace
 }  // namespace distca

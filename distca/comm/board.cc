@@ -39,11 +39,9 @@ struct Post {
 };
 
 std::string encode(const Activity& at, RankState state, int64_t beat) {
-  return Json{{"beat", beat},
-              {"operation", at.operation},
-              {"sequence", at.sequence},
-              {"state", static_cast<int>(state)},
-              {"step", at.step},
+  return Json{{"among_some", at.among_some},      {"beat", beat},
+              {"operation", at.operation},        {"sequence", at.sequence},
+              {"state", static_cast<int>(state)}, {"step", at.step},
               {"wall_s", wall_seconds()}}
       .dump(-1, ' ', true, Json::error_handler_t::replace);
 }
@@ -55,7 +53,8 @@ Post decode(const std::string& text) {
           .news = {.state = static_cast<RankState>(json.at("state").get<int>()),
                    .last = {.step = json.at("step"),
                             .operation = json.at("operation"),
-                            .sequence = json.at("sequence")}}};
+                            .sequence = json.at("sequence"),
+                            .among_some = json.at("among_some")}}};
 }
 
 /// c10d prints a page of stack for every lost connection; what matters of it we say in one line.
@@ -323,13 +322,12 @@ void Board::wait_for_all() {
 
 void Board::set_step(int64_t step) {
   std::lock_guard lock(state_->mutex);
-  state_->mine.step = step;
+  state_->mine = {.step = step, .operation = state_->mine.operation};
 }
 
-Activity Board::begin(std::string_view operation) {
+Activity Board::begin(std::string_view operation, TakePart who) {
   std::lock_guard lock(state_->mutex);
-  state_->mine.operation = operation;
-  ++state_->mine.sequence;
+  advance(state_->mine, operation, who);
   return state_->mine;
 }
 

@@ -48,7 +48,7 @@ class Board {
   void wait_for_all();
   void set_step(int64_t step);
   /// This rank begins its next exchange.
-  Activity begin(std::string_view operation);
+  Activity begin(std::string_view operation, TakePart who);
   /// True once a death or a verdict is known or the store is lost: no use in waiting for anybody.
   bool alarmed() const;
   /// The verdict on this wait, or the one that was there before. Takes at most three heartbeats; if

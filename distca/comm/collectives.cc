@@ -11,6 +11,8 @@
 namespace distca {
 namespace {
 
+constexpr uint64_t kPieceBytes = 1 << 20;
+
 /// Host bytes where the group's messages lie: themselves, or a copy on the device.
 class Staged {
  public:
@@ -75,6 +77,55 @@ std::vector<std::byte> all_gather_bytes(Communicator& group, std::span<const std
   group.exchange(sends, receives, operation)->wait();
   staged.to_host();
   return all;
+}
+
+void swap_bytes(Communicator& group, int peer, uint32_t tag, std::span<const std::byte> send,
+                std::span<std::byte> receive, std::string_view operation) {
+  std::vector<std::byte> out(send.begin(), send.end());
+  Staged staged_out(group, out), staged_in(group, receive);
+  const Message to{.peer = peer,
+                   .tag = tag,
+                   .data = staged_out.data(),
+                   .bytes = static_cast<int64_t>(send.size())};
+  const Message from{.peer = peer,
+                     .tag = tag,
+                     .data = staged_in.data(),
+                     .bytes = static_cast<int64_t>(receive.size())};
+  const std::span<const Message> none;
+  group
+      .exchange_among_some(send.empty() ? none : std::span(&to, 1),
+                           receive.empty() ? none : std::span(&from, 1), operation)
+      ->wait();
+  staged_in.to_host();
+}
+
+std::vector<std::string> gather_texts(Communicator& group, std::string mine,
+                                      std::string_view operation) {
+  const uint64_t my_size = mine.size();
+  const std::vector<std::byte> all_sizes =
+      all_gather_bytes(group, std::as_bytes(std::span(&my_size, 1)), operation);
+  std::vector<uint64_t> sizes(group.size());
+  std::memcpy(sizes.data(), all_sizes.data(), all_sizes.size());
+  const auto piece = [&](std::string& text, uint64_t begin) {
+    const uint64_t bytes = std::min<uint64_t>(kPieceBytes, text.size() - begin);
+    return std::as_writable_bytes(std::span(text)).subspan(begin, bytes);
+  };
+  if (group.rank() != 0) {
+    for (uint64_t begin = 0; begin < my_size; begin += kPieceBytes)
+      swap_bytes(group, 0, kGatherToTag, piece(mine, begin), {}, operation);
+    return {};
+  }
+  std::vector<std::string> texts(group.size());
+  texts[0] = std::move(mine);
+  for (int rank = 1; rank < group.size(); ++rank) texts[rank].resize(sizes[rank]);
+  const uint64_t longest = *std::ranges::max_element(sizes);
+  for (uint64_t begin = 0; begin < longest; begin += kPieceBytes) {
+    for (int rank = 1; rank < group.size(); ++rank) {
+      if (begin >= sizes[rank]) continue;
+      swap_bytes(group, rank, kGatherToTag, {}, piece(texts[rank], begin), operation);
+    }
+  }
+  return texts;
 }
 
 }  // namespace distca

@@ -33,10 +33,13 @@ struct Message {
   int64_t bytes = 0;  // > 0
 };
 
-/// Messages under way. Destroying it without wait() waits quietly.
+/// Messages under way. Destroying it without wait() waits quietly. On CUDA both waits may return
+/// earlier: then what the calling thread gives its current stream next comes behind the messages.
 class PendingExchange {
  public:
   virtual ~PendingExchange() = default;
+  /// Returns when all receives have landed; sends may still be under way.
+  virtual void wait_received() = 0;
   /// Returns when all sends may be reused and all receives have landed.
   virtual void wait() = 0;
 };
@@ -54,6 +57,14 @@ class Communicator {
   virtual std::unique_ptr<PendingExchange> exchange(std::span<const Message> sends,
                                                     std::span<const Message> receives,
                                                     std::string_view operation) = 0;
+  /// An exchange that other ranks of the group have no counterpart of, as sums over some. To find
+  /// who is behind, groups compare the number of exchanges, of which all ranks have as many: those
+  /// with neither sends nor receives count too, these do not.
+  virtual std::unique_ptr<PendingExchange> exchange_among_some(std::span<const Message> sends,
+                                                               std::span<const Message> receives,
+                                                               std::string_view operation) {
+    return exchange(sends, receives, operation);
+  }
   /// What this rank is at, shown on the board to whoever waits for it.
   virtual void set_step(int64_t step) = 0;
 };

@@ -1,26 +1,51 @@
 #include "distca/comm/device_copy.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 namespace distca {
+namespace {
+
+using Event = c10::Event;
+
+/// The end of all that `stream` has been given.
+DeviceMark end_of(const c10::Stream& stream) {
+  const auto event = std::make_shared<Event>(stream.device_type());
+  event->record(stream);
+  return event;
+}
+
+void block(const c10::Stream& stream, const DeviceMark& mark) {
+  if (mark) static_cast<const Event*>(mark.get())->block(stream);
+}
+
+}  // namespace
 
 ThreadDevice cuda_thread_device(int cuda_device) {
   const at::Device device(at::kCUDA, static_cast<int8_t>(cuda_device));
-  auto synchronize = [device] {
-    const c10::impl::VirtualGuardImpl cuda(at::kCUDA);
-    cuda.synchronizeStream(cuda.getStream(device));
+  const auto current_stream = [device] {
+    return c10::impl::VirtualGuardImpl(at::kCUDA).getStream(device);
+  };
+  const auto copy = [device](std::byte* to, const std::byte* from, int64_t bytes,
+                             const DeviceMark& sender, const DeviceMark& receiver) {
+    // Any stream of the pool will do: a copy depends on nothing but the two marks, and these on
+    // work that was given to the device before them.
+    const c10::Stream stream = c10::impl::VirtualGuardImpl(at::kCUDA).getStreamFromGlobalPool(
+        device, /*isHighPriority=*/true);
+    block(stream, sender);
+    block(stream, receiver);
+    const c10::StreamGuard guard(stream);
+    const auto options = at::TensorOptions(at::kByte).device(device);
+    const at::Tensor source = at::from_blob(const_cast<std::byte*>(from), {bytes}, options);
+    at::from_blob(to, {bytes}, options).copy_(source);
+    return end_of(stream);
   };
   return {.cuda_device = cuda_device,
-          .copy =
-              [device, synchronize](std::byte* to, const std::byte* from, int64_t bytes) {
-                const auto options = at::TensorOptions(at::kByte).device(device);
-                const at::Tensor source =
-                    at::from_blob(const_cast<std::byte*>(from), {bytes}, options);
-                at::from_blob(to, {bytes}, options).copy_(source);
-                synchronize();
-              },
-          .before_post = synchronize};
+          .mark = [current_stream] { return end_of(current_stream()); },
+          .copy = copy,
+          .follow = [current_stream](const DeviceMark& mark) { block(current_stream(), mark); }};
 }
 
 }  // namespace distca

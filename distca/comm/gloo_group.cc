@@ -121,9 +121,13 @@ void GlooConnections::fail(FailedWait wait) {
 
 class GlooExchange : public PendingExchange {
  public:
+  /// The first `num_receives` of `pending` are receives.
   GlooExchange(std::shared_ptr<GlooConnections> connections, Activity at,
-               std::vector<Pending> pending)
-      : connections_(std::move(connections)), at_(std::move(at)), pending_(std::move(pending)) {}
+               std::vector<Pending> pending, size_t num_receives)
+      : connections_(std::move(connections)),
+        at_(std::move(at)),
+        pending_(std::move(pending)),
+        num_receives_(num_receives) {}
 
   ~GlooExchange() override {
     // A rank that fails does not wait for the others: they are about to hear of it.
@@ -135,24 +139,32 @@ class GlooExchange : public PendingExchange {
     }
   }
 
-  void wait() override {
-    if (pending_.empty()) return;
-    // Gone when this returns or throws: Gloo then no longer touches the messages' memory.
-    const std::vector<Pending> pending = std::exchange(pending_, {});
+  void wait_received() override { wait_for_first(num_receives_); }
+  void wait() override { wait_for_first(pending_.size()); }
+
+ private:
+  void wait_for_first(size_t count) {
+    if (count == 0) return;
+    // Gone when this throws: Gloo then no longer touches the messages' memory.
+    std::vector<Pending> pending = std::exchange(pending_, {});
+    num_receives_ = 0;
     WaitEnd end = WaitEnd::kGaveUp;
     size_t done = 0;
     connections_->watchdog->begin([&pending] {
       for (const Pending& one : pending) one.work->abort();
     });
     try {
-      while (done < pending.size() && pending[done].work->wait(kGlooTimeout)) ++done;
+      while (done < count && pending[done].work->wait(kGlooTimeout)) ++done;
     } catch (const std::exception&) {
       end = WaitEnd::kConnectionLost;
     }
     const double waited_s = connections_->watchdog->end();
-    if (done == pending.size()) return;
+    if (done == count) {
+      pending_.assign(pending.begin() + static_cast<std::ptrdiff_t>(count), pending.end());
+      return;
+    }
     std::set<int> peers = {pending[done].peer};
-    for (size_t i = done; end == WaitEnd::kGaveUp && i < pending.size(); ++i) {
+    for (size_t i = done; end == WaitEnd::kGaveUp && i < count; ++i) {
       peers.insert(pending[i].peer);
     }
     connections_->fail({.rank = connections_->rank,
@@ -162,10 +174,10 @@ class GlooExchange : public PendingExchange {
                         .end = end});
   }
 
- private:
   std::shared_ptr<GlooConnections> connections_;
   Activity at_;
-  std::vector<Pending> pending_;
+  std::vector<Pending> pending_;  // receives, then sends, that were not waited for
+  size_t num_receives_;           // in pending_
   const int exceptions_ = std::uncaught_exceptions();
 };
 
@@ -181,7 +193,19 @@ class GlooCommunicator : public Communicator {
   std::unique_ptr<PendingExchange> exchange(std::span<const Message> sends,
                                             std::span<const Message> receives,
                                             std::string_view operation) override {
-    const Activity at = connections_->board.begin(operation);
+    return post(sends, receives, operation, TakePart::kAllRanks);
+  }
+  std::unique_ptr<PendingExchange> exchange_among_some(std::span<const Message> sends,
+                                                       std::span<const Message> receives,
+                                                       std::string_view operation) override {
+    return post(sends, receives, operation, TakePart::kSomeRanks);
+  }
+
+ private:
+  std::unique_ptr<PendingExchange> post(std::span<const Message> sends,
+                                        std::span<const Message> receives,
+                                        std::string_view operation, TakePart who) {
+    const Activity at = connections_->board.begin(operation, who);
     if (connections_->board.alarmed()) connections_->fail({.rank = rank(), .at = at});
     std::vector<Pending> pending;
     pending.reserve(sends.size() + receives.size());
@@ -206,10 +230,9 @@ class GlooCommunicator : public Communicator {
       connections_->fail(
           {.rank = rank(), .at = at, .peers = {peer}, .end = WaitEnd::kConnectionLost});
     }
-    return std::make_unique<GlooExchange>(connections_, at, std::move(pending));
+    return std::make_unique<GlooExchange>(connections_, at, std::move(pending), receives.size());
   }
 
- private:
   std::vector<at::Tensor> as_tensor(const Message& message) const {
     DISTCA_CHECK(message.peer >= 0 && message.peer < size() && message.peer != rank(),
                  "peer {} of rank {}", message.peer, rank());

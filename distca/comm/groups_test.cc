@@ -1,11 +1,16 @@
 // Exchange and collectives on every backend, worker count and message size.
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <functional>
+#include <future>
 #include <map>
 
+#include "distca/base/error.h"
 #include "distca/comm/collectives.h"
 #include "distca/comm/tags.h"
 #include "distca/comm/test_groups.h"
@@ -93,6 +98,65 @@ TEST_P(Groups, several_exchanges_may_be_under_way_and_be_waited_for_in_any_order
     pending.clear();  // the others wait quietly
     for (int i = 0; i < 8; ++i) EXPECT_EQ(in[i], previous * 100 + i);
   });
+}
+
+TEST_P(Groups, received_does_not_wait_for_a_send_that_nobody_takes_yet) {
+  std::promise<void> received;
+  std::atomic<bool> taken = false;
+  run_on(GetParam(), 2, kOptions, [&](Communicator& group) {
+    std::vector<std::byte> large(1 << 20, std::byte(group.rank() == 0 ? 5 : 0));
+    std::byte small{static_cast<unsigned char>(group.rank() == 0 ? 0 : 6)};
+    const int peer = 1 - group.rank();
+    const Message first{peer, 1, large.data(), 1 << 20}, second{peer, 2, &small, 1};
+    if (group.rank() == 0) {
+      const auto pending = group.exchange({&first, 1}, {&second, 1}, "there and back");
+      pending->wait_received();
+      EXPECT_EQ(small, std::byte{6});
+      EXPECT_FALSE(taken);
+      pending->wait_received();  // nothing is left to wait for
+      received.set_value();
+      pending->wait();
+      EXPECT_TRUE(taken);
+    } else {
+      group.exchange({&second, 1}, {}, "back")->wait();
+      const std::chrono::duration<double> limit(kOptions.timeout_s);
+      ASSERT_EQ(received.get_future().wait_for(limit), std::future_status::ready);
+      taken = true;
+      group.exchange({}, {&first, 1}, "there")->wait();
+      EXPECT_EQ(std::count(large.begin(), large.end(), std::byte{5}), 1 << 20);
+    }
+  });
+}
+
+TEST_P(Groups, a_send_that_nobody_takes_is_waited_for_no_longer_than_the_timeout) {
+  std::promise<void> over;
+  std::string said;
+  EXPECT_THROW(
+      run_on(GetParam(), 2, {.timeout_s = 1, .grace_s = 1},
+             [&](Communicator& group) {
+               std::vector<std::byte> large(1 << 20);
+               std::byte small{};
+               const int peer = 1 - group.rank();
+               const Message first{peer, 1, large.data(), 1 << 20};
+               const Message second{peer, 2, &small, 1};
+               if (group.rank() == 1) {
+                 group.exchange({&second, 1}, {}, "back")->wait();
+                 over.get_future().wait_for(std::chrono::seconds(20));
+                 return;
+               }
+               const auto pending = group.exchange({&first, 1}, {&second, 1}, "there and back");
+               pending->wait_received();
+               try {
+                 pending->wait();
+               } catch (const Error& error) {
+                 said = error.what();
+                 over.set_value();
+                 throw;
+               }
+             }),
+      Error);
+  EXPECT_THAT(said, testing::HasSubstr("rank 1"));
+  EXPECT_THAT(said, testing::HasSubstr("there and back"));
 }
 
 TEST_P(Groups, collectives_give_every_rank_the_same) {

@@ -8,9 +8,14 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <condition_variable>
+#include <mutex>
 #include <set>
 #include <thread>
+#include <vector>
 
 #include "distca/base/clock.h"
 #include "distca/comm/board.h"
@@ -22,7 +27,11 @@ namespace {
 // Deadlines are ours; NCCL's only has to be longer than any.
 constexpr std::chrono::milliseconds kNcclTimeout = std::chrono::hours(24);
 constexpr std::chrono::microseconds kPoll(20);
+constexpr std::chrono::milliseconds kWatchTick(50);
 
+/// The connections of one rank, shared with its exchanges. A thread of their own watches the
+/// exchanges that the device waits for and no thread does: it ends the group when one is not over
+/// in time, so that whoever waits for the device comes back, and hears why at its next exchange.
 struct NcclConnections {
   NcclConnections(const Rendezvous& rendezvous, const CommOptions& options, int cuda_device)
       : rank(rendezvous.rank),
@@ -40,22 +49,69 @@ struct NcclConnections {
     auto nccl_options = c10d::ProcessGroupNCCL::Options::create();
     nccl_options->timeout = kNcclTimeout;
     group = c10::make_intrusive<c10d::ProcessGroupNCCL>(store, rank, size, nccl_options);
+    watchman_ = std::thread([this] { run(); });
   }
   ~NcclConnections() {
+    {
+      std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    changed_.notify_all();
+    watchman_.join();
     if (failed) group.release();  // it would wait for its kernels; the process is about to end
   }
-  [[noreturn]] void fail(const FailedWait& wait) {
-    failed = true;
-    const std::string why = board.judge(wait);
-    group->abort();
-    throw Error(ErrorKind::kComm, "{}", why);
+
+  void watch(const c10::intrusive_ptr<c10d::Work>& work, const FailedWait& wait) {
+    std::lock_guard lock(mutex_);
+    watched_.push_back({work, wait, {}});
   }
+  /// The verdict; the device waits no longer.
+  std::string end(const FailedWait& wait) {
+    std::string why = board.judge(wait);
+    if (!failed.exchange(true)) group->abort();
+    return why;
+  }
+  [[noreturn]] void fail(const FailedWait& wait) { throw Error(ErrorKind::kComm, "{}", end(wait)); }
 
   const int rank, size, device;
   const double timeout_s;
   Board board;
   c10::intrusive_ptr<c10d::Backend> group;
-  bool failed = false;
+  std::atomic<bool> failed = false;
+
+ private:
+  struct Watched {
+    c10::intrusive_ptr<c10d::Work> work;
+    FailedWait wait;
+    Stopwatch since;
+  };
+
+  void run() {
+    std::unique_lock lock(mutex_);
+    while (!changed_.wait_for(lock, kWatchTick, [this] { return stop_; })) {
+      std::erase_if(watched_, [](const Watched& one) {
+        return one.work->isCompleted() && !one.work->exception();
+      });
+      if (watched_.empty()) continue;
+      const auto lost = std::ranges::find_if(
+          watched_, [](const Watched& one) { return one.work->exception() != nullptr; });
+      const bool any_lost = lost != watched_.end();
+      const Watched& one = any_lost ? *lost : watched_.front();  // that waits longest
+      FailedWait wait = one.wait;
+      wait.waited_s = one.since.seconds();
+      if (any_lost) wait.end = WaitEnd::kConnectionLost;
+      if (!any_lost && wait.waited_s <= timeout_s && !board.alarmed()) continue;
+      lock.unlock();
+      end(wait);
+      return;
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<Watched> watched_;  // in the order of their waits
+  bool stop_ = false;
+  std::thread watchman_;
 };
 
 class NcclExchange : public PendingExchange {
@@ -72,9 +128,24 @@ class NcclExchange : public PendingExchange {
     }
   }
 
+  /// The caller's stream waits, the caller does not. NCCL runs the sends and receives of a group as
+  /// one kernel: the sends have left then too.
+  void wait_received() override {
+    if (connections_->failed) connections_->fail(wait_);
+    if (!work_ || ordered_) return;
+    ordered_ = true;
+    connections_->watch(work_, wait_);
+    work_->wait();
+  }
+  /// Once the device waits, the watchman keeps the deadline and the host need not stop for it: the
+  /// stream already comes behind the one kernel that sends and receives.
   void wait() override {
     if (!work_) return;
     const c10::intrusive_ptr<c10d::Work> work = std::exchange(work_, {});
+    if (ordered_) {
+      if (connections_->failed) connections_->fail(wait_);
+      return;
+    }
     const Stopwatch watch;
     while (!work->isCompleted()) {
       wait_.waited_s = watch.seconds();
@@ -83,6 +154,7 @@ class NcclExchange : public PendingExchange {
       }
       std::this_thread::sleep_for(kPoll);
     }
+    if (connections_->failed) connections_->fail(wait_);
     if (work->exception()) {
       wait_.end = WaitEnd::kConnectionLost;
       connections_->fail(wait_);
@@ -94,6 +166,7 @@ class NcclExchange : public PendingExchange {
   std::shared_ptr<NcclConnections> connections_;
   FailedWait wait_;
   c10::intrusive_ptr<c10d::Work> work_;
+  bool ordered_ = false;  // the caller's stream comes behind it
   const int exceptions_ = std::uncaught_exceptions();
 };
 
@@ -110,12 +183,24 @@ class NcclCommunicator : public Communicator {
   std::unique_ptr<PendingExchange> exchange(std::span<const Message> sends,
                                             std::span<const Message> receives,
                                             std::string_view operation) override {
-    FailedWait wait{.rank = rank(), .at = connections_->board.begin(operation)};
+    return post(sends, receives, operation, TakePart::kAllRanks);
+  }
+  std::unique_ptr<PendingExchange> exchange_among_some(std::span<const Message> sends,
+                                                       std::span<const Message> receives,
+                                                       std::string_view operation) override {
+    return post(sends, receives, operation, TakePart::kSomeRanks);
+  }
+
+ private:
+  std::unique_ptr<PendingExchange> post(std::span<const Message> sends,
+                                        std::span<const Message> receives,
+                                        std::string_view operation, TakePart who) {
+    FailedWait wait{.rank = rank(), .at = connections_->board.begin(operation, who)};
     std::set<int> peers;
     for (const Message& message : sends) peers.insert(message.peer);
     for (const Message& message : receives) peers.insert(message.peer);
     wait.peers.assign(peers.begin(), peers.end());
-    if (connections_->board.alarmed()) connections_->fail(wait);
+    if (connections_->failed || connections_->board.alarmed()) connections_->fail(wait);
     if (peers.empty()) return std::make_unique<NcclExchange>(connections_, wait, nullptr);
     c10d::Backend& group = *connections_->group;
     c10::intrusive_ptr<c10d::Work> work;
@@ -137,7 +222,6 @@ class NcclCommunicator : public Communicator {
     return std::make_unique<NcclExchange>(connections_, std::move(wait), std::move(work));
   }
 
- private:
   std::vector<at::Tensor> as_tensor(const Message& message) const {
     const auto device = at::Device(at::kCUDA, static_cast<int8_t>(connections_->device));
     return {

@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "distca/base/error.h"
+#include "distca/comm/first_ranks.h"
 #include "distca/comm/test_groups.h"
 #include "distca/comm/thread_group.h"
 
@@ -65,6 +66,20 @@ TEST_P(OrderedSum, is_bitwise_the_sequential_sum) {
       EXPECT_EQ(mine, sequential_sum<double>(group.size(), 5));
     });
   }
+}
+
+TEST_P(OrderedSum, of_the_first_ranks_goes_on_while_the_others_do_something_else) {
+  run_on(GetParam(), 4, kOptions, [](Communicator& whole) {
+    if (whole.rank() < 3) {
+      const auto first = first_ranks(whole, 3);
+      EXPECT_EQ(first->rank(), whole.rank());
+      expect_sequential<float>(*first, 1001);
+      expect_sequential<double>(*first, 5);
+    } else {
+      EXPECT_THROW(first_ranks(whole, 3), CheckFailure);
+    }
+    expect_sequential<float>(whole, 1001);
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(Each, OrderedSum, testing::Values(Backend::kThreads, Backend::kGloo),

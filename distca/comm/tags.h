@@ -14,5 +14,14 @@ inline constexpr uint32_t kReduceTag = kExchangeTags + 0;
 inline constexpr uint32_t kGatherTag = kExchangeTags + 1;
 inline constexpr uint32_t kAllGatherTag = kExchangeTags + 2;
 inline constexpr uint32_t kBarrierTag = kExchangeTags + 3;
+inline constexpr uint32_t kGatherToTag = kExchangeTags + 4;
+inline constexpr uint32_t kClockTag = kExchangeTags + 5;
+/// Measurement of the wire (train/bandwidth.h).
+inline constexpr uint32_t kBandwidthTag = kExchangeTags + 6;
+
+/// From here on: exchanges of collectives as traces number them, each apart (comm/traced.h).
+inline constexpr uint32_t kTracedTags = kExchangeTags + 16;
+/// How many one communicator may number.
+inline constexpr uint32_t kTracedTagsEach = 1u << 24;
 
 }  // namespace distca

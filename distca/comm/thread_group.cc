@@ -12,6 +12,7 @@
 #include <set>
 #include <thread>
 #include <tuple>
+#include <utility>
 
 #include "distca/base/error.h"
 #include "distca/comm/verdict.h"
@@ -25,8 +26,11 @@ using Clock = std::chrono::steady_clock;
 struct Posted {
   int rank = 0;
   Activity at;
-  std::multiset<int> open_peers;  // of messages that have not arrived yet
-  int copying = 0;                // messages of ours that some thread is copying right now
+  std::multiset<int> open_sends, open_receives;  // peers of messages that have not arrived yet
+  int copying = 0;   // messages of ours that some thread is copying right now
+  DeviceMark ready;  // behind it the messages' memory may be read and written
+  // Ends of copies that our thread's part of the device does not follow yet.
+  std::vector<DeviceMark> sent, received;
 };
 
 struct Side {  // a send or a receive that waits for its other half
@@ -46,8 +50,10 @@ class ThreadGroup {
   int cuda_device() const { return device_.cuda_device; }
 
   std::shared_ptr<Posted> post(int rank, std::span<const Message> sends,
-                               std::span<const Message> receives, std::string_view operation);
-  void wait(const std::shared_ptr<Posted>& posted);
+                               std::span<const Message> receives, std::string_view operation,
+                               TakePart who);
+  /// For the receives, or for everything.
+  void wait(const std::shared_ptr<Posted>& posted, bool sends_too);
   /// Makes sure that nobody touches the messages' memory any more.
   void withdraw(const std::shared_ptr<Posted>& posted);
   void set_step(int rank, int64_t step);
@@ -61,7 +67,8 @@ class ThreadGroup {
   using Key = std::tuple<int, int, uint32_t>;
 
   void offer(const Key& key, Side side, std::deque<Side> Box::*mine, std::deque<Side> Box::*other);
-  std::optional<std::string> copy(const Message& send, const Message& receive) const;
+  std::optional<std::string> copy(const Side& send, const Side& receive, DeviceMark* end) const;
+  void follow(const std::vector<DeviceMark>& marks) const;
   void fail(std::string why);
 
   const CommOptions options_;
@@ -75,20 +82,19 @@ class ThreadGroup {
 
 std::shared_ptr<Posted> ThreadGroup::post(int rank, std::span<const Message> sends,
                                           std::span<const Message> receives,
-                                          std::string_view operation) {
+                                          std::string_view operation, TakePart who) {
   auto posted = std::make_shared<Posted>();
   posted->rank = rank;
   {
     std::lock_guard lock(mutex_);
     if (failure_) throw Error(ErrorKind::kComm, "{}", *failure_);
-    news_[rank].last.operation = operation;
-    ++news_[rank].last.sequence;
+    advance(news_[rank].last, operation, who);
     posted->at = news_[rank].last;
-    for (const Message& message : sends) posted->open_peers.insert(message.peer);
-    for (const Message& message : receives) posted->open_peers.insert(message.peer);
+    for (const Message& message : sends) posted->open_sends.insert(message.peer);
+    for (const Message& message : receives) posted->open_receives.insert(message.peer);
   }
   try {
-    if (device_.before_post) device_.before_post();
+    if (device_.mark) posted->ready = device_.mark();
     for (const Message& message : receives) {
       offer({message.peer, rank, message.tag}, {posted, message}, &Box::receives, &Box::sends);
     }
@@ -123,8 +129,10 @@ void ThreadGroup::offer(const Key& key, Side side, std::deque<Side> Box::*mine,
   ++side.owner->copying;
   ++match.owner->copying;
   lock.unlock();
-  const std::optional<std::string> why_not =
-      mine == &Box::sends ? copy(side.message, match.message) : copy(match.message, side.message);
+  const Side& send = mine == &Box::sends ? side : match;
+  const Side& receive = mine == &Box::sends ? match : side;
+  DeviceMark end;
+  const std::optional<std::string> why_not = copy(send, receive, &end);
   lock.lock();
   --side.owner->copying;
   --match.owner->copying;
@@ -133,20 +141,27 @@ void ThreadGroup::offer(const Key& key, Side side, std::deque<Side> Box::*mine,
                      match.owner->rank, to_string(side.owner->at), *why_not));
     throw Error(ErrorKind::kComm, "{}", *failure_);
   }
-  side.owner->open_peers.extract(side.message.peer);
-  match.owner->open_peers.extract(match.message.peer);
+  send.owner->open_sends.extract(send.message.peer);
+  receive.owner->open_receives.extract(receive.message.peer);
+  if (end) {
+    send.owner->sent.push_back(end);
+    receive.owner->received.push_back(end);
+  }
   changed_.notify_all();
 }
 
-/// None if the bytes have arrived, else why not, in one line. Never throws: its caller has
-/// promised the owners that it will be over.
-std::optional<std::string> ThreadGroup::copy(const Message& send, const Message& receive) const {
+/// None if the bytes have arrived, or will on the device, else why not, in one line. Never throws:
+/// its caller has promised the owners that it will be over.
+std::optional<std::string> ThreadGroup::copy(const Side& send, const Side& receive,
+                                             DeviceMark* end) const {
+  std::byte* const to = receive.message.data;
+  const std::byte* const from = send.message.data;
   if (!device_.copy) {
-    std::memcpy(receive.data, send.data, static_cast<size_t>(send.bytes));
+    std::memcpy(to, from, static_cast<size_t>(send.message.bytes));
     return std::nullopt;
   }
   try {
-    device_.copy(receive.data, send.data, send.bytes);
+    *end = device_.copy(to, from, send.message.bytes, send.owner->ready, receive.owner->ready);
     return std::nullopt;
   } catch (const std::exception& error) {
     const std::string what = error.what();
@@ -156,13 +171,21 @@ std::optional<std::string> ThreadGroup::copy(const Message& send, const Message&
   }
 }
 
-void ThreadGroup::wait(const std::shared_ptr<Posted>& posted) {
+void ThreadGroup::follow(const std::vector<DeviceMark>& marks) const {
+  for (const DeviceMark& mark : marks) device_.follow(mark);
+}
+
+void ThreadGroup::wait(const std::shared_ptr<Posted>& posted, bool sends_too) {
   std::unique_lock lock(mutex_);
   const auto start = Clock::now();
   const auto deadline = start + std::chrono::duration<double>(options_.timeout_s);
-  auto over = [&] { return posted->open_peers.empty() || failure_; };
+  auto arrived = [&] {
+    return posted->open_receives.empty() && (!sends_too || posted->open_sends.empty());
+  };
+  auto over = [&] { return arrived() || failure_; };
   if (!changed_.wait_until(lock, deadline, over)) {
-    const std::set<int> peers(posted->open_peers.begin(), posted->open_peers.end());
+    std::set<int> peers(posted->open_receives.begin(), posted->open_receives.end());
+    if (sends_too) peers.insert(posted->open_sends.begin(), posted->open_sends.end());
     const double waited_s = std::chrono::duration<double>(Clock::now() - start).count();
     fail(verdict({.rank = posted->rank,
                   .at = posted->at,
@@ -170,7 +193,14 @@ void ThreadGroup::wait(const std::shared_ptr<Posted>& posted) {
                   .peers = {peers.begin(), peers.end()}},
                  news_));
   }
-  if (!posted->open_peers.empty()) throw Error(ErrorKind::kComm, "{}", *failure_);
+  if (!arrived()) throw Error(ErrorKind::kComm, "{}", *failure_);
+  std::vector<DeviceMark> ends = std::exchange(posted->received, {});
+  if (sends_too) {
+    const std::vector<DeviceMark> sent = std::exchange(posted->sent, {});
+    ends.insert(ends.end(), sent.begin(), sent.end());
+  }
+  lock.unlock();
+  follow(ends);
 }
 
 void ThreadGroup::withdraw(const std::shared_ptr<Posted>& posted) {
@@ -183,11 +213,19 @@ void ThreadGroup::withdraw(const std::shared_ptr<Posted>& posted) {
                                                                     : std::next(box);
   }
   changed_.wait(lock, [&] { return posted->copying == 0; });
+  // The memory is not used again before copies that the device has still to do.
+  lock.unlock();
+  try {
+    follow(posted->received);
+    follow(posted->sent);
+  } catch (const std::exception&) {
+    // The device is lost: whoever uses it next hears of it.
+  }
 }
 
 void ThreadGroup::set_step(int rank, int64_t step) {
   std::lock_guard lock(mutex_);
-  news_[rank].last.step = step;
+  news_[rank].last = {.step = step, .operation = news_[rank].last.operation};
 }
 
 void ThreadGroup::leave(int rank, RankState state) {
@@ -222,7 +260,8 @@ class ThreadExchange : public PendingExchange {
     group_->withdraw(posted_);
   }
 
-  void wait() override { group_->wait(posted_); }
+  void wait_received() override { group_->wait(posted_, /*sends_too=*/false); }
+  void wait() override { group_->wait(posted_, /*sends_too=*/true); }
 
  private:
   std::shared_ptr<ThreadGroup> group_;
@@ -245,11 +284,22 @@ class ThreadCommunicator : public Communicator {
   std::unique_ptr<PendingExchange> exchange(std::span<const Message> sends,
                                             std::span<const Message> receives,
                                             std::string_view operation) override {
-    return std::make_unique<ThreadExchange>(group_,
-                                            group_->post(rank_, sends, receives, operation));
+    return post(sends, receives, operation, TakePart::kAllRanks);
+  }
+  std::unique_ptr<PendingExchange> exchange_among_some(std::span<const Message> sends,
+                                                       std::span<const Message> receives,
+                                                       std::string_view operation) override {
+    return post(sends, receives, operation, TakePart::kSomeRanks);
   }
 
  private:
+  std::unique_ptr<PendingExchange> post(std::span<const Message> sends,
+                                        std::span<const Message> receives,
+                                        std::string_view operation, TakePart who) {
+    return std::make_unique<ThreadExchange>(group_,
+                                            group_->post(rank_, sends, receives, operation, who));
+  }
+
   std::shared_ptr<ThreadGroup> group_;
   int rank_;
 };

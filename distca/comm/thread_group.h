@@ -14,13 +14,23 @@
 
 namespace distca {
 
-/// Where the messages of a thread group lie. `copy` returns when the bytes have arrived;
-/// `before_post` when another thread may read and write the messages posted next. See device_copy.h
-/// for CUDA.
+/// A point in what was given to a device to do. Null: it is behind us.
+using DeviceMark = std::shared_ptr<void>;
+
+/// Where the messages of a thread group lie. On a device that works through what threads give it
+/// later and in streams of its own, an exchange waits there, not on the host: it is given to the
+/// device as soon as both sides have posted. Any thread calls these; all null: host memory, at
+/// once. See device_copy.h for CUDA.
 struct ThreadDevice {
   int cuda_device = -1;
-  std::function<void(std::byte* to, const std::byte* from, int64_t bytes)> copy;  // null: memcpy
-  std::function<void()> before_post;                                              // null: nothing
+  /// All that the calling thread has given the device so far: taken when messages are posted.
+  std::function<DeviceMark()> mark;
+  /// Copies, now or on the device, behind both sides' marks; returns the end of the copy.
+  std::function<DeviceMark(std::byte* to, const std::byte* from, int64_t bytes,
+                           const DeviceMark& sender, const DeviceMark& receiver)>
+      copy;
+  /// What the calling thread gives the device from now on comes behind the mark.
+  std::function<void(const DeviceMark&)> follow;
 };
 
 /// Communicators of ranks 0 .. size - 1, one for each thread; they share the group's state.

@@ -8,12 +8,18 @@
 
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
+#include <deque>
 #include <fstream>
+#include <functional>
+#include <future>
+#include <mutex>
 #include <stdexcept>
 #include <thread>
 
 #include "distca/base/clock.h"
 #include "distca/base/error.h"
+#include "distca/comm/first_ranks.h"
 
 namespace distca {
 namespace {
@@ -101,6 +107,69 @@ TEST(ThreadGroup, the_others_hear_which_rank_failed_and_where) {
   EXPECT_EQ(heard, 2);
 }
 
+TEST(ThreadGroup, a_rank_with_fewer_exchanges_in_earlier_steps_is_not_behind) {
+  try {
+    run_ranks(3, kHasty, [](Communicator& group) {
+      std::byte byte{};
+      group.set_step(0);
+      for (int i = 0; i < 5 && group.rank() < 2; ++i) group.exchange({}, {}, "sum")->wait();
+      group.set_step(1);
+      if (group.rank() == 1) return std::this_thread::sleep_for(std::chrono::seconds(1));
+      const Message in = message(1, 0, byte);
+      group.exchange({}, {&in, 1}, "enter")->wait();
+    });
+    FAIL() << "nobody sent anything";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("rank 1 is alive but behind"));
+  }
+}
+
+TEST(ThreadGroup, a_rank_that_has_no_part_in_the_others_sums_is_not_behind) {
+  // Rank 0 sums with rank 2, then all have an exchange, after which rank 2 hangs.
+  try {
+    run_ranks(3, kHasty, [](Communicator& group) {
+      std::byte byte{}, other{};
+      group.set_step(1);
+      if (group.rank() != 1) {
+        const Message out = message(2 - group.rank(), 0, byte);
+        const Message in = message(2 - group.rank(), 0, other);
+        for (int i = 0; i < 5; ++i) group.exchange_among_some({&out, 1}, {&in, 1}, "sum")->wait();
+      }
+      group.exchange({}, {}, "enter")->wait();
+      if (group.rank() == 2) return std::this_thread::sleep_for(std::chrono::seconds(1));
+      const Message in = message(2, 1, byte);
+      group.exchange({}, {&in, 1}, "leave")->wait();
+    });
+    FAIL() << "nobody sent anything";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("rank 2 is alive but behind (at step 1, enter)"));
+  }
+}
+
+TEST(ThreadGroup, who_hangs_in_a_sum_over_some_ranks_is_behind_not_who_has_no_part_in_it) {
+  // Worker 1 hangs within the sums with worker 0; server 2 has gone on.
+  try {
+    run_ranks(3, kHasty, [](Communicator& whole) {
+      whole.set_step(1);
+      whole.exchange({}, {}, "leave")->wait();
+      std::byte byte{}, other{};
+      if (whole.rank() == 2) {
+        const Message in = message(0, 1, byte);
+        whole.exchange({}, {&in, 1}, "loss sum")->wait();
+      }
+      const auto group = first_ranks(whole, 2);
+      const Message out = message(1 - group->rank(), 0, byte);
+      const Message in = message(1 - group->rank(), 0, other);
+      for (int i = 0; i < 5; ++i) group->exchange({&out, 1}, {&in, 1}, "sum")->wait();
+      if (group->rank() == 1) return std::this_thread::sleep_for(std::chrono::seconds(1));
+      group->exchange({&out, 1}, {&in, 1}, "sum")->wait();
+    });
+    FAIL() << "nobody sent anything";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("rank 1 is alive but behind (at step 1, sum)"));
+  }
+}
+
 TEST(ThreadGroup, a_wait_beyond_the_timeout_names_the_rank_behind) {
   try {
     run_ranks(2, kHasty, [](Communicator& group) {
@@ -133,32 +202,102 @@ TEST(ThreadGroup, a_size_mismatch_is_our_bug) {
                CheckFailure);
 }
 
-TEST(ThreadGroup, a_device_supplies_its_own_copy) {
-  std::atomic<int> copies = 0, posts = 0;
-  ThreadDevice device{.cuda_device = 3};
-  device.copy = [&](std::byte* to, const std::byte* from, int64_t bytes) {
-    std::copy(from, from + bytes, to);
-    ++copies;
-  };
-  device.before_post = [&] { ++posts; };
+/// What a thread gives a device is done later, in order, by a thread of the stream's own.
+class SlowStream {
+ public:
+  SlowStream() : thread_([this] { run(); }) {}
+  ~SlowStream() {
+    give({});
+    thread_.join();
+  }
+  void give(std::function<void()> work) {
+    std::lock_guard lock(mutex_);
+    work_.push_back(std::move(work));
+    changed_.notify_one();
+  }
+  using End = std::shared_future<void>;
+  DeviceMark mark() {
+    auto done = std::make_shared<std::promise<void>>();
+    auto end = std::make_shared<End>(done->get_future());
+    give([done] { done->set_value(); });
+    return end;
+  }
+  void follow(const DeviceMark& mark) {
+    give([mark] { std::static_pointer_cast<End>(mark)->wait(); });
+  }
+
+ private:
+  void run() {
+    for (;;) {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [this] { return !work_.empty(); });
+      const std::function<void()> work = std::move(work_.front());
+      work_.pop_front();
+      lock.unlock();
+      if (!work) return;
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      work();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> work_;
+  std::thread thread_;
+};
+
+TEST(ThreadGroup, a_device_waits_for_messages_where_its_threads_do_not) {
+  // Each round sends what the device adds up behind the round before, from memory it overwrites.
+  constexpr int kRounds = 5;
+  std::vector<SlowStream> compute(2);
+  SlowStream copies;
+  thread_local SlowStream* own = nullptr;
+  const ThreadDevice device{.cuda_device = 3,
+                            .mark = [&] { return own->mark(); },
+                            .copy =
+                                [&](std::byte* to, const std::byte* from, int64_t bytes,
+                                    const DeviceMark& sender, const DeviceMark& receiver) {
+                                  copies.follow(sender);
+                                  copies.follow(receiver);
+                                  copies.give([=] { std::copy(from, from + bytes, to); });
+                                  return copies.mark();
+                                },
+                            .follow = [&](const DeviceMark& mark) { own->follow(mark); }};
+  struct Memory {
+    unsigned char out = 1, in = 0;
+  } memory[2];
+  std::atomic<int> steps_on_device = 0;
+  std::atomic<int> steps_when_posted = 0;
   run_ranks(
       2, kPatient,
-      [](Communicator& group) {
+      [&](Communicator& group) {
         EXPECT_EQ(group.cuda_device(), 3);
-        std::byte mine{42}, theirs{};
-        const Message out = message(1 - group.rank(), 0, mine);
-        const Message in = message(1 - group.rank(), 0, theirs);
-        group.exchange({&out, 1}, {&in, 1}, "swap")->wait();
-        EXPECT_EQ(theirs, std::byte{42});
+        own = &compute[group.rank()];
+        Memory& mine = memory[group.rank()];
+        for (int round = 0; round < kRounds; ++round) {
+          const Message out{1 - group.rank(), 0, reinterpret_cast<std::byte*>(&mine.out), 1};
+          const Message in{1 - group.rank(), 0, reinterpret_cast<std::byte*>(&mine.in), 1};
+          const auto pending = group.exchange({&out, 1}, {&in, 1}, "swap");
+          pending->wait_received();
+          own->give([&] { mine.in = static_cast<unsigned char>(mine.in + mine.out); });
+          pending->wait();
+          own->give([&] {
+            mine.out = mine.in;
+            ++steps_on_device;
+          });
+        }
+        steps_when_posted = steps_on_device.load();
       },
       device);
-  EXPECT_EQ(copies, 2);
-  EXPECT_EQ(posts, 2);
+  EXPECT_LT(steps_when_posted, 2 * kRounds) << "the host waited for the device";
+  compute.clear();  // ends the streams
+  for (const Memory& mine : memory) EXPECT_EQ(mine.out, 1 << kRounds);
 }
 
 TEST(ThreadGroup, a_copy_that_fails_ends_the_waits_of_all) {
   ThreadDevice device;
-  device.copy = [](std::byte*, const std::byte*, int64_t) {
+  device.copy = [](std::byte*, const std::byte*, int64_t, const DeviceMark&,
+                   const DeviceMark&) -> DeviceMark {
     throw std::runtime_error("out of memory\nstack");
   };
   std::atomic<int> heard = 0;

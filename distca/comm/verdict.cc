@@ -50,7 +50,7 @@ std::vector<int> culprits(const FailedWait& wait, const std::vector<RankNews>& n
   int behind = -1;
   auto key = [&](int rank) {
     const Activity& last = news[rank].last;
-    return std::make_tuple(last.step, last.sequence, !awaited(wait, rank), rank);
+    return std::make_tuple(last.step, last.sequence, last.among_some, !awaited(wait, rank), rank);
   };
   for (int rank = 0; rank < static_cast<int>(news.size()); ++rank) {
     if (rank != wait.rank && (behind < 0 || key(rank) < key(behind))) behind = rank;
@@ -68,6 +68,16 @@ std::string list_ranks(const std::vector<int>& ranks) {
 }
 
 }  // namespace
+
+void advance(Activity& activity, std::string_view operation, TakePart who) {
+  activity.operation = operation;
+  if (who == TakePart::kSomeRanks) {
+    ++activity.among_some;
+    return;
+  }
+  ++activity.sequence;
+  activity.among_some = 0;
+}
 
 std::string to_string(const Activity& activity) {
   const std::string& operation = activity.operation.empty() ? "start" : activity.operation;

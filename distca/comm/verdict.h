@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace distca {
@@ -11,8 +12,16 @@ namespace distca {
 struct Activity {
   int64_t step = -1;           // -1: before the first
   std::string operation = {};  // "forward layer 2 attend"
-  int64_t sequence = 0;        // of its exchanges so far: who has fewer is behind
+  // Who is at fewer of these is behind.
+  int64_t sequence = 0;    // exchanges in the step so far
+  int64_t among_some = 0;  // since the last of them, those that not all ranks take part in
 };
+
+/// Of all ranks of the group, or among some (Communicator::exchange_among_some).
+enum class TakePart { kAllRanks, kSomeRanks };
+
+/// `activity` at its next exchange.
+void advance(Activity& activity, std::string_view operation, TakePart who);
 
 enum class RankState {
   kLive,
@@ -43,7 +52,8 @@ struct FailedWait {
 };
 
 /// The first of these that there are: dead ranks, failed, silent, absent, finished ones; else the
-/// one furthest behind (among equals an awaited one). `news` is by rank. One sentence, no newline.
+/// one furthest behind in the order of Activity's members (among equals an awaited one). `news` is
+/// by rank. One sentence, no newline.
 std::string verdict(const FailedWait& wait, const std::vector<RankNews>& news);
 
 /// "step 7, forward layer 2 attend".

@@ -47,6 +47,31 @@ TEST(Verdict, among_equals_the_awaited_rank_is_named) {
                   .starts_with("rank 2 is alive but behind"));
 }
 
+TEST(Verdict, within_a_sum_over_some_ranks_no_other_rank_is_behind) {
+  // Rank 2 hangs in the sum; server 3 waits for all in the next exchange, or is about to post it.
+  std::vector<RankNews> news = {at(7, "gradient sum", 40), at(7, "gradient sum", 40),
+                                at(7, "gradient sum", 40), at(7, "loss sum", 41)};
+  for (int rank = 0; rank < 3; ++rank) news[rank].last.among_some = rank == 2 ? 3 : 9;
+  FailedWait wait{.rank = 3, .at = news[3].last, .waited_s = 10, .peers = {0, 1, 2}};
+  EXPECT_TRUE(verdict(wait, news).starts_with("rank 2 is alive but behind"));
+  wait = {.rank = 0, .at = news[0].last, .waited_s = 10, .peers = {1}};
+  EXPECT_TRUE(verdict(wait, news).starts_with("rank 2 is alive but behind"));
+}
+
+TEST(Verdict, sums_over_some_ranks_that_are_over_put_nobody_else_behind) {
+  Activity worker{.step = 7}, server{.step = 7};
+  for (Activity* both : {&worker, &server}) advance(*both, "backward leave", TakePart::kAllRanks);
+  for (int i = 0; i < 9; ++i) advance(worker, "gradient sum", TakePart::kSomeRanks);
+  EXPECT_EQ(worker.sequence, server.sequence);
+  EXPECT_EQ(worker.among_some, 9);
+  for (Activity* both : {&worker, &server}) advance(*both, "forward enter", TakePart::kAllRanks);
+  EXPECT_EQ(worker.among_some, 0);
+  // Then worker 1 hangs in the evaluation of this step, and worker 0 waits for it.
+  const std::vector<RankNews> news = {{.last = worker}, {.last = worker}, {.last = server}};
+  EXPECT_TRUE(verdict({.rank = 0, .at = worker, .waited_s = 10, .peers = {1}}, news)
+                  .starts_with("rank 1 is alive but behind (at step 7, forward enter)"));
+}
+
 TEST(Verdict, many_culprits_are_counted_not_listed) {
   std::vector<RankNews> news(7, {.state = RankState::kAbsent});
   news[0] = at(-1, "start-up", 0);

@@ -6,8 +6,11 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <limits>
+#include <numeric>
 #include <optional>
 
+#include "distca/cost/speeds.h"
 #include "distca/plan/plan_testing.h"
 #include "distca/plan/plan_variants_testing.h"
 #include "distca/plan/validate.h"
@@ -104,6 +107,33 @@ const Kind kKinds[] = {
        PlanRequest request = any_request(random);
        for (int64_t& capacity : request.cluster.capacity) capacity = below(random, 2);
        request.cluster.capacity.push_back(1 + below(random, 3));
+       return request;
+     }},
+    {"a_hundred_to_one",
+     [](Random& random) {
+       PlanRequest request = any_request(random);
+       for (int64_t& capacity : request.cluster.capacity)
+         capacity = below(random, 2) == 0 ? 100 : 1;
+       for (int64_t more = below(random, 3); more > 0; --more)
+         request.cluster.capacity.push_back(below(random, 2) == 0 ? 100 : 1);
+       return request;
+     }},
+    {"measured_speeds",
+     [](Random& random) {
+       PlanRequest request = any_request(random);
+       Cluster& cluster = request.cluster;
+       Speeds speeds;
+       speeds.ranks.resize(cluster.num_workers + below(random, 3));
+       for (RankSpeed& speed : speeds.ranks) {
+         const int64_t slowness = 1 + below(random, 4);
+         speed = {slowness * (1'000'000 + below(random, 9'000'000)),
+                  slowness * (1'000'000 + below(random, 1'000'000))};
+       }
+       const int64_t tokens = request.nano_batch.num_tokens() / cluster.num_workers;
+       cluster.capacity =
+           even_capacities(speeds, below(random, 2) == 0 ? Evenness::kAttention : Evenness::kWhole,
+                           cluster.num_workers, static_cast<int>(speeds.ranks.size()),
+                           below(random, 4) > 0, tokens, tokens * tokens);
        return request;
      }},
     {"nodes",
@@ -230,6 +260,68 @@ bool balances(const PlanRequest& request) {
          find_scheduler(request.options.scheduler).cuts;
 }
 
+/// Balances load over capacities as far as blocks of 128 allow: nothing else hinders it.
+bool keeps_shares(const PlanRequest& request) {
+  const SchedulerEntry& scheduler = find_scheduler(request.options.scheduler);
+  const Cluster& cluster = request.cluster;
+  return scheduler.capacities && scheduler.cuts && request.profile == nullptr &&
+         request.shape.window_left < 0 && cluster.max_send_bytes == 0 &&
+         cluster.max_receive_bytes == 0 && cluster.max_memory_bytes == 0;
+}
+
+/// Pairs of the costliest block of 128 queries: what moves as a whole.
+int64_t largest_block(const Plan& plan) {
+  int64_t most = 0;
+  for (const Document& document : plan.nano_batch.documents) {
+    const int64_t begin = round_down(std::max<int64_t>(0, document.length - 1), kBlockTokens);
+    for (const int64_t first : {begin, std::max<int64_t>(0, begin - kBlockTokens)}) {
+      const Range rows{first, std::min(first + kBlockTokens, document.length)};
+      most = std::max(most, attention_pairs(rows, {0, rows.end}, MaskType::kCausal));
+    }
+  }
+  return most;
+}
+
+/// Pairs of the cheapest block of any task of a server.
+int64_t smallest_block(const Plan& plan, int server) {
+  int64_t least = std::numeric_limits<int64_t>::max();
+  for (const Task& task : plan.tasks) {
+    if (task.server != server) continue;
+    const int64_t cut = std::min(task.q.end, round_down(task.q.begin, kBlockTokens) + kBlockTokens);
+    least = std::min(least, attention_pairs({task.q.begin, cut}, task.kv, task.mask));
+  }
+  return least;
+}
+
+/// The server that is furthest above its share exceeds it by at most the tolerance and the
+/// costliest block; or a block of it would weigh more, for its capacity, on any other.
+void expect_shares(const Plan& plan) {
+  const std::vector<int64_t>& capacity = plan.cluster.capacity;
+  double sum = 0, total = 0;
+  size_t worst = 0;
+  for (size_t server = 0; server < capacity.size(); ++server) {
+    sum += static_cast<double>(capacity[server]);
+    total += static_cast<double>(plan.load[server].pairs);
+    if (plan.load[server].pairs * capacity[worst] > plan.load[worst].pairs * capacity[server]) {
+      worst = server;
+    }
+  }
+  const auto load = static_cast<double>(plan.load[worst].pairs);
+  const auto own = static_cast<double>(capacity[worst]);
+  const double tolerance = static_cast<double>(plan.options.tolerance_ppm) * 1e-6;
+  const double bound =
+      total * own / sum * (1 + tolerance) + 2 * static_cast<double>(largest_block(plan));
+  if (load <= bound) return;
+  const auto block = static_cast<double>(smallest_block(plan, static_cast<int>(worst)));
+  for (size_t other = 0; other < capacity.size(); ++other) {
+    if (other == worst) continue;
+    EXPECT_GE((static_cast<double>(plan.load[other].pairs) + block) * own,
+              load * static_cast<double>(capacity[other]))
+        << "server " << worst << " of capacity " << own << " has " << load << ", above " << bound
+        << "; " << other << " of capacity " << capacity[other] << " could take a block";
+  }
+}
+
 class PlanProperty : public ::testing::TestWithParam<PlanOptions> {};
 
 TEST_P(PlanProperty, a_valid_plan_or_a_refusal_that_names_what_cannot_be_met) {
@@ -249,6 +341,9 @@ TEST_P(PlanProperty, a_valid_plan_or_a_refusal_that_names_what_cannot_be_met) {
           const double bound = 1 + static_cast<double>(plan->options.tolerance_ppm) * 1e-6;
           const double home = max_over_mean(plan->cluster, testing::home_load(*plan));
           EXPECT_LE(max_over_mean(*plan), std::max(bound, home));
+        }
+        if (keeps_shares(request)) {
+          expect_shares(*plan);
         }
         continue;
       }

@@ -255,19 +255,28 @@ void Mover::balance(int larger_first) {
   }
 }
 
+/// The server that would have the least load for its capacity; -1: there is no other.
+int Mover::lightest_with(int64_t more, int donor) const {
+  int lightest = -1;
+  for (int server = 0; server < state_.num_servers(); ++server) {
+    if (server == donor || capacity_[server] == 0) continue;
+    if (lightest < 0 ||
+        ratio(server, state_.load(server) + more) < ratio(lightest, state_.load(lightest) + more)) {
+      lightest = server;
+    }
+  }
+  return lightest;
+}
+
 bool Mover::shed_one_block() {
   int donor = -1;
-  int receiver = -1;
   for (int server = 0; server < state_.num_servers(); ++server) {
     const double here = ratio(server, state_.load(server));
     if (excess(server) > 0 && (donor < 0 || here > ratio(donor, state_.load(donor)))) {
       donor = server;
     }
-    if (capacity_[server] > 0 && (receiver < 0 || here < ratio(receiver, state_.load(receiver)))) {
-      receiver = server;
-    }
   }
-  if (donor < 0 || donor == receiver) return false;
+  if (donor < 0) return false;
 
   std::optional<Move> best;
   double lowest = ratio(donor, state_.load(donor));
@@ -275,6 +284,8 @@ bool Mover::shed_one_block() {
     const Range q = state_.pieces(donor)[index].q;
     for (const Range& block : {Range{q.begin, std::min(q.begin + kBlockTokens, q.end)},
                                Range{round_down(q.end - 1, kBlockTokens), q.end}}) {
+      const int receiver = lightest_with(state_.load_of(block), donor);
+      if (receiver < 0) return false;
       const auto move = priced(receiver, donor, index, block);
       if (!move) continue;
       const double after = std::max(ratio(donor, state_.load(donor) - move->load),

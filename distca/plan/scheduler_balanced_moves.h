@@ -59,8 +59,9 @@ class Mover {
   /// Best moves first, until no server is above its bound or none below may take more.
   /// larger_first: how much a large move counts for more than its price per load, 0: not at all.
   void balance(int larger_first = 0);
-  /// Moves one block from the most loaded server to the least loaded one, the block that leaves the
-  /// higher of the two lowest. False when the bound is met or no block helps.
+  /// Moves one block from the most loaded server to the one that is then least loaded, by capacity:
+  /// the block that leaves the higher of the two lowest. False when the bound is met or no block
+  /// helps.
   bool shed_one_block();
   /// Rows of a piece of about the load that the donor has too much: the last ones, the first ones.
   std::vector<Range> rows_of_excess(int donor, const Piece& piece) const;
@@ -90,6 +91,7 @@ class Mover {
   double score(double price, int64_t useful) const;
   double least_score(int donor, const Piece& piece) const;
   double ratio(int server, int64_t load) const;
+  int lightest_with(int64_t more, int donor) const;
   void apply(const Move& move) { give(move.donor, move.index, move.q, move.receiver); }
 
   const Cluster& cluster_;

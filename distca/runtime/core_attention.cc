@@ -2,6 +2,9 @@
 
 #include <ATen/ATen.h>
 
+#include <array>
+#include <map>
+#include <utility>
 #include <vector>
 
 #include "distca/base/error.h"
@@ -9,7 +12,7 @@
 #include "distca/comm/tags.h"
 #include "distca/kernels/rows.h"
 #include "distca/runtime/aten_merge.h"
-#include "distca/runtime/exchange_block.h"
+#include "distca/runtime/attention_messages.h"
 
 namespace distca {
 namespace {
@@ -33,6 +36,12 @@ Rows resolve(const at::Tensor& local, const std::vector<Block>& blocks, int part
 }  // namespace
 
 struct CoreAttention::State {
+  /// What is still missing of the home rows' results of a pass.
+  struct Home {
+    size_t tasks_done = 0;
+    bool landed = false;
+    bool complete = false;
+  };
   /// What one layer keeps between its operations. Index i of a vector belongs to receives[i] or
   /// sends[i].
   struct Layer {
@@ -42,343 +51,400 @@ struct CoreAttention::State {
     at::Tensor dq, dk, dv;                 // local accumulators, backward
     std::vector<Block> received;           // Q, K, V of others
     std::vector<Block> returned;           // O, LSE for others
+    std::vector<Block> arrived;            // O, LSE that came home
     std::vector<at::Tensor> partials;      // [2 x tasks] O, LSE of those that are partial
     std::vector<Block> received_backward;  // dO, LSE, delta of others
     std::vector<Block> accumulators;       // dQ, dK, dV for others
+    std::vector<Block> arrived_backward;   // dQ, dK, dV that came home
+    int32_t returned_buffer = -1, accumulators_buffer = -1;
+    std::array<Home, 2> home;  // [pass]
   };
 
   RankExchange exchange;
   CoreAttentionOptions options;
   AttentionKernel& kernel;
   Communicator& comm;
+  const ExchangeBuffers& buffers;
   kernels::Shape shape;
-  ScalarType type;            // compute
-  ScalarType accumulator;     // fp64 for fp64, else fp32
+  ScalarType type;                            // compute
+  ScalarType accumulator;                     // fp64 for fp64, else fp32
+  std::array<std::vector<int32_t>, 4> tasks;  // [task set] indices into exchange.tasks
+  AttentionMessages messages;
   std::vector<Range> merged;  // local rows that merges write, ascending
   std::vector<Layer> layers;
+  std::map<uint32_t, std::unique_ptr<PendingExchange>> pending;  // [tag]
   ExchangeBytes bytes;
 
   State(RankExchange exchange_in, const CoreAttentionOptions& options_in,
-        AttentionKernel& kernel_in, Communicator& comm_in)
-      : exchange(std::move(exchange_in)),
-        options(options_in),
-        kernel(kernel_in),
-        comm(comm_in),
-        shape(kernel.shape()),
-        type(kernel.type()),
-        accumulator(kernels::accumulator_type(type)),
-        layers(options.num_layers) {
-    DISTCA_CHECK_EQ(kernel.cuda_device(), comm.cuda_device());
-    for (const RowMerge& merge : exchange.merges) {
-      if (merge.block == 0) merged.push_back({merge.row, merge.row + merge.tokens});
-    }
-  }
+        AttentionKernel& kernel_in, Communicator& comm_in, const ExchangeBuffers& buffers_in);
 
+  bool gradients_travel_converted() const {
+    return options.types.gradient != options.types.accumulator;
+  }
   at::TensorOptions tensor_options(ScalarType scalar) const {
     return at::dtype(aten_type(scalar))
-        .device(comm.cuda_device() < 0 ? at::Device(at::kCPU)
-                                       : at::Device(at::kCUDA, comm.cuda_device()));
+        .device(comm.cuda_device() < 0
+                    ? at::Device(at::kCPU)
+                    : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(comm.cuda_device())));
   }
+  void check_local(const char* name, const at::Tensor& tensor, int64_t heads, int64_t dim) const;
+  void check_written(const Op& op, int32_t buffer) const;
 
-  uint32_t tag(int layer, int phase) const {
-    const int64_t index = (int64_t(options.nano_batch) * options.num_layers + layer) * 4 + phase;
-    DISTCA_CHECK_LT(index, int64_t(kExchangeTags));
-    return static_cast<uint32_t>(index);
-  }
-
-  // The four kinds of message.
-  Block qkv_block(const PeerTransfer& t) const { return gradient_block(t, type); }
-  Block o_block(const PeerTransfer& t) const {
-    const kernels::Shape& s = shape;
-    return {
-        {{t.q_tokens, s.num_heads, s.head_dim_v, type}, {t.q_tokens, s.num_heads, 1, accumulator}},
-        comm.cuda_device()};
-  }
-  Block d_o_block(const PeerTransfer& t) const {
-    const kernels::Shape& s = shape;
-    return {{{t.q_tokens, s.num_heads, s.head_dim_v, type},
-             {t.q_tokens, s.num_heads, 1, accumulator},
-             {t.q_tokens, s.num_heads, 1, accumulator}},
-            comm.cuda_device()};
-  }
-  Block gradient_block(const PeerTransfer& t, ScalarType gradient_type) const {
-    const kernels::Shape& s = shape;
-    return {{{t.q_tokens, s.num_heads, s.head_dim_qk, gradient_type},
-             {t.kv_tokens, s.num_kv_heads, s.head_dim_qk, gradient_type},
-             {t.kv_tokens, s.num_kv_heads, s.head_dim_v, gradient_type}},
-            comm.cuda_device()};
-  }
-  ScalarType travel_type() const {
-    return options.gradient_travel == CoreAttentionOptions::GradientTravel::kCompute ? type
-                                                                                     : accumulator;
-  }
-
-  /// Kernels read and write rows whose last dimension is contiguous.
-  void check_local(const char* name, const at::Tensor& tensor, int64_t heads, int64_t dim) const {
-    DISTCA_CHECK(tensor.scalar_type() == aten_type(type) && tensor.dim() == 3 &&
-                     tensor.size(0) == exchange.local_tokens && tensor.size(1) == heads &&
-                     tensor.size(2) == dim && (tensor.stride(2) == 1 || tensor.numel() == 0),
-                 "{}: expected [{}, {}, {}] of the exchange's type, last dimension contiguous",
-                 name, exchange.local_tokens, heads, dim);
-  }
-
-  void run_exchange(const std::vector<Message>& sends, const std::vector<Message>& receives,
-                    std::string_view operation) {
-    for (const Message& message : sends) bytes.sent += message.bytes;
-    for (const Message& message : receives) bytes.received += message.bytes;
-    if (!sends.empty() || !receives.empty()) comm.exchange(sends, receives, operation)->wait();
-  }
-
-  std::vector<kernels::KeyFragment> fragments(const Layer& layer, const ServerTask& task) const {
-    std::vector<kernels::KeyFragment> keys;
-    keys.reserve(task.kv.size());
-    for (const BlockRows& rows : task.kv) {
-      keys.push_back({.k = resolve(layer.k, layer.received, 1, rows),
-                      .v = resolve(layer.v, layer.received, 2, rows),
-                      .tokens = rows.tokens,
-                      .position = rows.position});
-    }
-    return keys;
-  }
-
-  /// O and LSE of all tasks: where they belong, or into partials (O of the accumulator's type).
-  void run_tasks(Layer& layer) {
-    std::vector<std::vector<kernels::KeyFragment>> keys;
-    std::vector<kernels::ForwardTask> whole, partial;
-    keys.reserve(exchange.tasks.size());
-    layer.partials.resize(2 * exchange.tasks.size());
-    for (size_t i = 0; i < exchange.tasks.size(); ++i) {
-      const ServerTask& task = exchange.tasks[i];
-      keys.push_back(fragments(layer, task));
-      kernels::ForwardTask forward{.q = resolve(layer.q, layer.received, 0, task.q),
-                                   .q_tokens = task.q.tokens,
-                                   .q_position = task.q.position,
-                                   .keys = keys.back(),
-                                   .mask = {.causal = true, .window_left = options.window_left}};
-      if (task.partial) {
-        const auto rows = [&](int64_t dim) {
-          return at::empty({task.q.tokens, shape.num_heads, dim}, tensor_options(accumulator));
-        };
-        layer.partials[2 * i] = rows(shape.head_dim_v);
-        layer.partials[2 * i + 1] = rows(1);
-        forward.o = rows_of(layer.partials[2 * i], 0);
-        forward.lse = rows_of(layer.partials[2 * i + 1], 0);
-        partial.push_back(forward);
-      } else {
-        forward.o = resolve(layer.o, layer.returned, 0, task.q);
-        forward.lse = resolve(layer.lse, layer.returned, 1, task.q);
-        whole.push_back(forward);
-      }
-    }
-    bytes.copied += kernel.forward(type, whole);
-    bytes.copied += kernel.forward(accumulator, partial);
-  }
-
-  /// Merges rows into O and LSE of their block; `arrived`: what came home.
-  void merge(const Layer& layer, const std::vector<Block>& arrived, const RowMerge& rows,
-             const at::Tensor& o, const at::Tensor& lse) {
-    std::vector<kernels::Partial> parts;
-    for (const MergePart& part : rows.parts) {
-      if (part.arrived) {
-        const Block& block = arrived[part.index];
-        parts.push_back({.o = rows_of(block.part(0), part.row),
-                         .o_type = type,
-                         .lse = rows_of(block.part(1), part.row)});
-      } else {
-        const at::Tensor* partial = &layer.partials[2 * part.index];
-        parts.push_back({.o = rows_of(partial[0], part.row),
-                         .o_type = accumulator,
-                         .lse = rows_of(partial[1], part.row)});
-      }
-    }
-    aten_merge({rows.tokens, shape.num_heads, shape.head_dim_v}, type, parts,
-               {.o = rows_of(o, rows.row), .o_type = type, .lse = rows_of(lse, rows.row)},
-               comm.cuda_device());
-    bytes.copied += rows.tokens * shape.num_heads *
-                    (shape.head_dim_v * element_bytes(type) + element_bytes(accumulator));
-  }
+  int32_t written_buffer(const Op& op, BufferRole role) const;
+  std::vector<kernels::KeyFragment> fragments(const Layer& layer, const ServerTask& task) const;
+  void attend_forward(Layer& layer, const Op& op);
+  void attend_backward(Layer& layer, const Op& op);
+  void merge(const Layer& layer, const RowMerge& rows, const at::Tensor& o, const at::Tensor& lse);
+  void zero_local_gradients(Layer& layer);
+  void complete_home(Layer& layer, Pass pass);
 };
 
-CoreAttention::CoreAttention(RankExchange exchange, const CoreAttentionOptions& options,
-                             AttentionKernel& kernel, Communicator& comm)
-    : state_(std::make_unique<State>(std::move(exchange), options, kernel, comm)) {}
-CoreAttention::~CoreAttention() = default;
+CoreAttention::State::State(RankExchange exchange_in, const CoreAttentionOptions& options_in,
+                            AttentionKernel& kernel_in, Communicator& comm_in,
+                            const ExchangeBuffers& buffers_in)
+    : exchange(std::move(exchange_in)),
+      options(options_in),
+      kernel(kernel_in),
+      comm(comm_in),
+      buffers(buffers_in),
+      shape(kernel.shape()),
+      type(kernel.type()),
+      accumulator(kernels::accumulator_type(type)),
+      messages(exchange, shape, options.types, buffers),
+      layers(options.num_layers) {
+  DISTCA_CHECK_EQ(kernel.cuda_device(), comm.cuda_device());
+  DISTCA_CHECK_EQ(kernel.cuda_device(), buffers.cuda_device());
+  DISTCA_CHECK(options.types.compute == type && options.types.accumulator == accumulator,
+               "the kernel computes in {} and sums in {}", short_name(type),
+               short_name(accumulator));
+  for (const TaskSet set :
+       {TaskSet::kAll, TaskSet::kHomeFirst, TaskSet::kAway, TaskSet::kHomeRest}) {
+    tasks[static_cast<int>(set)] = task_set(exchange, set);
+  }
+  for (const RowMerge& merge : exchange.merges) {
+    if (merge.block == 0) merged.push_back({merge.row, merge.row + merge.tokens});
+  }
+}
 
-void CoreAttention::enter(int layer_index, const at::Tensor& q, const at::Tensor& k,
-                          const at::Tensor& v, std::string_view operation) {
+// --- exchanges ----------------------------------------------------------------------------------
+
+/// Kernels read and write rows whose last dimension is contiguous.
+void CoreAttention::State::check_local(const char* name, const at::Tensor& tensor, int64_t heads,
+                                       int64_t dim) const {
+  DISTCA_CHECK(tensor.scalar_type() == aten_type(type) && tensor.dim() == 3 &&
+                   tensor.size(0) == exchange.local_tokens && tensor.size(1) == heads &&
+                   tensor.size(2) == dim && (tensor.stride(2) == 1 || tensor.numel() == 0),
+               "{}: expected [{}, {}, {}] of the exchange's type, last dimension contiguous", name,
+               exchange.local_tokens, heads, dim);
+}
+
+/// What is sent is what the tasks wrote, where they wrote it.
+void CoreAttention::State::check_written(const Op& op, int32_t buffer) const {
+  DISTCA_CHECK(op.sends.empty() || op.out == buffer, "{}: sends buffer {}, its tasks wrote {}",
+               describe(op), op.out, buffer);
+}
+
+void CoreAttention::set_qkv(int layer_index, const at::Tensor& q, const at::Tensor& k,
+                            const at::Tensor& v) {
   State& s = *state_;
-  State::Layer& layer = s.layers[layer_index];
   const kernels::Shape& shape = s.shape;
   s.check_local("q", q, shape.num_heads, shape.head_dim_qk);
   s.check_local("k", k, shape.num_kv_heads, shape.head_dim_qk);
   s.check_local("v", v, shape.num_kv_heads, shape.head_dim_v);
+  State::Layer& layer = s.layers[layer_index];
   layer = {};
   layer.q = q;
   layer.k = k;
   layer.v = v;
-  std::vector<Block> packed;
-  std::vector<Message> sends, receives;
-  for (const PeerTransfer& transfer : s.exchange.sends) {
-    packed.push_back(s.qkv_block(transfer));
-    s.bytes.copied += pack(q, transfer.q, packed.back().part(0));
-    s.bytes.copied += pack(k, transfer.kv, packed.back().part(1));
-    s.bytes.copied += pack(v, transfer.kv, packed.back().part(2));
-    sends.push_back(packed.back().message(transfer.peer, s.tag(layer_index, 0)));
-  }
-  for (const PeerTransfer& transfer : s.exchange.receives) {
-    layer.received.push_back(s.qkv_block(transfer));
-    receives.push_back(layer.received.back().message(transfer.peer, s.tag(layer_index, 0)));
-  }
-  s.run_exchange(sends, receives, operation);
-}
-
-void CoreAttention::attend(int layer_index) {
-  State& s = *state_;
-  State::Layer& layer = s.layers[layer_index];
-  const kernels::Shape& shape = s.shape;
   const int64_t tokens = s.exchange.local_tokens;
   layer.o = at::empty({tokens, shape.num_heads, shape.head_dim_v}, s.tensor_options(s.type));
   layer.lse = at::empty({tokens, shape.num_heads, 1}, s.tensor_options(s.accumulator));
-  for (const PeerTransfer& transfer : s.exchange.receives)
-    layer.returned.push_back(s.o_block(transfer));
-
-  s.run_tasks(layer);
-  for (const RowMerge& rows : s.exchange.merges) {
-    if (rows.block == 0) continue;  // in leave: parts of it may be elsewhere
-    const Block& block = layer.returned[rows.block - 1];
-    s.merge(layer, {}, rows, block.part(0), block.part(1));
-  }
 }
 
-at::Tensor CoreAttention::leave(int layer_index, std::string_view operation) {
+void CoreAttention::set_d_o(int layer_index, const at::Tensor& d_o) {
   State& s = *state_;
-  State::Layer& layer = s.layers[layer_index];
-  std::vector<Block> arrived;
-  std::vector<Message> sends, receives;
-  for (size_t i = 0; i < s.exchange.receives.size(); ++i) {
-    if (s.exchange.receives[i].q_tokens == 0) continue;  // gave keys only
-    sends.push_back(layer.returned[i].message(s.exchange.receives[i].peer, s.tag(layer_index, 1)));
-  }
-  for (const PeerTransfer& transfer : s.exchange.sends) {
-    arrived.push_back(s.o_block(transfer));
-    if (transfer.q_tokens == 0) continue;
-    receives.push_back(arrived.back().message(transfer.peer, s.tag(layer_index, 1)));
-  }
-  s.run_exchange(sends, receives, operation);
-  for (size_t i = 0; i < arrived.size(); ++i) {
-    s.bytes.copied += unpack(arrived[i].part(0), s.exchange.sends[i].q, layer.o, s.merged);
-    s.bytes.copied += unpack(arrived[i].part(1), s.exchange.sends[i].q, layer.lse, s.merged);
-  }
-  for (const RowMerge& rows : s.exchange.merges) {
-    if (rows.block == 0) s.merge(layer, arrived, rows, layer.o, layer.lse);
-  }
-  layer.returned.clear();
-  layer.partials.clear();
-  return layer.o;
-}
-
-void CoreAttention::enter_backward(int layer_index, const at::Tensor& d_o,
-                                   std::string_view operation) {
-  State& s = *state_;
-  State::Layer& layer = s.layers[layer_index];
   s.check_local("d_o", d_o, s.shape.num_heads, s.shape.head_dim_v);
+  State::Layer& layer = s.layers[layer_index];
   layer.d_o = d_o;
-  const at::ScalarType sum_type = aten_type(s.accumulator);
-  layer.delta = (d_o.to(sum_type) * layer.o.to(sum_type)).sum(-1, /*keepdim=*/true);
-  std::vector<Block> packed;
-  std::vector<Message> sends, receives;
-  for (const PeerTransfer& transfer : s.exchange.sends) {
-    if (transfer.q_tokens == 0) continue;
-    packed.push_back(s.d_o_block(transfer));
-    s.bytes.copied += pack(d_o, transfer.q, packed.back().part(0));
-    s.bytes.copied += pack(layer.lse, transfer.q, packed.back().part(1));
-    s.bytes.copied += pack(layer.delta, transfer.q, packed.back().part(2));
-    sends.push_back(packed.back().message(transfer.peer, s.tag(layer_index, 2)));
-  }
-  for (const PeerTransfer& transfer : s.exchange.receives) {
-    layer.received_backward.push_back(s.d_o_block(transfer));
-    if (transfer.q_tokens == 0) continue;
-    receives.push_back(
-        layer.received_backward.back().message(transfer.peer, s.tag(layer_index, 2)));
-  }
-  s.run_exchange(sends, receives, operation);
+  const at::ScalarType sums = aten_type(s.accumulator);
+  layer.delta = (d_o.to(sums) * o(layer_index).to(sums)).sum(-1, /*keepdim=*/true);
 }
 
-void CoreAttention::attend_backward(int layer_index) {
+void CoreAttention::pack(const Op& op) {
   State& s = *state_;
-  State::Layer& layer = s.layers[layer_index];
-  const auto options = s.tensor_options(s.accumulator);
-  layer.dq = at::zeros(layer.q.sizes(), options);
-  layer.dk = at::zeros(layer.k.sizes(), options);
-  layer.dv = at::zeros(layer.v.sizes(), options);
-  for (const PeerTransfer& transfer : s.exchange.receives) {
-    layer.accumulators.push_back(s.gradient_block(transfer, s.accumulator));
-    layer.accumulators.back().fill_with_zeros();
+  State::Layer& layer = s.layers[op.layer];
+  const Content content = content_of(op);
+  if (content == Content::kO) return s.check_written(op, layer.returned_buffer);
+  if (content == Content::kGradient) {
+    if (!s.gradients_travel_converted()) return s.check_written(op, layer.accumulators_buffer);
+    const std::vector<Block> outgoing = s.messages.with_homes(content, op.out);
+    for (size_t i = 0; i < outgoing.size(); ++i) {
+      s.bytes.packed += convert(layer.accumulators[i], outgoing[i]);
+    }
+    return;
   }
+  const bool qkv = content == Content::kQkv;
+  const auto local =
+      qkv ? std::array{layer.q, layer.k, layer.v} : std::array{layer.d_o, layer.lse, layer.delta};
+  const std::vector<Block> outgoing = s.messages.with_servers(content, op.out);
+  for (size_t i = 0; i < outgoing.size(); ++i) {
+    const PeerTransfer& transfer = s.exchange.sends[i];
+    for (int part = 0; part < 3; ++part) {
+      const std::vector<RowRange>& ranges = qkv && part > 0 ? transfer.kv : transfer.q;
+      s.bytes.packed += distca::pack(local[part], ranges, outgoing[i].part(part));
+    }
+  }
+}
 
+void CoreAttention::post(const Op& op) {
+  State& s = *state_;
+  State::Layer& layer = s.layers[op.layer];
+  const Content content = content_of(op);
+  s.messages.check(op);
+  std::vector<Block>& incoming = content == Content::kQkv  ? layer.received
+                                 : content == Content::kO  ? layer.arrived
+                                 : content == Content::kDO ? layer.received_backward
+                                                           : layer.arrived_backward;
+  incoming = s.messages.incoming(op);
+  DISTCA_CHECK_LT(op.tag, kExchangeTags);
+  std::vector<Message> sends, receives;
+  for (const auto& [peer, offset, size] : op.sends) {
+    sends.push_back({peer, op.tag, s.buffers.data(op.out) + offset, size});
+    s.bytes.sent += size;
+  }
+  for (const auto& [peer, offset, size] : op.receives) {
+    receives.push_back({peer, op.tag, s.buffers.data(op.in) + offset, size});
+    s.bytes.received += size;
+  }
+  // Without messages too: the group counts exchanges to see who is behind.
+  auto posted = s.comm.exchange(sends, receives, describe(op));
+  DISTCA_CHECK(s.pending.emplace(op.tag, std::move(posted)).second, "{}: its tag {} is in use",
+               describe(op), op.tag);
+}
+
+void CoreAttention::wait(const Op& op) {
+  const auto posted = state_->pending.find(op.tag);
+  if (posted != state_->pending.end()) posted->second->wait_received();
+}
+
+void CoreAttention::wait_sent(const Op& op) {
+  const auto posted = state_->pending.find(op.tag);
+  if (posted == state_->pending.end()) return;
+  posted->second->wait();
+  state_->pending.erase(posted);
+}
+
+void CoreAttention::land(const Op& op) {
+  if (op.kind != OpKind::kLeave) return;  // tasks read it where it lies
+  State& s = *state_;
+  State::Layer& layer = s.layers[op.layer];
+  if (op.pass == Pass::kForward) {
+    for (size_t i = 0; i < s.exchange.sends.size(); ++i) {
+      const PeerTransfer& transfer = s.exchange.sends[i];
+      s.bytes.unpacked += unpack(layer.arrived[i].part(0), transfer.q, layer.o, s.merged);
+      s.bytes.unpacked += unpack(layer.arrived[i].part(1), transfer.q, layer.lse, s.merged);
+    }
+  }
+  layer.home[static_cast<int>(op.pass)].landed = true;
+  s.complete_home(layer, op.pass);
+}
+
+// --- tasks ---------------------------------------------------------------------------------------
+
+void CoreAttention::attend(const Op& op) {
+  State& s = *state_;
+  State::Layer& layer = s.layers[op.layer];
+  op.pass == Pass::kForward ? s.attend_forward(layer, op) : s.attend_backward(layer, op);
+  layer.home[static_cast<int>(op.pass)].tasks_done += s.tasks[static_cast<int>(op.tasks)].size();
+  s.complete_home(layer, op.pass);
+}
+
+/// The buffer of a role that the operation writes; -1: none.
+int32_t CoreAttention::State::written_buffer(const Op& op, BufferRole role) const {
+  for (const int32_t buffer : op.writes) {
+    if (buffers.role(buffer) == role) return buffer;
+  }
+  return -1;
+}
+
+std::vector<kernels::KeyFragment> CoreAttention::State::fragments(const Layer& layer,
+                                                                  const ServerTask& task) const {
+  std::vector<kernels::KeyFragment> keys;
+  keys.reserve(task.kv.size());
+  for (const BlockRows& rows : task.kv) {
+    keys.push_back({.k = resolve(layer.k, layer.received, 1, rows),
+                    .v = resolve(layer.v, layer.received, 2, rows),
+                    .tokens = rows.tokens,
+                    .position = rows.position});
+  }
+  return keys;
+}
+
+/// O and LSE of the operation's tasks: where they belong, or into partials (O of the accumulator's
+/// type); then of received rows that several tasks share.
+void CoreAttention::State::attend_forward(Layer& layer, const Op& op) {
+  const bool away = op.tasks == TaskSet::kAll || op.tasks == TaskSet::kAway;
+  if (away) {
+    layer.returned_buffer = written_buffer(op, BufferRole::kOOut);
+    layer.returned = messages.with_homes(Content::kO, layer.returned_buffer);
+  }
+  const std::vector<int32_t>& chosen = tasks[static_cast<int>(op.tasks)];
+  std::vector<std::vector<kernels::KeyFragment>> keys;
+  std::vector<kernels::ForwardTask> whole, partial;
+  keys.reserve(chosen.size());
+  layer.partials.resize(2 * exchange.tasks.size());
+  for (const int32_t i : chosen) {
+    const ServerTask& task = exchange.tasks[i];
+    keys.push_back(fragments(layer, task));
+    kernels::ForwardTask forward{.q = resolve(layer.q, layer.received, 0, task.q),
+                                 .q_tokens = task.q.tokens,
+                                 .q_position = task.q.position,
+                                 .keys = keys.back(),
+                                 .mask = {.causal = true, .window_left = options.window_left}};
+    if (task.partial) {
+      const auto rows = [&](int64_t dim) {
+        return at::empty({task.q.tokens, shape.num_heads, dim}, tensor_options(accumulator));
+      };
+      layer.partials[2 * i] = rows(shape.head_dim_v);
+      layer.partials[2 * i + 1] = rows(1);
+      forward.o = rows_of(layer.partials[2 * i], 0);
+      forward.lse = rows_of(layer.partials[2 * i + 1], 0);
+      partial.push_back(forward);
+    } else {
+      forward.o = resolve(layer.o, layer.returned, 0, task.q);
+      forward.lse = resolve(layer.lse, layer.returned, 1, task.q);
+      whole.push_back(forward);
+    }
+  }
+  bytes.copied += kernel.forward(type, whole);
+  bytes.copied += kernel.forward(accumulator, partial);
+  if (!away) return;
+  for (const RowMerge& rows : exchange.merges) {
+    if (rows.block == 0) continue;  // parts of it may be elsewhere
+    const Block& block = layer.returned[rows.block - 1];
+    merge(layer, rows, block.part(0), block.part(1));
+  }
+}
+
+void CoreAttention::State::attend_backward(Layer& layer, const Op& op) {
+  zero_local_gradients(layer);
+  if (op.tasks == TaskSet::kAll || op.tasks == TaskSet::kAway) {
+    const BufferRole role =
+        gradients_travel_converted() ? BufferRole::kAccumulators : BufferRole::kGradientOut;
+    layer.accumulators_buffer = written_buffer(op, role);
+    layer.accumulators = messages.with_homes(Content::kAccumulator, layer.accumulators_buffer);
+    for (const Block& block : layer.accumulators) block.fill_with_zeros();
+  }
+  const std::vector<int32_t>& chosen = tasks[static_cast<int>(op.tasks)];
   std::vector<std::vector<kernels::KeyFragment>> keys;
   std::vector<std::vector<kernels::KeyGradient>> gradients;
-  std::vector<kernels::BackwardTask> tasks;
-  keys.reserve(s.exchange.tasks.size());
-  gradients.reserve(s.exchange.tasks.size());
-  for (const ServerTask& task : s.exchange.tasks) {
-    keys.push_back(s.fragments(layer, task));
+  std::vector<kernels::BackwardTask> backward;
+  keys.reserve(chosen.size());
+  gradients.reserve(chosen.size());
+  for (const int32_t i : chosen) {
+    const ServerTask& task = exchange.tasks[i];
+    keys.push_back(fragments(layer, task));
     std::vector<kernels::KeyGradient>& task_gradients = gradients.emplace_back();
     for (const BlockRows& rows : task.kv) {
       task_gradients.push_back({.dk = resolve(layer.dk, layer.accumulators, 1, rows),
                                 .dv = resolve(layer.dv, layer.accumulators, 2, rows)});
     }
-    tasks.push_back({.q = resolve(layer.q, layer.received, 0, task.q),
-                     .d_o = resolve(layer.d_o, layer.received_backward, 0, task.q),
-                     .lse = resolve(layer.lse, layer.received_backward, 1, task.q),
-                     .delta = resolve(layer.delta, layer.received_backward, 2, task.q),
-                     .dq = resolve(layer.dq, layer.accumulators, 0, task.q),
-                     .q_tokens = task.q.tokens,
-                     .q_position = task.q.position,
-                     .keys = keys.back(),
-                     .key_gradients = task_gradients,
-                     .mask = {.causal = true, .window_left = s.options.window_left}});
+    backward.push_back({.q = resolve(layer.q, layer.received, 0, task.q),
+                        .d_o = resolve(layer.d_o, layer.received_backward, 0, task.q),
+                        .lse = resolve(layer.lse, layer.received_backward, 1, task.q),
+                        .delta = resolve(layer.delta, layer.received_backward, 2, task.q),
+                        .dq = resolve(layer.dq, layer.accumulators, 0, task.q),
+                        .q_tokens = task.q.tokens,
+                        .q_position = task.q.position,
+                        .keys = keys.back(),
+                        .key_gradients = task_gradients,
+                        .mask = {.causal = true, .window_left = options.window_left}});
   }
-  s.bytes.copied += s.kernel.backward(tasks);
+  bytes.copied += kernel.backward(backward);
 }
 
-void CoreAttention::leave_backward(int layer_index, at::Tensor* dq, at::Tensor* dk, at::Tensor* dv,
-                                   std::string_view operation) {
+/// Merges rows into O and LSE of their block.
+void CoreAttention::State::merge(const Layer& layer, const RowMerge& rows, const at::Tensor& o,
+                                 const at::Tensor& lse) {
+  std::vector<kernels::Partial> parts;
+  for (const MergePart& part : rows.parts) {
+    const Block* block = part.arrived ? &layer.arrived[part.index] : nullptr;
+    const at::Tensor& o_part = block ? block->part(0) : layer.partials[2 * part.index];
+    const at::Tensor& lse_part = block ? block->part(1) : layer.partials[2 * part.index + 1];
+    parts.push_back({.o = rows_of(o_part, part.row),
+                     .o_type = part.arrived ? type : accumulator,
+                     .lse = rows_of(lse_part, part.row)});
+  }
+  aten_merge({rows.tokens, shape.num_heads, shape.head_dim_v}, type, parts,
+             {.o = rows_of(o, rows.row), .o_type = type, .lse = rows_of(lse, rows.row)},
+             comm.cuda_device());
+  bytes.copied += rows.tokens * shape.num_heads *
+                  (shape.head_dim_v * element_bytes(type) + element_bytes(accumulator));
+}
+
+void CoreAttention::State::zero_local_gradients(Layer& layer) {
+  if (!layer.q.defined() || layer.dq.defined()) return;
+  const auto sums = tensor_options(accumulator);
+  layer.dq = at::zeros(layer.q.sizes(), sums);
+  layer.dk = at::zeros(layer.k.sizes(), sums);
+  layer.dv = at::zeros(layer.v.sizes(), sums);
+}
+
+/// Once every task was computed and what others computed has landed: sums over both.
+void CoreAttention::State::complete_home(Layer& layer, Pass pass) {
+  Home& home = layer.home[static_cast<int>(pass)];
+  const Content content = pass == Pass::kForward ? Content::kO : Content::kGradient;
+  if (home.complete || home.tasks_done < exchange.tasks.size()) return;
+  if (!home.landed && messages.any_with_servers(content)) return;
+  home.complete = true;
+  if (pass == Pass::kForward) {
+    for (const RowMerge& rows : exchange.merges) {
+      if (rows.block == 0) merge(layer, rows, layer.o, layer.lse);
+    }
+    layer.partials.clear();
+    return;
+  }
+  // Local contributions first, then the servers in ascending rank: a fixed order of summation.
+  zero_local_gradients(layer);  // unless a task has done so
+  for (size_t i = 0; i < exchange.sends.size(); ++i) {
+    const std::vector<Block>& arrived = layer.arrived_backward;
+    bytes.unpacked += add(arrived[i].part(0), exchange.sends[i].q, layer.dq);
+    bytes.unpacked += add(arrived[i].part(1), exchange.sends[i].kv, layer.dk);
+    bytes.unpacked += add(arrived[i].part(2), exchange.sends[i].kv, layer.dv);
+  }
+}
+
+// --- results -------------------------------------------------------------------------------------
+
+const at::Tensor& CoreAttention::o(int layer_index) const {
+  const State::Layer& layer = state_->layers[layer_index];
+  DISTCA_CHECK(layer.home[static_cast<int>(Pass::kForward)].complete || layer.o.numel() == 0,
+               "O of layer {} is not complete", layer_index);
+  return layer.o;
+}
+
+void CoreAttention::take_gradients(int layer_index, at::Tensor* dq, at::Tensor* dk,
+                                   at::Tensor* dv) {
   State& s = *state_;
   State::Layer& layer = s.layers[layer_index];
-  std::vector<Block> outgoing, arrived;
-  std::vector<Message> sends, receives;
-  for (size_t i = 0; i < s.exchange.receives.size(); ++i) {
-    const PeerTransfer& transfer = s.exchange.receives[i];
-    outgoing.push_back(layer.accumulators[i]);
-    if (s.travel_type() != s.accumulator) {
-      outgoing.back() = s.gradient_block(transfer, s.travel_type());
-      for (int part = 0; part < 3; ++part) {
-        outgoing.back().part(part).copy_(layer.accumulators[i].part(part));
-      }
-      s.bytes.copied += outgoing.back().bytes();
-    }
-    sends.push_back(outgoing.back().message(transfer.peer, s.tag(layer_index, 3)));
-  }
-  for (const PeerTransfer& transfer : s.exchange.sends) {
-    arrived.push_back(s.gradient_block(transfer, s.travel_type()));
-    receives.push_back(arrived.back().message(transfer.peer, s.tag(layer_index, 3)));
-  }
-  s.run_exchange(sends, receives, operation);
-  // Local contributions first, then the servers in ascending rank: a fixed order of summation.
-  for (size_t i = 0; i < arrived.size(); ++i) {
-    s.bytes.copied += add(arrived[i].part(0), s.exchange.sends[i].q, layer.dq);
-    s.bytes.copied += add(arrived[i].part(1), s.exchange.sends[i].kv, layer.dk);
-    s.bytes.copied += add(arrived[i].part(2), s.exchange.sends[i].kv, layer.dv);
-  }
-  *dq = layer.dq.to(aten_type(s.type));
-  *dk = layer.dk.to(aten_type(s.type));
-  *dv = layer.dv.to(aten_type(s.type));
+  s.zero_local_gradients(layer);
+  DISTCA_CHECK(layer.home[static_cast<int>(Pass::kBackward)].complete || layer.q.numel() == 0,
+               "gradients of layer {} are not complete", layer_index);
+  const at::ScalarType compute = aten_type(s.type);
+  *dq = layer.dq.to(compute);
+  *dk = layer.dk.to(compute);
+  *dv = layer.dv.to(compute);
   drop(layer_index);
 }
 
 void CoreAttention::drop(int layer) { state_->layers[layer] = {}; }
 
 const ExchangeBytes& CoreAttention::bytes() const { return state_->bytes; }
+
+CoreAttention::CoreAttention(RankExchange exchange, const CoreAttentionOptions& options,
+                             AttentionKernel& kernel, Communicator& comm,
+                             const ExchangeBuffers& buffers)
+    : state_(std::make_unique<State>(std::move(exchange), options, kernel, comm, buffers)) {}
+CoreAttention::~CoreAttention() = default;
 
 }  // namespace distca

@@ -1,23 +1,27 @@
 #pragma once
 // Core attention of one nano-batch on one rank, disaggregated: Q, K, V enter at the servers, tasks
 // are attended, O and LSE leave for home; in backward dO, LSE, delta enter and dQ, dK, dV leave
-// (DESIGN, "One layer of one nano-batch").
+// (DESIGN, "One layer of one nano-batch"). It does the operations of a program that exchange and
+// attend; who calls them, and in which order, is the program's affair.
 //
 // Letters: T local tokens, H query heads, G key/value heads, D head_dim_qk, E head_dim_v.
-// Local tokens are read where they are; only what travels is packed, once on each side (counted).
+// Local tokens are read where they are; only what travels is packed, and what comes home is put in
+// place: at most one copy of each travelling byte on each side (counted). Received blocks are the
+// kernel's fragments as they lie in the buffer.
 // Rows that several tasks share (key sub-ranges) are merged by LSE, in fp32 (fp64 for fp64): a
 // server merges its own tasks' results for each row it received, the home its own tasks' and what
 // came home; O travels in the compute type, merged or not. dQ is the sum of all tasks' parts.
-// Servers keep the Q, K, V they received until the layer's backward has run. Thread rule: one
-// thread; every rank calls the same functions for the same layers in the same order.
+// A dedicated server is a rank with no local tokens. Thread rule: one thread.
 
 #include <cstdint>
 #include <memory>
-#include <string_view>
 
 #include "distca/comm/communicator.h"
 #include "distca/plan/exchange.h"
+#include "distca/program/program.h"
+#include "distca/program/schedule.h"
 #include "distca/runtime/attention_kernel.h"
+#include "distca/runtime/exchange_buffers.h"
 
 namespace at {
 class Tensor;
@@ -28,44 +32,57 @@ namespace distca {
 struct CoreAttentionOptions {
   int64_t window_left = -1;  // tokens; -1 = unlimited
   int num_layers = 1;
-  int nano_batch = 0;  // its index in the batch: keeps the messages of different nano-batches apart
-  /// The type in which dQ, dK, dV travel home: the compute type, or the accumulator's.
-  enum class GradientTravel { kCompute, kAccumulator } gradient_travel = GradientTravel::kCompute;
+  ExchangeTypes types;  // as the program was built with
 };
 
 /// Running totals of one rank.
 struct ExchangeBytes {
   int64_t sent = 0;
   int64_t received = 0;
-  /// Rows packed into or unpacked from messages, O and LSE that merges write, and on CUDA what goes
-  /// to and comes from ATen's operators through memory of its own.
+  int64_t packed = 0;    // copied from local rows into messages, conversions of type included
+  int64_t unpacked = 0;  // copied or added from messages into local rows
+  /// O and LSE that merges write, and on CUDA what goes to and comes from ATen's operators through
+  /// memory of its own.
   int64_t copied = 0;
+
+  ExchangeBytes& operator+=(const ExchangeBytes& other) {
+    sent += other.sent;
+    received += other.received;
+    packed += other.packed;
+    unpacked += other.unpacked;
+    copied += other.copied;
+    return *this;
+  }
 };
 
 class CoreAttention {
  public:
   /// `exchange` is this rank's part of a plan. The kernel's type is that of Q, K, V, O and their
-  /// gradients.
+  /// gradients. Borrows kernel, comm and buffers.
   CoreAttention(RankExchange exchange, const CoreAttentionOptions& options, AttentionKernel& kernel,
-                Communicator& comm);
+                Communicator& comm, const ExchangeBuffers& buffers);
   ~CoreAttention();
 
-  /// q [T, H, D], k [T, G, D], v [T, G, E], detached from any graph. `operation` names the step in
-  /// errors.
-  void enter(int layer, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-             std::string_view operation);
-  void attend(int layer);
-  /// O [T, H, E].
-  at::Tensor leave(int layer, std::string_view operation);
+  // What pre and post give; ranks without local tokens need not call them.
+  /// q [T, H, D], k [T, G, D], v [T, G, E], detached from any graph. Before forward's enter.
+  void set_qkv(int layer, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
+  /// d_o [T, H, E]. Before backward's enter.
+  void set_d_o(int layer, const at::Tensor& d_o);
 
-  /// d_o [T, H, E].
-  void enter_backward(int layer, const at::Tensor& d_o, std::string_view operation);
-  void attend_backward(int layer);
-  /// Writes dq [T, H, D], dk [T, G, D], dv [T, G, E] in the compute type and ends the layer: what
-  /// was kept is freed.
-  void leave_backward(int layer, at::Tensor* dq, at::Tensor* dk, at::Tensor* dv,
-                      std::string_view operation);
-  /// For a forward without backward.
+  // Operations of a program: kinds kEnter, kResend, kLeave; and kAttend, of either pass.
+  void pack(const Op& op);
+  void post(const Op& op);
+  void wait(const Op& op);
+  void land(const Op& op);
+  void wait_sent(const Op& op);
+  void attend(const Op& op);
+
+  /// O [T, H, E], once forward's leave has landed and every attend of the layer was played.
+  const at::Tensor& o(int layer) const;
+  /// dq [T, H, D], dk [T, G, D], dv [T, G, E] in the compute type, once backward's leave has landed
+  /// and every attend was played. Ends the layer: frees what it holds.
+  void take_gradients(int layer, at::Tensor* dq, at::Tensor* dk, at::Tensor* dv);
+  /// Ends a layer: for a forward without backward, and for ranks without local tokens.
   void drop(int layer);
 
   const ExchangeBytes& bytes() const;

@@ -21,11 +21,17 @@
 #include "distca/comm/thread_group.h"
 #include "distca/plan/plan_testing.h"
 #include "distca/plan/validate.h"
+#include "distca/runtime/core_attention_testing.h"
 
 namespace distca {
 namespace {
 
+using testing::Bounds;
+using testing::bounds_of;
+using testing::difference;
 using ::testing::IsEmpty;
+using testing::PerDocument;
+using testing::same_bytes;
 
 constexpr int64_t kHeads = 4, kKvHeads = 2;
 
@@ -36,13 +42,13 @@ struct Sizes {
   int64_t window_left = -1;
   KernelChoice kernel = KernelChoice::kAuto;
   int threads = 1;
+  bool backward = true;
+  Schedule schedule = Schedule::kBlocking;
 };
 
-/// Q, K, V, dO in; O, dQ, dK, dV out: [document] [length, heads, dim].
-using PerDocument = std::vector<at::Tensor>;
 struct Outcome {
   PerDocument o, dq, dk, dv;
-  std::vector<int64_t> copied;  // [rank] bytes, forward
+  std::vector<ExchangeBytes> bytes;  // [rank]
 };
 
 at::Tensor random_document(int64_t document, int which, int64_t length, int64_t heads, int64_t dim,
@@ -86,7 +92,7 @@ Outcome run(const Plan& plan, const Sizes& sizes) {
     }
   }
   const PlanIndex index(plan);
-  std::vector<int64_t> copied(plan.cluster.num_servers());
+  std::vector<ExchangeBytes> bytes(plan.cluster.num_servers());
   run_ranks(plan.cluster.num_servers(), {}, [&](Communicator& comm) {
     at::set_num_threads(1);
     const int rank = comm.rank();
@@ -105,58 +111,31 @@ Outcome run(const Plan& plan, const Sizes& sizes) {
                                       .softmax_scale = 0.5},
                             .type = sizes.dtype,
                             .threads = sizes.threads});
-    CoreAttention attention(index.exchange(rank), {.window_left = sizes.window_left}, kernel, comm);
-    attention.enter(0, in[0], in[1], in[2], "enter");
-    attention.attend(0);
-    scatter(attention.leave(0, "leave"), segments, outputs[3]);
-    copied[rank] = attention.bytes().copied;
-    attention.enter_backward(0, in[3], "enter backward");
-    attention.attend_backward(0);
-    at::Tensor gradients[3];
-    attention.leave_backward(0, &gradients[0], &gradients[1], &gradients[2], "leave backward");
-    for (int i = 0; i < 3; ++i) scatter(gradients[i], segments, outputs[i]);
+    testing::AttentionLayers layers = {{{.q = in[0], .k = in[1], .v = in[2], .d_o = in[3]}}};
+    ExchangeBuffers buffers(/*cuda_device=*/-1);
+    bytes[rank] = testing::play_attention(
+        {index.exchange(rank)},
+        {.schedule = sizes.schedule, .backward = sizes.backward, .window_left = sizes.window_left},
+        kernel, comm, buffers, layers, rank < plan.cluster.num_workers);
+    if (rank >= plan.cluster.num_workers) return;
+    const testing::AttentionLayer& layer = layers[0][0];
+    scatter(layer.o, segments, outputs[3]);
+    if (!sizes.backward) return;
+    scatter(layer.dq, segments, outputs[0]);
+    scatter(layer.dk, segments, outputs[1]);
+    scatter(layer.dv, segments, outputs[2]);
   });
   return {.o = outputs[3],
           .dq = outputs[0],
           .dk = outputs[1],
           .dv = outputs[2],
-          .copied = std::move(copied)};
+          .bytes = std::move(bytes)};
 }
 
 Plan one_worker(const Plan& plan) {
   std::vector<int64_t> lengths;
   for (const Document& document : plan.nano_batch.documents) lengths.push_back(document.length);
   return make_plan(testing::request_for(lengths, 1, "local"));
-}
-
-/// The largest |a - b| / |b| of 128 rows (root of the sum of squares), over the rows of all
-/// documents; NaN where a row was not written. Blocks have a scale each: the last of 1000 queries
-/// has a far smaller O than the first.
-double difference(const PerDocument& a, const PerDocument& b) {
-  const at::Tensor want = at::cat(b).to(at::kDouble), gap = at::cat(a).to(at::kDouble) - want;
-  std::vector<at::Tensor> blocks;
-  for (int64_t row = 0; row < want.size(0); row += kBlockTokens) {
-    const int64_t rows = std::min(kBlockTokens, want.size(0) - row);
-    blocks.push_back(gap.narrow(0, row, rows).norm() / want.narrow(0, row, rows).norm());
-  }
-  return at::stack(blocks).max().item<double>();  // keeps NaN
-}
-
-/// Two runs that round differently: a value is rounded to the format up to 16 times on both sides
-/// (P, O of a block, of a task, of a server, of the row; backward the like), by less than half the
-/// unit roundoff in root mean square; over the rows of a block roundings at random add up to their
-/// root. Sums over at most `longest` rows are in fp32, but that ATen's bf16 backward adds to bf16
-/// gradients after every 32 queries.
-struct Bounds {
-  double forward;
-  double backward;
-};
-Bounds bounds_of(ScalarType dtype, int64_t longest) {
-  if (dtype == ScalarType::kFloat64) return {1e-10, 1e-10};
-  const double fp32 = 0x1p-24, rounding = (dtype == ScalarType::kFloat32 ? fp32 : 0x1p-8) / 2;
-  const auto rows = static_cast<double>(longest);
-  const double sums = std::sqrt(rows) * fp32;
-  return {std::sqrt(16.0) * rounding + sums, std::sqrt(16 + rows / 32) * rounding + sums};
 }
 
 /// What a plan asks of the merge.
@@ -218,6 +197,8 @@ TEST_P(KeySubRangeTest, o_and_every_gradient_equal_one_workers) {
     for (const int dedicated : {0, 2}) {
       Plan plan = testing::random_plan(kLengths, workers, dedicated, random);
       testing::cut_tasks(plan, random);
+      // Overlap: rows merged at home from tasks before and after what comes home was sent for.
+      sizes.schedule = dedicated == 0 ? Schedule::kOverlap : Schedule::kBlocking;
       SCOPED_TRACE(fmt::format("{} dedicated, head_dim_qk {}, window {}", dedicated,
                                sizes.head_dim_qk, sizes.window_left));
       merges.add(plan);
@@ -237,13 +218,6 @@ INSTANTIATE_TEST_SUITE_P(aten, KeySubRangeTest,
 INSTANTIATE_TEST_SUITE_P(full, KeySubRangeTest,
                          ::testing::Combine(::testing::ValuesIn(kAtens),
                                             ::testing::Values(1, 2, 4, 7)));
-
-/// Bytes, where at::equal takes -0 for 0.
-bool same_bytes(const at::Tensor& a, const at::Tensor& b) {
-  const at::Tensor x = a.contiguous(), y = b.contiguous();
-  return x.scalar_type() == y.scalar_type() && x.sizes() == y.sizes() &&
-         std::memcmp(x.data_ptr(), y.data_ptr(), x.nbytes()) == 0;
-}
 
 /// DESIGN rule 2: given the same bits of Q, K, V, those of O do not depend on the plan.
 class SameBitsTest : public ::testing::TestWithParam<std::tuple<Computed, std::vector<int>>> {};
@@ -318,7 +292,9 @@ TEST(CoreAttention, a_kernel_for_another_device_is_a_check) {
   run_ranks(1, {}, [&](Communicator& comm) {
     AttentionKernel kernel(
         {.shape = {.num_heads = kHeads, .num_kv_heads = kKvHeads}, .cuda_device = 0});
-    EXPECT_THROW(CoreAttention(PlanIndex(plan).exchange(0), {}, kernel, comm), CheckFailure);
+    const ExchangeBuffers buffers(/*cuda_device=*/-1);
+    EXPECT_THROW(CoreAttention(PlanIndex(plan).exchange(0), {}, kernel, comm, buffers),
+                 CheckFailure);
   });
 }
 
@@ -347,17 +323,22 @@ int64_t forward_copies(const RankExchange& rank, const Sizes& sizes) {
 
 TEST(CoreAttention, a_row_counts_as_copied_once_whether_it_comes_home_whole_or_is_merged) {
   Random random(4);
-  const Sizes sizes{.dtype = ScalarType::kBFloat16};
+  const Sizes sizes{.dtype = ScalarType::kBFloat16, .backward = false};
   Plan plan = testing::random_plan(kLengths, 3, 1, random);
   testing::cut_tasks(plan, random);
   Merges merges;
   merges.add(plan);
   ASSERT_GT(merges.on_servers, 0);
   ASSERT_GT(merges.at_home, 0);
-  const std::vector<int64_t> copied = run(plan, sizes).copied;
+  const std::vector<ExchangeBytes> bytes = run(plan, sizes).bytes;
   const PlanIndex index(plan);
   for (int rank = 0; rank < plan.cluster.num_servers(); ++rank) {
-    EXPECT_EQ(copied[rank], forward_copies(index.exchange(rank), sizes)) << "rank " << rank;
+    const ExchangeBytes& counted = bytes[rank];
+    EXPECT_EQ(counted.packed + counted.unpacked + counted.copied,
+              forward_copies(index.exchange(rank), sizes))
+        << "rank " << rank;
+    EXPECT_LE(counted.packed, counted.sent) << "rank " << rank;
+    EXPECT_LE(counted.unpacked, counted.received) << "rank " << rank;
   }
 }
 

@@ -3,7 +3,9 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <array>
 
+#include "distca/base/error.h"
 #include "distca/comm/aten_types.h"
 
 namespace distca {
@@ -27,37 +29,28 @@ void for_ranges(const at::Tensor& local, const std::vector<RowRange>& ranges,
 
 }  // namespace
 
-struct Block::Tensors {
-  at::Tensor bytes;
-  std::vector<at::Tensor> parts;
-};
-
-Block::Block(std::initializer_list<BlockPart> parts, int cuda_device)
-    : tensors_(std::make_shared<Tensors>()) {
-  int64_t total = 0;
-  for (const BlockPart& part : parts) total += part.bytes();
+Block::Block(std::byte* memory, int64_t bytes, std::initializer_list<BlockPart> parts,
+             int cuda_device) {
   const at::Device device = cuda_device < 0
                                 ? at::Device(at::kCPU)
                                 : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(cuda_device));
-  tensors_->bytes = at::empty({total}, at::dtype(at::kByte).device(device));
-  int64_t at_byte = 0;
+  std::vector<at::Tensor> tensors;
+  int64_t offset = 0;
   for (const BlockPart& part : parts) {
-    tensors_->parts.push_back(tensors_->bytes.narrow(0, at_byte, part.bytes())
-                                  .view(aten_type(part.type))
-                                  .view({part.rows, part.heads, part.dim}));
-    at_byte += part.bytes();
+    const auto options = at::dtype(aten_type(part.type)).device(device);
+    const std::array<int64_t, 3> sizes{part.rows, part.heads, part.dim};
+    tensors.push_back(part.rows == 0 ? at::empty(sizes, options)
+                                     : at::from_blob(memory + offset, sizes, options));
+    offset += part.bytes();
   }
+  DISTCA_CHECK_EQ(offset, bytes);
+  parts_ = std::make_shared<const std::vector<at::Tensor>>(std::move(tensors));
 }
 
-const at::Tensor& Block::part(size_t index) const { return tensors_->parts[index]; }
-int64_t Block::bytes() const { return tensors_->bytes.numel(); }
-void Block::fill_with_zeros() { tensors_->bytes.zero_(); }
-
-Message Block::message(int peer, uint32_t tag) const {
-  return {.peer = peer,
-          .tag = tag,
-          .data = static_cast<std::byte*>(tensors_->bytes.data_ptr()),
-          .bytes = bytes()};
+size_t Block::size() const { return parts_->size(); }
+const at::Tensor& Block::part(size_t index) const { return (*parts_)[index]; }
+void Block::fill_with_zeros() const {
+  for (const at::Tensor& part : *parts_) part.zero_();
 }
 
 int64_t pack(const at::Tensor& local, const std::vector<RowRange>& ranges, const at::Tensor& part) {
@@ -92,6 +85,15 @@ int64_t add(const at::Tensor& part, const std::vector<RowRange>& ranges, const a
   for_ranges(local, ranges, part,
              [](const at::Tensor& home, const at::Tensor& message) { home.add_(message); });
   return bytes_of(part);
+}
+
+int64_t convert(const Block& from, const Block& to) {
+  int64_t bytes = 0;
+  for (size_t i = 0; i < to.size(); ++i) {
+    to.part(i).copy_(from.part(i));
+    bytes += bytes_of(to.part(i));
+  }
+  return bytes;
 }
 
 }  // namespace distca

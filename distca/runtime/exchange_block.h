@@ -2,13 +2,13 @@
 // A message of the exchange as tensors, and the copies between it and local rows. Thread rule: one
 // thread.
 
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
 #include <vector>
 
 #include "distca/base/scalar_type.h"
-#include "distca/comm/communicator.h"
 #include "distca/plan/exchange.h"
 
 namespace at {
@@ -27,21 +27,20 @@ struct BlockPart {
   int64_t bytes() const { return rows * heads * dim * element_bytes(type); }
 };
 
-/// One message: a flat buffer and its parts as tensors. Head dimensions are multiples of 8, so that
-/// every part begins at a multiple of 16 bytes. Copies share the buffer.
+/// The parts of one message as tensors, where it lies. Head dimensions are multiples of 8, so that
+/// every part begins at a multiple of its element's size. Borrows the memory.
 class Block {
  public:
-  /// Not initialised. `cuda_device`: where it lies, -1 = CPU.
-  Block(std::initializer_list<BlockPart> parts, int cuda_device);
+  /// The parts lie one after another in `memory`, which has `bytes` bytes: a CHECK that they fill
+  /// it. `cuda_device`: where it lies, -1 = CPU.
+  Block(std::byte* memory, int64_t bytes, std::initializer_list<BlockPart> parts, int cuda_device);
 
+  size_t size() const;  // parts
   const at::Tensor& part(size_t index) const;
-  int64_t bytes() const;
-  void fill_with_zeros();
-  Message message(int peer, uint32_t tag) const;
+  void fill_with_zeros() const;
 
  private:
-  struct Tensors;
-  std::shared_ptr<Tensors> tensors_;
+  std::shared_ptr<const std::vector<at::Tensor>> parts_;
 };
 
 // `part` holds the rows of `ranges` one after another. All return the bytes they moved.
@@ -53,5 +52,7 @@ int64_t unpack(const at::Tensor& part, const std::vector<RowRange>& ranges, cons
                const std::vector<Range>& skip = {});
 /// Adds a message part to local rows.
 int64_t add(const at::Tensor& part, const std::vector<RowRange>& ranges, const at::Tensor& local);
+/// Copies a block into one of other types.
+int64_t convert(const Block& from, const Block& to);
 
 }  // namespace distca

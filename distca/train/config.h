@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "distca/batch/batch_stream.h"
+#include "distca/cost/attention_profile.h"
 #include "distca/model/llama.h"
-#include "distca/plan/plan.h"
 #include "distca/runtime/attention_kernel.h"
 
 namespace distca {
@@ -29,11 +29,14 @@ struct Config {
     std::string layout;
     std::string scheduler = "balanced";
     static constexpr double kOwnTolerance = -1;
+    static constexpr double kAutoTolerance = -2;  // written "auto"
     double tolerance = kOwnTolerance;
     bool key_sub_ranges = false;
     bool spread = false;
     std::string profile = "pairs";
     int64_t max_tokens_per_worker = 0;
+    double max_memory_gib = 0;
+    int64_t bandwidth_mb_per_s = 0;
   } plan;
   std::shared_ptr<const AttentionProfile> attention_profile;  // of plan.profile; none: pairs
   struct Attention {
@@ -41,7 +44,14 @@ struct Config {
   } attention;
   struct Exchange {
     std::string grad_dtype = "compute";
+    std::string keys = "auto";
   } exchange;
+  struct Servers {
+    int64_t dedicated = 0;
+    bool in_place = true;
+    std::string capacity;
+    bool reweight = false;
+  } servers;
   struct Optimizer {
     double lr = 1e-3;
     double min_lr_ratio = 0.1;
@@ -54,6 +64,7 @@ struct Config {
   } optimizer;
   struct Train {
     int64_t steps = 100;
+    std::string schedule = "ping-pong";
     int64_t seed = 1;
     int64_t validation_every = 50;
     int64_t validation_nano_batches = 4;
@@ -62,6 +73,9 @@ struct Config {
     bool deterministic = true;
     std::string output_dir = "runs/train";
     bool overwrite = false;
+    std::string trace;
+    int64_t trace_first_step = 2;
+    int64_t trace_steps = 3;
   } train;
   struct Comm {
     std::string backend = "gloo";
@@ -80,10 +94,16 @@ struct ConfigKey {
   std::vector<std::string> choices = {};  // for words; empty: anything
   double minimum = -0x1p30;               // for numbers
   double maximum = 0x1p30;
+  std::string word = {};  // of a number: this word says `word_value`, which no number may
+  double word_value = 0;
 };
 
 /// All keys of a configuration, in print order; pointers into `config`.
 std::vector<ConfigKey> config_keys(Config& config);
+
+/// Ranks that run together: workers, then dedicated servers.
+int num_ranks(const Config& config, int num_workers);
+inline constexpr int kMostRanks = 1024;  // processes of one machine
 
 /// Reads `path` (empty: defaults), applies the overrides and checks values against each other.
 /// Throws Error(kConfig): one line naming file or override, key and what would be right; an unknown
@@ -92,14 +112,13 @@ Config load_config(const std::filesystem::path& path, const std::vector<std::str
 
 /// A TOML file that says the same: every key with its unit, default and reason.
 std::string print_config(Config config);
+/// A key's value as print_config writes it.
+std::string shown_value(const ConfigKey& key);
 
 /// A model's core attention. `cuda_device`: -1 = CPU.
 KernelRequest kernel_request(const LlamaConfig& model, KernelChoice choice, int threads,
                              int cuda_device);
 /// As the ranks are to compute it, on the first device.
 KernelRequest kernel_request(const Config& config);
-
-/// What the scheduler is asked for one nano-batch.
-PlanRequest plan_request(const Config& config, const NanoBatch& nano_batch, int num_workers);
 
 }  // namespace distca

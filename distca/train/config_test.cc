@@ -7,6 +7,7 @@
 
 #include "distca/base/error.h"
 #include "distca/base/file.h"
+#include "distca/train/plan_request.h"
 
 namespace distca {
 namespace {
@@ -75,6 +76,10 @@ TEST(config, wrong_types_and_values_name_the_key_and_what_is_right) {
   EXPECT_THAT(message_of({"plan.tolerance=-0.5"}), testing::HasSubstr("or -1 for the scheduler's"));
   EXPECT_THAT(message_of({"plan.tolerance=-2"}), testing::HasSubstr("plan.tolerance = -2"));
   EXPECT_EQ(message_of({"plan.tolerance=10"}), "accepted");
+  EXPECT_EQ(message_of({"plan.tolerance=auto"}), "accepted");
+  EXPECT_THAT(message_of({"plan.tolerance=automatic"}), testing::HasSubstr("a number or auto"));
+  EXPECT_THAT(message_of({"plan.tolerance=true"}), testing::HasSubstr("a number or auto"));
+  EXPECT_THAT(message_of({"optimizer.lr=auto"}), testing::HasSubstr("optimizer.lr = auto"));
   EXPECT_EQ(message_of({"batch.seed=1000000000000"}), "accepted");
   EXPECT_THAT(message_of({"model.num_key_value_heads=3"}), testing::HasSubstr("not divisible"));
   EXPECT_THAT(message_of({"batch.max_document_tokens=9999999"}),
@@ -93,6 +98,31 @@ TEST(config, wrong_types_and_values_name_the_key_and_what_is_right) {
   EXPECT_EQ(message_of({"attention.kernel=cpu", "model.dtype=bfloat16"}), "accepted");
   EXPECT_EQ(message_of({"attention.kernel=aten", "model.dtype=float64"}), "accepted");
   EXPECT_THAT(message_of({"seed"}), testing::HasSubstr("section.key=value"));
+}
+
+TEST(config, measured_speeds_enter_plans_only_where_runs_need_not_repeat) {
+  EXPECT_THAT(message_of({"servers.reweight=true"}),
+              testing::HasSubstr("set train.deterministic=false"));
+  EXPECT_EQ(message_of({"servers.reweight=true", "train.deterministic=false"}), "accepted");
+  EXPECT_THAT(
+      message_of({"servers.reweight=true", "train.deterministic=false", "servers.capacity=1,2"}),
+      testing::HasSubstr("either measured or given"));
+  EXPECT_THAT(
+      message_of({"servers.reweight=true", "train.deterministic=false", "plan.scheduler=local"}),
+      testing::HasSubstr("servers.reweight = true with plan.scheduler = local: it keeps"));
+  const auto measures = [](const std::vector<std::string>& overrides) {
+    return measures_speeds(load_config("", overrides));
+  };
+  EXPECT_FALSE(measures({}));
+  EXPECT_FALSE(measures({"train.deterministic=false"}));
+  EXPECT_FALSE(measures({"plan.tolerance=auto"}));
+  EXPECT_TRUE(measures({"plan.tolerance=auto", "train.deterministic=false"}));
+  EXPECT_TRUE(measures({"servers.reweight=true", "train.deterministic=false"}));
+}
+
+TEST(config, an_automatic_tolerance_is_printed_as_it_is_read) {
+  EXPECT_THAT(print_config(load_config("", {"plan.tolerance=auto"})),
+              testing::HasSubstr("tolerance = \"auto\"  # "));
 }
 
 TEST(config, the_plan_is_asked_for_what_the_keys_say) {

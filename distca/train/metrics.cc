@@ -34,13 +34,28 @@ Json phase_times(const OpTimes& times) {
   return phases;
 }
 
+Json exchange_times(const OpTimes& times) {
+  return {{"pack_ms", times.of(OpPart::kPack) * 1e3},
+          {"post_ms", times.of(OpPart::kPost) * 1e3},
+          {"wait_ms", times.of(OpPart::kWait) * 1e3},
+          {"land_ms", times.of(OpPart::kLand) * 1e3}};
+}
+
+/// What plans of later steps are made with.
+Json speeds_json(const Speeds& speeds) {
+  Json json = {{"from_step", speeds.from_step}, {"bytes_per_us", speeds.bytes_per_us}};
+  for (const RankSpeed& rank : speeds.ranks) {
+    json["linear_ps_per_token"].push_back(rank.linear_ps_per_token);
+    json["attention_ps_per_kload"].push_back(rank.attention_ps_per_kload);
+  }
+  return json;
+}
+
 }  // namespace
 
-Metrics::Metrics(const std::filesystem::path& directory, int64_t total_steps, std::string price,
-                 std::string kernel)
+Metrics::Metrics(const std::filesystem::path& directory, int64_t total_steps, RunLabels labels)
     : total_steps_(total_steps),
-      price_(std::move(price)),
-      kernel_(std::move(kernel)),
+      labels_(std::move(labels)),
       terminal_(isatty(STDOUT_FILENO) == 1),
       start_s_(steady_seconds()) {
   const std::filesystem::path path = directory / "metrics.jsonl";
@@ -59,18 +74,26 @@ void Metrics::record(const StepMetrics& m) {
                {"step_s", m.step_s},
                {"tokens_per_s", m.tokens / m.step_s},
                {"model_flops_per_s", m.model_flops / m.step_s},
-               {"share_of_matmul_peak", m.model_flops / m.step_s / m.peak_flops_per_s},
+               {"share_of_peak", m.model_flops / m.step_s / m.peak_flops_per_s},
                {"imbalance_before", m.imbalance_before},
                {"imbalance_after", m.imbalance_after},
-               {"bytes_sent", m.bytes_sent},
-               {"bytes_copied", m.bytes_copied},
+               {"bytes_sent", m.bytes.sent},
+               {"bytes_packed", m.bytes.packed},
+               {"bytes_unpacked", m.bytes.unpacked},
+               {"bytes_copied", m.bytes.copied},
+               {"nano_batches_resent", m.num_resent},
                {"plan_s", m.plan_s},
                {"plan_wait_s", m.plan_wait_s},
-               {"price", price_},
-               {"kernel", kernel_},
+               {"price", labels_.price},
+               {"kernel", labels_.kernel},
+               {"schedule", labels_.schedule},
                {"attention_s", m.attention_s},
-               {"phases", phase_times(m.times)}};
+               {"phases", phase_times(m.times)},
+               {"exchange", exchange_times(m.times)}};
   if (!m.attention_predicted_s.empty()) line["attention_predicted_s"] = m.attention_predicted_s;
+  if (!m.chosen.empty()) line["chosen"] = m.chosen;
+  if (m.speeds.from_step > 0) line["speeds"] = speeds_json(m.speeds);
+  if (m.speeds_from_step > 0) line["speeds_from_step"] = m.speeds_from_step;
   if (m.validation_loss) line["validation_loss"] = *m.validation_loss;
   const std::string text = line.dump() + "\n";
   if (std::fwrite(text.data(), 1, text.size(), file_) != text.size() || std::fflush(file_) != 0) {
@@ -91,7 +114,7 @@ void Metrics::show(const StepMetrics& m) {
   const std::string held_out =
       validation_loss_ ? fmt::format("  held-out {:.3f}", *validation_loss_) : "";
   const std::string text = fmt::format(
-      "step {:>5}/{}  loss {:.3f}{}  {}:{:02} left  {:>6} tok/s ({:.0f} % of matmul peak)  "
+      "step {:>5}/{}  loss {:.3f}{}  {}:{:02} left  {:>6} tok/s ({:.0f} % of peak)  "
       "attention max/mean {:.2f} -> {:.2f}",
       m.step, total_steps_, m.loss, held_out, static_cast<int64_t>(left_s) / 60,
       static_cast<int64_t>(left_s) % 60, with_thousands(std::llround(m.tokens / m.step_s)),

@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "distca/cost/speeds.h"
+#include "distca/runtime/core_attention.h"
 #include "distca/runtime/executor.h"
 
 namespace distca {
@@ -21,31 +23,39 @@ struct StepMetrics {
   double lr = 0;
   int64_t tokens = 0;
   double step_s = 0;
-  double model_flops = 0;  // of the step
-  double peak_flops_per_s =
-      0;  // matrix-product rate of all ranks together, measured when the run began
-  double imbalance_before = 1;  // max/mean attention load under plain packing, by pairs
-  double imbalance_after = 1;   // the same under the plan
-  int64_t bytes_sent = 0;       // by the exchange, all ranks, forward and backward
-  int64_t bytes_copied = 0;     // packed, unpacked and merged, all ranks
+  double model_flops = 0;       // of the step
+  double peak_flops_per_s = 0;  // of all ranks together, measured when the run began (peak.h)
+  double imbalance_before = 1;  // max/mean attention load of workers under plain packing, by pairs
+  double imbalance_after = 1;   // of servers under the plan, of load over capacity
+  ExchangeBytes bytes;          // all ranks, forward and backward
+  int64_t num_resent = 0;       // nano-batches of which Q, K, V traveled again for backward
   double plan_s = 0;  // making, checking and resolving the plans and reading this rank's tokens, on
                       // a thread of its own
   double plan_wait_s = 0;  // how long the step waited for it
   // Time in attention, forward and backward of all layers and nano-batches. Measured: on a CPU with
   // one thread a rank its processor time, as profiles are; with more threads the time that passed,
-  // waits for a core included; on CUDA what launching the kernels took.
+  // waits for a core included; on CUDA the device's.
   std::vector<double> attention_s;            // [ranks] measured
   std::vector<double> attention_predicted_s;  // [ranks] by plan.profile; empty without one
   OpTimes times;
+  std::vector<std::string> chosen;  // what plan.tolerance = auto chose, a nano-batch
+  Speeds speeds;  // what was measured: in step 1 what its plan rests on, later what holds from
+                  // step + 2 on, if that is new; else of from_step 0
+  int64_t speeds_from_step = 0;           // of the speeds that this step was planned with; 0: none
   std::optional<double> validation_loss;  // nats per target
+};
+
+/// Said in every line.
+struct RunLabels {
+  std::string price;     // what the run plans by (PlanOptions::price)
+  std::string kernel;    // what computes core attention (AttentionKernel::name)
+  std::string schedule;  // train.schedule
 };
 
 class Metrics {
  public:
-  /// Opens DIR/metrics.jsonl. `price`: what the run plans by (PlanOptions::price), `kernel`: what
-  /// computes core attention (AttentionKernel::name), said in every line. Throws Error(kIo).
-  Metrics(const std::filesystem::path& directory, int64_t total_steps, std::string price,
-          std::string kernel);
+  /// Opens DIR/metrics.jsonl. Throws Error(kIo).
+  Metrics(const std::filesystem::path& directory, int64_t total_steps, RunLabels labels);
   ~Metrics();
   Metrics(const Metrics&) = delete;
   Metrics& operator=(const Metrics&) = delete;
@@ -59,8 +69,7 @@ class Metrics {
 
   std::FILE* file_;
   int64_t total_steps_;
-  std::string price_;
-  std::string kernel_;
+  RunLabels labels_;
   bool terminal_;
   double start_s_;
   double last_shown_s_ = -1e9;

@@ -1,6 +1,5 @@
 #include "distca/train/plan_ahead.h"
 
-#include <algorithm>
 #include <numeric>
 #include <system_error>
 
@@ -10,19 +9,25 @@
 #include "distca/plan/exchange.h"
 #include "distca/plan/scheduler.h"
 #include "distca/plan/validate.h"
+#include "distca/train/plan_request.h"
 
 namespace distca {
 namespace {
 
-double max_over_mean_of_sums(const std::vector<std::vector<int64_t>>& loads) {
-  double max_sum = 0, mean_sum = 0;
-  for (const std::vector<int64_t>& load : loads) {
-    max_sum += static_cast<double>(*std::max_element(load.begin(), load.end()));
-    mean_sum += static_cast<double>(std::accumulate(load.begin(), load.end(), int64_t{0})) /
-                static_cast<double>(load.size());
+/// By how much those who share a batch's load wait: the sum over nano-batches of the busiest one's
+/// time over the sum of the mean.
+class Imbalance {
+ public:
+  void add(const Cluster& cluster, const std::vector<int64_t>& load) {
+    const auto total = static_cast<double>(std::accumulate(load.begin(), load.end(), int64_t{0}));
+    max_ += total * max_over_mean(cluster, load);
+    mean_ += total;
   }
-  return mean_sum > 0 ? max_sum / mean_sum : 1.0;
-}
+  double value() const { return mean_ > 0 ? max_ / mean_ : 1.0; }
+
+ private:
+  double max_ = 0, mean_ = 0;
+};
 
 std::vector<int64_t> sum(const std::vector<std::vector<int64_t>>& loads, size_t servers) {
   std::vector<int64_t> result(servers, 0);
@@ -32,69 +37,95 @@ std::vector<int64_t> sum(const std::vector<std::vector<int64_t>>& loads, size_t 
   return result;
 }
 
+void check_plan(const Plan& plan, const AttentionProfile* profile) {
+  ValidateOptions checks = checks_of(find_scheduler(plan.options.scheduler));
+  checks.profile = profile;
+  const std::vector<std::string> violations = validate(plan, checks);
+  DISTCA_CHECK(violations.empty(), "scheduler {} made a wrong plan: {}", plan.options.scheduler,
+               violations[0]);
+}
+
 }  // namespace
 
 PlannedBatch plan_batch(const Config& config, const IndexedDataset& data, const Batch& batch,
-                        int rank, int num_workers) {
+                        int rank, int num_workers, const Speeds& speeds) {
   const Stopwatch watch;
-  ValidateOptions checks = checks_of(find_scheduler(config.plan.scheduler));
-  checks.profile = config.attention_profile.get();
-  PlannedBatch planned;
+  const auto num_servers = static_cast<size_t>(num_ranks(config, num_workers));
+  PlannedBatch planned{.speeds_from_step = speeds.from_step};
   std::vector<std::vector<int64_t>> before, after;
+  Imbalance imbalance_before, imbalance_after;
   Fnv1a64 hash;
-  if (config.attention_profile) planned.attention_s.assign(num_workers, 0);
-  for (const NanoBatchSource& source : batch) {
-    const Plan plan = make_plan(plan_request(config, source.nano_batch, num_workers));
-    const std::vector<std::string> violations = validate(plan, checks);
-    DISTCA_CHECK(violations.empty(), "scheduler {} made a wrong plan: {}", plan.options.scheduler,
-                 violations[0]);
+  if (config.attention_profile) planned.attention_s.assign(num_servers, 0);
+  planned.work.resize(num_servers);
+  const auto [plans, resent] = plan_nano_batches(config, batch, num_workers, speeds);
+  for (size_t nano = 0; nano < batch.size(); ++nano) {
+    const NanoBatchSource& source = batch[nano];
+    const Plan& plan = plans[nano];
+    check_plan(plan, config.attention_profile.get());
     hash.add(plan_hash(plan));
     before.push_back(packed_load(plan));
     after.emplace_back();
-    for (size_t server = 0; server < plan.load.size(); ++server) {
+    for (size_t server = 0; server < num_servers; ++server) {
       after.back().push_back(plan.load[server].pairs);
+      planned.work[server].load +=
+          config.attention_profile ? plan.load[server].time_ns : plan.load[server].pairs;
       if (planned.attention_s.empty()) continue;
       planned.attention_s[server] += 1e-9 * static_cast<double>(plan.load[server].time_ns) *
                                      static_cast<double>(config.model.num_hidden_layers);
     }
-    planned.inputs.push_back({.exchange = PlanIndex(plan).exchange(rank),
-                              .tokens = load_tokens(data, source, plan.layout.workers[rank])});
+    for (int worker = 0; worker < num_workers; ++worker) {
+      planned.work[worker].tokens += plan.layout.num_tokens(worker);
+    }
+    if (config.plan.tolerance == Config::PlanKeys::kAutoTolerance) {
+      planned.chosen.push_back(fmt::format("{} {:g}", plan.options.scheduler,
+                                           static_cast<double>(plan.options.tolerance_ppm) * 1e-6));
+    }
+    // Plain packing knows no servers but workers.
+    imbalance_before.add(Cluster::in_place(num_workers), before.back());
+    imbalance_after.add(plan.cluster, after.back());
+    NanoInput& input = planned.inputs.emplace_back();
+    input.exchange = PlanIndex(plan).exchange(rank);
+    input.pairs = plan.load[rank].pairs;
+    input.resent = resent;
+    if (rank < num_workers) input.tokens = load_tokens(data, source, plan.layout.workers[rank]);
+    planned.num_resent += resent ? 1 : 0;
     planned.num_tokens += source.nano_batch.num_tokens();
     planned.num_targets += source.num_targets();
   }
-  planned.load_before = sum(before, num_workers);
-  planned.load_after = sum(after, num_workers);
+  planned.load_before = sum(before, num_servers);
+  planned.load_after = sum(after, num_servers);
   planned.pairs = std::accumulate(planned.load_after.begin(), planned.load_after.end(), int64_t{0});
-  planned.imbalance_before = max_over_mean_of_sums(before);
-  planned.imbalance_after = max_over_mean_of_sums(after);
+  planned.imbalance_before = imbalance_before.value();
+  planned.imbalance_after = imbalance_after.value();
   planned.hash = hash.value();
   planned.plan_s = watch.seconds();
   return planned;
 }
 
-PlanAhead::PlanAhead(NextBatch next_batch, PlanBatch plan)
+PlanAhead::PlanAhead(NextBatch next_batch, PlanBatch plan, Speeds speeds)
     : next_batch_(std::move(next_batch)), plan_(std::move(plan)) {
-  start();
+  start(std::move(speeds));
 }
 
-void PlanAhead::start() {
+void PlanAhead::start(Speeds speeds) {
   try {
-    pending_ = std::async(std::launch::async, [this]() -> std::optional<PlannedBatch> {
-      const std::optional<Batch> batch = next_batch_();
-      if (!batch) return std::nullopt;
-      return plan_(*batch);
-    });
+    pending_ = std::async(std::launch::async,
+                          [this, speeds = std::move(speeds)]() -> std::optional<PlannedBatch> {
+                            const std::optional<Batch> batch = next_batch_();
+                            if (!batch) return std::nullopt;
+                            return plan_(*batch, speeds);
+                          });
   } catch (const std::system_error& error) {
     throw Error(ErrorKind::kIo, "cannot start the planning thread: {}", error.what());
   }
 }
 
-PlannedBatch PlanAhead::next() {
+PlannedBatch PlanAhead::next(Speeds speeds) {
   const Stopwatch watch;
   std::optional<PlannedBatch> planned = pending_.get();
   DISTCA_CHECK(planned.has_value(), "no batch is left");
   planned->wait_s = watch.seconds();
-  start();
+  start(std::move(speeds));
   return *std::move(planned);
 }
 

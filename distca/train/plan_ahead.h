@@ -6,10 +6,12 @@
 #include <functional>
 #include <future>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "distca/batch/batch_stream.h"
 #include "distca/batch/indexed_dataset.h"
+#include "distca/cost/speed_meter.h"
 #include "distca/train/config.h"
 #include "distca/train/step.h"
 
@@ -18,24 +20,29 @@ namespace distca {
 /// A batch, planned: what this rank does in it, and what the plans say of all.
 struct PlannedBatch {
   std::vector<NanoInput> inputs;
-  uint64_t hash = 0;  // of the plans; ranks compare it before use
+  uint64_t hash = 0;       // of the plans; ranks compare it before use
+  int64_t num_resent = 0;  // nano-batches of which Q, K, V travel again for backward
   int64_t num_tokens = 0;
   int64_t num_targets = 0;
-  int64_t pairs = 0;  // that the mask allows
-  double imbalance_before = 1;
-  double imbalance_after = 1;
+  int64_t pairs = 0;                 // that the mask allows
+  double imbalance_before = 1;       // max/mean over workers
+  double imbalance_after = 1;        // of load over capacity, over servers
   std::vector<int64_t> load_before;  // [servers] pairs
   std::vector<int64_t> load_after;
+  int64_t speeds_from_step = 0;     // of the speeds it was planned with; 0: nothing was measured
+  std::vector<RankSample> work;     // [ranks] tokens and load of all nano-batches; no times
+  std::vector<std::string> chosen;  // by plan.tolerance = auto: "SCHEDULER TOLERANCE" a nano-batch
   std::vector<double> attention_s;  // [servers] predicted, forward and backward of all layers;
                                     // empty without plan.profile
   double plan_s = 0;                // what all this took
   double wait_s = 0;                // how long next() waited for it
 };
 
-/// Plans every nano-batch of a batch and loads the tokens of `rank`. Throws Error(kPlan, kData);
-/// a plan that the validator refuses is a CHECK. Any thread.
+/// Plans every nano-batch of a batch and loads the tokens of `rank`, a dedicated server's none.
+/// `speeds`: recorded ones (measures_speeds), the same on every rank.
+/// Throws Error(kPlan, kData); a plan that the validator refuses is a CHECK. Any thread.
 PlannedBatch plan_batch(const Config& config, const IndexedDataset& data, const Batch& batch,
-                        int rank, int num_workers);
+                        int rank, int num_workers, const Speeds& speeds = {});
 
 /// Thread rule: one thread. Destroying it waits for what is being planned; no thread is left.
 class PlanAhead {
@@ -43,19 +50,19 @@ class PlanAhead {
   /// The batches in the order of their use; none: no more. Called on the planning thread, one call
   /// at a time, and never after the PlanAhead.
   using NextBatch = std::function<std::optional<Batch>()>;
-  using PlanBatch = std::function<PlannedBatch(const Batch&)>;
+  using PlanBatch = std::function<PlannedBatch(const Batch&, const Speeds&)>;
 
   /// Starts with the first batch. Throws Error(kIo) if the system refuses a thread.
-  PlanAhead(NextBatch next_batch, PlanBatch plan);
+  PlanAhead(NextBatch next_batch, PlanBatch plan, Speeds speeds = {});
   PlanAhead(const PlanAhead&) = delete;
   PlanAhead& operator=(const PlanAhead&) = delete;
 
-  /// Waits for the next batch and starts planning the one after it. There must be one. Rethrows
-  /// what went wrong on the planning thread.
-  PlannedBatch next();
+  /// Waits for the next batch and starts planning the one after it, with these speeds. There must
+  /// be one. Rethrows what went wrong on the planning thread.
+  PlannedBatch next(Speeds speeds = {});
 
  private:
-  void start();
+  void start(Speeds speeds);
 
   NextBatch next_batch_;
   PlanBatch plan_;

@@ -30,7 +30,7 @@ PlanAhead::NextBatch batches(int count) {
 TEST(PlanAhead, batches_come_in_order_and_one_is_planned_while_another_is_used) {
   const std::thread::id here = std::this_thread::get_id();
   std::atomic<int> planned{0};
-  PlanAhead ahead(batches(3), [&](const Batch&) {
+  PlanAhead ahead(batches(3), [&](const Batch&, const Speeds&) {
     EXPECT_NE(std::this_thread::get_id(), here);
     return PlannedBatch{.num_tokens = ++planned};
   });
@@ -46,9 +46,21 @@ TEST(PlanAhead, batches_come_in_order_and_one_is_planned_while_another_is_used) 
   EXPECT_THROW(ahead.next(), CheckFailure);
 }
 
+TEST(PlanAhead, plans_with_the_speeds_of_the_moment_when_it_starts) {
+  PlanAhead ahead(
+      batches(3),
+      [](const Batch&, const Speeds& speeds) {
+        return PlannedBatch{.num_tokens = speeds.from_step};
+      },
+      Speeds{.from_step = 10});
+  EXPECT_EQ(ahead.next(Speeds{.from_step = 20}).num_tokens, 10);
+  EXPECT_EQ(ahead.next(Speeds{.from_step = 30}).num_tokens, 20);
+  EXPECT_EQ(ahead.next(Speeds{.from_step = 40}).num_tokens, 30);
+}
+
 TEST(PlanAhead, what_goes_wrong_while_planning_is_thrown_when_the_batch_is_wanted) {
   int planned = 0;
-  PlanAhead ahead(batches(3), [&](const Batch&) {
+  PlanAhead ahead(batches(3), [&](const Batch&, const Speeds&) {
     if (++planned == 2) throw Error(ErrorKind::kPlan, "does not fit");
     return PlannedBatch{};
   });
@@ -65,7 +77,7 @@ TEST(PlanAhead, what_goes_wrong_while_planning_is_thrown_when_the_batch_is_wante
 TEST(PlanAhead, its_end_waits_for_what_is_being_planned) {
   std::atomic<bool> done{false};
   {
-    PlanAhead ahead(batches(1), [&](const Batch&) {
+    PlanAhead ahead(batches(1), [&](const Batch&, const Speeds&) {
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
       done = true;
       return PlannedBatch{};
@@ -88,13 +100,13 @@ class PlanBatchTest : public FolderTest {
     config_.batch.max_document_tokens = 512;
   }
 
-  std::vector<PlannedBatch> plan(int workers) {
+  std::vector<PlannedBatch> plan(int workers, const Speeds& speeds = {}) {
     const IndexedDataset data(folder_ / "data");
     BatchStream stream(data.document_lengths(), {0, 1, 2}, config_.batch);
     const Batch batch = stream.next();
     std::vector<PlannedBatch> ranks;
-    for (int rank = 0; rank < workers; ++rank) {
-      ranks.push_back(plan_batch(config_, data, batch, rank, workers));
+    for (int rank = 0; rank < num_ranks(config_, workers); ++rank) {
+      ranks.push_back(plan_batch(config_, data, batch, rank, workers, speeds));
     }
     return ranks;
   }
@@ -119,6 +131,56 @@ TEST_F(PlanBatchTest, ranks_agree_on_the_plans_and_share_the_tokens) {
     }
   }
   EXPECT_EQ(tokens, 1024);
+}
+
+TEST_F(PlanBatchTest, a_dedicated_server_has_tasks_and_no_tokens) {
+  config_.servers.dedicated = 1;
+  const std::vector<PlannedBatch> ranks = plan(2);
+  ASSERT_THAT(ranks, SizeIs(3));
+  EXPECT_EQ(ranks[2].hash, ranks[0].hash);
+  EXPECT_THAT(ranks[2].load_after, SizeIs(3));
+  EXPECT_EQ(ranks[2].load_before[2], 0) << "plain packing knows workers only";
+  int64_t pairs = 0;
+  for (const NanoInput& input : ranks[2].inputs) {
+    EXPECT_EQ(input.tokens.ids.size(), 0u);
+    EXPECT_EQ(input.exchange.local_tokens, 0);
+    EXPECT_THAT(input.exchange.tasks, testing::Not(IsEmpty()));
+    pairs += input.pairs;
+  }
+  EXPECT_EQ(pairs, ranks[0].load_after[2]);
+  EXPECT_GE(ranks[0].imbalance_after, 1);
+}
+
+TEST_F(PlanBatchTest, a_rank_that_is_twice_as_slow_gets_the_load_that_it_finishes_with_the_other) {
+  config_.servers.reweight = true;
+  config_.plan.tolerance = 0;
+  config_.batch.nano_batch_tokens = 8192;                 // tasks are small beside it
+  constexpr int64_t kLinearPs = 20'000, kPairPs = 1'000;  // a token, a pair
+  const Speeds slow{.from_step = 9,
+                    .ranks = {{kLinearPs, 1'000 * kPairPs}, {2 * kLinearPs, 2'000 * kPairPs}}};
+  for (const char* schedule : {"blocking", "ping-pong"}) {
+    config_.train.schedule = schedule;
+    const std::vector<PlannedBatch> even = plan(2), uneven = plan(2, slow);
+    EXPECT_EQ(even[0].speeds_from_step, 0);
+    EXPECT_EQ(uneven[0].speeds_from_step, 9);
+    for (size_t nano = 0; nano < 2; ++nano) {
+      const auto share_of_slow = [&](const std::vector<PlannedBatch>& ranks) {
+        const auto first = static_cast<double>(ranks[0].inputs[nano].pairs);
+        const auto second = static_cast<double>(ranks[1].inputs[nano].pairs);
+        return second / (first + second);
+      };
+      EXPECT_NEAR(share_of_slow(even), 0.5, 0.01) << schedule << " " << nano;
+      // Blocking evens attention alone; under ping-pong both have a T with
+      // (T - linear) / pair + (T - 2 linear) / (2 pair) = pairs.
+      const auto pairs =
+          static_cast<double>(even[0].inputs[nano].pairs + even[1].inputs[nano].pairs);
+      const double linear = schedule == std::string("blocking") ? 0 : kLinearPs * 8192 / 2;
+      const double finish = (pairs * kPairPs + 2 * linear) / 1.5;
+      const double want = (finish - 2 * linear) / (2 * kPairPs) / pairs;
+      EXPECT_LT(want, 0.34);
+      EXPECT_NEAR(share_of_slow(uneven), want, 0.01) << schedule << " " << nano;
+    }
+  }
 }
 
 TEST_F(PlanBatchTest, a_window_leaves_fewer_pairs_to_compute) {

@@ -1,8 +1,8 @@
 #pragma once
 // One training or evaluation step of one rank: plays a program with a model's phases and
-// disaggregated core attention. Autograd lives inside a phase; its backward is an operation of the
-// program (DESIGN, "One layer of one nano-batch"). Thread rule: one thread; all ranks run the same
-// steps in the same order.
+// disaggregated core attention, or, on a dedicated server, with attention alone. Autograd lives
+// inside a phase; its backward is an operation of the program (DESIGN, "One layer of one
+// nano-batch"). Thread rule: one thread; all ranks run the same steps in the same order.
 
 #include <functional>
 #include <memory>
@@ -12,16 +12,22 @@
 #include "distca/model/llama.h"
 #include "distca/plan/exchange.h"
 #include "distca/program/program.h"
+#include "distca/program/schedule.h"
 #include "distca/runtime/core_attention.h"
+#include "distca/runtime/exchange_buffers.h"
 #include "distca/runtime/executor.h"
 #include "distca/train/loader.h"
 
 namespace distca {
 
+struct Config;
+
 /// One nano-batch as this rank sees it.
 struct NanoInput {
   RankExchange exchange;
-  LocalTokens tokens;
+  int64_t pairs = 0;    // (query, key) pairs of this rank's tasks
+  bool resent = false;  // Q, K, V travel again for backward
+  LocalTokens tokens;   // none on a dedicated server
 };
 
 struct StepResult {
@@ -31,15 +37,24 @@ struct StepResult {
 };
 
 struct StepOptions {
-  CoreAttentionOptions::GradientTravel gradient_travel =
-      CoreAttentionOptions::GradientTravel::kCompute;
+  Schedule schedule = Schedule::kPingPong;
+  bool wide_gradients = false;  // dQ, dK, dV travel in the accumulator's type, not the compute type
   KernelChoice kernel = KernelChoice::kAuto;
   int threads = 1;  // of our own attention kernel
 };
 
+/// As the configuration says.
+StepOptions step_options(const Config& config);
+
+/// The program of one rank for these inputs.
+Program step_program(const LlamaConfig& model, const StepOptions& options, bool holds_weights,
+                     ProgramRequest::Kind kind, const std::vector<NanoInput>& inputs);
+
 class Step {
  public:
-  Step(const Llama& model, Communicator& comm, const StepOptions& options);
+  /// `model`: null on a dedicated server, which then only needs its shape.
+  Step(const LlamaConfig& config, const Llama* model, Communicator& comm,
+       const StepOptions& options);
   ~Step();
 
   /// Forward and backward of all nano-batches; gradients of sum(loss) / num_targets are added to
@@ -49,12 +64,21 @@ class Step {
   /// Forward and loss only.
   StepResult evaluate(std::vector<NanoInput> inputs);
   const AttentionKernel& kernel() const { return kernel_; }
+  const ExchangeBuffers& buffers() const { return buffers_; }
+  /// Records the events of the steps that follow; null: none.
+  void set_recorder(TraceRecorder* recorder) { recorder_ = recorder; }
 
  private:
-  const Llama& model_;
+  StepResult run(ProgramRequest::Kind kind, std::vector<NanoInput> inputs, double loss_scale,
+                 const std::function<void()>& sum_gradients, const std::function<void()>& update);
+
+  LlamaConfig config_;
+  const Llama* model_;
   Communicator& comm_;
-  CoreAttentionOptions::GradientTravel gradient_travel_;
+  StepOptions options_;
   AttentionKernel kernel_;
+  ExchangeBuffers buffers_;
+  TraceRecorder* recorder_ = nullptr;
 };
 
 }  // namespace distca

@@ -9,10 +9,12 @@
 #include "distca/batch/indexed_dataset.h"
 #include "distca/train/config.h"
 #include "distca/train/metrics.h"
+#include "distca/train/peak.h"
 
 namespace distca {
 
 struct RunSummary {
+  int num_workers = 0;               // servers from here on are dedicated
   std::vector<int64_t> load_before;  // [servers] pairs over all steps, plain packing
   std::vector<int64_t> load_after;   // the same under the plans
   double seconds = 0;                // in training steps
@@ -39,16 +41,16 @@ struct RunSummary {
 enum class AttentionClock {
   kProcessor,  // of the rank's one thread
   kElapsed,    // several threads: waits for a core included
-  kLaunch,     // CUDA: the kernels run on
+  kDevice,     // CUDA: the device's
 };
 AttentionClock attention_clock(const Config& config);
 
-/// Lines of the summary: measured time by server and, where the two can be compared, predicted.
+/// Lines of the summary: measured time by server and, with a profile, predicted.
 std::string attention_times(const Config& config, const RunSummary& summary);
 
 /// What is about to be run, on what.
 void print_start(const Config& config, const IndexedDataset& data, int num_workers,
-                 const std::string& kernel, double peak_flops_per_s);
+                 const std::string& kernel, const ComputePeak& peak);
 
 /// What was learned, the load per server before and after balancing, what was saved.
 void print_summary(const Config& config, const IndexedDataset& data, const RunSummary& summary);

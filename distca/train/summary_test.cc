@@ -11,7 +11,6 @@ using ::testing::DoubleEq;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using ::testing::Not;
 
 StepMetrics step_of(std::vector<double> measured, std::vector<double> predicted) {
   StepMetrics step;
@@ -45,6 +44,7 @@ TEST(RunSummary, without_a_profile_nothing_is_predicted) {
 class AttentionTimesTest : public ::testing::Test {
  protected:
   AttentionTimesTest() : config_(load_config("", {"plan.profile=h200"})) {
+    summary_.num_workers = 2;
     summary_.add({1, 1}, {1, 1}, step_of({0.25, 0}, {0.5, 0.125}));
   }
   std::string text() const { return attention_times(config_, summary_); }
@@ -60,10 +60,11 @@ TEST_F(AttentionTimesTest, say_which_clock_measured_and_whose_profile_predicted)
   EXPECT_THAT(text(), AllOf(HasSubstr("waits for a core included"), HasSubstr("NVIDIA H200")));
 }
 
-TEST_F(AttentionTimesTest, are_not_compared_with_what_launching_kernels_took) {
+TEST_F(AttentionTimesTest, on_cuda_are_the_devices_and_compared_as_well) {
   config_.train.device = "cuda";
-  EXPECT_THAT(text(), AllOf(HasSubstr("launching kernels"), Not(HasSubstr("predict")),
-                            HasSubstr("measured   250.000 ms")));
+  EXPECT_THAT(text(),
+              AllOf(HasSubstr("the device's time"), HasSubstr("NVIDIA H200"),
+                    HasSubstr("measured   250.000 ms  predicted   500.000 ms  (+100.0 %)")));
 }
 
 TEST_F(AttentionTimesTest, small_ones_are_in_ms_and_nothing_is_divided_by_zero) {
@@ -73,6 +74,15 @@ TEST_F(AttentionTimesTest, small_ones_are_in_ms_and_nothing_is_divided_by_zero) 
             HasSubstr("server  1  measured     0.000 ms  predicted   125.000 ms\n")));
   summary_.add({1, 1}, {1, 1}, step_of({2, 1}, {2, 1}));
   EXPECT_THAT(text(), HasSubstr("server  0  measured     2.250 s  predicted     2.500 s"));
+}
+
+TEST_F(AttentionTimesTest, servers_are_named_by_role_where_there_are_two) {
+  summary_.num_workers = 1;
+  EXPECT_THAT(text(), AllOf(HasSubstr("server  0 in place   measured   250.000 ms"),
+                            HasSubstr("server  1 dedicated  measured     0.000 ms")));
+  config_.servers.in_place = false;
+  EXPECT_THAT(text(), AllOf(HasSubstr("server  0 worker     measured   250.000 ms"),
+                            HasSubstr("server  1 dedicated  measured     0.000 ms")));
 }
 
 }  // namespace

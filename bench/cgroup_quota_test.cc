@@ -1,0 +1,79 @@
+#include "bench/cgroup_quota.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <optional>
+
+#include "distca/base/clock.h"
+#include "distca/base/error.h"
+
+namespace distca::bench {
+namespace {
+
+double own_processor_seconds() {
+  timespec time{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+class CgroupQuotaTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    try {
+      quota_.emplace();
+    } catch (const Error& error) {
+      GTEST_SKIP() << error.what();
+    }
+  }
+  std::optional<CgroupQuota> quota_;
+};
+
+TEST_F(CgroupQuotaTest, a_process_gets_no_more_than_half_a_core_while_it_is_on) {
+  quota_->run(true);
+  const Stopwatch watch;
+  const double before = own_processor_seconds();
+  while (own_processor_seconds() - before < 0.2) {
+  }
+  EXPECT_GT(watch.seconds(), 0.36);
+  EXPECT_GT(quota_->taken_seconds(), 0.05);
+  quota_->run(false);
+  const double taken = quota_->taken_seconds();
+  const double off = own_processor_seconds();
+  while (own_processor_seconds() - off < 0.1) {
+  }
+  EXPECT_LT(quota_->taken_seconds() - taken, 0.02) << "after it was turned off";
+}
+
+TEST_F(CgroupQuotaTest, its_group_ends_with_it) {
+  const std::string folder = quota_->folder();
+  EXPECT_TRUE(std::filesystem::exists(folder));
+  quota_.reset();
+  EXPECT_FALSE(std::filesystem::exists(folder));
+}
+
+TEST_F(CgroupQuotaTest, its_group_ends_with_a_process_that_is_killed) {
+  quota_.reset();
+  const pid_t child = fork();
+  if (child == 0) {
+    const CgroupQuota quota;
+    raise(SIGKILL);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFSIGNALED(status));
+  const std::string suffix = "distca-half-" + std::to_string(child);
+  const auto gone = [&] {
+    return !std::filesystem::exists("/sys/fs/cgroup/" + suffix) &&
+           !std::filesystem::exists("/sys/fs/cgroup/cpu/" + suffix);
+  };
+  for (const Stopwatch watch; !gone() && watch.seconds() < 10;) usleep(10'000);
+  EXPECT_TRUE(gone());
+}
+
+}  // namespace
+}  // namespace distca::bench

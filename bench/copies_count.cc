@@ -1,0 +1,126 @@
+#include "bench/copies_count.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "distca/base/error.h"
+
+namespace distca::bench {
+namespace {
+
+/// One flag a token of the nano-batch.
+class TokenSet {
+ public:
+  explicit TokenSet(const NanoBatch& nano_batch) {
+    for (const Document& document : nano_batch.documents)
+      in_.emplace_back(document.length, static_cast<uint8_t>(0));
+  }
+  void set(int64_t document, const Range& tokens, uint8_t in) {
+    std::fill(in_[document].begin() + tokens.begin, in_[document].begin() + tokens.end, in);
+  }
+  int64_t count() const {
+    int64_t tokens = 0;
+    for (const std::vector<uint8_t>& document : in_)
+      tokens += std::count(document.begin(), document.end(), static_cast<uint8_t>(1));
+    return tokens;
+  }
+
+ private:
+  std::vector<std::vector<uint8_t>> in_;  // [document][token]
+};
+
+}  // namespace
+
+const char* travel_name(Travel travel) {
+  static constexpr std::array<const char*, kNumTravels> kNames = {
+      "Q, K, V", "O, LSE", "Q, K, V again", "dO, LSE, delta", "dQ, dK, dV"};
+  return kNames.at(static_cast<size_t>(travel));
+}
+
+Travel travel_of(const Op& op) {
+  const bool forward = op.pass == Pass::kForward;
+  switch (op.kind) {
+    case OpKind::kEnter:
+      return forward ? Travel::kQkv : Travel::kDO;
+    case OpKind::kResend:
+      return Travel::kQkvAgain;
+    case OpKind::kAttend:
+    case OpKind::kLeave:
+      return forward ? Travel::kO : Travel::kGradients;
+    default:
+      DISTCA_CHECK(false, "{} exchanges nothing", describe(op));
+  }
+}
+
+TravelBytes& TravelBytes::operator+=(const TravelBytes& other) {
+  needed += other.needed;
+  sent += other.sent;
+  received += other.received;
+  packed += other.packed;
+  unpacked += other.unpacked;
+  merged += other.merged;
+  messages += other.messages;
+  return *this;
+}
+
+AwayTokens away_tokens(const Plan& plan) {
+  AwayTokens away;
+  for (int server = 0; server < plan.cluster.num_servers(); ++server) {
+    TokenSet queries(plan.nano_batch), keys(plan.nano_batch);
+    for (const Task& task : plan.tasks) {
+      if (task.server != server) continue;
+      queries.set(task.document, task.q, 1);
+      keys.set(task.document, {task.kv.begin, std::min(task.kv.end, task.q.end)}, 1);
+    }
+    if (server < plan.layout.num_workers()) {
+      for (const Segment& segment : plan.layout.workers[server]) {
+        queries.set(segment.document, segment.tokens, 0);
+        keys.set(segment.document, segment.tokens, 0);
+      }
+    }
+    away.queries += queries.count();
+    away.keys += keys.count();
+  }
+  return away;
+}
+
+void add_needed(const Plan& plan, const ExchangeTypes& types, bool resent, Travels* travels) {
+  const auto [queries, keys] = away_tokens(plan);
+  const AttentionShape& shape = plan.shape;
+  const int64_t q = shape.num_heads * shape.head_dim_qk;
+  const int64_t kv = shape.num_kv_heads * (shape.head_dim_qk + shape.head_dim_v);
+  const int64_t o = shape.num_heads * shape.head_dim_v;
+  const int64_t compute = element_bytes(types.compute);
+  const int64_t per_row = shape.num_heads * element_bytes(types.accumulator);  // LSE, or delta
+  const auto add = [travels](Travel travel, int64_t bytes) {
+    (*travels)[static_cast<size_t>(travel)].needed += bytes;
+  };
+  const int64_t qkv = (queries * q + keys * kv) * compute;
+  add(Travel::kQkv, qkv);
+  add(Travel::kO, queries * (o * compute + per_row));
+  if (resent) add(Travel::kQkvAgain, qkv);
+  add(Travel::kDO, queries * (o * compute + 2 * per_row));
+  add(Travel::kGradients, (queries * q + keys * kv) * element_bytes(types.gradient));
+}
+
+std::vector<std::string> faults(const Travels& travels) {
+  std::vector<std::string> lines;
+  const auto check = [&lines](int travel, const char* what, int64_t bytes, const char* of,
+                              int64_t most) {
+    if (bytes <= most) return;
+    lines.push_back(fmt::format("{}: {} bytes {}, but only {} {}",
+                                travel_name(static_cast<Travel>(travel)), bytes, what, most, of));
+  };
+  for (int i = 0; i < kNumTravels; ++i) {
+    const TravelBytes& bytes = travels[i];
+    check(i, "sent", bytes.sent, "had to travel", bytes.needed);
+    check(i, "packed", bytes.packed, "sent", bytes.sent);
+    check(i, "unpacked", bytes.unpacked, "received", bytes.received);
+    check(i, "sent", bytes.sent, "received", bytes.received);
+    check(i, "received", bytes.received, "sent", bytes.sent);
+  }
+  return lines;
+}
+
+}  // namespace distca::bench

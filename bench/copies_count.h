@@ -1,0 +1,51 @@
+#pragma once
+// Bytes of an exchange: what a plan makes travel, counted from its tasks alone, beside what the
+// runtime counted. Plain values, any thread.
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "distca/plan/plan.h"
+#include "distca/program/schedule.h"
+
+namespace distca::bench {
+
+/// Messages of one layer, over all ranks and nano-batches, in the order in which they are sent.
+enum class Travel : uint8_t { kQkv, kO, kQkvAgain, kDO, kGradients };
+inline constexpr int kNumTravels = 5;
+const char* travel_name(Travel travel);
+/// Of an operation that exchanges, or of the attend that fills a message: where its bytes count.
+Travel travel_of(const Op& op);
+
+struct TravelBytes {
+  int64_t needed = 0;  // tokens away from home, each once a server
+  int64_t sent = 0;
+  int64_t received = 0;
+  int64_t packed = 0;    // copied on the sender's side
+  int64_t unpacked = 0;  // copied or added on the receiver's side
+  int64_t merged = 0;    // O and LSE of key sub-ranges, written again
+  int64_t messages = 0;
+
+  TravelBytes& operator+=(const TravelBytes& other);
+  bool operator==(const TravelBytes&) const = default;
+};
+using Travels = std::array<TravelBytes, kNumTravels>;
+
+/// Tokens that a plan's tasks read away from their homes.
+struct AwayTokens {
+  int64_t queries = 0;
+  int64_t keys = 0;  // that some query of the task may see
+  bool operator==(const AwayTokens&) const = default;
+};
+AwayTokens away_tokens(const Plan& plan);
+
+/// Fills in `needed`. `resent`: keys travel again for backward.
+void add_needed(const Plan& plan, const ExchangeTypes& types, bool resent, Travels* travels);
+
+/// What is wrong, one line each; empty where every bar is reached: no byte sent that need not
+/// travel, each sent byte packed at most once, each received byte unpacked at most once.
+std::vector<std::string> faults(const Travels& travels);
+
+}  // namespace distca::bench

@@ -1,0 +1,89 @@
+#include "bench/copies_count.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "distca/plan/exchange.h"
+#include "distca/plan/plan_testing.h"
+
+namespace distca::bench {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+/// A document of 1,024 tokens, a half on each of two workers.
+Plan halves(const std::vector<Task>& tasks) {
+  Plan plan;
+  plan.nano_batch = NanoBatch::from_lengths({1024});
+  plan.cluster = Cluster::in_place(2);
+  plan.shape = {.num_heads = 4, .num_kv_heads = 2, .head_dim_qk = 16, .head_dim_v = 8};
+  plan.layout.workers = {{{0, {0, 512}}}, {{0, {512, 1024}}}};
+  plan.tasks = tasks;
+  testing::complete(plan);
+  return plan;
+}
+
+TEST(CopiesCount, tokens_away_from_home_count_once_a_server) {
+  // The first server takes [512, 640) of the second's queries; both tasks read the same keys.
+  const Plan plan = halves({{.q = {0, 512}, .kv = {0, 512}, .server = 0},
+                            {.q = {512, 640}, .kv = {0, 1024}, .server = 0},
+                            {.q = {640, 768}, .kv = {0, 768}, .server = 1},
+                            {.q = {768, 1024}, .kv = {0, 1024}, .server = 1}});
+  EXPECT_EQ(away_tokens(plan), (AwayTokens{.queries = 128, .keys = 128 + 512}));
+}
+
+TEST(CopiesCount, nothing_is_away_where_every_query_and_its_keys_are_at_home) {
+  Plan plan = halves({{.q = {0, 512}, .kv = {0, 512}, .server = 0}});
+  EXPECT_EQ(away_tokens(plan), AwayTokens{});
+}
+
+TEST(CopiesCount, the_needed_bytes_are_those_of_the_plans_own_account) {
+  Random random(4);
+  for (int trial = 0; trial < 50; ++trial) {
+    const Plan plan = testing::random_plan(3, trial % 3, random);
+    Travels travels{};
+    add_needed(plan, {.compute = ScalarType::kBFloat16, .gradient = ScalarType::kBFloat16}, true,
+               &travels);
+    int64_t qkv = 0, o = 0;
+    for (const ServerLoad& load : plan.load) {
+      qkv += load.send_bytes;
+      o += load.o_send_bytes;
+    }
+    const int64_t lse = away_tokens(plan).queries * plan.shape.num_heads * 4;
+    EXPECT_EQ(travels[static_cast<size_t>(Travel::kQkv)].needed, qkv);
+    EXPECT_EQ(travels[static_cast<size_t>(Travel::kQkvAgain)].needed, qkv);
+    EXPECT_EQ(travels[static_cast<size_t>(Travel::kO)].needed, o + lse);
+    EXPECT_EQ(travels[static_cast<size_t>(Travel::kDO)].needed, o + 2 * lse);
+    EXPECT_EQ(travels[static_cast<size_t>(Travel::kGradients)].needed, qkv);
+  }
+}
+
+TEST(CopiesCount, a_second_copy_a_stray_byte_and_a_lost_one_are_named) {
+  Travels travels{};
+  TravelBytes& bytes = travels[static_cast<size_t>(Travel::kO)];
+  bytes = {.needed = 100, .sent = 100, .received = 100, .packed = 100, .unpacked = 100};
+  EXPECT_THAT(faults(travels), IsEmpty());
+  bytes.packed = 101;
+  EXPECT_THAT(faults(travels), ElementsAre(HasSubstr("O, LSE: 101 bytes packed")));
+  bytes.packed = 0;
+  bytes.unpacked = 200;
+  EXPECT_THAT(faults(travels), ElementsAre(HasSubstr("200 bytes unpacked")));
+  bytes.unpacked = 0;
+  bytes.sent = bytes.received = 101;
+  EXPECT_THAT(faults(travels),
+              ElementsAre(HasSubstr("101 bytes sent, but only 100 had to travel")));
+  bytes.sent = 100;
+  EXPECT_THAT(faults(travels), ElementsAre(HasSubstr("101 bytes received, but only 100 sent")));
+}
+
+TEST(CopiesCount, an_attend_counts_where_its_results_travel) {
+  EXPECT_EQ(travel_of({.kind = OpKind::kAttend}), Travel::kO);
+  EXPECT_EQ(travel_of({.kind = OpKind::kAttend, .pass = Pass::kBackward}), Travel::kGradients);
+  EXPECT_EQ(travel_of({.kind = OpKind::kEnter, .pass = Pass::kBackward}), Travel::kDO);
+  EXPECT_EQ(travel_of({.kind = OpKind::kResend, .pass = Pass::kBackward}), Travel::kQkvAgain);
+}
+
+}  // namespace
+}  // namespace distca::bench

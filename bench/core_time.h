@@ -1,0 +1,20 @@
+#pragma once
+// How much of a core something takes, whoever it is that runs: threads, the kernel's network code
+// in interrupts (which it may count as somebody else's), switches between them. A thread of the
+// lowest priority reads the clock again and again; where it could not, the core was taken from it.
+// Thread rule: one thread, pinned to the core, which is otherwise idle.
+
+#include <functional>
+
+namespace distca::bench {
+
+struct CoreTime {
+  double seconds = 0;          // that passed
+  double taken_seconds = 0;    // of the core, by whomever: an idle core's timer included
+  double process_seconds = 0;  // that this process's threads were charged for
+};
+
+/// Runs `work` on the calling thread, beside the clock's reader.
+CoreTime core_time_of(const std::function<void()>& work);
+
+}  // namespace distca::bench

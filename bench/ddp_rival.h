@@ -1,0 +1,43 @@
+#pragma once
+// PyTorch DDP over Gloo (ddp_rival.py) as an arm: its processes, driven by rank 0, wait in a read
+// while others measure. Thread rule: one thread.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "bench/child_process.h"
+#include "bench/step_arms.h"
+
+namespace distca::bench {
+
+/// Documents as fixed packing gives them to plain data parallelism: in order, cut where a worker's
+/// share ends; the rest of a cut document begins a new one, for no other worker has its context.
+struct FixedPacking {
+  BatchLengths pieces;                                    // [nano-batch] of all workers, in order
+  std::vector<std::vector<std::vector<int64_t>>> worker;  // [nano-batch][worker] pieces' indices
+};
+FixedPacking fixed_packing(const LlamaConfig& model, const BatchLengths& batch, int num_workers);
+
+struct DdpOptions {
+  std::string python;
+  std::string script;
+  std::vector<int> cores;  // [rank] which one it is pinned to
+  double timeout_s = 120;  // of one wait
+};
+
+class DdpRival {
+ public:
+  /// Starts a process a rank, all with the weights that `llama` has now.
+  DdpRival(const DdpOptions& options, const Llama& llama);
+  ~DdpRival();
+
+  /// One step over the documents of `packing`, which leaves their weights updated. [rank]
+  std::vector<PlayedStep> run(const FixedPacking& packing);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace distca::bench

@@ -1,0 +1,115 @@
+#include "bench/exchange_windows.h"
+
+#include <gtest/gtest.h>
+
+#include "bench/swapped_plan.h"
+#include "distca/plan/exchange.h"
+#include "distca/program/schedule.h"
+
+namespace distca::bench {
+namespace {
+
+Op compute(OpKind kind, int layer, int nano_batch, std::vector<int32_t> deps = {}) {
+  Op op;
+  op.kind = kind;
+  op.layer = layer;
+  op.nano_batch = nano_batch;
+  op.deps = std::move(deps);
+  return op;
+}
+
+Op exchange(OpKind kind, int layer, int nano_batch) {
+  Op op = compute(kind, layer, nano_batch);
+  op.stream = Stream::kComm;
+  op.sends = {{.peer = 1, .offset = 0, .bytes = 64}};
+  return op;
+}
+
+OpSeconds made_seconds() {
+  OpSeconds seconds{};
+  const auto set = [&](OpKind kind, double forward) {
+    seconds[static_cast<size_t>(kind)] = {forward, 2 * forward};
+  };
+  set(OpKind::kPre, 1);
+  set(OpKind::kPost, 3);
+  set(OpKind::kAttend, 5);
+  set(OpKind::kEnter, 2);
+  set(OpKind::kLeave, 1);
+  return seconds;
+}
+
+/// Layers 0 to 2; what is looked at is in layer 1.
+Program made_program() {
+  Program program;
+  program.ops = {exchange(OpKind::kEnter, 1, 0),      compute(OpKind::kPost, 0, 1),
+                 compute(OpKind::kPre, 1, 1),         exchange(OpKind::kEnter, 1, 1),
+                 compute(OpKind::kAttend, 1, 0, {0}), compute(OpKind::kAttend, 1, 1, {3}),
+                 compute(OpKind::kPost, 2, 0)};
+  return program;
+}
+
+TEST(ExchangeWindows, end_at_the_first_operation_that_waits) {
+  const auto windows = exchange_windows(made_program(), made_seconds());
+  ASSERT_EQ(windows.size(), 2u);
+  EXPECT_EQ(windows[0].kind, OpKind::kEnter);
+  EXPECT_EQ(windows[0].exchange_s, 2);
+  EXPECT_FALSE(windows[0].under_attend);
+  EXPECT_EQ(windows[0].under_s, 4);  // post and pre
+  EXPECT_TRUE(windows[1].under_attend);
+  EXPECT_EQ(windows[1].under_s, 5);
+}
+
+TEST(ExchangeWindows, post_and_the_next_layers_pre_are_one_operation) {
+  EXPECT_EQ(exchange_windows(made_program(), made_seconds())[0].longest_s, 4);
+  Program program = made_program();
+  program.ops[2].nano_batch = 0;  // pre of another nano-batch
+  EXPECT_EQ(exchange_windows(program, made_seconds())[0].longest_s, 3);
+}
+
+TEST(ExchangeWindows, hold_the_largest_share_and_the_shortest_beside_its_longest_operation) {
+  // 2 s under two times 1 s: all of it, and longer than either. Then under 3 s: too short to be
+  // longer than the longest operation, at a smaller share.
+  Program program;
+  program.ops = {exchange(OpKind::kEnter, 1, 0),      compute(OpKind::kPre, 1, 1),
+                 compute(OpKind::kPre, 1, 2),         compute(OpKind::kAttend, 1, 0, {0}),
+                 exchange(OpKind::kEnter, 1, 1),      compute(OpKind::kPost, 1, 0),
+                 compute(OpKind::kAttend, 1, 1, {4}), compute(OpKind::kPost, 2, 0)};
+  const auto windows = exchange_windows(program, made_seconds());
+  ASSERT_EQ(windows.size(), 2u);
+  EXPECT_DOUBLE_EQ(windows[0].share(), 1);
+  EXPECT_DOUBLE_EQ(windows[0].over_longest(), 2);
+  EXPECT_DOUBLE_EQ(windows[1].share(), 2.0 / 3);
+  EXPECT_DOUBLE_EQ(windows[1].over_longest(), 2.0 / 3);
+}
+
+TEST(ExchangeWindows, first_and_last_layer_and_empty_exchanges_do_not_count) {
+  Program program = made_program();
+  for (Op& op : program.ops) op.layer = op.layer == 1 ? 2 : op.layer;
+  EXPECT_TRUE(exchange_windows(program, made_seconds()).empty());
+  program = made_program();
+  for (Op& op : program.ops) op.sends.clear();
+  EXPECT_TRUE(exchange_windows(program, made_seconds()).empty());
+}
+
+TEST(ExchangeWindows, of_ping_pong_hold_one_operation_each) {
+  const AttentionShape shape{
+      .num_heads = 4, .num_kv_heads = 2, .head_dim_qk = 8, .head_dim_v = 8, .element_bytes = 4};
+  const Plan plan = swapped_plan({.home_tokens = 256, .swapped_tokens = 128}, shape);
+  const RankExchange exchange = PlanIndex(plan).exchange(0);
+  const NanoPart part{.exchange = &exchange, .pairs = plan.load[0].pairs};
+  const Program program = build_program(
+      {.schedule = Schedule::kPingPong,
+       .nano_batches = {part, part},
+       .model = {.num_layers = 8, .hidden_size = 32, .intermediate_size = 64, .attention = shape},
+       .vocab_size = 256});
+  const auto windows = exchange_windows(program, made_seconds());
+  ASSERT_EQ(windows.size(), 8u);  // enter and leave, of either pass, under either operation
+  for (const ExchangeWindow& window : windows) {
+    EXPECT_EQ(window.under_s, window.longest_s);
+    const double pass = window.pass == distca::Pass::kForward ? 1 : 2;
+    EXPECT_EQ(window.under_s, (window.under_attend ? 5 : 4) * pass);
+  }
+}
+
+}  // namespace
+}  // namespace distca::bench

@@ -1,0 +1,48 @@
+#include "bench/exchanges_alone.h"
+
+#include <cstring>
+#include <utility>
+#include <vector>
+
+namespace distca::bench {
+
+ExchangesAlone::ExchangesAlone(Communicator& comm, Program program)
+    : comm_(comm), program_(std::move(program)), buffers_(/*cuda_device=*/-1) {
+  buffers_.prepare(program_);
+  for (size_t i = 0; i < program_.buffers.size(); ++i) {
+    const auto buffer = static_cast<int32_t>(i);
+    std::memset(buffers_.data(buffer), 0, static_cast<size_t>(buffers_.bytes(buffer)));
+  }
+}
+
+void ExchangesAlone::play_once(OpTimes* times) { distca::play(program_, *this, times); }
+
+void ExchangesAlone::post(const Op& op) {
+  const auto messages_of = [&](const std::vector<OpMessage>& list, int32_t buffer) {
+    std::vector<Message> messages;
+    for (const OpMessage& one : list) {
+      messages.push_back({.peer = one.peer,
+                          .tag = op.tag,
+                          .data = buffers_.data(buffer) + one.offset,
+                          .bytes = one.bytes});
+    }
+    return messages;
+  };
+  if (op.sends.empty() && op.receives.empty()) return;
+  under_way_[op.tag] =
+      comm_.exchange(messages_of(op.sends, op.out), messages_of(op.receives, op.in), describe(op));
+}
+
+void ExchangesAlone::wait(const Op& op) {
+  if (const auto found = under_way_.find(op.tag); found != under_way_.end())
+    found->second->wait_received();
+}
+
+void ExchangesAlone::wait_sent(const Op& op) {
+  if (const auto found = under_way_.find(op.tag); found != under_way_.end()) {
+    found->second->wait();
+    under_way_.erase(found);
+  }
+}
+
+}  // namespace distca::bench

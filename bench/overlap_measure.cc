@@ -1,0 +1,292 @@
+#include "bench/overlap_measure.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <limits>
+#include <span>
+#include <thread>
+#include <utility>
+
+#include "bench/core_time.h"
+#include "bench/exchanges_alone.h"
+#include "bench/namespaces.h"
+#include "bench/one_byte_messages.h"
+#include "bench/step_arms.h"
+#include "distca/base/clock.h"
+#include "distca/comm/collectives.h"
+#include "distca/plan/exchange.h"
+#include "distca/train/step.h"
+
+namespace distca::bench {
+namespace {
+
+constexpr uint32_t kWireTag = 1;
+constexpr std::chrono::milliseconds kIdle(200);
+
+/// Tokens of a worker's nano-batch: where exchanges are to be the longer, less to compute.
+int64_t tokens_of(ExchangeLength length) { return length == ExchangeLength::kShorter ? 1536 : 768; }
+
+/// The longest share of an operation that an exchange is to take, or the shortest.
+constexpr double kAimedShorter = 0.65, kAimedBetween = 1.1, kAimedLonger = 1.2;
+
+/// Rank 0's value, on every rank.
+template <typename Value>
+Value of_rank_0(Communicator& comm, const Value& mine) {
+  const auto all = all_gather_bytes(comm, std::as_bytes(std::span(&mine, 1)), "rank 0's value");
+  Value value;
+  std::memcpy(&value, all.data(), sizeof(value));
+  return value;
+}
+
+double mean_of_ranks(Communicator& comm, double mine) {
+  const auto all = all_gather_bytes(comm, std::as_bytes(std::span(&mine, 1)), "a mean");
+  std::vector<double> values(static_cast<size_t>(comm.size()));
+  std::memcpy(values.data(), all.data(), all.size());
+  double sum = 0;
+  for (const double value : values) sum += value;
+  return sum / comm.size();
+}
+
+/// Bytes a second in each direction, both at once.
+double wire_rate(Communicator& comm, double mb_per_s) {
+  constexpr int kMessages = 10;
+  const auto bytes = static_cast<int64_t>(mb_per_s > 0 ? mb_per_s * 1e6 / 15 : 16e6);
+  std::vector<std::byte> out(static_cast<size_t>(bytes)), in(out.size());
+  const int peer = 1 - comm.rank();
+  const Message send{.peer = peer, .tag = kWireTag, .data = out.data(), .bytes = bytes};
+  const Message receive{.peer = peer, .tag = kWireTag, .data = in.data(), .bytes = bytes};
+  double begin = 0;
+  for (int i = 0; i <= kMessages; ++i) {  // the first fills the wire
+    if (i == 1) begin = steady_seconds();
+    comm.exchange({&send, 1}, {&receive, 1}, "measuring the wire")->wait();
+  }
+  return mean_of_ranks(comm, static_cast<double>(kMessages * bytes) / (steady_seconds() - begin));
+}
+
+AttentionShape shape_of(const LlamaConfig& model) {
+  return {.num_heads = model.num_attention_heads,
+          .num_kv_heads = model.num_key_value_heads,
+          .head_dim_qk = model.head_dim,
+          .head_dim_v = model.head_dim,
+          .element_bytes = element_bytes(model.dtype)};
+}
+
+std::vector<NanoInput> inputs_of(const SwappedBatch& batch, const LlamaConfig& model, int rank) {
+  const Plan plan = swapped_plan(batch, shape_of(model));
+  const NanoInput input{
+      .exchange = PlanIndex(plan).exchange(rank),
+      .pairs = plan.load[static_cast<size_t>(rank)].pairs,
+      .tokens = made_up_tokens(plan.nano_batch, plan.layout.workers[static_cast<size_t>(rank)],
+                               model.vocab_size)};
+  return std::vector<NanoInput>(kNanoBatches, input);
+}
+
+Program program_of(Schedule schedule, const LlamaConfig& model,
+                   const std::vector<NanoInput>& inputs) {
+  return step_program(model, {.schedule = schedule}, /*holds_weights=*/true,
+                      ProgramRequest::Kind::kTrain, inputs);
+}
+
+int64_t sent_bytes(const Program& program) {
+  int64_t bytes = 0;
+  for (const Op& op : program.ops) bytes += op.bytes;
+  return bytes;
+}
+
+bool is_exchange(OpKind kind) {
+  return kind == OpKind::kEnter || kind == OpKind::kLeave || kind == OpKind::kResend;
+}
+
+/// Adds the means over a program's operations: of compute where `computed` says so, else of the
+/// exchanges that wait one after another.
+void set_means(const Program& program, const OpTimes& times, int played, bool computed,
+               OpSeconds* seconds) {
+  const auto count = count_ops(program);
+  for (int kind = 0; kind < kNumOpKinds; ++kind) {
+    if (is_exchange(static_cast<OpKind>(kind)) == computed) continue;
+    for (int pass = 0; pass < 2; ++pass) {
+      const int operations = count[static_cast<size_t>(kind)][static_cast<size_t>(pass)] * played;
+      if (operations == 0) continue;
+      (*seconds)[static_cast<size_t>(kind)][static_cast<size_t>(pass)] =
+          times.of(static_cast<OpKind>(kind), static_cast<distca::Pass>(pass)) / operations;
+    }
+  }
+}
+
+/// What the wire alone needs for each exchange.
+void set_wire_seconds(const Program& program, double bytes_per_s, OpSeconds* seconds) {
+  for (const Op& op : program.ops) {
+    if (is_exchange(op.kind)) {
+      (*seconds)[static_cast<size_t>(op.kind)][static_cast<size_t>(op.pass)] =
+          static_cast<double>(op.bytes) / bytes_per_s;
+    }
+  }
+}
+
+/// How many times as long the exchanges should be.
+double factor_to_aim(ExchangeLength length, const std::vector<ExchangeWindow>& windows) {
+  double most = 0, least = std::numeric_limits<double>::infinity();
+  for (const ExchangeWindow& window : windows) {
+    most = std::max(most, window.share());
+    least = std::min(least, window.over_longest());
+  }
+  if (length == ExchangeLength::kLonger) return kAimedLonger / least;
+  return (length == ExchangeLength::kShorter ? kAimedShorter : kAimedBetween) / most;
+}
+
+}  // namespace
+
+LlamaConfig overlap_model() {
+  return {.vocab_size = 256,
+          .hidden_size = 256,
+          .intermediate_size = 256,
+          .num_hidden_layers = 8,
+          .num_attention_heads = 8,
+          .num_key_value_heads = 2,
+          .head_dim = 64};
+}
+
+struct OverlapMeasurer::State {
+  OverlapOptions options;
+  Communicator& comm;
+  OneByteMessages cuttable;
+  Llama llama;
+  std::vector<std::unique_ptr<Step>> steps;  // [arm]
+
+  State(const OverlapOptions& options_in, Communicator& comm_in);
+
+  void add_to(OpTimes* sum, const OpTimes& times);
+  double step(Arm arm, const std::vector<NanoInput>& inputs, bool cut, OpTimes* times = nullptr);
+  void warm_up(const std::vector<NanoInput>& inputs, std::span<const Arm> arms);
+  SwappedBatch choose_batch(const OverlapSetting& setting, double wire_bytes_per_s);
+  void play_rounds(const std::vector<NanoInput>& inputs, bool judged, OverlapFigures* figures);
+};
+
+OverlapMeasurer::State::State(const OverlapOptions& options_in, Communicator& comm_in)
+    : options(options_in),
+      comm(comm_in),
+      cuttable(comm_in),
+      llama(options.model, /*seed=*/1, /*cuda_device=*/-1) {
+  constexpr std::array<Schedule, kArms> kSchedules{Schedule::kBlocking, Schedule::kOverlap,
+                                                   Schedule::kPingPong, Schedule::kPingPong,
+                                                   Schedule::kPingPong};
+  for (const Schedule schedule : kSchedules) {
+    steps.push_back(
+        std::make_unique<Step>(options.model, &llama, cuttable, StepOptions{.schedule = schedule}));
+  }
+}
+
+/// From a barrier to the end of the slowest rank. Gradients are summed by nobody: they would travel
+/// on the same wire. `cut`: messages of one byte. `times`: null, or where this rank's are added.
+double OverlapMeasurer::State::step(Arm arm, const std::vector<NanoInput>& inputs, bool cut,
+                                    OpTimes* times) {
+  for (const at::Tensor& parameter : llama.parameters()) {
+    if (parameter.grad().defined()) parameter.grad().zero_();
+  }
+  std::vector<NanoInput> own = inputs;
+  cuttable.cut(cut);
+  barrier(comm, "begin of a step");
+  PlayedStep played{.begin_s = steady_seconds()};
+  const StepResult result = steps[arm]->train(
+      std::move(own), 1, [] {}, [] {});
+  played.end_s = played.computed_s = steady_seconds();
+  cuttable.cut(false);
+  if (times != nullptr) add_to(times, result.times);
+  return figures_of(gather(comm, played)).seconds;
+}
+
+void OverlapMeasurer::State::add_to(OpTimes* sum, const OpTimes& times) {
+  for (size_t kind = 0; kind < kNumOpKinds; ++kind) {
+    for (size_t pass = 0; pass < 2; ++pass) {
+      for (size_t part = 0; part < kNumOpParts; ++part)
+        sum->seconds[kind][pass][part] += times.seconds[kind][pass][part];
+    }
+  }
+}
+
+/// Whole messages first: what is cut to one byte leaves finite numbers behind.
+void OverlapMeasurer::State::warm_up(const std::vector<NanoInput>& inputs,
+                                     std::span<const Arm> arms) {
+  for (const Arm arm : arms) step(arm, inputs, /*cut=*/false);
+}
+
+/// So much swapped that the exchanges are as long beside what they run under as the setting wants.
+SwappedBatch OverlapMeasurer::State::choose_batch(const OverlapSetting& setting,
+                                                  double wire_bytes_per_s) {
+  constexpr int kTries = 2;  // what is swapped changes what there is to attend
+  constexpr int64_t kStep = 8, kLeast = 16;
+  const int64_t tokens = tokens_of(setting.length);
+  SwappedBatch batch{.home_tokens = tokens - tokens / 8, .swapped_tokens = tokens / 8};
+  for (int i = 0; i < kTries; ++i) {
+    const std::vector<NanoInput> inputs = inputs_of(batch, options.model, comm.rank());
+    const Program program = program_of(Schedule::kPingPong, options.model, inputs);
+    warm_up(inputs, std::array{kOneByteArm});
+    OpTimes times;
+    step(kOneByteArm, inputs, /*cut=*/true, &times);
+    OpSeconds seconds{};
+    set_means(program, times, 1, /*computed=*/true, &seconds);
+    set_wire_seconds(program, wire_bytes_per_s, &seconds);
+    const double factor = factor_to_aim(setting.length, exchange_windows(program, seconds));
+    const double wanted = static_cast<double>(batch.swapped_tokens) * of_rank_0(comm, factor);
+    batch.swapped_tokens =
+        std::clamp(round_up(static_cast<int64_t>(wanted), kStep), kLeast,
+                   setting.length == ExchangeLength::kShorter ? tokens / 2 : tokens);
+    batch.home_tokens = tokens - batch.swapped_tokens;
+  }
+  return batch;
+}
+
+/// Each arm once a round, another one first each time; then the exchanges alone. Those that only
+/// have to be shown rest in the later rounds.
+void OverlapMeasurer::State::play_rounds(const std::vector<NanoInput>& inputs, bool judged,
+                                         OverlapFigures* figures) {
+  ExchangesAlone alone(comm, program_of(Schedule::kBlocking, options.model, inputs));
+  OpTimes computed, exchanged;
+  const int rounds = judged ? options.rounds : options.shown_rounds;
+  for (int round = 0; round < rounds; ++round) {
+    std::vector<Arm> arms = {kPingPongArm, kAgainArm, kOneByteArm};
+    if (round < options.shown_rounds) arms.insert(arms.end(), {kBlockingArm, kOverlapArm});
+    std::ranges::rotate(arms, arms.begin() + round % static_cast<int>(arms.size()));
+    for (const Arm arm : arms) {
+      const bool cut = arm == kOneByteArm;
+      figures->step_s[arm].push_back(step(arm, inputs, cut, cut ? &computed : nullptr));
+    }
+    if (round >= options.shown_rounds) continue;
+    barrier(comm, "idle");
+    const CoreTime idle = core_time_of([] { std::this_thread::sleep_for(kIdle); });
+    barrier(comm, "exchanges alone");
+    const CoreTime core = core_time_of([&] { alone.play_once(&exchanged); });
+    figures->alone_s.push_back(core.seconds);
+    figures->idle_shares.push_back(mean_of_ranks(comm, idle.taken_seconds / idle.seconds));
+    figures->used_s.push_back(mean_of_ranks(comm, core.taken_seconds));
+    figures->charged_s.push_back(mean_of_ranks(comm, core.process_seconds));
+  }
+  const Program program = program_of(Schedule::kPingPong, options.model, inputs);
+  OpSeconds seconds{};
+  set_means(program, computed, rounds, /*computed=*/true, &seconds);
+  set_means(program, exchanged, static_cast<int>(figures->alone_s.size()), /*computed=*/false,
+            &seconds);
+  figures->windows = exchange_windows(program, seconds);
+  figures->step_bytes = sent_bytes(program);
+}
+
+OverlapMeasurer::OverlapMeasurer(const OverlapOptions& options, Communicator& comm)
+    : state_(std::make_unique<State>(options, comm)) {}
+OverlapMeasurer::~OverlapMeasurer() = default;
+
+OverlapFigures OverlapMeasurer::measure(const OverlapSetting& setting) {
+  State& s = *state_;
+  limit_rate(setting.mb_per_s);
+  OverlapFigures figures{.setting = setting};
+  figures.wire_bytes_per_s = wire_rate(s.comm, setting.mb_per_s);
+  figures.batch = s.choose_batch(setting, figures.wire_bytes_per_s);
+  const std::vector<NanoInput> inputs = inputs_of(figures.batch, s.options.model, s.comm.rank());
+  s.warm_up(inputs, std::array{kBlockingArm, kOverlapArm, kPingPongArm, kAgainArm, kOneByteArm});
+  s.play_rounds(inputs, setting.judged, &figures);
+  return figures;
+}
+
+}  // namespace distca::bench

@@ -1,0 +1,77 @@
+#pragma once
+// Ways to plan and play one training step, to be measured on the same batches: an arm is a
+// scheduler, its options and a schedule. Thread rule: one thread a rank; all ranks call everything
+// here in the same order.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bench/step_figures.h"
+#include "distca/comm/communicator.h"
+#include "distca/cost/attention_profile.h"
+#include "distca/model/llama.h"
+#include "distca/plan/layer_time.h"
+#include "distca/plan/plan.h"
+#include "distca/train/step.h"
+
+namespace distca::bench {
+
+struct StepArm {
+  std::string name;
+  PlanOptions plan;
+  /// plan.tolerance = auto: chosen by predicted time (plan/choose_tolerance.h), not by `plan`.
+  std::optional<LayerTimeOptions> weighed = {};
+  StepOptions step;
+  bool resent = false;                 // keys travel again for backward
+  bool one_nano_batch = false;         // a batch's documents are planned and played together
+  int64_t max_tokens_per_worker = 0;   // of one nano-batch; 0: no cap
+  std::vector<int64_t> capacity = {};  // [workers] integers; empty: all alike
+  std::shared_ptr<const AttentionProfile> profile = {};  // none: load is counted in pairs
+};
+
+/// [nano-batch]. Throws Error(kPlan) where the scheduler refuses one.
+std::vector<Plan> plan_step(const StepArm& arm, const LlamaConfig& model, const BatchLengths& batch,
+                            int num_workers);
+
+/// Tokens of `segments`, made from (document, position) alone.
+LocalTokens made_up_tokens(const NanoBatch& nano_batch, const std::vector<Segment>& segments,
+                           int64_t vocab_size);
+
+/// One rank's part of planned nano-batches.
+std::vector<NanoInput> step_inputs(const StepArm& arm, const LlamaConfig& model,
+                                   const std::vector<Plan>& plans, int rank);
+
+/// The same on every rank.
+std::vector<PlayedStep> gather(Communicator& comm, const PlayedStep& mine);
+
+/// One rank's model, optimizer and arms.
+class StepPlayer {
+ public:
+  /// All ranks are workers and draw the same weights.
+  StepPlayer(const LlamaConfig& model, uint64_t seed, Communicator& comm);
+  ~StepPlayer();
+
+  /// Its index.
+  size_t add(StepArm arm);
+  const StepArm& arm(size_t index) const;
+  /// From its next step on.
+  void set_capacity(size_t arm, std::vector<int64_t> capacity);
+  const Llama& llama() const;
+  /// As Step::set_recorder, for this arm's steps.
+  void set_recorder(size_t arm, TraceRecorder* recorder);
+
+  /// Plans the batch and meets the others, neither of which counts, then plays forward, backward,
+  /// the ordered sum of gradients and the update. `result`: null, or what Step::train returned.
+  PlayedStep play(size_t arm, const BatchLengths& batch, StepResult* result = nullptr);
+  /// The same, of all ranks: equal on every rank.
+  StepFigures run(size_t arm, const BatchLengths& batch);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace distca::bench

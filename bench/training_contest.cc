@@ -1,0 +1,278 @@
+#include "bench/training_contest.h"
+
+#include <fmt/format.h>
+#include <sched.h>
+
+#include <cmath>
+#include <cstring>
+#include <optional>
+
+#include "bench/training_judge.h"
+#include "bench/training_speeds.h"
+#include "distca/base/error.h"
+#include "distca/base/statistics.h"
+#include "distca/comm/collectives.h"
+#include "distca/comm/ordered_sum.h"
+#include "distca/kernels/cpu/peak.h"
+
+namespace distca::bench {
+namespace {
+
+constexpr int kChoiceRounds = 2;
+constexpr double kPeakSeconds = 0.3;
+constexpr int64_t kFixedTolerancePpm = 20'000;
+constexpr size_t kSpeedBatches = 5;
+
+/// What takes part: the ways it may play a step, of which the fastest counts.
+struct Contestant {
+  std::string name;
+  std::vector<StepArm> ways;
+  bool equal_documents = false;  // instead of the source's
+};
+
+std::string how(const StepArm& arm) {
+  std::string text(std::ranges::find(kSchedules, arm.step.schedule, &ScheduleName::schedule)->name);
+  if (arm.one_nano_batch) text += ", one nano-batch";
+  if (arm.weighed) text += ", tolerance auto";
+  if (arm.plan.tolerance_ppm != PlanOptions::kOwnTolerance)
+    text += fmt::format(", tolerance {:g}", 1e-6 * static_cast<double>(arm.plan.tolerance_ppm));
+  return text;
+}
+
+/// The arm under each of these schedules.
+std::vector<StepArm> under(const std::vector<Schedule>& schedules, const StepArm& arm) {
+  std::vector<StepArm> ways;
+  for (const Schedule schedule : schedules) {
+    StepArm& way = ways.emplace_back(arm);
+    way.step.schedule = schedule;
+    way.name = how(way);
+  }
+  return ways;
+}
+
+const std::vector<Schedule> kEverySchedule = {Schedule::kBlocking, Schedule::kOverlap,
+                                              Schedule::kPingPong};
+/// Where nothing is exchanged, overlap is blocking.
+const std::vector<Schedule> kWithoutExchange = {Schedule::kBlocking, Schedule::kPingPong};
+
+/// Balanced plans, their tolerance fixed and chosen.
+std::vector<StepArm> our_ways(const ContestOptions& options, const Speeds& speeds,
+                              StepArm balanced) {
+  balanced.plan.scheduler = "balanced";
+  balanced.profile = options.profile;
+  std::vector<StepArm> ways;
+  for (const Schedule schedule : kEverySchedule) {
+    balanced.step.schedule = schedule;
+    StepArm& fixed = ways.emplace_back(balanced);
+    fixed.plan.tolerance_ppm = kFixedTolerancePpm;
+    fixed.name = how(fixed);
+    StepArm& weighed = ways.emplace_back(balanced);
+    weighed.weighed = LayerTimeOptions{
+        .speeds = speeds, .hiding = hiding_of(schedule), .layers = options.model.num_hidden_layers};
+    weighed.name = how(weighed);
+  }
+  return ways;
+}
+
+bool takes_part(const ContestOptions& options, const std::string& rival) {
+  return std::ranges::find(options.rivals, rival) != options.rivals.end();
+}
+
+/// In the order of Who, then the rivals but DDP.
+std::vector<Contestant> contestants(const ContestOptions& options, const Speeds& speeds) {
+  const int64_t cap = std::llround(
+      kMemoryCap * static_cast<double>(options.shape.nano_batch_tokens) / options.shape.workers);
+  const auto by = [&](const char* scheduler) {
+    return StepArm{.plan = {.scheduler = scheduler}, .max_tokens_per_worker = cap};
+  };
+  const std::vector<StepArm> local = under(kWithoutExchange, by("local"));
+  // Packing may place documents over the whole batch. Ping-pong holds two nano-batches at a time:
+  // so may it.
+  std::vector<StepArm> wlb = under(kWithoutExchange, by("wlb"));
+  StepArm whole_batch = by("wlb");
+  whole_batch.one_nano_batch = true;
+  whole_batch.max_tokens_per_worker = cap * options.shape.nano_batches;
+  wlb.push_back(under({Schedule::kBlocking}, whole_batch)[0]);
+  std::vector<Contestant> all = {{"balanced (ours)", our_ways(options, speeds, by("balanced"))},
+                                 {"ours again", {}},  // as ours was chosen
+                                 {"local, equal documents", local, /*equal_documents=*/true}};
+  const std::vector<Contestant> rivals = {
+      {"local", local},
+      {"wlb", wlb},
+      {"per-document-cp", under(kEverySchedule, by("per-document-cp"))},
+      {"greedy", under(kEverySchedule, by("greedy"))}};
+  for (const Contestant& rival : rivals) {
+    if (takes_part(options, rival.name)) all.push_back(rival);
+  }
+  return all;
+}
+
+BatchLengths typical_equal_documents(const BatchShape& shape, const BatchSource& source) {
+  int64_t pairs = 0;
+  for (const BatchLengths& batch : source.batches) pairs += num_pairs(batch);
+  return equal_documents(shape, pairs / static_cast<int64_t>(source.batches.size()));
+}
+
+}  // namespace
+
+struct Contest::State {
+  ContestOptions options;
+  Communicator& comm;
+  StepPlayer player;
+  const bool with_ddp;
+  std::optional<DdpRival> ddp;  // on rank 0
+  const size_t plain;           // fixed packing, blocking: for the check and the speeds
+  std::vector<Contestant> arms;
+  std::vector<std::vector<size_t>> ways;  // [arm][way] in `player`
+
+  State(const ContestOptions& options_in, Communicator& comm_in)
+      : options(options_in),
+        comm(comm_in),
+        player(options.model, options.seed, comm),
+        with_ddp(takes_part(options, kDdp)),
+        plain(player.add({.name = "plain",
+                          .plan = {.scheduler = "local"},
+                          .step = {.schedule = Schedule::kBlocking},
+                          .profile = options.profile})) {
+    if (with_ddp) start_ddp();
+  }
+
+  void add_arms(const Speeds& speeds) {
+    arms = contestants(options, speeds);
+    for (const Contestant& arm : arms) {
+      std::vector<size_t>& indices = ways.emplace_back();
+      for (const StepArm& way : arm.ways) indices.push_back(player.add(way));
+    }
+  }
+
+  void start_ddp() {
+    const int64_t core = sched_getcpu();
+    const std::vector<std::byte> all =
+        all_gather_bytes(comm, std::as_bytes(std::span(&core, 1)), "cores");
+    std::vector<int64_t> cores(comm.size());
+    std::memcpy(cores.data(), all.data(), all.size());
+    if (comm.rank() != 0) return;
+    ddp.emplace(DdpOptions{.python = options.python,
+                           .script = options.script,
+                           .cores = {cores.begin(), cores.end()}},
+                player.llama());
+  }
+
+  /// On all ranks: rank 0 drives it, the others wait for its figures.
+  StepFigures run_ddp(const BatchLengths& batch) {
+    StepFigures figures;
+    if (ddp) figures = figures_of(ddp->run(fixed_packing(options.model, batch, comm.size())));
+    const std::vector<std::byte> all =
+        all_gather_bytes(comm, std::as_bytes(std::span(&figures, 1)), "figures of DDP");
+    std::memcpy(&figures, all.data(), sizeof(figures));
+    return figures;
+  }
+
+  /// The fastest way of an arm, from rounds of their own.
+  size_t choose(size_t arm, const BatchSource& source, const BatchLengths& equal,
+                std::vector<ArmResult::Tried>& tried) {
+    std::vector<ArmRun> runs;
+    for (const size_t way : ways[arm]) {
+      runs.push_back([&, way](int round) {
+        const bool equal_documents = arms[arm].equal_documents;
+        return player.run(way, equal_documents ? equal : source.batches[round + 1]);
+      });
+    }
+    std::vector<Rates> seconds;
+    for (const auto& rounds : interleaved_steps(runs, kChoiceRounds))
+      seconds.push_back(seconds_of(rounds));
+    for (size_t way = 0; way < seconds.size(); ++way)
+      tried.push_back({arms[arm].ways[way].name, median(seconds[way])});
+    return fastest(seconds);
+  }
+};
+
+Contest::Contest(const ContestOptions& options, Communicator& comm)
+    : state_(std::make_unique<State>(options, comm)) {}
+Contest::~Contest() = default;
+
+int Contest::num_batches(int rounds) { return rounds + kChoiceRounds + 2; }
+
+std::optional<RivalCheck> Contest::check_rival(const BatchLengths& batch) {
+  State& s = *state_;
+  if (!s.with_ddp) return std::nullopt;
+  const BatchLengths pieces = fixed_packing(s.options.model, batch, s.comm.size()).pieces;
+  const StepFigures rival = s.run_ddp(batch);
+  const StepFigures ours = s.player.run(s.plain, pieces);
+  const auto targets = static_cast<double>(num_targets(pieces));
+  // As between two of our own kernels (tests/parity_test.cc): some 100 roundings one after another,
+  // and sums over all rows in another order, at 4 standard deviations; of either side.
+  const double rows = std::sqrt(static_cast<double>(num_tokens(pieces)));
+  const RivalCheck check{.loss = ours.loss / targets,
+                         .rival_loss = rival.loss / targets,
+                         .gradient_norm = ours.gradient_norm,
+                         .rival_gradient_norm = rival.gradient_norm,
+                         .bound = 2 * 4 * (10 + rows) * 0x1p-24};
+  const auto same = [&](double a, double b) { return std::fabs(a - b) <= check.bound * a; };
+  DISTCA_CHECK(
+      same(check.loss, check.rival_loss) && same(check.gradient_norm, check.rival_gradient_norm),
+      "the DDP rival computes something else: loss {:.9f} against {:.9f}, gradient norm "
+      "{:.9f} against {:.9f}, bound {:.1e}",
+      check.rival_loss, check.loss, check.rival_gradient_norm, check.gradient_norm, check.bound);
+  return check;
+}
+
+Speeds Contest::measure_speeds(const std::vector<BatchLengths>& batches) {
+  State& s = *state_;
+  std::vector<BatchLengths> some;
+  for (size_t i = 0; i < kSpeedBatches; ++i) some.push_back(batches[i % batches.size()]);
+  const Speeds speeds = bench::measure_speeds(s.player, s.plain, some, s.comm);
+  s.add_arms(speeds);
+  return speeds;
+}
+
+double Contest::measure_peak() {
+  State& s = *state_;
+  barrier(s.comm, "peak");
+  double gflops[1] = {
+      kernels::measured_peak_gflops(kernels::chosen_isa(), s.options.model.dtype, kPeakSeconds)};
+  ordered_sum(s.comm, gflops, "peak");
+  return gflops[0];
+}
+
+SourceResult Contest::run(const BatchSource& source) {
+  State& s = *state_;
+  DISTCA_CHECK_EQ(source.batches.size(), static_cast<size_t>(num_batches(s.options.rounds)));
+  const BatchLengths equal = typical_equal_documents(s.options.shape, source);
+  SourceResult result{.name = source.name, .what = source.what, .equal_tokens = equal[0][0]};
+  const auto batch_of = [&](int round) -> const BatchLengths& {
+    return source.batches[kChoiceRounds + 1 + round + 1];
+  };
+  std::vector<ArmRun> runs;
+  std::vector<size_t> chosen;
+  for (size_t arm = 0; arm < s.arms.size(); ++arm) {
+    ArmResult& arm_result = result.arms.emplace_back(ArmResult{.name = s.arms[arm].name});
+    const bool again = arm == kOursAgain;
+    chosen.push_back(again ? chosen[kOurs] : s.choose(arm, source, equal, arm_result.tried));
+    const size_t from = again ? kOurs : arm;
+    arm_result.how = s.arms[from].ways[chosen[arm]].name;
+    runs.push_back([&, way = s.ways[from][chosen[arm]],
+                    equal_documents = s.arms[arm].equal_documents](int round) {
+      return s.player.run(way, equal_documents ? equal : batch_of(round));
+    });
+  }
+  if (s.with_ddp) {
+    result.arms.push_back({.name = "PyTorch DDP", .how = "no_sync, sdpa a document"});
+    runs.push_back([&](int round) { return s.run_ddp(batch_of(round)); });
+  }
+  const auto figures = interleaved_steps(runs, s.options.rounds);
+  for (size_t arm = 0; arm < result.arms.size(); ++arm) {
+    result.arms[arm].rounds = figures[arm];
+    for (int round = 0; round < s.options.rounds; ++round) {
+      const bool of_ddp = arm == s.arms.size();
+      const BatchLengths batch = !of_ddp && s.arms[arm].equal_documents ? equal : batch_of(round);
+      const BatchLengths documents =
+          of_ddp ? fixed_packing(s.options.model, batch, s.comm.size()).pieces : batch;
+      result.arms[arm].flops.push_back(
+          s.options.model.train_flops(num_tokens(documents), num_pairs(documents)));
+    }
+  }
+  return result;
+}
+
+}  // namespace distca::bench

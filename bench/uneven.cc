@@ -1,0 +1,291 @@
+// Two workers of which one runs at half speed, for a control group lets it compute half of the
+// time, or, where none can be made, for a busy process computes beside it on its core:
+//   build/release/bench/uneven
+// In turns within each round: the even split of core attention, fixed splits, the split that
+// measured speeds give (servers.reweight), and the even split undisturbed. Every rank is a process,
+// pinned to a core of its own.
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "bench/busy_neighbour.h"
+#include "bench/cgroup_quota.h"
+#include "bench/program.h"
+#include "bench/step_arms.h"
+#include "bench/step_figures.h"
+#include "bench/uneven_report.h"
+#include "bench/worker_ranks.h"
+#include "distca/base/error.h"
+#include "distca/comm/collectives.h"
+#include "distca/cost/speed_meter.h"
+#include "distca/train/plan_request.h"
+#include "distca/train/speed_sample.h"
+
+namespace distca::bench {
+namespace {
+
+constexpr int kWorkers = 2;
+constexpr int kSlow = 1;  // rank
+
+struct Arguments {
+  std::string schedule = "ping-pong";
+  std::string throttle = "auto";
+  int rounds = 15;
+  int warm_up = 10;  // steps from which speeds are measured before the rounds
+  bool json = false;
+};
+
+/// Core attention is about two thirds of the work, so that it can make up for a slow worker's
+/// linear part. Both nano-batches alike, so that one split serves both.
+Config config_of(const Arguments& arguments) {
+  Config config;
+  config.model.vocab_size = 256;
+  config.model.hidden_size = 128;
+  config.model.intermediate_size = 128;
+  config.model.num_hidden_layers = 4;
+  config.model.num_attention_heads = 4;
+  config.model.num_key_value_heads = 2;
+  config.model.head_dim = 64;
+  config.batch.nano_batches = 2;
+  config.batch.nano_batch_tokens = 4096;
+  config.servers.reweight = true;
+  config.train.deterministic = false;  // measured speeds enter plans
+  config.train.schedule = arguments.schedule;
+  return config;
+}
+const BatchLengths kBatch = {{3700, 396}, {3700, 396}};
+
+/// What one rank tells of its step.
+struct Told {
+  PlayedStep played;
+  RankSample sample;
+  double taken_s = 0;   // of its core, by what makes it slow
+  bool cgroup = false;  // is that a control group?
+};
+
+/// A step of one split.
+struct PlayedRound {
+  double seconds = 0;
+  double fast_share = 0;
+  double fast_waits = 0, slow_waits = 0;
+  double taken_share = 0;
+};
+
+struct Slowness {
+  std::unique_ptr<Throttle> throttle;
+  bool cgroup = false;
+};
+
+/// As `--throttle` says.
+Slowness make_slow(const std::string& how) {
+  if (how != "busy") {
+    try {
+      return {std::make_unique<CgroupQuota>(), true};
+    } catch (const Error&) {
+      if (how == "cgroup") throw;
+    }
+  }
+  return {std::make_unique<BusyNeighbour>(), false};
+}
+
+enum Arm : size_t { kEven, kEvenAgain, kReweighted, kReweightedAgain, kUndisturbed, kFixed };
+constexpr int kLeastPercent = 55, kMostPercent = 85, kPercentStep = 5;
+
+class Uneven {
+ public:
+  Uneven(const Arguments& arguments, Communicator& comm)
+      : arguments_(arguments),
+        config_(config_of(arguments)),
+        comm_(comm),
+        player_(config_.model, 1, comm),
+        meter_(kWorkers, 0),
+        undisturbed_meter_(kWorkers, 0) {
+    if (comm.rank() == kSlow) slowness_ = make_slow(arguments.throttle);
+    for (const char* name : {"even", "even again", "re-weighted", "re-weighted again"}) add(name);
+    add("even, undisturbed");
+    for (int percent = kLeastPercent; percent <= kMostPercent; percent += kPercentStep)
+      add(fmt::format("fixed {}:{}", percent, 100 - percent), {percent, 100 - percent});
+  }
+
+  UnevenReport measure() {
+    for (int i = 0; i < arguments_.warm_up; ++i) {
+      play(kReweighted);
+      play(kUndisturbed);
+    }
+    for (int round = -1; round < arguments_.rounds; ++round) {
+      for (size_t turn = 0; turn < splits_.size(); ++turn) {
+        const size_t arm = (turn + static_cast<size_t>(round + 1)) % splits_.size();
+        const PlayedRound played = play(arm);
+        if (round < 0) continue;
+        splits_[arm].seconds.push_back(played.seconds);
+        splits_[arm].fast_share.push_back(played.fast_share);
+        splits_[arm].fast_waits.push_back(played.fast_waits);
+        splits_[arm].slow_waits.push_back(played.slow_waits);
+        splits_[arm].taken_share.push_back(played.taken_share);
+      }
+    }
+    return report();
+  }
+
+ private:
+  void add(std::string name, std::vector<int64_t> capacity = {}) {
+    StepArm arm{.name = name};
+    arm.plan.tolerance_ppm = 10'000;
+    arm.step.schedule = schedule_of(arguments_.schedule);
+    arm.capacity = std::move(capacity);
+    player_.add(std::move(arm));
+    splits_.push_back({.name = std::move(name)});
+  }
+
+  /// As in training with servers.reweight.
+  std::vector<int64_t> capacities(const Speeds& speeds) const {
+    return plan_request(config_, NanoBatch::from_lengths(kBatch[0]), kWorkers, speeds)
+        .cluster.capacity;
+  }
+
+  PlayedRound play(size_t arm) {
+    Throttle* const throttle = slowness_.throttle.get();
+    if (throttle) throttle->run(arm != kUndisturbed);
+    const double taken_before = throttle ? throttle->taken_seconds() : 0;
+    StepResult result;
+    Told told{.played = player_.play(arm, kBatch, &result), .cgroup = slowness_.cgroup};
+    if (throttle) told.taken_s = throttle->taken_seconds() - taken_before;
+    int64_t tokens = 0, load = 0;
+    for (const Plan& plan : plan_step(player_.arm(arm), config_.model, kBatch, kWorkers)) {
+      load += plan.load[comm_.rank()].pairs;
+      tokens += plan.layout.num_tokens(comm_.rank());
+    }
+    told.sample = rank_sample(result.times, tokens, load);
+    const std::vector<Told> all = all_told(told);
+    cgroup_ = all[kSlow].cgroup;
+    std::vector<RankSample> samples;
+    for (const Told& rank : all) samples.push_back(rank.sample);
+    if (arm == kUndisturbed) undisturbed_meter_.add(num_steps_++, samples);
+    if (arm == kReweighted || arm == kReweightedAgain) reweight(samples);
+    return played_round(all);
+  }
+
+  void reweight(const std::vector<RankSample>& samples) {
+    meter_.add(num_steps_++, samples);
+    if (meter_.speeds().ranks.empty()) return;
+    for (const size_t arm : {kReweighted, kReweightedAgain})
+      player_.set_capacity(arm, capacities(meter_.speeds()));
+  }
+
+  std::vector<Told> all_told(const Told& mine) {
+    const std::vector<std::byte> all =
+        all_gather_bytes(comm_, std::as_bytes(std::span(&mine, 1)), "what ranks tell");
+    std::vector<Told> told(comm_.size());
+    std::memcpy(told.data(), all.data(), all.size());
+    return told;
+  }
+
+  static PlayedRound played_round(const std::vector<Told>& told) {
+    std::vector<PlayedStep> played;
+    int64_t load = 0;
+    for (const Told& rank : told) {
+      played.push_back(rank.played);
+      load += rank.sample.load;
+    }
+    PlayedRound round{.seconds = figures_of(played).seconds};
+    round.fast_share = static_cast<double>(told[1 - kSlow].sample.load) / static_cast<double>(load);
+    const double computed_s =
+        std::max(told[kSlow].played.computed_s, told[1 - kSlow].played.computed_s);
+    const auto waits = [&](const PlayedStep& rank) {
+      return (rank.waited_s + computed_s - rank.computed_s) / round.seconds;
+    };
+    round.fast_waits = waits(told[1 - kSlow].played);
+    round.slow_waits = waits(told[kSlow].played);
+    round.taken_share = told[kSlow].taken_s / round.seconds;
+    return round;
+  }
+
+  /// What even_capacities makes of these speeds: the fast worker's share.
+  double predicted_share(const Speeds& speeds) const {
+    const std::vector<int64_t> capacity = capacities(speeds);
+    return static_cast<double>(capacity[1 - kSlow]) /
+           static_cast<double>(capacity[kSlow] + capacity[1 - kSlow]);
+  }
+
+  UnevenReport report() const {
+    Speeds halved = undisturbed_meter_.speeds();
+    if (!halved.ranks.empty()) {
+      halved.ranks[kSlow].linear_ps_per_token *= 2;
+      halved.ranks[kSlow].attention_ps_per_kload *= 2;
+    }
+    UnevenReport report{.schedule = arguments_.schedule,
+                        .cgroup = cgroup_,
+                        .even = splits_[kEven],
+                        .even_again = splits_[kEvenAgain],
+                        .reweighted = splits_[kReweighted],
+                        .reweighted_again = splits_[kReweightedAgain],
+                        .undisturbed = splits_[kUndisturbed],
+                        .fixed = {splits_.begin() + kFixed, splits_.end()},
+                        .speeds = meter_.speeds(),
+                        .undisturbed_speeds = undisturbed_meter_.speeds(),
+                        .share_by_half_speed = predicted_share(halved)};
+    // The even split is one of the fixed ones.
+    report.fixed.insert(report.fixed.begin(), splits_[kEven]);
+    return report;
+  }
+
+  Arguments arguments_;
+  Config config_;
+  Communicator& comm_;
+  StepPlayer player_;
+  Slowness slowness_;  // of the slow rank; none on the other
+  bool cgroup_ = false;
+  SpeedMeter meter_, undisturbed_meter_;
+  int64_t num_steps_ = 0;
+  std::vector<Split> splits_;  // [Arm], then the other fixed ones
+};
+
+int run(int argc, char** argv) {
+  Arguments arguments;
+  CLI::App app{"Two workers, one at half speed: fixed splits of core attention and measured ones.",
+               "uneven"};
+  app.add_option("--schedule", arguments.schedule)
+      ->check(CLI::IsMember(schedule_names()))
+      ->capture_default_str();
+  app.add_option("--throttle", arguments.throttle,
+                 "What makes a worker slow; auto: a control group where one can be made, else a "
+                 "busy process")
+      ->check(CLI::IsMember({"auto", "cgroup", "busy"}))
+      ->capture_default_str();
+  app.add_option("--rounds", arguments.rounds)->check(CLI::Range(1, 10000))->capture_default_str();
+  app.add_option("--warm-up", arguments.warm_up, "Steps that only measure speeds")
+      ->check(CLI::Range(4, 1000))
+      ->capture_default_str();
+  app.add_flag("--json", arguments.json, "For machines");
+  app.footer(
+      "Alone on the machine. Exit code 0 when no bar is missed, else 1.\n"
+      "Example:  build/release/bench/uneven --throttle cgroup");
+  if (!parse_options(app, argc, argv)) return 0;
+  bool missed = false;
+  const int code =
+      run_worker_ranks({.program = "bench/uneven", .ranks = kWorkers},
+                       std::span(argv, static_cast<size_t>(argc)), [&](Communicator& comm) {
+                         const UnevenReport report = Uneven(arguments, comm).measure();
+                         if (comm.rank() != 0) return;
+                         arguments.json ? print_json(report) : print_table(report);
+                         missed = judged(report).verdict() == Decision::kMissed;
+                       });
+  if (!missed) return code;
+  fmt::print(stderr, "distca: bench/uneven: a bar is missed\n");  // the launcher prints it once
+  return 1;
+}
+
+}  // namespace
+}  // namespace distca::bench
+
+int main(int argc, char** argv) {
+  return distca::bench::run_benchmark("bench/uneven",
+                                      [&] { return distca::bench::run(argc, argv); });
+}

@@ -1,0 +1,59 @@
+#include "bench/worker_ranks.h"
+
+#include <ATen/Parallel.h>
+#include <stdlib.h>
+
+#include <filesystem>
+#include <memory>
+#include <vector>
+
+#include "bench/program.h"
+#include "bench/timing.h"
+#include "distca/base/env.h"
+#include "distca/comm/gloo_group.h"
+#include "distca/comm/launch.h"
+#include "distca/comm/rendezvous.h"
+#include "distca/comm/store_process.h"
+
+namespace distca::bench {
+namespace {
+
+void run_as_rank(const WorkerRanks& options, const Rendezvous& rendezvous,
+                 const std::function<void(Communicator&)>& body) {
+  if (options.pinned) {
+    const std::vector<int> cores = allowed_cores();
+    const int core = cores[static_cast<size_t>(rendezvous.local_rank) % cores.size()];
+    pin_to(std::span(&core, 1));
+  }
+  const auto store = start_store_process(rendezvous, options.comm.grace_s);
+  at::set_num_threads(1);
+  const std::unique_ptr<Communicator> comm = make_gloo_group(rendezvous, options.comm);
+  body(*comm);
+}
+
+int run(const WorkerRanks& options, std::span<char* const> arguments,
+        const std::function<void(Communicator&)>& body) {
+  if (const auto rendezvous = find_rendezvous(env_string)) {
+    run_as_rank(options, *rendezvous, body);
+    return 0;
+  }
+  std::vector<std::string> command = {std::filesystem::read_symlink("/proc/self/exe")};
+  command.insert(command.end(), arguments.begin() + 1, arguments.end());
+  return launch_local(
+      {.workers = options.ranks, .command = command, .grace_s = options.comm.grace_s});
+}
+
+}  // namespace
+
+bool is_worker_rank() { return find_rendezvous(env_string).has_value(); }
+
+int run_worker_ranks(const WorkerRanks& options, std::span<char* const> arguments,
+                     const std::function<void(Communicator&)>& body) {
+  // As in the program itself (cli/main.cc): tensors in huge pages.
+  setenv("THP_MEM_ALLOC_ENABLE", "1", /*overwrite=*/0);
+  // "distca: " begins a rank's last words, which the launcher prints once.
+  const char* prefix = is_worker_rank() ? "distca: " : "";
+  return run_benchmark(prefix + options.program, [&] { return run(options, arguments, body); });
+}
+
+}  // namespace distca::bench

@@ -1,0 +1,106 @@
+#include "cli/plan_program.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "distca/base/error.h"
+#include "distca/program/schedule.h"
+#include "distca/program/validate.h"
+
+namespace distca::cli {
+namespace {
+
+/// Messages of all ranks' programs together that are held and checked.
+constexpr int64_t kMostMessages = int64_t{1} << 24;
+
+/// One plan a nano-batch.
+std::vector<Plan> step_plans(const PlanArguments& arguments) {
+  if (!arguments.plan.empty()) {
+    const Plan plan = read_and_check(arguments.plan, profile_from(arguments)).plan;
+    return std::vector<Plan>(arguments.nano_batches, plan);
+  }
+  std::vector<Plan> plans;
+  PlanRequest request = request_from(arguments);
+  for (NanoBatch& nano_batch : nano_batches_from(arguments, arguments.nano_batches)) {
+    request.nano_batch = std::move(nano_batch);
+    plans.push_back(make_and_check(request, asked_shape(arguments)).plan);
+  }
+  return plans;
+}
+
+/// Of the exchanges; sums in fp32, fp64 for fp64.
+ExchangeTypes types_of(const AttentionShape& shape) {
+  const ScalarType compute = shape.element_bytes == 8   ? ScalarType::kFloat64
+                             : shape.element_bytes == 4 ? ScalarType::kFloat32
+                                                        : ScalarType::kBFloat16;
+  return {.compute = compute,
+          .accumulator = compute == ScalarType::kFloat64 ? compute : ScalarType::kFloat32,
+          .gradient = compute};
+}
+
+/// The programs of all ranks.
+std::vector<Program> step_programs(const PlanArguments& arguments, const std::vector<Plan>& plans) {
+  const Plan& first = plans.front();
+  const int num_ranks = first.cluster.num_servers();
+  std::vector<std::vector<RankExchange>> exchanges(num_ranks);
+  int64_t messages = 0;
+  for (const Plan& plan : plans) {
+    const PlanIndex index(plan);
+    for (int rank = 0; rank < num_ranks; ++rank) {
+      exchanges[rank].push_back(index.exchange(rank));
+      const RankExchange& exchange = exchanges[rank].back();
+      messages += static_cast<int64_t>(exchange.sends.size() + exchange.receives.size()) *
+                  arguments.layers * (arguments.resent ? 5 : 4);
+    }
+  }
+  if (messages > kMostMessages) {
+    throw Error(ErrorKind::kUsage,
+                "--program checks the {} messages of all {} ranks' programs; at most {}: fewer "
+                "--layers or --nano-batches",
+                messages, num_ranks, kMostMessages);
+  }
+  std::vector<Program> programs;
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    ProgramRequest request{.schedule = schedule_of(arguments.schedule),
+                           .holds_weights = rank < first.cluster.num_workers};
+    request.model = {.num_layers = arguments.layers,
+                     .hidden_size = arguments.hidden_size,
+                     .intermediate_size = arguments.intermediate_size / arguments.tensor_parallel,
+                     .attention = first.shape};
+    request.types = types_of(first.shape);
+    for (size_t nano = 0; nano < plans.size(); ++nano) {
+      request.nano_batches.push_back({.exchange = &exchanges[rank][nano],
+                                      .pairs = plans[nano].load[rank].pairs,
+                                      .resent = arguments.resent});
+    }
+    programs.push_back(build_program(request));
+  }
+  return programs;
+}
+
+}  // namespace
+
+void print_program_of(const PlanArguments& arguments) {
+  if (arguments.layers == 0) {
+    throw Error(ErrorKind::kUsage, "--program needs --layers of 1 or more");
+  }
+  const std::vector<Plan> plans = step_plans(arguments);
+  const Cluster& cluster = plans.front().cluster;
+  if (arguments.rank >= cluster.num_servers()) {
+    throw Error(ErrorKind::kUsage, "--rank {}: the plan has ranks 0 to {}", arguments.rank,
+                cluster.num_servers() - 1);
+  }
+  const std::vector<Program> programs = step_programs(arguments, plans);
+  const std::vector<std::string> violations = validate(programs);
+  DISTCA_CHECK(violations.empty(), "our own programs are invalid: {}", violations.front());
+  const Program& program = programs[arguments.rank];
+  fmt::print(
+      "Rank {} of {}{}, schedule {}, nano-batches: {}, layers: {}; {} operations, valid with the "
+      "programs of all ranks\n\n{}",
+      arguments.rank, cluster.num_servers(),
+      arguments.rank < cluster.num_workers ? "" : " (a dedicated server)", arguments.schedule,
+      plans.size(), arguments.layers, program.ops.size(), print_program(program));
+}
+
+}  // namespace distca::cli

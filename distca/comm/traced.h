@@ -1,0 +1,37 @@
+#pragma once
+// A communicator that records when its exchanges were posted and how long they were waited for: for
+// sums and gathers, whose exchanges no program lists. Exchanges are numbered from `first_tag` in
+// the order of their posting, the same on all ranks, so that traces find the other side.
+// Thread rule: as Communicator.
+
+#include "distca/comm/communicator.h"
+#include "distca/trace/recorder.h"
+
+namespace distca {
+
+class TracedCommunicator final : public Communicator {
+ public:
+  /// Both stay the caller's. `first_tag`: kTracedTags plus a multiple of kTracedTagsEach of its
+  /// own.
+  TracedCommunicator(Communicator& group, uint32_t first_tag);
+
+  /// All ranks call it at the same place; numbers begin again. Null records nothing, at the cost of
+  /// a comparison an exchange. Exchanges under way go on with the recorder they were posted with.
+  void set_recorder(TraceRecorder* recorder);
+
+  int rank() const override { return group_.rank(); }
+  int size() const override { return group_.size(); }
+  int cuda_device() const override { return group_.cuda_device(); }
+  std::unique_ptr<PendingExchange> exchange(std::span<const Message> sends,
+                                            std::span<const Message> receives,
+                                            std::string_view operation) override;
+  void set_step(int64_t step) override { group_.set_step(step); }
+
+ private:
+  Communicator& group_;
+  uint32_t first_tag_;
+  uint32_t posted_ = 0;
+  TraceRecorder* recorder_ = nullptr;
+};
+
+}  // namespace distca

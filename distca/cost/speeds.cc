@@ -1,0 +1,179 @@
+#include "distca/cost/speeds.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+#include "distca/base/error.h"
+#include "distca/cost/attention_cost.h"
+#include "distca/cost/task_price.h"
+
+namespace distca {
+namespace {
+
+__extension__ using Wide = __int128;  // times of all servers together, weighted
+
+constexpr int64_t kMostPs = int64_t{1} << 62;   // of one rank: longer times are cut to this
+constexpr int64_t kFastest = int64_t{1} << 30;  // weight of the fastest server
+constexpr int64_t kNotServing = std::numeric_limits<int64_t>::max();
+
+int64_t product_ps(int64_t a, int64_t b, int64_t divisor) {
+  return static_cast<int64_t>(std::min(Wide{a} * b / divisor, Wide{kMostPs}));
+}
+
+/// Mean of the values above 0, `none` if there is none.
+int64_t mean_of_known(const std::vector<int64_t>& values, int64_t none) {
+  Wide sum = 0;
+  int64_t known = 0;
+  for (const int64_t value : values) {
+    if (value <= 0) continue;
+    sum += value;
+    ++known;
+  }
+  return known == 0 ? none : std::max<int64_t>(1, static_cast<int64_t>(sum / known));
+}
+
+struct Pool {
+  std::vector<int64_t> weight;     // [servers] load a time, of kFastest; 0: does not serve
+  std::vector<int64_t> linear_ps;  // [servers]
+  int64_t load_ps = 0;             // of all load on the fastest server alone
+};
+
+/// The time at which sum over servers of max(0, time - linear_ps) * weight is all the load, in
+/// whole picoseconds: wide, for a slow server alone may take longer than any rank's own time.
+Wide finish_ps(const Pool& pool) {
+  std::vector<int> by_start;
+  for (size_t server = 0; server < pool.weight.size(); ++server) {
+    if (pool.weight[server] > 0) by_start.push_back(static_cast<int>(server));
+  }
+  std::stable_sort(by_start.begin(), by_start.end(),
+                   [&](int a, int b) { return pool.linear_ps[a] < pool.linear_ps[b]; });
+  Wide work = Wide{pool.load_ps} * kFastest;
+  Wide weight = 0, finish = 0;
+  for (size_t next = 0; next < by_start.size(); ++next) {
+    const int server = by_start[next];
+    if (next > 0 && finish <= pool.linear_ps[server]) break;
+    work += Wide{pool.linear_ps[server]} * pool.weight[server];
+    weight += pool.weight[server];
+    finish = work / weight;
+  }
+  return finish;
+}
+
+/// Whole numbers in the ratio of the shares.
+std::vector<int64_t> as_capacities(const std::vector<Wide>& shares) {
+  const Wide most = *std::max_element(shares.begin(), shares.end());
+  std::vector<int64_t> capacities;
+  int64_t divisor = 0;
+  for (const Wide share : shares) {
+    const auto units = static_cast<int64_t>((share * kCapacityUnits + most / 2) / most);
+    capacities.push_back(share > 0 ? std::max<int64_t>(1, units) : 0);
+    divisor = std::gcd(divisor, capacities.back());
+  }
+  for (int64_t& capacity : capacities) capacity /= divisor;
+  return capacities;
+}
+
+}  // namespace
+
+Speeds stated_speeds(const LlamaLayers& layers, int num_servers, const AttentionProfile* profile) {
+  const AttentionShape& shape = layers.attention;
+  const int64_t q = shape.num_heads * shape.head_dim_qk;
+  const int64_t kv = shape.num_kv_heads * (shape.head_dim_qk + shape.head_dim_v);
+  const int64_t o = shape.num_heads * shape.head_dim_v;
+  // Multiply-adds of forward, one layer.
+  const int64_t per_token =
+      layers.hidden_size * (q + kv + o) + 3 * layers.hidden_size * layers.intermediate_size;
+  const int64_t per_pair = q + o;
+  const Wide token_flops = Wide{2} * (1 + 2) * layers.num_layers * per_token;
+  const Wide kload_flops = Wide{7} * layers.num_layers * per_pair * 1000;
+  RankSpeed speed;
+  if (profile == nullptr) {
+    speed.linear_ps_per_token = static_cast<int64_t>(token_flops / kStatedTflops);
+    speed.attention_ps_per_kload = static_cast<int64_t>(kload_flops / kStatedTflops);
+  } else {
+    // A thousand ns of load in each layer.
+    speed.attention_ps_per_kload = layers.num_layers * 1'000'000;
+    const AttentionShape& measured = profile->shape;
+    const int64_t tokens = std::min(profile->q_tokens.back(), profile->kv_tokens.back());
+    const TaskPrice price(measured, profile);
+    const Range all{0, tokens};
+    const Wide flops = Wide{7} * attention_pairs(all, all, MaskType::kCausal) * measured.num_heads *
+                       (measured.head_dim_qk + measured.head_dim_v);
+    speed.linear_ps_per_token =
+        static_cast<int64_t>(token_flops * price(all, all) * 1000 / std::max<Wide>(1, flops));
+  }
+  speed.linear_ps_per_token = std::max<int64_t>(1, speed.linear_ps_per_token);
+  speed.attention_ps_per_kload = std::max<int64_t>(1, speed.attention_ps_per_kload);
+  Speeds speeds;
+  speeds.ranks.assign(num_servers, speed);
+  return speeds;
+}
+
+Speeds known_speeds(const Speeds& measured, const Speeds& stated) {
+  std::vector<int64_t> attention, linear;
+  for (const RankSpeed& rank : measured.ranks) {
+    attention.push_back(rank.attention_ps_per_kload);
+    linear.push_back(rank.linear_ps_per_token);
+  }
+  const int64_t usual_attention = mean_of_known(attention, 0);
+  const int64_t usual_linear = mean_of_known(linear, 0);
+  Speeds known = measured;
+  if (usual_attention == 0 || usual_linear == 0) {
+    known.ranks = stated.ranks;
+    return known;
+  }
+  for (RankSpeed& rank : known.ranks) {
+    if (rank.attention_ps_per_kload == 0) rank.attention_ps_per_kload = usual_attention;
+    if (rank.linear_ps_per_token == 0) rank.linear_ps_per_token = usual_linear;
+  }
+  return known;
+}
+
+std::vector<int64_t> even_capacities(const Speeds& speeds, Evenness evenness, int num_workers,
+                                     int num_servers, bool in_place, int64_t tokens, int64_t load) {
+  DISTCA_CHECK(num_workers >= 1 && num_servers >= num_workers, "{} workers, {} servers",
+               num_workers, num_servers);
+  DISTCA_CHECK(tokens >= 0 && load >= 0, "{} tokens, a load of {}", tokens, load);
+  DISTCA_CHECK(speeds.ranks.empty() || speeds.ranks.size() == static_cast<size_t>(num_servers),
+               "speeds of {} ranks for {} servers", speeds.ranks.size(), num_servers);
+  const int first = in_place || num_servers == num_workers ? 0 : num_workers;
+  std::vector<int64_t> attention(num_servers, 0), linear(num_servers, 0);
+  for (size_t rank = 0; rank < speeds.ranks.size(); ++rank) {
+    attention[rank] = speeds.ranks[rank].attention_ps_per_kload;
+    if (rank < static_cast<size_t>(num_workers)) {
+      linear[rank] = speeds.ranks[rank].linear_ps_per_token;
+    }
+  }
+  const int64_t usual_attention = mean_of_known(attention, 0);
+  const int64_t usual_linear = mean_of_known(linear, 0);
+  const bool whole = evenness == Evenness::kWhole && usual_attention > 0 && load > 0;
+  int64_t fastest = kNotServing;
+  for (int server = first; server < num_servers; ++server) {
+    if (attention[server] <= 0) attention[server] = std::max<int64_t>(1, usual_attention);
+    fastest = std::min(fastest, attention[server]);
+  }
+  Pool pool;
+  pool.weight.assign(num_servers, 0);
+  pool.linear_ps.assign(num_servers, 0);
+  for (int server = first; server < num_servers; ++server) {
+    pool.weight[server] =
+        std::max<int64_t>(1, static_cast<int64_t>(Wide{fastest} * kFastest / attention[server]));
+    if (!whole || server >= num_workers) continue;
+    pool.linear_ps[server] =
+        product_ps(linear[server] > 0 ? linear[server] : usual_linear, tokens, 1);
+  }
+  pool.load_ps = product_ps(load, fastest, 1000);
+  const Wide finish = whole ? finish_ps(pool) : 1;
+  std::vector<Wide> shares;
+  for (int server = 0; server < num_servers; ++server) {
+    shares.push_back(std::max<Wide>(0, finish - pool.linear_ps[server]) * pool.weight[server]);
+  }
+  // Less load than a picosecond's.
+  if (*std::max_element(shares.begin(), shares.end()) == 0) {
+    shares.assign(pool.weight.begin(), pool.weight.end());
+  }
+  return as_capacities(shares);
+}
+
+}  // namespace distca

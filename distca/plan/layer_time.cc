@@ -1,0 +1,231 @@
+#include "distca/plan/layer_time.h"
+
+#include <algorithm>
+
+#include "distca/base/error.h"
+#include "distca/cost/task_price.h"
+#include "distca/plan/exchange.h"
+
+namespace distca {
+namespace {
+
+__extension__ using Wide = __int128;
+
+constexpr int64_t kMostPs = int64_t{1} << 56;  // of one part: sums stay within 64 bits
+
+int64_t scaled(int64_t a, int64_t b, int64_t divisor) {
+  return static_cast<int64_t>(std::min(Wide{a} * b / divisor, Wide{kMostPs}));
+}
+
+/// One rank's compute of a layer.
+struct Work {
+  int64_t linear_ps = 0;
+  int64_t attention_ps = 0;
+  int64_t home_ps = 0;  // of attention: tasks that neither need nor return anything
+};
+
+/// One rank's exchanges of a layer, in the order of their use.
+struct Wire {
+  int64_t enter_ps = 0;
+  int64_t leave_ps = 0;
+  int64_t backward_enter_ps = 0;
+  int64_t backward_leave_ps = 0;
+  int64_t all() const { return enter_ps + leave_ps + backward_enter_ps + backward_leave_ps; }
+};
+
+/// Bytes of a message's parts.
+class MessageSizes {
+ public:
+  MessageSizes(const AttentionShape& shape, const LayerTimeOptions& options)
+      : shape_(shape),
+        wide_(std::max<int64_t>(4, shape.element_bytes)),
+        gradient_(options.wide_gradients ? wide_ : shape.element_bytes),
+        resent_(options.resent) {}
+  int64_t qkv(const PeerTransfer& transfer) const {
+    return transfer.q_tokens * shape_.q_token_bytes() +
+           transfer.kv_tokens * shape_.kv_token_bytes();
+  }
+  int64_t o(const PeerTransfer& transfer) const {
+    return transfer.q_tokens * (shape_.o_token_bytes() + shape_.num_heads * wide_);
+  }
+  int64_t d_o(const PeerTransfer& transfer) const {
+    return transfer.q_tokens * (shape_.o_token_bytes() + 2 * shape_.num_heads * wide_) +
+           (resent_ ? qkv(transfer) : 0);
+  }
+  int64_t gradient(const PeerTransfer& transfer) const {
+    return qkv(transfer) / shape_.element_bytes * gradient_;
+  }
+
+ private:
+  const AttentionShape& shape_;
+  const int64_t wide_, gradient_;
+  const bool resent_;
+};
+
+class Predictor {
+ public:
+  Predictor(const Plan& plan, const AttentionProfile* profile, const LayerTimeOptions& options)
+      : plan_(plan),
+        options_(options),
+        price_(plan.shape, profile),
+        sizes_(plan.shape, options),
+        index_(plan) {
+    for (const Link* link : {&plan.cluster.inside, &plan.cluster.between}) {
+      links_.push_back(*link);
+      if (options.speeds.bytes_per_us > 0) links_.back().bytes_per_us = options.speeds.bytes_per_us;
+    }
+  }
+
+  LayerTime predict() {
+    int64_t linear = 0, attention = 0, exposed = 0, compute = 0, total = 0;
+    for (int rank = 0; rank < static_cast<int>(plan_.load.size()); ++rank) {
+      const RankExchange exchange = index_.exchange(rank);
+      const Work work = work_of(rank, exchange);
+      const int64_t shown = exposed_ps(work, wire_of(rank, exchange));
+      const int64_t own = work.linear_ps + work.attention_ps;
+      linear = std::max(linear, work.linear_ps);
+      attention = std::max(attention, work.attention_ps);
+      exposed = std::max(exposed, shown);
+      compute = std::max(compute, own);
+      total = std::max(total, own + shown);
+    }
+    if (evenness_of(options_.hiding) == Evenness::kAttention && bytes_ > 0) {
+      // Exchanges make the ranks meet twice a layer.
+      compute = linear + attention;
+      total = compute + exposed;
+    }
+    return {.total_ps = total, .exposed_ps = total - compute, .bytes = bytes_};
+  }
+
+ private:
+  Work work_of(int rank, const RankExchange& exchange) const {
+    const RankSpeed& speed = options_.speeds.ranks[rank];
+    const bool by_time = plan_.options.price != "pairs";
+    const auto attention_ps = [&](int64_t load) {
+      return scaled(load, speed.attention_ps_per_kload, 1000 * options_.layers);
+    };
+    Work work;
+    work.attention_ps = attention_ps(by_time ? plan_.load[rank].time_ns : plan_.load[rank].pairs);
+    if (rank < plan_.cluster.num_workers) {
+      work.linear_ps = scaled(exchange.local_tokens, speed.linear_ps_per_token, options_.layers);
+    }
+    int64_t home_load = 0;
+    for (const ServerTask& task : exchange.tasks) {
+      const bool local =
+          task.q.block == 0 && std::all_of(task.kv.begin(), task.kv.end(),
+                                           [](const BlockRows& rows) { return rows.block == 0; });
+      const Task& whole = plan_.tasks[task.task];
+      if (local) home_load += price_(whole.q, whole.kv, whole.mask);
+    }
+    work.home_ps = std::min(work.attention_ps, attention_ps(home_load));
+    return work;
+  }
+
+  int64_t message_ps(int rank, int peer, int64_t bytes) const {
+    if (bytes == 0) return 0;
+    const bool inside = plan_.cluster.node(rank) == plan_.cluster.node(peer);
+    return std::min(transfer_ns(links_[inside ? 0 : 1], 1, bytes), kMostPs / 1000) * 1000;
+  }
+
+  Wire wire_of(int rank, const RankExchange& exchange) {
+    // What this rank says to its servers, and to those that it serves.
+    Wire out, in;
+    for (const PeerTransfer& transfer : exchange.sends) {
+      const auto ps = [&](int64_t bytes) { return message_ps(rank, transfer.peer, bytes); };
+      out.enter_ps += ps(sizes_.qkv(transfer));
+      in.leave_ps += ps(sizes_.o(transfer));
+      out.backward_enter_ps += ps(sizes_.d_o(transfer));
+      in.backward_leave_ps += ps(sizes_.gradient(transfer));
+      bytes_ += sizes_.qkv(transfer) + sizes_.o(transfer) + sizes_.d_o(transfer) +
+                sizes_.gradient(transfer);
+    }
+    for (const PeerTransfer& transfer : exchange.receives) {
+      const auto ps = [&](int64_t bytes) { return message_ps(rank, transfer.peer, bytes); };
+      in.enter_ps += ps(sizes_.qkv(transfer));
+      out.leave_ps += ps(sizes_.o(transfer));
+      in.backward_enter_ps += ps(sizes_.d_o(transfer));
+      out.backward_leave_ps += ps(sizes_.gradient(transfer));
+    }
+    const auto longer = [](int64_t a, int64_t b) { return std::min(std::max(a, b), kMostPs); };
+    return {.enter_ps = longer(out.enter_ps, in.enter_ps),
+            .leave_ps = longer(out.leave_ps, in.leave_ps),
+            .backward_enter_ps = longer(out.backward_enter_ps, in.backward_enter_ps),
+            .backward_leave_ps = longer(out.backward_leave_ps, in.backward_leave_ps)};
+  }
+
+  /// Beyond the operation that each exchange runs under.
+  int64_t exposed_ps(const Work& work, const Wire& wire) const {
+    const auto beyond = [](int64_t exchange, int64_t compute) {
+      return std::max<int64_t>(0, exchange - compute);
+    };
+    const int64_t linear = work.linear_ps / 3, attention = work.attention_ps * 2 / 7;
+    switch (options_.hiding) {
+      case Hiding::kNothing:
+        return wire.all();
+      case Hiding::kHomeTasks: {
+        const int64_t forward = work.home_ps * 2 / 7 / 2;
+        const int64_t backward = (work.home_ps - work.home_ps * 2 / 7) / 2;
+        return beyond(wire.enter_ps, forward) + beyond(wire.leave_ps, forward) +
+               beyond(wire.backward_enter_ps, backward) + beyond(wire.backward_leave_ps, backward);
+      }
+      case Hiding::kOtherNanoBatch:
+        break;
+    }
+    // Of two nano-batches, one enters under the other's linear work and leaves under its attention,
+    // the other the other way round.
+    const auto half = [&](int64_t exchange, int64_t a, int64_t b) {
+      return (beyond(exchange, a) + beyond(exchange, b)) / 2;
+    };
+    const int64_t back_linear = work.linear_ps - linear;
+    const int64_t back_attention = work.attention_ps - attention;
+    return half(wire.enter_ps, linear, attention) + half(wire.leave_ps, linear, attention) +
+           half(wire.backward_enter_ps, back_linear, back_attention) +
+           half(wire.backward_leave_ps, back_linear, back_attention);
+  }
+
+  const Plan& plan_;
+  const LayerTimeOptions& options_;
+  const TaskPrice price_;
+  const MessageSizes sizes_;
+  const PlanIndex index_;
+  std::vector<Link> links_;  // inside, between
+  int64_t bytes_ = 0;
+};
+
+}  // namespace
+
+Evenness evenness_of(Hiding hiding) {
+  return hiding == Hiding::kOtherNanoBatch ? Evenness::kWhole : Evenness::kAttention;
+}
+
+LayerTime layer_time(const Plan& plan, const AttentionProfile* profile,
+                     const LayerTimeOptions& options) {
+  DISTCA_CHECK_EQ(options.speeds.ranks.size(), plan.load.size());
+  DISTCA_CHECK_GE(options.layers, 1);
+  return Predictor(plan, profile, options).predict();
+}
+
+int64_t least_layer_ps(const Cluster& cluster, int64_t tokens, int64_t load,
+                       const LayerTimeOptions& options) {
+  // In loads a picosecond: the time that all servers need together is load over their sum, and a
+  // worker's linear work takes the place of some.
+  double rate = 0, linear_load = 0, most_linear = 0;
+  for (int server = 0; server < cluster.num_servers(); ++server) {
+    const RankSpeed& speed = options.speeds.ranks[server];
+    const bool worker = server < cluster.num_workers;
+    const double linear = worker ? static_cast<double>(speed.linear_ps_per_token) *
+                                       static_cast<double>(tokens / cluster.num_workers)
+                                 : 0.0;
+    most_linear = std::max(most_linear, linear);
+    if (cluster.capacity[server] == 0) continue;
+    const double own = 1000 / static_cast<double>(speed.attention_ps_per_kload);
+    rate += own;
+    linear_load += own * linear;
+  }
+  const auto layers = static_cast<double>(options.layers);
+  const auto whole = static_cast<double>(load);
+  const double ps = std::max(most_linear, (whole + linear_load) / rate);
+  return static_cast<int64_t>(std::min(ps / layers, 0x1p60));
+}
+
+}  // namespace distca

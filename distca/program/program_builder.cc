@@ -1,0 +1,335 @@
+#include "distca/program/program_builder.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "distca/base/error.h"
+#include "distca/base/integers.h"
+
+namespace distca {
+namespace {
+
+// Tags of one layer of one nano-batch.
+enum TagKind { kForwardEnter, kForwardLeave, kResendKeys, kBackwardEnter, kBackwardLeave };
+constexpr int kTagKinds = 5;
+/// The runtime gives tags below this to exchanges (comm/tags.h), those above to collectives.
+constexpr int64_t kTagEnd = 1 << 30;
+
+TagKind tag_kind(OpKind kind, Pass pass) {
+  if (kind == OpKind::kResend) return kResendKeys;
+  if (pass == Pass::kForward) return kind == OpKind::kEnter ? kForwardEnter : kForwardLeave;
+  return kind == OpKind::kEnter ? kBackwardEnter : kBackwardLeave;
+}
+
+void insert_once(std::vector<int32_t>& ascending, int32_t value) {
+  const auto place = std::lower_bound(ascending.begin(), ascending.end(), value);
+  if (place == ascending.end() || *place != value) ascending.insert(place, value);
+}
+
+}  // namespace
+
+void ProgramBuilder::Messages::add(int peer, int64_t message_bytes) {
+  if (message_bytes == 0) return;
+  list.push_back({.peer = peer, .offset = bytes, .bytes = message_bytes});
+  bytes += round_up(message_bytes, kMessageAlignment);
+  sum += message_bytes;
+}
+
+ProgramBuilder::ProgramBuilder(const ProgramRequest& request, int slots, Waiting waiting)
+    : request_(request), slots_(slots), waiting_(waiting) {
+  const int64_t last_tag =
+      int64_t{num_nano_batches()} * request.model.num_layers * kTagKinds;  // the first is 1
+  DISTCA_CHECK_LT(last_tag, kTagEnd);
+  for (const NanoPart& part : request.nano_batches) nanos_.push_back(make_nano(part));
+}
+
+ProgramBuilder::Nano ProgramBuilder::make_nano(const NanoPart& part) const {
+  DISTCA_CHECK(part.exchange != nullptr, "a nano-batch without its exchange");
+  const RankExchange& exchange = *part.exchange;
+  const AttentionShape& shape = request_.model.attention;
+  const ExchangeTypes& types = request_.types;
+  Nano nano;
+  nano.kept = trains() && !part.resent;
+  nano.forward_pre.assign(request_.model.num_layers, -1);
+  for (const PeerTransfer& transfer : exchange.sends) {
+    nano.qkv_out.add(transfer.peer, qkv_message_bytes(transfer, shape, types));
+    nano.o_in.add(transfer.peer, o_message_bytes(transfer, shape, types));
+    nano.d_o_out.add(transfer.peer, d_o_message_bytes(transfer, shape, types));
+    nano.gradient_in.add(transfer.peer, gradient_message_bytes(transfer, shape, types.gradient));
+  }
+  Messages accumulators;
+  for (const PeerTransfer& transfer : exchange.receives) {
+    nano.qkv_in.add(transfer.peer, qkv_message_bytes(transfer, shape, types));
+    nano.o_out.add(transfer.peer, o_message_bytes(transfer, shape, types));
+    nano.d_o_in.add(transfer.peer, d_o_message_bytes(transfer, shape, types));
+    nano.gradient_out.add(transfer.peer, gradient_message_bytes(transfer, shape, types.gradient));
+    accumulators.add(transfer.peer, gradient_message_bytes(transfer, shape, types.accumulator));
+  }
+  if (types.gradient != types.accumulator) nano.accumulator_bytes = accumulators.bytes;
+
+  double pairs = 0;
+  for (TaskSet set : {TaskSet::kHomeFirst, TaskSet::kAway, TaskSet::kHomeRest}) {
+    const std::vector<int32_t> tasks = task_set(exchange, set);
+    if (!tasks.empty()) nano.partial_sets.push_back(set);
+    for (int32_t task : tasks) {
+      nano.pair_share[int(set)] +=
+          static_cast<double>(causal_pairs(exchange.tasks[task], shape.window_left));
+    }
+    pairs += nano.pair_share[int(set)];
+  }
+  for (double& share : nano.pair_share) share = pairs > 0 ? share / pairs : 0;
+  nano.pair_share[int(TaskSet::kAll)] = 1;
+  // One set alone is all tasks; without messages there is nothing to hide.
+  if (nano.partial_sets.size() <= 1 || (exchange.sends.empty() && exchange.receives.empty())) {
+    nano.partial_sets = {TaskSet::kAll};
+  }
+  return nano;
+}
+
+const std::vector<TaskSet>& ProgramBuilder::partial_sets(int nano_batch) const {
+  return nanos_[nano_batch].partial_sets;
+}
+
+Op ProgramBuilder::make_op(OpKind kind, Pass pass, int layer, int nano_batch) const {
+  Op op;
+  op.kind = kind;
+  op.pass = pass;
+  op.layer = layer;
+  op.micro_batch = nano_batch < 0 ? -1 : nano_batch / slots_;
+  op.nano_batch = nano_batch;
+  return op;
+}
+
+Op ProgramBuilder::make_exchange(OpKind kind, Pass pass, int layer, int nano_batch) const {
+  Op op = make_op(kind, pass, layer, nano_batch);
+  op.stream = Stream::kComm;
+  op.tag = 1 + static_cast<uint32_t>((int64_t{nano_batch} * num_layers() + layer) * kTagKinds +
+                                     tag_kind(kind, pass));
+  return op;
+}
+
+int32_t ProgramBuilder::buffer(BufferRole role, int layer, int nano_batch, int64_t bytes) {
+  if (bytes == 0) return -1;
+  // Accumulators are free as soon as they have been packed: one buffer for all slots.
+  const int slot = role == BufferRole::kAccumulators ? 0 : nano_batch % slots_;
+  const auto [place, is_new] =
+      buffers_.try_emplace({role, slot, layer}, static_cast<int32_t>(program_.buffers.size()));
+  if (is_new) {
+    program_.buffers.push_back({.role = role, .bytes = 0});
+    uses_.emplace_back();
+  }
+  int64_t& size = program_.buffers[place->second].bytes;
+  size = std::max(size, bytes);
+  return place->second;
+}
+
+int32_t ProgramBuilder::qkv_in(int layer, int nano_batch) {
+  const Nano& nano = nanos_[nano_batch];
+  return buffer(BufferRole::kQkvIn, nano.kept ? layer : 0, nano_batch, nano.qkv_in.bytes);
+}
+
+void ProgramBuilder::wait_for(Op& op, int32_t other) const {
+  if (other >= 0) insert_once(op.deps, other);
+}
+
+void ProgramBuilder::sends(Op& op, const Messages& messages, int32_t buffer) const {
+  op.sends = messages.list;
+  op.out = buffer;
+  op.bytes = messages.sum;
+}
+
+void ProgramBuilder::receives(Op& op, const Messages& messages, int32_t buffer) const {
+  op.receives = messages.list;
+  op.in = buffer;
+}
+
+/// What is read must have been written, what is written neither be read nor travel any more.
+void ProgramBuilder::wait_for_buffers(Op& op) {
+  const auto self = static_cast<int32_t>(program_.ops.size());
+  const bool computes = op.stream == Stream::kCompute;
+  for (int32_t buffer : op.reads) {
+    wait_for(op, uses_[buffer].writer);
+    // An exchange reads while it packs: before anything that comes after it in the list.
+    if (computes) uses_[buffer].readers.push_back(self);
+  }
+  const auto overwrite = [&](int32_t buffer, bool is_writer) {
+    Use& use = uses_[buffer];
+    // Who has read it has waited for the writer.
+    if (use.readers.empty()) wait_for(op, use.writer);
+    for (int32_t reader : use.readers) wait_for(op, reader);
+    if (use.sender >= 0) insert_once(op.sent, use.sender);
+    use = {.writer = is_writer ? self : -1, .sender = -1, .readers = {}};
+  };
+  for (int32_t buffer : op.writes) overwrite(buffer, computes);
+  if (op.in >= 0) overwrite(op.in, true);
+  if (op.out >= 0) {
+    wait_for(op, uses_[op.out].writer);
+    uses_[op.out].sender = self;
+  }
+}
+
+int32_t ProgramBuilder::append(Op op) {
+  wait_for_buffers(op);
+  const auto self = static_cast<int32_t>(program_.ops.size());
+  if (waiting_ == Waiting::kForThePrevious) {
+    op.deps.clear();
+    op.sent.clear();
+    if (self > 0) {
+      op.deps.push_back(self - 1);
+      if (program_.ops.back().stream == Stream::kComm) op.sent.push_back(self - 1);
+    }
+  }
+  program_.ops.push_back(std::move(op));
+  return self;
+}
+
+double ProgramBuilder::linear_flops(Pass pass, int nano_batch, int64_t weights) const {
+  const double forward =
+      2.0 * static_cast<double>(weights) *
+      static_cast<double>(request_.nano_batches[nano_batch].exchange->local_tokens);
+  return pass == Pass::kForward ? forward : 2 * forward;
+}
+
+void ProgramBuilder::embed(Pass pass, int nano_batch) {
+  if (!request_.holds_weights) return;
+  Nano& nano = nanos_[nano_batch];
+  Op op = make_op(OpKind::kEmbed, pass, -1, nano_batch);
+  wait_for(op, nano.last);
+  nano.last = append(std::move(op));
+}
+
+void ProgramBuilder::pre(Pass pass, int layer, int nano_batch) {
+  if (!request_.holds_weights) return;
+  Nano& nano = nanos_[nano_batch];
+  const AttentionShape& shape = request_.model.attention;
+  Op op = make_op(OpKind::kPre, pass, layer, nano_batch);
+  op.flops = linear_flops(
+      pass, nano_batch,
+      request_.model.hidden_size * (shape.num_heads * shape.head_dim_qk +
+                                    shape.num_kv_heads * (shape.head_dim_qk + shape.head_dim_v)));
+  if (pass == Pass::kForward) {
+    wait_for(op, nano.last);
+  } else {
+    wait_for(op, nano.last_attend);
+    wait_for(op, nano.last_leave);
+  }
+  nano.last = append(std::move(op));
+  if (pass == Pass::kForward) nano.forward_pre[layer] = nano.last;
+}
+
+void ProgramBuilder::enter(Pass pass, int layer, int nano_batch) {
+  Nano& nano = nanos_[nano_batch];
+  Op op = make_exchange(OpKind::kEnter, pass, layer, nano_batch);
+  const bool forward = pass == Pass::kForward;
+  const Messages& out = forward ? nano.qkv_out : nano.d_o_out;
+  sends(op, out,
+        buffer(forward ? BufferRole::kQkvOut : BufferRole::kDOOut, -1, nano_batch, out.bytes));
+  if (forward) {
+    receives(op, nano.qkv_in, qkv_in(layer, nano_batch));
+  } else {
+    receives(op, nano.d_o_in, buffer(BufferRole::kDOIn, -1, nano_batch, nano.d_o_in.bytes));
+  }
+  if (op.out >= 0) op.writes = {op.out};
+  wait_for(op, nano.last);
+  append(std::move(op));
+}
+
+void ProgramBuilder::resend(int layer, int nano_batch) {
+  Nano& nano = nanos_[nano_batch];
+  if (nano.kept) return;
+  Op op = make_exchange(OpKind::kResend, Pass::kBackward, layer, nano_batch);
+  sends(op, nano.qkv_out, buffer(BufferRole::kQkvOut, -1, nano_batch, nano.qkv_out.bytes));
+  receives(op, nano.qkv_in, qkv_in(layer, nano_batch));
+  if (op.out >= 0) op.writes = {op.out};
+  wait_for(op, nano.forward_pre[layer]);
+  append(std::move(op));
+}
+
+void ProgramBuilder::attend(Pass pass, int layer, int nano_batch, TaskSet tasks) {
+  Nano& nano = nanos_[nano_batch];
+  Op op = make_op(OpKind::kAttend, pass, layer, nano_batch);
+  const AttentionShape& shape = request_.model.attention;
+  op.tasks = tasks;
+  op.flops = 2.0 * static_cast<double>(request_.nano_batches[nano_batch].pairs) *
+             nano.pair_share[int(tasks)] *
+             static_cast<double>(shape.num_heads * (shape.head_dim_qk + shape.head_dim_v));
+  if (pass == Pass::kBackward) op.flops *= 2.5;
+  if (tasks == TaskSet::kAll || tasks == TaskSet::kAway) {
+    const auto use = [&](std::vector<int32_t>& list, int32_t buffer) {
+      if (buffer >= 0) list.push_back(buffer);
+    };
+    use(op.reads, qkv_in(layer, nano_batch));
+    if (pass == Pass::kForward) {
+      use(op.writes, buffer(BufferRole::kOOut, -1, nano_batch, nano.o_out.bytes));
+    } else {
+      use(op.reads, buffer(BufferRole::kDOIn, -1, nano_batch, nano.d_o_in.bytes));
+      use(op.writes,
+          nano.accumulator_bytes > 0
+              ? buffer(BufferRole::kAccumulators, -1, nano_batch, nano.accumulator_bytes)
+              : buffer(BufferRole::kGradientOut, -1, nano_batch, nano.gradient_out.bytes));
+    }
+  }
+  wait_for(op, nano.last);
+  nano.last_attend = append(std::move(op));
+}
+
+void ProgramBuilder::leave(Pass pass, int layer, int nano_batch) {
+  Nano& nano = nanos_[nano_batch];
+  Op op = make_exchange(OpKind::kLeave, pass, layer, nano_batch);
+  if (pass == Pass::kForward) {
+    sends(op, nano.o_out, buffer(BufferRole::kOOut, -1, nano_batch, nano.o_out.bytes));
+    receives(op, nano.o_in, buffer(BufferRole::kOIn, -1, nano_batch, nano.o_in.bytes));
+  } else {
+    sends(op, nano.gradient_out,
+          buffer(BufferRole::kGradientOut, -1, nano_batch, nano.gradient_out.bytes));
+    receives(op, nano.gradient_in,
+             buffer(BufferRole::kGradientIn, -1, nano_batch, nano.gradient_in.bytes));
+    if (nano.accumulator_bytes > 0) {
+      op.reads = {buffer(BufferRole::kAccumulators, -1, nano_batch, nano.accumulator_bytes)};
+      op.writes = {op.out};
+    }
+  }
+  nano.last_leave = append(std::move(op));
+}
+
+void ProgramBuilder::post(Pass pass, int layer, int nano_batch) {
+  if (!request_.holds_weights) return;
+  Nano& nano = nanos_[nano_batch];
+  const AttentionShape& shape = request_.model.attention;
+  Op op = make_op(OpKind::kPost, pass, layer, nano_batch);
+  op.flops = linear_flops(pass, nano_batch,
+                          request_.model.hidden_size * (shape.num_heads * shape.head_dim_v +
+                                                        3 * request_.model.intermediate_size));
+  if (pass == Pass::kForward) {
+    wait_for(op, nano.last_attend);
+    wait_for(op, nano.last_leave);
+  } else {
+    wait_for(op, nano.last);
+  }
+  nano.last = append(std::move(op));
+}
+
+void ProgramBuilder::loss(Pass pass, int nano_batch) {
+  if (!request_.holds_weights) return;
+  Nano& nano = nanos_[nano_batch];
+  Op op = make_op(OpKind::kLoss, pass, -1, nano_batch);
+  op.flops = linear_flops(pass, nano_batch, request_.model.hidden_size * request_.vocab_size);
+  wait_for(op, nano.last);
+  nano.last = append(std::move(op));
+}
+
+void ProgramBuilder::gradient_sum() {
+  if (!request_.holds_weights) return;
+  Op op = make_op(OpKind::kGradientSum, Pass::kBackward, -1, -1);
+  for (const Nano& nano : nanos_) wait_for(op, nano.last);
+  append(std::move(op));
+}
+
+void ProgramBuilder::optimizer() {
+  if (!request_.holds_weights) return;
+  Op op = make_op(OpKind::kOptimizer, Pass::kBackward, -1, -1);
+  wait_for(op, static_cast<int32_t>(program_.ops.size()) - 1);
+  append(std::move(op));
+}
+
+}  // namespace distca

@@ -1,0 +1,105 @@
+#pragma once
+// Operations of one rank, one after another as a schedule calls for them: their messages, buffers,
+// FLOPs, and what they have to wait for. Thread rule: one thread.
+
+#include <cstdint>
+#include <map>
+#include <tuple>
+#include <vector>
+
+#include "distca/program/program.h"
+#include "distca/program/schedule.h"
+
+namespace distca {
+
+// The schedules, one file each.
+Program build_blocking(const ProgramRequest& request);
+Program build_overlap(const ProgramRequest& request);
+Program build_ping_pong(const ProgramRequest& request);
+
+/// (query, key) pairs of a task under a causal mask.
+int64_t causal_pairs(const ServerTask& task, int64_t window_left);
+
+class ProgramBuilder {
+ public:
+  enum class Waiting {
+    kForWhatIsNeeded,
+    kForThePrevious,  // each operation waits for the end of the one before
+  };
+
+  /// `slots`: nano-batches under way at a time; nano-batch n has the buffers of slot n % slots.
+  ProgramBuilder(const ProgramRequest& request, int slots, Waiting waiting);
+
+  int num_layers() const { return static_cast<int>(request_.model.num_layers); }
+  int num_nano_batches() const { return static_cast<int>(request_.nano_batches.size()); }
+  bool trains() const { return request_.kind == ProgramRequest::Kind::kTrain; }
+  /// The sets in which the tasks are attended where exchanges hide under those at home: only sets
+  /// with tasks, but at least one.
+  const std::vector<TaskSet>& partial_sets(int nano_batch) const;
+
+  // Each appends an operation, unless this rank has no part in it: a dedicated server has no
+  // weights. It has exchanges of a nano-batch of which it has no task, empty ones: verdicts compare
+  // their number (comm/communicator.h).
+  void embed(Pass pass, int nano_batch);
+  void pre(Pass pass, int layer, int nano_batch);
+  void enter(Pass pass, int layer, int nano_batch);
+  void resend(int layer, int nano_batch);  // nothing where keys are kept
+  void attend(Pass pass, int layer, int nano_batch, TaskSet tasks);
+  void leave(Pass pass, int layer, int nano_batch);
+  void post(Pass pass, int layer, int nano_batch);
+  void loss(Pass pass, int nano_batch);
+  void gradient_sum();
+  void optimizer();
+
+  Program take() { return std::move(program_); }
+
+ private:
+  /// Messages that lie one after another in a buffer.
+  struct Messages {
+    std::vector<OpMessage> list;
+    int64_t bytes = 0;  // of the buffer
+    int64_t sum = 0;    // of the messages
+
+    void add(int peer, int64_t message_bytes);
+  };
+  struct Nano {
+    bool kept = false;  // Q, K, V stay until backward
+    Messages qkv_out, qkv_in, o_out, o_in, d_o_out, d_o_in, gradient_out, gradient_in;
+    int64_t accumulator_bytes = 0;  // 0: gradients are summed in the buffer they are sent from
+    std::vector<TaskSet> partial_sets;
+    double pair_share[4] = {};  // [TaskSet] of NanoPart::pairs
+    // Operations, -1: none yet.
+    int32_t last = -1;         // that the next phase goes on from
+    int32_t last_attend = -1;  // of the layer
+    int32_t last_leave = -1;
+    std::vector<int32_t> forward_pre;  // [layer]
+  };
+  /// Who has used a buffer; operations, -1: nobody.
+  struct Use {
+    int32_t writer = -1;           // a compute operation, or an exchange that receives
+    int32_t sender = -1;           // an exchange that sends from it
+    std::vector<int32_t> readers;  // compute operations, since it was written
+  };
+
+  Nano make_nano(const NanoPart& part) const;
+  Op make_op(OpKind kind, Pass pass, int layer, int nano_batch) const;
+  Op make_exchange(OpKind kind, Pass pass, int layer, int nano_batch) const;
+  int32_t buffer(BufferRole role, int layer, int nano_batch, int64_t bytes);
+  int32_t qkv_in(int layer, int nano_batch);
+  void wait_for(Op& op, int32_t other) const;
+  void sends(Op& op, const Messages& messages, int32_t buffer) const;
+  void receives(Op& op, const Messages& messages, int32_t buffer) const;
+  void wait_for_buffers(Op& op);
+  int32_t append(Op op);
+  double linear_flops(Pass pass, int nano_batch, int64_t weights) const;
+
+  const ProgramRequest& request_;
+  int slots_;
+  Waiting waiting_;
+  Program program_;
+  std::vector<Nano> nanos_;
+  std::map<std::tuple<BufferRole, int, int>, int32_t> buffers_;  // role, slot, layer
+  std::vector<Use> uses_;                                        // [buffer]
+};
+
+}  // namespace distca

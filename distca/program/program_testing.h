@@ -1,0 +1,104 @@
+#pragma once
+// Programs of all ranks for tests, from plans that the schedulers make.
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "distca/plan/exchange.h"
+#include "distca/plan/plan.h"
+#include "distca/program/program.h"
+#include "distca/program/schedule.h"
+
+namespace distca::testing {
+
+/// Plans of a step and what each rank does in them.
+struct StepExchanges {
+  Cluster cluster;
+  std::vector<std::unique_ptr<Plan>> plans;         // [nano-batch]
+  std::vector<std::vector<RankExchange>> of_ranks;  // [rank][nano-batch]
+  std::vector<std::vector<int64_t>> pairs;          // [rank][nano-batch]
+
+  int num_ranks() const { return static_cast<int>(of_ranks.size()); }
+};
+
+/// One plan for each list of document lengths.
+inline StepExchanges plan_step(const std::vector<std::vector<int64_t>>& nano_batches,
+                               const Cluster& cluster, const PlanOptions& options = {}) {
+  StepExchanges step{.cluster = cluster};
+  step.of_ranks.resize(cluster.num_servers());
+  step.pairs.resize(cluster.num_servers());
+  for (const std::vector<int64_t>& lengths : nano_batches) {
+    step.plans.push_back(std::make_unique<Plan>(
+        make_plan({.nano_batch = NanoBatch::from_lengths(lengths),
+                   .cluster = cluster,
+                   .shape = {.num_heads = 4, .num_kv_heads = 2, .head_dim_qk = 16, .head_dim_v = 8},
+                   .options = options})));
+    const PlanIndex index(*step.plans.back());
+    for (int rank = 0; rank < cluster.num_servers(); ++rank) {
+      step.of_ranks[rank].push_back(index.exchange(rank));
+      step.pairs[rank].push_back(step.plans.back()->load[rank].pairs);
+    }
+  }
+  return step;
+}
+
+/// `dedicated` servers beside the workers, which serve too if `in_place`.
+inline Cluster pool(int workers, int dedicated, bool in_place) {
+  Cluster cluster = Cluster::in_place(workers);
+  if (!in_place) cluster.capacity.assign(workers, 0);
+  cluster.capacity.insert(cluster.capacity.end(), dedicated, 1);
+  return cluster;
+}
+
+struct Style {
+  Schedule schedule = Schedule::kPingPong;
+  bool resent = false;
+  ProgramRequest::Kind kind = ProgramRequest::Kind::kTrain;
+  int num_layers = 2;
+  ExchangeTypes types = {};
+};
+
+inline Program program_of(const StepExchanges& step, int rank, const Style& style) {
+  ProgramRequest request{.schedule = style.schedule,
+                         .kind = style.kind,
+                         .holds_weights = rank < step.cluster.num_workers};
+  request.model = {.num_layers = style.num_layers, .hidden_size = 64, .intermediate_size = 96};
+  request.model.attention = {.num_heads = 4, .num_kv_heads = 2, .head_dim_qk = 16, .head_dim_v = 8};
+  request.vocab_size = 100;
+  request.types = style.types;
+  for (size_t nano = 0; nano < step.plans.size(); ++nano) {
+    request.nano_batches.push_back({.exchange = &step.of_ranks[rank][nano],
+                                    .pairs = step.pairs[rank][nano],
+                                    .resent = style.resent});
+  }
+  return build_program(request);
+}
+
+inline std::vector<Program> programs_of(const StepExchanges& step, const Style& style) {
+  std::vector<Program> programs;
+  for (int rank = 0; rank < step.num_ranks(); ++rank) {
+    programs.push_back(program_of(step, rank, style));
+  }
+  return programs;
+}
+
+/// "pre 0a", of layer 0 and nano-batch a; "'" for backward; "attend(away) 1b'".
+inline std::string short_name(const Op& op) {
+  std::string name = op_name(op.kind);
+  if (op.tasks != TaskSet::kAll) name += std::string("(") + task_set_name(op.tasks) + ")";
+  if (op.nano_batch < 0) return name;
+  name += " ";
+  if (op.layer >= 0) name += std::to_string(op.layer);
+  name += static_cast<char>('a' + op.nano_batch);
+  return op.pass == Pass::kBackward ? name + "'" : name;
+}
+
+inline std::string order_of(const Program& program) {
+  std::string order;
+  for (const Op& op : program.ops) order += short_name(op) + ", ";
+  return order.substr(0, order.empty() ? 0 : order.size() - 2);
+}
+
+}  // namespace distca::testing

@@ -1,0 +1,115 @@
+#include "distca/program/validate.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "distca/program/validate_order.h"
+
+namespace distca {
+namespace {
+
+/// Dependencies and buffers that exist: without them nothing else can be said.
+void check_references(const Program& program, std::vector<std::string>& wrong) {
+  const auto num_buffers = static_cast<int32_t>(program.buffers.size());
+  for (int32_t i = 0; i < static_cast<int32_t>(program.ops.size()); ++i) {
+    const Op& op = program.ops[i];
+    for (const auto& [what, list] : {std::pair{"depends on", &op.deps}, {"waits for", &op.sent}}) {
+      for (int32_t other : *list) {
+        if (other >= 0 && other < i) continue;
+        wrong.push_back(fmt::format("{} {} {}, which does not come before it", numbered(program, i),
+                                    what, other));
+      }
+    }
+    for (int32_t other : op.sent) {
+      if (other < 0 || other >= i || program.ops[other].stream == Stream::kComm) continue;
+      wrong.push_back(fmt::format("{} waits for the sends of {}, which is no exchange",
+                                  numbered(program, i), numbered(program, other)));
+    }
+    std::vector<int32_t> buffers = op.reads;
+    buffers.insert(buffers.end(), op.writes.begin(), op.writes.end());
+    if (op.out != -1) buffers.push_back(op.out);
+    if (op.in != -1) buffers.push_back(op.in);
+    for (int32_t buffer : buffers) {
+      if (buffer >= 0 && buffer < num_buffers) continue;
+      wrong.push_back(
+          fmt::format("{} uses buffer {} of {}", numbered(program, i), buffer, num_buffers));
+    }
+  }
+}
+
+}  // namespace
+
+std::string numbered(const Program& program, int32_t op) {
+  return fmt::format("operation {} ({})", op, describe(program.ops[op]));
+}
+
+ProgramOrder::ProgramOrder(const Program& program) : program_(program) {
+  const auto num_ops = static_cast<int32_t>(program.ops.size());
+  computed_before_.assign(num_ops, -1);
+  landed_by_.assign(num_ops, num_ops);
+  left_by_.assign(num_ops, num_ops);
+  int32_t last_compute = -1;
+  for (int32_t i = 0; i < num_ops; ++i) {
+    const Op& op = program.ops[i];
+    if (op.stream == Stream::kCompute) {
+      computed_before_[i] = last_compute;
+      last_compute = i;
+      continue;
+    }
+    for (int32_t dep : op.deps) {
+      const bool computes = program.ops[dep].stream == Stream::kCompute;
+      computed_before_[i] = std::max(computed_before_[i], computes ? dep : computed_before_[dep]);
+    }
+  }
+  for (int32_t i = num_ops - 1; i >= 0; --i) {
+    const Op& op = program.ops[i];
+    // Whoever waits for an exchange waits for what the exchange has waited for.
+    const int32_t from = op.stream == Stream::kCompute ? i : landed_by_[i];
+    for (int32_t dep : op.deps) landed_by_[dep] = std::min(landed_by_[dep], from);
+    for (int32_t sender : op.sent) left_by_[sender] = std::min(left_by_[sender], from);
+  }
+}
+
+bool ProgramOrder::ended(int32_t a, int32_t b) const {
+  return program_.ops[b].stream == Stream::kCompute || a <= computed_before_[b];
+}
+
+bool ProgramOrder::landed(int32_t a, int32_t b) const {
+  const Op& op = program_.ops[b];
+  if (op.stream == Stream::kCompute) return landed_by_[a] <= b;
+  return landed_by_[a] <= computed_before_[b] ||
+         std::find(op.deps.begin(), op.deps.end(), a) != op.deps.end();
+}
+
+bool ProgramOrder::left(int32_t a, int32_t b) const {
+  const Op& op = program_.ops[b];
+  if (op.stream == Stream::kCompute) return left_by_[a] <= b;
+  return left_by_[a] <= computed_before_[b] ||
+         std::find(op.sent.begin(), op.sent.end(), a) != op.sent.end();
+}
+
+std::vector<std::string> validate(const Program& program) {
+  std::vector<std::string> wrong;
+  check_references(program, wrong);
+  if (!wrong.empty()) return wrong;
+  const ProgramOrder order(program);
+  check_order(program, order, wrong);
+  check_messages(program, wrong);
+  check_buffers(program, order, wrong);
+  return wrong;
+}
+
+std::vector<std::string> validate(std::span<const Program> programs) {
+  std::vector<std::string> wrong;
+  for (size_t rank = 0; rank < programs.size(); ++rank) {
+    for (const std::string& line : validate(programs[rank])) {
+      wrong.push_back(fmt::format("rank {}: {}", rank, line));
+    }
+  }
+  // What ranks wait for means something only where each by itself can be played.
+  if (wrong.empty()) check_ranks(programs, wrong);
+  return wrong;
+}
+
+}  // namespace distca

@@ -1,0 +1,364 @@
+// Each way to break a program is found, and said in a line that names it.
+
+#include "distca/program/validate.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <ostream>
+
+#include "distca/program/program_testing.h"
+
+namespace distca::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+using Programs = std::vector<Program>;
+
+/// Ping-pong on 3 ranks, of which the last is a dedicated server; 2 nano-batches, 2 layers.
+Programs good(bool resent = false) {
+  static const StepExchanges step =
+      plan_step({{2000, 900, 300, 100}, {1500, 900, 700}}, pool(2, 1, true));
+  return programs_of(
+      step, {.schedule = Schedule::kPingPong,
+             .resent = resent,
+             .types = {.compute = ScalarType::kBFloat16, .gradient = ScalarType::kBFloat16}});
+}
+
+int32_t find(const Program& program, const std::string& name) {
+  for (size_t i = 0; i < program.ops.size(); ++i) {
+    if (short_name(program.ops[i]) == name) return static_cast<int32_t>(i);
+  }
+  ADD_FAILURE() << "no " << name;
+  return 0;
+}
+Op& op_of(Program& program, const std::string& name) { return program.ops[find(program, name)]; }
+
+/// The operations in another order or fewer of them; what they wait for goes along.
+void reorder(Program& program, const std::vector<int32_t>& order) {
+  std::vector<int32_t> now(program.ops.size(), -1);
+  for (size_t i = 0; i < order.size(); ++i) now[order[i]] = static_cast<int32_t>(i);
+  std::vector<Op> ops;
+  for (int32_t i : order) {
+    Op op = program.ops[i];
+    for (std::vector<int32_t>* list : {&op.deps, &op.sent}) {
+      std::vector<int32_t> kept;
+      for (int32_t other : *list) {
+        if (now[other] >= 0 && now[other] < static_cast<int32_t>(ops.size())) {
+          kept.push_back(now[other]);
+        }
+      }
+      *list = kept;
+    }
+    ops.push_back(std::move(op));
+  }
+  program.ops = std::move(ops);
+}
+void erase(Program& program, const std::string& name) {
+  std::vector<int32_t> order;
+  for (int32_t i = 0; i < static_cast<int32_t>(program.ops.size()); ++i) {
+    if (i != find(program, name)) order.push_back(i);
+  }
+  reorder(program, order);
+}
+/// `name` comes just before (or after) `other`.
+void move_to(Program& program, const std::string& name, const std::string& other, bool after) {
+  std::vector<int32_t> order;
+  const int32_t moved = find(program, name), place = find(program, other);
+  for (int32_t i = 0; i < static_cast<int32_t>(program.ops.size()); ++i) {
+    if (i == moved) continue;
+    if (i == place && !after) order.push_back(moved);
+    order.push_back(i);
+    if (i == place && after) order.push_back(moved);
+  }
+  reorder(program, order);
+}
+
+struct Break {
+  const char* name;
+  std::function<void(Program& program)> make;
+  std::vector<const char*> line;  // what one of the lines has
+  bool resent = false;
+  int rank = 0;
+};
+std::ostream& operator<<(std::ostream& out, const Break& broken) { return out << broken.name; }
+
+class BrokenProgram : public ::testing::TestWithParam<Break> {};
+
+TEST_P(BrokenProgram, is_found_and_named) {
+  Programs programs = good(GetParam().resent);
+  Program& program = programs[GetParam().rank];
+  ASSERT_THAT(validate(program), IsEmpty());
+  GetParam().make(program);
+  const std::vector<std::string> wrong = validate(program);
+  const auto is_said = [](const std::string& line) {
+    return std::ranges::all_of(GetParam().line, [&line](const char* part) {
+      return line.find(part) != std::string::npos;
+    });
+  };
+  EXPECT_TRUE(std::ranges::any_of(wrong, is_said)) << ::testing::PrintToString(wrong);
+}
+
+const Break kSequenceBreaks[] = {
+    {"a_cycle",
+     [](Program& p) { op_of(p, "pre 0a").deps = {find(p, "attend 0a")}; },
+     {"forward layer 0 pre of nano-batch 0", "depends on", "does not come before it"}},
+    {"sends_of_no_exchange",
+     [](Program& p) { op_of(p, "post 0a").sent = {find(p, "pre 0a")}; },
+     {"waits for the sends of", "pre", "no exchange"}},
+    {"an_attend_without_its_enter",
+     [](Program& p) { erase(p, "enter 0a"); },
+     {"layer 0 attend of nano-batch 0", "needs its forward enter"}},
+    {"a_leave_without_its_attend",
+     [](Program& p) { erase(p, "attend 1b"); },
+     {"layer 1 leave of nano-batch 1", "needs its attend"}},
+    {"a_post_without_its_leave",
+     [](Program& p) { erase(p, "leave 0a"); },
+     {"layer 0 post of nano-batch 0", "needs its forward leave"}},
+    {"a_leave_before_its_attend",
+     [](Program& p) { move_to(p, "leave 0a", "attend 0a", /*after=*/false); },
+     {"layer 0 leave of nano-batch 0", "comes before", "attend"}},
+    {"an_attend_before_its_enter",
+     [](Program& p) { move_to(p, "enter 1a'", "attend 1a'", /*after=*/true); },
+     {"backward layer 1 attend of nano-batch 0", "comes before", "enter"}},
+    {"a_layer_before_the_one_below",
+     [](Program& p) { move_to(p, "pre 1a", "post 0a", /*after=*/false); },
+     {"layer 1 pre of nano-batch 0", "comes before", "layer 0 post"}},
+    {"a_forward_without_backward",
+     [](Program& p) { erase(p, "embed b'"); },
+     {"forward embed of nano-batch 1", "has no backward"}},
+    {"a_backward_without_forward",
+     [](Program& p) { op_of(p, "post 0b'").layer = 7; },
+     {"backward layer 7 post", "needs its forward post"}},
+    {"an_operation_twice",
+     [](Program& p) { op_of(p, "pre 1b").layer = 0; },
+     {"forward layer 0 pre of nano-batch 1", "stands twice"}},
+    {"tasks_attended_twice",
+     [](Program& p) {
+       Op again = op_of(p, "attend 0a");
+       again.tasks = TaskSet::kHomeFirst;
+       op_of(p, "leave 0a") = again;
+     },
+     {"attend (home, first half)", "attended before"}},
+    {"a_resend_after_the_attend",
+     [](Program& p) { move_to(p, "resend 0a'", "attend 0a'", /*after=*/true); },
+     {"backward layer 0 attend of nano-batch 0", "comes before", "resend"},
+     true},
+    {"gradients_summed_too_early",
+     [](Program& p) { move_to(p, "gradient_sum", "pre 0b'", /*after=*/false); },
+     {"backward layer 0 pre of nano-batch 1", "comes after", "gradient_sum"}},
+    {"an_update_without_sum",
+     [](Program& p) { erase(p, "gradient_sum"); },
+     {"optimizer", "needs its backward gradient_sum"}},
+    {"an_exchange_on_the_compute_stream",
+     [](Program& p) { op_of(p, "leave 0b'").stream = Stream::kCompute; },
+     {"backward layer 0 leave of nano-batch 1", "wrong stream"}},
+    {"results_not_waited_for",
+     [](Program& p) { op_of(p, "post 0a").deps.clear(); },
+     {"layer 0 post of nano-batch 0", "does not wait for", "leave"}},
+    {"packed_before_it_is_there",
+     [](Program& p) { op_of(p, "enter 0b").deps.clear(); },
+     {"forward layer 0 enter of nano-batch 1", "does not wait for", "pre"}},
+    {"sent_again_before_it_is_there",
+     [](Program& p) {
+       op_of(p, "resend 1a'").deps = {find(p, "enter 1a")};
+       op_of(p, "enter 1a").deps.clear();
+     },
+     {"resend of nano-batch 0", "does not wait for", "pre"},
+     true},
+    {"gradients_not_waited_for",
+     [](Program& p) { op_of(p, "pre 0a'").deps.clear(); },
+     {"backward layer 0 pre of nano-batch 0", "does not wait for", "leave"}},
+};
+INSTANTIATE_TEST_SUITE_P(sequence, BrokenProgram, ::testing::ValuesIn(kSequenceBreaks),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+const Break kBufferBreaks[] = {
+    {"keys_not_waited_for",
+     [](Program& p) { op_of(p, "attend 0a").deps.clear(); },
+     {"layer 0 attend of nano-batch 0", "reads buffer", "(qkv_in)", "does not wait for"}},
+    {"packed_while_still_sent",
+     [](Program& p) { op_of(p, "enter 1a").sent.clear(); },
+     {"layer 1 enter of nano-batch 0", "(qkv_out)", "layer 0 enter", "still send from"}},
+    {"written_while_still_sent",
+     [](Program& p) { op_of(p, "attend 1a").sent.clear(); },
+     {"layer 1 attend of nano-batch 0", "(o_out)", "layer 0 leave", "still send from"},
+     false,
+     2},
+    {"gradients_packed_while_still_sent",
+     [](Program& p) { op_of(p, "leave 0a'").sent.clear(); },
+     {"backward layer 0 leave of nano-batch 0", "(gradient_out)", "layer 1 leave",
+      "still send from"}},
+    {"received_while_still_read",
+     [](Program& p) { op_of(p, "resend 0a'").deps.clear(); },
+     {"resend of nano-batch 0", "(qkv_in)", "layer 1 attend", "may still use"},
+     true},
+    {"received_twice_at_a_time",
+     [](Program& p) {
+       Op& leave = op_of(p, "leave 0b'");
+       std::erase(leave.deps, find(p, "leave 1b'"));
+       std::erase(leave.deps, find(p, "attend 0b'"));
+       op_of(p, "pre 1b'").deps.clear();
+     },
+     {"backward layer 0 leave of nano-batch 1", "(gradient_in)", "still receive into"}},
+    {"the_other_nano_batchs_buffer",
+     [](Program& p) { op_of(p, "attend 0a").reads = op_of(p, "attend 0b").reads; },
+     {"layer 0 attend of nano-batch 0", "(qkv_in) as", "enter of nano-batch 1"}},
+    {"received_but_not_read",
+     [](Program& p) { op_of(p, "attend 0a").reads.clear(); },
+     {"layer 0 attend of nano-batch 0", "does not read what", "enter"}},
+    {"another_layers_keys",
+     [](Program& p) { op_of(p, "attend 0a'").reads[0] = op_of(p, "attend 1a'").reads[0]; },
+     {"backward layer 0 attend of nano-batch 0", "reads buffer", "layer 1 enter"}},
+    {"never_written",
+     [](Program& p) {
+       p.buffers.push_back({.role = BufferRole::kQkvIn, .bytes = 64});
+       op_of(p, "attend 0a").reads.push_back(static_cast<int32_t>(p.buffers.size()) - 1);
+     },
+     {"layer 0 attend of nano-batch 0", "which nobody has written"}},
+    {"no_such_buffer", [](Program& p) { op_of(p, "enter 0a").in = 99; }, {"uses buffer 99 of"}},
+    {"results_never_sent",
+     [](Program& p) {
+       Op& leave = op_of(p, "leave 1a'");
+       leave.reads.clear();
+     },
+     {"backward layer 1 attend of nano-batch 0", "(accumulators)", "nobody reads"}},
+    {"another_role",
+     [](Program& p) { op_of(p, "leave 0a").in = op_of(p, "enter 0a").in; },
+     {"layer 0 leave of nano-batch 0", "receives into", "(qkv_in), not o_in"}},
+    {"packs_elsewhere",
+     [](Program& p) { op_of(p, "enter 0a").writes = op_of(p, "enter 0b").writes; },
+     {"layer 0 enter of nano-batch 0", "packs into", "not what it sends"}},
+    {"beyond_the_buffer",
+     [](Program& p) { p.buffers[op_of(p, "enter 0a").out].bytes -= kMessageAlignment; },
+     {"forward layer 0 enter of nano-batch 0", "would send", "beyond the buffer"}},
+    {"not_aligned",
+     [](Program& p) { op_of(p, "enter 0a").sends.back().offset -= 1; },
+     {"would send", "not aligned"}},
+    {"on_top_of_each_other",
+     [](Program& p) { op_of(p, "enter 0a").sends.back().offset = 0; },
+     {"would send", "within the message before"}},
+    {"a_peer_twice",
+     [](Program& p) {
+       auto& sends = op_of(p, "enter 0a").sends;
+       sends.back().peer = sends.front().peer;
+     },
+     {"would send", "peers must ascend"}},
+    {"nothing_sent",
+     [](Program& p) {
+       Op& enter = op_of(p, "enter 0a");
+       enter.bytes -= enter.sends.back().bytes;
+       enter.sends.back().bytes = 0;
+     },
+     {"would send 0 bytes", "nothing"}},
+    {"messages_without_buffer",
+     [](Program& p) { op_of(p, "enter 0a").out = -1; },
+     {"messages to send and no buffer"}},
+    {"bytes_that_do_not_add_up",
+     [](Program& p) { op_of(p, "enter 0a").bytes += 1; },
+     {"says it sends"}},
+    {"a_tag_twice",
+     [](Program& p) { op_of(p, "enter 0a").tag = op_of(p, "enter 0b").tag; },
+     {"has tag", "enter of nano-batch 0"}},
+};
+INSTANTIATE_TEST_SUITE_P(buffers, BrokenProgram, ::testing::ValuesIn(kBufferBreaks),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST(AllRanks, a_message_that_nobody_receives_is_named) {
+  Programs programs = good();
+  Op& enter = op_of(programs[2], "enter 0a");
+  const OpMessage lost = enter.receives.front();
+  ASSERT_EQ(lost.peer, 0);
+  enter.receives.erase(enter.receives.begin());
+  EXPECT_THAT(validate(programs),
+              Contains(AllOf(HasSubstr("rank 0: operation"), HasSubstr("enter of nano-batch 0"),
+                             HasSubstr(std::to_string(lost.bytes) + " bytes to rank 2"),
+                             HasSubstr("receives 0"))));
+}
+
+TEST(AllRanks, other_bytes_are_named) {
+  Programs programs = good();
+  OpMessage& message = op_of(programs[1], "enter 0a").receives.front();
+  message.bytes -= 4;
+  EXPECT_THAT(validate(programs),
+              ElementsAre(AllOf(HasSubstr("rank 0:"), HasSubstr(std::to_string(message.bytes + 4)),
+                                HasSubstr("which receives " + std::to_string(message.bytes)))));
+}
+
+TEST(AllRanks, a_tag_that_the_peer_does_not_have_is_named_from_both_sides) {
+  Programs programs = good();
+  op_of(programs[2], "leave 1b'").tag = 999;
+  const std::vector<std::string> wrong = validate(programs);
+  EXPECT_THAT(wrong, Contains(AllOf(HasSubstr("rank 2:"), HasSubstr("with tag 999"),
+                                    HasSubstr("has no such tag"))));
+  EXPECT_THAT(wrong, Contains(AllOf(HasSubstr("rank 0:"), HasSubstr("backward layer 1 leave"),
+                                    HasSubstr("has no such tag"))));
+}
+
+TEST(AllRanks, another_order_of_exchanges_is_named) {
+  Programs programs = good();
+  move_to(programs[2], "enter 0b", "enter 0a", /*after=*/false);
+  ASSERT_THAT(validate(programs[2]), IsEmpty());
+  EXPECT_THAT(
+      validate(programs),
+      Contains(AllOf(HasSubstr("ranks 0 and 2"), HasSubstr("another order"),
+                     HasSubstr("enter of nano-batch 0"), HasSubstr("enter of nano-batch 1"))));
+}
+
+TEST(AllRanks, a_rank_that_does_not_exist_is_named) {
+  Programs programs = good();
+  programs.pop_back();
+  EXPECT_THAT(validate(programs), Contains(AllOf(HasSubstr("rank 0:"), HasSubstr("rank 2 of 2"))));
+}
+
+TEST(AllRanks, faults_of_one_rank_are_said_with_its_number) {
+  Programs programs = good();
+  op_of(programs[1], "post 0a").deps.clear();
+  EXPECT_THAT(validate(programs), ElementsAre(HasSubstr("rank 1: operation")));
+}
+
+/// Hands something over to `peer` and takes as much, in buffers of its own.
+void add_hand_over(Program& program, int layer, int peer, uint32_t tag) {
+  const auto buffer = static_cast<int32_t>(program.buffers.size());
+  program.buffers.push_back({.role = BufferRole::kActivationOut, .bytes = 64});
+  program.buffers.push_back({.role = BufferRole::kActivationIn, .bytes = 64});
+  program.ops.push_back({.kind = OpKind::kHandOver,
+                         .stream = Stream::kComm,
+                         .layer = layer,
+                         .micro_batch = 0,
+                         .nano_batch = 0,
+                         .tag = tag,
+                         .sends = {{.peer = peer, .bytes = 64}},
+                         .receives = {{.peer = peer, .bytes = 64}},
+                         .out = buffer,
+                         .in = buffer + 1,
+                         .writes = {buffer},
+                         .bytes = 64});
+}
+
+TEST(AllRanks, waiting_in_a_circle_is_found_though_every_pair_agrees) {
+  Programs programs(3);
+  add_hand_over(programs[0], 1, 1, 1);
+  add_hand_over(programs[0], 2, 2, 2);
+  add_hand_over(programs[1], 3, 2, 3);
+  add_hand_over(programs[1], 1, 0, 1);
+  add_hand_over(programs[2], 2, 0, 2);
+  add_hand_over(programs[2], 3, 1, 3);
+  EXPECT_THAT(validate(programs),
+              ElementsAre(AllOf(HasSubstr("waiting in a circle"),
+                                HasSubstr("rank 0 in operation 0 (forward layer 1 hand_over of "
+                                          "nano-batch 0) for rank 1"),
+                                HasSubstr("for rank 2"), HasSubstr("for rank 0"))));
+  std::swap(programs[1].ops[0], programs[1].ops[1]);
+  EXPECT_THAT(validate(programs), IsEmpty());
+}
+
+}  // namespace
+}  // namespace distca::testing

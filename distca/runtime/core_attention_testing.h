@@ -1,0 +1,166 @@
+#pragma once
+// For tests: core attention alone, played by a program of any schedule: Q, K, V and dO are given
+// where a model's phases would compute them. Include <ATen/ATen.h> before it.
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "distca/kernels/rows.h"
+#include "distca/program/schedule.h"
+#include "distca/runtime/core_attention.h"
+#include "distca/runtime/executor.h"
+
+namespace distca::testing {
+
+/// One layer of one nano-batch on one rank: [local tokens, heads, dim].
+struct AttentionLayer {
+  at::Tensor q, k, v, d_o;   // in; d_o: undefined where there is no backward
+  at::Tensor o, dq, dk, dv;  // out
+};
+using AttentionLayers = std::vector<std::vector<AttentionLayer>>;  // [nano-batch][layer]
+
+struct AttentionStyle {
+  Schedule schedule = Schedule::kBlocking;
+  bool resent = false;
+  bool wide_gradients = false;  // dQ, dK, dV travel in the accumulator's type
+  bool backward = true;
+  int64_t window_left = -1;
+};
+
+inline ExchangeTypes exchange_types(ScalarType type, bool wide_gradients) {
+  const ScalarType accumulator = kernels::accumulator_type(type);
+  return {
+      .compute = type, .accumulator = accumulator, .gradient = wide_gradients ? accumulator : type};
+}
+
+/// What `rank` does with its part of each nano-batch. Its layers say how many there are; a rank
+/// that only serves has as many as the others, without tensors. The exchanges are borrowed.
+inline Program attention_program(const std::vector<RankExchange>& exchanges,
+                                 const AttentionStyle& style, const kernels::Shape& shape,
+                                 ScalarType type, int num_layers, bool holds_weights) {
+  ProgramRequest request{
+      .schedule = style.schedule,
+      .kind = style.backward ? ProgramRequest::Kind::kTrain : ProgramRequest::Kind::kEvaluate,
+      .holds_weights = holds_weights,
+      .types = exchange_types(type, style.wide_gradients)};
+  request.model.num_layers = num_layers;
+  request.model.attention = {.num_heads = shape.num_heads,
+                             .num_kv_heads = shape.num_kv_heads,
+                             .head_dim_qk = shape.head_dim_qk,
+                             .head_dim_v = shape.head_dim_v,
+                             .element_bytes = element_bytes(type),
+                             .window_left = style.window_left};
+  for (const RankExchange& exchange : exchanges) {
+    request.nano_batches.push_back({.exchange = &exchange, .resent = style.resent});
+  }
+  return build_program(request);
+}
+
+class AttentionPlayer final : public OpPlayer {
+ public:
+  AttentionPlayer(const std::vector<RankExchange>& exchanges, const AttentionStyle& style,
+                  AttentionKernel& kernel, Communicator& comm, const ExchangeBuffers& buffers,
+                  AttentionLayers& layers)
+      : layers_(layers) {
+    const CoreAttentionOptions options{
+        .window_left = style.window_left,
+        .num_layers = static_cast<int>(layers.at(0).size()),
+        .types = exchange_types(kernel.type(), style.wide_gradients)};
+    for (const RankExchange& exchange : exchanges) {
+      nanos_.push_back(std::make_unique<CoreAttention>(exchange, options, kernel, comm, buffers));
+    }
+  }
+
+  void play(const Op& op) override {
+    if (op.nano_batch < 0 || op.layer < 0) return;  // nothing of core attention
+    CoreAttention& attention = *nanos_[op.nano_batch];
+    AttentionLayer& layer = layers_[op.nano_batch][op.layer];
+    const bool forward = op.pass == Pass::kForward;
+    if (op.kind == OpKind::kAttend) {
+      attention.attend(op);
+    } else if (op.kind == OpKind::kPre && forward) {
+      attention.set_qkv(op.layer, layer.q, layer.k, layer.v);
+    } else if (op.kind == OpKind::kPost && forward) {
+      layer.o = attention.o(op.layer);
+    } else if (op.kind == OpKind::kPost) {
+      attention.set_d_o(op.layer, layer.d_o);
+    } else if (op.kind == OpKind::kPre) {
+      attention.take_gradients(op.layer, &layer.dq, &layer.dk, &layer.dv);
+    }
+  }
+  void pack(const Op& op) override { nanos_[op.nano_batch]->pack(op); }
+  void post(const Op& op) override { nanos_[op.nano_batch]->post(op); }
+  void wait(const Op& op) override { nanos_[op.nano_batch]->wait(op); }
+  void land(const Op& op) override { nanos_[op.nano_batch]->land(op); }
+  void wait_sent(const Op& op) override { nanos_[op.nano_batch]->wait_sent(op); }
+
+  ExchangeBytes bytes() const {
+    ExchangeBytes sum;
+    for (const auto& nano : nanos_) sum += nano->bytes();
+    return sum;
+  }
+
+ private:
+  AttentionLayers& layers_;
+  std::vector<std::unique_ptr<CoreAttention>> nanos_;
+};
+
+/// Plays one step of one rank; what comes out is put into `layers`.
+inline ExchangeBytes play_attention(const std::vector<RankExchange>& exchanges,
+                                    const AttentionStyle& style, AttentionKernel& kernel,
+                                    Communicator& comm, ExchangeBuffers& buffers,
+                                    AttentionLayers& layers, bool holds_weights = true,
+                                    TraceRecorder* recorder = nullptr) {
+  const Program program = attention_program(exchanges, style, kernel.shape(), kernel.type(),
+                                            static_cast<int>(layers.at(0).size()), holds_weights);
+  buffers.prepare(program);
+  AttentionPlayer player(exchanges, style, kernel, comm, buffers, layers);
+  OpTimes times;
+  distca::play(program, player, &times, recorder);
+  return player.bytes();
+}
+
+/// Q, K, V, dO in; O, dQ, dK, dV out: [document] [length, heads, dim].
+using PerDocument = std::vector<at::Tensor>;
+
+/// Bytes, where at::equal takes -0 for 0.
+inline bool same_bytes(const at::Tensor& a, const at::Tensor& b) {
+  const at::Tensor x = a.contiguous(), y = b.contiguous();
+  return x.scalar_type() == y.scalar_type() && x.sizes() == y.sizes() &&
+         std::memcmp(x.data_ptr(), y.data_ptr(), x.nbytes()) == 0;
+}
+
+/// The largest |a - b| / |b| of 128 rows (root of the sum of squares), over the rows of all
+/// documents; NaN where a row was not written. Blocks have a scale each: the last of 1000 queries
+/// has a far smaller O than the first.
+inline double difference(const PerDocument& a, const PerDocument& b) {
+  const at::Tensor want = at::cat(b).to(at::kDouble), gap = at::cat(a).to(at::kDouble) - want;
+  std::vector<at::Tensor> blocks;
+  for (int64_t row = 0; row < want.size(0); row += kBlockTokens) {
+    const int64_t rows = std::min(kBlockTokens, want.size(0) - row);
+    blocks.push_back(gap.narrow(0, row, rows).norm() / want.narrow(0, row, rows).norm());
+  }
+  return at::stack(blocks).max().item<double>();  // keeps NaN
+}
+
+/// Two runs that round differently: a value is rounded to the format up to 16 times on both sides
+/// (P, O of a block, of a task, of a server, of the row; backward the like), by less than half the
+/// unit roundoff in root mean square; over the rows of a block roundings at random add up to their
+/// root. Sums over at most `longest` rows are in fp32, but that ATen's bf16 backward adds to bf16
+/// gradients after every 32 queries.
+struct Bounds {
+  double forward;
+  double backward;
+};
+inline Bounds bounds_of(ScalarType dtype, int64_t longest) {
+  if (dtype == ScalarType::kFloat64) return {1e-10, 1e-10};
+  const double fp32 = 0x1p-24, rounding = (dtype == ScalarType::kFloat32 ? fp32 : 0x1p-8) / 2;
+  const auto rows = static_cast<double>(longest);
+  const double sums = std::sqrt(rows) * fp32;
+  return {std::sqrt(16.0) * rounding + sums, std::sqrt(16 + rows / 32) * rounding + sums};
+}
+
+}  // namespace distca::testing

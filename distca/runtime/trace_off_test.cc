@@ -1,0 +1,60 @@
+// What tracing costs a run that does not trace. A program of its own: it counts allocations.
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <new>
+
+#include "distca/runtime/executor.h"
+
+namespace {
+int64_t allocations = 0;
+}  // namespace
+
+void* operator new(size_t bytes) {
+  ++allocations;
+  if (void* memory = std::malloc(bytes)) return memory;
+  throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+
+namespace distca {
+namespace {
+
+class IdlePlayer final : public OpPlayer {
+ public:
+  void play(const Op&) override {}
+  void pack(const Op&) override {}
+  void post(const Op&) override {}
+  void wait(const Op&) override {}
+  void land(const Op&) override {}
+  void wait_sent(const Op&) override {}
+};
+
+/// Allocations while a program of `pairs` exchanges, each with an operation that needs it, plays.
+int64_t allocations_of(int pairs, TraceRecorder* recorder) {
+  Program program;
+  for (int i = 0; i < pairs; ++i) {
+    program.ops.push_back(Op{.kind = OpKind::kEnter,
+                             .stream = Stream::kComm,
+                             .layer = i,
+                             .sends = {{.peer = 1, .offset = 0, .bytes = 8}},
+                             .receives = {{.peer = 1, .offset = 0, .bytes = 8}}});
+    program.ops.push_back(Op{.kind = OpKind::kAttend, .layer = i, .deps = {2 * i}});
+  }
+  IdlePlayer player;
+  OpTimes times;
+  const int64_t before = allocations;
+  play(program, player, &times, recorder);
+  return allocations - before;
+}
+
+TEST(TraceOff, no_operation_allocates) {
+  EXPECT_EQ(allocations_of(1000, nullptr), allocations_of(1, nullptr));
+  TraceRecorder recorder;
+  EXPECT_GT(allocations_of(1000, &recorder), 1000);  // the count counts
+}
+
+}  // namespace
+}  // namespace distca

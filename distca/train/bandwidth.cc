@@ -1,0 +1,64 @@
+#include "distca/train/bandwidth.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "distca/base/clock.h"
+#include "distca/comm/collectives.h"
+#include "distca/comm/tags.h"
+
+namespace distca {
+namespace {
+
+constexpr int64_t kBytes = 4 << 20;
+constexpr int kRounds = 4;
+constexpr const char* kOperation = "bandwidth measurement";
+
+/// Of the slowest rank, in ns.
+int64_t slowest(Communicator& comm, int64_t mine) {
+  const std::vector<std::byte> all =
+      all_gather_bytes(comm, std::as_bytes(std::span(&mine, 1)), kOperation);
+  int64_t most = 0;
+  for (int rank = 0; rank < comm.size(); ++rank) {
+    int64_t other = 0;
+    std::memcpy(&other, all.data() + rank * sizeof(other), sizeof(other));
+    most = std::max(most, other);
+  }
+  return most;
+}
+
+}  // namespace
+
+int64_t measured_bytes_per_us(Communicator& comm) {
+  const int size = comm.size();
+  if (size == 1) return 0;
+  const auto device =
+      comm.cuda_device() < 0
+          ? at::Device(at::kCPU)
+          : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(comm.cuda_device()));
+  const at::TensorOptions bytes = at::TensorOptions().device(device).dtype(at::kByte);
+  const at::Tensor out = at::zeros({kBytes}, bytes), in = at::zeros({kBytes}, bytes);
+  const Message send{(comm.rank() + 1) % size, kBandwidthTag,
+                     reinterpret_cast<std::byte*>(out.data_ptr<uint8_t>()), kBytes};
+  const Message receive{(comm.rank() + size - 1) % size, kBandwidthTag,
+                        reinterpret_cast<std::byte*>(in.data_ptr<uint8_t>()), kBytes};
+  int64_t best_ns = INT64_MAX;
+  for (int round = 0; round < kRounds; ++round) {
+    barrier(comm, kOperation);
+    const Stopwatch watch;
+    comm.exchange(std::span(&send, 1), std::span(&receive, 1), kOperation)->wait();
+    if (in.is_cuda()) in[0].item();  // waits for the device
+    best_ns = std::min(best_ns, slowest(comm, std::llround(watch.seconds() * 1e9)));
+  }
+  int64_t rate = kBytes * 1000 / std::max<int64_t>(1, best_ns);
+  int64_t unit = 1;
+  while (rate / unit >= 1000) unit *= 10;
+  return std::max<int64_t>(1, (rate + unit / 2) / unit * unit);
+}
+
+}  // namespace distca

@@ -1,0 +1,211 @@
+#include "distca/train/plan_request.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <numeric>
+#include <utility>
+
+#include "distca/base/error.h"
+#include "distca/cost/task_price.h"
+#include "distca/plan/choose_tolerance.h"
+#include "distca/program/schedule.h"
+
+namespace distca {
+namespace {
+
+bool pairs_nano_batches(const Config& config) {
+  return schedule_of(config.train.schedule) == Schedule::kPingPong && config.batch.nano_batches > 1;
+}
+
+std::vector<int64_t> capacities(const Config& config, const PlanRequest& request, int num_workers,
+                                const Speeds& speeds) {
+  const int num_servers = num_workers + static_cast<int>(config.servers.dedicated);
+  std::vector<int64_t> given = given_capacities(config.servers);
+  if (!given.empty()) {
+    if (given.size() == static_cast<size_t>(num_servers)) return given;
+    throw Error(ErrorKind::kConfig,
+                "servers.capacity = {}: {} numbers for {} servers ({} workers, then {} dedicated)",
+                config.servers.capacity, given.size(), num_servers, num_workers,
+                config.servers.dedicated);
+  }
+  const TaskPrice price(request.shape, request.profile.get());
+  int64_t load = 0;
+  for (const Document& document : request.nano_batch.documents)
+    load += price({0, document.length}, {0, document.length});
+  return even_capacities(
+      config.servers.reweight && !speeds.ranks.empty()
+          ? speeds
+          : stated_speeds(llama_layers(config.model), num_servers, request.profile.get()),
+      pairs_nano_batches(config) ? Evenness::kWhole : Evenness::kAttention, num_workers,
+      num_servers, config.servers.in_place, request.nano_batch.num_tokens() / num_workers, load);
+}
+
+void keep_no_keys(MemoryPrice* price) {
+  price->kept_query_bytes = 0;
+  price->kept_key_bytes = 0;
+}
+
+/// Of one rank, each the most of any nano-batch.
+struct RankMemory {
+  int64_t activations = 0;
+  int64_t kept = 0;
+};
+
+int64_t activation_bytes(const Plan& plan, size_t rank) {
+  if (rank >= plan.layout.workers.size()) return 0;
+  return plan.layout.num_tokens(static_cast<int>(rank)) * plan.cluster.memory.token_bytes;
+}
+
+std::vector<RankMemory> batch_memory(const std::vector<Plan>& plans) {
+  std::vector<RankMemory> memory(plans[0].load.size());
+  for (const Plan& plan : plans) {
+    for (size_t rank = 0; rank < memory.size(); ++rank) {
+      const int64_t activations = activation_bytes(plan, rank);
+      memory[rank].activations = std::max(memory[rank].activations, activations);
+      memory[rank].kept = std::max(memory[rank].kept, plan.load[rank].memory_bytes - activations);
+    }
+  }
+  return memory;
+}
+
+int64_t most_bytes(const std::vector<RankMemory>& memory) {
+  int64_t most = 0;
+  for (const RankMemory& rank : memory) most = std::max(most, rank.activations + rank.kept);
+  return most;
+}
+
+/// What a nano-batch may hold so that its kept keys fit beside the activations of any other one.
+int64_t room_beside(const std::vector<RankMemory>& memory, const Plan& plan, int64_t cap) {
+  int64_t more = 0;
+  for (size_t rank = 0; rank < memory.size(); ++rank) {
+    more = std::max(more, memory[rank].activations - activation_bytes(plan, rank));
+  }
+  return std::max<int64_t>(1, cap - more);  // 0 would be no cap
+}
+
+}  // namespace
+
+LlamaLayers llama_layers(const LlamaConfig& model) {
+  return {.num_layers = model.num_hidden_layers,
+          .hidden_size = model.hidden_size,
+          .intermediate_size = model.intermediate_size,
+          .attention = {.num_heads = model.num_attention_heads,
+                        .num_kv_heads = model.num_key_value_heads,
+                        .head_dim_qk = model.head_dim,
+                        .head_dim_v = model.head_dim,
+                        .element_bytes = element_bytes(model.dtype),
+                        .window_left = model.sliding_window > 0 ? model.sliding_window - 1 : -1}};
+}
+
+std::vector<int64_t> given_capacities(const Config::Servers& servers) {
+  std::vector<int64_t> capacities;
+  const std::string& text = servers.capacity;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    int64_t capacity = -1;
+    const auto [stop, fault] = std::from_chars(text.data() + begin, text.data() + end, capacity);
+    if (fault != std::errc() || stop != text.data() + end || capacity < 0 || end + 1 == text.size())
+      throw Error(ErrorKind::kConfig,
+                  "servers.capacity = {}: whole numbers from 0, one a server, as 60,40,100", text);
+    capacities.push_back(capacity);
+    begin = end + 1;
+  }
+  return capacities;
+}
+
+bool measures_speeds(const Config& config) {
+  return !config.train.deterministic &&
+         (config.servers.reweight || config.plan.tolerance == Config::PlanKeys::kAutoTolerance);
+}
+
+LayerTimeOptions layer_time_options(const Config& config, int num_workers, const Speeds& speeds,
+                                    bool resent) {
+  const LlamaLayers layers = llama_layers(config.model);
+  LayerTimeOptions options;
+  options.speeds = known_speeds(speeds, stated_speeds(layers, num_ranks(config, num_workers),
+                                                      config.attention_profile.get()));
+  if (config.plan.bandwidth_mb_per_s > 0) {
+    options.speeds.bytes_per_us = config.plan.bandwidth_mb_per_s;
+  }
+  options.hiding = hiding_of(schedule_of(config.train.schedule), config.batch.nano_batches);
+  options.layers = layers.num_layers;
+  options.resent = resent;
+  options.wide_gradients = config.exchange.grad_dtype == "accumulator";
+  return options;
+}
+
+PlanRequest plan_request(const Config& config, const NanoBatch& nano_batch, int num_workers,
+                         const Speeds& speeds) {
+  const LlamaLayers layers = llama_layers(config.model);
+  PlanRequest request;
+  request.nano_batch = nano_batch;
+  request.shape = layers.attention;
+  request.options = {.scheduler = config.plan.scheduler,
+                     .layout = config.plan.layout,
+                     .tolerance_ppm = config.plan.tolerance < 0
+                                          ? PlanOptions::kOwnTolerance
+                                          : std::llround(config.plan.tolerance * 1e6),
+                     .key_sub_ranges = config.plan.key_sub_ranges,
+                     .spread = config.plan.spread};
+  request.profile = config.attention_profile;
+  Cluster& cluster = request.cluster;
+  cluster.num_workers = num_workers;
+  cluster.capacity = capacities(config, request, num_workers, speeds);
+  cluster.max_tokens_per_worker = config.plan.max_tokens_per_worker;
+  cluster.memory = llama_memory(layers);
+  if (config.exchange.keys == "resent") keep_no_keys(&cluster.memory);
+  cluster.max_memory_bytes =
+      std::llround(config.plan.max_memory_gib * 0x1p30) / (pairs_nano_batches(config) ? 2 : 1);
+  return request;
+}
+
+BatchPlan plan_nano_batches(const Config& config, const Batch& batch, int num_workers,
+                            const Speeds& speeds) {
+  std::vector<PlanRequest> requests;
+  for (const NanoBatchSource& source : batch) {
+    requests.push_back(plan_request(config, source.nano_batch, num_workers, speeds));
+  }
+  const int64_t cap = requests.empty() ? 0 : requests[0].cluster.max_memory_bytes;
+  for (PlanRequest& request : requests) request.cluster.max_memory_bytes = 0;
+  BatchPlan result{.plans = {}, .resent = config.exchange.keys == "resent"};
+  const auto plan_all = [&] {
+    std::vector<Plan> plans;
+    for (const PlanRequest& request : requests) {
+      plans.push_back(config.plan.tolerance == Config::PlanKeys::kAutoTolerance
+                          ? choose_tolerance(request, layer_time_options(config, num_workers,
+                                                                         speeds, result.resent))
+                                .plan
+                          : make_plan(request));
+    }
+    return plans;
+  };
+  result.plans = plan_all();
+  for (Plan& plan : result.plans) plan.cluster.max_memory_bytes = cap;
+  if (cap == 0 || most_bytes(batch_memory(result.plans)) <= cap) return result;
+
+  const bool resent = result.resent || config.exchange.keys == "auto";
+  const std::vector<RankMemory> memory = batch_memory(result.plans);
+  for (size_t nano = 0; nano < requests.size(); ++nano) {
+    Cluster& cluster = requests[nano].cluster;
+    if (resent) keep_no_keys(&cluster.memory);
+    cluster.max_memory_bytes = resent ? cap : room_beside(memory, result.plans[nano], cap);
+  }
+  result.resent = resent;
+  const auto refused = [&](std::string_view why) {
+    return Error(ErrorKind::kPlan, "plan.max_memory_gib = {}, {} bytes a nano-batch, keys {}: {}",
+                 config.plan.max_memory_gib, cap, resent ? "resent" : "kept", why);
+  };
+  try {
+    result.plans = plan_all();
+  } catch (const Error& error) {
+    throw refused(error.what());
+  }
+  const int64_t most = most_bytes(batch_memory(result.plans));
+  if (most > cap) {
+    throw refused(fmt::format("a rank would hold {} bytes of the batch's nano-batches", most));
+  }
+  return result;
+}
+
+}  // namespace distca

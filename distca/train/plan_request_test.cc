@@ -1,0 +1,220 @@
+#include "distca/train/plan_request.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "distca/base/error.h"
+
+namespace distca {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+const NanoBatch kDocuments = NanoBatch::from_lengths({3000, 700, 129, 267});
+
+Batch batch_of(const std::vector<NanoBatch>& nano_batches) {
+  Batch batch;
+  for (const NanoBatch& one : nano_batches) batch.push_back({.nano_batch = one, .sources = {}});
+  return batch;
+}
+
+PlanRequest request(const std::vector<std::string>& overrides, int num_workers = 2) {
+  return plan_request(load_config("", overrides), kDocuments, num_workers);
+}
+
+TEST(PlanRequest, workers_alone_serve_evenly_under_every_schedule) {
+  for (const char* schedule : {"blocking", "overlap", "ping-pong"}) {
+    const PlanRequest asked =
+        request({fmt::format("train.schedule={}", schedule), "batch.nano_batches=2"}, 3);
+    EXPECT_EQ(asked.cluster.num_workers, 3);
+    EXPECT_THAT(asked.cluster.capacity, ElementsAre(1, 1, 1)) << schedule;
+  }
+}
+
+TEST(PlanRequest, servers_get_the_capacities_that_are_given) {
+  const PlanRequest asked = request({"servers.dedicated=1", "servers.capacity=60,40,100"});
+  EXPECT_EQ(asked.cluster.num_workers, 2);
+  EXPECT_THAT(asked.cluster.capacity, ElementsAre(60, 40, 100));
+}
+
+TEST(PlanRequest, workers_that_do_not_serve_get_none) {
+  EXPECT_THAT(request({"servers.dedicated=2", "servers.in_place=false"}).cluster.capacity,
+              ElementsAre(0, 0, 1, 1));
+}
+
+TEST(PlanRequest, a_dedicated_server_gets_more_only_where_workers_do_linear_work_meanwhile) {
+  const std::vector<std::string> pool = {"servers.dedicated=1", "batch.nano_batches=2",
+                                         "model.hidden_size=64", "model.intermediate_size=64",
+                                         "model.vocab_size=32"};
+  const auto with = [&](const char* schedule) {
+    std::vector<std::string> more = pool;
+    more.push_back(fmt::format("train.schedule={}", schedule));
+    return request(more).cluster.capacity;
+  };
+  EXPECT_THAT(with("blocking"), ElementsAre(1, 1, 1));
+  EXPECT_THAT(with("overlap"), ElementsAre(1, 1, 1));
+  const std::vector<int64_t> ping_pong = with("ping-pong");
+  EXPECT_EQ(ping_pong[0], ping_pong[1]);
+  EXPECT_GT(ping_pong[0], 0);
+  EXPECT_GT(ping_pong[2], ping_pong[0]);
+}
+
+TEST(PlanRequest, measured_speeds_take_the_place_of_stated_ones) {
+  Speeds speeds;
+  speeds.ranks = {{.linear_ps_per_token = 1, .attention_ps_per_kload = 1000},
+                  {.linear_ps_per_token = 1, .attention_ps_per_kload = 3000}};
+  const Config reweighted = load_config("", {"servers.reweight=true", "train.deterministic=false"});
+  const PlanRequest asked = plan_request(reweighted, kDocuments, 2, speeds);
+  // Whole numbers in the ratio 3 to 1, to within half of one.
+  EXPECT_NEAR(static_cast<double>(asked.cluster.capacity[0]),
+              3.0 * static_cast<double>(asked.cluster.capacity[1]), 1.5);
+  // Only where that is asked for.
+  EXPECT_THAT(plan_request(load_config("", {}), kDocuments, 2, speeds).cluster.capacity,
+              ElementsAre(1, 1));
+}
+
+TEST(LayerTimeOptions, take_the_given_bandwidth_then_the_measured_one) {
+  Speeds measured;
+  measured.bytes_per_us = 700;
+  const auto bandwidth = [&](const char* given) {
+    const Config config = load_config("", {fmt::format("plan.bandwidth_mb_per_s={}", given)});
+    return layer_time_options(config, 2, measured, false).speeds.bytes_per_us;
+  };
+  EXPECT_EQ(bandwidth("0"), 700);
+  EXPECT_EQ(bandwidth("25"), 25);
+}
+
+TEST(LayerTimeOptions, follow_the_schedule) {
+  const auto hiding = [](const char* schedule, const char* nano_batches) {
+    return layer_time_options(load_config("", {fmt::format("train.schedule={}", schedule),
+                                               fmt::format("batch.nano_batches={}", nano_batches)}),
+                              2, {}, false)
+        .hiding;
+  };
+  EXPECT_EQ(hiding("blocking", "2"), Hiding::kNothing);
+  EXPECT_EQ(hiding("overlap", "2"), Hiding::kHomeTasks);
+  EXPECT_EQ(hiding("ping-pong", "2"), Hiding::kOtherNanoBatch);
+  EXPECT_EQ(hiding("ping-pong", "1"), Hiding::kHomeTasks);  // no other one
+}
+
+TEST(BatchPlan, with_an_automatic_tolerance_follows_the_bandwidth) {
+  const auto planned = [](const char* bandwidth) {
+    const Config config = load_config(
+        "", {"plan.tolerance=auto", fmt::format("plan.bandwidth_mb_per_s={}", bandwidth),
+             "train.schedule=blocking"});
+    // Packed, one worker has a long document and the other short ones: nothing needs to travel.
+    std::vector<int64_t> lengths(33, 1024);
+    lengths[0] = 32 * 1024;
+    return plan_nano_batches(config, batch_of({NanoBatch::from_lengths(lengths)}), 2).plans[0];
+  };
+  const Plan still = planned("1"), even = planned("1000000000");
+  EXPECT_EQ(still.options.scheduler, "local");
+  EXPECT_EQ(even.options.scheduler, "balanced");
+  EXPECT_GT(max_over_mean(still), 1.5);
+  EXPECT_LT(max_over_mean(even), 1.1);
+}
+
+/// Of three workers; a cap of 0 is none.
+BatchPlan plan_within(int64_t bytes, const char* keys,
+                      const std::vector<NanoBatch>& nano_batches = {kDocuments}) {
+  return plan_nano_batches(
+      load_config(
+          "", {fmt::format("exchange.keys={}", keys), "plan.tolerance=0", "train.schedule=overlap",
+               fmt::format("plan.max_memory_gib={:.17g}", bytes / 0x1p30)}),
+      batch_of(nano_batches), 3);
+}
+
+/// What the fullest rank holds where nano-batches share buffers: the most activations of any of
+/// them and the most kept keys of any.
+int64_t most_memory(const BatchPlan& planned) {
+  int64_t most = 0;
+  for (int rank = 0; rank < 3; ++rank) {
+    int64_t activations = 0, kept = 0;
+    for (const Plan& plan : planned.plans) {
+      const int64_t home = plan.layout.num_tokens(rank) * plan.cluster.memory.token_bytes;
+      activations = std::max(activations, home);
+      kept = std::max(kept, plan.load[rank].memory_bytes - home);
+    }
+    most = std::max(most, activations + kept);
+  }
+  return most;
+}
+
+TEST(BatchPlan, keys_are_kept_where_they_fit_and_else_resent) {
+  const int64_t kept = most_memory(plan_within(0, "kept"));
+  const int64_t resent = most_memory(plan_within(0, "resent"));
+  ASSERT_LT(resent, kept);
+  EXPECT_FALSE(plan_within(kept, "auto").resent);
+  const BatchPlan planned = plan_within(kept - 1, "auto");
+  EXPECT_TRUE(planned.resent);
+  EXPECT_EQ(planned.plans[0].cluster.memory.kept_key_bytes, 0);
+  EXPECT_EQ(planned.plans[0].cluster.memory.kept_query_bytes, 0);
+  EXPECT_TRUE(plan_within(resent, "resent").resent);
+  EXPECT_FALSE(plan_within(kept, "kept").resent);
+}
+
+/// One of few tokens, a long document and short ones, whose tasks move only for even load; one of
+/// more tokens that stay.
+const std::vector<NanoBatch> kUnlike = [] {
+  std::vector<int64_t> lengths(23, 128);
+  lengths[0] = 11 * 128;
+  return std::vector<NanoBatch>{NanoBatch::from_lengths(lengths),
+                                NanoBatch::from_lengths(std::vector<int64_t>(12, 512))};
+}();
+
+TEST(BatchPlan, keys_of_one_nano_batch_are_kept_beside_the_activations_of_another) {
+  const int64_t together = most_memory(plan_within(0, "kept", kUnlike));
+  int64_t alone = 0;
+  for (const NanoBatch& one : kUnlike) {
+    alone = std::max(alone, most_memory(plan_within(0, "kept", {one})));
+  }
+  ASSERT_LT(alone, together);
+  EXPECT_FALSE(plan_within(together, "auto", kUnlike).resent);
+  for (const NanoBatch& one : kUnlike) EXPECT_FALSE(plan_within(alone, "auto", {one}).resent);
+  const BatchPlan planned = plan_within(together - 1, "auto", kUnlike);
+  EXPECT_TRUE(planned.resent);
+  for (const Plan& plan : planned.plans) EXPECT_EQ(plan.cluster.memory.kept_key_bytes, 0);
+  EXPECT_LE(most_memory(planned), alone);
+}
+
+TEST(BatchPlan, keys_that_are_to_be_kept_leave_room_for_the_activations_of_another) {
+  const int64_t together = most_memory(plan_within(0, "kept", kUnlike));
+  const int64_t least = most_memory(plan_within(0, "resent", kUnlike));
+  const int64_t cap = together - (together - least) / 4;
+  const BatchPlan planned = plan_within(cap, "kept", kUnlike);
+  EXPECT_FALSE(planned.resent);
+  EXPECT_GT(planned.plans[0].cluster.memory.kept_key_bytes, 0);
+  EXPECT_LE(most_memory(planned), cap);
+}
+
+TEST(BatchPlan, what_does_not_fit_even_so_is_refused_with_the_numbers) {
+  const auto refusal = [](int64_t bytes, const char* keys) -> std::string {
+    try {
+      plan_within(bytes, keys);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.exit_code(), 2);
+      return error.what();
+    }
+    return "accepted";
+  };
+  EXPECT_THAT(refusal(1000, "auto"),
+              AllOf(HasSubstr("plan.max_memory_gib = "), HasSubstr("1000 bytes a nano-batch"),
+                    HasSubstr("keys resent"), HasSubstr("would hold")));
+  EXPECT_THAT(refusal(1000, "kept"), HasSubstr("keys kept"));
+}
+
+TEST(PlanRequest, two_nano_batches_at_a_time_share_the_memory) {
+  const auto cap = [](const char* schedule, const char* nano_batches) {
+    return request({"plan.max_memory_gib=1", fmt::format("train.schedule={}", schedule),
+                    fmt::format("batch.nano_batches={}", nano_batches)})
+        .cluster.max_memory_bytes;
+  };
+  EXPECT_EQ(cap("ping-pong", "4"), int64_t{1} << 29);
+  EXPECT_EQ(cap("ping-pong", "1"), int64_t{1} << 30);
+  EXPECT_EQ(cap("overlap", "4"), int64_t{1} << 30);
+}
+
+}  // namespace
+}  // namespace distca

@@ -1,0 +1,97 @@
+#include "distca/train/same_config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <set>
+#include <string>
+
+#include "distca/base/error.h"
+#include "distca/comm/thread_group.h"
+
+namespace distca {
+namespace {
+
+/// What three ranks say of their configurations, each its own; "" if nothing, else the same on all.
+std::string said(const std::function<void(int, Config&, ResolvedConfig&)>& change) {
+  std::vector<std::string> lines(3);
+  run_ranks(3, {.timeout_s = 30}, [&](Communicator& comm) {
+    Config config;
+    ResolvedConfig resolved{.price = "pairs", .kernel = "cpu"};
+    change(comm.rank(), config, resolved);
+    try {
+      check_same_config(comm, config, resolved);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.exit_code(), 2);
+      lines[comm.rank()] = error.what();
+    }
+  });
+  EXPECT_EQ(lines[1], lines[0]);
+  EXPECT_EQ(lines[2], lines[0]);
+  return lines[0];
+}
+
+void alter(const ConfigKey& key) {
+  if (auto* const* whole = std::get_if<int64_t*>(&key.value)) {
+    **whole += 1;
+  } else if (auto* const* real = std::get_if<double*>(&key.value)) {
+    **real += 0.125;
+  } else if (auto* const* flag = std::get_if<bool*>(&key.value)) {
+    **flag = !**flag;
+  } else {
+    *std::get<std::string*>(key.value) += "x";
+  }
+}
+
+TEST(SameConfig, a_difference_in_any_key_but_a_ranks_own_is_refused_by_name) {
+  const std::set<std::string> own = {"data.prefix", "train.output_dir", "train.overwrite",
+                                     "train.threads_per_rank",
+                                     // Compared by what they were resolved to.
+                                     "plan.profile", "attention.kernel"};
+  Config some;
+  for (const ConfigKey& key : config_keys(some)) {
+    const std::string line = said([&](int rank, Config& config, ResolvedConfig&) {
+      if (rank != 1) return;
+      for (const ConfigKey& its : config_keys(config)) {
+        if (its.name == key.name) alter(its);
+      }
+    });
+    if (own.contains(key.name)) {
+      EXPECT_EQ(line, "") << key.name;
+    } else {
+      EXPECT_TRUE(line.starts_with(key.name + ": rank 1 would ")) << key.name << ": " << line;
+    }
+  }
+}
+
+TEST(SameConfig, the_line_says_who_would_do_what) {
+  EXPECT_EQ(said([](int rank, Config& config, ResolvedConfig&) {
+              config.optimizer.lr = rank == 0 ? 0.001 : 0.1;
+              config.train.seed = rank;  // comes later
+            }),
+            "optimizer.lr: ranks 1, 2 would use 0.1, rank 0 0.001: give all ranks the same");
+  EXPECT_EQ(said([](int rank, Config&, ResolvedConfig& resolved) {
+              if (rank == 2) resolved = {.price = "h200", .kernel = "cpu"};
+            }),
+            "plan.profile: rank 2 would plan by h200, rank 0 by pairs: give all ranks the same");
+  EXPECT_EQ(said([](int rank, Config&, ResolvedConfig& resolved) {
+              if (rank == 2) resolved.kernel = "aten-cpu";
+            }),
+            "attention.kernel: rank 2 would compute attention with aten-cpu, rank 0 with cpu: give "
+            "all ranks the same");
+}
+
+TEST(SameConfig, ranks_may_write_their_trace_anywhere_but_all_or_none_have_one) {
+  EXPECT_EQ(said([](int rank, Config& config, ResolvedConfig&) {
+              config.train.trace = "trace" + std::to_string(rank);
+            }),
+            "");
+  EXPECT_EQ(said([](int rank, Config& config, ResolvedConfig&) {
+              if (rank == 1) config.train.trace = "trace";
+            }),
+            "train.trace: rank 1 would use a file, rank 0 no file: give all ranks the same");
+}
+
+}  // namespace
+}  // namespace distca

@@ -1,0 +1,61 @@
+#include "distca/train/speed_sample.h"
+
+#include <gtest/gtest.h>
+
+namespace distca {
+namespace {
+
+/// A different number of milliseconds for every kind, pass and part of a step.
+OpTimes made_up_times() {
+  OpTimes times;
+  double milliseconds = 0;
+  for (auto& of_kind : times.seconds) {
+    for (auto& of_pass : of_kind) {
+      for (double& seconds : of_pass) seconds = 1e-3 * ++milliseconds;
+    }
+  }
+  return times;
+}
+
+double& part(OpTimes& times, OpKind kind, Pass pass, OpPart part) {
+  return times.seconds[static_cast<int>(kind)][static_cast<int>(pass)][static_cast<int>(part)];
+}
+
+TEST(SpeedSample, linear_and_attention_are_all_time_before_the_sum_but_waiting) {
+  const OpTimes times = made_up_times();
+  double busy_s = 0;
+  for (const OpPart part : {OpPart::kPlay, OpPart::kPack, OpPart::kPost, OpPart::kLand})
+    busy_s += times.of(part);
+  for (const OpKind kind : {OpKind::kGradientSum, OpKind::kOptimizer}) {
+    for (const Pass pass : {Pass::kForward, Pass::kBackward})
+      busy_s -= times.of(kind, pass) - times.of(kind, pass, OpPart::kWait);
+  }
+  const RankSample sample = rank_sample(times, 7, 9);
+  EXPECT_NEAR(static_cast<double>(sample.linear_ns + sample.attention_ns), busy_s * 1e9, 2);
+  EXPECT_EQ(sample.tokens, 7);
+  EXPECT_EQ(sample.load, 9);
+}
+
+TEST(SpeedSample, what_an_exchange_costs_its_rank_is_linear_work) {
+  OpTimes times;
+  part(times, OpKind::kPre, Pass::kForward, OpPart::kPlay) = 1e-3;
+  part(times, OpKind::kEnter, Pass::kForward, OpPart::kPack) = 10e-3;
+  part(times, OpKind::kEnter, Pass::kBackward, OpPart::kPost) = 100e-3;
+  part(times, OpKind::kLeave, Pass::kBackward, OpPart::kLand) = 1000e-3;
+  part(times, OpKind::kLeave, Pass::kForward, OpPart::kWait) = 10'000e-3;
+  part(times, OpKind::kAttend, Pass::kBackward, OpPart::kPlay) = 5e-3;
+  const RankSample sample = rank_sample(times, 1, 1);
+  EXPECT_EQ(sample.linear_ns, 1'111'000'000);
+  EXPECT_EQ(sample.attention_ns, 5'000'000);
+}
+
+TEST(SpeedSample, the_sum_over_ranks_and_the_update_are_no_ranks_speed) {
+  OpTimes times;
+  part(times, OpKind::kLoss, Pass::kBackward, OpPart::kPlay) = 3e-3;
+  part(times, OpKind::kGradientSum, Pass::kBackward, OpPart::kPlay) = 1;
+  part(times, OpKind::kOptimizer, Pass::kBackward, OpPart::kPlay) = 1;
+  EXPECT_EQ(rank_sample(times, 1, 0).linear_ns, 3'000'000);
+}
+
+}  // namespace
+}  // namespace distca

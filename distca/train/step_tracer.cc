@@ -1,0 +1,152 @@
+#include "distca/train/step_tracer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <span>
+#include <utility>
+
+#include "distca/base/build_info.h"
+#include "distca/base/clock.h"
+#include "distca/base/error.h"
+#include "distca/base/file.h"
+#include "distca/base/hash.h"
+#include "distca/base/machine.h"
+#include "distca/comm/collectives.h"
+#include "distca/trace/chrome.h"
+
+namespace distca {
+namespace {
+
+/// The nearest folder above `file` that is there.
+std::filesystem::path folder_of(const std::filesystem::path& file) {
+  std::filesystem::path folder = std::filesystem::absolute(file).parent_path();
+  while (folder.has_relative_path() && !std::filesystem::exists(folder))
+    folder = folder.parent_path();
+  return folder;
+}
+
+int64_t last_step(const Config& config) {
+  return config.train.trace_first_step + config.train.trace_steps - 1;
+}
+
+/// A rank's clock: which, and what it shows about now.
+struct ClockFace {
+  double now_s = steady_seconds();
+  uint64_t id = 0;  // 0: unknown
+};
+
+ClockFace my_clock() {
+  Fnv1a64 hash;
+  hash.add(steady_clock_id());
+  return {.id = steady_clock_id().empty() ? 0 : hash.value()};
+}
+
+ClockFace clock_of_rank_0(Communicator& comm, const ClockFace& mine) {
+  const std::vector<std::byte> all =
+      all_gather_bytes(comm, std::as_bytes(std::span(&mine, 1)), "clock alignment");
+  ClockFace first;
+  std::memcpy(&first, all.data(), sizeof(first));
+  return first;
+}
+
+}  // namespace
+
+void check_trace(const Config& config) {
+  const std::filesystem::path file = config.train.trace;
+  if (file.empty()) return;
+  if (last_step(config) > config.train.steps) {
+    throw Error(ErrorKind::kConfig,
+                "train.trace: steps {} to {} are to be traced, the run has {}: raise train.steps "
+                "or lower train.trace_first_step, train.trace_steps",
+                config.train.trace_first_step, last_step(config), config.train.steps);
+  }
+  std::error_code ignored;
+  if (std::filesystem::exists(file, ignored) && !std::filesystem::is_regular_file(file, ignored)) {
+    throw Error(ErrorKind::kConfig, "train.trace = {}: there is something that is not a file",
+                file.string());
+  }
+  try {
+    AtomicFile(folder_of(file) / "trace.json");  // leaves nothing
+  } catch (const Error& error) {
+    throw Error(ErrorKind::kConfig, "train.trace = {}: cannot be written: {}", file.string(),
+                error.what());
+  }
+}
+
+StepTracer::StepTracer(const Config& config, Communicator& comm, int num_workers)
+    : config_(config), comm_(comm), num_workers_(num_workers) {}
+
+void StepTracer::begin_step(int64_t step) {
+  const int64_t first = config_.train.trace_first_step;
+  if (!on() || step < first || step > last_step(config_)) return;
+  if (step == first) {
+    const ClockFace mine = my_clock(), first = clock_of_rank_0(comm_, mine);
+    origin_s_ = first.now_s;
+    same_clock_ = mine.id != 0 && mine.id == first.id;
+    before_ = read_clock();
+  }
+  recorder_.set_step(step);
+  step_ = step;
+  tracing_ = true;
+  step_begin_s_ = steady_seconds();
+}
+
+void StepTracer::end_step() {
+  if (!tracing_) return;
+  tracing_ = false;
+  recorder_.add({.kind = TraceKind::kStep,
+                 .name = fmt::format("step {}", step_),
+                 .begin_s = step_begin_s_,
+                 .end_s = steady_seconds()});
+  if (step_ == last_step(config_)) gather();
+}
+
+ClockReading StepTracer::read_clock() {
+  ClockReading reading = read_clock_offset(comm_);
+  // Ranks of one machine know better than round trips do, which must not contradict it.
+  if (same_clock_ && std::abs(reading.offset_s) <= reading.uncertainty_s) {
+    reading.offset_s = reading.uncertainty_s = 0;
+  }
+  return reading;
+}
+
+void StepTracer::gather() {
+  const AlignedClock clock(before_, read_clock());
+  TraceRank mine{.server = comm_.rank() >= num_workers_,
+                 .clock_offset_s = before_.offset_s,
+                 .clock_drift = clock.drift(),
+                 .clock_uncertainty_s = clock.uncertainty_s(),
+                 .events = recorder_.events()};
+  for (TraceEvent& event : mine.events) {
+    // No clock is off by more than its uncertainty: nothing before the first step but by that.
+    event.begin_s = std::max(0.0, clock.on_rank_0(event.begin_s) - origin_s_);
+    event.end_s = std::max(event.begin_s, clock.on_rank_0(event.end_s) - origin_s_);
+  }
+  std::ranges::stable_sort(mine.events, {}, [](const TraceEvent& event) {
+    return std::pair(event.begin_s, -event.end_s);
+  });
+  const Trace trace{.version = build_info::kVersion,
+                    .commit = build_info::kCommit,
+                    .schedule = config_.train.schedule,
+                    .ranks = {std::move(mine)}};
+  gathered_ = gather_texts(comm_, chrome_json(trace), "trace");
+}
+
+void StepTracer::write() {
+  if (gathered_.empty()) return;
+  Trace trace;
+  for (size_t rank = 0; rank < gathered_.size(); ++rank) {
+    Trace one = trace_from_chrome_json(std::exchange(gathered_[rank], {}),
+                                       fmt::format("trace of rank {}", rank));
+    if (rank == 0) {
+      trace = std::move(one);
+    } else {
+      trace.ranks.push_back(std::move(one.ranks[0]));
+    }
+  }
+  write_file_atomically(config_.train.trace, chrome_json(trace));
+}
+
+}  // namespace distca

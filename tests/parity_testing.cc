@@ -1,0 +1,303 @@
+#include "tests/parity_testing.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "distca/base/random.h"
+#include "distca/comm/first_ranks.h"
+#include "distca/comm/ordered_sum.h"
+#include "distca/plan/exchange.h"
+#include "distca/plan/plan_testing.h"
+#include "distca/plan/scheduler.h"
+#include "distca/plan/validate.h"
+#include "distca/program/validate.h"
+#include "distca/train/config.h"
+#include "distca/train/optimizer.h"
+#include "distca/train/plan_request.h"
+
+namespace distca::parity {
+namespace {
+
+/// Tokens of a nano-batch made from a seed.
+LocalTokens make_tokens(const NanoBatch& nano_batch, const std::vector<Segment>& segments,
+                        int64_t vocab_size, bool goes_on) {
+  LocalTokens local;
+  auto id = [&](int64_t document, int64_t position) {
+    return static_cast<int64_t>(Random(document * 1'000'003 + position).below(vocab_size));
+  };
+  for (const Segment& segment : segments) {
+    for (int64_t p = segment.tokens.begin; p < segment.tokens.end; ++p) {
+      const bool last = p + 1 == nano_batch.documents[segment.document].length;
+      local.ids.push_back(id(segment.document, p));
+      local.targets.push_back(last && !goes_on ? kNoTarget : id(segment.document, p + 1));
+      local.positions.push_back(p);
+    }
+  }
+  return local;
+}
+
+/// What every rank has to do: [rank][nano-batch].
+std::vector<std::vector<NanoInput>> inputs_of(const StepRun& what, int num_ranks) {
+  std::vector<std::vector<NanoInput>> inputs(num_ranks);
+  for (const std::vector<int64_t>& lengths : what.documents.nano_batches) {
+    const Plan plan =
+        plan_by(planner(what.planner), what.model, lengths, what.workers, what.play.servers);
+    const PlanIndex index(plan);
+    for (int rank = 0; rank < num_ranks; ++rank) {
+      NanoInput& input = inputs[rank].emplace_back();
+      input.exchange = index.exchange(rank);
+      input.pairs = plan.load[rank].pairs;
+      input.resent = what.play.resent;
+      if (rank >= what.workers) continue;
+      input.tokens = make_tokens(plan.nano_batch, plan.layout.workers[rank], what.model.vocab_size,
+                                 what.documents.goes_on);
+    }
+  }
+  return inputs;
+}
+
+void check_programs(const StepRun& what, const StepOptions& options,
+                    const std::vector<std::vector<NanoInput>>& inputs) {
+  std::vector<Program> programs;
+  for (size_t rank = 0; rank < inputs.size(); ++rank) {
+    programs.push_back(
+        step_program(what.model, options, rank < static_cast<size_t>(what.workers),
+                     what.evaluate ? ProgramRequest::Kind::kEvaluate : ProgramRequest::Kind::kTrain,
+                     inputs[rank]));
+  }
+  for (const std::string& violation : validate(programs)) ADD_FAILURE() << violation;
+}
+
+int64_t num_targets(const Documents& documents) {
+  int64_t targets = 0;
+  for (const std::vector<int64_t>& lengths : documents.nano_batches) {
+    for (const int64_t length : lengths) targets += documents.goes_on ? length : length - 1;
+  }
+  return targets;
+}
+
+/// What a worker gives to the outcome, summed over the workers.
+struct Gathered {
+  double loss = 0;
+  std::vector<at::Tensor> gradients;
+};
+
+Gathered work(const StepRun& what, const StepOptions& options, Communicator& comm,
+              std::vector<NanoInput> inputs, ExchangeBytes* bytes) {
+  const auto workers = first_ranks(comm, what.workers);
+  const Llama model(what.model, 11, comm.cuda_device());
+  Optimizer optimizer(model.parameters(), {.max_grad_norm = 0});
+  Step step(what.model, &model, comm, options);
+  const StepResult result = what.evaluate ? step.evaluate(std::move(inputs))
+                                          : step.train(
+                                                std::move(inputs), num_targets(what.documents),
+                                                [&] { optimizer.sum_and_clip(*workers); }, [] {});
+  *bytes = result.bytes;
+  Gathered gathered{.loss = result.loss_sum, .gradients = {}};
+  ordered_sum(*workers, std::span(&gathered.loss, 1), "loss");
+  if (what.evaluate || comm.rank() != 0) return gathered;
+  for (const at::Tensor& parameter : model.parameters())
+    gathered.gradients.push_back(parameter.grad().cpu().clone());
+  return gathered;
+}
+
+/// On a dedicated server.
+ExchangeBytes serve(const StepRun& what, const StepOptions& options, Communicator& comm,
+                    std::vector<NanoInput> inputs) {
+  const auto never = [] { ADD_FAILURE() << "a dedicated server has no gradients"; };
+  Step step(what.model, nullptr, comm, options);
+  const StepResult result =
+      what.evaluate ? step.evaluate(std::move(inputs))
+                    : step.train(std::move(inputs), num_targets(what.documents), never, never);
+  EXPECT_EQ(result.loss_sum, 0);
+  return result.bytes;
+}
+
+}  // namespace
+
+Documents both_ways(const char* name, std::vector<int64_t> lengths, bool goes_on) {
+  std::vector<int64_t> reversed(lengths.rbegin(), lengths.rend());
+  return {name, {std::move(lengths), std::move(reversed)}, goes_on};
+}
+
+const std::vector<Documents>& batches() {
+  // Seven workers: documents must be cut, shared and missing.
+  static const std::vector<Documents> all = {
+      both_ways("one_document_over_all_workers", {1800}),
+      both_ways("many_tiny_ones", std::vector<int64_t>(40, 17)),
+      both_ways("odd_lengths", {1, 2, 127, 128, 129, 511, 700, 3}),
+      both_ways("one_token", {1}, true),
+      both_ways("an_empty_worker", {130, 5}),  // more workers than blocks
+      {"uneven_partners", {{700, 40, 129}, {60, 1}}},
+      {"an_odd_partner", {{257, 90}, {300}, {129, 128, 33}}},
+      {"an_empty_partner", {{}, {400, 129, 7}}},
+  };
+  return all;
+}
+
+const std::vector<Planner>& planners() {
+  static const std::vector<Planner> all = {
+      {.name = "local", .scheduler = "local"},
+      {.name = "greedy", .scheduler = "greedy"},
+      {.name = "balanced", .scheduler = "balanced"},
+      {.name = "balanced_sequential", .scheduler = "balanced", .layout = "sequential"},
+      {.name = "balanced_keys", .scheduler = "balanced", .key_sub_ranges = true},
+      {.name = "balanced_spread", .scheduler = "balanced", .key_sub_ranges = true, .spread = true},
+      {.name = "per_document_cp", .scheduler = "per-document-cp"},
+      {.name = "wlb", .scheduler = "wlb"},
+      {.name = "greedy_cut", .scheduler = "greedy", .cut_tasks = true},
+  };
+  return all;
+}
+const Planner& planner(const std::string& name) {
+  return *std::ranges::find(planners(), name, &Planner::name);
+}
+
+const std::vector<Servers>& servers() {
+  static const std::vector<Servers> all = {
+      {"in_place"},
+      {"one_dedicated", 0, {1}},
+      {"mixed_with_one", 2, {3}},
+      {"mixed_with_two", 2, {3, 1}},
+  };
+  return all;
+}
+const Servers& servers(const std::string& name) {
+  return *std::ranges::find(servers(), name, &Servers::name);
+}
+
+const std::vector<Play>& plays() {
+  static const std::vector<Play> all = [] {
+    std::vector<Play> plays;
+    for (const ScheduleName& schedule : kSchedules) {
+      for (const Servers& who : servers()) {
+        for (const bool resent : {false, true}) plays.push_back({schedule.schedule, resent, who});
+      }
+    }
+    return plays;
+  }();
+  return all;
+}
+
+std::string name_of(const Play& play) {
+  std::string schedule(std::ranges::find(kSchedules, play.schedule, &ScheduleName::schedule)->name);
+  std::ranges::replace(schedule, '-', '_');
+  return fmt::format("{}_{}_{}", schedule, play.resent ? "resent" : "kept", play.servers.name);
+}
+
+LlamaConfig small_llama(int64_t num_kv_heads, ScalarType dtype, int64_t num_layers) {
+  LlamaConfig config;
+  config.vocab_size = 31;
+  config.hidden_size = 32;
+  config.intermediate_size = 40;
+  config.num_hidden_layers = num_layers;
+  config.num_attention_heads = 4;
+  config.num_key_value_heads = num_kv_heads;
+  config.head_dim = 8;
+  config.initializer_range = 0.2;  // attention far from uniform: a wrong mask shows
+  config.dtype = dtype;
+  return config;
+}
+
+Plan plan_by(const Planner& planner, const LlamaConfig& model, const std::vector<int64_t>& lengths,
+             int workers, const Servers& servers) {
+  Config config;
+  config.model = model;
+  config.plan.scheduler = planner.scheduler;
+  config.plan.layout = planner.layout;
+  config.plan.key_sub_ranges = planner.key_sub_ranges;
+  config.plan.spread = planner.spread;
+  PlanRequest request = plan_request(config, NanoBatch::from_lengths(lengths), workers);
+  std::vector<int64_t>& capacity = request.cluster.capacity;
+  capacity.assign(workers, servers.worker_capacity);
+  capacity.insert(capacity.end(), servers.dedicated.begin(), servers.dedicated.end());
+  Plan plan = make_plan(request);
+  ValidateOptions checks = checks_of(find_scheduler(plan.options.scheduler));
+  if (planner.cut_tasks) {
+    Random random(9);
+    testing::cut_tasks(plan, random);
+    checks.capacities = false;
+  }
+  for (const std::string& violation : validate(plan, checks)) ADD_FAILURE() << violation;
+  return plan;
+}
+
+Outcome run(const StepRun& what) {
+  StepOptions options = what.options;
+  options.schedule = what.play.schedule;
+  const int ranks = what.workers + static_cast<int>(what.play.servers.dedicated.size());
+  std::vector<std::vector<NanoInput>> inputs = inputs_of(what, ranks);
+  check_programs(what, options, inputs);
+  std::vector<ExchangeBytes> bytes(ranks);
+  Outcome outcome;
+  const auto body = [&](Communicator& comm) {
+    at::set_num_threads(1);
+    const int rank = comm.rank();
+    if (rank >= what.workers) {
+      bytes[rank] = serve(what, options, comm, std::move(inputs[rank]));
+      return;
+    }
+    Gathered gathered = work(what, options, comm, std::move(inputs[rank]), &bytes[rank]);
+    if (rank != 0) return;
+    outcome.loss = gathered.loss;
+    outcome.gradients = std::move(gathered.gradients);
+  };
+  // Waits longer than usual, for the whole grid may run beside other work, but not as long as the
+  // test may take: who was awaited is to be said.
+  run_ranks(ranks, {.timeout_s = 120}, body, what.device);
+  for (const ExchangeBytes& of_rank : bytes) outcome.bytes_sent += of_rank.sent;
+  return outcome;
+}
+
+double difference(const at::Tensor& a, const at::Tensor& b) {
+  const double scale = b.abs().max().item<double>();
+  const double gap = (a.to(at::kDouble) - b.to(at::kDouble)).abs().max().item<double>();
+  return scale == 0 ? gap : gap / scale;
+}
+
+double largest_difference(const Outcome& got, const Outcome& want) {
+  double largest = std::abs(got.loss - want.loss) / std::abs(want.loss);
+  for (size_t i = 0; i < want.gradients.size(); ++i) {
+    if (want.gradients[i].abs().max().item<double>() == 0) continue;
+    largest = std::max(largest, difference(got.gradients[i], want.gradients[i]));
+  }
+  return largest;
+}
+
+void expect_same(const Outcome& got, const Outcome& want, double bound, double zero_bound,
+                 const std::string& what) {
+  EXPECT_LE(std::abs(got.loss - want.loss), bound * std::abs(want.loss)) << what;
+  ASSERT_EQ(got.gradients.size(), want.gradients.size());
+  for (size_t i = 0; i < want.gradients.size(); ++i) {
+    const bool zero = want.gradients[i].abs().max().item<double>() == 0;
+    EXPECT_LE(difference(got.gradients[i], want.gradients[i]), zero ? zero_bound : bound)
+        << what << ", parameter " << i;
+  }
+}
+
+void expect_same_bits(const Outcome& got, const Outcome& want, const std::string& what) {
+  EXPECT_EQ(got.loss, want.loss) << what;
+  ASSERT_EQ(got.gradients.size(), want.gradients.size());
+  for (size_t i = 0; i < want.gradients.size(); ++i) {
+    EXPECT_TRUE(at::equal(got.gradients[i], want.gradients[i])) << what << ", parameter " << i;
+  }
+}
+
+/// Along the longest chain of a two-layer step a value is rounded about n = 100 times (15
+/// operations a layer, 4 around them, forward, and twice that backward); roundings of relative size
+/// u at random add up to sqrt(n) u, and among 1e4 elements the largest lies 4 standard deviations
+/// out.
+double format_bound(ScalarType dtype) {
+  constexpr double kRoundings = 100, kDeviations = 4;
+  // Weight gradients sum over all rows, in another order: in fp32 for either format.
+  constexpr double kRows = 3600;
+  const double fp32 = 0x1p-24, u = dtype == ScalarType::kFloat32 ? fp32 : 0x1p-8;
+  return kDeviations * (std::sqrt(kRoundings) * u + std::sqrt(kRows) * fp32);
+}
+
+}  // namespace distca::parity

@@ -1,0 +1,96 @@
+#pragma once
+// A small Llama's step on any number of workers and servers, planned and played in any way, and how
+// far two outcomes are apart. Ranks are threads.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "distca/comm/thread_group.h"
+#include "distca/model/llama.h"
+#include "distca/plan/plan.h"
+#include "distca/train/step.h"
+
+namespace distca::parity {
+
+/// The nano-batches of a step.
+struct Documents {
+  const char* name;
+  std::vector<std::vector<int64_t>> nano_batches;  // tokens of each document
+  bool goes_on = false;  // pieces: the last token has the original's next one as its target
+};
+/// The documents and their reverse.
+Documents both_ways(const char* name, std::vector<int64_t> lengths, bool goes_on = false);
+const std::vector<Documents>& batches();
+
+/// A way to plan: a line of planners().
+struct Planner {
+  std::string name;
+  std::string scheduler;
+  std::string layout = {};  // "": the scheduler's own
+  bool key_sub_ranges = false;
+  bool spread = false;
+  bool cut_tasks = false;  // cut the scheduler's tasks at random into key sub-ranges
+};
+const std::vector<Planner>& planners();
+const Planner& planner(const std::string& name);
+
+/// Who serves: a line of servers().
+struct Servers {
+  const char* name;
+  int64_t worker_capacity = 1;          // of each worker; 0: workers do not serve
+  std::vector<int64_t> dedicated = {};  // capacities
+};
+const std::vector<Servers>& servers();
+const Servers& servers(const std::string& name);
+
+/// How a step is played.
+struct Play {
+  Schedule schedule = Schedule::kBlocking;
+  bool resent = false;  // Q, K, V travel again for backward
+  Servers servers = {"in_place"};
+};
+/// Every schedule x kept and resent x who serves.
+const std::vector<Play>& plays();
+/// For names of tests: letters, digits, underscores.
+std::string name_of(const Play& play);
+
+/// `num_kv_heads` of 4 query heads.
+LlamaConfig small_llama(int64_t num_kv_heads, ScalarType dtype, int64_t num_layers = 2);
+
+/// A nano-batch's plan, checked by the validator.
+Plan plan_by(const Planner& planner, const LlamaConfig& model, const std::vector<int64_t>& lengths,
+             int workers, const Servers& servers);
+
+struct Outcome {
+  double loss = 0;                    // nats, summed over all targets
+  std::vector<at::Tensor> gradients;  // of all parameters, summed over workers; none: evaluated
+  int64_t bytes_sent = 0;             // by all ranks
+};
+
+/// What to run.
+struct StepRun {
+  LlamaConfig model;
+  Documents documents;
+  int workers = 1;
+  std::string planner = "local";
+  Play play = {};
+  StepOptions options = {};  // its schedule is the play's
+  ThreadDevice device = {};
+  bool evaluate = false;  // forward and loss only
+};
+/// Plays it on ranks as threads, after the validators have seen plans and programs.
+Outcome run(const StepRun& what);
+
+/// max|a - b| / max|b|; where b is exactly zero the absolute difference.
+double difference(const at::Tensor& a, const at::Tensor& b);
+/// Of the loss and all gradients; of those that are zero in `want` nothing.
+double largest_difference(const Outcome& got, const Outcome& want);
+void expect_same(const Outcome& got, const Outcome& want, double bound, double zero_bound,
+                 const std::string& what);
+void expect_same_bits(const Outcome& got, const Outcome& want, const std::string& what);
+
+/// How far two runs may be apart that round differently.
+double format_bound(ScalarType dtype);
+
+}  // namespace distca::parity
