@@ -18,6 +18,7 @@
 #include "distca/base/build_info.h"
 #include "distca/base/clock.h"
 #include "distca/base/machine.h"
+#include "distca/runtime/executor_testing.h"
 
 namespace distca::bench {
 namespace {
@@ -36,16 +37,6 @@ LlamaConfig small_model() {
 }
 
 const BatchLengths kBatch = {{900, 124}, {128, 600, 296}};
-
-class IdlePlayer final : public OpPlayer {
- public:
-  void play(const Op&) override {}
-  void pack(const Op&) override {}
-  void post(const Op&) override {}
-  void wait(const Op&) override {}
-  void land(const Op&) override {}
-  void wait_sent(const Op&) override {}
-};
 
 /// What the executor itself takes for an operation, clocks and all: the least of many times.
 double executor_us(bool recorded) {

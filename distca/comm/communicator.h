@@ -44,6 +44,11 @@ class PendingExchange {
   virtual void wait() = 0;
 };
 
+/// Whose exchange it is. To find who is behind, groups compare how many exchanges each rank has
+/// posted, of which all ranks have as many: those with neither sends nor receives count too; those
+/// that other ranks have no counterpart of, as sums over some, do not.
+enum class TakePart { kAllRanks, kSomeRanks };
+
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -52,18 +57,20 @@ class Communicator {
   /// -1: messages lie in host memory; else the CUDA device index they lie on.
   virtual int cuda_device() const { return -1; }
 
-  /// Posts everything at once (NCCL: one group). `operation` names it in errors, e.g. "forward
-  /// layer 3 enter".
-  virtual std::unique_ptr<PendingExchange> exchange(std::span<const Message> sends,
-                                                    std::span<const Message> receives,
-                                                    std::string_view operation) = 0;
-  /// An exchange that other ranks of the group have no counterpart of, as sums over some. To find
-  /// who is behind, groups compare the number of exchanges, of which all ranks have as many: those
-  /// with neither sends nor receives count too, these do not.
-  virtual std::unique_ptr<PendingExchange> exchange_among_some(std::span<const Message> sends,
-                                                               std::span<const Message> receives,
-                                                               std::string_view operation) {
-    return exchange(sends, receives, operation);
+  /// Posts everything at once (NCCL: one group): what a backend provides. `operation` names it in
+  /// errors, e.g. "forward layer 3 enter".
+  virtual std::unique_ptr<PendingExchange> post(std::span<const Message> sends,
+                                                std::span<const Message> receives,
+                                                std::string_view operation, TakePart who) = 0;
+  std::unique_ptr<PendingExchange> exchange(std::span<const Message> sends,
+                                            std::span<const Message> receives,
+                                            std::string_view operation) {
+    return post(sends, receives, operation, TakePart::kAllRanks);
+  }
+  std::unique_ptr<PendingExchange> exchange_among_some(std::span<const Message> sends,
+                                                       std::span<const Message> receives,
+                                                       std::string_view operation) {
+    return post(sends, receives, operation, TakePart::kSomeRanks);
   }
   /// What this rank is at, shown on the board to whoever waits for it.
   virtual void set_step(int64_t step) = 0;

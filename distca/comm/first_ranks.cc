@@ -12,9 +12,9 @@ class FirstRanks final : public Communicator {
   int rank() const override { return whole_.rank(); }
   int size() const override { return size_; }
   int cuda_device() const override { return whole_.cuda_device(); }
-  std::unique_ptr<PendingExchange> exchange(std::span<const Message> sends,
-                                            std::span<const Message> receives,
-                                            std::string_view operation) override {
+  std::unique_ptr<PendingExchange> post(std::span<const Message> sends,
+                                        std::span<const Message> receives,
+                                        std::string_view operation, TakePart) override {
     return whole_.exchange_among_some(sends, receives, operation);
   }
   void set_step(int64_t step) override { whole_.set_step(step); }

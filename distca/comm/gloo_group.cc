@@ -190,21 +190,9 @@ class GlooCommunicator : public Communicator {
   int size() const override { return connections_->size; }
   void set_step(int64_t step) override { connections_->board.set_step(step); }
 
-  std::unique_ptr<PendingExchange> exchange(std::span<const Message> sends,
-                                            std::span<const Message> receives,
-                                            std::string_view operation) override {
-    return post(sends, receives, operation, TakePart::kAllRanks);
-  }
-  std::unique_ptr<PendingExchange> exchange_among_some(std::span<const Message> sends,
-                                                       std::span<const Message> receives,
-                                                       std::string_view operation) override {
-    return post(sends, receives, operation, TakePart::kSomeRanks);
-  }
-
- private:
   std::unique_ptr<PendingExchange> post(std::span<const Message> sends,
                                         std::span<const Message> receives,
-                                        std::string_view operation, TakePart who) {
+                                        std::string_view operation, TakePart who) override {
     const Activity at = connections_->board.begin(operation, who);
     if (connections_->board.alarmed()) connections_->fail({.rank = rank(), .at = at});
     std::vector<Pending> pending;
@@ -233,6 +221,7 @@ class GlooCommunicator : public Communicator {
     return std::make_unique<GlooExchange>(connections_, at, std::move(pending), receives.size());
   }
 
+ private:
   std::vector<at::Tensor> as_tensor(const Message& message) const {
     DISTCA_CHECK(message.peer >= 0 && message.peer < size() && message.peer != rank(),
                  "peer {} of rank {}", message.peer, rank());

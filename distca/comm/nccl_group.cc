@@ -180,21 +180,9 @@ class NcclCommunicator : public Communicator {
   int cuda_device() const override { return connections_->device; }
   void set_step(int64_t step) override { connections_->board.set_step(step); }
 
-  std::unique_ptr<PendingExchange> exchange(std::span<const Message> sends,
-                                            std::span<const Message> receives,
-                                            std::string_view operation) override {
-    return post(sends, receives, operation, TakePart::kAllRanks);
-  }
-  std::unique_ptr<PendingExchange> exchange_among_some(std::span<const Message> sends,
-                                                       std::span<const Message> receives,
-                                                       std::string_view operation) override {
-    return post(sends, receives, operation, TakePart::kSomeRanks);
-  }
-
- private:
   std::unique_ptr<PendingExchange> post(std::span<const Message> sends,
                                         std::span<const Message> receives,
-                                        std::string_view operation, TakePart who) {
+                                        std::string_view operation, TakePart who) override {
     FailedWait wait{.rank = rank(), .at = connections_->board.begin(operation, who)};
     std::set<int> peers;
     for (const Message& message : sends) peers.insert(message.peer);
@@ -222,6 +210,7 @@ class NcclCommunicator : public Communicator {
     return std::make_unique<NcclExchange>(connections_, std::move(wait), std::move(work));
   }
 
+ private:
   std::vector<at::Tensor> as_tensor(const Message& message) const {
     const auto device = at::Device(at::kCUDA, static_cast<int8_t>(connections_->device));
     return {

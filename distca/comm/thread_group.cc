@@ -281,25 +281,14 @@ class ThreadCommunicator : public Communicator {
   void set_step(int64_t step) override { group_->set_step(rank_, step); }
   void leave(RankState state) { group_->leave(rank_, state); }
 
-  std::unique_ptr<PendingExchange> exchange(std::span<const Message> sends,
-                                            std::span<const Message> receives,
-                                            std::string_view operation) override {
-    return post(sends, receives, operation, TakePart::kAllRanks);
-  }
-  std::unique_ptr<PendingExchange> exchange_among_some(std::span<const Message> sends,
-                                                       std::span<const Message> receives,
-                                                       std::string_view operation) override {
-    return post(sends, receives, operation, TakePart::kSomeRanks);
-  }
-
- private:
   std::unique_ptr<PendingExchange> post(std::span<const Message> sends,
                                         std::span<const Message> receives,
-                                        std::string_view operation, TakePart who) {
+                                        std::string_view operation, TakePart who) override {
     return std::make_unique<ThreadExchange>(group_,
                                             group_->post(rank_, sends, receives, operation, who));
   }
 
+ private:
   std::shared_ptr<ThreadGroup> group_;
   int rank_;
 };

@@ -22,9 +22,9 @@ class TracedCommunicator final : public Communicator {
   int rank() const override { return group_.rank(); }
   int size() const override { return group_.size(); }
   int cuda_device() const override { return group_.cuda_device(); }
-  std::unique_ptr<PendingExchange> exchange(std::span<const Message> sends,
-                                            std::span<const Message> receives,
-                                            std::string_view operation) override;
+  std::unique_ptr<PendingExchange> post(std::span<const Message> sends,
+                                        std::span<const Message> receives,
+                                        std::string_view operation, TakePart who) override;
   void set_step(int64_t step) override { group_.set_step(step); }
 
  private:

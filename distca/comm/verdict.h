@@ -6,6 +6,8 @@
 #include <string_view>
 #include <vector>
 
+#include "distca/comm/communicator.h"
+
 namespace distca {
 
 /// What a rank is at, as it posts it to the others.
@@ -16,9 +18,6 @@ struct Activity {
   int64_t sequence = 0;    // exchanges in the step so far
   int64_t among_some = 0;  // since the last of them, those that not all ranks take part in
 };
-
-/// Of all ranks of the group, or among some (Communicator::exchange_among_some).
-enum class TakePart { kAllRanks, kSomeRanks };
 
 /// `activity` at its next exchange.
 void advance(Activity& activity, std::string_view operation, TakePart who);

@@ -11,6 +11,7 @@
 
 #include "distca/base/error.h"
 #include "distca/base/random.h"
+#include "distca/runtime/executor_testing.h"
 
 namespace distca {
 namespace {
@@ -117,18 +118,8 @@ TEST(Executor, plays_any_program_in_order_and_waits_only_for_what_the_next_opera
   }
 }
 
-class SilentPlayer : public OpPlayer {
- public:
-  void play(const Op&) override {}
-  void pack(const Op&) override {}
-  void post(const Op&) override {}
-  void wait(const Op&) override {}
-  void land(const Op&) override {}
-  void wait_sent(const Op&) override {}
-};
-
 TEST(Executor, an_operation_that_needs_what_comes_after_it_is_a_check) {
-  SilentPlayer player;
+  IdlePlayer player;
   OpTimes times;
   for (const int32_t dep : {0, 1, -1}) {
     Program program;
@@ -140,7 +131,7 @@ TEST(Executor, an_operation_that_needs_what_comes_after_it_is_a_check) {
 }
 
 TEST(Executor, what_a_player_throws_ends_the_program_there) {
-  class Thrower : public SilentPlayer {
+  class Thrower : public IdlePlayer {
    public:
     void play(const Op& op) override {
       ++played;
@@ -156,7 +147,7 @@ TEST(Executor, what_a_player_throws_ends_the_program_there) {
 }
 
 TEST(Executor, time_goes_to_the_kind_pass_and_part_that_took_it) {
-  class Sleeper : public SilentPlayer {
+  class Sleeper : public IdlePlayer {
    public:
     void play(const Op&) override { sleep_ms(2); }
     void wait(const Op&) override { sleep_ms(5); }
@@ -237,7 +228,7 @@ TEST(Executor, with_a_devices_clock_times_and_events_are_when_the_device_did_it)
   program.ops = {Op{.kind = OpKind::kPre},
                  Op{.kind = OpKind::kEnter, .stream = Stream::kComm, .receives = {{2, 0, 24}}},
                  Op{.kind = OpKind::kAttend, .deps = {1}}};
-  SilentPlayer player;
+  IdlePlayer player;
   OpTimes times;
   TraceRecorder recorder;
   play(program, player, &times, &recorder, &clock);

@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <new>
 
-#include "distca/runtime/executor.h"
+#include "distca/runtime/executor_testing.h"
 
 namespace {
 int64_t allocations = 0;
@@ -21,16 +21,6 @@ void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 namespace distca {
 namespace {
-
-class IdlePlayer final : public OpPlayer {
- public:
-  void play(const Op&) override {}
-  void pack(const Op&) override {}
-  void post(const Op&) override {}
-  void wait(const Op&) override {}
-  void land(const Op&) override {}
-  void wait_sent(const Op&) override {}
-};
 
 /// Allocations while a program of `pairs` exchanges, each with an operation that needs it, plays.
 int64_t allocations_of(int pairs, TraceRecorder* recorder) {
