@@ -128,18 +128,21 @@ std::vector<ParityCase> pairs() {
   return cases;
 }
 
-/// All of plays() with every number of workers, every way to plan and every batch; models in turn.
+/// All of plays() with every number of workers, every way to plan, every batch and head counts;
+/// numbers of layers in turn.
 std::vector<ParityCase> grid() {
   std::vector<ParityCase> cases;
   for (int w = 0; w < count_of(kWorkers); ++w) {
     for (int p = 0; p < count_of(planners()); ++p) {
       for (int b = 0; b < count_of(batches()); ++b) {
-        cases.push_back({.workers = kWorkers[w],
-                         .planner = planners()[p].name,
-                         .batch = b,
-                         .kv_heads = kKvHeads[(w + p + b) % count_of(kKvHeads)],
-                         .layers = kLayers[(w + p + b) % count_of(kLayers)],
-                         .plays = plays()});
+        for (const int kv_heads : kKvHeads) {
+          cases.push_back({.workers = kWorkers[w],
+                           .planner = planners()[p].name,
+                           .batch = b,
+                           .kv_heads = kv_heads,
+                           .layers = kLayers[(w + p + b) % count_of(kLayers)],
+                           .plays = plays()});
+        }
       }
     }
   }
