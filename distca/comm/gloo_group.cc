@@ -18,6 +18,7 @@
 #include "distca/base/env.h"
 #include "distca/base/error.h"
 #include "distca/comm/board.h"
+#include "distca/comm/gloo_loop.h"
 #include "distca/comm/watchdog.h"
 
 namespace distca {
@@ -84,6 +85,7 @@ struct GlooConnections {
   const int rank, size;
   std::shared_ptr<Watchdog> watchdog;
   Board board;
+  GlooLoop loop;
   c10::intrusive_ptr<c10d::Backend> group;
   bool failed = false;
 };
@@ -100,9 +102,11 @@ void GlooConnections::connect(const Rendezvous& rendezvous, const CommOptions& o
     auto gloo_options =
         c10d::ProcessGroupGloo::Options::create(to_milliseconds(options.startup_timeout_s));
     const auto interface = env_string("GLOO_SOCKET_IFNAME");
-    gloo_options->devices.push_back(
-        interface ? c10d::ProcessGroupGloo::createDeviceForInterface(*interface)
-                  : c10d::ProcessGroupGloo::createDeviceForHostname(own_address(rendezvous)));
+    loop.start([&] {
+      gloo_options->devices.push_back(
+          interface ? c10d::ProcessGroupGloo::createDeviceForInterface(*interface)
+                    : c10d::ProcessGroupGloo::createDeviceForHostname(own_address(rendezvous)));
+    });
     gloo_options->threads = 1;  // of collectives, which we do not use
     group = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, gloo_options);
   } catch (const Error&) {
@@ -198,6 +202,7 @@ class GlooCommunicator : public Communicator {
     std::vector<Pending> pending;
     pending.reserve(sends.size() + receives.size());
     int peer = 0;
+    const GlooLoop::HeldBack held_back(connections_->loop);
     try {
       // Receives first: a send then finds its receive waiting and need not be announced.
       for (const Message& message : receives) {

@@ -1,0 +1,47 @@
+#pragma once
+// Keeps Gloo's thread from wasting the core of the thread that posts.
+//
+// One thread of Gloo's (gloo_tcp_loop) reads and writes for all connections of a device. Posting
+// takes a connection's lock and calls the system, which is when that thread is woken: by what has
+// just arrived, or by the answer to what was just sent. On the same core the scheduler lets it run
+// at once; it finds the lock taken, by a thread that now waits for the core, and asks epoll again
+// and again until the clock ticks: up to 4 ms, at four posts of ten where a worker has one core. So
+// while a rank posts, its loop does not take the core from others.
+
+#include <sys/types.h>
+
+#include <functional>
+#include <vector>
+
+namespace distca {
+
+/// Any thread; HeldBack: one at a time.
+class GlooLoop {
+ public:
+  /// Runs `make_device`, which starts the thread.
+  void start(const std::function<void()>& make_device);
+
+  /// While it lives, the thread is woken but waits for its turn (SCHED_BATCH, which needs no
+  /// privilege); on an idle core that is at once. A thread under another policy than the ordinary
+  /// one is left alone.
+  class HeldBack {
+   public:
+    explicit HeldBack(const GlooLoop& loop) : loop_(loop) { loop_.set_batch(true); }
+    ~HeldBack() { loop_.set_batch(false); }
+    HeldBack(const HeldBack&) = delete;
+    HeldBack& operator=(const HeldBack&) = delete;
+
+   private:
+    const GlooLoop& loop_;
+  };
+
+  /// System-wide identifiers; one thread, unless Gloo changes.
+  const std::vector<pid_t>& threads() const { return threads_; }
+
+ private:
+  void set_batch(bool batch) const;
+
+  std::vector<pid_t> threads_;
+};
+
+}  // namespace distca
