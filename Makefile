@@ -16,7 +16,9 @@ build: setup     ## build the release: build/release/distca
 	@cmake --preset release --log-level=WARNING
 	@cmake --build --preset release -j $(JOBS)
 
-demo: build      ## train a small Llama on Python's standard library, 2 local workers: about 3 minutes of training
+demo: setup      ## train a small Llama on Python's standard library, 2 local workers: about 3 minutes of training
+	@cmake --preset release --log-level=WARNING
+	@cmake --build --preset release -j $(JOBS) --target distca
 	@scripts/demo.sh
 
 test: build      ## build and run the tests, without those labelled "full"

@@ -21,8 +21,8 @@ void barrier(Communicator& group, std::string_view operation);
 std::vector<std::byte> all_gather_bytes(Communicator& group, std::span<const std::byte> mine,
                                         std::string_view operation);
 
-/// Rank 0 gets every rank's text, in rank order; the others nothing. Pieces of a mebibyte from all
-/// ranks at a time, so that no single wait is long.
+/// Rank 0 gets every rank's text, in rank order; the others nothing. Pieces of a mebibyte, one rank
+/// after another, so that no single wait is long.
 std::vector<std::string> gather_texts(Communicator& group, std::string mine,
                                       std::string_view operation);
 

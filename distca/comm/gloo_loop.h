@@ -5,8 +5,8 @@
 // takes a connection's lock and calls the system, which is when that thread is woken: by what has
 // just arrived, or by the answer to what was just sent. On the same core the scheduler lets it run
 // at once; it finds the lock taken, by a thread that now waits for the core, and asks epoll again
-// and again until the clock ticks: up to 4 ms, at four posts of ten where a worker has one core. So
-// while a rank posts, its loop does not take the core from others.
+// and again until the clock ticks (bench/results/gloo_loop_epyc_2026-11-21.md). So while a rank
+// posts, its loop does not take the core from others.
 
 #include <sys/types.h>
 

@@ -38,7 +38,7 @@ struct PlanOptions {
   /// choice; a plan has the number.
   int64_t tolerance_ppm = kOwnTolerance;
   bool key_sub_ranges = false;  // tasks may have part of the keys (gives up plan-independent bits)
-  bool spread = false;  // lowest largest send and receive, for a few per cent more bytes in all;
+  bool spread = false;  // lowest largest send and receive, for some 10 per cent more bytes in all;
                         // with key sub-ranges
   std::string price = "pairs";  // load is in pairs, or in ns: "NAME@HASH" of a profile (make_plan)
   bool operator==(const PlanOptions&) const = default;

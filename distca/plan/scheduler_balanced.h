@@ -18,8 +18,8 @@ namespace distca {
 /// keys of the longest document; the caps on bytes and memory.
 /// Ignores: latency, tile padding in the choice of shapes.
 ///
-/// Integers for loads and bytes, doubles by + - * / sqrt only, ties by the lowest id. Time: about
-/// 50 us a round and 10 us a move; with caps that bind, some hundred times as long.
+/// Integers for loads and bytes, doubles by + - * / sqrt only, ties by the lowest id. Times:
+/// build/release/bench/plan; with caps that bind, some hundred times as long.
 std::vector<Task> schedule_balanced(const PlanRequest& request, const Layout& layout);
 
 }  // namespace distca

@@ -2,7 +2,7 @@
 // A training step of one rank as operations on two streams, compute and communication, with
 // dependencies and buffers: built from a step plan, a model's shape and a schedule
 // (program/schedule.h), checked by a validator of its own (program/validate.h), played by
-// runtime/executor in real time (and by a simulator in virtual time). Plain value, any thread.
+// runtime/executor. Plain value, any thread.
 // Paper 4.1 (figures 7 and 8), 4.5.
 //
 // How a program is played. The compute stream plays its operations in the order of the list. An

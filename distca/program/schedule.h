@@ -1,6 +1,6 @@
 #pragma once
 // How programs are made: (step plan, model shape, schedule) -> program of one rank. A schedule
-// orders operations: to add one, one file with the function, one line in the table (schedule.cc).
+// orders operations: to add one, see docs/program.md.
 // Pure functions; any thread. Paper 4.1, 4.5.
 //
 // Where a nano-batch's buffers are reused: those of a pass's messages by every layer of

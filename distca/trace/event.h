@@ -1,6 +1,5 @@
 #pragma once
-// What happened, or is predicted to happen, on one rank: the events that runtime/executor records
-// and a simulator will predict. Plain values, any thread.
+// What happened on one rank: the events that runtime/executor records. Plain values, any thread.
 
 #include <cstdint>
 #include <string>

@@ -113,7 +113,7 @@ std::vector<ConfigKey> config_keys(Config& c) {
       {"plan.key_sub_ranges", &c.plan.key_sub_ranges, "-",
        "tasks may have part of the keys: fewer bytes, but bits that depend on the plan"},
       {"plan.spread", &c.plan.spread, "-",
-       "lowest largest send and receive, for a few per cent more bytes in all"},
+       "lowest largest send and receive, for some 10 per cent more bytes in all"},
       {"plan.profile", &c.plan.profile, "-",
        "what load is counted in: pairs, or time by a profile: h200, or the file of one"},
       {"plan.max_tokens_per_worker",
