@@ -3,6 +3,7 @@
 
 JOBS ?= 2
 FUZZ_SECONDS ?= 60
+BUILD = cmake --preset release --log-level=WARNING && cmake --build --preset release -j $(JOBS)
 .DEFAULT_GOAL := help
 .PHONY: help setup build demo test test-full sanitize tsan fuzz core determinism arm format check bundle clean
 
@@ -13,12 +14,10 @@ setup:           ## install what is missing (apt and pip by name, .venv in this 
 	@scripts/setup.sh
 
 build: setup     ## build the release: build/release/distca
-	@cmake --preset release --log-level=WARNING
-	@cmake --build --preset release -j $(JOBS)
+	@$(BUILD)
 
 demo: setup      ## train a small Llama on Python's standard library, 2 local workers: about 3 minutes of training
-	@cmake --preset release --log-level=WARNING
-	@cmake --build --preset release -j $(JOBS) --target distca
+	@$(BUILD) --target distca
 	@scripts/demo.sh
 
 test: build      ## build and run the tests, without those labelled "full"

@@ -128,7 +128,7 @@ std::vector<ParityCase> pairs() {
   return cases;
 }
 
-/// All of plays() with every number of workers, every way to plan, every batch and head counts;
+/// All of plays() with every number of workers, every way to plan, every batch and head count;
 /// numbers of layers in turn.
 std::vector<ParityCase> grid() {
   std::vector<ParityCase> cases;

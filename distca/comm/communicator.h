@@ -44,10 +44,11 @@ class PendingExchange {
   virtual void wait() = 0;
 };
 
-/// Whose exchange it is. To find who is behind, groups compare how many exchanges each rank has
-/// posted, of which all ranks have as many: those with neither sends nor receives count too; those
-/// that other ranks have no counterpart of, as sums over some, do not.
-enum class TakePart { kAllRanks, kSomeRanks };
+/// Whose exchange it is. To find who is behind, a group compares how many each rank has posted.
+enum class TakePart {
+  kAllRanks,   // every rank posts it, if only with neither sends nor receives: counted
+  kSomeRanks,  // others have no counterpart of it, as of a sum over some ranks: not counted
+};
 
 class Communicator {
  public:
@@ -57,16 +58,18 @@ class Communicator {
   /// -1: messages lie in host memory; else the CUDA device index they lie on.
   virtual int cuda_device() const { return -1; }
 
-  /// Posts everything at once (NCCL: one group): what a backend provides. `operation` names it in
+  /// What a backend provides: posts everything at once (NCCL: one group). `operation` names it in
   /// errors, e.g. "forward layer 3 enter".
   virtual std::unique_ptr<PendingExchange> post(std::span<const Message> sends,
                                                 std::span<const Message> receives,
                                                 std::string_view operation, TakePart who) = 0;
+  /// An exchange of all ranks.
   std::unique_ptr<PendingExchange> exchange(std::span<const Message> sends,
                                             std::span<const Message> receives,
                                             std::string_view operation) {
     return post(sends, receives, operation, TakePart::kAllRanks);
   }
+  /// One that only some ranks take part in.
   std::unique_ptr<PendingExchange> exchange_among_some(std::span<const Message> sends,
                                                        std::span<const Message> receives,
                                                        std::string_view operation) {

@@ -202,8 +202,8 @@ class GlooCommunicator : public Communicator {
     std::vector<Pending> pending;
     pending.reserve(sends.size() + receives.size());
     int peer = 0;
-    const GlooLoop::HeldBack held_back(connections_->loop);
     try {
+      const GlooLoop::HeldBack held_back(connections_->loop);
       // Receives first: a send then finds its receive waiting and need not be announced.
       for (const Message& message : receives) {
         std::vector<at::Tensor> bytes = as_tensor(message);

@@ -8,6 +8,7 @@
 #include <iterator>
 #include <mutex>
 #include <string>
+#include <system_error>
 
 namespace distca {
 namespace {
@@ -15,13 +16,15 @@ namespace {
 /// Of this process, ascending; none where there is no /proc.
 std::vector<pid_t> own_threads() {
   std::vector<pid_t> threads;
-  std::error_code none;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task", none)) {
-    const std::string name = entry.path().filename();
+  std::error_code error;
+  std::filesystem::directory_iterator entry("/proc/self/task", error);
+  for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
+    const std::string name = entry->path().filename();
     pid_t thread = 0;
     std::from_chars(name.data(), name.data() + name.size(), thread);
     threads.push_back(thread);
   }
+  if (error) return {};
   std::ranges::sort(threads);
   return threads;
 }
@@ -33,6 +36,7 @@ void GlooLoop::start(const std::function<void()>& make_device) {
   const std::scoped_lock lock(one_at_a_time);
   const std::vector<pid_t> before = own_threads();
   make_device();
+  if (before.empty()) return;
   const std::vector<pid_t> after = own_threads();
   std::ranges::set_difference(after, before, std::back_inserter(threads_));
   std::erase_if(threads_, [](pid_t thread) { return sched_getscheduler(thread) != SCHED_OTHER; });

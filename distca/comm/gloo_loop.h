@@ -5,8 +5,10 @@
 // takes a connection's lock and calls the system, which is when that thread is woken: by what has
 // just arrived, or by the answer to what was just sent. On the same core the scheduler lets it run
 // at once; it finds the lock taken, by a thread that now waits for the core, and asks epoll again
-// and again until the clock ticks (bench/results/gloo_loop_epyc_2026-11-21.md). So while a rank
-// posts, its loop does not take the core from others.
+// and again until the clock ticks. So while a rank posts, its loop does not take the core from
+// others; if it was woken meanwhile, it runs when the poster waits or its slice ends. What remains
+// are loops that run when a post begins, and ticks within one: a seventh of the vain calls
+// (bench/results/gloo_loop_epyc_2026-11-21.md).
 
 #include <sys/types.h>
 
@@ -15,7 +17,7 @@
 
 namespace distca {
 
-/// Any thread; HeldBack: one at a time.
+/// One thread at a time; start() of several objects by several threads.
 class GlooLoop {
  public:
   /// Runs `make_device`, which starts the thread.
@@ -23,7 +25,7 @@ class GlooLoop {
 
   /// While it lives, the thread is woken but waits for its turn (SCHED_BATCH, which needs no
   /// privilege); on an idle core that is at once. A thread under another policy than the ordinary
-  /// one is left alone.
+  /// one is left alone. Two system calls.
   class HeldBack {
    public:
     explicit HeldBack(const GlooLoop& loop) : loop_(loop) { loop_.set_batch(true); }
@@ -35,7 +37,8 @@ class GlooLoop {
     const GlooLoop& loop_;
   };
 
-  /// System-wide identifiers; one thread, unless Gloo changes.
+  /// One kernel identifier, unless Gloo changes. With ranks as threads of one process (tests) one
+  /// that another rank started at the same time may be among them.
   const std::vector<pid_t>& threads() const { return threads_; }
 
  private:

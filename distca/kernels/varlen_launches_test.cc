@@ -1,6 +1,3 @@
-// Launches are played in double by what FlashAttention says it computes, a sequence at a time, and
-// compared with the reference over the tasks.
-
 #include "distca/kernels/varlen_launches.h"
 
 #include <gmock/gmock.h>

@@ -4,11 +4,12 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <deque>
 #include <random>
 #include <set>
+#include <vector>
 
-#include "distca/base/error.h"
 #include "distca/kernels/attention_testing.h"
 #include "distca/kernels/reference/attention.h"
 #include "distca/kernels/varlen_launches.h"
