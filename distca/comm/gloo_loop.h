@@ -6,9 +6,9 @@
 // just arrived, or by the answer to what was just sent. On the same core the scheduler lets it run
 // at once; it finds the lock taken, by a thread that now waits for the core, and asks epoll again
 // and again until the clock ticks. So while a rank posts, its loop does not take the core from
-// others; if it was woken meanwhile, it runs when the poster waits or its slice ends. What remains
-// are loops that run when a post begins, and ticks within one: a seventh of the vain calls
-// (bench/results/gloo_loop_epyc_2026-11-21.md).
+// others; if it was woken meanwhile, it runs when the poster waits or its slice ends. A seventh of
+// the vain calls remains (bench/results/gloo_loop_epyc_2026-11-21.md): probably those of a loop
+// that runs when a post begins, or that a tick lets run within one.
 
 #include <sys/types.h>
 
