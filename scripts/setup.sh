@@ -4,11 +4,15 @@
 #
 #   scripts/setup.sh [--core]     --core: only what plan and data need, no PyTorch
 #
-# TORCH_INDEX_URL chooses where pip finds PyTorch: the small CPU build, a CUDA version, a mirror.
+# PyTorch is the small CPU build where no NVIDIA device is; TORCH_INDEX_URL names another index: a CUDA version, a
+# mirror. TORCH_CPU_INDEX_URL says where the CPU build is, if not at PyTorch's own index.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. scripts/torch_index.sh
 
 torch_version=2.13.0
+torch_cpu_index=${TORCH_CPU_INDEX_URL:-https://download.pytorch.org/whl/cpu}
+index_seconds=10
 packages=(build-essential cmake ninja-build ccache git clang-format clang-tidy nlohmann-json3-dev
           libfmt-dev libcli11-dev libtomlplusplus-dev libgtest-dev libgmock-dev googletest)
 with_torch=1
@@ -76,10 +80,11 @@ install_torch() {
   python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
     die "$(python3 --version) is too old: PyTorch $torch_version here needs Python 3.11 or newer"
   python3 -m venv .venv || die "python3 -m venv .venv failed"
+  choose_torch_index "$torch_version" "$torch_cpu_index" "$index_seconds"
   local where=()
-  [ -z "${TORCH_INDEX_URL:-}" ] || where=(--index-url "$TORCH_INDEX_URL")
-  say "installing PyTorch $torch_version into .venv: pip install torch==$torch_version ${where[*]} (about 0.2 GB to" \
-      "download for CPUs, about 3 GB with CUDA)"
+  [ -z "$torch_index" ] || where=(--index-url "$torch_index")
+  say "$torch_reason"
+  say "installing PyTorch into .venv: pip install torch==$torch_version ${where[*]}"
   PIP_ROOT_USER_ACTION=ignore .venv/bin/python -m pip install --disable-pip-version-check --no-input --progress-bar off \
       "torch==$torch_version" "${where[@]}" </dev/null 2> >(grep -v '^WARNING' >&2) |
     { grep --line-buffered -E '^ *(Downloading|Processing|Successfully installed)' || true; } ||
