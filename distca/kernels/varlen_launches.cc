@@ -197,6 +197,26 @@ std::vector<std::vector<const Sequence*>> disjoint(const std::vector<Sequence>& 
   return launches;
 }
 
+/// Calls `body(sequences)` for each run of them, with the gaps between them, that a launch takes.
+template <typename Body>
+void for_runs(std::span<const Sequence* const> sequences, int64_t most_sequences, Body body) {
+  size_t begin = 0;
+  int64_t count = 0;
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    int64_t more = 1;
+    if (i > begin) {
+      const VarlenPart& before = sequences[i - 1]->whole;
+      if (before.row + before.keys.size() < sequences[i]->whole.row) ++more;
+      if (count + more > most_sequences) {
+        body(sequences.subspan(begin, i - begin));
+        begin = i, count = 0, more = 1;
+      }
+    }
+    count += more;
+  }
+  body(sequences.subspan(begin));
+}
+
 }  // namespace
 
 VarlenTask varlen_task(const ForwardTask& task) {
@@ -212,17 +232,23 @@ VarlenTask varlen_task(const BackwardTask& task) {
           .mask = task.mask};
 }
 
-VarlenPlan plan_forward_launches(ScalarType type, std::span<const VarlenTask> tasks) {
+VarlenPlan plan_forward_launches(ScalarType type, std::span<const VarlenTask> tasks,
+                                 int64_t most_sequences) {
   VarlenPlan plan;
   std::vector<VarlenPart> parts = cut_tasks(tasks);
   plan.buffers = place_keys(type, tasks, parts, /*over_gaps=*/true);
   for_kinds(parts, [&](std::span<const VarlenPart> kind) {
-    plan.launches.push_back(forward_launch(kind, plan.buffers[kind[0].buffer]));
+    const auto most = static_cast<size_t>(most_sequences);
+    for (; !kind.empty(); kind = kind.subspan(std::min(most, kind.size()))) {
+      const auto run = kind.first(std::min(most, kind.size()));
+      plan.launches.push_back(forward_launch(run, plan.buffers[run[0].buffer]));
+    }
   });
   return plan;
 }
 
-VarlenPlan plan_backward_launches(ScalarType type, std::span<const VarlenTask> tasks) {
+VarlenPlan plan_backward_launches(ScalarType type, std::span<const VarlenTask> tasks,
+                                  int64_t most_sequences) {
   VarlenPlan plan;
   std::vector<VarlenPart> parts = cut_tasks(tasks);
   plan.buffers = place_keys(type, tasks, parts, /*over_gaps=*/false);
@@ -234,7 +260,9 @@ VarlenPlan plan_backward_launches(ScalarType type, std::span<const VarlenTask> t
     for (const VarlenPart& part : kind) merger.add(part);
     const std::vector<Sequence> sequences = merger.take();
     for (const std::vector<const Sequence*>& launch : disjoint(sequences)) {
-      plan.launches.push_back(backward_launch(type, tasks, launch));
+      for_runs(launch, most_sequences, [&](std::span<const Sequence* const> run) {
+        plan.launches.push_back(backward_launch(type, tasks, run));
+      });
     }
   });
   return plan;

@@ -19,6 +19,8 @@
 // once, however many tasks read it. Tasks whose keys lie in one buffer share a launch: in forward
 // whatever lies between them, in backward (where a sum's order depends on the launch) only if they
 // adjoin, so that the launches follow from the tasks and not from where an allocator put them.
+// A launch has at most kMostSequences sequences, those without queries among them: what is more
+// goes into further launches, in the same order.
 // Thread rule: pure functions.
 
 #include <cstddef>
@@ -31,6 +33,9 @@
 #include "distca/kernels/attention.h"
 
 namespace distca::kernels {
+
+/// Sequences of a launch, and heads: each is a coordinate of CUDA's grid, y or z, of 16 bits.
+inline constexpr int64_t kMostSequences = 65535;
 
 /// What the planner needs of a task. `gradients`: of backward tasks, else empty.
 struct VarlenTask {
@@ -101,10 +106,12 @@ struct VarlenPlan {
 };
 
 /// `type`: of Q, K, V. Every task's keys are consecutive (a CHECK).
-VarlenPlan plan_forward_launches(ScalarType type, std::span<const VarlenTask> tasks);
+VarlenPlan plan_forward_launches(ScalarType type, std::span<const VarlenTask> tasks,
+                                 int64_t most_sequences = kMostSequences);
 
 /// Neighbouring shards of a document, the one's queries ending where the other's begin, become one
 /// sequence; keys of a launch that no sequence reads become sequences without queries.
-VarlenPlan plan_backward_launches(ScalarType type, std::span<const VarlenTask> tasks);
+VarlenPlan plan_backward_launches(ScalarType type, std::span<const VarlenTask> tasks,
+                                  int64_t most_sequences = kMostSequences);
 
 }  // namespace distca::kernels

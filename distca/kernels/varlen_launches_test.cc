@@ -53,6 +53,7 @@ TEST(VarlenLaunches, equal_the_reference_for_random_tasks_in_any_memory) {
   for (uint64_t seed = 0; seed < 140; ++seed) {
     SCOPED_TRACE(seed);
     World world(seed);
+    if (seed % 3 == 0) world.most_sequences = 2 + static_cast<int64_t>(seed % 4);
     std::vector<int64_t> used;
     for (int store = 0; store < 3; ++store) world.add_store(200), used.push_back(0);
     for (int64_t documents = world.uniform(1, 3); documents > 0; --documents) {
@@ -263,6 +264,47 @@ TEST(VarlenLaunches, memory_that_is_not_aligned_is_gathered) {
   EXPECT_FALSE(world.forward_plan().buffers[0].gathered());
   task.keys[0].k.data = moved.data() + 8;
   EXPECT_TRUE(world.forward_plan().buffers[0].gathered());
+}
+
+TEST(VarlenLaunches, more_sequences_than_a_grid_has_are_further_launches) {
+  constexpr int64_t kTasks = 70'000;
+  std::vector<double> memory(8 * 2 * kTasks);
+  std::vector<KeyFragment> keys;
+  std::vector<KeyGradient> gradients;
+  for (int64_t i = 0; i < kTasks; ++i) {
+    const Rows row{.data = &memory[8 * i], .token_stride = 8, .head_stride = 8};
+    keys.push_back({row, row, 1, 0});
+    gradients.push_back({row, row});
+  }
+  std::vector<VarlenTask> tasks;
+  for (int64_t i = 0; i < kTasks; ++i) {
+    tasks.push_back({.queries = {0, 1}, .keys = {&keys[i], 1}, .gradients = {&gradients[i], 1}});
+  }
+  for (const bool backward : {false, true}) {
+    const VarlenPlan plan =
+        backward ? plan_backward_launches(kType, tasks) : plan_forward_launches(kType, tasks);
+    ASSERT_EQ(plan.launches.size(), 2u) << backward;
+    EXPECT_EQ(plan.launches[0].sequences(), 65'535);
+    EXPECT_EQ(plan.launches[1].sequences(), kTasks - 65'535);
+    EXPECT_EQ(plan.launches[1].pieces[0].task, 65'535u);
+  }
+}
+
+TEST(VarlenLaunches, sequences_without_queries_count_among_those_of_a_launch) {
+  World world(1);
+  world.add_store(100);
+  // One buffer, as forward's task reads it whole; every second key is of a sequence.
+  world.add_keys(world.add_task({90, 99}), 0, 50, 0, 0);
+  for (int64_t i = 0; i < 5; ++i) {
+    world.add_keys(world.add_task({0, 5}), 0, 5, 0, 10 * i);
+  }
+  world.most_sequences = 3;
+  std::vector<int64_t> sequences;
+  for (const VarlenLaunch& launch : world.backward_plan().launches) {
+    if (launch.right_limited) sequences.push_back(launch.sequences());
+  }
+  EXPECT_THAT(sequences, ElementsAre(3, 3, 1));  // two with the gap between them; the fifth
+  expect_like_the_reference(world);
 }
 
 TEST(VarlenLaunches, nothing_to_do_is_no_launch) {

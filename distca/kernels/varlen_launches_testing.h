@@ -50,6 +50,8 @@ class World {
  public:
   explicit World(uint64_t seed) : random_(seed) {}
 
+  int64_t most_sequences = kMostSequences;  // of a launch
+
   size_t add_store(int64_t tokens) {
     Store& store = stores_.emplace_back(tokens);
     for (Tensor* t : {&store.k, &store.v}) fill(*t);
@@ -99,12 +101,12 @@ class World {
   VarlenPlan forward_plan() {
     std::vector<VarlenTask> all;
     for (const ForwardTask& task : forward_tasks()) all.push_back(varlen_task(task));
-    return plan_forward_launches(kType, all);
+    return plan_forward_launches(kType, all, most_sequences);
   }
   VarlenPlan backward_plan() {
     std::vector<VarlenTask> all;
     for (const BackwardTask& task : backward_tasks()) all.push_back(varlen_task(task));
-    return plan_backward_launches(kType, all);
+    return plan_backward_launches(kType, all, most_sequences);
   }
   /// O and LSE, or with `gradients` dQ, dK, dV, of everything.
   std::vector<double> values(bool gradients) {
@@ -209,6 +211,7 @@ class Player {
   }
 
   void check(const VarlenLaunch& launch) {
+    ASSERT_LE(launch.sequences(), world_.most_sequences);
     ASSERT_EQ(launch.cu_seqlens_q.size(), launch.keys_used.size() + 1);
     ASSERT_EQ(launch.key_starts.size(), launch.keys_used.size() + 1);
     ASSERT_LE(launch.key_rows.end, plan_.buffers[launch.buffer].rows);

@@ -48,7 +48,10 @@ class Player {
         device_(cuda_device < 0
                     ? at::Device(at::kCPU)
                     : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(cuda_device))),
-        device_guard_(device_) {}
+        device_guard_(device_) {
+    DISTCA_CHECK(shape.num_heads <= kernels::kMostSequences, "{} heads: a launch has at most {}",
+                 shape.num_heads, kernels::kMostSequences);
+  }
 
   int64_t forward(ScalarType o_type, std::span<const ForwardTask> tasks, const VarlenOperator& op) {
     std::vector<VarlenTask> planned;
