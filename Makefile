@@ -5,7 +5,7 @@ JOBS ?= 2
 FUZZ_SECONDS ?= 60
 BUILD = cmake --preset release --log-level=WARNING && cmake --build --preset release -j $(JOBS)
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-full sanitize tsan fuzz core determinism arm format check bundle clean
+.PHONY: help setup build demo test test-full sanitize tsan fuzz core determinism arm cuda-headers format check bundle clean
 
 help:            ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,10 @@ determinism:     ## plans from gcc -O3, gcc -O0 and clang++ against the pinned h
 
 arm:             ## the kernels cross-compiled for aarch64, their tests under qemu
 	@scripts/check_arm.sh $(JOBS)
+
+cuda-headers:    ## compile what reaches CUDA against PyTorch 2.11's and CUDA's headers (downloads 1.5 GB once)
+	@cmake --preset release --log-level=WARNING
+	@scripts/check_cuda_headers.sh
 
 format:          ## clang-format every source in place
 	@git ls-files -co --exclude-standard '*.h' '*.cc' | xargs clang-format -i

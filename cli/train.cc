@@ -9,6 +9,7 @@
 #include "distca/comm/device_copy.h"
 #include "distca/comm/gloo_group.h"
 #include "distca/comm/launch.h"
+#include "distca/comm/local_device.h"
 #include "distca/comm/nccl_group.h"
 #include "distca/comm/rendezvous.h"
 #include "distca/comm/store_process.h"
@@ -29,10 +30,11 @@ struct TrainArguments {
 };
 
 void train_as_rank(const Config& config, const Rendezvous& rendezvous, const CommOptions& options) {
+  const bool nccl = config.comm.backend == "nccl";
+  const int device = nccl ? use_local_device(rendezvous.local_rank) : -1;
   const auto store = start_store_process(rendezvous, options.grace_s);
   std::unique_ptr<Communicator> comm =
-      config.comm.backend == "nccl" ? make_nccl_group(rendezvous, options, rendezvous.local_rank)
-                                    : make_gloo_group(rendezvous, options);
+      nccl ? make_nccl_group(rendezvous, options, device) : make_gloo_group(rendezvous, options);
   train(config, *comm);
 }
 
@@ -79,6 +81,7 @@ int run_train(TrainArguments arguments) {
   const int workers = workers_of(config, arguments, rendezvous);
   // No rank writes before all have met, so none sees what another made of output_dir.
   check_run(config, workers, !rendezvous || rendezvous->rank < workers);
+  if (config.comm.backend == "nccl") check_nccl_built();
   if (rendezvous && arguments.workers > 1) {
     throw Error(ErrorKind::kUsage,
                 "--workers {}, but {} started this process as one of {} ranks: leave --workers out",
@@ -96,6 +99,7 @@ int run_train(TrainArguments arguments) {
     return 0;
   }
   const int ranks = num_ranks(config, workers);
+  if (config.comm.backend == "nccl") check_local_devices(ranks);
   const bool alone = ranks == 1 && config.comm.backend == "gloo";
   if (alone || config.comm.backend == "threads") {
     const ThreadDevice device =

@@ -84,7 +84,7 @@ install_torch() {
   local where=()
   [ -z "$torch_index" ] || where=(--index-url "$torch_index")
   say "$torch_reason"
-  say "installing PyTorch into .venv: pip install torch==$torch_version ${where[*]}"
+  say "installing PyTorch into .venv: pip install torch==$torch_version${where[*]:+ ${where[*]}}"
   PIP_ROOT_USER_ACTION=ignore .venv/bin/python -m pip install --disable-pip-version-check --no-input --progress-bar off \
       "torch==$torch_version" "${where[@]}" </dev/null 2> >(grep -v '^WARNING' >&2) |
     { grep --line-buffered -E '^ *(Downloading|Processing|Successfully installed)' || true; } ||

@@ -8,11 +8,9 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
-#include <mutex>
+#include <optional>
 #include <set>
 #include <thread>
 #include <vector>
@@ -20,6 +18,7 @@
 #include "distca/base/clock.h"
 #include "distca/comm/board.h"
 #include "distca/comm/collectives.h"
+#include "distca/comm/device_watch.h"
 
 namespace distca {
 namespace {
@@ -27,11 +26,9 @@ namespace {
 // Deadlines are ours; NCCL's only has to be longer than any.
 constexpr std::chrono::milliseconds kNcclTimeout = std::chrono::hours(24);
 constexpr std::chrono::microseconds kPoll(20);
-constexpr std::chrono::milliseconds kWatchTick(50);
 
-/// The connections of one rank, shared with its exchanges. A thread of their own watches the
-/// exchanges that the device waits for and no thread does: it ends the group when one is not over
-/// in time, so that whoever waits for the device comes back, and hears why at its next exchange.
+/// The connections of one rank, shared with its exchanges. When the watch ends the group, whoever
+/// waits for the device comes back, and hears why at its next exchange.
 struct NcclConnections {
   NcclConnections(const Rendezvous& rendezvous, const CommOptions& options, int cuda_device)
       : rank(rendezvous.rank),
@@ -49,21 +46,23 @@ struct NcclConnections {
     auto nccl_options = c10d::ProcessGroupNCCL::Options::create();
     nccl_options->timeout = kNcclTimeout;
     group = c10::make_intrusive<c10d::ProcessGroupNCCL>(store, rank, size, nccl_options);
-    watchman_ = std::thread([this] { run(); });
+    watch_.emplace(DeviceWatch::Group{.timeout_s = timeout_s,
+                                      .alarmed = [this] { return board.alarmed(); },
+                                      .abort = [this](const FailedWait& wait) { end(wait); }});
   }
   ~NcclConnections() {
-    {
-      std::lock_guard lock(mutex_);
-      stop_ = true;
-    }
-    changed_.notify_all();
-    watchman_.join();
+    watch_.reset();
     if (failed) group.release();  // it would wait for its kernels; the process is about to end
   }
 
   void watch(const c10::intrusive_ptr<c10d::Work>& work, const FailedWait& wait) {
-    std::lock_guard lock(mutex_);
-    watched_.push_back({work, wait, {}});
+    watch_->watch(
+        [work] {
+          const bool over = work->isCompleted();  // learns of an exception, too
+          if (work->exception()) return DeviceWatch::State::kLost;
+          return over ? DeviceWatch::State::kOver : DeviceWatch::State::kUnderWay;
+        },
+        wait);
   }
   /// The verdict; the device waits no longer.
   std::string end(const FailedWait& wait) {
@@ -71,7 +70,10 @@ struct NcclConnections {
     if (!failed.exchange(true)) group->abort();
     return why;
   }
-  [[noreturn]] void fail(const FailedWait& wait) { throw Error(ErrorKind::kComm, "{}", end(wait)); }
+  [[noreturn]] void fail(const FailedWait& wait) {
+    const std::string why = end(wait);
+    throw Error(ErrorKind::kComm, "{}{}", why, watch_->failure());
+  }
 
   const int rank, size, device;
   const double timeout_s;
@@ -80,38 +82,7 @@ struct NcclConnections {
   std::atomic<bool> failed = false;
 
  private:
-  struct Watched {
-    c10::intrusive_ptr<c10d::Work> work;
-    FailedWait wait;
-    Stopwatch since;
-  };
-
-  void run() {
-    std::unique_lock lock(mutex_);
-    while (!changed_.wait_for(lock, kWatchTick, [this] { return stop_; })) {
-      std::erase_if(watched_, [](const Watched& one) {
-        return one.work->isCompleted() && !one.work->exception();
-      });
-      if (watched_.empty()) continue;
-      const auto lost = std::ranges::find_if(
-          watched_, [](const Watched& one) { return one.work->exception() != nullptr; });
-      const bool any_lost = lost != watched_.end();
-      const Watched& one = any_lost ? *lost : watched_.front();  // that waits longest
-      FailedWait wait = one.wait;
-      wait.waited_s = one.since.seconds();
-      if (any_lost) wait.end = WaitEnd::kConnectionLost;
-      if (!any_lost && wait.waited_s <= timeout_s && !board.alarmed()) continue;
-      lock.unlock();
-      end(wait);
-      return;
-    }
-  }
-
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<Watched> watched_;  // in the order of their waits
-  bool stop_ = false;
-  std::thread watchman_;
+  std::optional<DeviceWatch> watch_;
 };
 
 class NcclExchange : public PendingExchange {
@@ -222,6 +193,8 @@ class NcclCommunicator : public Communicator {
 
 }  // namespace
 
+void check_nccl_built() {}
+
 std::unique_ptr<Communicator> make_nccl_group(const Rendezvous& rendezvous,
                                               const CommOptions& options, int cuda_device) {
   auto group = std::make_unique<NcclCommunicator>(
@@ -237,9 +210,15 @@ std::unique_ptr<Communicator> make_nccl_group(const Rendezvous& rendezvous,
 
 namespace distca {
 
-std::unique_ptr<Communicator> make_nccl_group(const Rendezvous&, const CommOptions&, int) {
+void check_nccl_built() {
   throw Error(ErrorKind::kConfig,
-              "this build has no NCCL: use a PyTorch with CUDA, or ranks as threads on one device");
+              "this build has no NCCL: {}; ranks as threads need none (comm.backend=threads)",
+              DISTCA_WITHOUT_NCCL);
+}
+
+std::unique_ptr<Communicator> make_nccl_group(const Rendezvous&, const CommOptions&, int) {
+  check_nccl_built();
+  return nullptr;
 }
 
 }  // namespace distca
