@@ -5,7 +5,7 @@ JOBS ?= 2
 FUZZ_SECONDS ?= 60
 BUILD = cmake --preset release --log-level=WARNING && cmake --build --preset release -j $(JOBS)
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-full sanitize tsan fuzz core determinism arm cuda-headers format check bundle clean
+.PHONY: help setup build demo test test-full sanitize sanitize-build tsan fuzz core determinism arm cuda-headers format check bundle clean
 
 help:            ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,11 +26,13 @@ test: build      ## build and run the tests, without those labelled "full"
 test-full: build ## build and run every test
 	@ctest --preset release -j $(JOBS)
 
-sanitize:        ## the rooms without PyTorch under ASan and UBSan
+sanitize: sanitize-build  ## the rooms without PyTorch under ASan and UBSan
+	@ctest --preset debug -j $(JOBS) -LE full
+
+sanitize-build:
 	@scripts/setup.sh --core
 	@cmake --preset debug --log-level=WARNING
 	@cmake --build --preset debug -j $(JOBS)
-	@ctest --preset debug -j $(JOBS) -LE full
 
 tsan:            ## the rooms without PyTorch under ThreadSanitizer
 	@scripts/setup.sh --core
