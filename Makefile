@@ -5,7 +5,7 @@ JOBS ?= 2
 FUZZ_SECONDS ?= 60
 BUILD = cmake --preset release --log-level=WARNING && cmake --build --preset release -j $(JOBS)
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-full sanitize sanitize-build tsan fuzz core determinism arm cuda-headers format check bundle clean
+.PHONY: help setup test-setup build demo test test-full sanitize sanitize-build tsan fuzz core determinism arm cuda-headers format check bundle clean
 
 help:            ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,10 +20,13 @@ demo: setup      ## train a small Llama on Python's standard library, 2 local wo
 	@$(BUILD) --target distca
 	@scripts/demo.sh
 
-test: build      ## build and run the tests, without those labelled "full"
+test-setup:
+	@scripts/setup.sh --test
+
+test: test-setup build ## build and run the tests, without those labelled "full"
 	@ctest --preset release -j $(JOBS) -LE full
 
-test-full: build ## build and run every test
+test-full: test-setup build ## build and run every test
 	@ctest --preset release -j $(JOBS)
 
 sanitize: sanitize-build  ## the rooms without PyTorch under ASan and UBSan

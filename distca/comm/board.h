@@ -5,9 +5,16 @@
 //
 // Keys under Rendezvous::prefix:
 //   board/RANK   what the rank is at (JSON)
+//   arrived      number of ranks that have posted; the last sets `here`
+//   networks     there if ranks run on several machines; `outside` is then the address of one that
+//                does not reach the store through its loopback interface
 //   deaths       lines "RANK how", appended by whoever saw a process end: the launcher (launch.h)
 //                or the store process (store_process.h)
+//   judge        the rank that reads the board; the others wait for its verdict
 //   verdict      the sentence; the first one published holds
+//
+// What P ranks ask of the store does not grow faster than P: each asks for a handful of keys a
+// heartbeat, less often than that while it waits for the others to come, and one reads all posts.
 //
 // Thread rule: any thread.
 
@@ -37,24 +44,36 @@ std::string describe_exit(int status);
 
 class Board {
  public:
-  /// Connects to the store; Error(kComm) if there is none within the timeout. `on_alarm` is called
+  /// Connects to the store and takes this rank's place: throws as RunStore. `on_alarm` is called
   /// by the heartbeat thread once when a rank's death or a verdict becomes known, or the store is
   /// lost.
   Board(const Rendezvous& rendezvous, const CommOptions& options, std::function<void()> on_alarm);
   /// Posts that this rank ended: well, or with an error if an exception is under way.
   ~Board();
 
-  /// Returns when every rank has posted; Error(kComm) naming the absent after the timeout.
+  /// Returns when every rank has posted; Error(kComm) naming the absent after startup_timeout_s,
+  /// counted from the constructor, or those that have fallen silent meanwhile.
   void wait_for_all();
+  /// The address under which the other ranks reach this one, once all are here. Throws
+  /// Error(kConfig) naming GLOO_SOCKET_IFNAME if none is known.
+  std::string own_address() const;
+  /// Steady seconds at which startup_timeout_s is over.
+  double startup_deadline() const;
+  /// Until end_startup(), a rank also watches the heartbeat of the next one: true if that has
+  /// stopped. It then has no launcher that would have told.
+  bool neighbour_lost() const;
+  void end_startup();
   void set_step(int64_t step);
   /// This rank begins its next exchange.
   Activity begin(std::string_view operation, TakePart who);
   /// True once a death or a verdict is known or the store is lost: no use in waiting for anybody.
   bool alarmed() const;
-  /// The verdict on this wait, or the one that was there before. Takes at most three heartbeats; if
-  /// the store is lost, or does not answer within the grace period after, says what this rank
-  /// knows.
+  /// The verdict on this wait, or the one that was there before. Takes at most three heartbeats, or
+  /// three times that if the rank that reads the board is lost, too; if the store is lost, or does
+  /// not answer within the grace period after, says what this rank knows.
   std::string judge(const FailedWait& wait);
+  /// Keys of the store that this rank has asked for or set, as of its last heartbeat.
+  int64_t keys_handled() const;
 
  private:
   struct State;

@@ -3,22 +3,25 @@
 // layout may differ from the wheel's. gloo_symbols_test.cmake holds us to it.
 #include "distca/comm/gloo_group.h"
 
-#include <arpa/inet.h>
-#include <netdb.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <algorithm>
+#include <condition_variable>
+#include <mutex>
+#include <new>
 #include <set>
+#include <thread>
 
+#include "distca/base/clock.h"
 #include "distca/base/env.h"
 #include "distca/base/error.h"
 #include "distca/comm/board.h"
 #include "distca/comm/gloo_loop.h"
+#include "distca/comm/hushed_cerr.h"
+#include "distca/comm/own_address.h"
+#include "distca/comm/run_store.h"
 #include "distca/comm/watchdog.h"
 
 namespace distca {
@@ -28,33 +31,17 @@ using std::chrono::milliseconds;
 
 // Deadlines are ours; Gloo's, which would close the connections of live ranks, must never pass.
 constexpr milliseconds kGlooTimeout = std::chrono::hours(24);
+constexpr milliseconds kConnectTick(20);
 
 milliseconds to_milliseconds(double seconds) {
   return milliseconds(static_cast<int64_t>(seconds * 1e3));
 }
 
-/// The address of the interface that leads to the store: reachable for all who reach the store.
-std::string own_address(const Rendezvous& rendezvous) {
-  addrinfo hints = {};
-  hints.ai_socktype = SOCK_DGRAM;
-  addrinfo* found = nullptr;
-  const std::string port = std::to_string(rendezvous.port);
-  if (getaddrinfo(rendezvous.address.c_str(), port.c_str(), &hints, &found) != 0) {
-    throw Error(ErrorKind::kConfig, "the master address {} (from {}) is no known host",
-                rendezvous.address, rendezvous.source);
-  }
-  sockaddr_storage own = {};
-  socklen_t length = sizeof(own);
-  char text[NI_MAXHOST] = "";
-  const int fd = socket(found->ai_family, SOCK_DGRAM, 0);
-  if (fd >= 0 && connect(fd, found->ai_addr, found->ai_addrlen) == 0 &&
-      getsockname(fd, reinterpret_cast<sockaddr*>(&own), &length) == 0) {
-    getnameinfo(reinterpret_cast<sockaddr*>(&own), length, text, sizeof(text), nullptr, 0,
-                NI_NUMERICHOST);
-  }
-  if (fd >= 0) close(fd);
-  freeaddrinfo(found);
-  return *text ? text : rendezvous.address;
+/// Of GLOO_SOCKET_IFNAME, checked before anybody waits for us.
+std::optional<std::string> named_interface() {
+  auto name = env_string("GLOO_SOCKET_IFNAME");
+  if (name) check_interface(*name);
+  return name;
 }
 
 /// A send or a receive under way.
@@ -62,6 +49,57 @@ struct Pending {
   c10::intrusive_ptr<c10d::Work> work;
   int peer = 0;
 };
+
+/// Gloo's connecting, which waits for each of its tries as long as for all and cannot be ended: a
+/// thread of its own that whoever gives up leaves behind.
+struct Connecting {
+  const Rendezvous rendezvous;
+  const double timeout_s;
+  const std::string place;  // an interface's name or address
+  const bool by_name;
+
+  const HushedCerr hushed = {};  // also of a thread that was left behind
+  std::mutex mutex = {};
+  std::condition_variable changed = {};
+  bool ended = false;
+  std::optional<std::string> failure = {};
+  GlooLoop loop = {};
+  c10::intrusive_ptr<c10d::Backend> group = {};
+
+  void run();
+  void make_group();
+};
+
+void Connecting::run() {
+  std::optional<std::string> said;
+  try {
+    make_group();
+  } catch (const std::exception& error) {
+    said = first_line(error);
+  }
+  std::lock_guard lock(mutex);
+  failure = std::move(said);
+  ended = true;
+  changed.notify_all();
+}
+
+void Connecting::make_group() {
+  c10d::TCPStoreOptions store_options;
+  store_options.port = rendezvous.port;
+  store_options.waitWorkers = false;
+  store_options.timeout = to_milliseconds(timeout_s);
+  auto store = c10::make_intrusive<c10d::PrefixStore>(
+      rendezvous.prefix + "gloo",
+      c10::make_intrusive<c10d::TCPStore>(rendezvous.address, store_options));
+  auto options = c10d::ProcessGroupGloo::Options::create(to_milliseconds(timeout_s));
+  loop.start([&] {
+    options->devices.push_back(by_name ? c10d::ProcessGroupGloo::createDeviceForInterface(place)
+                                       : c10d::ProcessGroupGloo::createDeviceForHostname(place));
+  });
+  options->threads = 1;  // of collectives, which we do not use
+  group =
+      c10::make_intrusive<c10d::ProcessGroupGloo>(store, rendezvous.rank, rendezvous.size, options);
+}
 
 /// The connections of one rank, shared with its exchanges.
 struct GlooConnections {
@@ -71,7 +109,8 @@ struct GlooConnections {
         watchdog(std::make_shared<Watchdog>(options.timeout_s, heartbeat_s(options) / 4)),
         board(rendezvous, options, [watchdog = watchdog] { watchdog->interrupt(); }) {
     board.wait_for_all();
-    connect(rendezvous, options);
+    connect(rendezvous);
+    board.end_startup();
   }
   ~GlooConnections() {
     // The destructor of a failed group may wait for what will never come. The process is about to
@@ -79,10 +118,11 @@ struct GlooConnections {
     if (failed) group.release();
   }
 
-  void connect(const Rendezvous& rendezvous, const CommOptions& options);
+  void connect(const Rendezvous& rendezvous);
   [[noreturn]] void fail(FailedWait wait);
 
   const int rank, size;
+  const std::optional<std::string> interface = named_interface();
   std::shared_ptr<Watchdog> watchdog;
   Board board;
   GlooLoop loop;
@@ -90,32 +130,33 @@ struct GlooConnections {
   bool failed = false;
 };
 
-void GlooConnections::connect(const Rendezvous& rendezvous, const CommOptions& options) {
-  try {
-    c10d::TCPStoreOptions store_options;
-    store_options.port = rendezvous.port;
-    store_options.waitWorkers = false;
-    store_options.timeout = to_milliseconds(options.startup_timeout_s);
-    auto store = c10::make_intrusive<c10d::PrefixStore>(
-        rendezvous.prefix + "gloo",
-        c10::make_intrusive<c10d::TCPStore>(rendezvous.address, store_options));
-    auto gloo_options =
-        c10d::ProcessGroupGloo::Options::create(to_milliseconds(options.startup_timeout_s));
-    const auto interface = env_string("GLOO_SOCKET_IFNAME");
-    loop.start([&] {
-      gloo_options->devices.push_back(
-          interface ? c10d::ProcessGroupGloo::createDeviceForInterface(*interface)
-                    : c10d::ProcessGroupGloo::createDeviceForHostname(own_address(rendezvous)));
-    });
-    gloo_options->threads = 1;  // of collectives, which we do not use
-    group = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, gloo_options);
-  } catch (const Error&) {
-    throw;
-  } catch (const std::exception&) {
-    fail({.rank = rank,
-          .at = {.operation = "connecting all ranks"},
-          .waited_s = options.startup_timeout_s});
+void GlooConnections::connect(const Rendezvous& rendezvous) {
+  const double start = steady_seconds();
+  const std::shared_ptr<Connecting> connecting(
+      new Connecting{.rendezvous = rendezvous,
+                     .timeout_s = std::max(board.startup_deadline() - start, 0.001),
+                     .place = interface ? *interface : board.own_address(),
+                     .by_name = interface.has_value()});
+  std::thread([connecting] { connecting->run(); }).detach();
+  std::unique_lock lock(connecting->mutex);
+  while (!connecting->ended && !board.alarmed() && !board.neighbour_lost() &&
+         steady_seconds() < board.startup_deadline()) {
+    connecting->changed.wait_for(lock, kConnectTick);
   }
+  if (connecting->ended && !connecting->failure) {
+    group = std::move(connecting->group);
+    loop = connecting->loop;
+    return;
+  }
+  FailedWait wait{.rank = rank,
+                  .at = {.operation = "connecting all ranks"},
+                  .waited_s = steady_seconds() - start};
+  if (connecting->ended) {
+    wait.why = fmt::format("rank {} cannot connect through {}: {}", rank, connecting->place,
+                           *connecting->failure);
+  }
+  lock.unlock();
+  fail(std::move(wait));
 }
 
 void GlooConnections::fail(FailedWait wait) {
@@ -153,14 +194,16 @@ class GlooExchange : public PendingExchange {
     std::vector<Pending> pending = std::exchange(pending_, {});
     num_receives_ = 0;
     WaitEnd end = WaitEnd::kGaveUp;
+    std::string why;
     size_t done = 0;
     connections_->watchdog->begin([&pending] {
       for (const Pending& one : pending) one.work->abort();
     });
     try {
       while (done < count && pending[done].work->wait(kGlooTimeout)) ++done;
-    } catch (const std::exception&) {
+    } catch (const std::exception& error) {
       end = WaitEnd::kConnectionLost;
+      why = first_line(error);
     }
     const double waited_s = connections_->watchdog->end();
     if (done == count) {
@@ -175,7 +218,8 @@ class GlooExchange : public PendingExchange {
                         .at = at_,
                         .waited_s = waited_s,
                         .peers = {peers.begin(), peers.end()},
-                        .end = end});
+                        .end = end,
+                        .why = why});
   }
 
   std::shared_ptr<GlooConnections> connections_;
@@ -219,9 +263,14 @@ class GlooCommunicator : public Communicator {
       }
     } catch (const CheckFailure&) {
       throw;
-    } catch (const std::exception&) {
-      connections_->fail(
-          {.rank = rank(), .at = at, .peers = {peer}, .end = WaitEnd::kConnectionLost});
+    } catch (const std::bad_alloc&) {
+      throw;
+    } catch (const std::exception& error) {
+      connections_->fail({.rank = rank(),
+                          .at = at,
+                          .peers = {peer},
+                          .end = WaitEnd::kConnectionLost,
+                          .why = first_line(error)});
     }
     return std::make_unique<GlooExchange>(connections_, at, std::move(pending), receives.size());
   }

@@ -115,6 +115,7 @@ LocalRun::~LocalRun() {
 int LocalRun::run() {
   catch_signals();
   store_.emplace(socket_);  // its threads inherit our mask: signals come to us alone
+  store_->belong_to("distca", kPrefix, options_.workers);
   cannot_run_ = fmt::format("{}error: cannot run {}\n", kLastWords, options_.command.at(0));
   for (const std::string& argument : options_.command) {
     argv_.push_back(const_cast<char*>(argument.c_str()));

@@ -14,6 +14,7 @@
 
 #include "distca/base/error.h"
 #include "distca/comm/board.h"
+#include "distca/comm/run_store.h"
 
 namespace distca {
 
@@ -57,6 +58,8 @@ bool has_ipv6() {
   return has;
 }
 
+std::vector<uint8_t> to_bytes(const std::string& text) { return {text.begin(), text.end()}; }
+
 }  // namespace
 
 std::string loopback_address() { return has_ipv6() ? "::1" : "127.0.0.1"; }
@@ -75,9 +78,9 @@ ListenSocket::ListenSocket(Interface interface, int port) {
       getsockname(fd_, name, &address.length) != 0) {
     const int why = errno;
     close(fd_);
-    throw Error(ErrorKind::kConfig,
-                "port {} cannot be used: {}; choose another, or 0 to let the system choose", port,
-                why == EADDRINUSE ? "it is in use" : std::strerror(why));
+    throw Error(ErrorKind::kConfig, "port {} cannot be used: {}; choose another{}", port,
+                why == EADDRINUSE ? "it is in use" : std::strerror(why),
+                loopback ? ", or 0 to let the system choose" : " (MASTER_PORT)");
   }
   sockaddr_in6 bound = {};  // the port lies at the same place in both families
   static_assert(offsetof(sockaddr_in6, sin6_port) == offsetof(sockaddr_in, sin_port));
@@ -106,9 +109,19 @@ LocalStore::LocalStore(ListenSocket& socket) : impl_(std::make_unique<Impl>()) {
 
 LocalStore::~LocalStore() = default;
 
+void LocalStore::belong_to(const std::string& run, const std::string& prefix, int size) {
+  impl_->store->set(kOwnerKey, to_bytes(run));
+  impl_->store->set(size_key(prefix), to_bytes(std::to_string(size)));
+}
+
+void LocalStore::close_to_newcomers() { impl_->store->set(kOverKey, to_bytes("1")); }
+
+int64_t LocalStore::farewells(const std::string& prefix) {
+  return impl_->store->add(farewells_key(prefix), 0);
+}
+
 void LocalStore::post_death(const std::string& prefix, int rank, const std::string& how) {
-  const std::string line = death_line(rank, how);
-  impl_->store->append(deaths_key(prefix), std::vector<uint8_t>(line.begin(), line.end()));
+  impl_->store->append(deaths_key(prefix), to_bytes(death_line(rank, how)));
 }
 
 std::string LocalStore::verdict(const std::string& prefix) {

@@ -32,11 +32,17 @@ class ListenSocket {
   uint16_t port_ = 0;
 };
 
-/// Starts threads. Any thread may post.
+/// Starts threads. Any thread may call.
 class LocalStore {
  public:
   explicit LocalStore(ListenSocket& socket);
   ~LocalStore();
+  /// Whose store it is (run_store.h): ranks of other runs are refused, whoever comes first.
+  void belong_to(const std::string& run, const std::string& prefix, int size);
+  /// The run is over: who comes now waits for the next run's store.
+  void close_to_newcomers();
+  /// Ranks that have said how they ended.
+  int64_t farewells(const std::string& prefix);
   /// Tells all ranks that one of them ended; `how` as describe_exit says it.
   void post_death(const std::string& prefix, int rank, const std::string& how);
   /// What the ranks found out about a lost one (board.h); empty if nothing.

@@ -75,11 +75,17 @@ void set_port(const Variables& variables, std::optional<uint16_t> known, Rendezv
 }
 
 /// A port all ranks of one job agree on without talking, below the range systems give out.
-uint16_t port_of_job(const std::optional<std::string>& job) {
-  if (!job) return kDefaultPort;
+uint16_t port_of_job(const std::string& job) {
+  if (job.empty()) return kDefaultPort;
   uint32_t hash = 2166136261u;  // FNV-1a
-  for (const char byte : *job) hash = (hash ^ static_cast<unsigned char>(byte)) * 16777619u;
+  for (const char byte : job) hash = (hash ^ static_cast<unsigned char>(byte)) * 16777619u;
   return static_cast<uint16_t>(20000 + hash % 10000);
+}
+
+/// Names the run, and its keys: two jobs that use one store do not meet.
+void set_run(const std::string& job, Rendezvous& found) {
+  found.run = job.empty() ? found.source : fmt::format("{} job {}", found.source, job);
+  found.prefix = job.empty() ? "distca/" : fmt::format("distca/{}/", job);
 }
 
 /// "node[003-007,9],other" -> "node003".
@@ -101,7 +107,7 @@ Rendezvous from_launcher(const EnvLookup& lookup) {
   found.local_rank = found.rank;
   set_address(variables, std::nullopt, found);
   set_port(variables, std::nullopt, found);
-  found.prefix = "distca/";
+  set_run("", found);
   return found;
 }
 
@@ -113,6 +119,7 @@ Rendezvous from_torchrun(const EnvLookup& lookup) {
   set_address(variables, std::nullopt, found);
   set_port(variables, std::nullopt, found);
   if (lookup("TORCHELASTIC_USE_AGENT_STORE") != "True") found.store_host = StoreHost::kStoreProcess;
+  set_run(lookup("TORCHELASTIC_RUN_ID").value_or(""), found);
   // The agent's store outlives a restart of the ranks, and their old posts with it.
   found.prefix = fmt::format("distca/{}/", lookup("TORCHELASTIC_RESTART_COUNT").value_or("0"));
   return found;
@@ -136,9 +143,11 @@ Rendezvous from_slurm(const EnvLookup& lookup) {
     if (const auto list = lookup(name)) host = first_host(*list);
   }
   set_address(variables, host, found);
-  set_port(variables, port_of_job(lookup("SLURM_JOB_ID")), found);
+  std::string job = lookup("SLURM_JOB_ID").value_or("");
+  if (const auto step = lookup("SLURM_STEP_ID")) job += " step " + *step;
+  set_port(variables, port_of_job(job), found);
   found.store_host = StoreHost::kStoreProcess;
-  found.prefix = "distca/";
+  set_run(job, found);
   return found;
 }
 
@@ -152,9 +161,10 @@ Rendezvous from_open_mpi(const EnvLookup& lookup) {
     host = "127.0.0.1";
   }
   set_address(variables, host, found);
-  set_port(variables, port_of_job(lookup("PMIX_NAMESPACE")), found);
+  const std::string job = lookup("PMIX_NAMESPACE").value_or("");
+  set_port(variables, port_of_job(job), found);
   found.store_host = StoreHost::kStoreProcess;
-  found.prefix = "distca/";
+  set_run(job, found);
   return found;
 }
 
@@ -163,8 +173,8 @@ Rendezvous from_open_mpi(const EnvLookup& lookup) {
 std::optional<Rendezvous> find_rendezvous(const EnvLookup& lookup) {
   if (lookup("DISTCA_RANK")) return from_launcher(lookup);
   if (lookup("RANK") || lookup("WORLD_SIZE")) return from_torchrun(lookup);
-  if (is_task_of_several(lookup)) return from_slurm(lookup);
   if (lookup("OMPI_COMM_WORLD_RANK")) return from_open_mpi(lookup);
+  if (is_task_of_several(lookup)) return from_slurm(lookup);
   return std::nullopt;
 }
 

@@ -25,6 +25,7 @@ struct Rendezvous {
   StoreHost store_host = StoreHost::kLauncher;
   std::string prefix;  // of our keys: a store may outlive one run
   std::string source;  // who started us, for messages: "distca", "torchrun", "Slurm", "Open MPI"
+  std::string run;     // which of its jobs: "Slurm job 4711 step 0"; the same on all ranks
   bool operator==(const Rendezvous&) const = default;
 };
 
@@ -34,10 +35,15 @@ using EnvLookup = std::function<std::optional<std::string>(const char* name)>;
 /// None where nobody started us as a rank. The first of these that is set says that somebody did:
 ///   our launcher   DISTCA_RANK; DISTCA_SIZE DISTCA_MASTER_ADDR DISTCA_MASTER_PORT
 ///   torchrun       RANK or WORLD_SIZE; MASTER_ADDR MASTER_PORT LOCAL_RANK
-///                  TORCHELASTIC_USE_AGENT_STORE
-///   Slurm          SLURM_PROCID and SLURM_STEP_NUM_TASKS above 1; first of SLURM_STEP_NODELIST
+///                  TORCHELASTIC_USE_AGENT_STORE TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT
 ///   Open MPI       OMPI_COMM_WORLD_RANK; OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_SIZE
+///                  PMIX_NAMESPACE
+///   Slurm          SLURM_PROCID and SLURM_STEP_NUM_TASKS above 1; first of SLURM_STEP_NODELIST
+///                  SLURM_JOB_ID SLURM_STEP_ID
 /// DISTCA_MASTER_ADDR and DISTCA_MASTER_PORT override the address in each.
+///
+/// Open MPI comes before Slurm: inside a Slurm job mpirun starts its daemons by srun, and the ranks
+/// inherit what Slurm said of those. `srun --mpi=pmix` sets PMIX_ variables, none of Open MPI's.
 ///
 /// So inside a Slurm job only the tasks of a step of several are ranks. A batch script, salloc's
 /// shell (a step of one task, or none) and `srun --pty bash` are not: `--workers` starts local

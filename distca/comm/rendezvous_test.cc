@@ -36,6 +36,7 @@ const Environment kTorchrun = {{"RANK", "3"},
                                {"MASTER_ADDR", "10.0.0.1"},
                                {"MASTER_PORT", "29500"},
                                {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+                               {"TORCHELASTIC_RUN_ID", "7"},
                                {"TORCHELASTIC_RESTART_COUNT", "2"}};
 
 TEST(Rendezvous, nobody_started_us) {
@@ -57,7 +58,8 @@ TEST(Rendezvous, our_launcher_comes_before_all_others) {
                             .port = 4000,
                             .store_host = StoreHost::kLauncher,
                             .prefix = "distca/",
-                            .source = "distca"};
+                            .source = "distca",
+                            .run = "distca"};
   EXPECT_EQ(find(environment), expected);
 }
 
@@ -69,7 +71,8 @@ TEST(Rendezvous, torchruns_agent_keeps_the_store_and_a_restart_gets_fresh_keys) 
                             .port = 29500,
                             .store_host = StoreHost::kLauncher,
                             .prefix = "distca/2/",
-                            .source = "torchrun"};
+                            .source = "torchrun",
+                            .run = "torchrun job 7"};
   EXPECT_EQ(find(kTorchrun), expected);
 }
 
@@ -105,6 +108,65 @@ TEST(Rendezvous, slurm_meets_on_the_steps_first_node_at_a_port_of_the_job) {
   EXPECT_EQ(find(environment)->address, "a1");
   environment.erase("SLURM_STEP_NODELIST");
   EXPECT_EQ(find(environment)->address, "10.9.9.9");
+}
+
+TEST(Rendezvous, two_steps_of_a_slurm_job_have_other_ports_keys_and_names) {
+  Environment environment = {{"SLURM_PROCID", "0"},
+                             {"SLURM_STEP_NUM_TASKS", "8"},
+                             {"SLURM_STEP_NODELIST", "a"},
+                             {"SLURM_JOB_ID", "4711"},
+                             {"SLURM_STEP_ID", "0"}};
+  const auto first = find(environment);
+  environment["SLURM_STEP_ID"] = "1";
+  const auto second = find(environment);
+  EXPECT_EQ(first->run, "Slurm job 4711 step 0");
+  EXPECT_EQ(first->prefix, "distca/4711 step 0/");
+  EXPECT_EQ(second->run, "Slurm job 4711 step 1");
+  EXPECT_NE(first->port, second->port);
+  EXPECT_NE(first->prefix, second->prefix);
+  environment["MASTER_PORT"] = "29500";
+  EXPECT_EQ(find(environment)->port, 29500);
+  EXPECT_EQ(find(environment)->run, "Slurm job 4711 step 1");
+}
+
+TEST(Rendezvous, inside_a_slurm_job_mpiruns_ranks_are_open_mpis_and_pmix_alone_is_slurm) {
+  struct Row {
+    const char* what;
+    Environment environment;
+    std::string source;
+    int rank, size;
+  };
+  const Environment slurm = {{"SLURM_JOB_ID", "4711"}, {"SLURM_STEP_ID", "0"},
+                             {"SLURM_PROCID", "1"},    {"SLURM_STEP_NUM_TASKS", "2"},
+                             {"SLURM_NTASKS", "2"},    {"SLURM_STEP_NODELIST", "node[1-2]"}};
+  const Environment pmix = {
+      {"PMIX_RANK", "1"}, {"PMIX_NAMESPACE", "slurm.pmix.4711.0"}, {"PMI_RANK", "1"}};
+  const Environment mpi = {{"OMPI_COMM_WORLD_RANK", "5"},       {"OMPI_COMM_WORLD_SIZE", "8"},
+                           {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                           {"PMIX_NAMESPACE", "1404239873"},    {"MASTER_ADDR", "node1"}};
+  const auto with = [](Environment base, const Environment& more) {
+    for (const auto& [name, value] : more) base[name] = value;
+    return base;
+  };
+  const Environment batch = {{"SLURM_JOB_ID", "4711"}, {"SLURM_PROCID", "0"}};
+  const Environment shell = with(slurm, {{"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_PROCID", "0"}});
+  const Row rows[] = {
+      {"srun", slurm, "Slurm", 1, 2},
+      {"srun --mpi=pmix", with(slurm, pmix), "Slurm", 1, 2},
+      {"mpirun whose daemons srun started", with(slurm, mpi), "Open MPI", 5, 8},
+      {"mpirun in a batch script", with(batch, mpi), "Open MPI", 5, 8},
+      {"mpirun in srun --pty bash", with(shell, mpi), "Open MPI", 5, 8},
+      {"torchrun in a step", with(slurm, kTorchrun), "torchrun", 3, 4},
+  };
+  for (const Row& row : rows) {
+    SCOPED_TRACE(row.what);
+    const auto found = find(row.environment);
+    ASSERT_TRUE(found.has_value());
+    EXPECT_EQ(found->source, row.source);
+    EXPECT_EQ(found->rank, row.rank);
+    EXPECT_EQ(found->size, row.size);
+  }
+  EXPECT_EQ(find(with(slurm, mpi))->run, "Open MPI job 1404239873");
 }
 
 TEST(Rendezvous, batch_scripts_and_shells_of_a_slurm_job_are_no_ranks) {

@@ -12,6 +12,7 @@
 #include <optional>
 #include <thread>
 
+#include "distca/base/clock.h"
 #include "distca/base/error.h"
 #include "distca/comm/local_store.h"
 
@@ -19,6 +20,23 @@ namespace distca {
 namespace {
 
 constexpr char kDone = 'd';
+constexpr double kPoll = 0.01;   // seconds between two looks at who has gone
+constexpr double kPatience = 1;  // seconds the store of the run before may take to end
+constexpr double kRetry = 0.05;
+
+void sleep(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
+
+ListenSocket listen_at(uint16_t port) {
+  const Stopwatch watch;
+  while (true) {
+    try {
+      return {Interface::kAll, port};
+    } catch (const Error&) {
+      if (watch.seconds() > kPatience) throw;
+    }
+    sleep(kRetry);
+  }
+}
 
 void to_dev_null() {
   // Whoever reads rank 0's output must not wait for us.
@@ -26,22 +44,27 @@ void to_dev_null() {
   for (int fd = 0; fd <= 2 && null >= 0; ++fd) dup2(null, fd);
 }
 
-/// The child: serves until rank 0 has ended, and one grace period longer.
+/// The child: serves until rank 0 has ended, and until all have said how, or one grace period.
 [[noreturn]] void serve(ListenSocket& socket, int alive, const Rendezvous& rendezvous,
                         double grace_s) {
   signal(SIGINT, SIG_IGN);  // of a whole terminal group: the ranks still need us
   to_dev_null();
   try {
     LocalStore store(socket);
+    store.belong_to(rendezvous.run, rendezvous.prefix, rendezvous.size);
     char word = 0;
     ssize_t got = 0;
     do {
       got = read(alive, &word, 1);
     } while (got < 0 && errno == EINTR);
+    store.close_to_newcomers();
     if (got != 1 || word != kDone) {
       store.post_death(rendezvous.prefix, rendezvous.rank, "ended unexpectedly");
     }
-    std::this_thread::sleep_for(std::chrono::duration<double>(grace_s));
+    const Stopwatch watch;
+    while (store.farewells(rendezvous.prefix) < rendezvous.size && watch.seconds() < grace_s) {
+      sleep(kPoll);
+    }
   } catch (const std::exception&) {
     _exit(1);  // the ranks report that they find no store
   }
@@ -67,7 +90,7 @@ class Child : public StoreProcess {
 
 std::unique_ptr<StoreProcess> start_store_process(const Rendezvous& rendezvous, double grace_s) {
   if (rendezvous.store_host != StoreHost::kStoreProcess || rendezvous.rank != 0) return nullptr;
-  ListenSocket socket(Interface::kAll, rendezvous.port);
+  ListenSocket socket = listen_at(rendezvous.port);
   int alive[2];
   if (pipe2(alive, O_CLOEXEC) != 0) {
     throw Error(ErrorKind::kIo, "no pipe for the store process: {}", std::strerror(errno));

@@ -30,7 +30,8 @@ Rendezvous at_port(uint16_t port, int rank, int size) {
           .address = loopback_address(),
           .port = port,
           .prefix = "test/",
-          .source = "the test"};
+          .source = "the test",
+          .run = "the test"};
 }
 
 void run_on(Backend backend, int size, const CommOptions& options,

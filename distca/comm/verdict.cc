@@ -87,7 +87,12 @@ std::string to_string(const Activity& activity) {
 
 std::string verdict(const FailedWait& wait, const std::vector<RankNews>& news) {
   std::string text;
-  const std::vector<int> blamed = culprits(wait, news);
+  std::vector<int> blamed = culprits(wait, news);
+  const bool nobody_ended = blamed.empty() || news[blamed[0]].state == RankState::kLive;
+  if (!wait.why.empty() && nobody_ended) {
+    text = fmt::format("{}; ", wait.why);
+    blamed.clear();
+  }
   for (size_t i = 0; i < std::min(blamed.size(), kMostNamed); ++i) {
     text += (i == 0 ? "" : ", ") + accusation(blamed[i], news[blamed[i]]);
   }

@@ -48,11 +48,13 @@ struct FailedWait {
   double waited_s = 0;
   std::vector<int> peers = {};  // whose messages had not come or gone yet; may be empty
   WaitEnd end = WaitEnd::kGaveUp;
+  std::string why = {};  // what the system or a library said, one line; may be empty
 };
 
 /// The first of these that there are: dead ranks, failed, silent, absent, finished ones; else the
-/// one furthest behind in the order of Activity's members (among equals an awaited one). `news` is
-/// by rank. One sentence, no newline.
+/// one furthest behind in the order of Activity's members (among equals an awaited one). A wait
+/// that failed for a reason of its own accuses nobody who is alive: the reason comes first. `news`
+/// is by rank. One sentence, no newline.
 std::string verdict(const FailedWait& wait, const std::vector<RankNews>& news);
 
 /// "step 7, forward layer 2 attend".

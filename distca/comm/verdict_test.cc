@@ -81,6 +81,20 @@ TEST(Verdict, many_culprits_are_counted_not_listed) {
             "start-up");
 }
 
+TEST(Verdict, a_reason_of_its_own_comes_first_and_accuses_nobody_who_is_alive) {
+  FailedWait wait = some_wait();
+  wait.peers.clear();
+  wait.why = "rank 0 cannot connect through eth1: no address";
+  std::vector<RankNews> news = {at(7, "a", 40), at(7, "b", 12)};
+  EXPECT_EQ(verdict(wait, news),
+            "rank 0 cannot connect through eth1: no address; rank 0 was in step 7, forward layer 2 "
+            "leave");
+  news[1].state = RankState::kFailed;
+  EXPECT_EQ(verdict(wait, news),
+            "rank 1 ended with an error (last seen: step 7, b); rank 0 was in step 7, forward "
+            "layer 2 leave");
+}
+
 TEST(Verdict, without_any_news_it_says_what_the_rank_itself_knows) {
   EXPECT_EQ(verdict(some_wait(), {}),
             "rank 0 waited 10.0 s for rank 1 in step 7, forward layer 2 leave");

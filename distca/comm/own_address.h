@@ -1,0 +1,27 @@
+#pragma once
+// Under which address the other ranks reach this one. Any thread.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace distca {
+
+/// The same for all processes that reach each other through the loopback interface: one machine, or
+/// one network namespace of it.
+std::string network_id();
+
+/// The address, in figures, of the interface that leads to `host`: reachable for all who reach that
+/// host, unless it is a loopback address. None if the system knows neither the host nor a way.
+std::optional<std::string> address_towards(const std::string& host, uint16_t port);
+
+bool is_loopback(const std::string& address);
+
+/// "lo, eth0".
+std::string list_interfaces();
+
+/// Throws Error(kConfig) naming those that exist if GLOO_SOCKET_IFNAME, whose value is `name`,
+/// names no interface of this machine.
+void check_interface(const std::string& name);
+
+}  // namespace distca
