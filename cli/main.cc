@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <exception>
 
@@ -67,6 +68,8 @@ int main(int argc, char** argv) {
   // tokens lie a page apart, and translating their addresses slows the attention kernel otherwise.
   // A value that is there already stays.
   setenv("THP_MEM_ALLOC_ENABLE", "1", /*overwrite=*/0);
+  // A file that may not grow (ulimit -f) is a failed write like any other.
+  std::signal(SIGXFSZ, SIG_IGN);
   try {
     return run(argc, argv);
   } catch (const distca::Error& error) {

@@ -15,6 +15,7 @@
 #include "distca/comm/store_process.h"
 #include "distca/comm/thread_group.h"
 #include "distca/train/config.h"
+#include "distca/train/run_folder.h"
 #include "distca/train/trainer.h"
 
 namespace distca::cli {
@@ -79,9 +80,11 @@ int run_train(TrainArguments arguments) {
                             .startup_timeout_s = config.comm.startup_timeout_s};
   const auto rendezvous = find_rendezvous(env_string);
   const int workers = workers_of(config, arguments, rendezvous);
-  // No rank writes before all have met, so none sees what another made of output_dir.
   check_run(config, workers, !rendezvous || rendezvous->rank < workers);
   if (config.comm.backend == "nccl") check_nccl_built();
+  // Who writes is rank 0; what lies on other machines' disks is no matter.
+  if (!rendezvous || rendezvous->rank == 0)
+    check_run_folder(config.train.output_dir, config.train.overwrite);
   if (rendezvous && arguments.workers > 1) {
     throw Error(ErrorKind::kUsage,
                 "--workers {}, but {} started this process as one of {} ranks: leave --workers out",

@@ -194,7 +194,7 @@ TEST_F(CliTraceTest, the_table_and_its_json_say_where_the_time_went) {
 }
 
 TEST_F(CliTraceTest, a_trace_that_cannot_be_made_is_refused_before_the_run) {
-  EXPECT_THAT(train_refusal({"--trace", folder_}), HasSubstr("not a file"));
+  EXPECT_THAT(train_refusal({"--trace", folder_}), HasSubstr("it is a folder, a file is wanted"));
   EXPECT_THAT(train_refusal({"--trace", prefix_.string() + ".idx/trace.json"}),
               AllOf(HasSubstr(".idx/trace.json"), HasSubstr("cannot be written")));
   EXPECT_THAT(train_refusal({"--trace", "/proc/trace.json"}), HasSubstr("cannot be written"));

@@ -203,14 +203,22 @@ TEST_F(CliTrainTest, a_port_in_use_is_named) {
               AllOf(HasSubstr("port " + taken.port()), HasSubstr("in use")));
 }
 
-TEST_F(CliTrainTest, a_folder_that_holds_a_run_is_left_alone) {
-  write_file_atomically(folder_ / "old" / "metrics.jsonl", "{}\n");
-  for (const char* workers : {"1", "2"}) {
-    EXPECT_THAT(refusal(train_arguments(prefix_, folder_ / "old", {"--workers", workers})),
-                AllOf(HasSubstr((folder_ / "old").string()), HasSubstr("train.overwrite=true")));
+TEST_F(CliTrainTest, a_folder_that_holds_what_no_run_made_is_left_alone) {
+  for (const char* name : {"model.safetensors", "config.json", "config.toml", "metrics.jsonl"}) {
+    const fs::path folder = folder_ / "others" / name;
+    write_file_atomically(folder / name, "{}\n");
+    for (const char* workers : {"1", "2"}) {
+      for (const char* overwrite : {"false", "true"}) {
+        EXPECT_THAT(
+            refusal(train_arguments(
+                prefix_, folder,
+                {"--workers", workers, std::string("train.overwrite=") + overwrite})),
+            AllOf(HasSubstr((folder / name).string()), HasSubstr("name another train.output_dir")));
+      }
+    }
+    EXPECT_THAT(files_below(folder), ::testing::ElementsAre(name));
+    EXPECT_EQ(read_file(folder / name), "{}\n");
   }
-  EXPECT_THAT(files_below(folder_ / "old"), ::testing::ElementsAre("metrics.jsonl"));
-  EXPECT_EQ(read_file(folder_ / "old" / "metrics.jsonl"), "{}\n");
 }
 
 TEST_F(CliTrainTest, a_folder_that_cannot_be_made_is_named) {

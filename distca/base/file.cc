@@ -3,12 +3,16 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <charconv>
 #include <cstring>
 #include <system_error>
 #include <utility>
+
+#include "distca/base/text.h"
 
 namespace distca {
 namespace {
@@ -18,21 +22,17 @@ namespace fs = std::filesystem;
 /// A descriptor of a regular file, and its size.
 struct OpenFile {
   OpenFile(const fs::path& path, ErrorKind kind)
-      : descriptor(open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+      : opened(open(path.c_str(), O_RDONLY | O_CLOEXEC)), descriptor(opened.get()) {
     if (descriptor < 0)
       throw Error(kind, "{}: cannot be read: {}", path.string(), std::strerror(errno));
     struct stat status {};
     const bool known = fstat(descriptor, &status) == 0;
-    if (!known || !S_ISREG(status.st_mode)) {
-      close(descriptor);
+    if (!known || !S_ISREG(status.st_mode))
       throw Error(kind, "{}: cannot be read: not a regular file", path.string());
-    }
     size = static_cast<size_t>(status.st_size);
   }
-  ~OpenFile() { close(descriptor); }
-  OpenFile(const OpenFile&) = delete;
-  OpenFile& operator=(const OpenFile&) = delete;
 
+  FileDescriptor opened;
   int descriptor;
   size_t size = 0;
 };
@@ -47,13 +47,33 @@ void create_parent(const fs::path& path) {
   }
 }
 
-/// Makes a rename in `folder` outlive a power failure; a file system that cannot is left alone.
-void sync_folder(const fs::path& folder) {
-  const int descriptor =
-      open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (descriptor < 0) return;
-  fsync(descriptor);
-  close(descriptor);
+/// The descriptor of ours that a path like /dev/fd/3 names; -1: none.
+int own_descriptor(const fs::path& path) {
+  std::error_code code;
+  const fs::path folder = fs::canonical(path.parent_path(), code);
+  if (code || folder != fmt::format("/proc/{}/fd", getpid())) return -1;
+  const std::string name = path.filename();
+  int descriptor = -1;
+  const auto [end, fault] = std::from_chars(name.data(), name.data() + name.size(), descriptor);
+  return fault == std::errc() && end == name.data() + name.size() ? descriptor : -1;
+}
+
+/// Where a path leads, whether something is there or not; a descriptor of ours is not followed.
+/// Empty where links lead in a circle.
+fs::path follow_links(fs::path path) {
+  constexpr int kMostLinks = 40;  // as the kernel has it
+  for (int i = 0; i < kMostLinks; ++i) {
+    std::error_code code;
+    if (!fs::is_symlink(fs::symlink_status(path, code)) || own_descriptor(path) >= 0) return path;
+    const fs::path next = fs::read_symlink(path, code);
+    if (code) return path;
+    path = path.parent_path() / next;  // an absolute `next` stands alone
+  }
+  return {};
+}
+
+bool same_file(const struct stat& a, const struct stat& b) {
+  return a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
 }  // namespace
@@ -79,6 +99,10 @@ void write_file_atomically(const fs::path& path, std::string_view contents) {
   file.commit();
 }
 
+FileDescriptor::~FileDescriptor() {
+  if (value_ >= 0) close(value_);
+}
+
 MappedFile::MappedFile(const fs::path& path, ErrorKind kind) {
   const OpenFile file(path, kind);
   if (file.size == 0) return;  // mmap refuses empty ranges
@@ -98,10 +122,42 @@ MappedFile::MappedFile(MappedFile&& other) noexcept
     : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
 
 AtomicFile::AtomicFile(fs::path path) : path_(std::move(path)) {
-  create_parent(path_);
-  const fs::path folder = path_.has_parent_path() ? path_.parent_path() : ".";
+  const fs::path target = follow_links(path_);
+  if (target.empty()) {
+    errno = ELOOP;
+    fail("cannot be written");
+  }
+  struct stat old {};
+  const bool exists = stat(path_.c_str(), &old) == 0;
+  if (exists && S_ISDIR(old.st_mode)) {
+    throw Error(ErrorKind::kIo, "{}: cannot be written: it is a folder", path_.string());
+  }
+  // Through a link of another process's descriptor, the name may be another file's by now, or none.
+  struct stat named {};
+  const bool same = exists && stat(target.c_str(), &named) == 0 && same_file(old, named);
+  const int own = own_descriptor(target);
+  if (own < 0 && (!exists || (S_ISREG(old.st_mode) && same))) {
+    if (exists && faccessat(AT_FDCWD, target.c_str(), W_OK, AT_EACCESS) != 0)
+      fail("cannot be written");
+    open_beside(target);
+    if (!exists) return;
+    const int descriptor = fileno(stream_);
+    const bool same_owner = fchown(descriptor, old.st_uid, old.st_gid) == 0;
+    fchmod(descriptor, old.st_mode & (same_owner ? 07777 : 0777));
+    return;
+  }
+  const int descriptor = own >= 0 ? fcntl(own, F_DUPFD_CLOEXEC, 0)
+                                  : open(path_.c_str(), O_WRONLY | O_TRUNC | O_CLOEXEC);
+  if (descriptor >= 0) stream_ = fdopen(descriptor, "wb");
+  if (stream_ == nullptr) fail("cannot be written");
+}
+
+void AtomicFile::open_beside(const fs::path& target) {
+  target_ = target;
+  create_parent(target_);
+  const fs::path folder = target_.has_parent_path() ? target_.parent_path() : ".";
   // The process id keeps two programs that write the same file apart.
-  temporary_ = folder / fmt::format(".{}.{}.tmp", path_.filename().string(), getpid());
+  temporary_ = folder / fmt::format(".{}.{}.tmp", target_.filename().string(), getpid());
   // A file without a name vanishes with the process, however that ends.
   int descriptor = open(folder.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666);
   if (descriptor < 0) {  // not every file system has them
@@ -124,7 +180,32 @@ void AtomicFile::write(std::span<const std::byte> bytes) {
     fail("cannot be written");
 }
 
-void AtomicFile::commit() {
+void AtomicFile::reserve(int64_t bytes) {
+  if (target_.empty() || bytes <= 0) return;
+  const int descriptor = fileno(stream_);
+  int error = 0;
+  do {
+    error = fallocate(descriptor, FALLOC_FL_KEEP_SIZE, 0, bytes) == 0 ? 0 : errno;
+  } while (error == EINTR);
+  struct statvfs space {};
+  int64_t free = -1;  // unknown
+  if (fstatvfs(descriptor, &space) == 0) {
+    free = static_cast<int64_t>(space.f_frsize * (geteuid() == 0 ? space.f_bfree : space.f_bavail));
+  }
+  if (error == EOPNOTSUPP || error == ENOSYS) error = free >= 0 && free < bytes ? ENOSPC : 0;
+  if (error == 0) return;
+  throw Error(ErrorKind::kIo, "{}: cannot be written: {}: {} are needed{}", path_.string(),
+              std::strerror(error), human_bytes(bytes),
+              free < 0 ? "" : fmt::format(", {} are free", human_bytes(free)));
+}
+
+void AtomicFile::commit_as(const fs::path& place) {
+  if (target_.empty()) {
+    std::fflush(stdout);  // what was said before is seen before, should this be /dev/stdout
+    if (std::fflush(stream_) != 0) fail("cannot be written");
+    std::fclose(std::exchange(stream_, nullptr));
+    return;
+  }
   if (std::fflush(stream_) != 0 || fsync(fileno(stream_)) != 0) fail("cannot be written");
   if (!named_) {
     unlink(temporary_.c_str());  // of a killed process that had the same id
@@ -132,13 +213,19 @@ void AtomicFile::commit() {
     named_ =
         linkat(AT_FDCWD, open_file.c_str(), AT_FDCWD, temporary_.c_str(), AT_SYMLINK_FOLLOW) == 0;
   }
-  if (!named_ || rename(temporary_.c_str(), path_.c_str()) != 0) fail("cannot be put in place");
+  if (!named_ || rename(temporary_.c_str(), place.c_str()) != 0) fail("cannot be put in place");
   std::fclose(std::exchange(stream_, nullptr));
-  sync_folder(path_.parent_path());
+  sync_folder(place.parent_path());
 }
 
 void AtomicFile::fail(const char* what) const {
   throw Error(ErrorKind::kIo, "{}: {}: {}", path_.string(), what, std::strerror(errno));
+}
+
+void sync_folder(const fs::path& folder) {
+  const FileDescriptor descriptor(
+      open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (descriptor.get() >= 0) fsync(descriptor.get());
 }
 
 }  // namespace distca

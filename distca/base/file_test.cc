@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -77,6 +78,99 @@ TEST_F(FileTest, a_file_is_replaced_by_the_new_one_alone) {
   write_file_atomically(folder_ / "a", "new");
   EXPECT_EQ(read_file(folder_ / "a"), "new");
   EXPECT_EQ(files(), 1);
+}
+
+TEST_F(FileTest, a_link_is_followed_and_what_it_names_is_replaced) {
+  write_file_atomically(folder_ / "there" / "a", "old");
+  fs::create_symlink("there/a", folder_ / "relative");
+  fs::create_symlink(folder_ / "relative", folder_ / "absolute");
+  write_file_atomically(folder_ / "absolute", "new");
+  EXPECT_EQ(read_file(folder_ / "there" / "a"), "new");
+  EXPECT_TRUE(fs::is_symlink(folder_ / "relative"));
+  EXPECT_TRUE(fs::is_symlink(folder_ / "absolute"));
+
+  fs::create_symlink("new folder/b", folder_ / "dangling");
+  write_file_atomically(folder_ / "dangling", "b");
+  EXPECT_EQ(read_file(folder_ / "new folder" / "b"), "b");
+  EXPECT_TRUE(fs::is_symlink(folder_ / "dangling"));
+
+  fs::create_symlink("circle", folder_ / "circle");
+  EXPECT_THROW(write_file_atomically(folder_ / "circle", "x"), Error);
+  EXPECT_TRUE(fs::is_symlink(folder_ / "circle"));
+}
+
+TEST_F(FileTest, permissions_of_an_older_file_are_kept) {
+  const fs::path path = folder_ / "a";
+  write_file_atomically(path, "old");
+  fs::permissions(path, fs::perms{0640});
+  write_file_atomically(path, "new");
+  EXPECT_EQ(fs::status(path).permissions(), fs::perms{0640});
+  EXPECT_EQ(read_file(path), "new");
+}
+
+TEST_F(FileTest, a_folder_in_the_place_of_a_file_is_refused_at_once) {
+  fs::create_directory(folder_ / "a");
+  try {
+    AtomicFile file(folder_ / "a");
+    FAIL() << "began to write a file that is a folder";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("a: cannot be written: it is a folder"),
+              std::string::npos);
+  }
+  EXPECT_TRUE(fs::is_directory(folder_ / "a"));
+}
+
+TEST_F(FileTest, a_device_is_written_into_and_stays) {
+  fs::create_symlink("/dev/null", folder_ / "null");
+  write_file_atomically(folder_ / "null", "x");
+  EXPECT_TRUE(fs::is_character_file(folder_ / "null"));
+  EXPECT_TRUE(fs::is_symlink(folder_ / "null"));
+  EXPECT_THROW(write_file_atomically("/dev/full", "x"), Error);
+}
+
+TEST_F(FileTest, a_pipe_is_written_into_and_stays) {
+  const fs::path pipe = folder_ / "pipe";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  const int reader = open(pipe.c_str(), O_RDONLY | O_NONBLOCK);
+  ASSERT_GE(reader, 0);
+  write_file_atomically(pipe, "through the pipe");
+  char text[32] = {};
+  EXPECT_EQ(read(reader, text, sizeof(text)), 16);
+  close(reader);
+  EXPECT_STREQ(text, "through the pipe");
+  EXPECT_TRUE(fs::is_fifo(pipe));
+}
+
+TEST_F(FileTest, a_descriptor_of_ours_is_written_to_where_it_stands) {
+  const int file = open((folder_ / "out").c_str(), O_RDWR | O_CREAT, 0600);
+  ASSERT_GE(file, 0);
+  ASSERT_EQ(write(file, "before ", 7), 7);
+  write_file_atomically(fmt::format("/dev/fd/{}", file), "after");
+  EXPECT_EQ(write(file, "!", 1), 1) << "it was closed";
+  close(file);
+  EXPECT_EQ(read_file(folder_ / "out"), "before after!");
+  EXPECT_EQ(files(), 1);
+}
+
+TEST_F(FileTest, space_that_is_not_there_is_refused_with_both_numbers) {
+  write_file_atomically(folder_ / "a", "old");
+  AtomicFile file(folder_ / "a");
+  file.reserve(1 << 20);
+  struct stat status {};
+  try {
+    file.reserve(int64_t{1} << 60);
+    FAIL() << "an exabyte was free";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kIo);
+    const std::string what = error.what();
+    EXPECT_NE(what.find("a: cannot be written: "), std::string::npos) << what;
+    EXPECT_NE(what.find("are needed, "), std::string::npos) << what;
+  }
+  file.write("new");
+  file.commit();
+  ASSERT_EQ(stat((folder_ / "a").c_str(), &status), 0);
+  EXPECT_EQ(status.st_size, 3) << "what is reserved is no part of the file";
+  EXPECT_EQ(read_file(folder_ / "a"), "new");
 }
 
 TEST_F(FileTest, a_missing_file_is_named_with_the_kind_asked_for) {

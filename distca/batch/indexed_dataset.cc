@@ -332,7 +332,7 @@ void IndexedDatasetWriter::finish() {
   idx.write(std::as_bytes(std::span(documents)));
   // An older index must not be found beside the new tokens.
   std::error_code ignored;  // commit() reports what stands in the way
-  fs::remove(idx_path_, ignored);
+  if (!idx.target().empty()) fs::remove(idx.target(), ignored);
   bin_.commit();
   idx.commit();
 }

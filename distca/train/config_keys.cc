@@ -205,7 +205,9 @@ std::vector<ConfigKey> config_keys(Config& c) {
        "measure (servers.reweight, plan.tolerance = auto)"},
       {"train.output_dir", &c.train.output_dir, "path",
        "metrics.jsonl, config.toml, model.safetensors, config.json"},
-      {"train.overwrite", &c.train.overwrite, "-", "allow an output_dir that already holds a run"},
+      {"train.overwrite", &c.train.overwrite, "-",
+       "replace a run's weights that output_dir holds, once the new ones are whole; never "
+       "recorded"},
       {"train.trace", &c.train.trace, "path",
        "--trace: where each rank's time of some steps goes, for Perfetto and `distca trace`; "
        "\"\": none"},

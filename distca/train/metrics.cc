@@ -3,11 +3,9 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-#include <cerrno>
-#include <cstring>
+#include <cstdio>
 
 #include "distca/base/clock.h"
-#include "distca/base/error.h"
 #include "distca/base/json.h"
 #include "distca/base/text.h"
 
@@ -53,17 +51,12 @@ Json speeds_json(const Speeds& speeds) {
 
 }  // namespace
 
-Metrics::Metrics(const std::filesystem::path& directory, int64_t total_steps, RunLabels labels)
-    : total_steps_(total_steps),
+Metrics::Metrics(const std::filesystem::path& file, int64_t total_steps, RunLabels labels)
+    : file_(file),
+      total_steps_(total_steps),
       labels_(std::move(labels)),
       terminal_(isatty(STDOUT_FILENO) == 1),
-      start_s_(steady_seconds()) {
-  const std::filesystem::path path = directory / "metrics.jsonl";
-  file_ = std::fopen(path.c_str(), "w");
-  if (file_ == nullptr) throw Error(ErrorKind::kIo, "{}: {}", path.string(), std::strerror(errno));
-}
-
-Metrics::~Metrics() { std::fclose(file_); }
+      start_s_(steady_seconds()) {}
 
 void Metrics::record(const StepMetrics& m) {
   Json line = {{"step", m.step},
@@ -95,10 +88,7 @@ void Metrics::record(const StepMetrics& m) {
   if (m.speeds.from_step > 0) line["speeds"] = speeds_json(m.speeds);
   if (m.speeds_from_step > 0) line["speeds_from_step"] = m.speeds_from_step;
   if (m.validation_loss) line["validation_loss"] = *m.validation_loss;
-  const std::string text = line.dump() + "\n";
-  if (std::fwrite(text.data(), 1, text.size(), file_) != text.size() || std::fflush(file_) != 0) {
-    throw Error(ErrorKind::kIo, "metrics.jsonl: {}", std::strerror(errno));
-  }
+  file_.add(line.dump());
   if (m.validation_loss) validation_loss_ = m.validation_loss;
   show(m);
 }

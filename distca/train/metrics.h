@@ -3,7 +3,6 @@
 // only; one thread.
 
 #include <cstdint>
-#include <cstdio>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -12,6 +11,7 @@
 #include "distca/cost/speeds.h"
 #include "distca/runtime/core_attention.h"
 #include "distca/runtime/executor.h"
+#include "distca/train/metrics_file.h"
 
 namespace distca {
 
@@ -54,20 +54,19 @@ struct RunLabels {
 
 class Metrics {
  public:
-  /// Opens DIR/metrics.jsonl. Throws Error(kIo).
-  Metrics(const std::filesystem::path& directory, int64_t total_steps, RunLabels labels);
-  ~Metrics();
-  Metrics(const Metrics&) = delete;
-  Metrics& operator=(const Metrics&) = delete;
+  /// Opens metrics.jsonl, at `file`. Throws Error(kIo).
+  Metrics(const std::filesystem::path& file, int64_t total_steps, RunLabels labels);
 
   /// Appends one line and shows progress: a line in place on a terminal, else a plain line every
   /// few seconds.
   void record(const StepMetrics& metrics);
+  /// How many lines metrics.jsonl lacks, after the last one.
+  int64_t finish() { return file_.finish(); }
 
  private:
   void show(const StepMetrics& metrics);
 
-  std::FILE* file_;
+  MetricsFile file_;
   int64_t total_steps_;
   RunLabels labels_;
   bool terminal_;

@@ -57,7 +57,7 @@ PlannedBatch plan_batch(const Config& config, const IndexedDataset& data, const 
   Fnv1a64 hash;
   if (config.attention_profile) planned.attention_s.assign(num_servers, 0);
   planned.work.resize(num_servers);
-  const auto [plans, resent] = plan_nano_batches(config, batch, num_workers, speeds);
+  const auto [plans, resent] = plan_later_batch(config, batch, num_workers, speeds);
   for (size_t nano = 0; nano < batch.size(); ++nano) {
     const NanoBatchSource& source = batch[nano];
     const Plan& plan = plans[nano];

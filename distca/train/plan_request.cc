@@ -6,6 +6,7 @@
 #include <numeric>
 #include <utility>
 
+#include "distca/base/clock.h"
 #include "distca/base/error.h"
 #include "distca/cost/task_price.h"
 #include "distca/plan/choose_tolerance.h"
@@ -206,6 +207,32 @@ BatchPlan plan_nano_batches(const Config& config, const Batch& batch, int num_wo
     throw refused(fmt::format("a rank would hold {} bytes of the batch's nano-batches", most));
   }
   return result;
+}
+
+BatchPlan plan_later_batch(const Config& config, const Batch& batch, int num_workers,
+                           const Speeds& speeds) {
+  if (config.exchange.keys != "kept") return plan_nano_batches(config, batch, num_workers, speeds);
+  try {
+    return plan_nano_batches(config, batch, num_workers, speeds);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kPlan) throw;
+  }
+  Config resending = config;
+  resending.exchange.keys = "resent";
+  return plan_nano_batches(resending, batch, num_workers, speeds);
+}
+
+void check_batches_fit(const Config& config, BatchStream stream, int num_workers, double seconds) {
+  const Stopwatch watch;
+  plan_nano_batches(config, stream.next(), num_workers);
+  if (config.plan.max_memory_gib <= 0 && config.plan.max_tokens_per_worker <= 0) return;
+  for (int64_t step = 2; step <= config.train.steps && watch.seconds() < seconds; ++step) {
+    try {
+      plan_later_batch(config, stream.next(), num_workers);
+    } catch (const Error& error) {
+      throw Error(error.kind(), "the batch of step {}: {}", step, error.what());
+    }
+  }
 }
 
 }  // namespace distca

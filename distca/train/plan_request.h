@@ -51,4 +51,13 @@ struct BatchPlan {
 BatchPlan plan_nano_batches(const Config& config, const Batch& batch, int num_workers,
                             const Speeds& speeds = {});
 
+/// The same for a run's later batches, which are not worth its end: exchange.keys = kept that do
+/// not fit travel again, as auto has it.
+BatchPlan plan_later_batch(const Config& config, const Batch& batch, int num_workers,
+                           const Speeds& speeds = {});
+
+/// Plans the run's batches before it begins, the first as plan_nano_batches and, where caps could
+/// refuse one, as many others as `seconds` suffice for. Throws as those do.
+void check_batches_fit(const Config& config, BatchStream stream, int num_workers, double seconds);
+
 }  // namespace distca

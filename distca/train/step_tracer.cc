@@ -63,10 +63,13 @@ void check_trace(const Config& config) {
                 config.train.trace_first_step, last_step(config), config.train.steps);
   }
   std::error_code ignored;
-  if (std::filesystem::exists(file, ignored) && !std::filesystem::is_regular_file(file, ignored)) {
-    throw Error(ErrorKind::kConfig, "train.trace = {}: there is something that is not a file",
+  const std::filesystem::file_status there = std::filesystem::status(file, ignored);
+  if (std::filesystem::is_directory(there)) {
+    throw Error(ErrorKind::kConfig, "train.trace = {}: it is a folder, a file is wanted",
                 file.string());
   }
+  // A device or a pipe is written into when the trace is there, as by any AtomicFile.
+  if (std::filesystem::exists(there) && !std::filesystem::is_regular_file(there)) return;
   try {
     AtomicFile(folder_of(file) / "trace.json");  // leaves nothing
   } catch (const Error& error) {

@@ -150,6 +150,12 @@ void print_start(const Config& config, const IndexedDataset& data, int num_worke
   std::fflush(stdout);
 }
 
+std::string steps_written(int64_t steps, int64_t missing) {
+  if (missing == 0) return "every step";
+  return fmt::format("{} of {} steps: {} could not be written", with_thousands(steps - missing),
+                     with_thousands(steps), with_thousands(missing));
+}
+
 void print_summary(const Config& config, const IndexedDataset& data, const RunSummary& summary) {
   const std::string& out = config.train.output_dir;
   if (summary.steps > 0) {
@@ -179,8 +185,8 @@ void print_summary(const Config& config, const IndexedDataset& data, const RunSu
   }
   std::printf("\nSaved\n  %s/model.safetensors  weights, Hugging Face names (%s parameters)\n",
               out.c_str(), with_thousands(config.model.num_parameters()).c_str());
-  std::printf("  %s/config.json        LlamaForCausalLM\n  %s/metrics.jsonl      every step\n",
-              out.c_str(), out.c_str());
+  std::printf("  %s/config.json        LlamaForCausalLM\n  %s/metrics.jsonl      %s\n", out.c_str(),
+              out.c_str(), steps_written(config.train.steps, summary.metrics_missing).c_str());
   std::printf("  %s/config.toml        what was run\n", out.c_str());
   if (!config.train.trace.empty()) {
     std::printf(

@@ -26,6 +26,7 @@ struct RunSummary {
   double imbalance_before = 0;
   double imbalance_after = 0;
   int64_t steps = 0;
+  int64_t metrics_missing = 0;                // lines that metrics.jsonl lacks: its disk is full
   double plan_s = 0;                          // of batches, beside the steps
   double plan_wait_s = 0;                     // of steps, for it
   std::vector<double> attention_s;            // [servers] measured, over all steps
@@ -47,6 +48,9 @@ AttentionClock attention_clock(const Config& config);
 
 /// Lines of the summary: measured time by server and, with a profile, predicted.
 std::string attention_times(const Config& config, const RunSummary& summary);
+
+/// What metrics.jsonl holds when `missing` of its lines could not be written.
+std::string steps_written(int64_t steps, int64_t missing);
 
 /// What is about to be run, on what.
 void print_start(const Config& config, const IndexedDataset& data, int num_workers,

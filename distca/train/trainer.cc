@@ -8,12 +8,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <optional>
 
 #include "distca/base/clock.h"
 #include "distca/base/error.h"
-#include "distca/base/file.h"
 #include "distca/base/text.h"
 #include "distca/batch/indexed_dataset.h"
 #include "distca/comm/collectives.h"
@@ -31,6 +31,7 @@
 #include "distca/train/peak.h"
 #include "distca/train/plan_ahead.h"
 #include "distca/train/plan_request.h"
+#include "distca/train/run_folder.h"
 #include "distca/train/same_config.h"
 #include "distca/train/speed_sample.h"
 #include "distca/train/step.h"
@@ -100,6 +101,7 @@ class Trainer {
     comm_.set_step(0);
     check_same_config(comm_, config_,
                       {.price = price_of(config_), .kernel = step_.kernel().name()});
+    if (comm_.rank() == 0) take_folder();
     peak_ = measure_peak(config_, comm_);
     if (comm_.rank() == 0) open_output();
     if (measures_speeds(config_)) {
@@ -121,20 +123,37 @@ class Trainer {
     // Nobody waits for rank 0 while it writes: that may take longer than a wait may.
     barrier(comm_, "end of training");
     if (comm_.rank() == 0) save();
+    // The last one is said when the weights are safe, and by rank 0 alone: ranks that end with an
+    // error have the others ended too.
+    if (comm_.rank() == 0 && summary_.last.validation_loss)
+      check_last_held_out(*summary_.last.validation_loss);
   }
 
  private:
+  /// Before the first step: who may not write there, or has no room, ends now.
+  void take_folder() {
+    folder_.emplace(config_.train.output_dir, config_.train.overwrite);
+    folder_->reserve(
+        safetensors_bytes(weights_->model.parameter_names(), weights_->model.parameters(),
+                          weights_metadata()),
+        config_.model.to_hugging_face(config_.batch.max_document_tokens).dump(2) + "\n");
+  }
+
   void open_output() {
-    const std::filesystem::path directory = config_.train.output_dir;
-    std::error_code ignored;  // the write below reports what stands in the way
-    for (const char* name : {"model.safetensors", "config.json"})
-      std::filesystem::remove(directory / name, ignored);
-    write_file_atomically(directory / "config.toml", print_config(config_));
-    metrics_ = std::make_unique<Metrics>(directory, config_.train.steps,
+    if (const std::string line = folder_->replaces(); !line.empty())
+      std::printf("%s\n", line.c_str());
+    Config recorded = config_;
+    recorded.train.overwrite = false;  // a permission, given once
+    folder_->begin(print_config(recorded));
+    metrics_ = std::make_unique<Metrics>(folder_->metrics_path(), config_.train.steps,
                                          RunLabels{.price = price_of(config_),
                                                    .kernel = step_.kernel().name(),
                                                    .schedule = config_.train.schedule});
     print_start(config_, data_, num_workers_, step_.kernel().name(), peak_);
+  }
+
+  SafetensorsMetadata weights_metadata() const {
+    return {{kProducerKey, kProducer}, {"steps", std::to_string(config_.train.steps)}};
   }
 
   /// Held-out loss after this step?
@@ -189,6 +208,15 @@ class Trainer {
                 step, what, config_.optimizer.lr);
   }
 
+  void check_last_held_out(double loss) const {
+    if (std::isfinite(loss)) return;
+    throw Error(
+        ErrorKind::kTraining,
+        "step {}: the held-out loss is not finite; lower optimizer.lr (now {}); the weights "
+        "are saved as they are in {}",
+        config_.train.steps, config_.optimizer.lr, config_.train.output_dir);
+  }
+
   /// From here on, events of this rank go to `recorder`; null: nowhere.
   void record_to(TraceRecorder* recorder) {
     step_.set_recorder(recorder);
@@ -222,6 +250,7 @@ class Trainer {
     metrics.chosen = planned.chosen;
     metrics.speeds_from_step = planned.speeds_from_step;
     metrics.num_resent = planned.num_resent;
+    if (planned.num_resent > 0) say_resent(step);
     metrics.tokens = planned.num_tokens;
     metrics.model_flops = config_.model.train_flops(planned.num_tokens, planned.pairs);
     metrics.peak_flops_per_s = peak_.flops_per_s;
@@ -232,6 +261,18 @@ class Trainer {
     metrics.times = result.times;
     summary_.add(planned.load_before, planned.load_after, metrics);
     return metrics;
+  }
+
+  /// Once a run, where keys were to be kept.
+  void say_resent(int64_t step) {
+    if (comm_.rank() != 0 || config_.exchange.keys != "kept" || std::exchange(said_resent_, true))
+      return;
+    std::fprintf(
+        stderr,
+        "warning: step %lld: plan.max_memory_gib = %g has no room for kept keys: here, and "
+        "where else they do not fit, they travel again (nano_batches_resent in "
+        "metrics.jsonl)\n",
+        static_cast<long long>(step), config_.plan.max_memory_gib);
   }
 
   /// What every rank has of the step, told to all.
@@ -287,18 +328,17 @@ class Trainer {
     }
     ordered_sum(comm_, sum, "held-out loss");
     const double loss = targets > 0 ? sum[0] / static_cast<double>(targets) : 0.0;
-    check_finite(step, "held-out loss", loss);
+    if (step < config_.train.steps) check_finite(step, "held-out loss", loss);
     return loss;
   }
 
   void save() {
-    const std::filesystem::path directory = config_.train.output_dir;
-    write_safetensors(directory / "model.safetensors", weights_->model.parameter_names(),
-                      weights_->model.parameters());
-    write_file_atomically(
-        directory / "config.json",
-        config_.model.to_hugging_face(config_.batch.max_document_tokens).dump(2) + "\n");
+    folder_->save([this](AtomicFile& file) {
+      write_safetensors(file, weights_->model.parameter_names(), weights_->model.parameters(),
+                        weights_metadata());
+    });
     tracer_.write();
+    summary_.metrics_missing = metrics_->finish();
     print_summary(config_, data_, summary_);
   }
 
@@ -313,9 +353,11 @@ class Trainer {
   std::unique_ptr<Weights> weights_;  // null on a dedicated server
   Step step_;
   StepTracer tracer_;
+  std::optional<RunFolder> folder_;  // of rank 0
   std::unique_ptr<Metrics> metrics_;
   RunSummary summary_;
   ComputePeak peak_;
+  bool said_resent_ = false;
   std::optional<SpeedMeter> meter_;  // where what is measured enters the plans
   // Of the planning thread.
   int64_t steps_planned_ = 0;
@@ -369,18 +411,11 @@ void check_run(const Config& config, int num_workers, bool holds_weights) {
   data.check_vocabulary(config.model.vocab_size);
   const DocumentSplit split =
       split_documents(data.num_documents(), config.data.validation_fraction, config.batch.seed);
-  BatchStream stream(data.document_lengths(), split.train, config.batch);
-  plan_nano_batches(config, stream.next(), num_workers);
+  constexpr double kLookAhead = 2;  // seconds
+  check_batches_fit(config, BatchStream(data.document_lengths(), split.train, config.batch),
+                    num_workers, kLookAhead);
   validation_batches(config, data, split);
   check_trace(config);
-  const std::filesystem::path metrics =
-      std::filesystem::path(config.train.output_dir) / "metrics.jsonl";
-  if (!config.train.overwrite && std::filesystem::exists(metrics)) {
-    throw Error(
-        ErrorKind::kConfig,
-        "{} holds a run already: choose another train.output_dir or set train.overwrite=true",
-        config.train.output_dir);
-  }
 }
 
 void train(const Config& config, Communicator& comm) {

@@ -1,7 +1,6 @@
 #pragma once
 // The training loop of one rank: batches, plans, steps, held-out loss, metrics, weights at the end.
-// Files of a run: config.toml, metrics.jsonl, model.safetensors and config.json (Hugging Face
-// names).
+// Files of a run: run_folder.h.
 
 #include "distca/comm/communicator.h"
 #include "distca/train/config.h"
@@ -9,8 +8,8 @@
 namespace distca {
 
 /// Everything that can be known to be wrong before any rank starts: data set, vocabulary, names of
-/// layout and scheduler, output directory. Throws Error; writes nothing. `holds_weights`: some rank
-/// of this machine is a worker.
+/// layout and scheduler; but for the output directory (run_folder.h). Throws Error; writes nothing.
+/// `holds_weights`: some rank of this machine is a worker.
 void check_run(const Config& config, int num_workers, bool holds_weights);
 
 /// Settings of PyTorch that a process has only once (train.deterministic). Call it before the
