@@ -71,6 +71,10 @@ std::string deaths_key(const std::string& prefix) { return prefix + "deaths"; }
 
 std::string verdict_key(const std::string& prefix) { return prefix + "verdict"; }
 
+std::string board_key(const std::string& prefix, int rank) {
+  return fmt::format("{}board/{}", prefix, rank);
+}
+
 std::string death_line(int rank, const std::string& how) {
   return fmt::format("{} {}\n", rank, how);
 }
@@ -114,9 +118,7 @@ struct Board::State {
   void raise_alarm(std::optional<std::string> text);
   void lose_store(const std::string& why);
 
-  std::string board_key(int rank) const {
-    return fmt::format("{}board/{}", rendezvous.prefix, rank);
-  }
+  std::string board_key(int rank) const { return distca::board_key(rendezvous.prefix, rank); }
   std::string get(const std::string& name) {
     const std::vector<uint8_t> bytes = store->get(name);
     return {bytes.begin(), bytes.end()};
