@@ -1,6 +1,5 @@
 #pragma once
-// What a run says while it goes: metrics.jsonl for machines, a progress line for people. Rank 0
-// only; one thread.
+// What a step was, for machines: metrics.jsonl. For people: progress.h. Rank 0 only; one thread.
 
 #include <cstdint>
 #include <cstdio>
@@ -55,25 +54,17 @@ struct RunLabels {
 class Metrics {
  public:
   /// Opens DIR/metrics.jsonl. Throws Error(kIo).
-  Metrics(const std::filesystem::path& directory, int64_t total_steps, RunLabels labels);
+  Metrics(const std::filesystem::path& directory, RunLabels labels);
   ~Metrics();
   Metrics(const Metrics&) = delete;
   Metrics& operator=(const Metrics&) = delete;
 
-  /// Appends one line and shows progress: a line in place on a terminal, else a plain line every
-  /// few seconds.
+  /// Appends one line.
   void record(const StepMetrics& metrics);
 
  private:
-  void show(const StepMetrics& metrics);
-
   std::FILE* file_;
-  int64_t total_steps_;
   RunLabels labels_;
-  bool terminal_;
-  double start_s_;
-  double last_shown_s_ = -1e9;
-  std::optional<double> validation_loss_;
 };
 
 }  // namespace distca

@@ -31,6 +31,7 @@
 #include "distca/train/peak.h"
 #include "distca/train/plan_ahead.h"
 #include "distca/train/plan_request.h"
+#include "distca/train/progress.h"
 #include "distca/train/same_config.h"
 #include "distca/train/speed_sample.h"
 #include "distca/train/step.h"
@@ -79,9 +80,10 @@ struct Weights {
 
 class Trainer {
  public:
-  Trainer(const Config& config, Communicator& comm)
+  Trainer(const Config& config, Communicator& comm, RunState& state)
       : config_(config),
         comm_(comm),
+        state_(state),
         all_(comm, kTracedTags),
         num_workers_(comm.size() - static_cast<int>(config.servers.dedicated)),
         data_(config.data.prefix),
@@ -115,7 +117,7 @@ class Trainer {
       comm_.set_step(step);
       StepMetrics metrics = train_step(step);
       if (evaluates(step)) metrics.validation_loss = evaluate(step);
-      if (metrics_) metrics_->record(metrics);
+      if (comm_.rank() == 0) tell(metrics);
       if (step == config_.train.steps) summary_.last = metrics;
     }
     // Nobody waits for rank 0 while it writes: that may take longer than a wait may.
@@ -130,11 +132,17 @@ class Trainer {
     for (const char* name : {"model.safetensors", "config.json"})
       std::filesystem::remove(directory / name, ignored);
     write_file_atomically(directory / "config.toml", print_config(config_));
-    metrics_ = std::make_unique<Metrics>(directory, config_.train.steps,
-                                         RunLabels{.price = price_of(config_),
-                                                   .kernel = step_.kernel().name(),
-                                                   .schedule = config_.train.schedule});
-    print_start(config_, data_, num_workers_, step_.kernel().name(), peak_);
+    metrics_ = std::make_unique<Metrics>(directory, RunLabels{.price = price_of(config_),
+                                                              .kernel = step_.kernel().name(),
+                                                              .schedule = config_.train.schedule});
+    progress_.emplace(standard_output(), config_.train.steps);
+    progress_->begin(start_text(config_, data_, num_workers_, step_.kernel().name(), peak_));
+  }
+
+  void tell(const StepMetrics& metrics) {
+    metrics_->record(metrics);
+    state_.step_done(metrics.step);
+    progress_->show(metrics);
   }
 
   /// Held-out loss after this step?
@@ -292,18 +300,21 @@ class Trainer {
   }
 
   void save() {
+    state_.begin_saving();
     const std::filesystem::path directory = config_.train.output_dir;
     write_safetensors(directory / "model.safetensors", weights_->model.parameter_names(),
                       weights_->model.parameters());
     write_file_atomically(
         directory / "config.json",
         config_.model.to_hugging_face(config_.batch.max_document_tokens).dump(2) + "\n");
+    state_.saved();
     tracer_.write();
-    print_summary(config_, data_, summary_);
+    progress_->end(summary_text(config_, data_, summary_));
   }
 
   const Config& config_;
   Communicator& comm_;
+  RunState& state_;
   TracedCommunicator all_;  // comm_, where a step's sums are traced
   int num_workers_;
   IndexedDataset data_;
@@ -313,7 +324,8 @@ class Trainer {
   std::unique_ptr<Weights> weights_;  // null on a dedicated server
   Step step_;
   StepTracer tracer_;
-  std::unique_ptr<Metrics> metrics_;
+  std::unique_ptr<Metrics> metrics_;  // of rank 0, as is progress_
+  std::optional<Progress> progress_;
   RunSummary summary_;
   ComputePeak peak_;
   std::optional<SpeedMeter> meter_;  // where what is measured enters the plans
@@ -383,10 +395,10 @@ void check_run(const Config& config, int num_workers, bool holds_weights) {
   }
 }
 
-void train(const Config& config, Communicator& comm) {
+void train(const Config& config, Communicator& comm, RunState& state) {
   // A setting of the calling thread (OpenMP): ranks that are threads set it each for themselves.
   at::set_num_threads(static_cast<int>(config.train.threads_per_rank));
-  Trainer(config, comm).run();
+  Trainer(config, comm, state).run();
 }
 
 }  // namespace distca
