@@ -27,9 +27,7 @@ namespace {
 constexpr std::string_view kClearLine = "\r\033[K";
 constexpr size_t kMostAtOnce = 4096;  // bytes: what one write may take is seen as it goes
 
-bool is_display(int fd) {
-  return isatty(fd) == 1 && env_string("TERM") != "dumb";
-}
+bool is_display(int fd) { return isatty(fd) == 1 && env_string("TERM") != "dumb"; }
 
 }  // namespace
 
