@@ -10,6 +10,7 @@
 
 #include "cli/verbs.h"
 #include "distca/base/build_info.h"
+#include "distca/base/console.h"
 #include "distca/base/error.h"
 #include "distca/base/text.h"
 
@@ -64,6 +65,7 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  distca::open_standard_streams();
   // PyTorch takes its tensors in huge pages where this is set before its first allocation. Rows of
   // tokens lie a page apart, and translating their addresses slows the attention kernel otherwise.
   // A value that is there already stays.
@@ -71,14 +73,16 @@ int main(int argc, char** argv) {
   // A file that may not grow (ulimit -f) is a failed write like any other.
   std::signal(SIGXFSZ, SIG_IGN);
   try {
-    return run(argc, argv);
+    const int exit_code = run(argc, argv);
+    distca::standard_error().finish(distca::kConsolePatience);
+    return exit_code;
   } catch (const distca::Error& error) {
     std::string line = error.what();  // one line, whatever bad input it quotes
     std::ranges::replace(line, '\n', ' ');
-    std::fprintf(stderr, "distca: error: %s\n", line.c_str());
+    distca::say_last("distca: error: " + line);
     return error.exit_code();
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "distca: bug: %s\n", error.what());
+    distca::say_last(fmt::format("distca: bug: {}", error.what()));
     return 70;
   }
 }

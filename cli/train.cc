@@ -1,11 +1,13 @@
 // distca train: as one process, as a launcher of local ranks, or as a rank that somebody started.
 
+#include <csignal>
 #include <cstdio>
 #include <filesystem>
 
 #include "cli/verbs.h"
 #include "distca/base/env.h"
 #include "distca/base/error.h"
+#include "distca/base/stop_signals.h"
 #include "distca/comm/device_copy.h"
 #include "distca/comm/gloo_group.h"
 #include "distca/comm/launch.h"
@@ -30,13 +32,26 @@ struct TrainArguments {
   bool print_config = false;
 };
 
+/// Where the run is, and that it is said when somebody stops this process, which has rank 0.
+struct Told {
+  explicit Told(const Config& config)
+      : state(std::make_shared<RunState>(config.train.output_dir, config.train.steps)),
+        stop([state = state](const std::string& signal) { return state->stopped_by(signal); }) {}
+
+  std::shared_ptr<RunState> state;
+  StopSignals stop;
+};
+
 void train_as_rank(const Config& config, const Rendezvous& rendezvous, const CommOptions& options) {
   const bool nccl = config.comm.backend == "nccl";
   const int device = nccl ? use_local_device(rendezvous.local_rank) : -1;
   const auto store = start_store_process(rendezvous, options.grace_s);
+  std::optional<Told> told;  // starts a thread: after the store's process was forked
+  if (rendezvous.rank == 0) told.emplace(config);
+  RunState others(config.train.output_dir, config.train.steps);
   std::unique_ptr<Communicator> comm =
       nccl ? make_nccl_group(rendezvous, options, device) : make_gloo_group(rendezvous, options);
-  train(config, *comm);
+  train(config, *comm, told ? *told->state : others);
 }
 
 /// The command that runs this rank again: the same words, without the launcher's own options.
@@ -75,6 +90,8 @@ int run_train(TrainArguments arguments) {
     throw Error(ErrorKind::kUsage, "--master-port {}: 0 (a free one) to 65535",
                 arguments.master_port);
   }
+  // Whoever read our output may go; training goes on, and ranks inherit this.
+  std::signal(SIGPIPE, SIG_IGN);
   const CommOptions options{.timeout_s = config.comm.timeout_s,
                             .grace_s = config.comm.grace_s,
                             .startup_timeout_s = config.comm.startup_timeout_s};
@@ -107,13 +124,15 @@ int run_train(TrainArguments arguments) {
   if (alone || config.comm.backend == "threads") {
     const ThreadDevice device =
         config.train.device == "cuda" ? cuda_thread_device(0) : ThreadDevice{};
+    const Told told(config);
     run_ranks(
-        ranks, options, [&](Communicator& comm) { train(config, comm); }, device);
+        ranks, options, [&](Communicator& comm) { train(config, comm, *told.state); }, device);
     return 0;
   }
   return launch_local({.workers = ranks,
                        .command = rank_command(arguments),
                        .port = arguments.master_port,
+                       .timeout_s = config.comm.timeout_s,
                        .grace_s = config.comm.grace_s});
 }
 

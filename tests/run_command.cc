@@ -64,7 +64,7 @@ std::string read_proc(pid_t pid, const char* name) {
 }  // namespace
 
 Program::Program(const std::vector<std::string>& arguments,
-                 const std::map<std::string, std::string>& environment)
+                 const std::map<std::string, std::string>& environment, const Streams& streams)
     : out_(std::tmpfile(), std::fclose), err_(std::tmpfile(), std::fclose) {
   std::vector<std::string> command = {DISTCA_PROGRAM};
   command.insert(command.end(), arguments.begin(), arguments.end());
@@ -72,8 +72,15 @@ Program::Program(const std::vector<std::string>& arguments,
   posix_spawn_file_actions_t files;
   posix_spawn_file_actions_init(&files);
   posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-  posix_spawn_file_actions_adddup2(&files, fileno(out_.get()), STDOUT_FILENO);
-  posix_spawn_file_actions_adddup2(&files, fileno(err_.get()), STDERR_FILENO);
+  const auto lead = [&](int to, int from, std::FILE* file) {
+    if (from == Streams::kClosed) {
+      posix_spawn_file_actions_addclose(&files, to);
+    } else {
+      posix_spawn_file_actions_adddup2(&files, from == Streams::kFile ? fileno(file) : from, to);
+    }
+  };
+  lead(STDOUT_FILENO, streams.out, out_.get());
+  lead(STDERR_FILENO, streams.err, err_.get());
   posix_spawnattr_t attributes;
   posix_spawnattr_init(&attributes);
   posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);

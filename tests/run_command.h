@@ -21,13 +21,20 @@ struct Outcome {
   std::string err;
 };
 
+/// Where a program prints instead of into files that Outcome shows.
+struct Streams {
+  static constexpr int kFile = -1, kClosed = -2;
+  int out = kFile, err = kFile;  // a file descriptor, or one of these
+};
+
 /// A running `distca`; what is left of it is killed when this is destroyed.
 class Program {
  public:
   /// The environment is ours without the variables by which launchers number ranks, plus
   /// `environment`. Throws std::runtime_error if no process can be made.
   explicit Program(const std::vector<std::string>& arguments,
-                   const std::map<std::string, std::string>& environment = {});
+                   const std::map<std::string, std::string>& environment = {},
+                   const Streams& streams = {});
   ~Program();
   Program(const Program&) = delete;
   Program& operator=(const Program&) = delete;

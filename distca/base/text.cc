@@ -79,6 +79,26 @@ std::string bar(double fraction, int width) {
   return text;
 }
 
+std::string wrap(std::string_view text, size_t columns) {
+  std::string wrapped;
+  size_t used = 0;
+  while (!text.empty()) {
+    const std::string_view word = text.substr(0, text.find(' '));
+    text.remove_prefix(std::min(text.size(), word.size() + 1));
+    if (wrapped.empty()) {
+      used = word.size();
+    } else if (used + 1 + word.size() <= columns) {
+      wrapped += ' ';
+      used += 1 + word.size();
+    } else {
+      wrapped += "\n  ";
+      used = 2 + word.size();
+    }
+    wrapped += word;
+  }
+  return wrapped;
+}
+
 void Table::add_row(std::vector<std::string> cells) {
   DISTCA_CHECK_EQ(cells.size(), rows_.front().size());
   rows_.push_back(std::move(cells));

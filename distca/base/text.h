@@ -23,6 +23,10 @@ std::string with_thousands(int64_t number);
 /// fraction above 0 shows at least one '#'.
 std::string bar(double fraction, int width);
 
+/// Broken at spaces into lines of at most `columns` characters, later ones indented by two; a
+/// longer word has a line of its own. No newline at the end.
+std::string wrap(std::string_view text, size_t columns);
+
 /// Columns aligned: the first to the left, the others to the right unless they hold text that is
 /// not a number.
 class Table {

@@ -5,6 +5,13 @@
 namespace distca {
 namespace {
 
+TEST(Wrap, breaks_at_spaces_and_indents) {
+  EXPECT_EQ(wrap("", 10), "");
+  EXPECT_EQ(wrap("0123456789", 10), "0123456789");
+  EXPECT_EQ(wrap("one two six ten", 10), "one two\n  six ten");
+  EXPECT_EQ(wrap("one a-long-word-of-its-own two", 10), "one\n  a-long-word-of-its-own\n  two");
+}
+
 TEST(NearestWord, typos_find_their_word_and_nonsense_does_not) {
   const std::vector<std::string> known{"nano_batch_tokens", "seed", "layers", "learning_rate"};
   EXPECT_EQ(nearest_word("sede", known), "seed");

@@ -73,6 +73,10 @@ std::string deaths_key(const std::string& prefix) { return prefix + "deaths"; }
 
 std::string verdict_key(const std::string& prefix) { return prefix + "verdict"; }
 
+std::string board_key(const std::string& prefix, int rank) {
+  return fmt::format("{}board/{}", prefix, rank);
+}
+
 std::string death_line(int rank, const std::string& how) {
   return fmt::format("{} {}\n", rank, how);
 }
@@ -133,7 +137,7 @@ struct Board::State {
   void lose_store(const std::string& why);
 
   std::string key(std::string_view name) const { return rendezvous.prefix + std::string(name); }
-  std::string board_key(int rank) const { return key(fmt::format("board/{}", rank)); }
+  std::string board_key(int rank) const { return distca::board_key(rendezvous.prefix, rank); }
   double silence_s() const { return kBeatsToSilence * heartbeat_s(options); }
 };
 

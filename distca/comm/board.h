@@ -37,6 +37,7 @@ double heartbeat_s(const CommOptions& options);
 /// The store keys that others than the ranks use.
 std::string deaths_key(const std::string& prefix);
 std::string verdict_key(const std::string& prefix);
+std::string board_key(const std::string& prefix, int rank);
 /// One line of the deaths key. `how`: "was killed by signal 9 (SIGKILL)".
 std::string death_line(int rank, const std::string& how);
 /// "exited with code 3" or "was killed by signal 9 (SIGKILL)"; `status` as waitpid gives it.

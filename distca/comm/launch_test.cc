@@ -71,6 +71,9 @@ class Process {
   int wait() {
     while (read_some()) {
     }
+    return wait_without_reading();
+  }
+  int wait_without_reading() {
     int status = 0;
     waitpid(pid_, &status, 0);
     ended_ = true;
@@ -230,6 +233,50 @@ TEST(Launch, a_rank_that_ignores_sigterm_is_killed_and_the_launcher_sleeps_meanw
   EXPECT_LT(std::stod(computed[1]), 0.5);  // of the 2 s between SIGTERM and SIGKILL alone
 }
 
+TEST(Launch, a_rank_that_was_killed_may_have_been_killed_for_memory) {
+  EXPECT_THAT(launch(2, {"kill", "1"}).output,
+              HasSubstr("; not by us: often it is the kernel, for lack of memory (see dmesg)\n"));
+}
+
+TEST(Launch, a_rank_that_is_done_and_does_not_end_is_named_and_does_not_keep_the_run) {
+  for (const int rank : {0, 1}) {
+    const Outcome outcome = launch(2, {"linger", std::to_string(rank)});
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+    EXPECT_LT(outcome.seconds, kLimit);
+    EXPECT_THAT(outcome.output,
+                HasSubstr("distca: rank " + std::to_string(rank) +
+                          " was done but did not end within 4.0 s and was killed; the run is "
+                          "complete\n"));
+  }
+}
+
+TEST(Launch, rank_0_is_waited_for_while_it_saves_and_shows_life) {
+  const Outcome outcome = launch(2, {"save", "0"});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+  EXPECT_GT(outcome.seconds, 7);
+  EXPECT_THAT(outcome.output,
+              HasSubstr("distca: waiting for rank 0, which saves or ends since 4 s"));
+  EXPECT_THAT(outcome.output, Not(HasSubstr("killed")));
+}
+
+TEST(Launch, rank_0_that_stops_while_it_saves_is_named) {
+  const Outcome outcome = launch(2, {"freeze", "0"});
+  EXPECT_EQ(outcome.exit_code, 1) << outcome.output;
+  EXPECT_LT(outcome.seconds, kLimit);
+  EXPECT_THAT(
+      outcome.output,
+      HasSubstr("distca: error: rank 0 gave no sign of life within 4.0 s and was killed; it "
+                "was saving the weights\n"));
+  EXPECT_EQ(count_errors(outcome.output), 1) << outcome.output;
+}
+
+TEST(Launch, a_rank_goes_on_where_nobody_reads_what_it_prints) {
+  const Stopwatch watch;
+  Process process({"launch", "0", "2", "chatter", "1"}, {});
+  EXPECT_EQ(process.wait_without_reading(), 0);
+  EXPECT_LT(watch.seconds(), kLimit);
+}
+
 TEST(Launch, ctrl_c_leaves_no_process_behind) {
   for (int signal : {SIGINT, SIGTERM}) {
     Process process({"launch", "0", "2", "wait"}, {});
@@ -243,6 +290,8 @@ TEST(Launch, ctrl_c_leaves_no_process_behind) {
     EXPECT_LT(watch.seconds(), kLimit);
     for (pid_t pid : pids) EXPECT_FALSE(runs(pid));
     EXPECT_EQ(count_errors(process.output), 0) << process.output;
+    EXPECT_THAT(process.output, HasSubstr(signal == SIGINT ? "\ndistca: stopped by SIGINT; rank 0 "
+                                                           : "\ndistca: stopped by SIGTERM; "));
   }
 }
 

@@ -96,6 +96,12 @@ int ListenSocket::release() { return std::exchange(fd_, -1); }
 
 struct LocalStore::Impl {
   c10::intrusive_ptr<c10d::TCPStore> store;
+
+  std::string read(const std::string& key) {
+    if (!store->check({key})) return "";
+    const std::vector<uint8_t> text = store->get(key);
+    return {text.begin(), text.end()};
+  }
 };
 
 LocalStore::LocalStore(ListenSocket& socket) : impl_(std::make_unique<Impl>()) {
@@ -125,9 +131,11 @@ void LocalStore::post_death(const std::string& prefix, int rank, const std::stri
 }
 
 std::string LocalStore::verdict(const std::string& prefix) {
-  if (!impl_->store->check({verdict_key(prefix)})) return "";
-  const std::vector<uint8_t> text = impl_->store->get(verdict_key(prefix));
-  return {text.begin(), text.end()};
+  return impl_->read(verdict_key(prefix));
+}
+
+std::string LocalStore::post(const std::string& prefix, int rank) {
+  return impl_->read(board_key(prefix, rank));
 }
 
 }  // namespace distca

@@ -47,6 +47,8 @@ class LocalStore {
   void post_death(const std::string& prefix, int rank, const std::string& how);
   /// What the ranks found out about a lost one (board.h); empty if nothing.
   std::string verdict(const std::string& prefix);
+  /// What the rank posted last to the board; empty if nothing.
+  std::string post(const std::string& prefix, int rank);
 
  private:
   struct Impl;

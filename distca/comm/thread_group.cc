@@ -1,5 +1,7 @@
 #include "distca/comm/thread_group.h"
 
+#include <unistd.h>
+
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
@@ -14,6 +16,7 @@
 #include <tuple>
 #include <utility>
 
+#include "distca/base/console.h"
 #include "distca/base/error.h"
 #include "distca/comm/verdict.h"
 
@@ -312,19 +315,63 @@ std::vector<std::unique_ptr<Communicator>> make_thread_group(int size, const Com
   return ranks;
 }
 
+namespace {
+
+/// How the threads of run_ranks end.
+class Ending {
+ public:
+  explicit Ending(int size) : size_(size), running_(size) {}
+
+  /// Before the others hear of it: their failures follow from this one.
+  void fail(std::exception_ptr why) {
+    std::lock_guard lock(mutex_);
+    if (!first_) first_ = std::move(why);
+    changed_.notify_all();
+  }
+  void end(int ranks = 1) {
+    std::lock_guard lock(mutex_);
+    running_ -= ranks;
+    changed_.notify_all();
+  }
+  /// Returns when all have ended. After a failure they have the grace period for it: a thread
+  /// cannot be ended, so the process is.
+  void wait(double grace_s) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return running_ == 0 || first_; });
+    if (changed_.wait_for(lock, std::chrono::duration<double>(grace_s),
+                          [&] { return running_ == 0; })) {
+      return;
+    }
+    int exit_code = 70;
+    std::string what = "bug: an unknown error";
+    try {
+      std::rethrow_exception(first_);
+    } catch (const Error& error) {
+      exit_code = error.exit_code();
+      what = fmt::format("error: {}", error.what());
+    } catch (const std::exception& error) {
+      what = fmt::format("bug: {}", error.what());
+    } catch (...) {
+    }
+    say_last(fmt::format("distca: {} ({} of {} threads still computed)", what, running_, size_));
+    _exit(exit_code);
+  }
+  const std::exception_ptr& first() const { return first_; }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  const int size_;
+  int running_;
+  std::exception_ptr first_;
+};
+
+}  // namespace
+
 void run_ranks(int size, const CommOptions& options, const std::function<void(Communicator&)>& body,
                const ThreadDevice& device) {
   auto ranks = make_ranks(size, options, device);
-  std::mutex mutex;
-  std::exception_ptr first;
-  auto fail = [&](ThreadCommunicator& rank, std::exception_ptr why) {
-    {
-      // Before the others hear of it: their failures follow from this one.
-      std::lock_guard lock(mutex);
-      if (!first) first = std::move(why);
-    }
-    rank.leave(RankState::kFailed);
-  };
+  Ending ending(size);
   std::vector<std::thread> threads;
   threads.reserve(ranks.size());
   for (auto& rank : ranks) {
@@ -334,18 +381,23 @@ void run_ranks(int size, const CommOptions& options, const std::function<void(Co
           body(*communicator);
           communicator->leave(RankState::kFinished);
         } catch (...) {
-          fail(*communicator, std::current_exception());
+          ending.fail(std::current_exception());
+          communicator->leave(RankState::kFailed);
         }
+        ending.end();
       });
     } catch (const std::exception& error) {
-      fail(*rank, std::make_exception_ptr(Error(ErrorKind::kIo,
+      ending.fail(std::make_exception_ptr(Error(ErrorKind::kIo,
                                                 "cannot start rank {} of {} as a thread: {}",
                                                 rank->rank(), size, error.what())));
+      rank->leave(RankState::kFailed);
+      ending.end(size - static_cast<int>(threads.size()));
       break;
     }
   }
+  ending.wait(options.grace_s);
   for (std::thread& thread : threads) thread.join();
-  if (first) std::rethrow_exception(first);
+  if (ending.first()) std::rethrow_exception(ending.first());
 }
 
 }  // namespace distca

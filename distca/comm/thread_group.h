@@ -38,7 +38,9 @@ std::vector<std::unique_ptr<Communicator>> make_thread_group(int size, const Com
                                                              const ThreadDevice& device = {});
 
 /// Runs `body` on `size` threads, one rank each, and rethrows the failure that came first in time.
-/// A rank that fails ends the waits of all others. Error(kIo) if the system refuses a thread.
+/// A rank that fails ends the waits of all others, which then have options.grace_s to end: if one
+/// does not, as it hangs outside our waits, the process ends with that failure as its last line and
+/// exit code. Error(kIo) if the system refuses a thread.
 void run_ranks(int size, const CommOptions& options, const std::function<void(Communicator&)>& body,
                const ThreadDevice& device = {});
 

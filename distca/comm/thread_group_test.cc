@@ -27,7 +27,7 @@ namespace {
 using testing::HasSubstr;
 
 constexpr CommOptions kPatient{.timeout_s = 30, .grace_s = 1};
-constexpr CommOptions kHasty{.timeout_s = 0.2, .grace_s = 1};
+constexpr CommOptions kHasty{.timeout_s = 0.2, .grace_s = 30};
 
 Message message(int peer, uint32_t tag, std::byte& byte) {
   return {.peer = peer, .tag = tag, .data = &byte, .bytes = 1};
@@ -105,6 +105,20 @@ TEST(ThreadGroup, the_others_hear_which_rank_failed_and_where) {
                          }),
                std::out_of_range);
   EXPECT_EQ(heard, 2);
+}
+
+TEST(ThreadGroup, a_rank_that_computes_for_ever_is_named_and_does_not_keep_the_process) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(run_ranks(2, {.timeout_s = 0.2, .grace_s = 0.3},
+                        [](Communicator& group) {
+                          if (group.rank() == 1) std::this_thread::sleep_for(std::chrono::hours(1));
+                          std::byte byte{};
+                          const Message in = message(1, 0, byte);
+                          group.exchange({}, {&in, 1}, "enter")->wait();
+                        }),
+              testing::ExitedWithCode(1),
+              "^distca: error: rank 1 is alive but behind .*; rank 0 waited .* for it in enter "
+              "\\(1 of 2 threads still computed\\)\n$");
 }
 
 TEST(ThreadGroup, a_rank_with_fewer_exchanges_in_earlier_steps_is_not_behind) {

@@ -1,23 +1,9 @@
 #include "distca/train/metrics.h"
 
-#include <sys/ioctl.h>
-#include <unistd.h>
-
-#include <cstdio>
-
-#include "distca/base/clock.h"
 #include "distca/base/json.h"
-#include "distca/base/text.h"
 
 namespace distca {
 namespace {
-
-constexpr double kPlainLineEverySeconds = 5;
-
-size_t terminal_columns() {
-  winsize size = {};
-  return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 1 ? size.ws_col : 80;
-}
 
 Json phase_times(const OpTimes& times) {
   Json phases = Json::object();
@@ -51,12 +37,8 @@ Json speeds_json(const Speeds& speeds) {
 
 }  // namespace
 
-Metrics::Metrics(const std::filesystem::path& file, int64_t total_steps, RunLabels labels)
-    : file_(file),
-      total_steps_(total_steps),
-      labels_(std::move(labels)),
-      terminal_(isatty(STDOUT_FILENO) == 1),
-      start_s_(steady_seconds()) {}
+Metrics::Metrics(const std::filesystem::path& file, RunLabels labels)
+    : file_(file), labels_(std::move(labels)) {}
 
 void Metrics::record(const StepMetrics& m) {
   Json line = {{"step", m.step},
@@ -89,37 +71,6 @@ void Metrics::record(const StepMetrics& m) {
   if (m.speeds_from_step > 0) line["speeds_from_step"] = m.speeds_from_step;
   if (m.validation_loss) line["validation_loss"] = *m.validation_loss;
   file_.add(line.dump());
-  if (m.validation_loss) validation_loss_ = m.validation_loss;
-  show(m);
-}
-
-void Metrics::show(const StepMetrics& m) {
-  const double now = steady_seconds();
-  const bool last = m.step == total_steps_;
-  if (!terminal_ && !last && !m.validation_loss && now - last_shown_s_ < kPlainLineEverySeconds)
-    return;
-  last_shown_s_ = now;
-  const double left_s =
-      (now - start_s_) / static_cast<double>(m.step) * static_cast<double>(total_steps_ - m.step);
-  const std::string held_out =
-      validation_loss_ ? fmt::format("  held-out {:.3f}", *validation_loss_) : "";
-  const std::string text = fmt::format(
-      "step {:>5}/{}  loss {:.3f}{}  {}:{:02} left  {:>6} tok/s ({:.0f} % of peak)  "
-      "attention max/mean {:.2f} -> {:.2f}",
-      m.step, total_steps_, m.loss, held_out, static_cast<int64_t>(left_s) / 60,
-      static_cast<int64_t>(left_s) % 60, with_thousands(std::llround(m.tokens / m.step_s)),
-      100 * m.model_flops / m.step_s / m.peak_flops_per_s, m.imbalance_before, m.imbalance_after);
-  if (terminal_) {
-    constexpr int kBarWidth = 12;
-    const double done = static_cast<double>(m.step) / static_cast<double>(total_steps_);
-    const std::string line = fmt::format("[{}] {}", bar(done, kBarWidth), text);
-    // A line that wraps could not be overwritten.
-    std::fprintf(stdout, "\r%s\033[K%s", line.substr(0, terminal_columns() - 1).c_str(),
-                 last ? "\n" : "");
-  } else {
-    std::fprintf(stdout, "%s\n", text.c_str());
-  }
-  std::fflush(stdout);
 }
 
 }  // namespace distca

@@ -1,6 +1,5 @@
 #pragma once
-// What a run says while it goes: metrics.jsonl for machines, a progress line for people. Rank 0
-// only; one thread.
+// What a step was, for machines: metrics.jsonl. For people: progress.h. Rank 0 only; one thread.
 
 #include <cstdint>
 #include <filesystem>
@@ -55,24 +54,16 @@ struct RunLabels {
 class Metrics {
  public:
   /// Opens metrics.jsonl, at `file`. Throws Error(kIo).
-  Metrics(const std::filesystem::path& file, int64_t total_steps, RunLabels labels);
+  Metrics(const std::filesystem::path& file, RunLabels labels);
 
-  /// Appends one line and shows progress: a line in place on a terminal, else a plain line every
-  /// few seconds.
+  /// Appends one line.
   void record(const StepMetrics& metrics);
   /// How many lines metrics.jsonl lacks, after the last one.
   int64_t finish() { return file_.finish(); }
 
  private:
-  void show(const StepMetrics& metrics);
-
   MetricsFile file_;
-  int64_t total_steps_;
   RunLabels labels_;
-  bool terminal_;
-  double start_s_;
-  double last_shown_s_ = -1e9;
-  std::optional<double> validation_loss_;
 };
 
 }  // namespace distca

@@ -4,10 +4,10 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <utility>
 
+#include "distca/base/console.h"
 #include "distca/base/error.h"
 
 namespace distca {
@@ -32,8 +32,8 @@ void MetricsFile::add(std::string line) {
 int64_t MetricsFile::finish() {
   write_kept();
   if (fsync(descriptor_) != 0 && errno != EINVAL) {
-    std::fprintf(stderr, "warning: %s: lines may be missing: %s\n", path_.c_str(),
-                 std::strerror(errno));
+    standard_error().line(
+        fmt::format("warning: {}: lines may be missing: {}", path_.string(), std::strerror(errno)));
   }
   return given_up_ + static_cast<int64_t>(kept_.size());
 }
@@ -45,10 +45,10 @@ void MetricsFile::write_kept() {
   }
   if (!kept_.empty() && !std::exchange(warned_, true)) {
     // Not with the "distca: " of a last word: the run goes on.
-    std::fprintf(stderr,
-                 "warning: %s: cannot be written: %s: training goes on, what is missing is tried "
-                 "again after each step\n",
-                 path_.c_str(), std::strerror(errno));
+    standard_error().line(fmt::format(
+        "warning: {}: cannot be written: {}: training goes on, what is missing is tried again "
+        "after each step",
+        path_.string(), std::strerror(errno)));
   }
   for (; kept_bytes_ > kMostKept; ++given_up_) {
     kept_bytes_ -= kept_.front().size();

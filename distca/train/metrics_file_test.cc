@@ -7,12 +7,19 @@
 
 #include <csignal>
 
+#include "distca/base/console.h"
 #include "distca/base/error.h"
 #include "distca/base/file.h"
 #include "distca/batch/test_folder.h"
 
 namespace distca {
 namespace {
+
+/// What was said since CaptureStderr.
+std::string said_on_stderr() {
+  standard_error().finish(kConsolePatience);
+  return ::testing::internal::GetCapturedStderr();
+}
 
 using ::testing::HasSubstr;
 
@@ -63,7 +70,7 @@ TEST_F(MetricsFileTest, a_full_disk_costs_no_half_line_and_says_so_once) {
     file.add("third");
     EXPECT_EQ(file.finish(), 2);
   }
-  const std::string said = ::testing::internal::GetCapturedStderr();
+  const std::string said = said_on_stderr();
   EXPECT_EQ(before, first + "\n");
   EXPECT_EQ(read_file(path()), first + "\n");
   EXPECT_THAT(said, HasSubstr("metrics.jsonl: cannot be written: "));
@@ -82,7 +89,7 @@ TEST_F(MetricsFileTest, of_more_than_it_keeps_the_oldest_lines_are_given_up) {
     for (char name : {'a', 'b', 'c'}) file.add(std::string(MetricsFile::kMostKept / 2 - 2, name));
     EXPECT_EQ(file.finish(), 3);
   }
-  ::testing::internal::GetCapturedStderr();
+  said_on_stderr();
   EXPECT_EQ(file.finish(), 1);
   EXPECT_TRUE(read_file(path()).starts_with("bb"));
 }

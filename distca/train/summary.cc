@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 
 #include "distca/base/statistics.h"
 #include "distca/base/text.h"
@@ -15,6 +14,7 @@ namespace {
 
 constexpr int kBarWidth = 40;
 constexpr size_t kMostServers = 16;
+constexpr size_t kColumns = 100;
 
 /// "server  2", with its role where there are several.
 std::string server_name(const Config& config, size_t server, size_t num_servers, int num_workers) {
@@ -26,17 +26,19 @@ std::string server_name(const Config& config, size_t server, size_t num_servers,
   return fmt::format("server {:2}{}", server, role);
 }
 
-void print_loads(const Config& config, const char* title, const std::vector<int64_t>& load,
-                 double imbalance, int num_workers) {
+std::string loads_text(const Config& config, const char* title, const std::vector<int64_t>& load,
+                       double imbalance, int num_workers) {
   const int64_t most = std::max<int64_t>(1, *std::max_element(load.begin(), load.end()));
-  std::printf("  %s: max/mean %.3f, averaged over steps\n", title, imbalance);
+  std::string text = fmt::format("  {}: max/mean {:.3f}, averaged over steps\n", title, imbalance);
   for (size_t server = 0; server < std::min(load.size(), kMostServers); ++server) {
     const double share = static_cast<double>(load[server]) / static_cast<double>(most);
-    std::printf("    %s |%s| %8.1f M pairs\n",
-                server_name(config, server, load.size(), num_workers).c_str(),
-                bar(share, kBarWidth).c_str(), static_cast<double>(load[server]) / 1e6);
+    text += fmt::format("    {} |{}| {:8.1f} M pairs\n",
+                        server_name(config, server, load.size(), num_workers),
+                        bar(share, kBarWidth), static_cast<double>(load[server]) / 1e6);
   }
-  if (load.size() > kMostServers) std::printf("    ... and %zu more\n", load.size() - kMostServers);
+  if (load.size() > kMostServers)
+    text += fmt::format("    ... and {} more\n", load.size() - kMostServers);
+  return text;
 }
 
 void add_to(std::vector<double>& sums, const std::vector<double>& values) {
@@ -126,28 +128,28 @@ void RunSummary::add(const std::vector<int64_t>& before, const std::vector<int64
   if (!errors.empty()) prediction_errors.push_back(median(errors));
 }
 
-void print_start(const Config& config, const IndexedDataset& data, int num_workers,
-                 const std::string& kernel, const ComputePeak& peak) {
+std::string start_text(const Config& config, const IndexedDataset& data, int num_workers,
+                       const std::string& kernel, const ComputePeak& peak) {
   const std::string servers = config.servers.dedicated == 0
                                   ? ""
                                   : fmt::format(", {} dedicated server{}", config.servers.dedicated,
                                                 config.servers.dedicated == 1 ? "" : "s");
-  std::printf(
-      "%d workers%s (%s), %s parameters, %s documents, %s tokens\n", num_workers, servers.c_str(),
-      config.comm.backend.c_str(), with_thousands(config.model.num_parameters()).c_str(),
-      with_thousands(data.num_documents()).c_str(), with_thousands(data.num_tokens()).c_str());
-  const std::string tolerance = tolerance_words(config.plan);
+  const std::string model =
+      fmt::format("{} workers{} ({}), {} parameters, {} documents, {} tokens", num_workers, servers,
+                  config.comm.backend, with_thousands(config.model.num_parameters()),
+                  with_thousands(data.num_documents()), with_thousands(data.num_tokens()));
   const bool alone =
       schedule_of(config.train.schedule) == Schedule::kPingPong && config.batch.nano_batches == 1;
-  std::printf(
-      "%lld steps of %lld x %s tokens, scheduler %s, tolerance %s, schedule %s%s; attention kernel "
-      "%s; peak of all ranks %.0f GFLOP/s (%s)\n",
-      static_cast<long long>(config.train.steps), static_cast<long long>(config.batch.nano_batches),
-      with_thousands(config.batch.nano_batch_tokens).c_str(), config.plan.scheduler.c_str(),
-      tolerance.c_str(), config.train.schedule.c_str(),
-      alone ? " (one nano-batch: as overlap)" : "", kernel.c_str(), peak.flops_per_s / 1e9,
-      peak.of.c_str());
-  std::fflush(stdout);
+  const std::string steps = fmt::format(
+      "{} steps of {} x {} tokens, scheduler {}, tolerance {}, schedule {}{}", config.train.steps,
+      config.batch.nano_batches, with_thousands(config.batch.nano_batch_tokens),
+      config.plan.scheduler, tolerance_words(config.plan), config.train.schedule,
+      alone ? " (one nano-batch: as overlap)" : "");
+  const std::string machine =
+      fmt::format("attention kernel {}, peak of all ranks {:.0f} GFLOP/s ({})", kernel,
+                  peak.flops_per_s / 1e9, peak.of);
+  return fmt::format("{}\n{}\n{}", wrap(model, kColumns), wrap(steps, kColumns),
+                     wrap(machine, kColumns));
 }
 
 std::string steps_written(int64_t steps, int64_t missing) {
@@ -156,46 +158,58 @@ std::string steps_written(int64_t steps, int64_t missing) {
                      with_thousands(steps), with_thousands(missing));
 }
 
-void print_summary(const Config& config, const IndexedDataset& data, const RunSummary& summary) {
+namespace {
+
+/// What the losses and loads were.
+std::string learned_text(const Config& config, const IndexedDataset& data,
+                         const RunSummary& summary) {
+  const StepMetrics& last = summary.last;
+  const double tokens_per_s = static_cast<double>(summary.tokens) / summary.seconds;
+  std::string text = fmt::format(
+      "\nLearned\n  loss {:.3f} -> {:.3f} nats a token over {} tokens in {:.0f} s ({} tokens/s)\n",
+      summary.first_loss, last.loss, with_thousands(summary.tokens), summary.seconds,
+      with_thousands(static_cast<int64_t>(tokens_per_s)));
+  if (last.validation_loss)
+    text += fmt::format("  held-out loss {:.3f} nats a token\n", *last.validation_loss);
+  if (const auto entropies = token_entropies(data)) {
+    text += fmt::format(
+        "  counting single tokens would give {:.3f} (unigram entropy), pairs {:.3f} (bigram "
+        "entropy)\n",
+        entropies->unigram, entropies->bigram);
+  }
+  const double steps = static_cast<double>(summary.steps);
+  text += "\nCore attention: (query, key) pairs of one layer by server, summed over steps\n";
+  text += loads_text(config, "before balancing", summary.load_before,
+                     summary.imbalance_before / steps, summary.num_workers);
+  text += loads_text(config, "after balancing", summary.load_after, summary.imbalance_after / steps,
+                     summary.num_workers);
+  text += attention_times(config, summary);
+  text += fmt::format(
+      "\nPlanning\n  {:.2f} ms a batch beside the steps, which waited {:.2f} ms for it\n",
+      1e3 * summary.plan_s / steps, 1e3 * summary.plan_wait_s / steps);
+  return text;
+}
+
+}  // namespace
+
+std::string summary_text(const Config& config, const IndexedDataset& data,
+                         const RunSummary& summary) {
   const std::string& out = config.train.output_dir;
-  if (summary.steps > 0) {
-    const StepMetrics& last = summary.last;
-    std::printf(
-        "\nLearned\n  loss %.3f -> %.3f nats a token over %s tokens in %.0f s (%s tokens/s)\n",
-        summary.first_loss, last.loss, with_thousands(summary.tokens).c_str(), summary.seconds,
-        with_thousands(static_cast<int64_t>(static_cast<double>(summary.tokens) / summary.seconds))
-            .c_str());
-    if (last.validation_loss)
-      std::printf("  held-out loss %.3f nats a token\n", *last.validation_loss);
-    if (const auto entropies = token_entropies(data)) {
-      std::printf(
-          "  counting single tokens would give %.3f (unigram entropy), pairs %.3f (bigram "
-          "entropy)\n",
-          entropies->unigram, entropies->bigram);
-    }
-    const double steps = static_cast<double>(summary.steps);
-    std::printf("\nCore attention: (query, key) pairs of one layer by server, summed over steps\n");
-    print_loads(config, "before balancing", summary.load_before, summary.imbalance_before / steps,
-                summary.num_workers);
-    print_loads(config, "after balancing", summary.load_after, summary.imbalance_after / steps,
-                summary.num_workers);
-    std::fputs(attention_times(config, summary).c_str(), stdout);
-    std::printf("\nPlanning\n  %.2f ms a batch beside the steps, which waited %.2f ms for it\n",
-                1e3 * summary.plan_s / steps, 1e3 * summary.plan_wait_s / steps);
-  }
-  std::printf("\nSaved\n  %s/model.safetensors  weights, Hugging Face names (%s parameters)\n",
-              out.c_str(), with_thousands(config.model.num_parameters()).c_str());
-  std::printf("  %s/config.json        LlamaForCausalLM\n  %s/metrics.jsonl      %s\n", out.c_str(),
-              out.c_str(), steps_written(config.train.steps, summary.metrics_missing).c_str());
-  std::printf("  %s/config.toml        what was run\n", out.c_str());
+  std::string text = summary.steps > 0 ? learned_text(config, data, summary) : "";
+  text += fmt::format(
+      "\nSaved\n"
+      "  {0}/model.safetensors  weights, Hugging Face names ({1} parameters)\n"
+      "  {0}/config.json        LlamaForCausalLM\n"
+      "  {0}/metrics.jsonl      {2}\n"
+      "  {0}/config.toml        what was run",
+      out, with_thousands(config.model.num_parameters()),
+      steps_written(config.train.steps, summary.metrics_missing));
   if (!config.train.trace.empty()) {
-    std::printf(
-        "  %s  steps %lld to %lld: distca trace %s, or ui.perfetto.dev\n",
-        config.train.trace.c_str(), static_cast<long long>(config.train.trace_first_step),
-        static_cast<long long>(config.train.trace_first_step + config.train.trace_steps - 1),
-        config.train.trace.c_str());
+    text += fmt::format("\n  {0}  steps {1} to {2}: distca trace {0}, or ui.perfetto.dev",
+                        config.train.trace, config.train.trace_first_step,
+                        config.train.trace_first_step + config.train.trace_steps - 1);
   }
-  std::fflush(stdout);
+  return text;
 }
 
 }  // namespace distca

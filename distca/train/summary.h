@@ -55,8 +55,12 @@ std::string steps_written(int64_t steps, int64_t missing);
 /// What is about to be run, on what.
 void print_start(const Config& config, const IndexedDataset& data, int num_workers,
                  const std::string& kernel, const ComputePeak& peak);
+/// What is about to be run, on what: lines of at most 100 columns, but for words that are longer.
+std::string start_text(const Config& config, const IndexedDataset& data, int num_workers,
+                       const std::string& kernel, const ComputePeak& peak);
 
 /// What was learned, the load per server before and after balancing, what was saved.
-void print_summary(const Config& config, const IndexedDataset& data, const RunSummary& summary);
+std::string summary_text(const Config& config, const IndexedDataset& data,
+                         const RunSummary& summary);
 
 }  // namespace distca

@@ -13,6 +13,7 @@
 #include <optional>
 
 #include "distca/base/clock.h"
+#include "distca/base/console.h"
 #include "distca/base/error.h"
 #include "distca/base/text.h"
 #include "distca/batch/indexed_dataset.h"
@@ -31,6 +32,7 @@
 #include "distca/train/peak.h"
 #include "distca/train/plan_ahead.h"
 #include "distca/train/plan_request.h"
+#include "distca/train/progress.h"
 #include "distca/train/run_folder.h"
 #include "distca/train/same_config.h"
 #include "distca/train/speed_sample.h"
@@ -80,9 +82,10 @@ struct Weights {
 
 class Trainer {
  public:
-  Trainer(const Config& config, Communicator& comm)
+  Trainer(const Config& config, Communicator& comm, RunState& state)
       : config_(config),
         comm_(comm),
+        state_(state),
         all_(comm, kTracedTags),
         num_workers_(comm.size() - static_cast<int>(config.servers.dedicated)),
         data_(config.data.prefix),
@@ -117,7 +120,7 @@ class Trainer {
       comm_.set_step(step);
       StepMetrics metrics = train_step(step);
       if (evaluates(step)) metrics.validation_loss = evaluate(step);
-      if (metrics_) metrics_->record(metrics);
+      if (comm_.rank() == 0) tell(metrics);
       if (step == config_.train.steps) summary_.last = metrics;
     }
     // Nobody waits for rank 0 while it writes: that may take longer than a wait may.
@@ -140,16 +143,23 @@ class Trainer {
   }
 
   void open_output() {
-    if (const std::string line = folder_->replaces(); !line.empty())
-      std::printf("%s\n", line.c_str());
     Config recorded = config_;
     recorded.train.overwrite = false;  // a permission, given once
     folder_->begin(print_config(recorded));
-    metrics_ = std::make_unique<Metrics>(folder_->metrics_path(), config_.train.steps,
+    metrics_ = std::make_unique<Metrics>(folder_->metrics_path(),
                                          RunLabels{.price = price_of(config_),
                                                    .kernel = step_.kernel().name(),
                                                    .schedule = config_.train.schedule});
-    print_start(config_, data_, num_workers_, step_.kernel().name(), peak_);
+    progress_.emplace(standard_output(), config_.train.steps);
+    std::string text = start_text(config_, data_, num_workers_, step_.kernel().name(), peak_);
+    if (const std::string line = folder_->replaces(); !line.empty()) text = line + "\n" + text;
+    progress_->begin(text);
+  }
+
+  void tell(const StepMetrics& metrics) {
+    metrics_->record(metrics);
+    state_.step_done(metrics.step);
+    progress_->show(metrics);
   }
 
   SafetensorsMetadata weights_metadata() const {
@@ -267,12 +277,10 @@ class Trainer {
   void say_resent(int64_t step) {
     if (comm_.rank() != 0 || config_.exchange.keys != "kept" || std::exchange(said_resent_, true))
       return;
-    std::fprintf(
-        stderr,
-        "warning: step %lld: plan.max_memory_gib = %g has no room for kept keys: here, and "
-        "where else they do not fit, they travel again (nano_batches_resent in "
-        "metrics.jsonl)\n",
-        static_cast<long long>(step), config_.plan.max_memory_gib);
+    standard_error().line(fmt::format(
+        "warning: step {}: plan.max_memory_gib = {:g} has no room for kept keys: here, and where "
+        "else they do not fit, they travel again (nano_batches_resent in metrics.jsonl)",
+        step, config_.plan.max_memory_gib));
   }
 
   /// What every rank has of the step, told to all.
@@ -333,17 +341,20 @@ class Trainer {
   }
 
   void save() {
+    state_.begin_saving();
     folder_->save([this](AtomicFile& file) {
       write_safetensors(file, weights_->model.parameter_names(), weights_->model.parameters(),
                         weights_metadata());
     });
+    state_.saved();
     tracer_.write();
     summary_.metrics_missing = metrics_->finish();
-    print_summary(config_, data_, summary_);
+    progress_->end(summary_text(config_, data_, summary_));
   }
 
   const Config& config_;
   Communicator& comm_;
+  RunState& state_;
   TracedCommunicator all_;  // comm_, where a step's sums are traced
   int num_workers_;
   IndexedDataset data_;
@@ -353,8 +364,9 @@ class Trainer {
   std::unique_ptr<Weights> weights_;  // null on a dedicated server
   Step step_;
   StepTracer tracer_;
-  std::optional<RunFolder> folder_;  // of rank 0
+  std::optional<RunFolder> folder_;  // of rank 0, as are metrics_ and progress_
   std::unique_ptr<Metrics> metrics_;
+  std::optional<Progress> progress_;
   RunSummary summary_;
   ComputePeak peak_;
   bool said_resent_ = false;
@@ -418,10 +430,10 @@ void check_run(const Config& config, int num_workers, bool holds_weights) {
   check_trace(config);
 }
 
-void train(const Config& config, Communicator& comm) {
+void train(const Config& config, Communicator& comm, RunState& state) {
   // A setting of the calling thread (OpenMP): ranks that are threads set it each for themselves.
   at::set_num_threads(static_cast<int>(config.train.threads_per_rank));
-  Trainer(config, comm).run();
+  Trainer(config, comm, state).run();
 }
 
 }  // namespace distca

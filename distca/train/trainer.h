@@ -4,6 +4,7 @@
 
 #include "distca/comm/communicator.h"
 #include "distca/train/config.h"
+#include "distca/train/run_state.h"
 
 namespace distca {
 
@@ -17,8 +18,9 @@ void check_run(const Config& config, int num_workers, bool holds_weights);
 void set_up_process(const Config& config);
 
 /// Trains; all ranks call it with the same configuration. The last servers.dedicated ranks hold no
-/// weights and only serve attention. Rank 0 writes the run's files and shows progress on stdout.
-/// Throws Error(kComm) when a rank is lost.
-void train(const Config& config, Communicator& comm);
+/// weights and only serve attention. Rank 0 writes the run's files and shows progress on stdout,
+/// which nobody waits for, and keeps `state` up to date; on other ranks it is not touched. Throws
+/// Error(kComm) when a rank is lost.
+void train(const Config& config, Communicator& comm, RunState& state);
 
 }  // namespace distca

@@ -1,0 +1,46 @@
+#pragma once
+// What a local rank prints, passed on line by line with "[rank N] " before it. The pipes are always
+// read, whether or not anybody reads us: a rank never waits for a terminal (console.h).
+// Thread rule: one thread.
+
+#include <string>
+
+#include "distca/base/console.h"
+
+namespace distca {
+
+/// What begins a line that a program of ours says last, on stderr.
+constexpr const char* kLastWords = "distca: ";
+
+/// One stream of one rank.
+class RankStream {
+ public:
+  RankStream() = default;
+  /// Makes the pipe. With `hold_last_words` lines that begin with kLastWords are held back. Throws
+  /// Error(kIo).
+  RankStream(int rank, Console& to, bool hold_last_words);
+  RankStream(RankStream&& other) noexcept;
+  RankStream& operator=(RankStream&& other) noexcept;
+  ~RankStream();
+
+  /// Our end, to be polled; -1: none, or closed.
+  int from() const { return from_; }
+  /// The rank's end, which becomes its stdout or stderr; closed by close_rank_end().
+  int rank_end() const { return rank_end_; }
+  void close_rank_end();
+  /// Passes on what is there.
+  void pass_on();
+  /// The first line that was held back; empty if none.
+  const std::string& last_words() const { return last_words_; }
+
+ private:
+  void emit();
+
+  int rank_ = -1;
+  Console* to_ = nullptr;
+  bool hold_last_words_ = false;
+  int from_ = -1, rank_end_ = -1;
+  std::string line_, last_words_;
+};
+
+}  // namespace distca

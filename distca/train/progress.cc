@@ -1,0 +1,93 @@
+#include "distca/train/progress.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include "distca/base/clock.h"
+#include "distca/base/text.h"
+
+namespace distca {
+namespace {
+
+constexpr double kPlainLineEverySeconds = 5;
+constexpr double kSignOfLifeSeconds = 3;
+
+}  // namespace
+
+std::string clock_time(double seconds) {
+  const int64_t all = std::llround(std::max(0.0, seconds));
+  const int64_t days = all / 86400, hours = all / 3600 % 24, minutes = all / 60 % 60, s = all % 60;
+  if (days > 0) return fmt::format("{}d {:02}:{:02}:{:02}", days, hours, minutes, s);
+  if (hours > 0) return fmt::format("{}:{:02}:{:02}", hours, minutes, s);
+  return fmt::format("{}:{:02}", minutes, s);
+}
+
+std::string progress_line(const StepMetrics& m, int64_t total_steps, double left_s,
+                          size_t columns) {
+  const std::string total = std::to_string(total_steps);
+  // The product's figure comes before what any trainer says.
+  std::vector<std::string> fields = {fmt::format("step {:>{}}/{}", m.step, total.size(), total),
+                                     fmt::format("loss {:.3f}", m.loss)};
+  if (m.validation_loss) fields.push_back(fmt::format("held-out {:.3f}", *m.validation_loss));
+  fields.push_back(fmt::format("max/mean {:.2f}>{:.2f}", m.imbalance_before, m.imbalance_after));
+  fields.push_back(
+      fmt::format("{}{} left", m.step == 1 && total_steps > 1 ? "~" : "", clock_time(left_s)));
+  const auto tokens_per_s = with_thousands(std::llround(static_cast<double>(m.tokens) / m.step_s));
+  fields.push_back(tokens_per_s + " tok/s");
+  fields.push_back(
+      fmt::format("{:.0f} % peak", 100 * m.model_flops / m.step_s / m.peak_flops_per_s));
+  std::string line;
+  for (const std::string& field : fields) {
+    const std::string longer = line + (line.empty() ? "" : "  ") + field;
+    if (longer.size() > columns) break;
+    line = longer;
+  }
+  return line;
+}
+
+Progress::Progress(Console& console, int64_t total_steps)
+    : console_(console), total_steps_(total_steps) {}
+
+Progress::~Progress() {
+  console_.keep_progress();
+  console_.finish(kConsolePatience);
+}
+
+void Progress::begin(const std::string& text) {
+  console_.line(text);
+  if (total_steps_ > 0) console_.progress_after(kSignOfLifeSeconds, "step 1 is under way");
+}
+
+/// Step 1 takes longer than those to come: from step 2 on it does not count.
+double Progress::left_s(const StepMetrics& m) {
+  const double now = steady_seconds();
+  if (m.step == 1) first_step_end_s_ = now;
+  const double step_s =
+      m.step == 1 ? m.step_s : (now - first_step_end_s_) / static_cast<double>(m.step - 1);
+  return step_s * static_cast<double>(total_steps_ - m.step);
+}
+
+void Progress::show(const StepMetrics& m) {
+  const double left = left_s(m);
+  const double now = steady_seconds();
+  const bool stays = m.step == total_steps_ || m.validation_loss;
+  const bool terminal = console_.is_terminal();
+  if (!terminal && !stays && now - last_shown_s_ < kPlainLineEverySeconds) return;
+  last_shown_s_ = now;
+  // A line that wraps could not be overwritten.
+  const size_t columns = terminal ? console_.columns() - 1 : std::string::npos;
+  const std::string text = progress_line(m, total_steps_, left, columns);
+  if (stays) {
+    console_.line(text);
+  } else {
+    console_.progress(text);
+  }
+}
+
+void Progress::end(const std::string& text) { console_.important(text); }
+
+}  // namespace distca

@@ -1,0 +1,251 @@
+// Whoever reads what a training prints, slowly, for a while or not at all, and whoever stops it:
+// the real program with pipes, terminals and signals.
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <csignal>
+#include <regex>
+#include <thread>
+
+#include "distca/base/clock.h"
+#include "distca/base/test_terminal.h"
+#include "distca/batch/test_folder.h"
+#include "tests/run_command.h"
+
+namespace distca::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::MatchesRegex;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+constexpr double kTimeout = 3;  // seconds
+constexpr double kLong = 60;
+
+/// Signals that a program started meanwhile ignores, as under nohup or after `&` in a script.
+class Ignored {
+ public:
+  explicit Ignored(std::vector<int> signals) : signals_(std::move(signals)) {
+    for (const int signal : signals_) std::signal(signal, SIG_IGN);
+  }
+  ~Ignored() {
+    for (const int signal : signals_) std::signal(signal, SIG_DFL);
+  }
+
+ private:
+  const std::vector<int> signals_;
+};
+
+/// The ways to run ranks on one machine.
+struct Ranks {
+  const char* name;
+  std::vector<std::string> words;
+};
+
+std::string name_of(const ::testing::TestParamInfo<Ranks>& info) { return info.param.name; }
+
+const Ranks kOne{"one_worker", {}};
+const Ranks kLaunched{"launcher", {"--workers", "2"}};
+const Ranks kThreads{"threads", {"--workers", "2", "comm.backend=threads"}};
+
+class TerminalTest : public FolderTest {
+ protected:
+  void SetUp() override {
+    FolderTest::SetUp();
+    run_ = folder_ / "run";
+    prefix_ = make_data_set(folder_);
+  }
+  void TearDown() override {
+    program_.reset();  // it writes to the folder
+    FolderTest::TearDown();
+  }
+
+  void start(int64_t steps, std::vector<std::string> words, const Streams& streams = {},
+             const std::map<std::string, std::string>& environment = {}) {
+    words.push_back(fmt::format("train.steps={}", steps));
+    words.push_back(fmt::format("comm.timeout_s={}", kTimeout));
+    words.emplace_back("comm.grace_s=2");
+    program_.emplace(train_arguments(prefix_, run_, words), environment, streams);
+  }
+  size_t steps_done() const { return read_json_lines(run_ / "metrics.jsonl").size(); }
+  void wait_for_steps(size_t steps) {
+    for (const Stopwatch watch; steps_done() < steps;) {
+      ASSERT_LT(watch.seconds(), kLong) << "no step " << steps;
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+  }
+  bool saved() const { return fs::exists(run_ / "model.safetensors"); }
+  /// "N of M" of a line that says where the run was stopped, and that N steps are in metrics.jsonl.
+  void expect_stopped(const std::string& line, const std::string& signal) {
+    const std::regex said("distca: stopped by " + signal + " after step ([0-9]+) of 1000000; no " +
+                          "weights of it are saved \\(they are written at the end of a run\\); " +
+                          (run_ / "metrics.jsonl").string() + " has ([0-9]+) steps\n");
+    std::smatch match;
+    ASSERT_TRUE(std::regex_match(line, match, said)) << line;
+    EXPECT_EQ(match[1], match[2]);
+    const auto told = std::stoull(match[1]);
+    EXPECT_GE(steps_done(), told);
+    EXPECT_LE(steps_done(), told + 1);
+    EXPECT_FALSE(saved());
+  }
+
+  fs::path run_, prefix_;
+  std::optional<Program> program_;
+};
+
+class RanksTest : public TerminalTest, public ::testing::WithParamInterface<Ranks> {};
+
+TEST_P(RanksTest, what_was_ignored_when_it_began_stays_ignored) {
+  {
+    const Ignored ignored({SIGHUP, SIGINT});
+    start(150, GetParam().words);
+  }
+  ASSERT_NO_FATAL_FAILURE(wait_for_steps(3));
+  for (const int signal : {SIGHUP, SIGINT}) {
+    kill(program_->pid(), signal);
+    program_->signal_group(signal);
+  }
+  const Outcome outcome = program_->wait();
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_THAT(outcome.err, IsEmpty());
+  EXPECT_TRUE(saved());
+}
+
+TEST_P(RanksTest, stopped_it_says_at_which_step_and_what_is_saved) {
+  start(1'000'000, GetParam().words);
+  ASSERT_NO_FATAL_FAILURE(wait_for_steps(3));
+  program_->signal_group(SIGINT);  // as a terminal does
+  const Outcome outcome = program_->wait(kLong);
+  EXPECT_EQ(outcome.exit_code, 130);
+  expect_stopped(outcome.err, "SIGINT");
+}
+
+TEST_P(RanksTest, a_signal_to_its_first_process_alone_says_the_same) {
+  start(1'000'000, GetParam().words);
+  ASSERT_NO_FATAL_FAILURE(wait_for_steps(3));
+  kill(program_->pid(), SIGTERM);
+  const Outcome outcome = program_->wait(kLong);
+  EXPECT_EQ(outcome.exit_code, 130);
+  EXPECT_EQ(program_->processes().size(), 0u);
+  expect_stopped(outcome.err, "SIGTERM");
+}
+
+INSTANTIATE_TEST_SUITE_P(, RanksTest, ::testing::Values(kOne, kLaunched, kThreads), name_of);
+
+TEST_F(TerminalTest, under_another_launcher_rank_0_says_where_it_was_stopped) {
+  const std::string port = free_port();
+  start(1'000'000, {}, {}, torchrun_environment(0, 2, port));
+  Program second(
+      train_arguments(prefix_, run_, {"train.steps=1000000", "comm.timeout_s=3", "comm.grace_s=2"}),
+      torchrun_environment(1, 2, port));
+  ASSERT_NO_FATAL_FAILURE(wait_for_steps(3));
+  second.signal_group(SIGTERM);
+  program_->signal_group(SIGTERM);
+  EXPECT_EQ(second.wait(kLong).exit_code, 128 + SIGTERM);
+  const Outcome outcome = program_->wait(kLong);
+  EXPECT_EQ(outcome.exit_code, 130);
+  expect_stopped(outcome.err, "SIGTERM");
+}
+
+class ReaderTest : public TerminalTest, public ::testing::WithParamInterface<Ranks> {};
+
+TEST_P(ReaderTest, that_goes_away_after_two_lines_costs_nothing) {
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  start(20, GetParam().words, {.out = ends[1], .err = Streams::kClosed});
+  close(ends[1]);
+  std::FILE* const reader = fdopen(ends[0], "r");
+  char line[1000];
+  for (int i = 0; i < 2; ++i) EXPECT_NE(std::fgets(line, sizeof(line), reader), nullptr);
+  std::fclose(reader);
+  EXPECT_EQ(program_->wait(kLong).exit_code, 0);
+  EXPECT_EQ(steps_done(), 20u);
+  EXPECT_TRUE(saved());
+}
+
+TEST_P(ReaderTest, that_never_reads_its_pipe_costs_a_few_seconds_at_the_end) {
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  const int bytes = fcntl(ends[1], F_SETPIPE_SZ, 4096);
+  const std::string full(static_cast<size_t>(bytes), '-');
+  ASSERT_EQ(write(ends[1], full.data(), full.size()), bytes);
+  start(20, GetParam().words, {.out = ends[1], .err = ends[1]});
+  EXPECT_EQ(program_->wait(kLong).exit_code, 0);
+  EXPECT_EQ(steps_done(), 20u);
+  EXPECT_TRUE(saved());
+  close(ends[0]);
+  close(ends[1]);
+}
+
+TEST_P(ReaderTest, on_a_paused_terminal_it_trains_to_the_end) {
+  TestTerminal terminal;
+  start(200, GetParam().words, {.out = terminal.fd(), .err = terminal.fd()});
+  ASSERT_NO_FATAL_FAILURE(wait_for_steps(2));
+  terminal.pause();
+  EXPECT_EQ(program_->wait(kLong).exit_code, 0);
+  EXPECT_EQ(steps_done(), 200u);
+  EXPECT_TRUE(saved());
+}
+
+INSTANTIATE_TEST_SUITE_P(, ReaderTest, ::testing::Values(kOne, kLaunched, kThreads), name_of);
+
+TEST_F(TerminalTest, an_error_begins_on_a_line_of_its_own) {
+  for (const int rank : {0, 1}) {
+    TestTerminal terminal;
+    start(1'000'000, {"--workers", "2", "train.overwrite=true", "train.validation_every=0"},
+          {.out = terminal.fd(), .err = terminal.fd()});
+    ASSERT_NO_FATAL_FAILURE(wait_for_steps(10));
+    kill(program_->pid_of_rank(rank), SIGKILL);
+    EXPECT_EQ(program_->wait(kLong).exit_code, 1);
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    const std::vector<std::string> screen = terminal.screen();
+    ASSERT_GE(screen.size(), 2u);
+    EXPECT_THAT(screen.back(), IsEmpty());
+    EXPECT_THAT(screen[screen.size() - 2],
+                StartsWith(fmt::format("distca: error: rank {} was killed by signal 9", rank)));
+    // Rank 0 has kept the last line about a step.
+    if (rank == 1) EXPECT_THAT(screen[screen.size() - 3], StartsWith("step "));
+    fs::remove_all(run_);
+  }
+}
+
+TEST_F(TerminalTest, of_80_columns_shows_whole_lines_and_keeps_measured_losses) {
+  TestTerminal terminal(80);
+  start(6, {"--workers", "2"}, {.out = terminal.fd(), .err = terminal.fd()});
+  EXPECT_EQ(program_->wait(kLong).exit_code, 0);
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  const std::vector<std::string> screen = terminal.screen();
+  std::vector<std::string> steps;
+  for (const std::string& line : screen) {
+    if (line.find(run_) == std::string::npos) EXPECT_LE(line.size(), 100u) << line;
+    if (line.starts_with("step ")) steps.push_back(line);
+  }
+  const std::string line = "step %/6  loss [0-9.]+  held-out [0-9.]+  max/mean [0-9.]+>[0-9.]+  .*";
+  const auto of = [&](const char* step) { return std::string(line).replace(5, 1, step); };
+  EXPECT_THAT(steps, ElementsAre(MatchesRegex(of("3")), MatchesRegex(of("6"))));
+  for (const std::string& step : steps) EXPECT_LT(step.size(), 80u);
+  EXPECT_THAT(screen, Contains(HasSubstr("Saved")));
+}
+
+TEST_F(TerminalTest, a_reader_of_a_short_command_that_goes_away_ends_it_in_silence) {
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  close(ends[0]);
+  std::signal(SIGPIPE, SIG_DFL);  // whatever who started us made of it
+  Program plan({"plan", "--data", prefix_, "--workers", "2"}, {}, {.out = ends[1]});
+  close(ends[1]);
+  const Outcome outcome = plan.wait(kLong);
+  EXPECT_EQ(outcome.exit_code, 128 + SIGPIPE);
+  EXPECT_THAT(outcome.err, IsEmpty());
+}
+
+}  // namespace
+}  // namespace distca::testing
