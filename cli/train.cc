@@ -13,6 +13,7 @@
 #include "distca/comm/rendezvous.h"
 #include "distca/comm/store_process.h"
 #include "distca/comm/thread_group.h"
+#include "distca/train/check_run.h"
 #include "distca/train/config.h"
 #include "distca/train/trainer.h"
 

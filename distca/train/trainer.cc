@@ -1,12 +1,7 @@
 #include "distca/train/trainer.h"
 
-#include <ATen/ATen.h>
-#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 
-#include <unistd.h>
-
-#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <optional>
@@ -14,7 +9,6 @@
 #include "distca/base/clock.h"
 #include "distca/base/error.h"
 #include "distca/base/file.h"
-#include "distca/base/text.h"
 #include "distca/batch/indexed_dataset.h"
 #include "distca/comm/collectives.h"
 #include "distca/comm/first_ranks.h"
@@ -23,9 +17,8 @@
 #include "distca/comm/traced.h"
 #include "distca/cost/speed_meter.h"
 #include "distca/model/safetensors.h"
-#include "distca/plan/plan.h"
-#include "distca/plan/scheduler.h"
 #include "distca/train/bandwidth.h"
+#include "distca/train/held_out.h"
 #include "distca/train/metrics.h"
 #include "distca/train/optimizer.h"
 #include "distca/train/peak.h"
@@ -43,24 +36,6 @@ namespace {
 /// What plans are made by, as they say it themselves (PlanOptions::price).
 std::string price_of(const Config& config) {
   return config.attention_profile ? profile_name(*config.attention_profile) : "pairs";
-}
-
-/// The held-out nano-batches, the same ones each time: at most an epoch, so that none counts twice.
-std::vector<Batch> validation_batches(const Config& config, const IndexedDataset& data,
-                                      const DocumentSplit& split) {
-  std::vector<Batch> batches;
-  if (split.validation.empty()) return batches;
-  int64_t tokens = 0;
-  for (int64_t document : split.validation) tokens += data.document_length(document);
-  BatchOptions options = config.batch;
-  options.nano_batches = 1;
-  options.nano_batch_tokens = std::clamp<int64_t>(tokens, 1, options.nano_batch_tokens);
-  options.max_document_tokens = std::min(options.max_document_tokens, options.nano_batch_tokens);
-  BatchStream stream(data.document_lengths(), split.validation, options);
-  const int64_t whole = tokens / options.nano_batch_tokens;
-  for (int64_t i = 0; i < std::min(whole, config.train.validation_nano_batches); ++i)
-    batches.push_back(stream.next());
-  return batches;
 }
 
 /// What a rank has that holds weights.
@@ -324,64 +299,6 @@ class Trainer {
 };
 
 }  // namespace
-
-namespace {
-
-/// Refuses a model of which one rank alone would not fit this machine.
-void check_memory(const LlamaConfig& model) {
-  // Master weights, gradients and AdamW's two moments.
-  const double element = model.dtype == ScalarType::kFloat64 ? 8.0 : 4.0;
-  const double needed = 4.0 * element * static_cast<double>(model.num_parameters());
-  const double present =
-      static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGE_SIZE));
-  if (needed <= present) return;
-  throw Error(ErrorKind::kConfig,
-              "model of {} parameters: weights, gradients and AdamW's state need {:.1f} GiB on "
-              "each worker, this "
-              "machine has {:.1f} GiB",
-              with_thousands(model.num_parameters()), needed / 0x1p30, present / 0x1p30);
-}
-
-}  // namespace
-
-void set_up_process(const Config& config) {
-  if (config.train.device != "cuda" || !config.train.deterministic) return;
-  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
-  // Else every buffer is filled before its use: nothing reads one that nobody wrote.
-  at::globalContext().setDeterministicFillUninitializedMemory(false);
-}
-
-void check_run(const Config& config, int num_workers, bool holds_weights) {
-  if (config.data.prefix.empty()) {
-    throw Error(ErrorKind::kConfig,
-                "data.prefix is not set: make a data set with `distca data prepare` and name it");
-  }
-  if (config.train.device == "cuda" && !at::hasCUDA()) {
-    throw Error(ErrorKind::kConfig,
-                "train.device = cuda: this machine or this PyTorch has no CUDA device");
-  }
-  if (holds_weights) check_memory(config.model);
-  if (chosen_kernel(kernel_request(config)) == KernelChoice::kCpu) {
-    kernels::chosen_isa();  // refuses an instruction set that is not here
-  }
-  check_runs(find_scheduler(config.plan.scheduler));
-  const IndexedDataset data(config.data.prefix);
-  data.check_vocabulary(config.model.vocab_size);
-  const DocumentSplit split =
-      split_documents(data.num_documents(), config.data.validation_fraction, config.batch.seed);
-  BatchStream stream(data.document_lengths(), split.train, config.batch);
-  plan_nano_batches(config, stream.next(), num_workers);
-  validation_batches(config, data, split);
-  check_trace(config);
-  const std::filesystem::path metrics =
-      std::filesystem::path(config.train.output_dir) / "metrics.jsonl";
-  if (!config.train.overwrite && std::filesystem::exists(metrics)) {
-    throw Error(
-        ErrorKind::kConfig,
-        "{} holds a run already: choose another train.output_dir or set train.overwrite=true",
-        config.train.output_dir);
-  }
-}
 
 void train(const Config& config, Communicator& comm) {
   // A setting of the calling thread (OpenMP): ranks that are threads set it each for themselves.

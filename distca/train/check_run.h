@@ -1,0 +1,17 @@
+#pragma once
+// What is done once in a process before its ranks train.
+
+#include "distca/train/config.h"
+
+namespace distca {
+
+/// Everything that can be known to be wrong before any rank starts: data set, vocabulary, names of
+/// layout and scheduler, output directory. Throws Error; writes nothing. `holds_weights`: some rank
+/// of this machine is a worker.
+void check_run(const Config& config, int num_workers, bool holds_weights);
+
+/// Settings of PyTorch that a process has only once (train.deterministic). Call it before the
+/// process's ranks train.
+void set_up_process(const Config& config);
+
+}  // namespace distca
