@@ -1,5 +1,6 @@
 // distca train: as one process, as a launcher of local ranks, or as a rank that somebody started.
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 
@@ -9,6 +10,7 @@
 #include "distca/comm/device_copy.h"
 #include "distca/comm/gloo_group.h"
 #include "distca/comm/launch.h"
+#include "distca/comm/local_ranks.h"
 #include "distca/comm/nccl_group.h"
 #include "distca/comm/rendezvous.h"
 #include "distca/comm/store_process.h"
@@ -79,7 +81,14 @@ int run_train(TrainArguments arguments) {
   const auto rendezvous = find_rendezvous(env_string);
   const int workers = workers_of(config, arguments, rendezvous);
   // No rank writes before all have met, so none sees what another made of output_dir.
-  check_run(config, workers, !rendezvous || rendezvous->rank < workers);
+  LocalRanks local{.count = num_ranks(config, workers)};
+  if (rendezvous) {
+    local.count = local_ranks(*rendezvous, env_string);
+    // Launchers number the ranks of a machine one after another unless told otherwise.
+    local.first =
+        std::clamp(rendezvous->rank - rendezvous->local_rank, 0, rendezvous->size - local.count);
+  }
+  check_run(config, workers, local);
   if (rendezvous && arguments.workers > 1) {
     throw Error(ErrorKind::kUsage,
                 "--workers {}, but {} started this process as one of {} ranks: leave --workers out",

@@ -1,10 +1,8 @@
 #include "distca/train/check_run.h"
 
 #include <ATen/Context.h>
-#include <unistd.h>
 
 #include "distca/base/error.h"
-#include "distca/base/text.h"
 #include "distca/batch/indexed_dataset.h"
 #include "distca/kernels/cpu/attention.h"
 #include "distca/plan/scheduler.h"
@@ -13,25 +11,6 @@
 #include "distca/train/step_tracer.h"
 
 namespace distca {
-namespace {
-
-/// Refuses a model of which one rank alone would not fit this machine.
-void check_memory(const LlamaConfig& model) {
-  // Master weights, gradients and AdamW's two moments.
-  const double element = model.dtype == ScalarType::kFloat64 ? 8.0 : 4.0;
-  const double needed = 4.0 * element * static_cast<double>(model.num_parameters());
-  const double present =
-      static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGE_SIZE));
-  if (needed <= present) return;
-  throw Error(ErrorKind::kConfig,
-              "model of {} parameters: weights, gradients and AdamW's state need {:.1f} GiB on "
-              "each worker, this "
-              "machine has {:.1f} GiB",
-              with_thousands(model.num_parameters()), needed / 0x1p30, present / 0x1p30);
-}
-
-}  // namespace
-
 void set_up_process(const Config& config) {
   if (config.train.device != "cuda" || !config.train.deterministic) return;
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
@@ -39,7 +18,7 @@ void set_up_process(const Config& config) {
   at::globalContext().setDeterministicFillUninitializedMemory(false);
 }
 
-void check_run(const Config& config, int num_workers, bool holds_weights) {
+void check_run(const Config& config, int num_workers, LocalRanks local) {
   if (config.data.prefix.empty()) {
     throw Error(ErrorKind::kConfig,
                 "data.prefix is not set: make a data set with `distca data prepare` and name it");
@@ -48,7 +27,10 @@ void check_run(const Config& config, int num_workers, bool holds_weights) {
     throw Error(ErrorKind::kConfig,
                 "train.device = cuda: this machine or this PyTorch has no CUDA device");
   }
-  if (holds_weights) check_memory(config.model);
+  // First of all: what follows may take long where too much is asked for.
+  MemoryParts memory = memory_needed(config, num_workers, local);
+  const bool on_cpu = config.train.device == "cpu";
+  if (on_cpu) check_memory(memory, local, memory_limit());
   if (chosen_kernel(kernel_request(config)) == KernelChoice::kCpu) {
     kernels::chosen_isa();  // refuses an instruction set that is not here
   }
@@ -58,8 +40,10 @@ void check_run(const Config& config, int num_workers, bool holds_weights) {
   const DocumentSplit split =
       split_documents(data.num_documents(), config.data.validation_fraction, config.batch.seed);
   BatchStream stream(data.document_lengths(), split.train, config.batch);
-  plan_nano_batches(config, stream.next(), num_workers);
-  validation_batches(config, data, split);
+  check_training_part(data, split);
+  const auto [plans, resent] = plan_nano_batches(config, stream.next(), num_workers);
+  memory.buffers = exchange_buffer_bytes(config, plans, resent, num_workers, local);
+  if (on_cpu) check_memory(memory, local, memory_limit());
   check_trace(config);
   const std::filesystem::path metrics =
       std::filesystem::path(config.train.output_dir) / "metrics.jsonl";

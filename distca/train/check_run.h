@@ -2,13 +2,14 @@
 // What is done once in a process before its ranks train.
 
 #include "distca/train/config.h"
+#include "distca/train/memory.h"
 
 namespace distca {
 
 /// Everything that can be known to be wrong before any rank starts: data set, vocabulary, names of
-/// layout and scheduler, output directory. Throws Error; writes nothing. `holds_weights`: some rank
-/// of this machine is a worker.
-void check_run(const Config& config, int num_workers, bool holds_weights);
+/// layout and scheduler, output directory, memory for `local`, the ranks of this machine. Throws
+/// Error; writes nothing.
+void check_run(const Config& config, int num_workers, LocalRanks local);
 
 /// Settings of PyTorch that a process has only once (train.deterministic). Call it before the
 /// process's ranks train.

@@ -6,7 +6,6 @@
 
 #include "distca/base/statistics.h"
 #include "distca/base/text.h"
-#include "distca/batch/corpus_statistics.h"
 #include "distca/plan/scheduler.h"
 #include "distca/program/schedule.h"
 
@@ -57,6 +56,15 @@ std::string tolerance_words(const Config::PlanKeys& plan) {
 AttentionClock attention_clock(const Config& config) {
   if (config.train.device == "cuda") return AttentionClock::kDevice;
   return config.train.threads_per_rank == 1 ? AttentionClock::kProcessor : AttentionClock::kElapsed;
+}
+
+std::string counting_words(const Entropies& entropies) {
+  std::string text = fmt::format(
+      "counting single tokens of all the data would give {:.3f} "
+      "(unigram entropy)",
+      entropies.unigram);
+  if (entropies.bigram) text += fmt::format(", pairs {:.3f} (bigram entropy)", *entropies.bigram);
+  return text + ", on the very text counted";
 }
 
 std::string attention_times(const Config& config, const RunSummary& summary) {
@@ -126,16 +134,15 @@ void RunSummary::add(const std::vector<int64_t>& before, const std::vector<int64
   if (!errors.empty()) prediction_errors.push_back(median(errors));
 }
 
-void print_start(const Config& config, const IndexedDataset& data, int num_workers,
+void print_start(const Config& config, const std::string& data, int num_workers,
                  const std::string& kernel, const ComputePeak& peak) {
   const std::string servers = config.servers.dedicated == 0
                                   ? ""
                                   : fmt::format(", {} dedicated server{}", config.servers.dedicated,
                                                 config.servers.dedicated == 1 ? "" : "s");
-  std::printf(
-      "%d workers%s (%s), %s parameters, %s documents, %s tokens\n", num_workers, servers.c_str(),
-      config.comm.backend.c_str(), with_thousands(config.model.num_parameters()).c_str(),
-      with_thousands(data.num_documents()).c_str(), with_thousands(data.num_tokens()).c_str());
+  std::printf("%d workers%s (%s), %s parameters\n%s\n", num_workers, servers.c_str(),
+              config.comm.backend.c_str(), with_thousands(config.model.num_parameters()).c_str(),
+              data.c_str());
   const std::string tolerance = tolerance_words(config.plan);
   const bool alone =
       schedule_of(config.train.schedule) == Schedule::kPingPong && config.batch.nano_batches == 1;
@@ -162,10 +169,7 @@ void print_summary(const Config& config, const IndexedDataset& data, const RunSu
     if (last.validation_loss)
       std::printf("  held-out loss %.3f nats a token\n", *last.validation_loss);
     if (const auto entropies = token_entropies(data)) {
-      std::printf(
-          "  counting single tokens would give %.3f (unigram entropy), pairs %.3f (bigram "
-          "entropy)\n",
-          entropies->unigram, entropies->bigram);
+      std::printf("  %s\n", counting_words(*entropies).c_str());
     }
     const double steps = static_cast<double>(summary.steps);
     std::printf("\nCore attention: (query, key) pairs of one layer by server, summed over steps\n");
@@ -177,10 +181,13 @@ void print_summary(const Config& config, const IndexedDataset& data, const RunSu
     std::printf("\nPlanning\n  %.2f ms a batch beside the steps, which waited %.2f ms for it\n",
                 1e3 * summary.plan_s / steps, 1e3 * summary.plan_wait_s / steps);
   }
+  if (summary.steps == 0)
+    std::printf(
+        "\nNothing was trained (train.steps = 0): the weights are the initial, random ones\n");
   std::printf("\nSaved\n  %s/model.safetensors  weights, Hugging Face names (%s parameters)\n",
               out.c_str(), with_thousands(config.model.num_parameters()).c_str());
-  std::printf("  %s/config.json        LlamaForCausalLM\n  %s/metrics.jsonl      every step\n",
-              out.c_str(), out.c_str());
+  std::printf("  %s/config.json        LlamaForCausalLM\n  %s/metrics.jsonl      %s\n", out.c_str(),
+              out.c_str(), summary.steps == 0 ? "empty" : "every step");
   std::printf("  %s/config.toml        what was run\n", out.c_str());
   if (!config.train.trace.empty()) {
     std::printf(

@@ -1,6 +1,8 @@
 #include "distca/train/trainer.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/Version.h>
+#include <fmt/ranges.h>
 
 #include <cmath>
 #include <cstring>
@@ -9,6 +11,7 @@
 #include "distca/base/clock.h"
 #include "distca/base/error.h"
 #include "distca/base/file.h"
+#include "distca/base/text.h"
 #include "distca/batch/indexed_dataset.h"
 #include "distca/comm/collectives.h"
 #include "distca/comm/first_ranks.h"
@@ -25,6 +28,7 @@
 #include "distca/train/plan_ahead.h"
 #include "distca/train/plan_request.h"
 #include "distca/train/same_config.h"
+#include "distca/train/same_weights.h"
 #include "distca/train/speed_sample.h"
 #include "distca/train/step.h"
 #include "distca/train/step_tracer.h"
@@ -74,7 +78,11 @@ class Trainer {
   void run() {
     comm_.set_step(0);
     check_same_config(comm_, config_,
-                      {.price = price_of(config_), .kernel = step_.kernel().name()});
+                      {.price = price_of(config_),
+                       .kernel = step_.kernel().name(),
+                       .data = data_summary(data_),
+                       .isa = comm_.cuda_device() < 0 ? at::get_cpu_capability() : std::string()});
+    check_initial_weights();
     peak_ = measure_peak(config_, comm_);
     if (comm_.rank() == 0) open_output();
     if (measures_speeds(config_)) {
@@ -89,10 +97,13 @@ class Trainer {
     for (int64_t step = 1; step <= config_.train.steps; ++step) {
       comm_.set_step(step);
       StepMetrics metrics = train_step(step);
-      if (evaluates(step)) metrics.validation_loss = evaluate(step);
+      const bool finite = std::isfinite(metrics.grad_norm) && std::isfinite(metrics.loss);
+      if (finite && evaluates(step)) metrics.validation_loss = evaluate(step);
       if (metrics_) metrics_->record(metrics);
+      check_finite(metrics);
       if (step == config_.train.steps) summary_.last = metrics;
     }
+    if (weights_) drifted_ = others_with_other_weights("comparing the trained weights");
     // Nobody waits for rank 0 while it writes: that may take longer than a wait may.
     barrier(comm_, "end of training");
     if (comm_.rank() == 0) save();
@@ -109,7 +120,8 @@ class Trainer {
                                          RunLabels{.price = price_of(config_),
                                                    .kernel = step_.kernel().name(),
                                                    .schedule = config_.train.schedule});
-    print_start(config_, data_, num_workers_, step_.kernel().name(), peak_);
+    print_start(config_, split_words(config_, data_, split_), num_workers_, step_.kernel().name(),
+                peak_);
   }
 
   /// Held-out loss after this step?
@@ -157,11 +169,47 @@ class Trainer {
     }
   }
 
-  /// All ranks have the same value and stop together, before it reaches the weights.
-  void check_finite(int64_t step, const char* what, double value) const {
-    if (std::isfinite(value)) return;
-    throw Error(ErrorKind::kTraining, "step {}: the {} is not finite; lower optimizer.lr (now {})",
-                step, what, config_.optimizer.lr);
+  /// All ranks have the same values and stop together, before they reach the weights.
+  void check_finite(const StepMetrics& m) const {
+    const char* const what = !std::isfinite(m.grad_norm)                     ? "gradient norm"
+                             : !std::isfinite(m.loss)                        ? "loss"
+                             : !std::isfinite(m.validation_loss.value_or(0)) ? "held-out loss"
+                                                                             : nullptr;
+    if (!what) return;
+    const bool initial = m.step == 1 && !(std::isfinite(m.grad_norm) && std::isfinite(m.loss));
+    throw diverged(fmt::format("step {}: the {} is", m.step, what), initial);
+  }
+
+  /// `what` not finite, and what to do: `initial` weights are no update's fault.
+  Error diverged(const std::string& what, bool initial) const {
+    return Error(ErrorKind::kTraining, "{} not finite; lower {} (now {})", what,
+                 initial ? "model.initializer_range" : "optimizer.lr",
+                 initial ? config_.model.initializer_range : config_.optimizer.lr);
+  }
+
+  std::vector<int> others_with_other_weights(std::string_view operation) {
+    return ranks_with_other_weights(weights_->workers, weights_->model.parameters(), operation);
+  }
+
+  void check_initial_weights() {
+    if (!weights_) return;
+    const std::vector<int> others = others_with_other_weights("comparing the initial weights");
+    if (others.empty()) return;
+    throw Error(ErrorKind::kConfig,
+                "rank{} {} drew other initial weights than rank 0: start the same version of "
+                "distca on all ranks",
+                others.size() > 1 ? "s" : "", fmt::join(others, ", "));
+  }
+
+  /// On rank 0, after it has saved: the others have ended well and need not wait for that.
+  void check_replicas() const {
+    if (drifted_.empty()) return;
+    throw Error(ErrorKind::kTraining,
+                "rank{} {} ended with other weights than rank 0: from some step on each trained a "
+                "model of its own; rank 0's is saved in {}, but is not what one worker would have "
+                "trained; look for unlike or faulty machines",
+                drifted_.size() > 1 ? "s" : "", fmt::join(drifted_, ", "),
+                config_.train.output_dir);
   }
 
   /// From here on, events of this rank go to `recorder`; null: nowhere.
@@ -191,8 +239,6 @@ class Trainer {
     metrics.step_s = watch.seconds();
     tracer_.end_step();
     record_to(nullptr);
-    check_finite(step, "gradient norm", metrics.grad_norm);
-    check_finite(step, "loss", metrics.loss);
     metrics.attention_predicted_s = planned.attention_s;
     metrics.chosen = planned.chosen;
     metrics.speeds_from_step = planned.speeds_from_step;
@@ -261,13 +307,16 @@ class Trainer {
       sum[0] += step_.evaluate(std::move(planned.inputs)).loss_sum;
     }
     ordered_sum(comm_, sum, "held-out loss");
-    const double loss = targets > 0 ? sum[0] / static_cast<double>(targets) : 0.0;
-    check_finite(step, "held-out loss", loss);
-    return loss;
+    return sum[0] / static_cast<double>(targets);
   }
 
   void save() {
     const std::filesystem::path directory = config_.train.output_dir;
+    // No step has looked at what the last update made.
+    if (const int64_t bad = num_not_finite(weights_->model.parameters()); bad > 0) {
+      throw diverged(fmt::format("the last update left {} weights that are", with_thousands(bad)),
+                     false);
+    }
     write_safetensors(directory / "model.safetensors", weights_->model.parameter_names(),
                       weights_->model.parameters());
     write_file_atomically(
@@ -275,6 +324,7 @@ class Trainer {
         config_.model.to_hugging_face(config_.batch.max_document_tokens).dump(2) + "\n");
     tracer_.write();
     print_summary(config_, data_, summary_);
+    check_replicas();
   }
 
   const Config& config_;
@@ -290,6 +340,7 @@ class Trainer {
   StepTracer tracer_;
   std::unique_ptr<Metrics> metrics_;
   RunSummary summary_;
+  std::vector<int> drifted_;  // ranks whose trained weights are not rank 0's
   ComputePeak peak_;
   std::optional<SpeedMeter> meter_;  // where what is measured enters the plans
   // Of the planning thread.
