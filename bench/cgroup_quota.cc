@@ -9,12 +9,12 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
 
+#include "distca/base/cgroup.h"
 #include "distca/base/error.h"
 
 namespace distca::bench {
@@ -48,23 +48,6 @@ bool has_word(const std::string& text, const std::string& word) {
   return false;
 }
 
-/// Where this process is now, below `root`. `controllers`: "" of v2, else "cpu".
-std::string own_folder(const std::string& root, const std::string& controllers) {
-  std::istringstream lines(text_of("/proc/self/cgroup"));
-  for (std::string line; std::getline(lines, line);) {
-    const size_t first = line.find(':'), second = line.find(':', first + 1);
-    if (second == std::string::npos) continue;
-    std::string names = line.substr(first + 1, second - first - 1);
-    std::ranges::replace(names, ',', ' ');
-    const bool here = controllers.empty() ? names.empty() : has_word(names, controllers);
-    if (!here) continue;
-    const std::string folder = root + line.substr(second + 1);
-    // In a container the root may lie elsewhere.
-    return std::filesystem::exists(folder + "/cgroup.procs") ? folder : root;
-  }
-  return root;
-}
-
 /// The keeper. Between fork and here nothing but system calls: the caller has threads.
 [[noreturn]] void keep(int lifeline, const char* folder) {
   sigset_t all;
@@ -92,7 +75,7 @@ CgroupQuota::CgroupQuota() {
   const std::string root = unified_ ? kUnified : kOld;
   if (!std::filesystem::exists(root + "/cgroup.procs"))
     throw Error(ErrorKind::kIo, "{} has no cpu controller", kUnified);
-  home_ = own_folder(root, unified_ ? "" : "cpu");
+  home_ = own_cgroup(root, unified_ ? "" : "cpu");
   folder_ = fmt::format("{}/distca-half-{}", root, getpid());
   if (mkdir(folder_.c_str(), 0755) != 0)
     throw Error(ErrorKind::kIo, "{}: {}", folder_, strerror(errno));

@@ -76,8 +76,9 @@ void print_statistics(const LengthStatistics& lengths, const std::optional<Entro
       "attention      {} of L(L+1)/2 in the longest 1 % of documents, {} in the longest 10 %\n",
       percent(lengths.longest_1_percent_share, 1), percent(lengths.longest_10_percent_share, 1));
   if (entropies) {
-    fmt::print("entropy        unigram {:.3f}, bigram {:.3f} nats per token\n", entropies->unigram,
-               entropies->bigram);
+    fmt::print("entropy        unigram {:.3f}{} nats per token, of these tokens themselves\n",
+               entropies->unigram,
+               entropies->bigram ? fmt::format(", bigram {:.3f}", *entropies->bigram) : "");
   }
 }
 
@@ -102,7 +103,7 @@ void print_json(const IndexedDataset& dataset, const LengthStatistics& lengths,
             {"histogram", histogram}};
   if (entropies) {
     json["unigram_nats"] = entropies->unigram;
-    json["bigram_nats"] = entropies->bigram;
+    if (entropies->bigram) json["bigram_nats"] = *entropies->bigram;
   }
   fmt::print("{}", canonical_json(json));
 }

@@ -1,5 +1,6 @@
 // distca train: as one process, as a launcher of local ranks, or as a rank that somebody started.
 
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
@@ -12,10 +13,12 @@
 #include "distca/comm/gloo_group.h"
 #include "distca/comm/launch.h"
 #include "distca/comm/local_device.h"
+#include "distca/comm/local_ranks.h"
 #include "distca/comm/nccl_group.h"
 #include "distca/comm/rendezvous.h"
 #include "distca/comm/store_process.h"
 #include "distca/comm/thread_group.h"
+#include "distca/train/check_run.h"
 #include "distca/train/config.h"
 #include "distca/train/run_folder.h"
 #include "distca/train/trainer.h"
@@ -97,7 +100,14 @@ int run_train(TrainArguments arguments) {
                             .startup_timeout_s = config.comm.startup_timeout_s};
   const auto rendezvous = find_rendezvous(env_string);
   const int workers = workers_of(config, arguments, rendezvous);
-  check_run(config, workers, !rendezvous || rendezvous->rank < workers);
+  LocalRanks local{.count = num_ranks(config, workers)};
+  if (rendezvous) {
+    local.count = local_ranks(*rendezvous, env_string);
+    // Launchers number the ranks of a machine one after another unless told otherwise.
+    local.first =
+        std::clamp(rendezvous->rank - rendezvous->local_rank, 0, rendezvous->size - local.count);
+  }
+  check_run(config, workers, local);
   if (config.comm.backend == "nccl") check_nccl_built();
   // Who writes is rank 0; what lies on other machines' disks is no matter.
   if (!rendezvous || rendezvous->rank == 0)

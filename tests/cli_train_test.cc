@@ -10,6 +10,7 @@
 #include <algorithm>
 
 #include "distca/base/file.h"
+#include "distca/batch/indexed_dataset.h"
 #include "distca/batch/test_folder.h"
 #include "distca/cost/attention_profile.h"
 #include "tests/run_command.h"
@@ -96,7 +97,8 @@ TEST_F(CliTrainTest, a_token_beyond_the_vocabulary_is_named_with_its_place) {
   // "def" begins every document: 'e' = 101 is the first byte that 100 ids do not reach.
   EXPECT_THAT(train_refusal({"model.vocab_size=100"}),
               AllOf(HasSubstr("document 0"), HasSubstr("id 100"), HasSubstr("position 0"),
-                    HasSubstr("0 to 99")));
+                    HasSubstr("model.vocab_size = 100 has ids 0 to 99"),
+                    HasSubstr("set it to at least 121")));
   EXPECT_THAT(train_refusal({"model.vocab_size=101"}),
               AllOf(HasSubstr("document 0"), HasSubstr("id 101"), HasSubstr("position 1"),
                     HasSubstr("0 to 100")));
@@ -131,7 +133,13 @@ TEST_F(CliTrainTest, a_bad_value_is_named_with_what_would_be_right) {
   EXPECT_THAT(train_refusal({"plan.tolerance=-0.5"}), HasSubstr("-1 for the scheduler's own"));
   EXPECT_THAT(train_refusal({"train.output_dir="}), HasSubstr("name a folder"));
   EXPECT_THAT(train_refusal({"model.hidden_size=1000000", "model.num_hidden_layers=1000"}),
-              HasSubstr("GiB on each worker"));
+              AllOf(HasSubstr("would need"), HasSubstr("AdamW's state"), HasSubstr("GiB")));
+  // Before anything is read or planned, and for all ranks of the machine together.
+  EXPECT_THAT(train_refusal({"--workers", "2", "batch.nano_batch_tokens=1073741824"}),
+              AllOf(HasSubstr("this machine's 2 ranks would need"), HasSubstr("activations"),
+                    HasSubstr("batch.nano_batch_tokens")));
+  EXPECT_THAT(train_refusal({"optimizer.eps=0"}),
+              AllOf(HasSubstr("optimizer.eps"), HasSubstr("at least")));
   EXPECT_THAT(train_refusal({"comm.backend=nccl"}), HasSubstr("train.device = cpu"));
   EXPECT_THAT(train_refusal({"--workers", "two"}), HasSubstr("two"));
   EXPECT_THAT(train_refusal({"--workers", "2", "--master-port", "70000"}),
@@ -271,6 +279,55 @@ TEST_F(CliTrainTest, ranks_with_different_profiles_refuse_to_start) {
     EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1);
   }
   EXPECT_FALSE(fs::exists(folder_ / "run"));
+}
+
+TEST_F(CliTrainTest, ranks_with_other_data_refuse_to_start) {
+  // Other tokens of the same lengths; documents that are each one token longer.
+  const IndexedDataset data(prefix_);
+  const auto copy = [&](const char* name, int32_t change, bool longer) {
+    IndexedDatasetWriter writer(folder_ / name, TokenType::kUint8);
+    for (int64_t document = 0; document < data.num_documents(); ++document) {
+      std::vector<int32_t> tokens(static_cast<size_t>(data.document_length(document)));
+      data.read(document, 0, tokens);
+      for (int32_t& token : tokens) token += change;
+      if (longer) tokens.push_back(10);
+      writer.add_document(tokens);
+    }
+    writer.finish();
+    return folder_ / name;
+  };
+  const fs::path same = copy("same", 0, false), tokens = copy("tokens", 1, false),
+                 longer = copy("longer", 0, true);
+  const auto both = [&](const fs::path& second_data) {
+    const std::string port = free_port();
+    const auto rank = [&](int number, const fs::path& prefix) {
+      return Program(train_arguments(prefix, folder_ / "run", {"comm.grace_s=1", "train.steps=1"}),
+                     torchrun_environment(number, 2, port));
+    };
+    Program first = rank(0, prefix_), second = rank(1, second_data);
+    const Outcome outcome = first.wait();
+    EXPECT_EQ(second.wait().exit_code, outcome.exit_code);
+    return outcome;
+  };
+  for (const fs::path& other : {tokens, longer}) {
+    const Outcome outcome = both(other);
+    EXPECT_EQ(outcome.exit_code, 2);
+    EXPECT_THAT(outcome.err,
+                AllOf(HasSubstr("data.prefix: rank 1 would train on " + other.string() + " (40"),
+                      HasSubstr("rank 0 on " + prefix_.string() + " (40 documents, ")));
+    EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1);
+    EXPECT_FALSE(fs::exists(folder_ / "run"));
+  }
+  // Another path to the same data is fine.
+  EXPECT_EQ(both(same).exit_code, 0);
+}
+
+TEST_F(CliTrainTest, data_without_a_next_token_is_refused) {
+  IndexedDatasetWriter writer(folder_ / "one", TokenType::kUint8);
+  writer.add_document(std::vector<int32_t>{97});
+  writer.finish();
+  EXPECT_THAT(refusal(train_arguments(folder_ / "one", folder_ / "run", {})),
+              HasSubstr("no next token to learn"));
 }
 
 TEST_F(CliTrainTest, ranks_with_different_kernels_refuse_to_start) {

@@ -82,6 +82,7 @@ LengthStatistics length_statistics(const std::vector<int64_t>& lengths) {
 }
 
 std::optional<Entropies> token_entropies(const IndexedDataset& dataset) {
+  if (dataset.num_tokens() > kMaxCountedTokens) return std::nullopt;
   int64_t vocabulary = 0;
   for_each_piece(dataset, [&](std::span<const int32_t> piece, bool) {
     vocabulary = std::max<int64_t>(vocabulary, std::ranges::max(piece) + int64_t{1});
@@ -104,9 +105,12 @@ std::optional<Entropies> token_entropies(const IndexedDataset& dataset) {
   });
   Entropies result;
   result.unigram = weighted_entropy(unigrams, static_cast<double>(dataset.num_tokens()));
+  const int64_t distinct = std::ranges::count_if(bigrams, [](int64_t count) { return count > 0; });
+  if (num_bigrams < kLeastPairCount * distinct) return result;
+  result.bigram = 0;
   for (int64_t token = 0; token < vocabulary; ++token) {
     const auto after = std::span(bigrams).subspan(token * vocabulary, vocabulary);
-    result.bigram += weighted_entropy(after, static_cast<double>(num_bigrams));
+    *result.bigram += weighted_entropy(after, static_cast<double>(num_bigrams));
   }
   return result;
 }

@@ -31,15 +31,21 @@ struct LengthStatistics {
 
 LengthStatistics length_statistics(const std::vector<int64_t>& lengths);
 
-/// In nats a token, of the data set itself; a model that only counts cannot get below them.
+/// In nats a token, of the data set itself: what a model reaches that only counts, on the very
+/// tokens that it counted; on others it does worse.
 struct Entropies {
-  double unigram = 0;  // H(token)
-  double bigram = 0;   // H(token | the one before it in the document)
+  double unigram = 0;            // H(token)
+  std::optional<double> bigram;  // H(token | the one before it in the document); none where pairs
+                                 // are too few for it to mean anything on other text
 };
 
 inline constexpr int64_t kMaxCountedVocabulary = 4096;
+inline constexpr int64_t kMaxCountedTokens = int64_t{1} << 26;  // some tenths of a second
+/// Each distinct pair is there so often on average, or there is no bigram entropy.
+inline constexpr int64_t kLeastPairCount = 10;
 
-/// None for ids of kMaxCountedVocabulary and more. Reads all tokens.
+/// None for ids of kMaxCountedVocabulary and more, nor of more than kMaxCountedTokens. Reads all
+/// tokens, twice.
 std::optional<Entropies> token_entropies(const IndexedDataset& dataset);
 
 }  // namespace distca

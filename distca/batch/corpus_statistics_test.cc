@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "distca/base/random.h"
 #include "distca/batch/test_folder.h"
 
 namespace distca {
@@ -33,13 +34,29 @@ TEST_F(CorpusStatisticsTest, nothing_has_no_shares) {
 TEST_F(CorpusStatisticsTest, entropies_of_a_known_text) {
   IndexedDatasetWriter writer(folder_ / "set", TokenType::kUint16);
   // Pairs 1-2, 2-1 and 1-1: after 1 comes 2 or 1, after 2 always 1. No pair crosses documents.
-  writer.add_document(std::vector<int32_t>{1, 2, 1});
-  writer.add_document(std::vector<int32_t>{1, 1});
+  for (int64_t i = 0; i < kLeastPairCount; ++i) {
+    writer.add_document(std::vector<int32_t>{1, 2, 1});
+    writer.add_document(std::vector<int32_t>{1, 1});
+  }
   writer.finish();
   const auto entropies = token_entropies(IndexedDataset(folder_ / "set"));
   ASSERT_TRUE(entropies.has_value());
   EXPECT_DOUBLE_EQ(entropies->unigram, -(0.8 * std::log(0.8) + 0.2 * std::log(0.2)));
-  EXPECT_DOUBLE_EQ(entropies->bigram, 2.0 / 3 * std::log(2));
+  ASSERT_TRUE(entropies->bigram.has_value());
+  EXPECT_DOUBLE_EQ(*entropies->bigram, 2.0 / 3 * std::log(2));
+}
+
+TEST_F(CorpusStatisticsTest, pairs_too_few_to_mean_anything_have_no_entropy) {
+  IndexedDatasetWriter writer(folder_ / "set", TokenType::kUint16);
+  std::vector<int32_t> tokens;  // 4,000 different ones: most pairs are there once
+  Random random(1);
+  for (int i = 0; i < 20'000; ++i) tokens.push_back(static_cast<int32_t>(random.below(4000)));
+  writer.add_document(tokens);
+  writer.finish();
+  const auto entropies = token_entropies(IndexedDataset(folder_ / "set"));
+  ASSERT_TRUE(entropies.has_value());
+  EXPECT_GT(entropies->unigram, 8);
+  EXPECT_FALSE(entropies->bigram.has_value());
 }
 
 TEST_F(CorpusStatisticsTest, large_vocabularies_are_not_counted) {

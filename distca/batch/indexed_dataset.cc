@@ -10,7 +10,9 @@
 #include <type_traits>
 
 #include "distca/base/error.h"
+#include "distca/base/hash.h"
 #include "distca/base/integers.h"
+#include "distca/base/random.h"
 
 namespace distca {
 namespace {
@@ -219,6 +221,21 @@ std::optional<BadToken> first_beyond(const std::byte* bytes, int64_t count, int6
   return std::nullopt;
 }
 
+/// May a token lie beyond the vocabulary? Not where the type alone says no.
+template <typename T>
+bool needs_check(int64_t vocab_size) {
+  return std::is_signed_v<T> || vocab_size <= int64_t{std::numeric_limits<T>::max()};
+}
+
+/// The largest id, 0 of none.
+template <typename T>
+int64_t largest(const std::byte* bytes, int64_t count) {
+  int64_t most = 0;
+  for (int64_t i = 0; i < count; ++i)
+    most = std::max(most, static_cast<int64_t>(load_token<T>(bytes, i)));
+  return most;
+}
+
 }  // namespace
 
 int64_t token_bytes(TokenType type) {
@@ -256,72 +273,143 @@ IndexedDataset::IndexedDataset(const fs::path& prefix)
   }
 }
 
-void IndexedDataset::read(int64_t document, int64_t offset, std::span<int32_t> out) const {
+void IndexedDataset::read(int64_t document, int64_t offset, std::span<int32_t> out,
+                          int64_t vocab_size) const {
   const auto count = static_cast<int64_t>(out.size());
-  DISTCA_CHECK(0 <= document && document < num_documents(), "document {} of {}", document,
-               num_documents());
-  DISTCA_CHECK(0 <= offset && offset + count <= document_length(document),
-               "tokens [{}, {}) of document {} of length {}", offset, offset + count, document,
-               document_length(document));
-  const std::byte* bytes = bin_.bytes().data() + starts_[document] + offset * token_bytes(type_);
+  const std::byte* bytes = bytes_of(document, offset, count);
   with_token_type(type_, [&]<typename T>(const T*) {
-    // Only signed types can hold what does not fit.
-    if constexpr (std::is_signed_v<T>) {
-      const auto bad = first_beyond<T>(bytes, count, int64_t{1} << 31);
-      if (bad) {
-        throw Error(ErrorKind::kData,
-                    "{}: document {} has token id {} at position {}: expected 0 to 2^31 - 1",
-                    bin_path_.string(), document, bad->id, offset + bad->position);
-      }
+    if (needs_check<T>(vocab_size)) {
+      if (const auto bad = first_beyond<T>(bytes, count, vocab_size))
+        refuse(document, offset + bad->position, bad->id, largest<T>(bytes, count), vocab_size);
     }
     for (int64_t i = 0; i < count; ++i) out[i] = static_cast<int32_t>(load_token<T>(bytes, i));
   });
 }
 
+const std::byte* IndexedDataset::bytes_of(int64_t document, int64_t offset, int64_t count) const {
+  DISTCA_CHECK(0 <= document && document < num_documents(), "document {} of {}", document,
+               num_documents());
+  DISTCA_CHECK(0 <= offset && offset + count <= document_length(document),
+               "tokens [{}, {}) of document {} of length {}", offset, offset + count, document,
+               document_length(document));
+  return bin_.bytes().data() + starts_[document] + offset * token_bytes(type_);
+}
+
+void IndexedDataset::refuse(int64_t document, int64_t position, int64_t id, int64_t largest_id,
+                            int64_t vocab_size) const {
+  std::string advice = "prepare the data set again";
+  if (vocab_size == kAnyVocabulary) {
+    advice = "expected 0 to 2^31 - 1; " + advice;
+  } else {
+    const std::string ids =
+        fmt::format("model.vocab_size = {} has ids 0 to {}", vocab_size, vocab_size - 1);
+    advice = id < 0 ? fmt::format("{}; {}", ids, advice)
+                    : fmt::format("{}; the largest id found is {}: set it to at least {}", ids,
+                                  largest_id, largest_id + 1);
+  }
+  throw Error(ErrorKind::kData, "{}: document {} has token id {} at position {}: {}",
+              bin_path_.string(), document, id, position, advice);
+}
+
+std::vector<IndexedDataset::Piece> IndexedDataset::sample() const {
+  std::vector<Piece> pieces;
+  if (num_tokens_ * token_bytes(type_) <= kWhole) {
+    for (int64_t document = 0; document < num_documents(); ++document)
+      pieces.push_back({document, 0, document_length(document)});
+    return pieces;
+  }
+  Random random(0x5a3b1e5);  // any: it must never change
+  for (int64_t i = 0; i < kSamples; ++i) {
+    const auto document =
+        static_cast<int64_t>(random.below(static_cast<uint64_t>(num_documents())));
+    const int64_t length = document_length(document);
+    const int64_t count = std::min(length, kSampleBytes / token_bytes(type_));
+    const auto offset =
+        static_cast<int64_t>(random.below(static_cast<uint64_t>(length - count + 1)));
+    pieces.push_back({document, offset, count});
+  }
+  return pieces;
+}
+
 void IndexedDataset::check_vocabulary(int64_t vocab_size) const {
   with_token_type(type_, [&]<typename T>(const T*) {
-    if (std::is_unsigned_v<T> && vocab_size > int64_t{std::numeric_limits<T>::max()}) return;
-    for (int64_t document = 0; document < num_documents(); ++document) {
-      const auto bad = first_beyond<T>(bin_.bytes().data() + starts_[document],
-                                       document_length(document), vocab_size);
-      if (!bad) continue;
-      throw Error(ErrorKind::kData,
-                  "{}: document {} has token id {} at position {}: the vocabulary has ids 0 to {}",
-                  bin_path_.string(), document, bad->id, bad->position, vocab_size - 1);
+    if (!needs_check<T>(vocab_size)) return;
+    struct Found {
+      int64_t document;
+      BadToken token;
+    };
+    std::optional<Found> found;
+    int64_t largest_id = 0;
+    for (const Piece& piece : sample()) {
+      const std::byte* bytes = bytes_of(piece.document, piece.offset, piece.count);
+      largest_id = std::max(largest_id, largest<T>(bytes, piece.count));
+      if (found) continue;
+      if (auto bad = first_beyond<T>(bytes, piece.count, vocab_size))
+        found = {piece.document, {piece.offset + bad->position, bad->id}};
     }
+    if (found)
+      refuse(found->document, found->token.position, found->token.id, largest_id, vocab_size);
   });
 }
 
-IndexedDatasetWriter::IndexedDatasetWriter(const fs::path& prefix, TokenType type)
-    : idx_path_(file_of(prefix, ".idx")), bin_(file_of(prefix, ".bin")), type_(type) {}
+uint64_t IndexedDataset::fingerprint() const {
+  std::vector<uint64_t> parts = {static_cast<uint64_t>(type_), static_cast<uint64_t>(num_tokens_),
+                                 hash_words(std::as_bytes(std::span(lengths_)))};
+  for (const Piece& piece : sample()) {
+    const auto bytes = static_cast<size_t>(piece.count * token_bytes(type_));
+    parts.push_back(hash_words({bytes_of(piece.document, piece.offset, piece.count), bytes}));
+  }
+  return hash_words(std::as_bytes(std::span(parts)));
+}
+
+IndexedDatasetWriter::IndexedDatasetWriter(const fs::path& prefix, TokenType type,
+                                           int64_t most_of_a_sequence)
+    : idx_path_(file_of(prefix, ".idx")),
+      bin_(file_of(prefix, ".bin")),
+      type_(type),
+      most_of_a_sequence_(most_of_a_sequence) {
+  DISTCA_CHECK(0 < most_of_a_sequence && most_of_a_sequence <= std::numeric_limits<int32_t>::max(),
+               "{} tokens a sequence", most_of_a_sequence);
+}
 
 void IndexedDatasetWriter::add_document(std::span<const int32_t> tokens) {
-  if (tokens.size() > std::numeric_limits<int32_t>::max()) {
-    throw Error(ErrorKind::kData, "document {} has {} tokens: the format holds at most {}",
-                lengths_.size(), tokens.size(), std::numeric_limits<int32_t>::max());
-  }
+  append(tokens);
+  end_document();
+}
+
+void IndexedDatasetWriter::append(std::span<const int32_t> tokens) {
   with_token_type(type_, [&]<typename T>(const T*) {
     std::vector<T> stored(tokens.begin(), tokens.end());
     for (size_t i = 0; i < tokens.size(); ++i) {
       if (tokens[i] < 0 || static_cast<int64_t>(stored[i]) != tokens[i]) {
         throw Error(ErrorKind::kData, "document {} has token id {} at position {}: not a {}",
-                    lengths_.size(), tokens[i], i, token_type_name(type_));
+                    documents_.size() - 1, tokens[i], document_tokens_ + static_cast<int64_t>(i),
+                    token_type_name(type_));
       }
     }
     bin_.write(std::as_bytes(std::span<const T>(stored)));
   });
-  lengths_.push_back(static_cast<int32_t>(tokens.size()));
+  document_tokens_ += static_cast<int64_t>(tokens.size());
+}
+
+void IndexedDatasetWriter::end_document() {
+  // An empty document has a sequence too, as Megatron writes it.
+  do {
+    const int64_t length = std::min(document_tokens_, most_of_a_sequence_);
+    lengths_.push_back(static_cast<int32_t>(length));
+    document_tokens_ -= length;
+  } while (document_tokens_ > 0);
+  documents_.push_back(static_cast<int64_t>(lengths_.size()));
 }
 
 void IndexedDatasetWriter::finish() {
-  std::vector<int64_t> pointers, documents{0};
+  std::vector<int64_t> pointers;
   int64_t end = 0;
   for (const int32_t length : lengths_) {
     pointers.push_back(end);
-    documents.push_back(static_cast<int64_t>(documents.size()));
     end += length * token_bytes(type_);
   }
-  const uint64_t counts[] = {lengths_.size(), documents.size()};
+  const uint64_t counts[] = {lengths_.size(), documents_.size()};
   AtomicFile idx(idx_path_);
   idx.write(kMagic);
   idx.write(std::as_bytes(std::span(&kVersion, 1)));
@@ -329,7 +417,7 @@ void IndexedDatasetWriter::finish() {
   idx.write(std::as_bytes(std::span(counts)));
   idx.write(std::as_bytes(std::span(lengths_)));
   idx.write(std::as_bytes(std::span(pointers)));
-  idx.write(std::as_bytes(std::span(documents)));
+  idx.write(std::as_bytes(std::span(documents_)));
   // An older index must not be found beside the new tokens.
   std::error_code ignored;  // commit() reports what stands in the way
   if (!idx.target().empty()) fs::remove(idx.target(), ignored);

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -35,15 +36,34 @@ class IndexedDataset {
   int64_t document_length(int64_t document) const { return lengths_[document]; }  // tokens
   const std::vector<int64_t>& document_lengths() const { return lengths_; }
 
-  /// out.size() tokens of a document from `offset` on; they must exist. Throws Error(kData) for an
-  /// id that is negative or does not fit 32 bits.
-  void read(int64_t document, int64_t offset, std::span<int32_t> out) const;
+  /// out.size() tokens of a document from `offset` on; they must exist. Throws Error(kData) naming
+  /// document, position and id for one that is negative or >= vocab_size.
+  void read(int64_t document, int64_t offset, std::span<int32_t> out,
+            int64_t vocab_size = kAnyVocabulary) const;
+  static constexpr int64_t kAnyVocabulary = int64_t{1} << 31;  // ids are read into 32 bits
 
-  /// Throws Error(kData) naming the first document, position and id that is negative or >=
-  /// vocab_size. Reads all tokens, unless the type alone answers.
+  /// Throws Error(kData) as read() does, with the largest id of what was looked at: all tokens of a
+  /// set of up to kWhole bytes, else some of some documents, the same ones each time. Looks at none
+  /// where the type alone answers.
   void check_vocabulary(int64_t vocab_size) const;
+  static constexpr int64_t kWhole = int64_t{1} << 24;
+
+  /// Tells data sets apart: lengths, order and type of all documents, and the tokens: all of a set
+  /// of up to kWhole bytes, else kSamples pieces of kSampleBytes, the same places each time.
+  uint64_t fingerprint() const;
+  static constexpr int64_t kSamples = 64;
+  static constexpr int64_t kSampleBytes = int64_t{1} << 16;
 
  private:
+  struct Piece {
+    int64_t document, offset, count;  // tokens
+  };
+  /// What check_vocabulary and fingerprint look at.
+  std::vector<Piece> sample() const;
+  const std::byte* bytes_of(int64_t document, int64_t offset, int64_t count) const;
+  [[noreturn]] void refuse(int64_t document, int64_t position, int64_t id, int64_t largest_id,
+                           int64_t vocab_size) const;
+
   std::filesystem::path idx_path_;
   std::filesystem::path bin_path_;
   MappedFile bin_;
@@ -54,13 +74,18 @@ class IndexedDataset {
   std::vector<int64_t> starts_;   // [documents] byte offset in the .bin
 };
 
-/// Writes a data set, one sequence a document. Destroyed before finish(), it leaves no file behind.
+/// Writes a data set: a document is one sequence, or several where it has more tokens than the
+/// format gives one. Destroyed before finish(), it leaves no file behind.
 class IndexedDatasetWriter {
  public:
-  IndexedDatasetWriter(const std::filesystem::path& prefix, TokenType type);
+  IndexedDatasetWriter(const std::filesystem::path& prefix, TokenType type,
+                       int64_t most_of_a_sequence = std::numeric_limits<int32_t>::max());
 
   /// Throws Error(kData) for an id the type cannot hold.
   void add_document(std::span<const int32_t> tokens);
+  /// The same in pieces: tokens of the document that end_document() ends.
+  void append(std::span<const int32_t> tokens);
+  void end_document();
   /// Puts both files in place, the index last: a data set is whole or has no index.
   void finish();
 
@@ -68,7 +93,10 @@ class IndexedDatasetWriter {
   std::filesystem::path idx_path_;
   AtomicFile bin_;
   TokenType type_;
-  std::vector<int32_t> lengths_;  // [documents] tokens
+  int64_t most_of_a_sequence_;            // tokens
+  std::vector<int32_t> lengths_;          // [sequences] tokens
+  std::vector<int64_t> documents_ = {0};  // first sequence of each, and of the next
+  int64_t document_tokens_ = 0;           // of the document under way
 };
 
 }  // namespace distca

@@ -1,6 +1,8 @@
 #include "distca/batch/indexed_dataset.h"
 
+#include <fstream>
 #include <limits>
+#include <numeric>
 #include <string>
 
 #include "distca/base/error.h"
@@ -178,12 +180,82 @@ TEST_F(IndexedDatasetTest, ids_beyond_the_vocabulary_are_named) {
     dataset.check_vocabulary(60000);
     FAIL() << "accepted";
   } catch (const Error& error) {
-    const std::string what = error.what();
-    EXPECT_NE(
-        what.find("document 2 has token id 60000 at position 2: the vocabulary has ids 0 to 59999"),
-        std::string::npos)
-        << what;
+    EXPECT_EQ(std::string(error.what()),
+              prefix().string() +
+                  ".bin: document 2 has token id 60000 at position 2: model.vocab_size = 60000 has "
+                  "ids 0 to 59999; the largest id found is 60000: set it to at least 60001");
   }
+  // The same where it is read, with its place in the document.
+  std::vector<int32_t> one(1);
+  try {
+    dataset.read(2, 2, one, 60000);
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("document 2 has token id 60000 at position 2"),
+              std::string::npos);
+  }
+  EXPECT_NO_THROW(dataset.read(2, 2, one, 60001));
+}
+
+/// A set of more than kWhole bytes: one document of zeros.
+class LargeDatasetTest : public IndexedDatasetTest {
+ protected:
+  static constexpr int64_t kTokens = IndexedDataset::kWhole;  // of 2 bytes
+  void SetUp() override {
+    IndexedDatasetTest::SetUp();
+    IndexedDatasetWriter writer(prefix(), TokenType::kUint16);
+    writer.add_document(std::vector<int32_t>(kTokens, 0));
+    writer.finish();
+  }
+  void put(int64_t begin, int64_t count, uint16_t id) {
+    std::fstream file(prefix().string() + ".bin", std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(begin * 2);
+    const std::vector<uint16_t> ids(static_cast<size_t>(count), id);
+    file.write(reinterpret_cast<const char*>(ids.data()), count * 2);
+  }
+};
+
+TEST_F(LargeDatasetTest, a_sample_of_it_is_looked_at) {
+  const uint64_t zeros = IndexedDataset(prefix()).fingerprint();
+  EXPECT_EQ(IndexedDataset(prefix()).fingerprint(), zeros);
+  // A run of other tokens as long as an eighth of the set is met by one of 64 places.
+  put(kTokens / 2, kTokens / 8, 7);
+  const IndexedDataset dataset(prefix());
+  EXPECT_NE(dataset.fingerprint(), zeros);
+  EXPECT_THROW(dataset.check_vocabulary(7), Error);
+  EXPECT_NO_THROW(dataset.check_vocabulary(8));
+}
+
+TEST_F(IndexedDatasetTest, other_tokens_or_other_documents_have_another_fingerprint) {
+  const auto of = [&](const std::vector<std::vector<int32_t>>& documents, TokenType type) {
+    IndexedDatasetWriter writer(prefix(), type);
+    for (const auto& document : documents) writer.add_document(document);
+    writer.finish();
+    return IndexedDataset(prefix()).fingerprint();
+  };
+  const uint64_t first = of({{1, 2, 3}, {4}}, TokenType::kUint8);
+  EXPECT_EQ(of({{1, 2, 3}, {4}}, TokenType::kUint8), first);
+  EXPECT_NE(of({{1, 2, 3}, {5}}, TokenType::kUint8), first);
+  EXPECT_NE(of({{1, 2}, {3, 4}}, TokenType::kUint8), first);
+  EXPECT_NE(of({{1, 2, 3}, {4}}, TokenType::kUint16), first);
+}
+
+TEST_F(IndexedDatasetTest, a_document_longer_than_a_sequence_may_be_has_several) {
+  IndexedDatasetWriter writer(prefix(), TokenType::kUint8, 4);
+  std::vector<int32_t> nine(9);
+  std::iota(nine.begin(), nine.end(), 10);
+  writer.add_document(nine);
+  writer.add_document({});
+  writer.append(std::vector<int32_t>{1, 2, 3});
+  writer.append(std::vector<int32_t>{4});
+  writer.end_document();
+  writer.finish();
+  const IndexedDataset dataset(prefix());
+  EXPECT_EQ(dataset.num_documents(), 3);
+  EXPECT_EQ(dataset.num_sequences(), 5);  // 4 + 4 + 1, 0, 4
+  EXPECT_EQ(tokens(dataset, 0), nine);
+  EXPECT_TRUE(tokens(dataset, 1).empty());
+  EXPECT_EQ(tokens(dataset, 2), (std::vector<int32_t>{1, 2, 3, 4}));
 }
 
 TEST_F(IndexedDatasetTest, ids_that_are_no_ids_are_refused) {

@@ -3,6 +3,7 @@
 #include <fnmatch.h>
 
 #include <algorithm>
+#include <string_view>
 #include <system_error>
 
 #include "distca/base/error.h"
@@ -13,6 +14,8 @@ namespace distca {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr size_t kPiece = size_t{1} << 20;  // bytes
 
 bool matches(const std::string& pattern, const fs::path& path) {
   return fnmatch(pattern.c_str(), path.filename().c_str(), 0) == 0;
@@ -83,9 +86,14 @@ TextCorpus write_byte_dataset(const std::vector<fs::path>& files, const fs::path
     } else if (text.find('\0') != std::string::npos) {
       ++corpus.binary;
     } else {
-      tokens.clear();
-      for (const char c : text) tokens.push_back(static_cast<unsigned char>(c));
-      writer.add_document(tokens);
+      // Pieces: a file may have gigabytes, and tokens take four times its bytes.
+      for (size_t begin = 0; begin < text.size(); begin += kPiece) {
+        const std::string_view piece = std::string_view(text).substr(begin, kPiece);
+        tokens.clear();
+        for (const char c : piece) tokens.push_back(static_cast<unsigned char>(c));
+        writer.append(tokens);
+      }
+      writer.end_document();
       ++corpus.documents;
       corpus.tokens += static_cast<int64_t>(text.size());
     }

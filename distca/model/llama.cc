@@ -1,12 +1,16 @@
 #include "distca/model/llama.h"
 
 #include <ATen/ATen.h>
-#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Parallel.h>
 
+#include <algorithm>
 #include <cmath>
+#include <span>
 
 #include "distca/base/error.h"
 #include "distca/base/hash.h"
+#include "distca/base/integers.h"
+#include "distca/base/normal.h"
 #include "distca/comm/aten_types.h"
 
 namespace distca {
@@ -52,15 +56,23 @@ struct Llama::State {
     parameters.push_back(parameter);
     return parameter;
   }
-  /// Normal weights drawn in fp32 on the CPU from (seed, name): the same for every rank, device and
-  /// dtype.
+  /// Normal weights drawn in fp32 on the CPU from (seed, name): the same for every rank, machine,
+  /// device, dtype and number of threads.
   at::Tensor add_matrix(const std::string& name, int64_t rows, int64_t columns, double std_dev,
                         uint64_t seed) {
     Fnv1a64 hash;
     hash.add(name);
-    at::Generator generator = at::detail::createCPUGenerator(seed ^ hash.value());
-    return add_parameter(name,
-                         at::empty({rows, columns}, at::kFloat).normal_(0.0, std_dev, generator));
+    const at::Tensor value = at::empty({rows, columns}, at::kFloat);
+    const std::span all(value.data_ptr<float>(), static_cast<size_t>(value.numel()));
+    at::parallel_for(0, ceil_div(value.numel(), kNormalBlock), 1, [&](int64_t begin, int64_t end) {
+      for (int64_t block = begin; block < end; ++block) {
+        const auto at = static_cast<size_t>(block * kNormalBlock);
+        const auto count = std::min(static_cast<size_t>(kNormalBlock), all.size() - at);
+        draw_normal_block(seed ^ hash.value(), static_cast<uint64_t>(block), std_dev,
+                          all.subspan(at, count));
+      }
+    });
+    return add_parameter(name, value);
   }
   at::Tensor add_norm(const std::string& name) {
     return add_parameter(name, at::ones({config.hidden_size}, at::kFloat));

@@ -5,7 +5,7 @@
 namespace distca {
 
 LocalTokens load_tokens(const IndexedDataset& data, const NanoBatchSource& source,
-                        const std::vector<Segment>& segments) {
+                        const std::vector<Segment>& segments, int64_t vocab_size) {
   LocalTokens local;
   std::vector<int32_t> tokens;
   for (const Segment& segment : segments) {
@@ -15,7 +15,7 @@ LocalTokens load_tokens(const IndexedDataset& data, const NanoBatchSource& sourc
                             std::min(segment.tokens.end, document.num_targets) + 1};
     const int64_t read = std::max(with_target.size(), segment.tokens.size());
     tokens.resize(read);
-    data.read(document.document, document.offset + segment.tokens.begin, tokens);
+    data.read(document.document, document.offset + segment.tokens.begin, tokens, vocab_size);
     for (int64_t i = 0; i < segment.tokens.size(); ++i) {
       const int64_t position = segment.tokens.begin + i;
       local.ids.push_back(tokens[i]);

@@ -19,8 +19,9 @@ struct LocalTokens {
   std::vector<int64_t> positions;  // [T] offset in the document (of the nano-batch)
 };
 
-/// Tokens of `segments`, in their order.
+/// Tokens of `segments`, in their order. Throws Error(kData) for one beyond the vocabulary.
 LocalTokens load_tokens(const IndexedDataset& data, const NanoBatchSource& source,
-                        const std::vector<Segment>& segments);
+                        const std::vector<Segment>& segments,
+                        int64_t vocab_size = IndexedDataset::kAnyVocabulary);
 
 }  // namespace distca

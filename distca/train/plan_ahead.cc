@@ -87,7 +87,9 @@ PlannedBatch plan_batch(const Config& config, const IndexedDataset& data, const 
     input.exchange = PlanIndex(plan).exchange(rank);
     input.pairs = plan.load[rank].pairs;
     input.resent = resent;
-    if (rank < num_workers) input.tokens = load_tokens(data, source, plan.layout.workers[rank]);
+    if (rank < num_workers) {
+      input.tokens = load_tokens(data, source, plan.layout.workers[rank], config.model.vocab_size);
+    }
     planned.num_resent += resent ? 1 : 0;
     planned.num_tokens += source.nano_batch.num_tokens();
     planned.num_targets += source.num_targets();

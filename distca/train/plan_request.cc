@@ -222,10 +222,11 @@ BatchPlan plan_later_batch(const Config& config, const Batch& batch, int num_wor
   return plan_nano_batches(resending, batch, num_workers, speeds);
 }
 
-void check_batches_fit(const Config& config, BatchStream stream, int num_workers, double seconds) {
+BatchPlan check_batches_fit(const Config& config, BatchStream stream, int num_workers,
+                            double seconds) {
   const Stopwatch watch;
-  plan_nano_batches(config, stream.next(), num_workers);
-  if (config.plan.max_memory_gib <= 0 && config.plan.max_tokens_per_worker <= 0) return;
+  BatchPlan first = plan_nano_batches(config, stream.next(), num_workers);
+  if (config.plan.max_memory_gib <= 0 && config.plan.max_tokens_per_worker <= 0) return first;
   for (int64_t step = 2; step <= config.train.steps && watch.seconds() < seconds; ++step) {
     try {
       plan_later_batch(config, stream.next(), num_workers);
@@ -233,6 +234,7 @@ void check_batches_fit(const Config& config, BatchStream stream, int num_workers
       throw Error(error.kind(), "the batch of step {}: {}", step, error.what());
     }
   }
+  return first;
 }
 
 }  // namespace distca

@@ -57,7 +57,9 @@ BatchPlan plan_later_batch(const Config& config, const Batch& batch, int num_wor
                            const Speeds& speeds = {});
 
 /// Plans the run's batches before it begins, the first as plan_nano_batches and, where caps could
-/// refuse one, as many others as `seconds` suffice for. Throws as those do.
-void check_batches_fit(const Config& config, BatchStream stream, int num_workers, double seconds);
+/// refuse one, as many others as `seconds` suffice for; returns the first one's. Throws as those
+/// do.
+BatchPlan check_batches_fit(const Config& config, BatchStream stream, int num_workers,
+                            double seconds);
 
 }  // namespace distca

@@ -13,25 +13,28 @@
 #include "distca/base/error.h"
 #include "distca/base/hash.h"
 #include "distca/base/json.h"
+#include "distca/base/text.h"
 #include "distca/comm/collectives.h"
 
 namespace distca {
 namespace {
 
-constexpr std::array<std::string_view, 4> kMayDiffer = {"data.prefix", "train.threads_per_rank",
+constexpr std::array<std::string_view, 3> kMayDiffer = {"train.threads_per_rank",
                                                         "train.output_dir", "train.overwrite"};
+constexpr std::string_view kIsa = "ATEN_CPU_CAPABILITY";  // an environment variable
 
 /// How a message says what a rank would do: "rank 1 would VERB VALUE, rank 0 BY VALUE".
 struct Wording {
   std::string_view key, verb, by;
 };
-constexpr std::array<Wording, 4> kWordings = {
-    {{"servers.dedicated", "train ", "with "},
-     {"train.schedule", "play ", "by "},
-     {"plan.profile", "plan ", "by "},
-     {"attention.kernel", "compute attention ", "with "}}};
+constexpr std::array<Wording, 5> kWordings = {{{"servers.dedicated", "train ", "with "},
+                                               {"train.schedule", "play ", "by "},
+                                               {"plan.profile", "plan ", "by "},
+                                               {"attention.kernel", "compute attention ", "with "},
+                                               {kIsa, "let PyTorch compute ", "with "}}};
 
 std::string value_of(const ConfigKey& key, const ResolvedConfig& resolved) {
+  if (key.name == "data.prefix") return resolved.data;
   if (key.name == "plan.profile") return resolved.price;
   if (key.name == "attention.kernel") return resolved.kernel;
   const auto* const word = std::get_if<std::string*>(&key.value);
@@ -47,6 +50,7 @@ Json settings_of(Config config, const ResolvedConfig& resolved) {
     if (std::ranges::find(kMayDiffer, key.name) != kMayDiffer.end()) continue;
     settings.push_back({key.name, value_of(key, resolved)});
   }
+  settings.push_back({kIsa, resolved.isa});
   return settings;
 }
 
@@ -83,6 +87,27 @@ bool all_have(Communicator& comm, const std::string& mine) {
 
 }  // namespace
 
+namespace {
+
+/// The first of the others' data sets beside rank 0's, each with its path.
+[[noreturn]] void refuse_data(Communicator& comm, const Config& config, const ResolvedConfig& mine,
+                              const std::vector<int>& others) {
+  const auto all = all_gather_texts(comm, fmt::format("{} ({})", config.data.prefix, mine.data));
+  throw Error(
+      ErrorKind::kConfig,
+      "data.prefix: rank{} {} would train on {}, rank 0 on {}: give all ranks the same data "
+      "set",
+      others.size() > 1 ? "s" : "", fmt::join(others, ", "), all[others[0]], all[0]);
+}
+
+}  // namespace
+
+std::string data_summary(const IndexedDataset& data) {
+  return fmt::format("{} documents, {} tokens, contents {:016x}",
+                     with_thousands(data.num_documents()), with_thousands(data.num_tokens()),
+                     data.fingerprint());
+}
+
 void check_same_config(Communicator& comm, const Config& config, const ResolvedConfig& resolved) {
   const std::string mine = settings_of(config, resolved).dump(-1, ' ', true);
   if (all_have(comm, mine)) return;
@@ -102,6 +127,7 @@ void check_same_config(Communicator& comm, const Config& config, const ResolvedC
     }
     if (others.empty()) continue;
     const auto key = all[0][i][0].get<std::string>();
+    if (key == "data.prefix") refuse_data(comm, config, resolved, others);
     const auto found = std::ranges::find(kWordings, key, &Wording::key);
     const Wording wording = found == kWordings.end() ? Wording{key, "use ", ""} : *found;
     throw Error(

@@ -5,7 +5,6 @@
 
 #include "distca/base/statistics.h"
 #include "distca/base/text.h"
-#include "distca/batch/corpus_statistics.h"
 #include "distca/plan/scheduler.h"
 #include "distca/program/schedule.h"
 
@@ -59,6 +58,15 @@ std::string tolerance_words(const Config::PlanKeys& plan) {
 AttentionClock attention_clock(const Config& config) {
   if (config.train.device == "cuda") return AttentionClock::kDevice;
   return config.train.threads_per_rank == 1 ? AttentionClock::kProcessor : AttentionClock::kElapsed;
+}
+
+std::string counting_words(const Entropies& entropies) {
+  std::string text = fmt::format(
+      "counting single tokens of all the data would give {:.3f} "
+      "(unigram entropy)",
+      entropies.unigram);
+  if (entropies.bigram) text += fmt::format(", pairs {:.3f} (bigram entropy)", *entropies.bigram);
+  return text + ", on the very text counted";
 }
 
 std::string attention_times(const Config& config, const RunSummary& summary) {
@@ -128,16 +136,15 @@ void RunSummary::add(const std::vector<int64_t>& before, const std::vector<int64
   if (!errors.empty()) prediction_errors.push_back(median(errors));
 }
 
-std::string start_text(const Config& config, const IndexedDataset& data, int num_workers,
+std::string start_text(const Config& config, const std::string& data, int num_workers,
                        const std::string& kernel, const ComputePeak& peak) {
   const std::string servers = config.servers.dedicated == 0
                                   ? ""
                                   : fmt::format(", {} dedicated server{}", config.servers.dedicated,
                                                 config.servers.dedicated == 1 ? "" : "s");
   const std::string model =
-      fmt::format("{} workers{} ({}), {} parameters, {} documents, {} tokens", num_workers, servers,
-                  config.comm.backend, with_thousands(config.model.num_parameters()),
-                  with_thousands(data.num_documents()), with_thousands(data.num_tokens()));
+      fmt::format("{} workers{} ({}), {} parameters", num_workers, servers, config.comm.backend,
+                  with_thousands(config.model.num_parameters()));
   const bool alone =
       schedule_of(config.train.schedule) == Schedule::kPingPong && config.batch.nano_batches == 1;
   const std::string steps = fmt::format(
@@ -148,11 +155,12 @@ std::string start_text(const Config& config, const IndexedDataset& data, int num
   const std::string machine =
       fmt::format("attention kernel {}, peak of all ranks {:.0f} GFLOP/s ({})", kernel,
                   peak.flops_per_s / 1e9, peak.of);
-  return fmt::format("{}\n{}\n{}", wrap(model, kColumns), wrap(steps, kColumns),
-                     wrap(machine, kColumns));
+  return fmt::format("{}\n{}\n{}\n{}", wrap(model, kColumns), wrap(data, kColumns),
+                     wrap(steps, kColumns), wrap(machine, kColumns));
 }
 
 std::string steps_written(int64_t steps, int64_t missing) {
+  if (steps == 0) return "empty";
   if (missing == 0) return "every step";
   return fmt::format("{} of {} steps: {} could not be written", with_thousands(steps - missing),
                      with_thousands(steps), with_thousands(missing));
@@ -171,12 +179,8 @@ std::string learned_text(const Config& config, const IndexedDataset& data,
       with_thousands(static_cast<int64_t>(tokens_per_s)));
   if (last.validation_loss)
     text += fmt::format("  held-out loss {:.3f} nats a token\n", *last.validation_loss);
-  if (const auto entropies = token_entropies(data)) {
-    text += fmt::format(
-        "  counting single tokens would give {:.3f} (unigram entropy), pairs {:.3f} (bigram "
-        "entropy)\n",
-        entropies->unigram, entropies->bigram);
-  }
+  if (const auto entropies = token_entropies(data))
+    text += fmt::format("  {}\n", wrap(counting_words(*entropies), kColumns - 2));
   const double steps = static_cast<double>(summary.steps);
   text += "\nCore attention: (query, key) pairs of one layer by server, summed over steps\n";
   text += loads_text(config, "before balancing", summary.load_before,
@@ -195,7 +199,10 @@ std::string learned_text(const Config& config, const IndexedDataset& data,
 std::string summary_text(const Config& config, const IndexedDataset& data,
                          const RunSummary& summary) {
   const std::string& out = config.train.output_dir;
-  std::string text = summary.steps > 0 ? learned_text(config, data, summary) : "";
+  std::string text =
+      summary.steps > 0
+          ? learned_text(config, data, summary)
+          : "\nNothing was trained (train.steps = 0): the weights are the initial, random ones\n";
   text += fmt::format(
       "\nSaved\n"
       "  {0}/model.safetensors  weights, Hugging Face names ({1} parameters)\n"

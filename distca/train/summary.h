@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "distca/batch/corpus_statistics.h"
 #include "distca/batch/indexed_dataset.h"
 #include "distca/train/config.h"
 #include "distca/train/metrics.h"
@@ -49,14 +50,15 @@ AttentionClock attention_clock(const Config& config);
 /// Lines of the summary: measured time by server and, with a profile, predicted.
 std::string attention_times(const Config& config, const RunSummary& summary);
 
+/// What counting would reach, and on which text: a line of the summary.
+std::string counting_words(const Entropies& entropies);
+
 /// What metrics.jsonl holds when `missing` of its lines could not be written.
 std::string steps_written(int64_t steps, int64_t missing);
 
-/// What is about to be run, on what.
-void print_start(const Config& config, const IndexedDataset& data, int num_workers,
-                 const std::string& kernel, const ComputePeak& peak);
-/// What is about to be run, on what: lines of at most 100 columns, but for words that are longer.
-std::string start_text(const Config& config, const IndexedDataset& data, int num_workers,
+/// What is about to be run, on what, `data` as split_words says it: lines of at most 100 columns,
+/// but for words that are longer.
+std::string start_text(const Config& config, const std::string& data, int num_workers,
                        const std::string& kernel, const ComputePeak& peak);
 
 /// What was learned, the load per server before and after balancing, what was saved.

@@ -1,12 +1,9 @@
 #include "distca/train/trainer.h"
 
-#include <ATen/ATen.h>
-#include <ATen/Context.h>
 #include <ATen/Parallel.h>
+#include <ATen/Version.h>
+#include <fmt/ranges.h>
 
-#include <unistd.h>
-
-#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -24,9 +21,8 @@
 #include "distca/comm/traced.h"
 #include "distca/cost/speed_meter.h"
 #include "distca/model/safetensors.h"
-#include "distca/plan/plan.h"
-#include "distca/plan/scheduler.h"
 #include "distca/train/bandwidth.h"
+#include "distca/train/held_out.h"
 #include "distca/train/metrics.h"
 #include "distca/train/optimizer.h"
 #include "distca/train/peak.h"
@@ -35,6 +31,7 @@
 #include "distca/train/progress.h"
 #include "distca/train/run_folder.h"
 #include "distca/train/same_config.h"
+#include "distca/train/same_weights.h"
 #include "distca/train/speed_sample.h"
 #include "distca/train/step.h"
 #include "distca/train/step_tracer.h"
@@ -46,24 +43,6 @@ namespace {
 /// What plans are made by, as they say it themselves (PlanOptions::price).
 std::string price_of(const Config& config) {
   return config.attention_profile ? profile_name(*config.attention_profile) : "pairs";
-}
-
-/// The held-out nano-batches, the same ones each time: at most an epoch, so that none counts twice.
-std::vector<Batch> validation_batches(const Config& config, const IndexedDataset& data,
-                                      const DocumentSplit& split) {
-  std::vector<Batch> batches;
-  if (split.validation.empty()) return batches;
-  int64_t tokens = 0;
-  for (int64_t document : split.validation) tokens += data.document_length(document);
-  BatchOptions options = config.batch;
-  options.nano_batches = 1;
-  options.nano_batch_tokens = std::clamp<int64_t>(tokens, 1, options.nano_batch_tokens);
-  options.max_document_tokens = std::min(options.max_document_tokens, options.nano_batch_tokens);
-  BatchStream stream(data.document_lengths(), split.validation, options);
-  const int64_t whole = tokens / options.nano_batch_tokens;
-  for (int64_t i = 0; i < std::min(whole, config.train.validation_nano_batches); ++i)
-    batches.push_back(stream.next());
-  return batches;
 }
 
 /// What a rank has that holds weights.
@@ -103,7 +82,11 @@ class Trainer {
   void run() {
     comm_.set_step(0);
     check_same_config(comm_, config_,
-                      {.price = price_of(config_), .kernel = step_.kernel().name()});
+                      {.price = price_of(config_),
+                       .kernel = step_.kernel().name(),
+                       .data = data_summary(data_),
+                       .isa = comm_.cuda_device() < 0 ? at::get_cpu_capability() : std::string()});
+    check_initial_weights();
     if (comm_.rank() == 0) take_folder();
     peak_ = measure_peak(config_, comm_);
     if (comm_.rank() == 0) open_output();
@@ -119,10 +102,13 @@ class Trainer {
     for (int64_t step = 1; step <= config_.train.steps; ++step) {
       comm_.set_step(step);
       StepMetrics metrics = train_step(step);
-      if (evaluates(step)) metrics.validation_loss = evaluate(step);
+      const bool finite = std::isfinite(metrics.grad_norm) && std::isfinite(metrics.loss);
+      if (finite && evaluates(step)) metrics.validation_loss = evaluate(step);
       if (comm_.rank() == 0) tell(metrics);
+      check_finite(metrics);
       if (step == config_.train.steps) summary_.last = metrics;
     }
+    if (weights_) drifted_ = others_with_other_weights("comparing the trained weights");
     // Nobody waits for rank 0 while it writes: that may take longer than a wait may.
     barrier(comm_, "end of training");
     if (comm_.rank() == 0) save();
@@ -151,7 +137,8 @@ class Trainer {
                                                    .kernel = step_.kernel().name(),
                                                    .schedule = config_.train.schedule});
     progress_.emplace(standard_output(), config_.train.steps);
-    std::string text = start_text(config_, data_, num_workers_, step_.kernel().name(), peak_);
+    std::string text = start_text(config_, split_words(config_, data_, split_), num_workers_,
+                                  step_.kernel().name(), peak_);
     if (const std::string line = folder_->replaces(); !line.empty()) text = line + "\n" + text;
     progress_->begin(text);
   }
@@ -211,11 +198,50 @@ class Trainer {
     }
   }
 
-  /// All ranks have the same value and stop together, before it reaches the weights.
-  void check_finite(int64_t step, const char* what, double value) const {
-    if (std::isfinite(value)) return;
-    throw Error(ErrorKind::kTraining, "step {}: the {} is not finite; lower optimizer.lr (now {})",
-                step, what, config_.optimizer.lr);
+  /// All ranks have the same values and stop together, before they reach the weights. The last
+  /// held-out loss is looked at when the weights are safe (check_last_held_out).
+  void check_finite(const StepMetrics& m) const {
+    const bool last = m.step == config_.train.steps;
+    const char* const what = !std::isfinite(m.grad_norm) ? "gradient norm"
+                             : !std::isfinite(m.loss)    ? "loss"
+                             : !last && !std::isfinite(m.validation_loss.value_or(0))
+                                 ? "held-out loss"
+                                 : nullptr;
+    if (!what) return;
+    const bool initial = m.step == 1 && !(std::isfinite(m.grad_norm) && std::isfinite(m.loss));
+    throw diverged(fmt::format("step {}: the {} is", m.step, what), initial);
+  }
+
+  /// `what` not finite, and what to do: `initial` weights are no update's fault.
+  Error diverged(const std::string& what, bool initial) const {
+    return Error(ErrorKind::kTraining, "{} not finite; lower {} (now {})", what,
+                 initial ? "model.initializer_range" : "optimizer.lr",
+                 initial ? config_.model.initializer_range : config_.optimizer.lr);
+  }
+
+  std::vector<int> others_with_other_weights(std::string_view operation) {
+    return ranks_with_other_weights(weights_->workers, weights_->model.parameters(), operation);
+  }
+
+  void check_initial_weights() {
+    if (!weights_) return;
+    const std::vector<int> others = others_with_other_weights("comparing the initial weights");
+    if (others.empty()) return;
+    throw Error(ErrorKind::kConfig,
+                "rank{} {} drew other initial weights than rank 0: start the same version of "
+                "distca on all ranks",
+                others.size() > 1 ? "s" : "", fmt::join(others, ", "));
+  }
+
+  /// On rank 0, after it has saved: the others have ended well and need not wait for that.
+  void check_replicas() const {
+    if (drifted_.empty()) return;
+    throw Error(ErrorKind::kTraining,
+                "rank{} {} ended with other weights than rank 0: from some step on each trained a "
+                "model of its own; rank 0's is saved in {}, but is not what one worker would have "
+                "trained; look for unlike or faulty machines",
+                drifted_.size() > 1 ? "s" : "", fmt::join(drifted_, ", "),
+                config_.train.output_dir);
   }
 
   void check_last_held_out(double loss) const {
@@ -254,8 +280,6 @@ class Trainer {
     metrics.step_s = watch.seconds();
     tracer_.end_step();
     record_to(nullptr);
-    check_finite(step, "gradient norm", metrics.grad_norm);
-    check_finite(step, "loss", metrics.loss);
     metrics.attention_predicted_s = planned.attention_s;
     metrics.chosen = planned.chosen;
     metrics.speeds_from_step = planned.speeds_from_step;
@@ -335,12 +359,15 @@ class Trainer {
       sum[0] += step_.evaluate(std::move(planned.inputs)).loss_sum;
     }
     ordered_sum(comm_, sum, "held-out loss");
-    const double loss = targets > 0 ? sum[0] / static_cast<double>(targets) : 0.0;
-    if (step < config_.train.steps) check_finite(step, "held-out loss", loss);
-    return loss;
+    return sum[0] / static_cast<double>(targets);
   }
 
   void save() {
+    // No step has looked at what the last update made.
+    if (const int64_t bad = num_not_finite(weights_->model.parameters()); bad > 0) {
+      throw diverged(fmt::format("the last update left {} weights that are", with_thousands(bad)),
+                     false);
+    }
     state_.begin_saving();
     folder_->save([this](AtomicFile& file) {
       write_safetensors(file, weights_->model.parameter_names(), weights_->model.parameters(),
@@ -350,6 +377,7 @@ class Trainer {
     tracer_.write();
     summary_.metrics_missing = metrics_->finish();
     progress_->end(summary_text(config_, data_, summary_));
+    check_replicas();
   }
 
   const Config& config_;
@@ -368,6 +396,7 @@ class Trainer {
   std::unique_ptr<Metrics> metrics_;
   std::optional<Progress> progress_;
   RunSummary summary_;
+  std::vector<int> drifted_;  // ranks whose trained weights are not rank 0's
   ComputePeak peak_;
   bool said_resent_ = false;
   std::optional<SpeedMeter> meter_;  // where what is measured enters the plans
@@ -378,57 +407,6 @@ class Trainer {
 };
 
 }  // namespace
-
-namespace {
-
-/// Refuses a model of which one rank alone would not fit this machine.
-void check_memory(const LlamaConfig& model) {
-  // Master weights, gradients and AdamW's two moments.
-  const double element = model.dtype == ScalarType::kFloat64 ? 8.0 : 4.0;
-  const double needed = 4.0 * element * static_cast<double>(model.num_parameters());
-  const double present =
-      static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGE_SIZE));
-  if (needed <= present) return;
-  throw Error(ErrorKind::kConfig,
-              "model of {} parameters: weights, gradients and AdamW's state need {:.1f} GiB on "
-              "each worker, this "
-              "machine has {:.1f} GiB",
-              with_thousands(model.num_parameters()), needed / 0x1p30, present / 0x1p30);
-}
-
-}  // namespace
-
-void set_up_process(const Config& config) {
-  if (config.train.device != "cuda" || !config.train.deterministic) return;
-  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
-  // Else every buffer is filled before its use: nothing reads one that nobody wrote.
-  at::globalContext().setDeterministicFillUninitializedMemory(false);
-}
-
-void check_run(const Config& config, int num_workers, bool holds_weights) {
-  if (config.data.prefix.empty()) {
-    throw Error(ErrorKind::kConfig,
-                "data.prefix is not set: make a data set with `distca data prepare` and name it");
-  }
-  if (config.train.device == "cuda" && !at::hasCUDA()) {
-    throw Error(ErrorKind::kConfig,
-                "train.device = cuda: this machine or this PyTorch has no CUDA device");
-  }
-  if (holds_weights) check_memory(config.model);
-  if (chosen_kernel(kernel_request(config)) == KernelChoice::kCpu) {
-    kernels::chosen_isa();  // refuses an instruction set that is not here
-  }
-  check_runs(find_scheduler(config.plan.scheduler));
-  const IndexedDataset data(config.data.prefix);
-  data.check_vocabulary(config.model.vocab_size);
-  const DocumentSplit split =
-      split_documents(data.num_documents(), config.data.validation_fraction, config.batch.seed);
-  constexpr double kLookAhead = 2;  // seconds
-  check_batches_fit(config, BatchStream(data.document_lengths(), split.train, config.batch),
-                    num_workers, kLookAhead);
-  validation_batches(config, data, split);
-  check_trace(config);
-}
 
 void train(const Config& config, Communicator& comm, RunState& state) {
   // A setting of the calling thread (OpenMP): ranks that are threads set it each for themselves.

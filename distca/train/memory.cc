@@ -1,0 +1,100 @@
+#include "distca/train/memory.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "distca/base/cgroup.h"
+#include "distca/base/error.h"
+#include "distca/plan/exchange.h"
+#include "distca/program/schedule.h"
+#include "distca/train/plan_request.h"
+#include "distca/train/step.h"
+
+namespace distca {
+namespace {
+
+/// Weights of the layers' matrices, which a layer casts to the compute type for each nano-batch.
+double cast_weights(const LlamaConfig& model) {
+  const double embeddings = static_cast<double>(model.vocab_size * model.hidden_size) *
+                            (model.tie_word_embeddings ? 1 : 2);
+  const double norms =
+      static_cast<double>(model.hidden_size) * static_cast<double>(2 * model.num_hidden_layers + 1);
+  return static_cast<double>(model.num_parameters()) - embeddings - norms;
+}
+
+}  // namespace
+
+MemoryParts memory_needed(const Config& config, int num_workers, LocalRanks local) {
+  const LlamaConfig& model = config.model;
+  const double master = model.dtype == ScalarType::kFloat64 ? 8 : 4;
+  const auto type = static_cast<double>(element_bytes(model.dtype));
+  const auto parameters = static_cast<double>(model.num_parameters());
+  const double workers = std::clamp(num_workers - local.first, 0, local.count);
+  const bool pairs = schedule_of(config.train.schedule) == Schedule::kPingPong;
+  const double under_way = pairs && config.batch.nano_batches > 1 ? 2 : 1;
+  // Layouts give workers even shares; one that does not gives the local ones that on average.
+  const double tokens =
+      static_cast<double>(config.batch.nano_batch_tokens) * workers / std::max(num_workers, 1);
+  MemoryParts parts;
+  parts.weights = workers * parameters * master;
+  parts.gradients = parts.weights;
+  if (config.train.steps == 0) return parts;
+  parts.state = 2 * parts.weights;
+  parts.activations =
+      under_way * tokens * static_cast<double>(llama_memory(llama_layers(model)).token_bytes);
+  if (type < master) parts.activations += under_way * workers * cast_weights(model) * type;
+  // At the loss's backward: log-probabilities, the gradient by them, and that by the logits.
+  parts.logits = 3 * tokens * static_cast<double>(model.vocab_size) * master;
+  if (config.train.steps > 1) return parts;
+  // Moments appear in the first update, when activations have gone.
+  if (parts.state > parts.activations + parts.logits) {
+    parts.activations = parts.logits = 0;
+  } else {
+    parts.state = 0;
+  }
+  return parts;
+}
+
+double exchange_buffer_bytes(const Config& config, const std::vector<Plan>& plans, bool resent,
+                             int num_workers, LocalRanks local) {
+  std::vector<PlanIndex> indices(plans.begin(), plans.end());
+  double bytes = 0;
+  for (int rank = local.first; rank < local.first + local.count; ++rank) {
+    std::vector<NanoInput> inputs;
+    for (size_t nano = 0; nano < plans.size(); ++nano) {
+      inputs.push_back({.exchange = indices[nano].exchange(rank),
+                        .pairs = plans[nano].load[rank].pairs,
+                        .resent = resent,
+                        .tokens = {}});
+    }
+    const Program program = step_program(config.model, step_options(config), rank < num_workers,
+                                         ProgramRequest::Kind::kTrain, inputs);
+    for (const Buffer& buffer : program.buffers) bytes += static_cast<double>(buffer.bytes);
+  }
+  return bytes;
+}
+
+MemoryLimit memory_limit() {
+  MemoryLimit limit{.bytes = sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGE_SIZE)};
+  if (const auto group = cgroup_memory_limit(); group && *group < limit.bytes)
+    limit = {.bytes = *group, .of_group = true};
+  return limit;
+}
+
+void check_memory(const MemoryParts& parts, LocalRanks local, const MemoryLimit& limit) {
+  if (parts.total() <= static_cast<double>(limit.bytes)) return;
+  const auto gib = [](double bytes) { return fmt::format("{:.2f}", bytes / 0x1p30); };
+  throw Error(
+      ErrorKind::kConfig,
+      "{} would need {} GiB of memory (weights {}, gradients {}, AdamW's state {}, activations {}, "
+      "logits {}, exchange buffers {}), {} {} GiB: use a smaller model or batch.nano_batch_tokens, "
+      "or fewer ranks on this machine",
+      local.count == 1 ? "this rank" : fmt::format("this machine's {} ranks", local.count),
+      gib(parts.total()), gib(parts.weights), gib(parts.gradients), gib(parts.state),
+      gib(parts.activations), gib(parts.logits), gib(parts.buffers),
+      limit.of_group ? "the control group of this process allows" : "this machine has",
+      gib(static_cast<double>(limit.bytes)));
+}
+
+}  // namespace distca
