@@ -37,7 +37,8 @@ bool looks_like_number(std::string_view cell) {
 }  // namespace
 
 std::optional<std::string> nearest_word(std::string_view word, std::span<const std::string> known) {
-  int64_t best = ceil_div(static_cast<int64_t>(word.size()), 3) + 1;
+  constexpr int64_t kMostEdits = 2;
+  int64_t best = std::min(kMostEdits, ceil_div(static_cast<int64_t>(word.size()), 3)) + 1;
   std::optional<std::string> nearest;
   for (const std::string& candidate : known) {
     const int64_t distance = edit_distance(word, candidate);
@@ -77,6 +78,22 @@ std::string bar(double fraction, int width) {
   std::string text(static_cast<size_t>(width), ' ');
   std::fill_n(text.begin(), filled, '#');
   return text;
+}
+
+std::vector<std::string> wrapped(std::string_view text, size_t width) {
+  std::vector<std::string> lines(1);
+  while (!text.empty()) {
+    const size_t end = std::min(text.find(' '), text.size());
+    const std::string_view word = text.substr(0, end);
+    std::string& line = lines.back();
+    if (!line.empty() && line.size() + 1 + word.size() > width) {
+      lines.emplace_back(word);
+    } else {
+      line += line.empty() ? std::string(word) : " " + std::string(word);
+    }
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return lines;
 }
 
 void Table::add_row(std::vector<std::string> cells) {

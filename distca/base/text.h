@@ -11,8 +11,8 @@
 namespace distca {
 
 /// The known word that `word` was probably meant to be: fewest edits (insert, delete, replace, swap
-/// of neighbours), at most a third of its length rounded up; the first of equals. None if none is
-/// near.
+/// of neighbours), at most 2 and at most a third of its length rounded up; the first of equals.
+/// None if none is near.
 std::optional<std::string> nearest_word(std::string_view word, std::span<const std::string> known);
 
 /// "17 B", "1.5 GiB".
@@ -22,6 +22,10 @@ std::string with_thousands(int64_t number);
 /// `width` characters, the share `fraction` (clamped to [0, 1]) of them '#', the rest spaces. Any
 /// fraction above 0 shows at least one '#'.
 std::string bar(double fraction, int width);
+
+/// Lines of at most `width` characters, cut at spaces; a longer word has a line of its own. At
+/// least one line.
+std::vector<std::string> wrapped(std::string_view text, size_t width);
 
 /// Columns aligned: the first to the left, the others to the right unless they hold text that is
 /// not a number.

@@ -286,10 +286,15 @@ void IndexedDataset::check_vocabulary(int64_t vocab_size) const {
                                        document_length(document), vocab_size);
       if (!bad) continue;
       throw Error(ErrorKind::kData,
-                  "{}: document {} has token id {} at position {}: the vocabulary has ids 0 to {}",
+                  "{}: document {} has token id {} at position {}: the vocabulary has ids 0 to {}; "
+                  "raise model.vocab_size to the size of the tokenizer's",
                   bin_path_.string(), document, bad->id, bad->position, vocab_size - 1);
     }
   });
+}
+
+std::array<fs::path, 2> data_set_files(const fs::path& prefix) {
+  return {file_of(prefix, ".bin"), file_of(prefix, ".idx")};
 }
 
 IndexedDatasetWriter::IndexedDatasetWriter(const fs::path& prefix, TokenType type)

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "distca/base/json.h"
 #include "distca/base/statistics.h"
 #include "distca/base/text.h"
 #include "distca/batch/corpus_statistics.h"
@@ -71,7 +72,7 @@ std::string attention_times(const Config& config, const RunSummary& summary) {
     text += fmt::format("; predicted by the profile of {} ({})", config.attention_profile->machine,
                         config.attention_profile->path);
   } else {
-    text += " (plan.profile would predict it)";
+    text += "; set plan.profile to have it predicted";
   }
   text += "\n";
   double longest = 0;
@@ -152,6 +153,8 @@ void print_start(const Config& config, const IndexedDataset& data, int num_worke
 
 void print_summary(const Config& config, const IndexedDataset& data, const RunSummary& summary) {
   const std::string& out = config.train.output_dir;
+  if (summary.steps == 0)
+    std::printf("\nNo step was made: the weights saved are the initial ones\n");
   if (summary.steps > 0) {
     const StepMetrics& last = summary.last;
     std::printf(
@@ -179,8 +182,9 @@ void print_summary(const Config& config, const IndexedDataset& data, const RunSu
   }
   std::printf("\nSaved\n  %s/model.safetensors  weights, Hugging Face names (%s parameters)\n",
               out.c_str(), with_thousands(config.model.num_parameters()).c_str());
-  std::printf("  %s/config.json        LlamaForCausalLM\n  %s/metrics.jsonl      every step\n",
-              out.c_str(), out.c_str());
+  const Json saved = config.model.to_hugging_face(config.batch.max_document_tokens);
+  std::printf("  %s/config.json        %s\n  %s/metrics.jsonl      every step\n", out.c_str(),
+              saved["architectures"][0].get<std::string>().c_str(), out.c_str());
   std::printf("  %s/config.toml        what was run\n", out.c_str());
   if (!config.train.trace.empty()) {
     std::printf(

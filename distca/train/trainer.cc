@@ -129,7 +129,7 @@ class Trainer {
     std::error_code ignored;  // the write below reports what stands in the way
     for (const char* name : {"model.safetensors", "config.json"})
       std::filesystem::remove(directory / name, ignored);
-    write_file_atomically(directory / "config.toml", print_config(config_));
+    write_file_atomically(directory / "config.toml", recorded_config(config_));
     metrics_ = std::make_unique<Metrics>(directory, config_.train.steps,
                                          RunLabels{.price = price_of(config_),
                                                    .kernel = step_.kernel().name(),
@@ -375,7 +375,8 @@ void check_run(const Config& config, int num_workers, bool holds_weights) {
   check_trace(config);
   const std::filesystem::path metrics =
       std::filesystem::path(config.train.output_dir) / "metrics.jsonl";
-  if (!config.train.overwrite && std::filesystem::exists(metrics)) {
+  std::error_code denied;  // what cannot be looked at cannot be written either, which says why
+  if (!config.train.overwrite && std::filesystem::exists(metrics, denied)) {
     throw Error(
         ErrorKind::kConfig,
         "{} holds a run already: choose another train.output_dir or set train.overwrite=true",
