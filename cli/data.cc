@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -12,6 +13,7 @@
 
 #include "cli/verbs.h"
 #include "distca/base/clock.h"
+#include "distca/base/error.h"
 #include "distca/base/json.h"
 #include "distca/base/text.h"
 #include "distca/batch/corpus_statistics.h"
@@ -26,6 +28,7 @@ struct PrepareOptions {
   std::string tokenizer = "byte";
   TextFilter filter;
   std::filesystem::path out;
+  bool overwrite = false;
 };
 
 struct ShowOptions {
@@ -124,7 +127,14 @@ void show(const ShowOptions& options) {
 }
 
 void prepare(const PrepareOptions& options) {
-  const TextFiles files = find_text_files(options.text, options.filter);
+  const std::array<std::filesystem::path, 2> made = data_set_files(options.out);
+  for (const std::filesystem::path& file : made) {
+    std::error_code denied;  // what cannot be looked at cannot be written either, which says why
+    if (options.overwrite || !std::filesystem::exists(file, denied)) continue;
+    throw Error(ErrorKind::kUsage, "{} is there already: choose another --out or give --overwrite",
+                file.string());
+  }
+  const TextFiles files = find_text_files(options.text, options.filter, made);
   TextCorpus corpus;
   {
     FileProgress progress(static_cast<int64_t>(files.paths.size()));
@@ -152,6 +162,7 @@ void add_prepare(CLI::App& data) {
                    "Leave out files and folders of these names (shell patterns)");
   verb->add_option("--out", options->out, "PREFIX of the two files; its folder is created")
       ->required();
+  verb->add_flag("--overwrite", options->overwrite, "Replace a data set of this PREFIX");
   verb->footer(
       "Example:  distca data prepare --text /usr/lib/python3 --glob '*.py' --tokenizer byte --out "
       "data/python");

@@ -51,9 +51,12 @@ void check_sources(const PlanArguments& arguments) {
 void run_plan(const PlanArguments& arguments) {
   check_sources(arguments);
   if (arguments.program) return print_program_of(arguments);
+  const bool as_json = arguments.json || arguments.summary_json;
+  std::string note;
   if (arguments.compare) {
-    print_comparison(request_from(arguments), asked_shape(arguments),
-                     arguments.json || arguments.summary_json);
+    const PlanRequest request = request_from(arguments, &note);
+    if (!as_json) fmt::print("{}", note);
+    print_comparison(request, asked_shape(arguments), as_json);
     return;
   }
   std::optional<PlanRequest> request;
@@ -61,7 +64,7 @@ void run_plan(const PlanArguments& arguments) {
   double choosing_s = 0;
   Planned planned;
   if (arguments.plan.empty()) {
-    request = request_from(arguments);
+    request = request_from(arguments, &note);
     if (arguments.tolerance == "auto") {
       const Stopwatch watch;
       choice = chosen_tolerance(arguments, *request);
@@ -73,6 +76,7 @@ void run_plan(const PlanArguments& arguments) {
     planned = read_and_check(arguments.plan, profile_from(arguments));
   }
   if (!arguments.out.empty()) write_file_atomically(arguments.out, plan_to_json(planned.plan));
+  if (!as_json) fmt::print("{}", note);
   if (arguments.summary_json) {
     print_summary_json(planned);
   } else if (arguments.json) {

@@ -40,7 +40,8 @@ AttentionShape shape_from(const PlanArguments& arguments) {
 /// The first batch of the stream over documents of these lengths: a training's first too, if its
 /// seed, nano_batch_tokens, nano_batches, max_document_tokens and validation_fraction are given.
 std::vector<NanoBatch> first_batch(const std::vector<int64_t>& lengths,
-                                   const PlanArguments& arguments, int nano_batches) {
+                                   const PlanArguments& arguments, int nano_batches,
+                                   std::string* note) {
   const int64_t tokens = arguments.nano_batch_tokens > 0
                              ? arguments.nano_batch_tokens
                              : arguments.workers * arguments.tokens_per_worker;
@@ -51,6 +52,17 @@ std::vector<NanoBatch> first_batch(const std::vector<int64_t>& lengths,
   }
   const DocumentSplit split = split_documents(static_cast<int64_t>(lengths.size()),
                                               arguments.validation_fraction, arguments.seed);
+  int64_t present = 0;
+  for (const int64_t document : split.train) present += lengths[document];
+  if (note != nullptr && present > 0 && present < tokens) {
+    *note = fmt::format(
+        "{} has {} tokens for a nano-batch of {}: each document is planned {:.1f} times; lower "
+        "{}\n",
+        (arguments.data.empty() ? arguments.lengths : arguments.data).string(),
+        with_thousands(present), with_thousands(tokens),
+        static_cast<double>(tokens) / static_cast<double>(present),
+        arguments.nano_batch_tokens > 0 ? "--nano-batch-tokens" : "--tokens-per-worker");
+  }
   BatchStream stream(
       lengths, split.train,
       {.nano_batch_tokens = tokens,
@@ -116,8 +128,9 @@ void add_input_options(CLI::App& verb, PlanArguments& arguments) {
   verb.add_option("--nano-batch-tokens", arguments.nano_batch_tokens,
                   "batch.nano_batch_tokens of a training; default: workers x tokens-per-worker")
       ->check(CLI::Range(int64_t{1}, kMostTokens));
-  verb.add_option("--max-document-tokens", arguments.max_document_tokens,
-                  "batch.max_document_tokens: longer documents are cut; default: the nano-batch's")
+  verb.add_option(
+          "--max-document-tokens", arguments.max_document_tokens,
+          "batch.max_document_tokens: longer documents are split; default: the nano-batch's")
       ->check(CLI::Range(int64_t{1}, kMostTokens));
   verb.add_option("--validation-fraction", arguments.validation_fraction,
                   "data.validation_fraction: share of documents left out")
@@ -274,7 +287,8 @@ AskedShape asked_shape(const PlanArguments& arguments) {
           .all_activations = arguments.hidden_size > 0};
 }
 
-std::vector<NanoBatch> nano_batches_from(const PlanArguments& arguments, int count) {
+std::vector<NanoBatch> nano_batches_from(const PlanArguments& arguments, int count,
+                                         std::string* note) {
   if (!arguments.workload.empty()) {
     return std::vector<NanoBatch>(count, read_workload(arguments.workload).nano_batch);
   }
@@ -283,10 +297,10 @@ std::vector<NanoBatch> nano_batches_from(const PlanArguments& arguments, int cou
   }
   return first_batch(arguments.data.empty() ? read_lengths(arguments.lengths)
                                             : IndexedDataset(arguments.data).document_lengths(),
-                     arguments, count);
+                     arguments, count, note);
 }
 
-PlanRequest request_from(const PlanArguments& arguments) {
+PlanRequest request_from(const PlanArguments& arguments, std::string* note) {
   PlanRequest request;
   int workers = arguments.workers;
   if (!arguments.workload.empty()) {
@@ -294,7 +308,7 @@ PlanRequest request_from(const PlanArguments& arguments) {
     request.nano_batch = std::move(workload.nano_batch);
     if (workers == 0) workers = workload.ranks;
   } else {
-    request.nano_batch = nano_batches_from(arguments, 1).front();
+    request.nano_batch = nano_batches_from(arguments, 1, note).front();
   }
   request.shape = shape_from(arguments);
   request.cluster = cluster_from(arguments, request.shape, workers);

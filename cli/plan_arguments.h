@@ -58,12 +58,14 @@ void add_plan_options(CLI::App& verb, PlanArguments& arguments);
 /// Those that say which program of a plan is shown.
 void add_program_options(CLI::App& verb, PlanArguments& arguments);
 
-/// Reads the input files. Throws Error(kUsage, kData or kPlan) for what cannot be planned.
-PlanRequest request_from(const PlanArguments& arguments);
+/// Reads the input files. Throws Error(kUsage, kData or kPlan) for what cannot be planned. `note`
+/// gets a line where the input has to repeat to fill the nano-batch.
+PlanRequest request_from(const PlanArguments& arguments, std::string* note = nullptr);
 
 /// `count` nano-batches of one batch, whose first is that of request_from. Of a workload, which is
 /// one nano-batch, so many copies.
-std::vector<NanoBatch> nano_batches_from(const PlanArguments& arguments, int count);
+std::vector<NanoBatch> nano_batches_from(const PlanArguments& arguments, int count,
+                                         std::string* note = nullptr);
 
 /// None where pairs are balanced. Throws Error(kData) as profile_by_name does.
 std::shared_ptr<const AttentionProfile> profile_from(const PlanArguments& arguments);

@@ -259,6 +259,11 @@ std::vector<PlanOptions> all_options(const PlanOptions& asked) {
   return all;
 }
 
+std::string short_name_of(const PlanOptions& options) {
+  return fmt::format("{}{}{}", options.scheduler, options.key_sub_ranges ? " +k" : "",
+                     options.spread ? " +s" : "");
+}
+
 std::string name_of(const PlanOptions& options) {
   return fmt::format("{}{}{}", options.scheduler, options.key_sub_ranges ? " +key-sub-ranges" : "",
                      options.spread ? " +spread" : "");
@@ -297,16 +302,15 @@ void print_summary_json(const Planned& planned) {
 
 void print_comparison(const PlanRequest& request, const AskedShape& asked, bool as_json) {
   Json list = Json::array();
-  PlanTable table({"scheduler", "layout", "tolerance", balanced_unit(request.profile != nullptr),
-                   "met", "tokens max", "QKV MiB", "O MiB", "largest out", "largest in", "tasks",
-                   "plan ms"});
+  PlanTable table({"scheduler", "layout", "tol.", "max/mean", "met", "tokens", "QKV MiB", "O MiB",
+                   "out MiB", "in MiB", "tasks", "plan ms"});
   for (const PlanOptions& options : all_options(request.options)) {
     PlanRequest one = request;
     one.options = options;
     try {
       const Planned planned = make_and_check(one, asked);
       const PlanSummary summary = summarize(planned.plan);
-      table.add_row({name_of(options), planned.plan.options.layout,
+      table.add_row({short_name_of(options), planned.plan.options.layout,
                      fmt::format("{:g}", tolerance(planned.plan)), ratio(summary.max_over_share),
                      summary.tolerance_met ? "yes" : "no", with_thousands(summary.tokens_max),
                      mebibytes(summary.qkv_bytes), mebibytes(summary.o_bytes),
@@ -315,7 +319,7 @@ void print_comparison(const PlanRequest& request, const AskedShape& asked, bool 
                      fmt::format("{:.3f}", planned.plan_time->seconds * 1e3)});
       list.push_back(summary_json(planned));
     } catch (const Error& error) {
-      table.add_refusal(name_of(options), options.layout, error);
+      table.add_refusal(short_name_of(options), options.layout, error);
       list.push_back({{"scheduler", options.scheduler},
                       {"layout", options.layout},
                       {"key_sub_ranges", options.key_sub_ranges},
@@ -329,11 +333,15 @@ void print_comparison(const PlanRequest& request, const AskedShape& asked, bool 
   }
   fmt::print(
       "{} documents, {} tokens, {} servers; bytes of one layer, forward, all "
-      "servers\n{}\n{}\n{}plan ms: best of 3 where a call takes less than 50 ms\n",
+      "servers\n{}\n{}\n{}"
+      "+k: with key sub-ranges, +s: with spread; tol.: tolerance; {}; tokens: of the worker that "
+      "has most;\nout, in: of the server that sends, receives most; plan ms: best of 3 where a "
+      "call "
+      "takes less than 50 ms\n",
       with_thousands(static_cast<int64_t>(request.nano_batch.documents.size())),
       with_thousands(request.nano_batch.num_tokens()), request.cluster.num_servers(),
       shape_line(request.shape, asked), profile_note(request.shape, request.profile.get()),
-      table.to_string());
+      table.to_string(), balanced_unit(request.profile != nullptr));
 }
 
 }  // namespace distca::cli

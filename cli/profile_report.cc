@@ -64,8 +64,11 @@ void print_rates(const char* title, const AttentionProfile& profile, const std::
     }
     table.add_row(row);
   }
-  fmt::print("\n{}, GFLOP/s by queries and keys (the queries are the last of the keys)\n{}", title,
-             table.to_string());
+  fmt::print(
+      "\n{}, GFLOP/s: rows are numbers of queries, columns of keys; a task's queries are the last "
+      "tokens "
+      "of its keys\n{}",
+      title, table.to_string());
 }
 
 void print_check(const AttentionProfile& profile, std::span<const MeasuredTask> tasks) {

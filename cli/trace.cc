@@ -109,7 +109,7 @@ std::vector<std::string> Report::rank_row(const std::string& name, const RankSte
 
 void Report::print_ranks() const {
   fmt::print("\nms a step{}\n", num_steps_ > 1 ? ", mean of the steps" : "");
-  Table table({"rank", "step", "= compute", "+ copies", "+ launch", "+ idle", "", "idle: imbalance",
+  Table table({"rank", "step", "compute", "copies", "launch", "idle", "of step", "imbalance",
                "exposed", "sums", "other", "hidden", "sent"});
   for (int rank = 0; rank < num_ranks_; ++rank) {
     table.add_row(
@@ -118,10 +118,13 @@ void Report::print_ranks() const {
   }
   if (num_ranks_ > 1) table.add_row(rank_row("mean", all_, num_ranks_));
   fmt::print(
-      "{}launch: handing messages over, and gaps between operations; imbalance: a rank that had "
-      "not posted\nits message yet was waited for; exposed: bytes on their way were; sums: the "
-      "same in sums over ranks;\nother: plans; hidden: exchanges under way that nobody waited "
-      "for (at most)\n",
+      "{}step = compute + copies + launch + idle; idle = imbalance + exposed + sums + other\n"
+      "  launch     handing messages over, and the gaps between operations\n"
+      "  imbalance  waiting for a rank that had not posted its message yet\n"
+      "  exposed    waiting for messages that all ranks had posted and that were still under way\n"
+      "  sums       waiting in sums over ranks\n"
+      "  other      waiting for a plan\n"
+      "  hidden     exchanges that were under way while the rank did something else (at most)\n",
       table.to_string());
 }
 
@@ -199,7 +202,7 @@ void Report::print_slowest() const {
   const double mean_ns = static_cast<double>(all_.parts.of(StepPart::kCompute)) / num_ranks_;
   fmt::print("\nRank {} computes longest: {:+.1f} % of the mean{}{}\n", slowest,
              mean_ns > 0 ? 100 * (mine / mean_ns - 1) : 0,
-             reasons.empty() ? "" : "; ms a step more than the mean: ", fmt::join(reasons, ", "));
+             reasons.empty() ? "" : "\n  ms a step more than the mean: ", fmt::join(reasons, ", "));
   for (int rank = 0; rank < num_ranks_; ++rank) {
     const int64_t ns = all_.waited_for_ns[rank];
     if (ns > 0) {
@@ -323,11 +326,11 @@ void run_trace(const TraceArguments& arguments) {
 void add_trace(CLI::App& app) {
   auto arguments = std::make_shared<TraceArguments>();
   CLI::App* verb = app.add_subcommand(
-      "trace", "where each millisecond of traced steps went: a file of distca train --trace");
-  verb->add_option("file", arguments->file, "what distca train --trace wrote")
+      "trace", "Where each millisecond of traced steps went: a file of distca train --trace");
+  verb->add_option("file", arguments->file, "What distca train --trace wrote")
       ->required()
       ->type_name("FILE");
-  verb->add_flag("--json", arguments->json, "for machines; times in nanoseconds");
+  verb->add_flag("--json", arguments->json, "For machines; times in nanoseconds");
   verb->footer("Example:  distca trace runs/demo/trace.json");
   verb->callback([arguments] { run_trace(*arguments); });
 }

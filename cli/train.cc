@@ -150,24 +150,25 @@ int run_train(TrainArguments arguments) {
 
 void add_train(CLI::App& app, int* exit_code) {
   auto arguments = std::make_shared<TrainArguments>();
-  CLI::App* verb = app.add_subcommand("train", "train a Llama on a prepared data set");
+  CLI::App* verb = app.add_subcommand("train", "Train a Llama on a prepared data set");
   verb->add_option("--config", arguments->config, "TOML file; without it, defaults")
       ->type_name("FILE");
-  verb->add_option("overrides", arguments->overrides, "section.key=value, after the file")
+  verb->add_option("overrides", arguments->overrides,
+                   "section.key=value; replaces what the file says")
       ->type_name("KEY=VALUE");
   verb->add_option("--workers", arguments->workers,
-                   "local workers to start, and servers.dedicated servers; a launcher's ranks need "
-                   "none of this")
+                   "Local workers to start, beside servers.dedicated servers; leave it out under "
+                   "torchrun, Slurm or Open MPI")
       ->check(CLI::Range(1, kMostRanks));
   verb->add_option("--master-port", arguments->master_port,
-                   "port of the ranks' store; 0: a free one")
+                   "Port of the ranks' store; 0: a free one")
       ->check(CLI::Range(0, 65535));
   verb->add_option("--trace", arguments->trace,
-                   "train.trace: write where each rank's time of steps 2 to 4 went, for distca "
-                   "trace and Perfetto")
+                   "train.trace: record what each rank did in steps 2 to 4, for distca trace and "
+                   "Perfetto")
       ->type_name("FILE");
   verb->add_flag("--print-config", arguments->print_config,
-                 "print every key with value, unit and reason, and stop");
+                 "Print every key with value, unit and reason, and stop");
   verb->footer("Example:  distca train --config configs/demo.toml --workers 2 train.steps=50");
   verb->callback([=] { *exit_code = run_train(*arguments); });
 }

@@ -9,7 +9,7 @@ python=.venv/bin/python
 stdlib=$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["stdlib"])')
 echo "== 1. data: the source text under $stdlib, each file a document"
 
-"$distca" data prepare --text "$stdlib" --glob "*.py" --exclude site-packages dist-packages --tokenizer byte --out data/stdlib
+"$distca" data prepare --text "$stdlib" --glob "*.py" --exclude site-packages dist-packages --tokenizer byte --out data/stdlib --overwrite
 
 echo
 echo "== 2. training: configs/demo.toml on 2 local workers"

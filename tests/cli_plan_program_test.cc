@@ -38,19 +38,6 @@ TEST(CliPlanProgram, is_printed_once_those_of_all_ranks_are_valid) {
                                 HasSubstr(" resend "), Not(HasSubstr(" pre "))));
 }
 
-TEST(CliPlanProgram, a_bad_option_is_named) {
-  EXPECT_THAT(refusal({"plan", "--workload", kWorkload, "--program", "--rank", "8"}),
-              HasSubstr("--rank 8: the plan has ranks 0 to 7"));
-  EXPECT_THAT(refusal({"plan", "--workload", kWorkload, "--program", "--layers", "0"}),
-              HasSubstr("--layers of 1 or more"));
-  EXPECT_THAT(refusal({"plan", "--workload", kWorkload, "--program", "--schedule", "pong"}),
-              HasSubstr("ping-pong"));
-  EXPECT_THAT(refusal({"plan", "--workload", kWorkload, "--program", "--json"}),
-              HasSubstr("--program prints operations"));
-  EXPECT_THAT(refusal({"plan", "--workload", kWorkload, "--rank", "1"}),
-              HasSubstr("give --program, too"));
-}
-
 TEST(CliPlanProgram, is_what_the_page_shows) {
   const Outcome outcome = run_distca(
       {"plan", "--workload", kWorkload, "--workers", "2", "--capacity", "1,1,1", "--program"});

@@ -37,12 +37,6 @@ class CliTraceTest : public FolderTest {
     EXPECT_THAT(outcome.out, HasSubstr("distca trace " + file().string()));
     return read_trace(file());
   }
-  std::string train_refusal(const std::vector<std::string>& more) {
-    const std::vector<std::string> before = files_below(folder_);
-    const std::string line = refusal(train_arguments(prefix_, folder_ / "run", more));
-    EXPECT_EQ(files_below(folder_), before);
-    return line;
-  }
 
   fs::path prefix_;
 };
@@ -193,19 +187,6 @@ TEST_F(CliTraceTest, the_table_and_its_json_say_where_the_time_went) {
   EXPECT_NEAR(json["lost_ms"].get<double>(), lost_ns * 1e-6, 1e-9 * lost_ns);
 }
 
-TEST_F(CliTraceTest, a_trace_that_cannot_be_made_is_refused_before_the_run) {
-  EXPECT_THAT(train_refusal({"--trace", folder_}), HasSubstr("it is a folder, a file is wanted"));
-  EXPECT_THAT(train_refusal({"--trace", prefix_.string() + ".idx/trace.json"}),
-              AllOf(HasSubstr(".idx/trace.json"), HasSubstr("cannot be written")));
-  EXPECT_THAT(train_refusal({"--trace", "/proc/trace.json"}), HasSubstr("cannot be written"));
-  EXPECT_THAT(train_refusal({"--trace", file(), "train.steps=3"}),
-              AllOf(HasSubstr("steps 2 to 4"), HasSubstr("the run has 3")));
-  EXPECT_THAT(train_refusal({"--trace", file(), "train.trace_first_step=0"}),
-              HasSubstr("train.trace_first_step"));
-  EXPECT_THAT(train_refusal({"--trace", file(), "train.trace_steps=0"}),
-              HasSubstr("train.trace_steps"));
-}
-
 TEST_F(CliTraceTest, a_trace_that_cannot_be_written_later_costs_nothing_but_the_trace) {
   // The weights stand where the trace's folder would be.
   const fs::path weights = folder_ / "run" / "model.safetensors";
@@ -215,16 +196,6 @@ TEST_F(CliTraceTest, a_trace_that_cannot_be_written_later_costs_nothing_but_the_
   EXPECT_THAT(outcome.err, HasSubstr(weights.string() + ": cannot create"));
   EXPECT_EQ(read_json_lines(folder_ / "run" / "metrics.jsonl").size(), 6u);
   EXPECT_TRUE(fs::is_regular_file(weights));
-}
-
-TEST_F(CliTraceTest, what_is_no_trace_is_refused_by_name) {
-  EXPECT_THAT(refusal({"trace", folder_ / "none.json"}), HasSubstr("none.json: cannot be read"));
-  write_file_atomically(folder_ / "half.json", "{\"traceEvents\": [");
-  EXPECT_THAT(refusal({"trace", folder_ / "half.json"}),
-              AllOf(HasSubstr("half.json"), HasSubstr("not JSON")));
-  write_file_atomically(folder_ / "other.json", "{\"traceEvents\": []}");
-  EXPECT_THAT(refusal({"trace", folder_ / "other.json"}),
-              AllOf(HasSubstr("other.json"), HasSubstr("distca train --trace")));
 }
 
 }  // namespace

@@ -32,8 +32,9 @@ std::vector<std::string> clean_environment(const std::map<std::string, std::stri
   std::vector<std::string> entries;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string_view text = *entry;
-    if (std::ranges::none_of(kLauncherVariables,
-                             [&](auto prefix) { return text.starts_with(prefix); })) {
+    const bool given = more.contains(std::string(text.substr(0, text.find('='))));
+    if (!given && std::ranges::none_of(kLauncherVariables,
+                                       [&](auto prefix) { return text.starts_with(prefix); })) {
       entries.emplace_back(text);
     }
   }
@@ -64,10 +65,20 @@ std::string read_proc(pid_t pid, const char* name) {
 }  // namespace
 
 Program::Program(const std::vector<std::string>& arguments,
-                 const std::map<std::string, std::string>& environment, const Streams& streams)
-    : out_(std::tmpfile(), std::fclose), err_(std::tmpfile(), std::fclose) {
+                 const std::map<std::string, std::string>& environment, const Streams& streams) {
   std::vector<std::string> command = {DISTCA_PROGRAM};
   command.insert(command.end(), arguments.begin(), arguments.end());
+  start(std::move(command), environment, streams);
+}
+
+Program::Program(const ShellLine& line) {
+  std::map<std::string, std::string> environment = line.environment;
+  environment["PATH"] = fs::path(DISTCA_PROGRAM).parent_path().string() + ":/usr/bin:/bin";
+  start({"/bin/sh", "-c", "cd \"$0\"; " + line.text, line.folder}, environment, {});
+}
+
+void Program::start(std::vector<std::string> command,
+                    const std::map<std::string, std::string>& environment, const Streams& streams) {
   std::vector<std::string> entries = clean_environment(environment);
   posix_spawn_file_actions_t files;
   posix_spawn_file_actions_init(&files);
@@ -85,11 +96,11 @@ Program::Program(const std::vector<std::string>& arguments,
   posix_spawnattr_init(&attributes);
   posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
   posix_spawnattr_setpgroup(&attributes, 0);
-  const int error = posix_spawn(&pid_, DISTCA_PROGRAM, &files, &attributes,
+  const int error = posix_spawn(&pid_, command[0].c_str(), &files, &attributes,
                                 pointers(command).data(), pointers(entries).data());
   posix_spawnattr_destroy(&attributes);
   posix_spawn_file_actions_destroy(&files);
-  if (error != 0) throw std::runtime_error(fmt::format("{}: cannot be run", DISTCA_PROGRAM));
+  if (error != 0) throw std::runtime_error(fmt::format("{}: cannot be run", command[0]));
 }
 
 Program::~Program() {

@@ -27,6 +27,13 @@ struct Streams {
   int out = kFile, err = kFile;  // a file descriptor, or one of these
 };
 
+/// For /bin/sh, in a folder; `distca` is the program under test.
+struct ShellLine {
+  std::string text;
+  std::filesystem::path folder;
+  std::map<std::string, std::string> environment = {};
+};
+
 /// A running `distca`; what is left of it is killed when this is destroyed.
 class Program {
  public:
@@ -35,6 +42,7 @@ class Program {
   explicit Program(const std::vector<std::string>& arguments,
                    const std::map<std::string, std::string>& environment = {},
                    const Streams& streams = {});
+  explicit Program(const ShellLine& line);
   ~Program();
   Program(const Program&) = delete;
   Program& operator=(const Program&) = delete;
@@ -51,9 +59,12 @@ class Program {
   Outcome wait(double limit_s = 100);
 
  private:
+  void start(std::vector<std::string> command,
+             const std::map<std::string, std::string>& environment, const Streams& streams);
   std::string output(std::FILE* file) const;
 
-  std::unique_ptr<std::FILE, int (*)(std::FILE*)> out_, err_;
+  std::unique_ptr<std::FILE, int (*)(std::FILE*)> out_{std::tmpfile(), std::fclose};
+  std::unique_ptr<std::FILE, int (*)(std::FILE*)> err_{std::tmpfile(), std::fclose};
   pid_t pid_ = -1;
   bool ended_ = false;
 };

@@ -1,6 +1,6 @@
 #include "distca/base/text.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -37,7 +37,8 @@ bool looks_like_number(std::string_view cell) {
 }  // namespace
 
 std::optional<std::string> nearest_word(std::string_view word, std::span<const std::string> known) {
-  int64_t best = ceil_div(static_cast<int64_t>(word.size()), 3) + 1;
+  constexpr int64_t kMostEdits = 2;
+  int64_t best = std::min(kMostEdits, ceil_div(static_cast<int64_t>(word.size()), 3)) + 1;
   std::optional<std::string> nearest;
   for (const std::string& candidate : known) {
     const int64_t distance = edit_distance(word, candidate);
@@ -79,24 +80,25 @@ std::string bar(double fraction, int width) {
   return text;
 }
 
-std::string wrap(std::string_view text, size_t columns) {
-  std::string wrapped;
-  size_t used = 0;
+std::vector<std::string> wrapped(std::string_view text, size_t width, size_t indent) {
+  std::vector<std::string> lines(1);
   while (!text.empty()) {
-    const std::string_view word = text.substr(0, text.find(' '));
-    text.remove_prefix(std::min(text.size(), word.size() + 1));
-    if (wrapped.empty()) {
-      used = word.size();
-    } else if (used + 1 + word.size() <= columns) {
-      wrapped += ' ';
-      used += 1 + word.size();
+    const size_t end = std::min(text.find(' '), text.size());
+    const std::string_view word = text.substr(0, end);
+    std::string& line = lines.back();
+    const size_t room = lines.size() == 1 ? width : width - indent;
+    if (!line.empty() && line.size() + 1 + word.size() > room) {
+      lines.emplace_back(word);
     } else {
-      wrapped += "\n  ";
-      used = 2 + word.size();
+      line += line.empty() ? std::string(word) : " " + std::string(word);
     }
-    wrapped += word;
+    text.remove_prefix(std::min(end + 1, text.size()));
   }
-  return wrapped;
+  return lines;
+}
+
+std::string wrap(std::string_view text, size_t columns) {
+  return fmt::format("{}", fmt::join(wrapped(text, columns, 2), "\n  "));
 }
 
 void Table::add_row(std::vector<std::string> cells) {

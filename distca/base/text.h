@@ -11,8 +11,8 @@
 namespace distca {
 
 /// The known word that `word` was probably meant to be: fewest edits (insert, delete, replace, swap
-/// of neighbours), at most a third of its length rounded up; the first of equals. None if none is
-/// near.
+/// of neighbours), at most 2 and at most a third of its length rounded up; the first of equals.
+/// None if none is near.
 std::optional<std::string> nearest_word(std::string_view word, std::span<const std::string> known);
 
 /// "17 B", "1.5 GiB".
@@ -23,8 +23,10 @@ std::string with_thousands(int64_t number);
 /// fraction above 0 shows at least one '#'.
 std::string bar(double fraction, int width);
 
-/// Broken at spaces into lines of at most `columns` characters, later ones indented by two; a
-/// longer word has a line of its own. No newline at the end.
+/// Lines of at most `width` characters, those after the first of `indent` fewer, cut at spaces; a
+/// longer word has a line of its own. At least one line.
+std::vector<std::string> wrapped(std::string_view text, size_t width, size_t indent = 0);
+/// The same as one text, later lines indented by two. No newline at the end.
 std::string wrap(std::string_view text, size_t columns);
 
 /// Columns aligned: the first to the left, the others to the right unless they hold text that is

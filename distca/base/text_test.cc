@@ -1,5 +1,6 @@
 #include "distca/base/text.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 namespace distca {
@@ -18,6 +19,9 @@ TEST(NearestWord, typos_find_their_word_and_nonsense_does_not) {
   EXPECT_EQ(nearest_word("nano_batch_token", known), "nano_batch_tokens");
   EXPECT_EQ(nearest_word("learnign_rate", known), "learning_rate");
   EXPECT_EQ(nearest_word("momentum", known), std::nullopt);
+  EXPECT_EQ(nearest_word("send", known), "seed") << "1 edit";
+  EXPECT_EQ(nearest_word("load", known), std::nullopt) << "3 edits are another word";
+  EXPECT_EQ(nearest_word("nano_batch_tok", known), std::nullopt) << "3 edits of a long word, too";
 }
 
 TEST(HumanBytes, units_change_at_1024) {
@@ -26,6 +30,14 @@ TEST(HumanBytes, units_change_at_1024) {
   EXPECT_EQ(human_bytes(1536), "1.5 KiB");
   EXPECT_EQ(human_bytes((1 << 20) - 1), "1.0 MiB");
   EXPECT_EQ(human_bytes(int64_t{3} << 29), "1.5 GiB");
+}
+
+TEST(Wrapped, lines_end_at_spaces_and_hold_what_fits) {
+  EXPECT_THAT(wrapped("one two three", 7), ::testing::ElementsAre("one two", "three"));
+  EXPECT_THAT(wrapped("one two", 6), ::testing::ElementsAre("one", "two"));
+  EXPECT_THAT(wrapped("a much-too-long word", 5),
+              ::testing::ElementsAre("a", "much-too-long", "word"));
+  EXPECT_THAT(wrapped("", 5), ::testing::ElementsAre(""));
 }
 
 TEST(WithThousands, groups_of_three_with_sign) {

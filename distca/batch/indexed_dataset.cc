@@ -352,6 +352,10 @@ void IndexedDataset::check_vocabulary(int64_t vocab_size) const {
   });
 }
 
+std::array<fs::path, 2> data_set_files(const fs::path& prefix) {
+  return {file_of(prefix, ".bin"), file_of(prefix, ".idx")};
+}
+
 uint64_t IndexedDataset::fingerprint() const {
   std::vector<uint64_t> parts = {static_cast<uint64_t>(type_), static_cast<uint64_t>(num_tokens_),
                                  hash_words(std::as_bytes(std::span(lengths_)))};

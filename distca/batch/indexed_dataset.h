@@ -6,6 +6,7 @@
 // when opening, in one pass over the index. Thread rule: reading is safe from any thread; a writer
 // belongs to one.
 
+#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <limits>
@@ -73,6 +74,9 @@ class IndexedDataset {
   std::vector<int64_t> lengths_;  // [documents] tokens
   std::vector<int64_t> starts_;   // [documents] byte offset in the .bin
 };
+
+/// PREFIX.bin and PREFIX.idx; `prefix` may also be one of the two names.
+std::array<std::filesystem::path, 2> data_set_files(const std::filesystem::path& prefix);
 
 /// Writes a data set: a document is one sequence, or several where it has more tokens than the
 /// format gives one. Destroyed before finish(), it leaves no file behind.

@@ -50,7 +50,8 @@ void find_in_folder(const fs::path& root, const TextFilter& filter, TextFiles& f
 
 }  // namespace
 
-TextFiles find_text_files(const std::vector<fs::path>& roots, const TextFilter& filter) {
+TextFiles find_text_files(const std::vector<fs::path>& roots, const TextFilter& filter,
+                          std::span<const fs::path> made) {
   TextFiles files;
   for (const fs::path& root : roots) {
     std::error_code absent;
@@ -63,6 +64,12 @@ TextFiles find_text_files(const std::vector<fs::path>& roots, const TextFilter& 
       throw Error(ErrorKind::kData, "{}: no such file or folder of text", root.string());
     }
   }
+  std::erase_if(files.paths, [&](const fs::path& path) {
+    return std::ranges::any_of(made, [&](const fs::path& file) {
+      std::error_code absent;  // the same file, however it is written
+      return path.filename() == file.filename() && fs::equivalent(path, file, absent);
+    });
+  });
   std::ranges::sort(files.paths);
   // Not std::ranges::unique: clang 14 with GCC 12's library does not know it.
   files.paths.erase(std::unique(files.paths.begin(), files.paths.end()), files.paths.end());

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -23,9 +24,10 @@ struct TextFilter {
 };
 
 /// Files of `roots` (files or folders, searched recursively) that pass the filter; a root that is a
-/// file is taken as it is.
-TextFiles find_text_files(const std::vector<std::filesystem::path>& roots,
-                          const TextFilter& filter);
+/// file is taken as it is. Never one of `made`, the files that the text is turned into: they may
+/// lie in the same folder, where a second run would read them as text.
+TextFiles find_text_files(const std::vector<std::filesystem::path>& roots, const TextFilter& filter,
+                          std::span<const std::filesystem::path> made = {});
 
 struct TextCorpus {
   int64_t documents = 0;

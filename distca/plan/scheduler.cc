@@ -84,8 +84,8 @@ const Entry& find(const char* what, std::span<const Entry> entries, std::string_
     known.emplace_back(entry.name);
   }
   const auto nearest = nearest_word(name, known);
-  throw Error(ErrorKind::kPlan, "unknown {} '{}'{}: known are {}", what, name,
-              nearest ? fmt::format(", did you mean '{}'?", *nearest) : "", fmt::join(known, ", "));
+  throw Error(ErrorKind::kPlan, "unknown {} \"{}\": must be one of {}{}", what, name,
+              fmt::join(known, ", "), nearest ? fmt::format("; did you mean {}?", *nearest) : "");
 }
 
 }  // namespace

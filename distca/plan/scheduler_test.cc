@@ -137,11 +137,12 @@ std::string message(const PlanRequest& request) {
 
 TEST(Scheduler, an_unknown_name_is_refused_with_the_nearest_known) {
   EXPECT_THAT(message(request_for({10}, 1, "greddy")),
-              AllOf(HasSubstr("scheduler 'greddy'"), HasSubstr("did you mean 'greedy'?"),
+              AllOf(HasSubstr("scheduler \"greddy\""), HasSubstr("did you mean greedy?"),
                     HasSubstr("local")));
   PlanRequest request = request_for({10}, 1);
   request.options.layout = "x";
-  EXPECT_THAT(message(request), HasSubstr("unknown layout 'x': known are balanced, sequential"));
+  EXPECT_THAT(message(request),
+              HasSubstr("unknown layout \"x\": must be one of balanced, sequential"));
   request = request_for({10}, 2);
   request.cluster.capacity = {1};
   EXPECT_THAT(message(request), HasSubstr("1 capacities for 2 workers"));

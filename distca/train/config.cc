@@ -4,7 +4,9 @@
 #include <toml++/toml.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <optional>
 
 #include "distca/base/error.h"
 #include "distca/base/file.h"
@@ -28,34 +30,65 @@ struct Overloaded : Ts... {
   using Ts::operator()...;
 };
 
+/// What may have been meant by a key that is not there: within its section, else anywhere.
+std::optional<std::string> meant_key(const std::string& name, const std::vector<ConfigKey>& keys) {
+  const auto parts = [](const std::string& text) {
+    const size_t dot = text.find('.');
+    return dot == std::string::npos ? std::pair(std::string(), text)
+                                    : std::pair(text.substr(0, dot), text.substr(dot + 1));
+  };
+  const auto [section, word] = parts(name);
+  std::vector<std::string> beside, all;
+  for (const ConfigKey& key : keys) {
+    const auto [its_section, its_word] = parts(key.name);
+    if (its_section == section) beside.push_back(its_word);
+    if (its_word == word) return key.name;  // of another section
+    all.push_back(key.name);
+  }
+  if (beside.empty()) return nearest_word(name, all);
+  const auto nearest = nearest_word(word, beside);
+  return nearest ? std::optional(section + "." + *nearest) : std::nullopt;
+}
+
+bool asks_for_checkpoint(const std::string& name) {
+  const std::string word = name.substr(name.find('.') + 1);
+  return std::ranges::any_of(std::array{"resume", "load", "save", "checkpoint"},
+                             [&](const char* begin) { return word.starts_with(begin); }) ||
+         name.starts_with("checkpoint");
+}
+
 [[noreturn]] void unknown_key(const std::string& origin, const std::string& name,
-                              std::vector<ConfigKey>& keys) {
-  std::vector<std::string> known;
-  for (const ConfigKey& key : keys) known.push_back(key.name);
-  const auto nearest = nearest_word(name, known);
-  throw Error(
-      ErrorKind::kConfig, "{}: unknown key {}{}", origin, name,
-      nearest ? fmt::format("; did you mean {}?", *nearest) : " (see distca train --print-config)");
+                              const std::vector<ConfigKey>& keys) {
+  const auto meant = meant_key(name, keys);
+  throw Error(ErrorKind::kConfig, "{}: unknown key {}{}", origin, name,
+              meant ? fmt::format("; did you mean {}?", *meant)
+              : asks_for_checkpoint(name)
+                  ? ": there are no checkpoints yet; weights are saved once, at the end of a run"
+                  : " (see distca train --print-config)");
+}
+
+/// " (tokens)", or nothing for a key without a unit.
+std::string in_units(const ConfigKey& key) {
+  return key.unit.empty() ? "" : fmt::format(" ({})", key.unit);
 }
 
 void check_value(const ConfigKey& key, const std::string& origin) {
   auto check_number = [&](double value) {
     const bool low = !(value >= key.minimum);
     if (!low && value <= key.maximum) return;
-    throw Error(ErrorKind::kConfig, "{}: {} = {}: must be at {} {} ({})", origin, key.name, value,
-                low ? "least" : "most", low ? key.minimum : key.maximum, key.unit);
+    throw Error(ErrorKind::kConfig, "{}: {} = {}: must be at {} {}{}", origin, key.name, value,
+                low ? "least" : "most", low ? key.minimum : key.maximum, in_units(key));
   };
   std::visit(Overloaded{[&](int64_t* v) { check_number(static_cast<double>(*v)); },
                         [&](double* v) { check_number(*v); }, [&](bool*) {},
                         [&](std::string* v) {
                           if (key.choices.empty() || std::ranges::count(key.choices, *v)) return;
                           const auto nearest = nearest_word(*v, key.choices);
-                          throw Error(ErrorKind::kConfig, "{}: {} = \"{}\"{}: must be one of {}",
-                                      origin, key.name, *v,
+                          throw Error(ErrorKind::kConfig, "{}: {} = \"{}\": must be one of {}{}",
+                                      origin, key.name, *v, listed(key),
                                       nearest && !nearest->empty()
-                                          ? fmt::format(", did you mean '{}'?", *nearest)
-                                          : "",
-                                      listed(key));
+                                          ? fmt::format("; did you mean {}?", *nearest)
+                                          : "");
                         }},
              key.value);
 }
@@ -64,12 +97,21 @@ std::string number_words(const ConfigKey& key) {
   return key.word.empty() ? "a number" : fmt::format("a number or {}", key.word);
 }
 
+/// What the text of a value that is no word has to be.
+std::string wanted(const ConfigKey& key) {
+  if (std::holds_alternative<bool*>(key.value)) return "true or false";
+  if (std::holds_alternative<int64_t*>(key.value)) {
+    return "a whole number as TOML writes it, such as 1000" + in_units(key);
+  }
+  return number_words(key) + " as TOML writes it, such as 0.001 or 1e30" + in_units(key);
+}
+
 void set_value(const ConfigKey& key, const toml::node& node, const std::string& origin) {
   auto wrong_type = [&](const std::string& expected) {
     std::ostringstream text;
     text << node.type();
-    throw Error(ErrorKind::kConfig, "{}: {} expects {} ({}), not a TOML {}", origin, key.name,
-                expected, key.unit, text.str());
+    throw Error(ErrorKind::kConfig, "{}: {} expects {}{}, not a TOML {}", origin, key.name,
+                expected, in_units(key), text.str());
   };
   if (!key.word.empty() && node.value<std::string>() == key.word) {
     *std::get<double*>(key.value) = key.word_value;
@@ -130,8 +172,7 @@ void apply_override(const std::string& text, std::vector<ConfigKey>& keys) {
       return toml::parse(value.empty() || value != key->word ? "value = " + value
                                                              : fmt::format("value = '{}'", value));
     } catch (const toml::parse_error&) {
-      throw Error(ErrorKind::kConfig, "command line: {} = {}: not {}", name, value,
-                  key->word.empty() ? "a number or true/false" : number_words(*key));
+      throw Error(ErrorKind::kConfig, "command line: {} = {}: not {}", name, value, wanted(*key));
     }
   }();
   set_value(*key, *parsed.get("value"), "command line");
@@ -260,7 +301,19 @@ std::string shown_value(const ConfigKey& key) {
       key.value);
 }
 
-std::string print_config(Config config) {
+namespace {
+
+/// What a key means, above it, and its unit and default behind it.
+void add_key(std::string& text, const ConfigKey& key, const ConfigKey& standard) {
+  constexpr size_t kWidth = 98;
+  const std::string word = key.name.substr(key.name.find('.') + 1);
+  const std::string choices = key.choices.empty() ? "" : fmt::format("; one of {}", listed(key));
+  for (const std::string& line : wrapped(key.reason + choices, kWidth)) text += "# " + line + "\n";
+  text += fmt::format("{} = {}  # {}default {}\n", word, shown_value(key),
+                      key.unit.empty() ? "" : key.unit + "; ", shown_value(standard));
+}
+
+std::string config_text(Config config, bool explained) {
   Config defaults;
   defaults.batch.max_document_tokens = defaults.batch.nano_batch_tokens;
   const std::vector<ConfigKey> keys = config_keys(config), default_keys = config_keys(defaults);
@@ -272,13 +325,22 @@ std::string print_config(Config config) {
       section = keys[i].name.substr(0, dot);
       text += fmt::format("[{}]\n", section);
     }
-    const std::string choices =
-        keys[i].choices.empty() ? "" : fmt::format("; one of {}", listed(keys[i]));
-    text += fmt::format("{} = {}  # {} [{}; default {}{}]\n", keys[i].name.substr(dot + 1),
-                        shown_value(keys[i]), keys[i].reason, keys[i].unit,
-                        shown_value(default_keys[i]), choices);
+    if (explained) {
+      add_key(text, keys[i], default_keys[i]);
+    } else {
+      text += fmt::format("{} = {}\n", keys[i].name.substr(dot + 1), shown_value(keys[i]));
+    }
   }
   return text;
+}
+
+}  // namespace
+
+std::string print_config(Config config) { return config_text(std::move(config), true); }
+
+std::string recorded_config(Config config) {
+  return "# Every key of this run; distca train --print-config explains them.\n" +
+         config_text(std::move(config), false);
 }
 
 KernelRequest kernel_request(const LlamaConfig& model, KernelChoice choice, int threads,

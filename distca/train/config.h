@@ -89,7 +89,7 @@ struct Config {
 struct ConfigKey {
   std::string name;  // "section.key"
   std::variant<int64_t*, double*, bool*, std::string*> value;
-  std::string unit;
+  std::string unit;  // "": none
   std::string reason;
   std::vector<std::string> choices = {};  // for words; empty: anything
   double minimum = -0x1p30;               // for numbers
@@ -110,8 +110,10 @@ inline constexpr int kMostRanks = 1024;  // processes of one machine
 /// key is answered with the nearest known.
 Config load_config(const std::filesystem::path& path, const std::vector<std::string>& overrides);
 
-/// A TOML file that says the same: every key with its unit, default and reason.
+/// A TOML file that says the same: every key with its reason, unit and default.
 std::string print_config(Config config);
+/// The same without what explains it: what a run leaves behind.
+std::string recorded_config(Config config);
 /// A key's value as print_config writes it.
 std::string shown_value(const ConfigKey& key);
 

@@ -25,6 +25,9 @@ Json exchange_times(const OpTimes& times) {
           {"land_ms", times.of(OpPart::kLand) * 1e3}};
 }
 
+/// 0.00015, not 0.00015000000000000001.
+double in_12_digits(double value) { return std::stod(fmt::format("{:.12g}", value)); }
+
 /// What plans of later steps are made with.
 Json speeds_json(const Speeds& speeds) {
   Json json = {{"from_step", speeds.from_step}, {"bytes_per_us", speeds.bytes_per_us}};
@@ -44,7 +47,7 @@ void Metrics::record(const StepMetrics& m) {
   Json line = {{"step", m.step},
                {"loss", m.loss},
                {"grad_norm", m.grad_norm},
-               {"lr", m.lr},
+               {"lr", in_12_digits(m.lr)},
                {"tokens", m.tokens},
                {"step_s", m.step_s},
                {"tokens_per_s", m.tokens / m.step_s},

@@ -193,19 +193,28 @@ BatchPlan plan_nano_batches(const Config& config, const Batch& batch, int num_wo
     cluster.max_memory_bytes = resent ? cap : room_beside(memory, result.plans[nano], cap);
   }
   result.resent = resent;
-  const auto refused = [&](std::string_view why) {
-    return Error(ErrorKind::kPlan, "plan.max_memory_gib = {}, {} bytes a nano-batch, keys {}: {}",
-                 config.plan.max_memory_gib, cap, resent ? "resent" : "kept", why);
+  const auto refused = [&](const std::string& needed) {
+    return Error(
+        ErrorKind::kPlan,
+        "plan.max_memory_gib = {} with exchange.keys = {}: {}; use more workers, a smaller "
+        "batch.nano_batch_tokens or a larger cap",
+        config.plan.max_memory_gib, resent ? "resent" : "kept", needed);
+  };
+  const double share = pairs_nano_batches(config) ? 2 : 1;  // nano-batches held at the same time
+  const auto gib = [&](int64_t bytes) {
+    return fmt::format("{:.3g} GiB", share * static_cast<double>(bytes) / 0x1p30);
   };
   try {
     result.plans = plan_all();
-  } catch (const Error& error) {
-    throw refused(error.what());
+  } catch (const Error&) {
+    // The planner names its own cap, in bytes of one nano-batch; without it, what is wanted shows.
+    for (PlanRequest& request : requests) request.cluster.max_memory_bytes = 0;
+    throw refused(fmt::format("a rank would hold {} of activations{}",
+                              gib(most_bytes(batch_memory(plan_all()))),
+                              resent ? "" : " and kept keys"));
   }
   const int64_t most = most_bytes(batch_memory(result.plans));
-  if (most > cap) {
-    throw refused(fmt::format("a rank would hold {} bytes of the batch's nano-batches", most));
-  }
+  if (most > cap) throw refused(fmt::format("a rank would hold {}", gib(most)));
   return result;
 }
 

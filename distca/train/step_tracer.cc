@@ -21,8 +21,10 @@ namespace {
 
 /// The nearest folder above `file` that is there.
 std::filesystem::path folder_of(const std::filesystem::path& file) {
-  std::filesystem::path folder = std::filesystem::absolute(file).parent_path();
-  while (folder.has_relative_path() && !std::filesystem::exists(folder))
+  std::error_code no_current_folder;
+  std::filesystem::path folder = std::filesystem::absolute(file, no_current_folder).parent_path();
+  std::error_code denied;  // of a folder that cannot be looked at, writing says why
+  while (folder.has_relative_path() && !std::filesystem::exists(folder, denied) && !denied)
     folder = folder.parent_path();
   return folder;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "distca/base/json.h"
 #include "distca/base/statistics.h"
 #include "distca/base/text.h"
 #include "distca/plan/scheduler.h"
@@ -81,7 +82,7 @@ std::string attention_times(const Config& config, const RunSummary& summary) {
     text += fmt::format("; predicted by the profile of {} ({})", config.attention_profile->machine,
                         config.attention_profile->path);
   } else {
-    text += " (plan.profile would predict it)";
+    text += "; set plan.profile to have it predicted";
   }
   text += "\n";
   double longest = 0;
@@ -203,14 +204,16 @@ std::string summary_text(const Config& config, const IndexedDataset& data,
       summary.steps > 0
           ? learned_text(config, data, summary)
           : "\nNothing was trained (train.steps = 0): the weights are the initial, random ones\n";
+  const Json saved = config.model.to_hugging_face(config.batch.max_document_tokens);
   text += fmt::format(
       "\nSaved\n"
       "  {0}/model.safetensors  weights, Hugging Face names ({1} parameters)\n"
-      "  {0}/config.json        LlamaForCausalLM\n"
+      "  {0}/config.json        {3}\n"
       "  {0}/metrics.jsonl      {2}\n"
       "  {0}/config.toml        what was run",
       out, with_thousands(config.model.num_parameters()),
-      steps_written(config.train.steps, summary.metrics_missing));
+      steps_written(config.train.steps, summary.metrics_missing),
+      saved["architectures"][0].get<std::string>());
   if (!config.train.trace.empty()) {
     text += fmt::format("\n  {0}  steps {1} to {2}: distca trace {0}, or ui.perfetto.dev",
                         config.train.trace, config.train.trace_first_step,

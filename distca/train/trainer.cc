@@ -131,7 +131,7 @@ class Trainer {
   void open_output() {
     Config recorded = config_;
     recorded.train.overwrite = false;  // a permission, given once
-    folder_->begin(print_config(recorded));
+    folder_->begin(recorded_config(recorded));
     metrics_ = std::make_unique<Metrics>(folder_->metrics_path(),
                                          RunLabels{.price = price_of(config_),
                                                    .kernel = step_.kernel().name(),
