@@ -106,7 +106,7 @@ class RanksTest : public TerminalTest, public ::testing::WithParamInterface<Rank
 TEST_P(RanksTest, what_was_ignored_when_it_began_stays_ignored) {
   {
     const Ignored ignored({SIGHUP, SIGINT});
-    start(150, GetParam().words);
+    start(40, GetParam().words);
   }
   ASSERT_NO_FATAL_FAILURE(wait_for_steps(3));
   for (const int signal : {SIGHUP, SIGINT}) {
@@ -187,11 +187,11 @@ TEST_P(ReaderTest, that_never_reads_its_pipe_costs_a_few_seconds_at_the_end) {
 
 TEST_P(ReaderTest, on_a_paused_terminal_it_trains_to_the_end) {
   TestTerminal terminal;
-  start(200, GetParam().words, {.out = terminal.fd(), .err = terminal.fd()});
+  start(60, GetParam().words, {.out = terminal.fd(), .err = terminal.fd()});
   ASSERT_NO_FATAL_FAILURE(wait_for_steps(2));
   terminal.pause();
   EXPECT_EQ(program_->wait(kLong).exit_code, 0);
-  EXPECT_EQ(steps_done(), 200u);
+  EXPECT_EQ(steps_done(), 60u);
   EXPECT_TRUE(saved());
 }
 

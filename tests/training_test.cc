@@ -10,6 +10,7 @@
 #include <set>
 
 #include "distca/base/file.h"
+#include "distca/batch/indexed_dataset.h"
 #include "tests/run_command.h"
 #include "tests/training_testing.h"
 
@@ -19,6 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::StartsWith;
 
 class WorkersTest : public TrainingTest, public ::testing::WithParamInterface<int> {};
@@ -131,6 +133,43 @@ TEST_F(TrainingTest, a_gradient_that_is_not_finite_ends_every_rank_with_one_line
     EXPECT_THAT(outcome.err, StartsWith("distca: error: step "));
     EXPECT_THAT(outcome.err, HasSubstr("is not finite; lower optimizer.lr (now 1000000000)\n"));
     EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
+    // The step that diverged is in the metrics, its figures null where they are no numbers.
+    const std::vector<Json> lines = read_json_lines(folder_ / backend / "metrics.jsonl");
+    ASSERT_FALSE(lines.empty());
+    const Json& last = lines.back();
+    EXPECT_TRUE(last.at("loss").is_null() || last.at("grad_norm").is_null()) << last;
+    EXPECT_THAT(outcome.err, HasSubstr(fmt::format("step {}: ", last.at("step").get<int>())));
+  }
+}
+
+TEST_F(TrainingTest, initial_weights_do_not_depend_on_the_instruction_set) {
+  std::vector<std::string> weights;
+  for (const char* isa : {"default", "avx2"}) {
+    const Outcome outcome = Program(train_arguments(prefix_, folder_ / isa, {"train.steps=0"}),
+                                    {{"ATEN_CPU_CAPABILITY", isa}})
+                                .wait();
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    EXPECT_THAT(outcome.out, HasSubstr("Nothing was trained (train.steps = 0)"));
+    weights.push_back(read_file(folder_ / isa / "model.safetensors"));
+  }
+  EXPECT_TRUE(weights[0] == weights[1]);
+}
+
+TEST_F(TrainingTest, held_out_documents_without_a_next_token_give_no_figure) {
+  // One document of text and 19 that are empty, or of one byte.
+  for (const int64_t length : {0, 1}) {
+    const fs::path prefix = folder_ / fmt::format("rest_of_{}", length);
+    IndexedDatasetWriter writer(prefix, TokenType::kUint8);
+    // Of 20 documents the split by seed 1 holds out two, not the first.
+    for (int i = 0; i < 20; ++i)
+      writer.add_document(std::vector<int32_t>(static_cast<size_t>(i == 0 ? 1200 : length), 97));
+    writer.finish();
+    const fs::path run = folder_ / fmt::format("run_{}", length);
+    const Outcome outcome = run_distca(train_arguments(prefix, run, {"train.steps=1"}));
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    EXPECT_THAT(outcome.out, HasSubstr("no next token: no held-out loss"));
+    EXPECT_FALSE(read_json_lines(run / "metrics.jsonl").back().contains("validation_loss"));
+    EXPECT_THAT(outcome.out, Not(HasSubstr("held-out loss 0")));
   }
 }
 

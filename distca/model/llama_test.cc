@@ -1,13 +1,16 @@
 #include "distca/model/llama.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <c10/core/GradMode.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <map>
+#include <span>
 
 #include "distca/base/error.h"
+#include "distca/base/hash.h"
 
 namespace distca {
 namespace {
@@ -44,6 +47,28 @@ TEST(llama, weights_are_a_function_of_the_seed_and_not_of_the_dtype) {
   const Llama narrow(config, 7, -1), other(config, 8, -1);
   EXPECT_TRUE(at::equal(wide.parameters()[0].to(at::kFloat), narrow.parameters()[0]));
   EXPECT_FALSE(at::equal(narrow.parameters()[0], other.parameters()[0]));
+}
+
+TEST(llama, initial_weights_are_pinned_and_the_same_for_any_number_of_threads) {
+  LlamaConfig config = tiny();
+  config.hidden_size = 4096;  // so that a matrix has several blocks of draws
+  const auto hash = [&] {
+    const Llama model(config, 7, -1);
+    std::vector<uint64_t> hashes;
+    for (const at::Tensor& parameter : model.parameters()) {
+      const at::Tensor weights = parameter.detach().to(at::kFloat);
+      hashes.push_back(hash_words({static_cast<const std::byte*>(weights.const_data_ptr()),
+                                   static_cast<size_t>(weights.nbytes())}));
+    }
+    return hash_words(std::as_bytes(std::span(hashes)));
+  };
+  const int threads = at::get_num_threads();
+  at::set_num_threads(1);
+  const uint64_t one = hash();
+  at::set_num_threads(3);
+  EXPECT_EQ(hash(), one);
+  at::set_num_threads(threads);
+  EXPECT_EQ(one, 5377332934140952978u) << "weights of an old run must come back on every machine";
 }
 
 TEST(llama, rope_depends_on_the_distance_of_positions_alone) {

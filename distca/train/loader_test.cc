@@ -5,6 +5,8 @@
 #include <filesystem>
 #include <numeric>
 
+#include "distca/base/error.h"
+
 namespace distca {
 namespace {
 
@@ -29,6 +31,8 @@ TEST(loader, segments_carry_ids_targets_and_positions_of_their_document) {
   EXPECT_EQ(local.targets, (std::vector<int64_t>{7, 8, 101, 102, 103, 104, kNoTarget, 3}));
   EXPECT_EQ(local.positions, (std::vector<int64_t>{4, 5, 0, 1, 2, 3, 4, 0}));
   EXPECT_TRUE(load_tokens(data, source, {}).ids.empty());
+  EXPECT_NO_THROW(load_tokens(data, source, {{0, {4, 6}}}, 9));
+  EXPECT_THROW(load_tokens(data, source, {{0, {4, 6}}}, 8), Error) << "a target is an id too";
   std::filesystem::remove(prefix.string() + ".bin");
   std::filesystem::remove(prefix.string() + ".idx");
 }

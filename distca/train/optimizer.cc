@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <torch/optim/adamw.h>
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 
@@ -16,13 +17,37 @@ namespace {
 /// sharded.
 constexpr int64_t kNormBlock = 1 << 16;
 
+/// In lanes, so that compilers make vectors of it. Not BLAS: its sums differ between machines and
+/// numbers of threads, and the norm scales every replica's update.
+template <typename T>
+double square_sum(const T* values, int64_t count) {
+  constexpr int64_t kLanes = 8;
+  double lanes[kLanes] = {};
+  for (int64_t begin = 0; begin < count; begin += kLanes) {
+    for (int64_t lane = 0; lane < std::min(kLanes, count - begin); ++lane) {
+      const auto value = static_cast<double>(values[begin + lane]);
+      lanes[lane] += value * value;
+    }
+  }
+  double sum = 0;
+  for (const double lane : lanes) sum += lane;
+  return sum;
+}
+
+double square_sum(const at::Tensor& block) {
+  if (!block.is_cpu()) {
+    const at::Tensor wide = block.to(at::kDouble);
+    return wide.dot(wide).item<double>();
+  }
+  return block.scalar_type() == at::kDouble
+             ? square_sum(block.const_data_ptr<double>(), block.numel())
+             : square_sum(block.const_data_ptr<float>(), block.numel());
+}
+
 double global_norm(const at::Tensor& flat) {
   double sum = 0;
-  for (int64_t begin = 0; begin < flat.numel(); begin += kNormBlock) {
-    const at::Tensor block =
-        flat.narrow(0, begin, std::min(kNormBlock, flat.numel() - begin)).to(at::kDouble);
-    sum += block.dot(block).item<double>();
-  }
+  for (int64_t begin = 0; begin < flat.numel(); begin += kNormBlock)
+    sum += square_sum(flat.narrow(0, begin, std::min(kNormBlock, flat.numel() - begin)));
   return std::sqrt(sum);
 }
 

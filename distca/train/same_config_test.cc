@@ -82,6 +82,25 @@ TEST(SameConfig, the_line_says_who_would_do_what) {
             "all ranks the same");
 }
 
+TEST(SameConfig, data_is_compared_by_what_it_holds_and_named_by_its_place) {
+  EXPECT_EQ(said([](int rank, Config& config, ResolvedConfig& resolved) {
+              config.data.prefix = rank == 1 ? "/b/text" : "/a/text";
+              resolved.data = "40 documents, 700 tokens, contents 01";
+              if (rank == 1) resolved.data = "40 documents, 700 tokens, contents 02";
+            }),
+            "data.prefix: rank 1 would train on /b/text (40 documents, 700 tokens, contents 02), "
+            "rank 0 on /a/text (40 documents, 700 tokens, contents 01): give all ranks the same "
+            "data set");
+}
+
+TEST(SameConfig, ranks_whose_pytorch_computes_with_other_instructions_are_named) {
+  EXPECT_EQ(said([](int rank, Config&, ResolvedConfig& resolved) {
+              resolved.isa = rank == 2 ? "AVX2" : "AVX512";
+            }),
+            "ATEN_CPU_CAPABILITY: rank 2 would let PyTorch compute with AVX2, rank 0 with AVX512: "
+            "give all ranks the same");
+}
+
 TEST(SameConfig, ranks_may_write_their_trace_anywhere_but_all_or_none_have_one) {
   EXPECT_EQ(said([](int rank, Config& config, ResolvedConfig&) {
               config.train.trace = "trace" + std::to_string(rank);

@@ -12,6 +12,16 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
+TEST(Summary, counting_says_on_which_text_and_leaves_pairs_out_where_they_mean_nothing) {
+  EXPECT_EQ(
+      counting_words({.unigram = 3.25, .bigram = 2.5}),
+      "counting single tokens of all the data would give 3.250 (unigram entropy), pairs 2.500 "
+      "(bigram entropy), on the very text counted");
+  EXPECT_EQ(counting_words({.unigram = 3.25}),
+            "counting single tokens of all the data would give 3.250 (unigram entropy), on the "
+            "very text counted");
+}
+
 StepMetrics step_of(std::vector<double> measured, std::vector<double> predicted) {
   StepMetrics step;
   step.plan_s = 0.25;

@@ -1,0 +1,187 @@
+#include "distca/train/memory.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+
+#include "distca/base/error.h"
+#include "distca/base/random.h"
+#include "distca/batch/test_folder.h"
+#include "distca/comm/thread_group.h"
+#include "distca/train/plan_request.h"
+#include "distca/train/trainer.h"
+
+namespace distca {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+std::string refusal_of(const MemoryParts& parts, LocalRanks local, const MemoryLimit& limit) {
+  try {
+    check_memory(parts, local, limit);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.exit_code(), 2);
+    return error.what();
+  }
+  return "";
+}
+
+TEST(memory, every_local_worker_has_its_own_weights) {
+  Config config;
+  const auto parameters = static_cast<double>(config.model.num_parameters());
+  const MemoryParts two = memory_needed(config, 4, {.first = 1, .count = 2});
+  EXPECT_EQ(two.weights, 2 * 4 * parameters);
+  EXPECT_EQ(two.gradients, two.weights);
+  EXPECT_EQ(two.state, 2 * two.weights);
+  const MemoryParts all = memory_needed(config, 4, {.first = 0, .count = 4});
+  EXPECT_EQ(all.activations, 2 * two.activations) << "half of the tokens are there";
+  EXPECT_EQ(all.logits, 3.0 * 8192 * 256 * 4);
+  // Rank 3 of 3 workers and 2 dedicated servers holds nothing.
+  EXPECT_EQ(memory_needed(config, 3, {.first = 3, .count = 2}).total(), 0);
+  EXPECT_EQ(memory_needed(config, 3, {.first = 2, .count = 3}).weights, 4 * parameters);
+}
+
+TEST(memory, more_than_the_limit_is_refused_with_the_parts) {
+  const MemoryParts parts{.weights = 0x1p30,
+                          .gradients = 0x1p30,
+                          .state = 0x1p31,
+                          .activations = 0x1p29,
+                          .logits = 0x1p28,
+                          .buffers = 0x1p28};
+  EXPECT_EQ(refusal_of(parts, {.count = 2}, {.bytes = 5ll << 30}), "");
+  EXPECT_EQ(refusal_of(parts, {.count = 2}, {.bytes = 4ll << 30}),
+            "this machine's 2 ranks would need 5.00 GiB of memory (weights 1.00, gradients 1.00, "
+            "AdamW's state 2.00, activations 0.50, logits 0.25, exchange buffers 0.25), this "
+            "machine has 4.00 GiB: use a smaller model or batch.nano_batch_tokens, or fewer ranks "
+            "on this machine");
+  EXPECT_THAT(refusal_of(parts, {}, {.bytes = 1ll << 30, .of_group = true}),
+              AllOf(HasSubstr("this rank would need"),
+                    HasSubstr("the control group of this process allows 1.00 GiB")));
+}
+
+TEST(memory, absurd_sizes_do_not_overflow) {
+  Config config;
+  config.batch.nano_batch_tokens = 1 << 30;
+  config.model.hidden_size = config.model.intermediate_size = 1 << 20;
+  config.model.num_hidden_layers = 1 << 14;
+  EXPECT_GT(memory_needed(config, 1, {}).total(), 0x1p60);
+}
+
+struct Shape {
+  const char* name;
+  int workers;
+  std::vector<std::string> overrides;
+};
+
+class MemoryOfARunTest : public FolderTest, public ::testing::WithParamInterface<Shape> {
+ protected:
+  void SetUp() override {
+    FolderTest::SetUp();
+    IndexedDatasetWriter writer(folder_ / "set", TokenType::kUint8);
+    Random random(1);
+    for (int i = 0; i < 40; ++i) {
+      std::vector<int32_t> tokens(1 + random.below(3000));
+      for (int32_t& token : tokens) token = static_cast<int32_t>(random.below(256));
+      writer.add_document(tokens);
+    }
+    writer.finish();
+  }
+
+  Config config(std::vector<std::string> overrides) {
+    overrides.insert(overrides.begin(), {"data.prefix=" + (folder_ / "set").string(),
+                                         "train.output_dir=" + (folder_ / "run").string(),
+                                         "train.overwrite=true", "comm.backend=threads"});
+    return load_config("", overrides);
+  }
+
+  /// The most memory that a process of its own had while all ranks, as its threads, trained.
+  static double peak_of(const Config& config, int workers) {
+    std::fflush(stdout);
+    const pid_t child = fork();
+    if (child == 0) {
+      std::freopen("/dev/null", "w", stdout);
+      run_ranks(num_ranks(config, workers), {.timeout_s = 300}, [&](Communicator& comm) {
+        RunState state(config.train.output_dir, config.train.steps);
+        train(config, comm, state);
+      });
+      _exit(0);
+    }
+    int status = 0;
+    rusage used{};
+    EXPECT_EQ(wait4(child, &status, 0, &used), child);
+    EXPECT_EQ(status, 0);
+    return 1024.0 * static_cast<double>(used.ru_maxrss);
+  }
+};
+
+TEST_P(MemoryOfARunTest, is_neither_refused_at_80_percent_nor_far_from_the_estimate) {
+  const Shape& shape = GetParam();
+  const Config run = config(shape.overrides);
+  Config empty = config({"train.steps=0", "model.hidden_size=16", "model.intermediate_size=16"});
+  empty.model.num_hidden_layers = 1;
+  const LocalRanks local{.count = num_ranks(run, shape.workers)};
+  const IndexedDataset data(run.data.prefix);
+  BatchStream stream(data.document_lengths(), run.batch);
+  const auto [plans, resent] = plan_nano_batches(run, stream.next(), shape.workers);
+  MemoryParts parts = memory_needed(run, shape.workers, local);
+  parts.buffers = exchange_buffer_bytes(run, plans, resent, shape.workers, local);
+  const double program = peak_of(empty, 1), peak = peak_of(run, shape.workers);
+  const double ratio = parts.total() / (peak - program);
+  std::printf("%s: estimate %.0f MiB, measured %.0f MiB (and %.0f of the program): %.2f\n",
+              shape.name, parts.total() / 0x1p20, (peak - program) / 0x1p20, program / 0x1p20,
+              ratio);
+  EXPECT_NO_THROW(check_memory(parts, local, {.bytes = static_cast<int64_t>(peak / 0.8)}));
+  // Far below it, what does not fit would not be seen; above it, what fits would be refused.
+  EXPECT_GT(ratio, 0.6);
+  EXPECT_LT(ratio, 1.1);
+}
+
+std::vector<std::string> with(std::vector<std::string> more) {
+  more.insert(more.end(), {"train.validation_every=0", "train.validation_nano_batches=1"});
+  return more;
+}
+const std::vector<std::string> kWide = {"model.hidden_size=768", "model.intermediate_size=2048",
+                                        "model.num_hidden_layers=4", "batch.nano_batch_tokens=512",
+                                        "train.steps=2"};
+std::vector<std::string> wide(std::vector<std::string> more) {
+  more.insert(more.begin(), kWide.begin(), kWide.end());
+  return with(more);
+}
+
+std::string name_of(const ::testing::TestParamInfo<Shape>& info) { return info.param.name; }
+
+INSTANTIATE_TEST_SUITE_P(Shapes, MemoryOfARunTest,
+                         ::testing::Values(Shape{"long", 1,
+                                                 with({"batch.nano_batch_tokens=8192",
+                                                       "train.steps=2", "model.num_hidden_layers=2",
+                                                       "attention.kernel=auto"})},
+                                           Shape{"wide_2_workers", 2, wide({})}),
+                         name_of);
+
+INSTANTIATE_TEST_SUITE_P(
+    full, MemoryOfARunTest,
+    ::testing::Values(
+        Shape{"wide_1_worker", 1, wide({})}, Shape{"bf16", 1, wide({"model.dtype=bfloat16"})},
+        Shape{
+            "bf16_pairs", 2,
+            wide({"model.dtype=bfloat16", "batch.nano_batches=2", "batch.nano_batch_tokens=2048"})},
+        Shape{"fp64", 1, wide({"model.dtype=float64"})},
+        Shape{"pairs", 1,
+              with({"batch.nano_batch_tokens=8192", "batch.nano_batches=2", "train.steps=2"})},
+        Shape{"dedicated", 1,
+              with({"batch.nano_batch_tokens=8192", "servers.dedicated=1", "train.steps=2"})},
+        Shape{"vocabulary", 2,
+              with({"model.vocab_size=20000", "batch.nano_batch_tokens=4096", "train.steps=2"})},
+        Shape{"all_heads", 2,
+              with({"model.num_attention_heads=8", "model.num_key_value_heads=8",
+                    "batch.nano_batch_tokens=8192", "train.steps=2"})},
+        Shape{"one_step", 1, with({"batch.nano_batch_tokens=8192", "train.steps=1"})}),
+    name_of);
+
+}  // namespace
+}  // namespace distca

@@ -1,0 +1,107 @@
+#include "distca/train/same_weights.h"
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "distca/base/error.h"
+#include "distca/batch/test_folder.h"
+#include "distca/comm/thread_group.h"
+#include "distca/train/trainer.h"
+
+namespace distca {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+TEST(same_weights, ranks_that_differ_in_a_bit_are_named_on_all) {
+  run_ranks(4, {.timeout_s = 30}, [](Communicator& comm) {
+    std::vector<at::Tensor> weights = {at::ones({3, 5}), at::arange(7, at::kFloat)};
+    EXPECT_THAT(ranks_with_other_weights(comm, weights, "test"), IsEmpty());
+    if (comm.rank() == 1) weights[1][2] += 1e-6;
+    if (comm.rank() == 3) weights[0].mul_(-1);
+    EXPECT_THAT(ranks_with_other_weights(comm, weights, "test"), ElementsAre(1, 3));
+  });
+}
+
+TEST(same_weights, those_that_are_no_numbers_are_counted) {
+  std::vector<at::Tensor> weights = {at::ones({3, 5}), at::zeros({7}).set_requires_grad(true)};
+  EXPECT_EQ(num_not_finite(weights), 0);
+  weights[0][1][2] = std::numeric_limits<float>::infinity();
+  weights[0][2][0] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_EQ(num_not_finite(weights), 2);
+}
+
+/// Hands on what a group does, but turns the signs of gradients that are received.
+class FaultyMachine final : public Communicator {
+ public:
+  explicit FaultyMachine(Communicator& comm) : comm_(comm) {}
+  int rank() const override { return comm_.rank(); }
+  int size() const override { return comm_.size(); }
+  void set_step(int64_t step) override { comm_.set_step(step); }
+  std::unique_ptr<PendingExchange> post(std::span<const Message> sends,
+                                        std::span<const Message> receives,
+                                        std::string_view operation, TakePart who) override {
+    auto pending = comm_.post(sends, receives, operation, who);
+    if (operation.find("gradient sum") == std::string_view::npos) return pending;
+    return std::make_unique<Turned>(std::move(pending), receives);
+  }
+
+ private:
+  class Turned final : public PendingExchange {
+   public:
+    Turned(std::unique_ptr<PendingExchange> pending, std::span<const Message> receives)
+        : pending_(std::move(pending)), receives_(receives.begin(), receives.end()) {}
+    void wait_received() override {
+      pending_->wait_received();
+      for (const Message& message : receives_) {
+        for (int64_t byte = 3; byte < message.bytes; byte += 4)
+          message.data[byte] ^= std::byte{128};
+      }
+      receives_.clear();
+    }
+    void wait() override {
+      wait_received();
+      pending_->wait();
+    }
+
+   private:
+    std::unique_ptr<PendingExchange> pending_;
+    std::vector<Message> receives_;
+  };
+  Communicator& comm_;
+};
+
+class SameWeightsTest : public FolderTest {};
+
+TEST_F(SameWeightsTest, replicas_that_drift_apart_are_named_and_the_first_is_saved) {
+  IndexedDatasetWriter writer(folder_ / "set", TokenType::kUint8);
+  for (int i = 0; i < 8; ++i) writer.add_document(std::vector<int32_t>(100, i));
+  writer.finish();
+  const Config config = load_config(
+      "", {"data.prefix=" + (folder_ / "set").string(), "train.steps=3",
+           "train.output_dir=" + (folder_ / "run").string(), "batch.nano_batch_tokens=64",
+           "model.hidden_size=16", "model.intermediate_size=16", "model.num_hidden_layers=1",
+           "model.num_attention_heads=2", "model.num_key_value_heads=1", "model.head_dim=8"});
+  try {
+    run_ranks(2, {.timeout_s = 30}, [&](Communicator& comm) {
+      FaultyMachine faulty(comm);
+      RunState state(config.train.output_dir, config.train.steps);
+      train(config, comm.rank() == 1 ? faulty : comm, state);
+    });
+    FAIL() << "unseen";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.exit_code(), 1);
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 1 ended with other weights than rank 0"),
+                                    HasSubstr((folder_ / "run").string())));
+  }
+  EXPECT_TRUE(std::filesystem::exists(folder_ / "run" / "model.safetensors"));
+}
+
+}  // namespace
+}  // namespace distca
