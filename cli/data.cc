@@ -164,8 +164,7 @@ void add_prepare(CLI::App& data) {
       ->required();
   verb->add_flag("--overwrite", options->overwrite, "Replace a data set of this PREFIX");
   verb->footer(
-      "Example:  distca data prepare --text /usr/lib/python3 --glob '*.py' --tokenizer byte --out "
-      "data/python");
+      "Example:  distca data prepare --text /usr/lib/python3 --glob '*.py' --out data/python");
   verb->callback([options] { prepare(*options); });
 }
 
@@ -186,8 +185,7 @@ void add_data(CLI::App& app) {
       app.add_subcommand("data", "Data sets: prepare one from text, show what it is like");
   data->require_subcommand(1);
   data->footer(
-      "Example:  distca data prepare --text docs --glob '*.md' --out data/docs && distca data show "
-      "data/docs");
+      "Example:  distca data prepare --text docs --out data/docs && distca data show data/docs");
   add_prepare(*data);
   add_show(*data);
 }

@@ -74,8 +74,12 @@ std::string complaint(const CLI::App& app, const CLI::App& level, const CLI::Par
 /// Output that did not arrive is a failure, unless its reader has gone.
 void flush_stdout() {
   errno = 0;
-  const bool arrived = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
-  if (arrived || errno == EPIPE) return;
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return;
+  if (errno == 0) {  // an earlier write failed and its reason is lost: another one has it
+    std::fputc('\n', stdout);
+    std::fflush(stdout);
+  }
+  if (errno == EPIPE) return;
   throw distca::Error(distca::ErrorKind::kIo, "stdout: {}",
                       errno != 0 ? std::strerror(errno) : "cannot be written");
 }

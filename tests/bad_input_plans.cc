@@ -1,0 +1,225 @@
+// Rows about the command line, texts, data sets and plans: nothing here needs PyTorch.
+
+#include <fmt/format.h>
+
+#include "tests/bad_input_table.h"
+
+namespace distca::testing {
+
+namespace {
+
+/// Shell words that put bytes (as printf writes them) at an offset of the index.
+std::string into_index(const char* bytes, int offset) {
+  return fmt::format("printf '{}' | dd of=data/text.idx bs=1 conv=notrunc seek={} status=none",
+                     bytes, offset);
+}
+
+}  // namespace
+
+std::vector<BadInput> bad_words() {
+  return {
+      {"distca", "a verb is missing: data, plan, trace"},
+      {"distca plam", "unknown verb plam; did you mean plan? (see distca --help)"},
+      {"distca fly", "unknown verb fly (see distca --help)"},
+      {"distca data", "a verb is missing: prepare, show (see distca data --help)"},
+      {"distca data prepar", "unknown verb prepar; did you mean prepare? (see distca data --help)"},
+      {"distca --workers 2 plan", "unknown option --workers (see distca --help)"},
+      {"distca plan --wrokload workload.json",
+       "unknown option --wrokload; did you mean --workload? (see distca plan --help)"},
+      {"distca plan --workload=workload.json --wrkers=3", "--wrkers; did you mean --workers?"},
+      {"distca data show", "prefix is required (see distca data show --help)"},
+      {"distca data show data/text more", "unexpected word more (see distca data show --help)"},
+      {"distca data prepare --text text", "--out is required (see distca data prepare --help)"},
+      {"distca plan --workload workload.json --workers many", "--workers"},
+      {"distca plan --workload workload.json --workers 0", "--workers"},
+      {"distca plan --workload workload.json --workers", "--workers"},
+      {"distca trace", "file is required (see distca trace --help)"},
+  };
+}
+
+std::vector<BadInput> bad_data() {
+  const std::string show = "distca data show data/text", no_space = "No space left on device";
+  return {
+      {"distca data prepare --text empty --out new/set",
+       "empty: no file matches \"*\": expected files of text", "mkdir empty"},
+      {"distca data prepare --text text --glob '*.py' --out new/set",
+       "text: no file matches \"*.py\""},
+      {"distca data prepare --text absent --out new/set", "absent: no such file or folder of text"},
+      {"distca data prepare --text void --out new/set", "void: no text: 1 empty and 0 binary files",
+       "mkdir void; : > void/a.txt"},
+      {"distca data prepare --text text --tokenizer bpe --out new/set", "--tokenizer"},
+      {"distca data prepare --text text --out data/text",
+       "data/text.bin is there already: choose another --out or give --overwrite"},
+      {"distca data prepare --text text --out data/text.idx", "data/text.bin is there already"},
+      {"distca data prepare --text text --out text/a.md/set", "cannot create this folder", "", 1},
+      {"distca data prepare --text text --out /proc/set", "/proc/set.bin: cannot be", "", 1},
+      {"distca data show absent",
+       "absent.bin: no such file; a data set is PREFIX.bin and PREFIX.idx"},
+      {show, "data/text.idx: no such file; a data set is", "rm data/text.idx"},
+      {show, "data/text.bin: no such file; a data set is", "rm data/text.bin"},
+      {show, "data/text.idx: cut: 20 bytes, the header alone has 34",
+       "truncate -s 20 data/text.idx"},
+      {show, "data/text.idx: cut: 300 bytes are too few for 40 sequences",
+       "truncate -s 300 data/text.idx"},
+      {show, "data/text.bin: cut: 900 bytes, its index says", "truncate -s 900 data/text.bin"},
+      {show, "data/text.bin: not the file of its index: 90000 bytes",
+       "truncate -s 90000 data/text.bin"},
+      {show, "data/text.idx: not an index: it does not begin with MMIDIDX", into_index("X", 0)},
+      {show, "data/text.idx: cut: 0 bytes", ": > data/text.idx"},
+      {show, "index version 2: expected 1", into_index("\\002", 9)},
+      {show, "token type code 7: expected 1 (uint8)", into_index("\\007", 17)},
+      {show, "document boundaries must rise", into_index("\\005", 522)},
+      {show, "the file is damaged", into_index("\\377\\377\\377\\377", 34)},
+      {show, "sequence modes of multimodal data sets are not supported",
+       "head -c 40 /dev/zero >> data/text.idx"},
+      {show, "document 0 is scattered: sequence 1 begins at byte 0",
+       into_index("\\002", 522) + "; " +
+           into_index("\\000\\000\\000\\000\\000\\000\\000\\000", 202)},
+      {"distca data show data", "data.bin: no such file"},
+      {"distca data show data/text > /dev/full", "stdout: " + no_space, "", 1},
+      {"distca data show data/text --json > /dev/full", "stdout: " + no_space, "", 1},
+      {"distca --help > /dev/full", "stdout: " + no_space, "", 1},
+      {"distca --version > /dev/full", "stdout: " + no_space, "", 1},
+  };
+}
+
+namespace {
+
+std::vector<BadInput> bad_plan_files() {
+  const std::string plan = "distca plan --plan plan.json";
+  return {
+      {"distca plan --workload absent.json", "absent.json: cannot be read: No such file"},
+      {"distca plan --workload data", "data: cannot be read: not a regular file"},
+      {"distca plan --workload bad.json --out new.json", "bad.json: byte 13 is not JSON",
+       "printf '{\"ranks\": 8,' > bad.json"},
+      {"distca plan --workload bad.json", "bad.json: no \"doc_lens\": a workload is",
+       "echo '{\"ranks\": 2, \"tokens_per_rank\": 128}' > bad.json"},
+      {"distca plan --workload bad.json",
+       "the documents hold 100 tokens, ranks x tokens_per_rank is 256",
+       "echo '{\"ranks\": 2, \"tokens_per_rank\": 128, \"doc_lens\": [100]}' > bad.json"},
+      {"distca plan --workload bad.json", "\"ranks\" must be an integer in 1 ..",
+       "echo '{\"ranks\": 0, \"tokens_per_rank\": 128, \"doc_lens\": [100]}' > bad.json"},
+      {"distca plan --lengths bad.json --workers 2", "bad.json[1] must be an integer in 1 ..",
+       "echo '[3, -4]' > bad.json"},
+      {"distca plan --lengths bad.json --workers 2", "bad.json[0] must be an integer",
+       "echo '[0,-4]' > bad.json"},
+      {"distca plan --lengths bad.json --workers 2",
+       "must be a list of document lengths, not string", "echo '\"many\"' > bad.json"},
+      {"distca plan --lengths bad.json --workers 2", "nothing to train on", "echo '[]' > bad.json"},
+      {"distca plan --lengths lengths.json", "--lengths and --data need --workers N"},
+      {"distca plan --data absent --workers 2", "absent.bin: no such file"},
+      {"distca plan --plan absent.json", "absent.json: cannot be read"},
+      {plan, "byte 501 is not JSON", "truncate -s 500 plan.json"},
+      {plan, "plan.json: not a valid plan", "sed -i 's/\"q\":\\[0,/\"q\":[1,/' plan.json"},
+      {plan, "plan.json: plan:", "echo '{}' > plan.json"},
+      {plan, "cluster.between.bytes_per_us must be an integer in 1",
+       "sed -i 's/\"bytes_per_us\":[0-9]*/\"bytes_per_us\":0/' plan.json"},
+      {plan, "plan.json: unknown scheduler \"greddy\": must be one of balanced, greedy",
+       "sed -i 's/\"scheduler\":\"[a-z]*\"/\"scheduler\":\"greddy\"/' plan.json"},
+      {"distca plan --plan plan.json --profile h200", "plan.json: priced by pairs, --profile is"},
+      {"distca plan --workload workload.json --profile no_such_machine",
+       "profile no_such_machine: no such file, and the only known name is h200"},
+      {"distca plan --workload workload.json --profile profile.json",
+       "profile.json: forward_ns[3] is 0",
+       "sed -i 's/\\(\"forward_ns\": *\\[ *[0-9]*, *[0-9]*, *[0-9]*, *\\)[0-9]*/\\10/' "
+       "profile.json"},
+      {"distca plan --workload workload.json --profile profile.json", "profile.json: byte",
+       "truncate -s 100 profile.json"},
+      {"distca plan --workload workload.json --profile profile.json", "is missing",
+       "echo '{}' > profile.json"},
+      {"distca plan --workload workload.json --out plan.json/new", "cannot create this folder", "",
+       1},
+      {"distca plan --workload workload.json --out /proc/new.json", "cannot be", "", 1},
+      {"trap '' XFSZ; ulimit -f 8; distca plan --workload $W --out new.json",
+       "new.json: cannot be written: File too large", "", 1},
+      {"distca plan --workload workload.json > /dev/full", "stdout: No space left on device", "",
+       1},
+      {"distca plan --workload workload.json --json > /dev/full", "stdout: No space left on device",
+       "", 1},
+      {"distca plan --workload workload.json --summary-json > /dev/full",
+       "stdout: No space left on device", "", 1},
+      {"distca plan --workload $W --program > /dev/full", "stdout: No space left on device", "", 1},
+      {"distca trace absent.json", "absent.json: cannot be read"},
+      {"distca trace bad.json", "bad.json: byte", "printf '{\"traceEvents\": [' > bad.json"},
+      {"distca trace bad.json", "bad.json: not a trace that `distca train --trace` wrote",
+       "echo '{\"traceEvents\": []}' > bad.json"},
+      {"distca trace plan.json", "plan.json: not a trace that"},
+      {"distca trace other_steps.json", "wrote: traceEvents[0]: \"ph\" is \"Q\"",
+       "sed -i 's/\"ph\": *\"[A-Z]\"/\"ph\":\"Q\"/' other_steps.json"},
+      {"distca trace no_rank.json", "no_rank.json: a trace of no rank"},
+      {"distca trace no_step.json", "no_step.json: rank 0 has 0 steps, at least one is needed"},
+      {"distca trace other_steps.json",
+       "other_steps.json: rank 1 has 2 steps, not those of rank 0"},
+  };
+}
+
+std::vector<BadInput> bad_plan_options() {
+  const std::string plan = "distca plan --workload workload.json ",
+                    large = "distca plan --workload $W ";
+  return {
+      {"distca plan",
+       "give one of --workload FILE, --lengths FILE, --data PREFIX, --plan FILE, not 0"},
+      {plan + "--lengths lengths.json", "--plan FILE, not 2"},
+      {plan + "--scheduler gredy", "unknown scheduler \"gredy\": must be one of"},
+      {plan + "--scheduler gredy", "; did you mean greedy?"},
+      {plan + "--layout diagonal", "unknown layout \"diagonal\": must be one of"},
+      {plan + "--scheduler greedy --key-sub-ranges", "scheduler greedy knows no key sub-ranges"},
+      {plan + "--scheduler greedy --spread", "scheduler greedy knows no"},
+      {plan + "--scheduler wlb --layout sequential", "scheduler wlb has a layout of its own, wlb"},
+      {plan + "--layout wlb --scheduler greedy",
+       "layout wlb gives workers uneven tokens, which scheduler greedy does not allow"},
+      {plan + "--window -5", "--window"},
+      {plan + "--window 1000000000000", "--window"},
+      {plan + "--capacity 1,2,3,a", "--capacity"},
+      {plan + "--capacity 1", "1 capacities for 2 workers"},
+      {plan + "--capacity 0,0", "capacities add up to 0"},
+      {plan + "--capacity 1,-1", "--capacity"},
+      {large + "--scheduler greedy-original --capacity 0,1,1,1,1,1,1,1",
+       "server 0 has capacity 0, scheduler greedy-original would give it"},
+      {plan + "--between-gbytes nan", "--between-gbytes: nan is not a number in 0.001 .. 1e+06"},
+      {plan + "--inside-gbytes 1e300", "--inside-gbytes: 1e300 is not a number in"},
+      {plan + "--validation-fraction nan", "--validation-fraction: nan is not a number"},
+      {plan + "--tolerance nan", "nan is not a number in 0 .. 10"},
+      {plan + "--heads 3 --kv-heads 2", "--heads 3 is not divisible by --kv-heads 2"},
+      {plan + "--kv-heads 2 --tensor-parallel 8",
+       "--kv-heads 2 is not divisible by --tensor-parallel 8"},
+      {plan + "--dtype int8", "--dtype"},
+      {plan + "--hidden-size 4096", "--hidden-size and --intermediate-size go together"},
+      {plan + "--max-tokens-per-worker 100",
+       "512 tokens do not fit 2 workers of at most 100 tokens"},
+      {large + "--max-send-bytes 1000", "bytes, max_send_bytes is 1000"},
+      {large + "--max-receive-bytes 1000", "bytes, max_receive_bytes is 1000"},
+      {large + "--max-memory-bytes 1000", "bytes, max_memory_bytes is 1000"},
+      {plan + "--compare --layout sequential", "--compare takes no --layout: it shows all of them"},
+      {plan + "--compare --scheduler greedy", "--compare takes no --scheduler"},
+      {plan + "--compare --spread", "--compare takes no --spread"},
+      {plan + "--compare --key-sub-ranges", "--compare takes no --key-sub-ranges"},
+      {plan + "--compare --out new.json",
+       "--compare makes many plans: it takes no --plan and no --out"},
+      {"distca plan --plan plan.json --seed 2", "--plan takes no --seed: the plan says it"},
+      {plan + "--program --json",
+       "--program prints operations: it takes no --compare, --json, --summary-json, --out"},
+      {plan + "--rank 1", "--rank says which program is shown: give --program, too"},
+      {plan + "--resent", "--resent says which program is shown"},
+      {plan + "--nano-batches 3", "--nano-batches says which program is shown"},
+      {plan + "--program --rank 9", "--rank 9: the plan has ranks 0 to 1"},
+      {plan + "--program --layers 0", "--program needs --layers of 1 or more"},
+      {plan + "--program --schedule pong", "--schedule"},
+      {large + "--program --layers 65536 --nano-batches 64", "--program checks the"},
+      {plan + "--tolerance auto --program",
+       "--tolerance auto makes many plans and shows what it weighed: give --program a number"},
+      {plan + "--tolerance auto --compare", "give --compare a number"},
+      {"distca plan --lengths lengths.json --workers 65536 --tokens-per-worker 1073741824",
+       "is a nano-batch of"},
+  };
+}
+
+}  // namespace
+
+std::vector<BadInput> bad_plans() {
+  std::vector<BadInput> rows = bad_plan_files();
+  for (BadInput& row : bad_plan_options()) rows.push_back(std::move(row));
+  return rows;
+}
+
+}  // namespace distca::testing

@@ -1,0 +1,32 @@
+#pragma once
+// Bad inputs and what each gets, a row each (tests/bad_input_test.cc runs them). A row's folder has
+//   text/a.md, text/b.md      words
+//   data/text.bin, .idx       40 documents of bytes, one sequence each
+//   workload.json, plan.json  512 tokens on 2 ranks, and its plan
+//   lengths.json              [300, 212]
+//   profile.json              a profile of attention
+//   traces of: no_rank.json, no_step.json, other_steps.json
+// The shell finds `distca`, $T = `train` and the keys of a small run into run/, and $W = a workload
+// of 8 ranks.
+
+#include <string>
+#include <vector>
+
+namespace distca::testing {
+
+struct BadInput {
+  std::string command;          // a line for the shell
+  std::string message;          // part of the one line on stderr, which begins "distca: error: "
+  std::string setup = {};       // run before; its files are there already
+  int exit_code = 2;            // 1: the world failed
+  std::string files_left = {};  // new or changed, with spaces between
+  bool prints = false;          // something is rightly on stdout before
+};
+
+std::vector<BadInput> bad_words();    // the command line
+std::vector<BadInput> bad_data();     // texts and data sets
+std::vector<BadInput> bad_plans();    // workloads, lengths, plans, profiles, traces, options
+std::vector<BadInput> bad_configs();  // keys and values of `distca train`
+std::vector<BadInput> bad_runs();     // data, folders and machines of `distca train`, profiles made
+
+}  // namespace distca::testing

@@ -1,0 +1,247 @@
+// Every bad input of the table gets exactly one clear line, the right exit code, and leaves the
+// files as they were. `--print` prints what each gets as a Markdown table.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstring>
+#include <map>
+#include <regex>
+#include <sstream>
+#include <thread>
+
+#include "distca/base/clock.h"
+#include "distca/base/file.h"
+#include "distca/cost/attention_profile.h"
+#include "distca/trace/chrome.h"
+#include "tests/bad_input_table.h"
+#include "tests/run_command.h"
+
+namespace distca::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr double kMostSeconds = 20;  // alone 0.1; the machine may be busy
+
+using Files = std::map<std::string, std::string>;  // path below a folder -> contents
+
+Files read_files(const fs::path& folder) {
+  Files files;
+  for (const std::string& name : files_below(folder)) files[name] = read_file(folder / name);
+  return files;
+}
+
+/// "run/a run/b": files of `after` that `before` has not, or not so; "-a": one that is gone.
+std::string difference(const Files& before, const Files& after) {
+  std::string names;
+  const auto add = [&](const std::string& name) { names += (names.empty() ? "" : " ") + name; };
+  for (const auto& [name, contents] : after) {
+    const auto old = before.find(name);
+    if (old == before.end() || old->second != contents) add(name);
+  }
+  for (const auto& [name, contents] : before) {
+    if (!after.contains(name)) add("-" + name);
+  }
+  return names;
+}
+
+struct Result {
+  Outcome outcome;
+  std::string files_left;
+  double seconds = 0;
+};
+
+/// The folder that every row gets a copy of, and what the rows say in variables.
+class Inputs {
+ public:
+  Inputs() : folder_(fs::temp_directory_path() / fmt::format("distca_bad_input_{}", getpid())) {
+    const fs::path base = folder_ / "base";
+    fs::remove_all(folder_);
+    make_data_set(folder_ / "made");
+    fs::create_directories(base);
+    fs::rename(folder_ / "made" / "data", base / "data");
+    write_file_atomically(base / "text" / "a.md", "one two three\n");
+    write_file_atomically(base / "text" / "b.md", "four five\n");
+    write_file_atomically(base / "workload.json",
+                          R"({"ranks": 2, "tokens_per_rank": 256, "doc_lens": [300, 212]})");
+    write_file_atomically(base / "lengths.json", "[300, 212]");
+    write_file_atomically(base / "profile.json", profile_to_json(h200_profile()));
+    const auto rank = [](int steps) {
+      TraceRank result;
+      for (int step = 1; step <= steps; ++step) {
+        result.events.push_back({.kind = TraceKind::kStep,
+                                 .name = fmt::format("step {}", step),
+                                 .begin_s = step * 1.0,
+                                 .end_s = step + 0.5});
+        result.events.back().step = step;
+      }
+      return result;
+    };
+    const auto write_trace = [&](const char* name, std::vector<TraceRank> ranks) {
+      write_file_atomically(base / name,
+                            chrome_json(Trace{.schedule = "overlap", .ranks = std::move(ranks)}));
+    };
+    write_trace("no_rank.json", {});
+    write_trace("no_step.json", {rank(0)});
+    write_trace("other_steps.json", {rank(1), rank(2)});
+    for (const std::string& word : train_arguments("data/text", "run", {})) train_ += word + " ";
+    environment_ = {{"T", train_},
+                    {"W", fs::absolute("distca/plan/testdata/workloads/pretrain_8x128k_0.json")}};
+    const Outcome plan =
+        Program(ShellLine{"distca plan --workload workload.json --out plan.json", base}).wait();
+    if (plan.exit_code != 0) throw std::runtime_error(plan.err);
+  }
+  ~Inputs() { fs::remove_all(folder_); }
+
+  Result run(const BadInput& row, size_t number) const {
+    const fs::path folder = folder_ / fmt::format("{}", number);
+    fs::copy(folder_ / "base", folder, fs::copy_options::recursive);
+    if (!row.setup.empty()) {
+      const Outcome made = Program(ShellLine{row.setup, folder, environment_}).wait();
+      if (made.exit_code != 0) throw std::runtime_error(row.setup + ": " + made.err);
+    }
+    const Files before = read_files(folder);
+    const Stopwatch watch;
+    Result result;
+    result.outcome = Program(ShellLine{row.command, folder, environment_}).wait(100);
+    result.seconds = watch.seconds();
+    result.files_left = difference(before, read_files(folder));
+    fs::remove_all(folder);
+    return result;
+  }
+
+ private:
+  fs::path folder_;
+  std::string train_;
+  std::map<std::string, std::string> environment_;
+};
+
+std::vector<BadInput> all_rows() {
+  std::vector<BadInput> rows;
+  const auto add = [&](std::vector<BadInput> more) {
+    rows.insert(rows.end(), more.begin(), more.end());
+  };
+  add(bad_words());
+  add(bad_data());
+  add(bad_plans());
+#ifdef DISTCA_WITH_TORCH
+  add(bad_configs());
+  add(bad_runs());
+#endif
+  return rows;
+}
+
+/// Two rows at a time.
+std::vector<Result> run_all(const std::vector<BadInput>& rows) {
+  const Inputs inputs;
+  std::vector<Result> results(rows.size());
+  std::atomic<size_t> next = 0;
+  const auto work = [&] {
+    for (size_t i = next++; i < rows.size(); i = next++) {
+      try {
+        results[i] = inputs.run(rows[i], i);
+      } catch (const std::exception& error) {
+        results[i].outcome = {.exit_code = -1, .out = {}, .err = error.what()};
+      }
+    }
+  };
+  std::thread other(work);
+  work();
+  other.join();
+  return results;
+}
+
+void check(const BadInput& row, const Result& result) {
+  const Outcome& outcome = result.outcome;
+  SCOPED_TRACE(row.setup + (row.setup.empty() ? "" : "; ") + row.command);
+  EXPECT_THAT(outcome.err, ::testing::StartsWith("distca: error: "));
+  EXPECT_THAT(outcome.err, ::testing::HasSubstr(row.message));
+  EXPECT_EQ(std::ranges::count(outcome.err, '\n'), 1) << outcome.err;
+  EXPECT_TRUE(outcome.err.ends_with('\n'));
+  EXPECT_EQ(outcome.exit_code, row.exit_code);
+  EXPECT_EQ(outcome.out.empty(), !row.prints) << outcome.out;
+  EXPECT_EQ(result.files_left, row.files_left);
+  EXPECT_LT(result.seconds, kMostSeconds);
+}
+
+/// What a documented message looks like when it is printed: PREFIX, ... and numbers stand for any.
+std::regex pattern_of(const std::string& documented) {
+  std::string text;
+  for (const char c : documented)
+    text += std::strchr("()[]{}.*+?^$|\\", c) ? fmt::format("\\{}", c) : std::string(1, c);
+  text = std::regex_replace(text, std::regex(R"(\\\.\\\.\\\.)"), ".*");
+  text = std::regex_replace(text, std::regex(R"([A-Z_@]{3,}|\bN\b)"), ".*");
+  text = std::regex_replace(text, std::regex(R"(-?[0-9][0-9,]*)"), "[-+0-9e,.]+");
+  return std::regex(text);
+}
+
+/// Messages of the table Messages in docs/errors.md: the first of each row.
+std::vector<std::string> documented_messages() {
+  std::istringstream lines(read_file("docs/errors.md"));
+  std::vector<std::string> messages;
+  bool inside = false;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with("## ")) inside = line == "## Messages";
+    if (!inside || !line.starts_with("| `")) continue;
+    messages.push_back(line.substr(3, line.find('`', 3) - 3));
+  }
+  return messages;
+}
+
+/// Why a documented message has no row.
+const std::map<std::string, std::string> kNoRow = {
+    {"link between: 0 bytes per microsecond ...", "only a caller of make_plan gets it"},
+    {"softcap = 50: attention through PyTorch's CUDA operators has none; ...", "needs a GPU"},
+    {"attention.kernel: rank 1 would compute attention with cpu-avx2, rank 0 with cpu-avx512: ...",
+     "needs ranks that differ: cli_train_test.cc"}};
+
+TEST(BadInput, each_gets_one_clear_line_and_leaves_the_files_alone) {
+  const std::vector<BadInput> rows = all_rows();
+  const std::vector<Result> results = run_all(rows);
+  std::string seen;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    check(rows[i], results[i]);
+    seen += results[i].outcome.err;
+  }
+#ifdef DISTCA_WITH_TORCH
+  EXPECT_GE(rows.size(), 100u);
+  for (const std::string& message : documented_messages()) {
+    const bool excused = kNoRow.contains(message);
+    EXPECT_NE(std::regex_search(seen, pattern_of(message)), excused)
+        << message << "\nis in docs/errors.md" << (excused ? ", and has" : " and has no")
+        << " row in tests/bad_input_plans.cc or tests/bad_input_runs.cc";
+  }
+#endif
+}
+
+std::string cell(std::string text) {
+  std::ranges::replace(text, '\n', ' ');
+  return "`" + std::regex_replace(text, std::regex(R"(\|)"), "\\|") + "`";
+}
+
+void print_all() {
+  const std::vector<BadInput> rows = all_rows();
+  const std::vector<Result> results = run_all(rows);
+  fmt::print("| input | message | exit code | files left |\n|---|---|---|---|\n");
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const std::string line = results[i].outcome.err;
+    fmt::print("| {} | {} | {} | {} |\n",
+               cell(rows[i].setup + (rows[i].setup.empty() ? "" : "; ") + rows[i].command),
+               cell(line.substr(0, line.find_last_not_of('\n') + 1)), results[i].outcome.exit_code,
+               results[i].files_left.empty() ? "as before" : "new: " + results[i].files_left);
+  }
+}
+
+}  // namespace
+}  // namespace distca::testing
+
+int main(int argc, char** argv) {
+  if (argc == 2 && std::strcmp(argv[1], "--print") == 0) {
+    distca::testing::print_all();
+    return 0;
+  }
+  ::testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
