@@ -10,6 +10,7 @@
 
 #include "distca/base/error.h"
 #include "distca/base/random.h"
+#include "distca/batch/indexed_dataset.h"
 #include "distca/batch/test_folder.h"
 #include "distca/comm/thread_group.h"
 #include "distca/train/plan_request.h"
