@@ -47,8 +47,8 @@ struct Told {
 
 void train_as_rank(const Config& config, const Rendezvous& rendezvous, const CommOptions& options) {
   const bool nccl = config.comm.backend == "nccl";
-  const int device = nccl ? use_local_device(rendezvous.local_rank) : -1;
   const auto store = start_store_process(rendezvous, options.grace_s);
+  const int device = nccl ? use_local_device(rendezvous.local_rank) : -1;
   std::optional<Told> told;  // starts a thread: after the store's process was forked
   if (rendezvous.rank == 0) told.emplace(config);
   RunState others(config.train.output_dir, config.train.steps);
@@ -82,6 +82,17 @@ int workers_of(const Config& config, const TrainArguments& arguments,
               arguments.workers, dedicated, kMostRanks);
 }
 
+/// Who shares this machine's memory.
+LocalRanks ranks_here(const Config& config, int workers,
+                      const std::optional<Rendezvous>& rendezvous) {
+  if (!rendezvous) return {.count = num_ranks(config, workers)};
+  const int count = local_ranks(*rendezvous, env_string);
+  if (count == 1) return {.first = rendezvous->rank};
+  // Launchers number the ranks of a machine one after another unless told otherwise.
+  const int first = rendezvous->rank - rendezvous->local_rank;
+  return {.first = std::clamp(first, 0, rendezvous->size - count), .count = count};
+}
+
 int run_train(TrainArguments arguments) {
   if (!arguments.trace.empty()) arguments.overrides.push_back("train.trace=" + arguments.trace);
   const Config config = load_config(arguments.config, arguments.overrides);
@@ -100,14 +111,7 @@ int run_train(TrainArguments arguments) {
                             .startup_timeout_s = config.comm.startup_timeout_s};
   const auto rendezvous = find_rendezvous(env_string);
   const int workers = workers_of(config, arguments, rendezvous);
-  LocalRanks local{.count = num_ranks(config, workers)};
-  if (rendezvous) {
-    local.count = local_ranks(*rendezvous, env_string);
-    // Launchers number the ranks of a machine one after another unless told otherwise.
-    local.first =
-        std::clamp(rendezvous->rank - rendezvous->local_rank, 0, rendezvous->size - local.count);
-  }
-  check_run(config, workers, local);
+  check_run(config, workers, ranks_here(config, workers, rendezvous));
   if (config.comm.backend == "nccl") check_nccl_built();
   // Who writes is rank 0; what lies on other machines' disks is no matter.
   if (!rendezvous || rendezvous->rank == 0)

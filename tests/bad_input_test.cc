@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <regex>
@@ -13,6 +12,7 @@
 #include <thread>
 
 #include "distca/base/clock.h"
+#include "distca/base/env.h"
 #include "distca/base/file.h"
 #include "distca/cost/attention_profile.h"
 #include "distca/trace/chrome.h"
@@ -238,7 +238,7 @@ void print(const std::vector<BadInput>& rows, const std::vector<Result>& results
 TEST(BadInput, each_gets_one_clear_line_and_leaves_the_files_alone) {
   const std::vector<BadInput> rows = all_rows();
   const std::vector<Result> results = run_all(rows);
-  if (std::getenv("DISTCA_PRINT_TABLE") != nullptr) print(rows, results);
+  if (env_string("DISTCA_PRINT_TABLE")) print(rows, results);
   std::string seen;
   for (size_t i = 0; i < rows.size(); ++i) {
     check(rows[i], results[i]);

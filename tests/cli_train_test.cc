@@ -77,8 +77,9 @@ TEST_F(CliTrainTest, the_summary_names_the_architecture_saved_and_a_run_of_no_st
   const Outcome outcome = run_distca(
       train_arguments(prefix_, folder_ / "run", {"train.steps=0", "model.sliding_window=64"}));
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
-  EXPECT_THAT(outcome.out, AllOf(HasSubstr("Nothing was trained (train.steps = 0): the weights are the initial"),
-                                 HasSubstr("/config.json        MistralForCausalLM\n")));
+  EXPECT_THAT(outcome.out,
+              AllOf(HasSubstr("Nothing was trained (train.steps = 0): the weights are the initial"),
+                    HasSubstr("/config.json        MistralForCausalLM\n")));
   EXPECT_THAT(read_file(folder_ / "run" / "config.json"), HasSubstr("MistralForCausalLM"));
   EXPECT_THAT(read_file(folder_ / "run" / "config.toml"),
               AllOf(HasSubstr("\nsteps = 0\n"), ::testing::Not(HasSubstr("default"))));

@@ -19,12 +19,26 @@ namespace {
 constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP};
 constexpr double kPatience = 1;  // seconds that a stuck terminal may hold up the end
 
-std::atomic<int> pipe_in = -1;  // where the handler writes
+std::atomic<int> pipe_in = -1;      // where the handler writes
+std::atomic<int64_t> first_ns = 0;  // when the first signal came; 0: none has
+
+int64_t monotonic_ns() {
+  timespec time{};
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return int64_t{1'000'000'000} * time.tv_sec + time.tv_nsec;
+}
 
 void handle(int signal) {
   const int before = errno;
-  const char byte = static_cast<char>(signal);
-  [[maybe_unused]] const ssize_t written = write(pipe_in, &byte, 1);
+  int64_t first = 0;
+  const int64_t now = monotonic_ns();
+  if (first_ns.compare_exchange_strong(first, now)) {
+    const char byte = static_cast<char>(signal);
+    [[maybe_unused]] const ssize_t written = write(pipe_in, &byte, 1);
+  } else if (static_cast<double>(now - first) > 1e9 * kOneStop) {
+    std::signal(signal, SIG_DFL);  // raised within its handler, it comes when that returns
+    raise(signal);
+  }
   errno = before;
 }
 
@@ -77,8 +91,9 @@ StopSignals::StopSignals(std::function<std::string(const std::string& signal)> l
   }
   pthread_sigmask(SIG_SETMASK, &old, nullptr);
   pipe_in = ends_[1];
+  first_ns = 0;
   for (const int signal : kSignals) {
-    if (!is_ignored(signal)) set_handler(signal, handle, SA_RESTART | SA_RESETHAND);
+    if (!is_ignored(signal)) set_handler(signal, handle, SA_RESTART);
   }
 }
 

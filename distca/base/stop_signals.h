@@ -3,7 +3,7 @@
 // 130.
 //
 // A signal that was ignored when the program began (nohup, `&` in a script) stays ignored. The
-// second signal of a kind ends the process at once: it is in a hurry.
+// second signal, later than kOneStop, ends the process at once: it is in a hurry.
 // Thread rule: one object at a time, made and destroyed by the main thread; it starts a thread.
 
 #include <functional>
@@ -12,6 +12,8 @@
 namespace distca {
 
 constexpr int kStoppedExitCode = 130;
+/// Signals within so many seconds are one: whoever signals a process and then its group sends two.
+constexpr double kOneStop = 0.5;
 
 /// Whether the program was started with this signal ignored, or ignores it itself.
 bool is_ignored(int signal);

@@ -32,9 +32,25 @@ TEST(StopSignals, the_second_is_in_a_hurry) {
           return "";
         });
         raise(SIGINT);
+        std::this_thread::sleep_for(std::chrono::duration<double>(1.2 * kOneStop));
         raise(SIGINT);
       },
       testing::KilledBySignal(SIGINT), "^$");
+}
+
+TEST(StopSignals, two_at_once_are_one) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        const StopSignals stop([](const std::string& name) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(100));
+          return "stopped by " + name;
+        });
+        raise(SIGTERM);  // as `timeout` does it: the process, then its group
+        raise(SIGTERM);
+        std::this_thread::sleep_for(std::chrono::seconds(20));
+      },
+      testing::ExitedWithCode(130), "^distca: stopped by SIGTERM\n$");
 }
 
 TEST(StopSignals, an_ignored_one_stays_ignored) {

@@ -422,6 +422,12 @@ void IndexedDatasetWriter::finish() {
   idx.write(std::as_bytes(std::span(lengths_)));
   idx.write(std::as_bytes(std::span(pointers)));
   idx.write(std::as_bytes(std::span(documents_)));
+  // A disk that is full must cost the new data set, not the older one.
+  bin_.reserve(end);
+  idx.reserve(static_cast<int64_t>(kMagic.size() + sizeof(kVersion) + sizeof(type_) +
+                                   sizeof(counts) + lengths_.size() * sizeof(lengths_[0]) +
+                                   pointers.size() * sizeof(pointers[0]) +
+                                   documents_.size() * sizeof(documents_[0])));
   // An older index must not be found beside the new tokens.
   std::error_code ignored;  // commit() reports what stands in the way
   if (!idx.target().empty()) fs::remove(idx.target(), ignored);

@@ -26,9 +26,8 @@ using Seconds = std::chrono::duration<double>;
 
 constexpr int kBeatsToSilence = 3;
 constexpr int kBeatsToSuspicion = 6;  // of the next rank, at start-up; then judging begins
-constexpr double kFirstPause =
-    0.05;                        // seconds between two looks at the store; then twice that, ...
-constexpr double kFarewell = 2;  // seconds a rank that ends gives its last post, at most
+constexpr double kFirstPause = 0.05;  // seconds between the first two looks at the store
+constexpr double kFarewell = 2;       // seconds a rank that ends gives its last post, at most
 
 double wall_seconds() {
   return Seconds(std::chrono::system_clock::now().time_since_epoch()).count();

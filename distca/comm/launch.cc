@@ -86,6 +86,7 @@ class LocalRun {
   sigset_t old_mask_ = {};
   int signals_ = -1;
   int interrupted_ = 0;                    // the signal that somebody sent us
+  double interrupted_at_ = 0;              // steady seconds
   double terminate_at_ = 0, kill_at_ = 0;  // steady seconds; 0: not yet decided
   bool killed_ = false;
   // Once a rank has ended well, the others are done too, but for what rank 0 still saves.
@@ -250,10 +251,11 @@ void LocalRun::read_signals() {
 
 void LocalRun::interrupt(const signalfd_siginfo& signal) {
   if (interrupted_ != 0) {  // a second Ctrl-C is in a hurry
-    kill_at_ = steady_seconds();
+    if (steady_seconds() - interrupted_at_ > kOneStop) kill_at_ = steady_seconds();
     return;
   }
   interrupted_ = static_cast<int>(signal.ssi_signo);
+  interrupted_at_ = steady_seconds();
   // The terminal has sent its Ctrl-C to the ranks as well.
   if (signal.ssi_code != SI_KERNEL) signal_running(interrupted_);
   terminate_at_ = steady_seconds() + options_.grace_s;
@@ -343,7 +345,7 @@ bool LocalRun::running() const {
 int LocalRun::report() {
   int exit_code = 0;
   std::string line;
-  if (interrupted_ != 0) {
+  if (interrupted_ != 0 && failed_.empty()) {  // a failure before it is the news
     line = stopped();
     exit_code = kStoppedExitCode;
   } else if (!failed_.empty()) {

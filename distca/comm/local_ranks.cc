@@ -60,8 +60,11 @@ std::optional<int> said(const Rendezvous& self, const EnvLookup& lookup) {
 }  // namespace
 
 int local_ranks(const Rendezvous& self, const EnvLookup& lookup) {
-  return std::clamp(said(self, lookup).value_or(1), std::min(self.local_rank + 1, self.size),
-                    self.size);
+  // Where torchrun's LOCAL_RANK is not set, the rank stands in for it and says nothing of a
+  // machine.
+  const bool counts = self.source != "torchrun" || lookup("LOCAL_RANK");
+  const int least = counts ? std::min(self.local_rank + 1, self.size) : 1;
+  return std::clamp(said(self, lookup).value_or(1), least, self.size);
 }
 
 }  // namespace distca

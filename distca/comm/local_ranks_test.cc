@@ -33,8 +33,9 @@ TEST(local_ranks, each_launcher_says_it_in_its_own_way) {
 }
 
 TEST(local_ranks, what_is_not_said_is_the_least_there_can_be) {
-  EXPECT_EQ(count("torchrun", 16, 3, {}), 4);
-  EXPECT_EQ(count("torchrun", 16, 3, {{"LOCAL_WORLD_SIZE", "many"}}), 4);
+  EXPECT_EQ(count("torchrun", 16, 3, {{"LOCAL_RANK", "3"}}), 4);
+  EXPECT_EQ(count("torchrun", 16, 3, {{"LOCAL_RANK", "3"}, {"LOCAL_WORLD_SIZE", "many"}}), 4);
+  EXPECT_EQ(count("torchrun", 16, 3, {}), 1) << "the rank stands in for LOCAL_RANK";
   EXPECT_EQ(count("torchrun", 2, 0, {{"LOCAL_WORLD_SIZE", "8"}}), 2) << "never more than all";
   EXPECT_EQ(count("Slurm", 8, 0, {{"SLURM_STEP_TASKS_PER_NODE", "4(x2"}, {"SLURM_NODEID", "0"}}),
             1);

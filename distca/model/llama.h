@@ -55,7 +55,8 @@ struct LlamaConfig {
 
 class Llama {
  public:
-  /// Every rank draws the same weights from the seed, whatever the dtype and the machine. `cuda_device` -1: CPU.
+  /// Every rank draws the same weights from the seed, whatever the dtype and the machine.
+  /// `cuda_device` -1: CPU.
   Llama(const LlamaConfig& config, uint64_t seed, int cuda_device);
   ~Llama();
 

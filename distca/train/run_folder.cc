@@ -172,7 +172,7 @@ FoundRun find_run(const fs::path& folder) {
       throw foreign(folder, kNames[i], "there is something that is not a file");
   }
   const auto& [config_toml, metrics, weights, config_json] = status;
-  constexpr const char* kForeign = "no run of distca made this file";
+  constexpr const char* kForeign = "no run of distca, or one of an older version, made this file";
   FoundRun found;
   if (weights) {
     const SafetensorsMetadata said = read_safetensors_metadata(folder / kWeights);

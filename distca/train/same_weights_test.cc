@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "distca/base/error.h"
+#include "distca/batch/indexed_dataset.h"
 #include "distca/batch/test_folder.h"
 #include "distca/comm/thread_group.h"
 #include "distca/train/trainer.h"
