@@ -137,7 +137,7 @@ TEST_F(RunFilesTest, ranks_that_are_restarted_take_their_unfinished_run_again) {
 
 TEST_F(RunFilesTest, weights_are_saved_when_the_last_held_out_loss_is_not_finite) {
   for (const char* workers : {"1", "2"}) {
-    const Outcome outcome = run({"train.steps=1", "optimizer.lr=1e30", "optimizer.warmup_steps=0",
+    const Outcome outcome = run({"train.steps=1", "optimizer.lr=1e9", "optimizer.warmup_steps=0",
                                  "train.overwrite=true", "--workers", workers});
     EXPECT_EQ(outcome.exit_code, 1) << outcome.out << outcome.err;
     EXPECT_THAT(outcome.err, AllOf(HasSubstr("step 1: the held-out loss is not finite"),

@@ -16,6 +16,9 @@ namespace {
 constexpr double kPlainLineEverySeconds = 5;
 constexpr double kSignOfLifeSeconds = 3;
 
+/// What is no number has no sign worth showing.
+double plain(double loss) { return std::isnan(loss) ? std::abs(loss) : loss; }
+
 }  // namespace
 
 std::string clock_time(double seconds) {
@@ -31,8 +34,9 @@ std::string progress_line(const StepMetrics& m, int64_t total_steps, double left
   const std::string total = std::to_string(total_steps);
   // The product's figure comes before what any trainer says.
   std::vector<std::string> fields = {fmt::format("step {:>{}}/{}", m.step, total.size(), total),
-                                     fmt::format("loss {:.3f}", m.loss)};
-  if (m.validation_loss) fields.push_back(fmt::format("held-out {:.3f}", *m.validation_loss));
+                                     fmt::format("loss {:.3f}", plain(m.loss))};
+  if (m.validation_loss)
+    fields.push_back(fmt::format("held-out {:.3f}", plain(*m.validation_loss)));
   fields.push_back(fmt::format("max/mean {:.2f}>{:.2f}", m.imbalance_before, m.imbalance_after));
   fields.push_back(
       fmt::format("{}{} left", m.step == 1 && total_steps > 1 ? "~" : "", clock_time(left_s)));

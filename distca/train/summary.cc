@@ -82,7 +82,7 @@ std::string attention_times(const Config& config, const RunSummary& summary) {
     text += fmt::format("; predicted by the profile of {} ({})", config.attention_profile->machine,
                         config.attention_profile->path);
   } else {
-    text += "; set plan.profile to have it predicted";
+    text += "\n  (set plan.profile to have it predicted)";
   }
   text += "\n";
   double longest = 0;
