@@ -168,7 +168,7 @@ void check(const BadInput& row, const Result& result) {
 }
 
 /// What a documented message looks like when it is printed: PREFIX, ... and numbers stand for any.
-std::regex pattern_of(const std::string& documented) {
+[[maybe_unused]] std::regex pattern_of(const std::string& documented) {
   std::string text;
   for (const char c : documented)
     text += std::strchr("()[]{}.*+?^$|\\", c) ? fmt::format("\\{}", c) : std::string(1, c);
@@ -179,7 +179,7 @@ std::regex pattern_of(const std::string& documented) {
 }
 
 /// Messages of the table Messages in docs/errors.md: the first of each row.
-std::vector<std::string> documented_messages() {
+[[maybe_unused]] std::vector<std::string> documented_messages() {
   std::istringstream lines(read_file("docs/errors.md"));
   std::vector<std::string> messages;
   bool inside = false;
