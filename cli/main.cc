@@ -1,19 +1,19 @@
-// distca: the one program. Exit codes: 0 done, 1 the world failed, 2 bad input, 70 a bug of ours
-// (docs/errors.md).
+// distca: the one program, compiled twice: without PyTorch, and with it (cli/CMakeLists.txt). Exit
+// codes: 0 done, 1 the world failed, 2 bad input, 70 a bug of ours (docs/errors.md).
 
 #include <fmt/ranges.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <filesystem>
 #include <memory>
-#include <new>
-#include <string_view>
-#include <system_error>
 
 #include "cli/help.h"
 #include "cli/verbs.h"
@@ -84,28 +84,15 @@ void flush_stdout() {
                       errno != 0 ? std::strerror(errno) : "cannot be written");
 }
 
-/// What the standard library and PyTorch throw when the machine says no: a failure of the world.
-std::string failure_of_the_world(const std::exception& error) {
-  const std::string what = error.what();
-  const std::string_view allocator = "can't allocate memory: ";  // of PyTorch on the host
-  if (const size_t at = what.find(allocator); at != std::string::npos) {
-    const size_t begin = at + allocator.size();
-    return "out of memory: " + what.substr(begin, what.find_first_of(".\n", begin) - begin);
-  }
-  if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) return "out of memory";
-  if (what.find("out of memory") != std::string::npos) return what.substr(0, what.find('\n'));
-  if (std::ferror(stdout) != 0 && dynamic_cast<const std::system_error*>(&error) != nullptr) {
-    return fmt::format("stdout: {}", static_cast<const std::system_error&>(error).code().message());
-  }
-  return dynamic_cast<const std::system_error*>(&error) != nullptr ? what : "";
+#ifdef DISTCA_TORCH_PROGRAM
+/// This process goes on as the program with PyTorch, with the same words.
+[[noreturn]] void become_torch_program(char** argv) {
+  const std::filesystem::path program =
+      std::filesystem::read_symlink("/proc/self/exe").replace_filename(DISTCA_TORCH_PROGRAM);
+  execv(program.c_str(), argv);
+  throw distca::Error(distca::ErrorKind::kIo, "{}: {}", program.string(), std::strerror(errno));
 }
-
-int report(const std::string& message, int exit_code) {
-  std::string line = message;  // one line, whatever bad input it quotes
-  std::ranges::replace(line, '\n', ' ');
-  distca::say_last("distca: error: " + line);
-  return exit_code;
-}
+#endif
 
 int run(int argc, char** argv) {
   int exit_code = 0;
@@ -122,6 +109,10 @@ int run(int argc, char** argv) {
   distca::cli::add_profile(app);
   distca::cli::add_train(app, &exit_code);
 #endif
+#ifdef DISTCA_TORCH_PROGRAM
+  const auto is_meant = [&](const CLI::App* verb) { return verb->get_name() == argv[1]; };
+  if (argc < 2 || app.get_subcommands(is_meant).empty()) become_torch_program(argv);
+#endif
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -137,6 +128,24 @@ int run(int argc, char** argv) {
   return exit_code;
 }
 
+/// All that is to be said is said when it returns; gives the exit code.
+int run_and_report(int argc, char** argv) {
+  try {
+    const int exit_code = run(argc, argv);
+    if (const int why = distca::standard_output().write_error(); why != 0) {
+      distca::standard_error().important(
+          fmt::format("distca: warning: stdout: {}: part of what was to be printed is lost",
+                      std::strerror(why)));
+    }
+    distca::standard_error().finish(distca::kConsolePatience);
+    return exit_code;
+  } catch (...) {
+    const distca::LastWords words = distca::last_words(std::current_exception());
+    distca::say_last(words.line);
+    return words.exit_code;
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -147,16 +156,11 @@ int main(int argc, char** argv) {
   setenv("THP_MEM_ALLOC_ENABLE", "1", /*overwrite=*/0);
   // A file that may not grow (ulimit -f) is a failed write like any other.
   std::signal(SIGXFSZ, SIG_IGN);
-  try {
-    const int exit_code = run(argc, argv);
-    distca::standard_error().finish(distca::kConsolePatience);
-    return exit_code;
-  } catch (const distca::Error& error) {
-    return report(error.what(), error.exit_code());
-  } catch (const std::exception& error) {
-    if (const std::string world = failure_of_the_world(error); !world.empty())
-      return report(world, 1);
-    distca::say_last(fmt::format("distca: bug: {}", error.what()));
-    return 70;
-  }
+  const int exit_code = run_and_report(argc, argv);
+#ifdef DISTCA_WITH_TORCH
+  // PyTorch's exit handlers take 0.1 s and may wait for a device for ever: nothing needs them.
+  std::fflush(nullptr);
+  std::_Exit(exit_code);
+#endif
+  return exit_code;
 }

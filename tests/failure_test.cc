@@ -1,5 +1,5 @@
-// A rank that is killed or stopped in the middle of training, or a user who has had enough: the
-// run ends soon, names who is to blame, and leaves no process and no weights.
+// A rank that is killed or stopped in the middle of training: the run ends soon, names who is to
+// blame, and leaves no process and no weights. What a user stops: terminal_test.cc.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -54,8 +54,8 @@ class FailureTest : public FolderTest {
     ASSERT_EQ(program_->processes().size(), 4u);
   }
 
-  Outcome end(double limit_s = kTimeout + kGrace + kSlack) {
-    const Outcome outcome = program_->wait(limit_s);
+  Outcome end() {
+    const Outcome outcome = program_->wait(kTimeout + kGrace + kSlack);
     EXPECT_EQ(program_->processes().size(), 0u);
     EXPECT_THAT(files_below(run_), ::testing::ElementsAre("config.toml", "metrics.jsonl"));
     return outcome;
@@ -129,18 +129,6 @@ TEST_F(FailureTest, without_our_launcher_the_death_of_rank_0_is_named_too) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
   EXPECT_EQ(first.processes().size(), 0u);
-}
-
-TEST_F(FailureTest, ctrl_c_ends_all_ranks) {
-  ASSERT_NO_FATAL_FAILURE(start());
-  program_->signal_group(SIGINT);
-  EXPECT_EQ(end(kGrace + kSlack).exit_code, 130);
-}
-
-TEST_F(FailureTest, a_signal_to_the_launcher_alone_ends_all_ranks) {
-  ASSERT_NO_FATAL_FAILURE(start());
-  kill(program_->pid(), SIGINT);
-  EXPECT_EQ(end(kGrace + kSlack).exit_code, 130);
 }
 
 TEST_F(FailureTest, ranks_die_with_a_killed_launcher) {

@@ -94,7 +94,7 @@ class TerminalTest : public FolderTest {
     const auto told = std::stoull(match[1]);
     EXPECT_GE(steps_done(), told);
     EXPECT_LE(steps_done(), told + 1);
-    EXPECT_FALSE(saved());
+    EXPECT_THAT(files_below(run_), ElementsAre("config.toml", "metrics.jsonl"));
   }
 
   fs::path run_, prefix_;
@@ -125,11 +125,14 @@ TEST_P(RanksTest, stopped_it_says_at_which_step_and_what_is_saved) {
   program_->signal_group(SIGINT);  // as a terminal does
   const Outcome outcome = program_->wait(kLong);
   EXPECT_EQ(outcome.exit_code, 130);
+  EXPECT_EQ(program_->processes().size(), 0u);
   expect_stopped(outcome.err, "SIGINT");
 }
 
-TEST_P(RanksTest, a_signal_to_its_first_process_alone_says_the_same) {
-  start(1'000'000, GetParam().words);
+INSTANTIATE_TEST_SUITE_P(, RanksTest, ::testing::Values(kOne, kLaunched, kThreads), name_of);
+
+TEST_F(TerminalTest, a_signal_to_the_launcher_alone_says_the_same) {
+  start(1'000'000, kLaunched.words);
   ASSERT_NO_FATAL_FAILURE(wait_for_steps(3));
   kill(program_->pid(), SIGTERM);
   const Outcome outcome = program_->wait(kLong);
@@ -137,8 +140,6 @@ TEST_P(RanksTest, a_signal_to_its_first_process_alone_says_the_same) {
   EXPECT_EQ(program_->processes().size(), 0u);
   expect_stopped(outcome.err, "SIGTERM");
 }
-
-INSTANTIATE_TEST_SUITE_P(, RanksTest, ::testing::Values(kOne, kLaunched, kThreads), name_of);
 
 TEST_F(TerminalTest, under_another_launcher_rank_0_says_where_it_was_stopped) {
   const std::string port = free_port();
@@ -154,6 +155,22 @@ TEST_F(TerminalTest, under_another_launcher_rank_0_says_where_it_was_stopped) {
   EXPECT_EQ(outcome.exit_code, 130);
   expect_stopped(outcome.err, "SIGTERM");
 }
+
+class FullDiskTest : public TerminalTest, public ::testing::WithParamInterface<Ranks> {};
+
+TEST_P(FullDiskTest, for_what_is_printed_costs_a_warning) {
+  const int full = open("/dev/full", O_WRONLY | O_CLOEXEC);
+  start(2, GetParam().words, {.out = full});
+  close(full);
+  const Outcome outcome = program_->wait(kLong);
+  EXPECT_EQ(outcome.exit_code, 0);
+  EXPECT_EQ(outcome.err,
+            "distca: warning: stdout: No space left on device: part of what was to be "
+            "printed is lost\n");
+  EXPECT_TRUE(saved());
+}
+
+INSTANTIATE_TEST_SUITE_P(, FullDiskTest, ::testing::Values(kOne, kLaunched), name_of);
 
 class ReaderTest : public TerminalTest, public ::testing::WithParamInterface<Ranks> {};
 
@@ -195,7 +212,7 @@ TEST_P(ReaderTest, on_a_paused_terminal_it_trains_to_the_end) {
   EXPECT_TRUE(saved());
 }
 
-INSTANTIATE_TEST_SUITE_P(, ReaderTest, ::testing::Values(kOne, kLaunched, kThreads), name_of);
+INSTANTIATE_TEST_SUITE_P(, ReaderTest, ::testing::Values(kOne, kLaunched), name_of);
 
 TEST_F(TerminalTest, an_error_begins_on_a_line_of_its_own) {
   for (const int rank : {0, 1}) {

@@ -4,6 +4,7 @@
 #include <time.h>
 
 #include <chrono>
+#include <cstdint>
 
 namespace distca {
 
@@ -18,6 +19,11 @@ inline double thread_processor_seconds() {
   timespec time{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+/// Whole ones, rounded down.
+inline std::chrono::milliseconds to_milliseconds(double seconds) {
+  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1e3));
 }
 
 class Stopwatch {

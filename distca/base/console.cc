@@ -46,6 +46,7 @@ struct Console::State {
   std::mutex mutex;
   std::condition_variable changed;
   bool started = false, stop = false, gone = false, writing = false;
+  int write_error = 0;
   bool open = false;  // the last thing said is a progress line
   std::deque<Chunk> chunks;
   size_t bytes = 0;  // in chunks
@@ -145,7 +146,10 @@ bool Console::State::write_out(const std::string& text, std::unique_lock<std::mu
     // A descriptor that somebody made non-blocking says so instead of waiting.
     if (why == EAGAIN) std::this_thread::sleep_for(std::chrono::milliseconds(10));
     lock.lock();
-    if (why != 0 && why != EINTR && why != EAGAIN) return false;
+    if (why != 0 && why != EINTR && why != EAGAIN) {
+      if (why != EPIPE && why != EIO) write_error = why;  // EIO: a terminal that was closed
+      return false;
+    }
     if (written <= 0) continue;
     done += static_cast<size_t>(written);
     taken += written;
@@ -213,6 +217,11 @@ void Console::finish(double patience_s) {
     if (state.idle() || state.gone) return;
     taken = state.taken;
   }
+}
+
+int Console::write_error() const {
+  std::lock_guard lock(state_->mutex);
+  return state_->write_error;
 }
 
 // Never destroyed: other threads may speak until the process ends.

@@ -2,7 +2,7 @@
 // What a long run says: text for a stream whose reader may be slow, stuck (a paused terminal, a
 // full pipe) or gone. A thread of its own writes, so no caller ever waits for a reader; what does
 // not fit into a bounded buffer is dropped and counted: "... 12 lines not shown". A reader that is
-// gone is forgotten in silence.
+// gone is forgotten in silence, and so is a disk that is full, but write_error() tells.
 //
 // On a terminal one line at the bottom may be overwritten in place: the progress line.
 //
@@ -50,6 +50,8 @@ class Console {
   /// Returns when all is written, at once when the reader is gone, and when it has taken nothing
   /// for `patience_s`. Afterwards it may be gone on with.
   void finish(double patience_s);
+  /// The errno for which nothing is written any more; 0: all is well, or the reader has gone.
+  int write_error() const;
 
  private:
   struct State;

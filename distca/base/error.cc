@@ -1,9 +1,64 @@
 #include "distca/base/error.h"
 
-namespace distca::detail {
+#include <algorithm>
+#include <cstdio>
+#include <new>
+#include <string_view>
+#include <system_error>
 
-void check_failed(const char* file, int line, const std::string& what) {
+namespace distca {
+namespace {
+
+/// Empty: it was not the machine that said no.
+std::string failure_of_the_world(const std::exception& error) {
+  const std::string what = error.what();
+  const std::string_view allocator = "can't allocate memory: ";  // of PyTorch on the host
+  if (const size_t at = what.find(allocator); at != std::string::npos) {
+    const size_t begin = at + allocator.size();
+    return "out of memory: " + what.substr(begin, what.find_first_of(".\n", begin) - begin);
+  }
+  if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) return "out of memory";
+  if (what.find("out of memory") != std::string::npos) return first_line(error);
+  const auto* const system = dynamic_cast<const std::system_error*>(&error);
+  if (system == nullptr) return "";
+  return std::ferror(stdout) != 0 ? fmt::format("stdout: {}", system->code().message()) : what;
+}
+
+LastWords words(int exit_code, const char* kind, std::string what) {
+  std::ranges::replace(what, '\n', ' ');  // bad input may be quoted
+  return {exit_code, fmt::format("distca: {}: {}", kind, what)};
+}
+
+}  // namespace
+
+std::string first_line(const std::exception& error) {
+  std::string text = error.what();
+  text = text.substr(0, text.find('\n'));  // c10 goes on with a stack
+  // Gloo names its own file and line.
+  for (size_t begin = 0; (begin = text.find("[/", begin)) != std::string::npos;) {
+    const size_t end = text.find("] ", begin);
+    if (end == std::string::npos) break;
+    text.erase(begin, end + 2 - begin);
+  }
+  while (text.ends_with('.') || text.ends_with(' ')) text.pop_back();
+  return text;
+}
+
+LastWords last_words(const std::exception_ptr& why) {
+  try {
+    std::rethrow_exception(why);
+  } catch (const Error& error) {
+    return words(error.exit_code(), "error", error.what());
+  } catch (const std::exception& error) {
+    const std::string world = failure_of_the_world(error);
+    return world.empty() ? words(70, "bug", error.what()) : words(1, "error", world);
+  } catch (...) {
+    return words(70, "bug", "an unknown error");
+  }
+}
+
+void detail::check_failed(const char* file, int line, const std::string& what) {
   throw CheckFailure(fmt::format("{}:{}: check failed: {}", file, line, what));
 }
 
-}  // namespace distca::detail
+}  // namespace distca

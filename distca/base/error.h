@@ -11,6 +11,7 @@
 
 #include <fmt/format.h>
 
+#include <exception>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -51,6 +52,19 @@ class CheckFailure : public std::logic_error {
  public:
   using std::logic_error::logic_error;
 };
+
+/// What PyTorch, Gloo or the standard library said, as one line: the first, without the place in
+/// their sources.
+std::string first_line(const std::exception& error);
+
+/// How a program says what ends it: "distca: error: ..." or "distca: bug: ..." in one line.
+struct LastWords {
+  int exit_code = 0;
+  std::string line;
+};
+/// Of an Error, of what the standard library and PyTorch throw when the machine says no (exit code
+/// 1), and of all else, which is a bug of ours.
+LastWords last_words(const std::exception_ptr& why);
 
 namespace detail {
 [[noreturn]] void check_failed(const char* file, int line, const std::string& what);

@@ -33,12 +33,14 @@ bool cpu_has(std::string_view flag) {
   return false;
 }
 
-std::string steady_clock_id() {
+std::string namespace_id(const std::string& kind) {
   std::ifstream file("/proc/sys/kernel/random/boot_id");
   std::string boot;
   std::error_code code;
-  const auto time_namespace = std::filesystem::read_symlink("/proc/self/ns/time", code);
-  return std::getline(file, boot) && !code ? boot + " " + time_namespace.string() : "";
+  const auto space = std::filesystem::read_symlink("/proc/self/ns/" + kind, code);
+  return std::getline(file, boot) && !code ? boot + " " + space.string() : "";
 }
+
+std::string steady_clock_id() { return namespace_id("time"); }
 
 }  // namespace distca

@@ -90,7 +90,8 @@ std::vector<std::string> wrapped(std::string_view text, size_t width, size_t ind
     if (!line.empty() && line.size() + 1 + word.size() > room) {
       lines.emplace_back(word);
     } else {
-      line += line.empty() ? std::string(word) : " " + std::string(word);
+      if (!line.empty()) line += ' ';
+      line += word;
     }
     text.remove_prefix(std::min(end + 1, text.size()));
   }

@@ -165,7 +165,7 @@ void Board::State::run() {
     post();
     store->add(farewells_key(rendezvous.prefix), 1);
   } catch (const std::exception& error) {
-    lose_store(error.what());
+    lose_store(first_line(error));
   }
   std::lock_guard lock(mutex);
   ended = true;
@@ -260,8 +260,7 @@ void Board::State::lose_store(const std::string& why) {
     if (mine_state != RankState::kLive) return;  // the store may end before our last post
     if (question) text = distca::verdict(*question, {}) + "; ";
     text += fmt::format("rank {} lost the store at {}:{} in {}: {}", rendezvous.rank,
-                        rendezvous.address, rendezvous.port, to_string(mine),
-                        why.substr(0, why.find('\n')));  // c10d goes on with a stack
+                        rendezvous.address, rendezvous.port, to_string(mine), why);
   }
   raise_alarm(std::move(text));
 }

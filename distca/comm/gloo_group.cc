@@ -33,10 +33,6 @@ using std::chrono::milliseconds;
 constexpr milliseconds kGlooTimeout = std::chrono::hours(24);
 constexpr milliseconds kConnectTick(20);
 
-milliseconds to_milliseconds(double seconds) {
-  return milliseconds(static_cast<int64_t>(seconds * 1e3));
-}
-
 /// Of GLOO_SOCKET_IFNAME, checked before anybody waits for us.
 std::optional<std::string> named_interface() {
   auto name = env_string("GLOO_SOCKET_IFNAME");

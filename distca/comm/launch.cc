@@ -352,6 +352,8 @@ int LocalRun::report() {
     line = first_failure(&exit_code);
   } else if (!late_.empty()) {
     line = late(&exit_code);
+  } else {
+    line = children_.front().err.last_words();  // a warning
   }
   out_.finish(kConsolePatience);
   if (!line.empty()) err_.important(line);
@@ -396,6 +398,11 @@ std::string LocalRun::first_failure(int* exit_code) {
 std::string LocalRun::late(int* exit_code) const {
   const double waited_s = options_.timeout_s + options_.grace_s;
   const bool rank_0 = std::find(late_.begin(), late_.end(), 0) != late_.end();
+  const std::string& said = children_.front().err.last_words();
+  if (rank_0 && said.starts_with(fmt::format("{}error", kLastWords))) {
+    *exit_code = 1;
+    return said;
+  }
   if (rank_0 && !has_finished(rank_0_post_)) {
     *exit_code = 1;
     return fmt::format(

@@ -7,21 +7,15 @@
 #include <unistd.h>
 
 #include <climits>
-#include <filesystem>
-#include <fstream>
 #include <memory>
-#include <system_error>
 
 #include "distca/base/error.h"
+#include "distca/base/machine.h"
 
 namespace distca {
 
 std::string network_id() {
-  std::string boot;
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::error_code code;
-  const auto space = std::filesystem::read_symlink("/proc/self/ns/net", code);
-  if (std::getline(file, boot) && !code) return boot + " " + space.string();
+  if (std::string space = namespace_id("net"); !space.empty()) return space;
   char host[HOST_NAME_MAX + 1] = "";
   gethostname(host, sizeof(host) - 1);
   return host;

@@ -16,10 +16,6 @@ namespace {
 constexpr double kRetry = 0.1;    // seconds between two looks at a store whose run is over
 constexpr double kUntilGone = 1;  // seconds a process takes to end, beyond the grace period
 
-std::chrono::milliseconds to_milliseconds(double seconds) {
-  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1e3));
-}
-
 std::string random_number() {
   std::random_device device;
   return fmt::format("{:08x}{:08x}{:08x}{:08x}", device(), device(), device(), device());
@@ -37,19 +33,6 @@ std::string random_number() {
 std::string size_key(const std::string& prefix) { return prefix + "size"; }
 
 std::string farewells_key(const std::string& prefix) { return prefix + "farewells"; }
-
-std::string first_line(const std::exception& error) {
-  std::string text = error.what();
-  text = text.substr(0, text.find('\n'));  // c10d goes on with a stack
-  // Gloo names its own file and line.
-  for (size_t begin = 0; (begin = text.find("[/", begin)) != std::string::npos;) {
-    const size_t end = text.find("] ", begin);
-    if (end == std::string::npos) break;
-    text.erase(begin, end + 2 - begin);
-  }
-  while (text.ends_with('.') || text.ends_with(' ')) text.pop_back();
-  return text;
-}
 
 struct RunStore::Impl {
   c10::intrusive_ptr<c10d::TCPStore> store;

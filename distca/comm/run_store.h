@@ -32,9 +32,6 @@ inline constexpr const char* kOverKey = "distca/over";
 std::string size_key(const std::string& prefix);
 std::string farewells_key(const std::string& prefix);
 
-/// What the world said, as one line: an exception's first one, without the place in the source.
-std::string first_line(const std::exception& error);
-
 class RunStore {
  public:
   /// Connects and takes the rank's place. A store whose run is over is given the grace period to

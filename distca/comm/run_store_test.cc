@@ -182,14 +182,5 @@ TEST_F(RunStoreTest, the_store_says_how_long_it_was_looked_for_and_what_the_syst
   }
 }
 
-TEST(FirstLine, is_one_line_without_the_place_in_the_source) {
-  EXPECT_EQ(first_line(std::runtime_error("[/a/b/pair.cc:144] Connection closed by peer\nstack")),
-            "Connection closed by peer");
-  EXPECT_EQ(first_line(std::runtime_error("failed with [/a/pair.cc:152] timed out, [::1]:7$0")),
-            "failed with timed out, [::1]:7$0");
-  EXPECT_EQ(first_line(std::runtime_error("The client socket has timed out.")),
-            "The client socket has timed out");
-}
-
 }  // namespace
 }  // namespace distca

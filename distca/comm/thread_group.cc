@@ -167,8 +167,7 @@ std::optional<std::string> ThreadGroup::copy(const Side& send, const Side& recei
     *end = device_.copy(to, from, send.message.bytes, send.owner->ready, receive.owner->ready);
     return std::nullopt;
   } catch (const std::exception& error) {
-    const std::string what = error.what();
-    return what.substr(0, what.find('\n'));  // c10's errors go on with a stack
+    return first_line(error);
   } catch (...) {
     return "an unknown error";
   }
@@ -342,19 +341,9 @@ class Ending {
                           [&] { return running_ == 0; })) {
       return;
     }
-    int exit_code = 70;
-    std::string what = "bug: an unknown error";
-    try {
-      std::rethrow_exception(first_);
-    } catch (const Error& error) {
-      exit_code = error.exit_code();
-      what = fmt::format("error: {}", error.what());
-    } catch (const std::exception& error) {
-      what = fmt::format("bug: {}", error.what());
-    } catch (...) {
-    }
-    say_last(fmt::format("distca: {} ({} of {} threads still computed)", what, running_, size_));
-    _exit(exit_code);
+    const LastWords words = last_words(first_);
+    say_last(fmt::format("{} ({} of {} threads still computed)", words.line, running_, size_));
+    _exit(words.exit_code);
   }
   const std::exception_ptr& first() const { return first_; }
 
