@@ -1,5 +1,11 @@
 # Functions every room's CMakeLists.txt uses: a library, its unit tests, a program.
 
+# What nearly every source includes, compiled once.
+file(WRITE ${CMAKE_BINARY_DIR}/pch.cc "// carries the precompiled headers of sources without PyTorch\n")
+add_library(distca_pch OBJECT ${CMAKE_BINARY_DIR}/pch.cc)
+target_link_libraries(distca_pch PUBLIC distca_options)
+target_precompile_headers(distca_pch PRIVATE <fmt/format.h> <algorithm> <map> <memory> <optional> <span> <string> <vector>)
+
 # distca_library(NAME SOURCES a.cc... DEPS distca_base... [TORCH])
 # TORCH links libtorch and reuses the precompiled ATen header.
 function(distca_library name)
@@ -9,6 +15,8 @@ function(distca_library name)
   if(ARG_TORCH)
     target_link_libraries(${name} PUBLIC torch_wheel)
     target_precompile_headers(${name} REUSE_FROM distca_torch_pch)
+  else()
+    target_precompile_headers(${name} REUSE_FROM distca_pch)
   endif()
 endfunction()
 

@@ -50,11 +50,6 @@ std::map<std::string, std::string> contents(const fs::path& folder) {
   return all;
 }
 
-/// Weights and their configuration.
-std::pair<std::string, std::string> model_in(const fs::path& folder) {
-  return {read_file(folder / "model.safetensors"), read_file(folder / "config.json")};
-}
-
 void expect_whole_lines(const fs::path& run) {
   const std::string text = read_file(run / "metrics.jsonl");
   EXPECT_TRUE(text.empty() || text.ends_with('\n')) << "half a line at the end";
@@ -64,51 +59,68 @@ void expect_whole_lines(const fs::path& run) {
   }
 }
 
-/// Our end of a pipe into which the program prints; closed, the program writes to nobody.
-class PipedProgram {
- public:
-  explicit PipedProgram(const std::vector<std::string>& arguments) {
-    std::vector<std::string> words = {DISTCA_PROGRAM};
-    words.insert(words.end(), arguments.begin(), arguments.end());
-    std::vector<char*> argv;
-    for (std::string& word : words) argv.push_back(word.data());
-    argv.push_back(nullptr);
-    int ends[2];
+/// Into which a program prints; when the reader's end is closed, it writes to nobody.
+struct Pipe {
+  Pipe() {
     if (pipe2(ends, O_CLOEXEC) != 0) throw std::runtime_error("no pipe");
-    pid_ = fork();
-    if (pid_ == 0) {
-      setpgid(0, 0);
-      dup2(ends[1], STDOUT_FILENO);
-      dup2(ends[1], STDERR_FILENO);
-      execv(argv[0], argv.data());
-      _exit(127);
-    }
-    close(ends[1]);
-    end_ = ends[0];
   }
-  ~PipedProgram() {
-    hang_up();
-    kill(-pid_, SIGKILL);
-    waitpid(pid_, nullptr, 0);
+  ~Pipe() {
+    for (const int end : {0, 1}) close_end(end);
   }
-  void hang_up() {
-    if (end_ >= 0) close(std::exchange(end_, -1));
+  void close_end(int end) {
+    if (ends[end] >= 0) close(std::exchange(ends[end], -1));
   }
-  bool ended() const {
-    siginfo_t info = {};
-    return waitid(P_PID, pid_, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid_;
+  int ends[2];  // the reader's, the writer's
+};
+
+using Model = std::pair<std::string, std::string>;  // weights, their configuration
+
+Model model_in(const fs::path& folder) {
+  return {read_file(folder / "model.safetensors"), read_file(folder / "config.json")};
+}
+
+/// Another model than the older run's: weights and config.json of one do not go with the other's.
+std::vector<std::string> arguments(const fs::path& prefix, const fs::path& run,
+                                   std::vector<std::string> more = {}) {
+  more.insert(more.begin(), {"--workers", "2", fmt::format("train.steps={}", kSteps),
+                             "train.validation_every=0", "comm.grace_s=1", "comm.timeout_s=5"});
+  return train_arguments(prefix, run, more);
+}
+
+/// The data, the older run, and what the new one makes where nobody disturbs it: of all cases.
+struct Made {
+  Made() : folder(fs::temp_directory_path() / fmt::format("distca_torture_{}", getpid())) {
+    fs::create_directories(folder);
+    prefix = make_data_set(folder);
+    train(train_arguments(prefix, folder / "old",
+                          {"train.steps=2", "batch.max_document_tokens=256"}));
+    const Stopwatch watch;
+    train(arguments(prefix, folder / "new"));
+    whole_s = watch.seconds();
+    old_model = model_in(folder / "old");
+    new_model = model_in(folder / "new");
+    EXPECT_NE(old_model.first, new_model.first);
+    EXPECT_NE(old_model.second, new_model.second);
+  }
+  ~Made() { fs::remove_all(folder); }
+  static void train(const std::vector<std::string>& words) {
+    const Outcome outcome = run_distca(words);
+    if (outcome.exit_code != 0) throw std::runtime_error(outcome.err);
   }
 
- private:
-  pid_t pid_ = -1;
-  int end_ = -1;
+  fs::path folder, prefix;
+  Model old_model, new_model;
+  double whole_s = 0;  // of a run that nobody disturbs
 };
+const Made& made() {
+  static const Made kMade;
+  return kMade;
+}
 
 class DiskTest : public FolderTest {
  protected:
   void SetUp() override {
     FolderTest::SetUp();
-    prefix_ = make_data_set(folder_);
     run_ = folder_ / "run";
   }
   void TearDown() override {
@@ -116,25 +128,8 @@ class DiskTest : public FolderTest {
     FolderTest::TearDown();
   }
 
-  /// Another model than the older run's: weights and config.json of one do not go with the other's.
-  std::vector<std::string> arguments(const fs::path& run, std::vector<std::string> more = {}) {
-    more.insert(more.begin(), {"--workers", "2", fmt::format("train.steps={}", kSteps),
-                               "train.validation_every=0", "comm.grace_s=1", "comm.timeout_s=5"});
-    return train_arguments(prefix_, run, more);
-  }
-
-  void make_models() {
-    const Outcome old = run_distca(train_arguments(
-        prefix_, folder_ / "old", {"train.steps=2", "batch.max_document_tokens=256"}));
-    ASSERT_EQ(old.exit_code, 0) << old.err;
-    const Stopwatch watch;
-    const Outcome fresh = run_distca(arguments(folder_ / "new"));
-    ASSERT_EQ(fresh.exit_code, 0) << fresh.err;
-    whole_s_ = watch.seconds();
-    old_ = model_in(folder_ / "old");
-    new_ = model_in(folder_ / "new");
-    ASSERT_NE(old_.first, new_.first);
-    ASSERT_NE(old_.second, new_.second);
+  std::vector<std::string> overwriting() const {
+    return arguments(made().prefix, run_, {"train.overwrite=true"});
   }
 
   /// A disk of its own for the run's folder; false: no permission to have one.
@@ -209,18 +204,13 @@ class DiskTest : public FolderTest {
   void run_and_strike(Blow blow, const std::vector<std::string>& words, size_t lines,
                       double later_s) {
     began_ = false;
-    if (blow == Blow::kClosedPipe) {
-      PipedProgram program(words);
-      wait_for(lines, later_s, [&] { return program.ended(); });
-      program.hang_up();
-      const Stopwatch watch;
-      while (!program.ended() && watch.seconds() < 60)
-        std::this_thread::sleep_for(std::chrono::milliseconds(5));
-      EXPECT_TRUE(program.ended()) << "a closed pipe hangs the run";
-      return;
-    }
-    Program program(words);
+    const bool piped = blow == Blow::kClosedPipe;
+    Pipe pipe;
+    Program program(words, {},
+                    piped ? Streams{.out = pipe.ends[1], .err = pipe.ends[1]} : Streams{});
+    pipe.close_end(1);
     wait_for(lines, later_s, [&] { return is_zombie(program); });
+    if (piped) pipe.close_end(0);
     strike(blow, program);
     outcome_ = program.wait();
     const Stopwatch watch;
@@ -237,31 +227,29 @@ class DiskTest : public FolderTest {
 
   void expect_old_or_new() {
     // A look finishes what a kill between two renames left, and leaves the rest alone.
-    EXPECT_THAT(refusal(arguments(run_)), HasSubstr("holds a run already"));
+    EXPECT_THAT(refusal(arguments(made().prefix, run_)), HasSubstr("holds a run already"));
     const auto model = model_in(run_);
-    EXPECT_TRUE(model == old_ || model == new_) << "weights "
-                                                << (model.first == old_.first   ? "old"
-                                                    : model.first == new_.first ? "new"
-                                                                                : "?")
-                                                << ", config.json "
-                                                << (model.second == old_.second   ? "old"
-                                                    : model.second == new_.second ? "new"
-                                                                                  : "?");
+    const auto& [old_weights, old_config] = made().old_model;
+    const auto& [new_weights, new_config] = made().new_model;
+    const auto which = [](const std::string& is, const std::string& was, const std::string& will) {
+      return is == was ? "old" : is == will ? "new" : "?";
+    };
+    EXPECT_TRUE(model == made().old_model || model == made().new_model)
+        << "weights " << which(model.first, old_weights, new_weights) << ", config.json "
+        << which(model.second, old_config, new_config);
     expect_whole_lines(run_);
-    if (model == new_) ++replaced_;
+    if (model == made().new_model) ++replaced_;
   }
 
   void copy_old_run() {
     fs::remove_all(run_);
     fs::remove(folder_ / "disk" / "filler");
-    fs::copy(folder_ / "old", run_);
+    fs::copy(made().folder / "old", run_);
     old_metrics_ = read_file(run_ / "metrics.jsonl");
   }
 
-  fs::path prefix_, run_;
-  std::pair<std::string, std::string> old_, new_;
+  fs::path run_;
   std::string old_metrics_;
-  double whole_s_ = 0;  // of a run that nobody disturbs
   bool mounted_ = false, began_ = false;
   int replaced_ = 0;
   Outcome outcome_;
@@ -271,7 +259,6 @@ class TortureTest : public DiskTest, public ::testing::WithParamInterface<Case> 
 
 TEST_P(TortureTest, an_older_run_is_as_it_was_or_wholly_replaced) {
   const auto [blow, moments] = GetParam();
-  ASSERT_NO_FATAL_FAILURE(make_models());
   if (blow == Blow::kFullDisk && !mount_disk())
     GTEST_SKIP() << "a disk that can be filled is mounted by root only";
   Random random(std::stoull(env_string("DISTCA_TORTURE_SEED").value_or("1")),
@@ -285,14 +272,14 @@ TEST_P(TortureTest, an_older_run_is_as_it_was_or_wholly_replaced) {
                                                    : random.below(kSteps + 1);
     const double later_s = random.uniform() * (lines == 0 ? 1.0 : 0.02);
     SCOPED_TRACE(fmt::format("after {} lines and {:.1f} ms", lines, later_s * 1e3));
-    run_and_strike(blow, arguments(run_, {"train.overwrite=true"}), lines, later_s);
+    run_and_strike(blow, overwriting(), lines, later_s);
     expect_old_or_new();
     if (blow != Blow::kFullDisk) continue;
     EXPECT_EQ(outcome_.exit_code, 0) << outcome_.err;
-    EXPECT_EQ(model_in(run_), new_) << "room for the weights is taken at the start";
+    EXPECT_EQ(model_in(run_), made().new_model) << "room for the weights is taken at the start";
   }
   std::printf("%d of %d runs replaced the older one; undisturbed, one takes %.1f s\n", replaced_,
-              moments, whole_s_);
+              moments, made().whole_s);
 }
 
 TEST_P(TortureTest, a_model_of_others_is_untouched) {
@@ -305,18 +292,17 @@ TEST_P(TortureTest, a_model_of_others_is_untouched) {
   if (blow == Blow::kFullDisk) fill_disk();
   const auto before = contents(run_);
   for (int moment = 0; moment < moments; ++moment) {
-    run_and_strike(blow, arguments(run_, {"train.overwrite=true"}), 0, 0.3 * random.uniform());
+    run_and_strike(blow, overwriting(), 0, 0.3 * random.uniform());
     EXPECT_EQ(contents(run_), before);
   }
 }
 
 TEST_F(DiskTest, a_disk_that_is_full_at_the_start_is_said_before_the_first_step) {
-  ASSERT_NO_FATAL_FAILURE(make_models());
   if (!mount_disk()) GTEST_SKIP() << "a disk that can be filled is mounted by root only";
   copy_old_run();
   fill_disk();
   const auto before = contents(run_);
-  const Outcome outcome = run_distca(arguments(run_, {"train.overwrite=true"}));
+  const Outcome outcome = run_distca(overwriting());
   EXPECT_EQ(outcome.exit_code, 1);
   EXPECT_THAT(outcome.err,
               ::testing::StartsWith("distca: error: " + run_.string() +
