@@ -32,6 +32,7 @@ using std::chrono::milliseconds;
 // Deadlines are ours; Gloo's, which would close the connections of live ranks, must never pass.
 constexpr milliseconds kGlooTimeout = std::chrono::hours(24);
 constexpr milliseconds kConnectTick(20);
+constexpr double kOursFirst = 1;  // seconds
 
 /// Of GLOO_SOCKET_IFNAME, checked before anybody waits for us.
 std::optional<std::string> named_interface() {
@@ -130,7 +131,8 @@ void GlooConnections::connect(const Rendezvous& rendezvous) {
   const double start = steady_seconds();
   const std::shared_ptr<Connecting> connecting(
       new Connecting{.rendezvous = rendezvous,
-                     .timeout_s = std::max(board.startup_deadline() - start, 0.001),
+                     // Behind ours, below, which says who was awaited.
+                     .timeout_s = std::max(board.startup_deadline() - start, 0.0) + kOursFirst,
                      .place = interface ? *interface : board.own_address(),
                      .by_name = interface.has_value()});
   std::thread([connecting] { connecting->run(); }).detach();
