@@ -6,6 +6,14 @@ add_library(distca_pch OBJECT ${CMAKE_BINARY_DIR}/pch.cc)
 target_link_libraries(distca_pch PUBLIC distca_options)
 target_precompile_headers(distca_pch PRIVATE <fmt/format.h> <algorithm> <map> <memory> <optional> <span> <string> <vector>)
 
+# distca_optimised(a.cc...): sources whose code takes minutes in a debug build are optimised there, too. They cannot
+# share precompiled headers with others then.
+function(distca_optimised)
+  if(CMAKE_BUILD_TYPE STREQUAL "Debug")
+    set_source_files_properties(${ARGN} PROPERTIES COMPILE_OPTIONS -O1 SKIP_PRECOMPILE_HEADERS ON)
+  endif()
+endfunction()
+
 # distca_library(NAME SOURCES a.cc... DEPS distca_base... [TORCH])
 # TORCH links libtorch and reuses the precompiled ATen header.
 function(distca_library name)
