@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
@@ -90,7 +89,8 @@ void flush_stdout() {
   const std::filesystem::path program =
       std::filesystem::read_symlink("/proc/self/exe").replace_filename(DISTCA_TORCH_PROGRAM);
   execv(program.c_str(), argv);
-  throw distca::Error(distca::ErrorKind::kIo, "{}: {}", program.string(), std::strerror(errno));
+  throw distca::Error(distca::ErrorKind::kIo, "{}: {}; it has to lie beside distca",
+                      program.string(), std::strerror(errno));
 }
 #endif
 
@@ -159,7 +159,7 @@ int main(int argc, char** argv) {
   const int exit_code = run_and_report(argc, argv);
 #ifdef DISTCA_WITH_TORCH
   // PyTorch's exit handlers take 0.1 s and may wait for a device for ever: nothing needs them.
-  std::fflush(nullptr);
+  std::fflush(stdout);
   std::_Exit(exit_code);
 #endif
   return exit_code;

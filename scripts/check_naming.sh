@@ -31,7 +31,7 @@ done
 # Its older parser refuses some of what the compiler accepts, and goes on: only a crash or a missing header counts.
 look() {
   xargs -P 2 -n 1 bash -c 'clang-tidy --quiet --header-filter="(distca|cli|bench)/.*" "$1" -- -std=c++20 \
-      -ferror-limit=0 -I. -Ibuild/core/generated "-DDISTCA_WORKLOADS=\"\""
+      -ferror-limit=0 -I. -Ibuild/core/generated "-DDISTCA_WORKLOADS=\"\"" "-DDISTCA_TORCH_PROGRAM=\"\""
     [ $? -le 1 ] || exit 255' bash 2>/dev/null | sed "s#^$PWD/##; s#^\./##"
 }
 output=$(printf '%s\n' $units/*.cc | look) || die "clang-tidy failed"

@@ -29,6 +29,8 @@ using ::testing::StartsWith;
 
 constexpr double kTimeout = 3;  // seconds
 constexpr double kLong = 60;
+// Of a run that somebody stops, far less than until it is killed for not ending.
+constexpr double kSoon = 10;
 
 /// Signals that a program started meanwhile ignores, as under nohup or after `&` in a script.
 class Ignored {
@@ -123,7 +125,7 @@ TEST_P(RanksTest, stopped_it_says_at_which_step_and_what_is_saved) {
   start(1'000'000, GetParam().words);
   ASSERT_NO_FATAL_FAILURE(wait_for_steps(3));
   program_->signal_group(SIGINT);  // as a terminal does
-  const Outcome outcome = program_->wait(kLong);
+  const Outcome outcome = program_->wait(kSoon);
   EXPECT_EQ(outcome.exit_code, 130);
   EXPECT_EQ(program_->processes().size(), 0u);
   expect_stopped(outcome.err, "SIGINT");
@@ -135,7 +137,7 @@ TEST_F(TerminalTest, a_signal_to_the_launcher_alone_says_the_same) {
   start(1'000'000, kLaunched.words);
   ASSERT_NO_FATAL_FAILURE(wait_for_steps(3));
   kill(program_->pid(), SIGTERM);
-  const Outcome outcome = program_->wait(kLong);
+  const Outcome outcome = program_->wait(kSoon);
   EXPECT_EQ(outcome.exit_code, 130);
   EXPECT_EQ(program_->processes().size(), 0u);
   expect_stopped(outcome.err, "SIGTERM");
@@ -170,7 +172,7 @@ TEST_P(FullDiskTest, for_what_is_printed_costs_a_warning) {
   EXPECT_TRUE(saved());
 }
 
-INSTANTIATE_TEST_SUITE_P(, FullDiskTest, ::testing::Values(kOne, kLaunched), name_of);
+INSTANTIATE_TEST_SUITE_P(, FullDiskTest, ::testing::Values(kOne, kLaunched, kThreads), name_of);
 
 class ReaderTest : public TerminalTest, public ::testing::WithParamInterface<Ranks> {};
 

@@ -90,6 +90,7 @@ std::vector<std::string> arguments(const fs::path& prefix, const fs::path& run,
 /// The data, the older run, and what the new one makes where nobody disturbs it: of all cases.
 struct Made {
   Made() : folder(fs::temp_directory_path() / fmt::format("distca_torture_{}", getpid())) {
+    fs::remove_all(folder);  // of a case before, where this threw
     fs::create_directories(folder);
     prefix = make_data_set(folder);
     train(train_arguments(prefix, folder / "old",

@@ -37,11 +37,13 @@ struct Console::State {
     bool progress = false;  // outdated by what is said next
   };
 
-  State(int fd, ConsoleOptions options) : fd(fd), options(options), terminal(is_display(fd)) {}
+  State(int fd, ConsoleOptions options)
+      : fd(fd), options(options), is_a_tty(isatty(fd) == 1), terminal(is_display(fd)) {}
 
   const int fd;
   const ConsoleOptions options;
-  const bool terminal;
+  const bool is_a_tty;
+  const bool terminal;  // which shows a progress line
 
   std::mutex mutex;
   std::condition_variable changed;
@@ -101,6 +103,7 @@ void Console::State::start(const std::shared_ptr<State>& self) {
     std::thread([self] { self->run(); }).detach();
   } catch (const std::system_error&) {
     gone = true;  // no thread to be had: the run matters more than its words
+    write_error = EAGAIN;
   }
   pthread_sigmask(SIG_SETMASK, &old, nullptr);
 }
@@ -147,7 +150,8 @@ bool Console::State::write_out(const std::string& text, std::unique_lock<std::mu
     if (why == EAGAIN) std::this_thread::sleep_for(std::chrono::milliseconds(10));
     lock.lock();
     if (why != 0 && why != EINTR && why != EAGAIN) {
-      if (why != EPIPE && why != EIO) write_error = why;  // EIO: a terminal that was closed
+      const bool closed_terminal = why == EIO && is_a_tty;
+      if (why != EPIPE && !closed_terminal) write_error = why;
       return false;
     }
     if (written <= 0) continue;

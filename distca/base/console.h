@@ -50,7 +50,8 @@ class Console {
   /// Returns when all is written, at once when the reader is gone, and when it has taken nothing
   /// for `patience_s`. Afterwards it may be gone on with.
   void finish(double patience_s);
-  /// The errno for which nothing is written any more; 0: all is well, or the reader has gone.
+  /// The errno for which nothing is written any more; 0: all is well, or the reader has gone (of a
+  /// pipe, or of a terminal that was closed).
   int write_error() const;
 
  private:

@@ -12,8 +12,8 @@ std::string cpu_name();
 /// A flag of the CPU as a whole word: "avx512_bf16", "amx_bf16", ...
 bool cpu_has(std::string_view flag);
 
-/// Which Linux namespace of a kind ("net", "time") this process is in, of all machines' ones. Empty
-/// where that is not known.
+/// Which Linux namespace of a kind ("net", "time") this process is in: two processes, of whatever
+/// machines, have the same text if they are in the same one. Empty where that is not known.
 std::string namespace_id(const std::string& kind);
 
 /// Which clock base/clock.h reads: processes where it is the same read the same one, on one machine

@@ -131,7 +131,7 @@ void GlooConnections::connect(const Rendezvous& rendezvous) {
   const double start = steady_seconds();
   const std::shared_ptr<Connecting> connecting(
       new Connecting{.rendezvous = rendezvous,
-                     // Behind ours, below, which says who was awaited.
+                     // c10d's deadline: later than ours, below, which says who was awaited.
                      .timeout_s = std::max(board.startup_deadline() - start, 0.0) + kOursFirst,
                      .place = interface ? *interface : board.own_address(),
                      .by_name = interface.has_value()});

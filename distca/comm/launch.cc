@@ -297,7 +297,7 @@ void LocalRun::end_by_force() {
   }
 }
 
-/// A rank that is done and does not end, for an exit handler or a device that hangs, must not keep
+/// A rank that is done and does not end, for a destructor or a device that hangs, must not keep
 /// the run.
 void LocalRun::end_the_late() {
   if (first_done_s_ == 0 || terminate_at_ != 0) return;
@@ -352,10 +352,10 @@ int LocalRun::report() {
     line = first_failure(&exit_code);
   } else if (!late_.empty()) {
     line = late(&exit_code);
-  } else {
-    line = children_.front().err.last_words();  // a warning
   }
   out_.finish(kConsolePatience);
+  const std::string& said = children_.front().err.last_words();
+  if (said.starts_with(fmt::format("{}warning", kLastWords))) err_.important(said);
   if (!line.empty()) err_.important(line);
   err_.finish(kConsolePatience);
   return exit_code;
@@ -398,11 +398,6 @@ std::string LocalRun::first_failure(int* exit_code) {
 std::string LocalRun::late(int* exit_code) const {
   const double waited_s = options_.timeout_s + options_.grace_s;
   const bool rank_0 = std::find(late_.begin(), late_.end(), 0) != late_.end();
-  const std::string& said = children_.front().err.last_words();
-  if (rank_0 && said.starts_with(fmt::format("{}error", kLastWords))) {
-    *exit_code = 1;
-    return said;
-  }
   if (rank_0 && !has_finished(rank_0_post_)) {
     *exit_code = 1;
     return fmt::format(

@@ -147,6 +147,7 @@ const Outcome& slow_launch(const std::string& mode) {
         const auto& [words, workers] = *next++;
         const size_t space = words.find(' ');
         lock.unlock();
+        SCOPED_TRACE(words);
         const Outcome outcome = launch(workers, {words.substr(0, space), words.substr(space + 1)});
         lock.lock();
         outcomes[words] = outcome;

@@ -74,7 +74,7 @@ int run_rank(const std::string& mode, int who) {
   std::printf("done\n");
   if (is_who) save(mode);
   group.reset();
-  // As an exit handler that hangs.
+  // As a destructor that hangs.
   if (is_who && mode == "linger") std::this_thread::sleep_for(std::chrono::hours(1));
   return 0;
 }
