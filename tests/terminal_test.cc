@@ -214,7 +214,7 @@ TEST_P(ReaderTest, on_a_paused_terminal_it_trains_to_the_end) {
   EXPECT_TRUE(saved());
 }
 
-INSTANTIATE_TEST_SUITE_P(, ReaderTest, ::testing::Values(kOne, kLaunched), name_of);
+INSTANTIATE_TEST_SUITE_P(, ReaderTest, ::testing::Values(kOne, kLaunched, kThreads), name_of);
 
 TEST_F(TerminalTest, an_error_begins_on_a_line_of_its_own) {
   for (const int rank : {0, 1}) {
