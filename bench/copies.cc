@@ -96,8 +96,9 @@ struct Counted {
 /// Counts what each operation adds.
 class CountingPlayer final : public OpPlayer {
  public:
-  CountingPlayer(testing::AttentionPlayer& player, std::vector<Travels>* layers)
-      : player_(player), layers_(*layers) {}
+  CountingPlayer(const Program& program, testing::AttentionPlayer& player,
+                 std::vector<Travels>* layers)
+      : program_(program), player_(player), layers_(*layers) {}
 
   void play(const Op& op) override {
     if (op.kind != OpKind::kAttend) return player_.play(op);
@@ -105,7 +106,7 @@ class CountingPlayer final : public OpPlayer {
   }
   void pack(const Op& op) override {
     count(op, [&] { player_.pack(op); });
-    of(op).messages += static_cast<int64_t>(op.sends.size());
+    of(op).messages += static_cast<int64_t>(program_.sends(op).messages.size());
   }
   void post(const Op& op) override {
     count(op, [&] { player_.post(op); });
@@ -134,6 +135,7 @@ class CountingPlayer final : public OpPlayer {
                .merged = after.copied - before.copied};
   }
 
+  const Program& program_;
   testing::AttentionPlayer& player_;
   std::vector<Travels>& layers_;
 };
@@ -213,9 +215,9 @@ RankCount count_rank(const PlannedCase& step, Schedule schedule, Communicator& c
   for (int i = 0; i < kSteps; ++i) {
     buffers.prepare(program);
     testing::AttentionLayers tensors = step.layers(exchanges);
-    testing::AttentionPlayer player(exchanges, style, kernel, comm, buffers, tensors);
+    testing::AttentionPlayer player(program, kernel, comm, buffers, tensors);
     std::vector<Travels> layers(kLayers);
-    CountingPlayer counting(player, &layers);
+    CountingPlayer counting(program, player, &layers);
     OpTimes times;
     play(program, counting, &times);
     if (i == 0) first = buffers.allocations();

@@ -7,7 +7,9 @@ namespace {
 
 bool is_exchange(const Op& op) { return op.stream == Stream::kComm; }
 
-bool has_messages(const Op& op) { return !op.sends.empty() || !op.receives.empty(); }
+bool has_messages(const Program& program, const Op& op) {
+  return !program.sends(op).empty() || !program.receives(op).empty();
+}
 
 /// Post-attention of a layer and pre-attention of the next one, of one nano-batch.
 bool are_fused(const Op& first, const Op& second) {
@@ -63,7 +65,8 @@ std::vector<ExchangeWindow> exchange_windows(const Program& program, const OpSec
   std::vector<Extremes> kinds;
   for (size_t i = 0; i < program.ops.size(); ++i) {
     const Op& op = program.ops[i];
-    if (!is_exchange(op) || !has_messages(op) || op.layer == 0 || op.layer == last_layer) continue;
+    if (!is_exchange(op) || !has_messages(program, op) || op.layer == 0 || op.layer == last_layer)
+      continue;
     const ExchangeWindow window = window_of(program, i, seconds);
     const auto known =
         std::ranges::find_if(kinds, [&](const Extremes& kind) { return kind.holds(window); });

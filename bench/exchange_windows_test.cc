@@ -21,8 +21,18 @@ Op compute(OpKind kind, int layer, int nano_batch, std::vector<int32_t> deps = {
 Op exchange(OpKind kind, int layer, int nano_batch) {
   Op op = compute(kind, layer, nano_batch);
   op.stream = Stream::kComm;
-  op.sends = {{.peer = 1, .offset = 0, .bytes = 64}};
+  op.exchange = 0;
   return op;
+}
+
+/// All its exchanges send Q, K, V to rank 1.
+Program program_with(std::vector<Op> ops) {
+  AttentionExchange one;
+  one.with_servers[static_cast<size_t>(Content::kQkv)].add(1, 64);
+  Program program;
+  program.ops = std::move(ops);
+  program.exchanges = {std::make_shared<const AttentionExchange>(std::move(one))};
+  return program;
 }
 
 OpSeconds made_seconds() {
@@ -40,12 +50,10 @@ OpSeconds made_seconds() {
 
 /// Layers 0 to 2; what is looked at is in layer 1.
 Program made_program() {
-  Program program;
-  program.ops = {exchange(OpKind::kEnter, 1, 0),      compute(OpKind::kPost, 0, 1),
-                 compute(OpKind::kPre, 1, 1),         exchange(OpKind::kEnter, 1, 1),
-                 compute(OpKind::kAttend, 1, 0, {0}), compute(OpKind::kAttend, 1, 1, {3}),
-                 compute(OpKind::kPost, 2, 0)};
-  return program;
+  return program_with({exchange(OpKind::kEnter, 1, 0), compute(OpKind::kPost, 0, 1),
+                       compute(OpKind::kPre, 1, 1), exchange(OpKind::kEnter, 1, 1),
+                       compute(OpKind::kAttend, 1, 0, {0}), compute(OpKind::kAttend, 1, 1, {3}),
+                       compute(OpKind::kPost, 2, 0)});
 }
 
 TEST(ExchangeWindows, end_at_the_first_operation_that_waits) {
@@ -69,11 +77,11 @@ TEST(ExchangeWindows, post_and_the_next_layers_pre_are_one_operation) {
 TEST(ExchangeWindows, hold_the_largest_share_and_the_shortest_beside_its_longest_operation) {
   // 2 s under two times 1 s: all of it, and longer than either. Then under 3 s: too short to be
   // longer than the longest operation, at a smaller share.
-  Program program;
-  program.ops = {exchange(OpKind::kEnter, 1, 0),      compute(OpKind::kPre, 1, 1),
-                 compute(OpKind::kPre, 1, 2),         compute(OpKind::kAttend, 1, 0, {0}),
-                 exchange(OpKind::kEnter, 1, 1),      compute(OpKind::kPost, 1, 0),
-                 compute(OpKind::kAttend, 1, 1, {4}), compute(OpKind::kPost, 2, 0)};
+  const Program program =
+      program_with({exchange(OpKind::kEnter, 1, 0), compute(OpKind::kPre, 1, 1),
+                    compute(OpKind::kPre, 1, 2), compute(OpKind::kAttend, 1, 0, {0}),
+                    exchange(OpKind::kEnter, 1, 1), compute(OpKind::kPost, 1, 0),
+                    compute(OpKind::kAttend, 1, 1, {4}), compute(OpKind::kPost, 2, 0)});
   const auto windows = exchange_windows(program, made_seconds());
   ASSERT_EQ(windows.size(), 2u);
   EXPECT_DOUBLE_EQ(windows[0].share(), 1);
@@ -87,7 +95,7 @@ TEST(ExchangeWindows, first_and_last_layer_and_empty_exchanges_do_not_count) {
   for (Op& op : program.ops) op.layer = op.layer == 1 ? 2 : op.layer;
   EXPECT_TRUE(exchange_windows(program, made_seconds()).empty());
   program = made_program();
-  for (Op& op : program.ops) op.sends.clear();
+  program.exchanges = {std::make_shared<const AttentionExchange>()};
   EXPECT_TRUE(exchange_windows(program, made_seconds()).empty());
 }
 
@@ -95,8 +103,8 @@ TEST(ExchangeWindows, of_ping_pong_hold_one_operation_each) {
   const AttentionShape shape{
       .num_heads = 4, .num_kv_heads = 2, .head_dim_qk = 8, .head_dim_v = 8, .element_bytes = 4};
   const Plan plan = swapped_plan({.home_tokens = 256, .swapped_tokens = 128}, shape);
-  const RankExchange exchange = PlanIndex(plan).exchange(0);
-  const NanoPart part{.exchange = &exchange, .pairs = plan.load[0].pairs};
+  const NanoPart part{.exchange = std::make_shared<const AttentionExchange>(
+                          make_attention_exchange(PlanIndex(plan).exchange(0), shape, {}))};
   const Program program = build_program(
       {.schedule = Schedule::kPingPong,
        .nano_batches = {part, part},

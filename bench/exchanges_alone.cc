@@ -18,9 +18,9 @@ ExchangesAlone::ExchangesAlone(Communicator& comm, Program program)
 void ExchangesAlone::play_once(OpTimes* times) { distca::play(program_, *this, times); }
 
 void ExchangesAlone::post(const Op& op) {
-  const auto messages_of = [&](const std::vector<OpMessage>& list, int32_t buffer) {
+  const auto messages_of = [&](const MessageList& list, int32_t buffer) {
     std::vector<Message> messages;
-    for (const OpMessage& one : list) {
+    for (const PeerMessage& one : list.messages) {
       messages.push_back({.peer = one.peer,
                           .tag = op.tag,
                           .data = buffers_.data(buffer) + one.offset,
@@ -28,9 +28,10 @@ void ExchangesAlone::post(const Op& op) {
     }
     return messages;
   };
-  if (op.sends.empty() && op.receives.empty()) return;
+  const MessageList &sends = program_.sends(op), &receives = program_.receives(op);
+  if (sends.empty() && receives.empty()) return;
   under_way_[op.tag] =
-      comm_.exchange(messages_of(op.sends, op.out), messages_of(op.receives, op.in), describe(op));
+      comm_.exchange(messages_of(sends, op.out), messages_of(receives, op.in), describe(op));
 }
 
 void ExchangesAlone::wait(const Op& op) {

@@ -8,6 +8,7 @@
 #include "bench/exchanges_alone.h"
 #include "bench/namespaces.h"
 #include "distca/comm/thread_group.h"
+#include "distca/program/program_testing.h"
 
 namespace distca::bench {
 namespace {
@@ -56,22 +57,17 @@ class CountedMessages : public Communicator {
 
 TEST(ExchangesAlone, send_every_message_of_the_program_each_time) {
   run_ranks(2, {}, [](Communicator& comm) {
-    Op enter;
-    enter.kind = OpKind::kEnter;
-    enter.stream = Stream::kComm;
-    enter.tag = 1;
-    enter.sends = enter.receives = {{.peer = 1 - comm.rank(), .offset = 64, .bytes = 100}};
-    enter.out = 0;
-    enter.in = 1;
-    Op leave = enter;
-    leave.kind = OpKind::kLeave;
-    leave.tag = 2;
-    leave.sends[0].bytes = leave.receives[0].bytes = 7;
-    leave.deps = leave.sent = {0};
+    const int peer = 1 - comm.rank();
+    Program program{.ops = {},
+                    .buffers = {{BufferRole::kQkvOut, 192}, {BufferRole::kQkvIn, 192}},
+                    .exchanges = {}};
+    testing::add_exchange(program, {.kind = OpKind::kEnter, .tag = 1, .out = 0, .in = 1},
+                          {{peer, 100}}, {{peer, 100}});
+    testing::add_exchange(
+        program, {.kind = OpKind::kLeave, .deps = {0}, .sent = {0}, .tag = 2, .out = 0, .in = 1},
+        {{peer, 7}}, {{peer, 7}});
     CountedMessages group(comm);
-    ExchangesAlone alone(group,
-                         {.ops = {enter, leave},
-                          .buffers = {{BufferRole::kQkvOut, 192}, {BufferRole::kQkvIn, 192}}});
+    ExchangesAlone alone(group, program);
     OpTimes times;
     for (int i = 0; i < 3; ++i) alone.play_once(&times);
     EXPECT_EQ(group.bytes, 3 * 107);

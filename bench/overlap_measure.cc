@@ -74,30 +74,30 @@ AttentionShape shape_of(const LlamaConfig& model) {
           .element_bytes = element_bytes(model.dtype)};
 }
 
-std::vector<NanoInput> inputs_of(const SwappedBatch& batch, const LlamaConfig& model, int rank) {
+/// One rank's part of a batch, under whichever schedule.
+struct RankBatch {
+  std::vector<NanoPart> parts;
+  std::vector<LocalTokens> tokens;
+};
+
+RankBatch rank_batch(const SwappedBatch& batch, const LlamaConfig& model, int rank) {
   const Plan plan = swapped_plan(batch, shape_of(model));
-  const NanoInput input{
-      .exchange = PlanIndex(plan).exchange(rank),
-      .pairs = plan.load[static_cast<size_t>(rank)].pairs,
-      .tokens = made_up_tokens(plan.nano_batch, plan.layout.workers[static_cast<size_t>(rank)],
-                               model.vocab_size)};
-  return std::vector<NanoInput>(kNanoBatches, input);
+  const NanoPart part{attention_exchange(PlanIndex(plan), rank, model, {})};
+  const LocalTokens tokens = made_up_tokens(
+      plan.nano_batch, plan.layout.workers[static_cast<size_t>(rank)], model.vocab_size);
+  return {.parts = std::vector<NanoPart>(kNanoBatches, part),
+          .tokens = std::vector<LocalTokens>(kNanoBatches, tokens)};
 }
 
-Program program_of(Schedule schedule, const LlamaConfig& model,
-                   const std::vector<NanoInput>& inputs) {
+Program program_of(Schedule schedule, const LlamaConfig& model, const RankBatch& batch) {
   return step_program(model, {.schedule = schedule}, /*holds_weights=*/true,
-                      ProgramRequest::Kind::kTrain, inputs);
+                      ProgramRequest::Kind::kTrain, batch.parts);
 }
 
 int64_t sent_bytes(const Program& program) {
   int64_t bytes = 0;
-  for (const Op& op : program.ops) bytes += op.bytes;
+  for (const Op& op : program.ops) bytes += program.sends(op).bytes;
   return bytes;
-}
-
-bool is_exchange(OpKind kind) {
-  return kind == OpKind::kEnter || kind == OpKind::kLeave || kind == OpKind::kResend;
 }
 
 /// Adds the means over a program's operations: of compute where `computed` says so, else of the
@@ -106,7 +106,7 @@ void set_means(const Program& program, const OpTimes& times, int played, bool co
                OpSeconds* seconds) {
   const auto count = count_ops(program);
   for (int kind = 0; kind < kNumOpKinds; ++kind) {
-    if (is_exchange(static_cast<OpKind>(kind)) == computed) continue;
+    if (communicates(static_cast<OpKind>(kind)) == computed) continue;
     for (int pass = 0; pass < 2; ++pass) {
       const int operations = count[static_cast<size_t>(kind)][static_cast<size_t>(pass)] * played;
       if (operations == 0) continue;
@@ -119,9 +119,9 @@ void set_means(const Program& program, const OpTimes& times, int played, bool co
 /// What the wire alone needs for each exchange.
 void set_wire_seconds(const Program& program, double bytes_per_s, OpSeconds* seconds) {
   for (const Op& op : program.ops) {
-    if (is_exchange(op.kind)) {
+    if (communicates(op.kind)) {
       (*seconds)[static_cast<size_t>(op.kind)][static_cast<size_t>(op.pass)] =
-          static_cast<double>(op.bytes) / bytes_per_s;
+          static_cast<double>(program.sends(op).bytes) / bytes_per_s;
     }
   }
 }
@@ -149,6 +149,11 @@ LlamaConfig overlap_model() {
           .head_dim = 64};
 }
 
+/// [arm]
+constexpr std::array<Schedule, kArms> kArmSchedules{Schedule::kBlocking, Schedule::kOverlap,
+                                                    Schedule::kPingPong, Schedule::kPingPong,
+                                                    Schedule::kPingPong};
+
 struct OverlapMeasurer::State {
   OverlapOptions options;
   Communicator& comm;
@@ -159,10 +164,10 @@ struct OverlapMeasurer::State {
   State(const OverlapOptions& options_in, Communicator& comm_in);
 
   void add_to(OpTimes* sum, const OpTimes& times);
-  double step(Arm arm, const std::vector<NanoInput>& inputs, bool cut, OpTimes* times = nullptr);
-  void warm_up(const std::vector<NanoInput>& inputs, std::span<const Arm> arms);
+  double step(Arm arm, const RankBatch& inputs, bool cut, OpTimes* times = nullptr);
+  void warm_up(const RankBatch& inputs, std::span<const Arm> arms);
   SwappedBatch choose_batch(const OverlapSetting& setting, double wire_bytes_per_s);
-  void play_rounds(const std::vector<NanoInput>& inputs, bool judged, OverlapFigures* figures);
+  void play_rounds(const RankBatch& inputs, bool judged, OverlapFigures* figures);
 };
 
 OverlapMeasurer::State::State(const OverlapOptions& options_in, Communicator& comm_in)
@@ -170,28 +175,23 @@ OverlapMeasurer::State::State(const OverlapOptions& options_in, Communicator& co
       comm(comm_in),
       cuttable(comm_in),
       llama(options.model, /*seed=*/1, /*cuda_device=*/-1) {
-  constexpr std::array<Schedule, kArms> kSchedules{Schedule::kBlocking, Schedule::kOverlap,
-                                                   Schedule::kPingPong, Schedule::kPingPong,
-                                                   Schedule::kPingPong};
-  for (const Schedule schedule : kSchedules) {
-    steps.push_back(
-        std::make_unique<Step>(options.model, &llama, cuttable, StepOptions{.schedule = schedule}));
+  for (size_t arm = 0; arm < kArms; ++arm) {
+    steps.push_back(std::make_unique<Step>(options.model, &llama, cuttable, StepOptions{}));
   }
 }
 
 /// From a barrier to the end of the slowest rank. Gradients are summed by nobody: they would travel
 /// on the same wire. `cut`: messages of one byte. `times`: null, or where this rank's are added.
-double OverlapMeasurer::State::step(Arm arm, const std::vector<NanoInput>& inputs, bool cut,
-                                    OpTimes* times) {
+double OverlapMeasurer::State::step(Arm arm, const RankBatch& inputs, bool cut, OpTimes* times) {
   for (const at::Tensor& parameter : llama.parameters()) {
     if (parameter.grad().defined()) parameter.grad().zero_();
   }
-  std::vector<NanoInput> own = inputs;
+  const StepInput input{program_of(kArmSchedules[arm], options.model, inputs), inputs.tokens};
   cuttable.cut(cut);
   barrier(comm, "begin of a step");
   PlayedStep played{.begin_s = steady_seconds()};
   const StepResult result = steps[arm]->train(
-      std::move(own), 1, [] {}, [] {});
+      input, 1, [] {}, [] {});
   played.end_s = played.computed_s = steady_seconds();
   cuttable.cut(false);
   if (times != nullptr) add_to(times, result.times);
@@ -208,8 +208,7 @@ void OverlapMeasurer::State::add_to(OpTimes* sum, const OpTimes& times) {
 }
 
 /// Whole messages first: what is cut to one byte leaves finite numbers behind.
-void OverlapMeasurer::State::warm_up(const std::vector<NanoInput>& inputs,
-                                     std::span<const Arm> arms) {
+void OverlapMeasurer::State::warm_up(const RankBatch& inputs, std::span<const Arm> arms) {
   for (const Arm arm : arms) step(arm, inputs, /*cut=*/false);
 }
 
@@ -221,7 +220,7 @@ SwappedBatch OverlapMeasurer::State::choose_batch(const OverlapSetting& setting,
   const int64_t tokens = tokens_of(setting.length);
   SwappedBatch batch{.home_tokens = tokens - tokens / 8, .swapped_tokens = tokens / 8};
   for (int i = 0; i < kTries; ++i) {
-    const std::vector<NanoInput> inputs = inputs_of(batch, options.model, comm.rank());
+    const RankBatch inputs = rank_batch(batch, options.model, comm.rank());
     const Program program = program_of(Schedule::kPingPong, options.model, inputs);
     warm_up(inputs, std::array{kOneByteArm});
     OpTimes times;
@@ -241,7 +240,7 @@ SwappedBatch OverlapMeasurer::State::choose_batch(const OverlapSetting& setting,
 
 /// Each arm once a round, another one first each time; then the exchanges alone. Those that only
 /// have to be shown rest in the later rounds.
-void OverlapMeasurer::State::play_rounds(const std::vector<NanoInput>& inputs, bool judged,
+void OverlapMeasurer::State::play_rounds(const RankBatch& inputs, bool judged,
                                          OverlapFigures* figures) {
   ExchangesAlone alone(comm, program_of(Schedule::kBlocking, options.model, inputs));
   OpTimes computed, exchanged;
@@ -283,7 +282,7 @@ OverlapFigures OverlapMeasurer::measure(const OverlapSetting& setting) {
   OverlapFigures figures{.setting = setting};
   figures.wire_bytes_per_s = wire_rate(s.comm, setting.mb_per_s);
   figures.batch = s.choose_batch(setting, figures.wire_bytes_per_s);
-  const std::vector<NanoInput> inputs = inputs_of(figures.batch, s.options.model, s.comm.rank());
+  const RankBatch inputs = rank_batch(figures.batch, s.options.model, s.comm.rank());
   s.warm_up(inputs, std::array{kBlockingArm, kOverlapArm, kPingPongArm, kAgainArm, kOneByteArm});
   s.play_rounds(inputs, setting.judged, &figures);
   return figures;

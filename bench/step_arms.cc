@@ -74,18 +74,19 @@ LocalTokens made_up_tokens(const NanoBatch& nano_batch, const std::vector<Segmen
   return local;
 }
 
-std::vector<NanoInput> step_inputs(const StepArm& arm, const LlamaConfig& model,
-                                   const std::vector<Plan>& plans, int rank) {
-  std::vector<NanoInput> inputs;
+StepInput step_input(const StepArm& arm, const LlamaConfig& model, const std::vector<Plan>& plans,
+                     int rank) {
+  StepInput input;
+  std::vector<NanoPart> parts;
   for (const Plan& plan : plans) {
-    NanoInput& input = inputs.emplace_back();
-    input.exchange = PlanIndex(plan).exchange(rank);
-    input.pairs = plan.load[rank].pairs;
-    input.resent = arm.resent;
+    parts.push_back({attention_exchange(PlanIndex(plan), rank, model, arm.step), arm.resent});
     if (rank >= plan.cluster.num_workers) continue;
-    input.tokens = made_up_tokens(plan.nano_batch, plan.layout.workers[rank], model.vocab_size);
+    input.tokens.push_back(
+        made_up_tokens(plan.nano_batch, plan.layout.workers[rank], model.vocab_size));
   }
-  return inputs;
+  input.program = step_program(model, arm.step, rank < plans[0].cluster.num_workers,
+                               ProgramRequest::Kind::kTrain, std::move(parts));
+  return input;
 }
 
 std::vector<PlayedStep> gather(Communicator& comm, const PlayedStep& mine) {
@@ -140,7 +141,7 @@ PlayedStep StepPlayer::play(size_t index, const BatchLengths& batch, StepResult*
   auto& [arm, step] = *s.arms.at(index);
   const LlamaConfig& model = s.llama.config();
   const std::vector<Plan> plans = plan_step(arm, model, batch, s.comm.size());
-  std::vector<NanoInput> inputs = step_inputs(arm, model, plans, s.comm.rank());
+  const StepInput input = step_input(arm, model, plans, s.comm.rank());
   barrier(s.comm, "begin of a step");
   PlayedStep played{.begin_s = steady_seconds()};
   const double processor_begin = process_processor_seconds();
@@ -149,7 +150,7 @@ PlayedStep StepPlayer::play(size_t index, const BatchLengths& batch, StepResult*
     played.computed_s = steady_seconds();
     played.gradient_norm = s.optimizer.sum_and_clip(s.comm);
   };
-  StepResult step_result = step.train(std::move(inputs), num_targets(batch), sum_gradients,
+  StepResult step_result = step.train(input, num_targets(batch), sum_gradients,
                                       [&] { s.optimizer.update(s.options.lr); });
   played.end_s = steady_seconds();
   played.processor_s = process_processor_seconds() - processor_begin;

@@ -41,8 +41,8 @@ LocalTokens made_up_tokens(const NanoBatch& nano_batch, const std::vector<Segmen
                            int64_t vocab_size);
 
 /// One rank's part of planned nano-batches.
-std::vector<NanoInput> step_inputs(const StepArm& arm, const LlamaConfig& model,
-                                   const std::vector<Plan>& plans, int rank);
+StepInput step_input(const StepArm& arm, const LlamaConfig& model, const std::vector<Plan>& plans,
+                     int rank);
 
 /// The same on every rank.
 std::vector<PlayedStep> gather(Communicator& comm, const PlayedStep& mine);

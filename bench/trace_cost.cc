@@ -18,6 +18,7 @@
 #include "distca/base/build_info.h"
 #include "distca/base/clock.h"
 #include "distca/base/machine.h"
+#include "distca/program/program_testing.h"
 #include "distca/runtime/executor_testing.h"
 
 namespace distca::bench {
@@ -43,13 +44,8 @@ double executor_us(bool recorded) {
   Program program;
   constexpr int kPairs = 500;
   for (int i = 0; i < kPairs; ++i) {
-    const std::vector<OpMessage> message = {{.peer = 1, .offset = 0, .bytes = 8}};
-    program.ops.push_back(Op{.kind = OpKind::kEnter,
-                             .stream = Stream::kComm,
-                             .layer = i,
-                             .nano_batch = 0,
-                             .sends = message,
-                             .receives = message});
+    testing::add_exchange(program, {.kind = OpKind::kEnter, .layer = i, .nano_batch = 0}, {{1, 8}},
+                          {{1, 8}});
     program.ops.push_back(
         Op{.kind = OpKind::kAttend, .layer = i, .nano_batch = 0, .deps = {2 * i}});
   }

@@ -80,7 +80,7 @@ class Bench {
   /// The first round's times are thrown away: it warms up. A round begins with another each time.
   std::vector<Runner> measure(int rounds) {
     for (int round = -1; round < rounds; ++round) {
-      const PlannedBatch batch = plan_batch(config_, data_, stream_.next(), 0, 1);
+      const PlannedBatch batch = plan_batch(config_, data_, {stream_.next()}, 0, 1);
       for (size_t turn = 0; turn < kRunners; ++turn) {
         Runner& runner = runners_[(turn + static_cast<size_t>(round + 1)) % kRunners];
         const StepSeconds seconds = runner.run(batch);
@@ -93,13 +93,12 @@ class Bench {
 
  private:
   StepSeconds time_step(Step& step, const PlannedBatch& batch) {
-    std::vector<NanoInput> inputs = batch.inputs;
     const bool one_thread = config_.train.threads_per_rank == 1;
     const auto now = one_thread ? thread_processor_seconds : steady_seconds;
     const double begin = now();
     optimizer_.zero_gradients();
     const StepResult result = step.train(
-        std::move(inputs), batch.num_targets, [&] { optimizer_.sum_and_clip(comm_); },
+        batch.input, batch.num_targets, [&] { optimizer_.sum_and_clip(comm_); },
         [&] { optimizer_.update(config_.optimizer.lr); });
     const double step_s = now() - begin;
     const OpTimes& times = result.times;

@@ -11,7 +11,7 @@
 namespace distca::cli {
 namespace {
 
-/// Messages of all ranks' programs together that are held and checked.
+/// Messages of all ranks' programs together that are checked.
 constexpr int64_t kMostMessages = int64_t{1} << 24;
 
 /// One plan a nano-batch.
@@ -29,29 +29,23 @@ std::vector<Plan> step_plans(const PlanArguments& arguments) {
   return plans;
 }
 
-/// Of the exchanges; sums in fp32, fp64 for fp64.
-ExchangeTypes types_of(const AttentionShape& shape) {
-  const ScalarType compute = shape.element_bytes == 8   ? ScalarType::kFloat64
-                             : shape.element_bytes == 4 ? ScalarType::kFloat32
-                                                        : ScalarType::kBFloat16;
-  return {.compute = compute,
-          .accumulator = compute == ScalarType::kFloat64 ? compute : ScalarType::kFloat32,
-          .gradient = compute};
-}
-
 /// The programs of all ranks.
 std::vector<Program> step_programs(const PlanArguments& arguments, const std::vector<Plan>& plans) {
   const Plan& first = plans.front();
   const int num_ranks = first.cluster.num_servers();
-  std::vector<std::vector<RankExchange>> exchanges(num_ranks);
+  const ExchangeTypes types =
+      exchange_types(compute_type(first.shape.element_bytes), /*wide_gradients=*/false);
+  std::vector<std::vector<NanoPart>> parts(num_ranks);
   int64_t messages = 0;
   for (const Plan& plan : plans) {
     const PlanIndex index(plan);
     for (int rank = 0; rank < num_ranks; ++rank) {
-      exchanges[rank].push_back(index.exchange(rank));
-      const RankExchange& exchange = exchanges[rank].back();
-      messages += static_cast<int64_t>(exchange.sends.size() + exchange.receives.size()) *
+      RankExchange rows = index.exchange(rank);
+      messages += static_cast<int64_t>(rows.sends.size() + rows.receives.size()) *
                   arguments.layers * (arguments.resent ? 5 : 4);
+      parts[rank].push_back({.exchange = std::make_shared<const AttentionExchange>(
+                                 make_attention_exchange(std::move(rows), first.shape, types)),
+                             .resent = arguments.resent});
     }
   }
   if (messages > kMostMessages) {
@@ -63,17 +57,12 @@ std::vector<Program> step_programs(const PlanArguments& arguments, const std::ve
   std::vector<Program> programs;
   for (int rank = 0; rank < num_ranks; ++rank) {
     ProgramRequest request{.schedule = schedule_of(arguments.schedule),
-                           .holds_weights = rank < first.cluster.num_workers};
+                           .holds_weights = rank < first.cluster.num_workers,
+                           .nano_batches = std::move(parts[rank])};
     request.model = {.num_layers = arguments.layers,
                      .hidden_size = arguments.hidden_size,
                      .intermediate_size = arguments.intermediate_size / arguments.tensor_parallel,
                      .attention = first.shape};
-    request.types = types_of(first.shape);
-    for (size_t nano = 0; nano < plans.size(); ++nano) {
-      request.nano_batches.push_back({.exchange = &exchanges[rank][nano],
-                                      .pairs = plans[nano].load[rank].pairs,
-                                      .resent = arguments.resent});
-    }
     programs.push_back(build_program(request));
   }
   return programs;

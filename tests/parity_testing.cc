@@ -41,35 +41,33 @@ LocalTokens make_tokens(const NanoBatch& nano_batch, const std::vector<Segment>&
   return local;
 }
 
-/// What every rank has to do: [rank][nano-batch].
-std::vector<std::vector<NanoInput>> inputs_of(const StepRun& what, int num_ranks) {
-  std::vector<std::vector<NanoInput>> inputs(num_ranks);
+/// What every rank has to do: [rank].
+std::vector<StepInput> inputs_of(const StepRun& what, const StepOptions& options, int num_ranks) {
+  std::vector<StepInput> inputs(num_ranks);
+  std::vector<std::vector<NanoPart>> parts(num_ranks);
   for (const std::vector<int64_t>& lengths : what.documents.nano_batches) {
     const Plan plan =
         plan_by(planner(what.planner), what.model, lengths, what.workers, what.play.servers);
     const PlanIndex index(plan);
     for (int rank = 0; rank < num_ranks; ++rank) {
-      NanoInput& input = inputs[rank].emplace_back();
-      input.exchange = index.exchange(rank);
-      input.pairs = plan.load[rank].pairs;
-      input.resent = what.play.resent;
+      parts[rank].push_back(
+          {attention_exchange(index, rank, what.model, options), what.play.resent});
       if (rank >= what.workers) continue;
-      input.tokens = make_tokens(plan.nano_batch, plan.layout.workers[rank], what.model.vocab_size,
-                                 what.documents.goes_on);
+      inputs[rank].tokens.push_back(make_tokens(plan.nano_batch, plan.layout.workers[rank],
+                                                what.model.vocab_size, what.documents.goes_on));
     }
+  }
+  const auto kind = what.evaluate ? ProgramRequest::Kind::kEvaluate : ProgramRequest::Kind::kTrain;
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    inputs[rank].program =
+        step_program(what.model, options, rank < what.workers, kind, std::move(parts[rank]));
   }
   return inputs;
 }
 
-void check_programs(const StepRun& what, const StepOptions& options,
-                    const std::vector<std::vector<NanoInput>>& inputs) {
+void check_programs(const std::vector<StepInput>& inputs) {
   std::vector<Program> programs;
-  for (size_t rank = 0; rank < inputs.size(); ++rank) {
-    programs.push_back(
-        step_program(what.model, options, rank < static_cast<size_t>(what.workers),
-                     what.evaluate ? ProgramRequest::Kind::kEvaluate : ProgramRequest::Kind::kTrain,
-                     inputs[rank]));
-  }
+  for (const StepInput& input : inputs) programs.push_back(input.program);
   for (const std::string& violation : validate(programs)) ADD_FAILURE() << violation;
 }
 
@@ -88,14 +86,14 @@ struct Gathered {
 };
 
 Gathered work(const StepRun& what, const StepOptions& options, Communicator& comm,
-              std::vector<NanoInput> inputs, ExchangeBytes* bytes) {
+              const StepInput& input, ExchangeBytes* bytes) {
   const auto workers = first_ranks(comm, what.workers);
   const Llama model(what.model, 11, comm.cuda_device());
   Optimizer optimizer(model.parameters(), {.max_grad_norm = 0});
   Step step(what.model, &model, comm, options);
-  const StepResult result = what.evaluate ? step.evaluate(std::move(inputs))
+  const StepResult result = what.evaluate ? step.evaluate(input)
                                           : step.train(
-                                                std::move(inputs), num_targets(what.documents),
+                                                input, num_targets(what.documents),
                                                 [&] { optimizer.sum_and_clip(*workers); }, [] {});
   *bytes = result.bytes;
   Gathered gathered{.loss = result.loss_sum, .gradients = {}};
@@ -108,12 +106,12 @@ Gathered work(const StepRun& what, const StepOptions& options, Communicator& com
 
 /// On a dedicated server.
 ExchangeBytes serve(const StepRun& what, const StepOptions& options, Communicator& comm,
-                    std::vector<NanoInput> inputs) {
+                    const StepInput& input) {
   const auto never = [] { ADD_FAILURE() << "a dedicated server has no gradients"; };
   Step step(what.model, nullptr, comm, options);
-  const StepResult result =
-      what.evaluate ? step.evaluate(std::move(inputs))
-                    : step.train(std::move(inputs), num_targets(what.documents), never, never);
+  const StepResult result = what.evaluate
+                                ? step.evaluate(input)
+                                : step.train(input, num_targets(what.documents), never, never);
   EXPECT_EQ(result.loss_sum, 0);
   return result.bytes;
 }
@@ -231,18 +229,18 @@ Outcome run(const StepRun& what) {
   StepOptions options = what.options;
   options.schedule = what.play.schedule;
   const int ranks = what.workers + static_cast<int>(what.play.servers.dedicated.size());
-  std::vector<std::vector<NanoInput>> inputs = inputs_of(what, ranks);
-  check_programs(what, options, inputs);
+  const std::vector<StepInput> inputs = inputs_of(what, options, ranks);
+  check_programs(inputs);
   std::vector<ExchangeBytes> bytes(ranks);
   Outcome outcome;
   const auto body = [&](Communicator& comm) {
     at::set_num_threads(1);
     const int rank = comm.rank();
     if (rank >= what.workers) {
-      bytes[rank] = serve(what, options, comm, std::move(inputs[rank]));
+      bytes[rank] = serve(what, options, comm, inputs[rank]);
       return;
     }
-    Gathered gathered = work(what, options, comm, std::move(inputs[rank]), &bytes[rank]);
+    Gathered gathered = work(what, options, comm, inputs[rank], &bytes[rank]);
     if (rank != 0) return;
     outcome.loss = gathered.loss;
     outcome.gradients = std::move(gathered.gradients);

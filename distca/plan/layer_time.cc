@@ -4,7 +4,7 @@
 
 #include "distca/base/error.h"
 #include "distca/cost/task_price.h"
-#include "distca/plan/exchange.h"
+#include "distca/plan/attention_exchange.h"
 
 namespace distca {
 namespace {
@@ -33,42 +33,13 @@ struct Wire {
   int64_t all() const { return enter_ps + leave_ps + backward_enter_ps + backward_leave_ps; }
 };
 
-/// Bytes of a message's parts.
-class MessageSizes {
- public:
-  MessageSizes(const AttentionShape& shape, const LayerTimeOptions& options)
-      : shape_(shape),
-        wide_(std::max<int64_t>(4, shape.element_bytes)),
-        gradient_(options.wide_gradients ? wide_ : shape.element_bytes),
-        resent_(options.resent) {}
-  int64_t qkv(const PeerTransfer& transfer) const {
-    return transfer.q_tokens * shape_.q_token_bytes() +
-           transfer.kv_tokens * shape_.kv_token_bytes();
-  }
-  int64_t o(const PeerTransfer& transfer) const {
-    return transfer.q_tokens * (shape_.o_token_bytes() + shape_.num_heads * wide_);
-  }
-  int64_t d_o(const PeerTransfer& transfer) const {
-    return transfer.q_tokens * (shape_.o_token_bytes() + 2 * shape_.num_heads * wide_) +
-           (resent_ ? qkv(transfer) : 0);
-  }
-  int64_t gradient(const PeerTransfer& transfer) const {
-    return qkv(transfer) / shape_.element_bytes * gradient_;
-  }
-
- private:
-  const AttentionShape& shape_;
-  const int64_t wide_, gradient_;
-  const bool resent_;
-};
-
 class Predictor {
  public:
   Predictor(const Plan& plan, const AttentionProfile* profile, const LayerTimeOptions& options)
       : plan_(plan),
         options_(options),
         price_(plan.shape, profile),
-        sizes_(plan.shape, options),
+        types_(exchange_types(compute_type(plan.shape.element_bytes), options.wide_gradients)),
         index_(plan) {
     for (const Link* link : {&plan.cluster.inside, &plan.cluster.between}) {
       links_.push_back(*link);
@@ -111,11 +82,8 @@ class Predictor {
     }
     int64_t home_load = 0;
     for (const ServerTask& task : exchange.tasks) {
-      const bool local =
-          task.q.block == 0 && std::all_of(task.kv.begin(), task.kv.end(),
-                                           [](const BlockRows& rows) { return rows.block == 0; });
       const Task& whole = plan_.tasks[task.task];
-      if (local) home_load += price_(whole.q, whole.kv, whole.mask);
+      if (is_home(task)) home_load += price_(whole.q, whole.kv, whole.mask);
     }
     work.home_ps = std::min(work.attention_ps, attention_ps(home_load));
     return work;
@@ -127,24 +95,38 @@ class Predictor {
     return std::min(transfer_ns(links_[inside ? 0 : 1], 1, bytes), kMostPs / 1000) * 1000;
   }
 
+  struct Bytes {
+    int64_t qkv, o, d_o, gradient;  // d_o: Q, K, V too where they travel again
+  };
+  Bytes bytes_of(const PeerTransfer& transfer) const {
+    const auto bytes = [&](Content content) {
+      return message_bytes(content, transfer, plan_.shape, types_);
+    };
+    const int64_t qkv = bytes(Content::kQkv);
+    return {.qkv = qkv,
+            .o = bytes(Content::kO),
+            .d_o = bytes(Content::kDO) + (options_.resent ? qkv : 0),
+            .gradient = bytes(Content::kGradient)};
+  }
+
+  /// `to`: what goes from homes to servers, `from`: what comes back.
+  void add(int rank, int peer, const Bytes& bytes, Wire& to, Wire& from) const {
+    to.enter_ps += message_ps(rank, peer, bytes.qkv);
+    from.leave_ps += message_ps(rank, peer, bytes.o);
+    to.backward_enter_ps += message_ps(rank, peer, bytes.d_o);
+    from.backward_leave_ps += message_ps(rank, peer, bytes.gradient);
+  }
+
   Wire wire_of(int rank, const RankExchange& exchange) {
     // What this rank says to its servers, and to those that it serves.
     Wire out, in;
     for (const PeerTransfer& transfer : exchange.sends) {
-      const auto ps = [&](int64_t bytes) { return message_ps(rank, transfer.peer, bytes); };
-      out.enter_ps += ps(sizes_.qkv(transfer));
-      in.leave_ps += ps(sizes_.o(transfer));
-      out.backward_enter_ps += ps(sizes_.d_o(transfer));
-      in.backward_leave_ps += ps(sizes_.gradient(transfer));
-      bytes_ += sizes_.qkv(transfer) + sizes_.o(transfer) + sizes_.d_o(transfer) +
-                sizes_.gradient(transfer);
+      const Bytes bytes = bytes_of(transfer);
+      add(rank, transfer.peer, bytes, out, in);
+      bytes_ += bytes.qkv + bytes.o + bytes.d_o + bytes.gradient;
     }
     for (const PeerTransfer& transfer : exchange.receives) {
-      const auto ps = [&](int64_t bytes) { return message_ps(rank, transfer.peer, bytes); };
-      in.enter_ps += ps(sizes_.qkv(transfer));
-      out.leave_ps += ps(sizes_.o(transfer));
-      in.backward_enter_ps += ps(sizes_.d_o(transfer));
-      out.backward_leave_ps += ps(sizes_.gradient(transfer));
+      add(rank, transfer.peer, bytes_of(transfer), in, out);
     }
     const auto longer = [](int64_t a, int64_t b) { return std::min(std::max(a, b), kMostPs); };
     return {.enter_ps = longer(out.enter_ps, in.enter_ps),
@@ -186,7 +168,7 @@ class Predictor {
   const Plan& plan_;
   const LayerTimeOptions& options_;
   const TaskPrice price_;
-  const MessageSizes sizes_;
+  const ExchangeTypes types_;
   const PlanIndex index_;
   std::vector<Link> links_;  // inside, between
   int64_t bytes_ = 0;

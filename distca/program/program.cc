@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <array>
 
+#include "distca/base/error.h"
+
 namespace distca {
 namespace {
 
@@ -26,23 +28,20 @@ std::string buffers_of(const Op& op) {
 }
 
 /// "73728 bytes to 1 2", "9830400 bytes from 511 ranks".
-std::string peers_of(const char* direction, const std::vector<OpMessage>& messages) {
+std::string peers_of(const char* direction, const MessageList& list) {
   constexpr size_t kMostNamed = 4;
-  int64_t bytes = 0;
   std::vector<int> peers;
-  for (const OpMessage& message : messages) {
-    bytes += message.bytes;
-    peers.push_back(message.peer);
-  }
-  return fmt::format("{} bytes {} {}", bytes, direction,
+  for (const PeerMessage& message : list.messages) peers.push_back(message.peer);
+  return fmt::format("{} bytes {} {}", list.bytes, direction,
                      peers.size() > kMostNamed ? fmt::format("{} ranks", peers.size())
                                                : fmt::format("{}", fmt::join(peers, " ")));
 }
 
-std::string messages_of(const Op& op) {
+std::string messages_of(const Program& program, const Op& op) {
+  const MessageList &sends = program.sends(op), &receives = program.receives(op);
   std::string text = fmt::format("tag {}", op.tag);
-  if (!op.sends.empty()) text += ", " + peers_of("to", op.sends);
-  if (!op.receives.empty()) text += ", " + peers_of("from", op.receives);
+  if (!sends.empty()) text += ", " + peers_of("to", sends);
+  if (!receives.empty()) text += ", " + peers_of("from", receives);
   return text;
 }
 
@@ -50,89 +49,72 @@ std::string megaflops(const Op& op) {
   return op.flops > 0 ? fmt::format("{:.1f}", op.flops * 1e-6) : "-";
 }
 
+constexpr std::array<const char*, kNumOpKinds> kOpNames = {
+    "embed", "pre",  "enter", "resend",       "attend",
+    "leave", "post", "loss",  "gradient_sum", "optimizer"};
+static_assert(kOpNames.back() != nullptr, "a kind of operation has no name");
+
+constexpr std::array<const char*, kNumTaskSets> kTaskSetNames = {"all", "home, first half", "away",
+                                                                 "home, rest"};
+
+constexpr std::array<const char*, kNumBufferRoles> kBufferNames = {
+    "qkv_out", "qkv_in",       "o_out",        "o_in",       "d_o_out",
+    "d_o_in",  "accumulators", "gradient_out", "gradient_in"};
+static_assert(kBufferNames.back() != nullptr, "a role of buffers has no name");
+
+/// What goes from a server to the homes.
+bool goes_home(Content content) { return content == Content::kO || content == Content::kGradient; }
+
+const MessageList& messages(const Program& program, const Op& op, bool sent) {
+  static const MessageList kNone;
+  if (!communicates(op.kind) || op.exchange < 0) return kNone;
+  const AttentionExchange& exchange = *program.exchanges[op.exchange];
+  const Content content = content_of(op);
+  return goes_home(content) == sent ? exchange.homes(content) : exchange.servers(content);
+}
+
 }  // namespace
 
-const char* op_name(OpKind kind) {
-  switch (kind) {
-    case OpKind::kEmbed:
-      return "embed";
-    case OpKind::kPre:
-      return "pre";
-    case OpKind::kEnter:
-      return "enter";
-    case OpKind::kResend:
-      return "resend";
-    case OpKind::kAttend:
-      return "attend";
-    case OpKind::kLeave:
-      return "leave";
-    case OpKind::kPost:
-      return "post";
-    case OpKind::kHandOver:
-      return "hand_over";
-    case OpKind::kLoss:
-      return "loss";
-    case OpKind::kGradientSum:
-      return "gradient_sum";
-    case OpKind::kOptimizer:
-      return "optimizer";
-  }
-  return "?";
-}
-
+const char* op_name(OpKind kind) { return kOpNames[static_cast<size_t>(kind)]; }
 const char* pass_name(Pass pass) { return pass == Pass::kForward ? "forward" : "backward"; }
+const char* task_set_name(TaskSet set) { return kTaskSetNames[static_cast<size_t>(set)]; }
+const char* buffer_name(BufferRole role) { return kBufferNames[static_cast<size_t>(role)]; }
 
-const char* task_set_name(TaskSet set) {
-  switch (set) {
-    case TaskSet::kAll:
-      return "all";
-    case TaskSet::kHomeFirst:
-      return "home, first half";
-    case TaskSet::kAway:
-      return "away";
-    case TaskSet::kHomeRest:
-      return "home, rest";
-  }
-  return "?";
+bool communicates(OpKind kind) {
+  return kind == OpKind::kEnter || kind == OpKind::kResend || kind == OpKind::kLeave;
 }
 
-const char* buffer_name(BufferRole role) {
-  switch (role) {
-    case BufferRole::kQkvOut:
-      return "qkv_out";
-    case BufferRole::kQkvIn:
-      return "qkv_in";
-    case BufferRole::kOOut:
-      return "o_out";
-    case BufferRole::kOIn:
-      return "o_in";
-    case BufferRole::kDOOut:
-      return "d_o_out";
-    case BufferRole::kDOIn:
-      return "d_o_in";
-    case BufferRole::kAccumulators:
-      return "accumulators";
-    case BufferRole::kGradientOut:
-      return "gradient_out";
-    case BufferRole::kGradientIn:
-      return "gradient_in";
-    case BufferRole::kActivationOut:
-      return "activation_out";
-    case BufferRole::kActivationIn:
-      return "activation_in";
+Content content_of(const Op& op) {
+  const bool forward = op.pass == Pass::kForward;
+  switch (op.kind) {
+    case OpKind::kEnter:
+      return forward ? Content::kQkv : Content::kDO;
+    case OpKind::kResend:
+      return Content::kQkv;
+    case OpKind::kLeave:
+      return forward ? Content::kO : Content::kGradient;
+    default:
+      DISTCA_CHECK(false, "{} does not communicate", describe(op));
   }
-  return "?";
+}
+
+const MessageList& Program::sends(const Op& op) const { return messages(*this, op, /*sent=*/true); }
+const MessageList& Program::receives(const Op& op) const {
+  return messages(*this, op, /*sent=*/false);
 }
 
 std::string describe(const Op& op) {
-  if (op.nano_batch < 0) return op_name(op.kind);
-  const std::string tasks =
-      op.tasks == TaskSet::kAll ? "" : fmt::format(" ({})", task_set_name(op.tasks));
-  if (op.layer < 0)
-    return fmt::format("{} {} of nano-batch {}", pass_name(op.pass), op_name(op.kind),
-                       op.nano_batch);
-  return fmt::format("{} layer {} {}{} of nano-batch {}", pass_name(op.pass), op.layer,
-                     op_name(op.kind), tasks, op.nano_batch);
+  std::string name = op_name(op.kind);
+  if (op.tasks != TaskSet::kAll) name += fmt::format(" ({})", task_set_name(op.tasks));
+  if (op.nano_batch >= 0) {
+    name += fmt::format(" of nano-batch {}", op.nano_batch);
+    if (op.layer >= 0) name = fmt::format("layer {} {}", op.layer, name);
+  } else if (op.exchange >= 0) {
+    name += fmt::format(" of exchange {}, layer step {}", op.exchange, op.layer_step);
+  } else {
+    return name;
+  }
+  return fmt::format("{} {}", pass_name(op.pass), name);
 }
 
 std::string print_program(const Program& program) {
@@ -143,7 +125,8 @@ std::string print_program(const Program& program) {
     const Op& op = program.ops[i];
     const bool travels = op.stream == Stream::kComm;
     rows.push_back({std::to_string(i), travels ? "comm" : "compute", describe(op), numbers(op.deps),
-                    numbers(op.sent), buffers_of(op), travels ? messages_of(op) : megaflops(op)});
+                    numbers(op.sent), buffers_of(op),
+                    travels ? messages_of(program, op) : megaflops(op)});
   }
   std::array<size_t, kColumns> widths{};
   for (const auto& row : rows) {

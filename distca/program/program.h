@@ -15,87 +15,74 @@
 // other but the one in which they were started.
 
 #include <cstdint>
+#include <memory>
 #include <string>
-#include <string_view>
 #include <vector>
+
+#include "distca/plan/attention_exchange.h"
 
 namespace distca {
 
 enum class OpKind : uint8_t {
-  kEmbed,     // token embedding
-  kPre,       // norm, QKV projection, RoPE
-  kEnter,     // Q, K, V to the servers; backward: dO, LSE, delta
-  kResend,    // Q, K, V to the servers again, for backward: where keys are not kept
-  kAttend,    // this rank's tasks
-  kLeave,     // O, LSE back home; backward: dQ, dK, dV
-  kPost,      // output projection, residual, norm, MLP
-  kHandOver,  // pipeline: activations to the stage that has this layer; backward: their gradients
-  kLoss,      // final norm, head, loss
+  kEmbed,        // token embedding
+  kPre,          // norm, QKV projection, RoPE
+  kEnter,        // Q, K, V to the servers; backward: dO, LSE, delta
+  kResend,       // Q, K, V to the servers again, for backward: where keys are not kept
+  kAttend,       // this rank's tasks
+  kLeave,        // O, LSE back home; backward: dQ, dK, dV
+  kPost,         // output projection, residual, norm, MLP
+  kLoss,         // final norm, head, loss
   kGradientSum,  // data-parallel sum, clip
   kOptimizer,    // parameter update
 };
-inline constexpr int kNumOpKinds = 11;
+inline constexpr int kNumOpKinds = static_cast<int>(OpKind::kOptimizer) + 1;
 
 enum class Pass : uint8_t { kForward, kBackward };
 enum class Stream : uint8_t { kCompute, kComm };
-
-/// Which of a server's tasks an attend computes (schedule.h, task_set). Tasks at home read nothing
-/// that was received and write nothing that is returned: they run while exchanges are under way.
-enum class TaskSet : uint8_t {
-  kAll,
-  kHomeFirst,  // about half of the work at home
-  kAway,       // all that needs what was received, or is returned
-  kHomeRest,
-};
-
-/// One message of an exchange: bytes [offset, offset + bytes) of its buffer.
-struct OpMessage {
-  int peer = 0;
-  int64_t offset = 0;  // a multiple of kMessageAlignment
-  int64_t bytes = 0;   // > 0
-  bool operator==(const OpMessage&) const = default;
-};
-inline constexpr int64_t kMessageAlignment = 64;
 
 struct Op {
   OpKind kind = OpKind::kEmbed;
   Pass pass = Pass::kForward;
   Stream stream = Stream::kCompute;
   TaskSet tasks = TaskSet::kAll;  // of kAttend
-  int layer = -1;                 // -1: belongs to no layer
-  int micro_batch = -1;           // -1: belongs to the whole step
-  int nano_batch = -1;            // of the step; -1: belongs to the whole step
-  std::vector<int32_t> deps;      // operations before this one in the list that must be finished
-  std::vector<int32_t> sent;      // exchanges before this one whose sends must have left
-
+  // Whose work it is at home. -1: belongs to no layer; to the whole step.
+  int layer = -1;
+  int micro_batch = -1;
+  int nano_batch = -1;  // of the step
+  // Of attends and exchanges, alike on all ranks: which exchange of the program, and which of the
+  // layers that go through it, from 0. -1: none.
+  int32_t exchange = -1;
+  int layer_step = -1;
+  std::vector<int32_t> deps;  // operations before this one in the list that must be finished
+  std::vector<int32_t> sent;  // exchanges before this one whose sends must have left
   // Exchanges: one tag for all messages, the same on both sides, no two exchanges of a step alike.
   uint32_t tag = 0;
-  std::vector<OpMessage> sends, receives;  // ascending peer, each peer at most once
-  int32_t out = -1;                        // buffer that is sent from; -1: nothing to send
-  int32_t in = -1;                         // buffer that is received into; -1: nothing to receive
+  int32_t out = -1;  // buffer that is sent from; -1: nothing to send
+  int32_t in = -1;   // buffer that is received into; -1: nothing to receive
   // Buffers that the operation itself reads and writes: an attend what was received and what will
   // be returned; an exchange, when it is started, what it packs from and into.
   std::vector<int32_t> reads, writes;
-
-  int64_t bytes = 0;  // that this rank sends
-  double flops = 0;   // of matrix products; attention: of the pairs its masks allow
+  double flops = 0;  // of matrix products; attention: of the pairs its masks allow
 };
+/// Whether operations of this kind send and receive messages of an exchange.
+bool communicates(OpKind kind);
+/// What its messages hold; of an operation that does not communicate a CHECK.
+Content content_of(const Op& op);
 
-/// What a buffer holds. Each belongs to one layer and nano-batch at a time.
+/// What a buffer holds. Each belongs to one layer of one exchange at a time.
 enum class BufferRole : uint8_t {
-  kQkvOut,         // Q, K, V to be sent
-  kQkvIn,          // Q, K, V received; read by forward's and, where kept, by backward's attend
-  kOOut,           // O, LSE to be returned
-  kOIn,            // O, LSE come home
-  kDOOut,          // dO, LSE, delta to be sent
-  kDOIn,           // dO, LSE, delta received
-  kAccumulators,   // dQ, dK, dV of others in the accumulator's type, where they travel in another
-  kGradientOut,    // dQ, dK, dV to be returned
-  kGradientIn,     // dQ, dK, dV come home
-  kActivationOut,  // activations, or their gradients, for another stage
-  kActivationIn,   // ... from another stage
+  kQkvOut,        // Q, K, V to be sent
+  kQkvIn,         // Q, K, V received; read by forward's and, where kept, by backward's attend
+  kOOut,          // O, LSE to be returned
+  kOIn,           // O, LSE come home
+  kDOOut,         // dO, LSE, delta to be sent
+  kDOIn,          // dO, LSE, delta received
+  kAccumulators,  // dQ, dK, dV of others in the accumulator's type, where they travel in another
+  kGradientOut,   // dQ, dK, dV to be returned
+  kGradientIn,    // dQ, dK, dV come home
 };
 
+inline constexpr int kNumBufferRoles = static_cast<int>(BufferRole::kGradientIn) + 1;
 struct Buffer {
   BufferRole role = BufferRole::kQkvOut;
   int64_t bytes = 0;
@@ -106,13 +93,21 @@ struct Buffer {
 struct Program {
   std::vector<Op> ops;
   std::vector<Buffer> buffers;
+  // This rank's part of each of the step's exchanges, in the same order on all ranks.
+  std::vector<std::shared_ptr<const AttentionExchange>> exchanges;
+
+  /// The messages of an operation, none of one that exchanges nothing: operations of an exchange
+  /// share them.
+  const MessageList& sends(const Op& op) const;
+  const MessageList& receives(const Op& op) const;
 };
 
 const char* op_name(OpKind kind);
 const char* pass_name(Pass pass);
 const char* task_set_name(TaskSet set);
 const char* buffer_name(BufferRole role);
-/// "forward layer 3 enter of nano-batch 1": what waits and traces call an operation.
+/// "forward layer 3 enter of nano-batch 1", or, where this rank only serves, "forward enter of
+/// exchange 2, layer step 1": what waits and traces call an operation.
 std::string describe(const Op& op);
 
 /// A table for people: a line an operation, with stream, dependencies, buffers, bytes, FLOPs.

@@ -28,59 +28,27 @@ void insert_once(std::vector<int32_t>& ascending, int32_t value) {
 
 }  // namespace
 
-void ProgramBuilder::Messages::add(int peer, int64_t message_bytes) {
-  if (message_bytes == 0) return;
-  list.push_back({.peer = peer, .offset = bytes, .bytes = message_bytes});
-  bytes += round_up(message_bytes, kMessageAlignment);
-  sum += message_bytes;
-}
-
 ProgramBuilder::ProgramBuilder(const ProgramRequest& request, int slots, Waiting waiting)
     : request_(request), slots_(slots), waiting_(waiting) {
   const int64_t last_tag =
       int64_t{num_nano_batches()} * request.model.num_layers * kTagKinds;  // the first is 1
   DISTCA_CHECK_LT(last_tag, kTagEnd);
-  for (const NanoPart& part : request.nano_batches) nanos_.push_back(make_nano(part));
+  for (const NanoPart& part : request.nano_batches) {
+    nanos_.push_back(make_nano(part));
+    program_.exchanges.push_back(part.exchange);
+  }
 }
 
 ProgramBuilder::Nano ProgramBuilder::make_nano(const NanoPart& part) const {
   DISTCA_CHECK(part.exchange != nullptr, "a nano-batch without its exchange");
-  const RankExchange& exchange = *part.exchange;
-  const AttentionShape& shape = request_.model.attention;
-  const ExchangeTypes& types = request_.types;
-  Nano nano;
-  nano.kept = trains() && !part.resent;
+  Nano nano{.exchange = part.exchange.get(), .kept = trains() && !part.resent};
   nano.forward_pre.assign(request_.model.num_layers, -1);
-  for (const PeerTransfer& transfer : exchange.sends) {
-    nano.qkv_out.add(transfer.peer, qkv_message_bytes(transfer, shape, types));
-    nano.o_in.add(transfer.peer, o_message_bytes(transfer, shape, types));
-    nano.d_o_out.add(transfer.peer, d_o_message_bytes(transfer, shape, types));
-    nano.gradient_in.add(transfer.peer, gradient_message_bytes(transfer, shape, types.gradient));
+  for (const TaskSet set : {TaskSet::kHomeFirst, TaskSet::kAway, TaskSet::kHomeRest}) {
+    if (!nano.exchange->tasks_of(set).empty()) nano.partial_sets.push_back(set);
   }
-  Messages accumulators;
-  for (const PeerTransfer& transfer : exchange.receives) {
-    nano.qkv_in.add(transfer.peer, qkv_message_bytes(transfer, shape, types));
-    nano.o_out.add(transfer.peer, o_message_bytes(transfer, shape, types));
-    nano.d_o_in.add(transfer.peer, d_o_message_bytes(transfer, shape, types));
-    nano.gradient_out.add(transfer.peer, gradient_message_bytes(transfer, shape, types.gradient));
-    accumulators.add(transfer.peer, gradient_message_bytes(transfer, shape, types.accumulator));
-  }
-  if (types.gradient != types.accumulator) nano.accumulator_bytes = accumulators.bytes;
-
-  double pairs = 0;
-  for (TaskSet set : {TaskSet::kHomeFirst, TaskSet::kAway, TaskSet::kHomeRest}) {
-    const std::vector<int32_t> tasks = task_set(exchange, set);
-    if (!tasks.empty()) nano.partial_sets.push_back(set);
-    for (int32_t task : tasks) {
-      nano.pair_share[int(set)] +=
-          static_cast<double>(causal_pairs(exchange.tasks[task], shape.window_left));
-    }
-    pairs += nano.pair_share[int(set)];
-  }
-  for (double& share : nano.pair_share) share = pairs > 0 ? share / pairs : 0;
-  nano.pair_share[int(TaskSet::kAll)] = 1;
   // One set alone is all tasks; without messages there is nothing to hide.
-  if (nano.partial_sets.size() <= 1 || (exchange.sends.empty() && exchange.receives.empty())) {
+  const RankExchange& rows = nano.exchange->rows;
+  if (nano.partial_sets.size() <= 1 || (rows.sends.empty() && rows.receives.empty())) {
     nano.partial_sets = {TaskSet::kAll};
   }
   return nano;
@@ -100,16 +68,20 @@ Op ProgramBuilder::make_op(OpKind kind, Pass pass, int layer, int nano_batch) co
   return op;
 }
 
-Op ProgramBuilder::make_exchange(OpKind kind, Pass pass, int layer, int nano_batch) const {
+Op ProgramBuilder::make_transfer(OpKind kind, Pass pass, int layer, int nano_batch) const {
   Op op = make_op(kind, pass, layer, nano_batch);
   op.stream = Stream::kComm;
+  op.exchange = nano_batch;
+  op.layer_step = layer;
   op.tag = 1 + static_cast<uint32_t>((int64_t{nano_batch} * num_layers() + layer) * kTagKinds +
                                      tag_kind(kind, pass));
   return op;
 }
 
-int32_t ProgramBuilder::buffer(BufferRole role, int layer, int nano_batch, int64_t bytes) {
-  if (bytes == 0) return -1;
+/// That holds all of these messages; none: -1.
+int32_t ProgramBuilder::buffer(BufferRole role, int layer, int nano_batch,
+                               const MessageList& messages) {
+  if (messages.empty()) return -1;
   // Accumulators are free as soon as they have been packed: one buffer for all slots.
   const int slot = role == BufferRole::kAccumulators ? 0 : nano_batch % slots_;
   const auto [place, is_new] =
@@ -119,28 +91,25 @@ int32_t ProgramBuilder::buffer(BufferRole role, int layer, int nano_batch, int64
     uses_.emplace_back();
   }
   int64_t& size = program_.buffers[place->second].bytes;
-  size = std::max(size, bytes);
+  size = std::max(size, messages.buffer_bytes);
   return place->second;
 }
 
 int32_t ProgramBuilder::qkv_in(int layer, int nano_batch) {
   const Nano& nano = nanos_[nano_batch];
-  return buffer(BufferRole::kQkvIn, nano.kept ? layer : 0, nano_batch, nano.qkv_in.bytes);
+  return buffer(BufferRole::kQkvIn, nano.kept ? layer : 0, nano_batch,
+                nano.exchange->homes(Content::kQkv));
+}
+
+/// Where gradients are summed in another buffer than the one they are sent from; else -1.
+int32_t ProgramBuilder::accumulators(int nano_batch) {
+  const AttentionExchange& exchange = *nanos_[nano_batch].exchange;
+  if (!exchange.converts_gradients()) return -1;
+  return buffer(BufferRole::kAccumulators, nano_batch, exchange.homes(Content::kAccumulator));
 }
 
 void ProgramBuilder::wait_for(Op& op, int32_t other) const {
   if (other >= 0) insert_once(op.deps, other);
-}
-
-void ProgramBuilder::sends(Op& op, const Messages& messages, int32_t buffer) const {
-  op.sends = messages.list;
-  op.out = buffer;
-  op.bytes = messages.sum;
-}
-
-void ProgramBuilder::receives(Op& op, const Messages& messages, int32_t buffer) const {
-  op.receives = messages.list;
-  op.in = buffer;
 }
 
 /// What is read must have been written, what is written neither be read nor travel any more.
@@ -184,9 +153,8 @@ int32_t ProgramBuilder::append(Op op) {
 }
 
 double ProgramBuilder::linear_flops(Pass pass, int nano_batch, int64_t weights) const {
-  const double forward =
-      2.0 * static_cast<double>(weights) *
-      static_cast<double>(request_.nano_batches[nano_batch].exchange->local_tokens);
+  const double forward = 2.0 * static_cast<double>(weights) *
+                         static_cast<double>(nanos_[nano_batch].exchange->rows.local_tokens);
   return pass == Pass::kForward ? forward : 2 * forward;
 }
 
@@ -218,16 +186,14 @@ void ProgramBuilder::pre(Pass pass, int layer, int nano_batch) {
 }
 
 void ProgramBuilder::enter(Pass pass, int layer, int nano_batch) {
-  Nano& nano = nanos_[nano_batch];
-  Op op = make_exchange(OpKind::kEnter, pass, layer, nano_batch);
-  const bool forward = pass == Pass::kForward;
-  const Messages& out = forward ? nano.qkv_out : nano.d_o_out;
-  sends(op, out,
-        buffer(forward ? BufferRole::kQkvOut : BufferRole::kDOOut, -1, nano_batch, out.bytes));
-  if (forward) {
-    receives(op, nano.qkv_in, qkv_in(layer, nano_batch));
+  const Nano& nano = nanos_[nano_batch];
+  Op op = make_transfer(OpKind::kEnter, pass, layer, nano_batch);
+  if (pass == Pass::kForward) {
+    op.out = buffer(BufferRole::kQkvOut, nano_batch, nano.exchange->servers(Content::kQkv));
+    op.in = qkv_in(layer, nano_batch);
   } else {
-    receives(op, nano.d_o_in, buffer(BufferRole::kDOIn, -1, nano_batch, nano.d_o_in.bytes));
+    op.out = buffer(BufferRole::kDOOut, nano_batch, nano.exchange->servers(Content::kDO));
+    op.in = buffer(BufferRole::kDOIn, nano_batch, nano.exchange->homes(Content::kDO));
   }
   if (op.out >= 0) op.writes = {op.out};
   wait_for(op, nano.last);
@@ -235,11 +201,11 @@ void ProgramBuilder::enter(Pass pass, int layer, int nano_batch) {
 }
 
 void ProgramBuilder::resend(int layer, int nano_batch) {
-  Nano& nano = nanos_[nano_batch];
+  const Nano& nano = nanos_[nano_batch];
   if (nano.kept) return;
-  Op op = make_exchange(OpKind::kResend, Pass::kBackward, layer, nano_batch);
-  sends(op, nano.qkv_out, buffer(BufferRole::kQkvOut, -1, nano_batch, nano.qkv_out.bytes));
-  receives(op, nano.qkv_in, qkv_in(layer, nano_batch));
+  Op op = make_transfer(OpKind::kResend, Pass::kBackward, layer, nano_batch);
+  op.out = buffer(BufferRole::kQkvOut, nano_batch, nano.exchange->servers(Content::kQkv));
+  op.in = qkv_in(layer, nano_batch);
   if (op.out >= 0) op.writes = {op.out};
   wait_for(op, nano.forward_pre[layer]);
   append(std::move(op));
@@ -247,26 +213,27 @@ void ProgramBuilder::resend(int layer, int nano_batch) {
 
 void ProgramBuilder::attend(Pass pass, int layer, int nano_batch, TaskSet tasks) {
   Nano& nano = nanos_[nano_batch];
+  const AttentionExchange& exchange = *nano.exchange;
   Op op = make_op(OpKind::kAttend, pass, layer, nano_batch);
-  const AttentionShape& shape = request_.model.attention;
   op.tasks = tasks;
-  op.flops = 2.0 * static_cast<double>(request_.nano_batches[nano_batch].pairs) *
-             nano.pair_share[int(tasks)] *
-             static_cast<double>(shape.num_heads * (shape.head_dim_qk + shape.head_dim_v));
+  op.exchange = nano_batch;
+  op.layer_step = layer;
+  op.flops = 2.0 * static_cast<double>(exchange.pairs_of(tasks)) *
+             static_cast<double>(exchange.shape.num_heads *
+                                 (exchange.shape.head_dim_qk + exchange.shape.head_dim_v));
   if (pass == Pass::kBackward) op.flops *= 2.5;
   if (tasks == TaskSet::kAll || tasks == TaskSet::kAway) {
-    const auto use = [&](std::vector<int32_t>& list, int32_t buffer) {
+    const auto use = [](std::vector<int32_t>& list, int32_t buffer) {
       if (buffer >= 0) list.push_back(buffer);
     };
     use(op.reads, qkv_in(layer, nano_batch));
     if (pass == Pass::kForward) {
-      use(op.writes, buffer(BufferRole::kOOut, -1, nano_batch, nano.o_out.bytes));
+      use(op.writes, buffer(BufferRole::kOOut, nano_batch, exchange.homes(Content::kO)));
     } else {
-      use(op.reads, buffer(BufferRole::kDOIn, -1, nano_batch, nano.d_o_in.bytes));
-      use(op.writes,
-          nano.accumulator_bytes > 0
-              ? buffer(BufferRole::kAccumulators, -1, nano_batch, nano.accumulator_bytes)
-              : buffer(BufferRole::kGradientOut, -1, nano_batch, nano.gradient_out.bytes));
+      use(op.reads, buffer(BufferRole::kDOIn, nano_batch, exchange.homes(Content::kDO)));
+      use(op.writes, exchange.converts_gradients() ? accumulators(nano_batch)
+                                                   : buffer(BufferRole::kGradientOut, nano_batch,
+                                                            exchange.homes(Content::kGradient)));
     }
   }
   wait_for(op, nano.last);
@@ -275,17 +242,16 @@ void ProgramBuilder::attend(Pass pass, int layer, int nano_batch, TaskSet tasks)
 
 void ProgramBuilder::leave(Pass pass, int layer, int nano_batch) {
   Nano& nano = nanos_[nano_batch];
-  Op op = make_exchange(OpKind::kLeave, pass, layer, nano_batch);
+  const AttentionExchange& exchange = *nano.exchange;
+  Op op = make_transfer(OpKind::kLeave, pass, layer, nano_batch);
   if (pass == Pass::kForward) {
-    sends(op, nano.o_out, buffer(BufferRole::kOOut, -1, nano_batch, nano.o_out.bytes));
-    receives(op, nano.o_in, buffer(BufferRole::kOIn, -1, nano_batch, nano.o_in.bytes));
+    op.out = buffer(BufferRole::kOOut, nano_batch, exchange.homes(Content::kO));
+    op.in = buffer(BufferRole::kOIn, nano_batch, exchange.servers(Content::kO));
   } else {
-    sends(op, nano.gradient_out,
-          buffer(BufferRole::kGradientOut, -1, nano_batch, nano.gradient_out.bytes));
-    receives(op, nano.gradient_in,
-             buffer(BufferRole::kGradientIn, -1, nano_batch, nano.gradient_in.bytes));
-    if (nano.accumulator_bytes > 0) {
-      op.reads = {buffer(BufferRole::kAccumulators, -1, nano_batch, nano.accumulator_bytes)};
+    op.out = buffer(BufferRole::kGradientOut, nano_batch, exchange.homes(Content::kGradient));
+    op.in = buffer(BufferRole::kGradientIn, nano_batch, exchange.servers(Content::kGradient));
+    if (const int32_t summed = accumulators(nano_batch); summed >= 0) {
+      op.reads = {summed};
       op.writes = {op.out};
     }
   }

@@ -17,9 +17,6 @@ Program build_blocking(const ProgramRequest& request);
 Program build_overlap(const ProgramRequest& request);
 Program build_ping_pong(const ProgramRequest& request);
 
-/// (query, key) pairs of a task under a causal mask.
-int64_t causal_pairs(const ServerTask& task, int64_t window_left);
-
 class ProgramBuilder {
  public:
   enum class Waiting {
@@ -38,8 +35,7 @@ class ProgramBuilder {
   const std::vector<TaskSet>& partial_sets(int nano_batch) const;
 
   // Each appends an operation, unless this rank has no part in it: a dedicated server has no
-  // weights. It has exchanges of a nano-batch of which it has no task, empty ones: verdicts compare
-  // their number (comm/communicator.h).
+  // weights.
   void embed(Pass pass, int nano_batch);
   void pre(Pass pass, int layer, int nano_batch);
   void enter(Pass pass, int layer, int nano_batch);
@@ -54,20 +50,10 @@ class ProgramBuilder {
   Program take() { return std::move(program_); }
 
  private:
-  /// Messages that lie one after another in a buffer.
-  struct Messages {
-    std::vector<OpMessage> list;
-    int64_t bytes = 0;  // of the buffer
-    int64_t sum = 0;    // of the messages
-
-    void add(int peer, int64_t message_bytes);
-  };
   struct Nano {
+    const AttentionExchange* exchange = nullptr;
     bool kept = false;  // Q, K, V stay until backward
-    Messages qkv_out, qkv_in, o_out, o_in, d_o_out, d_o_in, gradient_out, gradient_in;
-    int64_t accumulator_bytes = 0;  // 0: gradients are summed in the buffer they are sent from
     std::vector<TaskSet> partial_sets;
-    double pair_share[4] = {};  // [TaskSet] of NanoPart::pairs
     // Operations, -1: none yet.
     int32_t last = -1;         // that the next phase goes on from
     int32_t last_attend = -1;  // of the layer
@@ -83,12 +69,14 @@ class ProgramBuilder {
 
   Nano make_nano(const NanoPart& part) const;
   Op make_op(OpKind kind, Pass pass, int layer, int nano_batch) const;
-  Op make_exchange(OpKind kind, Pass pass, int layer, int nano_batch) const;
-  int32_t buffer(BufferRole role, int layer, int nano_batch, int64_t bytes);
+  Op make_transfer(OpKind kind, Pass pass, int layer, int nano_batch) const;
+  int32_t buffer(BufferRole role, int layer, int nano_batch, const MessageList& messages);
+  int32_t buffer(BufferRole role, int nano_batch, const MessageList& messages) {
+    return buffer(role, -1, nano_batch, messages);
+  }
   int32_t qkv_in(int layer, int nano_batch);
+  int32_t accumulators(int nano_batch);
   void wait_for(Op& op, int32_t other) const;
-  void sends(Op& op, const Messages& messages, int32_t buffer) const;
-  void receives(Op& op, const Messages& messages, int32_t buffer) const;
   void wait_for_buffers(Op& op);
   int32_t append(Op op);
   double linear_flops(Pass pass, int nano_batch, int64_t weights) const;

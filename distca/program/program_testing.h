@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "distca/plan/exchange.h"
+#include "distca/plan/attention_exchange.h"
 #include "distca/plan/plan.h"
 #include "distca/program/program.h"
 #include "distca/program/schedule.h"
@@ -18,7 +18,6 @@ struct StepExchanges {
   Cluster cluster;
   std::vector<std::unique_ptr<Plan>> plans;         // [nano-batch]
   std::vector<std::vector<RankExchange>> of_ranks;  // [rank][nano-batch]
-  std::vector<std::vector<int64_t>> pairs;          // [rank][nano-batch]
 
   int num_ranks() const { return static_cast<int>(of_ranks.size()); }
 };
@@ -28,7 +27,6 @@ inline StepExchanges plan_step(const std::vector<std::vector<int64_t>>& nano_bat
                                const Cluster& cluster, const PlanOptions& options = {}) {
   StepExchanges step{.cluster = cluster};
   step.of_ranks.resize(cluster.num_servers());
-  step.pairs.resize(cluster.num_servers());
   for (const std::vector<int64_t>& lengths : nano_batches) {
     step.plans.push_back(std::make_unique<Plan>(
         make_plan({.nano_batch = NanoBatch::from_lengths(lengths),
@@ -38,7 +36,6 @@ inline StepExchanges plan_step(const std::vector<std::vector<int64_t>>& nano_bat
     const PlanIndex index(*step.plans.back());
     for (int rank = 0; rank < cluster.num_servers(); ++rank) {
       step.of_ranks[rank].push_back(index.exchange(rank));
-      step.pairs[rank].push_back(step.plans.back()->load[rank].pairs);
     }
   }
   return step;
@@ -67,11 +64,11 @@ inline Program program_of(const StepExchanges& step, int rank, const Style& styl
   request.model = {.num_layers = style.num_layers, .hidden_size = 64, .intermediate_size = 96};
   request.model.attention = {.num_heads = 4, .num_kv_heads = 2, .head_dim_qk = 16, .head_dim_v = 8};
   request.vocab_size = 100;
-  request.types = style.types;
-  for (size_t nano = 0; nano < step.plans.size(); ++nano) {
-    request.nano_batches.push_back({.exchange = &step.of_ranks[rank][nano],
-                                    .pairs = step.pairs[rank][nano],
-                                    .resent = style.resent});
+  for (const RankExchange& rows : step.of_ranks[rank]) {
+    request.nano_batches.push_back(
+        {.exchange = std::make_shared<const AttentionExchange>(
+             make_attention_exchange(rows, request.model.attention, style.types)),
+         .resent = style.resent});
   }
   return build_program(request);
 }
@@ -84,11 +81,44 @@ inline std::vector<Program> programs_of(const StepExchanges& step, const Style& 
   return programs;
 }
 
+/// One after another, by peer.
+struct PeerBytes {
+  int peer;
+  int64_t bytes;
+};
+inline MessageList messages_of(const std::vector<PeerBytes>& peers) {
+  MessageList list;
+  for (const auto& [peer, bytes] : peers) list.add(peer, bytes);
+  return list;
+}
+
+/// Appends an operation that communicates, with an exchange of its own that has these messages.
+inline void add_exchange(Program& program, Op op, const std::vector<PeerBytes>& sends,
+                         const std::vector<PeerBytes>& receives) {
+  op.stream = Stream::kComm;
+  op.exchange = static_cast<int32_t>(program.exchanges.size());
+  op.layer_step = 0;
+  const auto content = static_cast<size_t>(content_of(op));
+  AttentionExchange exchange;
+  const bool goes_home = op.kind == OpKind::kLeave;
+  (goes_home ? exchange.with_homes : exchange.with_servers)[content] = messages_of(sends);
+  (goes_home ? exchange.with_servers : exchange.with_homes)[content] = messages_of(receives);
+  program.exchanges.push_back(std::make_shared<const AttentionExchange>(std::move(exchange)));
+  program.ops.push_back(std::move(op));
+}
+
+/// A program's exchange, to be changed: other programs keep theirs.
+inline AttentionExchange& own_exchange(Program& program, const Op& op) {
+  auto own = std::make_shared<AttentionExchange>(*program.exchanges[op.exchange]);
+  program.exchanges[op.exchange] = own;
+  return *own;
+}
+
 /// "pre 0a", of layer 0 and nano-batch a; "'" for backward; "attend(away) 1b'".
 inline std::string short_name(const Op& op) {
   std::string name = op_name(op.kind);
   if (op.tasks != TaskSet::kAll) name += std::string("(") + task_set_name(op.tasks) + ")";
-  if (op.nano_batch < 0) return name;
+  if (op.nano_batch < 0) return op.pass == Pass::kBackward && op.exchange >= 0 ? name + "'" : name;
   name += " ";
   if (op.layer >= 0) name += std::to_string(op.layer);
   name += static_cast<char>('a' + op.nano_batch);

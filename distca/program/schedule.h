@@ -9,13 +9,13 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "distca/base/scalar_type.h"
 #include "distca/cost/memory_price.h"
-#include "distca/plan/exchange.h"
+#include "distca/plan/attention_exchange.h"
 #include "distca/plan/layer_time.h"
 #include "distca/program/program.h"
 
@@ -44,46 +44,20 @@ std::vector<std::string> schedule_names();
 /// What the planner takes exchanges to run under, in steps of so many nano-batches.
 Hiding hiding_of(Schedule schedule, int64_t nano_batches = 2);
 
-/// Types of what travels and is summed.
-struct ExchangeTypes {
-  ScalarType compute = ScalarType::kFloat32;      // of Q, K, V, O, dO
-  ScalarType accumulator = ScalarType::kFloat32;  // of LSE, delta and sums of gradients
-  ScalarType gradient = ScalarType::kFloat32;     // in which dQ, dK, dV travel
-  bool operator==(const ExchangeTypes&) const = default;
-};
-
 /// What a rank has of one nano-batch.
 struct NanoPart {
-  const RankExchange* exchange = nullptr;
-  int64_t pairs = 0;    // (query, key) pairs of its tasks, for FLOPs
+  std::shared_ptr<const AttentionExchange> exchange;
   bool resent = false;  // Q, K, V travel again for backward: servers do not keep them
 };
-
 struct ProgramRequest {
   Schedule schedule = Schedule::kPingPong;
   enum class Kind { kTrain, kEvaluate } kind = Kind::kTrain;  // evaluate: forward and loss only
   bool holds_weights = true;  // false: a dedicated server, exchanges and tasks only
   std::vector<NanoPart> nano_batches;
-  LlamaLayers model;  // attention.window_left, shapes
+  LlamaLayers model;
   int64_t vocab_size = 0;
-  ExchangeTypes types;
 };
 
 Program build_program(const ProgramRequest& request);
-
-// Sizes of messages, for one peer. The parts of a message lie one after another in this order:
-// Q, K, V; O, LSE; dO, LSE, delta; dQ, dK, dV.
-int64_t qkv_message_bytes(const PeerTransfer& transfer, const AttentionShape& shape,
-                          const ExchangeTypes& types);
-int64_t o_message_bytes(const PeerTransfer& transfer, const AttentionShape& shape,
-                        const ExchangeTypes& types);  // 0 where the peer gives keys only
-int64_t d_o_message_bytes(const PeerTransfer& transfer, const AttentionShape& shape,
-                          const ExchangeTypes& types);  // likewise
-int64_t gradient_message_bytes(const PeerTransfer& transfer, const AttentionShape& shape,
-                               ScalarType type);
-
-/// Which tasks belong to a set (program.h), as indices into RankExchange::tasks, ascending. The
-/// three partial sets are disjoint and together kAll.
-std::vector<int32_t> task_set(const RankExchange& exchange, TaskSet set);
 
 }  // namespace distca

@@ -200,7 +200,7 @@ TEST(Schedule, every_exchange_of_ping_pong_runs_under_compute_of_the_other_nano_
     int checked = 0;
     for (int32_t i = 0; i < static_cast<int32_t>(program.ops.size()); ++i) {
       const Op& exchange = program.ops[i];
-      if (exchange.receives.empty()) continue;
+      if (program.receives(exchange).empty()) continue;
       int under = 0;
       for (size_t op = i + 1; op < waiter(program, i); ++op) {
         const Op& other = program.ops[op];
@@ -223,17 +223,16 @@ TEST(Schedule, overlaps_exchanges_run_under_tasks_at_home) {
     const Program program = program_of(step, rank, {.schedule = Schedule::kOverlap});
     for (int32_t i = 0; i < static_cast<int32_t>(program.ops.size()); ++i) {
       const Op& exchange = program.ops[i];
-      if (exchange.receives.empty()) continue;
-      const bool has_rest =
-          !task_set(step.of_ranks[rank][exchange.nano_batch], TaskSet::kHomeRest).empty();
+      if (program.receives(exchange).empty()) continue;
+      const AttentionExchange& part = *program.exchanges[exchange.exchange];
+      const bool has_rest = !part.tasks_of(TaskSet::kHomeRest).empty();
       if (exchange.kind == OpKind::kLeave && !has_rest) continue;
       bool under_home = false;
       for (size_t op = i + 1; op < waiter(program, i); ++op) {
         under_home = under_home || program.ops[op].tasks == TaskSet::kHomeFirst ||
                      program.ops[op].tasks == TaskSet::kHomeRest;
       }
-      const bool has_home =
-          !task_set(step.of_ranks[rank][exchange.nano_batch], TaskSet::kHomeFirst).empty();
+      const bool has_home = !part.tasks_of(TaskSet::kHomeFirst).empty();
       EXPECT_EQ(under_home, has_home) << describe(exchange);
       checked += has_home ? 1 : 0;
     }

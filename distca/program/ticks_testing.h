@@ -1,136 +1,172 @@
 #pragma once
-// How a later issue's pipeline looks as programs (paper 4.1, figure 8): two stages of two layers
-// each, two micro-batches of one nano-batch each. All stages run the same pass in a tick; core
-// attention of everything in flight in a tick is pooled; a stage that has no micro-batch in a tick
-// serves attention alone; activations, and their gradients, are handed over between ticks. Keys are
-// sent again in backward, whose ticks pool other micro-batches than forward's.
+// A pipeline's programs made by hand (paper 4.1, figure 8): two stages, one rank each, and two
+// micro-batches of one nano-batch each. All stages play the same pass in a tick, and core attention
+// of all that is in flight in a tick is pooled: one plan, one exchange. A stage that has no
+// micro-batch in a tick serves attention alone. Backward's ticks pool other micro-batches than
+// forward's, so every layer's backward follows another plan than its forward, and Q, K, V are sent
+// again. Stages hand nothing over: each layer's inputs are given.
 
+#include <algorithm>
+#include <memory>
 #include <utility>
 #include <vector>
 
+#include "distca/plan/exchange.h"
+#include "distca/plan/plan.h"
 #include "distca/program/program.h"
 
 namespace distca::testing {
 
-class TickStage {
+inline constexpr int kStages = 2;
+inline constexpr int kStageLayers = 2;  // of a stage
+
+/// What the stages do in a tick.
+struct Tick {
+  Pass pass = Pass::kForward;
+  int micro_batch[kStages] = {-1, -1};  // -1: serves alone
+};
+inline const std::vector<Tick>& ticks() {
+  static const std::vector<Tick> all = {{Pass::kForward, {0, -1}}, {Pass::kForward, {1, 0}},
+                                        {Pass::kForward, {-1, 1}}, {Pass::kBackward, {-1, 0}},
+                                        {Pass::kBackward, {0, 1}}, {Pass::kBackward, {1, -1}}};
+  return all;
+}
+
+/// The plan of one tick: documents of the stages' micro-batches one after another, each stage's on
+/// its own rank, tasks on both. `lengths`: of documents [micro-batch].
+inline Plan tick_plan(const Tick& tick, const std::vector<std::vector<int64_t>>& lengths,
+                      const AttentionShape& shape) {
+  Layout layout{.workers = std::vector<std::vector<Segment>>(kStages)};
+  std::vector<int64_t> all;
+  for (int stage = 0; stage < kStages; ++stage) {
+    if (tick.micro_batch[stage] < 0) continue;
+    for (const int64_t length : lengths[static_cast<size_t>(tick.micro_batch[stage])]) {
+      layout.workers[static_cast<size_t>(stage)].push_back(
+          {.document = static_cast<int64_t>(all.size()), .tokens = {0, length}});
+      all.push_back(length);
+    }
+  }
+  return make_plan({.nano_batch = NanoBatch::from_lengths(all),
+                    .cluster = Cluster::in_place(kStages),
+                    .shape = shape,
+                    .options = {.tolerance_ppm = 0}},
+                   std::move(layout));
+}
+
+/// The program of one stage. Each operation waits for the one before.
+class StageProgram {
  public:
-  static constexpr int kLayers = 2;  // of a stage
-  static constexpr int64_t kMessageBytes = 640;
-
-  explicit TickStage(int stage) : stage_(stage) {
-    for (int role = 0; role <= static_cast<int>(BufferRole::kActivationIn); ++role) {
-      program_.buffers.push_back({.role = static_cast<BufferRole>(role), .bytes = kMessageBytes});
+  /// `exchanges`: this rank's, [tick].
+  StageProgram(int stage, std::vector<std::shared_ptr<const AttentionExchange>> exchanges)
+      : stage_(stage) {
+    program_.exchanges = std::move(exchanges);
+    for (int role = 0; role < kNumBufferRoles; ++role) {
+      program_.buffers.push_back({.role = static_cast<BufferRole>(role), .bytes = 0});
     }
-  }
-
-  /// `micro[s]`: micro-batch of stage s in this tick, -1: none.
-  void tick(int number, Pass pass, const int (&micro)[2]) {
-    const bool forward = pass == Pass::kForward;
-    const int other = 1 - stage_;
-    const bool works = micro[stage_] >= 0, serves = micro[other] >= 0;
-    const int nano = works ? micro[stage_] : micro[other];
-    const int first = kLayers * (works ? stage_ : other);
-    if (works && forward && stage_ == 0) phase(OpKind::kEmbed, pass, -1, nano);
-    if (works && !forward && stage_ == 1) phase(OpKind::kLoss, pass, -1, nano);
-    for (int i = 0; i < kLayers; ++i) {
-      const int layer = first + (forward ? i : kLayers - 1 - i);
-      const auto tag = static_cast<uint32_t>(1 + (number * kLayers + i) * 3);
-      if (works) phase(forward ? OpKind::kPre : OpKind::kPost, pass, layer, nano);
-      if (!forward) exchange(OpKind::kResend, pass, layer, nano, tag, works, serves);
-      exchange(OpKind::kEnter, pass, layer, nano, tag + 1, works, serves);
-      attend(pass, layer, nano, serves);
-      exchange(OpKind::kLeave, pass, layer, nano, tag + 2, serves, works);
-      if (works) phase(forward ? OpKind::kPost : OpKind::kPre, pass, layer, nano);
-    }
-    if (works && forward && stage_ == 1) phase(OpKind::kLoss, pass, -1, nano);
-    if (works && !forward && stage_ == 0) phase(OpKind::kEmbed, pass, -1, nano);
-    const int giver = forward ? 0 : 1;
-    if (micro[giver] < 0) return;
-    exchange(OpKind::kHandOver, pass, kLayers, micro[giver], 1000 + static_cast<uint32_t>(number),
-             stage_ == giver, stage_ != giver);
-  }
-
-  void end_step() {
+    for (size_t tick = 0; tick < ticks().size(); ++tick) add_tick(static_cast<int>(tick));
     phase(OpKind::kGradientSum, Pass::kBackward, -1, -1);
     phase(OpKind::kOptimizer, Pass::kBackward, -1, -1);
   }
   Program take() { return std::move(program_); }
 
  private:
-  /// Each operation waits for the one before: a schedule of ticks will wait for less.
+  void add_tick(int number) {
+    const Tick& tick = ticks()[static_cast<size_t>(number)];
+    const bool forward = tick.pass == Pass::kForward;
+    const int nano = tick.micro_batch[stage_];
+    for (int step = 0; step < kStageLayers; ++step) {
+      const int layer = kStageLayers * stage_ + (forward ? step : kStageLayers - 1 - step);
+      const Op part{.pass = tick.pass,
+                    .layer = nano < 0 ? -1 : layer,
+                    .micro_batch = nano,
+                    .nano_batch = nano,
+                    .exchange = number,
+                    .layer_step = step};
+      if (nano >= 0) phase(forward ? OpKind::kPre : OpKind::kPost, tick.pass, layer, nano);
+      if (!forward) communicate(part, OpKind::kResend);
+      communicate(part, OpKind::kEnter);
+      attend(part);
+      communicate(part, OpKind::kLeave);
+      if (nano >= 0) phase(forward ? OpKind::kPost : OpKind::kPre, tick.pass, layer, nano);
+    }
+  }
+
   void add(Op op) {
     const auto self = static_cast<int32_t>(program_.ops.size());
     if (self > 0) {
       op.deps = {self - 1};
       if (program_.ops.back().stream == Stream::kComm) op.sent = {self - 1};
     }
-    op.micro_batch = op.nano_batch;
     program_.ops.push_back(std::move(op));
   }
   void phase(OpKind kind, Pass pass, int layer, int nano) {
-    add({.kind = kind, .pass = pass, .layer = layer, .nano_batch = nano});
+    add({.kind = kind, .pass = pass, .layer = layer, .micro_batch = nano, .nano_batch = nano});
   }
-  void attend(Pass pass, int layer, int nano, bool serves) {
-    Op op{.kind = OpKind::kAttend, .pass = pass, .layer = layer, .nano_batch = nano};
-    const bool forward = pass == Pass::kForward;
-    if (serves) {
-      op.reads = {buffer(BufferRole::kQkvIn)};
-      if (!forward) op.reads.push_back(buffer(BufferRole::kDOIn));
-      op.writes = {buffer(forward ? BufferRole::kOOut : BufferRole::kGradientOut)};
+  /// One of each role, as large as any tick wants it; -1 for no messages.
+  int32_t buffer(BufferRole role, const MessageList& list) {
+    if (list.empty()) return -1;
+    int64_t& bytes = program_.buffers[static_cast<size_t>(role)].bytes;
+    bytes = std::max(bytes, list.buffer_bytes);
+    return static_cast<int32_t>(role);
+  }
+  void attend(Op op) {
+    op.kind = OpKind::kAttend;
+    const AttentionExchange& exchange = *program_.exchanges[static_cast<size_t>(op.exchange)];
+    const auto use = [&](std::vector<int32_t>& list, BufferRole role, Content content) {
+      const int32_t used = buffer(role, exchange.homes(content));
+      if (used >= 0) list.push_back(used);
+    };
+    use(op.reads, BufferRole::kQkvIn, Content::kQkv);
+    if (op.pass == Pass::kForward) {
+      use(op.writes, BufferRole::kOOut, Content::kO);
+    } else {
+      use(op.reads, BufferRole::kDOIn, Content::kDO);
+      use(op.writes, BufferRole::kGradientOut, Content::kGradient);
     }
     add(std::move(op));
   }
-  void exchange(OpKind kind, Pass pass, int layer, int nano, uint32_t tag, bool sends,
-                bool receives) {
-    const auto [out, in] = roles(kind, pass);
-    Op op{.kind = kind,
-          .pass = pass,
-          .stream = Stream::kComm,
-          .layer = layer,
-          .nano_batch = nano,
-          .tag = tag};
-    const OpMessage message{.peer = 1 - stage_, .offset = 0, .bytes = kMessageBytes};
-    if (sends) {
-      op.sends = {message};
-      op.out = buffer(out);
-      op.bytes = kMessageBytes;
-      if (kind != OpKind::kLeave) op.writes = {op.out};  // what leaves is where attend has put it
-    }
-    if (receives) {
-      op.receives = {message};
-      op.in = buffer(in);
-    }
+  void communicate(Op op, OpKind kind) {
+    op.kind = kind;
+    op.stream = Stream::kComm;
+    const bool forward = op.pass == Pass::kForward;
+    const bool qkv = kind == OpKind::kResend || forward;
+    const auto [out, in] =
+        kind == OpKind::kLeave
+            ? (forward ? std::pair{BufferRole::kOOut, BufferRole::kOIn}
+                       : std::pair{BufferRole::kGradientOut, BufferRole::kGradientIn})
+            : (qkv ? std::pair{BufferRole::kQkvOut, BufferRole::kQkvIn}
+                   : std::pair{BufferRole::kDOOut, BufferRole::kDOIn});
+    op.tag = static_cast<uint32_t>(1 + (op.exchange * kStageLayers + op.layer_step) * 3 +
+                                   (kind == OpKind::kResend  ? 0
+                                    : kind == OpKind::kEnter ? 1
+                                                             : 2));
+    op.out = buffer(out, program_.sends(op));
+    op.in = buffer(in, program_.receives(op));
+    if (kind != OpKind::kLeave && op.out >= 0) op.writes = {op.out};
     add(std::move(op));
   }
-  static std::pair<BufferRole, BufferRole> roles(OpKind kind, Pass pass) {
-    const bool forward = pass == Pass::kForward;
-    if (kind == OpKind::kHandOver) return {BufferRole::kActivationOut, BufferRole::kActivationIn};
-    if (kind == OpKind::kLeave) {
-      return forward ? std::pair{BufferRole::kOOut, BufferRole::kOIn}
-                     : std::pair{BufferRole::kGradientOut, BufferRole::kGradientIn};
-    }
-    return kind == OpKind::kResend || forward ? std::pair{BufferRole::kQkvOut, BufferRole::kQkvIn}
-                                              : std::pair{BufferRole::kDOOut, BufferRole::kDOIn};
-  }
-  static int32_t buffer(BufferRole role) { return static_cast<int32_t>(role); }
 
   int stage_;
   Program program_;
 };
 
-/// The programs of both stages: M micro-batches and P stages take M + P - 1 ticks a pass.
-inline std::vector<Program> tick_programs() {
+/// The programs of both stages: M micro-batches and P stages take M + P - 1 ticks a pass. Gradients
+/// travel in the type in which they are summed.
+inline std::vector<Program> tick_programs(const std::vector<std::vector<int64_t>>& lengths,
+                                          const AttentionShape& shape, const ExchangeTypes& types) {
+  std::vector<std::vector<std::shared_ptr<const AttentionExchange>>> exchanges(kStages);
+  for (const Tick& tick : ticks()) {
+    const Plan plan = tick_plan(tick, lengths, shape);
+    const PlanIndex index(plan);
+    for (int stage = 0; stage < kStages; ++stage) {
+      exchanges[static_cast<size_t>(stage)].push_back(std::make_shared<const AttentionExchange>(
+          make_attention_exchange(index.exchange(stage), shape, types)));
+    }
+  }
   std::vector<Program> programs;
-  for (int stage = 0; stage < 2; ++stage) {
-    TickStage ticks(stage);
-    ticks.tick(0, Pass::kForward, {0, -1});
-    ticks.tick(1, Pass::kForward, {1, 0});
-    ticks.tick(2, Pass::kForward, {-1, 1});
-    ticks.tick(3, Pass::kBackward, {-1, 0});
-    ticks.tick(4, Pass::kBackward, {0, 1});
-    ticks.tick(5, Pass::kBackward, {1, -1});
-    ticks.end_step();
-    programs.push_back(ticks.take());
+  for (int stage = 0; stage < kStages; ++stage) {
+    programs.push_back(
+        StageProgram(stage, std::move(exchanges[static_cast<size_t>(stage)])).take());
   }
   return programs;
 }

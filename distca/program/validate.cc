@@ -9,9 +9,10 @@
 namespace distca {
 namespace {
 
-/// Dependencies and buffers that exist: without them nothing else can be said.
+/// Dependencies, buffers and exchanges that exist: without them nothing else can be said.
 void check_references(const Program& program, std::vector<std::string>& wrong) {
   const auto num_buffers = static_cast<int32_t>(program.buffers.size());
+  const auto num_exchanges = static_cast<int32_t>(program.exchanges.size());
   for (int32_t i = 0; i < static_cast<int32_t>(program.ops.size()); ++i) {
     const Op& op = program.ops[i];
     for (const auto& [what, list] : {std::pair{"depends on", &op.deps}, {"waits for", &op.sent}}) {
@@ -25,6 +26,11 @@ void check_references(const Program& program, std::vector<std::string>& wrong) {
       if (other < 0 || other >= i || program.ops[other].stream == Stream::kComm) continue;
       wrong.push_back(fmt::format("{} waits for the sends of {}, which is no exchange",
                                   numbered(program, i), numbered(program, other)));
+    }
+    const bool has_exchange = op.stream == Stream::kComm || op.kind == OpKind::kAttend;
+    if (has_exchange && (op.exchange < 0 || op.exchange >= num_exchanges || op.layer_step < 0)) {
+      wrong.push_back(fmt::format("{} belongs to exchange {} of {}, layer step {}",
+                                  numbered(program, i), op.exchange, num_exchanges, op.layer_step));
     }
     std::vector<int32_t> buffers = op.reads;
     buffers.insert(buffers.end(), op.writes.begin(), op.writes.end());

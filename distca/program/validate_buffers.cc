@@ -27,8 +27,6 @@ std::optional<Roles> roles_of(const Op& op) {
     case OpKind::kLeave:
       return forward ? Roles{BufferRole::kOOut, BufferRole::kOIn}
                      : Roles{BufferRole::kGradientOut, BufferRole::kGradientIn};
-    case OpKind::kHandOver:
-      return Roles{BufferRole::kActivationOut, BufferRole::kActivationIn};
     default:
       return std::nullopt;
   }
@@ -36,13 +34,12 @@ std::optional<Roles> roles_of(const Op& op) {
 
 /// Put in its place by the exchange itself, once it has landed.
 bool lands_at_home(BufferRole role) {
-  return role == BufferRole::kOIn || role == BufferRole::kGradientIn ||
-         role == BufferRole::kActivationIn;
+  return role == BufferRole::kOIn || role == BufferRole::kGradientIn;
 }
 
 /// May `reader` use what `writer` has written into a buffer of this role?
 bool is_meant(const Op& reader, BufferRole role, const Op& writer) {
-  if (reader.layer != writer.layer || reader.nano_batch != writer.nano_batch) return false;
+  if (reader.exchange != writer.exchange || reader.layer_step != writer.layer_step) return false;
   const bool same_pass = reader.pass == writer.pass;
   switch (role) {
     case BufferRole::kQkvIn:
@@ -59,11 +56,9 @@ bool is_meant(const Op& reader, BufferRole role, const Op& writer) {
              (writer.kind == OpKind::kAttend || &writer == &reader);
     case BufferRole::kQkvOut:
     case BufferRole::kDOOut:
-    case BufferRole::kActivationOut:
       return &writer == &reader;
     case BufferRole::kOIn:
     case BufferRole::kGradientIn:
-    case BufferRole::kActivationIn:
       return false;
   }
   return false;
@@ -191,35 +186,56 @@ class Buffers {
   std::vector<State> states_;
 };
 
-/// Where the messages of one direction lie.
-void check_layout(const Program& program, int32_t op, const char* direction,
-                  const std::vector<OpMessage>& messages, int32_t buffer,
-                  std::vector<std::string>& wrong) {
-  const auto say = [&](const std::string& what) {
-    wrong.push_back(fmt::format("{} {}", numbered(program, op), what));
-  };
-  if (messages.empty() != (buffer < 0)) {
-    say(fmt::format("has {} messages to {} and {} buffer", messages.size(), direction,
-                    buffer < 0 ? "no" : "a"));
-    return;
-  }
-  const int64_t room = buffer < 0 ? 0 : program.buffers[buffer].bytes;
-  int64_t end = 0;
-  for (size_t i = 0; i < messages.size(); ++i) {
-    const OpMessage& message = messages[i];
+/// "exchange 0, Q, K, V with homes": messages that all layers share.
+void check_list(const std::string& name, const MessageList& list, std::vector<std::string>& wrong) {
+  int64_t end = 0, bytes = 0;
+  for (size_t i = 0; i < list.messages.size(); ++i) {
+    const PeerMessage& message = list.messages[i];
     const auto expect = [&](bool is_so, std::string_view what) {
       if (is_so) return;
-      say(fmt::format("would {} {} bytes at {} with rank {}: {}", direction, message.bytes,
-                      message.offset, message.peer, what));
+      wrong.push_back(fmt::format("{}: {} bytes at {} with rank {}: {}", name, message.bytes,
+                                  message.offset, message.peer, what));
     };
     expect(message.bytes > 0, "nothing");
     expect(message.offset % kMessageAlignment == 0, "not aligned");
     expect(message.offset >= end, "within the message before");
-    expect(message.offset >= 0 && message.bytes <= room && message.offset <= room - message.bytes,
-           "beyond the buffer");
-    expect(message.peer >= 0 && (i == 0 || message.peer > messages[i - 1].peer),
+    expect(message.offset >= 0 && message.bytes <= list.buffer_bytes &&
+               message.offset <= list.buffer_bytes - message.bytes,
+           "beyond the end");
+    expect(message.peer >= 0 && (i == 0 || message.peer > list.messages[i - 1].peer),
            "peers must ascend");
     end = std::max(end, message.offset + message.bytes);
+    bytes += message.bytes;
+  }
+  if (bytes != list.bytes) {
+    wrong.push_back(
+        fmt::format("{}: is said to have {} bytes, its messages have {}", name, list.bytes, bytes));
+  }
+}
+
+void check_exchanges(const Program& program, std::vector<std::string>& wrong) {
+  constexpr const char* kContents[kNumContents] = {"Q, K, V", "O, LSE", "dO, LSE, delta",
+                                                   "dQ, dK, dV", "sums of dQ, dK, dV"};
+  for (size_t i = 0; i < program.exchanges.size(); ++i) {
+    for (size_t content = 0; content < kNumContents; ++content) {
+      const std::string name = fmt::format("exchange {}, {}", i, kContents[content]);
+      const AttentionExchange& exchange = *program.exchanges[i];
+      check_list(name + " with servers", exchange.with_servers[content], wrong);
+      check_list(name + " with homes", exchange.with_homes[content], wrong);
+    }
+  }
+}
+
+/// The messages of one direction of an operation, and their buffer.
+void check_room(const Program& program, int32_t op, const char* direction, const MessageList& list,
+                int32_t buffer, std::vector<std::string>& wrong) {
+  if (list.empty() != (buffer < 0)) {
+    wrong.push_back(fmt::format("{} has {} messages to {} and {} buffer", numbered(program, op),
+                                list.messages.size(), direction, buffer < 0 ? "no" : "a"));
+  } else if (buffer >= 0 && list.buffer_bytes > program.buffers[buffer].bytes) {
+    wrong.push_back(fmt::format("{} would {} {} bytes in buffer {}, which has {}",
+                                numbered(program, op), direction, list.buffer_bytes, buffer,
+                                program.buffers[buffer].bytes));
   }
 }
 
@@ -231,18 +247,14 @@ void check_buffers(const Program& program, const ProgramOrder& order,
 }
 
 void check_messages(const Program& program, std::vector<std::string>& wrong) {
+  check_exchanges(program, wrong);
   std::unordered_map<uint32_t, int32_t> tags;
   for (int32_t i = 0; i < static_cast<int32_t>(program.ops.size()); ++i) {
     const Op& op = program.ops[i];
-    check_layout(program, i, "send", op.sends, op.out, wrong);
-    check_layout(program, i, "receive", op.receives, op.in, wrong);
-    int64_t bytes = 0;
-    for (const OpMessage& message : op.sends) bytes += message.bytes;
-    if (bytes != op.bytes) {
-      wrong.push_back(fmt::format("{} says it sends {} bytes, its messages have {}",
-                                  numbered(program, i), op.bytes, bytes));
-    }
-    if (op.sends.empty() && op.receives.empty()) continue;
+    const MessageList &sends = program.sends(op), &receives = program.receives(op);
+    check_room(program, i, "send", sends, op.out, wrong);
+    check_room(program, i, "receive", receives, op.in, wrong);
+    if (sends.empty() && receives.empty()) continue;
     const auto [other, is_new] = tags.emplace(op.tag, i);
     if (!is_new) {
       wrong.push_back(fmt::format("{} has tag {} of {}", numbered(program, i), op.tag,

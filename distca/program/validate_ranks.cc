@@ -24,15 +24,17 @@ struct Posted {
 template <typename Visit>
 void for_each_peer(const Program& program, int32_t i, const Visit& visit) {
   const Op& op = program.ops[i];
-  auto send = op.sends.begin();
-  auto receive = op.receives.begin();
-  while (send != op.sends.end() || receive != op.receives.end()) {
-    const bool sends =
-        send != op.sends.end() && (receive == op.receives.end() || send->peer <= receive->peer);
-    const int peer = sends ? send->peer : receive->peer;
+  const std::vector<PeerMessage>&sends = program.sends(op).messages,
+        &receives = program.receives(op).messages;
+  auto send = sends.begin();
+  auto receive = receives.begin();
+  while (send != sends.end() || receive != receives.end()) {
+    const bool is_sent =
+        send != sends.end() && (receive == receives.end() || send->peer <= receive->peer);
+    const int peer = is_sent ? send->peer : receive->peer;
     Posted posted{.op = i, .tag = op.tag};
-    if (sends) posted.sent = (send++)->bytes;
-    if (receive != op.receives.end() && receive->peer == peer) {
+    if (is_sent) posted.sent = (send++)->bytes;
+    if (receive != receives.end() && receive->peer == peer) {
       posted.received = (receive++)->bytes;
     }
     visit(peer, posted);
@@ -147,7 +149,7 @@ class Waiting {
       for (size_t i = 0; i < ops.size(); ++i) {
         if (ops[i].stream != Stream::kComm) continue;
         state.position[i] = static_cast<int>(state.exchanges.size());
-        if (!ops[i].sends.empty() || !ops[i].receives.empty()) {
+        if (!programs[rank].sends(ops[i]).empty() || !programs[rank].receives(ops[i]).empty()) {
           state.of_tag.emplace(ops[i].tag, state.position[i]);
         }
         state.exchanges.push_back(static_cast<int32_t>(i));
@@ -212,9 +214,11 @@ class Waiting {
     Rank& state = ranks_[rank];
     if (state.done == state.started) return false;
     const Op& op = programs_[rank].ops[state.exchanges[state.done]];
-    for (; state.met < op.sends.size() + op.receives.size(); ++state.met) {
-      const int peer = state.met < op.sends.size() ? op.sends[state.met].peer
-                                                   : op.receives[state.met - op.sends.size()].peer;
+    const std::vector<PeerMessage>&sends = programs_[rank].sends(op).messages,
+          &receives = programs_[rank].receives(op).messages;
+    for (; state.met < sends.size() + receives.size(); ++state.met) {
+      const int peer = state.met < sends.size() ? sends[state.met].peer
+                                                : receives[state.met - sends.size()].peer;
       Rank& other = ranks_[peer];
       const int position = other.of_tag.at(op.tag);
       if (other.done >= position && other.started > position) continue;

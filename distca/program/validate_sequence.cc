@@ -14,7 +14,8 @@ class Sequence {
  public:
   Sequence(const Program& program, const ProgramOrder& order, std::vector<std::string>& wrong)
       : program_(program), order_(order), wrong_(wrong) {
-    ops_.reserve(program.ops.size());
+    at_home_.reserve(program.ops.size());
+    of_exchanges_.reserve(program.ops.size());
     attends_.reserve(program.ops.size() / 4);
   }
 
@@ -24,7 +25,7 @@ class Sequence {
     for (int32_t i = 0; i < num_ops; ++i) {
       check_stream(i);
       const Op& op = program_.ops[i];
-      if (op.nano_batch < 0) {
+      if (op.nano_batch < 0 && op.exchange < 0) {
         check_of_step(i);
       } else if (op.pass == Pass::kForward) {
         check_forward(i);
@@ -36,15 +37,37 @@ class Sequence {
   }
 
  private:
-  /// The attends of a layer, nano-batch and pass.
+  /// The attends of a pass of a layer step.
   struct Attends {
     int32_t first = -1, last = -1;
     int32_t away = -1;  // the one that reads what is received and writes what is returned
     uint32_t sets = 0;  // a bit each
   };
-  static uint64_t key(OpKind kind, Pass pass, int layer, int nano) {
-    return ((uint64_t(kind) * 2 + uint64_t(pass)) << 48) ^ (uint64_t(uint32_t(layer + 1)) << 24) ^
-           uint64_t(uint32_t(nano + 1));
+  static uint64_t key(OpKind kind, Pass pass, int a, int b) {
+    return ((uint64_t(kind) * 2 + uint64_t(pass)) << 48) ^ (uint64_t(uint32_t(a + 1)) << 24) ^
+           uint64_t(uint32_t(b + 1));
+  }
+  /// Of a nano-batch and played in both passes.
+  static bool is_phase(const Op& op) {
+    return op.kind == OpKind::kEmbed || op.kind == OpKind::kPre || op.kind == OpKind::kPost ||
+           op.kind == OpKind::kLoss;
+  }
+  static bool serves(const Op& op) { return op.kind == OpKind::kAttend || communicates(op.kind); }
+  static int find(const std::unordered_map<uint64_t, int32_t>& ops, uint64_t key) {
+    const auto found = ops.find(key);
+    return found == ops.end() ? -1 : found->second;
+  }
+  /// Of a layer of a nano-batch: what this rank does as a home.
+  int32_t at_home(OpKind kind, Pass pass, int layer, int nano) const {
+    return find(at_home_, key(kind, pass, layer, nano));
+  }
+  /// Of the layer step of `op` in its exchange.
+  int32_t of_exchange(OpKind kind, Pass pass, const Op& op) const {
+    return find(of_exchanges_, key(kind, pass, op.exchange, op.layer_step));
+  }
+  const Attends* attends_of(Pass pass, const Op& op) const {
+    const auto found = attends_.find(key(OpKind::kAttend, pass, op.exchange, op.layer_step));
+    return found == attends_.end() ? nullptr : &found->second;
   }
 
   void say(int32_t op, const std::string& what) {
@@ -53,13 +76,19 @@ class Sequence {
 
   void enlist(int32_t i) {
     const Op& op = program_.ops[i];
-    if (op.kind != OpKind::kAttend) {
-      if (!ops_.emplace(key(op.kind, op.pass, op.layer, op.nano_batch), i).second) {
-        say(i, "stands twice");
-      }
-      return;
+    if (op.kind == OpKind::kAttend) return enlist_attend(i);
+    const bool has_home = op.nano_batch >= 0 || op.exchange < 0;
+    bool is_new =
+        !has_home || at_home_.emplace(key(op.kind, op.pass, op.layer, op.nano_batch), i).second;
+    if (communicates(op.kind)) {
+      const uint64_t of_exchange = key(op.kind, op.pass, op.exchange, op.layer_step);
+      is_new = of_exchanges_.emplace(of_exchange, i).second && is_new;
     }
-    Attends& attends = attends_[key(op.kind, op.pass, op.layer, op.nano_batch)];
+    if (!is_new) say(i, "stands twice");
+  }
+  void enlist_attend(int32_t i) {
+    const Op& op = program_.ops[i];
+    Attends& attends = attends_[key(op.kind, op.pass, op.exchange, op.layer_step)];
     const bool whole = op.tasks == TaskSet::kAll;
     const uint32_t bit = whole ? ~0U : 1U << static_cast<int>(op.tasks);
     if ((attends.sets & bit) != 0) say(i, "attends tasks that were attended before");
@@ -69,18 +98,11 @@ class Sequence {
     if (whole || op.tasks == TaskSet::kAway) attends.away = i;
   }
 
-  int32_t find(OpKind kind, Pass pass, int layer, int nano) const {
-    const auto found = ops_.find(key(kind, pass, layer, nano));
-    return found == ops_.end() ? -1 : found->second;
-  }
-  const Attends* attends_of(const Op& op) const {
-    const auto found = attends_.find(key(OpKind::kAttend, op.pass, op.layer, op.nano_batch));
-    return found == attends_.end() ? nullptr : &found->second;
-  }
-
-  /// `i` comes after this operation, if the program has it; an exchange waits until it has ended.
+  /// `i` comes after this operation of its nano-batch, if the program has it; an exchange waits
+  /// until it has ended.
   void after(int32_t i, OpKind kind, Pass pass, int layer) {
-    const int32_t other = find(kind, pass, layer, program_.ops[i].nano_batch);
+    if (program_.ops[i].nano_batch < 0) return;
+    const int32_t other = at_home(kind, pass, layer, program_.ops[i].nano_batch);
     if (other > i) {
       say(i, fmt::format("comes before {}", numbered(program_, other)));
     } else if (other >= 0 && program_.ops[other].stream == Stream::kCompute &&
@@ -88,10 +110,8 @@ class Sequence {
       say(i, fmt::format("does not wait for {}", numbered(program_, other)));
     }
   }
-  /// ..., which it must have. -1: it has not.
-  int32_t needs(int32_t i, OpKind kind, Pass pass) {
-    const Op& op = program_.ops[i];
-    const int32_t other = find(kind, pass, op.layer, op.nano_batch);
+  /// `i` comes after `other`, which the program must have; -1: it has not, or too late.
+  int32_t needs(int32_t i, OpKind kind, Pass pass, int32_t other) {
     if (other < 0) {
       say(i, fmt::format("needs its {} {}, which is nowhere", pass_name(pass), op_name(kind)));
       return -1;
@@ -100,20 +120,27 @@ class Sequence {
     say(i, fmt::format("comes before {}", numbered(program_, other)));
     return -1;
   }
+  int32_t needs_at_home(int32_t i, OpKind kind, Pass pass) {
+    const Op& op = program_.ops[i];
+    return needs(i, kind, pass, at_home(kind, pass, op.layer, op.nano_batch));
+  }
+  int32_t needs_of_exchange(int32_t i, OpKind kind, Pass pass) {
+    return needs(i, kind, pass, of_exchange(kind, pass, program_.ops[i]));
+  }
   /// What came home has landed, and all tasks are done.
   void needs_attention(int32_t i) {
-    const Op& op = program_.ops[i];
-    const int32_t leave = needs(i, OpKind::kLeave, op.pass);
-    if (leave >= 0 && !order_.landed(leave, i)) {
+    const int32_t leave = needs_at_home(i, OpKind::kLeave, program_.ops[i].pass);
+    if (leave < 0) return;
+    if (!order_.landed(leave, i)) {
       say(i, fmt::format("does not wait for {}", numbered(program_, leave)));
     }
-    const Attends* attends = attends_of(op);
+    const Attends* attends = attends_of(program_.ops[i].pass, program_.ops[leave]);
     if (attends != nullptr && attends->last > i) {
       say(i, fmt::format("comes before {}", numbered(program_, attends->last)));
     }
   }
   void leaves_after_attend(int32_t i) {
-    const Attends* attends = attends_of(program_.ops[i]);
+    const Attends* attends = attends_of(program_.ops[i].pass, program_.ops[i]);
     if (attends == nullptr) {
       say(i, "needs its attend, which is nowhere");
     } else if (attends->first > i || attends->away > i) {
@@ -134,19 +161,14 @@ class Sequence {
 
   void check_stream(int32_t i) {
     const Op& op = program_.ops[i];
-    const bool exchanges = op.kind == OpKind::kEnter || op.kind == OpKind::kResend ||
-                           op.kind == OpKind::kLeave || op.kind == OpKind::kHandOver;
-    if (exchanges != (op.stream == Stream::kComm)) say(i, "is on the wrong stream");
-    if (!exchanges && (!op.sends.empty() || !op.receives.empty())) {
-      say(i, "sends or receives, but is no exchange");
-    }
+    if (communicates(op.kind) != (op.stream == Stream::kComm)) say(i, "is on the wrong stream");
   }
 
   void check_of_step(int32_t i) {
     const Op& op = program_.ops[i];
     if (op.kind == OpKind::kOptimizer) {
-      needs(i, OpKind::kGradientSum, Pass::kBackward);
-    } else if (op.kind != OpKind::kGradientSum) {
+      needs_at_home(i, OpKind::kGradientSum, Pass::kBackward);
+    } else if (is_phase(op)) {
       say(i, "belongs to no nano-batch");
     }
   }
@@ -157,23 +179,19 @@ class Sequence {
       case OpKind::kPre:
         after(i, OpKind::kEmbed, Pass::kForward, -1);
         after(i, OpKind::kPost, Pass::kForward, op.layer - 1);
-        lands_before(i, op.layer);
         break;
       case OpKind::kEnter:
         after(i, OpKind::kPre, Pass::kForward, op.layer);
         break;
       case OpKind::kAttend:
-        reads_what_came(i, needs(i, OpKind::kEnter, Pass::kForward));
+        reads_what_came(i, needs_of_exchange(i, OpKind::kEnter, Pass::kForward));
         break;
       case OpKind::kLeave:
         leaves_after_attend(i);
         break;
       case OpKind::kPost:
-        needs(i, OpKind::kPre, Pass::kForward);
+        needs_at_home(i, OpKind::kPre, Pass::kForward);
         needs_attention(i);
-        break;
-      case OpKind::kHandOver:
-        after(i, OpKind::kPost, Pass::kForward, op.layer - 1);
         break;
       case OpKind::kResend:
         say(i, "belongs to backward");
@@ -185,35 +203,20 @@ class Sequence {
 
   void check_backward(int32_t i) {
     const Op& op = program_.ops[i];
-    const int32_t sum = find(OpKind::kGradientSum, Pass::kBackward, -1, -1);
+    const int32_t sum = at_home(OpKind::kGradientSum, Pass::kBackward, -1, -1);
     if (sum >= 0 && sum < i) say(i, fmt::format("comes after {}", numbered(program_, sum)));
-    const int32_t resend = find(OpKind::kResend, Pass::kBackward, op.layer, op.nano_batch);
-    const bool serves = op.kind == OpKind::kEnter || op.kind == OpKind::kAttend ||
-                        op.kind == OpKind::kLeave || op.kind == OpKind::kResend;
-    // Keys that are sent again may be served by others than in forward.
-    if (!serves || (resend < 0 && op.kind != OpKind::kAttend)) {
-      needs(i, op.kind, Pass::kForward);
-    } else if (resend < 0) {
-      const auto forward = attends_.find(key(op.kind, Pass::kForward, op.layer, op.nano_batch));
-      if (forward == attends_.end() || forward->second.last > i) say(i, "comes before its forward");
-    }
+    if (is_phase(op)) needs_at_home(i, op.kind, Pass::kForward);
     switch (op.kind) {
       case OpKind::kPost:
         after(i, OpKind::kLoss, Pass::kBackward, -1);
         after(i, OpKind::kPre, Pass::kBackward, op.layer + 1);
-        lands_before(i, op.layer + 1);
         break;
       case OpKind::kEnter:
         after(i, OpKind::kPost, Pass::kBackward, op.layer);
         break;
-      case OpKind::kAttend: {
-        reads_what_came(i, needs(i, OpKind::kEnter, Pass::kBackward));
-        after(i, OpKind::kResend, Pass::kBackward, op.layer);
-        reads_what_came(i, resend >= 0
-                               ? resend
-                               : find(OpKind::kEnter, Pass::kForward, op.layer, op.nano_batch));
+      case OpKind::kAttend:
+        check_backward_attend(i);
         break;
-      }
       case OpKind::kLeave:
         leaves_after_attend(i);
         break;
@@ -221,56 +224,76 @@ class Sequence {
         after(i, OpKind::kPre, Pass::kForward, op.layer);
         break;
       case OpKind::kPre:
-        needs(i, OpKind::kPost, Pass::kBackward);
+        needs_at_home(i, OpKind::kPost, Pass::kBackward);
         needs_attention(i);
         break;
       case OpKind::kEmbed:
         after(i, OpKind::kPre, Pass::kBackward, 0);
-        break;
-      case OpKind::kHandOver:
-        after(i, OpKind::kPre, Pass::kBackward, op.layer);
         break;
       default:
         break;
     }
   }
 
-  /// Activations, or in backward their gradients, that another stage hands over for `i`.
-  void lands_before(int32_t i, int layer) {
+  /// Q, K, V are those of forward, of the same exchange, or were sent again.
+  void check_backward_attend(int32_t i) {
     const Op& op = program_.ops[i];
-    const int32_t other = find(OpKind::kHandOver, op.pass, layer, op.nano_batch);
-    if (other < 0 || program_.ops[other].receives.empty()) return;
-    if (other > i || !order_.landed(other, i)) {
-      say(i, fmt::format("does not wait for {}", numbered(program_, other)));
+    reads_what_came(i, needs_of_exchange(i, OpKind::kEnter, Pass::kBackward));
+    if (of_exchange(OpKind::kResend, Pass::kBackward, op) >= 0) {
+      reads_what_came(i, needs_of_exchange(i, OpKind::kResend, Pass::kBackward));
+    } else {
+      reads_what_came(i, needs_of_exchange(i, OpKind::kEnter, Pass::kForward));
     }
   }
 
-  /// A nano-batch that has some backward has all of it.
+  /// A nano-batch that has some backward has all of it: as a home, under whichever exchange. An
+  /// exchange that serves some layer step in both passes does so in all that it serves forward.
   void check_completeness() {
-    std::unordered_set<int> has_backward;
-    bool resends = false;
+    std::unordered_set<int> nano_batches, exchanges;
     for (const Op& op : program_.ops) {
-      if (op.pass == Pass::kBackward) has_backward.insert(op.nano_batch);
-      resends = resends || op.kind == OpKind::kResend;
+      if (op.pass != Pass::kBackward) continue;
+      if (op.nano_batch >= 0) nano_batches.insert(op.nano_batch);
+      if (op.exchange >= 0) exchanges.insert(op.exchange);
     }
     for (int32_t i = 0; i < static_cast<int32_t>(program_.ops.size()); ++i) {
       const Op& op = program_.ops[i];
-      if (op.pass == Pass::kBackward || !has_backward.contains(op.nano_batch)) continue;
-      const uint64_t backward = key(op.kind, Pass::kBackward, op.layer, op.nano_batch);
       const bool attends = op.kind == OpKind::kAttend;
-      const bool serves = attends || op.kind == OpKind::kEnter || op.kind == OpKind::kLeave;
-      if (serves && resends) continue;  // others may serve it
-      if (attends ? !attends_.contains(backward) : !ops_.contains(backward)) {
+      if (op.pass == Pass::kBackward) {
+        check_served_backward(i);
+      } else if ((is_phase(op) || communicates(op.kind)) && nano_batches.contains(op.nano_batch) &&
+                 at_home(op.kind, Pass::kBackward, op.layer, op.nano_batch) < 0) {
+        say(i, "has no backward");
+      } else if (serves(op) && exchanges.contains(op.exchange) &&
+                 (attends ? attends_of(Pass::kBackward, op) == nullptr
+                          : of_exchange(op.kind, Pass::kBackward, op) < 0)) {
         say(i, "has no backward");
       }
     }
   }
 
+  /// What serves backward comes after what the exchange served forward, where it did: an exchange
+  /// of backward's own has only Q, K, V that are sent again.
+  void check_served_backward(int32_t i) {
+    const Op& op = program_.ops[i];
+    if (op.kind == OpKind::kResend || !serves(op)) return;
+    if (of_exchange(OpKind::kEnter, Pass::kForward, op) < 0) {
+      if (op.kind != OpKind::kAttend) needs_of_exchange(i, OpKind::kResend, Pass::kBackward);
+      return;
+    }
+    if (op.kind != OpKind::kAttend) {
+      needs_of_exchange(i, op.kind, Pass::kForward);
+      return;
+    }
+    const Attends* forward = attends_of(Pass::kForward, op);
+    if (forward == nullptr || forward->last > i) say(i, "comes before its forward");
+  }
+
   const Program& program_;
   const ProgramOrder& order_;
   std::vector<std::string>& wrong_;
-  std::unordered_map<uint64_t, int32_t> ops_;  // all but attends
-  std::unordered_map<uint64_t, Attends> attends_;
+  std::unordered_map<uint64_t, int32_t> at_home_;       // by layer and nano-batch; no attends
+  std::unordered_map<uint64_t, int32_t> of_exchanges_;  // by exchange and layer step; no attends
+  std::unordered_map<uint64_t, Attends> attends_;       // likewise
 };
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <ostream>
 
 #include "distca/program/program_testing.h"
+#include "distca/program/validate_order.h"
 
 namespace distca::testing {
 namespace {
@@ -40,6 +41,16 @@ int32_t find(const Program& program, const std::string& name) {
   return 0;
 }
 Op& op_of(Program& program, const std::string& name) { return program.ops[find(program, name)]; }
+
+MessageList& messages(Program& program, const std::string& name, bool with_servers) {
+  const Op& op = op_of(program, name);
+  AttentionExchange& exchange = own_exchange(program, op);
+  return (with_servers ? exchange.with_servers
+                       : exchange.with_homes)[static_cast<size_t>(content_of(op))];
+}
+MessageList& qkv_to_servers(Program& program) {
+  return messages(program, "enter 0a", /*with_servers=*/true);
+}
 
 /// The operations in another order or fewer of them; what they wait for goes along.
 void reorder(Program& program, const std::vector<int32_t>& order) {
@@ -134,6 +145,14 @@ const Break kSequenceBreaks[] = {
     {"a_forward_without_backward",
      [](Program& p) { erase(p, "embed b'"); },
      {"forward embed of nano-batch 1", "has no backward"}},
+    {"a_server_without_backward_of_what_it_served_though_keys_are_sent_again",
+     [](Program& p) {
+       for (const char* name : {"resend 1a'", "enter 1a'", "attend 1a'", "leave 1a'"})
+         erase(p, name);
+     },
+     {"forward layer 1 attend of nano-batch 0", "has no backward"},
+     true,
+     2},
     {"a_backward_without_forward",
      [](Program& p) { op_of(p, "post 0b'").layer = 7; },
      {"backward layer 7 post", "needs its forward post"}},
@@ -238,32 +257,34 @@ const Break kBufferBreaks[] = {
      {"layer 0 enter of nano-batch 0", "packs into", "not what it sends"}},
     {"beyond_the_buffer",
      [](Program& p) { p.buffers[op_of(p, "enter 0a").out].bytes -= kMessageAlignment; },
-     {"forward layer 0 enter of nano-batch 0", "would send", "beyond the buffer"}},
+     {"forward layer 0 enter of nano-batch 0", "would send", "bytes in buffer", "which has"}},
+    {"beyond_the_end",
+     [](Program& p) { qkv_to_servers(p).buffer_bytes -= kMessageAlignment; },
+     {"exchange 0, Q, K, V with servers", "beyond the end"}},
     {"not_aligned",
-     [](Program& p) { op_of(p, "enter 0a").sends.back().offset -= 1; },
-     {"would send", "not aligned"}},
+     [](Program& p) { qkv_to_servers(p).messages.back().offset -= 1; },
+     {"exchange 0, Q, K, V with servers", "not aligned"}},
     {"on_top_of_each_other",
-     [](Program& p) { op_of(p, "enter 0a").sends.back().offset = 0; },
-     {"would send", "within the message before"}},
+     [](Program& p) { qkv_to_servers(p).messages.back().offset = 0; },
+     {"exchange 0, Q, K, V with servers", "within the message before"}},
     {"a_peer_twice",
      [](Program& p) {
-       auto& sends = op_of(p, "enter 0a").sends;
-       sends.back().peer = sends.front().peer;
+       auto& messages = qkv_to_servers(p).messages;
+       messages.back().peer = messages.front().peer;
      },
-     {"would send", "peers must ascend"}},
+     {"exchange 0, Q, K, V with servers", "peers must ascend"}},
     {"nothing_sent",
-     [](Program& p) {
-       Op& enter = op_of(p, "enter 0a");
-       enter.bytes -= enter.sends.back().bytes;
-       enter.sends.back().bytes = 0;
-     },
-     {"would send 0 bytes", "nothing"}},
+     [](Program& p) { qkv_to_servers(p).messages.back().bytes = 0; },
+     {"exchange 0, Q, K, V with servers: 0 bytes", "nothing"}},
+    {"no_such_exchange",
+     [](Program& p) { op_of(p, "enter 0a").exchange = 7; },
+     {"forward layer 0 enter of nano-batch 0", "exchange 7 of 2"}},
     {"messages_without_buffer",
      [](Program& p) { op_of(p, "enter 0a").out = -1; },
      {"messages to send and no buffer"}},
     {"bytes_that_do_not_add_up",
-     [](Program& p) { op_of(p, "enter 0a").bytes += 1; },
-     {"says it sends"}},
+     [](Program& p) { qkv_to_servers(p).bytes += 1; },
+     {"exchange 0, Q, K, V with servers", "is said to have"}},
     {"a_tag_twice",
      [](Program& p) { op_of(p, "enter 0a").tag = op_of(p, "enter 0b").tag; },
      {"has tag", "enter of nano-batch 0"}},
@@ -273,10 +294,11 @@ INSTANTIATE_TEST_SUITE_P(buffers, BrokenProgram, ::testing::ValuesIn(kBufferBrea
 
 TEST(AllRanks, a_message_that_nobody_receives_is_named) {
   Programs programs = good();
-  Op& enter = op_of(programs[2], "enter 0a");
-  const OpMessage lost = enter.receives.front();
+  MessageList& received = messages(programs[2], "enter 0a", /*with_servers=*/false);
+  const PeerMessage lost = received.messages.front();
   ASSERT_EQ(lost.peer, 0);
-  enter.receives.erase(enter.receives.begin());
+  received.messages.erase(received.messages.begin());
+  received.bytes -= lost.bytes;
   EXPECT_THAT(validate(programs),
               Contains(AllOf(HasSubstr("rank 0: operation"), HasSubstr("enter of nano-batch 0"),
                              HasSubstr(std::to_string(lost.bytes) + " bytes to rank 2"),
@@ -285,11 +307,13 @@ TEST(AllRanks, a_message_that_nobody_receives_is_named) {
 
 TEST(AllRanks, other_bytes_are_named) {
   Programs programs = good();
-  OpMessage& message = op_of(programs[1], "enter 0a").receives.front();
+  MessageList& received = messages(programs[1], "enter 0a", /*with_servers=*/false);
+  PeerMessage& message = received.messages.front();
   message.bytes -= 4;
+  received.bytes -= 4;
   EXPECT_THAT(validate(programs),
-              ElementsAre(AllOf(HasSubstr("rank 0:"), HasSubstr(std::to_string(message.bytes + 4)),
-                                HasSubstr("which receives " + std::to_string(message.bytes)))));
+              Contains(AllOf(HasSubstr("rank 0:"), HasSubstr(std::to_string(message.bytes + 4)),
+                             HasSubstr("which receives " + std::to_string(message.bytes)))));
 }
 
 TEST(AllRanks, a_tag_that_the_peer_does_not_have_is_named_from_both_sides) {
@@ -324,40 +348,49 @@ TEST(AllRanks, faults_of_one_rank_are_said_with_its_number) {
   EXPECT_THAT(validate(programs), ElementsAre(HasSubstr("rank 1: operation")));
 }
 
-/// Hands something over to `peer` and takes as much, in buffers of its own.
-void add_hand_over(Program& program, int layer, int peer, uint32_t tag) {
+/// Swaps messages with `peer`, in buffers of its own, and waits for the previous operation.
+void add_swap(Program& program, int layer, int peer) {
   const auto buffer = static_cast<int32_t>(program.buffers.size());
-  program.buffers.push_back({.role = BufferRole::kActivationOut, .bytes = 64});
-  program.buffers.push_back({.role = BufferRole::kActivationIn, .bytes = 64});
-  program.ops.push_back({.kind = OpKind::kHandOver,
-                         .stream = Stream::kComm,
+  program.buffers.push_back({.role = BufferRole::kOOut, .bytes = 64});
+  program.buffers.push_back({.role = BufferRole::kOIn, .bytes = 64});
+  const auto self = static_cast<int32_t>(program.ops.size());
+  program.ops.push_back({.kind = OpKind::kAttend,
                          .layer = layer,
-                         .micro_batch = 0,
                          .nano_batch = 0,
-                         .tag = tag,
-                         .sends = {{.peer = peer, .bytes = 64}},
-                         .receives = {{.peer = peer, .bytes = 64}},
-                         .out = buffer,
-                         .in = buffer + 1,
-                         .writes = {buffer},
-                         .bytes = 64});
+                         .exchange = static_cast<int32_t>(program.exchanges.size()),
+                         .layer_step = 0,
+                         .writes = {buffer}});
+  add_exchange(program,
+               {.kind = OpKind::kLeave,
+                .layer = layer,
+                .nano_batch = 0,
+                .deps = {self},
+                .tag = static_cast<uint32_t>(layer),
+                .out = buffer,
+                .in = buffer + 1},
+               {{peer, 64}}, {{peer, 64}});
 }
 
 TEST(AllRanks, waiting_in_a_circle_is_found_though_every_pair_agrees) {
-  Programs programs(3);
-  add_hand_over(programs[0], 1, 1, 1);
-  add_hand_over(programs[0], 2, 2, 2);
-  add_hand_over(programs[1], 3, 2, 3);
-  add_hand_over(programs[1], 1, 0, 1);
-  add_hand_over(programs[2], 2, 0, 2);
-  add_hand_over(programs[2], 3, 1, 3);
-  EXPECT_THAT(validate(programs),
-              ElementsAre(AllOf(HasSubstr("waiting in a circle"),
-                                HasSubstr("rank 0 in operation 0 (forward layer 1 hand_over of "
-                                          "nano-batch 0) for rank 1"),
-                                HasSubstr("for rank 2"), HasSubstr("for rank 0"))));
-  std::swap(programs[1].ops[0], programs[1].ops[1]);
-  EXPECT_THAT(validate(programs), IsEmpty());
+  const auto programs = [](bool in_a_circle) {
+    Programs all(3);
+    add_swap(all[0], 1, 1);
+    add_swap(all[0], 2, 2);
+    add_swap(all[1], in_a_circle ? 3 : 1, in_a_circle ? 2 : 0);
+    add_swap(all[1], in_a_circle ? 1 : 3, in_a_circle ? 0 : 2);
+    add_swap(all[2], 2, 0);
+    add_swap(all[2], 3, 1);
+    return all;
+  };
+  std::vector<std::string> wrong;
+  check_ranks(programs(/*in_a_circle=*/true), wrong);
+  EXPECT_THAT(wrong, ElementsAre(AllOf(HasSubstr("waiting in a circle"),
+                                       HasSubstr("rank 0 in operation 1 (forward layer 1 leave of "
+                                                 "nano-batch 0) for rank 1"),
+                                       HasSubstr("for rank 2"), HasSubstr("for rank 0"))));
+  wrong.clear();
+  check_ranks(programs(/*in_a_circle=*/false), wrong);
+  EXPECT_THAT(wrong, IsEmpty());
 }
 
 }  // namespace

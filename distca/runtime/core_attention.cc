@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <utility>
@@ -11,119 +12,46 @@
 #include "distca/comm/aten_types.h"
 #include "distca/comm/tags.h"
 #include "distca/kernels/rows.h"
-#include "distca/runtime/aten_merge.h"
-#include "distca/runtime/attention_messages.h"
+#include "distca/runtime/core_attention_state.h"
 
 namespace distca {
-namespace {
-
-using kernels::Rows;
-
-/// Rows of a [tokens, heads, dim] tensor from `row` on.
-Rows rows_of(const at::Tensor& tensor, int64_t row) {
-  const int64_t offset = row * tensor.stride(0) * static_cast<int64_t>(tensor.element_size());
-  return {.data = static_cast<std::byte*>(tensor.data_ptr()) + offset,
-          .token_stride = tensor.stride(0),
-          .head_stride = tensor.stride(1)};
-}
-
-/// Where a task's rows lie: in the local tensor, or in a part of the block they came in.
-Rows resolve(const at::Tensor& local, const std::vector<Block>& blocks, int part,
-             const BlockRows& rows) {
-  return rows_of(rows.block == 0 ? local : blocks[rows.block - 1].part(part), rows.row);
-}
-
-}  // namespace
-
-struct CoreAttention::State {
-  /// What is still missing of the home rows' results of a pass.
-  struct Home {
-    size_t tasks_done = 0;
-    bool landed = false;
-    bool complete = false;
-  };
-  /// What one layer keeps between its operations. Index i of a vector belongs to receives[i] or
-  /// sends[i].
-  struct Layer {
-    at::Tensor q, k, v;                    // local
-    at::Tensor o, lse;                     // local: [T, H, E], [T, H, 1]
-    at::Tensor d_o, delta;                 // local, backward
-    at::Tensor dq, dk, dv;                 // local accumulators, backward
-    std::vector<Block> received;           // Q, K, V of others
-    std::vector<Block> returned;           // O, LSE for others
-    std::vector<Block> arrived;            // O, LSE that came home
-    std::vector<at::Tensor> partials;      // [2 x tasks] O, LSE of those that are partial
-    std::vector<Block> received_backward;  // dO, LSE, delta of others
-    std::vector<Block> accumulators;       // dQ, dK, dV for others
-    std::vector<Block> arrived_backward;   // dQ, dK, dV that came home
-    int32_t returned_buffer = -1, accumulators_buffer = -1;
-    std::array<Home, 2> home;  // [pass]
-  };
-
-  RankExchange exchange;
-  CoreAttentionOptions options;
-  AttentionKernel& kernel;
-  Communicator& comm;
-  const ExchangeBuffers& buffers;
-  kernels::Shape shape;
-  ScalarType type;                            // compute
-  ScalarType accumulator;                     // fp64 for fp64, else fp32
-  std::array<std::vector<int32_t>, 4> tasks;  // [task set] indices into exchange.tasks
-  AttentionMessages messages;
-  std::vector<Range> merged;  // local rows that merges write, ascending
-  std::vector<Layer> layers;
-  std::map<uint32_t, std::unique_ptr<PendingExchange>> pending;  // [tag]
-  ExchangeBytes bytes;
-
-  State(RankExchange exchange_in, const CoreAttentionOptions& options_in,
-        AttentionKernel& kernel_in, Communicator& comm_in, const ExchangeBuffers& buffers_in);
-
-  bool gradients_travel_converted() const {
-    return options.types.gradient != options.types.accumulator;
-  }
-  at::TensorOptions tensor_options(ScalarType scalar) const {
-    return at::dtype(aten_type(scalar))
-        .device(comm.cuda_device() < 0
-                    ? at::Device(at::kCPU)
-                    : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(comm.cuda_device())));
-  }
-  void check_local(const char* name, const at::Tensor& tensor, int64_t heads, int64_t dim) const;
-  void check_written(const Op& op, int32_t buffer) const;
-
-  int32_t written_buffer(const Op& op, BufferRole role) const;
-  std::vector<kernels::KeyFragment> fragments(const Layer& layer, const ServerTask& task) const;
-  void attend_forward(Layer& layer, const Op& op);
-  void attend_backward(Layer& layer, const Op& op);
-  void merge(const Layer& layer, const RowMerge& rows, const at::Tensor& o, const at::Tensor& lse);
-  void zero_local_gradients(Layer& layer);
-  void complete_home(Layer& layer, Pass pass);
-};
-
-CoreAttention::State::State(RankExchange exchange_in, const CoreAttentionOptions& options_in,
-                            AttentionKernel& kernel_in, Communicator& comm_in,
-                            const ExchangeBuffers& buffers_in)
-    : exchange(std::move(exchange_in)),
-      options(options_in),
+CoreAttention::State::State(const Program& program_in, AttentionKernel& kernel_in,
+                            Communicator& comm_in, const ExchangeBuffers& buffers_in)
+    : program(program_in),
       kernel(kernel_in),
       comm(comm_in),
       buffers(buffers_in),
       shape(kernel.shape()),
       type(kernel.type()),
-      accumulator(kernels::accumulator_type(type)),
-      messages(exchange, shape, options.types, buffers),
-      layers(options.num_layers) {
+      accumulator(kernels::accumulator_type(type)) {
   DISTCA_CHECK_EQ(kernel.cuda_device(), comm.cuda_device());
   DISTCA_CHECK_EQ(kernel.cuda_device(), buffers.cuda_device());
-  DISTCA_CHECK(options.types.compute == type && options.types.accumulator == accumulator,
-               "the kernel computes in {} and sums in {}", short_name(type),
-               short_name(accumulator));
-  for (const TaskSet set :
-       {TaskSet::kAll, TaskSet::kHomeFirst, TaskSet::kAway, TaskSet::kHomeRest}) {
-    tasks[static_cast<int>(set)] = task_set(exchange, set);
+  for (const auto& exchange : program.exchanges) {
+    const AttentionShape& of = exchange->shape;
+    DISTCA_CHECK(of.num_heads == shape.num_heads && of.num_kv_heads == shape.num_kv_heads &&
+                     of.head_dim_qk == shape.head_dim_qk && of.head_dim_v == shape.head_dim_v,
+                 "the kernel computes other heads than the exchange carries");
+    DISTCA_CHECK(exchange->types.compute == type && exchange->types.accumulator == accumulator,
+                 "the kernel computes in {} and sums in {}", short_name(type),
+                 short_name(accumulator));
   }
-  for (const RowMerge& merge : exchange.merges) {
-    if (merge.block == 0) merged.push_back({merge.row, merge.row + merge.tokens});
+  int nano_batches = 0;
+  for (const Op& op : program.ops) {
+    nano_batches = std::max(nano_batches, op.nano_batch + 1);
+    num_layers = std::max(num_layers, op.layer + 1);
+    num_layer_steps = std::max(num_layer_steps, op.layer_step + 1);
   }
+  homes.resize(static_cast<size_t>(nano_batches) * num_layers);
+  rounds.resize(2 * program.exchanges.size() * num_layer_steps);
+}
+
+/// Of the operation's nano-batch and layer; without rows where this rank only serves.
+HomeRows& CoreAttention::State::home_of(const Op& op) {
+  HomeRows& home = op.nano_batch < 0 ? nowhere : this->home(op.nano_batch, op.layer);
+  const int64_t tokens = home.q.defined() ? home.q.size(0) : 0;
+  DISTCA_CHECK(tokens == exchange_of(op).rows.local_tokens, "{}: {} local tokens, its plan has {}",
+               describe(op), tokens, exchange_of(op).rows.local_tokens);
+  return home;
 }
 
 // --- exchanges ----------------------------------------------------------------------------------
@@ -132,63 +60,92 @@ CoreAttention::State::State(RankExchange exchange_in, const CoreAttentionOptions
 void CoreAttention::State::check_local(const char* name, const at::Tensor& tensor, int64_t heads,
                                        int64_t dim) const {
   DISTCA_CHECK(tensor.scalar_type() == aten_type(type) && tensor.dim() == 3 &&
-                   tensor.size(0) == exchange.local_tokens && tensor.size(1) == heads &&
-                   tensor.size(2) == dim && (tensor.stride(2) == 1 || tensor.numel() == 0),
-               "{}: expected [{}, {}, {}] of the exchange's type, last dimension contiguous", name,
-               exchange.local_tokens, heads, dim);
+                   tensor.size(1) == heads && tensor.size(2) == dim &&
+                   (tensor.stride(2) == 1 || tensor.numel() == 0),
+               "{}: expected [tokens, {}, {}] of the kernel's type, last dimension contiguous",
+               name, heads, dim);
 }
 
-/// What is sent is what the tasks wrote, where they wrote it.
-void CoreAttention::State::check_written(const Op& op, int32_t buffer) const {
-  DISTCA_CHECK(op.sends.empty() || op.out == buffer, "{}: sends buffer {}, its tasks wrote {}",
-               describe(op), op.out, buffer);
+std::vector<Block> CoreAttention::State::with_servers(const Op& op, Content content,
+                                                      int32_t buffer) const {
+  const AttentionExchange& exchange = exchange_of(op);
+  return blocks(exchange, content, exchange.rows.sends, exchange.servers(content), buffer);
+}
+std::vector<Block> CoreAttention::State::with_homes(const Op& op, Content content,
+                                                    int32_t buffer) const {
+  const AttentionExchange& exchange = exchange_of(op);
+  return blocks(exchange, content, exchange.rows.receives, exchange.homes(content), buffer);
 }
 
-void CoreAttention::set_qkv(int layer_index, const at::Tensor& q, const at::Tensor& k,
+std::vector<Block> CoreAttention::State::blocks(const AttentionExchange& exchange, Content content,
+                                                const std::vector<PeerTransfer>& transfers,
+                                                const MessageList& list, int32_t buffer) const {
+  const int64_t size = buffer < 0 ? 0 : buffers.bytes(buffer);
+  DISTCA_CHECK(list.buffer_bytes <= size, "messages of {} bytes in buffer {}, which has {}",
+               list.buffer_bytes, buffer, size);
+  std::vector<Block> result;
+  result.reserve(transfers.size());
+  for (const PeerTransfer& transfer : transfers) {
+    const PeerMessage* const message = list.with(transfer.peer);
+    result.emplace_back(message == nullptr ? nullptr : buffers.data(buffer) + message->offset,
+                        message_parts(content, transfer, exchange.shape, exchange.types),
+                        buffers.cuda_device());
+  }
+  return result;
+}
+
+/// The buffer of a role among those that an operation uses; -1: none.
+int32_t CoreAttention::State::buffer_of(const std::vector<int32_t>& used, BufferRole role) const {
+  for (const int32_t buffer : used) {
+    if (buffers.role(buffer) == role) return buffer;
+  }
+  return -1;
+}
+
+void CoreAttention::set_qkv(int nano_batch, int layer, const at::Tensor& q, const at::Tensor& k,
                             const at::Tensor& v) {
   State& s = *state_;
   const kernels::Shape& shape = s.shape;
   s.check_local("q", q, shape.num_heads, shape.head_dim_qk);
   s.check_local("k", k, shape.num_kv_heads, shape.head_dim_qk);
   s.check_local("v", v, shape.num_kv_heads, shape.head_dim_v);
-  State::Layer& layer = s.layers[layer_index];
-  layer = {};
-  layer.q = q;
-  layer.k = k;
-  layer.v = v;
-  const int64_t tokens = s.exchange.local_tokens;
-  layer.o = at::empty({tokens, shape.num_heads, shape.head_dim_v}, s.tensor_options(s.type));
-  layer.lse = at::empty({tokens, shape.num_heads, 1}, s.tensor_options(s.accumulator));
+  const int64_t tokens = q.size(0);
+  s.home(nano_batch, layer) = {
+      .q = q,
+      .k = k,
+      .v = v,
+      .o = at::empty({tokens, shape.num_heads, shape.head_dim_v}, s.tensor_options(s.type)),
+      .lse = at::empty({tokens, shape.num_heads, 1}, s.tensor_options(s.accumulator))};
 }
 
-void CoreAttention::set_d_o(int layer_index, const at::Tensor& d_o) {
+void CoreAttention::set_d_o(int nano_batch, int layer, const at::Tensor& d_o) {
   State& s = *state_;
   s.check_local("d_o", d_o, s.shape.num_heads, s.shape.head_dim_v);
-  State::Layer& layer = s.layers[layer_index];
-  layer.d_o = d_o;
   const at::ScalarType sums = aten_type(s.accumulator);
-  layer.delta = (d_o.to(sums) * o(layer_index).to(sums)).sum(-1, /*keepdim=*/true);
+  HomeRows& home = s.home(nano_batch, layer);
+  home.d_o = d_o;
+  home.delta = (d_o.to(sums) * o(nano_batch, layer).to(sums)).sum(-1, /*keepdim=*/true);
 }
 
 void CoreAttention::pack(const Op& op) {
   State& s = *state_;
-  State::Layer& layer = s.layers[op.layer];
   const Content content = content_of(op);
-  if (content == Content::kO) return s.check_written(op, layer.returned_buffer);
+  if (content == Content::kO) return;  // tasks have written it where it is sent from
   if (content == Content::kGradient) {
-    if (!s.gradients_travel_converted()) return s.check_written(op, layer.accumulators_buffer);
-    const std::vector<Block> outgoing = s.messages.with_homes(content, op.out);
-    for (size_t i = 0; i < outgoing.size(); ++i) {
-      s.bytes.packed += convert(layer.accumulators[i], outgoing[i]);
-    }
+    const int32_t summed = s.buffer_of(op.reads, BufferRole::kAccumulators);
+    if (summed < 0) return;  // likewise
+    const std::vector<Block> sums = s.with_homes(op, Content::kAccumulator, summed);
+    const std::vector<Block> outgoing = s.with_homes(op, content, op.out);
+    for (size_t i = 0; i < outgoing.size(); ++i) s.bytes.packed += convert(sums[i], outgoing[i]);
     return;
   }
+  const HomeRows& home = s.home_of(op);
   const bool qkv = content == Content::kQkv;
   const auto local =
-      qkv ? std::array{layer.q, layer.k, layer.v} : std::array{layer.d_o, layer.lse, layer.delta};
-  const std::vector<Block> outgoing = s.messages.with_servers(content, op.out);
+      qkv ? std::array{home.q, home.k, home.v} : std::array{home.d_o, home.lse, home.delta};
+  const std::vector<Block> outgoing = s.with_servers(op, content, op.out);
   for (size_t i = 0; i < outgoing.size(); ++i) {
-    const PeerTransfer& transfer = s.exchange.sends[i];
+    const PeerTransfer& transfer = s.exchange_of(op).rows.sends[i];
     for (int part = 0; part < 3; ++part) {
       const std::vector<RowRange>& ranges = qkv && part > 0 ? transfer.kv : transfer.q;
       s.bytes.packed += distca::pack(local[part], ranges, outgoing[i].part(part));
@@ -198,26 +155,21 @@ void CoreAttention::pack(const Op& op) {
 
 void CoreAttention::post(const Op& op) {
   State& s = *state_;
-  State::Layer& layer = s.layers[op.layer];
-  const Content content = content_of(op);
-  s.messages.check(op);
-  std::vector<Block>& incoming = content == Content::kQkv  ? layer.received
-                                 : content == Content::kO  ? layer.arrived
-                                 : content == Content::kDO ? layer.received_backward
-                                                           : layer.arrived_backward;
-  incoming = s.messages.incoming(op);
   DISTCA_CHECK_LT(op.tag, kExchangeTags);
-  std::vector<Message> sends, receives;
-  for (const auto& [peer, offset, size] : op.sends) {
-    sends.push_back({peer, op.tag, s.buffers.data(op.out) + offset, size});
-    s.bytes.sent += size;
-  }
-  for (const auto& [peer, offset, size] : op.receives) {
-    receives.push_back({peer, op.tag, s.buffers.data(op.in) + offset, size});
-    s.bytes.received += size;
-  }
+  const auto messages_of = [&](const MessageList& list, int32_t buffer) {
+    std::vector<Message> messages;
+    messages.reserve(list.messages.size());
+    for (const auto& [peer, offset, size] : list.messages) {
+      messages.push_back({peer, op.tag, s.buffers.data(buffer) + offset, size});
+    }
+    return messages;
+  };
+  const MessageList &sends = s.program.sends(op), &receives = s.program.receives(op);
+  s.bytes.sent += sends.bytes;
+  s.bytes.received += receives.bytes;
   // Without messages too: the group counts exchanges to see who is behind.
-  auto posted = s.comm.exchange(sends, receives, describe(op));
+  auto posted =
+      s.comm.exchange(messages_of(sends, op.out), messages_of(receives, op.in), describe(op));
   DISTCA_CHECK(s.pending.emplace(op.tag, std::move(posted)).second, "{}: its tag {} is in use",
                describe(op), op.tag);
 }
@@ -235,216 +187,59 @@ void CoreAttention::wait_sent(const Op& op) {
 }
 
 void CoreAttention::land(const Op& op) {
-  if (op.kind != OpKind::kLeave) return;  // tasks read it where it lies
   State& s = *state_;
-  State::Layer& layer = s.layers[op.layer];
+  // Tasks read what entered where it lies.
+  if (op.kind != OpKind::kLeave || s.program.receives(op).empty()) return;
+  HomeRows& home = s.home_of(op);
+  const AttentionExchange& exchange = s.exchange_of(op);
   if (op.pass == Pass::kForward) {
-    for (size_t i = 0; i < s.exchange.sends.size(); ++i) {
-      const PeerTransfer& transfer = s.exchange.sends[i];
-      s.bytes.unpacked += unpack(layer.arrived[i].part(0), transfer.q, layer.o, s.merged);
-      s.bytes.unpacked += unpack(layer.arrived[i].part(1), transfer.q, layer.lse, s.merged);
+    std::vector<Range> merged;  // rows that merges write, ascending
+    for (const RowMerge& merge : exchange.rows.merges) {
+      if (merge.block == 0) merged.push_back({merge.row, merge.row + merge.tokens});
+    }
+    const std::vector<Block> arrived = s.with_servers(op, Content::kO, op.in);
+    for (size_t i = 0; i < arrived.size(); ++i) {
+      const std::vector<RowRange>& rows = exchange.rows.sends[i].q;
+      s.bytes.unpacked += unpack(arrived[i].part(0), rows, home.o, merged);
+      s.bytes.unpacked += unpack(arrived[i].part(1), rows, home.lse, merged);
     }
   }
-  layer.home[static_cast<int>(op.pass)].landed = true;
-  s.complete_home(layer, op.pass);
-}
-
-// --- tasks ---------------------------------------------------------------------------------------
-
-void CoreAttention::attend(const Op& op) {
-  State& s = *state_;
-  State::Layer& layer = s.layers[op.layer];
-  op.pass == Pass::kForward ? s.attend_forward(layer, op) : s.attend_backward(layer, op);
-  layer.home[static_cast<int>(op.pass)].tasks_done += s.tasks[static_cast<int>(op.tasks)].size();
-  s.complete_home(layer, op.pass);
-}
-
-/// The buffer of a role that the operation writes; -1: none.
-int32_t CoreAttention::State::written_buffer(const Op& op, BufferRole role) const {
-  for (const int32_t buffer : op.writes) {
-    if (buffers.role(buffer) == role) return buffer;
-  }
-  return -1;
-}
-
-std::vector<kernels::KeyFragment> CoreAttention::State::fragments(const Layer& layer,
-                                                                  const ServerTask& task) const {
-  std::vector<kernels::KeyFragment> keys;
-  keys.reserve(task.kv.size());
-  for (const BlockRows& rows : task.kv) {
-    keys.push_back({.k = resolve(layer.k, layer.received, 1, rows),
-                    .v = resolve(layer.v, layer.received, 2, rows),
-                    .tokens = rows.tokens,
-                    .position = rows.position});
-  }
-  return keys;
-}
-
-/// O and LSE of the operation's tasks: where they belong, or into partials (O of the accumulator's
-/// type); then of received rows that several tasks share.
-void CoreAttention::State::attend_forward(Layer& layer, const Op& op) {
-  const bool away = op.tasks == TaskSet::kAll || op.tasks == TaskSet::kAway;
-  if (away) {
-    layer.returned_buffer = written_buffer(op, BufferRole::kOOut);
-    layer.returned = messages.with_homes(Content::kO, layer.returned_buffer);
-  }
-  const std::vector<int32_t>& chosen = tasks[static_cast<int>(op.tasks)];
-  std::vector<std::vector<kernels::KeyFragment>> keys;
-  std::vector<kernels::ForwardTask> whole, partial;
-  keys.reserve(chosen.size());
-  layer.partials.resize(2 * exchange.tasks.size());
-  for (const int32_t i : chosen) {
-    const ServerTask& task = exchange.tasks[i];
-    keys.push_back(fragments(layer, task));
-    kernels::ForwardTask forward{.q = resolve(layer.q, layer.received, 0, task.q),
-                                 .q_tokens = task.q.tokens,
-                                 .q_position = task.q.position,
-                                 .keys = keys.back(),
-                                 .mask = {.causal = true, .window_left = options.window_left}};
-    if (task.partial) {
-      const auto rows = [&](int64_t dim) {
-        return at::empty({task.q.tokens, shape.num_heads, dim}, tensor_options(accumulator));
-      };
-      layer.partials[2 * i] = rows(shape.head_dim_v);
-      layer.partials[2 * i + 1] = rows(1);
-      forward.o = rows_of(layer.partials[2 * i], 0);
-      forward.lse = rows_of(layer.partials[2 * i + 1], 0);
-      partial.push_back(forward);
-    } else {
-      forward.o = resolve(layer.o, layer.returned, 0, task.q);
-      forward.lse = resolve(layer.lse, layer.returned, 1, task.q);
-      whole.push_back(forward);
-    }
-  }
-  bytes.copied += kernel.forward(type, whole);
-  bytes.copied += kernel.forward(accumulator, partial);
-  if (!away) return;
-  for (const RowMerge& rows : exchange.merges) {
-    if (rows.block == 0) continue;  // parts of it may be elsewhere
-    const Block& block = layer.returned[rows.block - 1];
-    merge(layer, rows, block.part(0), block.part(1));
-  }
-}
-
-void CoreAttention::State::attend_backward(Layer& layer, const Op& op) {
-  zero_local_gradients(layer);
-  if (op.tasks == TaskSet::kAll || op.tasks == TaskSet::kAway) {
-    const BufferRole role =
-        gradients_travel_converted() ? BufferRole::kAccumulators : BufferRole::kGradientOut;
-    layer.accumulators_buffer = written_buffer(op, role);
-    layer.accumulators = messages.with_homes(Content::kAccumulator, layer.accumulators_buffer);
-    for (const Block& block : layer.accumulators) block.fill_with_zeros();
-  }
-  const std::vector<int32_t>& chosen = tasks[static_cast<int>(op.tasks)];
-  std::vector<std::vector<kernels::KeyFragment>> keys;
-  std::vector<std::vector<kernels::KeyGradient>> gradients;
-  std::vector<kernels::BackwardTask> backward;
-  keys.reserve(chosen.size());
-  gradients.reserve(chosen.size());
-  for (const int32_t i : chosen) {
-    const ServerTask& task = exchange.tasks[i];
-    keys.push_back(fragments(layer, task));
-    std::vector<kernels::KeyGradient>& task_gradients = gradients.emplace_back();
-    for (const BlockRows& rows : task.kv) {
-      task_gradients.push_back({.dk = resolve(layer.dk, layer.accumulators, 1, rows),
-                                .dv = resolve(layer.dv, layer.accumulators, 2, rows)});
-    }
-    backward.push_back({.q = resolve(layer.q, layer.received, 0, task.q),
-                        .d_o = resolve(layer.d_o, layer.received_backward, 0, task.q),
-                        .lse = resolve(layer.lse, layer.received_backward, 1, task.q),
-                        .delta = resolve(layer.delta, layer.received_backward, 2, task.q),
-                        .dq = resolve(layer.dq, layer.accumulators, 0, task.q),
-                        .q_tokens = task.q.tokens,
-                        .q_position = task.q.position,
-                        .keys = keys.back(),
-                        .key_gradients = task_gradients,
-                        .mask = {.causal = true, .window_left = options.window_left}});
-  }
-  bytes.copied += kernel.backward(backward);
-}
-
-/// Merges rows into O and LSE of their block.
-void CoreAttention::State::merge(const Layer& layer, const RowMerge& rows, const at::Tensor& o,
-                                 const at::Tensor& lse) {
-  std::vector<kernels::Partial> parts;
-  for (const MergePart& part : rows.parts) {
-    const Block* block = part.arrived ? &layer.arrived[part.index] : nullptr;
-    const at::Tensor& o_part = block ? block->part(0) : layer.partials[2 * part.index];
-    const at::Tensor& lse_part = block ? block->part(1) : layer.partials[2 * part.index + 1];
-    parts.push_back({.o = rows_of(o_part, part.row),
-                     .o_type = part.arrived ? type : accumulator,
-                     .lse = rows_of(lse_part, part.row)});
-  }
-  aten_merge({rows.tokens, shape.num_heads, shape.head_dim_v}, type, parts,
-             {.o = rows_of(o, rows.row), .o_type = type, .lse = rows_of(lse, rows.row)},
-             comm.cuda_device());
-  bytes.copied += rows.tokens * shape.num_heads *
-                  (shape.head_dim_v * element_bytes(type) + element_bytes(accumulator));
-}
-
-void CoreAttention::State::zero_local_gradients(Layer& layer) {
-  if (!layer.q.defined() || layer.dq.defined()) return;
-  const auto sums = tensor_options(accumulator);
-  layer.dq = at::zeros(layer.q.sizes(), sums);
-  layer.dk = at::zeros(layer.k.sizes(), sums);
-  layer.dv = at::zeros(layer.v.sizes(), sums);
-}
-
-/// Once every task was computed and what others computed has landed: sums over both.
-void CoreAttention::State::complete_home(Layer& layer, Pass pass) {
-  Home& home = layer.home[static_cast<int>(pass)];
-  const Content content = pass == Pass::kForward ? Content::kO : Content::kGradient;
-  if (home.complete || home.tasks_done < exchange.tasks.size()) return;
-  if (!home.landed && messages.any_with_servers(content)) return;
-  home.complete = true;
-  if (pass == Pass::kForward) {
-    for (const RowMerge& rows : exchange.merges) {
-      if (rows.block == 0) merge(layer, rows, layer.o, layer.lse);
-    }
-    layer.partials.clear();
-    return;
-  }
-  // Local contributions first, then the servers in ascending rank: a fixed order of summation.
-  zero_local_gradients(layer);  // unless a task has done so
-  for (size_t i = 0; i < exchange.sends.size(); ++i) {
-    const std::vector<Block>& arrived = layer.arrived_backward;
-    bytes.unpacked += add(arrived[i].part(0), exchange.sends[i].q, layer.dq);
-    bytes.unpacked += add(arrived[i].part(1), exchange.sends[i].kv, layer.dk);
-    bytes.unpacked += add(arrived[i].part(2), exchange.sends[i].kv, layer.dv);
-  }
+  Round& round = s.round_of(op);
+  round.landed = true;
+  round.arrived = op.in;
+  s.complete_if_done(home, op);
 }
 
 // --- results -------------------------------------------------------------------------------------
 
-const at::Tensor& CoreAttention::o(int layer_index) const {
-  const State::Layer& layer = state_->layers[layer_index];
-  DISTCA_CHECK(layer.home[static_cast<int>(Pass::kForward)].complete || layer.o.numel() == 0,
-               "O of layer {} is not complete", layer_index);
-  return layer.o;
+const at::Tensor& CoreAttention::o(int nano_batch, int layer) const {
+  const HomeRows& home = state_->home(nano_batch, layer);
+  DISTCA_CHECK(home.complete[static_cast<size_t>(Pass::kForward)] || home.o.numel() == 0,
+               "O of layer {} of nano-batch {} is not complete", layer, nano_batch);
+  return home.o;
 }
 
-void CoreAttention::take_gradients(int layer_index, at::Tensor* dq, at::Tensor* dk,
+void CoreAttention::take_gradients(int nano_batch, int layer, at::Tensor* dq, at::Tensor* dk,
                                    at::Tensor* dv) {
   State& s = *state_;
-  State::Layer& layer = s.layers[layer_index];
-  s.zero_local_gradients(layer);
-  DISTCA_CHECK(layer.home[static_cast<int>(Pass::kBackward)].complete || layer.q.numel() == 0,
-               "gradients of layer {} are not complete", layer_index);
+  HomeRows& home = s.home(nano_batch, layer);
+  s.zero_local_gradients(home);
+  DISTCA_CHECK(home.complete[static_cast<size_t>(Pass::kBackward)] || home.q.numel() == 0,
+               "gradients of layer {} of nano-batch {} are not complete", layer, nano_batch);
   const at::ScalarType compute = aten_type(s.type);
-  *dq = layer.dq.to(compute);
-  *dk = layer.dk.to(compute);
-  *dv = layer.dv.to(compute);
-  drop(layer_index);
+  *dq = home.dq.to(compute);
+  *dk = home.dk.to(compute);
+  *dv = home.dv.to(compute);
+  drop(nano_batch, layer);
 }
 
-void CoreAttention::drop(int layer) { state_->layers[layer] = {}; }
+void CoreAttention::drop(int nano_batch, int layer) { state_->home(nano_batch, layer) = {}; }
 
 const ExchangeBytes& CoreAttention::bytes() const { return state_->bytes; }
 
-CoreAttention::CoreAttention(RankExchange exchange, const CoreAttentionOptions& options,
-                             AttentionKernel& kernel, Communicator& comm,
+CoreAttention::CoreAttention(const Program& program, AttentionKernel& kernel, Communicator& comm,
                              const ExchangeBuffers& buffers)
-    : state_(std::make_unique<State>(std::move(exchange), options, kernel, comm, buffers)) {}
+    : state_(std::make_unique<State>(program, kernel, comm, buffers)) {}
 CoreAttention::~CoreAttention() = default;
 
 }  // namespace distca

@@ -1,25 +1,26 @@
 #pragma once
-// Core attention of one nano-batch on one rank, disaggregated: Q, K, V enter at the servers, tasks
-// are attended, O and LSE leave for home; in backward dO, LSE, delta enter and dQ, dK, dV leave
-// (DESIGN, "One layer of one nano-batch"). It does the operations of a program that exchange and
+// Core attention of one step on one rank, disaggregated: Q, K, V enter at the servers, tasks are
+// attended, O and LSE leave for home; in backward dO, LSE, delta enter and dQ, dK, dV leave
+// (DESIGN, "One layer of one nano-batch"). It does the operations of a program that communicate and
 // attend; who calls them, and in which order, is the program's affair.
 //
 // Letters: T local tokens, H query heads, G key/value heads, D head_dim_qk, E head_dim_v.
+// A home keeps its own rows of a layer from set_qkv() until take_gradients() or drop(), whichever
+// exchanges carry them: forward and backward may follow different plans. What a server holds for
+// others lies in the program's buffers.
 // Local tokens are read where they are; only what travels is packed, and what comes home is put in
 // place: at most one copy of each travelling byte on each side (counted). Received blocks are the
 // kernel's fragments as they lie in the buffer.
 // Rows that several tasks share (key sub-ranges) are merged by LSE, in fp32 (fp64 for fp64): a
 // server merges its own tasks' results for each row it received, the home its own tasks' and what
 // came home; O travels in the compute type, merged or not. dQ is the sum of all tasks' parts.
-// A dedicated server is a rank with no local tokens. Thread rule: one thread.
+// Thread rule: one thread.
 
 #include <cstdint>
 #include <memory>
 
 #include "distca/comm/communicator.h"
-#include "distca/plan/exchange.h"
 #include "distca/program/program.h"
-#include "distca/program/schedule.h"
 #include "distca/runtime/attention_kernel.h"
 #include "distca/runtime/exchange_buffers.h"
 
@@ -28,12 +29,6 @@ class Tensor;
 }
 
 namespace distca {
-
-struct CoreAttentionOptions {
-  int64_t window_left = -1;  // tokens; -1 = unlimited
-  int num_layers = 1;
-  ExchangeTypes types;  // as the program was built with
-};
 
 /// Running totals of one rank.
 struct ExchangeBytes {
@@ -57,19 +52,20 @@ struct ExchangeBytes {
 
 class CoreAttention {
  public:
-  /// `exchange` is this rank's part of a plan. The kernel's type is that of Q, K, V, O and their
-  /// gradients. Borrows kernel, comm and buffers.
-  CoreAttention(RankExchange exchange, const CoreAttentionOptions& options, AttentionKernel& kernel,
-                Communicator& comm, const ExchangeBuffers& buffers);
+  /// The kernel's type is that of Q, K, V, O and their gradients. Borrows everything; the buffers
+  /// are prepared for the program.
+  CoreAttention(const Program& program, AttentionKernel& kernel, Communicator& comm,
+                const ExchangeBuffers& buffers);
   ~CoreAttention();
 
-  // What pre and post give; ranks without local tokens need not call them.
+  // What pre and post give; dedicated servers have none.
   /// q [T, H, D], k [T, G, D], v [T, G, E], detached from any graph. Before forward's enter.
-  void set_qkv(int layer, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
+  void set_qkv(int nano_batch, int layer, const at::Tensor& q, const at::Tensor& k,
+               const at::Tensor& v);
   /// d_o [T, H, E]. Before backward's enter.
-  void set_d_o(int layer, const at::Tensor& d_o);
+  void set_d_o(int nano_batch, int layer, const at::Tensor& d_o);
 
-  // Operations of a program: kinds kEnter, kResend, kLeave; and kAttend, of either pass.
+  // Operations of the program: those that communicate, and attends.
   void pack(const Op& op);
   void post(const Op& op);
   void wait(const Op& op);
@@ -78,12 +74,12 @@ class CoreAttention {
   void attend(const Op& op);
 
   /// O [T, H, E], once forward's leave has landed and every attend of the layer was played.
-  const at::Tensor& o(int layer) const;
+  const at::Tensor& o(int nano_batch, int layer) const;
   /// dq [T, H, D], dk [T, G, D], dv [T, G, E] in the compute type, once backward's leave has landed
-  /// and every attend was played. Ends the layer: frees what it holds.
-  void take_gradients(int layer, at::Tensor* dq, at::Tensor* dk, at::Tensor* dv);
-  /// Ends a layer: for a forward without backward, and for ranks without local tokens.
-  void drop(int layer);
+  /// and every attend was played. Frees what the home keeps of the layer.
+  void take_gradients(int nano_batch, int layer, at::Tensor* dq, at::Tensor* dk, at::Tensor* dv);
+  /// Frees what the home keeps of a layer that has no backward.
+  void drop(int nano_batch, int layer);
 
   const ExchangeBytes& bytes() const;
 

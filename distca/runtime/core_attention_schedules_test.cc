@@ -266,7 +266,7 @@ TEST(CoreAttentionSchedules, a_rank_that_fails_while_messages_travel_ends_the_ot
                                                        ScalarType::kFloat32, kLayers, true);
     ExchangeBuffers buffers(/*cuda_device=*/-1);
     buffers.prepare(program);
-    testing::AttentionPlayer player(step.of_ranks[rank], style, kernel, comm, buffers, layers);
+    testing::AttentionPlayer player(program, kernel, comm, buffers, layers);
     Failing failing(player);
     OpTimes times;
     play(program, rank == 1 ? static_cast<OpPlayer&>(failing) : player, &times);

@@ -288,13 +288,11 @@ TEST(CoreAttention, a_row_that_nobody_wrote_is_a_difference_whichever_document_h
 }
 
 TEST(CoreAttention, a_kernel_for_another_device_is_a_check) {
-  const Plan plan = make_plan(testing::request_for({300}, 1));
   run_ranks(1, {}, [&](Communicator& comm) {
     AttentionKernel kernel(
         {.shape = {.num_heads = kHeads, .num_kv_heads = kKvHeads}, .cuda_device = 0});
     const ExchangeBuffers buffers(/*cuda_device=*/-1);
-    EXPECT_THROW(CoreAttention(PlanIndex(plan).exchange(0), {}, kernel, comm, buffers),
-                 CheckFailure);
+    EXPECT_THROW(CoreAttention({}, kernel, comm, buffers), CheckFailure);
   });
 }
 

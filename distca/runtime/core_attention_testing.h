@@ -30,22 +30,15 @@ struct AttentionStyle {
   int64_t window_left = -1;
 };
 
-inline ExchangeTypes exchange_types(ScalarType type, bool wide_gradients) {
-  const ScalarType accumulator = kernels::accumulator_type(type);
-  return {
-      .compute = type, .accumulator = accumulator, .gradient = wide_gradients ? accumulator : type};
-}
-
 /// What `rank` does with its part of each nano-batch. Its layers say how many there are; a rank
-/// that only serves has as many as the others, without tensors. The exchanges are borrowed.
+/// that only serves has as many as the others, without tensors.
 inline Program attention_program(const std::vector<RankExchange>& exchanges,
                                  const AttentionStyle& style, const kernels::Shape& shape,
                                  ScalarType type, int num_layers, bool holds_weights) {
   ProgramRequest request{
       .schedule = style.schedule,
       .kind = style.backward ? ProgramRequest::Kind::kTrain : ProgramRequest::Kind::kEvaluate,
-      .holds_weights = holds_weights,
-      .types = exchange_types(type, style.wide_gradients)};
+      .holds_weights = holds_weights};
   request.model.num_layers = num_layers;
   request.model.attention = {.num_heads = shape.num_heads,
                              .num_kv_heads = shape.num_kv_heads,
@@ -53,59 +46,47 @@ inline Program attention_program(const std::vector<RankExchange>& exchanges,
                              .head_dim_v = shape.head_dim_v,
                              .element_bytes = element_bytes(type),
                              .window_left = style.window_left};
-  for (const RankExchange& exchange : exchanges) {
-    request.nano_batches.push_back({.exchange = &exchange, .resent = style.resent});
+  for (const RankExchange& rows : exchanges) {
+    request.nano_batches.push_back(
+        {.exchange = std::make_shared<const AttentionExchange>(make_attention_exchange(
+             rows, request.model.attention, exchange_types(type, style.wide_gradients))),
+         .resent = style.resent});
   }
   return build_program(request);
 }
 
 class AttentionPlayer final : public OpPlayer {
  public:
-  AttentionPlayer(const std::vector<RankExchange>& exchanges, const AttentionStyle& style,
-                  AttentionKernel& kernel, Communicator& comm, const ExchangeBuffers& buffers,
-                  AttentionLayers& layers)
-      : layers_(layers) {
-    const CoreAttentionOptions options{
-        .window_left = style.window_left,
-        .num_layers = static_cast<int>(layers.at(0).size()),
-        .types = exchange_types(kernel.type(), style.wide_gradients)};
-    for (const RankExchange& exchange : exchanges) {
-      nanos_.push_back(std::make_unique<CoreAttention>(exchange, options, kernel, comm, buffers));
-    }
-  }
+  AttentionPlayer(const Program& program, AttentionKernel& kernel, Communicator& comm,
+                  const ExchangeBuffers& buffers, AttentionLayers& layers)
+      : layers_(layers), attention_(program, kernel, comm, buffers) {}
 
   void play(const Op& op) override {
+    if (op.kind == OpKind::kAttend) return attention_.attend(op);
     if (op.nano_batch < 0 || op.layer < 0) return;  // nothing of core attention
-    CoreAttention& attention = *nanos_[op.nano_batch];
     AttentionLayer& layer = layers_[op.nano_batch][op.layer];
     const bool forward = op.pass == Pass::kForward;
-    if (op.kind == OpKind::kAttend) {
-      attention.attend(op);
-    } else if (op.kind == OpKind::kPre && forward) {
-      attention.set_qkv(op.layer, layer.q, layer.k, layer.v);
+    if (op.kind == OpKind::kPre && forward) {
+      attention_.set_qkv(op.nano_batch, op.layer, layer.q, layer.k, layer.v);
     } else if (op.kind == OpKind::kPost && forward) {
-      layer.o = attention.o(op.layer);
+      layer.o = attention_.o(op.nano_batch, op.layer);
     } else if (op.kind == OpKind::kPost) {
-      attention.set_d_o(op.layer, layer.d_o);
+      attention_.set_d_o(op.nano_batch, op.layer, layer.d_o);
     } else if (op.kind == OpKind::kPre) {
-      attention.take_gradients(op.layer, &layer.dq, &layer.dk, &layer.dv);
+      attention_.take_gradients(op.nano_batch, op.layer, &layer.dq, &layer.dk, &layer.dv);
     }
   }
-  void pack(const Op& op) override { nanos_[op.nano_batch]->pack(op); }
-  void post(const Op& op) override { nanos_[op.nano_batch]->post(op); }
-  void wait(const Op& op) override { nanos_[op.nano_batch]->wait(op); }
-  void land(const Op& op) override { nanos_[op.nano_batch]->land(op); }
-  void wait_sent(const Op& op) override { nanos_[op.nano_batch]->wait_sent(op); }
+  void pack(const Op& op) override { attention_.pack(op); }
+  void post(const Op& op) override { attention_.post(op); }
+  void wait(const Op& op) override { attention_.wait(op); }
+  void land(const Op& op) override { attention_.land(op); }
+  void wait_sent(const Op& op) override { attention_.wait_sent(op); }
 
-  ExchangeBytes bytes() const {
-    ExchangeBytes sum;
-    for (const auto& nano : nanos_) sum += nano->bytes();
-    return sum;
-  }
+  const ExchangeBytes& bytes() const { return attention_.bytes(); }
 
  private:
   AttentionLayers& layers_;
-  std::vector<std::unique_ptr<CoreAttention>> nanos_;
+  CoreAttention attention_;
 };
 
 /// Plays one step of one rank; what comes out is put into `layers`.
@@ -117,7 +98,7 @@ inline ExchangeBytes play_attention(const std::vector<RankExchange>& exchanges,
   const Program program = attention_program(exchanges, style, kernel.shape(), kernel.type(),
                                             static_cast<int>(layers.at(0).size()), holds_weights);
   buffers.prepare(program);
-  AttentionPlayer player(exchanges, style, kernel, comm, buffers, layers);
+  AttentionPlayer player(program, kernel, comm, buffers, layers);
   OpTimes times;
   distca::play(program, player, &times, recorder);
   return player.bytes();

@@ -29,28 +29,35 @@ void for_ranges(const at::Tensor& local, const std::vector<RowRange>& ranges,
 
 }  // namespace
 
-Block::Block(std::byte* memory, int64_t bytes, std::initializer_list<BlockPart> parts,
-             int cuda_device) {
-  const at::Device device = cuda_device < 0
-                                ? at::Device(at::kCPU)
-                                : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(cuda_device));
-  std::vector<at::Tensor> tensors;
+std::byte* Block::begin(int index) const {
   int64_t offset = 0;
-  for (const BlockPart& part : parts) {
-    const auto options = at::dtype(aten_type(part.type)).device(device);
-    const std::array<int64_t, 3> sizes{part.rows, part.heads, part.dim};
-    tensors.push_back(part.rows == 0 ? at::empty(sizes, options)
-                                     : at::from_blob(memory + offset, sizes, options));
-    offset += part.bytes();
-  }
-  DISTCA_CHECK_EQ(offset, bytes);
-  parts_ = std::make_shared<const std::vector<at::Tensor>>(std::move(tensors));
+  for (int i = 0; i < index; ++i) offset += parts_[i].bytes();
+  return memory_ + offset;
 }
 
-size_t Block::size() const { return parts_->size(); }
-const at::Tensor& Block::part(size_t index) const { return (*parts_)[index]; }
+at::Tensor Block::part(int index) const {
+  const MessagePart& part = parts_[index];
+  const at::Device device =
+      cuda_device_ < 0 ? at::Device(at::kCPU)
+                       : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(cuda_device_));
+  const auto options = at::dtype(aten_type(part.type)).device(device);
+  const std::array<int64_t, 3> sizes{part.rows, part.heads, part.dim};
+  return part.bytes() == 0 ? at::empty(sizes, options)
+                           : at::from_blob(begin(index), sizes, options);
+}
+
+kernels::Rows Block::rows(int index, int64_t row) const {
+  const MessagePart& part = parts_[index];
+  const int64_t token_stride = part.heads * part.dim;
+  return {.data = begin(index) + row * token_stride * element_bytes(part.type),
+          .token_stride = token_stride,
+          .head_stride = part.dim};
+}
+
 void Block::fill_with_zeros() const {
-  for (const at::Tensor& part : *parts_) part.zero_();
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    if (parts_[i].bytes() > 0) part(static_cast<int>(i)).zero_();
+  }
 }
 
 int64_t pack(const at::Tensor& local, const std::vector<RowRange>& ranges, const at::Tensor& part) {
@@ -89,9 +96,10 @@ int64_t add(const at::Tensor& part, const std::vector<RowRange>& ranges, const a
 
 int64_t convert(const Block& from, const Block& to) {
   int64_t bytes = 0;
-  for (size_t i = 0; i < to.size(); ++i) {
-    to.part(i).copy_(from.part(i));
-    bytes += bytes_of(to.part(i));
+  for (int i = 0; i < 3; ++i) {
+    const at::Tensor part = to.part(i);
+    part.copy_(from.part(i));
+    bytes += bytes_of(part);
   }
   return bytes;
 }

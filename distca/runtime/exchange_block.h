@@ -2,14 +2,13 @@
 // A message of the exchange as tensors, and the copies between it and local rows. Thread rule: one
 // thread.
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
-#include <memory>
 #include <vector>
 
-#include "distca/base/scalar_type.h"
-#include "distca/plan/exchange.h"
+#include "distca/kernels/attention.h"
+#include "distca/plan/attention_exchange.h"
 
 namespace at {
 class Tensor;
@@ -17,30 +16,26 @@ class Tensor;
 
 namespace distca {
 
-/// [rows, heads, dim] of one type inside a message.
-struct BlockPart {
-  int64_t rows = 0;
-  int64_t heads = 0;
-  int64_t dim = 0;
-  ScalarType type = ScalarType::kFloat32;
-
-  int64_t bytes() const { return rows * heads * dim * element_bytes(type); }
-};
-
-/// The parts of one message as tensors, where it lies. Head dimensions are multiples of 8, so that
-/// every part begins at a multiple of its element's size. Borrows the memory.
+/// One message where it lies: parts of [rows, heads, dim], one after another. Head dimensions are
+/// multiples of 8, so that every part begins at a multiple of its element's size. Borrows the
+/// memory; copying is cheap.
 class Block {
  public:
-  /// The parts lie one after another in `memory`, which has `bytes` bytes: a CHECK that they fill
-  /// it. `cuda_device`: where it lies, -1 = CPU.
-  Block(std::byte* memory, int64_t bytes, std::initializer_list<BlockPart> parts, int cuda_device);
+  /// `memory`: null where no part has rows. `cuda_device`: where it lies, -1 = CPU.
+  Block(std::byte* memory, const std::array<MessagePart, 3>& parts, int cuda_device)
+      : memory_(memory), parts_(parts), cuda_device_(cuda_device) {}
 
-  size_t size() const;  // parts
-  const at::Tensor& part(size_t index) const;
+  at::Tensor part(int index) const;
+  /// The part from `row` on, as kernels take it.
+  kernels::Rows rows(int index, int64_t row) const;
   void fill_with_zeros() const;
 
  private:
-  std::shared_ptr<const std::vector<at::Tensor>> parts_;
+  std::byte* begin(int index) const;
+
+  std::byte* memory_;
+  std::array<MessagePart, 3> parts_;
+  int cuda_device_;
 };
 
 // `part` holds the rows of `ranges` one after another. All return the bytes they moved.

@@ -11,10 +11,10 @@
 namespace distca {
 namespace {
 
-std::vector<int> peers(const std::vector<OpMessage>& messages) {
+std::vector<int> peers(const MessageList& list) {
   std::vector<int> ranks;
-  ranks.reserve(messages.size());
-  for (const OpMessage& message : messages) ranks.push_back(message.peer);
+  ranks.reserve(list.messages.size());
+  for (const PeerMessage& message : list.messages) ranks.push_back(message.peer);
   return ranks;
 }
 
@@ -76,7 +76,7 @@ class Playing {
     const Span post = timed(op, OpPart::kPost, [&] { player_.post(op); });
     exchanges_[index].posted_s = post.begin_s;
     if (!recorder_) return;
-    if (!op.sends.empty()) record(op, TraceKind::kCopy, pack);
+    if (!program_.sends(op).empty()) record(op, TraceKind::kCopy, pack);
     if (says_something(op)) record(op, TraceKind::kLaunch, post);
   }
 
@@ -87,7 +87,7 @@ class Playing {
     exchange.finished = true;
     const Span wait = timed(op, OpPart::kWait, [&] { player_.wait(op); });
     const Span land = timed(op, OpPart::kLand, [&] { player_.land(op); });
-    if (!recorder_ || op.receives.empty()) return;
+    if (!recorder_ || program_.receives(op).empty()) return;
     TraceEvent awaited = event(op, TraceKind::kWait, wait);
     awaited.to.clear();
     add(std::move(awaited));
@@ -101,11 +101,12 @@ class Playing {
     if (op.stream != Stream::kComm || exchange.sent) return;
     exchange.sent = true;
     const Span wait = timed(op, OpPart::kWait, [&] { player_.wait_sent(op); });
-    if (!recorder_ || op.sends.empty()) return;
+    if (!recorder_ || program_.sends(op).empty()) return;
     TraceEvent awaited = event(op, TraceKind::kWait, wait);
     awaited.from.clear();
     add(std::move(awaited));
-    if (op.receives.empty()) record(op, TraceKind::kFlight, {exchange.posted_s, wait.end_s});
+    if (program_.receives(op).empty())
+      record(op, TraceKind::kFlight, {exchange.posted_s, wait.end_s});
   }
 
   template <typename Body>
@@ -151,25 +152,27 @@ class Playing {
     }
   }
 
-  static bool says_something(const Op& op) { return !op.sends.empty() || !op.receives.empty(); }
+  bool says_something(const Op& op) const {
+    return !program_.sends(op).empty() || !program_.receives(op).empty();
+  }
 
   void record(const Op& op, TraceKind kind, const Span& span) { add(event(op, kind, span)); }
 
-  static TraceEvent event(const Op& op, TraceKind kind, const Span& span) {
-    TraceEvent event{.kind = kind,
-                     .name = describe(op),
-                     .begin_s = span.begin_s,
-                     .end_s = span.end_s,
-                     .layer = op.layer,
-                     .micro_batch = op.micro_batch,
-                     .nano_batch = op.nano_batch,
-                     .tag = op.tag,
-                     .from = peers(op.receives),
-                     .to = peers(op.sends),
-                     .bytes = op.bytes,
-                     .flops = op.flops};
-    for (const OpMessage& message : op.receives) event.received_bytes += message.bytes;
-    return event;
+  TraceEvent event(const Op& op, TraceKind kind, const Span& span) const {
+    const MessageList &sends = program_.sends(op), &receives = program_.receives(op);
+    return {.kind = kind,
+            .name = describe(op),
+            .begin_s = span.begin_s,
+            .end_s = span.end_s,
+            .layer = op.layer,
+            .micro_batch = op.micro_batch,
+            .nano_batch = op.nano_batch,
+            .tag = op.tag,
+            .from = peers(receives),
+            .to = peers(sends),
+            .bytes = sends.bytes,
+            .received_bytes = receives.bytes,
+            .flops = op.flops};
   }
 
   const Program& program_;

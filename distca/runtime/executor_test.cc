@@ -11,6 +11,7 @@
 
 #include "distca/base/error.h"
 #include "distca/base/random.h"
+#include "distca/program/program_testing.h"
 #include "distca/runtime/executor_testing.h"
 
 namespace distca {
@@ -31,14 +32,15 @@ Program random_program(Random& random) {
     }
     if (random.below(2) == 0) {
       op.kind = random.below(2) == 0 ? OpKind::kEnter : OpKind::kLeave;
-      op.stream = Stream::kComm;
       op.tag = static_cast<uint32_t>(i) + 1;
-      if (random.below(3) > 0) op.sends = {{1, 0, 64}, {4, 64, 8}};
-      if (random.below(3) > 0) op.receives = {{2, 0, 24}};
-      op.bytes = op.sends.empty() ? 0 : 72;
+      std::vector<testing::PeerBytes> sends, receives;
+      if (random.below(3) > 0) sends = {{1, 64}, {4, 8}};
+      if (random.below(3) > 0) receives = {{2, 24}};
+      testing::add_exchange(program, op, sends, receives);
       exchanges.push_back(i);
+    } else {
+      program.ops.push_back(op);
     }
-    program.ops.push_back(op);
   }
   return program;
 }
@@ -190,15 +192,16 @@ TEST(Executor, every_exchange_with_messages_flies_once_from_its_post_to_the_end_
       const bool computes = op.stream == Stream::kCompute;
       EXPECT_EQ((events[{TraceKind::kCompute, op.layer}].size()), computes ? 1u : 0u);
       const auto& flights = events[{TraceKind::kFlight, op.layer}];
-      const bool speaks = !op.sends.empty() || !op.receives.empty();
+      const MessageList &sends = program.sends(op), &receives = program.receives(op);
+      const bool speaks = !sends.empty() || !receives.empty();
       ASSERT_EQ(flights.size(), speaks ? 1u : 0u);
       if (!speaks) continue;
       const TraceEvent& flight = flights[0];
       EXPECT_EQ(flight.tag, op.tag);
-      EXPECT_EQ(flight.bytes, op.bytes);
-      EXPECT_EQ(flight.received_bytes, op.receives.empty() ? 0 : 24);
-      EXPECT_EQ(flight.from, op.receives.empty() ? std::vector<int>{} : std::vector<int>{2});
-      EXPECT_EQ(flight.to, op.sends.empty() ? std::vector<int>{} : std::vector<int>({1, 4}));
+      EXPECT_EQ(flight.bytes, sends.empty() ? 0 : 72);
+      EXPECT_EQ(flight.received_bytes, receives.empty() ? 0 : 24);
+      EXPECT_EQ(flight.from, receives.empty() ? std::vector<int>{} : std::vector<int>{2});
+      EXPECT_EQ(flight.to, sends.empty() ? std::vector<int>{} : std::vector<int>({1, 4}));
       EXPECT_EQ(flight.begin_s, (events[{TraceKind::kLaunch, op.layer}].at(0).begin_s));
       const auto& waits = events[{TraceKind::kWait, op.layer}];
       const auto last = std::find_if(waits.begin(), waits.end(), [&](const TraceEvent& wait) {
@@ -225,9 +228,9 @@ TEST(Executor, with_a_devices_clock_times_and_events_are_when_the_device_did_it)
     size_t marks_ = 0;
   } clock;
   Program program;
-  program.ops = {Op{.kind = OpKind::kPre},
-                 Op{.kind = OpKind::kEnter, .stream = Stream::kComm, .receives = {{2, 0, 24}}},
-                 Op{.kind = OpKind::kAttend, .deps = {1}}};
+  program.ops = {Op{.kind = OpKind::kPre}};
+  testing::add_exchange(program, {.kind = OpKind::kEnter}, {}, {{2, 24}});
+  program.ops.push_back({.kind = OpKind::kAttend, .deps = {1}});
   IdlePlayer player;
   OpTimes times;
   TraceRecorder recorder;

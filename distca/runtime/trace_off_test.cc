@@ -5,19 +5,21 @@
 #include <cstdlib>
 #include <new>
 
+#include "distca/program/program_testing.h"
 #include "distca/runtime/executor_testing.h"
 
 namespace {
 int64_t allocations = 0;
 }  // namespace
 
-void* operator new(size_t bytes) {
+// Not inlined: the compiler would see memory of malloc() given to `delete`, or the other way round.
+__attribute__((noinline)) void* operator new(size_t bytes) {
   ++allocations;
   if (void* memory = std::malloc(bytes)) return memory;
   throw std::bad_alloc();
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+__attribute__((noinline)) void operator delete(void* memory) noexcept { std::free(memory); }
+__attribute__((noinline)) void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 namespace distca {
 namespace {
@@ -26,11 +28,7 @@ namespace {
 int64_t allocations_of(int pairs, TraceRecorder* recorder) {
   Program program;
   for (int i = 0; i < pairs; ++i) {
-    program.ops.push_back(Op{.kind = OpKind::kEnter,
-                             .stream = Stream::kComm,
-                             .layer = i,
-                             .sends = {{.peer = 1, .offset = 0, .bytes = 8}},
-                             .receives = {{.peer = 1, .offset = 0, .bytes = 8}}});
+    testing::add_exchange(program, {.kind = OpKind::kEnter, .layer = i}, {{1, 8}}, {{1, 8}});
     program.ops.push_back(Op{.kind = OpKind::kAttend, .layer = i, .deps = {2 * i}});
   }
   IdlePlayer player;

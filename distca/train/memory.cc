@@ -61,15 +61,8 @@ double exchange_buffer_bytes(const Config& config, const std::vector<Plan>& plan
   std::vector<PlanIndex> indices(plans.begin(), plans.end());
   double bytes = 0;
   for (int rank = local.first; rank < local.first + local.count; ++rank) {
-    std::vector<NanoInput> inputs;
-    for (size_t nano = 0; nano < plans.size(); ++nano) {
-      inputs.push_back({.exchange = indices[nano].exchange(rank),
-                        .pairs = plans[nano].load[rank].pairs,
-                        .resent = resent,
-                        .tokens = {}});
-    }
-    const Program program = step_program(config.model, step_options(config), rank < num_workers,
-                                         ProgramRequest::Kind::kTrain, inputs);
+    const Program program =
+        rank_program(config, indices, resent, ProgramRequest::Kind::kTrain, rank, num_workers);
     for (const Buffer& buffer : program.buffers) bytes += static_cast<double>(buffer.bytes);
   }
   return bytes;

@@ -61,6 +61,7 @@ void Metrics::record(const StepMetrics& m) {
                {"bytes_copied", m.bytes.copied},
                {"nano_batches_resent", m.num_resent},
                {"plan_s", m.plan_s},
+               {"validate_s", m.validate_s},
                {"plan_wait_s", m.plan_wait_s},
                {"price", labels_.price},
                {"kernel", labels_.kernel},

@@ -28,8 +28,9 @@ struct StepMetrics {
   double imbalance_after = 1;   // of servers under the plan, of load over capacity
   ExchangeBytes bytes;          // all ranks, forward and backward
   int64_t num_resent = 0;       // nano-batches of which Q, K, V traveled again for backward
-  double plan_s = 0;  // making, checking and resolving the plans and reading this rank's tokens, on
-                      // a thread of its own
+  double plan_s = 0;       // making and checking the plans and this rank's program and reading its
+                           // tokens, on a thread of its own
+  double validate_s = 0;   // of it, checking programs: before step 1 those of all ranks together
   double plan_wait_s = 0;  // how long the step waited for it
   // Time in attention, forward and backward of all layers and nano-batches. Measured: on a CPU with
   // one thread a rank its processor time, as profiles are; with more threads the time that passed,

@@ -9,6 +9,7 @@
 #include "distca/plan/exchange.h"
 #include "distca/plan/scheduler.h"
 #include "distca/plan/validate.h"
+#include "distca/program/validate.h"
 #include "distca/train/plan_request.h"
 
 namespace distca {
@@ -37,6 +38,11 @@ std::vector<int64_t> sum(const std::vector<std::vector<int64_t>>& loads, size_t 
   return result;
 }
 
+std::string chosen_words(const PlanOptions& options) {
+  return fmt::format("{} {:g}", options.scheduler,
+                     static_cast<double>(options.tolerance_ppm) * 1e-6);
+}
+
 void check_plan(const Plan& plan, const AttentionProfile* profile) {
   ValidateOptions checks = checks_of(find_scheduler(plan.options.scheduler));
   checks.profile = profile;
@@ -45,11 +51,33 @@ void check_plan(const Plan& plan, const AttentionProfile* profile) {
                violations[0]);
 }
 
+/// This rank's program, checked; `validate_s`: what that took.
+Program checked_program(const Config& config, const std::vector<Plan>& plans, bool resent,
+                        const StepBatch& batch, int rank, int num_workers, double* validate_s) {
+  const std::vector<PlanIndex> indices(plans.begin(), plans.end());
+  const auto program_of = [&](int of_rank) {
+    return rank_program(config, indices, resent, batch.kind, of_rank, num_workers);
+  };
+  Program program = program_of(rank);
+  const Stopwatch watch;
+  std::vector<Program> checked;
+  for (int other = 0; batch.checks_all_ranks && other < num_ranks(config, num_workers); ++other) {
+    checked.push_back(program_of(other));
+  }
+  const std::vector<std::string> violations =
+      batch.checks_all_ranks ? validate(checked) : validate(program);
+  DISTCA_CHECK(violations.empty(), "a wrong program was made: {}", violations[0]);
+  *validate_s = watch.seconds();
+  return program;
+}
+
 }  // namespace
 
-PlannedBatch plan_batch(const Config& config, const IndexedDataset& data, const Batch& batch,
-                        int rank, int num_workers, const Speeds& speeds) {
+PlannedBatch plan_batch(const Config& config, const IndexedDataset& data,
+                        const StepBatch& step_batch, int rank, int num_workers,
+                        const Speeds& speeds) {
   const Stopwatch watch;
+  const Batch& batch = step_batch.batch;
   const auto num_servers = static_cast<size_t>(num_ranks(config, num_workers));
   PlannedBatch planned{.speeds_from_step = speeds.from_step};
   std::vector<std::vector<int64_t>> before, after;
@@ -77,23 +105,21 @@ PlannedBatch plan_batch(const Config& config, const IndexedDataset& data, const 
       planned.work[worker].tokens += plan.layout.num_tokens(worker);
     }
     if (config.plan.tolerance == Config::PlanKeys::kAutoTolerance) {
-      planned.chosen.push_back(fmt::format("{} {:g}", plan.options.scheduler,
-                                           static_cast<double>(plan.options.tolerance_ppm) * 1e-6));
+      planned.chosen.push_back(chosen_words(plan.options));
     }
     // Plain packing knows no servers but workers.
     imbalance_before.add(Cluster::in_place(num_workers), before.back());
     imbalance_after.add(plan.cluster, after.back());
-    NanoInput& input = planned.inputs.emplace_back();
-    input.exchange = PlanIndex(plan).exchange(rank);
-    input.pairs = plan.load[rank].pairs;
-    input.resent = resent;
     if (rank < num_workers) {
-      input.tokens = load_tokens(data, source, plan.layout.workers[rank], config.model.vocab_size);
+      planned.input.tokens.push_back(
+          load_tokens(data, source, plan.layout.workers[rank], config.model.vocab_size));
     }
-    planned.num_resent += resent ? 1 : 0;
     planned.num_tokens += source.nano_batch.num_tokens();
     planned.num_targets += source.num_targets();
   }
+  planned.num_resent = resent ? static_cast<int64_t>(batch.size()) : 0;
+  planned.input.program =
+      checked_program(config, plans, resent, step_batch, rank, num_workers, &planned.validate_s);
   planned.load_before = sum(before, num_servers);
   planned.load_after = sum(after, num_servers);
   planned.pairs = std::accumulate(planned.load_after.begin(), planned.load_after.end(), int64_t{0});
@@ -113,7 +139,7 @@ void PlanAhead::start(Speeds speeds) {
   try {
     pending_ = std::async(std::launch::async,
                           [this, speeds = std::move(speeds)]() -> std::optional<PlannedBatch> {
-                            const std::optional<Batch> batch = next_batch_();
+                            const std::optional<StepBatch> batch = next_batch_();
                             if (!batch) return std::nullopt;
                             return plan_(*batch, speeds);
                           });

@@ -1,6 +1,7 @@
 #pragma once
-// Plans batches ahead of their use: while a step runs, a thread of its own makes, checks and
-// resolves the plans of the next batch and reads this rank's tokens. No torch call is made there.
+// Plans batches ahead of their use: while a step runs, a thread of its own makes and checks the
+// plans of the next batch and this rank's program for it, and reads this rank's tokens. No torch
+// call is made there.
 
 #include <cstdint>
 #include <functional>
@@ -17,9 +18,16 @@
 
 namespace distca {
 
+/// A batch and what it is for.
+struct StepBatch {
+  Batch batch;
+  ProgramRequest::Kind kind = ProgramRequest::Kind::kTrain;
+  bool checks_all_ranks = false;  // the programs of all ranks together, not this rank's alone
+};
+
 /// A batch, planned: what this rank does in it, and what the plans say of all.
 struct PlannedBatch {
-  std::vector<NanoInput> inputs;
+  StepInput input;
   uint64_t hash = 0;       // of the plans; ranks compare it before use
   int64_t num_resent = 0;  // nano-batches of which Q, K, V travel again for backward
   int64_t num_tokens = 0;
@@ -35,13 +43,14 @@ struct PlannedBatch {
   std::vector<double> attention_s;  // [servers] predicted, forward and backward of all layers;
                                     // empty without plan.profile
   double plan_s = 0;                // what all this took
+  double validate_s = 0;            // of it, to check programs
   double wait_s = 0;                // how long next() waited for it
 };
 
 /// Plans every nano-batch of a batch and loads the tokens of `rank`, a dedicated server's none.
 /// `speeds`: recorded ones (measures_speeds), the same on every rank.
-/// Throws Error(kPlan, kData); a plan that the validator refuses is a CHECK. Any thread.
-PlannedBatch plan_batch(const Config& config, const IndexedDataset& data, const Batch& batch,
+/// Throws Error(kPlan, kData); a plan or program that its validator refuses is a CHECK. Any thread.
+PlannedBatch plan_batch(const Config& config, const IndexedDataset& data, const StepBatch& batch,
                         int rank, int num_workers, const Speeds& speeds = {});
 
 /// Thread rule: one thread. Destroying it waits for what is being planned; no thread is left.
@@ -49,8 +58,8 @@ class PlanAhead {
  public:
   /// The batches in the order of their use; none: no more. Called on the planning thread, one call
   /// at a time, and never after the PlanAhead.
-  using NextBatch = std::function<std::optional<Batch>()>;
-  using PlanBatch = std::function<PlannedBatch(const Batch&, const Speeds&)>;
+  using NextBatch = std::function<std::optional<StepBatch>()>;
+  using PlanBatch = std::function<PlannedBatch(const StepBatch&, const Speeds&)>;
 
   /// Starts with the first batch. Throws Error(kIo) if the system refuses a thread.
   PlanAhead(NextBatch next_batch, PlanBatch plan, Speeds speeds = {});

@@ -20,17 +20,17 @@ using ::testing::SizeIs;
 
 /// Yields `count` batches, then none.
 PlanAhead::NextBatch batches(int count) {
-  return [left = count]() mutable -> std::optional<Batch> {
+  return [left = count]() mutable -> std::optional<StepBatch> {
     if (left == 0) return std::nullopt;
     --left;
-    return Batch{};
+    return StepBatch{};
   };
 }
 
 TEST(PlanAhead, batches_come_in_order_and_one_is_planned_while_another_is_used) {
   const std::thread::id here = std::this_thread::get_id();
   std::atomic<int> planned{0};
-  PlanAhead ahead(batches(3), [&](const Batch&, const Speeds&) {
+  PlanAhead ahead(batches(3), [&](const StepBatch&, const Speeds&) {
     EXPECT_NE(std::this_thread::get_id(), here);
     return PlannedBatch{.num_tokens = ++planned};
   });
@@ -49,7 +49,7 @@ TEST(PlanAhead, batches_come_in_order_and_one_is_planned_while_another_is_used) 
 TEST(PlanAhead, plans_with_the_speeds_of_the_moment_when_it_starts) {
   PlanAhead ahead(
       batches(3),
-      [](const Batch&, const Speeds& speeds) {
+      [](const StepBatch&, const Speeds& speeds) {
         return PlannedBatch{.num_tokens = speeds.from_step};
       },
       Speeds{.from_step = 10});
@@ -60,7 +60,7 @@ TEST(PlanAhead, plans_with_the_speeds_of_the_moment_when_it_starts) {
 
 TEST(PlanAhead, what_goes_wrong_while_planning_is_thrown_when_the_batch_is_wanted) {
   int planned = 0;
-  PlanAhead ahead(batches(3), [&](const Batch&, const Speeds&) {
+  PlanAhead ahead(batches(3), [&](const StepBatch&, const Speeds&) {
     if (++planned == 2) throw Error(ErrorKind::kPlan, "does not fit");
     return PlannedBatch{};
   });
@@ -77,7 +77,7 @@ TEST(PlanAhead, what_goes_wrong_while_planning_is_thrown_when_the_batch_is_wante
 TEST(PlanAhead, its_end_waits_for_what_is_being_planned) {
   std::atomic<bool> done{false};
   {
-    PlanAhead ahead(batches(1), [&](const Batch&, const Speeds&) {
+    PlanAhead ahead(batches(1), [&](const StepBatch&, const Speeds&) {
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
       done = true;
       return PlannedBatch{};
@@ -100,13 +100,17 @@ class PlanBatchTest : public FolderTest {
     config_.batch.max_document_tokens = 512;
   }
 
+  static double pairs_of(const PlannedBatch& rank, size_t nano) {
+    return static_cast<double>(rank.input.program.exchanges[nano]->pairs_of(TaskSet::kAll));
+  }
+
   std::vector<PlannedBatch> plan(int workers, const Speeds& speeds = {}) {
     const IndexedDataset data(folder_ / "data");
     BatchStream stream(data.document_lengths(), {0, 1, 2}, config_.batch);
     const Batch batch = stream.next();
     std::vector<PlannedBatch> ranks;
     for (int rank = 0; rank < num_ranks(config_, workers); ++rank) {
-      ranks.push_back(plan_batch(config_, data, batch, rank, workers, speeds));
+      ranks.push_back(plan_batch(config_, data, {batch}, rank, workers, speeds));
     }
     return ranks;
   }
@@ -124,10 +128,12 @@ TEST_F(PlanBatchTest, ranks_agree_on_the_plans_and_share_the_tokens) {
     EXPECT_THAT(rank.load_after, SizeIs(3));
     EXPECT_THAT(rank.attention_s, IsEmpty()) << "nothing predicts time";
     EXPECT_GT(rank.plan_s, 0);
-    ASSERT_THAT(rank.inputs, SizeIs(2));
-    for (const NanoInput& input : rank.inputs) {
-      EXPECT_EQ(static_cast<int64_t>(input.tokens.ids.size()), input.exchange.local_tokens);
-      tokens += input.exchange.local_tokens;
+    EXPECT_GT(rank.validate_s, 0);
+    ASSERT_THAT(rank.input.program.exchanges, SizeIs(2));
+    for (size_t nano = 0; nano < 2; ++nano) {
+      const int64_t local = rank.input.program.exchanges[nano]->rows.local_tokens;
+      EXPECT_EQ(static_cast<int64_t>(rank.input.tokens[nano].ids.size()), local);
+      tokens += local;
     }
   }
   EXPECT_EQ(tokens, 1024);
@@ -141,14 +147,24 @@ TEST_F(PlanBatchTest, a_dedicated_server_has_tasks_and_no_tokens) {
   EXPECT_THAT(ranks[2].load_after, SizeIs(3));
   EXPECT_EQ(ranks[2].load_before[2], 0) << "plain packing knows workers only";
   int64_t pairs = 0;
-  for (const NanoInput& input : ranks[2].inputs) {
-    EXPECT_EQ(input.tokens.ids.size(), 0u);
-    EXPECT_EQ(input.exchange.local_tokens, 0);
-    EXPECT_THAT(input.exchange.tasks, testing::Not(IsEmpty()));
-    pairs += input.pairs;
+  EXPECT_THAT(ranks[2].input.tokens, IsEmpty());
+  for (const auto& exchange : ranks[2].input.program.exchanges) {
+    EXPECT_EQ(exchange->rows.local_tokens, 0);
+    EXPECT_THAT(exchange->rows.tasks, testing::Not(IsEmpty()));
+    pairs += exchange->pairs_of(TaskSet::kAll);
   }
   EXPECT_EQ(pairs, ranks[0].load_after[2]);
   EXPECT_GE(ranks[0].imbalance_after, 1);
+}
+
+TEST_F(PlanBatchTest, a_rank_can_check_the_programs_of_all_ranks_and_of_an_evaluation) {
+  config_.servers.dedicated = 1;
+  const IndexedDataset data(folder_ / "data");
+  BatchStream stream(data.document_lengths(), {0, 1, 2}, config_.batch);
+  const StepBatch batch{
+      .batch = stream.next(), .kind = ProgramRequest::Kind::kEvaluate, .checks_all_ranks = true};
+  const PlannedBatch planned = plan_batch(config_, data, batch, /*rank=*/2, /*num_workers=*/2);
+  for (const Op& op : planned.input.program.ops) EXPECT_EQ(op.pass, Pass::kForward);
 }
 
 TEST_F(PlanBatchTest, a_rank_that_is_twice_as_slow_gets_the_load_that_it_finishes_with_the_other) {
@@ -165,15 +181,14 @@ TEST_F(PlanBatchTest, a_rank_that_is_twice_as_slow_gets_the_load_that_it_finishe
     EXPECT_EQ(uneven[0].speeds_from_step, 9);
     for (size_t nano = 0; nano < 2; ++nano) {
       const auto share_of_slow = [&](const std::vector<PlannedBatch>& ranks) {
-        const auto first = static_cast<double>(ranks[0].inputs[nano].pairs);
-        const auto second = static_cast<double>(ranks[1].inputs[nano].pairs);
+        const auto first = pairs_of(ranks[0], nano);
+        const auto second = pairs_of(ranks[1], nano);
         return second / (first + second);
       };
       EXPECT_NEAR(share_of_slow(even), 0.5, 0.01) << schedule << " " << nano;
       // Blocking evens attention alone; under ping-pong both have a T with
       // (T - linear) / pair + (T - 2 linear) / (2 pair) = pairs.
-      const auto pairs =
-          static_cast<double>(even[0].inputs[nano].pairs + even[1].inputs[nano].pairs);
+      const double pairs = pairs_of(even[0], nano) + pairs_of(even[1], nano);
       const double linear = schedule == std::string("blocking") ? 0 : kLinearPs * 8192 / 2;
       const double finish = (pairs * kPairPs + 2 * linear) / 1.5;
       const double want = (finish - 2 * linear) / (2 * kPairPs) / pairs;

@@ -27,8 +27,6 @@ struct NanoState {
     at::Tensor o;        // leaf of post
     at::Tensor y;        // output of post
   };
-  std::unique_ptr<CoreAttention> attention;
-  // The rest only where there are weights.
   at::Tensor ids, targets, positions;       // of tokens
   std::shared_ptr<const Llama::Rope> rope;  // from embed to loss
   at::Tensor embedded;
@@ -36,26 +34,22 @@ struct NanoState {
   std::vector<Layer> layers;
   at::Tensor loss_leaf, loss;
   at::Tensor gradient;  // running gradient of the activation
-
-  /// Frees all but the counts of `attention`: gradients are summed and weights updated without it.
-  void end() {
-    NanoState ended;
-    ended.attention = std::move(attention);
-    *this = std::move(ended);
-  }
 };
 
 class Player final : public OpPlayer {
  public:
   /// `model`: null on a dedicated server.
-  Player(const Llama* model, double loss_scale, const std::function<void()>& sum_gradients,
-         const std::function<void()>& update)
-      : model_(model), loss_scale_(loss_scale), sum_gradients_(sum_gradients), update_(update) {}
+  Player(const Llama* model, CoreAttention& attention, double loss_scale,
+         const std::function<void()>& sum_gradients, const std::function<void()>& update)
+      : model_(model),
+        attention_(attention),
+        loss_scale_(loss_scale),
+        sum_gradients_(sum_gradients),
+        update_(update) {}
 
-  void add(const LocalTokens& tokens, std::unique_ptr<CoreAttention> attention) {
+  /// The next nano-batch.
+  void add(const LocalTokens& tokens) {
     NanoState& nano = nanos_.emplace_back();
-    nano.attention = std::move(attention);
-    if (model_ == nullptr) return;
     const at::Device device = model_->parameters()[0].device();
     const auto tensor = [&](const std::vector<int64_t>& values) {
       return at::tensor(values, at::kLong).to(device);
@@ -67,30 +61,18 @@ class Player final : public OpPlayer {
   }
 
   void play(const Op& op) override {
-    if (op.kind == OpKind::kAttend) return attention(op).attend(op);
+    if (op.kind == OpKind::kAttend) return attention_.attend(op);
     op.pass == Pass::kForward ? play_forward(op) : play_backward(op);
   }
-  void pack(const Op& op) override { attention(op).pack(op); }
-  void post(const Op& op) override {
-    attention(op).post(op);
-    const Pass last = at::GradMode::is_enabled() ? Pass::kBackward : Pass::kForward;
-    // Where there are weights, the phase that follows ends the layer.
-    if (model_ == nullptr && op.kind == OpKind::kLeave && op.pass == last)
-      attention(op).drop(op.layer);
-  }
-  void wait(const Op& op) override { attention(op).wait(op); }
-  void land(const Op& op) override { attention(op).land(op); }
-  void wait_sent(const Op& op) override { attention(op).wait_sent(op); }
+  void pack(const Op& op) override { attention_.pack(op); }
+  void post(const Op& op) override { attention_.post(op); }
+  void wait(const Op& op) override { attention_.wait(op); }
+  void land(const Op& op) override { attention_.land(op); }
+  void wait_sent(const Op& op) override { attention_.wait_sent(op); }
 
-  StepResult result(const OpTimes& times) const {
-    StepResult result{.loss_sum = loss_sum_, .bytes = {}, .times = times};
-    for (const NanoState& nano : nanos_) result.bytes += nano.attention->bytes();
-    return result;
-  }
+  double loss_sum() const { return loss_sum_; }
 
  private:
-  CoreAttention& attention(const Op& op) { return *nanos_[op.nano_batch].attention; }
-
   void play_forward(const Op& op) {
     NanoState& nano = nanos_[op.nano_batch];
     NanoState::Layer* layer = op.layer < 0 ? nullptr : &nano.layers[op.layer];
@@ -103,14 +85,15 @@ class Player final : public OpPlayer {
       case OpKind::kPre:
         layer->x = leaf(nano.x);
         model_->pre_attention(op.layer, layer->x, *nano.rope, &layer->q, &layer->k, &layer->v);
-        nano.attention->set_qkv(op.layer, layer->q.detach(), layer->k.detach(), layer->v.detach());
+        attention_.set_qkv(op.nano_batch, op.layer, layer->q.detach(), layer->k.detach(),
+                           layer->v.detach());
         break;
       case OpKind::kPost:
-        layer->o = leaf(nano.attention->o(op.layer));
+        layer->o = leaf(attention_.o(op.nano_batch, op.layer));
         layer->y = model_->post_attention(op.layer, layer->x, layer->o);
         nano.x = layer->y.detach();
         if (!at::GradMode::is_enabled()) {
-          nano.attention->drop(op.layer);
+          attention_.drop(op.nano_batch, op.layer);
           *layer = {};
         }
         break;
@@ -120,7 +103,7 @@ class Player final : public OpPlayer {
         nano.rope.reset();
         nano.loss = model_->loss_sum(nano.loss_leaf, nano.targets);
         loss_sum_ += nano.loss.item<double>();
-        if (!at::GradMode::is_enabled()) nano.end();
+        if (!at::GradMode::is_enabled()) nano = {};
         break;
       default:
         DISTCA_CHECK(false, "no forward operation: {}", describe(op));
@@ -141,13 +124,13 @@ class Player final : public OpPlayer {
         break;
       case OpKind::kPost:
         torch::autograd::backward({layer->y}, {nano.gradient});
-        nano.attention->set_d_o(op.layer, layer->o.grad());
+        attention_.set_d_o(op.nano_batch, op.layer, layer->o.grad());
         layer->y.reset();
         layer->o.reset();
         break;
       case OpKind::kPre: {
         at::Tensor dq, dk, dv;
-        nano.attention->take_gradients(op.layer, &dq, &dk, &dv);
+        attention_.take_gradients(op.nano_batch, op.layer, &dq, &dk, &dv);
         torch::autograd::backward({layer->q, layer->k, layer->v}, {dq, dk, dv});
         nano.gradient = layer->x.grad();
         *layer = {};
@@ -155,7 +138,7 @@ class Player final : public OpPlayer {
       }
       case OpKind::kEmbed:
         torch::autograd::backward({nano.embedded}, {nano.gradient});
-        nano.end();
+        nano = {};
         break;
       default:
         DISTCA_CHECK(false, "no backward operation: {}", describe(op));
@@ -163,19 +146,13 @@ class Player final : public OpPlayer {
   }
 
   const Llama* model_;
+  CoreAttention& attention_;
   double loss_scale_;
   const std::function<void()>& sum_gradients_;
   const std::function<void()>& update_;
   double loss_sum_ = 0;
   std::vector<NanoState> nanos_;
 };
-
-ExchangeTypes exchange_types(ScalarType compute, bool wide_gradients) {
-  const ScalarType accumulator = kernels::accumulator_type(compute);
-  return {.compute = compute,
-          .accumulator = accumulator,
-          .gradient = wide_gradients ? accumulator : compute};
-}
 
 }  // namespace
 
@@ -186,60 +163,67 @@ StepOptions step_options(const Config& config) {
           .threads = static_cast<int>(config.train.threads_per_rank)};
 }
 
+std::shared_ptr<const AttentionExchange> attention_exchange(const PlanIndex& index, int rank,
+                                                            const LlamaConfig& model,
+                                                            const StepOptions& options) {
+  return std::make_shared<const AttentionExchange>(
+      make_attention_exchange(index.exchange(rank), llama_layers(model).attention,
+                              exchange_types(model.dtype, options.wide_gradients)));
+}
+
 Program step_program(const LlamaConfig& model, const StepOptions& options, bool holds_weights,
-                     ProgramRequest::Kind kind, const std::vector<NanoInput>& inputs) {
-  ProgramRequest request{.schedule = options.schedule,
-                         .kind = kind,
-                         .holds_weights = holds_weights,
-                         .nano_batches = {},
-                         .model = llama_layers(model),
-                         .vocab_size = model.vocab_size,
-                         .types = exchange_types(model.dtype, options.wide_gradients)};
-  for (const NanoInput& input : inputs)
-    request.nano_batches.push_back({&input.exchange, input.pairs, input.resent});
-  return build_program(request);
+                     ProgramRequest::Kind kind, std::vector<NanoPart> nano_batches) {
+  return build_program({.schedule = options.schedule,
+                        .kind = kind,
+                        .holds_weights = holds_weights,
+                        .nano_batches = std::move(nano_batches),
+                        .model = llama_layers(model),
+                        .vocab_size = model.vocab_size});
+}
+
+Program rank_program(const Config& config, const std::vector<PlanIndex>& plans, bool resent,
+                     ProgramRequest::Kind kind, int rank, int num_workers) {
+  const StepOptions options = step_options(config);
+  std::vector<NanoPart> parts;
+  for (const PlanIndex& plan : plans) {
+    parts.push_back({attention_exchange(plan, rank, config.model, options), resent});
+  }
+  return step_program(config.model, options, rank < num_workers, kind, std::move(parts));
 }
 
 Step::Step(const LlamaConfig& config, const Llama* model, Communicator& comm,
            const StepOptions& options)
-    : config_(config),
-      model_(model),
+    : model_(model),
       comm_(comm),
-      options_(options),
       kernel_(kernel_request(config, options.kernel, options.threads, comm.cuda_device())),
       buffers_(comm.cuda_device()) {}
 Step::~Step() = default;
 
-StepResult Step::run(ProgramRequest::Kind kind, std::vector<NanoInput> inputs, double loss_scale,
+StepResult Step::run(const StepInput& input, double loss_scale,
                      const std::function<void()>& sum_gradients,
                      const std::function<void()>& update) {
-  const Program program = step_program(config_, options_, model_ != nullptr, kind, inputs);
-  buffers_.prepare(program);
-  const CoreAttentionOptions options{
-      .window_left = llama_layers(config_).attention.window_left,
-      .num_layers = static_cast<int>(config_.num_hidden_layers),
-      .types = exchange_types(config_.dtype, options_.wide_gradients)};
-  Player player(model_, loss_scale, sum_gradients, update);
-  for (NanoInput& input : inputs) {
-    player.add(input.tokens, std::make_unique<CoreAttention>(std::move(input.exchange), options,
-                                                             kernel_, comm_, buffers_));
+  buffers_.prepare(input.program);
+  CoreAttention attention(input.program, kernel_, comm_, buffers_);
+  Player player(model_, attention, loss_scale, sum_gradients, update);
+  if (model_ != nullptr) {
+    for (const LocalTokens& tokens : input.tokens) player.add(tokens);
   }
   OpTimes times;
   const std::unique_ptr<OpClock> clock = device_clock(comm_.cuda_device());
-  play(program, player, &times, recorder_, clock.get());
-  return player.result(times);
+  play(input.program, player, &times, recorder_, clock.get());
+  return {.loss_sum = player.loss_sum(), .bytes = attention.bytes(), .times = times};
 }
 
-StepResult Step::train(std::vector<NanoInput> inputs, int64_t num_targets,
+StepResult Step::train(const StepInput& input, int64_t num_targets,
                        const std::function<void()>& sum_gradients,
                        const std::function<void()>& update) {
   const double loss_scale = num_targets > 0 ? 1.0 / static_cast<double>(num_targets) : 0.0;
-  return run(ProgramRequest::Kind::kTrain, std::move(inputs), loss_scale, sum_gradients, update);
+  return run(input, loss_scale, sum_gradients, update);
 }
 
-StepResult Step::evaluate(std::vector<NanoInput> inputs) {
+StepResult Step::evaluate(const StepInput& input) {
   const c10::AutoGradMode no_grad(false);
-  return run(ProgramRequest::Kind::kEvaluate, std::move(inputs), 0.0, nullptr, nullptr);
+  return run(input, 0.0, nullptr, nullptr);
 }
 
 }  // namespace distca

@@ -10,7 +10,7 @@
 
 #include "distca/comm/communicator.h"
 #include "distca/model/llama.h"
-#include "distca/plan/exchange.h"
+#include "distca/plan/attention_exchange.h"
 #include "distca/program/program.h"
 #include "distca/program/schedule.h"
 #include "distca/runtime/core_attention.h"
@@ -22,12 +22,10 @@ namespace distca {
 
 struct Config;
 
-/// One nano-batch as this rank sees it.
-struct NanoInput {
-  RankExchange exchange;
-  int64_t pairs = 0;    // (query, key) pairs of this rank's tasks
-  bool resent = false;  // Q, K, V travel again for backward
-  LocalTokens tokens;   // none on a dedicated server
+/// What a rank does in a step.
+struct StepInput {
+  Program program;
+  std::vector<LocalTokens> tokens;  // [nano-batch] none on a dedicated server
 };
 
 struct StepResult {
@@ -46,9 +44,17 @@ struct StepOptions {
 /// As the configuration says.
 StepOptions step_options(const Config& config);
 
-/// The program of one rank for these inputs.
+/// What one rank exchanges and computes under a plan with the model's shape.
+std::shared_ptr<const AttentionExchange> attention_exchange(const PlanIndex& index, int rank,
+                                                            const LlamaConfig& model,
+                                                            const StepOptions& options);
+/// The program of one rank.
 Program step_program(const LlamaConfig& model, const StepOptions& options, bool holds_weights,
-                     ProgramRequest::Kind kind, const std::vector<NanoInput>& inputs);
+                     ProgramRequest::Kind kind, std::vector<NanoPart> nano_batches);
+
+/// The program of one rank for the plans of a batch, as the configuration says.
+Program rank_program(const Config& config, const std::vector<PlanIndex>& plans, bool resent,
+                     ProgramRequest::Kind kind, int rank, int num_workers);
 
 class Step {
  public:
@@ -59,23 +65,21 @@ class Step {
 
   /// Forward and backward of all nano-batches; gradients of sum(loss) / num_targets are added to
   /// the parameters' .grad. `sum_gradients` and `update` are the program's last two operations.
-  StepResult train(std::vector<NanoInput> inputs, int64_t num_targets,
+  StepResult train(const StepInput& input, int64_t num_targets,
                    const std::function<void()>& sum_gradients, const std::function<void()>& update);
-  /// Forward and loss only.
-  StepResult evaluate(std::vector<NanoInput> inputs);
+  /// Forward and loss only: a program of Kind::kEvaluate.
+  StepResult evaluate(const StepInput& input);
   const AttentionKernel& kernel() const { return kernel_; }
   const ExchangeBuffers& buffers() const { return buffers_; }
   /// Records the events of the steps that follow; null: none.
   void set_recorder(TraceRecorder* recorder) { recorder_ = recorder; }
 
  private:
-  StepResult run(ProgramRequest::Kind kind, std::vector<NanoInput> inputs, double loss_scale,
+  StepResult run(const StepInput& input, double loss_scale,
                  const std::function<void()>& sum_gradients, const std::function<void()>& update);
 
-  LlamaConfig config_;
   const Llama* model_;
   Communicator& comm_;
-  StepOptions options_;
   AttentionKernel kernel_;
   ExchangeBuffers buffers_;
   TraceRecorder* recorder_ = nullptr;

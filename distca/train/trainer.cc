@@ -95,7 +95,7 @@ class Trainer {
                                        ? measured_bytes_per_us(comm_)
                                        : 0);
     }
-    const auto plan = [this, rank = comm_.rank()](const Batch& batch, const Speeds& speeds) {
+    const auto plan = [this, rank = comm_.rank()](const StepBatch& batch, const Speeds& speeds) {
       return plan_batch(config_, data_, batch, rank, num_workers_, speeds);
     };
     plan_ahead_.emplace([this] { return next_batch(); }, plan, speeds_at(1));
@@ -162,11 +162,14 @@ class Trainer {
 
   /// Batches in the order of their use: a step's, then the held-out ones where they are due. On the
   /// planning thread.
-  std::optional<Batch> next_batch() {
-    if (held_out_left_ > 0) return validation_[validation_.size() - held_out_left_--];
+  std::optional<StepBatch> next_batch() {
+    if (held_out_left_ > 0) {
+      return StepBatch{.batch = validation_[validation_.size() - held_out_left_--],
+                       .kind = ProgramRequest::Kind::kEvaluate};
+    }
     if (steps_planned_ == config_.train.steps) return std::nullopt;
     if (evaluates(++steps_planned_)) held_out_left_ = validation_.size();
-    return stream_.next();
+    return StepBatch{.batch = stream_.next(), .checks_all_ranks = steps_planned_ == 1};
   }
 
   Speeds speeds_at(int64_t step) const { return meter_ ? meter_->speeds_at(step) : Speeds{}; }
@@ -200,7 +203,7 @@ class Trainer {
 
   /// All ranks have the same values and stop together, before they reach the weights. The last
   /// held-out loss is looked at when the weights are safe (check_last_held_out).
-  void check_finite(const StepMetrics& m) const {
+  void check_finite(const StepMetrics& m) {
     const bool last = m.step == config_.train.steps;
     const char* const what = !std::isfinite(m.grad_norm) ? "gradient norm"
                              : !std::isfinite(m.loss)    ? "loss"
@@ -208,6 +211,8 @@ class Trainer {
                                  ? "held-out loss"
                                  : nullptr;
     if (!what) return;
+    // Nobody ends the run before rank 0 has written the step's line.
+    barrier(comm_, "end of a run that diverged");
     const bool initial = m.step == 1 && !(std::isfinite(m.grad_norm) && std::isfinite(m.loss));
     throw diverged(fmt::format("step {}: the {} is", m.step, what), initial);
   }
@@ -270,7 +275,7 @@ class Trainer {
     metrics.lr = learning_rate(config_.optimizer, step - 1, config_.train.steps);
     if (weights_) weights_->optimizer.zero_gradients();
     const StepResult result = step_.train(
-        std::move(planned.inputs), planned.num_targets,
+        planned.input, planned.num_targets,
         [&] { metrics.grad_norm = weights_->optimizer.sum_and_clip(weights_->workers); },
         [&] {
           // Else all ranks end below, dedicated servers too, before it reaches the weights.
@@ -291,6 +296,7 @@ class Trainer {
     metrics.imbalance_before = planned.imbalance_before;
     metrics.imbalance_after = planned.imbalance_after;
     metrics.plan_s = planned.plan_s;
+    metrics.validate_s = planned.validate_s;
     metrics.plan_wait_s = planned.wait_s;
     metrics.times = result.times;
     summary_.add(planned.load_before, planned.load_after, metrics);
@@ -356,7 +362,7 @@ class Trainer {
     for (size_t i = 0; i < validation_.size(); ++i) {
       PlannedBatch planned = next_planned(step);
       targets += planned.num_targets;
-      sum[0] += step_.evaluate(std::move(planned.inputs)).loss_sum;
+      sum[0] += step_.evaluate(planned.input).loss_sum;
     }
     ordered_sum(comm_, sum, "held-out loss");
     return sum[0] / static_cast<double>(targets);
