@@ -1,11 +1,14 @@
 // What every rank needs to know of a plan, at many servers: time, entries in all and memory,
-// against servers squared; and the time of the validator, which training runs on every plan. A made
-// batch: the lengths of the workload of 512 servers, repeated and shuffled. Times: best of --rounds
-// on one pinned thread.
+// against servers squared; the time of the validator, which training runs on every plan; and that
+// of one rank's program of two such plans, made and validated every step, and of all ranks'
+// programs, validated once, before the first step. A made batch: the lengths of the workload of 512
+// servers, repeated and shuffled. Times: best of --rounds on one pinned thread; of all ranks'
+// programs one round.
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <fstream>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -19,9 +22,14 @@
 #include "distca/plan/exchange.h"
 #include "distca/plan/plan_batch_input.h"
 #include "distca/plan/scheduler.h"
+#include "distca/program/schedule.h"
+#include "distca/program/validate.h"
 
 namespace distca {
 namespace {
+
+constexpr int kLayers = 32;         // of programs
+constexpr int kMostChecked = 1024;  // servers of which all programs are made
 
 struct Arguments {
   std::vector<int> servers = {8, 64, 512, 4096};
@@ -42,8 +50,11 @@ struct Row {
   double metadata_ms = 0;  // index and all ranks' exchanges; backward mirrors forward
   double one_rank_ms = 0;  // index and the exchange of one rank: what a rank does
   double validate_ms = 0;
-  double plan_mib = 0;      // growth of the resident set while the plan is made
-  double metadata_mib = 0;  // and while all ranks' exchanges are kept
+  double program_ms = 0;           // of one rank: messages, tasks and operations
+  double validate_program_ms = 0;  // of one rank
+  double validate_all_ms = 0;      // of all ranks together; 0 beyond kMostChecked servers
+  double plan_mib = 0;             // growth of the resident set while the plan is made
+  double metadata_mib = 0;         // and while all ranks' exchanges are kept
   size_t violations = 0;
 };
 
@@ -93,6 +104,32 @@ int64_t entries_of(const RankExchange& exchange) {
   return static_cast<int64_t>(entries);
 }
 
+/// A training step of two nano-batches under this plan, as one rank plays it.
+Program program_of(const PlanIndex& index, int rank, const AttentionShape& shape) {
+  const NanoPart part{.exchange = std::make_shared<const AttentionExchange>(
+                          make_attention_exchange(index.exchange(rank), shape, {}))};
+  return build_program({.nano_batches = {part, part},
+                        .model = {.num_layers = kLayers,
+                                  .hidden_size = 4096,
+                                  .intermediate_size = 14336 / 8,
+                                  .attention = shape}});
+}
+
+void measure_programs(const Plan& plan, int rounds, Row* row) {
+  const PlanIndex index(plan);
+  const int rank = row->servers / 2;
+  Program program;
+  row->program_ms = bench::best_ms(rounds, [&] { program = program_of(index, rank, plan.shape); });
+  row->validate_program_ms =
+      bench::best_ms(rounds, [&] { row->violations += validate(program).size(); });
+  if (row->servers > kMostChecked) return;
+  std::vector<Program> programs;
+  for (int other = 0; other < row->servers; ++other) {
+    programs.push_back(program_of(index, other, plan.shape));
+  }
+  row->validate_all_ms = bench::best_ms(1, [&] { row->violations += validate(programs).size(); });
+}
+
 Row measure(const Workload& workload, int servers, const Arguments& arguments) {
   const PlanRequest request{.nano_batch = made_batch(workload, servers, arguments.seed),
                             .cluster = Cluster::in_place(servers),
@@ -126,6 +163,7 @@ Row measure(const Workload& workload, int servers, const Arguments& arguments) {
   const ValidateOptions checks = checks_of(find_scheduler(plan.options.scheduler));
   row.validate_ms =
       bench::best_ms(arguments.rounds, [&] { row.violations = validate(plan, checks).size(); });
+  measure_programs(plan, arguments.rounds, &row);
   return row;
 }
 
@@ -139,18 +177,19 @@ void print_table(const std::vector<Row>& rows, const Arguments& arguments) {
              arguments.options.scheduler, arguments.rounds, build::kCommit, build::kBuildType,
              build::kCompiler);
   Table table({"servers", "tasks", "messages", "entries", "of servers^2", "largest rank", "plan ms",
-               "metadata ms", "one rank ms", "validate ms", "plan MiB", "metadata MiB",
-               "violations"});
+               "metadata ms", "one rank ms", "validate ms", "program ms", "validate it ms",
+               "validate all ms", "plan MiB", "metadata MiB", "violations"});
   const auto number = [](double value, int digits) {
     return fmt::format("{:.{}f}", value, digits);
   };
   for (const Row& row : rows) {
-    table.add_row({std::to_string(row.servers), std::to_string(row.tasks),
-                   std::to_string(row.messages), std::to_string(row.entries),
-                   number(share_of_square(row), 3), number(row.largest_rank, 0),
-                   number(row.plan_ms, 2), number(row.metadata_ms, 2), number(row.one_rank_ms, 2),
-                   number(row.validate_ms, 2), number(row.plan_mib, 1), number(row.metadata_mib, 1),
-                   std::to_string(row.violations)});
+    table.add_row(
+        {std::to_string(row.servers), std::to_string(row.tasks), std::to_string(row.messages),
+         std::to_string(row.entries), number(share_of_square(row), 3), number(row.largest_rank, 0),
+         number(row.plan_ms, 2), number(row.metadata_ms, 2), number(row.one_rank_ms, 2),
+         number(row.validate_ms, 2), number(row.program_ms, 2), number(row.validate_program_ms, 2),
+         number(row.validate_all_ms, 0), number(row.plan_mib, 1), number(row.metadata_mib, 1),
+         std::to_string(row.violations)});
   }
   fmt::print("{}", table.to_string());
 }
@@ -168,6 +207,9 @@ void print_json(const std::vector<Row>& rows, const Arguments& arguments) {
                     {"metadata_ms", row.metadata_ms},
                     {"one_rank_ms", row.one_rank_ms},
                     {"validate_ms", row.validate_ms},
+                    {"program_ms", row.program_ms},
+                    {"validate_program_ms", row.validate_program_ms},
+                    {"validate_all_ms", row.validate_all_ms},
                     {"plan_mib", row.plan_mib},
                     {"metadata_mib", row.metadata_mib},
                     {"violations", row.violations}});
