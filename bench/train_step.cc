@@ -98,7 +98,7 @@ class Bench {
     const double begin = now();
     optimizer_.zero_gradients();
     const StepResult result = step.train(
-        batch.input, batch.num_targets, [&] { optimizer_.sum_and_clip(comm_); },
+        batch.input, batch.figures.targets, [&] { optimizer_.sum_and_clip(comm_); },
         [&] { optimizer_.update(config_.optimizer.lr); });
     const double step_s = now() - begin;
     const OpTimes& times = result.times;

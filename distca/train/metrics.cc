@@ -48,31 +48,32 @@ void Metrics::record(const StepMetrics& m) {
                {"loss", m.loss},
                {"grad_norm", m.grad_norm},
                {"lr", in_12_digits(m.lr)},
-               {"tokens", m.tokens},
+               {"tokens", m.plan.tokens},
                {"step_s", m.step_s},
-               {"tokens_per_s", m.tokens / m.step_s},
+               {"tokens_per_s", m.plan.tokens / m.step_s},
                {"model_flops_per_s", m.model_flops / m.step_s},
                {"share_of_peak", m.model_flops / m.step_s / m.peak_flops_per_s},
-               {"imbalance_before", m.imbalance_before},
-               {"imbalance_after", m.imbalance_after},
+               {"imbalance_before", m.plan.imbalance_before},
+               {"imbalance_after", m.plan.imbalance_after},
                {"bytes_sent", m.bytes.sent},
                {"bytes_packed", m.bytes.packed},
                {"bytes_unpacked", m.bytes.unpacked},
                {"bytes_copied", m.bytes.copied},
-               {"nano_batches_resent", m.num_resent},
-               {"plan_s", m.plan_s},
-               {"validate_s", m.validate_s},
-               {"plan_wait_s", m.plan_wait_s},
+               {"nano_batches_resent", m.plan.num_resent},
+               {"plan_s", m.plan.plan_s},
+               {"validate_s", m.plan.validate_s},
+               {"plan_wait_s", m.plan.plan_wait_s},
                {"price", labels_.price},
                {"kernel", labels_.kernel},
                {"schedule", labels_.schedule},
                {"attention_s", m.attention_s},
                {"phases", phase_times(m.times)},
                {"exchange", exchange_times(m.times)}};
-  if (!m.attention_predicted_s.empty()) line["attention_predicted_s"] = m.attention_predicted_s;
-  if (!m.chosen.empty()) line["chosen"] = m.chosen;
+  if (!m.plan.attention_predicted_s.empty())
+    line["attention_predicted_s"] = m.plan.attention_predicted_s;
+  if (!m.plan.chosen.empty()) line["chosen"] = m.plan.chosen;
   if (m.speeds.from_step > 0) line["speeds"] = speeds_json(m.speeds);
-  if (m.speeds_from_step > 0) line["speeds_from_step"] = m.speeds_from_step;
+  if (m.plan.speeds_from_step > 0) line["speeds_from_step"] = m.plan.speeds_from_step;
   if (m.validation_loss) line["validation_loss"] = *m.validation_loss;
   file_.add(line.dump());
 }

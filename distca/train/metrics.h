@@ -11,6 +11,7 @@
 #include "distca/runtime/core_attention.h"
 #include "distca/runtime/executor.h"
 #include "distca/train/metrics_file.h"
+#include "distca/train/plan_figures.h"
 
 namespace distca {
 
@@ -20,29 +21,19 @@ struct StepMetrics {
   double loss = 0;   // nats per target
   double grad_norm = 0;
   double lr = 0;
-  int64_t tokens = 0;
   double step_s = 0;
   double model_flops = 0;       // of the step
   double peak_flops_per_s = 0;  // of all ranks together, measured when the run began (peak.h)
-  double imbalance_before = 1;  // max/mean attention load of workers under plain packing, by pairs
-  double imbalance_after = 1;   // of servers under the plan, of load over capacity
   ExchangeBytes bytes;          // all ranks, forward and backward
-  int64_t num_resent = 0;       // nano-batches of which Q, K, V traveled again for backward
-  double plan_s = 0;       // making and checking the plans and this rank's program and reading its
-                           // tokens, on a thread of its own
-  double validate_s = 0;   // of it, checking programs: before step 1 those of all ranks together
-  double plan_wait_s = 0;  // how long the step waited for it
-  // Time in attention, forward and backward of all layers and nano-batches. Measured: on a CPU with
+  // [ranks] time in attention, forward and backward of all layers and nano-batches: on a CPU with
   // one thread a rank its processor time, as profiles are; with more threads the time that passed,
   // waits for a core included; on CUDA the device's.
-  std::vector<double> attention_s;            // [ranks] measured
-  std::vector<double> attention_predicted_s;  // [ranks] by plan.profile; empty without one
+  std::vector<double> attention_s;
   OpTimes times;
-  std::vector<std::string> chosen;  // what plan.tolerance = auto chose, a nano-batch
   Speeds speeds;  // what was measured: in step 1 what its plan rests on, later what holds from
                   // step + 2 on, if that is new; else of from_step 0
-  int64_t speeds_from_step = 0;           // of the speeds that this step was planned with; 0: none
   std::optional<double> validation_loss;  // nats per target
+  PlanFigures plan;
 };
 
 /// Said in every line.

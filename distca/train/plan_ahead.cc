@@ -79,11 +79,13 @@ PlannedBatch plan_batch(const Config& config, const IndexedDataset& data,
   const Stopwatch watch;
   const Batch& batch = step_batch.batch;
   const auto num_servers = static_cast<size_t>(num_ranks(config, num_workers));
-  PlannedBatch planned{.speeds_from_step = speeds.from_step};
+  PlannedBatch planned;
+  PlanFigures& figures = planned.figures;
+  figures.speeds_from_step = speeds.from_step;
   std::vector<std::vector<int64_t>> before, after;
   Imbalance imbalance_before, imbalance_after;
   Fnv1a64 hash;
-  if (config.attention_profile) planned.attention_s.assign(num_servers, 0);
+  if (config.attention_profile) figures.attention_predicted_s.assign(num_servers, 0);
   planned.work.resize(num_servers);
   const auto [plans, resent] = plan_later_batch(config, batch, num_workers, speeds);
   for (size_t nano = 0; nano < batch.size(); ++nano) {
@@ -97,15 +99,16 @@ PlannedBatch plan_batch(const Config& config, const IndexedDataset& data,
       after.back().push_back(plan.load[server].pairs);
       planned.work[server].load +=
           config.attention_profile ? plan.load[server].time_ns : plan.load[server].pairs;
-      if (planned.attention_s.empty()) continue;
-      planned.attention_s[server] += 1e-9 * static_cast<double>(plan.load[server].time_ns) *
-                                     static_cast<double>(config.model.num_hidden_layers);
+      if (figures.attention_predicted_s.empty()) continue;
+      figures.attention_predicted_s[server] += 1e-9 *
+                                               static_cast<double>(plan.load[server].time_ns) *
+                                               static_cast<double>(config.model.num_hidden_layers);
     }
     for (int worker = 0; worker < num_workers; ++worker) {
       planned.work[worker].tokens += plan.layout.num_tokens(worker);
     }
     if (config.plan.tolerance == Config::PlanKeys::kAutoTolerance) {
-      planned.chosen.push_back(chosen_words(plan.options));
+      figures.chosen.push_back(chosen_words(plan.options));
     }
     // Plain packing knows no servers but workers.
     imbalance_before.add(Cluster::in_place(num_workers), before.back());
@@ -114,19 +117,19 @@ PlannedBatch plan_batch(const Config& config, const IndexedDataset& data,
       planned.input.tokens.push_back(
           load_tokens(data, source, plan.layout.workers[rank], config.model.vocab_size));
     }
-    planned.num_tokens += source.nano_batch.num_tokens();
-    planned.num_targets += source.num_targets();
+    figures.tokens += source.nano_batch.num_tokens();
+    figures.targets += source.num_targets();
   }
-  planned.num_resent = resent ? static_cast<int64_t>(batch.size()) : 0;
+  figures.num_resent = resent ? static_cast<int64_t>(batch.size()) : 0;
   planned.input.program =
-      checked_program(config, plans, resent, step_batch, rank, num_workers, &planned.validate_s);
-  planned.load_before = sum(before, num_servers);
-  planned.load_after = sum(after, num_servers);
-  planned.pairs = std::accumulate(planned.load_after.begin(), planned.load_after.end(), int64_t{0});
-  planned.imbalance_before = imbalance_before.value();
-  planned.imbalance_after = imbalance_after.value();
+      checked_program(config, plans, resent, step_batch, rank, num_workers, &figures.validate_s);
+  figures.load_before = sum(before, num_servers);
+  figures.load_after = sum(after, num_servers);
+  figures.pairs = std::accumulate(figures.load_after.begin(), figures.load_after.end(), int64_t{0});
+  figures.imbalance_before = imbalance_before.value();
+  figures.imbalance_after = imbalance_after.value();
   planned.hash = hash.value();
-  planned.plan_s = watch.seconds();
+  figures.plan_s = watch.seconds();
   return planned;
 }
 
@@ -152,7 +155,7 @@ PlannedBatch PlanAhead::next(Speeds speeds) {
   const Stopwatch watch;
   std::optional<PlannedBatch> planned = pending_.get();
   DISTCA_CHECK(planned.has_value(), "no batch is left");
-  planned->wait_s = watch.seconds();
+  planned->figures.plan_wait_s = watch.seconds();
   start(std::move(speeds));
   return *std::move(planned);
 }

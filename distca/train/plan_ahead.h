@@ -14,6 +14,7 @@
 #include "distca/batch/indexed_dataset.h"
 #include "distca/cost/speed_meter.h"
 #include "distca/train/config.h"
+#include "distca/train/plan_figures.h"
 #include "distca/train/step.h"
 
 namespace distca {
@@ -25,26 +26,12 @@ struct StepBatch {
   bool checks_all_ranks = false;  // the programs of all ranks together, not this rank's alone
 };
 
-/// A batch, planned: what this rank does in it, and what the plans say of all.
+/// A batch, planned.
 struct PlannedBatch {
   StepInput input;
-  uint64_t hash = 0;       // of the plans; ranks compare it before use
-  int64_t num_resent = 0;  // nano-batches of which Q, K, V travel again for backward
-  int64_t num_tokens = 0;
-  int64_t num_targets = 0;
-  int64_t pairs = 0;                 // that the mask allows
-  double imbalance_before = 1;       // max/mean over workers
-  double imbalance_after = 1;        // of load over capacity, over servers
-  std::vector<int64_t> load_before;  // [servers] pairs
-  std::vector<int64_t> load_after;
-  int64_t speeds_from_step = 0;     // of the speeds it was planned with; 0: nothing was measured
-  std::vector<RankSample> work;     // [ranks] tokens and load of all nano-batches; no times
-  std::vector<std::string> chosen;  // by plan.tolerance = auto: "SCHEDULER TOLERANCE" a nano-batch
-  std::vector<double> attention_s;  // [servers] predicted, forward and backward of all layers;
-                                    // empty without plan.profile
-  double plan_s = 0;                // what all this took
-  double validate_s = 0;            // of it, to check programs
-  double wait_s = 0;                // how long next() waited for it
+  uint64_t hash = 0;             // of the plans; ranks compare it before use
+  std::vector<RankSample> work;  // [ranks] tokens and load of all nano-batches; no times
+  PlanFigures figures;
 };
 
 /// Plans every nano-batch of a batch and loads the tokens of `rank`, a dedicated server's none.

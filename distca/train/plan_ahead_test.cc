@@ -32,10 +32,10 @@ TEST(PlanAhead, batches_come_in_order_and_one_is_planned_while_another_is_used) 
   std::atomic<int> planned{0};
   PlanAhead ahead(batches(3), [&](const StepBatch&, const Speeds&) {
     EXPECT_NE(std::this_thread::get_id(), here);
-    return PlannedBatch{.num_tokens = ++planned};
+    return PlannedBatch{.figures = {.tokens = ++planned}};
   });
   for (int i = 1; i <= 3; ++i) {
-    EXPECT_EQ(ahead.next().num_tokens, i);
+    EXPECT_EQ(ahead.next().figures.tokens, i);
     // The next one is planned without being asked for.
     const int want = std::min(i + 1, 3);
     for (int wait = 0; planned < want && wait < 2000; ++wait) {
@@ -50,12 +50,12 @@ TEST(PlanAhead, plans_with_the_speeds_of_the_moment_when_it_starts) {
   PlanAhead ahead(
       batches(3),
       [](const StepBatch&, const Speeds& speeds) {
-        return PlannedBatch{.num_tokens = speeds.from_step};
+        return PlannedBatch{.figures = {.tokens = speeds.from_step}};
       },
       Speeds{.from_step = 10});
-  EXPECT_EQ(ahead.next(Speeds{.from_step = 20}).num_tokens, 10);
-  EXPECT_EQ(ahead.next(Speeds{.from_step = 30}).num_tokens, 20);
-  EXPECT_EQ(ahead.next(Speeds{.from_step = 40}).num_tokens, 30);
+  EXPECT_EQ(ahead.next(Speeds{.from_step = 20}).figures.tokens, 10);
+  EXPECT_EQ(ahead.next(Speeds{.from_step = 30}).figures.tokens, 20);
+  EXPECT_EQ(ahead.next(Speeds{.from_step = 40}).figures.tokens, 30);
 }
 
 TEST(PlanAhead, what_goes_wrong_while_planning_is_thrown_when_the_batch_is_wanted) {
@@ -123,12 +123,12 @@ TEST_F(PlanBatchTest, ranks_agree_on_the_plans_and_share_the_tokens) {
   int64_t tokens = 0;
   for (const PlannedBatch& rank : ranks) {
     EXPECT_EQ(rank.hash, ranks[0].hash);
-    EXPECT_EQ(rank.num_tokens, 1024);
-    EXPECT_EQ(rank.load_after, ranks[0].load_after);
-    EXPECT_THAT(rank.load_after, SizeIs(3));
-    EXPECT_THAT(rank.attention_s, IsEmpty()) << "nothing predicts time";
-    EXPECT_GT(rank.plan_s, 0);
-    EXPECT_GT(rank.validate_s, 0);
+    EXPECT_EQ(rank.figures.tokens, 1024);
+    EXPECT_EQ(rank.figures.load_after, ranks[0].figures.load_after);
+    EXPECT_THAT(rank.figures.load_after, SizeIs(3));
+    EXPECT_THAT(rank.figures.attention_predicted_s, IsEmpty()) << "nothing predicts time";
+    EXPECT_GT(rank.figures.plan_s, 0);
+    EXPECT_GT(rank.figures.validate_s, 0);
     ASSERT_THAT(rank.input.program.exchanges, SizeIs(2));
     for (size_t nano = 0; nano < 2; ++nano) {
       const int64_t local = rank.input.program.exchanges[nano]->rows.local_tokens;
@@ -144,8 +144,8 @@ TEST_F(PlanBatchTest, a_dedicated_server_has_tasks_and_no_tokens) {
   const std::vector<PlannedBatch> ranks = plan(2);
   ASSERT_THAT(ranks, SizeIs(3));
   EXPECT_EQ(ranks[2].hash, ranks[0].hash);
-  EXPECT_THAT(ranks[2].load_after, SizeIs(3));
-  EXPECT_EQ(ranks[2].load_before[2], 0) << "plain packing knows workers only";
+  EXPECT_THAT(ranks[2].figures.load_after, SizeIs(3));
+  EXPECT_EQ(ranks[2].figures.load_before[2], 0) << "plain packing knows workers only";
   int64_t pairs = 0;
   EXPECT_THAT(ranks[2].input.tokens, IsEmpty());
   for (const auto& exchange : ranks[2].input.program.exchanges) {
@@ -153,8 +153,8 @@ TEST_F(PlanBatchTest, a_dedicated_server_has_tasks_and_no_tokens) {
     EXPECT_THAT(exchange->rows.tasks, testing::Not(IsEmpty()));
     pairs += exchange->pairs_of(TaskSet::kAll);
   }
-  EXPECT_EQ(pairs, ranks[0].load_after[2]);
-  EXPECT_GE(ranks[0].imbalance_after, 1);
+  EXPECT_EQ(pairs, ranks[0].figures.load_after[2]);
+  EXPECT_GE(ranks[0].figures.imbalance_after, 1);
 }
 
 TEST_F(PlanBatchTest, a_rank_can_check_the_programs_of_all_ranks_and_of_an_evaluation) {
@@ -177,8 +177,8 @@ TEST_F(PlanBatchTest, a_rank_that_is_twice_as_slow_gets_the_load_that_it_finishe
   for (const char* schedule : {"blocking", "ping-pong"}) {
     config_.train.schedule = schedule;
     const std::vector<PlannedBatch> even = plan(2), uneven = plan(2, slow);
-    EXPECT_EQ(even[0].speeds_from_step, 0);
-    EXPECT_EQ(uneven[0].speeds_from_step, 9);
+    EXPECT_EQ(even[0].figures.speeds_from_step, 0);
+    EXPECT_EQ(uneven[0].figures.speeds_from_step, 9);
     for (size_t nano = 0; nano < 2; ++nano) {
       const auto share_of_slow = [&](const std::vector<PlannedBatch>& ranks) {
         const auto first = pairs_of(ranks[0], nano);
@@ -199,9 +199,9 @@ TEST_F(PlanBatchTest, a_rank_that_is_twice_as_slow_gets_the_load_that_it_finishe
 }
 
 TEST_F(PlanBatchTest, a_window_leaves_fewer_pairs_to_compute) {
-  const int64_t all = plan(2)[0].pairs;
+  const int64_t all = plan(2)[0].figures.pairs;
   config_.model.sliding_window = 128;
-  const int64_t window = plan(2)[0].pairs;
+  const int64_t window = plan(2)[0].figures.pairs;
   EXPECT_LT(window, all);
   EXPECT_LE(window, 1024 * 128);
 }
@@ -209,9 +209,9 @@ TEST_F(PlanBatchTest, a_window_leaves_fewer_pairs_to_compute) {
 TEST_F(PlanBatchTest, with_a_profile_each_server_has_a_predicted_time_over_all_layers) {
   config_.attention_profile = profile_by_name("h200");
   config_.model.num_hidden_layers = 1;
-  const std::vector<double> one = plan(2)[0].attention_s;
+  const std::vector<double> one = plan(2)[0].figures.attention_predicted_s;
   config_.model.num_hidden_layers = 3;
-  const std::vector<double> three = plan(2)[0].attention_s;
+  const std::vector<double> three = plan(2)[0].figures.attention_predicted_s;
   ASSERT_THAT(one, SizeIs(2));
   for (size_t server = 0; server < 2; ++server) {
     EXPECT_GT(one[server], 0);

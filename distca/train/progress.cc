@@ -37,10 +37,12 @@ std::string progress_line(const StepMetrics& m, int64_t total_steps, double left
                                      fmt::format("loss {:.3f}", plain(m.loss))};
   if (m.validation_loss)
     fields.push_back(fmt::format("held-out {:.3f}", plain(*m.validation_loss)));
-  fields.push_back(fmt::format("max/mean {:.2f}>{:.2f}", m.imbalance_before, m.imbalance_after));
+  fields.push_back(
+      fmt::format("max/mean {:.2f}>{:.2f}", m.plan.imbalance_before, m.plan.imbalance_after));
   fields.push_back(
       fmt::format("{}{} left", m.step == 1 && total_steps > 1 ? "~" : "", clock_time(left_s)));
-  const auto tokens_per_s = with_thousands(std::llround(static_cast<double>(m.tokens) / m.step_s));
+  const auto tokens_per_s =
+      with_thousands(std::llround(static_cast<double>(m.plan.tokens) / m.step_s));
   fields.push_back(tokens_per_s + " tok/s");
   fields.push_back(
       fmt::format("{:.0f} % peak", 100 * m.model_flops / m.step_s / m.peak_flops_per_s));

@@ -19,13 +19,11 @@ using ::testing::Not;
 StepMetrics step_of(int64_t step, std::optional<double> held_out = std::nullopt) {
   return {.step = step,
           .loss = 2.4021,
-          .tokens = 8192,
           .step_s = 1.5,
           .model_flops = 9e9,
           .peak_flops_per_s = 1e10,
-          .imbalance_before = 1.354,
-          .imbalance_after = 1.02,
-          .validation_loss = held_out};
+          .validation_loss = held_out,
+          .plan = {.tokens = 8192, .imbalance_before = 1.354, .imbalance_after = 1.02}};
 }
 
 TEST(ClockTime, is_as_long_as_it_must_be) {

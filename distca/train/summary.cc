@@ -41,7 +41,8 @@ std::string loads_text(const Config& config, const char* title, const std::vecto
   return text;
 }
 
-void add_to(std::vector<double>& sums, const std::vector<double>& values) {
+template <typename T>
+void add_to(std::vector<T>& sums, const std::vector<T>& values) {
   sums.resize(values.size());
   for (size_t i = 0; i < values.size(); ++i) sums[i] += values[i];
 }
@@ -110,29 +111,25 @@ std::string attention_times(const Config& config, const RunSummary& summary) {
   return text;
 }
 
-void RunSummary::add(const std::vector<int64_t>& before, const std::vector<int64_t>& after,
-                     const StepMetrics& step) {
-  load_before.resize(before.size());
-  load_after.resize(after.size());
-  for (size_t i = 0; i < before.size(); ++i) {
-    load_before[i] += before[i];
-    load_after[i] += after[i];
-  }
+void RunSummary::add(const StepMetrics& step) {
+  const PlanFigures& plan = step.plan;
   if (steps == 0) first_loss = step.loss;
   ++steps;
   seconds += step.step_s;
-  tokens += step.tokens;
-  imbalance_before += step.imbalance_before;
-  imbalance_after += step.imbalance_after;
-  plan_s += step.plan_s;
-  plan_wait_s += step.plan_wait_s;
+  tokens += plan.tokens;
+  add_to(load_before, plan.load_before);
+  add_to(load_after, plan.load_after);
+  imbalance_before += plan.imbalance_before;
+  imbalance_after += plan.imbalance_after;
+  plan_s += plan.plan_s;
+  plan_wait_s += plan.plan_wait_s;
   add_to(attention_s, step.attention_s);
-  if (step.attention_predicted_s.empty()) return;
-  add_to(attention_predicted_s, step.attention_predicted_s);
+  if (plan.attention_predicted_s.empty()) return;
+  add_to(attention_predicted_s, plan.attention_predicted_s);
   std::vector<double> errors;
   for (size_t i = 0; i < step.attention_s.size(); ++i) {
     if (step.attention_s[i] > 0)
-      errors.push_back(std::abs(step.attention_predicted_s[i] / step.attention_s[i] - 1));
+      errors.push_back(std::abs(plan.attention_predicted_s[i] / step.attention_s[i] - 1));
   }
   if (!errors.empty()) prediction_errors.push_back(median(errors));
 }

@@ -35,8 +35,7 @@ struct RunSummary {
   /// |predicted / measured - 1|: the median over servers, of each step.
   std::vector<double> prediction_errors;
 
-  void add(const std::vector<int64_t>& before, const std::vector<int64_t>& after,
-           const StepMetrics& step);
+  void add(const StepMetrics& step);
 };
 
 /// What StepMetrics::attention_s is.

@@ -23,18 +23,18 @@ TEST(Summary, counting_says_on_which_text_and_leaves_pairs_out_where_they_mean_n
 }
 
 StepMetrics step_of(std::vector<double> measured, std::vector<double> predicted) {
-  StepMetrics step;
-  step.plan_s = 0.25;
-  step.plan_wait_s = 0.125;
-  step.attention_s = std::move(measured);
-  step.attention_predicted_s = std::move(predicted);
-  return step;
+  return {.attention_s = std::move(measured),
+          .plan = {.load_before = {3, 4, 5},
+                   .load_after = {4, 4, 4},
+                   .attention_predicted_s = std::move(predicted),
+                   .plan_s = 0.25,
+                   .plan_wait_s = 0.125}};
 }
 
 TEST(RunSummary, sums_measured_and_predicted_times_and_keeps_each_steps_median_error) {
   RunSummary summary;
-  summary.add({3, 4, 5}, {4, 4, 4}, step_of({1, 2, 4}, {1.5, 1.5, 8}));  // errors 1/2, 1/4, 1
-  summary.add({3, 4, 5}, {4, 4, 4}, step_of({0, 2, 1}, {1, 2, 1}));      // one that did nothing
+  summary.add(step_of({1, 2, 4}, {1.5, 1.5, 8}));  // errors 1/2, 1/4, 1
+  summary.add(step_of({0, 2, 1}, {1, 2, 1}));      // one that did nothing
   EXPECT_THAT(summary.attention_s, ElementsAre(1, 4, 5));
   EXPECT_THAT(summary.attention_predicted_s, ElementsAre(2.5, 3.5, 9));
   EXPECT_THAT(summary.prediction_errors, ElementsAre(DoubleEq(0.5), DoubleEq(0)));
@@ -45,7 +45,7 @@ TEST(RunSummary, sums_measured_and_predicted_times_and_keeps_each_steps_median_e
 
 TEST(RunSummary, without_a_profile_nothing_is_predicted) {
   RunSummary summary;
-  summary.add({1, 1}, {1, 1}, step_of({1, 2}, {}));
+  summary.add(step_of({1, 2}, {}));
   EXPECT_THAT(summary.attention_s, ElementsAre(1, 2));
   EXPECT_THAT(summary.attention_predicted_s, IsEmpty());
   EXPECT_THAT(summary.prediction_errors, IsEmpty());
@@ -55,7 +55,7 @@ class AttentionTimesTest : public ::testing::Test {
  protected:
   AttentionTimesTest() : config_(load_config("", {"plan.profile=h200"})) {
     summary_.num_workers = 2;
-    summary_.add({1, 1}, {1, 1}, step_of({0.25, 0}, {0.5, 0.125}));
+    summary_.add(step_of({0.25, 0}, {0.5, 0.125}));
   }
   std::string text() const { return attention_times(config_, summary_); }
 
@@ -82,7 +82,7 @@ TEST_F(AttentionTimesTest, small_ones_are_in_ms_and_nothing_is_divided_by_zero) 
       text(),
       AllOf(HasSubstr("server  0  measured   250.000 ms  predicted   500.000 ms  (+100.0 %)\n"),
             HasSubstr("server  1  measured     0.000 ms  predicted   125.000 ms\n")));
-  summary_.add({1, 1}, {1, 1}, step_of({2, 1}, {2, 1}));
+  summary_.add(step_of({2, 1}, {2, 1}));
   EXPECT_THAT(text(), HasSubstr("server  0  measured     2.250 s  predicted     2.500 s"));
 }
 

@@ -275,7 +275,7 @@ class Trainer {
     metrics.lr = learning_rate(config_.optimizer, step - 1, config_.train.steps);
     if (weights_) weights_->optimizer.zero_gradients();
     const StepResult result = step_.train(
-        planned.input, planned.num_targets,
+        planned.input, planned.figures.targets,
         [&] { metrics.grad_norm = weights_->optimizer.sum_and_clip(weights_->workers); },
         [&] {
           // Else all ranks end below, dedicated servers too, before it reaches the weights.
@@ -285,21 +285,12 @@ class Trainer {
     metrics.step_s = watch.seconds();
     tracer_.end_step();
     record_to(nullptr);
-    metrics.attention_predicted_s = planned.attention_s;
-    metrics.chosen = planned.chosen;
-    metrics.speeds_from_step = planned.speeds_from_step;
-    metrics.num_resent = planned.num_resent;
-    if (planned.num_resent > 0) say_resent(step);
-    metrics.tokens = planned.num_tokens;
-    metrics.model_flops = config_.model.train_flops(planned.num_tokens, planned.pairs);
+    metrics.plan = planned.figures;
+    if (metrics.plan.num_resent > 0) say_resent(step);
+    metrics.model_flops = config_.model.train_flops(metrics.plan.tokens, metrics.plan.pairs);
     metrics.peak_flops_per_s = peak_.flops_per_s;
-    metrics.imbalance_before = planned.imbalance_before;
-    metrics.imbalance_after = planned.imbalance_after;
-    metrics.plan_s = planned.plan_s;
-    metrics.validate_s = planned.validate_s;
-    metrics.plan_wait_s = planned.wait_s;
     metrics.times = result.times;
-    summary_.add(planned.load_before, planned.load_after, metrics);
+    summary_.add(metrics);
     return metrics;
   }
 
@@ -334,7 +325,7 @@ class Trainer {
     slots[2 * size] = static_cast<double>(sample.attention_ns);
     ordered_sum(all_, sums, "loss sum");
     metrics->loss =
-        planned.num_targets > 0 ? sums[0] / static_cast<double>(planned.num_targets) : 0.0;
+        planned.figures.targets > 0 ? sums[0] / static_cast<double>(planned.figures.targets) : 0.0;
     metrics->grad_norm = sums[1];
     for (size_t i = 0; i < std::size(counts); ++i)
       metrics->bytes.*counts[i] = static_cast<int64_t>(sums[2 + i]);
@@ -361,7 +352,7 @@ class Trainer {
     int64_t targets = 0;
     for (size_t i = 0; i < validation_.size(); ++i) {
       PlannedBatch planned = next_planned(step);
-      targets += planned.num_targets;
+      targets += planned.figures.targets;
       sum[0] += step_.evaluate(planned.input).loss_sum;
     }
     ordered_sum(comm_, sum, "held-out loss");
