@@ -58,7 +58,7 @@ class Communicator {
   /// -1: messages lie in host memory; else the CUDA device index they lie on.
   virtual int cuda_device() const { return -1; }
 
-  /// What a backend provides: posts everything at once (NCCL: one group). `operation` names it in
+  /// What a backend provides: posts everything at once. `operation` names it in
   /// errors, e.g. "forward layer 3 enter".
   virtual std::unique_ptr<PendingExchange> post(std::span<const Message> sends,
                                                 std::span<const Message> receives,

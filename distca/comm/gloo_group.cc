@@ -17,12 +17,12 @@
 #include "distca/base/clock.h"
 #include "distca/base/env.h"
 #include "distca/base/error.h"
-#include "distca/comm/board.h"
 #include "distca/comm/gloo_loop.h"
+#include "distca/comm/health/board.h"
+#include "distca/comm/health/watchdog.h"
 #include "distca/comm/hushed_cerr.h"
-#include "distca/comm/own_address.h"
-#include "distca/comm/run_store.h"
-#include "distca/comm/watchdog.h"
+#include "distca/comm/launch/own_address.h"
+#include "distca/comm/launch/run_store.h"
 
 namespace distca {
 namespace {

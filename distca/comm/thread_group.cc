@@ -18,7 +18,7 @@
 
 #include "distca/base/console.h"
 #include "distca/base/error.h"
-#include "distca/comm/verdict.h"
+#include "distca/comm/health/verdict.h"
 
 namespace distca {
 namespace {

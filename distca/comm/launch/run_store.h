@@ -23,7 +23,7 @@
 #include <vector>
 
 #include "distca/comm/communicator.h"
-#include "distca/comm/rendezvous.h"
+#include "distca/comm/launch/rendezvous.h"
 
 namespace distca {
 

@@ -1,4 +1,4 @@
-#include "distca/comm/launch_output.h"
+#include "distca/comm/launch/launch_output.h"
 
 #include <fcntl.h>
 #include <unistd.h>

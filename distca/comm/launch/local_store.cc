@@ -1,4 +1,4 @@
-#include "distca/comm/local_store.h"
+#include "distca/comm/launch/local_store.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -13,8 +13,8 @@
 #include <utility>
 
 #include "distca/base/error.h"
-#include "distca/comm/board.h"
-#include "distca/comm/run_store.h"
+#include "distca/comm/health/board.h"
+#include "distca/comm/launch/run_store.h"
 
 namespace distca {
 

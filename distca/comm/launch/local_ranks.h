@@ -1,7 +1,7 @@
 #pragma once
 // How many ranks share this machine. A pure function of the environment.
 
-#include "distca/comm/rendezvous.h"
+#include "distca/comm/launch/rendezvous.h"
 
 namespace distca {
 

@@ -1,4 +1,4 @@
-#include "distca/comm/watchdog.h"
+#include "distca/comm/health/watchdog.h"
 
 #include <gtest/gtest.h>
 

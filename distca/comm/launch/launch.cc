@@ -1,4 +1,4 @@
-#include "distca/comm/launch.h"
+#include "distca/comm/launch/launch.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -21,9 +21,9 @@
 #include "distca/base/error.h"
 #include "distca/base/json.h"
 #include "distca/base/stop_signals.h"
-#include "distca/comm/board.h"
-#include "distca/comm/launch_output.h"
-#include "distca/comm/local_store.h"
+#include "distca/comm/health/board.h"
+#include "distca/comm/launch/launch_output.h"
+#include "distca/comm/launch/local_store.h"
 
 namespace distca {
 namespace {

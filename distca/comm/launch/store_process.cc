@@ -1,4 +1,4 @@
-#include "distca/comm/store_process.h"
+#include "distca/comm/launch/store_process.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -14,7 +14,7 @@
 
 #include "distca/base/clock.h"
 #include "distca/base/error.h"
-#include "distca/comm/local_store.h"
+#include "distca/comm/launch/local_store.h"
 
 namespace distca {
 namespace {

@@ -17,8 +17,8 @@
 #include "distca/base/error.h"
 #include "distca/comm/collectives.h"
 #include "distca/comm/gloo_group.h"
-#include "distca/comm/launch.h"
-#include "distca/comm/store_process.h"
+#include "distca/comm/launch/launch.h"
+#include "distca/comm/launch/store_process.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "distca/comm/verdict.h"
+#include "distca/comm/health/verdict.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "distca/comm/own_address.h"
+#include "distca/comm/launch/own_address.h"
 
 #include <net/if.h>
 #include <netdb.h>

@@ -1,4 +1,4 @@
-#include "distca/comm/run_store.h"
+#include "distca/comm/launch/run_store.h"
 
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 

@@ -1,4 +1,4 @@
-#include "distca/comm/board.h"
+#include "distca/comm/health/board.h"
 
 #include <sys/wait.h>
 #include <csignal>
@@ -16,8 +16,8 @@
 #include "distca/base/env.h"
 #include "distca/base/error.h"
 #include "distca/base/json.h"
-#include "distca/comm/own_address.h"
-#include "distca/comm/run_store.h"
+#include "distca/comm/launch/own_address.h"
+#include "distca/comm/launch/run_store.h"
 
 namespace distca {
 namespace {

@@ -1,4 +1,4 @@
-#include "distca/comm/rendezvous.h"
+#include "distca/comm/launch/rendezvous.h"
 
 #include <charconv>
 #include <string_view>

@@ -26,8 +26,8 @@
 #include <string_view>
 
 #include "distca/comm/communicator.h"
-#include "distca/comm/rendezvous.h"
-#include "distca/comm/verdict.h"
+#include "distca/comm/health/verdict.h"
+#include "distca/comm/launch/rendezvous.h"
 
 namespace distca {
 

@@ -1,4 +1,4 @@
-#include "distca/comm/local_ranks.h"
+#include "distca/comm/launch/local_ranks.h"
 
 #include <algorithm>
 #include <charconv>

@@ -1,6 +1,6 @@
 // Real processes: what the launcher says and leaves behind when ranks end in every possible way.
 
-#include "distca/comm/launch.h"
+#include "distca/comm/launch/launch.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -18,7 +18,7 @@
 #include <thread>
 
 #include "distca/base/clock.h"
-#include "distca/comm/local_store.h"
+#include "distca/comm/launch/local_store.h"
 
 namespace distca {
 namespace {

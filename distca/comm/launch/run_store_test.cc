@@ -1,4 +1,4 @@
-#include "distca/comm/run_store.h"
+#include "distca/comm/launch/run_store.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,9 +10,9 @@
 
 #include "distca/base/clock.h"
 #include "distca/base/error.h"
-#include "distca/comm/board.h"
 #include "distca/comm/gloo_group.h"
-#include "distca/comm/local_store.h"
+#include "distca/comm/health/board.h"
+#include "distca/comm/launch/local_store.h"
 #include "distca/comm/test_groups.h"
 
 namespace distca {
