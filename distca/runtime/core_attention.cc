@@ -216,7 +216,7 @@ void CoreAttention::post(const Op& op) {
     receives.push_back({peer, op.tag, s.buffers.data(op.in) + offset, size});
     s.bytes.received += size;
   }
-  // Without messages too: the group counts exchanges to see who is behind.
+  // Without messages too: the board shows what this rank is at.
   auto posted = s.comm.exchange(sends, receives, describe(op));
   DISTCA_CHECK(s.pending.emplace(op.tag, std::move(posted)).second, "{}: its tag {} is in use",
                describe(op), op.tag);

@@ -1,11 +1,8 @@
 #include "distca/comm/health/board.h"
 
-#include <sys/wait.h>
-#include <csignal>
-#include <cstring>
-
 #include <c10/util/Logging.h>
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
@@ -16,6 +13,7 @@
 #include "distca/base/env.h"
 #include "distca/base/error.h"
 #include "distca/base/json.h"
+#include "distca/comm/health/board_keys.h"
 #include "distca/comm/launch/own_address.h"
 #include "distca/comm/launch/run_store.h"
 
@@ -39,10 +37,12 @@ struct Post {
   RankNews news;
 };
 
-std::string encode(const Activity& at, RankState state, int64_t beat) {
-  return Json{{"among_some", at.among_some},      {"beat", beat},
-              {"operation", at.operation},        {"sequence", at.sequence},
-              {"state", static_cast<int>(state)}, {"step", at.step},
+std::string encode(const RankNews& mine, int64_t beat) {
+  return Json{{"awaits", mine.awaits},
+              {"beat", beat},
+              {"operation", mine.last.operation},
+              {"state", static_cast<int>(mine.state)},
+              {"step", mine.last.step},
               {"wall_s", wall_seconds()}}
       .dump(-1, ' ', true, Json::error_handler_t::replace);
 }
@@ -52,10 +52,8 @@ Post decode(const std::string& text) {
   return {.beat = json.at("beat"),
           .wall_s = json.at("wall_s"),
           .news = {.state = static_cast<RankState>(json.at("state").get<int>()),
-                   .last = {.step = json.at("step"),
-                            .operation = json.at("operation"),
-                            .sequence = json.at("sequence"),
-                            .among_some = json.at("among_some")}}};
+                   .last = {.step = json.at("step"), .operation = json.at("operation")},
+                   .awaits = json.at("awaits")}};
 }
 
 /// c10d prints a page of stack for every lost connection; what matters of it we say in one line.
@@ -68,37 +66,20 @@ void hush_c10d() {
 
 double heartbeat_s(const CommOptions& options) { return std::min(1.0, options.timeout_s / 10); }
 
-std::string deaths_key(const std::string& prefix) { return prefix + "deaths"; }
-
-std::string verdict_key(const std::string& prefix) { return prefix + "verdict"; }
-
-std::string board_key(const std::string& prefix, int rank) {
-  return fmt::format("{}board/{}", prefix, rank);
-}
-
-std::string death_line(int rank, const std::string& how) {
-  return fmt::format("{} {}\n", rank, how);
-}
-
-std::string describe_exit(int status) {
-  if (!WIFSIGNALED(status)) return fmt::format("exited with code {}", WEXITSTATUS(status));
-  const char* name = sigabbrev_np(WTERMSIG(status));
-  return fmt::format("was killed by signal {} (SIG{})", WTERMSIG(status), name ? name : "?");
-}
-
 /// What the owner and the heartbeat thread share; the members above the mutex never change.
 struct Board::State {
   Rendezvous rendezvous;
   CommOptions options;
   std::function<void()> on_alarm;
   double startup_deadline = 0;
-  std::string address;              // of the interface that leads to the store
+  std::string address;  // of the interface that leads to the store; empty for one made elsewhere
   std::unique_ptr<RunStore> store;  // the heartbeat thread's alone
 
   std::mutex mutex;
   std::condition_variable changed;
   Activity mine;
   RankState mine_state = RankState::kLive;
+  std::atomic<int> awaits = kNobody;
   bool all_here = false;
   bool starting = true;
   bool neighbour_lost = false;
@@ -174,8 +155,10 @@ void Board::State::run() {
 
 void Board::State::post() {
   std::unique_lock lock(mutex);
-  const std::string text = encode(mine, mine_state, ++beat);
+  RankNews news{.state = mine_state, .last = mine};
   lock.unlock();
+  if (const int peer = awaits; peer != kNobody) news.awaits = {peer};
+  const std::string text = encode(news, ++beat);
   store->set(board_key(rendezvous.rank), text);
   last_post = steady_seconds();
 }
@@ -190,7 +173,7 @@ void Board::State::look_for_ranks() {
     if (all_here) return;
   }
   if (!std::exchange(arrived, true)) {
-    tell_network();
+    if (!address.empty()) tell_network();
     if (store->add(key("arrived"), 1) == rendezvous.size) store->set(key("here"), "1");
   }
   arrival_pause = std::min(2 * arrival_pause, heartbeat_s(options));
@@ -259,8 +242,8 @@ void Board::State::lose_store(const std::string& why) {
     std::lock_guard lock(mutex);
     if (mine_state != RankState::kLive) return;  // the store may end before our last post
     if (question) text = distca::verdict(*question, {}) + "; ";
-    text += fmt::format("rank {} lost the store at {}:{} in {}: {}", rendezvous.rank,
-                        rendezvous.address, rendezvous.port, to_string(mine), why);
+    text += fmt::format("rank {} lost {} in {}: {}", rendezvous.rank, store_name(rendezvous),
+                        to_string(mine), why);
   }
   raise_alarm(std::move(text));
 }
@@ -348,17 +331,19 @@ void Board::State::judge_all() {
 }
 
 Board::Board(const Rendezvous& rendezvous, const CommOptions& options,
-             std::function<void()> on_alarm)
+             std::function<void()> on_alarm, c10d::Store* made)
     : state_(std::make_shared<State>()) {
   state_->rendezvous = rendezvous;
   state_->options = options;
   state_->on_alarm = std::move(on_alarm);
   hush_c10d();
   state_->startup_deadline = steady_seconds() + options.startup_timeout_s;
-  state_->store = std::make_unique<RunStore>(rendezvous, options);
+  state_->store = std::make_unique<RunStore>(rendezvous, options, made);
   // Only now: a name may become known while its machine starts.
-  state_->address =
-      address_towards(rendezvous.address, rendezvous.port).value_or(rendezvous.address);
+  if (!made) {
+    state_->address =
+        address_towards(rendezvous.address, rendezvous.port).value_or(rendezvous.address);
+  }
   std::thread([state = state_] { state->run(); }).detach();
 }
 
@@ -420,14 +405,16 @@ int64_t Board::keys_handled() const {
 
 void Board::set_step(int64_t step) {
   std::lock_guard lock(state_->mutex);
-  state_->mine = {.step = step, .operation = state_->mine.operation};
+  state_->mine.step = step;
 }
 
-Activity Board::begin(std::string_view operation, TakePart who) {
+Activity Board::begin(std::string_view operation) {
   std::lock_guard lock(state_->mutex);
-  advance(state_->mine, operation, who);
+  state_->mine.operation = operation;
   return state_->mine;
 }
+
+void Board::await(int rank) { state_->awaits = rank; }
 
 bool Board::alarmed() const {
   std::lock_guard lock(state_->mutex);
@@ -442,8 +429,8 @@ std::string Board::judge(const FailedWait& wait) {
   state_->changed.wait_for(lock, Seconds(patience + state_->options.grace_s),
                            [&] { return state_->verdict || state_->ended; });
   if (state_->verdict) return *state_->verdict;
-  return fmt::format("{}, and the store at {}:{} does not answer", distca::verdict(wait, {}),
-                     state_->rendezvous.address, state_->rendezvous.port);
+  return fmt::format("{}, and {} does not answer", distca::verdict(wait, {}),
+                     store_name(state_->rendezvous));
 }
 
 }  // namespace distca

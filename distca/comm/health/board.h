@@ -1,10 +1,11 @@
 #pragma once
-// The board: each rank posts what it is at to the store, from memory, by a heartbeat thread with a
-// connection of its own; who waits in vain reads it, and publishes one verdict for all (DESIGN rule
-// 5). No call but the constructor touches the store, so a store that hangs cannot block training.
+// The board: each rank posts what it is at and whom it awaits to the store, from memory, by a
+// heartbeat thread with a connection of its own; who waits in vain reads it, and publishes one
+// verdict for all (DESIGN rule 5). No call but the constructor touches the store, so a store that
+// hangs cannot block training.
 //
 // Keys under Rendezvous::prefix:
-//   board/RANK   what the rank is at (JSON)
+//   board/RANK   what the rank is at and whom it awaits (JSON)
 //   arrived      number of ranks that have posted; the last sets `here`
 //   networks     there if ranks run on several machines; `outside` is then the address of one that
 //                does not reach the store through its loopback interface
@@ -29,26 +30,22 @@
 #include "distca/comm/health/verdict.h"
 #include "distca/comm/launch/rendezvous.h"
 
+namespace c10d {
+class Store;
+}
+
 namespace distca {
 
 /// Seconds between two heartbeats: a tenth of the timeout, at most 1.
 double heartbeat_s(const CommOptions& options);
 
-/// The store keys that others than the ranks use.
-std::string deaths_key(const std::string& prefix);
-std::string verdict_key(const std::string& prefix);
-std::string board_key(const std::string& prefix, int rank);
-/// One line of the deaths key. `how`: "was killed by signal 9 (SIGKILL)".
-std::string death_line(int rank, const std::string& how);
-/// "exited with code 3" or "was killed by signal 9 (SIGKILL)"; `status` as waitpid gives it.
-std::string describe_exit(int status);
-
 class Board {
  public:
-  /// Connects to the store and takes this rank's place: throws as RunStore. `on_alarm` is called
-  /// by the heartbeat thread once when a rank's death or a verdict becomes known, or the store is
-  /// lost.
-  Board(const Rendezvous& rendezvous, const CommOptions& options, std::function<void()> on_alarm);
+  /// Connects to the store, or uses `made`, which was made elsewhere, and takes this rank's place:
+  /// throws as RunStore. `on_alarm` is called by the heartbeat thread once when a rank's death or a
+  /// verdict becomes known, or the store is lost.
+  Board(const Rendezvous& rendezvous, const CommOptions& options, std::function<void()> on_alarm,
+        c10d::Store* made = nullptr);
   /// Posts that this rank ended: well, or with an error if an exception is under way.
   ~Board();
 
@@ -66,7 +63,10 @@ class Board {
   void end_startup();
   void set_step(int64_t step);
   /// This rank begins its next exchange.
-  Activity begin(std::string_view operation, TakePart who);
+  Activity begin(std::string_view operation);
+  /// This rank does not go on without that one; kNobody: it goes on.
+  void await(int rank);
+  static constexpr int kNobody = -1;
   /// True once a death or a verdict is known or the store is lost: no use in waiting for anybody.
   bool alarmed() const;
   /// The verdict on this wait, or the one that was there before. Takes at most three heartbeats, or

@@ -10,6 +10,15 @@ namespace {
 
 constexpr size_t kMostNamed = 3;
 
+std::string list_ranks(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < std::min(ranks.size(), kMostNamed); ++i) {
+    text += fmt::format("{}{}", i == 0 ? "" : ", ", ranks[i]);
+  }
+  if (ranks.size() > kMostNamed) text += fmt::format(" and {} more", ranks.size() - kMostNamed);
+  return text;
+}
+
 std::string last_seen(const RankNews& news) {
   return fmt::format("last seen: {}", to_string(news.last));
 }
@@ -30,54 +39,67 @@ std::string accusation(int rank, const RankNews& news) {
     case RankState::kLive:
       break;
   }
+  if (!news.awaits.empty()) {
+    return fmt::format("rank {} awaits {} (at {})", rank, list_ranks(news.awaits),
+                       to_string(news.last));
+  }
   return fmt::format("rank {} is alive but behind (at {})", rank, to_string(news.last));
 }
 
-bool awaited(const FailedWait& wait, int rank) {
-  return std::find(wait.peers.begin(), wait.peers.end(), rank) != wait.peers.end();
+/// Without whom the wait does not end: its peers, whom these await, and so on.
+std::vector<int> needed_by(const FailedWait& wait, const std::vector<RankNews>& news) {
+  std::vector<bool> known(news.size());
+  known[wait.rank] = true;
+  std::vector<int> needed;
+  const auto add = [&](int rank) {
+    if (known[rank]) return;
+    known[rank] = true;
+    needed.push_back(rank);
+  };
+  for (const int peer : wait.peers) add(peer);
+  for (int rank = 0; wait.peers.empty() && rank < static_cast<int>(news.size()); ++rank) add(rank);
+  for (size_t i = 0; i < needed.size(); ++i) {
+    for (const int next : news[needed[i]].awaits) add(next);
+  }
+  return needed;
 }
 
-/// All ranks in the worst state that any is in; of live ones the single one furthest behind.
+/// Where whom each awaits leads to from this rank on.
+std::vector<int> circle_from(int rank, const std::vector<RankNews>& news) {
+  std::vector<int> path;
+  auto again = path.end();
+  while ((again = std::ranges::find(path, rank)) == path.end()) {
+    path.push_back(rank);
+    if (news[rank].awaits.empty()) return {};
+    rank = news[rank].awaits.front();
+  }
+  return std::vector<int>(again, path.end());
+}
+
 std::vector<int> culprits(const FailedWait& wait, const std::vector<RankNews>& news) {
-  for (RankState worst : {RankState::kDead, RankState::kFailed, RankState::kSilent,
-                          RankState::kAbsent, RankState::kFinished}) {
+  for (const RankState worst :
+       {RankState::kDead, RankState::kFailed, RankState::kSilent, RankState::kAbsent}) {
     std::vector<int> found;
     for (int rank = 0; rank < static_cast<int>(news.size()); ++rank) {
       if (rank != wait.rank && news[rank].state == worst) found.push_back(rank);
     }
     if (!found.empty()) return found;
   }
-  int behind = -1;
-  auto key = [&](int rank) {
-    const Activity& last = news[rank].last;
-    return std::make_tuple(last.step, last.sequence, last.among_some, !awaited(wait, rank), rank);
+  if (news.empty()) return {};
+  const std::vector<int> needed = needed_by(wait, news);
+  const auto key = [&](int rank) {
+    return std::make_tuple(news[rank].state == RankState::kLive, news[rank].last.step, rank);
   };
-  for (int rank = 0; rank < static_cast<int>(news.size()); ++rank) {
-    if (rank != wait.rank && (behind < 0 || key(rank) < key(behind))) behind = rank;
+  int behind = -1;
+  for (const int rank : needed) {
+    const bool waits = news[rank].state == RankState::kLive && !news[rank].awaits.empty();
+    if (!waits && (behind < 0 || key(rank) < key(behind))) behind = rank;
   }
-  return behind < 0 ? std::vector<int>{} : std::vector<int>{behind};
-}
-
-std::string list_ranks(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < std::min(ranks.size(), kMostNamed); ++i) {
-    text += fmt::format("{}{}", i == 0 ? "" : ", ", ranks[i]);
-  }
-  if (ranks.size() > kMostNamed) text += fmt::format(" and {} more", ranks.size() - kMostNamed);
-  return text;
+  if (behind >= 0) return {behind};
+  return needed.empty() ? std::vector<int>{} : circle_from(needed.front(), news);
 }
 
 }  // namespace
-
-void advance(Activity& activity, std::string_view operation, TakePart who) {
-  activity.operation = operation;
-  if (who == TakePart::kSomeRanks) {
-    ++activity.among_some;
-    return;
-  }
-  ++activity.sequence;
-  activity.among_some = 0;
-}
 
 std::string to_string(const Activity& activity) {
   const std::string& operation = activity.operation.empty() ? "start" : activity.operation;
@@ -85,7 +107,8 @@ std::string to_string(const Activity& activity) {
   return fmt::format("step {}, {}", activity.step, operation);
 }
 
-std::string verdict(const FailedWait& wait, const std::vector<RankNews>& news) {
+std::string verdict(const FailedWait& wait, std::vector<RankNews> news) {
+  if (!news.empty()) news[wait.rank].awaits = wait.peers;
   std::string text;
   std::vector<int> blamed = culprits(wait, news);
   const bool nobody_ended = blamed.empty() || news[blamed[0]].state == RankState::kLive;

@@ -3,24 +3,15 @@
 
 #include <cstdint>
 #include <string>
-#include <string_view>
 #include <vector>
-
-#include "distca/comm/communicator.h"
 
 namespace distca {
 
 /// What a rank is at, as it posts it to the others.
 struct Activity {
   int64_t step = -1;           // -1: before the first
-  std::string operation = {};  // "forward layer 2 attend"
-  // Who is at fewer of these is behind.
-  int64_t sequence = 0;    // exchanges in the step so far
-  int64_t among_some = 0;  // since the last of them, those that not all ranks take part in
+  std::string operation = {};  // its latest exchange: "forward layer 2 attend"
 };
-
-/// `activity` at its next exchange.
-void advance(Activity& activity, std::string_view operation, TakePart who);
 
 enum class RankState {
   kLive,
@@ -35,8 +26,9 @@ enum class RankState {
 struct RankNews {
   RankState state = RankState::kLive;
   Activity last = {};
-  double silent_s = 0;     // kSilent: seconds since its last heartbeat
-  std::string death = {};  // kDead: "was killed by signal 9 (SIGKILL)"
+  std::vector<int> awaits = {};  // ranks without whom it does not go on; none: it computes
+  double silent_s = 0;           // kSilent: seconds since its last heartbeat
+  std::string death = {};        // kDead: "was killed by signal 9 (SIGKILL)"
 };
 
 enum class WaitEnd { kGaveUp, kConnectionLost };
@@ -46,16 +38,18 @@ struct FailedWait {
   int rank = 0;
   Activity at;
   double waited_s = 0;
-  std::vector<int> peers = {};  // whose messages had not come or gone yet; may be empty
+  std::vector<int> peers = {};  // whose messages had not come or gone yet; none: not known
   WaitEnd end = WaitEnd::kGaveUp;
   std::string why = {};  // what the system or a library said, one line; may be empty
 };
 
-/// The first of these that there are: dead ranks, failed, silent, absent, finished ones; else the
-/// one furthest behind in the order of Activity's members (among equals an awaited one). A wait
-/// that failed for a reason of its own accuses nobody who is alive: the reason comes first. `news`
-/// is by rank. One sentence, no newline.
-std::string verdict(const FailedWait& wait, const std::vector<RankNews>& news);
+/// Accuses the first of these that there are: dead ranks, failed, silent, absent ones. Else it
+/// follows whom each rank awaits, from the peers of the wait on (from all others, where these are
+/// not known), to a rank that has ended, or to one that awaits nobody and so is behind (of several
+/// the one at the earliest step), or else to ranks that await each other in a circle. What ranks do
+/// that the wait does not hang on is no matter. A wait that failed for a reason of its own accuses
+/// nobody who is alive: the reason comes first. `news` is by rank. One sentence, no newline.
+std::string verdict(const FailedWait& wait, std::vector<RankNews> news);
 
 /// "step 7, forward layer 2 attend".
 std::string to_string(const Activity& activity);

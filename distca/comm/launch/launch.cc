@@ -21,7 +21,8 @@
 #include "distca/base/error.h"
 #include "distca/base/json.h"
 #include "distca/base/stop_signals.h"
-#include "distca/comm/health/board.h"
+#include "distca/comm/health/board_keys.h"
+#include "distca/comm/health/verdict.h"
 #include "distca/comm/launch/launch_output.h"
 #include "distca/comm/launch/local_store.h"
 

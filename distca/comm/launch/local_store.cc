@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "distca/base/error.h"
-#include "distca/comm/health/board.h"
+#include "distca/comm/health/board_keys.h"
 #include "distca/comm/launch/run_store.h"
 
 namespace distca {

@@ -22,6 +22,11 @@ std::string random_number() {
 }
 
 [[noreturn]] void refuse(const Rendezvous& rendezvous, const std::string& why) {
+  if (rendezvous.address.empty()) {
+    throw Error(ErrorKind::kConfig,
+                "the store is another communicator's: {}; give each a c10d::PrefixStore of its own",
+                why);
+  }
   throw Error(ErrorKind::kConfig,
               "{}:{} belongs to another run: {}; wait for its end, or choose another port "
               "(MASTER_PORT)",
@@ -34,15 +39,21 @@ std::string size_key(const std::string& prefix) { return prefix + "size"; }
 
 std::string farewells_key(const std::string& prefix) { return prefix + "farewells"; }
 
+std::string store_name(const Rendezvous& rendezvous) {
+  if (rendezvous.address.empty()) return "the store";
+  return fmt::format("the store at {}:{}", rendezvous.address, rendezvous.port);
+}
+
 struct RunStore::Impl {
-  c10::intrusive_ptr<c10d::TCPStore> store;
+  c10::intrusive_ptr<c10d::Store> store;
 };
 
-RunStore::RunStore(const Rendezvous& rendezvous, const CommOptions& options)
+RunStore::RunStore(const Rendezvous& rendezvous, const CommOptions& options, c10d::Store* made)
     : impl_(std::make_unique<Impl>()) {
   const Stopwatch watch;
   double over_since = -1;
-  while (!connect(rendezvous, options, options.startup_timeout_s - watch.seconds())) {
+  if (made) impl_->store = made->clone();
+  while (!made && !connect(rendezvous, options, options.startup_timeout_s - watch.seconds())) {
     if (over_since < 0) over_since = watch.seconds();
     if (watch.seconds() - over_since > options.grace_s + kUntilGone) {
       refuse(rendezvous, "it is over, and its store still there");

@@ -7,6 +7,8 @@
 // WORLD_SIZE alone) have nothing in common but the address: of two such runs that start at the same
 // moment, ranks may take each other's places.
 //
+// A store that somebody else made belongs to one communicator, which has a connection of its own.
+//
 // Keys:
 //   distca/owner         Rendezvous::run of the run whose store it is
 //   distca/over          the run has ended, the store is about to
@@ -25,19 +27,26 @@
 #include "distca/comm/communicator.h"
 #include "distca/comm/launch/rendezvous.h"
 
+namespace c10d {
+class Store;
+}
+
 namespace distca {
 
 inline constexpr const char* kOwnerKey = "distca/owner";
 inline constexpr const char* kOverKey = "distca/over";
 std::string size_key(const std::string& prefix);
 std::string farewells_key(const std::string& prefix);
+/// "the store at HOST:PORT", or "the store" for one made elsewhere.
+std::string store_name(const Rendezvous& rendezvous);
 
 class RunStore {
  public:
   /// Connects and takes the rank's place. A store whose run is over is given the grace period to
   /// end, and its successor waited for. Throws Error(kComm) if there is no store within the
-  /// start-up timeout, Error(kConfig) if it is another run's.
-  RunStore(const Rendezvous& rendezvous, const CommOptions& options);
+  /// start-up timeout, Error(kConfig) if it is another run's. `made`: a store made elsewhere, to be
+  /// used instead; `rendezvous` then has rank, size and prefix only.
+  RunStore(const Rendezvous& rendezvous, const CommOptions& options, c10d::Store* made = nullptr);
   ~RunStore();
 
   // Each throws c10d's exceptions when the store is lost or does not answer within timeout_s.

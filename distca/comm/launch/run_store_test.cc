@@ -39,8 +39,7 @@ class RunStoreTest : public testing::Test {
   /// A rank that has posted that it is there, and is then heard of no more.
   void post_once(RunStore& store, int rank) {
     store.set(fmt::format("test/board/{}", rank),
-              R"({"among_some":0,"beat":1,"operation":"start-up","sequence":0,"state":0,)"
-              R"("step":-1,"wall_s":0})");
+              R"({"awaits":[],"beat":1,"operation":"start-up","state":0,"step":-1,"wall_s":0})");
     store.add("test/arrived", 1);
   }
 
