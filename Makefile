@@ -59,7 +59,7 @@ determinism:     ## plans from gcc -O3, gcc -O0 and clang++ against the pinned h
 arm:             ## the kernels cross-compiled for aarch64, their tests under qemu
 	@scripts/check_arm.sh $(JOBS)
 
-cuda-headers:    ## compile what reaches CUDA against PyTorch 2.11's and CUDA's headers (downloads 1.5 GB once)
+cuda-headers:    ## compile what reaches CUDA against PyTorch 2.11, the oldest supported (downloads its wheel once)
 	@cmake --preset release --log-level=WARNING
 	@scripts/check_cuda_headers.sh
 

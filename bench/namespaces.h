@@ -31,8 +31,9 @@ class NamespacePair {
   NamespacePair& operator=(const NamespacePair&) = delete;
 
   /// Runs `command` once in each namespace, as ranks 0 and 1 of a group whose store rank 0 keeps
-  /// (comm/rendezvous.h, torchrun's variables). The exit code of the first to fail; 130 after a
-  /// signal that ends programs, which ends both. When it returns, no process of the run is left.
+  /// (comm/launch/rendezvous.h, torchrun's variables). The exit code of the first to fail; 130
+  /// after a signal that ends programs, which ends both. When it returns, no process of the run is
+  /// left.
   int run(const std::vector<std::string>& command) const;
 
   std::string name(int end) const;

@@ -18,11 +18,11 @@ class OneByteMessages : public Communicator {
   int size() const override { return whole_.size(); }
   int cuda_device() const override { return whole_.cuda_device(); }
   void set_step(int64_t step) override { whole_.set_step(step); }
-  std::unique_ptr<PendingExchange> post(std::span<const Message> sends,
-                                        std::span<const Message> receives,
-                                        std::string_view operation, TakePart who) override {
-    if (!cut_) return whole_.post(sends, receives, operation, who);
-    return whole_.post(one_byte(sends), one_byte(receives), operation, who);
+  std::unique_ptr<PendingExchange> exchange(std::span<const Message> sends,
+                                            std::span<const Message> receives,
+                                            std::string_view operation) override {
+    if (!cut_) return whole_.exchange(sends, receives, operation);
+    return whole_.exchange(one_byte(sends), one_byte(receives), operation);
   }
 
  private:

@@ -43,11 +43,11 @@ class CountedMessages : public Communicator {
   int rank() const override { return whole_.rank(); }
   int size() const override { return whole_.size(); }
   void set_step(int64_t step) override { whole_.set_step(step); }
-  std::unique_ptr<PendingExchange> post(std::span<const Message> sends,
-                                        std::span<const Message> receives,
-                                        std::string_view operation, TakePart who) override {
+  std::unique_ptr<PendingExchange> exchange(std::span<const Message> sends,
+                                            std::span<const Message> receives,
+                                            std::string_view operation) override {
     for (const Message& message : sends) bytes += message.bytes;
-    return whole_.post(sends, receives, operation, who);
+    return whole_.exchange(sends, receives, operation);
   }
   int64_t bytes = 0;
 

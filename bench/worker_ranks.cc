@@ -11,9 +11,9 @@
 #include "bench/timing.h"
 #include "distca/base/env.h"
 #include "distca/comm/gloo_group.h"
-#include "distca/comm/launch.h"
-#include "distca/comm/rendezvous.h"
-#include "distca/comm/store_process.h"
+#include "distca/comm/launch/launch.h"
+#include "distca/comm/launch/rendezvous.h"
+#include "distca/comm/launch/store_process.h"
 
 namespace distca::bench {
 namespace {

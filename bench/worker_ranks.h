@@ -20,8 +20,8 @@ struct WorkerRanks {
 /// Runs `body` on every rank and returns the exit code for main. A process that nobody started as a
 /// rank starts `options.ranks` of itself with the same `arguments` (argv) and waits for them; rank
 /// 0's standard output is the program's. A process that somebody did start as one
-/// (comm/rendezvous.h) meets the others and calls `body`, with one thread for PyTorch. An Error of
-/// `body` is one line on standard error and its exit code.
+/// (comm/launch/rendezvous.h) meets the others and calls `body`, with one thread for PyTorch. An
+/// Error of `body` is one line on standard error and its exit code.
 int run_worker_ranks(const WorkerRanks& options, std::span<char* const> arguments,
                      const std::function<void(Communicator&)>& body);
 

@@ -11,12 +11,10 @@
 #include "distca/base/stop_signals.h"
 #include "distca/comm/device_copy.h"
 #include "distca/comm/gloo_group.h"
-#include "distca/comm/launch.h"
-#include "distca/comm/local_device.h"
-#include "distca/comm/local_ranks.h"
-#include "distca/comm/nccl_group.h"
-#include "distca/comm/rendezvous.h"
-#include "distca/comm/store_process.h"
+#include "distca/comm/launch/launch.h"
+#include "distca/comm/launch/local_ranks.h"
+#include "distca/comm/launch/rendezvous.h"
+#include "distca/comm/launch/store_process.h"
 #include "distca/comm/thread_group.h"
 #include "distca/train/check_run.h"
 #include "distca/train/config.h"
@@ -46,14 +44,11 @@ struct Told {
 };
 
 void train_as_rank(const Config& config, const Rendezvous& rendezvous, const CommOptions& options) {
-  const bool nccl = config.comm.backend == "nccl";
   const auto store = start_store_process(rendezvous, options.grace_s);
-  const int device = nccl ? use_local_device(rendezvous.local_rank) : -1;
   std::optional<Told> told;  // starts a thread: after the store's process was forked
   if (rendezvous.rank == 0) told.emplace(config);
   RunState others(config.train.output_dir, config.train.steps);
-  std::unique_ptr<Communicator> comm =
-      nccl ? make_nccl_group(rendezvous, options, device) : make_gloo_group(rendezvous, options);
+  const std::unique_ptr<Communicator> comm = make_gloo_group(rendezvous, options);
   train(config, *comm, told ? *told->state : others);
 }
 
@@ -112,7 +107,6 @@ int run_train(TrainArguments arguments) {
   const auto rendezvous = find_rendezvous(env_string);
   const int workers = workers_of(config, arguments, rendezvous);
   check_run(config, workers, ranks_here(config, workers, rendezvous));
-  if (config.comm.backend == "nccl") check_nccl_built();
   // Who writes is rank 0; what lies on other machines' disks is no matter.
   if (!rendezvous || rendezvous->rank == 0)
     check_run_folder(config.train.output_dir, config.train.overwrite);
@@ -123,8 +117,7 @@ int run_train(TrainArguments arguments) {
   }
   if (rendezvous && config.comm.backend == "threads") {
     throw Error(ErrorKind::kConfig,
-                "comm.backend = threads, but {} started this process as one of {} ranks: use gloo "
-                "or nccl",
+                "comm.backend = threads, but {} started this process as one of {} ranks: use gloo",
                 rendezvous->source, rendezvous->size);
   }
   set_up_process(config);
@@ -133,9 +126,7 @@ int run_train(TrainArguments arguments) {
     return 0;
   }
   const int ranks = num_ranks(config, workers);
-  if (config.comm.backend == "nccl") check_local_devices(ranks);
-  const bool alone = ranks == 1 && config.comm.backend == "gloo";
-  if (alone || config.comm.backend == "threads") {
+  if (ranks == 1 || config.comm.backend == "threads") {
     const ThreadDevice device =
         config.train.device == "cuda" ? cuda_thread_device(0) : ThreadDevice{};
     const Told told(config);

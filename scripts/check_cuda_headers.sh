@@ -1,15 +1,13 @@
 #!/usr/bin/env bash
-# Compiles, without a GPU, what reaches CUDA against the oldest PyTorch that is supported and its own CUDA and NCCL
-# headers: syntax and types only, nothing is linked or run. Downloads 1.5 GB by name with pip the first time (headers
-# are kept in build/cuda_headers, 0.1 GB); then about a quarter of a minute a source on a free core.
+# Compiles, without a GPU, what reaches CUDA against the oldest PyTorch that is supported, in its build with CUDA:
+# syntax and types only, nothing is linked or run. Downloads that wheel by name with pip the first time (headers are
+# kept in build/cuda_headers, 0.1 GB); then about a quarter of a minute a source on a free core.
 #
-#   scripts/check_cuda_headers.sh [SOURCE...]     by default all that name CUDA or NCCL, but tests
+#   scripts/check_cuda_headers.sh [SOURCE...]     by default all that name CUDA, but tests
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 torch_version=2.11.0
-nccl_version=2.28.9
-toolkit=cuda-toolkit[cudart,crt,cccl,cublas,cusparse,cusolver]==13.0.2
 folder=build/cuda_headers
 
 die() { echo "check_cuda_headers: $*" >&2; exit 1; }
@@ -24,11 +22,9 @@ if [ ! -e $folder/torch-$torch_version ]; then
   [ ! -x .venv/bin/python ] || python=.venv/bin/python
   rm -rf $folder
   mkdir -p $folder/wheels
-  echo "check_cuda_headers: downloading PyTorch $torch_version, NCCL $nccl_version and CUDA's headers with pip (1.5 GB)"
-  $python -m pip download -q --no-deps --progress-bar off -d $folder/wheels \
-    torch==$torch_version nvidia-nccl-cu13==$nccl_version 2>$folder/pip.log &&
-    $python -m pip download -q --progress-bar off -d $folder/wheels "$toolkit" 2>>$folder/pip.log ||
-    { cat $folder/pip.log >&2; die "pip could not download them"; }
+  echo "check_cuda_headers: downloading PyTorch $torch_version with pip"
+  $python -m pip download -q --no-deps --progress-bar off -d $folder/wheels torch==$torch_version 2>$folder/pip.log ||
+    { cat $folder/pip.log >&2; die "pip could not download it"; }
   $python - $folder <<'PYTHON'
 import pathlib, sys, zipfile
 folder = pathlib.Path(sys.argv[1])
@@ -41,17 +37,15 @@ PYTHON
 fi
 
 sources=("$@")
-[ $# -gt 0 ] || mapfile -t sources < <(grep -lE 'kCUDA|is_cuda|cuda_device|NCCL' -r distca bench cli --include='*.cc' |
+[ $# -gt 0 ] || mapfile -t sources < <(grep -lE 'kCUDA|is_cuda|cuda_device' -r distca bench cli --include='*.cc' |
   grep -v -E '_test\.cc$' | xargs grep -lE '#include <(ATen|c10|torch)/' | sort)
 failed=()
 for source in "${sources[@]}"; do
   start=$SECONDS
-  # As cmake/TorchWheel.cmake and distca/comm/CMakeLists.txt compile them.
+  # As cmake/TorchWheel.cmake compiles them.
   if nice g++ -std=c++20 -fsyntax-only -Wall -Wextra -Wno-unused-parameter -Wno-missing-field-initializers \
-    -DDISTCA_WITH_TORCH -DDISTCA_WITH_NCCL -DUSE_DISTRIBUTED -DUSE_C10D_GLOO -DUSE_C10D_NCCL \
-    -D_GLIBCXX_USE_CXX11_ABI=1 -I. "-I$generated" -isystem $folder/nvidia/nccl/include \
-    -isystem $folder/nvidia/cu13/include -isystem $folder/nvidia/cu13/include/cccl -idirafter $folder/torch/include \
-    -idirafter $folder/torch/include/torch/csrc/api/include "$source"; then
+    -DDISTCA_WITH_TORCH -DUSE_DISTRIBUTED -DUSE_C10D_GLOO -D_GLIBCXX_USE_CXX11_ABI=1 -I. "-I$generated" \
+    -idirafter $folder/torch/include -idirafter $folder/torch/include/torch/csrc/api/include "$source"; then
     printf 'PASS  %-40s %4d s\n' "$source" $((SECONDS - start))
   else
     printf 'FAIL  %-40s %4d s\n' "$source" $((SECONDS - start))

@@ -107,14 +107,6 @@ configure() {
 
 compile() { within cmake --build $build -j "$jobs" --target "${targets[@]}" && echo "${#targets[@]} targets, $jobs jobs"; }
 
-nccl() {
-  local said
-  said=$(grep -oE 'NCCL is .*' $work/configure.log | head -n 1)
-  echo "$said"
-  # The rehearsal's PyTorch has none: then the reason has to be said.
-  if [ $device = cuda ]; then [[ $said == "NCCL is built in"* ]]; else [[ $said == "NCCL is left out: "* ]]; fi
-}
-
 probe() {
   nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.sm,clocks.mem --format=csv,noheader 2>&1
   nvcc --version 2>/dev/null | tail -n 1
@@ -123,7 +115,7 @@ import sys, torch
 cuda = torch.cuda.is_available()
 facts = [f"PyTorch {torch.__version__}", f"CUDA {torch.version.cuda}"]
 if torch.version.cuda:
-    facts += ["cuDNN %s" % torch.backends.cudnn.version(), "NCCL %s" % ".".join(map(str, torch.cuda.nccl.version()))]
+    facts += ["cuDNN %s" % torch.backends.cudnn.version()]
 facts += [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
 print(", ".join(facts))
 sys.exit(sys.argv[1] == "cuda" and not cuda)
@@ -189,12 +181,11 @@ stand_in=""
 check "offline bundle" $((30 * slow)) bundle
 check "versions" 60 probe
 if check "configure" $((60 * slow)) configure && check "build" $((300 * slow)) compile; then
-  check "NCCL" 10 nccl
   if [ $device = cuda ]; then
     check "attention" 60 tests $build/rooms/runtime/aten_attention_test 'formats/CudaAttentionTest*'
     check "parity with the CPU" 60 tests $build/tests/parity_test 'parity.ranks_as_threads_on_one_gpu_give_the_cpus_result'
     on_device=(train.device=cuda comm.backend=threads)
-    check "training over NCCL, one rank" 60 train nccl train.device=cuda comm.backend=nccl
+    check "training, one rank" 60 train one "${on_device[@]}"
   else
     check "attention$stand_in" 300 tests $build/rooms/runtime/aten_attention_test '*VarlenAttention*:*AtenAttentionTest*'
     check "parity$stand_in" 300 tests $build/tests/parity_test 'parity.a_window_gives_the_same_on_every_plan_and_schedule'

@@ -87,7 +87,7 @@ std::vector<BadInput> bad_configs() {
       {train + "servers.reweight=true", "servers.reweight = true with train.deterministic = true"},
       {train + "servers.reweight=true train.deterministic=false servers.capacity=1",
        "servers.reweight = true with servers.capacity = 1"},
-      {train + "comm.backend=nccl", "comm.backend = nccl with train.device = cpu"},
+      {train + "comm.backend=nccl", "comm.backend = \"nccl\": must be one of gloo, threads"},
       {train + "train.device=cuda", "comm.backend = gloo with train.device = cuda"},
       {train + "train.output_dir=", "train.output_dir is empty: name a folder for the run"},
       {train + "--config absent.toml", "absent.toml: cannot be read: No such file"},

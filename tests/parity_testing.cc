@@ -7,9 +7,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "distca/base/random.h"
-#include "distca/comm/first_ranks.h"
 #include "distca/comm/ordered_sum.h"
 #include "distca/plan/exchange.h"
 #include "distca/plan/plan_testing.h"
@@ -87,7 +87,9 @@ struct Gathered {
 
 Gathered work(const StepRun& what, const StepOptions& options, Communicator& comm,
               const StepInput& input, ExchangeBytes* bytes) {
-  const auto workers = first_ranks(comm, what.workers);
+  std::vector<int> worker_ranks(what.workers);
+  std::iota(worker_ranks.begin(), worker_ranks.end(), 0);
+  const auto workers = comm.split(worker_ranks);
   const Llama model(what.model, 11, comm.cuda_device());
   Optimizer optimizer(model.parameters(), {.max_grad_norm = 0});
   Step step(what.model, &model, comm, options);

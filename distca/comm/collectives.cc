@@ -59,8 +59,8 @@ std::vector<std::byte> all_gather_bytes(Communicator& group, std::span<const std
                                         std::string_view operation) {
   const size_t bytes = mine.size();
   std::vector<std::byte> all(bytes * group.size());
-  if (bytes == 0) return all;
   std::copy(mine.begin(), mine.end(), all.begin() + bytes * group.rank());
+  if (bytes == 0 || group.size() == 1) return all;
   Staged staged(group, all);
   std::vector<Message> sends, receives;
   for (int peer = 0; peer < group.size(); ++peer) {
@@ -93,8 +93,8 @@ void swap_bytes(Communicator& group, int peer, uint32_t tag, std::span<const std
                      .bytes = static_cast<int64_t>(receive.size())};
   const std::span<const Message> none;
   group
-      .exchange_among_some(send.empty() ? none : std::span(&to, 1),
-                           receive.empty() ? none : std::span(&from, 1), operation)
+      .exchange(send.empty() ? none : std::span(&to, 1),
+                receive.empty() ? none : std::span(&from, 1), operation)
       ->wait();
   staged_in.to_host();
 }

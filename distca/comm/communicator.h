@@ -3,10 +3,11 @@
 // Exchange, ordered sums, gather and barrier are built on it, so ranks as threads and as
 // processes give the same bits.
 //
-// Thread rule: one communicator per rank, used by one thread at a time.
-// Waits: every wait has the group's timeout; when it passes or a peer's connection breaks,
-// Error(kComm) names the step, the operation, the rank awaited and what that rank was last seen
-// doing (DESIGN rule 5).
+// Thread rule: one communicator per rank; it and the groups split from it are used by one thread
+// at a time.
+// Waits: every wait has the timeout of the run; when it passes or a peer's connection breaks,
+// Error(kComm) names the step, the operation, the rank awaited and what the rank that holds the
+// others up was last seen doing (DESIGN rule 5). Errors number ranks as the whole run does.
 
 #include <cstddef>
 #include <cstdint>
@@ -14,6 +15,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace distca {
 
@@ -44,39 +46,33 @@ class PendingExchange {
   virtual void wait() = 0;
 };
 
-/// Whose exchange it is. To find who is behind, a group compares how many each rank has posted.
-enum class TakePart {
-  kAllRanks,   // every rank posts it, if only with neither sends nor receives: counted
-  kSomeRanks,  // others have no counterpart of it, as of a sum over some ranks: not counted
-};
-
 class Communicator {
  public:
   virtual ~Communicator() = default;
+  /// This rank's number in this group, 0 .. size() - 1.
   virtual int rank() const = 0;
   virtual int size() const = 0;
   /// -1: messages lie in host memory; else the CUDA device index they lie on.
   virtual int cuda_device() const { return -1; }
 
-  /// What a backend provides: posts everything at once (NCCL: one group). `operation` names it in
-  /// errors, e.g. "forward layer 3 enter".
-  virtual std::unique_ptr<PendingExchange> post(std::span<const Message> sends,
-                                                std::span<const Message> receives,
-                                                std::string_view operation, TakePart who) = 0;
-  /// An exchange of all ranks.
-  std::unique_ptr<PendingExchange> exchange(std::span<const Message> sends,
-                                            std::span<const Message> receives,
-                                            std::string_view operation) {
-    return post(sends, receives, operation, TakePart::kAllRanks);
-  }
-  /// One that only some ranks take part in.
-  std::unique_ptr<PendingExchange> exchange_among_some(std::span<const Message> sends,
-                                                       std::span<const Message> receives,
-                                                       std::string_view operation) {
-    return post(sends, receives, operation, TakePart::kSomeRanks);
-  }
+  /// Posts all messages at once. `operation` names them in errors, e.g. "forward layer 3 enter". A
+  /// rank without messages need not call it.
+  virtual std::unique_ptr<PendingExchange> exchange(std::span<const Message> sends,
+                                                    std::span<const Message> receives,
+                                                    std::string_view operation) = 0;
+
+  /// Some ranks of this group, in any order, as a group of their own: its rank i is ranks[i] here.
+  /// This rank is one of them, and none is there twice (CHECK). The members call it, nobody else,
+  /// and nothing is sent. Messages of different groups between the same two ranks are kept apart by
+  /// the number of the group among those that the two share: so both split those in the same order,
+  /// at most kMostGroups - 1 of them (tags.h) in a run. The new group borrows this one.
+  virtual std::unique_ptr<Communicator> split(std::span<const int> ranks);
+
   /// What this rank is at, shown on the board to whoever waits for it.
   virtual void set_step(int64_t step) = 0;
+
+ private:
+  std::vector<uint32_t> groups_with_;  // [size()] groups split so far that the rank is in, too
 };
 
 }  // namespace distca

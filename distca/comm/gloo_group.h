@@ -8,7 +8,7 @@
 #include <memory>
 
 #include "distca/comm/communicator.h"
-#include "distca/comm/rendezvous.h"
+#include "distca/comm/launch/rendezvous.h"
 
 namespace distca {
 

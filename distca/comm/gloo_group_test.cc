@@ -11,7 +11,7 @@
 
 #include "distca/base/clock.h"
 #include "distca/base/error.h"
-#include "distca/comm/local_store.h"
+#include "distca/comm/launch/local_store.h"
 #include "distca/comm/test_groups.h"
 
 namespace distca {

@@ -3,13 +3,13 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <random>
 #include <type_traits>
 
 #include "distca/base/error.h"
-#include "distca/comm/first_ranks.h"
 #include "distca/comm/test_groups.h"
 #include "distca/comm/thread_group.h"
 
@@ -69,14 +69,15 @@ TEST_P(OrderedSum, is_bitwise_the_sequential_sum) {
 }
 
 TEST_P(OrderedSum, of_the_first_ranks_goes_on_while_the_others_do_something_else) {
-  run_on(GetParam(), 4, kOptions, [](Communicator& whole) {
+  constexpr std::array kFirst = {0, 1, 2};
+  run_on(GetParam(), 4, kOptions, [&](Communicator& whole) {
     if (whole.rank() < 3) {
-      const auto first = first_ranks(whole, 3);
+      const auto first = whole.split(kFirst);
       EXPECT_EQ(first->rank(), whole.rank());
       expect_sequential<float>(*first, 1001);
       expect_sequential<double>(*first, 5);
     } else {
-      EXPECT_THROW(first_ranks(whole, 3), CheckFailure);
+      EXPECT_THROW(whole.split(kFirst), CheckFailure);
     }
     expect_sequential<float>(whole, 1001);
   });

@@ -5,8 +5,13 @@
 
 namespace distca {
 
+/// Tags of one group. Of the groups that two ranks share, the n-th that they split off has its tags
+/// n * kGroupTags further on (Communicator::split); the whole group is n = 0.
+inline constexpr uint32_t kGroupTags = 1u << 25;
+inline constexpr uint32_t kMostGroups = (1u << 31) / kGroupTags;
+
 /// Exchanges of the runtime: a running number in [0, kExchangeTags), the same on both sides.
-inline constexpr uint32_t kExchangeTags = 1u << 30;
+inline constexpr uint32_t kExchangeTags = kGroupTags - 16;
 
 /// Collectives built on point-to-point. One tag for each is enough: messages of one pair and tag
 /// arrive in order, and all ranks call collectives in the same order.
@@ -19,8 +24,9 @@ inline constexpr uint32_t kClockTag = kExchangeTags + 5;
 /// Measurement of the wire (train/bandwidth.h).
 inline constexpr uint32_t kBandwidthTag = kExchangeTags + 6;
 
-/// From here on: exchanges of collectives as traces number them, each apart (comm/traced.h).
-inline constexpr uint32_t kTracedTags = kExchangeTags + 16;
+/// From here on: exchanges of collectives as traces number them, each apart (comm/traced.h). No
+/// message has such a tag.
+inline constexpr uint32_t kTracedTags = (1u << 30) + 16;
 /// How many one communicator may number.
 inline constexpr uint32_t kTracedTagsEach = 1u << 24;
 

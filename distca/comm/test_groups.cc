@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "distca/comm/gloo_group.h"
-#include "distca/comm/local_store.h"
+#include "distca/comm/launch/local_store.h"
 #include "distca/comm/thread_group.h"
 
 namespace distca {

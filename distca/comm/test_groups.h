@@ -6,7 +6,7 @@
 #include <string>
 
 #include "distca/comm/communicator.h"
-#include "distca/comm/rendezvous.h"
+#include "distca/comm/launch/rendezvous.h"
 
 namespace distca {
 

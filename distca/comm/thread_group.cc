@@ -18,7 +18,7 @@
 
 #include "distca/base/console.h"
 #include "distca/base/error.h"
-#include "distca/comm/verdict.h"
+#include "distca/comm/health/verdict.h"
 
 namespace distca {
 namespace {
@@ -45,7 +45,7 @@ struct Side {  // a send or a receive that waits for its other half
 class ThreadGroup {
  public:
   ThreadGroup(int size, const CommOptions& options, const ThreadDevice& device)
-      : options_(options), device_(device), news_(size) {
+      : options_(options), device_(device), news_(size), waits_(size) {
     DISTCA_CHECK(size > 0, "{} ranks", size);
   }
 
@@ -53,8 +53,7 @@ class ThreadGroup {
   int cuda_device() const { return device_.cuda_device; }
 
   std::shared_ptr<Posted> post(int rank, std::span<const Message> sends,
-                               std::span<const Message> receives, std::string_view operation,
-                               TakePart who);
+                               std::span<const Message> receives, std::string_view operation);
   /// For the receives, or for everything.
   void wait(const std::shared_ptr<Posted>& posted, bool sends_too);
   /// Makes sure that nobody touches the messages' memory any more.
@@ -69,7 +68,21 @@ class ThreadGroup {
   };
   using Key = std::tuple<int, int, uint32_t>;
 
+  /// For whom a rank waits; nothing while it does not.
+  struct Wait {
+    std::shared_ptr<Posted> posted;
+    bool sends_too = false;
+
+    std::vector<int> peers() const {
+      if (!posted) return {};
+      std::set<int> open(posted->open_receives.begin(), posted->open_receives.end());
+      if (sends_too) open.insert(posted->open_sends.begin(), posted->open_sends.end());
+      return {open.begin(), open.end()};
+    }
+  };
+
   void offer(const Key& key, Side side, std::deque<Side> Box::*mine, std::deque<Side> Box::*other);
+  std::string judge(const Wait& wait, double waited_s) const;
   std::optional<std::string> copy(const Side& send, const Side& receive, DeviceMark* end) const;
   void follow(const std::vector<DeviceMark>& marks) const;
   void fail(std::string why);
@@ -80,18 +93,19 @@ class ThreadGroup {
   std::condition_variable changed_;
   std::map<Key, Box> boxes_;
   std::vector<RankNews> news_;
+  std::vector<Wait> waits_;  // of each rank
   std::optional<std::string> failure_;
 };
 
 std::shared_ptr<Posted> ThreadGroup::post(int rank, std::span<const Message> sends,
                                           std::span<const Message> receives,
-                                          std::string_view operation, TakePart who) {
+                                          std::string_view operation) {
   auto posted = std::make_shared<Posted>();
   posted->rank = rank;
   {
     std::lock_guard lock(mutex_);
     if (failure_) throw Error(ErrorKind::kComm, "{}", *failure_);
-    advance(news_[rank].last, operation, who);
+    news_[rank].last.operation = operation;
     posted->at = news_[rank].last;
     for (const Message& message : sends) posted->open_sends.insert(message.peer);
     for (const Message& message : receives) posted->open_receives.insert(message.peer);
@@ -185,16 +199,12 @@ void ThreadGroup::wait(const std::shared_ptr<Posted>& posted, bool sends_too) {
     return posted->open_receives.empty() && (!sends_too || posted->open_sends.empty());
   };
   auto over = [&] { return arrived() || failure_; };
+  Wait& mine = waits_[posted->rank];
+  mine = {posted, sends_too};
   if (!changed_.wait_until(lock, deadline, over)) {
-    std::set<int> peers(posted->open_receives.begin(), posted->open_receives.end());
-    if (sends_too) peers.insert(posted->open_sends.begin(), posted->open_sends.end());
-    const double waited_s = std::chrono::duration<double>(Clock::now() - start).count();
-    fail(verdict({.rank = posted->rank,
-                  .at = posted->at,
-                  .waited_s = waited_s,
-                  .peers = {peers.begin(), peers.end()}},
-                 news_));
+    fail(judge(mine, std::chrono::duration<double>(Clock::now() - start).count()));
   }
+  mine = {};
   if (!arrived()) throw Error(ErrorKind::kComm, "{}", *failure_);
   std::vector<DeviceMark> ends = std::exchange(posted->received, {});
   if (sends_too) {
@@ -203,6 +213,16 @@ void ThreadGroup::wait(const std::shared_ptr<Posted>& posted, bool sends_too) {
   }
   lock.unlock();
   follow(ends);
+}
+
+std::string ThreadGroup::judge(const Wait& wait, double waited_s) const {
+  std::vector<RankNews> news = news_;
+  for (int rank = 0; rank < size(); ++rank) news[rank].awaits = waits_[rank].peers();
+  return verdict({.rank = wait.posted->rank,
+                  .at = wait.posted->at,
+                  .waited_s = waited_s,
+                  .peers = wait.peers()},
+                 std::move(news));
 }
 
 void ThreadGroup::withdraw(const std::shared_ptr<Posted>& posted) {
@@ -227,7 +247,7 @@ void ThreadGroup::withdraw(const std::shared_ptr<Posted>& posted) {
 
 void ThreadGroup::set_step(int rank, int64_t step) {
   std::lock_guard lock(mutex_);
-  news_[rank].last = {.step = step, .operation = news_[rank].last.operation};
+  news_[rank].last.step = step;
 }
 
 void ThreadGroup::leave(int rank, RankState state) {
@@ -283,11 +303,11 @@ class ThreadCommunicator : public Communicator {
   void set_step(int64_t step) override { group_->set_step(rank_, step); }
   void leave(RankState state) { group_->leave(rank_, state); }
 
-  std::unique_ptr<PendingExchange> post(std::span<const Message> sends,
-                                        std::span<const Message> receives,
-                                        std::string_view operation, TakePart who) override {
+  std::unique_ptr<PendingExchange> exchange(std::span<const Message> sends,
+                                            std::span<const Message> receives,
+                                            std::string_view operation) override {
     return std::make_unique<ThreadExchange>(group_,
-                                            group_->post(rank_, sends, receives, operation, who));
+                                            group_->post(rank_, sends, receives, operation));
   }
 
  private:

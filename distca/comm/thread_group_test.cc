@@ -6,6 +6,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -19,7 +20,6 @@
 
 #include "distca/base/clock.h"
 #include "distca/base/error.h"
-#include "distca/comm/first_ranks.h"
 
 namespace distca {
 namespace {
@@ -147,7 +147,7 @@ TEST(ThreadGroup, a_rank_that_has_no_part_in_the_others_sums_is_not_behind) {
       if (group.rank() != 1) {
         const Message out = message(2 - group.rank(), 0, byte);
         const Message in = message(2 - group.rank(), 0, other);
-        for (int i = 0; i < 5; ++i) group.exchange_among_some({&out, 1}, {&in, 1}, "sum")->wait();
+        for (int i = 0; i < 5; ++i) group.exchange({&out, 1}, {&in, 1}, "sum")->wait();
       }
       group.exchange({}, {}, "enter")->wait();
       if (group.rank() == 2) return std::this_thread::sleep_for(std::chrono::seconds(1));
@@ -171,7 +171,7 @@ TEST(ThreadGroup, who_hangs_in_a_sum_over_some_ranks_is_behind_not_who_has_no_pa
         const Message in = message(0, 1, byte);
         whole.exchange({}, {&in, 1}, "loss sum")->wait();
       }
-      const auto group = first_ranks(whole, 2);
+      const auto group = whole.split(std::array{0, 1});
       const Message out = message(1 - group->rank(), 0, byte);
       const Message in = message(1 - group->rank(), 0, other);
       for (int i = 0; i < 5; ++i) group->exchange({&out, 1}, {&in, 1}, "sum")->wait();

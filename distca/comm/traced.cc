@@ -62,18 +62,17 @@ void TracedCommunicator::set_recorder(TraceRecorder* recorder) {
   posted_ = 0;
 }
 
-std::unique_ptr<PendingExchange> TracedCommunicator::post(std::span<const Message> sends,
-                                                          std::span<const Message> receives,
-                                                          std::string_view operation,
-                                                          TakePart who) {
-  if (recorder_ == nullptr) return group_.post(sends, receives, operation, who);
+std::unique_ptr<PendingExchange> TracedCommunicator::exchange(std::span<const Message> sends,
+                                                              std::span<const Message> receives,
+                                                              std::string_view operation) {
+  if (recorder_ == nullptr) return group_.exchange(sends, receives, operation);
   TraceEvent event{.kind = TraceKind::kLaunch,
                    .name = std::string(operation),
                    .begin_s = steady_seconds(),
                    .tag = first_tag_ + posted_++ % kTracedTagsEach};
   event.bytes = note(sends, event.to);
   event.received_bytes = note(receives, event.from);
-  auto exchange = group_.post(sends, receives, operation, who);
+  auto exchange = group_.exchange(sends, receives, operation);
   event.end_s = steady_seconds();
   recorder_->add(event);
   return std::make_unique<TracedExchange>(std::move(exchange), std::move(event), *recorder_);

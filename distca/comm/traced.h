@@ -1,7 +1,8 @@
 #pragma once
 // A communicator that records when its exchanges were posted and how long they were waited for: for
 // sums and gathers, whose exchanges no program lists. Exchanges are numbered from `first_tag` in
-// the order of their posting, the same on all ranks, so that traces find the other side.
+// the order of their posting, the same on all ranks, so that traces find the other side. Peers are
+// recorded by their number in the group.
 // Thread rule: as Communicator.
 
 #include "distca/comm/communicator.h"
@@ -22,9 +23,13 @@ class TracedCommunicator final : public Communicator {
   int rank() const override { return group_.rank(); }
   int size() const override { return group_.size(); }
   int cuda_device() const override { return group_.cuda_device(); }
-  std::unique_ptr<PendingExchange> post(std::span<const Message> sends,
-                                        std::span<const Message> receives,
-                                        std::string_view operation, TakePart who) override;
+  std::unique_ptr<PendingExchange> exchange(std::span<const Message> sends,
+                                            std::span<const Message> receives,
+                                            std::string_view operation) override;
+  /// Of the group: what the new one does is not recorded here.
+  std::unique_ptr<Communicator> split(std::span<const int> ranks) override {
+    return group_.split(ranks);
+  }
   void set_step(int64_t step) override { group_.set_step(step); }
 
  private:

@@ -158,33 +158,6 @@ TEST(AlignedClock, noise_over_a_short_time_is_uncertainty_and_not_drift) {
   EXPECT_DOUBLE_EQ(AlignedClock(before, at_once).uncertainty_s(), 0.503);
 }
 
-/// Remembers whose exchanges were posted.
-class Listener final : public Communicator {
- public:
-  int rank() const override { return 0; }
-  int size() const override { return 2; }
-  void set_step(int64_t) override {}
-  std::unique_ptr<PendingExchange> post(std::span<const Message>, std::span<const Message>,
-                                        std::string_view, TakePart who) override {
-    heard.push_back(who);
-    return nullptr;
-  }
-  std::vector<TakePart> heard;
-};
-
-TEST(TracedExchanges, stay_of_all_ranks_or_among_some) {
-  Listener listener;
-  TracedCommunicator traced(listener, kTracedTags);
-  TraceRecorder recorder;
-  for (TraceRecorder* to : {static_cast<TraceRecorder*>(nullptr), &recorder}) {
-    traced.set_recorder(to);
-    traced.exchange({}, {}, "of all");
-    traced.exchange_among_some({}, {}, "among some");
-  }
-  EXPECT_THAT(listener.heard, testing::ElementsAre(TakePart::kAllRanks, TakePart::kSomeRanks,
-                                                   TakePart::kAllRanks, TakePart::kSomeRanks));
-}
-
 INSTANTIATE_TEST_SUITE_P(Each, Traced, testing::Values(Backend::kThreads, Backend::kGloo),
                          [](const auto& info) { return to_string(info.param); });
 

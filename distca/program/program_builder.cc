@@ -12,8 +12,8 @@ namespace {
 // Tags of one layer of one nano-batch.
 enum TagKind { kForwardEnter, kForwardLeave, kResendKeys, kBackwardEnter, kBackwardLeave };
 constexpr int kTagKinds = 5;
-/// The runtime gives tags below this to exchanges (comm/tags.h), those above to collectives.
-constexpr int64_t kTagEnd = 1 << 30;
+/// The runtime gives tags below this to exchanges, those above to collectives (comm/tags.h).
+constexpr int64_t kTagEnd = (1 << 25) - 16;
 
 TagKind tag_kind(OpKind kind, Pass pass) {
   if (kind == OpKind::kResend) return kResendKeys;

@@ -242,13 +242,10 @@ void finish(Config& config) {
                 tolerance);
   }
   check_servers(config);
-  const bool cuda = config.train.device == "cuda";
-  if (cuda != (config.comm.backend == "nccl") && config.comm.backend != "threads") {
+  if (config.train.device == "cuda" && config.comm.backend == "gloo") {
     throw Error(ErrorKind::kConfig,
-                "comm.backend = {} with train.device = {}: gloo carries host memory (cpu), nccl a "
-                "GPU's (cuda), "
-                "threads either",
-                config.comm.backend, config.train.device);
+                "comm.backend = gloo with train.device = cuda: gloo carries host memory only; with "
+                "comm.backend=threads all ranks share one GPU");
   }
   if (config.train.output_dir.empty()) {
     throw Error(ErrorKind::kConfig, "train.output_dir is empty: name a folder for the run");

@@ -45,10 +45,10 @@ class FaultyMachine final : public Communicator {
   int rank() const override { return comm_.rank(); }
   int size() const override { return comm_.size(); }
   void set_step(int64_t step) override { comm_.set_step(step); }
-  std::unique_ptr<PendingExchange> post(std::span<const Message> sends,
-                                        std::span<const Message> receives,
-                                        std::string_view operation, TakePart who) override {
-    auto pending = comm_.post(sends, receives, operation, who);
+  std::unique_ptr<PendingExchange> exchange(std::span<const Message> sends,
+                                            std::span<const Message> receives,
+                                            std::string_view operation) override {
+    auto pending = comm_.exchange(sends, receives, operation);
     if (operation.find("gradient sum") == std::string_view::npos) return pending;
     return std::make_unique<Turned>(std::move(pending), receives);
   }

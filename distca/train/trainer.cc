@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <numeric>
 #include <optional>
 
 #include "distca/base/clock.h"
@@ -15,7 +16,6 @@
 #include "distca/base/text.h"
 #include "distca/batch/indexed_dataset.h"
 #include "distca/comm/collectives.h"
-#include "distca/comm/first_ranks.h"
 #include "distca/comm/ordered_sum.h"
 #include "distca/comm/tags.h"
 #include "distca/comm/traced.h"
@@ -45,18 +45,25 @@ std::string price_of(const Config& config) {
   return config.attention_profile ? profile_name(*config.attention_profile) : "pairs";
 }
 
+/// Workers are the first ranks.
+std::vector<int> worker_ranks(int num_workers) {
+  std::vector<int> ranks(num_workers);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
 /// What a rank has that holds weights.
 struct Weights {
   Weights(const Config& config, Communicator& comm, int num_workers)
       : model(config.model, static_cast<uint64_t>(config.train.seed), comm.cuda_device()),
         optimizer(model.parameters(), config.optimizer),
-        first(first_ranks(comm, num_workers)),
-        workers(*first, kTracedTags + kTracedTagsEach) {}
+        group(comm.split(worker_ranks(num_workers))),
+        workers(*group, kTracedTags + kTracedTagsEach) {}
 
   Llama model;
   Optimizer optimizer;
-  std::unique_ptr<Communicator> first;
-  TracedCommunicator workers;  // who sums gradients: `first`
+  std::unique_ptr<Communicator> group;
+  TracedCommunicator workers;  // who sums gradients: `group`
 };
 
 class Trainer {

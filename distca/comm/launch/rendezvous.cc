@@ -1,0 +1,181 @@
+#include "distca/comm/launch/rendezvous.h"
+
+#include <charconv>
+#include <string_view>
+
+#include "distca/base/error.h"
+
+namespace distca {
+namespace {
+
+constexpr uint16_t kDefaultPort = 29400;
+
+/// The variables of one launcher.
+struct Variables {
+  const EnvLookup& lookup;
+  const char* source;
+
+  std::optional<int64_t> integer(const char* name, int64_t low, int64_t high) const {
+    const std::optional<std::string> text = lookup(name);
+    if (!text) return std::nullopt;
+    int64_t value = 0;
+    const char* end = text->data() + text->size();
+    const auto [stop, code] = std::from_chars(text->data(), end, value);
+    if (code != std::errc() || stop != end || value < low || value > high) {
+      throw Error(ErrorKind::kConfig, "environment ({}): {}=\"{}\", expected a number in [{}, {}]",
+                  source, name, *text, low, high);
+    }
+    return value;
+  }
+  [[noreturn]] void missing(const char* name) const {
+    throw Error(ErrorKind::kConfig, "environment ({}): {} is not set; ranks started by {} need it",
+                source, name, source);
+  }
+  int64_t need(const char* name, int64_t low, int64_t high) const {
+    const auto value = integer(name, low, high);
+    if (!value) missing(name);
+    return *value;
+  }
+};
+
+Rendezvous ranks_from(const Variables& variables, const char* rank, const char* size) {
+  Rendezvous found;
+  found.source = variables.source;
+  found.rank = static_cast<int>(variables.need(rank, 0, INT32_MAX));
+  found.size = static_cast<int>(variables.need(size, 1, INT32_MAX));
+  if (found.rank >= found.size) {
+    throw Error(ErrorKind::kConfig, "environment ({}): {}={} must be below {}={}", variables.source,
+                rank, found.rank, size, found.size);
+  }
+  return found;
+}
+
+/// The host: the override, else what torch's convention says, else `known`.
+void set_address(const Variables& variables, const std::optional<std::string>& known,
+                 Rendezvous& found) {
+  for (const char* name : {"DISTCA_MASTER_ADDR", "MASTER_ADDR"}) {
+    if (const auto address = variables.lookup(name)) {
+      found.address = *address;
+      return;
+    }
+  }
+  if (!known) variables.missing("MASTER_ADDR");
+  found.address = *known;
+}
+
+void set_port(const Variables& variables, std::optional<uint16_t> known, Rendezvous& found) {
+  for (const char* name : {"DISTCA_MASTER_PORT", "MASTER_PORT"}) {
+    if (const auto port = variables.integer(name, 1, 65535)) {
+      found.port = static_cast<uint16_t>(*port);
+      return;
+    }
+  }
+  if (!known) variables.missing("MASTER_PORT");
+  found.port = *known;
+}
+
+/// A port all ranks of one job agree on without talking, below the range systems give out.
+uint16_t port_of_job(const std::string& job) {
+  if (job.empty()) return kDefaultPort;
+  uint32_t hash = 2166136261u;  // FNV-1a
+  for (const char byte : job) hash = (hash ^ static_cast<unsigned char>(byte)) * 16777619u;
+  return static_cast<uint16_t>(20000 + hash % 10000);
+}
+
+/// Names the run, and its keys: two jobs that use one store do not meet.
+void set_run(const std::string& job, Rendezvous& found) {
+  found.run = job.empty() ? found.source : fmt::format("{} job {}", found.source, job);
+  found.prefix = job.empty() ? "distca/" : fmt::format("distca/{}/", job);
+}
+
+/// "node[003-007,9],other" -> "node003".
+std::string first_host(std::string_view list) {
+  const size_t open = list.find_first_of("[,");
+  if (open == std::string_view::npos || list[open] == ',') return std::string(list.substr(0, open));
+  const std::string_view numbers = list.substr(open + 1);
+  std::string host(list.substr(0, open));
+  host += numbers.substr(0, numbers.find_first_of("-,]"));
+  const size_t close = list.find(']', open);
+  if (close == std::string_view::npos) return host;
+  const std::string_view rest = list.substr(close + 1);
+  return host + std::string(rest.substr(0, rest.find(',')));
+}
+
+Rendezvous from_launcher(const EnvLookup& lookup) {
+  const Variables variables{lookup, "distca"};
+  Rendezvous found = ranks_from(variables, "DISTCA_RANK", "DISTCA_SIZE");
+  found.local_rank = found.rank;
+  set_address(variables, std::nullopt, found);
+  set_port(variables, std::nullopt, found);
+  set_run("", found);
+  return found;
+}
+
+Rendezvous from_torchrun(const EnvLookup& lookup) {
+  const Variables variables{lookup, "torchrun"};
+  Rendezvous found = ranks_from(variables, "RANK", "WORLD_SIZE");
+  found.local_rank =
+      static_cast<int>(variables.integer("LOCAL_RANK", 0, INT32_MAX).value_or(found.rank));
+  set_address(variables, std::nullopt, found);
+  set_port(variables, std::nullopt, found);
+  if (lookup("TORCHELASTIC_USE_AGENT_STORE") != "True") found.store_host = StoreHost::kStoreProcess;
+  set_run(lookup("TORCHELASTIC_RUN_ID").value_or(""), found);
+  // The agent's store outlives a restart of the ranks, and their old posts with it.
+  found.prefix = fmt::format("distca/{}/", lookup("TORCHELASTIC_RESTART_COUNT").value_or("0"));
+  return found;
+}
+
+/// Batch scripts and shells see the job's SLURM_NTASKS and a SLURM_PROCID too, but run once: only a
+/// step of several tasks has several ranks.
+bool is_task_of_several(const EnvLookup& lookup) {
+  const Variables variables{lookup, "Slurm"};
+  return lookup("SLURM_PROCID") &&
+         variables.integer("SLURM_STEP_NUM_TASKS", 1, INT32_MAX).value_or(1) > 1;
+}
+
+Rendezvous from_slurm(const EnvLookup& lookup) {
+  const Variables variables{lookup, "Slurm"};
+  Rendezvous found = ranks_from(variables, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS");
+  found.local_rank = static_cast<int>(variables.integer("SLURM_LOCALID", 0, INT32_MAX).value_or(0));
+  std::optional<std::string> host = lookup("SLURM_LAUNCH_NODE_IPADDR");
+  for (const char* name : {"SLURM_NODELIST", "SLURM_STEP_NODELIST"}) {
+    // Rank 0 runs on the first node; the node that launched may be another.
+    if (const auto list = lookup(name)) host = first_host(*list);
+  }
+  set_address(variables, host, found);
+  std::string job = lookup("SLURM_JOB_ID").value_or("");
+  if (const auto step = lookup("SLURM_STEP_ID")) job += " step " + *step;
+  set_port(variables, port_of_job(job), found);
+  found.store_host = StoreHost::kStoreProcess;
+  set_run(job, found);
+  return found;
+}
+
+Rendezvous from_open_mpi(const EnvLookup& lookup) {
+  const Variables variables{lookup, "Open MPI"};
+  Rendezvous found = ranks_from(variables, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE");
+  found.local_rank =
+      static_cast<int>(variables.integer("OMPI_COMM_WORLD_LOCAL_RANK", 0, INT32_MAX).value_or(0));
+  std::optional<std::string> host;
+  if (variables.integer("OMPI_COMM_WORLD_LOCAL_SIZE", 1, INT32_MAX) == found.size) {
+    host = "127.0.0.1";
+  }
+  set_address(variables, host, found);
+  const std::string job = lookup("PMIX_NAMESPACE").value_or("");
+  set_port(variables, port_of_job(job), found);
+  found.store_host = StoreHost::kStoreProcess;
+  set_run(job, found);
+  return found;
+}
+
+}  // namespace
+
+std::optional<Rendezvous> find_rendezvous(const EnvLookup& lookup) {
+  if (lookup("DISTCA_RANK")) return from_launcher(lookup);
+  if (lookup("RANK") || lookup("WORLD_SIZE")) return from_torchrun(lookup);
+  if (lookup("OMPI_COMM_WORLD_RANK")) return from_open_mpi(lookup);
+  if (is_task_of_several(lookup)) return from_slurm(lookup);
+  return std::nullopt;
+}
+
+}  // namespace distca

@@ -1,0 +1,155 @@
+#include "distca/comm/launch/run_store.h"
+
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <random>
+#include <thread>
+
+#include "distca/base/clock.h"
+#include "distca/base/error.h"
+
+namespace distca {
+namespace {
+
+constexpr double kRetry = 0.1;    // seconds between two looks at a store whose run is over
+constexpr double kUntilGone = 1;  // seconds a process takes to end, beyond the grace period
+
+std::string random_number() {
+  std::random_device device;
+  return fmt::format("{:08x}{:08x}{:08x}{:08x}", device(), device(), device(), device());
+}
+
+[[noreturn]] void refuse(const Rendezvous& rendezvous, const std::string& why) {
+  if (rendezvous.address.empty()) {
+    throw Error(ErrorKind::kConfig,
+                "the store is another communicator's: {}; give each a c10d::PrefixStore of its own",
+                why);
+  }
+  throw Error(ErrorKind::kConfig,
+              "{}:{} belongs to another run: {}; wait for its end, or choose another port "
+              "(MASTER_PORT)",
+              rendezvous.address, rendezvous.port, why);
+}
+
+}  // namespace
+
+std::string size_key(const std::string& prefix) { return prefix + "size"; }
+
+std::string farewells_key(const std::string& prefix) { return prefix + "farewells"; }
+
+std::string store_name(const Rendezvous& rendezvous) {
+  if (rendezvous.address.empty()) return "the store";
+  return fmt::format("the store at {}:{}", rendezvous.address, rendezvous.port);
+}
+
+struct RunStore::Impl {
+  c10::intrusive_ptr<c10d::Store> store;
+};
+
+RunStore::RunStore(const Rendezvous& rendezvous, const CommOptions& options, c10d::Store* made)
+    : impl_(std::make_unique<Impl>()) {
+  const Stopwatch watch;
+  double over_since = -1;
+  if (made) impl_->store = made->clone();
+  while (!made && !connect(rendezvous, options, options.startup_timeout_s - watch.seconds())) {
+    if (over_since < 0) over_since = watch.seconds();
+    if (watch.seconds() - over_since > options.grace_s + kUntilGone) {
+      refuse(rendezvous, "it is over, and its store still there");
+    }
+    std::this_thread::sleep_for(std::chrono::duration<double>(kRetry));
+  }
+  impl_->store->setTimeout(to_milliseconds(options.timeout_s));
+  claim(rendezvous);
+}
+
+RunStore::~RunStore() = default;
+
+/// False if the store that is there belongs to a run that is over.
+bool RunStore::connect(const Rendezvous& rendezvous, const CommOptions& options, double timeout_s) {
+  const Stopwatch watch;
+  c10d::TCPStoreOptions store_options;
+  store_options.port = rendezvous.port;
+  store_options.waitWorkers = false;
+  store_options.timeout = to_milliseconds(std::max(timeout_s, 0.001));
+  try {
+    impl_->store = c10::make_intrusive<c10d::TCPStore>(rendezvous.address, store_options);
+  } catch (const std::bad_alloc&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw Error(ErrorKind::kComm,
+                "rank {} of {} (from {}) found no store at {}:{} within {:.1f} s: {}; does rank 0 "
+                "run there?",
+                rendezvous.rank, rendezvous.size, rendezvous.source, rendezvous.address,
+                rendezvous.port, options.startup_timeout_s - timeout_s + watch.seconds(),
+                first_line(error));
+  }
+  try {
+    return !has(kOverKey);
+  } catch (const std::exception&) {
+    return false;  // it went in this moment
+  }
+}
+
+void RunStore::claim(const Rendezvous& rendezvous) {
+  const std::string owner = set_first(kOwnerKey, rendezvous.run);
+  if (owner != rendezvous.run) {
+    refuse(rendezvous, fmt::format("it is of {}, this one of {}", owner, rendezvous.run));
+  }
+  const std::string size = set_first(size_key(rendezvous.prefix), std::to_string(rendezvous.size));
+  if (size != std::to_string(rendezvous.size)) {
+    refuse(rendezvous, fmt::format("it has {} ranks, this one {}", size, rendezvous.size));
+  }
+  const std::string mine = random_number();
+  if (set_first(fmt::format("{}claim/{}", rendezvous.prefix, rendezvous.rank), mine) != mine) {
+    refuse(rendezvous, fmt::format("another process is its rank {}", rendezvous.rank));
+  }
+}
+
+bool RunStore::has(const std::string& key) {
+  ++keys_handled_;
+  return impl_->store->check({key});
+}
+
+std::string RunStore::get(const std::string& key) {
+  ++keys_handled_;
+  const std::vector<uint8_t> bytes = impl_->store->get(key);
+  return {bytes.begin(), bytes.end()};
+}
+
+std::vector<std::optional<std::string>> RunStore::get_each(const std::vector<std::string>& keys,
+                                                           bool all_there) {
+  std::vector<std::optional<std::string>> values;
+  values.reserve(keys.size());
+  if (all_there) {
+    keys_handled_ += static_cast<int64_t>(keys.size());
+    for (const std::vector<uint8_t>& bytes : impl_->store->multiGet(keys)) {
+      values.emplace_back(std::in_place, bytes.begin(), bytes.end());
+    }
+    return values;
+  }
+  for (const std::string& key : keys) {
+    values.push_back(has(key) ? std::optional(get(key)) : std::nullopt);
+  }
+  return values;
+}
+
+void RunStore::set(const std::string& key, const std::string& value) {
+  ++keys_handled_;
+  impl_->store->set(key, std::vector<uint8_t>(value.begin(), value.end()));
+}
+
+std::string RunStore::set_first(const std::string& key, const std::string& value) {
+  ++keys_handled_;
+  const std::vector<uint8_t> holds =
+      impl_->store->compareSet(key, {}, std::vector<uint8_t>(value.begin(), value.end()));
+  return {holds.begin(), holds.end()};
+}
+
+int64_t RunStore::add(const std::string& key, int64_t amount) {
+  ++keys_handled_;
+  return impl_->store->add(key, amount);
+}
+
+}  // namespace distca

@@ -1,0 +1,76 @@
+#pragma once
+// One rank's connection to the store through which the ranks of a run meet.
+//
+// A store belongs to one run: who comes with another rank number taken, another size or another
+// launcher's job is refused before it has posted anything, so that a second run on the same address
+// ends and the first does not notice. Ranks that a launcher without job numbers started (RANK and
+// WORLD_SIZE alone) have nothing in common but the address: of two such runs that start at the same
+// moment, ranks may take each other's places.
+//
+// A store that somebody else made belongs to one communicator, which has a connection of its own.
+//
+// Keys:
+//   distca/owner         Rendezvous::run of the run whose store it is
+//   distca/over          the run has ended, the store is about to
+//   PREFIX size          number of ranks
+//   PREFIX claim/RANK    a random number of the process that is this rank
+//   PREFIX farewells     ranks that have said how they ended
+//
+// Thread rule: one thread at a time.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "distca/comm/communicator.h"
+#include "distca/comm/launch/rendezvous.h"
+
+namespace c10d {
+class Store;
+}
+
+namespace distca {
+
+inline constexpr const char* kOwnerKey = "distca/owner";
+inline constexpr const char* kOverKey = "distca/over";
+std::string size_key(const std::string& prefix);
+std::string farewells_key(const std::string& prefix);
+/// "the store at HOST:PORT", or "the store" for one made elsewhere.
+std::string store_name(const Rendezvous& rendezvous);
+
+class RunStore {
+ public:
+  /// Connects and takes the rank's place. A store whose run is over is given the grace period to
+  /// end, and its successor waited for. Throws Error(kComm) if there is no store within the
+  /// start-up timeout, Error(kConfig) if it is another run's. `made`: a store made elsewhere, to be
+  /// used instead; `rendezvous` then has rank, size and prefix only.
+  RunStore(const Rendezvous& rendezvous, const CommOptions& options, c10d::Store* made = nullptr);
+  ~RunStore();
+
+  // Each throws c10d's exceptions when the store is lost or does not answer within timeout_s.
+  bool has(const std::string& key);
+  /// Waits for a key that is not there.
+  std::string get(const std::string& key);
+  /// None for keys that are not there. `all_there`: asks once for all.
+  std::vector<std::optional<std::string>> get_each(const std::vector<std::string>& keys,
+                                                   bool all_there);
+  void set(const std::string& key, const std::string& value);
+  /// Sets a key that is not there; what holds then.
+  std::string set_first(const std::string& key, const std::string& value);
+  int64_t add(const std::string& key, int64_t amount);
+
+  /// Keys asked for or set so far: what the store, one thread for all ranks, has to do for us.
+  int64_t keys_handled() const { return keys_handled_; }
+
+ private:
+  struct Impl;
+  bool connect(const Rendezvous& rendezvous, const CommOptions& options, double timeout_s);
+  void claim(const Rendezvous& rendezvous);
+
+  std::unique_ptr<Impl> impl_;
+  int64_t keys_handled_ = 0;
+};
+
+}  // namespace distca

@@ -1,0 +1,25 @@
+#pragma once
+// The store of a run under Slurm or Open MPI: a process that rank 0 forks first, so that rank 0's
+// death is told like any other's. Once rank 0 has ended it refuses newcomers, and it ends when all
+// ranks have said how they ended, at the latest one grace period after rank 0: the next run may use
+// the same port.
+//
+// Call before any thread exists (fork copies only the calling one).
+
+#include <memory>
+
+#include "distca/comm/launch/rendezvous.h"
+
+namespace distca {
+
+/// While it lives, rank 0 counts as alive; destroyed while no exception is under way, as done.
+class StoreProcess {
+ public:
+  virtual ~StoreProcess() = default;
+};
+
+/// Null where the store is there already, or for another rank to start. Throws Error(kConfig)
+/// naming the port if it stays in use for a second.
+std::unique_ptr<StoreProcess> start_store_process(const Rendezvous& rendezvous, double grace_s);
+
+}  // namespace distca
