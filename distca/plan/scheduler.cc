@@ -4,16 +4,16 @@
 
 #include "distca/base/error.h"
 #include "distca/base/text.h"
-#include "distca/plan/key_sub_ranges.h"
-#include "distca/plan/layout_balanced.h"
+#include "distca/plan/balanced/key_sub_ranges.h"
+#include "distca/plan/balanced/layout.h"
+#include "distca/plan/balanced/search.h"
+#include "distca/plan/baselines/greedy.h"
+#include "distca/plan/baselines/local.h"
+#include "distca/plan/baselines/per_document.h"
+#include "distca/plan/baselines/wlb.h"
 #include "distca/plan/layout_exact.h"
-#include "distca/plan/layout_per_document.h"
 #include "distca/plan/layout_sequential.h"
-#include "distca/plan/layout_wlb.h"
-#include "distca/plan/scheduler_balanced.h"
-#include "distca/plan/scheduler_greedy.h"
 #include "distca/plan/scheduler_greedy_original.h"
-#include "distca/plan/scheduler_local.h"
 
 namespace distca {
 namespace {

@@ -1,4 +1,4 @@
-#include "distca/plan/layout_balanced_price.h"
+#include "distca/plan/balanced/layout_price.h"
 
 #include <algorithm>
 #include <tuple>

@@ -2,7 +2,7 @@
 // Groups of servers that share rows of a document and divide its keys: a step of
 // key_sub_ranges.cc. Any thread, one search a thread.
 
-#include "distca/plan/assignment.h"
+#include "distca/plan/balanced/assignment.h"
 
 namespace distca {
 

@@ -1,8 +1,8 @@
-#include "distca/plan/scheduler_balanced_improve.h"
+#include "distca/plan/balanced/improve.h"
 
 #include <algorithm>
 
-#include "distca/plan/scheduler_balanced_caps.h"
+#include "distca/plan/balanced/caps.h"
 
 namespace distca {
 namespace {

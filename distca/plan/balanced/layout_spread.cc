@@ -1,4 +1,4 @@
-#include "distca/plan/layout_balanced_spread.h"
+#include "distca/plan/balanced/layout_spread.h"
 
 #include <algorithm>
 #include <cstdlib>

@@ -1,12 +1,12 @@
-#include "distca/plan/scheduler_balanced_moves.h"
+#include "distca/plan/balanced/moves.h"
 
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <numeric>
 
+#include "distca/plan/balanced/caps.h"
 #include "distca/plan/load_bound.h"
-#include "distca/plan/scheduler_balanced_caps.h"
 
 namespace distca {
 namespace {

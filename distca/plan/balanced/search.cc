@@ -1,12 +1,12 @@
-#include "distca/plan/scheduler_balanced.h"
+#include "distca/plan/balanced/search.h"
 
 #include <algorithm>
 #include <utility>
 
-#include "distca/plan/assignment.h"
-#include "distca/plan/scheduler_balanced_caps.h"
-#include "distca/plan/scheduler_balanced_improve.h"
-#include "distca/plan/scheduler_balanced_moves.h"
+#include "distca/plan/balanced/assignment.h"
+#include "distca/plan/balanced/caps.h"
+#include "distca/plan/balanced/improve.h"
+#include "distca/plan/balanced/moves.h"
 
 namespace distca {
 

@@ -1,4 +1,4 @@
-#include "distca/plan/layout_wlb.h"
+#include "distca/plan/baselines/wlb.h"
 
 #include <algorithm>
 

@@ -1,10 +1,10 @@
-#include "distca/plan/key_sub_ranges_groups.h"
+#include "distca/plan/balanced/key_sub_ranges_groups.h"
 
 #include <algorithm>
 #include <limits>
 #include <optional>
 
-#include "distca/plan/key_sub_ranges_give.h"
+#include "distca/plan/balanced/key_sub_ranges_give.h"
 #include "distca/plan/load_bound.h"
 
 namespace distca {

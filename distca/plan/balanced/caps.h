@@ -1,7 +1,7 @@
 #pragma once
 // Scheduler `balanced`: moves rows until every rank keeps its caps. Any thread.
 
-#include "distca/plan/scheduler_balanced_moves.h"
+#include "distca/plan/balanced/moves.h"
 
 namespace distca {
 

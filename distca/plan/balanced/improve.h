@@ -1,7 +1,7 @@
 #pragma once
 // Scheduler `balanced`: takes moves back and makes better ones. Any thread.
 
-#include "distca/plan/scheduler_balanced_moves.h"
+#include "distca/plan/balanced/moves.h"
 
 namespace distca {
 

@@ -1,4 +1,4 @@
-#include "distca/plan/key_sub_ranges_give.h"
+#include "distca/plan/balanced/key_sub_ranges_give.h"
 
 #include <algorithm>
 #include <array>
@@ -6,9 +6,9 @@
 #include <limits>
 #include <optional>
 
-#include "distca/plan/key_sub_ranges_cuts.h"
+#include "distca/plan/balanced/caps.h"
+#include "distca/plan/balanced/key_sub_ranges_cuts.h"
 #include "distca/plan/load_bound.h"
-#include "distca/plan/scheduler_balanced_caps.h"
 
 namespace distca {
 namespace {

@@ -1,4 +1,4 @@
-#include "distca/plan/scheduler_balanced_caps.h"
+#include "distca/plan/balanced/caps.h"
 
 #include <algorithm>
 #include <array>

@@ -1,13 +1,13 @@
-#include "distca/plan/layout_balanced.h"
+#include "distca/plan/balanced/layout.h"
 
 #include <algorithm>
 #include <numeric>
 #include <optional>
 #include <tuple>
 
-#include "distca/plan/layout_balanced_fill.h"
-#include "distca/plan/layout_balanced_price.h"
-#include "distca/plan/layout_balanced_spread.h"
+#include "distca/plan/balanced/layout_fill.h"
+#include "distca/plan/balanced/layout_price.h"
+#include "distca/plan/balanced/layout_spread.h"
 #include "distca/plan/layout_caps.h"
 #include "distca/plan/layout_sequential.h"
 

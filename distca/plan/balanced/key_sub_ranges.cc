@@ -1,14 +1,14 @@
-#include "distca/plan/key_sub_ranges.h"
+#include "distca/plan/balanced/key_sub_ranges.h"
 
 #include <algorithm>
 #include <array>
 #include <tuple>
 
-#include "distca/plan/key_sub_ranges_give.h"
-#include "distca/plan/key_sub_ranges_groups.h"
+#include "distca/plan/balanced/key_sub_ranges_give.h"
+#include "distca/plan/balanced/key_sub_ranges_groups.h"
+#include "distca/plan/balanced/moves.h"
+#include "distca/plan/balanced/search.h"
 #include "distca/plan/load_bound.h"
-#include "distca/plan/scheduler_balanced.h"
-#include "distca/plan/scheduler_balanced_moves.h"
 
 namespace distca {
 namespace {

@@ -1,4 +1,4 @@
-#include "distca/plan/layout_per_document.h"
+#include "distca/plan/baselines/per_document.h"
 
 #include <algorithm>
 #include <numeric>

@@ -1,4 +1,4 @@
-#include "distca/plan/scheduler_balanced.h"
+#include "distca/plan/balanced/search.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "distca/plan/layout_balanced_fill.h"
+#include "distca/plan/balanced/layout_fill.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,7 +6,7 @@
 #include <set>
 #include <utility>
 
-#include "distca/plan/layout_balanced_pool.h"
+#include "distca/plan/balanced/layout_pool.h"
 
 namespace distca {
 namespace {

@@ -6,9 +6,9 @@
 #include <optional>
 #include <vector>
 
-#include "distca/plan/assignment.h"
+#include "distca/plan/balanced/assignment.h"
+#include "distca/plan/balanced/shard_rows.h"
 #include "distca/plan/plan.h"
-#include "distca/plan/shard_rows.h"
 
 namespace distca {
 

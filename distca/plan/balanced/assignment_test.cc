@@ -1,4 +1,4 @@
-#include "distca/plan/assignment.h"
+#include "distca/plan/balanced/assignment.h"
 
 #include <gtest/gtest.h>
 

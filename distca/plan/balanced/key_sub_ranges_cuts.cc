@@ -1,4 +1,4 @@
-#include "distca/plan/key_sub_ranges_cuts.h"
+#include "distca/plan/balanced/key_sub_ranges_cuts.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "distca/plan/shard_rows.h"
+#include "distca/plan/balanced/shard_rows.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "distca/plan/layout_balanced_pool.h"
+#include "distca/plan/balanced/layout_pool.h"
 
 #include <algorithm>
 #include <numeric>

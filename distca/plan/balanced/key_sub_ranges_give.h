@@ -2,7 +2,7 @@
 // The greedy of key_sub_ranges.cc: servers above their bound give rectangles of queries x keys to
 // servers below theirs. Any thread, one search a thread.
 
-#include "distca/plan/assignment.h"
+#include "distca/plan/balanced/assignment.h"
 
 namespace distca {
 

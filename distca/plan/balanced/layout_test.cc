@@ -1,4 +1,4 @@
-#include "distca/plan/layout_balanced.h"
+#include "distca/plan/balanced/layout.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "distca/plan/scheduler_greedy.h"
+#include "distca/plan/baselines/greedy.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "distca/plan/scheduler_local.h"
+#include "distca/plan/baselines/local.h"
 
 namespace distca {
 
