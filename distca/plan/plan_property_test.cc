@@ -256,17 +256,16 @@ bool could_be_met(const PlanRequest& request) {
 /// `balanced` without windows. A cap may leave no choice.
 bool balances(const PlanRequest& request) {
   const bool whole = request.shape.window_left < 0 || request.options.scheduler == "balanced";
-  return whole && request.profile == nullptr && demands(request.cluster).empty() &&
-         find_scheduler(request.options.scheduler).cuts;
+  return whole && request.profile == nullptr && demands(request.cluster).empty();
 }
 
 /// Balances load over capacities as far as blocks of 128 allow: nothing else hinders it.
 bool keeps_shares(const PlanRequest& request) {
   const SchedulerEntry& scheduler = find_scheduler(request.options.scheduler);
   const Cluster& cluster = request.cluster;
-  return scheduler.capacities && scheduler.cuts && request.profile == nullptr &&
-         request.shape.window_left < 0 && cluster.max_send_bytes == 0 &&
-         cluster.max_receive_bytes == 0 && cluster.max_memory_bytes == 0;
+  return scheduler.capacities && request.profile == nullptr && request.shape.window_left < 0 &&
+         cluster.max_send_bytes == 0 && cluster.max_receive_bytes == 0 &&
+         cluster.max_memory_bytes == 0;
 }
 
 /// Pairs of the costliest block of 128 queries: what moves as a whole.

@@ -1,4 +1,4 @@
-// The rivals as schedulers: released planner, WLB, per-document context parallelism.
+// What `balanced` is compared with: WLB, per-document context parallelism.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -17,16 +17,8 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using testing::request_for;
 
-constexpr int64_t k1K = 1024;
-
 std::vector<std::string> violations(const Plan& plan) {
   return validate(plan, checks_of(find_scheduler(plan.options.scheduler)));
-}
-
-std::vector<int64_t> pairs_of(const Plan& plan) {
-  std::vector<int64_t> pairs;
-  for (const ServerLoad& load : plan.load) pairs.push_back(load.pairs);
-  return pairs;
 }
 
 std::string refusal(const PlanRequest& request) {
@@ -39,90 +31,9 @@ std::string refusal(const PlanRequest& request) {
   return "no error";
 }
 
-/// reference/paper.md, 14, vector 3: 16K, 2 x 8K, 4 x 4K, 8 x 2K tokens.
-std::vector<int64_t> papers_example() {
-  std::vector<int64_t> lengths{16 * k1K, 8 * k1K, 8 * k1K};
-  lengths.insert(lengths.end(), 4, 4 * k1K);
-  lengths.insert(lengths.end(), 8, 2 * k1K);
-  return lengths;
-}
-
-TEST(GreedyOriginal, places_documents_as_the_papers_example) {
-  // reference/paper.md, 14, vector 2.
-  const Plan plan = make_plan(request_for(
-      {32 * k1K, 8 * k1K, 8 * k1K, 4 * k1K, 4 * k1K, 4 * k1K, 4 * k1K}, 4, "greedy-original"));
-  const auto& workers = plan.layout.workers;
-  EXPECT_THAT(workers[0], ElementsAre(Segment{0, {0, 8 * k1K}}, Segment{0, {24 * k1K, 32 * k1K}}));
-  EXPECT_THAT(workers[1], ElementsAre(Segment{0, {8 * k1K, 24 * k1K}}));
-  EXPECT_THAT(workers[2], ElementsAre(Segment{1, {0, 8 * k1K}}, Segment{2, {0, 8 * k1K}}));
-  EXPECT_EQ(workers[3].size(), 4);
-  EXPECT_THAT(testing::home_load(plan),
-              ElementsAre(268'443'648, 268'443'648, 67'117'056, 33'562'624));
-}
-
-TEST(GreedyOriginal, moves_what_the_papers_example_moves) {
-  const Plan tenth = make_plan(request_for(papers_example(), 4, "greedy-original", 100'000));
-  EXPECT_THAT(pairs_of(tenth), ElementsAre(62'934'785, 67'117'056, 58'729'984, 62'909'183));
-  EXPECT_THAT(tenth.tasks,
-              ::testing::Contains(Task{0, {8192 - 2815, 8192 + 2815}, {0, 11'007}, 3}));
-  EXPECT_THAT(tenth.tasks, ::testing::Contains(Task{0, {5377 - 1536, 5377}, {0, 5377}, 2}));
-  EXPECT_THAT(tenth.tasks, ::testing::Contains(Task{0, {12'543 - 1536, 12'543}, {0, 12'543}, 2}));
-  EXPECT_THAT(violations(tenth), IsEmpty());
-
-  const Plan twentieth = make_plan(request_for(papers_example(), 4, "greedy-original", 50'000));
-  EXPECT_THAT(pairs_of(twentieth), ElementsAre(62'934'785, 62'930'433, 62'916'607, 62'909'183));
-  EXPECT_THAT(twentieth.tasks,
-              ::testing::Contains(Task{1, {4096 - 511, 4096 + 511}, {0, 4607}, 2}));
-}
-
-struct Published {
-  const char* workload;
-  double before, after;
-  int64_t qkv_mib, o_mib, send_mib, receive_mib;
-};
-
-class PublishedNumbers : public ::testing::TestWithParam<Published> {};
-
-TEST_P(PublishedNumbers, greedy_original_moves_the_same_bytes) {
-  const Published& published = GetParam();
-  PlanRequest request = testing::workload_request(published.workload);
-  request.options.scheduler = "greedy-original";
-  const Plan plan = make_plan(request);
-  const PlanSummary summary = summarize(plan);
-  const auto mib = [](int64_t bytes) { return (bytes + (1 << 19)) >> 20; };
-  EXPECT_NEAR(max_over_mean(plan.cluster, testing::home_load(plan)), published.before, 5e-4);
-  EXPECT_NEAR(summary.max_over_mean, published.after, 5e-4);
-  EXPECT_EQ(mib(summary.qkv_bytes), published.qkv_mib);
-  EXPECT_EQ(mib(summary.o_bytes), published.o_mib);
-  EXPECT_EQ(mib(summary.max_send_bytes), published.send_mib);
-  EXPECT_EQ(mib(summary.max_receive_bytes), published.receive_mib);
-  EXPECT_THAT(violations(plan), IsEmpty());
-}
-
-// reference/pitfalls.md, "Planner numbers to beat".
-INSTANTIATE_TEST_SUITE_P(
-    , PublishedNumbers,
-    ::testing::Values(Published{"pretrain_8x128k_0", 1.855, 1.036, 1568, 224, 445, 308},
-                      Published{"pretrain_64x128k_1", 3.294, 1.064, 11'921, 1657, 908, 438},
-                      Published{"pretrain_64x128k_2", 2.110, 1.029, 14'666, 1590, 801, 654},
-                      Published{"prolong_64x128k_0", 3.606, 1.063, 11'694, 1553, 885, 485},
-                      Published{"pretrain_512x128k_0", 2.221, 1.062, 109'588, 13'153, 932, 662}),
-    [](const auto& info) { return std::string(info.param.workload); });
-
-TEST(GreedyOriginal, leaves_a_donor_that_no_receiver_needs) {
-  // One long document among workers that are all just below their share: each lacks less than the
-  // tolerance, so nothing moves, far above 1 + tolerance.
-  std::vector<int64_t> lengths{2000};
-  lengths.insert(lengths.end(), 19, 1900);
-  PlanRequest request = request_for(lengths, 20, "greedy-original", 100'000);
-  request.options.tolerance_ppm = 10'000;
-  const Plan plan = make_plan(request);
-  EXPECT_GT(max_over_mean(plan), 1.01);
-}
-
-TEST(Rivals, random_batches_give_valid_plans) {
+TEST(Baselines, random_batches_give_valid_plans) {
   Random random(11);
-  for (const char* scheduler : {"greedy-original", "wlb", "per-document-cp"}) {
+  for (const char* scheduler : {"wlb", "per-document-cp"}) {
     for (int trial = 0; trial < 200; ++trial) {
       const int workers = 1 + static_cast<int>(random.below(8));
       const Plan plan = make_plan(request_for(testing::random_lengths(random), workers, scheduler));
@@ -131,10 +42,10 @@ TEST(Rivals, random_batches_give_valid_plans) {
   }
 }
 
-TEST(Rivals, shapes_of_batches_that_break_planners) {
+TEST(Baselines, shapes_of_batches_that_break_planners) {
   const std::vector<std::vector<int64_t>> batches = {
       {}, {0}, {1}, {127}, {129, 1}, std::vector<int64_t>(16, 1024), {200'001}, {65'536, 0, 1, 1}};
-  for (const char* scheduler : {"greedy-original", "wlb", "per-document-cp"}) {
+  for (const char* scheduler : {"wlb", "per-document-cp"}) {
     for (const auto& lengths : batches) {
       for (const int workers : {1, 2, 3, 7, 40}) {
         EXPECT_THAT(violations(make_plan(request_for(lengths, workers, scheduler))), IsEmpty())
@@ -142,14 +53,6 @@ TEST(Rivals, shapes_of_batches_that_break_planners) {
       }
     }
   }
-}
-
-TEST(Rivals, a_dedicated_server_takes_its_share_from_the_original) {
-  PlanRequest request = request_for(std::vector<int64_t>(40, 4096), 4, "greedy-original");
-  request.cluster.capacity = {1, 2, 3, 4, 10};
-  const Plan plan = make_plan(request);
-  EXPECT_THAT(violations(plan), IsEmpty());
-  EXPECT_GT(plan.load[4].pairs, 9 * plan.load[0].pairs);
 }
 
 TEST(Wlb, packs_the_longest_first_for_even_work) {
@@ -221,25 +124,13 @@ TEST(PerDocumentCp, tokens_and_load_are_nearly_even) {
   for (const ServerLoad& load : plan.load) EXPECT_EQ(load.o_send_bytes, 0);
 }
 
-TEST(Rivals, layouts_that_break_a_promise_are_refused_to_schedulers_that_make_it) {
+TEST(Baselines, layouts_that_break_a_promise_are_refused_to_schedulers_that_make_it) {
   PlanRequest request = request_for({1000}, 2, "greedy");
   request.options.layout = "wlb";
   EXPECT_THAT(refusal(request), AllOf(HasSubstr("layout wlb gives workers uneven tokens"),
                                       HasSubstr("scheduler greedy")));
-  request.options.layout = "sequential-exact";
-  EXPECT_THAT(refusal(request), HasSubstr("cuts documents anywhere"));
   request.options = {.scheduler = "wlb", .layout = "sequential"};
   EXPECT_THAT(refusal(request), HasSubstr("has a layout of its own, wlb"));
-}
-
-TEST(Rivals, only_the_original_is_refused_to_run) {
-  for (const SchedulerEntry& scheduler : schedulers()) {
-    if (scheduler.name == "greedy-original") {
-      EXPECT_THROW(check_runs(scheduler), Error);
-    } else {
-      EXPECT_NO_THROW(check_runs(scheduler)) << scheduler.name;
-    }
-  }
 }
 
 }  // namespace

@@ -1,10 +1,48 @@
-#include "distca/plan/scheduler_greedy_original.h"
+#include "bench/original_plan.h"
 
 #include <algorithm>
 #include <numeric>
+#include <tuple>
 
-namespace distca {
+#include "distca/plan/accounting.h"
+#include "distca/plan/validate.h"
+
+namespace distca::bench {
 namespace {
+
+/// Documents in order fill one worker after another, the mean number of tokens each (to within one
+/// token where it is no integer). A document that does not fit the rest of a worker is cut: half of
+/// what fits from its front, half from its back, and so on with what is left on the next worker.
+Layout exact_layout(const PlanRequest& request) {
+  const int num_workers = request.cluster.num_workers;
+  const int64_t total = request.nano_batch.num_tokens();
+  Layout layout;
+  layout.workers.resize(num_workers);
+  int worker = 0;
+  int64_t room = total / num_workers;
+  for (const Document& document : request.nano_batch.documents) {
+    Range rest{0, document.length};
+    while (!rest.empty()) {
+      while (room == 0) {
+        ++worker;
+        room = total * (worker + 1) / num_workers - total * worker / num_workers;
+      }
+      auto& segments = layout.workers[worker];
+      const int64_t tokens = std::min(rest.size(), room);
+      room -= tokens;
+      if (tokens == rest.size()) {
+        segments.push_back({document.id, rest});
+        break;
+      }
+      const int64_t head = tokens / 2;
+      const int64_t tail = tokens - head;
+      if (head > 0) segments.push_back({document.id, {rest.begin, rest.begin + head}});
+      segments.push_back({document.id, {rest.end - tail, rest.end}});
+      rest = {rest.begin + head, rest.end - tail};
+    }
+  }
+  return layout;
+}
 
 /// Rows of a document that one server computes: [head.begin, head.end) and, mirrored, the tail. A
 /// document or chunk in one piece has head.end == tail.begin.
@@ -44,7 +82,7 @@ class GreedyOriginal {
   const double pair_elements_;   // Q of one pair of rows
   const double key_elements_;    // K and V of one token
   std::vector<Item> items_;      // in the order in which they came to be
-  std::vector<double> share_;    // [server] pairs it should have
+  double share_ = 0;             // pairs that every server should have
   std::vector<double> surplus_;  // [server] pairs above its share
 };
 
@@ -53,8 +91,7 @@ GreedyOriginal::GreedyOriginal(const PlanRequest& request, const Layout& layout)
       pair_elements_(static_cast<double>(request.shape.num_heads * request.shape.head_dim_qk)),
       key_elements_(static_cast<double>(request.shape.kv_token_bytes()) /
                     static_cast<double>(request.shape.element_bytes)) {
-  const auto& capacity = request.cluster.capacity;
-  std::vector<int64_t> load(capacity.size(), 0);
+  std::vector<int64_t> load(layout.num_workers(), 0);
   for (int worker = 0; worker < layout.num_workers(); ++worker) {
     const auto& segments = layout.workers[worker];
     for (size_t i = 0; i < segments.size(); ++i) {
@@ -71,13 +108,9 @@ GreedyOriginal::GreedyOriginal(const PlanRequest& request, const Layout& layout)
       load[worker] += items_.back().pairs;
     }
   }
-  const auto total = static_cast<double>(std::accumulate(load.begin(), load.end(), int64_t{0}));
-  const auto all =
-      static_cast<double>(std::accumulate(capacity.begin(), capacity.end(), int64_t{0}));
-  for (size_t server = 0; server < capacity.size(); ++server) {
-    share_.push_back(total * static_cast<double>(capacity[server]) / all);
-    surplus_.push_back(static_cast<double>(load[server]) - share_[server]);
-  }
+  share_ = static_cast<double>(std::accumulate(load.begin(), load.end(), int64_t{0})) /
+           static_cast<double>(load.size());
+  for (const int64_t pairs : load) surplus_.push_back(static_cast<double>(pairs) - share_);
 }
 
 /// The item on a server above its share that moves the fewest elements per pair.
@@ -121,7 +154,7 @@ int64_t GreedyOriginal::move(const Candidate& candidate, int receiver) {
 void GreedyOriginal::fill(int receiver) {
   double need = -surplus_[receiver];
   Candidate best{};
-  while (need > tolerance_ * share_[receiver] && find(need, best)) {
+  while (need > tolerance_ * share_ && find(need, best)) {
     const int donor = items_[best.item].server;
     const auto moved = static_cast<double>(move(best, receiver));
     if (moved == 0) return;
@@ -158,8 +191,32 @@ std::vector<Task> GreedyOriginal::run() {
 
 }  // namespace
 
-std::vector<Task> schedule_greedy_original(const PlanRequest& request, const Layout& layout) {
-  return GreedyOriginal(request, layout).run();
+Plan original_plan(const PlanRequest& request) {
+  Plan plan{.nano_batch = request.nano_batch,
+            .cluster = request.cluster,
+            .shape = request.shape,
+            .options = {.scheduler = kOriginal,
+                        .layout = "sequential-exact",
+                        .tolerance_ppm = request.options.tolerance_ppm},
+            .layout = exact_layout(request),
+            .tasks = {},
+            .load = {}};
+  plan.tasks = GreedyOriginal(request, plan.layout).run();
+  std::sort(plan.tasks.begin(), plan.tasks.end(), [](const Task& a, const Task& b) {
+    return std::tie(a.server, a.document, a.q.begin, a.kv.begin) <
+           std::tie(b.server, b.document, b.q.begin, b.kv.begin);
+  });
+  plan.load = account(plan);
+  return plan;
 }
 
-}  // namespace distca
+std::vector<std::string> original_violations(const Plan& plan) {
+  constexpr size_t kAll = 1'000'000;
+  std::vector<std::string> violations = validate(plan, {.max_violations = kAll});
+  std::erase_if(violations, [](const std::string& line) {
+    return line.find(" is cut at ") != std::string::npos;
+  });
+  return violations;
+}
+
+}  // namespace distca::bench
