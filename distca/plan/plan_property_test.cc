@@ -130,10 +130,11 @@ const Kind kKinds[] = {
                   slowness * (1'000'000 + below(random, 1'000'000))};
        }
        const int64_t tokens = request.nano_batch.num_tokens() / cluster.num_workers;
-       cluster.capacity =
-           even_capacities(speeds, below(random, 2) == 0 ? Evenness::kAttention : Evenness::kWhole,
-                           cluster.num_workers, static_cast<int>(speeds.ranks.size()),
-                           below(random, 4) > 0, tokens, tokens * tokens);
+       const bool in_place = below(random, 4) > 0;
+       cluster.capacity = even_capacities(
+           work_of_step(speeds, cluster.num_workers, static_cast<int>(speeds.ranks.size()),
+                        in_place, tokens),
+           below(random, 2) == 0 ? Evenness::kAttention : Evenness::kWhole, tokens * tokens);
        return request;
      }},
     {"nodes",
