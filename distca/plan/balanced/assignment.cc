@@ -68,6 +68,22 @@ Piece Assignment::with_keys(int64_t document, const Range& q, const Range& kv, i
   return {.document = document, .q = q, .kv = kv, .home = home, .load = task_price_(q, kv)};
 }
 
+Rest Assignment::without(const Piece& piece, const Range& q, const Range& kv) const {
+  Rest rest;
+  const auto keep = [&](const Range& rows, const Range& keys) {
+    if (rows.empty() || keys.empty()) return;
+    const Range seen = intersect(keys, visible_keys(rows, window_left_));
+    // Visible keys are whole blocks: the window may begin after the last of those seen.
+    if (seen.empty() || (window_left_ >= 0 && seen.end + window_left_ <= rows.begin)) return;
+    rest.pieces[rest.size++] = with_keys(piece.document, rows, seen, piece.home);
+  };
+  keep({piece.q.begin, q.begin}, piece.kv);
+  keep({q.end, piece.q.end}, piece.kv);
+  keep(q, {piece.kv.begin, kv.begin});
+  keep(q, {kv.end, piece.kv.end});
+  return rest;
+}
+
 int64_t Assignment::total_load() const {
   return std::accumulate(load_.begin(), load_.end(), int64_t{0});
 }

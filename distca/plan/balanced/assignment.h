@@ -32,6 +32,16 @@ struct HomeSegment {
 /// Picoseconds a byte; at least 1, so that no byte is free.
 int64_t byte_price(const Link& link);
 
+/// What is left of a piece without a part of it.
+struct Rest {
+  Rest() {}  // leaves the pieces uncleared: clearing them takes as long as finding them
+  union {
+    Piece pieces[4];  // the first `size`: rows below, rows above, keys before, keys after
+  };
+  size_t size = 0;
+  std::span<const Piece> span() const { return {pieces, size}; }
+};
+
 /// What a server fetches, or no longer fetches.
 struct Toll {
   int64_t price = 0;     // bytes of Q, K, V and O, each times the price of its link (ps per byte)
@@ -67,12 +77,21 @@ class Assignment {
   Piece whole_context(int64_t document, const Range& q, int32_t home) const;
   Piece with_keys(int64_t document, const Range& q, const Range& kv, int32_t home) const;
   int64_t load_of(const Range& q) const;  // with all keys its rows may see
+  /// Of a piece without the keys `kv` of its rows `q`: what has any pairs.
+  Rest without(const Piece& piece, const Range& q, const Range& kv) const;
 
   /// What the server would have to fetch for one more piece.
   Toll to_add(int server, const Piece& piece) const;
   /// What the server would no longer fetch were pieces(server)[index] replaced by `rest`, parts of
   /// it.
   Toll to_shrink(int server, size_t index, std::span<const Piece> rest) const;
+
+  /// Do the caps on received bytes and on memory let a server have so much more?
+  bool within_caps(int server, int64_t received, int64_t kept) const {
+    const int64_t most_received = cluster_.max_receive_bytes, most_kept = cluster_.max_memory_bytes;
+    return (most_received == 0 || receive_[server] + received <= most_received) &&
+           (most_kept == 0 || memory_[server] + kept <= most_kept);
+  }
 
   void add(int server, const Piece& piece);
   void shrink(int server, size_t index, std::span<const Piece> rest);

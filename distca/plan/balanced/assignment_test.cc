@@ -68,6 +68,32 @@ void random_change(Assignment& state, Random& random) {
   EXPECT_EQ(state.memory_bytes(to), memory + toll.kept);
 }
 
+TEST(Assignment, without_leaves_the_other_pairs_of_a_piece) {
+  Random random(5);
+  int parts = 0;
+  for (int trial = 0; trial < 5000; ++trial) {
+    const Case example = random_case(random);
+    const Assignment state(example.request, example.layout);
+    const auto server = static_cast<int>(random.below(state.num_servers()));
+    if (state.pieces(server).empty()) continue;
+    const Piece& piece = state.pieces(server)[random.below(state.pieces(server).size())];
+    const Range q = random_part(piece.q, random);
+    const Range kv = intersect(random_part(piece.kv, random),
+                               visible_keys(q, example.request.shape.window_left));
+    if (kv.empty()) continue;
+    int64_t load = state.with_keys(piece.document, q, kv, piece.home).load;
+    const Rest rest = state.without(piece, q, kv);
+    for (const Piece& part : rest.span()) {
+      EXPECT_GT(part.load, 0);
+      EXPECT_TRUE(intersect(part.q, q).empty() || intersect(part.kv, kv).empty());
+      load += part.load;
+    }
+    EXPECT_EQ(load, piece.load);
+    parts += static_cast<int>(rest.size);
+  }
+  EXPECT_GT(parts, 1000);
+}
+
 void expect_as_accounted(const Assignment& state, const Case& example) {
   Plan plan;
   plan.nano_batch = example.request.nano_batch;

@@ -93,9 +93,9 @@ std::vector<Task> schedule_with_key_sub_ranges(const PlanRequest& request, const
   PlanRequest all_keys = request;
   all_keys.options.key_sub_ranges = false;
   all_keys.options.spread = false;
-  Mover whole(all_keys, layout);
-  whole.balance();
-  const int64_t theirs = figures(request, whole.state(), home)[2];
+  Assignment whole(all_keys, layout);
+  Mover(all_keys, whole).balance();
+  const int64_t theirs = figures(request, whole, home)[2];
   if (ours[0] == 0 && ours[1] == 0 && ours[2] < theirs - theirs / kBestGain) return state.tasks();
   std::vector<Task> best = schedule_balanced(all_keys, layout);
   return ours < figures(request, assigned(all_keys, layout, best), home) ? state.tasks() : best;

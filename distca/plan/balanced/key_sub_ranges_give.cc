@@ -13,36 +13,18 @@
 namespace distca {
 namespace {
 
-/// A rectangle of a donor's piece to a receiver.
-struct Move {
-  int donor = 0;
-  size_t index = 0;  // in pieces(donor)
-  Range q;
-  Range kv;
-  int receiver = 0;
-  int64_t useful = 0;  // load that the donor loses, as far as it has too much
-  int64_t price = 0;   // of bytes: what the receiver fetches less what the donor no longer does
-};
-
 /// A lower price per useful load?
-bool better(int64_t price, int64_t useful, const Move& than) {
+bool lower(int64_t price, int64_t useful, const Move& than) {
   return static_cast<double>(price) * static_cast<double>(than.useful) <
          static_cast<double>(than.price) * static_cast<double>(useful);
 }
-bool better(const Move& a, const Move& b) { return better(a.price, a.useful, b); }
 
-struct Rest {
-  std::array<Piece, 4> pieces;  // rows below, rows above, keys before, keys after
-  size_t size = 0;
-  std::span<const Piece> span() const { return {pieces.data(), size}; }
-};
-
-class Giving {
+class Giving final : public BestFirst {
  public:
   Giving(Assignment& state, const PlanRequest& request);
   /// The move with the lowest price per useful load first, until no server is above its bound or
   /// none below can take more.
-  void give();
+  void give() { give_best_first(); }
   /// Moves what it can from the server with the highest ratio to the one with the lowest, so that
   /// the higher of the two falls. False when no server is above its bound or nothing helps.
   bool shed();
@@ -50,56 +32,31 @@ class Giving {
  private:
   static constexpr int64_t kCrumbs = 128;  // of them make a server's load
   static constexpr size_t kForeign = 2;    // receivers tried that know nothing of a document
-  static constexpr size_t kKnowing = 16;   // receivers tried that know it
-  struct Donor {
-    int server;
-    bool stale;  // its best move is no better than it looks
-    std::optional<Move> best;
-  };
 
-  int64_t room(int server) const { return bound_[server] - state_.load(server); }
-  int64_t excess(int server) const { return -room(server); }
+  std::optional<Move> best_move(int donor) override;
+  bool better(const Move& a, const Move& b) const override { return lower(a.price, a.useful, b); }
   /// Not a crumb of room: those are for excess that finds no other.
-  bool worth_a_task(int receiver) const {
-    return room(receiver) > 0 &&
-           room(receiver) >= std::min(excess(donor_), bound_[receiver] / kCrumbs);
+  int64_t least_room(int receiver, int donor) const override {
+    return std::min(excess(donor), bound_[receiver] / kCrumbs);
   }
-  /// Load per capacity.
-  double ratio(int server) const {
-    const auto load = static_cast<double>(state_.load(server));
-    const int64_t capacity = cluster_.capacity[server];
-    return capacity > 0 ? load / static_cast<double>(capacity) : load * kMuch;
-  }
-
-  void note(int64_t document, int server);
-  void list_room(int server);
-  std::vector<Donor> donors();
-  void update(std::vector<Donor>& donors, const Move& move, int64_t document);
+  const std::vector<int>& by_room() const override { return order_; }
+  void note_load(int server) override;
+  void look_again(std::vector<Donor>& donors, const Move& made, int64_t document) override;
 
   void look_at(int donor, size_t index);
   void look_at(int receiver, int64_t most);
   double least_price_per_load() const;
-  std::optional<Move> best_move(int donor);
-  void gather_receivers();
   void consider(std::optional<Move>& best);
   void consider_known(const Range& tokens, std::optional<Move>& best);
   void offer(const Range& q, const Range& kv, std::optional<Move>& best);
   void offer_rows(const Range& q, const Range& kv, std::optional<Move>& best);
   void offer_keys(const Range& q, const Range& kv, std::optional<Move>& best);
-  Rest rest_of(const Piece& piece, const Range& q, const Range& kv) const;
-  void apply(const Move& move);
 
-  static constexpr double kMuch = 1e12;
-  const Cluster& cluster_;
   const int64_t window_left_;
   const TaskPrice price_;
-  const double row_per_key_;  // bytes of Q and O over those of K and V
-  const double key_price_;    // of K and V of a token, on the cheaper link
-  Assignment& state_;
-  const std::vector<int64_t> bound_;
-  std::vector<int> order_;              // servers with room, most first, ties by id
-  std::vector<std::vector<int>> know_;  // [document] servers that compute or hold some of it
-  std::vector<int> receivers_;          // to try for the piece at hand
+  const double row_per_key_;                        // bytes of Q and O over those of K and V
+  const double key_price_;                          // of K and V of a token, on the cheaper link
+  std::vector<int> order_;                          // servers with room, most first, ties by id
   std::vector<std::pair<double, size_t>> outlook_;  // least price per load, index of the piece
 
   // the piece and the receiver at hand
@@ -112,32 +69,21 @@ class Giving {
 };
 
 Giving::Giving(Assignment& state, const PlanRequest& request)
-    : cluster_(request.cluster),
+    : BestFirst(request, state),
       window_left_(request.shape.window_left),
       price_(request.shape, request.profile.get()),
       row_per_key_(
           static_cast<double>(request.shape.q_token_bytes() + request.shape.o_token_bytes()) /
           static_cast<double>(request.shape.kv_token_bytes())),
-      key_price_(
-          static_cast<double>(request.shape.kv_token_bytes()) *
-          static_cast<double>(std::min(byte_price(cluster_.inside), byte_price(cluster_.between)))),
-      state_(state),
-      bound_(load_bounds(request, state.total_load())),
-      know_(request.nano_batch.documents.size()) {
-  for (const HomeSegment& home : state_.homes()) note(home.document, home.worker);
-  for (int server = 0; server < state_.num_servers(); ++server) {
-    for (const Piece& piece : state_.pieces(server)) note(piece.document, server);
-    list_room(server);
-  }
+      key_price_(static_cast<double>(request.shape.kv_token_bytes()) *
+                 static_cast<double>(
+                     std::min(byte_price(cluster_.inside), byte_price(cluster_.between)))) {
+  for (int server = 0; server < state.num_servers(); ++server) note_load(server);
 }
 
-void Giving::note(int64_t document, int server) {
-  auto& know = know_[document];
-  if (std::find(know.begin(), know.end(), server) == know.end()) know.push_back(server);
-}
-
-/// Puts the server where it belongs in order_, or out of it.
-void Giving::list_room(int server) {
+/// While the first of a move's two servers is placed, the second still lies where it belonged
+/// before, so the first may come to lie wrongly beside it. Plans are made with that order.
+void Giving::note_load(int server) {
   std::erase(order_, server);
   const int64_t left = room(server);
   if (left <= 0) return;
@@ -159,21 +105,6 @@ void Giving::offer_keys(const Range& q, const Range& kv, std::optional<Move>& be
   if (low != kv) offer(q, highest_keys(price_, q, kv, wish_), best);
 }
 
-Rest Giving::rest_of(const Piece& piece, const Range& q, const Range& kv) const {
-  Rest rest;
-  const auto keep = [&](const Range& rows, const Range& keys) {
-    if (rows.empty()) return;
-    const Range seen = intersect(keys, visible_keys(rows, window_left_));
-    if (attention_pairs(rows, seen, MaskType::kCausal, window_left_) == 0) return;
-    rest.pieces[rest.size++] = state_.with_keys(piece.document, rows, seen, piece.home);
-  };
-  keep({piece.q.begin, q.begin}, piece.kv);
-  keep({q.end, piece.q.end}, piece.kv);
-  keep(q, {piece.kv.begin, kv.begin});
-  keep(q, {kv.end, piece.kv.end});
-  return rest;
-}
-
 void Giving::offer(const Range& q, const Range& keys, std::optional<Move>& best) {
   if (q.empty()) return;
   const Range kv = intersect(keys, visible_keys(q, window_left_));
@@ -181,25 +112,16 @@ void Giving::offer(const Range& q, const Range& keys, std::optional<Move>& best)
   const Piece part = state_.with_keys(piece_.document, q, kv, piece_.home);
   if (part.load <= 0 || part.load > wish_.most) return;
   const Toll there = state_.to_add(receiver_, part);
-  if (there.blocked ||
-      (cluster_.max_receive_bytes > 0 &&
-       state_.receive_bytes(receiver_) + there.received > cluster_.max_receive_bytes)) {
-    return;
-  }
-  if (cluster_.max_memory_bytes > 0 &&
-      state_.memory_bytes(receiver_) + there.kept > cluster_.max_memory_bytes) {
-    return;
-  }
-  if (best && !better(there.price - saved_, std::min(part.load, excess(donor_)), *best)) return;
-  const Rest rest = rest_of(piece_, q, kv);
+  if (there.blocked || !state_.within_caps(receiver_, there.received, there.kept)) return;
+  if (best && !lower(there.price - saved_, std::min(part.load, excess(donor_)), *best)) return;
+  const Rest rest = state_.without(piece_, q, kv);
   int64_t fall = piece_.load;  // of the donor's load
   for (const Piece& left : rest.span()) fall -= left.load;
   if (fall <= 0) return;
   const Toll saved = state_.to_shrink(donor_, index_, rest.span());
   const Move move{.donor = donor_,
                   .index = index_,
-                  .q = q,
-                  .kv = kv,
+                  .part = part,
                   .receiver = receiver_,
                   .useful = std::min(fall, excess(donor_)),
                   .price = there.price - saved.price};
@@ -222,7 +144,7 @@ void Giving::look_at(int receiver, int64_t most) {
 /// servers that know nothing of the document. Lowest of all where others do or the donor saves
 /// bytes.
 double Giving::least_price_per_load() const {
-  if (!price_.in_pairs() || saved_ > 0 || know_[piece_.document].size() > 1) {
+  if (!price_.in_pairs() || saved_ > 0 || knowing(piece_.document).size() > 1) {
     return std::numeric_limits<double>::lowest();
   }
   const auto load = static_cast<double>(std::min(piece_.load, excess(donor_)));
@@ -270,27 +192,6 @@ void Giving::consider_known(const Range& tokens, std::optional<Move>& best) {
   }
 }
 
-/// Those that know the document, those with most room, and the tightest ones that can take all.
-void Giving::gather_receivers() {
-  receivers_.clear();
-  const auto add = [&](int server) {
-    if (server != donor_ && worth_a_task(server) &&
-        std::find(receivers_.begin(), receivers_.end(), server) == receivers_.end()) {
-      receivers_.push_back(server);
-    }
-  };
-  for (const int64_t load : {excess(donor_), piece_.load}) {
-    const auto end = std::partition_point(order_.begin(), order_.end(),
-                                          [&](int server) { return room(server) >= load; });
-    if (end != order_.begin()) add(end[-1]);
-  }
-  for (size_t i = 0; i < std::min(kForeign, order_.size()); ++i) add(order_[i]);
-  // Of many the last ones: they took something, so they read keys.
-  const auto& know = know_[piece_.document];
-  const size_t enough = receivers_.size() + kKnowing;
-  for (size_t i = know.size(); i > 0 && receivers_.size() < enough; --i) add(know[i - 1]);
-}
-
 std::optional<Move> Giving::best_move(int donor) {
   const size_t count = state_.pieces(donor).size();
   outlook_.clear();
@@ -303,8 +204,7 @@ std::optional<Move> Giving::best_move(int donor) {
   for (const auto& [least, index] : outlook_) {
     if (best && least * static_cast<double>(best->useful) > static_cast<double>(best->price)) break;
     look_at(donor, index);
-    gather_receivers();
-    for (const int receiver : receivers_) {
+    for (const int receiver : likely_receivers(donor_, piece_, kForeign)) {
       look_at(receiver, room(receiver));
       consider(best);
     }
@@ -320,57 +220,31 @@ std::optional<Move> Giving::best_move(int donor) {
   return best;
 }
 
-void Giving::apply(const Move& move) {
-  const Piece from = state_.pieces(move.donor)[move.index];
-  const Rest rest = rest_of(from, move.q, move.kv);
-  state_.shrink(move.donor, move.index, rest.span());
-  state_.add(move.receiver, state_.with_keys(from.document, move.q, move.kv, from.home));
-  note(from.document, move.receiver);
-  list_room(move.donor);
-  list_room(move.receiver);
-}
-
-std::vector<Giving::Donor> Giving::donors() {
-  std::vector<Donor> result;
-  for (int server = 0; server < state_.num_servers(); ++server) {
-    if (excess(server) > 0) result.push_back({server, false, best_move(server)});
-  }
-  return result;
-}
-
-/// After a move of rows or keys of `document`: the donor looks again, the others only at what the
-/// receiver now knows; what has become worse is found when it would be next.
-void Giving::update(std::vector<Donor>& donors, const Move& move, int64_t document) {
-  std::erase_if(donors, [this](const Donor& donor) { return excess(donor.server) <= 0; });
+/// The donor looks again, the others only at what the receiver now knows; what has become worse is
+/// found when it would be next.
+void Giving::look_again(std::vector<Donor>& donors, const Move& made, int64_t document) {
   for (Donor& donor : donors) {
-    if (donor.server == move.donor) {
-      donor.best = best_move(donor.server);
-      donor.stale = false;
+    if (donor.server == made.donor) {
+      donor = {donor.server, false, best_move(donor.server)};
       continue;
     }
-    if (donor.best && donor.best->receiver == move.receiver) donor.stale = true;
-    donor_ = donor.server;
-    if (donor.stale || !worth_a_task(move.receiver)) continue;
+    if (donor.best && donor.best->receiver == made.receiver) donor.stale = true;
+    if (donor.stale || !may_take(made.receiver, donor.server)) continue;
     const auto& pieces = state_.pieces(donor.server);
     for (size_t index = 0; index < pieces.size(); ++index) {
       if (pieces[index].document != document) continue;
       look_at(donor.server, index);
-      look_at(move.receiver, room(move.receiver));
+      look_at(made.receiver, room(made.receiver));
       consider(donor.best);
     }
   }
 }
 
 bool Giving::shed() {
-  int donor = -1;
-  int receiver = -1;
-  for (int server = 0; server < state_.num_servers(); ++server) {
-    if (excess(server) > 0 && (donor < 0 || ratio(server) > ratio(donor))) donor = server;
-    if (cluster_.capacity[server] > 0 && (receiver < 0 || ratio(server) < ratio(receiver))) {
-      receiver = server;
-    }
-  }
-  if (donor < 0 || receiver < 0 || donor == receiver) return false;
+  const int donor = fullest();
+  if (donor < 0) return false;
+  const int receiver = lightest_with(0, donor);
+  if (receiver < 0) return false;
   // Less than this, and the receiver stays below where the donor was.
   const double most =
       (ratio(donor) - ratio(receiver)) * static_cast<double>(cluster_.capacity[receiver]);
@@ -383,26 +257,6 @@ bool Giving::shed() {
   }
   if (best) apply(*best);
   return best.has_value();
-}
-
-void Giving::give() {
-  std::vector<Donor> waiting = donors();
-  for (;;) {
-    Donor* next = nullptr;
-    for (Donor& donor : waiting) {
-      if (donor.best && (next == nullptr || better(*donor.best, *next->best))) next = &donor;
-    }
-    if (next == nullptr) break;
-    if (next->stale) {
-      next->best = best_move(next->server);
-      next->stale = false;
-      continue;
-    }
-    const Move move = *next->best;
-    const int64_t document = state_.pieces(move.donor)[move.index].document;
-    apply(move);
-    update(waiting, move, document);
-  }
 }
 
 }  // namespace

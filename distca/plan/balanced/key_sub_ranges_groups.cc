@@ -70,7 +70,6 @@ class Grouping {
   std::vector<Stripe> stripes(std::span<const Member> group) const;
   int64_t load(std::span<const Member> group, const Range& keys) const;
   GroupPrice group_price(std::span<const Member> group) const;
-  bool within_caps(int server, int64_t received, int64_t kept) const;
   template <typename Visit>
   void visit_tasks(const Division& division, size_t level, const Visit& visit) const;
   void form(const Division& division);
@@ -142,7 +141,7 @@ void Grouping::set_aside(Division& division) {
     state_.shrink(member.server, static_cast<size_t>(index), {});
     member.room = bound_[member.server] - state_.load(member.server);
     const Toll toll = state_.to_add(member.server, member.piece);
-    const bool fits = within_caps(member.server, toll.received, toll.kept);
+    const bool fits = state_.within_caps(member.server, toll.received, toll.kept);
     member.price = static_cast<double>(toll.price) * (fits ? 1 : kAboveCaps);
     int64_t tokens = 0;
     int64_t sum = 0;
@@ -200,15 +199,6 @@ std::vector<Stripe> Grouping::stripes(std::span<const Member> group) const {
   return result;
 }
 
-/// With so much more.
-bool Grouping::within_caps(int server, int64_t received, int64_t kept) const {
-  const Cluster& cluster = request_.cluster;
-  received += state_.receive_bytes(server);
-  kept += state_.memory_bytes(server);
-  return (cluster.max_receive_bytes == 0 || received <= cluster.max_receive_bytes) &&
-         (cluster.max_memory_bytes == 0 || kept <= cluster.max_memory_bytes);
-}
-
 /// Groups lower what holders send: enlarge() sees to that cap.
 GroupPrice Grouping::group_price(std::span<const Member> group) const {
   GroupPrice price{0, 0};
@@ -231,9 +221,7 @@ GroupPrice Grouping::group_price(std::span<const Member> group) const {
       part.kv = {};
       if (stripe.keys.begin < part.q.end) book(part, price.rows);
     }
-    if (!within_caps(server, received, kept)) {
-      return {};
-    }
+    if (!state_.within_caps(server, received, kept)) return {};
   }
   return price.keys > 0 ? price : GroupPrice{};
 }

@@ -2,13 +2,13 @@
 // The moves of scheduler `balanced`: shards from servers above their bound to those below. One
 // object is not for several threads at once.
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <vector>
 
-#include "distca/plan/balanced/assignment.h"
+#include "distca/plan/balanced/best_first.h"
 #include "distca/plan/balanced/shard_rows.h"
-#include "distca/plan/plan.h"
 
 namespace distca {
 
@@ -17,10 +17,7 @@ class ByRoom {
  public:
   explicit ByRoom(std::vector<int64_t> room);
   const std::vector<int>& order() const { return order_; }
-  int64_t room(int server) const { return room_[server]; }
   void set(int server, int64_t room);
-  /// The server with the least room that has at least this; -1: none.
-  int tightest(int64_t room) const;
 
  private:
   bool before(int a, int b) const { return room_[a] != room_[b] ? room_[a] > room_[b] : a < b; }
@@ -30,31 +27,13 @@ class ByRoom {
   std::vector<int> order_;
 };
 
-struct Move {
-  int donor = 0;
-  size_t index = 0;  // in pieces(donor)
-  Range q;
-  int receiver = 0;
-  int64_t load = 0;   // that the receiver gets
-  int64_t price = 0;  // of bytes: what the receiver fetches less what the donor no longer does
-  double score = 0;   // price per load that the donor has too much
-};
-
-class Mover {
+class Mover final : public BestFirst {
  public:
-  /// Borrows both.
-  Mover(const PlanRequest& request, const Layout& layout);
-  Mover(const Mover&) = delete;
-  Mover& operator=(const Mover&) = delete;
+  /// Borrows both; every piece has all keys that its rows see.
+  Mover(const PlanRequest& request, Assignment& state);
 
-  const Assignment& state() const { return state_; }
-  int64_t room(int server) const { return by_room_.room(server); }
-  int64_t excess(int server) const { return -room(server); }
-
+  const std::vector<int>& by_room() const override { return by_room_.order(); }
   int64_t crumb() const { return crumb_; }  // load that is not worth a task of its own
-  const std::vector<int>& by_room() const { return by_room_.order(); }  // most first
-  /// Servers that hold some of a document, or have read some of it.
-  const std::vector<int>& knowing(int64_t document) const { return know_[document]; }
 
   /// Best moves first, until no server is above its bound or none below may take more.
   /// larger_first: how much a large move counts for more than its price per load, 0: not at all.
@@ -65,8 +44,8 @@ class Mover {
   bool shed_one_block();
   /// Rows of a piece of about the load that the donor has too much: the last ones, the first ones.
   std::vector<Range> rows_of_excess(int donor, const Piece& piece) const;
-  /// Gives a piece to another server, whatever its bound.
-  void give(int from, size_t index, Range q, int to);
+  /// Gives rows of a piece to another server, whatever its bound.
+  void give(int from, size_t index, const Range& q, int to);
 
   void begin_trial() { state_.begin_trial(); }
   void keep_trial() { state_.keep_trial(); }
@@ -75,37 +54,28 @@ class Mover {
   int64_t price() const;
 
  private:
-  struct Donor {
-    int server;
-    bool stale;  // its best move is out of date: as good as it can be
-    std::optional<Move> best;
-  };
   static constexpr size_t kStrangers = 3;  // receivers tried that know nothing of a document
-  static constexpr size_t kKnowing = 16;   // receivers tried that know it
   static constexpr size_t kSharing = 16;   // donors of a document looked at anew after a move of it
 
-  std::optional<Move> best_move(int donor);
-  void gather_receivers(int donor, const Piece& piece);
+  std::optional<Move> best_move(int donor) override;
+  bool better(const Move& a, const Move& b) const override { return a.score < b.score; }
+  int64_t least_room(int receiver, int donor) const override {
+    return std::min(excess(donor), crumb_);
+  }
+  void note_load(int server) override { by_room_.set(server, room(server)); }
+  void look_again(std::vector<Donor>& donors, const Move& made, int64_t document) override;
+
   void consider(int receiver, int donor, size_t index, std::optional<Move>& best) const;
   std::optional<Move> priced(int receiver, int donor, size_t index, const Range& q) const;
   double score(double price, int64_t useful) const;
   double least_score(int donor, const Piece& piece) const;
-  double ratio(int server, int64_t load) const;
-  int lightest_with(int64_t more, int donor) const;
-  void apply(const Move& move) { give(move.donor, move.index, move.q, move.receiver); }
 
-  const Cluster& cluster_;
-  const std::vector<int64_t>& capacity_;
-  Assignment state_;
   const ShardRows rows_;           // borrows from state_
   const int64_t fair_receive_;     // bytes
   const int64_t least_row_price_;  // of the Q and O of a row that is not at home
-  std::vector<int64_t> bound_;     // [server] load
-  int64_t crumb_ = 0;
+  const int64_t crumb_;
   int larger_first_ = 0;
   ByRoom by_room_;
-  std::vector<std::vector<int>> know_;  // [document] servers that hold or once read some of it
-  std::vector<int> receivers_;          // to try for the piece at hand
 };
 
 }  // namespace distca

@@ -42,7 +42,8 @@ int servers_above(const Mover& mover) {
 
 /// caps_first: before anything moves for even load.
 Tried attempt(const PlanRequest& request, const Layout& layout, bool caps_first) {
-  Mover mover(request, layout);
+  Assignment state(request, layout);
+  Mover mover(request, state);
   if (caps_first) respect_caps(mover, request.cluster);
   mover.balance();
   if (servers_above(mover) <= kMostAbove) improve(mover, request.cluster, kRounds);
@@ -53,7 +54,6 @@ Tried attempt(const PlanRequest& request, const Layout& layout, bool caps_first)
   if (has_caps(request.cluster)) unstick(mover, request.cluster);
   while (mover.shed_one_block()) {
   }
-  const Assignment& state = mover.state();
   return {state.tasks(), overrun(state, request.cluster), state.price(),
           highest_load(state, request.cluster)};
 }
