@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/original_plan.h"
 #include "bench/plan_report.h"
 #include "bench/program.h"
 #include "bench/timing.h"
@@ -39,7 +40,7 @@ void append(std::vector<Item>& to, const std::vector<Item>& from) {
 void measure_workload(const std::filesystem::path& path, Report& report) {
   const Workload workload = read_workload(path);
   const std::string name = path.stem().string();
-  const Measured denominator = measure(workload, original().options, 0);
+  const Measured denominator = measure_original(workload);
   for (size_t i = 0; i < report.variants.size(); ++i) {
     const Variant& variant = report.variants[i];
     const Measured measured = measure(workload, variant.options, report.rounds);
@@ -49,6 +50,7 @@ void measure_workload(const std::filesystem::path& path, Report& report) {
     append(report.verdicts,
            judge_shares(name, i, variant.name, workload.ranks, shares(measured, denominator)));
   }
+  report.rivals.push_back({name, workload.ranks, kOriginal, denominator, denominator});
   for (const Variant& rival : rival_variants(report.scheduler)) {
     report.rivals.push_back(
         {name, workload.ranks, rival.name, measure(workload, rival.options, 0), denominator});

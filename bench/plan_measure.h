@@ -19,9 +19,6 @@ struct Variant {
 std::vector<Variant> balanced_variants(const std::string& scheduler);
 /// Every other scheduler at its own tolerance, on its own layout.
 std::vector<Variant> rival_variants(const std::string& scheduler);
-/// The denominator of all shares: the released planner at tolerance 0.05.
-Variant original();
-
 struct Measured {
   std::string refusal;  // of the planner; then all else is empty
   PlanSummary summary;
@@ -36,6 +33,9 @@ struct Measured {
 /// Llama-8B on one of 8 tensor-parallel ranks, bf16. Rounds 0: the plan once, no times (metadata of
 /// per-document-cp at 512 servers alone is seconds).
 Measured measure(const Workload& workload, const PlanOptions& options, int rounds);
+
+/// The denominator of all shares: the released planner at tolerance 0.05; no times.
+Measured measure_original(const Workload& workload);
 
 /// Of `original`: 1 where neither moves anything.
 double share(int64_t bytes, int64_t original);

@@ -74,7 +74,7 @@ std::vector<SampleRow> measure_sample(const std::filesystem::path& folder, int c
           sample_workloads(lengths, {.kind = kind, .count = count, .ranks = servers, .seed = seed});
       std::vector<Reached> reached(variants.size());
       for (const Workload& workload : workloads) {
-        const Measured denominator = measure(workload, original().options, 0);
+        const Measured denominator = measure_original(workload);
         for (size_t i = 0; i < variants.size(); ++i)
           reached[i].add(measure(workload, variants[i].options, 0), denominator);
       }

@@ -34,6 +34,8 @@ TORCH = {
 }
 ROOMS = CORE | TORCH
 TOP = {"cli", "bench", "tests"}
+# What lies in a folder of a room is used through one file at the room's door.
+DOORS = {"distca/plan/balanced": "distca/plan/scheduler.cc", "distca/plan/baselines": "distca/plan/scheduler.cc"}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 TORCH_HEADER = re.compile(r"^(torch|ATen|c10|caffe2)/")
@@ -47,6 +49,9 @@ def room_of(path):
 
 def direction_fault(path, target):
     """Why `path` may not include the project header `target`, or None."""
+    folder = target.rsplit("/", 1)[0]
+    if path != DOORS.get(folder, path) and not path.startswith(folder + "/"):
+        return f"{path}: may not include {target}: only {DOORS[folder]} may"
     room, other = room_of(path), room_of(target)
     if room == other or room in TOP and other in ROOMS:
         return None

@@ -3,7 +3,7 @@
 
 import re
 
-from project import files, read, report
+from project import CPP_LITERALS, files, read, report
 
 MAX_FILE = 450
 MAX_FUNCTION = 60
@@ -16,15 +16,12 @@ EXCEPTIONS = {
     "tests/bad_input_runs.cc:bad_runs": "a table: a row a bad input",
 }
 
-LITERALS = re.compile(
-    r'R"(\w*)\((?:.*?)\)\1"|"(?:\\.|[^"\\\n])*"|(?<![0-9a-zA-Z])\'(?:\\.|[^\'\\\n])+\'|//[^\n]*|/\*.*?\*/',
-    re.DOTALL)
 SCOPE = re.compile(r"\b(namespace|class|struct|union|enum|extern)\b")
 
 
 def without_literals(text):
     """The same lines without strings, characters, comments and preprocessor lines."""
-    text = LITERALS.sub(lambda match: "\n" * match[0].count("\n"), text)
+    text = CPP_LITERALS.sub(lambda match: "\n" * match[0].count("\n"), text)
     return re.sub(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", lambda match: "\n" * match[0].count("\n"), text,
                   flags=re.MULTILINE)
 

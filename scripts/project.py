@@ -1,10 +1,15 @@
 """What the checks share: the project's files and how a check reports."""
 
 import pathlib
+import re
 import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+# Of C++: strings, characters and comments, whichever begins first.
+CPP_LITERALS = re.compile(
+    r'R"(\w*)\((?:.*?)\)\1"|"(?:\\.|[^"\\\n])*"|(?<![0-9a-zA-Z])\'(?:\\.|[^\'\\\n])+\'|//[^\n]*|/\*.*?\*/',
+    re.DOTALL)
 
 
 def files(*patterns):

@@ -151,8 +151,9 @@ class Machine {
   double step() {
     const int num_servers = static_cast<int>(truth_.size());
     const std::vector<int64_t> capacity =
-        even_capacities(meter_.speeds_at(steps_ + 1), evenness_, num_workers_, num_servers,
-                        /*in_place=*/true, kTokens, kLoad);
+        even_capacities(work_of_step(meter_.speeds_at(steps_ + 1), num_workers_, num_servers,
+                                     /*in_place=*/true, kTokens),
+                        evenness_, kLoad);
     const int64_t sum = std::accumulate(capacity.begin(), capacity.end(), int64_t{0});
     std::vector<RankSample> samples;
     double latest = 0;

@@ -15,7 +15,6 @@ __extension__ using Wide = __int128;  // times of all servers together, weighted
 
 constexpr int64_t kMostPs = int64_t{1} << 62;   // of one rank: longer times are cut to this
 constexpr int64_t kFastest = int64_t{1} << 30;  // weight of the fastest server
-constexpr int64_t kNotServing = std::numeric_limits<int64_t>::max();
 
 int64_t product_ps(int64_t a, int64_t b, int64_t divisor) {
   return static_cast<int64_t>(std::min(Wide{a} * b / divisor, Wide{kMostPs}));
@@ -130,44 +129,62 @@ Speeds known_speeds(const Speeds& measured, const Speeds& stated) {
   return known;
 }
 
-std::vector<int64_t> even_capacities(const Speeds& speeds, Evenness evenness, int num_workers,
-                                     int num_servers, bool in_place, int64_t tokens, int64_t load) {
+std::vector<RankWork> work_of_step(const Speeds& speeds, int num_workers, int num_servers,
+                                   bool in_place, int64_t tokens) {
   DISTCA_CHECK(num_workers >= 1 && num_servers >= num_workers, "{} workers, {} servers",
                num_workers, num_servers);
-  DISTCA_CHECK(tokens >= 0 && load >= 0, "{} tokens, a load of {}", tokens, load);
   DISTCA_CHECK(speeds.ranks.empty() || speeds.ranks.size() == static_cast<size_t>(num_servers),
                "speeds of {} ranks for {} servers", speeds.ranks.size(), num_servers);
-  const int first = in_place || num_servers == num_workers ? 0 : num_workers;
-  std::vector<int64_t> attention(num_servers, 0), linear(num_servers, 0);
-  for (size_t rank = 0; rank < speeds.ranks.size(); ++rank) {
-    attention[rank] = speeds.ranks[rank].attention_ps_per_kload;
-    if (rank < static_cast<size_t>(num_workers)) {
-      linear[rank] = speeds.ranks[rank].linear_ps_per_token;
-    }
+  std::vector<RankWork> work(num_servers);
+  for (int rank = 0; rank < num_servers; ++rank) {
+    const bool worker = rank < num_workers;
+    if (worker) work[rank].tokens = tokens;
+    work[rank].serves = in_place || !worker || num_servers == num_workers;
+    if (speeds.ranks.empty()) continue;
+    work[rank].layers_ps_per_token = speeds.ranks[rank].linear_ps_per_token;
+    work[rank].attention_ps_per_kload = speeds.ranks[rank].attention_ps_per_kload;
+  }
+  return work;
+}
+
+std::vector<int64_t> even_capacities(std::span<const RankWork> ranks, Evenness evenness,
+                                     int64_t load) {
+  DISTCA_CHECK(load >= 0, "a load of {}", load);
+  DISTCA_CHECK(std::ranges::any_of(ranks, &RankWork::serves), "none of {} ranks serves",
+               ranks.size());
+  std::vector<int64_t> attention, layers;
+  for (const RankWork& rank : ranks) {
+    DISTCA_CHECK(rank.tokens >= 0, "{} tokens", rank.tokens);
+    attention.push_back(rank.attention_ps_per_kload);
+    if (rank.tokens > 0) layers.push_back(rank.layers_ps_per_token);
   }
   const int64_t usual_attention = mean_of_known(attention, 0);
-  const int64_t usual_linear = mean_of_known(linear, 0);
+  const int64_t usual_layers = mean_of_known(layers, 0);
   const bool whole = evenness == Evenness::kWhole && usual_attention > 0 && load > 0;
-  int64_t fastest = kNotServing;
-  for (int server = first; server < num_servers; ++server) {
-    if (attention[server] <= 0) attention[server] = std::max<int64_t>(1, usual_attention);
-    fastest = std::min(fastest, attention[server]);
+  int64_t fastest = std::numeric_limits<int64_t>::max();
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    if (attention[rank] <= 0) attention[rank] = std::max<int64_t>(1, usual_attention);
+    if (ranks[rank].serves) fastest = std::min(fastest, attention[rank]);
   }
   Pool pool;
-  pool.weight.assign(num_servers, 0);
-  pool.linear_ps.assign(num_servers, 0);
-  for (int server = first; server < num_servers; ++server) {
-    pool.weight[server] =
-        std::max<int64_t>(1, static_cast<int64_t>(Wide{fastest} * kFastest / attention[server]));
-    if (!whole || server >= num_workers) continue;
-    pool.linear_ps[server] =
-        product_ps(linear[server] > 0 ? linear[server] : usual_linear, tokens, 1);
+  pool.weight.assign(ranks.size(), 0);
+  pool.linear_ps.assign(ranks.size(), 0);
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    const RankWork& work = ranks[rank];
+    if (!work.serves) continue;
+    pool.weight[rank] =
+        std::max<int64_t>(1, static_cast<int64_t>(Wide{fastest} * kFastest / attention[rank]));
+    if (!whole) continue;
+    const Wide layers_ps = product_ps(
+        work.layers_ps_per_token > 0 ? work.layers_ps_per_token : usual_layers, work.tokens, 1);
+    const int64_t ends_ps = product_ps(work.ends_ps_per_token, work.tokens, 1);
+    pool.linear_ps[rank] = static_cast<int64_t>(std::min(layers_ps + ends_ps, Wide{kMostPs}));
   }
   pool.load_ps = product_ps(load, fastest, 1000);
   const Wide finish = whole ? finish_ps(pool) : 1;
   std::vector<Wide> shares;
-  for (int server = 0; server < num_servers; ++server) {
-    shares.push_back(std::max<Wide>(0, finish - pool.linear_ps[server]) * pool.weight[server]);
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    shares.push_back(std::max<Wide>(0, finish - pool.linear_ps[rank]) * pool.weight[rank]);
   }
   // Less load than a picosecond's.
   if (*std::max_element(shares.begin(), shares.end()) == 0) {

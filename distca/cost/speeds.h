@@ -4,6 +4,7 @@
 // the same on every rank). Plain value, any thread.
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "distca/cost/attention_profile.h"
@@ -49,18 +50,35 @@ enum class Evenness {
            // are evened together
 };
 
+/// What one rank does in the time that is evened out: a whole step, or one pass of some of its
+/// nano-batches, where ranks differ in the layers that they have.
+struct RankWork {
+  int64_t tokens =
+      0;  // at home in that time; 0: a dedicated server, or a rank without a nano-batch
+  int64_t layers_ps_per_token = 0;     // linear work of the rank's layers; 0: unknown
+  int64_t ends_ps_per_token = 0;       // embedding, head and loss, on ranks that have them
+  int64_t attention_ps_per_kload = 0;  // a thousand units of load; 0: unknown
+  bool serves = true;                  // false: gets no load
+};
+
+/// Of a step in which every worker holds `tokens`, forward and backward together; the speeds'
+/// linear work has the embedding and the head in it. `in_place` false: workers do not serve, unless
+/// there is no other server.
+std::vector<RankWork> work_of_step(const Speeds& speeds, int num_workers, int num_servers,
+                                   bool in_place, int64_t tokens);
+
 /// Capacities that make the ranks' predicted finish even: for kAttention each server's share of the
 /// load is its speed; for kWhole the time T is sought at which sum over servers of
-/// max(0, T - linear time) * speed is the whole load. `tokens`: of each worker; `load`: of all
-/// servers, in the unit of attention_ps_per_kload. Unknown attention speeds count as the mean of
-/// the known ones, all unknown: alike; unknown linear times count as the mean of the known ones of
-/// workers, all unknown: none; where all attention speeds are unknown or there is no load, linear
-/// work does not count. `in_place` false: workers get 0, unless there is no other server.
+/// max(0, T - linear time) * speed is the whole load. `load`: of all servers, in the unit of
+/// attention_ps_per_kload. Unknown attention speeds count as the mean of the known ones, all
+/// unknown: alike; unknown times of layers count as the mean of the known ones of ranks with
+/// tokens, all unknown: none; where all attention speeds are unknown or there is no load, linear
+/// work does not count. At least one rank serves.
 /// The result is in lowest terms (all alike: 1 each), at most kCapacityUnits, to within half a unit
 /// of the largest being kCapacityUnits, and at least 1 for every server that gets any. A server too
 /// slow to finish its linear work by then gets 0. Integers throughout, times in whole picoseconds.
-std::vector<int64_t> even_capacities(const Speeds& speeds, Evenness evenness, int num_workers,
-                                     int num_servers, bool in_place, int64_t tokens, int64_t load);
+std::vector<int64_t> even_capacities(std::span<const RankWork> ranks, Evenness evenness,
+                                     int64_t load);
 inline constexpr int64_t kCapacityUnits = 10'000;
 
 }  // namespace distca

@@ -23,7 +23,8 @@ Speeds speeds_of(std::vector<RankSpeed> ranks) { return {.ranks = std::move(rank
 std::vector<int64_t> capacities(const Speeds& speeds, Evenness evenness, int num_workers,
                                 int num_servers, bool in_place = true, int64_t tokens = kTokens,
                                 int64_t load = kLoad) {
-  return even_capacities(speeds, evenness, num_workers, num_servers, in_place, tokens, load);
+  return even_capacities(work_of_step(speeds, num_workers, num_servers, in_place, tokens), evenness,
+                         load);
 }
 
 TEST(EvenCapacities, ranks_that_are_alike_or_unknown_get_one_each) {
@@ -71,6 +72,30 @@ TEST(EvenCapacities, of_whole_layers_count_linear_work_by_hand) {
               ElementsAre(2, 5, 8));
 }
 
+TEST(EvenCapacities, of_ranks_with_other_tokens_and_layers_count_each_ones_own) {
+  // Attention of all load takes 1e9 ps on one rank. Linear work: 0.2e9 of layers; 0.2e9 of twice as
+  // many tokens in half as many layers, and 0.2e9 of the head; none (no nano-batch in this time).
+  const RankWork stage{
+      .tokens = kTokens, .layers_ps_per_token = 200'000, .attention_ps_per_kload = 1'000'000};
+  const RankWork last{.tokens = 2 * kTokens,
+                      .layers_ps_per_token = 100'000,
+                      .ends_ps_per_token = 100'000,
+                      .attention_ps_per_kload = 1'000'000};
+  const RankWork idle{.layers_ps_per_token = 200'000, .attention_ps_per_kload = 1'000'000};
+  // T = (1 + 0.2 + 0.4 + 0) / 3 = 0.5333e9: 0.3333, 0.1333, 0.5333.
+  EXPECT_THAT(even_capacities(std::vector{stage, last, idle}, Evenness::kWhole, kLoad),
+              ElementsAre(5, 2, 8));
+  EXPECT_THAT(even_capacities(std::vector{stage, last, idle}, Evenness::kAttention, kLoad),
+              ElementsAre(1, 1, 1));
+  // Layers of unknown speed are taken for the others'; the head is not: it is as told.
+  RankWork unknown = last;
+  unknown.tokens = kTokens;
+  unknown.layers_ps_per_token = 0;
+  unknown.ends_ps_per_token = 200'000;
+  EXPECT_THAT(even_capacities(std::vector{stage, unknown, idle}, Evenness::kWhole, kLoad),
+              ElementsAre(5, 2, 8));
+}
+
 TEST(EvenCapacities, a_rank_too_slow_for_its_linear_work_gets_nothing) {
   const RankSpeed usual{100'000, 1'000'000};
   // Its linear work takes 5e9 ps, the others are done after 0.1e9 + 0.5e9.
@@ -102,19 +127,19 @@ TEST(EvenCapacities, the_largest_numbers_do_not_overflow) {
 
 /// Largest over servers of how far the finish of those with load, and the start of those without,
 /// is from one time T, over T.
-double unevenness(const Speeds& speeds, const std::vector<int64_t>& capacity, int num_workers,
-                  int64_t tokens, int64_t load) {
+double unevenness(const std::vector<RankWork>& ranks, const std::vector<int64_t>& capacity,
+                  int64_t load) {
   const auto sum =
       static_cast<double>(std::accumulate(capacity.begin(), capacity.end(), int64_t{0}));
   std::vector<double> start, finish;
   double latest = 0;
   for (size_t server = 0; server < capacity.size(); ++server) {
-    const RankSpeed& speed = speeds.ranks[server];
-    const bool worker = server < static_cast<size_t>(num_workers);
-    start.push_back(worker ? static_cast<double>(speed.linear_ps_per_token * tokens) : 0.0);
+    const RankWork& rank = ranks[server];
+    start.push_back(
+        static_cast<double>(rank.tokens * (rank.layers_ps_per_token + rank.ends_ps_per_token)));
     const double share = static_cast<double>(capacity[server]) / sum;
     finish.push_back(start.back() + share * static_cast<double>(load) / 1000 *
-                                        static_cast<double>(speed.attention_ps_per_kload));
+                                        static_cast<double>(rank.attention_ps_per_kload));
     if (capacity[server] > 0) latest = std::max(latest, finish.back());
   }
   double worst = 0;
@@ -127,28 +152,28 @@ double unevenness(const Speeds& speeds, const std::vector<int64_t>& capacity, in
 
 TEST(EvenCapacities, make_random_machines_finish_together) {
   Random random(1);
+  const auto below = [&](int64_t bound) { return static_cast<int64_t>(random.below(bound)); };
   int with_idle_servers = 0;
-  for (int round = 0; round < 2000; ++round) {
-    const int num_servers = 1 + static_cast<int>(random.below(12));
-    const int num_workers = 1 + static_cast<int>(random.below(num_servers));
-    Speeds speeds;
-    for (int rank = 0; rank < num_servers; ++rank) {
-      const int64_t slowness = 1 + static_cast<int64_t>(random.below(8));
-      speeds.ranks.push_back(
-          {.linear_ps_per_token = slowness * (1 + static_cast<int64_t>(random.below(400'000))),
-           .attention_ps_per_kload =
-               slowness * (1'000'000 + static_cast<int64_t>(random.below(1'000'000)))});
+  for (int round = 0; round < 4000; ++round) {
+    const bool alike = round % 2 == 0;  // in tokens, and no ends: a step without stages
+    const int64_t same = below(10'000);
+    const int64_t workers = 1 + below(12);
+    std::vector<RankWork> ranks(workers + below(13 - workers));
+    for (size_t rank = 0; rank < ranks.size(); ++rank) {
+      const int64_t slowness = 1 + below(8);
+      RankWork& work = ranks[rank];
+      work.layers_ps_per_token = slowness * (1 + below(400'000));
+      work.attention_ps_per_kload = slowness * (1'000'000 + below(1'000'000));
+      if (rank < static_cast<size_t>(workers)) work.tokens = alike ? same : below(10'000);
+      if (!alike && below(3) == 0) work.ends_ps_per_token = slowness * below(800'000);
     }
-    const int64_t tokens = static_cast<int64_t>(random.below(10'000));
-    const int64_t load = 100'000 + static_cast<int64_t>(random.below(int64_t{1} << 24));
-    const std::vector<int64_t> capacity =
-        capacities(speeds, Evenness::kWhole, num_workers, num_servers, true, tokens, load);
-    ASSERT_EQ(capacity,
-              capacities(speeds, Evenness::kWhole, num_workers, num_servers, true, tokens, load));
+    const int64_t load = 100'000 + below(int64_t{1} << 24);
+    const std::vector<int64_t> capacity = even_capacities(ranks, Evenness::kWhole, load);
+    ASSERT_EQ(capacity, even_capacities(ranks, Evenness::kWhole, load));
     with_idle_servers +=
         static_cast<int>(std::count(capacity.begin(), capacity.end(), int64_t{0}) > 0);
     // Half a unit of 10,000 of the largest share, in as many servers.
-    ASSERT_LT(unevenness(speeds, capacity, num_workers, tokens, load), 0.002) << "round " << round;
+    ASSERT_LT(unevenness(ranks, capacity, load), 0.002) << "round " << round;
   }
   EXPECT_GT(with_idle_servers, 100);  // the case is among them
 }

@@ -21,7 +21,7 @@ std::vector<PlanOptions> candidates(const PlanRequest& request) {
   const bool all_serve =
       std::all_of(capacity.begin(), capacity.begin() + request.cluster.num_workers,
                   [](int64_t share) { return share > 0; });
-  if (scheduler.capacities && scheduler.cuts && all_serve) {
+  if (scheduler.capacities && all_serve) {
     PlanOptions nothing{
         .scheduler = "local",
         .layout = asked.layout.empty() ? std::string(scheduler.layout) : asked.layout,

@@ -132,7 +132,7 @@ TEST(ChooseTolerance, with_capacities_of_uneven_ranks_is_as_fast_as_can_be) {
   for (const ServerLoad& server : make_plan(request).load) load += server.pairs;
   const int64_t tokens = request.nano_batch.num_tokens();
   request.cluster.capacity =
-      even_capacities(options.speeds, Evenness::kWhole, 2, 2, true, tokens / 2, load);
+      even_capacities(work_of_step(options.speeds, 2, 2, true, tokens / 2), Evenness::kWhole, load);
   const LayerTime time = chosen(choose_tolerance(request, options)).time;
   const auto least = static_cast<double>(least_layer_ps(request.cluster, tokens, load, options));
   EXPECT_LT(static_cast<double>(time.total_ps), 1.02 * least);

@@ -70,7 +70,6 @@ Played play(Plan plan) {
 void on_schedulers_plans(const std::function<void(const Played&)>& check) {
   const std::vector<int64_t> lengths = {5001, 1, 300, 2048};
   for (const SchedulerEntry& scheduler : schedulers()) {
-    if (!scheduler.cuts) continue;  // training refuses it
     for (const int workers : {1, 2, 3, 4, 7}) {
       PlanRequest request = testing::request_for(lengths, workers, std::string(scheduler.name));
       check(play(make_plan(request)));

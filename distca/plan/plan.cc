@@ -110,10 +110,10 @@ PlanRequest resolved(PlanRequest request) {
                 scheduler.name, scheduler.layout, options.layout);
   }
   const LayoutEntry& layout = find_layout(options.layout);
-  if ((scheduler.even_tokens && !layout.even_tokens) || (scheduler.cuts && !layout.cuts)) {
-    throw Error(ErrorKind::kPlan, "layout {} {}, which scheduler {} does not allow", layout.name,
-                layout.cuts ? "gives workers uneven tokens" : "cuts documents anywhere",
-                scheduler.name);
+  if (scheduler.even_tokens && !layout.even_tokens) {
+    throw Error(ErrorKind::kPlan,
+                "layout {} gives workers uneven tokens, which scheduler {} does not allow",
+                layout.name, scheduler.name);
   }
   if ((options.key_sub_ranges || options.spread) && !scheduler.key_sub_ranges) {
     throw Error(ErrorKind::kPlan, "scheduler {} knows no {}", scheduler.name,

@@ -130,10 +130,11 @@ const Kind kKinds[] = {
                   slowness * (1'000'000 + below(random, 1'000'000))};
        }
        const int64_t tokens = request.nano_batch.num_tokens() / cluster.num_workers;
-       cluster.capacity =
-           even_capacities(speeds, below(random, 2) == 0 ? Evenness::kAttention : Evenness::kWhole,
-                           cluster.num_workers, static_cast<int>(speeds.ranks.size()),
-                           below(random, 4) > 0, tokens, tokens * tokens);
+       const bool in_place = below(random, 4) > 0;
+       cluster.capacity = even_capacities(
+           work_of_step(speeds, cluster.num_workers, static_cast<int>(speeds.ranks.size()),
+                        in_place, tokens),
+           below(random, 2) == 0 ? Evenness::kAttention : Evenness::kWhole, tokens * tokens);
        return request;
      }},
     {"nodes",
@@ -256,17 +257,16 @@ bool could_be_met(const PlanRequest& request) {
 /// `balanced` without windows. A cap may leave no choice.
 bool balances(const PlanRequest& request) {
   const bool whole = request.shape.window_left < 0 || request.options.scheduler == "balanced";
-  return whole && request.profile == nullptr && demands(request.cluster).empty() &&
-         find_scheduler(request.options.scheduler).cuts;
+  return whole && request.profile == nullptr && demands(request.cluster).empty();
 }
 
 /// Balances load over capacities as far as blocks of 128 allow: nothing else hinders it.
 bool keeps_shares(const PlanRequest& request) {
   const SchedulerEntry& scheduler = find_scheduler(request.options.scheduler);
   const Cluster& cluster = request.cluster;
-  return scheduler.capacities && scheduler.cuts && request.profile == nullptr &&
-         request.shape.window_left < 0 && cluster.max_send_bytes == 0 &&
-         cluster.max_receive_bytes == 0 && cluster.max_memory_bytes == 0;
+  return scheduler.capacities && request.profile == nullptr && request.shape.window_left < 0 &&
+         cluster.max_send_bytes == 0 && cluster.max_receive_bytes == 0 &&
+         cluster.max_memory_bytes == 0;
 }
 
 /// Pairs of the costliest block of 128 queries: what moves as a whole.

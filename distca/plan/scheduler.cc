@@ -4,16 +4,14 @@
 
 #include "distca/base/error.h"
 #include "distca/base/text.h"
-#include "distca/plan/key_sub_ranges.h"
-#include "distca/plan/layout_balanced.h"
-#include "distca/plan/layout_exact.h"
-#include "distca/plan/layout_per_document.h"
+#include "distca/plan/balanced/key_sub_ranges.h"
+#include "distca/plan/balanced/layout.h"
+#include "distca/plan/balanced/search.h"
+#include "distca/plan/baselines/greedy.h"
+#include "distca/plan/baselines/local.h"
+#include "distca/plan/baselines/per_document.h"
+#include "distca/plan/baselines/wlb.h"
 #include "distca/plan/layout_sequential.h"
-#include "distca/plan/layout_wlb.h"
-#include "distca/plan/scheduler_balanced.h"
-#include "distca/plan/scheduler_greedy.h"
-#include "distca/plan/scheduler_greedy_original.h"
-#include "distca/plan/scheduler_local.h"
 
 namespace distca {
 namespace {
@@ -26,10 +24,6 @@ std::vector<Task> balanced_tasks(const PlanRequest& request, const Layout& layou
 constexpr LayoutEntry kLayouts[] = {
     {"balanced", "homes where most queries can stay and keys travel least", balanced_layout},
     {"sequential", "documents in order fill one worker after another", sequential_layout},
-    {.name = "sequential-exact",
-     .summary = "the same, cut at any token: the released planner's, for counting only",
-     .make = sequential_exact_layout,
-     .cuts = false},
     {.name = "wlb",
      .summary = "whole documents, even work by x^2 + x: variable-length packing",
      .make = wlb_layout,
@@ -50,11 +44,6 @@ constexpr SchedulerEntry kSchedulers[] = {
      .summary = "the paper's: overloaded servers give shards away, most pairs per byte first",
      .schedule = schedule_greedy,
      .layout = "sequential"},
-    {.name = "greedy-original",
-     .summary = "the paper's released planner, for counting bytes only",
-     .schedule = schedule_greedy_original,
-     .layout = "sequential-exact",
-     .cuts = false},
     {.name = "local",
      .summary = "every query where it lives: plain packing",
      .schedule = schedule_local,
@@ -99,18 +88,9 @@ const SchedulerEntry& find_scheduler(std::string_view name) {
 
 ValidateOptions checks_of(const SchedulerEntry& scheduler) {
   ValidateOptions options;
-  options.cuts = scheduler.cuts;
   options.capacities = scheduler.capacities;
   options.even_tokens = scheduler.even_tokens;
   return options;
-}
-
-void check_runs(const SchedulerEntry& scheduler) {
-  if (scheduler.cuts) return;
-  throw Error(
-      ErrorKind::kPlan,
-      "scheduler {} cuts documents anywhere, for counting bytes only: nothing runs its plans",
-      scheduler.name);
 }
 
 }  // namespace distca

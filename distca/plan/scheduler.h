@@ -24,7 +24,6 @@ struct LayoutEntry {
   std::string_view summary;  // one line, for --help
   LayoutFunction make;
   bool even_tokens = true;  // false: only for schedulers that trade even tokens away too
-  bool cuts = true;         // false: only for schedulers that cut anywhere too
 };
 struct SchedulerEntry {
   std::string_view name;
@@ -34,7 +33,6 @@ struct SchedulerEntry {
   int64_t tolerance_ppm = 50'000;  // when the request names none
   bool only_this_layout = false;   // any other one is refused
   bool even_tokens = true;         // false: a rival that trades even tokens for even load
-  bool cuts = true;                // false: cuts anywhere; for counting only, training refuses it
   bool capacities = true;          // false: queries stay at home, whatever a server's capacity
   bool key_sub_ranges = false;     // knows key_sub_ranges and spread
 };
@@ -48,8 +46,5 @@ const SchedulerEntry& find_scheduler(std::string_view name);
 
 /// What of a plan of this scheduler the validator has to check (plan/validate.h).
 ValidateOptions checks_of(const SchedulerEntry& scheduler);
-
-/// Throws Error(kPlan) for a scheduler whose plans are for counting only: train calls it.
-void check_runs(const SchedulerEntry& scheduler);
 
 }  // namespace distca

@@ -30,6 +30,7 @@ class Validator {
       for (size_t document = 0; document < held_.num_documents(); ++document) check_pairs(document);
       // Of a plan whose tasks make sense.
       if (violations_.none()) check_load(plan_, options_, held_, tasks_, violations_);
+      for (size_t document = 0; document < held_.num_documents(); ++document) check_cuts(document);
     }
     return std::move(violations_).lines();
   }
@@ -63,7 +64,7 @@ class Validator {
     return violations_.none();
   }
 
-  /// A range of a document that exists, not empty; with cuts where agreed.
+  /// A range of a document that exists, not empty.
   bool check_range(const char* whose, int64_t index, int64_t document, const Range& range) {
     if (document < 0 || document >= static_cast<int64_t>(held_.num_documents())) {
       report("{} {}: there is no document {}", whose, index, document);
@@ -73,14 +74,6 @@ class Validator {
       report("{} {}: {} is not a range of document {} with {} tokens", whose, index, words(range),
              document, length(document));
       return false;
-    }
-    if (options_.cuts) {
-      for (const int64_t cut : {range.begin, range.end}) {
-        if (cut % 128 != 0 && cut != length(document)) {
-          report("{} {}: document {} is cut at {}, neither a multiple of 128 nor its end {}", whose,
-                 index, document, cut, length(document));
-        }
-      }
     }
     return true;
   }
@@ -234,6 +227,22 @@ class Validator {
       seen = std::max(seen, part.end);
     }
     if (seen < keys.end) missing(keys.end);
+  }
+
+  void check_cuts(size_t document) {
+    const auto check = [&](const char* whose, int64_t index, const Range& range) {
+      for (const int64_t cut : {range.begin, range.end}) {
+        if (cut % 128 == 0 || cut == length(document)) continue;
+        report("{} {}: document {} is cut at {}, neither a multiple of 128 nor its end {}", whose,
+               index, document, cut, length(document));
+      }
+    };
+    for (const Held& held : held_[document]) check("layout of worker", held.worker, held.tokens);
+    for (const Task* task : tasks_[document]) {
+      const int64_t index = task - plan_.tasks.data();
+      check("queries of task", index, task->q);
+      check("keys of task", index, task->kv);
+    }
   }
 
   const Plan& plan_;

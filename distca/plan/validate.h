@@ -13,7 +13,6 @@
 namespace distca {
 
 struct ValidateOptions {
-  bool cuts = true;         // cuts at multiples of 128 from the document's start or at its end
   bool capacities = true;   // a server of capacity 0 computes nothing
   bool even_tokens = true;  // every worker holds the mean number of tokens to within 128
   /// Refuse a max/mean of load over capacity above 1 + this, in millionths; nothing: any.
@@ -29,6 +28,7 @@ struct ValidateOptions {
 ///    computed exactly once, none that it forbids;
 ///  - a task's queries lie in one segment, its server exists, tasks are sorted;
 ///  - without options.key_sub_ranges a task has all the keys that its queries see;
+///  - documents are cut at multiples of 128 from their start;
 ///  - the loads, bytes and memory claimed are right and within the cluster's caps, each named;
 ///  - and what the options say.
 /// Time: O(n log n) in segments and tasks, times the tasks of a document that share a query range.

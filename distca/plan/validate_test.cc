@@ -218,17 +218,6 @@ TEST(Validate, a_load_above_the_tolerance_is_reported_when_asked) {
   EXPECT_THAT(validate(plan, options), Contains(HasSubstr("of its share, more than 1.0500")));
 }
 
-TEST(Validate, cuts_need_not_be_multiples_of_128_when_so_told) {
-  Plan plan = make_plan(good_request());
-  Task& first = long_task(plan);
-  Task second = first;
-  first.q.end = second.q.begin = first.q.begin + 100;
-  plan.tasks.insert(plan.tasks.begin() + (&first - plan.tasks.data()) + 1, second);
-  testing::complete(plan);
-  EXPECT_THAT(validate(plan), Not(IsEmpty()));
-  EXPECT_THAT(validate(plan, {.cuts = false}), IsEmpty());
-}
-
 TEST(Validate, a_flood_of_violations_is_cut) {
   Plan plan = make_plan(good_request());
   for (Task& task : plan.tasks) task.server = 7;
@@ -261,6 +250,13 @@ bool each_pair_once(const Plan& plan) {
   return true;
 }
 
+/// The documents here are shorter than 128 tokens, so every cut in them is reported.
+bool right_but_for_cuts(const Plan& plan) {
+  return std::ranges::all_of(validate(plan), [](const std::string& line) {
+    return line.find(" is cut at ") != std::string::npos;
+  });
+}
+
 TEST(Validate, agrees_with_a_count_pair_by_pair) {
   Random random(7);
   int valid = 0;
@@ -291,7 +287,7 @@ TEST(Validate, agrees_with_a_count_pair_by_pair) {
     testing::complete(plan);
     const bool right = each_pair_once(plan);
     (right ? valid : invalid) += 1;
-    EXPECT_EQ(validate(plan, {.cuts = false}).empty(), right) << plan_to_json(plan);
+    EXPECT_EQ(right_but_for_cuts(plan), right) << plan_to_json(plan);
   }
   EXPECT_GT(valid, 500);
   EXPECT_GT(invalid, 500);

@@ -5,7 +5,6 @@
 #include "distca/base/error.h"
 #include "distca/batch/indexed_dataset.h"
 #include "distca/kernels/cpu/attention.h"
-#include "distca/plan/scheduler.h"
 #include "distca/train/held_out.h"
 #include "distca/train/plan_request.h"
 #include "distca/train/step_tracer.h"
@@ -35,7 +34,6 @@ void check_run(const Config& config, int num_workers, LocalRanks local) {
   if (chosen_kernel(kernel_request(config)) == KernelChoice::kCpu) {
     kernels::chosen_isa();  // refuses an instruction set that is not here
   }
-  check_runs(find_scheduler(config.plan.scheduler));
   const IndexedDataset data(config.data.prefix);
   data.check_vocabulary(config.model.vocab_size);
   const DocumentSplit split =

@@ -9,12 +9,9 @@ namespace distca {
 namespace {
 constexpr double kAnySeed = 0x1p62;
 
-/// Of layouts that a run may have: not those that are for counting only.
 std::vector<std::string> layout_names() {
   std::vector<std::string> names = {""};
-  for (const LayoutEntry& layout : layouts()) {
-    if (layout.cuts) names.emplace_back(layout.name);
-  }
+  for (const LayoutEntry& layout : layouts()) names.emplace_back(layout.name);
   return names;
 }
 

@@ -187,13 +187,6 @@ TEST(config, choices_are_printed_and_the_empty_word_is_quoted) {
   EXPECT_THAT(message_of({"plan.scheduler=gredy"}), testing::EndsWith("; did you mean greedy?"));
 }
 
-TEST(config, layouts_for_counting_only_are_no_choice) {
-  EXPECT_THAT(message_of({"plan.layout=sequential-exact"}),
-              testing::AllOf(testing::HasSubstr("sequential-exact"),
-                             testing::EndsWith("must be one of \"\", balanced, sequential, wlb, "
-                                               "per-document-cp")));
-}
-
 TEST(config, a_file_that_is_missing_or_not_toml_is_one_line) {
   EXPECT_THROW(load_config("/nowhere/x.toml", {}), Error);
   const auto path =

@@ -34,12 +34,14 @@ std::vector<int64_t> capacities(const Config& config, const PlanRequest& request
   int64_t load = 0;
   for (const Document& document : request.nano_batch.documents)
     load += price({0, document.length}, {0, document.length});
-  return even_capacities(
+  const Speeds known =
       config.servers.reweight && !speeds.ranks.empty()
           ? speeds
-          : stated_speeds(llama_layers(config.model), num_servers, request.profile.get()),
-      pairs_nano_batches(config) ? Evenness::kWhole : Evenness::kAttention, num_workers,
-      num_servers, config.servers.in_place, request.nano_batch.num_tokens() / num_workers, load);
+          : stated_speeds(llama_layers(config.model), num_servers, request.profile.get());
+  const int64_t tokens = request.nano_batch.num_tokens() / num_workers;
+  return even_capacities(
+      work_of_step(known, num_workers, num_servers, config.servers.in_place, tokens),
+      pairs_nano_batches(config) ? Evenness::kWhole : Evenness::kAttention, load);
 }
 
 void keep_no_keys(MemoryPrice* price) {

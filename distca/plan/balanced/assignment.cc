@@ -1,0 +1,252 @@
+#include "distca/plan/balanced/assignment.h"
+
+#include <algorithm>
+#include <numeric>
+#include <tuple>
+
+namespace distca {
+namespace {
+
+auto order(const Piece& piece) {
+  return std::tuple(piece.document, piece.q.begin, piece.kv.begin, piece.q.end);
+}
+
+}  // namespace
+
+int64_t byte_price(const Link& link) { return std::max<int64_t>(1, 1'000'000 / link.bytes_per_us); }
+
+Assignment::Assignment(const PlanRequest& request, const Layout& layout)
+    : cluster_(request.cluster),
+      window_left_(request.shape.window_left),
+      q_bytes_(request.shape.q_token_bytes()),
+      o_bytes_(request.shape.o_token_bytes()),
+      kv_bytes_(request.shape.kv_token_bytes()),
+      task_price_(request.shape, request.profile.get()),
+      price_inside_(byte_price(request.cluster.inside)),
+      price_between_(byte_price(request.cluster.between)),
+      pieces_(request.cluster.capacity.size()),
+      load_(pieces_.size(), 0),
+      send_(pieces_.size(), 0),
+      receive_(pieces_.size(), 0),
+      memory_(pieces_.size(), 0) {
+  for (int worker = 0; worker < layout.num_workers(); ++worker) {
+    for (const Segment& segment : layout.workers[worker]) {
+      homes_.push_back({segment.document, segment.tokens, worker});
+    }
+    memory_[worker] = distca::memory_bytes(cluster_.memory, layout.num_tokens(worker), 0, 0);
+  }
+  std::sort(homes_.begin(), homes_.end(), [](const HomeSegment& a, const HomeSegment& b) {
+    return std::tie(a.document, a.tokens) < std::tie(b.document, b.tokens);
+  });
+  first_home_.assign(request.nano_batch.documents.size() + 1, 0);
+  for (const HomeSegment& home : homes_) ++first_home_[home.document + 1];
+  for (size_t i = 1; i < first_home_.size(); ++i) first_home_[i] += first_home_[i - 1];
+  for (size_t i = 0; i < homes_.size(); ++i) {
+    const HomeSegment& home = homes_[i];
+    add(home.worker, whole_context(home.document, home.tokens, static_cast<int32_t>(i)));
+  }
+}
+
+std::span<const Piece> Assignment::pieces(int server, int64_t document) const {
+  const auto& all = pieces_[server];
+  const auto begin = std::partition_point(
+      all.begin(), all.end(), [&](const Piece& piece) { return piece.document < document; });
+  auto end = begin;
+  while (end != all.end() && end->document == document) ++end;
+  return {begin, end};
+}
+
+int64_t Assignment::load_of(const Range& q) const {
+  return task_price_(q, visible_keys(q, window_left_));
+}
+
+Piece Assignment::whole_context(int64_t document, const Range& q, int32_t home) const {
+  return with_keys(document, q, visible_keys(q, window_left_), home);
+}
+
+Piece Assignment::with_keys(int64_t document, const Range& q, const Range& kv, int32_t home) const {
+  return {.document = document, .q = q, .kv = kv, .home = home, .load = task_price_(q, kv)};
+}
+
+Rest Assignment::without(const Piece& piece, const Range& q, const Range& kv) const {
+  Rest rest;
+  const auto keep = [&](const Range& rows, const Range& keys) {
+    if (rows.empty() || keys.empty()) return;
+    const Range seen = intersect(keys, visible_keys(rows, window_left_));
+    // Visible keys are whole blocks: the window may begin after the last of those seen.
+    if (seen.empty() || (window_left_ >= 0 && seen.end + window_left_ <= rows.begin)) return;
+    rest.pieces[rest.size++] = with_keys(piece.document, rows, seen, piece.home);
+  };
+  keep({piece.q.begin, q.begin}, piece.kv);
+  keep({q.end, piece.q.end}, piece.kv);
+  keep(q, {piece.kv.begin, kv.begin});
+  keep(q, {kv.end, piece.kv.end});
+  return rest;
+}
+
+int64_t Assignment::total_load() const {
+  return std::accumulate(load_.begin(), load_.end(), int64_t{0});
+}
+
+int64_t Assignment::keys_end(int server, int64_t document) const {
+  int64_t end = 0;
+  for (const Piece& piece : pieces(server, document)) end = std::max(end, piece.kv.end);
+  return end;
+}
+
+/// visit(part): the parts of `tokens` that none of the others reads, from others.rest[next] on and
+/// then others.run.
+template <typename Visit>
+void Assignment::unread(const Range& tokens, Range Piece::*side, const Others& others, size_t next,
+                        const Visit& visit) const {
+  if (tokens.empty()) return;
+  if (next == others.rest.size() + others.run.size()) return visit(tokens);
+  const Piece& other =
+      next < others.rest.size() ? others.rest[next] : others.run[next - others.rest.size()];
+  if (&other == others.skip) return unread(tokens, side, others, next + 1, visit);
+  const Range& read = other.*side;
+  unread({tokens.begin, std::min(tokens.end, read.begin)}, side, others, next + 1, visit);
+  unread({std::max(tokens.begin, read.end), tokens.end}, side, others, next + 1, visit);
+}
+
+template <typename Visit>
+void Assignment::fetched(int server, const Piece& piece, const Others& others,
+                         const Visit& visit) const {
+  if (homes_[piece.home].worker != server) {
+    unread(piece.q, &Piece::q, others, 0,
+           [&](const Range& rows) { visit(homes_[piece.home].worker, rows.size(), true); });
+  }
+  unread(piece.kv, &Piece::kv, others, 0, [&](const Range& keys) {
+    for (size_t i = first_home_[piece.document]; i < first_home_[piece.document + 1]; ++i) {
+      if (homes_[i].tokens.begin >= keys.end) break;
+      const Range part = intersect(homes_[i].tokens, keys);
+      if (homes_[i].worker != server && !part.empty()) visit(homes_[i].worker, part.size(), false);
+    }
+  });
+}
+
+Toll Assignment::toll(int server, const Piece& piece, const Others& others) const {
+  Toll result;
+  const MemoryPrice& memory = cluster_.memory;
+  std::vector<std::pair<int, int64_t>> sends;  // by home; filled only where a cap asks for it
+  fetched(server, piece, others, [&](int home, int64_t tokens, bool rows) {
+    const bool inside = cluster_.node(home) == cluster_.node(server);
+    const int64_t there = tokens * (rows ? q_bytes_ : kv_bytes_);
+    const int64_t back = rows ? tokens * o_bytes_ : 0;
+    result.price += (there + back) * (inside ? price_inside_ : price_between_);
+    result.received += there;
+    result.kept += tokens * (rows ? memory.kept_query_bytes : memory.kept_key_bytes);
+    if (cluster_.max_send_bytes == 0) return;
+    auto sent = std::find_if(sends.begin(), sends.end(),
+                             [home](const auto& entry) { return entry.first == home; });
+    if (sent == sends.end()) sent = sends.insert(sent, {home, send_[home]});
+    sent->second += there;
+    if (sent->second > cluster_.max_send_bytes) result.blocked = true;
+  });
+  return result;
+}
+
+Toll Assignment::to_add(int server, const Piece& piece) const {
+  return toll(server, piece, {pieces(server, piece.document), nullptr, {}});
+}
+
+Toll Assignment::to_shrink(int server, size_t index, std::span<const Piece> rest) const {
+  const Piece& piece = pieces_[server][index];
+  return toll(server, piece, {pieces(server, piece.document), &piece, rest});
+}
+
+void Assignment::book(int server, const Piece& piece, const Others& others, int64_t sign) {
+  const MemoryPrice& memory = cluster_.memory;
+  fetched(server, piece, others, [&](int home, int64_t tokens, bool rows) {
+    const int64_t there = tokens * (rows ? q_bytes_ : kv_bytes_);
+    const int64_t back = rows ? tokens * o_bytes_ : 0;
+    const bool inside = cluster_.node(home) == cluster_.node(server);
+    price_ += sign * (there + back) * (inside ? price_inside_ : price_between_);
+    send_[home] += sign * there;
+    receive_[server] += sign * there;
+    memory_[server] += sign * tokens * (rows ? memory.kept_query_bytes : memory.kept_key_bytes);
+  });
+}
+
+void Assignment::begin_trial() {
+  in_trial_ = true;
+  touched_.clear();
+  pieces_before_.clear();
+  before_ = {load_, send_, receive_, memory_, price_};
+}
+
+void Assignment::touch(int server) {
+  if (!in_trial_ || std::find(touched_.begin(), touched_.end(), server) != touched_.end()) return;
+  touched_.push_back(server);
+  pieces_before_.push_back(pieces_[server]);
+}
+
+void Assignment::undo_trial() {
+  for (size_t i = 0; i < touched_.size(); ++i) pieces_[touched_[i]] = std::move(pieces_before_[i]);
+  load_ = std::move(before_.load);
+  send_ = std::move(before_.send);
+  receive_ = std::move(before_.receive);
+  memory_ = std::move(before_.memory);
+  price_ = before_.price;
+  in_trial_ = false;
+}
+
+void Assignment::add(int server, const Piece& piece) {
+  touch(server);
+  book(server, piece, {pieces(server, piece.document), nullptr, {}}, 1);
+  insert(server, piece);
+}
+
+void Assignment::shrink(int server, size_t index, std::span<const Piece> rest) {
+  touch(server);
+  auto& pieces_here = pieces_[server];
+  const Piece piece = pieces_here[index];
+  book(server, piece, {pieces(server, piece.document), &pieces_here[index], rest}, -1);
+  load_[server] -= piece.load;
+  pieces_here.erase(pieces_here.begin() + static_cast<std::ptrdiff_t>(index));
+  for (const Piece& part : rest) insert(server, part);
+}
+
+/// Can one task compute both?
+bool Assignment::one_task(const Piece& lower, const Piece& upper) const {
+  if (lower.home != upper.home || lower.q.end != upper.q.begin) return false;
+  return lower.kv == upper.kv || (lower.kv == visible_keys(lower.q, window_left_) &&
+                                  upper.kv == visible_keys(upper.q, window_left_));
+}
+
+void Assignment::insert(int server, const Piece& piece) {
+  auto& all = pieces_[server];
+  Piece merged = piece;
+  for (bool found = true; found;) {
+    found = false;
+    const auto run = pieces(server, piece.document);
+    for (size_t i = run.data() - all.data(); i < run.data() - all.data() + run.size(); ++i) {
+      const Piece other = all[i];
+      const bool below = one_task(other, merged);
+      if (!below && !one_task(merged, other)) continue;
+      const Range q{std::min(other.q.begin, merged.q.begin), std::max(other.q.end, merged.q.end)};
+      merged = other.kv == merged.kv ? with_keys(other.document, q, other.kv, other.home)
+                                     : whole_context(other.document, q, other.home);
+      load_[server] -= other.load;
+      all.erase(all.begin() + static_cast<std::ptrdiff_t>(i));
+      found = true;
+      break;
+    }
+  }
+  load_[server] += merged.load;
+  const auto at = std::partition_point(
+      all.begin(), all.end(), [&](const Piece& other) { return order(other) < order(merged); });
+  all.insert(at, merged);
+}
+
+std::vector<Task> Assignment::tasks() const {
+  std::vector<Task> tasks;
+  for (int server = 0; server < num_servers(); ++server) {
+    for (const Piece& piece : pieces_[server]) {
+      tasks.push_back({.document = piece.document, .q = piece.q, .kv = piece.kv, .server = server});
+    }
+  }
+  return tasks;
+}
+
+}  // namespace distca

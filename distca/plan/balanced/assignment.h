@@ -1,0 +1,150 @@
+#pragma once
+// Who computes what while a scheduler searches, with exact loads and bytes kept up to date move by
+// move. One search uses one object: not for several threads at once.
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "distca/batch/layout.h"
+#include "distca/cost/task_price.h"
+#include "distca/plan/plan.h"
+
+namespace distca {
+
+/// Rows of one segment that one server computes.
+struct Piece {
+  int64_t document = 0;
+  Range q;           // positions in the document
+  Range kv;          // positions in the document
+  int32_t home = 0;  // index in Assignment::homes() of the segment that holds q
+  int64_t load = 0;  // TaskPrice of (q, kv)
+  bool operator==(const Piece&) const = default;
+};
+
+/// A segment of the layout and who holds it.
+struct HomeSegment {
+  int64_t document = 0;
+  Range tokens;
+  int worker = 0;
+};
+
+/// Picoseconds a byte; at least 1, so that no byte is free.
+int64_t byte_price(const Link& link);
+
+/// What is left of a piece without a part of it.
+struct Rest {
+  Rest() {}  // leaves the pieces uncleared: clearing them takes as long as finding them
+  union {
+    Piece pieces[4];  // the first `size`: rows below, rows above, keys before, keys after
+  };
+  size_t size = 0;
+  std::span<const Piece> span() const { return {pieces, size}; }
+};
+
+/// What a server fetches, or no longer fetches.
+struct Toll {
+  int64_t price = 0;     // bytes of Q, K, V and O, each times the price of its link (ps per byte)
+  int64_t received = 0;  // bytes of Q, K and V
+  int64_t kept = 0;      // bytes of memory until backward
+  bool blocked = false;  // a rank that would have to send it has no send bytes left
+};
+
+/// Counts: Q and O of every row computed away from home, K and V of every key once per server that
+/// reads it and does not hold it, both as plan/accounting.h does. Ignores: LSE, latency, backward.
+/// Time of a query or a change: the pieces of one (server, document) plus the document's segments.
+class Assignment {
+ public:
+  /// Every segment is a piece of its worker, with all its keys. Borrows both.
+  Assignment(const PlanRequest& request, const Layout& layout);
+
+  int num_servers() const { return static_cast<int>(pieces_.size()); }
+  const std::vector<HomeSegment>& homes() const { return homes_; }  // by document, position
+  /// Sorted by document, q.begin, kv.begin. Neighbours that one task can compute are one piece.
+  const std::vector<Piece>& pieces(int server) const { return pieces_[server]; }
+  /// Of one document.
+  std::span<const Piece> pieces(int server, int64_t document) const;
+
+  const TaskPrice& task_price() const { return task_price_; }
+  int64_t load(int server) const { return load_[server]; }
+  int64_t total_load() const;
+  int64_t send_bytes(int rank) const { return send_[rank]; }        // Q, K, V
+  int64_t receive_bytes(int rank) const { return receive_[rank]; }  // Q, K, V
+  int64_t memory_bytes(int rank) const { return memory_[rank]; }
+  int64_t price() const { return price_; }  // of all bytes, as Toll::price
+
+  /// A piece of all keys that its rows may see.
+  Piece whole_context(int64_t document, const Range& q, int32_t home) const;
+  Piece with_keys(int64_t document, const Range& q, const Range& kv, int32_t home) const;
+  int64_t load_of(const Range& q) const;  // with all keys its rows may see
+  /// Of a piece without the keys `kv` of its rows `q`: what has any pairs.
+  Rest without(const Piece& piece, const Range& q, const Range& kv) const;
+
+  /// What the server would have to fetch for one more piece.
+  Toll to_add(int server, const Piece& piece) const;
+  /// What the server would no longer fetch were pieces(server)[index] replaced by `rest`, parts of
+  /// it.
+  Toll to_shrink(int server, size_t index, std::span<const Piece> rest) const;
+
+  /// Do the caps on received bytes and on memory let a server have so much more?
+  bool within_caps(int server, int64_t received, int64_t kept) const {
+    const int64_t most_received = cluster_.max_receive_bytes, most_kept = cluster_.max_memory_bytes;
+    return (most_received == 0 || receive_[server] + received <= most_received) &&
+           (most_kept == 0 || memory_[server] + kept <= most_kept);
+  }
+
+  void add(int server, const Piece& piece);
+  void shrink(int server, size_t index, std::span<const Piece> rest);
+
+  /// From here on changes can be taken back, until keep_trial().
+  void begin_trial();
+  void keep_trial() { in_trial_ = false; }
+  void undo_trial();
+  /// Servers whose pieces the trial changed.
+  const std::vector<int>& touched() const { return touched_; }
+
+  /// Highest end of the keys that the server reads of a document; 0: none.
+  int64_t keys_end(int server, int64_t document) const;
+  std::vector<Task> tasks() const;
+
+ private:
+  struct Others {  // pieces whose rows and keys a server reads anyway
+    std::span<const Piece> run;
+    const Piece* skip;
+    std::span<const Piece> rest;
+  };
+  template <typename Visit>
+  void unread(const Range& tokens, Range Piece::*side, const Others& others, size_t next,
+              const Visit& visit) const;
+  /// visit(home worker, tokens, rows or keys): all that `server` fetches for the piece alone.
+  template <typename Visit>
+  void fetched(int server, const Piece& piece, const Others& others, const Visit& visit) const;
+  Toll toll(int server, const Piece& piece, const Others& others) const;
+  void book(int server, const Piece& piece, const Others& others, int64_t sign);
+  void touch(int server);
+  void insert(int server, const Piece& piece);
+  bool one_task(const Piece& lower, const Piece& upper) const;
+
+  const Cluster& cluster_;
+  const int64_t window_left_;
+  const int64_t q_bytes_, o_bytes_, kv_bytes_;
+  const TaskPrice task_price_;
+  const int64_t price_inside_, price_between_;
+  std::vector<HomeSegment> homes_;
+  std::vector<size_t> first_home_;          // [documents + 1]
+  std::vector<std::vector<Piece>> pieces_;  // [server]
+  std::vector<int64_t> load_;               // [server]
+  std::vector<int64_t> send_, receive_, memory_;
+  int64_t price_ = 0;
+
+  struct Totals {
+    std::vector<int64_t> load, send, receive, memory;
+    int64_t price = 0;
+  };
+  bool in_trial_ = false;
+  std::vector<int> touched_;
+  std::vector<std::vector<Piece>> pieces_before_;  // of touched_
+  Totals before_;
+};
+
+}  // namespace distca

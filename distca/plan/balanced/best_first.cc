@@ -1,0 +1,109 @@
+#include "distca/plan/balanced/best_first.h"
+
+#include <algorithm>
+
+#include "distca/plan/load_bound.h"
+
+namespace distca {
+namespace {
+
+bool contains(const std::vector<int>& servers, int server) {
+  return std::find(servers.begin(), servers.end(), server) != servers.end();
+}
+
+}  // namespace
+
+BestFirst::BestFirst(const PlanRequest& request, Assignment& state)
+    : cluster_(request.cluster),
+      state_(state),
+      bound_(load_bounds(request, state.total_load())),
+      know_(request.nano_batch.documents.size()) {
+  for (const HomeSegment& home : state_.homes()) note_knowing(home.document, home.worker);
+  for (int server = 0; server < state_.num_servers(); ++server) {
+    for (const Piece& piece : state_.pieces(server)) note_knowing(piece.document, server);
+  }
+}
+
+void BestFirst::note_knowing(int64_t document, int server) {
+  if (!contains(know_[document], server)) know_[document].push_back(server);
+}
+
+void BestFirst::give_best_first() {
+  std::vector<Donor> donors;
+  for (int server = 0; server < state_.num_servers(); ++server) {
+    if (excess(server) > 0) donors.push_back({server, false, best_move(server)});
+  }
+  for (;;) {
+    Donor* next = nullptr;
+    for (Donor& donor : donors) {
+      if (donor.best && (!next || better(*donor.best, *next->best))) next = &donor;
+    }
+    if (!next) break;
+    if (next->stale) {
+      *next = {next->server, false, best_move(next->server)};
+      continue;
+    }
+    const Move move = *next->best;
+    apply(move);
+    std::erase_if(donors, [this](const Donor& donor) { return excess(donor.server) <= 0; });
+    look_again(donors, move, move.part.document);
+  }
+}
+
+void BestFirst::hand_over(int from, size_t index, const Piece& part, int to) {
+  const Rest rest = state_.without(state_.pieces(from)[index], part.q, part.kv);
+  state_.shrink(from, index, rest.span());
+  state_.add(to, part);
+  for (const int server : {from, to}) note_load(server);
+  note_knowing(part.document, to);
+}
+
+const std::vector<int>& BestFirst::likely_receivers(int donor, const Piece& piece,
+                                                    size_t strangers) {
+  receivers_.clear();
+  const std::vector<int>& order = by_room();
+  const auto add = [&](int server) {
+    if (server != donor && may_take(server, donor) && !contains(receivers_, server)) {
+      receivers_.push_back(server);
+    }
+  };
+  for (const int64_t load : {excess(donor), piece.load}) {
+    const auto less = std::partition_point(order.begin(), order.end(),
+                                           [&](int server) { return room(server) >= load; });
+    if (less != order.begin()) add(less[-1]);
+  }
+  for (size_t i = 0; i < std::min(strangers, order.size()); ++i) add(order[i]);
+  // Of many the last ones: they took something, so they read keys.
+  const auto& know = know_[piece.document];
+  const size_t enough = receivers_.size() + kKnowing;
+  for (size_t i = know.size(); i > 0 && receivers_.size() < enough; --i) add(know[i - 1]);
+  return receivers_;
+}
+
+double BestFirst::ratio(int server, int64_t load) const {
+  const auto units = static_cast<double>(load);
+  const int64_t capacity = cluster_.capacity[server];
+  return capacity > 0 ? units / static_cast<double>(capacity) : units * 1e12;
+}
+
+int BestFirst::fullest() const {
+  int fullest = -1;
+  for (int server = 0; server < state_.num_servers(); ++server) {
+    if (excess(server) > 0 && (fullest < 0 || ratio(server) > ratio(fullest))) fullest = server;
+  }
+  return fullest;
+}
+
+int BestFirst::lightest_with(int64_t more, int donor) const {
+  int lightest = -1;
+  for (int server = 0; server < state_.num_servers(); ++server) {
+    if (server == donor || cluster_.capacity[server] == 0) continue;
+    if (lightest < 0 ||
+        ratio(server, state_.load(server) + more) < ratio(lightest, state_.load(lightest) + more)) {
+      lightest = server;
+    }
+  }
+  return lightest;
+}
+
+}  // namespace distca

@@ -1,0 +1,168 @@
+#include "distca/plan/balanced/improve.h"
+
+#include <algorithm>
+
+#include "distca/plan/balanced/caps.h"
+
+namespace distca {
+namespace {
+
+constexpr int kOrders = 4;  // of moves: how much large ones count for more (Mover::balance)
+constexpr int kTrials = 256;
+constexpr int kTries = 2;   // of one receiver without a change
+constexpr int kCrumbs = 4;  // who took less load than so many crumbs is left alone
+
+class Improve {
+ public:
+  Improve(Mover& mover, const Cluster& cluster)
+      : mover_(mover), cluster_(cluster), tried_(mover.state().num_servers(), 0) {}
+
+  bool round(int number) {
+    const int worst = most_expensive();
+    if (worst < 0 || tried_[worst] >= kTries) return false;
+    ++tried_[worst];
+    std::vector<int> targets{worst};
+    const int partner = number % 2 == 1 ? partner_of(worst, number) : -1;
+    if (partner >= 0) targets.push_back(partner);
+    const int64_t price = mover_.price();
+    const int64_t excess = total_excess();
+    const int64_t over = overrun(state(), cluster_);
+    mover_.begin_trial();
+    for (const int server : targets) send_home(server);
+    mover_.balance(number % kOrders);
+    if (mover_.price() < price && total_excess() <= excess && overrun(state(), cluster_) <= over) {
+      mover_.keep_trial();
+      for (const int server : mover_.state().touched()) tried_[server] = 0;
+    } else {
+      mover_.undo_trial();
+    }
+    return true;
+  }
+
+  const Assignment& state() const { return mover_.state(); }
+  int home_of(const Piece& piece) const { return state().homes()[piece.home].worker; }
+
+  /// Where caps leave a server above its bound: a server that knows its document takes some of its
+  /// rows, however full, and gives away others.
+  bool unstick() {
+    int donor = -1;
+    for (int server = 0; server < state().num_servers(); ++server) {
+      if (mover_.excess(server) > 0 &&
+          (donor < 0 || mover_.excess(server) > mover_.excess(donor))) {
+        donor = server;
+      }
+    }
+    if (donor < 0) return false;
+    for (size_t index = state().pieces(donor).size(); index-- > 0;) {
+      const Piece piece = state().pieces(donor)[index];
+      const std::vector<int> knowing = mover_.knowing(piece.document);
+      for (const Range& q : mover_.rows_of_excess(donor, piece)) {
+        for (const int to : knowing) {
+          if (trials_ == 0) return false;
+          if (to != donor && passes_on(donor, index, q, to)) return true;
+        }
+      }
+    }
+    return false;
+  }
+
+ private:
+  bool passes_on(int from, size_t index, const Range& q, int to) {
+    const int64_t excess = total_excess();
+    const int64_t over = overrun(state(), cluster_);
+    mover_.begin_trial();
+    mover_.give(from, index, q, to);
+    mover_.balance();
+    --trials_;
+    const bool better =
+        total_excess() <= excess - mover_.crumb() && overrun(state(), cluster_) <= over;
+    if (better) {
+      mover_.keep_trial();
+    } else {
+      mover_.undo_trial();
+    }
+    return better;
+  }
+
+  int64_t total_excess() const {
+    int64_t total = 0;
+    for (int server = 0; server < state().num_servers(); ++server) {
+      total += std::max<int64_t>(0, mover_.excess(server));
+    }
+    return total;
+  }
+
+  /// Bytes that a server receives per load that it took; 0: it took next to none.
+  double rate(int server) const {
+    int64_t load = 0;
+    for (const Piece& piece : state().pieces(server)) {
+      if (home_of(piece) != server) load += piece.load;
+    }
+    return load < kCrumbs * mover_.crumb()
+               ? 0
+               : static_cast<double>(state().receive_bytes(server)) / static_cast<double>(load);
+  }
+
+  /// The one that has been tried least, of those the most expensive; -1: no receiver.
+  int most_expensive() const {
+    int worst = -1;
+    double highest = 0;
+    for (int server = 0; server < state().num_servers(); ++server) {
+      const double here = rate(server);
+      if (here == 0) continue;
+      if (worst < 0 || tried_[server] < tried_[worst] ||
+          (tried_[server] == tried_[worst] && here > highest)) {
+        worst = server;
+        highest = here;
+      }
+    }
+    return worst;
+  }
+
+  /// Another server that took rows of the same documents; in turn with `number`.
+  int partner_of(int receiver, int number) const {
+    std::vector<int> partners;
+    for (const Piece& piece : state().pieces(receiver)) {
+      if (home_of(piece) == receiver) continue;
+      for (const int server : mover_.knowing(piece.document)) {
+        if (server != receiver && rate(server) > 0) partners.push_back(server);
+      }
+    }
+    std::sort(partners.begin(), partners.end());
+    partners.erase(std::unique(partners.begin(), partners.end()), partners.end());
+    if (partners.empty()) return -1;
+    return partners[static_cast<size_t>(number * 7 + tried_[receiver]) % partners.size()];
+  }
+
+  void send_home(int server) {
+    for (size_t index = 0; index < state().pieces(server).size();) {
+      const Piece& piece = state().pieces(server)[index];
+      if (home_of(piece) == server) {
+        ++index;
+      } else {
+        mover_.give(server, index, piece.q, home_of(piece));
+      }
+    }
+  }
+
+  Mover& mover_;
+  const Cluster& cluster_;
+  std::vector<int> tried_;  // [server] rounds since its last change
+  int trials_ = kTrials;    // left to unstick()
+};
+
+}  // namespace
+
+void unstick(Mover& mover, const Cluster& cluster) {
+  Improve search(mover, cluster);
+  while (search.unstick()) {
+  }
+}
+
+void improve(Mover& mover, const Cluster& cluster, int rounds) {
+  Improve search(mover, cluster);
+  for (int round = 0; round < rounds && search.round(round); ++round) {
+  }
+}
+
+}  // namespace distca

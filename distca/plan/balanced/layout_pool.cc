@@ -1,0 +1,70 @@
+#include "distca/plan/balanced/layout_pool.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+namespace distca {
+
+RestPool::RestPool(std::vector<Rest> documents)
+    : whole_(std::move(documents)), after_(whole_.size() + 1), before_(whole_.size() + 1) {
+  std::iota(after_.begin(), after_.end(), 0);
+  std::iota(before_.begin(), before_.end(), 0);
+}
+
+size_t RestPool::follow(std::vector<size_t>& links, size_t index) {
+  while (links[index] != index) {
+    links[index] = links[links[index]];
+    index = links[index];
+  }
+  return index;
+}
+
+RestPool::Spot RestPool::above(int64_t length) const {
+  const Rest document{0, {0, length}};
+  const auto before = [&](const std::vector<Rest>& rests) {
+    return static_cast<size_t>(std::lower_bound(rests.begin(), rests.end(), document, Lighter()) -
+                               rests.begin());
+  };
+  return {before(whole_), before(parts_)};
+}
+
+std::optional<RestPool::Item> RestPool::next(Spot& spot) {
+  spot.whole = follow(after_, spot.whole);
+  const bool any_whole = spot.whole < whole_.size();
+  const bool any_part = spot.part < parts_.size();
+  if (!any_whole && !any_part) return std::nullopt;
+  if (!any_part || (any_whole && Lighter()(whole_[spot.whole], parts_[spot.part]))) {
+    const size_t index = spot.whole++;
+    return Item{whole_[index], index, true};
+  }
+  const size_t index = spot.part++;
+  return Item{parts_[index], index, false};
+}
+
+std::optional<RestPool::Item> RestPool::previous(Spot& spot) {
+  spot.whole = last_whole(spot.whole);
+  if (spot.whole == 0 && spot.part == 0) return std::nullopt;
+  if (spot.part == 0 ||
+      (spot.whole > 0 && Lighter()(parts_[spot.part - 1], whole_[spot.whole - 1]))) {
+    const size_t index = --spot.whole;
+    return Item{whole_[index], index, true};
+  }
+  const size_t index = --spot.part;
+  return Item{parts_[index], index, false};
+}
+
+void RestPool::insert(const Rest& part) {
+  parts_.insert(std::lower_bound(parts_.begin(), parts_.end(), part, Lighter()), part);
+}
+
+void RestPool::take(const Item& item) {
+  if (item.whole) {
+    after_[item.index] = item.index + 1;
+    before_[item.index + 1] = item.index;
+  } else {
+    parts_.erase(parts_.begin() + static_cast<std::ptrdiff_t>(item.index));
+  }
+}
+
+}  // namespace distca

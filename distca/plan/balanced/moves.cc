@@ -1,0 +1,207 @@
+#include "distca/plan/balanced/moves.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "distca/plan/balanced/caps.h"
+
+namespace distca {
+namespace {
+
+std::vector<int64_t> rooms(const Assignment& state, const std::vector<int64_t>& bound) {
+  std::vector<int64_t> result;
+  for (int server = 0; server < state.num_servers(); ++server) {
+    result.push_back(bound[server] - state.load(server));
+  }
+  return result;
+}
+
+/// Keys of the longest document: what it takes to serve any one shard.
+int64_t fair_receive(const PlanRequest& request) {
+  int64_t longest = 0;
+  for (const Document& document : request.nano_batch.documents) {
+    longest = std::max(longest, document.length);
+  }
+  return longest * request.shape.kv_token_bytes();
+}
+
+}  // namespace
+
+ByRoom::ByRoom(std::vector<int64_t> room) : room_(std::move(room)), order_(room_.size()) {
+  std::iota(order_.begin(), order_.end(), 0);
+  std::sort(order_.begin(), order_.end(), [this](int a, int b) { return before(a, b); });
+}
+
+std::vector<int>::iterator ByRoom::place(int server) {
+  return std::lower_bound(order_.begin(), order_.end(), server,
+                          [this](int a, int b) { return before(a, b); });
+}
+
+void ByRoom::set(int server, int64_t room) {
+  order_.erase(place(server));
+  room_[server] = room;
+  order_.insert(place(server), server);
+}
+
+Mover::Mover(const PlanRequest& request, Assignment& state)
+    : BestFirst(request, state),
+      rows_(request.shape, state.task_price()),
+      fair_receive_(fair_receive(request)),
+      least_row_price_(std::min(byte_price(cluster_.inside), byte_price(cluster_.between)) *
+                       (request.shape.q_token_bytes() + request.shape.o_token_bytes())),
+      crumb_(state.total_load() / state.num_servers() / 100),
+      by_room_(rooms(state, bound_)) {}
+
+double Mover::score(double price, int64_t useful) const {
+  const auto load = static_cast<double>(useful);
+  double eighth = 1;  // load^(larger_first / 8)
+  const double root = larger_first_ > 0 ? std::sqrt(std::sqrt(std::sqrt(load))) : 1;
+  for (int i = 0; i < larger_first_; ++i) eighth *= root;
+  return price / (load * eighth);
+}
+
+std::optional<Move> Mover::priced(int receiver, int donor, size_t index, const Range& q) const {
+  const Piece& from = state_.pieces(donor)[index];
+  const Piece part = state_.whole_context(from.document, q, from.home);
+  const Toll there = state_.to_add(receiver, part);
+  if (there.blocked || !state_.within_caps(receiver, there.received, there.kept)) {
+    return std::nullopt;
+  }
+  const Rest rest = state_.without(from, part.q, part.kv);
+  Move move{.donor = donor, .index = index, .part = part, .receiver = receiver};
+  move.useful = std::min(part.load, excess(donor));
+  move.price = there.price - state_.to_shrink(donor, index, rest.span()).price;
+  // Bytes beyond the fair limit count twice: several receivers rather than one.
+  const int64_t received = state_.receive_bytes(receiver) + there.received;
+  const int64_t beyond = std::min(received - fair_receive_, there.received);
+  auto price = static_cast<double>(move.price);
+  if (beyond > 0) {
+    price += static_cast<double>(there.price) * static_cast<double>(beyond) /
+             static_cast<double>(there.received);
+  }
+  move.score = score(price, move.useful);
+  return move;
+}
+
+void Mover::consider(int receiver, int donor, size_t index, std::optional<Move>& best) const {
+  const Piece& piece = state_.pieces(donor)[index];
+  const int64_t most = room(receiver);
+  const int64_t wanted = std::min(excess(donor), most);
+  const auto offer = [&](const std::optional<Range>& q) {
+    if (!q) return;
+    const auto move = priced(receiver, donor, index, *q);
+    if (move && (!best || move->score < best->score)) best = move;
+  };
+  if (piece.load <= most) offer(piece.q);
+  if (piece.load <= wanted) return;
+  offer(rows_.ending_at(piece.q.end, piece.q, wanted, most));
+  offer(rows_.from_begin(piece.q, wanted, most));
+  offer(rows_.ending_at(rows_.cheapest_end(piece.q, piece.load, wanted), piece.q, wanted, most));
+  const int64_t held = round_down(state_.keys_end(receiver, piece.document), kBlockTokens);
+  if (held > piece.q.begin && held < piece.q.end) {
+    offer(rows_.ending_at(held, piece.q, wanted, most));
+  }
+}
+
+std::vector<Range> Mover::rows_of_excess(int donor, const Piece& piece) const {
+  if (piece.load <= excess(donor)) return {piece.q};
+  std::vector<Range> result;
+  for (const auto& rows : {rows_.ending_at(piece.q.end, piece.q, excess(donor), piece.load),
+                           rows_.from_begin(piece.q, excess(donor), piece.load)}) {
+    if (rows) result.push_back(*rows);
+  }
+  return result;
+}
+
+/// No shard of the piece can have a lower score: a document's head that the donor holds, so that
+/// every row has to travel and no key is saved. 0 where that is not so simple.
+double Mover::least_score(int donor, const Piece& piece) const {
+  if (!state_.task_price().in_pairs() || piece.q.begin > 0) return 0;
+  if (state_.homes()[piece.home].worker != donor) return 0;
+  const int64_t load = std::min(piece.load, excess(donor));
+  const double rows = static_cast<double>(load) / static_cast<double>(piece.q.end);
+  return score(rows * static_cast<double>(least_row_price_), load);
+}
+
+std::optional<Move> Mover::best_move(int donor) {
+  std::optional<Move> best;
+  for (size_t index = 0; index < state_.pieces(donor).size(); ++index) {
+    if (best && least_score(donor, state_.pieces(donor)[index]) >= best->score) continue;
+    for (const int receiver : likely_receivers(donor, state_.pieces(donor)[index], kStrangers)) {
+      consider(receiver, donor, index, best);
+    }
+  }
+  if (best || !has_caps(cluster_)) return best;
+  for (const int receiver : by_room()) {  // caps forbid the likely ones
+    if (room(receiver) <= 0) break;
+    for (size_t index = 0; index < state_.pieces(donor).size(); ++index) {
+      consider(receiver, donor, index, best);
+    }
+  }
+  return best;
+}
+
+void Mover::give(int from, size_t index, const Range& q, int to) {
+  const Piece& piece = state_.pieces(from)[index];
+  hand_over(from, index, state_.whole_context(piece.document, q, piece.home), to);
+}
+
+void Mover::undo_trial() {
+  state_.undo_trial();
+  for (const int server : state_.touched()) note_load(server);
+}
+
+void Mover::balance(int larger_first) {
+  larger_first_ = larger_first;
+  give_best_first();
+}
+
+void Mover::look_again(std::vector<Donor>& donors, const Move& made, int64_t document) {
+  size_t looked_at = 0;
+  for (Donor& donor : donors) {
+    const bool shares = !state_.pieces(donor.server, document).empty();
+    if (donor.server == made.donor || (shares && ++looked_at <= kSharing)) {
+      donor = {donor.server, false, best_move(donor.server)};
+    } else if (shares || (donor.best && donor.best->receiver == made.receiver)) {
+      donor.stale = true;
+    }
+  }
+}
+
+bool Mover::shed_one_block() {
+  const int donor = fullest();
+  if (donor < 0) return false;
+
+  std::optional<Move> best;
+  double lowest = ratio(donor);
+  for (size_t index = 0; index < state_.pieces(donor).size(); ++index) {
+    const Range q = state_.pieces(donor)[index].q;
+    for (const Range& block : {Range{q.begin, std::min(q.begin + kBlockTokens, q.end)},
+                               Range{round_down(q.end - 1, kBlockTokens), q.end}}) {
+      const int receiver = lightest_with(state_.load_of(block), donor);
+      if (receiver < 0) return false;
+      const auto move = priced(receiver, donor, index, block);
+      if (!move) continue;
+      const double after = std::max(ratio(donor, state_.load(donor) - move->part.load),
+                                    ratio(receiver, state_.load(receiver) + move->part.load));
+      if (after < lowest || (best && after == lowest && move->price < best->price)) {
+        best = move;
+        lowest = after;
+      }
+    }
+  }
+  if (best) apply(*best);
+  return best.has_value();
+}
+
+int64_t Mover::price() const {
+  int64_t price = state_.price();
+  for (int server = 0; server < state_.num_servers(); ++server) {
+    const int64_t beyond = state_.receive_bytes(server) - fair_receive_;
+    if (beyond > 0) price += beyond * byte_price(cluster_.between);
+  }
+  return price;
+}
+
+}  // namespace distca

@@ -1,0 +1,262 @@
+#include "distca/plan/baselines/greedy.h"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <tuple>
+
+#include "distca/plan/load_bound.h"
+#include "distca/plan/shard_shape.h"
+
+namespace distca {
+namespace {
+
+/// Pairs of the queries [begin, end) with all keys up to themselves.
+int64_t row_pairs(const Range& rows) {
+  return (rows.end * (rows.end + 1) - rows.begin * (rows.begin + 1)) / 2;
+}
+
+/// Queries of one segment that one server computes, with all their keys.
+struct Item {
+  int64_t document;
+  Range q;
+  int home;
+  int64_t segment_end;  // names the segment within its document: items of two segments never merge
+};
+
+struct Candidate {
+  int donor;
+  size_t item;  // in items_[donor]
+  Range q;
+  int64_t pairs;
+  int64_t bytes;
+};
+
+/// More pairs per byte? Bytes can be 0 (a server taking back its own rows, keys still there).
+bool better(const Candidate& a, const Candidate& b) {
+  return static_cast<double>(a.pairs) * static_cast<double>(b.bytes) >
+         static_cast<double>(b.pairs) * static_cast<double>(a.bytes);
+}
+
+class Greedy {
+ public:
+  Greedy(const PlanRequest& request, const Layout& layout);
+  std::vector<Task> run();
+
+ private:
+  void fill(int receiver);
+  bool shed_one_block();
+  std::optional<Candidate> cheapest_piece(int donor, size_t item, int receiver) const;
+  std::optional<Candidate> piece_ending_at(int64_t end, int donor, size_t item, int receiver) const;
+  Candidate priced(int donor, size_t item, const Range& q, int receiver) const;
+  void move(const Candidate& candidate, int receiver);
+  void note_keys(const std::vector<Item>& items);
+  void forget_keys(const std::vector<Item>& items);
+
+  int64_t excess(int server) const { return load_[server] - bound_[server]; }
+  int64_t room(int server) const { return -excess(server); }
+  /// Load per capacity; a server of capacity 0 should end with none, so its pairs weigh a million.
+  double ratio(int server, int64_t load) const {
+    const auto pairs = static_cast<double>(load);
+    return capacity_[server] > 0 ? pairs / static_cast<double>(capacity_[server]) : pairs * 1e6;
+  }
+
+  const std::vector<int64_t>& capacity_;
+  const int64_t moved_token_bytes_;  // Q there, O back
+  const int64_t key_token_bytes_;
+  std::vector<std::vector<Item>> items_;  // [server]
+  std::vector<int64_t> load_;             // [server] pairs
+  std::vector<int64_t> bound_;            // [server] pairs
+  std::vector<int> donors_;               // servers above their bound
+  std::vector<int64_t> keys_held_;        // [document] keys [0, x) are read by the receiver at hand
+};
+
+Greedy::Greedy(const PlanRequest& request, const Layout& layout)
+    : capacity_(request.cluster.capacity),
+      moved_token_bytes_(request.shape.q_token_bytes() + request.shape.o_token_bytes()),
+      key_token_bytes_(request.shape.kv_token_bytes()),
+      items_(capacity_.size()),
+      load_(capacity_.size(), 0),
+      keys_held_(request.nano_batch.documents.size(), 0) {
+  int64_t total = 0;
+  for (int worker = 0; worker < layout.num_workers(); ++worker) {
+    for (const Segment& segment : layout.workers[worker]) {
+      items_[worker].push_back({segment.document, segment.tokens, worker, segment.tokens.end});
+      load_[worker] += row_pairs(segment.tokens);
+    }
+    total += load_[worker];
+  }
+  bound_ = load_bounds(request, total);
+  for (size_t server = 0; server < capacity_.size(); ++server) {
+    if (load_[server] > bound_[server]) donors_.push_back(static_cast<int>(server));
+  }
+}
+
+Candidate Greedy::priced(int donor, size_t item, const Range& q, int receiver) const {
+  const Item& from = items_[donor][item];
+  const int64_t new_keys = std::max<int64_t>(0, q.end - keys_held_[from.document]);
+  const int64_t moved = from.home == receiver ? 0 : q.size() * moved_token_bytes_;
+  return {donor, item, q, row_pairs(q), moved + new_keys * key_token_bytes_};
+}
+
+/// The rows below `end` of about as many pairs as the donor should give and the receiver can take.
+std::optional<Candidate> Greedy::piece_ending_at(int64_t end, int donor, size_t item,
+                                                 int receiver) const {
+  const Range& q = items_[donor][item].q;
+  const int64_t wanted = std::min(excess(donor), room(receiver));
+  const double middle = static_cast<double>(end) + 0.5;
+  const double root = std::sqrt(std::max(0.0, middle * middle - 2.0 * static_cast<double>(wanted)));
+  const auto exact = static_cast<int64_t>(root - 0.5);
+  // The larger piece first: it ends the donor's excess in one move instead of leaving a crumb.
+  Range piece{std::max(q.begin, round_down(exact, kBlockTokens)), end};
+  if (row_pairs(piece) > room(receiver)) piece.begin += kBlockTokens;
+  if (piece.empty() || row_pairs(piece) > room(receiver)) return std::nullopt;
+  return priced(donor, item, piece, receiver);
+}
+
+std::optional<Candidate> Greedy::cheapest_piece(int donor, size_t item, int receiver) const {
+  const Item& from = items_[donor][item];
+  const Range& q = from.q;
+  const int64_t pairs = row_pairs(q);
+  const int64_t wanted = std::min(excess(donor), room(receiver));
+  if (pairs <= wanted) return priced(donor, item, q, receiver);
+
+  const ShardShape shape = cheapest_shard(static_cast<double>(q.size()), static_cast<double>(q.end),
+                                          static_cast<double>(wanted) / static_cast<double>(pairs),
+                                          static_cast<double>(moved_token_bytes_),
+                                          static_cast<double>(key_token_bytes_));
+  const auto allowed_end = [&q](int64_t end) {
+    end = round_down(end, kBlockTokens);
+    return q.end - end < kBlockTokens ? q.end : std::max(end, q.begin + kBlockTokens);
+  };
+  auto best = piece_ending_at(allowed_end(static_cast<int64_t>(shape.n_kv) + kBlockTokens / 2),
+                              donor, item, receiver);
+  // A second shape: the highest one that needs no keys beyond those the receiver reads anyway.
+  const int64_t held = keys_held_[from.document];
+  if (held >= q.begin + kBlockTokens) {
+    const auto reuse = piece_ending_at(allowed_end(std::min(held, q.end)), donor, item, receiver);
+    if (reuse && (!best || better(*reuse, *best))) best = reuse;
+  }
+  return best;
+}
+
+void Greedy::move(const Candidate& candidate, int receiver) {
+  auto& items = items_[candidate.donor];
+  const Item from = items[candidate.item];
+  items.erase(items.begin() + static_cast<std::ptrdiff_t>(candidate.item));
+  const auto with_rows = [&from](const Range& q) {
+    Item item = from;
+    item.q = q;
+    return item;
+  };
+  if (candidate.q.end < from.q.end) items.push_back(with_rows({candidate.q.end, from.q.end}));
+  if (from.q.begin < candidate.q.begin)
+    items.push_back(with_rows({from.q.begin, candidate.q.begin}));
+  items_[receiver].push_back(with_rows(candidate.q));
+  load_[candidate.donor] -= candidate.pairs;
+  load_[receiver] += candidate.pairs;
+}
+
+void Greedy::note_keys(const std::vector<Item>& items) {
+  for (const Item& item : items) {
+    keys_held_[item.document] = std::max(keys_held_[item.document], item.q.end);
+  }
+}
+
+void Greedy::forget_keys(const std::vector<Item>& items) {
+  for (const Item& item : items) keys_held_[item.document] = 0;
+}
+
+void Greedy::fill(int receiver) {
+  note_keys(items_[receiver]);
+  while (!donors_.empty() && room(receiver) > 0) {
+    std::optional<Candidate> best;
+    for (const int donor : donors_) {
+      for (size_t item = 0; item < items_[donor].size(); ++item) {
+        const auto candidate = cheapest_piece(donor, item, receiver);
+        if (candidate && (!best || better(*candidate, *best))) best = candidate;
+      }
+    }
+    if (!best) break;
+    move(*best, receiver);
+    note_keys({items_[receiver].back()});
+    if (excess(best->donor) <= 0) std::erase(donors_, best->donor);
+  }
+  forget_keys(items_[receiver]);
+}
+
+/// Moves one block from the most loaded server to the least loaded one, the block that leaves the
+/// higher of the two lowest. False when the bound is met or no block helps.
+bool Greedy::shed_one_block() {
+  int donor = -1;
+  int receiver = -1;
+  for (int server = 0; server < static_cast<int>(capacity_.size()); ++server) {
+    const double here = ratio(server, load_[server]);
+    if (excess(server) > 0 && (donor < 0 || here > ratio(donor, load_[donor]))) donor = server;
+    if (capacity_[server] > 0 && (receiver < 0 || here < ratio(receiver, load_[receiver]))) {
+      receiver = server;
+    }
+  }
+  if (donor < 0 || donor == receiver) return false;
+
+  std::optional<Candidate> best;
+  double lowest = ratio(donor, load_[donor]);
+  note_keys(items_[receiver]);
+  for (size_t item = 0; item < items_[donor].size(); ++item) {
+    const Range& q = items_[donor][item].q;
+    for (const Range& block : {Range{q.begin, std::min(q.begin + kBlockTokens, q.end)},
+                               Range{round_down(q.end - 1, kBlockTokens), q.end}}) {
+      const Candidate candidate = priced(donor, item, block, receiver);
+      const double after = std::max(ratio(donor, load_[donor] - candidate.pairs),
+                                    ratio(receiver, load_[receiver] + candidate.pairs));
+      if (after < lowest || (best && after == lowest && candidate.bytes < best->bytes)) {
+        best = candidate;
+        lowest = after;
+      }
+    }
+  }
+  forget_keys(items_[receiver]);
+  if (best) move(*best, receiver);
+  return best.has_value();
+}
+
+std::vector<Task> Greedy::run() {
+  std::vector<int> receivers;
+  for (int server = 0; server < static_cast<int>(capacity_.size()); ++server) {
+    if (room(server) > 0) receivers.push_back(server);
+  }
+  std::stable_sort(receivers.begin(), receivers.end(),
+                   [this](int a, int b) { return room(a) > room(b); });
+  for (const int receiver : receivers) fill(receiver);
+  while (shed_one_block()) {
+  }
+
+  std::vector<Task> tasks;
+  for (int server = 0; server < static_cast<int>(items_.size()); ++server) {
+    auto& items = items_[server];
+    std::sort(items.begin(), items.end(), [](const Item& a, const Item& b) {
+      return std::tie(a.document, a.q) < std::tie(b.document, b.q);
+    });
+    for (size_t i = 0; i < items.size(); ++i) {
+      const Item& item = items[i];
+      const bool continues = i > 0 && items[i - 1].document == item.document &&
+                             items[i - 1].segment_end == item.segment_end &&
+                             items[i - 1].q.end == item.q.begin;
+      if (continues) {
+        tasks.back().q.end = tasks.back().kv.end = item.q.end;
+      } else {
+        tasks.push_back(
+            {.document = item.document, .q = item.q, .kv = {0, item.q.end}, .server = server});
+      }
+    }
+  }
+  return tasks;
+}
+
+}  // namespace
+
+std::vector<Task> schedule_greedy(const PlanRequest& request, const Layout& layout) {
+  return Greedy(request, layout).run();
+}
+
+}  // namespace distca

@@ -1,0 +1,60 @@
+#include "distca/plan/baselines/per_document.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "distca/plan/layout_caps.h"
+
+namespace distca {
+namespace {
+
+/// [2 * workers] blocks of each shard; `tokens` are those the workers hold so far.
+std::vector<int64_t> shard_blocks(int64_t blocks, const std::vector<int64_t>& tokens) {
+  const auto workers = static_cast<int64_t>(tokens.size());
+  const int64_t shards = 2 * workers;
+  std::vector<int64_t> result(shards, blocks / shards);
+  int64_t over = blocks % shards;
+  if (over == 0) return result;
+  std::vector<int64_t> order(workers);
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [&tokens](int64_t a, int64_t b) { return tokens[a] < tokens[b]; });
+  for (int64_t i = 0; i < over; ++i) {
+    const int64_t worker = order[i % workers];
+    ++result[i < workers ? worker : shards - 1 - worker];
+  }
+  return result;
+}
+
+}  // namespace
+
+Layout per_document_layout(const PlanRequest& request) {
+  const int num_workers = request.cluster.num_workers;
+  const int num_shards = 2 * num_workers;
+  Layout layout;
+  layout.workers.resize(num_workers);
+  std::vector<int64_t> tokens(num_workers, 0);
+  for (const Document& document : request.nano_batch.documents) {
+    const auto blocks = shard_blocks(ceil_div(document.length, kBlockTokens), tokens);
+    int64_t begin = 0;
+    for (int shard = 0; shard < num_shards; ++shard) {
+      const int64_t end = std::min(begin + blocks[shard] * kBlockTokens, document.length);
+      if (begin == end) continue;
+      const int worker = std::min(shard, num_shards - 1 - shard);
+      auto& segments = layout.workers[worker];
+      const bool continues = !segments.empty() && segments.back().document == document.id &&
+                             segments.back().tokens.end == begin;
+      if (continues) {
+        segments.back().tokens.end = end;
+      } else {
+        segments.push_back({document.id, {begin, end}});
+      }
+      tokens[worker] += end - begin;
+      begin = end;
+    }
+  }
+  check_workers_fit(request, layout);
+  return layout;
+}
+
+}  // namespace distca

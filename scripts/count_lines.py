@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+"""Lines of code by room: blank lines and comments do not count; sources apart from tests.
+
+  count_lines.py                    of the last commit
+  count_lines.py COMMIT             of another one
+  count_lines.py COMMIT COMMIT      of both, and the difference
+
+Code is C++, Python, CMake and shell. Tests are *_test.*, *_testing.* and *_test_child.*, test_*.h and test_*.cc, and
+all of tests/. Asked of git: files that no commit has do not count.
+"""
+
+import collections
+import re
+import subprocess
+import sys
+
+from project import CPP_LITERALS, ROOT
+
+# Of the others: likewise, with comments from # on.
+HASH_LITERALS = re.compile(
+    r'"""(?:\\.|[^\\])*?"""|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|(?<!\S)#[^\n]*', re.DOTALL)
+LANGUAGES = {".h": CPP_LITERALS, ".cc": CPP_LITERALS,
+             **dict.fromkeys((".py", ".sh", ".cmake", "CMakeLists.txt"), HASH_LITERALS)}
+TEST = re.compile(r"_(test|testing|test_child)\.\w+$|(^|/)test_[^/]*$|^tests/")
+
+
+def git(*arguments, asked=None):
+    done = subprocess.run(["git", *arguments], cwd=ROOT, input=asked, capture_output=True)
+    return done.stdout if done.returncode == 0 else sys.exit(done.stderr.decode().strip())
+
+
+def files_of(commit):
+    """(path, text) of every source file of the commit."""
+    listed = git("ls-tree", "-r", "--name-only", "-z", commit).decode().split("\0")
+    paths = [path for path in listed if path.endswith(tuple(LANGUAGES))]
+    answers = git("cat-file", "--batch", asked="".join(f"{commit}:{path}\n" for path in paths).encode())
+    at = 0
+    for path in paths:
+        begin = answers.index(b"\n", at) + 1
+        end = begin + int(answers[at:begin].split()[2])
+        yield path, answers[begin:end].decode()
+        at = end + 1
+
+
+def code_lines(path, text):
+    language = next(language for ending, language in LANGUAGES.items() if path.endswith(ending))
+
+    def without(match):
+        docstring = match[0].startswith('"""') and not text[text.rfind("\n", 0, match.start()) + 1:match.start()].strip()
+        comment = match[0].startswith(("//", "/*", "#")) or docstring
+        return "\n" * match[0].count("\n") if comment else match[0]
+
+    return sum(1 for line in language.sub(without, text).splitlines() if line.strip())
+
+
+def room_of(path):
+    parts = path.split("/")
+    return "/".join(parts[:2]) if parts[0] == "distca" and len(parts) > 2 else parts[0] if len(parts) > 1 else "."
+
+
+def count(commit):
+    """room -> [lines of sources, lines of tests]"""
+    rooms = collections.defaultdict(lambda: [0, 0])
+    for path, text in files_of(commit):
+        lines = code_lines(path, text)
+        for name in (room_of(path), "all"):
+            rooms[name][bool(TEST.search(path))] += lines
+    return rooms
+
+
+def main():
+    commits = sys.argv[1:] or ["HEAD"]
+    if len(commits) > 2 or any(commit.startswith("-") for commit in commits):
+        sys.exit(__doc__)
+    counts = [count(commit) for commit in commits]
+    columns = [f"{commit[:12]} {kind}" for commit in commits for kind in ("code", "tests")]
+    if len(commits) == 2:
+        columns += ["more code", "more tests"]
+    print(f"{'':18}" + "".join(f"{column:>20}" for column in columns))
+    for name in sorted(set().union(*counts) - {"all"}) + ["all"]:
+        figures = [figure for rooms in counts for figure in rooms[name]]
+        shown = [f"{figure:,}" for figure in figures]
+        if len(commits) == 2:
+            shown += [f"{figures[2 + i] - figures[i]:+,}" for i in range(2)]
+        print(f"{name:18}" + "".join(f"{figure:>20}" for figure in shown))
+
+
+main()
