@@ -13,27 +13,9 @@
 #include "distca/kernels/rows.h"
 #include "distca/runtime/aten_merge.h"
 #include "distca/runtime/attention_messages.h"
+#include "distca/runtime/block_tasks.h"
 
 namespace distca {
-namespace {
-
-using kernels::Rows;
-
-/// Rows of a [tokens, heads, dim] tensor from `row` on.
-Rows rows_of(const at::Tensor& tensor, int64_t row) {
-  const int64_t offset = row * tensor.stride(0) * static_cast<int64_t>(tensor.element_size());
-  return {.data = static_cast<std::byte*>(tensor.data_ptr()) + offset,
-          .token_stride = tensor.stride(0),
-          .head_stride = tensor.stride(1)};
-}
-
-/// Where a task's rows lie: in the local tensor, or in a part of the block they came in.
-Rows resolve(const at::Tensor& local, const std::vector<Block>& blocks, int part,
-             const BlockRows& rows) {
-  return rows_of(rows.block == 0 ? local : blocks[rows.block - 1].part(part), rows.row);
-}
-
-}  // namespace
 
 struct CoreAttention::State {
   /// What is still missing of the home rows' results of a pass.
@@ -91,7 +73,8 @@ struct CoreAttention::State {
   void check_written(const Op& op, int32_t buffer) const;
 
   int32_t written_buffer(const Op& op, BufferRole role) const;
-  std::vector<kernels::KeyFragment> fragments(const Layer& layer, const ServerTask& task) const;
+  kernels::TaskList forward_blocks(const Layer& layer, bool away) const;
+  kernels::TaskList backward_blocks(const Layer& layer, bool away) const;
   void attend_forward(Layer& layer, const Op& op);
   void attend_backward(Layer& layer, const Op& op);
   void merge(const Layer& layer, const RowMerge& rows, const at::Tensor& o, const at::Tensor& lse);
@@ -267,17 +250,28 @@ int32_t CoreAttention::State::written_buffer(const Op& op, BufferRole role) cons
   return -1;
 }
 
-std::vector<kernels::KeyFragment> CoreAttention::State::fragments(const Layer& layer,
-                                                                  const ServerTask& task) const {
-  std::vector<kernels::KeyFragment> keys;
-  keys.reserve(task.kv.size());
-  for (const BlockRows& rows : task.kv) {
-    keys.push_back({.k = resolve(layer.k, layer.received, 1, rows),
-                    .v = resolve(layer.v, layer.received, 2, rows),
-                    .tokens = rows.tokens,
-                    .position = rows.position});
+/// The blocks that the tasks of an operation name; `away`: what was received, too.
+kernels::TaskList CoreAttention::State::forward_blocks(const Layer& layer, bool away) const {
+  kernels::TaskList list;
+  add_forward_block(list, layer.q, layer.k, layer.v, layer.o, layer.lse);
+  for (size_t i = 0; away && i < layer.received.size(); ++i) {
+    const Block &qkv = layer.received[i], &out = layer.returned[i];
+    add_forward_block(list, qkv.part(0), qkv.part(1), qkv.part(2), out.part(0), out.part(1));
   }
-  return keys;
+  return list;
+}
+
+kernels::TaskList CoreAttention::State::backward_blocks(const Layer& layer, bool away) const {
+  kernels::TaskList list;
+  add_backward_block(list, layer.q, layer.k, layer.v, layer.d_o, layer.lse, layer.delta, layer.dq,
+                     layer.dk, layer.dv);
+  for (size_t i = 0; away && i < layer.received.size(); ++i) {
+    const Block &qkv = layer.received[i], &d_o = layer.received_backward[i];
+    const Block& sums = layer.accumulators[i];
+    add_backward_block(list, qkv.part(0), qkv.part(1), qkv.part(2), d_o.part(0), d_o.part(1),
+                       d_o.part(2), sums.part(0), sums.part(1), sums.part(2));
+  }
+  return list;
 }
 
 /// O and LSE of the operation's tasks: where they belong, or into partials (O of the accumulator's
@@ -288,33 +282,27 @@ void CoreAttention::State::attend_forward(Layer& layer, const Op& op) {
     layer.returned_buffer = written_buffer(op, BufferRole::kOOut);
     layer.returned = messages.with_homes(Content::kO, layer.returned_buffer);
   }
-  const std::vector<int32_t>& chosen = tasks[static_cast<int>(op.tasks)];
-  std::vector<std::vector<kernels::KeyFragment>> keys;
-  std::vector<kernels::ForwardTask> whole, partial;
-  keys.reserve(chosen.size());
+  kernels::TaskList whole = forward_blocks(layer, away), partial{.keys = whole.keys};
   layer.partials.resize(2 * exchange.tasks.size());
-  for (const int32_t i : chosen) {
-    const ServerTask& task = exchange.tasks[i];
-    keys.push_back(fragments(layer, task));
-    kernels::ForwardTask forward{.q = resolve(layer.q, layer.received, 0, task.q),
-                                 .q_tokens = task.q.tokens,
-                                 .q_position = task.q.position,
-                                 .keys = keys.back(),
-                                 .mask = {.causal = true, .window_left = options.window_left}};
-    if (task.partial) {
-      const auto rows = [&](int64_t dim) {
-        return at::empty({task.q.tokens, shape.num_heads, dim}, tensor_options(accumulator));
-      };
-      layer.partials[2 * i] = rows(shape.head_dim_v);
-      layer.partials[2 * i + 1] = rows(1);
-      forward.o = rows_of(layer.partials[2 * i], 0);
-      forward.lse = rows_of(layer.partials[2 * i + 1], 0);
-      partial.push_back(forward);
-    } else {
-      forward.o = resolve(layer.o, layer.returned, 0, task.q);
-      forward.lse = resolve(layer.lse, layer.returned, 1, task.q);
-      whole.push_back(forward);
+  for (const int32_t i : tasks[static_cast<int>(op.tasks)]) {
+    kernels::Task task = block_task(exchange.tasks[i], options.window_left);
+    if (!exchange.tasks[i].partial) {
+      whole.tasks.push_back(std::move(task));
+      continue;
     }
+    const auto rows = [&](int64_t dim) {
+      return at::empty({task.q_tokens, shape.num_heads, dim}, tensor_options(accumulator));
+    };
+    at::Tensor &o = layer.partials[2 * i], &lse = layer.partials[2 * i + 1];
+    o = rows(shape.head_dim_v), lse = rows(1);
+    const kernels::Rows& q = whole.queries[task.query_buffer].q;
+    partial.queries.push_back({.tokens = task.q_tokens,
+                               .q = kernels::shifted(q, type, task.q_row, 0),
+                               .o = rows_of(o),
+                               .lse = rows_of(lse)});
+    task.query_buffer = static_cast<int64_t>(partial.queries.size()) - 1;
+    task.q_row = 0;
+    partial.tasks.push_back(std::move(task));
   }
   bytes.copied += kernel.forward(type, whole);
   bytes.copied += kernel.forward(accumulator, partial);
@@ -328,37 +316,17 @@ void CoreAttention::State::attend_forward(Layer& layer, const Op& op) {
 
 void CoreAttention::State::attend_backward(Layer& layer, const Op& op) {
   zero_local_gradients(layer);
-  if (op.tasks == TaskSet::kAll || op.tasks == TaskSet::kAway) {
+  const bool away = op.tasks == TaskSet::kAll || op.tasks == TaskSet::kAway;
+  if (away) {
     const BufferRole role =
         gradients_travel_converted() ? BufferRole::kAccumulators : BufferRole::kGradientOut;
     layer.accumulators_buffer = written_buffer(op, role);
     layer.accumulators = messages.with_homes(Content::kAccumulator, layer.accumulators_buffer);
     for (const Block& block : layer.accumulators) block.fill_with_zeros();
   }
-  const std::vector<int32_t>& chosen = tasks[static_cast<int>(op.tasks)];
-  std::vector<std::vector<kernels::KeyFragment>> keys;
-  std::vector<std::vector<kernels::KeyGradient>> gradients;
-  std::vector<kernels::BackwardTask> backward;
-  keys.reserve(chosen.size());
-  gradients.reserve(chosen.size());
-  for (const int32_t i : chosen) {
-    const ServerTask& task = exchange.tasks[i];
-    keys.push_back(fragments(layer, task));
-    std::vector<kernels::KeyGradient>& task_gradients = gradients.emplace_back();
-    for (const BlockRows& rows : task.kv) {
-      task_gradients.push_back({.dk = resolve(layer.dk, layer.accumulators, 1, rows),
-                                .dv = resolve(layer.dv, layer.accumulators, 2, rows)});
-    }
-    backward.push_back({.q = resolve(layer.q, layer.received, 0, task.q),
-                        .d_o = resolve(layer.d_o, layer.received_backward, 0, task.q),
-                        .lse = resolve(layer.lse, layer.received_backward, 1, task.q),
-                        .delta = resolve(layer.delta, layer.received_backward, 2, task.q),
-                        .dq = resolve(layer.dq, layer.accumulators, 0, task.q),
-                        .q_tokens = task.q.tokens,
-                        .q_position = task.q.position,
-                        .keys = keys.back(),
-                        .key_gradients = task_gradients,
-                        .mask = {.causal = true, .window_left = options.window_left}});
+  kernels::TaskList backward = backward_blocks(layer, away);
+  for (const int32_t i : tasks[static_cast<int>(op.tasks)]) {
+    backward.tasks.push_back(block_task(exchange.tasks[i], options.window_left));
   }
   bytes.copied += kernel.backward(backward);
 }

@@ -7,7 +7,7 @@
 // Letters: T local tokens, H query heads, G key/value heads, D head_dim_qk, E head_dim_v.
 // Local tokens are read where they are; only what travels is packed, and what comes home is put in
 // place: at most one copy of each travelling byte on each side (counted). Received blocks are the
-// kernel's fragments as they lie in the buffer.
+// kernel's buffers as they lie (runtime/block_tasks.h).
 // Rows that several tasks share (key sub-ranges) are merged by LSE, in fp32 (fp64 for fp64): a
 // server merges its own tasks' results for each row it received, the home its own tasks' and what
 // came home; O travels in the compute type, merged or not. dQ is the sum of all tasks' parts.
