@@ -45,9 +45,7 @@ void Buffer::fill(Random& random) {
   }
 }
 
-kernels::Rows Buffer::rows(int64_t token) {
-  return kernels::shifted({data_, heads_ * dim_, dim_}, type_, token, 0);
-}
+kernels::Rows Buffer::rows() { return {data_, heads_ * dim_, dim_}; }
 
 Problem::Problem(ScalarType type, const Heads& heads, int64_t head_dim,
                  const std::vector<QueryRun>& runs)
@@ -70,29 +68,25 @@ Problem::Problem(ScalarType type, const Heads& heads, int64_t head_dim,
              .softmax_scale = 1 / std::sqrt(static_cast<double>(head_dim))} {
   Random random(1);
   for (Buffer* buffer : {&q, &k, &v, &d_o}) buffer->fill(random);
-  fragment_ = {k.rows(), v.rows(), k.tokens(), 0};
-  gradient_ = {dk.rows(), dv.rows()};
+  list_.queries = {{.tokens = q.tokens(),
+                    .q = q.rows(),
+                    .o = o.rows(),
+                    .lse = lse.rows(),
+                    .d_o = d_o.rows(),
+                    .delta = delta.rows(),
+                    .dq = dq.rows()}};
+  list_.keys = {
+      {.tokens = k.tokens(), .k = k.rows(), .v = v.rows(), .dk = dk.rows(), .dv = dv.rows()}};
   add_tasks(runs);
 }
 
 void Problem::add_tasks(const std::vector<QueryRun>& runs) {
   int64_t token = 0;
   for (const QueryRun& run : runs) {
-    forward_.push_back({.q = q.rows(token),
-                        .o = o.rows(token),
-                        .lse = lse.rows(token),
-                        .q_tokens = run.tokens,
-                        .q_position = run.position,
-                        .keys = {&fragment_, 1}});
-    backward_.push_back({.q = q.rows(token),
-                         .d_o = d_o.rows(token),
-                         .lse = lse.rows(token),
-                         .delta = delta.rows(token),
-                         .dq = dq.rows(token),
-                         .q_tokens = run.tokens,
-                         .q_position = run.position,
-                         .keys = {&fragment_, 1},
-                         .key_gradients = {&gradient_, 1}});
+    list_.tasks.push_back({.q_row = token,
+                           .q_tokens = run.tokens,
+                           .q_position = run.position,
+                           .keys = {{.tokens = k.tokens()}}});
     token += run.tokens;
     const auto n = static_cast<double>(run.tokens);
     pairs_ += n * static_cast<double>(run.position) + n * (n + 1) / 2;
@@ -120,9 +114,9 @@ void Problem::prepare(kernels::ThreadPool& pool, kernels::Isa isa) {
 
 void Problem::run(Pass pass, kernels::ThreadPool& pool, kernels::Isa isa) {
   if (pass == Pass::kForward) {
-    kernels::cpu_forward(shape_, type_, type_, forward_, pool, isa);
+    kernels::cpu_forward(shape_, type_, type_, list_, pool, isa);
   } else {
-    kernels::cpu_backward(shape_, type_, backward_, pool, isa);
+    kernels::cpu_backward(shape_, type_, list_, pool, isa);
   }
 }
 

@@ -36,7 +36,7 @@ class Buffer {
   Buffer(Arena& arena, ScalarType type, int64_t tokens, int64_t heads, int64_t dim);
   /// Uniform with mean 0 and variance 1.
   void fill(Random& random);
-  kernels::Rows rows(int64_t token = 0);
+  kernels::Rows rows();
   ScalarType type() const { return type_; }
   int64_t tokens() const { return tokens_; }
   int64_t dim() const { return dim_; }
@@ -74,10 +74,7 @@ class Problem {
   Heads heads_;
   kernels::Shape shape_;
   double pairs_ = 0;  // of one head
-  kernels::KeyFragment fragment_;
-  kernels::KeyGradient gradient_;
-  std::vector<kernels::ForwardTask> forward_;
-  std::vector<kernels::BackwardTask> backward_;
+  kernels::TaskList list_;
 };
 
 }  // namespace distca::bench

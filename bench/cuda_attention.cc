@@ -113,11 +113,8 @@ class Problem {
     make_tasks(sizes);
     forward();  // LSE, for backward
   }
-  Problem(const Problem&) = delete;  // tasks point into members
-  Problem& operator=(const Problem&) = delete;
-
-  void forward() const { aten_forward(shape_, kType, forward_, kDevice); }
-  void backward() const { aten_backward(shape_, kType, backward_, kDevice); }
+  void forward() const { aten_forward(shape_, kType, list_, kDevice); }
+  void backward() const { aten_backward(shape_, kType, list_, kDevice); }
   void deterministic_backward() const {
     at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
     backward();
@@ -129,44 +126,33 @@ class Problem {
   int64_t pairs() const { return pairs_; }
 
  private:
-  static kernels::Rows rows(const at::Tensor& tensor, int64_t row) {
-    return {.data = static_cast<std::byte*>(tensor.data_ptr()) +
-                    row * tensor.stride(0) * static_cast<int64_t>(tensor.element_size()),
-            .token_stride = tensor.stride(0),
-            .head_stride = tensor.stride(1)};
+  static kernels::Rows rows(const at::Tensor& tensor) {
+    return {tensor.data_ptr(), tensor.stride(0), tensor.stride(1)};
   }
   void make_tasks(const std::vector<TaskSize>& sizes) {
+    list_.queries = {{.tokens = q_.size(0),
+                      .q = rows(q_),
+                      .o = rows(o_),
+                      .lse = rows(lse_),
+                      .d_o = rows(d_o_),
+                      .delta = rows(delta_),
+                      .dq = rows(dq_)}};
+    list_.keys = {
+        {.tokens = k_.size(0), .k = rows(k_), .v = rows(v_), .dk = rows(dk_), .dv = rows(dv_)}};
     int64_t query = 0, key = 0;
     for (const TaskSize& size : sizes) {
-      keys_.push_back({rows(k_, key), rows(v_, key), size.keys, 0});
-      gradients_.push_back({rows(dk_, key), rows(dv_, key)});
-      forward_.push_back({.q = rows(q_, query),
-                          .o = rows(o_, query),
-                          .lse = rows(lse_, query),
-                          .q_tokens = size.queries,
-                          .q_position = size.keys - size.queries});
-      backward_.push_back({.q = rows(q_, query),
-                           .d_o = rows(d_o_, query),
-                           .lse = rows(lse_, query),
-                           .delta = rows(delta_, query),
-                           .dq = rows(dq_, query),
-                           .q_tokens = size.queries,
-                           .q_position = size.keys - size.queries});
+      list_.tasks.push_back({.q_row = query,
+                             .q_tokens = size.queries,
+                             .q_position = size.keys - size.queries,
+                             .keys = {{.row = key, .tokens = size.keys}}});
       query += size.queries, key += size.keys;
-    }
-    for (size_t i = 0; i < sizes.size(); ++i) {
-      forward_[i].keys = backward_[i].keys = {&keys_[i], 1};
-      backward_[i].key_gradients = {&gradients_[i], 1};
     }
   }
 
   kernels::Shape shape_;
   int64_t pairs_ = 0;
   at::Tensor q_, k_, v_, o_, lse_, d_o_, delta_, dq_, dk_, dv_;
-  std::vector<kernels::KeyFragment> keys_;
-  std::vector<kernels::KeyGradient> gradients_;
-  std::vector<kernels::ForwardTask> forward_;
-  std::vector<kernels::BackwardTask> backward_;
+  kernels::TaskList list_;
 };
 
 Contender forward_of(const Problem& problem) {

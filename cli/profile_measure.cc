@@ -5,7 +5,6 @@
 #include <time.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 
 #include "distca/base/clock.h"
@@ -43,33 +42,26 @@ class Bench {
     dq_ = at::zeros_like(q_, aten_type(sums));
     dk_ = at::zeros_like(k_, aten_type(sums));
     dv_ = at::zeros_like(v_, aten_type(sums));
+    list_.queries = {{.tokens = tokens,
+                      .q = rows(q_),
+                      .o = rows(o_),
+                      .lse = rows(lse_),
+                      .d_o = rows(d_o_),
+                      .delta = rows(delta_),
+                      .dq = rows(dq_)}};
+    list_.keys = {
+        {.tokens = tokens, .k = rows(k_), .v = rows(v_), .dk = rows(dk_), .dv = rows(dv_)}};
   }
 
   /// One call of forward and one of backward.
   void measure(MeasuredTask& task) {
-    const std::array<kernels::KeyFragment, 1> keys{{{.k = rows(k_, task.kv.begin),
-                                                     .v = rows(v_, task.kv.begin),
-                                                     .tokens = task.kv.size(),
-                                                     .position = task.kv.begin}}};
-    const kernels::ForwardTask forward{.q = rows(q_, task.q.begin),
-                                       .o = rows(o_, task.q.begin),
-                                       .lse = rows(lse_, task.q.begin),
-                                       .q_tokens = task.q.size(),
-                                       .q_position = task.q.begin,
-                                       .keys = keys};
-    const std::array<kernels::KeyGradient, 1> gradients{
-        {{.dk = rows(dk_, task.kv.begin), .dv = rows(dv_, task.kv.begin)}}};
-    const kernels::BackwardTask backward{.q = forward.q,
-                                         .d_o = rows(d_o_, task.q.begin),
-                                         .lse = forward.lse,
-                                         .delta = rows(delta_, task.q.begin),
-                                         .dq = rows(dq_, task.q.begin),
-                                         .q_tokens = task.q.size(),
-                                         .q_position = task.q.begin,
-                                         .keys = keys,
-                                         .key_gradients = gradients};
-    task.forward_ns.push_back(nanoseconds([&] { kernel_.forward(type_, {&forward, 1}); }));
-    task.backward_ns.push_back(nanoseconds([&] { kernel_.backward({&backward, 1}); }));
+    list_.tasks = {
+        {.q_row = task.q.begin,
+         .q_tokens = task.q.size(),
+         .q_position = task.q.begin,
+         .keys = {{.row = task.kv.begin, .tokens = task.kv.size(), .position = task.kv.begin}}}};
+    task.forward_ns.push_back(nanoseconds([&] { kernel_.forward(type_, list_); }));
+    task.backward_ns.push_back(nanoseconds([&] { kernel_.backward(list_); }));
   }
 
  private:
@@ -85,17 +77,15 @@ class Bench {
     return std::max<int64_t>(
         1, (end.tv_sec - begin.tv_sec) * 1'000'000'000 + (end.tv_nsec - begin.tv_nsec));
   }
-  static kernels::Rows rows(const at::Tensor& tensor, int64_t row) {
-    return {.data = static_cast<std::byte*>(tensor.data_ptr()) +
-                    row * tensor.stride(0) * static_cast<int64_t>(tensor.element_size()),
-            .token_stride = tensor.stride(0),
-            .head_stride = tensor.stride(1)};
+  static kernels::Rows rows(const at::Tensor& tensor) {
+    return {tensor.data_ptr(), tensor.stride(0), tensor.stride(1)};
   }
 
   AttentionKernel& kernel_;
   int threads_;
   ScalarType type_;
   at::Tensor q_, d_o_, o_, lse_, delta_, dq_, k_, v_, dk_, dv_;
+  kernels::TaskList list_;
 };
 
 std::vector<int64_t> grid(int64_t max_tokens) {

@@ -1,5 +1,6 @@
 #pragma once
-// Core attention over a batch of tasks on raw pointers: the interface every kernel implements.
+// Core attention over a list of tasks on raw pointers: the interface every kernel implements. A
+// call is given a table of buffers and tasks that name rows of them.
 //
 //   O = softmax(softmax_scale * Q K^T + mask) V
 //   LSE = natural log of the row's sum of exponentials
@@ -8,10 +9,11 @@
 // head h / (H / G)), D head_dim_qk, E head_dim_v (both multiples of 8).
 // Memory: all pointers are the caller's; kernels allocate scratch only.
 // Thread rule: calls on disjoint outputs may run at the same time.
-// Errors: broken shapes are a CHECK.
+// Errors: a broken shape or list is a CHECK; lists from outside are checked before, by
+// kernels/task_list.h.
 
 #include <cstdint>
-#include <span>
+#include <vector>
 
 #include "distca/base/scalar_type.h"
 
@@ -46,45 +48,58 @@ struct Rows {
   int64_t head_stride = 0;
 };
 
-/// Consecutive keys of one document; a task's keys lie in one or several of these.
-struct KeyFragment {
-  Rows k{};  // [tokens, G, D]
-  Rows v{};  // [tokens, G, E]
+/// Rows of queries and of what belongs to them. Forward reads q and writes o and lse. Backward
+/// reads q, d_o, lse and delta and adds to dq. The fields that a pass does not use may be empty.
+/// Backward's lse and delta are the row's over ALL its keys, whether or not one task holds them
+/// all: that makes partial gradients add up.
+struct QueryBuffer {
   int64_t tokens = 0;
-  int64_t position = 0;  // of the first key in the document
+  Rows q{};      // [tokens, H, D]
+  Rows o{};      // [tokens, H, E], written; type `o_type` of the call
+  Rows lse{};    // [tokens, H, 1]; fp64 for fp64 inputs, else fp32
+  Rows d_o{};    // [tokens, H, E]
+  Rows delta{};  // [tokens, H, 1] = rowsum(dO * O), the type of lse
+  Rows dq{};     // [tokens, H, D], accumulated (+=) in fp64 for fp64 inputs, else fp32
 };
 
-/// One task: consecutive queries of a document against fragments of its keys.
-/// A query whose mask allows no key of the fragments gets O = 0 and LSE = -infinity.
-struct ForwardTask {
-  Rows q{};    // [q_tokens, H, D]
-  Rows o{};    // [q_tokens, H, E], written; type `o_type` of the call
-  Rows lse{};  // [q_tokens, H], written; fp64 for fp64 inputs, else fp32; head_stride 0 means 1
-  int64_t q_tokens = 0;
-  int64_t q_position = 0;  // of the first query in the document
-  std::span<const KeyFragment> keys{};
-  Mask mask{};
-};
-
-/// Gradients of the keys of one fragment, accumulated (+=) in fp64 for fp64 inputs, else fp32.
-struct KeyGradient {
+/// Rows of keys and values. Backward adds to dk and dv, in the type of dq.
+struct KeyBuffer {
+  int64_t tokens = 0;
+  Rows k{};   // [tokens, G, D]
+  Rows v{};   // [tokens, G, E]
   Rows dk{};  // [tokens, G, D]
   Rows dv{};  // [tokens, G, E]
 };
 
-/// `lse` and `delta` are the row's over ALL its keys, whether or not this task holds them all:
-/// that makes partial gradients add up. delta = rowsum(dO * O).
-struct BackwardTask {
-  Rows q{};      // [q_tokens, H, D]
-  Rows d_o{};    // [q_tokens, H, E]
-  Rows lse{};    // [q_tokens, H], as in ForwardTask
-  Rows delta{};  // [q_tokens, H], the type of lse
-  Rows dq{};     // [q_tokens, H, D], accumulated (+=) in fp64 for fp64 inputs, else fp32
+/// Rows [row, row + tokens) of a key buffer: the keys of one document from `position` on.
+struct KeyRange {
+  int64_t buffer = 0;  // index in TaskList::keys
+  int64_t row = 0;
+  int64_t tokens = 0;
+  int64_t position = 0;
+};
+
+/// Rows [q_row, q_row + q_tokens) of a query buffer: consecutive queries of a document, which
+/// attend to some of its keys. A query whose mask allows none of them gets O = 0 and
+/// LSE = -infinity.
+struct Task {
+  int64_t query_buffer = 0;  // index in TaskList::queries
+  int64_t q_row = 0;
   int64_t q_tokens = 0;
-  int64_t q_position = 0;
-  std::span<const KeyFragment> keys{};
-  std::span<const KeyGradient> key_gradients{};  // [keys.size()]
+  int64_t q_position = 0;        // of the first query in the document
+  std::vector<KeyRange> keys{};  // disjoint, ascending position
   Mask mask{};
+};
+
+/// What a call computes. Where a row lies is said by (buffer, row) alone: the fields that a pass
+/// writes (o, lse; dq, dk, dv) share no memory with any other field of any buffer, so two tasks
+/// write to one place only if they name the same rows of the same buffer. Buffers may share what is
+/// only read: a partial result of some queries is written by way of a buffer of its own, with the
+/// same q. Forward: no two tasks write the same rows. Backward: several may add to the same rows.
+struct TaskList {
+  std::vector<QueryBuffer> queries{};
+  std::vector<KeyBuffer> keys{};
+  std::vector<Task> tasks{};
 };
 
 }  // namespace distca::kernels

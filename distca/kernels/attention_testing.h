@@ -86,8 +86,8 @@ struct Case {
   int64_t q_tokens = 0;
   int64_t k_tokens = 0;
   Mask mask{};
-  std::vector<int64_t> key_cuts{};  // ascending positions at which the keys' fragments are cut
-  std::vector<Range> no_keys{};     // ascending: positions whose keys no fragment holds
+  std::vector<int64_t> key_cuts{};  // ascending positions at which the keys' ranges are cut
+  std::vector<Range> no_keys{};     // ascending: positions whose keys no range holds
   int64_t gap = 0;
   double spread = 1;  // standard deviation of Q and K
 
@@ -96,11 +96,11 @@ struct Case {
       return gap.contains({position, position + 1});
     });
   }
-  /// Whether the query at position i may see the key at position j and a fragment holds it.
+  /// Whether the query at position i may see the key at position j and a range holds it.
   bool sees(int64_t i, int64_t j) const { return has_key(j) && testing::sees(mask, i, j); }
 };
 
-/// The case's inputs, outputs and gradients.
+/// The case's inputs, outputs and gradients: one query buffer and one key buffer.
 struct Document {
   explicit Document(const Case& c, uint64_t seed = 1) : spec(c) {
     const Shape& s = c.shape;
@@ -125,53 +125,52 @@ struct Document {
     for (Tensor* gradient : {&dq, &dk, &dv}) gradient->fill([] { return 0; });
   }
 
-  /// Keys [keys.begin, keys.end), in fragments; kept until the next call.
-  std::span<const KeyFragment> fragments(const Range& keys) {
-    fragment_list.clear(), gradient_list.clear();
+  /// Keys [keys.begin, keys.end).
+  std::vector<KeyRange> key_ranges(const Range& keys) const {
     std::vector<int64_t> cuts = spec.key_cuts;
     for (const Range& gap : spec.no_keys) cuts.push_back(gap.begin), cuts.push_back(gap.end);
     std::sort(cuts.begin(), cuts.end());
     cuts.push_back(keys.end);
+    std::vector<KeyRange> ranges;
     int64_t begin = keys.begin;
     for (const int64_t cut : cuts) {
       const int64_t end = std::clamp(cut, begin, keys.end);
-      if (begin < end && spec.has_key(begin)) {
-        fragment_list.push_back({k.rows(begin), v.rows(begin), end - begin, begin});
-        gradient_list.push_back({dk.rows(begin), dv.rows(begin)});
-      }
+      if (begin < end && spec.has_key(begin)) ranges.push_back({0, begin, end - begin, begin});
       begin = end;
     }
-    return fragment_list;
+    return ranges;
   }
   /// The queries numbered [queries.begin, queries.end) against `keys`.
-  ForwardTask forward(const Range& queries, const Range& keys) {
-    return {.q = q.rows(queries.begin),
-            .o = o.rows(queries.begin),
-            .lse = lse.rows(queries.begin),
+  Task task(const Range& queries, const Range& keys) const {
+    return {.q_row = queries.begin,
             .q_tokens = queries.size(),
             .q_position = spec.q_position + queries.begin,
-            .keys = fragments(keys),
+            .keys = key_ranges(keys),
             .mask = spec.mask};
   }
-  BackwardTask backward(const Range& queries, const Range& keys) {
-    return {.q = q.rows(queries.begin),
-            .d_o = d_o.rows(queries.begin),
-            .lse = lse.rows(queries.begin),
-            .delta = delta.rows(queries.begin),
-            .dq = dq.rows(queries.begin),
-            .q_tokens = queries.size(),
-            .q_position = spec.q_position + queries.begin,
-            .keys = fragments(keys),
-            .key_gradients = gradient_list,
-            .mask = spec.mask};
+  TaskList list(std::vector<Task> tasks) {
+    return {.queries = {{.tokens = spec.q_tokens,
+                         .q = q.rows(),
+                         .o = o.rows(),
+                         .lse = lse.rows(),
+                         .d_o = d_o.rows(),
+                         .delta = delta.rows(),
+                         .dq = dq.rows()}},
+            .keys = {{.tokens = spec.k_tokens,
+                      .k = k.rows(),
+                      .v = v.rows(),
+                      .dk = dk.rows(),
+                      .dv = dv.rows()}},
+            .tasks = std::move(tasks)};
   }
+  TaskList list(const Range& queries, const Range& keys) { return list({task(queries, keys)}); }
+  /// All queries against all keys.
+  TaskList list() { return list(all_queries(), all_keys()); }
   Range all_queries() const { return {0, spec.q_tokens}; }
   Range all_keys() const { return {0, spec.k_tokens}; }
 
   Case spec;
   Tensor q, k, v, o, lse, d_o, delta, dq, dk, dv;
-  std::vector<KeyFragment> fragment_list;
-  std::vector<KeyGradient> gradient_list;
 };
 
 /// A tensor as computed from whole matrices, with the sum of the absolute values that went into

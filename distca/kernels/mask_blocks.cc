@@ -28,25 +28,25 @@ class Cutter {
  public:
   Cutter(const Reach& reach, std::vector<MaskBlock>& blocks) : reach_(reach), blocks_(blocks) {}
 
-  void cut(const Range& queries, const Range& keys, size_t fragment) {
+  void cut(const Range& queries, const Range& keys, size_t range) {
     // Keys seen by the last query but not the first start at `square`; keys that the last query no
     // longer sees end at `left`. In between everything is visible.
     const int64_t square = queries.begin + reach_.right;
     const int64_t left = queries.end - 1 - reach_.left;
     const Range seen = intersect(keys, {queries.begin - reach_.left, queries.end + reach_.right});
-    if (left > square) return add(queries, seen, fragment, BlockKind::kPartial);
-    add(queries, {seen.begin, std::min(seen.end, left)}, fragment, BlockKind::kPartial);
-    add(queries, intersect(seen, {left, square}), fragment, BlockKind::kFull);
+    if (left > square) return add(queries, seen, range, BlockKind::kPartial);
+    add(queries, {seen.begin, std::min(seen.end, left)}, range, BlockKind::kPartial);
+    add(queries, intersect(seen, {left, square}), range, BlockKind::kFull);
     const Range last = intersect(seen, {square, seen.end});
     if (last.empty()) return;
     const Range diagonal{last.begin - reach_.right, last.end - reach_.right};
-    add(diagonal, last, fragment, BlockKind::kCausal);
-    add({diagonal.end, queries.end}, last, fragment, BlockKind::kFull);
+    add(diagonal, last, range, BlockKind::kCausal);
+    add({diagonal.end, queries.end}, last, range, BlockKind::kFull);
   }
 
  private:
-  void add(const Range& queries, const Range& keys, size_t fragment, BlockKind kind) {
-    if (!queries.empty() && !keys.empty()) blocks_.push_back({queries, keys, fragment, kind});
+  void add(const Range& queries, const Range& keys, size_t range, BlockKind kind) {
+    if (!queries.empty() && !keys.empty()) blocks_.push_back({queries, keys, range, kind});
   }
 
   Reach reach_;
@@ -61,7 +61,7 @@ Range visible_keys(const Mask& mask, int64_t query, const Range& keys) {
 }
 
 std::vector<MaskBlock> cut_mask(const Mask& mask, const Range& queries,
-                                std::span<const KeyFragment> fragments, int64_t window_queries) {
+                                std::span<const KeyRange> ranges, int64_t window_queries) {
   DISTCA_CHECK_LT(0, window_queries);
   const Reach reach = reach_of(mask);
   std::vector<MaskBlock> blocks;
@@ -70,9 +70,9 @@ std::vector<MaskBlock> cut_mask(const Mask& mask, const Range& queries,
   const int64_t step = left_edge ? window_queries : std::max<int64_t>(queries.size(), 1);
   for (int64_t begin = queries.begin; begin < queries.end; begin += step) {
     const Range part{begin, std::min(begin + step, queries.end)};
-    for (size_t i = 0; i < fragments.size(); ++i) {
-      const int64_t first = fragments[i].position;
-      cutter.cut(part, {first, first + fragments[i].tokens}, i);
+    for (size_t i = 0; i < ranges.size(); ++i) {
+      const int64_t first = ranges[i].position;
+      cutter.cut(part, {first, first + ranges[i].tokens}, i);
     }
   }
   return blocks;

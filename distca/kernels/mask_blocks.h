@@ -24,14 +24,14 @@ enum class BlockKind {
 struct MaskBlock {
   Range queries;
   Range keys;
-  size_t fragment = 0;  // index of the fragment that holds `keys`
+  size_t range = 0;  // index of the range that holds `keys`
   BlockKind kind = BlockKind::kFull;
 };
 
-/// Cuts queries x fragments into blocks that hold every visible pair exactly once, in order of
-/// queries, then fragments. Only a left window yields kPartial; queries are then cut by
+/// Cuts queries x keys into blocks that hold every visible pair exactly once, in order of
+/// queries, then ranges. Only a left window yields kPartial; queries are then cut by
 /// `window_queries`, so that few pairs lie in such blocks.
 std::vector<MaskBlock> cut_mask(const Mask& mask, const Range& queries,
-                                std::span<const KeyFragment> fragments, int64_t window_queries);
+                                std::span<const KeyRange> ranges, int64_t window_queries);
 
 }  // namespace distca::kernels

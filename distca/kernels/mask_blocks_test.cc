@@ -10,12 +10,12 @@
 namespace distca::kernels {
 namespace {
 
-std::vector<KeyFragment> fragments_of(const std::vector<Range>& ranges) {
-  std::vector<KeyFragment> fragments;
-  for (const Range& range : ranges) {
-    fragments.push_back({.tokens = range.size(), .position = range.begin});
+std::vector<KeyRange> ranges_of(const std::vector<Range>& positions) {
+  std::vector<KeyRange> ranges;
+  for (const Range& range : positions) {
+    ranges.push_back({.tokens = range.size(), .position = range.begin});
   }
-  return fragments;
+  return ranges;
 }
 
 std::vector<Mask> masks() {
@@ -39,11 +39,11 @@ TEST(MaskBlocksTest, every_visible_pair_lies_in_exactly_one_block) {
   for (const Mask& mask : masks()) {
     for (const Range& queries : {Range{0, 60}, Range{20, 50}, Range{7, 8}, Range{55, 80}}) {
       for (const auto& keys : key_lists) {
-        const auto fragments = fragments_of(keys);
+        const auto ranges = ranges_of(keys);
         std::map<std::pair<int64_t, int64_t>, int> seen;
-        for (const MaskBlock& block : cut_mask(mask, queries, fragments, 8)) {
+        for (const MaskBlock& block : cut_mask(mask, queries, ranges, 8)) {
           ASSERT_TRUE(queries.contains(block.queries));
-          ASSERT_TRUE(keys[block.fragment].contains(block.keys));
+          ASSERT_TRUE(keys[block.range].contains(block.keys));
           ASSERT_FALSE(block.queries.empty() || block.keys.empty());
           if (block.kind == BlockKind::kCausal) {
             ASSERT_EQ(block.queries.size(), block.keys.size());
@@ -73,14 +73,14 @@ TEST(MaskBlocksTest, every_visible_pair_lies_in_exactly_one_block) {
 }
 
 TEST(MaskBlocksTest, a_whole_causal_document_is_one_block) {
-  const auto blocks = cut_mask({}, {0, 1000}, fragments_of({{0, 1000}}), 128);
+  const auto blocks = cut_mask({}, {0, 1000}, ranges_of({{0, 1000}}), 128);
   ASSERT_EQ(blocks.size(), 1U);
   EXPECT_EQ(blocks[0].kind, BlockKind::kCausal);
   EXPECT_EQ(blocks[0].queries, (Range{0, 1000}));
 }
 
 TEST(MaskBlocksTest, keys_before_the_queries_are_one_full_block) {
-  const auto blocks = cut_mask({}, {300, 400}, fragments_of({{0, 400}}), 128);
+  const auto blocks = cut_mask({}, {300, 400}, ranges_of({{0, 400}}), 128);
   ASSERT_EQ(blocks.size(), 2U);
   EXPECT_EQ(blocks[0].kind, BlockKind::kFull);
   EXPECT_EQ(blocks[0].keys, (Range{0, 300}));
@@ -89,7 +89,7 @@ TEST(MaskBlocksTest, keys_before_the_queries_are_one_full_block) {
 
 TEST(MaskBlocksTest, a_window_longer_than_the_document_cuts_nothing) {
   const Mask mask{.causal = true, .window_left = 1000};
-  EXPECT_EQ(cut_mask(mask, {0, 1000}, fragments_of({{0, 1000}}), 128).size(), 1U);
+  EXPECT_EQ(cut_mask(mask, {0, 1000}, ranges_of({{0, 1000}}), 128).size(), 1U);
 }
 
 TEST(MaskBlocksTest, the_largest_window_does_not_overflow) {

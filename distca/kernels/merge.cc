@@ -11,22 +11,24 @@
 namespace distca::kernels {
 namespace {
 
-void check(const RowShape& shape, const Rows& rows, const char* name) {
-  check_rows(rows, shape.tokens, shape.heads, shape.dim, name);
-}
-
-void check_numbers(const RowShape& shape, const Rows& rows, const char* name) {
-  check_rows(number_rows(rows), shape.tokens, shape.heads, 1, name);
+/// Present if there are tokens, and wide enough that rows do not overlap their neighbours.
+void check(const RowShape& shape, const Rows& rows, int64_t dim, const char* name) {
+  if (shape.tokens == 0) return;
+  DISTCA_CHECK(rows.data != nullptr, "{} has {} tokens but no memory", name, shape.tokens);
+  DISTCA_CHECK(shape.tokens == 1 || rows.token_stride >= dim, "{}: token_stride {} below dim {}",
+               name, rows.token_stride, dim);
+  DISTCA_CHECK(shape.heads == 1 || rows.head_stride >= dim, "{}: head_stride {} below dim {}", name,
+               rows.head_stride, dim);
 }
 
 double read_number(const Rows& rows, ScalarType type, int64_t token, int64_t head) {
   double value = 0;
-  read_row(number_rows(rows), accumulator_type(type), token, head, {&value, 1});
+  read_row(rows, accumulator_type(type), token, head, {&value, 1});
   return value;
 }
 
 void write_number(const Rows& rows, ScalarType type, int64_t token, int64_t head, double value) {
-  write_row(number_rows(rows), accumulator_type(type), token, head, {&value, 1});
+  write_row(rows, accumulator_type(type), token, head, {&value, 1});
 }
 
 template <typename Body>
@@ -41,11 +43,11 @@ void for_each_row(const RowShape& shape, Body body) {
 void merge_partials(const RowShape& shape, ScalarType type, std::span<const Partial> parts,
                     const Partial& result) {
   for (const Partial& part : parts) {
-    check(shape, part.o, "partial o");
-    check_numbers(shape, part.lse, "partial lse");
+    check(shape, part.o, shape.dim, "partial o");
+    check(shape, part.lse, 1, "partial lse");
   }
-  check(shape, result.o, "merged o");
-  check_numbers(shape, result.lse, "merged lse");
+  check(shape, result.o, shape.dim, "merged o");
+  check(shape, result.lse, 1, "merged lse");
   constexpr double kNoKey = -std::numeric_limits<double>::infinity();
   std::vector<double> lse(parts.size());
   std::vector<double> row(shape.dim);
@@ -75,9 +77,9 @@ void merge_partials(const RowShape& shape, ScalarType type, std::span<const Part
 
 void row_delta(const RowShape& shape, ScalarType type, const Rows& d_o, const Rows& o,
                const Rows& delta) {
-  check(shape, d_o, "d_o");
-  check(shape, o, "o");
-  check_numbers(shape, delta, "delta");
+  check(shape, d_o, shape.dim, "d_o");
+  check(shape, o, shape.dim, "o");
+  check(shape, delta, 1, "delta");
   std::vector<double> d_o_row(shape.dim);
   std::vector<double> o_row(shape.dim);
   for_each_row(shape, [&](int64_t token, int64_t head) {
@@ -91,9 +93,9 @@ void row_delta(const RowShape& shape, ScalarType type, const Rows& d_o, const Ro
 
 void output_from_delta(const RowShape& shape, ScalarType type, const Rows& d_o, const Rows& delta,
                        const Rows& o) {
-  check(shape, d_o, "d_o");
-  check(shape, o, "o");
-  check_numbers(shape, delta, "delta");
+  check(shape, d_o, shape.dim, "d_o");
+  check(shape, o, shape.dim, "o");
+  check(shape, delta, 1, "delta");
   std::vector<double> row(shape.dim);
   for_each_row(shape, [&](int64_t token, int64_t head) {
     read_row(d_o, type, token, head, row);

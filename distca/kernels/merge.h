@@ -1,7 +1,7 @@
 #pragma once
 // Row-wise companions of attention: merging partial results over key sub-ranges, and delta.
 //
-// Rows are [tokens, heads, dim]; LSE and delta are one number a row, fp64 for fp64 inputs, else
+// Rows are [tokens, heads, dim]; LSE and delta are [tokens, heads, 1], fp64 for fp64 inputs, else
 // fp32 (accumulator_type). Arithmetic in double. Broken shapes are a CHECK. Thread rule: calls on
 // disjoint outputs may run at the same time.
 

@@ -19,6 +19,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
 
 constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
 
@@ -28,8 +29,9 @@ struct Sample {
   Shape shape{
       .num_heads = 4, .num_kv_heads = 2, .head_dim_qk = 8, .head_dim_v = 16, .softmax_scale = 0.3};
   ScalarType type = ScalarType::kFloat32;
-  std::vector<std::vector<float>> memory;
+  std::vector<std::vector<float>> arrays;
   TaskList list;
+  ListMemory memory;  // [tokens, heads, dim] of each field
 
   Sample() {
     for (int i = 0; i < 2; ++i) {
@@ -45,6 +47,15 @@ struct Sample {
                            .v = rows(2, 16),
                            .dk = rows(2, 8),
                            .dv = rows(2, 16)});
+      const auto elements = [](int64_t heads, int64_t dim) { return kTokens * heads * dim; };
+      memory.queries.push_back({.q = elements(4, 8),
+                                .o = elements(4, 16),
+                                .lse = elements(4, 1),
+                                .d_o = elements(4, 16),
+                                .delta = elements(4, 1),
+                                .dq = elements(4, 8)});
+      memory.keys.push_back(
+          {.k = elements(2, 8), .v = elements(2, 16), .dk = elements(2, 8), .dv = elements(2, 16)});
     }
     list.tasks = {{.query_buffer = 0,
                    .q_row = 4,
@@ -58,9 +69,9 @@ struct Sample {
                    .q_position = 0,
                    .keys = {{.buffer = 1, .row = 8, .tokens = 24, .position = 0}}}};
   }
-  BufferRows rows(int64_t heads, int64_t dim) {
-    memory.emplace_back(kTokens * heads * dim, 0.25F);
-    return {{memory.back().data(), heads * dim, dim}, kTokens * heads * dim};
+  Rows rows(int64_t heads, int64_t dim) {
+    arrays.emplace_back(kTokens * heads * dim, 0.25F);
+    return {arrays.back().data(), heads * dim, dim};
   }
 };
 
@@ -70,9 +81,9 @@ std::string complaint(const std::function<void(Sample&)>& change, bool backward)
   change(sample);
   try {
     if (backward) {
-      backward_batch(sample.shape, sample.type, sample.list);
+      backward_list(sample.shape, sample.type, sample.list, sample.memory);
     } else {
-      forward_batch(sample.shape, sample.type, sample.type, sample.list);
+      forward_list(sample.shape, sample.type, sample.type, sample.list, sample.memory);
     }
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::kData);
@@ -88,91 +99,86 @@ std::string complaint(const std::function<void(Sample&)>& change) {
   return forward;
 }
 
-std::string task_complaint(const std::function<void(ListedTask&)>& change) {
+std::string task_complaint(const std::function<void(Task&)>& change) {
   return complaint([&](Sample& sample) { change(sample.list.tasks[0]); });
-}
-
-TEST(TaskListTest, resolves_ranges_to_rows) {
-  Sample sample;
-  const ForwardBatch forward = forward_batch(sample.shape, sample.type, sample.type, sample.list);
-  ASSERT_EQ(forward.tasks.size(), 2u);
-  const ForwardTask& task = forward.tasks[0];
-  EXPECT_EQ(task.q.data, sample.memory[0].data() + 4 * 32);
-  EXPECT_EQ(task.o.data, sample.memory[1].data() + 4 * 64);
-  EXPECT_EQ(task.lse.data, sample.memory[2].data() + 4 * 4);
-  EXPECT_EQ(task.q_tokens, 28);
-  EXPECT_EQ(task.q_position, 10);
-  ASSERT_EQ(task.keys.size(), 2u);
-  EXPECT_EQ(task.keys[1].k.data, static_cast<float*>(sample.list.keys[0].k.rows.data) + 2 * 16);
-  EXPECT_EQ(task.keys[1].position, 8);
-
-  const BackwardBatch backward = backward_batch(sample.shape, sample.type, sample.list);
-  EXPECT_EQ(backward.tasks[1].key_gradients[0].dv.data,
-            static_cast<float*>(sample.list.keys[1].dv.rows.data) + 8 * 32);
-  EXPECT_EQ(backward.tasks[0].dq.data,
-            static_cast<float*>(sample.list.queries[0].dq.rows.data) + 4 * 32);
 }
 
 TEST(TaskListTest, what_it_accepts_runs) {
   Sample sample;
-  const ForwardBatch forward = forward_batch(sample.shape, sample.type, sample.type, sample.list);
-  reference_forward(sample.shape, sample.type, sample.type, forward.tasks);
-  // All inputs are 0.25: so is every weighted mean of values.
-  EXPECT_FLOAT_EQ(sample.memory[1][4 * 64], 0.25F);
+  reference_forward(
+      sample.shape, sample.type, sample.type,
+      forward_list(sample.shape, sample.type, sample.type, sample.list, sample.memory));
+  // All inputs are 0.25: so is every weighted mean of values. Row 3 is in no task.
+  EXPECT_FLOAT_EQ(sample.arrays[1][4 * 64], 0.25F);
+  EXPECT_FLOAT_EQ(sample.arrays[2][3 * 4], 0.25F);
+  EXPECT_NE(sample.arrays[2][4 * 4], 0.25F);
   reference_backward(sample.shape, sample.type,
-                     backward_batch(sample.shape, sample.type, sample.list).tasks);
+                     backward_list(sample.shape, sample.type, sample.list, sample.memory));
+}
+
+TEST(TaskListTest, a_fault_of_our_own_list_is_a_check_that_names_it) {
+  Sample sample;
+  const auto check = [&] { check_backward(sample.shape, sample.type, sample.list); };
+  EXPECT_NO_THROW(check());
+  sample.list.tasks[0].q_row = 5;
+  EXPECT_THAT(check, ThrowsMessage<CheckFailure>(HasSubstr("task 0: q_row is 5 with q_tokens 28")));
+  sample.list.keys[1].dk = {};
+  EXPECT_THAT(check, ThrowsMessage<CheckFailure>(HasSubstr("key buffer 1: dk has no memory")));
+  sample.list.tasks.clear();
+  EXPECT_NO_THROW(check_forward(sample.shape, sample.type, sample.type, sample.list));
 }
 
 TEST(TaskListTest, empty_ranges_buffers_and_lists_are_fine) {
-  EXPECT_EQ(complaint([](Sample& s) { s.list = {}; }), "");
+  EXPECT_EQ(complaint([](Sample& s) { s.list = {}, s.memory = {}; }), "");
   EXPECT_EQ(complaint([](Sample& s) { s.list.tasks[0].q_tokens = 0; }), "");
   EXPECT_EQ(complaint([](Sample& s) { s.list.tasks[0].keys.clear(); }), "");
   EXPECT_EQ(complaint([](Sample& s) { s.list.tasks[0].keys[0].tokens = 0; }), "");
   EXPECT_EQ(complaint([](Sample& s) {
               s.list.queries.push_back({}), s.list.keys.push_back({});
+              s.memory.queries.push_back({}), s.memory.keys.push_back({});
               s.list.tasks.push_back({.query_buffer = 2, .keys = {{.buffer = 2}}});
             }),
             "");
 }
 
 TEST(TaskListTest, ranges_beyond_their_buffer_are_named) {
-  EXPECT_EQ(task_complaint([](ListedTask& t) { t.q_row = 5; }),
+  EXPECT_EQ(task_complaint([](Task& t) { t.q_row = 5; }),
             "task list: task 0: q_row is 5 with q_tokens 28, must be 0 .. 4: query buffer 0 has 32 "
             "tokens");
-  EXPECT_EQ(task_complaint([](ListedTask& t) { t.keys[1].row = 3; }),
+  EXPECT_EQ(task_complaint([](Task& t) { t.keys[1].row = 3; }),
             "task list: task 0: keys 1: row is 3 with tokens 30, must be 0 .. 2: key buffer 0 has "
             "32 tokens");
-  EXPECT_EQ(task_complaint([](ListedTask& t) { t.q_tokens = -1; }),
+  EXPECT_EQ(task_complaint([](Task& t) { t.q_tokens = -1; }),
             "task list: task 0: q_tokens is -1, must be 0 .. 32");
-  EXPECT_EQ(task_complaint([](ListedTask& t) { t.query_buffer = 2; }),
+  EXPECT_EQ(task_complaint([](Task& t) { t.query_buffer = 2; }),
             "task list: task 0: query_buffer is 2, must be 0 .. 1");
   for (const int64_t number : {int64_t{-1}, kHuge, std::numeric_limits<int64_t>::min()}) {
-    EXPECT_THAT(task_complaint([&](ListedTask& t) { t.q_row = number; }), HasSubstr("q_row is"));
-    EXPECT_THAT(task_complaint([&](ListedTask& t) { t.q_tokens = number; }), HasSubstr("q_tokens"));
-    EXPECT_THAT(task_complaint([&](ListedTask& t) { t.q_position = number; }),
+    EXPECT_THAT(task_complaint([&](Task& t) { t.q_row = number; }), HasSubstr("q_row is"));
+    EXPECT_THAT(task_complaint([&](Task& t) { t.q_tokens = number; }), HasSubstr("q_tokens"));
+    EXPECT_THAT(task_complaint([&](Task& t) { t.q_position = number; }),
                 HasSubstr("q_position is"));
-    EXPECT_THAT(task_complaint([&](ListedTask& t) { t.query_buffer = number; }),
+    EXPECT_THAT(task_complaint([&](Task& t) { t.query_buffer = number; }),
                 HasSubstr("query_buffer is"));
-    EXPECT_THAT(task_complaint([&](ListedTask& t) { t.keys[1].row = number; }),
+    EXPECT_THAT(task_complaint([&](Task& t) { t.keys[1].row = number; }),
                 HasSubstr("keys 1: row is"));
-    EXPECT_THAT(task_complaint([&](ListedTask& t) { t.keys[1].tokens = number; }),
+    EXPECT_THAT(task_complaint([&](Task& t) { t.keys[1].tokens = number; }),
                 HasSubstr("keys 1: tokens is"));
-    EXPECT_THAT(task_complaint([&](ListedTask& t) { t.keys[1].position = number; }),
+    EXPECT_THAT(task_complaint([&](Task& t) { t.keys[1].position = number; }),
                 HasSubstr("keys 1: position is"));
-    EXPECT_THAT(task_complaint([&](ListedTask& t) { t.keys[1].buffer = number; }),
+    EXPECT_THAT(task_complaint([&](Task& t) { t.keys[1].buffer = number; }),
                 HasSubstr("keys 1: buffer is"));
     if (number == -1) continue;  // unlimited
-    EXPECT_THAT(task_complaint([&](ListedTask& t) { t.mask.window_left = number; }),
+    EXPECT_THAT(task_complaint([&](Task& t) { t.mask.window_left = number; }),
                 HasSubstr("window_left is"));
-    EXPECT_THAT(task_complaint([&](ListedTask& t) { t.mask.window_right = number; }),
+    EXPECT_THAT(task_complaint([&](Task& t) { t.mask.window_right = number; }),
                 HasSubstr("window_right is"));
   }
 }
 
 TEST(TaskListTest, keys_must_ascend_in_position) {
-  EXPECT_EQ(task_complaint([](ListedTask& t) { t.keys[1].position = 7; }),
+  EXPECT_EQ(task_complaint([](Task& t) { t.keys[1].position = 7; }),
             "task list: task 0: keys 1: position is 7, must be at least 8, where keys 0 end");
-  EXPECT_THAT(task_complaint([](ListedTask& t) { std::swap(t.keys[0], t.keys[1]); }),
+  EXPECT_THAT(task_complaint([](Task& t) { std::swap(t.keys[0], t.keys[1]); }),
               HasSubstr("keys 1: position is 0, must be at least 38"));
 }
 
@@ -191,26 +197,27 @@ TEST(TaskListTest, two_tasks_may_not_write_one_row_of_o) {
 }
 
 TEST(TaskListTest, buffers_must_hold_their_rows) {
-  const auto first_q = [](const std::function<void(BufferRows&)>& change) {
-    return complaint([&](Sample& s) { change(s.list.queries[0].q); });
+  const auto first_q = [](const std::function<void(Rows&, int64_t & elements)>& change) {
+    return complaint([&](Sample& s) { change(s.list.queries[0].q, s.memory.queries[0].q); });
   };
-  EXPECT_EQ(first_q([](BufferRows& q) { q.elements -= 1; }),
+  EXPECT_EQ(first_q([](Rows&, int64_t& elements) { elements -= 1; }),
             "task list: query buffer 0: q: 32 tokens with token_stride 32 and head_stride 8 end at "
             "element 1024, there are 1023");
-  EXPECT_THAT(first_q([](BufferRows& q) { q.rows.token_stride = kHuge / 2; }),
+  EXPECT_THAT(first_q([](Rows& q, int64_t&) { q.token_stride = kHuge / 2; }),
               HasSubstr("query buffer 0: q: 32 tokens with token_stride"));
-  EXPECT_THAT(first_q([](BufferRows& q) { q.rows.head_stride = kHuge; }), HasSubstr("end at"));
-  EXPECT_THAT(first_q([](BufferRows& q) { q.rows.token_stride = -32; }),
+  EXPECT_THAT(first_q([](Rows& q, int64_t&) { q.head_stride = kHuge; }), HasSubstr("end at"));
+  EXPECT_THAT(first_q([](Rows& q, int64_t&) { q.token_stride = -32; }),
               HasSubstr("token_stride is -32, must be at least 8"));
-  EXPECT_THAT(first_q([](BufferRows& q) { q.rows.head_stride = 7; }),
+  EXPECT_THAT(first_q([](Rows& q, int64_t&) { q.head_stride = 7; }),
               HasSubstr("head_stride is 7, must be at least 8"));
-  EXPECT_THAT(first_q([](BufferRows& q) { q.elements = kHuge; }), HasSubstr("elements is"));
-  EXPECT_EQ(first_q([](BufferRows& q) { q.rows.data = nullptr; }),
+  EXPECT_THAT(first_q([](Rows&, int64_t& elements) { elements = kHuge; }),
+              HasSubstr("elements is"));
+  EXPECT_EQ(first_q([](Rows& q, int64_t&) { q.data = nullptr; }),
             "task list: query buffer 0: q has no memory for its 32 tokens");
-  EXPECT_EQ(first_q([](BufferRows& q) {
-              q.rows.data = static_cast<std::byte*>(q.rows.data) + 2;
-              q.elements -= 1;
-              q.rows.token_stride = 8;
+  EXPECT_EQ(first_q([](Rows& q, int64_t& elements) {
+              q.data = static_cast<std::byte*>(q.data) + 2;
+              elements -= 1;
+              q.token_stride = 8;
             }),
             "task list: query buffer 0: q is not aligned to its 4 bytes an element");
   EXPECT_THAT(complaint([](Sample& s) { s.list.keys[1].tokens = -1; }),
@@ -222,7 +229,7 @@ TEST(TaskListTest, buffers_must_hold_their_rows) {
 TEST(TaskListTest, one_token_needs_no_stride_of_tokens) {
   EXPECT_EQ(complaint([](Sample& s) {
               s.list.queries[1].tokens = 1;
-              s.list.queries[1].q.rows.token_stride = -kHuge;
+              s.list.queries[1].q.token_stride = -kHuge;
               s.list.tasks[1].q_tokens = 1;
             }),
             "");
@@ -233,12 +240,17 @@ TEST(TaskListTest, what_is_written_lies_alone) {
       complaint([](Sample& s) { s.list.queries[1].o = s.list.queries[0].o; }, false),
       "task list: query buffer 0: o and query buffer 1: o overlap in memory, and query buffer "
       "0: o is written");
-  EXPECT_THAT(complaint([](Sample& s) { s.list.keys[0].dk = s.list.queries[1].q; }, true),
+  EXPECT_THAT(complaint(
+                  [](Sample& s) {
+                    s.list.keys[0].dk = s.list.queries[1].q;
+                    s.memory.keys[0].dk = s.memory.queries[1].q;
+                  },
+                  true),
               AllOf(HasSubstr("query buffer 1: q"), HasSubstr("key buffer 0: dk is written")));
   EXPECT_THAT(complaint(
                   [](Sample& s) {
-                    s.list.queries[0].o.rows.token_stride = 16;
-                    s.list.queries[0].o.rows.head_stride = 16;
+                    s.list.queries[0].o.token_stride = 16;
+                    s.list.queries[0].o.head_stride = 16;
                   },
                   false),
               HasSubstr("put two rows in one place"));
@@ -250,8 +262,8 @@ TEST(TaskListTest, fields_may_lie_between_each_others_tokens) {
   // dk and dv in [tokens, dk then dv].
   std::vector<float> both(32 * 48);
   const auto interleave = [&](Sample& s, int64_t offset) {
-    s.list.keys[0].dk = {{both.data(), 48, 8}, 32 * 48};
-    s.list.keys[0].dv = {{both.data() + offset, 48, 16}, 32 * 48 - offset};
+    s.list.keys[0].dk = {both.data(), 48, 8}, s.memory.keys[0].dk = 32 * 48;
+    s.list.keys[0].dv = {both.data() + offset, 48, 16}, s.memory.keys[0].dv = 32 * 48 - offset;
   };
   EXPECT_EQ(complaint([&](Sample& s) { interleave(s, 16); }, true), "");
   EXPECT_THAT(complaint([&](Sample& s) { interleave(s, 15); }, true),
@@ -274,7 +286,7 @@ TEST(TaskListTest, impossible_shapes_are_named) {
 
 TEST(TaskListTest, packed_sequences_are_aligned_bottom_right) {
   const int64_t q[] = {0, 3, 3, 10}, k[] = {0, 8, 12, 14};
-  const std::vector<ListedTask> tasks = varlen_tasks(q, k, {.causal = true});
+  const std::vector<Task> tasks = varlen_tasks(q, k, {.causal = true});
   ASSERT_EQ(tasks.size(), 3u);
   for (size_t i = 0; i < tasks.size(); ++i) {
     EXPECT_EQ(tasks[i].q_row, q[i]);

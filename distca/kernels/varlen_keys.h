@@ -1,8 +1,7 @@
 #pragma once
-// Parts of varlen_launches: tasks cut to what FlashAttention's masks express, and the buffers that
-// the parts' keys lie in. Thread rule: pure functions.
+// Parts of varlen_launches: tasks cut to what FlashAttention's masks express, and the rows that the
+// parts' keys lie in. Thread rule: pure functions.
 
-#include <compare>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -20,27 +19,22 @@ struct VarlenPart {
   bool right_limited = false;
   int64_t window_left = -1;  // from the aligned end, -1 = unlimited
   int64_t first_key = 0;     // the task's first key, seen or not
-  size_t buffer = 0;         // set by place_keys
-  int64_t row = 0;           // of keys.begin in the buffer; set by place_keys
+  // Set by place_keys.
+  int64_t buffer = 0;  // as VarlenLaunch::buffer
+  int64_t row = 0;     // of keys.begin in the buffer
+  size_t region = 0;   // parts of one region may share a launch; the number of its first part
 };
 
 /// Every visible (query, key) pair exactly once, every row in at most one part; parts in the order
 /// of tasks. The tasks' keys are consecutive (a CHECK).
-std::vector<VarlenPart> cut_tasks(std::span<const VarlenTask> tasks);
+std::vector<VarlenPart> cut_tasks(std::span<const Task> tasks);
 
-/// Finds the parts' keys, sets their buffer and row. `over_gaps`: whether keys with others between
-/// them may be one buffer. Buffers are in the order in which parts first use them.
-std::vector<KeyBuffer> place_keys(ScalarType type, std::span<const VarlenTask> tasks,
-                                  std::vector<VarlenPart>& parts, bool over_gaps);
+/// Finds the parts' keys and adds to the plan what is gathered for them, which is the last region.
+/// `over_gaps`: whether keys with others between them may be one region.
+void place_keys(ScalarType type, const TaskList& list, std::vector<VarlenPart>& parts,
+                bool over_gaps, VarlenPlan& plan);
 
-/// Where gradients of the keys at `keys` are added to; `to`: of the first of them.
-struct GradientRun {
-  KeyGradient to;
-  Range keys;
-  bool operator==(const GradientRun& other) const;
-};
-
-/// The gradients of some of the task's keys, in as few runs as their memory allows.
-std::vector<GradientRun> key_gradients(ScalarType type, const VarlenTask& task, const Range& keys);
+/// The task's keys at positions `keys`, in as few ranges as their rows allow.
+std::vector<KeyRange> key_ranges(const Task& task, const Range& keys);
 
 }  // namespace distca::kernels

@@ -6,7 +6,6 @@
 #include <tuple>
 
 #include "distca/base/error.h"
-#include "distca/kernels/rows.h"
 #include "distca/kernels/varlen_keys.h"
 
 namespace distca::kernels {
@@ -18,7 +17,7 @@ constexpr int64_t kMostRows = std::numeric_limits<int32_t>::max();
 
 /// What parts of one launch have in common.
 auto launch_kind(const VarlenPart& part) {
-  return std::tuple(part.buffer, !part.right_limited, part.window_left);
+  return std::tuple(part.region, !part.right_limited, part.window_left);
 }
 
 void add_sequence(VarlenLaunch& launch, int64_t queries, int64_t key_start, int64_t keys) {
@@ -46,13 +45,17 @@ VarlenLaunch empty_launch(const VarlenPart& like, const Range& key_rows) {
           .cu_seqlens_q = {0}};
 }
 
-VarlenLaunch forward_launch(std::span<const VarlenPart> parts, const KeyBuffer& buffer) {
-  VarlenLaunch launch = empty_launch(parts[0], {0, buffer.rows});
+VarlenLaunch forward_launch(std::span<const VarlenPart> parts) {
+  Range rows{parts[0].row, parts[0].row};
+  for (const VarlenPart& part : parts) {
+    rows = {std::min(rows.begin, part.row), std::max(rows.end, part.row + part.keys.size())};
+  }
+  VarlenLaunch launch = empty_launch(parts[0], rows);
   for (const VarlenPart& part : parts) {
     launch.pieces.push_back({part.task, part.queries});
-    add_sequence(launch, part.queries.size(), part.row, part.keys.size());
+    add_sequence(launch, part.queries.size(), part.row - rows.begin, part.keys.size());
   }
-  launch.key_starts.push_back(static_cast<int32_t>(buffer.rows));
+  launch.key_starts.push_back(static_cast<int32_t>(rows.size()));
   return launch;
 }
 
@@ -81,20 +84,14 @@ struct Sequence {
 /// Merges parts of one kind.
 class SequenceMerger {
  public:
-  SequenceMerger(ScalarType type, std::span<const VarlenTask> tasks) : type_(type), tasks_(tasks) {}
-
   void add(const VarlenPart& part) {
     if (mergeable(part)) {
       // Queries that see all of the same keys may stand in any order.
       const int64_t begin = part.right_limited ? part.queries.begin : part.keys.end;
-      const auto [first, last] = open_.equal_range(key(part, begin));
-      for (auto it = first; it != last; ++it) {
-        Sequence& sequence = sequences_[it->second];
-        if (!same_gradients(sequence.whole, part)) continue;
-        const size_t index = it->second;
-        open_.erase(it);
-        extend(sequence, part);
-        open_.emplace(key(part, part.right_limited ? part.queries.end : begin), index);
+      if (auto open = open_.extract(key(part, begin))) {
+        extend(sequences_[open.mapped()], part);
+        open.key() = key(part, part.right_limited ? part.queries.end : begin);
+        open_.insert(std::move(open));
         return;
       }
       open_.emplace(key(part, part.right_limited ? part.queries.end : begin), sequences_.size());
@@ -115,10 +112,6 @@ class SequenceMerger {
   static Key key(const VarlenPart& part, int64_t end) {
     return {part.row - part.keys.begin, part.right_limited ? part.first_key : part.keys.begin, end};
   }
-  bool same_gradients(const VarlenPart& a, const VarlenPart& b) const {
-    return key_gradients(type_, tasks_[a.task], a.keys) ==
-           key_gradients(type_, tasks_[b.task], a.keys);
-  }
   static void extend(Sequence& sequence, const VarlenPart& part) {
     sequence.pieces.push_back({part.task, part.queries});
     sequence.query_rows += part.queries.size();
@@ -128,37 +121,27 @@ class SequenceMerger {
     sequence.whole = whole;
   }
 
-  ScalarType type_;
-  std::span<const VarlenTask> tasks_;
   std::multimap<Key, size_t> open_;
   std::vector<Sequence> sequences_;
 };
 
-/// Whether `next` are the rows behind the target's, in the launch and in memory.
-bool adjoins(const GradientTarget& target, ScalarType type, const GradientRun& next, int64_t row) {
-  const auto behind = [&](const Rows& mine, const Rows& its) {
-    return mine.token_stride == its.token_stride && mine.head_stride == its.head_stride &&
-           shifted(mine, accumulator_type(type), target.tokens, 0).data == its.data;
-  };
-  return target.row + target.tokens == row && behind(target.to.dk, next.to.dk) &&
-         behind(target.to.dv, next.to.dv);
-}
-
-void add_gradients(VarlenLaunch& launch, ScalarType type, std::span<const VarlenTask> tasks,
-                   const VarlenPart& whole) {
-  for (const GradientRun& run : key_gradients(type, tasks[whole.task], whole.keys)) {
-    const int64_t row = whole.row + run.keys.begin - whole.keys.begin - launch.key_rows.begin;
-    if (!launch.gradients.empty() && adjoins(launch.gradients.back(), type, run, row)) {
-      launch.gradients.back().tokens += run.keys.size();
-    } else {
-      launch.gradients.push_back({run.to, run.keys.size(), row});
+void add_gradients(VarlenLaunch& launch, const TaskList& list, const VarlenPart& whole) {
+  for (const KeyRange& range : key_ranges(list.tasks[whole.task], whole.keys)) {
+    const int64_t row = whole.row + range.position - whole.keys.begin - launch.key_rows.begin;
+    if (!launch.gradients.empty()) {
+      auto& [keys, first] = launch.gradients.back();
+      if (keys.buffer == range.buffer && keys.row + keys.tokens == range.row &&
+          first + keys.tokens == row) {
+        keys.tokens += range.tokens;
+        continue;
+      }
     }
+    launch.gradients.push_back({range, row});
   }
 }
 
 /// Sequences of one launch, whose keys are disjoint and ascend.
-VarlenLaunch backward_launch(ScalarType type, std::span<const VarlenTask> tasks,
-                             std::span<const Sequence* const> sequences) {
+VarlenLaunch backward_launch(const TaskList& list, std::span<const Sequence* const> sequences) {
   const VarlenPart& last = sequences.back()->whole;
   VarlenLaunch launch =
       empty_launch(sequences[0]->whole, {sequences[0]->whole.row, last.row + last.keys.size()});
@@ -169,7 +152,7 @@ VarlenLaunch backward_launch(ScalarType type, std::span<const VarlenTask> tasks,
     if (row < start) add_sequence(launch, 0, row, start - row);
     launch.pieces.insert(launch.pieces.end(), sequence->pieces.begin(), sequence->pieces.end());
     add_sequence(launch, sequence->query_rows, start, whole.keys.size());
-    add_gradients(launch, type, tasks, whole);
+    add_gradients(launch, list, whole);
     row = start + whole.keys.size();
   }
   launch.key_starts.push_back(static_cast<int32_t>(row));
@@ -219,49 +202,34 @@ void for_runs(std::span<const Sequence* const> sequences, int64_t most_sequences
 
 }  // namespace
 
-VarlenTask varlen_task(const ForwardTask& task) {
-  return {.queries = {task.q_position, task.q_position + task.q_tokens},
-          .keys = task.keys,
-          .mask = task.mask};
-}
-
-VarlenTask varlen_task(const BackwardTask& task) {
-  return {.queries = {task.q_position, task.q_position + task.q_tokens},
-          .keys = task.keys,
-          .gradients = task.key_gradients,
-          .mask = task.mask};
-}
-
-VarlenPlan plan_forward_launches(ScalarType type, std::span<const VarlenTask> tasks,
-                                 int64_t most_sequences) {
+VarlenPlan plan_forward_launches(ScalarType type, const TaskList& list, int64_t most_sequences) {
   VarlenPlan plan;
-  std::vector<VarlenPart> parts = cut_tasks(tasks);
-  plan.buffers = place_keys(type, tasks, parts, /*over_gaps=*/true);
+  std::vector<VarlenPart> parts = cut_tasks(list.tasks);
+  place_keys(type, list, parts, /*over_gaps=*/true, plan);
   for_kinds(parts, [&](std::span<const VarlenPart> kind) {
     const auto most = static_cast<size_t>(most_sequences);
     for (; !kind.empty(); kind = kind.subspan(std::min(most, kind.size()))) {
       const auto run = kind.first(std::min(most, kind.size()));
-      plan.launches.push_back(forward_launch(run, plan.buffers[run[0].buffer]));
+      plan.launches.push_back(forward_launch(run));
     }
   });
   return plan;
 }
 
-VarlenPlan plan_backward_launches(ScalarType type, std::span<const VarlenTask> tasks,
-                                  int64_t most_sequences) {
+VarlenPlan plan_backward_launches(ScalarType type, const TaskList& list, int64_t most_sequences) {
   VarlenPlan plan;
-  std::vector<VarlenPart> parts = cut_tasks(tasks);
-  plan.buffers = place_keys(type, tasks, parts, /*over_gaps=*/false);
+  std::vector<VarlenPart> parts = cut_tasks(list.tasks);
+  place_keys(type, list, parts, /*over_gaps=*/false, plan);
   for_kinds(parts, [&](std::span<VarlenPart> kind) {
     std::stable_sort(kind.begin(), kind.end(), [](const VarlenPart& a, const VarlenPart& b) {
       return a.queries.begin < b.queries.begin;
     });
-    SequenceMerger merger(type, tasks);
+    SequenceMerger merger;
     for (const VarlenPart& part : kind) merger.add(part);
     const std::vector<Sequence> sequences = merger.take();
     for (const std::vector<const Sequence*>& launch : disjoint(sequences)) {
       for_runs(launch, most_sequences, [&](std::span<const Sequence* const> run) {
-        plan.launches.push_back(backward_launch(type, tasks, run));
+        plan.launches.push_back(backward_launch(list, run));
       });
     }
   });

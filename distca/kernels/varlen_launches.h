@@ -1,6 +1,6 @@
 #pragma once
-// A batch of tasks as launches of a variable-length attention operator of FlashAttention's kind:
-// what one launch computes, which memory it reads keys from, where gradients of keys go. No
+// A list of tasks as launches of a variable-length attention operator of FlashAttention's kind:
+// what one launch computes, which rows it reads keys from, where gradients of keys go. No
 // device, no framework: the launches are played by runtime/varlen_attention.h.
 //
 // What such an operator can do (FlashAttention 2, ATen's _flash_attention_forward and _backward):
@@ -15,10 +15,10 @@
 // (a key sub-range) is cut into the queries up to there and those behind, which see all to the end.
 // No row is in two parts: nothing is merged by LSE. Rows that see no key are in no launch.
 //
-// Keys of a task are read where they lie if they lie in a row; else they are gathered: each key
-// once, however many tasks read it. Tasks whose keys lie in one buffer share a launch: in forward
-// whatever lies between them, in backward (where a sum's order depends on the launch) only if they
-// adjoin, so that the launches follow from the tasks and not from where an allocator put them.
+// Keys of a task are read where they lie if they are consecutive rows of one buffer, aligned as the
+// operator loads them; else they are gathered: each key once, however many tasks read it. Tasks
+// whose keys lie in one buffer share a launch: in forward whatever lies between them, in backward
+// (whose operator writes dK and dV of every row that it is given) only if they adjoin.
 // A launch has at most kMostSequences sequences, those without queries among them: what is more
 // goes into further launches, in the same order.
 // Thread rule: pure functions.
@@ -37,36 +37,17 @@ namespace distca::kernels {
 /// Sequences of a launch, and heads: each is a coordinate of CUDA's grid, y or z, of 16 bits.
 inline constexpr int64_t kMostSequences = 65535;
 
-/// What the planner needs of a task. `gradients`: of backward tasks, else empty.
-struct VarlenTask {
-  Range queries;  // positions in the document
-  std::span<const KeyFragment> keys{};
-  std::span<const KeyGradient> gradients{};
-  Mask mask{};
-};
+/// What an operator loads at once, in bytes.
+inline constexpr int64_t kVarlenAlignment = 16;
+bool loads_aligned(const Rows& rows, ScalarType type);
 
-VarlenTask varlen_task(const ForwardTask& task);
-VarlenTask varlen_task(const BackwardTask& task);
+/// Whether the ranges' positions follow one another without a gap, as a launch needs them.
+bool keys_are_consecutive(std::span<const KeyRange> keys);
 
-/// Whether the fragments' positions follow one another without a gap, as a launch needs them.
-bool keys_are_consecutive(std::span<const KeyFragment> keys);
-
-/// `tokens` keys that are copied to rows [row, row + tokens) of a gathered buffer.
-struct KeyCopy {
-  Rows k{};
-  Rows v{};
-  int64_t tokens = 0;
+/// Keys of the list, and the rows [row, row + keys.tokens) at which a launch has them.
+struct PlacedKeys {
+  KeyRange keys;
   int64_t row = 0;
-};
-
-/// Memory that launches read keys from: rows [0, rows) of k and v. A gathered buffer has no memory
-/// yet: whoever plays the launches makes it and fills it with `copies`.
-struct KeyBuffer {
-  Rows k{};
-  Rows v{};
-  int64_t rows = 0;
-  std::vector<KeyCopy> copies{};  // empty: keys lie there already
-  bool gathered() const { return !copies.empty(); }
 };
 
 /// Consecutive queries of one task.
@@ -76,16 +57,12 @@ struct QueryPiece {
   bool operator==(const QueryPiece&) const = default;
 };
 
-/// Where gradients of rows [row, row + tokens) of a launch's keys are added to.
-struct GradientTarget {
-  KeyGradient to;
-  int64_t tokens = 0;
-  int64_t row = 0;
-};
+/// The memory of gathered keys, in place of the number of a key buffer.
+inline constexpr int64_t kGathered = -1;
 
 struct VarlenLaunch {
-  size_t buffer = 0;  // index of the KeyBuffer
-  Range key_rows;     // the rows of it that the operator is given; starts count from key_rows.begin
+  int64_t buffer = 0;  // index in TaskList::keys, or kGathered
+  Range key_rows;  // the rows of it that the operator is given; starts count from key_rows.begin
   bool right_limited = false;
   int64_t window_left = -1;           // tokens; -1 = unlimited
   std::vector<QueryPiece> pieces{};   // the rows of Q, one after another
@@ -94,24 +71,30 @@ struct VarlenLaunch {
   std::vector<int32_t> keys_used;     // [sequences]
   int64_t max_queries = 0;
   int64_t max_keys = 0;  // as the operator is to be told: at least the longest sequence's
-  std::vector<GradientTarget> gradients{};  // backward
+  std::vector<PlacedKeys>
+      gradients{};  // backward: where dK, dV are added; rows from key_rows.begin
 
   int64_t sequences() const { return static_cast<int64_t>(keys_used.size()); }
   int64_t query_rows() const { return cu_seqlens_q.back(); }
 };
 
+/// Whoever plays the launches makes memory of gathered_rows() keys and copies `gathered` there.
 struct VarlenPlan {
-  std::vector<KeyBuffer> buffers;  // at most one gathered, the last
-  std::vector<VarlenLaunch> launches;
+  std::vector<PlacedKeys> gathered{};
+  std::vector<VarlenLaunch> launches{};
+
+  int64_t gathered_rows() const {
+    return gathered.empty() ? 0 : gathered.back().row + gathered.back().keys.tokens;
+  }
 };
 
 /// `type`: of Q, K, V. Every task's keys are consecutive (a CHECK).
-VarlenPlan plan_forward_launches(ScalarType type, std::span<const VarlenTask> tasks,
+VarlenPlan plan_forward_launches(ScalarType type, const TaskList& list,
                                  int64_t most_sequences = kMostSequences);
 
 /// Neighbouring shards of a document, the one's queries ending where the other's begin, become one
 /// sequence; keys of a launch that no sequence reads become sequences without queries.
-VarlenPlan plan_backward_launches(ScalarType type, std::span<const VarlenTask> tasks,
+VarlenPlan plan_backward_launches(ScalarType type, const TaskList& list,
                                   int64_t most_sequences = kMostSequences);
 
 }  // namespace distca::kernels

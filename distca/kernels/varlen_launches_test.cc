@@ -9,13 +9,12 @@
 namespace distca::kernels {
 namespace {
 
+using testing::add_keys;
 using testing::copies_once;
 using ::testing::ElementsAre;
 using testing::expect_like_the_reference;
 using ::testing::IsEmpty;
-using testing::key_rows;
 using testing::kType;
-using testing::TaskRows;
 using testing::World;
 
 /// Keys of a document as they lie in memory.
@@ -28,15 +27,15 @@ struct Segment {
 void add_random_task(World& world, const std::vector<Segment>& document, const Mask& mask) {
   const int64_t length = document.back().keys.end;
   const int64_t begin = world.uniform(0, length), end = world.uniform(begin, length);
-  TaskRows& task = world.add_task({begin, end}, mask);
+  Task& task = world.add_task({begin, end}, mask);
   Range keys{0, world.uniform(0, 3) == 0 ? length : end};
   if (world.uniform(0, 2) == 0) keys = {world.uniform(0, keys.end), world.uniform(0, keys.end)};
   for (const Segment& segment : document) {
     Range part = intersect(keys, segment.keys);
     while (!part.empty()) {
       const int64_t tokens = world.uniform(0, 2) == 0 ? world.uniform(1, part.size()) : part.size();
-      world.add_keys(task, part.begin, tokens, segment.store,
-                     segment.row + part.begin - segment.keys.begin);
+      add_keys(task, part.begin, tokens, segment.store,
+               segment.row + part.begin - segment.keys.begin);
       part.begin += tokens;
     }
   }
@@ -77,14 +76,14 @@ TEST(VarlenLaunches, equal_the_reference_for_random_tasks_in_any_memory) {
 
 TEST(VarlenLaunches, a_lone_key_needs_no_token_stride) {
   World world(1);
-  world.add_store(3);
+  world.add_store(1);
   for (const Range& queries : {Range{0, 4}, Range{4, 6}}) {
-    TaskRows& task = world.add_task(queries);
-    world.add_keys(task, 0, 1, 0, 1);
-    task.keys[0].k.token_stride = task.keys[0].v.token_stride = 0;
+    add_keys(world.add_task(queries), 0, 1, 0, 0);
   }
+  world.list.keys[0].k.token_stride = world.list.keys[0].v.token_stride = 0;
   expect_like_the_reference(world);
-  EXPECT_EQ(world.forward_plan().buffers.size(), 1u);
+  EXPECT_EQ(world.forward_plan().launches.size(), 2u);  // causal, and seen whole
+  EXPECT_TRUE(world.forward_plan().gathered.empty());
 }
 
 /// A document of `length` keys in store 0, and a task for each shard with the keys it may see.
@@ -92,7 +91,7 @@ World shards(int64_t length, const std::vector<Range>& queries, const Mask& mask
   World world(1);
   world.add_store(length);
   for (const Range& range : queries) {
-    world.add_keys(world.add_task(range, mask), 0, range.end, 0, 0);
+    add_keys(world.add_task(range, mask), 0, range.end, 0, 0);
   }
   return world;
 }
@@ -100,11 +99,11 @@ World shards(int64_t length, const std::vector<Range>& queries, const Mask& mask
 TEST(VarlenLaunches, forward_shards_of_a_document_share_its_keys_where_they_lie) {
   World world = shards(100, {{10, 30}, {60, 100}});
   const VarlenPlan plan = world.forward_plan();
-  ASSERT_EQ(plan.buffers.size(), 1u);
-  EXPECT_FALSE(plan.buffers[0].gathered());
-  EXPECT_EQ(plan.buffers[0].k.data, world.tasks()[0].keys[0].k.data);
+  EXPECT_TRUE(plan.gathered.empty());
   ASSERT_EQ(plan.launches.size(), 1u);
   const VarlenLaunch& launch = plan.launches[0];
+  EXPECT_EQ(launch.buffer, 0);
+  EXPECT_EQ(launch.key_rows, (Range{0, 100}));
   EXPECT_TRUE(launch.right_limited);
   EXPECT_THAT(launch.cu_seqlens_q, ElementsAre(0, 20, 60));
   EXPECT_THAT(launch.key_starts, ElementsAre(0, 0, 100));
@@ -127,11 +126,11 @@ TEST(VarlenLaunches, backward_neighbours_are_one_sequence_and_others_another_lau
 TEST(VarlenLaunches, backward_keys_that_no_sequence_reads_are_a_sequence_without_queries) {
   World world(1);
   world.add_store(100);
-  world.add_keys(world.add_task({0, 20}), 0, 20, 0, 0);    // document 1: rows 0 to 20
-  world.add_keys(world.add_task({0, 50}), 0, 50, 0, 20);   // document 2: rows 20 to 70
-  world.add_keys(world.add_task({90, 99}), 0, 50, 0, 20);  // ... seen whole: another mask
-  world.add_keys(world.add_task({0, 30}), 0, 30, 0, 70);   // document 3: rows 70 to 100
-  world.add_keys(world.add_task({85, 95}), 10, 15, 0, 5);  // of document 1, seen whole
+  add_keys(world.add_task({0, 20}), 0, 20, 0, 0);    // document 1: rows 0 to 20
+  add_keys(world.add_task({0, 50}), 0, 50, 0, 20);   // document 2: rows 20 to 70
+  add_keys(world.add_task({90, 99}), 0, 50, 0, 20);  // ... seen whole: another mask
+  add_keys(world.add_task({0, 30}), 0, 30, 0, 70);   // document 3: rows 70 to 100
+  add_keys(world.add_task({85, 95}), 10, 15, 0, 5);  // of document 1, seen whole
   const VarlenPlan plan = world.backward_plan();
   ASSERT_EQ(plan.launches.size(), 2u);
   EXPECT_TRUE(plan.launches[0].right_limited);
@@ -141,7 +140,7 @@ TEST(VarlenLaunches, backward_keys_that_no_sequence_reads_are_a_sequence_without
   EXPECT_THAT(plan.launches[1].cu_seqlens_q, ElementsAre(0, 10, 19));
   EXPECT_THAT(plan.launches[1].key_starts, ElementsAre(0, 15, 65));
   expect_like_the_reference(world);
-  world.tasks()[4].keys[0].tokens = 10;
+  world.list.tasks[4].keys[0].tokens = 10;
   const VarlenPlan gap = world.backward_plan();
   EXPECT_THAT(gap.launches[1].cu_seqlens_q, ElementsAre(0, 10, 10, 19));
   EXPECT_THAT(gap.launches[1].key_starts, ElementsAre(0, 10, 15, 65));
@@ -152,21 +151,21 @@ TEST(VarlenLaunches, gradients_that_adjoin_in_memory_are_added_at_once) {
   World world(1);
   world.add_store(60);
   for (const int64_t row : {40, 0, 20}) {
-    world.add_keys(world.add_task({0, 20}), 0, 20, 0, row);
+    add_keys(world.add_task({0, 20}), 0, 20, 0, row);
   }
   const VarlenPlan plan = world.backward_plan();
   ASSERT_EQ(plan.launches.size(), 1u);
   EXPECT_EQ(plan.launches[0].sequences(), 3);
   ASSERT_EQ(plan.launches[0].gradients.size(), 1u);
-  EXPECT_EQ(plan.launches[0].gradients[0].tokens, 60);
+  EXPECT_EQ(plan.launches[0].gradients[0].keys.tokens, 60);
   expect_like_the_reference(world);
 }
 
 TEST(VarlenLaunches, keys_that_end_before_the_diagonal_are_cut_into_causal_and_full) {
   World world(1);
   world.add_store(100);
-  world.add_keys(world.add_task({30, 90}), 20, 40, 0, 20);  // keys 20 to 60
-  world.add_keys(world.add_task({0, 10}), 20, 40, 0, 20);   // sees none
+  add_keys(world.add_task({30, 90}), 20, 40, 0, 20);  // keys 20 to 60
+  add_keys(world.add_task({0, 10}), 20, 40, 0, 20);   // sees none
   const VarlenPlan plan = world.forward_plan();
   ASSERT_EQ(plan.launches.size(), 2u);
   EXPECT_TRUE(plan.launches[0].right_limited);
@@ -180,7 +179,7 @@ TEST(VarlenLaunches, keys_that_end_before_the_diagonal_are_cut_into_causal_and_f
 TEST(VarlenLaunches, a_window_alone_at_the_left_may_have_more_queries_than_keys) {
   World world(1);
   world.add_store(10);
-  world.add_keys(world.add_task({10, 40}, {.window_left = 25}), 0, 10, 0, 0);
+  add_keys(world.add_task({10, 40}, {.window_left = 25}), 0, 10, 0, 0);
   expect_like_the_reference(world);
   const VarlenPlan plan = world.forward_plan();
   ASSERT_EQ(plan.launches.size(), 1u);
@@ -191,21 +190,21 @@ TEST(VarlenLaunches, a_window_alone_at_the_left_may_have_more_queries_than_keys)
 TEST(VarlenLaunches, keys_in_several_memories_are_gathered_once_for_all_their_tasks) {
   World world(1);
   for (int store = 0; store < 3; ++store) world.add_store(100);
-  const auto document = [&](TaskRows& task, int64_t to) {
-    world.add_keys(task, 0, 20, 0, 5);
-    world.add_keys(task, 20, std::min<int64_t>(to, 50) - 20, 1, 7);
-    if (to > 50) world.add_keys(task, 50, to - 50, 2, 0);
+  const auto document = [&](Task& task, int64_t to) {
+    add_keys(task, 0, 20, 0, 5);
+    add_keys(task, 20, std::min<int64_t>(to, 50) - 20, 1, 7);
+    if (to > 50) add_keys(task, 50, to - 50, 2, 0);
   };
   document(world.add_task({20, 40}), 40);
   document(world.add_task({45, 80}), 80);
-  world.add_keys(world.add_task({0, 20}), 0, 20, 0, 5);  // lies in a row
+  add_keys(world.add_task({0, 20}), 0, 20, 0, 5);  // lies in a row
   const VarlenPlan plan = world.forward_plan();
-  ASSERT_EQ(plan.buffers.size(), 2u);
-  EXPECT_FALSE(plan.buffers[0].gathered());
-  EXPECT_EQ(plan.buffers[1].rows, 80);
-  ASSERT_EQ(plan.buffers[1].copies.size(), 3u);
-  EXPECT_EQ(plan.buffers[1].copies[2].row, 50);
+  EXPECT_EQ(plan.gathered_rows(), 80);
+  ASSERT_EQ(plan.gathered.size(), 3u);
+  EXPECT_EQ(plan.gathered[2].row, 50);
   ASSERT_EQ(plan.launches.size(), 2u);
+  EXPECT_EQ(plan.launches[0].buffer, 0);
+  EXPECT_EQ(plan.launches[1].buffer, kGathered);
   EXPECT_THAT(plan.launches[1].key_starts, ElementsAre(0, 0, 80));
   expect_like_the_reference(world);
 }
@@ -214,42 +213,32 @@ TEST(VarlenLaunches, a_position_stored_twice_is_read_from_where_each_task_has_it
   World world(1);
   for (int store = 0; store < 2; ++store) world.add_store(60);
   for (const size_t store : {0, 1}) {
-    TaskRows& task = world.add_task({20, 40});
-    world.add_keys(task, 0, 20, 0, 0);
-    world.add_keys(task, 20, 20, 1, store == 0 ? 3 : 30);
+    Task& task = world.add_task({20, 40});
+    add_keys(task, 0, 20, 0, 0);
+    add_keys(task, 20, 20, 1, store == 0 ? 3 : 30);
   }
-  EXPECT_EQ(world.forward_plan().buffers.back().rows, 80);
+  EXPECT_EQ(world.forward_plan().gathered_rows(), 80);
   expect_like_the_reference(world);
 }
 
-TEST(VarlenLaunches, neighbours_with_gradients_in_other_memory_stay_two_sequences) {
-  World world = shards(40, {{0, 20}, {20, 40}});
-  EXPECT_EQ(world.backward_plan().launches.size(), 1u);
-  const size_t other = world.add_store(40);
-  TaskRows elsewhere = world.tasks()[1];
-  world.add_keys(elsewhere, 0, 40, other, 0);
-  world.tasks()[1].gradients[0] = elsewhere.gradients.back();
-  EXPECT_EQ(world.backward_plan().launches.size(), 2u);
-  expect_like_the_reference(world);
-}
-
-TEST(VarlenLaunches, documents_share_a_buffer_only_if_both_k_and_v_are_rows_of_it) {
+TEST(VarlenLaunches, only_documents_of_one_buffer_share_a_launch) {
   World world(1);
-  world.add_store(40);
-  world.add_keys(world.add_task({0, 20}), 0, 20, 0, 0);
-  world.add_keys(world.add_task({0, 20}), 0, 20, 0, 20);
-  EXPECT_EQ(world.forward_plan().buffers.size(), 1u);
-  EXPECT_EQ(world.backward_plan().buffers.size(), 1u);
-  std::swap(world.tasks()[0].keys[0].v, world.tasks()[1].keys[0].v);
-  EXPECT_EQ(world.forward_plan().buffers.size(), 2u);
+  world.add_store(40), world.add_store(40);
+  add_keys(world.add_task({0, 20}), 0, 20, 0, 0);
+  add_keys(world.add_task({0, 20}), 0, 20, 0, 20);
+  EXPECT_EQ(world.forward_plan().launches.size(), 1u);
+  EXPECT_EQ(world.backward_plan().launches.size(), 1u);
+  world.list.tasks[1].keys[0].buffer = 1;
+  EXPECT_EQ(world.forward_plan().launches.size(), 2u);
+  EXPECT_EQ(world.backward_plan().launches.size(), 2u);
   expect_like_the_reference(world);
 }
 
 TEST(VarlenLaunches, forward_shares_a_buffer_over_gaps_and_backward_does_not) {
   World world(1);
   world.add_store(100);
-  world.add_keys(world.add_task({0, 20}), 0, 20, 0, 0);
-  world.add_keys(world.add_task({0, 20}), 0, 20, 0, 50);
+  add_keys(world.add_task({0, 20}), 0, 20, 0, 0);
+  add_keys(world.add_task({0, 20}), 0, 20, 0, 50);
   EXPECT_EQ(world.forward_plan().launches.size(), 1u);
   EXPECT_EQ(world.backward_plan().launches.size(), 2u);
   expect_like_the_reference(world);
@@ -258,31 +247,25 @@ TEST(VarlenLaunches, forward_shares_a_buffer_over_gaps_and_backward_does_not) {
 TEST(VarlenLaunches, memory_that_is_not_aligned_is_gathered) {
   World world(1);
   world.add_store(20);
-  TaskRows& task = world.add_task({0, 20});
-  world.add_keys(task, 0, 20, 0, 0);
-  std::vector<std::byte> moved(world.tasks()[0].keys[0].tokens * 20 * 8 + 24);
-  EXPECT_FALSE(world.forward_plan().buffers[0].gathered());
-  task.keys[0].k.data = moved.data() + 8;
-  EXPECT_TRUE(world.forward_plan().buffers[0].gathered());
+  add_keys(world.add_task({0, 20}), 0, 20, 0, 0);
+  EXPECT_TRUE(world.forward_plan().gathered.empty());
+  std::vector<double> moved(20 * 18 + 1);
+  world.list.keys[0].k.data = moved.data() + 1;
+  EXPECT_EQ(world.forward_plan().gathered_rows(), 20);
 }
 
 TEST(VarlenLaunches, more_sequences_than_a_grid_has_are_further_launches) {
   constexpr int64_t kTasks = 70'000;
-  std::vector<double> memory(8 * 2 * kTasks);
-  std::vector<KeyFragment> keys;
-  std::vector<KeyGradient> gradients;
+  std::vector<double> memory(8 * kTasks);
+  const Rows rows{.data = memory.data(), .token_stride = 8, .head_stride = 8};
+  TaskList list{.queries = {{.tokens = 1}},
+                .keys = {{.tokens = kTasks, .k = rows, .v = rows, .dk = rows, .dv = rows}}};
   for (int64_t i = 0; i < kTasks; ++i) {
-    const Rows row{.data = &memory[8 * i], .token_stride = 8, .head_stride = 8};
-    keys.push_back({row, row, 1, 0});
-    gradients.push_back({row, row});
-  }
-  std::vector<VarlenTask> tasks;
-  for (int64_t i = 0; i < kTasks; ++i) {
-    tasks.push_back({.queries = {0, 1}, .keys = {&keys[i], 1}, .gradients = {&gradients[i], 1}});
+    list.tasks.push_back({.q_tokens = 1, .keys = {{.row = i, .tokens = 1}}});
   }
   for (const bool backward : {false, true}) {
     const VarlenPlan plan =
-        backward ? plan_backward_launches(kType, tasks) : plan_forward_launches(kType, tasks);
+        backward ? plan_backward_launches(kType, list) : plan_forward_launches(kType, list);
     ASSERT_EQ(plan.launches.size(), 2u) << backward;
     EXPECT_EQ(plan.launches[0].sequences(), 65'535);
     EXPECT_EQ(plan.launches[1].sequences(), kTasks - 65'535);
@@ -294,9 +277,9 @@ TEST(VarlenLaunches, sequences_without_queries_count_among_those_of_a_launch) {
   World world(1);
   world.add_store(100);
   // One buffer, as forward's task reads it whole; every second key is of a sequence.
-  world.add_keys(world.add_task({90, 99}), 0, 50, 0, 0);
+  add_keys(world.add_task({90, 99}), 0, 50, 0, 0);
   for (int64_t i = 0; i < 5; ++i) {
-    world.add_keys(world.add_task({0, 5}), 0, 5, 0, 10 * i);
+    add_keys(world.add_task({0, 5}), 0, 5, 0, 10 * i);
   }
   world.most_sequences = 3;
   std::vector<int64_t> sequences;
@@ -312,15 +295,15 @@ TEST(VarlenLaunches, nothing_to_do_is_no_launch) {
   world.add_task({0, 5});  // no keys
   EXPECT_THAT(world.forward_plan().launches, IsEmpty());
   EXPECT_THAT(world.backward_plan().launches, IsEmpty());
-  EXPECT_THAT(plan_forward_launches(kType, {}).buffers, IsEmpty());
+  EXPECT_THAT(plan_forward_launches(kType, {}).gathered, IsEmpty());
 }
 
 TEST(VarlenLaunches, a_gap_between_keys_is_a_check) {
   World world(1);
   world.add_store(20);
-  TaskRows& task = world.add_task({0, 20});
-  world.add_keys(task, 0, 5, 0, 0);
-  world.add_keys(task, 6, 5, 0, 6);
+  Task& task = world.add_task({0, 20});
+  add_keys(task, 0, 5, 0, 0);
+  add_keys(task, 6, 5, 0, 6);
   EXPECT_FALSE(keys_are_consecutive(task.keys));
   EXPECT_THROW(world.forward_plan(), CheckFailure);
 }

@@ -6,8 +6,10 @@
 
 #include <cmath>
 #include <deque>
+#include <optional>
 #include <random>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "distca/kernels/attention_testing.h"
@@ -29,20 +31,18 @@ inline Tensor query_rows(int64_t tokens, int64_t dim = kDim) {
 }
 inline Tensor key_rows(int64_t tokens) { return {kType, tokens, kKvHeads, kDim, /*gap=*/2}; }
 
-/// Memory that keys and their gradients lie in.
+/// A key buffer.
 struct Store {
   explicit Store(int64_t tokens)
       : k(key_rows(tokens)), v(key_rows(tokens)), dk(key_rows(tokens)), dv(key_rows(tokens)) {}
   Tensor k, v, dk, dv;
 };
 
-struct TaskRows {
-  Range queries;
-  Mask mask;
-  std::vector<KeyFragment> keys{};
-  std::vector<KeyGradient> gradients{};
-  Tensor q = query_rows(queries.size()), d_o = q, o = q, dq = q,
-         lse = query_rows(queries.size(), 1), delta = lse;
+/// A query buffer.
+struct QueryStore {
+  explicit QueryStore(int64_t tokens)
+      : q(query_rows(tokens)), d_o(q), o(q), dq(q), lse(query_rows(tokens, 1)), delta(lse) {}
+  Tensor q, d_o, o, dq, lse, delta;
 };
 
 /// Tasks, their memory and what comes out.
@@ -50,64 +50,38 @@ class World {
  public:
   explicit World(uint64_t seed) : random_(seed) {}
 
+  TaskList list;
   int64_t most_sequences = kMostSequences;  // of a launch
 
   size_t add_store(int64_t tokens) {
     Store& store = stores_.emplace_back(tokens);
     for (Tensor* t : {&store.k, &store.v}) fill(*t);
+    list.keys.push_back({.tokens = tokens,
+                         .k = store.k.rows(),
+                         .v = store.v.rows(),
+                         .dk = store.dk.rows(),
+                         .dv = store.dv.rows()});
     return stores_.size() - 1;
   }
-  TaskRows& add_task(const Range& queries, const Mask& mask = {}) {
-    TaskRows& task = tasks_.emplace_back(TaskRows{.queries = queries, .mask = mask});
-    for (Tensor* t : {&task.q, &task.d_o, &task.delta}) fill(*t);
-    return task;
+  /// A task whose queries are a buffer of their own.
+  Task& add_task(const Range& queries, const Mask& mask = {}) {
+    QueryStore& store = queries_.emplace_back(queries.size());
+    for (Tensor* t : {&store.q, &store.d_o, &store.delta}) fill(*t);
+    list.queries.push_back({.tokens = queries.size(),
+                            .q = store.q.rows(),
+                            .o = store.o.rows(),
+                            .lse = store.lse.rows(),
+                            .d_o = store.d_o.rows(),
+                            .delta = store.delta.rows(),
+                            .dq = store.dq.rows()});
+    list.tasks.push_back({.query_buffer = static_cast<int64_t>(queries_.size()) - 1,
+                          .q_tokens = queries.size(),
+                          .q_position = queries.begin,
+                          .mask = mask});
+    return list.tasks.back();
   }
-  /// Gives the task `tokens` more keys, which lie from `row` of a store on.
-  void add_keys(TaskRows& task, int64_t position, int64_t tokens, size_t store, int64_t row) {
-    Store& s = stores_[store];
-    task.keys.push_back({s.k.rows(row), s.v.rows(row), tokens, position});
-    task.gradients.push_back({s.dk.rows(row), s.dv.rows(row)});
-  }
-
-  std::vector<ForwardTask> forward_tasks() {
-    std::vector<ForwardTask> all;
-    for (TaskRows& t : tasks_) {
-      all.push_back({.q = t.q.rows(),
-                     .o = t.o.rows(),
-                     .lse = t.lse.rows(),
-                     .q_tokens = t.queries.size(),
-                     .q_position = t.queries.begin,
-                     .keys = t.keys,
-                     .mask = t.mask});
-    }
-    return all;
-  }
-  std::vector<BackwardTask> backward_tasks() {
-    std::vector<BackwardTask> all;
-    for (TaskRows& t : tasks_) {
-      all.push_back({.q = t.q.rows(),
-                     .d_o = t.d_o.rows(),
-                     .lse = t.lse.rows(),
-                     .delta = t.delta.rows(),
-                     .dq = t.dq.rows(),
-                     .q_tokens = t.queries.size(),
-                     .q_position = t.queries.begin,
-                     .keys = t.keys,
-                     .key_gradients = t.gradients,
-                     .mask = t.mask});
-    }
-    return all;
-  }
-  VarlenPlan forward_plan() {
-    std::vector<VarlenTask> all;
-    for (const ForwardTask& task : forward_tasks()) all.push_back(varlen_task(task));
-    return plan_forward_launches(kType, all, most_sequences);
-  }
-  VarlenPlan backward_plan() {
-    std::vector<VarlenTask> all;
-    for (const BackwardTask& task : backward_tasks()) all.push_back(varlen_task(task));
-    return plan_backward_launches(kType, all, most_sequences);
-  }
+  VarlenPlan forward_plan() const { return plan_forward_launches(kType, list, most_sequences); }
+  VarlenPlan backward_plan() const { return plan_backward_launches(kType, list, most_sequences); }
   /// O and LSE, or with `gradients` dQ, dK, dV, of everything.
   std::vector<double> values(bool gradients) {
     std::vector<double> all;
@@ -115,17 +89,17 @@ class World {
       const std::vector<double> v = t.values();
       all.insert(all.end(), v.begin(), v.end());
     };
-    for (TaskRows& t : tasks_) {
+    for (const QueryStore& t : queries_) {
       if (gradients) append(t.dq);
       if (!gradients) append(t.o), append(t.lse);
     }
-    for (Store& s : stores_) {
+    for (const Store& s : stores_) {
       if (gradients) append(s.dk), append(s.dv);
     }
     return all;
   }
   void clear(bool gradients) {
-    for (TaskRows& t : tasks_) {
+    for (QueryStore& t : queries_) {
       if (gradients) t.dq.fill([] { return 0; });
       if (gradients) continue;
       t.o.fill([] { return 0; });
@@ -135,7 +109,6 @@ class World {
       if (gradients) s.dk.fill([] { return 0; }), s.dv.fill([] { return 0; });
     }
   }
-  std::deque<TaskRows>& tasks() { return tasks_; }
   int64_t uniform(int64_t low, int64_t high) {  // both included
     return std::uniform_int_distribution<int64_t>(low, high)(random_);
   }
@@ -148,8 +121,13 @@ class World {
 
   std::mt19937_64 random_;
   std::deque<Store> stores_;
-  std::deque<TaskRows> tasks_;
+  std::deque<QueryStore> queries_;
 };
+
+/// Gives the task keys [position, position + tokens): rows of a store from `row` on.
+inline void add_keys(Task& task, int64_t position, int64_t tokens, size_t store, int64_t row) {
+  task.keys.push_back({static_cast<int64_t>(store), row, tokens, position});
+}
 
 inline void copy_row(const Rows& from, int64_t row, const Rows& to, int64_t to_row, int64_t head,
                      int64_t dim, bool add = false) {
@@ -167,14 +145,15 @@ inline void copy_rows(const Rows& from, const Rows& to, int64_t tokens, int64_t 
 /// What the operator does, on packed rows.
 class Player {
  public:
-  Player(World& world, const VarlenPlan& plan, bool backward) : world_(world), plan_(plan) {
-    for (const KeyBuffer& buffer : plan.buffers) {
-      if (!buffer.gathered()) continue;
-      k_ = key_rows(buffer.rows), v_ = key_rows(buffer.rows);
-      for (const KeyCopy& copy : buffer.copies) {
-        copy_rows(copy.k, k_.rows(copy.row), copy.tokens, kKvHeads, kDim);
-        copy_rows(copy.v, v_.rows(copy.row), copy.tokens, kKvHeads, kDim);
-      }
+  Player(World& world, const VarlenPlan& plan, bool backward)
+      : world_(world), list_(world.list), plan_(plan) {
+    gathered_.emplace(plan.gathered_rows());
+    for (const auto& [keys, row] : plan.gathered) {
+      const KeyBuffer& from = list_.keys[keys.buffer];
+      copy_rows(shifted(from.k, kType, keys.row, 0), gathered_->k.rows(row), keys.tokens, kKvHeads,
+                kDim);
+      copy_rows(shifted(from.v, kType, keys.row, 0), gathered_->v.rows(row), keys.tokens, kKvHeads,
+                kDim);
     }
     for (const VarlenLaunch& launch : plan.launches) {
       check(launch);
@@ -183,28 +162,27 @@ class Player {
   }
 
  private:
-  /// A packed tensor of the launch's queries, from or to the tasks' rows.
-  Tensor pack(const VarlenLaunch& launch, Tensor TaskRows::*member, int64_t dim) {
+  /// A packed tensor of the launch's queries, from or to their buffers.
+  Tensor pack(const VarlenLaunch& launch, Rows QueryBuffer::*field, int64_t dim) {
     Tensor packed = query_rows(launch.query_rows(), dim);
-    move(launch, packed, dim, member, [&](const Rows& p, const Rows& t, int64_t tokens) {
-      copy_rows(t, p, tokens, kHeads, dim);
+    for_pieces(launch, [&](int64_t row, const QueryBuffer& buffer, int64_t from, int64_t tokens) {
+      copy_rows(shifted(buffer.*field, kType, from, 0), packed.rows(row), tokens, kHeads, dim);
     });
     return packed;
   }
-  void unpack(const VarlenLaunch& launch, Tensor& packed, Tensor TaskRows::*member, int64_t dim,
+  void unpack(const VarlenLaunch& launch, Tensor& packed, Rows QueryBuffer::*field, int64_t dim,
               bool add) {
-    move(launch, packed, dim, member, [&](const Rows& p, const Rows& t, int64_t tokens) {
-      copy_rows(p, t, tokens, kHeads, dim, add);
+    for_pieces(launch, [&](int64_t row, const QueryBuffer& buffer, int64_t to, int64_t tokens) {
+      copy_rows(packed.rows(row), shifted(buffer.*field, kType, to, 0), tokens, kHeads, dim, add);
     });
   }
-  template <typename Move>
-  void move(const VarlenLaunch& launch, Tensor& packed, int64_t, Tensor TaskRows::*member,
-            Move body) {
+  template <typename Body>
+  void for_pieces(const VarlenLaunch& launch, Body body) {
     int64_t row = 0;
     for (const QueryPiece& piece : launch.pieces) {
-      TaskRows& task = world_.tasks()[piece.task];
-      body(packed.rows(row), (task.*member).rows(piece.queries.begin - task.queries.begin),
-           piece.queries.size());
+      const Task& task = list_.tasks[piece.task];
+      body(row, list_.queries[task.query_buffer],
+           task.q_row + piece.queries.begin - task.q_position, piece.queries.size());
       row += piece.queries.size();
     }
     ASSERT_EQ(row, launch.query_rows());
@@ -214,7 +192,7 @@ class Player {
     ASSERT_LE(launch.sequences(), world_.most_sequences);
     ASSERT_EQ(launch.cu_seqlens_q.size(), launch.keys_used.size() + 1);
     ASSERT_EQ(launch.key_starts.size(), launch.keys_used.size() + 1);
-    ASSERT_LE(launch.key_rows.end, plan_.buffers[launch.buffer].rows);
+    ASSERT_LE(launch.key_rows.end, keys_of(launch).tokens);
     for (int64_t b = 0; b < launch.sequences(); ++b) {
       ASSERT_GE(launch.key_starts[b], 0);
       ASSERT_LE(launch.key_starts[b] + launch.keys_used[b], launch.key_rows.size());
@@ -225,13 +203,23 @@ class Player {
     }
   }
 
-  KeyFragment keys(const VarlenLaunch& launch, int64_t b, int64_t position) {
-    const KeyBuffer& buffer = plan_.buffers[launch.buffer];
-    const int64_t row = launch.key_rows.begin + launch.key_starts[b];
-    return {.k = shifted(buffer.gathered() ? k_.rows() : buffer.k, kType, row, 0),
-            .v = shifted(buffer.gathered() ? v_.rows() : buffer.v, kType, row, 0),
-            .tokens = launch.keys_used[b],
-            .position = position};
+  KeyBuffer keys_of(const VarlenLaunch& launch) {
+    if (launch.buffer != kGathered) return list_.keys[launch.buffer];
+    return {.tokens = plan_.gathered_rows(), .k = gathered_->k.rows(), .v = gathered_->v.rows()};
+  }
+  /// One sequence of the launch: its queries of `queries`, the last of both at one position.
+  TaskList sequence(const VarlenLaunch& launch, int64_t b, const QueryBuffer& queries,
+                    const KeyBuffer& keys, int64_t first_key_row) {
+    const int64_t first = launch.cu_seqlens_q[b], n = launch.cu_seqlens_q[b + 1] - first;
+    return {.queries = {queries},
+            .keys = {keys},
+            .tasks = {{.q_row = first,
+                       .q_tokens = n,
+                       .q_position = launch.keys_used[b],
+                       .keys = {{.row = first_key_row + launch.key_starts[b],
+                                 .tokens = launch.keys_used[b],
+                                 .position = n}},
+                       .mask = mask(launch)}}};
   }
   /// The operator's mask, in positions that start at `queries`.
   static Mask mask(const VarlenLaunch& launch) {
@@ -244,64 +232,61 @@ class Player {
   }
 
   void play_forward(const VarlenLaunch& launch) {
-    Tensor q = pack(launch, &TaskRows::q, kDim);
+    Tensor q = pack(launch, &QueryBuffer::q, kDim);
     Tensor o = query_rows(launch.query_rows()), lse = query_rows(launch.query_rows(), 1);
+    const QueryBuffer queries{
+        .tokens = launch.query_rows(), .q = q.rows(), .o = o.rows(), .lse = lse.rows()};
     for (int64_t b = 0; b < launch.sequences(); ++b) {
-      const int64_t first = launch.cu_seqlens_q[b], n = launch.cu_seqlens_q[b + 1] - first;
-      const KeyFragment fragment = keys(launch, b, n);
-      const ForwardTask task{.q = q.rows(first),
-                             .o = o.rows(first),
-                             .lse = lse.rows(first),
-                             .q_tokens = n,
-                             .q_position = fragment.tokens,  // the last of both at one position
-                             .keys = {&fragment, 1},
-                             .mask = mask(launch)};
-      reference_forward(kShape, kType, kType, {&task, 1});
+      reference_forward(kShape, kType, kType,
+                        sequence(launch, b, queries, keys_of(launch), launch.key_rows.begin));
     }
     for (const double x : lse.values()) ASSERT_NE(x, kNoKey) << "a row that sees no key";
-    unpack(launch, o, &TaskRows::o, kDim, false);
-    unpack(launch, lse, &TaskRows::lse, 1, false);
+    unpack(launch, o, &QueryBuffer::o, kDim, false);
+    unpack(launch, lse, &QueryBuffer::lse, 1, false);
   }
 
   void play_backward(const VarlenLaunch& launch) {
-    Tensor q = pack(launch, &TaskRows::q, kDim), d_o = pack(launch, &TaskRows::d_o, kDim);
-    Tensor lse = pack(launch, &TaskRows::lse, 1), delta = pack(launch, &TaskRows::delta, 1);
+    Tensor q = pack(launch, &QueryBuffer::q, kDim), d_o = pack(launch, &QueryBuffer::d_o, kDim);
+    Tensor lse = pack(launch, &QueryBuffer::lse, 1), delta = pack(launch, &QueryBuffer::delta, 1);
     Tensor dq = query_rows(launch.query_rows());
     dq.fill([] { return 0; });
     Tensor dk = key_rows(launch.key_rows.size()), dv = dk;
+    const QueryBuffer queries{.tokens = launch.query_rows(),
+                              .q = q.rows(),
+                              .lse = lse.rows(),
+                              .d_o = d_o.rows(),
+                              .delta = delta.rows(),
+                              .dq = dq.rows()};
+    KeyBuffer rows = keys_of(launch);  // those of the launch
+    rows = {.tokens = launch.key_rows.size(),
+            .k = shifted(rows.k, kType, launch.key_rows.begin, 0),
+            .v = shifted(rows.v, kType, launch.key_rows.begin, 0),
+            .dk = dk.rows(),
+            .dv = dv.rows()};
     for (int64_t b = 0; b < launch.sequences(); ++b) {
-      const int64_t first = launch.cu_seqlens_q[b], n = launch.cu_seqlens_q[b + 1] - first;
       ASSERT_EQ(launch.key_starts[b] + launch.keys_used[b], launch.key_starts[b + 1]);
-      if (n == 0) continue;  // its gradients are not written
+      if (launch.cu_seqlens_q[b] == launch.cu_seqlens_q[b + 1]) continue;  // no gradients written
       for (int64_t row = launch.key_starts[b]; row < launch.key_starts[b + 1]; ++row) {
         for (int64_t h = 0; h < kKvHeads; ++h) {
           for (int64_t i = 0; i < kDim; ++i) dk.set(row, h, i, 0), dv.set(row, h, i, 0);
         }
       }
-      const KeyFragment fragment = keys(launch, b, n);
-      const KeyGradient gradient{dk.rows(launch.key_starts[b]), dv.rows(launch.key_starts[b])};
-      const BackwardTask task{.q = q.rows(first),
-                              .d_o = d_o.rows(first),
-                              .lse = lse.rows(first),
-                              .delta = delta.rows(first),
-                              .dq = dq.rows(first),
-                              .q_tokens = n,
-                              .q_position = fragment.tokens,
-                              .keys = {&fragment, 1},
-                              .key_gradients = {&gradient, 1},
-                              .mask = mask(launch)};
-      reference_backward(kShape, kType, {&task, 1});
+      reference_backward(kShape, kType, sequence(launch, b, queries, rows, 0));
     }
-    unpack(launch, dq, &TaskRows::dq, kDim, true);
-    for (const GradientTarget& target : launch.gradients) {
-      copy_rows(dk.rows(target.row), target.to.dk, target.tokens, kKvHeads, kDim, true);
-      copy_rows(dv.rows(target.row), target.to.dv, target.tokens, kKvHeads, kDim, true);
+    unpack(launch, dq, &QueryBuffer::dq, kDim, true);
+    for (const auto& [keys, row] : launch.gradients) {
+      const KeyBuffer& to = list_.keys[keys.buffer];
+      copy_rows(dk.rows(row), shifted(to.dk, kType, keys.row, 0), keys.tokens, kKvHeads, kDim,
+                true);
+      copy_rows(dv.rows(row), shifted(to.dv, kType, keys.row, 0), keys.tokens, kKvHeads, kDim,
+                true);
     }
   }
 
   World& world_;
+  const TaskList& list_;
   const VarlenPlan& plan_;
-  Tensor k_, v_;
+  std::optional<Store> gathered_;
 };
 
 inline void expect_equal(const std::vector<double>& actual, const std::vector<double>& expected) {
@@ -312,14 +297,12 @@ inline void expect_equal(const std::vector<double>& actual, const std::vector<do
   }
 }
 
-/// Whether no key of the gathered buffers is copied twice.
+/// Whether no key is gathered twice.
 inline bool copies_once(const VarlenPlan& plan) {
-  std::set<const void*> seen;
-  for (const KeyBuffer& buffer : plan.buffers) {
-    for (const KeyCopy& copy : buffer.copies) {
-      for (int64_t t = 0; t < copy.tokens; ++t) {
-        if (!seen.insert(shifted(copy.k, kType, t, 0).data).second) return false;
-      }
+  std::set<std::pair<int64_t, int64_t>> seen;  // (buffer, row)
+  for (const PlacedKeys& placed : plan.gathered) {
+    for (int64_t t = 0; t < placed.keys.tokens; ++t) {
+      if (!seen.emplace(placed.keys.buffer, placed.keys.row + t).second) return false;
     }
   }
   return true;
@@ -331,13 +314,13 @@ inline void expect_like_the_reference(World& world) {
   Player(world, world.forward_plan(), false);
   const std::vector<double> forward = world.values(false);
   world.clear(false);
-  reference_forward(kShape, kType, kType, world.forward_tasks());
+  reference_forward(kShape, kType, kType, world.list);
   expect_equal(forward, world.values(false));
   world.clear(true);
   Player(world, world.backward_plan(), true);
   const std::vector<double> backward = world.values(true);
   world.clear(true);
-  reference_backward(kShape, kType, world.backward_tasks());
+  reference_backward(kShape, kType, world.list);
   expect_equal(backward, world.values(true));
 }
 

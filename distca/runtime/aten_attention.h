@@ -1,5 +1,5 @@
 #pragma once
-// Core attention of a batch of tasks through ATen, behind the interface of kernels/attention.h
+// Core attention of a list of tasks through ATen, behind the interface of kernels/attention.h
 // (letters and shapes there). Tensors are wrapped where they lie; on CPU keys are never gathered.
 //
 // CPU, D = E, no softcap: each task is cut into full and causal blocks (kernels/mask_blocks.h) that
@@ -11,13 +11,12 @@
 // fp64) over blocks of at most 512 x 512: correct on any device, not fast.
 //
 // Same tasks, same bits; other cuts of the same document differ by rounding.
-// `cuda_device`: where all pointers live, -1 = CPU. Broken shapes are a CHECK; a softcap on
-// CUDA, whose operators have none, is an Error(kConfig).
-// Thread rule: calls on disjoint outputs may run at the same time; ATen uses its own thread pool.
+// `cuda_device`: where all pointers live, -1 = CPU. Broken shapes and lists are a CHECK; a softcap
+// on CUDA, whose operators have none, is an Error(kConfig). Thread rule: calls on disjoint outputs
+// may run at the same time; ATen uses its own thread pool.
 
 #include <cstdint>
 #include <optional>
-#include <span>
 
 #include "distca/base/scalar_type.h"
 #include "distca/kernels/attention.h"
@@ -26,20 +25,19 @@ namespace distca {
 
 /// `type`: of Q, K, V and, unless `o_type` says otherwise, of O; fp32 (fp64 for fp64) for partial
 /// results that the caller merges. Returns the bytes copied to and from the operator: 0 on CPU.
-int64_t aten_forward(const kernels::Shape& shape, ScalarType type,
-                     std::span<const kernels::ForwardTask> tasks, int cuda_device,
-                     std::optional<ScalarType> o_type = std::nullopt);
+int64_t aten_forward(const kernels::Shape& shape, ScalarType type, const kernels::TaskList& list,
+                     int cuda_device, std::optional<ScalarType> o_type = std::nullopt);
 
 /// Gradients are added to dq, dk, dv. ATen wants O instead of delta and gets one whose row sum with
 /// dO is delta. Returns the bytes copied, as aten_forward.
-int64_t aten_backward(const kernels::Shape& shape, ScalarType type,
-                      std::span<const kernels::BackwardTask> tasks, int cuda_device);
+int64_t aten_backward(const kernels::Shape& shape, ScalarType type, const kernels::TaskList& list,
+                      int cuda_device);
 
 /// The matmul path by itself, for any device and any mask.
 void aten_matmul_forward(const kernels::Shape& shape, ScalarType type,
-                         std::span<const kernels::ForwardTask> tasks, int cuda_device,
+                         const kernels::TaskList& list, int cuda_device,
                          std::optional<ScalarType> o_type = std::nullopt);
 void aten_matmul_backward(const kernels::Shape& shape, ScalarType type,
-                          std::span<const kernels::BackwardTask> tasks, int cuda_device);
+                          const kernels::TaskList& list, int cuda_device);
 
 }  // namespace distca

@@ -13,11 +13,11 @@ namespace distca {
 namespace {
 
 using kernels::accumulator_type;
-using kernels::BackwardTask;
-using kernels::ForwardTask;
 using kernels::Mask;
 using kernels::Partial;
 using kernels::Shape;
+using kernels::Task;
+using kernels::TaskList;
 using kernels::testing::Bounds;
 using kernels::testing::Case;
 using kernels::testing::Document;
@@ -30,15 +30,15 @@ constexpr ScalarType kTypes[] = {ScalarType::kFloat64, ScalarType::kFloat32, Sca
 
 enum class Path { kFast, kMatmul };
 
-void forward(Path path, const Case& c, std::span<const ForwardTask> tasks,
+void forward(Path path, const Case& c, const TaskList& list,
              std::optional<ScalarType> o_type = std::nullopt) {
-  if (path == Path::kMatmul) return aten_matmul_forward(c.shape, c.type, tasks, kCpu, o_type);
-  EXPECT_EQ(aten_forward(c.shape, c.type, tasks, kCpu, o_type), 0) << "bytes copied";
+  if (path == Path::kMatmul) return aten_matmul_forward(c.shape, c.type, list, kCpu, o_type);
+  EXPECT_EQ(aten_forward(c.shape, c.type, list, kCpu, o_type), 0) << "bytes copied";
 }
 
-void backward(Path path, const Case& c, std::span<const BackwardTask> tasks) {
-  if (path == Path::kMatmul) return aten_matmul_backward(c.shape, c.type, tasks, kCpu);
-  EXPECT_EQ(aten_backward(c.shape, c.type, tasks, kCpu), 0) << "bytes copied";
+void backward(Path path, const Case& c, const TaskList& list) {
+  if (path == Path::kMatmul) return aten_matmul_backward(c.shape, c.type, list, kCpu);
+  EXPECT_EQ(aten_backward(c.shape, c.type, list, kCpu), 0) << "bytes copied";
 }
 
 /// In bf16 ATen takes Vectorized::fexp_u20, which is 2^floor(x) (1 + f - K(f)) with a cubic K whose
@@ -66,12 +66,10 @@ void expect_like_whole_matrix(Path path, const Case& c) {
   Document doc(c);
   const WholeMatrix whole(doc);
   const Bounds bounds = bounds_of(c, whole);
-  const ForwardTask forward_task = doc.forward(doc.all_queries(), doc.all_keys());
-  forward(path, c, {&forward_task, 1});
+  forward(path, c, doc.list());
   kernels::testing::expect_forward(doc, whole, bounds);
   kernels::testing::set_backward_inputs(doc, whole);
-  const BackwardTask backward_task = doc.backward(doc.all_queries(), doc.all_keys());
-  backward(path, c, {&backward_task, 1});
+  backward(path, c, doc.list());
   kernels::testing::expect_backward(doc, whole, bounds);
 }
 
@@ -181,8 +179,7 @@ TEST_P(AtenAttentionTest, a_query_without_keys_gives_nothing) {
   expect_like_whole_matrix(GetParam(), c);  // queries 11 to 13 see none of the keys 0 to 7
   Document doc(c);
   doc.o.fill([] { return 7; });
-  const ForwardTask task = doc.forward(doc.all_queries(), {0, 0});
-  forward(GetParam(), c, {&task, 1});
+  forward(GetParam(), c, doc.list(doc.all_queries(), {0, 0}));
   for (const double value : doc.o.values()) EXPECT_EQ(value, 0);
   for (const double value : doc.lse.values()) EXPECT_EQ(value, kNoKey);
 }
@@ -195,8 +192,7 @@ TEST_P(AtenAttentionTest, large_logits_and_equal_keys_stay_within_bounds) {
     expect_like_whole_matrix(GetParam(), c);
     doc.k.fill([] { return 0.5; });
     doc.q.fill([] { return 0.25; });
-    const ForwardTask task = doc.forward(doc.all_queries(), doc.all_keys());
-    forward(GetParam(), c, {&task, 1});
+    forward(GetParam(), c, doc.list());
     const WholeMatrix equal(doc);
     kernels::testing::expect_forward(doc, equal, bounds_of(c, equal));
   }
@@ -210,8 +206,7 @@ TEST_P(AtenAttentionTest, rows_without_gradient_get_none) {
   }
   const WholeMatrix whole(doc);
   kernels::testing::set_backward_inputs(doc, whole);
-  const BackwardTask task = doc.backward(doc.all_queries(), doc.all_keys());
-  backward(GetParam(), c, {&task, 1});
+  backward(GetParam(), c, doc.list());
   kernels::testing::expect_backward(doc, whole, bounds_of(c, whole));
   for (int64_t h = 0; h < 4; ++h) EXPECT_EQ(doc.dq.at(5, h, 0), 0);
 }
@@ -227,8 +222,7 @@ TEST_P(AtenAttentionTest, tasks_of_two_servers_add_up_to_the_whole) {
     for (const auto& [queries, keys] :
          {std::pair(Range{0, 40}, Range{0, 40}), std::pair(Range{40, 90}, Range{0, 51}),
           std::pair(Range{40, 90}, Range{51, 90})}) {
-      const BackwardTask task = doc.backward(queries, keys);
-      backward(GetParam(), c, {&task, 1});
+      backward(GetParam(), c, doc.list(queries, keys));
     }
     kernels::testing::expect_backward(doc, whole, bounds);
 
@@ -237,9 +231,9 @@ TEST_P(AtenAttentionTest, tasks_of_two_servers_add_up_to_the_whole) {
     std::vector<Partial> parts;
     for (const int i : {0, 1}) {
       o[i] = Tensor(partial, 90, 4, 16), lse[i] = Tensor(partial, 90, 4, 1);
-      ForwardTask task = doc.forward(doc.all_queries(), i == 0 ? Range{0, 51} : Range{51, 90});
-      task.o = o[i].rows(), task.lse = lse[i].rows();
-      forward(GetParam(), c, {&task, 1}, partial);
+      TaskList list = doc.list(doc.all_queries(), i == 0 ? Range{0, 51} : Range{51, 90});
+      list.queries[0].o = o[i].rows(), list.queries[0].lse = lse[i].rows();
+      forward(GetParam(), c, list, partial);
       parts.push_back({o[i].rows(), partial, lse[i].rows()});
     }
     kernels::merge_partials({90, 4, 16}, type, parts, {doc.o.rows(), type, doc.lse.rows()});
@@ -250,16 +244,12 @@ TEST_P(AtenAttentionTest, tasks_of_two_servers_add_up_to_the_whole) {
 TEST_P(AtenAttentionTest, a_batch_equals_its_tasks_one_by_one_bit_for_bit) {
   Case c{.type = ScalarType::kFloat32, .q_tokens = 60, .k_tokens = 60, .gap = 8};
   Document batched(c), single(c);
-  std::vector<ForwardTask> tasks;
-  std::vector<std::vector<kernels::KeyFragment>> keys;
+  std::vector<Task> tasks;
   for (const Range& queries : {Range{0, 31}, Range{31, 31}, Range{31, 60}}) {
-    ForwardTask task = single.forward(queries, {0, queries.end});
-    forward(GetParam(), c, {&task, 1});
-    tasks.push_back(batched.forward(queries, {0, queries.end}));
-    keys.emplace_back(tasks.back().keys.begin(), tasks.back().keys.end());
+    tasks.push_back(single.task(queries, {0, queries.end}));
+    forward(GetParam(), c, single.list({tasks.back()}));
   }
-  for (size_t i = 0; i < tasks.size(); ++i) tasks[i].keys = keys[i];
-  forward(GetParam(), c, tasks);
+  forward(GetParam(), c, batched.list(tasks));
   // The bytes between the rows are compared too: nobody wrote there.
   EXPECT_EQ(batched.o.bytes(), single.o.bytes());
   EXPECT_EQ(batched.lse.bytes(), single.lse.bytes());
@@ -270,12 +260,12 @@ TEST_P(AtenAttentionTest, a_batch_equals_its_tasks_one_by_one_bit_for_bit) {
 TEST_P(AtenAttentionTest, broken_shapes_are_checks) {
   Case c{.q_tokens = 4, .k_tokens = 4};
   Document doc(c);
-  ForwardTask task = doc.forward(doc.all_queries(), doc.all_keys());
-  task.q.data = nullptr;
-  EXPECT_THROW(forward(GetParam(), c, {&task, 1}), CheckFailure);
-  BackwardTask gradient = doc.backward(doc.all_queries(), doc.all_keys());
-  gradient.key_gradients = {};
-  EXPECT_THROW(backward(GetParam(), c, {&gradient, 1}), CheckFailure);
+  TaskList list = doc.list();
+  list.queries[0].q.data = nullptr;
+  EXPECT_THROW(forward(GetParam(), c, list), CheckFailure);
+  list = doc.list();
+  list.keys[0].dv = {};
+  EXPECT_THROW(backward(GetParam(), c, list), CheckFailure);
   c.shape.num_kv_heads = 3;
   EXPECT_THROW(forward(GetParam(), c, {}), CheckFailure);
 }

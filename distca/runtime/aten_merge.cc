@@ -27,9 +27,7 @@ void aten_merge(const RowShape& shape, ScalarType type, std::span<const Partial>
                          at::TensorOptions(device).dtype(aten_type(scalar)));
   };
   const auto o_of = [&](const Partial& part) { return tensor(part.o, part.o_type, shape.dim); };
-  const auto lse_of = [&](const Partial& part) {
-    return tensor(kernels::number_rows(part.lse), accumulator, 1);
-  };
+  const auto lse_of = [&](const Partial& part) { return tensor(part.lse, accumulator, 1); };
   if (parts.size() == 1) {
     o_of(result).copy_(o_of(parts[0]));
     lse_of(result).copy_(lse_of(parts[0]));

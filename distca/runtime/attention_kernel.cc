@@ -64,26 +64,26 @@ std::string AttentionKernel::name() const {
   return request_.cuda_device < 0 ? "aten-cpu" : "aten-cuda";
 }
 
-int64_t AttentionKernel::forward(ScalarType o_type, std::span<const kernels::ForwardTask> tasks) {
+int64_t AttentionKernel::forward(ScalarType o_type, const kernels::TaskList& list) {
   const auto& [choice, shape, type, threads, cuda_device] = request_;
   if (choice == KernelChoice::kCpu) {
-    kernels::cpu_forward(shape, type, o_type, tasks, *pool_, isa_);
+    kernels::cpu_forward(shape, type, o_type, list, *pool_, isa_);
   } else if (choice == KernelChoice::kReference) {
-    kernels::reference_forward(shape, type, o_type, tasks);
+    kernels::reference_forward(shape, type, o_type, list);
   } else {
-    return aten_forward(shape, type, tasks, cuda_device, o_type);
+    return aten_forward(shape, type, list, cuda_device, o_type);
   }
   return 0;
 }
 
-int64_t AttentionKernel::backward(std::span<const kernels::BackwardTask> tasks) {
+int64_t AttentionKernel::backward(const kernels::TaskList& list) {
   const auto& [choice, shape, type, threads, cuda_device] = request_;
   if (choice == KernelChoice::kCpu) {
-    kernels::cpu_backward(shape, type, tasks, *pool_, isa_);
+    kernels::cpu_backward(shape, type, list, *pool_, isa_);
   } else if (choice == KernelChoice::kReference) {
-    kernels::reference_backward(shape, type, tasks);
+    kernels::reference_backward(shape, type, list);
   } else {
-    return aten_backward(shape, type, tasks, cuda_device);
+    return aten_backward(shape, type, list, cuda_device);
   }
   return 0;
 }

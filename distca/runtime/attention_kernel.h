@@ -7,7 +7,6 @@
 #include <array>
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -67,9 +66,9 @@ class AttentionKernel {
 
   /// `o_type`: of O, the type of the inputs or, for partial results, its accumulator_type. Returns
   /// the bytes copied to and from an operator of ATen's: 0 on CPU.
-  int64_t forward(ScalarType o_type, std::span<const kernels::ForwardTask> tasks);
+  int64_t forward(ScalarType o_type, const kernels::TaskList& list);
   /// Gradients are added to dq, dk, dv. Returns the bytes copied, as forward.
-  int64_t backward(std::span<const kernels::BackwardTask> tasks);
+  int64_t backward(const kernels::TaskList& list);
 
  private:
   KernelRequest request_;  // `choice` is what was chosen, not kAuto

@@ -60,7 +60,6 @@ TEST(AttentionKernel, what_a_choice_cannot_compute_is_said_with_what_could) {
 
 /// Every kernel computes the same, whole results and partial ones.
 TEST(AttentionKernel, forward_and_backward_are_those_of_the_whole_matrix) {
-  using kernels::BackwardTask, kernels::ForwardTask;
   using kernels::testing::Bounds, kernels::testing::Case, kernels::testing::Document,
       kernels::testing::Tensor, kernels::testing::WholeMatrix;
   for (const ScalarType type : {ScalarType::kFloat32, ScalarType::kBFloat16}) {
@@ -73,13 +72,13 @@ TEST(AttentionKernel, forward_and_backward_are_those_of_the_whole_matrix) {
       const WholeMatrix whole(doc);
       const Bounds bounds(c, whole,
                           {.sums = ScalarType::kFloat32, .store = type, .store_roundings = 6});
-      ForwardTask task = doc.forward(doc.all_queries(), doc.all_keys());
-      kernel.forward(type, {&task, 1});
+      kernels::TaskList list = doc.list();
+      kernel.forward(type, list);
       expect_forward(doc, whole, bounds);
 
       Tensor partial(ScalarType::kFloat32, c.q_tokens, c.shape.num_heads, c.shape.head_dim_v);
-      task.o = partial.rows();
-      kernel.forward(ScalarType::kFloat32, {&task, 1});
+      list.queries[0].o = partial.rows();
+      kernel.forward(ScalarType::kFloat32, list);
       const Bounds unrounded(
           c, whole,
           {.sums = ScalarType::kFloat32,
@@ -88,8 +87,7 @@ TEST(AttentionKernel, forward_and_backward_are_those_of_the_whole_matrix) {
       expect_close("partial o", partial.values(), whole.o, unrounded.forward, unrounded.underflow);
 
       set_backward_inputs(doc, whole);
-      const BackwardTask gradient = doc.backward(doc.all_queries(), doc.all_keys());
-      kernel.backward({&gradient, 1});
+      kernel.backward(list);
       expect_backward(doc, whole, bounds);
       kernel.forward(type, {});
       kernel.backward({});

@@ -26,11 +26,8 @@ ScalarType our_type(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kBFloat16 ? ScalarType::kBFloat16 : ScalarType::kFloat32;
 }
 
-/// Rows of a [tokens, heads, dim] tensor from `row` on.
-kernels::Rows rows_from(const at::Tensor& tensor, int64_t row) {
-  return {static_cast<std::byte*>(tensor.data_ptr()) +
-              row * tensor.stride(0) * static_cast<int64_t>(tensor.element_size()),
-          tensor.stride(0), tensor.stride(1)};
+kernels::Rows rows_of(const at::Tensor& tensor) {
+  return {tensor.data_ptr(), tensor.stride(0), tensor.stride(1)};
 }
 
 /// Queries [first, first + queries) and keys [start, start + keys) of packed rows; the last of both
@@ -42,8 +39,12 @@ struct OneSequence {
   kernels::Mask mask() const {
     return {.causal = false, .window_left = window_left, .window_right = window_right};
   }
-  kernels::KeyFragment fragment(const at::Tensor& k, const at::Tensor& v) const {
-    return {rows_from(k, start), rows_from(v, start), keys, queries};
+  kernels::Task task() const {
+    return {.q_row = first,
+            .q_tokens = queries,
+            .q_position = keys,
+            .keys = {{.row = start, .tokens = keys, .position = queries}},
+            .mask = mask()};
   }
   static kernels::Shape shape(const at::Tensor& q, const at::Tensor& k, double scale) {
     return {.num_heads = q.size(1),
@@ -55,33 +56,29 @@ struct OneSequence {
   /// o like q, lse [rows, heads, 1].
   void forward(double scale, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                const at::Tensor& o, const at::Tensor& lse) const {
-    const kernels::KeyFragment all = fragment(k, v);
-    const kernels::ForwardTask task{.q = rows_from(q, first),
-                                    .o = rows_from(o, first),
-                                    .lse = rows_from(lse, first),
-                                    .q_tokens = queries,
-                                    .q_position = keys,
-                                    .keys = {&all, 1},
-                                    .mask = mask()};
-    aten_matmul_forward(shape(q, k, scale), our_type(q), {&task, 1}, -1);
+    const kernels::TaskList list{
+        .queries = {{.tokens = q.size(0), .q = rows_of(q), .o = rows_of(o), .lse = rows_of(lse)}},
+        .keys = {{.tokens = k.size(0), .k = rows_of(k), .v = rows_of(v)}},
+        .tasks = {task()}};
+    aten_matmul_forward(shape(q, k, scale), our_type(q), list, -1);
   }
   /// dq, dk, dv in fp32, added to; lse and delta [rows, heads, 1].
   void backward(double scale, const at::Tensor& d_o, const at::Tensor& q, const at::Tensor& k,
                 const at::Tensor& v, const at::Tensor& delta, const at::Tensor& lse,
                 const at::Tensor& dq, const at::Tensor& dk, const at::Tensor& dv) const {
-    const kernels::KeyFragment all = fragment(k, v);
-    const kernels::KeyGradient gradient{rows_from(dk, start), rows_from(dv, start)};
-    const kernels::BackwardTask task{.q = rows_from(q, first),
-                                     .d_o = rows_from(d_o, first),
-                                     .lse = rows_from(lse, first),
-                                     .delta = rows_from(delta, first),
-                                     .dq = rows_from(dq, first),
-                                     .q_tokens = queries,
-                                     .q_position = keys,
-                                     .keys = {&all, 1},
-                                     .key_gradients = {&gradient, 1},
-                                     .mask = mask()};
-    aten_matmul_backward(shape(q, k, scale), our_type(q), {&task, 1}, -1);
+    const kernels::TaskList list{.queries = {{.tokens = q.size(0),
+                                              .q = rows_of(q),
+                                              .lse = rows_of(lse),
+                                              .d_o = rows_of(d_o),
+                                              .delta = rows_of(delta),
+                                              .dq = rows_of(dq)}},
+                                 .keys = {{.tokens = k.size(0),
+                                           .k = rows_of(k),
+                                           .v = rows_of(v),
+                                           .dk = rows_of(dk),
+                                           .dv = rows_of(dv)}},
+                                 .tasks = {task()}};
+    aten_matmul_backward(shape(q, k, scale), our_type(q), list, -1);
   }
 };
 

@@ -10,7 +10,7 @@
 // others lies in the program's buffers.
 // Local tokens are read where they are; only what travels is packed, and what comes home is put in
 // place: at most one copy of each travelling byte on each side (counted). Received blocks are the
-// kernel's fragments as they lie in the buffer.
+// kernel's buffers as they lie.
 // Rows that several tasks share (key sub-ranges) are merged by LSE, in fp32 (fp64 for fp64): a
 // server merges its own tasks' results for each row it received, the home its own tasks' and what
 // came home; O travels in the compute type, merged or not. dQ is the sum of all tasks' parts.

@@ -71,9 +71,6 @@ struct CoreAttention::State {
                             int32_t buffer) const;
   int32_t buffer_of(const std::vector<int32_t>& used, BufferRole role) const;
 
-  std::vector<kernels::KeyFragment> fragments(const HomeRows& home,
-                                              const std::vector<Block>& received,
-                                              const ServerTask& task) const;
   void attend_forward(HomeRows& home, Round& round, const Op& op);
   void attend_backward(HomeRows& home, const Op& op);
   void merge(const std::vector<at::Tensor>& partials, const std::vector<Block>& arrived,

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "distca/comm/aten_types.h"
+#include "distca/kernels/rows.h"
 #include "distca/runtime/aten_merge.h"
 #include "distca/runtime/core_attention_state.h"
 
@@ -13,18 +14,79 @@ namespace {
 
 using kernels::Rows;
 
-/// Rows of a [tokens, heads, dim] tensor from `row` on.
-Rows rows_of(const at::Tensor& tensor, int64_t row) {
+/// Rows of a [tokens, heads, dim] tensor from `row` on; none of an undefined one.
+Rows rows_of(const at::Tensor& tensor, int64_t row = 0) {
+  if (!tensor.defined()) return {};
   const int64_t offset = row * tensor.stride(0) * static_cast<int64_t>(tensor.element_size());
   return {.data = static_cast<std::byte*>(tensor.data_ptr()) + offset,
           .token_stride = tensor.stride(0),
           .head_stride = tensor.stride(1)};
 }
 
-/// Where a task's rows lie: in the local tensor, or in a part of the block they came in.
-Rows resolve(const at::Tensor& local, const std::vector<Block>& blocks, int part,
-             const BlockRows& rows) {
-  return rows.block == 0 ? rows_of(local, rows.row) : blocks[rows.block - 1].rows(part, rows.row);
+int64_t tokens_of(const at::Tensor& tensor) { return tensor.defined() ? tensor.size(0) : 0; }
+
+/// Blocks as plan/exchange.h numbers them are the kernel's buffers: 0 the local tensors, i + 1 what
+/// was received from receives[i].
+kernels::TaskList forward_blocks(const HomeRows& home, const std::vector<Block>& received,
+                                 const std::vector<Block>& returned) {
+  kernels::TaskList list;
+  list.queries.push_back({.tokens = tokens_of(home.q),
+                          .q = rows_of(home.q),
+                          .o = rows_of(home.o),
+                          .lse = rows_of(home.lse)});
+  list.keys.push_back({.tokens = tokens_of(home.k), .k = rows_of(home.k), .v = rows_of(home.v)});
+  for (size_t i = 0; i < received.size(); ++i) {
+    const Block &qkv = received[i], &out = returned[i];
+    list.queries.push_back(
+        {.tokens = qkv.tokens(0), .q = qkv.rows(0), .o = out.rows(0), .lse = out.rows(1)});
+    list.keys.push_back({.tokens = qkv.tokens(1), .k = qkv.rows(1), .v = qkv.rows(2)});
+  }
+  return list;
+}
+
+kernels::TaskList backward_blocks(const HomeRows& home, const std::vector<Block>& received,
+                                  const std::vector<Block>& received_backward,
+                                  const std::vector<Block>& sums) {
+  kernels::TaskList list;
+  list.queries.push_back({.tokens = tokens_of(home.q),
+                          .q = rows_of(home.q),
+                          .lse = rows_of(home.lse),
+                          .d_o = rows_of(home.d_o),
+                          .delta = rows_of(home.delta),
+                          .dq = rows_of(home.dq)});
+  list.keys.push_back({.tokens = tokens_of(home.k),
+                       .k = rows_of(home.k),
+                       .v = rows_of(home.v),
+                       .dk = rows_of(home.dk),
+                       .dv = rows_of(home.dv)});
+  for (size_t i = 0; i < received.size(); ++i) {
+    const Block &qkv = received[i], &d_o = received_backward[i], &sum = sums[i];
+    list.queries.push_back({.tokens = qkv.tokens(0),
+                            .q = qkv.rows(0),
+                            .lse = d_o.rows(1),
+                            .d_o = d_o.rows(0),
+                            .delta = d_o.rows(2),
+                            .dq = sum.rows(0)});
+    list.keys.push_back({.tokens = qkv.tokens(1),
+                         .k = qkv.rows(1),
+                         .v = qkv.rows(2),
+                         .dk = sum.rows(1),
+                         .dv = sum.rows(2)});
+  }
+  return list;
+}
+
+kernels::Task kernel_task(const ServerTask& task, int64_t window_left) {
+  kernels::Task result{.query_buffer = task.q.block,
+                       .q_row = task.q.row,
+                       .q_tokens = task.q.tokens,
+                       .q_position = task.q.position,
+                       .mask = {.causal = true, .window_left = window_left}};
+  result.keys.reserve(task.kv.size());
+  for (const BlockRows& rows : task.kv) {
+    result.keys.push_back({rows.block, rows.row, rows.tokens, rows.position});
+  }
+  return result;
 }
 
 }  // namespace
@@ -42,19 +104,6 @@ void CoreAttention::attend(const Op& op) {
   s.complete_if_done(home, op);
 }
 
-std::vector<kernels::KeyFragment> CoreAttention::State::fragments(
-    const HomeRows& home, const std::vector<Block>& received, const ServerTask& task) const {
-  std::vector<kernels::KeyFragment> keys;
-  keys.reserve(task.kv.size());
-  for (const BlockRows& rows : task.kv) {
-    keys.push_back({.k = resolve(home.k, received, 1, rows),
-                    .v = resolve(home.v, received, 2, rows),
-                    .tokens = rows.tokens,
-                    .position = rows.position});
-  }
-  return keys;
-}
-
 /// O and LSE of the operation's tasks: where they belong, or into partials (O of the accumulator's
 /// type); then of received rows that several tasks share.
 void CoreAttention::State::attend_forward(HomeRows& home, Round& round, const Op& op) {
@@ -65,34 +114,28 @@ void CoreAttention::State::attend_forward(HomeRows& home, Round& round, const Op
     received = with_homes(op, Content::kQkv, buffer_of(op.reads, BufferRole::kQkvIn));
     returned = with_homes(op, Content::kO, buffer_of(op.writes, BufferRole::kOOut));
   }
-  const std::vector<int32_t>& chosen = exchange.tasks_of(op.tasks);
-  std::vector<std::vector<kernels::KeyFragment>> keys;
-  std::vector<kernels::ForwardTask> whole, partial;
-  keys.reserve(chosen.size());
+  kernels::TaskList whole = forward_blocks(home, received, returned), partial{.keys = whole.keys};
   round.partials.resize(2 * exchange.rows.tasks.size());
-  for (const int32_t i : chosen) {
-    const ServerTask& task = exchange.rows.tasks[i];
-    keys.push_back(fragments(home, received, task));
-    kernels::ForwardTask forward{
-        .q = resolve(home.q, received, 0, task.q),
-        .q_tokens = task.q.tokens,
-        .q_position = task.q.position,
-        .keys = keys.back(),
-        .mask = {.causal = true, .window_left = exchange.shape.window_left}};
-    if (task.partial) {
-      const auto rows = [&](int64_t dim) {
-        return at::empty({task.q.tokens, shape.num_heads, dim}, tensor_options(accumulator));
-      };
-      round.partials[2 * i] = rows(shape.head_dim_v);
-      round.partials[2 * i + 1] = rows(1);
-      forward.o = rows_of(round.partials[2 * i], 0);
-      forward.lse = rows_of(round.partials[2 * i + 1], 0);
-      partial.push_back(forward);
-    } else {
-      forward.o = resolve(home.o, returned, 0, task.q);
-      forward.lse = resolve(home.lse, returned, 1, task.q);
-      whole.push_back(forward);
+  for (const int32_t i : exchange.tasks_of(op.tasks)) {
+    kernels::Task task = kernel_task(exchange.rows.tasks[i], exchange.shape.window_left);
+    if (!exchange.rows.tasks[i].partial) {
+      whole.tasks.push_back(std::move(task));
+      continue;
     }
+    const auto rows = [&](int64_t dim) {
+      return at::empty({task.q_tokens, shape.num_heads, dim}, tensor_options(accumulator));
+    };
+    at::Tensor &o = round.partials[2 * i], &lse = round.partials[2 * i + 1];
+    o = rows(shape.head_dim_v);
+    lse = rows(1);
+    const Rows& q = whole.queries[task.query_buffer].q;
+    partial.queries.push_back({.tokens = task.q_tokens,
+                               .q = kernels::shifted(q, type, task.q_row, 0),
+                               .o = rows_of(o),
+                               .lse = rows_of(lse)});
+    task.query_buffer = static_cast<int64_t>(partial.queries.size()) - 1;
+    task.q_row = 0;
+    partial.tasks.push_back(std::move(task));
   }
   bytes.copied += kernel.forward(type, whole);
   bytes.copied += kernel.forward(accumulator, partial);
@@ -107,39 +150,18 @@ void CoreAttention::State::attend_forward(HomeRows& home, Round& round, const Op
 void CoreAttention::State::attend_backward(HomeRows& home, const Op& op) {
   zero_local_gradients(home);
   const AttentionExchange& exchange = exchange_of(op);
-  std::vector<Block> received, gradients_received, sums;
+  std::vector<Block> received, received_backward, sums;
   if (op.tasks == TaskSet::kAll || op.tasks == TaskSet::kAway) {
     received = with_homes(op, Content::kQkv, buffer_of(op.reads, BufferRole::kQkvIn));
-    gradients_received = with_homes(op, Content::kDO, buffer_of(op.reads, BufferRole::kDOIn));
+    received_backward = with_homes(op, Content::kDO, buffer_of(op.reads, BufferRole::kDOIn));
     const BufferRole role =
         exchange.converts_gradients() ? BufferRole::kAccumulators : BufferRole::kGradientOut;
     sums = with_homes(op, Content::kAccumulator, buffer_of(op.writes, role));
     for (const Block& block : sums) block.fill_with_zeros();
   }
-  const std::vector<int32_t>& chosen = exchange.tasks_of(op.tasks);
-  std::vector<std::vector<kernels::KeyFragment>> keys;
-  std::vector<std::vector<kernels::KeyGradient>> gradients;
-  std::vector<kernels::BackwardTask> backward;
-  keys.reserve(chosen.size());
-  gradients.reserve(chosen.size());
-  for (const int32_t i : chosen) {
-    const ServerTask& task = exchange.rows.tasks[i];
-    keys.push_back(fragments(home, received, task));
-    std::vector<kernels::KeyGradient>& task_gradients = gradients.emplace_back();
-    for (const BlockRows& rows : task.kv) {
-      task_gradients.push_back(
-          {.dk = resolve(home.dk, sums, 1, rows), .dv = resolve(home.dv, sums, 2, rows)});
-    }
-    backward.push_back({.q = resolve(home.q, received, 0, task.q),
-                        .d_o = resolve(home.d_o, gradients_received, 0, task.q),
-                        .lse = resolve(home.lse, gradients_received, 1, task.q),
-                        .delta = resolve(home.delta, gradients_received, 2, task.q),
-                        .dq = resolve(home.dq, sums, 0, task.q),
-                        .q_tokens = task.q.tokens,
-                        .q_position = task.q.position,
-                        .keys = keys.back(),
-                        .key_gradients = task_gradients,
-                        .mask = {.causal = true, .window_left = exchange.shape.window_left}});
+  kernels::TaskList backward = backward_blocks(home, received, received_backward, sums);
+  for (const int32_t i : exchange.tasks_of(op.tasks)) {
+    backward.tasks.push_back(kernel_task(exchange.rows.tasks[i], exchange.shape.window_left));
   }
   bytes.copied += kernel.backward(backward);
 }

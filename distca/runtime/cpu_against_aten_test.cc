@@ -16,8 +16,6 @@
 namespace distca {
 namespace {
 
-using kernels::BackwardTask;
-using kernels::ForwardTask;
 using kernels::Mask;
 using kernels::Shape;
 using kernels::testing::Variant;
@@ -87,23 +85,24 @@ Results ours(const Variant& variant, const Inputs& in, double scale) {
   for (at::Tensor* gradient : {&r.dq, &r.dk, &r.dv}) {
     *gradient = at::zeros({kHeads, tokens, dim}, fp32);
   }
-  const kernels::KeyFragment keys{rows(in.k), rows(in.v), tokens, 0};
-  const kernels::KeyGradient gradients{rows(r.dk), rows(r.dv)};
-  kernels::ThreadPool pool(1);
-  const ForwardTask forward{
-      .q = rows(in.q), .o = rows(r.o), .lse = rows(r.lse), .q_tokens = tokens, .keys = {&keys, 1}};
-  kernels::cpu_forward(shape, variant.type, variant.type, {&forward, 1}, pool, variant.isa);
   const at::Tensor delta = at::empty({kHeads, tokens}, fp32);
+  const kernels::TaskList list{.queries = {{.tokens = tokens,
+                                            .q = rows(in.q),
+                                            .o = rows(r.o),
+                                            .lse = rows(r.lse),
+                                            .d_o = rows(in.d_o),
+                                            .delta = rows(delta),
+                                            .dq = rows(r.dq)}},
+                               .keys = {{.tokens = tokens,
+                                         .k = rows(in.k),
+                                         .v = rows(in.v),
+                                         .dk = rows(r.dk),
+                                         .dv = rows(r.dv)}},
+                               .tasks = {{.q_tokens = tokens, .keys = {{.tokens = tokens}}}}};
+  kernels::ThreadPool pool(1);
+  kernels::cpu_forward(shape, variant.type, variant.type, list, pool, variant.isa);
   kernels::row_delta({tokens, kHeads, dim}, variant.type, rows(in.d_o), rows(r.o), rows(delta));
-  const BackwardTask backward{.q = rows(in.q),
-                              .d_o = rows(in.d_o),
-                              .lse = rows(r.lse),
-                              .delta = rows(delta),
-                              .dq = rows(r.dq),
-                              .q_tokens = tokens,
-                              .keys = {&keys, 1},
-                              .key_gradients = {&gradients, 1}};
-  kernels::cpu_backward(shape, variant.type, {&backward, 1}, pool, variant.isa);
+  kernels::cpu_backward(shape, variant.type, list, pool, variant.isa);
   return r;
 }
 

@@ -14,9 +14,9 @@
 namespace distca {
 namespace {
 
-using kernels::BackwardTask;
-using kernels::ForwardTask;
 using kernels::Shape;
+using kernels::Task;
+using kernels::TaskList;
 using kernels::VarlenLaunch;
 
 constexpr int64_t kMostHeadDim = 256;
@@ -173,7 +173,6 @@ class EfficientOperator final : public VarlenOperator {
 
 // --- choice --------------------------------------------------------------------------------------
 
-template <typename Task>
 bool is_fused(const Shape& shape, ScalarType type, const Task& task) {
   if (shape.head_dim_qk != shape.head_dim_v || shape.head_dim_qk > kMostHeadDim) return false;
   if (!kernels::keys_are_consecutive(task.keys)) return false;
@@ -181,20 +180,16 @@ bool is_fused(const Shape& shape, ScalarType type, const Task& task) {
          (type == ScalarType::kFloat32 && task.mask.window_left < 0);
 }
 
-template <typename Task>
 struct Divided {
-  std::vector<Task> fused;
-  std::vector<Task> others;  // for the matmul path
-};
-
-template <typename Task>
-Divided<Task> divide(const Shape& shape, ScalarType type, std::span<const Task> tasks) {
-  Divided<Task> both;
-  for (const Task& task : tasks) {
-    (is_fused(shape, type, task) ? both.fused : both.others).push_back(task);
+  Divided(const Shape& shape, ScalarType type, const TaskList& list)
+      : fused{list.queries, list.keys}, others{list.queries, list.keys} {
+    for (const Task& task : list.tasks) {
+      (is_fused(shape, type, task) ? fused : others).tasks.push_back(task);
+    }
   }
-  return both;
-}
+  TaskList fused;
+  TaskList others;  // for the matmul path
+};
 
 /// Calls `body` with the operator for the type.
 template <typename Body>
@@ -205,18 +200,17 @@ int64_t with_operator(const Shape& shape, ScalarType type, Body body) {
 
 }  // namespace
 
-int64_t cuda_forward(const Shape& shape, ScalarType type, ScalarType o_type,
-                     std::span<const ForwardTask> tasks, int cuda_device) {
-  const auto divided = divide(shape, type, tasks);
+int64_t cuda_forward(const Shape& shape, ScalarType type, ScalarType o_type, const TaskList& list,
+                     int cuda_device) {
+  const Divided divided(shape, type, list);
   aten_matmul_forward(shape, type, divided.others, cuda_device, o_type);  // refuses a softcap
   return with_operator(shape, type, [&](const VarlenOperator& op) {
     return varlen_forward(shape, type, o_type, divided.fused, cuda_device, op);
   });
 }
 
-int64_t cuda_backward(const Shape& shape, ScalarType type, std::span<const BackwardTask> tasks,
-                      int cuda_device) {
-  const auto divided = divide(shape, type, tasks);
+int64_t cuda_backward(const Shape& shape, ScalarType type, const TaskList& list, int cuda_device) {
+  const Divided divided(shape, type, list);
   aten_matmul_backward(shape, type, divided.others, cuda_device);  // refuses a softcap
   return with_operator(shape, type, [&](const VarlenOperator& op) {
     return varlen_backward(shape, type, divided.fused, cuda_device, op);

@@ -1,5 +1,5 @@
 #pragma once
-// Core attention of a batch of tasks on CUDA, behind the interface of kernels/attention.h, through
+// Core attention of a list of tasks on CUDA, behind the interface of kernels/attention.h, through
 // ATen's fused operators, reached by dispatch: no CUDA is needed to compile.
 //
 // bf16: FlashAttention's variable-length operators, every task of a call in as few launches as
@@ -13,7 +13,6 @@
 // Thread rule: calls on disjoint outputs may run at the same time.
 
 #include <cstdint>
-#include <span>
 
 #include "distca/base/scalar_type.h"
 #include "distca/kernels/attention.h"
@@ -23,8 +22,8 @@ namespace distca {
 /// As aten_forward and aten_backward. Both return the bytes they copied: keys gathered, rows
 /// packed, O and LSE put where they belong.
 int64_t cuda_forward(const kernels::Shape& shape, ScalarType type, ScalarType o_type,
-                     std::span<const kernels::ForwardTask> tasks, int cuda_device);
-int64_t cuda_backward(const kernels::Shape& shape, ScalarType type,
-                      std::span<const kernels::BackwardTask> tasks, int cuda_device);
+                     const kernels::TaskList& list, int cuda_device);
+int64_t cuda_backward(const kernels::Shape& shape, ScalarType type, const kernels::TaskList& list,
+                      int cuda_device);
 
 }  // namespace distca

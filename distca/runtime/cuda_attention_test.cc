@@ -8,7 +8,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <optional>
+#include <utility>
+#include <vector>
 
 #include "distca/base/error.h"
 #include "distca/kernels/attention_testing.h"
@@ -19,13 +20,11 @@ namespace distca {
 namespace {
 
 using kernels::accumulator_type;
-using kernels::BackwardTask;
-using kernels::ForwardTask;
-using kernels::KeyFragment;
-using kernels::KeyGradient;
 using kernels::Mask;
 using kernels::Partial;
 using kernels::Rows;
+using kernels::Task;
+using kernels::TaskList;
 using kernels::testing::Bounds;
 using kernels::testing::Case;
 using kernels::testing::Document;
@@ -37,25 +36,27 @@ constexpr int kDevice = 0;
 /// Copies of a document's tensors on the device, and back.
 class OnDevice {
  public:
-  explicit OnDevice(Document& doc) {
+  explicit OnDevice(Document& doc) : doc_(doc) {
     for (Tensor* tensor : {&doc.q, &doc.k, &doc.v, &doc.o, &doc.lse, &doc.d_o, &doc.delta, &doc.dq,
                            &doc.dk, &doc.dv}) {
-      add(*tensor);
+      copies_.push_back({static_cast<std::byte*>(tensor->rows().data), host(*tensor).to(device())});
     }
   }
-  void add(Tensor& tensor) {
-    copies_.push_back({static_cast<std::byte*>(tensor.rows().data), host(tensor).to(device())});
-  }
-  /// The same rows of the copy.
-  Rows rows(Rows host) const {
-    const auto* at = static_cast<const std::byte*>(host.data);
-    for (const Copy& copy : copies_) {
-      if (at < copy.host || at >= copy.host + copy.device.nbytes()) continue;
-      host.data = static_cast<std::byte*>(copy.device.data_ptr()) + (at - copy.host);
-      return host;
+  /// Tasks with their memory on the device: `cuts` of the queries against all keys they may see.
+  TaskList list(const std::vector<Range>& cuts) const {
+    std::vector<Task> tasks;
+    for (const Range& cut : cuts) {
+      tasks.push_back(
+          doc_.task(cut, {0, std::min(doc_.spec.q_position + cut.end, doc_.spec.k_tokens)}));
     }
-    ADD_FAILURE() << "rows of no tensor";
-    return host;
+    TaskList list = doc_.list(std::move(tasks));
+    kernels::QueryBuffer& queries = list.queries[0];
+    kernels::KeyBuffer& keys = list.keys[0];
+    for (Rows* rows : {&queries.q, &queries.o, &queries.lse, &queries.d_o, &queries.delta,
+                       &queries.dq, &keys.k, &keys.v, &keys.dk, &keys.dv}) {
+      rows->data = on_device(rows->data);
+    }
+    return list;
   }
   void copy_back() const {
     for (const Copy& copy : copies_) {
@@ -74,44 +75,15 @@ class OnDevice {
     return at::from_blob(tensor.rows().data, {static_cast<int64_t>(tensor.bytes().size())},
                          at::kByte);
   }
+  void* on_device(const void* host) const {
+    for (const Copy& copy : copies_) {
+      if (copy.host == host) return copy.device.data_ptr();
+    }
+    ADD_FAILURE() << "rows of no tensor";
+    return nullptr;
+  }
+  Document& doc_;
   std::vector<Copy> copies_;
-};
-
-/// Tasks of a document with their memory on the device: `cuts` of the queries against `keys`, or
-/// against all they may see.
-class Batch {
- public:
-  void add(Document& doc, const OnDevice& device, const Range& cut,
-           std::optional<Range> keys = std::nullopt) {
-    if (!keys) keys = {0, std::min(doc.spec.q_position + cut.end, doc.spec.k_tokens)};
-    ForwardTask f = doc.forward(cut, *keys);
-    BackwardTask b = doc.backward(cut, *keys);
-    for (Rows* rows : {&f.q, &f.o, &f.lse, &b.q, &b.d_o, &b.lse, &b.delta, &b.dq}) {
-      *rows = device.rows(*rows);
-    }
-    fragments_.push_back(doc.fragment_list);
-    for (KeyFragment& x : fragments_.back()) x.k = device.rows(x.k), x.v = device.rows(x.v);
-    gradients_.push_back(doc.gradient_list);
-    for (KeyGradient& x : gradients_.back()) x.dk = device.rows(x.dk), x.dv = device.rows(x.dv);
-    forward_.push_back(f), backward_.push_back(b);
-  }
-  std::span<const ForwardTask> forward() {
-    for (size_t i = 0; i < forward_.size(); ++i) forward_[i].keys = fragments_[i];
-    return forward_;
-  }
-  std::span<const BackwardTask> backward() {
-    for (size_t i = 0; i < backward_.size(); ++i) {
-      backward_[i].keys = fragments_[i];
-      backward_[i].key_gradients = gradients_[i];
-    }
-    return backward_;
-  }
-
- private:
-  std::vector<std::vector<KeyFragment>> fragments_;
-  std::vector<std::vector<KeyGradient>> gradients_;
-  std::vector<ForwardTask> forward_;
-  std::vector<BackwardTask> backward_;
 };
 
 /// FlashAttention rounds P and dS to bf16 before their products, O and a launch's gradients after.
@@ -138,17 +110,13 @@ void expect_like_whole_matrix(const Case& c, const std::vector<Range>& cuts) {
   const Bounds bounds = bounds_of(c, whole, 2 * static_cast<int64_t>(cuts.size()));
   {
     const OnDevice device(doc);
-    Batch batch;
-    for (const Range& cut : cuts) batch.add(doc, device, cut);
-    aten_forward(c.shape, c.type, batch.forward(), kDevice);
+    aten_forward(c.shape, c.type, device.list(cuts), kDevice);
     device.copy_back();
   }
   kernels::testing::expect_forward(doc, whole, bounds);
   kernels::testing::set_backward_inputs(doc, whole);
   const OnDevice device(doc);
-  Batch batch;
-  for (const Range& cut : cuts) batch.add(doc, device, cut);
-  aten_backward(c.shape, c.type, batch.backward(), kDevice);
+  aten_backward(c.shape, c.type, device.list(cuts), kDevice);
   device.copy_back();
   kernels::testing::expect_backward(doc, whole, bounds);
 }
@@ -205,15 +173,19 @@ TEST_P(CudaAttentionTest, partial_keys_with_the_global_lse_add_up_to_the_whole) 
   for (const int i : {0, 1}) {
     const Range keys = i == 0 ? Range{0, 151} : Range{151, 290};
     o[i] = Tensor(partial, 290, 4, 16), lse[i] = Tensor(partial, 290, 4, 1);
-    OnDevice results(doc);
-    results.add(o[i]), results.add(lse[i]);
-    Batch batch;
-    batch.add(doc, device, doc.all_queries(), keys);
-    ForwardTask task = batch.forward()[0];
-    task.o = results.rows(o[i].rows()), task.lse = results.rows(lse[i].rows());
-    aten_forward(c.shape, c.type, {&task, 1}, kDevice, partial);
-    results.copy_back();
-    aten_backward(c.shape, c.type, batch.backward(), kDevice);
+    Document results(c);  // of this part
+    std::swap(results.o, o[i]), std::swap(results.lse, lse[i]);
+    {
+      const OnDevice part(results);
+      TaskList list = part.list({doc.all_queries()});
+      list.tasks[0].keys = doc.key_ranges(keys);
+      aten_forward(c.shape, c.type, list, kDevice, partial);
+      part.copy_back();
+    }
+    std::swap(results.o, o[i]), std::swap(results.lse, lse[i]);
+    TaskList list = device.list({doc.all_queries()});
+    list.tasks[0].keys = doc.key_ranges(keys);
+    aten_backward(c.shape, c.type, list, kDevice);
     parts.push_back({o[i].rows(), partial, lse[i].rows()});
   }
   device.copy_back();
@@ -232,12 +204,9 @@ TEST_P(CudaAttentionTest, the_same_tasks_give_the_same_bits_with_deterministic_a
     doc.lse.fill([] { return 8; });
     doc.delta.fill([] { return 0.25; });
     const OnDevice device(doc);
-    Batch batch;
-    for (const Range& cut : {Range{0, 400}, Range{900, 1500}, Range{400, 900}}) {
-      batch.add(doc, device, cut);
-    }
-    cuda_backward(c.shape, c.type, batch.backward(), kDevice);
-    cuda_forward(c.shape, c.type, c.type, batch.forward(), kDevice);
+    const TaskList list = device.list({{0, 400}, {900, 1500}, {400, 900}});
+    cuda_backward(c.shape, c.type, list, kDevice);
+    cuda_forward(c.shape, c.type, c.type, list, kDevice);
     device.copy_back();
     for (const Tensor* t : {&doc.o, &doc.lse, &doc.dq, &doc.dk, &doc.dv})
       bytes.push_back(t->bytes());
@@ -251,10 +220,9 @@ TEST_P(CudaAttentionTest, keys_in_one_memory_are_not_copied) {
   const Case c{.type = GetParam(), .q_tokens = 260, .k_tokens = 260};
   Document doc(c);
   const OnDevice device(doc);
-  Batch batch;
-  for (const Range& cut : {Range{0, 128}, Range{128, 260}}) batch.add(doc, device, cut);
   const int64_t o_and_lse = 4 * (16 * element_bytes(c.type) + 4);
-  EXPECT_EQ(aten_forward(c.shape, c.type, batch.forward(), kDevice), 260 * o_and_lse);
+  EXPECT_EQ(aten_forward(c.shape, c.type, device.list({{0, 128}, {128, 260}}), kDevice),
+            260 * o_and_lse);
 }
 
 TEST(CudaAttention, a_softcap_is_refused_by_name_before_a_device_is_touched) {
@@ -276,8 +244,7 @@ TEST(CudaAttention, tasks_on_a_device_are_dispatched_to_it) {
   if (at::hasCUDA()) GTEST_SKIP() << "a device is there";
   const Case c{.type = ScalarType::kBFloat16, .q_tokens = 4, .k_tokens = 4};
   Document doc(c);
-  const ForwardTask task = doc.forward(doc.all_queries(), doc.all_keys());
-  EXPECT_THROW(aten_forward(c.shape, c.type, {&task, 1}, kDevice), c10::Error);
+  EXPECT_THROW(aten_forward(c.shape, c.type, doc.list(), kDevice), c10::Error);
 }
 
 }  // namespace

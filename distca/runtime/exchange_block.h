@@ -27,7 +27,8 @@ class Block {
 
   at::Tensor part(int index) const;
   /// The part from `row` on, as kernels take it.
-  kernels::Rows rows(int index, int64_t row) const;
+  kernels::Rows rows(int index, int64_t row = 0) const;
+  int64_t tokens(int index) const { return parts_[index].rows; }
   void fill_with_zeros() const;
 
  private:

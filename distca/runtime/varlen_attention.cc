@@ -8,29 +8,27 @@
 #include "distca/base/error.h"
 #include "distca/comm/aten_types.h"
 #include "distca/kernels/rows.h"
+#include "distca/kernels/task_list.h"
 
 namespace distca {
 namespace {
 
-using kernels::BackwardTask;
-using kernels::ForwardTask;
-using kernels::GradientTarget;
-using kernels::KeyBuffer;
-using kernels::KeyCopy;
+using kernels::kGathered;
+using kernels::QueryBuffer;
 using kernels::QueryPiece;
 using kernels::Rows;
 using kernels::Shape;
-using kernels::shifted;
+using kernels::Task;
+using kernels::TaskList;
 using kernels::VarlenLaunch;
 using kernels::VarlenPlan;
-using kernels::VarlenTask;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr int64_t kAlignment = 16;  // bytes that an operator loads at once
 
-/// Consecutive rows in memory that are rows [row, row + tokens) of a launch.
+/// Rows [from, from + tokens) of a query buffer that are rows [row, row + tokens) of a launch.
 struct Run {
-  Rows rows;
+  int64_t buffer;
+  int64_t from;
   int64_t tokens;
   int64_t row;
 };
@@ -41,9 +39,10 @@ struct Keys {
 
 class Player {
  public:
-  Player(const Shape& shape, ScalarType type, int cuda_device)
+  Player(const Shape& shape, ScalarType type, const TaskList& list, int cuda_device)
       : shape_(shape),
         type_(type),
+        list_(list),
         accumulator_(kernels::accumulator_type(type)),
         device_(cuda_device < 0
                     ? at::Device(at::kCPU)
@@ -53,52 +52,46 @@ class Player {
                  shape.num_heads, kernels::kMostSequences);
   }
 
-  int64_t forward(ScalarType o_type, std::span<const ForwardTask> tasks, const VarlenOperator& op) {
-    std::vector<VarlenTask> planned;
-    for (const ForwardTask& task : tasks) planned.push_back(varlen_task(task));
-    const VarlenPlan plan = kernels::plan_forward_launches(type_, planned);
-    fill_rows_without_keys(plan, o_type, tasks);
-    find_keys(plan);
+  int64_t forward(ScalarType o_type, const VarlenOperator& op) {
+    const VarlenPlan plan = kernels::plan_forward_launches(type_, list_);
+    fill_rows_without_keys(plan, o_type);
+    const Keys gathered = gather(plan);
     for (const VarlenLaunch& launch : plan.launches) {
-      const at::Tensor q =
-          packed(runs(launch, tasks, type_, &ForwardTask::q), launch, shape_.head_dim_qk);
-      const Keys keys = keys_of(launch);
+      const std::vector<Run> runs = runs_of(launch);
+      const at::Tensor q = packed(runs, &QueryBuffer::q, shape_.head_dim_qk);
+      const Keys keys = keys_of(launch, gathered);
       const auto [o, lse] = op.forward(launch, q, keys.k, keys.v);
-      for (const Run& run : runs(launch, tasks, o_type, &ForwardTask::o)) {
-        queries(run.rows, o_type, run.tokens, shape_.head_dim_v)
+      for (const Run& run : runs) {
+        queries(run, &QueryBuffer::o, o_type, shape_.head_dim_v)
             .copy_(count(o.narrow(0, run.row, run.tokens)));
-      }
-      for (const Run& run : runs(launch, tasks, accumulator_, &ForwardTask::lse)) {
-        numbers(run).copy_(count(lse.narrow(1, run.row, run.tokens).t()));
+        numbers(run, &QueryBuffer::lse).copy_(count(lse.narrow(1, run.row, run.tokens).t()));
       }
     }
     return copied_;
   }
 
-  int64_t backward(std::span<const BackwardTask> tasks, const VarlenOperator& op) {
-    std::vector<VarlenTask> planned;
-    for (const BackwardTask& task : tasks) planned.push_back(varlen_task(task));
-    const VarlenPlan plan = kernels::plan_backward_launches(type_, planned);
-    find_keys(plan);
+  int64_t backward(const VarlenOperator& op) {
+    const VarlenPlan plan = kernels::plan_backward_launches(type_, list_);
+    const Keys gathered = gather(plan);
     for (const VarlenLaunch& launch : plan.launches) {
-      const at::Tensor q =
-          packed(runs(launch, tasks, type_, &BackwardTask::q), launch, shape_.head_dim_qk);
-      const Keys keys = keys_of(launch);
-      const at::Tensor d_o =
-          packed(runs(launch, tasks, type_, &BackwardTask::d_o), launch, shape_.head_dim_v);
-      const at::Tensor delta = packed_numbers(launch, tasks, &BackwardTask::delta);
-      const at::Tensor lse = packed_numbers(launch, tasks, &BackwardTask::lse).t().contiguous();
+      const std::vector<Run> runs = runs_of(launch);
+      const at::Tensor q = packed(runs, &QueryBuffer::q, shape_.head_dim_qk);
+      const Keys keys = keys_of(launch, gathered);
+      const at::Tensor d_o = packed(runs, &QueryBuffer::d_o, shape_.head_dim_v);
+      const at::Tensor delta = packed_numbers(runs, &QueryBuffer::delta);
+      const at::Tensor lse = packed_numbers(runs, &QueryBuffer::lse).t().contiguous();
       const auto [dq, dk, dv] =
           op.backward(launch, q, keys.k, keys.v, d_o, aten_output_from_delta(d_o, delta), lse);
-      for (const Run& run : runs(launch, tasks, accumulator_, &BackwardTask::dq)) {
-        queries(run.rows, accumulator_, run.tokens, shape_.head_dim_qk)
+      for (const Run& run : runs) {
+        queries(run, &QueryBuffer::dq, accumulator_, shape_.head_dim_qk)
             .add_(dq.narrow(0, run.row, run.tokens));
       }
-      for (const GradientTarget& target : launch.gradients) {
-        key_tensor(target.to.dk, accumulator_, target.tokens, shape_.head_dim_qk)
-            .add_(dk.narrow(0, target.row, target.tokens));
-        key_tensor(target.to.dv, accumulator_, target.tokens, shape_.head_dim_v)
-            .add_(dv.narrow(0, target.row, target.tokens));
+      for (const auto& [range, row] : launch.gradients) {
+        const kernels::KeyBuffer& to = list_.keys[range.buffer];
+        keys_at(to.dk, accumulator_, range.row, range.tokens, shape_.head_dim_qk)
+            .add_(dk.narrow(0, row, range.tokens));
+        keys_at(to.dv, accumulator_, range.row, range.tokens, shape_.head_dim_v)
+            .add_(dv.narrow(0, row, range.tokens));
       }
     }
     return copied_;
@@ -108,20 +101,24 @@ class Player {
   at::TensorOptions options(ScalarType scalar) const {
     return at::TensorOptions(device_).dtype(aten_type(scalar));
   }
-  at::Tensor tensor(const Rows& rows, ScalarType scalar, int64_t tokens, int64_t heads,
-                    int64_t dim) const {
-    return at::from_blob(rows.data, {tokens, heads, dim}, {rows.token_stride, rows.head_stride, 1},
-                         options(scalar));
+  /// Rows [from, from + tokens) of a buffer's field.
+  at::Tensor tensor(const Rows& rows, ScalarType scalar, int64_t from, int64_t tokens,
+                    int64_t heads, int64_t dim) const {
+    return at::from_blob(kernels::shifted(rows, scalar, from, 0).data, {tokens, heads, dim},
+                         {rows.token_stride, rows.head_stride, 1}, options(scalar));
   }
-  at::Tensor queries(const Rows& rows, ScalarType scalar, int64_t tokens, int64_t dim) const {
-    return tensor(rows, scalar, tokens, shape_.num_heads, dim);
+  at::Tensor queries(const Run& run, Rows QueryBuffer::*field, ScalarType scalar,
+                     int64_t dim) const {
+    return tensor(list_.queries[run.buffer].*field, scalar, run.from, run.tokens, shape_.num_heads,
+                  dim);
   }
-  at::Tensor key_tensor(const Rows& rows, ScalarType scalar, int64_t tokens, int64_t dim) const {
-    return tensor(rows, scalar, tokens, shape_.num_kv_heads, dim);
+  at::Tensor keys_at(const Rows& rows, ScalarType scalar, int64_t from, int64_t tokens,
+                     int64_t dim) const {
+    return tensor(rows, scalar, from, tokens, shape_.num_kv_heads, dim);
   }
   /// [tokens, H]
-  at::Tensor numbers(const Run& run) const {
-    return queries(run.rows, accumulator_, run.tokens, 1).squeeze(-1);
+  at::Tensor numbers(const Run& run, Rows QueryBuffer::*field) const {
+    return queries(run, field, accumulator_, 1).squeeze(-1);
   }
   /// Passes on what is about to be copied.
   at::Tensor count(const at::Tensor& source) {
@@ -129,126 +126,108 @@ class Player {
     return source;
   }
 
-  void find_keys(const VarlenPlan& plan) {
-    const Shape& s = shape_;
-    for (const KeyBuffer& buffer : plan.buffers) {
-      if (!buffer.gathered()) {
-        buffers_.push_back({key_tensor(buffer.k, type_, buffer.rows, s.head_dim_qk),
-                            key_tensor(buffer.v, type_, buffer.rows, s.head_dim_v)});
-        continue;
-      }
-      const Keys all{at::empty({buffer.rows, s.num_kv_heads, s.head_dim_qk}, options(type_)),
-                     at::empty({buffer.rows, s.num_kv_heads, s.head_dim_v}, options(type_))};
-      for (const KeyCopy& copy : buffer.copies) {
-        all.k.narrow(0, copy.row, copy.tokens)
-            .copy_(count(key_tensor(copy.k, type_, copy.tokens, s.head_dim_qk)));
-        all.v.narrow(0, copy.row, copy.tokens)
-            .copy_(count(key_tensor(copy.v, type_, copy.tokens, s.head_dim_v)));
-      }
-      buffers_.push_back(all);
-    }
-  }
-
-  Keys keys_of(const VarlenLaunch& launch) const {
-    const Keys& buffer = buffers_[launch.buffer];
-    const Range& rows = launch.key_rows;
-    return {buffer.k.narrow(0, rows.begin, rows.size()),
-            buffer.v.narrow(0, rows.begin, rows.size())};
-  }
-
-  /// The rows `member` of the launch's pieces, those that adjoin in memory as one.
-  template <typename Task>
-  std::vector<Run> runs(const VarlenLaunch& launch, std::span<const Task> tasks, ScalarType scalar,
-                        Rows Task::*member) const {
-    std::vector<Run> all;
-    int64_t row = 0;
-    for (const QueryPiece& piece : launch.pieces) {
-      const Task& task = tasks[piece.task];
-      Rows rows = task.*member;
-      if (rows.head_stride == 0) rows = kernels::number_rows(rows);
-      rows = shifted(rows, scalar, piece.queries.begin - task.q_position, 0);
-      const int64_t tokens = piece.queries.size();
-      if (!all.empty() && adjoin(all.back(), rows, scalar)) {
-        all.back().tokens += tokens;
-      } else {
-        all.push_back({rows, tokens, row});
-      }
-      row += tokens;
+  Keys gather(const VarlenPlan& plan) {
+    const int64_t rows = plan.gathered_rows();
+    Keys all{at::empty({rows, shape_.num_kv_heads, shape_.head_dim_qk}, options(type_)),
+             at::empty({rows, shape_.num_kv_heads, shape_.head_dim_v}, options(type_))};
+    for (const auto& [range, row] : plan.gathered) {
+      const kernels::KeyBuffer& from = list_.keys[range.buffer];
+      all.k.narrow(0, row, range.tokens)
+          .copy_(count(keys_at(from.k, type_, range.row, range.tokens, shape_.head_dim_qk)));
+      all.v.narrow(0, row, range.tokens)
+          .copy_(count(keys_at(from.v, type_, range.row, range.tokens, shape_.head_dim_v)));
     }
     return all;
   }
-  static bool adjoin(const Run& run, const Rows& next, ScalarType scalar) {
-    return run.rows.token_stride == next.token_stride && run.rows.head_stride == next.head_stride &&
-           shifted(run.rows, scalar, run.tokens, 0).data == next.data;
+
+  Keys keys_of(const VarlenLaunch& launch, const Keys& gathered) const {
+    const auto& [first, end] = launch.key_rows;
+    if (launch.buffer == kGathered) {
+      return {gathered.k.narrow(0, first, end - first), gathered.v.narrow(0, first, end - first)};
+    }
+    const kernels::KeyBuffer& buffer = list_.keys[launch.buffer];
+    return {keys_at(buffer.k, type_, first, end - first, shape_.head_dim_qk),
+            keys_at(buffer.v, type_, first, end - first, shape_.head_dim_v)};
   }
-  bool in_place(const std::vector<Run>& all) const {
-    if (all.size() != 1) return false;
-    const Rows& rows = all[0].rows;
-    const int64_t bytes = element_bytes(type_);
-    return reinterpret_cast<uintptr_t>(rows.data) % kAlignment == 0 &&
-           rows.token_stride * bytes % kAlignment == 0 &&
-           rows.head_stride * bytes % kAlignment == 0;
+
+  /// The rows of the launch's pieces, those that adjoin in a buffer as one.
+  std::vector<Run> runs_of(const VarlenLaunch& launch) const {
+    std::vector<Run> runs;
+    int64_t row = 0;
+    for (const QueryPiece& piece : launch.pieces) {
+      const Task& task = list_.tasks[piece.task];
+      const int64_t from = task.q_row + piece.queries.begin - task.q_position;
+      const int64_t tokens = piece.queries.size();
+      if (!runs.empty() && runs.back().buffer == task.query_buffer &&
+          runs.back().from + runs.back().tokens == from) {
+        runs.back().tokens += tokens;
+      } else {
+        runs.push_back({task.query_buffer, from, tokens, row});
+      }
+      row += tokens;
+    }
+    return runs;
   }
-  /// [query rows, H, dim]
-  at::Tensor packed(const std::vector<Run>& all, const VarlenLaunch& launch, int64_t dim) {
-    if (in_place(all)) return queries(all[0].rows, type_, all[0].tokens, dim);
-    const at::Tensor rows = at::empty({launch.query_rows(), shape_.num_heads, dim}, options(type_));
-    for (const Run& run : all) {
-      rows.narrow(0, run.row, run.tokens).copy_(count(queries(run.rows, type_, run.tokens, dim)));
+  static int64_t rows_of(const std::vector<Run>& runs) {
+    return runs.back().row + runs.back().tokens;
+  }
+  /// [query rows, H, dim], in place where they lie in a row.
+  at::Tensor packed(const std::vector<Run>& runs, Rows QueryBuffer::*field, int64_t dim) {
+    if (runs.size() == 1 && kernels::loads_aligned(list_.queries[runs[0].buffer].*field, type_)) {
+      return queries(runs[0], field, type_, dim);
+    }
+    const at::Tensor rows = at::empty({rows_of(runs), shape_.num_heads, dim}, options(type_));
+    for (const Run& run : runs) {
+      rows.narrow(0, run.row, run.tokens).copy_(count(queries(run, field, type_, dim)));
     }
     return rows;
   }
   /// [query rows, H]
-  at::Tensor packed_numbers(const VarlenLaunch& launch, std::span<const BackwardTask> tasks,
-                            Rows BackwardTask::*member) {
-    const at::Tensor rows =
-        at::empty({launch.query_rows(), shape_.num_heads}, options(accumulator_));
-    for (const Run& run : runs(launch, tasks, accumulator_, member)) {
-      rows.narrow(0, run.row, run.tokens).copy_(count(numbers(run)));
+  at::Tensor packed_numbers(const std::vector<Run>& runs, Rows QueryBuffer::*field) {
+    const at::Tensor rows = at::empty({rows_of(runs), shape_.num_heads}, options(accumulator_));
+    for (const Run& run : runs) {
+      rows.narrow(0, run.row, run.tokens).copy_(count(numbers(run, field)));
     }
     return rows;
   }
 
-  void fill_rows_without_keys(const VarlenPlan& plan, ScalarType o_type,
-                              std::span<const ForwardTask> tasks) const {
+  void fill_rows_without_keys(const VarlenPlan& plan, ScalarType o_type) const {
     std::vector<int64_t> missing;
-    for (const ForwardTask& task : tasks) missing.push_back(task.q_tokens);
+    for (const Task& task : list_.tasks) missing.push_back(task.q_tokens);
     for (const VarlenLaunch& launch : plan.launches) {
       for (const QueryPiece& piece : launch.pieces) missing[piece.task] -= piece.queries.size();
     }
-    for (size_t i = 0; i < tasks.size(); ++i) {
+    for (size_t i = 0; i < missing.size(); ++i) {
       if (missing[i] == 0) continue;
-      const int64_t tokens = tasks[i].q_tokens;
-      queries(tasks[i].o, o_type, tokens, shape_.head_dim_v).zero_();
-      numbers({kernels::number_rows(tasks[i].lse), tokens, 0}).fill_(-kInfinity);
+      const Task& task = list_.tasks[i];
+      const Run all{task.query_buffer, task.q_row, task.q_tokens, 0};
+      queries(all, &QueryBuffer::o, o_type, shape_.head_dim_v).zero_();
+      numbers(all, &QueryBuffer::lse).fill_(-kInfinity);
     }
   }
 
   Shape shape_;
   ScalarType type_;
+  const TaskList& list_;
   ScalarType accumulator_;
   at::Device device_;
   c10::InferenceMode no_autograd_;
   c10::DeviceGuard device_guard_;
-  std::vector<Keys> buffers_;
   int64_t copied_ = 0;
 };
 
 }  // namespace
 
-int64_t varlen_forward(const Shape& shape, ScalarType type, ScalarType o_type,
-                       std::span<const ForwardTask> tasks, int cuda_device,
-                       const VarlenOperator& op) {
-  kernels::check_shape(shape);
-  for (const ForwardTask& task : tasks) kernels::check_task(shape, type, o_type, task);
-  return Player(shape, type, cuda_device).forward(o_type, tasks, op);
+int64_t varlen_forward(const Shape& shape, ScalarType type, ScalarType o_type, const TaskList& list,
+                       int cuda_device, const VarlenOperator& op) {
+  kernels::check_forward(shape, type, o_type, list);
+  return Player(shape, type, list, cuda_device).forward(o_type, op);
 }
 
-int64_t varlen_backward(const Shape& shape, ScalarType type, std::span<const BackwardTask> tasks,
-                        int cuda_device, const VarlenOperator& op) {
-  kernels::check_shape(shape);
-  for (const BackwardTask& task : tasks) kernels::check_task(shape, type, task);
-  return Player(shape, type, cuda_device).backward(tasks, op);
+int64_t varlen_backward(const Shape& shape, ScalarType type, const TaskList& list, int cuda_device,
+                        const VarlenOperator& op) {
+  kernels::check_backward(shape, type, list);
+  return Player(shape, type, list, cuda_device).backward(op);
 }
 
 at::Tensor aten_output_from_delta(const at::Tensor& d_o, const at::Tensor& delta) {

@@ -1,14 +1,13 @@
 #pragma once
-// A batch of tasks through a variable-length attention operator: plays the launches of
+// A list of tasks through a variable-length attention operator: plays the launches of
 // kernels/varlen_launches.h with ATen tensors, on whatever device the operator runs.
 //
 // Keys are read where they lie, or gathered once; queries, dO and what comes out are wrapped where
-// they lie if a launch's pieces adjoin in memory, else packed. Broken shapes are a CHECK.
+// they lie if a launch's pieces adjoin in one buffer, else packed. Broken shapes are a CHECK.
 // Thread rule: calls on disjoint outputs may run at the same time, if the operator allows it.
 
 #include <array>
 #include <cstdint>
-#include <span>
 #include <utility>
 
 #include "distca/kernels/attention.h"
@@ -39,12 +38,10 @@ class VarlenOperator {
 /// Both return the bytes they copied: keys gathered, rows packed, O and LSE put where they belong.
 /// Every task's keys are consecutive. `cuda_device`: where all pointers live, -1 = CPU.
 int64_t varlen_forward(const kernels::Shape& shape, ScalarType type, ScalarType o_type,
-                       std::span<const kernels::ForwardTask> tasks, int cuda_device,
-                       const VarlenOperator& op);
+                       const kernels::TaskList& list, int cuda_device, const VarlenOperator& op);
 /// Gradients are added to dq, dk, dv, launch after launch: the same tasks, the same order.
-int64_t varlen_backward(const kernels::Shape& shape, ScalarType type,
-                        std::span<const kernels::BackwardTask> tasks, int cuda_device,
-                        const VarlenOperator& op);
+int64_t varlen_backward(const kernels::Shape& shape, ScalarType type, const kernels::TaskList& list,
+                        int cuda_device, const VarlenOperator& op);
 
 /// kernels::output_from_delta on any device: d_o [rows, H, E], delta [rows, H] in the accumulator's
 /// type; O like d_o, contiguous.

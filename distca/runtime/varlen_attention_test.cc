@@ -18,12 +18,10 @@ namespace distca {
 namespace {
 
 using kernels::accumulator_type;
-using kernels::BackwardTask;
-using kernels::ForwardTask;
-using kernels::KeyFragment;
-using kernels::KeyGradient;
 using kernels::Mask;
 using kernels::Partial;
+using kernels::Task;
+using kernels::TaskList;
 using kernels::testing::Bounds;
 using kernels::testing::Case;
 using kernels::testing::Document;
@@ -33,12 +31,12 @@ using kernels::testing::WholeMatrix;
 
 constexpr int kCpu = -1;
 
-int64_t forward(const Case& c, std::span<const ForwardTask> tasks,
+int64_t forward(const Case& c, const TaskList& list,
                 std::optional<ScalarType> o_type = std::nullopt) {
-  return cuda_forward(c.shape, c.type, o_type.value_or(c.type), tasks, kCpu);
+  return cuda_forward(c.shape, c.type, o_type.value_or(c.type), list, kCpu);
 }
-int64_t backward(const Case& c, std::span<const BackwardTask> tasks) {
-  return cuda_backward(c.shape, c.type, tasks, kCpu);
+int64_t backward(const Case& c, const TaskList& list) {
+  return cuda_backward(c.shape, c.type, list, kCpu);
 }
 
 /// O, and each launch's gradients, are rounded to the type once; delta comes from a rounded O.
@@ -49,35 +47,23 @@ Bounds bounds_of(const Case& c, const WholeMatrix& whole, int64_t launches) {
 }
 
 /// The document's queries in `cuts`, each with the keys it may see.
-struct Tasks {
-  Tasks(Document& doc, const std::vector<Range>& cuts) {
-    for (const Range& cut : cuts) {
-      const Range keys{0, std::min(doc.spec.q_position + cut.end, doc.spec.k_tokens)};
-      forward.push_back(doc.forward(cut, keys));
-      fragments.emplace_back(doc.fragment_list);
-      backward.push_back(doc.backward(cut, keys));
-      gradients.emplace_back(doc.gradient_list);
-    }
-    for (size_t i = 0; i < cuts.size(); ++i) {
-      forward[i].keys = backward[i].keys = fragments[i];
-      backward[i].key_gradients = gradients[i];
-    }
+TaskList cut_list(Document& doc, const std::vector<Range>& cuts) {
+  std::vector<Task> tasks;
+  for (const Range& cut : cuts) {
+    tasks.push_back(doc.task(cut, {0, std::min(doc.spec.q_position + cut.end, doc.spec.k_tokens)}));
   }
-  std::vector<ForwardTask> forward;
-  std::vector<BackwardTask> backward;
-  std::vector<std::vector<KeyFragment>> fragments;
-  std::vector<std::vector<KeyGradient>> gradients;
-};
+  return doc.list(std::move(tasks));
+}
 
 void expect_like_whole_matrix(const Case& c, const std::vector<Range>& cuts) {
   Document doc(c);
   const WholeMatrix whole(doc);
   const Bounds bounds = bounds_of(c, whole, 2 * static_cast<int64_t>(cuts.size()));
-  const Tasks tasks(doc, cuts);
-  forward(c, tasks.forward);
+  const TaskList list = cut_list(doc, cuts);
+  forward(c, list);
   kernels::testing::expect_forward(doc, whole, bounds);
   kernels::testing::set_backward_inputs(doc, whole);
-  backward(c, tasks.backward);
+  backward(c, list);
   kernels::testing::expect_backward(doc, whole, bounds);
 }
 
@@ -120,12 +106,11 @@ TEST_P(VarlenAttentionTest, key_sub_ranges_add_up_to_the_whole) {
   std::vector<Partial> parts;
   for (const int i : {0, 1}) {
     const Range keys = i == 0 ? Range{0, 51} : Range{51, 90};
-    const BackwardTask task = doc.backward(doc.all_queries(), keys);
-    backward(c, {&task, 1});
+    TaskList list = doc.list(doc.all_queries(), keys);
+    backward(c, list);
     o[i] = Tensor(partial, 90, 4, 16), lse[i] = Tensor(partial, 90, 4, 1);
-    ForwardTask forward_task = doc.forward(doc.all_queries(), keys);
-    forward_task.o = o[i].rows(), forward_task.lse = lse[i].rows();
-    forward(c, {&forward_task, 1}, partial);
+    list.queries[0].o = o[i].rows(), list.queries[0].lse = lse[i].rows();
+    forward(c, list, partial);
     parts.push_back({o[i].rows(), partial, lse[i].rows()});
   }
   kernels::testing::expect_backward(doc, whole, bounds);
@@ -143,8 +128,7 @@ TEST_P(VarlenAttentionTest, a_query_without_keys_gives_nothing) {
   expect_like_whole_matrix(c, {{0, 10}});  // queries 11 to 13 see none of the keys 0 to 7
   Document doc(c);
   doc.o.fill([] { return 7; });
-  const ForwardTask task = doc.forward(doc.all_queries(), {0, 0});
-  EXPECT_EQ(forward(c, {&task, 1}), 0);
+  EXPECT_EQ(forward(c, doc.list(doc.all_queries(), {0, 0})), 0);
   for (const double value : doc.o.values()) EXPECT_EQ(value, 0);
   for (const double value : doc.lse.values()) EXPECT_EQ(value, kNoKey);
   EXPECT_EQ(forward(c, {}), 0);
@@ -155,19 +139,19 @@ TEST(VarlenAttention, only_keys_in_several_memories_and_scattered_queries_are_co
   const Case c{.type = ScalarType::kBFloat16, .q_tokens = 60, .k_tokens = 60};
   Document doc(c), other(c, 2);
   const int64_t o_and_lse = 4 * (16 * 2 + 4), q = 4 * 16 * 2, keys = 2 * 2 * 16 * 2;
-  Tasks tasks(doc, {{0, 20}, {20, 60}});
-  EXPECT_EQ(forward(c, tasks.forward), 60 * o_and_lse);
-  std::swap(tasks.forward[0], tasks.forward[1]);  // rows of a launch in another order than memory's
-  EXPECT_EQ(forward(c, tasks.forward), 60 * (o_and_lse + q));
-  std::swap(tasks.forward[0], tasks.forward[1]);
-  for (auto& fragments : tasks.fragments) {
-    const int64_t rest = fragments[0].tokens - 15;
-    fragments[0].tokens = 15;
-    fragments.push_back({other.k.rows(15), other.v.rows(15), rest, 15});
+  TaskList list = cut_list(doc, {{0, 20}, {20, 60}});
+  EXPECT_EQ(forward(c, list), 60 * o_and_lse);
+  // Rows of a launch in another order than the buffer's.
+  std::swap(list.tasks[0], list.tasks[1]);
+  EXPECT_EQ(forward(c, list), 60 * (o_and_lse + q));
+  std::swap(list.tasks[0], list.tasks[1]);
+  list.keys.push_back({.tokens = 60, .k = other.k.rows(), .v = other.v.rows()});
+  for (Task& task : list.tasks) {
+    const int64_t rest = task.keys[0].tokens - 15;
+    task.keys[0].tokens = 15;
+    task.keys.push_back({1, 15, rest, 15});
   }
-  for (int i : {0, 1}) tasks.forward[i].keys = tasks.fragments[i];
-  EXPECT_EQ(forward(c, tasks.forward),
-            60 * (o_and_lse + keys));  // once, though two tasks read them
+  EXPECT_EQ(forward(c, list), 60 * (o_and_lse + keys));  // once, though two tasks read them
 }
 
 TEST(VarlenAttention, the_same_tasks_give_the_same_bits) {
@@ -176,7 +160,7 @@ TEST(VarlenAttention, the_same_tasks_give_the_same_bits) {
   for (Document* doc : {&a, &b}) {
     const WholeMatrix whole(*doc);
     kernels::testing::set_backward_inputs(*doc, whole);
-    backward(c, Tasks(*doc, {{0, 20}, {40, 80}, {20, 40}}).backward);
+    backward(c, cut_list(*doc, {{0, 20}, {40, 80}, {20, 40}}));
   }
   EXPECT_EQ(a.dq.bytes(), b.dq.bytes());
   EXPECT_EQ(a.dk.bytes(), b.dk.bytes());
@@ -205,12 +189,12 @@ TEST(VarlenAttention, output_from_delta_has_its_row_sum_whatever_the_gradients_s
 TEST(VarlenAttention, broken_shapes_are_checks) {
   Case c{.q_tokens = 4, .k_tokens = 4};
   Document doc(c);
-  ForwardTask task = doc.forward(doc.all_queries(), doc.all_keys());
-  task.q.data = nullptr;
-  EXPECT_THROW(forward(c, {&task, 1}), CheckFailure);
-  BackwardTask gradient = doc.backward(doc.all_queries(), doc.all_keys());
-  gradient.key_gradients = {};
-  EXPECT_THROW(backward(c, {&gradient, 1}), CheckFailure);
+  TaskList list = doc.list();
+  list.queries[0].q.data = nullptr;
+  EXPECT_THROW(forward(c, list), CheckFailure);
+  list = doc.list();
+  list.keys[0].dv = {};
+  EXPECT_THROW(backward(c, list), CheckFailure);
 }
 
 }  // namespace

@@ -7,6 +7,8 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "distca/base/error.h"
@@ -14,7 +16,6 @@
 #include "distca/kernels/bfloat16.h"
 #include "distca/kernels/cpu/attention.h"
 #include "distca/kernels/reference/attention.h"
-#include "distca/kernels/rows.h"
 #include "distca/kernels/task_list.h"
 
 namespace distca::kernels::fuzz {
@@ -95,8 +96,8 @@ class Scene {
     for (int64_t i = 0; i < std::clamp<int64_t>(keys, 1, 4); ++i) add_keys();
     next_row_.resize(list.queries.size());
     while (!input_.empty() && list.tasks.size() < 8) add_task();
-    if (queries < 1) list.queries.clear();
-    if (keys < 1) list.keys.clear();
+    if (queries < 1) list.queries.clear(), memory.queries.clear();
+    if (keys < 1) list.keys.clear(), memory.keys.clear();
   }
 
   /// Whether the values are numbers that a comparison bears.
@@ -106,6 +107,7 @@ class Scene {
   Shape shape;
   ScalarType type{}, o_type{};
   TaskList list;
+  ListMemory memory;
 
  private:
   void read_shape() {
@@ -130,58 +132,66 @@ class Scene {
     return 2 * values_.uniform() - 1;
   }
 
-  /// Memory for `tokens` rows, in one of several layouts; what is asked for cannot always be had.
-  BufferRows rows(int64_t tokens, int64_t heads, int64_t dim, ScalarType scalar, bool written) {
+  /// Memory for `tokens` rows, in one of several layouts, and its elements; what is asked for
+  /// cannot always be had.
+  std::pair<Rows, int64_t> rows(int64_t tokens, int64_t heads, int64_t dim, ScalarType scalar,
+                                bool written) {
     const auto modest = [](int64_t x, int64_t most) { return std::clamp<int64_t>(x, 0, most); };
     const int64_t there = modest(tokens, 200), h = modest(heads, 24), d = modest(dim, 48);
-    BufferRows field{.rows = {nullptr, h * d, d}};
+    Rows field{nullptr, h * d, d};
     const int layout = input_.byte();
-    if (layout % 4 == 1) field.rows.token_stride += layout % 32;
-    if (layout % 4 == 2) field.rows.token_stride = d, field.rows.head_stride = there * d;
-    if (layout >= 252) field.rows.token_stride = input_.number(0, 100);
-    if (layout >= 254) field.rows.head_stride = input_.number(0, 100);
-    const int64_t wide = layout % 4 == 1 ? field.rows.token_stride : h * d;
-    field.elements = there == 0 ? 0 : (there - 1) * modest(wide, h * d + 32) + h * d;
+    if (layout % 4 == 1) field.token_stride += layout % 32;
+    if (layout % 4 == 2) field.token_stride = d, field.head_stride = there * d;
+    if (layout >= 252) field.token_stride = input_.number(0, 100);
+    if (layout >= 254) field.head_stride = input_.number(0, 100);
+    const int64_t wide = layout % 4 == 1 ? field.token_stride : h * d;
+    const int64_t elements = there == 0 ? 0 : (there - 1) * modest(wide, h * d + 32) + h * d;
     const int64_t shift = layout % 3 == 0 ? 1 : 0;  // elements: then it is aligned to one only
-    Block block{.type = scalar, .elements = field.elements + shift};
+    Block block{.type = scalar, .elements = elements + shift};
     block.memory = std::make_unique<std::byte[]>(block.bytes());
     for (int64_t i = 0; i < block.elements; ++i) block.set(i, static_cast<float>(value()));
-    field.rows.data = block.at(shift);
+    field.data = block.at(shift);
     (written ? outputs_ : inputs_).push_back(std::move(block));
-    return field;
+    return {field, elements};
   }
 
   void add_queries() {
-    ListedQueryBuffer& buffer = list.queries.emplace_back();
+    QueryBuffer& buffer = list.queries.emplace_back();
+    QueryMemory& there = memory.queries.emplace_back();
     buffer.tokens = input_.number(0, 160);
     const auto add = [&](int64_t dim, ScalarType scalar, bool written) {
       return rows(buffer.tokens, shape.num_heads, dim, scalar, written);
     };
     const ScalarType sum = ScalarType::kFloat32;
-    buffer.q = add(shape.head_dim_qk, type, false);
-    buffer.o = add(shape.head_dim_v, o_type, true);
-    buffer.lse = add(1, sum, true);
-    buffer.d_o = add(shape.head_dim_v, type, false);
-    buffer.delta = add(1, sum, false);
-    buffer.dq = add(shape.head_dim_qk, sum, true);
-    if (input_.flag(40)) buffer.o = buffer.dq = buffer.q;
+    std::tie(buffer.q, there.q) = add(shape.head_dim_qk, type, false);
+    std::tie(buffer.o, there.o) = add(shape.head_dim_v, o_type, true);
+    std::tie(buffer.lse, there.lse) = add(1, sum, true);
+    std::tie(buffer.d_o, there.d_o) = add(shape.head_dim_v, type, false);
+    std::tie(buffer.delta, there.delta) = add(1, sum, false);
+    std::tie(buffer.dq, there.dq) = add(shape.head_dim_qk, sum, true);
+    if (!input_.flag(40)) return;
+    buffer.o = buffer.dq = buffer.q;
+    there.o = there.dq = there.q;
   }
 
   void add_keys() {
-    ListedKeyBuffer& buffer = list.keys.emplace_back();
+    KeyBuffer& buffer = list.keys.emplace_back();
+    KeyMemory& there = memory.keys.emplace_back();
     buffer.tokens = input_.number(0, 160);
     const auto add = [&](int64_t dim, ScalarType scalar, bool written) {
       return rows(buffer.tokens, shape.num_kv_heads, dim, scalar, written);
     };
-    buffer.k = add(shape.head_dim_qk, type, false);
-    buffer.v = add(shape.head_dim_v, type, false);
-    buffer.dk = add(shape.head_dim_qk, ScalarType::kFloat32, true);
-    buffer.dv = add(shape.head_dim_v, ScalarType::kFloat32, true);
-    if (input_.flag(40)) buffer.dk = list.keys.front().dk;
+    std::tie(buffer.k, there.k) = add(shape.head_dim_qk, type, false);
+    std::tie(buffer.v, there.v) = add(shape.head_dim_v, type, false);
+    std::tie(buffer.dk, there.dk) = add(shape.head_dim_qk, ScalarType::kFloat32, true);
+    std::tie(buffer.dv, there.dv) = add(shape.head_dim_v, ScalarType::kFloat32, true);
+    if (!input_.flag(40)) return;
+    buffer.dk = list.keys.front().dk;
+    there.dk = memory.keys.front().dk;
   }
 
   void add_task() {
-    ListedTask& task = list.tasks.emplace_back();
+    Task& task = list.tasks.emplace_back();
     const auto last = [](const auto& all) { return static_cast<int64_t>(all.size()) - 1; };
     task.query_buffer = input_.number(0, last(list.queries));
     const bool known = task.query_buffer >= 0 && task.query_buffer <= last(list.queries);
@@ -195,7 +205,7 @@ class Scene {
     task.q_position = input_.number(0, 300);
     int64_t position = 0;
     for (int64_t parts = input_.byte() % 5; parts > 0; --parts) {
-      ListedKeys& keys = task.keys.emplace_back();
+      KeyRange& keys = task.keys.emplace_back();
       keys.buffer = input_.number(0, last(list.keys));
       const bool key_known = keys.buffer >= 0 && keys.buffer <= last(list.keys);
       const int64_t rows =
@@ -232,11 +242,10 @@ void restore(const std::vector<Block>& blocks, const Snapshot& all) {
   }
 }
 
-template <typename Task>
-int64_t pairs(const Shape& shape, const std::vector<Task>& tasks) {
+int64_t pairs(const Shape& shape, const TaskList& list) {
   int64_t sum = 0;
-  for (const Task& task : tasks) {
-    for (const KeyFragment& keys : task.keys) sum += task.q_tokens * keys.tokens * shape.num_heads;
+  for (const Task& task : list.tasks) {
+    for (const KeyRange& keys : task.keys) sum += task.q_tokens * keys.tokens * shape.num_heads;
   }
   return sum;
 }
@@ -293,29 +302,29 @@ Outcome run_task_list(std::span<const uint8_t> bytes) {
   // Tells right from wrong: values are at most 1, sums have some hundred terms.
   const float tolerance = type == ScalarType::kBFloat16 ? 0.03F : 2e-4F;
   Outcome outcome;
-  const auto compares = [&](const auto& tasks) {
-    const bool yes = scene.tame() && pairs(shape, tasks) <= kMostComparedPairs;
+  const auto compares = [&](const TaskList& list) {
+    const bool yes = scene.tame() && pairs(shape, list) <= kMostComparedPairs;
     outcome.compared = outcome.compared || yes;
     return yes;
   };
   try {
-    const ForwardBatch batch = forward_batch(shape, type, scene.o_type, scene.list);
+    const TaskList list = forward_list(shape, type, scene.o_type, scene.list, scene.memory);
     if (!cpu_supports(shape, type)) return outcome;
     outcome.forward = true;
     run_both(
-        scene.outputs(), compares(batch.tasks), tolerance,
-        [&] { cpu_forward(shape, type, scene.o_type, batch.tasks, threads, isa); },
-        [&] { reference_forward(shape, type, scene.o_type, batch.tasks); });
+        scene.outputs(), compares(list), tolerance,
+        [&] { cpu_forward(shape, type, scene.o_type, list, threads, isa); },
+        [&] { reference_forward(shape, type, scene.o_type, list); });
   } catch (const Error&) {
   }
   try {
-    const BackwardBatch batch = backward_batch(shape, type, scene.list);
+    const TaskList list = backward_list(shape, type, scene.list, scene.memory);
     if (!cpu_supports(shape, type)) return outcome;
     outcome.backward = true;
     run_both(
-        scene.outputs(), compares(batch.tasks), tolerance,
-        [&] { cpu_backward(shape, type, batch.tasks, threads, isa); },
-        [&] { reference_backward(shape, type, batch.tasks); });
+        scene.outputs(), compares(list), tolerance,
+        [&] { cpu_backward(shape, type, list, threads, isa); },
+        [&] { reference_backward(shape, type, list); });
   } catch (const Error&) {
   }
   return outcome;

@@ -5,14 +5,14 @@
 
 namespace distca::kernels {
 
-void cpu_forward(const Shape& shape, ScalarType type, ScalarType o_type,
-                 std::span<const ForwardTask> tasks, ThreadPool& pool, Isa isa) {
-  run_forward(engine_of(isa), shape, type, o_type, tasks, pool);
+void cpu_forward(const Shape& shape, ScalarType type, ScalarType o_type, const TaskList& list,
+                 ThreadPool& pool, Isa isa) {
+  run_forward(engine_of(isa), shape, type, o_type, list, pool);
 }
 
-void cpu_backward(const Shape& shape, ScalarType type, std::span<const BackwardTask> tasks,
-                  ThreadPool& pool, Isa isa) {
-  run_backward(engine_of(isa), shape, type, tasks, pool);
+void cpu_backward(const Shape& shape, ScalarType type, const TaskList& list, ThreadPool& pool,
+                  Isa isa) {
+  run_backward(engine_of(isa), shape, type, list, pool);
 }
 
 }  // namespace distca::kernels

@@ -1,24 +1,21 @@
 #pragma once
-// Core attention on the CPU: a fused kernel over a batch of tasks (kernels/attention.h; letters and
+// Core attention on the CPU: a fused kernel over a list of tasks (kernels/attention.h; letters and
 // shapes there), near the processor's peak. Never a score matrix in memory. How: docs/kernels.md.
 //
 // Types: fp32 and bf16 inputs, fp32 accumulation. Head dims: multiples of 8 up to 256; D and E may
 // differ. GQA: a key head is loaded once for all the query heads that read it.
 // Plan-independent forward: keys are summed in blocks aligned to the document's start, and the
 // arithmetic of a row does not depend on the rows beside it, so O and LSE are bitwise the same
-// however the queries of a document were cut into tasks and its keys into fragments, and for every
+// however the queries of a document were cut into tasks and its keys into ranges, and for every
 // number of threads (for the same instruction set; key sub-ranges differ by rounding). A row that
 // is NaN is NaN however it was cut; the payload bits of its NaNs are not promised.
-// Backward: bitwise the same for the same list of tasks, for every number of threads. Tasks whose
-// dq, dk or dv overlap add in the order of the list. dQ, too, does not depend on the cuts where
-// each task has all the keys that its rows see.
-// Not finite: K and V behind a row's mask do not touch it. In backward a row of Q or dO that is not
-// finite may spoil dK and dV of keys that it does not see, in the blocks of 64 keys of which rows
-// beside it see some.
-// Errors: broken shapes are a CHECK; task lists from outside go through kernels/task_list.h first.
-// Thread rule: calls on disjoint outputs and different pools may run at the same time.
-
-#include <span>
+// Backward: bitwise the same for the same list of tasks, for every number of threads. Tasks that
+// add to the same rows of dq, dk or dv do so in the order of the list. dQ, too, does not depend on
+// the cuts where each task has all the keys that its rows see. Not finite: K and V behind a row's
+// mask do not touch it. In backward a row of Q or dO that is not finite may spoil dK and dV of keys
+// that it does not see, in the blocks of 64 keys of which rows beside it see some. Errors: broken
+// shapes and lists are a CHECK; lists from outside go through kernels/task_list.h first. Thread
+// rule: calls on disjoint outputs and different pools may run at the same time.
 
 #include "distca/kernels/attention.h"
 #include "distca/kernels/cpu/isa.h"
@@ -30,11 +27,11 @@ namespace distca::kernels {
 bool cpu_supports(const Shape& shape, ScalarType type);
 
 /// `type`: of Q, K, V. `o_type`: of O, `type` or fp32 (partial results that the caller merges).
-void cpu_forward(const Shape& shape, ScalarType type, ScalarType o_type,
-                 std::span<const ForwardTask> tasks, ThreadPool& pool, Isa isa = chosen_isa());
+void cpu_forward(const Shape& shape, ScalarType type, ScalarType o_type, const TaskList& list,
+                 ThreadPool& pool, Isa isa = chosen_isa());
 
 /// dO is of `type`; gradients are added to dq, dk, dv in fp32.
-void cpu_backward(const Shape& shape, ScalarType type, std::span<const BackwardTask> tasks,
-                  ThreadPool& pool, Isa isa = chosen_isa());
+void cpu_backward(const Shape& shape, ScalarType type, const TaskList& list, ThreadPool& pool,
+                  Isa isa = chosen_isa());
 
 }  // namespace distca::kernels

@@ -1,4 +1,4 @@
-// Bit for bit: O and LSE do not depend on how queries were cut into tasks and keys into fragments,
+// Bit for bit: O and LSE do not depend on how queries were cut into tasks and keys into ranges,
 // nor on the threads; gradients do not depend on the threads.
 
 #include <gtest/gtest.h>
@@ -26,45 +26,37 @@ class CpuBitsTest : public testing::CpuAttentionSuite {
   }
 
   void forward_uncut(Document& doc, std::optional<ScalarType> o_type = std::nullopt) const {
-    const ForwardTask task = doc.forward(doc.all_queries(), doc.all_keys());
-    forward(doc.spec.shape, {&task, 1}, 1, o_type);
+    forward(doc.spec.shape, doc.list(), 1, o_type);
   }
 
   /// Cuts queries at multiples of `unit` into 1 to 16 tasks in any order, keys anywhere into
-  /// fragments, other ones for every task; each has the keys it needs, or more. Calls
-  /// `add(queries, keys)` for each, with the document's fragments cut.
-  template <typename Add>
-  static void for_random_tasks(std::mt19937_64& random, Document& doc, int64_t unit, Add add) {
+  /// ranges, other ones for every task; each has the keys it needs, or more.
+  static TaskList random_tasks(std::mt19937_64& random, Document& doc, int64_t unit) {
     const Case& c = doc.spec;
     std::vector<Range> pieces = testing::random_cuts(random, doc.all_queries(),
                                                      1 + static_cast<int64_t>(random() % 16), unit);
     std::shuffle(pieces.begin(), pieces.end(), random);
+    std::vector<Task> tasks;
     for (const Range& queries : pieces) {
       doc.spec.key_cuts.clear();
       for (const Range& cut : testing::random_cuts(random, doc.all_keys(), 9, 1)) {
         doc.spec.key_cuts.push_back(cut.begin);
       }
       const bool only_needed = c.mask.causal && random() % 2 == 0;
-      add(queries, Range{0, only_needed ? queries.end : c.k_tokens});
+      tasks.push_back(doc.task(queries, {0, only_needed ? queries.end : c.k_tokens}));
     }
+    return doc.list(std::move(tasks));
   }
   void forward_cut(Document& doc, uint64_t seed, int64_t unit,
                    std::optional<ScalarType> o_type = std::nullopt) const {
     std::mt19937_64 random(seed);
-    testing::ForwardList list;
-    for_random_tasks(random, doc, unit, [&](const Range& queries, const Range& keys) {
-      list.add(doc.forward(queries, keys));
-      std::shuffle(list.keys.back().begin(), list.keys.back().end(), random);
-    });
-    forward(doc.spec.shape, list.tasks, 1 + static_cast<int>(random() % 4), o_type);
+    const TaskList list = random_tasks(random, doc, unit);
+    forward(doc.spec.shape, list, 1 + static_cast<int>(random() % 4), o_type);
   }
   void backward_cut(Document& doc, uint64_t seed, int64_t unit) const {
     std::mt19937_64 random(seed);
-    testing::BackwardList list;
-    for_random_tasks(random, doc, unit, [&](const Range& queries, const Range& keys) {
-      list.add(doc.backward(queries, keys));
-    });
-    backward(doc.spec.shape, list.tasks, 1 + static_cast<int>(random() % 4));
+    const TaskList list = random_tasks(random, doc, unit);
+    backward(doc.spec.shape, list, 1 + static_cast<int>(random() % 4));
   }
 
   void expect_bits_of_the_uncut_run(const Case& c, int runs, int64_t unit) const {
@@ -87,8 +79,7 @@ class CpuBitsTest : public testing::CpuAttentionSuite {
       doc->lse.fill([] { return 5; });
       doc->delta.fill([] { return 0.1; });
     }
-    const BackwardTask task = uncut.backward(uncut.all_queries(), uncut.all_keys());
-    backward(c.shape, {&task, 1}, 1);
+    backward(c.shape, uncut.list(), 1);
     for (int seed = 1; seed <= runs; ++seed) {
       cut.dq.fill([] { return 0; });
       backward_cut(cut, seed, 1);
@@ -229,9 +220,9 @@ TEST_P(CpuBitsTest, gradients_of_a_list_of_tasks_repeat_for_every_number_of_thre
     Document doc(c);
     doc.lse.fill([] { return 6; });
     doc.delta.fill([] { return 0.1; });
-    testing::BackwardList list;
-    for (const auto& [queries, keys] : tasks) list.add(doc.backward(queries, keys));
-    backward(c.shape, list.tasks, threads);
+    std::vector<Task> all;
+    for (const auto& [queries, keys] : tasks) all.push_back(doc.task(queries, keys));
+    backward(c.shape, doc.list(std::move(all)), threads);
     return doc;
   };
   const Document first = gradients(1);

@@ -102,20 +102,20 @@ class CpuExactTest : public testing::CpuAttentionSuite {
                     c.mask.window_left, c.mask.window_right, task_queries));
     Integers doc(c);
     const Counted counted(doc);
-    testing::ForwardList forwards;
-    testing::BackwardList backwards;
+    std::vector<Task> tasks;
     for (int64_t begin = 0; begin < c.q_tokens; begin += task_queries) {
       const Range queries{begin, std::min(begin + task_queries, c.q_tokens)};
       const Range keys{
           0, c.mask.causal ? std::min(c.k_tokens, c.q_position + queries.end) : c.k_tokens};
-      ForwardTask task = doc.forward(queries, keys);
-      task.o = doc.wide_o.rows(begin), task.lse = doc.counted_lse.rows(begin);
-      forwards.add(task);
-      backwards.add(doc.backward(queries, keys));
+      tasks.push_back(doc.task(queries, keys));
     }
-    forward(c.shape, forwards.tasks, 2, ScalarType::kFloat32);
+    TaskList list = doc.list(std::move(tasks));
+    const Rows given_lse = list.queries[0].lse;
+    list.queries[0].o = doc.wide_o.rows(), list.queries[0].lse = doc.counted_lse.rows();
+    forward(c.shape, list, 2, ScalarType::kFloat32);
     expect_means(doc, counted);
-    backward(c.shape, backwards.tasks);
+    list.queries[0].lse = given_lse;
+    backward(c.shape, list);
     EXPECT_EQ(mismatch(doc.dq.values(), counted.dq), "");
     EXPECT_EQ(mismatch(doc.dk.values(), counted.dk), "");
     EXPECT_EQ(mismatch(doc.dv.values(), counted.dv), "");
@@ -241,8 +241,7 @@ TEST_P(CpuExactTest, the_largest_of_large_logits_takes_all) {
         }
       }
     }
-    const ForwardTask task = doc.forward(doc.all_queries(), doc.all_keys());
-    forward(c.shape, {&task, 1});
+    forward(c.shape, doc.list());
     const double largest = score > 0 ? 10240 : score < 0 ? -10240 : 0;
     for (const double lse : doc.lse.values()) {
       EXPECT_NEAR(lse, largest + std::log(2.0), 4 * 0x1p-24 * (1 + std::fabs(largest)));
@@ -274,12 +273,11 @@ TEST_P(CpuExactTest, probabilities_are_as_good_as_an_fp32_exponential) {
   constexpr int64_t kQueries = 400;  // x to 80
   Document doc = two_keys(type(), kQueries, 8);
   Tensor o(ScalarType::kFloat32, kQueries, 1, 8);
-  ForwardTask task = doc.forward(doc.all_queries(), doc.all_keys());
-  task.o = o.rows();
-  forward(doc.spec.shape, {&task, 1}, 1, ScalarType::kFloat32);
+  TaskList list = doc.list();
+  list.queries[0].o = o.rows();
+  forward(doc.spec.shape, list, 1, ScalarType::kFloat32);
   doc.delta.fill([] { return 0; });
-  const BackwardTask gradient = doc.backward(doc.all_queries(), doc.all_keys());
-  backward(doc.spec.shape, {&gradient, 1}, 1);
+  backward(doc.spec.shape, list, 1);
   const double u = 0x1p-24;
   const bool rounds = GetParam().rounds_operands();
   const double coarse = rounds ? 0x1p-13 : 0, rounded = rounds ? 0x1p-8 : 0;

@@ -28,14 +28,8 @@ class CpuSpecialTest : public testing::CpuAttentionSuite {
   Case small_case(int64_t tokens) const {
     return {.type = type(), .q_tokens = tokens, .k_tokens = tokens};
   }
-  void forward_all(Document& doc) const {
-    const ForwardTask task = doc.forward(doc.all_queries(), doc.all_keys());
-    forward(doc.spec.shape, {&task, 1});
-  }
-  void backward_all(Document& doc) const {
-    const BackwardTask task = doc.backward(doc.all_queries(), doc.all_keys());
-    backward(doc.spec.shape, {&task, 1});
-  }
+  void forward_all(Document& doc) const { forward(doc.spec.shape, doc.list()); }
+  void backward_all(Document& doc) const { backward(doc.spec.shape, doc.list()); }
 };
 
 INSTANTIATE_TEST_SUITE_P(isa, CpuSpecialTest, ::testing::ValuesIn(testing::variants()),
@@ -46,37 +40,28 @@ TEST_P(CpuSpecialTest, an_empty_batch_and_empty_tasks_are_nothing_to_do) {
   const Shape& shape = doc.spec.shape;
   forward(shape, {});
   backward(shape, {});
-  const std::vector<ForwardTask> forwards(3);
-  const std::vector<BackwardTask> backwards(3);
-  forward(shape, forwards);
-  backward(shape, backwards);
-  testing::ForwardList mixed;  // empty ones among others
-  mixed.add({});
-  mixed.add(doc.forward({0, 3}, {0, 3}));
-  mixed.add(doc.forward({3, 3}, {0, 3}));
-  forward(shape, mixed.tasks, 4);
+  const TaskList no_tokens{.queries = {{}}, .tasks = std::vector<Task>(3)};
+  forward(shape, no_tokens);
+  backward(shape, no_tokens);
+  // Empty ones among others.
+  forward(shape, doc.list({Task{}, doc.task({0, 3}, {0, 3}), doc.task({3, 3}, {0, 3})}), 4);
   testing::expect_forward(doc, WholeMatrix(doc), bounds(doc.spec, WholeMatrix(doc)));
 }
 
 TEST_P(CpuSpecialTest, without_keys_o_is_0_and_lse_is_minus_infinity) {
   Document doc(small_case(70));
   const Shape& shape = doc.spec.shape;
-  const KeyFragment no_tokens[2] = {};
-  const KeyGradient no_gradients[2] = {};
-  for (const std::span<const KeyFragment> keys : {std::span<const KeyFragment>(), {no_tokens}}) {
+  for (const std::vector<KeyRange>& keys : {std::vector<KeyRange>(), std::vector<KeyRange>(2)}) {
     doc.o.fill([] { return 7; });
     doc.lse.fill([] { return 7; });
-    ForwardTask task = doc.forward(doc.all_queries(), doc.all_keys());
-    task.keys = keys;
-    forward(shape, {&task, 1});
+    TaskList list = doc.list();
+    list.tasks[0].keys = keys;
+    forward(shape, list);
     for (const double value : doc.o.values()) ASSERT_EQ(value, 0);
     for (const double value : doc.lse.values()) ASSERT_EQ(value, kNoKey);
     doc.dq.fill([] { return 3; });
     doc.delta.fill([] { return 1; });
-    BackwardTask gradient = doc.backward(doc.all_queries(), doc.all_keys());
-    gradient.keys = keys;
-    gradient.key_gradients = std::span(no_gradients).first(keys.size());
-    backward(shape, {&gradient, 1});
+    backward(shape, list);
     for (const double value : doc.dq.values()) ASSERT_EQ(value, 3);
   }
 }
@@ -259,8 +244,8 @@ TEST_P(CpuSpecialTest, writes_only_its_own_rows) {
     c.mask.causal = false;
     Document doc(c);
     const Document before(c);
-    const ForwardTask task = doc.forward({40, 77}, {33, 99});
-    forward(c.shape, {&task, 1}, 3);
+    const TaskList list = doc.list({40, 77}, {33, 99});
+    forward(c.shape, list, 3);
     const auto expect_kept = [&](const Tensor& now, const Tensor& then, const Range& tokens,
                                  int64_t row, ScalarType type) {
       const int64_t bytes = element_bytes(type);
@@ -271,8 +256,7 @@ TEST_P(CpuSpecialTest, writes_only_its_own_rows) {
     expect_kept(doc.lse, before.lse, {40, 77}, 4, fp32);
     doc.lse.fill([] { return 4; });
     doc.delta.fill([] { return 1; });
-    const BackwardTask gradient = doc.backward({40, 77}, {33, 99});
-    backward(c.shape, {&gradient, 1}, 3);
+    backward(c.shape, list, 3);
     expect_kept(doc.dq, before.dq, {40, 77}, 4 * dim, fp32);
     expect_kept(doc.dk, before.dk, {33, 99}, 2 * dim, fp32);
     expect_kept(doc.dv, before.dv, {33, 99}, 2 * dim, fp32);
@@ -330,23 +314,18 @@ TEST_P(CpuSpecialTest, touches_no_memory_beside_its_tensors) {
         const Guarded dk = guarded(doc.dk, fp32, 2, dim), dv = guarded(doc.dv, fp32, 2, e);
         forward_all(doc);
         backward_all(doc);
-        const KeyFragment keys{k.rows(), v.rows(), tokens, 0};
-        const KeyGradient gradients{dk.rows(), dv.rows()};
-        const ForwardTask task{.q = q.rows(),
-                               .o = o.rows(),
-                               .lse = lse.rows(),
-                               .q_tokens = tokens,
-                               .keys = {&keys, 1}};
-        forward(c.shape, {&task, 1});
-        const BackwardTask gradient{.q = q.rows(),
-                                    .d_o = d_o.rows(),
-                                    .lse = lse.rows(),
-                                    .delta = delta.rows(),
-                                    .dq = dq.rows(),
-                                    .q_tokens = tokens,
-                                    .keys = {&keys, 1},
-                                    .key_gradients = {&gradients, 1}};
-        backward(c.shape, {&gradient, 1});
+        TaskList list = doc.list();
+        list.queries[0] = {.tokens = tokens,
+                           .q = q.rows(),
+                           .o = o.rows(),
+                           .lse = lse.rows(),
+                           .d_o = d_o.rows(),
+                           .delta = delta.rows(),
+                           .dq = dq.rows()};
+        list.keys[0] = {
+            .tokens = tokens, .k = k.rows(), .v = v.rows(), .dk = dk.rows(), .dv = dv.rows()};
+        forward(c.shape, list);
+        backward(c.shape, list);
         EXPECT_TRUE(o.holds(doc.o) && lse.holds(doc.lse));
         EXPECT_TRUE(dq.holds(doc.dq) && dk.holds(doc.dk) && dv.holds(doc.dv));
       }

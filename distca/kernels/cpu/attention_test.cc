@@ -35,14 +35,12 @@ class CpuAttentionTest : public testing::CpuAttentionSuite {
   }
 
   void expect_forward(Document& doc, const WholeMatrix& whole) const {
-    const ForwardTask task = doc.forward(doc.all_queries(), doc.all_keys());
-    forward(doc.spec.shape, {&task, 1});
+    forward(doc.spec.shape, doc.list());
     testing::expect_forward(doc, whole, bounds(doc.spec, whole));
   }
   void expect_backward(Document& doc, const WholeMatrix& whole) const {
     testing::set_backward_inputs(doc, whole);
-    const BackwardTask task = doc.backward(doc.all_queries(), doc.all_keys());
-    backward(doc.spec.shape, {&task, 1});
+    backward(doc.spec.shape, doc.list());
     testing::expect_backward(doc, whole, bounds(doc.spec, whole));
   }
   void expect_like_whole_matrix(const Case& c) const {
@@ -200,19 +198,14 @@ TEST_P(CpuAttentionTest, is_within_both_bounds_of_the_reference) {
     testing::expect_close(name, a.values(), {b.values(), magnitude.magnitude, magnitude.factor},
                           bound, underflow);
   };
-  const ForwardTask task = doc.forward(doc.all_queries(), doc.all_keys());
-  const ForwardTask same = reference.forward(reference.all_queries(), reference.all_keys());
-  forward(c.shape, {&task, 1});
-  reference_forward(c.shape, type(), type(), {&same, 1});
+  forward(c.shape, doc.list());
+  reference_forward(c.shape, type(), type(), reference.list());
   const double underflow = cpu.underflow + other.underflow;
   expect_close("o", doc.o, reference.o, whole.o, cpu.forward + other.forward, underflow);
   testing::set_backward_inputs(doc, whole);
   testing::set_backward_inputs(reference, whole);
-  const BackwardTask gradient = doc.backward(doc.all_queries(), doc.all_keys());
-  const BackwardTask same_gradient =
-      reference.backward(reference.all_queries(), reference.all_keys());
-  backward(c.shape, {&gradient, 1});
-  reference_backward(c.shape, type(), {&same_gradient, 1});
+  backward(c.shape, doc.list());
+  reference_backward(c.shape, type(), reference.list());
   // The reference's sums are in double, but LSE and delta come rounded.
   const double rounded = 2 * other.delta_roundoff * (1 + whole.largest_score + std::log(300));
   const double backward_bound = cpu.backward + other.backward + rounded;
@@ -226,9 +219,9 @@ TEST_P(CpuAttentionTest, o_may_be_fp32) {
   Document doc(c);
   const WholeMatrix whole(doc);
   Tensor o(ScalarType::kFloat32, 150, 4, 16, 8);
-  ForwardTask task = doc.forward(doc.all_queries(), doc.all_keys());
-  task.o = o.rows();
-  forward(c.shape, {&task, 1}, 2, ScalarType::kFloat32);
+  TaskList list = doc.list();
+  list.queries[0].o = o.rows();
+  forward(c.shape, list, 2, ScalarType::kFloat32);
   const Bounds within = bounds(c, whole, ScalarType::kFloat32);
   testing::expect_close("o", o.values(), whole.o, within.forward, within.underflow);
 }
@@ -243,9 +236,9 @@ TEST_P(CpuAttentionTest, partial_results_merge_to_the_whole) {
   std::vector<Tensor> lse(3, Tensor(ScalarType::kFloat32, 200, 4, 1));
   std::vector<Partial> parts;
   for (const int i : {0, 1, 2}) {
-    ForwardTask task = doc.forward(doc.all_queries(), ranges[i]);
-    task.o = o[i].rows(), task.lse = lse[i].rows();
-    forward(c.shape, {&task, 1}, 2, ScalarType::kFloat32);
+    TaskList list = doc.list(doc.all_queries(), ranges[i]);
+    list.queries[0].o = o[i].rows(), list.queries[0].lse = lse[i].rows();
+    forward(c.shape, list, 2, ScalarType::kFloat32);
     parts.push_back({o[i].rows(), ScalarType::kFloat32, lse[i].rows()});
   }
   merge_partials({200, 4, 16}, type(), parts, {doc.o.rows(), type(), doc.lse.rows()});
@@ -261,13 +254,13 @@ TEST_P(CpuAttentionTest, partial_gradients_add_up_to_the_whole) {
   Document doc(c);
   const WholeMatrix whole(doc);
   testing::set_backward_inputs(doc, whole);
-  testing::BackwardList list;
+  std::vector<Task> tasks;
   for (const Range& keys : {Range{0, 50}, Range{50, 129}, Range{129, 200}}) {
     for (const Range& queries : {Range{0, 61}, Range{61, 200}}) {
-      list.add(doc.backward(queries, keys));
+      tasks.push_back(doc.task(queries, keys));
     }
   }
-  backward(c.shape, list.tasks);
+  backward(c.shape, doc.list(tasks));
   testing::expect_backward(doc, whole, bounds(c, whole));
 }
 
@@ -280,8 +273,7 @@ TEST_P(CpuAttentionTest, gradients_are_added_to_what_is_there) {
     if (doc == &added) {
       for (Tensor* gradient : {&doc->dq, &doc->dk, &doc->dv}) gradient->fill([] { return 512; });
     }
-    const BackwardTask task = doc->backward(doc->all_queries(), doc->all_keys());
-    backward(c.shape, {&task, 1});
+    backward(c.shape, doc->list());
   }
   const auto expect_shifted = [](const Tensor& from, const Tensor& to) {
     const std::vector<double> a = from.values(), b = to.values();
@@ -302,12 +294,13 @@ TEST_P(CpuAttentionTest, only_fp32_and_bf16_up_to_head_dim_256_are_supported) {
 TEST_P(CpuAttentionTest, broken_shapes_are_checks) {
   Case c = small_case(4);
   Document doc(c);
-  ForwardTask task = doc.forward(doc.all_queries(), doc.all_keys());
-  task.q.data = nullptr;
-  EXPECT_THROW(forward(c.shape, {&task, 1}), CheckFailure);
-  BackwardTask gradient = doc.backward(doc.all_queries(), doc.all_keys());
-  gradient.key_gradients = {};
-  EXPECT_THROW(backward(c.shape, {&gradient, 1}), CheckFailure);
+  TaskList list = doc.list();
+  list.queries[0].q.data = nullptr;
+  EXPECT_THROW(forward(c.shape, list), CheckFailure);
+  list = doc.list();
+  list.keys[0].dk.data = nullptr;
+  EXPECT_NO_THROW(forward(c.shape, list));
+  EXPECT_THROW(backward(c.shape, list), CheckFailure);
   c.shape.num_kv_heads = 3;
   EXPECT_THROW(forward(c.shape, {}), CheckFailure);
   EXPECT_THROW(forward(shape_of(1, 1, 264, 8), {}), CheckFailure);

@@ -10,7 +10,7 @@ namespace {
 /// LSE, delta and the visible keys of each row; rows beyond the tile see nothing.
 template <class Simd, class Number, bool kWide>
 void BackwardTile<Simd, Number, kWide>::place_rows(const BackwardItem& item) {
-  const BackwardTask& task = *item.task;
+  const EngineTask& task = *item.task;
   const Mask& mask = task.mask;
   const auto* lse = static_cast<const float*>(task.lse.data);
   const auto* delta = static_cast<const float*>(task.delta.data);
@@ -135,9 +135,9 @@ void BackwardTile<Simd, Number, kWide>::load_block(const BackwardItem& item) {
   }
   for (int p = 0; p < pieces_.pieces; ++p) {
     const KeyPiece& piece = pieces_.piece[p];
-    const KeyGradient& gradient = item.task->key_gradients.data()[piece.fragment];
-    key_row_addresses(gradient.dk, sizeof(float), kv_head_, piece, dk_rows_);
-    key_row_addresses(gradient.dv, sizeof(float), kv_head_, piece, dv_rows_);
+    const KeyFragment& fragment = item.task->keys.data()[piece.fragment];
+    key_row_addresses(fragment.dk, sizeof(float), kv_head_, piece, dk_rows_);
+    key_row_addresses(fragment.dv, sizeof(float), kv_head_, piece, dv_rows_);
   }
 }
 

@@ -1,8 +1,7 @@
 #pragma once
-// For tests of the CPU attention kernel: every instruction set of this machine x input type, lists
-// of tasks that keep their fragments, and the kernel's error bounds.
+// For tests of the CPU attention kernel: every instruction set of this machine x input type, and
+// the kernel's error bounds.
 
-#include <deque>
 #include <optional>
 #include <string>
 #include <vector>
@@ -47,14 +46,14 @@ class CpuAttentionSuite : public ::testing::TestWithParam<Variant> {
  protected:
   ScalarType type() const { return GetParam().type; }
 
-  void forward(const Shape& shape, std::span<const ForwardTask> tasks, int threads = 2,
+  void forward(const Shape& shape, const TaskList& list, int threads = 2,
                std::optional<ScalarType> o_type = std::nullopt) const {
     ThreadPool pool(threads);
-    cpu_forward(shape, type(), o_type.value_or(type()), tasks, pool, GetParam().isa);
+    cpu_forward(shape, type(), o_type.value_or(type()), list, pool, GetParam().isa);
   }
-  void backward(const Shape& shape, std::span<const BackwardTask> tasks, int threads = 2) const {
+  void backward(const Shape& shape, const TaskList& list, int threads = 2) const {
     ThreadPool pool(threads);
-    cpu_backward(shape, type(), tasks, pool, GetParam().isa);
+    cpu_backward(shape, type(), list, pool, GetParam().isa);
   }
 
   /// Scores, exponentials and sums are fp32, and so is every result but O. Dot products of bf16
@@ -74,28 +73,6 @@ class CpuAttentionSuite : public ::testing::TestWithParam<Variant> {
     }
     return bounds;
   }
-};
-
-/// Tasks whose fragments stay where they are while the list grows.
-struct ForwardList {
-  void add(ForwardTask task) {
-    task.keys = keys.emplace_back(task.keys.begin(), task.keys.end());
-    tasks.push_back(task);
-  }
-  std::vector<ForwardTask> tasks;
-  std::deque<std::vector<KeyFragment>> keys;
-};
-
-struct BackwardList {
-  void add(BackwardTask task) {
-    task.keys = keys.emplace_back(task.keys.begin(), task.keys.end());
-    task.key_gradients =
-        gradients.emplace_back(task.key_gradients.begin(), task.key_gradients.end());
-    tasks.push_back(task);
-  }
-  std::vector<BackwardTask> tasks;
-  std::deque<std::vector<KeyFragment>> keys;
-  std::deque<std::vector<KeyGradient>> gradients;
 };
 
 /// Positions that cut [begin, end) at random into at most `parts` ranges, at multiples of `unit`.

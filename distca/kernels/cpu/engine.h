@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "distca/kernels/attention.h"
 #include "distca/kernels/cpu/isa.h"
@@ -22,14 +23,37 @@ constexpr int kPanelRows = 32;  // rows that go through the kernel together
 constexpr int kBlockKeys = 64;  // keys of one step, aligned to the document's start
 constexpr int kMostHeadDim = 256;
 
-/// Rows [row_begin, row_end) of one task and key head. The caller has checked the task, sorted its
-/// fragments by position, left out empty ones and set the head strides of lse and delta. Rows
-/// without a visible key, and tasks without any key, are the engine's: O = 0, LSE = -infinity.
+/// Consecutive keys of a task in one buffer; rows from the first of them on.
+struct KeyFragment {
+  Rows k{};
+  Rows v{};
+  Rows dk{};  // backward
+  Rows dv{};
+  int64_t tokens = 0;
+  int64_t position = 0;
+};
+
+/// A task (kernels/attention.h) with the rows found in their buffers, from its first query on:
+/// those that the pass uses.
+struct EngineTask {
+  Rows q{};
+  Rows o{};
+  Rows lse{};
+  Rows d_o{};
+  Rows delta{};
+  Rows dq{};
+  int64_t q_position = 0;
+  std::span<const KeyFragment> keys{};  // ascending position, none is empty
+  Mask mask{};
+};
+
+/// Rows [row_begin, row_end) of one task and key head. Rows without a visible key, and tasks
+/// without any key, are the engine's: O = 0, LSE = -infinity.
 struct ForwardItem {
   const Shape* shape = nullptr;
   ScalarType type = ScalarType::kFloat32;    // of Q, K, V
   ScalarType o_type = ScalarType::kFloat32;  // of O
-  const ForwardTask* task = nullptr;
+  const EngineTask* task = nullptr;
   int64_t kv_head = 0;
   int64_t row_begin = 0;
   int64_t row_end = 0;
@@ -53,7 +77,7 @@ struct Turn {
 struct BackwardItem {
   const Shape* shape = nullptr;
   ScalarType type = ScalarType::kFloat32;
-  const BackwardTask* task = nullptr;
+  const EngineTask* task = nullptr;
   int64_t kv_head = 0;
   int64_t row_begin = 0;
   int64_t row_end = 0;

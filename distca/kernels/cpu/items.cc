@@ -22,11 +22,11 @@ constexpr int64_t kFewRows = 2 * kPanelRows;
 /// Predicts the time of rows of one task.
 class Predictor {
  public:
-  Predictor(const TaskExtent& task, int64_t group) : task_(task), group_(group) {
+  Predictor(const Task& task, int64_t group) : task_(task), group_(group) {
     keys_before_.reserve(task.keys.size() + 1);
     keys_before_.push_back(0);
-    for (const KeyFragment& fragment : task.keys) {
-      keys_before_.push_back(keys_before_.back() + fragment.tokens);
+    for (const KeyRange& range : task.keys) {
+      keys_before_.push_back(keys_before_.back() + range.tokens);
     }
   }
 
@@ -44,9 +44,9 @@ class Predictor {
  private:
   /// Keys that some of these rows may see.
   int64_t keys_seen(int64_t row_begin, int64_t row_end) const {
-    const KeyFragment* last = task_.keys.empty() ? nullptr : &task_.keys.back();
-    if (last == nullptr) return 0;
-    const Range all{0, last->position + last->tokens};
+    if (task_.keys.empty()) return 0;
+    const KeyRange& last = task_.keys.back();
+    const Range all{0, last.position + last.tokens};
     const int64_t first_query = task_.q_position + row_begin / group_;
     const int64_t last_query = task_.q_position + (row_end - 1) / group_;
     const int64_t begin = visible_keys(task_.mask, first_query, all).begin;
@@ -56,17 +56,17 @@ class Predictor {
 
   /// Keys at positions below this one.
   int64_t keys_below(int64_t position) const {
-    const auto after = std::upper_bound(
-        task_.keys.begin(), task_.keys.end(), position,
-        [](int64_t p, const KeyFragment& fragment) { return p < fragment.position; });
+    const auto after =
+        std::upper_bound(task_.keys.begin(), task_.keys.end(), position,
+                         [](int64_t p, const KeyRange& range) { return p < range.position; });
     if (after == task_.keys.begin()) return 0;
     const size_t i = after - task_.keys.begin() - 1;
     return keys_before_[i] + std::min(position - task_.keys[i].position, task_.keys[i].tokens);
   }
 
-  const TaskExtent& task_;
+  const Task& task_;
   int64_t group_;
-  std::vector<int64_t> keys_before_;  // [fragments + 1]
+  std::vector<int64_t> keys_before_;  // [ranges + 1]
 };
 
 class Cutter {
@@ -82,7 +82,7 @@ class Cutter {
   }
 
   /// `most`: predicted time of an item, unless it has few rows.
-  void cut(const TaskExtent& task, int64_t index, int64_t most) {
+  void cut(const Task& task, int64_t index, int64_t most) {
     const Predictor predictor(task, group_);
     const size_t first = items_.size();
     const int64_t rows = task.q_tokens * group_;
@@ -138,7 +138,7 @@ bool ends_together(const std::vector<Item>& items, int threads) {
 
 }  // namespace
 
-std::vector<Item> cut_items(const Shape& shape, std::span<const TaskExtent> tasks, int64_t pieces) {
+std::vector<Item> cut_items(const Shape& shape, std::span<const Task> tasks, int64_t pieces) {
   std::vector<Item> items;
   Cutter cutter(shape, items);
   const auto cut_all = [&](int64_t most) {
@@ -156,7 +156,7 @@ std::vector<Item> cut_items(const Shape& shape, std::span<const TaskExtent> task
   return items;
 }
 
-std::vector<Item> cut_evenly(const Shape& shape, std::span<const TaskExtent> tasks, int threads) {
+std::vector<Item> cut_evenly(const Shape& shape, std::span<const Task> tasks, int threads) {
   constexpr int64_t kMostPieces = 16;  // a thread
   if (threads == 1) return cut_items(shape, tasks, 0);
   std::vector<Item> items;

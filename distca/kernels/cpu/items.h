@@ -11,14 +11,6 @@
 
 namespace distca::kernels {
 
-/// What of a task decides its time. `keys` ascend in position; none is empty.
-struct TaskExtent {
-  int64_t q_tokens = 0;
-  int64_t q_position = 0;
-  std::span<const KeyFragment> keys{};
-  Mask mask{};
-};
-
 struct Item {
   int64_t task = 0;  // index in the batch
   int64_t kv_head = 0;
@@ -30,10 +22,10 @@ struct Item {
 /// Every row of every task and key head once, in ascending (task, key head, row). An item holds
 /// whole queries, unless one query's rows are more than an item may have. If `pieces` > 0, an item
 /// longer than 1 / pieces of the batch is halved until it is not, or has few rows.
-std::vector<Item> cut_items(const Shape& shape, std::span<const TaskExtent> tasks, int64_t pieces);
+std::vector<Item> cut_items(const Shape& shape, std::span<const Task> tasks, int64_t pieces);
 
 /// For threads that take items in the order given: longest first, and cut only as far as it takes
 /// for them to end within 2 % of each other, as predicted; items of equal length stay in order.
-std::vector<Item> cut_evenly(const Shape& shape, std::span<const TaskExtent> tasks, int threads);
+std::vector<Item> cut_evenly(const Shape& shape, std::span<const Task> tasks, int threads);
 
 }  // namespace distca::kernels

@@ -17,11 +17,7 @@ Shape heads(int64_t num_heads, int64_t num_kv_heads) {
 }
 
 /// Keys [0, tokens).
-struct Keys {
-  explicit Keys(int64_t tokens) : fragment{.tokens = tokens} {}
-  KeyFragment fragment;
-  std::span<const KeyFragment> span() const { return {&fragment, 1}; }
-};
+std::vector<KeyRange> keys_of(int64_t tokens) { return {{.tokens = tokens}}; }
 
 TEST(ItemsTest, cover_every_row_of_every_key_head_once_in_order) {
   Random random(1);
@@ -29,12 +25,12 @@ TEST(ItemsTest, cover_every_row_of_every_key_head_once_in_order) {
     const int64_t kv_heads = 1 + static_cast<int64_t>(random.below(3));
     const int64_t group = 1 + static_cast<int64_t>(random.below(round % 10 == 0 ? 600 : 9));
     const Shape shape = heads(kv_heads * group, kv_heads);
-    const Keys keys(5000);
-    std::vector<TaskExtent> tasks(random.below(5));
-    for (TaskExtent& task : tasks) {
+    const std::vector<KeyRange> keys = keys_of(5000);
+    std::vector<Task> tasks(random.below(5));
+    for (Task& task : tasks) {
       task = {.q_tokens = static_cast<int64_t>(random.below(700)),
               .q_position = static_cast<int64_t>(random.below(4000)),
-              .keys = keys.span()};
+              .keys = keys};
     }
     const std::vector<Item> items =
         cut_items(shape, tasks, static_cast<int64_t>(random.below(3)) * 4);
@@ -63,10 +59,9 @@ TEST(ItemsTest, cover_every_row_of_every_key_head_once_in_order) {
 }
 
 TEST(ItemsTest, predicted_time_follows_the_visible_keys) {
-  const Keys keys(1 << 20);
+  const std::vector<KeyRange> keys = keys_of(1 << 20);
   const auto cost = [&](int64_t position, Mask mask) {
-    const TaskExtent task{
-        .q_tokens = 256, .q_position = position, .keys = keys.span(), .mask = mask};
+    const Task task{.q_tokens = 256, .q_position = position, .keys = keys, .mask = mask};
     const std::vector<Item> items = cut_items(heads(1, 1), {&task, 1}, 0);
     EXPECT_EQ(items.size(), 1u);
     return static_cast<double>(items[0].cost);
@@ -77,23 +72,22 @@ TEST(ItemsTest, predicted_time_follows_the_visible_keys) {
   EXPECT_EQ(cost(1 << 18, {.window_left = 4000}), cost(1 << 19, {.window_left = 4000}));
 }
 
-TEST(ItemsTest, gaps_between_fragments_cost_nothing) {
-  const KeyFragment whole{.tokens = 4096};
-  const KeyFragment parts[] = {{.tokens = 1024, .position = 512},
-                               {.tokens = 3072, .position = 9000}};
-  const auto cost = [&](std::span<const KeyFragment> keys) {
-    const TaskExtent task{.q_tokens = 64, .q_position = 20'000, .keys = keys};
+TEST(ItemsTest, gaps_between_ranges_cost_nothing) {
+  const KeyRange first{.tokens = 1024, .position = 512};
+  const KeyRange second{.tokens = 3072, .position = 9000};
+  const auto cost = [&](const std::vector<KeyRange>& keys) {
+    const Task task{.q_tokens = 64, .q_position = 20'000, .keys = keys};
     return cut_items(heads(2, 2), {&task, 1}, 0).at(0).cost;
   };
-  EXPECT_EQ(cost(parts), cost({&whole, 1}));
-  EXPECT_LT(cost({parts, 1}), cost(parts) / 2);
+  EXPECT_EQ(cost({first, second}), cost(keys_of(4096)));
+  EXPECT_LT(cost({first}), cost({first, second}) / 2);
 }
 
 TEST(ItemsTest, long_items_are_halved_until_each_is_a_small_part) {
-  const Keys keys(8192);
-  std::vector<TaskExtent> tasks{
-      {.q_tokens = 2 * kTileRows, .q_position = 8192 - 2 * kTileRows, .keys = keys.span()},
-      {.q_tokens = 64, .q_position = 100, .keys = keys.span()}};
+  const std::vector<KeyRange> keys = keys_of(8192);
+  std::vector<Task> tasks{
+      {.q_tokens = 2 * kTileRows, .q_position = 8192 - 2 * kTileRows, .keys = keys},
+      {.q_tokens = 64, .q_position = 100, .keys = keys}};
   EXPECT_EQ(cut_items(heads(1, 1), tasks, 0).size(), 3u);
   const std::vector<Item> items = cut_items(heads(1, 1), tasks, 8);
   int64_t total = 0, longest = 0;
@@ -107,10 +101,10 @@ TEST(ItemsTest, long_items_are_halved_until_each_is_a_small_part) {
 }
 
 TEST(ItemsTest, longest_come_first_and_equals_keep_their_order) {
-  const Keys keys(8192);
-  std::vector<TaskExtent> tasks;
+  const std::vector<KeyRange> keys = keys_of(8192);
+  std::vector<Task> tasks;
   for (const int64_t position : {0, 4096, 1024, 4096, 256}) {
-    tasks.push_back({.q_tokens = 512, .q_position = position, .keys = keys.span()});
+    tasks.push_back({.q_tokens = 512, .q_position = position, .keys = keys});
   }
   const std::vector<Item> items = cut_evenly(heads(2, 2), tasks, 2);
   for (size_t i = 1; i < items.size(); ++i) {
@@ -124,12 +118,12 @@ TEST(ItemsTest, longest_come_first_and_equals_keep_their_order) {
 }
 
 TEST(ItemsTest, items_are_cut_only_as_far_as_threads_end_together) {
-  const Keys keys(8192);
-  const std::vector<TaskExtent> long_task{{.q_tokens = 4 * kTileRows, .keys = keys.span()}};
+  const std::vector<KeyRange> keys = keys_of(8192);
+  const std::vector<Task> long_task{{.q_tokens = 4 * kTileRows, .keys = keys}};
   // Two heads on two threads: one of each kind for both.
   EXPECT_EQ(cut_evenly(heads(2, 2), long_task, 2).size(), 8u);
   EXPECT_EQ(cut_evenly(heads(1, 1), long_task, 1).size(), 4u);
-  const std::vector<TaskExtent> one_tile{{.q_tokens = kTileRows, .keys = keys.span()}};
+  const std::vector<Task> one_tile{{.q_tokens = kTileRows, .keys = keys}};
   EXPECT_EQ(cut_evenly(heads(1, 1), one_tile, 1).size(), 1u);
   EXPECT_GE(cut_evenly(heads(1, 1), one_tile, 2).size(), 2u);
 }

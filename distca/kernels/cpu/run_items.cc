@@ -1,6 +1,7 @@
 #include "distca/kernels/cpu/run_items.h"
 
-#include <algorithm>
+#include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -9,55 +10,59 @@
 #include "distca/kernels/cpu/items.h"
 #include "distca/kernels/cpu/turns.h"
 #include "distca/kernels/rows.h"
+#include "distca/kernels/task_list.h"
 
 namespace distca::kernels {
 namespace {
 
 void check_supported(const Shape& shape, ScalarType type) {
-  check_shape(shape);
   DISTCA_CHECK(cpu_supports(shape, type),
                "the CPU kernel computes fp32 and bf16 with head dims up to {}, not {} and {}",
                kMostHeadDim, shape.head_dim_qk, shape.head_dim_v);
 }
 
-/// Tasks as engines want them: keys ascend in position and no fragment is empty, and rows of
-/// numbers have their head stride.
-struct EngineTask {
-  std::vector<KeyFragment> keys;
-  std::vector<KeyGradient> gradients;
-
-  /// Whether the task's own fragments are not as engines want them; then `keys` are.
-  bool sort(std::span<const KeyFragment> given, std::span<const KeyGradient> given_gradients) {
-    bool right = true;
-    for (size_t i = 0; i < given.size(); ++i) {
-      right = right && given[i].tokens > 0 && (i == 0 || given[i - 1].position < given[i].position);
-    }
-    if (right) return false;
-    std::vector<size_t> order;
-    for (size_t i = 0; i < given.size(); ++i) {
-      if (given[i].tokens > 0) order.push_back(i);
-    }
-    std::sort(order.begin(), order.end(),
-              [&](size_t a, size_t b) { return given[a].position < given[b].position; });
-    for (const size_t i : order) {
-      keys.push_back(given[i]);
-      if (!given_gradients.empty()) gradients.push_back(given_gradients[i]);
-    }
-    return true;
-  }
+/// The tasks of a list as engines want them.
+struct EngineList {
+  std::vector<KeyFragment> keys;  // one task's after another's
+  std::vector<EngineTask> tasks;
 };
 
-template <typename Task>
-std::vector<TaskExtent> extents(const std::vector<Task>& tasks) {
-  std::vector<TaskExtent> result;
-  result.reserve(tasks.size());
-  for (const Task& task : tasks) {
-    result.push_back({.q_tokens = task.q_tokens,
-                      .q_position = task.q_position,
-                      .keys = task.keys,
-                      .mask = task.mask});
+/// `o_type`: of forward's O; none for backward.
+EngineList engine_list(const TaskList& list, ScalarType type, std::optional<ScalarType> o_type) {
+  const bool forward = o_type.has_value(), backward = !forward;
+  const ScalarType sum = accumulator_type(type);
+  const auto rows = [](bool used, const Rows& field, ScalarType scalar, int64_t row) {
+    return used ? shifted(field, scalar, row, 0) : Rows{};
+  };
+  EngineList resolved;
+  size_t ranges = 0;
+  for (const Task& task : list.tasks) ranges += task.keys.size();
+  resolved.keys.reserve(ranges);  // tasks point into it
+  resolved.tasks.reserve(list.tasks.size());
+  for (const Task& task : list.tasks) {
+    const size_t first = resolved.keys.size();
+    for (const KeyRange& range : task.keys) {
+      if (range.tokens == 0) continue;
+      const KeyBuffer& buffer = list.keys[range.buffer];
+      resolved.keys.push_back({.k = rows(true, buffer.k, type, range.row),
+                               .v = rows(true, buffer.v, type, range.row),
+                               .dk = rows(backward, buffer.dk, sum, range.row),
+                               .dv = rows(backward, buffer.dv, sum, range.row),
+                               .tokens = range.tokens,
+                               .position = range.position});
+    }
+    const QueryBuffer& buffer = list.queries[task.query_buffer];
+    resolved.tasks.push_back({.q = rows(true, buffer.q, type, task.q_row),
+                              .o = rows(forward, buffer.o, o_type.value_or(type), task.q_row),
+                              .lse = rows(true, buffer.lse, sum, task.q_row),
+                              .d_o = rows(backward, buffer.d_o, type, task.q_row),
+                              .delta = rows(backward, buffer.delta, sum, task.q_row),
+                              .dq = rows(backward, buffer.dq, sum, task.q_row),
+                              .q_position = task.q_position,
+                              .keys = std::span(resolved.keys).subspan(first),
+                              .mask = task.mask});
   }
-  return result;
+  return resolved;
 }
 
 /// Reports an item as ended even if it throws: items that wait for it go on.
@@ -75,24 +80,18 @@ bool cpu_supports(const Shape& shape, ScalarType type) {
 }
 
 void run_forward(const Engine& engine, const Shape& shape, ScalarType type, ScalarType o_type,
-                 std::span<const ForwardTask> tasks, ThreadPool& pool) {
+                 const TaskList& list, ThreadPool& pool) {
+  check_forward(shape, type, o_type, list);
   check_supported(shape, type);
-  std::vector<ForwardTask> prepared(tasks.begin(), tasks.end());
-  std::vector<EngineTask> sorted(tasks.size());
-  for (size_t i = 0; i < tasks.size(); ++i) {
-    ForwardTask& task = prepared[i];
-    check_task(shape, type, o_type, task);
-    task.lse = number_rows(task.lse);
-    if (sorted[i].sort(task.keys, {})) task.keys = sorted[i].keys;
-  }
-  const std::vector<Item> items = cut_evenly(shape, extents(prepared), pool.threads());
+  const EngineList resolved = engine_list(list, type, o_type);
+  const std::vector<Item> items = cut_evenly(shape, list.tasks, pool.threads());
   std::vector<ForwardItem> work;
   work.reserve(items.size());
   for (const Item& item : items) {
     work.push_back({.shape = &shape,
                     .type = type,
                     .o_type = o_type,
-                    .task = &prepared[item.task],
+                    .task = &resolved.tasks[item.task],
                     .kv_head = item.kv_head,
                     .row_begin = item.row_begin,
                     .row_end = item.row_end});
@@ -103,26 +102,17 @@ void run_forward(const Engine& engine, const Shape& shape, ScalarType type, Scal
            [&](int64_t i, std::byte* scratch) { engine.forward(work[i], scratch); });
 }
 
-void run_backward(const Engine& engine, const Shape& shape, ScalarType type,
-                  std::span<const BackwardTask> tasks, ThreadPool& pool) {
+void run_backward(const Engine& engine, const Shape& shape, ScalarType type, const TaskList& list,
+                  ThreadPool& pool) {
+  check_backward(shape, type, list);
   check_supported(shape, type);
-  std::vector<BackwardTask> prepared(tasks.begin(), tasks.end());
-  std::vector<EngineTask> sorted(tasks.size());
-  for (size_t i = 0; i < tasks.size(); ++i) {
-    BackwardTask& task = prepared[i];
-    check_task(shape, type, task);
-    task.lse = number_rows(task.lse);
-    task.delta = number_rows(task.delta);
-    if (!sorted[i].sort(task.keys, task.key_gradients)) continue;
-    task.keys = sorted[i].keys;
-    task.key_gradients = sorted[i].gradients;
-  }
+  const EngineList resolved = engine_list(list, type, std::nullopt);
   // Not cut by the number of threads: sums over rows would differ.
-  std::vector<Item> items = cut_items(shape, extents(prepared), 0);
+  std::vector<Item> items = cut_items(shape, list.tasks, 0);
   const auto run = [&](const Item& item, const Turn& turn, std::byte* scratch) {
     engine.backward({.shape = &shape,
                      .type = type,
-                     .task = &prepared[item.task],
+                     .task = &resolved.tasks[item.task],
                      .kv_head = item.kv_head,
                      .row_begin = item.row_begin,
                      .row_end = item.row_end,
@@ -136,7 +126,7 @@ void run_backward(const Engine& engine, const Shape& shape, ScalarType type,
              [&](int64_t i, std::byte* scratch) { run(items[i], {}, scratch); });
     return;
   }
-  Turns turns(shape, prepared, std::move(items));
+  Turns turns(shape, list.tasks, std::move(items));
   pool.run(count, scratch_bytes, [&](int64_t i, std::byte* scratch) {
     const Finish finish{turns, i};
     run(turns.items()[i], turns.turn(i), scratch);

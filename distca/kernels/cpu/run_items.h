@@ -3,8 +3,6 @@
 // what tests of the order of items call with an engine of their own. Thread rule and errors: as
 // there.
 
-#include <span>
-
 #include "distca/kernels/attention.h"
 #include "distca/kernels/cpu/engine.h"
 #include "distca/kernels/cpu/thread_pool.h"
@@ -12,8 +10,8 @@
 namespace distca::kernels {
 
 void run_forward(const Engine& engine, const Shape& shape, ScalarType type, ScalarType o_type,
-                 std::span<const ForwardTask> tasks, ThreadPool& pool);
-void run_backward(const Engine& engine, const Shape& shape, ScalarType type,
-                  std::span<const BackwardTask> tasks, ThreadPool& pool);
+                 const TaskList& list, ThreadPool& pool);
+void run_backward(const Engine& engine, const Shape& shape, ScalarType type, const TaskList& list,
+                  ThreadPool& pool);
 
 }  // namespace distca::kernels

@@ -5,8 +5,8 @@
 #include <thread>
 #include <utility>
 
-#include "distca/kernels/cpu/overlaps.h"
 #include "distca/kernels/cpu/pause.h"
+#include "distca/kernels/row_groups.h"
 
 namespace distca::kernels {
 namespace {
@@ -45,25 +45,58 @@ std::vector<int64_t> order_by_rest(const std::vector<Item>& items,
 
 }  // namespace
 
-Turns::Turns(const Shape& shape, std::span<const BackwardTask> tasks, std::vector<Item> items) {
-  const TaskOverlaps overlaps = find_overlaps(shape, tasks);
+SharedRows find_shared_rows(std::span<const Task> tasks) {
+  std::vector<RowUse> key_uses, query_uses;
+  for (size_t i = 0; i < tasks.size(); ++i) {
+    const Task& task = tasks[i];
+    const auto user = static_cast<int64_t>(i);
+    query_uses.push_back(
+        {task.query_buffer, {task.q_row, task.q_row + task.q_tokens}, task.q_position, user});
+    for (const KeyRange& keys : task.keys) {
+      key_uses.push_back({keys.buffer, {keys.row, keys.row + keys.tokens}, keys.position, user});
+    }
+  }
+  Groups keys(tasks.size()), queries(tasks.size()), families(tasks.size());
+  std::vector<int64_t> shifted;  // tasks
+  const auto join = [&](Groups& groups, std::span<const RowUse> uses) {
+    for (const RowUse& use : uses) {
+      groups.join(uses[0].user, use.user);
+      families.join(uses[0].user, use.user);
+    }
+  };
+  for_each_overlap(std::move(query_uses), [&](auto uses) { join(queries, uses); });
+  for_each_overlap(std::move(key_uses), [&](auto uses) {
+    join(keys, uses);
+    const auto shift = [](const RowUse& use) { return use.rows.begin - use.position; };
+    for (const RowUse& use : uses) {
+      if (shift(use) != shift(uses[0])) shifted.push_back(use.user);
+    }
+  });
+  SharedRows shared{.shifted = std::vector<bool>(tasks.size())};
+  for (size_t i = 0; i < tasks.size(); ++i) {
+    const auto task = static_cast<int64_t>(i);
+    shared.keys.push_back(keys.find(task));
+    shared.queries.push_back(queries.find(task));
+    shared.families.push_back(families.find(task));
+  }
+  for (const int64_t task : shifted) shared.shifted[shared.keys[task]] = true;
+  return shared;
+}
+
+Turns::Turns(const Shape& shape, std::span<const Task> tasks, std::vector<Item> items) {
+  const SharedRows shared = find_shared_rows(tasks);
   const int64_t heads = shape.num_kv_heads;
   const int64_t group = shape.num_heads / heads;
   const int64_t names = static_cast<int64_t>(tasks.size()) * heads;
 
   std::vector<int64_t> members(tasks.size());  // of the group that adds to a dq
-  for (const int64_t name : overlaps.queries) ++members[name];
-  const auto is_strict = [&](const Item& item) {
-    return overlaps.strict[overlaps.families[item.task]];
-  };
-  // What overlaps strictly is one family and one chain over all heads.
+  for (const int64_t name : shared.queries) ++members[name];
   const auto name = [&](const std::vector<int64_t>& groups, const Item& item) {
-    return is_strict(item) ? overlaps.families[item.task] * heads
-                           : groups[item.task] * heads + item.kv_head;
+    return groups[item.task] * heads + item.kv_head;
   };
   std::vector<int64_t> family_of;
   family_of.reserve(items.size());
-  for (const Item& item : items) family_of.push_back(name(overlaps.families, item));
+  for (const Item& item : items) family_of.push_back(name(shared.families, item));
 
   std::vector<Chain*> key_chains(names), query_chains(names);
   const auto join = [&](Chain*& chain, Place& place) {
@@ -80,15 +113,15 @@ Turns::Turns(const Shape& shape, std::span<const BackwardTask> tasks, std::vecto
     const Item& item = items[i];
     Place& place = places_[items_.size()];
     items_.push_back(item);
-    Chain*& keys = key_chains[name(overlaps.keys, item)];
+    Chain*& keys = key_chains[name(shared.keys, item)];
     place.keys_index = join(keys, place);
     place.keys = keys;
-    keys->strict = is_strict(item);
-    if (keys->strict || members[overlaps.queries[item.task]] == 1) continue;
-    Chain*& queries = query_chains[name(overlaps.queries, item)];
+    keys->shifted = shared.shifted[shared.keys[item.task]];
+    if (members[shared.queries[item.task]] == 1) continue;
+    Chain*& queries = query_chains[name(shared.queries, item)];
     place.queries_index = join(queries, place);
     place.queries = queries;
-    const int64_t first_row = overlaps.query_token[item.task] * group;
+    const int64_t first_row = tasks[item.task].q_row * group;
     place.query_rows = {first_row + item.row_begin, first_row + item.row_end};
   }
 }
@@ -112,10 +145,9 @@ void Turns::done(void* state, int64_t position) {
 
 void Turns::wait(void* state, int64_t position) {
   const Place& place = *static_cast<Place*>(state);
-  if (place.keys->strict) {
-    wait_for(*place.keys, place.keys_index, Turn::kAll, [](const Place&) { return true; });
-  } else if (position != Turn::kAll) {
-    wait_for(*place.keys, place.keys_index, position, [](const Place&) { return true; });
+  if (position != Turn::kAll) {
+    const int64_t needed = place.keys->shifted ? Turn::kAll : position;
+    wait_for(*place.keys, place.keys_index, needed, [](const Place&) { return true; });
   } else if (place.queries != nullptr) {
     wait_for(*place.queries, place.queries_index, Turn::kAll, [&](const Place& other) {
       return !intersect(place.query_rows, other.query_rows).empty();

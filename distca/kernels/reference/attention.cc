@@ -9,6 +9,7 @@
 #include "distca/base/integers.h"
 #include "distca/kernels/mask_blocks.h"
 #include "distca/kernels/rows.h"
+#include "distca/kernels/task_list.h"
 
 namespace distca::kernels {
 namespace {
@@ -23,36 +24,34 @@ void add_scaled(double* to, double factor, const double* from, int64_t n) {
   for (int64_t i = 0; i < n; ++i) to[i] += factor * from[i];
 }
 
-/// A task's keys of one head, whatever their fragments, in ascending position.
+/// A task's keys of one head, whatever their buffers.
 struct HeadKeys {
   struct Origin {
     int64_t position;
-    size_t fragment;
-    int64_t token;  // in the fragment
+    int64_t buffer;
+    int64_t row;
   };
   std::vector<Origin> origins;
   std::vector<double> k;  // [keys, D]
   std::vector<double> v;  // [keys, E]
 };
 
-HeadKeys read_keys(const Shape& shape, ScalarType type, std::span<const KeyFragment> fragments,
+HeadKeys read_keys(const Shape& shape, ScalarType type, const TaskList& list, const Task& task,
                    int64_t kv_head) {
   HeadKeys keys;
-  for (size_t f = 0; f < fragments.size(); ++f) {
-    for (int64_t t = 0; t < fragments[f].tokens; ++t) {
-      keys.origins.push_back({fragments[f].position + t, f, t});
+  for (const KeyRange& range : task.keys) {
+    for (int64_t t = 0; t < range.tokens; ++t) {
+      keys.origins.push_back({range.position + t, range.buffer, range.row + t});
     }
   }
-  std::sort(keys.origins.begin(), keys.origins.end(),
-            [](const auto& a, const auto& b) { return a.position < b.position; });
   const int64_t d = shape.head_dim_qk;
   const int64_t e = shape.head_dim_v;
   keys.k.resize(keys.origins.size() * d);
   keys.v.resize(keys.origins.size() * e);
   for (size_t j = 0; j < keys.origins.size(); ++j) {
-    const auto& [position, f, token] = keys.origins[j];
-    read_row(fragments[f].k, type, token, kv_head, std::span(keys.k).subspan(j * d, d));
-    read_row(fragments[f].v, type, token, kv_head, std::span(keys.v).subspan(j * e, e));
+    const auto& [position, buffer, row] = keys.origins[j];
+    read_row(list.keys[buffer].k, type, row, kv_head, std::span(keys.k).subspan(j * d, d));
+    read_row(list.keys[buffer].v, type, row, kv_head, std::span(keys.v).subspan(j * e, e));
   }
   return keys;
 }
@@ -79,16 +78,17 @@ double cap_slope(const Shape& shape, double capped_score) {
 
 double read_number(const Rows& rows, ScalarType type, int64_t token, int64_t head) {
   double value = 0;
-  read_row(number_rows(rows), accumulator_type(type), token, head, {&value, 1});
+  read_row(rows, accumulator_type(type), token, head, {&value, 1});
   return value;
 }
 
-void forward_row(const Shape& shape, ScalarType type, ScalarType o_type, const ForwardTask& task,
-                 const HeadKeys& keys, int64_t token, int64_t head) {
+void forward_row(const Shape& shape, ScalarType type, ScalarType o_type, const QueryBuffer& buffer,
+                 const Task& task, const HeadKeys& keys, int64_t token, int64_t head) {
+  const int64_t row = task.q_row + token;
   const int64_t d = shape.head_dim_qk;
   const int64_t e = shape.head_dim_v;
   std::vector<double> q(d);
-  read_row(task.q, type, token, head, q);
+  read_row(buffer.q, type, row, head, q);
   std::vector<double> score(keys.origins.size());
   double max = kNoKey;
   const int64_t query = task.q_position + token;
@@ -107,24 +107,25 @@ void forward_row(const Shape& shape, ScalarType type, ScalarType o_type, const F
     for (double& value : o) value /= sum;
   }
   const double lse = sum > 0 ? max + std::log(sum) : kNoKey;
-  write_row(task.o, o_type, token, head, o);
-  write_row(number_rows(task.lse), accumulator_type(type), token, head, {&lse, 1});
+  write_row(buffer.o, o_type, row, head, o);
+  write_row(buffer.lse, accumulator_type(type), row, head, {&lse, 1});
 }
 
 /// `dk`, `dv`: as HeadKeys' k and v.
-void backward_row(const Shape& shape, ScalarType type, const BackwardTask& task,
+void backward_row(const Shape& shape, ScalarType type, const QueryBuffer& buffer, const Task& task,
                   const HeadKeys& keys, int64_t token, int64_t head, std::vector<double>& dk,
                   std::vector<double>& dv) {
-  const double lse = read_number(task.lse, type, token, head);
+  const int64_t row = task.q_row + token;
+  const double lse = read_number(buffer.lse, type, row, head);
   if (lse == kNoKey) return;
-  const double delta = read_number(task.delta, type, token, head);
+  const double delta = read_number(buffer.delta, type, row, head);
   const int64_t d = shape.head_dim_qk;
   const int64_t e = shape.head_dim_v;
   std::vector<double> q(d);
   std::vector<double> d_o(e);
   std::vector<double> dq(d, 0.0);
-  read_row(task.q, type, token, head, q);
-  read_row(task.d_o, type, token, head, d_o);
+  read_row(buffer.q, type, row, head, q);
+  read_row(buffer.d_o, type, row, head, d_o);
   for_visible(keys, task.mask, task.q_position + token, [&](size_t j) {
     const double score = capped(shape, shape.softmax_scale * dot(q.data(), &keys.k[j * d], d));
     const double p = std::exp(score - lse);
@@ -134,51 +135,49 @@ void backward_row(const Shape& shape, ScalarType type, const BackwardTask& task,
     add_scaled(&dk[j * d], ds, q.data(), d);
     add_scaled(&dv[j * e], p, d_o.data(), e);
   });
-  add_to_row(task.dq, accumulator_type(type), token, head, dq);
+  add_to_row(buffer.dq, accumulator_type(type), row, head, dq);
 }
 
 }  // namespace
 
 void reference_forward(const Shape& shape, ScalarType type, ScalarType o_type,
-                       std::span<const ForwardTask> tasks) {
-  check_shape(shape);
+                       const TaskList& list) {
+  check_forward(shape, type, o_type, list);
   const int64_t group = shape.num_heads / shape.num_kv_heads;
-  for (const ForwardTask& task : tasks) {
-    check_task(shape, type, o_type, task);
+  for (const Task& task : list.tasks) {
+    const QueryBuffer& buffer = list.queries[task.query_buffer];
     for (int64_t kv_head = 0; kv_head < shape.num_kv_heads; ++kv_head) {
-      const HeadKeys keys = read_keys(shape, type, task.keys, kv_head);
+      const HeadKeys keys = read_keys(shape, type, list, task, kv_head);
       for (int64_t token = 0; token < task.q_tokens; ++token) {
         for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-          forward_row(shape, type, o_type, task, keys, token, head);
+          forward_row(shape, type, o_type, buffer, task, keys, token, head);
         }
       }
     }
   }
 }
 
-void reference_backward(const Shape& shape, ScalarType type, std::span<const BackwardTask> tasks) {
-  check_shape(shape);
+void reference_backward(const Shape& shape, ScalarType type, const TaskList& list) {
+  check_backward(shape, type, list);
   const int64_t group = shape.num_heads / shape.num_kv_heads;
   const int64_t d = shape.head_dim_qk;
   const int64_t e = shape.head_dim_v;
-  for (const BackwardTask& task : tasks) {
-    check_task(shape, type, task);
+  for (const Task& task : list.tasks) {
+    const QueryBuffer& buffer = list.queries[task.query_buffer];
     for (int64_t kv_head = 0; kv_head < shape.num_kv_heads; ++kv_head) {
-      const HeadKeys keys = read_keys(shape, type, task.keys, kv_head);
+      const HeadKeys keys = read_keys(shape, type, list, task, kv_head);
       std::vector<double> dk(keys.k.size(), 0.0);
       std::vector<double> dv(keys.v.size(), 0.0);
       for (int64_t token = 0; token < task.q_tokens; ++token) {
         for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-          backward_row(shape, type, task, keys, token, head, dk, dv);
+          backward_row(shape, type, buffer, task, keys, token, head, dk, dv);
         }
       }
       for (size_t j = 0; j < keys.origins.size(); ++j) {
-        const auto& origin = keys.origins[j];
-        const KeyGradient& gradient = task.key_gradients[origin.fragment];
-        add_to_row(gradient.dk, accumulator_type(type), origin.token, kv_head,
-                   std::span(dk).subspan(j * d, d));
-        add_to_row(gradient.dv, accumulator_type(type), origin.token, kv_head,
-                   std::span(dv).subspan(j * e, e));
+        const auto& [position, key_buffer, row] = keys.origins[j];
+        const KeyBuffer& to = list.keys[key_buffer];
+        add_to_row(to.dk, accumulator_type(type), row, kv_head, std::span(dk).subspan(j * d, d));
+        add_to_row(to.dv, accumulator_type(type), row, kv_head, std::span(dv).subspan(j * e, e));
       }
     }
   }

@@ -3,11 +3,9 @@
 // faster kernel is tested against it.
 //
 // Memory: a task's keys of one head in double. The forward of a row is bitwise the same however
-// queries are cut into tasks and keys into fragments: keys are summed in ascending position.
-// Errors: broken shapes are a CHECK. Thread rule: calls on disjoint outputs may run at the same
-// time.
-
-#include <span>
+// queries are cut into tasks and keys into ranges: keys are summed in ascending position.
+// Errors: broken shapes and lists are a CHECK. Thread rule: calls on disjoint outputs may run at
+// the same time.
 
 #include "distca/kernels/attention.h"
 
@@ -15,9 +13,9 @@ namespace distca::kernels {
 
 /// `type`: of Q, K, V. `o_type`: of O, either `type` or the accumulator type for partial results.
 void reference_forward(const Shape& shape, ScalarType type, ScalarType o_type,
-                       std::span<const ForwardTask> tasks);
+                       const TaskList& list);
 
 /// dO is of `type`; gradients are added to dq, dk, dv, once per task and element.
-void reference_backward(const Shape& shape, ScalarType type, std::span<const BackwardTask> tasks);
+void reference_backward(const Shape& shape, ScalarType type, const TaskList& list);
 
 }  // namespace distca::kernels

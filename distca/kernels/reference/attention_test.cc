@@ -23,13 +23,11 @@ using testing::WholeMatrix;
 constexpr ScalarType kTypes[] = {ScalarType::kFloat64, ScalarType::kFloat32, ScalarType::kBFloat16};
 
 void run_forward(Document& doc, const Range& queries, const Range& keys) {
-  const ForwardTask task = doc.forward(queries, keys);
-  reference_forward(doc.spec.shape, doc.spec.type, doc.spec.type, {&task, 1});
+  reference_forward(doc.spec.shape, doc.spec.type, doc.spec.type, doc.list(queries, keys));
 }
 
 void run_backward(Document& doc, const Range& queries, const Range& keys) {
-  const BackwardTask task = doc.backward(queries, keys);
-  reference_backward(doc.spec.shape, doc.spec.type, {&task, 1});
+  reference_backward(doc.spec.shape, doc.spec.type, doc.list(queries, keys));
 }
 
 void expect_like_whole_matrix(const Case& c, int64_t store_roundings = 1) {
@@ -150,14 +148,11 @@ TEST(ReferenceAttentionTest, forward_bits_do_not_depend_on_cuts) {
     run_forward(whole, whole.all_queries(), whole.all_keys());
     c.key_cuts = {1, 17, 50, 64, 99};
     Document pieces(c);
-    std::vector<std::vector<KeyFragment>> fragments;
-    std::vector<ForwardTask> tasks;
+    std::vector<Task> tasks;
     for (const Range& queries : {Range{0, 1}, Range{1, 33}, Range{33, 64}, Range{64, 100}}) {
-      tasks.push_back(pieces.forward(queries, {0, queries.end}));
-      fragments.emplace_back(tasks.back().keys.rbegin(), tasks.back().keys.rend());
+      tasks.push_back(pieces.task(queries, {0, queries.end}));
     }
-    for (size_t i = 0; i < tasks.size(); ++i) tasks[i].keys = fragments[i];  // descending, even
-    reference_forward(c.shape, c.type, c.type, tasks);
+    reference_forward(c.shape, c.type, c.type, pieces.list(tasks));
     EXPECT_EQ(pieces.o.bytes(), whole.o.bytes());
     EXPECT_EQ(pieces.lse.bytes(), whole.lse.bytes());
   }
@@ -244,12 +239,14 @@ TEST(ReferenceAttentionTest, partial_results_merge_to_the_whole) {
     const ScalarType partial_type = accumulator_type(type);
     Tensor o1(partial_type, 50, 4, 16), o2(partial_type, 50, 4, 16);
     Tensor lse1(partial_type, 50, 4, 1), lse2(partial_type, 50, 4, 1);
-    ForwardTask task = doc.forward(doc.all_queries(), {0, 30});
-    task.o = o1.rows(), task.lse = lse1.rows();
-    reference_forward(c.shape, type, partial_type, {&task, 1});
-    task = doc.forward(doc.all_queries(), {30, 50});  // wholly masked for the first 30
-    task.o = o2.rows(), task.lse = lse2.rows();
-    reference_forward(c.shape, type, partial_type, {&task, 1});
+    // One call: the partial results are buffers with the same q.
+    TaskList list = doc.list(doc.all_queries(), {0, 30});
+    list.tasks.push_back(doc.task(doc.all_queries(), {30, 50}));  // wholly masked for the first 30
+    list.tasks[1].query_buffer = 1;
+    list.queries.push_back(list.queries[0]);
+    list.queries[0].o = o1.rows(), list.queries[0].lse = lse1.rows();
+    list.queries[1].o = o2.rows(), list.queries[1].lse = lse2.rows();
+    reference_forward(c.shape, type, partial_type, list);
     merge_partials({50, 4, 16}, type,
                    std::vector<Partial>{{o1.rows(), partial_type, lse1.rows()},
                                         {o2.rows(), partial_type, lse2.rows()}},
@@ -278,8 +275,7 @@ TEST(ReferenceAttentionTest, nothing_to_do_is_fine) {
   Document doc(small_case(3));
   reference_forward(doc.spec.shape, doc.spec.type, doc.spec.type, {});
   reference_backward(doc.spec.shape, doc.spec.type, {});
-  const ForwardTask no_queries{};
-  reference_forward(doc.spec.shape, doc.spec.type, doc.spec.type, {&no_queries, 1});
+  reference_forward(doc.spec.shape, doc.spec.type, doc.spec.type, doc.list({Task{}}));
   doc.o.fill([] { return 7; });
   run_forward(doc, doc.all_queries(), {0, 0});
   for (const double value : doc.o.values()) EXPECT_EQ(value, 0);
@@ -288,19 +284,19 @@ TEST(ReferenceAttentionTest, nothing_to_do_is_fine) {
 
 TEST(ReferenceAttentionTest, broken_shapes_are_checks) {
   Document doc(small_case(4));
-  const ForwardTask good = doc.forward(doc.all_queries(), doc.all_keys());
-  const auto run = [&](const Shape& shape, ScalarType o_type, const ForwardTask& task) {
-    reference_forward(shape, ScalarType::kFloat64, o_type, {&task, 1});
+  const TaskList good = doc.list();
+  const auto run = [&](const Shape& shape, ScalarType o_type, const TaskList& list) {
+    reference_forward(shape, ScalarType::kFloat64, o_type, list);
   };
   const auto with_shape = [&](auto change) {
     Shape shape = doc.spec.shape;
     change(shape);
     return shape;
   };
-  const auto with_task = [&](auto change) {
-    ForwardTask task = good;
-    change(task);
-    return task;
+  const auto with_list = [&](auto change) {
+    TaskList list = good;
+    change(list);
+    return list;
   };
   const ScalarType fp64 = ScalarType::kFloat64;
   EXPECT_NO_THROW(run(doc.spec.shape, fp64, good));
@@ -313,19 +309,23 @@ TEST(ReferenceAttentionTest, broken_shapes_are_checks) {
                              with_shape([](Shape& s) { s.softcap = HUGE_VAL; })}) {
     EXPECT_THROW(run(shape, fp64, good), CheckFailure);
   }
-  std::vector<KeyFragment> overlapping(2, good.keys[0]);
-  for (const ForwardTask& task : {with_task([](ForwardTask& t) { t.q.data = nullptr; }),
-                                  with_task([](ForwardTask& t) { t.q_tokens = -1; }),
-                                  with_task([](ForwardTask& t) { t.q_position = -1; }),
-                                  with_task([](ForwardTask& t) { t.o.token_stride = 8; }),
-                                  with_task([](ForwardTask& t) { t.q.head_stride = 8; }),
-                                  with_task([&](ForwardTask& t) { t.keys = overlapping; })}) {
-    EXPECT_THROW(run(doc.spec.shape, fp64, task), CheckFailure);
+  for (const TaskList& list :
+       {with_list([](TaskList& l) { l.queries[0].q.data = nullptr; }),
+        with_list([](TaskList& l) { l.queries[0].o.token_stride = 8; }),
+        with_list([](TaskList& l) { l.queries[0].q.head_stride = 8; }),
+        with_list([](TaskList& l) { l.tasks[0].q_tokens = -1; }),
+        with_list([](TaskList& l) { l.tasks[0].q_position = -1; }),
+        with_list([](TaskList& l) { l.tasks[0].q_row = 1; }),
+        with_list([](TaskList& l) { l.tasks[0].query_buffer = 1; }),
+        with_list([](TaskList& l) { l.tasks[0].keys[0].row = 1; }),
+        with_list([](TaskList& l) { l.tasks[0].keys[0].buffer = -1; }),
+        with_list([](TaskList& l) { l.tasks[0].keys.push_back(l.tasks[0].keys[0]); })}) {
+    EXPECT_THROW(run(doc.spec.shape, fp64, list), CheckFailure);
   }
   EXPECT_THROW(run(doc.spec.shape, ScalarType::kBFloat16, good), CheckFailure);
-  BackwardTask backward = doc.backward(doc.all_queries(), doc.all_keys());
-  backward.key_gradients = {};
-  EXPECT_THROW(reference_backward(doc.spec.shape, fp64, {&backward, 1}), CheckFailure);
+  const TaskList no_dk = with_list([](TaskList& l) { l.keys[0].dk = {}; });
+  EXPECT_NO_THROW(run(doc.spec.shape, fp64, no_dk));
+  EXPECT_THROW(reference_backward(doc.spec.shape, fp64, no_dk), CheckFailure);
 }
 
 }  // namespace
