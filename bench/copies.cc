@@ -164,7 +164,7 @@ struct PlannedCase {
     for (const std::vector<int64_t>& lengths : kNanoBatches) {
       PlanRequest request{.nano_batch = NanoBatch::from_lengths(lengths),
                           .cluster = Cluster::in_place(kWorkers),
-                          .shape = llama_layers(model).attention,
+                          .shape = model.shape().attention,
                           .options = what.plan};
       request.cluster.capacity = what.pool->capacity;
       plans.push_back(make_plan(request));

@@ -105,11 +105,13 @@ TEST(ExchangeWindows, of_ping_pong_hold_one_operation_each) {
   const Plan plan = swapped_plan({.home_tokens = 256, .swapped_tokens = 128}, shape);
   const NanoPart part{.exchange = std::make_shared<const AttentionExchange>(
                           make_attention_exchange(PlanIndex(plan).exchange(0), shape, {}))};
-  const Program program = build_program(
-      {.schedule = Schedule::kPingPong,
-       .nano_batches = {part, part},
-       .model = {.num_layers = 8, .hidden_size = 32, .intermediate_size = 64, .attention = shape},
-       .vocab_size = 256});
+  const Program program = build_program({.schedule = Schedule::kPingPong,
+                                         .nano_batches = {part, part},
+                                         .model = {.num_layers = 8,
+                                                   .hidden_size = 32,
+                                                   .intermediate_size = 64,
+                                                   .attention = shape,
+                                                   .vocab_size = 256}});
   const auto windows = exchange_windows(program, made_seconds());
   ASSERT_EQ(windows.size(), 8u);  // enter and leave, of either pass, under either operation
   for (const ExchangeWindow& window : windows) {

@@ -66,14 +66,6 @@ double wire_rate(Communicator& comm, double mb_per_s) {
   return mean_of_ranks(comm, static_cast<double>(kMessages * bytes) / (steady_seconds() - begin));
 }
 
-AttentionShape shape_of(const LlamaConfig& model) {
-  return {.num_heads = model.num_attention_heads,
-          .num_kv_heads = model.num_key_value_heads,
-          .head_dim_qk = model.head_dim,
-          .head_dim_v = model.head_dim,
-          .element_bytes = element_bytes(model.dtype)};
-}
-
 /// One rank's part of a batch, under whichever schedule.
 struct RankBatch {
   std::vector<NanoPart> parts;
@@ -81,7 +73,7 @@ struct RankBatch {
 };
 
 RankBatch rank_batch(const SwappedBatch& batch, const LlamaConfig& model, int rank) {
-  const Plan plan = swapped_plan(batch, shape_of(model));
+  const Plan plan = swapped_plan(batch, model.shape().attention);
   const NanoPart part{attention_exchange(PlanIndex(plan), rank, model, {})};
   const LocalTokens tokens = made_up_tokens(
       plan.nano_batch, plan.layout.workers[static_cast<size_t>(rank)], model.vocab_size);

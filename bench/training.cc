@@ -54,7 +54,7 @@ ContestOptions contest_options(const Arguments& arguments) {
                          .rivals = arguments.rivals,
                          .python = arguments.python,
                          .script = DISTCA_DDP_RIVAL};
-  if (arguments.profile != "pairs") options.profile = profile_by_name(arguments.profile);
+  options.profile = profile_by_name(arguments.profile);
   return options;
 }
 

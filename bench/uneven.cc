@@ -57,7 +57,7 @@ Config config_of(const Arguments& arguments) {
   config.batch.nano_batch_tokens = 4096;
   config.servers.reweight = true;
   config.train.deterministic = false;  // measured speeds enter plans
-  config.train.schedule = arguments.schedule;
+  config.train.schedule = schedule_of(arguments.schedule);
   return config;
 }
 const BatchLengths kBatch = {{3700, 396}, {3700, 396}};

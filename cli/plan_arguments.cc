@@ -277,7 +277,7 @@ void check_sizes(const NanoBatch& nano_batch, const Cluster& cluster, const Atte
 }
 
 std::shared_ptr<const AttentionProfile> profile_from(const PlanArguments& arguments) {
-  return arguments.profile == "pairs" ? nullptr : profile_by_name(arguments.profile);
+  return profile_by_name(arguments.profile);
 }
 
 AskedShape asked_shape(const PlanArguments& arguments) {

@@ -108,7 +108,7 @@ Plan plain_packing(const Plan& plan, const std::shared_ptr<const AttentionProfil
 }
 
 int64_t ServerLoad::*balanced_figure(const Plan& before, const Plan& after) {
-  const bool by_time = before.options.price != "pairs" && after.options.price != "pairs";
+  const bool by_time = before.options.by_time() && after.options.by_time();
   return by_time ? &ServerLoad::time_ns : &ServerLoad::pairs;
 }
 

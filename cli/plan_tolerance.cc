@@ -22,10 +22,10 @@ ToleranceChoice chosen_tolerance(const PlanArguments& arguments, const PlanReque
       arguments.hidden_size > 0 ? arguments.hidden_size : arguments.heads * arguments.head_dim;
   const int64_t intermediate =
       arguments.intermediate_size > 0 ? arguments.intermediate_size : hidden * 7 / 2;
-  const LlamaLayers layers{.num_layers = std::max<int64_t>(1, arguments.layers),
-                           .hidden_size = hidden,
-                           .intermediate_size = intermediate / arguments.tensor_parallel,
-                           .attention = request.shape};
+  const ModelShape layers{.num_layers = std::max<int64_t>(1, arguments.layers),
+                          .hidden_size = hidden,
+                          .intermediate_size = intermediate / arguments.tensor_parallel,
+                          .attention = request.shape};
   LayerTimeOptions options;
   options.speeds = stated_speeds(layers, request.cluster.num_servers(), request.profile.get());
   options.hiding = hiding_of(schedule_of(arguments.schedule));

@@ -34,7 +34,7 @@ struct Planned {
   /// after another, on the links of the cluster.
   int64_t wire_ns = 0;
 
-  bool by_time() const { return plan.options.price != "pairs"; }
+  bool by_time() const { return plan.options.by_time(); }
 };
 
 /// Plans, validates and builds all ranks' exchanges. Throws Error(kPlan) as make_plan does.

@@ -115,7 +115,7 @@ int run_train(TrainArguments arguments) {
                 "--workers {}, but {} started this process as one of {} ranks: leave --workers out",
                 arguments.workers, rendezvous->source, rendezvous->size);
   }
-  if (rendezvous && config.comm.backend == "threads") {
+  if (rendezvous && config.ranks_are_threads()) {
     throw Error(ErrorKind::kConfig,
                 "comm.backend = threads, but {} started this process as one of {} ranks: use gloo",
                 rendezvous->source, rendezvous->size);
@@ -126,9 +126,8 @@ int run_train(TrainArguments arguments) {
     return 0;
   }
   const int ranks = num_ranks(config, workers);
-  if (ranks == 1 || config.comm.backend == "threads") {
-    const ThreadDevice device =
-        config.train.device == "cuda" ? cuda_thread_device(0) : ThreadDevice{};
+  if (ranks == 1 || config.ranks_are_threads()) {
+    const ThreadDevice device = config.on_cuda() ? cuda_thread_device(0) : ThreadDevice{};
     const Told told(config);
     run_ranks(
         ranks, options, [&](Communicator& comm) { train(config, comm, *told.state); }, device);

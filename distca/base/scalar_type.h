@@ -27,4 +27,11 @@ constexpr std::string_view short_name(ScalarType type) {
   return type == ScalarType::kFloat64 ? "fp64" : type == ScalarType::kFloat32 ? "fp32" : "bf16";
 }
 
+/// "float64", "float32", "bfloat16".
+constexpr std::string_view long_name(ScalarType type) {
+  return type == ScalarType::kFloat64   ? "float64"
+         : type == ScalarType::kFloat32 ? "float32"
+                                        : "bfloat16";
+}
+
 }  // namespace distca

@@ -45,8 +45,8 @@ AttentionProfile h200_profile();
 std::string profile_to_json(const AttentionProfile& profile);
 /// Throws Error(kData) naming `name` (the file) and the first field that is missing or wrong.
 AttentionProfile profile_from_json(std::string_view json, std::string_view name);
-/// "h200", or the file of a profile. Throws Error(kData) as above, and for a file that is not there
-/// naming the known profiles.
+/// "h200", or the file of a profile; none for "pairs", by which load is counted without one. Throws
+/// Error(kData) as above, and for a file that is not there naming the known profiles.
 std::shared_ptr<const AttentionProfile> profile_by_name(const std::string& name);
 
 }  // namespace distca

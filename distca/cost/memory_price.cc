@@ -10,7 +10,7 @@ int64_t memory_bytes(const MemoryPrice& price, int64_t home_tokens, int64_t rece
          received_keys * price.kept_key_bytes;
 }
 
-MemoryPrice llama_memory(const LlamaLayers& layers) {
+MemoryPrice llama_memory(const ModelShape& layers) {
   const AttentionShape& shape = layers.attention;
   const int64_t type = shape.element_bytes;
   const int64_t wide = std::max<int64_t>(type, 4);

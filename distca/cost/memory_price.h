@@ -21,11 +21,12 @@ int64_t memory_bytes(const MemoryPrice& price, int64_t home_tokens, int64_t rece
                      int64_t received_keys);
 
 /// A Llama-type decoder on one rank: sizes as that rank has them.
-struct LlamaLayers {
+struct ModelShape {
   int64_t num_layers = 0;
   int64_t hidden_size = 0;
   int64_t intermediate_size = 0;
   AttentionShape attention;
+  int64_t vocab_size = 0;
 };
 
 /// What model/ and runtime/ keep of the layers; autograd saves what backward reads.
@@ -33,6 +34,6 @@ struct LlamaLayers {
 /// in fp32 (fp64 for fp64), and the output; Q, K, V, O and LSE; four vectors of the MLP (gate, its
 /// SiLU, up, their product). Ignores: embedding and loss (logits), the weights cast to the compute
 /// type.
-MemoryPrice llama_memory(const LlamaLayers& layers);
+MemoryPrice llama_memory(const ModelShape& layers);
 
 }  // namespace distca

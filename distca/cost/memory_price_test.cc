@@ -13,14 +13,14 @@ TEST(MemoryPrice, home_and_received_tokens_add_up) {
 }
 
 TEST(MemoryPrice, of_a_small_llama_counted_by_hand) {
-  LlamaLayers layers{.num_layers = 2,
-                     .hidden_size = 100,
-                     .intermediate_size = 300,
-                     .attention = {.num_heads = 6,
-                                   .num_kv_heads = 3,
-                                   .head_dim_qk = 16,
-                                   .head_dim_v = 8,
-                                   .element_bytes = 4}};
+  ModelShape layers{.num_layers = 2,
+                    .hidden_size = 100,
+                    .intermediate_size = 300,
+                    .attention = {.num_heads = 6,
+                                  .num_kv_heads = 3,
+                                  .head_dim_qk = 16,
+                                  .head_dim_v = 8,
+                                  .element_bytes = 4}};
   // Input, second norm's input, both norms' rows before and after the weight and their factors;
   // Q, K, V, O, LSE; the MLP.
   const int64_t elements = 6 * 100 + 2 + (6 * 16 + 3 * (16 + 8) + 6 * 8 + 6) + 4 * 300;

@@ -75,7 +75,7 @@ std::vector<int64_t> as_capacities(const std::vector<Wide>& shares) {
 
 }  // namespace
 
-Speeds stated_speeds(const LlamaLayers& layers, int num_servers, const AttentionProfile* profile) {
+Speeds stated_speeds(const ModelShape& layers, int num_servers, const AttentionProfile* profile) {
   const AttentionShape& shape = layers.attention;
   const int64_t q = shape.num_heads * shape.head_dim_qk;
   const int64_t kv = shape.num_kv_heads * (shape.head_dim_qk + shape.head_dim_v);

@@ -33,7 +33,7 @@ struct Speeds {
 /// task; without, both at kStatedTflops (bf16 on one H200) and load in pairs. Bandwidth unknown.
 /// Counts: multiply-adds of the layers' matrix products and of core attention, backward 2 and 2.5
 /// times forward. Ignores: embedding, head and loss, norms, memory.
-Speeds stated_speeds(const LlamaLayers& layers, int num_servers,
+Speeds stated_speeds(const ModelShape& layers, int num_servers,
                      const AttentionProfile* profile = nullptr);
 inline constexpr int64_t kStatedTflops = 300;
 

@@ -193,7 +193,7 @@ TEST(KnownSpeeds, have_no_gaps) {
   EXPECT_EQ(known_speeds({}, stated).ranks, stated.ranks);
 }
 
-LlamaLayers small_llama() {
+ModelShape small_llama() {
   return {.num_layers = 2,
           .hidden_size = 100,
           .intermediate_size = 300,

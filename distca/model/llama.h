@@ -15,6 +15,7 @@
 
 #include "distca/base/json.h"
 #include "distca/base/scalar_type.h"
+#include "distca/cost/memory_price.h"
 #include "distca/kernels/attention.h"
 
 namespace at {
@@ -42,6 +43,8 @@ struct LlamaConfig {
   /// Throws Error(kConfig) naming the values that do not fit each other.
   void check() const;
   int64_t num_parameters() const;
+  /// Sizes as the planner and programs know them.
+  ModelShape shape() const;
   /// Of one layer's core attention.
   kernels::Shape attention_shape() const;
   /// Floating-point operations of one training step (forward and twice that backward) over `tokens`

@@ -43,6 +43,19 @@ int64_t LlamaConfig::num_parameters() const {
   return num_hidden_layers * layer + embeddings + hidden_size;
 }
 
+ModelShape LlamaConfig::shape() const {
+  return {.num_layers = num_hidden_layers,
+          .hidden_size = hidden_size,
+          .intermediate_size = intermediate_size,
+          .attention = {.num_heads = num_attention_heads,
+                        .num_kv_heads = num_key_value_heads,
+                        .head_dim_qk = head_dim,
+                        .head_dim_v = head_dim,
+                        .element_bytes = element_bytes(dtype),
+                        .window_left = sliding_window > 0 ? sliding_window - 1 : -1},
+          .vocab_size = vocab_size};
+}
+
 kernels::Shape LlamaConfig::attention_shape() const {
   return {.num_heads = num_attention_heads,
           .num_kv_heads = num_key_value_heads,

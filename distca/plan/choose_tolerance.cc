@@ -41,13 +41,13 @@ std::vector<PlanOptions> candidates(const PlanRequest& request) {
 }
 
 double over_share(const Plan& plan) {
-  return plan.options.price == "pairs" ? max_over_mean(plan) : max_over_mean_time(plan);
+  return plan.options.by_time() ? max_over_mean_time(plan) : max_over_mean(plan);
 }
 
 int64_t total_load(const Plan& plan) {
   int64_t total = 0;
   for (const ServerLoad& load : plan.load) {
-    total += plan.options.price == "pairs" ? load.pairs : load.time_ns;
+    total += plan.options.by_time() ? load.time_ns : load.pairs;
   }
   return total;
 }

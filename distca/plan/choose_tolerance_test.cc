@@ -19,10 +19,10 @@ constexpr int64_t kInfinite = 1'000'000'000;  // bytes a microsecond
 
 /// Llama-8B on one of 8 tensor-parallel ranks, at the stated speed.
 LayerTimeOptions options_for(const PlanRequest& request, Hiding hiding, int64_t bytes_per_us) {
-  const LlamaLayers layers{.num_layers = 32,
-                           .hidden_size = 4096,
-                           .intermediate_size = 14'336 / 8,
-                           .attention = request.shape};
+  const ModelShape layers{.num_layers = 32,
+                          .hidden_size = 4096,
+                          .intermediate_size = 14'336 / 8,
+                          .attention = request.shape};
   LayerTimeOptions options{
       .speeds = stated_speeds(layers, request.cluster.num_servers(), request.profile.get()),
       .hiding = hiding,

@@ -71,7 +71,7 @@ class Predictor {
  private:
   Work work_of(int rank, const RankExchange& exchange) const {
     const RankSpeed& speed = options_.speeds.ranks[rank];
-    const bool by_time = plan_.options.price != "pairs";
+    const bool by_time = plan_.options.by_time();
     const auto attention_ps = [&](int64_t load) {
       return scaled(load, speed.attention_ps_per_kload, 1000 * options_.layers);
     };

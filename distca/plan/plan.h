@@ -41,6 +41,7 @@ struct PlanOptions {
   bool spread = false;  // lowest largest send and receive, for some 10 per cent more bytes in all;
                         // with key sub-ranges
   std::string price = "pairs";  // load is in pairs, or in ns: "NAME@HASH" of a profile (make_plan)
+  bool by_time() const { return price != "pairs"; }
   bool operator==(const PlanOptions&) const = default;
 };
 

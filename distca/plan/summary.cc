@@ -10,7 +10,7 @@ PlanSummary summarize(const Plan& plan) {
   summary.max_over_mean_before = max_over_mean(plan.cluster, packed_load(plan));
   summary.max_over_mean = max_over_mean(plan);
   summary.max_over_mean_time = max_over_mean_time(plan);
-  const bool by_time = plan.options.price != "pairs";
+  const bool by_time = plan.options.by_time();
   summary.max_over_share = by_time ? summary.max_over_mean_time : summary.max_over_mean;
   constexpr double kRounding = 1e-12;
   summary.tolerance_met = summary.max_over_share <=

@@ -159,7 +159,7 @@ class Recount {
 
 void check_claims(const Plan& plan, const ValidateOptions& options,
                   const std::vector<ServerLoad>& found, Violations& violations) {
-  const bool knows_time = options.profile != nullptr || plan.options.price == "pairs";
+  const bool knows_time = options.profile != nullptr || !plan.options.by_time();
   for (size_t rank = 0; rank < found.size(); ++rank) {
     const auto compare = [&](const char* what, int64_t ServerLoad::*figure) {
       if (plan.load[rank].*figure != found[rank].*figure) {

@@ -279,7 +279,7 @@ void ProgramBuilder::loss(Pass pass, int nano_batch) {
   if (!request_.holds_weights) return;
   Nano& nano = nanos_[nano_batch];
   Op op = make_op(OpKind::kLoss, pass, -1, nano_batch);
-  op.flops = linear_flops(pass, nano_batch, request_.model.hidden_size * request_.vocab_size);
+  op.flops = linear_flops(pass, nano_batch, request_.model.hidden_size * request_.model.vocab_size);
   wait_for(op, nano.last);
   nano.last = append(std::move(op));
 }

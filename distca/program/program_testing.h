@@ -63,7 +63,7 @@ inline Program program_of(const StepExchanges& step, int rank, const Style& styl
                          .holds_weights = rank < step.cluster.num_workers};
   request.model = {.num_layers = style.num_layers, .hidden_size = 64, .intermediate_size = 96};
   request.model.attention = {.num_heads = 4, .num_kv_heads = 2, .head_dim_qk = 16, .head_dim_v = 8};
-  request.vocab_size = 100;
+  request.model.vocab_size = 100;
   for (const RankExchange& rows : step.of_ranks[rank]) {
     request.nano_batches.push_back(
         {.exchange = std::make_shared<const AttentionExchange>(

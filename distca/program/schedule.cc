@@ -1,5 +1,7 @@
 #include "distca/program/schedule.h"
 
+#include <algorithm>
+
 #include "distca/base/error.h"
 #include "distca/program/program_builder.h"
 
@@ -23,6 +25,10 @@ Schedule schedule_of(std::string_view name) {
     if (known.name == name) return known.schedule;
   }
   DISTCA_CHECK(false, "no schedule {}", name);
+}
+
+std::string_view schedule_name(Schedule schedule) {
+  return std::ranges::find(kSchedules, schedule, &ScheduleName::schedule)->name;
 }
 
 std::vector<std::string> schedule_names() {

@@ -40,6 +40,7 @@ inline constexpr std::array<ScheduleName, 3> kSchedules{{
 }};
 /// A name of kSchedules; anything else is a CHECK.
 Schedule schedule_of(std::string_view name);
+std::string_view schedule_name(Schedule schedule);
 std::vector<std::string> schedule_names();
 /// What the planner takes exchanges to run under, in steps of so many nano-batches.
 Hiding hiding_of(Schedule schedule, int64_t nano_batches = 2);
@@ -54,8 +55,7 @@ struct ProgramRequest {
   enum class Kind { kTrain, kEvaluate } kind = Kind::kTrain;  // evaluate: forward and loss only
   bool holds_weights = true;  // false: a dedicated server, exchanges and tasks only
   std::vector<NanoPart> nano_batches;
-  LlamaLayers model;
-  int64_t vocab_size = 0;
+  ModelShape model;
 };
 
 Program build_program(const ProgramRequest& request);

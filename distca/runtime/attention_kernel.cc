@@ -24,6 +24,10 @@ KernelChoice kernel_choice(std::string_view name) {
   return found->choice;
 }
 
+std::string_view kernel_name(KernelChoice choice) {
+  return std::ranges::find(kKernelNames, choice, &KernelName::choice)->name;
+}
+
 std::vector<std::string> kernel_names() {
   std::vector<std::string> names;
   for (const KernelName& kernel : kKernelNames) names.emplace_back(kernel.name);

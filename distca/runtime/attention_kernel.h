@@ -34,6 +34,7 @@ constexpr std::array<KernelName, 4> kKernelNames{{{"auto", KernelChoice::kAuto},
                                                   {"reference", KernelChoice::kReference}}};
 /// A name of kKernelNames; anything else is a CHECK.
 KernelChoice kernel_choice(std::string_view name);
+std::string_view kernel_name(KernelChoice choice);
 /// The names of kKernelNames.
 std::vector<std::string> kernel_names();
 

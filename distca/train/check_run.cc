@@ -12,7 +12,7 @@
 namespace distca {
 
 void set_up_process(const Config& config) {
-  if (config.train.device != "cuda" || !config.train.deterministic) return;
+  if (!config.on_cuda() || !config.train.deterministic) return;
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
   // Else every buffer is filled before its use: nothing reads one that nobody wrote.
   at::globalContext().setDeterministicFillUninitializedMemory(false);
@@ -23,13 +23,13 @@ void check_run(const Config& config, int num_workers, LocalRanks local) {
     throw Error(ErrorKind::kConfig,
                 "data.prefix is not set: make a data set with `distca data prepare` and name it");
   }
-  if (config.train.device == "cuda" && !at::hasCUDA()) {
+  if (config.on_cuda() && !at::hasCUDA()) {
     throw Error(ErrorKind::kConfig,
                 "train.device = cuda: this machine or this PyTorch has no CUDA device");
   }
   // First of all: what follows may take long where too much is asked for.
   MemoryParts memory = memory_needed(config, num_workers, local);
-  const bool on_cpu = config.train.device == "cpu";
+  const bool on_cpu = !config.on_cuda();
   if (on_cpu) check_memory(memory, local, memory_limit());
   if (chosen_kernel(kernel_request(config)) == KernelChoice::kCpu) {
     kernels::chosen_isa();  // refuses an instruction set that is not here

@@ -80,21 +80,29 @@ void check_value(const ConfigKey& key, const std::string& origin) {
                 low ? "least" : "most", low ? key.minimum : key.maximum, in_units(key));
   };
   std::visit(Overloaded{[&](int64_t* v) { check_number(static_cast<double>(*v)); },
-                        [&](double* v) { check_number(*v); }, [&](bool*) {},
-                        [&](std::string* v) {
-                          if (key.choices.empty() || std::ranges::count(key.choices, *v)) return;
-                          const auto nearest = nearest_word(*v, key.choices);
-                          throw Error(ErrorKind::kConfig, "{}: {} = \"{}\": must be one of {}{}",
-                                      origin, key.name, *v, listed(key),
-                                      nearest && !nearest->empty()
-                                          ? fmt::format("; did you mean {}?", *nearest)
-                                          : "");
-                        }},
+                        [&](double* v) { check_number(*v); },
+                        [&](Tolerance* v) { check_number(v->share); }, [](const auto&) {}},
              key.value);
 }
 
+void set_text(const ConfigKey& key, const std::string& text, const std::string& origin) {
+  if (!key.choices.empty() && !std::ranges::count(key.choices, text)) {
+    const auto nearest = nearest_word(text, key.choices);
+    throw Error(ErrorKind::kConfig, "{}: {} = \"{}\": must be one of {}{}", origin, key.name, text,
+                listed(key),
+                nearest && !nearest->empty() ? fmt::format("; did you mean {}?", *nearest) : "");
+  }
+  if (const auto* word = std::get_if<WordValue>(&key.value)) return word->choose(text);
+  *std::get<std::string*>(key.value) = text;
+}
+
+bool is_text(const ConfigKey& key) {
+  return std::holds_alternative<std::string*>(key.value) ||
+         std::holds_alternative<WordValue>(key.value);
+}
+
 std::string number_words(const ConfigKey& key) {
-  return key.word.empty() ? "a number" : fmt::format("a number or {}", key.word);
+  return std::holds_alternative<Tolerance*>(key.value) ? "a number or auto" : "a number";
 }
 
 /// What the text of a value that is no word has to be.
@@ -106,6 +114,12 @@ std::string wanted(const ConfigKey& key) {
   return number_words(key) + " as TOML writes it, such as 0.001 or 1e30" + in_units(key);
 }
 
+/// -1: the scheduler's own.
+Tolerance tolerance_of(double number) {
+  if (number == -1) return {};
+  return {.kind = Tolerance::Kind::kShare, .share = number};
+}
+
 void set_value(const ConfigKey& key, const toml::node& node, const std::string& origin) {
   auto wrong_type = [&](const std::string& expected) {
     std::ostringstream text;
@@ -113,9 +127,9 @@ void set_value(const ConfigKey& key, const toml::node& node, const std::string& 
     throw Error(ErrorKind::kConfig, "{}: {} expects {}{}, not a TOML {}", origin, key.name,
                 expected, in_units(key), text.str());
   };
-  if (!key.word.empty() && node.value<std::string>() == key.word) {
-    *std::get<double*>(key.value) = key.word_value;
-    return;
+  if (is_text(key)) {
+    if (!node.is_string()) wrong_type("text");
+    return set_text(key, *node.value<std::string>(), origin);
   }
   std::visit(
       Overloaded{[&](int64_t* v) {
@@ -128,9 +142,13 @@ void set_value(const ConfigKey& key, const toml::node& node, const std::string& 
                  [&](bool* v) {
                    node.is_boolean() ? void(*v = *node.value<bool>()) : wrong_type("true or false");
                  },
-                 [&](std::string* v) {
-                   node.is_string() ? void(*v = *node.value<std::string>()) : wrong_type("text");
-                 }},
+                 [&](Tolerance* v) {
+                   const bool is_auto = node.value<std::string>() == "auto";
+                   if (!is_auto && !node.is_number()) wrong_type(number_words(key));
+                   *v = is_auto ? Tolerance{.kind = Tolerance::Kind::kAuto}
+                                : tolerance_of(*node.value<double>());
+                 },
+                 [](const auto&) {}},
       key.value);
   check_value(key, origin);
 }
@@ -161,16 +179,12 @@ void apply_override(const std::string& text, std::vector<ConfigKey>& keys) {
   const auto key = std::ranges::find(keys, name, &ConfigKey::name);
   if (key == keys.end()) unknown_key("command line", name, keys);
   const std::string value = text.substr(equals + 1);
-  if (auto* word =
-          std::get_if<std::string*>(&key->value)) {  // words need no quotes on a command line
-    **word = value;
-    check_value(*key, "command line");
-    return;
-  }
+  // Words need no quotes on a command line.
+  if (is_text(*key)) return set_text(*key, value, "command line");
+  const bool is_auto = std::holds_alternative<Tolerance*>(key->value) && value == "auto";
   const toml::parse_result parsed = [&] {
     try {
-      return toml::parse(value.empty() || value != key->word ? "value = " + value
-                                                             : fmt::format("value = '{}'", value));
+      return toml::parse("value = " + (is_auto ? "'" + value + "'" : value));
     } catch (const toml::parse_error&) {
       throw Error(ErrorKind::kConfig, "command line: {} = {}: not {}", name, value, wanted(*key));
     }
@@ -234,15 +248,13 @@ void finish(Config& config) {
       throw Error(ErrorKind::kConfig, "optimizer.{} = {}: must be below 1", name, beta);
     }
   }
-  const double tolerance = config.plan.tolerance;
-  if (tolerance < 0 && tolerance != Config::PlanKeys::kOwnTolerance &&
-      tolerance != Config::PlanKeys::kAutoTolerance) {
+  if (config.plan.tolerance.share < 0) {
     throw Error(ErrorKind::kConfig,
                 "plan.tolerance = {}: must be at least 0, or -1 for the scheduler's own, or auto",
-                tolerance);
+                config.plan.tolerance.share);
   }
   check_servers(config);
-  if (config.train.device == "cuda" && config.comm.backend == "gloo") {
+  if (config.on_cuda() && !config.ranks_are_threads()) {
     throw Error(ErrorKind::kConfig,
                 "comm.backend = gloo with train.device = cuda: gloo carries host memory only; with "
                 "comm.backend=threads all ranks share one GPU");
@@ -250,12 +262,11 @@ void finish(Config& config) {
   if (config.train.output_dir.empty()) {
     throw Error(ErrorKind::kConfig, "train.output_dir is empty: name a folder for the run");
   }
-  if (config.plan.profile != "pairs")
-    config.attention_profile = profile_by_name(config.plan.profile);
-  config.model.dtype = scalar_type(config.model_dtype).value();
+  config.attention_profile = profile_by_name(config.plan.profile);
   config.model.check();
   if (const std::string fault = kernel_fault(kernel_request(config)); !fault.empty()) {
-    throw Error(ErrorKind::kConfig, "attention.kernel = {} {}", config.attention.kernel, fault);
+    throw Error(ErrorKind::kConfig, "attention.kernel = {} {}",
+                kernel_name(config.attention.kernel), fault);
   }
 }
 
@@ -282,15 +293,25 @@ Config load_config(const std::filesystem::path& path, const std::vector<std::str
   return config;
 }
 
+namespace {
+
+/// With a point: TOML would take it for a whole number.
+std::string shown_number(double value) {
+  const std::string text = fmt::format("{}", value);
+  return text.find_first_of(".e") == std::string::npos ? text + ".0" : text;
+}
+
+}  // namespace
+
 std::string shown_value(const ConfigKey& key) {
   return std::visit(
       Overloaded{[](int64_t* v) { return fmt::format("{}", *v); },
-                 [&key](double* v) {
-                   if (!key.word.empty() && *v == key.word_value)
-                     return fmt::format("\"{}\"", key.word);
-                   std::string text = fmt::format("{}", *v);
-                   return text.find_first_of(".e") == std::string::npos ? text + ".0" : text;
+                 [](double* v) { return shown_number(*v); },
+                 [](Tolerance* v) {
+                   if (v->is_auto()) return std::string("\"auto\"");
+                   return shown_number(v->kind == Tolerance::Kind::kOwn ? -1 : v->share);
                  },
+                 [](const WordValue& v) { return fmt::format("\"{}\"", v.word()); },
                  [](bool* v) { return fmt::format("{}", *v); },
                  [](std::string* v) {
                    return (std::ostringstream() << toml::value<std::string>(*v)).str();
@@ -350,9 +371,8 @@ KernelRequest kernel_request(const LlamaConfig& model, KernelChoice choice, int 
 }
 
 KernelRequest kernel_request(const Config& config) {
-  return kernel_request(config.model, kernel_choice(config.attention.kernel),
-                        static_cast<int>(config.train.threads_per_rank),
-                        config.train.device == "cuda" ? 0 : -1);
+  return kernel_request(config.model, config.attention.kernel,
+                        static_cast<int>(config.train.threads_per_rank), config.on_cuda() ? 0 : -1);
 }
 
 }  // namespace distca

@@ -4,17 +4,31 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
 #include "distca/batch/batch_stream.h"
 #include "distca/cost/attention_profile.h"
 #include "distca/model/llama.h"
+#include "distca/program/schedule.h"
 #include "distca/runtime/attention_kernel.h"
 
 namespace distca {
+
+/// How far the busiest server may be above its share of the load.
+struct Tolerance {
+  enum class Kind : uint8_t {
+    kOwn,    // the scheduler's own
+    kAuto,   // weighed against bytes (plan/choose_tolerance.h)
+    kShare,  // `share`
+  } kind = Kind::kOwn;
+  double share = 0;
+  bool is_auto() const { return kind == Kind::kAuto; }
+};
 
 struct Config {
   struct Data {
@@ -24,13 +38,10 @@ struct Config {
   BatchOptions batch{
       .nano_batch_tokens = 8192, .nano_batches = 1, .max_document_tokens = 0, .seed = 1};
   LlamaConfig model;
-  std::string model_dtype = "float32";
   struct PlanKeys {
     std::string layout;
     std::string scheduler = "balanced";
-    static constexpr double kOwnTolerance = -1;
-    static constexpr double kAutoTolerance = -2;  // written "auto"
-    double tolerance = kOwnTolerance;
+    Tolerance tolerance;
     bool key_sub_ranges = false;
     bool spread = false;
     std::string profile = "pairs";
@@ -40,11 +51,11 @@ struct Config {
   } plan;
   std::shared_ptr<const AttentionProfile> attention_profile;  // of plan.profile; none: pairs
   struct Attention {
-    std::string kernel = "auto";
+    KernelChoice kernel = KernelChoice::kAuto;
   } attention;
   struct Exchange {
-    std::string grad_dtype = "compute";
-    std::string keys = "auto";
+    bool wide_gradients = false;  // exchange.grad_dtype = "accumulator"
+    enum class Keys : uint8_t { kAuto, kKept, kResent } keys = Keys::kAuto;
   } exchange;
   struct Servers {
     int64_t dedicated = 0;
@@ -64,12 +75,12 @@ struct Config {
   } optimizer;
   struct Train {
     int64_t steps = 100;
-    std::string schedule = "ping-pong";
+    Schedule schedule = Schedule::kPingPong;
     int64_t seed = 1;
     int64_t validation_every = 50;
     int64_t validation_nano_batches = 4;
     int64_t threads_per_rank = 1;
-    std::string device = "cpu";
+    enum class Device : uint8_t { kCpu, kCuda } device = Device::kCpu;
     bool deterministic = true;
     std::string output_dir = "runs/train";
     bool overwrite = false;
@@ -78,24 +89,35 @@ struct Config {
     int64_t trace_steps = 3;
   } train;
   struct Comm {
-    std::string backend = "gloo";
+    enum class Backend : uint8_t { kGloo, kThreads } backend = Backend::kGloo;
     double timeout_s = 60;
     double startup_timeout_s = 300;
     double grace_s = 5;
   } comm;
+
+  bool on_cuda() const { return train.device == Train::Device::kCuda; }
+  bool ranks_are_threads() const { return comm.backend == Comm::Backend::kThreads; }
+  /// Two nano-batches are under way at a time.
+  bool pairs_nano_batches() const {
+    return train.schedule == Schedule::kPingPong && batch.nano_batches > 1;
+  }
+};
+
+/// A choice that a word makes.
+struct WordValue {
+  std::function<std::string_view()> word;  // for the present choice
+  std::function<void(std::string_view)> choose;
 };
 
 /// One key: where it lives and what it means.
 struct ConfigKey {
   std::string name;  // "section.key"
-  std::variant<int64_t*, double*, bool*, std::string*> value;
+  std::variant<int64_t*, double*, bool*, std::string*, Tolerance*, WordValue> value;
   std::string unit;  // "": none
   std::string reason;
   std::vector<std::string> choices = {};  // for words; empty: anything
   double minimum = -0x1p30;               // for numbers
   double maximum = 0x1p30;
-  std::string word = {};  // of a number: this word says `word_value`, which no number may
-  double word_value = 0;
 };
 
 /// All keys of a configuration, in print order; pointers into `config`.
@@ -116,6 +138,8 @@ std::string print_config(Config config);
 std::string recorded_config(Config config);
 /// A key's value as print_config writes it.
 std::string shown_value(const ConfigKey& key);
+/// "gloo", "threads".
+std::string_view backend_name(Config::Comm::Backend backend);
 
 /// A model's core attention. `cuda_device`: -1 = CPU.
 KernelRequest kernel_request(const LlamaConfig& model, KernelChoice choice, int threads,

@@ -1,5 +1,9 @@
 // The table of configuration keys: to add one, a field of Config and a line here.
 
+#include <algorithm>
+#include <utility>
+
+#include "distca/base/scalar_type.h"
 #include "distca/plan/scheduler.h"
 #include "distca/program/schedule.h"
 #include "distca/train/config.h"
@@ -21,7 +25,53 @@ std::vector<std::string> scheduler_names() {
   return names;
 }
 
+template <typename T>
+struct Word {
+  std::string_view word;
+  T value;
+};
+
+/// A key whose words choose among values.
+template <typename T>
+ConfigKey choice(std::string name, T* value, std::string reason, std::vector<Word<T>> words) {
+  ConfigKey key{.name = std::move(name), .value = {}, .unit = "", .reason = std::move(reason)};
+  for (const Word<T>& one : words) key.choices.emplace_back(one.word);
+  key.value = WordValue{
+      .word = [value, words] { return std::ranges::find(words, *value, &Word<T>::value)->word; },
+      .choose =
+          [value, words](std::string_view word) {
+            *value = std::ranges::find(words, word, &Word<T>::word)->value;
+          }};
+  return key;
+}
+
+std::vector<Word<KernelChoice>> kernel_words() {
+  std::vector<Word<KernelChoice>> words;
+  for (const KernelName& kernel : kKernelNames) words.push_back({kernel.name, kernel.choice});
+  return words;
+}
+
+std::vector<Word<Schedule>> schedule_words() {
+  std::vector<Word<Schedule>> words;
+  for (const ScheduleName& schedule : kSchedules)
+    words.push_back({schedule.name, schedule.schedule});
+  return words;
+}
+
+std::vector<Word<ScalarType>> dtype_words() {
+  std::vector<Word<ScalarType>> words;
+  for (const ScalarType type :
+       {ScalarType::kFloat32, ScalarType::kBFloat16, ScalarType::kFloat64}) {
+    words.push_back({long_name(type), type});
+  }
+  return words;
+}
+
 }  // namespace
+
+std::string_view backend_name(Config::Comm::Backend backend) {
+  return backend == Config::Comm::Backend::kGloo ? "gloo" : "threads";
+}
 
 std::vector<ConfigKey> config_keys(Config& c) {
   LlamaConfig& m = c.model;
@@ -88,11 +138,8 @@ std::vector<ConfigKey> config_keys(Config& c) {
        "keys each query sees, itself included; 0: all",
        {},
        0},
-      {"model.dtype",
-       &c.model_dtype,
-       "",
-       "of activations and matrix products; master weights stay fp32",
-       {"float32", "bfloat16", "float64"}},
+      choice("model.dtype", &m.dtype,
+             "of activations and matrix products; master weights stay fp32", dtype_words()),
       {"plan.layout", &c.plan.layout, "",
        "which token ranges live on which worker; \"\": the scheduler's own choice", layout_names()},
       {"plan.scheduler", &c.plan.scheduler, "",
@@ -103,10 +150,8 @@ std::vector<ConfigKey> config_keys(Config& c) {
        "how far the busiest server may be above its share; -1: the scheduler's own; auto: weighed "
        "against bytes that would not hide, down to doing nothing",
        {},
-       Config::PlanKeys::kOwnTolerance,
-       10,
-       "auto",
-       Config::PlanKeys::kAutoTolerance},
+       -1,
+       10},
       {"plan.key_sub_ranges", &c.plan.key_sub_ranges, "",
        "tasks may have part of the keys: fewer bytes, but bits that depend on the plan"},
       {"plan.spread", &c.plan.spread, "",
@@ -132,21 +177,20 @@ std::vector<ConfigKey> config_keys(Config& c) {
        "train.deterministic freezes",
        {},
        0},
-      {"attention.kernel", &c.attention.kernel, "",
-       "cpu: our own, on CPU, fp32 and bf16, head_dim up to 256; aten: PyTorch's; reference: on "
-       "CPU, slow, in double; auto: cpu where it can, else aten",
-       kernel_names()},
-      {"exchange.grad_dtype",
-       &c.exchange.grad_dtype,
-       "",
-       "type in which dQ, dK, dV travel: compute = model.dtype, accumulator = fp32",
-       {"compute", "accumulator"}},
-      {"exchange.keys",
-       &c.exchange.keys,
-       "",
-       "Q, K, V for backward: kept by servers, or resent; auto: kept where plan.max_memory_gib "
-       "allows, without it kept",
-       {"auto", "kept", "resent"}},
+      choice("attention.kernel", &c.attention.kernel,
+             "cpu: our own, on CPU, fp32 and bf16, head_dim up to 256; aten: PyTorch's; reference: "
+             "on CPU, slow, in double; auto: cpu where it can, else aten",
+             kernel_words()),
+      choice<bool>("exchange.grad_dtype", &c.exchange.wide_gradients,
+                   "type in which dQ, dK, dV travel: compute = model.dtype, accumulator = fp32",
+                   {{"compute", false}, {"accumulator", true}}),
+      choice<Config::Exchange::Keys>(
+          "exchange.keys", &c.exchange.keys,
+          "Q, K, V for backward: kept by servers, or resent; auto: kept where plan.max_memory_gib "
+          "allows, without it kept",
+          {{"auto", Config::Exchange::Keys::kAuto},
+           {"kept", Config::Exchange::Keys::kKept},
+           {"resent", Config::Exchange::Keys::kResent}}),
       {"servers.dedicated",
        &c.servers.dedicated,
        "ranks",
@@ -180,8 +224,8 @@ std::vector<ConfigKey> config_keys(Config& c) {
        1e6},
       {"optimizer.max_grad_norm", &o.max_grad_norm, "", "clip by global norm; 0: off", {}, 0},
       {"train.steps", &c.train.steps, "steps", "optimizer steps", {}, 0},
-      {"train.schedule", &c.train.schedule, "",
-       "order of a step's operations: what exchanges run under", schedule_names()},
+      choice("train.schedule", &c.train.schedule,
+             "order of a step's operations: what exchanges run under", schedule_words()),
       {"train.seed", &c.train.seed, "", "initial weights", {}, 0, kAnySeed},
       {"train.validation_every",
        &c.train.validation_every,
@@ -202,11 +246,10 @@ std::vector<ConfigKey> config_keys(Config& c) {
        {},
        1,
        1024},
-      {"train.device",
-       &c.train.device,
-       "",
-       "cuda: all ranks share one GPU, with comm.backend=threads",
-       {"cpu", "cuda"}},
+      choice<Config::Train::Device>(
+          "train.device", &c.train.device,
+          "cuda: all ranks share one GPU, with comm.backend=threads",
+          {{"cpu", Config::Train::Device::kCpu}, {"cuda", Config::Train::Device::kCuda}}),
       {"train.deterministic", &c.train.deterministic, "",
        "the same run gives the same bits, which may take longer on cuda; true also freezes what "
        "plans "
@@ -226,11 +269,10 @@ std::vector<ConfigKey> config_keys(Config& c) {
        {},
        1},
       {"train.trace_steps", &c.train.trace_steps, "steps", "how many are traced", {}, 1},
-      {"comm.backend",
-       &c.comm.backend,
-       "",
-       "gloo: processes; threads: ranks in one process, on a CPU or one GPU",
-       {"gloo", "threads"}},
+      choice<Config::Comm::Backend>(
+          "comm.backend", &c.comm.backend,
+          "gloo: processes; threads: ranks in one process, on a CPU or one GPU",
+          {{"gloo", Config::Comm::Backend::kGloo}, {"threads", Config::Comm::Backend::kThreads}}),
       {"comm.timeout_s",
        &c.comm.timeout_s,
        "seconds",

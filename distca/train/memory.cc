@@ -31,8 +31,7 @@ MemoryParts memory_needed(const Config& config, int num_workers, LocalRanks loca
   const auto type = static_cast<double>(element_bytes(model.dtype));
   const auto parameters = static_cast<double>(model.num_parameters());
   const double workers = std::clamp(num_workers - local.first, 0, local.count);
-  const bool pairs = schedule_of(config.train.schedule) == Schedule::kPingPong;
-  const double under_way = pairs && config.batch.nano_batches > 1 ? 2 : 1;
+  const double under_way = config.pairs_nano_batches() ? 2 : 1;
   // Layouts give workers even shares; one that does not gives the local ones that on average.
   const double tokens =
       static_cast<double>(config.batch.nano_batch_tokens) * workers / std::max(num_workers, 1);
@@ -42,7 +41,7 @@ MemoryParts memory_needed(const Config& config, int num_workers, LocalRanks loca
   if (config.train.steps == 0) return parts;
   parts.state = 2 * parts.weights;
   parts.activations =
-      under_way * tokens * static_cast<double>(llama_memory(llama_layers(model)).token_bytes);
+      under_way * tokens * static_cast<double>(llama_memory(model.shape()).token_bytes);
   if (type < master) parts.activations += under_way * workers * cast_weights(model) * type;
   // At the loss's backward: log-probabilities, the gradient by them, and that by the logits.
   parts.logits = 3 * tokens * static_cast<double>(model.vocab_size) * master;

@@ -100,7 +100,8 @@ ComputePeak measure_peak(const Config& config, Communicator& comm) {
   rate[0] *= share;
   ordered_sum(comm, rate, kOperation);
   return {.flops_per_s = rate[0],
-          .of = config.model_dtype + (own_kernel ? " multiply-adds" : " matrix products")};
+          .of = std::string(long_name(config.model.dtype)) +
+                (own_kernel ? " multiply-adds" : " matrix products")};
 }
 
 }  // namespace distca

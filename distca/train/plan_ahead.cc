@@ -107,7 +107,7 @@ PlannedBatch plan_batch(const Config& config, const IndexedDataset& data,
     for (int worker = 0; worker < num_workers; ++worker) {
       planned.work[worker].tokens += plan.layout.num_tokens(worker);
     }
-    if (config.plan.tolerance == Config::PlanKeys::kAutoTolerance) {
+    if (config.plan.tolerance.is_auto()) {
       figures.chosen.push_back(chosen_words(plan.options));
     }
     // Plain packing knows no servers but workers.

@@ -15,10 +15,6 @@
 namespace distca {
 namespace {
 
-bool pairs_nano_batches(const Config& config) {
-  return schedule_of(config.train.schedule) == Schedule::kPingPong && config.batch.nano_batches > 1;
-}
-
 std::vector<int64_t> capacities(const Config& config, const PlanRequest& request, int num_workers,
                                 const Speeds& speeds) {
   const int num_servers = num_workers + static_cast<int>(config.servers.dedicated);
@@ -37,11 +33,11 @@ std::vector<int64_t> capacities(const Config& config, const PlanRequest& request
   const Speeds known =
       config.servers.reweight && !speeds.ranks.empty()
           ? speeds
-          : stated_speeds(llama_layers(config.model), num_servers, request.profile.get());
+          : stated_speeds(config.model.shape(), num_servers, request.profile.get());
   const int64_t tokens = request.nano_batch.num_tokens() / num_workers;
   return even_capacities(
       work_of_step(known, num_workers, num_servers, config.servers.in_place, tokens),
-      pairs_nano_batches(config) ? Evenness::kWhole : Evenness::kAttention, load);
+      config.pairs_nano_batches() ? Evenness::kWhole : Evenness::kAttention, load);
 }
 
 void keep_no_keys(MemoryPrice* price) {
@@ -89,18 +85,6 @@ int64_t room_beside(const std::vector<RankMemory>& memory, const Plan& plan, int
 
 }  // namespace
 
-LlamaLayers llama_layers(const LlamaConfig& model) {
-  return {.num_layers = model.num_hidden_layers,
-          .hidden_size = model.hidden_size,
-          .intermediate_size = model.intermediate_size,
-          .attention = {.num_heads = model.num_attention_heads,
-                        .num_kv_heads = model.num_key_value_heads,
-                        .head_dim_qk = model.head_dim,
-                        .head_dim_v = model.head_dim,
-                        .element_bytes = element_bytes(model.dtype),
-                        .window_left = model.sliding_window > 0 ? model.sliding_window - 1 : -1}};
-}
-
 std::vector<int64_t> given_capacities(const Config::Servers& servers) {
   std::vector<int64_t> capacities;
   const std::string& text = servers.capacity;
@@ -119,36 +103,36 @@ std::vector<int64_t> given_capacities(const Config::Servers& servers) {
 
 bool measures_speeds(const Config& config) {
   return !config.train.deterministic &&
-         (config.servers.reweight || config.plan.tolerance == Config::PlanKeys::kAutoTolerance);
+         (config.servers.reweight || config.plan.tolerance.is_auto());
 }
 
 LayerTimeOptions layer_time_options(const Config& config, int num_workers, const Speeds& speeds,
                                     bool resent) {
-  const LlamaLayers layers = llama_layers(config.model);
+  const ModelShape layers = config.model.shape();
   LayerTimeOptions options;
   options.speeds = known_speeds(speeds, stated_speeds(layers, num_ranks(config, num_workers),
                                                       config.attention_profile.get()));
   if (config.plan.bandwidth_mb_per_s > 0) {
     options.speeds.bytes_per_us = config.plan.bandwidth_mb_per_s;
   }
-  options.hiding = hiding_of(schedule_of(config.train.schedule), config.batch.nano_batches);
+  options.hiding = hiding_of(config.train.schedule, config.batch.nano_batches);
   options.layers = layers.num_layers;
   options.resent = resent;
-  options.wide_gradients = config.exchange.grad_dtype == "accumulator";
+  options.wide_gradients = config.exchange.wide_gradients;
   return options;
 }
 
 PlanRequest plan_request(const Config& config, const NanoBatch& nano_batch, int num_workers,
                          const Speeds& speeds) {
-  const LlamaLayers layers = llama_layers(config.model);
+  const ModelShape layers = config.model.shape();
   PlanRequest request;
   request.nano_batch = nano_batch;
   request.shape = layers.attention;
   request.options = {.scheduler = config.plan.scheduler,
                      .layout = config.plan.layout,
-                     .tolerance_ppm = config.plan.tolerance < 0
-                                          ? PlanOptions::kOwnTolerance
-                                          : std::llround(config.plan.tolerance * 1e6),
+                     .tolerance_ppm = config.plan.tolerance.kind == Tolerance::Kind::kShare
+                                          ? std::llround(config.plan.tolerance.share * 1e6)
+                                          : PlanOptions::kOwnTolerance,
                      .key_sub_ranges = config.plan.key_sub_ranges,
                      .spread = config.plan.spread};
   request.profile = config.attention_profile;
@@ -157,9 +141,9 @@ PlanRequest plan_request(const Config& config, const NanoBatch& nano_batch, int 
   cluster.capacity = capacities(config, request, num_workers, speeds);
   cluster.max_tokens_per_worker = config.plan.max_tokens_per_worker;
   cluster.memory = llama_memory(layers);
-  if (config.exchange.keys == "resent") keep_no_keys(&cluster.memory);
+  if (config.exchange.keys == Config::Exchange::Keys::kResent) keep_no_keys(&cluster.memory);
   cluster.max_memory_bytes =
-      std::llround(config.plan.max_memory_gib * 0x1p30) / (pairs_nano_batches(config) ? 2 : 1);
+      std::llround(config.plan.max_memory_gib * 0x1p30) / (config.pairs_nano_batches() ? 2 : 1);
   return request;
 }
 
@@ -171,11 +155,11 @@ BatchPlan plan_nano_batches(const Config& config, const Batch& batch, int num_wo
   }
   const int64_t cap = requests.empty() ? 0 : requests[0].cluster.max_memory_bytes;
   for (PlanRequest& request : requests) request.cluster.max_memory_bytes = 0;
-  BatchPlan result{.plans = {}, .resent = config.exchange.keys == "resent"};
+  BatchPlan result{.plans = {}, .resent = config.exchange.keys == Config::Exchange::Keys::kResent};
   const auto plan_all = [&] {
     std::vector<Plan> plans;
     for (const PlanRequest& request : requests) {
-      plans.push_back(config.plan.tolerance == Config::PlanKeys::kAutoTolerance
+      plans.push_back(config.plan.tolerance.is_auto()
                           ? choose_tolerance(request, layer_time_options(config, num_workers,
                                                                          speeds, result.resent))
                                 .plan
@@ -187,7 +171,7 @@ BatchPlan plan_nano_batches(const Config& config, const Batch& batch, int num_wo
   for (Plan& plan : result.plans) plan.cluster.max_memory_bytes = cap;
   if (cap == 0 || most_bytes(batch_memory(result.plans)) <= cap) return result;
 
-  const bool resent = result.resent || config.exchange.keys == "auto";
+  const bool resent = result.resent || config.exchange.keys == Config::Exchange::Keys::kAuto;
   const std::vector<RankMemory> memory = batch_memory(result.plans);
   for (size_t nano = 0; nano < requests.size(); ++nano) {
     Cluster& cluster = requests[nano].cluster;
@@ -202,7 +186,7 @@ BatchPlan plan_nano_batches(const Config& config, const Batch& batch, int num_wo
         "batch.nano_batch_tokens or a larger cap",
         config.plan.max_memory_gib, resent ? "resent" : "kept", needed);
   };
-  const double share = pairs_nano_batches(config) ? 2 : 1;  // nano-batches held at the same time
+  const double share = config.pairs_nano_batches() ? 2 : 1;  // nano-batches held at the same time
   const auto gib = [&](int64_t bytes) {
     return fmt::format("{:.3g} GiB", share * static_cast<double>(bytes) / 0x1p30);
   };
@@ -222,14 +206,15 @@ BatchPlan plan_nano_batches(const Config& config, const Batch& batch, int num_wo
 
 BatchPlan plan_later_batch(const Config& config, const Batch& batch, int num_workers,
                            const Speeds& speeds) {
-  if (config.exchange.keys != "kept") return plan_nano_batches(config, batch, num_workers, speeds);
+  if (config.exchange.keys != Config::Exchange::Keys::kKept)
+    return plan_nano_batches(config, batch, num_workers, speeds);
   try {
     return plan_nano_batches(config, batch, num_workers, speeds);
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kPlan) throw;
   }
   Config resending = config;
-  resending.exchange.keys = "resent";
+  resending.exchange.keys = Config::Exchange::Keys::kResent;
   return plan_nano_batches(resending, batch, num_workers, speeds);
 }
 

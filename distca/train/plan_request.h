@@ -14,9 +14,6 @@
 
 namespace distca {
 
-/// A model's layers as one rank has them.
-LlamaLayers llama_layers(const LlamaConfig& model);
-
 /// servers.capacity as numbers; empty: to be derived. Throws Error(kConfig).
 std::vector<int64_t> given_capacities(const Config::Servers& servers);
 

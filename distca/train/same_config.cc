@@ -37,6 +37,8 @@ std::string value_of(const ConfigKey& key, const ResolvedConfig& resolved) {
   if (key.name == "data.prefix") return resolved.data;
   if (key.name == "plan.profile") return resolved.price;
   if (key.name == "attention.kernel") return resolved.kernel;
+  if (const auto* const choice = std::get_if<WordValue>(&key.value))
+    return std::string(choice->word());
   const auto* const word = std::get_if<std::string*>(&key.value);
   if (!word) return shown_value(key);
   if (key.name == "train.trace") return (*word)->empty() ? "no file" : "a file";

@@ -39,6 +39,10 @@ void alter(const ConfigKey& key) {
     **real += 0.125;
   } else if (auto* const* flag = std::get_if<bool*>(&key.value)) {
     **flag = !**flag;
+  } else if (auto* const* tolerance = std::get_if<Tolerance*>(&key.value)) {
+    (*tolerance)->kind = Tolerance::Kind::kAuto;
+  } else if (const auto* choice = std::get_if<WordValue>(&key.value)) {
+    choice->choose(choice->word() == key.choices[0] ? key.choices[1] : key.choices[0]);
   } else {
     *std::get<std::string*>(key.value) += "x";
   }

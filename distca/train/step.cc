@@ -157,9 +157,9 @@ class Player final : public OpPlayer {
 }  // namespace
 
 StepOptions step_options(const Config& config) {
-  return {.schedule = schedule_of(config.train.schedule),
-          .wide_gradients = config.exchange.grad_dtype == "accumulator",
-          .kernel = kernel_choice(config.attention.kernel),
+  return {.schedule = config.train.schedule,
+          .wide_gradients = config.exchange.wide_gradients,
+          .kernel = config.attention.kernel,
           .threads = static_cast<int>(config.train.threads_per_rank)};
 }
 
@@ -167,7 +167,7 @@ std::shared_ptr<const AttentionExchange> attention_exchange(const PlanIndex& ind
                                                             const LlamaConfig& model,
                                                             const StepOptions& options) {
   return std::make_shared<const AttentionExchange>(
-      make_attention_exchange(index.exchange(rank), llama_layers(model).attention,
+      make_attention_exchange(index.exchange(rank), model.shape().attention,
                               exchange_types(model.dtype, options.wide_gradients)));
 }
 
@@ -177,8 +177,7 @@ Program step_program(const LlamaConfig& model, const StepOptions& options, bool 
                         .kind = kind,
                         .holds_weights = holds_weights,
                         .nano_batches = std::move(nano_batches),
-                        .model = llama_layers(model),
-                        .vocab_size = model.vocab_size});
+                        .model = model.shape()});
 }
 
 Program rank_program(const Config& config, const std::vector<PlanIndex>& plans, bool resent,

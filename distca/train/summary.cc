@@ -48,17 +48,17 @@ void add_to(std::vector<T>& sums, const std::vector<T>& values) {
 }
 
 std::string tolerance_words(const Config::PlanKeys& plan) {
-  if (plan.tolerance == Config::PlanKeys::kAutoTolerance) return "auto";
+  if (plan.tolerance.is_auto()) return "auto";
   return fmt::format("{:g}",
-                     plan.tolerance < 0
+                     plan.tolerance.kind == Tolerance::Kind::kOwn
                          ? static_cast<double>(find_scheduler(plan.scheduler).tolerance_ppm) * 1e-6
-                         : plan.tolerance);
+                         : plan.tolerance.share);
 }
 
 }  // namespace
 
 AttentionClock attention_clock(const Config& config) {
-  if (config.train.device == "cuda") return AttentionClock::kDevice;
+  if (config.on_cuda()) return AttentionClock::kDevice;
   return config.train.threads_per_rank == 1 ? AttentionClock::kProcessor : AttentionClock::kElapsed;
 }
 
@@ -141,14 +141,13 @@ std::string start_text(const Config& config, const std::string& data, int num_wo
                                   : fmt::format(", {} dedicated server{}", config.servers.dedicated,
                                                 config.servers.dedicated == 1 ? "" : "s");
   const std::string model =
-      fmt::format("{} workers{} ({}), {} parameters", num_workers, servers, config.comm.backend,
-                  with_thousands(config.model.num_parameters()));
-  const bool alone =
-      schedule_of(config.train.schedule) == Schedule::kPingPong && config.batch.nano_batches == 1;
+      fmt::format("{} workers{} ({}), {} parameters", num_workers, servers,
+                  backend_name(config.comm.backend), with_thousands(config.model.num_parameters()));
+  const bool alone = config.train.schedule == Schedule::kPingPong && config.batch.nano_batches == 1;
   const std::string steps = fmt::format(
       "{} steps of {} x {} tokens, scheduler {}, tolerance {}, schedule {}{}", config.train.steps,
       config.batch.nano_batches, with_thousands(config.batch.nano_batch_tokens),
-      config.plan.scheduler, tolerance_words(config.plan), config.train.schedule,
+      config.plan.scheduler, tolerance_words(config.plan), schedule_name(config.train.schedule),
       alone ? " (one nano-batch: as overlap)" : "");
   const std::string machine =
       fmt::format("attention kernel {}, peak of all ranks {:.0f} GFLOP/s ({})", kernel,

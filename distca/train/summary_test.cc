@@ -71,7 +71,7 @@ TEST_F(AttentionTimesTest, say_which_clock_measured_and_whose_profile_predicted)
 }
 
 TEST_F(AttentionTimesTest, on_cuda_are_the_devices_and_compared_as_well) {
-  config_.train.device = "cuda";
+  config_.train.device = Config::Train::Device::kCuda;
   EXPECT_THAT(text(),
               AllOf(HasSubstr("the device's time"), HasSubstr("NVIDIA H200"),
                     HasSubstr("measured   250.000 ms  predicted   500.000 ms  (+100.0 %)")));

@@ -98,9 +98,8 @@ class Trainer {
     peak_ = measure_peak(config_, comm_);
     if (comm_.rank() == 0) open_output();
     if (measures_speeds(config_)) {
-      meter_.emplace(comm_.size(), config_.plan.tolerance == Config::PlanKeys::kAutoTolerance
-                                       ? measured_bytes_per_us(comm_)
-                                       : 0);
+      meter_.emplace(comm_.size(),
+                     config_.plan.tolerance.is_auto() ? measured_bytes_per_us(comm_) : 0);
     }
     const auto plan = [this, rank = comm_.rank()](const StepBatch& batch, const Speeds& speeds) {
       return plan_batch(config_, data_, batch, rank, num_workers_, speeds);
@@ -139,10 +138,11 @@ class Trainer {
     Config recorded = config_;
     recorded.train.overwrite = false;  // a permission, given once
     folder_->begin(recorded_config(recorded));
-    metrics_ = std::make_unique<Metrics>(folder_->metrics_path(),
-                                         RunLabels{.price = price_of(config_),
-                                                   .kernel = step_.kernel().name(),
-                                                   .schedule = config_.train.schedule});
+    metrics_ = std::make_unique<Metrics>(
+        folder_->metrics_path(),
+        RunLabels{.price = price_of(config_),
+                  .kernel = step_.kernel().name(),
+                  .schedule = std::string(schedule_name(config_.train.schedule))});
     progress_.emplace(standard_output(), config_.train.steps);
     std::string text = start_text(config_, split_words(config_, data_, split_), num_workers_,
                                   step_.kernel().name(), peak_);
@@ -303,7 +303,8 @@ class Trainer {
 
   /// Once a run, where keys were to be kept.
   void say_resent(int64_t step) {
-    if (comm_.rank() != 0 || config_.exchange.keys != "kept" || std::exchange(said_resent_, true))
+    if (comm_.rank() != 0 || config_.exchange.keys != Config::Exchange::Keys::kKept ||
+        std::exchange(said_resent_, true))
       return;
     standard_error().line(fmt::format(
         "warning: step {}: plan.max_memory_gib = {:g} has no room for kept keys: here, and where "
