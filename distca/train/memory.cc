@@ -45,6 +45,9 @@ MemoryParts memory_needed(const Config& config, int num_workers, LocalRanks loca
   if (type < master) parts.activations += under_way * workers * cast_weights(model) * type;
   // At the loss's backward: log-probabilities, the gradient by them, and that by the logits.
   parts.logits = 3 * tokens * static_cast<double>(model.vocab_size) * master;
+  // Later, in the last layer's backward, two gradients by inner vectors of its MLP.
+  const double of_mlp = 2 * tokens * static_cast<double>(model.intermediate_size) * type;
+  parts.activations += std::max(0.0, of_mlp - parts.logits);
   if (config.train.steps > 1) return parts;
   // Moments appear in the first update, when activations have gone.
   if (parts.state > parts.activations + parts.logits) {
