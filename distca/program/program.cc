@@ -66,8 +66,8 @@ static_assert(kBufferNames.back() != nullptr, "a role of buffers has no name");
 bool goes_home(Content content) { return content == Content::kO || content == Content::kGradient; }
 
 const MessageList& messages(const Program& program, const Op& op, bool sent) {
-  static const MessageList kNone;
-  if (!communicates(op.kind) || op.exchange < 0) return kNone;
+  static const MessageList none;
+  if (!communicates(op.kind) || op.exchange < 0) return none;
   const AttentionExchange& exchange = *program.exchanges[op.exchange];
   const Content content = content_of(op);
   return goes_home(content) == sent ? exchange.homes(content) : exchange.servers(content);

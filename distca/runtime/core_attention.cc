@@ -43,6 +43,12 @@ CoreAttention::State::State(const Program& program_in, AttentionKernel& kernel_i
   }
   homes.resize(static_cast<size_t>(nano_batches) * num_layers);
   rounds.resize(2 * program.exchanges.size() * num_layer_steps);
+  for (const auto& exchange : program.exchanges) {
+    std::array<KernelTasks, kNumTaskSets>& of_exchange = tasks.emplace_back();
+    for (size_t set = 0; set < kNumTaskSets; ++set) {
+      of_exchange[set] = kernel_tasks(*exchange, static_cast<TaskSet>(set));
+    }
+  }
 }
 
 /// Of the operation's nano-batch and layer; without rows where this rank only serves.

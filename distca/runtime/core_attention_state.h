@@ -28,6 +28,16 @@ struct Round {
   std::vector<at::Tensor> partials;  // [2 x tasks] O, LSE of those that are partial
 };
 
+/// The tasks of one set of an exchange as kernels take them, made once for all layers. The buffers
+/// of the lists are set before each call.
+struct KernelTasks {
+  kernels::TaskList whole;             // forward: those whose O and LSE are the rows' own
+  kernels::TaskList partial;           // forward: those whose O and LSE are parts of merges
+  kernels::TaskList backward;          // all
+  std::vector<int32_t> partial_tasks;  // [partial.tasks] index in rows.tasks
+};
+KernelTasks kernel_tasks(const AttentionExchange& exchange, TaskSet set);
+
 struct CoreAttention::State {
   const Program& program;
   AttentionKernel& kernel;
@@ -40,6 +50,7 @@ struct CoreAttention::State {
   HomeRows nowhere;             // of a rank that only serves
   std::vector<HomeRows> homes;  // [nano-batch x num_layers + layer]
   std::vector<Round> rounds;    // [(exchange x num_layer_steps + layer step) x 2 + pass]
+  std::vector<std::array<KernelTasks, kNumTaskSets>> tasks;      // [exchange][task set]
   std::map<uint32_t, std::unique_ptr<PendingExchange>> pending;  // [tag]
   ExchangeBytes bytes;
 
@@ -58,6 +69,7 @@ struct CoreAttention::State {
   Round& round_of(const Op& op) {
     return rounds[2 * (op.exchange * num_layer_steps + op.layer_step) + static_cast<int>(op.pass)];
   }
+  KernelTasks& tasks_of(const Op& op) { return tasks[op.exchange][static_cast<size_t>(op.tasks)]; }
   HomeRows& home(int nano_batch, int layer) { return homes.at(nano_batch * num_layers + layer); }
   HomeRows& home_of(const Op& op);
   void check_local(const char* name, const at::Tensor& tensor, int64_t heads, int64_t dim) const;

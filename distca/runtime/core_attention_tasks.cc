@@ -27,9 +27,10 @@ int64_t tokens_of(const at::Tensor& tensor) { return tensor.defined() ? tensor.s
 
 /// Blocks as plan/exchange.h numbers them are the kernel's buffers: 0 the local tensors, i + 1 what
 /// was received from receives[i].
-kernels::TaskList forward_blocks(const HomeRows& home, const std::vector<Block>& received,
-                                 const std::vector<Block>& returned) {
-  kernels::TaskList list;
+void set_forward_blocks(const HomeRows& home, const std::vector<Block>& received,
+                        const std::vector<Block>& returned, kernels::TaskList& list) {
+  list.queries.clear();
+  list.keys.clear();
   list.queries.push_back({.tokens = tokens_of(home.q),
                           .q = rows_of(home.q),
                           .o = rows_of(home.o),
@@ -41,13 +42,13 @@ kernels::TaskList forward_blocks(const HomeRows& home, const std::vector<Block>&
         {.tokens = qkv.tokens(0), .q = qkv.rows(0), .o = out.rows(0), .lse = out.rows(1)});
     list.keys.push_back({.tokens = qkv.tokens(1), .k = qkv.rows(1), .v = qkv.rows(2)});
   }
-  return list;
 }
 
-kernels::TaskList backward_blocks(const HomeRows& home, const std::vector<Block>& received,
-                                  const std::vector<Block>& received_backward,
-                                  const std::vector<Block>& sums) {
-  kernels::TaskList list;
+void set_backward_blocks(const HomeRows& home, const std::vector<Block>& received,
+                         const std::vector<Block>& received_backward,
+                         const std::vector<Block>& sums, kernels::TaskList& list) {
+  list.queries.clear();
+  list.keys.clear();
   list.queries.push_back({.tokens = tokens_of(home.q),
                           .q = rows_of(home.q),
                           .lse = rows_of(home.lse),
@@ -73,7 +74,6 @@ kernels::TaskList backward_blocks(const HomeRows& home, const std::vector<Block>
                          .dk = sum.rows(1),
                          .dv = sum.rows(2)});
   }
-  return list;
 }
 
 kernels::Task kernel_task(const ServerTask& task, int64_t window_left) {
@@ -90,6 +90,24 @@ kernels::Task kernel_task(const ServerTask& task, int64_t window_left) {
 }
 
 }  // namespace
+
+KernelTasks kernel_tasks(const AttentionExchange& exchange, TaskSet set) {
+  KernelTasks result;
+  for (const int32_t i : exchange.tasks_of(set)) {
+    const ServerTask& server_task = exchange.rows.tasks[i];
+    kernels::Task task = kernel_task(server_task, exchange.shape.window_left);
+    result.backward.tasks.push_back(task);
+    if (!server_task.partial) {
+      result.whole.tasks.push_back(std::move(task));
+      continue;
+    }
+    task.query_buffer = static_cast<int64_t>(result.partial.tasks.size());
+    task.q_row = 0;
+    result.partial.tasks.push_back(std::move(task));
+    result.partial_tasks.push_back(i);
+  }
+  return result;
+}
 
 void CoreAttention::attend(const Op& op) {
   State& s = *state_;
@@ -114,28 +132,23 @@ void CoreAttention::State::attend_forward(HomeRows& home, Round& round, const Op
     received = with_homes(op, Content::kQkv, buffer_of(op.reads, BufferRole::kQkvIn));
     returned = with_homes(op, Content::kO, buffer_of(op.writes, BufferRole::kOOut));
   }
-  kernels::TaskList whole = forward_blocks(home, received, returned), partial{.keys = whole.keys};
+  auto& [whole, partial, backward, partial_tasks] = tasks_of(op);
+  set_forward_blocks(home, received, returned, whole);
+  partial.queries.clear();
+  partial.keys = whole.keys;
   round.partials.resize(2 * exchange.rows.tasks.size());
-  for (const int32_t i : exchange.tasks_of(op.tasks)) {
-    kernels::Task task = kernel_task(exchange.rows.tasks[i], exchange.shape.window_left);
-    if (!exchange.rows.tasks[i].partial) {
-      whole.tasks.push_back(std::move(task));
-      continue;
-    }
+  for (const int32_t i : partial_tasks) {
+    const BlockRows& q = exchange.rows.tasks[i].q;
     const auto rows = [&](int64_t dim) {
-      return at::empty({task.q_tokens, shape.num_heads, dim}, tensor_options(accumulator));
+      return at::empty({q.tokens, shape.num_heads, dim}, tensor_options(accumulator));
     };
     at::Tensor &o = round.partials[2 * i], &lse = round.partials[2 * i + 1];
     o = rows(shape.head_dim_v);
     lse = rows(1);
-    const Rows& q = whole.queries[task.query_buffer].q;
-    partial.queries.push_back({.tokens = task.q_tokens,
-                               .q = kernels::shifted(q, type, task.q_row, 0),
+    partial.queries.push_back({.tokens = q.tokens,
+                               .q = kernels::shifted(whole.queries[q.block].q, type, q.row, 0),
                                .o = rows_of(o),
                                .lse = rows_of(lse)});
-    task.query_buffer = static_cast<int64_t>(partial.queries.size()) - 1;
-    task.q_row = 0;
-    partial.tasks.push_back(std::move(task));
   }
   bytes.copied += kernel.forward(type, whole);
   bytes.copied += kernel.forward(accumulator, partial);
@@ -159,10 +172,8 @@ void CoreAttention::State::attend_backward(HomeRows& home, const Op& op) {
     sums = with_homes(op, Content::kAccumulator, buffer_of(op.writes, role));
     for (const Block& block : sums) block.fill_with_zeros();
   }
-  kernels::TaskList backward = backward_blocks(home, received, received_backward, sums);
-  for (const int32_t i : exchange.tasks_of(op.tasks)) {
-    backward.tasks.push_back(kernel_task(exchange.rows.tasks[i], exchange.shape.window_left));
-  }
+  kernels::TaskList& backward = tasks_of(op).backward;
+  set_backward_blocks(home, received, received_backward, sums, backward);
   bytes.copied += kernel.backward(backward);
 }
 

@@ -33,8 +33,8 @@ struct MemoryParts {
 /// Counts: weights, gradients and AdamW's state of every local worker; its share of the tokens of
 /// the nano-batches that it holds at a time (two under ping-pong) at llama_memory's price; the
 /// casts of the layers' weights that their graphs keep; logits, log-probabilities and their
-/// gradient at the loss or, where that is more, gradients inside the last MLP. Ignores: the program, PyTorch's libraries, the data set's index, the
-/// allocator.
+/// gradient at the loss or, where that is more, gradients inside the last MLP. Ignores: the
+/// program, PyTorch's libraries, the data set's index, the allocator.
 MemoryParts memory_needed(const Config& config, int num_workers, LocalRanks local);
 
 /// Of the local ranks, for the plans of one batch.

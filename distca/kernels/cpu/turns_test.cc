@@ -104,8 +104,9 @@ class Documents {
     for (int i = 0; i < 2; ++i) {
       Range rows{below(kTokens), below(kTokens)};
       if (rows.empty()) std::swap(rows.begin, rows.end);
-      add_task({}, rows, below(100), {{0, rows}}, below(100));
+      add_task({.causal = false}, rows, below(100), {{0, rows}}, below(500));
     }
+    random_.shuffle(std::span(tasks));
   }
 
   /// The gradients' bits after backward.
