@@ -311,7 +311,7 @@ std::string shown_value(const ConfigKey& key) {
                    if (v->is_auto()) return std::string("\"auto\"");
                    return shown_number(v->kind == Tolerance::Kind::kOwn ? -1 : v->share);
                  },
-                 [](const WordValue& v) { return fmt::format("\"{}\"", v.word()); },
+                 [](const WordValue& v) { return fmt::format("'{}'", v.word()); },
                  [](bool* v) { return fmt::format("{}", *v); },
                  [](std::string* v) {
                    return (std::ostringstream() << toml::value<std::string>(*v)).str();

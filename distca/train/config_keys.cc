@@ -1,6 +1,7 @@
 // The table of configuration keys: to add one, a field of Config and a line here.
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "distca/base/scalar_type.h"
@@ -45,25 +46,11 @@ ConfigKey choice(std::string name, T* value, std::string reason, std::vector<Wor
   return key;
 }
 
-std::vector<Word<KernelChoice>> kernel_words() {
-  std::vector<Word<KernelChoice>> words;
-  for (const KernelName& kernel : kKernelNames) words.push_back({kernel.name, kernel.choice});
-  return words;
-}
-
-std::vector<Word<Schedule>> schedule_words() {
-  std::vector<Word<Schedule>> words;
-  for (const ScheduleName& schedule : kSchedules)
-    words.push_back({schedule.name, schedule.schedule});
-  return words;
-}
-
-std::vector<Word<ScalarType>> dtype_words() {
-  std::vector<Word<ScalarType>> words;
-  for (const ScalarType type :
-       {ScalarType::kFloat32, ScalarType::kBFloat16, ScalarType::kFloat64}) {
-    words.push_back({long_name(type), type});
-  }
+/// The words of a table of names.
+template <typename T, typename Entry, size_t N>
+std::vector<Word<T>> words_of(const std::array<Entry, N>& table, T Entry::*value) {
+  std::vector<Word<T>> words;
+  for (const Entry& entry : table) words.push_back({entry.name, entry.*value});
   return words;
 }
 
@@ -138,8 +125,11 @@ std::vector<ConfigKey> config_keys(Config& c) {
        "keys each query sees, itself included; 0: all",
        {},
        0},
-      choice("model.dtype", &m.dtype,
-             "of activations and matrix products; master weights stay fp32", dtype_words()),
+      choice<ScalarType>("model.dtype", &m.dtype,
+                         "of activations and matrix products; master weights stay fp32",
+                         {{"float32", ScalarType::kFloat32},
+                          {"bfloat16", ScalarType::kBFloat16},
+                          {"float64", ScalarType::kFloat64}}),
       {"plan.layout", &c.plan.layout, "",
        "which token ranges live on which worker; \"\": the scheduler's own choice", layout_names()},
       {"plan.scheduler", &c.plan.scheduler, "",
@@ -180,7 +170,7 @@ std::vector<ConfigKey> config_keys(Config& c) {
       choice("attention.kernel", &c.attention.kernel,
              "cpu: our own, on CPU, fp32 and bf16, head_dim up to 256; aten: PyTorch's; reference: "
              "on CPU, slow, in double; auto: cpu where it can, else aten",
-             kernel_words()),
+             words_of(kKernelNames, &KernelName::choice)),
       choice<bool>("exchange.grad_dtype", &c.exchange.wide_gradients,
                    "type in which dQ, dK, dV travel: compute = model.dtype, accumulator = fp32",
                    {{"compute", false}, {"accumulator", true}}),
@@ -225,7 +215,8 @@ std::vector<ConfigKey> config_keys(Config& c) {
       {"optimizer.max_grad_norm", &o.max_grad_norm, "", "clip by global norm; 0: off", {}, 0},
       {"train.steps", &c.train.steps, "steps", "optimizer steps", {}, 0},
       choice("train.schedule", &c.train.schedule,
-             "order of a step's operations: what exchanges run under", schedule_words()),
+             "order of a step's operations: what exchanges run under",
+             words_of(kSchedules, &ScheduleName::schedule)),
       {"train.seed", &c.train.seed, "", "initial weights", {}, 0, kAnySeed},
       {"train.validation_every",
        &c.train.validation_every,
