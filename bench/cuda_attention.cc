@@ -21,6 +21,7 @@
 #include "distca/comm/aten_types.h"
 #include "distca/cost/attention_profile.h"
 #include "distca/runtime/aten_attention.h"
+#include "distca/runtime/tensor_rows.h"
 
 namespace distca::bench {
 namespace {
@@ -126,19 +127,19 @@ class Problem {
   int64_t pairs() const { return pairs_; }
 
  private:
-  static kernels::Rows rows(const at::Tensor& tensor) {
-    return {tensor.data_ptr(), tensor.stride(0), tensor.stride(1)};
-  }
   void make_tasks(const std::vector<TaskSize>& sizes) {
     list_.queries = {{.tokens = q_.size(0),
-                      .q = rows(q_),
-                      .o = rows(o_),
-                      .lse = rows(lse_),
-                      .d_o = rows(d_o_),
-                      .delta = rows(delta_),
-                      .dq = rows(dq_)}};
-    list_.keys = {
-        {.tokens = k_.size(0), .k = rows(k_), .v = rows(v_), .dk = rows(dk_), .dv = rows(dv_)}};
+                      .q = rows_of(q_),
+                      .o = rows_of(o_),
+                      .lse = rows_of(lse_),
+                      .d_o = rows_of(d_o_),
+                      .delta = rows_of(delta_),
+                      .dq = rows_of(dq_)}};
+    list_.keys = {{.tokens = k_.size(0),
+                   .k = rows_of(k_),
+                   .v = rows_of(v_),
+                   .dk = rows_of(dk_),
+                   .dv = rows_of(dv_)}};
     int64_t query = 0, key = 0;
     for (const TaskSize& size : sizes) {
       list_.tasks.push_back({.q_row = query,

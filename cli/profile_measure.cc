@@ -13,6 +13,7 @@
 #include "distca/comm/aten_types.h"
 #include "distca/kernels/cpu/peak.h"
 #include "distca/kernels/rows.h"
+#include "distca/runtime/tensor_rows.h"
 
 namespace distca::cli {
 namespace {
@@ -43,14 +44,17 @@ class Bench {
     dk_ = at::zeros_like(k_, aten_type(sums));
     dv_ = at::zeros_like(v_, aten_type(sums));
     list_.queries = {{.tokens = tokens,
-                      .q = rows(q_),
-                      .o = rows(o_),
-                      .lse = rows(lse_),
-                      .d_o = rows(d_o_),
-                      .delta = rows(delta_),
-                      .dq = rows(dq_)}};
-    list_.keys = {
-        {.tokens = tokens, .k = rows(k_), .v = rows(v_), .dk = rows(dk_), .dv = rows(dv_)}};
+                      .q = rows_of(q_),
+                      .o = rows_of(o_),
+                      .lse = rows_of(lse_),
+                      .d_o = rows_of(d_o_),
+                      .delta = rows_of(delta_),
+                      .dq = rows_of(dq_)}};
+    list_.keys = {{.tokens = tokens,
+                   .k = rows_of(k_),
+                   .v = rows_of(v_),
+                   .dk = rows_of(dk_),
+                   .dv = rows_of(dv_)}};
   }
 
   /// One call of forward and one of backward.
@@ -76,9 +80,6 @@ class Bench {
     clock_gettime(clock, &end);
     return std::max<int64_t>(
         1, (end.tv_sec - begin.tv_sec) * 1'000'000'000 + (end.tv_nsec - begin.tv_nsec));
-  }
-  static kernels::Rows rows(const at::Tensor& tensor) {
-    return {tensor.data_ptr(), tensor.stride(0), tensor.stride(1)};
   }
 
   AttentionKernel& kernel_;

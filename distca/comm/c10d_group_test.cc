@@ -10,10 +10,8 @@
 
 #include <array>
 #include <chrono>
-#include <exception>
 #include <functional>
 #include <latch>
-#include <mutex>
 #include <span>
 #include <thread>
 
@@ -50,24 +48,7 @@ Made make(uint16_t port, int rank, int size) {
 
 /// Ranks as threads, each with a group and a store of its own; rethrows the first failure.
 void run_made(int size, const std::function<void(const Made&)>& body) {
-  ListenSocket socket(Interface::kLoopback, 0);
-  const uint16_t port = socket.port();
-  const LocalStore keeper(socket);
-  std::mutex mutex;
-  std::exception_ptr first;
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < size; ++rank) {
-    threads.emplace_back([&, rank] {
-      try {
-        body(make(port, rank, size));
-      } catch (...) {
-        std::lock_guard lock(mutex);
-        if (!first) first = std::current_exception();
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  if (first) std::rethrow_exception(first);
+  run_with_store(size, [&](uint16_t port, int rank) { body(make(port, rank, size)); });
 }
 
 /// What sums and gathers of a group, and of one split from it, give on each rank.

@@ -34,20 +34,17 @@ Rendezvous at_port(uint16_t port, int rank, int size) {
           .run = "the test"};
 }
 
-void run_on(Backend backend, int size, const CommOptions& options,
-            const std::function<void(Communicator&)>& body) {
-  if (backend == Backend::kThreads) return run_ranks(size, options, body);
+void run_with_store(int size, const std::function<void(uint16_t port, int rank)>& body) {
   ListenSocket socket(Interface::kLoopback, 0);
   const uint16_t port = socket.port();
-  LocalStore store(socket);
+  const LocalStore store(socket);
   std::mutex mutex;
   std::exception_ptr first;
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
       try {
-        auto group = make_gloo_group(at_port(port, rank, size), options);
-        body(*group);
+        body(port, rank);
       } catch (...) {
         std::lock_guard lock(mutex);
         if (!first) first = std::current_exception();
@@ -56,6 +53,14 @@ void run_on(Backend backend, int size, const CommOptions& options,
   }
   for (std::thread& thread : threads) thread.join();
   if (first) std::rethrow_exception(first);
+}
+
+void run_on(Backend backend, int size, const CommOptions& options,
+            const std::function<void(Communicator&)>& body) {
+  if (backend == Backend::kThreads) return run_ranks(size, options, body);
+  run_with_store(size, [&](uint16_t port, int rank) {
+    body(*make_gloo_group(at_port(port, rank, size), options));
+  });
 }
 
 }  // namespace distca

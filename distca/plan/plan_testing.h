@@ -1,15 +1,19 @@
 #pragma once
 // Plans for tests: of the schedulers, and at random.
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <string>
 #include <tuple>
 #include <vector>
 
+#include "distca/base/error.h"
 #include "distca/base/random.h"
 #include "distca/plan/accounting.h"
 #include "distca/plan/plan.h"
 #include "distca/plan/plan_batch_input.h"
+#include "distca/plan/scheduler.h"
 
 namespace distca::testing {
 
@@ -20,6 +24,17 @@ inline PlanRequest request_for(const std::vector<int64_t>& lengths, int workers,
           .cluster = Cluster::in_place(workers),
           .shape = {.num_heads = 4, .num_kv_heads = 1},
           .options = {.scheduler = scheduler, .tolerance_ppm = tolerance_ppm}};
+}
+
+/// What is said of a request that no plan can be made for; "no error" of any other.
+inline std::string refusal(const PlanRequest& request) {
+  try {
+    make_plan(request);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kPlan);
+    return error.what();
+  }
+  return "no error";
 }
 
 /// One of the five workload files, for Llama-8B on one of 8 tensor-parallel ranks.

@@ -14,6 +14,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using testing::refusal;
 using testing::request_for;
 using testing::workload_request;
 
@@ -125,55 +126,45 @@ TEST(Scheduler, a_server_of_capacity_0_ends_with_no_load) {
   EXPECT_EQ(make_plan(request).load[0].pairs, 0);
 }
 
-std::string message(const PlanRequest& request) {
-  try {
-    make_plan(request);
-  } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), ErrorKind::kPlan);
-    return error.what();
-  }
-  return "no error";
-}
-
 TEST(Scheduler, an_unknown_name_is_refused_with_the_nearest_known) {
-  EXPECT_THAT(message(request_for({10}, 1, "greddy")),
+  EXPECT_THAT(refusal(request_for({10}, 1, "greddy")),
               AllOf(HasSubstr("scheduler \"greddy\""), HasSubstr("did you mean greedy?"),
                     HasSubstr("local")));
   PlanRequest request = request_for({10}, 1);
   request.options.layout = "x";
-  EXPECT_THAT(message(request),
+  EXPECT_THAT(refusal(request),
               HasSubstr("unknown layout \"x\": must be one of balanced, sequential"));
   request = request_for({10}, 2);
   request.cluster.capacity = {1};
-  EXPECT_THAT(message(request), HasSubstr("1 capacities for 2 workers"));
+  EXPECT_THAT(refusal(request), HasSubstr("1 capacities for 2 workers"));
   request = request_for({-1}, 1);
-  EXPECT_THAT(message(request), HasSubstr("document 0 has -1 tokens"));
+  EXPECT_THAT(refusal(request), HasSubstr("document 0 has -1 tokens"));
   request = request_for({10}, 1, "greedy", -1);
-  EXPECT_THAT(message(request), HasSubstr("tolerance"));
+  EXPECT_THAT(refusal(request), HasSubstr("tolerance"));
 }
 
 TEST(Scheduler, times_that_do_not_add_up_are_refused) {
   PlanRequest request = request_for({4096, 4096}, 2);
   AttentionProfile profile = h200_profile();
   request.profile = std::make_shared<AttentionProfile>(profile);
-  EXPECT_EQ(message(request), "no error");
+  EXPECT_EQ(refusal(request), "no error");
   for (auto* times : {&profile.forward_ns, &profile.backward_ns}) {
     for (int64_t& ns : *times) ns = ns > 0 ? int64_t{1} << 50 : 0;
   }
   request.nano_batch = NanoBatch::from_lengths(std::vector<int64_t>(64, 65'536));
   request.profile = std::make_shared<AttentionProfile>(profile);
-  EXPECT_THAT(message(request), HasSubstr("too long"));
+  EXPECT_THAT(refusal(request), HasSubstr("too long"));
 }
 
 TEST(Scheduler, a_link_that_carries_nothing_is_refused) {
   PlanRequest request = request_for({512}, 2);
   request.cluster.between = {.latency_ns = 0, .bytes_per_us = 1};
-  EXPECT_EQ(message(request), "no error");
+  EXPECT_EQ(refusal(request), "no error");
   request.cluster.between.bytes_per_us = 0;
-  EXPECT_THAT(message(request), HasSubstr("link between: 0 bytes per microsecond"));
+  EXPECT_THAT(refusal(request), HasSubstr("link between: 0 bytes per microsecond"));
   request.cluster.between.bytes_per_us = 1;
   request.cluster.inside.latency_ns = -1;
-  EXPECT_THAT(message(request), HasSubstr("link inside: 50000 bytes per microsecond after -1 ns"));
+  EXPECT_THAT(refusal(request), HasSubstr("link inside: 50000 bytes per microsecond after -1 ns"));
 }
 
 }  // namespace

@@ -5,14 +5,17 @@
 // runtime/executor. Plain value, any thread.
 // Paper 4.1 (figures 7 and 8), 4.5.
 //
-// How a program is played. The compute stream plays its operations in the order of the list. An
-// exchange (stream kComm) is started where it stands in the list, after its `deps` are met: what
-// travels is packed into its buffer `out`, before whatever follows in the list begins, and all its
-// messages are posted. It is finished just
-// before the first operation that has it in `deps`: all that was to be received has landed in `in`,
-// and what came home (kLeave) is put in its place. Whatever has it in `sent` waits until its sends
-// have left too, so that `out` may be written again. Exchanges under way have no order among each
-// other but the one in which they were started.
+// Words. An exchange (plan/attention_exchange.h) is what a rank sends, receives and computes under
+// one plan. A communication is one operation of it on the stream kComm: kEnter, kResend or kLeave
+// of one layer.
+//
+// How a program is played. The compute stream plays its operations in the order of the list. A
+// communication is started where it stands in the list, after its `deps` are met: what travels is
+// packed into its buffer `out`, before whatever follows in the list begins, and all its messages
+// are posted. It is finished just before the first operation that has it in `deps`: all that was to
+// be received has landed in `in`, and what came home (kLeave) is put in its place. Whatever has it
+// in `sent` waits until its sends have left too, so that `out` may be written again. Communications
+// under way have no order among each other but the one in which they were started.
 
 #include <cstdint>
 #include <memory>
@@ -49,22 +52,23 @@ struct Op {
   int layer = -1;
   int micro_batch = -1;
   int nano_batch = -1;  // of the step
-  // Of attends and exchanges, alike on all ranks: which exchange of the program, and which of the
-  // layers that go through it, from 0. -1: none.
+  // Of attends and communications, alike on all ranks: which exchange of the program, and which of
+  // the layers that go through it, from 0. -1: none.
   int32_t exchange = -1;
   int layer_step = -1;
   std::vector<int32_t> deps;  // operations before this one in the list that must be finished
-  std::vector<int32_t> sent;  // exchanges before this one whose sends must have left
-  // Exchanges: one tag for all messages, the same on both sides, no two exchanges of a step alike.
+  std::vector<int32_t> sent;  // communications before this one whose sends must have left
+  // Of a communication: one tag for all its messages, the same on both sides, of no other in a
+  // step.
   uint32_t tag = 0;
   int32_t out = -1;  // buffer that is sent from; -1: nothing to send
   int32_t in = -1;   // buffer that is received into; -1: nothing to receive
   // Buffers that the operation itself reads and writes: an attend what was received and what will
-  // be returned; an exchange, when it is started, what it packs from and into.
+  // be returned; a communication, when it is started, what it packs from and into.
   std::vector<int32_t> reads, writes;
   double flops = 0;  // of matrix products; attention: of the pairs its masks allow
 };
-/// Whether operations of this kind send and receive messages of an exchange.
+/// Whether operations of this kind are communications.
 bool communicates(OpKind kind);
 /// What its messages hold; of an operation that does not communicate a CHECK.
 Content content_of(const Op& op);
@@ -96,8 +100,7 @@ struct Program {
   // This rank's part of each of the step's exchanges, in the same order on all ranks.
   std::vector<std::shared_ptr<const AttentionExchange>> exchanges;
 
-  /// The messages of an operation, none of one that exchanges nothing: operations of an exchange
-  /// share them.
+  /// The messages of a communication, none of another operation: those of an exchange share them.
   const MessageList& sends(const Op& op) const;
   const MessageList& receives(const Op& op) const;
 };

@@ -68,7 +68,7 @@ Op ProgramBuilder::make_op(OpKind kind, Pass pass, int layer, int nano_batch) co
   return op;
 }
 
-Op ProgramBuilder::make_transfer(OpKind kind, Pass pass, int layer, int nano_batch) const {
+Op ProgramBuilder::make_communication(OpKind kind, Pass pass, int layer, int nano_batch) const {
   Op op = make_op(kind, pass, layer, nano_batch);
   op.stream = Stream::kComm;
   op.exchange = nano_batch;
@@ -187,7 +187,7 @@ void ProgramBuilder::pre(Pass pass, int layer, int nano_batch) {
 
 void ProgramBuilder::enter(Pass pass, int layer, int nano_batch) {
   const Nano& nano = nanos_[nano_batch];
-  Op op = make_transfer(OpKind::kEnter, pass, layer, nano_batch);
+  Op op = make_communication(OpKind::kEnter, pass, layer, nano_batch);
   if (pass == Pass::kForward) {
     op.out = buffer(BufferRole::kQkvOut, nano_batch, nano.exchange->servers(Content::kQkv));
     op.in = qkv_in(layer, nano_batch);
@@ -203,7 +203,7 @@ void ProgramBuilder::enter(Pass pass, int layer, int nano_batch) {
 void ProgramBuilder::resend(int layer, int nano_batch) {
   const Nano& nano = nanos_[nano_batch];
   if (nano.kept) return;
-  Op op = make_transfer(OpKind::kResend, Pass::kBackward, layer, nano_batch);
+  Op op = make_communication(OpKind::kResend, Pass::kBackward, layer, nano_batch);
   op.out = buffer(BufferRole::kQkvOut, nano_batch, nano.exchange->servers(Content::kQkv));
   op.in = qkv_in(layer, nano_batch);
   if (op.out >= 0) op.writes = {op.out};
@@ -243,7 +243,7 @@ void ProgramBuilder::attend(Pass pass, int layer, int nano_batch, TaskSet tasks)
 void ProgramBuilder::leave(Pass pass, int layer, int nano_batch) {
   Nano& nano = nanos_[nano_batch];
   const AttentionExchange& exchange = *nano.exchange;
-  Op op = make_transfer(OpKind::kLeave, pass, layer, nano_batch);
+  Op op = make_communication(OpKind::kLeave, pass, layer, nano_batch);
   if (pass == Pass::kForward) {
     op.out = buffer(BufferRole::kOOut, nano_batch, exchange.homes(Content::kO));
     op.in = buffer(BufferRole::kOIn, nano_batch, exchange.servers(Content::kO));

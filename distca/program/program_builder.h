@@ -62,14 +62,14 @@ class ProgramBuilder {
   };
   /// Who has used a buffer; operations, -1: nobody.
   struct Use {
-    int32_t writer = -1;           // a compute operation, or an exchange that receives
-    int32_t sender = -1;           // an exchange that sends from it
+    int32_t writer = -1;           // a compute operation, or a communication that receives
+    int32_t sender = -1;           // a communication that sends from it
     std::vector<int32_t> readers;  // compute operations, since it was written
   };
 
   Nano make_nano(const NanoPart& part) const;
   Op make_op(OpKind kind, Pass pass, int layer, int nano_batch) const;
-  Op make_transfer(OpKind kind, Pass pass, int layer, int nano_batch) const;
+  Op make_communication(OpKind kind, Pass pass, int layer, int nano_batch) const;
   int32_t buffer(BufferRole role, int layer, int nano_batch, const MessageList& messages);
   int32_t buffer(BufferRole role, int nano_batch, const MessageList& messages) {
     return buffer(role, -1, nano_batch, messages);

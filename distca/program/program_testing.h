@@ -92,7 +92,7 @@ inline MessageList messages_of(const std::vector<PeerBytes>& peers) {
   return list;
 }
 
-/// Appends an operation that communicates, with an exchange of its own that has these messages.
+/// Appends a communication, with an exchange of its own that has these messages.
 inline void add_exchange(Program& program, Op op, const std::vector<PeerBytes>& sends,
                          const std::vector<PeerBytes>& receives) {
   op.stream = Stream::kComm;

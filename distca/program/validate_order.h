@@ -14,24 +14,25 @@ namespace distca {
 /// "operation 12 (forward layer 0 enter of nano-batch 1)"
 std::string numbered(const Program& program, int32_t op);
 
-/// Operations of the compute stream follow one another; an exchange begins when its deps and `sent`
-/// are met, after whatever stands before it has begun. Needs deps that point backwards.
+/// Operations of the compute stream follow one another; a communication begins when its deps and
+/// `sent` are met, after whatever stands before it has begun. Needs deps that point backwards.
 class ProgramOrder {
  public:
   explicit ProgramOrder(const Program& program);
 
   /// Has compute operation `a` ended when `b`, after it in the list, begins?
   bool ended(int32_t a, int32_t b) const;
-  /// Has all landed that exchange `a` receives when `b`, after it in the list, begins?
+  /// Has all landed that communication `a` receives when `b`, after it in the list, begins?
   bool landed(int32_t a, int32_t b) const;
-  /// Has all left that exchange `a` sends when `b`, after it in the list, begins?
+  /// Has all left that communication `a` sends when `b`, after it in the list, begins?
   bool left(int32_t a, int32_t b) const;
 
  private:
   const Program& program_;
   std::vector<int32_t> computed_before_;  // [op] the last compute operation that has ended; -1
-  std::vector<int32_t> landed_by_;  // [op] the first compute operation that an exchange's receives
-  std::vector<int32_t> left_by_;    // or sends are over for
+  std::vector<int32_t>
+      landed_by_;  // [op] the first compute operation that a communication's receives
+  std::vector<int32_t> left_by_;  // or sends are over for
 };
 
 // Both add a line to `wrong` for each fault.

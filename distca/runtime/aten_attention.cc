@@ -16,6 +16,7 @@
 #include "distca/kernels/rows.h"
 #include "distca/kernels/task_list.h"
 #include "distca/runtime/cuda_attention.h"
+#include "distca/runtime/tensor_rows.h"
 
 namespace distca {
 namespace {
@@ -329,7 +330,7 @@ void flash_forward(const Call& call, ScalarType o_type, const Task& task) {
   at::Tensor scratch;
   if (o_type != call.accumulator) {
     scratch = at::empty({all.tokens(), call.shape.num_heads, dim}, call.options(call.accumulator));
-    merged = {scratch.data_ptr(), scratch.stride(0), scratch.stride(1)};
+    merged = rows_of(scratch);
   }
   const Rows lse = shifted(all.buffer.lse, call.accumulator, all.row, 0);
   const at::Tensor o = call.of_queries(merged, call.accumulator, all.tokens(), dim);
@@ -364,7 +365,7 @@ void flash_backward(const Call& call, const Task& task) {
   const kernels::RowShape rows{all.tokens(), call.shape.num_heads, call.shape.head_dim_v};
   const at::Tensor scratch =
       at::empty({rows.tokens, rows.heads, rows.dim}, call.options(call.type));
-  const Rows all_o{scratch.data_ptr(), scratch.stride(0), scratch.stride(1)};
+  const Rows all_o = rows_of(scratch);
   kernels::output_from_delta(rows, call.type, shifted(all.buffer.d_o, call.type, all.row, 0),
                              shifted(all.buffer.delta, call.accumulator, all.row, 0), all_o);
   for (const MaskBlock& block :

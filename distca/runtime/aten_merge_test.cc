@@ -9,6 +9,7 @@
 #include "distca/comm/aten_types.h"
 #include "distca/kernels/merge.h"
 #include "distca/kernels/rows.h"
+#include "distca/runtime/tensor_rows.h"
 
 namespace distca {
 namespace {
@@ -27,9 +28,7 @@ struct Tensors {
         lse(at::empty({kTokens, kHeads, 1}, aten_type(accumulator))),
         o_type(type_of_o) {}
   kernels::Partial partial() const {
-    return {.o = {o.data_ptr(), o.stride(0), o.stride(1)},
-            .o_type = o_type,
-            .lse = {lse.data_ptr(), lse.stride(0), lse.stride(1)}};
+    return {.o = rows_of(o), .o_type = o_type, .lse = rows_of(lse)};
   }
 };
 

@@ -15,6 +15,7 @@
 #include "distca/base/integers.h"
 #include "distca/kernels/attention.h"
 #include "distca/runtime/aten_attention.h"
+#include "distca/runtime/tensor_rows.h"
 
 namespace distca {
 namespace {
@@ -24,10 +25,6 @@ using MaybeSize = std::optional<int64_t>;
 
 ScalarType our_type(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kBFloat16 ? ScalarType::kBFloat16 : ScalarType::kFloat32;
-}
-
-kernels::Rows rows_of(const at::Tensor& tensor) {
-  return {tensor.data_ptr(), tensor.stride(0), tensor.stride(1)};
 }
 
 /// Queries [first, first + queries) and keys [start, start + keys) of packed rows; the last of both

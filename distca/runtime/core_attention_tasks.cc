@@ -8,20 +8,12 @@
 #include "distca/kernels/rows.h"
 #include "distca/runtime/aten_merge.h"
 #include "distca/runtime/core_attention_state.h"
+#include "distca/runtime/tensor_rows.h"
 
 namespace distca {
 namespace {
 
 using kernels::Rows;
-
-/// Rows of a [tokens, heads, dim] tensor from `row` on; none of an undefined one.
-Rows rows_of(const at::Tensor& tensor, int64_t row = 0) {
-  if (!tensor.defined()) return {};
-  const int64_t offset = row * tensor.stride(0) * static_cast<int64_t>(tensor.element_size());
-  return {.data = static_cast<std::byte*>(tensor.data_ptr()) + offset,
-          .token_stride = tensor.stride(0),
-          .head_stride = tensor.stride(1)};
-}
 
 int64_t tokens_of(const at::Tensor& tensor) { return tensor.defined() ? tensor.size(0) : 0; }
 

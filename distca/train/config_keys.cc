@@ -32,6 +32,11 @@ struct Word {
   T value;
 };
 
+Word<ScalarType> word(ScalarType type) { return {long_name(type), type}; }
+
+const std::vector<Word<Config::Comm::Backend>> kBackends = {
+    {"gloo", Config::Comm::Backend::kGloo}, {"threads", Config::Comm::Backend::kThreads}};
+
 /// A key whose words choose among values.
 template <typename T>
 ConfigKey choice(std::string name, T* value, std::string reason, std::vector<Word<T>> words) {
@@ -57,7 +62,7 @@ std::vector<Word<T>> words_of(const std::array<Entry, N>& table, T Entry::*value
 }  // namespace
 
 std::string_view backend_name(Config::Comm::Backend backend) {
-  return backend == Config::Comm::Backend::kGloo ? "gloo" : "threads";
+  return std::ranges::find(kBackends, backend, &Word<Config::Comm::Backend>::value)->word;
 }
 
 std::vector<ConfigKey> config_keys(Config& c) {
@@ -125,11 +130,9 @@ std::vector<ConfigKey> config_keys(Config& c) {
        "keys each query sees, itself included; 0: all",
        {},
        0},
-      choice<ScalarType>("model.dtype", &m.dtype,
-                         "of activations and matrix products; master weights stay fp32",
-                         {{"float32", ScalarType::kFloat32},
-                          {"bfloat16", ScalarType::kBFloat16},
-                          {"float64", ScalarType::kFloat64}}),
+      choice<ScalarType>(
+          "model.dtype", &m.dtype, "of activations and matrix products; master weights stay fp32",
+          {word(ScalarType::kFloat32), word(ScalarType::kBFloat16), word(ScalarType::kFloat64)}),
       {"plan.layout", &c.plan.layout, "",
        "which token ranges live on which worker; \"\": the scheduler's own choice", layout_names()},
       {"plan.scheduler", &c.plan.scheduler, "",
@@ -260,10 +263,8 @@ std::vector<ConfigKey> config_keys(Config& c) {
        {},
        1},
       {"train.trace_steps", &c.train.trace_steps, "steps", "how many are traced", {}, 1},
-      choice<Config::Comm::Backend>(
-          "comm.backend", &c.comm.backend,
-          "gloo: processes; threads: ranks in one process, on a CPU or one GPU",
-          {{"gloo", Config::Comm::Backend::kGloo}, {"threads", Config::Comm::Backend::kThreads}}),
+      choice("comm.backend", &c.comm.backend,
+             "gloo: processes; threads: ranks in one process, on a CPU or one GPU", kBackends),
       {"comm.timeout_s",
        &c.comm.timeout_s,
        "seconds",

@@ -15,20 +15,11 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using testing::refusal;
 using testing::request_for;
 
 std::vector<std::string> violations(const Plan& plan) {
   return validate(plan, checks_of(find_scheduler(plan.options.scheduler)));
-}
-
-std::string refusal(const PlanRequest& request) {
-  try {
-    make_plan(request);
-  } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), ErrorKind::kPlan);
-    return error.what();
-  }
-  return "no error";
 }
 
 TEST(Baselines, random_batches_give_valid_plans) {
