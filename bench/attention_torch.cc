@@ -84,9 +84,9 @@ class AtenAttention : public TorchAttention {
 /// grown at once, in huge pages.
 void keep_heap() {
   constexpr int kLargest = 32 << 20;  // the most that glibc takes
-  constexpr int kKept = 1 << 30;
-  constexpr int kGrown = kKept / 2;
-  DISTCA_CHECK(mallopt(M_MMAP_THRESHOLD, kLargest) == 1 && mallopt(M_TRIM_THRESHOLD, kKept) == 1 &&
+  constexpr int kKeep = 1 << 30;
+  constexpr int kGrown = kKeep / 2;
+  DISTCA_CHECK(mallopt(M_MMAP_THRESHOLD, kLargest) == 1 && mallopt(M_TRIM_THRESHOLD, kKeep) == 1 &&
                    mallopt(M_TOP_PAD, kGrown) == 1,
                "glibc refused the limits");
   const auto old_end = round_up(reinterpret_cast<int64_t>(sbrk(0)), kHugePage);

@@ -1,9 +1,9 @@
 // Bytes that an exchange copies beside bytes that had to travel, layer by layer:
 //   build/release/bench/copies
 // Core attention of a step is played by ranks as threads, for several plans, formats, servers, keys
-// kept and resent; counts are exact, so that nothing is measured twice. Exit code 1 where a bar is
-// missed (bench/copies_count.h), where layers or schedules differ, or where a step after the first
-// allocates.
+// kept and redispatched; counts are exact, so that nothing is measured twice. Exit code 1 where a
+// bar is missed (bench/copies_count.h), where layers or schedules differ, or where a step after the
+// first allocates.
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -52,11 +52,11 @@ struct Case {
   PlanOptions plan;
   const Pool* pool = &kInPlace;
   ScalarType dtype = ScalarType::kFloat32;
-  bool resent = false;
+  bool redispatched = false;
   bool wide_gradients = false;  // dQ, dK, dV travel in the accumulator's type
 
   std::string plan_name() const {
-    return plan.scheduler + (plan.spread ? ", spread" : plan.key_sub_ranges ? ", key ranges" : "");
+    return plan.scheduler + (plan.spread ? ", spread" : plan.split_kv ? ", key ranges" : "");
   }
   ExchangeTypes types() const {
     return {.compute = dtype,
@@ -67,8 +67,8 @@ struct Case {
 
 std::vector<Case> all_cases() {
   std::vector<PlanOptions> plans(6);
-  plans[1].key_sub_ranges = true;
-  plans[2].key_sub_ranges = plans[2].spread = true;
+  plans[1].split_kv = true;
+  plans[2].split_kv = plans[2].spread = true;
   plans[3].scheduler = "greedy";
   plans[4].scheduler = "per-document-cp";
   plans[5].scheduler = "wlb";
@@ -79,9 +79,9 @@ std::vector<Case> all_cases() {
     cases.push_back({.plan = plan,
                      .pool = &kMixed,
                      .dtype = ScalarType::kBFloat16,
-                     .resent = true,
+                     .redispatched = true,
                      .wide_gradients = true});
-    cases.push_back({.plan = plan, .pool = &kDedicated, .resent = true});
+    cases.push_back({.plan = plan, .pool = &kDedicated, .redispatched = true});
   }
   return cases;
 }
@@ -101,15 +101,15 @@ class CountingPlayer final : public OpPlayer {
       : program_(program), player_(player), layers_(*layers) {}
 
   void play(const Op& op) override {
-    if (op.kind != OpKind::kAttend) return player_.play(op);
+    if (op.kind != OpKind::kCoreAttention) return player_.play(op);
     count(op, [&] { player_.play(op); });
   }
   void pack(const Op& op) override {
     count(op, [&] { player_.pack(op); });
     of(op).messages += static_cast<int64_t>(program_.sends(op).messages.size());
   }
-  void post(const Op& op) override {
-    count(op, [&] { player_.post(op); });
+  void issue(const Op& op) override {
+    count(op, [&] { player_.issue(op); });
   }
   void wait(const Op& op) override {
     count(op, [&] { player_.wait(op); });
@@ -201,15 +201,16 @@ struct RankCount {
   int64_t later_allocations = 0;
 };
 
-RankCount count_rank(const PlannedCase& step, Schedule schedule, Communicator& comm) {
+RankCount count_rank(const PlannedCase& step, Overlap overlap, Communicator& comm) {
   RankCount counted;
   AttentionKernel kernel(kernel_request(step.model, KernelChoice::kAuto, 1, -1));
   ExchangeBuffers buffers(-1);
   int64_t first = 0;
   const int rank = comm.rank();
   const std::vector<RankExchange> exchanges = step.exchanges(rank);
-  const testing::AttentionStyle style{
-      .schedule = schedule, .resent = step.what.resent, .wide_gradients = step.what.wide_gradients};
+  const testing::AttentionStyle style{.overlap = overlap,
+                                      .redispatched = step.what.redispatched,
+                                      .wide_gradients = step.what.wide_gradients};
   const Program program = testing::attention_program(
       exchanges, style, kernel.shape(), kernel.type(), static_cast<int>(kLayers), rank < kWorkers);
   for (int i = 0; i < kSteps; ++i) {
@@ -244,7 +245,7 @@ Counted sum_up(const PlannedCase& step, const std::vector<RankCount>& ranks) {
   }
   sum.layer = layers[0];
   for (const Plan& plan : step.plans)
-    add_needed(plan, step.what.types(), step.what.resent, &sum.layer);
+    add_needed(plan, step.what.types(), step.what.redispatched, &sum.layer);
   const std::vector<std::string> missed = faults(sum.layer);
   sum.faults.insert(sum.faults.end(), missed.begin(), missed.end());
   if (sum.later_allocations > 0) sum.faults.push_back("a later step allocates");
@@ -254,24 +255,24 @@ Counted sum_up(const PlannedCase& step, const std::vector<RankCount>& ranks) {
 /// Under every schedule.
 Counted count(const Case& what) {
   const PlannedCase step(what);
-  std::vector<Counted> schedules;
-  for (const ScheduleName& schedule : kSchedules) {
+  std::vector<Counted> overlaps;
+  for (const OverlapName& overlap : kOverlaps) {
     std::vector<RankCount> ranks(what.pool->capacity.size());
     run_ranks(static_cast<int>(ranks.size()), {.timeout_s = 600}, [&](Communicator& comm) {
       at::set_num_threads(1);
-      ranks[comm.rank()] = count_rank(step, schedule.schedule, comm);
+      ranks[comm.rank()] = count_rank(step, overlap.overlap, comm);
     });
-    schedules.push_back(sum_up(step, ranks));
-    for (std::string& fault : schedules.back().faults)
-      fault = fmt::format("{}: {}", schedule.name, fault);
+    overlaps.push_back(sum_up(step, ranks));
+    for (std::string& fault : overlaps.back().faults)
+      fault = fmt::format("{}: {}", overlap.name, fault);
   }
-  Counted result = schedules.back();
-  for (size_t i = 0; i + 1 < schedules.size(); ++i) {
-    const Counted& other = schedules[i];
+  Counted result = overlaps.back();
+  for (size_t i = 0; i + 1 < overlaps.size(); ++i) {
+    const Counted& other = overlaps[i];
     result.faults.insert(result.faults.end(), other.faults.begin(), other.faults.end());
     if (other.layer != result.layer)
-      result.faults.push_back(fmt::format("{} and {} differ", kSchedules[i].name,
-                                          kSchedules[schedules.size() - 1].name));
+      result.faults.push_back(
+          fmt::format("{} and {} differ", kOverlaps[i].name, kOverlaps[overlaps.size() - 1].name));
     result.buffer_bytes = std::max(result.buffer_bytes, other.buffer_bytes);
     result.later_allocations += other.later_allocations;
   }
@@ -288,15 +289,16 @@ void add_rows(const Case& what, const Counted& counted, Table* table) {
     const TravelBytes& bytes = counted.layer[i];
     if (bytes == TravelBytes{} && i > 0) continue;
     const bool first = i == 0;
-    table->add_row(
-        {first ? what.plan_name() : "", first ? what.pool->name : "",
-         first ? std::string(short_name(what.dtype)) : "",
-         first ? (what.resent ? "resent" : "kept") : "", travel_name(static_cast<Travel>(i)),
-         with_thousands(bytes.needed), with_thousands(bytes.sent), with_thousands(bytes.packed),
-         share(bytes.packed, bytes.sent), with_thousands(bytes.unpacked),
-         share(bytes.unpacked, bytes.received), with_thousands(bytes.merged),
-         with_thousands(bytes.messages), first ? with_thousands(counted.buffer_bytes) : "",
-         first ? with_thousands(counted.later_allocations) : ""});
+    table->add_row({first ? what.plan_name() : "", first ? what.pool->name : "",
+                    first ? std::string(short_name(what.dtype)) : "",
+                    first ? (what.redispatched ? "redispatched" : "kept") : "",
+                    travel_name(static_cast<Travel>(i)), with_thousands(bytes.needed),
+                    with_thousands(bytes.sent), with_thousands(bytes.packed),
+                    share(bytes.packed, bytes.sent), with_thousands(bytes.unpacked),
+                    share(bytes.unpacked, bytes.received), with_thousands(bytes.merged),
+                    with_thousands(bytes.messages),
+                    first ? with_thousands(counted.buffer_bytes) : "",
+                    first ? with_thousands(counted.later_allocations) : ""});
   }
 }
 
@@ -312,7 +314,7 @@ Json to_json(const Case& what, const Counted& counted) {
   return {{"plan", what.plan_name()},
           {"servers", what.pool->name},
           {"dtype", short_name(what.dtype)},
-          {"keys", what.resent ? "resent" : "kept"},
+          {"keys", what.redispatched ? "redispatched" : "kept"},
           {"wide_gradients", what.wide_gradients},
           {"layer", travels},
           {"buffer_bytes", counted.buffer_bytes},
@@ -333,7 +335,8 @@ int measure(bool json) {
     rows.push_back(to_json(what, counted));
     for (const std::string& fault : counted.faults) {
       missed.push_back(fmt::format("{}, {}, {}, {}: {}", what.plan_name(), what.pool->name,
-                                   short_name(what.dtype), what.resent ? "resent" : "kept", fault));
+                                   short_name(what.dtype),
+                                   what.redispatched ? "redispatched" : "kept", fault));
     }
   }
   if (json) {
@@ -344,9 +347,9 @@ int measure(bool json) {
       "distca {}\n{} workers, {} nano-batches of {} tokens, {} heads on {} key heads of {}; bytes "
       "of "
       "one layer, all ranks;\nbuffers: bytes of the rank with most; allocations after the first of "
-      "{} steps, under {} schedules\n\n{}\n",
+      "{} steps, under {} ways to overlap\n\n{}\n",
       build_info::kCommit, kWorkers, kNanoBatches.size(), with_thousands(kTokens), 4, 2, 16, kSteps,
-      kSchedules.size(), table.to_string());
+      kOverlaps.size(), table.to_string());
   for (const std::string& line : missed) fmt::print("missed: {}\n", line);
   fmt::print(
       "{} of {} cases reach every bar: nothing sent that need not travel, at most one copy of "

@@ -41,12 +41,12 @@ const char* travel_name(Travel travel) {
 Travel travel_of(const Op& op) {
   const bool forward = op.pass == Pass::kForward;
   switch (op.kind) {
-    case OpKind::kEnter:
+    case OpKind::kDispatch:
       return forward ? Travel::kQkv : Travel::kDO;
-    case OpKind::kResend:
+    case OpKind::kRedispatch:
       return Travel::kQkvAgain;
-    case OpKind::kAttend:
-    case OpKind::kLeave:
+    case OpKind::kCoreAttention:
+    case OpKind::kCombine:
       return forward ? Travel::kO : Travel::kGradients;
     default:
       DISTCA_CHECK(false, "{} exchanges nothing", describe(op));
@@ -85,7 +85,7 @@ AwayTokens away_tokens(const Plan& plan) {
   return away;
 }
 
-void add_needed(const Plan& plan, const ExchangeTypes& types, bool resent, Travels* travels) {
+void add_needed(const Plan& plan, const ExchangeTypes& types, bool redispatched, Travels* travels) {
   const auto [queries, keys] = away_tokens(plan);
   const AttentionShape& shape = plan.shape;
   const int64_t q = shape.num_heads * shape.head_dim_qk;
@@ -99,7 +99,7 @@ void add_needed(const Plan& plan, const ExchangeTypes& types, bool resent, Trave
   const int64_t qkv = (queries * q + keys * kv) * compute;
   add(Travel::kQkv, qkv);
   add(Travel::kO, queries * (o * compute + per_row));
-  if (resent) add(Travel::kQkvAgain, qkv);
+  if (redispatched) add(Travel::kQkvAgain, qkv);
   add(Travel::kDO, queries * (o * compute + 2 * per_row));
   add(Travel::kGradients, (queries * q + keys * kv) * element_bytes(types.gradient));
 }

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "distca/plan/plan.h"
-#include "distca/program/schedule.h"
+#include "distca/program/overlap.h"
 
 namespace distca::bench {
 
@@ -25,7 +25,7 @@ struct TravelBytes {
   int64_t received = 0;
   int64_t packed = 0;    // copied on the sender's side
   int64_t unpacked = 0;  // copied or added on the receiver's side
-  int64_t merged = 0;    // O and LSE of key sub-ranges, written again
+  int64_t merged = 0;    // O and LSE of split-KV, written again
   int64_t messages = 0;
 
   TravelBytes& operator+=(const TravelBytes& other);
@@ -41,8 +41,8 @@ struct AwayTokens {
 };
 AwayTokens away_tokens(const Plan& plan);
 
-/// Fills in `needed`. `resent`: keys travel again for backward.
-void add_needed(const Plan& plan, const ExchangeTypes& types, bool resent, Travels* travels);
+/// Fills in `needed`. `redispatched`: keys travel again for backward.
+void add_needed(const Plan& plan, const ExchangeTypes& types, bool redispatched, Travels* travels);
 
 /// What is wrong, one line each; empty where every bar is reached: no byte sent that need not
 /// travel, each sent byte packed at most once, each received byte unpacked at most once.

@@ -79,10 +79,11 @@ TEST(CopiesCount, a_second_copy_a_stray_byte_and_a_lost_one_are_named) {
 }
 
 TEST(CopiesCount, an_attend_counts_where_its_results_travel) {
-  EXPECT_EQ(travel_of({.kind = OpKind::kAttend}), Travel::kO);
-  EXPECT_EQ(travel_of({.kind = OpKind::kAttend, .pass = Pass::kBackward}), Travel::kGradients);
-  EXPECT_EQ(travel_of({.kind = OpKind::kEnter, .pass = Pass::kBackward}), Travel::kDO);
-  EXPECT_EQ(travel_of({.kind = OpKind::kResend, .pass = Pass::kBackward}), Travel::kQkvAgain);
+  EXPECT_EQ(travel_of({.kind = OpKind::kCoreAttention}), Travel::kO);
+  EXPECT_EQ(travel_of({.kind = OpKind::kCoreAttention, .pass = Pass::kBackward}),
+            Travel::kGradients);
+  EXPECT_EQ(travel_of({.kind = OpKind::kDispatch, .pass = Pass::kBackward}), Travel::kDO);
+  EXPECT_EQ(travel_of({.kind = OpKind::kRedispatch, .pass = Pass::kBackward}), Travel::kQkvAgain);
 }
 
 }  // namespace

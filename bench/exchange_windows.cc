@@ -13,8 +13,9 @@ bool has_messages(const Program& program, const Op& op) {
 
 /// Post-attention of a layer and pre-attention of the next one, of one nano-batch.
 bool are_fused(const Op& first, const Op& second) {
-  const bool forward = first.kind == OpKind::kPost && second.kind == OpKind::kPre;
-  const bool backward = first.kind == OpKind::kPre && second.kind == OpKind::kPost;
+  const bool forward = first.kind == OpKind::kPostAttention && second.kind == OpKind::kPreAttention;
+  const bool backward =
+      first.kind == OpKind::kPreAttention && second.kind == OpKind::kPostAttention;
   return first.nano_batch == second.nano_batch && first.pass == second.pass &&
          (first.pass == distca::Pass::kForward ? forward : backward);
 }
@@ -30,9 +31,9 @@ ExchangeWindow window_of(const Program& program, size_t at, const OpSeconds& sec
   double operation_s = 0;
   for (size_t i = at + 1; i < program.ops.size(); ++i) {
     const Op& op = program.ops[i];
-    if (std::ranges::count(op.deps, static_cast<int32_t>(at)) > 0) break;
+    if (std::ranges::count(op.wait_for, static_cast<int32_t>(at)) > 0) break;
     if (is_exchange(op)) continue;
-    if (previous == nullptr) window.under_attend = op.kind == OpKind::kAttend;
+    if (previous == nullptr) window.under_attention = op.kind == OpKind::kCoreAttention;
     window.under_s += seconds_of(op);
     operation_s =
         seconds_of(op) + (previous != nullptr && are_fused(*previous, op) ? operation_s : 0);
@@ -49,7 +50,7 @@ struct Extremes {
 
   bool holds(const ExchangeWindow& window) const {
     return most.kind == window.kind && most.pass == window.pass &&
-           most.under_attend == window.under_attend;
+           most.under_attention == window.under_attention;
   }
   void add(const ExchangeWindow& window) {
     if (window.share() > most.share()) most = window;

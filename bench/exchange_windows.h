@@ -16,9 +16,9 @@ using OpSeconds = std::array<std::array<double, 2>, kNumOpKinds>;
 
 /// An exchange beside the operations that it runs under.
 struct ExchangeWindow {
-  OpKind kind = OpKind::kEnter;
+  OpKind kind = OpKind::kDispatch;
   distca::Pass pass = distca::Pass::kForward;
-  bool under_attend = false;  // it runs under core attention first; else under linear work
+  bool under_attention = false;  // it runs under core attention first; else under linear work
   double exchange_s = 0;
   double under_s = 0;    // of all operations that it runs under
   double longest_s = 0;  // of the longest of them; one layer's post-attention and the next one's

@@ -17,7 +17,7 @@ ExchangesAlone::ExchangesAlone(Communicator& comm, Program program)
 
 void ExchangesAlone::play_once(OpTimes* times) { distca::play(program_, *this, times); }
 
-void ExchangesAlone::post(const Op& op) {
+void ExchangesAlone::issue(const Op& op) {
   const auto messages_of = [&](const MessageList& list, int32_t buffer) {
     std::vector<Message> messages;
     for (const PeerMessage& one : list.messages) {

@@ -22,7 +22,7 @@ class ExchangesAlone : private OpPlayer {
  private:
   void play(const Op&) override {}
   void pack(const Op&) override {}
-  void post(const Op& op) override;
+  void issue(const Op& op) override;
   void wait(const Op& op) override;
   void land(const Op&) override {}
   void wait_sent(const Op& op) override;

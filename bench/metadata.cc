@@ -22,7 +22,7 @@
 #include "distca/plan/exchange.h"
 #include "distca/plan/plan_batch_input.h"
 #include "distca/plan/scheduler.h"
-#include "distca/program/schedule.h"
+#include "distca/program/overlap.h"
 #include "distca/program/validate.h"
 
 namespace distca {
@@ -233,7 +233,7 @@ int run(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--layout", arguments.options.layout, "Default: the scheduler's own");
   app.add_option("--scheduler", arguments.options.scheduler)->capture_default_str();
-  app.add_flag("--key-sub-ranges", arguments.options.key_sub_ranges);
+  app.add_flag("--split-kv", arguments.options.split_kv);
   app.add_flag("--spread", arguments.options.spread);
   app.add_option("--seed", arguments.seed, "Of the shuffle")->capture_default_str();
   app.add_option("--rounds", arguments.rounds)->check(CLI::Range(1, 1000))->capture_default_str();

@@ -61,10 +61,11 @@ TEST(ExchangesAlone, send_every_message_of_the_program_each_time) {
     Program program{.ops = {},
                     .buffers = {{BufferRole::kQkvOut, 192}, {BufferRole::kQkvIn, 192}},
                     .exchanges = {}};
-    testing::add_exchange(program, {.kind = OpKind::kEnter, .tag = 1, .out = 0, .in = 1},
+    testing::add_exchange(program, {.kind = OpKind::kDispatch, .tag = 1, .out = 0, .in = 1},
                           {{peer, 100}}, {{peer, 100}});
     testing::add_exchange(
-        program, {.kind = OpKind::kLeave, .deps = {0}, .sent = {0}, .tag = 2, .out = 0, .in = 1},
+        program,
+        {.kind = OpKind::kCombine, .wait_for = {0}, .wait_sends = {0}, .tag = 2, .out = 0, .in = 1},
         {{peer, 7}}, {{peer, 7}});
     CountedMessages group(comm);
     ExchangesAlone alone(group, program);

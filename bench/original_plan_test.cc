@@ -3,8 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "distca/plan/plan_summary.h"
 #include "distca/plan/plan_testing.h"
-#include "distca/plan/summary.h"
 
 namespace distca::bench {
 namespace {

@@ -95,7 +95,7 @@ int run(int argc, char** argv) {
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   app.add_option("--shown-rounds", arguments.options.shown_rounds,
-                 "Of settings and schedules that are not judged")
+                 "Of settings and ways to overlap that are not judged")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   app.add_option("--rates", arguments.rates, "MB/s of each direction, judged")

@@ -81,8 +81,8 @@ RankBatch rank_batch(const SwappedBatch& batch, const LlamaConfig& model, int ra
           .tokens = std::vector<LocalTokens>(kNanoBatches, tokens)};
 }
 
-Program program_of(Schedule schedule, const LlamaConfig& model, const RankBatch& batch) {
-  return step_program(model, {.schedule = schedule}, /*holds_weights=*/true,
+Program program_of(Overlap overlap, const LlamaConfig& model, const RankBatch& batch) {
+  return step_program(model, {.overlap = overlap}, /*holds_weights=*/true,
                       ProgramRequest::Kind::kTrain, batch.parts);
 }
 
@@ -142,9 +142,8 @@ LlamaConfig overlap_model() {
 }
 
 /// [arm]
-constexpr std::array<Schedule, kArms> kArmSchedules{Schedule::kBlocking, Schedule::kOverlap,
-                                                    Schedule::kPingPong, Schedule::kPingPong,
-                                                    Schedule::kPingPong};
+constexpr std::array<Overlap, kArms> kArmOverlaps{
+    Overlap::kNone, Overlap::kWithin, Overlap::kPingPong, Overlap::kPingPong, Overlap::kPingPong};
 
 struct OverlapMeasurer::State {
   OverlapOptions options;
@@ -178,7 +177,7 @@ double OverlapMeasurer::State::step(Arm arm, const RankBatch& inputs, bool cut, 
   for (const at::Tensor& parameter : llama.parameters()) {
     if (parameter.grad().defined()) parameter.grad().zero_();
   }
-  const StepInput input{program_of(kArmSchedules[arm], options.model, inputs), inputs.tokens};
+  const StepInput input{program_of(kArmOverlaps[arm], options.model, inputs), inputs.tokens};
   cuttable.cut(cut);
   barrier(comm, "begin of a step");
   PlayedStep played{.begin_s = steady_seconds()};
@@ -213,7 +212,7 @@ SwappedBatch OverlapMeasurer::State::choose_batch(const OverlapSetting& setting,
   SwappedBatch batch{.home_tokens = tokens - tokens / 8, .swapped_tokens = tokens / 8};
   for (int i = 0; i < kTries; ++i) {
     const RankBatch inputs = rank_batch(batch, options.model, comm.rank());
-    const Program program = program_of(Schedule::kPingPong, options.model, inputs);
+    const Program program = program_of(Overlap::kPingPong, options.model, inputs);
     warm_up(inputs, std::array{kOneByteArm});
     OpTimes times;
     step(kOneByteArm, inputs, /*cut=*/true, &times);
@@ -234,7 +233,7 @@ SwappedBatch OverlapMeasurer::State::choose_batch(const OverlapSetting& setting,
 /// have to be shown rest in the later rounds.
 void OverlapMeasurer::State::play_rounds(const RankBatch& inputs, bool judged,
                                          OverlapFigures* figures) {
-  ExchangesAlone alone(comm, program_of(Schedule::kBlocking, options.model, inputs));
+  ExchangesAlone alone(comm, program_of(Overlap::kNone, options.model, inputs));
   OpTimes computed, exchanged;
   const int rounds = judged ? options.rounds : options.shown_rounds;
   for (int round = 0; round < rounds; ++round) {
@@ -255,7 +254,7 @@ void OverlapMeasurer::State::play_rounds(const RankBatch& inputs, bool judged,
     figures->used_s.push_back(mean_of_ranks(comm, core.taken_seconds));
     figures->charged_s.push_back(mean_of_ranks(comm, core.process_seconds));
   }
-  const Program program = program_of(Schedule::kPingPong, options.model, inputs);
+  const Program program = program_of(Overlap::kPingPong, options.model, inputs);
   OpSeconds seconds{};
   set_means(program, computed, rounds, /*computed=*/true, &seconds);
   set_means(program, exchanged, static_cast<int>(figures->alone_s.size()), /*computed=*/false,

@@ -59,7 +59,7 @@ std::string windows_table(const OverlapFigures& figures) {
                "times as long"});
   for (const ExchangeWindow& window : figures.windows) {
     table.add_row({op_name(window.kind), pass_name(window.pass), ms(window.exchange_s),
-                   window.under_attend ? "attend" : "post and pre", ms(window.under_s),
+                   window.under_attention ? "core_attention" : "linear work", ms(window.under_s),
                    percent(window.share()), ms(window.longest_s),
                    number(window.over_longest(), 2)});
   }
@@ -116,7 +116,7 @@ Json setting_json(const OverlapFigures& figures, const std::vector<OverlapFigure
     windows.push_back({{"exchange", op_name(window.kind)},
                        {"pass", pass_name(window.pass)},
                        {"alone_s", window.exchange_s},
-                       {"under_attend", window.under_attend},
+                       {"under_attention", window.under_attention},
                        {"under_s", window.under_s},
                        {"longest_s", window.longest_s}});
   }

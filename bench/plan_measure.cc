@@ -31,18 +31,18 @@ void count(const Plan& plan, Measured& measured) {
 
 std::vector<Variant> balanced_variants(const std::string& scheduler) {
   std::vector<Variant> variants;
-  const auto add = [&](const char* name, const char* layout, bool key_sub_ranges, bool spread) {
+  const auto add = [&](const char* name, const char* layout, bool split_kv, bool spread) {
     variants.push_back({name,
                         {.scheduler = scheduler,
                          .layout = layout,
                          .tolerance_ppm = kTolerancePpm,
-                         .key_sub_ranges = key_sub_ranges,
+                         .split_kv = split_kv,
                          .spread = spread}});
   };
   add("sequential, whole context", "sequential", false, false);
-  add("sequential, key sub-ranges", "sequential", true, false);
+  add("sequential, split-KV", "sequential", true, false);
   add("own layout, whole context", "balanced", false, false);
-  add("own layout, key sub-ranges", "balanced", true, false);
+  add("own layout, split-KV", "balanced", true, false);
   add("own layout, spread", "balanced", true, true);
   return variants;
 }

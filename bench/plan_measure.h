@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "distca/plan/plan_batch_input.h"
-#include "distca/plan/summary.h"
+#include "distca/plan/plan_summary.h"
 
 namespace distca::bench {
 
@@ -15,7 +15,7 @@ struct Variant {
   PlanOptions options;
 };
 
-/// `balanced` on its two layouts, with and without key sub-ranges and spread, at tolerance 0.02.
+/// `balanced` on its two layouts, with and without split-KV and spread, at tolerance 0.02.
 std::vector<Variant> balanced_variants(const std::string& scheduler);
 /// Every other scheduler at its own tolerance, on its own layout.
 std::vector<Variant> rival_variants(const std::string& scheduler);

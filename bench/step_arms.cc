@@ -79,7 +79,7 @@ StepInput step_input(const StepArm& arm, const LlamaConfig& model, const std::ve
   StepInput input;
   std::vector<NanoPart> parts;
   for (const Plan& plan : plans) {
-    parts.push_back({attention_exchange(PlanIndex(plan), rank, model, arm.step), arm.resent});
+    parts.push_back({attention_exchange(PlanIndex(plan), rank, model, arm.step), arm.redispatched});
     if (rank >= plan.cluster.num_workers) continue;
     input.tokens.push_back(
         made_up_tokens(plan.nano_batch, plan.layout.workers[rank], model.vocab_size));

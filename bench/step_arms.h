@@ -25,7 +25,7 @@ struct StepArm {
   /// plan.tolerance = auto: chosen by predicted time (plan/choose_tolerance.h), not by `plan`.
   std::optional<LayerTimeOptions> weighed = {};
   StepOptions step;
-  bool resent = false;                 // keys travel again for backward
+  bool redispatched = false;           // keys travel again for backward
   bool one_nano_batch = false;         // a batch's documents are planned and played together
   int64_t max_tokens_per_worker = 0;   // of one nano-batch; 0: no cap
   std::vector<int64_t> capacity = {};  // [workers] integers; empty: all alike

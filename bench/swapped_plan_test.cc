@@ -29,7 +29,7 @@ TEST(SwappedPlan, two_tasks_stay_for_exchanges_to_hide_under) {
   const Plan plan = swapped_plan({.home_tokens = 301, .swapped_tokens = 100}, kShape);
   const RankExchange exchange = PlanIndex(plan).exchange(0);
   int home = 0;
-  for (const ServerTask& task : exchange.tasks) home += task.q.block == 0 ? 1 : 0;
+  for (const ServerTask& task : exchange.tasks) home += task.q.buffer == 0 ? 1 : 0;
   EXPECT_EQ(home, 2);
   EXPECT_EQ(exchange.tasks.size(), 3u);
 }

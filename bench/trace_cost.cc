@@ -44,10 +44,10 @@ double executor_us(bool recorded) {
   Program program;
   constexpr int kPairs = 500;
   for (int i = 0; i < kPairs; ++i) {
-    testing::add_exchange(program, {.kind = OpKind::kEnter, .layer = i, .nano_batch = 0}, {{1, 8}},
-                          {{1, 8}});
+    testing::add_exchange(program, {.kind = OpKind::kDispatch, .layer = i, .nano_batch = 0},
+                          {{1, 8}}, {{1, 8}});
     program.ops.push_back(
-        Op{.kind = OpKind::kAttend, .layer = i, .nano_batch = 0, .deps = {2 * i}});
+        Op{.kind = OpKind::kCoreAttention, .layer = i, .nano_batch = 0, .wait_for = {2 * i}});
   }
   double least_s = 1e9;
   for (int turn = 0; turn < 30; ++turn) {
@@ -71,7 +71,7 @@ void measure(Communicator& comm, int rounds) {
   TraceRecorder recorder;
   std::array<size_t, 3> steps{};  // off, off again, on
   for (size_t& step : steps)
-    step = player.add({.name = "ping-pong", .plan = {}, .step = {.schedule = Schedule::kPingPong}});
+    step = player.add({.name = "ping-pong", .plan = {}, .step = {.overlap = Overlap::kPingPong}});
   player.set_recorder(steps[2], &recorder);
   std::vector<ArmRun> arms;
   for (const size_t step : steps)

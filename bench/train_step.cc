@@ -102,10 +102,11 @@ class Bench {
         [&] { optimizer_.update(config_.optimizer.lr); });
     const double step_s = now() - begin;
     const OpTimes& times = result.times;
-    const auto& attend =
-        (one_thread ? times.processor_seconds : times.seconds)[static_cast<int>(OpKind::kAttend)];
+    const auto& core_attention =
+        (one_thread ? times.processor_seconds
+                    : times.seconds)[static_cast<int>(OpKind::kCoreAttention)];
     const auto of = [&](Pass pass) {
-      return attend[static_cast<int>(pass)][static_cast<int>(OpPart::kPlay)];
+      return core_attention[static_cast<int>(pass)][static_cast<int>(OpPart::kPlay)];
     };
     const double forward = of(Pass::kForward), backward = of(Pass::kBackward);
     return {step_s, forward + backward, forward, backward};

@@ -31,7 +31,7 @@ struct Contestant {
 };
 
 std::string how(const StepArm& arm) {
-  std::string text(std::ranges::find(kSchedules, arm.step.schedule, &ScheduleName::schedule)->name);
+  std::string text(std::ranges::find(kOverlaps, arm.step.overlap, &OverlapName::overlap)->name);
   if (arm.one_nano_batch) text += ", one nano-batch";
   if (arm.weighed) text += ", tolerance auto";
   if (arm.plan.tolerance_ppm != PlanOptions::kOwnTolerance)
@@ -40,20 +40,19 @@ std::string how(const StepArm& arm) {
 }
 
 /// The arm under each of these schedules.
-std::vector<StepArm> under(const std::vector<Schedule>& schedules, const StepArm& arm) {
+std::vector<StepArm> under(const std::vector<Overlap>& overlaps, const StepArm& arm) {
   std::vector<StepArm> ways;
-  for (const Schedule schedule : schedules) {
+  for (const Overlap overlap : overlaps) {
     StepArm& way = ways.emplace_back(arm);
-    way.step.schedule = schedule;
+    way.step.overlap = overlap;
     way.name = how(way);
   }
   return ways;
 }
 
-const std::vector<Schedule> kEverySchedule = {Schedule::kBlocking, Schedule::kOverlap,
-                                              Schedule::kPingPong};
+const std::vector<Overlap> kEveryOverlap = {Overlap::kNone, Overlap::kWithin, Overlap::kPingPong};
 /// Where nothing is exchanged, overlap is blocking.
-const std::vector<Schedule> kWithoutExchange = {Schedule::kBlocking, Schedule::kPingPong};
+const std::vector<Overlap> kWithoutExchange = {Overlap::kNone, Overlap::kPingPong};
 
 /// Balanced plans, their tolerance fixed and chosen.
 std::vector<StepArm> our_ways(const ContestOptions& options, const Speeds& speeds,
@@ -61,14 +60,14 @@ std::vector<StepArm> our_ways(const ContestOptions& options, const Speeds& speed
   balanced.plan.scheduler = "balanced";
   balanced.profile = options.profile;
   std::vector<StepArm> ways;
-  for (const Schedule schedule : kEverySchedule) {
-    balanced.step.schedule = schedule;
+  for (const Overlap overlap : kEveryOverlap) {
+    balanced.step.overlap = overlap;
     StepArm& fixed = ways.emplace_back(balanced);
     fixed.plan.tolerance_ppm = kFixedTolerancePpm;
     fixed.name = how(fixed);
     StepArm& weighed = ways.emplace_back(balanced);
     weighed.weighed = LayerTimeOptions{
-        .speeds = speeds, .hiding = hiding_of(schedule), .layers = options.model.num_hidden_layers};
+        .speeds = speeds, .hiding = hiding_of(overlap), .layers = options.model.num_hidden_layers};
     weighed.name = how(weighed);
   }
   return ways;
@@ -92,15 +91,15 @@ std::vector<Contestant> contestants(const ContestOptions& options, const Speeds&
   StepArm whole_batch = by("wlb");
   whole_batch.one_nano_batch = true;
   whole_batch.max_tokens_per_worker = cap * options.shape.nano_batches;
-  wlb.push_back(under({Schedule::kBlocking}, whole_batch)[0]);
+  wlb.push_back(under({Overlap::kNone}, whole_batch)[0]);
   std::vector<Contestant> all = {{"balanced (ours)", our_ways(options, speeds, by("balanced"))},
                                  {"ours again", {}},  // as ours was chosen
                                  {"local, equal documents", local, /*equal_documents=*/true}};
   const std::vector<Contestant> rivals = {
       {"local", local},
       {"wlb", wlb},
-      {"per-document-cp", under(kEverySchedule, by("per-document-cp"))},
-      {"greedy", under(kEverySchedule, by("greedy"))}};
+      {"per-document-cp", under(kEveryOverlap, by("per-document-cp"))},
+      {"greedy", under(kEveryOverlap, by("greedy"))}};
   for (const Contestant& rival : rivals) {
     if (takes_part(options, rival.name)) all.push_back(rival);
   }
@@ -132,7 +131,7 @@ struct Contest::State {
         with_ddp(takes_part(options, kDdp)),
         plain(player.add({.name = "plain",
                           .plan = {.scheduler = "local"},
-                          .step = {.schedule = Schedule::kBlocking},
+                          .step = {.overlap = Overlap::kNone},
                           .profile = options.profile})) {
     if (with_ddp) start_ddp();
   }

@@ -35,7 +35,7 @@ constexpr int kWorkers = 2;
 constexpr int kSlow = 1;  // rank
 
 struct Arguments {
-  std::string schedule = "ping-pong";
+  std::string overlap = "ping-pong";
   std::string throttle = "auto";
   int rounds = 15;
   int warm_up = 10;  // steps from which speeds are measured before the rounds
@@ -57,7 +57,7 @@ Config config_of(const Arguments& arguments) {
   config.batch.nano_batch_tokens = 4096;
   config.servers.reweight = true;
   config.train.deterministic = false;  // measured speeds enter plans
-  config.train.schedule = schedule_of(arguments.schedule);
+  config.train.overlap = overlap_of(arguments.overlap);
   return config;
 }
 const BatchLengths kBatch = {{3700, 396}, {3700, 396}};
@@ -138,7 +138,7 @@ class Uneven {
   void add(std::string name, std::vector<int64_t> capacity = {}) {
     StepArm arm{.name = name};
     arm.plan.tolerance_ppm = 10'000;
-    arm.step.schedule = schedule_of(arguments_.schedule);
+    arm.step.overlap = overlap_of(arguments_.overlap);
     arm.capacity = std::move(capacity);
     player_.add(std::move(arm));
     splits_.push_back({.name = std::move(name)});
@@ -220,7 +220,7 @@ class Uneven {
       halved.ranks[kSlow].linear_ps_per_token *= 2;
       halved.ranks[kSlow].attention_ps_per_kload *= 2;
     }
-    UnevenReport report{.schedule = arguments_.schedule,
+    UnevenReport report{.overlap = arguments_.overlap,
                         .cgroup = cgroup_,
                         .even = splits_[kEven],
                         .even_again = splits_[kEvenAgain],
@@ -251,8 +251,8 @@ int run(int argc, char** argv) {
   Arguments arguments;
   CLI::App app{"Two workers, one at half speed: fixed splits of core attention and measured ones.",
                "uneven"};
-  app.add_option("--schedule", arguments.schedule)
-      ->check(CLI::IsMember(schedule_names()))
+  app.add_option("--overlap", arguments.overlap)
+      ->check(CLI::IsMember(overlap_names()))
       ->capture_default_str();
   app.add_option("--throttle", arguments.throttle,
                  "What makes a worker slow; auto: a control group where one can be made, else a "

@@ -65,9 +65,9 @@ void print_table(const UnevenReport& report) {
   const Split& best = best_of(report.fixed);
   const Rates ideal = ideal_seconds(report.undisturbed.seconds, kMachines, kMachinesLeft);
   fmt::print(
-      "{}, distca {}\n2 workers, a core each, schedule {}; the second one at half speed by {}; {} "
+      "{}, distca {}\n2 workers, a core each, overlap {}; the second one at half speed by {}; {} "
       "rounds, medians with 95 % intervals\n\n",
-      cpu_name(), build_info::kCommit, report.schedule, throttle_name(report),
+      cpu_name(), build_info::kCommit, report.overlap, throttle_name(report),
       report.even.seconds.size());
   Table table({"split of core attention", "fast worker's share", "it waits", "slow one waits",
                "not given of its core", "step ms", "/ best fixed", "95 % interval", "/ ideal",
@@ -113,7 +113,7 @@ void print_json(const UnevenReport& report) {
   const Figure figure = judged(report);
   const Json all = {{"machine", cpu_name()},
                     {"commit", build_info::kCommit},
-                    {"schedule", report.schedule},
+                    {"overlap", report.overlap},
                     {"throttle", throttle_name(report)},
                     {"splits", splits},
                     {"best_fixed", best_of(report.fixed).name},

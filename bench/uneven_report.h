@@ -10,7 +10,7 @@
 namespace distca::bench {
 
 struct UnevenReport {
-  std::string schedule;
+  std::string overlap;
   bool cgroup = false;                 // what makes a worker slow; false: a busy process
   Split even, even_again;              // a half each, one worker slow
   Split reweighted, reweighted_again;  // by measured speeds

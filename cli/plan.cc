@@ -82,14 +82,14 @@ void run_plan(const PlanArguments& arguments) {
   } else if (arguments.json) {
     fmt::print("{}", plan_to_json(planned.plan));
   } else {
-    if (choice) fmt::print("{}\n", weighed_table(*choice, arguments.schedule, choosing_s));
+    if (choice) fmt::print("{}\n", weighed_table(*choice, arguments.overlap, choosing_s));
     print_report(planned, request ? &*request : nullptr);
   }
 }
 
 /// What one option takes along: none of those that it would ignore.
 void check_company(const PlanArguments& arguments, const std::vector<CLI::Option*>& inputs) {
-  constexpr std::array<std::string_view, 4> kCompared{"--scheduler", "--layout", "--key-sub-ranges",
+  constexpr std::array<std::string_view, 4> kCompared{"--scheduler", "--layout", "--split-kv",
                                                       "--spread"};
   for (const CLI::Option* input : inputs) {
     const std::string name = input->get_name();
@@ -115,8 +115,9 @@ void add_plan(CLI::App& app) {
   verb->add_option("--plan", arguments->plan,
                    "A plan as JSON, to check; takes none of the above but --profile");
   add_program_options(*verb, *arguments);
-  const std::vector<CLI::Option*> of_program{
-      verb->get_option("--rank"), verb->get_option("--nano-batches"), verb->get_option("--resent")};
+  const std::vector<CLI::Option*> of_program{verb->get_option("--rank"),
+                                             verb->get_option("--nano-batches"),
+                                             verb->get_option("--redispatch")};
   verb->add_flag("--compare", arguments->compare, "All schedulers side by side");
   verb->add_flag("--json", arguments->json, "Print the plan as JSON (docs/plan_format.md)");
   verb->add_flag("--summary-json", arguments->summary_json, "Print the figures as one JSON object");

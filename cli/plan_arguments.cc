@@ -10,7 +10,7 @@
 #include "distca/cost/attention_profile.h"
 #include "distca/plan/plan_batch_input.h"
 #include "distca/plan/scheduler.h"
-#include "distca/program/schedule.h"
+#include "distca/program/overlap.h"
 
 namespace distca::cli {
 namespace {
@@ -146,15 +146,14 @@ void add_scheduler_options(CLI::App& verb, PlanArguments& arguments) {
       ->capture_default_str();
   verb.add_option("--layout", arguments.options.layout,
                   listed("Which tokens live where; default: the scheduler's own", layouts()));
-  verb.add_option(
-          "--tolerance", arguments.tolerance,
-          "Load may exceed a server's share by this; auto: weighed under --schedule against "
-          "bytes that would not hide. Default: the scheduler's own")
+  verb.add_option("--tolerance", arguments.tolerance,
+                  "Load may exceed a server's share by this; auto: weighed under --overlap against "
+                  "bytes that would not hide. Default: the scheduler's own")
       ->check(finite_range(0, 10) | CLI::IsMember({"auto"}));
-  verb.add_flag("--key-sub-ranges", arguments.options.key_sub_ranges,
+  verb.add_flag("--split-kv", arguments.options.split_kv,
                 "Tasks may have part of the keys: fewer bytes, results merged by LSE");
   verb.add_flag("--spread", arguments.options.spread,
-                "Lowest largest send and receive; builds on --key-sub-ranges");
+                "Lowest largest send and receive; builds on --split-kv");
   verb.add_option("--profile", arguments.profile,
                   "What is balanced: pairs, or the time on h200 or as measured in a file of "
                   "`distca profile`")
@@ -238,8 +237,8 @@ void add_program_options(CLI::App& verb, PlanArguments& arguments) {
   verb.add_flag("--program", arguments.program,
                 "Print the operations of one rank in a training step of --layers layers "
                 "(docs/program.md), once those of all ranks are found valid");
-  verb.add_option("--schedule", arguments.schedule, listed("Order of operations", kSchedules))
-      ->check(CLI::IsMember(schedule_names()))
+  verb.add_option("--overlap", arguments.overlap, listed("Order of operations", kOverlaps))
+      ->check(CLI::IsMember(overlap_names()))
       ->capture_default_str();
   verb.add_option("--rank", arguments.rank, "Whose program")
       ->check(CLI::Range(0, kMostWorkers))
@@ -249,7 +248,7 @@ void add_program_options(CLI::App& verb, PlanArguments& arguments) {
           "Of the step; a workload or plan, which is one nano-batch, is taken so many times")
       ->check(CLI::Range(1, 64))
       ->capture_default_str();
-  verb.add_flag("--resent", arguments.resent,
+  verb.add_flag("--redispatch", arguments.redispatched,
                 "Q, K, V travel again for backward instead of being kept by the servers");
 }
 

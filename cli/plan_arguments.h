@@ -46,11 +46,11 @@ struct PlanArguments {
   bool json = false;
   bool summary_json = false;
   std::filesystem::path out;
-  std::string schedule = "ping-pong";  // a name of kSchedules
+  std::string overlap = "ping-pong";  // a name of kOverlaps
   bool program = false;
-  int rank = 0;          // whose program
-  int nano_batches = 2;  // of the program's step
-  bool resent = false;   // Q, K, V travel again for backward
+  int rank = 0;               // whose program
+  int nano_batches = 2;       // of the program's step
+  bool redispatched = false;  // Q, K, V travel again for backward
 };
 
 /// All options that say what is planned, in groups.

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "distca/base/error.h"
-#include "distca/program/schedule.h"
+#include "distca/program/overlap.h"
 #include "distca/program/validate.h"
 
 namespace distca::cli {
@@ -42,10 +42,10 @@ std::vector<Program> step_programs(const PlanArguments& arguments, const std::ve
     for (int rank = 0; rank < num_ranks; ++rank) {
       RankExchange rows = index.exchange(rank);
       messages += static_cast<int64_t>(rows.sends.size() + rows.receives.size()) *
-                  arguments.layers * (arguments.resent ? 5 : 4);
+                  arguments.layers * (arguments.redispatched ? 5 : 4);
       parts[rank].push_back({.exchange = std::make_shared<const AttentionExchange>(
                                  make_attention_exchange(std::move(rows), first.shape, types)),
-                             .resent = arguments.resent});
+                             .redispatched = arguments.redispatched});
     }
   }
   if (messages > kMostMessages) {
@@ -56,7 +56,7 @@ std::vector<Program> step_programs(const PlanArguments& arguments, const std::ve
   }
   std::vector<Program> programs;
   for (int rank = 0; rank < num_ranks; ++rank) {
-    ProgramRequest request{.schedule = schedule_of(arguments.schedule),
+    ProgramRequest request{.overlap = overlap_of(arguments.overlap),
                            .holds_weights = rank < first.cluster.num_workers,
                            .nano_batches = std::move(parts[rank])};
     request.model = {.num_layers = arguments.layers,
@@ -85,10 +85,10 @@ void print_program_of(const PlanArguments& arguments) {
   DISTCA_CHECK(violations.empty(), "our own programs are invalid: {}", violations.front());
   const Program& program = programs[arguments.rank];
   fmt::print(
-      "Rank {} of {}{}, schedule {}, nano-batches: {}, layers: {}; {} operations, valid with the "
+      "Rank {} of {}{}, overlap {}, nano-batches: {}, layers: {}; {} operations, valid with the "
       "programs of all ranks\n\n{}",
       arguments.rank, cluster.num_servers(),
-      arguments.rank < cluster.num_workers ? "" : " (a dedicated server)", arguments.schedule,
+      arguments.rank < cluster.num_workers ? "" : " (a dedicated server)", arguments.overlap,
       plans.size(), arguments.layers, program.ops.size(), print_program(program));
 }
 

@@ -11,8 +11,8 @@
 #include "distca/base/json.h"
 #include "distca/base/text.h"
 #include "distca/plan/lower_bound.h"
+#include "distca/plan/plan_summary.h"
 #include "distca/plan/scheduler.h"
-#include "distca/plan/summary.h"
 
 namespace distca::cli {
 namespace {
@@ -155,7 +155,7 @@ std::string bound_words(const Plan& plan, const PlanSummary& summary) {
       "at least {} move with whole-context tasks within the tolerance, by pairs, on any layout{}{}",
       human_bytes(bound),
       applies ? fmt::format(": {:.2f} x that", bytes / static_cast<double>(bound)) : "",
-      plan.options.key_sub_ranges ? "; key sub-ranges may go below it" : "");
+      plan.options.split_kv ? "; split-KV may go below it" : "");
 }
 
 std::string link_words(const Link& link) {
@@ -203,7 +203,7 @@ Json summary_json(const Planned& planned) {
   Json json{
       {"scheduler", plan.options.scheduler},
       {"layout", plan.options.layout},
-      {"key_sub_ranges", plan.options.key_sub_ranges},
+      {"split_kv", plan.options.split_kv},
       {"spread", plan.options.spread},
       {"tolerance", tolerance(plan)},
       {"price", plan.options.price},
@@ -241,17 +241,17 @@ std::vector<PlanOptions> all_options(const PlanOptions& asked) {
     PlanOptions options{.scheduler = std::string(entry.name),
                         .layout = std::string(entry.layout),
                         .tolerance_ppm = asked.tolerance_ppm};
-    if (entry.key_sub_ranges) {
+    if (entry.split_kv) {
       options.layout = "sequential";
       all.push_back(options);
-      options.key_sub_ranges = true;
+      options.split_kv = true;
       all.push_back(options);
-      options.key_sub_ranges = false;
+      options.split_kv = false;
       options.layout = entry.layout;
     }
     all.push_back(options);
-    if (!entry.key_sub_ranges) continue;
-    options.key_sub_ranges = true;
+    if (!entry.split_kv) continue;
+    options.split_kv = true;
     all.push_back(options);
     options.spread = true;
     all.push_back(options);
@@ -260,12 +260,12 @@ std::vector<PlanOptions> all_options(const PlanOptions& asked) {
 }
 
 std::string short_name_of(const PlanOptions& options) {
-  return fmt::format("{}{}{}", options.scheduler, options.key_sub_ranges ? " +k" : "",
+  return fmt::format("{}{}{}", options.scheduler, options.split_kv ? " +k" : "",
                      options.spread ? " +s" : "");
 }
 
 std::string name_of(const PlanOptions& options) {
-  return fmt::format("{}{}{}", options.scheduler, options.key_sub_ranges ? " +key-sub-ranges" : "",
+  return fmt::format("{}{}{}", options.scheduler, options.split_kv ? " +split-kv" : "",
                      options.spread ? " +spread" : "");
 }
 
@@ -322,7 +322,7 @@ void print_comparison(const PlanRequest& request, const AskedShape& asked, bool 
       table.add_refusal(short_name_of(options), options.layout, error);
       list.push_back({{"scheduler", options.scheduler},
                       {"layout", options.layout},
-                      {"key_sub_ranges", options.key_sub_ranges},
+                      {"split_kv", options.split_kv},
                       {"spread", options.spread},
                       {"refused", error.what()}});
     }
@@ -334,7 +334,7 @@ void print_comparison(const PlanRequest& request, const AskedShape& asked, bool 
   fmt::print(
       "{} documents, {} tokens, {} servers; bytes of one layer, forward, all "
       "servers\n{}\n{}\n{}"
-      "+k: with key sub-ranges, +s: with spread; tol.: tolerance; {}; tokens: of the worker that "
+      "+k: with split-KV, +s: with spread; tol.: tolerance; {}; tokens: of the worker that "
       "has most;\nout, in: of the server that sends, receives most; plan ms: best of 3 where a "
       "call "
       "takes less than 50 ms\n",

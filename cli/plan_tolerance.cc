@@ -6,7 +6,7 @@
 
 #include "cli/plan_bars.h"
 #include "distca/base/text.h"
-#include "distca/program/schedule.h"
+#include "distca/program/overlap.h"
 
 namespace distca::cli {
 namespace {
@@ -28,12 +28,12 @@ ToleranceChoice chosen_tolerance(const PlanArguments& arguments, const PlanReque
                           .attention = request.shape};
   LayerTimeOptions options;
   options.speeds = stated_speeds(layers, request.cluster.num_servers(), request.profile.get());
-  options.hiding = hiding_of(schedule_of(arguments.schedule));
+  options.hiding = hiding_of(overlap_of(arguments.overlap));
   options.layers = layers.num_layers;
   return choose_tolerance(request, options);
 }
 
-std::string weighed_table(const ToleranceChoice& choice, const std::string& schedule,
+std::string weighed_table(const ToleranceChoice& choice, const std::string& overlap,
                           double seconds) {
   Table table({"scheduler", "layout", "tolerance", "max/mean", "MiB", "ms", "exposed ms", ""});
   for (size_t i = 0; i < choice.weighed.size(); ++i) {
@@ -48,7 +48,7 @@ std::string weighed_table(const ToleranceChoice& choice, const std::string& sche
   return fmt::format(
       "weighed: a layer, forward and backward, under {}; bytes of all ranks; within {} per mille "
       "the fewest bytes; weighed in {:.1f} ms\n{}",
-      schedule, kTiePermille, seconds * 1e3, table.to_string());
+      overlap, kTiePermille, seconds * 1e3, table.to_string());
 }
 
 }  // namespace distca::cli

@@ -13,7 +13,7 @@ namespace distca::cli {
 ToleranceChoice chosen_tolerance(const PlanArguments& arguments, const PlanRequest& request);
 
 /// A line a plan that was weighed. `seconds`: what choosing took.
-std::string weighed_table(const ToleranceChoice& choice, const std::string& schedule,
+std::string weighed_table(const ToleranceChoice& choice, const std::string& overlap,
                           double seconds);
 
 }  // namespace distca::cli

@@ -76,13 +76,13 @@ std::string clocks(const Trace& trace) {
 
 void Report::print_head() const {
   const std::vector<RankStep>& steps = analysis_.ranks[0];
-  fmt::print("{} rank{}, step{} {}, schedule {}, commit {}; {}\n", num_ranks_,
+  fmt::print("{} rank{}, step{} {}, overlap {}, commit {}; {}\n", num_ranks_,
              num_ranks_ > 1 ? "s" : "", num_steps_ > 1 ? "s" : "",
              num_steps_ > 1 ? fmt::format("{} to {}", steps.front().step, steps.back().step)
                             : fmt::format("{}", steps.front().step),
-             trace_.schedule, trace_.commit, clocks(trace_));
+             trace_.overlap, trace_.commit, clocks(trace_));
   if (analysis_.unmatched_waits > 0) {
-    fmt::print("{} waits for messages whose post is not in the trace count as exposed\n",
+    fmt::print("{} waits for messages whose issue is not in the trace count as exposed\n",
                analysis_.unmatched_waits);
   }
 }
@@ -120,8 +120,8 @@ void Report::print_ranks() const {
   fmt::print(
       "{}step = compute + copies + launch + idle; idle = imbalance + exposed + sums + other\n"
       "  launch     handing messages over, and the gaps between operations\n"
-      "  imbalance  waiting for a rank that had not posted its message yet\n"
-      "  exposed    waiting for messages that all ranks had posted and that were still under way\n"
+      "  imbalance  waiting for a rank that had not issued its message yet\n"
+      "  exposed    waiting for messages that all ranks had issued and that were still under way\n"
       "  sums       waiting in sums over ranks\n"
       "  other      waiting for a plan\n"
       "  hidden     exchanges that were under way while the rank did something else (at most)\n",
@@ -137,7 +137,7 @@ void Report::print_lost() const {
       {"exposed", all_.parts.of(StepPart::kExposed)},
       {"sums", all_.parts.of(StepPart::kSum)},
       {"copies", all_.parts.of(StepPart::kCopy)},
-      {"launch: posts", all_.parts.of(StepPart::kPost)},
+      {"launch: issues", all_.parts.of(StepPart::kIssue)},
       {"launch: gaps", all_.parts.of(StepPart::kGap)},
       {"other", all_.parts.of(StepPart::kOther)}};
   Table table({"", "ms", "of the step", ""});
@@ -304,10 +304,10 @@ Json Report::json() const {
                          {"imbalance_ns", exchange.imbalance_ns},
                          {"bytes", exchange.bytes}});
   }
-  return {{"version", trace_.version},   {"commit", trace_.commit},
-          {"schedule", trace_.schedule}, {"unmatched_waits", analysis_.unmatched_waits},
-          {"lost_ms", lost_ms()},        {"ranks", ranks},
-          {"operations", operations},    {"exchanges", exchanges}};
+  return {{"version", trace_.version}, {"commit", trace_.commit},
+          {"overlap", trace_.overlap}, {"unmatched_waits", analysis_.unmatched_waits},
+          {"lost_ms", lost_ms()},      {"ranks", ranks},
+          {"operations", operations},  {"exchanges", exchanges}};
 }
 
 void run_trace(const TraceArguments& arguments) {

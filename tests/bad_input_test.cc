@@ -82,7 +82,7 @@ class Inputs {
     };
     const auto write_trace = [&](const char* name, std::vector<TraceRank> ranks) {
       write_file_atomically(base / name,
-                            chrome_json(Trace{.schedule = "overlap", .ranks = std::move(ranks)}));
+                            chrome_json(Trace{.overlap = "within", .ranks = std::move(ranks)}));
     };
     write_trace("no_rank.json", {});
     write_trace("no_step.json", {rank(0)});

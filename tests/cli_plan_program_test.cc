@@ -26,16 +26,16 @@ TEST(CliPlanProgram, is_printed_once_those_of_all_ranks_are_valid) {
   const Outcome ping_pong = run_distca(program({"--rank", "7"}));
   ASSERT_EQ(ping_pong.exit_code, 0) << ping_pong.err;
   EXPECT_THAT(ping_pong.out,
-              AllOf(StartsWith("Rank 7 of 8, schedule ping-pong, nano-batches: 2, layers: 2; "),
+              AllOf(StartsWith("Rank 7 of 8, overlap ping-pong, nano-batches: 2, layers: 2; "),
                     HasSubstr("valid with the programs of all ranks\n"),
-                    ContainsRegex("comm +backward layer 1 leave of nano-batch 1 .* tag [0-9]+, "
+                    ContainsRegex("comm +backward layer 1 combine of nano-batch 1 .* tag [0-9]+, "
                                   "[0-9]+ bytes (to|from) "),
                     HasSubstr(": qkv_in, ")));
   const Outcome server = run_distca(program(
-      {"--capacity", "0,0,0,0,0,0,0,0,1", "--rank", "8", "--schedule", "overlap", "--resent"}));
+      {"--capacity", "0,0,0,0,0,0,0,0,1", "--rank", "8", "--overlap", "within", "--redispatch"}));
   ASSERT_EQ(server.exit_code, 0) << server.err;
-  EXPECT_THAT(server.out, AllOf(HasSubstr("(a dedicated server), schedule overlap"),
-                                HasSubstr(" resend "), Not(HasSubstr(" pre "))));
+  EXPECT_THAT(server.out, AllOf(HasSubstr("(a dedicated server), overlap within"),
+                                HasSubstr(" redispatch "), Not(HasSubstr(" pre_attention "))));
 }
 
 TEST(CliPlanProgram, is_what_the_page_shows) {

@@ -199,9 +199,9 @@ TEST(Cli, bars_of_load_are_of_what_is_balanced_over_each_servers_share) {
 }
 
 TEST(Cli, an_automatic_tolerance_shows_what_it_weighed) {
-  const auto plan = [](const char* gbytes, const char* schedule, const char* more) {
+  const auto plan = [](const char* gbytes, const char* overlap, const char* more) {
     return run_distca({"plan", "--workload", kWorkload, "--tolerance", "auto", "--between-gbytes",
-                       gbytes, "--schedule", schedule, more});
+                       gbytes, "--overlap", overlap, more});
   };
   const Outcome wide = plan("1000", "ping-pong", "--layers=2");
   ASSERT_EQ(wide.exit_code, 0) << wide.err;
@@ -209,11 +209,11 @@ TEST(Cli, an_automatic_tolerance_shows_what_it_weighed) {
   EXPECT_THAT(wide.out, HasSubstr("\nlocal      sequential  -             1.856 "));
   EXPECT_THAT(wide.out, ContainsRegex("\nbalanced   balanced    0\\.0[25] .*  chosen\n"));
   EXPECT_THAT(wide.out, HasSubstr("\nvalid\n"));
-  const Outcome narrow = plan("0.001", "blocking", "--layers=2");
+  const Outcome narrow = plan("0.001", "none", "--layers=2");
   EXPECT_THAT(narrow.out, HasSubstr("scheduler local"));
-  EXPECT_EQ(Json::parse(plan("0.001", "blocking", "--summary-json").out).at("scheduler"), "local");
+  EXPECT_EQ(Json::parse(plan("0.001", "none", "--summary-json").out).at("scheduler"), "local");
   for (const char* other : {"--compare", "--program"}) {
-    const Outcome refused = plan("1", "overlap", other);
+    const Outcome refused = plan("1", "within", other);
     EXPECT_EQ(refused.exit_code, 2);
     EXPECT_THAT(refused.err, HasSubstr(std::string("give ") + other + " a number"));
   }
@@ -271,8 +271,8 @@ TEST(Cli, a_window_has_no_known_bound) {
   const Json json = Json::parse(run_distca(as_json).out);
   EXPECT_TRUE(json.at("lower_bound_bytes").is_null());
   EXPECT_EQ(json.at("shape").at("window_left"), 4095);
-  const Outcome keys = run_distca({"plan", "--workload", kWorkload, "--key-sub-ranges"});
-  EXPECT_THAT(keys.out, HasSubstr("key sub-ranges may go below it"));
+  const Outcome keys = run_distca({"plan", "--workload", kWorkload, "--split-kv"});
+  EXPECT_THAT(keys.out, HasSubstr("split-KV may go below it"));
 }
 
 TEST(Cli, memory_is_of_all_activations_where_the_model_is_known) {

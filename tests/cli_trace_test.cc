@@ -52,13 +52,13 @@ void expect_every_message_on_both_sides(const Trace& trace) {
   for (int rank = 0; rank < static_cast<int>(trace.ranks.size()); ++rank) {
     for (const TraceEvent& event : trace.ranks[rank].events) {
       if (event.kind != TraceKind::kLaunch && event.kind != TraceKind::kWait) continue;
-      const bool posts = event.kind == TraceKind::kLaunch;
+      const bool issues = event.kind == TraceKind::kLaunch;
       const auto here = [&](const std::vector<int>& ranks) { EXPECT_THAT(ranks, Contains(rank)); };
       for (int peer : event.to) {
         const TraceEvent* there = post_of(trace.ranks.at(peer), event);
         ASSERT_NE(there, nullptr) << event.name << " of rank " << rank << " to " << peer;
         EXPECT_EQ(there->name, event.name);
-        if (posts) here(there->from);
+        if (issues) here(there->from);
       }
       for (int peer : event.from) {
         const TraceEvent* there = post_of(trace.ranks.at(peer), event);
@@ -116,7 +116,7 @@ void expect_parts_add_up(const Trace& trace, std::vector<int64_t> steps) {
 TEST_F(CliTraceTest, a_run_of_two_workers_leaves_a_trace_whose_parts_add_up) {
   const Trace trace = traced({"--workers", "2"});
   ASSERT_EQ(trace.ranks.size(), 2u);
-  EXPECT_EQ(trace.schedule, "ping-pong");
+  EXPECT_EQ(trace.overlap, "ping-pong");
   expect_every_message_on_both_sides(trace);
   expect_events_within_their_steps(trace);
   expect_compute_events_nest(trace);
@@ -126,20 +126,21 @@ TEST_F(CliTraceTest, a_run_of_two_workers_leaves_a_trace_whose_parts_add_up) {
     EXPECT_EQ(rank.clock_uncertainty_s, 0);  // one machine, one clock
     std::set<std::string> names;
     for (const TraceEvent& event : rank.events) names.insert(operation_name(event));
-    EXPECT_THAT(names, AllOf(Contains("plan"), Contains("plan hash"), Contains("forward attend"),
-                             Contains("backward pre"), Contains("gradient sum"),
-                             Contains("loss sum"), Contains("optimizer")));
+    EXPECT_THAT(names,
+                AllOf(Contains("plan"), Contains("plan hash"), Contains("forward core_attention"),
+                      Contains("backward pre_attention"), Contains("gradient sum"),
+                      Contains("loss sum"), Contains("optimizer")));
   }
 }
 
 TEST_F(CliTraceTest, servers_and_schedules_are_traced_alike) {
-  for (const char* schedule : {"blocking", "overlap"}) {
+  for (const char* overlap : {"none", "within"}) {
     const Trace trace = traced({"--workers", "2", "servers.dedicated=1", "train.trace_steps=1",
                                 "train.trace_first_step=3", "train.overwrite=true",
-                                std::string("train.schedule=") + schedule});
+                                std::string("train.overlap=") + overlap});
     ASSERT_EQ(trace.ranks.size(), 3u);
     EXPECT_TRUE(trace.ranks[2].server);
-    EXPECT_EQ(trace.schedule, schedule);
+    EXPECT_EQ(trace.overlap, overlap);
     expect_every_message_on_both_sides(trace);
     expect_events_within_their_steps(trace);
     expect_parts_add_up(trace, {3});
@@ -169,9 +170,9 @@ TEST_F(CliTraceTest, the_table_and_its_json_say_where_the_time_went) {
   const Outcome table = run_distca({"trace", file()});
   EXPECT_EQ(table.exit_code, 0) << table.err;
   for (const char* part :
-       {"2 ranks, steps 2 to 4, schedule ping-pong", "0 worker", "1 worker", "Lost: ", "imbalance",
-        "exposed", "copies", "launch: posts", "computes longest", "forward attend", "GFLOP/s",
-        "of nano-batch 1", "nano-batch 0"})
+       {"2 ranks, steps 2 to 4, overlap ping-pong", "0 worker", "1 worker", "Lost: ", "imbalance",
+        "exposed", "copies", "launch: issues", "computes longest", "forward core_attention",
+        "GFLOP/s", "of nano-batch 1", "nano-batch 0"})
     EXPECT_THAT(table.out, HasSubstr(part));
   const Json json = parse_json(run_distca({"trace", "--json", file()}).out, "output");
   ASSERT_EQ(json["ranks"].size(), 2u);

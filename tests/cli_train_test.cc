@@ -226,8 +226,8 @@ TEST_F(CliTrainTest, ranks_with_different_schedules_or_servers_refuse_to_start) 
     EXPECT_EQ(second.wait().exit_code, 2);
     return outcome.err;
   };
-  EXPECT_THAT(refusals("train.schedule=ping-pong", "train.schedule=overlap"),
-              HasSubstr("train.schedule: rank 1 would play by overlap, rank 0 by ping-pong"));
+  EXPECT_THAT(refusals("train.overlap=ping-pong", "train.overlap=within"),
+              HasSubstr("train.overlap: rank 1 would play by within, rank 0 by ping-pong"));
   EXPECT_THAT(refusals("servers.dedicated=0", "servers.dedicated=1"),
               HasSubstr("servers.dedicated: rank 1 would train with 1, rank 0 with 0"));
   EXPECT_FALSE(fs::exists(folder_ / "run"));

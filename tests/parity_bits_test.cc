@@ -1,6 +1,6 @@
 // What of a step has the same bits (DESIGN rule 2): core attention's outputs on recorded Q, K, V
-// under every schedule, plan and choice of servers; a layout's loss; kept beside resent; a step
-// beside itself. And the exchange's gradients against finite differences.
+// under every schedule, plan and choice of servers; a layout's loss; kept beside redispatched; a
+// step beside itself. And the exchange's gradients against finite differences.
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
@@ -119,7 +119,8 @@ class Attention {
     }
     AttentionKernel kernel(kernel_request(model_, choice, 1, -1));
     ExchangeBuffers buffers(-1);
-    testing::play_attention(exchanges, {.schedule = play_.schedule, .resent = play_.resent}, kernel,
+    testing::play_attention(exchanges,
+                            {.overlap = play_.overlap, .redispatched = play_.redispatched}, kernel,
                             comm, buffers, layers, holds_weights);
     for (size_t n = 0; n < plans_.size() && holds_weights; ++n) {
       const testing::AttentionLayer& layer = layers[n][0];
@@ -144,8 +145,8 @@ std::vector<Plan> plans_by(const std::string& planner_name, const LlamaConfig& m
   return plans;
 }
 
-Recorded attend(const LlamaConfig& model, const std::string& planner, int workers,
-                const Play& play) {
+Recorded recorded(const LlamaConfig& model, const std::string& planner, int workers,
+                  const Play& play) {
   const Attention attention(model, plans_by(planner, model, workers, play.servers), play);
   return attention.play(attention.inputs(), KernelChoice::kCpu);
 }
@@ -170,26 +171,26 @@ constexpr std::array<ScalarType, 2> kFormats = {ScalarType::kFloat32, ScalarType
 TEST(parity_bits, o_of_recorded_q_k_v_is_the_same_under_every_schedule_plan_and_choice_of_servers) {
   for (const ScalarType dtype : kFormats) {
     const LlamaConfig model = small_llama(kKvHeads, dtype);
-    const Recorded one = attend(model, "local", 1, {});
+    const Recorded one = recorded(model, "local", 1, {});
     for (const Planner& planner : planners()) {
-      if (planner.key_sub_ranges || planner.cut_tasks) continue;  // merges round
+      if (planner.split_kv || planner.cut_tasks) continue;  // merges round
       for (const Play& play : plays()) {
-        expect_same_outputs(attend(model, planner.name, 3, play), one, 1,
+        expect_same_outputs(recorded(model, planner.name, 3, play), one, 1,
                             planner.name + ", " + name_of(play));
       }
     }
   }
 }
 
-TEST(parity_bits, o_of_key_sub_ranges_is_the_same_under_every_schedule) {
+TEST(parity_bits, o_of_split_kv_is_the_same_under_every_schedule) {
   for (const ScalarType dtype : kFormats) {
     const LlamaConfig model = small_llama(kKvHeads, dtype);
     for (const char* planner : {"balanced_keys", "greedy_cut"}) {
       for (const Servers& who : servers()) {
-        const Recorded blocking = attend(model, planner, 3, {.servers = who});
+        const Recorded none = recorded(model, planner, 3, {.servers = who});
         for (const Play& play : plays()) {
           if (std::string(play.servers.name) != who.name) continue;
-          expect_same_outputs(attend(model, planner, 3, play), blocking, 1,
+          expect_same_outputs(recorded(model, planner, 3, play), none, 1,
                               std::string(planner) + ", " + name_of(play));
         }
       }
@@ -202,10 +203,10 @@ TEST(parity_bits, gradients_of_kept_keys_are_those_of_resent_keys) {
     const LlamaConfig model = small_llama(kKvHeads, dtype);
     for (const char* planner : {"greedy", "balanced_keys", "greedy_cut"}) {
       for (Play play : plays()) {
-        if (play.resent) continue;
-        const Recorded kept = attend(model, planner, 3, play);
-        play.resent = true;
-        expect_same_outputs(attend(model, planner, 3, play), kept, 4,
+        if (play.redispatched) continue;
+        const Recorded kept = recorded(model, planner, 3, play);
+        play.redispatched = true;
+        expect_same_outputs(recorded(model, planner, 3, play), kept, 4,
                             std::string(planner) + ", " + name_of(play));
       }
     }
@@ -225,12 +226,12 @@ TEST(parity_bits, a_steps_kept_keys_give_the_bits_of_resent_ones_for_more_bytes)
   for (const ScalarType dtype : kFormats) {
     for (const char* planner : {"greedy", "greedy_cut"}) {
       for (Play play : plays()) {
-        if (play.resent) continue;
+        if (play.redispatched) continue;
         const Outcome kept = run(step_of(dtype, planner, play));
-        play.resent = true;
-        const Outcome resent = run(step_of(dtype, planner, play));
-        expect_same_bits(resent, kept, std::string(planner) + ", " + name_of(play));
-        EXPECT_GT(resent.bytes_sent, kept.bytes_sent) << planner << ", " << name_of(play);
+        play.redispatched = true;
+        const Outcome redispatched = run(step_of(dtype, planner, play));
+        expect_same_bits(redispatched, kept, std::string(planner) + ", " + name_of(play));
+        EXPECT_GT(redispatched.bytes_sent, kept.bytes_sent) << planner << ", " << name_of(play);
       }
     }
   }
@@ -261,13 +262,13 @@ TEST(parity_bits, schedules_differ_in_the_rounding_of_gradients_alone) {
   for (const ScalarType dtype : kFormats) {
     for (const char* planner : {"greedy", "greedy_cut"}) {
       for (const Servers& who : servers()) {
-        const Outcome blocking = run(step_of(dtype, planner, {.servers = who}));
-        for (const Schedule schedule : {Schedule::kOverlap, Schedule::kPingPong}) {
-          const Play play{.schedule = schedule, .servers = who};
+        const Outcome none = run(step_of(dtype, planner, {.servers = who}));
+        for (const Overlap overlap : {Overlap::kWithin, Overlap::kPingPong}) {
+          const Play play{.overlap = overlap, .servers = who};
           const Outcome other = run(step_of(dtype, planner, play));
-          EXPECT_EQ(other.loss, blocking.loss) << planner << ", " << name_of(play);
-          EXPECT_EQ(other.bytes_sent, blocking.bytes_sent) << planner << ", " << name_of(play);
-          expect_same(other, blocking, format_bound(dtype), 0, name_of(play));
+          EXPECT_EQ(other.loss, none.loss) << planner << ", " << name_of(play);
+          EXPECT_EQ(other.bytes_sent, none.bytes_sent) << planner << ", " << name_of(play);
+          expect_same(other, none, format_bound(dtype), 0, name_of(play));
         }
       }
     }

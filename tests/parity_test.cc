@@ -1,7 +1,7 @@
 // The same result for every plan and every schedule (DESIGN rule 1): loss and every gradient of a
 // small Llama equal the single worker's, for worker counts, ways to plan, batches, head counts,
-// schedules, kept and resent keys, servers in place and dedicated. `make test` runs a choice that
-// covers every pair of values, `make test-full` the grid.
+// schedules, kept and redispatched keys, servers in place and dedicated. `make test` runs a choice
+// that covers every pair of values, `make test-full` the grid.
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -38,7 +38,7 @@ struct ParityCase {
   int kv_heads = 4;
   int layers = 2;
   std::vector<Play>
-      plays;  // kept beside resent of the same schedule and servers, if both are there
+      plays;  // kept beside redispatched of the same schedule and servers, if both are there
 };
 
 std::string parity_name(const ::testing::TestParamInfo<ParityCase>& info) {
@@ -101,8 +101,8 @@ TEST_P(ParityTest, loss_and_every_gradient_equal_one_workers) {
     expect_same(many, one, 1e-10, 1e-12, name_of(play));
     differences.add("fp64_" + name_of(play), largest_difference(many, one));
     Play of_kept = play;
-    of_kept.resent = false;
-    if (!play.resent) {
+    of_kept.redispatched = false;
+    if (!play.redispatched) {
       kept[name_of(play)] = many;
     } else if (const auto other = kept.find(name_of(of_kept)); other != kept.end()) {
       expect_same_bits(many, other->second, name_of(play) + " beside kept");
@@ -111,8 +111,8 @@ TEST_P(ParityTest, loss_and_every_gradient_equal_one_workers) {
   }
 }
 
-/// Every schedule, kept or resent, and who serves, with every number of workers, every way to plan,
-/// every batch, every model; and every pair of these.
+/// Every schedule, kept or redispatched, and who serves, with every number of workers, every way to
+/// plan, every batch, every model; and every pair of these.
 std::vector<ParityCase> pairs() {
   std::vector<ParityCase> cases;
   for (const std::vector<int>& row :
@@ -288,8 +288,8 @@ TEST(parity, a_window_gives_the_same_on_every_plan_and_schedule) {
   size_t turn = 0;
   for (const Planner& planner : planners()) {
     many.planner = planner.name;
-    for (const ScheduleName& schedule : kSchedules) {
-      many.play = {schedule.schedule, turn % 2 == 1, servers()[turn % servers().size()]};
+    for (const OverlapName& overlap : kOverlaps) {
+      many.play = {overlap.overlap, turn % 2 == 1, servers()[turn % servers().size()]};
       ++turn;
       expect_same(run(many), one, 1e-10, 1e-12, planner.name + ", " + name_of(many.play));
     }

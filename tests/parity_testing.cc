@@ -51,7 +51,7 @@ std::vector<StepInput> inputs_of(const StepRun& what, const StepOptions& options
     const PlanIndex index(plan);
     for (int rank = 0; rank < num_ranks; ++rank) {
       parts[rank].push_back(
-          {attention_exchange(index, rank, what.model, options), what.play.resent});
+          {attention_exchange(index, rank, what.model, options), what.play.redispatched});
       if (rank >= what.workers) continue;
       inputs[rank].tokens.push_back(make_tokens(plan.nano_batch, plan.layout.workers[rank],
                                                 what.model.vocab_size, what.documents.goes_on));
@@ -146,8 +146,8 @@ const std::vector<Planner>& planners() {
       {.name = "greedy", .scheduler = "greedy"},
       {.name = "balanced", .scheduler = "balanced"},
       {.name = "balanced_sequential", .scheduler = "balanced", .layout = "sequential"},
-      {.name = "balanced_keys", .scheduler = "balanced", .key_sub_ranges = true},
-      {.name = "balanced_spread", .scheduler = "balanced", .key_sub_ranges = true, .spread = true},
+      {.name = "balanced_keys", .scheduler = "balanced", .split_kv = true},
+      {.name = "balanced_spread", .scheduler = "balanced", .split_kv = true, .spread = true},
       {.name = "per_document_cp", .scheduler = "per-document-cp"},
       {.name = "wlb", .scheduler = "wlb"},
       {.name = "greedy_cut", .scheduler = "greedy", .cut_tasks = true},
@@ -174,9 +174,10 @@ const Servers& servers(const std::string& name) {
 const std::vector<Play>& plays() {
   static const std::vector<Play> all = [] {
     std::vector<Play> plays;
-    for (const ScheduleName& schedule : kSchedules) {
+    for (const OverlapName& overlap : kOverlaps) {
       for (const Servers& who : servers()) {
-        for (const bool resent : {false, true}) plays.push_back({schedule.schedule, resent, who});
+        for (const bool redispatched : {false, true})
+          plays.push_back({overlap.overlap, redispatched, who});
       }
     }
     return plays;
@@ -185,9 +186,10 @@ const std::vector<Play>& plays() {
 }
 
 std::string name_of(const Play& play) {
-  std::string schedule(std::ranges::find(kSchedules, play.schedule, &ScheduleName::schedule)->name);
-  std::ranges::replace(schedule, '-', '_');
-  return fmt::format("{}_{}_{}", schedule, play.resent ? "resent" : "kept", play.servers.name);
+  std::string overlap(std::ranges::find(kOverlaps, play.overlap, &OverlapName::overlap)->name);
+  std::ranges::replace(overlap, '-', '_');
+  return fmt::format("{}_{}_{}", overlap, play.redispatched ? "redispatched" : "kept",
+                     play.servers.name);
 }
 
 LlamaConfig small_llama(int64_t num_kv_heads, ScalarType dtype, int64_t num_layers) {
@@ -210,7 +212,7 @@ Plan plan_by(const Planner& planner, const LlamaConfig& model, const std::vector
   config.model = model;
   config.plan.scheduler = planner.scheduler;
   config.plan.layout = planner.layout;
-  config.plan.key_sub_ranges = planner.key_sub_ranges;
+  config.plan.split_kv = planner.split_kv;
   config.plan.spread = planner.spread;
   PlanRequest request = plan_request(config, NanoBatch::from_lengths(lengths), workers);
   std::vector<int64_t>& capacity = request.cluster.capacity;
@@ -229,7 +231,7 @@ Plan plan_by(const Planner& planner, const LlamaConfig& model, const std::vector
 
 Outcome run(const StepRun& what) {
   StepOptions options = what.options;
-  options.schedule = what.play.schedule;
+  options.overlap = what.play.overlap;
   const int ranks = what.workers + static_cast<int>(what.play.servers.dedicated.size());
   const std::vector<StepInput> inputs = inputs_of(what, options, ranks);
   check_programs(inputs);

@@ -28,9 +28,9 @@ struct Planner {
   std::string name;
   std::string scheduler;
   std::string layout = {};  // "": the scheduler's own
-  bool key_sub_ranges = false;
+  bool split_kv = false;
   bool spread = false;
-  bool cut_tasks = false;  // cut the scheduler's tasks at random into key sub-ranges
+  bool cut_tasks = false;  // cut the scheduler's tasks at random by keys (split-KV)
 };
 const std::vector<Planner>& planners();
 const Planner& planner(const std::string& name);
@@ -46,11 +46,11 @@ const Servers& servers(const std::string& name);
 
 /// How a step is played.
 struct Play {
-  Schedule schedule = Schedule::kBlocking;
-  bool resent = false;  // Q, K, V travel again for backward
+  Overlap overlap = Overlap::kNone;
+  bool redispatched = false;  // Q, K, V travel again for backward
   Servers servers = {"in_place"};
 };
-/// Every schedule x kept and resent x who serves.
+/// Every schedule x kept and redispatched x who serves.
 const std::vector<Play>& plays();
 /// For names of tests: letters, digits, underscores.
 std::string name_of(const Play& play);

@@ -247,7 +247,8 @@ TEST_F(TerminalTest, of_80_columns_shows_whole_lines_and_keeps_measured_losses) 
     if (line.find(run_) == std::string::npos) EXPECT_LE(line.size(), 100u) << line;
     if (line.starts_with("step ")) steps.push_back(line);
   }
-  const std::string line = "step %/6  loss [0-9.]+  held-out [0-9.]+  max/mean [0-9.]+>[0-9.]+  .*";
+  const std::string line =
+      "step %/6  loss [0-9.]+  validation [0-9.]+  max/mean [0-9.]+>[0-9.]+  .*";
   const auto of = [&](const char* step) { return std::string(line).replace(5, 1, step); };
   EXPECT_THAT(steps, ElementsAre(MatchesRegex(of("3")), MatchesRegex(of("6"))));
   for (const std::string& step : steps) EXPECT_LT(step.size(), 80u);

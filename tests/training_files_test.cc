@@ -135,12 +135,12 @@ TEST_F(RunFilesTest, ranks_that_are_restarted_take_their_unfinished_run_again) {
   }
 }
 
-TEST_F(RunFilesTest, weights_are_saved_when_the_last_held_out_loss_is_not_finite) {
+TEST_F(RunFilesTest, weights_are_saved_when_the_last_validation_loss_is_not_finite) {
   for (const char* workers : {"1", "2"}) {
     const Outcome outcome = run({"train.steps=1", "optimizer.lr=1e9", "optimizer.warmup_steps=0",
                                  "train.overwrite=true", "--workers", workers});
     EXPECT_EQ(outcome.exit_code, 1) << outcome.out << outcome.err;
-    EXPECT_THAT(outcome.err, AllOf(HasSubstr("step 1: the held-out loss is not finite"),
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("step 1: the validation loss is not finite"),
                                    HasSubstr("the weights are saved as they are in")));
     expect_one_line(outcome.err);
     EXPECT_EQ(files_below(folder_ / "run").size(), 4u);
@@ -149,18 +149,18 @@ TEST_F(RunFilesTest, weights_are_saved_when_the_last_held_out_loss_is_not_finite
 }
 
 TEST_F(RunFilesTest, kept_keys_that_do_not_fit_a_later_batch_travel_again) {
-  const Training kept = train("kept", {"--workers", "2", "exchange.keys=kept"});
+  const Training kept = train("kept", {"--workers", "2", "exchange.keys=keep"});
   // The first batch fits; a later one does not.
   const Outcome outcome =
-      run({"--workers", "2", "exchange.keys=kept", "plan.max_memory_gib=0.00252"});
+      run({"--workers", "2", "exchange.keys=keep", "plan.max_memory_gib=0.00252"});
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_THAT(outcome.err, HasSubstr("has no room for kept keys"));
   expect_one_line(outcome.err);
   expect_same_bits(read_training(folder_ / "run"), kept);
   const std::vector<Json> lines = read_json_lines(folder_ / "run" / "metrics.jsonl");
-  EXPECT_EQ(lines.front().at("nano_batches_resent"), 0);
+  EXPECT_EQ(lines.front().at("nano_batches_redispatched"), 0);
   EXPECT_TRUE(std::ranges::any_of(
-      lines, [](const Json& line) { return line.at("nano_batches_resent") > 0; }));
+      lines, [](const Json& line) { return line.at("nano_batches_redispatched") > 0; }));
 }
 
 }  // namespace

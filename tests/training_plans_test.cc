@@ -27,23 +27,24 @@ TEST_F(PlansOfTrainingTest, kept_and_resent_keys_give_the_same_bits_and_memory_c
     more.insert(more.begin(), two.begin(), two.end());
     return more;
   };
-  const auto resent = [&](const char* name) {
+  const auto redispatched = [&](const char* name) {
     int64_t sum = 0;
-    for (const Json& line : lines_of(name)) sum += line.at("nano_batches_resent").get<int64_t>();
+    for (const Json& line : lines_of(name))
+      sum += line.at("nano_batches_redispatched").get<int64_t>();
     return sum;
   };
-  const Training kept = train("kept", with({"exchange.keys=kept"}));
-  const Training again = train("resent", with({"exchange.keys=resent"}));
+  const Training kept = train("kept", with({"exchange.keys=keep"}));
+  const Training again = train("redispatched", with({"exchange.keys=redispatch"}));
   expect_same_bits(again, kept);
   EXPECT_GT(again.bytes_sent, kept.bytes_sent);
-  EXPECT_EQ(resent("kept"), 0);
-  EXPECT_EQ(resent("resent"), 6 * 2);
+  EXPECT_EQ(redispatched("kept"), 0);
+  EXPECT_EQ(redispatched("redispatched"), 6 * 2);
   expect_same_bits(train("auto", with({})), kept);
-  EXPECT_EQ(resent("auto"), 0) << "without a cap";
+  EXPECT_EQ(redispatched("auto"), 0) << "without a cap";
   // Some batches keep their keys within it, others cannot.
   expect_same_bits(train("cap", with({"plan.max_memory_gib=0.00252"})), kept);
-  EXPECT_GT(resent("cap"), 0);
-  EXPECT_LT(resent("cap"), 6 * 2);
+  EXPECT_GT(redispatched("cap"), 0);
+  EXPECT_LT(redispatched("cap"), 6 * 2);
 }
 
 TEST_F(PlansOfTrainingTest, with_a_profile_predicted_attention_times_stand_beside_measured_ones) {
@@ -64,7 +65,7 @@ TEST_F(PlansOfTrainingTest, with_a_profile_predicted_attention_times_stand_besid
 
 TEST_F(PlansOfTrainingTest, measured_speeds_enter_plans_as_recorded_values_and_change_no_loss) {
   const Training one = train("one", {"model.dtype=float64", "--workers", "1"});
-  // Held-out batches in between or not: speeds hold from the step that was said.
+  // Validation batches in between or not: speeds hold from the step that was said.
   for (const char* every : {"1", "3"}) {
     const Training weighed = train(
         every, {"model.dtype=float64", "comm.backend=threads", "--workers", "2",

@@ -29,7 +29,7 @@ TEST_P(WorkersTest, processes_give_the_bits_of_threads_and_so_does_a_second_run)
   const std::string workers = std::to_string(GetParam());
   const Training threads = train("threads", {"--workers", workers, "comm.backend=threads"});
   EXPECT_EQ(threads.losses.size(), 6u);
-  EXPECT_EQ(threads.held_out.size(), 2u);
+  EXPECT_EQ(threads.validation.size(), 2u);
   EXPECT_GT(threads.bytes_sent, 0);
   expect_same_bits(train("processes", {"--workers", workers}), threads);
   expect_same_bits(train("again", {"--workers", workers}), threads);
@@ -51,7 +51,7 @@ TEST_F(TrainingTest, every_number_of_workers_and_scheduler_trains_the_same_model
            {"greedy2", {"2", "plan.scheduler=greedy"}},
            {"balanced2", {"2"}},
            {"balanced3", {"3"}},
-           {"sub_ranges3", {"3", "plan.key_sub_ranges=true"}},
+           {"sub_ranges3", {"3", "plan.split_kv=true"}},
            {"spread3", {"3", "plan.spread=true"}},
            {"local2", {"2", "plan.scheduler=local"}},
            {"local3", {"3", "plan.scheduler=local"}},
@@ -61,7 +61,7 @@ TEST_F(TrainingTest, every_number_of_workers_and_scheduler_trains_the_same_model
     // DESIGN rule 1, in fp64.
     expect_near(many.losses, one.losses, 1e-10, "loss");
     expect_near(many.norms, one.norms, 1e-10, "gradient norm");
-    expect_near(many.held_out, one.held_out, 1e-10, "held-out loss");
+    expect_near(many.validation, one.validation, 1e-10, "validation loss");
   }
 }
 
@@ -70,32 +70,32 @@ TEST_F(TrainingTest, every_schedule_pool_of_servers_and_way_of_keys_trains_the_s
     more.insert(more.begin(), {"model.dtype=float64", "comm.backend=threads", "--workers"});
     return more;
   };
-  const Training one = train("one", with({"1", "train.schedule=blocking"}));
+  const Training one = train("one", with({"1", "train.overlap=none"}));
   const std::string dedicated = "servers.dedicated=1", alone = "servers.in_place=false";
   for (const auto& [name, more] : std::map<std::string, std::vector<std::string>>{
-           {"blocking", {"2", "train.schedule=blocking"}},
-           {"blocking_resent", {"3", "train.schedule=blocking", "exchange.keys=resent"}},
-           {"blocking_mixed", {"2", "train.schedule=blocking", dedicated, "exchange.keys=kept"}},
-           {"blocking_alone", {"2", "train.schedule=blocking", dedicated, alone}},
-           {"overlap", {"3", "train.schedule=overlap"}},
-           {"overlap_mixed", {"2", "train.schedule=overlap", dedicated, "exchange.keys=resent"}},
-           {"overlap_alone", {"2", "train.schedule=overlap", dedicated, alone}},
-           {"ping_pong_resent", {"2", "exchange.keys=resent"}},
+           {"none", {"2", "train.overlap=none"}},
+           {"none_redispatched", {"3", "train.overlap=none", "exchange.keys=redispatch"}},
+           {"none_mixed", {"2", "train.overlap=none", dedicated, "exchange.keys=keep"}},
+           {"none_alone", {"2", "train.overlap=none", dedicated, alone}},
+           {"within", {"3", "train.overlap=within"}},
+           {"within_mixed", {"2", "train.overlap=within", dedicated, "exchange.keys=redispatch"}},
+           {"within_alone", {"2", "train.overlap=within", dedicated, alone}},
+           {"ping_pong_redispatched", {"2", "exchange.keys=redispatch"}},
            {"ping_pong_three", {"2", "batch.nano_batches=3", "batch.nano_batch_tokens=384"}},
            {"ping_pong_mixed", {"2", dedicated, "servers.capacity=1,2,3"}},
-           {"ping_pong_alone", {"2", dedicated, alone, "exchange.keys=resent"}},
+           {"ping_pong_alone", {"2", dedicated, alone, "exchange.keys=redispatch"}},
            {"ping_pong_many", {"1", "servers.dedicated=3", alone}},
            {"ping_pong_processes", {"2", dedicated, "comm.backend=gloo"}}}) {
     const Training got = train(name, with(more));
     EXPECT_GT(got.bytes_sent, 0) << name;
     const Training want =
         name == "ping_pong_three"
-            ? train("one_of_three", with({"1", "train.schedule=blocking", more[1], more[2]}))
+            ? train("one_of_three", with({"1", "train.overlap=none", more[1], more[2]}))
             : one;
     // DESIGN rule 1, in fp64.
     expect_near(got.losses, want.losses, 1e-10, "loss");
     expect_near(got.norms, want.norms, 1e-10, "gradient norm");
-    expect_near(got.held_out, want.held_out, 1e-10, "held-out loss");
+    expect_near(got.validation, want.validation, 1e-10, "validation loss");
   }
 }
 
@@ -155,7 +155,7 @@ TEST_F(TrainingTest, initial_weights_do_not_depend_on_the_instruction_set) {
   EXPECT_TRUE(weights[0] == weights[1]);
 }
 
-TEST_F(TrainingTest, held_out_documents_without_a_next_token_give_no_figure) {
+TEST_F(TrainingTest, validation_documents_without_a_next_token_give_no_figure) {
   // One document of text and 19 that are empty, or of one byte.
   for (const int64_t length : {0, 1}) {
     const fs::path prefix = folder_ / fmt::format("rest_of_{}", length);
@@ -167,28 +167,28 @@ TEST_F(TrainingTest, held_out_documents_without_a_next_token_give_no_figure) {
     const fs::path run = folder_ / fmt::format("run_{}", length);
     const Outcome outcome = run_distca(train_arguments(prefix, run, {"train.steps=1"}));
     EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
-    EXPECT_THAT(outcome.out, HasSubstr("no next token: no held-out loss"));
+    EXPECT_THAT(outcome.out, HasSubstr("no next token: no validation loss"));
     EXPECT_FALSE(read_json_lines(run / "metrics.jsonl").back().contains("validation_loss"));
-    EXPECT_THAT(outcome.out, Not(HasSubstr("held-out loss 0")));
+    EXPECT_THAT(outcome.out, Not(HasSubstr("validation loss 0")));
   }
 }
 
-TEST_F(TrainingTest, loss_and_held_out_loss_fall_below_the_bigram_entropy) {
+TEST_F(TrainingTest, loss_and_validation_loss_fall_below_the_bigram_entropy) {
   const Training training = train("run", {"--workers", "2", "train.steps=60",
                                           "train.validation_every=10", "optimizer.lr=1e-2"});
   ASSERT_EQ(training.losses.size(), 60u);
-  ASSERT_EQ(training.held_out.size(), 6u);
+  ASSERT_EQ(training.validation.size(), 6u);
   // Before the first update the model knows nothing: every byte alike, ln 256 nats.
   EXPECT_NEAR(training.losses.front(), std::log(256.0), 0.1);
   // What counting pairs of bytes would reach: about 0.9 nats. Below it, context helped.
   const Json data = Json::parse(run_distca({"data", "show", prefix_, "--json"}).out);
   const double bigram = data.at("bigram_nats");
-  EXPECT_LT(bigram, 0.5 * training.held_out.front());
+  EXPECT_LT(bigram, 0.5 * training.validation.front());
   EXPECT_LT(training.losses.back(), bigram);
-  EXPECT_LT(training.held_out.back(), bigram);
+  EXPECT_LT(training.validation.back(), bigram);
 }
 
-TEST_F(TrainingTest, held_out_batches_are_the_same_each_time_and_never_a_steps) {
+TEST_F(TrainingTest, validation_batches_are_the_same_each_time_and_never_a_steps) {
   const std::vector<std::string> frozen = {"--workers", "2", "comm.backend=threads",
                                            "train.steps=5", "optimizer.lr=0"};
   const auto with = [&](const char* every) {
@@ -198,12 +198,13 @@ TEST_F(TrainingTest, held_out_batches_are_the_same_each_time_and_never_a_steps) 
   };
   const Training each = train("each", with("1")), second = train("second", with("2")),
                  last = train("last", with("0"));
-  ASSERT_EQ(each.held_out.size(), 5u);
+  ASSERT_EQ(each.validation.size(), 5u);
   // Nothing is learned: another loss would be that of other batches.
-  EXPECT_THAT(each.held_out, ::testing::Each(each.held_out[0]));
-  EXPECT_THAT(second.held_out, ElementsAre(each.held_out[0], each.held_out[0], each.held_out[0]));
-  EXPECT_THAT(last.held_out, ElementsAre(each.held_out[0]));
-  EXPECT_THAT(each.losses, ::testing::Not(::testing::Contains(each.held_out[0])));
+  EXPECT_THAT(each.validation, ::testing::Each(each.validation[0]));
+  EXPECT_THAT(second.validation,
+              ElementsAre(each.validation[0], each.validation[0], each.validation[0]));
+  EXPECT_THAT(last.validation, ElementsAre(each.validation[0]));
+  EXPECT_THAT(each.losses, ::testing::Not(::testing::Contains(each.validation[0])));
   EXPECT_EQ(std::set<double>(each.losses.begin(), each.losses.end()).size(), 5u);
   EXPECT_EQ(second.losses, each.losses);
   EXPECT_EQ(last.losses, each.losses);
@@ -258,12 +259,13 @@ TEST_F(TrainingTest, a_run_leaves_the_files_it_promises) {
     EXPECT_FALSE(line.contains("attention_predicted_s")) << "nothing predicts it";
     EXPECT_EQ(line.at("price"), "pairs");
     EXPECT_THAT(line.at("kernel").get<std::string>(), StartsWith("cpu-"));
-    EXPECT_EQ(line.at("schedule"), "ping-pong");
+    EXPECT_EQ(line.at("overlap"), "ping-pong");
     EXPECT_GE(line.at("bytes_copied"), 0);
-    for (const char* part : {"pack_ms", "post_ms", "wait_ms", "land_ms"})
+    for (const char* part : {"pack_ms", "issue_ms", "wait_ms", "land_ms"})
       EXPECT_GT(line.at("exchange").at(part), 0) << part;
     for (const char* pass : {"forward", "backward"}) {
-      for (const char* phase : {"embed", "pre", "enter", "attend", "leave", "post", "loss"}) {
+      for (const char* phase : {"embed", "pre_attention", "dispatch", "core_attention", "combine",
+                                "post_attention", "loss"}) {
         EXPECT_GT(line.at("phases").at(fmt::format("{}_{}_ms", pass, phase)), 0);
       }
     }

@@ -16,7 +16,7 @@ namespace distca::testing {
 
 /// What a run learned, without what it measured.
 struct Training {
-  std::vector<double> losses, norms, held_out;
+  std::vector<double> losses, norms, validation;
   std::string weights;  // model.safetensors
   int64_t bytes_sent = 0;
 };
@@ -26,7 +26,7 @@ inline Training read_training(const std::filesystem::path& run) {
   for (const Json& line : read_json_lines(run / "metrics.jsonl")) {
     training.losses.push_back(line.at("loss"));
     training.norms.push_back(line.at("grad_norm"));
-    if (line.contains("validation_loss")) training.held_out.push_back(line.at("validation_loss"));
+    if (line.contains("validation_loss")) training.validation.push_back(line.at("validation_loss"));
     training.bytes_sent += line.at("bytes_sent").get<int64_t>();
   }
   training.weights = read_file(run / "model.safetensors");
@@ -36,7 +36,7 @@ inline Training read_training(const std::filesystem::path& run) {
 inline void expect_same_bits(const Training& got, const Training& want) {
   EXPECT_EQ(got.losses, want.losses);
   EXPECT_EQ(got.norms, want.norms);
-  EXPECT_EQ(got.held_out, want.held_out);
+  EXPECT_EQ(got.validation, want.validation);
   EXPECT_TRUE(got.weights == want.weights) << "other bytes in model.safetensors";
 }
 

@@ -60,9 +60,9 @@ double normal_quantile(double p) {
   return std::abs(q) <= kCentreEnd ? centre(q) : tail(p);
 }
 
-void draw_normal_block(uint64_t seed, uint64_t block, double std_dev, std::span<float> out) {
-  DISTCA_CHECK(static_cast<int64_t>(out.size()) <= kNormalBlock, "{} draws of a block", out.size());
-  Random random(seed, block);
+void draw_normal_chunk(uint64_t seed, uint64_t chunk, double std_dev, std::span<float> out) {
+  DISTCA_CHECK(static_cast<int64_t>(out.size()) <= kNormalChunk, "{} draws of a chunk", out.size());
+  Random random(seed, chunk);
   // Pieces: the centre's formula for all of one, which compilers make vectors of, then the tails.
   constexpr size_t kPiece = 512;
   std::array<double, kPiece> p, z;

@@ -12,10 +12,10 @@ namespace distca {
 /// The standard normal quantile of p in (0, 1) to 2 parts in 10^7 (Wichura, AS 241, PPND7).
 double normal_quantile(double p);
 
-/// A stream of draws comes in blocks of as many; each is drawn for itself.
-inline constexpr int64_t kNormalBlock = int64_t{1} << 16;
+/// A stream of draws comes in chunks of as many; each is drawn for itself.
+inline constexpr int64_t kNormalChunk = int64_t{1} << 16;
 
-/// The first out.size() draws of block `block` of (seed), mean 0. At most kNormalBlock of them.
-void draw_normal_block(uint64_t seed, uint64_t block, double std_dev, std::span<float> out);
+/// The first out.size() draws of chunk `chunk` of (seed), mean 0. At most kNormalChunk of them.
+void draw_normal_chunk(uint64_t seed, uint64_t chunk, double std_dev, std::span<float> out);
 
 }  // namespace distca

@@ -31,25 +31,25 @@ TEST(normal, the_quantile_is_that_of_the_tables) {
 
 TEST(normal, draws_are_pinned) {
   // Weights of an old run must come back on every machine: these values may never change.
-  std::vector<float> draws(kNormalBlock);
-  draw_normal_block(1, 2, 0.02, draws);
+  std::vector<float> draws(kNormalChunk);
+  draw_normal_chunk(1, 2, 0.02, draws);
   EXPECT_EQ(hash_words(std::as_bytes(std::span(draws))), 11905648790620917152u);
   std::vector<float> fewer(1000), other(1000);
-  draw_normal_block(1, 2, 0.02, fewer);
+  draw_normal_chunk(1, 2, 0.02, fewer);
   EXPECT_TRUE(std::equal(fewer.begin(), fewer.end(), draws.begin()));
-  draw_normal_block(1, 3, 0.02, other);
+  draw_normal_chunk(1, 3, 0.02, other);
   EXPECT_NE(fewer, other);
-  draw_normal_block(2, 2, 0.02, other);
+  draw_normal_chunk(2, 2, 0.02, other);
   EXPECT_NE(fewer, other);
 }
 
 TEST(normal, moments_and_tails_are_those_of_a_normal_distribution) {
-  constexpr int kBlocks = 16;
-  constexpr double kDraws = kBlocks * static_cast<double>(kNormalBlock);
+  constexpr int kChunks = 16;
+  constexpr double kDraws = kChunks * static_cast<double>(kNormalChunk);
   double sums[5] = {}, product = 0, beyond[6] = {};
-  std::vector<float> draws(kNormalBlock);
-  for (int block = 0; block < kBlocks; ++block) {
-    draw_normal_block(5, static_cast<uint64_t>(block), 2.0, draws);
+  std::vector<float> draws(kNormalChunk);
+  for (int chunk = 0; chunk < kChunks; ++chunk) {
+    draw_normal_chunk(5, static_cast<uint64_t>(chunk), 2.0, draws);
     for (size_t i = 0; i < draws.size(); ++i) {
       const double z = draws[i] / 2.0;
       double of_power = 1;

@@ -130,15 +130,15 @@ DocumentSplit split_documents(int64_t num_documents, double validation_fraction,
     throw Error(ErrorKind::kConfig, "validation fraction {}: expected at least 0 and below 1",
                 validation_fraction);
   }
-  int64_t held_out = std::llround(static_cast<double>(num_documents) * validation_fraction);
-  if (validation_fraction > 0) held_out = std::max<int64_t>(held_out, 1);
-  held_out = std::clamp<int64_t>(held_out, 0, std::max<int64_t>(num_documents - 1, 0));
+  int64_t validation = std::llround(static_cast<double>(num_documents) * validation_fraction);
+  if (validation_fraction > 0) validation = std::max<int64_t>(validation, 1);
+  validation = std::clamp<int64_t>(validation, 0, std::max<int64_t>(num_documents - 1, 0));
 
   std::vector<int64_t> order = all_indices(static_cast<size_t>(num_documents));
   Random(seed, kSplitStream).shuffle(std::span(order));
   DocumentSplit split;
-  split.validation.assign(order.begin(), order.begin() + held_out);
-  split.train.assign(order.begin() + held_out, order.end());
+  split.validation.assign(order.begin(), order.begin() + validation);
+  split.train.assign(order.begin() + validation, order.end());
   std::ranges::sort(split.validation);
   std::ranges::sort(split.train);
   return split;

@@ -35,7 +35,7 @@ struct Connections {
 
   [[noreturn]] void fail(const FailedWait& wait) {
     failed = true;
-    throw Error(ErrorKind::kComm, "{}", health->board.judge(wait));
+    throw Error(ErrorKind::kComm, "{}", health->heartbeat.judge(wait));
   }
 
   const std::unique_ptr<Health> health;
@@ -73,7 +73,7 @@ class C10dExchange : public PendingExchange {
     // Gone when this throws: the backend then no longer touches the messages' memory.
     std::vector<Pending> pending = std::exchange(pending_, {});
     num_receives_ = 0;
-    Board& board = connections_->health->board;
+    Heartbeat& heartbeat = connections_->health->heartbeat;
     Watchdog& watchdog = *connections_->health->watchdog;
     WaitEnd end = WaitEnd::kGaveUp;
     std::string why;
@@ -83,7 +83,7 @@ class C10dExchange : public PendingExchange {
     });
     try {
       for (; done < count; ++done) {
-        board.await(pending[done].peer);
+        heartbeat.await(pending[done].peer);
         if (!pending[done].work->wait(kNever)) break;
       }
     } catch (const std::exception& error) {
@@ -91,7 +91,7 @@ class C10dExchange : public PendingExchange {
       why = first_line(error);
     }
     const double waited_s = watchdog.end();
-    // Of the messages behind this one nobody can say whether they have come. The board goes on
+    // Of the messages behind this one nobody can say whether they have come. Our heartbeat goes on
     // showing whom we awaited: others may be asking.
     if (done < count) {
       connections_->fail({.rank = connections_->group->getRank(),
@@ -101,7 +101,7 @@ class C10dExchange : public PendingExchange {
                           .end = end,
                           .why = why});
     }
-    board.await(Board::kNobody);
+    heartbeat.await(Heartbeat::kNobody);
     pending_.assign(pending.begin() + static_cast<std::ptrdiff_t>(count), pending.end());
   }
 
@@ -119,14 +119,14 @@ class C10dCommunicator : public Communicator {
 
   int rank() const override { return connections_->group->getRank(); }
   int size() const override { return connections_->group->getSize(); }
-  void set_step(int64_t step) override { connections_->health->board.set_step(step); }
+  void set_step(int64_t step) override { connections_->health->heartbeat.set_step(step); }
 
   std::unique_ptr<PendingExchange> exchange(std::span<const Message> sends,
                                             std::span<const Message> receives,
                                             std::string_view operation) override {
-    Board& board = connections_->health->board;
-    const Activity at = board.begin(operation);
-    if (board.alarmed()) connections_->fail({.rank = rank(), .at = at});
+    Heartbeat& heartbeat = connections_->health->heartbeat;
+    const Activity at = heartbeat.begin(operation);
+    if (heartbeat.alarmed()) connections_->fail({.rank = rank(), .at = at});
     std::vector<Pending> pending;
     pending.reserve(sends.size() + receives.size());
     int peer = 0;
@@ -177,8 +177,8 @@ std::unique_ptr<Communicator> make_c10d_group(c10d::Backend& group, c10d::Store&
                                               const CommOptions& options) {
   const Rendezvous rendezvous{.rank = group.getRank(), .size = group.getSize(), .prefix = kPrefix};
   auto health = std::make_unique<Health>(rendezvous, options, &store);
-  health->board.wait_for_all();
-  health->board.end_startup();
+  health->heartbeat.wait_for_all();
+  health->heartbeat.end_startup();
   return make_c10d_group(group, std::move(health), {});
 }
 

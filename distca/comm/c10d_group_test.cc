@@ -96,7 +96,7 @@ TEST(C10dGroup, a_store_serves_one_communicator) {
     const auto group = make_c10d_group(*theirs.group, *theirs.store, kPatient);
     try {
       make_c10d_group(*theirs.group, *theirs.store, kPatient);
-      FAIL() << "two boards under the same keys";
+      FAIL() << "two heartbeats under the same keys";
     } catch (const Error& error) {
       EXPECT_EQ(error.exit_code(), 2);
       EXPECT_THAT(error.what(), HasSubstr("the store is another communicator's: another process"));
@@ -125,7 +125,7 @@ TEST(C10dGroup, ranks_that_compute_too_long_or_never_come_are_named) {
       std::byte byte{};
       const Message in{.peer = 1, .tag = 1, .data = &byte, .bytes = 1};
       try {
-        group->exchange({}, {&in, 1}, "forward layer 1 enter")->wait();
+        group->exchange({}, {&in, 1}, "forward layer 1 dispatch")->wait();
       } catch (const Error&) {
         over.count_down();
         throw;
@@ -134,7 +134,7 @@ TEST(C10dGroup, ranks_that_compute_too_long_or_never_come_are_named) {
     FAIL() << "nobody sent anything";
   } catch (const Error& error) {
     EXPECT_THAT(error.what(), HasSubstr("rank 1 is alive but behind"));
-    EXPECT_THAT(error.what(), HasSubstr("for it in forward layer 1 enter"));
+    EXPECT_THAT(error.what(), HasSubstr("for it in forward layer 1 dispatch"));
   }
 }
 

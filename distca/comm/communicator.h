@@ -55,8 +55,8 @@ class Communicator {
   /// -1: messages lie in host memory; else the CUDA device index they lie on.
   virtual int cuda_device() const { return -1; }
 
-  /// Posts all messages at once. `operation` names them in errors, e.g. "forward layer 3 enter". A
-  /// rank without messages need not call it.
+  /// Issues all messages at once. `operation` names them in errors, e.g. "forward layer 3
+  /// dispatch". A rank without messages need not call it.
   virtual std::unique_ptr<PendingExchange> exchange(std::span<const Message> sends,
                                                     std::span<const Message> receives,
                                                     std::string_view operation) = 0;
@@ -68,7 +68,7 @@ class Communicator {
   /// at most kMostGroups - 1 of them (tags.h) in a run. The new group borrows this one.
   virtual std::unique_ptr<Communicator> split(std::span<const int> ranks);
 
-  /// What this rank is at, shown on the board to whoever waits for it.
+  /// What this rank is at, shown by its heartbeat to whoever waits for it.
   virtual void set_step(int64_t step) = 0;
 
  private:

@@ -6,7 +6,7 @@
 namespace distca {
 
 /// Copies on communication streams: behind the current streams of both sides' threads when they
-/// posted, and before what the current stream of a thread is given once it has waited. No host
+/// issued, and before what the current stream of a thread is given once it has waited. No host
 /// thread waits for the device.
 ThreadDevice cuda_thread_device(int cuda_device);
 

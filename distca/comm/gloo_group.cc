@@ -89,18 +89,19 @@ void Connecting::make_group() {
 
 /// Until the start-up deadline, or until somebody is known to be lost.
 std::shared_ptr<Connecting> connect(const Rendezvous& rendezvous,
-                                    const std::optional<std::string>& interface, Board& board) {
+                                    const std::optional<std::string>& interface,
+                                    Heartbeat& heartbeat) {
   const double start = steady_seconds();
   const std::shared_ptr<Connecting> connecting(
       new Connecting{.rendezvous = rendezvous,
                      // c10d's deadline: later than ours, below, which says who was awaited.
-                     .timeout_s = std::max(board.startup_deadline() - start, 0.0) + kOursFirst,
-                     .place = interface ? *interface : board.own_address(),
+                     .timeout_s = std::max(heartbeat.startup_deadline() - start, 0.0) + kOursFirst,
+                     .place = interface ? *interface : heartbeat.own_address(),
                      .by_name = interface.has_value()});
   std::thread([connecting] { connecting->run(); }).detach();
   std::unique_lock lock(connecting->mutex);
-  while (!connecting->ended && !board.alarmed() && !board.neighbour_lost() &&
-         steady_seconds() < board.startup_deadline()) {
+  while (!connecting->ended && !heartbeat.alarmed() && !heartbeat.neighbour_lost() &&
+         steady_seconds() < heartbeat.startup_deadline()) {
     connecting->changed.wait_for(lock, kConnectTick);
   }
   if (connecting->ended && !connecting->failure) return connecting;
@@ -112,7 +113,7 @@ std::shared_ptr<Connecting> connect(const Rendezvous& rendezvous,
                            connecting->place, *connecting->failure);
   }
   lock.unlock();
-  throw Error(ErrorKind::kComm, "{}", board.judge(wait));
+  throw Error(ErrorKind::kComm, "{}", heartbeat.judge(wait));
 }
 
 }  // namespace
@@ -121,9 +122,9 @@ std::unique_ptr<Communicator> make_gloo_group(const Rendezvous& rendezvous,
                                               const CommOptions& options) {
   const std::optional<std::string> interface = named_interface();
   auto health = std::make_unique<Health>(rendezvous, options);
-  health->board.wait_for_all();
-  const std::shared_ptr<Connecting> connected = connect(rendezvous, interface, health->board);
-  health->board.end_startup();
+  health->heartbeat.wait_for_all();
+  const std::shared_ptr<Connecting> connected = connect(rendezvous, interface, health->heartbeat);
+  health->heartbeat.end_startup();
   const c10::intrusive_ptr<c10d::Backend> group = std::move(connected->group);
   return make_c10d_group(*group, std::move(health), connected->loop);
 }

@@ -2,8 +2,8 @@
 // Ranks as processes that talk over TCP through Gloo, in host memory. GLOO_SOCKET_IFNAME chooses
 // the network interface.
 //
-// Deadlines are ours (docs/comm.md): Gloo's own timeout is long, a watchdog ends the wait, and the
-// board in the store says who is to blame.
+// Deadlines are ours (docs/comm.md): Gloo's own timeout is long, a watchdog ends the wait, and
+// heartbeats in the store say who is to blame.
 
 #include <memory>
 

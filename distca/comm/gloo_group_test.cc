@@ -75,7 +75,7 @@ TEST(GlooGroup, a_rank_that_loses_the_store_says_so_and_ends_its_wait) {
     std::byte byte{};
     const Message in{.peer = 1 - rank, .tag = 1, .data = &byte, .bytes = 1};
     try {
-      group->exchange({}, {&in, 1}, "leave")->wait();
+      group->exchange({}, {&in, 1}, "combine")->wait();
     } catch (const Error& error) {
       said[rank] = error.what();
     }
@@ -93,9 +93,9 @@ TEST(GlooGroup, a_rank_that_loses_the_store_says_so_and_ends_its_wait) {
   }
 }
 
-TEST(GlooGroup, a_rank_that_sends_nothing_is_named_behind_by_all_with_one_verdict) {
+TEST(GlooGroup, a_rank_that_sends_nothing_is_named_behind_by_all_with_one_diagnosis) {
   std::mutex mutex;
-  std::vector<std::string> verdicts;
+  std::vector<std::string> diagnoses;
   EXPECT_THROW(run_on(Backend::kGloo, 3, {.timeout_s = 1, .grace_s = 1},
                       [&](Communicator& group) {
                         std::byte byte{};
@@ -105,19 +105,19 @@ TEST(GlooGroup, a_rank_that_sends_nothing_is_named_behind_by_all_with_one_verdic
                           if (group.rank() == 2) {
                             std::this_thread::sleep_for(std::chrono::seconds(3));
                           } else {
-                            group.exchange({}, {&in, 1}, "forward layer 1 enter")->wait();
+                            group.exchange({}, {&in, 1}, "forward layer 1 dispatch")->wait();
                           }
                         } catch (const Error& error) {
                           std::lock_guard lock(mutex);
-                          verdicts.push_back(error.what());
+                          diagnoses.push_back(error.what());
                           throw;
                         }
                       }),
                Error);
-  ASSERT_EQ(verdicts.size(), 2u);
-  EXPECT_EQ(verdicts[0], verdicts[1]);
-  EXPECT_THAT(verdicts[0], HasSubstr("rank 2 is alive but behind"));
-  EXPECT_THAT(verdicts[0], HasSubstr("for it in step 4, forward layer 1 enter"));
+  ASSERT_EQ(diagnoses.size(), 2u);
+  EXPECT_EQ(diagnoses[0], diagnoses[1]);
+  EXPECT_THAT(diagnoses[0], HasSubstr("rank 2 is alive but behind"));
+  EXPECT_THAT(diagnoses[0], HasSubstr("for it in step 4, forward layer 1 dispatch"));
 }
 
 TEST(GlooGroup, a_failed_rank_ends_the_waits_of_the_others_early) {
@@ -133,7 +133,7 @@ TEST(GlooGroup, a_failed_rank_ends_the_waits_of_the_others_early) {
                         const Message in{
                             .peer = group.rank() == 0 ? 1 : 0, .tag = 1, .data = &byte, .bytes = 1};
                         try {
-                          group.exchange({}, {&in, 1}, "leave")->wait();
+                          group.exchange({}, {&in, 1}, "combine")->wait();
                         } catch (const Error& error) {
                           EXPECT_THAT(error.what(), HasSubstr("rank 1 ended with an error"));
                           ++heard;

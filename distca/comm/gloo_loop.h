@@ -1,14 +1,14 @@
 #pragma once
-// Keeps Gloo's thread from wasting the core of the thread that posts.
+// Keeps Gloo's thread from wasting the core of the thread that issues messages.
 //
 // One thread of Gloo's (gloo_tcp_loop) reads and writes for all connections of a device. Posting
 // takes a connection's lock and calls the system, which is when that thread is woken: by what has
 // just arrived, or by the answer to what was just sent. On the same core the scheduler lets it run
 // at once; it finds the lock taken, by a thread that now waits for the core, and asks epoll again
-// and again until the clock ticks. So while a rank posts, its loop does not take the core from
-// others; if it was woken meanwhile, it runs when the poster waits or its slice ends. A seventh of
+// and again until the clock ticks. So while a rank issues, its loop does not take the core from
+// others; if it was woken meanwhile, it runs when the issuer waits or its slice ends. A seventh of
 // the vain calls remains (bench/results/gloo_loop_epyc_2026-11-21.md): probably those of a loop
-// that runs when a post begins, or that a tick lets run within one.
+// that runs when an issue begins, or that a tick lets run within one.
 
 #include <sys/types.h>
 

@@ -18,15 +18,15 @@
 
 #include "distca/base/console.h"
 #include "distca/base/error.h"
-#include "distca/comm/health/verdict.h"
+#include "distca/comm/health/diagnosis.h"
 
 namespace distca {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// The messages one exchange() posted; guarded by the group's mutex.
-struct Posted {
+/// The messages one exchange() issued; guarded by the group's mutex.
+struct Issued {
   int rank = 0;
   Activity at;
   std::multiset<int> open_sends, open_receives;  // peers of messages that have not arrived yet
@@ -37,11 +37,12 @@ struct Posted {
 };
 
 struct Side {  // a send or a receive that waits for its other half
-  std::shared_ptr<Posted> owner;
+  std::shared_ptr<Issued> owner;
   Message message;
 };
 
-/// Mailboxes of all pairs. Whoever posts the second half of a message copies it, outside the mutex.
+/// Mailboxes of all pairs. Whoever issues the second half of a message copies it, outside the
+/// mutex.
 class ThreadGroup {
  public:
   ThreadGroup(int size, const CommOptions& options, const ThreadDevice& device)
@@ -52,15 +53,15 @@ class ThreadGroup {
   int size() const { return static_cast<int>(news_.size()); }
   int cuda_device() const { return device_.cuda_device; }
 
-  std::shared_ptr<Posted> post(int rank, std::span<const Message> sends,
-                               std::span<const Message> receives, std::string_view operation);
+  std::shared_ptr<Issued> issue(int rank, std::span<const Message> sends,
+                                std::span<const Message> receives, std::string_view operation);
   /// For the receives, or for everything.
-  void wait(const std::shared_ptr<Posted>& posted, bool sends_too);
+  void wait(const std::shared_ptr<Issued>& issued, bool sends_too);
   /// Makes sure that nobody touches the messages' memory any more.
-  void withdraw(const std::shared_ptr<Posted>& posted);
+  void withdraw(const std::shared_ptr<Issued>& issued);
   void set_step(int rank, int64_t step);
-  /// The rank will post nothing any more.
-  void leave(int rank, RankState state);
+  /// The rank will issue nothing any more.
+  void retire(int rank, RankState state);
 
  private:
   struct Box {
@@ -70,13 +71,13 @@ class ThreadGroup {
 
   /// For whom a rank waits; nothing while it does not.
   struct Wait {
-    std::shared_ptr<Posted> posted;
+    std::shared_ptr<Issued> issued;
     bool sends_too = false;
 
     std::vector<int> peers() const {
-      if (!posted) return {};
-      std::set<int> open(posted->open_receives.begin(), posted->open_receives.end());
-      if (sends_too) open.insert(posted->open_sends.begin(), posted->open_sends.end());
+      if (!issued) return {};
+      std::set<int> open(issued->open_receives.begin(), issued->open_receives.end());
+      if (sends_too) open.insert(issued->open_sends.begin(), issued->open_sends.end());
       return {open.begin(), open.end()};
     }
   };
@@ -97,32 +98,32 @@ class ThreadGroup {
   std::optional<std::string> failure_;
 };
 
-std::shared_ptr<Posted> ThreadGroup::post(int rank, std::span<const Message> sends,
-                                          std::span<const Message> receives,
-                                          std::string_view operation) {
-  auto posted = std::make_shared<Posted>();
-  posted->rank = rank;
+std::shared_ptr<Issued> ThreadGroup::issue(int rank, std::span<const Message> sends,
+                                           std::span<const Message> receives,
+                                           std::string_view operation) {
+  auto issued = std::make_shared<Issued>();
+  issued->rank = rank;
   {
     std::lock_guard lock(mutex_);
     if (failure_) throw Error(ErrorKind::kComm, "{}", *failure_);
     news_[rank].last.operation = operation;
-    posted->at = news_[rank].last;
-    for (const Message& message : sends) posted->open_sends.insert(message.peer);
-    for (const Message& message : receives) posted->open_receives.insert(message.peer);
+    issued->at = news_[rank].last;
+    for (const Message& message : sends) issued->open_sends.insert(message.peer);
+    for (const Message& message : receives) issued->open_receives.insert(message.peer);
   }
   try {
-    if (device_.mark) posted->ready = device_.mark();
+    if (device_.mark) issued->ready = device_.mark();
     for (const Message& message : receives) {
-      offer({message.peer, rank, message.tag}, {posted, message}, &Box::receives, &Box::sends);
+      offer({message.peer, rank, message.tag}, {issued, message}, &Box::receives, &Box::sends);
     }
     for (const Message& message : sends) {
-      offer({rank, message.peer, message.tag}, {posted, message}, &Box::sends, &Box::receives);
+      offer({rank, message.peer, message.tag}, {issued, message}, &Box::sends, &Box::receives);
     }
   } catch (...) {
-    withdraw(posted);
+    withdraw(issued);
     throw;
   }
-  return posted;
+  return issued;
 }
 
 void ThreadGroup::offer(const Key& key, Side side, std::deque<Side> Box::*mine,
@@ -191,24 +192,24 @@ void ThreadGroup::follow(const std::vector<DeviceMark>& marks) const {
   for (const DeviceMark& mark : marks) device_.follow(mark);
 }
 
-void ThreadGroup::wait(const std::shared_ptr<Posted>& posted, bool sends_too) {
+void ThreadGroup::wait(const std::shared_ptr<Issued>& issued, bool sends_too) {
   std::unique_lock lock(mutex_);
   const auto start = Clock::now();
   const auto deadline = start + std::chrono::duration<double>(options_.timeout_s);
   auto arrived = [&] {
-    return posted->open_receives.empty() && (!sends_too || posted->open_sends.empty());
+    return issued->open_receives.empty() && (!sends_too || issued->open_sends.empty());
   };
   auto over = [&] { return arrived() || failure_; };
-  Wait& mine = waits_[posted->rank];
-  mine = {posted, sends_too};
+  Wait& mine = waits_[issued->rank];
+  mine = {issued, sends_too};
   if (!changed_.wait_until(lock, deadline, over)) {
     fail(judge(mine, std::chrono::duration<double>(Clock::now() - start).count()));
   }
   mine = {};
   if (!arrived()) throw Error(ErrorKind::kComm, "{}", *failure_);
-  std::vector<DeviceMark> ends = std::exchange(posted->received, {});
+  std::vector<DeviceMark> ends = std::exchange(issued->received, {});
   if (sends_too) {
-    const std::vector<DeviceMark> sent = std::exchange(posted->sent, {});
+    const std::vector<DeviceMark> sent = std::exchange(issued->sent, {});
     ends.insert(ends.end(), sent.begin(), sent.end());
   }
   lock.unlock();
@@ -218,28 +219,28 @@ void ThreadGroup::wait(const std::shared_ptr<Posted>& posted, bool sends_too) {
 std::string ThreadGroup::judge(const Wait& wait, double waited_s) const {
   std::vector<RankNews> news = news_;
   for (int rank = 0; rank < size(); ++rank) news[rank].awaits = waits_[rank].peers();
-  return verdict({.rank = wait.posted->rank,
-                  .at = wait.posted->at,
-                  .waited_s = waited_s,
-                  .peers = wait.peers()},
-                 std::move(news));
+  return diagnosis({.rank = wait.issued->rank,
+                    .at = wait.issued->at,
+                    .waited_s = waited_s,
+                    .peers = wait.peers()},
+                   std::move(news));
 }
 
-void ThreadGroup::withdraw(const std::shared_ptr<Posted>& posted) {
+void ThreadGroup::withdraw(const std::shared_ptr<Issued>& issued) {
   std::unique_lock lock(mutex_);
-  auto is_ours = [&](const Side& side) { return side.owner == posted; };
+  auto is_ours = [&](const Side& side) { return side.owner == issued; };
   for (auto box = boxes_.begin(); box != boxes_.end();) {
     std::erase_if(box->second.sends, is_ours);
     std::erase_if(box->second.receives, is_ours);
     box = box->second.sends.empty() && box->second.receives.empty() ? boxes_.erase(box)
                                                                     : std::next(box);
   }
-  changed_.wait(lock, [&] { return posted->copying == 0; });
+  changed_.wait(lock, [&] { return issued->copying == 0; });
   // The memory is not used again before copies that the device has still to do.
   lock.unlock();
   try {
-    follow(posted->received);
-    follow(posted->sent);
+    follow(issued->received);
+    follow(issued->sent);
   } catch (const std::exception&) {
     // The device is lost: whoever uses it next hears of it.
   }
@@ -250,7 +251,7 @@ void ThreadGroup::set_step(int rank, int64_t step) {
   news_[rank].last.step = step;
 }
 
-void ThreadGroup::leave(int rank, RankState state) {
+void ThreadGroup::retire(int rank, RankState state) {
   std::lock_guard lock(mutex_);
   if (news_[rank].state != RankState::kLive) return;
   news_[rank].state = state;
@@ -267,8 +268,8 @@ void ThreadGroup::fail(std::string why) {
 
 class ThreadExchange : public PendingExchange {
  public:
-  ThreadExchange(std::shared_ptr<ThreadGroup> group, std::shared_ptr<Posted> posted)
-      : group_(std::move(group)), posted_(std::move(posted)) {}
+  ThreadExchange(std::shared_ptr<ThreadGroup> group, std::shared_ptr<Issued> issued)
+      : group_(std::move(group)), issued_(std::move(issued)) {}
 
   ~ThreadExchange() override {
     // A rank that fails does not wait for the others: they are about to hear of it.
@@ -279,15 +280,15 @@ class ThreadExchange : public PendingExchange {
         // Whoever cares has called wait().
       }
     }
-    group_->withdraw(posted_);
+    group_->withdraw(issued_);
   }
 
-  void wait_received() override { group_->wait(posted_, /*sends_too=*/false); }
-  void wait() override { group_->wait(posted_, /*sends_too=*/true); }
+  void wait_received() override { group_->wait(issued_, /*sends_too=*/false); }
+  void wait() override { group_->wait(issued_, /*sends_too=*/true); }
 
  private:
   std::shared_ptr<ThreadGroup> group_;
-  std::shared_ptr<Posted> posted_;
+  std::shared_ptr<Issued> issued_;
   const int exceptions_ = std::uncaught_exceptions();
 };
 
@@ -295,19 +296,19 @@ class ThreadCommunicator : public Communicator {
  public:
   ThreadCommunicator(std::shared_ptr<ThreadGroup> group, int rank)
       : group_(std::move(group)), rank_(rank) {}
-  ~ThreadCommunicator() override { leave(RankState::kFinished); }
+  ~ThreadCommunicator() override { retire(RankState::kFinished); }
 
   int rank() const override { return rank_; }
   int size() const override { return group_->size(); }
   int cuda_device() const override { return group_->cuda_device(); }
   void set_step(int64_t step) override { group_->set_step(rank_, step); }
-  void leave(RankState state) { group_->leave(rank_, state); }
+  void retire(RankState state) { group_->retire(rank_, state); }
 
   std::unique_ptr<PendingExchange> exchange(std::span<const Message> sends,
                                             std::span<const Message> receives,
                                             std::string_view operation) override {
     return std::make_unique<ThreadExchange>(group_,
-                                            group_->post(rank_, sends, receives, operation));
+                                            group_->issue(rank_, sends, receives, operation));
   }
 
  private:
@@ -388,10 +389,10 @@ void run_ranks(int size, const CommOptions& options, const std::function<void(Co
       threads.emplace_back([&, communicator = rank.get()] {
         try {
           body(*communicator);
-          communicator->leave(RankState::kFinished);
+          communicator->retire(RankState::kFinished);
         } catch (...) {
           ending.fail(std::current_exception());
-          communicator->leave(RankState::kFailed);
+          communicator->retire(RankState::kFailed);
         }
         ending.end();
       });
@@ -399,7 +400,7 @@ void run_ranks(int size, const CommOptions& options, const std::function<void(Co
       ending.fail(std::make_exception_ptr(Error(ErrorKind::kIo,
                                                 "cannot start rank {} of {} as a thread: {}",
                                                 rank->rank(), size, error.what())));
-      rank->leave(RankState::kFailed);
+      rank->retire(RankState::kFailed);
       ending.end(size - static_cast<int>(threads.size()));
       break;
     }

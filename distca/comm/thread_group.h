@@ -1,6 +1,6 @@
 #pragma once
 // Ranks as threads of one process: for tests, and for several ranks on a single device. A message
-// is copied once, straight from the sender's memory to the receiver's, by whoever posts second.
+// is copied once, straight from the sender's memory to the receiver's, by whoever issues second.
 //
 // Errors: a wait beyond the timeout, or for a rank whose thread failed, and a copy that fails are
 // Error(kComm) naming the rank; all other waits of the group then end with the same line. Messages
@@ -19,11 +19,11 @@ using DeviceMark = std::shared_ptr<void>;
 
 /// Where the messages of a thread group lie. On a device that works through what threads give it
 /// later and in streams of its own, an exchange waits there, not on the host: it is given to the
-/// device as soon as both sides have posted. Any thread calls these; all null: host memory, at
+/// device as soon as both sides have issued. Any thread calls these; all null: host memory, at
 /// once. See device_copy.h for CUDA.
 struct ThreadDevice {
   int cuda_device = -1;
-  /// All that the calling thread has given the device so far: taken when messages are posted.
+  /// All that the calling thread has given the device so far: taken when messages are issued.
   std::function<DeviceMark()> mark;
   /// Copies, now or on the device, behind both sides' marks; returns the end of the copy.
   std::function<DeviceMark(std::byte* to, const std::byte* from, int64_t bytes,

@@ -34,7 +34,7 @@ Message message(int peer, uint32_t tag, std::byte& byte) {
 }
 
 TEST(ThreadGroup, sends_complete_without_the_receiver_waiting_for_them) {
-  // Rank 1 posts receive A, then waits for B only, which rank 0 sends after A is gone.
+  // Rank 1 issues receive A, then waits for B only, which rank 0 sends after A is gone.
   run_ranks(2, kPatient, [](Communicator& group) {
     std::byte a{1}, b{2};
     if (group.rank() == 0) {
@@ -91,15 +91,15 @@ TEST(ThreadGroup, the_others_hear_which_rank_failed_and_where) {
                            const Message in = message(1, 0, byte);
                            if (group.rank() == 1) {
                              group.set_step(7);
-                             group.exchange({}, {}, "forward layer 2 attend")->wait();
+                             group.exchange({}, {}, "forward layer 2 core_attention")->wait();
                              throw std::out_of_range("mine");
                            }
                            try {
-                             group.exchange({}, {&in, 1}, "leave")->wait();
+                             group.exchange({}, {&in, 1}, "combine")->wait();
                            } catch (const Error& error) {
                              EXPECT_STREQ(error.what(),
                                           "rank 1 ended with an error (last seen: step 7, forward "
-                                          "layer 2 attend)");
+                                          "layer 2 core_attention)");
                              ++heard;
                            }
                          }),
@@ -114,10 +114,10 @@ TEST(ThreadGroup, a_rank_that_computes_for_ever_is_named_and_does_not_keep_the_p
                           if (group.rank() == 1) std::this_thread::sleep_for(std::chrono::hours(1));
                           std::byte byte{};
                           const Message in = message(1, 0, byte);
-                          group.exchange({}, {&in, 1}, "enter")->wait();
+                          group.exchange({}, {&in, 1}, "dispatch")->wait();
                         }),
               testing::ExitedWithCode(1),
-              "^distca: error: rank 1 is alive but behind .*; rank 0 waited .* for it in enter "
+              "^distca: error: rank 1 is alive but behind .*; rank 0 waited .* for it in dispatch "
               "\\(1 of 2 threads still computed\\)\n$");
 }
 
@@ -130,7 +130,7 @@ TEST(ThreadGroup, a_rank_with_fewer_exchanges_in_earlier_steps_is_not_behind) {
       group.set_step(1);
       if (group.rank() == 1) return std::this_thread::sleep_for(std::chrono::seconds(1));
       const Message in = message(1, 0, byte);
-      group.exchange({}, {&in, 1}, "enter")->wait();
+      group.exchange({}, {&in, 1}, "dispatch")->wait();
     });
     FAIL() << "nobody sent anything";
   } catch (const Error& error) {
@@ -149,14 +149,14 @@ TEST(ThreadGroup, a_rank_that_has_no_part_in_the_others_sums_is_not_behind) {
         const Message in = message(2 - group.rank(), 0, other);
         for (int i = 0; i < 5; ++i) group.exchange({&out, 1}, {&in, 1}, "sum")->wait();
       }
-      group.exchange({}, {}, "enter")->wait();
+      group.exchange({}, {}, "dispatch")->wait();
       if (group.rank() == 2) return std::this_thread::sleep_for(std::chrono::seconds(1));
       const Message in = message(2, 1, byte);
-      group.exchange({}, {&in, 1}, "leave")->wait();
+      group.exchange({}, {&in, 1}, "combine")->wait();
     });
     FAIL() << "nobody sent anything";
   } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr("rank 2 is alive but behind (at step 1, enter)"));
+    EXPECT_THAT(error.what(), HasSubstr("rank 2 is alive but behind (at step 1, dispatch)"));
   }
 }
 
@@ -165,7 +165,7 @@ TEST(ThreadGroup, who_hangs_in_a_sum_over_some_ranks_is_behind_not_who_has_no_pa
   try {
     run_ranks(3, kHasty, [](Communicator& whole) {
       whole.set_step(1);
-      whole.exchange({}, {}, "leave")->wait();
+      whole.exchange({}, {}, "combine")->wait();
       std::byte byte{}, other{};
       if (whole.rank() == 2) {
         const Message in = message(0, 1, byte);
@@ -190,14 +190,14 @@ TEST(ThreadGroup, a_wait_beyond_the_timeout_names_the_rank_behind) {
       std::byte byte{};
       group.set_step(3);
       const Message in = message(1, 0, byte);
-      if (group.rank() == 0) group.exchange({}, {&in, 1}, "layer 1 enter")->wait();
+      if (group.rank() == 0) group.exchange({}, {&in, 1}, "layer 1 dispatch")->wait();
       if (group.rank() == 1) std::this_thread::sleep_for(std::chrono::seconds(1));
     });
     FAIL() << "nobody sent anything";
   } catch (const Error& error) {
     EXPECT_EQ(error.exit_code(), 1);
     EXPECT_THAT(error.what(), HasSubstr("rank 1 is alive but behind"));
-    EXPECT_THAT(error.what(), HasSubstr("rank 0 waited 0.2 s for it in step 3, layer 1 enter"));
+    EXPECT_THAT(error.what(), HasSubstr("rank 0 waited 0.2 s for it in step 3, layer 1 dispatch"));
   }
 }
 
@@ -325,13 +325,13 @@ TEST(ThreadGroup, a_copy_that_fails_ends_the_waits_of_all) {
           const Message one = message((group.rank() + 1) % 2, 0, byte);
           try {
             if (group.rank() == 1) {
-              group.exchange({&one, 1}, {}, "enter")->wait();
+              group.exchange({&one, 1}, {}, "dispatch")->wait();
             } else {
-              group.exchange({}, {&one, 1}, "enter")->wait();
+              group.exchange({}, {&one, 1}, "dispatch")->wait();
             }
           } catch (const Error& error) {
             EXPECT_THAT(error.what(), HasSubstr(" could not copy a message of rank "));
-            EXPECT_THAT(error.what(), testing::EndsWith(" in enter: out of memory"));
+            EXPECT_THAT(error.what(), testing::EndsWith(" in dispatch: out of memory"));
             ++heard;
             throw;
           }

@@ -48,7 +48,7 @@ class TracedExchange final : public PendingExchange {
   }
 
   std::unique_ptr<PendingExchange> exchange_;
-  TraceEvent event_;  // of the post
+  TraceEvent event_;  // of the issue
   TraceRecorder& recorder_;
 };
 
@@ -59,7 +59,7 @@ TracedCommunicator::TracedCommunicator(Communicator& group, uint32_t first_tag)
 
 void TracedCommunicator::set_recorder(TraceRecorder* recorder) {
   recorder_ = recorder;
-  posted_ = 0;
+  issued_ = 0;
 }
 
 std::unique_ptr<PendingExchange> TracedCommunicator::exchange(std::span<const Message> sends,
@@ -69,7 +69,7 @@ std::unique_ptr<PendingExchange> TracedCommunicator::exchange(std::span<const Me
   TraceEvent event{.kind = TraceKind::kLaunch,
                    .name = std::string(operation),
                    .begin_s = steady_seconds(),
-                   .tag = first_tag_ + posted_++ % kTracedTagsEach};
+                   .tag = first_tag_ + issued_++ % kTracedTagsEach};
   event.bytes = note(sends, event.to);
   event.received_bytes = note(receives, event.from);
   auto exchange = group_.exchange(sends, receives, operation);

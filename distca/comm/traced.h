@@ -1,7 +1,7 @@
 #pragma once
-// A communicator that records when its exchanges were posted and how long they were waited for: for
+// A communicator that records when its exchanges were issued and how long they were waited for: for
 // sums and gathers, whose exchanges no program lists. Exchanges are numbered from `first_tag` in
-// the order of their posting, the same on all ranks, so that traces find the other side. Peers are
+// the order of their issuing, the same on all ranks, so that traces find the other side. Peers are
 // recorded by their number in the group.
 // Thread rule: as Communicator.
 
@@ -17,7 +17,7 @@ class TracedCommunicator final : public Communicator {
   TracedCommunicator(Communicator& group, uint32_t first_tag);
 
   /// All ranks call it at the same place; numbers begin again. Null records nothing, at the cost of
-  /// a comparison an exchange. Exchanges under way go on with the recorder they were posted with.
+  /// a comparison an exchange. Exchanges under way go on with the recorder they were issued with.
   void set_recorder(TraceRecorder* recorder);
 
   int rank() const override { return group_.rank(); }
@@ -35,7 +35,7 @@ class TracedCommunicator final : public Communicator {
  private:
   Communicator& group_;
   uint32_t first_tag_;
-  uint32_t posted_ = 0;
+  uint32_t issued_ = 0;
   TraceRecorder* recorder_ = nullptr;
 };
 

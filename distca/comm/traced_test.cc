@@ -56,11 +56,11 @@ TEST_P(Traced, every_wait_has_the_posts_of_the_ranks_it_awaited) {
         ++waits;
         EXPECT_FALSE(wait.from.empty());
         for (int peer : wait.from) {
-          const TraceEvent* post = find(events[peer], TraceKind::kLaunch, wait.tag);
-          ASSERT_NE(post, nullptr) << wait.name;
-          EXPECT_EQ(post->name, wait.name);
-          EXPECT_THAT(post->to, testing::Contains(rank));
-          EXPECT_LE(post->begin_s, wait.end_s);
+          const TraceEvent* issue = find(events[peer], TraceKind::kLaunch, wait.tag);
+          ASSERT_NE(issue, nullptr) << wait.name;
+          EXPECT_EQ(issue->name, wait.name);
+          EXPECT_THAT(issue->to, testing::Contains(rank));
+          EXPECT_LE(issue->begin_s, wait.end_s);
         }
       }
       EXPECT_GE(waits, 5);  // two a sum, one a barrier at least

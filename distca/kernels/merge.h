@@ -1,5 +1,6 @@
 #pragma once
-// Row-wise companions of attention: merging partial results over key sub-ranges, and delta.
+// Row-wise companions of attention: merging partial results over parts of the keys (split-KV), and
+// delta.
 //
 // Rows are [tokens, heads, dim]; LSE and delta are [tokens, heads, 1], fp64 for fp64 inputs, else
 // fp32 (accumulator_type). Arithmetic in double. Broken shapes are a CHECK. Thread rule: calls on

@@ -12,7 +12,7 @@
 //   mask      aligned at the last query and the last key: query i of n sees key j of m when
 //             j <= i + m - n (right_limited) and j >= i + m - n - window_left (window_left >= 0)
 // So a task's keys end at the last one that its last query sees, and a task whose keys end before
-// (a key sub-range) is cut into the queries up to there and those behind, which see all to the end.
+// (a split-KV task) is cut into the queries up to there and those behind, which see all to the end.
 // No row is in two parts: nothing is merged by LSE. Rows that see no key are in no launch.
 //
 // Keys of a task are read where they lie if they are consecutive rows of one buffer, aligned as the

@@ -64,11 +64,11 @@ struct Llama::State {
     hash.add(name);
     const at::Tensor value = at::empty({rows, columns}, at::kFloat);
     const std::span all(value.data_ptr<float>(), static_cast<size_t>(value.numel()));
-    at::parallel_for(0, ceil_div(value.numel(), kNormalBlock), 1, [&](int64_t begin, int64_t end) {
+    at::parallel_for(0, ceil_div(value.numel(), kNormalChunk), 1, [&](int64_t begin, int64_t end) {
       for (int64_t block = begin; block < end; ++block) {
-        const auto at = static_cast<size_t>(block * kNormalBlock);
-        const auto count = std::min(static_cast<size_t>(kNormalBlock), all.size() - at);
-        draw_normal_block(seed ^ hash.value(), static_cast<uint64_t>(block), std_dev,
+        const auto at = static_cast<size_t>(block * kNormalChunk);
+        const auto count = std::min(static_cast<size_t>(kNormalChunk), all.size() - at);
+        draw_normal_chunk(seed ^ hash.value(), static_cast<uint64_t>(block), std_dev,
                           all.subspan(at, count));
       }
     });

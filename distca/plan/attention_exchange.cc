@@ -14,7 +14,7 @@ namespace {
 int64_t causal_pairs(const ServerTask& task, int64_t window_left) {
   const Range q{task.q.position, task.q.position + task.q.tokens};
   int64_t pairs = 0;
-  for (const BlockRows& rows : task.kv) {
+  for (const BufferRows& rows : task.kv) {
     pairs += attention_pairs(q, {rows.position, rows.position + rows.tokens}, MaskType::kCausal,
                              window_left);
   }
@@ -131,8 +131,8 @@ AttentionExchange make_attention_exchange(RankExchange rows, const AttentionShap
 }
 
 bool is_home(const ServerTask& task) {
-  return task.q.block == 0 &&
-         std::ranges::all_of(task.kv, [](const BlockRows& rows) { return rows.block == 0; });
+  return task.q.buffer == 0 &&
+         std::ranges::all_of(task.kv, [](const BufferRows& rows) { return rows.buffer == 0; });
 }
 
 }  // namespace distca

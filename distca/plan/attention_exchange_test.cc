@@ -9,8 +9,8 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-BlockRows rows(int32_t block, int64_t tokens, int64_t position) {
-  return {.block = block, .row = 0, .position = position, .tokens = tokens};
+BufferRows rows(int32_t buffer, int64_t tokens, int64_t position) {
+  return {.buffer = buffer, .row = 0, .position = position, .tokens = tokens};
 }
 
 ServerTask task(int32_t q_block, int64_t tokens, int32_t kv_block) {

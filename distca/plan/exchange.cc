@@ -50,7 +50,7 @@ std::vector<PeerTransfer> messages(std::vector<Travel> travels) {
   return result;
 }
 
-/// First row of each range in a received block.
+/// First row of each range in a received buffer.
 std::vector<int64_t> offsets(const std::vector<RowRange>& ranges) {
   std::vector<int64_t> result;
   int64_t row = 0;
@@ -61,20 +61,20 @@ std::vector<int64_t> offsets(const std::vector<RowRange>& ranges) {
   return result;
 }
 
-/// Finds rows in the blocks received.
-class Blocks {
+/// Finds rows in the buffers received.
+class ReceivedBuffers {
  public:
-  explicit Blocks(const std::vector<PeerTransfer>& receives) : receives_(receives) {
+  explicit ReceivedBuffers(const std::vector<PeerTransfer>& receives) : receives_(receives) {
     for (const PeerTransfer& message : receives) {
       q_offsets_.push_back(offsets(message.q));
       kv_offsets_.push_back(offsets(message.kv));
     }
   }
-  BlockRows q_rows(int home, int64_t document, const Range& tokens) const {
+  BufferRows q_rows(int home, int64_t document, const Range& tokens) const {
     const size_t i = index(home);
     return rows(i, receives_[i].q, q_offsets_[i], document, tokens);
   }
-  BlockRows kv_rows(int home, int64_t document, const Range& tokens) const {
+  BufferRows kv_rows(int home, int64_t document, const Range& tokens) const {
     const size_t i = index(home);
     return rows(i, receives_[i].kv, kv_offsets_[i], document, tokens);
   }
@@ -87,16 +87,16 @@ class Blocks {
                  home);
     return static_cast<size_t>(message - receives_.begin());
   }
-  static BlockRows rows(size_t block, const std::vector<RowRange>& ranges,
-                        const std::vector<int64_t>& first_rows, int64_t document,
-                        const Range& tokens) {
+  static BufferRows rows(size_t buffer, const std::vector<RowRange>& ranges,
+                         const std::vector<int64_t>& first_rows, int64_t document,
+                         const Range& tokens) {
     const auto range = std::partition_point(ranges.begin(), ranges.end(), [&](const RowRange& r) {
       return std::tie(r.document, r.tokens.end) <= std::tie(document, tokens.begin);
     });
     DISTCA_CHECK(
         range != ranges.end() && range->document == document && range->tokens.contains(tokens),
-        "document {} [{}, {}) is not in the block", document, tokens.begin, tokens.end);
-    return {.block = static_cast<int32_t>(block) + 1,
+        "document {} [{}, {}) is not in the buffer", document, tokens.begin, tokens.end);
+    return {.buffer = static_cast<int32_t>(buffer) + 1,
             .row = first_rows[range - ranges.begin()] + tokens.begin - range->tokens.begin,
             .position = tokens.begin,
             .tokens = tokens.size()};
@@ -107,9 +107,9 @@ class Blocks {
   std::vector<std::vector<int64_t>> kv_offsets_;
 };
 
-/// A result of some Q rows of a block.
+/// A result of some Q rows of a buffer.
 struct Result {
-  int32_t block;
+  int32_t buffer;
   Range rows;
   MergePart part;     // of the first of the rows
   int64_t first_key;  // of a task
@@ -121,7 +121,7 @@ bool merges_before(const Result& a, const Result& b) {
          std::tie(b.part.arrived, b.first_key, b.part.index);
 }
 
-/// Results of a block of which each overlaps another, sorted by first row: cuts their rows where
+/// Results of a buffer of which each overlaps another, sorted by first row: cuts their rows where
 /// the set of results changes.
 void merge_overlapping(std::span<const Result> results, std::vector<RowMerge>& merges) {
   std::vector<int64_t> cuts;
@@ -141,7 +141,7 @@ void merge_overlapping(std::span<const Result> results, std::vector<RowMerge>& m
     }
     if (active.size() == 1 && active[0].part.arrived) continue;  // comes home as it is
     RowMerge& merge = merges.emplace_back();
-    merge = {.block = results[0].block, .row = rows.begin, .tokens = rows.size(), .parts = {}};
+    merge = {.buffer = results[0].buffer, .row = rows.begin, .tokens = rows.size(), .parts = {}};
     for (const Result& result : active) {
       merge.parts.push_back(result.part);
       merge.parts.back().row += rows.begin - result.rows.begin;
@@ -154,7 +154,7 @@ void add_merges(const Plan& plan, RankExchange& rank) {
   std::vector<Result> results;
   for (size_t i = 0; i < rank.tasks.size(); ++i) {
     const ServerTask& task = rank.tasks[i];
-    results.push_back({.block = task.q.block,
+    results.push_back({.buffer = task.q.buffer,
                        .rows = {task.q.row, task.q.row + task.q.tokens},
                        .part = {.arrived = false, .index = static_cast<int32_t>(i), .row = 0},
                        .first_key = plan.tasks[task.task].kv.begin});
@@ -162,7 +162,7 @@ void add_merges(const Plan& plan, RankExchange& rank) {
   for (size_t i = 0; i < rank.sends.size(); ++i) {
     int64_t row = 0;
     for (const RowRange& range : rank.sends[i].q) {
-      results.push_back({.block = 0,
+      results.push_back({.buffer = 0,
                          .rows = {range.row, range.row + range.tokens.size()},
                          .part = {.arrived = true, .index = static_cast<int32_t>(i), .row = row},
                          .first_key = 0});
@@ -170,12 +170,12 @@ void add_merges(const Plan& plan, RankExchange& rank) {
     }
   }
   std::sort(results.begin(), results.end(), [](const Result& a, const Result& b) {
-    return std::tie(a.block, a.rows.begin, a.part.arrived, a.part.index) <
-           std::tie(b.block, b.rows.begin, b.part.arrived, b.part.index);
+    return std::tie(a.buffer, a.rows.begin, a.part.arrived, a.part.index) <
+           std::tie(b.buffer, b.rows.begin, b.part.arrived, b.part.index);
   });
   for (size_t begin = 0, end = 0; begin < results.size(); begin = end) {
     int64_t reach = results[begin].rows.end;
-    for (end = begin + 1; end < results.size() && results[end].block == results[begin].block &&
+    for (end = begin + 1; end < results.size() && results[end].buffer == results[begin].buffer &&
                           results[end].rows.begin < reach;
          ++end) {
       reach = std::max(reach, results[end].rows.end);
@@ -348,23 +348,24 @@ RankExchange PlanIndex::exchange(int rank) const {
   result.sends = sends(rank);
   result.receives = receives(rank);
 
-  const Blocks blocks(result.receives);
+  const ReceivedBuffers buffers(result.receives);
   const auto local = [](const Placed& home, const Range& part) {
-    return BlockRows{.block = 0,
-                     .row = home.row + part.begin - home.tokens.begin,
-                     .position = part.begin,
-                     .tokens = part.size()};
+    return BufferRows{.buffer = 0,
+                      .row = home.row + part.begin - home.tokens.begin,
+                      .position = part.begin,
+                      .tokens = part.size()};
   };
   for (int64_t i = tasks_of_server_[rank].begin; i < tasks_of_server_[rank].end; ++i) {
     const Task& task = plan_.tasks[i];
     ServerTask resolved{.task = i, .q = {}, .kv = {}};
     for_each_part(task.document, task.q, [&](const Placed& home, const Range& part) {
-      resolved.q =
-          home.worker == rank ? local(home, part) : blocks.q_rows(home.worker, task.document, part);
+      resolved.q = home.worker == rank ? local(home, part)
+                                       : buffers.q_rows(home.worker, task.document, part);
     });
     for_each_part(task.document, task.kv, [&](const Placed& home, const Range& part) {
-      resolved.kv.push_back(home.worker == rank ? local(home, part)
-                                                : blocks.kv_rows(home.worker, task.document, part));
+      resolved.kv.push_back(home.worker == rank
+                                ? local(home, part)
+                                : buffers.kv_rows(home.worker, task.document, part));
     });
     DISTCA_CHECK_EQ(resolved.q.tokens, task.q.size());
     result.tasks.push_back(std::move(resolved));

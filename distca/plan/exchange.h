@@ -4,10 +4,10 @@
 //
 // Rows. A worker's local tensors hold its segments one after another; `row` counts local tokens. A
 // message from rank a to rank b carries the Q rows of `q`, then the K rows and the V rows of `kv`,
-// each in the order listed. Block 0 of a server is its own local tensors; block i + 1 is what it
+// each in the order listed. Buffer 0 of a server is its own local tensors; buffer i + 1 is what it
 // received from receives[i].
 //
-// Key sub-ranges. Several tasks, on one server or on several, may share a query row, each with a
+// Split-KV. Several tasks, on one server or on several, may share a query row, each with a
 // part of its keys. A server sends one O and LSE for each row it received, merged from its own
 // tasks; the home merges what it computed itself and what came home. `merges` names the rows; all
 // other rows have one result, which is written where it belongs.
@@ -40,21 +40,21 @@ struct PeerTransfer {
   bool operator==(const PeerTransfer&) const = default;
 };
 
-/// Rows of one block of a server.
-struct BlockRows {
-  int32_t block = 0;     // 0: local tensors; i + 1: received from receives[i]
-  int64_t row = 0;       // within the block's Q rows, or its K and V rows
+/// Rows of one buffer of a server.
+struct BufferRows {
+  int32_t buffer = 0;    // 0: local tensors; i + 1: received from receives[i]
+  int64_t row = 0;       // within the buffer's Q rows, or its K and V rows
   int64_t position = 0;  // of the first row in its document
   int64_t tokens = 0;
-  bool operator==(const BlockRows&) const = default;
+  bool operator==(const BufferRows&) const = default;
 };
 
 /// One task of this server, its rows resolved.
 struct ServerTask {
   int64_t task = 0;  // index in Plan::tasks
-  BlockRows q;
-  std::vector<BlockRows> kv;  // ascending position; together exactly Task::kv
-  bool partial = false;       // its O and LSE are parts of merges; false: they are the rows' own
+  BufferRows q;
+  std::vector<BufferRows> kv;  // ascending position; together exactly Task::kv
+  bool partial = false;        // its O and LSE are parts of merges; false: they are the rows' own
   bool operator==(const ServerTask&) const = default;
 };
 
@@ -68,8 +68,8 @@ struct MergePart {
 
 /// Rows that have the same parts. One part alone: rows that only a partial task computes.
 struct RowMerge {
-  int32_t block = 0;  // as in BlockRows
-  int64_t row = 0;    // within the block's Q rows
+  int32_t buffer = 0;  // as in BufferRows
+  int64_t row = 0;     // within the buffer's Q rows
   int64_t tokens = 0;
   std::vector<MergePart> parts;  // in the order of summation: tasks by ascending kv.begin, then
                                  // (at home only) servers by ascending rank
@@ -81,7 +81,7 @@ struct RankExchange {
   std::vector<PeerTransfer> sends;     // ascending peer, never this rank, never empty
   std::vector<PeerTransfer> receives;  // likewise; RowRange::row is the row at the sender
   std::vector<ServerTask> tasks;       // what this rank computes as a server, in Plan order
-  std::vector<RowMerge> merges;        // ascending (block, row), disjoint; mostly none
+  std::vector<RowMerge> merges;        // ascending (buffer, row), disjoint; mostly none
   bool operator==(const RankExchange&) const = default;
 };
 

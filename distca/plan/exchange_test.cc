@@ -38,12 +38,12 @@ std::vector<Token> packed(const std::vector<RowRange>& ranges, const std::vector
   return rows;
 }
 
-/// A plan, all exchanges, and what each rank has in each block after the exchange.
+/// A plan, all exchanges, and what each rank has in each buffer after the exchange.
 struct Played {
   Plan plan;
   std::vector<std::vector<Token>> local;               // [rank]
   std::vector<RankExchange> ranks;                     // [rank]
-  std::vector<std::vector<std::vector<Token>>> q, kv;  // [rank][block]
+  std::vector<std::vector<std::vector<Token>>> q, kv;  // [rank][buffer]
 };
 
 Played play(Plan plan) {
@@ -73,8 +73,8 @@ void on_schedulers_plans(const std::function<void(const Played&)>& check) {
     for (const int workers : {1, 2, 3, 4, 7}) {
       PlanRequest request = testing::request_for(lengths, workers, std::string(scheduler.name));
       check(play(make_plan(request)));
-      if (!scheduler.key_sub_ranges) continue;
-      request.options.key_sub_ranges = true;
+      if (!scheduler.split_kv) continue;
+      request.options.split_kv = true;
       check(play(make_plan(request)));
       request.options.spread = true;
       check(play(make_plan(request)));
@@ -156,14 +156,14 @@ TEST(Exchange, every_row_of_every_task_is_the_right_token) {
         ASSERT_EQ(resolved.q.position, task.q.begin);
         ASSERT_EQ(resolved.q.tokens, task.q.size());
         for (int64_t i = 0; i < resolved.q.tokens; ++i) {
-          ASSERT_EQ(played.q[rank].at(resolved.q.block).at(resolved.q.row + i),
+          ASSERT_EQ(played.q[rank].at(resolved.q.buffer).at(resolved.q.row + i),
                     Token(task.document, task.q.begin + i));
         }
         int64_t position = task.kv.begin;
-        for (const BlockRows& rows : resolved.kv) {
+        for (const BufferRows& rows : resolved.kv) {
           ASSERT_EQ(rows.position, position);
           for (int64_t i = 0; i < rows.tokens; ++i, ++position) {
-            ASSERT_EQ(played.kv[rank].at(rows.block).at(rows.row + i),
+            ASSERT_EQ(played.kv[rank].at(rows.buffer).at(rows.row + i),
                       Token(task.document, position));
           }
         }
@@ -179,9 +179,9 @@ TEST(Exchange, local_tokens_never_travel) {
     for (size_t rank = 0; rank < played.ranks.size(); ++rank) {
       const std::set<Token> local(played.local[rank].begin(), played.local[rank].end());
       EXPECT_EQ(played.ranks[rank].local_tokens, static_cast<int64_t>(local.size()));
-      for (const auto* blocks : {&played.q[rank], &played.kv[rank]}) {
-        for (size_t block = 1; block < blocks->size(); ++block) {
-          for (const Token& token : (*blocks)[block]) EXPECT_EQ(local.count(token), 0u);
+      for (const auto* buffers : {&played.q[rank], &played.kv[rank]}) {
+        for (size_t buffer = 1; buffer < buffers->size(); ++buffer) {
+          for (const Token& token : (*buffers)[buffer]) EXPECT_EQ(local.count(token), 0u);
         }
       }
     }
@@ -198,11 +198,11 @@ TEST(Exchange, each_token_comes_once_and_only_if_a_task_reads_it) {
         for (int64_t p = task.q.begin; p < task.q.end; ++p) read_q.insert({task.document, p});
         for (int64_t p = task.kv.begin; p < task.kv.end; ++p) read_kv.insert({task.document, p});
       }
-      for (const auto& [blocks, read] :
+      for (const auto& [buffers, read] :
            {std::pair{&played.q[rank], &read_q}, std::pair{&played.kv[rank], &read_kv}}) {
         std::set<Token> seen;
-        for (size_t block = 1; block < blocks->size(); ++block) {
-          for (const Token& token : (*blocks)[block]) {
+        for (size_t buffer = 1; buffer < buffers->size(); ++buffer) {
+          for (const Token& token : (*buffers)[buffer]) {
             EXPECT_TRUE(seen.insert(token).second);
             EXPECT_EQ(read->count(token), 1u);
           }
@@ -225,14 +225,14 @@ struct Parts {
   }
 };
 
-using RowParts = std::map<std::pair<int32_t, int64_t>, Parts>;  // of (block, row)
+using RowParts = std::map<std::pair<int32_t, int64_t>, Parts>;  // of (buffer, row)
 
 RowParts parts_of_rows(const Plan& plan, const RankExchange& rank) {
   RowParts rows;
   for (size_t i = 0; i < rank.tasks.size(); ++i) {
     const ServerTask& task = rank.tasks[i];
     for (int64_t row = 0; row < task.q.tokens; ++row) {
-      rows[{task.q.block, task.q.row + row}].own.push_back(
+      rows[{task.q.buffer, task.q.row + row}].own.push_back(
           {plan.tasks[task.task].kv.begin, {false, static_cast<int32_t>(i), row}});
     }
   }
@@ -274,7 +274,7 @@ TEST(Exchange, merges_are_the_rows_with_several_results_and_the_rest_of_their_ta
       for (const RowMerge& merge : rank.merges) {
         EXPECT_GT(merge.tokens, 0);
         for (int64_t i = 0; i < merge.tokens; ++i) {
-          auto& parts = got[{merge.block, merge.row + i}];
+          auto& parts = got[{merge.buffer, merge.row + i}];
           EXPECT_TRUE(parts.empty()) << "merged twice";
           parts = merge.parts;
           for (MergePart& part : parts) part.row += i;
@@ -283,7 +283,7 @@ TEST(Exchange, merges_are_the_rows_with_several_results_and_the_rest_of_their_ta
       EXPECT_EQ(got, want);
       EXPECT_TRUE(std::is_sorted(rank.merges.begin(), rank.merges.end(),
                                  [](const RowMerge& a, const RowMerge& b) {
-                                   return std::tie(a.block, a.row) < std::tie(b.block, b.row);
+                                   return std::tie(a.buffer, a.row) < std::tie(b.buffer, b.row);
                                  }));
       for (size_t i = 0; i < rank.tasks.size(); ++i) {
         EXPECT_EQ(rank.tasks[i].partial, partial.count(static_cast<int32_t>(i)) == 1);
@@ -300,7 +300,7 @@ TEST(Exchange, a_task_that_overlaps_another_in_part_of_its_rows_is_cut_into_merg
   const auto task = [](Range q, Range kv, int server) {
     return Task{.document = 0, .q = q, .kv = kv, .server = server};
   };
-  plan.options.key_sub_ranges = true;
+  plan.options.split_kv = true;
   plan.layout.workers = {{{.document = 0, .tokens = {0, 256}}},
                          {{.document = 0, .tokens = {256, 512}}}};
   // Of rows [256, 512) worker 1, their home, has the keys from 256 on, and worker 0 the others.
@@ -312,8 +312,8 @@ TEST(Exchange, a_task_that_overlaps_another_in_part_of_its_rows_is_cut_into_merg
   EXPECT_THAT(index.exchange(0).merges, IsEmpty());  // one result a row: O goes home as computed
   const RankExchange home = index.exchange(1);
   const std::vector<RowMerge> want = {
-      {.block = 0, .row = 0, .tokens = 128, .parts = {{false, 0, 0}, {true, 0, 0}}},
-      {.block = 0, .row = 128, .tokens = 128, .parts = {{false, 1, 0}, {true, 0, 128}}}};
+      {.buffer = 0, .row = 0, .tokens = 128, .parts = {{false, 0, 0}, {true, 0, 0}}},
+      {.buffer = 0, .row = 128, .tokens = 128, .parts = {{false, 1, 0}, {true, 0, 128}}}};
   EXPECT_EQ(home.merges, want);
 }
 
@@ -340,13 +340,13 @@ TEST(Exchange, bytes_are_those_that_the_plan_predicts) {
   });
 }
 
-TEST(Exchange, schedulers_plans_cover_every_row_and_merge_only_with_key_sub_ranges) {
+TEST(Exchange, schedulers_plans_cover_every_row_and_merge_only_with_split_kv) {
   size_t merges = 0, plans = 0;
   on_schedulers_plans([&](const Played& played) {
     ++plans;
     for (const RankExchange& rank : played.ranks) {
       merges += rank.merges.size();
-      if (!played.plan.options.key_sub_ranges) {
+      if (!played.plan.options.split_kv) {
         EXPECT_THAT(rank.merges, IsEmpty()) << "every query has all its keys in one task";
       }
       size_t local = 0;

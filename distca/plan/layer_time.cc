@@ -26,11 +26,13 @@ struct Work {
 
 /// One rank's exchanges of a layer, in the order of their use.
 struct Wire {
-  int64_t enter_ps = 0;
-  int64_t leave_ps = 0;
-  int64_t backward_enter_ps = 0;
-  int64_t backward_leave_ps = 0;
-  int64_t all() const { return enter_ps + leave_ps + backward_enter_ps + backward_leave_ps; }
+  int64_t dispatch_ps = 0;
+  int64_t combine_ps = 0;
+  int64_t backward_dispatch_ps = 0;
+  int64_t backward_combine_ps = 0;
+  int64_t all() const {
+    return dispatch_ps + combine_ps + backward_dispatch_ps + backward_combine_ps;
+  }
 };
 
 class Predictor {
@@ -105,16 +107,16 @@ class Predictor {
     const int64_t qkv = bytes(Content::kQkv);
     return {.qkv = qkv,
             .o = bytes(Content::kO),
-            .d_o = bytes(Content::kDO) + (options_.resent ? qkv : 0),
+            .d_o = bytes(Content::kDO) + (options_.redispatched ? qkv : 0),
             .gradient = bytes(Content::kGradient)};
   }
 
   /// `to`: what goes from homes to servers, `from`: what comes back.
   void add(int rank, int peer, const Bytes& bytes, Wire& to, Wire& from) const {
-    to.enter_ps += message_ps(rank, peer, bytes.qkv);
-    from.leave_ps += message_ps(rank, peer, bytes.o);
-    to.backward_enter_ps += message_ps(rank, peer, bytes.d_o);
-    from.backward_leave_ps += message_ps(rank, peer, bytes.gradient);
+    to.dispatch_ps += message_ps(rank, peer, bytes.qkv);
+    from.combine_ps += message_ps(rank, peer, bytes.o);
+    to.backward_dispatch_ps += message_ps(rank, peer, bytes.d_o);
+    from.backward_combine_ps += message_ps(rank, peer, bytes.gradient);
   }
 
   Wire wire_of(int rank, const RankExchange& exchange) {
@@ -129,10 +131,10 @@ class Predictor {
       add(rank, transfer.peer, bytes_of(transfer), in, out);
     }
     const auto longer = [](int64_t a, int64_t b) { return std::min(std::max(a, b), kMostPs); };
-    return {.enter_ps = longer(out.enter_ps, in.enter_ps),
-            .leave_ps = longer(out.leave_ps, in.leave_ps),
-            .backward_enter_ps = longer(out.backward_enter_ps, in.backward_enter_ps),
-            .backward_leave_ps = longer(out.backward_leave_ps, in.backward_leave_ps)};
+    return {.dispatch_ps = longer(out.dispatch_ps, in.dispatch_ps),
+            .combine_ps = longer(out.combine_ps, in.combine_ps),
+            .backward_dispatch_ps = longer(out.backward_dispatch_ps, in.backward_dispatch_ps),
+            .backward_combine_ps = longer(out.backward_combine_ps, in.backward_combine_ps)};
   }
 
   /// Beyond the operation that each exchange runs under.
@@ -147,8 +149,9 @@ class Predictor {
       case Hiding::kHomeTasks: {
         const int64_t forward = work.home_ps * 2 / 7 / 2;
         const int64_t backward = (work.home_ps - work.home_ps * 2 / 7) / 2;
-        return beyond(wire.enter_ps, forward) + beyond(wire.leave_ps, forward) +
-               beyond(wire.backward_enter_ps, backward) + beyond(wire.backward_leave_ps, backward);
+        return beyond(wire.dispatch_ps, forward) + beyond(wire.combine_ps, forward) +
+               beyond(wire.backward_dispatch_ps, backward) +
+               beyond(wire.backward_combine_ps, backward);
       }
       case Hiding::kOtherNanoBatch:
         break;
@@ -160,9 +163,9 @@ class Predictor {
     };
     const int64_t back_linear = work.linear_ps - linear;
     const int64_t back_attention = work.attention_ps - attention;
-    return half(wire.enter_ps, linear, attention) + half(wire.leave_ps, linear, attention) +
-           half(wire.backward_enter_ps, back_linear, back_attention) +
-           half(wire.backward_leave_ps, back_linear, back_attention);
+    return half(wire.dispatch_ps, linear, attention) + half(wire.combine_ps, linear, attention) +
+           half(wire.backward_dispatch_ps, back_linear, back_attention) +
+           half(wire.backward_combine_ps, back_linear, back_attention);
   }
 
   const Plan& plan_;

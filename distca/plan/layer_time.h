@@ -11,7 +11,7 @@
 
 namespace distca {
 
-/// What exchanges run under: the planner's view of a schedule (program/schedule.h).
+/// What exchanges run under: the planner's view of a schedule (program/overlap.h).
 enum class Hiding : uint8_t {
   kNothing,         // blocking: all is waited for
   kHomeTasks,       // overlap: half of the tasks at home each
@@ -25,7 +25,7 @@ struct LayerTimeOptions {
   Speeds speeds;  // of all servers, nothing unknown but the bandwidth: then the cluster's links
   Hiding hiding = Hiding::kOtherNanoBatch;
   int64_t layers = 1;           // that the speeds are of
-  bool resent = false;          // Q, K, V travel again for backward
+  bool redispatched = false;    // Q, K, V travel again for backward
   bool wide_gradients = false;  // dQ, dK, dV travel in fp32 where they are computed in less
 };
 

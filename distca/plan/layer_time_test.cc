@@ -112,7 +112,7 @@ TEST(LayerTime, counts_what_backward_sends_again_and_wider) {
   const Plan plan = packed_plan({2048});
   const int64_t keys = 1024 * plan.shape.kv_token_bytes();
   LayerTimeOptions options = options_for(Hiding::kNothing, 2);
-  options.resent = true;
+  options.redispatched = true;
   EXPECT_EQ(layer_time(plan, nullptr, options).bytes, 3 * keys);
   options.wide_gradients = true;  // bf16 -> fp32
   EXPECT_EQ(layer_time(plan, nullptr, options).bytes, 4 * keys);

@@ -13,7 +13,7 @@ namespace distca {
 /// computes a contiguous piece where it lives, from the top down. So a document of L tokens costs
 /// K and V of sum over integers 0 <= i < P of about L sqrt(1 - i / P), minus L, tokens; P need not
 /// be an integer (its last, smaller piece counts too). Every server counts as the largest one. A
-/// plan with key sub-ranges may go below it. Counts: K and V bytes. Ignores: Q and O (a plan may
+/// plan with split-KV may go below it. Counts: K and V bytes. Ignores: Q and O (a plan may
 /// move none), token evenness, caps. 0 with a window: no bound is known. Doubles by + - * / sqrt.
 /// Time: documents + servers + pieces.
 int64_t lower_bound_bytes(const Plan& plan);

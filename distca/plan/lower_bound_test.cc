@@ -2,8 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "distca/plan/plan_summary.h"
 #include "distca/plan/plan_testing.h"
-#include "distca/plan/summary.h"
 
 namespace distca {
 namespace {

@@ -115,11 +115,11 @@ PlanRequest resolved(PlanRequest request) {
                 "layout {} gives workers uneven tokens, which scheduler {} does not allow",
                 layout.name, scheduler.name);
   }
-  if ((options.key_sub_ranges || options.spread) && !scheduler.key_sub_ranges) {
+  if ((options.split_kv || options.spread) && !scheduler.split_kv) {
     throw Error(ErrorKind::kPlan, "scheduler {} knows no {}", scheduler.name,
-                options.key_sub_ranges ? "key sub-ranges" : "spread");
+                options.split_kv ? "split-KV" : "spread");
   }
-  options.key_sub_ranges |= options.spread;
+  options.split_kv |= options.spread;
   options.price = request.profile ? profile_name(*request.profile) : "pairs";
   check_request(request);
   check_times(request);

@@ -24,7 +24,7 @@ struct Task {
   int64_t document = 0;
   Range q;   // positions in the document
   Range kv;  // positions in the document. Whole-context: all keys the queries may see, maybe more.
-             // Key sub-range: a part of them, other tasks have the rest; merged by LSE at home
+             // Split-KV: a part of them, other tasks have the rest; merged by LSE at home
   int server = 0;
   MaskType mask = MaskType::kCausal;
   bool operator==(const Task&) const = default;
@@ -37,9 +37,9 @@ struct PlanOptions {
   /// max/mean of load over capacity, minus 1, in millionths; kOwnTolerance: the scheduler's own
   /// choice; a plan has the number.
   int64_t tolerance_ppm = kOwnTolerance;
-  bool key_sub_ranges = false;  // tasks may have part of the keys (gives up plan-independent bits)
+  bool split_kv = false;  // tasks may have part of the keys (gives up plan-independent bits)
   bool spread = false;  // lowest largest send and receive, for some 10 per cent more bytes in all;
-                        // with key sub-ranges
+                        // with split-KV
   std::string price = "pairs";  // load is in pairs, or in ns: "NAME@HASH" of a profile (make_plan)
   bool by_time() const { return price != "pairs"; }
   bool operator==(const PlanOptions&) const = default;

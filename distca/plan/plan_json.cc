@@ -125,7 +125,7 @@ PlanOptions options_from(const Field& field) {
   return {.scheduler = field["scheduler"].text(),
           .layout = field["layout"].text(),
           .tolerance_ppm = field["tolerance_ppm"].integer(0, kMaxInteger),
-          .key_sub_ranges = field["key_sub_ranges"].flag(),
+          .split_kv = field["key_sub_ranges"].flag(),
           .spread = field["spread"].flag(),
           .price = field["price"].text()};
 }
@@ -250,7 +250,7 @@ std::string plan_to_json(const Plan& plan) {
                           {{"layout", plan.options.layout},
                            {"scheduler", plan.options.scheduler},
                            {"tolerance_ppm", plan.options.tolerance_ppm},
-                           {"key_sub_ranges", plan.options.key_sub_ranges},
+                           {"key_sub_ranges", plan.options.split_kv},
                            {"spread", plan.options.spread},
                            {"price", plan.options.price}}},
                          {"layout", layout_json(plan.layout)},

@@ -237,7 +237,7 @@ bool could_be_met(const PlanRequest& request) {
   std::string refusal;
   PlanRequest home = request;
   home.options.scheduler = "local";
-  home.options.key_sub_ranges = false;
+  home.options.split_kv = false;
   if (request.options.scheduler == "balanced" && !request.options.spread &&
       plan_or_refusal(home, refusal)) {
     return true;

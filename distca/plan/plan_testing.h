@@ -107,7 +107,7 @@ inline Plan random_plan(const std::vector<int64_t>& lengths, int workers, int de
                         Random& random) {
   Plan plan;
   plan.nano_batch = NanoBatch::from_lengths(lengths);
-  plan.options.key_sub_ranges = true;
+  plan.options.split_kv = true;
   plan.cluster.num_workers = workers;
   plan.cluster.capacity.assign(workers + dedicated, 1);
   plan.shape = {.num_heads = 4, .num_kv_heads = 2, .head_dim_qk = 16, .head_dim_v = 8};
@@ -144,7 +144,7 @@ inline Plan random_plan(int workers, int dedicated, Random& random) {
 inline void cut_tasks(Plan& plan, Random& random) {
   const std::vector<Task> whole = std::move(plan.tasks);
   plan.tasks.clear();
-  plan.options.key_sub_ranges = true;
+  plan.options.split_kv = true;
   const auto cut = [&random](const Range& range) {
     return random_cuts(range, 2, random).front().end;
   };

@@ -15,11 +15,10 @@
 
 namespace distca::testing {
 
-/// "balanced/sequential+key-sub-ranges"
+/// "balanced/sequential+split-kv"
 inline std::string variant_name(const PlanOptions& options) {
   return fmt::format("{}/{}{}{}", options.scheduler, options.layout,
-                     options.key_sub_ranges ? "+key-sub-ranges" : "",
-                     options.spread ? "+spread" : "");
+                     options.split_kv ? "+split-kv" : "", options.spread ? "+spread" : "");
 }
 
 inline bool takes(const PlanOptions& options) {
@@ -34,18 +33,18 @@ inline bool takes(const PlanOptions& options) {
   }
 }
 
-/// Each scheduler with each layout it takes, with and without key sub-ranges and spread if it knows
+/// Each scheduler with each layout it takes, with and without split-KV and spread if it knows
 /// them; the tolerance is its own.
 inline std::vector<PlanOptions> plan_variants() {
   std::vector<PlanOptions> variants;
   for (const SchedulerEntry& scheduler : schedulers()) {
     for (const LayoutEntry& layout : layouts()) {
-      for (const bool key_sub_ranges : {false, true}) {
+      for (const bool split_kv : {false, true}) {
         for (const bool spread : {false, true}) {
-          if ((key_sub_ranges || spread) && !scheduler.key_sub_ranges) continue;
+          if ((split_kv || spread) && !scheduler.split_kv) continue;
           const PlanOptions options{.scheduler = std::string(scheduler.name),
                                     .layout = std::string(layout.name),
-                                    .key_sub_ranges = key_sub_ranges,
+                                    .split_kv = split_kv,
                                     .spread = spread};
           if (takes(options)) variants.push_back(options);
         }

@@ -4,9 +4,9 @@
 
 #include "distca/base/error.h"
 #include "distca/base/text.h"
-#include "distca/plan/balanced/key_sub_ranges.h"
-#include "distca/plan/balanced/layout.h"
+#include "distca/plan/balanced/balanced_layout.h"
 #include "distca/plan/balanced/search.h"
+#include "distca/plan/balanced/split_kv.h"
 #include "distca/plan/baselines/greedy.h"
 #include "distca/plan/baselines/local.h"
 #include "distca/plan/baselines/per_document.h"
@@ -17,8 +17,8 @@ namespace distca {
 namespace {
 
 std::vector<Task> balanced_tasks(const PlanRequest& request, const Layout& layout) {
-  return request.options.key_sub_ranges ? schedule_with_key_sub_ranges(request, layout)
-                                        : schedule_balanced(request, layout);
+  return request.options.split_kv ? schedule_with_split_kv(request, layout)
+                                  : schedule_balanced(request, layout);
 }
 
 constexpr LayoutEntry kLayouts[] = {
@@ -39,7 +39,7 @@ constexpr SchedulerEntry kSchedulers[] = {
      .schedule = balanced_tasks,
      .layout = "balanced",
      .tolerance_ppm = 20'000,
-     .key_sub_ranges = true},
+     .split_kv = true},
     {.name = "greedy",
      .summary = "the paper's: overloaded servers give shards away, most pairs per byte first",
      .schedule = schedule_greedy,

@@ -34,7 +34,7 @@ struct SchedulerEntry {
   bool only_this_layout = false;   // any other one is refused
   bool even_tokens = true;         // false: a rival that trades even tokens for even load
   bool capacities = true;          // false: queries stay at home, whatever a server's capacity
-  bool key_sub_ranges = false;     // knows key_sub_ranges and spread
+  bool split_kv = false;           // knows split_kv and spread
 };
 
 std::span<const LayoutEntry> layouts();

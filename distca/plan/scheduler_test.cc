@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "distca/base/error.h"
+#include "distca/plan/plan_summary.h"
 #include "distca/plan/plan_testing.h"
-#include "distca/plan/summary.h"
 #include "distca/plan/validate.h"
 
 namespace distca {

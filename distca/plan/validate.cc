@@ -168,9 +168,9 @@ class Validator {
       }
     }
     const Range seen = seen_keys(task.q, window);
-    if (!plan_.options.key_sub_ranges && !task.kv.contains(seen)) {
-      report("task {}: kv {} is a part of the keys {} that its queries see, key_sub_ranges is off",
-             index, words(task.kv), words(seen));
+    if (!plan_.options.split_kv && !task.kv.contains(seen)) {
+      report("task {}: kv {} is a part of the keys {} that its queries see, split_kv is off", index,
+             words(task.kv), words(seen));
     }
   }
 

@@ -27,7 +27,7 @@ struct ValidateOptions {
 ///  - every (query, key) pair that the documents' causal mask allows, within shape.window_left, is
 ///    computed exactly once, none that it forbids;
 ///  - a task's queries lie in one segment, its server exists, tasks are sorted;
-///  - without options.key_sub_ranges a task has all the keys that its queries see;
+///  - without options.split_kv a task has all the keys that its queries see;
 ///  - documents are cut at multiples of 128 from their start;
 ///  - the loads, bytes and memory claimed are right and within the cluster's caps, each named;
 ///  - and what the options say.

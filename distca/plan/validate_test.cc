@@ -98,15 +98,15 @@ const Damage kDamages[] = {
      [](Plan& plan) { long_task(plan).q.end -= kBlockTokens; }},
     {"keys_short", "computed by no task",
      [](Plan& plan) {
-       plan.options.key_sub_ranges = true;
+       plan.options.split_kv = true;
        long_task(plan).kv.end -= kBlockTokens;
      }},
     {"first_keys_left_out", "computed by no task",
      [](Plan& plan) {
-       plan.options.key_sub_ranges = true;
+       plan.options.split_kv = true;
        long_task(plan).kv.begin += kBlockTokens;
      }},
-    {"keys_parted_without_leave", "that its queries see, key_sub_ranges is off",
+    {"keys_parted_without_leave", "that its queries see, split_kv is off",
      [](Plan& plan) {
        Task high = plan.tasks[0];
        plan.tasks[0].kv.end = high.kv.begin = kBlockTokens;
@@ -114,7 +114,7 @@ const Damage kDamages[] = {
      }},
     {"window_wider_than_the_keys", "computed by no task",
      [](Plan& plan) {
-       plan.options.key_sub_ranges = true;
+       plan.options.split_kv = true;
        plan.shape.window_left = 1000;
        Task& last = *std::find_if(plan.tasks.begin(), plan.tasks.end(),
                                   [](const Task& task) { return task.q.begin > 2000; });
@@ -264,7 +264,7 @@ TEST(Validate, agrees_with_a_count_pair_by_pair) {
   for (int trial = 0; trial < 3000; ++trial) {
     Plan plan;
     plan.nano_batch = NanoBatch::from_lengths({6, 9});
-    plan.options.key_sub_ranges = true;
+    plan.options.split_kv = true;
     plan.shape.window_left = static_cast<int64_t>(random.below(12)) - 3;
     plan.layout.workers = {{{0, {0, 6}}, {1, {0, 9}}}};
     for (const Document& document : plan.nano_batch.documents) {

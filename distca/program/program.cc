@@ -50,8 +50,8 @@ std::string megaflops(const Op& op) {
 }
 
 constexpr std::array<const char*, kNumOpKinds> kOpNames = {
-    "embed", "pre",  "enter", "resend",       "attend",
-    "leave", "post", "loss",  "gradient_sum", "optimizer"};
+    "embed",   "pre_attention",  "dispatch", "redispatch",  "core_attention",
+    "combine", "post_attention", "loss",     "grad_reduce", "optimizer"};
 static_assert(kOpNames.back() != nullptr, "a kind of operation has no name");
 
 constexpr std::array<const char*, kNumTaskSets> kTaskSetNames = {"all", "home, first half", "away",
@@ -81,17 +81,17 @@ const char* task_set_name(TaskSet set) { return kTaskSetNames[static_cast<size_t
 const char* buffer_name(BufferRole role) { return kBufferNames[static_cast<size_t>(role)]; }
 
 bool communicates(OpKind kind) {
-  return kind == OpKind::kEnter || kind == OpKind::kResend || kind == OpKind::kLeave;
+  return kind == OpKind::kDispatch || kind == OpKind::kRedispatch || kind == OpKind::kCombine;
 }
 
 Content content_of(const Op& op) {
   const bool forward = op.pass == Pass::kForward;
   switch (op.kind) {
-    case OpKind::kEnter:
+    case OpKind::kDispatch:
       return forward ? Content::kQkv : Content::kDO;
-    case OpKind::kResend:
+    case OpKind::kRedispatch:
       return Content::kQkv;
-    case OpKind::kLeave:
+    case OpKind::kCombine:
       return forward ? Content::kO : Content::kGradient;
     default:
       DISTCA_CHECK(false, "{} does not communicate", describe(op));
@@ -120,12 +120,12 @@ std::string describe(const Op& op) {
 std::string print_program(const Program& program) {
   constexpr size_t kColumns = 7;
   std::vector<std::array<std::string, kColumns>> rows = {
-      {"op", "stream", "operation", "after", "sent", "buffers", "messages or MFLOP"}};
+      {"op", "stream", "operation", "wait_for", "wait_sends", "buffers", "messages or MFLOP"}};
   for (size_t i = 0; i < program.ops.size(); ++i) {
     const Op& op = program.ops[i];
     const bool travels = op.stream == Stream::kComm;
-    rows.push_back({std::to_string(i), travels ? "comm" : "compute", describe(op), numbers(op.deps),
-                    numbers(op.sent), buffers_of(op),
+    rows.push_back({std::to_string(i), travels ? "comm" : "compute", describe(op),
+                    numbers(op.wait_for), numbers(op.wait_sends), buffers_of(op),
                     travels ? messages_of(program, op) : megaflops(op)});
   }
   std::array<size_t, kColumns> widths{};

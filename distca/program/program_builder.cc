@@ -10,15 +10,21 @@ namespace distca {
 namespace {
 
 // Tags of one layer of one nano-batch.
-enum TagKind { kForwardEnter, kForwardLeave, kResendKeys, kBackwardEnter, kBackwardLeave };
+enum TagKind {
+  kForwardDispatch,
+  kForwardCombine,
+  kRedispatchKeys,
+  kBackwardDispatch,
+  kBackwardCombine
+};
 constexpr int kTagKinds = 5;
 /// The runtime gives tags below this to exchanges, those above to collectives (comm/tags.h).
 constexpr int64_t kTagEnd = (1 << 25) - 16;
 
 TagKind tag_kind(OpKind kind, Pass pass) {
-  if (kind == OpKind::kResend) return kResendKeys;
-  if (pass == Pass::kForward) return kind == OpKind::kEnter ? kForwardEnter : kForwardLeave;
-  return kind == OpKind::kEnter ? kBackwardEnter : kBackwardLeave;
+  if (kind == OpKind::kRedispatch) return kRedispatchKeys;
+  if (pass == Pass::kForward) return kind == OpKind::kDispatch ? kForwardDispatch : kForwardCombine;
+  return kind == OpKind::kDispatch ? kBackwardDispatch : kBackwardCombine;
 }
 
 void insert_once(std::vector<int32_t>& ascending, int32_t value) {
@@ -41,8 +47,8 @@ ProgramBuilder::ProgramBuilder(const ProgramRequest& request, int slots, Waiting
 
 ProgramBuilder::Nano ProgramBuilder::make_nano(const NanoPart& part) const {
   DISTCA_CHECK(part.exchange != nullptr, "a nano-batch without its exchange");
-  Nano nano{.exchange = part.exchange.get(), .kept = trains() && !part.resent};
-  nano.forward_pre.assign(request_.model.num_layers, -1);
+  Nano nano{.exchange = part.exchange.get(), .kept = trains() && !part.redispatched};
+  nano.forward_pre_attention.assign(request_.model.num_layers, -1);
   for (const TaskSet set : {TaskSet::kHomeFirst, TaskSet::kAway, TaskSet::kHomeRest}) {
     if (!nano.exchange->tasks_of(set).empty()) nano.partial_sets.push_back(set);
   }
@@ -109,7 +115,7 @@ int32_t ProgramBuilder::accumulators(int nano_batch) {
 }
 
 void ProgramBuilder::wait_for(Op& op, int32_t other) const {
-  if (other >= 0) insert_once(op.deps, other);
+  if (other >= 0) insert_once(op.wait_for, other);
 }
 
 /// What is read must have been written, what is written neither be read nor travel any more.
@@ -126,7 +132,7 @@ void ProgramBuilder::wait_for_buffers(Op& op) {
     // Who has read it has waited for the writer.
     if (use.readers.empty()) wait_for(op, use.writer);
     for (int32_t reader : use.readers) wait_for(op, reader);
-    if (use.sender >= 0) insert_once(op.sent, use.sender);
+    if (use.sender >= 0) insert_once(op.wait_sends, use.sender);
     use = {.writer = is_writer ? self : -1, .sender = -1, .readers = {}};
   };
   for (int32_t buffer : op.writes) overwrite(buffer, computes);
@@ -141,11 +147,11 @@ int32_t ProgramBuilder::append(Op op) {
   wait_for_buffers(op);
   const auto self = static_cast<int32_t>(program_.ops.size());
   if (waiting_ == Waiting::kForThePrevious) {
-    op.deps.clear();
-    op.sent.clear();
+    op.wait_for.clear();
+    op.wait_sends.clear();
     if (self > 0) {
-      op.deps.push_back(self - 1);
-      if (program_.ops.back().stream == Stream::kComm) op.sent.push_back(self - 1);
+      op.wait_for.push_back(self - 1);
+      if (program_.ops.back().stream == Stream::kComm) op.wait_sends.push_back(self - 1);
     }
   }
   program_.ops.push_back(std::move(op));
@@ -166,11 +172,11 @@ void ProgramBuilder::embed(Pass pass, int nano_batch) {
   nano.last = append(std::move(op));
 }
 
-void ProgramBuilder::pre(Pass pass, int layer, int nano_batch) {
+void ProgramBuilder::pre_attention(Pass pass, int layer, int nano_batch) {
   if (!request_.holds_weights) return;
   Nano& nano = nanos_[nano_batch];
   const AttentionShape& shape = request_.model.attention;
-  Op op = make_op(OpKind::kPre, pass, layer, nano_batch);
+  Op op = make_op(OpKind::kPreAttention, pass, layer, nano_batch);
   op.flops = linear_flops(
       pass, nano_batch,
       request_.model.hidden_size * (shape.num_heads * shape.head_dim_qk +
@@ -178,16 +184,16 @@ void ProgramBuilder::pre(Pass pass, int layer, int nano_batch) {
   if (pass == Pass::kForward) {
     wait_for(op, nano.last);
   } else {
-    wait_for(op, nano.last_attend);
-    wait_for(op, nano.last_leave);
+    wait_for(op, nano.last_attention);
+    wait_for(op, nano.last_combine);
   }
   nano.last = append(std::move(op));
-  if (pass == Pass::kForward) nano.forward_pre[layer] = nano.last;
+  if (pass == Pass::kForward) nano.forward_pre_attention[layer] = nano.last;
 }
 
-void ProgramBuilder::enter(Pass pass, int layer, int nano_batch) {
+void ProgramBuilder::dispatch(Pass pass, int layer, int nano_batch) {
   const Nano& nano = nanos_[nano_batch];
-  Op op = make_communication(OpKind::kEnter, pass, layer, nano_batch);
+  Op op = make_communication(OpKind::kDispatch, pass, layer, nano_batch);
   if (pass == Pass::kForward) {
     op.out = buffer(BufferRole::kQkvOut, nano_batch, nano.exchange->servers(Content::kQkv));
     op.in = qkv_in(layer, nano_batch);
@@ -200,21 +206,21 @@ void ProgramBuilder::enter(Pass pass, int layer, int nano_batch) {
   append(std::move(op));
 }
 
-void ProgramBuilder::resend(int layer, int nano_batch) {
+void ProgramBuilder::redispatch(int layer, int nano_batch) {
   const Nano& nano = nanos_[nano_batch];
   if (nano.kept) return;
-  Op op = make_communication(OpKind::kResend, Pass::kBackward, layer, nano_batch);
+  Op op = make_communication(OpKind::kRedispatch, Pass::kBackward, layer, nano_batch);
   op.out = buffer(BufferRole::kQkvOut, nano_batch, nano.exchange->servers(Content::kQkv));
   op.in = qkv_in(layer, nano_batch);
   if (op.out >= 0) op.writes = {op.out};
-  wait_for(op, nano.forward_pre[layer]);
+  wait_for(op, nano.forward_pre_attention[layer]);
   append(std::move(op));
 }
 
-void ProgramBuilder::attend(Pass pass, int layer, int nano_batch, TaskSet tasks) {
+void ProgramBuilder::core_attention(Pass pass, int layer, int nano_batch, TaskSet tasks) {
   Nano& nano = nanos_[nano_batch];
   const AttentionExchange& exchange = *nano.exchange;
-  Op op = make_op(OpKind::kAttend, pass, layer, nano_batch);
+  Op op = make_op(OpKind::kCoreAttention, pass, layer, nano_batch);
   op.tasks = tasks;
   op.exchange = nano_batch;
   op.layer_step = layer;
@@ -237,13 +243,13 @@ void ProgramBuilder::attend(Pass pass, int layer, int nano_batch, TaskSet tasks)
     }
   }
   wait_for(op, nano.last);
-  nano.last_attend = append(std::move(op));
+  nano.last_attention = append(std::move(op));
 }
 
-void ProgramBuilder::leave(Pass pass, int layer, int nano_batch) {
+void ProgramBuilder::combine(Pass pass, int layer, int nano_batch) {
   Nano& nano = nanos_[nano_batch];
   const AttentionExchange& exchange = *nano.exchange;
-  Op op = make_communication(OpKind::kLeave, pass, layer, nano_batch);
+  Op op = make_communication(OpKind::kCombine, pass, layer, nano_batch);
   if (pass == Pass::kForward) {
     op.out = buffer(BufferRole::kOOut, nano_batch, exchange.homes(Content::kO));
     op.in = buffer(BufferRole::kOIn, nano_batch, exchange.servers(Content::kO));
@@ -255,20 +261,20 @@ void ProgramBuilder::leave(Pass pass, int layer, int nano_batch) {
       op.writes = {op.out};
     }
   }
-  nano.last_leave = append(std::move(op));
+  nano.last_combine = append(std::move(op));
 }
 
-void ProgramBuilder::post(Pass pass, int layer, int nano_batch) {
+void ProgramBuilder::post_attention(Pass pass, int layer, int nano_batch) {
   if (!request_.holds_weights) return;
   Nano& nano = nanos_[nano_batch];
   const AttentionShape& shape = request_.model.attention;
-  Op op = make_op(OpKind::kPost, pass, layer, nano_batch);
+  Op op = make_op(OpKind::kPostAttention, pass, layer, nano_batch);
   op.flops = linear_flops(pass, nano_batch,
                           request_.model.hidden_size * (shape.num_heads * shape.head_dim_v +
                                                         3 * request_.model.intermediate_size));
   if (pass == Pass::kForward) {
-    wait_for(op, nano.last_attend);
-    wait_for(op, nano.last_leave);
+    wait_for(op, nano.last_attention);
+    wait_for(op, nano.last_combine);
   } else {
     wait_for(op, nano.last);
   }
@@ -284,9 +290,9 @@ void ProgramBuilder::loss(Pass pass, int nano_batch) {
   nano.last = append(std::move(op));
 }
 
-void ProgramBuilder::gradient_sum() {
+void ProgramBuilder::grad_reduce() {
   if (!request_.holds_weights) return;
-  Op op = make_op(OpKind::kGradientSum, Pass::kBackward, -1, -1);
+  Op op = make_op(OpKind::kGradReduce, Pass::kBackward, -1, -1);
   for (const Nano& nano : nanos_) wait_for(op, nano.last);
   append(std::move(op));
 }

@@ -7,14 +7,14 @@
 #include <tuple>
 #include <vector>
 
+#include "distca/program/overlap.h"
 #include "distca/program/program.h"
-#include "distca/program/schedule.h"
 
 namespace distca {
 
 // The schedules, one file each.
-Program build_blocking(const ProgramRequest& request);
-Program build_overlap(const ProgramRequest& request);
+Program build_none(const ProgramRequest& request);
+Program build_within(const ProgramRequest& request);
 Program build_ping_pong(const ProgramRequest& request);
 
 class ProgramBuilder {
@@ -37,14 +37,14 @@ class ProgramBuilder {
   // Each appends an operation, unless this rank has no part in it: a dedicated server has no
   // weights.
   void embed(Pass pass, int nano_batch);
-  void pre(Pass pass, int layer, int nano_batch);
-  void enter(Pass pass, int layer, int nano_batch);
-  void resend(int layer, int nano_batch);  // nothing where keys are kept
-  void attend(Pass pass, int layer, int nano_batch, TaskSet tasks);
-  void leave(Pass pass, int layer, int nano_batch);
-  void post(Pass pass, int layer, int nano_batch);
+  void pre_attention(Pass pass, int layer, int nano_batch);
+  void dispatch(Pass pass, int layer, int nano_batch);
+  void redispatch(int layer, int nano_batch);  // nothing where keys are kept
+  void core_attention(Pass pass, int layer, int nano_batch, TaskSet tasks);
+  void combine(Pass pass, int layer, int nano_batch);
+  void post_attention(Pass pass, int layer, int nano_batch);
   void loss(Pass pass, int nano_batch);
-  void gradient_sum();
+  void grad_reduce();
   void optimizer();
 
   Program take() { return std::move(program_); }
@@ -55,10 +55,10 @@ class ProgramBuilder {
     bool kept = false;  // Q, K, V stay until backward
     std::vector<TaskSet> partial_sets;
     // Operations, -1: none yet.
-    int32_t last = -1;         // that the next phase goes on from
-    int32_t last_attend = -1;  // of the layer
-    int32_t last_leave = -1;
-    std::vector<int32_t> forward_pre;  // [layer]
+    int32_t last = -1;            // that the next phase goes on from
+    int32_t last_attention = -1;  // of the layer
+    int32_t last_combine = -1;
+    std::vector<int32_t> forward_pre_attention;  // [layer]
   };
   /// Who has used a buffer; operations, -1: nobody.
   struct Use {

@@ -8,8 +8,8 @@
 
 #include "distca/plan/attention_exchange.h"
 #include "distca/plan/plan.h"
+#include "distca/program/overlap.h"
 #include "distca/program/program.h"
-#include "distca/program/schedule.h"
 
 namespace distca::testing {
 
@@ -50,15 +50,15 @@ inline Cluster pool(int workers, int dedicated, bool in_place) {
 }
 
 struct Style {
-  Schedule schedule = Schedule::kPingPong;
-  bool resent = false;
+  Overlap overlap = Overlap::kPingPong;
+  bool redispatched = false;
   ProgramRequest::Kind kind = ProgramRequest::Kind::kTrain;
   int num_layers = 2;
   ExchangeTypes types = {};
 };
 
 inline Program program_of(const StepExchanges& step, int rank, const Style& style) {
-  ProgramRequest request{.schedule = style.schedule,
+  ProgramRequest request{.overlap = style.overlap,
                          .kind = style.kind,
                          .holds_weights = rank < step.cluster.num_workers};
   request.model = {.num_layers = style.num_layers, .hidden_size = 64, .intermediate_size = 96};
@@ -68,7 +68,7 @@ inline Program program_of(const StepExchanges& step, int rank, const Style& styl
     request.nano_batches.push_back(
         {.exchange = std::make_shared<const AttentionExchange>(
              make_attention_exchange(rows, request.model.attention, style.types)),
-         .resent = style.resent});
+         .redispatched = style.redispatched});
   }
   return build_program(request);
 }
@@ -100,7 +100,7 @@ inline void add_exchange(Program& program, Op op, const std::vector<PeerBytes>& 
   op.layer_step = 0;
   const auto content = static_cast<size_t>(content_of(op));
   AttentionExchange exchange;
-  const bool goes_home = op.kind == OpKind::kLeave;
+  const bool goes_home = op.kind == OpKind::kCombine;
   (goes_home ? exchange.with_homes : exchange.with_servers)[content] = messages_of(sends);
   (goes_home ? exchange.with_servers : exchange.with_homes)[content] = messages_of(receives);
   program.exchanges.push_back(std::make_shared<const AttentionExchange>(std::move(exchange)));
@@ -114,7 +114,7 @@ inline AttentionExchange& own_exchange(Program& program, const Op& op) {
   return *own;
 }
 
-/// "pre 0a", of layer 0 and nano-batch a; "'" for backward; "attend(away) 1b'".
+/// "pre_attention 0a", of layer 0 and nano-batch a; "'" for backward; "core_attention(away) 1b'".
 inline std::string short_name(const Op& op) {
   std::string name = op_name(op.kind);
   if (op.tasks != TaskSet::kAll) name += std::string("(") + task_set_name(op.tasks) + ")";

@@ -31,8 +31,9 @@ void erase(Program& program, const std::string& name) {
   for (size_t i = 1; i < program.ops.size(); ++i) {
     const auto before = static_cast<int32_t>(i) - 1;
     const bool communicates = program.ops[i - 1].stream == Stream::kComm;
-    program.ops[i].deps = {before};
-    program.ops[i].sent = communicates ? std::vector<int32_t>{before} : std::vector<int32_t>{};
+    program.ops[i].wait_for = {before};
+    program.ops[i].wait_sends =
+        communicates ? std::vector<int32_t>{before} : std::vector<int32_t>{};
   }
 }
 
@@ -46,15 +47,20 @@ TEST(Ticks, a_two_stage_pipeline_is_a_valid_program) {
 
 TEST(Ticks, an_idle_stage_serves_attention_alone) {
   const std::vector<Program> programs = two_stages();
-  EXPECT_THAT(order_of(programs[0]), StartsWith("pre 0a, enter 0a, attend 0a, leave 0a, post 0a, "
-                                                "pre 1a, enter 1a, attend 1a, leave 1a, post 1a, "
-                                                "pre 0b, "));
-  EXPECT_THAT(order_of(programs[1]), StartsWith("enter, attend, leave, enter, attend, leave, "
-                                                "pre 2a, enter 2a, attend 2a, leave 2a, post 2a"));
+  EXPECT_THAT(
+      order_of(programs[0]),
+      StartsWith("pre_attention 0a, dispatch 0a, core_attention 0a, combine 0a, post_attention 0a, "
+                 "pre_attention 1a, dispatch 1a, core_attention 1a, combine 1a, post_attention 1a, "
+                 "pre_attention 0b, "));
+  EXPECT_THAT(
+      order_of(programs[1]),
+      StartsWith(
+          "dispatch, core_attention, combine, dispatch, core_attention, combine, "
+          "pre_attention 2a, dispatch 2a, core_attention 2a, combine 2a, post_attention 2a"));
 }
 
 TEST(Ticks, what_serves_backward_under_a_plan_of_its_own_has_what_it_needs) {
-  for (const char* name : {"resend 1a'", "enter 1a'", "attend 1a'", "leave 1a'"}) {
+  for (const char* name : {"redispatch 1a'", "dispatch 1a'", "core_attention 1a'", "combine 1a'"}) {
     std::vector<Program> programs = two_stages();
     erase(programs[0], name);
     EXPECT_THAT(validate(programs[0]), Contains(HasSubstr("backward layer 1"))) << name;
@@ -65,11 +71,11 @@ TEST(Ticks, a_rank_that_does_not_serve_a_tick_is_found) {
   std::vector<Program> programs = two_stages();
   std::erase_if(programs[1].ops, [](const Op& op) { return op.exchange == 0; });
   for (size_t i = 0; i < programs[1].ops.size(); ++i) {
-    programs[1].ops[i].deps =
+    programs[1].ops[i].wait_for =
         i > 0 ? std::vector<int32_t>{static_cast<int32_t>(i) - 1} : std::vector<int32_t>{};
-    programs[1].ops[i].sent.clear();
+    programs[1].ops[i].wait_sends.clear();
     if (i > 0 && programs[1].ops[i - 1].stream == Stream::kComm) {
-      programs[1].ops[i].sent = {static_cast<int32_t>(i) - 1};
+      programs[1].ops[i].wait_sends = {static_cast<int32_t>(i) - 1};
     }
   }
   ASSERT_THAT(validate(programs[1]), IsEmpty());

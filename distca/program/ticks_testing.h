@@ -64,7 +64,7 @@ class StageProgram {
       program_.buffers.push_back({.role = static_cast<BufferRole>(role), .bytes = 0});
     }
     for (size_t tick = 0; tick < ticks().size(); ++tick) add_tick(static_cast<int>(tick));
-    phase(OpKind::kGradientSum, Pass::kBackward, -1, -1);
+    phase(OpKind::kGradReduce, Pass::kBackward, -1, -1);
     phase(OpKind::kOptimizer, Pass::kBackward, -1, -1);
   }
   Program take() { return std::move(program_); }
@@ -82,20 +82,22 @@ class StageProgram {
                     .nano_batch = nano,
                     .exchange = number,
                     .layer_step = step};
-      if (nano >= 0) phase(forward ? OpKind::kPre : OpKind::kPost, tick.pass, layer, nano);
-      if (!forward) communicate(part, OpKind::kResend);
-      communicate(part, OpKind::kEnter);
-      attend(part);
-      communicate(part, OpKind::kLeave);
-      if (nano >= 0) phase(forward ? OpKind::kPost : OpKind::kPre, tick.pass, layer, nano);
+      if (nano >= 0)
+        phase(forward ? OpKind::kPreAttention : OpKind::kPostAttention, tick.pass, layer, nano);
+      if (!forward) communicate(part, OpKind::kRedispatch);
+      communicate(part, OpKind::kDispatch);
+      core_attention(part);
+      communicate(part, OpKind::kCombine);
+      if (nano >= 0)
+        phase(forward ? OpKind::kPostAttention : OpKind::kPreAttention, tick.pass, layer, nano);
     }
   }
 
   void add(Op op) {
     const auto self = static_cast<int32_t>(program_.ops.size());
     if (self > 0) {
-      op.deps = {self - 1};
-      if (program_.ops.back().stream == Stream::kComm) op.sent = {self - 1};
+      op.wait_for = {self - 1};
+      if (program_.ops.back().stream == Stream::kComm) op.wait_sends = {self - 1};
     }
     program_.ops.push_back(std::move(op));
   }
@@ -109,8 +111,8 @@ class StageProgram {
     bytes = std::max(bytes, list.buffer_bytes);
     return static_cast<int32_t>(role);
   }
-  void attend(Op op) {
-    op.kind = OpKind::kAttend;
+  void core_attention(Op op) {
+    op.kind = OpKind::kCoreAttention;
     const AttentionExchange& exchange = *program_.exchanges[static_cast<size_t>(op.exchange)];
     const auto use = [&](std::vector<int32_t>& list, BufferRole role, Content content) {
       const int32_t used = buffer(role, exchange.homes(content));
@@ -129,20 +131,20 @@ class StageProgram {
     op.kind = kind;
     op.stream = Stream::kComm;
     const bool forward = op.pass == Pass::kForward;
-    const bool qkv = kind == OpKind::kResend || forward;
+    const bool qkv = kind == OpKind::kRedispatch || forward;
     const auto [out, in] =
-        kind == OpKind::kLeave
+        kind == OpKind::kCombine
             ? (forward ? std::pair{BufferRole::kOOut, BufferRole::kOIn}
                        : std::pair{BufferRole::kGradientOut, BufferRole::kGradientIn})
             : (qkv ? std::pair{BufferRole::kQkvOut, BufferRole::kQkvIn}
                    : std::pair{BufferRole::kDOOut, BufferRole::kDOIn});
     op.tag = static_cast<uint32_t>(1 + (op.exchange * kStageLayers + op.layer_step) * 3 +
-                                   (kind == OpKind::kResend  ? 0
-                                    : kind == OpKind::kEnter ? 1
-                                                             : 2));
+                                   (kind == OpKind::kRedispatch ? 0
+                                    : kind == OpKind::kDispatch ? 1
+                                                                : 2));
     op.out = buffer(out, program_.sends(op));
     op.in = buffer(in, program_.receives(op));
-    if (kind != OpKind::kLeave && op.out >= 0) op.writes = {op.out};
+    if (kind != OpKind::kCombine && op.out >= 0) op.writes = {op.out};
     add(std::move(op));
   }
 

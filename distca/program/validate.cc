@@ -15,19 +15,20 @@ void check_references(const Program& program, std::vector<std::string>& wrong) {
   const auto num_exchanges = static_cast<int32_t>(program.exchanges.size());
   for (int32_t i = 0; i < static_cast<int32_t>(program.ops.size()); ++i) {
     const Op& op = program.ops[i];
-    for (const auto& [what, list] : {std::pair{"depends on", &op.deps}, {"waits for", &op.sent}}) {
+    for (const auto& [what, list] :
+         {std::pair{"depends on", &op.wait_for}, {"waits for", &op.wait_sends}}) {
       for (int32_t other : *list) {
         if (other >= 0 && other < i) continue;
         wrong.push_back(fmt::format("{} {} {}, which does not come before it", numbered(program, i),
                                     what, other));
       }
     }
-    for (int32_t other : op.sent) {
+    for (int32_t other : op.wait_sends) {
       if (other < 0 || other >= i || program.ops[other].stream == Stream::kComm) continue;
       wrong.push_back(fmt::format("{} waits for the sends of {}, which is no exchange",
                                   numbered(program, i), numbered(program, other)));
     }
-    const bool has_exchange = op.stream == Stream::kComm || op.kind == OpKind::kAttend;
+    const bool has_exchange = op.stream == Stream::kComm || op.kind == OpKind::kCoreAttention;
     if (has_exchange && (op.exchange < 0 || op.exchange >= num_exchanges || op.layer_step < 0)) {
       wrong.push_back(fmt::format("{} belongs to exchange {} of {}, layer step {}",
                                   numbered(program, i), op.exchange, num_exchanges, op.layer_step));
@@ -63,7 +64,7 @@ ProgramOrder::ProgramOrder(const Program& program) : program_(program) {
       last_compute = i;
       continue;
     }
-    for (int32_t dep : op.deps) {
+    for (int32_t dep : op.wait_for) {
       const bool computes = program.ops[dep].stream == Stream::kCompute;
       computed_before_[i] = std::max(computed_before_[i], computes ? dep : computed_before_[dep]);
     }
@@ -72,8 +73,8 @@ ProgramOrder::ProgramOrder(const Program& program) : program_(program) {
     const Op& op = program.ops[i];
     // Whoever waits for an exchange waits for what the exchange has waited for.
     const int32_t from = op.stream == Stream::kCompute ? i : landed_by_[i];
-    for (int32_t dep : op.deps) landed_by_[dep] = std::min(landed_by_[dep], from);
-    for (int32_t sender : op.sent) left_by_[sender] = std::min(left_by_[sender], from);
+    for (int32_t dep : op.wait_for) landed_by_[dep] = std::min(landed_by_[dep], from);
+    for (int32_t sender : op.wait_sends) left_by_[sender] = std::min(left_by_[sender], from);
   }
 }
 
@@ -85,14 +86,14 @@ bool ProgramOrder::landed(int32_t a, int32_t b) const {
   const Op& op = program_.ops[b];
   if (op.stream == Stream::kCompute) return landed_by_[a] <= b;
   return landed_by_[a] <= computed_before_[b] ||
-         std::find(op.deps.begin(), op.deps.end(), a) != op.deps.end();
+         std::find(op.wait_for.begin(), op.wait_for.end(), a) != op.wait_for.end();
 }
 
 bool ProgramOrder::left(int32_t a, int32_t b) const {
   const Op& op = program_.ops[b];
   if (op.stream == Stream::kCompute) return left_by_[a] <= b;
   return left_by_[a] <= computed_before_[b] ||
-         std::find(op.sent.begin(), op.sent.end(), a) != op.sent.end();
+         std::find(op.wait_sends.begin(), op.wait_sends.end(), a) != op.wait_sends.end();
 }
 
 std::vector<std::string> validate(const Program& program) {

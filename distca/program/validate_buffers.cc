@@ -19,12 +19,12 @@ struct Roles {
 std::optional<Roles> roles_of(const Op& op) {
   const bool forward = op.pass == Pass::kForward;
   switch (op.kind) {
-    case OpKind::kEnter:
+    case OpKind::kDispatch:
       return forward ? Roles{BufferRole::kQkvOut, BufferRole::kQkvIn}
                      : Roles{BufferRole::kDOOut, BufferRole::kDOIn};
-    case OpKind::kResend:
+    case OpKind::kRedispatch:
       return Roles{BufferRole::kQkvOut, BufferRole::kQkvIn};
-    case OpKind::kLeave:
+    case OpKind::kCombine:
       return forward ? Roles{BufferRole::kOOut, BufferRole::kOIn}
                      : Roles{BufferRole::kGradientOut, BufferRole::kGradientIn};
     default:
@@ -43,17 +43,17 @@ bool is_meant(const Op& reader, BufferRole role, const Op& writer) {
   const bool same_pass = reader.pass == writer.pass;
   switch (role) {
     case BufferRole::kQkvIn:
-      return reader.kind == OpKind::kAttend &&
-             ((writer.kind == OpKind::kEnter && writer.pass == Pass::kForward) ||
-              (writer.kind == OpKind::kResend && reader.pass == Pass::kBackward));
+      return reader.kind == OpKind::kCoreAttention &&
+             ((writer.kind == OpKind::kDispatch && writer.pass == Pass::kForward) ||
+              (writer.kind == OpKind::kRedispatch && reader.pass == Pass::kBackward));
     case BufferRole::kDOIn:
-      return same_pass && reader.kind == OpKind::kAttend && writer.kind == OpKind::kEnter;
+      return same_pass && reader.kind == OpKind::kCoreAttention && writer.kind == OpKind::kDispatch;
     case BufferRole::kOOut:
     case BufferRole::kAccumulators:
-      return same_pass && reader.kind == OpKind::kLeave && writer.kind == OpKind::kAttend;
+      return same_pass && reader.kind == OpKind::kCombine && writer.kind == OpKind::kCoreAttention;
     case BufferRole::kGradientOut:
-      return same_pass && reader.kind == OpKind::kLeave &&
-             (writer.kind == OpKind::kAttend || &writer == &reader);
+      return same_pass && reader.kind == OpKind::kCombine &&
+             (writer.kind == OpKind::kCoreAttention || &writer == &reader);
     case BufferRole::kQkvOut:
     case BufferRole::kDOOut:
       return &writer == &reader;
@@ -122,7 +122,7 @@ class Buffers {
     }
     for (int32_t buffer : op.writes) {
       const BufferRole role = program_.buffers[buffer].role;
-      const bool meant = op.kind == OpKind::kAttend &&
+      const bool meant = op.kind == OpKind::kCoreAttention &&
                          (op.pass == Pass::kForward ? role == BufferRole::kOOut
                                                     : role == BufferRole::kAccumulators ||
                                                           role == BufferRole::kGradientOut);

@@ -11,11 +11,12 @@
 
 namespace distca {
 
-/// "operation 12 (forward layer 0 enter of nano-batch 1)"
+/// "operation 12 (forward layer 0 dispatch of nano-batch 1)"
 std::string numbered(const Program& program, int32_t op);
 
-/// Operations of the compute stream follow one another; a communication begins when its deps and
-/// `sent` are met, after whatever stands before it has begun. Needs deps that point backwards.
+/// Operations of the compute stream follow one another; a communication begins when its `wait_for`
+/// and `wait_sends` are met, after whatever stands before it has begun. Needs waits for what stands
+/// before.
 class ProgramOrder {
  public:
   explicit ProgramOrder(const Program& program);

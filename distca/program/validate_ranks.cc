@@ -13,14 +13,14 @@ namespace distca {
 namespace {
 
 /// What one exchange of a rank has for one peer.
-struct Posted {
+struct Issued {
   int32_t op = -1;
   uint32_t tag = 0;
   int64_t sent = 0;
   int64_t received = 0;
 };
 
-/// visit(peer, posted) for each peer of an exchange.
+/// visit(peer, issued) for each peer of an exchange.
 template <typename Visit>
 void for_each_peer(const Program& program, int32_t i, const Visit& visit) {
   const Op& op = program.ops[i];
@@ -32,12 +32,12 @@ void for_each_peer(const Program& program, int32_t i, const Visit& visit) {
     const bool is_sent =
         send != sends.end() && (receive == receives.end() || send->peer <= receive->peer);
     const int peer = is_sent ? send->peer : receive->peer;
-    Posted posted{.op = i, .tag = op.tag};
-    if (is_sent) posted.sent = (send++)->bytes;
+    Issued issued{.op = i, .tag = op.tag};
+    if (is_sent) issued.sent = (send++)->bytes;
     if (receive != receives.end() && receive->peer == peer) {
-      posted.received = (receive++)->bytes;
+      issued.received = (receive++)->bytes;
     }
-    visit(peer, posted);
+    visit(peer, issued);
   }
 }
 
@@ -48,12 +48,12 @@ class Matching {
 
   void check() {
     const auto num_ranks = static_cast<int>(programs_.size());
-    // [rank], by peer: what the rank posts for it, in order, as a hash that is the same from both
+    // [rank], by peer: what the rank issues for it, in order, as a hash that is the same from both
     // sides.
     std::vector<std::unordered_map<int, uint64_t>> hashes(num_ranks);
     for (int rank = 0; rank < num_ranks; ++rank) {
       for (int32_t i = 0; i < static_cast<int32_t>(programs_[rank].ops.size()); ++i) {
-        for_each_peer(programs_[rank], i, [&](int peer, const Posted& posted) {
+        for_each_peer(programs_[rank], i, [&](int peer, const Issued& issued) {
           if (peer >= num_ranks || peer == rank) {
             wrong_.push_back(fmt::format("rank {}: {} exchanges with rank {} of {}", rank,
                                          numbered(programs_[rank], i), peer, num_ranks));
@@ -62,8 +62,8 @@ class Matching {
           const bool up = rank < peer;
           uint64_t& hash = hashes[rank][peer];
           for (const uint64_t value :
-               {uint64_t{posted.tag}, static_cast<uint64_t>(up ? posted.sent : posted.received),
-                static_cast<uint64_t>(up ? posted.received : posted.sent)}) {
+               {uint64_t{issued.tag}, static_cast<uint64_t>(up ? issued.sent : issued.received),
+                static_cast<uint64_t>(up ? issued.received : issued.sent)}) {
             hash = (hash ^ value) * 0x9e3779b97f4a7c15ull;
             hash ^= hash >> 29;
           }
@@ -83,11 +83,11 @@ class Matching {
   }
 
  private:
-  std::vector<Posted> posted(int rank, int peer) const {
-    std::vector<Posted> result;
+  std::vector<Issued> issued(int rank, int peer) const {
+    std::vector<Issued> result;
     for (int32_t i = 0; i < static_cast<int32_t>(programs_[rank].ops.size()); ++i) {
-      for_each_peer(programs_[rank], i, [&](int other, const Posted& posted) {
-        if (other == peer) result.push_back(posted);
+      for_each_peer(programs_[rank], i, [&](int other, const Issued& issued) {
+        if (other == peer) result.push_back(issued);
       });
     }
     return result;
@@ -96,7 +96,7 @@ class Matching {
   /// Where the two ranks differ.
   void explain(int low, int high) {
     const size_t before = wrong_.size();
-    const std::vector<Posted> a = posted(low, high), b = posted(high, low);
+    const std::vector<Issued> a = issued(low, high), b = issued(high, low);
     compare(low, a, high, b, /*bytes=*/true);
     compare(high, b, low, a, /*bytes=*/false);
     if (wrong_.size() > before) return;
@@ -109,25 +109,25 @@ class Matching {
     }
   }
 
-  void compare(int rank, const std::vector<Posted>& mine, int peer, const std::vector<Posted>& its,
+  void compare(int rank, const std::vector<Issued>& mine, int peer, const std::vector<Issued>& its,
                bool bytes) {
-    std::unordered_map<uint32_t, Posted> by_tag;
-    for (const Posted& posted : its) by_tag.emplace(posted.tag, posted);
-    for (const Posted& posted : mine) {
-      const auto found = by_tag.find(posted.tag);
+    std::unordered_map<uint32_t, Issued> by_tag;
+    for (const Issued& issued : its) by_tag.emplace(issued.tag, issued);
+    for (const Issued& issued : mine) {
+      const auto found = by_tag.find(issued.tag);
       const std::string name = fmt::format("rank {}: {} with tag {}", rank,
-                                           numbered(programs_[rank], posted.op), posted.tag);
+                                           numbered(programs_[rank], issued.op), issued.tag);
       if (found == by_tag.end()) {
         wrong_.push_back(
             fmt::format("{} sends {} bytes to rank {} and receives {}, which has no such tag", name,
-                        posted.sent, peer, posted.received));
+                        issued.sent, peer, issued.received));
         continue;
       }
-      const Posted& other = found->second;
-      if (!bytes || (posted.sent == other.received && posted.received == other.sent)) continue;
+      const Issued& other = found->second;
+      if (!bytes || (issued.sent == other.received && issued.received == other.sent)) continue;
       wrong_.push_back(fmt::format(
           "{} sends {} bytes to rank {} and receives {}, which receives {} and sends {}", name,
-          posted.sent, peer, posted.received, other.received, other.sent));
+          issued.sent, peer, issued.received, other.received, other.sent));
     }
   }
 
@@ -204,7 +204,9 @@ class Waiting {
     const auto is_done = [&state](int32_t op) { return state.position[op] < state.done; };
     for (; state.next < programs_[rank].ops.size(); ++state.next) {
       const Op& op = programs_[rank].ops[state.next];
-      if (!std::ranges::all_of(op.deps, is_done) || !std::ranges::all_of(op.sent, is_done)) return;
+      if (!std::ranges::all_of(op.wait_for, is_done) ||
+          !std::ranges::all_of(op.wait_sends, is_done))
+        return;
       if (op.stream == Stream::kComm) ++state.started;
     }
   }

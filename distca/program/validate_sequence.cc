@@ -16,7 +16,7 @@ class Sequence {
       : program_(program), order_(order), wrong_(wrong) {
     at_home_.reserve(program.ops.size());
     of_exchanges_.reserve(program.ops.size());
-    attends_.reserve(program.ops.size() / 4);
+    attention_ops_.reserve(program.ops.size() / 4);
   }
 
   void check() {
@@ -37,8 +37,8 @@ class Sequence {
   }
 
  private:
-  /// The attends of a pass of a layer step.
-  struct Attends {
+  /// Core attention of a pass of a layer step.
+  struct AttentionOps {
     int32_t first = -1, last = -1;
     int32_t away = -1;  // the one that reads what is received and writes what is returned
     uint32_t sets = 0;  // a bit each
@@ -49,10 +49,12 @@ class Sequence {
   }
   /// Of a nano-batch and played in both passes.
   static bool is_phase(const Op& op) {
-    return op.kind == OpKind::kEmbed || op.kind == OpKind::kPre || op.kind == OpKind::kPost ||
-           op.kind == OpKind::kLoss;
+    return op.kind == OpKind::kEmbed || op.kind == OpKind::kPreAttention ||
+           op.kind == OpKind::kPostAttention || op.kind == OpKind::kLoss;
   }
-  static bool serves(const Op& op) { return op.kind == OpKind::kAttend || communicates(op.kind); }
+  static bool serves(const Op& op) {
+    return op.kind == OpKind::kCoreAttention || communicates(op.kind);
+  }
   static int find(const std::unordered_map<uint64_t, int32_t>& ops, uint64_t key) {
     const auto found = ops.find(key);
     return found == ops.end() ? -1 : found->second;
@@ -65,9 +67,10 @@ class Sequence {
   int32_t of_exchange(OpKind kind, Pass pass, const Op& op) const {
     return find(of_exchanges_, key(kind, pass, op.exchange, op.layer_step));
   }
-  const Attends* attends_of(Pass pass, const Op& op) const {
-    const auto found = attends_.find(key(OpKind::kAttend, pass, op.exchange, op.layer_step));
-    return found == attends_.end() ? nullptr : &found->second;
+  const AttentionOps* attention_ops_of(Pass pass, const Op& op) const {
+    const auto found =
+        attention_ops_.find(key(OpKind::kCoreAttention, pass, op.exchange, op.layer_step));
+    return found == attention_ops_.end() ? nullptr : &found->second;
   }
 
   void say(int32_t op, const std::string& what) {
@@ -76,7 +79,7 @@ class Sequence {
 
   void enlist(int32_t i) {
     const Op& op = program_.ops[i];
-    if (op.kind == OpKind::kAttend) return enlist_attend(i);
+    if (op.kind == OpKind::kCoreAttention) return enlist_attention(i);
     const bool has_home = op.nano_batch >= 0 || op.exchange < 0;
     bool is_new =
         !has_home || at_home_.emplace(key(op.kind, op.pass, op.layer, op.nano_batch), i).second;
@@ -86,12 +89,12 @@ class Sequence {
     }
     if (!is_new) say(i, "stands twice");
   }
-  void enlist_attend(int32_t i) {
+  void enlist_attention(int32_t i) {
     const Op& op = program_.ops[i];
-    Attends& attends = attends_[key(op.kind, op.pass, op.exchange, op.layer_step)];
+    AttentionOps& attends = attention_ops_[key(op.kind, op.pass, op.exchange, op.layer_step)];
     const bool whole = op.tasks == TaskSet::kAll;
     const uint32_t bit = whole ? ~0U : 1U << static_cast<int>(op.tasks);
-    if ((attends.sets & bit) != 0) say(i, "attends tasks that were attended before");
+    if ((attends.sets & bit) != 0) say(i, "computes tasks that were computed before");
     attends.sets |= bit;
     if (attends.first < 0) attends.first = i;
     attends.last = i;
@@ -129,26 +132,26 @@ class Sequence {
   }
   /// What came home has landed, and all tasks are done.
   void needs_attention(int32_t i) {
-    const int32_t leave = needs_at_home(i, OpKind::kLeave, program_.ops[i].pass);
-    if (leave < 0) return;
-    if (!order_.landed(leave, i)) {
-      say(i, fmt::format("does not wait for {}", numbered(program_, leave)));
+    const int32_t combine = needs_at_home(i, OpKind::kCombine, program_.ops[i].pass);
+    if (combine < 0) return;
+    if (!order_.landed(combine, i)) {
+      say(i, fmt::format("does not wait for {}", numbered(program_, combine)));
     }
-    const Attends* attends = attends_of(program_.ops[i].pass, program_.ops[leave]);
+    const AttentionOps* attends = attention_ops_of(program_.ops[i].pass, program_.ops[combine]);
     if (attends != nullptr && attends->last > i) {
       say(i, fmt::format("comes before {}", numbered(program_, attends->last)));
     }
   }
-  void leaves_after_attend(int32_t i) {
-    const Attends* attends = attends_of(program_.ops[i].pass, program_.ops[i]);
+  void combines_after_attention(int32_t i) {
+    const AttentionOps* attends = attention_ops_of(program_.ops[i].pass, program_.ops[i]);
     if (attends == nullptr) {
-      say(i, "needs its attend, which is nowhere");
+      say(i, "needs its core_attention, which is nowhere");
     } else if (attends->first > i || attends->away > i) {
       say(i, fmt::format("comes before {}",
                          numbered(program_, std::max(attends->first, attends->away))));
     }
   }
-  /// An attend of more than home tasks reads what was received for it.
+  /// Core attention of more than home tasks reads what was received for it.
   void reads_what_came(int32_t i, int32_t exchange) {
     const Op& op = program_.ops[i];
     if (exchange < 0 || program_.ops[exchange].in < 0) return;
@@ -167,7 +170,7 @@ class Sequence {
   void check_of_step(int32_t i) {
     const Op& op = program_.ops[i];
     if (op.kind == OpKind::kOptimizer) {
-      needs_at_home(i, OpKind::kGradientSum, Pass::kBackward);
+      needs_at_home(i, OpKind::kGradReduce, Pass::kBackward);
     } else if (is_phase(op)) {
       say(i, "belongs to no nano-batch");
     }
@@ -176,24 +179,24 @@ class Sequence {
   void check_forward(int32_t i) {
     const Op& op = program_.ops[i];
     switch (op.kind) {
-      case OpKind::kPre:
+      case OpKind::kPreAttention:
         after(i, OpKind::kEmbed, Pass::kForward, -1);
-        after(i, OpKind::kPost, Pass::kForward, op.layer - 1);
+        after(i, OpKind::kPostAttention, Pass::kForward, op.layer - 1);
         break;
-      case OpKind::kEnter:
-        after(i, OpKind::kPre, Pass::kForward, op.layer);
+      case OpKind::kDispatch:
+        after(i, OpKind::kPreAttention, Pass::kForward, op.layer);
         break;
-      case OpKind::kAttend:
-        reads_what_came(i, needs_of_exchange(i, OpKind::kEnter, Pass::kForward));
+      case OpKind::kCoreAttention:
+        reads_what_came(i, needs_of_exchange(i, OpKind::kDispatch, Pass::kForward));
         break;
-      case OpKind::kLeave:
-        leaves_after_attend(i);
+      case OpKind::kCombine:
+        combines_after_attention(i);
         break;
-      case OpKind::kPost:
-        needs_at_home(i, OpKind::kPre, Pass::kForward);
+      case OpKind::kPostAttention:
+        needs_at_home(i, OpKind::kPreAttention, Pass::kForward);
         needs_attention(i);
         break;
-      case OpKind::kResend:
+      case OpKind::kRedispatch:
         say(i, "belongs to backward");
         break;
       default:
@@ -203,32 +206,32 @@ class Sequence {
 
   void check_backward(int32_t i) {
     const Op& op = program_.ops[i];
-    const int32_t sum = at_home(OpKind::kGradientSum, Pass::kBackward, -1, -1);
+    const int32_t sum = at_home(OpKind::kGradReduce, Pass::kBackward, -1, -1);
     if (sum >= 0 && sum < i) say(i, fmt::format("comes after {}", numbered(program_, sum)));
     if (is_phase(op)) needs_at_home(i, op.kind, Pass::kForward);
     switch (op.kind) {
-      case OpKind::kPost:
+      case OpKind::kPostAttention:
         after(i, OpKind::kLoss, Pass::kBackward, -1);
-        after(i, OpKind::kPre, Pass::kBackward, op.layer + 1);
+        after(i, OpKind::kPreAttention, Pass::kBackward, op.layer + 1);
         break;
-      case OpKind::kEnter:
-        after(i, OpKind::kPost, Pass::kBackward, op.layer);
+      case OpKind::kDispatch:
+        after(i, OpKind::kPostAttention, Pass::kBackward, op.layer);
         break;
-      case OpKind::kAttend:
-        check_backward_attend(i);
+      case OpKind::kCoreAttention:
+        check_backward_attention(i);
         break;
-      case OpKind::kLeave:
-        leaves_after_attend(i);
+      case OpKind::kCombine:
+        combines_after_attention(i);
         break;
-      case OpKind::kResend:
-        after(i, OpKind::kPre, Pass::kForward, op.layer);
+      case OpKind::kRedispatch:
+        after(i, OpKind::kPreAttention, Pass::kForward, op.layer);
         break;
-      case OpKind::kPre:
-        needs_at_home(i, OpKind::kPost, Pass::kBackward);
+      case OpKind::kPreAttention:
+        needs_at_home(i, OpKind::kPostAttention, Pass::kBackward);
         needs_attention(i);
         break;
       case OpKind::kEmbed:
-        after(i, OpKind::kPre, Pass::kBackward, 0);
+        after(i, OpKind::kPreAttention, Pass::kBackward, 0);
         break;
       default:
         break;
@@ -236,13 +239,13 @@ class Sequence {
   }
 
   /// Q, K, V are those of forward, of the same exchange, or were sent again.
-  void check_backward_attend(int32_t i) {
+  void check_backward_attention(int32_t i) {
     const Op& op = program_.ops[i];
-    reads_what_came(i, needs_of_exchange(i, OpKind::kEnter, Pass::kBackward));
-    if (of_exchange(OpKind::kResend, Pass::kBackward, op) >= 0) {
-      reads_what_came(i, needs_of_exchange(i, OpKind::kResend, Pass::kBackward));
+    reads_what_came(i, needs_of_exchange(i, OpKind::kDispatch, Pass::kBackward));
+    if (of_exchange(OpKind::kRedispatch, Pass::kBackward, op) >= 0) {
+      reads_what_came(i, needs_of_exchange(i, OpKind::kRedispatch, Pass::kBackward));
     } else {
-      reads_what_came(i, needs_of_exchange(i, OpKind::kEnter, Pass::kForward));
+      reads_what_came(i, needs_of_exchange(i, OpKind::kDispatch, Pass::kForward));
     }
   }
 
@@ -257,14 +260,14 @@ class Sequence {
     }
     for (int32_t i = 0; i < static_cast<int32_t>(program_.ops.size()); ++i) {
       const Op& op = program_.ops[i];
-      const bool attends = op.kind == OpKind::kAttend;
+      const bool attends = op.kind == OpKind::kCoreAttention;
       if (op.pass == Pass::kBackward) {
         check_served_backward(i);
       } else if ((is_phase(op) || communicates(op.kind)) && nano_batches.contains(op.nano_batch) &&
                  at_home(op.kind, Pass::kBackward, op.layer, op.nano_batch) < 0) {
         say(i, "has no backward");
       } else if (serves(op) && exchanges.contains(op.exchange) &&
-                 (attends ? attends_of(Pass::kBackward, op) == nullptr
+                 (attends ? attention_ops_of(Pass::kBackward, op) == nullptr
                           : of_exchange(op.kind, Pass::kBackward, op) < 0)) {
         say(i, "has no backward");
       }
@@ -275,25 +278,27 @@ class Sequence {
   /// of backward's own has only Q, K, V that are sent again.
   void check_served_backward(int32_t i) {
     const Op& op = program_.ops[i];
-    if (op.kind == OpKind::kResend || !serves(op)) return;
-    if (of_exchange(OpKind::kEnter, Pass::kForward, op) < 0) {
-      if (op.kind != OpKind::kAttend) needs_of_exchange(i, OpKind::kResend, Pass::kBackward);
+    if (op.kind == OpKind::kRedispatch || !serves(op)) return;
+    if (of_exchange(OpKind::kDispatch, Pass::kForward, op) < 0) {
+      if (op.kind != OpKind::kCoreAttention)
+        needs_of_exchange(i, OpKind::kRedispatch, Pass::kBackward);
       return;
     }
-    if (op.kind != OpKind::kAttend) {
+    if (op.kind != OpKind::kCoreAttention) {
       needs_of_exchange(i, op.kind, Pass::kForward);
       return;
     }
-    const Attends* forward = attends_of(Pass::kForward, op);
+    const AttentionOps* forward = attention_ops_of(Pass::kForward, op);
     if (forward == nullptr || forward->last > i) say(i, "comes before its forward");
   }
 
   const Program& program_;
   const ProgramOrder& order_;
   std::vector<std::string>& wrong_;
-  std::unordered_map<uint64_t, int32_t> at_home_;       // by layer and nano-batch; no attends
-  std::unordered_map<uint64_t, int32_t> of_exchanges_;  // by exchange and layer step; no attends
-  std::unordered_map<uint64_t, Attends> attends_;       // likewise
+  std::unordered_map<uint64_t, int32_t> at_home_;  // by layer and nano-batch; no core attention
+  std::unordered_map<uint64_t, int32_t>
+      of_exchanges_;  // by exchange and layer step; no core attention
+  std::unordered_map<uint64_t, AttentionOps> attention_ops_;  // likewise
 };
 
 }  // namespace

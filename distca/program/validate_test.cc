@@ -24,12 +24,12 @@ using ::testing::IsEmpty;
 using Programs = std::vector<Program>;
 
 /// Ping-pong on 3 ranks, of which the last is a dedicated server; 2 nano-batches, 2 layers.
-Programs good(bool resent = false) {
+Programs good(bool redispatched = false) {
   static const StepExchanges step =
       plan_step({{2000, 900, 300, 100}, {1500, 900, 700}}, pool(2, 1, true));
   return programs_of(
-      step, {.schedule = Schedule::kPingPong,
-             .resent = resent,
+      step, {.overlap = Overlap::kPingPong,
+             .redispatched = redispatched,
              .types = {.compute = ScalarType::kBFloat16, .gradient = ScalarType::kBFloat16}});
 }
 
@@ -49,7 +49,7 @@ MessageList& messages(Program& program, const std::string& name, bool with_serve
                        : exchange.with_homes)[static_cast<size_t>(content_of(op))];
 }
 MessageList& qkv_to_servers(Program& program) {
-  return messages(program, "enter 0a", /*with_servers=*/true);
+  return messages(program, "dispatch 0a", /*with_servers=*/true);
 }
 
 /// The operations in another order or fewer of them; what they wait for goes along.
@@ -59,7 +59,7 @@ void reorder(Program& program, const std::vector<int32_t>& order) {
   std::vector<Op> ops;
   for (int32_t i : order) {
     Op op = program.ops[i];
-    for (std::vector<int32_t>* list : {&op.deps, &op.sent}) {
+    for (std::vector<int32_t>* list : {&op.wait_for, &op.wait_sends}) {
       std::vector<int32_t> kept;
       for (int32_t other : *list) {
         if (now[other] >= 0 && now[other] < static_cast<int32_t>(ops.size())) {
@@ -96,7 +96,7 @@ struct Break {
   const char* name;
   std::function<void(Program& program)> make;
   std::vector<const char*> line;  // what one of the lines has
-  bool resent = false;
+  bool redispatched = false;
   int rank = 0;
 };
 std::ostream& operator<<(std::ostream& out, const Break& broken) { return out << broken.name; }
@@ -104,7 +104,7 @@ std::ostream& operator<<(std::ostream& out, const Break& broken) { return out <<
 class BrokenProgram : public ::testing::TestWithParam<Break> {};
 
 TEST_P(BrokenProgram, is_found_and_named) {
-  Programs programs = good(GetParam().resent);
+  Programs programs = good(GetParam().redispatched);
   Program& program = programs[GetParam().rank];
   ASSERT_THAT(validate(program), IsEmpty());
   GetParam().make(program);
@@ -119,145 +119,148 @@ TEST_P(BrokenProgram, is_found_and_named) {
 
 const Break kSequenceBreaks[] = {
     {"a_cycle",
-     [](Program& p) { op_of(p, "pre 0a").deps = {find(p, "attend 0a")}; },
-     {"forward layer 0 pre of nano-batch 0", "depends on", "does not come before it"}},
+     [](Program& p) { op_of(p, "pre_attention 0a").wait_for = {find(p, "core_attention 0a")}; },
+     {"forward layer 0 pre_attention of nano-batch 0", "depends on", "does not come before it"}},
     {"sends_of_no_exchange",
-     [](Program& p) { op_of(p, "post 0a").sent = {find(p, "pre 0a")}; },
-     {"waits for the sends of", "pre", "no exchange"}},
+     [](Program& p) { op_of(p, "post_attention 0a").wait_sends = {find(p, "pre_attention 0a")}; },
+     {"waits for the sends of", "pre_attention", "no exchange"}},
     {"an_attend_without_its_enter",
-     [](Program& p) { erase(p, "enter 0a"); },
-     {"layer 0 attend of nano-batch 0", "needs its forward enter"}},
+     [](Program& p) { erase(p, "dispatch 0a"); },
+     {"layer 0 core_attention of nano-batch 0", "needs its forward dispatch"}},
     {"a_leave_without_its_attend",
-     [](Program& p) { erase(p, "attend 1b"); },
-     {"layer 1 leave of nano-batch 1", "needs its attend"}},
+     [](Program& p) { erase(p, "core_attention 1b"); },
+     {"layer 1 combine of nano-batch 1", "needs its core_attention"}},
     {"a_post_without_its_leave",
-     [](Program& p) { erase(p, "leave 0a"); },
-     {"layer 0 post of nano-batch 0", "needs its forward leave"}},
+     [](Program& p) { erase(p, "combine 0a"); },
+     {"layer 0 post_attention of nano-batch 0", "needs its forward combine"}},
     {"a_leave_before_its_attend",
-     [](Program& p) { move_to(p, "leave 0a", "attend 0a", /*after=*/false); },
-     {"layer 0 leave of nano-batch 0", "comes before", "attend"}},
+     [](Program& p) { move_to(p, "combine 0a", "core_attention 0a", /*after=*/false); },
+     {"layer 0 combine of nano-batch 0", "comes before", "core_attention"}},
     {"an_attend_before_its_enter",
-     [](Program& p) { move_to(p, "enter 1a'", "attend 1a'", /*after=*/true); },
-     {"backward layer 1 attend of nano-batch 0", "comes before", "enter"}},
+     [](Program& p) { move_to(p, "dispatch 1a'", "core_attention 1a'", /*after=*/true); },
+     {"backward layer 1 core_attention of nano-batch 0", "comes before", "dispatch"}},
     {"a_layer_before_the_one_below",
-     [](Program& p) { move_to(p, "pre 1a", "post 0a", /*after=*/false); },
-     {"layer 1 pre of nano-batch 0", "comes before", "layer 0 post"}},
+     [](Program& p) { move_to(p, "pre_attention 1a", "post_attention 0a", /*after=*/false); },
+     {"layer 1 pre_attention of nano-batch 0", "comes before", "layer 0 post_attention"}},
     {"a_forward_without_backward",
      [](Program& p) { erase(p, "embed b'"); },
      {"forward embed of nano-batch 1", "has no backward"}},
     {"a_server_without_backward_of_what_it_served_though_keys_are_sent_again",
      [](Program& p) {
-       for (const char* name : {"resend 1a'", "enter 1a'", "attend 1a'", "leave 1a'"})
+       for (const char* name :
+            {"redispatch 1a'", "dispatch 1a'", "core_attention 1a'", "combine 1a'"})
          erase(p, name);
      },
-     {"forward layer 1 attend of nano-batch 0", "has no backward"},
+     {"forward layer 1 core_attention of nano-batch 0", "has no backward"},
      true,
      2},
     {"a_backward_without_forward",
-     [](Program& p) { op_of(p, "post 0b'").layer = 7; },
-     {"backward layer 7 post", "needs its forward post"}},
+     [](Program& p) { op_of(p, "post_attention 0b'").layer = 7; },
+     {"backward layer 7 post_attention", "needs its forward post_attention"}},
     {"an_operation_twice",
-     [](Program& p) { op_of(p, "pre 1b").layer = 0; },
-     {"forward layer 0 pre of nano-batch 1", "stands twice"}},
+     [](Program& p) { op_of(p, "pre_attention 1b").layer = 0; },
+     {"forward layer 0 pre_attention of nano-batch 1", "stands twice"}},
     {"tasks_attended_twice",
      [](Program& p) {
-       Op again = op_of(p, "attend 0a");
+       Op again = op_of(p, "core_attention 0a");
        again.tasks = TaskSet::kHomeFirst;
-       op_of(p, "leave 0a") = again;
+       op_of(p, "combine 0a") = again;
      },
-     {"attend (home, first half)", "attended before"}},
+     {"core_attention (home, first half)", "computed before"}},
     {"a_resend_after_the_attend",
-     [](Program& p) { move_to(p, "resend 0a'", "attend 0a'", /*after=*/true); },
-     {"backward layer 0 attend of nano-batch 0", "comes before", "resend"},
+     [](Program& p) { move_to(p, "redispatch 0a'", "core_attention 0a'", /*after=*/true); },
+     {"backward layer 0 core_attention of nano-batch 0", "comes before", "redispatch"},
      true},
     {"gradients_summed_too_early",
-     [](Program& p) { move_to(p, "gradient_sum", "pre 0b'", /*after=*/false); },
-     {"backward layer 0 pre of nano-batch 1", "comes after", "gradient_sum"}},
+     [](Program& p) { move_to(p, "grad_reduce", "pre_attention 0b'", /*after=*/false); },
+     {"backward layer 0 pre_attention of nano-batch 1", "comes after", "grad_reduce"}},
     {"an_update_without_sum",
-     [](Program& p) { erase(p, "gradient_sum"); },
-     {"optimizer", "needs its backward gradient_sum"}},
+     [](Program& p) { erase(p, "grad_reduce"); },
+     {"optimizer", "needs its backward grad_reduce"}},
     {"an_exchange_on_the_compute_stream",
-     [](Program& p) { op_of(p, "leave 0b'").stream = Stream::kCompute; },
-     {"backward layer 0 leave of nano-batch 1", "wrong stream"}},
+     [](Program& p) { op_of(p, "combine 0b'").stream = Stream::kCompute; },
+     {"backward layer 0 combine of nano-batch 1", "wrong stream"}},
     {"results_not_waited_for",
-     [](Program& p) { op_of(p, "post 0a").deps.clear(); },
-     {"layer 0 post of nano-batch 0", "does not wait for", "leave"}},
+     [](Program& p) { op_of(p, "post_attention 0a").wait_for.clear(); },
+     {"layer 0 post_attention of nano-batch 0", "does not wait for", "combine"}},
     {"packed_before_it_is_there",
-     [](Program& p) { op_of(p, "enter 0b").deps.clear(); },
-     {"forward layer 0 enter of nano-batch 1", "does not wait for", "pre"}},
+     [](Program& p) { op_of(p, "dispatch 0b").wait_for.clear(); },
+     {"forward layer 0 dispatch of nano-batch 1", "does not wait for", "pre_attention"}},
     {"sent_again_before_it_is_there",
      [](Program& p) {
-       op_of(p, "resend 1a'").deps = {find(p, "enter 1a")};
-       op_of(p, "enter 1a").deps.clear();
+       op_of(p, "redispatch 1a'").wait_for = {find(p, "dispatch 1a")};
+       op_of(p, "dispatch 1a").wait_for.clear();
      },
-     {"resend of nano-batch 0", "does not wait for", "pre"},
+     {"redispatch of nano-batch 0", "does not wait for", "pre_attention"},
      true},
     {"gradients_not_waited_for",
-     [](Program& p) { op_of(p, "pre 0a'").deps.clear(); },
-     {"backward layer 0 pre of nano-batch 0", "does not wait for", "leave"}},
+     [](Program& p) { op_of(p, "pre_attention 0a'").wait_for.clear(); },
+     {"backward layer 0 pre_attention of nano-batch 0", "does not wait for", "combine"}},
 };
 INSTANTIATE_TEST_SUITE_P(sequence, BrokenProgram, ::testing::ValuesIn(kSequenceBreaks),
                          [](const auto& info) { return std::string(info.param.name); });
 
 const Break kBufferBreaks[] = {
     {"keys_not_waited_for",
-     [](Program& p) { op_of(p, "attend 0a").deps.clear(); },
-     {"layer 0 attend of nano-batch 0", "reads buffer", "(qkv_in)", "does not wait for"}},
+     [](Program& p) { op_of(p, "core_attention 0a").wait_for.clear(); },
+     {"layer 0 core_attention of nano-batch 0", "reads buffer", "(qkv_in)", "does not wait for"}},
     {"packed_while_still_sent",
-     [](Program& p) { op_of(p, "enter 1a").sent.clear(); },
-     {"layer 1 enter of nano-batch 0", "(qkv_out)", "layer 0 enter", "still send from"}},
+     [](Program& p) { op_of(p, "dispatch 1a").wait_sends.clear(); },
+     {"layer 1 dispatch of nano-batch 0", "(qkv_out)", "layer 0 dispatch", "still send from"}},
     {"written_while_still_sent",
-     [](Program& p) { op_of(p, "attend 1a").sent.clear(); },
-     {"layer 1 attend of nano-batch 0", "(o_out)", "layer 0 leave", "still send from"},
+     [](Program& p) { op_of(p, "core_attention 1a").wait_sends.clear(); },
+     {"layer 1 core_attention of nano-batch 0", "(o_out)", "layer 0 combine", "still send from"},
      false,
      2},
     {"gradients_packed_while_still_sent",
-     [](Program& p) { op_of(p, "leave 0a'").sent.clear(); },
-     {"backward layer 0 leave of nano-batch 0", "(gradient_out)", "layer 1 leave",
+     [](Program& p) { op_of(p, "combine 0a'").wait_sends.clear(); },
+     {"backward layer 0 combine of nano-batch 0", "(gradient_out)", "layer 1 combine",
       "still send from"}},
     {"received_while_still_read",
-     [](Program& p) { op_of(p, "resend 0a'").deps.clear(); },
-     {"resend of nano-batch 0", "(qkv_in)", "layer 1 attend", "may still use"},
+     [](Program& p) { op_of(p, "redispatch 0a'").wait_for.clear(); },
+     {"redispatch of nano-batch 0", "(qkv_in)", "layer 1 core_attention", "may still use"},
      true},
     {"received_twice_at_a_time",
      [](Program& p) {
-       Op& leave = op_of(p, "leave 0b'");
-       std::erase(leave.deps, find(p, "leave 1b'"));
-       std::erase(leave.deps, find(p, "attend 0b'"));
-       op_of(p, "pre 1b'").deps.clear();
+       Op& combine = op_of(p, "combine 0b'");
+       std::erase(combine.wait_for, find(p, "combine 1b'"));
+       std::erase(combine.wait_for, find(p, "core_attention 0b'"));
+       op_of(p, "pre_attention 1b'").wait_for.clear();
      },
-     {"backward layer 0 leave of nano-batch 1", "(gradient_in)", "still receive into"}},
+     {"backward layer 0 combine of nano-batch 1", "(gradient_in)", "still receive into"}},
     {"the_other_nano_batchs_buffer",
-     [](Program& p) { op_of(p, "attend 0a").reads = op_of(p, "attend 0b").reads; },
-     {"layer 0 attend of nano-batch 0", "(qkv_in) as", "enter of nano-batch 1"}},
+     [](Program& p) { op_of(p, "core_attention 0a").reads = op_of(p, "core_attention 0b").reads; },
+     {"layer 0 core_attention of nano-batch 0", "(qkv_in) as", "dispatch of nano-batch 1"}},
     {"received_but_not_read",
-     [](Program& p) { op_of(p, "attend 0a").reads.clear(); },
-     {"layer 0 attend of nano-batch 0", "does not read what", "enter"}},
+     [](Program& p) { op_of(p, "core_attention 0a").reads.clear(); },
+     {"layer 0 core_attention of nano-batch 0", "does not read what", "dispatch"}},
     {"another_layers_keys",
-     [](Program& p) { op_of(p, "attend 0a'").reads[0] = op_of(p, "attend 1a'").reads[0]; },
-     {"backward layer 0 attend of nano-batch 0", "reads buffer", "layer 1 enter"}},
+     [](Program& p) {
+       op_of(p, "core_attention 0a'").reads[0] = op_of(p, "core_attention 1a'").reads[0];
+     },
+     {"backward layer 0 core_attention of nano-batch 0", "reads buffer", "layer 1 dispatch"}},
     {"never_written",
      [](Program& p) {
        p.buffers.push_back({.role = BufferRole::kQkvIn, .bytes = 64});
-       op_of(p, "attend 0a").reads.push_back(static_cast<int32_t>(p.buffers.size()) - 1);
+       op_of(p, "core_attention 0a").reads.push_back(static_cast<int32_t>(p.buffers.size()) - 1);
      },
-     {"layer 0 attend of nano-batch 0", "which nobody has written"}},
-    {"no_such_buffer", [](Program& p) { op_of(p, "enter 0a").in = 99; }, {"uses buffer 99 of"}},
+     {"layer 0 core_attention of nano-batch 0", "which nobody has written"}},
+    {"no_such_buffer", [](Program& p) { op_of(p, "dispatch 0a").in = 99; }, {"uses buffer 99 of"}},
     {"results_never_sent",
      [](Program& p) {
-       Op& leave = op_of(p, "leave 1a'");
-       leave.reads.clear();
+       Op& combine = op_of(p, "combine 1a'");
+       combine.reads.clear();
      },
-     {"backward layer 1 attend of nano-batch 0", "(accumulators)", "nobody reads"}},
+     {"backward layer 1 core_attention of nano-batch 0", "(accumulators)", "nobody reads"}},
     {"another_role",
-     [](Program& p) { op_of(p, "leave 0a").in = op_of(p, "enter 0a").in; },
-     {"layer 0 leave of nano-batch 0", "receives into", "(qkv_in), not o_in"}},
+     [](Program& p) { op_of(p, "combine 0a").in = op_of(p, "dispatch 0a").in; },
+     {"layer 0 combine of nano-batch 0", "receives into", "(qkv_in), not o_in"}},
     {"packs_elsewhere",
-     [](Program& p) { op_of(p, "enter 0a").writes = op_of(p, "enter 0b").writes; },
-     {"layer 0 enter of nano-batch 0", "packs into", "not what it sends"}},
+     [](Program& p) { op_of(p, "dispatch 0a").writes = op_of(p, "dispatch 0b").writes; },
+     {"layer 0 dispatch of nano-batch 0", "packs into", "not what it sends"}},
     {"beyond_the_buffer",
-     [](Program& p) { p.buffers[op_of(p, "enter 0a").out].bytes -= kMessageAlignment; },
-     {"forward layer 0 enter of nano-batch 0", "would send", "bytes in buffer", "which has"}},
+     [](Program& p) { p.buffers[op_of(p, "dispatch 0a").out].bytes -= kMessageAlignment; },
+     {"forward layer 0 dispatch of nano-batch 0", "would send", "bytes in buffer", "which has"}},
     {"beyond_the_end",
      [](Program& p) { qkv_to_servers(p).buffer_bytes -= kMessageAlignment; },
      {"exchange 0, Q, K, V with servers", "beyond the end"}},
@@ -277,37 +280,37 @@ const Break kBufferBreaks[] = {
      [](Program& p) { qkv_to_servers(p).messages.back().bytes = 0; },
      {"exchange 0, Q, K, V with servers: 0 bytes", "nothing"}},
     {"no_such_exchange",
-     [](Program& p) { op_of(p, "enter 0a").exchange = 7; },
-     {"forward layer 0 enter of nano-batch 0", "exchange 7 of 2"}},
+     [](Program& p) { op_of(p, "dispatch 0a").exchange = 7; },
+     {"forward layer 0 dispatch of nano-batch 0", "exchange 7 of 2"}},
     {"messages_without_buffer",
-     [](Program& p) { op_of(p, "enter 0a").out = -1; },
+     [](Program& p) { op_of(p, "dispatch 0a").out = -1; },
      {"messages to send and no buffer"}},
     {"bytes_that_do_not_add_up",
      [](Program& p) { qkv_to_servers(p).bytes += 1; },
      {"exchange 0, Q, K, V with servers", "is said to have"}},
     {"a_tag_twice",
-     [](Program& p) { op_of(p, "enter 0a").tag = op_of(p, "enter 0b").tag; },
-     {"has tag", "enter of nano-batch 0"}},
+     [](Program& p) { op_of(p, "dispatch 0a").tag = op_of(p, "dispatch 0b").tag; },
+     {"has tag", "dispatch of nano-batch 0"}},
 };
 INSTANTIATE_TEST_SUITE_P(buffers, BrokenProgram, ::testing::ValuesIn(kBufferBreaks),
                          [](const auto& info) { return std::string(info.param.name); });
 
 TEST(AllRanks, a_message_that_nobody_receives_is_named) {
   Programs programs = good();
-  MessageList& received = messages(programs[2], "enter 0a", /*with_servers=*/false);
+  MessageList& received = messages(programs[2], "dispatch 0a", /*with_servers=*/false);
   const PeerMessage lost = received.messages.front();
   ASSERT_EQ(lost.peer, 0);
   received.messages.erase(received.messages.begin());
   received.bytes -= lost.bytes;
   EXPECT_THAT(validate(programs),
-              Contains(AllOf(HasSubstr("rank 0: operation"), HasSubstr("enter of nano-batch 0"),
+              Contains(AllOf(HasSubstr("rank 0: operation"), HasSubstr("dispatch of nano-batch 0"),
                              HasSubstr(std::to_string(lost.bytes) + " bytes to rank 2"),
                              HasSubstr("receives 0"))));
 }
 
 TEST(AllRanks, other_bytes_are_named) {
   Programs programs = good();
-  MessageList& received = messages(programs[1], "enter 0a", /*with_servers=*/false);
+  MessageList& received = messages(programs[1], "dispatch 0a", /*with_servers=*/false);
   PeerMessage& message = received.messages.front();
   message.bytes -= 4;
   received.bytes -= 4;
@@ -318,22 +321,22 @@ TEST(AllRanks, other_bytes_are_named) {
 
 TEST(AllRanks, a_tag_that_the_peer_does_not_have_is_named_from_both_sides) {
   Programs programs = good();
-  op_of(programs[2], "leave 1b'").tag = 999;
+  op_of(programs[2], "combine 1b'").tag = 999;
   const std::vector<std::string> wrong = validate(programs);
   EXPECT_THAT(wrong, Contains(AllOf(HasSubstr("rank 2:"), HasSubstr("with tag 999"),
                                     HasSubstr("has no such tag"))));
-  EXPECT_THAT(wrong, Contains(AllOf(HasSubstr("rank 0:"), HasSubstr("backward layer 1 leave"),
+  EXPECT_THAT(wrong, Contains(AllOf(HasSubstr("rank 0:"), HasSubstr("backward layer 1 combine"),
                                     HasSubstr("has no such tag"))));
 }
 
 TEST(AllRanks, another_order_of_exchanges_is_named) {
   Programs programs = good();
-  move_to(programs[2], "enter 0b", "enter 0a", /*after=*/false);
+  move_to(programs[2], "dispatch 0b", "dispatch 0a", /*after=*/false);
   ASSERT_THAT(validate(programs[2]), IsEmpty());
-  EXPECT_THAT(
-      validate(programs),
-      Contains(AllOf(HasSubstr("ranks 0 and 2"), HasSubstr("another order"),
-                     HasSubstr("enter of nano-batch 0"), HasSubstr("enter of nano-batch 1"))));
+  EXPECT_THAT(validate(programs),
+              Contains(AllOf(HasSubstr("ranks 0 and 2"), HasSubstr("another order"),
+                             HasSubstr("dispatch of nano-batch 0"),
+                             HasSubstr("dispatch of nano-batch 1"))));
 }
 
 TEST(AllRanks, a_rank_that_does_not_exist_is_named) {
@@ -344,7 +347,7 @@ TEST(AllRanks, a_rank_that_does_not_exist_is_named) {
 
 TEST(AllRanks, faults_of_one_rank_are_said_with_its_number) {
   Programs programs = good();
-  op_of(programs[1], "post 0a").deps.clear();
+  op_of(programs[1], "post_attention 0a").wait_for.clear();
   EXPECT_THAT(validate(programs), ElementsAre(HasSubstr("rank 1: operation")));
 }
 
@@ -354,17 +357,17 @@ void add_swap(Program& program, int layer, int peer) {
   program.buffers.push_back({.role = BufferRole::kOOut, .bytes = 64});
   program.buffers.push_back({.role = BufferRole::kOIn, .bytes = 64});
   const auto self = static_cast<int32_t>(program.ops.size());
-  program.ops.push_back({.kind = OpKind::kAttend,
+  program.ops.push_back({.kind = OpKind::kCoreAttention,
                          .layer = layer,
                          .nano_batch = 0,
                          .exchange = static_cast<int32_t>(program.exchanges.size()),
                          .layer_step = 0,
                          .writes = {buffer}});
   add_exchange(program,
-               {.kind = OpKind::kLeave,
+               {.kind = OpKind::kCombine,
                 .layer = layer,
                 .nano_batch = 0,
-                .deps = {self},
+                .wait_for = {self},
                 .tag = static_cast<uint32_t>(layer),
                 .out = buffer,
                 .in = buffer + 1},
@@ -384,10 +387,11 @@ TEST(AllRanks, waiting_in_a_circle_is_found_though_every_pair_agrees) {
   };
   std::vector<std::string> wrong;
   check_ranks(programs(/*in_a_circle=*/true), wrong);
-  EXPECT_THAT(wrong, ElementsAre(AllOf(HasSubstr("waiting in a circle"),
-                                       HasSubstr("rank 0 in operation 1 (forward layer 1 leave of "
-                                                 "nano-batch 0) for rank 1"),
-                                       HasSubstr("for rank 2"), HasSubstr("for rank 0"))));
+  EXPECT_THAT(wrong,
+              ElementsAre(AllOf(HasSubstr("waiting in a circle"),
+                                HasSubstr("rank 0 in operation 1 (forward layer 1 combine of "
+                                          "nano-batch 0) for rank 1"),
+                                HasSubstr("for rank 2"), HasSubstr("for rank 0"))));
   wrong.clear();
   check_ranks(programs(/*in_a_circle=*/false), wrong);
   EXPECT_THAT(wrong, IsEmpty());

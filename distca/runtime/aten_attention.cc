@@ -11,7 +11,7 @@
 #include "distca/base/error.h"
 #include "distca/base/integers.h"
 #include "distca/comm/aten_types.h"
-#include "distca/kernels/mask_blocks.h"
+#include "distca/kernels/mask_parts.h"
 #include "distca/kernels/merge.h"
 #include "distca/kernels/rows.h"
 #include "distca/kernels/task_list.h"
@@ -21,11 +21,11 @@
 namespace distca {
 namespace {
 
-using kernels::BlockKind;
 using kernels::KeyBuffer;
 using kernels::KeyRange;
 using kernels::Mask;
-using kernels::MaskBlock;
+using kernels::MaskPart;
+using kernels::MaskPartKind;
 using kernels::Partial;
 using kernels::QueryBuffer;
 using kernels::Rows;
@@ -156,7 +156,7 @@ at::Tensor masked_scores(const Call& call, const at::Tensor& q, const at::Tensor
   return scores.masked_fill_(hidden, -kInfinity);
 }
 
-/// Calls `body(keys)` for blocks of the keys that any of the queries may see.
+/// Calls `body(keys)` for parts of the keys that any of the queries may see.
 template <typename Body>
 void for_key_blocks(const Mask& mask, const Range& queries, const Keys& all, Body body) {
   const Range seen{kernels::visible_keys(mask, queries.begin, all.positions).begin,
@@ -175,15 +175,15 @@ void for_query_blocks(const Queries& all, Body body) {
 }
 
 /// O [group, G, tokens, E] and LSE [group, G, tokens] over some of the keys.
-struct BlockResult {
+struct PartResult {
   at::Tensor o;
   ScalarType o_type;
   at::Tensor lse;
 };
 
 /// Of at most kMatmulBlock queries.
-BlockResult matmul_block(const Call& call, const Mask& mask, const Queries& queries,
-                         std::span<const Keys> all_keys) {
+PartResult matmul_block(const Call& call, const Mask& mask, const Queries& queries,
+                        std::span<const Keys> all_keys) {
   const Shape& s = call.shape;
   const auto compute = aten_type(call.accumulator);
   const int64_t n = queries.tokens();
@@ -221,7 +221,7 @@ std::vector<Keys> keys_of(const Call& call, const Task& task) {
 void matmul_forward(const Call& call, ScalarType o_type, const Task& task) {
   const std::vector<Keys> keys = keys_of(call, task);
   for_query_blocks(call.queries(task), [&](const Queries& queries) {
-    const BlockResult result = matmul_block(call, task.mask, queries, keys);
+    const PartResult result = matmul_block(call, task.mask, queries, keys);
     call.of_queries(queries, &QueryBuffer::o, o_type, call.shape.head_dim_v).copy_(result.o);
     call.numbers(queries, &QueryBuffer::lse).copy_(result.lse);
   });
@@ -274,7 +274,7 @@ void matmul_backward(const Call& call, const Mask& mask, const Queries& all_quer
 
 // --- flash path (CPU) ----------------------------------------------------------------------------
 
-BlockResult flash_block(const Call& call, const Queries& queries, const Keys& keys, bool causal) {
+PartResult flash_part(const Call& call, const Queries& queries, const Keys& keys, bool causal) {
   const Shape& s = call.shape;
   auto [o, lse] = at::_scaled_dot_product_flash_attention_for_cpu(
       call.of_queries(queries, &QueryBuffer::q, call.type, s.head_dim_qk),
@@ -284,9 +284,9 @@ BlockResult flash_block(const Call& call, const Queries& queries, const Keys& ke
   return {o, call.type, lse};
 }
 
-/// Merges a block into rows of `o`, of the accumulator type, and of `lse`.
-void merge_block(const Call& call, const BlockResult& block, int64_t tokens, const Rows& o,
-                 const Rows& lse) {
+/// Merges a part into rows of `o`, of the accumulator type, and of `lse`.
+void merge_part(const Call& call, const PartResult& part, int64_t tokens, const Rows& o,
+                const Rows& lse) {
   const kernels::RowShape rows{tokens, call.shape.num_kv_heads, call.shape.head_dim_v};
   const auto member = [&](const Rows& all, int64_t r) {
     Rows one = shifted(all, call.accumulator, 0, r);
@@ -294,12 +294,12 @@ void merge_block(const Call& call, const BlockResult& block, int64_t tokens, con
     return one;
   };
   for (int64_t r = 0; r < call.group; ++r) {
-    const at::Tensor block_o = block.o.select(0, r);
-    const at::Tensor block_lse = block.lse.select(0, r);
+    const at::Tensor part_o = part.o.select(0, r);
+    const at::Tensor part_lse = part.lse.select(0, r);
     const Partial so_far{member(o, r), call.accumulator, member(lse, r)};
-    const Partial added{{block_o.data_ptr(), block_o.stride(1), block_o.stride(0)},
-                        block.o_type,
-                        {block_lse.data_ptr(), block_lse.stride(1), block_lse.stride(0)}};
+    const Partial added{{part_o.data_ptr(), part_o.stride(1), part_o.stride(0)},
+                        part.o_type,
+                        {part_lse.data_ptr(), part_lse.stride(1), part_lse.stride(0)}};
     const std::array<Partial, 2> parts{so_far, added};
     kernels::merge_partials(rows, call.type, parts, so_far);
   }
@@ -308,20 +308,20 @@ void merge_block(const Call& call, const BlockResult& block, int64_t tokens, con
 void flash_forward(const Call& call, ScalarType o_type, const Task& task) {
   const Queries all = call.queries(task);
   const int64_t dim = call.shape.head_dim_v;
-  const std::vector<MaskBlock> blocks =
+  const std::vector<MaskPart> parts =
       kernels::cut_mask(task.mask, all.positions, task.keys, kWindowQueries);
-  const auto attend = [&](const MaskBlock& block) {
-    const Queries queries = part_of(all, block.queries);
-    const Keys keys = part_of(call.keys(task.keys[block.range]), block.keys);
-    if (block.kind == BlockKind::kPartial) {
+  const auto result_of = [&](const MaskPart& part) {
+    const Queries queries = part_of(all, part.queries);
+    const Keys keys = part_of(call.keys(task.keys[part.range]), part.keys);
+    if (part.kind == MaskPartKind::kPartial) {
       return matmul_block(call, task.mask, queries, {&keys, 1});
     }
-    return flash_block(call, queries, keys, block.kind == BlockKind::kCausal);
+    return flash_part(call, queries, keys, part.kind == MaskPartKind::kCausal);
   };
   const at::Tensor task_o = call.of_queries(all, &QueryBuffer::o, o_type, dim);
   const at::Tensor task_lse = call.numbers(all, &QueryBuffer::lse);
-  if (blocks.size() == 1 && blocks[0].queries == all.positions) {
-    const BlockResult whole = attend(blocks[0]);
+  if (parts.size() == 1 && parts[0].queries == all.positions) {
+    const PartResult whole = result_of(parts[0]);
     task_o.copy_(whole.o);
     task_lse.copy_(whole.lse);
     return;
@@ -336,18 +336,18 @@ void flash_forward(const Call& call, ScalarType o_type, const Task& task) {
   const at::Tensor o = call.of_queries(merged, call.accumulator, all.tokens(), dim);
   o.zero_();
   task_lse.fill_(-kInfinity);
-  for (const MaskBlock& block : blocks) {
-    const int64_t first = block.queries.begin - all.positions.begin;
-    merge_block(call, attend(block), block.queries.size(),
-                shifted(merged, call.accumulator, first, 0),
-                shifted(lse, call.accumulator, first, 0));
+  for (const MaskPart& part : parts) {
+    const int64_t first = part.queries.begin - all.positions.begin;
+    merge_part(call, result_of(part), part.queries.size(),
+               shifted(merged, call.accumulator, first, 0),
+               shifted(lse, call.accumulator, first, 0));
   }
   if (scratch.defined()) task_o.copy_(o);
 }
 
 /// `o`: the queries' O as far as ATen needs it, see output_from_delta.
-void flash_backward_block(const Call& call, const Queries& queries, const Rows& o, const Keys& keys,
-                          bool causal) {
+void flash_backward_part(const Call& call, const Queries& queries, const Rows& o, const Keys& keys,
+                         bool causal) {
   const int64_t dim = call.shape.head_dim_qk;
   const auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
       call.of_queries(queries, &QueryBuffer::d_o, call.type, dim),
@@ -368,15 +368,15 @@ void flash_backward(const Call& call, const Task& task) {
   const Rows all_o = rows_of(scratch);
   kernels::output_from_delta(rows, call.type, shifted(all.buffer.d_o, call.type, all.row, 0),
                              shifted(all.buffer.delta, call.accumulator, all.row, 0), all_o);
-  for (const MaskBlock& block :
+  for (const MaskPart& part :
        kernels::cut_mask(task.mask, all.positions, task.keys, kWindowQueries)) {
-    const Queries queries = part_of(all, block.queries);
-    const Keys keys = part_of(call.keys(task.keys[block.range]), block.keys);
-    if (block.kind == BlockKind::kPartial) {
+    const Queries queries = part_of(all, part.queries);
+    const Keys keys = part_of(call.keys(task.keys[part.range]), part.keys);
+    if (part.kind == MaskPartKind::kPartial) {
       matmul_backward(call, task.mask, queries, {&keys, 1});
     } else {
-      const Rows o = shifted(all_o, call.type, block.queries.begin - all.positions.begin, 0);
-      flash_backward_block(call, queries, o, keys, block.kind == BlockKind::kCausal);
+      const Rows o = shifted(all_o, call.type, part.queries.begin - all.positions.begin, 0);
+      flash_backward_part(call, queries, o, keys, part.kind == MaskPartKind::kCausal);
     }
   }
 }

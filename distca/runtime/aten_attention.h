@@ -2,13 +2,13 @@
 // Core attention of a list of tasks through ATen, behind the interface of kernels/attention.h
 // (letters and shapes there). Tensors are wrapped where they lie; on CPU keys are never gathered.
 //
-// CPU, D = E, no softcap: each task is cut into full and causal blocks (kernels/mask_blocks.h) that
-// go through ATen's flash attention; more than one block of a query is merged by LSE in fp32 (fp64
-// for fp64). In bf16 ATen rounds every block's O, so a merged O carries one rounding more; its
-// backward sums a block's gradients in bf16 over runs of 32 to 256 queries, we sum blocks in fp32.
+// CPU, D = E, no softcap: each task is cut into full and causal parts (kernels/mask_parts.h) that
+// go through ATen's flash attention; more than one part of a query is merged by LSE in fp32 (fp64
+// for fp64). In bf16 ATen rounds every part's O, so a merged O carries one rounding more; its
+// backward sums a part's gradients in bf16 over runs of 32 to 256 queries, we sum parts in fp32.
 // The left edge of a window goes through the matmul path. CUDA: runtime/cuda_attention.h. CPU, D !=
 // E or softcap: the matmul path, ATen's matrix products and a masked softmax in fp32 (fp64 for
-// fp64) over blocks of at most 512 x 512: correct on any device, not fast.
+// fp64) over parts of at most 512 x 512: correct on any device, not fast.
 //
 // Same tasks, same bits; other cuts of the same document differ by rounding.
 // `cuda_device`: where all pointers live, -1 = CPU. Broken shapes and lists are a CHECK; a softcap

@@ -45,7 +45,7 @@ void backward(Path path, const Case& c, const TaskList& list) {
 /// constant term is 1.07e-4: its relative error, largest at whole exponents.
 constexpr double kFastExponential = 1.08e-4;
 
-/// ATen's bf16 forward rounds a block's O once and we the merged O; its backward adds to bf16
+/// ATen's bf16 forward rounds a part's O once and we the merged O; its backward adds to bf16
 /// gradients after every 32 queries (64 from 192 queries on).
 Bounds bounds_of(const Case& c, const WholeMatrix& whole) {
   return {c,
@@ -133,7 +133,7 @@ TEST_P(AtenAttentionTest, equals_the_whole_matrix_at_odd_lengths) {
 TEST_P(AtenAttentionTest, blocks_of_a_window_or_of_many_keys_join_up) {
   for (const ScalarType type : {ScalarType::kFloat64, ScalarType::kBFloat16}) {
     Case c{.type = type, .q_position = 530, .q_tokens = 30, .k_tokens = 560};
-    expect_like_whole_matrix(GetParam(), c);  // more keys than a block holds
+    expect_like_whole_matrix(GetParam(), c);  // more keys than a part holds
     c = {.type = type, .q_tokens = 290, .k_tokens = 290, .mask = {.window_left = 140}};
     c.key_cuts = {100, 201};
     expect_like_whole_matrix(GetParam(), c);  // more queries than share a window's edge

@@ -1,6 +1,6 @@
 #pragma once
-// Merging partial results over key sub-ranges on any device: the interface of kernels/merge.h
-// through ATen. Thread rule: calls on disjoint outputs may run at the same time.
+// Merging partial results over parts of the keys (split-KV) on any device: the interface of
+// kernels/merge.h through ATen. Thread rule: calls on disjoint outputs may run at the same time.
 
 #include <span>
 

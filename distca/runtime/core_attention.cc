@@ -72,24 +72,26 @@ void CoreAttention::State::check_local(const char* name, const at::Tensor& tenso
                name, heads, dim);
 }
 
-std::vector<Block> CoreAttention::State::with_servers(const Op& op, Content content,
-                                                      int32_t buffer) const {
+std::vector<MessageRows> CoreAttention::State::with_servers(const Op& op, Content content,
+                                                            int32_t buffer) const {
   const AttentionExchange& exchange = exchange_of(op);
-  return blocks(exchange, content, exchange.rows.sends, exchange.servers(content), buffer);
+  return messages(exchange, content, exchange.rows.sends, exchange.servers(content), buffer);
 }
-std::vector<Block> CoreAttention::State::with_homes(const Op& op, Content content,
-                                                    int32_t buffer) const {
+std::vector<MessageRows> CoreAttention::State::with_homes(const Op& op, Content content,
+                                                          int32_t buffer) const {
   const AttentionExchange& exchange = exchange_of(op);
-  return blocks(exchange, content, exchange.rows.receives, exchange.homes(content), buffer);
+  return messages(exchange, content, exchange.rows.receives, exchange.homes(content), buffer);
 }
 
-std::vector<Block> CoreAttention::State::blocks(const AttentionExchange& exchange, Content content,
-                                                const std::vector<PeerTransfer>& transfers,
-                                                const MessageList& list, int32_t buffer) const {
+std::vector<MessageRows> CoreAttention::State::messages(const AttentionExchange& exchange,
+                                                        Content content,
+                                                        const std::vector<PeerTransfer>& transfers,
+                                                        const MessageList& list,
+                                                        int32_t buffer) const {
   const int64_t size = buffer < 0 ? 0 : buffers.bytes(buffer);
   DISTCA_CHECK(list.buffer_bytes <= size, "messages of {} bytes in buffer {}, which has {}",
                list.buffer_bytes, buffer, size);
-  std::vector<Block> result;
+  std::vector<MessageRows> result;
   result.reserve(transfers.size());
   for (const PeerTransfer& transfer : transfers) {
     const PeerMessage* const message = list.with(transfer.peer);
@@ -140,8 +142,8 @@ void CoreAttention::pack(const Op& op) {
   if (content == Content::kGradient) {
     const int32_t summed = s.buffer_of(op.reads, BufferRole::kAccumulators);
     if (summed < 0) return;  // likewise
-    const std::vector<Block> sums = s.with_homes(op, Content::kAccumulator, summed);
-    const std::vector<Block> outgoing = s.with_homes(op, content, op.out);
+    const std::vector<MessageRows> sums = s.with_homes(op, Content::kAccumulator, summed);
+    const std::vector<MessageRows> outgoing = s.with_homes(op, content, op.out);
     for (size_t i = 0; i < outgoing.size(); ++i) s.bytes.packed += convert(sums[i], outgoing[i]);
     return;
   }
@@ -149,7 +151,7 @@ void CoreAttention::pack(const Op& op) {
   const bool qkv = content == Content::kQkv;
   const auto local =
       qkv ? std::array{home.q, home.k, home.v} : std::array{home.d_o, home.lse, home.delta};
-  const std::vector<Block> outgoing = s.with_servers(op, content, op.out);
+  const std::vector<MessageRows> outgoing = s.with_servers(op, content, op.out);
   for (size_t i = 0; i < outgoing.size(); ++i) {
     const PeerTransfer& transfer = s.exchange_of(op).rows.sends[i];
     for (int part = 0; part < 3; ++part) {
@@ -159,7 +161,7 @@ void CoreAttention::pack(const Op& op) {
   }
 }
 
-void CoreAttention::post(const Op& op) {
+void CoreAttention::issue(const Op& op) {
   State& s = *state_;
   DISTCA_CHECK_LT(op.tag, kExchangeTags);
   const auto messages_of = [&](const MessageList& list, int32_t buffer) {
@@ -174,36 +176,36 @@ void CoreAttention::post(const Op& op) {
   if (sends.empty() && receives.empty()) return;
   s.bytes.sent += sends.bytes;
   s.bytes.received += receives.bytes;
-  auto posted =
+  auto issued =
       s.comm.exchange(messages_of(sends, op.out), messages_of(receives, op.in), describe(op));
-  DISTCA_CHECK(s.pending.emplace(op.tag, std::move(posted)).second, "{}: its tag {} is in use",
+  DISTCA_CHECK(s.pending.emplace(op.tag, std::move(issued)).second, "{}: its tag {} is in use",
                describe(op), op.tag);
 }
 
 void CoreAttention::wait(const Op& op) {
-  const auto posted = state_->pending.find(op.tag);
-  if (posted != state_->pending.end()) posted->second->wait_received();
+  const auto issued = state_->pending.find(op.tag);
+  if (issued != state_->pending.end()) issued->second->wait_received();
 }
 
 void CoreAttention::wait_sent(const Op& op) {
-  const auto posted = state_->pending.find(op.tag);
-  if (posted == state_->pending.end()) return;
-  posted->second->wait();
-  state_->pending.erase(posted);
+  const auto issued = state_->pending.find(op.tag);
+  if (issued == state_->pending.end()) return;
+  issued->second->wait();
+  state_->pending.erase(issued);
 }
 
 void CoreAttention::land(const Op& op) {
   State& s = *state_;
   // Tasks read what entered where it lies.
-  if (op.kind != OpKind::kLeave || s.program.receives(op).empty()) return;
+  if (op.kind != OpKind::kCombine || s.program.receives(op).empty()) return;
   HomeRows& home = s.home_of(op);
   const AttentionExchange& exchange = s.exchange_of(op);
   if (op.pass == Pass::kForward) {
     std::vector<Range> merged;  // rows that merges write, ascending
     for (const RowMerge& merge : exchange.rows.merges) {
-      if (merge.block == 0) merged.push_back({merge.row, merge.row + merge.tokens});
+      if (merge.buffer == 0) merged.push_back({merge.row, merge.row + merge.tokens});
     }
-    const std::vector<Block> arrived = s.with_servers(op, Content::kO, op.in);
+    const std::vector<MessageRows> arrived = s.with_servers(op, Content::kO, op.in);
     for (size_t i = 0; i < arrived.size(); ++i) {
       const std::vector<RowRange>& rows = exchange.rows.sends[i].q;
       s.bytes.unpacked += unpack(arrived[i].part(0), rows, home.o, merged);

@@ -11,7 +11,7 @@
 // Local tokens are read where they are; only what travels is packed, and what comes home is put in
 // place: at most one copy of each travelling byte on each side (counted). Received blocks are the
 // kernel's buffers as they lie.
-// Rows that several tasks share (key sub-ranges) are merged by LSE, in fp32 (fp64 for fp64): a
+// Rows that several tasks share (split-KV) are merged by LSE, in fp32 (fp64 for fp64): a
 // server merges its own tasks' results for each row it received, the home its own tasks' and what
 // came home; O travels in the compute type, merged or not. dQ is the sum of all tasks' parts.
 // Thread rule: one thread.
@@ -58,25 +58,25 @@ class CoreAttention {
                 const ExchangeBuffers& buffers);
   ~CoreAttention();
 
-  // What pre and post give; dedicated servers have none.
-  /// q [T, H, D], k [T, G, D], v [T, G, E], detached from any graph. Before forward's enter.
+  // What the phases around core attention give; dedicated servers have none.
+  /// q [T, H, D], k [T, G, D], v [T, G, E], detached from any graph. Before forward's dispatch.
   void set_qkv(int nano_batch, int layer, const at::Tensor& q, const at::Tensor& k,
                const at::Tensor& v);
-  /// d_o [T, H, E]. Before backward's enter.
+  /// d_o [T, H, E]. Before backward's dispatch.
   void set_d_o(int nano_batch, int layer, const at::Tensor& d_o);
 
-  // Operations of the program: those that communicate, and attends.
+  // Operations of the program: those that communicate, and core attention.
   void pack(const Op& op);
-  void post(const Op& op);
+  void issue(const Op& op);
   void wait(const Op& op);
   void land(const Op& op);
   void wait_sent(const Op& op);
-  void attend(const Op& op);
+  void compute(const Op& op);
 
-  /// O [T, H, E], once forward's leave has landed and every attend of the layer was played.
+  /// O [T, H, E], once forward's combine has landed and all core attention of the layer was played.
   const at::Tensor& o(int nano_batch, int layer) const;
-  /// dq [T, H, D], dk [T, G, D], dv [T, G, E] in the compute type, once backward's leave has landed
-  /// and every attend was played. Frees what the home keeps of the layer.
+  /// dq [T, H, D], dk [T, G, D], dv [T, G, E] in the compute type, once backward's combine has
+  /// landed and all core attention was played. Frees what the home keeps of the layer.
   void take_gradients(int nano_batch, int layer, at::Tensor* dq, at::Tensor* dk, at::Tensor* dv);
   /// Frees what the home keeps of a layer that has no backward.
   void drop(int nano_batch, int layer);

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "distca/runtime/core_attention.h"
-#include "distca/runtime/exchange_block.h"
+#include "distca/runtime/message_rows.h"
 
 namespace distca {
 
@@ -76,16 +76,16 @@ struct CoreAttention::State {
 
   // The messages of an exchange where they lie in a buffer, one for each of rows.sends or
   // rows.receives; those that there are none of have no rows.
-  std::vector<Block> with_servers(const Op& op, Content content, int32_t buffer) const;
-  std::vector<Block> with_homes(const Op& op, Content content, int32_t buffer) const;
-  std::vector<Block> blocks(const AttentionExchange& exchange, Content content,
-                            const std::vector<PeerTransfer>& transfers, const MessageList& list,
-                            int32_t buffer) const;
+  std::vector<MessageRows> with_servers(const Op& op, Content content, int32_t buffer) const;
+  std::vector<MessageRows> with_homes(const Op& op, Content content, int32_t buffer) const;
+  std::vector<MessageRows> messages(const AttentionExchange& exchange, Content content,
+                                    const std::vector<PeerTransfer>& transfers,
+                                    const MessageList& list, int32_t buffer) const;
   int32_t buffer_of(const std::vector<int32_t>& used, BufferRole role) const;
 
-  void attend_forward(HomeRows& home, Round& round, const Op& op);
-  void attend_backward(HomeRows& home, const Op& op);
-  void merge(const std::vector<at::Tensor>& partials, const std::vector<Block>& arrived,
+  void compute_forward(HomeRows& home, Round& round, const Op& op);
+  void compute_backward(HomeRows& home, const Op& op);
+  void merge(const std::vector<at::Tensor>& partials, const std::vector<MessageRows>& arrived,
              const RowMerge& rows, const kernels::Rows& o, const kernels::Rows& lse);
   void zero_local_gradients(HomeRows& home);
   void complete_if_done(HomeRows& home, const Op& op);

@@ -17,10 +17,10 @@ using kernels::Rows;
 
 int64_t tokens_of(const at::Tensor& tensor) { return tensor.defined() ? tensor.size(0) : 0; }
 
-/// Blocks as plan/exchange.h numbers them are the kernel's buffers: 0 the local tensors, i + 1 what
-/// was received from receives[i].
-void set_forward_blocks(const HomeRows& home, const std::vector<Block>& received,
-                        const std::vector<Block>& returned, kernels::TaskList& list) {
+/// Buffers as plan/exchange.h numbers them are the kernel's buffers: 0 the local tensors, i + 1
+/// what was received from receives[i].
+void set_forward_buffers(const HomeRows& home, const std::vector<MessageRows>& received,
+                         const std::vector<MessageRows>& returned, kernels::TaskList& list) {
   list.queries.clear();
   list.keys.clear();
   list.queries.push_back({.tokens = tokens_of(home.q),
@@ -29,16 +29,16 @@ void set_forward_blocks(const HomeRows& home, const std::vector<Block>& received
                           .lse = rows_of(home.lse)});
   list.keys.push_back({.tokens = tokens_of(home.k), .k = rows_of(home.k), .v = rows_of(home.v)});
   for (size_t i = 0; i < received.size(); ++i) {
-    const Block &qkv = received[i], &out = returned[i];
+    const MessageRows &qkv = received[i], &out = returned[i];
     list.queries.push_back(
         {.tokens = qkv.tokens(0), .q = qkv.rows(0), .o = out.rows(0), .lse = out.rows(1)});
     list.keys.push_back({.tokens = qkv.tokens(1), .k = qkv.rows(1), .v = qkv.rows(2)});
   }
 }
 
-void set_backward_blocks(const HomeRows& home, const std::vector<Block>& received,
-                         const std::vector<Block>& received_backward,
-                         const std::vector<Block>& sums, kernels::TaskList& list) {
+void set_backward_buffers(const HomeRows& home, const std::vector<MessageRows>& received,
+                          const std::vector<MessageRows>& received_backward,
+                          const std::vector<MessageRows>& sums, kernels::TaskList& list) {
   list.queries.clear();
   list.keys.clear();
   list.queries.push_back({.tokens = tokens_of(home.q),
@@ -53,7 +53,7 @@ void set_backward_blocks(const HomeRows& home, const std::vector<Block>& receive
                        .dk = rows_of(home.dk),
                        .dv = rows_of(home.dv)});
   for (size_t i = 0; i < received.size(); ++i) {
-    const Block &qkv = received[i], &d_o = received_backward[i], &sum = sums[i];
+    const MessageRows &qkv = received[i], &d_o = received_backward[i], &sum = sums[i];
     list.queries.push_back({.tokens = qkv.tokens(0),
                             .q = qkv.rows(0),
                             .lse = d_o.rows(1),
@@ -69,14 +69,14 @@ void set_backward_blocks(const HomeRows& home, const std::vector<Block>& receive
 }
 
 kernels::Task kernel_task(const ServerTask& task, int64_t window_left) {
-  kernels::Task result{.query_buffer = task.q.block,
+  kernels::Task result{.query_buffer = task.q.buffer,
                        .q_row = task.q.row,
                        .q_tokens = task.q.tokens,
                        .q_position = task.q.position,
                        .mask = {.causal = true, .window_left = window_left}};
   result.keys.reserve(task.kv.size());
-  for (const BlockRows& rows : task.kv) {
-    result.keys.push_back({rows.block, rows.row, rows.tokens, rows.position});
+  for (const BufferRows& rows : task.kv) {
+    result.keys.push_back({rows.buffer, rows.row, rows.tokens, rows.position});
   }
   return result;
 }
@@ -101,14 +101,14 @@ KernelTasks kernel_tasks(const AttentionExchange& exchange, TaskSet set) {
   return result;
 }
 
-void CoreAttention::attend(const Op& op) {
+void CoreAttention::compute(const Op& op) {
   State& s = *state_;
   HomeRows& home = s.home_of(op);
   Round& round = s.round_of(op);
   if (op.pass == Pass::kForward) {
-    s.attend_forward(home, round, op);
+    s.compute_forward(home, round, op);
   } else {
-    s.attend_backward(home, op);
+    s.compute_backward(home, op);
   }
   round.tasks_done += s.exchange_of(op).tasks_of(op.tasks).size();
   s.complete_if_done(home, op);
@@ -116,21 +116,21 @@ void CoreAttention::attend(const Op& op) {
 
 /// O and LSE of the operation's tasks: where they belong, or into partials (O of the accumulator's
 /// type); then of received rows that several tasks share.
-void CoreAttention::State::attend_forward(HomeRows& home, Round& round, const Op& op) {
+void CoreAttention::State::compute_forward(HomeRows& home, Round& round, const Op& op) {
   const AttentionExchange& exchange = exchange_of(op);
   const bool away = op.tasks == TaskSet::kAll || op.tasks == TaskSet::kAway;
-  std::vector<Block> received, returned;
+  std::vector<MessageRows> received, returned;
   if (away) {
     received = with_homes(op, Content::kQkv, buffer_of(op.reads, BufferRole::kQkvIn));
     returned = with_homes(op, Content::kO, buffer_of(op.writes, BufferRole::kOOut));
   }
   auto& [whole, partial, backward, partial_tasks] = tasks_of(op);
-  set_forward_blocks(home, received, returned, whole);
+  set_forward_buffers(home, received, returned, whole);
   partial.queries.clear();
   partial.keys = whole.keys;
   round.partials.resize(2 * exchange.rows.tasks.size());
   for (const int32_t i : partial_tasks) {
-    const BlockRows& q = exchange.rows.tasks[i].q;
+    const BufferRows& q = exchange.rows.tasks[i].q;
     const auto rows = [&](int64_t dim) {
       return at::empty({q.tokens, shape.num_heads, dim}, tensor_options(accumulator));
     };
@@ -138,7 +138,7 @@ void CoreAttention::State::attend_forward(HomeRows& home, Round& round, const Op
     o = rows(shape.head_dim_v);
     lse = rows(1);
     partial.queries.push_back({.tokens = q.tokens,
-                               .q = kernels::shifted(whole.queries[q.block].q, type, q.row, 0),
+                               .q = kernels::shifted(whole.queries[q.buffer].q, type, q.row, 0),
                                .o = rows_of(o),
                                .lse = rows_of(lse)});
   }
@@ -146,39 +146,39 @@ void CoreAttention::State::attend_forward(HomeRows& home, Round& round, const Op
   bytes.copied += kernel.forward(accumulator, partial);
   if (!away) return;
   for (const RowMerge& rows : exchange.rows.merges) {
-    if (rows.block == 0) continue;  // parts of it may be elsewhere
-    const Block& block = returned[rows.block - 1];
-    merge(round.partials, {}, rows, block.rows(0, rows.row), block.rows(1, rows.row));
+    if (rows.buffer == 0) continue;  // parts of it may be elsewhere
+    const MessageRows& message = returned[rows.buffer - 1];
+    merge(round.partials, {}, rows, message.rows(0, rows.row), message.rows(1, rows.row));
   }
 }
 
-void CoreAttention::State::attend_backward(HomeRows& home, const Op& op) {
+void CoreAttention::State::compute_backward(HomeRows& home, const Op& op) {
   zero_local_gradients(home);
   const AttentionExchange& exchange = exchange_of(op);
-  std::vector<Block> received, received_backward, sums;
+  std::vector<MessageRows> received, received_backward, sums;
   if (op.tasks == TaskSet::kAll || op.tasks == TaskSet::kAway) {
     received = with_homes(op, Content::kQkv, buffer_of(op.reads, BufferRole::kQkvIn));
     received_backward = with_homes(op, Content::kDO, buffer_of(op.reads, BufferRole::kDOIn));
     const BufferRole role =
         exchange.converts_gradients() ? BufferRole::kAccumulators : BufferRole::kGradientOut;
     sums = with_homes(op, Content::kAccumulator, buffer_of(op.writes, role));
-    for (const Block& block : sums) block.fill_with_zeros();
+    for (const MessageRows& message : sums) message.fill_with_zeros();
   }
   kernels::TaskList& backward = tasks_of(op).backward;
-  set_backward_blocks(home, received, received_backward, sums, backward);
+  set_backward_buffers(home, received, received_backward, sums, backward);
   bytes.copied += kernel.backward(backward);
 }
 
 /// Merges the parts of some rows into `o` and `lse`: this rank's tasks' and what came home.
 void CoreAttention::State::merge(const std::vector<at::Tensor>& partials,
-                                 const std::vector<Block>& arrived, const RowMerge& rows,
+                                 const std::vector<MessageRows>& arrived, const RowMerge& rows,
                                  const Rows& o, const Rows& lse) {
   std::vector<kernels::Partial> parts;
   for (const MergePart& part : rows.parts) {
     if (part.arrived) {
-      const Block& block = arrived[part.index];
+      const MessageRows& message = arrived[part.index];
       parts.push_back(
-          {.o = block.rows(0, part.row), .o_type = type, .lse = block.rows(1, part.row)});
+          {.o = message.rows(0, part.row), .o_type = type, .lse = message.rows(1, part.row)});
     } else {
       parts.push_back({.o = rows_of(partials[2 * part.index], part.row),
                        .o_type = accumulator,
@@ -206,10 +206,10 @@ void CoreAttention::State::complete_if_done(HomeRows& home, const Op& op) {
   const Round& round = round_of(op);
   if (round.tasks_done < exchange.rows.tasks.size()) return;
   if (!round.landed && !exchange.servers(content).empty()) return;
-  const std::vector<Block> arrived = with_servers(op, content, round.arrived);
+  const std::vector<MessageRows> arrived = with_servers(op, content, round.arrived);
   if (op.pass == Pass::kForward) {
     for (const RowMerge& rows : exchange.rows.merges) {
-      if (rows.block != 0) continue;
+      if (rows.buffer != 0) continue;
       merge(round.partials, arrived, rows, rows_of(home.o, rows.row), rows_of(home.lse, rows.row));
     }
   } else {

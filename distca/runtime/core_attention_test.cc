@@ -43,7 +43,7 @@ struct Sizes {
   KernelChoice kernel = KernelChoice::kAuto;
   int threads = 1;
   bool backward = true;
-  Schedule schedule = Schedule::kBlocking;
+  Overlap overlap = Overlap::kNone;
 };
 
 struct Outcome {
@@ -115,7 +115,7 @@ Outcome run(const Plan& plan, const Sizes& sizes) {
     ExchangeBuffers buffers(/*cuda_device=*/-1);
     bytes[rank] = testing::play_attention(
         {index.exchange(rank)},
-        {.schedule = sizes.schedule, .backward = sizes.backward, .window_left = sizes.window_left},
+        {.overlap = sizes.overlap, .backward = sizes.backward, .window_left = sizes.window_left},
         kernel, comm, buffers, layers, rank < plan.cluster.num_workers);
     if (rank >= plan.cluster.num_workers) return;
     const testing::AttentionLayer& layer = layers[0][0];
@@ -184,9 +184,9 @@ constexpr Computed kExactAndOurs[] = {{KernelChoice::kAten, ScalarType::kFloat64
 constexpr Computed kAtens[] = {{KernelChoice::kAten, ScalarType::kFloat32},
                                {KernelChoice::kAten, ScalarType::kBFloat16}};
 
-class KeySubRangeTest : public ::testing::TestWithParam<std::tuple<Computed, int>> {};
+class SplitKvTest : public ::testing::TestWithParam<std::tuple<Computed, int>> {};
 
-TEST_P(KeySubRangeTest, o_and_every_gradient_equal_one_workers) {
+TEST_P(SplitKvTest, o_and_every_gradient_equal_one_workers) {
   const auto [computed, workers] = GetParam();
   const auto [kernel, dtype] = computed;
   Random random(17 + workers);
@@ -198,7 +198,7 @@ TEST_P(KeySubRangeTest, o_and_every_gradient_equal_one_workers) {
       Plan plan = testing::random_plan(kLengths, workers, dedicated, random);
       testing::cut_tasks(plan, random);
       // Overlap: rows merged at home from tasks before and after what comes home was sent for.
-      sizes.schedule = dedicated == 0 ? Schedule::kOverlap : Schedule::kBlocking;
+      sizes.overlap = dedicated == 0 ? Overlap::kWithin : Overlap::kNone;
       SCOPED_TRACE(fmt::format("{} dedicated, head_dim_qk {}, window {}", dedicated,
                                sizes.head_dim_qk, sizes.window_left));
       merges.add(plan);
@@ -210,19 +210,19 @@ TEST_P(KeySubRangeTest, o_and_every_gradient_equal_one_workers) {
   EXPECT_GT(merges.without_key, 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(formats, KeySubRangeTest,
+INSTANTIATE_TEST_SUITE_P(formats, SplitKvTest,
                          ::testing::Combine(::testing::ValuesIn(kExactAndOurs),
                                             ::testing::Values(1, 2, 3, 4, 7)));
-INSTANTIATE_TEST_SUITE_P(aten, KeySubRangeTest,
+INSTANTIATE_TEST_SUITE_P(aten, SplitKvTest,
                          ::testing::Combine(::testing::ValuesIn(kAtens), ::testing::Values(3)));
-INSTANTIATE_TEST_SUITE_P(full, KeySubRangeTest,
+INSTANTIATE_TEST_SUITE_P(full, SplitKvTest,
                          ::testing::Combine(::testing::ValuesIn(kAtens),
                                             ::testing::Values(1, 2, 4, 7)));
 
 /// DESIGN rule 2: given the same bits of Q, K, V, those of O do not depend on the plan.
 class SameBitsTest : public ::testing::TestWithParam<std::tuple<Computed, std::vector<int>>> {};
 
-TEST_P(SameBitsTest, o_is_the_same_for_every_plan_without_key_sub_ranges) {
+TEST_P(SameBitsTest, o_is_the_same_for_every_plan_without_split_kv) {
   const auto [computed, worker_counts] = GetParam();
   for (const int64_t window_left : {-1, 200}) {
     Sizes sizes{.dtype = computed.dtype, .head_dim_qk = 16, .window_left = window_left};
@@ -254,7 +254,7 @@ TEST(CoreAttention, rows_with_one_task_keep_their_bits_whatever_is_merged_beside
   for (const ScalarType dtype : {ScalarType::kFloat32, ScalarType::kBFloat16}) {
     const Plan whole = make_plan(testing::request_for({500, 900}, 3));
     Plan cut = whole;
-    cut.options.key_sub_ranges = true;
+    cut.options.split_kv = true;
     for (size_t i = 0; i < whole.tasks.size(); ++i) {
       Task& task = cut.tasks[i];
       if (task.document == 0 || task.kv.size() <= kBlockTokens) continue;
@@ -312,9 +312,9 @@ int64_t forward_copies(const RankExchange& rank, const Sizes& sizes) {
   }
   for (const RowMerge& merge : rank.merges) {
     for (int64_t i = 0; i < merge.tokens; ++i) {
-      if (merge.block == 0) written.insert(merge.row + i);
+      if (merge.buffer == 0) written.insert(merge.row + i);
     }
-    if (merge.block != 0) copied += merge.tokens * o;
+    if (merge.buffer != 0) copied += merge.tokens * o;
   }
   return copied + static_cast<int64_t>(written.size()) * o;
 }
@@ -340,7 +340,7 @@ TEST(CoreAttention, a_row_counts_as_copied_once_whether_it_comes_home_whole_or_i
   }
 }
 
-TEST(CoreAttention, the_same_plan_with_key_sub_ranges_gives_the_same_bits) {
+TEST(CoreAttention, the_same_plan_with_split_kv_gives_the_same_bits) {
   Random random(3);
   Plan plan = testing::random_plan(kLengths, 3, 1, random);
   testing::cut_tasks(plan, random);

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "distca/kernels/rows.h"
-#include "distca/program/schedule.h"
+#include "distca/program/overlap.h"
 #include "distca/runtime/core_attention.h"
 #include "distca/runtime/executor.h"
 
@@ -23,8 +23,8 @@ struct AttentionLayer {
 using AttentionLayers = std::vector<std::vector<AttentionLayer>>;  // [nano-batch][layer]
 
 struct AttentionStyle {
-  Schedule schedule = Schedule::kBlocking;
-  bool resent = false;
+  Overlap overlap = Overlap::kNone;
+  bool redispatched = false;
   bool wide_gradients = false;  // dQ, dK, dV travel in the accumulator's type
   bool backward = true;
   int64_t window_left = -1;
@@ -36,7 +36,7 @@ inline Program attention_program(const std::vector<RankExchange>& exchanges,
                                  const AttentionStyle& style, const kernels::Shape& shape,
                                  ScalarType type, int num_layers, bool holds_weights) {
   ProgramRequest request{
-      .schedule = style.schedule,
+      .overlap = style.overlap,
       .kind = style.backward ? ProgramRequest::Kind::kTrain : ProgramRequest::Kind::kEvaluate,
       .holds_weights = holds_weights};
   request.model.num_layers = num_layers;
@@ -50,7 +50,7 @@ inline Program attention_program(const std::vector<RankExchange>& exchanges,
     request.nano_batches.push_back(
         {.exchange = std::make_shared<const AttentionExchange>(make_attention_exchange(
              rows, request.model.attention, exchange_types(type, style.wide_gradients))),
-         .resent = style.resent});
+         .redispatched = style.redispatched});
   }
   return build_program(request);
 }
@@ -62,22 +62,22 @@ class AttentionPlayer final : public OpPlayer {
       : layers_(layers), attention_(program, kernel, comm, buffers) {}
 
   void play(const Op& op) override {
-    if (op.kind == OpKind::kAttend) return attention_.attend(op);
+    if (op.kind == OpKind::kCoreAttention) return attention_.compute(op);
     if (op.nano_batch < 0 || op.layer < 0) return;  // nothing of core attention
     AttentionLayer& layer = layers_[op.nano_batch][op.layer];
     const bool forward = op.pass == Pass::kForward;
-    if (op.kind == OpKind::kPre && forward) {
+    if (op.kind == OpKind::kPreAttention && forward) {
       attention_.set_qkv(op.nano_batch, op.layer, layer.q, layer.k, layer.v);
-    } else if (op.kind == OpKind::kPost && forward) {
+    } else if (op.kind == OpKind::kPostAttention && forward) {
       layer.o = attention_.o(op.nano_batch, op.layer);
-    } else if (op.kind == OpKind::kPost) {
+    } else if (op.kind == OpKind::kPostAttention) {
       attention_.set_d_o(op.nano_batch, op.layer, layer.d_o);
-    } else if (op.kind == OpKind::kPre) {
+    } else if (op.kind == OpKind::kPreAttention) {
       attention_.take_gradients(op.nano_batch, op.layer, &layer.dq, &layer.dk, &layer.dv);
     }
   }
   void pack(const Op& op) override { attention_.pack(op); }
-  void post(const Op& op) override { attention_.post(op); }
+  void issue(const Op& op) override { attention_.issue(op); }
   void wait(const Op& op) override { attention_.wait(op); }
   void land(const Op& op) override { attention_.land(op); }
   void wait_sent(const Op& op) override { attention_.wait_sent(op); }
@@ -115,7 +115,7 @@ inline bool same_bytes(const at::Tensor& a, const at::Tensor& b) {
 }
 
 /// The largest |a - b| / |b| of 128 rows (root of the sum of squares), over the rows of all
-/// documents; NaN where a row was not written. Blocks have a scale each: the last of 1000 queries
+/// documents; NaN where a row was not written. Parts have a scale each: the last of 1000 queries
 /// has a far smaller O than the first.
 inline double difference(const PerDocument& a, const PerDocument& b) {
   const at::Tensor want = at::cat(b).to(at::kDouble), gap = at::cat(a).to(at::kDouble) - want;
@@ -128,10 +128,10 @@ inline double difference(const PerDocument& a, const PerDocument& b) {
 }
 
 /// Two runs that round differently: a value is rounded to the format up to 16 times on both sides
-/// (P, O of a block, of a task, of a server, of the row; backward the like), by less than half the
-/// unit roundoff in root mean square; over the rows of a block roundings at random add up to their
-/// root. Sums over at most `longest` rows are in fp32, but that ATen's bf16 backward adds to bf16
-/// gradients after every 32 queries.
+/// (P, O of a key tile, of a task, of a server, of the row; backward the like), by less than half
+/// the unit roundoff in root mean square; over the rows of a key tile roundings at random add up to
+/// their root. Sums over at most `longest` rows are in fp32, but that ATen's bf16 backward adds to
+/// bf16 gradients after every 32 queries.
 struct Bounds {
   double forward;
   double backward;

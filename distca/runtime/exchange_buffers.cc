@@ -12,7 +12,8 @@ namespace distca {
 namespace {
 
 bool resends(const Program& program) {
-  return std::ranges::any_of(program.ops, [](const Op& op) { return op.kind == OpKind::kResend; });
+  return std::ranges::any_of(program.ops,
+                             [](const Op& op) { return op.kind == OpKind::kRedispatch; });
 }
 
 }  // namespace

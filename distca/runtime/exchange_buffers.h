@@ -1,8 +1,9 @@
 #pragma once
 // The memory of a program's buffers: sized by the program, allocated once, reused over layers,
 // nano-batches and steps; a later program with larger buffers makes them grow. Only what received
-// Q, K, V were kept in is given back, before a program that has them resent: keys are resent where
-// memory is short. Thread rule: one thread; no exchange may be under way in prepare().
+// Q, K, V were kept in is given back, before a program that has them redispatched: keys are
+// redispatched where memory is short. Thread rule: one thread; no exchange may be under way in
+// prepare().
 
 #include <cstdint>
 #include <memory>
@@ -18,7 +19,7 @@ class ExchangeBuffers {
   ~ExchangeBuffers();
 
   /// Makes room for every buffer of the program. Contents are lost where a buffer grows. A program
-  /// with kResend frees kQkvIn buffers beyond its own. An evaluation's has none, so it does not
+  /// with kRedispatch frees kQkvIn buffers beyond its own. An evaluation's has none, so it does not
   /// cost the next step its buffers.
   void prepare(const Program& program);
   /// Of the prepared program; aligned to kMessageAlignment, not initialised. Valid until the next

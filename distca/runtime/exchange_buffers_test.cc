@@ -36,31 +36,31 @@ TEST(ExchangeBuffers, are_allocated_once_and_grow_only) {
   EXPECT_EQ(buffers.allocated_bytes(), 1068);
 }
 
-TEST(ExchangeBuffers, give_back_what_kept_keys_before_a_program_that_has_them_resent) {
+TEST(ExchangeBuffers, give_back_what_kept_keys_before_a_program_that_has_them_redispatched) {
   ExchangeBuffers buffers(/*cuda_device=*/-1);
   Program kept = with_buffers({{BufferRole::kQkvOut, 50},
                                {BufferRole::kQkvIn, 100},
                                {BufferRole::kQkvIn, 110},
                                {BufferRole::kQkvIn, 120}});
-  kept.ops.push_back({.kind = OpKind::kEnter});
+  kept.ops.push_back({.kind = OpKind::kDispatch});
   buffers.prepare(kept);
   EXPECT_EQ(buffers.allocated_bytes(), 380);
   // As an evaluation between two steps.
   Program evaluation = with_buffers({{BufferRole::kQkvOut, 50}, {BufferRole::kQkvIn, 100}});
-  evaluation.ops.push_back({.kind = OpKind::kEnter});
+  evaluation.ops.push_back({.kind = OpKind::kDispatch});
   buffers.prepare(evaluation);
   buffers.prepare(kept);
   EXPECT_EQ(buffers.allocated_bytes(), 380);
   EXPECT_EQ(buffers.allocations(), 4);
 
-  Program resent = with_buffers({{BufferRole::kQkvIn, 90}, {BufferRole::kQkvOut, 40}});
-  resent.ops.push_back({.kind = OpKind::kResend});
-  buffers.prepare(resent);
+  Program redispatched = with_buffers({{BufferRole::kQkvIn, 90}, {BufferRole::kQkvOut, 40}});
+  redispatched.ops.push_back({.kind = OpKind::kRedispatch});
+  buffers.prepare(redispatched);
   EXPECT_EQ(buffers.allocated_bytes(), 150);
   EXPECT_EQ(buffers.allocations(), 4);
   // One that receives nothing has none of them.
-  resent.buffers = {{BufferRole::kQkvOut, 40}};
-  buffers.prepare(resent);
+  redispatched.buffers = {{BufferRole::kQkvOut, 40}};
+  buffers.prepare(redispatched);
   EXPECT_EQ(buffers.allocated_bytes(), 50);
   buffers.prepare(kept);
   EXPECT_EQ(buffers.allocated_bytes(), 380);

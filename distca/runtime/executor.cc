@@ -34,11 +34,11 @@ class Playing {
     const auto num_ops = static_cast<int32_t>(program_.ops.size());
     for (int32_t i = 0; i < num_ops; ++i) {
       const Op& op = program_.ops[i];
-      for (const int32_t dep : op.deps) {
+      for (const int32_t dep : op.wait_for) {
         DISTCA_CHECK(dep >= 0 && dep < i, "{} needs operation {}", describe(op), dep);
         finish(dep);
       }
-      for (const int32_t exchange : op.sent) {
+      for (const int32_t exchange : op.wait_sends) {
         DISTCA_CHECK(exchange >= 0 && exchange < i, "{} needs operation {}", describe(op),
                      exchange);
         wait_sent(exchange);
@@ -54,7 +54,7 @@ class Playing {
   struct Exchange {
     bool finished = false;
     bool sent = false;
-    double posted_s = 0;
+    double issued_s = 0;
   };
   /// On the steady clock; with an OpClock first its marks.
   struct Span {
@@ -73,11 +73,11 @@ class Playing {
   void start(int32_t index) {
     const Op& op = program_.ops[index];
     const Span pack = timed(op, OpPart::kPack, [&] { player_.pack(op); });
-    const Span post = timed(op, OpPart::kPost, [&] { player_.post(op); });
-    exchanges_[index].posted_s = post.begin_s;
+    const Span issue = timed(op, OpPart::kIssue, [&] { player_.issue(op); });
+    exchanges_[index].issued_s = issue.begin_s;
     if (!recorder_) return;
     if (!program_.sends(op).empty()) record(op, TraceKind::kCopy, pack);
-    if (says_something(op)) record(op, TraceKind::kLaunch, post);
+    if (says_something(op)) record(op, TraceKind::kLaunch, issue);
   }
 
   void finish(int32_t index) {
@@ -91,8 +91,8 @@ class Playing {
     TraceEvent awaited = event(op, TraceKind::kWait, wait);
     awaited.to.clear();
     add(std::move(awaited));
-    record(op, TraceKind::kFlight, {exchange.posted_s, wait.end_s});
-    if (op.kind == OpKind::kLeave) record(op, TraceKind::kCopy, land);
+    record(op, TraceKind::kFlight, {exchange.issued_s, wait.end_s});
+    if (op.kind == OpKind::kCombine) record(op, TraceKind::kCopy, land);
   }
 
   void wait_sent(int32_t index) {
@@ -106,7 +106,7 @@ class Playing {
     awaited.from.clear();
     add(std::move(awaited));
     if (program_.receives(op).empty())
-      record(op, TraceKind::kFlight, {exchange.posted_s, wait.end_s});
+      record(op, TraceKind::kFlight, {exchange.issued_s, wait.end_s});
   }
 
   template <typename Body>

@@ -23,14 +23,14 @@ class OpPlayer {
   virtual void play(const Op& op) = 0;
   // Of an exchange, in this order.
   virtual void pack(const Op& op) = 0;       // copies what travels into `out`
-  virtual void post(const Op& op) = 0;       // hands the messages to the group; returns at once
+  virtual void issue(const Op& op) = 0;      // hands the messages to the group; returns at once
   virtual void wait(const Op& op) = 0;       // until all that is received has landed in `in`
   virtual void land(const Op& op) = 0;       // puts what came home in its place
   virtual void wait_sent(const Op& op) = 0;  // until `out` may be written again
 };
 
 /// What an operation's time went to. kWait covers wait and wait_sent.
-enum class OpPart : uint8_t { kPlay, kPack, kPost, kWait, kLand };
+enum class OpPart : uint8_t { kPlay, kPack, kIssue, kWait, kLand };
 inline constexpr int kNumOpParts = 5;
 
 /// Seconds spent, [kind][pass][part].

@@ -23,15 +23,15 @@ Program random_program(Random& random) {
   const int num_ops = 1 + static_cast<int>(random.below(40));
   std::vector<int32_t> exchanges;
   for (int i = 0; i < num_ops; ++i) {
-    Op op{.kind = OpKind::kAttend, .layer = i};
+    Op op{.kind = OpKind::kCoreAttention, .layer = i};
     for (int dep = 0; dep < i; ++dep) {
-      if (random.below(6) == 0) op.deps.push_back(dep);
+      if (random.below(6) == 0) op.wait_for.push_back(dep);
     }
     for (const int32_t exchange : exchanges) {
-      if (random.below(6) == 0) op.sent.push_back(exchange);
+      if (random.below(6) == 0) op.wait_sends.push_back(exchange);
     }
     if (random.below(2) == 0) {
-      op.kind = random.below(2) == 0 ? OpKind::kEnter : OpKind::kLeave;
+      op.kind = random.below(2) == 0 ? OpKind::kDispatch : OpKind::kCombine;
       op.tag = static_cast<uint32_t>(i) + 1;
       std::vector<testing::PeerBytes> sends, receives;
       if (random.below(3) > 0) sends = {{1, 64}, {4, 8}};
@@ -59,12 +59,12 @@ class CheckingPlayer final : public OpPlayer {
     begin(op);
     packed_.insert(op.layer);
   }
-  void post(const Op& op) override {
+  void issue(const Op& op) override {
     EXPECT_TRUE(packed_.contains(op.layer));
-    EXPECT_TRUE(posted_.insert(op.layer).second);
+    EXPECT_TRUE(issued_.insert(op.layer).second);
   }
   void wait(const Op& op) override {
-    EXPECT_TRUE(posted_.contains(op.layer));
+    EXPECT_TRUE(issued_.contains(op.layer));
     EXPECT_TRUE(waited_.insert(op.layer).second);
   }
   void land(const Op& op) override {
@@ -72,7 +72,7 @@ class CheckingPlayer final : public OpPlayer {
     EXPECT_TRUE(landed_.insert(op.layer).second);
   }
   void wait_sent(const Op& op) override {
-    EXPECT_TRUE(posted_.contains(op.layer));
+    EXPECT_TRUE(issued_.contains(op.layer));
     EXPECT_TRUE(sent_.insert(op.layer).second);
   }
 
@@ -82,7 +82,7 @@ class CheckingPlayer final : public OpPlayer {
       if (op.stream == Stream::kComm) exchanges.insert(op.layer);
     }
     EXPECT_EQ(begun_, static_cast<int>(program_.ops.size()));
-    EXPECT_EQ(posted_, exchanges);
+    EXPECT_EQ(issued_, exchanges);
     EXPECT_EQ(landed_, exchanges);
     EXPECT_EQ(sent_, exchanges);
   }
@@ -93,10 +93,10 @@ class CheckingPlayer final : public OpPlayer {
   void begin(const Op& op) {
     EXPECT_EQ(op.layer, begun_);
     ++begun_;
-    for (const int32_t dep : op.deps) {
+    for (const int32_t dep : op.wait_for) {
       if (program_.ops[dep].stream == Stream::kComm) needed_.insert(dep);
     }
-    needed_sent_.insert(op.sent.begin(), op.sent.end());
+    needed_sent_.insert(op.wait_sends.begin(), op.wait_sends.end());
     EXPECT_EQ(waited_, needed_);
     EXPECT_EQ(landed_, needed_);
     EXPECT_EQ(sent_, needed_sent_);
@@ -104,7 +104,7 @@ class CheckingPlayer final : public OpPlayer {
 
   const Program& program_;
   int begun_ = 0;
-  std::set<int> packed_, posted_, waited_, landed_, sent_;
+  std::set<int> packed_, issued_, waited_, landed_, sent_;
   std::set<int> needed_, needed_sent_;
 };
 
@@ -125,9 +125,9 @@ TEST(Executor, an_operation_that_needs_what_comes_after_it_is_a_check) {
   OpTimes times;
   for (const int32_t dep : {0, 1, -1}) {
     Program program;
-    program.ops = {Op{.deps = {dep}}};
+    program.ops = {Op{.wait_for = {dep}}};
     EXPECT_THROW(play(program, player, &times), CheckFailure) << dep;
-    program.ops = {Op{.sent = {dep}}};
+    program.ops = {Op{.wait_sends = {dep}}};
     EXPECT_THROW(play(program, player, &times), CheckFailure) << dep;
   }
 }
@@ -157,19 +157,19 @@ TEST(Executor, time_goes_to_the_kind_pass_and_part_that_took_it) {
     static void sleep_ms(int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
   } player;
   Program program;
-  program.ops = {Op{.kind = OpKind::kPre},
-                 Op{.kind = OpKind::kEnter, .pass = Pass::kBackward, .stream = Stream::kComm}};
+  program.ops = {Op{.kind = OpKind::kPreAttention},
+                 Op{.kind = OpKind::kDispatch, .pass = Pass::kBackward, .stream = Stream::kComm}};
   OpTimes times;
   play(program, player, &times);
   play(program, player, &times);  // adds up
-  EXPECT_GE(times.of(OpKind::kPre, Pass::kForward, OpPart::kPlay), 0.004);
-  EXPECT_GE(times.of(OpKind::kEnter, Pass::kBackward, OpPart::kWait), 0.024);
-  EXPECT_EQ(times.of(OpKind::kPre, Pass::kBackward), 0);
-  EXPECT_EQ(times.of(OpKind::kEnter, Pass::kForward), 0);
-  EXPECT_EQ(times.of(OpKind::kEnter, Pass::kBackward, OpPart::kPlay), 0);
-  EXPECT_EQ(times.of(OpPart::kWait), times.of(OpKind::kEnter, Pass::kBackward, OpPart::kWait));
-  EXPECT_GE(times.of(OpKind::kEnter), times.of(OpPart::kWait));
-  EXPECT_LT(times.processor_of(OpKind::kEnter), times.of(OpKind::kEnter));
+  EXPECT_GE(times.of(OpKind::kPreAttention, Pass::kForward, OpPart::kPlay), 0.004);
+  EXPECT_GE(times.of(OpKind::kDispatch, Pass::kBackward, OpPart::kWait), 0.024);
+  EXPECT_EQ(times.of(OpKind::kPreAttention, Pass::kBackward), 0);
+  EXPECT_EQ(times.of(OpKind::kDispatch, Pass::kForward), 0);
+  EXPECT_EQ(times.of(OpKind::kDispatch, Pass::kBackward, OpPart::kPlay), 0);
+  EXPECT_EQ(times.of(OpPart::kWait), times.of(OpKind::kDispatch, Pass::kBackward, OpPart::kWait));
+  EXPECT_GE(times.of(OpKind::kDispatch), times.of(OpPart::kWait));
+  EXPECT_LT(times.processor_of(OpKind::kDispatch), times.of(OpKind::kDispatch));
 }
 
 TEST(Executor, every_exchange_with_messages_flies_once_from_its_post_to_the_end_of_its_wait) {
@@ -228,18 +228,19 @@ TEST(Executor, with_a_devices_clock_times_and_events_are_when_the_device_did_it)
     size_t marks_ = 0;
   } clock;
   Program program;
-  program.ops = {Op{.kind = OpKind::kPre}};
-  testing::add_exchange(program, {.kind = OpKind::kEnter}, {}, {{2, 24}});
-  program.ops.push_back({.kind = OpKind::kAttend, .deps = {1}});
+  program.ops = {Op{.kind = OpKind::kPreAttention}};
+  testing::add_exchange(program, {.kind = OpKind::kDispatch}, {}, {{2, 24}});
+  program.ops.push_back({.kind = OpKind::kCoreAttention, .wait_for = {1}});
   IdlePlayer player;
   OpTimes times;
   TraceRecorder recorder;
   play(program, player, &times, &recorder, &clock);
-  // Marks: pre 0 1, pack 2 3, post 4 5, wait 6 7, land 8 9, attend 10 11, wait_sent 12 13.
-  EXPECT_EQ(times.of(OpKind::kPre, Pass::kForward, OpPart::kPlay), 1);
-  EXPECT_EQ(times.of(OpKind::kEnter, Pass::kForward, OpPart::kPack), 5);
-  EXPECT_EQ(times.of(OpKind::kEnter, Pass::kForward, OpPart::kWait), 13 + 25);
-  EXPECT_EQ(times.of(OpKind::kAttend, Pass::kForward, OpPart::kPlay), 21);
+  // Marks: pre_attention 0 1, pack 2 3, issue 4 5, wait 6 7, land 8 9, core_attention 10 11,
+  // wait_sent 12 13.
+  EXPECT_EQ(times.of(OpKind::kPreAttention, Pass::kForward, OpPart::kPlay), 1);
+  EXPECT_EQ(times.of(OpKind::kDispatch, Pass::kForward, OpPart::kPack), 5);
+  EXPECT_EQ(times.of(OpKind::kDispatch, Pass::kForward, OpPart::kWait), 13 + 25);
+  EXPECT_EQ(times.of(OpKind::kCoreAttention, Pass::kForward, OpPart::kPlay), 21);
   const auto span = [&](TraceKind kind) {
     const auto event = std::find_if(recorder.events().begin(), recorder.events().end(),
                                     [kind](const TraceEvent& one) { return one.kind == kind; });

@@ -10,7 +10,7 @@ class IdlePlayer : public OpPlayer {
  public:
   void play(const Op&) override {}
   void pack(const Op&) override {}
-  void post(const Op&) override {}
+  void issue(const Op&) override {}
   void wait(const Op&) override {}
   void land(const Op&) override {}
   void wait_sent(const Op&) override {}

@@ -4,20 +4,18 @@
 //
 //     list.keys.push_back({.tokens = k.size(0), .k = rows_of(k), .v = rows_of(v)});
 
-#include <ATen/ATen.h>
+#include <cstdint>
 
 #include "distca/kernels/attention.h"
+
+namespace at {
+class Tensor;
+}
 
 namespace distca {
 
 /// Rows of a [tokens, heads, dim] tensor, contiguous in dim, from `row` on; of an undefined tensor
 /// none. The tensor must outlive them.
-inline kernels::Rows rows_of(const at::Tensor& tensor, int64_t row = 0) {
-  if (!tensor.defined()) return {};
-  const int64_t offset = row * tensor.stride(0) * static_cast<int64_t>(tensor.element_size());
-  return {.data = static_cast<std::byte*>(tensor.data_ptr()) + offset,
-          .token_stride = tensor.stride(0),
-          .head_stride = tensor.stride(1)};
-}
+kernels::Rows rows_of(const at::Tensor& tensor, int64_t row = 0);
 
 }  // namespace distca

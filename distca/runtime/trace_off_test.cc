@@ -28,8 +28,8 @@ namespace {
 int64_t allocations_of(int pairs, TraceRecorder* recorder) {
   Program program;
   for (int i = 0; i < pairs; ++i) {
-    testing::add_exchange(program, {.kind = OpKind::kEnter, .layer = i}, {{1, 8}}, {{1, 8}});
-    program.ops.push_back(Op{.kind = OpKind::kAttend, .layer = i, .deps = {2 * i}});
+    testing::add_exchange(program, {.kind = OpKind::kDispatch, .layer = i}, {{1, 8}}, {{1, 8}});
+    program.ops.push_back(Op{.kind = OpKind::kCoreAttention, .layer = i, .wait_for = {2 * i}});
   }
   IdlePlayer player;
   OpTimes times;

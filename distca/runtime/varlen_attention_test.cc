@@ -95,7 +95,7 @@ TEST_P(VarlenAttentionTest, equals_the_whole_matrix_for_every_mask_and_cut) {
   }
 }
 
-TEST_P(VarlenAttentionTest, key_sub_ranges_add_up_to_the_whole) {
+TEST_P(VarlenAttentionTest, split_kv_add_up_to_the_whole) {
   const Case c{.type = GetParam(), .q_tokens = 90, .k_tokens = 90};
   Document doc(c);
   const WholeMatrix whole(doc);

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "distca/base/error.h"
-#include "distca/trace/posts.h"
+#include "distca/trace/issues.h"
 
 namespace distca {
 namespace {
@@ -45,7 +45,7 @@ struct StepEvents {
 class Analyser {
  public:
   explicit Analyser(const Trace& trace)
-      : num_ranks_(trace.ranks.size()), posts_(events_of(trace)) {}
+      : num_ranks_(trace.ranks.size()), issues_(events_of(trace)) {}
 
   RankStep add(const StepEvents& step) {
     current_ = RankStep{.waited_for_ns = std::vector<int64_t>(num_ranks_)};
@@ -94,10 +94,10 @@ class Analyser {
     int64_t end;
   };
 
-  static Posts events_of(const Trace& trace) {
+  static Issues events_of(const Trace& trace) {
     std::vector<const std::vector<TraceEvent>*> events;
     for (const TraceRank& rank : trace.ranks) events.push_back(&rank.events);
-    return Posts(events);
+    return Issues(events);
   }
 
   static Interval clipped(const TraceEvent& event, const Interval& step) {
@@ -147,7 +147,7 @@ class Analyser {
     } else if (event->kind == TraceKind::kCopy) {
       part(StepPart::kCopy) += ns;
     } else if (event->kind == TraceKind::kLaunch) {
-      part(StepPart::kPost) += ns;
+      part(StepPart::kIssue) += ns;
     } else {
       part(StepPart::kCompute) += ns;
       operation(*event).rank_ns[rank_] += ns;
@@ -161,18 +161,18 @@ class Analyser {
       part(StepPart::kOther) += stretch.end - stretch.begin;
       return;
     }
-    int64_t all_posted = INT64_MIN;
+    int64_t all_issued = INT64_MIN;
     int last = -1;
     bool matched = true;
     for (int peer : awaited) {
-      const TraceEvent* post = posts_.of(peer, wait.step, wait.tag);
-      matched = matched && post != nullptr;
-      if (post == nullptr || nanoseconds(post->end_s) <= all_posted) continue;
-      all_posted = nanoseconds(post->end_s);
+      const TraceEvent* issue = issues_.of(peer, wait.step, wait.tag);
+      matched = matched && issue != nullptr;
+      if (issue == nullptr || nanoseconds(issue->end_s) <= all_issued) continue;
+      all_issued = nanoseconds(issue->end_s);
       last = peer;
     }
     unmatched_waits_ += matched ? 0 : 1;
-    const int64_t turn = std::clamp(all_posted, stretch.begin, stretch.end);
+    const int64_t turn = std::clamp(all_issued, stretch.begin, stretch.end);
     part(StepPart::kImbalance) += turn - stretch.begin;
     if (last >= 0) current_.waited_for_ns[last] += turn - stretch.begin;
     // Exchanges of the program belong to a layer, sums over ranks to none.
@@ -183,7 +183,7 @@ class Analyser {
   }
 
   size_t num_ranks_;
-  Posts posts_;
+  Issues issues_;
   std::map<std::string, OperationTimes> operations_;
   std::map<std::tuple<std::string, int, int>, ExchangeTimes> exchanges_;
   int64_t unmatched_waits_ = 0;
@@ -222,7 +222,7 @@ void remove_once(std::string& text, const std::string& part) {
 
 const char* step_part_name(StepPart part) {
   constexpr std::array<const char*, kNumStepParts> kNames = {
-      "compute", "copies", "posts", "gaps", "imbalance", "exposed", "sums", "other"};
+      "compute", "copies", "issues", "gaps", "imbalance", "exposed", "sums", "other"};
   return kNames[static_cast<size_t>(part)];
 }
 

@@ -16,10 +16,10 @@ namespace distca {
 enum class StepPart : uint8_t {
   kCompute,    // operations of the compute stream
   kCopy,       // packing and putting in place
-  kPost,       // handing messages to the group
+  kIssue,      // handing messages to the group
   kGap,        // between events: what the program itself costs
-  kImbalance,  // waiting for ranks that had not posted their side yet
-  kExposed,    // waiting for an exchange's bytes: all had posted
+  kImbalance,  // waiting for ranks that had not issued their side yet
+  kExposed,    // waiting for an exchange's bytes: all had issued
   kSum,        // the same inside sums over all ranks, and what else the step gathers
   kOther,      // waiting for no rank: a plan that is not ready
 };
@@ -31,7 +31,7 @@ struct StepParts {
   std::array<int64_t, kNumStepParts> ns{};
 
   int64_t of(StepPart part) const { return ns[static_cast<int>(part)]; }
-  int64_t launch() const { return of(StepPart::kPost) + of(StepPart::kGap); }
+  int64_t launch() const { return of(StepPart::kIssue) + of(StepPart::kGap); }
   /// Nothing to do: imbalance, exposed, sums, other.
   int64_t idle() const;
   int64_t total() const;
@@ -51,7 +51,7 @@ struct RankStep {
 
 /// Operations of one kind and pass, all layers and nano-batches, steps and ranks together.
 struct OperationTimes {
-  std::string name;  // "forward attend"
+  std::string name;  // "forward core_attention"
   int64_t count = 0;
   std::vector<int64_t> rank_ns;  // [ranks] without what lies inside them
   double flops = 0;
@@ -59,7 +59,7 @@ struct OperationTimes {
 
 /// Waits for the exchanges of one kind, pass, layer and nano-batch, all steps and ranks together.
 struct ExchangeTimes {
-  std::string name;                 // "forward enter"
+  std::string name;                 // "forward dispatch"
   int layer = -1, nano_batch = -1;  // -1: sums over ranks
   int64_t exposed_ns = 0, imbalance_ns = 0;
   int64_t bytes = 0;  // sent
@@ -71,14 +71,14 @@ struct TraceAnalysis {
   std::vector<OperationTimes> operations;    // longest first
   std::vector<ExchangeTimes> exchanges;      // most exposed first
   int64_t unmatched_waits =
-      0;  // for messages whose post the trace does not hold: counted as exposed
+      0;  // for messages whose issue the trace does not hold: counted as exposed
 };
 
 /// Events outside of every step are left out. Every rank must have the same steps, at least one:
 /// Error(kData) with `name` else.
 TraceAnalysis analyse(const Trace& trace, const std::string& name);
 
-/// The name of an event without its layer and nano-batch: "forward attend".
+/// The name of an event without its layer and nano-batch: "forward core_attention".
 std::string operation_name(const TraceEvent& event);
 
 }  // namespace distca

@@ -24,9 +24,10 @@ int64_t part_us(const RankStep& step, StepPart part) { return step.parts.of(part
 TEST(TraceAnalysis, each_moment_counts_as_what_the_innermost_event_says) {
   const TraceAnalysis analysis = analyse(two_rank_trace(), "example");
   const RankStep& step = analysis.ranks[0][0];
-  EXPECT_EQ(part_us(step, StepPart::kCompute), 7 + 35 - 25);  // attend, the sum around its wait
+  EXPECT_EQ(part_us(step, StepPart::kCompute),
+            7 + 35 - 25);  // core attention, the sum around its wait
   EXPECT_EQ(part_us(step, StepPart::kCopy), 2);
-  EXPECT_EQ(part_us(step, StepPart::kPost), 2);
+  EXPECT_EQ(part_us(step, StepPart::kIssue), 2);
   EXPECT_EQ(part_us(step, StepPart::kGap), 1 + 4 + 1 + 2 + 3);
   EXPECT_EQ(part_us(step, StepPart::kOther), 3);
 }
@@ -39,7 +40,7 @@ TEST(TraceAnalysis, a_wait_is_imbalance_until_the_last_awaited_rank_had_posted_t
   EXPECT_EQ(part_us(step, StepPart::kImbalance), 30 + 10);    // 20 to 50, 70 to 80
   EXPECT_THAT(step.waited_for_ns, ElementsAre(0, 40 * kUs));  // rank 1 came last both times
   EXPECT_EQ(analysis.exchanges[0].name, "gradient sum");      // most exposed
-  EXPECT_EQ(analysis.exchanges[1].name, "forward enter");
+  EXPECT_EQ(analysis.exchanges[1].name, "forward dispatch");
   EXPECT_EQ(analysis.exchanges[1].layer, 3);
   EXPECT_EQ(analysis.exchanges[1].nano_batch, 1);
   EXPECT_EQ(analysis.exchanges[1].exposed_ns, 10 * kUs);
@@ -91,10 +92,10 @@ TEST(TraceAnalysis, operations_are_summed_over_layers_without_what_lies_inside_t
   ASSERT_EQ(analysis.operations.size(), 3u);
   EXPECT_EQ(analysis.operations[0].name, "forward \"pre\"");
   const OperationTimes& sum = analysis.operations[1];
-  EXPECT_EQ(sum.name, "gradient_sum");
+  EXPECT_EQ(sum.name, "grad_reduce");
   EXPECT_THAT(sum.rank_ns, ElementsAre(10 * kUs, 20 * kUs));
   EXPECT_EQ(sum.count, 2);
-  EXPECT_EQ(analysis.operations[2].name, "forward attend");
+  EXPECT_EQ(analysis.operations[2].name, "forward core_attention");
   EXPECT_EQ(analysis.operations[2].flops, 7e3);
 }
 
@@ -105,10 +106,10 @@ TEST(TraceAnalysis, what_a_nano_batch_without_a_partner_waits_for_is_its_own) {
   for (int rank = 0; rank < 2; ++rank) {
     std::vector<TraceEvent>& events = trace.ranks[rank].events;
     events.push_back(event(TraceKind::kStep, "step", 0, 100));
-    const auto add = [&](int nano_batch, int posted, int wait, int end) {
-      for (TraceEvent made : {exchange_event(TraceKind::kLaunch, posted, posted + 1, {1 - rank}),
+    const auto add = [&](int nano_batch, int issued, int wait, int end) {
+      for (TraceEvent made : {exchange_event(TraceKind::kLaunch, issued, issued + 1, {1 - rank}),
                               exchange_event(TraceKind::kWait, wait, end, {1 - rank})}) {
-        made.name = fmt::format("forward layer 3 enter of nano-batch {}", nano_batch);
+        made.name = fmt::format("forward layer 3 dispatch of nano-batch {}", nano_batch);
         made.nano_batch = nano_batch;
         made.tag = 10 + nano_batch;
         events.push_back(made);
@@ -123,7 +124,7 @@ TEST(TraceAnalysis, what_a_nano_batch_without_a_partner_waits_for_is_its_own) {
   EXPECT_EQ(exchanges[0].nano_batch, 2);
   EXPECT_EQ(exchanges[0].exposed_ns, 2 * 39 * kUs);
   for (const size_t hidden : {1, 2}) {
-    EXPECT_EQ(exchanges[hidden].name, "forward enter");
+    EXPECT_EQ(exchanges[hidden].name, "forward dispatch");
     EXPECT_EQ(exchanges[hidden].layer, 3);
     EXPECT_EQ(exchanges[hidden].exposed_ns, 2 * kUs);
     EXPECT_EQ(exchanges[hidden].bytes, 2000);
@@ -193,9 +194,9 @@ TEST(TraceAnalysis, ranks_with_other_steps_are_refused) {
 
 TEST(TraceAnalysis, names_of_operations_leave_layer_and_nano_batch_out) {
   TraceEvent named = exchange_event(TraceKind::kWait, 0, 1, {});
-  EXPECT_EQ(operation_name(named), "forward enter");
-  named.name = "gradient_sum";
-  EXPECT_EQ(operation_name(named), "gradient_sum");
+  EXPECT_EQ(operation_name(named), "forward dispatch");
+  named.name = "grad_reduce";
+  EXPECT_EQ(operation_name(named), "grad_reduce");
 }
 
 }  // namespace

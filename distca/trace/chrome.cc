@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "distca/base/json.h"
-#include "distca/trace/posts.h"
+#include "distca/trace/issues.h"
 
 namespace distca {
 namespace {
@@ -82,11 +82,11 @@ class RankWriter {
   std::vector<int64_t> flights_until_;
 };
 
-/// Arrows from the post of each message to the end of the wait for it.
+/// Arrows from the issue of each message to the end of the wait for it.
 void write_arrows(const Trace& trace, std::vector<std::string>& lines) {
   std::vector<const std::vector<TraceEvent>*> events;
   for (const TraceRank& rank : trace.ranks) events.push_back(&rank.events);
-  const Posts posts(events);
+  const Issues issues(events);
   int64_t id = 0;
   const auto arrow = [&](const char* phase, int rank, int64_t ns, const char* binding) {
     lines.push_back(fmt::format(
@@ -97,11 +97,11 @@ void write_arrows(const Trace& trace, std::vector<std::string>& lines) {
     for (const TraceEvent& wait : trace.ranks[rank].events) {
       if (wait.kind != TraceKind::kWait) continue;
       for (int sender : wait.from) {
-        const TraceEvent* post = posts.of(sender, wait.step, wait.tag);
-        if (post == nullptr || std::ranges::find(post->to, rank) == post->to.end()) continue;
+        const TraceEvent* issue = issues.of(sender, wait.step, wait.tag);
+        if (issue == nullptr || std::ranges::find(issue->to, rank) == issue->to.end()) continue;
         ++id;
         const int64_t begin = nanoseconds(wait.begin_s), end = nanoseconds(wait.end_s);
-        arrow("s", sender, nanoseconds(post->begin_s), "");
+        arrow("s", sender, nanoseconds(issue->begin_s), "");
         // Within the event, so that the arrow's head is drawn at it.
         arrow("f", rank, std::max(begin, end - 1), R"(,"bp":"e")");
       }
@@ -124,7 +124,7 @@ std::string chrome_json(const Trace& trace) {
   const Json other = {{"program", "distca"},
                       {"version", trace.version},
                       {"commit", trace.commit},
-                      {"schedule", trace.schedule},
+                      {"overlap", trace.overlap},
                       {"ranks", ranks}};
   std::vector<std::string> lines;
   for (int rank = 0; rank < static_cast<int>(trace.ranks.size()); ++rank)

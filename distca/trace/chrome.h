@@ -1,7 +1,7 @@
 #pragma once
 // Traces as files: Chrome's trace event format (JSON, object form), which Perfetto and
 // chrome://tracing open. A rank is a process with a thread for compute and, for messages under way,
-// as many as overlap. Arrows lead from where an exchange was posted to where it had landed.
+// as many as overlap. Arrows lead from where an exchange was issued to where it had landed.
 //
 // Times are kept to the nanosecond: events whose times are whole nanoseconds come back exactly.
 // Reading holds the text and one event of it at a time besides the result. Any thread.
@@ -28,7 +28,7 @@ struct TraceRank {
 /// All ranks on one clock, which begins with their first event: no time is below 0.
 struct Trace {
   std::string version, commit;  // of the program that was traced
-  std::string schedule;
+  std::string overlap;
   std::vector<TraceRank> ranks;
   bool operator==(const Trace&) const = default;
 };

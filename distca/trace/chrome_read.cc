@@ -162,7 +162,7 @@ Trace assemble(const Json& root, EventReader reader) {
   if (text(other, "program") != "distca") throw fault("of another program");
   Trace trace{.version = text(other, "version"),
               .commit = text(other, "commit"),
-              .schedule = text(other, "schedule"),
+              .overlap = text(other, "overlap"),
               .ranks = {}};
   const Json& ranks = member(other, "ranks");
   if (!ranks.is_array()) throw fault("\"ranks\" is no list");

@@ -106,7 +106,7 @@ TEST(ChromeTrace, traces_of_other_programs_are_refused) {
   EXPECT_THAT(refusal("[]"), AllOf(HasSubstr("distca train --trace"), HasSubstr("an object")));
   EXPECT_THAT(refusal(changed("\"program\":\"distca\"", "\"program\":\"else\"")),
               HasSubstr("another program"));
-  EXPECT_THAT(refusal(changed("\"schedule\"", "\"plan\"")), HasSubstr("no \"schedule\""));
+  EXPECT_THAT(refusal(changed("\"overlap\"", "\"plan\"")), HasSubstr("no \"overlap\""));
 }
 
 TEST(ChromeTrace, a_damaged_event_is_named_with_what_is_wrong) {

@@ -14,13 +14,13 @@ enum class TraceKind : uint8_t {
   kCopy,     // packing what travels, putting in place what came home
   kLaunch,   // handing messages to the group
   kWait,     // for an exchange's receives or sends, or inside a sum over ranks
-  kFlight,   // communication stream: from posting to the end of the wait; the true end may be
+  kFlight,   // communication stream: from issuing to the end of the wait; the true end may be
              // earlier
 };
 
 struct TraceEvent {
   TraceKind kind = TraceKind::kCompute;
-  std::string name;  // "forward layer 3 enter of nano-batch 1"
+  std::string name;  // "forward layer 3 dispatch of nano-batch 1"
   double begin_s = 0;
   double end_s = 0;  // on the rank's steady clock, base/clock.h
   int64_t step = 0;

@@ -5,7 +5,7 @@
 #include "distca/base/error.h"
 #include "distca/batch/indexed_dataset.h"
 #include "distca/kernels/cpu/attention.h"
-#include "distca/train/held_out.h"
+#include "distca/train/data_split.h"
 #include "distca/train/plan_request.h"
 #include "distca/train/step_tracer.h"
 
@@ -40,10 +40,10 @@ void check_run(const Config& config, int num_workers, LocalRanks local) {
       split_documents(data.num_documents(), config.data.validation_fraction, config.batch.seed);
   check_training_part(data, split);
   constexpr double kLookAhead = 2;  // seconds
-  const auto [plans, resent] =
+  const auto [plans, redispatched] =
       check_batches_fit(config, BatchStream(data.document_lengths(), split.train, config.batch),
                         num_workers, kLookAhead);
-  memory.buffers = exchange_buffer_bytes(config, plans, resent, num_workers, local);
+  memory.buffers = exchange_buffer_bytes(config, plans, redispatched, num_workers, local);
   if (on_cpu) check_memory(memory, local, memory_limit());
   check_trace(config);
 }

@@ -7,6 +7,7 @@
 #include <array>
 #include <cmath>
 #include <optional>
+#include <span>
 
 #include "distca/base/error.h"
 #include "distca/base/file.h"
@@ -57,11 +58,29 @@ bool asks_for_checkpoint(const std::string& name) {
          name.starts_with("checkpoint");
 }
 
+struct Renamed {
+  std::string_view was, is;
+};
+constexpr std::array<Renamed, 2> kRenamedKeys{
+    {{"train.schedule",
+      "train.overlap: none, within or ping-pong for blocking, overlap, ping-pong"},
+     {"plan.key_sub_ranges", "plan.split_kv"}}};
+constexpr std::array<Renamed, 2> kRenamedWords{
+    {{"exchange.keys = kept", "keep"}, {"exchange.keys = resent", "redispatch"}}};
+
+/// ", which is now NAME" of what an earlier version called otherwise; else nothing.
+std::string now_called(std::span<const Renamed> table, std::string_view name) {
+  const auto found = std::ranges::find(table, name, &Renamed::was);
+  return found == table.end() ? "" : fmt::format(", which is now {}", found->is);
+}
+
 [[noreturn]] void unknown_key(const std::string& origin, const std::string& name,
                               const std::vector<ConfigKey>& keys) {
   const auto meant = meant_key(name, keys);
+  const std::string now = now_called(kRenamedKeys, name);
   throw Error(ErrorKind::kConfig, "{}: unknown key {}{}", origin, name,
-              meant ? fmt::format("; did you mean {}?", *meant)
+              !now.empty() ? now
+              : meant      ? fmt::format("; did you mean {}?", *meant)
               : asks_for_checkpoint(name)
                   ? ": there are no checkpoints yet; weights are saved once, at the end of a run"
                   : " (see distca train --print-config)");
@@ -88,9 +107,12 @@ void check_value(const ConfigKey& key, const std::string& origin) {
 void set_text(const ConfigKey& key, const std::string& text, const std::string& origin) {
   if (!key.choices.empty() && !std::ranges::count(key.choices, text)) {
     const auto nearest = nearest_word(text, key.choices);
-    throw Error(ErrorKind::kConfig, "{}: {} = \"{}\": must be one of {}{}", origin, key.name, text,
-                listed(key),
-                nearest && !nearest->empty() ? fmt::format("; did you mean {}?", *nearest) : "");
+    const std::string now = now_called(kRenamedWords, fmt::format("{} = {}", key.name, text));
+    throw Error(ErrorKind::kConfig, "{}: {} = \"{}\"{}: must be one of {}{}", origin, key.name,
+                text, now, listed(key),
+                now.empty() && nearest && !nearest->empty()
+                    ? fmt::format("; did you mean {}?", *nearest)
+                    : "");
   }
   if (const auto* word = std::get_if<WordValue>(&key.value)) return word->choose(text);
   *std::get<std::string*>(key.value) = text;

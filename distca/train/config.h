@@ -14,7 +14,7 @@
 #include "distca/batch/batch_stream.h"
 #include "distca/cost/attention_profile.h"
 #include "distca/model/llama.h"
-#include "distca/program/schedule.h"
+#include "distca/program/overlap.h"
 #include "distca/runtime/attention_kernel.h"
 
 namespace distca {
@@ -42,7 +42,7 @@ struct Config {
     std::string layout;
     std::string scheduler = "balanced";
     Tolerance tolerance;
-    bool key_sub_ranges = false;
+    bool split_kv = false;
     bool spread = false;
     std::string profile = "pairs";
     int64_t max_tokens_per_worker = 0;
@@ -55,7 +55,7 @@ struct Config {
   } attention;
   struct Exchange {
     bool wide_gradients = false;  // exchange.grad_dtype = "accumulator"
-    enum class Keys : uint8_t { kAuto, kKept, kResent } keys = Keys::kAuto;
+    enum class Keys : uint8_t { kAuto, kKeep, kRedispatch } keys = Keys::kAuto;
   } exchange;
   struct Servers {
     int64_t dedicated = 0;
@@ -75,7 +75,7 @@ struct Config {
   } optimizer;
   struct Train {
     int64_t steps = 100;
-    Schedule schedule = Schedule::kPingPong;
+    Overlap overlap = Overlap::kPingPong;
     int64_t seed = 1;
     int64_t validation_every = 50;
     int64_t validation_nano_batches = 4;
@@ -99,7 +99,7 @@ struct Config {
   bool ranks_are_threads() const { return comm.backend == Comm::Backend::kThreads; }
   /// Two nano-batches are under way at a time.
   bool pairs_nano_batches() const {
-    return train.schedule == Schedule::kPingPong && batch.nano_batches > 1;
+    return train.overlap == Overlap::kPingPong && batch.nano_batches > 1;
   }
 };
 

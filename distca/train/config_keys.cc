@@ -6,7 +6,7 @@
 
 #include "distca/base/scalar_type.h"
 #include "distca/plan/scheduler.h"
-#include "distca/program/schedule.h"
+#include "distca/program/overlap.h"
 #include "distca/train/config.h"
 
 namespace distca {
@@ -74,7 +74,7 @@ std::vector<ConfigKey> config_keys(Config& c) {
       {"data.validation_fraction",
        &c.data.validation_fraction,
        "share of documents",
-       "held out, chosen by batch.seed, never trained on",
+       "for validation, chosen by batch.seed, never trained on",
        {},
        0},
       {"batch.nano_batch_tokens",
@@ -93,7 +93,7 @@ std::vector<ConfigKey> config_keys(Config& c) {
       {"batch.seed",
        reinterpret_cast<int64_t*>(&c.batch.seed),
        "",
-       "order of documents and the held-out choice",
+       "order of documents and the choice of validation documents",
        {},
        0,
        kAnySeed},
@@ -145,7 +145,7 @@ std::vector<ConfigKey> config_keys(Config& c) {
        {},
        -1,
        10},
-      {"plan.key_sub_ranges", &c.plan.key_sub_ranges, "",
+      {"plan.split_kv", &c.plan.split_kv, "",
        "tasks may have part of the keys: fewer bytes, but bits that depend on the plan"},
       {"plan.spread", &c.plan.spread, "",
        "lowest largest send and receive, for some 10 per cent more bytes in all"},
@@ -179,11 +179,11 @@ std::vector<ConfigKey> config_keys(Config& c) {
                    {{"compute", false}, {"accumulator", true}}),
       choice<Config::Exchange::Keys>(
           "exchange.keys", &c.exchange.keys,
-          "Q, K, V for backward: kept by servers, or resent; auto: kept where plan.max_memory_gib "
-          "allows, without it kept",
+          "Q, K, V for backward: servers keep them, or they are dispatched again; auto: keep where "
+          "plan.max_memory_gib allows, without it keep",
           {{"auto", Config::Exchange::Keys::kAuto},
-           {"kept", Config::Exchange::Keys::kKept},
-           {"resent", Config::Exchange::Keys::kResent}}),
+           {"keep", Config::Exchange::Keys::kKeep},
+           {"redispatch", Config::Exchange::Keys::kRedispatch}}),
       {"servers.dedicated",
        &c.servers.dedicated,
        "ranks",
@@ -217,14 +217,14 @@ std::vector<ConfigKey> config_keys(Config& c) {
        1e6},
       {"optimizer.max_grad_norm", &o.max_grad_norm, "", "clip by global norm; 0: off", {}, 0},
       {"train.steps", &c.train.steps, "steps", "optimizer steps", {}, 0},
-      choice("train.schedule", &c.train.schedule,
+      choice("train.overlap", &c.train.overlap,
              "order of a step's operations: what exchanges run under",
-             words_of(kSchedules, &ScheduleName::schedule)),
+             words_of(kOverlaps, &OverlapName::overlap)),
       {"train.seed", &c.train.seed, "", "initial weights", {}, 0, kAnySeed},
       {"train.validation_every",
        &c.train.validation_every,
        "steps",
-       "held-out loss; 0: only at the end",
+       "validation loss; 0: only at the end",
        {},
        0},
       {"train.validation_nano_batches",

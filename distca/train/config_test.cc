@@ -61,6 +61,12 @@ TEST(config, an_unknown_key_is_refused_with_the_nearest_known_one) {
   EXPECT_THAT(message_of({"batch.sed=3"}), testing::HasSubstr("did you mean batch.seed?"));
   EXPECT_THAT(message_of({"nonsense=3"}),
               testing::EndsWith("unknown key nonsense (see distca train --print-config)"));
+  EXPECT_THAT(message_of({"train.schedule=blocking"}),
+              testing::HasSubstr("unknown key train.schedule, which is now train.overlap: none, "));
+  EXPECT_THAT(message_of({"plan.key_sub_ranges=true"}),
+              testing::EndsWith("unknown key plan.key_sub_ranges, which is now plan.split_kv"));
+  EXPECT_THAT(message_of({"exchange.keys=resent"}),
+              testing::HasSubstr("\"resent\", which is now redispatch: must be one of auto, keep"));
   EXPECT_THAT(message_of({"optimiser.lr=3"}), testing::HasSubstr("did you mean optimizer.lr?"));
   EXPECT_THAT(message_of({"model.seq_lenth=3"}), testing::Not(testing::HasSubstr("did you mean")));
   for (const char* other : {"model.dropout", "optimizer.clip_grad", "train.compile",
@@ -166,14 +172,14 @@ TEST(config, the_plan_is_asked_for_what_the_keys_say) {
   EXPECT_EQ(request({"plan.tolerance=0"}).options.tolerance_ppm, 0);
   EXPECT_EQ(request({"plan.tolerance=0.035"}).options.tolerance_ppm, 35'000);
   EXPECT_EQ(defaults.shape.window_left, -1);
-  EXPECT_FALSE(defaults.options.key_sub_ranges || defaults.options.spread);
+  EXPECT_FALSE(defaults.options.split_kv || defaults.options.spread);
   EXPECT_EQ(defaults.profile, nullptr);
   const PlanRequest asked =
-      request({"plan.layout=sequential", "plan.key_sub_ranges=true", "plan.spread=true",
+      request({"plan.layout=sequential", "plan.split_kv=true", "plan.spread=true",
                "plan.profile=h200", "model.sliding_window=200"});
   EXPECT_EQ(asked.options.layout, "sequential");
   EXPECT_EQ(asked.shape.window_left, 199);
-  EXPECT_TRUE(asked.options.key_sub_ranges && asked.options.spread);
+  EXPECT_TRUE(asked.options.split_kv && asked.options.spread);
   ASSERT_NE(asked.profile, nullptr);
   EXPECT_EQ(*asked.profile, h200_profile());
   EXPECT_THAT(message_of({"plan.profile=h20"}), testing::HasSubstr("h200"));

@@ -7,7 +7,7 @@
 #include "distca/base/cgroup.h"
 #include "distca/base/error.h"
 #include "distca/plan/exchange.h"
-#include "distca/program/schedule.h"
+#include "distca/program/overlap.h"
 #include "distca/train/plan_request.h"
 #include "distca/train/step.h"
 
@@ -58,13 +58,13 @@ MemoryParts memory_needed(const Config& config, int num_workers, LocalRanks loca
   return parts;
 }
 
-double exchange_buffer_bytes(const Config& config, const std::vector<Plan>& plans, bool resent,
-                             int num_workers, LocalRanks local) {
+double exchange_buffer_bytes(const Config& config, const std::vector<Plan>& plans,
+                             bool redispatched, int num_workers, LocalRanks local) {
   std::vector<PlanIndex> indices(plans.begin(), plans.end());
   double bytes = 0;
   for (int rank = local.first; rank < local.first + local.count; ++rank) {
-    const Program program =
-        rank_program(config, indices, resent, ProgramRequest::Kind::kTrain, rank, num_workers);
+    const Program program = rank_program(config, indices, redispatched,
+                                         ProgramRequest::Kind::kTrain, rank, num_workers);
     for (const Buffer& buffer : program.buffers) bytes += static_cast<double>(buffer.bytes);
   }
   return bytes;

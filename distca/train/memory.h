@@ -38,8 +38,8 @@ struct MemoryParts {
 MemoryParts memory_needed(const Config& config, int num_workers, LocalRanks local);
 
 /// Of the local ranks, for the plans of one batch.
-double exchange_buffer_bytes(const Config& config, const std::vector<Plan>& plans, bool resent,
-                             int num_workers, LocalRanks local);
+double exchange_buffer_bytes(const Config& config, const std::vector<Plan>& plans,
+                             bool redispatched, int num_workers, LocalRanks local);
 
 struct MemoryLimit {
   int64_t bytes = 0;

@@ -128,9 +128,9 @@ TEST_P(MemoryOfARunTest, is_neither_refused_at_80_percent_nor_far_from_the_estim
   const LocalRanks local{.count = num_ranks(run, shape.workers)};
   const IndexedDataset data(run.data.prefix);
   BatchStream stream(data.document_lengths(), run.batch);
-  const auto [plans, resent] = plan_nano_batches(run, stream.next(), shape.workers);
+  const auto [plans, redispatched] = plan_nano_batches(run, stream.next(), shape.workers);
   MemoryParts parts = memory_needed(run, shape.workers, local);
-  parts.buffers = exchange_buffer_bytes(run, plans, resent, shape.workers, local);
+  parts.buffers = exchange_buffer_bytes(run, plans, redispatched, shape.workers, local);
   const double program = peak_of(empty, 1), peak = peak_of(run, shape.workers);
   const double ratio = parts.total() / (peak - program);
   std::printf("%s: estimate %.0f MiB, measured %.0f MiB (and %.0f of the program): %.2f\n",

@@ -20,7 +20,7 @@ Json phase_times(const OpTimes& times) {
 
 Json exchange_times(const OpTimes& times) {
   return {{"pack_ms", times.of(OpPart::kPack) * 1e3},
-          {"post_ms", times.of(OpPart::kPost) * 1e3},
+          {"issue_ms", times.of(OpPart::kIssue) * 1e3},
           {"wait_ms", times.of(OpPart::kWait) * 1e3},
           {"land_ms", times.of(OpPart::kLand) * 1e3}};
 }
@@ -59,13 +59,13 @@ void Metrics::record(const StepMetrics& m) {
                {"bytes_packed", m.bytes.packed},
                {"bytes_unpacked", m.bytes.unpacked},
                {"bytes_copied", m.bytes.copied},
-               {"nano_batches_resent", m.plan.num_resent},
+               {"nano_batches_redispatched", m.plan.num_redispatched},
                {"plan_s", m.plan.plan_s},
                {"validate_s", m.plan.validate_s},
                {"plan_wait_s", m.plan.plan_wait_s},
                {"price", labels_.price},
                {"kernel", labels_.kernel},
-               {"schedule", labels_.schedule},
+               {"overlap", labels_.overlap},
                {"attention_s", m.attention_s},
                {"phases", phase_times(m.times)},
                {"exchange", exchange_times(m.times)}};

@@ -38,9 +38,9 @@ struct StepMetrics {
 
 /// Said in every line.
 struct RunLabels {
-  std::string price;     // what the run plans by (PlanOptions::price)
-  std::string kernel;    // what computes core attention (AttentionKernel::name)
-  std::string schedule;  // train.schedule
+  std::string price;    // what the run plans by (PlanOptions::price)
+  std::string kernel;   // what computes core attention (AttentionKernel::name)
+  std::string overlap;  // train.overlap
 };
 
 class Metrics {

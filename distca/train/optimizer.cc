@@ -13,7 +13,7 @@
 namespace distca {
 namespace {
 
-/// Blocks of the gradient norm: fixed, so that the sum does not depend on how the gradient is
+/// Chunks of the gradient norm: fixed, so that the sum does not depend on how the gradient is
 /// sharded.
 constexpr int64_t kNormBlock = 1 << 16;
 
@@ -34,14 +34,14 @@ double square_sum(const T* values, int64_t count) {
   return sum;
 }
 
-double square_sum(const at::Tensor& block) {
-  if (!block.is_cpu()) {
-    const at::Tensor wide = block.to(at::kDouble);
+double square_sum(const at::Tensor& chunk) {
+  if (!chunk.is_cpu()) {
+    const at::Tensor wide = chunk.to(at::kDouble);
     return wide.dot(wide).item<double>();
   }
-  return block.scalar_type() == at::kDouble
-             ? square_sum(block.const_data_ptr<double>(), block.numel())
-             : square_sum(block.const_data_ptr<float>(), block.numel());
+  return chunk.scalar_type() == at::kDouble
+             ? square_sum(chunk.const_data_ptr<double>(), chunk.numel())
+             : square_sum(chunk.const_data_ptr<float>(), chunk.numel());
 }
 
 double global_norm(const at::Tensor& flat) {

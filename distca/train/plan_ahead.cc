@@ -52,11 +52,11 @@ void check_plan(const Plan& plan, const AttentionProfile* profile) {
 }
 
 /// This rank's program, checked; `validate_s`: what that took.
-Program checked_program(const Config& config, const std::vector<Plan>& plans, bool resent,
+Program checked_program(const Config& config, const std::vector<Plan>& plans, bool redispatched,
                         const StepBatch& batch, int rank, int num_workers, double* validate_s) {
   const std::vector<PlanIndex> indices(plans.begin(), plans.end());
   const auto program_of = [&](int of_rank) {
-    return rank_program(config, indices, resent, batch.kind, of_rank, num_workers);
+    return rank_program(config, indices, redispatched, batch.kind, of_rank, num_workers);
   };
   Program program = program_of(rank);
   const Stopwatch watch;
@@ -87,7 +87,7 @@ PlannedBatch plan_batch(const Config& config, const IndexedDataset& data,
   Fnv1a64 hash;
   if (config.attention_profile) figures.attention_predicted_s.assign(num_servers, 0);
   planned.work.resize(num_servers);
-  const auto [plans, resent] = plan_later_batch(config, batch, num_workers, speeds);
+  const auto [plans, redispatched] = plan_later_batch(config, batch, num_workers, speeds);
   for (size_t nano = 0; nano < batch.size(); ++nano) {
     const NanoBatchSource& source = batch[nano];
     const Plan& plan = plans[nano];
@@ -120,9 +120,9 @@ PlannedBatch plan_batch(const Config& config, const IndexedDataset& data,
     figures.tokens += source.nano_batch.num_tokens();
     figures.targets += source.num_targets();
   }
-  figures.num_resent = resent ? static_cast<int64_t>(batch.size()) : 0;
-  planned.input.program =
-      checked_program(config, plans, resent, step_batch, rank, num_workers, &figures.validate_s);
+  figures.num_redispatched = redispatched ? static_cast<int64_t>(batch.size()) : 0;
+  planned.input.program = checked_program(config, plans, redispatched, step_batch, rank,
+                                          num_workers, &figures.validate_s);
   figures.load_before = sum(before, num_servers);
   figures.load_after = sum(after, num_servers);
   figures.pairs = std::accumulate(figures.load_after.begin(), figures.load_after.end(), int64_t{0});

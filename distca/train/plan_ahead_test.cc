@@ -174,8 +174,8 @@ TEST_F(PlanBatchTest, a_rank_that_is_twice_as_slow_gets_the_load_that_it_finishe
   constexpr int64_t kLinearPs = 20'000, kPairPs = 1'000;  // a token, a pair
   const Speeds slow{.from_step = 9,
                     .ranks = {{kLinearPs, 1'000 * kPairPs}, {2 * kLinearPs, 2'000 * kPairPs}}};
-  for (const Schedule schedule : {Schedule::kBlocking, Schedule::kPingPong}) {
-    config_.train.schedule = schedule;
+  for (const Overlap overlap : {Overlap::kNone, Overlap::kPingPong}) {
+    config_.train.overlap = overlap;
     const std::vector<PlannedBatch> even = plan(2), uneven = plan(2, slow);
     EXPECT_EQ(even[0].figures.speeds_from_step, 0);
     EXPECT_EQ(uneven[0].figures.speeds_from_step, 9);
@@ -185,15 +185,15 @@ TEST_F(PlanBatchTest, a_rank_that_is_twice_as_slow_gets_the_load_that_it_finishe
         const auto second = pairs_of(ranks[1], nano);
         return second / (first + second);
       };
-      EXPECT_NEAR(share_of_slow(even), 0.5, 0.01) << schedule_name(schedule) << " " << nano;
+      EXPECT_NEAR(share_of_slow(even), 0.5, 0.01) << overlap_name(overlap) << " " << nano;
       // Blocking evens attention alone; under ping-pong both have a T with
       // (T - linear) / pair + (T - 2 linear) / (2 pair) = pairs.
       const double pairs = pairs_of(even[0], nano) + pairs_of(even[1], nano);
-      const double linear = schedule == Schedule::kBlocking ? 0 : kLinearPs * 8192 / 2;
+      const double linear = overlap == Overlap::kNone ? 0 : kLinearPs * 8192 / 2;
       const double finish = (pairs * kPairPs + 2 * linear) / 1.5;
       const double want = (finish - 2 * linear) / (2 * kPairPs) / pairs;
       EXPECT_LT(want, 0.34);
-      EXPECT_NEAR(share_of_slow(uneven), want, 0.01) << schedule_name(schedule) << " " << nano;
+      EXPECT_NEAR(share_of_slow(uneven), want, 0.01) << overlap_name(overlap) << " " << nano;
     }
   }
 }

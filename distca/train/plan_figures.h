@@ -12,7 +12,7 @@ struct PlanFigures {
   int64_t tokens = 0;
   int64_t targets = 0;
   int64_t pairs = 0;                 // that the mask allows
-  int64_t num_resent = 0;            // nano-batches of which Q, K, V travel again for backward
+  int64_t num_redispatched = 0;      // nano-batches of which Q, K, V travel again for backward
   std::vector<int64_t> load_before;  // [servers] pairs under plain packing
   std::vector<int64_t> load_after;
   double imbalance_before = 1;      // max/mean load of workers under plain packing, by pairs

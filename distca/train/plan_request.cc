@@ -10,7 +10,7 @@
 #include "distca/base/error.h"
 #include "distca/cost/task_price.h"
 #include "distca/plan/choose_tolerance.h"
-#include "distca/program/schedule.h"
+#include "distca/program/overlap.h"
 
 namespace distca {
 namespace {
@@ -107,7 +107,7 @@ bool measures_speeds(const Config& config) {
 }
 
 LayerTimeOptions layer_time_options(const Config& config, int num_workers, const Speeds& speeds,
-                                    bool resent) {
+                                    bool redispatched) {
   const ModelShape layers = config.model.shape();
   LayerTimeOptions options;
   options.speeds = known_speeds(speeds, stated_speeds(layers, num_ranks(config, num_workers),
@@ -115,9 +115,9 @@ LayerTimeOptions layer_time_options(const Config& config, int num_workers, const
   if (config.plan.bandwidth_mb_per_s > 0) {
     options.speeds.bytes_per_us = config.plan.bandwidth_mb_per_s;
   }
-  options.hiding = hiding_of(config.train.schedule, config.batch.nano_batches);
+  options.hiding = hiding_of(config.train.overlap, config.batch.nano_batches);
   options.layers = layers.num_layers;
-  options.resent = resent;
+  options.redispatched = redispatched;
   options.wide_gradients = config.exchange.wide_gradients;
   return options;
 }
@@ -133,7 +133,7 @@ PlanRequest plan_request(const Config& config, const NanoBatch& nano_batch, int 
                      .tolerance_ppm = config.plan.tolerance.kind == Tolerance::Kind::kShare
                                           ? std::llround(config.plan.tolerance.share * 1e6)
                                           : PlanOptions::kOwnTolerance,
-                     .key_sub_ranges = config.plan.key_sub_ranges,
+                     .split_kv = config.plan.split_kv,
                      .spread = config.plan.spread};
   request.profile = config.attention_profile;
   Cluster& cluster = request.cluster;
@@ -141,7 +141,7 @@ PlanRequest plan_request(const Config& config, const NanoBatch& nano_batch, int 
   cluster.capacity = capacities(config, request, num_workers, speeds);
   cluster.max_tokens_per_worker = config.plan.max_tokens_per_worker;
   cluster.memory = llama_memory(layers);
-  if (config.exchange.keys == Config::Exchange::Keys::kResent) keep_no_keys(&cluster.memory);
+  if (config.exchange.keys == Config::Exchange::Keys::kRedispatch) keep_no_keys(&cluster.memory);
   cluster.max_memory_bytes =
       std::llround(config.plan.max_memory_gib * 0x1p30) / (config.pairs_nano_batches() ? 2 : 1);
   return request;
@@ -155,15 +155,17 @@ BatchPlan plan_nano_batches(const Config& config, const Batch& batch, int num_wo
   }
   const int64_t cap = requests.empty() ? 0 : requests[0].cluster.max_memory_bytes;
   for (PlanRequest& request : requests) request.cluster.max_memory_bytes = 0;
-  BatchPlan result{.plans = {}, .resent = config.exchange.keys == Config::Exchange::Keys::kResent};
+  BatchPlan result{.plans = {},
+                   .redispatched = config.exchange.keys == Config::Exchange::Keys::kRedispatch};
   const auto plan_all = [&] {
     std::vector<Plan> plans;
     for (const PlanRequest& request : requests) {
-      plans.push_back(config.plan.tolerance.is_auto()
-                          ? choose_tolerance(request, layer_time_options(config, num_workers,
-                                                                         speeds, result.resent))
-                                .plan
-                          : make_plan(request));
+      plans.push_back(
+          config.plan.tolerance.is_auto()
+              ? choose_tolerance(
+                    request, layer_time_options(config, num_workers, speeds, result.redispatched))
+                    .plan
+              : make_plan(request));
     }
     return plans;
   };
@@ -171,20 +173,21 @@ BatchPlan plan_nano_batches(const Config& config, const Batch& batch, int num_wo
   for (Plan& plan : result.plans) plan.cluster.max_memory_bytes = cap;
   if (cap == 0 || most_bytes(batch_memory(result.plans)) <= cap) return result;
 
-  const bool resent = result.resent || config.exchange.keys == Config::Exchange::Keys::kAuto;
+  const bool redispatched =
+      result.redispatched || config.exchange.keys == Config::Exchange::Keys::kAuto;
   const std::vector<RankMemory> memory = batch_memory(result.plans);
   for (size_t nano = 0; nano < requests.size(); ++nano) {
     Cluster& cluster = requests[nano].cluster;
-    if (resent) keep_no_keys(&cluster.memory);
-    cluster.max_memory_bytes = resent ? cap : room_beside(memory, result.plans[nano], cap);
+    if (redispatched) keep_no_keys(&cluster.memory);
+    cluster.max_memory_bytes = redispatched ? cap : room_beside(memory, result.plans[nano], cap);
   }
-  result.resent = resent;
+  result.redispatched = redispatched;
   const auto refused = [&](const std::string& needed) {
     return Error(
         ErrorKind::kPlan,
         "plan.max_memory_gib = {} with exchange.keys = {}: {}; use more workers, a smaller "
         "batch.nano_batch_tokens or a larger cap",
-        config.plan.max_memory_gib, resent ? "resent" : "kept", needed);
+        config.plan.max_memory_gib, redispatched ? "redispatch" : "keep", needed);
   };
   const double share = config.pairs_nano_batches() ? 2 : 1;  // nano-batches held at the same time
   const auto gib = [&](int64_t bytes) {
@@ -197,7 +200,7 @@ BatchPlan plan_nano_batches(const Config& config, const Batch& batch, int num_wo
     for (PlanRequest& request : requests) request.cluster.max_memory_bytes = 0;
     throw refused(fmt::format("a rank would hold {} of activations{}",
                               gib(most_bytes(batch_memory(plan_all()))),
-                              resent ? "" : " and kept keys"));
+                              redispatched ? "" : " and kept keys"));
   }
   const int64_t most = most_bytes(batch_memory(result.plans));
   if (most > cap) throw refused(fmt::format("a rank would hold {}", gib(most)));
@@ -206,16 +209,16 @@ BatchPlan plan_nano_batches(const Config& config, const Batch& batch, int num_wo
 
 BatchPlan plan_later_batch(const Config& config, const Batch& batch, int num_workers,
                            const Speeds& speeds) {
-  if (config.exchange.keys != Config::Exchange::Keys::kKept)
+  if (config.exchange.keys != Config::Exchange::Keys::kKeep)
     return plan_nano_batches(config, batch, num_workers, speeds);
   try {
     return plan_nano_batches(config, batch, num_workers, speeds);
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kPlan) throw;
   }
-  Config resending = config;
-  resending.exchange.keys = Config::Exchange::Keys::kResent;
-  return plan_nano_batches(resending, batch, num_workers, speeds);
+  Config redispatching = config;
+  redispatching.exchange.keys = Config::Exchange::Keys::kRedispatch;
+  return plan_nano_batches(redispatching, batch, num_workers, speeds);
 }
 
 BatchPlan check_batches_fit(const Config& config, BatchStream stream, int num_workers,

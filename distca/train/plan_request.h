@@ -23,32 +23,32 @@ bool measures_speeds(const Config& config);
 /// What plan.tolerance = auto weighs with: `speeds`, stated_speeds where nothing was measured, and
 /// plan.bandwidth_mb_per_s where it is given.
 LayerTimeOptions layer_time_options(const Config& config, int num_workers, const Speeds& speeds,
-                                    bool resent);
+                                    bool redispatched);
 
 /// What the scheduler is asked for one nano-batch: workers, then servers.dedicated servers;
 /// capacities as given, else even_capacities of `speeds` (no ranks, or without servers.reweight:
 /// stated_speeds). Kept keys cost
-/// memory unless exchange.keys = resent; each of the nano-batches that a rank holds at a time has
-/// its share of plan.max_memory_gib. Throws Error(kConfig) for capacities of another number of
+/// memory unless exchange.keys = redispatch; each of the nano-batches that a rank holds at a time
+/// has its share of plan.max_memory_gib. Throws Error(kConfig) for capacities of another number of
 /// servers.
 PlanRequest plan_request(const Config& config, const NanoBatch& nano_batch, int num_workers,
                          const Speeds& speeds = {});
 
 struct BatchPlan {
-  std::vector<Plan> plans;  // [nano-batches]
-  bool resent = false;      // Q, K, V travel again for backward: servers do not keep them
+  std::vector<Plan> plans;    // [nano-batches]
+  bool redispatched = false;  // Q, K, V travel again for backward: servers do not keep them
 };
 
 /// plan.tolerance = auto: as choose_tolerance says. exchange.keys = auto: kept where every rank's
-/// memory stays within plan.max_memory_gib, else resent; one or the other for all nano-batches of
-/// the batch, for kept keys lie in buffers that nano-batches share: a rank holds the most
-/// activations of any of them and the most kept keys of any, be it another one's. Throws
-/// Error(kPlan) as make_plan, and where even resent keys, or those that are to be kept, do not
-/// fit, with the numbers.
+/// memory stays within plan.max_memory_gib, else redispatched; one or the other for all
+/// nano-batches of the batch, for kept keys lie in buffers that nano-batches share: a rank holds
+/// the most activations of any of them and the most kept keys of any, be it another one's. Throws
+/// Error(kPlan) as make_plan, and where even redispatched keys, or those that are to be kept, do
+/// not fit, with the numbers.
 BatchPlan plan_nano_batches(const Config& config, const Batch& batch, int num_workers,
                             const Speeds& speeds = {});
 
-/// The same for a run's later batches, which are not worth its end: exchange.keys = kept that do
+/// The same for a run's later batches, which are not worth its end: exchange.keys = keep that do
 /// not fit travel again, as auto has it.
 BatchPlan plan_later_batch(const Config& config, const Batch& batch, int num_workers,
                            const Speeds& speeds = {});

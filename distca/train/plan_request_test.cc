@@ -26,11 +26,11 @@ PlanRequest request(const std::vector<std::string>& overrides, int num_workers =
 }
 
 TEST(PlanRequest, workers_alone_serve_evenly_under_every_schedule) {
-  for (const char* schedule : {"blocking", "overlap", "ping-pong"}) {
+  for (const char* overlap : {"none", "within", "ping-pong"}) {
     const PlanRequest asked =
-        request({fmt::format("train.schedule={}", schedule), "batch.nano_batches=2"}, 3);
+        request({fmt::format("train.overlap={}", overlap), "batch.nano_batches=2"}, 3);
     EXPECT_EQ(asked.cluster.num_workers, 3);
-    EXPECT_THAT(asked.cluster.capacity, ElementsAre(1, 1, 1)) << schedule;
+    EXPECT_THAT(asked.cluster.capacity, ElementsAre(1, 1, 1)) << overlap;
   }
 }
 
@@ -49,13 +49,13 @@ TEST(PlanRequest, a_dedicated_server_gets_more_only_where_workers_do_linear_work
   const std::vector<std::string> pool = {"servers.dedicated=1", "batch.nano_batches=2",
                                          "model.hidden_size=64", "model.intermediate_size=64",
                                          "model.vocab_size=32"};
-  const auto with = [&](const char* schedule) {
+  const auto with = [&](const char* overlap) {
     std::vector<std::string> more = pool;
-    more.push_back(fmt::format("train.schedule={}", schedule));
+    more.push_back(fmt::format("train.overlap={}", overlap));
     return request(more).cluster.capacity;
   };
-  EXPECT_THAT(with("blocking"), ElementsAre(1, 1, 1));
-  EXPECT_THAT(with("overlap"), ElementsAre(1, 1, 1));
+  EXPECT_THAT(with("none"), ElementsAre(1, 1, 1));
+  EXPECT_THAT(with("within"), ElementsAre(1, 1, 1));
   const std::vector<int64_t> ping_pong = with("ping-pong");
   EXPECT_EQ(ping_pong[0], ping_pong[1]);
   EXPECT_GT(ping_pong[0], 0);
@@ -88,14 +88,14 @@ TEST(LayerTimeOptions, take_the_given_bandwidth_then_the_measured_one) {
 }
 
 TEST(LayerTimeOptions, follow_the_schedule) {
-  const auto hiding = [](const char* schedule, const char* nano_batches) {
-    return layer_time_options(load_config("", {fmt::format("train.schedule={}", schedule),
+  const auto hiding = [](const char* overlap, const char* nano_batches) {
+    return layer_time_options(load_config("", {fmt::format("train.overlap={}", overlap),
                                                fmt::format("batch.nano_batches={}", nano_batches)}),
                               2, {}, false)
         .hiding;
   };
-  EXPECT_EQ(hiding("blocking", "2"), Hiding::kNothing);
-  EXPECT_EQ(hiding("overlap", "2"), Hiding::kHomeTasks);
+  EXPECT_EQ(hiding("none", "2"), Hiding::kNothing);
+  EXPECT_EQ(hiding("within", "2"), Hiding::kHomeTasks);
   EXPECT_EQ(hiding("ping-pong", "2"), Hiding::kOtherNanoBatch);
   EXPECT_EQ(hiding("ping-pong", "1"), Hiding::kHomeTasks);  // no other one
 }
@@ -104,7 +104,7 @@ TEST(BatchPlan, with_an_automatic_tolerance_follows_the_bandwidth) {
   const auto planned = [](const char* bandwidth) {
     const Config config = load_config(
         "", {"plan.tolerance=auto", fmt::format("plan.bandwidth_mb_per_s={}", bandwidth),
-             "train.schedule=blocking"});
+             "train.overlap=none"});
     // Packed, one worker has a long document and the other short ones: nothing needs to travel.
     std::vector<int64_t> lengths(33, 1024);
     lengths[0] = 32 * 1024;
@@ -122,7 +122,7 @@ BatchPlan plan_within(int64_t bytes, const char* keys,
                       const std::vector<NanoBatch>& nano_batches = {kDocuments}) {
   return plan_nano_batches(
       load_config(
-          "", {fmt::format("exchange.keys={}", keys), "plan.tolerance=0", "train.schedule=overlap",
+          "", {fmt::format("exchange.keys={}", keys), "plan.tolerance=0", "train.overlap=within",
                fmt::format("plan.max_memory_gib={:.17g}", bytes / 0x1p30)}),
       batch_of(nano_batches), 3);
 }
@@ -143,17 +143,17 @@ int64_t most_memory(const BatchPlan& planned) {
   return most;
 }
 
-TEST(BatchPlan, keys_are_kept_where_they_fit_and_else_resent) {
-  const int64_t kept = most_memory(plan_within(0, "kept"));
-  const int64_t resent = most_memory(plan_within(0, "resent"));
-  ASSERT_LT(resent, kept);
-  EXPECT_FALSE(plan_within(kept, "auto").resent);
+TEST(BatchPlan, keys_are_kept_where_they_fit_and_else_redispatched) {
+  const int64_t kept = most_memory(plan_within(0, "keep"));
+  const int64_t redispatched = most_memory(plan_within(0, "redispatch"));
+  ASSERT_LT(redispatched, kept);
+  EXPECT_FALSE(plan_within(kept, "auto").redispatched);
   const BatchPlan planned = plan_within(kept - 1, "auto");
-  EXPECT_TRUE(planned.resent);
+  EXPECT_TRUE(planned.redispatched);
   EXPECT_EQ(planned.plans[0].cluster.memory.kept_key_bytes, 0);
   EXPECT_EQ(planned.plans[0].cluster.memory.kept_query_bytes, 0);
-  EXPECT_TRUE(plan_within(resent, "resent").resent);
-  EXPECT_FALSE(plan_within(kept, "kept").resent);
+  EXPECT_TRUE(plan_within(redispatched, "redispatch").redispatched);
+  EXPECT_FALSE(plan_within(kept, "keep").redispatched);
 }
 
 /// One of few tokens, a long document and short ones, whose tasks move only for even load; one of
@@ -166,26 +166,26 @@ const std::vector<NanoBatch> kUnlike = [] {
 }();
 
 TEST(BatchPlan, keys_of_one_nano_batch_are_kept_beside_the_activations_of_another) {
-  const int64_t together = most_memory(plan_within(0, "kept", kUnlike));
+  const int64_t together = most_memory(plan_within(0, "keep", kUnlike));
   int64_t alone = 0;
   for (const NanoBatch& one : kUnlike) {
-    alone = std::max(alone, most_memory(plan_within(0, "kept", {one})));
+    alone = std::max(alone, most_memory(plan_within(0, "keep", {one})));
   }
   ASSERT_LT(alone, together);
-  EXPECT_FALSE(plan_within(together, "auto", kUnlike).resent);
-  for (const NanoBatch& one : kUnlike) EXPECT_FALSE(plan_within(alone, "auto", {one}).resent);
+  EXPECT_FALSE(plan_within(together, "auto", kUnlike).redispatched);
+  for (const NanoBatch& one : kUnlike) EXPECT_FALSE(plan_within(alone, "auto", {one}).redispatched);
   const BatchPlan planned = plan_within(together - 1, "auto", kUnlike);
-  EXPECT_TRUE(planned.resent);
+  EXPECT_TRUE(planned.redispatched);
   for (const Plan& plan : planned.plans) EXPECT_EQ(plan.cluster.memory.kept_key_bytes, 0);
   EXPECT_LE(most_memory(planned), alone);
 }
 
 TEST(BatchPlan, keys_that_are_to_be_kept_leave_room_for_the_activations_of_another) {
-  const int64_t together = most_memory(plan_within(0, "kept", kUnlike));
-  const int64_t least = most_memory(plan_within(0, "resent", kUnlike));
+  const int64_t together = most_memory(plan_within(0, "keep", kUnlike));
+  const int64_t least = most_memory(plan_within(0, "redispatch", kUnlike));
   const int64_t cap = together - (together - least) / 4;
-  const BatchPlan planned = plan_within(cap, "kept", kUnlike);
-  EXPECT_FALSE(planned.resent);
+  const BatchPlan planned = plan_within(cap, "keep", kUnlike);
+  EXPECT_FALSE(planned.redispatched);
   EXPECT_GT(planned.plans[0].cluster.memory.kept_key_bytes, 0);
   EXPECT_LE(most_memory(planned), cap);
 }
@@ -201,21 +201,21 @@ TEST(BatchPlan, what_does_not_fit_even_so_is_refused_with_the_numbers) {
     return "accepted";
   };
   EXPECT_THAT(refusal(1000, "auto"),
-              AllOf(HasSubstr("plan.max_memory_gib = "), HasSubstr("exchange.keys = resent"),
+              AllOf(HasSubstr("plan.max_memory_gib = "), HasSubstr("exchange.keys = redispatch"),
                     ContainsRegex("a rank would hold [0-9.e-]+ GiB of activations; use more")));
-  EXPECT_THAT(refusal(1000, "kept"),
-              AllOf(HasSubstr("exchange.keys = kept"), HasSubstr("activations and kept keys")));
+  EXPECT_THAT(refusal(1000, "keep"),
+              AllOf(HasSubstr("exchange.keys = keep"), HasSubstr("activations and kept keys")));
 }
 
 TEST(PlanRequest, two_nano_batches_at_a_time_share_the_memory) {
-  const auto cap = [](const char* schedule, const char* nano_batches) {
-    return request({"plan.max_memory_gib=1", fmt::format("train.schedule={}", schedule),
+  const auto cap = [](const char* overlap, const char* nano_batches) {
+    return request({"plan.max_memory_gib=1", fmt::format("train.overlap={}", overlap),
                     fmt::format("batch.nano_batches={}", nano_batches)})
         .cluster.max_memory_bytes;
   };
   EXPECT_EQ(cap("ping-pong", "4"), int64_t{1} << 29);
   EXPECT_EQ(cap("ping-pong", "1"), int64_t{1} << 30);
-  EXPECT_EQ(cap("overlap", "4"), int64_t{1} << 30);
+  EXPECT_EQ(cap("within", "4"), int64_t{1} << 30);
 }
 
 }  // namespace

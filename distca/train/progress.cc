@@ -36,7 +36,7 @@ std::string progress_line(const StepMetrics& m, int64_t total_steps, double left
   std::vector<std::string> fields = {fmt::format("step {:>{}}/{}", m.step, total.size(), total),
                                      fmt::format("loss {:.3f}", plain(m.loss))};
   if (m.validation_loss)
-    fields.push_back(fmt::format("held-out {:.3f}", plain(*m.validation_loss)));
+    fields.push_back(fmt::format("validation {:.3f}", plain(*m.validation_loss)));
   fields.push_back(
       fmt::format("max/mean {:.2f}>{:.2f}", m.plan.imbalance_before, m.plan.imbalance_after));
   fields.push_back(

@@ -1,6 +1,6 @@
 #pragma once
 // What a run says on stdout while it goes: its first words, a line about each step, its last words.
-// On a terminal the line is overwritten in place and stays where a held-out loss was measured;
+// On a terminal the line is overwritten in place and stays where a validation loss was measured;
 // elsewhere it comes every few seconds. Training never waits for a reader (console.h). Rank 0 only;
 // one thread.
 

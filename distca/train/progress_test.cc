@@ -16,13 +16,13 @@ using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-StepMetrics step_of(int64_t step, std::optional<double> held_out = std::nullopt) {
+StepMetrics step_of(int64_t step, std::optional<double> validation = std::nullopt) {
   return {.step = step,
           .loss = 2.4021,
           .step_s = 1.5,
           .model_flops = 9e9,
           .peak_flops_per_s = 1e10,
-          .validation_loss = held_out,
+          .validation_loss = validation,
           .plan = {.tokens = 8192, .imbalance_before = 1.354, .imbalance_after = 1.02}};
 }
 
@@ -35,21 +35,22 @@ TEST(ClockTime, is_as_long_as_it_must_be) {
   EXPECT_EQ(clock_time(2 * 86400), "2d 00:00:00");
 }
 
-TEST(ProgressLine, has_the_held_out_loss_only_where_it_was_measured) {
+TEST(ProgressLine, has_the_validation_loss_only_where_it_was_measured) {
   EXPECT_EQ(progress_line(step_of(50), 100, 75, 1000),
             "step  50/100  loss 2.402  max/mean 1.35>1.02  1:15 left  5,461 tok/s  60 % peak");
-  EXPECT_EQ(progress_line(step_of(100, 2.405), 100, 0, 1000),
-            "step 100/100  loss 2.402  held-out 2.405  max/mean 1.35>1.02  0:00 left  5,461 tok/s  "
-            "60 % peak");
+  EXPECT_EQ(
+      progress_line(step_of(100, 2.405), 100, 0, 1000),
+      "step 100/100  loss 2.402  validation 2.405  max/mean 1.35>1.02  0:00 left  5,461 tok/s  "
+      "60 % peak");
 }
 
 TEST(ProgressLine, fits_the_terminal_by_whole_fields_with_the_figure_of_this_program) {
   EXPECT_EQ(progress_line(step_of(50), 100, 75, 79),
             "step  50/100  loss 2.402  max/mean 1.35>1.02  1:15 left  5,461 tok/s  60 % peak");
   EXPECT_EQ(progress_line(step_of(100, 2.405), 100, 0, 79),
-            "step 100/100  loss 2.402  held-out 2.405  max/mean 1.35>1.02  0:00 left");
+            "step 100/100  loss 2.402  validation 2.405  max/mean 1.35>1.02  0:00 left");
   EXPECT_EQ(progress_line(step_of(1234, 2.405), 100000, 200'000, 79),
-            "step   1234/100000  loss 2.402  held-out 2.405  max/mean 1.35>1.02");
+            "step   1234/100000  loss 2.402  validation 2.405  max/mean 1.35>1.02");
   EXPECT_EQ(progress_line(step_of(1), 100, 75, 5), "");
 }
 
@@ -75,7 +76,7 @@ TEST(Progress, counts_the_time_left_from_the_end_of_step_1) {
   EXPECT_THAT(terminal.screen().back(), HasSubstr("step    2/1001"));
 }
 
-TEST(Progress, on_a_terminal_keeps_lines_with_a_held_out_loss_and_the_last_one) {
+TEST(Progress, on_a_terminal_keeps_lines_with_a_validation_loss_and_the_last_one) {
   TestTerminal terminal;
   {
     Console console(terminal.fd());
@@ -88,7 +89,7 @@ TEST(Progress, on_a_terminal_keeps_lines_with_a_held_out_loss_and_the_last_one) 
   }
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
   EXPECT_THAT(terminal.screen(),
-              ElementsAre("two workers", HasSubstr("step 3/9  loss 2.402  held-out 2.500"),
+              ElementsAre("two workers", HasSubstr("step 3/9  loss 2.402  validation 2.500"),
                           HasSubstr("step 5/9"), ""));
   for (const std::string& line : terminal.screen()) EXPECT_LT(line.size(), 80u);
 }

@@ -28,7 +28,7 @@ struct Wording {
   std::string_view key, verb, by;
 };
 constexpr std::array<Wording, 5> kWordings = {{{"servers.dedicated", "train ", "with "},
-                                               {"train.schedule", "play ", "by "},
+                                               {"train.overlap", "play ", "by "},
                                                {"plan.profile", "plan ", "by "},
                                                {"attention.kernel", "compute attention ", "with "},
                                                {kIsa, "let PyTorch compute ", "with "}}};

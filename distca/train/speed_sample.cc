@@ -9,12 +9,12 @@ RankSample rank_sample(const OpTimes& times, int64_t tokens, int64_t load) {
   for (int kind = 0; kind < kNumOpKinds; ++kind) {
     const auto op = static_cast<OpKind>(kind);
     // Behind the last place where ranks' finishes can be made even.
-    if (op == OpKind::kGradientSum || op == OpKind::kOptimizer) continue;
+    if (op == OpKind::kGradReduce || op == OpKind::kOptimizer) continue;
     busy_s += times.of(op);
     for (const Pass pass : {Pass::kForward, Pass::kBackward})
       busy_s -= times.of(op, pass, OpPart::kWait);
   }
-  const double attention_s = times.of(OpKind::kAttend);
+  const double attention_s = times.of(OpKind::kCoreAttention);
   return {.linear_ns = std::llround((busy_s - attention_s) * 1e9),
           .attention_ns = std::llround(attention_s * 1e9),
           .tokens = tokens,

@@ -24,9 +24,9 @@ double& part(OpTimes& times, OpKind kind, Pass pass, OpPart part) {
 TEST(SpeedSample, linear_and_attention_are_all_time_before_the_sum_but_waiting) {
   const OpTimes times = made_up_times();
   double busy_s = 0;
-  for (const OpPart part : {OpPart::kPlay, OpPart::kPack, OpPart::kPost, OpPart::kLand})
+  for (const OpPart part : {OpPart::kPlay, OpPart::kPack, OpPart::kIssue, OpPart::kLand})
     busy_s += times.of(part);
-  for (const OpKind kind : {OpKind::kGradientSum, OpKind::kOptimizer}) {
+  for (const OpKind kind : {OpKind::kGradReduce, OpKind::kOptimizer}) {
     for (const Pass pass : {Pass::kForward, Pass::kBackward})
       busy_s -= times.of(kind, pass) - times.of(kind, pass, OpPart::kWait);
   }
@@ -38,12 +38,12 @@ TEST(SpeedSample, linear_and_attention_are_all_time_before_the_sum_but_waiting) 
 
 TEST(SpeedSample, what_an_exchange_costs_its_rank_is_linear_work) {
   OpTimes times;
-  part(times, OpKind::kPre, Pass::kForward, OpPart::kPlay) = 1e-3;
-  part(times, OpKind::kEnter, Pass::kForward, OpPart::kPack) = 10e-3;
-  part(times, OpKind::kEnter, Pass::kBackward, OpPart::kPost) = 100e-3;
-  part(times, OpKind::kLeave, Pass::kBackward, OpPart::kLand) = 1000e-3;
-  part(times, OpKind::kLeave, Pass::kForward, OpPart::kWait) = 10'000e-3;
-  part(times, OpKind::kAttend, Pass::kBackward, OpPart::kPlay) = 5e-3;
+  part(times, OpKind::kPreAttention, Pass::kForward, OpPart::kPlay) = 1e-3;
+  part(times, OpKind::kDispatch, Pass::kForward, OpPart::kPack) = 10e-3;
+  part(times, OpKind::kDispatch, Pass::kBackward, OpPart::kIssue) = 100e-3;
+  part(times, OpKind::kCombine, Pass::kBackward, OpPart::kLand) = 1000e-3;
+  part(times, OpKind::kCombine, Pass::kForward, OpPart::kWait) = 10'000e-3;
+  part(times, OpKind::kCoreAttention, Pass::kBackward, OpPart::kPlay) = 5e-3;
   const RankSample sample = rank_sample(times, 1, 1);
   EXPECT_EQ(sample.linear_ns, 1'111'000'000);
   EXPECT_EQ(sample.attention_ns, 5'000'000);
@@ -52,7 +52,7 @@ TEST(SpeedSample, what_an_exchange_costs_its_rank_is_linear_work) {
 TEST(SpeedSample, the_sum_over_ranks_and_the_update_are_no_ranks_speed) {
   OpTimes times;
   part(times, OpKind::kLoss, Pass::kBackward, OpPart::kPlay) = 3e-3;
-  part(times, OpKind::kGradientSum, Pass::kBackward, OpPart::kPlay) = 1;
+  part(times, OpKind::kGradReduce, Pass::kBackward, OpPart::kPlay) = 1;
   part(times, OpKind::kOptimizer, Pass::kBackward, OpPart::kPlay) = 1;
   EXPECT_EQ(rank_sample(times, 1, 0).linear_ns, 3'000'000);
 }

@@ -22,10 +22,11 @@ at::Tensor leaf(const at::Tensor& tensor) {
 /// belongs to the player.
 struct NanoState {
   struct Layer {
-    at::Tensor x;  // input of pre and, as the residual, of post: a leaf whose gradient both add to
-    at::Tensor q, k, v;  // outputs of pre
-    at::Tensor o;        // leaf of post
-    at::Tensor y;        // output of post
+    at::Tensor x;  // input of pre_attention and, as the residual, of post_attention: a leaf whose
+                   // gradient both add to
+    at::Tensor q, k, v;  // outputs of pre_attention
+    at::Tensor o;        // leaf of post_attention
+    at::Tensor y;        // output of post_attention
   };
   at::Tensor ids, targets, positions;       // of tokens
   std::shared_ptr<const Llama::Rope> rope;  // from embed to loss
@@ -61,11 +62,11 @@ class Player final : public OpPlayer {
   }
 
   void play(const Op& op) override {
-    if (op.kind == OpKind::kAttend) return attention_.attend(op);
+    if (op.kind == OpKind::kCoreAttention) return attention_.compute(op);
     op.pass == Pass::kForward ? play_forward(op) : play_backward(op);
   }
   void pack(const Op& op) override { attention_.pack(op); }
-  void post(const Op& op) override { attention_.post(op); }
+  void issue(const Op& op) override { attention_.issue(op); }
   void wait(const Op& op) override { attention_.wait(op); }
   void land(const Op& op) override { attention_.land(op); }
   void wait_sent(const Op& op) override { attention_.wait_sent(op); }
@@ -82,13 +83,13 @@ class Player final : public OpPlayer {
         nano.x = nano.embedded.detach();
         nano.rope = model_->rope(nano.positions);
         break;
-      case OpKind::kPre:
+      case OpKind::kPreAttention:
         layer->x = leaf(nano.x);
         model_->pre_attention(op.layer, layer->x, *nano.rope, &layer->q, &layer->k, &layer->v);
         attention_.set_qkv(op.nano_batch, op.layer, layer->q.detach(), layer->k.detach(),
                            layer->v.detach());
         break;
-      case OpKind::kPost:
+      case OpKind::kPostAttention:
         layer->o = leaf(attention_.o(op.nano_batch, op.layer));
         layer->y = model_->post_attention(op.layer, layer->x, layer->o);
         nano.x = layer->y.detach();
@@ -111,7 +112,7 @@ class Player final : public OpPlayer {
   }
 
   void play_backward(const Op& op) {
-    if (op.kind == OpKind::kGradientSum) return sum_gradients_();
+    if (op.kind == OpKind::kGradReduce) return sum_gradients_();
     if (op.kind == OpKind::kOptimizer) return update_();
     NanoState& nano = nanos_[op.nano_batch];
     NanoState::Layer* layer = op.layer < 0 ? nullptr : &nano.layers[op.layer];
@@ -122,13 +123,13 @@ class Player final : public OpPlayer {
         nano.loss.reset();
         nano.loss_leaf.reset();
         break;
-      case OpKind::kPost:
+      case OpKind::kPostAttention:
         torch::autograd::backward({layer->y}, {nano.gradient});
         attention_.set_d_o(op.nano_batch, op.layer, layer->o.grad());
         layer->y.reset();
         layer->o.reset();
         break;
-      case OpKind::kPre: {
+      case OpKind::kPreAttention: {
         at::Tensor dq, dk, dv;
         attention_.take_gradients(op.nano_batch, op.layer, &dq, &dk, &dv);
         torch::autograd::backward({layer->q, layer->k, layer->v}, {dq, dk, dv});
@@ -157,7 +158,7 @@ class Player final : public OpPlayer {
 }  // namespace
 
 StepOptions step_options(const Config& config) {
-  return {.schedule = config.train.schedule,
+  return {.overlap = config.train.overlap,
           .wide_gradients = config.exchange.wide_gradients,
           .kernel = config.attention.kernel,
           .threads = static_cast<int>(config.train.threads_per_rank)};
@@ -173,19 +174,19 @@ std::shared_ptr<const AttentionExchange> attention_exchange(const PlanIndex& ind
 
 Program step_program(const LlamaConfig& model, const StepOptions& options, bool holds_weights,
                      ProgramRequest::Kind kind, std::vector<NanoPart> nano_batches) {
-  return build_program({.schedule = options.schedule,
+  return build_program({.overlap = options.overlap,
                         .kind = kind,
                         .holds_weights = holds_weights,
                         .nano_batches = std::move(nano_batches),
                         .model = model.shape()});
 }
 
-Program rank_program(const Config& config, const std::vector<PlanIndex>& plans, bool resent,
+Program rank_program(const Config& config, const std::vector<PlanIndex>& plans, bool redispatched,
                      ProgramRequest::Kind kind, int rank, int num_workers) {
   const StepOptions options = step_options(config);
   std::vector<NanoPart> parts;
   for (const PlanIndex& plan : plans) {
-    parts.push_back({attention_exchange(plan, rank, config.model, options), resent});
+    parts.push_back({attention_exchange(plan, rank, config.model, options), redispatched});
   }
   return step_program(config.model, options, rank < num_workers, kind, std::move(parts));
 }

@@ -11,8 +11,8 @@
 #include "distca/comm/communicator.h"
 #include "distca/model/llama.h"
 #include "distca/plan/attention_exchange.h"
+#include "distca/program/overlap.h"
 #include "distca/program/program.h"
-#include "distca/program/schedule.h"
 #include "distca/runtime/core_attention.h"
 #include "distca/runtime/exchange_buffers.h"
 #include "distca/runtime/executor.h"
@@ -35,7 +35,7 @@ struct StepResult {
 };
 
 struct StepOptions {
-  Schedule schedule = Schedule::kPingPong;
+  Overlap overlap = Overlap::kPingPong;
   bool wide_gradients = false;  // dQ, dK, dV travel in the accumulator's type, not the compute type
   KernelChoice kernel = KernelChoice::kAuto;
   int threads = 1;  // of our own attention kernel
@@ -53,7 +53,7 @@ Program step_program(const LlamaConfig& model, const StepOptions& options, bool 
                      ProgramRequest::Kind kind, std::vector<NanoPart> nano_batches);
 
 /// The program of one rank for the plans of a batch, as the configuration says.
-Program rank_program(const Config& config, const std::vector<PlanIndex>& plans, bool resent,
+Program rank_program(const Config& config, const std::vector<PlanIndex>& plans, bool redispatched,
                      ProgramRequest::Kind kind, int rank, int num_workers);
 
 class Step {

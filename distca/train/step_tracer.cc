@@ -134,7 +134,7 @@ void StepTracer::gather() {
   });
   const Trace trace{.version = build_info::kVersion,
                     .commit = build_info::kCommit,
-                    .schedule = std::string(schedule_name(config_.train.schedule)),
+                    .overlap = std::string(overlap_name(config_.train.overlap)),
                     .ranks = {std::move(mine)}};
   gathered_ = gather_texts(comm_, chrome_json(trace), "trace");
 }

@@ -22,20 +22,20 @@
 #include "distca/cost/speed_meter.h"
 #include "distca/model/safetensors.h"
 #include "distca/train/bandwidth.h"
-#include "distca/train/held_out.h"
+#include "distca/train/compute_peak.h"
+#include "distca/train/data_split.h"
 #include "distca/train/metrics.h"
 #include "distca/train/optimizer.h"
-#include "distca/train/peak.h"
 #include "distca/train/plan_ahead.h"
 #include "distca/train/plan_request.h"
 #include "distca/train/progress.h"
 #include "distca/train/run_folder.h"
+#include "distca/train/run_summary.h"
 #include "distca/train/same_config.h"
 #include "distca/train/same_weights.h"
 #include "distca/train/speed_sample.h"
 #include "distca/train/step.h"
 #include "distca/train/step_tracer.h"
-#include "distca/train/summary.h"
 
 namespace distca {
 namespace {
@@ -121,7 +121,7 @@ class Trainer {
     // The last one is said when the weights are safe, and by rank 0 alone: ranks that end with an
     // error have the others ended too.
     if (comm_.rank() == 0 && summary_.last.validation_loss)
-      check_last_held_out(*summary_.last.validation_loss);
+      check_last_validation(*summary_.last.validation_loss);
   }
 
  private:
@@ -142,7 +142,7 @@ class Trainer {
         folder_->metrics_path(),
         RunLabels{.price = price_of(config_),
                   .kernel = step_.kernel().name(),
-                  .schedule = std::string(schedule_name(config_.train.schedule))});
+                  .overlap = std::string(overlap_name(config_.train.overlap))});
     progress_.emplace(standard_output(), config_.train.steps);
     std::string text = start_text(config_, split_words(config_, data_, split_), num_workers_,
                                   step_.kernel().name(), peak_);
@@ -160,29 +160,29 @@ class Trainer {
     return {{kProducerKey, kProducer}, {"steps", std::to_string(config_.train.steps)}};
   }
 
-  /// Held-out loss after this step?
+  /// Validation loss after this step?
   bool evaluates(int64_t step) const {
     const int64_t every = config_.train.validation_every;
     return !validation_.empty() &&
            (step == config_.train.steps || (every > 0 && step % every == 0));
   }
 
-  /// Batches in the order of their use: a step's, then the held-out ones where they are due. On the
-  /// planning thread.
+  /// Batches in the order of their use: a step's, then the validation ones where they are due. On
+  /// the planning thread.
   std::optional<StepBatch> next_batch() {
-    if (held_out_left_ > 0) {
-      return StepBatch{.batch = validation_[validation_.size() - held_out_left_--],
+    if (validation_left_ > 0) {
+      return StepBatch{.batch = validation_[validation_.size() - validation_left_--],
                        .kind = ProgramRequest::Kind::kEvaluate};
     }
     if (steps_planned_ == config_.train.steps) return std::nullopt;
-    if (evaluates(++steps_planned_)) held_out_left_ = validation_.size();
+    if (evaluates(++steps_planned_)) validation_left_ = validation_.size();
     return StepBatch{.batch = stream_.next(), .checks_all_ranks = steps_planned_ == 1};
   }
 
   Speeds speeds_at(int64_t step) const { return meter_ ? meter_->speeds_at(step) : Speeds{}; }
 
-  /// While `step` runs, or held-out batches after it, what is planned is a batch of the next step
-  /// or a held-out one: with the next step's speeds, whether this step's times are known or not.
+  /// While `step` runs, or validation batches after it, what is planned is a batch of the next step
+  /// or a validation one: with the next step's speeds, whether this step's times are known or not.
   PlannedBatch next_planned(int64_t step) {
     const double begin_s = steady_seconds();
     PlannedBatch planned = plan_ahead_->next(speeds_at(step + 1));
@@ -209,13 +209,13 @@ class Trainer {
   }
 
   /// All ranks have the same values and stop together, before they reach the weights. The last
-  /// held-out loss is looked at when the weights are safe (check_last_held_out).
+  /// validation loss is looked at when the weights are safe (check_last_validation).
   void check_finite(const StepMetrics& m) {
     const bool last = m.step == config_.train.steps;
     const char* const what = !std::isfinite(m.grad_norm) ? "gradient norm"
                              : !std::isfinite(m.loss)    ? "loss"
                              : !last && !std::isfinite(m.validation_loss.value_or(0))
-                                 ? "held-out loss"
+                                 ? "validation loss"
                                  : nullptr;
     if (!what) return;
     // Nobody ends the run before rank 0 has written the step's line.
@@ -256,11 +256,11 @@ class Trainer {
                 config_.train.output_dir);
   }
 
-  void check_last_held_out(double loss) const {
+  void check_last_validation(double loss) const {
     if (std::isfinite(loss)) return;
     throw Error(
         ErrorKind::kTraining,
-        "step {}: the held-out loss is not finite; lower optimizer.lr (now {}); the weights "
+        "step {}: the validation loss is not finite; lower optimizer.lr (now {}); the weights "
         "are saved as they are in {}",
         config_.train.steps, config_.optimizer.lr, config_.train.output_dir);
   }
@@ -293,7 +293,7 @@ class Trainer {
     tracer_.end_step();
     record_to(nullptr);
     metrics.plan = planned.figures;
-    if (metrics.plan.num_resent > 0) say_resent(step);
+    if (metrics.plan.num_redispatched > 0) say_redispatched(step);
     metrics.model_flops = config_.model.train_flops(metrics.plan.tokens, metrics.plan.pairs);
     metrics.peak_flops_per_s = peak_.flops_per_s;
     metrics.times = result.times;
@@ -302,13 +302,13 @@ class Trainer {
   }
 
   /// Once a run, where keys were to be kept.
-  void say_resent(int64_t step) {
-    if (comm_.rank() != 0 || config_.exchange.keys != Config::Exchange::Keys::kKept ||
-        std::exchange(said_resent_, true))
+  void say_redispatched(int64_t step) {
+    if (comm_.rank() != 0 || config_.exchange.keys != Config::Exchange::Keys::kKeep ||
+        std::exchange(said_redispatched_, true))
       return;
     standard_error().line(fmt::format(
         "warning: step {}: plan.max_memory_gib = {:g} has no room for kept keys: here, and where "
-        "else they do not fit, they travel again (nano_batches_resent in metrics.jsonl)",
+        "else they do not fit, they travel again (nano_batches_redispatched in metrics.jsonl)",
         step, config_.plan.max_memory_gib));
   }
 
@@ -327,8 +327,8 @@ class Trainer {
     sums.resize(first_slot + 3 * size, 0);
     double* const slots = sums.data() + first_slot + comm_.rank();
     slots[0] = attention_clock(config_) == AttentionClock::kProcessor
-                   ? mine.times.processor_of(OpKind::kAttend)
-                   : mine.times.of(OpKind::kAttend);
+                   ? mine.times.processor_of(OpKind::kCoreAttention)
+                   : mine.times.of(OpKind::kCoreAttention);
     slots[size] = static_cast<double>(sample.linear_ns);
     slots[2 * size] = static_cast<double>(sample.attention_ns);
     ordered_sum(all_, sums, "loss sum");
@@ -363,7 +363,7 @@ class Trainer {
       targets += planned.figures.targets;
       sum[0] += step_.evaluate(planned.input).loss_sum;
     }
-    ordered_sum(comm_, sum, "held-out loss");
+    ordered_sum(comm_, sum, "validation loss");
     return sum[0] / static_cast<double>(targets);
   }
 
@@ -403,11 +403,11 @@ class Trainer {
   RunSummary summary_;
   std::vector<int> drifted_;  // ranks whose trained weights are not rank 0's
   ComputePeak peak_;
-  bool said_resent_ = false;
+  bool said_redispatched_ = false;
   std::optional<SpeedMeter> meter_;  // where what is measured enters the plans
   // Of the planning thread.
   int64_t steps_planned_ = 0;
-  size_t held_out_left_ = 0;
+  size_t validation_left_ = 0;
   std::optional<PlanAhead> plan_ahead_;  // last: its thread uses the others
 };
 

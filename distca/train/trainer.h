@@ -1,6 +1,6 @@
 #pragma once
-// The training loop of one rank: batches, plans, steps, held-out loss, metrics, weights at the end.
-// Files of a run: run_folder.h.
+// The training loop of one rank: batches, plans, steps, validation loss, metrics, weights at the
+// end. Files of a run: run_folder.h.
 
 #include "distca/comm/communicator.h"
 #include "distca/train/config.h"

@@ -1,23 +1,23 @@
 #pragma once
-// What a rank's waits need to end: a watchdog, and the board, which interrupts it when a rank is
-// lost and says who is to blame. Thread rule: as Board and Watchdog.
+// What a rank's waits need to end: a watchdog, and heartbeats, which interrupt it when a rank is
+// lost and says who is to blame. Thread rule: as Heartbeat and Watchdog.
 
 #include <memory>
 
-#include "distca/comm/health/board.h"
+#include "distca/comm/health/heartbeat.h"
 #include "distca/comm/health/watchdog.h"
 
 namespace distca {
 
 struct Health {
-  /// As Board.
+  /// As Heartbeat.
   Health(const Rendezvous& rendezvous, const CommOptions& options, c10d::Store* made = nullptr)
       : watchdog(std::make_shared<Watchdog>(options.timeout_s, heartbeat_s(options) / 4)),
-        board(
+        heartbeat(
             rendezvous, options, [watchdog = watchdog] { watchdog->interrupt(); }, made) {}
 
   const std::shared_ptr<Watchdog> watchdog;  // also the heartbeat thread's, which may outlive us
-  Board board;
+  Heartbeat heartbeat;
 };
 
 }  // namespace distca

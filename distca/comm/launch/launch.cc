@@ -21,8 +21,8 @@
 #include "distca/base/error.h"
 #include "distca/base/json.h"
 #include "distca/base/stop_signals.h"
-#include "distca/comm/health/board_keys.h"
-#include "distca/comm/health/verdict.h"
+#include "distca/comm/health/diagnosis.h"
+#include "distca/comm/health/heartbeat_keys.h"
 #include "distca/comm/launch/launch_output.h"
 #include "distca/comm/launch/local_store.h"
 
@@ -41,9 +41,9 @@ struct Child {
   bool ended_by_us = false;
 };
 
-/// Whether the rank had done all its work when it posted this to the board.
-bool has_finished(const std::string& post) {
-  return !post.empty() && parse_json(post, "the board", ErrorKind::kComm).at("state") ==
+/// Whether the rank had done all its work when it sent this heartbeat.
+bool has_finished(const std::string& beat) {
+  return !beat.empty() && parse_json(beat, "a heartbeat", ErrorKind::kComm).at("state") ==
                               static_cast<int>(RankState::kFinished);
 }
 
@@ -92,7 +92,7 @@ class LocalRun {
   bool killed_ = false;
   // Once a rank has ended well, the others are done too, but for what rank 0 still saves.
   double first_done_s_ = 0;       // when that was
-  std::string rank_0_post_ = {};  // what it posted last
+  std::string rank_0_beat_ = {};  // its last heartbeat
   double rank_0_moved_s_ = 0;     // when that changed
   bool said_waiting_ = false;
   std::vector<int> late_;                         // ranks that were done and did not end
@@ -312,9 +312,9 @@ void LocalRun::end_the_late() {
 
 /// Rank 0 may save for as long as it shows life: that nobody waits for.
 bool LocalRun::rank_0_is_late(double now) {
-  const std::string post = store_->post(kPrefix, 0);
-  if (post != rank_0_post_) {
-    rank_0_post_ = post;
+  const std::string beat = store_->heartbeat(kPrefix, 0);
+  if (beat != rank_0_beat_) {
+    rank_0_beat_ = beat;
     rank_0_moved_s_ = now;
   }
   if (!said_waiting_ && now - first_done_s_ >= options_.timeout_s + options_.grace_s) {
@@ -376,10 +376,11 @@ std::string LocalRun::stopped() const {
 
 /// One line about the failure all others follow from, and its exit code.
 std::string LocalRun::first_failure(int* exit_code) {
-  // Ranks that ended with the verdict on another are victims of it.
-  const std::string verdict = store_->verdict(kPrefix);
+  // Ranks that ended with the diagnosis on another are victims of it.
+  const std::string diagnosis = store_->diagnosis(kPrefix);
   auto is_cause = [&](int rank) {
-    return verdict.empty() || children_[rank].err.last_words().find(verdict) == std::string::npos;
+    return diagnosis.empty() ||
+           children_[rank].err.last_words().find(diagnosis) == std::string::npos;
   };
   const auto cause = std::find_if(failed_.begin(), failed_.end(), is_cause);
   const Child& first = children_[cause == failed_.end() ? failed_.front() : *cause];
@@ -391,7 +392,7 @@ std::string LocalRun::first_failure(int* exit_code) {
       WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL
           ? "; not by us: often it is the kernel, for lack of memory (see dmesg)"
           : "";
-  return fmt::format("{}error: {}{}", kLastWords, verdict.starts_with(death) ? verdict : death,
+  return fmt::format("{}error: {}{}", kLastWords, diagnosis.starts_with(death) ? diagnosis : death,
                      hint);
 }
 
@@ -399,7 +400,7 @@ std::string LocalRun::first_failure(int* exit_code) {
 std::string LocalRun::late(int* exit_code) const {
   const double waited_s = options_.timeout_s + options_.grace_s;
   const bool rank_0 = std::find(late_.begin(), late_.end(), 0) != late_.end();
-  if (rank_0 && !has_finished(rank_0_post_)) {
+  if (rank_0 && !has_finished(rank_0_beat_)) {
     *exit_code = 1;
     return fmt::format(
         "{}error: rank 0 gave no sign of life within {:.1f} s and was killed; it was saving the "

@@ -1,7 +1,7 @@
 #pragma once
 // `--workers N`: local processes of the same program. The launcher hosts the store, prefixes what
-// ranks print, learns of deaths by waitpid and posts them, ends all when one fails, and reports the
-// first failure once.
+// ranks print, learns of deaths by waitpid and publishes them, ends all when one fails, and reports
+// the first failure once.
 //
 // Output: rank 0's stdout is ours, untouched (a terminal stays one); everything else passes line by
 // line with "[rank N] " before it. Lines on stderr that begin with "distca: " are a rank's last

@@ -186,8 +186,9 @@ TEST_P(LostRank, killed_it_is_named_with_its_signal_and_what_it_was_at) {
   EXPECT_LT(outcome.seconds, kLimit);
   EXPECT_THAT(
       outcome.output,
-      HasSubstr("distca: error: rank " + std::to_string(GetParam()) +
-                " was killed by signal 9 (SIGKILL) (last seen: step 3, forward layer 2 enter); "));
+      HasSubstr(
+          "distca: error: rank " + std::to_string(GetParam()) +
+          " was killed by signal 9 (SIGKILL) (last seen: step 3, forward layer 2 dispatch); "));
   EXPECT_THAT(outcome.output,
               HasSubstr("; not by us: often it is the kernel, for lack of memory (see dmesg)\n"));
   EXPECT_EQ(count_errors(outcome.output), 1) << outcome.output;
@@ -200,7 +201,7 @@ TEST_P(LostRank, stopped_it_is_named_silent_and_does_not_survive) {
   EXPECT_LT(outcome.seconds, kLimit);
   EXPECT_THAT(outcome.output,
               HasSubstr("distca: error: rank " + std::to_string(GetParam()) + " is silent since "));
-  EXPECT_THAT(outcome.output, HasSubstr(" s (last seen: step 3, forward layer 2 enter); rank "));
+  EXPECT_THAT(outcome.output, HasSubstr(" s (last seen: step 3, forward layer 2 dispatch); rank "));
   EXPECT_EQ(count_errors(outcome.output), 1) << outcome.output;
 }
 

@@ -63,9 +63,9 @@ int run_rank(const std::string& mode, int who) {
   std::fprintf(stderr, "a word on stderr\n");
   for (int step = 0; step < 6; ++step) {
     group->set_step(step);
-    distca::barrier(*group, "forward layer 2 enter");
+    distca::barrier(*group, "forward layer 2 dispatch");
     if (step == 3 && is_who) {
-      // Two heartbeats, so that the board shows what we are at.
+      // Two heartbeats, so that one shows what we are at.
       std::this_thread::sleep_for(std::chrono::milliseconds(400));
       misbehave(mode);
     }

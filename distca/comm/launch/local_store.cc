@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "distca/base/error.h"
-#include "distca/comm/health/board_keys.h"
+#include "distca/comm/health/heartbeat_keys.h"
 #include "distca/comm/launch/run_store.h"
 
 namespace distca {
@@ -130,12 +130,12 @@ void LocalStore::post_death(const std::string& prefix, int rank, const std::stri
   impl_->store->append(deaths_key(prefix), to_bytes(death_line(rank, how)));
 }
 
-std::string LocalStore::verdict(const std::string& prefix) {
-  return impl_->read(verdict_key(prefix));
+std::string LocalStore::diagnosis(const std::string& prefix) {
+  return impl_->read(diagnosis_key(prefix));
 }
 
-std::string LocalStore::post(const std::string& prefix, int rank) {
-  return impl_->read(board_key(prefix, rank));
+std::string LocalStore::heartbeat(const std::string& prefix, int rank) {
+  return impl_->read(heartbeat_key(prefix, rank));
 }
 
 }  // namespace distca

@@ -45,10 +45,10 @@ class LocalStore {
   int64_t farewells(const std::string& prefix);
   /// Tells all ranks that one of them ended; `how` as describe_exit says it.
   void post_death(const std::string& prefix, int rank, const std::string& how);
-  /// What the ranks found out about a lost one (board.h); empty if nothing.
-  std::string verdict(const std::string& prefix);
-  /// What the rank posted last to the board; empty if nothing.
-  std::string post(const std::string& prefix, int rank);
+  /// What the ranks found out about a lost one (heartbeat.h); empty if nothing.
+  std::string diagnosis(const std::string& prefix);
+  /// The last heartbeat of the rank; empty if none.
+  std::string heartbeat(const std::string& prefix, int rank);
 
  private:
   struct Impl;

@@ -120,7 +120,7 @@ Rendezvous from_torchrun(const EnvLookup& lookup) {
   set_port(variables, std::nullopt, found);
   if (lookup("TORCHELASTIC_USE_AGENT_STORE") != "True") found.store_host = StoreHost::kStoreProcess;
   set_run(lookup("TORCHELASTIC_RUN_ID").value_or(""), found);
-  // The agent's store outlives a restart of the ranks, and their old posts with it.
+  // The agent's store outlives a restart of the ranks, and their old heartbeats with it.
   found.prefix = fmt::format("distca/{}/", lookup("TORCHELASTIC_RESTART_COUNT").value_or("0"));
   return found;
 }

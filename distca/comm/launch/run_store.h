@@ -2,10 +2,10 @@
 // One rank's connection to the store through which the ranks of a run meet.
 //
 // A store belongs to one run: who comes with another rank number taken, another size or another
-// launcher's job is refused before it has posted anything, so that a second run on the same address
-// ends and the first does not notice. Ranks that a launcher without job numbers started (RANK and
-// WORLD_SIZE alone) have nothing in common but the address: of two such runs that start at the same
-// moment, ranks may take each other's places.
+// launcher's job is refused before it has written anything, so that a second run on the same
+// address ends and the first does not notice. Ranks that a launcher without job numbers started
+// (RANK and WORLD_SIZE alone) have nothing in common but the address: of two such runs that start
+// at the same moment, ranks may take each other's places.
 //
 // A store that somebody else made belongs to one communicator, which has a connection of its own.
 //

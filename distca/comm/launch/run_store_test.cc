@@ -11,7 +11,7 @@
 #include "distca/base/clock.h"
 #include "distca/base/error.h"
 #include "distca/comm/gloo_group.h"
-#include "distca/comm/health/board.h"
+#include "distca/comm/health/heartbeat.h"
 #include "distca/comm/launch/local_store.h"
 #include "distca/comm/test_groups.h"
 
@@ -36,9 +36,9 @@ class RunStoreTest : public testing::Test {
     return "accepted";
   }
 
-  /// A rank that has posted that it is there, and is then heard of no more.
+  /// A rank whose heartbeat says that it is there, and is then heard of no more.
   void post_once(RunStore& store, int rank) {
-    store.set(fmt::format("test/board/{}", rank),
+    store.set(fmt::format("test/heartbeat/{}", rank),
               R"({"awaits":[],"beat":1,"operation":"start-up","state":0,"step":-1,"wall_s":0})");
     store.add("test/arrived", 1);
   }
@@ -94,7 +94,7 @@ TEST_F(RunStoreTest, a_run_that_is_over_takes_nobody_and_its_successor_is_met) {
 
 TEST_F(RunStoreTest, connecting_obeys_the_start_up_deadline) {
   const CommOptions options{.timeout_s = 3, .grace_s = 0.2, .startup_timeout_s = 1};
-  Board other(at(1, 2), options, [] {});  // alive, and never connects
+  Heartbeat other(at(1, 2), options, [] {});  // alive, and never connects
   const Stopwatch watch;
   try {
     make_gloo_group(at(0, 2), options);
@@ -138,15 +138,15 @@ TEST_F(RunStoreTest, a_rank_that_dies_before_all_have_come_is_named_within_secon
 TEST_F(RunStoreTest, what_64_ranks_ask_of_the_store_grows_with_the_ranks_not_with_their_square) {
   constexpr int kRanks = 64;
   const CommOptions options{.timeout_s = 10, .grace_s = 20, .startup_timeout_s = 60};
-  std::vector<std::unique_ptr<Board>> boards;
+  std::vector<std::unique_ptr<Heartbeat>> heartbeats;
   const Stopwatch watch;
   for (int rank = 0; rank < kRanks; ++rank) {
-    boards.push_back(std::make_unique<Board>(at(rank, kRanks), options, [] {}));
+    heartbeats.push_back(std::make_unique<Heartbeat>(at(rank, kRanks), options, [] {}));
   }
-  for (auto& board : boards) board->wait_for_all();
+  for (auto& heartbeat : heartbeats) heartbeat->wait_for_all();
   const auto keys = [&] {
     int64_t sum = 0;
-    for (const auto& board : boards) sum += board->keys_handled();
+    for (const auto& heartbeat : heartbeats) sum += heartbeat->keys_handled();
     return sum;
   };
   // Every 50 ms each rank asked for 64 keys: 1280 a second.
@@ -154,18 +154,18 @@ TEST_F(RunStoreTest, what_64_ranks_ask_of_the_store_grows_with_the_ranks_not_wit
   RecordProperty("keys_until_all_are_here", std::to_string(keys()));
   EXPECT_LT(static_cast<double>(keys()), bound_of_start);
 
-  std::vector<std::string> verdicts(kRanks);
+  std::vector<std::string> diagnoses(kRanks);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < kRanks; ++rank) {
     threads.emplace_back([&, rank] {
-      verdicts[rank] = boards[rank]->judge({.rank = rank, .at = {.operation = "leave"}});
+      diagnoses[rank] = heartbeats[rank]->judge({.rank = rank, .at = {.operation = "combine"}});
     });
   }
   for (std::thread& thread : threads) thread.join();
-  for (const std::string& verdict : verdicts) EXPECT_EQ(verdict, verdicts[0]);
-  boards[0].reset();  // its last post is in
-  boards.erase(boards.begin());
-  RecordProperty("keys_until_all_have_a_verdict", std::to_string(keys()));
+  for (const std::string& diagnosis : diagnoses) EXPECT_EQ(diagnosis, diagnoses[0]);
+  heartbeats[0].reset();  // its last heartbeat is in
+  heartbeats.erase(heartbeats.begin());
+  RecordProperty("keys_until_all_have_a_diagnosis", std::to_string(keys()));
   // Twice 64 keys a rank every 50 ms for three seconds: 7680.
   EXPECT_LT(static_cast<double>(keys()), kRanks * (60 + 10 * watch.seconds()));
 }

@@ -4,16 +4,16 @@
 //
 // Types: fp32 and bf16 inputs, fp32 accumulation. Head dims: multiples of 8 up to 256; D and E may
 // differ. GQA: a key head is loaded once for all the query heads that read it.
-// Plan-independent forward: keys are summed in blocks aligned to the document's start, and the
+// Plan-independent forward: keys are summed in key tiles aligned to the document's start, and the
 // arithmetic of a row does not depend on the rows beside it, so O and LSE are bitwise the same
 // however the queries of a document were cut into tasks and its keys into ranges, and for every
-// number of threads (for the same instruction set; key sub-ranges differ by rounding). A row that
+// number of threads (for the same instruction set; split-KV differ by rounding). A row that
 // is NaN is NaN however it was cut; the payload bits of its NaNs are not promised.
 // Backward: bitwise the same for the same list of tasks, for every number of threads. Tasks that
 // add to the same rows of dq, dk or dv do so in the order of the list. dQ, too, does not depend on
 // the cuts where each task has all the keys that its rows see. Not finite: K and V behind a row's
 // mask do not touch it. In backward a row of Q or dO that is not finite may spoil dK and dV of keys
-// that it does not see, in the blocks of 64 keys of which rows beside it see some. Errors: broken
+// that it does not see, in the tiles of 64 keys of which rows beside it see some. Errors: broken
 // shapes and lists are a CHECK; lists from outside go through kernels/task_list.h first. Thread
 // rule: calls on disjoint outputs and different pools may run at the same time.
 

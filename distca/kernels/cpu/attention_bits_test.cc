@@ -112,7 +112,7 @@ TEST_P(CpuBitsTest, forward_is_the_same_for_every_mask_and_odd_cuts) {
     c.gap = 8;
     expect_bits_of_the_uncut_run(c, 5, 1);
     c.shape.softcap = 4;
-    c.spread = 20;  // maxima that rise and fall by far more than a block's
+    c.spread = 20;  // maxima that rise and fall by far more than a key tile's
     expect_bits_of_the_uncut_run(c, 2, 1);
   }
 }

@@ -132,7 +132,7 @@ TEST_P(CpuSpecialTest, a_finite_lse_is_not_no_key_however_low) {
 class CpuPoisonTest : public CpuSpecialTest {
  protected:
   static constexpr uint64_t kSeed = 5;
-  static constexpr int64_t kSpoiled[] = {77, 150};  // keys of head 1, in blocks cut by the mask
+  static constexpr int64_t kSpoiled[] = {77, 150};  // keys of head 1, in key tiles cut by the mask
 
   Case spec() const {
     Case c = small_case(220);

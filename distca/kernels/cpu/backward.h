@@ -1,13 +1,13 @@
 #pragma once
-// Backward of one item: a tile of rows stays in the cache, key blocks pass by. Units of one
+// Backward of one item: a tile of rows stays in the cache, key tiles pass by. Units of one
 // instruction set only.
 //
 //   P = exp(S - LSE)  dS = P * (dP - delta)  dV = P^T dO  dK = scale dS^T Q  dQ = scale dS K
 //
 // S^T and dP^T [keys][rows] are made for one panel at a time, dV and dK for a group of panels, so
 // that loading and storing their sums is spread over 64 words; scores never leave the nearer
-// caches. dQ^T [D][32] of each panel is kept to the end; dK and dV of a key block are summed over
-// the tile's rows, then added to the caller's. Blocks are aligned to the document's start.
+// caches. dQ^T [D][32] of each panel is kept to the end; dK and dV of a key tile are summed over
+// the tile's rows, then added to the caller's. Key tiles are aligned to the document's start.
 
 #include "distca/kernels/cpu/backward_rows.h"
 
@@ -20,9 +20,9 @@ PanelView BackwardTile<Simd, Number, kWide>::visible(int panel, int64_t start) c
   // Both limits ascend with the row.
   const int64_t* first = first_ + panel * kPanelRows;
   const int64_t* last = last_ + panel * kPanelRows;
-  const int64_t end = smaller(kBlockKeys, last[kPanelRows - 1] - start);
-  if (end <= 0 || first[0] >= start + kBlockKeys) return {};
-  const bool masked = gaps_ || last[0] < start + kBlockKeys || first[kPanelRows - 1] > start;
+  const int64_t end = smaller(kTileKeys, last[kPanelRows - 1] - start);
+  if (end <= 0 || first[0] >= start + kTileKeys) return {};
+  const bool masked = gaps_ || last[0] < start + kTileKeys || first[kPanelRows - 1] > start;
   return {static_cast<int>(round_up(end, 2)), masked};
 }
 
@@ -66,8 +66,8 @@ void BackwardTile<Simd, Number, kWide>::probabilities(int panel, int place, int 
       lse[v] = Simd::subtract(Simd::zero(), Simd::load(lse_ + panel * kPanelRows + lane));
       delta[v] = Simd::load(delta_ + panel * kPanelRows + lane);
       if constexpr (kMasked) {
-        first[v] = Simd::load_integers(first_in_block_ + lane);
-        last[v] = Simd::load_integers(last_in_block_ + lane);
+        first[v] = Simd::load_integers(first_in_tile_ + lane);
+        last[v] = Simd::load_integers(last_in_tile_ + lane);
       }
     }
     for (int key = 0; key < keys; key += kKeys) {
@@ -128,8 +128,8 @@ void BackwardTile<Simd, Number, kWide>::score_panel(int panel, const PanelView& 
     for (int lane = 0; lane < kPanelRows; ++lane) {
       const int64_t first = first_[panel * kPanelRows + lane] - start;
       const int64_t last = last_[panel * kPanelRows + lane] - start;
-      first_in_block_[lane] = static_cast<int32_t>(smaller(larger(first, 0), kBlockKeys));
-      last_in_block_[lane] = static_cast<int32_t>(smaller(larger(last, 0), kBlockKeys)) - 1;
+      first_in_tile_[lane] = static_cast<int32_t>(smaller(larger(first, 0), kTileKeys));
+      last_in_tile_[lane] = static_cast<int32_t>(smaller(larger(last, 0), kTileKeys)) - 1;
     }
   }
   if (softcap_ > 0) {  // rare: one variant, masked
@@ -161,13 +161,13 @@ void BackwardTile<Simd, Number, kWide>::add_group(const PanelView* views, const 
       key = views[i].end;
     }
     rows += kGroupWords * kPanelRows;
-    sum += kBlockKeys * kPanelRows;
+    sum += kTileKeys * kPanelRows;
   }
 }
 
-/// Panels [panel, panel + kGroup) against the block.
+/// Panels [panel, panel + kGroup) against the key tile.
 template <class Simd, class Number, bool kWide>
-void BackwardTile<Simd, Number, kWide>::attend_group(int panel, int64_t start) {
+void BackwardTile<Simd, Number, kWide>::compute_group(int panel, int64_t start) {
   PanelView views[kGroup];
   int most = 0;
   for (int i = 0; i < kGroup; ++i) {
@@ -183,7 +183,7 @@ void BackwardTile<Simd, Number, kWide>::attend_group(int panel, int64_t start) {
   const Word* d_o_rows = d_o_rows_ + group_words * e_panels_;
   const Word* q_rows = q_rows_ + group_words * d_panels_;
   const int half = panel < kHalfPanels ? 0 : 1;
-  if (!started_[half] && most == kBlockKeys) {
+  if (!started_[half] && most == kTileKeys) {
     add_group<Start::kZero>(views, p_, d_o_rows, e_panels_, dv_[half]);
     add_group<Start::kZero>(views, ds_, q_rows, d_panels_, dk_[half]);
   } else {
@@ -203,14 +203,14 @@ void BackwardTile<Simd, Number, kWide>::attend_group(int panel, int64_t start) {
 
 template <class Simd, class Number, bool kWide>
 void BackwardTile<Simd, Number, kWide>::clear_keys(int half) {
-  std::memset(dk_[half], 0, d_panels_ * kBlockKeys * kPanelRows * sizeof(float));
-  std::memset(dv_[half], 0, e_panels_ * kBlockKeys * kPanelRows * sizeof(float));
+  std::memset(dk_[half], 0, d_panels_ * kTileKeys * kPanelRows * sizeof(float));
+  std::memset(dv_[half], 0, e_panels_ * kTileKeys * kPanelRows * sizeof(float));
 }
 
 template <class Simd, class Number, bool kWide>
-void BackwardTile<Simd, Number, kWide>::block(int64_t start) {
+void BackwardTile<Simd, Number, kWide>::key_tile(int64_t start) {
   started_[0] = started_[1] = false;
-  for (int panel = 0; panel < panels_; panel += kGroup) attend_group(panel, start);
+  for (int panel = 0; panel < panels_; panel += kGroup) compute_group(panel, start);
 }
 
 template <class Simd, class Number, bool kWide>
@@ -219,16 +219,16 @@ void BackwardTile<Simd, Number, kWide>::run(const BackwardItem& item) {
   row_begin_ = item.row_begin;
   rows_ = static_cast<int>(item.row_end - item.row_begin);
   panels_ = static_cast<int>(panels_of(rows_));
-  const Turn& turn = item.turn;
+  const AccumulationGate& gate = item.gate;
   place_rows(item);
   const int64_t end = last_[rows_ - 1];
   const KeyFragment* fragments = item.task->keys.data();
   const auto count = static_cast<int64_t>(item.task->keys.size());
-  int64_t start = next_key(fragments, count, fragment_, first_[0]) / kBlockKeys * kBlockKeys;
-  find_block(item, start);
+  int64_t start = next_key(fragments, count, fragment_, first_[0]) / kTileKeys * kTileKeys;
+  find_key_tile(item, start);
   if (start < end) {
-    fetch_rows(next_k_, kBlockKeys, d_ * sizeof(Number));
-    fetch_rows(next_v_, kBlockKeys, e_ * sizeof(Number));
+    fetch_rows(next_k_, kTileKeys, d_ * sizeof(Number));
+    fetch_rows(next_v_, kTileKeys, e_ * sizeof(Number));
   }
   const int padded = panels_ * kPanelRows;
   query_row_addresses(item.task->q, sizeof(Number), group_, kv_head_, row_begin_, rows_, padded,
@@ -243,20 +243,20 @@ void BackwardTile<Simd, Number, kWide>::run(const BackwardItem& item) {
                       dq_rows_);
   std::memset(dq_, 0, static_cast<size_t>(panels_) * kPanelRows * d_ * sizeof(float));
   while (start < end) {
-    const int64_t block_end = start + kBlockKeys;
-    load_block(item);
-    const int64_t next = next_key(fragments, count, fragment_, block_end) / kBlockKeys * kBlockKeys;
-    if (next < end) find_block(item, next);
+    const int64_t tile_end = start + kTileKeys;
+    load_key_tile(item);
+    const int64_t next = next_key(fragments, count, fragment_, tile_end) / kTileKeys * kTileKeys;
+    if (next < end) find_key_tile(item, next);
     start_fetch(start, next < end);
-    block(start);
-    if (turn.wait != nullptr) turn.wait(turn.state, block_end);
+    key_tile(start);
+    if (gate.wait != nullptr) gate.wait(gate.state, tile_end);
     add_keys();
-    if (turn.done != nullptr) turn.done(turn.state, block_end);
+    if (gate.done != nullptr) gate.done(gate.state, tile_end);
     start = next;
   }
-  if (turn.wait != nullptr) turn.wait(turn.state, Turn::kAll);
+  if (gate.wait != nullptr) gate.wait(gate.state, AccumulationGate::kAll);
   add_queries();
-  if (turn.done != nullptr) turn.done(turn.state, Turn::kAll);
+  if (gate.done != nullptr) gate.done(gate.state, AccumulationGate::kAll);
 }
 
 template <class Simd, class Number>

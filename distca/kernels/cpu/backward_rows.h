@@ -58,7 +58,7 @@ void BackwardTile<Simd, Number, kWide>::pack_panel(const void* const* rows, int 
   }
 }
 
-/// Rows of a group of panels, when it first sees a block.
+/// Rows of a group of panels, when it first sees a key tile.
 template <class Simd, class Number, bool kWide>
 void BackwardTile<Simd, Number, kWide>::pack_group(int first_panel) {
   const int group_words = first_panel * kPanelWords * kPanelRows;
@@ -95,41 +95,41 @@ void BackwardTile<Simd, Number, kWide>::add_queries() {
   }
 }
 
-/// Finds K and V of the block at `start`, which load_block copies.
+/// Finds K and V of the key tile at `start`, which load_key_tile copies.
 template <class Simd, class Number, bool kWide>
-void BackwardTile<Simd, Number, kWide>::find_block(const BackwardItem& item, int64_t start) {
+void BackwardTile<Simd, Number, kWide>::find_key_tile(const BackwardItem& item, int64_t start) {
   const KeyFragment* fragments = item.task->keys.data();
   find_keys(fragments, static_cast<int64_t>(item.task->keys.size()), start, &fragment_, &next_);
-  key_block_addresses(fragments, next_, sizeof(Number), kv_head_, next_k_, next_v_);
+  key_tile_addresses(fragments, next_, sizeof(Number), kv_head_, next_k_, next_v_);
 }
 
-/// Copies K and V of the block; rows of missing keys are 0.
+/// Copies K and V of the key tile; rows of missing keys are 0.
 template <class Simd, class Number, bool kWide>
-void BackwardTile<Simd, Number, kWide>::load_block(const BackwardItem& item) {
+void BackwardTile<Simd, Number, kWide>::load_key_tile(const BackwardItem& item) {
   pieces_ = next_;
   const void** k = next_k_;
   const void** v = next_v_;
   bool finite = true;
   if constexpr (Simd::kPairs) {
-    pack_rows<Simd, Number>(k, kBlockKeys, d_, k_, kKeyStride);
-    finite = pack_summed_rows<Simd, Number, true>(k, kBlockKeys, d_, k_copy_, kColumnStride);
+    pack_rows<Simd, Number>(k, kTileKeys, d_, k_, kKeyStride);
+    finite = pack_summed_rows<Simd, Number, true>(k, kTileKeys, d_, k_copy_, kColumnStride);
     k_summed_ = k_copy_;
   } else {
-    finite = pack_rows<Simd, Number, true>(k, kBlockKeys, d_, k_, kKeyStride);
+    finite = pack_rows<Simd, Number, true>(k, kTileKeys, d_, k_, kKeyStride);
     k_summed_ = k_;
   }
-  pack_rows<Simd, Number>(v, kBlockKeys, e_, v_, kKeyStride);
+  pack_rows<Simd, Number>(v, kTileKeys, e_, v_, kKeyStride);
   if (!finite) {
     // Rows that do not see such a key have dS = 0 there, and 0 x infinity is not 0. Rows that do
     // have a dS of 0 (P = 0) or none.
-    for (int i = 0; i < kBlockKeys; ++i) {
+    for (int i = 0; i < kTileKeys; ++i) {
       if (!pack_rows<Simd, Number, true>(k + i, 1, d_, k_copy_, kKeyStride)) k[i] = kZeroRow;
     }
-    pack_summed_rows<Simd, Number>(k, kBlockKeys, d_, k_copy_, kColumnStride);
+    pack_summed_rows<Simd, Number>(k, kTileKeys, d_, k_copy_, kColumnStride);
     k_summed_ = k_copy_;
   }
-  gaps_ = pieces_.present != first_bits(kBlockKeys);
-  for (int i = 0; i < kBlockKeys; ++i) {
+  gaps_ = pieces_.present != first_bits(kTileKeys);
+  for (int i = 0; i < kTileKeys; ++i) {
     key_[i] = (pieces_.present >> i & 1) != 0 ? i : -1;
     dk_rows_[i] = dv_rows_[i] = nullptr;
   }
@@ -141,38 +141,38 @@ void BackwardTile<Simd, Number, kWide>::load_block(const BackwardItem& item) {
   }
 }
 
-/// During the work on this block: rows that are not packed yet, the block's dK and dV, and K and V
-/// of the next one, or dQ.
+/// During the work on this key tile: rows that are not packed yet, the key tile's dK and dV, and K
+/// and V of the next one, or dQ.
 template <class Simd, class Number, bool kWide>
 void BackwardTile<Simd, Number, kWide>::start_fetch(int64_t start, bool more) {
   int seeing = 0;
   for (int panel = 0; panel < panels_; ++panel) seeing += visible(panel, start).end > 0 ? 1 : 0;
-  // Blocks of rows of the products of one panel, about.
-  const int steps = 2 * (kBlockKeys / Simd::kProductRows) + d_ / Simd::kProductRows +
-                    kBlockKeys / Simd::kProductRows * (d_panels_ + e_panels_) / 2;
+  // Key tiles of rows of the products of one panel, about.
+  const int steps = 2 * (kTileKeys / Simd::kProductRows) + d_ / Simd::kProductRows +
+                    kTileKeys / Simd::kProductRows * (d_panels_ + e_panels_) / 2;
   fetch_.start();
   for (int i = kGroup; i < panels_; ++i) {
     if (packed_[i / kGroup]) continue;
     fetch_.add(q_at_ + i * kPanelRows, kPanelRows, d_ * sizeof(Number));
     fetch_.add(d_o_at_ + i * kPanelRows, kPanelRows, e_ * sizeof(Number));
   }
-  fetch_.add(dk_rows_, kBlockKeys, d_ * sizeof(float));
-  fetch_.add(dv_rows_, kBlockKeys, e_ * sizeof(float));
+  fetch_.add(dk_rows_, kTileKeys, d_ * sizeof(float));
+  fetch_.add(dv_rows_, kTileKeys, e_ * sizeof(float));
   if (more) {
-    fetch_.add(next_k_, kBlockKeys, d_ * sizeof(Number));
-    fetch_.add(next_v_, kBlockKeys, e_ * sizeof(Number));
+    fetch_.add(next_k_, kTileKeys, d_ * sizeof(Number));
+    fetch_.add(next_v_, kTileKeys, e_ * sizeof(Number));
   } else {
     fetch_.add(dq_rows_, rows_, d_ * sizeof(float));
   }
   fetch_.spread(seeing == 0 ? 1 : seeing * steps);
 }
 
-/// Adds dK and dV of the block to the caller's.
+/// Adds dK and dV of the key tile to the caller's.
 template <class Simd, class Number, bool kWide>
 void BackwardTile<Simd, Number, kWide>::add_keys() {
   constexpr int kAhead = 8;
-  for (int key = 0; key < kBlockKeys; ++key) {
-    if (key + kAhead < kBlockKeys) {
+  for (int key = 0; key < kTileKeys; ++key) {
+    if (key + kAhead < kTileKeys) {
       fetch_rows(dk_rows_ + key + kAhead, 1, d_ * sizeof(float));
       fetch_rows(dv_rows_ + key + kAhead, 1, e_ * sizeof(float));
     }
@@ -195,7 +195,7 @@ template <int kSums>
 void BackwardTile<Simd, Number, kWide>::add_key(const float* const* sums, int key, int dim,
                                                 float scale, float* to) {
   for (int column = 0; column < dim; column += kLanes) {
-    const int from = (column / kPanelRows * kBlockKeys + key) * kPanelRows + column % kPanelRows;
+    const int from = (column / kPanelRows * kTileKeys + key) * kPanelRows + column % kPanelRows;
     Vector sum = Simd::load(sums[0] + from);
     if constexpr (kSums == 2) sum = Simd::add(sum, Simd::load(sums[1] + from));
     add_scaled(sum, scale, static_cast<int>(smaller(kLanes, dim - column)), to + column);

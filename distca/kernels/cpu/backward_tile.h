@@ -19,7 +19,7 @@ namespace {
 constexpr float kLog2E = 1.44269504F;
 constexpr float kNoKeys = 1e30F;  // LSE of rows without keys: every probability is 0
 
-/// Keys of the current block that a panel sees.
+/// Keys of the current key tile that a panel sees.
 struct PanelView {
   int end = 0;          // 0: none; even, no key from here on is seen
   bool masked = false;  // some key below is hidden from some row
@@ -59,12 +59,12 @@ class BackwardTile {
   void place_rows(const BackwardItem& item);
   void pack_group(int first_panel);
   void pack_panel(const void* const* rows, int panel, int dim, Word* lanes, Word* by_row);
-  void find_block(const BackwardItem& item, int64_t start);
-  void load_block(const BackwardItem& item);
+  void find_key_tile(const BackwardItem& item, int64_t start);
+  void load_key_tile(const BackwardItem& item);
   void start_fetch(int64_t start, bool more);
   PanelView visible(int panel, int64_t start) const;
-  void block(int64_t start);
-  void attend_group(int panel, int64_t start);
+  void key_tile(int64_t start);
+  void compute_group(int panel, int64_t start);
   void score_panel(int panel, const PanelView& view, int64_t start);
   template <bool kMasked, bool kCapped>
   void probabilities(int panel, int place, int keys, const float* s, const float* dp);
@@ -117,7 +117,7 @@ class BackwardTile {
   float* delta_;
   int64_t* first_;  // [tile rows] keys that the row sees, as positions
   int64_t* last_;   // exclusive
-  // The key block.
+  // The key tile.
   Word* k_;  // [64][kKeyStride]
   Word* v_;
   Word* k_copy_;          // [64][kColumnStride]
@@ -126,29 +126,29 @@ class BackwardTile {
   // rounded less.
   float* dk_[2];  // [column panels][64][32]
   float* dv_[2];
-  bool started_[2];  // the half's sums hold something of this block
+  bool started_[2];  // the half's sums hold something of this key tile
   Fetch fetch_;
   KeyPieces pieces_;
-  KeyPieces next_;  // of the next block, and its K and V
-  const void* next_k_[kBlockKeys];
-  const void* next_v_[kBlockKeys];
+  KeyPieces next_;  // of the next key tile, and its K and V
+  const void* next_k_[kTileKeys];
+  const void* next_v_[kTileKeys];
   const void* q_at_[kTileRows];
   const void* d_o_at_[kTileRows];
   const void* dq_rows_[kTileRows];
   bool packed_[kTileRows / kPanelRows];  // groups whose Q and dO are packed
   int64_t fragment_ = 0;                 // where the search for keys begins
-  const void* dk_rows_[kBlockKeys];
-  const void* dv_rows_[kBlockKeys];
-  int32_t* key_;  // [64] the key's number in the block, or -1 where there is none
+  const void* dk_rows_[kTileKeys];
+  const void* dv_rows_[kTileKeys];
+  int32_t* key_;  // [64] the key's number in the key tile, or -1 where there is none
   bool gaps_;     // some key is missing
   // A group of panels.
   float* s_;  // [64][kScoreStride], bf16 only
   float* dp_;
   Word* p_;  // [64][kRowStride]
   Word* ds_;
-  Word* ds_lanes_;           // [32][kLaneStride], bf16 only
-  int32_t* first_in_block_;  // [32]
-  int32_t* last_in_block_;
+  Word* ds_lanes_;          // [32][kLaneStride], bf16 only
+  int32_t* first_in_tile_;  // [32]
+  int32_t* last_in_tile_;
 };
 
 int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -172,21 +172,21 @@ BackwardTile<Simd, Number, kWide>::BackwardTile(const Shape& shape, std::byte* b
       group_(shape.num_heads / shape.num_kv_heads),
       scale_(static_cast<float>(shape.softmax_scale)),
       softcap_(static_cast<float>(shape.softcap)) {
-  k_ = take<Word>(base, kBlockKeys * kKeyStride);
-  v_ = take<Word>(base, kBlockKeys * kKeyStride);
-  k_copy_ = take<Word>(base, kBlockKeys * kColumnStride);
-  p_ = take<Word>(base, kBlockKeys * kRowStride);
-  ds_ = take<Word>(base, kBlockKeys * kRowStride);
+  k_ = take<Word>(base, kTileKeys * kKeyStride);
+  v_ = take<Word>(base, kTileKeys * kKeyStride);
+  k_copy_ = take<Word>(base, kTileKeys * kColumnStride);
+  p_ = take<Word>(base, kTileKeys * kRowStride);
+  ds_ = take<Word>(base, kTileKeys * kRowStride);
   if (Simd::kPairs) {
-    s_ = take<float>(base, kBlockKeys * kScoreStride);
-    dp_ = take<float>(base, kBlockKeys * kScoreStride);
-    ds_lanes_ = take<Word>(base, kBlockKeys / 2 * kLaneStride);
+    s_ = take<float>(base, kTileKeys * kScoreStride);
+    dp_ = take<float>(base, kTileKeys * kScoreStride);
+    ds_lanes_ = take<Word>(base, kTileKeys / 2 * kLaneStride);
   }
-  for (float*& dk : dk_) dk = take<float>(base, d_panels_ * kBlockKeys * kPanelRows);
-  for (float*& dv : dv_) dv = take<float>(base, e_panels_ * kBlockKeys * kPanelRows);
-  key_ = take<int32_t>(base, kBlockKeys);
-  first_in_block_ = take<int32_t>(base, kPanelRows);
-  last_in_block_ = take<int32_t>(base, kPanelRows);
+  for (float*& dk : dk_) dk = take<float>(base, d_panels_ * kTileKeys * kPanelRows);
+  for (float*& dv : dv_) dv = take<float>(base, e_panels_ * kTileKeys * kPanelRows);
+  key_ = take<int32_t>(base, kTileKeys);
+  first_in_tile_ = take<int32_t>(base, kPanelRows);
+  last_in_tile_ = take<int32_t>(base, kPanelRows);
   lse_ = take<float>(base, kTileRows);
   delta_ = take<float>(base, kTileRows);
   first_ = take<int64_t>(base, kTileRows);

@@ -20,7 +20,7 @@ namespace distca::kernels {
 // adds them to the caller's, so its bits depend on this.
 constexpr int kTileRows = 512;
 constexpr int kPanelRows = 32;  // rows that go through the kernel together
-constexpr int kBlockKeys = 64;  // keys of one step, aligned to the document's start
+constexpr int kTileKeys = 64;   // keys of one step, aligned to the document's start
 constexpr int kMostHeadDim = 256;
 
 /// Consecutive keys of a task in one buffer; rows from the first of them on.
@@ -66,7 +66,7 @@ struct ForwardItem {
 /// keys up to a position (exclusive), and with kAll before it adds to dq. It reports how far it got
 /// itself: it adds nothing more to the keys below this position. Positions ascend. The caller
 /// reports kAll when the item has ended.
-struct Turn {
+struct AccumulationGate {
   static constexpr int64_t kAll = INT64_MAX;
   void* state = nullptr;
   void (*wait)(void* state, int64_t position) = nullptr;  // nullptr: nothing to wait for
@@ -81,7 +81,7 @@ struct BackwardItem {
   int64_t kv_head = 0;
   int64_t row_begin = 0;
   int64_t row_end = 0;
-  Turn turn{};
+  AccumulationGate gate{};
 };
 
 /// One instruction set's functions. Scratch: aligned to 64 bytes, not cleared.

@@ -44,7 +44,7 @@ class Fetch {
   }
 
  private:
-  static constexpr int kMostRows = 2 * kBlockKeys + 3 * kTileRows;
+  static constexpr int kMostRows = 2 * kTileKeys + 3 * kTileRows;
   const std::byte* row_at_[kMostRows];
   int row_lines_[kMostRows];
   int rows_ = 0, row_ = 0, line_ = 0, lines_ = 0, step_ = 0;

@@ -1,16 +1,18 @@
 #pragma once
-// Forward of one item (engine.h): a tile of rows against all keys that they see, block by block.
+// Forward of one item (engine.h): a tile of rows against all keys that they see, key tile by key
+// tile.
 //
 // Everything is transposed. Lanes are rows of the tile, a panel of them at a time:
 //   S [keys][panel] = K Q^T;  P = 2^((S - max) * scale)
 //   O [head_dim_v][panel] = O * factor + V^T P
 // so the maximum and the sum run down the lanes, a mask is two limits a lane, and the broadcast
-// operands K and V are what all panels of the tile share: each block of them is copied once.
+// operands K and V are what all panels of the tile share: each key tile of them is copied once.
 //
-// A row's bits depend on the row and on its keys only. Blocks are aligned to the document's start;
-// a block, or a part of one, that a row does not see leaves the row as it is: its probabilities are
-// 0, its factor is 2^0 = 1, and a sum to which 0 is added keeps its bits but for the sign of zero,
-// which the end removes. V that is not finite is added apart, since 0 * infinity is not 0.
+// A row's bits depend on the row and on its keys only. Key tiles are aligned to the document's
+// start; a key tile, or a part of one, that a row does not see leaves the row as it is: its
+// probabilities are 0, its factor is 2^0 = 1, and a sum to which 0 is added keeps its bits but for
+// the sign of zero, which the end removes. V that is not finite is added apart, since 0 * infinity
+// is not 0.
 
 #include "distca/kernels/cpu/engine.h"
 #include "distca/kernels/cpu/exponential.h"
@@ -25,15 +27,15 @@ namespace {
 
 /// Adds p * V of the keys whose V is not finite, to the rows that see them.
 template <class Simd, class Number, int kVectors>
-void add_apart(ForwardTile<Simd>& tile, const KeyBlock& block, int panel, int first, int end) {
+void add_apart(ForwardTile<Simd>& tile, const KeyTile& key_tile, int panel, int first, int end) {
   constexpr int kWidth = kVectors * Simd::kLanes;
   const auto* words = reinterpret_cast<const Word*>(tile.scores);
   float* o = tile.o + int64_t{panel} * tile.e * kPanelWidth<Simd>;
   const int lanes = panel_lanes(tile, panel);
   for (int j = first; j < end; ++j) {
-    if ((block.not_finite >> j & 1) == 0) continue;
+    if ((key_tile.not_finite >> j & 1) == 0) continue;
     for (int lane = 0; lane < lanes; ++lane) {
-      const int64_t position = block.position + j;
+      const int64_t position = key_tile.position + j;
       const int row = panel * kPanelWidth<Simd> + lane;
       if (position < tile.low[row] || position > tile.high[row]) continue;
       Word p = 0;
@@ -46,10 +48,10 @@ void add_apart(ForwardTile<Simd>& tile, const KeyBlock& block, int panel, int fi
       for (int i = 0; i < tile.e; ++i) {
         float value = 0;
         if constexpr (sizeof(Number) == sizeof(float)) {
-          value = static_cast<const float*>(block.v_rows[j])[i];
+          value = static_cast<const float*>(key_tile.v_rows[j])[i];
         } else {
-          value = __builtin_bit_cast(float,
-                                     Word{static_cast<const uint16_t*>(block.v_rows[j])[i]} << 16);
+          value = __builtin_bit_cast(
+              float, Word{static_cast<const uint16_t*>(key_tile.v_rows[j])[i]} << 16);
         }
         o[i * kWidth + lane] += __builtin_bit_cast(float, p) * value;
       }
@@ -57,32 +59,33 @@ void add_apart(ForwardTile<Simd>& tile, const KeyBlock& block, int panel, int fi
   }
 }
 
-/// Where in the block the keys end that lanes of a panel's first vector see, from `first` to `end`.
+/// Where in the key tile the keys end that lanes of a panel's first vector see, from `first` to
+/// `end`.
 template <class Simd>
-int first_half_end(const ForwardTile<Simd>& tile, const KeyBlock& block, int panel, int first,
+int first_half_end(const ForwardTile<Simd>& tile, const KeyTile& key_tile, int panel, int first,
                    int end) {
   const int64_t high = tile.high[panel * kPanelWidth<Simd> + Simd::kLanes - 1];
-  const int64_t half = round_up(high + 1 - block.position, Simd::kPairs ? 2 : 1);
+  const int64_t half = round_up(high + 1 - key_tile.position, Simd::kPairs ? 2 : 1);
   return half < first ? first : half < end ? static_cast<int>(half) : end;
 }
 
-/// One panel against one block.
+/// One panel against one key tile.
 template <class Simd, class Number, class Strides, int kVectors>
-void attend(ForwardTile<Simd>& tile, const KeyBlock& block, int panel, Prefetch& prefetch) {
+void add_key_tile(ForwardTile<Simd>& tile, const KeyTile& key_tile, int panel, Prefetch& prefetch) {
   constexpr int kWidth = kVectors * Simd::kLanes;
   constexpr int kGrain = Simd::kPairs ? 2 : 1;
   const PanelKeys& keys = tile.panel_keys[panel];
-  int64_t low = keys.some_low - block.position;
-  int64_t high = keys.some_high - block.position + 1;
-  if (low < block.first) low = block.first;
-  if (high > block.end) high = block.end;
+  int64_t low = keys.some_low - key_tile.position;
+  int64_t high = keys.some_high - key_tile.position + 1;
+  if (low < key_tile.first) low = key_tile.first;
+  if (high > key_tile.end) high = key_tile.end;
   if (low >= high) return;
   const int first = static_cast<int>(low / kGrain * kGrain);
   const int end = static_cast<int>(round_up(high, kGrain));
   const uint64_t needed = first_bits(end) & ~first_bits(first);
-  const bool masked = keys.all_low > block.position + first ||
-                      keys.all_high < block.position + end - 1 ||
-                      (block.present & needed) != needed;
+  const bool masked = keys.all_low > key_tile.position + first ||
+                      keys.all_high < key_tile.position + end - 1 ||
+                      (key_tile.present & needed) != needed;
 
   float* scores = tile.scores;
   const Word* k = tile.k + first * Strides::kKey;
@@ -90,7 +93,7 @@ void attend(ForwardTile<Simd>& tile, const KeyBlock& block, int panel, Prefetch&
   // Keys from `half` on are seen by the lanes of the second vector only: on the diagonal.
   int half = end;
   if constexpr (kVectors == 2) {
-    if (masked) half = first_half_end(tile, block, panel, first, end);
+    if (masked) half = first_half_end(tile, key_tile, panel, first, end);
   }
   if (masked || tile.cap > 0) {
     product_in_steps<Simd, kVectors, Strides::kKey, 1, kWidth, Start::kZero>(
@@ -101,7 +104,7 @@ void attend(ForwardTile<Simd>& tile, const KeyBlock& block, int panel, Prefetch&
           scores + (half - first) * kWidth + Simd::kLanes, tile.d_words, nullptr, prefetch);
     }
     if (tile.cap > 0) cap_scores(tile, scores, (end - first) * kWidth);
-    if (masked) mask_scores<Simd, kVectors>(tile, block, panel, first, end);
+    if (masked) mask_scores<Simd, kVectors>(tile, key_tile, panel, first, end);
     find_top<Simd, kVectors>(tile, panel, end - first);
   } else {
     for (int v = 0; v < kVectors; ++v) {
@@ -111,7 +114,7 @@ void attend(ForwardTile<Simd>& tile, const KeyBlock& block, int panel, Prefetch&
     product_in_steps<Simd, kVectors, Strides::kKey, 1, kWidth, Start::kZero, true>(
         end - first, k, q, kWidth, scores, tile.d_words, nullptr, prefetch, tile.top);
   }
-  const bool moved = softmax_block<Simd, kVectors>(tile, panel, end - first);
+  const bool moved = softmax_key_tile<Simd, kVectors>(tile, panel, end - first);
   const Word* v = tile.v + first / kGrain * Strides::kValue;
   const Word* p = reinterpret_cast<const Word*>(scores);
   float* o = tile.o + int64_t{panel} * tile.e * kPanelWidth<Simd>;
@@ -132,37 +135,37 @@ void attend(ForwardTile<Simd>& tile, const KeyBlock& block, int panel, Prefetch&
         tile.e, v + words * Strides::kValue, p + words * kWidth + Simd::kLanes, kWidth,
         o + Simd::kLanes, (end - half) / kGrain, nullptr, prefetch);
   }
-  if (block.not_finite != 0) {
-    add_apart<Simd, Number, kVectors>(tile, block, panel, first, end);
+  if (key_tile.not_finite != 0) {
+    add_apart<Simd, Number, kVectors>(tile, key_tile, panel, first, end);
   }
 }
 
-/// All panels against all blocks. Q is packed while the first block is on its way.
+/// All panels against all key tiles. Q is packed while the first key tile is on its way.
 template <class Simd, class Number, class Strides>
 void attend_all(const ForwardItem& item, int64_t group, ForwardTile<Simd>& tile) {
   const int64_t low = tile.panel_keys[0].some_low;
   const int64_t high = tile.panel_keys[tile.panels - 1].some_high;
   const int d = static_cast<int>(item.shape->head_dim_qk);
-  const int steps = static_cast<int>(round_up(kBlockKeys, Simd::kProductRows) +
+  const int steps = static_cast<int>(round_up(kTileKeys, Simd::kProductRows) +
                                      round_up(tile.e, Simd::kProductRows)) /
                     Simd::kProductRows;
   Prefetch prefetch;
-  KeyBlock blocks[2];
+  KeyTile key_tiles[2];
   int64_t hint = 0;
-  bool more = find_block<Number>(item, low < 0 ? 0 : low, high, &hint, blocks[0]);
+  bool more = find_key_tile<Number>(item, low < 0 ? 0 : low, high, &hint, key_tiles[0]);
   if (!more) return;
   const KeyFragment& last = item.task->keys.data()[item.task->keys.size() - 1];
   const int64_t keys_end = last.position + last.tokens;
-  const int first = blocks[0].first;
-  fetch_rows(blocks[0].k_rows + first, blocks[0].end - first, d * sizeof(Number));
-  fetch_rows(blocks[0].v_rows + first, blocks[0].end - first, tile.e * sizeof(Number));
+  const int first = key_tiles[0].first;
+  fetch_rows(key_tiles[0].k_rows + first, key_tiles[0].end - first, d * sizeof(Number));
+  fetch_rows(key_tiles[0].v_rows + first, key_tiles[0].end - first, tile.e * sizeof(Number));
   pack_queries<Simd, Number>(item, group, tile);
   for (int current = 0; more; current = 1 - current) {
-    KeyBlock& block = blocks[current];
-    KeyBlock& next = blocks[1 - current];
-    pack_keys<Simd, Number, Strides>(d, block, tile);
-    more = find_block<Number>(item, block.position + kBlockKeys, high, &hint, next);
-    const PanelsLeft left = panels_left(tile, block.position, keys_end);
+    KeyTile& key_tile = key_tiles[current];
+    KeyTile& next = key_tiles[1 - current];
+    pack_keys<Simd, Number, Strides>(d, key_tile, tile);
+    more = find_key_tile<Number>(item, key_tile.position + kTileKeys, high, &hint, next);
+    const PanelsLeft left = panels_left(tile, key_tile.position, keys_end);
     prefetch.start(more ? &next : nullptr, d * int64_t{sizeof(Number)},
                    tile.e * int64_t{sizeof(Number)}, left.here > 0 ? left.here * steps : 1);
     if (item.next != nullptr) {
@@ -170,9 +173,9 @@ void attend_all(const ForwardItem& item, int64_t group, ForwardTile<Simd>& tile)
     }
     for (int p = 0; p < tile.panels; ++p) {
       if (panel_lanes(tile, p) <= Simd::kLanes) {
-        attend<Simd, Number, Strides, 1>(tile, block, p, prefetch);
+        add_key_tile<Simd, Number, Strides, 1>(tile, key_tile, p, prefetch);
       } else {
-        attend<Simd, Number, Strides, Simd::kProductVectors>(tile, block, p, prefetch);
+        add_key_tile<Simd, Number, Strides, Simd::kProductVectors>(tile, key_tile, p, prefetch);
       }
     }
   }
@@ -278,7 +281,7 @@ template <class Simd>
 size_t forward_words(const Shape& shape) {
   const auto d_words = static_cast<size_t>(row_words<Simd>(static_cast<int>(shape.head_dim_qk)));
   const auto e = static_cast<size_t>(shape.head_dim_v);
-  return kTileRows * (d_words + e) + 2 * kBlockKeys * size_t{kLongStride};
+  return kTileRows * (d_words + e) + 2 * kTileKeys * size_t{kLongStride};
 }
 
 template <class Simd>
@@ -311,8 +314,8 @@ ForwardTile<Simd>& start_tile(const ForwardItem& item, std::byte* scratch) {
   tile.d_words = row_words<Simd>(static_cast<int>(shape.head_dim_qk));
   tile.e = static_cast<int>(shape.head_dim_v);
   tile.k = reinterpret_cast<Word*>(scratch + round_up(sizeof(ForwardTile<Simd>), 64));
-  tile.v = tile.k + kBlockKeys * kLongStride;
-  tile.q = tile.v + kBlockKeys * kLongStride;
+  tile.v = tile.k + kTileKeys * kLongStride;
+  tile.q = tile.v + kTileKeys * kLongStride;
   tile.o = reinterpret_cast<float*>(tile.q + kTileRows * tile.d_words);
   set_scale(shape, tile);
   return tile;

@@ -1,5 +1,5 @@
 #pragma once
-// Scores of one panel and block become probabilities (forward.h).
+// Scores of one panel and key tile become probabilities (forward.h).
 
 #include "distca/kernels/cpu/exponential.h"
 #include "distca/kernels/cpu/forward_tile.h"
@@ -18,9 +18,9 @@ void cap_scores(const ForwardTile<Simd>& tile, float* scores, int numbers) {
   }
 }
 
-/// The panel's limits within the block, as one number a lane.
+/// The panel's limits within the key tile, as one number a lane.
 template <class Simd>
-void set_block_limits(ForwardTile<Simd>& tile, int panel, int64_t position) {
+void set_tile_limits(ForwardTile<Simd>& tile, int panel, int64_t position) {
   const int64_t* low = tile.low + panel * kPanelWidth<Simd>;
   const int64_t* high = tile.high + panel * kPanelWidth<Simd>;
   for (int i = 0; i < kPanelWidth<Simd>; ++i) {
@@ -33,9 +33,9 @@ void set_block_limits(ForwardTile<Simd>& tile, int panel, int64_t position) {
 
 /// Scores that a lane does not see become -infinity: probability 0, whatever the maximum.
 template <class Simd, int kVectors>
-void mask_scores(ForwardTile<Simd>& tile, const KeyBlock& block, int panel, int first, int end) {
+void mask_scores(ForwardTile<Simd>& tile, const KeyTile& key_tile, int panel, int first, int end) {
   constexpr int kLanes = Simd::kLanes;
-  set_block_limits(tile, panel, block.position);
+  set_tile_limits(tile, panel, key_tile.position);
   const PanelKeys& keys = tile.panel_keys[panel];
   const auto hidden = Simd::set(-__builtin_inff());
   typename Simd::Integers low[kVectors];
@@ -45,9 +45,10 @@ void mask_scores(ForwardTile<Simd>& tile, const KeyBlock& block, int panel, int 
     high[v] = Simd::load_integers(tile.last_key + v * kLanes);
   }
   for (int j = first; j < end; ++j) {
-    const bool all = keys.all_low <= block.position + j && block.position + j <= keys.all_high;
-    if (all && block.index[j] == j) continue;
-    const auto key = Simd::set_integer(block.index[j]);
+    const bool all =
+        keys.all_low <= key_tile.position + j && key_tile.position + j <= keys.all_high;
+    if (all && key_tile.index[j] == j) continue;
+    const auto key = Simd::set_integer(key_tile.index[j]);
     float* scores = tile.scores + (j - first) * kVectors * kLanes;
     for (int v = 0; v < kVectors; ++v) {
       const auto visible = Simd::both(Simd::at_most(low[v], key), Simd::at_most(key, high[v]));
@@ -147,7 +148,7 @@ void find_top(ForwardTile<Simd>& tile, int panel, int keys) {
 /// and sum go on, and `factor` is what earlier sums have to be multiplied by. Returns whether any
 /// maximum moved; where none did, all factors are 1.
 template <class Simd, int kVectors>
-bool softmax_block(ForwardTile<Simd>& tile, int panel, int keys) {
+bool softmax_key_tile(ForwardTile<Simd>& tile, int panel, int keys) {
   using Vector = typename Simd::Vector;
   constexpr int kLanes = Simd::kLanes;
   constexpr int kGrain = Simd::kPairs ? 2 : 1;

@@ -1,6 +1,6 @@
 #pragma once
 // State of one item of the forward pass (forward.h) and what it reads: limits of its rows, Q, and
-// the blocks of keys with their copies.
+// the key tiles with their copies.
 
 #include <new>
 
@@ -14,7 +14,7 @@ namespace {
 
 constexpr float kNoScore = -3.4028234663852886e38F;  // the maximum of no scores; finite
 constexpr float kLeastScale = 1e-37F;                // instead of 0, since 0 * infinity is NaN
-constexpr int32_t kAbsentKey = 2 * kBlockKeys;       // beyond every limit in a block
+constexpr int32_t kAbsentKey = 2 * kTileKeys;        // beyond every limit in a key tile
 
 template <class Simd>
 constexpr int kPanelWidth = Simd::kProductVectors* Simd::kLanes;
@@ -59,27 +59,27 @@ struct ForwardTile {
   alignas(64) float sum[kTileRows];
   alignas(64) float lse[kTileRows];
   alignas(64) float factor[kPanelWidth<Simd>];
-  alignas(64) float top[kPanelWidth<Simd>];          // the maximum with the current block
-  alignas(64) int32_t first_key[kPanelWidth<Simd>];  // limits in the current block
+  alignas(64) float top[kPanelWidth<Simd>];          // the maximum with the current key tile
+  alignas(64) int32_t first_key[kPanelWidth<Simd>];  // limits in the current key tile
   alignas(64) int32_t last_key[kPanelWidth<Simd>];
-  alignas(64) float scores[kBlockKeys * kPanelWidth<Simd>];  // then probabilities, as words
+  alignas(64) float scores[kTileKeys * kPanelWidth<Simd>];  // then probabilities, as words
 
   Word* q = nullptr;   // [panels][d_words][width]
   float* o = nullptr;  // [panels][e][width]
-  Word* k = nullptr;   // [kBlockKeys][stride]
-  Word* v = nullptr;   // [kBlockKeys or pairs][stride]
+  Word* k = nullptr;   // [kTileKeys][stride]
+  Word* v = nullptr;   // [kTileKeys or pairs][stride]
 };
 
-/// A block of keys.
-struct KeyBlock {
+/// A key tile.
+struct KeyTile {
   int64_t position = 0;
   uint64_t present = 0;
   uint64_t not_finite = 0;  // keys whose V is not: zero in the copy, added by add_apart
   int first = 0;            // keys [first, end) hold all that are present
   int end = 0;
-  int32_t index[kBlockKeys];  // in the block, or kAbsentKey
-  const void* k_rows[kBlockKeys];
-  const void* v_rows[kBlockKeys];
+  int32_t index[kTileKeys];  // in the key tile, or kAbsentKey
+  const void* k_rows[kTileKeys];
+  const void* v_rows[kTileKeys];
 };
 
 template <class Simd>
@@ -142,57 +142,59 @@ void pack_queries(const ForwardItem& item, int64_t group, ForwardTile<Simd>& til
   }
 }
 
-/// The block that holds the first key from `position` on; false if there is none up to `high`.
+/// The key tile that holds the first key from `position` on; false if there is none up to `high`.
 template <class Number>
-bool find_block(const ForwardItem& item, int64_t position, int64_t high, int64_t* hint,
-                KeyBlock& block) {
+bool find_key_tile(const ForwardItem& item, int64_t position, int64_t high, int64_t* hint,
+                   KeyTile& key_tile) {
   const KeyFragment* fragments = item.task->keys.data();
   const auto count = static_cast<int64_t>(item.task->keys.size());
   const int64_t key = next_key(fragments, count, *hint, position);
   if (key > high || key >= kFarPosition) return false;
-  block.position = key / kBlockKeys * kBlockKeys;
+  key_tile.position = key / kTileKeys * kTileKeys;
   KeyPieces pieces;
-  find_keys(fragments, count, block.position, hint, &pieces);
-  block.present = pieces.present;
-  block.first = __builtin_ctzll(block.present);
-  block.end = kBlockKeys - __builtin_clzll(block.present);
-  for (int i = 0; i < kBlockKeys; ++i) {
-    block.index[i] = (block.present >> i & 1) != 0 ? i : kAbsentKey;
+  find_keys(fragments, count, key_tile.position, hint, &pieces);
+  key_tile.present = pieces.present;
+  key_tile.first = __builtin_ctzll(key_tile.present);
+  key_tile.end = kTileKeys - __builtin_clzll(key_tile.present);
+  for (int i = 0; i < kTileKeys; ++i) {
+    key_tile.index[i] = (key_tile.present >> i & 1) != 0 ? i : kAbsentKey;
   }
-  key_block_addresses(fragments, pieces, sizeof(Number), item.kv_head, block.k_rows, block.v_rows);
+  key_tile_addresses(fragments, pieces, sizeof(Number), item.kv_head, key_tile.k_rows,
+                     key_tile.v_rows);
   return true;
 }
 
-/// Copies the block's K and V. Where V is not finite the key's row is 0 in the copy.
+/// Copies the key tile's K and V. Where V is not finite the key's row is 0 in the copy.
 template <class Simd, class Number, class Strides>
-void pack_keys(int d, KeyBlock& block, ForwardTile<Simd>& tile) {
-  const int count = static_cast<int>(round_up(block.end, Simd::kPairs ? 2 : 1));
-  pack_rows<Simd, Number>(block.k_rows, count, d, tile.k, Strides::kKey);
-  block.not_finite = 0;
-  if (pack_summed_rows<Simd, Number, true>(block.v_rows, count, tile.e, tile.v, Strides::kValue)) {
+void pack_keys(int d, KeyTile& key_tile, ForwardTile<Simd>& tile) {
+  const int count = static_cast<int>(round_up(key_tile.end, Simd::kPairs ? 2 : 1));
+  pack_rows<Simd, Number>(key_tile.k_rows, count, d, tile.k, Strides::kKey);
+  key_tile.not_finite = 0;
+  if (pack_summed_rows<Simd, Number, true>(key_tile.v_rows, count, tile.e, tile.v,
+                                           Strides::kValue)) {
     return;
   }
-  const void* finite_rows[kBlockKeys];
+  const void* finite_rows[kTileKeys];
   for (int i = 0; i < count; ++i) {
     const bool finite =
-        pack_rows<Simd, Number, true>(block.v_rows + i, 1, tile.e, tile.v, Strides::kValue);
-    finite_rows[i] = finite ? block.v_rows[i] : kZeroRow;
-    if (!finite) block.not_finite |= uint64_t{1} << i;
+        pack_rows<Simd, Number, true>(key_tile.v_rows + i, 1, tile.e, tile.v, Strides::kValue);
+    finite_rows[i] = finite ? key_tile.v_rows[i] : kZeroRow;
+    if (!finite) key_tile.not_finite |= uint64_t{1} << i;
   }
   pack_summed_rows<Simd, Number>(finite_rows, count, tile.e, tile.v, Strides::kValue);
 }
 
-/// Asks for the rows of the block that is copied next, a few cache lines at a time between parts of
-/// products: all at once would fill the processor's list of open misses and stall it.
+/// Asks for the rows of the key tile that is copied next, a few cache lines at a time between parts
+/// of products: all at once would fill the processor's list of open misses and stall it.
 struct Prefetch {
   /// `steps`: how often step() will be called.
-  void start(const KeyBlock* block, int64_t k_bytes, int64_t v_bytes, int64_t steps) {
-    next = block;
+  void start(const KeyTile* key_tile, int64_t k_bytes, int64_t v_bytes, int64_t steps) {
+    next = key_tile;
     bytes[0] = k_bytes;
     bytes[1] = v_bytes;
     row = 0;
     at = 0;
-    const int64_t lines = kBlockKeys * ((k_bytes + 63) / 64 + (v_bytes + 63) / 64);
+    const int64_t lines = kTileKeys * ((k_bytes + 63) / 64 + (v_bytes + 63) / 64);
     lines_each_step = (lines + steps - 1) / steps;
   }
   /// The queries of the next item, once no more than `steps` steps are left in which they can come
@@ -217,17 +219,17 @@ struct Prefetch {
       if (query_at >= query_bytes) query_at = 0, ++query;
     }
     if (next == nullptr) return;
-    for (int64_t i = 0; i < lines_each_step && row < 2 * kBlockKeys; ++i) {
-      const bool value = row >= kBlockKeys;
-      const void* data = value ? next->v_rows[row - kBlockKeys] : next->k_rows[row];
+    for (int64_t i = 0; i < lines_each_step && row < 2 * kTileKeys; ++i) {
+      const bool value = row >= kTileKeys;
+      const void* data = value ? next->v_rows[row - kTileKeys] : next->k_rows[row];
       __builtin_prefetch(static_cast<const std::byte*>(data) + at, 0, 2);
       at += 64;
       if (at >= bytes[value]) at = 0, ++row;
     }
   }
-  const KeyBlock* next = nullptr;
+  const KeyTile* next = nullptr;
   int64_t bytes[2] = {};  // of a row of K, of V
-  int row = 0;            // of 2 x kBlockKeys, first those of K
+  int row = 0;            // of 2 x kTileKeys, first those of K
   int64_t at = 0;         // in the row, in bytes
   int64_t lines_each_step = 0;
 
@@ -239,8 +241,8 @@ struct Prefetch {
   const void* query_rows[kTileRows];
 };
 
-/// How many panels see keys of the block at `position`, and in how many pairs of a panel and a
-/// block some are seen from there on up to `end`.
+/// How many panels see keys of the key tile at `position`, and in how many pairs of a panel and a
+/// key tile some are seen from there on up to `end`.
 struct PanelsLeft {
   int64_t here = 0;
   int64_t all = 0;
@@ -253,14 +255,14 @@ PanelsLeft panels_left(const ForwardTile<Simd>& tile, int64_t position, int64_t 
     const int64_t low = keys.some_low < position ? position : keys.some_low;
     const int64_t high = keys.some_high < end ? keys.some_high : end - 1;
     if (low > high) continue;
-    left.here += low < position + kBlockKeys ? 1 : 0;
-    left.all += high / kBlockKeys - low / kBlockKeys + 1;
+    left.here += low < position + kTileKeys ? 1 : 0;
+    left.all += high / kTileKeys - low / kTileKeys + 1;
   }
   return left;
 }
 
-/// C of `rows` rows in parts of one block of the product, with a step of the prefetch after each,
-/// the last one too.
+/// C of `rows` rows in parts of one key tile of the product, with a step of the prefetch after
+/// each, the last one too.
 template <class Simd, int kVectors, int kStrideM, int kStrideK, int kStrideC, Start kStart,
           bool kTop = false>
 void product_in_steps(int rows, const Word* a, const Word* b, int b_stride, float* c, int words,

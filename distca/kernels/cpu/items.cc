@@ -7,13 +7,13 @@
 
 #include "distca/base/integers.h"
 #include "distca/kernels/cpu/engine.h"
-#include "distca/kernels/mask_blocks.h"
+#include "distca/kernels/mask_parts.h"
 
 namespace distca::kernels {
 namespace {
 
-// Copying a block of keys and values takes as long as this many rows' products with it.
-constexpr int64_t kBlockCostRows = 12;
+// Copying a key tile and values takes as long as this many rows' products with it.
+constexpr int64_t kTileCostRows = 12;
 // Packing a row's query and writing its output take as long as its products with this many keys.
 constexpr int64_t kRowCostKeys = 36;
 // Below this, copying the keys costs more than even threads gain.
@@ -37,8 +37,8 @@ class Predictor {
       pairs += kPanelRows * keys_seen(row, std::min<int64_t>(row + kPanelRows, row_end));
       rows += kPanelRows;
     }
-    const int64_t copied = round_up(keys_seen(row_begin, row_end), kBlockKeys);
-    return pairs + kBlockCostRows * copied + kRowCostKeys * rows;
+    const int64_t copied = round_up(keys_seen(row_begin, row_end), kTileKeys);
+    return pairs + kTileCostRows * copied + kRowCostKeys * rows;
   }
 
  private:

@@ -47,7 +47,7 @@ inline void query_row_addresses(const Rows& rows, int number_bytes, int64_t grou
   for (int i = count; i < padded; ++i) to[i] = kZeroRow;
 }
 
-/// Keys of a block that lie in one fragment: keys [first, first + count) of the block are the
+/// Keys of a key tile that lie in one fragment: keys [first, first + count) of the key tile are the
 /// fragment's tokens from `token` on.
 struct KeyPiece {
   int64_t fragment = 0;
@@ -56,13 +56,13 @@ struct KeyPiece {
   int count = 0;
 };
 
-/// Which keys of the block at `position` exist, and where.
+/// Which keys of the key tile at `position` exist, and where.
 struct KeyPieces {
-  KeyPiece piece[kBlockKeys];
+  KeyPiece piece[kTileKeys];
   int pieces = 0;
-  uint64_t present = 0;  // bit i: key i of the block
+  uint64_t present = 0;  // bit i: key i of the key tile
 };
-static_assert(kBlockKeys == 64, "one bit a key");
+static_assert(kTileKeys == 64, "one bit a key");
 
 constexpr uint64_t first_bits(int n) { return n >= 64 ? ~uint64_t{0} : (uint64_t{1} << n) - 1; }
 
@@ -92,7 +92,7 @@ inline void find_keys(const KeyFragment* fragments, int64_t count, int64_t posit
     const KeyFragment& fragment = fragments[at];
     const int64_t begin = fragment.position > position ? fragment.position : position;
     const int64_t fragment_end = fragment.position + fragment.tokens;
-    const int64_t end = fragment_end < position + kBlockKeys ? fragment_end : position + kBlockKeys;
+    const int64_t end = fragment_end < position + kTileKeys ? fragment_end : position + kTileKeys;
     if (begin < end) {
       const int first = static_cast<int>(begin - position);
       const int keys = static_cast<int>(end - begin);
@@ -104,7 +104,7 @@ inline void find_keys(const KeyFragment* fragments, int64_t count, int64_t posit
   }
 }
 
-/// Addresses of a piece's rows, written at the places of its keys in the block.
+/// Addresses of a piece's rows, written at the places of its keys in the key tile.
 inline void key_row_addresses(const Rows& rows, int number_bytes, int64_t kv_head,
                               const KeyPiece& piece, const void** to) {
   const std::byte* row = row_address(rows, number_bytes, piece.token, kv_head);
@@ -114,11 +114,11 @@ inline void key_row_addresses(const Rows& rows, int number_bytes, int64_t kv_hea
   }
 }
 
-/// Addresses of the K and V rows of all keys of a block.
-inline void key_block_addresses(const KeyFragment* fragments, const KeyPieces& keys,
-                                int number_bytes, int64_t kv_head, const void** k, const void** v) {
+/// Addresses of the K and V rows of all keys of a key tile.
+inline void key_tile_addresses(const KeyFragment* fragments, const KeyPieces& keys,
+                               int number_bytes, int64_t kv_head, const void** k, const void** v) {
   if (keys.present != ~uint64_t{0}) {
-    for (int i = 0; i < kBlockKeys; ++i) k[i] = v[i] = kZeroRow;
+    for (int i = 0; i < kTileKeys; ++i) k[i] = v[i] = kZeroRow;
   }
   for (int i = 0; i < keys.pieces; ++i) {
     const KeyFragment& fragment = fragments[keys.piece[i].fragment];

@@ -22,9 +22,9 @@ enum class Start {
 /// kRows x kVectors accumulators. kStrideC: between the rows of C; b_stride: between those of B.
 template <class Simd, int kRows, int kVectors, int kStrideM, int kStrideK, int kStrideC,
           Start kStart, bool kTop>
-inline __attribute__((always_inline)) void product_block(const Word* a, const Word* b, int b_stride,
-                                                         float* c, int words, const float* factor,
-                                                         float* top) {
+inline __attribute__((always_inline)) void product_step(const Word* a, const Word* b, int b_stride,
+                                                        float* c, int words, const float* factor,
+                                                        float* top) {
   using Vector = typename Simd::Vector;
   constexpr int kLanes = Simd::kLanes;
   Vector sum[kRows][kVectors];
@@ -81,7 +81,7 @@ inline __attribute__((always_inline)) void product_rest(int rows, const Word* a,
                                                         const float* factor, float* top) {
   if constexpr (kRows > 0) {
     if (rows == kRows) {
-      product_block<Simd, kRows, kVectors, kStrideM, kStrideK, kStrideC, kStart, kTop>(
+      product_step<Simd, kRows, kVectors, kStrideM, kStrideK, kStrideC, kStart, kTop>(
           a, b, b_stride, c, words, factor, top);
     } else {
       product_rest<Simd, kRows - 1, kVectors, kStrideM, kStrideK, kStrideC, kStart, kTop>(
@@ -94,22 +94,22 @@ struct NoStep {
   void operator()() const {}
 };
 
-/// C of `rows` x (kVectors x lanes): blocks of kProductRows rows, then the rest. `step` is called
-/// before each block: a place for what may run beside the arithmetic.
+/// C of `rows` x (kVectors x lanes): steps of kProductRows rows, then the rest. `step` is called
+/// before each step: a place for what may run beside the arithmetic.
 template <class Simd, int kVectors, int kStrideM, int kStrideK, int kStrideC, Start kStart,
           bool kTop = false, class Step = NoStep>
 __attribute__((noinline)) void product(int rows, const Word* a, const Word* b, int b_stride,
                                        float* c, int words, const float* factor = nullptr,
                                        Step step = {}, float* top = nullptr) {
-  constexpr int kBlock = Simd::kProductRows;
-  for (; rows >= kBlock; rows -= kBlock) {
+  constexpr int kStep = Simd::kProductRows;
+  for (; rows >= kStep; rows -= kStep) {
     step();
-    product_block<Simd, kBlock, kVectors, kStrideM, kStrideK, kStrideC, kStart, kTop>(
+    product_step<Simd, kStep, kVectors, kStrideM, kStrideK, kStrideC, kStart, kTop>(
         a, b, b_stride, c, words, factor, top);
-    a += kBlock * kStrideM;
-    c += kBlock * kStrideC;
+    a += kStep * kStrideM;
+    c += kStep * kStrideC;
   }
-  product_rest<Simd, kBlock - 1, kVectors, kStrideM, kStrideK, kStrideC, kStart, kTop>(
+  product_rest<Simd, kStep - 1, kVectors, kStrideM, kStrideK, kStrideC, kStart, kTop>(
       rows, a, b, b_stride, c, words, factor, top);
 }
 

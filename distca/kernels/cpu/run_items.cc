@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "distca/base/error.h"
+#include "distca/kernels/cpu/accumulation_order.h"
 #include "distca/kernels/cpu/attention.h"
 #include "distca/kernels/cpu/items.h"
-#include "distca/kernels/cpu/turns.h"
 #include "distca/kernels/rows.h"
 #include "distca/kernels/task_list.h"
 
@@ -67,9 +67,9 @@ EngineList engine_list(const TaskList& list, ScalarType type, std::optional<Scal
 
 /// Reports an item as ended even if it throws: items that wait for it go on.
 struct Finish {
-  Turns& turns;
+  AccumulationOrder& order;
   int64_t item;
-  ~Finish() { turns.finish(item); }
+  ~Finish() { order.finish(item); }
 };
 
 }  // namespace
@@ -109,14 +109,14 @@ void run_backward(const Engine& engine, const Shape& shape, ScalarType type, con
   const EngineList resolved = engine_list(list, type, std::nullopt);
   // Not cut by the number of threads: sums over rows would differ.
   std::vector<Item> items = cut_items(shape, list.tasks, 0);
-  const auto run = [&](const Item& item, const Turn& turn, std::byte* scratch) {
+  const auto run = [&](const Item& item, const AccumulationGate& gate, std::byte* scratch) {
     engine.backward({.shape = &shape,
                      .type = type,
                      .task = &resolved.tasks[item.task],
                      .kv_head = item.kv_head,
                      .row_begin = item.row_begin,
                      .row_end = item.row_end,
-                     .turn = turn},
+                     .gate = gate},
                     scratch);
   };
   const auto count = static_cast<int64_t>(items.size());
@@ -126,10 +126,10 @@ void run_backward(const Engine& engine, const Shape& shape, ScalarType type, con
              [&](int64_t i, std::byte* scratch) { run(items[i], {}, scratch); });
     return;
   }
-  Turns turns(shape, list.tasks, std::move(items));
+  AccumulationOrder order(shape, list.tasks, std::move(items));
   pool.run(count, scratch_bytes, [&](int64_t i, std::byte* scratch) {
-    const Finish finish{turns, i};
-    run(turns.items()[i], turns.turn(i), scratch);
+    const Finish finish{order, i};
+    run(order.items()[i], order.gate(i), scratch);
   });
 }
 

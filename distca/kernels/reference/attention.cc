@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "distca/base/integers.h"
-#include "distca/kernels/mask_blocks.h"
+#include "distca/kernels/mask_parts.h"
 #include "distca/kernels/rows.h"
 #include "distca/kernels/task_list.h"
 

@@ -2,7 +2,7 @@
 // What both greedy searches of `balanced` share: servers above their bound give parts of their
 // pieces to servers below theirs, the best move of any of them first. Which parts there are to give
 // is the search's own: rows with all their keys (moves.h), or rectangles of queries x keys
-// (key_sub_ranges_give.h). One object is not for several threads at once.
+// (split_kv_give.h). One object is not for several threads at once.
 
 #include <cstdint>
 #include <optional>

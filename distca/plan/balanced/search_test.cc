@@ -8,8 +8,8 @@
 #include "distca/base/error.h"
 #include "distca/plan/exchange.h"
 #include "distca/plan/plan_batch_input.h"
+#include "distca/plan/plan_summary.h"
 #include "distca/plan/plan_testing.h"
-#include "distca/plan/summary.h"
 #include "distca/plan/validate.h"
 
 namespace distca {

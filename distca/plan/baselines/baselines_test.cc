@@ -4,9 +4,9 @@
 #include <gtest/gtest.h>
 
 #include "distca/base/error.h"
+#include "distca/plan/plan_summary.h"
 #include "distca/plan/plan_testing.h"
 #include "distca/plan/scheduler.h"
-#include "distca/plan/summary.h"
 
 namespace distca {
 namespace {

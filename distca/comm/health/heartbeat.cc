@@ -1,0 +1,438 @@
+#include "distca/comm/health/heartbeat.h"
+
+#include <c10/util/Logging.h>
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <sstream>
+#include <thread>
+
+#include "distca/base/clock.h"
+#include "distca/base/env.h"
+#include "distca/base/error.h"
+#include "distca/base/json.h"
+#include "distca/comm/health/heartbeat_keys.h"
+#include "distca/comm/launch/own_address.h"
+#include "distca/comm/launch/run_store.h"
+
+namespace distca {
+namespace {
+
+using Seconds = std::chrono::duration<double>;
+
+constexpr int kBeatsToSilence = 3;
+constexpr int kBeatsToSuspicion = 6;  // of the next rank, at start-up; then judging begins
+constexpr double kFirstPause = 0.05;  // seconds between the first two looks at the store
+constexpr double kFarewell = 2;       // seconds a rank that ends gives its last heartbeat, at most
+
+double wall_seconds() {
+  return Seconds(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+struct Beat {
+  int64_t number = 0;
+  double wall_s = 0;
+  RankNews news;
+};
+
+std::string encode(const RankNews& mine, int64_t number) {
+  return Json{{"awaits", mine.awaits},
+              {"beat", number},
+              {"operation", mine.last.operation},
+              {"state", static_cast<int>(mine.state)},
+              {"step", mine.last.step},
+              {"wall_s", wall_seconds()}}
+      .dump(-1, ' ', true, Json::error_handler_t::replace);
+}
+
+Beat decode(const std::string& text) {
+  const Json json = parse_json(text, "a heartbeat", ErrorKind::kComm);
+  return {.number = json.at("beat"),
+          .wall_s = json.at("wall_s"),
+          .news = {.state = static_cast<RankState>(json.at("state").get<int>()),
+                   .last = {.step = json.at("step"), .operation = json.at("operation")},
+                   .awaits = json.at("awaits")}};
+}
+
+/// c10d prints a page of stack for every lost connection; what matters of it we say in one line.
+void hush_c10d() {
+  constexpr int kFatal = 3;
+  if (!env_string("TORCH_CPP_LOG_LEVEL")) FLAGS_caffe2_log_level = kFatal;
+}
+
+}  // namespace
+
+double heartbeat_s(const CommOptions& options) { return std::min(1.0, options.timeout_s / 10); }
+
+/// What the owner and the heartbeat thread share; the members above the mutex never change.
+struct Heartbeat::State {
+  Rendezvous rendezvous;
+  CommOptions options;
+  std::function<void()> on_alarm;
+  double startup_deadline = 0;
+  std::string address;  // of the interface that leads to the store; empty for one made elsewhere
+  std::unique_ptr<RunStore> store;  // the heartbeat thread's alone
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  Activity mine;
+  RankState mine_state = RankState::kLive;
+  std::atomic<int> awaits = kNobody;
+  bool all_here = false;
+  bool starting = true;
+  bool neighbour_lost = false;
+  bool several_networks = false;
+  std::optional<std::string> outside;  // an address of another machine
+  bool alarmed = false;
+  bool ended = false;  // the heartbeat thread has
+  std::optional<FailedWait> question;
+  std::optional<std::string> diagnosis;
+
+  // The heartbeat thread's own.
+  int64_t number = 0;  // of our last heartbeat
+  double last_beat = 0;
+  double arrival_pause = kFirstPause;
+  bool arrived = false;
+  int64_t neighbour_beat = -1;
+  int same_beat = 0;       // looks at the next rank that found no new heartbeat
+  double last_look = 0;    // at it
+  std::vector<Beat> seen;  // [size]
+  int64_t keys_handled = 0;
+
+  void run();
+  void beat();
+  void beat_if_due();
+  void tell_network();
+  void look_for_ranks();
+  void look_at_neighbour();
+  void look_for_alarm();
+  void answer();
+  bool wait_for_judge();
+  void judge_all();
+  std::vector<RankNews> read_all();
+  void read_deaths(std::vector<RankNews>& news);
+  void raise_alarm(std::optional<std::string> text);
+  void lose_store(const std::string& why);
+
+  std::string key(std::string_view name) const { return rendezvous.prefix + std::string(name); }
+  std::string heartbeat_key(int rank) const {
+    return distca::heartbeat_key(rendezvous.prefix, rank);
+  }
+  double silence_s() const { return kBeatsToSilence * heartbeat_s(options); }
+};
+
+void Heartbeat::State::run() {
+  try {
+    while (true) {
+      if (all_here)
+        beat();
+      else
+        beat_if_due();
+      look_for_ranks();
+      look_at_neighbour();
+      look_for_alarm();
+      std::unique_lock lock(mutex);
+      keys_handled = store->keys_handled();
+      if (mine_state != RankState::kLive) break;
+      if (question && !diagnosis) {
+        lock.unlock();
+        answer();
+        continue;
+      }
+      const Seconds pause(all_here ? heartbeat_s(options) : arrival_pause);
+      changed.wait_for(lock, pause,
+                       [&] { return mine_state != RankState::kLive || (question && !diagnosis); });
+    }
+    beat();
+    store->add(farewells_key(rendezvous.prefix), 1);
+  } catch (const std::exception& error) {
+    lose_store(first_line(error));
+  }
+  std::lock_guard lock(mutex);
+  ended = true;
+  changed.notify_all();
+}
+
+void Heartbeat::State::beat() {
+  std::unique_lock lock(mutex);
+  RankNews news{.state = mine_state, .last = mine};
+  lock.unlock();
+  if (const int peer = awaits; peer != kNobody) news.awaits = {peer};
+  const std::string text = encode(news, ++number);
+  store->set(heartbeat_key(rendezvous.rank), text);
+  last_beat = steady_seconds();
+}
+
+void Heartbeat::State::beat_if_due() {
+  if (steady_seconds() - last_beat >= heartbeat_s(options) / 2) beat();
+}
+
+void Heartbeat::State::look_for_ranks() {
+  {
+    std::lock_guard lock(mutex);
+    if (all_here) return;
+  }
+  if (!std::exchange(arrived, true)) {
+    if (!address.empty()) tell_network();
+    if (store->add(key("arrived"), 1) == rendezvous.size) store->set(key("here"), "1");
+  }
+  arrival_pause = std::min(2 * arrival_pause, heartbeat_s(options));
+  if (!store->has(key("here"))) return;
+  const bool several = store->has(key("networks"));
+  std::optional<std::string> address;
+  if (several && store->has(key("outside"))) address = store->get(key("outside"));
+  std::lock_guard lock(mutex);
+  several_networks = several;
+  outside = std::move(address);
+  all_here = true;
+  changed.notify_all();
+}
+
+/// Says whether this rank reaches the store as the first one does, so that all know when some are
+/// on other machines.
+void Heartbeat::State::tell_network() {
+  const std::string mine_is = network_id();
+  if (store->set_first(key("network"), mine_is) != mine_is) store->set(key("networks"), "1");
+  if (!is_loopback(address)) store->set_first(key("outside"), address);
+}
+
+/// A rank that dies before all are connected may have nobody who waits for a message of it.
+void Heartbeat::State::look_at_neighbour() {
+  const int next = (rendezvous.rank + 1) % rendezvous.size;
+  {
+    std::lock_guard lock(mutex);
+    if (!starting || next == rendezvous.rank) return;
+  }
+  if (steady_seconds() - last_look < heartbeat_s(options)) return;
+  last_look = steady_seconds();
+  if (!all_here && !store->has(heartbeat_key(next))) return;
+  const Beat beat = decode(store->get(heartbeat_key(next)));
+  same_beat = beat.number == neighbour_beat ? same_beat + 1 : 0;
+  neighbour_beat = beat.number;
+  std::lock_guard lock(mutex);
+  neighbour_lost = same_beat >= kBeatsToSuspicion || beat.news.state == RankState::kFailed;
+  if (neighbour_lost) changed.notify_all();
+}
+
+void Heartbeat::State::look_for_alarm() {
+  {
+    std::lock_guard lock(mutex);
+    if (diagnosis) return;
+  }
+  if (store->has(diagnosis_key(rendezvous.prefix)))
+    return raise_alarm(store->get(diagnosis_key(rendezvous.prefix)));
+  if (store->has(deaths_key(rendezvous.prefix))) raise_alarm(std::nullopt);
+}
+
+void Heartbeat::State::raise_alarm(std::optional<std::string> text) {
+  bool first = false;
+  {
+    std::lock_guard lock(mutex);
+    if (text && !diagnosis) diagnosis = std::move(text);
+    first = !std::exchange(alarmed, true);
+    changed.notify_all();
+  }
+  if (first) on_alarm();
+}
+
+/// Without a heartbeat the others will take us for silent: we end too, and say why.
+void Heartbeat::State::lose_store(const std::string& why) {
+  std::string text;
+  {
+    std::lock_guard lock(mutex);
+    if (mine_state != RankState::kLive) return;  // the store may end before our last heartbeat
+    if (question) text = distca::diagnosis(*question, {}) + "; ";
+    text += fmt::format("rank {} lost {} in {}: {}", rendezvous.rank, store_name(rendezvous),
+                        to_string(mine), why);
+  }
+  raise_alarm(std::move(text));
+}
+
+std::vector<RankNews> Heartbeat::State::read_all() {
+  std::vector<RankNews> news(rendezvous.size);
+  seen.resize(rendezvous.size);
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < rendezvous.size; ++rank) keys.push_back(heartbeat_key(rank));
+  const auto beats = store->get_each(keys, all_here);
+  for (int rank = 0; rank < rendezvous.size; ++rank) {
+    if (beats[rank]) seen[rank] = decode(*beats[rank]);
+    news[rank] = beats[rank] ? seen[rank].news : RankNews{.state = RankState::kAbsent};
+  }
+  read_deaths(news);
+  return news;
+}
+
+void Heartbeat::State::read_deaths(std::vector<RankNews>& news) {
+  if (!store->has(deaths_key(rendezvous.prefix))) return;
+  std::istringstream lines(store->get(deaths_key(rendezvous.prefix)));
+  int rank = -1;
+  std::string how;
+  while (lines >> rank && std::getline(lines >> std::ws, how)) {
+    if (rank < 0 || rank >= rendezvous.size) continue;
+    news[rank].state = RankState::kDead;
+    news[rank].death = how;
+  }
+}
+
+/// One rank reads all heartbeats for the others, unless it is lost itself.
+void Heartbeat::State::answer() {
+  const std::string mine_is = std::to_string(rendezvous.rank);
+  if (store->set_first(key("judge"), mine_is) == mine_is || !wait_for_judge()) judge_all();
+}
+
+/// True when the diagnosis has come.
+bool Heartbeat::State::wait_for_judge() {
+  const double start = steady_seconds();
+  double pause = kFirstPause;
+  while (steady_seconds() - start < 2 * silence_s()) {
+    std::this_thread::sleep_for(Seconds(pause));
+    pause = std::min(2 * pause, heartbeat_s(options) / 2);
+    beat_if_due();
+    look_for_alarm();
+    std::lock_guard lock(mutex);
+    if (diagnosis) return true;
+    if (mine_state != RankState::kLive) return true;
+  }
+  return false;
+}
+
+/// Looks at the heartbeats until they show who ended, or long enough to tell who is silent.
+void Heartbeat::State::judge_all() {
+  const double start = steady_seconds();
+  const double patience = silence_s();
+  double pause = kFirstPause;
+  std::vector<RankNews> news = read_all();
+  const std::vector<Beat> before = seen;
+  auto someone_ended = [&] {
+    return std::any_of(news.begin(), news.end(), [](const RankNews& one) {
+      return one.state == RankState::kDead || one.state == RankState::kFailed;
+    });
+  };
+  while (!someone_ended() && steady_seconds() - start < patience) {
+    std::this_thread::sleep_for(Seconds(pause));
+    pause = std::min(2 * pause, heartbeat_s(options) / 2);
+    beat_if_due();
+    look_for_alarm();
+    {
+      std::lock_guard lock(mutex);
+      if (diagnosis) return;
+    }
+    news = read_all();
+  }
+  const double watched = steady_seconds() - start;
+  for (int rank = 0; rank < rendezvous.size && watched >= patience; ++rank) {
+    if (news[rank].state != RankState::kLive || seen[rank].number != before[rank].number) continue;
+    news[rank].state = RankState::kSilent;
+    // The clocks of two machines may differ; what we watched ourselves is sure.
+    news[rank].silent_s = std::max(watched, wall_seconds() - seen[rank].wall_s);
+  }
+  const std::string text = distca::diagnosis(*question, news);
+  raise_alarm(store->set_first(diagnosis_key(rendezvous.prefix), text));
+}
+
+Heartbeat::Heartbeat(const Rendezvous& rendezvous, const CommOptions& options,
+                     std::function<void()> on_alarm, c10d::Store* made)
+    : state_(std::make_shared<State>()) {
+  state_->rendezvous = rendezvous;
+  state_->options = options;
+  state_->on_alarm = std::move(on_alarm);
+  hush_c10d();
+  state_->startup_deadline = steady_seconds() + options.startup_timeout_s;
+  state_->store = std::make_unique<RunStore>(rendezvous, options, made);
+  // Only now: a name may become known while its machine starts.
+  if (!made) {
+    state_->address =
+        address_towards(rendezvous.address, rendezvous.port).value_or(rendezvous.address);
+  }
+  std::thread([state = state_] { state->run(); }).detach();
+}
+
+Heartbeat::~Heartbeat() {
+  std::unique_lock lock(state_->mutex);
+  state_->mine_state =
+      std::uncaught_exceptions() > exceptions_ ? RankState::kFailed : RankState::kFinished;
+  state_->changed.notify_all();
+  // A store that hangs keeps the thread, which holds its own share of the state.
+  state_->changed.wait_for(lock, Seconds(kFarewell), [&] { return state_->ended; });
+}
+
+void Heartbeat::wait_for_all() {
+  {
+    std::unique_lock lock(state_->mutex);
+    state_->mine.operation = "start-up";
+    state_->changed.wait_for(lock, Seconds(state_->startup_deadline - steady_seconds()), [&] {
+      return state_->all_here || state_->alarmed || state_->neighbour_lost;
+    });
+    if (state_->all_here) return;
+  }
+  throw Error(ErrorKind::kComm, "{}",
+              judge({.rank = state_->rendezvous.rank,
+                     .at = {.operation = "start-up"},
+                     .waited_s = state_->options.startup_timeout_s}));
+}
+
+std::string Heartbeat::own_address() const {
+  std::lock_guard lock(state_->mutex);
+  if (!state_->several_networks || !is_loopback(state_->address)) return state_->address;
+  if (state_->outside) {
+    const auto address = address_towards(*state_->outside, state_->rendezvous.port);
+    if (address && !is_loopback(*address)) return *address;
+  }
+  throw Error(ErrorKind::kConfig,
+              "rank {} knows no address of its own that other machines reach: {} leads it to {}; "
+              "set GLOO_SOCKET_IFNAME to the interface that leads to them, of {}",
+              state_->rendezvous.rank, state_->rendezvous.address, state_->address,
+              list_interfaces());
+}
+
+double Heartbeat::startup_deadline() const { return state_->startup_deadline; }
+
+bool Heartbeat::neighbour_lost() const {
+  std::lock_guard lock(state_->mutex);
+  return state_->neighbour_lost;
+}
+
+void Heartbeat::end_startup() {
+  std::lock_guard lock(state_->mutex);
+  state_->starting = false;
+  state_->neighbour_lost = false;
+}
+
+int64_t Heartbeat::keys_handled() const {
+  std::lock_guard lock(state_->mutex);
+  return state_->keys_handled;
+}
+
+void Heartbeat::set_step(int64_t step) {
+  std::lock_guard lock(state_->mutex);
+  state_->mine.step = step;
+}
+
+Activity Heartbeat::begin(std::string_view operation) {
+  std::lock_guard lock(state_->mutex);
+  state_->mine.operation = operation;
+  return state_->mine;
+}
+
+void Heartbeat::await(int rank) { state_->awaits = rank; }
+
+bool Heartbeat::alarmed() const {
+  std::lock_guard lock(state_->mutex);
+  return state_->alarmed;
+}
+
+std::string Heartbeat::judge(const FailedWait& wait) {
+  std::unique_lock lock(state_->mutex);
+  if (!state_->question) state_->question = wait;
+  state_->changed.notify_all();
+  const double patience = 3 * state_->silence_s();  // for the judge's diagnosis, then for our own
+  state_->changed.wait_for(lock, Seconds(patience + state_->options.grace_s),
+                           [&] { return state_->diagnosis || state_->ended; });
+  if (state_->diagnosis) return *state_->diagnosis;
+  return fmt::format("{}, and {} does not answer", distca::diagnosis(wait, {}),
+                     store_name(state_->rendezvous));
+}
+
+}  // namespace distca

@@ -1,0 +1,87 @@
+#pragma once
+// Heartbeats: a thread of each rank, with a connection of its own, tells the store what the rank is
+// at and whom it awaits; who waits in vain reads them all and publishes one diagnosis for all
+// (DESIGN rule 5). No call but the constructor touches the store, so a store that
+// hangs cannot block training.
+//
+// Keys under Rendezvous::prefix:
+//   heartbeat/RANK  what the rank is at and whom it awaits (JSON)
+//   arrived         number of ranks that have sent one; the last sets `here`
+//   networks        there if ranks run on several machines; `outside` is then the address of one
+//   that
+//                   does not reach the store through its loopback interface
+//   deaths          lines "RANK how", appended by whoever saw a process end: the launcher
+//   (launch.h)
+//                   or the store process (store_process.h)
+//   judge           the rank that reads all heartbeats; the others wait for its diagnosis
+//   diagnosis       the sentence; the first one published holds
+//
+// What P ranks ask of the store does not grow faster than P: each asks for a handful of keys a
+// heartbeat, less often than that while it waits for the others to come, and one reads them all.
+//
+// Thread rule: any thread.
+
+#include <exception>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "distca/comm/communicator.h"
+#include "distca/comm/health/diagnosis.h"
+#include "distca/comm/launch/rendezvous.h"
+
+namespace c10d {
+class Store;
+}
+
+namespace distca {
+
+/// Seconds between two heartbeats: a tenth of the timeout, at most 1.
+double heartbeat_s(const CommOptions& options);
+
+class Heartbeat {
+ public:
+  /// Connects to the store, or uses `made`, which was made elsewhere, and takes this rank's place:
+  /// throws as RunStore. `on_alarm` is called by the heartbeat thread once when a rank's death or a
+  /// diagnosis becomes known, or the store is lost.
+  Heartbeat(const Rendezvous& rendezvous, const CommOptions& options,
+            std::function<void()> on_alarm, c10d::Store* made = nullptr);
+  /// Tells that this rank ended: well, or with an error if an exception is under way.
+  ~Heartbeat();
+
+  /// Returns when every rank has sent a heartbeat; Error(kComm) naming the absent after
+  /// startup_timeout_s, counted from the constructor, or those that have fallen silent meanwhile.
+  void wait_for_all();
+  /// The address under which the other ranks reach this one, once all are here. Throws
+  /// Error(kConfig) naming GLOO_SOCKET_IFNAME if none is known.
+  std::string own_address() const;
+  /// Steady seconds at which startup_timeout_s is over.
+  double startup_deadline() const;
+  /// Until end_startup(), a rank also watches the heartbeat of the next one: true if that has
+  /// stopped. It then has no launcher that would have told.
+  bool neighbour_lost() const;
+  void end_startup();
+  void set_step(int64_t step);
+  /// This rank begins its next exchange.
+  Activity begin(std::string_view operation);
+  /// This rank does not go on without that one; kNobody: it goes on.
+  void await(int rank);
+  static constexpr int kNobody = -1;
+  /// True once a death or a diagnosis is known or the store is lost: no use in waiting for anybody.
+  bool alarmed() const;
+  /// The diagnosis on this wait, or the one that was there before. Takes at most three heartbeats,
+  /// or three times that if the rank that reads the heartbeats is lost, too; if the store is lost,
+  /// or does not answer within the grace period after, says what this rank knows.
+  std::string judge(const FailedWait& wait);
+  /// Keys of the store that this rank has asked for or set, as of its last heartbeat.
+  int64_t keys_handled() const;
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;  // shared with the heartbeat thread, which may outlive us
+  const int exceptions_ = std::uncaught_exceptions();
+};
+
+}  // namespace distca

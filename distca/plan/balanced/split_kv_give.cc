@@ -1,0 +1,275 @@
+#include "distca/plan/balanced/split_kv_give.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <optional>
+
+#include "distca/plan/balanced/caps.h"
+#include "distca/plan/balanced/split_kv_cuts.h"
+#include "distca/plan/load_bound.h"
+
+namespace distca {
+namespace {
+
+/// A lower price per useful load?
+bool lower(int64_t price, int64_t useful, const Move& than) {
+  return static_cast<double>(price) * static_cast<double>(than.useful) <
+         static_cast<double>(than.price) * static_cast<double>(useful);
+}
+
+class Giving final : public BestFirst {
+ public:
+  Giving(Assignment& state, const PlanRequest& request);
+  /// The move with the lowest price per useful load first, until no server is above its bound or
+  /// none below can take more.
+  void give() { give_best_first(); }
+  /// Moves what it can from the server with the highest ratio to the one with the lowest, so that
+  /// the higher of the two falls. False when no server is above its bound or nothing helps.
+  bool shed();
+
+ private:
+  static constexpr int64_t kCrumbs = 128;  // of them make a server's load
+  static constexpr size_t kForeign = 2;    // receivers tried that know nothing of a document
+
+  std::optional<Move> best_move(int donor) override;
+  bool better(const Move& a, const Move& b) const override { return lower(a.price, a.useful, b); }
+  /// Not a crumb of room: those are for excess that finds no other.
+  int64_t least_room(int receiver, int donor) const override {
+    return std::min(excess(donor), bound_[receiver] / kCrumbs);
+  }
+  const std::vector<int>& by_room() const override { return order_; }
+  void note_load(int server) override;
+  void look_again(std::vector<Donor>& donors, const Move& made, int64_t document) override;
+
+  void look_at(int donor, size_t index);
+  void look_at(int receiver, int64_t most);
+  double least_price_per_load() const;
+  void consider(std::optional<Move>& best);
+  void consider_known(const Range& tokens, std::optional<Move>& best);
+  void offer(const Range& q, const Range& kv, std::optional<Move>& best);
+  void offer_rows(const Range& q, const Range& kv, std::optional<Move>& best);
+  void offer_keys(const Range& q, const Range& kv, std::optional<Move>& best);
+
+  const int64_t window_left_;
+  const TaskPrice price_;
+  const double row_per_key_;                        // bytes of Q and O over those of K and V
+  const double key_price_;                          // of K and V of a token, on the cheaper link
+  std::vector<int> order_;                          // servers with room, most first, ties by id
+  std::vector<std::pair<double, size_t>> outlook_;  // least price per load, index of the piece
+
+  // the piece and the receiver at hand
+  int donor_ = 0;
+  int receiver_ = 0;
+  size_t index_ = 0;
+  Piece piece_;
+  int64_t saved_ = 0;  // price of the bytes that only this piece needs
+  LoadWish wish_;
+};
+
+Giving::Giving(Assignment& state, const PlanRequest& request)
+    : BestFirst(request, state),
+      window_left_(request.shape.window_left),
+      price_(request.shape, request.profile.get()),
+      row_per_key_(
+          static_cast<double>(request.shape.q_token_bytes() + request.shape.o_token_bytes()) /
+          static_cast<double>(request.shape.kv_token_bytes())),
+      key_price_(static_cast<double>(request.shape.kv_token_bytes()) *
+                 static_cast<double>(
+                     std::min(byte_price(cluster_.inside), byte_price(cluster_.between)))) {
+  for (int server = 0; server < state.num_servers(); ++server) note_load(server);
+}
+
+/// While the first of a move's two servers is placed, the second still lies where it belonged
+/// before, so the first may come to lie wrongly beside it. Plans are made with that order.
+void Giving::note_load(int server) {
+  std::erase(order_, server);
+  const int64_t left = room(server);
+  if (left <= 0) return;
+  const auto at = std::partition_point(order_.begin(), order_.end(), [&](int other) {
+    return room(other) != left ? room(other) > left : other < server;
+  });
+  order_.insert(at, server);
+}
+
+void Giving::offer_rows(const Range& q, const Range& kv, std::optional<Move>& best) {
+  const Range high = highest_rows(price_, q, kv, wish_);
+  offer(high, kv, best);
+  if (high != q) offer(lowest_rows(price_, q, kv, wish_), kv, best);
+}
+
+void Giving::offer_keys(const Range& q, const Range& kv, std::optional<Move>& best) {
+  const Range low = lowest_keys(price_, q, kv, wish_);
+  offer(q, low, best);
+  if (low != kv) offer(q, highest_keys(price_, q, kv, wish_), best);
+}
+
+void Giving::offer(const Range& q, const Range& keys, std::optional<Move>& best) {
+  if (q.empty()) return;
+  const Range kv = intersect(keys, visible_keys(q, window_left_));
+  if (kv.empty()) return;
+  const Piece part = state_.with_keys(piece_.document, q, kv, piece_.home);
+  if (part.load <= 0 || part.load > wish_.most) return;
+  const Toll there = state_.to_add(receiver_, part);
+  if (there.blocked || !state_.within_caps(receiver_, there.received, there.kept)) return;
+  if (best && !lower(there.price - saved_, std::min(part.load, excess(donor_)), *best)) return;
+  const Rest rest = state_.without(piece_, q, kv);
+  int64_t fall = piece_.load;  // of the donor's load
+  for (const Piece& left : rest.span()) fall -= left.load;
+  if (fall <= 0) return;
+  const Toll saved = state_.to_shrink(donor_, index_, rest.span());
+  const Move move{.donor = donor_,
+                  .index = index_,
+                  .part = part,
+                  .receiver = receiver_,
+                  .useful = std::min(fall, excess(donor_)),
+                  .price = there.price - saved.price};
+  if (!best || better(move, *best)) best = move;
+}
+
+void Giving::look_at(int donor, size_t index) {
+  donor_ = donor;
+  index_ = index;
+  piece_ = state_.pieces(donor)[index];
+  saved_ = state_.to_shrink(donor, index, {}).price;
+}
+
+void Giving::look_at(int receiver, int64_t most) {
+  receiver_ = receiver;
+  wish_ = {.wanted = std::min(excess(donor_), most), .most = most};
+}
+
+/// At which some of the piece at hand can go, by bytes for rows x keys of the best shape, to
+/// servers that know nothing of the document. Lowest of all where others do or the donor saves
+/// bytes.
+double Giving::least_price_per_load() const {
+  if (!price_.in_pairs() || saved_ > 0 || knowing(piece_.document).size() > 1) {
+    return std::numeric_limits<double>::lowest();
+  }
+  const auto load = static_cast<double>(std::min(piece_.load, excess(donor_)));
+  const auto width = static_cast<double>(piece_.kv.size());
+  const double rows = load / width;
+  const double square = std::sqrt(load / row_per_key_);  // rows of the cheapest rectangle
+  const double keys = square > rows ? load / square : width;
+  return key_price_ * (row_per_key_ * std::max(rows, square) + keys) / load;
+}
+
+/// Of the piece at hand: all of it; rows with all keys; all rows with some keys; and a corner, of
+/// the shape that moves the fewest bytes to who has none of them, or as wide as it takes for all
+/// rows to shed the excess: then the donor needs these keys no longer, in the end.
+void Giving::consider(std::optional<Move>& best) {
+  const Range q = piece_.q;
+  const Range kv = piece_.kv;
+  if (piece_.load <= wish_.most) offer(q, kv, best);
+  if (piece_.load <= wish_.wanted) return;
+  offer_rows(q, kv, best);
+  offer_keys(q, kv, best);
+  const auto corner = [&](double width) {
+    const int64_t end = kv.begin + round_up(static_cast<int64_t>(width) + 1, kBlockTokens);
+    if (end < kv.end) offer_rows(q, {kv.begin, end}, best);
+  };
+  corner(std::sqrt(static_cast<double>(wish_.wanted) * row_per_key_));
+  corner(static_cast<double>(std::min(excess(donor_), piece_.load)) /
+         static_cast<double>(q.size()));
+  for (const Piece& other : state_.pieces(receiver_, piece_.document)) {
+    consider_known(other.kv, best);
+    consider_known(other.q, best);
+  }
+}
+
+/// What the receiver has as keys or as rows.
+void Giving::consider_known(const Range& tokens, std::optional<Move>& best) {
+  const Range keys = intersect(tokens, piece_.kv);
+  if (!keys.empty() && keys != piece_.kv) {
+    offer_rows(piece_.q, keys, best);
+    offer_keys(piece_.q, keys, best);
+  }
+  const Range rows = intersect(tokens, piece_.q);
+  if (!rows.empty() && rows != piece_.q) {
+    offer_rows(rows, piece_.kv, best);
+    offer_keys(rows, piece_.kv, best);
+  }
+}
+
+std::optional<Move> Giving::best_move(int donor) {
+  const size_t count = state_.pieces(donor).size();
+  outlook_.clear();
+  for (size_t index = 0; index < count; ++index) {
+    look_at(donor, index);
+    outlook_.emplace_back(least_price_per_load(), index);
+  }
+  std::sort(outlook_.begin(), outlook_.end());
+  std::optional<Move> best;
+  for (const auto& [least, index] : outlook_) {
+    if (best && least * static_cast<double>(best->useful) > static_cast<double>(best->price)) break;
+    look_at(donor, index);
+    for (const int receiver : likely_receivers(donor_, piece_, kForeign)) {
+      look_at(receiver, room(receiver));
+      consider(best);
+    }
+  }
+  if (best || !has_caps(cluster_)) return best;
+  for (size_t index = 0; index < count; ++index) {
+    look_at(donor, index);
+    for (const int receiver : order_) {  // caps may forbid the likely ones
+      look_at(receiver, room(receiver));
+      consider(best);
+    }
+  }
+  return best;
+}
+
+/// The donor looks again, the others only at what the receiver now knows; what has become worse is
+/// found when it would be next.
+void Giving::look_again(std::vector<Donor>& donors, const Move& made, int64_t document) {
+  for (Donor& donor : donors) {
+    if (donor.server == made.donor) {
+      donor = {donor.server, false, best_move(donor.server)};
+      continue;
+    }
+    if (donor.best && donor.best->receiver == made.receiver) donor.stale = true;
+    if (donor.stale || !may_take(made.receiver, donor.server)) continue;
+    const auto& pieces = state_.pieces(donor.server);
+    for (size_t index = 0; index < pieces.size(); ++index) {
+      if (pieces[index].document != document) continue;
+      look_at(donor.server, index);
+      look_at(made.receiver, room(made.receiver));
+      consider(donor.best);
+    }
+  }
+}
+
+bool Giving::shed() {
+  const int donor = fullest();
+  if (donor < 0) return false;
+  const int receiver = lightest_with(0, donor);
+  if (receiver < 0) return false;
+  // Less than this, and the receiver stays below where the donor was.
+  const double most =
+      (ratio(donor) - ratio(receiver)) * static_cast<double>(cluster_.capacity[receiver]);
+  if (most < 2) return false;
+  std::optional<Move> best;
+  for (size_t index = 0; index < state_.pieces(donor).size(); ++index) {
+    look_at(donor, index);
+    look_at(receiver, static_cast<int64_t>(std::min(most, 1e18)) - 1);
+    consider(best);
+  }
+  if (best) apply(*best);
+  return best.has_value();
+}
+
+}  // namespace
+
+void give_rectangles(Assignment& state, const PlanRequest& request) {
+  Giving(state, request).give();
+}
+
+void shed_rectangles(Assignment& state, const PlanRequest& request) {
+  Giving giving(state, request);
+  int tries = 4 * state.num_servers();
+  while (tries-- > 0 && giving.shed()) {
+  }
+}
+
+}  // namespace distca

@@ -1,0 +1,23 @@
+// One nano-batch at a time: Q, K, V travel under the first half of the tasks at home, what leaves
+// under the rest. Keys that are sent again travel under all that lies between two layers' tasks.
+
+#include "distca/program/slot_chain.h"
+
+namespace distca {
+
+Program build_within(const ProgramRequest& request) {
+  ProgramBuilder builder(request, /*slots=*/1, ProgramBuilder::Waiting::kForWhatIsNeeded);
+  SlotChain chain(&builder, 0, 1);
+  chain.linear();
+  while (!chain.done()) {
+    chain.attention(/*partial=*/true);
+    chain.linear();
+  }
+  if (builder.trains()) {
+    builder.grad_reduce();
+    builder.optimizer();
+  }
+  return builder.take();
+}
+
+}  // namespace distca

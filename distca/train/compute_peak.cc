@@ -1,0 +1,107 @@
+#include "distca/train/compute_peak.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "distca/base/clock.h"
+#include "distca/base/hash.h"
+#include "distca/comm/aten_types.h"
+#include "distca/comm/collectives.h"
+#include "distca/comm/ordered_sum.h"
+#include "distca/kernels/cpu/peak.h"
+
+namespace distca {
+namespace {
+
+void wait_for(const at::Device& device) {
+  if (device.is_cpu()) return;
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  guard.synchronizeStream(guard.getStream(device));
+}
+
+/// What of a core each thread of this machine's ranks has: bursts are short enough to find one free
+/// where ranks take turns.
+double share_of_a_core(Communicator& comm, int64_t threads_per_rank, const char* operation) {
+  char host[256] = {};
+  gethostname(host, sizeof(host) - 1);
+  Fnv1a64 hash;
+  hash.add(host);
+  const uint64_t mine = hash.value();
+  const std::vector<std::byte> all =
+      all_gather_bytes(comm, std::as_bytes(std::span(&mine, 1)), operation);
+  int64_t threads = 0;
+  for (int rank = 0; rank < comm.size(); ++rank) {
+    if (std::memcmp(all.data() + rank * sizeof(mine), &mine, sizeof(mine)) == 0)
+      threads += threads_per_rank;
+  }
+  const double cores = std::max(1u, std::thread::hardware_concurrency());
+  return std::min(1.0, cores / static_cast<double>(threads));
+}
+
+}  // namespace
+
+int64_t peak_product_size(int cuda_device) { return cuda_device < 0 ? 512 : 8192; }
+
+double matrix_product_rate(ScalarType type, int cuda_device, int64_t size, double seconds) {
+  const c10::AutoGradMode no_grad(false);
+  constexpr int kWarmUp = 3;  // chooses the kernel, loads it, wakes the clock
+  constexpr int kLeastRounds = 3;
+  constexpr int kProductsAtOnce = 4;  // given to a device before it is waited for
+  const auto device = cuda_device < 0
+                          ? at::Device(at::kCPU)
+                          : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(cuda_device));
+  // Random: a device that computes on equal bits draws less power and may run faster than it can.
+  const auto options = at::TensorOptions().device(device).dtype(aten_type(type));
+  const at::Tensor a = at::randn({size, size}, options), b = at::randn({size, size}, options);
+  at::Tensor product = at::empty({size, size}, options);
+  for (int i = 0; i < kWarmUp; ++i) at::mm_out(product, a, b);
+  wait_for(device);
+  const int at_once = cuda_device < 0 ? 1 : kProductsAtOnce;
+  const Stopwatch all;
+  double best_s = std::numeric_limits<double>::infinity();
+  for (int round = 0; round < kLeastRounds || all.seconds() < seconds; ++round) {
+    const Stopwatch watch;
+    for (int i = 0; i < at_once; ++i) at::mm_out(product, a, b);
+    wait_for(device);
+    best_s = std::min(best_s, watch.seconds() / at_once);
+  }
+  const auto n = static_cast<double>(size);
+  return 2.0 * n * n * n / best_s;
+}
+
+ComputePeak measure_peak(const Config& config, Communicator& comm) {
+  constexpr double kSeconds = 0.1;
+  constexpr const char* kOperation = "peak measurement";
+  const bool own_kernel = chosen_kernel(kernel_request(config)) == KernelChoice::kCpu;
+  const double share =
+      comm.cuda_device() < 0 ? share_of_a_core(comm, config.train.threads_per_rank, kOperation) : 1;
+  barrier(comm, kOperation);
+  // One rank measures the device that all threads share.
+  const bool counts = comm.cuda_device() < 0 || comm.rank() == 0;
+  double rate[1] = {0};
+  if (own_kernel) {
+    rate[0] =
+        1e9 * kernels::measured_peak_gflops(kernels::chosen_isa(), config.model.dtype, kSeconds,
+                                            static_cast<int>(config.train.threads_per_rank));
+  } else if (counts) {
+    rate[0] = matrix_product_rate(config.model.dtype, comm.cuda_device(),
+                                  peak_product_size(comm.cuda_device()), kSeconds);
+  }
+  rate[0] *= share;
+  ordered_sum(comm, rate, kOperation);
+  return {.flops_per_s = rate[0],
+          .of = std::string(long_name(config.model.dtype)) +
+                (own_kernel ? " multiply-adds" : " matrix products")};
+}
+
+}  // namespace distca

@@ -1,0 +1,221 @@
+#include "distca/train/run_summary.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "distca/base/json.h"
+#include "distca/base/statistics.h"
+#include "distca/base/text.h"
+#include "distca/plan/scheduler.h"
+#include "distca/program/overlap.h"
+
+namespace distca {
+namespace {
+
+constexpr int kBarWidth = 40;
+constexpr size_t kMostServers = 16;
+constexpr size_t kColumns = 100;
+
+/// "server  2", with its role where there are several.
+std::string server_name(const Config& config, size_t server, size_t num_servers, int num_workers) {
+  const auto workers = static_cast<size_t>(num_workers);
+  const char* role = num_servers == workers    ? ""
+                     : server >= workers       ? " dedicated"
+                     : config.servers.in_place ? " in place "
+                                               : " worker   ";  // that serves nothing
+  return fmt::format("server {:2}{}", server, role);
+}
+
+std::string loads_text(const Config& config, const char* title, const std::vector<int64_t>& load,
+                       double imbalance, int num_workers) {
+  const int64_t most = std::max<int64_t>(1, *std::max_element(load.begin(), load.end()));
+  std::string text = fmt::format("  {}: max/mean {:.3f}, averaged over steps\n", title, imbalance);
+  for (size_t server = 0; server < std::min(load.size(), kMostServers); ++server) {
+    const double share = static_cast<double>(load[server]) / static_cast<double>(most);
+    text += fmt::format("    {} |{}| {:8.1f} M pairs\n",
+                        server_name(config, server, load.size(), num_workers),
+                        bar(share, kBarWidth), static_cast<double>(load[server]) / 1e6);
+  }
+  if (load.size() > kMostServers)
+    text += fmt::format("    ... and {} more\n", load.size() - kMostServers);
+  return text;
+}
+
+template <typename T>
+void add_to(std::vector<T>& sums, const std::vector<T>& values) {
+  sums.resize(values.size());
+  for (size_t i = 0; i < values.size(); ++i) sums[i] += values[i];
+}
+
+std::string tolerance_words(const Config::PlanKeys& plan) {
+  if (plan.tolerance.is_auto()) return "auto";
+  return fmt::format("{:g}",
+                     plan.tolerance.kind == Tolerance::Kind::kOwn
+                         ? static_cast<double>(find_scheduler(plan.scheduler).tolerance_ppm) * 1e-6
+                         : plan.tolerance.share);
+}
+
+}  // namespace
+
+AttentionClock attention_clock(const Config& config) {
+  if (config.on_cuda()) return AttentionClock::kDevice;
+  return config.train.threads_per_rank == 1 ? AttentionClock::kProcessor : AttentionClock::kElapsed;
+}
+
+std::string counting_words(const Entropies& entropies) {
+  std::string text = fmt::format(
+      "counting single tokens of all the data would give {:.3f} "
+      "(unigram entropy)",
+      entropies.unigram);
+  if (entropies.bigram) text += fmt::format(", pairs {:.3f} (bigram entropy)", *entropies.bigram);
+  return text + ", on the very text counted";
+}
+
+std::string attention_times(const Config& config, const RunSummary& summary) {
+  const AttentionClock clock = attention_clock(config);
+  const std::vector<double>& measured = summary.attention_s;
+  const std::vector<double>& predicted = summary.attention_predicted_s;
+  std::string text = "\nTime in core attention by server, summed over steps: ";
+  text += clock == AttentionClock::kProcessor ? "processor time"
+          : clock == AttentionClock::kElapsed ? "elapsed, waits for a core included"
+                                              : "the device's time";
+  if (!predicted.empty()) {
+    text += fmt::format("; predicted by the profile of {} ({})", config.attention_profile->machine,
+                        config.attention_profile->path);
+  } else {
+    text += "\n  (set plan.profile to have it predicted)";
+  }
+  text += "\n";
+  double longest = 0;
+  for (const double seconds : measured) longest = std::max(longest, seconds);
+  for (const double seconds : predicted) longest = std::max(longest, seconds);
+  const auto time = [scale = longest < 1 ? 1e3 : 1, unit = longest < 1 ? "ms" : "s"](double s) {
+    return fmt::format("{:9.3f} {}", s * scale, unit);
+  };
+  for (size_t server = 0; server < std::min(measured.size(), kMostServers); ++server) {
+    text += fmt::format("    {}  measured {}",
+                        server_name(config, server, measured.size(), summary.num_workers),
+                        time(measured[server]));
+    if (!predicted.empty()) text += "  predicted " + time(predicted[server]);
+    if (!predicted.empty() && measured[server] > 0)
+      text += fmt::format("  ({:+.1f} %)", 100 * (predicted[server] / measured[server] - 1));
+    text += "\n";
+  }
+  if (measured.size() > kMostServers)
+    text += fmt::format("    ... and {} more\n", measured.size() - kMostServers);
+  if (!predicted.empty() && !summary.prediction_errors.empty()) {
+    text +=
+        fmt::format("  relative error of a server's predicted time in a step: median {:.1f} %\n",
+                    100 * median(summary.prediction_errors));
+  }
+  return text;
+}
+
+void RunSummary::add(const StepMetrics& step) {
+  const PlanFigures& plan = step.plan;
+  if (steps == 0) first_loss = step.loss;
+  ++steps;
+  seconds += step.step_s;
+  tokens += plan.tokens;
+  add_to(load_before, plan.load_before);
+  add_to(load_after, plan.load_after);
+  imbalance_before += plan.imbalance_before;
+  imbalance_after += plan.imbalance_after;
+  plan_s += plan.plan_s;
+  plan_wait_s += plan.plan_wait_s;
+  add_to(attention_s, step.attention_s);
+  if (plan.attention_predicted_s.empty()) return;
+  add_to(attention_predicted_s, plan.attention_predicted_s);
+  std::vector<double> errors;
+  for (size_t i = 0; i < step.attention_s.size(); ++i) {
+    if (step.attention_s[i] > 0)
+      errors.push_back(std::abs(plan.attention_predicted_s[i] / step.attention_s[i] - 1));
+  }
+  if (!errors.empty()) prediction_errors.push_back(median(errors));
+}
+
+std::string start_text(const Config& config, const std::string& data, int num_workers,
+                       const std::string& kernel, const ComputePeak& peak) {
+  const std::string servers = config.servers.dedicated == 0
+                                  ? ""
+                                  : fmt::format(", {} dedicated server{}", config.servers.dedicated,
+                                                config.servers.dedicated == 1 ? "" : "s");
+  const std::string model =
+      fmt::format("{} workers{} ({}), {} parameters", num_workers, servers,
+                  backend_name(config.comm.backend), with_thousands(config.model.num_parameters()));
+  const bool alone = config.train.overlap == Overlap::kPingPong && config.batch.nano_batches == 1;
+  const std::string steps = fmt::format(
+      "{} steps of {} x {} tokens, scheduler {}, tolerance {}, overlap {}{}", config.train.steps,
+      config.batch.nano_batches, with_thousands(config.batch.nano_batch_tokens),
+      config.plan.scheduler, tolerance_words(config.plan), overlap_name(config.train.overlap),
+      alone ? " (one nano-batch: as overlap)" : "");
+  const std::string machine =
+      fmt::format("attention kernel {}, peak of all ranks {:.0f} GFLOP/s ({})", kernel,
+                  peak.flops_per_s / 1e9, peak.of);
+  return fmt::format("{}\n{}\n{}\n{}", wrap(model, kColumns), wrap(data, kColumns),
+                     wrap(steps, kColumns), wrap(machine, kColumns));
+}
+
+std::string steps_written(int64_t steps, int64_t missing) {
+  if (steps == 0) return "empty";
+  if (missing == 0) return "every step";
+  return fmt::format("{} of {} steps: {} could not be written", with_thousands(steps - missing),
+                     with_thousands(steps), with_thousands(missing));
+}
+
+namespace {
+
+/// What the losses and loads were.
+std::string learned_text(const Config& config, const IndexedDataset& data,
+                         const RunSummary& summary) {
+  const StepMetrics& last = summary.last;
+  const double tokens_per_s = static_cast<double>(summary.tokens) / summary.seconds;
+  std::string text = fmt::format(
+      "\nLearned\n  loss {:.3f} -> {:.3f} nats a token over {} tokens in {:.0f} s ({} tokens/s)\n",
+      summary.first_loss, last.loss, with_thousands(summary.tokens), summary.seconds,
+      with_thousands(static_cast<int64_t>(tokens_per_s)));
+  if (last.validation_loss)
+    text += fmt::format("  validation loss {:.3f} nats a token\n", *last.validation_loss);
+  if (const auto entropies = token_entropies(data))
+    text += fmt::format("  {}\n", wrap(counting_words(*entropies), kColumns - 2));
+  const double steps = static_cast<double>(summary.steps);
+  text += "\nCore attention: (query, key) pairs of one layer by server, summed over steps\n";
+  text += loads_text(config, "before balancing", summary.load_before,
+                     summary.imbalance_before / steps, summary.num_workers);
+  text += loads_text(config, "after balancing", summary.load_after, summary.imbalance_after / steps,
+                     summary.num_workers);
+  text += attention_times(config, summary);
+  text += fmt::format(
+      "\nPlanning\n  {:.2f} ms a batch beside the steps, which waited {:.2f} ms for it\n",
+      1e3 * summary.plan_s / steps, 1e3 * summary.plan_wait_s / steps);
+  return text;
+}
+
+}  // namespace
+
+std::string summary_text(const Config& config, const IndexedDataset& data,
+                         const RunSummary& summary) {
+  const std::string& out = config.train.output_dir;
+  std::string text =
+      summary.steps > 0
+          ? learned_text(config, data, summary)
+          : "\nNothing was trained (train.steps = 0): the weights are the initial, random ones\n";
+  const Json saved = config.model.to_hugging_face(config.batch.max_document_tokens);
+  text += fmt::format(
+      "\nSaved\n"
+      "  {0}/model.safetensors  weights, Hugging Face names ({1} parameters)\n"
+      "  {0}/config.json        {3}\n"
+      "  {0}/metrics.jsonl      {2}\n"
+      "  {0}/config.toml        what was run",
+      out, with_thousands(config.model.num_parameters()),
+      steps_written(config.train.steps, summary.metrics_missing),
+      saved["architectures"][0].get<std::string>());
+  if (!config.train.trace.empty()) {
+    text += fmt::format("\n  {0}  steps {1} to {2}: distca trace {0}, or ui.perfetto.dev",
+                        config.train.trace, config.train.trace_first_step,
+                        config.train.trace_first_step + config.train.trace_steps - 1);
+  }
+  return text;
+}
+
+}  // namespace distca

@@ -1,0 +1,99 @@
+#include "distca/train/run_summary.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace distca {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::DoubleEq;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+TEST(Summary, counting_says_on_which_text_and_leaves_pairs_out_where_they_mean_nothing) {
+  EXPECT_EQ(
+      counting_words({.unigram = 3.25, .bigram = 2.5}),
+      "counting single tokens of all the data would give 3.250 (unigram entropy), pairs 2.500 "
+      "(bigram entropy), on the very text counted");
+  EXPECT_EQ(counting_words({.unigram = 3.25}),
+            "counting single tokens of all the data would give 3.250 (unigram entropy), on the "
+            "very text counted");
+}
+
+StepMetrics step_of(std::vector<double> measured, std::vector<double> predicted) {
+  return {.attention_s = std::move(measured),
+          .plan = {.load_before = {3, 4, 5},
+                   .load_after = {4, 4, 4},
+                   .attention_predicted_s = std::move(predicted),
+                   .plan_s = 0.25,
+                   .plan_wait_s = 0.125}};
+}
+
+TEST(RunSummary, sums_measured_and_predicted_times_and_keeps_each_steps_median_error) {
+  RunSummary summary;
+  summary.add(step_of({1, 2, 4}, {1.5, 1.5, 8}));  // errors 1/2, 1/4, 1
+  summary.add(step_of({0, 2, 1}, {1, 2, 1}));      // one that did nothing
+  EXPECT_THAT(summary.attention_s, ElementsAre(1, 4, 5));
+  EXPECT_THAT(summary.attention_predicted_s, ElementsAre(2.5, 3.5, 9));
+  EXPECT_THAT(summary.prediction_errors, ElementsAre(DoubleEq(0.5), DoubleEq(0)));
+  EXPECT_THAT(summary.load_before, ElementsAre(6, 8, 10));
+  EXPECT_EQ(summary.plan_s, 0.5);
+  EXPECT_EQ(summary.plan_wait_s, 0.25);
+}
+
+TEST(RunSummary, without_a_profile_nothing_is_predicted) {
+  RunSummary summary;
+  summary.add(step_of({1, 2}, {}));
+  EXPECT_THAT(summary.attention_s, ElementsAre(1, 2));
+  EXPECT_THAT(summary.attention_predicted_s, IsEmpty());
+  EXPECT_THAT(summary.prediction_errors, IsEmpty());
+}
+
+class AttentionTimesTest : public ::testing::Test {
+ protected:
+  AttentionTimesTest() : config_(load_config("", {"plan.profile=h200"})) {
+    summary_.num_workers = 2;
+    summary_.add(step_of({0.25, 0}, {0.5, 0.125}));
+  }
+  std::string text() const { return attention_times(config_, summary_); }
+
+  Config config_;
+  RunSummary summary_;
+};
+
+TEST_F(AttentionTimesTest, say_which_clock_measured_and_whose_profile_predicted) {
+  EXPECT_THAT(text(), AllOf(HasSubstr("processor time"), HasSubstr("NVIDIA H200"),
+                            HasSubstr("median 100.0 %")));
+  config_.train.threads_per_rank = 2;
+  EXPECT_THAT(text(), AllOf(HasSubstr("waits for a core included"), HasSubstr("NVIDIA H200")));
+}
+
+TEST_F(AttentionTimesTest, on_cuda_are_the_devices_and_compared_as_well) {
+  config_.train.device = Config::Train::Device::kCuda;
+  EXPECT_THAT(text(),
+              AllOf(HasSubstr("the device's time"), HasSubstr("NVIDIA H200"),
+                    HasSubstr("measured   250.000 ms  predicted   500.000 ms  (+100.0 %)")));
+}
+
+TEST_F(AttentionTimesTest, small_ones_are_in_ms_and_nothing_is_divided_by_zero) {
+  EXPECT_THAT(
+      text(),
+      AllOf(HasSubstr("server  0  measured   250.000 ms  predicted   500.000 ms  (+100.0 %)\n"),
+            HasSubstr("server  1  measured     0.000 ms  predicted   125.000 ms\n")));
+  summary_.add(step_of({2, 1}, {2, 1}));
+  EXPECT_THAT(text(), HasSubstr("server  0  measured     2.250 s  predicted     2.500 s"));
+}
+
+TEST_F(AttentionTimesTest, servers_are_named_by_role_where_there_are_two) {
+  summary_.num_workers = 1;
+  EXPECT_THAT(text(), AllOf(HasSubstr("server  0 in place   measured   250.000 ms"),
+                            HasSubstr("server  1 dedicated  measured     0.000 ms")));
+  config_.servers.in_place = false;
+  EXPECT_THAT(text(), AllOf(HasSubstr("server  0 worker     measured   250.000 ms"),
+                            HasSubstr("server  1 dedicated  measured     0.000 ms")));
+}
+
+}  // namespace
+}  // namespace distca
