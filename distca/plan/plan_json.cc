@@ -11,7 +11,8 @@ namespace distca {
 namespace {
 
 constexpr const char* kFormat = "distca-plan";
-constexpr int64_t kVersion = 2;
+constexpr int64_t kVersion = 3;
+constexpr int64_t kOldestVersion = 2;  // wrote split_kv as key_sub_ranges
 constexpr int64_t kMaxInteger = int64_t{1} << 60;
 constexpr int64_t kMaxRanks = 1 << 20;
 constexpr int64_t kMaxTokenBytes = int64_t{1} << 30;
@@ -121,11 +122,11 @@ AttentionShape shape_from(const Field& field) {
           .window_left = field["window_left"].integer(-1, kMaxInteger)};
 }
 
-PlanOptions options_from(const Field& field) {
+PlanOptions options_from(const Field& field, int64_t version) {
   return {.scheduler = field["scheduler"].text(),
           .layout = field["layout"].text(),
           .tolerance_ppm = field["tolerance_ppm"].integer(0, kMaxInteger),
-          .split_kv = field["key_sub_ranges"].flag(),
+          .split_kv = field[version == 2 ? "key_sub_ranges" : "split_kv"].flag(),
           .spread = field["spread"].flag(),
           .price = field["price"].text()};
 }
@@ -250,7 +251,7 @@ std::string plan_to_json(const Plan& plan) {
                           {{"layout", plan.options.layout},
                            {"scheduler", plan.options.scheduler},
                            {"tolerance_ppm", plan.options.tolerance_ppm},
-                           {"key_sub_ranges", plan.options.split_kv},
+                           {"split_kv", plan.options.split_kv},
                            {"spread", plan.options.spread},
                            {"price", plan.options.price}}},
                          {"layout", layout_json(plan.layout)},
@@ -264,7 +265,7 @@ Plan plan_from_json(std::string_view json) {
   if (root["format"].text() != kFormat) {
     root["format"].expect(false, fmt::format("\"{}\"", kFormat));
   }
-  root["version"].integer(kVersion, kVersion);
+  const int64_t version = root["version"].integer(kOldestVersion, kVersion);
   root.only({"format", "version", "document_lengths", "cluster", "shape", "options", "layout",
              "tasks", "load"});
 
@@ -277,7 +278,7 @@ Plan plan_from_json(std::string_view json) {
   plan.nano_batch = NanoBatch::from_lengths(tokens);
   plan.cluster = cluster_from(root["cluster"]);
   plan.shape = shape_from(root["shape"]);
-  plan.options = options_from(root["options"]);
+  plan.options = options_from(root["options"], version);
   plan.layout = layout_from(root["layout"], plan);
   const Field tasks = root["tasks"];
   for (size_t i = 0; i < tasks.size(); ++i) plan.tasks.push_back(task_from(tasks.at(i), plan));
