@@ -5,7 +5,7 @@ JOBS ?= 2
 FUZZ_SECONDS ?= 60
 BUILD = cmake --preset release --log-level=WARNING && cmake --build --preset release -j $(JOBS)
 .DEFAULT_GOAL := help
-.PHONY: help setup test-setup build demo test test-full sanitize sanitize-build tsan fuzz core determinism arm cuda-headers format check bundle clean
+.PHONY: help setup test-setup build demo test test-full sanitize sanitize-build tsan fuzz core determinism arm cuda-headers format check pictures bundle clean
 
 help:            ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,6 +68,9 @@ format:          ## clang-format every source in place
 
 check:           ## structure: formatting, include direction, tests registered, documents, sizes, names
 	@scripts/check.sh
+
+pictures: build  ## docs/pictures again: two trainings over a slowed wire, traced; as root, after make demo
+	@scripts/pictures.sh
 
 bundle:          ## offline/: what a build without apt needs; DATA="files" goes along
 	@scripts/offline_bundle.sh $(DATA)
