@@ -1,5 +1,6 @@
-// One nano-batch at a time: Q, K, V travel under the first half of the tasks at home, what leaves
-// under the rest. Keys that are sent again travel under all that lies between two layers' tasks.
+// One nano-batch at a time: Q, K, V travel under the first half of the tasks at home, what is
+// combined under the rest. Keys that are sent again travel under all that lies between two layers'
+// tasks.
 
 #include "distca/program/slot_chain.h"
 

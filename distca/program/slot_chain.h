@@ -14,11 +14,11 @@ class SlotChain {
 
   /// No core attention is left.
   bool done() const { return nano_batch_ >= builder_.num_nano_batches(); }
-  /// All linear work up to the next exchange that enters, and that exchange. Without a wait between
+  /// All linear work up to the next dispatch, and that dispatch. Without a wait between
   /// them: post of a layer and pre of the next, forward's end and backward's begin, a nano-batch's
   /// end and the begin of the next.
   void linear();
-  /// One layer's core attention, and the exchange that leaves; `partial`: in parts, so that
+  /// One layer's core attention, and its combine; `partial`: in parts, so that
   /// exchanges hide under the tasks at home.
   void attention(bool partial);
 

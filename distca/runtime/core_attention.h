@@ -1,16 +1,16 @@
 #pragma once
-// Core attention of one step on one rank, disaggregated: Q, K, V enter at the servers, tasks are
-// attended, O and LSE leave for home; in backward dO, LSE, delta enter and dQ, dK, dV leave
-// (DESIGN, "One layer of one nano-batch"). It does the operations of a program that communicate and
-// attend; who calls them, and in which order, is the program's affair.
+// Core attention of one step on one rank, disaggregated: Q, K, V are dispatched to the servers,
+// tasks are computed, O and LSE are combined at home; in backward dO, LSE, delta are dispatched and
+// dQ, dK, dV combined (DESIGN, "One layer of one nano-batch"). It does the communications and the
+// core attention of a program; who calls them, and in which order, is the program's affair.
 //
 // Letters: T local tokens, H query heads, G key/value heads, D head_dim_qk, E head_dim_v.
 // A home keeps its own rows of a layer from set_qkv() until take_gradients() or drop(), whichever
 // exchanges carry them: forward and backward may follow different plans. What a server holds for
 // others lies in the program's buffers.
 // Local tokens are read where they are; only what travels is packed, and what comes home is put in
-// place: at most one copy of each travelling byte on each side (counted). Received blocks are the
-// kernel's buffers as they lie.
+// place: at most one copy of each travelling byte on each side (counted). Received messages are
+// the kernel's buffers as they lie.
 // Rows that several tasks share (split-KV) are merged by LSE, in fp32 (fp64 for fp64): a
 // server merges its own tasks' results for each row it received, the home its own tasks' and what
 // came home; O travels in the compute type, merged or not. dQ is the sum of all tasks' parts.

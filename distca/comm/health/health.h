@@ -1,6 +1,6 @@
 #pragma once
 // What a rank's waits need to end: a watchdog, and heartbeats, which interrupt it when a rank is
-// lost and says who is to blame. Thread rule: as Heartbeat and Watchdog.
+// lost and say who is to blame. Thread rule: as Heartbeat and Watchdog.
 
 #include <memory>
 

@@ -1,18 +1,16 @@
 #pragma once
 // Heartbeats: a thread of each rank, with a connection of its own, tells the store what the rank is
 // at and whom it awaits; who waits in vain reads them all and publishes one diagnosis for all
-// (DESIGN rule 5). No call but the constructor touches the store, so a store that
-// hangs cannot block training.
+// (DESIGN rule 5). No call but the constructor touches the store, so a store that hangs cannot
+// block training.
 //
 // Keys under Rendezvous::prefix:
 //   heartbeat/RANK  what the rank is at and whom it awaits (JSON)
 //   arrived         number of ranks that have sent one; the last sets `here`
-//   networks        there if ranks run on several machines; `outside` is then the address of one
-//   that
-//                   does not reach the store through its loopback interface
+//   networks        there if ranks run on several machines; `outside` is then the address of
+//                   one that does not reach the store through its loopback interface
 //   deaths          lines "RANK how", appended by whoever saw a process end: the launcher
-//   (launch.h)
-//                   or the store process (store_process.h)
+//                   (launch.h) or the store process (store_process.h)
 //   judge           the rank that reads all heartbeats; the others wait for its diagnosis
 //   diagnosis       the sentence; the first one published holds
 //

@@ -7,7 +7,7 @@
 // Plan-independent forward: keys are summed in key tiles aligned to the document's start, and the
 // arithmetic of a row does not depend on the rows beside it, so O and LSE are bitwise the same
 // however the queries of a document were cut into tasks and its keys into ranges, and for every
-// number of threads (for the same instruction set; split-KV differ by rounding). A row that
+// number of threads (for the same instruction set; split-KV differs by rounding). A row that
 // is NaN is NaN however it was cut; the payload bits of its NaNs are not promised.
 // Backward: bitwise the same for the same list of tasks, for every number of threads. Tasks that
 // add to the same rows of dq, dk or dv do so in the order of the list. dQ, too, does not depend on

@@ -147,7 +147,7 @@ template <class Simd, class Number, bool kWide>
 void BackwardTile<Simd, Number, kWide>::start_fetch(int64_t start, bool more) {
   int seeing = 0;
   for (int panel = 0; panel < panels_; ++panel) seeing += visible(panel, start).end > 0 ? 1 : 0;
-  // Key tiles of rows of the products of one panel, about.
+  // Steps over the rows of the products of one panel, about.
   const int steps = 2 * (kTileKeys / Simd::kProductRows) + d_ / Simd::kProductRows +
                     kTileKeys / Simd::kProductRows * (d_panels_ + e_panels_) / 2;
   fetch_.start();

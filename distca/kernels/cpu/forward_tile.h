@@ -261,7 +261,7 @@ PanelsLeft panels_left(const ForwardTile<Simd>& tile, int64_t position, int64_t 
   return left;
 }
 
-/// C of `rows` rows in parts of one key tile of the product, with a step of the prefetch after
+/// C of `rows` rows, one step of the product at a time, with a step of the prefetch after
 /// each, the last one too.
 template <class Simd, int kVectors, int kStrideM, int kStrideK, int kStrideC, Start kStart,
           bool kTop = false>
