@@ -66,7 +66,7 @@ cuda-headers:    ## compile what reaches CUDA against PyTorch 2.11, the oldest s
 format:          ## clang-format every source in place
 	@git ls-files -co --exclude-standard '*.h' '*.cc' | xargs clang-format -i
 
-check:           ## structure: formatting, include direction, tests registered, documents, sizes, names
+check:           ## structure: formatting, include direction, tests registered, documents, sizes, equal code, names
 	@scripts/check.sh
 
 pictures: build  ## docs/pictures again: two trainings over a slowed wire, traced; as root, after make demo

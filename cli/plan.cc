@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,10 +11,8 @@
 #include "cli/plan_arguments.h"
 #include "cli/plan_program.h"
 #include "cli/plan_report.h"
-#include "cli/plan_tolerance.h"
 #include "cli/planned.h"
 #include "cli/verbs.h"
-#include "distca/base/clock.h"
 #include "distca/base/error.h"
 #include "distca/base/file.h"
 
@@ -53,37 +50,33 @@ void run_plan(const PlanArguments& arguments) {
   if (arguments.program) return print_program_of(arguments);
   const bool as_json = arguments.json || arguments.summary_json;
   std::string note;
-  if (arguments.compare) {
-    const PlanRequest request = request_from(arguments, &note);
-    if (!as_json) fmt::print("{}", note);
-    print_comparison(request, asked_shape(arguments), as_json);
-    return;
-  }
-  std::optional<PlanRequest> request;
-  std::optional<ToleranceChoice> choice;
-  double choosing_s = 0;
   Planned planned;
-  if (arguments.plan.empty()) {
-    request = request_from(arguments, &note);
-    if (arguments.tolerance == "auto") {
-      const Stopwatch watch;
-      choice = chosen_tolerance(arguments, *request);
-      choosing_s = watch.seconds();
-      request->options = choice->plan.options;
-    }
-    planned = make_and_check(*request, asked_shape(arguments));
+  Json weighed;
+  if (!arguments.plan.empty()) {
+    planned = read_and_check(arguments.plan, profile_by_name(arguments.profile));
   } else {
-    planned = read_and_check(arguments.plan, profile_from(arguments));
+    PlanRequest request = request_from(arguments, &note);
+    if (arguments.compare) {
+      if (!as_json) fmt::print("{}", note);
+      return print_comparison(request, as_json);
+    }
+    if (arguments.tolerance == "auto") {
+      const ToleranceChoice choice = chosen_tolerance(arguments, request);
+      request.options = choice.plan.options;
+      weighed = weighed_json(choice);
+    }
+    planned = make_and_check(request);
   }
   if (!arguments.out.empty()) write_file_atomically(arguments.out, plan_to_json(planned.plan));
-  if (!as_json) fmt::print("{}", note);
   if (arguments.summary_json) {
-    print_summary_json(planned);
+    Json summary = summary_json(planned);
+    if (!weighed.is_null()) summary["weighed"] = weighed;
+    fmt::print("{}", canonical_json(summary));
   } else if (arguments.json) {
     fmt::print("{}", plan_to_json(planned.plan));
   } else {
-    if (choice) fmt::print("{}\n", weighed_table(*choice, arguments.overlap, choosing_s));
-    print_report(planned, request ? &*request : nullptr);
+    fmt::print("{}", note);
+    print_report(planned);
   }
 }
 

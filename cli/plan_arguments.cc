@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
-#include "cli/finite_range.h"
+#include "cli/options.h"
 #include "distca/base/text.h"
 #include "distca/batch/batch_stream.h"
 #include "distca/batch/indexed_dataset.h"
@@ -42,16 +43,18 @@ AttentionShape shape_from(const PlanArguments& arguments) {
 std::vector<NanoBatch> first_batch(const std::vector<int64_t>& lengths,
                                    const PlanArguments& arguments, int nano_batches,
                                    std::string* note) {
-  const int64_t tokens = arguments.nano_batch_tokens > 0
-                             ? arguments.nano_batch_tokens
-                             : arguments.workers * arguments.tokens_per_worker;
+  BatchOptions batch = arguments.batch;
+  batch.nano_batches = nano_batches;
+  int64_t& tokens = batch.nano_batch_tokens;
+  if (tokens == 0) tokens = arguments.workers * arguments.tokens_per_worker;
+  if (batch.max_document_tokens == 0) batch.max_document_tokens = tokens;
   if (tokens > kMostTokens) {
     throw Error(ErrorKind::kUsage,
                 "--workers {} x --tokens-per-worker {} is a nano-batch of {} tokens; at most {}",
                 arguments.workers, arguments.tokens_per_worker, tokens, kMostTokens);
   }
   const DocumentSplit split = split_documents(static_cast<int64_t>(lengths.size()),
-                                              arguments.validation_fraction, arguments.seed);
+                                              arguments.validation_fraction, batch.seed);
   int64_t present = 0;
   for (const int64_t document : split.train) present += lengths[document];
   if (note != nullptr && present > 0 && present < tokens) {
@@ -61,15 +64,9 @@ std::vector<NanoBatch> first_batch(const std::vector<int64_t>& lengths,
         (arguments.data.empty() ? arguments.lengths : arguments.data).string(),
         with_thousands(present), with_thousands(tokens),
         static_cast<double>(tokens) / static_cast<double>(present),
-        arguments.nano_batch_tokens > 0 ? "--nano-batch-tokens" : "--tokens-per-worker");
+        arguments.batch.nano_batch_tokens > 0 ? "--nano-batch-tokens" : "--tokens-per-worker");
   }
-  BatchStream stream(
-      lengths, split.train,
-      {.nano_batch_tokens = tokens,
-       .nano_batches = nano_batches,
-       .max_document_tokens =
-           arguments.max_document_tokens > 0 ? arguments.max_document_tokens : tokens,
-       .seed = arguments.seed});
+  BatchStream stream(lengths, split.train, batch);
   std::vector<NanoBatch> result;
   for (NanoBatchSource& source : stream.next()) result.push_back(std::move(source.nano_batch));
   return result;
@@ -96,7 +93,6 @@ MemoryPrice memory_from(const PlanArguments& arguments, const AttentionShape& sh
 Cluster cluster_from(const PlanArguments& arguments, const AttentionShape& shape, int workers) {
   Cluster cluster = arguments.cluster;
   cluster.num_workers = workers;
-  cluster.capacity = arguments.capacity;
   if (cluster.capacity.empty()) cluster.capacity.assign(workers, 1);
   cluster.between.bytes_per_us = std::llround(arguments.between_gbytes * 1e3);
   cluster.inside.bytes_per_us = arguments.inside_gbytes > 0
@@ -120,23 +116,16 @@ void add_input_options(CLI::App& verb, PlanArguments& arguments) {
                   "JSON list of document lengths: its first nano-batch; needs --workers");
   verb.add_option("--data", arguments.data,
                   "PREFIX of a data set: its first nano-batch; needs --workers");
-  verb.add_option("--workers", arguments.workers, "Default: ranks of the workload")
-      ->check(CLI::Range(1, kMostWorkers));
-  verb.add_option("--tokens-per-worker", arguments.tokens_per_worker, "For --lengths and --data")
-      ->check(CLI::Range(int64_t{1}, kMostTokens))
-      ->capture_default_str();
-  verb.add_option("--nano-batch-tokens", arguments.nano_batch_tokens,
-                  "batch.nano_batch_tokens of a training; default: workers x tokens-per-worker")
-      ->check(CLI::Range(int64_t{1}, kMostTokens));
-  verb.add_option(
-          "--max-document-tokens", arguments.max_document_tokens,
-          "batch.max_document_tokens: longer documents are split; default: the nano-batch's")
-      ->check(CLI::Range(int64_t{1}, kMostTokens));
-  verb.add_option("--validation-fraction", arguments.validation_fraction,
-                  "data.validation_fraction: share of documents left out")
-      ->check(finite_range(0, 1))
-      ->capture_default_str();
-  verb.add_option("--seed", arguments.seed, "batch.seed: order and choice of the documents")
+  number(verb, "--workers", arguments.workers, 1, kMostWorkers, "Default: ranks of the workload");
+  number(verb, "--tokens-per-worker", arguments.tokens_per_worker, 1, kMostTokens,
+         "For --lengths and --data");
+  number(verb, "--nano-batch-tokens", arguments.batch.nano_batch_tokens, 1, kMostTokens,
+         "batch.nano_batch_tokens of a training; default: workers x tokens-per-worker");
+  number(verb, "--max-document-tokens", arguments.batch.max_document_tokens, 1, kMostTokens,
+         "batch.max_document_tokens: longer documents are split; default: the nano-batch's");
+  number(verb, "--validation-fraction", arguments.validation_fraction, 0, 1,
+         "data.validation_fraction: share of documents left out; default: none");
+  verb.add_option("--seed", arguments.batch.seed, "batch.seed: order and choice of the documents")
       ->capture_default_str();
 }
 
@@ -161,67 +150,47 @@ void add_scheduler_options(CLI::App& verb, PlanArguments& arguments) {
 }
 
 void add_cluster_options(CLI::App& verb, PlanArguments& arguments) {
-  const CLI::Range bytes(int64_t{0}, int64_t{1} << 60);
-  verb.add_option("--capacity", arguments.capacity,
+  constexpr int64_t kMostBytes = int64_t{1} << 60;
+  Cluster& cluster = arguments.cluster;
+  verb.add_option("--capacity", cluster.capacity,
                   "Share of the load of each server, workers first; more than the workers are "
                   "dedicated servers. Default: 1 a worker")
       ->delimiter(',')
       ->check(CLI::Range(int64_t{0}, kMostCapacity));
-  verb.add_option("--ranks-per-node", arguments.cluster.ranks_per_node,
-                  "Ranks that share a node; 0: each is one")
-      ->check(CLI::Range(0, kMostWorkers))
-      ->capture_default_str();
-  verb.add_option("--between-gbytes", arguments.between_gbytes, "GB/s of one rank to another node")
-      ->check(finite_range(1e-3, 1e6))
-      ->capture_default_str();
-  verb.add_option("--inside-gbytes", arguments.inside_gbytes,
-                  "GB/s of one rank inside its node; default: as between nodes")
-      ->check(finite_range(1e-3, 1e6));
-  verb.add_option("--max-tokens-per-worker", arguments.cluster.max_tokens_per_worker,
-                  "Cap; 0: none")
-      ->check(CLI::Range(int64_t{0}, kMostTokens));
-  verb.add_option("--max-send-bytes", arguments.cluster.max_send_bytes,
-                  "Cap on Q, K, V one rank sends: a layer, forward; 0: none")
-      ->check(bytes);
-  verb.add_option("--max-receive-bytes", arguments.cluster.max_receive_bytes,
-                  "Cap on Q, K, V one rank receives; 0: none")
-      ->check(bytes);
-  verb.add_option("--max-memory-bytes", arguments.cluster.max_memory_bytes,
-                  "Cap on what core attention keeps until backward on one rank; 0: none")
-      ->check(bytes);
+  number(verb, "--ranks-per-node", cluster.ranks_per_node, 0, kMostWorkers,
+         "Ranks that share a node; 0: each is one");
+  number(verb, "--between-gbytes", arguments.between_gbytes, 1e-3, 1e6,
+         "GB/s of one rank to another node");
+  number(verb, "--inside-gbytes", arguments.inside_gbytes, 1e-3, 1e6,
+         "GB/s of one rank inside its node; default: as between nodes");
+  number(verb, "--max-tokens-per-worker", cluster.max_tokens_per_worker, 0, kMostTokens,
+         "Cap; 0: none");
+  number(verb, "--max-send-bytes", cluster.max_send_bytes, 0, kMostBytes,
+         "Cap on Q, K, V one rank sends: a layer, forward; 0: none");
+  number(verb, "--max-receive-bytes", cluster.max_receive_bytes, 0, kMostBytes,
+         "Cap on Q, K, V one rank receives; 0: none");
+  number(verb, "--max-memory-bytes", cluster.max_memory_bytes, 0, kMostBytes,
+         "Cap on what core attention keeps until backward on one rank; 0: none");
 }
 
 void add_shape_options(CLI::App& verb, PlanArguments& arguments) {
-  const CLI::Range positive(int64_t{1}, int64_t{1} << 16);
-  verb.add_option("--heads", arguments.heads, "Query heads")
-      ->check(positive)
-      ->capture_default_str();
-  verb.add_option("--kv-heads", arguments.kv_heads, "Key and value heads")
-      ->check(positive)
-      ->capture_default_str();
-  verb.add_option("--head-dim", arguments.head_dim, "Of queries, keys and values")
-      ->check(positive)
-      ->capture_default_str();
-  verb.add_option("--tensor-parallel", arguments.tensor_parallel, "Ranks that share the heads")
-      ->check(positive)
-      ->capture_default_str();
+  constexpr int64_t kMost = int64_t{1} << 16;
+  number(verb, "--heads", arguments.heads, 1, kMost, "Query heads");
+  number(verb, "--kv-heads", arguments.kv_heads, 1, kMost, "Key and value heads");
+  number(verb, "--head-dim", arguments.head_dim, 1, kMost, "Of queries, keys and values");
+  number(verb, "--tensor-parallel", arguments.tensor_parallel, 1, kMost,
+         "Ranks that share the heads");
   verb.add_option("--dtype", arguments.dtype, "What travels")
       ->check(CLI::IsMember({"bf16", "fp16", "fp32", "fp64"}))
       ->capture_default_str();
-  verb.add_option("--window", arguments.window, "Tokens a query sees, itself included; 0: all")
-      ->check(CLI::Range(int64_t{0}, kMostTokens))
-      ->capture_default_str();
-  const CLI::Range sizes(int64_t{0}, int64_t{1} << 16);
-  verb.add_option("--layers", arguments.layers,
-                  "Layers whose memory is counted; 0: none, as in a training's plans")
-      ->check(sizes)
-      ->capture_default_str();
-  verb.add_option("--hidden-size", arguments.hidden_size,
-                  "With --intermediate-size: memory of all activations of Llama's layers, not only "
-                  "of Q, K, V, O")
-      ->check(positive);
-  verb.add_option("--intermediate-size", arguments.intermediate_size, "Of the MLP")
-      ->check(positive);
+  number(verb, "--window", arguments.window, 0, kMostTokens,
+         "Tokens a query sees, itself included; 0: all");
+  number(verb, "--layers", arguments.layers, 0, kMost,
+         "Layers whose memory is counted; 0: none, as in a training's plans");
+  number(verb, "--hidden-size", arguments.hidden_size, 1, kMost,
+         "With --intermediate-size: memory of all activations of Llama's layers, not only of Q, K, "
+         "V, O");
+  number(verb, "--intermediate-size", arguments.intermediate_size, 1, kMost, "Of the MLP");
 }
 
 }  // namespace
@@ -240,14 +209,9 @@ void add_program_options(CLI::App& verb, PlanArguments& arguments) {
   verb.add_option("--overlap", arguments.overlap, listed("Order of operations", kOverlaps))
       ->check(CLI::IsMember(overlap_names()))
       ->capture_default_str();
-  verb.add_option("--rank", arguments.rank, "Whose program")
-      ->check(CLI::Range(0, kMostWorkers))
-      ->capture_default_str();
-  verb.add_option(
-          "--nano-batches", arguments.nano_batches,
-          "Of the step; a workload or plan, which is one nano-batch, is taken so many times")
-      ->check(CLI::Range(1, 64))
-      ->capture_default_str();
+  number(verb, "--rank", arguments.rank, 0, kMostWorkers, "Whose program; default: rank 0's");
+  number(verb, "--nano-batches", arguments.nano_batches, 1, 64,
+         "Of the step; a workload or plan, which is one nano-batch, is taken so many times");
   verb.add_flag("--redispatch", arguments.redispatched,
                 "Q, K, V travel again for backward instead of being kept by the servers");
 }
@@ -273,17 +237,6 @@ void check_sizes(const NanoBatch& nano_batch, const Cluster& cluster, const Atte
   throw Error(kind,
               "{} tokens x {} servers x {} of Q, K, V, O a token are more than can be counted",
               tokens, cluster.num_servers(), human_bytes(token_bytes));
-}
-
-std::shared_ptr<const AttentionProfile> profile_from(const PlanArguments& arguments) {
-  return profile_by_name(arguments.profile);
-}
-
-AskedShape asked_shape(const PlanArguments& arguments) {
-  return {.dtype = arguments.dtype,
-          .tensor_parallel = arguments.tensor_parallel,
-          .layers = arguments.layers,
-          .all_activations = arguments.hidden_size > 0};
 }
 
 std::vector<NanoBatch> nano_batches_from(const PlanArguments& arguments, int count,
@@ -316,8 +269,24 @@ PlanRequest request_from(const PlanArguments& arguments, std::string* note) {
   if (!arguments.tolerance.empty() && arguments.tolerance != "auto") {
     request.options.tolerance_ppm = std::llround(std::stod(arguments.tolerance) * 1e6);
   }
-  request.profile = profile_from(arguments);
+  request.profile = profile_by_name(arguments.profile);
   return request;
+}
+
+ToleranceChoice chosen_tolerance(const PlanArguments& arguments, const PlanRequest& request) {
+  const int64_t hidden =
+      arguments.hidden_size > 0 ? arguments.hidden_size : arguments.heads * arguments.head_dim;
+  const int64_t intermediate =
+      arguments.intermediate_size > 0 ? arguments.intermediate_size : hidden * 7 / 2;
+  const ModelShape layers{.num_layers = std::max<int64_t>(1, arguments.layers),
+                          .hidden_size = hidden,
+                          .intermediate_size = intermediate / arguments.tensor_parallel,
+                          .attention = request.shape};
+  LayerTimeOptions options;
+  options.speeds = stated_speeds(layers, request.cluster.num_servers(), request.profile.get());
+  options.hiding = hiding_of(overlap_of(arguments.overlap));
+  options.layers = layers.num_layers;
+  return choose_tolerance(request, options);
 }
 
 }  // namespace distca::cli

@@ -9,43 +9,30 @@
 #include <string>
 #include <vector>
 
-#include "cli/planned.h"
 #include "distca/base/error.h"
+#include "distca/batch/batch_stream.h"
+#include "distca/plan/choose_tolerance.h"
 #include "distca/plan/plan.h"
 
 namespace distca::cli {
 
 struct PlanArguments {
-  std::filesystem::path plan;
-  std::filesystem::path workload;
-  std::filesystem::path lengths;
-  std::filesystem::path data;
+  std::filesystem::path plan, workload, lengths, data, out;
   int workers = 0;
   int64_t tokens_per_worker = 131'072;
-  int64_t nano_batch_tokens = 0;
-  int64_t max_document_tokens = 0;
+  BatchOptions batch{.seed = 1};  // tokens of 0: not given
   double validation_fraction = 0;
-  uint64_t seed = 1;
   PlanOptions options;
   std::string tolerance;  // a number, or auto; "": not given
   std::string profile = "pairs";
-  int64_t heads = 32;
-  int64_t kv_heads = 8;
-  int64_t head_dim = 128;
-  int64_t tensor_parallel = 8;
+  int64_t heads = 32, kv_heads = 8, head_dim = 128, tensor_parallel = 8;
   std::string dtype = "bf16";
   int64_t window = 0;  // tokens a query sees, itself included; 0: all
   int64_t layers = 1;
-  int64_t hidden_size = 0;  // 0: not given
-  int64_t intermediate_size = 0;
-  std::vector<int64_t> capacity;
-  Cluster cluster;             // nodes and caps
-  double inside_gbytes = 0;    // GB/s; 0: as between
-  double between_gbytes = 50;  // GB/s
-  bool compare = false;
-  bool json = false;
-  bool summary_json = false;
-  std::filesystem::path out;
+  int64_t hidden_size = 0, intermediate_size = 0;  // 0: not given
+  Cluster cluster{.capacity = {}};                 // nodes and caps
+  double between_gbytes = 50, inside_gbytes = 0;   // GB/s; 0: as between
+  bool compare = false, json = false, summary_json = false;
   std::string overlap = "ping-pong";  // a name of kOverlaps
   bool program = false;
   int rank = 0;               // whose program
@@ -67,9 +54,10 @@ PlanRequest request_from(const PlanArguments& arguments, std::string* note = nul
 std::vector<NanoBatch> nano_batches_from(const PlanArguments& arguments, int count,
                                          std::string* note = nullptr);
 
-/// None where pairs are balanced. Throws Error(kData) as profile_by_name does.
-std::shared_ptr<const AttentionProfile> profile_from(const PlanArguments& arguments);
-AskedShape asked_shape(const PlanArguments& arguments);
+/// --tolerance auto: with the speeds of --profile, else the stated ones, on the links of the
+/// cluster. A model whose sizes are not given: hidden size = heads x head dimension, an MLP 3.5
+/// times as wide (Llama 3).
+ToleranceChoice chosen_tolerance(const PlanArguments& arguments, const PlanRequest& request);
 
 /// Throws when every server reading every token would be more bytes than int64 holds, and for more
 /// tokens or servers than a plan may have.

@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "cli/planned.h"
 #include "distca/base/error.h"
 #include "distca/program/overlap.h"
 #include "distca/program/validate.h"
@@ -17,14 +18,14 @@ constexpr int64_t kMostMessages = int64_t{1} << 24;
 /// One plan a nano-batch.
 std::vector<Plan> step_plans(const PlanArguments& arguments) {
   if (!arguments.plan.empty()) {
-    const Plan plan = read_and_check(arguments.plan, profile_from(arguments)).plan;
+    const Plan plan = read_and_check(arguments.plan, profile_by_name(arguments.profile)).plan;
     return std::vector<Plan>(arguments.nano_batches, plan);
   }
   std::vector<Plan> plans;
   PlanRequest request = request_from(arguments);
   for (NanoBatch& nano_batch : nano_batches_from(arguments, arguments.nano_batches)) {
     request.nano_batch = std::move(nano_batch);
-    plans.push_back(make_and_check(request, asked_shape(arguments)).plan);
+    plans.push_back(make_and_check(request).plan);
   }
   return plans;
 }

@@ -18,17 +18,15 @@ namespace {
 /// A first call of less than this is mostly cold caches.
 constexpr double kShortSeconds = 0.05;
 
+/// The best of 3 calls, or of one that is long.
 template <typename Call>
-Timing timed(Call call) {
-  Timing best;
-  const Stopwatch first;
-  call();
-  best.seconds = first.seconds();
-  if (best.seconds >= kShortSeconds) return best;
-  for (best.calls = 1; best.calls < 3; ++best.calls) {
-    const Stopwatch again;
+double seconds_of(Call call) {
+  double best = 0;
+  for (int calls = 0; calls < 3; ++calls) {
+    const Stopwatch watch;
     call();
-    best.seconds = std::min(best.seconds, again.seconds());
+    best = calls == 0 ? watch.seconds() : std::min(best, watch.seconds());
+    if (best >= kShortSeconds) break;
   }
   return best;
 }
@@ -56,7 +54,7 @@ int64_t wire_ns(const Plan& plan, const PlanIndex& index) {
 }
 
 void measure_exchange(Planned& planned) {
-  planned.metadata_time = timed([&] {
+  planned.metadata_seconds = seconds_of([&] {
     const PlanIndex index(planned.plan);
     for (size_t rank = 0; rank < planned.plan.load.size(); ++rank) {
       index.exchange(static_cast<int>(rank));
@@ -67,9 +65,9 @@ void measure_exchange(Planned& planned) {
 
 }  // namespace
 
-Planned make_and_check(const PlanRequest& request, const std::optional<AskedShape>& asked) {
-  Planned planned{.plan = {}, .profile = request.profile, .asked = asked};
-  planned.plan_time = timed([&] { planned.plan = make_plan(request); });
+Planned make_and_check(const PlanRequest& request) {
+  Planned planned{.plan = {}, .profile = request.profile, .plan_seconds = {}};
+  planned.plan_seconds = seconds_of([&] { planned.plan = make_plan(request); });
   ValidateOptions checks = checks_of(find_scheduler(planned.plan.options.scheduler));
   checks.profile = request.profile.get();
   const std::vector<std::string> violations = validate(planned.plan, checks);
@@ -81,7 +79,7 @@ Planned make_and_check(const PlanRequest& request, const std::optional<AskedShap
 Planned read_and_check(const std::filesystem::path& path,
                        std::shared_ptr<const AttentionProfile> profile) {
   const std::string json = read_file(path, ErrorKind::kPlan);
-  Planned planned{.plan = {}, .profile = std::move(profile), .asked = {}};
+  Planned planned{.plan = {}, .profile = std::move(profile), .plan_seconds = {}};
   ValidateOptions checks;
   try {
     planned.plan = plan_from_json(json);

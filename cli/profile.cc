@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/finite_range.h"
+#include "cli/options.h"
 #include "cli/profile_measure.h"
 #include "cli/profile_report.h"
 #include "cli/verbs.h"
@@ -89,33 +89,22 @@ void add_profile(CLI::App& app) {
   CLI::App* verb = app.add_subcommand("profile", "Measure this machine for plans");
   verb->add_flag("--attention", arguments->attention,
                  "Core attention, forward and backward, over a grid of queries and keys");
-  const CLI::Range sizes(1, 1024);
-  verb->add_option("--heads", arguments->heads, "Query heads of one rank")
-      ->check(sizes)
-      ->capture_default_str();
-  verb->add_option("--kv-heads", arguments->kv_heads, "Key and value heads of one rank")
-      ->check(sizes)
-      ->capture_default_str();
-  verb->add_option("--head-dim", arguments->head_dim, "Of queries, keys and values")
-      ->check(sizes)
-      ->capture_default_str();
+  constexpr int kMost = 1024;
+  number(*verb, "--heads", arguments->heads, 1, kMost, "Query heads of one rank");
+  number(*verb, "--kv-heads", arguments->kv_heads, 1, kMost, "Key and value heads of one rank");
+  number(*verb, "--head-dim", arguments->head_dim, 1, kMost, "Of queries, keys and values");
   verb->add_option("--dtype", arguments->dtype, "Computed in")
       ->check(CLI::IsMember({"bf16", "fp32", "fp64"}))
       ->capture_default_str();
   verb->add_option("--kernel", arguments->kernel, "As attention.kernel in training")
       ->check(CLI::IsMember(kernel_names()))
       ->capture_default_str();
-  verb->add_option("--max-tokens", arguments->max_tokens,
-                   "Most queries and keys measured; beyond, plans go by pairs")
-      ->check(CLI::Range(int64_t{128}, kMostMeasuredTokens))
-      ->capture_default_str();
-  verb->add_option("--threads", arguments->threads, "Of one call, as train.threads_per_rank")
-      ->check(CLI::Range(1, 1024))
-      ->capture_default_str();
-  verb->add_option("--seconds", arguments->seconds,
-                   "Most time, if one call of each task takes no longer")
-      ->check(finite_range(0, 1e6))
-      ->capture_default_str();
+  number(*verb, "--max-tokens", arguments->max_tokens, 128, kMostMeasuredTokens,
+         "Most queries and keys measured; beyond, plans go by pairs");
+  number(*verb, "--threads", arguments->threads, 1, kMost,
+         "Of one call, as train.threads_per_rank");
+  number(*verb, "--seconds", arguments->seconds, 0, 1e6,
+         "Most time, if one call of each task takes no longer");
   verb->add_option("--out", arguments->out, "The profile (docs/profile_format.md)")->required();
   verb->footer(
       "Example:  distca profile --attention --heads 4 --kv-heads 2 --head-dim 64 --out "

@@ -10,18 +10,10 @@ all of tests/. Asked of git: files that no commit has do not count.
 """
 
 import collections
-import re
 import subprocess
 import sys
 
-from project import CPP_LITERALS, ROOT
-
-# Of the others: likewise, with comments from # on.
-HASH_LITERALS = re.compile(
-    r'"""(?:\\.|[^\\])*?"""|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|(?<!\S)#[^\n]*', re.DOTALL)
-LANGUAGES = {".h": CPP_LITERALS, ".cc": CPP_LITERALS,
-             **dict.fromkeys((".py", ".sh", ".cmake", "CMakeLists.txt"), HASH_LITERALS)}
-TEST = re.compile(r"_(test|testing|test_child)\.\w+$|(^|/)test_[^/]*$|^tests/")
+from project import LANGUAGES, ROOT, TEST, without_comments
 
 
 def git(*arguments, asked=None):
@@ -43,14 +35,7 @@ def files_of(commit):
 
 
 def code_lines(path, text):
-    language = next(language for ending, language in LANGUAGES.items() if path.endswith(ending))
-
-    def without(match):
-        docstring = match[0].startswith('"""') and not text[text.rfind("\n", 0, match.start()) + 1:match.start()].strip()
-        comment = match[0].startswith(("//", "/*", "#")) or docstring
-        return "\n" * match[0].count("\n") if comment else match[0]
-
-    return sum(1 for line in language.sub(without, text).splitlines() if line.strip())
+    return sum(1 for line in without_comments(path, text).splitlines() if line.strip())
 
 
 def room_of(path):

@@ -10,6 +10,12 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 CPP_LITERALS = re.compile(
     r'R"(\w*)\((?:.*?)\)\1"|"(?:\\.|[^"\\\n])*"|(?<![0-9a-zA-Z])\'(?:\\.|[^\'\\\n])+\'|//[^\n]*|/\*.*?\*/',
     re.DOTALL)
+# Of the others: likewise, with comments from # on.
+HASH_LITERALS = re.compile(
+    r'"""(?:\\.|[^\\])*?"""|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|(?<!\S)#[^\n]*', re.DOTALL)
+LANGUAGES = {".h": CPP_LITERALS, ".cc": CPP_LITERALS,
+             **dict.fromkeys((".py", ".sh", ".cmake", "CMakeLists.txt"), HASH_LITERALS)}
+TEST = re.compile(r"_(test|testing|test_child)\.\w+$|(^|/)test_[^/]*$|^tests/")
 
 
 def files(*patterns):
@@ -21,6 +27,18 @@ def files(*patterns):
 
 def read(path):
     return (ROOT / path).read_text(encoding="utf-8")
+
+
+def without_comments(path, text):
+    """The same lines of a source without comments and Python's docstrings."""
+    language = next(language for ending, language in LANGUAGES.items() if path.endswith(ending))
+
+    def without(match):
+        docstring = match[0].startswith('"""') and not text[text.rfind("\n", 0, match.start()) + 1:match.start()].strip()
+        comment = match[0].startswith(("//", "/*", "#")) or docstring
+        return "\n" * match[0].count("\n") if comment else match[0]
+
+    return language.sub(without, text)
 
 
 def report(faults):

@@ -195,13 +195,12 @@ void check(const BadInput& row, const Result& result) {
 const std::map<std::string, std::string> kNoRow = {
     {"link between: 0 bytes per microsecond ...", "only a caller of make_plan gets it"},
     {"softcap = 50: attention through PyTorch's CUDA operators has none; ...", "needs a GPU"},
-    {"attention.kernel: rank 1 would compute attention with cpu-avx2, rank 0 with cpu-avx512: ...",
+    {"rank 1 has attention.kernel = cpu-avx2, rank 0 has cpu-avx512: give all ranks the same",
      "needs ranks that differ: cli_train_test.cc"},
-    {"data.prefix: rank 1 would train on DIR/text (40 documents, ...), rank 0 on ...: give all "
-     "ranks "
-     "the same data set",
+    {"rank 1 has data.prefix = DIR/text (40 documents, ...), rank 0 has ...: give all ranks the "
+     "same",
      "needs ranks that differ"},
-    {"ATEN_CPU_CAPABILITY: rank 1 would let PyTorch compute with AVX2, rank 0 with AVX512: ...",
+    {"rank 1 has ATEN_CPU_CAPABILITY = AVX2, rank 0 has AVX512: give all ranks the same",
      "needs ranks that differ"},
     {"rank 1 drew other initial weights than rank 0: ...", "needs ranks that differ"},
     {"rank 1 ended with other weights than rank 0: ...; rank 0's is saved in DIR ...",

@@ -4,7 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <iterator>
 #include <map>
 #include <sstream>
 
@@ -18,6 +20,7 @@ namespace distca::testing {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::AnyOf;
 using ::testing::ContainsRegex;
 using ::testing::ElementsAre;
 using ::testing::EndsWith;
@@ -162,55 +165,103 @@ TEST(Cli, plan_of_a_workload_has_the_promised_figures) {
   EXPECT_EQ(json.at("hash").get<std::string>().size(), 16u);
 }
 
-TEST(Cli, plan_explains_itself) {
-  const Outcome outcome = run_distca({"plan", "--workload", kWorkload, "--profile", "h200"});
-  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
-  for (const char* part : {"time (1: its share) before", "tokens before", "memory (MiB) before",
-                           "in: Q, K, V, O (MiB) before", "out: Q, K, V, O (MiB) before",
-                           "by predicted time (NVIDIA H200", "from \\ to", "0.02 (chosen)",
-                           "max/mean by time", "0.1 ", "on any layout", "(best of 3)", "\nvalid\n",
-                           "4 query heads, 1 key head, head_dim 128, bf16 (one of 8 "
-                           "tensor-parallel ranks), window all; "
-                           "memory of Q, K, V, O of 1 layer",
-                           "assumed links: 50 GB/s and 20 us a message between nodes"}) {
-    EXPECT_THAT(outcome.out, HasSubstr(part));
+/// The cells of each row of the table that begins with `first`, up to the row that begins with
+/// `last`.
+std::vector<std::vector<std::string>> table_rows(const std::string& text, const std::string& first,
+                                                 const std::string& last) {
+  std::vector<std::vector<std::string>> rows;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    EXPECT_LE(line.size(), 100u) << line;
+    if (rows.empty() && !line.starts_with(first)) continue;
+    if (!rows.empty() && rows.back()[0] == last) continue;
+    std::istringstream cells(line);
+    rows.emplace_back(std::istream_iterator<std::string>(cells),
+                      std::istream_iterator<std::string>());
   }
-  EXPECT_THAT(outcome.out,
-              AllOf(Not(HasSubstr("tolerance missed")), Not(HasSubstr("profile is of"))));
+  return rows;
 }
 
-TEST(Cli, bars_of_load_are_of_what_is_balanced_over_each_servers_share) {
-  const Outcome outcome = run_distca({"plan", "--workload", kWorkload, "--scheduler", "balanced",
-                                      "--tolerance", "0.01", "--capacity", "0,1,1,1,1,1,1,2"});
+TEST(Cli, a_plan_is_a_row_a_server_and_a_last_one_of_max_over_mean) {
+  const Outcome outcome = run_distca({"plan", "--workload", kWorkload, "--profile", "h200"});
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
-  EXPECT_THAT(outcome.out, HasSubstr("pairs (1: its share) before"));
-  EXPECT_THAT(outcome.out, HasSubstr("max/mean    load on servers of capacity 0 before, 1.0"));
-  const std::string bars = outcome.out.substr(0, outcome.out.find("tokens before"));
-  std::istringstream lines(bars.substr(bars.find("\n0 ") + 1));
-  std::string line;
-  std::getline(lines, line);
-  EXPECT_THAT(line, EndsWith(" 0.000"));
-  while (std::getline(lines, line) && line[0] != 'a') {
-    const double after = std::stod(line.substr(line.rfind(' ')));
-    EXPECT_GT(after, 0.8) << line;
-    EXPECT_LE(after, 1.01) << line;
+  EXPECT_THAT(outcome.out,
+              AllOf(ContainsRegex("\nserver +time before +after +tokens +memory MiB"),
+                    HasSubstr(" documents, 1,048,576 tokens on 8 workers, 8 servers\n"
+                              "layout balanced, scheduler balanced, tolerance 0.02: "),
+                    HasSubstr("before: plain packing"), HasSubstr("\nvalid\n"),
+                    Not(HasSubstr("tolerance missed")), Not(HasSubstr("of another shape"))));
+  const auto rows = table_rows(outcome.out, "server", "max/mean");
+  ASSERT_EQ(rows.size(), 10u);
+  const Json plan =
+      Json::parse(run_distca({"plan", "--workload", kWorkload, "--profile", "h200", "--json"}).out);
+  double before = 0, after = 0;
+  for (size_t server = 0; server < 8; ++server) {
+    const auto& row = rows[server + 1];
+    ASSERT_EQ(row.size(), 7u);
+    EXPECT_EQ(row[0], std::to_string(server));
+    before = std::max(before, std::stod(row[1]));
+    after = std::max(after, std::stod(row[2]));
+    const Json& load = plan.at("load").at(server);
+    const auto mib = [&](const char* one, const char* other) {
+      return (load.at(one).get<double>() + load.at(other).get<double>()) / (1 << 20);
+    };
+    EXPECT_NEAR(std::stod(row[4]), load.at("memory_bytes").get<double>() / (1 << 20), 0.051);
+    EXPECT_NEAR(std::stod(row[5]), mib("receive_bytes", "o_receive_bytes"), 0.051);
+    EXPECT_NEAR(std::stod(row[6]), mib("send_bytes", "o_send_bytes"), 0.051);
   }
-  EXPECT_THAT(line, StartsWith("a server of capacity 0 has no share"));
+  EXPECT_EQ(rows[9][0], "max/mean");
+  EXPECT_EQ(std::stod(rows[9][1]), before);
+  EXPECT_EQ(std::stod(rows[9][2]), after);
+  EXPECT_GT(before, 1.8);
+  EXPECT_LE(after, 1.02);
+  EXPECT_LE(std::stod(rows[9][3]), 1.001);
+}
+
+TEST(Cli, load_is_shown_over_each_servers_share) {
+  const Outcome outcome = run_distca({"plan", "--workload", kWorkload, "--scheduler", "balanced",
+                                      "--tolerance", "0.01", "--capacity", "0,1,1,1,1,1,1,2,1"});
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  const auto rows = table_rows(outcome.out, "server", "max/mean");
+  ASSERT_EQ(rows.size(), 11u);
+  EXPECT_EQ(rows[1][1], "inf");  // it has no share
+  EXPECT_EQ(rows[1][2], "0.000");
+  EXPECT_EQ(rows[9][3], "0");  // a dedicated server holds no tokens
+  for (size_t server = 1; server < 9; ++server) {
+    EXPECT_GT(std::stod(rows[server + 1][2]), 0.8);
+    EXPECT_LE(std::stod(rows[server + 1][2]), 1.01);
+  }
+  EXPECT_EQ(rows[10][1], "inf");
 }
 
 TEST(Cli, an_automatic_tolerance_shows_what_it_weighed) {
-  const auto plan = [](const char* gbytes, const char* overlap, const char* more) {
-    return run_distca({"plan", "--workload", kWorkload, "--tolerance", "auto", "--between-gbytes",
-                       gbytes, "--overlap", overlap, more});
+  const auto plan = [](const char* gbytes, const char* overlap, const char* output) {
+    std::vector<std::string> words = {"plan",  "--workload",       kWorkload, "--tolerance",
+                                      "auto",  "--between-gbytes", gbytes,    "--overlap",
+                                      overlap, "--layers=2"};
+    if (*output != 0) words.emplace_back(output);
+    return run_distca(words);
   };
-  const Outcome wide = plan("1000", "ping-pong", "--layers=2");
+  const Outcome wide = plan("1000", "ping-pong", "--summary-json");
   ASSERT_EQ(wide.exit_code, 0) << wide.err;
-  EXPECT_THAT(wide.out, HasSubstr("weighed: a layer, forward and backward, under ping-pong"));
-  EXPECT_THAT(wide.out, HasSubstr("\nlocal      sequential  -             1.856 "));
-  EXPECT_THAT(wide.out, ContainsRegex("\nbalanced   balanced    0\\.0[25] .*  chosen\n"));
-  EXPECT_THAT(wide.out, HasSubstr("\nvalid\n"));
-  const Outcome narrow = plan("0.001", "none", "--layers=2");
-  EXPECT_THAT(narrow.out, HasSubstr("scheduler local"));
+  const Json summary = Json::parse(wide.out), weighed = summary.at("weighed");
+  EXPECT_EQ(weighed.at(0).at("scheduler"), "local");
+  EXPECT_NEAR(weighed.at(0).at("max_over_mean"), 1.856, 0.001);
+  int chosen = 0;
+  for (const Json& one : weighed) {
+    EXPECT_GT(one.at("layer_ps"), one.at("exposed_ps"));
+    if (!one.at("chosen").get<bool>()) continue;
+    ++chosen;
+    EXPECT_EQ(one.at("scheduler"), "balanced");
+    EXPECT_EQ(one.at("tolerance"), summary.at("tolerance"));
+    for (const Json& other :
+         weighed) {  // it is the fastest, nearly: fewer bytes count for 5 per mille
+      EXPECT_LE(one.at("layer_ps").get<double>(), 1.005 * other.at("layer_ps").get<double>());
+    }
+  }
+  EXPECT_EQ(chosen, 1);
+  EXPECT_THAT(plan("1000", "ping-pong", "").out, HasSubstr("\nvalid\n"));
+  EXPECT_THAT(plan("0.001", "none", "").out, HasSubstr("scheduler local"));
   EXPECT_EQ(Json::parse(plan("0.001", "none", "--summary-json").out).at("scheduler"), "local");
   for (const char* other : {"--compare", "--program"}) {
     const Outcome refused = plan("1", "within", other);
@@ -219,18 +270,9 @@ TEST(Cli, an_automatic_tolerance_shows_what_it_weighed) {
   }
 }
 
-TEST(Cli, of_many_servers_those_that_matter_most_are_shown) {
-  const Outcome outcome =
-      run_distca({"plan", "--workload", "distca/plan/testdata/workloads/pretrain_64x128k_1.json"});
-  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
-  EXPECT_THAT(outcome.out,
-              ContainsRegex("\n1?[0-9] of 64 servers: the most loaded before and after"));
-}
-
 TEST(Cli, a_missed_tolerance_is_said_everywhere) {
   const Outcome report = run_distca({"plan", "--workload", kWorkload, "--scheduler", "local"});
-  EXPECT_THAT(report.out, AllOf(HasSubstr("\ntolerance missed: 1.85625 > 1.05\n"),
-                                ContainsRegex("0\\.05 \\(chosen\\) +1\\.856  no ")));
+  EXPECT_THAT(report.out, HasSubstr("\ntolerance missed: 1.85625 > 1.05\n"));
   const auto met = [](const char* scheduler) {
     return Json::parse(run_distca({"plan", "--workload", kWorkload, "--scheduler", scheduler,
                                    "--summary-json"})
@@ -264,15 +306,11 @@ TEST(Cli, wire_counts_q_k_v_o_and_a_latency_a_message_on_the_link_of_each_pair) 
 }
 
 TEST(Cli, a_window_has_no_known_bound) {
-  const std::vector<std::string> command{"plan", "--workload", kWorkload, "--window", "4096"};
-  EXPECT_THAT(run_distca(command).out, HasSubstr("no bound known with a window"));
-  std::vector<std::string> as_json = command;
-  as_json.emplace_back("--summary-json");
-  const Json json = Json::parse(run_distca(as_json).out);
+  const std::vector<std::string> command{"plan",     "--workload", kWorkload,
+                                         "--window", "4096",       "--summary-json"};
+  const Json json = Json::parse(run_distca(command).out);
   EXPECT_TRUE(json.at("lower_bound_bytes").is_null());
   EXPECT_EQ(json.at("shape").at("window_left"), 4095);
-  const Outcome keys = run_distca({"plan", "--workload", kWorkload, "--split-kv"});
-  EXPECT_THAT(keys.out, HasSubstr("split-KV may go below it"));
 }
 
 TEST(Cli, memory_is_of_all_activations_where_the_model_is_known) {
@@ -304,9 +342,7 @@ TEST(Cli, with_layers_0_the_plan_is_the_one_that_training_makes) {
 TEST(Cli, a_profile_of_another_shape_is_said) {
   const Outcome outcome =
       run_distca({"plan", "--workload", kWorkload, "--profile", "h200", "--dtype", "fp32"});
-  EXPECT_THAT(outcome.out,
-              HasSubstr("the profile is of 4 query heads, 1 key head, head_dim 128 of 2 "
-                        "bytes an element, the plan of 4 query heads"));
+  EXPECT_THAT(outcome.out, HasSubstr("\nthe profile is of another shape or type than the plan: "));
 }
 
 TEST_F(CliTest, predicted_times_of_a_plan_are_checked_with_its_profile_only) {
@@ -336,7 +372,7 @@ TEST(Cli, plan_compares_all_schedulers) {
   const Outcome table = run_distca({"plan", "--workload", kWorkload, "--compare"});
   ASSERT_EQ(table.exit_code, 0) << table.err;
   std::istringstream lines(table.out);
-  for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 125u) << line;
+  for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 100u) << line;
   const Outcome outcome = run_distca({"plan", "--workload", kWorkload, "--compare", "--json"});
   std::map<std::string, double> imbalance;
   for (const Json& row : Json::parse(outcome.out)) {
@@ -358,12 +394,6 @@ TEST(Cli, what_is_refused_is_a_row_and_a_line) {
   EXPECT_THAT(table.out,
               ContainsRegex("\ngreedy on layout sequential: rank [0-9] would send [0-9]+ "
                             "bytes, max_send_bytes is 330000000\n"));
-  // Whole-context tasks under this cap exist only where the load may be uneven.
-  const Outcome report = run_distca({"plan", "--workload", kWorkload, "--scheduler", "greedy",
-                                     "--tolerance", "0.9", "--max-send-bytes", "330000000"});
-  EXPECT_EQ(report.exit_code, 0) << report.err;
-  EXPECT_THAT(report.out, ContainsRegex("\n0 refused\n"));
-  EXPECT_THAT(report.out, ContainsRegex("\n0: rank [0-9] would send "));
 }
 
 TEST(Cli, dedicated_servers_get_what_their_capacity_says) {

@@ -4,7 +4,6 @@
 // and measurements (kernels/cpu/isa.h). Thread rule: reads only; nobody may write the environment
 // at the same time.
 
-#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -12,7 +11,5 @@ namespace distca {
 
 /// Unset and empty are the same.
 std::optional<std::string> env_string(const char* name);
-/// Throws Error(kUsage) naming the variable if it is set to anything but an integer.
-std::optional<int64_t> env_integer(const char* name);
 
 }  // namespace distca

@@ -19,4 +19,9 @@ c10::ScalarType aten_type(ScalarType type) {
   return at::kFloat;
 }
 
+c10::Device aten_device(int cuda_device) {
+  return cuda_device < 0 ? at::Device(at::kCPU)
+                         : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(cuda_device));
+}
+
 }  // namespace distca

@@ -1,5 +1,5 @@
 #pragma once
-// Our scalar types in ATen's words. Any thread.
+// Our scalar types and devices in ATen's words. Any thread.
 
 #include <cstdint>
 
@@ -7,10 +7,13 @@
 
 namespace c10 {
 enum class ScalarType : int8_t;
-}
+struct Device;
+}  // namespace c10
 
 namespace distca {
 
 c10::ScalarType aten_type(ScalarType type);
+/// Below 0: the CPU.
+c10::Device aten_device(int cuda_device);
 
 }  // namespace distca

@@ -3,9 +3,9 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "distca/base/error.h"
+#include "distca/comm/aten_types.h"
 #include "distca/comm/tags.h"
 
 namespace distca {
@@ -18,7 +18,7 @@ class Staged {
  public:
   Staged(const Communicator& group, std::span<std::byte> host) : host_(host) {
     if (group.cuda_device() < 0) return;
-    const auto place = at::Device(at::kCUDA, static_cast<int8_t>(group.cuda_device()));
+    const auto place = aten_device(group.cuda_device());
     device_ = host_tensor().to(place);
   }
   std::byte* data() {
@@ -102,10 +102,7 @@ void swap_bytes(Communicator& group, int peer, uint32_t tag, std::span<const std
 std::vector<std::string> gather_texts(Communicator& group, std::string mine,
                                       std::string_view operation) {
   const uint64_t my_size = mine.size();
-  const std::vector<std::byte> all_sizes =
-      all_gather_bytes(group, std::as_bytes(std::span(&my_size, 1)), operation);
-  std::vector<uint64_t> sizes(group.size());
-  std::memcpy(sizes.data(), all_sizes.data(), all_sizes.size());
+  const std::vector<uint64_t> sizes = all_gather(group, my_size, operation);
   const auto piece = [&](std::string& text, uint64_t begin) {
     const uint64_t bytes = std::min<uint64_t>(kPieceBytes, text.size() - begin);
     return std::as_writable_bytes(std::span(text)).subspan(begin, bytes);

@@ -5,9 +5,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "distca/comm/communicator.h"
@@ -20,6 +22,17 @@ void barrier(Communicator& group, std::string_view operation);
 /// [P * mine.size()] every rank's record, in rank order. One step; each sends (P - 1) n bytes.
 std::vector<std::byte> all_gather_bytes(Communicator& group, std::span<const std::byte> mine,
                                         std::string_view operation);
+
+/// [P] every rank's value, in rank order; likewise.
+template <typename T>
+std::vector<T> all_gather(Communicator& group, const T& mine, std::string_view operation) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  const std::vector<std::byte> bytes =
+      all_gather_bytes(group, std::as_bytes(std::span(&mine, 1)), operation);
+  std::vector<T> all(bytes.size() / sizeof(T));
+  std::memcpy(all.data(), bytes.data(), bytes.size());
+  return all;
+}
 
 /// Rank 0 gets every rank's text, in rank order; the others nothing. Pieces of a mebibyte, one rank
 /// after another, so that no single wait is long.

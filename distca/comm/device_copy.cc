@@ -5,6 +5,8 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include "distca/comm/aten_types.h"
+
 namespace distca {
 namespace {
 
@@ -24,7 +26,7 @@ void block(const c10::Stream& stream, const DeviceMark& mark) {
 }  // namespace
 
 ThreadDevice cuda_thread_device(int cuda_device) {
-  const at::Device device(at::kCUDA, static_cast<int8_t>(cuda_device));
+  const at::Device device = aten_device(cuda_device);
   const auto current_stream = [device] {
     return c10::impl::VirtualGuardImpl(at::kCUDA).getStream(device);
   };

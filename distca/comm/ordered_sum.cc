@@ -7,6 +7,7 @@
 
 #include "distca/base/error.h"
 #include "distca/base/integers.h"
+#include "distca/comm/aten_types.h"
 #include "distca/comm/tags.h"
 
 namespace distca {
@@ -92,7 +93,7 @@ void ordered_sum(Communicator& group, std::span<double> values, std::string_view
   at::Tensor host =
       at::from_blob(values.data(), {static_cast<int64_t>(values.size())}, at::kDouble);
   if (group.cuda_device() < 0) return ordered_sum(group, host, operation);
-  at::Tensor device = host.to(at::Device(at::kCUDA, static_cast<int8_t>(group.cuda_device())));
+  at::Tensor device = host.to(aten_device(group.cuda_device()));
   ordered_sum(group, device, operation);
   host.copy_(device);
 }

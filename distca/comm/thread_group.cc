@@ -15,6 +15,7 @@
 #include <thread>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "distca/base/console.h"
 #include "distca/base/error.h"
@@ -316,27 +317,6 @@ class ThreadCommunicator : public Communicator {
   int rank_;
 };
 
-std::vector<std::unique_ptr<ThreadCommunicator>> make_ranks(int size, const CommOptions& options,
-                                                            const ThreadDevice& device) {
-  auto group = std::make_shared<ThreadGroup>(size, options, device);
-  std::vector<std::unique_ptr<ThreadCommunicator>> ranks;
-  for (int rank = 0; rank < size; ++rank) {
-    ranks.push_back(std::make_unique<ThreadCommunicator>(group, rank));
-  }
-  return ranks;
-}
-
-}  // namespace
-
-std::vector<std::unique_ptr<Communicator>> make_thread_group(int size, const CommOptions& options,
-                                                             const ThreadDevice& device) {
-  std::vector<std::unique_ptr<Communicator>> ranks;
-  for (auto& rank : make_ranks(size, options, device)) ranks.push_back(std::move(rank));
-  return ranks;
-}
-
-namespace {
-
 /// How the threads of run_ranks end.
 class Ending {
  public:
@@ -380,7 +360,11 @@ class Ending {
 
 void run_ranks(int size, const CommOptions& options, const std::function<void(Communicator&)>& body,
                const ThreadDevice& device) {
-  auto ranks = make_ranks(size, options, device);
+  const auto group = std::make_shared<ThreadGroup>(size, options, device);
+  std::vector<std::unique_ptr<ThreadCommunicator>> ranks;
+  for (int rank = 0; rank < size; ++rank) {
+    ranks.push_back(std::make_unique<ThreadCommunicator>(group, rank));
+  }
   Ending ending(size);
   std::vector<std::thread> threads;
   threads.reserve(ranks.size());

@@ -8,7 +8,6 @@
 
 #include <functional>
 #include <memory>
-#include <vector>
 
 #include "distca/comm/communicator.h"
 
@@ -32,10 +31,6 @@ struct ThreadDevice {
   /// What the calling thread gives the device from now on comes behind the mark.
   std::function<void(const DeviceMark&)> follow;
 };
-
-/// Communicators of ranks 0 .. size - 1, one for each thread; they share the group's state.
-std::vector<std::unique_ptr<Communicator>> make_thread_group(int size, const CommOptions& options,
-                                                             const ThreadDevice& device = {});
 
 /// Runs `body` on `size` threads, one rank each, and rethrows the failure that came first in time.
 /// A rank that fails ends the waits of all others, which then have options.grace_s to end: if one

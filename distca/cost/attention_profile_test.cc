@@ -93,7 +93,7 @@ TEST(AttentionProfile, every_wrong_field_is_named_with_the_file) {
     wrong.erase(key);
     EXPECT_EQ(error_of(wrong), "some.json: " + key + " is missing");
   }
-  EXPECT_EQ(error_of(Json::array()), "some.json: it must be an object");
+  EXPECT_EQ(error_of(Json::array()), "some.json: it must be an object, not []");
 }
 
 TEST(AttentionProfile, version_1_is_read_without_a_peak) {

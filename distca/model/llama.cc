@@ -48,7 +48,7 @@ struct Llama::State {
       : config(config_in),
         compute(aten_type(config.dtype)),
         master(compute == at::kDouble ? at::kDouble : at::kFloat),
-        device(cuda_device < 0 ? at::Device(at::kCPU) : at::Device(at::kCUDA, cuda_device)) {}
+        device(aten_device(cuda_device)) {}
 
   at::Tensor add_parameter(const std::string& name, at::Tensor value) {
     at::Tensor parameter = value.to(device, master).set_requires_grad(true);

@@ -18,9 +18,7 @@ void aten_merge(const RowShape& shape, ScalarType type, std::span<const Partial>
                 const Partial& result, int cuda_device) {
   DISTCA_CHECK(!parts.empty(), "no part to merge");
   const ScalarType accumulator = kernels::accumulator_type(type);
-  const at::Device device = cuda_device < 0
-                                ? at::Device(at::kCPU)
-                                : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(cuda_device));
+  const at::Device device = aten_device(cuda_device);
   const auto tensor = [&](const Rows& rows, ScalarType scalar, int64_t dim) {
     return at::from_blob(rows.data, {shape.tokens, shape.heads, dim},
                          {rows.token_stride, rows.head_stride, 1},

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "distca/base/error.h"
+#include "distca/comm/aten_types.h"
 
 namespace distca {
 namespace {
@@ -38,9 +39,7 @@ ExchangeBuffers::~ExchangeBuffers() = default;
 
 void ExchangeBuffers::prepare(const Program& program) {
   State& s = *state_;
-  const at::Device device =
-      s.cuda_device < 0 ? at::Device(at::kCPU)
-                        : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(s.cuda_device));
+  const at::Device device = aten_device(s.cuda_device);
   s.prepared.clear();
   if (resends(program)) {
     const auto is_qkv_in = [](const Buffer& b) { return b.role == BufferRole::kQkvIn; };

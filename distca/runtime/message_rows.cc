@@ -37,10 +37,7 @@ std::byte* MessageRows::begin(int index) const {
 
 at::Tensor MessageRows::part(int index) const {
   const MessagePart& part = parts_[index];
-  const at::Device device =
-      cuda_device_ < 0 ? at::Device(at::kCPU)
-                       : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(cuda_device_));
-  const auto options = at::dtype(aten_type(part.type)).device(device);
+  const auto options = at::dtype(aten_type(part.type)).device(aten_device(cuda_device_));
   const std::array<int64_t, 3> sizes{part.rows, part.heads, part.dim};
   return part.bytes() == 0 ? at::empty(sizes, options)
                            : at::from_blob(begin(index), sizes, options);

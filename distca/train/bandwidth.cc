@@ -5,10 +5,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
-#include <vector>
 
 #include "distca/base/clock.h"
+#include "distca/comm/aten_types.h"
 #include "distca/comm/collectives.h"
 #include "distca/comm/tags.h"
 
@@ -21,15 +20,7 @@ constexpr const char* kOperation = "bandwidth measurement";
 
 /// Of the slowest rank, in ns.
 int64_t slowest(Communicator& comm, int64_t mine) {
-  const std::vector<std::byte> all =
-      all_gather_bytes(comm, std::as_bytes(std::span(&mine, 1)), kOperation);
-  int64_t most = 0;
-  for (int rank = 0; rank < comm.size(); ++rank) {
-    int64_t other = 0;
-    std::memcpy(&other, all.data() + rank * sizeof(other), sizeof(other));
-    most = std::max(most, other);
-  }
-  return most;
+  return std::ranges::max(all_gather(comm, mine, kOperation));
 }
 
 }  // namespace
@@ -37,11 +28,8 @@ int64_t slowest(Communicator& comm, int64_t mine) {
 int64_t measured_bytes_per_us(Communicator& comm) {
   const int size = comm.size();
   if (size == 1) return 0;
-  const auto device =
-      comm.cuda_device() < 0
-          ? at::Device(at::kCPU)
-          : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(comm.cuda_device()));
-  const at::TensorOptions bytes = at::TensorOptions().device(device).dtype(at::kByte);
+  const at::TensorOptions bytes =
+      at::TensorOptions().device(aten_device(comm.cuda_device())).dtype(at::kByte);
   const at::Tensor out = at::zeros({kBytes}, bytes), in = at::zeros({kBytes}, bytes);
   const Message send{(comm.rank() + 1) % size, kBandwidthTag,
                      reinterpret_cast<std::byte*>(out.data_ptr<uint8_t>()), kBytes};

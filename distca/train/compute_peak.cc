@@ -7,11 +7,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
-#include <span>
 #include <thread>
-#include <vector>
 
 #include "distca/base/clock.h"
 #include "distca/base/hash.h"
@@ -36,16 +33,10 @@ double share_of_a_core(Communicator& comm, int64_t threads_per_rank, const char*
   gethostname(host, sizeof(host) - 1);
   Fnv1a64 hash;
   hash.add(host);
-  const uint64_t mine = hash.value();
-  const std::vector<std::byte> all =
-      all_gather_bytes(comm, std::as_bytes(std::span(&mine, 1)), operation);
-  int64_t threads = 0;
-  for (int rank = 0; rank < comm.size(); ++rank) {
-    if (std::memcmp(all.data() + rank * sizeof(mine), &mine, sizeof(mine)) == 0)
-      threads += threads_per_rank;
-  }
+  const int64_t ranks_here =
+      std::ranges::count(all_gather(comm, hash.value(), operation), hash.value());
   const double cores = std::max(1u, std::thread::hardware_concurrency());
-  return std::min(1.0, cores / static_cast<double>(threads));
+  return std::min(1.0, cores / static_cast<double>(ranks_here * threads_per_rank));
 }
 
 }  // namespace
@@ -57,9 +48,7 @@ double matrix_product_rate(ScalarType type, int cuda_device, int64_t size, doubl
   constexpr int kWarmUp = 3;  // chooses the kernel, loads it, wakes the clock
   constexpr int kLeastRounds = 3;
   constexpr int kProductsAtOnce = 4;  // given to a device before it is waited for
-  const auto device = cuda_device < 0
-                          ? at::Device(at::kCPU)
-                          : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(cuda_device));
+  const at::Device device = aten_device(cuda_device);
   // Random: a device that computes on equal bits draws less power and may run faster than it can.
   const auto options = at::TensorOptions().device(device).dtype(aten_type(type));
   const at::Tensor a = at::randn({size, size}, options), b = at::randn({size, size}, options);

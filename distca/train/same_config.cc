@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "distca/base/error.h"
-#include "distca/base/hash.h"
 #include "distca/base/json.h"
 #include "distca/base/text.h"
 #include "distca/comm/collectives.h"
@@ -22,16 +21,6 @@ namespace {
 constexpr std::array<std::string_view, 3> kMayDiffer = {"train.threads_per_rank",
                                                         "train.output_dir", "train.overwrite"};
 constexpr std::string_view kIsa = "ATEN_CPU_CAPABILITY";  // an environment variable
-
-/// How a message says what a rank would do: "rank 1 would VERB VALUE, rank 0 BY VALUE".
-struct Wording {
-  std::string_view key, verb, by;
-};
-constexpr std::array<Wording, 5> kWordings = {{{"servers.dedicated", "train ", "with "},
-                                               {"train.overlap", "play ", "by "},
-                                               {"plan.profile", "plan ", "by "},
-                                               {"attention.kernel", "compute attention ", "with "},
-                                               {kIsa, "let PyTorch compute ", "with "}}};
 
 std::string value_of(const ConfigKey& key, const ResolvedConfig& resolved) {
   if (key.name == "data.prefix") return resolved.data;
@@ -45,25 +34,24 @@ std::string value_of(const ConfigKey& key, const ResolvedConfig& resolved) {
   return (*word)->empty() ? "\"\"" : **word;
 }
 
-/// [[key, value], ...] of what has to be the same.
+/// [[key, value, how a message shows it], ...] of what has to be the same.
 Json settings_of(Config config, const ResolvedConfig& resolved) {
   Json settings = Json::array();
   for (const ConfigKey& key : config_keys(config)) {
     if (std::ranges::find(kMayDiffer, key.name) != kMayDiffer.end()) continue;
-    settings.push_back({key.name, value_of(key, resolved)});
+    const std::string value = value_of(key, resolved);
+    const bool is_data = key.name == "data.prefix";
+    settings.push_back(
+        {key.name, value, is_data ? fmt::format("{} ({})", config.data.prefix, value) : value});
   }
-  settings.push_back({kIsa, resolved.isa});
+  settings.push_back({kIsa, resolved.isa, resolved.isa});
   return settings;
 }
 
 /// Every rank's text, in rank order.
 std::vector<std::string> all_gather_texts(Communicator& comm, std::string mine) {
   constexpr std::string_view kOperation = "comparing configurations";
-  const uint64_t my_size = mine.size();
-  const std::vector<std::byte> sizes =
-      all_gather_bytes(comm, std::as_bytes(std::span(&my_size, 1)), kOperation);
-  std::vector<uint64_t> size(comm.size());
-  std::memcpy(size.data(), sizes.data(), sizes.size());
+  const std::vector<uint64_t> size = all_gather(comm, uint64_t{mine.size()}, kOperation);
   const uint64_t longest = *std::ranges::max_element(size);
   mine.resize(longest);
   const std::vector<std::byte> all =
@@ -72,34 +60,6 @@ std::vector<std::string> all_gather_texts(Communicator& comm, std::string mine) 
   for (int rank = 0; rank < comm.size(); ++rank)
     texts.emplace_back(reinterpret_cast<const char*>(all.data()) + rank * longest, size[rank]);
   return texts;
-}
-
-bool all_have(Communicator& comm, const std::string& mine) {
-  Fnv1a64 hash;
-  hash.add(mine);
-  const uint64_t value = hash.value();
-  const std::vector<std::byte> all =
-      all_gather_bytes(comm, std::as_bytes(std::span(&value, 1)), "comparing configurations");
-  for (int rank = 0; rank < comm.size(); ++rank) {
-    if (std::memcmp(all.data() + rank * sizeof(value), all.data(), sizeof(value)) != 0)
-      return false;
-  }
-  return true;
-}
-
-}  // namespace
-
-namespace {
-
-/// The first of the others' data sets beside rank 0's, each with its path.
-[[noreturn]] void refuse_data(Communicator& comm, const Config& config, const ResolvedConfig& mine,
-                              const std::vector<int>& others) {
-  const auto all = all_gather_texts(comm, fmt::format("{} ({})", config.data.prefix, mine.data));
-  throw Error(
-      ErrorKind::kConfig,
-      "data.prefix: rank{} {} would train on {}, rank 0 on {}: give all ranks the same data "
-      "set",
-      others.size() > 1 ? "s" : "", fmt::join(others, ", "), all[others[0]], all[0]);
 }
 
 }  // namespace
@@ -112,7 +72,6 @@ std::string data_summary(const IndexedDataset& data) {
 
 void check_same_config(Communicator& comm, const Config& config, const ResolvedConfig& resolved) {
   const std::string mine = settings_of(config, resolved).dump(-1, ' ', true);
-  if (all_have(comm, mine)) return;
   std::vector<Json> all;
   for (const std::string& text : all_gather_texts(comm, mine))
     all.push_back(parse_json(text, "another rank's configuration", ErrorKind::kComm));
@@ -125,17 +84,13 @@ void check_same_config(Communicator& comm, const Config& config, const ResolvedC
                     "the same version of distca on all ranks",
                     rank);
       }
-      if (all[rank][i] != all[0][i]) others.push_back(rank);
+      if (all[rank][i][1] != all[0][i][1]) others.push_back(rank);
     }
     if (others.empty()) continue;
-    const auto key = all[0][i][0].get<std::string>();
-    if (key == "data.prefix") refuse_data(comm, config, resolved, others);
-    const auto found = std::ranges::find(kWordings, key, &Wording::key);
-    const Wording wording = found == kWordings.end() ? Wording{key, "use ", ""} : *found;
-    throw Error(
-        ErrorKind::kConfig, "{}: rank{} {} would {}{}{}, rank 0 {}{}: give all ranks the same", key,
-        others.size() > 1 ? "s" : "", fmt::join(others, ", "), wording.verb, wording.by,
-        all[others[0]][i][1].get<std::string>(), wording.by, all[0][i][1].get<std::string>());
+    const auto text = [&](int rank, int part) { return all[rank][i][part].get<std::string>(); };
+    throw Error(ErrorKind::kConfig, "rank{} {} {} {} = {}, rank 0 has {}: give all ranks the same",
+                others.size() > 1 ? "s" : "", fmt::join(others, ", "),
+                others.size() > 1 ? "have" : "has", text(0, 0), text(others[0], 2), text(0, 2));
   }
 }
 

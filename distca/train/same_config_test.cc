@@ -64,26 +64,25 @@ TEST(SameConfig, a_difference_in_any_key_but_a_ranks_own_is_refused_by_name) {
     if (own.contains(key.name)) {
       EXPECT_EQ(line, "") << key.name;
     } else {
-      EXPECT_TRUE(line.starts_with(key.name + ": rank 1 would ")) << key.name << ": " << line;
+      EXPECT_TRUE(line.starts_with("rank 1 has " + key.name + " = ")) << key.name << ": " << line;
     }
   }
 }
 
-TEST(SameConfig, the_line_says_who_would_do_what) {
+TEST(SameConfig, the_line_says_who_has_what) {
   EXPECT_EQ(said([](int rank, Config& config, ResolvedConfig&) {
               config.optimizer.lr = rank == 0 ? 0.001 : 0.1;
               config.train.seed = rank;  // comes later
             }),
-            "optimizer.lr: ranks 1, 2 would use 0.1, rank 0 0.001: give all ranks the same");
+            "ranks 1, 2 have optimizer.lr = 0.1, rank 0 has 0.001: give all ranks the same");
   EXPECT_EQ(said([](int rank, Config&, ResolvedConfig& resolved) {
               if (rank == 2) resolved = {.price = "h200", .kernel = "cpu"};
             }),
-            "plan.profile: rank 2 would plan by h200, rank 0 by pairs: give all ranks the same");
+            "rank 2 has plan.profile = h200, rank 0 has pairs: give all ranks the same");
   EXPECT_EQ(said([](int rank, Config&, ResolvedConfig& resolved) {
               if (rank == 2) resolved.kernel = "aten-cpu";
             }),
-            "attention.kernel: rank 2 would compute attention with aten-cpu, rank 0 with cpu: give "
-            "all ranks the same");
+            "rank 2 has attention.kernel = aten-cpu, rank 0 has cpu: give all ranks the same");
 }
 
 TEST(SameConfig, data_is_compared_by_what_it_holds_and_named_by_its_place) {
@@ -92,17 +91,15 @@ TEST(SameConfig, data_is_compared_by_what_it_holds_and_named_by_its_place) {
               resolved.data = "40 documents, 700 tokens, contents 01";
               if (rank == 1) resolved.data = "40 documents, 700 tokens, contents 02";
             }),
-            "data.prefix: rank 1 would train on /b/text (40 documents, 700 tokens, contents 02), "
-            "rank 0 on /a/text (40 documents, 700 tokens, contents 01): give all ranks the same "
-            "data set");
+            "rank 1 has data.prefix = /b/text (40 documents, 700 tokens, contents 02), rank 0 has "
+            "/a/text (40 documents, 700 tokens, contents 01): give all ranks the same");
 }
 
 TEST(SameConfig, ranks_whose_pytorch_computes_with_other_instructions_are_named) {
   EXPECT_EQ(said([](int rank, Config&, ResolvedConfig& resolved) {
               resolved.isa = rank == 2 ? "AVX2" : "AVX512";
             }),
-            "ATEN_CPU_CAPABILITY: rank 2 would let PyTorch compute with AVX2, rank 0 with AVX512: "
-            "give all ranks the same");
+            "rank 2 has ATEN_CPU_CAPABILITY = AVX2, rank 0 has AVX512: give all ranks the same");
 }
 
 TEST(SameConfig, ranks_may_write_their_trace_anywhere_but_all_or_none_have_one) {
@@ -113,7 +110,7 @@ TEST(SameConfig, ranks_may_write_their_trace_anywhere_but_all_or_none_have_one) 
   EXPECT_EQ(said([](int rank, Config& config, ResolvedConfig&) {
               if (rank == 1) config.train.trace = "trace";
             }),
-            "train.trace: rank 1 would use a file, rank 0 no file: give all ranks the same");
+            "rank 1 has train.trace = a file, rank 0 has no file: give all ranks the same");
 }
 
 }  // namespace

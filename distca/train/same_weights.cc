@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 
-#include <cstring>
 #include <span>
 
 #include "distca/base/hash.h"
@@ -23,13 +22,10 @@ uint64_t weights_hash(const std::vector<at::Tensor>& weights) {
 std::vector<int> ranks_with_other_weights(Communicator& workers,
                                           const std::vector<at::Tensor>& weights,
                                           std::string_view operation) {
-  const uint64_t mine = weights_hash(weights);
-  const std::vector<std::byte> all =
-      all_gather_bytes(workers, std::as_bytes(std::span(&mine, 1)), operation);
+  const std::vector<uint64_t> all = all_gather(workers, weights_hash(weights), operation);
   std::vector<int> others;
   for (int rank = 1; rank < workers.size(); ++rank) {
-    if (std::memcmp(all.data() + rank * sizeof(mine), all.data(), sizeof(mine)) != 0)
-      others.push_back(rank);
+    if (all[rank] != all[0]) others.push_back(rank);
   }
   return others;
 }

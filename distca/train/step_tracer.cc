@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <filesystem>
 #include <span>
 #include <utility>
@@ -45,14 +44,6 @@ ClockFace my_clock() {
   return {.id = steady_clock_id().empty() ? 0 : hash.value()};
 }
 
-ClockFace clock_of_rank_0(Communicator& comm, const ClockFace& mine) {
-  const std::vector<std::byte> all =
-      all_gather_bytes(comm, std::as_bytes(std::span(&mine, 1)), "clock alignment");
-  ClockFace first;
-  std::memcpy(&first, all.data(), sizeof(first));
-  return first;
-}
-
 }  // namespace
 
 void check_trace(const Config& config) {
@@ -87,7 +78,8 @@ void StepTracer::begin_step(int64_t step) {
   const int64_t first = config_.train.trace_first_step;
   if (!on() || step < first || step > last_step(config_)) return;
   if (step == first) {
-    const ClockFace mine = my_clock(), first = clock_of_rank_0(comm_, mine);
+    const ClockFace mine = my_clock();
+    const ClockFace first = all_gather(comm_, mine, "clock alignment")[0];
     origin_s_ = first.now_s;
     same_clock_ = mine.id != 0 && mine.id == first.id;
     before_ = read_clock();

@@ -6,7 +6,6 @@
 
 #include <cmath>
 #include <cstdio>
-#include <cstring>
 #include <numeric>
 #include <optional>
 
@@ -198,13 +197,10 @@ class Trainer {
 
   /// Ranks plan for themselves: a plan is used only when all have the same.
   void compare_hashes(uint64_t mine) {
-    const std::vector<std::byte> all =
-        all_gather_bytes(all_, std::as_bytes(std::span(&mine, 1)), "plan hash");
+    const std::vector<uint64_t> all = all_gather(all_, mine, "plan hash");
     for (int rank = 0; rank < comm_.size(); ++rank) {
-      uint64_t other = 0;
-      std::memcpy(&other, all.data() + rank * sizeof(other), sizeof(other));
-      DISTCA_CHECK(other == mine, "rank {} has another plan ({:016x}) than rank {} ({:016x})", rank,
-                   other, comm_.rank(), mine);
+      DISTCA_CHECK(all[rank] == mine, "rank {} has another plan ({:016x}) than rank {} ({:016x})",
+                   rank, all[rank], comm_.rank(), mine);
     }
   }
 
