@@ -1,18 +1,20 @@
-// The CPU attention kernel against the bars of docs/kernels.md: share of the core's peak per
-// instruction set, beside PyTorch's operator, short shards against one long sequence, and several
-// threads against one. Peaks are measured in the same rounds.
+// The CPU attention kernel (bars: docs/kernels.md): every instruction set beside the core's peak
+// and PyTorch's operator, short shards beside one long sequence, and several threads beside one.
+// Peaks are measured in the same rounds.
+//   bench/report.py build/release/bench/attention
+
+#include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <cstdlib>
-#include <optional>
 #include <string>
 
-#include "bench/attention_report.h"
-#include "bench/program.h"
+#include "bench/attention_measure.h"
+#include "bench/lines.h"
+#include "bench/main.h"
 #include "bench/timing.h"
 #include "distca/base/error.h"
-#include "distca/base/file.h"
 #include "distca/base/machine.h"
 
 namespace distca::bench {
@@ -24,10 +26,9 @@ struct Arguments {
   bool quick = false;
   bool rows = false;
   std::string only;
-  std::string json;
 };
 
-constexpr int kQuickRounds = 5;
+constexpr int kRounds = 15, kQuickRounds = 5;
 
 /// Where the calling thread is, then others that it may use.
 std::vector<int> cores_for(int threads) {
@@ -38,34 +39,36 @@ std::vector<int> cores_for(int threads) {
   return cores;
 }
 
-int measure(const Arguments& arguments, const std::vector<RowSpec>& rows) {
-  MeasureOptions options{.rounds = arguments.rounds > 0 ? arguments.rounds
-                                   : arguments.quick    ? kQuickRounds
-                                                        : kLeastRounds,
-                         .quick = arguments.quick,
-                         .cores = cores_for(arguments.threads),
-                         .machine = {.avx512 = kernels::isa_available(kernels::Isa::kAvx512),
-                                     .amx = cpu_has("amx_bf16")}};
+Json instruction_sets() {
+  Json names = Json::array();
+  for (const kernels::Isa isa : {kernels::Isa::kAvx512Bf16, kernels::Isa::kAvx512,
+                                 kernels::Isa::kAvx2, kernels::Isa::kPortable}) {
+    if (kernels::isa_available(isa)) names.push_back(isa_name(isa));
+  }
+  return names;
+}
+
+void measure(const Arguments& arguments, const std::vector<RowSpec>& rows) {
+  const MeasureOptions options{.rounds = arguments.rounds > 0 ? arguments.rounds
+                                         : arguments.quick    ? kQuickRounds
+                                                              : kRounds,
+                               .quick = arguments.quick,
+                               .cores = cores_for(arguments.threads)};
   if (options.cores.size() < static_cast<size_t>(arguments.threads)) {
     fmt::print(stderr, "bench/attention: {} cores for {} threads\n", options.cores.size(),
                arguments.threads);
   }
-  std::optional<AtomicFile> json;  // a path that cannot be written is refused before minutes pass
-  if (!arguments.json.empty()) json.emplace(arguments.json);
   pin_to({options.cores.data(), 1});
+  write_header("attention", {{"rounds", options.rounds},
+                             {"cores", options.cores.size()},
+                             {"instruction_sets", instruction_sets()},
+                             {"amx_bf16", cpu_has("amx_bf16")}});
   Measurer measurer(options);
-  Results results;
-  measurer.peaks(results);
+  measurer.peaks();
   for (size_t i = 0; i < rows.size(); ++i) {
     fmt::print(stderr, "[{}/{}] {}\n", i + 1, rows.size(), rows[i].name());
-    measurer.row(rows[i], results);
+    measurer.row(rows[i]);
   }
-  fmt::print("{}", report_text(options, results));
-  if (json) {
-    json->write(canonical_json(report_json(options, results)));
-    json->commit();
-  }
-  return tally(results).missed == 0 ? 0 : 1;
 }
 
 int run(int argc, char** argv) {
@@ -80,11 +83,9 @@ int run(int argc, char** argv) {
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
   app.add_flag("--rows", arguments.rows, "Print the rows' names and end");
-  app.add_option("--json", arguments.json, "A file for machines, beside the tables");
   app.footer(
       "Alone on the machine, else the verdicts are \"not decidable here\".\n"
-      "Exit code 0 when no bar is missed, else 1.\n"
-      "Example:  build/release/bench/attention --only \"lengths bf16 d128 8:8\"");
+      "Example:  bench/report.py build/release/bench/attention --only \"lengths bf16 d128 8:8\"");
   if (!parse_options(app, argc, argv)) return 0;
   std::vector<RowSpec> rows = selected_rows(all_rows(arguments.quick), arguments.only);
   if (arguments.threads == 1) {
@@ -100,7 +101,8 @@ int run(int argc, char** argv) {
     for (const RowSpec& row : rows) fmt::print("{}\n", row.name());
     return 0;
   }
-  return measure(arguments, rows);
+  measure(arguments, rows);
+  return 0;
 }
 
 }  // namespace

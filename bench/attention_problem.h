@@ -5,14 +5,19 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string_view>
 #include <vector>
 
-#include "bench/attention_bars.h"
 #include "bench/huge_pages.h"
 #include "distca/base/random.h"
 #include "distca/kernels/cpu/attention.h"
 
 namespace distca::bench {
+
+enum class Pass { kForward, kBackward };
+constexpr std::string_view pass_name(Pass pass) {
+  return pass == Pass::kForward ? "forward" : "backward";
+}
 
 /// Of the buffers [tokens, heads, head_dim]. A problem may use the first heads of it only: the
 /// memory of a whole layer in the time of a few heads.

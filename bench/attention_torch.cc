@@ -1,7 +1,5 @@
 #include "bench/attention_torch.h"
 
-#include "distca/base/build_info.h"
-
 #ifdef DISTCA_WITH_TORCH
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -99,8 +97,6 @@ void keep_heap() {
 
 }  // namespace
 
-std::string torch_version() { return build_info::kTorch; }
-
 std::unique_ptr<TorchAttention> make_torch_attention(Problem& problem) {
   at::set_num_threads(1);
   static const bool kept = (keep_heap(), true);
@@ -110,7 +106,6 @@ std::unique_ptr<TorchAttention> make_torch_attention(Problem& problem) {
 
 #else
 
-std::string torch_version() { return ""; }
 std::unique_ptr<TorchAttention> make_torch_attention(Problem&) { return nullptr; }
 
 #endif

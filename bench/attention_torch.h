@@ -6,7 +6,6 @@
 // Not thread-safe.
 
 #include <memory>
-#include <string>
 
 #include "bench/attention_problem.h"
 
@@ -22,8 +21,6 @@ class TorchAttention {
   virtual double huge_pages() const = 0;
 };
 
-/// "" in a build without PyTorch.
-std::string torch_version();
 /// nullptr in a build without PyTorch.
 std::unique_ptr<TorchAttention> make_torch_attention(Problem& problem);
 

@@ -1,13 +1,10 @@
 // Bytes that an exchange copies beside bytes that had to travel, layer by layer:
-//   build/release/bench/copies
+//   bench/report.py build/release/bench/copies
 // Core attention of a step is played by ranks as threads, for several plans, formats, servers, keys
-// kept and redispatched; counts are exact, so that nothing is measured twice. Exit code 1 where a
-// bar is missed (bench/copies_count.h), where layers or schedules differ, or where a step after the
-// first allocates.
+// kept and redispatched; counts are exact, so that nothing is measured twice.
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
-#include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -16,10 +13,8 @@
 #include <vector>
 
 #include "bench/copies_count.h"
-#include "bench/program.h"
-#include "distca/base/build_info.h"
-#include "distca/base/json.h"
-#include "distca/base/text.h"
+#include "bench/lines.h"
+#include "bench/main.h"
 #include "distca/comm/aten_types.h"
 #include "distca/comm/thread_group.h"
 #include "distca/plan/exchange.h"
@@ -85,13 +80,6 @@ std::vector<Case> all_cases() {
   }
   return cases;
 }
-
-struct Counted {
-  Travels layer{};                // of one layer, both nano-batches, all ranks
-  int64_t buffer_bytes = 0;       // of the rank with most
-  int64_t later_allocations = 0;  // after the first step, of all ranks
-  std::vector<std::string> faults;
-};
 
 /// Counts what each operation adds.
 class CountingPlayer final : public OpPlayer {
@@ -229,142 +217,71 @@ RankCount count_rank(const PlannedCase& step, Overlap overlap, Communicator& com
   return counted;
 }
 
-/// The layers' counts over all ranks; one, where the layers are alike.
-Counted sum_up(const PlannedCase& step, const std::vector<RankCount>& ranks) {
-  Counted sum;
-  std::vector<Travels> layers(kLayers);
+Json to_json(const Travels& travels) {
+  Json json = Json::object();
+  for (int i = 0; i < kNumTravels; ++i) {
+    const TravelBytes& bytes = travels[i];
+    json[travel_name(static_cast<Travel>(i))] = {
+        {"needed", bytes.needed},    {"sent", bytes.sent},         {"received", bytes.received},
+        {"packed", bytes.packed},    {"unpacked", bytes.unpacked}, {"merged", bytes.merged},
+        {"messages", bytes.messages}};
+  }
+  return json;
+}
+
+/// A line: each layer's counts over all ranks; buffers: bytes of the rank with most.
+void write_counts(const PlannedCase& step, std::string_view overlap,
+                  const std::vector<RankCount>& ranks) {
+  const Case& what = step.what;
+  int64_t buffer_bytes = 0, later_allocations = 0;
   for (const RankCount& rank : ranks) {
-    sum.buffer_bytes = std::max(sum.buffer_bytes, rank.buffer_bytes);
-    sum.later_allocations += rank.later_allocations;
-    for (size_t layer = 0; layer < layers.size(); ++layer) {
-      for (size_t i = 0; i < layers[layer].size(); ++i) layers[layer][i] += rank.layers[layer][i];
+    buffer_bytes = std::max(buffer_bytes, rank.buffer_bytes);
+    later_allocations += rank.later_allocations;
+  }
+  Json layers = Json::array();
+  for (size_t layer = 0; layer < kLayers; ++layer) {
+    Travels sum{};
+    for (const RankCount& rank : ranks) {
+      for (size_t i = 0; i < sum.size(); ++i) sum[i] += rank.layers[layer][i];
     }
+    for (const Plan& plan : step.plans) add_needed(plan, what.types(), what.redispatched, &sum);
+    layers.push_back(to_json(sum));
   }
-  for (const Travels& layer : layers) {
-    if (layer != layers[0]) sum.faults.push_back("layers differ");
-  }
-  sum.layer = layers[0];
-  for (const Plan& plan : step.plans)
-    add_needed(plan, step.what.types(), step.what.redispatched, &sum.layer);
-  const std::vector<std::string> missed = faults(sum.layer);
-  sum.faults.insert(sum.faults.end(), missed.begin(), missed.end());
-  if (sum.later_allocations > 0) sum.faults.push_back("a later step allocates");
-  return sum;
+  write_line("case", {{"plan", what.plan_name()},
+                      {"servers", what.pool->name},
+                      {"dtype", short_name(what.dtype)},
+                      {"keys", what.redispatched ? "redispatched" : "kept"},
+                      {"wide_gradients", what.wide_gradients},
+                      {"overlap", overlap},
+                      {"layers", layers},
+                      {"buffer_bytes", buffer_bytes},
+                      {"later_allocations", later_allocations}});
 }
 
 /// Under every schedule.
-Counted count(const Case& what) {
+void count(const Case& what) {
   const PlannedCase step(what);
-  std::vector<Counted> overlaps;
   for (const OverlapName& overlap : kOverlaps) {
     std::vector<RankCount> ranks(what.pool->capacity.size());
     run_ranks(static_cast<int>(ranks.size()), {.timeout_s = 600}, [&](Communicator& comm) {
       at::set_num_threads(1);
       ranks[comm.rank()] = count_rank(step, overlap.overlap, comm);
     });
-    overlaps.push_back(sum_up(step, ranks));
-    for (std::string& fault : overlaps.back().faults)
-      fault = fmt::format("{}: {}", overlap.name, fault);
+    write_counts(step, overlap.name, ranks);
   }
-  Counted result = overlaps.back();
-  for (size_t i = 0; i + 1 < overlaps.size(); ++i) {
-    const Counted& other = overlaps[i];
-    result.faults.insert(result.faults.end(), other.faults.begin(), other.faults.end());
-    if (other.layer != result.layer)
-      result.faults.push_back(
-          fmt::format("{} and {} differ", kOverlaps[i].name, kOverlaps[overlaps.size() - 1].name));
-    result.buffer_bytes = std::max(result.buffer_bytes, other.buffer_bytes);
-    result.later_allocations += other.later_allocations;
-  }
-  return result;
-}
-
-std::string share(int64_t bytes, int64_t of) {
-  return of == 0 ? "-"
-                 : fmt::format("{:.3f}", static_cast<double>(bytes) / static_cast<double>(of));
-}
-
-void add_rows(const Case& what, const Counted& counted, Table* table) {
-  for (int i = 0; i < kNumTravels; ++i) {
-    const TravelBytes& bytes = counted.layer[i];
-    if (bytes == TravelBytes{} && i > 0) continue;
-    const bool first = i == 0;
-    table->add_row({first ? what.plan_name() : "", first ? what.pool->name : "",
-                    first ? std::string(short_name(what.dtype)) : "",
-                    first ? (what.redispatched ? "redispatched" : "kept") : "",
-                    travel_name(static_cast<Travel>(i)), with_thousands(bytes.needed),
-                    with_thousands(bytes.sent), with_thousands(bytes.packed),
-                    share(bytes.packed, bytes.sent), with_thousands(bytes.unpacked),
-                    share(bytes.unpacked, bytes.received), with_thousands(bytes.merged),
-                    with_thousands(bytes.messages),
-                    first ? with_thousands(counted.buffer_bytes) : "",
-                    first ? with_thousands(counted.later_allocations) : ""});
-  }
-}
-
-Json to_json(const Case& what, const Counted& counted) {
-  Json travels = Json::object();
-  for (int i = 0; i < kNumTravels; ++i) {
-    const TravelBytes& bytes = counted.layer[i];
-    travels[travel_name(static_cast<Travel>(i))] = {
-        {"needed", bytes.needed},    {"sent", bytes.sent},         {"received", bytes.received},
-        {"packed", bytes.packed},    {"unpacked", bytes.unpacked}, {"merged", bytes.merged},
-        {"messages", bytes.messages}};
-  }
-  return {{"plan", what.plan_name()},
-          {"servers", what.pool->name},
-          {"dtype", short_name(what.dtype)},
-          {"keys", what.redispatched ? "redispatched" : "kept"},
-          {"wide_gradients", what.wide_gradients},
-          {"layer", travels},
-          {"buffer_bytes", counted.buffer_bytes},
-          {"later_allocations", counted.later_allocations},
-          {"faults", counted.faults}};
-}
-
-int measure(bool json) {
-  const std::vector<Case> cases = all_cases();
-  Table table({"plan", "servers", "type", "keys", "messages of a layer", "had to travel", "sent",
-               "packed", "/ sent", "unpacked", "/ received", "merged", "messages", "buffers",
-               "later allocations"});
-  Json rows = Json::array();
-  std::vector<std::string> missed;
-  for (const Case& what : cases) {
-    const Counted counted = count(what);
-    add_rows(what, counted, &table);
-    rows.push_back(to_json(what, counted));
-    for (const std::string& fault : counted.faults) {
-      missed.push_back(fmt::format("{}, {}, {}, {}: {}", what.plan_name(), what.pool->name,
-                                   short_name(what.dtype),
-                                   what.redispatched ? "redispatched" : "kept", fault));
-    }
-  }
-  if (json) {
-    fmt::print("{}\n", Json{{"commit", build_info::kCommit}, {"cases", rows}}.dump());
-    return missed.empty() ? 0 : 1;
-  }
-  fmt::print(
-      "distca {}\n{} workers, {} nano-batches of {} tokens, {} heads on {} key heads of {}; bytes "
-      "of "
-      "one layer, all ranks;\nbuffers: bytes of the rank with most; allocations after the first of "
-      "{} steps, under {} ways to overlap\n\n{}\n",
-      build_info::kCommit, kWorkers, kNanoBatches.size(), with_thousands(kTokens), 4, 2, 16, kSteps,
-      kOverlaps.size(), table.to_string());
-  for (const std::string& line : missed) fmt::print("missed: {}\n", line);
-  fmt::print(
-      "{} of {} cases reach every bar: nothing sent that need not travel, at most one copy of "
-      "each byte on each side, no allocation after the first step\n",
-      std::ranges::count_if(rows, [](const Json& row) { return row["faults"].empty(); }),
-      cases.size());
-  return missed.empty() ? 0 : 1;
 }
 
 int run(int argc, char** argv) {
-  bool json = false;
   CLI::App app{"Bytes that an exchange copies beside bytes that had to travel", "copies"};
-  app.add_flag("--json", json);
   if (!parse_options(app, argc, argv)) return 0;
-  return measure(json);
+  const LlamaConfig model = model_of(ScalarType::kFloat32);
+  write_header("copies", {{"workers", kWorkers},
+                          {"nano_batches", kNanoBatches.size()},
+                          {"tokens", kTokens},
+                          {"model", model.to_hugging_face(0)},
+                          {"steps", kSteps}});
+  for (const Case& what : all_cases()) count(what);
+  return 0;
 }
 
 }  // namespace

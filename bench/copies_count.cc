@@ -1,7 +1,5 @@
 #include "bench/copies_count.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
 #include "distca/base/error.h"
@@ -102,25 +100,6 @@ void add_needed(const Plan& plan, const ExchangeTypes& types, bool redispatched,
   if (redispatched) add(Travel::kQkvAgain, qkv);
   add(Travel::kDO, queries * (o * compute + 2 * per_row));
   add(Travel::kGradients, (queries * q + keys * kv) * element_bytes(types.gradient));
-}
-
-std::vector<std::string> faults(const Travels& travels) {
-  std::vector<std::string> lines;
-  const auto check = [&lines](int travel, const char* what, int64_t bytes, const char* of,
-                              int64_t most) {
-    if (bytes <= most) return;
-    lines.push_back(fmt::format("{}: {} bytes {}, but only {} {}",
-                                travel_name(static_cast<Travel>(travel)), bytes, what, most, of));
-  };
-  for (int i = 0; i < kNumTravels; ++i) {
-    const TravelBytes& bytes = travels[i];
-    check(i, "sent", bytes.sent, "had to travel", bytes.needed);
-    check(i, "packed", bytes.packed, "sent", bytes.sent);
-    check(i, "unpacked", bytes.unpacked, "received", bytes.received);
-    check(i, "sent", bytes.sent, "received", bytes.received);
-    check(i, "received", bytes.received, "sent", bytes.sent);
-  }
-  return lines;
 }
 
 }  // namespace distca::bench

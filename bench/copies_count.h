@@ -4,7 +4,6 @@
 
 #include <array>
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "distca/plan/plan.h"
@@ -29,7 +28,6 @@ struct TravelBytes {
   int64_t messages = 0;
 
   TravelBytes& operator+=(const TravelBytes& other);
-  bool operator==(const TravelBytes&) const = default;
 };
 using Travels = std::array<TravelBytes, kNumTravels>;
 
@@ -43,9 +41,5 @@ AwayTokens away_tokens(const Plan& plan);
 
 /// Fills in `needed`. `redispatched`: keys travel again for backward.
 void add_needed(const Plan& plan, const ExchangeTypes& types, bool redispatched, Travels* travels);
-
-/// What is wrong, one line each; empty where every bar is reached: no byte sent that need not
-/// travel, each sent byte packed at most once, each received byte unpacked at most once.
-std::vector<std::string> faults(const Travels& travels);
 
 }  // namespace distca::bench

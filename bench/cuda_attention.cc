@@ -1,22 +1,23 @@
 // Core attention on a CUDA device: fused calls of equal shards with random contexts beside one long
 // sequence of the same work, forward and backward, as shares of the device's bf16 peak (a large
 // matrix product in the same rounds); what deterministic sums cost; and the grid that plans read.
+//   bench/report.py build/release/bench/cuda_attention
 
 #include <ATen/ATen.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
-#include <nlohmann/json.hpp>
 
-#include "bench/program.h"
+#include "bench/lines.h"
+#include "bench/main.h"
 #include "bench/rounds.h"
 #include "distca/base/error.h"
 #include "distca/base/file.h"
 #include "distca/base/integers.h"
-#include "distca/base/json.h"
 #include "distca/base/random.h"
 #include "distca/comm/aten_types.h"
 #include "distca/cost/attention_profile.h"
@@ -45,7 +46,6 @@ struct Arguments {
   int64_t key_tokens = 4 << 20;     // of a call, at most
   int64_t profile_tokens = 131072;  // the largest of the grid
   uint64_t seed = 1;
-  std::string json;
   std::string profile;
 };
 
@@ -173,21 +173,6 @@ Contender peak() {
 
 // --- shards against one long sequence ------------------------------------------------------------
 
-struct Row {
-  int64_t shard = 0;
-  int64_t shards = 0;
-  int64_t long_sequence = 0;  // tokens
-  Estimate peak;              // GFLOP/s
-  struct Pass {
-    Estimate rate;   // GFLOP/s
-    Estimate share;  // of the peak
-    Estimate against_long;
-    Estimate long_rate;
-  } forward, backward;
-  Estimate long_again;          // the long sequence's forward against itself: what noise does
-  Estimate deterministic_time;  // of the shards' backward: with against without
-};
-
 std::vector<TaskSize> random_shards(const Arguments& arguments, int64_t shard) {
   Random random(arguments.seed);
   const int64_t least = std::max(shard, kLeastContext), most = std::max(shard, kMostContext);
@@ -201,7 +186,8 @@ std::vector<TaskSize> random_shards(const Arguments& arguments, int64_t shard) {
   return sizes;
 }
 
-Row measure_shard(const Arguments& arguments, int64_t shard) {
+/// A line of GFLOP/s, round by round.
+void measure_shard(const Arguments& arguments, int64_t shard) {
   const std::vector<TaskSize> sizes = random_shards(arguments, shard);
   const Problem shards(arguments, sizes);
   const auto tokens = static_cast<int64_t>(std::sqrt(2.0 * static_cast<double>(shards.pairs())));
@@ -213,71 +199,16 @@ Row measure_shard(const Arguments& arguments, int64_t shard) {
       interleaved_rates({peak(), forward_of(shards), forward_of(whole), forward_of(whole),
                          backward_of(shards), backward_of(whole), deterministic},
                         arguments.rounds, kLeastSeconds);
-  const auto pass = [&](const Rates& of_shards, const Rates& of_whole) {
-    return Row::Pass{estimate(of_shards), estimate_ratio(of_shards, rates[0]),
-                     estimate_ratio(of_shards, of_whole), estimate(of_whole)};
-  };
-  return {.shard = shard,
-          .shards = static_cast<int64_t>(sizes.size()),
-          .long_sequence = length,
-          .peak = estimate(rates[0]),
-          .forward = pass(rates[1], rates[2]),
-          .backward = pass(rates[4], rates[5]),
-          .long_again = estimate_ratio(rates[3], rates[2]),
-          .deterministic_time = estimate_ratio(rates[4], rates[6])};
-}
-
-std::string text_of(const Row::Pass& pass) {
-  return fmt::format("{:7.1f} {:5.1f} %  {:6.1f} % [{:.1f}, {:.1f}]  {:7.1f}",
-                     pass.rate.median / 1e3, pass.share.median * 100,
-                     pass.against_long.median * 100, pass.against_long.low * 100,
-                     pass.against_long.high * 100, pass.long_rate.median / 1e3);
-}
-
-void print(const Row& row) {
-  fmt::print("{:6} {:6}  {:7.1f} | {} | {} | {:6.3f} [{:.3f}, {:.3f}]  {:.3f} [{:.3f}, {:.3f}]\n",
-             row.shard, row.shards, row.peak.median / 1e3, text_of(row.forward),
-             text_of(row.backward), row.deterministic_time.median, row.deterministic_time.low,
-             row.deterministic_time.high, row.long_again.median, row.long_again.low,
-             row.long_again.high);
-  std::fflush(stdout);
-}
-
-nlohmann::json json_of(const Estimate& x) {
-  return {{"median", x.median}, {"low", x.low}, {"high", x.high}};
-}
-nlohmann::json json_of(const Row::Pass& pass) {
-  return {{"gflops", json_of(pass.rate)},
-          {"share_of_peak", json_of(pass.share)},
-          {"against_long", json_of(pass.against_long)},
-          {"long_gflops", json_of(pass.long_rate)}};
-}
-nlohmann::json json_of(const Row& row) {
-  return {{"shard", row.shard},
-          {"shards", row.shards},
-          {"long_sequence", row.long_sequence},
-          {"peak_gflops", json_of(row.peak)},
-          {"forward", json_of(row.forward)},
-          {"backward", json_of(row.backward)},
-          {"deterministic_time", json_of(row.deterministic_time)},
-          {"long_against_itself", json_of(row.long_again)}};
-}
-
-void measure_shards(const Arguments& arguments) {
-  fmt::print("{}, heads {}:{}, head_dim {}, bf16; TFLOP/s, medians of {} rounds\n\n", device_name(),
-             arguments.heads, arguments.kv_heads, arguments.head_dim, arguments.rounds);
-  fmt::print(
-      " shard number     peak | forward: rate, of peak, of long, long | backward: the same | "
-      "deterministic backward's time, long against itself\n");
-  nlohmann::json rows = nlohmann::json::array();
-  for (int64_t shard = 16; shard <= 2048; shard *= 2) {
-    const Row row = measure_shard(arguments, shard);
-    print(row);
-    rows.push_back(json_of(row));
-  }
-  if (arguments.json.empty()) return;
-  write_file_atomically(arguments.json,
-                        canonical_json({{"device", device_name()}, {"shards", rows}}));
+  write_line("shards", {{"shard", shard},
+                        {"shards", sizes.size()},
+                        {"long_sequence", length},
+                        {"peak", rates[0]},
+                        {"forward", rates[1]},
+                        {"forward_long", rates[2]},
+                        {"forward_long_again", rates[3]},
+                        {"backward", rates[4]},
+                        {"backward_long", rates[5]},
+                        {"backward_deterministic", rates[6]}});
 }
 
 // --- the grid that plans read --------------------------------------------------------------------
@@ -319,7 +250,7 @@ void measure_profile(const Arguments& arguments) {
     }
   }
   write_file_atomically(arguments.profile, profile_to_json(profile));
-  fmt::print("\n{}: {}\n", arguments.profile, profile_name(profile));
+  fmt::print(stderr, "{}: {}\n", arguments.profile, profile_name(profile));
 }
 
 int run(int argc, char** argv) {
@@ -341,11 +272,10 @@ int run(int argc, char** argv) {
   count("--key-tokens", arguments.key_tokens, "Keys of a fused call, at most");
   count("--profile-tokens", arguments.profile_tokens, "The largest entry of the grid");
   app.add_option("--seed", arguments.seed, "Of the contexts")->capture_default_str();
-  app.add_option("--json", arguments.json, "A file for machines, beside the table");
   app.add_option("--profile", arguments.profile, "Measures the grid of a profile into this file");
   app.footer(
       "Exit code 2 without a CUDA device.\n"
-      "Example:  build/release/bench/cuda_attention --profile h200.json");
+      "Example:  bench/report.py build/release/bench/cuda_attention --profile h200.json");
   if (!parse_options(app, argc, argv)) return 0;
   if (!at::hasCUDA()) {
     throw Error(ErrorKind::kUsage,
@@ -354,7 +284,12 @@ int run(int argc, char** argv) {
   }
   // Else every buffer is filled before use while sums are deterministic.
   at::globalContext().setDeterministicFillUninitializedMemory(false);
-  measure_shards(arguments);
+  write_header("cuda_attention", {{"device", device_name()},
+                                  {"rounds", arguments.rounds},
+                                  {"heads", arguments.heads},
+                                  {"kv_heads", arguments.kv_heads},
+                                  {"head_dim", arguments.head_dim}});
+  for (int64_t shard = 16; shard <= 2048; shard *= 2) measure_shard(arguments, shard);
   if (!arguments.profile.empty()) measure_profile(arguments);
   return 0;
 }

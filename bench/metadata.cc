@@ -4,6 +4,7 @@
 // programs, validated once, before the first step. A made batch: the lengths of the workload of 512
 // servers, repeated and shuffled. Times: best of --rounds on one pinned thread; of all ranks'
 // programs one round.
+//   bench/report.py build/release/bench/metadata
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -12,13 +13,11 @@
 #include <string>
 #include <vector>
 
-#include "bench/program.h"
+#include "bench/lines.h"
+#include "bench/main.h"
 #include "bench/timing.h"
-#include "distca/base/build_info.h"
 #include "distca/base/error.h"
-#include "distca/base/json.h"
 #include "distca/base/random.h"
-#include "distca/base/text.h"
 #include "distca/plan/exchange.h"
 #include "distca/plan/plan_batch_input.h"
 #include "distca/plan/scheduler.h"
@@ -37,25 +36,6 @@ struct Arguments {
   PlanOptions options;
   uint64_t seed = 1;
   int rounds = 5;
-  bool json = false;
-};
-
-struct Row {
-  int servers = 0;
-  size_t tasks = 0;
-  int64_t messages = 0;     // of all ranks, each direction of a pair counted once
-  int64_t entries = 0;      // row ranges in messages, tasks and their key blocks, of all ranks
-  double largest_rank = 0;  // entries of the rank that has most
-  double plan_ms = 0;
-  double metadata_ms = 0;  // index and all ranks' exchanges; backward mirrors forward
-  double one_rank_ms = 0;  // index and the exchange of one rank: what a rank does
-  double validate_ms = 0;
-  double program_ms = 0;           // of one rank: messages, tasks and operations
-  double validate_program_ms = 0;  // of one rank
-  double validate_all_ms = 0;      // of all ranks together; 0 beyond kMostChecked servers
-  double plan_mib = 0;             // growth of the resident set while the plan is made
-  double metadata_mib = 0;         // and while all ranks' exchanges are kept
-  size_t violations = 0;
 };
 
 /// servers x tokens_per_rank tokens: the workload's lengths, again and again, shuffled.
@@ -115,112 +95,66 @@ Program program_of(const PlanIndex& index, int rank, const AttentionShape& shape
                                   .attention = shape}});
 }
 
-void measure_programs(const Plan& plan, int rounds, Row* row) {
+size_t measure_programs(const Plan& plan, int servers, int rounds, Json* row) {
   const PlanIndex index(plan);
-  const int rank = row->servers / 2;
+  const int rank = servers / 2;
   Program program;
-  row->program_ms = bench::best_ms(rounds, [&] { program = program_of(index, rank, plan.shape); });
-  row->validate_program_ms =
-      bench::best_ms(rounds, [&] { row->violations += validate(program).size(); });
-  if (row->servers > kMostChecked) return;
+  size_t violations = 0;
+  (*row)["program_ms"] =
+      bench::best_ms(rounds, [&] { program = program_of(index, rank, plan.shape); });
+  (*row)["validate_program_ms"] =
+      bench::best_ms(rounds, [&] { violations += validate(program).size(); });
+  if (servers > kMostChecked) return violations;
   std::vector<Program> programs;
-  for (int other = 0; other < row->servers; ++other) {
+  for (int other = 0; other < servers; ++other) {
     programs.push_back(program_of(index, other, plan.shape));
   }
-  row->validate_all_ms = bench::best_ms(1, [&] { row->violations += validate(programs).size(); });
+  (*row)["validate_all_ms"] = bench::best_ms(1, [&] { violations += validate(programs).size(); });
+  return violations;
 }
 
-Row measure(const Workload& workload, int servers, const Arguments& arguments) {
+/// messages: of all ranks, each direction of a pair counted once. entries: row ranges in messages,
+/// tasks and their key blocks, of all ranks. MiB: growth of the resident set while the plan is
+/// made, and while all ranks' exchanges are kept. metadata_ms: index and all ranks' exchanges;
+/// backward mirrors forward. one_rank_ms: index and the exchange of one rank, what a rank does.
+Json measure(const Workload& workload, int servers, const Arguments& arguments) {
   const PlanRequest request{.nano_batch = made_batch(workload, servers, arguments.seed),
                             .cluster = Cluster::in_place(servers),
                             .shape = {.num_heads = 4, .num_kv_heads = 1},  // Llama-8B, one of 8
                             .options = arguments.options};
-  Row row{.servers = servers};
   const PeakMemory plan_memory;
   Plan plan = make_plan(request);
-  row.plan_mib = plan_memory.growth_mib();
-  row.plan_ms = bench::best_ms(arguments.rounds, [&] { plan = make_plan(request); });
-  row.tasks = plan.tasks.size();
+  Json row{{"servers", servers}, {"plan_mib", plan_memory.growth_mib()}};
+  row["plan_ms"] = bench::best_ms(arguments.rounds, [&] { plan = make_plan(request); });
+  row["tasks"] = plan.tasks.size();
   {
     const PeakMemory memory;
     std::vector<RankExchange> exchanges;
     const PlanIndex index(plan);
     for (int rank = 0; rank < servers; ++rank) exchanges.push_back(index.exchange(rank));
-    row.metadata_mib = memory.growth_mib();
+    row["metadata_mib"] = memory.growth_mib();
+    int64_t messages = 0, entries = 0, largest = 0;
     for (const RankExchange& exchange : exchanges) {
-      const int64_t entries = entries_of(exchange);
-      row.messages += static_cast<int64_t>(exchange.sends.size());
-      row.entries += entries;
-      row.largest_rank = std::max(row.largest_rank, static_cast<double>(entries));
+      const int64_t of_rank = entries_of(exchange);
+      messages += static_cast<int64_t>(exchange.sends.size());
+      entries += of_rank;
+      largest = std::max(largest, of_rank);
     }
+    row.update({{"messages", messages}, {"entries", entries}, {"largest_rank_entries", largest}});
   }
-  row.metadata_ms = bench::best_ms(arguments.rounds, [&] {
+  row["metadata_ms"] = bench::best_ms(arguments.rounds, [&] {
     const PlanIndex index(plan);
     for (int rank = 0; rank < servers; ++rank) index.exchange(rank);
   });
-  row.one_rank_ms =
+  row["one_rank_ms"] =
       bench::best_ms(arguments.rounds, [&] { PlanIndex(plan).exchange(servers / 2); });
   const ValidateOptions checks = checks_of(find_scheduler(plan.options.scheduler));
-  row.validate_ms =
-      bench::best_ms(arguments.rounds, [&] { row.violations = validate(plan, checks).size(); });
-  measure_programs(plan, arguments.rounds, &row);
+  size_t violations = 0;
+  row["validate_ms"] =
+      bench::best_ms(arguments.rounds, [&] { violations = validate(plan, checks).size(); });
+  violations += measure_programs(plan, servers, arguments.rounds, &row);
+  row["violations"] = violations;
   return row;
-}
-
-double share_of_square(const Row& row) {
-  return static_cast<double>(row.entries) / (static_cast<double>(row.servers) * row.servers);
-}
-
-void print_table(const std::vector<Row>& rows, const Arguments& arguments) {
-  namespace build = build_info;
-  fmt::print("metadata: scheduler {}; best of {} on one pinned thread\ncommit {}, {} build, {}\n\n",
-             arguments.options.scheduler, arguments.rounds, build::kCommit, build::kBuildType,
-             build::kCompiler);
-  Table table({"servers", "tasks", "messages", "entries", "of servers^2", "largest rank", "plan ms",
-               "metadata ms", "one rank ms", "validate ms", "program ms", "validate it ms",
-               "validate all ms", "plan MiB", "metadata MiB", "violations"});
-  const auto number = [](double value, int digits) {
-    return fmt::format("{:.{}f}", value, digits);
-  };
-  for (const Row& row : rows) {
-    table.add_row(
-        {std::to_string(row.servers), std::to_string(row.tasks), std::to_string(row.messages),
-         std::to_string(row.entries), number(share_of_square(row), 3), number(row.largest_rank, 0),
-         number(row.plan_ms, 2), number(row.metadata_ms, 2), number(row.one_rank_ms, 2),
-         number(row.validate_ms, 2), number(row.program_ms, 2), number(row.validate_program_ms, 2),
-         number(row.validate_all_ms, 0), number(row.plan_mib, 1), number(row.metadata_mib, 1),
-         std::to_string(row.violations)});
-  }
-  fmt::print("{}", table.to_string());
-}
-
-void print_json(const std::vector<Row>& rows, const Arguments& arguments) {
-  Json list = Json::array();
-  for (const Row& row : rows) {
-    list.push_back({{"servers", row.servers},
-                    {"tasks", row.tasks},
-                    {"messages", row.messages},
-                    {"entries", row.entries},
-                    {"entries_of_servers_squared", share_of_square(row)},
-                    {"largest_rank_entries", row.largest_rank},
-                    {"plan_ms", row.plan_ms},
-                    {"metadata_ms", row.metadata_ms},
-                    {"one_rank_ms", row.one_rank_ms},
-                    {"validate_ms", row.validate_ms},
-                    {"program_ms", row.program_ms},
-                    {"validate_program_ms", row.validate_program_ms},
-                    {"validate_all_ms", row.validate_all_ms},
-                    {"plan_mib", row.plan_mib},
-                    {"metadata_mib", row.metadata_mib},
-                    {"violations", row.violations}});
-  }
-  fmt::print("{}", canonical_json({{"commit", build_info::kCommit},
-                                   {"build", build_info::kBuildType},
-                                   {"compiler", build_info::kCompiler},
-                                   {"scheduler", arguments.options.scheduler},
-                                   {"layout", arguments.options.layout},
-                                   {"rounds", arguments.rounds},
-                                   {"rows", list}}));
 }
 
 int run(int argc, char** argv) {
@@ -237,19 +171,18 @@ int run(int argc, char** argv) {
   app.add_flag("--spread", arguments.options.spread);
   app.add_option("--seed", arguments.seed, "Of the shuffle")->capture_default_str();
   app.add_option("--rounds", arguments.rounds)->check(CLI::Range(1, 1000))->capture_default_str();
-  app.add_flag("--json", arguments.json, "For machines");
-  app.footer("Example:  build/release/bench/metadata --servers 64 512 4096");
+  app.footer("Example:  bench/report.py build/release/bench/metadata --servers 64 512 4096");
   if (!bench::parse_options(app, argc, argv)) return 0;
 
   bench::pin_to_this_core();
 
   const Workload workload = read_workload(arguments.workload);
-  std::vector<Row> rows;
-  for (const int servers : arguments.servers) rows.push_back(measure(workload, servers, arguments));
-  arguments.json ? print_json(rows, arguments) : print_table(rows, arguments);
-  return std::all_of(rows.begin(), rows.end(), [](const Row& row) { return row.violations == 0; })
-             ? 0
-             : 1;
+  bench::write_header("metadata", {{"scheduler", arguments.options.scheduler},
+                                   {"layout", arguments.options.layout},
+                                   {"rounds", arguments.rounds}});
+  for (const int servers : arguments.servers)
+    bench::write_line("row", measure(workload, servers, arguments));
+  return 0;
 }
 
 }  // namespace

@@ -4,17 +4,19 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <limits>
 #include <span>
 #include <thread>
 #include <utility>
 
 #include "bench/core_time.h"
+#include "bench/exchange_windows.h"
 #include "bench/exchanges_alone.h"
+#include "bench/lines.h"
 #include "bench/namespaces.h"
 #include "bench/one_byte_messages.h"
 #include "bench/step_arms.h"
+#include "bench/swapped_plan.h"
 #include "distca/base/clock.h"
 #include "distca/comm/collectives.h"
 #include "distca/plan/exchange.h"
@@ -32,21 +34,9 @@ int64_t tokens_of(ExchangeLength length) { return length == ExchangeLength::kSho
 /// The longest share of an operation that an exchange is to take, or the shortest.
 constexpr double kAimedShorter = 0.65, kAimedBetween = 1.1, kAimedLonger = 1.2;
 
-/// Rank 0's value, on every rank.
-template <typename Value>
-Value of_rank_0(Communicator& comm, const Value& mine) {
-  const auto all = all_gather_bytes(comm, std::as_bytes(std::span(&mine, 1)), "rank 0's value");
-  Value value;
-  std::memcpy(&value, all.data(), sizeof(value));
-  return value;
-}
-
 double mean_of_ranks(Communicator& comm, double mine) {
-  const auto all = all_gather_bytes(comm, std::as_bytes(std::span(&mine, 1)), "a mean");
-  std::vector<double> values(static_cast<size_t>(comm.size()));
-  std::memcpy(values.data(), all.data(), all.size());
   double sum = 0;
-  for (const double value : values) sum += value;
+  for (const double value : all_gather(comm, mine, "a mean")) sum += value;
   return sum / comm.size();
 }
 
@@ -141,7 +131,10 @@ LlamaConfig overlap_model() {
           .head_dim = 64};
 }
 
-/// [arm]
+/// Ways to play a step.
+enum Arm : size_t { kBlockingArm, kOverlapArm, kPingPongArm, kAgainArm, kOneByteArm, kArms };
+constexpr std::array<const char*, kArms> kArmNames{"blocking", "overlap", "ping-pong",
+                                                   "ping-pong again", "ping-pong, one byte"};
 constexpr std::array<Overlap, kArms> kArmOverlaps{
     Overlap::kNone, Overlap::kWithin, Overlap::kPingPong, Overlap::kPingPong, Overlap::kPingPong};
 
@@ -158,7 +151,8 @@ struct OverlapMeasurer::State {
   double step(Arm arm, const RankBatch& inputs, bool cut, OpTimes* times = nullptr);
   void warm_up(const RankBatch& inputs, std::span<const Arm> arms);
   SwappedBatch choose_batch(const OverlapSetting& setting, double wire_bytes_per_s);
-  void play_rounds(const RankBatch& inputs, bool judged, OverlapFigures* figures);
+  void play_rounds(const RankBatch& inputs, bool judged);
+  void write_exchanges(const Program& program, const OpSeconds& seconds);
 };
 
 OverlapMeasurer::State::State(const OverlapOptions& options_in, Communicator& comm_in)
@@ -186,7 +180,7 @@ double OverlapMeasurer::State::step(Arm arm, const RankBatch& inputs, bool cut, 
   played.end_s = played.computed_s = steady_seconds();
   cuttable.cut(false);
   if (times != nullptr) add_to(times, result.times);
-  return figures_of(gather(comm, played)).seconds;
+  return figures_of(all_gather(comm, played, "figures of a step")).seconds;
 }
 
 void OverlapMeasurer::State::add_to(OpTimes* sum, const OpTimes& times) {
@@ -220,7 +214,8 @@ SwappedBatch OverlapMeasurer::State::choose_batch(const OverlapSetting& setting,
     set_means(program, times, 1, /*computed=*/true, &seconds);
     set_wire_seconds(program, wire_bytes_per_s, &seconds);
     const double factor = factor_to_aim(setting.length, exchange_windows(program, seconds));
-    const double wanted = static_cast<double>(batch.swapped_tokens) * of_rank_0(comm, factor);
+    const double wanted =
+        static_cast<double>(batch.swapped_tokens) * all_gather(comm, factor, "the factor")[0];
     batch.swapped_tokens =
         std::clamp(round_up(static_cast<int64_t>(wanted), kStep), kLeast,
                    setting.length == ExchangeLength::kShorter ? tokens / 2 : tokens);
@@ -231,8 +226,7 @@ SwappedBatch OverlapMeasurer::State::choose_batch(const OverlapSetting& setting,
 
 /// Each arm once a round, another one first each time; then the exchanges alone. Those that only
 /// have to be shown rest in the later rounds.
-void OverlapMeasurer::State::play_rounds(const RankBatch& inputs, bool judged,
-                                         OverlapFigures* figures) {
+void OverlapMeasurer::State::play_rounds(const RankBatch& inputs, bool judged) {
   ExchangesAlone alone(comm, program_of(Overlap::kNone, options.model, inputs));
   OpTimes computed, exchanged;
   const int rounds = judged ? options.rounds : options.shown_rounds;
@@ -240,43 +234,66 @@ void OverlapMeasurer::State::play_rounds(const RankBatch& inputs, bool judged,
     std::vector<Arm> arms = {kPingPongArm, kAgainArm, kOneByteArm};
     if (round < options.shown_rounds) arms.insert(arms.end(), {kBlockingArm, kOverlapArm});
     std::ranges::rotate(arms, arms.begin() + round % static_cast<int>(arms.size()));
+    Json steps = Json::object();
     for (const Arm arm : arms) {
       const bool cut = arm == kOneByteArm;
-      figures->step_s[arm].push_back(step(arm, inputs, cut, cut ? &computed : nullptr));
+      steps[kArmNames[arm]] = step(arm, inputs, cut, cut ? &computed : nullptr);
     }
-    if (round >= options.shown_rounds) continue;
-    barrier(comm, "idle");
-    const CoreTime idle = core_time_of([] { std::this_thread::sleep_for(kIdle); });
-    barrier(comm, "exchanges alone");
-    const CoreTime core = core_time_of([&] { alone.play_once(&exchanged); });
-    figures->alone_s.push_back(core.seconds);
-    figures->idle_shares.push_back(mean_of_ranks(comm, idle.taken_seconds / idle.seconds));
-    figures->used_s.push_back(mean_of_ranks(comm, core.taken_seconds));
-    figures->charged_s.push_back(mean_of_ranks(comm, core.process_seconds));
+    Json line = {{"step_s", steps}};
+    if (round < options.shown_rounds) {
+      barrier(comm, "idle");
+      const CoreTime idle = core_time_of([] { std::this_thread::sleep_for(kIdle); });
+      barrier(comm, "exchanges alone");
+      const CoreTime core = core_time_of([&] { alone.play_once(&exchanged); });
+      line.update({{"alone_s", core.seconds},
+                   {"idle_share", mean_of_ranks(comm, idle.taken_seconds / idle.seconds)},
+                   {"used_s", mean_of_ranks(comm, core.taken_seconds)},
+                   {"charged_s", mean_of_ranks(comm, core.process_seconds)}});
+    }
+    if (comm.rank() == 0) write_line("round", line);
   }
   const Program program = program_of(Overlap::kPingPong, options.model, inputs);
   OpSeconds seconds{};
   set_means(program, computed, rounds, /*computed=*/true, &seconds);
-  set_means(program, exchanged, static_cast<int>(figures->alone_s.size()), /*computed=*/false,
+  set_means(program, exchanged, std::min(rounds, options.shown_rounds), /*computed=*/false,
             &seconds);
-  figures->windows = exchange_windows(program, seconds);
-  figures->step_bytes = sent_bytes(program);
+  if (comm.rank() == 0) write_exchanges(program, seconds);
+}
+
+void OverlapMeasurer::State::write_exchanges(const Program& program, const OpSeconds& seconds) {
+  Json windows = Json::array();
+  for (const ExchangeWindow& window : exchange_windows(program, seconds)) {
+    windows.push_back({{"exchange", op_name(window.kind)},
+                       {"pass", pass_name(window.pass)},
+                       {"alone_s", window.exchange_s},
+                       {"under_attention", window.under_attention},
+                       {"under_s", window.under_s},
+                       {"longest_s", window.longest_s}});
+  }
+  write_line("exchanges", {{"step_bytes", sent_bytes(program)}, {"windows", windows}});
 }
 
 OverlapMeasurer::OverlapMeasurer(const OverlapOptions& options, Communicator& comm)
     : state_(std::make_unique<State>(options, comm)) {}
 OverlapMeasurer::~OverlapMeasurer() = default;
 
-OverlapFigures OverlapMeasurer::measure(const OverlapSetting& setting) {
+void OverlapMeasurer::measure(const OverlapSetting& setting) {
   State& s = *state_;
   limit_rate(setting.mb_per_s);
-  OverlapFigures figures{.setting = setting};
-  figures.wire_bytes_per_s = wire_rate(s.comm, setting.mb_per_s);
-  figures.batch = s.choose_batch(setting, figures.wire_bytes_per_s);
-  const RankBatch inputs = rank_batch(figures.batch, s.options.model, s.comm.rank());
+  const double wire_bytes_per_s = wire_rate(s.comm, setting.mb_per_s);
+  const SwappedBatch batch = s.choose_batch(setting, wire_bytes_per_s);
+  if (s.comm.rank() == 0) {
+    write_line("setting", {{"name", setting.name()},
+                           {"mb_per_s", setting.mb_per_s},
+                           {"length", length_name(setting.length)},
+                           {"judged", setting.judged},
+                           {"tokens", batch.tokens()},
+                           {"swapped_tokens", batch.swapped_tokens},
+                           {"wire_bytes_per_s", wire_bytes_per_s}});
+  }
+  const RankBatch inputs = rank_batch(batch, s.options.model, s.comm.rank());
   s.warm_up(inputs, std::array{kBlockingArm, kOverlapArm, kPingPongArm, kAgainArm, kOneByteArm});
-  s.play_rounds(inputs, setting.judged, &figures);
-  return figures;
+  s.play_rounds(inputs, setting.judged);
 }
 
 }  // namespace distca::bench

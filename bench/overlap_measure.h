@@ -1,10 +1,10 @@
 #pragma once
-// Measures the settings of bench/overlap, on each of two ranks alike (overlap_figures.h says what).
+// Measures the settings of bench/overlap, on each of two ranks alike; rank 0 writes the lines.
 // Thread rule: one thread a rank, pinned, all ranks in the same order.
 
 #include <memory>
 
-#include "bench/overlap_figures.h"
+#include "bench/overlap_settings.h"
 #include "distca/comm/communicator.h"
 #include "distca/model/llama.h"
 
@@ -14,7 +14,7 @@ constexpr int kNanoBatches = 2;  // of a step
 
 struct OverlapOptions {
   LlamaConfig model;
-  int rounds = kLeastRounds;
+  int rounds = 15;
   int shown_rounds = 5;  // of settings and arms that are not judged
 };
 /// The model that is measured: 8 layers whose core attention and linear work take about as long.
@@ -25,9 +25,9 @@ class OverlapMeasurer {
   OverlapMeasurer(const OverlapOptions& options, Communicator& comm);
   ~OverlapMeasurer();
 
-  /// Limits the wire of this rank's namespace, chooses how much is swapped and measures. Rank 0's
-  /// figures are the setting's; `step_s` is the same on all.
-  OverlapFigures measure(const OverlapSetting& setting);
+  /// Limits the wire of this rank's namespace, chooses how much is swapped and measures. Lines: the
+  /// setting, one a round, then what each kind of exchange takes beside what it runs under.
+  void measure(const OverlapSetting& setting);
 
  private:
   struct State;

@@ -1,6 +1,7 @@
 // Plans of the five workloads and of sampled nano-batches against those of the paper's released
 // planner: evenness, bytes, largest send and receive, distance to the lower bound, time; rivals
-// side by side; PASS or FAIL for every bar.
+// side by side.
+//   bench/report.py build/release/bench/plan
 
 #include <fmt/format.h>
 
@@ -9,10 +10,12 @@
 #include <string>
 #include <vector>
 
+#include "bench/lines.h"
+#include "bench/main.h"
 #include "bench/original_plan.h"
-#include "bench/plan_report.h"
-#include "bench/program.h"
+#include "bench/plan_measure.h"
 #include "bench/timing.h"
+#include "distca/plan/sample_workloads.h"
 
 namespace distca::bench {
 namespace {
@@ -25,62 +28,67 @@ struct Arguments {
   int sampled = 20;
   uint64_t seed = 42;
   int rounds = 30;
-  bool json = false;
 };
 
 constexpr const char* kWorkloads[] = {"pretrain_8x128k_0", "pretrain_64x128k_1",
                                       "pretrain_64x128k_2", "prolong_64x128k_0",
                                       "pretrain_512x128k_0"};
 
-template <typename Item>
-void append(std::vector<Item>& to, const std::vector<Item>& from) {
-  to.insert(to.end(), from.begin(), from.end());
+/// A plan's line. `kind`: "original", "variant", "rival"; `where`: "workload" or "sample".
+void write_plan(Json measured, const char* kind, const std::string& name, const char* where,
+                const std::string& of, const Workload& workload) {
+  measured.update({{"kind", kind},
+                   {"name", name},
+                   {"where", where},
+                   {"of", of},
+                   {"servers", workload.ranks},
+                   {"source", workload.source}});
+  write_line("plan", std::move(measured));
 }
 
-void measure_workload(const std::filesystem::path& path, Report& report) {
+/// The original's plan first, then the scheduler's in all its ways.
+void measure_variants(const Workload& workload, const char* where, const std::string& of,
+                      const std::string& scheduler, int rounds) {
+  write_plan(measure_original(workload), "original", kOriginal, where, of, workload);
+  for (const Variant& variant : balanced_variants(scheduler)) {
+    Json measured = measure(workload, variant.options, rounds);
+    measured.update({{"layout", variant.options.layout},
+                     {"split_kv", variant.options.split_kv},
+                     {"spread", variant.options.spread}});
+    write_plan(std::move(measured), "variant", variant.name, where, of, workload);
+  }
+}
+
+void measure_workload(const std::filesystem::path& path, const Arguments& arguments) {
   const Workload workload = read_workload(path);
   const std::string name = path.stem().string();
-  const Measured denominator = measure_original(workload);
-  for (size_t i = 0; i < report.variants.size(); ++i) {
-    const Variant& variant = report.variants[i];
-    const Measured measured = measure(workload, variant.options, report.rounds);
-    report.rows.push_back({name, workload.ranks, variant.name, measured, denominator});
-    append(report.verdicts, judge_plan(name, i, variant.name, workload.ranks, measured));
-    if (!measured.refusal.empty()) continue;
-    append(report.verdicts,
-           judge_shares(name, i, variant.name, workload.ranks, shares(measured, denominator)));
-  }
-  report.rivals.push_back({name, workload.ranks, kOriginal, denominator, denominator});
-  for (const Variant& rival : rival_variants(report.scheduler)) {
-    report.rivals.push_back(
-        {name, workload.ranks, rival.name, measure(workload, rival.options, 0), denominator});
+  measure_variants(workload, "workload", name, arguments.scheduler, arguments.rounds);
+  for (const Variant& rival : rival_variants(arguments.scheduler)) {
+    write_plan(measure(workload, rival.options, 0), "rival", rival.name, "workload", name,
+               workload);
   }
 }
 
-void measure_samples(const Arguments& arguments, Report& report) {
-  if (arguments.sampled == 0) {
-    report.no_samples = "--sampled 0";
+/// Nano-batches of both sources (distca/plan/sample_workloads.h), for 8, 64 and 512 servers of
+/// 131,072 tokens.
+void measure_samples(const Arguments& arguments) {
+  const std::filesystem::path folder = arguments.lengths;
+  if (arguments.sampled == 0) return;
+  if (!std::filesystem::exists(folder)) {
+    write_line("no_samples", {{"folder", arguments.lengths}});
     return;
   }
-  if (!std::filesystem::exists(arguments.lengths)) {
-    report.no_samples = arguments.lengths + " does not exist: name the folder with --lengths";
-    report.verdicts.push_back({arguments.lengths, "folder missing", "sampled", 1, 0, 0});
-    return;
-  }
-  report.samples =
-      measure_sample(arguments.lengths, arguments.sampled, arguments.seed, report.variants);
-  for (const SampleRow& row : report.samples) {
-    const std::string& name = report.variants[row.variant].name;
-    const std::string where = fmt::format("sampled {}, {} servers", row.source, row.servers);
-    if (row.source == "both") {
-      const auto faults = static_cast<double>(row.violations + row.refused);
-      report.verdicts.push_back({where, "violations, refusals", name, faults, 0, 0});
-      report.verdicts.push_back({where, "max/mean, worst", name, row.worst_max_over_mean, 1.02, 0});
+  const std::pair<SampleKind, std::vector<int64_t>> sources[] = {
+      {SampleKind::kPretrain, read_lengths(folder / "lengths_pretrain.json")},
+      {SampleKind::kProlong, read_lengths(folder / "lengths_prolong.json")}};
+  for (const int servers : {8, 64, 512}) {
+    for (const auto& [kind, lengths] : sources) {
+      const std::vector<Workload> workloads = sample_workloads(
+          lengths,
+          {.kind = kind, .count = arguments.sampled, .ranks = servers, .seed = arguments.seed});
+      for (size_t i = 0; i < workloads.size(); ++i)
+        measure_variants(workloads[i], "sample", std::to_string(i), arguments.scheduler, 0);
     }
-    if (row.planned == 0) continue;
-    if (row.servers == 8) continue;  // shown only: the original often stops early with few bytes
-    append(report.verdicts,
-           judge_shares(where + ", median", row.variant, name, row.servers, row.median));
   }
 }
 
@@ -100,8 +108,7 @@ int run(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--seed", arguments.seed, "Of the sampled ones")->capture_default_str();
   app.add_option("--rounds", arguments.rounds)->check(CLI::Range(1, 1000))->capture_default_str();
-  app.add_flag("--json", arguments.json, "For machines");
-  app.footer("Exit code 0 when every bar is reached, else 1.\nExample:  build/release/bench/plan");
+  app.footer("Example:  bench/report.py build/release/bench/plan");
   if (!parse_options(app, argc, argv)) return 0;
 
   if (arguments.workloads.empty()) {
@@ -109,16 +116,12 @@ int run(int argc, char** argv) {
       arguments.workloads.push_back(fmt::format("{}/{}.json", arguments.folder, name));
   }
   pin_to_this_core();
-  Report report{.rounds = arguments.rounds,
-                .seed = arguments.seed,
-                .scheduler = arguments.scheduler,
-                .variants = balanced_variants(arguments.scheduler)};
-  for (const std::string& path : arguments.workloads) measure_workload(path, report);
-  measure_samples(arguments, report);
-  arguments.json ? print_json(report) : print_tables(report);
-  for (const Verdict& verdict : report.verdicts) {
-    if (!verdict.pass()) return 1;
-  }
+  write_header("plan", {{"rounds", arguments.rounds},
+                        {"seed", arguments.seed},
+                        {"sampled", arguments.sampled},
+                        {"scheduler", arguments.scheduler}});
+  for (const std::string& path : arguments.workloads) measure_workload(path, arguments);
+  measure_samples(arguments);
   return 0;
 }
 

@@ -4,7 +4,7 @@
 
 #include <cstdio>
 
-#include "bench/program.h"
+#include "bench/main.h"
 #include "distca/plan/plan_variants_testing.h"
 
 int main() {

@@ -5,6 +5,7 @@
 #include "distca/base/error.h"
 #include "distca/plan/exchange.h"
 #include "distca/plan/lower_bound.h"
+#include "distca/plan/plan_summary.h"
 #include "distca/plan/scheduler.h"
 #include "distca/plan/validate.h"
 
@@ -20,11 +21,19 @@ PlanRequest request_of(const Workload& workload, const PlanOptions& options) {
           .options = options};
 }
 
-void count(const Plan& plan, Measured& measured) {
-  measured.summary = summarize(plan);
-  measured.bytes = measured.summary.qkv_bytes + measured.summary.o_bytes;
-  measured.lower_bound_bytes = lower_bound_bytes(plan);
-  measured.tasks = plan.tasks.size();
+Json figures_of(const Plan& plan, size_t violations) {
+  const PlanSummary summary = summarize(plan);
+  return {{"max_over_mean_before", summary.max_over_mean_before},
+          {"max_over_mean", summary.max_over_mean},
+          {"qkv_bytes", summary.qkv_bytes},
+          {"o_bytes", summary.o_bytes},
+          {"max_send_bytes", summary.max_send_bytes},
+          {"max_receive_bytes", summary.max_receive_bytes},
+          {"tokens_max", summary.tokens_max},
+          {"tokens_min", summary.tokens_min},
+          {"lower_bound_bytes", lower_bound_bytes(plan)},
+          {"tasks", plan.tasks.size()},
+          {"violations", violations}};
 }
 
 }  // namespace
@@ -56,41 +65,30 @@ std::vector<Variant> rival_variants(const std::string& scheduler) {
   return variants;
 }
 
-Measured measure(const Workload& workload, const PlanOptions& options, int rounds) {
+Json measure(const Workload& workload, const PlanOptions& options, int rounds) {
   const PlanRequest request = request_of(workload, options);
-  Measured measured;
   Plan plan;
   try {
     plan = make_plan(request);
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kPlan) throw;
-    measured.refusal = error.what();
-    return measured;
+    return {{"refusal", error.what()}};
   }
-  if (rounds > 0) {
-    measured.plan_ms = best_ms(rounds, [&] { make_plan(request); });
-    measured.metadata_ms = best_ms(rounds, [&] {
-      const PlanIndex index(plan);
-      for (int rank = 0; rank < workload.ranks; ++rank) index.exchange(rank);
-    });
-  }
-  count(plan, measured);
-  measured.violations = validate(plan, checks_of(find_scheduler(options.scheduler))).size();
+  Json measured =
+      figures_of(plan, validate(plan, checks_of(find_scheduler(options.scheduler))).size());
+  if (rounds == 0) return measured;
+  measured["plan_ms"] = best_ms(rounds, [&] { make_plan(request); });
+  measured["metadata_ms"] = best_ms(rounds, [&] {
+    const PlanIndex index(plan);
+    for (int rank = 0; rank < workload.ranks; ++rank) index.exchange(rank);
+  });
   return measured;
 }
 
-Measured measure_original(const Workload& workload) {
+Json measure_original(const Workload& workload) {
   constexpr int64_t kItsTolerancePpm = 50'000;
   const Plan plan = original_plan(request_of(workload, {.tolerance_ppm = kItsTolerancePpm}));
-  Measured measured;
-  count(plan, measured);
-  measured.violations = original_violations(plan).size();
-  return measured;
-}
-
-double share(int64_t bytes, int64_t original) {
-  if (bytes == original) return 1;
-  return static_cast<double>(bytes) / static_cast<double>(original);
+  return figures_of(plan, original_violations(plan).size());
 }
 
 }  // namespace distca::bench

@@ -4,12 +4,13 @@
 #include <string>
 #include <vector>
 
+#include "distca/base/json.h"
+#include "distca/plan/plan.h"
 #include "distca/plan/plan_batch_input.h"
-#include "distca/plan/plan_summary.h"
 
 namespace distca::bench {
 
-/// A way to plan that the tables show.
+/// A way to plan.
 struct Variant {
   std::string name;
   PlanOptions options;
@@ -19,25 +20,14 @@ struct Variant {
 std::vector<Variant> balanced_variants(const std::string& scheduler);
 /// Every other scheduler at its own tolerance, on its own layout.
 std::vector<Variant> rival_variants(const std::string& scheduler);
-struct Measured {
-  std::string refusal;  // of the planner; then all else is empty
-  PlanSummary summary;
-  int64_t bytes = 0;  // Q, K, V and O, all servers, one layer forward
-  int64_t lower_bound_bytes = 0;
-  size_t tasks = 0;
-  size_t violations = 0;
-  double plan_ms = 0;      // best of the rounds
-  double metadata_ms = 0;  // likewise; all ranks' RankExchange, which serves forward and backward
-};
 
-/// Llama-8B on one of 8 tensor-parallel ranks, bf16. Rounds 0: the plan once, no times (metadata of
-/// per-document-cp at 512 servers alone is seconds).
-Measured measure(const Workload& workload, const PlanOptions& options, int rounds);
+/// The figures of a plan for Llama-8B on one of 8 tensor-parallel ranks, bf16: bytes of one layer,
+/// forward, all servers; times, the best of the rounds (metadata: all ranks' RankExchange, which
+/// serves forward and backward). Rounds 0: the plan once, no times (metadata of per-document-cp at
+/// 512 servers alone is seconds). Only "refusal", and why, where the planner refuses.
+Json measure(const Workload& workload, const PlanOptions& options, int rounds);
 
 /// The denominator of all shares: the released planner at tolerance 0.05; no times.
-Measured measure_original(const Workload& workload);
-
-/// Of `original`: 1 where neither moves anything.
-double share(int64_t bytes, int64_t original);
+Json measure_original(const Workload& workload);
 
 }  // namespace distca::bench

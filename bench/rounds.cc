@@ -3,18 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "distca/base/error.h"
-#include "distca/base/random.h"
-#include "distca/base/statistics.h"
-
 namespace distca::bench {
-namespace {
-
-constexpr int kResamples = 2000;
-constexpr double kTail = 0.025;
-
-}  // namespace
-
 std::vector<Rates> interleaved_rates(const std::vector<Contender>& contenders, int rounds,
                                      double least_seconds) {
   std::vector<Rates> rates(contenders.size());
@@ -35,33 +24,6 @@ std::vector<Rates> interleaved_rates(const std::vector<Contender>& contenders, i
     }
   }
   return rates;
-}
-
-Estimate estimate(const Rates& values) {
-  DISTCA_CHECK(!values.empty(), "no rounds");
-  Random random(values.size());
-  std::vector<double> medians(kResamples);
-  Rates sample(values.size());
-  for (double& of_sample : medians) {
-    for (double& value : sample) value = values[random.below(values.size())];
-    of_sample = median(sample);
-  }
-  std::sort(medians.begin(), medians.end());
-  const auto at = [&](double share) {
-    return medians[static_cast<size_t>(share * (kResamples - 1))];
-  };
-  return {median(values), at(kTail), at(1 - kTail)};
-}
-
-Estimate estimate_ratio(const Rates& numerator, const Rates& denominator) {
-  return estimate(quotient(numerator, denominator));
-}
-
-Rates quotient(const Rates& left, const Rates& right) {
-  DISTCA_CHECK_EQ(left.size(), right.size());
-  Rates result(left);
-  for (size_t i = 0; i < result.size(); ++i) result[i] /= right[i];
-  return result;
 }
 
 }  // namespace distca::bench

@@ -1,7 +1,7 @@
 #pragma once
 // Comparisons that a noisy machine does not decide: contenders take turns within a round, and what
-// is reported is the median over rounds of the ratio within a round, with its interval. Not
-// thread-safe: times are of the machine.
+// bench/report.py shows is the median over rounds of the ratio within a round, with its interval.
+// Not thread-safe: times are of the machine.
 
 #include <functional>
 #include <string>
@@ -41,18 +41,5 @@ using Rates = std::vector<double>;
 /// round begins with another contender each time.
 std::vector<Rates> interleaved_rates(const std::vector<Contender>& contenders, int rounds,
                                      double least_seconds);
-
-/// A median over rounds and the interval that holds it with 95 %, by bootstrap.
-struct Estimate {
-  double median = 0;
-  double low = 0;
-  double high = 0;
-};
-
-/// The same values give the same interval.
-Estimate estimate(const Rates& values);
-/// Of the ratios within a round.
-Estimate estimate_ratio(const Rates& numerator, const Rates& denominator);
-Rates quotient(const Rates& left, const Rates& right);
 
 }  // namespace distca::bench

@@ -2,7 +2,6 @@
 
 #include <time.h>
 
-#include <cstring>
 #include <memory>
 #include <span>
 
@@ -89,14 +88,6 @@ StepInput step_input(const StepArm& arm, const LlamaConfig& model, const std::ve
   return input;
 }
 
-std::vector<PlayedStep> gather(Communicator& comm, const PlayedStep& mine) {
-  const std::vector<std::byte> all =
-      all_gather_bytes(comm, std::as_bytes(std::span(&mine, 1)), "figures of a step");
-  std::vector<PlayedStep> steps(comm.size());
-  std::memcpy(steps.data(), all.data(), all.size());
-  return steps;
-}
-
 struct StepPlayer::State {
   /// An arm and what plays it.
   struct Playable {
@@ -161,7 +152,7 @@ PlayedStep StepPlayer::play(size_t index, const BatchLengths& batch, StepResult*
 }
 
 StepFigures StepPlayer::run(size_t arm, const BatchLengths& batch) {
-  return figures_of(gather(state_->comm, play(arm, batch)));
+  return figures_of(all_gather(state_->comm, play(arm, batch), "figures of a step"));
 }
 
 }  // namespace distca::bench

@@ -44,9 +44,6 @@ LocalTokens made_up_tokens(const NanoBatch& nano_batch, const std::vector<Segmen
 StepInput step_input(const StepArm& arm, const LlamaConfig& model, const std::vector<Plan>& plans,
                      int rank);
 
-/// The same on every rank.
-std::vector<PlayedStep> gather(Communicator& comm, const PlayedStep& mine);
-
 /// One rank's model, optimizer and arms.
 class StepPlayer {
  public:

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "distca/base/error.h"
+#include "distca/base/statistics.h"
 
 namespace distca::bench {
 namespace {
@@ -15,13 +16,6 @@ int64_t sum_over_documents(const BatchLengths& batch, const Value& value) {
     for (const int64_t length : nano_batch) sum += value(length);
   }
   return sum;
-}
-
-template <typename Value>
-Rates each(const std::vector<StepFigures>& rounds, Value StepFigures::*member) {
-  Rates values;
-  for (const StepFigures& round : rounds) values.push_back(round.*member);
-  return values;
 }
 
 }  // namespace
@@ -64,11 +58,14 @@ StepFigures figures_of(std::span<const PlayedStep> ranks) {
 }
 
 Rates seconds_of(const std::vector<StepFigures>& rounds) {
-  return each(rounds, &StepFigures::seconds);
+  Rates seconds;
+  for (const StepFigures& round : rounds) seconds.push_back(round.seconds);
+  return seconds;
 }
 
-Rates idle_shares_of(const std::vector<StepFigures>& rounds) {
-  return each(rounds, &StepFigures::idle_share);
+size_t fastest(const std::vector<Rates>& seconds) {
+  const auto slower = [](const Rates& a, const Rates& b) { return median(a) < median(b); };
+  return static_cast<size_t>(std::ranges::min_element(seconds, slower) - seconds.begin());
 }
 
 std::vector<std::vector<StepFigures>> interleaved_steps(std::span<const ArmRun> arms, int rounds) {

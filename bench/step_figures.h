@@ -48,7 +48,8 @@ StepFigures figures_of(std::span<const PlayedStep> ranks);
 
 /// Of one arm, round by round.
 Rates seconds_of(const std::vector<StepFigures>& rounds);
-Rates idle_shares_of(const std::vector<StepFigures>& rounds);
+/// The arm with the lowest median over rounds; the first of equals. `seconds`: [arm][round].
+size_t fastest(const std::vector<Rates>& seconds);
 
 /// Runs one step, on all ranks; `round` counts from -1.
 using ArmRun = std::function<StepFigures(int round)>;

@@ -39,6 +39,11 @@ TEST(StepFigures, add_the_losses_of_all_ranks) {
   EXPECT_DOUBLE_EQ(figures_of(ranks).loss, 7);
 }
 
+TEST(Fastest, is_the_arm_with_the_lowest_median_and_the_first_of_equals) {
+  EXPECT_EQ(fastest({{3, 3, 3}, {2, 2, 90}, {1, 4, 4}}), 1U);
+  EXPECT_EQ(fastest({{2, 2}, {2, 2}}), 0U);
+}
+
 TEST(InterleavedSteps, play_every_arm_in_every_round_beginning_with_another) {
   std::vector<int> order;
   std::vector<ArmRun> arms;

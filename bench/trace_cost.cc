@@ -1,9 +1,7 @@
 // What tracing costs a step of two workers: the same steps with events recorded, without, and
 // without again. Without, the executor does a part of what it does with them, so the cost of
 // tracing that is off lies below that of tracing that is on.
-//   build/release/bench/trace_cost
-
-#include <fmt/format.h>
+//   bench/report.py build/release/bench/trace_cost
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -11,13 +9,11 @@
 #include <span>
 #include <vector>
 
-#include "bench/program.h"
-#include "bench/rounds.h"
+#include "bench/lines.h"
+#include "bench/main.h"
 #include "bench/step_arms.h"
 #include "bench/worker_ranks.h"
-#include "distca/base/build_info.h"
 #include "distca/base/clock.h"
-#include "distca/base/machine.h"
 #include "distca/program/program_testing.h"
 #include "distca/runtime/executor_testing.h"
 
@@ -61,11 +57,6 @@ double executor_us(bool recorded) {
   return 1e6 * least_s / (2 * kPairs);
 }
 
-void print(const char* name, const Estimate& ratio) {
-  fmt::print("  {:<28} {:.4f}  (95 %: {:.4f} to {:.4f})\n", name, ratio.median, ratio.low,
-             ratio.high);
-}
-
 void measure(Communicator& comm, int rounds) {
   StepPlayer player(small_model(), 1, comm);
   TraceRecorder recorder;
@@ -78,22 +69,24 @@ void measure(Communicator& comm, int rounds) {
     arms.push_back([&player, step](int) { return player.run(step, kBatch); });
   const auto figures = interleaved_steps(arms, rounds);
   if (comm.rank() != 0) return;
-  const Rates off = seconds_of(figures[0]), again = seconds_of(figures[1]),
-              on = seconds_of(figures[2]);
-  fmt::print("{}, commit {}: {} rounds of a ping-pong step of two workers, {:.1f} ms, {} events\n",
-             cpu_name(), build_info::kCommit, rounds, 1e3 * estimate(off).median,
-             recorder.events().size() / static_cast<size_t>(rounds + 1));
-  print("recorded / not recorded", estimate_ratio(on, off));
-  print("not recorded again / not", estimate_ratio(again, off));
-  fmt::print("  the executor's own time an operation: {:.2f} us, recorded {:.2f} us\n",
-             executor_us(false), executor_us(true));
+  write_header("trace_cost", {{"rounds", rounds}});
+  for (size_t round = 0; round < figures[0].size(); ++round) {
+    write_line("round", {{"off_s", figures[0][round].seconds},
+                         {"off_again_s", figures[1][round].seconds},
+                         {"on_s", figures[2][round].seconds}});
+  }
+  const size_t events = recorder.events().size() / static_cast<size_t>(rounds + 1);
+  write_line("executor",
+             {{"events", events}, {"off_us", executor_us(false)}, {"on_us", executor_us(true)}});
 }
 
 int run(int argc, char** argv) {
   int rounds = 101;
   CLI::App app{"What tracing costs a training step.", "trace_cost"};
   app.add_option("--rounds", rounds)->check(CLI::Range(1, 100000))->capture_default_str();
-  app.footer("Alone on the machine. Example:  build/release/bench/trace_cost --rounds 200");
+  app.footer(
+      "Alone on the machine. Example:  bench/report.py build/release/bench/trace_cost --rounds "
+      "200");
   if (!parse_options(app, argc, argv)) return 0;
   return run_worker_ranks({.program = "bench/trace_cost", .comm = {.grace_s = 1}},
                           {argv, static_cast<size_t>(argc)},

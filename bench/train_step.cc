@@ -1,23 +1,18 @@
 // A whole training step with one attention kernel beside another, in turns on the same batches:
-//   build/release/bench/train_step --config configs/demo.toml
+//   bench/report.py build/release/bench/train_step --config configs/demo.toml
 // The other kernel runs twice in each round: it against itself shows what the machine decides.
 
 #include <ATen/Parallel.h>
-#include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
 #include <array>
-#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
-#include "bench/program.h"
-#include "bench/rounds.h"
-#include "distca/base/build_info.h"
+#include "bench/lines.h"
+#include "bench/main.h"
 #include "distca/base/clock.h"
-#include "distca/base/json.h"
-#include "distca/base/machine.h"
-#include "distca/base/text.h"
 #include "distca/batch/indexed_dataset.h"
 #include "distca/comm/thread_group.h"
 #include "distca/train/config.h"
@@ -34,24 +29,9 @@ struct Arguments {
   std::string kernel = "auto";
   std::string other = "aten";
   int rounds = 15;
-  bool json = false;
 };
 
-/// What is timed of a step, in seconds: with one thread its processor time, which the turns of
-/// other programs do not lengthen; the time that passes with several.
-constexpr size_t kParts = 4;
-constexpr std::array<const char*, kParts> kPartNames{"step", "attention", "attention forward",
-                                                     "attention backward"};
-using StepSeconds = std::array<double, kParts>;
-
-/// One way to run a step.
-struct Runner {
-  std::string kernel;  // AttentionKernel::name
-  std::function<StepSeconds(const PlannedBatch&)> run;
-  std::array<Rates, kParts> seconds = {};  // [part][round]
-};
-
-enum Who : size_t { kOurs, kOther, kOtherAgain, kRunners };
+constexpr std::array<const char*, 3> kRunners{"ours", "other", "other again"};
 
 /// One worker with everything that a step needs, and a step a runner.
 class Bench {
@@ -70,29 +50,29 @@ class Bench {
     for (const std::string& kernel : {arguments.kernel, arguments.other, arguments.other}) {
       StepOptions options = step_options(config);
       options.kernel = kernel_choice(kernel);
-      const auto step = std::make_shared<Step>(config.model, &model_, comm_, options);
-      runners_.push_back({.kernel = step->kernel().name(), .run = [this, step](const auto& batch) {
-                            return time_step(*step, batch);
-                          }});
+      steps_.push_back(std::make_unique<Step>(config.model, &model_, comm_, options));
     }
   }
 
+  std::string kernel(size_t runner) const { return steps_[runner]->kernel().name(); }
+
   /// The first round's times are thrown away: it warms up. A round begins with another each time.
-  std::vector<Runner> measure(int rounds) {
+  void measure(int rounds) {
     for (int round = -1; round < rounds; ++round) {
       const PlannedBatch batch = plan_batch(config_, data_, {stream_.next()}, 0, 1);
-      for (size_t turn = 0; turn < kRunners; ++turn) {
-        Runner& runner = runners_[(turn + static_cast<size_t>(round + 1)) % kRunners];
-        const StepSeconds seconds = runner.run(batch);
-        if (round < 0) continue;
-        for (size_t part = 0; part < kParts; ++part) runner.seconds[part].push_back(seconds[part]);
+      Json line = Json::object();
+      for (size_t turn = 0; turn < kRunners.size(); ++turn) {
+        const size_t runner = (turn + static_cast<size_t>(round + 1)) % kRunners.size();
+        line[kRunners[runner]] = time_step(*steps_[runner], batch);
       }
+      if (round >= 0) write_line("round", line);
     }
-    return runners_;
   }
 
  private:
-  StepSeconds time_step(Step& step, const PlannedBatch& batch) {
+  /// Seconds: with one thread its processor time, which the turns of other programs do not
+  /// lengthen; the time that passes with several.
+  Json time_step(Step& step, const PlannedBatch& batch) {
     const bool one_thread = config_.train.threads_per_rank == 1;
     const auto now = one_thread ? thread_processor_seconds : steady_seconds;
     const double begin = now();
@@ -109,7 +89,10 @@ class Bench {
       return core_attention[static_cast<int>(pass)][static_cast<int>(OpPart::kPlay)];
     };
     const double forward = of(Pass::kForward), backward = of(Pass::kBackward);
-    return {step_s, forward + backward, forward, backward};
+    return {{"step", step_s},
+            {"attention", forward + backward},
+            {"attention forward", forward},
+            {"attention backward", backward}};
   }
 
   const Config& config_;
@@ -118,67 +101,8 @@ class Bench {
   BatchStream stream_;
   Llama model_;
   Optimizer optimizer_;
-  std::vector<Runner> runners_;
+  std::vector<std::unique_ptr<Step>> steps_;  // [kRunners]
 };
-
-/// How many times as long the other takes: against ours, and against itself.
-struct Comparison {
-  Estimate speedup, control;
-};
-Comparison compare(const std::vector<Runner>& runners, size_t part) {
-  const Rates& other = runners[kOther].seconds[part];
-  return {estimate_ratio(other, runners[kOurs].seconds[part]),
-          estimate_ratio(other, runners[kOtherAgain].seconds[part])};
-}
-
-void print_table(const Config& config, const Arguments& arguments,
-                 const std::vector<Runner>& runners) {
-  const LlamaConfig& model = config.model;
-  fmt::print(
-      "{}, {} thread{}, distca {}\n{} x {} tokens a step, {} layers, heads {}:{}, head_dim {}, {}; "
-      "one worker, {} rounds, {}\n\n",
-      cpu_name(), config.train.threads_per_rank, config.train.threads_per_rank == 1 ? "" : "s",
-      build_info::kCommit, config.batch.nano_batches,
-      with_thousands(config.batch.nano_batch_tokens), model.num_hidden_layers,
-      model.num_attention_heads, model.num_key_value_heads, model.head_dim, short_name(model.dtype),
-      arguments.rounds, config.train.threads_per_rank == 1 ? "processor time" : "elapsed time");
-  const std::string &ours = runners[kOurs].kernel, &other = runners[kOther].kernel;
-  Table table({"median a step", ours + " ms", other + " ms", "times faster", "95 % interval",
-               other + " against itself"});
-  for (size_t part = 0; part < kParts; ++part) {
-    const auto ms = [&](Who who) {
-      return fmt::format("{:.1f}", 1e3 * estimate(runners[who].seconds[part]).median);
-    };
-    const auto [speedup, control] = compare(runners, part);
-    table.add_row({kPartNames[part], ms(kOurs), ms(kOther), fmt::format("{:.3f}", speedup.median),
-                   fmt::format("{:.3f} .. {:.3f}", speedup.low, speedup.high),
-                   fmt::format("{:.3f} .. {:.3f}", control.low, control.high)});
-  }
-  fmt::print("{}", table.to_string());
-}
-
-Json to_json(const Estimate& estimate) {
-  return {{"median", estimate.median}, {"low", estimate.low}, {"high", estimate.high}};
-}
-
-void print_json(const Config& config, const std::vector<Runner>& runners) {
-  Json parts = Json::object();
-  for (size_t part = 0; part < kParts; ++part) {
-    const auto [speedup, control] = compare(runners, part);
-    parts[kPartNames[part]] = {{"seconds", runners[kOurs].seconds[part]},
-                               {"other_seconds", runners[kOther].seconds[part]},
-                               {"other_again_seconds", runners[kOtherAgain].seconds[part]},
-                               {"times_faster", to_json(speedup)},
-                               {"control", to_json(control)}};
-  }
-  const Json all = {{"machine", cpu_name()},
-                    {"commit", build_info::kCommit},
-                    {"threads", config.train.threads_per_rank},
-                    {"kernel", runners[kOurs].kernel},
-                    {"other_kernel", runners[kOther].kernel},
-                    {"parts", parts}};
-  fmt::print("{}\n", all.dump());
-}
 
 Config config_of(const Arguments& arguments, const std::string& kernel) {
   std::vector<std::string> overrides = arguments.overrides;
@@ -189,12 +113,19 @@ Config config_of(const Arguments& arguments, const std::string& kernel) {
 void measure(const Arguments& arguments) {
   const Config config = config_of(arguments, arguments.kernel);
   config_of(arguments, arguments.other);  // refuses what it cannot compute
-  std::vector<Runner> runners;
   run_ranks(1, {}, [&](Communicator& comm) {
     at::set_num_threads(static_cast<int>(config.train.threads_per_rank));
-    runners = Bench(config, arguments, comm).measure(arguments.rounds);
+    Bench bench(config, arguments, comm);
+    write_header("train_step", {{"rounds", arguments.rounds},
+                                {"threads", config.train.threads_per_rank},
+                                {"nano_batches", config.batch.nano_batches},
+                                {"nano_batch_tokens", config.batch.nano_batch_tokens},
+                                {"model", config.model.to_hugging_face(0)},
+                                {"type", short_name(config.model.dtype)},
+                                {"kernel", bench.kernel(0)},
+                                {"other_kernel", bench.kernel(1)}});
+    bench.measure(arguments.rounds);
   });
-  arguments.json ? print_json(config, runners) : print_table(config, arguments, runners);
 }
 
 int run(int argc, char** argv) {
@@ -205,7 +136,6 @@ int run(int argc, char** argv) {
   app.add_option("--kernel", arguments.kernel)->check(CLI::IsMember(kernel_names()));
   app.add_option("--other", arguments.other)->check(CLI::IsMember(kernel_names()));
   app.add_option("--rounds", arguments.rounds)->check(CLI::Range(1, 10000));
-  app.add_flag("--json", arguments.json);
   if (!parse_options(app, argc, argv)) return 0;
   measure(arguments);
   return 0;

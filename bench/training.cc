@@ -1,6 +1,6 @@
 // A training step of two workers under our plans and schedules beside its rivals, in turns on the
 // same batches:
-//   build/release/bench/training
+//   bench/report.py build/release/bench/training
 // Rivals: fixed packing, variable-length packing, per-document context parallelism, the paper's
 // greedy, each under its best schedule, and PyTorch DDP. Control: equal documents.
 
@@ -12,10 +12,12 @@
 #include <string>
 #include <vector>
 
-#include "bench/program.h"
-#include "bench/training_report.h"
+#include "bench/lines.h"
+#include "bench/main.h"
+#include "bench/training_contest.h"
 #include "bench/worker_ranks.h"
 #include "distca/base/error.h"
+#include "distca/base/scalar_type.h"
 
 namespace distca::bench {
 namespace {
@@ -32,7 +34,6 @@ struct Arguments {
   BatchShape shape{.nano_batch_tokens = 8192, .nano_batches = 2, .workers = kWorkers};
   int rounds = 15;
   uint64_t seed = 1;
-  bool json = false;
 };
 
 /// Small, so that a step takes a second or two; core attention is a third to a half of it.
@@ -79,22 +80,30 @@ std::vector<BatchSource> read_sources(const Arguments& arguments,
   return sources;
 }
 
-/// How many bars ours missed; 0 on all ranks but 0.
-int measure(const Arguments& arguments, Communicator& comm) {
+void measure(const Arguments& arguments, Communicator& comm) {
   if (comm.size() != kWorkers) {
     throw Error(ErrorKind::kUsage, "started as one of {} ranks: {} are measured", comm.size(),
                 kWorkers);
   }
-  TrainingReport report{.options = contest_options(arguments), .workers = comm.size()};
-  const std::vector<BatchSource> sources = read_sources(arguments, report.absent);
-  Contest contest(report.options, comm);
-  report.check = contest.check_rival(sources[0].batches[0]);
-  report.peak_gflops = contest.measure_peak();
-  report.speeds = contest.measure_speeds(sources[0].batches);
-  for (const BatchSource& source : sources) report.sources.push_back(contest.run(source));
-  if (comm.rank() != 0) return 0;
-  arguments.json ? print_json(report) : print_tables(report);
-  return num_missed(report);
+  const ContestOptions options = contest_options(arguments);
+  std::vector<std::string> absent;
+  const std::vector<BatchSource> sources = read_sources(arguments, absent);
+  if (comm.rank() == 0) {
+    write_header("training", {{"workers", kWorkers},
+                              {"rounds", options.rounds},
+                              {"nano_batches", options.shape.nano_batches},
+                              {"nano_batch_tokens", options.shape.nano_batch_tokens},
+                              {"model", options.model.to_hugging_face(0)},
+                              {"type", short_name(options.model.dtype)},
+                              {"load", options.profile ? "ns of the profile" : "pairs"},
+                              {"memory_cap", kMemoryCap},
+                              {"absent", absent}});
+  }
+  Contest contest(options, comm);
+  contest.check_rival(sources[0].batches[0]);
+  contest.measure_peak();
+  contest.measure_speeds(sources[0].batches);
+  for (const BatchSource& source : sources) contest.run(source);
 }
 
 int run(int argc, char** argv) {
@@ -121,22 +130,13 @@ int run(int argc, char** argv) {
   app.add_option("--seed", arguments.seed, "Of batches and weights")->capture_default_str();
   app.add_option("--python", arguments.python, "An interpreter with PyTorch")
       ->capture_default_str();
-  app.add_flag("--json", arguments.json, "For machines");
-  app.footer(
-      "Exit code 0 when no bar is missed, else 1.\n"
-      "Example:  build/release/bench/training --only real");
+  app.footer("Example:  bench/report.py build/release/bench/training --only real");
   if (!parse_options(app, argc, argv)) return 0;
-  int missed = 0;
-  const int code = run_worker_ranks({.program = "bench/training",
-                                     .ranks = kWorkers,
-                                     // DDP's start and a source's batches are waited for.
-                                     .comm = {.timeout_s = 180}},
-                                    std::span(argv, static_cast<size_t>(argc)),
-                                    [&](Communicator& comm) { missed = measure(arguments, comm); });
-  if (code != 0 || missed == 0) return code;
-  // A rank's last words: else its launcher would report an exit code that nothing explains.
-  fmt::print(stderr, "distca: bench/training: the bar is missed in {} of the sources\n", missed);
-  return 1;
+  // DDP's start and a source's batches are waited for.
+  return run_worker_ranks(
+      {.program = "bench/training", .ranks = kWorkers, .comm = {.timeout_s = 180}},
+      std::span(argv, static_cast<size_t>(argc)),
+      [&](Communicator& comm) { measure(arguments, comm); });
 }
 
 }  // namespace

@@ -3,17 +3,19 @@
 #include <fmt/format.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <functional>
 #include <optional>
 
-#include "bench/training_judge.h"
+#include "bench/lines.h"
 #include "bench/training_speeds.h"
 #include "distca/base/error.h"
 #include "distca/base/statistics.h"
 #include "distca/comm/collectives.h"
 #include "distca/comm/ordered_sum.h"
 #include "distca/kernels/cpu/peak.h"
+#include "distca/train/metrics.h"
 
 namespace distca::bench {
 namespace {
@@ -22,6 +24,10 @@ constexpr int kChoiceRounds = 2;
 constexpr double kPeakSeconds = 0.3;
 constexpr int64_t kFixedTolerancePpm = 20'000;
 constexpr size_t kSpeedBatches = 5;
+
+// Arms, in this order, then the rivals in the order of kRivals.
+enum Who : size_t { kOurs, kOursAgain, kEqualDocuments, kFirstRival };
+constexpr const char* kRoles[] = {"ours", "again", "control", "rival"};
 
 /// What takes part: the ways it may play a step, of which the fastest counts.
 struct Contestant {
@@ -145,15 +151,9 @@ struct Contest::State {
   }
 
   void start_ddp() {
-    const int64_t core = sched_getcpu();
-    const std::vector<std::byte> all =
-        all_gather_bytes(comm, std::as_bytes(std::span(&core, 1)), "cores");
-    std::vector<int64_t> cores(comm.size());
-    std::memcpy(cores.data(), all.data(), all.size());
+    const std::vector<int> cores = all_gather(comm, sched_getcpu(), "cores");
     if (comm.rank() != 0) return;
-    ddp.emplace(DdpOptions{.python = options.python,
-                           .script = options.script,
-                           .cores = {cores.begin(), cores.end()}},
+    ddp.emplace(DdpOptions{.python = options.python, .script = options.script, .cores = cores},
                 player.llama());
   }
 
@@ -161,15 +161,15 @@ struct Contest::State {
   StepFigures run_ddp(const BatchLengths& batch) {
     StepFigures figures;
     if (ddp) figures = figures_of(ddp->run(fixed_packing(options.model, batch, comm.size())));
-    const std::vector<std::byte> all =
-        all_gather_bytes(comm, std::as_bytes(std::span(&figures, 1)), "figures of DDP");
-    std::memcpy(&figures, all.data(), sizeof(figures));
-    return figures;
+    return all_gather(comm, figures, "figures of DDP")[0];
+  }
+
+  void write(const char* line, Json values) {
+    if (comm.rank() == 0) write_line(line, std::move(values));
   }
 
   /// The fastest way of an arm, from rounds of their own.
-  size_t choose(size_t arm, const BatchSource& source, const BatchLengths& equal,
-                std::vector<ArmResult::Tried>& tried) {
+  size_t choose(size_t arm, const BatchSource& source, const BatchLengths& equal) {
     std::vector<ArmRun> runs;
     for (const size_t way : ways[arm]) {
       runs.push_back([&, way](int round) {
@@ -181,7 +181,9 @@ struct Contest::State {
     for (const auto& rounds : interleaved_steps(runs, kChoiceRounds))
       seconds.push_back(seconds_of(rounds));
     for (size_t way = 0; way < seconds.size(); ++way)
-      tried.push_back({arms[arm].ways[way].name, median(seconds[way])});
+      write(
+          "tried",
+          {{"arm", arms[arm].name}, {"way", arms[arm].ways[way].name}, {"seconds", seconds[way]}});
     return fastest(seconds);
   }
 };
@@ -192,9 +194,9 @@ Contest::~Contest() = default;
 
 int Contest::num_batches(int rounds) { return rounds + kChoiceRounds + 2; }
 
-std::optional<RivalCheck> Contest::check_rival(const BatchLengths& batch) {
+void Contest::check_rival(const BatchLengths& batch) {
   State& s = *state_;
-  if (!s.with_ddp) return std::nullopt;
+  if (!s.with_ddp) return;
   const BatchLengths pieces = fixed_packing(s.options.model, batch, s.comm.size()).pieces;
   const StepFigures rival = s.run_ddp(batch);
   const StepFigures ours = s.player.run(s.plain, pieces);
@@ -202,76 +204,85 @@ std::optional<RivalCheck> Contest::check_rival(const BatchLengths& batch) {
   // As between two of our own kernels (tests/parity_test.cc): some 100 roundings one after another,
   // and sums over all rows in another order, at 4 standard deviations; of either side.
   const double rows = std::sqrt(static_cast<double>(num_tokens(pieces)));
-  const RivalCheck check{.loss = ours.loss / targets,
-                         .rival_loss = rival.loss / targets,
-                         .gradient_norm = ours.gradient_norm,
-                         .rival_gradient_norm = rival.gradient_norm,
-                         .bound = 2 * 4 * (10 + rows) * 0x1p-24};
-  const auto same = [&](double a, double b) { return std::fabs(a - b) <= check.bound * a; };
-  DISTCA_CHECK(
-      same(check.loss, check.rival_loss) && same(check.gradient_norm, check.rival_gradient_norm),
-      "the DDP rival computes something else: loss {:.9f} against {:.9f}, gradient norm "
-      "{:.9f} against {:.9f}, bound {:.1e}",
-      check.rival_loss, check.loss, check.rival_gradient_norm, check.gradient_norm, check.bound);
-  return check;
+  const double bound = 2 * 4 * (10 + rows) * 0x1p-24;
+  const double loss = ours.loss / targets, rival_loss = rival.loss / targets;
+  const auto same = [&](double a, double b) { return std::fabs(a - b) <= bound * a; };
+  DISTCA_CHECK(same(loss, rival_loss) && same(ours.gradient_norm, rival.gradient_norm),
+               "the DDP rival computes something else: loss {:.9f} against {:.9f}, gradient norm "
+               "{:.9f} against {:.9f}, bound {:.1e}",
+               rival_loss, loss, rival.gradient_norm, ours.gradient_norm, bound);
+  s.write("rival_check", {{"loss", loss},
+                          {"rival_loss", rival_loss},
+                          {"gradient_norm", ours.gradient_norm},
+                          {"rival_gradient_norm", rival.gradient_norm},
+                          {"bound", bound}});
 }
 
-Speeds Contest::measure_speeds(const std::vector<BatchLengths>& batches) {
+void Contest::measure_speeds(const std::vector<BatchLengths>& batches) {
   State& s = *state_;
   std::vector<BatchLengths> some;
   for (size_t i = 0; i < kSpeedBatches; ++i) some.push_back(batches[i % batches.size()]);
   const Speeds speeds = bench::measure_speeds(s.player, s.plain, some, s.comm);
   s.add_arms(speeds);
-  return speeds;
+  s.write("speeds", speeds_json(speeds));
 }
 
-double Contest::measure_peak() {
+void Contest::measure_peak() {
   State& s = *state_;
   barrier(s.comm, "peak");
   double gflops[1] = {
       kernels::measured_peak_gflops(kernels::chosen_isa(), s.options.model.dtype, kPeakSeconds)};
   ordered_sum(s.comm, gflops, "peak");
-  return gflops[0];
+  s.write("peak", {{"gflops", gflops[0]}});
 }
 
-SourceResult Contest::run(const BatchSource& source) {
+void Contest::run(const BatchSource& source) {
   State& s = *state_;
   DISTCA_CHECK_EQ(source.batches.size(), static_cast<size_t>(num_batches(s.options.rounds)));
   const BatchLengths equal = typical_equal_documents(s.options.shape, source);
-  SourceResult result{.name = source.name, .what = source.what, .equal_tokens = equal[0][0]};
+  s.write("source", {{"name", source.name}, {"what", source.what}, {"equal_tokens", equal[0][0]}});
   const auto batch_of = [&](int round) -> const BatchLengths& {
     return source.batches[kChoiceRounds + 1 + round + 1];
   };
   std::vector<ArmRun> runs;
+  std::vector<std::function<BatchLengths(int)>> documents;  // of a round, as the arm takes them
+  const auto write_arm = [&](const std::string& name, const std::string& way) {
+    const size_t who = std::min<size_t>(runs.size(), kFirstRival);
+    s.write("arm", {{"arm", name}, {"way", way}, {"role", kRoles[who]}});
+  };
   std::vector<size_t> chosen;
   for (size_t arm = 0; arm < s.arms.size(); ++arm) {
-    ArmResult& arm_result = result.arms.emplace_back(ArmResult{.name = s.arms[arm].name});
     const bool again = arm == kOursAgain;
-    chosen.push_back(again ? chosen[kOurs] : s.choose(arm, source, equal, arm_result.tried));
+    chosen.push_back(again ? chosen[kOurs] : s.choose(arm, source, equal));
     const size_t from = again ? kOurs : arm;
-    arm_result.how = s.arms[from].ways[chosen[arm]].name;
-    runs.push_back([&, way = s.ways[from][chosen[arm]],
-                    equal_documents = s.arms[arm].equal_documents](int round) {
-      return s.player.run(way, equal_documents ? equal : batch_of(round));
+    write_arm(s.arms[arm].name, s.arms[from].ways[chosen[arm]].name);
+    documents.push_back([&, equal_documents = s.arms[arm].equal_documents](int round) {
+      return equal_documents ? equal : batch_of(round);
+    });
+    runs.push_back([&, way = s.ways[from][chosen[arm]], of = documents.back()](int round) {
+      return s.player.run(way, of(round));
     });
   }
   if (s.with_ddp) {
-    result.arms.push_back({.name = "PyTorch DDP", .how = "no_sync, sdpa a document"});
+    write_arm("PyTorch DDP", "no_sync, sdpa a document");
+    documents.push_back([&](int round) {
+      return fixed_packing(s.options.model, batch_of(round), s.comm.size()).pieces;
+    });
     runs.push_back([&](int round) { return s.run_ddp(batch_of(round)); });
   }
   const auto figures = interleaved_steps(runs, s.options.rounds);
-  for (size_t arm = 0; arm < result.arms.size(); ++arm) {
-    result.arms[arm].rounds = figures[arm];
-    for (int round = 0; round < s.options.rounds; ++round) {
-      const bool of_ddp = arm == s.arms.size();
-      const BatchLengths batch = !of_ddp && s.arms[arm].equal_documents ? equal : batch_of(round);
-      const BatchLengths documents =
-          of_ddp ? fixed_packing(s.options.model, batch, s.comm.size()).pieces : batch;
-      result.arms[arm].flops.push_back(
-          s.options.model.train_flops(num_tokens(documents), num_pairs(documents)));
+  for (int round = 0; round < s.options.rounds; ++round) {
+    Json arms = Json::array();
+    for (size_t arm = 0; arm < runs.size(); ++arm) {
+      const StepFigures& step = figures[arm][round];
+      const BatchLengths batch = documents[arm](round);
+      arms.push_back({{"seconds", step.seconds},
+                      {"idle_share", step.idle_share},
+                      {"core_idle_share", step.core_idle_share},
+                      {"flops", s.options.model.train_flops(num_tokens(batch), num_pairs(batch))}});
     }
+    s.write("round", {{"arms", arms}});
   }
-  return result;
 }
 
 }  // namespace distca::bench

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "distca/base/clock.h"
 #include "distca/base/error.h"
@@ -15,15 +14,6 @@ namespace {
 constexpr int64_t kWireBytes = 4 << 20;
 constexpr int kWireRounds = 8;
 
-template <typename Value>
-std::vector<Value> gather_values(Communicator& comm, const Value& mine) {
-  const std::vector<std::byte> all =
-      all_gather_bytes(comm, std::as_bytes(std::span(&mine, 1)), "speeds");
-  std::vector<Value> values(comm.size());
-  std::memcpy(values.data(), all.data(), all.size());
-  return values;
-}
-
 /// One rank's sends while all others send too.
 int64_t bytes_per_us(Communicator& comm) {
   const std::vector<std::byte> mine(kWireBytes);
@@ -34,7 +24,7 @@ int64_t bytes_per_us(Communicator& comm) {
     all_gather_bytes(comm, mine, "wire");
     best_s = std::min(best_s, watch.seconds());
   }
-  const std::vector<double> all = gather_values(comm, best_s);
+  const std::vector<double> all = all_gather(comm, best_s, "speeds");
   const auto bytes = static_cast<double>(kWireBytes * (comm.size() - 1));
   return std::max<int64_t>(1, std::llround(bytes / *std::ranges::max_element(all) * 1e-6));
 }
@@ -56,7 +46,7 @@ Speeds measure_speeds(StepPlayer& player, size_t arm, const std::vector<BatchLen
     StepResult result;
     player.play(arm, batches[step], &result);
     const std::vector<RankSample> samples =
-        gather_values(comm, rank_sample(result.times, tokens, load));
+        all_gather(comm, rank_sample(result.times, tokens, load), "speeds");
     meter.add(static_cast<int64_t>(step), samples);
   }
   DISTCA_CHECK(!meter.speeds().ranks.empty(), "{} steps gave no speeds", batches.size());

@@ -1,6 +1,6 @@
 // Two workers of which one runs at half speed, for a control group lets it compute half of the
 // time, or, where none can be made, for a busy process computes beside it on its core:
-//   build/release/bench/uneven
+//   bench/report.py build/release/bench/uneven
 // In turns within each round: the even split of core attention, fixed splits, the split that
 // measured speeds give (servers.reweight), and the even split undisturbed. Every rank is a process,
 // pinned to a core of its own.
@@ -9,7 +9,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cstring>
 #include <memory>
 #include <span>
 #include <string>
@@ -17,14 +16,15 @@
 
 #include "bench/busy_neighbour.h"
 #include "bench/cgroup_quota.h"
-#include "bench/program.h"
+#include "bench/lines.h"
+#include "bench/main.h"
 #include "bench/step_arms.h"
 #include "bench/step_figures.h"
-#include "bench/uneven_report.h"
 #include "bench/worker_ranks.h"
 #include "distca/base/error.h"
 #include "distca/comm/collectives.h"
 #include "distca/cost/speed_meter.h"
+#include "distca/train/metrics.h"
 #include "distca/train/plan_request.h"
 #include "distca/train/speed_sample.h"
 
@@ -39,7 +39,6 @@ struct Arguments {
   std::string throttle = "auto";
   int rounds = 15;
   int warm_up = 10;  // steps from which speeds are measured before the rounds
-  bool json = false;
 };
 
 /// Core attention is about two thirds of the work, so that it can make up for a slow worker's
@@ -70,14 +69,6 @@ struct Told {
   bool cgroup = false;  // is that a control group?
 };
 
-/// A step of one split.
-struct PlayedRound {
-  double seconds = 0;
-  double fast_share = 0;
-  double fast_waits = 0, slow_waits = 0;
-  double taken_share = 0;
-};
-
 struct Slowness {
   std::unique_ptr<Throttle> throttle;
   bool cgroup = false;
@@ -95,7 +86,7 @@ Slowness make_slow(const std::string& how) {
   return {std::make_unique<BusyNeighbour>(), false};
 }
 
-enum Arm : size_t { kEven, kEvenAgain, kReweighted, kReweightedAgain, kUndisturbed, kFixed };
+enum Arm : size_t { kEven, kEvenAgain, kReweighted, kReweightedAgain, kUndisturbed };
 constexpr int kLeastPercent = 55, kMostPercent = 85, kPercentStep = 5;
 
 class Uneven {
@@ -114,24 +105,20 @@ class Uneven {
       add(fmt::format("fixed {}:{}", percent, 100 - percent), {percent, 100 - percent});
   }
 
-  UnevenReport measure() {
+  void measure() {
     for (int i = 0; i < arguments_.warm_up; ++i) {
       play(kReweighted);
       play(kUndisturbed);
     }
     for (int round = -1; round < arguments_.rounds; ++round) {
-      for (size_t turn = 0; turn < splits_.size(); ++turn) {
-        const size_t arm = (turn + static_cast<size_t>(round + 1)) % splits_.size();
-        const PlayedRound played = play(arm);
-        if (round < 0) continue;
-        splits_[arm].seconds.push_back(played.seconds);
-        splits_[arm].fast_share.push_back(played.fast_share);
-        splits_[arm].fast_waits.push_back(played.fast_waits);
-        splits_[arm].slow_waits.push_back(played.slow_waits);
-        splits_[arm].taken_share.push_back(played.taken_share);
+      Json line = Json::object();
+      for (size_t turn = 0; turn < names_.size(); ++turn) {
+        const size_t arm = (turn + static_cast<size_t>(round + 1)) % names_.size();
+        line[names_[arm]] = play(arm);
       }
+      if (round >= 0 && comm_.rank() == 0) write_line("round", {{"splits", line}});
     }
-    return report();
+    if (comm_.rank() == 0) write_speeds();
   }
 
  private:
@@ -141,7 +128,7 @@ class Uneven {
     arm.step.overlap = overlap_of(arguments_.overlap);
     arm.capacity = std::move(capacity);
     player_.add(std::move(arm));
-    splits_.push_back({.name = std::move(name)});
+    names_.push_back(std::move(name));
   }
 
   /// As in training with servers.reweight.
@@ -150,7 +137,8 @@ class Uneven {
         .cluster.capacity;
   }
 
-  PlayedRound play(size_t arm) {
+  /// A step of one split, in figures.
+  Json play(size_t arm) {
     Throttle* const throttle = slowness_.throttle.get();
     if (throttle) throttle->run(arm != kUndisturbed);
     const double taken_before = throttle ? throttle->taken_seconds() : 0;
@@ -163,7 +151,7 @@ class Uneven {
       tokens += plan.layout.num_tokens(comm_.rank());
     }
     told.sample = rank_sample(result.times, tokens, load);
-    const std::vector<Told> all = all_told(told);
+    const std::vector<Told> all = all_gather(comm_, told, "what ranks tell");
     cgroup_ = all[kSlow].cgroup;
     std::vector<RankSample> samples;
     for (const Told& rank : all) samples.push_back(rank.sample);
@@ -179,32 +167,25 @@ class Uneven {
       player_.set_capacity(arm, capacities(meter_.speeds()));
   }
 
-  std::vector<Told> all_told(const Told& mine) {
-    const std::vector<std::byte> all =
-        all_gather_bytes(comm_, std::as_bytes(std::span(&mine, 1)), "what ranks tell");
-    std::vector<Told> told(comm_.size());
-    std::memcpy(told.data(), all.data(), all.size());
-    return told;
-  }
-
-  static PlayedRound played_round(const std::vector<Told>& told) {
+  static Json played_round(const std::vector<Told>& told) {
     std::vector<PlayedStep> played;
     int64_t load = 0;
     for (const Told& rank : told) {
       played.push_back(rank.played);
       load += rank.sample.load;
     }
-    PlayedRound round{.seconds = figures_of(played).seconds};
-    round.fast_share = static_cast<double>(told[1 - kSlow].sample.load) / static_cast<double>(load);
-    const double computed_s =
-        std::max(told[kSlow].played.computed_s, told[1 - kSlow].played.computed_s);
+    const Told &fast = told[1 - kSlow], &slow = told[kSlow];
+    const double seconds = figures_of(played).seconds;
+    const double computed_s = std::max(slow.played.computed_s, fast.played.computed_s);
+    // For exchanges, and for the other's gradients.
     const auto waits = [&](const PlayedStep& rank) {
-      return (rank.waited_s + computed_s - rank.computed_s) / round.seconds;
+      return (rank.waited_s + computed_s - rank.computed_s) / seconds;
     };
-    round.fast_waits = waits(told[1 - kSlow].played);
-    round.slow_waits = waits(told[kSlow].played);
-    round.taken_share = told[kSlow].taken_s / round.seconds;
-    return round;
+    return {{"seconds", seconds},
+            {"fast_share", static_cast<double>(fast.sample.load) / static_cast<double>(load)},
+            {"fast_waits", waits(fast.played)},
+            {"slow_waits", waits(slow.played)},
+            {"taken_share", slow.taken_s / seconds}};
   }
 
   /// What even_capacities makes of these speeds: the fast worker's share.
@@ -214,26 +195,16 @@ class Uneven {
            static_cast<double>(capacity[kSlow] + capacity[1 - kSlow]);
   }
 
-  UnevenReport report() const {
+  void write_speeds() const {
     Speeds halved = undisturbed_meter_.speeds();
     if (!halved.ranks.empty()) {
       halved.ranks[kSlow].linear_ps_per_token *= 2;
       halved.ranks[kSlow].attention_ps_per_kload *= 2;
     }
-    UnevenReport report{.overlap = arguments_.overlap,
-                        .cgroup = cgroup_,
-                        .even = splits_[kEven],
-                        .even_again = splits_[kEvenAgain],
-                        .reweighted = splits_[kReweighted],
-                        .reweighted_again = splits_[kReweightedAgain],
-                        .undisturbed = splits_[kUndisturbed],
-                        .fixed = {splits_.begin() + kFixed, splits_.end()},
-                        .speeds = meter_.speeds(),
-                        .undisturbed_speeds = undisturbed_meter_.speeds(),
-                        .share_by_half_speed = predicted_share(halved)};
-    // The even split is one of the fixed ones.
-    report.fixed.insert(report.fixed.begin(), splits_[kEven]);
-    return report;
+    write_line("speeds", {{"cgroup", cgroup_},
+                          {"undisturbed", speeds_json(undisturbed_meter_.speeds())},
+                          {"re-weighted", speeds_json(meter_.speeds())},
+                          {"share_by_half_speed", predicted_share(halved)}});
   }
 
   Arguments arguments_;
@@ -244,7 +215,7 @@ class Uneven {
   bool cgroup_ = false;
   SpeedMeter meter_, undisturbed_meter_;
   int64_t num_steps_ = 0;
-  std::vector<Split> splits_;  // [Arm], then the other fixed ones
+  std::vector<std::string> names_;  // [Arm], then the fixed ones
 };
 
 int run(int argc, char** argv) {
@@ -263,23 +234,17 @@ int run(int argc, char** argv) {
   app.add_option("--warm-up", arguments.warm_up, "Steps that only measure speeds")
       ->check(CLI::Range(4, 1000))
       ->capture_default_str();
-  app.add_flag("--json", arguments.json, "For machines");
   app.footer(
-      "Alone on the machine. Exit code 0 when no bar is missed, else 1.\n"
-      "Example:  build/release/bench/uneven --throttle cgroup");
+      "Alone on the machine.\n"
+      "Example:  bench/report.py build/release/bench/uneven --throttle cgroup");
   if (!parse_options(app, argc, argv)) return 0;
-  bool missed = false;
-  const int code =
-      run_worker_ranks({.program = "bench/uneven", .ranks = kWorkers},
-                       std::span(argv, static_cast<size_t>(argc)), [&](Communicator& comm) {
-                         const UnevenReport report = Uneven(arguments, comm).measure();
-                         if (comm.rank() != 0) return;
-                         arguments.json ? print_json(report) : print_table(report);
-                         missed = judged(report).verdict() == Decision::kMissed;
-                       });
-  if (!missed) return code;
-  fmt::print(stderr, "distca: bench/uneven: a bar is missed\n");  // the launcher prints it once
-  return 1;
+  return run_worker_ranks(
+      {.program = "bench/uneven", .ranks = kWorkers}, std::span(argv, static_cast<size_t>(argc)),
+      [&](Communicator& comm) {
+        if (comm.rank() == 0)
+          write_header("uneven", {{"rounds", arguments.rounds}, {"overlap", arguments.overlap}});
+        Uneven(arguments, comm).measure();
+      });
 }
 
 }  // namespace

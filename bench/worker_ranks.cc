@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "bench/program.h"
+#include "bench/main.h"
 #include "bench/timing.h"
 #include "distca/base/env.h"
 #include "distca/comm/gloo_group.h"

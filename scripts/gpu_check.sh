@@ -156,10 +156,11 @@ memcheck() {
 
 measurement() {
   if [ $device = cuda ]; then
-    within $build/bench/cuda_attention --rounds 3 --query-tokens 8192 --key-tokens 1048576 --json "$out/cuda_attention.json"
+    within "$python" bench/report.py --out "$out/cuda_attention.jsonl" $build/bench/cuda_attention \
+      --rounds 3 --query-tokens 8192 --key-tokens 1048576
     return
   fi
-  within $build/bench/cuda_attention
+  within "$python" bench/report.py $build/bench/cuda_attention
   [ $? -eq 2 ]  # and one line that says why
 }
 

@@ -22,7 +22,6 @@ void barrier(Communicator& group, std::string_view operation);
 /// [P * mine.size()] every rank's record, in rank order. One step; each sends (P - 1) n bytes.
 std::vector<std::byte> all_gather_bytes(Communicator& group, std::span<const std::byte> mine,
                                         std::string_view operation);
-
 /// [P] every rank's value, in rank order; likewise.
 template <typename T>
 std::vector<T> all_gather(Communicator& group, const T& mine, std::string_view operation) {

@@ -28,7 +28,8 @@ Json exchange_times(const OpTimes& times) {
 /// 0.00015, not 0.00015000000000000001.
 double in_12_digits(double value) { return std::stod(fmt::format("{:.12g}", value)); }
 
-/// What plans of later steps are made with.
+}  // namespace
+
 Json speeds_json(const Speeds& speeds) {
   Json json = {{"from_step", speeds.from_step}, {"bytes_per_us", speeds.bytes_per_us}};
   for (const RankSpeed& rank : speeds.ranks) {
@@ -37,8 +38,6 @@ Json speeds_json(const Speeds& speeds) {
   }
   return json;
 }
-
-}  // namespace
 
 Metrics::Metrics(const std::filesystem::path& file, RunLabels labels)
     : file_(file), labels_(std::move(labels)) {}

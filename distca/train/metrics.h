@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "distca/base/json.h"
 #include "distca/cost/speeds.h"
 #include "distca/runtime/core_attention.h"
 #include "distca/runtime/executor.h"
@@ -42,6 +43,9 @@ struct RunLabels {
   std::string kernel;   // what computes core attention (AttentionKernel::name)
   std::string overlap;  // train.overlap
 };
+
+/// What plans of later steps are made with.
+Json speeds_json(const Speeds& speeds);
 
 class Metrics {
  public:

@@ -19,7 +19,7 @@ namespace distca {
 /// Ignores: latency, tile padding in the choice of shapes.
 ///
 /// Integers for loads and bytes, doubles by + - * / sqrt only, ties by the lowest id. Times:
-/// build/release/bench/plan; with caps that bind, some hundred times as long.
+/// bench/plan; with caps that bind, some hundred times as long.
 std::vector<Task> schedule_balanced(const PlanRequest& request, const Layout& layout);
 
 }  // namespace distca

@@ -1,4 +1,4 @@
-#include "bench/program.h"
+#include "bench/main.h"
 
 #include <fmt/format.h>
 

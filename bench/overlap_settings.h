@@ -1,0 +1,25 @@
+#pragma once
+// The settings of bench/overlap. Plain values, any thread.
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace distca::bench {
+
+/// How long each exchange is meant to be beside the operations it runs under.
+enum class ExchangeLength { kShorter, kBetween, kLonger };
+std::string_view length_name(ExchangeLength length);  // "shorter"
+
+struct OverlapSetting {
+  double mb_per_s = 0;  // that each direction of the wire is limited to; 0: no limit
+  ExchangeLength length = ExchangeLength::kShorter;
+  bool judged = false;
+  std::string name() const;  // "25 MB/s shorter"
+};
+/// Every setting of a run: shorter and longer at each of `rates`, in between at the first, and
+/// shorter at `fast` rates.
+std::vector<OverlapSetting> overlap_settings(const std::vector<double>& rates,
+                                             const std::vector<double>& fast);
+
+}  // namespace distca::bench

@@ -1,0 +1,258 @@
+"""What bench/report.py prints of whole training steps. Each function is a benchmark's name."""
+
+from statistics import median
+
+from report_figures import Figure, bar_of, difference, estimate, figure_of, groups, model_text, ms, of, quotient, ratio
+
+# --- overlap
+
+OVERLAP = """\
+A training step (forward and backward of two nano-batches; no sum of gradients, which would travel on the same wire) of
+two workers in network namespaces of their own, joined by a veth pair whose directions a token bucket limits; each worker
+pinned to one core, which it shares with Gloo's thread. Each worker computes some of the other's documents. ms: medians; a
+step from a barrier to the end of the slower worker. ideal: ping-pong with exchanges of one byte, plus the processor time
+of the exchange: what the step's exchanges, played alone, take of a worker's core, kernel and interrupts included (gaps in
+a loop of lowest priority that reads the clock beside them); charged: to the worker's threads. wire: a step's bytes at the
+rate measured with both directions busy. Ratios: median over interleaved rounds with its 95 % interval; A/A: ping-pong
+against itself in the same rounds. {rounds} rounds, {shown_rounds} of what is only shown."""
+
+
+class Setting:
+    """The lines of one setting of bench/overlap, in figures."""
+
+    def __init__(self, lines):
+        self.of, = of(lines, "setting")
+        exchanges, = of(lines, "exchanges")
+        self.windows, self.step_bytes = exchanges["windows"], exchanges["step_bytes"]
+        rounds = of(lines, "round")
+        self.steps = {}  # by arm
+        for line in rounds:
+            for arm, seconds in line["step_s"].items():
+                self.steps.setdefault(arm, []).append(seconds)
+        self.alone, idle, used, self.charged = (
+            median(line[key] for line in rounds if key in line)
+            for key in ("alone_s", "idle_share", "used_s", "charged_s"))
+        # The processor time of a step's exchanges: what is taken beyond what is taken of an idle core.
+        self.processor = used - idle * self.alone
+        one_byte = self.steps["ping-pong, one byte"]
+        self.processor_share = self.processor / median(one_byte)
+        self.ideal = [seconds + self.processor for seconds in one_byte]
+        self.wire = self.step_bytes / self.of["wire_bytes_per_s"]
+
+    def to_ideal(self, arm):
+        return quotient(self.steps[arm], self.ideal[:len(self.steps[arm])])
+
+    def to_wire(self, arm):
+        return [seconds / self.wire for seconds in self.steps[arm]]
+
+    def reached(self, arm):
+        """What ping-pong is judged by: the ideal or the wire over its time."""
+        limit = [self.wire] * len(self.ideal) if self.of["length"] == "longer" else self.ideal
+        return quotient(limit, self.steps[arm])
+
+    def why_not_judged(self, all_settings):
+        """Why it is not what its bar is for; empty if it is. Processor time counts where exchanges are shorter."""
+        if not self.of["judged"]:
+            return "shown only"
+        below, shorter, longer = (bar_of("overlap", name, {}) for name in
+                                  ("processor_share", "shorter_share", "longer_times"))
+        processor = next((s for s in all_settings if s.of["mb_per_s"] == self.of["mb_per_s"]
+                          and s.of["length"] == "shorter"), self).processor_share
+        if processor >= below["below"]:
+            return (f"the processor time of exchanges is {100 * processor:.1f} % of compute at this rate, not below "
+                    f"{100 * below['below']:.0f} %")
+        for window in self.windows:
+            is_short = self.of["length"] == "shorter"
+            beside = window["under_s" if is_short else "longest_s"]
+            share_of = window["alone_s"] / beside
+            if not (share_of <= shorter["at_most"] if is_short else share_of > longer["above"]):
+                return f"{window['pass']} {window['exchange']} takes {ms(window['alone_s'])} ms beside {ms(beside)} ms"
+        return ""
+
+    def figure(self, out, all_settings):
+        bar = None if self.why_not_judged(all_settings) else out.bar("ping_pong")
+        return figure_of(self.reached("ping-pong"), self.reached("ping-pong again"), bar)
+
+
+def overlap(out, head, lines):
+    out.say(f"{OVERLAP.format_map(head)}\nmodel: {model_text(head)}; {head['nano_batches']} nano-batches")
+    settings = [Setting(group) for group in groups(lines, "setting")]
+    for s in settings:
+        out.say(f"\n## {s.of['name']}\n{s.of['swapped_tokens']} of {s.of['tokens']} tokens swapped a worker and nano-batch; "
+                f"{s.step_bytes / (1 << 20):.1f} MiB sent a worker and step; wire {s.of['wire_bytes_per_s'] / 1e6:.1f} MB/s\n"
+                f"(a step's bytes: {ms(s.wire)} ms); exchanges alone {ms(s.alone)} ms, taking {ms(s.processor)} ms of the "
+                f"core (charged {ms(s.charged)} ms):\n{100 * s.processor_share:.1f} % of the step with one byte")
+        out.table("exchange|pass|alone ms|runs under|ms|share|longest beside it ms|times as long",
+                  [f"{w['exchange']}|{w['pass']}|{ms(w['alone_s'])}|{'attend' if w['under_attention'] else 'post and pre'}|"
+                   f"{ms(w['under_s'])}|{100 * w['alone_s'] / w['under_s']:.1f} %|{ms(w['longest_s'])}|"
+                   f"{w['alone_s'] / w['longest_s']:.2f}" for w in s.windows])
+        rows = []
+        for arm in ("blocking", "overlap", "ping-pong", "ping-pong again", "ping-pong, one byte"):
+            to_ideal, to_wire = estimate(s.to_ideal(arm)), estimate(s.to_wire(arm))
+            rows.append(f"{arm}|{ms(median(s.steps[arm]))}|{to_ideal.median:.3f}|{to_ideal.text()}|{to_wire.median:.3f}|"
+                        f"{to_wire.text()}")
+        out.table("step|ms|to ideal|95 %|to wire|95 %", rows)
+        figure, why = s.figure(out, settings), s.why_not_judged(settings)
+        ratio_of = figure.reached.inverse()
+        out.say(f"ping-pong to {'wire' if s.of['length'] == 'longer' else 'ideal'}: {ratio_of.median:.3f} ({ratio_of.text()}), "
+                f"bar {1 / out.bar('ping_pong'):.2f}, A/A {figure.control.text()}: "
+                f"{f'not judged ({why})' if why else out.judge(figure)}")
+
+
+# --- training and uneven: whole steps
+
+DOTS = " .. "
+
+
+def training_arms(lines):
+    """[arm] its line, with the rounds' figures by name."""
+    rounds = of(lines, "round")
+    return [arm | {key: [line["arms"][i][key] for line in rounds] for key in rounds[0]["arms"][i]}
+            for i, arm in enumerate(of(lines, "arm"))]
+
+
+def judge_idle(out, ours, again, control):
+    """Idle shares of a step, ours less the control's; ours less ours in turns of its own is what noise does."""
+    return Figure(estimate(difference(ours, control)), estimate(difference(ours, again)), len(ours), out.bar("idle"),
+                  is_difference=True)
+
+
+def times_ours(rival, ours, again):
+    """A rival's seconds over ours, with ours against itself as the control, and who is faster."""
+    figure = Figure(ratio(rival, ours), ratio(again, ours), len(ours), 1)
+    return figure, {"reached": "ours is faster", "missed": "the rival is faster"}.get(figure.verdict(), figure.verdict())
+
+
+def training(out, head, lines):
+    out.say("{workers} workers of 1 thread, each pinned to a core\n{nano_batches} x {nano_batch_tokens:,} tokens a step, "
+            "{model_text}; {rounds} rounds\nA worker may hold at most {memory_cap} times the mean number of tokens, under "
+            "every arm.".format_map(head | {"model_text": model_text(head)}))
+    peak = of(lines, "peak")[0]["gflops"]
+    out.say(f"Peak of all workers at once: {peak:.0f} GFLOP/s of multiply-adds, measured.")
+    for speeds in of(lines, "speeds"):
+        for rank, (linear, attend) in enumerate(zip(speeds["linear_ps_per_token"], speeds["attention_ps_per_kload"])):
+            out.say(f"Worker {rank}, forward and backward of all layers: {1e-6 * linear:.1f} us a token, core attention "
+                    f"{1e-3 * attend:.0f} ns a thousand {head['load']}.")
+        out.say(f"A worker sends {speeds['bytes_per_us']} MB/s while the other does.")
+    for check in of(lines, "rival_check"):
+        out.say("PyTorch DDP: Gloo, documents in order, cut at a worker's end, where a new one begins.\nIts first step and "
+                "ours on the same documents: loss {rival_loss:.7f} and {loss:.7f}, gradient norm {rival_gradient_norm:.6f} "
+                "and {gradient_norm:.6f}; within {bound:.1e} of each other.".format_map(check))
+    for group in groups(lines, "source"):
+        training_source(out, head, peak, group)
+    for why in head["absent"]:
+        out.say(f"\nnot measured: {why}")
+    out.say("\nstep: from a common start to the last worker's update, median over rounds.\nidle: mean over workers of the "
+            "time in waits for exchanges and, at the sum of gradients, for the later worker, over the step.\ncore idle: what "
+            "of a worker's core no thread of it used.\n% of peak: FLOP of matrix products and of allowed pairs, over the "
+            "peak.")
+
+
+def training_source(out, head, peak, lines):
+    source, arms = lines[0], training_arms(lines)
+    ways = {arm["arm"]: arm["way"] for arm in arms}
+    out.say(f"\n{source['name']}: {source['what']}; control: documents of {source['equal_tokens']:,} tokens\n")
+    out.table("way tried|step ms||", [f"{t['arm']}|{1e3 * median(t['seconds']):.0f}|{t['way']}|"
+                                      f"{'taken' if t['way'] == ways[t['arm']] else ''}" for t in of(lines, "tried")])
+    ours, again, control = arms[:3]
+    rows = []
+    for arm in arms:
+        seconds, times, way = median(arm["seconds"]), "|", arm["way"]
+        if arm["role"] in ("again", "rival"):
+            figure, conclusion = times_ours(arm["seconds"], ours["seconds"], again["seconds"])
+            times = f"{figure.reached.median:.3f}|{figure.reached.text(to=DOTS)}"
+            way += f"; {conclusion}" if arm["role"] == "rival" else ""
+        peaks = [flops / 1e9 / peak for flops in quotient(arm["flops"], arm["seconds"])]
+        rows.append(f"{arm['arm']}|{ms(seconds)}|{head['nano_batches'] * head['nano_batch_tokens'] / seconds:,.0f}|"
+                    f"{100 * median(arm['idle_share']):.1f}|{100 * median(arm['core_idle_share']):.1f}|"
+                    f"{100 * median(peaks):.1f}|{times}|{way}")
+    out.table("\narm|step ms|tokens/s|idle %|core idle %|% of peak|times ours|95 % interval|way", rows)
+    if arms[-1]["arm"] == "PyTorch DDP":
+        out.say(f"\nDDP's cut documents leave it {100 * median(quotient(arms[-1]['flops'], ours['flops'])):.1f} % of our FLOP.")
+    idle = judge_idle(out, *(arm["idle_share"] for arm in (ours, again, control)))
+    above, itself = (f"{100 * e.median:+.2f} ({e.text(2, DOTS, 100, '+')})" for e in (idle.reached, idle.control))
+    out.say(f"Idle, ours less equal documents, in points: {above}; ours less ours again: {itself}; bar {100 * idle.bar:.0f}: "
+            f"{out.judge(idle)}")
+
+
+MACHINES, MACHINES_LEFT = 2, 1.5
+
+
+def splits_of(lines):
+    """name -> figure -> [round]; the undisturbed one first, the fixed ones in their order."""
+    rounds = of(lines, "round")
+    fixed = sorted(name for name in rounds[0]["splits"] if name.startswith("fixed"))
+    return {name: {key: [line["splits"][name][key] for line in rounds] for key in rounds[0]["splits"][name]}
+            for name in ("even, undisturbed", "even again", "even", *fixed, "re-weighted", "re-weighted again")}
+
+
+def best_fixed(splits):
+    """The one with the lowest median; the even split is one of them."""
+    return min((name for name in splits if name == "even" or name.startswith("fixed")),
+               key=lambda name: median(splits[name]["seconds"]))
+
+
+def reweighted_figure(out, splits):
+    best, once, again = (splits[name]["seconds"] for name in (best_fixed(splits), "re-weighted", "re-weighted again"))
+    return figure_of(quotient(best, once), quotient(best, again), out.bar("re_weighted"))
+
+
+def ideal_seconds(undisturbed):
+    """Of the same work on what is left of the machines."""
+    return [seconds * MACHINES / MACHINES_LEFT for seconds in undisturbed]
+
+
+def uneven(out, head, lines):
+    splits, (speeds,) = splits_of(lines), of(lines, "speeds")
+    seconds = {name: split["seconds"] for name, split in splits.items()}
+    best, ideal = best_fixed(splits), ideal_seconds(seconds["even, undisturbed"])
+    throttle = "a control group's quota" if speeds["cgroup"] else "a busy process on its core"
+    out.say(f"2 workers, a core each, schedule {head['schedule']}; the second one at half speed by {throttle}; "
+            f"{head['rounds']} rounds, medians with 95 % intervals\n")
+    rows = []
+    for name, split in splits.items():
+        of_best, of_ideal = ratio(seconds[name], seconds[best]), ratio(seconds[name], ideal)
+        shares = "|".join(f"{median(split[key]):.3f}" for key in ("fast_share", "fast_waits", "slow_waits", "taken_share"))
+        rows.append(f"{name}|{shares}|{ms(median(seconds[name]))}|{of_best.median:.3f}|{of_best.text(to=DOTS)}|"
+                    f"{of_ideal.median:.3f}|{of_ideal.text(to=DOTS)}")
+    out.table("split of core attention|fast worker's share|it waits|slow one waits|not given of its core|step ms|"
+              "/ best fixed|95 % interval|/ ideal|95 % interval", rows)
+    out.say(f"\nideal: the undisturbed step's work on {MACHINES_LEFT} of {MACHINES} machines, {ms(median(ideal))} ms")
+    usual, slow = (speeds[name].get("attention_ps_per_kload", []) for name in ("undisturbed", "re-weighted"))
+    for name, attends in (("undisturbed", usual), ("re-weighted", slow)):
+        for rank, (linear, attend) in enumerate(zip(speeds[name].get("linear_ps_per_token", []), attends)):
+            out.say(f"measured speed {name}, rank {rank}: {linear:,} ps a token of linear work, {attend:,} ps a thousand pairs")
+    for rank, (now, before) in enumerate(zip(slow, usual)):
+        out.say(f"a pair takes rank {rank} {now / before:.2f} times as long as undisturbed")
+    out.say(f"predicted for half the undisturbed speed: fast worker's share {speeds['share_by_half_speed']:.3f}")
+    for what, left, right in (("before / after re-weighting", "even", "re-weighted"),
+                              ("even against itself", "even", "even again"),
+                              ("re-weighted against itself", "re-weighted", "re-weighted again")):
+        found = ratio(seconds[left], seconds[right])
+        out.say(f"{what}: {found.median:.3f} ({found.text(to=DOTS)})")
+    figure = reweighted_figure(out, splits)
+    out.say(f"best fixed split ({best}) / re-weighted: {figure.reached.median:.3f} ({figure.reached.text(to=DOTS)}), bar "
+            f"{figure.bar:.3f}, control {figure.control.text(to=DOTS)}: {out.judge(figure)}")
+
+
+def train_step(out, head, lines):
+    out.say("{threads} threads; {nano_batches} x {nano_batch_tokens:,} tokens a step, {model_text}; one worker, {rounds} "
+            "rounds, {clock}\n".format_map(head | {"model_text": model_text(head), "clock":
+                                                   "processor time" if head["threads"] == 1 else "elapsed time"}))
+    rounds, rows = of(lines, "round"), []
+    for part in ("step", "attention", "attention forward", "attention backward"):
+        ours, other, again = ([line[who][part] for line in rounds] for who in ("ours", "other", "other again"))
+        faster = ratio(other, ours)
+        rows.append(f"{part}|{ms(median(ours))}|{ms(median(other))}|{faster.median:.3f}|{faster.text(to=DOTS)}|"
+                    f"{ratio(other, again).text(to=DOTS)}")
+    out.table("median a step|{kernel} ms|{other_kernel} ms|times faster|95 % interval|{other_kernel} against itself"
+              .format_map(head), rows)
+
+
+def trace_cost(out, head, lines):
+    off, again, on = ([line[key] for line in of(lines, "round")] for key in ("off_s", "off_again_s", "on_s"))
+    executor, = of(lines, "executor")
+    out.say(f"{head['rounds']} rounds of a ping-pong step of two workers, {ms(median(off))} ms, {executor['events']} events")
+    for what, found in (("recorded / not recorded", ratio(on, off)), ("not recorded again / not", ratio(again, off))):
+        out.say(f"  {what:<28} {found.median:.4f}  (95 %: {found.text(4, ' to ')})")
+    out.say("  the executor's own time an operation: {off_us:.2f} us, recorded {on_us:.2f} us".format_map(executor))

@@ -1,0 +1,324 @@
+#!/usr/bin/env python3
+"""bench/report.py: intervals, verdicts, bars, tables, exit codes."""
+
+import contextlib
+import io
+import itertools
+import json
+import os
+import pathlib
+import tempfile
+import unittest
+
+import report
+import report_steps
+import report_tables
+from report_figures import Estimate, Figure, Report, bar_of, estimate, figure_of, quotient, random_words, ratio
+
+ROUNDS = 15
+
+
+def judged(reached, bar, low, high):
+    """A figure with a narrow interval, and its control's."""
+    return Figure(Estimate(reached, reached - 0.001, reached + 0.001), Estimate(1, low, high), ROUNDS, bar).verdict()
+
+
+def about(middle, spread=0, rounds=ROUNDS):
+    return [middle + spread * (i % 3 - 1) for i in range(rounds)]
+
+
+class Intervals(unittest.TestCase):
+    def test_random_words_are_those_of_the_library(self):  # pinned in distca/base/random_test.cc, too
+        self.assertEqual(list(itertools.islice(random_words(1, 2), 2)), [6851237923183208601, 4317682303100657501])
+
+    def test_the_interval_is_as_it_has_always_been(self):
+        for values, wanted in (([1.0, 1.3, 0.9, 1.1, 1.7, 1.2, 0.8], Estimate(1.1, 0.9, 1.3)),
+                               ([1 + 0.01 * (i * 7 % 16) for i in range(16)], Estimate(1.0750000000000002, 1.04, 1.11)),
+                               ([1 + 0.01 * (i * 7 % 16) for i in range(15)], Estimate(1.07, 1.04, 1.12))):
+            self.assertEqual(estimate(values), wanted)
+
+    def test_an_outlier_moves_neither_median_nor_interval(self):
+        found = estimate([1.0, 1.01, 0.99] * 4 + [1.0, 1.0, 50])
+        self.assertEqual(found.median, 1)
+        self.assertGreaterEqual(found.low, 0.99)
+        self.assertLessEqual(found.high, 1.01)
+
+    def test_the_interval_widens_with_the_spread(self):
+        narrow, wide = (estimate([1 + step * i for i in range(-7, 8)]) for step in (0.001, 0.01))
+        self.assertLess(narrow.low, 1)
+        self.assertGreater(narrow.high, 1)
+        self.assertAlmostEqual(wide.high - wide.low, 10 * (narrow.high - narrow.low), 9)
+
+    def test_ratios_are_taken_within_a_round(self):
+        self.assertEqual(ratio([10, 20, 40], [5, 10, 20]), Estimate(2, 2, 2))
+        self.assertEqual(quotient([8, 15], [4, 5]), [2, 3])
+        for wrong in (lambda: estimate([]), lambda: quotient([1], [1, 2])):
+            self.assertRaises(ValueError, wrong)
+
+
+class Verdicts(unittest.TestCase):
+    def test_a_bar_is_reached_or_missed_where_the_control_is_narrower(self):
+        self.assertEqual(judged(0.85, 0.80, 0.99, 1.01), "reached")
+        self.assertEqual(judged(0.75, 0.80, 0.99, 1.01), "missed")
+        self.assertEqual(judged(0.75, None, 0.99, 1.01), "-")
+
+    def test_a_margin_within_the_control_is_not_decidable(self):
+        for reached, low, high in ((0.81, 0.98, 1.001), (0.79, 0.999, 1.02), (0.81, 0.98, 0.981)):  # the last off 1
+            self.assertEqual(judged(reached, 0.80, low, high), "not decidable here")
+
+    def test_a_bar_within_the_figures_own_interval_is_not_decidable(self):
+        for own in (Estimate(0.85, 0.79, 0.851), Estimate(0.75, 0.749, 0.80)):
+            self.assertEqual(Figure(own, Estimate(1, 0.99, 1.01), ROUNDS, 0.80).verdict(), "not decidable here")
+
+    def test_fewer_than_15_rounds_decide_nothing(self):
+        for reached, bar, verdict in itertools.product((0.5, 0.95), (0.80, None), ("not decidable here",)):
+            few = Figure(Estimate(reached, reached, reached), Estimate(1, 1, 1), 14, bar)
+            self.assertEqual(few.verdict(), verdict if bar else "-")
+
+    def test_the_control_holds_the_noise_of_all_that_the_figure_is_made_of(self):
+        # The kernel is steady; the limit beside it is 10 % off in its second turn of every other round.
+        again = [110 if i % 2 == 0 else 100 for i in range(ROUNDS)]
+        found = figure_of(quotient([80.0] * ROUNDS, [100.0] * ROUNDS), quotient([80.0] * ROUNDS, again), 0.79)
+        self.assertAlmostEqual(found.reached.median, 0.8)
+        self.assertAlmostEqual(found.control.high, 1.1)
+        self.assertEqual((found.rounds, found.verdict()), (15, "not decidable here"))
+
+    def test_the_tally_counts_every_judged_figure_once(self):
+        out = Report("attention")
+        for reached, bar in ((0.85, None), (0.85, 0.8), (0.86, 0.8), (0.75, 0.8), (0.801, 0.8)):
+            out.judge(Figure(Estimate(reached, reached, reached), Estimate(1, 0.99, 1.01), ROUNDS, bar))
+        self.assertIn("2 of 4 bars reached, 1 missed, 1 not decidable here", out.text())
+
+    def test_an_exact_bound_that_is_met_is_reached(self):
+        out = Report("plan")
+        self.assertEqual(out.judge_exact("max_over_mean", 1.02)["verdict"], "reached")
+        self.assertEqual(out.judge_exact("max_over_mean", 1.021)["verdict"], "missed")
+        self.assertEqual(out.verdicts, {"reached": 1, "missed": 1})
+
+
+class AttentionBars(unittest.TestCase):
+    def test_shares_of_the_peak_depend_on_format_instruction_set_and_length(self):
+        wanted = {("fp32", "avx512"): {256: None, 512: 0.72, 1024: None, 2048: 0.80, 8192: 0.80},
+                  ("bf16", "avx512_bf16"): {512: 0.70, 4096: 0.75}, ("bf16", "avx512"): {2048: None},
+                  ("fp32", "avx2"): {256: None, 512: 0.75, 8192: 0.75}, ("fp32", "portable"): {2048: None}}
+        for (form, isa), lengths in wanted.items():
+            for length, bar in lengths.items():
+                self.assertEqual(Report("attention").bar("of_peak", format=form, isa=isa, length=length), bar, (isa, length))
+
+    def test_torch_is_beaten_twice_on_avx512_machines_once_on_others_and_not_judged_with_amx(self):
+        for length, avx512, amx, chosen, bar in ((512, True, False, True, 2), (8192, True, False, True, 2),
+                                                 (512, False, False, True, 1), (256, True, False, True, None),
+                                                 (2048, True, True, True, None), (2048, True, False, False, None)):
+            self.assertEqual(Report("attention").bar("of_torch", length=length, avx512=avx512, amx=amx, chosen=chosen), bar)
+
+    def test_shards_of_128_queries_are_judged_by_pass_and_group(self):
+        for which, queries, group, bar in (("forward", 128, 4, 0.95), ("forward", 128, 1, 0.85), ("backward", 128, 4, 0.88),
+                                           ("backward", 128, 1, 0.78), ("forward", 16, 4, None), ("forward", 128, 2, None)):
+            self.assertEqual(Report("attention").bar("of_long", queries=queries, group=group, **{"pass": which}), bar)
+
+    def test_threads_gain_what_the_loop_gains(self):
+        self.assertEqual(Report("attention").bar("of_loop"), 0.95)
+
+
+def planned(kind, **more):
+    """A plan's line."""
+    line = {"line": "plan", "kind": kind, "name": kind, "where": "workload", "of": "w", "source": "pretrain", "servers": 64,
+            "qkv_bytes": 800, "o_bytes": 200, "max_send_bytes": 200, "max_receive_bytes": 50, "max_over_mean": 1.02,
+            "max_over_mean_before": 2, "tokens_max": 1, "tokens_min": 1, "lower_bound_bytes": 0, "tasks": 1, "violations": 0,
+            "plan_ms": 0, "metadata_ms": 0, "layout": "sequential", "split_kv": False, "spread": False}
+    return line | more
+
+
+class Plans(unittest.TestCase):
+    def missed(self, *lines):
+        """The figures that miss their bars, of plans beside one of the original's."""
+        out = Report("plan")
+        head = {"scheduler": "balanced", "rounds": 1, "seed": 1}
+        report_tables.plan(out, head, [planned("original"), *lines])
+        found = [line.split("  ")[1].strip() for line in out.text().splitlines() if line.startswith("missed ")]
+        self.assertEqual(len(found), out.verdicts["missed"])
+        return found
+
+    def test_shares_are_of_the_originals_bytes_and_of_its_largest_send(self):
+        ours = planned("variant", qkv_bytes=450, o_bytes=50, max_send_bytes=80, max_receive_bytes=40)
+        _, found = report_tables.with_shares([planned("original"), ours])
+        self.assertEqual((found["bytes"], found["send"], found["receive"]), (0.5, 0.4, 0.2))
+        self.assertEqual(report_tables.share(0, 0), 1)
+
+    def test_the_bar_on_bytes_is_looser_at_8_servers(self):
+        for servers, missed in ((64, ["share of bytes"]), (512, ["share of bytes"]), (8, [])):
+            self.assertEqual(self.missed(planned("variant", qkv_bytes=900, o_bytes=0, servers=servers)), missed)
+
+    def test_every_way_to_plan_has_its_bar_on_bytes(self):
+        for layout, sub_ranges, many, few in (("sequential", False, 0.88, 0.95), ("sequential", True, 0.73, 0.78),
+                                              ("balanced", False, 0.62, 0.70), ("balanced", True, 0.56, 0.66)):
+            facts = {"layout": layout, "split_kv": sub_ranges, "spread": False}
+            self.assertEqual([bar_of("plan", "share_of_bytes", facts | {"servers": servers})["at_most"]
+                              for servers in (8, 64, 512)], [few, many, many])
+
+    def test_spread_is_held_to_its_largest_send_and_receive(self):
+        spread = {"layout": "balanced", "split_kv": True, "spread": True, "max_send_bytes": 92, "max_receive_bytes": 90}
+        self.assertEqual(self.missed(planned("variant", **spread)), ["largest send"])
+        self.assertEqual(self.missed(planned("variant", **spread, servers=8)), [])
+
+    def test_times_count_on_the_own_layout_at_64_and_512_servers(self):
+        for servers, plan_ms, metadata_ms, missed in ((512, 21, 20, ["plan ms"]), (512, 20, 21, ["metadata ms"]),
+                                                      (64, 2, 3, ["plan and metadata ms"])):
+            own = planned("variant", servers=servers, plan_ms=plan_ms, metadata_ms=metadata_ms, layout="balanced", qkv_bytes=0)
+            self.assertEqual(self.missed(own), missed)
+        self.assertEqual(self.missed(planned("variant", servers=512, plan_ms=99, metadata_ms=99, qkv_bytes=0)), [])
+
+    def test_an_uneven_an_invalid_and_a_refused_plan_fail(self):
+        bad = {"max_over_mean": 1.021, "violations": 1, "qkv_bytes": 0}
+        self.assertEqual(self.missed(planned("variant", **bad)), ["max over mean", "violations"])
+        refused = {"line": "plan", "kind": "variant", "name": "v", "where": "workload", "of": "w", "refusal": "no"}
+        self.assertEqual(self.missed(refused), ["refusals"])
+
+    def test_samples_are_judged_by_their_medians_and_their_worst(self):
+        samples = [planned("variant", where="sample", qkv_bytes=size, max_over_mean=mean)
+                   for size, mean in ((600, 1), (700, 1.03), (700, 1))]
+        self.assertEqual(self.missed(*samples), ["share of bytes", "max over mean", "share of bytes"])
+        self.assertEqual(self.missed({"line": "no_samples", "folder": "none"}), ["missing folders"])
+
+
+class Copies(unittest.TestCase):
+    def faults(self, **bytes_of):
+        count = {"needed": 100, "sent": 100, "received": 100, "packed": 100, "unpacked": 100, "merged": 0, "messages": 1}
+        layers = [{"O, LSE": count | bytes_of}, {"O, LSE": count | bytes_of}]
+        return report_tables.copy_faults({"schedule": "overlap", "layers": layers, "later_allocations": 0})
+
+    def test_a_second_copy_a_stray_byte_and_a_lost_one_are_named(self):
+        self.assertEqual(self.faults(), [])
+        for bytes_of, fault in (({"packed": 101}, "101 bytes packed, but only 100 sent"),
+                                ({"unpacked": 200}, "200 bytes unpacked, but only 100 received"),
+                                ({"sent": 101, "received": 101}, "101 bytes sent, but only 100 needed"),
+                                ({"received": 101}, "101 bytes received, but only 100 sent")):
+            self.assertEqual(self.faults(**bytes_of), [f"overlap: O, LSE: {fault}"])
+
+    def test_layers_that_differ_and_a_later_allocation_are_faults(self):
+        case = {"schedule": "overlap", "layers": [{}, {"O, LSE": {}}], "later_allocations": 1}
+        self.assertEqual(report_tables.copy_faults(case), ["overlap: layers differ", "overlap: a later step allocates"])
+
+
+class Overlap(unittest.TestCase):
+    def setting(self, length, ping_pong_s, longest=0.03, **more):
+        """Steps of 1 s with one byte, exchanges of 0.01 s processor time."""
+        of = {"line": "setting", "name": length, "mb_per_s": 25, "length": length, "judged": True, "wire_bytes_per_s": 25e6}
+        steps = {"ping-pong": ping_pong_s, "ping-pong again": ping_pong_s, "ping-pong, one byte": 1.0}
+        rounds = [{"line": "round", "step_s": steps} for _ in range(ROUNDS)]
+        used = more.pop("used", (0.005, 0.012, 0.013))
+        for line, used_s, idle in zip(rounds, used, (0.001, 0.001, 0.1)):
+            line |= {"alone_s": 2, "idle_share": idle, "used_s": used_s, "charged_s": 0}
+        window = {"exchange": "dispatch", "pass": "forward", "under_attention": True, "under_s": 0.03,
+                  "alone_s": more.pop("alone_s", 0.02), "longest_s": 0.015 if length == "longer" else longest} | more.pop("w", {})
+        exchanges = {"line": "exchanges", "step_bytes": 50_000_000, "windows": [window]}
+        return report_steps.Setting([of | more, *rounds, exchanges])
+
+    def verdict(self, setting, others=()):
+        return setting.why_not_judged(others) or setting.figure(Report("overlap"), others).verdict()
+
+    def test_the_ideal_is_one_byte_and_the_processor_time(self):
+        found = self.setting("shorter", 1.05)
+        self.assertAlmostEqual(found.ideal[0], 1.01)
+        self.assertAlmostEqual(found.processor_share, 0.01)
+        self.assertAlmostEqual(found.reached("ping-pong")[0], 1.01 / 1.05)
+
+    def test_shorter_exchanges_are_judged_by_the_ideal_and_longer_ones_by_the_wire(self):
+        for length, seconds, verdict in (("shorter", 1.05, "reached"), ("shorter", 1.07, "missed"),
+                                         ("longer", 2.09, "reached"), ("longer", 2.11, "missed")):
+            self.assertEqual(self.verdict(self.setting(length, seconds)), verdict)
+
+    def test_a_setting_that_is_not_what_it_should_be_is_not_judged(self):
+        long = self.setting("shorter", 1.05, alone_s=0.025)
+        self.assertEqual(self.verdict(long), "forward dispatch takes 25.0 ms beside 30.0 ms")
+        self.assertEqual(long.figure(Report("overlap"), ()).verdict(), "-")
+        short = self.setting("longer", 2.05, w={"longest_s": 0.02})
+        self.assertEqual(self.verdict(short), "forward dispatch takes 20.0 ms beside 20.0 ms")
+        self.assertIn("2.1 % of compute", self.verdict(self.setting("shorter", 1.05, used=(0.023,))))
+        self.assertEqual(self.verdict(self.setting("shorter", 1.05, judged=False)), "shown only")
+
+    def test_processor_time_counts_where_exchanges_are_shorter(self):
+        longer = self.setting("longer", 2.05, used=(0.05, 0.05, 0.05))  # more bytes, less compute than the other of its rate
+        self.assertIn("4.8 % of compute", self.verdict(longer))
+        self.assertEqual(self.verdict(longer, (self.setting("shorter", 1.05), longer)), "reached")
+        used = {"used": (0.04, 0.04, 0.04)}
+        self.assertIn("3.8 % of compute", self.verdict(longer, (self.setting("shorter", 1.05, **used), longer)))
+        self.assertIn("4.8 % of compute", self.verdict(longer, (self.setting("shorter", 1.05, **used, mb_per_s=50), longer)))
+
+
+class Steps(unittest.TestCase):
+    def idle(self, ours, again, control):
+        return report_steps.judge_idle(Report("training"), ours, again, control)
+
+    def test_idle_shares_are_compared_with_the_control_round_by_round(self):
+        self.assertAlmostEqual(self.idle(about(0.05), about(0.05), about(0.04)).reached.median, 0.01)
+        self.assertEqual(self.idle(about(0.05), about(0.05), about(0.04)).verdict(), "reached")
+        self.assertEqual(self.idle(about(0.08), about(0.08), about(0.04)).verdict(), "missed")
+
+    def test_idle_shares_decide_nothing_within_their_noise_or_from_few_rounds(self):
+        few = [about(middle, 0, 14) for middle in (0.05, 0.05, 0.04)]
+        for shares in ((about(0.07, 0.02), about(0.07, 0.02), about(0.04)), (about(0.05), about(0.09), about(0.04)), few):
+            self.assertEqual(self.idle(*shares).verdict(), "not decidable here")
+
+    def test_times_ours_says_who_is_faster_unless_ours_against_itself_differs_as_much(self):
+        for rival, again, conclusion in ((1.2, 1.01, "ours is faster"), (0.8, 1.01, "the rival is faster"),
+                                         (1.1, 1.2, "not decidable here")):
+            figure, found = report_steps.times_ours(about(rival), about(1.0), about(again))
+            self.assertEqual((figure.reached.median, found), (rival, conclusion))
+
+    def test_less_speed_takes_longer_in_proportion(self):
+        self.assertEqual(report_steps.ideal_seconds([3, 6]), [4, 8])
+
+    def test_the_best_fixed_split_has_the_lowest_median_and_re_weighting_may_take_a_twentieth_longer(self):
+        splits = {"even": {"seconds": [1, 5, 6]}, "fixed 55:45": {"seconds": [4, 4, 100]}, "re-weighted": {"seconds": [1]}}
+        self.assertEqual(report_steps.best_fixed(splits), "fixed 55:45")
+        rounds = [1 + 0.1 * i for i in range(ROUNDS)]
+        for slower, verdict in ((1, "reached"), (1.04, "reached"), (1.06, "missed")):
+            split = {"seconds": [slower * seconds for seconds in rounds]}
+            splits = {"even": {"seconds": rounds}, "re-weighted": split, "re-weighted again": split}
+            self.assertEqual(report_steps.reweighted_figure(Report("uneven"), splits).verdict(), verdict)
+
+
+class Program(unittest.TestCase):
+    def run_report(self, script, *options):
+        """What report.py answers to a program of these words: exit code, output."""
+        with tempfile.TemporaryDirectory() as folder:
+            program = pathlib.Path(folder) / "program"
+            program.write_text(f"#!/bin/sh\n{script}\n")
+            program.chmod(0o755)
+            with contextlib.redirect_stdout(io.StringIO()) as said:
+                code = report.main([option.format(folder=folder) for option in options] + [str(program)])
+            self.kept = sorted(os.listdir(folder))
+            return code, said.getvalue()
+
+    def metadata(self, violations):
+        head = dict.fromkeys(("machine", "date", "commit", "build", "compiler", "torch", "scheduler"), "x")
+        row = dict.fromkeys(("plan_ms", "metadata_ms", "one_rank_ms", "validate_ms", "program_ms", "validate_program_ms",
+                             "plan_mib", "metadata_mib", "messages", "entries", "largest_rank_entries", "tasks"), 1)
+        lines = [{"line": "header", "bench": "metadata", "rounds": 1, **head},
+                 {"line": "row", "servers": 8, "violations": violations, **row}]
+        return "cat <<'E'\n" + "\n".join(map(json.dumps, lines)) + "\nE"
+
+    def test_the_exit_code_is_0_or_1_by_the_bars_and_else_the_programs_own(self):
+        self.assertEqual(self.run_report(self.metadata(0))[0], 0)
+        self.assertEqual(self.run_report(self.metadata(1))[0], 1)
+        self.assertEqual(self.run_report(self.metadata(1) + "\nexit 77"), (77, ""))
+        self.assertEqual(self.run_report("kill -9 $$")[0], 137)
+
+    def test_out_keeps_the_lines_of_a_run_that_came_to_its_end(self):
+        self.run_report(self.metadata(0), "--out", "{folder}/kept.jsonl")
+        self.assertEqual(self.kept, ["kept.jsonl", "program"])
+        self.run_report("exit 2", "--out", "{folder}/kept.jsonl")
+        self.assertNotIn("kept.jsonl", self.kept)
+
+    def test_tables_have_numbers_to_the_right(self):
+        for markdown, text in ((False, "name    ms  verdict\na      9.5  -\nbb    10.5  reached"),
+                               (True, "| name |   ms | verdict |\n| ---- | ---: | ------- |\n| a    |  9.5 | -       |\n"
+                                      "| bb   | 10.5 | reached |")):
+            out = Report("plan", markdown)
+            out.table("name|ms|verdict", ["a|9.5|-", "bb|10.5|reached"])
+            self.assertEqual(out.text(), text)
+
+
+if __name__ == "__main__":
+    unittest.main()
