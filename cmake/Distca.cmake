@@ -6,6 +6,15 @@ add_library(distca_pch OBJECT ${CMAKE_BINARY_DIR}/pch.cc)
 target_link_libraries(distca_pch PUBLIC distca_options)
 target_precompile_headers(distca_pch PRIVATE <fmt/format.h> <algorithm> <map> <memory> <optional> <span> <string> <vector>)
 
+if(DISTCA_WITH_TORCH)
+  file(WRITE ${CMAKE_BINARY_DIR}/torch_pch.cc "// carries the precompiled ATen header\n")
+  add_library(distca_torch_pch OBJECT ${CMAKE_BINARY_DIR}/torch_pch.cc)
+  target_link_libraries(distca_torch_pch PUBLIC torch_wheel distca_options)
+  set(DISTCA_TORCH_PCH <ATen/ATen.h> <torch/csrc/autograd/autograd.h> <torch/csrc/autograd/variable.h>
+    <vector> <string> <memory> <map> <functional>)
+  target_precompile_headers(distca_torch_pch PRIVATE ${DISTCA_TORCH_PCH})
+endif()
+
 # distca_optimised(a.cc...): sources whose code takes minutes in a debug build are optimised there, too. They cannot
 # share precompiled headers with others then.
 function(distca_optimised)

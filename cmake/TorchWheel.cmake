@@ -1,6 +1,5 @@
-# Finds the PyTorch wheel through the Python that has it and defines
-#   torch_wheel        interface target: headers, libtorch, run path
-#   distca_torch_pch   object library that carries the precompiled ATen header
+# Finds the PyTorch wheel through the Python that has it (DISTCA_PYTHON) and defines torch_wheel, an interface target:
+# headers, libtorch, run path. Installed, too: the package file includes it.
 # The wheel's own TorchConfig.cmake is not used: with a CUDA wheel it demands a CUDA toolkit and nvcc,
 # while our sources reach CUDA by dispatch alone.
 find_program(DISTCA_PYTHON NAMES python3 HINTS ${CMAKE_SOURCE_DIR}/.venv/bin NO_DEFAULT_PATH)
@@ -11,8 +10,8 @@ execute_process(
   OUTPUT_VARIABLE torch_facts ERROR_VARIABLE torch_error RESULT_VARIABLE torch_rc
   OUTPUT_STRIP_TRAILING_WHITESPACE)
 if(NOT torch_rc EQUAL 0)
-  message(FATAL_ERROR "no PyTorch in ${DISTCA_PYTHON}: run scripts/setup.sh, or configure with "
-                      "-DDISTCA_WITH_TORCH=OFF for plan and data only.\n${torch_error}")
+  message(FATAL_ERROR "no PyTorch in ${DISTCA_PYTHON}: run scripts/setup.sh, name the Python that has it by "
+                      "-DDISTCA_PYTHON=..., or build with -DDISTCA_WITH_TORCH=OFF for plan and data only.\n${torch_error}")
 endif()
 list(GET torch_facts 0 DISTCA_TORCH_DIR)
 list(GET torch_facts 1 DISTCA_TORCH_VERSION)
@@ -20,7 +19,7 @@ list(GET torch_facts 2 DISTCA_TORCH_CUDA)
 list(GET torch_facts 3 DISTCA_TORCH_ABI)
 message(STATUS "PyTorch ${DISTCA_TORCH_VERSION} (CUDA ${DISTCA_TORCH_CUDA}) in ${DISTCA_TORCH_DIR}")
 
-add_library(torch_wheel INTERFACE)
+add_library(torch_wheel INTERFACE IMPORTED)
 # Behind the system's folders: the wheel carries headers of its own fmt, whose symbols are not those we link.
 target_compile_options(torch_wheel INTERFACE
   "SHELL:-idirafter ${DISTCA_TORCH_DIR}/include"
@@ -35,10 +34,3 @@ endif()
 # --no-as-needed: the CUDA kernels register themselves when the library loads; nobody names a symbol of theirs.
 target_link_libraries(torch_wheel INTERFACE -Wl,--no-as-needed ${torch_libs} -Wl,--as-needed)
 target_link_options(torch_wheel INTERFACE -Wl,-rpath,${DISTCA_TORCH_DIR}/lib)
-
-file(WRITE ${CMAKE_BINARY_DIR}/torch_pch.cc "// carries the precompiled ATen header\n")
-add_library(distca_torch_pch OBJECT ${CMAKE_BINARY_DIR}/torch_pch.cc)
-target_link_libraries(distca_torch_pch PUBLIC torch_wheel distca_options)
-set(DISTCA_TORCH_PCH <ATen/ATen.h> <torch/csrc/autograd/autograd.h> <torch/csrc/autograd/variable.h>
-  <vector> <string> <memory> <map> <functional>)
-target_precompile_headers(distca_torch_pch PRIVATE ${DISTCA_TORCH_PCH})

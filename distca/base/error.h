@@ -19,7 +19,7 @@
 namespace distca {
 
 enum class ErrorKind {
-  kUsage,       // command line
+  kUsage,       // command line, or a call of api/
   kConfig,      // configuration file or override
   kData,        // data set, lengths file, text folder
   kPlan,        // plan file, or a plan that cannot exist under the caps given

@@ -130,6 +130,15 @@ AttentionExchange make_attention_exchange(RankExchange rows, const AttentionShap
   return exchange;
 }
 
+std::vector<TaskSet> AttentionExchange::partial_sets() const {
+  std::vector<TaskSet> sets;
+  for (const TaskSet set : {TaskSet::kHomeFirst, TaskSet::kAway, TaskSet::kHomeRest}) {
+    if (!tasks_of(set).empty()) sets.push_back(set);
+  }
+  if (sets.size() <= 1 || (rows.sends.empty() && rows.receives.empty())) return {TaskSet::kAll};
+  return sets;
+}
+
 bool is_home(const ServerTask& task) {
   return task.q.buffer == 0 &&
          std::ranges::all_of(task.kv, [](const BufferRows& rows) { return rows.buffer == 0; });

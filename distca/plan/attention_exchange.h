@@ -36,6 +36,10 @@ enum class Content : uint8_t {
                  // travel, these are the messages themselves
 };
 inline constexpr int kNumContents = 5;
+/// Whether it goes from a server to the homes.
+constexpr bool goes_home(Content content) {
+  return content == Content::kO || content == Content::kGradient;
+}
 
 /// [rows, heads, dim] of one type inside a message.
 struct MessagePart {
@@ -105,6 +109,16 @@ struct AttentionExchange {
     return tasks[static_cast<size_t>(set)];
   }
   int64_t pairs_of(TaskSet set) const { return pairs[static_cast<size_t>(set)]; }
+  // Messages of a content that this rank sends, and that it receives.
+  const MessageList& sent(Content content) const {
+    return goes_home(content) ? homes(content) : servers(content);
+  }
+  const MessageList& received(Content content) const {
+    return goes_home(content) ? servers(content) : homes(content);
+  }
+  /// The sets in which tasks are computed where messages travel under those at home: only sets with
+  /// tasks, but at least one; kAll alone where there is nothing to divide or to hide.
+  std::vector<TaskSet> partial_sets() const;
   /// Whether gradients are summed in another buffer than the one they travel from.
   bool converts_gradients() const { return types.gradient != types.accumulator; }
 };

@@ -62,15 +62,11 @@ constexpr std::array<const char*, kNumBufferRoles> kBufferNames = {
     "d_o_in",  "accumulators", "gradient_out", "gradient_in"};
 static_assert(kBufferNames.back() != nullptr, "a role of buffers has no name");
 
-/// What goes from a server to the homes.
-bool goes_home(Content content) { return content == Content::kO || content == Content::kGradient; }
-
 const MessageList& messages(const Program& program, const Op& op, bool sent) {
   static const MessageList none;
   if (!communicates(op.kind) || op.exchange < 0) return none;
   const AttentionExchange& exchange = *program.exchanges[op.exchange];
-  const Content content = content_of(op);
-  return goes_home(content) == sent ? exchange.homes(content) : exchange.servers(content);
+  return sent ? exchange.sent(content_of(op)) : exchange.received(content_of(op));
 }
 
 }  // namespace

@@ -47,16 +47,10 @@ ProgramBuilder::ProgramBuilder(const ProgramRequest& request, int slots, Waiting
 
 ProgramBuilder::Nano ProgramBuilder::make_nano(const NanoPart& part) const {
   DISTCA_CHECK(part.exchange != nullptr, "a nano-batch without its exchange");
-  Nano nano{.exchange = part.exchange.get(), .kept = trains() && !part.redispatched};
+  Nano nano{.exchange = part.exchange.get(),
+            .kept = trains() && !part.redispatched,
+            .partial_sets = part.exchange->partial_sets()};
   nano.forward_pre_attention.assign(request_.model.num_layers, -1);
-  for (const TaskSet set : {TaskSet::kHomeFirst, TaskSet::kAway, TaskSet::kHomeRest}) {
-    if (!nano.exchange->tasks_of(set).empty()) nano.partial_sets.push_back(set);
-  }
-  // One set alone is all tasks; without messages there is nothing to hide.
-  const RankExchange& rows = nano.exchange->rows;
-  if (nano.partial_sets.size() <= 1 || (rows.sends.empty() && rows.receives.empty())) {
-    nano.partial_sets = {TaskSet::kAll};
-  }
   return nano;
 }
 

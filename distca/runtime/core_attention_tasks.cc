@@ -1,4 +1,4 @@
-// The tasks of CoreAttention: computed where their rows lie, and merged.
+// The tasks of LayerAttention: computed where their rows lie, and merged.
 
 #include <ATen/ATen.h>
 
@@ -7,7 +7,7 @@
 #include "distca/comm/aten_types.h"
 #include "distca/kernels/rows.h"
 #include "distca/runtime/aten_merge.h"
-#include "distca/runtime/core_attention_state.h"
+#include "distca/runtime/layer_attention.h"
 #include "distca/runtime/tensor_rows.h"
 
 namespace distca {
@@ -81,8 +81,6 @@ kernels::Task kernel_task(const ServerTask& task, int64_t window_left) {
   return result;
 }
 
-}  // namespace
-
 KernelTasks kernel_tasks(const AttentionExchange& exchange, TaskSet set) {
   KernelTasks result;
   for (const int32_t i : exchange.tasks_of(set)) {
@@ -101,49 +99,57 @@ KernelTasks kernel_tasks(const AttentionExchange& exchange, TaskSet set) {
   return result;
 }
 
-void CoreAttention::compute(const Op& op) {
-  State& s = *state_;
-  HomeRows& home = s.home_of(op);
-  Round& round = s.round_of(op);
-  if (op.pass == Pass::kForward) {
-    s.compute_forward(home, round, op);
-  } else {
-    s.compute_backward(home, op);
+}  // namespace
+
+ExchangeTasks kernel_tasks(const AttentionExchange& exchange) {
+  ExchangeTasks result;
+  for (size_t set = 0; set < kNumTaskSets; ++set) {
+    result[set] = kernel_tasks(exchange, static_cast<TaskSet>(set));
   }
-  round.tasks_done += s.exchange_of(op).tasks_of(op.tasks).size();
-  s.complete_if_done(home, op);
+  return result;
 }
 
-/// O and LSE of the operation's tasks: where they belong, or into partials (O of the accumulator's
-/// type); then of received rows that several tasks share.
-void CoreAttention::State::compute_forward(HomeRows& home, Round& round, const Op& op) {
-  const AttentionExchange& exchange = exchange_of(op);
-  const bool away = op.tasks == TaskSet::kAll || op.tasks == TaskSet::kAway;
+void LayerAttention::compute(const LayerPass& layer, TaskSet set) {
+  if (layer.pass == Pass::kForward) {
+    compute_forward(layer, set);
+  } else {
+    compute_backward(layer, set);
+  }
+  layer.round.tasks_done += layer.exchange.tasks_of(set).size();
+  complete_if_done(layer);
+}
+
+/// O and LSE of the tasks: where they belong, or into partials (O of the accumulator's type); then
+/// of received rows that several tasks share.
+void LayerAttention::compute_forward(const LayerPass& layer, TaskSet set) {
+  const AttentionExchange& exchange = layer.exchange;
+  Round& round = layer.round;
+  const bool away = set == TaskSet::kAll || set == TaskSet::kAway;
   std::vector<MessageRows> received, returned;
   if (away) {
-    received = with_homes(op, Content::kQkv, buffer_of(op.reads, BufferRole::kQkvIn));
-    returned = with_homes(op, Content::kO, buffer_of(op.writes, BufferRole::kOOut));
+    received = with_homes(exchange, Content::kQkv, layer.of(BufferRole::kQkvIn));
+    returned = with_homes(exchange, Content::kO, layer.of(BufferRole::kOOut));
   }
-  auto& [whole, partial, backward, partial_tasks] = tasks_of(op);
-  set_forward_buffers(home, received, returned, whole);
+  auto& [whole, partial, backward, partial_tasks] = layer.tasks[static_cast<size_t>(set)];
+  set_forward_buffers(layer.home, received, returned, whole);
   partial.queries.clear();
   partial.keys = whole.keys;
   round.partials.resize(2 * exchange.rows.tasks.size());
   for (const int32_t i : partial_tasks) {
     const BufferRows& q = exchange.rows.tasks[i].q;
     const auto rows = [&](int64_t dim) {
-      return at::empty({q.tokens, shape.num_heads, dim}, tensor_options(accumulator));
+      return at::empty({q.tokens, shape_.num_heads, dim}, tensor_options(accumulator_));
     };
     at::Tensor &o = round.partials[2 * i], &lse = round.partials[2 * i + 1];
-    o = rows(shape.head_dim_v);
+    o = rows(shape_.head_dim_v);
     lse = rows(1);
     partial.queries.push_back({.tokens = q.tokens,
-                               .q = kernels::shifted(whole.queries[q.buffer].q, type, q.row, 0),
+                               .q = kernels::shifted(whole.queries[q.buffer].q, type_, q.row, 0),
                                .o = rows_of(o),
                                .lse = rows_of(lse)});
   }
-  bytes.copied += kernel.forward(type, whole);
-  bytes.copied += kernel.forward(accumulator, partial);
+  bytes_.copied += kernel_.forward(type_, whole);
+  bytes_.copied += kernel_.forward(accumulator_, partial);
   if (!away) return;
   for (const RowMerge& rows : exchange.rows.merges) {
     if (rows.buffer == 0) continue;  // parts of it may be elsewhere
@@ -152,62 +158,61 @@ void CoreAttention::State::compute_forward(HomeRows& home, Round& round, const O
   }
 }
 
-void CoreAttention::State::compute_backward(HomeRows& home, const Op& op) {
-  zero_local_gradients(home);
-  const AttentionExchange& exchange = exchange_of(op);
+void LayerAttention::compute_backward(const LayerPass& layer, TaskSet set) {
+  zero_local_gradients(layer.home);
+  const AttentionExchange& exchange = layer.exchange;
   std::vector<MessageRows> received, received_backward, sums;
-  if (op.tasks == TaskSet::kAll || op.tasks == TaskSet::kAway) {
-    received = with_homes(op, Content::kQkv, buffer_of(op.reads, BufferRole::kQkvIn));
-    received_backward = with_homes(op, Content::kDO, buffer_of(op.reads, BufferRole::kDOIn));
-    const BufferRole role =
-        exchange.converts_gradients() ? BufferRole::kAccumulators : BufferRole::kGradientOut;
-    sums = with_homes(op, Content::kAccumulator, buffer_of(op.writes, role));
+  if (set == TaskSet::kAll || set == TaskSet::kAway) {
+    received = with_homes(exchange, Content::kQkv, layer.of(BufferRole::kQkvIn));
+    received_backward = with_homes(exchange, Content::kDO, layer.of(BufferRole::kDOIn));
+    sums = with_homes(exchange, Content::kAccumulator,
+                      layer.of(exchange.converts_gradients() ? BufferRole::kAccumulators
+                                                             : BufferRole::kGradientOut));
     for (const MessageRows& message : sums) message.fill_with_zeros();
   }
-  kernels::TaskList& backward = tasks_of(op).backward;
-  set_backward_buffers(home, received, received_backward, sums, backward);
-  bytes.copied += kernel.backward(backward);
+  kernels::TaskList& backward = layer.tasks[static_cast<size_t>(set)].backward;
+  set_backward_buffers(layer.home, received, received_backward, sums, backward);
+  bytes_.copied += kernel_.backward(backward);
 }
 
 /// Merges the parts of some rows into `o` and `lse`: this rank's tasks' and what came home.
-void CoreAttention::State::merge(const std::vector<at::Tensor>& partials,
-                                 const std::vector<MessageRows>& arrived, const RowMerge& rows,
-                                 const Rows& o, const Rows& lse) {
+void LayerAttention::merge(const std::vector<at::Tensor>& partials,
+                           const std::vector<MessageRows>& arrived, const RowMerge& rows,
+                           const Rows& o, const Rows& lse) {
   std::vector<kernels::Partial> parts;
   for (const MergePart& part : rows.parts) {
     if (part.arrived) {
       const MessageRows& message = arrived[part.index];
       parts.push_back(
-          {.o = message.rows(0, part.row), .o_type = type, .lse = message.rows(1, part.row)});
+          {.o = message.rows(0, part.row), .o_type = type_, .lse = message.rows(1, part.row)});
     } else {
       parts.push_back({.o = rows_of(partials[2 * part.index], part.row),
-                       .o_type = accumulator,
+                       .o_type = accumulator_,
                        .lse = rows_of(partials[2 * part.index + 1], part.row)});
     }
   }
-  aten_merge({rows.tokens, shape.num_heads, shape.head_dim_v}, type, parts,
-             {.o = o, .o_type = type, .lse = lse}, comm.cuda_device());
-  bytes.copied += rows.tokens * shape.num_heads *
-                  (shape.head_dim_v * element_bytes(type) + element_bytes(accumulator));
+  aten_merge({rows.tokens, shape_.num_heads, shape_.head_dim_v}, type_, parts,
+             {.o = o, .o_type = type_, .lse = lse}, comm_.cuda_device());
+  bytes_.copied += rows.tokens * shape_.num_heads *
+                   (shape_.head_dim_v * element_bytes(type_) + element_bytes(accumulator_));
 }
 
-void CoreAttention::State::zero_local_gradients(HomeRows& home) {
+void LayerAttention::zero_local_gradients(HomeRows& home) const {
   if (!home.q.defined() || home.dq.defined()) return;
-  const auto sums = tensor_options(accumulator);
+  const auto sums = tensor_options(accumulator_);
   home.dq = at::zeros(home.q.sizes(), sums);
   home.dk = at::zeros(home.k.sizes(), sums);
   home.dv = at::zeros(home.v.sizes(), sums);
 }
 
 /// Once every task was computed and what others computed has landed: sums over both.
-void CoreAttention::State::complete_if_done(HomeRows& home, const Op& op) {
-  const AttentionExchange& exchange = exchange_of(op);
-  const Content content = op.pass == Pass::kForward ? Content::kO : Content::kGradient;
-  const Round& round = round_of(op);
+void LayerAttention::complete_if_done(const LayerPass& layer) {
+  auto& [exchange, tasks, home, round, pass, memory] = layer;
+  const Content content = pass == Pass::kForward ? Content::kO : Content::kGradient;
   if (round.tasks_done < exchange.rows.tasks.size()) return;
   if (!round.landed && !exchange.servers(content).empty()) return;
-  const std::vector<MessageRows> arrived = with_servers(op, content, round.arrived);
-  if (op.pass == Pass::kForward) {
+  const std::vector<MessageRows> arrived = with_servers(exchange, content, round.arrived);
+  if (pass == Pass::kForward) {
     for (const RowMerge& rows : exchange.rows.merges) {
       if (rows.buffer != 0) continue;
       merge(round.partials, arrived, rows, rows_of(home.o, rows.row), rows_of(home.lse, rows.row));
@@ -217,13 +222,13 @@ void CoreAttention::State::complete_if_done(HomeRows& home, const Op& op) {
     zero_local_gradients(home);  // unless a task has done so
     for (size_t i = 0; i < arrived.size(); ++i) {
       const PeerTransfer& transfer = exchange.rows.sends[i];
-      bytes.unpacked += add(arrived[i].part(0), transfer.q, home.dq);
-      bytes.unpacked += add(arrived[i].part(1), transfer.kv, home.dk);
-      bytes.unpacked += add(arrived[i].part(2), transfer.kv, home.dv);
+      bytes_.unpacked += add(arrived[i].part(0), transfer.q, home.dq);
+      bytes_.unpacked += add(arrived[i].part(1), transfer.kv, home.dk);
+      bytes_.unpacked += add(arrived[i].part(2), transfer.kv, home.dv);
     }
   }
-  home.complete[static_cast<size_t>(op.pass)] = true;
-  round_of(op) = {};
+  home.complete[static_cast<size_t>(pass)] = true;
+  round = {};
 }
 
 }  // namespace distca

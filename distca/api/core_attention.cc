@@ -1,0 +1,422 @@
+#include "distca/api/core_attention.h"
+
+#include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <exception>
+#include <map>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "distca/api/shape.h"
+#include "distca/base/error.h"
+#include "distca/comm/aten_types.h"
+#include "distca/comm/collectives.h"
+#include "distca/comm/tags.h"
+#include "distca/plan/exchange.h"
+#include "distca/plan/plan.h"
+#include "distca/runtime/attention_kernel.h"
+#include "distca/runtime/layer_attention.h"
+
+namespace distca::api {
+namespace {
+
+/// What the caller's thread has on is not for us: autograd, autocast.
+struct PlainTensors {
+  c10::AutoGradMode no_grad{false};
+  c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
+};
+
+/// Memory of messages that nobody uses, by role: layers and plans have alike ones.
+struct SpareMemory {
+  std::map<BufferRole, std::vector<at::Tensor>> of_role;
+  int64_t allocated_bytes = 0;
+};
+
+/// A buffer of messages; goes back to the spare ones with its last user.
+class Buffer {
+ public:
+  Buffer(std::shared_ptr<SpareMemory> spare, BufferRole role, int64_t bytes,
+         const at::Device& device)
+      : spare_(std::move(spare)), role_(role), bytes_(bytes) {
+    std::vector<at::Tensor>& unused = spare_->of_role[role];
+    if (!unused.empty()) {
+      memory_ = std::move(unused.back());
+      unused.pop_back();
+    }
+    if (memory_.defined() && memory_.numel() >= bytes) return;
+    if (memory_.defined()) spare_->allocated_bytes -= memory_.numel();
+    memory_.reset();  // first: both need not fit
+    memory_ = at::empty({bytes}, at::dtype(at::kByte).device(device));
+    spare_->allocated_bytes += bytes;
+  }
+  ~Buffer() { spare_->of_role[role_].push_back(std::move(memory_)); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  std::span<std::byte> bytes() const {
+    return {static_cast<std::byte*>(memory_.data_ptr()), static_cast<size_t>(bytes_)};
+  }
+
+ private:
+  std::shared_ptr<SpareMemory> spare_;
+  BufferRole role_;
+  int64_t bytes_;
+  at::Tensor memory_;
+};
+using Buffers = std::array<std::shared_ptr<Buffer>, kNumBufferRoles>;  // [BufferRole] null: none
+
+/// This rank's part of a plan.
+struct RankPlan {
+  std::string hash;
+  AttentionExchange exchange;
+  ExchangeTasks tasks;
+  std::vector<TaskSet> sets;  // in which tasks are computed
+};
+
+KernelRequest kernel_request(const Shape& shape, const CoreAttentionOptions& options,
+                             int cuda_device) {
+  const std::vector<std::string> names = kernel_names();
+  if (std::ranges::find(names, options.kernel) == names.end()) {
+    throw Error(ErrorKind::kUsage, "kernel = {}: one of {}", options.kernel,
+                fmt::join(names, ", "));
+  }
+  if (options.threads < 1)
+    throw Error(ErrorKind::kUsage, "threads = {}: 1 or more", options.threads);
+  const AttentionShape heads = attention_shape(shape);
+  const double scale = options.softmax_scale == 0
+                           ? 1 / std::sqrt(static_cast<double>(heads.head_dim_qk))
+                           : options.softmax_scale;
+  const KernelRequest request{.choice = kernel_choice(options.kernel),
+                              .shape = {.num_heads = heads.num_heads,
+                                        .num_kv_heads = heads.num_kv_heads,
+                                        .head_dim_qk = heads.head_dim_qk,
+                                        .head_dim_v = heads.head_dim_v,
+                                        .softmax_scale = scale,
+                                        .softcap = options.softcap},
+                              .type = shape.dtype,
+                              .threads = options.threads,
+                              .cuda_device = cuda_device};
+  if (options.softcap != 0 && cuda_device >= 0)
+    throw Error(ErrorKind::kUsage, "softcap = {}: on a CPU only", options.softcap);
+  if (const std::string fault = kernel_fault(request); !fault.empty())
+    throw Error(ErrorKind::kUsage, "kernel = {} {}", options.kernel, fault);
+  return request;
+}
+
+constexpr size_t kRememberedPlans = 8;  // beside those of layers under way
+
+}  // namespace
+
+struct CoreAttention::Engine {
+  Communicator& comm;
+  const AttentionShape shape;
+  const ExchangeTypes types;
+  AttentionKernel kernel;
+  LayerAttention parts;
+  at::Device device;
+  std::shared_ptr<SpareMemory> spare = std::make_shared<SpareMemory>();
+  std::vector<std::shared_ptr<RankPlan>> plans;  // the latest last
+  std::vector<Layer*> to_compute;                // as they were called
+  uint32_t calls = 0;
+
+  Engine(Communicator& comm_in, const Shape& of, const CoreAttentionOptions& options)
+      : comm(comm_in),
+        shape(attention_shape(of)),
+        types(exchange_types(of.dtype, options.wide_gradients)),
+        kernel(kernel_request(of, options, comm.cuda_device())),
+        parts(kernel, comm),
+        device(comm.cuda_device() < 0
+                   ? at::Device(at::kCPU)
+                   : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(comm.cuda_device()))) {}
+
+  std::shared_ptr<RankPlan> rank_plan(const BatchPlan& plan);
+  at::Tensor rows(const char* name, const at::Tensor& given, int64_t tokens, int64_t heads,
+                  int64_t dim) const;
+};
+
+/// One pass of a layer, from the first message to the last.
+class Layer {
+ public:
+  Layer(std::shared_ptr<CoreAttention::Engine> engine, std::shared_ptr<RankPlan> plan, Pass pass,
+        HomeRows home, std::shared_ptr<Buffer> received_qkv);
+  ~Layer();
+
+  void compute();
+  void wait();
+
+  HomeRows home;
+  at::Tensor dq, dk, dv;  // once waited for in backward
+
+  const std::shared_ptr<RankPlan>& plan() const { return plan_; }
+  const CoreAttention::Engine* engine() const { return engine_.get(); }
+  bool is_done() const { return done_; }
+  std::shared_ptr<Buffer> received_qkv() const { return buffer(BufferRole::kQkvIn); }
+
+ private:
+  const std::shared_ptr<Buffer>& buffer(BufferRole role) const {
+    return buffers_[static_cast<size_t>(role)];
+  }
+  void reserve(BufferRole role, const MessageList& messages);
+  LayerPass pass();
+  std::unique_ptr<PendingExchange> send(Content content, const char* what);
+  void compute_tasks();
+
+  std::shared_ptr<CoreAttention::Engine> engine_;
+  std::shared_ptr<RankPlan> plan_;
+  const Pass pass_;
+  const uint32_t call_;
+  const int exceptions_ = std::uncaught_exceptions();
+  Round round_;
+  Buffers buffers_;
+  std::unique_ptr<PendingExchange> to_servers_, to_homes_;  // null: no messages
+  bool done_ = false;
+};
+
+Layer::Layer(std::shared_ptr<CoreAttention::Engine> engine, std::shared_ptr<RankPlan> plan,
+             Pass pass, HomeRows home_in, std::shared_ptr<Buffer> received_qkv)
+    : home(std::move(home_in)),
+      engine_(std::move(engine)),
+      plan_(std::move(plan)),
+      pass_(pass),
+      call_(engine_->calls++) {
+  const AttentionExchange& exchange = plan_->exchange;
+  if (pass_ == Pass::kForward) {
+    reserve(BufferRole::kQkvOut, exchange.servers(Content::kQkv));
+    reserve(BufferRole::kQkvIn, exchange.homes(Content::kQkv));
+    to_servers_ = send(Content::kQkv, "Q, K, V of forward");
+  } else {
+    buffers_[static_cast<size_t>(BufferRole::kQkvIn)] = std::move(received_qkv);
+    reserve(BufferRole::kDOOut, exchange.servers(Content::kDO));
+    reserve(BufferRole::kDOIn, exchange.homes(Content::kDO));
+    to_servers_ = send(Content::kDO, "dO of backward");
+  }
+  engine_->to_compute.push_back(this);
+}
+
+/// What others need of this rank they get, unless it fails: then they hear of that.
+Layer::~Layer() {
+  if (!done_ && std::uncaught_exceptions() == exceptions_) {
+    try {
+      wait();
+    } catch (const std::exception&) {
+      // Whoever cares has called wait().
+    }
+  }
+  std::erase(engine_->to_compute, this);
+}
+
+void Layer::reserve(BufferRole role, const MessageList& messages) {
+  if (messages.empty()) return;
+  buffers_[static_cast<size_t>(role)] =
+      std::make_shared<Buffer>(engine_->spare, role, messages.buffer_bytes, engine_->device);
+}
+
+LayerPass Layer::pass() {
+  LayerPass pass{.exchange = plan_->exchange,
+                 .tasks = plan_->tasks,
+                 .home = home,
+                 .round = round_,
+                 .pass = pass_};
+  for (size_t role = 0; role < buffers_.size(); ++role) {
+    if (buffers_[role]) pass.memory[role] = buffers_[role]->bytes();
+  }
+  return pass;
+}
+
+std::unique_ptr<PendingExchange> Layer::send(Content content, const char* what) {
+  const LayerPass layer = pass();
+  engine_->parts.pack(layer, content);
+  const uint32_t tag = (2 * call_ + (goes_home(content) ? 1 : 0)) % kExchangeTags;
+  return engine_->parts.issue(layer, content, tag, fmt::format("{} {}", what, call_));
+}
+
+/// This layer's and those that were called before it: another rank may wait for theirs.
+void Layer::compute() {
+  std::vector<Layer*>& waiting = engine_->to_compute;
+  while (std::ranges::find(waiting, this) != waiting.end()) {
+    Layer* const first = waiting.front();
+    waiting.erase(waiting.begin());
+    first->compute_tasks();
+  }
+}
+
+void Layer::compute_tasks() {
+  const PlainTensors plain;
+  const AttentionExchange& exchange = plan_->exchange;
+  const bool forward = pass_ == Pass::kForward;
+  const Content result = forward ? Content::kO : Content::kGradient;
+  if (exchange.converts_gradients() && !forward)
+    reserve(BufferRole::kAccumulators, exchange.homes(Content::kAccumulator));
+  reserve(forward ? BufferRole::kOOut : BufferRole::kGradientOut, exchange.homes(result));
+  reserve(forward ? BufferRole::kOIn : BufferRole::kGradientIn, exchange.servers(result));
+  const auto send_home = [&] {
+    to_homes_ = send(result, forward ? "O of forward" : "gradients of backward");
+  };
+  const bool serves = !exchange.tasks_of(TaskSet::kAway).empty();
+  if (!serves) send_home();
+  for (const TaskSet set : plan_->sets) {
+    const bool away = serves && (set == TaskSet::kAway || set == TaskSet::kAll);
+    if (away && to_servers_) to_servers_->wait_received();
+    engine_->parts.compute(pass(), set);
+    if (away) send_home();
+  }
+}
+
+void Layer::wait() {
+  if (done_) return;
+  compute();
+  const PlainTensors plain;
+  if (to_homes_) to_homes_->wait_received();
+  engine_->parts.land(pass());
+  DISTCA_CHECK(home.is_complete(pass_), "a pass of a layer lacks tasks or messages");
+  for (std::unique_ptr<PendingExchange>* pending : {&to_servers_, &to_homes_}) {
+    if (*pending) (*pending)->wait();
+    pending->reset();
+  }
+  std::shared_ptr<Buffer> kept = pass_ == Pass::kForward ? received_qkv() : nullptr;
+  buffers_ = {};
+  buffers_[static_cast<size_t>(BufferRole::kQkvIn)] = std::move(kept);
+  if (pass_ == Pass::kBackward) {
+    engine_->parts.take_gradients(home, &dq, &dk, &dv);
+    home = {};
+  }
+  done_ = true;
+}
+
+/// Laid out once; remembered for the layers that follow.
+std::shared_ptr<RankPlan> CoreAttention::Engine::rank_plan(const BatchPlan& plan) {
+  const auto known = std::ranges::find(plans, plan.hash(), &RankPlan::hash);
+  if (known != plans.end()) {
+    std::rotate(known, known + 1, plans.end());
+    return plans.back();
+  }
+  if (plan.num_ranks() != comm.size()) {
+    throw Error(ErrorKind::kPlan, "a plan for {} ranks, followed by {}", plan.num_ranks(),
+                comm.size());
+  }
+  AttentionShape planned = plan.plan().shape;
+  planned.window_left = shape.window_left;
+  if (planned != shape) {
+    throw Error(
+        ErrorKind::kPlan,
+        "a plan for {} heads on {} key heads of {} and {}, {} bytes a number; CoreAttention "
+        "was made for {} on {} of {} and {}, {} bytes",
+        planned.num_heads, planned.num_kv_heads, planned.head_dim_qk, planned.head_dim_v,
+        planned.element_bytes, shape.num_heads, shape.num_kv_heads, shape.head_dim_qk,
+        shape.head_dim_v, shape.element_bytes);
+  }
+  auto made = std::make_shared<RankPlan>();
+  made->hash = plan.hash();
+  made->exchange = make_attention_exchange(PlanIndex(plan.plan()).exchange(comm.rank()),
+                                           plan.plan().shape, types);
+  made->tasks = kernel_tasks(made->exchange);
+  made->sets = made->exchange.partial_sets();
+  parts.check(made->exchange);
+  if (plans.size() >= kRememberedPlans) plans.erase(plans.begin());
+  plans.push_back(made);
+  return made;
+}
+
+/// The caller's tensor as kernels read it. Throws Error(kUsage).
+at::Tensor CoreAttention::Engine::rows(const char* name, const at::Tensor& given, int64_t tokens,
+                                       int64_t heads, int64_t dim) const {
+  const std::array<int64_t, 3> sizes = {tokens, heads, dim};
+  const at::ScalarType type = aten_type(types.compute);
+  if (!given.defined() || given.sizes() != at::IntArrayRef(sizes) || given.scalar_type() != type ||
+      given.device() != device) {
+    throw Error(
+        ErrorKind::kUsage, "{} is {}; rank {} gives [{}] of {} on {}: tokens, heads, dim", name,
+        given.defined() ? fmt::format("[{}] of {} on {}", fmt::join(given.sizes(), ", "),
+                                      c10::toString(given.scalar_type()), given.device().str())
+                        : "undefined",
+        comm.rank(), fmt::join(sizes, ", "), c10::toString(type), device.str());
+  }
+  const at::Tensor plain = given.detach();
+  return plain.stride(2) == 1 || plain.numel() == 0 ? plain : plain.contiguous();
+}
+
+CoreAttention::CoreAttention(Communicator& comm, const Shape& shape,
+                             const CoreAttentionOptions& options)
+    : engine_(std::make_shared<Engine>(comm, shape, options)) {}
+CoreAttention::~CoreAttention() = default;
+
+void CoreAttention::compare(const BatchPlan& plan) {
+  const std::string& mine = plan.hash();
+  const auto bytes = std::as_bytes(std::span(mine));
+  const std::vector<std::byte> all = all_gather_bytes(engine_->comm, bytes, "comparing plans");
+  for (size_t rank = 0; rank * bytes.size() < all.size(); ++rank) {
+    const auto theirs = std::span(all).subspan(rank * bytes.size(), bytes.size());
+    const auto first = std::span(all).first(bytes.size());
+    if (std::ranges::equal(theirs, first)) continue;
+    const auto text = [](std::span<const std::byte> hash) {
+      return std::string(reinterpret_cast<const char*>(hash.data()), hash.size());
+    };
+    throw Error(ErrorKind::kPlan,
+                "rank {} has plan {}, rank 0 has {}: all ranks plan the same request", rank,
+                text(theirs), text(first));
+  }
+}
+
+Forward CoreAttention::forward(const BatchPlan& plan, const at::Tensor& q, const at::Tensor& k,
+                               const at::Tensor& v) {
+  const PlainTensors plain;
+  const Engine& e = *engine_;
+  std::shared_ptr<RankPlan> mine = engine_->rank_plan(plan);
+  const int64_t tokens = mine->exchange.rows.local_tokens;
+  HomeRows home = e.parts.home_of(e.rows("q", q, tokens, e.shape.num_heads, e.shape.head_dim_qk),
+                                  e.rows("k", k, tokens, e.shape.num_kv_heads, e.shape.head_dim_qk),
+                                  e.rows("v", v, tokens, e.shape.num_kv_heads, e.shape.head_dim_v));
+  return Forward(
+      std::make_unique<Layer>(engine_, std::move(mine), Pass::kForward, std::move(home), nullptr));
+}
+
+Backward CoreAttention::backward(const Forward& forward, const at::Tensor& d_o) {
+  const PlainTensors plain;
+  const Engine& e = *engine_;
+  const Layer& layer = *forward.layer_;
+  if (layer.engine() != engine_.get())
+    throw Error(ErrorKind::kUsage, "backward of another CoreAttention's forward");
+  if (!layer.is_done())
+    throw Error(ErrorKind::kUsage, "backward needs O: wait for the forward first");
+  HomeRows home = layer.home;
+  e.parts.set_d_o(home, e.rows("d_o", d_o, home.q.size(0), e.shape.num_heads, e.shape.head_dim_v));
+  return Backward(std::make_unique<Layer>(engine_, layer.plan(), Pass::kBackward, std::move(home),
+                                          layer.received_qkv()));
+}
+
+int64_t CoreAttention::sent_bytes() const { return engine_->parts.bytes().sent; }
+int64_t CoreAttention::message_memory_bytes() const { return engine_->spare->allocated_bytes; }
+
+Forward::Forward(std::unique_ptr<Layer> layer) : layer_(std::move(layer)) {}
+Forward::Forward(Forward&&) noexcept = default;
+Forward& Forward::operator=(Forward&&) noexcept = default;
+Forward::~Forward() = default;
+void Forward::compute() { layer_->compute(); }
+at::Tensor Forward::wait() {
+  layer_->wait();
+  return layer_->home.o;
+}
+at::Tensor Forward::lse() {
+  layer_->wait();
+  return layer_->home.lse.squeeze(-1);
+}
+
+Backward::Backward(std::unique_ptr<Layer> layer) : layer_(std::move(layer)) {}
+Backward::Backward(Backward&&) noexcept = default;
+Backward& Backward::operator=(Backward&&) noexcept = default;
+Backward::~Backward() = default;
+void Backward::compute() { layer_->compute(); }
+std::tuple<at::Tensor, at::Tensor, at::Tensor> Backward::wait() {
+  layer_->wait();
+  return {layer_->dq, layer_->dk, layer_->dv};
+}
+
+}  // namespace distca::api

@@ -1,0 +1,155 @@
+#include "distca/api/planner.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "distca/api/shape.h"
+#include "distca/base/error.h"
+#include "distca/plan/plan.h"
+#include "distca/plan/scheduler.h"
+#include "distca/plan/validate.h"
+
+namespace distca::api {
+namespace {
+
+template <typename... Args>
+void require(bool holds, fmt::format_string<Args...> format, Args&&... args) {
+  if (!holds) throw Error(ErrorKind::kPlan, format, std::forward<Args>(args)...);
+}
+
+NanoBatch documents_of(const std::vector<int64_t>& cu_seqlens) {
+  require(!cu_seqlens.empty() && cu_seqlens[0] == 0, "cu_seqlens begins with 0");
+  std::vector<int64_t> lengths;
+  for (size_t i = 1; i < cu_seqlens.size(); ++i) {
+    require(cu_seqlens[i] >= cu_seqlens[i - 1], "cu_seqlens descends from {} to {}",
+            cu_seqlens[i - 1], cu_seqlens[i]);
+    lengths.push_back(cu_seqlens[i] - cu_seqlens[i - 1]);
+  }
+  return NanoBatch::from_lengths(lengths);
+}
+
+Cluster cluster_of(const BatchRequest& request) {
+  require(request.num_ranks > 0, "num_ranks = {}: 1 or more", request.num_ranks);
+  require(request.num_holders >= 0 && request.num_holders <= request.num_ranks,
+          "num_holders = {}: 0 .. {}", request.num_holders, request.num_ranks);
+  const bool chosen = request.tokens.empty() && request.num_holders > 0;
+  Cluster cluster;
+  cluster.num_workers = chosen ? request.num_holders : request.num_ranks;
+  cluster.capacity =
+      request.capacity.empty() ? std::vector<int64_t>(request.num_ranks, 1) : request.capacity;
+  require(cluster.num_servers() == request.num_ranks, "{} capacities for {} ranks",
+          cluster.num_servers(), request.num_ranks);
+  return cluster;
+}
+
+/// Every token of the batch exactly once.
+void check_tokens(const BatchRequest& request) {
+  require(static_cast<int>(request.tokens.size()) == request.num_ranks,
+          "tokens of {} ranks for {} ranks", request.tokens.size(), request.num_ranks);
+  std::vector<Range> all;
+  for (const std::vector<Range>& of_rank : request.tokens) {
+    std::ranges::copy_if(of_rank, std::back_inserter(all),
+                         [](const Range& range) { return range.begin != range.end; });
+  }
+  std::ranges::sort(all);
+  int64_t end = 0;
+  for (const Range& range : all) {
+    require(range.begin >= 0 && range.begin < range.end, "tokens {} to {} are no range",
+            range.begin, range.end);
+    require(range.begin <= end, "no rank holds tokens {} to {}", end, range.begin);
+    require(range.begin == end, "token {} is held twice", range.begin);
+    end = range.end;
+  }
+  require(end == request.cu_seqlens.back(), "ranks hold tokens up to {}, cu_seqlens ends at {}",
+          end, request.cu_seqlens.back());
+}
+
+/// The documents' parts that lie in each rank's ranges.
+Layout layout_of(const BatchRequest& request) {
+  const std::vector<int64_t>& starts = request.cu_seqlens;
+  Layout layout;
+  for (const std::vector<Range>& ranges : request.tokens) {
+    std::vector<Segment>& segments = layout.workers.emplace_back();
+    for (Range rest : ranges) {
+      while (!rest.empty()) {
+        const auto next = std::ranges::upper_bound(starts, rest.begin);
+        const int64_t document = next - starts.begin() - 1, start = starts[document];
+        const int64_t end = std::min(rest.end, *next);
+        for (const int64_t cut : {rest.begin - start, end - start}) {
+          require(cut % kBlockTokens == 0 || start + cut == *next,
+                  "document {} is cut at token {}: at multiples of {} from its begin", document,
+                  cut, kBlockTokens);
+        }
+        segments.push_back({document, {rest.begin - start, end - start}});
+        rest.begin = end;
+      }
+    }
+  }
+  return layout;
+}
+
+std::vector<std::vector<Range>> tokens_of(const Plan& plan) {
+  const std::vector<int64_t> starts = plan.nano_batch.cu_seqlens();
+  std::vector<std::vector<Range>> tokens(plan.cluster.num_servers());
+  for (int rank = 0; rank < plan.layout.num_workers(); ++rank) {
+    for (const Segment& segment : plan.layout.workers[rank]) {
+      const int64_t start = starts[segment.document];
+      const Range range{start + segment.tokens.begin, start + segment.tokens.end};
+      if (!tokens[rank].empty() && tokens[rank].back().end == range.begin) {
+        tokens[rank].back().end = range.end;
+      } else {
+        tokens[rank].push_back(range);
+      }
+    }
+  }
+  return tokens;
+}
+
+}  // namespace
+
+struct BatchPlan::State {
+  Plan plan;
+  std::string hash;
+  std::vector<std::vector<Range>> tokens;
+};
+
+BatchPlan::BatchPlan(Plan plan) {
+  ValidateOptions checks = checks_of(find_scheduler(plan.options.scheduler));
+  checks.even_tokens = false;  // the caller's own
+  const std::vector<std::string> faults = validate(plan, checks);
+  require(faults.empty(), "{}", faults.empty() ? "" : faults[0]);
+  std::string hash = plan_hash(plan);
+  std::vector<std::vector<Range>> tokens = tokens_of(plan);
+  state_ = std::make_shared<const State>(std::move(plan), std::move(hash), std::move(tokens));
+}
+
+BatchPlan BatchPlan::from_json(std::string_view json) { return BatchPlan(plan_from_json(json)); }
+
+int BatchPlan::num_ranks() const { return state_->plan.cluster.num_servers(); }
+const std::vector<std::vector<Range>>& BatchPlan::tokens() const { return state_->tokens; }
+int64_t BatchPlan::num_tokens(int rank) const {
+  int64_t tokens = 0;
+  for (const Range& range : state_->tokens.at(rank)) tokens += range.size();
+  return tokens;
+}
+double BatchPlan::max_over_mean() const { return distca::max_over_mean(state_->plan); }
+const std::string& BatchPlan::hash() const { return state_->hash; }
+std::string BatchPlan::json() const { return plan_to_json(state_->plan); }
+const Plan& BatchPlan::plan() const { return state_->plan; }
+
+BatchPlan plan_batch(const BatchRequest& request) {
+  const PlanRequest asked{
+      .nano_batch = documents_of(request.cu_seqlens),
+      .cluster = cluster_of(request),
+      .shape = attention_shape(request.shape, request.window_left),
+      .options = {.scheduler = request.scheduler,
+                  .tolerance_ppm = request.tolerance < 0 ? PlanOptions::kOwnTolerance
+                                                         : std::llround(request.tolerance * 1e6),
+                  .split_kv = request.split_kv}};
+  if (request.tokens.empty()) return BatchPlan(make_plan(asked));
+  check_tokens(request);
+  return BatchPlan(make_plan(asked, layout_of(request)));
+}
+
+}  // namespace distca::api

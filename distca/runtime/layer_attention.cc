@@ -1,0 +1,204 @@
+// Rows of a layer between local tensors, messages and the group; the tasks are in
+// core_attention_tasks.cc.
+
+#include <ATen/ATen.h>
+
+#include <utility>
+
+#include "distca/base/error.h"
+#include "distca/comm/aten_types.h"
+#include "distca/kernels/rows.h"
+#include "distca/runtime/layer_attention.h"
+
+namespace distca {
+namespace {
+
+BufferRole sent_from(Content content) {
+  switch (content) {
+    case Content::kQkv:
+      return BufferRole::kQkvOut;
+    case Content::kO:
+      return BufferRole::kOOut;
+    case Content::kDO:
+      return BufferRole::kDOOut;
+    default:
+      return BufferRole::kGradientOut;
+  }
+}
+BufferRole received_into(Content content) {
+  switch (content) {
+    case Content::kQkv:
+      return BufferRole::kQkvIn;
+    case Content::kO:
+      return BufferRole::kOIn;
+    case Content::kDO:
+      return BufferRole::kDOIn;
+    default:
+      return BufferRole::kGradientIn;
+  }
+}
+
+}  // namespace
+
+LayerAttention::LayerAttention(AttentionKernel& kernel, Communicator& comm)
+    : kernel_(kernel),
+      comm_(comm),
+      shape_(kernel.shape()),
+      type_(kernel.type()),
+      accumulator_(kernels::accumulator_type(type_)) {
+  DISTCA_CHECK_EQ(kernel.cuda_device(), comm.cuda_device());
+}
+
+void LayerAttention::check(const AttentionExchange& exchange) const {
+  const AttentionShape& of = exchange.shape;
+  DISTCA_CHECK(of.num_heads == shape_.num_heads && of.num_kv_heads == shape_.num_kv_heads &&
+                   of.head_dim_qk == shape_.head_dim_qk && of.head_dim_v == shape_.head_dim_v,
+               "the kernel computes other heads than the exchange carries");
+  DISTCA_CHECK(exchange.types.compute == type_ && exchange.types.accumulator == accumulator_,
+               "the kernel computes in {} and sums in {}", short_name(type_),
+               short_name(accumulator_));
+}
+
+at::TensorOptions LayerAttention::tensor_options(ScalarType scalar) const {
+  return at::dtype(aten_type(scalar))
+      .device(comm_.cuda_device() < 0
+                  ? at::Device(at::kCPU)
+                  : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(comm_.cuda_device())));
+}
+
+/// Kernels read and write rows whose last dimension is contiguous.
+void LayerAttention::check_local(const char* name, const at::Tensor& tensor, int64_t heads,
+                                 int64_t dim) const {
+  DISTCA_CHECK(tensor.scalar_type() == aten_type(type_) && tensor.dim() == 3 &&
+                   tensor.size(1) == heads && tensor.size(2) == dim &&
+                   (tensor.stride(2) == 1 || tensor.numel() == 0),
+               "{}: expected [tokens, {}, {}] of the kernel's type, last dimension contiguous",
+               name, heads, dim);
+}
+
+HomeRows LayerAttention::home_of(const at::Tensor& q, const at::Tensor& k,
+                                 const at::Tensor& v) const {
+  check_local("q", q, shape_.num_heads, shape_.head_dim_qk);
+  check_local("k", k, shape_.num_kv_heads, shape_.head_dim_qk);
+  check_local("v", v, shape_.num_kv_heads, shape_.head_dim_v);
+  const int64_t tokens = q.size(0);
+  return {.q = q,
+          .k = k,
+          .v = v,
+          .o = at::empty({tokens, shape_.num_heads, shape_.head_dim_v}, tensor_options(type_)),
+          .lse = at::empty({tokens, shape_.num_heads, 1}, tensor_options(accumulator_))};
+}
+
+void LayerAttention::set_d_o(HomeRows& home, const at::Tensor& d_o) const {
+  check_local("d_o", d_o, shape_.num_heads, shape_.head_dim_v);
+  const at::ScalarType sums = aten_type(accumulator_);
+  home.d_o = d_o;
+  home.delta = (d_o.to(sums) * home.o.to(sums)).sum(-1, /*keepdim=*/true);
+}
+
+std::vector<MessageRows> LayerAttention::with_servers(const AttentionExchange& exchange,
+                                                      Content content,
+                                                      std::span<std::byte> memory) const {
+  return messages(exchange, content, exchange.rows.sends, exchange.servers(content), memory);
+}
+std::vector<MessageRows> LayerAttention::with_homes(const AttentionExchange& exchange,
+                                                    Content content,
+                                                    std::span<std::byte> memory) const {
+  return messages(exchange, content, exchange.rows.receives, exchange.homes(content), memory);
+}
+
+std::vector<MessageRows> LayerAttention::messages(const AttentionExchange& exchange,
+                                                  Content content,
+                                                  const std::vector<PeerTransfer>& transfers,
+                                                  const MessageList& list,
+                                                  std::span<std::byte> memory) const {
+  DISTCA_CHECK(list.buffer_bytes <= static_cast<int64_t>(memory.size()),
+               "messages of {} bytes in a buffer of {}", list.buffer_bytes, memory.size());
+  std::vector<MessageRows> result;
+  result.reserve(transfers.size());
+  for (const PeerTransfer& transfer : transfers) {
+    const PeerMessage* const message = list.with(transfer.peer);
+    result.emplace_back(message == nullptr ? nullptr : memory.data() + message->offset,
+                        message_parts(content, transfer, exchange.shape, exchange.types),
+                        comm_.cuda_device());
+  }
+  return result;
+}
+
+void LayerAttention::pack(const LayerPass& layer, Content content) {
+  const AttentionExchange& exchange = layer.exchange;
+  if (content == Content::kO) return;  // tasks have written it where it is sent from
+  if (content == Content::kGradient) {
+    if (!exchange.converts_gradients()) return;  // likewise
+    const std::vector<MessageRows> sums =
+        with_homes(exchange, Content::kAccumulator, layer.of(BufferRole::kAccumulators));
+    const std::vector<MessageRows> outgoing =
+        with_homes(exchange, content, layer.of(BufferRole::kGradientOut));
+    for (size_t i = 0; i < outgoing.size(); ++i) bytes_.packed += convert(sums[i], outgoing[i]);
+    return;
+  }
+  const HomeRows& home = layer.home;
+  const bool qkv = content == Content::kQkv;
+  const auto local =
+      qkv ? std::array{home.q, home.k, home.v} : std::array{home.d_o, home.lse, home.delta};
+  const std::vector<MessageRows> outgoing =
+      with_servers(exchange, content, layer.of(sent_from(content)));
+  for (size_t i = 0; i < outgoing.size(); ++i) {
+    const PeerTransfer& transfer = exchange.rows.sends[i];
+    for (int part = 0; part < 3; ++part) {
+      const std::vector<RowRange>& ranges = qkv && part > 0 ? transfer.kv : transfer.q;
+      bytes_.packed += distca::pack(local[part], ranges, outgoing[i].part(part));
+    }
+  }
+}
+
+std::unique_ptr<PendingExchange> LayerAttention::issue(const LayerPass& layer, Content content,
+                                                       uint32_t tag, std::string_view operation) {
+  const auto messages_of = [tag](const MessageList& list, std::span<std::byte> memory) {
+    std::vector<Message> messages;
+    messages.reserve(list.messages.size());
+    for (const auto& [peer, offset, size] : list.messages) {
+      messages.push_back({peer, tag, memory.data() + offset, size});
+    }
+    return messages;
+  };
+  const MessageList &sent = layer.exchange.sent(content),
+                    &received = layer.exchange.received(content);
+  if (sent.empty() && received.empty()) return nullptr;
+  bytes_.sent += sent.bytes;
+  bytes_.received += received.bytes;
+  return comm_.exchange(messages_of(sent, layer.of(sent_from(content))),
+                        messages_of(received, layer.of(received_into(content))), operation);
+}
+
+void LayerAttention::land(const LayerPass& layer) {
+  const AttentionExchange& exchange = layer.exchange;
+  const Content content = layer.pass == Pass::kForward ? Content::kO : Content::kGradient;
+  if (exchange.received(content).empty()) return;
+  layer.round.arrived = layer.of(received_into(content));
+  if (content == Content::kO) {
+    std::vector<Range> merged;  // rows that merges write, ascending
+    for (const RowMerge& merge : exchange.rows.merges) {
+      if (merge.buffer == 0) merged.push_back({merge.row, merge.row + merge.tokens});
+    }
+    const std::vector<MessageRows> arrived = with_servers(exchange, content, layer.round.arrived);
+    for (size_t i = 0; i < arrived.size(); ++i) {
+      const std::vector<RowRange>& rows = exchange.rows.sends[i].q;
+      bytes_.unpacked += unpack(arrived[i].part(0), rows, layer.home.o, merged);
+      bytes_.unpacked += unpack(arrived[i].part(1), rows, layer.home.lse, merged);
+    }
+  }
+  layer.round.landed = true;
+  complete_if_done(layer);
+}
+
+void LayerAttention::take_gradients(HomeRows& home, at::Tensor* dq, at::Tensor* dk,
+                                    at::Tensor* dv) const {
+  zero_local_gradients(home);
+  const at::ScalarType compute = aten_type(type_);
+  *dq = home.dq.to(compute);
+  *dk = home.dk.to(compute);
+  *dv = home.dv.to(compute);
+}
+
+}  // namespace distca

@@ -1,0 +1,122 @@
+#pragma once
+// The parts of core attention of one layer, without an order among them: packing, issuing, tasks,
+// merging, sums. CoreAttention plays them for the operations of a program, api/core_attention.h as
+// its caller asks for them. Include <ATen/ATen.h> before it. Thread rule: one thread.
+
+#include <array>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "distca/comm/communicator.h"
+#include "distca/program/program.h"
+#include "distca/runtime/attention_kernel.h"
+#include "distca/runtime/core_attention.h"
+#include "distca/runtime/message_rows.h"
+
+namespace distca {
+
+/// What a home keeps of one layer of one nano-batch.
+struct HomeRows {
+  at::Tensor q, k, v;
+  at::Tensor o, lse;               // [T, H, E], [T, H, 1]
+  at::Tensor d_o, delta;           // backward
+  at::Tensor dq, dk, dv;           // sums, backward
+  std::array<bool, 2> complete{};  // [Pass] O and LSE, the sums
+
+  bool is_complete(Pass pass) const {
+    return complete[static_cast<size_t>(pass)] || !q.defined() || q.size(0) == 0;
+  }
+};
+
+/// What is under way of one pass of one layer step of an exchange.
+struct Round {
+  size_t tasks_done = 0;
+  bool landed = false;               // what comes home
+  std::span<std::byte> arrived;      // where it lies
+  std::vector<at::Tensor> partials;  // [2 x tasks] O, LSE of those that are partial
+};
+
+/// The tasks of one set of an exchange as kernels take them, made once for all layers. The buffers
+/// of the lists are set before each call.
+struct KernelTasks {
+  kernels::TaskList whole;             // forward: those whose O and LSE are the rows' own
+  kernels::TaskList partial;           // forward: those whose O and LSE are parts of merges
+  kernels::TaskList backward;          // all
+  std::vector<int32_t> partial_tasks;  // [partial.tasks] index in rows.tasks
+};
+using ExchangeTasks = std::array<KernelTasks, kNumTaskSets>;  // [TaskSet]
+ExchangeTasks kernel_tasks(const AttentionExchange& exchange);
+
+/// One pass of one layer through an exchange. Borrows all.
+struct LayerPass {
+  const AttentionExchange& exchange;
+  ExchangeTasks& tasks;
+  HomeRows& home;
+  Round& round;
+  Pass pass = Pass::kForward;
+  /// [BufferRole] Where messages and sums lie; what a part does not use may be empty.
+  std::array<std::span<std::byte>, kNumBufferRoles> memory{};
+
+  std::span<std::byte> of(BufferRole role) const { return memory[static_cast<size_t>(role)]; }
+};
+
+class LayerAttention {
+ public:
+  /// Borrows both, which are on one device.
+  LayerAttention(AttentionKernel& kernel, Communicator& comm);
+
+  /// A kernel for other heads or types than the exchange's is a CHECK.
+  void check(const AttentionExchange& exchange) const;
+
+  /// As CoreAttention::set_qkv and set_d_o.
+  HomeRows home_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) const;
+  void set_d_o(HomeRows& home, const at::Tensor& d_o) const;
+
+  /// Copies what travels to where it is sent from.
+  void pack(const LayerPass& layer, Content content);
+  /// Hands the messages to the group; null where there are none.
+  std::unique_ptr<PendingExchange> issue(const LayerPass& layer, Content content, uint32_t tag,
+                                         std::string_view operation);
+  /// Puts O and LSE, which have arrived, in their place; gradients are added once they are
+  /// complete. Completes the pass where all tasks were computed.
+  void land(const LayerPass& layer);
+  /// Computes the tasks of a set. Completes the pass after the last where all has landed.
+  void compute(const LayerPass& layer, TaskSet set);
+
+  /// In the compute type, once backward is complete.
+  void take_gradients(HomeRows& home, at::Tensor* dq, at::Tensor* dk, at::Tensor* dv) const;
+
+  const ExchangeBytes& bytes() const { return bytes_; }
+
+ private:
+  at::TensorOptions tensor_options(ScalarType scalar) const;
+  void check_local(const char* name, const at::Tensor& tensor, int64_t heads, int64_t dim) const;
+
+  // The messages of a content where they lie in a buffer, one for each of rows.sends or
+  // rows.receives; those that there are none of have no rows.
+  std::vector<MessageRows> with_servers(const AttentionExchange& exchange, Content content,
+                                        std::span<std::byte> memory) const;
+  std::vector<MessageRows> with_homes(const AttentionExchange& exchange, Content content,
+                                      std::span<std::byte> memory) const;
+  std::vector<MessageRows> messages(const AttentionExchange& exchange, Content content,
+                                    const std::vector<PeerTransfer>& transfers,
+                                    const MessageList& list, std::span<std::byte> memory) const;
+
+  void compute_forward(const LayerPass& layer, TaskSet set);
+  void compute_backward(const LayerPass& layer, TaskSet set);
+  void merge(const std::vector<at::Tensor>& partials, const std::vector<MessageRows>& arrived,
+             const RowMerge& rows, const kernels::Rows& o, const kernels::Rows& lse);
+  void zero_local_gradients(HomeRows& home) const;
+  void complete_if_done(const LayerPass& layer);
+
+  AttentionKernel& kernel_;
+  Communicator& comm_;
+  kernels::Shape shape_;
+  ScalarType type_;         // compute
+  ScalarType accumulator_;  // fp64 for fp64, else fp32
+  ExchangeBytes bytes_;
+};
+
+}  // namespace distca
