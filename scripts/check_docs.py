@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Documents are true: links lead somewhere, and what they tell people to type exists."""
+"""Documents are true: links lead somewhere, what they tell people to type exists, public headers open with examples."""
 
 import re
 
 from project import ROOT, files, read, report
 
-README_LINES = 200
+README_LINES = 120
 DEMO_BY_LINE = 25
+EXAMPLE_LINES = 40
 FILE_ENDINGS = ("safetensors", "jsonl", "json", "toml", "bin", "idx", "cc", "h", "py", "sh", "md")
 
 
@@ -109,8 +110,25 @@ def readme():
         yield f"README.md: make demo must be shown by line {DEMO_BY_LINE}"
 
 
+def public_header(path):
+    """Faults: it opens with a program of examples/, word for word, which is short enough to be read there."""
+    opening = read(path).partition("\n#include <")[0]
+    names = re.findall(r"examples/\w+\.cc", opening)
+    if not names:
+        yield f"{path}: a public header opens with a complete program of examples/ and names it"
+    for name in names:
+        lines = read(name).splitlines()
+        if len(lines) > EXAMPLE_LINES:
+            yield f"{name}: {len(lines)} lines: at most {EXAMPLE_LINES}"
+        if "\n".join(f"//   {line}" if line else "//" for line in lines) not in opening:
+            yield f"{path}: it does not show {name} as it is"
+
+
 def main():
     project, found = Project(), [*readme()]
+    for path in files("distca/api/*.h"):
+        if path.count("/") == 2:  # not those in distca/api/inside
+            found += public_header(path)
     for path in files("*.md"):
         found += links(path)
     for path in files("*.md", "scripts/*.sh"):

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "distca/api/shape.h"
+#include "distca/api/inside/shape.h"
 #include "distca/base/error.h"
 #include "distca/comm/aten_types.h"
 #include "distca/comm/collectives.h"

@@ -12,7 +12,7 @@
 //   #include "distca/comm/c10d_group.h"
 //   #include "distca/comm/thread_group.h"
 //
-//   void attend(distca::Communicator& comm) {
+//   void run_layer(distca::Communicator& comm) {
 //     const distca::api::Shape shape{.num_heads = 4, .num_kv_heads = 2, .head_dim = 64};
 //     const auto plan = distca::api::plan_batch(
 //         {.cu_seqlens = {0, 1500, 1700, 2048}, .num_ranks = comm.size(), .shape = shape});
@@ -31,7 +31,7 @@
 //
 //   int main(int argc, char** argv) {
 //     if (argc < 3) {  // ranks as threads
-//       distca::run_ranks(2, {}, attend);
+//       distca::run_ranks(2, {}, run_layer);
 //       return 0;
 //     }
 //     const int rank = atoi(argv[1]);  // of two processes
@@ -41,7 +41,7 @@
 //     const auto options = c10d::ProcessGroupGloo::Options::create();
 //     options->devices = {c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1")};
 //     const auto group = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, 2, options);
-//     attend(*distca::make_c10d_group(*group, *store, {}));
+//     run_layer(*distca::make_c10d_group(*group, *store, {}));
 //   }
 //
 // Order. All ranks call forward() and backward() in the same order; any number may be under way, of

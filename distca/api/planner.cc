@@ -4,7 +4,7 @@
 #include <cmath>
 #include <utility>
 
-#include "distca/api/shape.h"
+#include "distca/api/inside/shape.h"
 #include "distca/base/error.h"
 #include "distca/plan/plan.h"
 #include "distca/plan/scheduler.h"

@@ -9,8 +9,8 @@
 // head h / (H / G)), D head_dim_qk, E head_dim_v (both multiples of 8).
 // Memory: all pointers are the caller's; kernels allocate scratch only.
 // Thread rule: calls on disjoint outputs may run at the same time.
-// Errors: a broken shape or list is a CHECK; lists from outside are checked before, by
-// kernels/task_list.h.
+// Errors: a broken shape or list is a CHECK. Every kernel looks at both before it computes, as
+// kernels/task_list.h says.
 
 #include <cstdint>
 #include <vector>
@@ -34,7 +34,7 @@ struct Shape {
 /// By position in the document: query i may see key j when
 ///   (not causal or j <= i) and (window_left < 0 or j >= i - window_left)
 ///   and (window_right < 0 or j <= i + window_right).
-/// Bottom-right causal of FlashAttention is causal with the queries at the document's end.
+/// FlashAttention's bottom-right causal mask is `causal` for queries at the end of the document.
 struct Mask {
   bool causal = true;
   int64_t window_left = -1;   // tokens; -1 = unlimited
@@ -91,10 +91,10 @@ struct Task {
   Mask mask{};
 };
 
-/// What a call computes. Where a row lies is said by (buffer, row) alone: the fields that a pass
-/// writes (o, lse; dq, dk, dv) share no memory with any other field of any buffer, so two tasks
-/// write to one place only if they name the same rows of the same buffer. Buffers may share what is
-/// only read: a partial result of some queries is written by way of a buffer of its own, with the
+/// What a call computes. (buffer, row) alone says where a row lies: the fields that a pass writes
+/// (o, lse; dq, dk, dv) share no memory with any other field of any buffer, so two tasks write to
+/// one place only if they name the same rows of the same buffer. Buffers may share what is only
+/// read: a partial result of some queries is written through a buffer of its own, which has the
 /// same q. Forward: no two tasks write the same rows. Backward: several may add to the same rows.
 struct TaskList {
   std::vector<QueryBuffer> queries{};

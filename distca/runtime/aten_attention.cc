@@ -78,8 +78,7 @@ struct Call {
         list(call_list),
         accumulator(kernels::accumulator_type(call_type)),
         group(call_shape.num_heads / call_shape.num_kv_heads),
-        device(cuda_device < 0 ? at::Device(at::kCPU)
-                               : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(cuda_device))),
+        device(aten_device(cuda_device)),
         device_guard(device) {}
 
   at::TensorOptions options(ScalarType scalar) const {
@@ -410,7 +409,7 @@ int64_t aten_backward(const Shape& shape, ScalarType type, const TaskList& list,
     aten_matmul_backward(shape, type, list, cuda_device);
     return 0;
   }
-  kernels::check_backward(shape, type, list);
+  kernels::check_backward(shape, list);
   const Call call(shape, type, list, cuda_device);
   for (const Task& task : list.tasks) {
     if (task.q_tokens > 0) flash_backward(call, task);
@@ -427,7 +426,7 @@ void aten_matmul_forward(const Shape& shape, ScalarType type, const TaskList& li
 
 void aten_matmul_backward(const Shape& shape, ScalarType type, const TaskList& list,
                           int cuda_device) {
-  kernels::check_backward(shape, type, list);
+  kernels::check_backward(shape, list);
   const Call call(shape, type, list, cuda_device);
   for (const Task& task : list.tasks) {
     matmul_backward(call, task.mask, call.queries(task), keys_of(call, task));

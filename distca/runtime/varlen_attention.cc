@@ -44,9 +44,7 @@ class Player {
         type_(type),
         list_(list),
         accumulator_(kernels::accumulator_type(type)),
-        device_(cuda_device < 0
-                    ? at::Device(at::kCPU)
-                    : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(cuda_device))),
+        device_(aten_device(cuda_device)),
         device_guard_(device_) {
     DISTCA_CHECK(shape.num_heads <= kernels::kMostSequences, "{} heads: a launch has at most {}",
                  shape.num_heads, kernels::kMostSequences);
@@ -226,7 +224,7 @@ int64_t varlen_forward(const Shape& shape, ScalarType type, ScalarType o_type, c
 
 int64_t varlen_backward(const Shape& shape, ScalarType type, const TaskList& list, int cuda_device,
                         const VarlenOperator& op) {
-  kernels::check_backward(shape, type, list);
+  kernels::check_backward(shape, list);
   return Player(shape, type, list, cuda_device).backward(op);
 }
 

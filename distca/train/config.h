@@ -103,7 +103,7 @@ struct Config {
   }
 };
 
-/// A choice that a word makes.
+/// A value that is chosen by a word.
 struct WordValue {
   std::function<std::string_view()> word;  // for the present choice
   std::function<void(std::string_view)> choose;
@@ -134,17 +134,17 @@ Config load_config(const std::filesystem::path& path, const std::vector<std::str
 
 /// A TOML file that says the same: every key with its reason, unit and default.
 std::string print_config(Config config);
-/// The same without what explains it: what a run leaves behind.
+/// The same without explanations, as a run records it in its config.toml.
 std::string recorded_config(Config config);
 /// A key's value as print_config writes it.
 std::string shown_value(const ConfigKey& key);
 /// "gloo", "threads".
 std::string_view backend_name(Config::Comm::Backend backend);
 
-/// A model's core attention. `cuda_device`: -1 = CPU.
+/// The kernel request for a model's core attention. `cuda_device`: -1 = CPU.
 KernelRequest kernel_request(const LlamaConfig& model, KernelChoice choice, int threads,
                              int cuda_device);
-/// As the ranks are to compute it, on the first device.
+/// The same for the ranks of a run: on the CPU, or on the first CUDA device.
 KernelRequest kernel_request(const Config& config);
 
 }  // namespace distca

@@ -24,7 +24,7 @@ struct StepMetrics {
   double lr = 0;
   double step_s = 0;
   double model_flops = 0;       // of the step
-  double peak_flops_per_s = 0;  // of all ranks together, measured when the run began (peak.h)
+  double peak_flops_per_s = 0;  // of all ranks together, measured at the start (compute_peak.h)
   ExchangeBytes bytes;          // all ranks, forward and backward
   // [ranks] time in attention, forward and backward of all layers and nano-batches: on a CPU with
   // one thread a rank its processor time, as profiles are; with more threads the time that passed,

@@ -7,11 +7,10 @@
 #include <cstring>
 #include <limits>
 #include <memory>
-#include <tuple>
-#include <utility>
 #include <vector>
 
 #include "distca/base/error.h"
+#include "distca/base/integers.h"
 #include "distca/base/random.h"
 #include "distca/kernels/bfloat16.h"
 #include "distca/kernels/cpu/attention.h"
@@ -96,18 +95,19 @@ class Scene {
     for (int64_t i = 0; i < std::clamp<int64_t>(keys, 1, 4); ++i) add_keys();
     next_row_.resize(list.queries.size());
     while (!input_.empty() && list.tasks.size() < 8) add_task();
-    if (queries < 1) list.queries.clear(), memory.queries.clear();
-    if (keys < 1) list.keys.clear(), memory.keys.clear();
+    if (queries < 1) list.queries.clear();
+    if (keys < 1) list.keys.clear();
   }
 
   /// Whether the values are numbers that a comparison bears.
   bool tame() const { return !wild_ && std::fabs(shape.softmax_scale) <= 1 && shape.softcap == 0; }
+  /// Whether there is as much memory as the list says.
+  bool in_memory() const { return in_memory_; }
   std::vector<Block>& outputs() { return outputs_; }
 
   Shape shape;
   ScalarType type{}, o_type{};
   TaskList list;
-  ListMemory memory;
 
  private:
   void read_shape() {
@@ -132,62 +132,55 @@ class Scene {
     return 2 * values_.uniform() - 1;
   }
 
-  /// Memory for `tokens` rows, in one of several layouts, and its elements; what is asked for
-  /// cannot always be had.
-  std::pair<Rows, int64_t> rows(int64_t tokens, int64_t heads, int64_t dim, ScalarType scalar,
-                                bool written) {
-    const auto modest = [](int64_t x, int64_t most) { return std::clamp<int64_t>(x, 0, most); };
+  /// Memory for `tokens` rows, in one of several layouts; what is asked for cannot always be had.
+  Rows rows(int64_t tokens, int64_t heads, int64_t dim, ScalarType scalar, bool written) {
+    const auto modest = [&](int64_t x, int64_t most) {
+      in_memory_ = in_memory_ && x <= most;
+      return std::clamp<int64_t>(x, 0, most);
+    };
     const int64_t there = modest(tokens, 200), h = modest(heads, 24), d = modest(dim, 48);
     Rows field{nullptr, h * d, d};
     const int layout = input_.byte();
     if (layout % 4 == 1) field.token_stride += layout % 32;
     if (layout % 4 == 2) field.token_stride = d, field.head_stride = there * d;
-    if (layout >= 252) field.token_stride = input_.number(0, 100);
-    if (layout >= 254) field.head_stride = input_.number(0, 100);
-    const int64_t wide = layout % 4 == 1 ? field.token_stride : h * d;
-    const int64_t elements = there == 0 ? 0 : (there - 1) * modest(wide, h * d + 32) + h * d;
+    const int64_t elements =
+        there == 0 || h == 0 ? 0
+                             : (there - 1) * field.token_stride + (h - 1) * field.head_stride + d;
     const int64_t shift = layout % 3 == 0 ? 1 : 0;  // elements: then it is aligned to one only
     Block block{.type = scalar, .elements = elements + shift};
     block.memory = std::make_unique<std::byte[]>(block.bytes());
     for (int64_t i = 0; i < block.elements; ++i) block.set(i, static_cast<float>(value()));
     field.data = block.at(shift);
+    if (layout == 255) field.data = nullptr;
     (written ? outputs_ : inputs_).push_back(std::move(block));
-    return {field, elements};
+    return field;
   }
 
   void add_queries() {
     QueryBuffer& buffer = list.queries.emplace_back();
-    QueryMemory& there = memory.queries.emplace_back();
     buffer.tokens = input_.number(0, 160);
     const auto add = [&](int64_t dim, ScalarType scalar, bool written) {
       return rows(buffer.tokens, shape.num_heads, dim, scalar, written);
     };
     const ScalarType sum = ScalarType::kFloat32;
-    std::tie(buffer.q, there.q) = add(shape.head_dim_qk, type, false);
-    std::tie(buffer.o, there.o) = add(shape.head_dim_v, o_type, true);
-    std::tie(buffer.lse, there.lse) = add(1, sum, true);
-    std::tie(buffer.d_o, there.d_o) = add(shape.head_dim_v, type, false);
-    std::tie(buffer.delta, there.delta) = add(1, sum, false);
-    std::tie(buffer.dq, there.dq) = add(shape.head_dim_qk, sum, true);
-    if (!input_.flag(40)) return;
-    buffer.o = buffer.dq = buffer.q;
-    there.o = there.dq = there.q;
+    buffer.q = add(shape.head_dim_qk, type, false);
+    buffer.o = add(shape.head_dim_v, o_type, true);
+    buffer.lse = add(1, sum, true);
+    buffer.d_o = add(shape.head_dim_v, type, false);
+    buffer.delta = add(1, sum, false);
+    buffer.dq = add(shape.head_dim_qk, sum, true);
   }
 
   void add_keys() {
     KeyBuffer& buffer = list.keys.emplace_back();
-    KeyMemory& there = memory.keys.emplace_back();
     buffer.tokens = input_.number(0, 160);
     const auto add = [&](int64_t dim, ScalarType scalar, bool written) {
       return rows(buffer.tokens, shape.num_kv_heads, dim, scalar, written);
     };
-    std::tie(buffer.k, there.k) = add(shape.head_dim_qk, type, false);
-    std::tie(buffer.v, there.v) = add(shape.head_dim_v, type, false);
-    std::tie(buffer.dk, there.dk) = add(shape.head_dim_qk, ScalarType::kFloat32, true);
-    std::tie(buffer.dv, there.dv) = add(shape.head_dim_v, ScalarType::kFloat32, true);
-    if (!input_.flag(40)) return;
-    buffer.dk = list.keys.front().dk;
-    there.dk = memory.keys.front().dk;
+    buffer.k = add(shape.head_dim_qk, type, false);
+    buffer.v = add(shape.head_dim_v, type, false);
+    buffer.dk = add(shape.head_dim_qk, ScalarType::kFloat32, true);
+    buffer.dv = add(shape.head_dim_v, ScalarType::kFloat32, true);
   }
 
   void add_task() {
@@ -223,7 +216,7 @@ class Scene {
 
   Input input_;
   Random values_;
-  bool wild_ = false;
+  bool wild_ = false, in_memory_ = true;
   std::vector<Block> inputs_, outputs_;
   std::vector<int64_t> next_row_;  // [query buffers]
 };
@@ -248,6 +241,31 @@ int64_t pairs(const Shape& shape, const TaskList& list) {
     for (const KeyRange& keys : task.keys) sum += task.q_tokens * keys.tokens * shape.num_heads;
   }
   return sum;
+}
+
+/// What no forward may do, and no check looks for.
+bool writes_a_row_twice(const TaskList& list) {
+  for (size_t i = 0; i < list.tasks.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      const Task &a = list.tasks[i], &b = list.tasks[j];
+      const Range rows_of_a{a.q_row, a.q_row + a.q_tokens};
+      if (a.query_buffer == b.query_buffer &&
+          !intersect(rows_of_a, {b.q_row, b.q_row + b.q_tokens}).empty()) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+template <typename Check>
+bool accepted(const Check& check) {
+  try {
+    check();
+  } catch (const CheckFailure&) {
+    return false;
+  }
+  return true;
 }
 
 /// Runs the kernel and, if `compare`, the reference on the same memory.
@@ -302,30 +320,24 @@ Outcome run_task_list(std::span<const uint8_t> bytes) {
   // Tells right from wrong: values are at most 1, sums have some hundred terms.
   const float tolerance = type == ScalarType::kBFloat16 ? 0.03F : 2e-4F;
   Outcome outcome;
-  const auto compares = [&](const TaskList& list) {
-    const bool yes = scene.tame() && pairs(shape, list) <= kMostComparedPairs;
-    outcome.compared = outcome.compared || yes;
-    return yes;
-  };
-  try {
-    const TaskList list = forward_list(shape, type, scene.o_type, scene.list, scene.memory);
-    if (!cpu_supports(shape, type)) return outcome;
-    outcome.forward = true;
+  if (!scene.in_memory() || !cpu_supports(shape, type)) return outcome;
+  const TaskList& list = scene.list;
+  outcome.forward = accepted([&] { check_forward(shape, type, scene.o_type, list); }) &&
+                    !writes_a_row_twice(list);
+  outcome.backward = accepted([&] { check_backward(shape, list); });
+  outcome.compared = (outcome.forward || outcome.backward) && scene.tame() &&
+                     pairs(shape, list) <= kMostComparedPairs;
+  if (outcome.forward) {
     run_both(
-        scene.outputs(), compares(list), tolerance,
+        scene.outputs(), outcome.compared, tolerance,
         [&] { cpu_forward(shape, type, scene.o_type, list, threads, isa); },
         [&] { reference_forward(shape, type, scene.o_type, list); });
-  } catch (const Error&) {
   }
-  try {
-    const TaskList list = backward_list(shape, type, scene.list, scene.memory);
-    if (!cpu_supports(shape, type)) return outcome;
-    outcome.backward = true;
+  if (outcome.backward) {
     run_both(
-        scene.outputs(), compares(list), tolerance,
+        scene.outputs(), outcome.compared, tolerance,
         [&] { cpu_backward(shape, type, list, threads, isa); },
         [&] { reference_backward(shape, type, list); });
-  } catch (const Error&) {
   }
   return outcome;
 }

@@ -13,7 +13,7 @@ struct Outcome {
   bool compared = false;  // the results were close to the reference's, as they must be
 };
 
-/// Throws nothing but what should not happen: an Error that refuses the list is an outcome.
+/// Throws nothing but what should not happen: that the checks refuse the list is an outcome.
 Outcome run_task_list(std::span<const uint8_t> bytes);
 
 }  // namespace distca::kernels::fuzz

@@ -14,8 +14,8 @@
 // the cuts where each task has all the keys that its rows see. Not finite: K and V behind a row's
 // mask do not touch it. In backward a row of Q or dO that is not finite may spoil dK and dV of keys
 // that it does not see, in the tiles of 64 keys of which rows beside it see some. Errors: broken
-// shapes and lists are a CHECK; lists from outside go through kernels/task_list.h first. Thread
-// rule: calls on disjoint outputs and different pools may run at the same time.
+// shapes and lists are a CHECK (kernels/task_list.h). Thread rule: calls on disjoint outputs and
+// different pools may run at the same time.
 
 #include "distca/kernels/attention.h"
 #include "distca/kernels/cpu/isa.h"

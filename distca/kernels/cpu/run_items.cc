@@ -104,7 +104,7 @@ void run_forward(const Engine& engine, const Shape& shape, ScalarType type, Scal
 
 void run_backward(const Engine& engine, const Shape& shape, ScalarType type, const TaskList& list,
                   ThreadPool& pool) {
-  check_backward(shape, type, list);
+  check_backward(shape, list);
   check_supported(shape, type);
   const EngineList resolved = engine_list(list, type, std::nullopt);
   // Not cut by the number of threads: sums over rows would differ.

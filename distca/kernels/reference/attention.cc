@@ -158,7 +158,7 @@ void reference_forward(const Shape& shape, ScalarType type, ScalarType o_type,
 }
 
 void reference_backward(const Shape& shape, ScalarType type, const TaskList& list) {
-  check_backward(shape, type, list);
+  check_backward(shape, list);
   const int64_t group = shape.num_heads / shape.num_kv_heads;
   const int64_t d = shape.head_dim_qk;
   const int64_t e = shape.head_dim_v;

@@ -1,4 +1,4 @@
-#include "distca/api/shape.h"
+#include "distca/api/inside/shape.h"
 
 #include "distca/base/error.h"
 
