@@ -1,5 +1,6 @@
 #pragma once
-// How `--help` looks: options and what they mean side by side, in at most 100 columns. One thread.
+// How `--help` looks: options beside their descriptions, in at most 100 columns. Thread rule: one
+// thread.
 
 #include <CLI/CLI.hpp>
 
@@ -10,11 +11,12 @@
 
 namespace distca::cli {
 
+/// Set it as the formatter of a CLI::App.
 class HelpFormatter : public CLI::Formatter {
  public:
   HelpFormatter() { column_width(kNames); }
 
-  /// What the option means, wrapped; a line that is indented keeps that.
+  /// The description of an option, broken into lines. An indented line stays indented.
   std::string make_option_desc(const CLI::Option* option) const override {
     std::string text;
     std::istringstream lines(option->get_description());

@@ -1,6 +1,6 @@
 #pragma once
-// Options that are numbers in a range. CLI::Range lets "nan" pass, which is below nothing and above
-// nothing.
+// Options that are numbers within limits. CLI::Range does not suffice, because it accepts "nan",
+// which is neither below nor above any limit.
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
@@ -10,6 +10,7 @@
 
 namespace distca::cli {
 
+/// Accepts a number in [least, most], and nothing else.
 inline CLI::Validator finite_range(double least, double most) {
   const auto check = [least, most](const std::string& text) {
     double value = 0;
@@ -20,7 +21,8 @@ inline CLI::Validator finite_range(double least, double most) {
   return CLI::Validator(check, fmt::format("in [{:g}, {:g}]", least, most));
 }
 
-/// A number in [least, most]; 0 as its default means that it is not given.
+/// Adds an option that is a number in [least, most]. A default of 0 means that the option is not
+/// given; help then shows no default.
 template <typename T>
 CLI::Option* number(CLI::App& verb, const char* name, T& value, std::type_identity_t<T> least,
                     std::type_identity_t<T> most, const char* meaning) {

@@ -1,5 +1,5 @@
 #pragma once
-// What `distca plan` is asked, and the request that it means.
+// The options of `distca plan`, and the planning request that they mean.
 
 #include <CLI/CLI.hpp>
 
@@ -16,51 +16,54 @@
 
 namespace distca::cli {
 
+/// The options, with their defaults. `distca plan --help` explains each.
 struct PlanArguments {
+  /// What is read; `out` is where the plan goes.
   std::filesystem::path plan, workload, lengths, data, out;
   int workers = 0;
   int64_t tokens_per_worker = 131'072;
-  BatchOptions batch{.seed = 1};  // tokens of 0: not given
-  double validation_fraction = 0;
+  BatchOptions batch{.seed = 1};   // 0 tokens: not given
+  double validation_fraction = 0;  // of the documents of --data, left out
   PlanOptions options;
-  std::string tolerance;  // a number, or auto; "": not given
-  std::string profile = "pairs";
+  std::string tolerance;          // a number, or auto; "": not given
+  std::string profile = "pairs";  // pairs, the name of a profile, or its file
   int64_t heads = 32, kv_heads = 8, head_dim = 128, tensor_parallel = 8;
   std::string dtype = "bf16";
-  int64_t window = 0;  // tokens a query sees, itself included; 0: all
+  int64_t window = 0;  // tokens that a query sees, itself included; 0: all
   int64_t layers = 1;
   int64_t hidden_size = 0, intermediate_size = 0;  // 0: not given
   Cluster cluster{.capacity = {}};                 // nodes and caps
-  double between_gbytes = 50, inside_gbytes = 0;   // GB/s; 0: as between
+  /// Speed of the links between and inside nodes, in GB/s. Inside, 0 means as fast as between.
+  double between_gbytes = 50, inside_gbytes = 0;
   bool compare = false, json = false, summary_json = false;
   std::string overlap = "ping-pong";  // a name of kOverlaps
-  bool program = false;
-  int rank = 0;               // whose program
-  int nano_batches = 2;       // of the program's step
-  bool redispatched = false;  // Q, K, V travel again for backward
+  bool program = false;               // show the program of a rank
+  int rank = 0;                       // whose program
+  int nano_batches = 2;               // of the program's step
+  bool redispatched = false;          // Q, K, V are dispatched again for backward
 };
 
-/// All options that say what is planned, in groups.
+/// Adds, in groups, all options that say what is planned.
 void add_plan_options(CLI::App& verb, PlanArguments& arguments);
-/// Those that say which program of a plan is shown.
+/// Adds the options that say which program of a plan is shown.
 void add_program_options(CLI::App& verb, PlanArguments& arguments);
 
-/// Reads the input files. Throws Error(kUsage, kData or kPlan) for what cannot be planned. `note`
-/// gets a line where the input has to repeat to fill the nano-batch.
+/// Reads the input files. Throws Error(kUsage, kData or kPlan) for what cannot be planned. If the
+/// input must be repeated to fill the nano-batch, `note` gets a line that says so.
 PlanRequest request_from(const PlanArguments& arguments, std::string* note = nullptr);
 
-/// `count` nano-batches of one batch, whose first is that of request_from. Of a workload, which is
-/// one nano-batch, so many copies.
+/// The first `count` nano-batches; the first of them is that of request_from. A workload is a
+/// single nano-batch, so copies of it are returned.
 std::vector<NanoBatch> nano_batches_from(const PlanArguments& arguments, int count,
                                          std::string* note = nullptr);
 
-/// --tolerance auto: with the speeds of --profile, else the stated ones, on the links of the
-/// cluster. A model whose sizes are not given: hidden size = heads x head dimension, an MLP 3.5
-/// times as wide (Llama 3).
+/// The choice of `--tolerance auto`, with the speeds of --profile (or stated ones) and the links of
+/// the cluster. If the sizes of the model are not given, the hidden size is heads x head dimension,
+/// and the MLP is 3.5 times as wide (Llama 3).
 ToleranceChoice chosen_tolerance(const PlanArguments& arguments, const PlanRequest& request);
 
-/// Throws when every server reading every token would be more bytes than int64 holds, and for more
-/// tokens or servers than a plan may have.
+/// Throws Error(kind) if a plan could become too large: more tokens or servers than a plan may
+/// have, or more bytes than an int64 holds if every server read every token.
 void check_sizes(const NanoBatch& nano_batch, const Cluster& cluster, const AttentionShape& shape,
                  ErrorKind kind);
 

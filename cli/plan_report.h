@@ -1,5 +1,6 @@
 #pragma once
-// A plan explained: a row a server or a row a scheduler for people, figures for machines.
+// Prints plans: for people a table with a row for each server or scheduler, for programs figures as
+// JSON.
 
 #include "cli/planned.h"
 #include "distca/base/json.h"
@@ -7,16 +8,16 @@
 
 namespace distca::cli {
 
-/// A row a server, in at most 100 columns: load beside that of plain packing, tokens, memory, bytes
-/// in and out.
+/// Prints a row for each server, in at most 100 columns: its load beside that of plain packing, its
+/// tokens, memory, and bytes in and out.
 void print_report(const Planned& planned);
-/// All schedulers on this nano-batch and cluster, a row each, or their figures; a refusal is one,
-/// too.
+/// Prints a row, or the figures as JSON, for each scheduler on this nano-batch and cluster. A
+/// scheduler that refuses has a row, too.
 void print_comparison(const PlanRequest& request, bool as_json);
 
-/// What is known of a plan, as one object.
+/// All figures of a plan, as one object.
 Json summary_json(const Planned& planned);
-/// What was weighed for a tolerance, as a list.
+/// The plans that were weighed to choose a tolerance, as a list.
 Json weighed_json(const ToleranceChoice& choice);
 
 }  // namespace distca::cli

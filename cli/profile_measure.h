@@ -1,6 +1,6 @@
 #pragma once
-// What `distca profile --attention` measures: tasks of one document, run as the runtime runs them.
-// Thread rule: one thread.
+// Measures what `distca profile --attention` reports: tasks of one document, computed just as the
+// runtime computes them. Thread rule: one thread.
 
 #include <cstdint>
 #include <filesystem>
@@ -15,50 +15,54 @@
 
 namespace distca::cli {
 
-constexpr size_t kRounds = 5;  // wanted of each point
+constexpr size_t kRounds = 5;  // calls wanted of each task
 
+/// The options of `distca profile`, with their defaults. `distca profile --help` explains each.
 struct ProfileArguments {
-  bool attention = false;
+  bool attention = false;  // required: there is nothing else to profile
   int64_t heads = 4;
   int64_t kv_heads = 1;
   int64_t head_dim = 128;
   std::string dtype = "bf16";
   std::string kernel = "auto";  // a name of kKernelNames
-  int64_t max_tokens = 4096;
+  int64_t max_tokens = 4096;    // of the longest measured document
   int threads = 1;
-  double seconds = 60;
-  std::filesystem::path out;
+  double seconds = 60;        // about how long to measure
+  std::filesystem::path out;  // the profile's file
 };
 
-/// One of those that --dtype allows.
+/// The type that --dtype names.
 ScalarType type_of(const ProfileArguments& arguments);
+/// The heads of the measured attention, and what to ask AttentionKernel for.
 AttentionShape shape_of(const ProfileArguments& arguments);
 KernelRequest request_of(const ProfileArguments& arguments);
 
-/// Queries x keys of a document of `max_tokens` tokens.
+/// A task (queries q against keys kv of one document of max_tokens tokens) and its measured times.
 struct MeasuredTask {
   Range q, kv;
-  std::vector<int64_t> forward_ns = {}, backward_ns = {};  // a call each
+  std::vector<int64_t> forward_ns = {}, backward_ns = {};  // of each call
 };
 
-/// Whatever else the machine does only adds time.
+/// The fastest call, because all other work of the machine only adds time.
 int64_t fastest(const std::vector<int64_t>& calls);
 
-/// In the order of a profile's entries, without the unused ones.
+/// The tasks of a profile's entries, in their order, without unused entries.
 std::vector<MeasuredTask> grid_tasks(int64_t max_tokens);
-/// As plans cut them: at multiples of 128, every other one up to a document's end that is none;
-/// every third with only the first of its keys.
+/// Tasks such as plans make them, which are not on the grid. Cuts lie at multiples of 128, but
+/// every other task ends at the end of a document, which is no such multiple. Every third task has
+/// only the first of its keys.
 std::vector<MeasuredTask> tasks_to_check(int64_t max_tokens);
 
-/// One call of every task after another, so that a slow moment of the machine hits them all; until
-/// the time is up or all have enough. Returns how many calls each task has, at least one.
+/// Measures in rounds: one call of every task, then the next round, so that a slow moment of the
+/// machine affects all tasks. Ends when the time is up or all tasks have enough calls. Returns how
+/// many calls each task has, at least one.
 size_t measure_rounds(const ProfileArguments& arguments, AttentionKernel& kernel,
                       std::vector<MeasuredTask>& tasks);
 
-/// GFLOP/s of multiply-adds without memory, of all threads together.
+/// GFLOP/s of multiply-adds without memory access, of all threads together.
 double measured_peak(const ProfileArguments& arguments);
 
-/// `measured`: grid_tasks, measured. `kernel`: AttentionKernel::name.
+/// Makes a profile of grid_tasks, measured. `kernel` is AttentionKernel::name.
 AttentionProfile to_profile(const ProfileArguments& arguments, const std::string& kernel,
                             double peak_gflops, std::span<const MeasuredTask> measured);
 

@@ -1,6 +1,6 @@
 #pragma once
-// A measured profile for people: rates over the grid, their share of the limit, and how well the
-// grid predicts tasks that are not on it.
+// Prints a measured profile for people: rates over the grid, their share of the peak, and how well
+// the grid predicts tasks that are not on it.
 
 #include <span>
 
@@ -8,7 +8,7 @@
 
 namespace distca::cli {
 
-/// `checked`: tasks_to_check, measured.
+/// `checked` are tasks_to_check, measured.
 void print_profile(const ProfileArguments& arguments, const AttentionProfile& profile,
                    std::span<const MeasuredTask> checked);
 

@@ -1,12 +1,12 @@
 #pragma once
-// The verbs of the program; adding one is one file and one line in main.cc.
+// The verbs of the program. A new verb is one file, one function here, and one line in main.cc.
 
 #include <CLI/CLI.hpp>
 
 namespace distca::cli {
 
-/// Each registers its subcommand; the callback runs it, throws Error on failure and sets the exit
-/// code otherwise.
+/// Each function registers the subcommand of a verb. The subcommand's callback runs the verb. It
+/// throws Error on failure, and sets the exit code otherwise.
 void add_data(CLI::App& app);
 void add_plan(CLI::App& app);
 void add_trace(CLI::App& app);

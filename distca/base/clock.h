@@ -1,5 +1,10 @@
 #pragma once
-// Time that only goes forward, for durations. Any thread.
+// Clocks that only go forward, for measuring durations. Any thread may call these functions; a
+// Stopwatch belongs to one thread at a time.
+//
+//     const Stopwatch watch;
+//     work();
+//     fmt::print("{:.3f} s\n", watch.seconds());
 
 #include <time.h>
 
@@ -8,24 +13,25 @@
 
 namespace distca {
 
-/// Since an arbitrary start, the same for all threads of the process.
+/// Seconds since an arbitrary moment, which is the same for all threads of the process.
 inline double steady_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-/// Processor time of the calling thread: what other threads and programs do meanwhile does not
-/// lengthen it.
+/// Processor time that the calling thread has used, in seconds. Unlike elapsed time, it does not
+/// grow while other threads and programs have the processor.
 inline double thread_processor_seconds() {
   timespec time{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-/// Fractions of a millisecond are dropped.
+/// Converts seconds to milliseconds. Fractions of a millisecond are dropped.
 inline std::chrono::milliseconds to_milliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1e3));
 }
 
+/// Measures elapsed time since it was made or restarted.
 class Stopwatch {
  public:
   double seconds() const { return steady_seconds() - start_; }

@@ -1,15 +1,16 @@
 #pragma once
-// The only place that reads the environment: the variables of launchers and libraries (RANK,
-// MASTER_ADDR, GLOO_SOCKET_IFNAME, ...). Of DistCA's own only DISTCA_KERNEL_ISA is there, for tests
-// and measurements (kernels/cpu/isa.h). Thread rule: reads only; nobody may write the environment
-// at the same time.
+// The only place that reads the environment. The variables are those of launchers and libraries
+// (RANK, MASTER_ADDR, GLOO_SOCKET_IFNAME, ...). The only variable of DistCA's own is
+// DISTCA_KERNEL_ISA, for tests and measurements (kernels/cpu/isa.h).
+//
+// Thread rule: any thread may call it, but nobody may change the environment at the same time.
 
 #include <optional>
 #include <string>
 
 namespace distca {
 
-/// Unset and empty are the same.
+/// The value of an environment variable; nothing if it is unset or empty.
 std::optional<std::string> env_string(const char* name);
 
 }  // namespace distca

@@ -1,13 +1,17 @@
 #pragma once
 // The two kinds of failure (docs/errors.md).
 //
-//  * The caller's or the world's fault: Error, one line that says what, where and what would be
-//  right.
-//    Bad input ends the program with exit code 2, a failure of the world (lost rank, full disk)
-//    with 1.
-//  * Our fault: DISTCA_CHECK*, throws CheckFailure with file and line; exit code 70.
+//  * Error: the caller or the world is at fault. Its message is one line that says what is wrong,
+//    where, and what would be right. Bad input ends the program with exit code 2, a failure of the
+//    world (a lost rank, a full disk) with exit code 1.
+//  * CheckFailure: our own code is at fault. DISTCA_CHECK* throw it with file and line; exit code
+//    70.
 //
-// Thread rule: values, no shared state.
+//     throw Error(ErrorKind::kData, "{}: {} is not a token", path, id);
+//     DISTCA_CHECK(rank < num_ranks, "rank {} of {}", rank, num_ranks);
+//     DISTCA_CHECK_EQ(sent, received);
+//
+// Thread rule: these are plain values without shared state.
 
 #include <fmt/format.h>
 
@@ -18,17 +22,20 @@
 
 namespace distca {
 
+/// What an Error is about. The last three kinds are failures of the world; the others are bad
+/// input.
 enum class ErrorKind {
-  kUsage,       // command line, or a call of api/
-  kConfig,      // configuration file or override
-  kData,        // data set, lengths file, text folder
-  kPlan,        // plan file, or a plan that cannot exist under the caps given
+  kUsage,       // the command line, or a call of api/
+  kConfig,      // a configuration file or override
+  kData,        // a data set, lengths file or text folder
+  kPlan,        // a plan file, or a plan that cannot exist under the given caps
   kCheckpoint,  // weights on disk
-  kIo,          // the file system said no (runtime: exit code 1)
-  kComm,        // a rank or the network failed (runtime: exit code 1)
-  kTraining,    // the run diverged (runtime: exit code 1)
+  kIo,          // the file system refused (exit code 1)
+  kComm,        // a rank or the network failed (exit code 1)
+  kTraining,    // the run diverged (exit code 1)
 };
 
+/// A failure that the caller or the world has caused.
 class Error : public std::runtime_error {
  public:
   template <typename... Args>
@@ -36,7 +43,8 @@ class Error : public std::runtime_error {
       : std::runtime_error(fmt::format(format, std::forward<Args>(args)...)), kind_(kind) {}
 
   ErrorKind kind() const noexcept { return kind_; }
-  /// 2 for bad input, 1 for a failure of the world.
+  /// The exit code of a program that this error ends: 2 for bad input, 1 for a failure of the
+  /// world.
   int exit_code() const noexcept {
     const bool runtime =
         kind_ == ErrorKind::kIo || kind_ == ErrorKind::kComm || kind_ == ErrorKind::kTraining;
@@ -47,23 +55,25 @@ class Error : public std::runtime_error {
   ErrorKind kind_;
 };
 
-/// A broken invariant of our own code. Exit code 70.
+/// A broken invariant of our own code, which ends the program with exit code 70.
 class CheckFailure : public std::logic_error {
  public:
   using std::logic_error::logic_error;
 };
 
-/// What PyTorch, Gloo or the standard library said, as one line: the first, without the place in
-/// their sources.
+/// The first line of the message of an exception of PyTorch, Gloo or the standard library, without
+/// the place in their source code that it names.
 std::string first_line(const std::exception& error);
 
-/// How a program says what ends it: "distca: error: ..." or "distca: bug: ..." in one line.
+/// How a program ends because of an exception: its exit code, and one line that begins with
+/// "distca: error: " or "distca: bug: ".
 struct LastWords {
   int exit_code = 0;
   std::string line;
 };
-/// Of an Error, of what the standard library and PyTorch throw when the machine says no (exit code
-/// 1), and of all else, which is a bug of ours.
+/// The last words for an exception. An Error has its own exit code. Exceptions that PyTorch and the
+/// standard library throw when the machine refuses something mean exit code 1. Everything else is a
+/// bug of ours.
 LastWords last_words(const std::exception_ptr& why);
 
 namespace detail {

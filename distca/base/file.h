@@ -1,9 +1,15 @@
 #pragma once
-// Files: read whole, memory-mapped, or written so that a reader sees all of it or nothing.
+// Files that are read whole, mapped into memory, or written so that a reader sees either the whole
+// file or nothing.
 //
-// Errors name the path and the reason: of the kind the caller gives for a file that cannot be read
-// (a missing configuration is bad input), kIo for one that cannot be written. Objects belong to one
-// thread at a time.
+//     const std::string text = read_file("plan.json", ErrorKind::kPlan);
+//     AtomicFile file("weights.bin");
+//     file.write(bytes);
+//     file.commit();  // "weights.bin" appears, or replaces an older one
+//
+// Errors name the path and the reason. For a file that cannot be read, the caller chooses the kind,
+// because a missing configuration, for example, is bad input. For a file that cannot be written,
+// the kind is kIo. Thread rule: one thread at a time uses an object.
 
 #include <cstddef>
 #include <cstdint>
@@ -18,11 +24,12 @@
 
 namespace distca {
 
+/// Returns the contents of a file.
 std::string read_file(const std::filesystem::path& path, ErrorKind kind = ErrorKind::kIo);
-/// Creates the folder where `path` lies, if need be, and writes as AtomicFile does.
+/// Writes a file as AtomicFile does. Creates the folder of `path` if it does not exist.
 void write_file_atomically(const std::filesystem::path& path, std::string_view contents);
 
-/// An open file of the system's, closed at the end; below 0: none.
+/// Owns a file descriptor of the system and closes it in the end. A value below 0 means no file.
 class FileDescriptor {
  public:
   explicit FileDescriptor(int value = -1) : value_(value) {}
@@ -39,8 +46,8 @@ class FileDescriptor {
   int value_;
 };
 
-/// A whole file as read-only memory; pages are loaded when touched. Reading it is safe from any
-/// thread.
+/// Maps a whole file into memory, for reading only. The system loads its pages when they are
+/// touched. Any thread may read the bytes.
 class MappedFile {
  public:
   explicit MappedFile(const std::filesystem::path& path, ErrorKind kind = ErrorKind::kIo);
@@ -57,47 +64,49 @@ class MappedFile {
   size_t size_ = 0;
 };
 
-/// A file that commit() syncs and puts in its final place, whole. Until then it has no name, or a
-/// temporary one beside its final place where the file system allows no file without. Destroyed
-/// before commit(), it leaves nothing; killed, it may leave the temporary one.
+/// A file that appears whole at its final place when commit() is called, after it was synced to
+/// disk. Before that, it has no name or, where the file system needs one, a temporary name beside
+/// the final place. If it is destroyed before commit(), nothing is left. If the process is killed,
+/// the temporary file may be left.
 ///
-/// As with cp, a link is followed, to a place where nothing is yet, too; an older file's
-/// permissions and owner are kept (its further hard links are not); and what is no file, a device,
-/// a pipe, /dev/stdout, is written into at once: there, nothing is atomic, and opening a named pipe
-/// waits for its reader. A folder is refused.
+/// As with cp, a link is followed, even one to a place where nothing is yet. An older file's owner
+/// and permissions are kept, but its other hard links keep the old contents. A folder is refused.
+/// If `path` is not a regular file but a device, a pipe or /dev/stdout, it is written into at once,
+/// so nothing is atomic there, and opening a named pipe waits for its reader.
 class AtomicFile {
  public:
-  /// Creates the folder where `path` lies, if need be.
+  /// Creates the folder of `path` if it does not exist.
   explicit AtomicFile(std::filesystem::path path);
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
 
-  /// The file that commit() makes or replaces, behind all links; empty: what is written into is no
-  /// file.
+  /// The file that commit() makes or replaces, after all links were followed. Empty if `path` is
+  /// not a regular file.
   const std::filesystem::path& target() const { return target_; }
-  /// Takes the space of `bytes` in all now, so that writing them cannot find the disk full; where
-  /// the file system cannot, checks that they are free. Throws Error(kIo) with both numbers.
+  /// Takes disk space for a file of `bytes` bytes in total, so that later writes cannot find the
+  /// disk full. If the file system cannot reserve space, checks only that so much is free. Throws
+  /// Error(kIo) with both numbers.
   void reserve(int64_t bytes);
   void write(std::span<const std::byte> bytes);
   void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
   void commit() { commit_as(target_); }
-  /// Puts the whole file at `place`, in the target's folder, instead.
+  /// Like commit(), but puts the file at `place`, which must be in the folder of target().
   void commit_as(const std::filesystem::path& place);
 
  private:
   void open_beside(const std::filesystem::path& target);
   [[noreturn]] void fail(const char* what) const;
 
-  std::filesystem::path path_;  // as errors name it
+  std::filesystem::path path_;  // for error messages
   std::filesystem::path target_;
   std::filesystem::path temporary_;
-  bool named_ = false;  // temporary_ exists
+  bool named_ = false;  // whether temporary_ exists
   std::FILE* stream_ = nullptr;
 };
 
-/// Makes what was renamed in `folder` outlive a power failure; a file system that cannot is left
-/// alone.
+/// Syncs a folder to disk, so that a rename in it survives a power failure. Does nothing on a file
+/// system that cannot sync folders.
 void sync_folder(const std::filesystem::path& folder);
 
 }  // namespace distca

@@ -1,6 +1,6 @@
 #pragma once
-// JSON as every room reads and writes it. Objects keep their keys sorted (std::map), so the same
-// value gives the same bytes. Any thread.
+// JSON, as all rooms read and write it. An object keeps its keys sorted (std::map), so equal values
+// have equal bytes. Any thread may call these functions.
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -13,13 +13,15 @@ namespace distca {
 
 using Json = nlohmann::json;
 
-/// Throws Error(kind) naming `name` (a file, usually), the byte of the first fault and what was
-/// expected there. `filter`: nlohmann's parser callback, which sees each value and may drop it.
+/// Parses `text`. Throws Error(kind) with `name` (usually a file), the byte where the first fault
+/// is, and what was expected there. `filter` is nlohmann's parser callback: it sees each value and
+/// may drop it.
 Json parse_json(std::string_view text, std::string_view name, ErrorKind kind = ErrorKind::kData,
                 const Json::parser_callback_t& filter = nullptr);
-/// Reads and parses a whole file; errors as above.
+/// Reads and parses a whole file. Throws like parse_json.
 Json read_json(const std::filesystem::path& path, ErrorKind kind = ErrorKind::kData);
-/// Sorted keys, no white space but one final newline: equal values give equal bytes.
+/// Writes JSON with sorted keys, no white space, and one newline at the end. Equal values give
+/// equal bytes.
 std::string canonical_json(const Json& value);
 
 }  // namespace distca

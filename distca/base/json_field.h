@@ -1,6 +1,7 @@
 #pragma once
-// Values of a file that somebody else may have written: each knows by which name errors call it, as
-// in tasks[3].q[0]. And the numbers and words of a struct, listed once for writing and reading:
+// Reads a JSON file that may have been written by somebody else: a JsonField knows its place in the
+// file (tasks[3].q[0], for example), and errors name this place. The visitors below read and write
+// a struct, so that its fields are listed only once:
 //
 //   template <typename Visit, typename T>
 //   void visit_fields(Visit visit, T& link) {
@@ -9,7 +10,7 @@
 //   visit_fields(JsonWriter{json}, link);
 //   visit_fields(JsonReader{field}, link);
 //
-// Any thread.
+// Any thread may use them.
 
 #include <cstdint>
 #include <string>
@@ -20,24 +21,31 @@
 
 namespace distca {
 
-/// Borrows the value and the name of the file. What is wrong is an Error(kind) in one line: "FILE:
-/// FIELD must be WHAT, not VALUE".
+/// A value of a JSON file with the name of its place. It borrows the value and the file's name. All
+/// methods throw Error(kind) in one line, "FILE: FIELD must be WHAT, not VALUE", or say which field
+/// is missing.
 class JsonField {
  public:
   JsonField(const Json& json, std::string_view file, ErrorKind kind, std::string name = "")
       : json_(json), file_(file), kind_(kind), name_(std::move(name)) {}
 
+  /// The field `key` of an object. It must exist.
   JsonField operator[](const char* key) const;
+  /// The element `index` of a list.
   JsonField at(size_t index) const;
-  size_t size() const;  // of a list
+  size_t size() const;  // the length of a list
 
+  /// The value as an integer, a list of integers, a flag or a string. Integers must lie in [least,
+  /// most].
   int64_t integer(int64_t least = INT64_MIN, int64_t most = INT64_MAX) const;
   std::vector<int64_t> integers(int64_t least = INT64_MIN, int64_t most = INT64_MAX) const;
   bool flag() const;
   std::string text() const;
 
+  /// Throws if `right` is false. `what` says what the value must be.
   void expect(bool right, std::string_view what) const;
-  /// Refuses other fields than these: a misspelt one would be lost without a word.
+  /// Throws if an object has a field that is not in `known`, because a misspelt field would
+  /// otherwise be ignored without a word. `version` is the format's, for the message.
   void only(const std::vector<std::string_view>& known, int64_t version) const;
 
  private:
@@ -49,6 +57,7 @@ class JsonField {
   std::string name_;
 };
 
+/// Writes the visited fields into an object.
 struct JsonWriter {
   Json& json;
   template <typename T>
@@ -57,6 +66,7 @@ struct JsonWriter {
   }
 };
 
+/// Reads the visited fields from an object, with a check of the limits given for integers.
 struct JsonReader {
   const JsonField& field;
   template <typename T>
@@ -71,6 +81,7 @@ struct JsonReader {
   }
 };
 
+/// Collects the names of the visited fields, for JsonField::only.
 struct JsonNames {
   std::vector<std::string_view>& names;
   template <typename T>

@@ -1,23 +1,25 @@
 #pragma once
-// What /proc says of this machine; where there is none, "unknown" and no flags. Any thread.
+// What /proc says about this machine. Without /proc, the name is "unknown" and no flag is set. Any
+// thread may call these functions.
 
 #include <string>
 #include <string_view>
 
 namespace distca {
 
-/// The CPU's model: "AMD EPYC 9654 96-Core Processor".
+/// The model of the CPU, for example "AMD EPYC 9654 96-Core Processor".
 std::string cpu_name();
 
-/// A flag of the CPU as a whole word: "avx512_bf16", "amx_bf16", ...
+/// Whether the CPU has a flag such as "avx512_bf16" or "amx_bf16". Only whole words match.
 bool cpu_has(std::string_view flag);
 
-/// Which Linux namespace of a kind ("net", "time") this process is in: two processes, of whatever
-/// machines, have the same text if they are in the same one. Empty where that is not known.
+/// Identifies the Linux namespace of a kind ("net", "time") that this process is in. Two processes
+/// on any machines get the same text exactly if they are in the same namespace. Empty if it is
+/// unknown.
 std::string namespace_id(const std::string& kind);
 
-/// Which clock base/clock.h reads: processes where it is the same read the same one, on one machine
-/// or in its containers. Empty where that is not known.
+/// Identifies the clock that base/clock.h reads. Two processes that get the same text read the same
+/// clock; they may be in different containers of one machine. Empty if it is unknown.
 std::string steady_clock_id();
 
 }  // namespace distca

@@ -1,7 +1,10 @@
 #pragma once
-// A small generator (xoshiro256**, seeded by splitmix64) with integers and shuffles of our own:
-// those of the standard library differ between libraries, and batches must not. One thread per
-// object.
+// A small random generator (xoshiro256**, seeded by splitmix64). It makes its own integers and
+// shuffles, because those of the standard library differ between libraries, and a batch must be the
+// same everywhere. Thread rule: one thread at a time uses an object.
+//
+//     Random random(seed, epoch);
+//     random.shuffle(std::span(documents));
 
 #include <array>
 #include <cstdint>
@@ -12,16 +15,17 @@ namespace distca {
 
 class Random {
  public:
-  /// Different streams of one seed are independent, e.g. (seed, epoch).
+  /// Different streams of one seed are independent. A stream may be an epoch, for example.
   explicit Random(uint64_t seed, uint64_t stream = 0);
 
+  /// 64 random bits.
   uint64_t next();
-  /// Uniform in [0, bound), without modulo bias; bound > 0.
+  /// A uniform integer in [0, bound), without modulo bias. `bound` must be above 0.
   uint64_t below(uint64_t bound);
-  /// Uniform in [0, 1), multiples of 2^-53.
+  /// A uniform number in [0, 1): a multiple of 2^-53.
   double uniform() { return static_cast<double>(next() >> 11) * 0x1p-53; }
 
-  /// Fisher-Yates.
+  /// Puts the items in a random order (Fisher-Yates).
   template <typename T>
   void shuffle(std::span<T> items) {
     for (size_t left = items.size(); left > 1; --left) {

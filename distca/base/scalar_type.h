@@ -1,5 +1,6 @@
 #pragma once
-// Number formats of tensors, without a framework. Any thread.
+// The number formats of tensors, for code that uses no framework. Any thread may call these
+// functions.
 
 #include <cstdint>
 #include <optional>
@@ -9,12 +10,13 @@ namespace distca {
 
 enum class ScalarType : uint8_t { kFloat64, kFloat32, kBFloat16 };
 
-/// Bytes of one element.
+/// The size of one number in bytes.
 constexpr int64_t element_bytes(ScalarType type) {
   return type == ScalarType::kFloat64 ? 8 : type == ScalarType::kFloat32 ? 4 : 2;
 }
 
-/// By its long name ("float32", of configurations) or its short one ("fp32", of command lines).
+/// The type with this name: a long one as in configurations ("float32"), or a short one as on
+/// command lines ("fp32"). Nothing for any other text.
 constexpr std::optional<ScalarType> scalar_type(std::string_view name) {
   if (name == "float64" || name == "fp64") return ScalarType::kFloat64;
   if (name == "float32" || name == "fp32") return ScalarType::kFloat32;
@@ -22,12 +24,12 @@ constexpr std::optional<ScalarType> scalar_type(std::string_view name) {
   return std::nullopt;
 }
 
-/// "fp64", "fp32", "bf16".
+/// Returns "fp64", "fp32" or "bf16".
 constexpr std::string_view short_name(ScalarType type) {
   return type == ScalarType::kFloat64 ? "fp64" : type == ScalarType::kFloat32 ? "fp32" : "bf16";
 }
 
-/// "float64", "float32", "bfloat16".
+/// Returns "float64", "float32" or "bfloat16".
 constexpr std::string_view long_name(ScalarType type) {
   return type == ScalarType::kFloat64   ? "float64"
          : type == ScalarType::kFloat32 ? "float32"

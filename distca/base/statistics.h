@@ -1,12 +1,12 @@
 #pragma once
-// Figures of a set of measurements. Any thread.
+// Statistics of a set of measurements. Any thread may call this.
 
 #include <algorithm>
 #include <vector>
 
 namespace distca {
 
-/// The mean of the middle two of an even number; 0 of none.
+/// The median. Of an even number of values, it is the mean of the two in the middle; of none, 0.
 inline double median(std::vector<double> values) {
   if (values.empty()) return 0;
   std::sort(values.begin(), values.end());

@@ -1,32 +1,37 @@
 #pragma once
-// What a process says when it is stopped by Ctrl-C, SIGTERM or SIGHUP: one line, then exit code
-// 130.
+// Lets a process say one last line when Ctrl-C, SIGTERM or SIGHUP stops it. The process then ends
+// with exit code 130.
 //
-// A signal that was ignored when the program began (nohup, `&` in a script) stays ignored. The
-// second signal, later than kOneStop, ends the process at once: it is in a hurry.
-// Thread rule: one object at a time, made and destroyed by the main thread; it starts a thread.
+// A signal that was ignored when the program began (by nohup, or `&` in a script) stays ignored. If
+// a second signal comes more than kOneStop seconds after the first, the process ends at once,
+// because whoever sent it does not want to wait.
+//
+// Thread rule: only one object may exist at a time. The main thread makes and destroys it. The
+// object starts a thread of its own.
 
 #include <functional>
 #include <string>
 
 namespace distca {
 
+/// The exit code of a process that such a signal has stopped.
 constexpr int kStoppedExitCode = 130;
-/// Signals within so many seconds are one: whoever signals a process and then its group sends two.
+/// Signals within so many seconds count as one, because whoever signals a process and then its
+/// group sends two.
 constexpr double kOneStop = 0.5;
 
-/// Whether the program was started with this signal ignored, or ignores it itself.
+/// Whether this process ignores a signal, because it was started so or because it chose to.
 bool is_ignored(int signal);
 
-/// "SIGINT".
+/// The name of a signal, for example "SIGINT".
 std::string signal_name(int signal);
 
 class StopSignals {
  public:
-  /// `last_words` gets the signal's name and returns the line; on a thread of its own, while all
-  /// others go on. Throws Error(kIo) if the system refuses a pipe or a thread.
+  /// `last_words` gets the signal's name and returns the line. It is called on the object's thread
+  /// while all other threads go on. Throws Error(kIo) if the system refuses a pipe or a thread.
   explicit StopSignals(std::function<std::string(const std::string& signal)> last_words);
-  /// Signals end the process again without a word.
+  /// From here on, a signal ends the process without a word again.
   ~StopSignals();
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;

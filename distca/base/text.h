@@ -1,5 +1,10 @@
 #pragma once
-// Text for people: nearest known word, sizes, numbers, bars and tables. ASCII. Any thread.
+// Text for people: the nearest known word, sizes, numbers, bars, line breaks and tables. All text
+// is ASCII. Any thread may call these functions; a Table belongs to one thread at a time.
+//
+//     Table table({"server", "load", "share"});
+//     table.add_row({"0", with_thousands(load), bar(share, 20)});
+//     std::cout << table.to_string();
 
 #include <cstdint>
 #include <optional>
@@ -10,32 +15,36 @@
 
 namespace distca {
 
-/// The known word that `word` was probably meant to be: fewest edits (insert, delete, replace, swap
-/// of neighbours), at most 2 and at most a third of its length rounded up; the first of equals.
-/// None if none is near.
+/// The word of `known` that was probably meant by `word`: the one with the fewest edits (insert,
+/// delete, replace, swap of neighbours), and the first of several such words. Nothing if it takes
+/// more than 2 edits, or more than a third of the length of `word`, rounded up.
 std::optional<std::string> nearest_word(std::string_view word, std::span<const std::string> known);
 
-/// "17 B", "1.5 GiB".
+/// A size such as "17 B" or "1.5 GiB".
 std::string human_bytes(int64_t bytes);
-/// "1,234,567".
+/// A number such as "1,234,567".
 std::string with_thousands(int64_t number);
-/// `width` characters, the share `fraction` (clamped to [0, 1]) of them '#', the rest spaces. Any
-/// fraction above 0 shows at least one '#'.
+/// A bar of `width` characters: the share `fraction` of them is '#', the rest are spaces.
+/// `fraction` is clamped to [0, 1]. If it is above 0, at least one '#' is shown.
 std::string bar(double fraction, int width);
 
-/// Lines of at most `width` characters, those after the first of `indent` fewer, cut at spaces; a
-/// longer word has a line of its own. At least one line.
+/// Breaks `text` at spaces into lines of at most `width` characters. The lines after the first have
+/// `indent` characters fewer. A word that is longer has a line of its own. There is at least one
+/// line.
 std::vector<std::string> wrapped(std::string_view text, size_t width, size_t indent = 0);
-/// The same as one text, later lines indented by two. No newline at the end.
+/// Does the same, and returns one text in which all lines but the first are indented by two spaces.
+/// It does not end with a newline.
 std::string wrap(std::string_view text, size_t columns);
 
-/// Columns aligned: the first to the left, the others to the right unless they hold text that is
-/// not a number.
+/// A table with aligned columns. The first column is aligned to the left. Each other column is
+/// aligned to the right, unless one of its cells is not a number.
 class Table {
  public:
+  /// `header` has a cell for each column.
   explicit Table(std::vector<std::string> header) : rows_{std::move(header)} {}
   void add_row(std::vector<std::string> cells);
-  /// Two spaces between columns, no trailing spaces, every line ends with a newline.
+  /// The table with two spaces between columns and no spaces at the ends of lines. Every line ends
+  /// with a newline.
   std::string to_string() const;
 
  private:

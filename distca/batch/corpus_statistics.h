@@ -1,6 +1,10 @@
 #pragma once
-// What a data set is like: lengths, where its attention work lies, and how far counting alone
-// predicts its tokens. Any thread.
+// Figures about a data set: how long its documents are, in which of them the attention work lies,
+// and how well its tokens can be predicted by counting alone. Any thread may call the functions.
+//
+//   const IndexedDataset data("data/stdlib");
+//   const LengthStatistics lengths = length_statistics(data.document_lengths());
+//   const std::optional<Entropies> entropies = token_entropies(data);
 
 #include <cstdint>
 #include <optional>
@@ -10,42 +14,45 @@
 
 namespace distca {
 
-/// Documents of begin to 2 begin - 1 tokens; the first bucket, begin 0, holds the empty ones.
+/// The documents of begin to 2 begin - 1 tokens. The bucket with begin 0 holds the empty ones.
 struct LengthBucket {
   int64_t begin = 0;
   int64_t documents = 0;
   int64_t tokens = 0;
-  double pairs = 0;  // causal (query, key) pairs, L (L + 1) / 2 a document
+  double pairs = 0;  // causal (query, key) pairs: L (L + 1) / 2 for a document of L tokens
 };
 
 struct LengthStatistics {
   int64_t documents = 0;
   int64_t tokens = 0;
-  int64_t median = 0;  // tokens; the lower of two
-  int64_t longest = 0;
-  double pairs = 0;
-  double longest_1_percent_share = 0;   // of pairs, in the longest 1 % of documents (rounded up)
-  double longest_10_percent_share = 0;  // likewise 10 %
-  std::vector<LengthBucket> histogram;  // ascending, without empty buckets
+  int64_t median = 0;   // tokens; the lower of two middle lengths
+  int64_t longest = 0;  // tokens
+  double pairs = 0;     // causal (query, key) pairs
+  /// The share of all pairs that lies in the longest 1 % of the documents (rounded up to whole
+  /// documents), and in the longest 10 %.
+  double longest_1_percent_share = 0;
+  double longest_10_percent_share = 0;
+  std::vector<LengthBucket> histogram;  // ascending; empty buckets are left out
 };
 
 LengthStatistics length_statistics(const std::vector<int64_t>& lengths);
 
-/// In nats a token, of the data set itself: what a model reaches that only counts, on the very
-/// tokens that it counted; on others it does worse.
+/// The entropy of the data set's tokens, in nats for each token. A model that only counts reaches
+/// this loss on the very tokens that it has counted, and does worse on others.
 struct Entropies {
-  double unigram = 0;            // H(token)
-  std::optional<double> bigram;  // H(token | the one before it in the document); none where pairs
-                                 // are too few for it to mean anything on other text
+  double unigram = 0;  // H(token)
+  /// H(token | the token before it in the document). It is absent where there are too few pairs for
+  /// it to mean anything about other text.
+  std::optional<double> bigram;
 };
 
 inline constexpr int64_t kMaxCountedVocabulary = 4096;
-inline constexpr int64_t kMaxCountedTokens = int64_t{1} << 26;  // some tenths of a second
-/// Each distinct pair is there so often on average, or there is no bigram entropy.
+inline constexpr int64_t kMaxCountedTokens = int64_t{1} << 26;  // takes some tenths of a second
+/// Bigram entropy is given only if each distinct pair occurs this often on average.
 inline constexpr int64_t kLeastPairCount = 10;
 
-/// None for ids of kMaxCountedVocabulary and more, nor of more than kMaxCountedTokens. Reads all
-/// tokens, twice.
+/// Returns nothing for a data set with ids of kMaxCountedVocabulary and more, or with more than
+/// kMaxCountedTokens tokens. Reads all tokens twice.
 std::optional<Entropies> token_entropies(const IndexedDataset& dataset);
 
 }  // namespace distca

@@ -1,10 +1,15 @@
 #pragma once
-// Megatron's indexed data set: PREFIX.bin holds the tokens, PREFIX.idx says where documents begin
-// (docs/data_format.md has the bytes). A document of several sequences is their concatenation.
+// Reads and writes data sets in Megatron's indexed format. PREFIX.bin holds the tokens, and
+// PREFIX.idx says where documents begin (docs/data_format.md describes the bytes). A document of
+// several sequences is their concatenation.
 //
-// Errors: Error(kData), one line, for a file that is missing, cut, or not what it should be; found
-// when opening, in one pass over the index. Thread rule: reading is safe from any thread; a writer
-// belongs to one.
+//   const IndexedDataset data("data/stdlib");
+//   std::vector<int32_t> tokens(data.document_length(0));
+//   data.read(/*document=*/0, /*offset=*/0, tokens);
+//
+// Errors: Error(kData), in one line, for a file that is missing, cut or not in this format. The
+// index is checked in one pass when a data set is opened.
+// Thread rule: any thread may read a data set. A writer belongs to one thread.
 
 #include <array>
 #include <cstdint>
@@ -17,17 +22,17 @@
 
 namespace distca {
 
-/// How a token is stored; the values are the codes in the file.
+/// The type in which tokens are stored. The values are the codes in the file.
 enum class TokenType : uint8_t { kUint8 = 1, kInt32 = 4, kInt64 = 5, kUint16 = 8 };
 
 int64_t token_bytes(TokenType type);
-/// "uint8", as numpy says it.
+/// The name that numpy gives the type, such as "uint8".
 const char* token_type_name(TokenType type);
 
 class IndexedDataset {
  public:
-  /// Maps both files and checks the index against them. A final ".bin" or ".idx" of `prefix` is
-  /// ignored.
+  /// Maps both files into memory and checks the index against their sizes. A final ".bin" or ".idx"
+  /// of `prefix` is ignored.
   explicit IndexedDataset(const std::filesystem::path& prefix);
 
   TokenType token_type() const { return type_; }
@@ -37,20 +42,23 @@ class IndexedDataset {
   int64_t document_length(int64_t document) const { return lengths_[document]; }  // tokens
   const std::vector<int64_t>& document_lengths() const { return lengths_; }
 
-  /// out.size() tokens of a document from `offset` on; they must exist. Throws Error(kData) naming
-  /// document, position and id for one that is negative or >= vocab_size.
+  /// Reads out.size() tokens of a document, beginning with token `offset`. These tokens must exist
+  /// (CHECK). Throws Error(kData), naming document, position and id, for an id that is negative or
+  /// >= vocab_size.
   void read(int64_t document, int64_t offset, std::span<int32_t> out,
             int64_t vocab_size = kAnyVocabulary) const;
   static constexpr int64_t kAnyVocabulary = int64_t{1} << 31;  // ids are read into 32 bits
 
-  /// Throws Error(kData) as read() does, with the largest id of what was looked at: all tokens of a
-  /// set of up to kWhole bytes, else some of some documents, the same ones each time. Looks at none
-  /// where the type alone answers.
+  /// Looks for ids that a vocabulary of `vocab_size` does not have. Throws Error(kData) as read()
+  /// does, and names the largest id that it has seen, too. Looks at all tokens of a data set of up
+  /// to kWhole bytes. Of a larger one it looks at kSamples pieces, the same ones each time. Looks
+  /// at none where the type alone rules such ids out.
   void check_vocabulary(int64_t vocab_size) const;
-  static constexpr int64_t kWhole = int64_t{1} << 24;
+  static constexpr int64_t kWhole = int64_t{1} << 24;  // bytes of tokens
 
-  /// Tells data sets apart: lengths, order and type of all documents, and the tokens: all of a set
-  /// of up to kWhole bytes, else kSamples pieces of kSampleBytes, the same places each time.
+  /// A hash that tells data sets apart. It covers the type, the lengths and order of all documents,
+  /// and tokens: all of them in a data set of up to kWhole bytes, otherwise kSamples pieces of
+  /// kSampleBytes, at the same places each time.
   uint64_t fingerprint() const;
   static constexpr int64_t kSamples = 64;
   static constexpr int64_t kSampleBytes = int64_t{1} << 16;
@@ -59,7 +67,7 @@ class IndexedDataset {
   struct Piece {
     int64_t document, offset, count;  // tokens
   };
-  /// What check_vocabulary and fingerprint look at.
+  /// The tokens that check_vocabulary and fingerprint look at.
   std::vector<Piece> sample() const;
   const std::byte* bytes_of(int64_t document, int64_t offset, int64_t count) const;
   [[noreturn]] void refuse(int64_t document, int64_t position, int64_t id, int64_t largest_id,
@@ -75,22 +83,22 @@ class IndexedDataset {
   std::vector<int64_t> starts_;   // [documents] byte offset in the .bin
 };
 
-/// PREFIX.bin and PREFIX.idx; `prefix` may also be one of the two names.
+/// The paths PREFIX.bin and PREFIX.idx. `prefix` may also be one of these two names.
 std::array<std::filesystem::path, 2> data_set_files(const std::filesystem::path& prefix);
 
-/// Writes a data set: a document is one sequence, or several where it has more tokens than the
-/// format gives one. Destroyed before finish(), it leaves no file behind.
+/// Writes a data set. A document becomes one sequence, or several if it has more tokens than the
+/// format allows a sequence. A writer that is destroyed before finish() leaves no file behind.
 class IndexedDatasetWriter {
  public:
   IndexedDatasetWriter(const std::filesystem::path& prefix, TokenType type,
                        int64_t most_of_a_sequence = std::numeric_limits<int32_t>::max());
 
-  /// Throws Error(kData) for an id the type cannot hold.
+  /// Throws Error(kData) for an id that the type cannot hold.
   void add_document(std::span<const int32_t> tokens);
-  /// The same in pieces: tokens of the document that end_document() ends.
+  /// Does the same in pieces: append() adds tokens to a document, and end_document() ends it.
   void append(std::span<const int32_t> tokens);
   void end_document();
-  /// Puts both files in place, the index last: a data set is whole or has no index.
+  /// Puts both files in place, the index last. So a data set is whole or has no index.
   void finish();
 
  private:
@@ -100,7 +108,7 @@ class IndexedDatasetWriter {
   int64_t most_of_a_sequence_;            // tokens
   std::vector<int32_t> lengths_;          // [sequences] tokens
   std::vector<int64_t> documents_ = {0};  // first sequence of each, and of the next
-  int64_t document_tokens_ = 0;           // of the document under way
+  int64_t document_tokens_ = 0;           // of the document being written
 };
 
 }  // namespace distca

@@ -1,6 +1,7 @@
 #pragma once
-// Layout: which token ranges live on which worker, where everything but core attention is computed.
-// Plain values, any thread.
+// A layout says which ranges of tokens live on which worker. Everything but core attention is
+// computed where a token lives, which is called its home. Layouts are plain values, which any
+// thread may read.
 
 #include <cstdint>
 #include <vector>
@@ -9,11 +10,11 @@
 
 namespace distca {
 
-/// Cuts are multiples of this many tokens from the document's start, or the document's end
-/// (paper 3.3: attention kernels keep their speed on shards of 128 and more).
+/// A document may be cut at multiples of this many tokens from its start, and nowhere else (paper
+/// 3.3: attention kernels keep their speed on shards of 128 tokens and more).
 inline constexpr int64_t kBlockTokens = 128;
 
-/// One token range of a document in a layout.
+/// A range of tokens of one document that lives on one worker.
 struct Segment {
   int64_t document = 0;  // Document::id
   Range tokens;          // positions in the document
@@ -21,11 +22,12 @@ struct Segment {
 };
 
 struct Layout {
-  /// [num_workers], each in the order in which the tokens lie in the worker's local tensors.
+  /// [num_workers] The segments of each worker, in the order in which their tokens lie in the
+  /// worker's local tensors.
   std::vector<std::vector<Segment>> workers;
 
   int num_workers() const { return static_cast<int>(workers.size()); }
-  int64_t num_tokens(int worker) const;
+  int64_t num_tokens(int worker) const;  // tokens of all its segments
   bool operator==(const Layout&) const = default;
 };
 

@@ -1,5 +1,5 @@
 #pragma once
-// A folder for one test's files, removed with it.
+// A test fixture with a folder for the files of one test. The folder is removed when the test ends.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

@@ -1,7 +1,12 @@
 #pragma once
-// Folders of text to a data set: each file is a document, its bytes are the tokens.
+// Turns folders of text into a data set: each file becomes a document, and each of its bytes a
+// token.
 //
-// Errors: Error(kData) for a path that does not exist and for roots without any text. One thread.
+//   const TextFiles files = find_text_files({"docs"}, {.glob = "*.md"});
+//   write_byte_dataset(files.paths, "data/docs", [](int64_t) {});
+//
+// Errors: Error(kData) for a path that does not exist and for roots without any text.
+// Thread rule: one thread.
 
 #include <cstdint>
 #include <filesystem>
@@ -13,31 +18,33 @@
 namespace distca {
 
 struct TextFiles {
-  std::vector<std::filesystem::path> paths;  // sorted, each once
-  int64_t links = 0;  // skipped: links to folders (they may loop) and links to nothing
+  std::vector<std::filesystem::path> paths;  // sorted, each file once
+  /// Links that were skipped: those to folders, which may loop, and those to nothing.
+  int64_t links = 0;
 };
 
-/// Shell patterns, matched against the last part of a path.
+/// Shell patterns, which are matched against the last part of a path.
 struct TextFilter {
-  std::string glob = "*";                 // files taken
+  std::string glob = "*";                 // files that are taken
   std::vector<std::string> exclude = {};  // files and folders left out, e.g. "site-packages"
 };
 
-/// Files of `roots` (files or folders, searched recursively) that pass the filter; a root that is a
-/// file is taken as it is. Never one of `made`, the files that the text is turned into: they may
-/// lie in the same folder, where a second run would read them as text.
+/// Finds the files that pass the filter in `roots`, which are files or folders. Folders are
+/// searched recursively; a root that is a file is taken whatever the filter says. Files in `made`
+/// are left out. They are the files that the text is turned into: they may lie in the same folder,
+/// where a second run would read them as text.
 TextFiles find_text_files(const std::vector<std::filesystem::path>& roots, const TextFilter& filter,
                           std::span<const std::filesystem::path> made = {});
 
 struct TextCorpus {
   int64_t documents = 0;
   int64_t tokens = 0;
-  int64_t empty = 0;   // skipped files without a byte
-  int64_t binary = 0;  // skipped files with a NUL byte
+  int64_t empty = 0;   // files without a byte, which were skipped
+  int64_t binary = 0;  // files with a NUL byte, which were skipped
 };
 
-/// Writes prefix.bin and prefix.idx, both or none. `progress` is called after each file with the
-/// number done.
+/// Writes prefix.bin and prefix.idx, both or none. Calls `progress` after each file with the number
+/// of files done.
 TextCorpus write_byte_dataset(const std::vector<std::filesystem::path>& files,
                               const std::filesystem::path& prefix,
                               const std::function<void(int64_t)>& progress);

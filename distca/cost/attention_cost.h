@@ -1,6 +1,7 @@
 #pragma once
-// What core attention of one layer costs: work in (query, key) pairs, bytes per token that travels.
-// Integers only, so that every rank computes the same plan. Any thread.
+// What core attention of one layer costs: its work in (query, key) pairs, and the bytes of each
+// token that travels. All figures are integers, so that every rank computes the same plan. Any
+// thread may call the functions.
 
 #include <cstdint>
 
@@ -8,16 +9,19 @@
 
 namespace distca {
 
+/// Which keys a query sees: all keys of the task, or those up to the query's own position.
 enum class MaskType { kFull, kCausal };
 
-/// Shapes of core attention as one rank sees them (already divided by tensor parallelism).
+/// The shapes of core attention as one rank sees them, so heads are already divided by tensor
+/// parallelism. The defaults are those of Llama-8B.
 struct AttentionShape {
-  int64_t num_heads = 32;
-  int64_t num_kv_heads = 8;
-  int64_t head_dim_qk = 128;
-  int64_t head_dim_v = 128;
-  int64_t element_bytes = 2;  // bf16
-  int64_t window_left = -1;   // a query sees itself and this many keys before it; -1: all
+  int64_t num_heads = 32;     // of Q
+  int64_t num_kv_heads = 8;   // of K and V; fewer than num_heads for GQA
+  int64_t head_dim_qk = 128;  // of Q and K
+  int64_t head_dim_v = 128;   // of V and O
+  int64_t element_bytes = 2;  // of a number that travels; 2: bf16
+  /// A query sees itself and this many keys before it. -1: it sees all keys before it.
+  int64_t window_left = -1;
 
   int64_t q_token_bytes() const { return num_heads * head_dim_qk * element_bytes; }
   int64_t kv_token_bytes() const {
@@ -27,12 +31,13 @@ struct AttentionShape {
   bool operator==(const AttentionShape&) const = default;
 };
 
-/// Number of (query, key) pairs of q x kv that the mask allows; positions in the document.
-/// `window_left`: as in AttentionShape, for causal masks.
-/// Counts: pairs. Ignores: tile padding, kernel launch, heads (equal for all tasks of a layer).
+/// The number of (query, key) pairs of q x kv that the mask allows. Ranges are positions in the
+/// document. `window_left` is that of AttentionShape and applies to causal masks.
+/// Counts: pairs. Ignores: tile padding, kernel launches, heads (all tasks of a layer have equally
+/// many).
 int64_t attention_pairs(const Range& q, const Range& kv, MaskType mask, int64_t window_left = -1);
 
-/// The keys that the queries `q` may see under a causal mask, begun at a multiple of 128.
+/// The keys that the queries `q` may see under a causal mask, from a multiple of 128 on.
 Range visible_keys(const Range& q, int64_t window_left = -1);
 
 }  // namespace distca

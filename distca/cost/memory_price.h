@@ -1,6 +1,9 @@
 #pragma once
-// Bytes of memory that the tokens of a nano-batch take on a rank between forward and backward. Any
-// thread.
+// The bytes of memory that the tokens of a nano-batch take on a rank between forward and backward.
+// Any thread may call the functions.
+//
+//   const MemoryPrice price = llama_memory(model);  // ModelShape model
+//   const int64_t bytes = memory_bytes(price, /*home_tokens=*/8192, 0, 0);
 
 #include <cstdint>
 
@@ -8,19 +11,22 @@
 
 namespace distca {
 
+/// Bytes of one token, over all layers.
 struct MemoryPrice {
-  int64_t token_bytes = 0;       // activations of one home token, all layers
-  int64_t kept_query_bytes = 0;  // one received query (Q) kept until backward, all layers
-  int64_t kept_key_bytes = 0;    // one received key (K and V) kept until backward, all layers
+  int64_t token_bytes = 0;       // activations of a token at home
+  int64_t kept_query_bytes = 0;  // a received query (Q), kept until backward
+  int64_t kept_key_bytes = 0;    // a received key (K and V), kept until backward
   bool operator==(const MemoryPrice&) const = default;
 };
 
-/// Counts: what a rank's home tokens and received tokens keep until backward. Ignores: weights,
-/// gradients, optimizer state, buffers of messages under way, the allocator's fragmentation.
+/// The memory of one rank.
+/// Counts: what its home tokens and received tokens keep until backward. Ignores: weights,
+/// gradients, optimizer state, buffers of messages under way, fragmentation of the allocator.
 int64_t memory_bytes(const MemoryPrice& price, int64_t home_tokens, int64_t received_queries,
                      int64_t received_keys);
 
-/// A Llama-type decoder on one rank: sizes as that rank has them.
+/// A decoder of Llama's kind as one rank has it: its own layers, and sizes divided by tensor
+/// parallelism.
 struct ModelShape {
   int64_t num_layers = 0;
   int64_t hidden_size = 0;
@@ -29,11 +35,12 @@ struct ModelShape {
   int64_t vocab_size = 0;
 };
 
-/// What model/ and runtime/ keep of the layers; autograd saves what backward reads.
-/// Counts: the layer's input; of both norms the input, the rows before the weight and their factor
-/// in fp32 (fp64 for fp64), and the output; Q, K, V, O and LSE; four vectors of the MLP (gate, its
-/// SiLU, up, their product). Ignores: embedding and loss (logits), the weights cast to the compute
-/// type.
+/// The memory price of a Llama-type model, as model/ and runtime/ keep its layers. Autograd saves
+/// what backward reads.
+/// Counts: the layer's input; for both norms their input, the rows before the weight and their
+/// factor in fp32 (fp64 for fp64), and their output; Q, K, V, O and LSE; four vectors of the MLP
+/// (gate, its SiLU, up, their product). Ignores: embedding and loss (logits), weights cast to the
+/// compute type.
 MemoryPrice llama_memory(const ModelShape& layers);
 
 }  // namespace distca

@@ -1,6 +1,13 @@
 #pragma once
-// Speeds from measured steps: smoothed, rounded to integers and held still, so that noise changes
-// no plan. Integers only: the same samples give the same speeds on every rank. One thread.
+// Turns measured step times into speeds. The times are smoothed, rounded to integers and held
+// still, so that noise changes no plan. Only integers are used, so the same samples give the same
+// speeds on every rank.
+//
+//   SpeedMeter meter(num_ranks, /*bytes_per_us=*/0);
+//   meter.add(step, samples);  // std::vector<RankSample> of all ranks
+//   const Speeds& speeds = meter.speeds_at(step + 1);
+//
+// A meter belongs to one thread.
 
 #include <cstdint>
 #include <span>
@@ -10,46 +17,54 @@
 
 namespace distca {
 
-/// What one rank did in one step, and how long that took: elapsed, for the processor time of a rank
-/// that shares its core shows nothing.
+/// What one rank did in one step, and how long it took. Times are elapsed times, because the
+/// processor time of a rank does not show that another program shares its core.
 struct RankSample {
   int64_t linear_ns = 0;     // all but core attention, exchange, sums over ranks and update
   int64_t attention_ns = 0;  // core attention
-  int64_t tokens = 0;        // at home; 0: says nothing of linear work
-  int64_t load = 0;          // of core attention, in the unit of load; 0: says nothing of attention
+  int64_t tokens = 0;        // at home; 0: the sample says nothing about linear work
+  /// The load of core attention, in the unit in which plans count load (pairs or ns). 0: the sample
+  /// says nothing about attention.
+  int64_t load = 0;
 };
 
-/// Smoothing: a mean over steps in which a step weighs 7/8 of the one after it (half as much after
-/// 5.2 steps). A step whose rate is more than a quarter off the mean is held back: if the next two
-/// are off on the same side too, the mean starts anew from these three, else they are forgotten.
-/// Rounded to three digits.
-/// Starved: a rank with less than a quarter of the mean load and half of the mean time in core
-/// attention that is done an eighth before the last. What it took says little of its speed (a task
-/// costs something whatever its size, no task says nothing), so it is not counted; after eight such
-/// steps in a row the rank is taken for faster with every step, by a quarter of the way to the mean
-/// of the others, until it has load enough to be measured. A slow rank that has what it can do is
-/// not starved: it is done no earlier than the others.
-/// Holding: new speeds are given out only when a rate is more than 3 % off the one given out last.
-/// The first step is not counted (memory is allocated, threads start); speeds are first given out
-/// after the third.
+/// How a meter treats samples:
+/// - Smoothing. A rate (time for each token at home, or for each unit of load) is a mean over
+///   steps, in which a step weighs 7/8 as much as the one after it (half as much after 5.2 steps).
+///   A step whose rate is more than a quarter off the mean is held back. If the next two steps are
+///   off on the same side too, the mean starts anew from these three; otherwise they are forgotten.
+///   Rates are rounded to three digits.
+/// - Starved ranks. A rank is starved if it has less than a quarter of the mean load, spends less
+///   than half of the mean time in core attention, and is done an eighth before the last rank. Its
+///   time says little about its speed, because a task costs something however small it is, and
+///   without tasks there is no time. So its attention time is not counted. From the eighth such
+///   step in a row on, every step takes the rank for faster, by a quarter of the way to the mean of
+///   the others, until it has enough load to be measured. A slow rank with as much load as it can
+///   handle is not starved: it is done no earlier than the others.
+/// - Holding. New speeds are given out only when a rate is more than 3 % off the one that was given
+///   out last.
+/// - Start. The first step is not counted, because memory is allocated and threads start in it.
+///   Speeds are first given out with the third step.
 class SpeedMeter {
  public:
-  /// `bytes_per_us`: what Speeds says of the wire.
+  /// `bytes_per_us` is copied to Speeds::bytes_per_us; it is not measured here.
   SpeedMeter(int num_ranks, int64_t bytes_per_us);
 
-  /// Samples of all ranks. True if speeds() has changed: to values that hold from `step` + 2 on,
-  /// for as a rule the next step is planned already.
+  /// Takes the samples of all ranks. Returns true if speeds() has changed. The new speeds hold from
+  /// `step` + 2 on, because as a rule the next step is planned already.
   bool add(int64_t step, std::span<const RankSample> samples);
-  /// Given out last. No ranks until speeds are first given out.
+  /// The speeds that were given out last. Before the first are given out, they have no ranks.
   const Speeds& speeds() const { return current_; }
-  /// Those that hold for `step`: the one after the last that was added, or a later one.
+  /// The speeds that hold for `step`, which is the one after the last step added, or a later one.
   const Speeds& speeds_at(int64_t step) const;
 
+  /// How far off a rate may be, in thousandths: before a step is held back, and before new speeds
+  /// are given out.
   static constexpr int64_t kOffPermille = 250;
   static constexpr int64_t kHoldPermille = 30;
-  static constexpr int64_t kFirstSteps = 3;  // before speeds are given out
-  static constexpr int kBelieved = 3;        // steps in a row that are off
-  static constexpr int kStarved = 8;         // steps in a row without load enough
+  static constexpr int64_t kFirstSteps = 3;  // the step with which speeds are first given out
+  static constexpr int kBelieved = 3;        // steps in a row that are off, until they are believed
+  static constexpr int kStarved = 8;  // starved steps in a row, until a rank is taken for faster
 
  private:
   struct Rate {
@@ -60,7 +75,7 @@ class SpeedMeter {
     Rate mean, held_back;
     int num_held_back = 0;
     void add(const Rate& sample);
-    void approach(int64_t ps_per_kload);   // from above
+    void approach(int64_t ps_per_kload);   // only from above: the rate is lowered
     int64_t rounded(int64_t scale) const;  // ns * scale / work
   };
   std::vector<bool> starved(std::span<const RankSample> samples) const;
@@ -72,7 +87,7 @@ class SpeedMeter {
   std::vector<int> steps_starved_;            // [ranks] in a row
   int64_t steps_ = 0;
   Speeds current_;  // given out last
-  Speeds before_;   // until current_.from_step
+  Speeds before_;   // hold until current_.from_step
 };
 
 }  // namespace distca

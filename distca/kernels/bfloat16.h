@@ -1,6 +1,7 @@
 #pragma once
-// bfloat16 as storage: the upper half of a float32. Conversions round to nearest, ties to even;
-// NaN stays NaN. No arithmetic: convert, compute, convert back.
+// bfloat16 as a storage format: the upper half of a float32. Conversions round to nearest, ties to
+// even; NaN stays NaN. There is no arithmetic: convert to float, compute, and convert back. Any
+// thread.
 
 #include <bit>
 #include <cmath>
@@ -8,6 +9,7 @@
 
 namespace distca::kernels {
 
+/// A number of 16 bits.
 struct BFloat16 {
   uint16_t bits = 0;
 };
@@ -20,8 +22,8 @@ inline BFloat16 to_bfloat16(float x) {
   return {static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)};
 }
 
-/// Rounds once: where the step through float32 arrives at a tie of bfloat16 that `x` was not, the
-/// side that `x` was on decides.
+/// Rounds only once. If the step through float32 arrives at a tie between two bfloat16 numbers, and
+/// `x` was not at that tie, the side on which `x` was decides.
 inline BFloat16 to_bfloat16(double x) {
   const auto nearest = static_cast<float>(x);
   auto bits = std::bit_cast<uint32_t>(nearest);

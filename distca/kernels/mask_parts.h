@@ -1,7 +1,7 @@
 #pragma once
-// A mask by position, cut into rectangles that need no mask of their own: what lets a kernel that
-// knows only "full" and "causal" compute any task. Positions count from the document's start.
-// Thread rule: pure functions.
+// Cuts a mask by position into rectangles that need no mask of their own. So a kernel that knows
+// only "full" and "causal" can compute any task. Positions count from the document's start. Thread
+// rule: pure functions.
 
 #include <cstdint>
 #include <span>
@@ -12,15 +12,17 @@
 
 namespace distca::kernels {
 
-/// The keys of `keys` that the query at position `query` may see.
+/// The keys of `keys` that the query at position `query` sees.
 Range visible_keys(const Mask& mask, int64_t query, const Range& keys);
 
+/// What the mask is inside a part.
 enum class MaskPartKind {
   kFull,     // every query sees every key
-  kCausal,   // as many queries as keys, query number i sees keys number 0..i
-  kPartial,  // anything: ask the mask
+  kCausal,   // there are as many queries as keys, and query number i sees keys number 0..i
+  kPartial,  // neither: the mask decides for each pair
 };
 
+/// A rectangle of positions.
 struct MaskPart {
   Range queries;
   Range keys;
@@ -28,9 +30,9 @@ struct MaskPart {
   MaskPartKind kind = MaskPartKind::kFull;
 };
 
-/// Cuts queries x keys into blocks that hold every visible pair exactly once, in order of
-/// queries, then ranges. Only a left window yields kPartial; queries are then cut by
-/// `window_queries`, so that few pairs lie in such blocks.
+/// Cuts queries x keys into parts, in the order of queries, then ranges. Every visible pair is in
+/// exactly one part. Only a left window yields kPartial; for such a mask, queries are cut into
+/// pieces of `window_queries`, so that few pairs lie in partial parts.
 std::vector<MaskPart> cut_mask(const Mask& mask, const Range& queries,
                                std::span<const KeyRange> ranges, int64_t window_queries);
 

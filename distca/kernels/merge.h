@@ -1,10 +1,11 @@
 #pragma once
-// Row-wise companions of attention: merging partial results over parts of the keys (split-KV), and
-// delta.
+// Functions that go with attention, row by row: merging partial results that each used a part of
+// the keys (split-KV), and computing delta.
 //
-// Rows are [tokens, heads, dim]; LSE and delta are [tokens, heads, 1], fp64 for fp64 inputs, else
-// fp32 (accumulator_type). Arithmetic in double. Broken shapes are a CHECK. Thread rule: calls on
-// disjoint outputs may run at the same time.
+// Rows are [tokens, heads, dim]. LSE and delta are [tokens, heads, 1], fp64 for fp64 inputs and
+// fp32 otherwise (accumulator_type). All arithmetic is in double. `type` is that of attention's
+// inputs. A wrong shape is a CHECK. Thread rule: calls whose outputs are disjoint may run at the
+// same time.
 
 #include <cstdint>
 #include <span>
@@ -13,6 +14,7 @@
 
 namespace distca::kernels {
 
+/// The size of O.
 struct RowShape {
   int64_t tokens = 0;
   int64_t heads = 0;
@@ -26,17 +28,18 @@ struct Partial {
   Rows lse;
 };
 
-/// lse = log sum_i exp(lse_i), o = sum_i exp(lse_i - lse) o_i; a row without any key stays O = 0,
-/// LSE = -infinity. `type` is the type of the inputs of attention. `result` may be one of `parts`.
+/// Computes lse = log sum_i exp(lse_i) and o = sum_i exp(lse_i - lse) o_i over the parts. A row
+/// that has no key in any part gets O = 0 and LSE = -infinity. `result` may be one of `parts`.
 void merge_partials(const RowShape& shape, ScalarType type, std::span<const Partial> parts,
                     const Partial& result);
 
-/// delta = rowsum(dO * O), with dO and O of `type`.
+/// Computes delta = rowsum(dO * O). dO and O are of `type`.
 void row_delta(const RowShape& shape, ScalarType type, const Rows& d_o, const Rows& o,
                const Rows& delta);
 
-/// An O whose row sum with dO is delta, for kernels that ask for O: dO * delta / |dO|^2; 0 where
-/// |dO| is 0. The square neither overflows nor vanishes, however large or small dO is.
+/// Computes an O whose row sum with dO is delta, for kernels that ask for O and not for delta. It
+/// is dO * delta / |dO|^2, and 0 where |dO| is 0. The square neither overflows nor becomes 0,
+/// however large or small dO is.
 void output_from_delta(const RowShape& shape, ScalarType type, const Rows& d_o, const Rows& delta,
                        const Rows& o);
 

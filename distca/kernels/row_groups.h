@@ -1,6 +1,6 @@
 #pragma once
-// Who has rows in common: sets of users of rows that are connected by overlapping ranges of one
-// buffer. Errors: none. Thread rule: no state.
+// Finds out who has rows in common: groups of users of rows that are connected by overlapping
+// ranges of the same buffer. There are no errors. Thread rule: no shared state.
 
 #include <algorithm>
 #include <cstdint>
@@ -14,14 +14,17 @@
 
 namespace distca::kernels {
 
-/// Disjoint sets of the numbers below `size`. A set's name is its smallest member.
+/// Disjoint sets of the numbers below `size`. At first every number is a set of its own. A set has
+/// the name of its smallest member.
 class Groups {
  public:
   explicit Groups(size_t size) : parent_(size) { std::iota(parent_.begin(), parent_.end(), 0); }
+  /// The name of the set that i is in.
   int64_t find(int64_t i) {
     while (parent_[i] != i) i = parent_[i] = parent_[parent_[i]];
     return i;
   }
+  /// Makes one set of the sets of a and b.
   void join(int64_t a, int64_t b) {
     a = find(a), b = find(b);
     parent_[std::max(a, b)] = std::min(a, b);
@@ -31,7 +34,8 @@ class Groups {
   std::vector<int64_t> parent_;
 };
 
-/// Rows of a buffer that a user reads or adds to; the first of them stands at `position`.
+/// Rows of a buffer that a user reads or adds to. The first of them is at `position` in its
+/// document.
 struct RowUse {
   int64_t buffer = 0;
   Range rows{};
@@ -39,8 +43,8 @@ struct RowUse {
   int64_t user = 0;
 };
 
-/// Calls visit(std::span<const RowUse>) for each set of several uses that are connected by
-/// overlapping rows, directly or by way of others. In time n log n.
+/// Calls visit(std::span<const RowUse>) for each set of two or more uses that are connected by
+/// overlapping rows, either directly or through other uses. Takes time n log n for n uses.
 template <typename Visit>
 void for_each_overlap(std::vector<RowUse> uses, const Visit& visit) {
   std::erase_if(uses, [](const RowUse& use) { return use.rows.empty(); });

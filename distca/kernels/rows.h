@@ -1,5 +1,6 @@
 #pragma once
-// Reading and writing Rows of any scalar type in double. Thread rule: no state.
+// Reads and writes Rows (kernels/attention.h) of any number type in double. Thread rule: no shared
+// state.
 
 #include <cstddef>
 #include <cstdint>
@@ -9,19 +10,19 @@
 
 namespace distca::kernels {
 
-/// Type of LSE, delta and accumulated gradients for inputs of `type`.
+/// The type of LSE, delta and accumulated gradients for inputs of `type`.
 constexpr ScalarType accumulator_type(ScalarType type) {
   return type == ScalarType::kFloat64 ? ScalarType::kFloat64 : ScalarType::kFloat32;
 }
 
-/// The same rows seen from `token`, `head` on.
+/// The same rows, counted from `token` and `head` on.
 inline Rows shifted(Rows rows, ScalarType type, int64_t token, int64_t head) {
   rows.data = static_cast<std::byte*>(rows.data) +
               (token * rows.token_stride + head * rows.head_stride) * element_bytes(type);
   return rows;
 }
 
-/// One row: the `values.size()` numbers of `token`, `head`.
+/// Read, write or add to one row: the values.size() numbers of `token` and `head`.
 void read_row(const Rows& rows, ScalarType type, int64_t token, int64_t head,
               std::span<double> values);
 void write_row(const Rows& rows, ScalarType type, int64_t token, int64_t head,

@@ -1,5 +1,9 @@
 #pragma once
-// Weights on disk: the safetensors format, one file. Thread rule: one writer a file.
+// Reads and writes weights on disk, as one file in the safetensors format. Thread rule: one writer
+// a file.
+//
+//     write_safetensors("model.safetensors", model.parameter_names(), model.parameters());
+//     const auto tensors = read_safetensors("model.safetensors");  // by name
 
 #include <cstdint>
 #include <filesystem>
@@ -15,27 +19,27 @@ class Tensor;
 
 namespace distca {
 
-/// Free words of a file's header, beside "format", which is always "pt".
+/// Free text in the header of a file, by key. "format" is always there too, and is "pt".
 using SafetensorsMetadata = std::map<std::string, std::string>;
 
-/// The bytes of the file that write_safetensors makes of the same arguments.
+/// The size in bytes of the file that write_safetensors makes of the same arguments.
 int64_t safetensors_bytes(const std::vector<std::string>& names,
                           const std::vector<at::Tensor>& tensors,
                           const SafetensorsMetadata& metadata = {});
 
-/// Writes fp32, fp64 or bf16 tensors; the file is not committed. Throws Error(kIo).
+/// Writes tensors in fp32, fp64 or bf16, but does not commit the file. Throws Error(kIo).
 void write_safetensors(AtomicFile& file, const std::vector<std::string>& names,
                        const std::vector<at::Tensor>& tensors,
                        const SafetensorsMetadata& metadata = {});
-/// The same atomically: the file is whole or absent.
+/// Writes a file that is either complete or absent. Throws Error(kIo).
 void write_safetensors(const std::filesystem::path& path, const std::vector<std::string>& names,
                        const std::vector<at::Tensor>& tensors);
 
-/// The metadata of a file, "format" too; empty if it cannot be read or is no safetensors file.
+/// The metadata of a file, with "format". Empty if the file cannot be read or is not safetensors.
 SafetensorsMetadata read_safetensors_metadata(const std::filesystem::path& path);
 
-/// All tensors of a file, by name. Throws Error(kCheckpoint) for a file that is missing, cut or not
-/// safetensors.
+/// All tensors of a file by their names. Throws Error(kCheckpoint) if the file is missing, cut off
+/// or not safetensors.
 std::map<std::string, at::Tensor> read_safetensors(const std::filesystem::path& path);
 
 }  // namespace distca

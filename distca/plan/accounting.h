@@ -1,5 +1,6 @@
 #pragma once
-// What a layout and tasks cost, counted from the tasks alone: schedulers only decide. Any thread.
+// Counts what a plan's layout and tasks cost. Schedulers only decide; the figures of a plan are
+// counted here, from its layout and tasks alone. Any thread may call the function.
 
 #include <vector>
 
@@ -7,11 +8,12 @@
 
 namespace distca {
 
-/// [max(num_workers, num_servers)] of a plan whose layout and tasks are there.
-/// Counts: pairs the mask allows; Q and O of every query token computed away from home; K and V of
-/// every key token once per server that reads it and does not hold it. Ignores: LSE, message
-/// headers, backward. Needs a layout that holds every token once. Time: O(n log n) in tasks,
-/// segments and transfers.
+/// [max(num_workers, num_servers)] The load of every rank of a plan whose layout and tasks are
+/// there. The layout must hold every token once. Without a profile, time_ns is 0.
+/// Counts: pairs that the mask allows; Q and O of every query token that is computed away from
+/// home; K and V of every key token, once for each server that reads it and does not hold it.
+/// Ignores: LSE, message headers, backward.
+/// Time: O(n log n) in tasks, segments and transfers.
 std::vector<ServerLoad> account(const Plan& plan, const AttentionProfile* profile = nullptr);
 
 }  // namespace distca

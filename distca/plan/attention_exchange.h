@@ -1,8 +1,15 @@
 #pragma once
 // One exchange of core attention: what one rank sends, receives and computes under one plan, with
-// its messages laid out. A plan's layers go through its exchange one after another; whoever builds,
-// plays, checks or prices them reads the same value. Paper 4.1.
-// Plain value, not changed once it is made; any thread.
+// the places of its messages in their buffers. The layers of a plan go through its exchange one
+// after another. Whoever builds, plays, checks or prices the exchange of a layer reads this same
+// value (paper 4.1).
+//
+//   const AttentionExchange exchange = make_attention_exchange(
+//       PlanIndex(plan).exchange(rank), plan.shape,
+//       exchange_types(ScalarType::kBFloat16, /*wide_gradients=*/false));
+//   const int64_t sent = exchange.sent(Content::kQkv).bytes;
+//
+// An exchange is a plain value, which is not changed once it is made. Any thread may read it.
 
 #include <array>
 #include <cstdint>
@@ -14,34 +21,37 @@
 
 namespace distca {
 
-/// Types of what travels and is summed.
+/// The number types of what travels and of what is summed.
 struct ExchangeTypes {
   ScalarType compute = ScalarType::kFloat32;      // of Q, K, V, O, dO
-  ScalarType accumulator = ScalarType::kFloat32;  // of LSE, delta and sums of gradients
+  ScalarType accumulator = ScalarType::kFloat32;  // of LSE, delta, sums of gradients
   ScalarType gradient = ScalarType::kFloat32;     // in which dQ, dK, dV travel
   bool operator==(const ExchangeTypes&) const = default;
 };
-/// Sums are in fp32, in fp64 for fp64. `wide_gradients`: dQ, dK, dV travel in the type of the sums.
+/// The types for a model that computes in `compute`. Sums are in fp32, or in fp64 where `compute`
+/// is fp64. With `wide_gradients`, dQ, dK, dV travel in the type of the sums, otherwise in
+/// `compute`.
 ExchangeTypes exchange_types(ScalarType compute, bool wide_gradients);
-/// The type of so many bytes: 2 (bf16), 4 or 8; anything else is a CHECK.
+/// The type whose numbers have so many bytes: 2 (bf16), 4 or 8. Anything else is a CHECK.
 ScalarType compute_type(int64_t element_bytes);
 
-/// What messages hold: their parts lie one after another in the order given here.
+/// What a message holds. The parts of a message lie one after another in the order given here.
 enum class Content : uint8_t {
-  kQkv,          // Q, K, V; from a home to its servers
-  kO,            // O, LSE; from a server to the homes
-  kDO,           // dO, LSE, delta; from a home to its servers
-  kGradient,     // dQ, dK, dV; from a server to the homes
-  kAccumulator,  // dQ, dK, dV as a server sums them; where their type is the one in which they
-                 // travel, these are the messages themselves
+  kQkv,       // Q, K, V; from a home to its servers
+  kO,         // O, LSE; from a server to the homes
+  kDO,        // dO, LSE, delta; from a home to its servers
+  kGradient,  // dQ, dK, dV; from a server to the homes
+  /// dQ, dK, dV in the type in which a server sums them. Where they also travel in this type, the
+  /// sums are the messages themselves.
+  kAccumulator,
 };
 inline constexpr int kNumContents = 5;
-/// Whether it goes from a server to the homes.
+/// Whether messages of this content go from a server to the homes.
 constexpr bool goes_home(Content content) {
   return content == Content::kO || content == Content::kGradient;
 }
 
-/// [rows, heads, dim] of one type inside a message.
+/// A part of a message: [rows, heads, dim] numbers of one type.
 struct MessagePart {
   int64_t rows = 0;
   int64_t heads = 0;
@@ -49,14 +59,15 @@ struct MessagePart {
   ScalarType type = ScalarType::kFloat32;
   int64_t bytes() const { return rows * heads * dim * element_bytes(type); }
 };
-/// The parts of what travels with one peer. The third of O and LSE is empty, and so are all of
-/// O and dO where the peer gives or gets keys only.
+/// The parts of the message to or from one peer. O and LSE have no third part, so it is empty. All
+/// parts of O and dO are empty where the peer gives or gets keys only.
 std::array<MessagePart, 3> message_parts(Content content, const PeerTransfer& transfer,
                                          const AttentionShape& shape, const ExchangeTypes& types);
 int64_t message_bytes(Content content, const PeerTransfer& transfer, const AttentionShape& shape,
                       const ExchangeTypes& types);
 
-/// One message: bytes [offset, offset + bytes) of the buffer that it travels from or into.
+/// One message, which takes bytes [offset, offset + bytes) of the buffer from which it is sent or
+/// into which it is received.
 struct PeerMessage {
   int peer = 0;
   int64_t offset = 0;  // a multiple of kMessageAlignment
@@ -65,26 +76,28 @@ struct PeerMessage {
 };
 inline constexpr int64_t kMessageAlignment = 64;
 
-/// Messages that share a buffer, one after another, each at the next multiple of kMessageAlignment.
+/// Messages that share a buffer. They lie one after another, each at the next multiple of
+/// kMessageAlignment.
 struct MessageList {
-  std::vector<PeerMessage> messages;  // ascending peer, each peer at most once
+  std::vector<PeerMessage> messages;  // ascending peer, each at most once
   int64_t bytes = 0;                  // of all messages
-  int64_t buffer_bytes = 0;           // that they take
+  int64_t buffer_bytes = 0;           // size of the buffer, with gaps for alignment
 
   bool empty() const { return messages.empty(); }
-  /// After those of lower peers; of no bytes: none.
+  /// Adds a message behind the others. The peer must be above those before it. A message of no
+  /// bytes is left out.
   void add(int peer, int64_t message_bytes);
-  /// Null: none.
+  /// The message of this peer, or null if there is none.
   const PeerMessage* with(int peer) const;
 };
 
-/// Which of a rank's tasks are computed together. Tasks at home read nothing that was received and
-/// write nothing that is returned: they run while messages are under way.
+/// The sets in which a rank's tasks are computed. Tasks at home read nothing that was received and
+/// write nothing that is returned, so they can run while messages are under way.
 enum class TaskSet : uint8_t {
-  kAll,
+  kAll,        // all tasks of the rank
   kHomeFirst,  // about half of the work at home
-  kAway,       // all that needs what was received, or is returned
-  kHomeRest,
+  kAway,       // all tasks that read what was received or whose result is returned
+  kHomeRest,   // the other tasks at home
 };
 inline constexpr int kNumTaskSets = 4;
 
@@ -92,10 +105,11 @@ struct AttentionExchange {
   RankExchange rows;  // peers, rows, tasks and merges
   AttentionShape shape;
   ExchangeTypes types;
-  // [Content] with whom this rank exchanges as a home, and as a server.
+  // [Content] The messages that this rank exchanges as a home with its servers, and as a server
+  // with the homes of its tasks.
   std::array<MessageList, kNumContents> with_servers, with_homes;
-  // [TaskSet] indices into rows.tasks, ascending, and their (query, key) pairs. The three partial
-  // sets are disjoint and together kAll.
+  // [TaskSet] Ascending indices into rows.tasks, and the number of (query, key) pairs of these
+  // tasks. The three partial sets are disjoint and together kAll.
   std::array<std::vector<int32_t>, kNumTaskSets> tasks;
   std::array<int64_t, kNumTaskSets> pairs{};
 
@@ -109,25 +123,26 @@ struct AttentionExchange {
     return tasks[static_cast<size_t>(set)];
   }
   int64_t pairs_of(TaskSet set) const { return pairs[static_cast<size_t>(set)]; }
-  // Messages of a content that this rank sends, and that it receives.
+  // The messages of a content that this rank sends, and those that it receives.
   const MessageList& sent(Content content) const {
     return goes_home(content) ? homes(content) : servers(content);
   }
   const MessageList& received(Content content) const {
     return goes_home(content) ? servers(content) : homes(content);
   }
-  /// The sets in which tasks are computed where messages travel under those at home: only sets with
-  /// tasks, but at least one; kAll alone where there is nothing to divide or to hide.
+  /// The order in which sets of tasks are computed, where messages travel under the tasks at home.
+  /// Sets without tasks are left out. It is kAll alone where there is nothing to divide or to hide.
   std::vector<TaskSet> partial_sets() const;
-  /// Whether gradients are summed in another buffer than the one they travel from.
+  /// Whether gradients are summed in another buffer than the one from which they are sent.
   bool converts_gradients() const { return types.gradient != types.accumulator; }
 };
 
-/// Lays out the messages of `rows` and divides its tasks. Time: proportional to its output.
+/// Lays out the messages of `rows` and divides its tasks into sets. Time: proportional to its
+/// output.
 AttentionExchange make_attention_exchange(RankExchange rows, const AttentionShape& shape,
                                           const ExchangeTypes& types);
 
-/// Whether the task neither needs what was received nor is returned.
+/// Whether the task needs nothing that was received, and its result is not returned.
 bool is_home(const ServerTask& task);
 
 }  // namespace distca

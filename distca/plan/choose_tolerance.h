@@ -1,7 +1,14 @@
 #pragma once
-// plan.tolerance = auto: how even the load must be, down to doing nothing, weighed against bytes
-// that would not hide (layer_time.h). A pure function of recorded values: every rank chooses the
-// same. Any thread.
+// Chooses how even the load must be (plan.tolerance = auto). An evener load costs more bytes, and
+// bytes that are not hidden under compute cost time (layer_time.h), so both are weighed against
+// each other. Doing nothing is one of the choices.
+//
+//   const ToleranceChoice choice = choose_tolerance(
+//       request, {.speeds = stated_speeds(model, num_servers), .layers = model.num_layers});
+//   const WeighedPlan& best = choice.weighed[choice.chosen];  // choice.plan in figures
+//
+// The choice is a pure function of recorded values, so every rank makes the same one. Any thread
+// may call it.
 
 #include <cstdint>
 #include <string>
@@ -12,30 +19,34 @@
 
 namespace distca {
 
-/// One plan that was tried.
+/// The figures of one plan that was tried.
 struct WeighedPlan {
-  std::string scheduler;  // the one asked for, or local: every query where it lives
+  std::string scheduler;  // the one asked for, or local (do nothing)
   std::string layout;
   int64_t tolerance_ppm = 0;
-  double max_over_share = 1;  // of load
+  double max_over_share = 1;  // the busiest server's load over its share
   LayerTime time;
 };
 
 struct ToleranceChoice {
-  Plan plan;  // options.tolerance_ppm (and scheduler, layout) as chosen
-  std::vector<WeighedPlan> weighed;
-  size_t chosen = 0;  // in `weighed`
+  /// Its options.tolerance_ppm, scheduler and layout are those that were chosen.
+  Plan plan;
+  std::vector<WeighedPlan> weighed;  // in the order in which they were tried
+  size_t chosen = 0;                 // index in `weighed`
 };
 
-/// Plans less than this much slower than the fastest count as equal: the fewest bytes win.
+/// Plans that are slower than the fastest by at most this much, in thousandths, count as equally
+/// fast. The one with the fewest bytes wins.
 inline constexpr int64_t kTiePermille = 5;
 
-/// Plans doing nothing and tolerances from 1 to 0, loosest first, and takes the one of the shortest
-/// predicted time of a layer. Doing nothing: scheduler local on the request's layout and, where it
-/// names none, on `sequential` too; not where a worker has capacity 0. Left out: tolerances that a
-/// looser plan already keeps, and all after a plan that no other could beat.
-/// request.options.tolerance_ppm is not looked at. Throws Error(kPlan) as make_plan does, if no
-/// plan can be made. Time: at most 12 plans, each with its exchanges.
+/// Makes plans that do nothing and plans for tolerances from 1 to 0, loosest first, and takes the
+/// one with the shortest predicted time of a layer. Doing nothing means scheduler local on the
+/// request's layout or, where it names none, on the scheduler's own layout and on `sequential`. It
+/// is not tried where a worker has capacity 0. Tolerances that a looser plan already keeps are left
+/// out, and so is everything after a plan that no other could beat. request.options.tolerance_ppm
+/// is not read.
+/// Throws Error(kPlan) as make_plan does if no plan can be made. Time: that of at most 11 plans
+/// with all their exchanges.
 ToleranceChoice choose_tolerance(const PlanRequest& request, const LayerTimeOptions& options);
 
 }  // namespace distca

@@ -1,16 +1,23 @@
 #pragma once
-// What one rank sends, receives and computes in a plan: a pure function of (plan, rank), in time
-// proportional to its output, never workers^2. Any thread.
+// What one rank sends, receives and computes in a plan. It is a pure function of (plan, rank) and
+// takes time proportional to its output, never workers^2.
 //
-// Rows. A worker's local tensors hold its segments one after another; `row` counts local tokens. A
-// message from rank a to rank b carries the Q rows of `q`, then the K rows and the V rows of `kv`,
-// each in the order listed. Buffer 0 of a server is its own local tensors; buffer i + 1 is what it
-// received from receives[i].
+//   const PlanIndex index(plan);  // borrows the plan
+//   const RankExchange exchange = index.exchange(rank);
+//   for (const PeerTransfer& to : exchange.sends) fmt::print("{}: {}\n", to.peer, to.q_tokens);
 //
-// Split-KV. Several tasks, on one server or on several, may share a query row, each with a
-// part of its keys. A server sends one O and LSE for each row it received, merged from its own
-// tasks; the home merges what it computed itself and what came home. `merges` names the rows; all
-// other rows have one result, which is written where it belongs.
+// Rows. A worker's local tensors hold its segments one after another, and `row` counts the local
+// tokens. A message from rank a to rank b carries the Q rows of `q`, then the K rows and then the V
+// rows of `kv`, each in the order of its list. Buffer 0 of a server is its own local tensors.
+// Buffer i + 1 is what it received from receives[i].
+//
+// Split-KV. Several tasks, on one server or on several, may share a query row, each with a part of
+// its keys. For each row that a server has received, it merges the results of its own tasks and
+// sends one O and LSE. The home merges what it has computed itself and what has come home. `merges`
+// names the rows of these merges. All other rows have one result, which is written directly to its
+// place.
+//
+// Any thread may use a PlanIndex; the other types are plain values.
 
 #include <cstdint>
 #include <vector>
@@ -19,81 +26,90 @@
 
 namespace distca {
 
-/// Contiguous tokens of a document, and where they lie at home.
+/// Contiguous tokens of a document, and the place where they lie at home.
 struct RowRange {
   int64_t document = 0;
   Range tokens;     // positions in the document
-  int64_t row = 0;  // first row in the home worker's local tensors
+  int64_t row = 0;  // of the first token, in the home's local tensors
   bool operator==(const RowRange&) const = default;
 };
 
-/// All that travels between this rank and one peer in one direction, in forward.
-/// Backward mirrors it: dO, LSE, delta of the q rows go to the server; dQ, dK, dV of these rows
-/// come back.
+/// All that travels in forward from this rank to one peer, or from one peer to this rank. Backward
+/// mirrors it: dO, LSE, delta of the q rows go to the server, and dQ, dK, dV of the rows come back.
 struct PeerTransfer {
   int peer = 0;
-  std::vector<RowRange> q;  // sorted by (document, begin), disjoint
-  std::vector<RowRange>
-      kv;  // sorted by (document, begin), disjoint: each key token once per server
-  int64_t q_tokens = 0;
-  int64_t kv_tokens = 0;
+  /// Both lists are sorted by (document, begin) and disjoint, so a key token travels once to a
+  /// server.
+  std::vector<RowRange> q;
+  std::vector<RowRange> kv;
+  int64_t q_tokens = 0;   // of q
+  int64_t kv_tokens = 0;  // of kv
   bool operator==(const PeerTransfer&) const = default;
 };
 
-/// Rows of one buffer of a server.
+/// Contiguous rows in one buffer of a server.
 struct BufferRows {
-  int32_t buffer = 0;    // 0: local tensors; i + 1: received from receives[i]
-  int64_t row = 0;       // within the buffer's Q rows, or its K and V rows
-  int64_t position = 0;  // of the first row in its document
-  int64_t tokens = 0;
+  int32_t buffer = 0;    // 0: the local tensors; i + 1: what receives[i] brought
+  int64_t row = 0;       // the first row, among the buffer's Q rows or its K and V rows
+  int64_t position = 0;  // of the first row's token in its document
+  int64_t tokens = 0;    // number of rows
   bool operator==(const BufferRows&) const = default;
 };
 
-/// One task of this server, its rows resolved.
+/// One task of this server, with the places of its rows.
 struct ServerTask {
   int64_t task = 0;  // index in Plan::tasks
   BufferRows q;
   std::vector<BufferRows> kv;  // ascending position; together exactly Task::kv
-  bool partial = false;        // its O and LSE are parts of merges; false: they are the rows' own
+  /// Whether its O and LSE are parts of merges. False: they are the final result of its rows.
+  bool partial = false;
   bool operator==(const ServerTask&) const = default;
 };
 
-/// A result (O and LSE) of the rows of a merge: over a part of their keys, or over all of them.
+/// One result (O and LSE) for the rows of a merge. It covers a part of their keys, or all of them.
 struct MergePart {
-  bool arrived = false;  // false: of tasks[index]; true: what comes home from sends[index]
-  int32_t index = 0;
-  int64_t row = 0;  // first row: within the task's queries, or within the message's Q rows
+  /// Where the result comes from. False: from tasks[index]. True: it comes home from sends[index].
+  bool arrived = false;
+  int32_t index = 0;  // in `tasks` or in `sends`
+  /// The first row: in the task's queries, or in the Q rows of the message.
+  int64_t row = 0;
   bool operator==(const MergePart&) const = default;
 };
 
-/// Rows that have the same parts. One part alone: rows that only a partial task computes.
+/// Rows whose results come from the same parts. There is one part alone for rows that a single
+/// partial task computes.
 struct RowMerge {
   int32_t buffer = 0;  // as in BufferRows
-  int64_t row = 0;     // within the buffer's Q rows
-  int64_t tokens = 0;
-  std::vector<MergePart> parts;  // in the order of summation: tasks by ascending kv.begin, then
-                                 // (at home only) servers by ascending rank
+  int64_t row = 0;     // the first row, among the buffer's Q rows
+  int64_t tokens = 0;  // number of rows
+  /// In the order of summation: tasks by ascending kv.begin, then (only at home) servers by
+  /// ascending rank.
+  std::vector<MergePart> parts;
   bool operator==(const RowMerge&) const = default;
 };
 
+/// All that one rank exchanges and computes under the plan.
 struct RankExchange {
-  int64_t local_tokens = 0;
-  std::vector<PeerTransfer> sends;     // ascending peer, never this rank, never empty
-  std::vector<PeerTransfer> receives;  // likewise; RowRange::row is the row at the sender
-  std::vector<ServerTask> tasks;       // what this rank computes as a server, in Plan order
-  std::vector<RowMerge> merges;        // ascending (buffer, row), disjoint; mostly none
+  int64_t local_tokens = 0;  // tokens at home on this rank
+  /// The transfers to servers, and those from homes. Peers ascend, no rank is its own peer, and no
+  /// transfer is empty. In `receives`, RowRange::row is the row at the sender.
+  std::vector<PeerTransfer> sends;
+  std::vector<PeerTransfer> receives;
+  std::vector<ServerTask> tasks;  // of this rank as a server, in the plan's order
+  std::vector<RowMerge> merges;   // ascending (buffer, row), disjoint; mostly none
   bool operator==(const RankExchange&) const = default;
 };
 
-/// Lookup tables over one plan, shared by all ranks' exchanges. Borrows the plan, which must be
-/// valid (plan/validate.h) and outlive the index.
+/// Lookup tables over one plan, which the exchanges of all ranks share. Borrows the plan, which
+/// must be valid (plan/validate.h) and outlive the index.
 class PlanIndex {
  public:
   explicit PlanIndex(const Plan& plan);
+  /// The exchange of one rank. Time: proportional to its output.
   RankExchange exchange(int rank) const;
 
  private:
-  struct Placed {  // a segment and where it lies
+  struct Placed {  // a segment, and where it lies
     Range tokens;
     int worker;
     int64_t row;
@@ -107,13 +123,14 @@ class PlanIndex {
     Range tokens;
     int server;
   };
-  struct Reads {             // of one document, by all servers
-    std::vector<Read> q;     // cut at segments, ascending begin: those of a segment lie together
-    std::vector<Read> keys;  // ascending begin: a binary tree, the middle of a range its root
+  struct Reads {          // what all servers read of one document
+    std::vector<Read> q;  // cut at segments; ascending begin
+    /// Ascending begin. It is used as a binary tree: the middle of a range is its root.
+    std::vector<Read> keys;
     std::vector<int64_t> reach;  // [root in `keys`] highest end in its tree
 
     int64_t fill_reach(size_t begin, size_t end);
-    /// visit(read) for each of keys[begin, end) that has some of `tokens`.
+    /// Calls visit(read) for each of keys[begin, end) that has some of `tokens`.
     template <typename Visit>
     void for_each_keys(size_t begin, size_t end, const Range& tokens, const Visit& visit) const;
   };
@@ -122,7 +139,7 @@ class PlanIndex {
   std::vector<PeerTransfer> sends(int rank) const;
   std::vector<PeerTransfer> receives(int rank) const;
   bool any_row_shared() const;
-  /// visit(segment, part): the parts of `tokens` that lie in one segment each, ascending.
+  /// Calls visit(segment, part) for each segment that holds a part of `tokens`, in ascending order.
   template <typename Visit>
   void for_each_part(int64_t document, const Range& tokens, const Visit& visit) const;
 
@@ -130,7 +147,7 @@ class PlanIndex {
   std::vector<std::vector<Placed>> segments_;  // [document] ascending position
   std::vector<Reads> reads_;                   // [document]
   std::vector<Range> tasks_of_server_;         // [rank] range of Plan::tasks
-  bool rows_shared_ = false;                   // some query row has several tasks
+  bool rows_shared_ = false;                   // whether some query row has several tasks
 };
 
 }  // namespace distca

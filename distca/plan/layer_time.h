@@ -1,7 +1,11 @@
 #pragma once
-// How long a layer of one nano-batch would take under a plan, and how much of that its exchanges
-// show: what plan.tolerance = auto weighs (choose_tolerance.h). A pure function of recorded values;
-// any thread.
+// Predicts how long a layer of one nano-batch takes under a plan, and how much of this time its
+// exchanges add. plan.tolerance = auto weighs plans by it (choose_tolerance.h).
+//
+//   const LayerTime time =
+//       layer_time(plan, /*profile=*/nullptr, {.speeds = speeds, .layers = model.num_layers});
+//
+// The prediction is a pure function of recorded values. Any thread may call it.
 
 #include <cstdint>
 #include <memory>
@@ -11,44 +15,48 @@
 
 namespace distca {
 
-/// What exchanges run under: the planner's view of a schedule (program/overlap.h).
+/// What exchanges run under: the planner's view of an overlap mode (program/overlap.h).
 enum class Hiding : uint8_t {
-  kNothing,         // blocking: all is waited for
-  kHomeTasks,       // overlap: half of the tasks at home each
-  kOtherNanoBatch,  // ping-pong: each under one operation of the other nano-batch, which is taken
-                    // to be like this one
+  kNothing,    // none: every exchange is waited for
+  kHomeTasks,  // within: each exchange runs under half of the tasks at home
+  /// Ping-pong: each exchange runs under one operation of the other nano-batch, which is assumed to
+  /// be like this one.
+  kOtherNanoBatch,
 };
-/// What of a rank's work is evened under it (cost/speeds.h).
+/// Which work of a rank is evened out with this hiding (cost/speeds.h).
 Evenness evenness_of(Hiding hiding);
 
 struct LayerTimeOptions {
-  Speeds speeds;  // of all servers, nothing unknown but the bandwidth: then the cluster's links
+  /// Of all servers. Only the bandwidth may be unknown; then that of the cluster's links counts.
+  Speeds speeds;
   Hiding hiding = Hiding::kOtherNanoBatch;
-  int64_t layers = 1;           // that the speeds are of
+  int64_t layers = 1;           // number of layers whose time `speeds` gives
   bool redispatched = false;    // Q, K, V travel again for backward
-  bool wide_gradients = false;  // dQ, dK, dV travel in fp32 where they are computed in less
+  bool wide_gradients = false;  // dQ, dK, dV travel in fp32 though they are computed in less
 };
 
-/// Forward and backward.
+/// The time of forward and backward together.
 struct LayerTime {
   int64_t total_ps = 0;
-  int64_t exposed_ps = 0;  // what of it would be gone if nothing had to travel
-  int64_t bytes = 0;       // that all ranks send, LSE and delta included
+  int64_t exposed_ps = 0;  // the part that would be gone if nothing had to travel
+  int64_t bytes = 0;       // that all ranks send, with LSE and delta
 };
 
-/// Counts: linear work by tokens and attention by load, at the ranks' speeds, a third and 2 / 7 of
-/// them in forward; of each rank's four exchanges the longer of sending and receiving, a latency a
-/// message. Under blocking and overlap linear work and attention are as long as the longest of any
-/// rank each, if anything travels; else, and under ping-pong, as the longest of both together.
-/// Ignores: packing, other nano-batches than this one, memory, that a rank waits for the slowest
-/// that it exchanges with and no other.
+/// Predicts the time of a layer.
+/// Counts: linear work by tokens and attention by load, at the ranks' speeds; a third of the one
+/// and 2/7 of the other is forward. For each of a rank's four exchanges, the longer of sending and
+/// receiving, with a latency for each message. Under none and within, if anything travels, linear
+/// work takes as long as on the slowest rank, and so does attention. Otherwise both together take
+/// as long as on the slowest rank.
+/// Ignores: packing, other nano-batches than this one, memory, and that a rank waits only for ranks
+/// with which it exchanges.
 /// Time: that of PlanIndex and all its exchanges.
 LayerTime layer_time(const Plan& plan, const AttentionProfile* profile,
                      const LayerTimeOptions& options);
 
-/// What no plan of this nano-batch can fall below, to within a block of tokens: load spread over
-/// the servers that have a capacity so that all finish together, nothing exposed. `load`: of all
-/// servers.
+/// A time that no plan of this nano-batch can go below, to within a block of tokens: the load is
+/// spread over the servers with a capacity so that all finish together, and no exchange adds any
+/// time. `load` is that of all servers.
 int64_t least_layer_ps(const Cluster& cluster, int64_t tokens, int64_t load,
                        const LayerTimeOptions& options);
 

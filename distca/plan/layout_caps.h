@@ -1,15 +1,16 @@
 #pragma once
-// What all layouts refuse: more tokens than the workers may hold. Any thread.
+// What every layout refuses: more tokens than the workers may hold. Both functions throw
+// Error(kPlan) with the numbers. Any thread may call them.
 
 #include "distca/plan/plan.h"
 
 namespace distca {
 
-/// Throws Error(kPlan) with the numbers when the mean exceeds cluster.max_tokens_per_worker.
+/// Throws when the mean number of tokens exceeds cluster.max_tokens_per_worker.
 void check_tokens_fit(const PlanRequest& request);
 
-/// Throws Error(kPlan) with the numbers when a worker holds more than cluster.max_tokens_per_worker
-/// by a block or more: for layouts whose tokens are not even.
+/// For layouts with uneven tokens: throws also when a worker holds a block or more above
+/// cluster.max_tokens_per_worker.
 void check_workers_fit(const PlanRequest& request, const Layout& layout);
 
 }  // namespace distca

@@ -1,5 +1,5 @@
 #pragma once
-// How much load each server may carry. Any thread.
+// How much load each server may carry. Any thread may call the function.
 
 #include <cstdint>
 #include <vector>
@@ -8,7 +8,8 @@
 
 namespace distca {
 
-/// [servers] each one's share of `total` by its capacity, times 1 + tolerance, rounded down.
+/// [servers] The share of `total` that a server should get by its capacity, times 1 + tolerance,
+/// rounded down.
 std::vector<int64_t> load_bounds(const PlanRequest& request, int64_t total);
 
 }  // namespace distca

@@ -1,5 +1,6 @@
 #pragma once
-// How few bytes core attention's exchange could cost: what plans are measured against. Any thread.
+// How few bytes the exchange of core attention could cost. Plans are measured against this bound.
+// Any thread may call the function.
 
 #include <cstdint>
 
@@ -7,15 +8,17 @@
 
 namespace distca {
 
-/// Bytes of Q, K, V and O, one layer forward, that no whole-context plan can undercut on any layout
-/// if no server may carry more pairs than (1 + plan.options.tolerance_ppm) times its share: a
-/// document of P times that load is on P servers at least, and the fewest keys are read when each
-/// computes a contiguous piece where it lives, from the top down. So a document of L tokens costs
-/// K and V of sum over integers 0 <= i < P of about L sqrt(1 - i / P), minus L, tokens; P need not
-/// be an integer (its last, smaller piece counts too). Every server counts as the largest one. A
-/// plan with split-KV may go below it. Counts: K and V bytes. Ignores: Q and O (a plan may
-/// move none), token evenness, caps. 0 with a window: no bound is known. Doubles by + - * / sqrt.
-/// Time: documents + servers + pieces.
+/// The bytes of Q, K, V and O (one layer, forward) that no whole-context plan can go below,
+/// whatever its layout, if no server may carry more than (1 + plan.options.tolerance_ppm / 10^6)
+/// times its share of the pairs. A plan with split-KV may go below the bound. With a window, no
+/// bound is known, and the result is 0.
+/// A document of P times the load that a server may carry is on P servers at least. The fewest keys
+/// are read if each of them computes a contiguous piece where it lives, from the top down. So a
+/// document of L tokens costs K and V of this many tokens: the sum over integers 0 <= i < P of
+/// about L sqrt(1 - i / P), minus L. P need not be an integer (the last, smaller piece counts too).
+/// Every server counts as the largest one.
+/// Counts: bytes of K and V. Ignores: Q and O (a plan may move none), evenness of tokens, caps.
+/// Doubles by + - * / sqrt only. Time: documents + servers + pieces.
 int64_t lower_bound_bytes(const Plan& plan);
 
 }  // namespace distca

@@ -1,7 +1,16 @@
 #pragma once
-// The plan of one nano-batch: layout, tasks, predicted load and bytes. A plain value: printable,
-// byte-stable as JSON (docs/plan_format.md), hashed. Every rank computes it from the same inputs.
-// Any thread.
+// A plan says, for one nano-batch, which tokens live on which worker (the layout), which server
+// computes which queries against which keys (the tasks), and the load and bytes that are predicted.
+//
+//   const Plan plan = make_plan({.nano_batch = NanoBatch::from_lengths({6000, 500, 1692}),
+//                                .cluster = Cluster::in_place(4),
+//                                .shape = {},
+//                                .options = {.tolerance_ppm = 20'000}});
+//   fmt::print("{:.3f} {}\n", max_over_mean(plan), plan_hash(plan));
+//
+// A plan is a plain value. It can be printed and hashed, and its JSON has the same bytes on every
+// machine (docs/plan_format.md). Every rank computes it from the same inputs. Any thread may call
+// the functions.
 
 #include <cstdint>
 #include <memory>
@@ -18,42 +27,52 @@
 
 namespace distca {
 
-/// Queries x keys of one document computed by one server (paper 4.1, CA-task).
-/// The query range lies within one segment of the layout, so its rows are contiguous at home.
+/// Queries x keys of one document that one server computes (paper 4.1, CA-task). The queries lie
+/// within one segment of the layout, so their rows are contiguous at home.
 struct Task {
   int64_t document = 0;
-  Range q;   // positions in the document
-  Range kv;  // positions in the document. Whole-context: all keys the queries may see, maybe more.
-             // Split-KV: a part of them, other tasks have the rest; merged by LSE at home
+  Range q;  // positions in the document
+  /// Positions in the document. A whole-context task has all keys that its queries may see, and
+  /// maybe more. With split-KV, a task may have a part of them. Other tasks have the rest, and the
+  /// results are merged by LSE at home.
+  Range kv;
   int server = 0;
   MaskType mask = MaskType::kCausal;
   bool operator==(const Task&) const = default;
 };
 
+/// How a plan is made. A finished plan has the names and numbers that were used.
 struct PlanOptions {
   static constexpr int64_t kOwnTolerance = INT64_MIN;
+  /// A name of schedulers() (scheduler.h). The others are there to be compared with.
   std::string scheduler = "balanced";
-  std::string layout = {};  // "": the scheduler's own choice; a plan has the name
-  /// max/mean of load over capacity, minus 1, in millionths; kOwnTolerance: the scheduler's own
-  /// choice; a plan has the number.
+  /// A name of layouts(). Empty: the scheduler's own choice.
+  std::string layout = {};
+  /// By how much a server may exceed its share of the load, in millionths: max/mean of load over
+  /// capacity, minus 1. Lower it for an evener load, raise it for fewer bytes. kOwnTolerance: the
+  /// scheduler's own choice, which for `balanced` is 20,000.
   int64_t tolerance_ppm = kOwnTolerance;
-  bool split_kv = false;  // tasks may have part of the keys (gives up plan-independent bits)
-  bool spread = false;  // lowest largest send and receive, for some 10 per cent more bytes in all;
-                        // with split-KV
-  std::string price = "pairs";  // load is in pairs, or in ns: "NAME@HASH" of a profile (make_plan)
+  /// Whether a task may have a part of its queries' keys. Then fewer bytes travel, but the bits of
+  /// O depend on the plan. Only for `balanced`.
+  bool split_kv = false;
+  /// Whether to lower the largest send and receive of any rank, for some 10 per cent more bytes in
+  /// all. Turn it on where the busiest link is the limit. It implies split_kv.
+  bool spread = false;
+  /// What load is counted in: pairs, or the ns of a profile, named "NAME@HASH". make_plan sets it.
+  std::string price = "pairs";
   bool by_time() const { return price != "pairs"; }
   bool operator==(const PlanOptions&) const = default;
 };
 
-/// Predicted, one layer; bytes of forward.
+/// What is predicted for one rank and one layer. Bytes are those of forward and leave LSE out.
 struct ServerLoad {
   int64_t pairs = 0;            // (query, key) pairs
-  int64_t time_ns = 0;          // of its tasks, forward and backward; 0 without a profile
-  int64_t send_bytes = 0;       // Q, K, V sent away from this rank
-  int64_t receive_bytes = 0;    // Q, K, V received by this rank
-  int64_t o_send_bytes = 0;     // O returned by this rank; byte counts leave LSE out
+  int64_t time_ns = 0;          // of its tasks, forward and backward; 0: no profile
+  int64_t send_bytes = 0;       // Q, K, V that this rank sends away
+  int64_t receive_bytes = 0;    // Q, K, V that this rank receives
+  int64_t o_send_bytes = 0;     // O that this rank returns
   int64_t o_receive_bytes = 0;  // O that comes home to this rank
-  int64_t memory_bytes = 0;     // of home and received tokens, all layers (cost/memory_price.h)
+  int64_t memory_bytes = 0;     // of home and received tokens, all layers (memory_price.h)
   bool operator==(const ServerLoad&) const = default;
 };
 
@@ -68,37 +87,39 @@ struct Plan {
   bool operator==(const Plan&) const = default;
 };
 
-/// What a scheduler is asked.
+/// What a plan is asked for.
 struct PlanRequest {
   NanoBatch nano_batch;
   Cluster cluster;
   AttentionShape shape;
   PlanOptions options;
-  std::shared_ptr<const AttentionProfile> profile = {};  // none: load is counted in pairs
+  /// Load is the time that this profile predicts. None: load is counted in pairs.
+  std::shared_ptr<const AttentionProfile> profile = {};
 };
 
-/// Layout, tasks and predicted load. Throws Error(kPlan) for an unknown scheduler or layout (naming
-/// the known ones), for values out of range and for a nano-batch that does not fit the caps (with
-/// the numbers).
+/// Makes the layout, the tasks and the predicted load. Throws Error(kPlan) for an unknown scheduler
+/// or layout (and names the known ones), for values out of range, and for a nano-batch that does
+/// not fit the caps (with the numbers).
 Plan make_plan(const PlanRequest& request);
-/// Tasks on a layout that exists: for layers with another window than the plan's.
+/// Makes the tasks on a given layout: the caller's own, or that of another plan for layers with
+/// another window.
 Plan make_plan(const PlanRequest& request, Layout layout);
 
-/// max over servers of load / (total * capacity share); 1 for an empty plan, infinity where a
-/// server of capacity 0 has load. For printing and tests.
+/// The largest load of a server, over its share of the total by capacity. It is 1 for an empty
+/// plan, and infinity where a server of capacity 0 has load. For printing and tests.
 double max_over_mean(const Plan& plan);       // by pairs
 double max_over_mean_time(const Plan& plan);  // by time_ns; 1 without a profile
 double max_over_mean(const Cluster& cluster, const std::vector<int64_t>& load);  // [servers]
-/// Pairs per server under plain packing: documents laid in order, every query computed where it
-/// lives. What a plan is compared with.
+/// [ranks] The pairs of each server under plain packing: documents are laid out in their order, and
+/// every query is computed where it lives. Plans are compared with it.
 std::vector<int64_t> packed_load(const Plan& plan);
 
-/// Canonical JSON: sorted keys, no white space but one final newline; the same value gives the same
+/// Canonical JSON: sorted keys, no white space but one final newline. The same value gives the same
 /// bytes.
 std::string plan_to_json(const Plan& plan);
-/// Throws Error(kPlan) naming the first field that is missing or wrong.
+/// Throws Error(kPlan) that names the first field that is missing or wrong.
 Plan plan_from_json(std::string_view json);
-/// 64-bit hash of the canonical JSON, as 16 hex digits.
+/// The 64-bit hash of the canonical JSON, as 16 hex digits.
 std::string plan_hash(const Plan& plan);
 
 }  // namespace distca

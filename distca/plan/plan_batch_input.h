@@ -1,6 +1,6 @@
 #pragma once
-// Nano-batches from files: what `distca plan` and bench/plan read. Errors: Error(kData), one line
-// that names the file and what is wrong in it. Any thread.
+// Reads nano-batches from files, for `distca plan` and bench/plan. Errors: Error(kData), in one
+// line that names the file and what is wrong in it. Any thread may call the functions.
 
 #include <cstdint>
 #include <filesystem>
@@ -11,19 +11,19 @@
 
 namespace distca {
 
-/// {"ranks": 8, "tokens_per_rank": 131072, "source": "pretrain", "doc_lens": [25696, ...]}: one
-/// nano-batch.
+/// One nano-batch. In a file it is
+///   {"ranks": 8, "tokens_per_rank": 131072, "source": "pretrain", "doc_lens": [25696, ...]}
 struct Workload {
   int ranks = 1;
   int64_t tokens_per_rank = 0;
-  std::string source;
+  std::string source;  // where the lengths are from; may be absent
   NanoBatch nano_batch;
 };
 
 /// The documents must fill exactly ranks x tokens_per_rank tokens.
 Workload read_workload(const std::filesystem::path& path);
 
-/// A JSON list of document lengths in tokens, each at least 1; may be empty.
+/// Reads a JSON list of document lengths in tokens. Each is at least 1; the list may be empty.
 std::vector<int64_t> read_lengths(const std::filesystem::path& path);
 
 }  // namespace distca

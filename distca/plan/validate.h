@@ -1,7 +1,12 @@
 #pragma once
-// Checks a plan, sharing no code with any scheduler, layout or accounting: all is recounted from
-// the documents, the layout and the tasks (validate_load.h). One thing is shared: the nanoseconds
-// of a task are TaskPrice's (cost/task_price.h), which has tests of its own. Any thread.
+// Checks a plan. The validator shares no code with any scheduler, layout or accounting: it counts
+// everything again from the documents, the layout and the tasks (validate_load.h). It shares one
+// thing, the nanoseconds of a task, which are those of TaskPrice (cost/task_price.h) with its own
+// tests.
+//
+//   for (const std::string& violation : validate(plan)) fmt::print("{}\n", violation);
+//
+// Any thread may call the function. For the options that suit a scheduler: checks_of (scheduler.h).
 
 #include <cstdint>
 #include <optional>
@@ -13,24 +18,28 @@
 namespace distca {
 
 struct ValidateOptions {
-  bool capacities = true;   // a server of capacity 0 computes nothing
-  bool even_tokens = true;  // every worker holds the mean number of tokens to within 128
-  /// Refuse a max/mean of load over capacity above 1 + this, in millionths; nothing: any.
+  /// Check that a server of capacity 0 computes nothing. Off for schedulers that ignore capacities.
+  bool capacities = true;
+  /// Check that every worker holds the mean number of tokens to within 128. Off for uneven layouts.
+  bool even_tokens = true;
+  /// Refuse a plan whose max/mean of load over capacity is above 1 + this, in millionths. Not set:
+  /// any is allowed.
   std::optional<int64_t> tolerance_ppm;
-  size_t max_violations = 20;  // then one line says that there are more
-  /// What the plan was priced with: then load is time_ns, recounted too. None: load is pairs.
+  size_t max_violations = 20;  // lines that are returned; one more counts the others
+  /// The profile by which the plan was priced. Load is then time_ns, which is counted again too.
+  /// None: load is pairs.
   const AttentionProfile* profile = nullptr;
 };
 
-/// One line each; empty for a valid plan. Checks that
+/// Returns one line for each violation, and nothing for a valid plan. Checks that
 ///  - the layout holds every token of every document exactly once;
 ///  - every (query, key) pair that the documents' causal mask allows, within shape.window_left, is
-///    computed exactly once, none that it forbids;
-///  - a task's queries lie in one segment, its server exists, tasks are sorted;
-///  - without options.split_kv a task has all the keys that its queries see;
-///  - documents are cut at multiples of 128 from their start;
-///  - the loads, bytes and memory claimed are right and within the cluster's caps, each named;
-///  - and what the options say.
+///    computed exactly once, and no pair that it forbids;
+///  - a task's queries lie in one segment, its server exists, and tasks are sorted;
+///  - without options.split_kv, a task has all keys that its queries see;
+///  - documents are cut at multiples of 128 from their start, or at their end;
+///  - the claimed loads, bytes and memory are right and within the cluster's caps, each named;
+///  - the conditions that `options` adds hold.
 /// Time: O(n log n) in segments and tasks, times the tasks of a document that share a query range.
 std::vector<std::string> validate(const Plan& plan, const ValidateOptions& options = {});
 

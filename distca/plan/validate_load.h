@@ -1,15 +1,15 @@
 #pragma once
-// The validator's second half: load, bytes and memory of a plan whose layout and tasks are right,
-// recounted in another way than by accounting.h. Any thread.
+// The second half of the validator. It counts the load, bytes and memory of a plan whose layout and
+// tasks are right, in another way than accounting.h does. Any thread may call the function.
 
 #include "distca/plan/validate.h"
 #include "distca/plan/validate_parts.h"
 
 namespace distca {
 
-/// Reports what the plan claims and is not so, a cap that is exceeded, a server without capacity
-/// that has load, and a load above the tolerance asked for. `held`: [document] ascending position,
-/// every token once. `tasks`: [document] ascending server.
+/// Reports what the plan claims wrongly, caps that are exceeded, servers of capacity 0 that have
+/// load, and loads above the tolerance that was asked for. `held` has ascending positions in each
+/// document, with every token once. `tasks` has ascending servers in each document.
 void check_load(const Plan& plan, const ValidateOptions& options, const ByDocument<Held>& held,
                 const ByDocument<const Task*>& tasks, Violations& violations);
 

@@ -1,6 +1,6 @@
 #pragma once
-// What the two halves of the validator share: what they found wrong, and things by document. One
-// object, one thread.
+// What the two halves of the validator share: the list of what they found wrong, and items sorted
+// by document. An object belongs to one thread.
 
 #include <fmt/format.h>
 
@@ -14,7 +14,7 @@
 
 namespace distca {
 
-/// The first `most` lines; of those beyond only the number.
+/// Keeps the first `most` lines, and counts those beyond.
 class Violations {
  public:
   explicit Violations(size_t most) : most_(most) {}
@@ -39,7 +39,8 @@ class Violations {
   std::vector<std::string> lines_;
 };
 
-/// Items of each document in one array, those of one document in the order they were added.
+/// Keeps the items of all documents in one array, those of a document in the order in which they
+/// were added.
 template <typename Item>
 class ByDocument {
  public:
@@ -49,7 +50,7 @@ class ByDocument {
     added_.push_back({document, item});
     ++begin_[document + 1];
   }
-  /// Once, after the last add.
+  /// Call it once, after the last add() and before items are read.
   void group() {
     for (size_t i = 1; i < begin_.size(); ++i) begin_[i] += begin_[i - 1];
     std::vector<size_t> next = begin_;
@@ -71,13 +72,13 @@ class ByDocument {
   std::vector<Item> items_;
 };
 
-/// A segment whose document exists and holds its range.
+/// A segment whose document exists and has its range.
 struct Held {
   Range tokens;
   int worker = 0;
 };
 
-/// The keys that some of these queries see under the causal mask.
+/// The keys that at least one of these queries sees under the causal mask.
 inline Range seen_keys(const Range& q, int64_t window_left) {
   return {window_left < 0 || window_left > q.begin ? 0 : q.begin - window_left, q.end};
 }

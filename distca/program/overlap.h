@@ -1,11 +1,18 @@
 #pragma once
-// How programs are made: (step plan, model shape, schedule) -> program of one rank. A schedule
-// orders operations: to add one, see docs/program.md.
-// Pure functions; any thread. Paper 4.1, 4.5.
+// Builds the program of one rank (program.h) from its exchanges, the shape of the model and an
+// overlap mode. The mode orders the operations, and so it decides which exchange runs under which
+// compute. docs/program.md says how to add a mode (paper 4.1, 4.5).
 //
-// Where a nano-batch's buffers are reused: those of a pass's messages by every layer of
-// nano-batches that share a slot (ping-pong: two slots, else one); received Q, K, V that are kept
-// have one buffer a layer and slot; accumulators, packed at once, one for all slots.
+//   const NanoPart part{std::make_shared<const AttentionExchange>(
+//       make_attention_exchange(PlanIndex(plan).exchange(rank), plan.shape, {}))};
+//   const Program program = build_program({.nano_batches = {part, part}, .model = model});
+//
+// How buffers are reused. A buffer for messages of one pass serves all layers of all nano-batches
+// that share a slot. Under ping-pong there are two slots, otherwise one. Received Q, K, V that are
+// kept until backward have one buffer for each layer and slot. Accumulators are packed as soon as
+// core attention has filled them, so one buffer serves all slots.
+//
+// All functions are pure; any thread may call them.
 
 #include <array>
 #include <cstdint>
@@ -22,10 +29,12 @@
 namespace distca {
 
 enum class Overlap {
-  kNone,      // one operation after another, every exchange waited for where it stands
-  kWithin,    // one nano-batch at a time; exchanges run under the tasks that need nothing of them
-  kPingPong,  // two nano-batches at a time: each exchange runs under the other's compute; a
-              // nano-batch without a partner is played as kWithin does
+  kNone,  // one operation after another; every exchange is waited for where it stands
+  /// One nano-batch at a time. Exchanges run under those tasks that need nothing from them.
+  kWithin,
+  /// Two nano-batches at a time. Each exchange runs under the compute of the other nano-batch. A
+  /// nano-batch without a partner is played as kWithin does.
+  kPingPong,
 };
 struct OverlapName {
   std::string_view name;
@@ -38,24 +47,28 @@ inline constexpr std::array<OverlapName, 3> kOverlaps{{
     {"ping-pong", "two nano-batches: exchanges of one under the other's compute",
      Overlap::kPingPong},
 }};
-/// A name of kOverlaps; anything else is a CHECK.
+/// The mode with this name of kOverlaps. Any other name is a CHECK.
 Overlap overlap_of(std::string_view name);
 std::string_view overlap_name(Overlap overlap);
 std::vector<std::string> overlap_names();
-/// What the planner takes exchanges to run under, in steps of so many nano-batches.
+/// What exchanges run under in this mode, as the planner sees it, for steps of `nano_batches`
+/// nano-batches (plan/layer_time.h).
 Hiding hiding_of(Overlap overlap, int64_t nano_batches = 2);
 
-/// What a rank has of one nano-batch.
+/// The part of one nano-batch that a rank has.
 struct NanoPart {
   std::shared_ptr<const AttentionExchange> exchange;
-  bool redispatched = false;  // Q, K, V travel again for backward: servers do not keep them
+  /// Servers do not keep Q, K, V until backward, so these are sent again (exchange.keys).
+  bool redispatched = false;
 };
+/// What a program is built for.
 struct ProgramRequest {
   Overlap overlap = Overlap::kPingPong;
-  enum class Kind { kTrain, kEvaluate } kind = Kind::kTrain;  // evaluate: forward and loss only
-  bool holds_weights = true;  // false: a dedicated server, exchanges and tasks only
-  std::vector<NanoPart> nano_batches;
-  ModelShape model;
+  /// A program for evaluation has only the forward pass, with the loss.
+  enum class Kind { kTrain, kEvaluate } kind = Kind::kTrain;
+  bool holds_weights = true;           // false: a dedicated server; exchanges and tasks only
+  std::vector<NanoPart> nano_batches;  // of the step, in order
+  ModelShape model;                    // as this rank has it
 };
 
 Program build_program(const ProgramRequest& request);

@@ -1,8 +1,9 @@
-// Two nano-batches in turn, layer by layer (paper 4.1, figure 7): what is dispatched for one
-// travels under the other's core attention or linear work, what is combined likewise. Forward's end
-// and backward's begin belong together as post and pre of two layers do, and so do the ends of two
-// nano-batches and the begins of the next two: the pipe drains once a step, and never more than two
-// nano-batches are under way. The last one of an odd number is played as `overlap` does.
+// Two nano-batches in turn, layer by layer (paper 4.1, figure 7). What is dispatched or combined
+// for one of them travels under the other's core attention or linear work. The end of forward and
+// the beginning of backward belong together, as a layer's post_attention and the next layer's
+// pre_attention do; so do the ends of two nano-batches and the beginnings of the next two. So the
+// pipe drains once a step, and never more than two nano-batches are under way. The last one of an
+// odd number is played as `within` does.
 
 #include "distca/program/slot_chain.h"
 

@@ -135,7 +135,7 @@ TEST(Overlap, ping_pong_sends_keys_again_as_soon_as_their_buffer_is_free) {
               HasSubstr("core_attention 1a', combine 1a', redispatch 0a', core_attention 1b', "));
 }
 
-TEST(Overlap, the_last_of_an_odd_number_is_played_as_overlap_does) {
+TEST(Overlap, the_last_of_an_odd_number_is_played_as_within_does) {
   const std::string order = ordered(Overlap::kPingPong, 3);
   EXPECT_THAT(order, HasSubstr("pre_attention 0b', embed b', core_attention(home, first half) 0c, "
                                "core_attention(away) 0c, "
@@ -147,7 +147,7 @@ TEST(Overlap, the_last_of_an_odd_number_is_played_as_overlap_does) {
   }
 }
 
-TEST(Overlap, overlap_is_one_nano_batch_in_parts) {
+TEST(Overlap, within_is_one_nano_batch_in_parts) {
   EXPECT_EQ(ordered(Overlap::kWithin, 1),
             "embed a, pre_attention 0a, dispatch 0a, "
             "core_attention(home, first half) 0a, core_attention(away) 0a, combine 0a, "
@@ -229,7 +229,7 @@ TEST(Overlap, every_exchange_of_ping_pong_runs_under_compute_of_the_other_nano_b
   }
 }
 
-TEST(Overlap, overlaps_exchanges_run_under_tasks_at_home) {
+TEST(Overlap, exchanges_of_within_run_under_tasks_at_home) {
   const StepExchanges& step = two_workers(2);
   int checked = 0;
   for (int rank = 0; rank < 2; ++rank) {

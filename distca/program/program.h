@@ -1,22 +1,25 @@
 #pragma once
-// A training step of one rank as operations on two streams, compute and communication, with
-// dependencies and buffers: built from a step plan, a model's shape and a schedule
-// (program/overlap.h), checked by a validator of its own (program/validate.h), played by
-// runtime/executor. Plain value, any thread.
-// Paper 4.1 (figures 7 and 8), 4.5.
+// A program is one rank's training step: a list of operations on two streams, compute and
+// communication, with their dependencies and buffers. It is built from the step's plans, the
+// model's shape and an overlap mode (program/overlap.h), checked by a validator of its own
+// (program/validate.h), and played by runtime/executor (paper 4.1, figures 7 and 8, and 4.5). A
+// program is a plain value, which any thread may read.
+//
+//   const Program program = build_program(request);  // program/overlap.h
+//   fmt::print("{}", print_program(program));
 //
 // Words. An exchange (plan/attention_exchange.h) is what a rank sends, receives and computes under
-// one plan. A communication is one operation of it on the stream kComm: kDispatch, kRedispatch or
-// kCombine of one layer.
+// one plan. A communication is one operation of an exchange on the stream kComm: the kDispatch,
+// kRedispatch or kCombine of one layer.
 //
-// How a program is played. The compute stream plays its operations in the order of the list. A
-// communication is started where it stands in the list, after its `wait_for` are met: what travels
-// is packed into its buffer `out`, before whatever follows in the list begins, and all its messages
-// are issued. It is finished just before the first operation that has it in `wait_for`: all that
-// was to be received has landed in `in`, and what came home (kCombine) is put in its place.
-// Whatever has it in `wait_sends` waits until its sends have left too, so that `out` may be written
-// again. Communications under way have no order among each other but the one in which they were
-// started.
+// How a program is played. Compute operations run in the order of the list. A communication starts
+// where it stands in the list, once all operations in its `wait_for` are over and all sends in its
+// `wait_sends` have left. Then what travels is packed into its buffer `out`, all its messages are
+// issued, and only then the next operation of the list begins. The communication is finished just
+// before the first operation that names it in `wait_for`: all that it receives has landed in `in`,
+// and what came home (kCombine) is put in its place. An operation that names it in `wait_sends`
+// also waits until its sends have left, so that `out` may be written again. Communications under
+// way have no order among each other, except that in which they were started.
 
 #include <cstdint>
 #include <memory>
@@ -30,13 +33,13 @@ namespace distca {
 enum class OpKind : uint8_t {
   kEmbed,          // token embedding
   kPreAttention,   // norm, QKV projection, RoPE
-  kDispatch,       // Q, K, V to the servers; backward: dO, LSE, delta
-  kRedispatch,     // Q, K, V to the servers again, for backward: where keys are not kept
-  kCoreAttention,  // this rank's tasks
-  kCombine,        // O, LSE back home; backward: dQ, dK, dV
+  kDispatch,       // Q, K, V go to the servers; backward: dO, LSE, delta
+  kRedispatch,     // Q, K, V go to the servers again, for backward, where servers do not keep them
+  kCoreAttention,  // this rank computes its tasks
+  kCombine,        // O, LSE come home; backward: dQ, dK, dV
   kPostAttention,  // output projection, residual, norm, MLP
   kLoss,           // final norm, head, loss
-  kGradReduce,     // data-parallel sum, clip
+  kGradReduce,     // sum of gradients over data-parallel ranks, clipping
   kOptimizer,      // parameter update
 };
 inline constexpr int kNumOpKinds = static_cast<int>(OpKind::kOptimizer) + 1;
@@ -48,43 +51,50 @@ struct Op {
   OpKind kind = OpKind::kEmbed;
   Pass pass = Pass::kForward;
   Stream stream = Stream::kCompute;
-  TaskSet tasks = TaskSet::kAll;  // of kCoreAttention
-  // Whose work it is at home. -1: belongs to no layer; to the whole step.
+  TaskSet tasks = TaskSet::kAll;  // which tasks kCoreAttention computes
+  // Whose work the operation does at home. Layer -1: it belongs to no layer. Micro-batch or
+  // nano-batch -1: it belongs to the whole step.
   int layer = -1;
-  int micro_batch = -1;
-  int nano_batch = -1;  // of the step
-  // Of core attention and communications, alike on all ranks: which exchange of the program, and
-  // which of the layers that go through it, from 0. -1: none.
+  int micro_batch = -1;  // nano-batches played together (in ping-pong two); index in the step
+  int nano_batch = -1;   // index in the step
+  // Of core attention and communications: the index of the exchange in the program, and which of
+  // the layers that go through this exchange, from 0. Both are the same on all ranks. -1: the
+  // operation belongs to no exchange.
   int32_t exchange = -1;
   int layer_step = -1;
-  std::vector<int32_t> wait_for;    // operations before this one in the list that must be finished
-  std::vector<int32_t> wait_sends;  // communications before this one whose sends must have left
-  // Of a communication: one tag for all its messages, the same on both sides, of no other in a
-  // step.
+  std::vector<int32_t> wait_for;    // earlier operations that must be over before this one begins
+  std::vector<int32_t> wait_sends;  // earlier communications whose sends must have left
+  // Of a communication: the tag of all its messages, the same on both sides. No other operation of
+  // the step has it.
   uint32_t tag = 0;
-  int32_t out = -1;  // buffer that is sent from; -1: nothing to send
-  int32_t in = -1;   // buffer that is received into; -1: nothing to receive
-  // Buffers that the operation itself reads and writes: core attention what was received and what
-  // will be returned; a communication, when it is started, what it packs from and into.
+  int32_t out = -1;  // buffer from which it sends; -1: it sends nothing
+  int32_t in = -1;   // buffer into which it receives; -1: it receives nothing
+  // Buffers that the operation itself reads and writes. Core attention reads what was received and
+  // writes what will be returned. A communication, when it starts, reads what it packs and writes
+  // what it packs into.
   std::vector<int32_t> reads, writes;
-  double flops = 0;  // of matrix products; attention: of the pairs its masks allow
+  double flops = 0;  // of matrix products; of core attention: for the pairs that its masks allow
 };
 /// Whether operations of this kind are communications.
 bool communicates(OpKind kind);
-/// What its messages hold; of an operation that does not communicate a CHECK.
+/// What the messages of a communication hold. For another operation a CHECK.
 Content content_of(const Op& op);
 
-/// What a buffer holds. Each belongs to one layer of one exchange at a time.
+/// What a buffer holds. At any time, a buffer belongs to one layer of one exchange.
 enum class BufferRole : uint8_t {
-  kQkvOut,  // Q, K, V to be sent
-  kQkvIn,   // Q, K, V received; read by forward's and, where kept, by backward's core attention
-  kOOut,    // O, LSE to be returned
-  kOIn,     // O, LSE come home
-  kDOOut,   // dO, LSE, delta to be sent
-  kDOIn,    // dO, LSE, delta received
-  kAccumulators,  // dQ, dK, dV of others in the accumulator's type, where they travel in another
-  kGradientOut,   // dQ, dK, dV to be returned
-  kGradientIn,    // dQ, dK, dV come home
+  kQkvOut,  // Q, K, V that will be sent
+  /// Q, K, V that were received. Core attention reads them in forward, and in backward too where
+  /// they are kept.
+  kQkvIn,
+  kOOut,   // O, LSE that will be returned
+  kOIn,    // O, LSE that have come home
+  kDOOut,  // dO, LSE, delta that will be sent
+  kDOIn,   // dO, LSE, delta that were received
+  /// Sums of dQ, dK, dV for other ranks, in the accumulator's type, where they travel in another
+  /// type.
+  kAccumulators,
+  kGradientOut,  // dQ, dK, dV that will be returned
+  kGradientIn,   // dQ, dK, dV that have come home
 };
 
 inline constexpr int kNumBufferRoles = static_cast<int>(BufferRole::kGradientIn) + 1;
@@ -94,14 +104,16 @@ struct Buffer {
   bool operator==(const Buffer&) const = default;
 };
 
-/// Operations in an order in which they may be played: what they wait for stands before them.
+/// The operations are in an order in which they may be played: an operation waits only for earlier
+/// ones.
 struct Program {
   std::vector<Op> ops;
   std::vector<Buffer> buffers;
-  // This rank's part of each of the step's exchanges, in the same order on all ranks.
+  // This rank's part of each exchange of the step. All ranks have the exchanges in the same order.
   std::vector<std::shared_ptr<const AttentionExchange>> exchanges;
 
-  /// The messages of a communication, none of another operation: those of an exchange share them.
+  /// The messages of a communication. For other operations they are empty. All communications of an
+  /// exchange share the lists.
   const MessageList& sends(const Op& op) const;
   const MessageList& receives(const Op& op) const;
 };
@@ -110,11 +122,11 @@ const char* op_name(OpKind kind);
 const char* pass_name(Pass pass);
 const char* task_set_name(TaskSet set);
 const char* buffer_name(BufferRole role);
-/// "forward layer 3 dispatch of nano-batch 1", or, where this rank only serves, "forward dispatch
-/// of exchange 2, layer step 1": what waits and traces call an operation.
+/// The name of an operation in errors and traces: "forward layer 3 dispatch of nano-batch 1", or,
+/// where this rank only serves, "forward dispatch of exchange 2, layer step 1".
 std::string describe(const Op& op);
 
-/// A table for people: a line an operation, with stream, dependencies, buffers, bytes, FLOPs.
+/// A table for people, with a line for each operation: stream, dependencies, buffers, bytes, FLOPs.
 std::string print_program(const Program& program);
 
 }  // namespace distca

@@ -1,6 +1,14 @@
 #pragma once
-// Operations of one rank, one after another as a schedule calls for them: their messages, buffers,
-// FLOPs, and what they have to wait for. Thread rule: one thread.
+// Builds the program of one rank. An overlap mode names operations in its order, and the builder
+// adds their messages, buffers and FLOPs, and finds what they have to wait for.
+//
+//   ProgramBuilder builder(request, /*slots=*/1, ProgramBuilder::Waiting::kForWhatIsNeeded);
+//   builder.pre_attention(Pass::kForward, /*layer=*/0, /*nano_batch=*/0);
+//   builder.dispatch(Pass::kForward, 0, 0);
+//   builder.core_attention(Pass::kForward, 0, 0, TaskSet::kAll);
+//   const Program program = builder.take();
+//
+// A builder belongs to one thread.
 
 #include <cstdint>
 #include <map>
@@ -12,7 +20,7 @@
 
 namespace distca {
 
-// The schedules, one file each.
+// The overlap modes, one file each.
 Program build_none(const ProgramRequest& request);
 Program build_within(const ProgramRequest& request);
 Program build_ping_pong(const ProgramRequest& request);
@@ -20,26 +28,27 @@ Program build_ping_pong(const ProgramRequest& request);
 class ProgramBuilder {
  public:
   enum class Waiting {
-    kForWhatIsNeeded,
-    kForThePrevious,  // each operation waits for the end of the one before
+    kForWhatIsNeeded,  // for what an operation reads, and for buffers to be free
+    kForThePrevious,   // for the end of the operation before it
   };
 
-  /// `slots`: nano-batches under way at a time; nano-batch n has the buffers of slot n % slots.
+  /// Borrows the request. `slots` is the number of nano-batches under way at a time. Nano-batch n
+  /// uses the buffers of slot n % slots.
   ProgramBuilder(const ProgramRequest& request, int slots, Waiting waiting);
 
   int num_layers() const { return static_cast<int>(request_.model.num_layers); }
   int num_nano_batches() const { return static_cast<int>(request_.nano_batches.size()); }
   bool trains() const { return request_.kind == ProgramRequest::Kind::kTrain; }
-  /// The sets in which the tasks are attended where exchanges hide under those at home: only sets
-  /// with tasks, but at least one.
+  /// The sets of tasks, in their order, for a mode in which exchanges run under the tasks at home.
+  /// Only sets with tasks are listed, but at least one (AttentionExchange::partial_sets).
   const std::vector<TaskSet>& partial_sets(int nano_batch) const;
 
-  // Each appends an operation, unless this rank has no part in it: a dedicated server has no
-  // weights.
+  // Each of these appends an operation, unless this rank has no part in it: a dedicated server has
+  // no weights.
   void embed(Pass pass, int nano_batch);
   void pre_attention(Pass pass, int layer, int nano_batch);
   void dispatch(Pass pass, int layer, int nano_batch);
-  void redispatch(int layer, int nano_batch);  // nothing where keys are kept
+  void redispatch(int layer, int nano_batch);  // appends nothing where servers keep the keys
   void core_attention(Pass pass, int layer, int nano_batch, TaskSet tasks);
   void combine(Pass pass, int layer, int nano_batch);
   void post_attention(Pass pass, int layer, int nano_batch);
@@ -47,24 +56,24 @@ class ProgramBuilder {
   void grad_reduce();
   void optimizer();
 
-  Program take() { return std::move(program_); }
+  Program take() { return std::move(program_); }  // the program; ends the building
 
  private:
   struct Nano {
     const AttentionExchange* exchange = nullptr;
-    bool kept = false;  // Q, K, V stay until backward
+    bool kept = false;  // servers keep Q, K, V until backward
     std::vector<TaskSet> partial_sets;
-    // Operations, -1: none yet.
-    int32_t last = -1;            // that the next phase goes on from
-    int32_t last_attention = -1;  // of the layer
+    // Indices of operations. -1: there is none yet.
+    int32_t last = -1;            // from which the next phase goes on
+    int32_t last_attention = -1;  // the last core_attention of the layer
     int32_t last_combine = -1;
     std::vector<int32_t> forward_pre_attention;  // [layer]
   };
-  /// Who has used a buffer; operations, -1: nobody.
+  /// Which operations have used a buffer, by index. -1: none.
   struct Use {
-    int32_t writer = -1;           // a compute operation, or a communication that receives
-    int32_t sender = -1;           // a communication that sends from it
-    std::vector<int32_t> readers;  // compute operations, since it was written
+    int32_t writer = -1;           // the compute operation or the receiving communication
+    int32_t sender = -1;           // the communication that sends from it
+    std::vector<int32_t> readers;  // compute operations, since it was written last
   };
 
   Nano make_nano(const NanoPart& part) const;

@@ -1,6 +1,8 @@
 #pragma once
-// What is wrong with programs, one line each; empty when they can be played. Shares no code with
-// the schedules. Any thread.
+// Checks programs. Each function returns one line for each fault, and nothing where the programs
+// can be played. The checks share no code with the overlap modes. Any thread may call them.
+//
+//   for (const std::string& fault : validate(program)) fmt::print("{}\n", fault);
 
 #include <span>
 #include <string>
@@ -10,16 +12,19 @@
 
 namespace distca {
 
-/// Of one rank: operations wait for earlier ones only (so there is no cycle); each comes after what
-/// it needs (core_attention after its dispatch, combine after its core_attention, backward after
-/// forward, redispatch before backward's core_attention); no operation twice; messages lie within
-/// their buffers, aligned, apart; every buffer is written, by the operation that is meant, before
-/// it is read, and no longer read, sent from or received into when it is written again.
+/// Checks the program of one rank:
+///  - operations wait only for earlier ones, so there is no cycle;
+///  - every operation comes after what it needs: core_attention after its dispatch, combine after
+///    its core_attention, backward after forward, redispatch before the core_attention of backward;
+///  - no operation is missing or there twice;
+///  - messages lie inside their buffers, aligned and apart from each other;
+///  - every buffer is written by the right operation before it is read, and nothing reads it, sends
+///    from it or receives into it any more when it is written again.
 std::vector<std::string> validate(const Program& program);
 
-/// Of all ranks together (programs[r] is rank r's): besides the above, every send has exactly one
-/// receive of equal tag and bytes, each pair of ranks issues its messages in the same order, and
-/// nobody waits in a circle.
+/// Checks the programs of all ranks together; programs[r] is that of rank r. Besides what is
+/// checked for each of them, every send has exactly one receive of equal tag and bytes, each pair
+/// of ranks issues its messages in the same order, and no ranks wait for each other in a circle.
 std::vector<std::string> validate(std::span<const Program> programs);
 
 }  // namespace distca

@@ -1,6 +1,7 @@
 #pragma once
-// What is over when an operation of a program begins, on a machine with a compute and a
-// communication stream: parts of the validator. Thread rule: values, one thread.
+// Parts of the validator (validate.h). ProgramOrder says what is over when an operation of a
+// program begins, on a machine with a compute and a communication stream. The functions below it
+// check one kind of fault each. Objects belong to one thread.
 
 #include <cstdint>
 #include <span>
@@ -11,42 +12,47 @@
 
 namespace distca {
 
-/// "operation 12 (forward layer 0 dispatch of nano-batch 1)"
+/// The name of an operation in a fault: "operation 12 (forward layer 0 dispatch of nano-batch 1)".
 std::string numbered(const Program& program, int32_t op);
 
-/// Operations of the compute stream follow one another; a communication begins when its `wait_for`
-/// and `wait_sends` are met, after whatever stands before it has begun. Needs waits for what stands
-/// before.
+/// Operations of the compute stream follow one another. A communication begins when all in its
+/// `wait_for` and `wait_sends` is over, and after everything before it in the list has begun. The
+/// program must be such that operations wait only for earlier ones.
 class ProgramOrder {
  public:
   explicit ProgramOrder(const Program& program);
 
-  /// Has compute operation `a` ended when `b`, after it in the list, begins?
+  /// Has the compute operation `a` ended when `b`, which comes after it in the list, begins?
   bool ended(int32_t a, int32_t b) const;
-  /// Has all landed that communication `a` receives when `b`, after it in the list, begins?
+  /// Has everything landed that the communication `a` receives when `b`, which comes after it,
+  /// begins?
   bool landed(int32_t a, int32_t b) const;
-  /// Has all left that communication `a` sends when `b`, after it in the list, begins?
+  /// Has everything left that the communication `a` sends when `b`, which comes after it, begins?
   bool left(int32_t a, int32_t b) const;
 
  private:
   const Program& program_;
-  std::vector<int32_t> computed_before_;  // [op] the last compute operation that has ended; -1
-  std::vector<int32_t>
-      landed_by_;  // [op] the first compute operation that a communication's receives
-  std::vector<int32_t> left_by_;  // or sends are over for
+  /// [op] The last compute operation that has ended before it. -1: none.
+  std::vector<int32_t> computed_before_;
+  /// [op] Of a communication: the first compute operation that begins after all its receives, and
+  /// the first one that begins after all its sends.
+  std::vector<int32_t> landed_by_;
+  std::vector<int32_t> left_by_;
 };
 
-// Both add a line to `wrong` for each fault.
+// Each of these functions adds a line to `wrong` for each fault.
 
-/// Operations after what they need, none twice, none missing.
+/// Every operation comes after what it needs, and none is missing or there twice.
 void check_order(const Program& program, const ProgramOrder& order,
                  std::vector<std::string>& wrong);
-/// Every buffer written before it is read, by whom it should be, and free when it is written again.
+/// Every buffer is written by the right operation before it is read, and is free when it is written
+/// again.
 void check_buffers(const Program& program, const ProgramOrder& order,
                    std::vector<std::string>& wrong);
-/// Messages within their buffers, aligned and apart; tags.
+/// Messages lie inside their buffers, aligned and apart. No two operations have the same tag.
 void check_messages(const Program& program, std::vector<std::string>& wrong);
-/// Each pair of ranks: equal messages in equal order; nobody waits in a circle.
+/// Each pair of ranks has equal messages in equal order, and no ranks wait for each other in a
+/// circle.
 void check_ranks(std::span<const Program> programs, std::vector<std::string>& wrong);
 
 }  // namespace distca

@@ -1,10 +1,15 @@
 #pragma once
-// Traces as files: Chrome's trace event format (JSON, object form), which Perfetto and
-// chrome://tracing open. A rank is a process with a thread for compute and, for messages under way,
-// as many as overlap. Arrows lead from where an exchange was issued to where it had landed.
+// Traces as files in Chrome's trace event format (JSON, object form), which Perfetto and
+// chrome://tracing open. A rank is shown as a process. It has a thread for compute, and as many
+// threads for messages under way as overlap. Arrows lead from where an exchange was issued to where
+// it had landed.
 //
-// Times are kept to the nanosecond: events whose times are whole nanoseconds come back exactly.
-// Reading holds the text and one event of it at a time besides the result. Any thread.
+//     const Trace trace = read_trace("trace.json");
+//     write_file_atomically("copy.json", chrome_json(trace));
+//
+// Times are kept to the nanosecond: events whose times are whole nanoseconds are read back exactly.
+// Reading needs memory for the text, the result, and one event at a time. Any thread may call these
+// functions.
 
 #include <cstdint>
 #include <filesystem>
@@ -16,30 +21,34 @@
 
 namespace distca {
 
+/// The events of one rank, and how its clock was put on rank 0's.
 struct TraceRank {
-  bool server = false;             // dedicated: holds no weights
-  double clock_offset_s = 0;       // added to this rank's clock at its first event to get rank 0's
-  double clock_drift = 0;          // seconds gained on that offset in a second
-  double clock_uncertainty_s = 0;  // the offset is right to within this
+  bool server = false;  // a dedicated server, which holds no weights
+  /// Seconds that were added to this rank's clock, at its first event, to get rank 0's.
+  double clock_offset_s = 0;
+  double clock_drift = 0;          // seconds that the offset grows in a second
+  double clock_uncertainty_s = 0;  // the largest error of the offset
   std::vector<TraceEvent> events;  // ascending begin
   bool operator==(const TraceRank&) const = default;
 };
 
-/// All ranks on one clock, which begins with their first event: no time is below 0.
+/// The events of all ranks on one clock. It begins with the first event, so no time is below 0.
 struct Trace {
   std::string version, commit;  // of the program that was traced
-  std::string overlap;
+  std::string overlap;          // train.overlap
   std::vector<TraceRank> ranks;
   bool operator==(const Trace&) const = default;
 };
 
-/// One event a line.
+/// The file's text, with one event a line.
 std::string chrome_json(const Trace& trace);
-/// What chrome_json wrote. Anything else: Error(kData), one line with `name` and what is wrong.
+/// Reads what chrome_json wrote. Throws Error(kData) for any other text: one line with `name` and
+/// what is wrong.
 Trace trace_from_chrome_json(std::string_view text, const std::string& name);
+/// Reads and parses a file, as above.
 Trace read_trace(const std::filesystem::path& path);
 
-/// Whole nanoseconds of a time in seconds.
+/// A time in seconds as whole nanoseconds.
 int64_t nanoseconds(double seconds);
 
 }  // namespace distca

@@ -1,5 +1,6 @@
 #pragma once
-// What happened on one rank: the events that runtime/executor records. Plain values, any thread.
+// The events that runtime/executor records: what happened on one rank, and when. Plain values; any
+// thread.
 
 #include <cstdint>
 #include <string>
@@ -9,33 +10,37 @@ namespace distca {
 
 /// What a rank's time went to.
 enum class TraceKind : uint8_t {
-  kStep,     // a whole step; all others of the step lie within it
+  kStep,     // a whole step; all other events of the step lie within it
   kCompute,  // an operation of the compute stream
-  kCopy,     // packing what travels, putting in place what came home
+  kCopy,     // packing what is sent, or putting received rows in place
   kLaunch,   // handing messages to the group
   kWait,     // for an exchange's receives or sends, or inside a sum over ranks
-  kFlight,   // communication stream: from issuing to the end of the wait; the true end may be
-             // earlier
+  /// A message under way, on the communication stream: from issuing to the end of the wait. It may
+  /// have ended earlier.
+  kFlight,
 };
 
+/// One event.
 struct TraceEvent {
   TraceKind kind = TraceKind::kCompute;
   std::string name;  // "forward layer 3 dispatch of nano-batch 1"
   double begin_s = 0;
-  double end_s = 0;  // on the rank's steady clock, base/clock.h
+  double end_s = 0;  // on the rank's steady clock (base/clock.h)
   int64_t step = 0;
-  int layer = -1;
-  int micro_batch = -1;
-  int nano_batch = -1;
-  uint32_t tag = 0;       // of an exchange; 0 else. With step and peer it names the other side
+  int layer = -1;        // -1: none
+  int micro_batch = -1;  // -1: none
+  int nano_batch = -1;   // -1: none
+  /// The tag of an exchange; 0 for other events. Step, tag and peer identify the other side.
+  uint32_t tag = 0;
   std::vector<int> from;  // ranks whose messages are awaited
-  std::vector<int> to;    // ranks that are sent to
+  std::vector<int> to;    // ranks that messages are sent to
   int64_t bytes = 0;      // sent
   int64_t received_bytes = 0;
-  double flops = 0;
+  double flops = 0;  // floating-point operations of a compute event
   bool operator==(const TraceEvent&) const = default;
 };
 
+/// The name of a kind, as files have it.
 const char* trace_kind_name(TraceKind kind);
 
 }  // namespace distca

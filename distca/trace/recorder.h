@@ -9,10 +9,12 @@
 
 namespace distca {
 
+/// The events of one rank.
 class TraceRecorder {
  public:
+  /// Sets the step of the events that are added from now on.
   void set_step(int64_t step) { step_ = step; }
-  /// Its step is the one set last.
+  /// Adds an event of the step that was set last.
   void add(TraceEvent event) {
     event.step = step_;
     events_.push_back(std::move(event));

@@ -1,5 +1,6 @@
 #pragma once
-// How fast the exchange's wire is, for plan.tolerance = auto. One thread a rank.
+// Measures how fast the ranks exchange messages, for plan.tolerance = auto. Thread rule: one thread
+// of each rank.
 
 #include <cstdint>
 
@@ -7,12 +8,12 @@
 
 namespace distca {
 
-/// Bytes a microsecond that the slowest rank sends to its neighbour while all others send too, to
-/// three digits, the same on every rank; 0 for one rank. Called by all ranks together, with nothing
-/// else under way.
-/// Counts: the backend's whole way, its own threads included, best of 4 rounds of 4 MiB. Ignores:
-/// compute beside it, which takes processor time from Gloo's threads on a CPU; several peers at
-/// once; changes later on: it is measured once.
+/// Measures, while every rank sends to its neighbour, how many bytes a microsecond the slowest rank
+/// sends. The result is rounded to three digits and is the same on every rank; for a single rank it
+/// is 0. All ranks call it together, with nothing else under way.
+/// Counts: the whole path through the backend with its own threads; the best of 4 rounds of 4 MiB.
+/// Ignores: compute at the same time, which takes processor time from Gloo's threads on a CPU;
+/// several peers at once; later changes, because it is measured once.
 int64_t measured_bytes_per_us(Communicator& comm);
 
 }  // namespace distca

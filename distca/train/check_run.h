@@ -1,18 +1,23 @@
 #pragma once
-// What is done once in a process before its ranks train.
+// What a process does once before its ranks train: it checks the run and sets PyTorch up.
+//
+//     check_run(config, num_workers, {.first = 0, .count = num_workers});
+//     set_up_process(config);
+//     // start the ranks, each of which calls train()
 
 #include "distca/train/config.h"
 #include "distca/train/memory.h"
 
 namespace distca {
 
-/// Everything that can be known to be wrong before any rank starts: data set, vocabulary, names of
-/// layout and scheduler, memory for `local`, the ranks of this machine; but for the output
-/// directory (run_folder.h). Throws Error; writes nothing.
+/// Checks everything that can be known to be wrong before any rank starts: the data set, the
+/// vocabulary, the names of layout and scheduler, and whether this machine's memory suffices for
+/// `local`, its ranks. The output directory is checked in run_folder.h. Throws Error; writes
+/// nothing.
 void check_run(const Config& config, int num_workers, LocalRanks local);
 
-/// Settings of PyTorch that a process has only once (train.deterministic). Call it before the
-/// process's ranks train.
+/// Sets what PyTorch has only once for a process (train.deterministic). Call it before the ranks of
+/// the process train.
 void set_up_process(const Config& config);
 
 }  // namespace distca

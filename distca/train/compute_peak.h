@@ -1,5 +1,6 @@
 #pragma once
-// What the ranks' cores can reach at best: the limit that a step's rate is compared with.
+// Measures the highest rate at which the ranks' cores or devices can compute. The rate of a
+// training step is compared with it.
 
 #include <string>
 
@@ -8,24 +9,26 @@
 
 namespace distca {
 
+/// The measured peak.
 struct ComputePeak {
-  double flops_per_s = 0;  // of all ranks together, measured while all work at once; ranks that
-                           // share cores count once
-  std::string of;          // what was measured
+  /// Of all ranks together, measured while all of them work at the same time. Ranks that share
+  /// cores do not count twice.
+  double flops_per_s = 0;
+  std::string of;  // what was measured, in words
 };
 
-/// Rows and columns of the matrices that a peak is measured with: on a CUDA device so large that a
-/// product takes far longer than its launch.
+/// Rows and columns of the matrices that a peak is measured with. On a CUDA device they are so
+/// large that a product takes far longer than its launch. `cuda_device` is -1 for the CPU.
 int64_t peak_product_size(int cuda_device);
 
-/// FLOP/s of PyTorch's product of two random size x size matrices, the fastest of at least three
-/// rounds in about `seconds`, after a warm-up; the device's work is waited for. `cuda_device`: -1 =
-/// CPU.
+/// FLOP/s of PyTorch's product of two random size x size matrices. It is the fastest of at least
+/// three rounds, which take about `seconds` after a warm-up. It includes the wait for the device.
+/// `cuda_device` is -1 for the CPU.
 double matrix_product_rate(ScalarType type, int cuda_device, int64_t size, double seconds);
 
-/// Where our own attention kernel runs, multiply-adds in registers (kernels/cpu/peak.h); else
-/// PyTorch's matrix product. All ranks call it together; takes about 0.2 s, on a
-/// CUDA device rather a second. Of threads that share a CUDA device one measures it.
+/// Measures multiply-adds in registers (kernels/cpu/peak.h) if our own kernel computes attention,
+/// and PyTorch's matrix product otherwise. All ranks call it together. It takes about 0.2 s, on a
+/// CUDA device about a second. One of the threads that share a CUDA device measures it for all.
 ComputePeak measure_peak(const Config& config, Communicator& comm);
 
 }  // namespace distca

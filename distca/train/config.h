@@ -1,6 +1,14 @@
 #pragma once
-// The configuration of a training run: TOML file, then `section.key=value` overrides. Every key has
-// a default, a unit and a reason (distca train --print-config). Plain value, any thread.
+// The configuration of a training run. It is read from a TOML file, and then from overrides of the
+// form `section.key=value`.
+//
+//     const Config config = load_config("configs/demo.toml", {"train.steps=10"});
+//     fmt::print("{}", print_config(config));  // a TOML file with every key and its reason
+//
+// A struct below is a section of the file, and a field is a key. `distca train --print-config`
+// prints the unit, the default and the reason of every key; they come from config_keys.cc, where
+// the allowed values are given too. The comments below say only what a section is for, and where a
+// field is not what its key holds. A Config is a plain value, which any thread may use.
 
 #include <cstdint>
 #include <filesystem>
@@ -19,27 +27,34 @@
 
 namespace distca {
 
-/// How far the busiest server may be above its share of the load.
+/// How far the busiest server may be above its share of the load (plan.tolerance).
 struct Tolerance {
   enum class Kind : uint8_t {
-    kOwn,    // the scheduler's own
-    kAuto,   // weighed against bytes (plan/choose_tolerance.h)
-    kShare,  // `share`
+    kOwn,    // the scheduler's own tolerance; -1 in the file
+    kAuto,   // chosen for each nano-batch by weighing load against bytes (plan/choose_tolerance.h)
+    kShare,  // the number in `share`
   } kind = Kind::kOwn;
-  double share = 0;
+  double share = 0;  // 0.05: at most 5 % above
   bool is_auto() const { return kind == Kind::kAuto; }
 };
 
+/// All keys of a run, with their defaults.
 struct Config {
+  /// Which data set the run reads, and how much of it validates instead of being trained on.
   struct Data {
     std::string prefix;
     double validation_fraction = 0.05;
   } data;
+  /// Which documents a step trains on. A batch depends on this section and the data set alone,
+  /// never on the number of workers. If max_document_tokens is 0, load_config sets
+  /// nano_batch_tokens.
   BatchOptions batch{
       .nano_batch_tokens = 8192, .nano_batches = 1, .max_document_tokens = 0, .seed = 1};
+  /// The shape and the number type of the model (model/llama.h).
   LlamaConfig model;
+  /// How the planner lays tokens out, balances attention over the servers, and caps memory.
   struct PlanKeys {
-    std::string layout;
+    std::string layout;  // "": the scheduler's own choice
     std::string scheduler = "balanced";
     Tolerance tolerance;
     bool split_kv = false;
@@ -49,20 +64,26 @@ struct Config {
     double max_memory_gib = 0;
     int64_t bandwidth_mb_per_s = 0;
   } plan;
-  std::shared_ptr<const AttentionProfile> attention_profile;  // of plan.profile; none: pairs
+  /// The profile that plan.profile names, which load_config reads; null if loads are counted in
+  /// (query, key) pairs.
+  std::shared_ptr<const AttentionProfile> attention_profile;
+  /// What computes core attention.
   struct Attention {
     KernelChoice kernel = KernelChoice::kAuto;
   } attention;
+  /// What travels between ranks, and what servers keep until backward.
   struct Exchange {
-    bool wide_gradients = false;  // exchange.grad_dtype = "accumulator"
+    bool wide_gradients = false;  // exchange.grad_dtype = accumulator
     enum class Keys : uint8_t { kAuto, kKeep, kRedispatch } keys = Keys::kAuto;
   } exchange;
+  /// Which ranks compute attention, and which share of it each of them gets.
   struct Servers {
     int64_t dedicated = 0;
     bool in_place = true;
-    std::string capacity;
+    std::string capacity;  // as "60,40,100"; "": derived (plan_request.h)
     bool reweight = false;
   } servers;
+  /// AdamW, its learning rate over time, and the clipping of gradients (optimizer.h).
   struct Optimizer {
     double lr = 1e-3;
     double min_lr_ratio = 0.1;
@@ -73,6 +94,7 @@ struct Config {
     double weight_decay = 0.1;
     double max_grad_norm = 1.0;
   } optimizer;
+  /// The loop: its length, overlap mode, validation, device, output folder and trace.
   struct Train {
     int64_t steps = 100;
     Overlap overlap = Overlap::kPingPong;
@@ -88,6 +110,7 @@ struct Config {
     int64_t trace_first_step = 2;
     int64_t trace_steps = 3;
   } train;
+  /// How ranks exchange messages, and how long they wait for each other (docs/comm.md).
   struct Comm {
     enum class Backend : uint8_t { kGloo, kThreads } backend = Backend::kGloo;
     double timeout_s = 60;
@@ -97,54 +120,55 @@ struct Config {
 
   bool on_cuda() const { return train.device == Train::Device::kCuda; }
   bool ranks_are_threads() const { return comm.backend == Comm::Backend::kThreads; }
-  /// Two nano-batches are under way at a time.
+  /// Whether two nano-batches are under way at the same time.
   bool pairs_nano_batches() const {
     return train.overlap == Overlap::kPingPong && batch.nano_batches > 1;
   }
 };
 
-/// A value that is chosen by a word.
+/// How to read and set a key whose value is chosen by a word.
 struct WordValue {
-  std::function<std::string_view()> word;  // for the present choice
-  std::function<void(std::string_view)> choose;
+  std::function<std::string_view()> word;        // of the present choice
+  std::function<void(std::string_view)> choose;  // sets the choice to this word's
 };
 
-/// One key: where it lives and what it means.
+/// One key of the file: where its value lies in a Config, and what it means.
 struct ConfigKey {
   std::string name;  // "section.key"
   std::variant<int64_t*, double*, bool*, std::string*, Tolerance*, WordValue> value;
-  std::string unit;  // "": none
-  std::string reason;
-  std::vector<std::string> choices = {};  // for words; empty: anything
-  double minimum = -0x1p30;               // for numbers
+  std::string unit;                       // "" if it has none
+  std::string reason;                     // what it is for
+  std::vector<std::string> choices = {};  // of words; empty if any text is allowed
+  double minimum = -0x1p30;               // of numbers
   double maximum = 0x1p30;
 };
 
-/// All keys of a configuration, in print order; pointers into `config`.
+/// All keys in the order in which they are printed, with pointers into `config`.
 std::vector<ConfigKey> config_keys(Config& config);
 
-/// Ranks that run together: workers, then dedicated servers.
+/// The number of ranks that run together: the workers, then the dedicated servers.
 int num_ranks(const Config& config, int num_workers);
-inline constexpr int kMostRanks = 1024;  // processes of one machine
+inline constexpr int kMostRanks = 1024;  // the most processes that one machine may run
 
-/// Reads `path` (empty: defaults), applies the overrides and checks values against each other.
-/// Throws Error(kConfig): one line naming file or override, key and what would be right; an unknown
-/// key is answered with the nearest known.
+/// Reads the file `path` (the defaults if it is empty), applies the overrides and checks that the
+/// values fit each other. Throws Error(kConfig) in one line that names the file or the override,
+/// the key and what would be right. For an unknown key, it names the nearest known one.
 Config load_config(const std::filesystem::path& path, const std::vector<std::string>& overrides);
 
-/// A TOML file that says the same: every key with its reason, unit and default.
+/// A TOML file with the same values, and for each key its reason, unit and default.
 std::string print_config(Config config);
-/// The same without explanations, as a run records it in its config.toml.
+/// The same without explanations. A run records it in its config.toml.
 std::string recorded_config(Config config);
-/// A key's value as print_config writes it.
+/// The value of a key, as print_config writes it.
 std::string shown_value(const ConfigKey& key);
-/// "gloo", "threads".
+/// Returns "gloo" or "threads".
 std::string_view backend_name(Config::Comm::Backend backend);
 
-/// The kernel request for a model's core attention. `cuda_device`: -1 = CPU.
+/// What to ask AttentionKernel for, for the core attention of a model. `cuda_device` is -1 for the
+/// CPU.
 KernelRequest kernel_request(const LlamaConfig& model, KernelChoice choice, int threads,
                              int cuda_device);
-/// The same for the ranks of a run: on the CPU, or on the first CUDA device.
+/// The same for the ranks of a run, which use the CPU or the first CUDA device.
 KernelRequest kernel_request(const Config& config);
 
 }  // namespace distca

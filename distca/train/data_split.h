@@ -1,6 +1,6 @@
 #pragma once
-// How the documents are split: what is trained on, what validates, as nano-batches and in words.
-// Any thread.
+// Which documents are trained on and which validate, as nano-batches and in words. Any thread may
+// call these functions.
 
 #include <string>
 #include <vector>
@@ -11,16 +11,16 @@
 
 namespace distca {
 
-/// The validation nano-batches, the same ones each time: at most an epoch, so that none counts
-/// twice. None where no validation document has a next token.
+/// The nano-batches of every validation, one in each Batch. They are at most one epoch, so that no
+/// document counts twice. Empty if no validation document has a next token.
 std::vector<Batch> validation_batches(const Config& config, const IndexedDataset& data,
                                       const DocumentSplit& split);
 
-/// Throws Error(kData) where no document that is trained on has a next token.
+/// Throws Error(kData) if no document that is trained on has a next token.
 void check_training_part(const IndexedDataset& data, const DocumentSplit& split);
 
-/// What is trained on, what validates, and how many documents batch.max_document_tokens splits: a
-/// line for people.
+/// One line for people: what is trained on, what validates, and how many documents
+/// batch.max_document_tokens splits.
 std::string split_words(const Config& config, const IndexedDataset& data,
                         const DocumentSplit& split);
 

@@ -1,7 +1,7 @@
 #pragma once
-// What the ranks of one machine need of its memory, known before anything is read or planned. A
-// lower bound: a run that fits is never refused; one that just fits by it may still end for memory.
-// Any thread.
+// Computes how much memory the ranks of one machine need, before anything is read or planned. The
+// result is a lower bound: a run that fits is never refused, but a run that barely fits by this
+// bound may still run out of memory. Any thread may call these functions.
 
 #include <cstdint>
 #include <vector>
@@ -11,44 +11,48 @@
 
 namespace distca {
 
-/// Ranks [first, first + count) share this machine.
+/// The ranks of this machine: first, first + 1, ..., first + count - 1.
 struct LocalRanks {
   int first = 0;
   int count = 1;
 };
 
-/// Bytes, summed over the local ranks; doubles, which hold any product of sizes.
+/// Bytes of each use of memory, summed over the local ranks. They are doubles, so that no product
+/// of sizes overflows.
 struct MemoryParts {
-  double weights = 0;  // fp32, or fp64
+  double weights = 0;  // in fp32, or in fp64 for an fp64 model
   double gradients = 0;
-  double state = 0;        // AdamW's two moments
-  double activations = 0;  // of the nano-batches under way, and weights cast to the compute type
-  double logits = 0;       // of one nano-batch, and what its loss makes of them
-  double buffers = 0;      // of exchanges, kept keys included
+  double state = 0;  // AdamW's two moments
+  /// Of the nano-batches under way, and the weights that are cast to the compute type for them.
+  double activations = 0;
+  double logits = 0;   // of one nano-batch, with what its loss makes of them
+  double buffers = 0;  // of exchanges, with the keys that are kept until backward
 
   double total() const { return weights + gradients + state + activations + logits + buffers; }
 };
 
-/// Without buffers: those depend on the plan.
-/// Counts: weights, gradients and AdamW's state of every local worker; its share of the tokens of
-/// the nano-batches that it holds at a time (two under ping-pong) at llama_memory's price; the
-/// casts of the layers' weights that their graphs keep; logits, log-probabilities and their
-/// gradient at the loss or, where that is more, gradients inside the last MLP. Ignores: the
+/// The memory of a run, without exchange buffers, which depend on the plan.
+/// Counts: weights, gradients and AdamW's state of every local worker; at llama_memory's price, its
+/// share of the tokens of the nano-batches that it holds at the same time (two under ping-pong);
+/// the casts of the layers' weights that their graphs keep; logits, log-probabilities and their
+/// gradient at the loss or, if they are larger, gradients inside the last MLP. Ignores: the
 /// program, PyTorch's libraries, the data set's index, the allocator.
 MemoryParts memory_needed(const Config& config, int num_workers, LocalRanks local);
 
-/// Of the local ranks, for the plans of one batch.
+/// Bytes of the local ranks' exchange buffers for the plans of one batch. `redispatched` says
+/// whether Q, K and V are dispatched again for backward.
 double exchange_buffer_bytes(const Config& config, const std::vector<Plan>& plans,
                              bool redispatched, int num_workers, LocalRanks local);
 
+/// How much memory there is.
 struct MemoryLimit {
   int64_t bytes = 0;
-  bool of_group = false;  // a control group's, which is less than what the machine has
+  bool of_group = false;  // a control group sets the limit, below what the machine has
 };
-/// The machine's memory, or what a control group allows this process of it.
+/// The machine's memory, or less if a control group allows this process only so much.
 MemoryLimit memory_limit();
 
-/// Throws Error(kConfig), naming the parts, where they exceed the limit.
+/// Throws Error(kConfig), with every part named, if the parts exceed the limit together.
 void check_memory(const MemoryParts& parts, LocalRanks local, const MemoryLimit& limit);
 
 }  // namespace distca

@@ -1,5 +1,6 @@
 #pragma once
-// What a step was, for machines: metrics.jsonl. For people: progress.h. Rank 0 only; one thread.
+// Writes metrics.jsonl: what each step was, for programs to read (progress.h is for people). Only
+// rank 0 uses it, from one thread.
 
 #include <cstdint>
 #include <filesystem>
@@ -16,45 +17,47 @@
 
 namespace distca {
 
-/// One optimizer step over all ranks; times are rank 0's.
+/// One optimizer step over all ranks. Times are those of rank 0 unless stated otherwise.
 struct StepMetrics {
-  int64_t step = 0;  // from 1
-  double loss = 0;   // nats per target
-  double grad_norm = 0;
+  int64_t step = 0;      // from 1
+  double loss = 0;       // nats per target
+  double grad_norm = 0;  // before clipping
   double lr = 0;
-  double step_s = 0;
-  double model_flops = 0;       // of the step
+  double step_s = 0;            // length of the step in seconds
+  double model_flops = 0;       // floating-point operations of the step (LlamaConfig::train_flops)
   double peak_flops_per_s = 0;  // of all ranks together, measured at the start (compute_peak.h)
-  ExchangeBytes bytes;          // all ranks, forward and backward
-  // [ranks] time in attention, forward and backward of all layers and nano-batches: on a CPU with
-  // one thread a rank its processor time, as profiles are; with more threads the time that passed,
-  // waits for a core included; on CUDA the device's.
+  ExchangeBytes bytes;          // of all ranks, forward and backward
+  /// [ranks] seconds in core attention, forward and backward of all layers and nano-batches. On a
+  /// CPU with one thread a rank, it is processor time, as in profiles. With more threads, it is
+  /// elapsed time, which includes waits for a core. On CUDA, it is the device's time.
   std::vector<double> attention_s;
-  OpTimes times;
-  Speeds speeds;  // what was measured: in step 1 what its plan rests on, later what holds from
-                  // step + 2 on, if that is new; else of from_step 0
-  std::optional<double> validation_loss;  // nats per target
+  OpTimes times;  // by operation and pass
+  /// What was measured: in step 1 the speeds that its plan rests on, later the new speeds that hold
+  /// from step + 2 on. If there are no new ones, from_step is 0.
+  Speeds speeds;
+  std::optional<double> validation_loss;  // nats per target; none if it was not measured
   PlanFigures plan;
 };
 
-/// Said in every line.
+/// What every line of metrics.jsonl repeats.
 struct RunLabels {
   std::string price;    // what the run plans by (PlanOptions::price)
   std::string kernel;   // what computes core attention (AttentionKernel::name)
   std::string overlap;  // train.overlap
 };
 
-/// What plans of later steps are made with.
+/// The speeds as a field of a line: the ones that plans of later steps are made with.
 Json speeds_json(const Speeds& speeds);
 
+/// The open metrics.jsonl of a run.
 class Metrics {
  public:
-  /// Opens metrics.jsonl, at `file`. Throws Error(kIo).
+  /// Opens `file` and empties it. Throws Error(kIo).
   Metrics(const std::filesystem::path& file, RunLabels labels);
 
-  /// Appends one line.
+  /// Appends the line of a step.
   void record(const StepMetrics& metrics);
-  /// How many lines metrics.jsonl lacks, after the last one.
+  /// Ends the file after the last line. Returns how many lines could not be written.
   int64_t finish() { return file_.finish(); }
 
  private:

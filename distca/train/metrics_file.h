@@ -1,10 +1,15 @@
 #pragma once
-// A file to which lines are added while a run goes on, each of them whole whatever happens: a disk
-// that fills up costs lines, never half of one, and never the run.
+// A file to which a run adds lines, each of them written whole or not at all. A full disk costs
+// lines, but it never leaves half a line, and it never ends the run.
 //
-// A line is one write(2); of one that the file system took in part, the part is taken back. (Linux
-// itself may cut a write short when the process is killed in the middle of it, between two pages of
-// memory: a microsecond. A reader leaves out a last line without its end.) Thread rule: one thread.
+//     MetricsFile file("metrics.jsonl");
+//     file.add(R"({"step": 1})");
+//     const int64_t missing = file.finish();
+//
+// A line is written with one write(2). If the file system took only a part of it, that part is
+// removed again. (Linux itself may cut a write short if the process is killed within the
+// microsecond in which it passes from one page of memory to the next. So a reader should leave out
+// a last line without a newline.) Thread rule: one thread.
 
 #include <cstdint>
 #include <deque>
@@ -15,17 +20,17 @@ namespace distca {
 
 class MetricsFile {
  public:
-  /// Opens an empty file, where one was as well. Throws Error(kIo).
+  /// Opens the file and empties it if it exists. Throws Error(kIo).
   explicit MetricsFile(std::filesystem::path path);
   ~MetricsFile();
   MetricsFile(const MetricsFile&) = delete;
   MetricsFile& operator=(const MetricsFile&) = delete;
 
-  /// Adds a line, given without its end. One that cannot be written is kept and tried again before
-  /// the next one, in order; of more than kMostKept bytes the oldest are given up. The first time,
-  /// a warning goes to stderr.
+  /// Adds a line, which is given without its newline. A line that cannot be written is kept, and it
+  /// is tried again, in order, before the next line. If more than kMostKept bytes are kept, the
+  /// oldest lines are given up. The first failure writes a warning to stderr.
   void add(std::string line);
-  /// Tries what is kept once more and syncs; returns how many lines the file lacks.
+  /// Tries the kept lines once more and syncs the file. Returns how many lines it lacks.
   int64_t finish();
 
   static constexpr size_t kMostKept = 16 << 20;  // bytes
@@ -36,11 +41,11 @@ class MetricsFile {
 
   std::filesystem::path path_;
   int descriptor_;
-  int64_t size_ = 0;   // of whole lines
-  bool torn_ = false;  // part of a line is behind them
-  std::deque<std::string> kept_;
+  int64_t size_ = 0;              // bytes of whole lines
+  bool torn_ = false;             // whether a part of a line follows them
+  std::deque<std::string> kept_;  // lines that could not be written yet
   size_t kept_bytes_ = 0;
-  int64_t given_up_ = 0;
+  int64_t given_up_ = 0;  // lines that are lost
   bool warned_ = false;
 };
 

@@ -1,7 +1,12 @@
 #pragma once
-// Plans batches ahead of their use: while a step runs, a thread of its own makes and checks the
-// plans of the next batch and this rank's program for it, and reads this rank's tokens. No torch
-// call is made there.
+// Plans batches ahead of their use. While a step runs, a thread of PlanAhead makes and checks the
+// plans of the next batch and this rank's program for it, and reads this rank's tokens. That thread
+// makes no call of PyTorch.
+//
+//     PlanAhead ahead(next_batch, [&](const StepBatch& batch, const Speeds& speeds) {
+//       return plan_batch(config, data, batch, rank, num_workers, speeds);
+//     });
+//     const PlannedBatch planned = ahead.next();
 
 #include <cstdint>
 #include <functional>
@@ -19,42 +24,47 @@
 
 namespace distca {
 
-/// A batch and what it is for.
+/// A batch, and whether it is for training or evaluation.
 struct StepBatch {
   Batch batch;
   ProgramRequest::Kind kind = ProgramRequest::Kind::kTrain;
-  bool checks_all_ranks = false;  // the programs of all ranks together, not this rank's alone
+  /// Whether the programs of all ranks are validated together, instead of this rank's alone. The
+  /// trainer sets it for the first step only, because it takes longer.
+  bool checks_all_ranks = false;
 };
 
-/// A batch, planned.
+/// What a rank needs to run a step with a batch.
 struct PlannedBatch {
-  StepInput input;
+  StepInput input;               // the program, and this rank's tokens
   uint64_t hash = 0;             // of the plans; ranks compare it before use
-  std::vector<RankSample> work;  // [ranks] tokens and load of all nano-batches; no times
-  PlanFigures figures;
+  std::vector<RankSample> work;  // [ranks] tokens and load of all nano-batches, without times
+  PlanFigures figures;           // for metrics.jsonl
 };
 
-/// Plans every nano-batch of a batch and loads the tokens of `rank`, a dedicated server's none.
-/// `speeds`: recorded ones (measures_speeds), the same on every rank.
-/// Throws Error(kPlan, kData); a plan or program that its validator refuses is a CHECK. Any thread.
+/// Plans every nano-batch of a batch and reads the tokens of `rank`; a dedicated server has none.
+/// `speeds` are recorded values, the same on every rank, if measures_speeds(config). Throws
+/// Error(kPlan, kData). A plan or program that its validator refuses is a CHECK. Any thread may
+/// call it.
 PlannedBatch plan_batch(const Config& config, const IndexedDataset& data, const StepBatch& batch,
                         int rank, int num_workers, const Speeds& speeds = {});
 
-/// Thread rule: one thread. Destroying it waits for what is being planned; no thread is left.
+/// Keeps one batch planned ahead. Its destructor waits for the batch that is being planned, and
+/// leaves no thread behind. Thread rule: one thread uses the object.
 class PlanAhead {
  public:
-  /// The batches in the order of their use; none: no more. Called on the planning thread, one call
-  /// at a time, and never after the PlanAhead.
+  /// Returns the batches in the order of their use, and nothing after the last one. It is called on
+  /// the planning thread, one call at a time, and never after the end of the PlanAhead.
   using NextBatch = std::function<std::optional<StepBatch>()>;
+  /// Plans a batch with these speeds. It is called on the planning thread, too.
   using PlanBatch = std::function<PlannedBatch(const StepBatch&, const Speeds&)>;
 
-  /// Starts with the first batch. Throws Error(kIo) if the system refuses a thread.
+  /// Starts planning the first batch. Throws Error(kIo) if the system refuses a thread.
   PlanAhead(NextBatch next_batch, PlanBatch plan, Speeds speeds = {});
   PlanAhead(const PlanAhead&) = delete;
   PlanAhead& operator=(const PlanAhead&) = delete;
 
-  /// Waits for the next batch and starts planning the one after it, with these speeds. There must
-  /// be one. Rethrows what went wrong on the planning thread.
+  /// Waits for the next batch, which must exist, and starts planning the one after it with
+  /// `speeds`. Throws whatever was thrown on the planning thread.
   PlannedBatch next(Speeds speeds = {});
 
  private:
@@ -62,7 +72,7 @@ class PlanAhead {
 
   NextBatch next_batch_;
   PlanBatch plan_;
-  std::future<std::optional<PlannedBatch>> pending_;  // joins when destroyed
+  std::future<std::optional<PlannedBatch>> pending_;  // waits for its thread when destroyed
 };
 
 }  // namespace distca

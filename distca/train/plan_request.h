@@ -1,6 +1,6 @@
 #pragma once
-// From a configuration to what the planner is asked, and the plans of a batch: pure functions of
-// their arguments, the same on every rank. Any thread.
+// Turns a configuration into what the planner is asked, and makes the plans of a batch. The
+// functions depend on their arguments alone, so all ranks get the same. Any thread may call them.
 
 #include <cstdint>
 #include <vector>
@@ -14,48 +14,52 @@
 
 namespace distca {
 
-/// servers.capacity as numbers; empty: to be derived. Throws Error(kConfig).
+/// servers.capacity as numbers; empty if capacities are to be derived. Throws Error(kConfig).
 std::vector<int64_t> given_capacities(const Config::Servers& servers);
 
-/// Do times measured while training enter the plans? Never under train.deterministic.
+/// Whether times that are measured during training enter the plans. They never do under
+/// train.deterministic.
 bool measures_speeds(const Config& config);
 
-/// What plan.tolerance = auto weighs with: `speeds`, stated_speeds where nothing was measured, and
-/// plan.bandwidth_mb_per_s where it is given.
+/// What plan.tolerance = auto weighs with: `speeds`, with stated_speeds where nothing was measured,
+/// and plan.bandwidth_mb_per_s if it is given.
 LayerTimeOptions layer_time_options(const Config& config, int num_workers, const Speeds& speeds,
                                     bool redispatched);
 
-/// What the scheduler is asked for one nano-batch: workers, then servers.dedicated servers;
-/// capacities as given, else even_capacities of `speeds` (no ranks, or without servers.reweight:
-/// stated_speeds). Kept keys cost
-/// memory unless exchange.keys = redispatch; each of the nano-batches that a rank holds at a time
-/// has its share of plan.max_memory_gib. Throws Error(kConfig) for capacities of another number of
-/// servers.
+/// What the scheduler is asked for one nano-batch. The cluster has the workers, then the
+/// servers.dedicated servers. Capacities are those that are given, else even_capacities of
+/// `speeds`; without servers.reweight, or if `speeds` has no ranks, of stated_speeds. Kept keys
+/// cost memory unless exchange.keys = redispatch. A rank holds one nano-batch at a time, or two
+/// under ping-pong, and each of them may use an equal share of plan.max_memory_gib. Throws
+/// Error(kConfig) if servers.capacity has another number of servers.
 PlanRequest plan_request(const Config& config, const NanoBatch& nano_batch, int num_workers,
                          const Speeds& speeds = {});
 
+/// The plans of a batch.
 struct BatchPlan {
-  std::vector<Plan> plans;    // [nano-batches]
-  bool redispatched = false;  // Q, K, V travel again for backward: servers do not keep them
+  std::vector<Plan> plans;  // [nano-batches]
+  /// Q, K and V are dispatched again for backward, because servers do not keep them.
+  bool redispatched = false;
 };
 
-/// plan.tolerance = auto: as choose_tolerance says. exchange.keys = auto: kept where every rank's
-/// memory stays within plan.max_memory_gib, else redispatched; one or the other for all
-/// nano-batches of the batch, for kept keys lie in buffers that nano-batches share: a rank holds
-/// the most activations of any of them and the most kept keys of any, be it another one's. Throws
-/// Error(kPlan) as make_plan, and where even redispatched keys, or those that are to be kept, do
-/// not fit, with the numbers.
+/// Plans all nano-batches of a batch. With plan.tolerance = auto, choose_tolerance chooses. With
+/// exchange.keys = auto, keys are kept if every rank's memory stays within plan.max_memory_gib, and
+/// are dispatched again otherwise. This is decided for the whole batch, because nano-batches share
+/// the buffers in which kept keys lie: a rank needs room for the most activations of any
+/// nano-batch, plus the most kept keys of any nano-batch, which may be another one. Throws
+/// Error(kPlan) as make_plan does. Throws it with the numbers, too, if the memory does not suffice
+/// even with redispatched keys, or with keys that must be kept.
 BatchPlan plan_nano_batches(const Config& config, const Batch& batch, int num_workers,
                             const Speeds& speeds = {});
 
-/// The same for a run's later batches, which are not worth its end: exchange.keys = keep that do
-/// not fit travel again, as auto has it.
+/// The same for later batches of a run, which should not end the run: if exchange.keys = keep and
+/// the kept keys do not fit, they are dispatched again, as with auto.
 BatchPlan plan_later_batch(const Config& config, const Batch& batch, int num_workers,
                            const Speeds& speeds = {});
 
-/// Plans the run's batches before it begins, the first as plan_nano_batches and, where caps could
-/// refuse one, as many others as `seconds` suffice for; returns the first one's. Throws as those
-/// do.
+/// Plans batches of a run before it begins, and returns the plans of the first. If a cap could
+/// refuse a batch, later batches are planned too, as many as `seconds` suffice for. Throws as the
+/// functions above do.
 BatchPlan check_batches_fit(const Config& config, BatchStream stream, int num_workers,
                             double seconds);
 

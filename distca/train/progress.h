@@ -1,8 +1,8 @@
 #pragma once
-// What a run says on stdout while it goes: its first words, a line about each step, its last words.
-// On a terminal the line is overwritten in place and stays where a validation loss was measured;
-// elsewhere it comes every few seconds. Training never waits for a reader (console.h). Rank 0 only;
-// one thread.
+// Writes to stdout what a run does: its first words, a line about each step, and its last words. On
+// a terminal, a step's line is overwritten by the next one, except where a validation loss was
+// measured. Elsewhere, a line comes every few seconds. Training never waits for a reader
+// (base/console.h). Only rank 0 uses it, from one thread.
 
 #include <cstdint>
 #include <optional>
@@ -13,26 +13,28 @@
 
 namespace distca {
 
-/// "0:07", "59:59", "2:05:30", "3d 00:00:10".
+/// A duration, as "0:07", "59:59", "2:05:30" or "3d 00:00:10".
 std::string clock_time(double seconds);
 
-/// The line about a step, of at most `columns`: fields that do not fit are left out, from the last.
-/// `left_s`: until the run ends; step 1 can only guess.
+/// The line about a step. It has at most `columns` characters: the last fields are left out if they
+/// do not fit. `left_s` is the predicted time until the run ends, which is a guess in step 1.
 std::string progress_line(const StepMetrics& metrics, int64_t total_steps, double left_s,
                           size_t columns);
 
+/// The progress of one run on a console.
 class Progress {
  public:
   Progress(Console& console, int64_t total_steps);
-  /// Waits for a reader that is slow, for a short time if it is stuck.
+  /// Waits until a slow reader has read everything, but only for a short time if it is stuck.
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  /// What is about to be run; says that step 1 is under way if that takes long.
+  /// Writes what is about to be run. If step 1 takes long, a line says that it is under way.
   void begin(const std::string& text);
+  /// Shows a step.
   void show(const StepMetrics& metrics);
-  /// What came of it.
+  /// Writes the last words, which say what the run achieved.
   void end(const std::string& text);
 
  private:
@@ -40,7 +42,7 @@ class Progress {
 
   Console& console_;
   int64_t total_steps_;
-  double first_step_end_s_ = 0;
+  double first_step_end_s_ = 0;  // the time left is predicted from the steps after it
   double last_shown_s_ = -1e9;
 };
 

@@ -1,25 +1,31 @@
 #pragma once
-// What the folder of a run (train.output_dir) means: which files belong to a run, when a run may
-// take a folder, and how its weights replace those of the run before.
+// The folder of a run (train.output_dir): which files belong to a run, when a run may take a
+// folder, and how its weights replace those of an older run.
 //
-// A run's files are config.toml, metrics.jsonl, model.safetensors and config.json. By what is
-// there, a run
-//   * takes a folder with none of them, or with an unfinished run (no weights);
-//   * needs train.overwrite for one that holds a run's weights;
-//   * refuses, whatever is permitted, one where a file of these names was made by something else: a
-//     model or configuration of others is never touched.
-// Ours are a config.toml and a model.safetensors that say so, a metrics.jsonl with lines of a run,
-// and a config.json beside weights of ours.
+//     RunFolder folder("runs/mine", config.train.overwrite);
+//     folder.reserve(weights_bytes, config_json);    // ends here if the disk is too full
+//     folder.begin(recorded_config(config));
+//     // ... all steps; lines go to folder.metrics_path() ...
+//     folder.save([&](AtomicFile& file) { write_safetensors(file, names, tensors); });
 //
-// Only rank 0's machine matters: it alone writes. One run a folder: rank 0 holds a lock on
-// metrics.jsonl, which goes with the process, however that ends (a file system that knows no locks
-// has none).
+// A run's files are config.toml, metrics.jsonl, model.safetensors and config.json. Depending on
+// what a folder holds, a run
+//   * takes it, if it has none of these files, or an unfinished run (one without weights);
+//   * needs train.overwrite, if it has the weights of a run;
+//   * refuses it in any case, if something else made a file of these names. So nobody else's model
+//     or configuration is ever touched.
+// The files of a run are recognized: config.toml and model.safetensors say that we made them,
+// metrics.jsonl has lines of a run, and config.json lies beside our weights.
 //
-// An older run's weights and their config.json stay as they are until the new ones are whole; its
-// config.toml and metrics.jsonl are replaced when the new run begins. Both weights and config.json
-// are staged under other names, then renamed; a process killed between these two renames leaves a
-// folder of which the next run that looks at it makes the new pair, for from then on nothing is
-// missing.
+// Only rank 0's machine matters, because rank 0 alone writes. While a run writes to a folder, no
+// other run may: rank 0 holds a lock on metrics.jsonl, which the system releases however the
+// process ends. (Where the file system has no locks, nothing prevents a second run.)
+//
+// An older run's config.toml and metrics.jsonl are replaced when the new run begins. Its weights
+// and their config.json stay until the new ones are complete. Those are first written under other
+// names and then renamed. If a process is killed between these two renames, everything needed is on
+// disk, and the next run that looks at the folder finishes the second one.
+//
 // Thread rule: one thread.
 
 #include <cstdint>
@@ -36,49 +42,52 @@ namespace distca {
 struct FoundRun {
   enum class Kind { kNothing, kUnfinished, kFinished };
   Kind kind = Kind::kNothing;
-  int64_t steps = 0;  // of the weights, if there are any, else of metrics.jsonl
-  std::string date;   // of their last change, as 2026-11-22; empty with kNothing
+  int64_t steps = 0;  // of the weights if there are any, else of metrics.jsonl
+  std::string date;   // when that file was last changed, as 2026-11-22; empty with kNothing
 };
 
-/// Throws Error(kConfig) naming the file that no run made; Error(kIo) if the folder cannot be read.
+/// Looks at a folder. Throws Error(kConfig) with the name of a file that no run made, and
+/// Error(kIo) if the folder cannot be read.
 FoundRun find_run(const std::filesystem::path& folder);
 
-/// Throws as taking the folder would, but for the disk; makes nothing. Finishes what a run killed
-/// between two renames has left. For rank 0's machine, before ranks start.
+/// Throws what taking the folder would throw, except for a full disk, and makes nothing. It does
+/// finish the renames of a run that was killed between them. Call it on rank 0's machine before
+/// ranks start.
 void check_run_folder(const std::filesystem::path& folder, bool overwrite);
 
-/// A folder taken by a run that is under way.
+/// A folder that a run has taken.
 class RunFolder {
  public:
-  /// Throws Error(kConfig) where the folder is refused or another run holds it, Error(kIo) where
-  /// it cannot be made.
+  /// Takes the folder and makes it if needed. Throws Error(kConfig) if the folder is refused or
+  /// another run holds it, and Error(kIo) if it cannot be made.
   RunFolder(std::filesystem::path folder, bool overwrite);
-  /// Gives the lock back. Of a run that did not begin(), and of weights that were not put in place,
-  /// nothing is left.
+  /// Releases the lock. Removes what a run has made that did not call begin(), and weights that
+  /// were not put in place.
   ~RunFolder();
   RunFolder(const RunFolder&) = delete;
   RunFolder& operator=(const RunFolder&) = delete;
 
-  /// What was there when the folder was taken.
+  /// What was in the folder when it was taken.
   const FoundRun& found() const { return found_; }
-  /// "replacing the run in DIR (100 steps, 2026-11-22)"; empty where nothing of worth is replaced.
+  /// A line for people, such as "replacing the run in DIR (100 steps, 2026-11-22)". Empty if
+  /// nothing of value is replaced.
   std::string replaces() const;
 
-  /// Takes the space that the run's last files need; what is there stays as it is. Throws
-  /// Error(kIo) if the disk lacks it.
+  /// Reserves disk space for the files that save() writes, and leaves those that exist unchanged.
+  /// Throws Error(kIo) if the disk has too little.
   void reserve(int64_t weights_bytes, const std::string& config_json);
-  /// Writes config.toml and empties metrics.jsonl: from here on the folder is this run's.
+  /// Writes config.toml and empties metrics.jsonl. From now on, the folder holds this run.
   void begin(const std::string& config_toml);
   std::filesystem::path metrics_path() const;
-  /// Puts what `write_weights` writes, and config.json, in place of those that are there; once,
-  /// after reserve(). Throws Error(kIo) with what is lost.
+  /// Replaces the weights and config.json: `write_weights` writes the weights, and reserve() was
+  /// given config.json. Call it once, after reserve(). Throws Error(kIo), which says what is lost.
   void save(const std::function<void(AtomicFile&)>& write_weights);
 
  private:
   void take_lock();
 
   std::filesystem::path folder_;
-  FileDescriptor lock_;  // last to go but the path
+  FileDescriptor lock_;  // destroyed after all that follows
   bool made_metrics_ = false, made_folder_ = false, began_ = false;
   FoundRun found_;
   std::optional<AtomicFile> weights_, config_json_;
@@ -86,7 +95,7 @@ class RunFolder {
 
 /// The first line of a run's config.toml.
 constexpr const char* kConfigTomlMark = "# Written by distca train: what was run.";
-/// In the header of a run's model.safetensors, beside "steps".
+/// In the header of a run's model.safetensors, beside "steps": who has written it.
 constexpr const char* kProducerKey = "producer";
 constexpr const char* kProducer = "distca train";
 

@@ -1,5 +1,6 @@
 #pragma once
-// Where a run is, for whoever stops it. Any thread.
+// How far a run is, for the line that a process says when a signal stops it. Any thread may call
+// all methods.
 
 #include <atomic>
 #include <cstdint>
@@ -7,18 +8,21 @@
 
 namespace distca {
 
+/// The state of one run. The trainer of rank 0 updates it.
 class RunState {
  public:
   RunState(std::string output_dir, int64_t total_steps)
       : output_dir_(std::move(output_dir)), total_steps_(total_steps) {}
 
-  /// Step `step` has its line in metrics.jsonl; from 1.
+  /// The line of step `step`, which counts from 1, has been written to metrics.jsonl.
   void step_done(int64_t step) { steps_ = step; }
+  /// The weights are about to be written.
   void begin_saving() { stage_ = Stage::kSaving; }
   /// The weights are on disk.
   void saved() { stage_ = Stage::kSaved; }
 
-  /// One line: at which step the run was stopped by "SIGINT", what is saved and where.
+  /// One line that says at which step `signal` ("SIGINT", for example) stopped the run, and what is
+  /// saved and where.
   std::string stopped_by(const std::string& signal) const;
 
  private:

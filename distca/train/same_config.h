@@ -1,7 +1,7 @@
 #pragma once
-// Every rank reads its configuration, profile, data set and environment for itself; this refuses
-// to train where they differ: ranks would wait for each other, or train something that nobody asked
-// for.
+// Refuses to train if ranks differ in configuration, profile, data set or environment, which every
+// rank reads for itself. Otherwise ranks would wait for each other forever, or train something that
+// nobody asked for. Thread rule: as the communicator's.
 
 #include <string>
 
@@ -13,19 +13,21 @@ namespace distca {
 
 /// What a rank made of keys whose words may mean something else on another rank.
 struct ResolvedConfig {
-  std::string price;   // what plan.profile counts load in (profile_name, or pairs)
+  std::string price;   // what loads are counted in: profile_name of plan.profile, or pairs
   std::string kernel;  // the one that attention.kernel chose
   std::string data;    // what data.prefix holds (data_summary), wherever it lies
-  std::string isa;  // instructions that PyTorch computes with (ATEN_CPU_CAPABILITY); "": a device's
+  /// The instructions that PyTorch computes with (ATEN_CPU_CAPABILITY); "" on a device.
+  std::string isa;
 };
 
-/// "40 documents, 13,673 tokens, contents 0123456789abcdef".
+/// Returns "40 documents, 13,673 tokens, contents 0123456789abcdef", for example.
 std::string data_summary(const IndexedDataset& data);
 
-/// All ranks call it together. Error(kConfig) on all of them, in one line, with the first key in
-/// print order that not all have alike: of data.prefix what it holds, with each rank's path. Other
-/// paths, train.overwrite and train.threads_per_rank may
-/// differ; of train.trace whether there is one may not.
+/// All ranks call it together. If they differ, it throws Error(kConfig) on all of them: one line
+/// with the first key, in print order, that is not the same everywhere. For data.prefix, what it
+/// holds must be the same, and the message gives each rank's path. For train.trace, it must be the
+/// same whether there is a file. train.output_dir, train.overwrite and train.threads_per_rank may
+/// differ.
 void check_same_config(Communicator& comm, const Config& config, const ResolvedConfig& resolved);
 
 }  // namespace distca

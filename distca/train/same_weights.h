@@ -1,5 +1,5 @@
 #pragma once
-// Do the replicas hold the same weights? Thread rule: as the communicator.
+// Checks that all replicas hold the same weights. Thread rule: as the communicator's.
 
 #include <cstdint>
 #include <string_view>
@@ -13,10 +13,11 @@ class Tensor;
 
 namespace distca {
 
-/// Of all bytes of all weights, in order.
+/// A hash of all bytes of all weights, in order.
 uint64_t weights_hash(const std::vector<at::Tensor>& weights);
 
-/// The ranks of `workers` whose weights are not rank 0's, bit for bit; the same on all of them.
+/// The ranks of `workers` whose weights differ from rank 0's in any bit. All ranks call it together
+/// and get the same result. Errors of the exchange name `operation`.
 std::vector<int> ranks_with_other_weights(Communicator& workers,
                                           const std::vector<at::Tensor>& weights,
                                           std::string_view operation);

@@ -1,5 +1,6 @@
 #pragma once
-// What a played step says of its rank's speed (cost/speed_meter.h). Pure, any thread.
+// What the times of a step say about the speed of its rank (cost/speed_meter.h). A pure function;
+// any thread may call it.
 
 #include <cstdint>
 
@@ -8,12 +9,15 @@
 
 namespace distca {
 
-/// `times`: of this rank's step. `tokens`: at home, all nano-batches; `load`: of its tasks in all
-/// nano-batches, in pairs or, with a profile, in ns. Linear and attention together are all the time
-/// in which this rank was busy before gradients are summed: what exchanges cost the rank itself
-/// (packing, posting, landing) is linear, for a slow rank is slow at it too; waiting is neither.
-/// The sum over ranks and the update are left out: no split of core attention makes them any
-/// evener.
+/// `times` are those of this rank's step. `tokens` counts the rank's own tokens of all
+/// nano-batches. `load` is that of its tasks in all nano-batches, in pairs or, with a profile, in
+/// ns.
+///
+/// Linear and attention time together are all the time in which this rank was busy before gradients
+/// are summed. What exchanges cost the rank itself (packing, issuing, putting results in place)
+/// counts as linear, because a slow rank is slow at it too. Waiting does not count. The sum over
+/// ranks and the update do not count either, because no division of core attention among servers
+/// changes how evenly ranks finish them.
 RankSample rank_sample(const OpTimes& times, int64_t tokens, int64_t load);
 
 }  // namespace distca

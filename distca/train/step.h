@@ -1,8 +1,13 @@
 #pragma once
-// One training or evaluation step of one rank: plays a program with a model's phases and
-// disaggregated core attention, or, on a dedicated server, with attention alone. Autograd lives
-// inside a phase; its backward is an operation of the program (DESIGN, "One layer of one
-// nano-batch"). Thread rule: one thread; all ranks run the same steps in the same order.
+// Runs one training or evaluation step on one rank. A worker plays its program with the phases of a
+// model and with disaggregated core attention, a dedicated server with attention alone.
+//
+//     Step step(config.model, &model, comm, step_options(config));
+//     const StepResult result = step.train(input, num_targets, sum_gradients, update);
+//
+// Autograd lives inside a phase; the backward of a phase is an operation of the program (DESIGN,
+// "One layer of one nano-batch"). Thread rule: one thread; all ranks run the same steps in the same
+// order.
 
 #include <functional>
 #include <memory>
@@ -25,53 +30,60 @@ struct Config;
 /// What a rank does in a step.
 struct StepInput {
   Program program;
-  std::vector<LocalTokens> tokens;  // [nano-batch] none on a dedicated server
+  std::vector<LocalTokens> tokens;  // [nano-batch] empty on a dedicated server
 };
 
+/// What a step has done on this rank.
 struct StepResult {
   double loss_sum = 0;  // nats, over this rank's targets only
-  ExchangeBytes bytes;
-  OpTimes times;
+  ExchangeBytes bytes;  // sent, received and copied
+  OpTimes times;        // by operation and pass
 };
 
+/// How steps are run. The fields have the meaning of the configuration's keys.
 struct StepOptions {
-  Overlap overlap = Overlap::kPingPong;
-  bool wide_gradients = false;  // dQ, dK, dV travel in the accumulator's type, not the compute type
-  KernelChoice kernel = KernelChoice::kAuto;
-  int threads = 1;  // of our own attention kernel
+  Overlap overlap = Overlap::kPingPong;  // train.overlap: none, within or ping-pong
+  /// dQ, dK and dV travel in the type in which they are summed, instead of the model's compute type
+  /// (exchange.grad_dtype = accumulator). It costs more bytes and rounds less.
+  bool wide_gradients = false;
+  KernelChoice kernel = KernelChoice::kAuto;  // attention.kernel
+  int threads = 1;                            // of our own attention kernel
 };
 
-/// As the configuration says.
+/// The options that the configuration gives.
 StepOptions step_options(const Config& config);
 
-/// What one rank exchanges and computes under a plan with the model's shape.
+/// What one rank exchanges and computes under a plan, for a model of this shape.
 std::shared_ptr<const AttentionExchange> attention_exchange(const PlanIndex& index, int rank,
                                                             const LlamaConfig& model,
                                                             const StepOptions& options);
-/// The program of one rank.
+/// The program of one rank. `holds_weights` is false on a dedicated server.
 Program step_program(const LlamaConfig& model, const StepOptions& options, bool holds_weights,
                      ProgramRequest::Kind kind, std::vector<NanoPart> nano_batches);
 
-/// The program of one rank for the plans of a batch, as the configuration says.
+/// The program of one rank for the plans of a batch, with the options that the configuration gives.
+/// `redispatched` is BatchPlan::redispatched.
 Program rank_program(const Config& config, const std::vector<PlanIndex>& plans, bool redispatched,
                      ProgramRequest::Kind kind, int rank, int num_workers);
 
+/// Runs the steps of one rank; keeps their buffers from step to step.
 class Step {
  public:
-  /// `model`: null on a dedicated server, which then only needs its shape.
+  /// `model` is null on a dedicated server, which needs only the shape of the model.
   Step(const LlamaConfig& config, const Llama* model, Communicator& comm,
        const StepOptions& options);
   ~Step();
 
-  /// Forward and backward of all nano-batches; gradients of sum(loss) / num_targets are added to
-  /// the parameters' .grad. `sum_gradients` and `update` are the program's last two operations.
+  /// Runs forward and backward of all nano-batches. The gradients of sum(loss) / num_targets are
+  /// added to the parameters' .grad. `sum_gradients` and `update` are the last two operations of
+  /// the program (grad_reduce and optimizer).
   StepResult train(const StepInput& input, int64_t num_targets,
                    const std::function<void()>& sum_gradients, const std::function<void()>& update);
-  /// Forward and loss only: a program of Kind::kEvaluate.
+  /// Computes only the loss, with a program of Kind::kEvaluate.
   StepResult evaluate(const StepInput& input);
   const AttentionKernel& kernel() const { return kernel_; }
   const ExchangeBuffers& buffers() const { return buffers_; }
-  /// Records the events of the steps that follow; null: none.
+  /// Records the events of the following steps in `recorder`; null ends it.
   void set_recorder(TraceRecorder* recorder) { recorder_ = recorder; }
 
  private:

@@ -1,7 +1,8 @@
 #pragma once
-// Records some steps of a run (train.trace): every rank its own events, put on one clock and
-// gathered to rank 0 after the last of them, and written as one file (trace/chrome.h) at the end.
-// Thread rule: one thread a rank; all ranks make the same calls in the same order.
+// Records some steps of a run (train.trace). Every rank records its own events. After the last
+// traced step they are put on one clock and gathered to rank 0, which writes them as one file at
+// the end of the run (trace/chrome.h). Thread rule: one thread a rank; all ranks make the same
+// calls in the same order.
 
 #include <cstdint>
 #include <string>
@@ -14,21 +15,23 @@
 
 namespace distca {
 
-/// Refuses a file that could not be written and steps that will not come: Error(kConfig). Writes
-/// nothing.
+/// Throws Error(kConfig) if the file could not be written, or if the run ends before the last step
+/// to be traced. Writes nothing.
 void check_trace(const Config& config);
 
+/// The traced steps of one run.
 class StepTracer {
  public:
   StepTracer(const Config& config, Communicator& comm, int num_workers);
 
+  /// Call it before every step.
   void begin_step(int64_t step);
-  /// Where the step's events go; null while no step is traced.
+  /// Where the events of the current step go; null if the step is not traced.
   TraceRecorder* recorder() { return tracing_ ? &recorder_ : nullptr; }
-  /// After the last traced step rank 0 gets what all have recorded.
+  /// Call it after every step. After the last traced one, rank 0 gets what all ranks have recorded.
   void end_step();
-  /// Rank 0 writes the file, if steps were traced. It may take longer than a wait may: once nobody
-  /// waits for rank 0 any more.
+  /// On rank 0, writes the file if steps were traced. This may take longer than the timeout of a
+  /// wait, so call it when nobody waits for rank 0 any more.
   void write();
 
  private:
@@ -44,9 +47,10 @@ class StepTracer {
   int64_t step_ = 0;
   double step_begin_s_ = 0;
   double origin_s_ = 0;      // on rank 0's clock
-  bool same_clock_ = false;  // as rank 0
+  bool same_clock_ = false;  // whether this rank reads the same clock as rank 0
   ClockReading before_;
-  std::vector<std::string> gathered_;  // on rank 0, by rank: a trace of that rank alone
+  // On rank 0 only: [ranks] a trace of each rank alone.
+  std::vector<std::string> gathered_;
 };
 
 }  // namespace distca

@@ -1,16 +1,18 @@
 #pragma once
-// The order in which the items of a backward batch add to shared gradients.
+// The order in which the items of a backward pass add to gradients that they share.
 //
-// Items of one key head that add to the same rows of a key buffer do so in the order of the list,
-// and so do those that add to the same rows of a query buffer: the sums are bitwise the same for
-// every number of threads, and no two threads write one number at a time. They still run beside
-// each other: an item may add to the keys up to a position as soon as all items before it in its
-// chain have added theirs (cpu/engine.h, AccumulationGate). Where tasks give one row different
-// positions, each of these items begins to add when those before it have ended.
+// Items of one key head that add to the same rows of a key buffer do so in the order of the task
+// list, and so do items that add to the same rows of a query buffer. So the sums are bitwise the
+// same for every number of threads, and no two threads write to a number at the same time. Such
+// items still run side by side: an item may add to the keys up to a position as soon as all items
+// before it in its chain have added to them (AccumulationGate in cpu/engine.h). If tasks give a row
+// different positions, each item of the chain begins to add only when those before it have ended.
 //
-// Waiting cannot deadlock: items are taken in the order of items(), an item waits for earlier ones
-// only, so of all items taken and not ended the first never waits. An item that throws has ended
-// too. Thread rule: gate() and finish() of different items from any thread.
+// Waiting cannot deadlock. Items are taken in the order of items(), and an item waits only for
+// earlier ones, so the first of the items that were taken and have not ended never waits. An item
+// that throws has ended too.
+//
+// Thread rule: any thread may call gate() and finish(), of different items at the same time.
 
 #include <atomic>
 #include <cstdint>
@@ -25,25 +27,30 @@
 
 namespace distca::kernels {
 
-/// Which tasks add to the same rows in backward. [task] Groups are named by their first task.
+/// Which tasks add to the same rows in backward. Each list is [task] -> the group that the task is
+/// in, which has the number of its first task.
 struct SharedRows {
-  std::vector<int64_t> keys;      // group of tasks connected by rows of dk and dv
-  std::vector<int64_t> queries;   // ... of dq
-  std::vector<int64_t> families;  // ... of either
-  std::vector<bool> shifted;      // [group of keys] some row is at several positions
+  std::vector<int64_t> keys;      // connected by rows of dk and dv
+  std::vector<int64_t> queries;   // connected by rows of dq
+  std::vector<int64_t> families;  // connected by either
+  std::vector<bool> shifted;      // [group of keys] whether some row is at several positions
 };
+/// Compares the buffers and rows of all tasks.
 SharedRows find_shared_rows(std::span<const Task> tasks);
 
+/// The chains of one backward pass.
 class AccumulationOrder {
  public:
-  /// `items`: as cut_items leaves them.
+  /// `items` are as cut_items leaves them.
   AccumulationOrder(const Shape& shape, std::span<const Task> tasks, std::vector<Item> items);
 
-  /// In the order in which to take them: of all chains, the one with the most left to do comes
-  /// next, so that chains end together and neighbours belong to different ones.
+  /// The items in the order in which threads must take them. The next item is always one of the
+  /// chain with the most work left, so that chains end together and neighbours belong to different
+  /// chains.
   const std::vector<Item>& items() const { return items_; }
+  /// The gate of item number `index` of items().
   AccumulationGate gate(int64_t index);
-  /// The item has ended, whether or not it did all its work.
+  /// Tells the order that an item has ended, whether or not it did all its work.
   void finish(int64_t index);
 
  private:
@@ -51,12 +58,13 @@ class AccumulationOrder {
   /// Items that wait for each other, in order.
   struct Chain {
     std::vector<Place*> places;
-    std::atomic<int64_t> ended{0};  // so many of the first have ended; may lag behind
-    bool shifted = false;           // one after the other
+    std::atomic<int64_t> ended{0};  // at least so many of the first places have ended
+    bool shifted = false;           // items add one after the other
   };
-  /// An item's place in its chains. A cache line of its own: others look at it while they wait.
+  /// An item's place in its chains. It has a cache line of its own, because other threads look at
+  /// it while they wait.
   struct alignas(64) Place {
-    std::atomic<int64_t> progress{0};  // it adds nothing more to the keys below this position
+    std::atomic<int64_t> progress{0};  // nothing more is added to the keys below this position
     Chain* keys = nullptr;
     int64_t keys_index = 0;
     Chain* queries = nullptr;  // nullptr: no other task adds to its dq

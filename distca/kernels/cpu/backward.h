@@ -1,19 +1,21 @@
 #pragma once
-// Backward of one item: a tile of rows stays in the cache, key tiles pass by. Units of one
-// instruction set only.
+// The backward pass of one item: a tile of rows stays in the cache while key tiles pass by. Only
+// for sources that are compiled for one instruction set.
 //
 //   P = exp(S - LSE)  dS = P * (dP - delta)  dV = P^T dO  dK = scale dS^T Q  dQ = scale dS K
 //
-// S^T and dP^T [keys][rows] are made for one panel at a time, dV and dK for a group of panels, so
-// that loading and storing their sums is spread over 64 words; scores never leave the nearer
-// caches. dQ^T [D][32] of each panel is kept to the end; dK and dV of a key tile are summed over
-// the tile's rows, then added to the caller's. Key tiles are aligned to the document's start.
+// S^T and dP^T [keys][rows] are computed for one panel at a time. dV and dK are computed for a
+// group of panels, so that loading and storing their sums is spread over 64 words. Scores never
+// leave the nearer caches. dQ^T [D][32] of each panel is kept to the end. dK and dV of a key tile
+// are summed over the tile's rows, then added to the caller's. Key tiles are aligned to the
+// document's start.
 
 #include "distca/kernels/cpu/backward_rows.h"
 
 namespace distca::kernels {
 namespace {
 
+/// What `panel` sees of the key tile at `start`.
 template <class Simd, class Number, bool kWide>
 PanelView BackwardTile<Simd, Number, kWide>::visible(int panel, int64_t start) const {
   if (panel >= panels_) return {};
@@ -26,7 +28,7 @@ PanelView BackwardTile<Simd, Number, kWide>::visible(int panel, int64_t start) c
   return {static_cast<int>(round_up(end, 2)), masked};
 }
 
-/// P of a score; `slope`: of the soft cap there.
+/// P of a score. `slope` becomes the derivative of the soft cap there.
 template <class Simd, class Number, bool kWide>
 template <bool kCapped>
 typename Simd::Vector BackwardTile<Simd, Number, kWide>::probability(Vector score, Vector scale,
@@ -38,14 +40,14 @@ typename Simd::Vector BackwardTile<Simd, Number, kWide>::probability(Vector scor
     *slope = Simd::subtract(Simd::set(1), Simd::multiply(t, t));
     difference = Simd::multiply_add(t, cap, lse);
   } else {
-    // Rounded once, however large its terms.
+    // This is rounded once, however large its terms are.
     difference = Simd::multiply_add(score, scale, lse);
   }
   return exp2<Simd, Simd::kPairs>(Simd::multiply(difference, Simd::set(kLog2E)));
 }
 
-/// P and dS of panel `panel`, number `place` of its group, from `s` and `dp` in the words of the
-/// next products.
+/// Computes P and dS of panel `panel`, which is number `place` of its group, from `s` and `dp`.
+/// They are written as words of the next products.
 template <class Simd, class Number, bool kWide>
 template <bool kMasked, bool kCapped>
 void BackwardTile<Simd, Number, kWide>::probabilities(int panel, int place, int keys,
@@ -111,7 +113,7 @@ void BackwardTile<Simd, Number, kWide>::probabilities(int panel, int place, int 
   }
 }
 
-/// S and dP of a panel, then P and dS.
+/// Computes S and dP of a panel, then P and dS.
 template <class Simd, class Number, bool kWide>
 void BackwardTile<Simd, Number, kWide>::score_panel(int panel, const PanelView& view,
                                                     int64_t start) {
@@ -132,7 +134,7 @@ void BackwardTile<Simd, Number, kWide>::score_panel(int panel, const PanelView& 
       last_in_tile_[lane] = static_cast<int32_t>(smaller(larger(last, 0), kTileKeys)) - 1;
     }
   }
-  if (softcap_ > 0) {  // rare: one variant, masked
+  if (softcap_ > 0) {  // rare, so there is only one variant, with a mask
     probabilities<true, true>(panel, place, view.end, s, dp);
   } else if (view.masked) {
     probabilities<true, false>(panel, place, view.end, s, dp);
@@ -141,9 +143,9 @@ void BackwardTile<Simd, Number, kWide>::score_panel(int panel, const PanelView& 
   }
 }
 
-/// sum [column panels][64 keys][32] += P or dS [keys][rows] x dO or Q [rows][columns] over a group
-/// of panels. The panels that see keys are neighbours, their ends ascend: a key takes the rows of
-/// the first panel that sees it and of those after it.
+/// Adds P x dO or dS x Q of a group of panels ([keys][rows] x [rows][columns]) to `sum`
+/// [column panels][64 keys][32]. The panels that see keys are neighbours, and their ends ascend. So
+/// a key takes the rows of the first panel that sees it, and of all panels after that one.
 template <class Simd, class Number, bool kWide>
 template <Start kStart>
 void BackwardTile<Simd, Number, kWide>::add_group(const PanelView* views, const Word* scores,
@@ -165,7 +167,7 @@ void BackwardTile<Simd, Number, kWide>::add_group(const PanelView* views, const 
   }
 }
 
-/// Panels [panel, panel + kGroup) against the key tile.
+/// Computes panels [panel, panel + kGroup) with the key tile.
 template <class Simd, class Number, bool kWide>
 void BackwardTile<Simd, Number, kWide>::compute_group(int panel, int64_t start) {
   PanelView views[kGroup];

@@ -1,13 +1,13 @@
 #pragma once
-// Backward of one item: rows and keys into the tile's memory, gradients out of it. Units of one
-// instruction set only.
+// The backward pass of one item: copies rows and keys into the tile's memory, and adds gradients to
+// the caller's. Only for sources that are compiled for one instruction set.
 
 #include "distca/kernels/cpu/backward_tile.h"
 
 namespace distca::kernels {
 namespace {
 
-/// LSE, delta and the visible keys of each row; rows beyond the tile see nothing.
+/// Sets LSE, delta and the visible keys of each row.
 template <class Simd, class Number, bool kWide>
 void BackwardTile<Simd, Number, kWide>::place_rows(const BackwardItem& item) {
   const EngineTask& task = *item.task;
@@ -27,10 +27,10 @@ void BackwardTile<Simd, Number, kWide>::place_rows(const BackwardItem& item) {
     const int64_t h = kv_head_ * group_ + head;
     lse_[i] = lse[token * task.lse.token_stride + h * task.lse.head_stride];
     delta_[i] = delta[token * task.delta.token_stride + h * task.delta.head_stride];
-    if (lse_[i] == -__builtin_inff()) lse_[i] = kNoKeys, delta_[i] = 0;  // no key anywhere
+    if (lse_[i] == -__builtin_inff()) lse_[i] = kNoKeys, delta_[i] = 0;  // it sees no key at all
     if (++head == group_) head = 0, ++token;
   }
-  // Rows beyond the tile see what its last row sees, so that they call for no mask.
+  // Lanes beyond the tile's rows see what its last row sees, so that they need no mask.
   for (; i < panels_ * kPanelRows; ++i) {
     first_[i] = first_[rows_ - 1];
     last_[i] = last_[rows_ - 1];
@@ -39,7 +39,8 @@ void BackwardTile<Simd, Number, kWide>::place_rows(const BackwardItem& item) {
   }
 }
 
-/// `lanes`: the panel's [words][32]. `by_row`: its group's [column panels][kGroupWords][32].
+/// Copies a panel of Q or dO twice: to `lanes`, the panel's [words][32], and to `by_row`, its
+/// group's [column panels][kGroupWords][32].
 template <class Simd, class Number, bool kWide>
 void BackwardTile<Simd, Number, kWide>::pack_panel(const void* const* rows, int panel, int dim,
                                                    Word* lanes, Word* by_row) {
@@ -58,7 +59,7 @@ void BackwardTile<Simd, Number, kWide>::pack_panel(const void* const* rows, int 
   }
 }
 
-/// Rows of a group of panels, when it first sees a key tile.
+/// Copies the rows of a group of panels, when the group first sees a key tile.
 template <class Simd, class Number, bool kWide>
 void BackwardTile<Simd, Number, kWide>::pack_group(int first_panel) {
   const int group_words = first_panel * kPanelWords * kPanelRows;
@@ -71,7 +72,7 @@ void BackwardTile<Simd, Number, kWide>::pack_group(int first_panel) {
   packed_[first_panel / kGroup] = true;
 }
 
-/// dq += scale * dQ^T.
+/// Computes dq += scale * dQ^T.
 template <class Simd, class Number, bool kWide>
 void BackwardTile<Simd, Number, kWide>::add_queries() {
   for (int row = 0; row < rows_; row += kLanes) {
@@ -103,7 +104,7 @@ void BackwardTile<Simd, Number, kWide>::find_key_tile(const BackwardItem& item, 
   key_tile_addresses(fragments, next_, sizeof(Number), kv_head_, next_k_, next_v_);
 }
 
-/// Copies K and V of the key tile; rows of missing keys are 0.
+/// Copies K and V of the key tile. Rows of keys that do not exist become 0.
 template <class Simd, class Number, bool kWide>
 void BackwardTile<Simd, Number, kWide>::load_key_tile(const BackwardItem& item) {
   pieces_ = next_;
@@ -120,8 +121,8 @@ void BackwardTile<Simd, Number, kWide>::load_key_tile(const BackwardItem& item) 
   }
   pack_rows<Simd, Number>(v, kTileKeys, e_, v_, kKeyStride);
   if (!finite) {
-    // Rows that do not see such a key have dS = 0 there, and 0 x infinity is not 0. Rows that do
-    // have a dS of 0 (P = 0) or none.
+    // Rows that do not see such a key have dS = 0 there, and 0 x infinity is not 0. Rows that see
+    // it have a dS of 0 (because P = 0) or of NaN.
     for (int i = 0; i < kTileKeys; ++i) {
       if (!pack_rows<Simd, Number, true>(k + i, 1, d_, k_copy_, kKeyStride)) k[i] = kZeroRow;
     }
@@ -141,13 +142,14 @@ void BackwardTile<Simd, Number, kWide>::load_key_tile(const BackwardItem& item) 
   }
 }
 
-/// During the work on this key tile: rows that are not packed yet, the key tile's dK and dV, and K
-/// and V of the next one, or dQ.
+/// Begins to ask for what is needed next, beside the work on this key tile: rows that are not
+/// packed yet, dK and dV of the key tile, and K and V of the next key tile or, after the last one,
+/// dQ.
 template <class Simd, class Number, bool kWide>
 void BackwardTile<Simd, Number, kWide>::start_fetch(int64_t start, bool more) {
   int seeing = 0;
   for (int panel = 0; panel < panels_; ++panel) seeing += visible(panel, start).end > 0 ? 1 : 0;
-  // Steps over the rows of the products of one panel, about.
+  // The steps over rows of the products of one panel, approximately.
   const int steps = 2 * (kTileKeys / Simd::kProductRows) + d_ / Simd::kProductRows +
                     kTileKeys / Simd::kProductRows * (d_panels_ + e_panels_) / 2;
   fetch_.start();
@@ -189,7 +191,7 @@ void BackwardTile<Simd, Number, kWide>::add_keys() {
   }
 }
 
-/// One key of kSums sums [column panels][64][32].
+/// Adds one key of kSums sums [column panels][64][32] to `to`.
 template <class Simd, class Number, bool kWide>
 template <int kSums>
 void BackwardTile<Simd, Number, kWide>::add_key(const float* const* sums, int key, int dim,

@@ -1,6 +1,6 @@
 #pragma once
-// Backward of one item: what is kept and where (how: backward.h). Units of one instruction set
-// only.
+// The backward pass of one item: what is kept in memory, and where. backward.h explains how it
+// computes. Only for sources that are compiled for one instruction set.
 
 #include <cstdint>
 #include <cstring>
@@ -17,21 +17,22 @@ namespace distca::kernels {
 namespace {
 
 constexpr float kLog2E = 1.44269504F;
-constexpr float kNoKeys = 1e30F;  // LSE of rows without keys: every probability is 0
+constexpr float kNoKeys = 1e30F;  // as the LSE of a row without keys: every probability is 0
 
-/// Keys of the current key tile that a panel sees.
+/// Which keys of the current key tile a panel sees.
 struct PanelView {
-  int end = 0;          // 0: none; even, no key from here on is seen
-  bool masked = false;  // some key below is hidden from some row
+  int end = 0;          // no key from here on is seen; even; 0: none is seen
+  bool masked = false;  // whether a key below `end` is hidden from some row
 };
 
-/// Backward of one item. kWide: a head dim exceeds 128.
+/// The state of one item. kWide: a head dim exceeds 128.
 template <class Simd, class Number, bool kWide>
 class BackwardTile {
  public:
-  /// `base` nullptr: only to ask for the bytes of scratch.
+  /// `base` is the scratch memory, or nullptr if only scratch_bytes() is wanted.
   BackwardTile(const Shape& shape, std::byte* base);
   size_t scratch_bytes() const { return bytes_; }
+  /// Computes an item.
   void run(const BackwardItem& item);
 
  private:
@@ -39,17 +40,18 @@ class BackwardTile {
   using Integers = typename Simd::Integers;
   static constexpr int kLanes = Simd::kLanes;
   static constexpr int kWordNumbers = Simd::kPairs ? 2 : 1;
-  // Panels that dK and dV take together: 64 words to sum over for each load of a result.
+  // Panels that dK and dV take together: the products sum over 64 words for each load of a result.
   static constexpr int kGroup = 2 * kWordNumbers;
   static constexpr int kHalfPanels = kTileRows / kPanelRows / 2;
   static constexpr int kPanelWords = kPanelRows / kWordNumbers;
   static constexpr int kGroupWords = kGroup * kPanelWords;
-  // Words between rows, odd numbers of cache lines: of keys, and of words that hold one column.
+  // Words between the rows of keys, and between words that hold one column. Each is an odd number
+  // of cache lines, so that a column is spread over all sets of the cache.
   static constexpr int kColumnStride = kWide ? kMostHeadDim + 16 : 128 + 16;
   static constexpr int kKeyStride = Simd::kPairs ? 128 + 16 : kColumnStride;
 
-  // Words between the keys of P and dS, of P and dS for sums over keys, of S and dP of one panel.
-  // In fp32 these are all the same memory.
+  // Words between the keys of P and dS, of P and dS for sums over keys, and of S and dP of one
+  // panel. In fp32, all of these are the same memory.
   static constexpr int kRowStride = kGroupWords + 16;
   static constexpr int kLaneStride = kGroup * kPanelRows + 16;
   static constexpr int kScoreStride = Simd::kPairs ? kPanelRows + 16 : kRowStride;
@@ -79,7 +81,7 @@ class BackwardTile {
   static void add_key(const float* const* sums, int key, int dim, float scale, float* to);
   void add_queries();
 
-  /// to += scale * x, of the first `count` lanes.
+  /// Computes to += scale * x, in the first `count` lanes.
   static void add_scaled(Vector x, float scale, int count, float* to) {
     if (count == kLanes) {
       Simd::store(to, Simd::multiply_add(x, Simd::set(scale), Simd::load(to)));
@@ -98,7 +100,7 @@ class BackwardTile {
     }
   }
 
-  // Dims of Q and K, of dO and V, and the same in column panels of 32.
+  // Dims of Q and K, and of dO and V; the same in column panels of 32.
   int d_, e_, d_panels_, e_panels_;
   int64_t group_;
   float scale_, softcap_;
@@ -107,7 +109,7 @@ class BackwardTile {
   int rows_;
   int panels_;
   size_t bytes_ = 0;
-  // Rows of the tile.
+  // The rows of the tile.
   Word* q_lanes_;    // [panels][D words][32]
   Word* d_o_lanes_;  // [panels][E words][32]
   Word* q_rows_;     // [groups][column panels][kGroupWords][32]
@@ -115,38 +117,38 @@ class BackwardTile {
   float* dq_;  // [panels][D][32]
   float* lse_;
   float* delta_;
-  int64_t* first_;  // [tile rows] keys that the row sees, as positions
-  int64_t* last_;   // exclusive
+  int64_t* first_;  // [tile rows] the first position that the row sees
+  int64_t* last_;   // [tile rows] the last position that the row sees, exclusive
   // The key tile.
   Word* k_;  // [64][kKeyStride]
   Word* v_;
   Word* k_copy_;          // [64][kColumnStride]
   const Word* k_summed_;  // K in the order of a sum over keys: k_ or k_copy_
-  // Sums over the first and the second half of the tile's rows: two of half as many terms are
-  // rounded less.
+  // Sums over the first and over the second half of the tile's rows. Two sums with half as many
+  // terms have smaller rounding errors.
   float* dk_[2];  // [column panels][64][32]
   float* dv_[2];
-  bool started_[2];  // the half's sums hold something of this key tile
+  bool started_[2];  // whether the half's sums hold something of this key tile
   Fetch fetch_;
   KeyPieces pieces_;
-  KeyPieces next_;  // of the next key tile, and its K and V
+  KeyPieces next_;  // of the next key tile, as next_k_ and next_v_
   const void* next_k_[kTileKeys];
   const void* next_v_[kTileKeys];
   const void* q_at_[kTileRows];
   const void* d_o_at_[kTileRows];
   const void* dq_rows_[kTileRows];
-  bool packed_[kTileRows / kPanelRows];  // groups whose Q and dO are packed
+  bool packed_[kTileRows / kPanelRows];  // [groups] whether their Q and dO are packed
   int64_t fragment_ = 0;                 // where the search for keys begins
   const void* dk_rows_[kTileKeys];
   const void* dv_rows_[kTileKeys];
-  int32_t* key_;  // [64] the key's number in the key tile, or -1 where there is none
-  bool gaps_;     // some key is missing
-  // A group of panels.
-  float* s_;  // [64][kScoreStride], bf16 only
+  int32_t* key_;  // [64] the key's number in the key tile, or -1 if it does not exist
+  bool gaps_;     // whether some key does not exist
+  // A group of panels; s_, dp_ and ds_lanes_ in bf16 only.
+  float* s_;  // [64][kScoreStride]
   float* dp_;
   Word* p_;  // [64][kRowStride]
   Word* ds_;
-  Word* ds_lanes_;          // [32][kLaneStride], bf16 only
+  Word* ds_lanes_;          // [32][kLaneStride]
   int32_t* first_in_tile_;  // [32]
   int32_t* last_in_tile_;
 };

@@ -1,11 +1,12 @@
 #pragma once
-// What an instruction set offers to cpu/run_items.cc: one item of a task batch, forward or
-// backward. Everything behind these pointers is compiled for that instruction set, so nothing there
-// may use inline functions of other headers that the linker could share with the rest of the
+// What an instruction set offers to cpu/run_items.cc: computing one item of a task list, forward or
+// backward. Everything behind these function pointers is compiled for that instruction set. So it
+// must not use inline functions of other headers that the linker could share with the rest of the
 // program.
 //
-// Rows: the queries of a task with the R = H / G query heads of one key head, flattened:
-// row = query * R + head in the group. Lanes of a vector are rows; a lane's mask is by position.
+// Rows: the queries of a task with the R = H / G query heads of one key head, flattened. Row
+// query * R + head is the query with that head of the group. The lanes of a vector are rows, and
+// the mask of a lane is by position. Letters are those of kernels/attention.h.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,25 +17,25 @@
 
 namespace distca::kernels {
 
-// Rows of one item at most, a multiple of kPanelRows. Backward sums dK and dV over a tile before it
-// adds them to the caller's, so its bits depend on this.
+// The most rows of an item, a multiple of kPanelRows. Backward sums dK and dV over a tile before it
+// adds them to the caller's, so its bits depend on this number.
 constexpr int kTileRows = 512;
 constexpr int kPanelRows = 32;  // rows that go through the kernel together
 constexpr int kTileKeys = 64;   // keys of one step, aligned to the document's start
 constexpr int kMostHeadDim = 256;
 
-/// Consecutive keys of a task in one buffer; rows from the first of them on.
+/// Consecutive keys of a task in one buffer. Rows count from the first of these keys on.
 struct KeyFragment {
   Rows k{};
   Rows v{};
-  Rows dk{};  // backward
+  Rows dk{};  // used in backward, as dv is
   Rows dv{};
   int64_t tokens = 0;
-  int64_t position = 0;
+  int64_t position = 0;  // of the first key in the document
 };
 
-/// A task (kernels/attention.h) with the rows found in their buffers, from its first query on:
-/// those that the pass uses.
+/// A task (kernels/attention.h) with its rows found in their buffers. Rows count from the task's
+/// first query on. Only those that the pass uses are set.
 struct EngineTask {
   Rows q{};
   Rows o{};
@@ -43,12 +44,12 @@ struct EngineTask {
   Rows delta{};
   Rows dq{};
   int64_t q_position = 0;
-  std::span<const KeyFragment> keys{};  // ascending position, none is empty
+  std::span<const KeyFragment> keys{};  // ascending position; none is empty
   Mask mask{};
 };
 
-/// Rows [row_begin, row_end) of one task and key head. Rows without a visible key, and tasks
-/// without any key, are the engine's: O = 0, LSE = -infinity.
+/// Rows [row_begin, row_end) of one task and key head. The engine gives O = 0 and LSE = -infinity
+/// to rows that see no key, and to all rows of a task without keys.
 struct ForwardItem {
   const Shape* shape = nullptr;
   ScalarType type = ScalarType::kFloat32;    // of Q, K, V
@@ -57,23 +58,24 @@ struct ForwardItem {
   int64_t kv_head = 0;
   int64_t row_begin = 0;
   int64_t row_end = 0;
-  /// The item that this thread probably computes next: its queries are fetched beside this one's
-  /// last products. nullptr: none is foreseen.
+  /// The item that this thread will probably compute next. Its queries are fetched beside the last
+  /// products of this item. It is nullptr if no item is foreseen.
   const ForwardItem* next = nullptr;
 };
 
-/// Where items add to the same dk, dv or dq, each waits for its predecessors: before it adds to the
-/// keys up to a position (exclusive), and with kAll before it adds to dq. It reports how far it got
-/// itself: it adds nothing more to the keys below this position. Positions ascend. The caller
-/// reports kAll when the item has ended.
+/// How an item waits for its predecessors where several items add to the same dk, dv or dq. It
+/// calls wait(position) before it adds to the keys below that position, and wait(kAll) before it
+/// adds to dq. It calls done(position) when it will add nothing more to the keys below that
+/// position. Positions ascend. The caller reports kAll when the item has ended.
 struct AccumulationGate {
   static constexpr int64_t kAll = INT64_MAX;
   void* state = nullptr;
-  void (*wait)(void* state, int64_t position) = nullptr;  // nullptr: nothing to wait for
-  void (*done)(void* state, int64_t position) = nullptr;  // nullptr: nobody waits
+  void (*wait)(void* state, int64_t position) = nullptr;  // nullptr: there is nothing to wait for
+  void (*done)(void* state, int64_t position) = nullptr;  // nullptr: nobody waits for this item
 };
 
-/// The task as in ForwardItem. A row whose LSE is -infinity adds nothing.
+/// The fields have the meaning that they have in ForwardItem. A row whose LSE is -infinity adds
+/// nothing.
 struct BackwardItem {
   const Shape* shape = nullptr;
   ScalarType type = ScalarType::kFloat32;
@@ -84,7 +86,7 @@ struct BackwardItem {
   AccumulationGate gate{};
 };
 
-/// One instruction set's functions. Scratch: aligned to 64 bytes, not cleared.
+/// The functions of one instruction set. Scratch memory is aligned to 64 bytes and not cleared.
 struct Engine {
   size_t (*forward_scratch_bytes)(const Shape& shape, ScalarType type);
   void (*forward)(const ForwardItem& item, std::byte* scratch);
@@ -92,7 +94,7 @@ struct Engine {
   void (*backward)(const BackwardItem& item, std::byte* scratch);
 };
 
-// Defined in engine_NAME.cc where the compiler targets such machines.
+// Each is defined in engine_NAME.cc if the compiler targets machines that can have it.
 extern const Engine kPortableEngine;
 extern const Engine kAvx2Engine;
 extern const Engine kAvx512Engine;

@@ -1,5 +1,6 @@
 #pragma once
-// An Engine from an instruction set's operations. Units of one instruction set only.
+// Makes an Engine of the operations of an instruction set. Only for sources that are compiled for
+// one instruction set.
 
 #include "distca/kernels/bfloat16.h"
 #include "distca/kernels/cpu/backward.h"
@@ -9,7 +10,8 @@
 namespace distca::kernels {
 namespace {
 
-/// `Simd`: for fp32 inputs. `Bf16Simd`: for bf16 inputs; the same one widens them as it packs.
+/// `Simd` is for fp32 inputs, `Bf16Simd` for bf16 inputs. If they are the same, bf16 is widened to
+/// fp32 when it is packed.
 template <class Simd, class Bf16Simd>
 struct EngineFunctions {
   static size_t forward_bytes(const Shape& shape, ScalarType type) {
@@ -34,7 +36,8 @@ struct EngineFunctions {
       backward_item<Simd, float>(item, scratch);
     }
   }
-  // A constant: code that ran at the start of the program would run on every machine.
+  // It is a constant, because code that runs at the start of the program would run on every
+  // machine.
   static constexpr Engine kEngine{.forward_scratch_bytes = forward_bytes,
                                   .forward = forward,
                                   .backward_scratch_bytes = backward_bytes,

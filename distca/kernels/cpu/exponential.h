@@ -1,17 +1,19 @@
 #pragma once
-// Exponentials of a vector of numbers (product.h's traits): no table, no library.
+// Exponentials, tanh and logarithms of vectors of numbers, without a table and without a library.
+// `Simd` is one of simd_*.h. Thread rule: no state.
 
 #include "distca/kernels/cpu/word.h"
 
 namespace distca::kernels {
 namespace {
 
-/// x = 2^x, exactly 1 at 0 and 0 at -infinity, NaN of NaN. Relative error of the polynomial, which
-/// is fitted on [0, 1) for the smallest largest one with the value 1 at 0: 8.3e-8, and with
-/// `kCoarse`, where the result is rounded to bf16 (half a step: 2e-3), 1.1e-4; that one
-/// is also exact at 1, so that a row with one large score has the sum 1 within rounding.
-/// kCount vectors step by step: one after the other they would fill the processor's schedulers with
-/// operations that wait for each other.
+/// Replaces x by 2^x in kCount vectors. The result is exactly 1 at 0, 0 at -infinity, and NaN at
+/// NaN. A polynomial approximates 2^x on [0, 1). It is fitted so that its largest relative error is
+/// smallest, with the value 1 at 0. This error is 8.3e-8. With `kCoarse`, for results that are
+/// rounded to bf16 (half a step: 2e-3), it is 1.1e-4; that polynomial is exact at 1 too, so that a
+/// row with one large score has the sum 1 within rounding. The vectors are computed step by step
+/// together, because one after the other they would fill the processor's schedulers with operations
+/// that wait for each other.
 template <class Simd, bool kCoarse, int kCount>
 inline __attribute__((always_inline)) void exp2_all(typename Simd::Vector (&x)[kCount]) {
   using Vector = typename Simd::Vector;
@@ -37,7 +39,7 @@ inline __attribute__((always_inline)) void exp2_all(typename Simd::Vector (&x)[k
   for (int i = 0; i < kCount; ++i) x[i] = Simd::scale_by_power(power[i], x[i]);
 }
 
-/// 2^x as above.
+/// 2^x of one vector, as above.
 template <class Simd, bool kCoarse>
 inline typename Simd::Vector exp2(typename Simd::Vector x) {
   typename Simd::Vector power[1] = {x};
@@ -45,7 +47,7 @@ inline typename Simd::Vector exp2(typename Simd::Vector x) {
   return power[0];
 }
 
-/// tanh(x): near 0 a polynomial, since 1 - 2 / (1 + e^2x) has no digits left there.
+/// tanh(x). Near 0 it is a polynomial, because 1 - 2 / (1 + e^2x) has no digits left there.
 template <class Simd>
 inline typename Simd::Vector tanh(typename Simd::Vector x) {
   using Vector = typename Simd::Vector;
@@ -56,7 +58,7 @@ inline typename Simd::Vector tanh(typename Simd::Vector x) {
   odd = Simd::multiply_add(odd, square, Simd::set(1.3331924127e-01F));
   odd = Simd::multiply_add(odd, square, Simd::set(-3.3333298002e-01F));
   odd = Simd::multiply_add(Simd::multiply(odd, square), x, x);
-  // Beyond 10 it is 1 in fp32. The order of the operands keeps NaN.
+  // Beyond 10, tanh is 1 in fp32. The order of the operands keeps NaN.
   const Vector bounded = Simd::min(Simd::set(10.0F), Simd::max(Simd::set(-10.0F), x));
   const Vector power = exp2<Simd, false>(Simd::multiply(bounded, Simd::set(2.8853900818F)));
   const Vector one = Simd::set(1.0F);
@@ -64,8 +66,8 @@ inline typename Simd::Vector tanh(typename Simd::Vector x) {
   return Simd::select(Simd::below(square, Simd::set(0.36F)), odd, Simd::subtract(one, quotient));
 }
 
-/// ln(x) for a normal x > 0, good to 1e-10; NaN of NaN. Without a branch: compilers make vectors of
-/// it.
+/// ln(x) of a normal number x > 0, right to 1e-10; NaN of NaN. It has no branch, so that compilers
+/// make vectors of it.
 inline double natural_log(float x) {
   const auto bits = __builtin_bit_cast(uint32_t, x);
   // The mantissa in [sqrt(1/2), sqrt(2)).

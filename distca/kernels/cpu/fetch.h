@@ -1,6 +1,7 @@
 #pragma once
-// Asking for memory before it is needed. Rows of tokens lie far apart, so that the processor does
-// not foresee them. Units of one instruction set only.
+// Asks for memory before it is needed (prefetches it). The rows of tokens lie so far apart that the
+// processor does not foresee which are read next. Only for sources that are compiled for one
+// instruction set.
 
 #include <cstddef>
 #include <cstdint>
@@ -10,8 +11,7 @@
 namespace distca::kernels {
 namespace {
 
-/// Asks for memory that is needed soon: rows that lie far apart keep the processor waiting
-/// otherwise. Addresses need not be valid.
+/// Asks at once for `bytes` bytes of each row. Addresses need not be valid.
 void fetch_rows(const void* const* rows, int count, size_t bytes) {
   for (int i = 0; i < count; ++i) {
     for (size_t j = 0; j < bytes; j += 64) {
@@ -20,11 +20,13 @@ void fetch_rows(const void* const* rows, int count, size_t bytes) {
   }
 }
 
-/// Memory that is needed soon, asked for a few cache lines at a time beside the arithmetic: more at
-/// once would hold up the loads of the products.
+/// Asks for memory a few cache lines at a time, beside the arithmetic. Asking for more at once
+/// would hold up the loads of the products.
 class Fetch {
  public:
+  /// Forgets all rows.
   void start() { rows_ = row_ = line_ = lines_ = 0; }
+  /// Adds `bytes` bytes of each row that is not nullptr.
   void add(const void* const* rows, int count, size_t bytes) {
     const int lines = static_cast<int>((bytes + 63) / 64);
     for (int i = 0; i < count; ++i) {
@@ -34,8 +36,9 @@ class Fetch {
       lines_ += lines;
     }
   }
-  /// Everything within `steps` steps.
+  /// Spreads all cache lines over `steps` calls of step().
   void spread(int steps) { step_ = (lines_ + steps - 1) / steps; }
+  /// Asks for the next cache lines.
   void step() {
     for (int i = 0; i < step_ && row_ < rows_; ++i) {
       __builtin_prefetch(row_at_[row_] + int64_t{64} * line_, 0, 2);
@@ -50,6 +53,7 @@ class Fetch {
   int rows_ = 0, row_ = 0, line_ = 0, lines_ = 0, step_ = 0;
 };
 
+/// A step of product.h that asks for the next cache lines.
 struct FetchStep {
   Fetch* fetch;
   void operator()() const { fetch->step(); }

@@ -1,18 +1,19 @@
 #pragma once
-// Forward of one item (engine.h): a tile of rows against all keys that they see, key tile by key
-// tile.
+// The forward pass of one item (engine.h): a tile of rows against all keys that they see, key tile
+// by key tile. Only for sources that are compiled for one instruction set.
 //
-// Everything is transposed. Lanes are rows of the tile, a panel of them at a time:
+// Everything is transposed. The lanes of vectors are rows of the tile, one panel at a time:
 //   S [keys][panel] = K Q^T;  P = 2^((S - max) * scale)
 //   O [head_dim_v][panel] = O * factor + V^T P
-// so the maximum and the sum run down the lanes, a mask is two limits a lane, and the broadcast
-// operands K and V are what all panels of the tile share: each key tile of them is copied once.
+// So the maximum and the sum run down the lanes, and a mask is two limits for each lane. The
+// operands that are broadcast, K and V, are the same for all panels of the tile, so each key tile
+// is copied only once.
 //
-// A row's bits depend on the row and on its keys only. Key tiles are aligned to the document's
-// start; a key tile, or a part of one, that a row does not see leaves the row as it is: its
-// probabilities are 0, its factor is 2^0 = 1, and a sum to which 0 is added keeps its bits but for
-// the sign of zero, which the end removes. V that is not finite is added apart, since 0 * infinity
-// is not 0.
+// The bits of a row depend only on the row and its keys. Key tiles are aligned to the document's
+// start. A key tile, or a part of one, that a row does not see leaves the row as it is: its
+// probabilities are 0, its factor is 2^0 = 1, and a sum to which 0 is added keeps its bits, except
+// for the sign of zero, which the end removes. Rows of V that are not finite are added separately,
+// because 0 * infinity is not 0.
 
 #include "distca/kernels/cpu/engine.h"
 #include "distca/kernels/cpu/exponential.h"
@@ -25,7 +26,7 @@
 namespace distca::kernels {
 namespace {
 
-/// Adds p * V of the keys whose V is not finite, to the rows that see them.
+/// Adds p * V of the keys whose V is not finite, only to the rows that see them.
 template <class Simd, class Number, int kVectors>
 void add_apart(ForwardTile<Simd>& tile, const KeyTile& key_tile, int panel, int first, int end) {
   constexpr int kWidth = kVectors * Simd::kLanes;
@@ -59,8 +60,8 @@ void add_apart(ForwardTile<Simd>& tile, const KeyTile& key_tile, int panel, int 
   }
 }
 
-/// Where in the key tile the keys end that lanes of a panel's first vector see, from `first` to
-/// `end`.
+/// Where, between `first` and `end` of the key tile, the keys end that lanes of the panel's first
+/// vector see.
 template <class Simd>
 int first_half_end(const ForwardTile<Simd>& tile, const KeyTile& key_tile, int panel, int first,
                    int end) {
@@ -69,7 +70,7 @@ int first_half_end(const ForwardTile<Simd>& tile, const KeyTile& key_tile, int p
   return half < first ? first : half < end ? static_cast<int>(half) : end;
 }
 
-/// One panel against one key tile.
+/// Computes one panel with one key tile.
 template <class Simd, class Number, class Strides, int kVectors>
 void add_key_tile(ForwardTile<Simd>& tile, const KeyTile& key_tile, int panel, Prefetch& prefetch) {
   constexpr int kWidth = kVectors * Simd::kLanes;
@@ -90,7 +91,7 @@ void add_key_tile(ForwardTile<Simd>& tile, const KeyTile& key_tile, int panel, P
   float* scores = tile.scores;
   const Word* k = tile.k + first * Strides::kKey;
   const Word* q = tile.q + int64_t{panel} * tile.d_words * kPanelWidth<Simd>;
-  // Keys from `half` on are seen by the lanes of the second vector only: on the diagonal.
+  // On the diagonal, only the lanes of the second vector see the keys from `half` on.
   int half = end;
   if constexpr (kVectors == 2) {
     if (masked) half = first_half_end(tile, key_tile, panel, first, end);
@@ -140,7 +141,8 @@ void add_key_tile(ForwardTile<Simd>& tile, const KeyTile& key_tile, int panel, P
   }
 }
 
-/// All panels against all key tiles. Q is packed while the first key tile is on its way.
+/// Computes all panels with all key tiles. Q is packed while the first key tile is on its way from
+/// memory.
 template <class Simd, class Number, class Strides>
 void attend_all(const ForwardItem& item, int64_t group, ForwardTile<Simd>& tile) {
   const int64_t low = tile.panel_keys[0].some_low;
@@ -181,15 +183,16 @@ void attend_all(const ForwardItem& item, int64_t group, ForwardTile<Simd>& tile)
   }
 }
 
-/// LSE of every lane, and in `sum` what O has to be multiplied by. A row that sees no key:
-/// -infinity and 0.
+/// Computes LSE of every lane, and puts into `sum` the number that O must be multiplied by. A row
+/// that sees no key gets -infinity and 0.
 template <class Simd>
 void set_lse(ForwardTile<Simd>& tile) {
   constexpr double kLn2 = 0.6931471805599453;
   const int lanes = tile.panels * kPanelWidth<Simd>;
   for (int i = 0; i < lanes; ++i) {
-    // The largest score by the scale that is not rounded to fp32, since backward subtracts LSE from
-    // such scores; and, where they were measured from a rounded base (base_of), its rounding.
+    // The largest score is scaled by the scale that is not rounded to fp32, because backward
+    // subtracts LSE from such scores. If scores were measured from a rounded base (base_of), its
+    // rounding is added.
     const double maximum = tile.maximum[i];
     const float base = tile.maximum[i] * tile.scale_log2;
     const double rounding = Simd::kPairs ? base - maximum * tile.scale_log2 : 0;
@@ -204,7 +207,7 @@ void set_lse(ForwardTile<Simd>& tile) {
   }
 }
 
-/// O = sum / row sum, as rows of `item.o_type`, and LSE.
+/// Writes O = sum / row sum, as rows of `item.o_type`, and LSE.
 template <class Simd, int kVectors>
 void finish_panel(const ForwardItem& item, int64_t group, ForwardTile<Simd>& tile, int panel) {
   using Vector = typename Simd::Vector;
@@ -263,6 +266,7 @@ void finish_panel(const ForwardItem& item, int64_t group, ForwardTile<Simd>& til
   }
 }
 
+/// Sets the scale and the cap of scores.
 template <class Simd>
 void set_scale(const Shape& shape, ForwardTile<Simd>& tile) {
   constexpr double kLog2E = 1.4426950408889634;
@@ -276,7 +280,7 @@ void set_scale(const Shape& shape, ForwardTile<Simd>& tile) {
   if (tile.scale_log2 < kLeastScale) tile.scale_log2 = kLeastScale;
 }
 
-/// Words of scratch behind the ForwardTile; the same for both strides.
+/// Words of scratch memory behind the ForwardTile, which suffice for all strides.
 template <class Simd>
 size_t forward_words(const Shape& shape) {
   const auto d_words = static_cast<size_t>(row_words<Simd>(static_cast<int>(shape.head_dim_qk)));
@@ -284,11 +288,13 @@ size_t forward_words(const Shape& shape) {
   return kTileRows * (d_words + e) + 2 * kTileKeys * size_t{kLongStride};
 }
 
+/// Bytes of scratch memory that forward_item needs.
 template <class Simd>
 size_t forward_scratch_bytes(const Shape& shape) {
   return round_up(sizeof(ForwardTile<Simd>), 64) + forward_words<Simd>(shape) * sizeof(Word);
 }
 
+/// Computes the item of a tile that start_tile has made.
 template <class Simd, class Number, class Strides>
 void forward_with_strides(const ForwardItem& item, ForwardTile<Simd>& tile) {
   const int64_t group = item.shape->num_heads / item.shape->num_kv_heads;
@@ -304,7 +310,7 @@ void forward_with_strides(const ForwardItem& item, ForwardTile<Simd>& tile) {
   }
 }
 
-/// The tile's state in `scratch`, which lies before what the tile points to.
+/// Makes the state of the tile at the start of `scratch`; the arrays that it points to lie behind.
 template <class Simd>
 ForwardTile<Simd>& start_tile(const ForwardItem& item, std::byte* scratch) {
   const Shape& shape = *item.shape;
@@ -321,6 +327,7 @@ ForwardTile<Simd>& start_tile(const ForwardItem& item, std::byte* scratch) {
   return tile;
 }
 
+/// Computes one item.
 template <class Simd, class Number>
 void forward_item(const ForwardItem& item, std::byte* scratch) {
   ForwardTile<Simd>& tile = start_tile<Simd>(item, scratch);

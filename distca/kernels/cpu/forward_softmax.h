@@ -1,5 +1,6 @@
 #pragma once
-// Scores of one panel and key tile become probabilities (forward.h).
+// Turns the scores of one panel and key tile into probabilities (forward.h). Only for sources that
+// are compiled for one instruction set.
 
 #include "distca/kernels/cpu/exponential.h"
 #include "distca/kernels/cpu/forward_tile.h"
@@ -7,7 +8,7 @@
 namespace distca::kernels {
 namespace {
 
-/// s = cap * tanh(score * softmax_scale / cap), in place.
+/// Computes s = cap * tanh(score * softmax_scale / cap), in place.
 template <class Simd>
 void cap_scores(const ForwardTile<Simd>& tile, float* scores, int numbers) {
   const auto scale = Simd::set(tile.cap_scale);
@@ -18,7 +19,7 @@ void cap_scores(const ForwardTile<Simd>& tile, float* scores, int numbers) {
   }
 }
 
-/// The panel's limits within the key tile, as one number a lane.
+/// Sets the limits of a panel within the key tile at `position`, as one number for each lane.
 template <class Simd>
 void set_tile_limits(ForwardTile<Simd>& tile, int panel, int64_t position) {
   const int64_t* low = tile.low + panel * kPanelWidth<Simd>;
@@ -31,7 +32,7 @@ void set_tile_limits(ForwardTile<Simd>& tile, int panel, int64_t position) {
   }
 }
 
-/// Scores that a lane does not see become -infinity: probability 0, whatever the maximum.
+/// Sets scores that a lane does not see to -infinity, which is probability 0 for every maximum.
 template <class Simd, int kVectors>
 void mask_scores(ForwardTile<Simd>& tile, const KeyTile& key_tile, int panel, int first, int end) {
   constexpr int kLanes = Simd::kLanes;
@@ -58,17 +59,18 @@ void mask_scores(ForwardTile<Simd>& tile, const KeyTile& key_tile, int panel, in
   }
 }
 
-/// What a lane's scores are measured from. In fp32 the maximum itself: subtracted first, so that
-/// the largest score's probability is exactly 1. Of bf16 pairs the maximum as an exponent of 2,
-/// rounded, in probabilities, factors and LSE alike, so that its rounding cancels: one operation a
-/// score less where products are fastest, and as good as what is rounded to bf16.
+/// What is subtracted from a lane's scores. In fp32, it is the maximum itself, which is subtracted
+/// before the scale is applied, so that the largest score's probability is exactly 1. With bf16
+/// pairs, it is the maximum as an exponent of 2, rounded. Probabilities, factors and LSE all use
+/// the rounded base, so its rounding cancels. That takes one operation less for each score where
+/// products are fastest, and is as precise as results that are rounded to bf16.
 template <class Simd>
 inline typename Simd::Vector base_of(typename Simd::Vector maximum, typename Simd::Vector scale) {
   if constexpr (!Simd::kPairs) return maximum;
   return Simd::max(Simd::set(kNoScore), Simd::multiply(maximum, scale));
 }
 
-/// A score as an exponent of 2 above the base; `minus_base` is its negative.
+/// A score as an exponent of 2 above the base, whose negative is `minus_base`.
 template <class Simd>
 inline __attribute__((always_inline)) typename Simd::Vector exponent_of(
     typename Simd::Vector score, typename Simd::Vector scale, typename Simd::Vector minus_base) {
@@ -76,7 +78,7 @@ inline __attribute__((always_inline)) typename Simd::Vector exponent_of(
   return Simd::multiply_add(score, scale, minus_base);
 }
 
-/// Keys [j, j + kKeys): scores become probabilities, as words, and are added to `part`.
+/// Turns the scores of keys [j, j + kKeys) into probabilities, as words, and adds them to `part`.
 template <class Simd, int kVectors, int kKeys>
 inline __attribute__((always_inline)) void exponentials(float* scores, int j,
                                                         typename Simd::Vector scale,
@@ -110,7 +112,7 @@ inline __attribute__((always_inline)) void exponentials(float* scores, int j,
   }
 }
 
-/// The panel's running maximum with the scores of `keys` keys, into `tile.top`.
+/// Writes the panel's maximum so far, the scores of `keys` new keys included, to `tile.top`.
 template <class Simd, int kVectors>
 void find_top(ForwardTile<Simd>& tile, int panel, int keys) {
   using Vector = typename Simd::Vector;
@@ -118,7 +120,7 @@ void find_top(ForwardTile<Simd>& tile, int panel, int keys) {
   constexpr int kWidth = kVectors * kLanes;
   const float* scores = tile.scores;
   const float* maximum = tile.maximum + panel * kPanelWidth<Simd>;
-  // Several maxima, so that they do not wait for each other.
+  // There are several maxima, so that they do not wait for each other.
   constexpr int kChains = 4;
   Vector chain[kChains * kVectors];
   for (int i = 0; i < kChains * kVectors; ++i) {
@@ -144,9 +146,9 @@ void find_top(ForwardTile<Simd>& tile, int panel, int keys) {
   for (int v = 0; v < kVectors; ++v) Simd::store(tile.top + v * kLanes, top[v]);
 }
 
-/// Scores of `keys` keys become probabilities under the new maximum `tile.top`, in place; maximum
-/// and sum go on, and `factor` is what earlier sums have to be multiplied by. Returns whether any
-/// maximum moved; where none did, all factors are 1.
+/// Turns the scores of `keys` keys into probabilities under the new maximum `tile.top`, in place.
+/// Updates the panel's maximum and sum, and sets `factor`, by which earlier sums must be
+/// multiplied. Returns whether the maximum of any lane has grown; if none has, all factors are 1.
 template <class Simd, int kVectors>
 bool softmax_key_tile(ForwardTile<Simd>& tile, int panel, int keys) {
   using Vector = typename Simd::Vector;

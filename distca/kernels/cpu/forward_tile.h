@@ -1,6 +1,7 @@
 #pragma once
-// State of one item of the forward pass (forward.h) and what it reads: limits of its rows, Q, and
-// the key tiles with their copies.
+// The state of one item of the forward pass (forward.h), and what the item reads: the limits of its
+// rows, Q, and the key tiles with their copies. Only for sources that are compiled for one
+// instruction set.
 
 #include <new>
 
@@ -13,13 +14,15 @@ namespace distca::kernels {
 namespace {
 
 constexpr float kNoScore = -3.4028234663852886e38F;  // the maximum of no scores; finite
-constexpr float kLeastScale = 1e-37F;                // instead of 0, since 0 * infinity is NaN
+constexpr float kLeastScale = 1e-37F;                // instead of 0, because 0 * infinity is NaN
 constexpr int32_t kAbsentKey = 2 * kTileKeys;        // beyond every limit in a key tile
 
+/// Rows of a panel.
 template <class Simd>
 constexpr int kPanelWidth = Simd::kProductVectors* Simd::kLanes;
 
-/// Positions of the keys that some and that all rows of a panel see, both inclusive.
+/// Positions of the keys that some rows of a panel see, and of those that all its rows see. Both
+/// ends are inclusive.
 struct PanelKeys {
   int64_t some_low = 0;
   int64_t some_high = 0;
@@ -27,8 +30,8 @@ struct PanelKeys {
   int64_t all_high = 0;
 };
 
-/// Words between the rows of K and V, known at compile time: an odd number of cache lines, which
-/// spreads a column over all sets of the cache.
+/// Words between the rows of K and of V, which the compiler knows. Each is an odd number of cache
+/// lines, so that a column is spread over all sets of the cache.
 template <int kStrideK, int kStrideV>
 struct Strides {
   static constexpr int kKey = kStrideK;
@@ -37,23 +40,23 @@ struct Strides {
 
 constexpr int kLongStride = 272;  // holds kMostHeadDim words
 
-/// One item in progress. Arrays by lane: [panels][width of a panel].
+/// One item in progress. Arrays by lane are [panels][width of a panel].
 template <class Simd>
 struct ForwardTile {
   static constexpr int kPanels = kTileRows / kPanelWidth<Simd>;
 
-  int64_t rows = 0;
-  int panels = 0;
-  int d_words = 0;
-  int e = 0;
-  double scale = 0;      // >= 0; of a score as an exponent of e
-  float scale_log2 = 0;  // > 0; of a score as an exponent of 2
+  int64_t rows = 0;      // of the item
+  int panels = 0;        // that hold them
+  int d_words = 0;       // words of a row of Q
+  int e = 0;             // head_dim_v
+  double scale = 0;      // >= 0; turns a score into an exponent of e
+  float scale_log2 = 0;  // > 0; turns a score into an exponent of 2
   float cap = 0;         // 0: none
   float cap_scale = 0;   // softmax_scale / cap
 
   PanelKeys panel_keys[kPanels];
-  bool started[kPanels] = {};
-  int64_t low[kTileRows];  // the lane's first and last visible position
+  bool started[kPanels] = {};  // whether `o` holds something of the panel
+  int64_t low[kTileRows];      // the first and the last position that the lane sees
   int64_t high[kTileRows];
   alignas(64) float maximum[kTileRows];
   alignas(64) float sum[kTileRows];
@@ -62,7 +65,7 @@ struct ForwardTile {
   alignas(64) float top[kPanelWidth<Simd>];          // the maximum with the current key tile
   alignas(64) int32_t first_key[kPanelWidth<Simd>];  // limits in the current key tile
   alignas(64) int32_t last_key[kPanelWidth<Simd>];
-  alignas(64) float scores[kTileKeys * kPanelWidth<Simd>];  // then probabilities, as words
+  alignas(64) float scores[kTileKeys * kPanelWidth<Simd>];  // later probabilities, as words
 
   Word* q = nullptr;   // [panels][d_words][width]
   float* o = nullptr;  // [panels][e][width]
@@ -70,25 +73,27 @@ struct ForwardTile {
   Word* v = nullptr;   // [kTileKeys or pairs][stride]
 };
 
-/// A key tile.
+/// A key tile: which of its keys exist, and where their rows lie.
 struct KeyTile {
   int64_t position = 0;
-  uint64_t present = 0;
-  uint64_t not_finite = 0;  // keys whose V is not: zero in the copy, added by add_apart
-  int first = 0;            // keys [first, end) hold all that are present
+  uint64_t present = 0;  // bit i: key i exists
+  /// Keys whose V is not finite. It is zero in the copy, and add_apart adds it.
+  uint64_t not_finite = 0;
+  int first = 0;  // all keys that exist are in [first, end)
   int end = 0;
-  int32_t index[kTileKeys];  // in the key tile, or kAbsentKey
+  int32_t index[kTileKeys];  // the key's number in the key tile, or kAbsentKey
   const void* k_rows[kTileKeys];
   const void* v_rows[kTileKeys];
 };
 
+/// How many lanes of a panel hold a row.
 template <class Simd>
 int panel_lanes(const ForwardTile<Simd>& tile, int panel) {
   const int64_t left = tile.rows - int64_t{panel} * kPanelWidth<Simd>;
   return left < kPanelWidth<Simd> ? static_cast<int>(left) : kPanelWidth<Simd>;
 }
 
-/// What each lane sees. Lanes without a row see everything, so that they never ask for a mask.
+/// Sets what each lane sees. Lanes without a row see everything, so that they never need a mask.
 template <class Simd>
 void set_limits(const ForwardItem& item, int64_t group, ForwardTile<Simd>& tile) {
   constexpr int kWidth = kPanelWidth<Simd>;
@@ -119,7 +124,7 @@ void set_limits(const ForwardItem& item, int64_t group, ForwardTile<Simd>& tile)
   }
 }
 
-/// A negative scale is Q with the other sign, which is exact.
+/// Copies Q. A negative scale becomes a change of Q's sign, which is exact.
 template <class Simd, class Number>
 void pack_queries(const ForwardItem& item, int64_t group, ForwardTile<Simd>& tile) {
   constexpr int kWidth = kPanelWidth<Simd>;
@@ -142,7 +147,8 @@ void pack_queries(const ForwardItem& item, int64_t group, ForwardTile<Simd>& til
   }
 }
 
-/// The key tile that holds the first key from `position` on; false if there is none up to `high`.
+/// Finds the key tile that has the first key from `position` on. Returns false if there is none up
+/// to `high`.
 template <class Number>
 bool find_key_tile(const ForwardItem& item, int64_t position, int64_t high, int64_t* hint,
                    KeyTile& key_tile) {
@@ -164,7 +170,7 @@ bool find_key_tile(const ForwardItem& item, int64_t position, int64_t high, int6
   return true;
 }
 
-/// Copies the key tile's K and V. Where V is not finite the key's row is 0 in the copy.
+/// Copies K and V of a key tile. The row of a key whose V is not finite becomes 0.
 template <class Simd, class Number, class Strides>
 void pack_keys(int d, KeyTile& key_tile, ForwardTile<Simd>& tile) {
   const int count = static_cast<int>(round_up(key_tile.end, Simd::kPairs ? 2 : 1));
@@ -184,10 +190,11 @@ void pack_keys(int d, KeyTile& key_tile, ForwardTile<Simd>& tile) {
   pack_summed_rows<Simd, Number>(finite_rows, count, tile.e, tile.v, Strides::kValue);
 }
 
-/// Asks for the rows of the key tile that is copied next, a few cache lines at a time between parts
-/// of products: all at once would fill the processor's list of open misses and stall it.
+/// Asks for the rows of the key tile that will be copied next, a few cache lines at a time, between
+/// parts of products. Asking for all at once would fill the processor's list of open misses and
+/// stall it.
 struct Prefetch {
-  /// `steps`: how often step() will be called.
+  /// `steps` is how often step() will be called. `key_tile` may be nullptr.
   void start(const KeyTile* key_tile, int64_t k_bytes, int64_t v_bytes, int64_t steps) {
     next = key_tile;
     bytes[0] = k_bytes;
@@ -197,8 +204,9 @@ struct Prefetch {
     const int64_t lines = kTileKeys * ((k_bytes + 63) / 64 + (v_bytes + 63) / 64);
     lines_each_step = (lines + steps - 1) / steps;
   }
-  /// The queries of the next item, once no more than `steps` steps are left in which they can come
-  /// a few lines at a time: not earlier, or other memory would drive them out again.
+  /// Adds the queries of the next item when only so few of the item's steps are left (`steps`)
+  /// that they come a few cache lines at a time. If they came earlier, other memory would drive
+  /// them out of the cache again.
   template <class Number>
   void start_queries(const ForwardItem& item, int64_t group, int64_t steps) {
     constexpr int64_t kLinesEachStep = 4;
@@ -212,6 +220,7 @@ struct Prefetch {
     query_row_addresses(item.task->q, sizeof(Number), group, item.kv_head, item.row_begin, queries,
                         queries, query_rows);
   }
+  /// Asks for the next cache lines.
   void step() {
     for (int64_t i = 0; i < query_lines_each_step && query < queries; ++i) {
       __builtin_prefetch(static_cast<const std::byte*>(query_rows[query]) + query_at, 0, 2);
@@ -228,12 +237,12 @@ struct Prefetch {
     }
   }
   const KeyTile* next = nullptr;
-  int64_t bytes[2] = {};  // of a row of K, of V
-  int row = 0;            // of 2 x kTileKeys, first those of K
-  int64_t at = 0;         // in the row, in bytes
+  int64_t bytes[2] = {};  // of a row of K and of V
+  int row = 0;            // of 2 x kTileKeys rows, those of K first
+  int64_t at = 0;         // bytes from the start of the row
   int64_t lines_each_step = 0;
 
-  int queries = 0;  // of the next item, once they have their turn
+  int queries = 0;  // of the next item; 0 until they are asked for
   int query = 0;
   int64_t query_at = 0;
   int64_t query_bytes = 0;
@@ -241,8 +250,8 @@ struct Prefetch {
   const void* query_rows[kTileRows];
 };
 
-/// How many panels see keys of the key tile at `position`, and in how many pairs of a panel and a
-/// key tile some are seen from there on up to `end`.
+/// `here` is how many panels see keys of the key tile at `position`. `all` is how many pairs of a
+/// panel and a key tile, from there up to `end`, have keys that the panel sees.
 struct PanelsLeft {
   int64_t here = 0;
   int64_t all = 0;
@@ -261,8 +270,8 @@ PanelsLeft panels_left(const ForwardTile<Simd>& tile, int64_t position, int64_t 
   return left;
 }
 
-/// C of `rows` rows, one step of the product at a time, with a step of the prefetch after
-/// each, the last one too.
+/// The product of product.h with `rows` rows of C, one step at a time. After each step, the last
+/// one included, the prefetch makes a step.
 template <class Simd, int kVectors, int kStrideM, int kStrideK, int kStrideC, Start kStart,
           bool kTop = false>
 void product_in_steps(int rows, const Word* a, const Word* b, int b_stride, float* c, int words,

@@ -1,9 +1,11 @@
 #pragma once
-// Copies operands of a product (product.h) into the order in which it reads them. Rows are given by
-// their addresses, so heads, token strides and fragments matter here only.
+// Copies the operands of a product (product.h) into the order in which the product reads them. Rows
+// are given by their addresses, so only this file needs to know of heads, token strides and
+// fragments.
 //
-// `Simd`: whose words are written. `Number`: float or BFloat16, what the rows hold; where words are
-// fp32, bf16 is widened. Words of a row: its numbers, or its pairs of neighbours (Simd::kPairs).
+// `Simd` says which words are written: fp32 numbers, or pairs of bf16 numbers (Simd::kPairs).
+// `Number` is what the rows hold, float or BFloat16; bf16 is widened if words are fp32. The words
+// of a row are its numbers, or its pairs of neighbouring numbers. Thread rule: no shared state.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,22 +18,24 @@
 namespace distca::kernels {
 namespace {
 
-constexpr int64_t kFarPosition = int64_t{1} << 61;  // beyond every position, sums do not overflow
+constexpr int64_t kFarPosition = int64_t{1} << 61;  // beyond every position; sums do not overflow
 
 constexpr int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-/// In place of a row that does not exist.
+/// Stands for a row that does not exist.
 alignas(64) const Word kZeroRow[kMostHeadDim] = {};
 
-/// Addresses of rows; each kZeroRow or `dim` numbers.
+/// Addresses of rows. Each is kZeroRow or the address of `dim` numbers.
 using RowAddresses = const void* const*;
 
+/// The address of the row of a token and a head.
 inline std::byte* row_address(const Rows& rows, int number_bytes, int64_t token, int64_t head) {
   return static_cast<std::byte*>(rows.data) +
          (token * rows.token_stride + head * rows.head_stride) * number_bytes;
 }
 
-/// Addresses of `count` flattened rows (engine.h) from `row` on; those up to `padded` are zero.
+/// Writes the addresses of `count` flattened rows (engine.h) from `row` on, and of kZeroRow from
+/// there to `padded`.
 inline void query_row_addresses(const Rows& rows, int number_bytes, int64_t group, int64_t kv_head,
                                 int64_t row, int count, int padded, const void** to) {
   int64_t head = row % group;
@@ -48,7 +52,7 @@ inline void query_row_addresses(const Rows& rows, int number_bytes, int64_t grou
 }
 
 /// Keys of a key tile that lie in one fragment: keys [first, first + count) of the key tile are the
-/// fragment's tokens from `token` on.
+/// tokens of the fragment from `token` on.
 struct KeyPiece {
   int64_t fragment = 0;
   int64_t token = 0;
@@ -56,18 +60,19 @@ struct KeyPiece {
   int count = 0;
 };
 
-/// Which keys of the key tile at `position` exist, and where.
+/// Which keys of the key tile at `position` exist, and where they are.
 struct KeyPieces {
   KeyPiece piece[kTileKeys];
   int pieces = 0;
-  uint64_t present = 0;  // bit i: key i of the key tile
+  uint64_t present = 0;  // bit i: key i of the key tile exists
 };
 static_assert(kTileKeys == 64, "one bit a key");
 
+/// The lowest n bits are set.
 constexpr uint64_t first_bits(int n) { return n >= 64 ? ~uint64_t{0} : (uint64_t{1} << n) - 1; }
 
-/// The first position from `position` on that has a key; kFarPosition if none. `hint`: the fragment
-/// where the search starts.
+/// The first position, from `position` on, that has a key; kFarPosition if there is none. `hint` is
+/// the fragment where the search starts.
 inline int64_t next_key(const KeyFragment* fragments, int64_t count, int64_t hint,
                         int64_t position) {
   int64_t next = kFarPosition;
@@ -82,7 +87,8 @@ inline int64_t next_key(const KeyFragment* fragments, int64_t count, int64_t hin
   return next;
 }
 
-/// `hint`: the fragment where the search starts, left at the last one found.
+/// Finds the keys of the key tile at `position`. `hint` is the fragment where the search starts; it
+/// becomes the last one found.
 inline void find_keys(const KeyFragment* fragments, int64_t count, int64_t position, int64_t* hint,
                       KeyPieces* found) {
   found->pieces = 0;
@@ -104,7 +110,7 @@ inline void find_keys(const KeyFragment* fragments, int64_t count, int64_t posit
   }
 }
 
-/// Addresses of a piece's rows, written at the places of its keys in the key tile.
+/// Writes the addresses of a piece's rows, at the places of its keys in the key tile.
 inline void key_row_addresses(const Rows& rows, int number_bytes, int64_t kv_head,
                               const KeyPiece& piece, const void** to) {
   const std::byte* row = row_address(rows, number_bytes, piece.token, kv_head);
@@ -114,7 +120,7 @@ inline void key_row_addresses(const Rows& rows, int number_bytes, int64_t kv_hea
   }
 }
 
-/// Addresses of the K and V rows of all keys of a key tile.
+/// Writes the addresses of the K and V rows of all keys of a key tile.
 inline void key_tile_addresses(const KeyFragment* fragments, const KeyPieces& keys,
                                int number_bytes, int64_t kv_head, const void** k, const void** v) {
   if (keys.present != ~uint64_t{0}) {
@@ -127,12 +133,13 @@ inline void key_tile_addresses(const KeyFragment* fragments, const KeyPieces& ke
   }
 }
 
+/// The number of words of a row of `dim` numbers.
 template <class Simd>
 constexpr int row_words(int dim) {
   return Simd::kPairs ? dim / 2 : dim;
 }
 
-/// Words [word, word + count) of a row, at most one vector; the rest are 0.
+/// Words [word, word + count) of a row, at most one vector. The remaining lanes are 0.
 template <class Simd, class Number>
 inline typename Simd::Vector load_row_words(const void* row, int word, int count) {
   if constexpr (sizeof(Number) == sizeof(Word) || Simd::kPairs) {
@@ -142,15 +149,15 @@ inline typename Simd::Vector load_row_words(const void* row, int word, int count
   }
 }
 
-/// Numbers [at, at + count) of a pair of rows as words, the first row in the low halves.
+/// Numbers [at, at + count) of two rows as pairs, with the first row in the low halves.
 template <class Simd>
 inline typename Simd::Vector load_pair_words(RowAddresses rows, int at, int count) {
   return Simd::pair_first(static_cast<const uint16_t*>(rows[0]) + at,
                           static_cast<const uint16_t*>(rows[1]) + at, count);
 }
 
-/// Writes kRows rows of `words` words, each from load(row, word, count). Sums 0 * word to `check`,
-/// one sum a row.
+/// Writes kRows rows of `words` words, which come from load(row, word, count). With kCheck, adds
+/// 0 * word of all words to `check`, one sum for each row.
 template <class Simd, int kRows, bool kCheck, class Load>
 inline __attribute__((always_inline)) void copy_rows(const Load& load, int words, Word* to,
                                                      int stride, typename Simd::Vector* check) {
@@ -168,8 +175,8 @@ inline __attribute__((always_inline)) void copy_rows(const Load& load, int words
   if (w < words) copy(w, words - w);
 }
 
-/// `count` rows in groups of four: load(first row, row of the group, word, count). With kCheck
-/// returns whether all numbers are finite (0 * x is 0 for these only), else nothing.
+/// Writes `count` rows in groups of four, which come from load(row, word, count). With kCheck,
+/// returns whether all numbers are finite (0 * x is 0 only for these), otherwise nothing.
 template <class Simd, bool kCheck, class Load>
 inline auto copy_all_rows(const Load& load, int count, int words, Word* to, int stride) {
   typename Simd::Vector check[4] = {Simd::zero(), Simd::zero(), Simd::zero(), Simd::zero()};
@@ -193,8 +200,8 @@ inline auto copy_all_rows(const Load& load, int count, int words, Word* to, int 
   }
 }
 
-/// [count][stride]: rows as they lie. `stride` has room for whole vectors. With kCheck returns
-/// whether all numbers are finite, else nothing.
+/// Copies rows as they lie, to [count][stride]. `stride` has room for whole vectors. With kCheck,
+/// returns whether all numbers are finite, otherwise nothing.
 template <class Simd, class Number, bool kCheck = false>
 inline auto pack_rows(RowAddresses rows, int count, int dim, Word* to, int stride) {
   return copy_all_rows<Simd, kCheck>(
@@ -203,9 +210,9 @@ inline auto pack_rows(RowAddresses rows, int count, int dim, Word* to, int strid
       count, row_words<Simd>(dim), to, stride);
 }
 
-/// Rows in the order in which they are summed over: [count][stride] in fp32; of bf16 pairs
-/// [count / 2][stride], word i holds number i of row 2 p (low half) and of row 2 p + 1. `count` is
-/// even. Otherwise as pack_rows.
+/// Copies rows that are summed over, to [count][stride] in fp32. With bf16 pairs, it copies to
+/// [count / 2][stride]; word i of row p holds number i of row 2 p (low half) and of the row after
+/// it, and `count` is even. In everything else, it is like pack_rows.
 template <class Simd, class Number, bool kCheck = false>
 inline auto pack_summed_rows(RowAddresses rows, int count, int dim, Word* to, int stride) {
   if constexpr (!Simd::kPairs) {
@@ -218,7 +225,7 @@ inline auto pack_summed_rows(RowAddresses rows, int count, int dim, Word* to, in
   }
 }
 
-/// [words of a row][width]: rows as lanes. `count`: a multiple of Simd::kLanes.
+/// Copies rows to lanes: [words of a row][width]. `count` is a multiple of Simd::kLanes.
 template <class Simd, class Number>
 inline void pack_transposed(RowAddresses rows, int count, int dim, Word* to, int width) {
   constexpr int kLanes = Simd::kLanes;

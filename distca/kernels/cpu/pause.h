@@ -1,10 +1,10 @@
 #pragma once
-// What a thread does between two looks at a variable that another thread is about to change.
-// Thread rule: no state.
+// What a thread does between two looks at a variable that another thread will soon change. Thread
+// rule: no state.
 
 namespace distca::kernels {
 
-/// Tells the processor that this is a waiting loop: tens of cycles.
+/// Tells the processor that this is a waiting loop. Takes tens of cycles.
 inline void pause_briefly() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();

@@ -1,20 +1,22 @@
 #pragma once
-// What a core can reach at best: the rate of independent multiply-adds in registers, measured. The
-// limit that figures of the CPU kernel name. Thread rule: any thread; other work beside it shows.
+// Measures the highest rate that a core can reach: that of independent multiply-adds in registers.
+// Figures of the CPU kernel are compared with it. Thread rule: any thread may call these functions,
+// but other work at the same time lowers the result.
 
 #include "distca/base/scalar_type.h"
 #include "distca/kernels/cpu/isa.h"
 
 namespace distca::kernels {
 
-/// GFLOP/s of `threads` threads together, each the fastest of many bursts of a fraction of a
-/// millisecond within `seconds` (at least one burst). A multiply-add is 2 FLOP a lane; a dot
-/// product of bf16 pairs 4. bf16 with kAvx512Bf16: dot products of pairs; elsewhere fp32
-/// multiply-adds, for there the kernel widens. fp64: half of fp32, as vectors hold half as many.
-/// `isa` must be available.
+/// GFLOP/s of `threads` threads together. Each thread's rate is that of its fastest burst; bursts
+/// take a fraction of a millisecond, and are repeated for `seconds` (at least one).
+/// Counts: 2 FLOP for a multiply-add of a lane, and 4 for a dot product of pairs of bf16 numbers.
+/// bf16 is measured with dot products for kAvx512Bf16, and elsewhere with fp32 multiply-adds,
+/// because there the kernel widens it. fp64 counts as half of fp32, because a vector holds half as
+/// many numbers. `isa` must be available.
 double measured_peak_gflops(Isa isa, ScalarType type, double seconds, int threads = 1);
 
-/// One such burst; its FLOP. For callers that keep the clock themselves.
+/// Runs one such burst and returns its FLOP, for callers that measure the time themselves.
 double run_peak_burst(Isa isa, ScalarType type);
 
 }  // namespace distca::kernels

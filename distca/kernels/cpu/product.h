@@ -1,25 +1,30 @@
 #pragma once
-// The one microkernel: C [m][lanes] = start + sum over k of A(m, k) * B [k][lanes].
+// The only microkernel, which does all matrix products of the CPU kernel:
+//   C [m][lanes] = start + sum over k of A(m, k) * B [k][lanes]
 //
-// Lanes run over vectors; A is broadcast word by word, so it needs no packing beyond a fixed row
-// stride. A(m, k) lies at a[m * kStrideM + k * kStrideK]: kStrideK = 1 reads A as it lies, kStrideM
-// = 1 reads it transposed. Strides known at compile time leave one pointer in registers instead of
-// thirteen. Sums run over k in ascending order, fused: the bits of a lane depend on its own column
-// of B and on A only.
+// Lanes run over vectors. A is broadcast word by word, so all that it needs is a fixed stride
+// between rows. A(m, k) is at a[m * kStrideM + k * kStrideK]: with kStrideK = 1, A is read as it
+// lies, with kStrideM = 1 transposed. Because the compiler knows the strides, it keeps one pointer
+// in registers instead of thirteen. Sums run over k in ascending order, with fused multiply-adds,
+// so the bits of a lane depend only on A and on the lane's own column of B.
+//
+// `Simd` is one of simd_*.h. Thread rule: no shared state.
 
 #include "distca/kernels/cpu/word.h"
 
 namespace distca::kernels {
 namespace {
 
+/// What the sums begin with.
 enum class Start {
   kZero,    // C = A B
   kAdd,     // C += A B
   kRescale  // C = C * factor + A B, `factor` one number a lane
 };
 
-/// `top`: if kTop, its lanes become the maximum of themselves and of C's rows; NaN is passed over.
-/// kRows x kVectors accumulators. kStrideC: between the rows of C; b_stride: between those of B.
+/// A product with kRows x kVectors accumulators. kStrideC is between the rows of C, and b_stride
+/// between those of B. With kTop, each lane of `top` becomes the maximum of itself and the lane's
+/// column of C; NaN is passed over.
 template <class Simd, int kRows, int kVectors, int kStrideM, int kStrideK, int kStrideC,
           Start kStart, bool kTop>
 inline __attribute__((always_inline)) void product_step(const Word* a, const Word* b, int b_stride,
@@ -73,7 +78,7 @@ inline __attribute__((always_inline)) void product_step(const Word* a, const Wor
   }
 }
 
-/// The same for 1 to kProductRows rows, known at run time.
+/// The same for 1 to kRows rows, whose number is known only at run time.
 template <class Simd, int kRows, int kVectors, int kStrideM, int kStrideK, int kStrideC,
           Start kStart, bool kTop>
 inline __attribute__((always_inline)) void product_rest(int rows, const Word* a, const Word* b,
@@ -90,12 +95,13 @@ inline __attribute__((always_inline)) void product_rest(int rows, const Word* a,
   }
 }
 
+/// A step that does nothing.
 struct NoStep {
   void operator()() const {}
 };
 
-/// C of `rows` x (kVectors x lanes): steps of kProductRows rows, then the rest. `step` is called
-/// before each step: a place for what may run beside the arithmetic.
+/// A product with any number of rows: steps of kProductRows rows, then the rest. C has kVectors x
+/// kLanes columns. `step` is called before each step, for work that may run beside the arithmetic.
 template <class Simd, int kVectors, int kStrideM, int kStrideK, int kStrideC, Start kStart,
           bool kTop = false, class Step = NoStep>
 __attribute__((noinline)) void product(int rows, const Word* a, const Word* b, int b_stride,

@@ -1,7 +1,7 @@
 #pragma once
-// cpu_forward and cpu_backward (cpu/attention.h) with the engine given: what they are made of, and
-// what tests of the order of items call with an engine of their own. Thread rule and errors: as
-// there.
+// cpu_forward and cpu_backward (cpu/attention.h) with the engine given. Those two call these, and
+// tests of the order of items call these with an engine of their own. Thread rule and errors are
+// the same as there.
 
 #include "distca/kernels/attention.h"
 #include "distca/kernels/cpu/engine.h"

@@ -1,7 +1,7 @@
 #pragma once
-// AVX2 with FMA for the kernel templates (product.h, forward.h, backward.h): 8 lanes. The
-// operations are those of simd_avx512.h. Only for units compiled for AVX2: everything here is local
-// to the unit.
+// The vector operations of the kernel templates (product.h, forward.h, backward.h) in AVX2 with
+// FMA, with 8 lanes. They are the same as those of simd_avx512.h. Only for sources that are
+// compiled for AVX2; everything here is local to its source.
 
 #include <immintrin.h>
 
@@ -12,15 +12,16 @@
 namespace distca::kernels {
 namespace {
 
+/// Operations on vectors of fp32 numbers.
 struct Avx2 {
   using Vector = __m256;
   using Integers = __m256i;
-  /// All ones in the lanes that are OUT: AVX2 compares for greater only.
+  /// Has all ones in the lanes that are OUT, because AVX2 compares integers for greater only.
   struct Mask {
     __m256i out;
   };
   static constexpr int kLanes = 8;
-  // One product: 12 accumulators, 2 operands and a broadcast in 16 registers.
+  // A product needs 12 accumulators, 2 operands and a broadcast: 15 of 16 registers.
   static constexpr int kProductRows = 6;
   static constexpr int kProductVectors = 2;
 
@@ -32,17 +33,17 @@ struct Avx2 {
   static Vector subtract(Vector a, Vector b) { return _mm256_sub_ps(a, b); }
   static Vector multiply(Vector a, Vector b) { return _mm256_mul_ps(a, b); }
   static Vector divide(Vector a, Vector b) { return _mm256_div_ps(a, b); }
-  /// `b` where either is NaN.
+  /// Returns `b` if either is NaN.
   static Vector max(Vector a, Vector b) { return _mm256_max_ps(a, b); }
   static Vector min(Vector a, Vector b) { return _mm256_min_ps(a, b); }
-  /// a * b + c, rounded once.
+  /// Returns a * b + c, rounded once.
   static Vector multiply_add(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
-  /// x - floor(x); 0 for -infinity, and below -127, where scale_by_power gives 0.
+  /// Returns x - floor(x), and 0 for -infinity and below -127, where scale_by_power gives 0.
   static Vector fraction(Vector x) {
     const Vector inside = from_least_power(x);
     return subtract(inside, _mm256_floor_ps(inside));
   }
-  /// x * 2^floor(n) for n < 128; 0 where 2^floor(n) is no normal number.
+  /// Returns x * 2^floor(n) for n < 128, and 0 if 2^floor(n) is not a normal number.
   static Vector scale_by_power(Vector x, Vector n) {
     const Integers power = _mm256_cvtps_epi32(_mm256_floor_ps(from_least_power(n)));
     const Integers biased = _mm256_add_epi32(power, set_integer(127));
@@ -53,16 +54,17 @@ struct Avx2 {
     return _mm256_loadu_ps(reinterpret_cast<const float*>(p));
   }
   static void store_words(Word* p, Vector x) { _mm256_storeu_ps(reinterpret_cast<float*>(p), x); }
-  /// The first `count` words, then zeros; nothing else is read. 1 <= count <= kLanes.
+  /// Loads the first `count` words, 1 to kLanes, and zeros for the rest. Reads no other memory.
   static Vector load_first(const Word* p, int count) {
     if (count == kLanes) return load_words(p);
     return _mm256_maskload_ps(reinterpret_cast<const float*>(p), first_lanes(count));
   }
+  /// Stores the first `count` numbers.
   static void store_first(float* p, int count, Vector x) {
     if (count == kLanes) return store(p, x);
     _mm256_maskstore_ps(p, first_lanes(count), x);
   }
-  /// The same for bf16 in memory; rounded to nearest, ties to even, NaN stays NaN.
+  /// The same for bf16 numbers in memory. Narrowing rounds to nearest, ties to even; NaN stays NaN.
   static Vector widen_first(const uint16_t* p, int count) {
     uint16_t first[kLanes] = {};
     if (count < kLanes) {
@@ -89,7 +91,7 @@ struct Avx2 {
       for (int i = 0; i < count; ++i) p[i] = all[i];
     }
   }
-  /// A kLanes x kLanes square of words: rows become columns.
+  /// Transposes a kLanes x kLanes square of words.
   static void transpose(Vector (&x)[kLanes]) {
     Vector y[kLanes];
 #pragma GCC unroll 8
@@ -121,9 +123,9 @@ struct Avx2 {
   static Integers load_integers(const int32_t* p) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   }
-  /// Lanes where a <= b.
+  /// The lanes where a <= b.
   static Mask at_most(Integers a, Integers b) { return {_mm256_cmpgt_epi32(a, b)}; }
-  /// Lanes where a < b; not where either is NaN.
+  /// The lanes where a < b; a lane where either is NaN is not one of them.
   static Mask below(Vector a, Vector b) {
     return {_mm256_castps_si256(_mm256_cmp_ps(a, b, _CMP_NLT_UQ))};
   }
@@ -134,7 +136,8 @@ struct Avx2 {
   }
 
  protected:
-  /// As x, but from where on 2^floor(x) is a normal number or 0; NaN stays NaN.
+  /// Returns x, or -127 if x is less, because 2^-127 is not a normal number any more and counts as
+  /// 0. NaN stays NaN.
   static Vector from_least_power(Vector x) { return max(set(-127), x); }
   static Integers first_lanes(int count) {
     const Integers lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
@@ -142,10 +145,10 @@ struct Avx2 {
   }
 };
 
-/// Operands of a product in fp32: a word is one number.
+/// The operands of a product in fp32, where a word is one number.
 struct Avx2Fp32 : Avx2 {
   static constexpr bool kPairs = false;
-  /// accumulator + broadcast(*a) * b.
+  /// Returns accumulator + broadcast(*a) * b.
   static Vector multiply_word(const Word* a, Vector b, Vector accumulator) {
     return _mm256_fmadd_ps(_mm256_broadcast_ss(reinterpret_cast<const float*>(a)), b, accumulator);
   }

@@ -1,7 +1,7 @@
 #pragma once
-// AVX-512 for the kernel templates (product.h, forward.h, backward.h): 16 lanes. The operations are
-// those of simd_avx2.h and simd_portable.h. Only for units compiled for AVX-512: everything here is
-// local to the unit.
+// The vector operations of the kernel templates (product.h, forward.h, backward.h) in AVX-512, with
+// 16 lanes. simd_avx2.h and simd_portable.h have the same operations. Only for sources that are
+// compiled for AVX-512; everything here is local to its source.
 
 #include <immintrin.h>
 
@@ -12,12 +12,13 @@
 namespace distca::kernels {
 namespace {
 
+/// Operations on vectors of fp32 numbers.
 struct Avx512 {
   using Vector = __m512;
   using Integers = __m512i;
   using Mask = __mmask16;
   static constexpr int kLanes = 16;
-  // One product: as many accumulators as the 32 registers hold beside the operands.
+  // A product has as many accumulators as fit the 32 registers beside the operands.
   static constexpr int kProductRows = 13;
   static constexpr int kProductVectors = 2;
 
@@ -29,28 +30,30 @@ struct Avx512 {
   static Vector subtract(Vector a, Vector b) { return _mm512_sub_ps(a, b); }
   static Vector multiply(Vector a, Vector b) { return _mm512_mul_ps(a, b); }
   static Vector divide(Vector a, Vector b) { return _mm512_div_ps(a, b); }
-  /// `b` where either is NaN.
+  /// Returns `b` if either is NaN.
   static Vector max(Vector a, Vector b) { return _mm512_max_ps(a, b); }
   static Vector min(Vector a, Vector b) { return _mm512_min_ps(a, b); }
-  /// a * b + c, rounded once.
+  /// Returns a * b + c, rounded once.
   static Vector multiply_add(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
-  /// x - floor(x) for x < 128; 0 for -infinity.
+  /// Returns x - floor(x) for x < 128, and 0 for -infinity.
   static Vector fraction(Vector x) {
     return _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
   }
-  /// x * 2^floor(n) for n < 128; underflows to denormals or 0, to 0 for n = -infinity.
+  /// Returns x * 2^floor(n) for n < 128. It underflows to denormal numbers or 0; for n = -infinity
+  /// it is 0.
   static Vector scale_by_power(Vector x, Vector n) { return _mm512_scalef_ps(x, n); }
 
   static Vector load_words(const Word* p) { return _mm512_loadu_ps(p); }
   static void store_words(Word* p, Vector x) { _mm512_storeu_ps(p, x); }
-  /// The first `count` words, then zeros; nothing else is read. 1 <= count <= kLanes.
+  /// Loads the first `count` words, 1 to kLanes, and zeros for the rest. Reads no other memory.
   static Vector load_first(const Word* p, int count) {
     return _mm512_maskz_loadu_ps(first_lanes(count), p);
   }
+  /// Stores the first `count` numbers.
   static void store_first(float* p, int count, Vector x) {
     _mm512_mask_storeu_ps(p, first_lanes(count), x);
   }
-  /// The same for bf16 in memory; rounded to nearest, ties to even, NaN stays NaN.
+  /// The same for bf16 numbers in memory. Narrowing rounds to nearest, ties to even; NaN stays NaN.
   static Vector widen_first(const uint16_t* p, int count) {
     const __m256i half = _mm256_maskz_loadu_epi16(first_lanes(count), p);
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
@@ -65,7 +68,7 @@ struct Avx512 {
     _mm256_mask_storeu_epi16(p, first_lanes(count),
                              _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
   }
-  /// A kLanes x kLanes square of words: rows become columns.
+  /// Transposes a kLanes x kLanes square of words.
   static void transpose(Vector (&x)[kLanes]) {
     Vector y[kLanes];
 #pragma GCC unroll 16
@@ -101,9 +104,9 @@ struct Avx512 {
 
   static Integers set_integer(int32_t x) { return _mm512_set1_epi32(x); }
   static Integers load_integers(const int32_t* p) { return _mm512_loadu_si512(p); }
-  /// Lanes where a <= b.
+  /// The lanes where a <= b.
   static Mask at_most(Integers a, Integers b) { return _mm512_cmple_epi32_mask(a, b); }
-  /// Lanes where a < b; not where either is NaN.
+  /// The lanes where a < b; a lane where either is NaN is not one of them.
   static Mask below(Vector a, Vector b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
   static bool any(Mask mask) { return mask != 0; }
   static Mask both(Mask a, Mask b) { return a & b; }
@@ -115,24 +118,25 @@ struct Avx512 {
   static __mmask16 first_lanes(int count) { return static_cast<__mmask16>((1U << count) - 1); }
 };
 
-/// Operands of a product in fp32: a word is one number.
+/// The operands of a product in fp32, where a word is one number.
 struct Avx512Fp32 : Avx512 {
   static constexpr bool kPairs = false;
-  /// accumulator + broadcast(*a) * b.
+  /// Returns accumulator + broadcast(*a) * b.
   static Vector multiply_word(const Word* a, Vector b, Vector accumulator) {
     return _mm512_fmadd_ps(_mm512_set1_ps(*reinterpret_cast<const float*>(a)), b, accumulator);
   }
 };
 
 #ifdef __AVX512BF16__
-/// Operands in bf16: a word is a pair of numbers that are neighbours along the sum.
+/// The operands of a product in bf16, where a word is a pair of numbers that are neighbours along
+/// the sum.
 struct Avx512Bf16 : Avx512 {
   static constexpr bool kPairs = true;
   static Vector multiply_word(const Word* a, Vector b, Vector accumulator) {
     return _mm512_dpbf16_ps(accumulator, (__m512bh)_mm512_set1_epi32(static_cast<int32_t>(*a)),
                             (__m512bh)_mm512_castps_si512(b));
   }
-  /// Words of two rows of fp32 rounded to bf16: `first` in the low halves.
+  /// Words of two rows of fp32 numbers, rounded to bf16, with `first` in the low halves.
   static Vector pair(Vector first, Vector second) {
     const __m512i rounded = (__m512i)_mm512_cvtne2ps_pbh(second, first);  // first: low 16 numbers
     const __m512i order =
@@ -140,14 +144,14 @@ struct Avx512Bf16 : Avx512 {
                          21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     return _mm512_castsi512_ps(_mm512_permutexvar_epi16(order, rounded));
   }
-  /// Words of the first `count` numbers of two rows of bf16, then zeros.
+  /// Words of the first `count` numbers of two rows of bf16, and zeros for the rest.
   static Vector pair_first(const uint16_t* first, const uint16_t* second, int count) {
     const __mmask16 lanes = first_lanes(count);
     const __m512i low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, first));
     const __m512i high = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, second));
     return _mm512_castsi512_ps(_mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
   }
-  /// Words of 32 numbers in order, rounded to bf16: `first` in the lower 16.
+  /// Words of 32 numbers in order, rounded to bf16, with `first` as the lower 16.
   static Vector neighbours(Vector first, Vector second) {
     return _mm512_castsi512_ps((__m512i)_mm512_cvtne2ps_pbh(second, first));
   }

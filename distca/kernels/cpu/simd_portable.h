@@ -1,7 +1,7 @@
 #pragma once
-// Vectors of 16 bytes as the compiler makes them (NEON on Arm, SSE2 on x86) for the kernel
-// templates (product.h, forward.h, backward.h): 4 lanes. The operations are those of
-// simd_avx512.h. Everything here is local to the unit.
+// The vector operations of the kernel templates (product.h, forward.h, backward.h) for vectors of
+// 16 bytes, as the compiler makes them (NEON on Arm, SSE2 on x86), with 4 lanes. They are the same
+// as those of simd_avx512.h. Everything here is local to its source.
 
 #include <cstdint>
 
@@ -10,12 +10,13 @@
 namespace distca::kernels {
 namespace {
 
+/// Operations on vectors of fp32 numbers.
 struct Portable {
   typedef float Vector __attribute__((vector_size(16)));
   typedef int32_t Integers __attribute__((vector_size(16)));
   using Mask = Integers;  // all ones in the lanes that are in
   static constexpr int kLanes = 4;
-  // One product: as many accumulators as the registers hold beside the operands.
+  // A product has as many accumulators as fit the registers beside the operands.
 #ifdef __aarch64__
   static constexpr int kProductRows = 12;
 #else
@@ -31,10 +32,10 @@ struct Portable {
   static Vector subtract(Vector a, Vector b) { return a - b; }
   static Vector multiply(Vector a, Vector b) { return a * b; }
   static Vector divide(Vector a, Vector b) { return a / b; }
-  /// `b` where either is NaN.
+  /// Returns `b` if either is NaN.
   static Vector max(Vector a, Vector b) { return a > b ? a : b; }
   static Vector min(Vector a, Vector b) { return a < b ? a : b; }
-  /// a * b + c, rounded once where the machine does that as fast as twice.
+  /// Returns a * b + c, rounded once if the machine does that as fast as rounding twice.
   static Vector multiply_add(Vector a, Vector b, Vector c) {
 #ifdef __FP_FAST_FMAF
     Vector sum;
@@ -44,12 +45,13 @@ struct Portable {
     return a * b + c;
 #endif
   }
-  /// x - floor(x); 0 for infinities, and below -127, where scale_by_power gives 0.
+  /// Returns x - floor(x), and 0 for infinities and below -127, where scale_by_power gives 0.
   static Vector fraction(Vector x) {
     const Vector inside = clamp_power(x);
     return inside - __builtin_convertvector(floor_small(inside), Vector);
   }
-  /// x * 2^floor(n); 0 where 2^floor(n) is no normal number, infinity from 2^128.
+  /// Returns x * 2^floor(n). It is 0 if 2^floor(n) is not a normal number, and infinity from 2^128
+  /// on.
   static Vector scale_by_power(Vector x, Vector n) {
     const Integers biased = floor_small(clamp_power(n)) + 127;
     return x * reinterpret_cast<Vector>(biased << 23);
@@ -57,18 +59,19 @@ struct Portable {
 
   static Vector load_words(const Word* p) { return load(reinterpret_cast<const float*>(p)); }
   static void store_words(Word* p, Vector x) { store(reinterpret_cast<float*>(p), x); }
-  /// The first `count` words, then zeros; nothing else is read. 1 <= count <= kLanes.
+  /// Loads the first `count` words, 1 to kLanes, and zeros for the rest. Reads no other memory.
   static Vector load_first(const Word* p, int count) {
     if (count == kLanes) return load_words(p);
     Integers words{};
     for (int i = 0; i < count; ++i) words[i] = static_cast<int32_t>(p[i]);
     return reinterpret_cast<Vector>(words);
   }
+  /// Stores the first `count` numbers.
   static void store_first(float* p, int count, Vector x) {
     if (count == kLanes) return store(p, x);
     for (int i = 0; i < count; ++i) p[i] = x[i];
   }
-  /// The same for bf16 in memory; rounded to nearest, ties to even, NaN stays NaN.
+  /// The same for bf16 numbers in memory. Narrowing rounds to nearest, ties to even; NaN stays NaN.
   static Vector widen_first(const uint16_t* p, int count) {
     Halves first{};
     if (count == kLanes) {
@@ -89,7 +92,7 @@ struct Portable {
       for (int i = 0; i < count; ++i) p[i] = high[i];
     }
   }
-  /// A kLanes x kLanes square of words: rows become columns.
+  /// Transposes a kLanes x kLanes square of words.
   static void transpose(Vector (&x)[kLanes]) {
     const Vector low01 = __builtin_shufflevector(x[0], x[1], 0, 4, 1, 5);
     const Vector high01 = __builtin_shufflevector(x[0], x[1], 2, 6, 3, 7);
@@ -105,9 +108,9 @@ struct Portable {
   static Integers load_integers(const int32_t* p) {
     return *reinterpret_cast<const UnalignedIntegers*>(p);
   }
-  /// Lanes where a <= b.
+  /// The lanes where a <= b.
   static Mask at_most(Integers a, Integers b) { return a <= b; }
-  /// Lanes where a < b; not where either is NaN.
+  /// The lanes where a < b; a lane where either is NaN is not one of them.
   static Mask below(Vector a, Vector b) { return a < b; }
   static bool any(Mask mask) { return (mask[0] | mask[1] | mask[2] | mask[3]) != 0; }
   static Mask both(Mask a, Mask b) { return a & b; }
@@ -120,19 +123,20 @@ struct Portable {
   typedef uint16_t Halves __attribute__((vector_size(8)));
   typedef uint16_t UnalignedHalves __attribute__((vector_size(8), aligned(2), may_alias));
 
-  /// Where floor(x) has a power of two as fp32 has them, 0 and infinity included; NaN stays NaN.
+  /// Returns x clamped to [-127, 128], in which floor(x) is the exponent of an fp32 number, 0 and
+  /// infinity included. NaN stays NaN.
   static Vector clamp_power(Vector x) { return min(set(128), max(set(-127), x)); }
-  /// floor(x) for |x| < 2^31.
+  /// Returns floor(x) for |x| < 2^31.
   static Integers floor_small(Vector x) {
     const Integers whole = __builtin_convertvector(x, Integers);  // towards 0
     return whole + (__builtin_convertvector(whole, Vector) > x);  // "greater" is -1
   }
 };
 
-/// Operands of a product in fp32: a word is one number.
+/// The operands of a product in fp32, where a word is one number.
 struct PortableFp32 : Portable {
   static constexpr bool kPairs = false;
-  /// accumulator + broadcast(*a) * b.
+  /// Returns accumulator + broadcast(*a) * b.
   static Vector multiply_word(const Word* a, Vector b, Vector accumulator) {
     return multiply_add(set(*reinterpret_cast<const float*>(a)), b, accumulator);
   }

@@ -1,11 +1,18 @@
 #pragma once
-// Threads that work through the items of a task batch, and the scratch memory they reuse.
+// Threads that work through the items of a task list, and the scratch memory that they reuse.
 //
-// The calling thread is thread 0 and works too; a pool of 1 starts no threads. Between calls the
-// others sleep. Items are taken in ascending order: when item i runs, every item before it has been
-// taken, so an item may wait for an earlier one.
-// Errors: the first exception of an item is rethrown once the items that run have ended; no later
-// item begins. A call within a call, or beside one, is a CHECK. Thread rule: one call at a time.
+//     ThreadPool pool(4);
+//     pool.run(items.size(), scratch_bytes, [&](int64_t item, std::byte* scratch) {
+//       engine.forward(forward_items[item], scratch);
+//     });
+//
+// The calling thread is thread 0 and works too, so a pool of 1 starts no threads. Between calls,
+// the other threads sleep. Items are taken in ascending order: when item i runs, all items before
+// it have been taken, so an item may wait for an earlier one.
+//
+// Errors: if an item throws, no further item begins, and the first exception is rethrown when the
+// items that run have ended. A call within a call, or at the same time as another, is a CHECK.
+// Thread rule: one call at a time.
 
 #include <cstddef>
 #include <cstdint>
@@ -14,14 +21,16 @@
 
 namespace distca::kernels {
 
+/// A pool of `threads` threads, the calling one included.
 class ThreadPool {
  public:
   explicit ThreadPool(int threads);
   ~ThreadPool();
 
   int threads() const;
-  /// Calls work(item, scratch) for item 0 .. items - 1, each once; returns when all are done.
-  /// `scratch`: at least `scratch_bytes`, the thread's own, aligned to 64 bytes, not cleared.
+  /// Calls work(item, scratch) once for each of the items 0 .. items - 1, and returns when all are
+  /// done. `scratch` belongs to the thread that runs the item: at least `scratch_bytes`, aligned to
+  /// 64 bytes, and not cleared.
   void run(int64_t items, size_t scratch_bytes,
            const std::function<void(int64_t item, std::byte* scratch)>& work);
 

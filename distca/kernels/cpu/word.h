@@ -1,5 +1,5 @@
 #pragma once
-// What packed operands are made of: 32 bits, one fp32 number or a pair of bf16 numbers.
+// The unit of packed operands: 32 bits, which are one fp32 number or a pair of bf16 numbers.
 
 #include <cstdint>
 

@@ -1,6 +1,13 @@
 #pragma once
-// Who computes what while a scheduler searches, with exact loads and bytes kept up to date move by
-// move. One search uses one object: not for several threads at once.
+// Who computes what while a scheduler searches. Loads and bytes are exact and are kept up to date
+// with every move. One object belongs to one search on one thread.
+//
+//   Assignment state(request, layout);  // every query is computed where it lives
+//   const Piece piece = state.pieces(/*server=*/0)[0];
+//   state.shrink(0, 0, {});  // server 0 gives the whole piece away
+//   state.add(/*server=*/1, piece);
+//
+// A piece's home is the worker that holds its rows.
 
 #include <cstdint>
 #include <span>
@@ -12,29 +19,29 @@
 
 namespace distca {
 
-/// Rows of one segment that one server computes.
+/// Rows of one segment, with the keys that one server computes for them.
 struct Piece {
   int64_t document = 0;
   Range q;           // positions in the document
   Range kv;          // positions in the document
-  int32_t home = 0;  // index in Assignment::homes() of the segment that holds q
+  int32_t home = 0;  // index of the segment that holds q, in Assignment::homes()
   int64_t load = 0;  // TaskPrice of (q, kv)
   bool operator==(const Piece&) const = default;
 };
 
-/// A segment of the layout and who holds it.
+/// A segment of the layout, and the worker that holds it.
 struct HomeSegment {
   int64_t document = 0;
   Range tokens;
   int worker = 0;
 };
 
-/// Picoseconds a byte; at least 1, so that no byte is free.
+/// The price of a byte in picoseconds. It is at least 1, so that no byte is free.
 int64_t byte_price(const Link& link);
 
-/// What is left of a piece without a part of it.
+/// What is left of a piece when a part of it is taken out.
 struct Rest {
-  Rest() {}  // leaves the pieces uncleared: clearing them takes as long as finding them
+  Rest() {}  // does not clear the pieces: clearing takes as long as finding them
   union {
     Piece pieces[4];  // the first `size`: rows below, rows above, keys before, keys after
   };
@@ -42,27 +49,30 @@ struct Rest {
   std::span<const Piece> span() const { return {pieces, size}; }
 };
 
-/// What a server fetches, or no longer fetches.
+/// The cost of what a server fetches, or no longer fetches.
 struct Toll {
-  int64_t price = 0;     // bytes of Q, K, V and O, each times the price of its link (ps per byte)
-  int64_t received = 0;  // bytes of Q, K and V
-  int64_t kept = 0;      // bytes of memory until backward
-  bool blocked = false;  // a rank that would have to send it has no send bytes left
+  /// Bytes of Q, K, V and O, each times the price of its link (ps for a byte).
+  int64_t price = 0;
+  int64_t received = 0;  // bytes of Q, K, V
+  int64_t kept = 0;      // bytes of memory, until backward
+  /// Whether a rank that would have to send some of it would exceed its send cap.
+  bool blocked = false;
 };
 
-/// Counts: Q and O of every row computed away from home, K and V of every key once per server that
-/// reads it and does not hold it, both as plan/accounting.h does. Ignores: LSE, latency, backward.
-/// Time of a query or a change: the pieces of one (server, document) plus the document's segments.
+/// Counts: Q and O of every row that is computed away from home; K and V of every key, once for
+/// each server that reads it and does not hold it; both as plan/accounting.h does. Ignores: LSE,
+/// latency, backward. Time of a query or a change: the pieces of one (server, document), plus the
+/// document's segments.
 class Assignment {
  public:
-  /// Every segment is a piece of its worker, with all its keys. Borrows both.
+  /// At first, every segment is a piece of its worker, with all its keys. Borrows both arguments.
   Assignment(const PlanRequest& request, const Layout& layout);
 
   int num_servers() const { return static_cast<int>(pieces_.size()); }
   const std::vector<HomeSegment>& homes() const { return homes_; }  // by document, position
   /// Sorted by document, q.begin, kv.begin. Neighbours that one task can compute are one piece.
   const std::vector<Piece>& pieces(int server) const { return pieces_[server]; }
-  /// Of one document.
+  /// The pieces of one document.
   std::span<const Piece> pieces(int server, int64_t document) const;
 
   const TaskPrice& task_price() const { return task_price_; }
@@ -73,20 +83,21 @@ class Assignment {
   int64_t memory_bytes(int rank) const { return memory_[rank]; }
   int64_t price() const { return price_; }  // of all bytes, as Toll::price
 
-  /// A piece of all keys that its rows may see.
+  /// A piece with all keys that its rows may see.
   Piece whole_context(int64_t document, const Range& q, int32_t home) const;
   Piece with_keys(int64_t document, const Range& q, const Range& kv, int32_t home) const;
-  int64_t load_of(const Range& q) const;  // with all keys its rows may see
-  /// Of a piece without the keys `kv` of its rows `q`: what has any pairs.
+  int64_t load_of(const Range& q) const;  // of rows with all keys they may see
+  /// What is left of a piece without the keys `kv` of its rows `q`. Parts without pairs are left
+  /// out.
   Rest without(const Piece& piece, const Range& q, const Range& kv) const;
 
   /// What the server would have to fetch for one more piece.
   Toll to_add(int server, const Piece& piece) const;
-  /// What the server would no longer fetch were pieces(server)[index] replaced by `rest`, parts of
-  /// it.
+  /// What the server would no longer fetch if pieces(server)[index] were replaced by `rest`, which
+  /// are parts of it.
   Toll to_shrink(int server, size_t index, std::span<const Piece> rest) const;
 
-  /// Do the caps on received bytes and on memory let a server have so much more?
+  /// Whether the caps on received bytes and on memory let a server have so much more.
   bool within_caps(int server, int64_t received, int64_t kept) const {
     const int64_t most_received = cluster_.max_receive_bytes, most_kept = cluster_.max_memory_bytes;
     return (most_received == 0 || receive_[server] + received <= most_received) &&
@@ -96,14 +107,14 @@ class Assignment {
   void add(int server, const Piece& piece);
   void shrink(int server, size_t index, std::span<const Piece> rest);
 
-  /// From here on changes can be taken back, until keep_trial().
+  /// From here on, changes can be taken back with undo_trial(), until keep_trial().
   void begin_trial();
   void keep_trial() { in_trial_ = false; }
   void undo_trial();
-  /// Servers whose pieces the trial changed.
+  /// The servers whose pieces the trial has changed.
   const std::vector<int>& touched() const { return touched_; }
 
-  /// Highest end of the keys that the server reads of a document; 0: none.
+  /// The highest end of the keys that the server reads of a document. 0: it reads none.
   int64_t keys_end(int server, int64_t document) const;
   std::vector<Task> tasks() const;
 
@@ -116,7 +127,8 @@ class Assignment {
   template <typename Visit>
   void unread(const Range& tokens, Range Piece::*side, const Others& others, size_t next,
               const Visit& visit) const;
-  /// visit(home worker, tokens, rows or keys): all that `server` fetches for the piece alone.
+  /// Calls visit(home worker, tokens, rows or keys) for all that `server` fetches for the piece
+  /// alone.
   template <typename Visit>
   void fetched(int server, const Piece& piece, const Others& others, const Visit& visit) const;
   Toll toll(int server, const Piece& piece, const Others& others) const;

@@ -1,18 +1,19 @@
 #pragma once
-// Scheduler `balanced`: moves rows until every rank keeps its caps. Any thread.
+// The caps of scheduler `balanced`: rows are moved until every rank keeps them. Any thread may call
+// the functions.
 
 #include "distca/plan/balanced/moves.h"
 
 namespace distca {
 
-/// On what a rank sends, receives or holds.
+/// Whether there are caps on what a rank sends, receives or holds.
 bool has_caps(const Cluster& cluster);
-/// Bytes by which ranks send, receive or hold more than the caps allow, added up; 0: all are kept.
+/// The bytes that all ranks together send, receive or hold above the caps. 0: all caps are kept.
 int64_t overrun(const Assignment& state, const Cluster& cluster);
 
-/// While a rank sends, receives or holds more than the cluster's caps allow, makes the move that
-/// brings all ranks nearest to them, even where that costs even load. Gives up where no single move
-/// helps: make_plan() refuses what is left. Bounded by the number of servers.
+/// While a rank exceeds a cap, makes the move that brings all ranks nearest to their caps, even
+/// where that costs even load. Gives up where no single move helps; make_plan() then refuses the
+/// plan. The number of moves is bounded by the number of servers.
 void respect_caps(Mover& mover, const Cluster& cluster);
 
 }  // namespace distca

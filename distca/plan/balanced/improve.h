@@ -1,19 +1,22 @@
 #pragma once
-// Scheduler `balanced`: takes moves back and makes better ones. Any thread.
+// The second part of scheduler `balanced`: it takes moves back and makes better ones. Any thread
+// may call the functions.
 
 #include "distca/plan/balanced/moves.h"
 
 namespace distca {
 
-/// `rounds` times: the rows that the receiver which pays most per load took, every other time also
-/// those of a second one with the same documents, go home and are given away anew; kept where that
-/// lowers mover.price() and no server is further above its bound and no rank further beyond a cap.
-/// Deterministic: bounded by rounds, never by a clock.
+/// In each of `rounds` rounds, finds the receiver that pays most bytes for each unit of the load
+/// that it took. Its rows go home and are given away anew; in every other round also those of a
+/// second receiver with the same documents. The change is kept where it lowers mover.price() and
+/// neither the load above bounds nor the bytes above caps grow. It is deterministic: bounded by
+/// rounds, never by a clock.
 void improve(Mover& mover, const Cluster& cluster, int rounds);
 
-/// Where caps leave a server above its bound, one that knows its document takes some of its rows,
-/// however full, and gives others away; kept where that lowers the load above bounds markedly and
-/// no rank is further beyond a cap. A few hundred trials at most.
+/// For servers that caps leave above their bound: another server that knows the document takes some
+/// of the rows, however full it is, and gives others away. A change is kept where it markedly
+/// lowers the load above bounds and the bytes above caps do not grow. Makes at most a few hundred
+/// trials.
 void unstick(Mover& mover, const Cluster& cluster);
 
 }  // namespace distca

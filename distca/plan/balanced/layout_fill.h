@@ -1,6 +1,9 @@
 #pragma once
-// One construction of layout `balanced`: workers are filled one after another, each up to its
-// tokens and its load at once. Any thread.
+// One construction of layout `balanced`. It fills workers one after another, each up to its tokens
+// and its load at once. Any thread may call it.
+//
+//   const WorkerFiller filler(request, price, shares);
+//   const Layout layout = filler.fill({.heavy_permille = 1000});
 
 #include <cstdint>
 #include <vector>
@@ -10,28 +13,33 @@
 
 namespace distca {
 
-/// What the construction does not derive from the request; balanced_layout tries several.
+/// Parameters that do not follow from the request. balanced_layout tries several choices. All are
+/// in thousandths.
 struct FillChoice {
-  // A document is cut over workers if a token of it costs more than half this x the mean, ...
+  // A document is cut over several workers if its tokens cost on average more than half of this
+  // times the mean of all tokens.
   int64_t heavy_permille = 1500;
-  // ... and its own first rows are filler up to the row that costs this x the mean.
+  // Such a document's own first rows serve as filler, up to the row that costs this times the mean.
   int64_t prefix_permille = 900;
   int64_t slack_permille = 980;  // of the tolerance that may be used
-  int64_t load_permille = 400;   // what filler's load counts for beside the keys it makes travel
-  int64_t spread_permille = 0;   // of the rows that all its servers read, shared by them
+  /// How much the load of filler counts beside the keys that it makes travel.
+  int64_t load_permille = 400;
+  /// What part of the rows that all servers of a document read is divided among these servers. It
+  /// is above 0 only with options.spread.
+  int64_t spread_permille = 0;
 };
 
-/// Where queries are computed at home, keys travel to (worker, document) once, up to the last query
-/// there: so a long document is cut from its end in as few pieces as the load allows, the tokens
-/// beside such a piece are short documents or the document's own first rows (cheap to attend, and
-/// read by this worker anyway), and cuts of other documents are rare and small.
+/// Where queries are computed at home, the keys of a document travel to a worker once, up to the
+/// last query there. So a long document is cut from its end, in as few pieces as the load allows.
+/// The tokens beside such a piece (the filler) are short documents, or the document's own first
+/// rows, which cost little and are read by this worker anyway. Cuts of other documents are rare and
+/// small.
 class WorkerFiller {
  public:
-  /// `shares`: load per worker, before the tolerance. Keeps references to the request and the
-  /// price.
+  /// `shares` is the load of each worker, before the tolerance. Borrows the request and the price.
   WorkerFiller(const PlanRequest& request, const TaskPrice& price, std::vector<int64_t> shares);
-  /// Every token, each worker the mean number of tokens to within 128 and, as nearly as that
-  /// allows, load up to its share x (1 + tolerance).
+  /// Places every token. Each worker holds the mean number of tokens to within 128 and, as nearly
+  /// as that allows, a load of up to its share x (1 + tolerance).
   Layout fill(const FillChoice& choice) const;
 
  private:

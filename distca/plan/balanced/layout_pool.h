@@ -1,6 +1,7 @@
 #pragma once
-// Documents and parts of documents from which layout `balanced` takes, by their load per token. Not
-// thread-safe, lookups included: they shorten the way for the next one.
+// The documents and parts of documents that layout `balanced` has not placed yet, ordered by their
+// load for each token. A pool belongs to one thread, even for lookups, because each lookup shortens
+// the links that the next one follows.
 
 #include <algorithm>
 #include <cstddef>
@@ -13,30 +14,32 @@
 
 namespace distca {
 
-/// What is left of a document, or of a part of it.
+/// What is left of a document or of a part of it.
 struct Rest {
   int64_t document = 0;  // Document::id
   Range rows;
 };
 
-struct Lighter {  // in load per token, rows being alike
+/// Orders rests by their load for each token, which rises with the middle of their rows.
+struct Lighter {
   bool operator()(const Rest& a, const Rest& b) const {
     return std::tuple(a.rows.begin + a.rows.end, a.document, a.rows.begin) <
            std::tuple(b.rows.begin + b.rows.end, b.document, b.rows.begin);
   }
 };
 
-/// Lightest first. Documents that were never cut are an array with holes; the parts of the others,
-/// few at a time, a sorted array beside it. A step or a removal takes amortized O(log documents),
-/// plus O(parts) where it is a part's.
+/// A pool of rests, lightest first. Documents that were never cut are an array with holes. The
+/// parts of the others, which are few at a time, are a sorted array beside it. A step or a removal
+/// takes amortized O(log documents), and for a part O(parts) more.
 class RestPool {
  public:
-  /// A place between two rests; the first ones after it. Good until the pool changes.
+  /// A place between two rests, given by the first whole document and the first part after it.
+  /// Valid until the pool changes.
   struct Spot {
     size_t whole = 0;
     size_t part = 0;
   };
-  /// Good until the pool changes.
+  /// A rest, and its index among the whole documents or the parts. Valid until the pool changes.
   struct Item {
     Rest rest;
     size_t index = 0;
@@ -44,15 +47,16 @@ class RestPool {
   };
 
   RestPool() : RestPool(std::vector<Rest>()) {}
-  /// `documents`: whole ones, in the order of Lighter.
+  /// `documents` are whole ones, in the order of Lighter.
   explicit RestPool(std::vector<Rest> documents);
 
-  /// Before the first that is no lighter than a document of this length.
+  /// The place before the first rest that is no lighter than a document of this length.
   Spot above(int64_t length) const;
-  /// The rest after the spot, or before it, which is passed; nothing at the end.
+  /// Returns the rest after the spot, or before it, and moves the spot past it. Nothing at the end.
   std::optional<Item> next(Spot& spot);
   std::optional<Item> previous(Spot& spot);
-  /// The heaviest before the spot that fits, if of whole documents the shorter ones do.
+  /// Returns the heaviest rest before the spot that fits. If a whole document fits, shorter ones
+  /// must fit too.
   template <typename Fits>
   std::optional<Item> heaviest(const Spot& spot, const Fits& fits);
 
@@ -60,13 +64,13 @@ class RestPool {
   void take(const Item& item);
 
  private:
-  /// Where the links from `index` end; halves the way.
+  /// Follows the links from `index` to their end, and halves the way for the next time.
   static size_t follow(std::vector<size_t>& links, size_t index);
   size_t last_whole(size_t end) { return follow(before_, end); }
 
   std::vector<Rest> whole_;
-  std::vector<size_t> after_;   // [whole_ + 1] towards the first that is left from there
-  std::vector<size_t> before_;  // [whole_ + 1] towards the end of the last that is left before
+  std::vector<size_t> after_;   // [whole_ + 1] towards the first that is left from there on
+  std::vector<size_t> before_;  // [whole_ + 1] towards the end of the last one left before
   std::vector<Rest> parts_;
 };
 

@@ -1,6 +1,6 @@
 #pragma once
-// What a layout will cost once a scheduler has evened out its load: to choose among layouts. Any
-// thread.
+// What a layout will cost once a scheduler has evened out its load. Layouts are chosen by this
+// price. Any thread may call the function.
 
 #include <cstdint>
 #include <vector>
@@ -12,13 +12,13 @@ namespace distca {
 
 struct LayoutPrice {
   int64_t bytes = 0;    // Q, K, V and O
-  int64_t busiest = 0;  // most Q, K, V that one worker sends or receives
+  int64_t busiest = 0;  // Q, K, V of the worker that sends or receives most
 };
 
-/// `shares`: load per worker that needs no moving, but for the tolerance.
-/// Counts: keys that travel when queries are computed at home; for load above a share, one cheapest
-/// shard of the worker's costliest segment, half of its keys new to whoever takes it (in `busiest`:
-/// only its queries, sent from home).
+/// `shares` is the load of each worker that needs no moving (the tolerance comes on top).
+/// Counts: keys that travel when queries are computed at home; for load above a share, the cheapest
+/// shards of the worker's costliest segments, with half of their keys new to the receiver. In
+/// `busiest`, only the queries of these shards count, as sent from home.
 LayoutPrice price_layout(const PlanRequest& request, const TaskPrice& price, const Layout& layout,
                          const std::vector<int64_t>& shares);
 

@@ -1,5 +1,6 @@
 #pragma once
-// Layout `balanced` with options.spread: hot keys change places with cold ones. Any thread.
+// Layout `balanced` with options.spread: keys that many servers read change places with others. Any
+// thread may call the function.
 
 #include <cstdint>
 #include <vector>
@@ -9,11 +10,12 @@
 
 namespace distca {
 
-/// Lowers the largest send: while a worker sends more than `goal_permille` of the largest receive,
-/// rows of its that most servers read change places with a whole document of about as many tokens
-/// that nobody else reads, where the load stays below shares[worker] x (1 + tolerance), cheapest
-/// first. Segments of a worker are sorted by document and position, before and after. No window:
-/// hot keys come from long contexts. Time: moves (workers at most x 4) x segments.
+/// Lowers the largest send. While a worker sends more than `goal_permille` of the largest receive,
+/// the rows of it that most servers read change places with about as many tokens of another
+/// document on another worker, which fewer servers read. The swap that makes the fewest keys travel
+/// for its gain goes first. Load stays below shares[worker] x (1 + tolerance). Segments of a worker
+/// are sorted by document and position, before and after. Does nothing with a window: keys that
+/// many read come from long contexts. Time: moves (at most 4 x workers) x segments.
 void spread_hot_rows(const PlanRequest& request, const TaskPrice& price,
                      const std::vector<int64_t>& shares, int64_t goal_permille, Layout& layout);
 

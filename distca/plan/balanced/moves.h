@@ -1,6 +1,6 @@
 #pragma once
-// The moves of scheduler `balanced`: shards from servers above their bound to those below. One
-// object is not for several threads at once.
+// The moves of scheduler `balanced`: shards go from servers above their bound to servers below it
+// (best_first.h explains the words). One object belongs to one thread.
 
 #include <algorithm>
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace distca {
 
-/// Servers by room, most first, ties by id.
+/// Servers by room, most first. Ties are broken by id.
 class ByRoom {
  public:
   explicit ByRoom(std::vector<int64_t> room);
@@ -29,20 +29,22 @@ class ByRoom {
 
 class Mover final : public BestFirst {
  public:
-  /// Borrows both; every piece has all keys that its rows see.
+  /// Borrows both arguments. Every piece must have all keys that its rows see.
   Mover(const PlanRequest& request, Assignment& state);
 
   const std::vector<int>& by_room() const override { return by_room_.order(); }
-  int64_t crumb() const { return crumb_; }  // load that is not worth a task of its own
+  int64_t crumb() const { return crumb_; }  // load not worth a task of its own
 
-  /// Best moves first, until no server is above its bound or none below may take more.
-  /// larger_first: how much a large move counts for more than its price per load, 0: not at all.
+  /// Makes the best moves first, until no server is above its bound or none below may take more.
+  /// The score of a move is its price / load^(1 + larger_first / 8), and the lowest is best. So a
+  /// higher `larger_first` favours larger moves.
   void balance(int larger_first = 0);
-  /// Moves one block from the most loaded server to the one that is then least loaded, by capacity:
-  /// the block that leaves the higher of the two lowest. False when the bound is met or no block
-  /// helps.
+  /// Moves one block from the server with most load for its capacity to the one that then has
+  /// least. Takes the block that leaves the higher of the two lowest. Returns false when the bound
+  /// is met or no block helps.
   bool shed_one_block();
-  /// Rows of a piece of about the load that the donor has too much: the last ones, the first ones.
+  /// The rows of a piece that have about the donor's excess as load: the last ones, and the first
+  /// ones.
   std::vector<Range> rows_of_excess(int donor, const Piece& piece) const;
   /// Gives rows of a piece to another server, whatever its bound.
   void give(int from, size_t index, const Range& q, int to);
@@ -50,12 +52,16 @@ class Mover final : public BestFirst {
   void begin_trial() { state_.begin_trial(); }
   void keep_trial() { state_.keep_trial(); }
   void undo_trial();
-  /// What bytes cost, those count twice that one server receives beyond a fair limit.
+  /// The price of all bytes. Those that a server receives beyond a fair limit (the keys of the
+  /// longest document) count twice.
   int64_t price() const;
 
  private:
-  static constexpr size_t kStrangers = 3;  // receivers tried that know nothing of a document
-  static constexpr size_t kSharing = 16;   // donors of a document looked at anew after a move of it
+  /// Receivers that are tried though they know nothing of a document.
+  static constexpr size_t kStrangers = 3;
+  /// After a move of a document, so many of its donors look for a new best move at once. Those of
+  /// the others become stale.
+  static constexpr size_t kSharing = 16;
 
   std::optional<Move> best_move(int donor) override;
   bool better(const Move& a, const Move& b) const override { return a.score < b.score; }
@@ -70,9 +76,9 @@ class Mover final : public BestFirst {
   double score(double price, int64_t useful) const;
   double least_score(int donor, const Piece& piece) const;
 
-  const ShardRows rows_;           // borrows from state_
+  const ShardRows rows_;           // borrows the price from state_
   const int64_t fair_receive_;     // bytes
-  const int64_t least_row_price_;  // of the Q and O of a row that is not at home
+  const int64_t least_row_price_;  // of Q and O of a row that is not at home
   const int64_t crumb_;
   int larger_first_ = 0;
   ByRoom by_room_;

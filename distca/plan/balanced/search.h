@@ -1,25 +1,26 @@
 #pragma once
-// Scheduler `balanced`: even load for the fewest bytes on a layout that is there (paper 4.2, 4.4).
-// Any thread.
+// Scheduler `balanced`: even load for the fewest bytes on a given layout (paper 4.2, 4.4). Any
+// thread may call it.
 
 #include "distca/plan/scheduler.h"
 
 namespace distca {
 
 /// Every query starts where it lives. A server may carry (1 + tolerance) times its share of the
-/// load; those above give shards to those below, the move with the lowest price per load first.
-/// Then the dearest receivers' shards are taken back and given away anew, a fixed number of times.
-/// What blocks of 128 leave above a bound goes block by block; the bound may stay out of reach
-/// (fewer blocks than servers). Caps come before even load; what cannot meet them is left to
+/// load. Servers above this bound give shards to servers below theirs, and the move with the lowest
+/// price for each unit of load goes first. Then, a fixed number of times, the receivers that pay
+/// most give their shards back, and these are given away anew. What then lies above a bound,
+/// because rows move in blocks of 128, goes block by block. The bound may stay out of reach (fewer
+/// blocks than servers). Caps come before even load. A plan that cannot meet them is left for
 /// make_plan() to refuse.
 ///
-/// Counts: load as TaskPrice; Q, O and keys of every move at the price of their links, a key token
-/// once per server, keys that the donor no longer reads; twice what one server receives beyond the
-/// keys of the longest document; the caps on bytes and memory.
+/// Counts: load as TaskPrice; Q, O and keys of every move at the price of their links, where a key
+/// token counts once for each server; keys that the donor no longer reads; what one server receives
+/// beyond the keys of the longest document, twice; the caps on bytes and memory.
 /// Ignores: latency, tile padding in the choice of shapes.
 ///
-/// Integers for loads and bytes, doubles by + - * / sqrt only, ties by the lowest id. Times:
-/// bench/plan; with caps that bind, some hundred times as long.
+/// Loads and bytes are integers, doubles are made by + - * / sqrt only, and ties go to the lowest
+/// id. bench/plan measures the time; with caps that bind, it is some hundred times as long.
 std::vector<Task> schedule_balanced(const PlanRequest& request, const Layout& layout);
 
 }  // namespace distca

@@ -1,6 +1,6 @@
 #pragma once
-// Which rows of a piece make a shard of a wanted load: cuts at multiples of 128 from the document's
-// start. Any thread.
+// Finds the rows of a piece that make a shard of a wanted load. Cuts are at multiples of 128 from
+// the document's start. Any thread may call it.
 
 #include <cstdint>
 #include <optional>
@@ -16,22 +16,24 @@ class ShardRows {
   ShardRows(const AttentionShape& shape, const TaskPrice& price)
       : shape_(shape), price_(price), closed_form_(price.in_pairs() && shape.window_left < 0) {}
 
-  /// Of rows with all keys they may see.
+  /// The load of rows with all keys that they may see.
   int64_t load(const Range& q) const { return price_(q, visible_keys(q, shape_.window_left)); }
 
-  /// The rows below `end` of at least `wanted` load if that is at most `most`, else one block less:
-  /// the larger piece first, it ends an excess in one move instead of leaving a crumb. Nothing
-  /// where even one block is more than `most`. `end` is a cut; wanted > 0.
+  /// The fewest whole blocks of q just below `end` that have at least the load `wanted`, or one
+  /// block less where their load is above `most`. The larger shard is preferred because it ends an
+  /// excess in one move instead of leaving a crumb. Nothing where even one block is above `most`.
+  /// `end` is an allowed cut, and wanted > 0.
   std::optional<Range> ending_at(int64_t end, const Range& q, int64_t wanted, int64_t most) const;
-  /// The first rows of q, likewise.
+  /// The same for the first blocks of q.
   std::optional<Range> from_begin(const Range& q, int64_t wanted, int64_t most) const;
-  /// Where the shard of q with `wanted` load ends that moves the fewest bytes (paper, Appendix B).
+  /// Where that shard of q with the load `wanted` ends that moves the fewest bytes (paper, Appendix
+  /// B). `load` is that of q.
   int64_t cheapest_end(const Range& q, int64_t load, int64_t wanted) const;
 
  private:
   const AttentionShape shape_;
   const TaskPrice& price_;
-  const bool closed_form_;  // pairs of all keys: no search
+  const bool closed_form_;  // pairs of all keys: rows are computed, not searched
 };
 
 }  // namespace distca

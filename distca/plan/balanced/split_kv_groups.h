@@ -1,24 +1,26 @@
 #pragma once
-// Groups of servers that share rows of a document and divide its keys: a step of
-// split_kv.cc. Any thread, one search a thread.
+// A step of split_kv.cc: servers that compute rows of one document form groups and divide its keys.
+// Any thread may call the function; a state belongs to one search.
 
 #include "distca/plan/balanced/assignment.h"
 
 namespace distca {
 
-/// Servers that hold neighbouring row pieces of one document become a group where that costs fewer
-/// bytes: each member computes the rows of all of them with a stripe of the keys, of the load that
-/// it had. The group fetches each key once, and each row once a member. With g members whose pieces
-/// of P rows end near key E: g E keys before; E keys and g (g - 1) P rows after. So with a load of
-/// P E = C a member, and Q and O of a row at the bytes of four keys, pairs pay from E = 2.8 sqrt(C)
-/// on and E / (2 sqrt(C)) is the best g. The groups of a document: the best cut of its pieces in
-/// order, exactly priced.
+/// Servers that hold neighbouring pieces of one document become a group where that costs fewer
+/// bytes. Each member then computes the rows of all members with a stripe of the keys, so that it
+/// keeps the load that it had. The group fetches each key once, and each row once for each member.
+/// Say that g members have pieces of P rows that end near key E. They fetch g E keys before, and E
+/// keys and g (g - 1) P rows after. With a load of P E = C for each member, and Q and O of a row
+/// having the bytes of four keys, groups of two pay from E = 2.8 sqrt(C) on, and E / (2 sqrt(C)) is
+/// the best g. A document's pieces, in their order, are cut into groups so that the exact price is
+/// lowest.
 ///
 /// With options.spread, the documents whose keys keep the busiest rank busy are then cut into
-/// larger groups, as long as that lowers the largest send or receive and costs few bytes; without
-/// it, as far as max_send_bytes asks for.
+/// larger groups, as long as that lowers the largest send or receive and costs few bytes. Without
+/// it, this is done as far as max_send_bytes asks for it.
 ///
-/// For a state where every piece is at home. Does nothing with a window: no key is read far away.
+/// Every piece of the state must be at home. Does nothing with a window, where no key is read far
+/// away.
 void divide_keys(Assignment& state, const PlanRequest& request);
 
 }  // namespace distca
