@@ -11,10 +11,8 @@
 #include <string>
 
 #include "bench/attention_measure.h"
-#include "bench/lines.h"
 #include "bench/main.h"
 #include "bench/timing.h"
-#include "distca/base/error.h"
 #include "distca/base/machine.h"
 
 namespace distca::bench {
@@ -87,16 +85,7 @@ int run(int argc, char** argv) {
       "Alone on the machine, else the verdicts are \"not decidable here\".\n"
       "Example:  bench/report.py build/release/bench/attention --only \"lengths bf16 d128 8:8\"");
   if (!parse_options(app, argc, argv)) return 0;
-  std::vector<RowSpec> rows = selected_rows(all_rows(arguments.quick), arguments.only);
-  if (arguments.threads == 1) {
-    std::erase_if(rows, [](const RowSpec& row) { return row.kind == RowKind::kThreads; });
-    if (rows.empty()) {
-      throw Error(ErrorKind::kUsage,
-                  "--only '{}' selects rows on several threads only, --threads 1 none of them: "
-                  "leave --threads out",
-                  arguments.only);
-    }
-  }
+  const std::vector<RowSpec> rows = selected_rows(all_rows(arguments.quick), arguments.only);
   if (arguments.rows) {
     for (const RowSpec& row : rows) fmt::print("{}\n", row.name());
     return 0;

@@ -11,7 +11,7 @@
 
 #include "bench/attention_peak.h"
 #include "bench/attention_torch.h"
-#include "bench/lines.h"
+#include "bench/main.h"
 #include "bench/timing.h"
 #include "distca/base/error.h"
 

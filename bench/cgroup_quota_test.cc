@@ -56,7 +56,7 @@ TEST_F(CgroupQuotaTest, its_group_ends_with_it) {
   EXPECT_FALSE(std::filesystem::exists(folder));
 }
 
-TEST_F(CgroupQuotaTest, its_group_ends_with_a_process_that_is_killed) {
+TEST_F(CgroupQuotaTest, what_a_killed_process_left_goes_with_the_next) {
   quota_.reset();
   const pid_t child = fork();
   if (child == 0) {
@@ -66,10 +66,12 @@ TEST_F(CgroupQuotaTest, its_group_ends_with_a_process_that_is_killed) {
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);
   ASSERT_TRUE(WIFSIGNALED(status));
-  const std::string suffix = "distca-half-" + std::to_string(child);
   const auto gone = [&] {
-    return !std::filesystem::exists("/sys/fs/cgroup/" + suffix) &&
-           !std::filesystem::exists("/sys/fs/cgroup/cpu/" + suffix);
+    quota_.emplace();
+    std::string left = quota_->folder();
+    left.replace(left.rfind('-') + 1, std::string::npos, std::to_string(child));
+    quota_.reset();
+    return !std::filesystem::exists(left);
   };
   for (const Stopwatch watch; !gone() && watch.seconds() < 10;) usleep(10'000);
   EXPECT_TRUE(gone());

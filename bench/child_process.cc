@@ -1,14 +1,15 @@
 #include "bench/child_process.h"
 
-#include <fcntl.h>
-#include <poll.h>
 #include <spawn.h>
+#include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cmath>
 #include <csignal>
 #include <cstring>
 #include <thread>
@@ -21,41 +22,35 @@ namespace {
 
 constexpr double kMercy = 5;  // seconds between the end of its input and SIGKILL
 
-/// Ends that no other child inherits.
-void make_pipe(int (&ends)[2], const std::string& name) {
-  if (pipe2(ends, O_CLOEXEC) != 0)
-    throw Error(ErrorKind::kIo, "{}: no pipe: {}", name, std::strerror(errno));
-}
-
 }  // namespace
 
-ChildProcess::ChildProcess(std::string name, const std::vector<std::string>& command)
+ChildProcess::ChildProcess(std::string name, const std::vector<std::string>& command,
+                           double timeout_s)
     : name_(std::move(name)) {
-  int input[2], output[2];
-  make_pipe(input, name_);
-  make_pipe(output, name_);
-  to_ = input[1];
-  from_ = output[0];
+  int ends[2];
+  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
+    throw Error(ErrorKind::kIo, "{}: no socket: {}", name_, std::strerror(errno));
+  socket_ = ends[0];
+  const timeval timeout{.tv_sec = static_cast<time_t>(timeout_s),
+                        .tv_usec = std::lround(1e6 * std::fmod(timeout_s, 1))};
+  setsockopt(socket_, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_adddup2(&actions, input[0], STDIN_FILENO);
-  posix_spawn_file_actions_adddup2(&actions, output[1], STDOUT_FILENO);
+  for (const int stream : {STDIN_FILENO, STDOUT_FILENO})
+    posix_spawn_file_actions_adddup2(&actions, ends[1], stream);
   std::vector<char*> arguments;
   for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
   arguments.push_back(nullptr);
   const int error = posix_spawn(&pid_, arguments[0], &actions, nullptr, arguments.data(), environ);
   posix_spawn_file_actions_destroy(&actions);
-  close(input[0]);
-  close(output[1]);
+  close(ends[1]);
   if (error == 0) return;
-  close(to_);
-  close(from_);
+  close(socket_);
   throw Error(ErrorKind::kIo, "{}: cannot run {}: {}", name_, command[0], std::strerror(error));
 }
 
 ChildProcess::~ChildProcess() {
-  close(to_);
-  close(from_);
+  close(socket_);
   const Stopwatch watch;
   while (waitpid(pid_, nullptr, WNOHANG) == 0) {
     if (watch.seconds() > kMercy) kill(pid_, SIGKILL);
@@ -65,21 +60,15 @@ ChildProcess::~ChildProcess() {
 
 void ChildProcess::write_line(const std::string& line) {
   const std::string all = line + "\n";
-  size_t written = 0;
   // A program that has ended must be an error here, no signal.
-  const auto old_handler = std::signal(SIGPIPE, SIG_IGN);
-  while (written < all.size()) {
-    const ssize_t now = write(to_, all.data() + written, all.size() - written);
-    if (now < 0 && errno == EINTR) continue;
-    if (now < 0) break;
-    written += static_cast<size_t>(now);
+  for (size_t written = 0; written < all.size();) {
+    const ssize_t now = send(socket_, all.data() + written, all.size() - written, MSG_NOSIGNAL);
+    if (now < 0 && errno != EINTR) throw Error(ErrorKind::kIo, "{} has ended", name_);
+    written += static_cast<size_t>(std::max<ssize_t>(now, 0));
   }
-  std::signal(SIGPIPE, old_handler);
-  if (written < all.size()) throw Error(ErrorKind::kIo, "{} has ended", name_);
 }
 
-std::string ChildProcess::read_line(double timeout_s, const std::string& awaited) {
-  const double deadline = steady_seconds() + timeout_s;
+std::string ChildProcess::read_line(const std::string& awaited) {
   for (;;) {
     const size_t newline = received_.find('\n');
     if (newline != std::string::npos) {
@@ -87,15 +76,11 @@ std::string ChildProcess::read_line(double timeout_s, const std::string& awaited
       received_.erase(0, newline + 1);
       return line;
     }
-    const double left_s = deadline - steady_seconds();
-    pollfd ready{.fd = from_, .events = POLLIN, .revents = 0};
-    const int found = poll(&ready, 1, std::max(0, static_cast<int>(left_s * 1e3)));
-    if (found < 0 && errno == EINTR) continue;
-    if (found <= 0)
-      throw Error(ErrorKind::kIo, "{}: no {} within {:.0f} s", name_, awaited, timeout_s);
     char buffer[1 << 16];
-    const ssize_t got = read(from_, buffer, sizeof(buffer));
+    const ssize_t got = recv(socket_, buffer, sizeof(buffer), 0);
     if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && errno == EAGAIN)
+      throw Error(ErrorKind::kIo, "{}: no {} in time", name_, awaited);
     if (got <= 0) throw Error(ErrorKind::kIo, "{} ended without {}", name_, awaited);
     received_.append(buffer, static_cast<size_t>(got));
   }

@@ -1,5 +1,5 @@
 #pragma once
-// A program that answers lines with lines, through pipes. Thread rule: one thread.
+// A program that answers lines with lines, through a socket. Thread rule: one thread.
 
 #include <sys/types.h>
 
@@ -11,8 +11,8 @@ namespace distca::bench {
 class ChildProcess {
  public:
   /// Starts `command` (program and arguments; its standard error is ours). `name` is what errors
-  /// call it. Throws Error(kIo) if it cannot be run.
-  ChildProcess(std::string name, const std::vector<std::string>& command);
+  /// call it; it may say nothing for `timeout_s` seconds. Throws Error(kIo) if it cannot be run.
+  ChildProcess(std::string name, const std::vector<std::string>& command, double timeout_s = 30);
   /// Closes its standard input, waits a moment for it to end, then kills it.
   ~ChildProcess();
   ChildProcess(const ChildProcess&) = delete;
@@ -20,15 +20,14 @@ class ChildProcess {
 
   /// Throws Error(kIo) when it has ended.
   void write_line(const std::string& line);
-  /// Its next line, without the newline. Throws Error(kIo) when it has ended, or says nothing for
-  /// `timeout_s` seconds; `awaited` is what the line was to be: "an answer to run".
-  std::string read_line(double timeout_s, const std::string& awaited);
+  /// Its next line, without the newline. Throws Error(kIo) when it has ended, or says nothing in
+  /// time; `awaited` is what the line was to be: "an answer to run".
+  std::string read_line(const std::string& awaited);
 
  private:
   std::string name_;
   pid_t pid_ = -1;
-  int to_ = -1;    // its standard input
-  int from_ = -1;  // its standard output
+  int socket_ = -1;  // to its standard input, from its standard output
   std::string received_;
 };
 

@@ -26,21 +26,21 @@ TEST(ChildProcess, answers_lines_of_any_length_with_lines) {
   ChildProcess child("cat", {"/bin/cat"});
   const std::string longer(200'000, 'x');  // than a pipe holds at once, or one read takes
   child.write_line("short");
-  EXPECT_EQ(child.read_line(30, "an answer"), "short");
+  EXPECT_EQ(child.read_line("an answer"), "short");
   child.write_line(longer.substr(0, 60'000) + "\nsecond");
-  EXPECT_EQ(child.read_line(30, "an answer"), longer.substr(0, 60'000));
-  EXPECT_EQ(child.read_line(30, "an answer"), "second");
+  EXPECT_EQ(child.read_line("an answer"), longer.substr(0, 60'000));
+  EXPECT_EQ(child.read_line("an answer"), "second");
 }
 
 TEST(ChildProcess, that_says_nothing_in_time_is_named) {
-  ChildProcess child("the rival", {"/bin/cat"});
-  EXPECT_EQ(message_of([&] { child.read_line(0.05, "answer to run"); }),
-            "the rival: no answer to run within 0 s");
+  ChildProcess child("the rival", {"/bin/cat"}, 0.05);
+  EXPECT_EQ(message_of([&] { child.read_line("answer to run"); }),
+            "the rival: no answer to run in time");
 }
 
 TEST(ChildProcess, that_has_ended_is_named) {
   ChildProcess child("the rival", {"/bin/true"});
-  EXPECT_EQ(message_of([&] { child.read_line(30, "answer to run"); }),
+  EXPECT_EQ(message_of([&] { child.read_line("answer to run"); }),
             "the rival ended without answer to run");
   // The system takes a moment to close the other end.
   const auto write = [&] { return message_of([&] { child.write_line("run"); }); };

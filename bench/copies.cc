@@ -8,12 +8,12 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "bench/copies_count.h"
-#include "bench/lines.h"
 #include "bench/main.h"
 #include "distca/comm/aten_types.h"
 #include "distca/comm/thread_group.h"
@@ -94,7 +94,7 @@ class CountingPlayer final : public OpPlayer {
   }
   void pack(const Op& op) override {
     count(op, [&] { player_.pack(op); });
-    of(op).messages += static_cast<int64_t>(program_.sends(op).messages.size());
+    of(op)[kMessages] += static_cast<int64_t>(program_.sends(op).messages.size());
   }
   void issue(const Op& op) override {
     count(op, [&] { player_.issue(op); });
@@ -116,11 +116,12 @@ class CountingPlayer final : public OpPlayer {
     const ExchangeBytes before = player_.bytes();
     body();
     const ExchangeBytes after = player_.bytes();
-    of(op) += {.sent = after.sent - before.sent,
-               .received = after.received - before.received,
-               .packed = after.packed - before.packed,
-               .unpacked = after.unpacked - before.unpacked,
-               .merged = after.copied - before.copied};
+    TravelBytes& counts = of(op);
+    counts[kSent] += after.sent - before.sent;
+    counts[kReceived] += after.received - before.received;
+    counts[kPacked] += after.packed - before.packed;
+    counts[kUnpacked] += after.unpacked - before.unpacked;
+    counts[kMerged] += after.copied - before.copied;
   }
 
   const Program& program_;
@@ -184,7 +185,7 @@ struct PlannedCase {
 
 /// One rank's counts.
 struct RankCount {
-  std::vector<Travels> layers = std::vector<Travels>(kLayers);  // of the first step
+  std::vector<Travels> layers = std::vector<Travels>(kLayers);  // of the last step
   int64_t buffer_bytes = 0;
   int64_t later_allocations = 0;
 };
@@ -220,11 +221,9 @@ RankCount count_rank(const PlannedCase& step, Overlap overlap, Communicator& com
 Json to_json(const Travels& travels) {
   Json json = Json::object();
   for (int i = 0; i < kNumTravels; ++i) {
-    const TravelBytes& bytes = travels[i];
-    json[travel_name(static_cast<Travel>(i))] = {
-        {"needed", bytes.needed},    {"sent", bytes.sent},         {"received", bytes.received},
-        {"packed", bytes.packed},    {"unpacked", bytes.unpacked}, {"merged", bytes.merged},
-        {"messages", bytes.messages}};
+    Json& counts = json[travel_name(static_cast<Travel>(i))];
+    for (size_t count = 0; count < kNumCounts; ++count)
+      counts[kCountNames[count]] = travels[i][count];
   }
   return json;
 }
@@ -242,7 +241,9 @@ void write_counts(const PlannedCase& step, std::string_view overlap,
   for (size_t layer = 0; layer < kLayers; ++layer) {
     Travels sum{};
     for (const RankCount& rank : ranks) {
-      for (size_t i = 0; i < sum.size(); ++i) sum[i] += rank.layers[layer][i];
+      for (size_t i = 0; i < sum.size(); ++i) {
+        std::ranges::transform(sum[i], rank.layers[layer][i], sum[i].begin(), std::plus{});
+      }
     }
     for (const Plan& plan : step.plans) add_needed(plan, what.types(), what.redispatched, &sum);
     layers.push_back(to_json(sum));
@@ -258,7 +259,7 @@ void write_counts(const PlannedCase& step, std::string_view overlap,
                       {"later_allocations", later_allocations}});
 }
 
-/// Under every schedule.
+/// Under every overlap mode.
 void count(const Case& what) {
   const PlannedCase step(what);
   for (const OverlapName& overlap : kOverlaps) {

@@ -51,17 +51,6 @@ Travel travel_of(const Op& op) {
   }
 }
 
-TravelBytes& TravelBytes::operator+=(const TravelBytes& other) {
-  needed += other.needed;
-  sent += other.sent;
-  received += other.received;
-  packed += other.packed;
-  unpacked += other.unpacked;
-  merged += other.merged;
-  messages += other.messages;
-  return *this;
-}
-
 AwayTokens away_tokens(const Plan& plan) {
   AwayTokens away;
   for (int server = 0; server < plan.cluster.num_servers(); ++server) {
@@ -92,7 +81,7 @@ void add_needed(const Plan& plan, const ExchangeTypes& types, bool redispatched,
   const int64_t compute = element_bytes(types.compute);
   const int64_t per_row = shape.num_heads * element_bytes(types.accumulator);  // LSE, or delta
   const auto add = [travels](Travel travel, int64_t bytes) {
-    (*travels)[static_cast<size_t>(travel)].needed += bytes;
+    (*travels)[static_cast<size_t>(travel)][kNeeded] += bytes;
   };
   const int64_t qkv = (queries * q + keys * kv) * compute;
   add(Travel::kQkv, qkv);

@@ -15,20 +15,23 @@ namespace distca::bench {
 enum class Travel : uint8_t { kQkv, kO, kQkvAgain, kDO, kGradients };
 inline constexpr int kNumTravels = 5;
 const char* travel_name(Travel travel);
-/// Of an operation that exchanges, or of the attend that fills a message: where its bytes count.
+/// Of an operation that exchanges, or of the core attention that fills a message: where its bytes
+/// count.
 Travel travel_of(const Op& op);
 
-struct TravelBytes {
-  int64_t needed = 0;  // tokens away from home, each once a server
-  int64_t sent = 0;
-  int64_t received = 0;
-  int64_t packed = 0;    // copied on the sender's side
-  int64_t unpacked = 0;  // copied or added on the receiver's side
-  int64_t merged = 0;    // O and LSE of split-KV, written again
-  int64_t messages = 0;
-
-  TravelBytes& operator+=(const TravelBytes& other);
+enum Count : size_t {
+  kNeeded,  // bytes of tokens away from home, each once a server
+  kSent,
+  kReceived,
+  kPacked,    // copied on the sender's side
+  kUnpacked,  // copied or added on the receiver's side
+  kMerged,    // O and LSE of split-KV, written again
+  kMessages,  // their number
+  kNumCounts
 };
+inline constexpr std::array<const char*, kNumCounts> kCountNames = {
+    "needed", "sent", "received", "packed", "unpacked", "merged", "messages"};
+using TravelBytes = std::array<int64_t, kNumCounts>;
 using Travels = std::array<TravelBytes, kNumTravels>;
 
 /// Tokens that a plan's tasks read away from their homes.
@@ -39,7 +42,7 @@ struct AwayTokens {
 };
 AwayTokens away_tokens(const Plan& plan);
 
-/// Fills in `needed`. `redispatched`: keys travel again for backward.
+/// Fills in kNeeded. `redispatched`: keys travel again for backward.
 void add_needed(const Plan& plan, const ExchangeTypes& types, bool redispatched, Travels* travels);
 
 }  // namespace distca::bench

@@ -48,15 +48,15 @@ TEST(CopiesCount, the_needed_bytes_are_those_of_the_plans_own_account) {
       o += load.o_send_bytes;
     }
     const int64_t lse = away_tokens(plan).queries * plan.shape.num_heads * 4;
-    EXPECT_EQ(travels[static_cast<size_t>(Travel::kQkv)].needed, qkv);
-    EXPECT_EQ(travels[static_cast<size_t>(Travel::kQkvAgain)].needed, qkv);
-    EXPECT_EQ(travels[static_cast<size_t>(Travel::kO)].needed, o + lse);
-    EXPECT_EQ(travels[static_cast<size_t>(Travel::kDO)].needed, o + 2 * lse);
-    EXPECT_EQ(travels[static_cast<size_t>(Travel::kGradients)].needed, qkv);
+    EXPECT_EQ(travels[static_cast<size_t>(Travel::kQkv)][kNeeded], qkv);
+    EXPECT_EQ(travels[static_cast<size_t>(Travel::kQkvAgain)][kNeeded], qkv);
+    EXPECT_EQ(travels[static_cast<size_t>(Travel::kO)][kNeeded], o + lse);
+    EXPECT_EQ(travels[static_cast<size_t>(Travel::kDO)][kNeeded], o + 2 * lse);
+    EXPECT_EQ(travels[static_cast<size_t>(Travel::kGradients)][kNeeded], qkv);
   }
 }
 
-TEST(CopiesCount, an_attend_counts_where_its_results_travel) {
+TEST(CopiesCount, core_attention_counts_where_its_results_travel) {
   EXPECT_EQ(travel_of({.kind = OpKind::kCoreAttention}), Travel::kO);
   EXPECT_EQ(travel_of({.kind = OpKind::kCoreAttention, .pass = Pass::kBackward}),
             Travel::kGradients);

@@ -11,18 +11,17 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 
-#include "bench/lines.h"
 #include "bench/main.h"
 #include "bench/rounds.h"
 #include "distca/base/error.h"
 #include "distca/base/file.h"
 #include "distca/base/integers.h"
 #include "distca/base/random.h"
-#include "distca/comm/aten_types.h"
 #include "distca/cost/attention_profile.h"
 #include "distca/runtime/aten_attention.h"
-#include "distca/runtime/tensor_rows.h"
+#include "distca/runtime/attention_tensors.h"
 
 namespace distca::bench {
 namespace {
@@ -95,27 +94,22 @@ class Problem {
                .head_dim_qk = arguments.head_dim,
                .head_dim_v = arguments.head_dim,
                .softmax_scale = 1 / std::sqrt(static_cast<double>(arguments.head_dim))} {
+    std::vector<kernels::Task> tasks;
     int64_t queries = 0, keys = 0;
     for (const TaskSize& size : sizes) {
+      tasks.push_back({.q_row = queries,
+                       .q_tokens = size.queries,
+                       .q_position = size.keys - size.queries,
+                       .keys = {{.row = keys, .tokens = size.keys}}});
       queries += size.queries, keys += size.keys;
       pairs_ += size.pairs();
     }
-    const auto random = [&](int64_t tokens, int64_t heads, int64_t dim, at::ScalarType type) {
-      return at::randn({tokens, heads, dim}, at::TensorOptions(device()).dtype(type));
-    };
-    q_ = random(queries, arguments.heads, arguments.head_dim, at::kBFloat16);
-    d_o_ = random(queries, arguments.heads, arguments.head_dim, at::kBFloat16);
-    k_ = random(keys, arguments.kv_heads, arguments.head_dim, at::kBFloat16);
-    v_ = random(keys, arguments.kv_heads, arguments.head_dim, at::kBFloat16);
-    delta_ = random(queries, arguments.heads, 1, at::kFloat);
-    o_ = at::zeros_like(q_), lse_ = at::zeros_like(delta_);
-    dq_ = at::zeros_like(q_, at::kFloat);
-    dk_ = at::zeros_like(k_, at::kFloat), dv_ = at::zeros_like(v_, at::kFloat);
-    make_tasks(sizes);
+    tensors_.emplace(shape_, kType, queries, keys, device());
+    tensors_->list.tasks = std::move(tasks);
     forward();  // LSE, for backward
   }
-  void forward() const { aten_forward(shape_, kType, list_, kDevice); }
-  void backward() const { aten_backward(shape_, kType, list_, kDevice); }
+  void forward() const { aten_forward(shape_, kType, tensors_->list, kDevice); }
+  void backward() const { aten_backward(shape_, kType, tensors_->list, kDevice); }
   void deterministic_backward() const {
     at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
     backward();
@@ -127,33 +121,9 @@ class Problem {
   int64_t pairs() const { return pairs_; }
 
  private:
-  void make_tasks(const std::vector<TaskSize>& sizes) {
-    list_.queries = {{.tokens = q_.size(0),
-                      .q = rows_of(q_),
-                      .o = rows_of(o_),
-                      .lse = rows_of(lse_),
-                      .d_o = rows_of(d_o_),
-                      .delta = rows_of(delta_),
-                      .dq = rows_of(dq_)}};
-    list_.keys = {{.tokens = k_.size(0),
-                   .k = rows_of(k_),
-                   .v = rows_of(v_),
-                   .dk = rows_of(dk_),
-                   .dv = rows_of(dv_)}};
-    int64_t query = 0, key = 0;
-    for (const TaskSize& size : sizes) {
-      list_.tasks.push_back({.q_row = query,
-                             .q_tokens = size.queries,
-                             .q_position = size.keys - size.queries,
-                             .keys = {{.row = key, .tokens = size.keys}}});
-      query += size.queries, key += size.keys;
-    }
-  }
-
   kernels::Shape shape_;
   int64_t pairs_ = 0;
-  at::Tensor q_, k_, v_, o_, lse_, d_o_, delta_, dq_, dk_, dv_;
-  kernels::TaskList list_;
+  std::optional<AttentionTensors> tensors_;
 };
 
 Contender forward_of(const Problem& problem) {
@@ -257,21 +227,18 @@ int run(int argc, char** argv) {
   Arguments arguments;
   CLI::App app{"Core attention on a CUDA device: shards against one long sequence.",
                "cuda_attention"};
+  app.option_defaults()->always_capture_default();
   const auto count = [&](const char* name, int64_t& value, const char* what) {
-    app.add_option(name, value, what)
-        ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
-        ->capture_default_str();
+    app.add_option(name, value, what)->check(CLI::Range(int64_t{1}, int64_t{1} << 30));
   };
-  app.add_option("--rounds", arguments.rounds, "Of every measurement")
-      ->check(CLI::Range(1, 1000))
-      ->capture_default_str();
+  app.add_option("--rounds", arguments.rounds, "Of every measurement")->check(CLI::Range(1, 1000));
   count("--heads", arguments.heads, "Query heads");
   count("--kv-heads", arguments.kv_heads, "Key heads");
   count("--head-dim", arguments.head_dim, "Elements of a head");
   count("--query-tokens", arguments.query_tokens, "Queries of a fused call");
   count("--key-tokens", arguments.key_tokens, "Keys of a fused call, at most");
   count("--profile-tokens", arguments.profile_tokens, "The largest entry of the grid");
-  app.add_option("--seed", arguments.seed, "Of the contexts")->capture_default_str();
+  app.add_option("--seed", arguments.seed, "Of the contexts");
   app.add_option("--profile", arguments.profile, "Measures the grid of a profile into this file");
   app.footer(
       "Exit code 2 without a CUDA device.\n"

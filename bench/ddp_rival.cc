@@ -1,39 +1,16 @@
 #include "bench/ddp_rival.h"
 
 #include <stdlib.h>
-
-#include <cerrno>
-#include <cstring>
-#include <filesystem>
+#include <unistd.h>
 
 #include "distca/base/error.h"
-#include "distca/base/json.h"
 #include "distca/model/safetensors.h"
 #include "distca/train/config.h"
 
 namespace distca::bench {
 namespace {
 
-/// A folder of its own, gone with it.
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string name = (std::filesystem::temp_directory_path() / "distca_ddp_XXXXXX").string();
-    if (mkdtemp(name.data()) == nullptr)
-      throw Error(ErrorKind::kIo, "{}: {}", name, std::strerror(errno));
-    path_ = name;
-  }
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
+constexpr double kTimeout = 120;  // seconds of one wait
 
 /// Whole documents `documents` of a nano-batch.
 Json nano_batch_json(const std::vector<int64_t>& lengths, const std::vector<int64_t>& documents,
@@ -76,68 +53,66 @@ FixedPacking fixed_packing(const LlamaConfig& model, const BatchLengths& batch, 
   return packing;
 }
 
-struct DdpRival::State {
-  DdpOptions options;
-  int64_t vocab_size;
-  TemporaryFolder folder;
-  std::vector<std::unique_ptr<ChildProcess>> ranks;
-
-  Json answer(size_t rank, const std::string& awaited) {
-    const std::string line = ranks[rank]->read_line(options.timeout_s, awaited);
-    return parse_json(line, "what the DDP rival answered", ErrorKind::kIo);
-  }
-};
-
-DdpRival::DdpRival(const DdpOptions& options, const Llama& llama)
-    : state_(new State{.options = options, .vocab_size = llama.config().vocab_size}) {
-  State& s = *state_;
-  for (const std::string& needed : {options.python, options.script}) {
+DdpRival::DdpRival(const std::string& python, const std::string& script,
+                   const std::vector<int>& cores, const Llama& llama)
+    : vocab_size_(llama.config().vocab_size),
+      folder_(std::filesystem::temp_directory_path() / fmt::format("distca_ddp_{}", getpid())) {
+  for (const std::string& needed : {python, script}) {
     if (!std::filesystem::exists(needed))
       throw Error(ErrorKind::kUsage, "{} does not exist: `make setup` installs PyTorch in .venv",
                   needed);
   }
-  const std::filesystem::path weights = s.folder.path() / "model.safetensors";
+  std::filesystem::create_directories(folder_);
+  const std::string weights = folder_ / "model.safetensors";
   write_safetensors(weights, llama.parameter_names(), llama.parameters());
   // Both ranks are on this machine: as ours, they talk over the loopback interface.
   setenv("GLOO_SOCKET_IFNAME", "lo", /*overwrite=*/0);
-  for (size_t rank = 0; rank < options.cores.size(); ++rank) {
-    s.ranks.push_back(std::make_unique<ChildProcess>(
+  for (size_t rank = 0; rank < cores.size(); ++rank) {
+    const Json arguments = {
+        {"rank", rank},        {"size", cores.size()},
+        {"core", cores[rank]}, {"store", folder_ / "store"},
+        {"timeout", kTimeout}, {"model", llama.config().to_hugging_face(1 << 20)},
+        {"weights", weights},  {"optimizer", optimizer_json({})}};
+    ranks_.push_back(std::make_unique<ChildProcess>(
         fmt::format("rank {} of the DDP rival", rank),
-        std::vector<std::string>{options.python, options.script, "--rank", std::to_string(rank),
-                                 "--size", std::to_string(options.cores.size()), "--core",
-                                 std::to_string(options.cores[rank]), "--store",
-                                 (s.folder.path() / "store").string(), "--timeout",
-                                 std::to_string(options.timeout_s), "--model",
-                                 llama.config().to_hugging_face(1 << 20).dump(), "--weights",
-                                 weights.string(), "--optimizer", optimizer_json({}).dump()}));
+        std::vector<std::string>{python, script, arguments.dump()}, kTimeout));
   }
 }
-DdpRival::~DdpRival() = default;
+
+DdpRival::~DdpRival() {
+  ranks_.clear();
+  std::error_code ignored;
+  std::filesystem::remove_all(folder_, ignored);
+}
+
+Json DdpRival::answer(size_t rank, const std::string& awaited) {
+  return parse_json(ranks_[rank]->read_line(awaited), "what the DDP rival answered",
+                    ErrorKind::kIo);
+}
 
 std::vector<PlayedStep> DdpRival::run(const FixedPacking& packing) {
-  State& s = *state_;
-  for (size_t rank = 0; rank < s.ranks.size(); ++rank) {
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
     Json nano_batches = Json::array();
     for (size_t i = 0; i < packing.pieces.size(); ++i) {
       nano_batches.push_back(
-          nano_batch_json(packing.pieces[i], packing.worker[i].at(rank), s.vocab_size));
+          nano_batch_json(packing.pieces[i], packing.worker[i].at(rank), vocab_size_));
     }
     const Json command = {
         {"batch", {{"nano_batches", nano_batches}, {"num_targets", num_targets(packing.pieces)}}}};
-    s.ranks[rank]->write_line(command.dump());
+    ranks_[rank]->write_line(command.dump());
   }
-  for (size_t rank = 0; rank < s.ranks.size(); ++rank) s.answer(rank, "answer to batch");
-  for (const auto& rank : s.ranks) rank->write_line(R"({"run": true})");
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) answer(rank, "answer to batch");
+  for (const auto& rank : ranks_) rank->write_line(R"({"run": true})");
   std::vector<PlayedStep> steps;
-  for (size_t rank = 0; rank < s.ranks.size(); ++rank) {
-    const Json answer = s.answer(rank, "answer to run");
-    steps.push_back({.begin_s = answer.at("begin_s"),
-                     .computed_s = answer.at("computed_s"),
-                     .end_s = answer.at("end_s"),
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    const Json told = answer(rank, "answer to run");
+    steps.push_back({.begin_s = told.at("begin_s"),
+                     .computed_s = told.at("computed_s"),
+                     .end_s = told.at("end_s"),
                      .waited_s = 0,
-                     .processor_s = answer.at("processor_s"),
-                     .loss_sum = answer.at("loss_sum"),
-                     .gradient_norm = answer.at("gradient_norm")});
+                     .processor_s = told.at("processor_s"),
+                     .loss_sum = told.at("loss_sum"),
+                     .gradient_norm = told.at("gradient_norm")});
   }
   return steps;
 }

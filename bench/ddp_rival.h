@@ -2,12 +2,14 @@
 // PyTorch DDP over Gloo (ddp_rival.py) as an arm: its processes, driven by rank 0, wait in a read
 // while others measure. Thread rule: one thread.
 
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "bench/child_process.h"
 #include "bench/step_arms.h"
+#include "distca/base/json.h"
 
 namespace distca::bench {
 
@@ -19,25 +21,22 @@ struct FixedPacking {
 };
 FixedPacking fixed_packing(const LlamaConfig& model, const BatchLengths& batch, int num_workers);
 
-struct DdpOptions {
-  std::string python;
-  std::string script;
-  std::vector<int> cores;  // [rank] which one it is pinned to
-  double timeout_s = 120;  // of one wait
-};
-
 class DdpRival {
  public:
-  /// Starts a process a rank, all with the weights that `llama` has now.
-  DdpRival(const DdpOptions& options, const Llama& llama);
+  /// Starts a process a rank, pinned to cores[rank], all with the weights that `llama` has now.
+  DdpRival(const std::string& python, const std::string& script, const std::vector<int>& cores,
+           const Llama& llama);
   ~DdpRival();
 
   /// One step over the documents of `packing`, which leaves their weights updated. [rank]
   std::vector<PlayedStep> run(const FixedPacking& packing);
 
  private:
-  struct State;
-  std::unique_ptr<State> state_;
+  Json answer(size_t rank, const std::string& awaited);
+
+  int64_t vocab_size_;
+  std::filesystem::path folder_;  // of the weights and of the ranks' store
+  std::vector<std::unique_ptr<ChildProcess>> ranks_;
 };
 
 }  // namespace distca::bench

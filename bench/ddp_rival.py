@@ -1,33 +1,21 @@
 #!/usr/bin/env python3
 """One rank of PyTorch DDP over Gloo, the rival of bench/training: the same Llama, sdpa a document.
 
-Started by bench/training, twice; between steps it waits in a read. On standard input a line a command, on standard
+Started by bench/training, twice, with a JSON object: rank, size, core; store, a file through which the ranks meet;
+timeout, the seconds that one wait may last; model, the config.json of a LlamaForCausalLM; weights, a safetensors file,
+fp32; optimizer, keys of [optimizer]. Between steps it waits in a read. On standard input a line a command, on standard
 output a line an answer, both JSON:
   {"batch": {"nano_batches": [{"lengths", "ids", "targets"}], "num_targets"}}  -> {"ready": true}
   {"run": true}  -> {"begin_s", "computed_s", "end_s", "processor_s", "loss_sum", "gradient_norm"}
 Times are of the machine's monotonic clock. Ends with its standard input.
 """
 
-import argparse
 import json
 import os
 import sys
+import types
 
-
-def arguments():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rank", type=int, required=True)
-    parser.add_argument("--size", type=int, required=True)
-    parser.add_argument("--core", type=int, required=True)
-    parser.add_argument("--store", required=True, help="file through which the ranks meet")
-    parser.add_argument("--timeout", type=float, required=True, help="seconds one wait may last")
-    parser.add_argument("--model", required=True, help="config.json of a LlamaForCausalLM, as text")
-    parser.add_argument("--weights", required=True, help="safetensors file, fp32")
-    parser.add_argument("--optimizer", required=True, help="keys of [optimizer], as JSON text")
-    return parser.parse_args()
-
-
-ARGUMENTS = arguments()
+ARGUMENTS = types.SimpleNamespace(**json.loads(sys.argv[1]))
 os.sched_setaffinity(0, {ARGUMENTS.core})  # before PyTorch: its threads inherit it
 ANSWERS = os.fdopen(os.dup(1), "w", buffering=1)
 os.dup2(2, 1)  # whatever else prints does not answer
@@ -125,14 +113,14 @@ class Rival:
         torch.distributed.init_process_group(
             "gloo", init_method=f"file://{ARGUMENTS.store}", rank=ARGUMENTS.rank, world_size=ARGUMENTS.size,
             timeout=datetime.timedelta(seconds=ARGUMENTS.timeout))
-        llama = Llama(json.loads(ARGUMENTS.model))
+        llama = Llama(ARGUMENTS.model)
         llama.load_state_dict(read_safetensors(ARGUMENTS.weights))
         self.ddp = nn.parallel.DistributedDataParallel(llama, gradient_as_bucket_view=True)
         self.parameters = list(llama.parameters())
         self.computed_s = 0.0
         for parameter in self.parameters:
             parameter.register_post_accumulate_grad_hook(self.note_time)
-        keys = json.loads(ARGUMENTS.optimizer)
+        keys = ARGUMENTS.optimizer
         self.max_norm = keys["max_grad_norm"]
         groups = [{"params": [p for p in self.parameters if p.dim() >= 2], "weight_decay": keys["weight_decay"]},
                   {"params": [p for p in self.parameters if p.dim() < 2], "weight_decay": 0.0}]

@@ -85,12 +85,4 @@ std::vector<ExchangeWindow> exchange_windows(const Program& program, const OpSec
   return windows;
 }
 
-std::array<std::array<int, 2>, kNumOpKinds> count_ops(const Program& program) {
-  std::array<std::array<int, 2>, kNumOpKinds> count{};
-  for (const Op& op : program.ops) {
-    ++count[static_cast<size_t>(op.kind)][static_cast<size_t>(op.pass)];
-  }
-  return count;
-}
-
 }  // namespace distca::bench

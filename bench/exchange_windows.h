@@ -35,7 +35,4 @@ struct ExchangeWindow {
 /// are played first.
 std::vector<ExchangeWindow> exchange_windows(const Program& program, const OpSeconds& seconds);
 
-/// How many operations of each kind and pass.
-std::array<std::array<int, 2>, kNumOpKinds> count_ops(const Program& program);
-
 }  // namespace distca::bench

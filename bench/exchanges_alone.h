@@ -15,7 +15,6 @@ namespace distca::bench {
 class ExchangesAlone : private OpPlayer {
  public:
   ExchangesAlone(Communicator& comm, Program program);
-  const Program& program() const { return program_; }
   /// Adds to `times`.
   void play_once(OpTimes* times);
 

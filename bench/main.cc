@@ -5,10 +5,13 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <ctime>
 #include <exception>
 #include <string>
 
+#include "distca/base/build_info.h"
 #include "distca/base/error.h"
+#include "distca/base/machine.h"
 
 namespace distca::bench {
 
@@ -37,6 +40,27 @@ bool parse_options(CLI::App& app, int argc, char** argv) {
     return false;
   }
   return true;
+}
+
+void write_header(std::string_view bench, Json settings) {
+  namespace build = build_info;
+  const std::time_t now = std::time(nullptr);
+  char date[] = "2000-01-01T00:00:00Z";
+  std::strftime(date, sizeof(date), "%FT%TZ", std::gmtime(&now));
+  settings.update({{"bench", bench},
+                   {"machine", cpu_name()},
+                   {"date", date},
+                   {"commit", build::kCommit},
+                   {"build", build::kBuildType},
+                   {"compiler", build::kCompiler},
+                   {"torch", build::kTorch}});
+  write_line("header", std::move(settings));
+}
+
+void write_line(std::string_view line, Json values) {
+  values["line"] = line;
+  fmt::print("{}\n", values.dump());
+  std::fflush(stdout);
 }
 
 }  // namespace distca::bench

@@ -13,7 +13,6 @@
 #include <string>
 #include <vector>
 
-#include "bench/lines.h"
 #include "bench/main.h"
 #include "bench/timing.h"
 #include "distca/base/error.h"
@@ -32,16 +31,14 @@ constexpr int kMostChecked = 1024;  // servers of which all programs are made
 
 struct Arguments {
   std::vector<int> servers = {8, 64, 512, 4096};
-  std::string workload = DISTCA_WORKLOADS "/pretrain_512x128k_0.json";
   PlanOptions options;
-  uint64_t seed = 1;
   int rounds = 5;
 };
 
 /// servers x tokens_per_rank tokens: the workload's lengths, again and again, shuffled.
-NanoBatch made_batch(const Workload& workload, int servers, uint64_t seed) {
+NanoBatch made_batch(const Workload& workload, int servers) {
   std::vector<int64_t> lengths;
-  Random random(seed);
+  Random random(1);
   for (int64_t left = workload.tokens_per_rank * servers; left > 0;) {
     std::vector<int64_t> again;
     for (const Document& document : workload.nano_batch.documents) again.push_back(document.length);
@@ -118,7 +115,7 @@ size_t measure_programs(const Plan& plan, int servers, int rounds, Json* row) {
 /// made, and while all ranks' exchanges are kept. metadata_ms: index and all ranks' exchanges;
 /// backward mirrors forward. one_rank_ms: index and the exchange of one rank, what a rank does.
 Json measure(const Workload& workload, int servers, const Arguments& arguments) {
-  const PlanRequest request{.nano_batch = made_batch(workload, servers, arguments.seed),
+  const PlanRequest request{.nano_batch = made_batch(workload, servers),
                             .cluster = Cluster::in_place(servers),
                             .shape = {.num_heads = 4, .num_kv_heads = 1},  // Llama-8B, one of 8
                             .options = arguments.options};
@@ -160,26 +157,21 @@ Json measure(const Workload& workload, int servers, const Arguments& arguments) 
 int run(int argc, char** argv) {
   Arguments arguments;
   CLI::App app{"Time and memory of plans and of all ranks' exchanges at many servers.", "metadata"};
+  app.option_defaults()->always_capture_default();
   app.add_option("--servers", arguments.servers, "How many; several, ascending")
-      ->check(CLI::Range(1, 8192))
-      ->capture_default_str();
-  app.add_option("--workload", arguments.workload, "Whose lengths are repeated")
-      ->capture_default_str();
-  app.add_option("--layout", arguments.options.layout, "Default: the scheduler's own");
-  app.add_option("--scheduler", arguments.options.scheduler)->capture_default_str();
+      ->check(CLI::Range(1, 8192));
+  app.add_option("--scheduler", arguments.options.scheduler);
   app.add_flag("--split-kv", arguments.options.split_kv);
   app.add_flag("--spread", arguments.options.spread);
-  app.add_option("--seed", arguments.seed, "Of the shuffle")->capture_default_str();
-  app.add_option("--rounds", arguments.rounds)->check(CLI::Range(1, 1000))->capture_default_str();
+  app.add_option("--rounds", arguments.rounds)->check(CLI::Range(1, 1000));
   app.footer("Example:  bench/report.py build/release/bench/metadata --servers 64 512 4096");
   if (!bench::parse_options(app, argc, argv)) return 0;
 
   bench::pin_to_this_core();
 
-  const Workload workload = read_workload(arguments.workload);
-  bench::write_header("metadata", {{"scheduler", arguments.options.scheduler},
-                                   {"layout", arguments.options.layout},
-                                   {"rounds", arguments.rounds}});
+  const Workload workload = read_workload(DISTCA_WORKLOADS "/pretrain_512x128k_0.json");
+  bench::write_header("metadata",
+                      {{"scheduler", arguments.options.scheduler}, {"rounds", arguments.rounds}});
   for (const int servers : arguments.servers)
     bench::write_line("row", measure(workload, servers, arguments));
   return 0;

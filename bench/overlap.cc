@@ -1,19 +1,19 @@
-// How much of the exchange is hidden: blocking, overlap and ping-pong between two workers with a
-// slow wire between them, beside a run whose exchanges have one byte. As root, with iproute2:
+// How much of the exchange is hidden: the overlap modes none, within and ping-pong between two
+// workers with a slow wire between them, beside a run whose exchanges have one byte. As root, with
+// iproute2:
 //   bench/report.py build/release/bench/overlap
 // Two network namespaces, joined by a veth pair with a token bucket in each direction, are made for
-// the run and removed after it, whatever ends it.
+// the run and removed after it; what a killed run leaves, the next one removes.
 
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
-#include <filesystem>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "bench/lines.h"
 #include "bench/main.h"
 #include "bench/namespaces.h"
 #include "bench/overlap_measure.h"
@@ -28,7 +28,14 @@ namespace {
 constexpr int kSkipped = 77;  // as ctest and automake understand it
 
 struct Arguments {
-  OverlapOptions options{.model = overlap_model()};
+  /// 8 layers whose core attention and linear work take about as long.
+  OverlapOptions options{.model = {.vocab_size = 256,
+                                   .hidden_size = 256,
+                                   .intermediate_size = 256,
+                                   .num_hidden_layers = 8,
+                                   .num_attention_heads = 8,
+                                   .num_key_value_heads = 2,
+                                   .head_dim = 64}};
   std::vector<double> rates = {25, 40};
   std::vector<double> fast = {60, 250, 0};
   std::string only;
@@ -50,7 +57,6 @@ std::vector<OverlapSetting> chosen(const Arguments& arguments) {
 
 void measure(const Arguments& arguments, Communicator& comm) {
   const std::vector<OverlapSetting> settings = chosen(arguments);
-  OverlapMeasurer measurer(arguments.options, comm);
   if (comm.rank() == 0) {
     write_header("overlap", {{"rounds", arguments.options.rounds},
                              {"shown_rounds", arguments.options.shown_rounds},
@@ -58,56 +64,40 @@ void measure(const Arguments& arguments, Communicator& comm) {
                              {"model", arguments.options.model.to_hugging_face(0)},
                              {"type", short_name(arguments.options.model.dtype)}});
   }
-  for (size_t i = 0; i < settings.size(); ++i) {
-    if (comm.rank() == 0)
-      fmt::print(stderr, "[{}/{}] {}\n", i + 1, settings.size(), settings[i].name());
-    measurer.measure(settings[i]);
-  }
-}
-
-/// In the process that was started by hand.
-int start(std::span<char* const> words) {
-  if (allowed_cores().size() < 2) {
-    fmt::print(stderr, "skipped: needs a core for each of two workers\n");
-    return kSkipped;
-  }
-  if (const std::string reason = why_no_namespaces(); !reason.empty()) {
-    fmt::print(stderr, "skipped: {}\n", reason);
-    return kSkipped;
-  }
-  std::vector<std::string> command = {std::filesystem::read_symlink("/proc/self/exe")};
-  command.insert(command.end(), words.begin() + 1, words.end());
-  const NamespacePair pair;
-  return pair.run(command);
+  measure_overlap(arguments.options, settings, comm);
 }
 
 int run(int argc, char** argv) {
   Arguments arguments;
   CLI::App app{"How much of the exchange is hidden under compute, over a slow wire.", "overlap"};
-  app.add_option("--rounds", arguments.options.rounds)
-      ->check(CLI::Range(1, 1000))
-      ->capture_default_str();
+  app.option_defaults()->always_capture_default();
+  app.add_option("--rounds", arguments.options.rounds)->check(CLI::Range(1, 1000));
   app.add_option("--shown-rounds", arguments.options.shown_rounds,
                  "Of settings and ways to overlap that are not judged")
-      ->check(CLI::Range(1, 1000))
-      ->capture_default_str();
+      ->check(CLI::Range(1, 1000));
   app.add_option("--rates", arguments.rates, "MB/s of each direction, judged")
-      ->check(CLI::Range(1.0, 1e5))
-      ->capture_default_str();
+      ->check(CLI::Range(1.0, 1e5));
   app.add_option("--fast", arguments.fast, "MB/s, only shown; 0: no limit")
-      ->check(CLI::Range(0.0, 1e5))
-      ->capture_default_str();
+      ->check(CLI::Range(0.0, 1e5));
   app.add_option("--only", arguments.only, "Settings whose names hold this");
   app.footer(
-      "As root and alone on the machine. Exit code 77, with the reason, where no namespaces can "
-      "be\n"
-      "made.\n"
+      "As root and alone on the machine. Exit code 77, with the reason, where it cannot run.\n"
       "Example:  bench/report.py build/release/bench/overlap --only \"25 MB/s shorter\"");
   if (!parse_options(app, argc, argv)) return 0;
-  const std::span<char* const> words(argv, static_cast<size_t>(argc));
   chosen(arguments);  // refused before anything is made
-  if (!is_worker_rank()) return start(words);
-  return run_worker_ranks({.program = "bench/overlap", .comm = {.grace_s = 1}}, words,
+  WorkerRanks ranks{.program = "bench/overlap", .comm = {.grace_s = 1}};
+  std::optional<NamespacePair> namespaces;
+  if (!is_worker_rank()) {
+    try {
+      if (allowed_cores().size() < 2) throw Error(ErrorKind::kIo, "two workers, one core");
+      ranks.entering = namespaces.emplace().entering();
+    } catch (const Error& error) {
+      fmt::print(stderr, "skipped: needs root, iproute2 and a core for each of two workers: {}\n",
+                 error.what());
+      return kSkipped;
+    }
+  }
+  return run_worker_ranks(ranks, std::span(argv, static_cast<size_t>(argc)),
                           [&](Communicator& comm) { measure(arguments, comm); });
 }
 

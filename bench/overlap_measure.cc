@@ -1,18 +1,21 @@
 #include "bench/overlap_measure.h"
 
 #include <ATen/core/Tensor.h>
+#include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
+#include <cstdio>
 #include <limits>
-#include <span>
+#include <memory>
 #include <thread>
 #include <utility>
 
 #include "bench/core_time.h"
 #include "bench/exchange_windows.h"
 #include "bench/exchanges_alone.h"
-#include "bench/lines.h"
+#include "bench/main.h"
 #include "bench/namespaces.h"
 #include "bench/one_byte_messages.h"
 #include "bench/step_arms.h"
@@ -56,7 +59,7 @@ double wire_rate(Communicator& comm, double mb_per_s) {
   return mean_of_ranks(comm, static_cast<double>(kMessages * bytes) / (steady_seconds() - begin));
 }
 
-/// One rank's part of a batch, under whichever schedule.
+/// One rank's part of a batch, under whichever overlap mode.
 struct RankBatch {
   std::vector<NanoPart> parts;
   std::vector<LocalTokens> tokens;
@@ -82,18 +85,22 @@ int64_t sent_bytes(const Program& program) {
   return bytes;
 }
 
-/// Adds the means over a program's operations: of compute where `computed` says so, else of the
-/// exchanges that wait one after another.
-void set_means(const Program& program, const OpTimes& times, int played, bool computed,
+double& at(OpSeconds& seconds, OpKind kind, distca::Pass pass) {
+  return seconds[static_cast<size_t>(kind)][static_cast<size_t>(pass)];
+}
+
+/// Adds the means over a program's operations, played `played` times: of compute where `computed`
+/// says so, else of the exchanges that wait one after another.
+void add_means(const Program& program, const OpTimes& times, int played, bool computed,
                OpSeconds* seconds) {
-  const auto count = count_ops(program);
-  for (int kind = 0; kind < kNumOpKinds; ++kind) {
-    if (communicates(static_cast<OpKind>(kind)) == computed) continue;
-    for (int pass = 0; pass < 2; ++pass) {
-      const int operations = count[static_cast<size_t>(kind)][static_cast<size_t>(pass)] * played;
-      if (operations == 0) continue;
-      (*seconds)[static_cast<size_t>(kind)][static_cast<size_t>(pass)] =
-          times.of(static_cast<OpKind>(kind), static_cast<distca::Pass>(pass)) / operations;
+  OpSeconds operations{};
+  for (const Op& op : program.ops) at(operations, op.kind, op.pass) += played;
+  for (int i = 0; i < kNumOpKinds; ++i) {
+    const auto kind = static_cast<OpKind>(i);
+    if (communicates(kind) == computed) continue;
+    for (const distca::Pass pass : {distca::Pass::kForward, distca::Pass::kBackward}) {
+      if (const double number = at(operations, kind, pass); number > 0)
+        at(*seconds, kind, pass) += times.of(kind, pass) / number;
     }
   }
 }
@@ -101,10 +108,8 @@ void set_means(const Program& program, const OpTimes& times, int played, bool co
 /// What the wire alone needs for each exchange.
 void set_wire_seconds(const Program& program, double bytes_per_s, OpSeconds* seconds) {
   for (const Op& op : program.ops) {
-    if (communicates(op.kind)) {
-      (*seconds)[static_cast<size_t>(op.kind)][static_cast<size_t>(op.pass)] =
-          static_cast<double>(program.sends(op).bytes) / bytes_per_s;
-    }
+    if (communicates(op.kind))
+      at(*seconds, op.kind, op.pass) = static_cast<double>(program.sends(op).bytes) / bytes_per_s;
   }
 }
 
@@ -119,103 +124,82 @@ double factor_to_aim(ExchangeLength length, const std::vector<ExchangeWindow>& w
   return (length == ExchangeLength::kShorter ? kAimedShorter : kAimedBetween) / most;
 }
 
-}  // namespace
-
-LlamaConfig overlap_model() {
-  return {.vocab_size = 256,
-          .hidden_size = 256,
-          .intermediate_size = 256,
-          .num_hidden_layers = 8,
-          .num_attention_heads = 8,
-          .num_key_value_heads = 2,
-          .head_dim = 64};
-}
-
 /// Ways to play a step.
-enum Arm : size_t { kBlockingArm, kOverlapArm, kPingPongArm, kAgainArm, kOneByteArm, kArms };
-constexpr std::array<const char*, kArms> kArmNames{"blocking", "overlap", "ping-pong",
-                                                   "ping-pong again", "ping-pong, one byte"};
+enum Arm : size_t { kNoneArm, kWithinArm, kPingPongArm, kAgainArm, kOneByteArm, kArms };
+constexpr std::array<const char*, kArms> kArmNames{"none", "within", "ping-pong", "ping-pong again",
+                                                   "ping-pong, one byte"};
 constexpr std::array<Overlap, kArms> kArmOverlaps{
     Overlap::kNone, Overlap::kWithin, Overlap::kPingPong, Overlap::kPingPong, Overlap::kPingPong};
 
-struct OverlapMeasurer::State {
-  OverlapOptions options;
-  Communicator& comm;
-  OneByteMessages cuttable;
-  Llama llama;
-  std::vector<std::unique_ptr<Step>> steps;  // [arm]
-
-  State(const OverlapOptions& options_in, Communicator& comm_in);
-
-  void add_to(OpTimes* sum, const OpTimes& times);
-  double step(Arm arm, const RankBatch& inputs, bool cut, OpTimes* times = nullptr);
-  void warm_up(const RankBatch& inputs, std::span<const Arm> arms);
-  SwappedBatch choose_batch(const OverlapSetting& setting, double wire_bytes_per_s);
-  void play_rounds(const RankBatch& inputs, bool judged);
-  void write_exchanges(const Program& program, const OpSeconds& seconds);
+/// A step of all ranks, and this rank's operations in it.
+struct TimedStep {
+  double seconds = 0;
+  OpTimes times;
 };
 
-OverlapMeasurer::State::State(const OverlapOptions& options_in, Communicator& comm_in)
-    : options(options_in),
-      comm(comm_in),
-      cuttable(comm_in),
-      llama(options.model, /*seed=*/1, /*cuda_device=*/-1) {
-  for (size_t arm = 0; arm < kArms; ++arm) {
-    steps.push_back(std::make_unique<Step>(options.model, &llama, cuttable, StepOptions{}));
+class OverlapMeasurer {
+ public:
+  OverlapMeasurer(const OverlapOptions& options, Communicator& comm)
+      : options_(options),
+        comm_(comm),
+        cuttable_(comm),
+        llama_(options.model, /*seed=*/1, /*cuda_device=*/-1) {
+    for (std::unique_ptr<Step>& step : steps_)
+      step = std::make_unique<Step>(options.model, &llama_, cuttable_, StepOptions{});
   }
-}
+
+  void measure(const OverlapSetting& setting);
+
+ private:
+  TimedStep step(Arm arm, const RankBatch& inputs, bool cut = false);
+  SwappedBatch choose_batch(const OverlapSetting& setting, double wire_bytes_per_s);
+  void play_rounds(const RankBatch& inputs, bool judged);
+  void write(const char* line, Json values) const {
+    if (comm_.rank() == 0) write_line(line, std::move(values));
+  }
+
+  const OverlapOptions& options_;
+  Communicator& comm_;
+  OneByteMessages cuttable_;
+  Llama llama_;
+  std::array<std::unique_ptr<Step>, kArms> steps_;
+};
 
 /// From a barrier to the end of the slowest rank. Gradients are summed by nobody: they would travel
-/// on the same wire. `cut`: messages of one byte. `times`: null, or where this rank's are added.
-double OverlapMeasurer::State::step(Arm arm, const RankBatch& inputs, bool cut, OpTimes* times) {
-  for (const at::Tensor& parameter : llama.parameters()) {
+/// on the same wire. `cut`: messages of one byte; only after whole ones, which leave finite numbers
+/// behind.
+TimedStep OverlapMeasurer::step(Arm arm, const RankBatch& inputs, bool cut) {
+  cuttable_.cut(cut);
+  for (const at::Tensor& parameter : llama_.parameters()) {
     if (parameter.grad().defined()) parameter.grad().zero_();
   }
-  const StepInput input{program_of(kArmOverlaps[arm], options.model, inputs), inputs.tokens};
-  cuttable.cut(cut);
-  barrier(comm, "begin of a step");
+  const StepInput input{program_of(kArmOverlaps[arm], options_.model, inputs), inputs.tokens};
+  barrier(comm_, "begin of a step");
   PlayedStep played{.begin_s = steady_seconds()};
-  const StepResult result = steps[arm]->train(
+  const StepResult result = steps_[arm]->train(
       input, 1, [] {}, [] {});
   played.end_s = played.computed_s = steady_seconds();
-  cuttable.cut(false);
-  if (times != nullptr) add_to(times, result.times);
-  return figures_of(all_gather(comm, played, "figures of a step")).seconds;
-}
-
-void OverlapMeasurer::State::add_to(OpTimes* sum, const OpTimes& times) {
-  for (size_t kind = 0; kind < kNumOpKinds; ++kind) {
-    for (size_t pass = 0; pass < 2; ++pass) {
-      for (size_t part = 0; part < kNumOpParts; ++part)
-        sum->seconds[kind][pass][part] += times.seconds[kind][pass][part];
-    }
-  }
-}
-
-/// Whole messages first: what is cut to one byte leaves finite numbers behind.
-void OverlapMeasurer::State::warm_up(const RankBatch& inputs, std::span<const Arm> arms) {
-  for (const Arm arm : arms) step(arm, inputs, /*cut=*/false);
+  const auto all = all_gather(comm_, played, "figures of a step");
+  return {.seconds = figures_of(all).seconds, .times = result.times};
 }
 
 /// So much swapped that the exchanges are as long beside what they run under as the setting wants.
-SwappedBatch OverlapMeasurer::State::choose_batch(const OverlapSetting& setting,
-                                                  double wire_bytes_per_s) {
+SwappedBatch OverlapMeasurer::choose_batch(const OverlapSetting& setting, double wire_bytes_per_s) {
   constexpr int kTries = 2;  // what is swapped changes what there is to attend
   constexpr int64_t kStep = 8, kLeast = 16;
   const int64_t tokens = tokens_of(setting.length);
   SwappedBatch batch{.home_tokens = tokens - tokens / 8, .swapped_tokens = tokens / 8};
   for (int i = 0; i < kTries; ++i) {
-    const RankBatch inputs = rank_batch(batch, options.model, comm.rank());
-    const Program program = program_of(Overlap::kPingPong, options.model, inputs);
-    warm_up(inputs, std::array{kOneByteArm});
-    OpTimes times;
-    step(kOneByteArm, inputs, /*cut=*/true, &times);
+    const RankBatch inputs = rank_batch(batch, options_.model, comm_.rank());
+    const Program program = program_of(Overlap::kPingPong, options_.model, inputs);
+    step(kOneByteArm, inputs);
     OpSeconds seconds{};
-    set_means(program, times, 1, /*computed=*/true, &seconds);
+    add_means(program, step(kOneByteArm, inputs, /*cut=*/true).times, 1, /*computed=*/true,
+              &seconds);
     set_wire_seconds(program, wire_bytes_per_s, &seconds);
     const double factor = factor_to_aim(setting.length, exchange_windows(program, seconds));
     const double wanted =
-        static_cast<double>(batch.swapped_tokens) * all_gather(comm, factor, "the factor")[0];
+        static_cast<double>(batch.swapped_tokens) * all_gather(comm_, factor, "the factor")[0];
     batch.swapped_tokens =
         std::clamp(round_up(static_cast<int64_t>(wanted), kStep), kLeast,
                    setting.length == ExchangeLength::kShorter ? tokens / 2 : tokens);
@@ -226,41 +210,37 @@ SwappedBatch OverlapMeasurer::State::choose_batch(const OverlapSetting& setting,
 
 /// Each arm once a round, another one first each time; then the exchanges alone. Those that only
 /// have to be shown rest in the later rounds.
-void OverlapMeasurer::State::play_rounds(const RankBatch& inputs, bool judged) {
-  ExchangesAlone alone(comm, program_of(Overlap::kNone, options.model, inputs));
-  OpTimes computed, exchanged;
-  const int rounds = judged ? options.rounds : options.shown_rounds;
+void OverlapMeasurer::play_rounds(const RankBatch& inputs, bool judged) {
+  const Program program = program_of(Overlap::kPingPong, options_.model, inputs);
+  ExchangesAlone alone(comm_, program_of(Overlap::kNone, options_.model, inputs));
+  OpTimes exchanged;
+  OpSeconds seconds{};
+  const int rounds = judged ? options_.rounds : options_.shown_rounds;
   for (int round = 0; round < rounds; ++round) {
     std::vector<Arm> arms = {kPingPongArm, kAgainArm, kOneByteArm};
-    if (round < options.shown_rounds) arms.insert(arms.end(), {kBlockingArm, kOverlapArm});
+    if (round < options_.shown_rounds) arms.insert(arms.end(), {kNoneArm, kWithinArm});
     std::ranges::rotate(arms, arms.begin() + round % static_cast<int>(arms.size()));
     Json steps = Json::object();
     for (const Arm arm : arms) {
-      const bool cut = arm == kOneByteArm;
-      steps[kArmNames[arm]] = step(arm, inputs, cut, cut ? &computed : nullptr);
+      const TimedStep timed = step(arm, inputs, /*cut=*/arm == kOneByteArm);
+      steps[kArmNames[arm]] = timed.seconds;
+      if (arm == kOneByteArm) add_means(program, timed.times, rounds, /*computed=*/true, &seconds);
     }
     Json line = {{"step_s", steps}};
-    if (round < options.shown_rounds) {
-      barrier(comm, "idle");
+    if (round < options_.shown_rounds) {
+      barrier(comm_, "idle");
       const CoreTime idle = core_time_of([] { std::this_thread::sleep_for(kIdle); });
-      barrier(comm, "exchanges alone");
+      barrier(comm_, "exchanges alone");
       const CoreTime core = core_time_of([&] { alone.play_once(&exchanged); });
       line.update({{"alone_s", core.seconds},
-                   {"idle_share", mean_of_ranks(comm, idle.taken_seconds / idle.seconds)},
-                   {"used_s", mean_of_ranks(comm, core.taken_seconds)},
-                   {"charged_s", mean_of_ranks(comm, core.process_seconds)}});
+                   {"idle_share", mean_of_ranks(comm_, idle.taken_seconds / idle.seconds)},
+                   {"used_s", mean_of_ranks(comm_, core.taken_seconds)},
+                   {"charged_s", mean_of_ranks(comm_, core.process_seconds)}});
     }
-    if (comm.rank() == 0) write_line("round", line);
+    write("round", line);
   }
-  const Program program = program_of(Overlap::kPingPong, options.model, inputs);
-  OpSeconds seconds{};
-  set_means(program, computed, rounds, /*computed=*/true, &seconds);
-  set_means(program, exchanged, std::min(rounds, options.shown_rounds), /*computed=*/false,
+  add_means(program, exchanged, std::min(rounds, options_.shown_rounds), /*computed=*/false,
             &seconds);
-  if (comm.rank() == 0) write_exchanges(program, seconds);
-}
-
-void OverlapMeasurer::State::write_exchanges(const Program& program, const OpSeconds& seconds) {
   Json windows = Json::array();
   for (const ExchangeWindow& window : exchange_windows(program, seconds)) {
     windows.push_back({{"exchange", op_name(window.kind)},
@@ -270,30 +250,35 @@ void OverlapMeasurer::State::write_exchanges(const Program& program, const OpSec
                        {"under_s", window.under_s},
                        {"longest_s", window.longest_s}});
   }
-  write_line("exchanges", {{"step_bytes", sent_bytes(program)}, {"windows", windows}});
+  write("exchanges", {{"step_bytes", sent_bytes(program)}, {"windows", windows}});
 }
 
-OverlapMeasurer::OverlapMeasurer(const OverlapOptions& options, Communicator& comm)
-    : state_(std::make_unique<State>(options, comm)) {}
-OverlapMeasurer::~OverlapMeasurer() = default;
-
 void OverlapMeasurer::measure(const OverlapSetting& setting) {
-  State& s = *state_;
   limit_rate(setting.mb_per_s);
-  const double wire_bytes_per_s = wire_rate(s.comm, setting.mb_per_s);
-  const SwappedBatch batch = s.choose_batch(setting, wire_bytes_per_s);
-  if (s.comm.rank() == 0) {
-    write_line("setting", {{"name", setting.name()},
-                           {"mb_per_s", setting.mb_per_s},
-                           {"length", length_name(setting.length)},
-                           {"judged", setting.judged},
-                           {"tokens", batch.tokens()},
-                           {"swapped_tokens", batch.swapped_tokens},
-                           {"wire_bytes_per_s", wire_bytes_per_s}});
+  const double wire_bytes_per_s = wire_rate(comm_, setting.mb_per_s);
+  const SwappedBatch batch = choose_batch(setting, wire_bytes_per_s);
+  write("setting", {{"name", setting.name()},
+                    {"mb_per_s", setting.mb_per_s},
+                    {"length", length_name(setting.length)},
+                    {"judged", setting.judged},
+                    {"tokens", batch.tokens()},
+                    {"swapped_tokens", batch.swapped_tokens},
+                    {"wire_bytes_per_s", wire_bytes_per_s}});
+  const RankBatch inputs = rank_batch(batch, options_.model, comm_.rank());
+  for (size_t arm = 0; arm < kArms; ++arm) step(static_cast<Arm>(arm), inputs);  // warms up
+  play_rounds(inputs, setting.judged);
+}
+
+}  // namespace
+
+void measure_overlap(const OverlapOptions& options, std::span<const OverlapSetting> settings,
+                     Communicator& comm) {
+  OverlapMeasurer measurer(options, comm);
+  for (size_t i = 0; i < settings.size(); ++i) {
+    if (comm.rank() == 0)
+      fmt::print(stderr, "[{}/{}] {}\n", i + 1, settings.size(), settings[i].name());
+    measurer.measure(settings[i]);
   }
-  const RankBatch inputs = rank_batch(batch, s.options.model, s.comm.rank());
-  s.warm_up(inputs, std::array{kBlockingArm, kOverlapArm, kPingPongArm, kAgainArm, kOneByteArm});
-  s.play_rounds(inputs, setting.judged);
 }
 
 }  // namespace distca::bench

@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "bench/lines.h"
 #include "bench/main.h"
 #include "bench/original_plan.h"
 #include "bench/plan_measure.h"
@@ -95,19 +94,17 @@ void measure_samples(const Arguments& arguments) {
 int run(int argc, char** argv) {
   Arguments arguments;
   CLI::App app{"Evenness, bytes and time of plans, against the original's figures.", "plan"};
+  app.option_defaults()->always_capture_default();
   app.add_option("workloads", arguments.workloads, "Workload files; default: all of --folder");
-  app.add_option("--folder", arguments.folder)->capture_default_str();
+  app.add_option("--folder", arguments.folder);
   app.add_option("--lengths", arguments.lengths,
-                 "Folder of lengths_pretrain.json and lengths_prolong.json")
-      ->capture_default_str();
-  app.add_option("--scheduler", arguments.scheduler, "The one that is held against the bars")
-      ->capture_default_str();
+                 "Folder of lengths_pretrain.json and lengths_prolong.json");
+  app.add_option("--scheduler", arguments.scheduler, "The one that is held against the bars");
   app.add_option("--sampled", arguments.sampled,
                  "Sampled nano-batches of each source and size; 0: none")
-      ->check(CLI::Range(0, 1000))
-      ->capture_default_str();
-  app.add_option("--seed", arguments.seed, "Of the sampled ones")->capture_default_str();
-  app.add_option("--rounds", arguments.rounds)->check(CLI::Range(1, 1000))->capture_default_str();
+      ->check(CLI::Range(0, 1000));
+  app.add_option("--seed", arguments.seed, "Of the sampled ones");
+  app.add_option("--rounds", arguments.rounds)->check(CLI::Range(1, 1000));
   app.footer("Example:  bench/report.py build/release/bench/plan");
   if (!parse_options(app, argc, argv)) return 0;
 

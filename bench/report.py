@@ -6,7 +6,7 @@
   bench/report.py FILE.jsonl                                     reports kept ones
 
 A benchmark writes a JSON object a line: a header with machine, date, build and settings, then a line a round or a
-measured row (bench/lines.h). Exit code: the benchmark's own if that is not 0 (77: it cannot run here); else 1 if a bar
+measured row (bench/main.h). Exit code: the benchmark's own if that is not 0 (77: it cannot run here); else 1 if a bar
 of bench/bars.toml is missed, else 0. Python 3.11 or newer.
 """
 

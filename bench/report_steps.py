@@ -83,11 +83,11 @@ def overlap(out, head, lines):
                 f"(a step's bytes: {ms(s.wire)} ms); exchanges alone {ms(s.alone)} ms, taking {ms(s.processor)} ms of the "
                 f"core (charged {ms(s.charged)} ms):\n{100 * s.processor_share:.1f} % of the step with one byte")
         out.table("exchange|pass|alone ms|runs under|ms|share|longest beside it ms|times as long",
-                  [f"{w['exchange']}|{w['pass']}|{ms(w['alone_s'])}|{'attend' if w['under_attention'] else 'post and pre'}|"
+                  [f"{w['exchange']}|{w['pass']}|{ms(w['alone_s'])}|{'attention' if w['under_attention'] else 'linear work'}|"
                    f"{ms(w['under_s'])}|{100 * w['alone_s'] / w['under_s']:.1f} %|{ms(w['longest_s'])}|"
                    f"{w['alone_s'] / w['longest_s']:.2f}" for w in s.windows])
         rows = []
-        for arm in ("blocking", "overlap", "ping-pong", "ping-pong again", "ping-pong, one byte"):
+        for arm in ("none", "within", "ping-pong", "ping-pong again", "ping-pong, one byte"):
             to_ideal, to_wire = estimate(s.to_ideal(arm)), estimate(s.to_wire(arm))
             rows.append(f"{arm}|{ms(median(s.steps[arm]))}|{to_ideal.median:.3f}|{to_ideal.text()}|{to_wire.median:.3f}|"
                         f"{to_wire.text()}")
@@ -206,8 +206,7 @@ def uneven(out, head, lines):
     splits, (speeds,) = splits_of(lines), of(lines, "speeds")
     seconds = {name: split["seconds"] for name, split in splits.items()}
     best, ideal = best_fixed(splits), ideal_seconds(seconds["even, undisturbed"])
-    throttle = "a control group's quota" if speeds["cgroup"] else "a busy process on its core"
-    out.say(f"2 workers, a core each, schedule {head['schedule']}; the second one at half speed by {throttle}; "
+    out.say(f"2 workers, a core each, overlap {head['overlap']}; the second one at half speed by a control group's quota; "
             f"{head['rounds']} rounds, medians with 95 % intervals\n")
     rows = []
     for name, split in splits.items():

@@ -221,7 +221,7 @@ TRAVELS = ("Q, K, V", "O, LSE", "Q, K, V again", "dO, LSE, delta", "dQ, dK, dV")
 
 
 def copy_faults(case):
-    """What is wrong with one case under one schedule, a line each."""
+    """What is wrong with one case under one overlap mode, a line each."""
     faults = [] if all(layer == case["layers"][0] for layer in case["layers"]) else ["layers differ"]
     for travel, count in case["layers"][0].items():
         for what, beside in (("sent", "needed"), ("packed", "sent"), ("unpacked", "received"), ("sent", "received"),
@@ -230,27 +230,27 @@ def copy_faults(case):
                 faults.append(f"{travel}: {count[what]} bytes {what}, but only {count[beside]} {beside}")
     if case["later_allocations"] > bar_of("copies", "later_allocations", {})["at_most"]:
         faults.append("a later step allocates")
-    return [f"{case['schedule']}: {fault}" for fault in faults]
+    return [f"{case['overlap']}: {fault}" for fault in faults]
 
 
 def copies(out, head, lines):
     out.say("{workers} workers, {nano_batches} nano-batches of {tokens:,} tokens, {num_attention_heads} heads on "
             "{num_key_value_heads} key heads of {head_dim}; bytes of one layer, all ranks;\nbuffers: bytes of the rank with "
-            "most; allocations after the first of {steps} steps, under every schedule\n".format_map(head | head["model"]))
+            "most; allocations after the first of {steps} steps, under every overlap mode\n".format_map(head | head["model"]))
     rows, missed = [], []
     key = ("plan", "servers", "dtype", "keys")
     for facts, group in itertools.groupby(of(lines, "case"), key=lambda line: [line[name] for name in key]):
-        schedules = list(group)
-        faults = [fault for case in schedules for fault in copy_faults(case)]
-        last = schedules[-1]
-        for case in schedules[:-1]:
+        modes = list(group)
+        faults = [fault for case in modes for fault in copy_faults(case)]
+        last = modes[-1]
+        for case in modes[:-1]:
             if case["layers"][0] != last["layers"][0]:
-                faults.append(f"{case['schedule']} and {last['schedule']} differ")
+                faults.append(f"{case['overlap']} and {last['overlap']} differ")
         missed += [f"missed: {', '.join(facts)}: {fault}" for fault in faults]
         out.verdicts["missed" if faults else "reached"] += 1
         first = "|".join(facts)
-        totals = (f"{max(case['buffer_bytes'] for case in schedules):,}|"
-                  f"{sum(case['later_allocations'] for case in schedules):,}")
+        totals = (f"{max(case['buffer_bytes'] for case in modes):,}|"
+                  f"{sum(case['later_allocations'] for case in modes):,}")
         for travel in TRAVELS:
             count = last["layers"][0][travel]
             if not any(count.values()) and travel != TRAVELS[0]:
@@ -263,7 +263,7 @@ def copies(out, head, lines):
     out.table("plan|servers|type|keys|messages of a layer|had to travel|sent|packed|/ sent|unpacked|/ received|merged|"
               "messages|buffers|later allocations", rows)
     out.say("\n".join(["", *missed, "A case's bars: nothing sent that need not travel, at most one copy of each byte on each "
-                       "side, no allocation after the first step, all layers and schedules alike."]))
+                       "side, no allocation after the first step, all layers and overlap modes alike."]))
 
 
 def metadata(out, head, lines):

@@ -185,7 +185,7 @@ class Copies(unittest.TestCase):
     def faults(self, **bytes_of):
         count = {"needed": 100, "sent": 100, "received": 100, "packed": 100, "unpacked": 100, "merged": 0, "messages": 1}
         layers = [{"O, LSE": count | bytes_of}, {"O, LSE": count | bytes_of}]
-        return report_tables.copy_faults({"schedule": "overlap", "layers": layers, "later_allocations": 0})
+        return report_tables.copy_faults({"overlap": "within", "layers": layers, "later_allocations": 0})
 
     def test_a_second_copy_a_stray_byte_and_a_lost_one_are_named(self):
         self.assertEqual(self.faults(), [])
@@ -193,11 +193,11 @@ class Copies(unittest.TestCase):
                                 ({"unpacked": 200}, "200 bytes unpacked, but only 100 received"),
                                 ({"sent": 101, "received": 101}, "101 bytes sent, but only 100 needed"),
                                 ({"received": 101}, "101 bytes received, but only 100 sent")):
-            self.assertEqual(self.faults(**bytes_of), [f"overlap: O, LSE: {fault}"])
+            self.assertEqual(self.faults(**bytes_of), [f"within: O, LSE: {fault}"])
 
     def test_layers_that_differ_and_a_later_allocation_are_faults(self):
-        case = {"schedule": "overlap", "layers": [{}, {"O, LSE": {}}], "later_allocations": 1}
-        self.assertEqual(report_tables.copy_faults(case), ["overlap: layers differ", "overlap: a later step allocates"])
+        case = {"overlap": "within", "layers": [{}, {"O, LSE": {}}], "later_allocations": 1}
+        self.assertEqual(report_tables.copy_faults(case), ["within: layers differ", "within: a later step allocates"])
 
 
 class Overlap(unittest.TestCase):

@@ -2,17 +2,12 @@
 
 #include <time.h>
 
-#include <memory>
-#include <span>
-
 #include "distca/base/clock.h"
-#include "distca/base/error.h"
 #include "distca/base/random.h"
 #include "distca/comm/collectives.h"
 #include "distca/plan/choose_tolerance.h"
 #include "distca/plan/exchange.h"
-#include "distca/train/config.h"
-#include "distca/train/optimizer.h"
+#include "distca/train/speed_sample.h"
 
 namespace distca::bench {
 namespace {
@@ -26,18 +21,12 @@ double process_processor_seconds() {
 
 PlanRequest request_of(const StepArm& arm, const LlamaConfig& model,
                        const std::vector<int64_t>& lengths, int num_workers) {
-  PlanRequest request;
-  request.nano_batch = NanoBatch::from_lengths(lengths);
-  request.cluster = Cluster::in_place(num_workers);
+  PlanRequest request{.nano_batch = NanoBatch::from_lengths(lengths),
+                      .cluster = Cluster::in_place(num_workers),
+                      .shape = model.shape().attention,
+                      .options = arm.plan};
   if (!arm.capacity.empty()) request.cluster.capacity = arm.capacity;
   request.cluster.max_tokens_per_worker = arm.max_tokens_per_worker;
-  request.shape = {.num_heads = model.num_attention_heads,
-                   .num_kv_heads = model.num_key_value_heads,
-                   .head_dim_qk = model.head_dim,
-                   .head_dim_v = model.head_dim,
-                   .element_bytes = element_bytes(model.dtype),
-                   .window_left = model.sliding_window > 0 ? model.sliding_window - 1 : -1};
-  request.options = arm.plan;
   request.profile = arm.profile;
   return request;
 }
@@ -73,86 +62,62 @@ LocalTokens made_up_tokens(const NanoBatch& nano_batch, const std::vector<Segmen
   return local;
 }
 
-StepInput step_input(const StepArm& arm, const LlamaConfig& model, const std::vector<Plan>& plans,
-                     int rank) {
+StepPlayer::StepPlayer(const LlamaConfig& model, uint64_t seed, Communicator& comm)
+    : comm_(comm),
+      llama_(model, seed, comm.cuda_device()),
+      optimizer_(llama_.parameters(), options_) {}
+
+size_t StepPlayer::add(const StepArm& arm) {
+  arms_.push_back({arm, std::make_unique<Step>(llama_.config(), &llama_, comm_, arm.step)});
+  return arms_.size() - 1;
+}
+
+/// This rank's part of planned nano-batches.
+StepInput StepPlayer::input_of(const StepArm& arm, const std::vector<Plan>& plans) const {
+  const LlamaConfig& model = llama_.config();
   StepInput input;
   std::vector<NanoPart> parts;
   for (const Plan& plan : plans) {
-    parts.push_back({attention_exchange(PlanIndex(plan), rank, model, arm.step), arm.redispatched});
-    if (rank >= plan.cluster.num_workers) continue;
+    parts.push_back({attention_exchange(PlanIndex(plan), comm_.rank(), model, arm.step)});
     input.tokens.push_back(
-        made_up_tokens(plan.nano_batch, plan.layout.workers[rank], model.vocab_size));
+        made_up_tokens(plan.nano_batch, plan.layout.workers[comm_.rank()], model.vocab_size));
   }
-  input.program = step_program(model, arm.step, rank < plans[0].cluster.num_workers,
+  input.program = step_program(model, arm.step, /*holds_weights=*/true,
                                ProgramRequest::Kind::kTrain, std::move(parts));
   return input;
 }
 
-struct StepPlayer::State {
-  /// An arm and what plays it.
-  struct Playable {
-    StepArm arm;
-    Step step;
-  };
-  Communicator& comm;
-  Llama llama;
-  Config::Optimizer options;
-  Optimizer optimizer;
-  std::vector<std::unique_ptr<Playable>> arms;
-
-  State(const LlamaConfig& model, uint64_t seed, Communicator& comm_in)
-      : comm(comm_in),
-        llama(model, seed, comm_in.cuda_device()),
-        optimizer(llama.parameters(), options) {}
-};
-
-StepPlayer::StepPlayer(const LlamaConfig& model, uint64_t seed, Communicator& comm)
-    : state_(std::make_unique<State>(model, seed, comm)) {}
-StepPlayer::~StepPlayer() = default;
-
-size_t StepPlayer::add(StepArm arm) {
-  State& s = *state_;
-  const StepOptions options = arm.step;
-  s.arms.emplace_back(new State::Playable{
-      .arm = std::move(arm), .step = Step(s.llama.config(), &s.llama, s.comm, options)});
-  return s.arms.size() - 1;
-}
-
-const StepArm& StepPlayer::arm(size_t index) const { return state_->arms.at(index)->arm; }
-void StepPlayer::set_capacity(size_t arm, std::vector<int64_t> capacity) {
-  state_->arms.at(arm)->arm.capacity = std::move(capacity);
-}
-const Llama& StepPlayer::llama() const { return state_->llama; }
-void StepPlayer::set_recorder(size_t arm, TraceRecorder* recorder) {
-  state_->arms.at(arm)->step.set_recorder(recorder);
-}
-
-PlayedStep StepPlayer::play(size_t index, const BatchLengths& batch, StepResult* result) {
-  State& s = *state_;
-  auto& [arm, step] = *s.arms.at(index);
-  const LlamaConfig& model = s.llama.config();
-  const std::vector<Plan> plans = plan_step(arm, model, batch, s.comm.size());
-  const StepInput input = step_input(arm, model, plans, s.comm.rank());
-  barrier(s.comm, "begin of a step");
+PlayedStep StepPlayer::play(size_t index, const BatchLengths& batch, RankSample* sample) {
+  const auto& [arm, step] = arms_.at(index);
+  const std::vector<Plan> plans = plan_step(arm, llama_.config(), batch, comm_.size());
+  const StepInput input = input_of(arm, plans);
+  barrier(comm_, "begin of a step");
   PlayedStep played{.begin_s = steady_seconds()};
   const double processor_begin = process_processor_seconds();
-  s.optimizer.zero_gradients();
+  optimizer_.zero_gradients();
   const auto sum_gradients = [&] {
     played.computed_s = steady_seconds();
-    played.gradient_norm = s.optimizer.sum_and_clip(s.comm);
+    played.gradient_norm = optimizer_.sum_and_clip(comm_);
   };
-  StepResult step_result = step.train(input, num_targets(batch), sum_gradients,
-                                      [&] { s.optimizer.update(s.options.lr); });
+  const StepResult result = step->train(input, num_targets(batch), sum_gradients,
+                                        [&] { optimizer_.update(options_.lr); });
   played.end_s = steady_seconds();
   played.processor_s = process_processor_seconds() - processor_begin;
-  played.waited_s = step_result.times.of(OpPart::kWait);
-  played.loss_sum = step_result.loss_sum;
-  if (result != nullptr) *result = std::move(step_result);
+  played.waited_s = result.times.of(OpPart::kWait);
+  played.loss_sum = result.loss_sum;
+  if (sample == nullptr) return played;
+  int64_t tokens = 0, load = 0;
+  for (const Plan& plan : plans) {
+    const ServerLoad& mine = plan.load[comm_.rank()];
+    tokens += plan.layout.num_tokens(comm_.rank());
+    load += arm.profile ? mine.time_ns : mine.pairs;
+  }
+  *sample = rank_sample(result.times, tokens, load);
   return played;
 }
 
 StepFigures StepPlayer::run(size_t arm, const BatchLengths& batch) {
-  return figures_of(all_gather(state_->comm, play(arm, batch), "figures of a step"));
+  return figures_of(all_gather(comm_, play(arm, batch), "figures of a step"));
 }
 
 }  // namespace distca::bench

@@ -1,7 +1,7 @@
 #pragma once
 // Ways to plan and play one training step, to be measured on the same batches: an arm is a
-// scheduler, its options and a schedule. Thread rule: one thread a rank; all ranks call everything
-// here in the same order.
+// scheduler, its options and an overlap mode. Thread rule: one thread a rank; all ranks call
+// everything here in the same order.
 
 #include <cstdint>
 #include <memory>
@@ -12,9 +12,12 @@
 #include "bench/step_figures.h"
 #include "distca/comm/communicator.h"
 #include "distca/cost/attention_profile.h"
+#include "distca/cost/speed_meter.h"
 #include "distca/model/llama.h"
 #include "distca/plan/layer_time.h"
 #include "distca/plan/plan.h"
+#include "distca/train/config.h"
+#include "distca/train/optimizer.h"
 #include "distca/train/step.h"
 
 namespace distca::bench {
@@ -25,7 +28,6 @@ struct StepArm {
   /// plan.tolerance = auto: chosen by predicted time (plan/choose_tolerance.h), not by `plan`.
   std::optional<LayerTimeOptions> weighed = {};
   StepOptions step;
-  bool redispatched = false;           // keys travel again for backward
   bool one_nano_batch = false;         // a batch's documents are planned and played together
   int64_t max_tokens_per_worker = 0;   // of one nano-batch; 0: no cap
   std::vector<int64_t> capacity = {};  // [workers] integers; empty: all alike
@@ -40,35 +42,42 @@ std::vector<Plan> plan_step(const StepArm& arm, const LlamaConfig& model, const 
 LocalTokens made_up_tokens(const NanoBatch& nano_batch, const std::vector<Segment>& segments,
                            int64_t vocab_size);
 
-/// One rank's part of planned nano-batches.
-StepInput step_input(const StepArm& arm, const LlamaConfig& model, const std::vector<Plan>& plans,
-                     int rank);
-
 /// One rank's model, optimizer and arms.
 class StepPlayer {
  public:
   /// All ranks are workers and draw the same weights.
   StepPlayer(const LlamaConfig& model, uint64_t seed, Communicator& comm);
-  ~StepPlayer();
 
   /// Its index.
-  size_t add(StepArm arm);
-  const StepArm& arm(size_t index) const;
-  /// From its next step on.
-  void set_capacity(size_t arm, std::vector<int64_t> capacity);
-  const Llama& llama() const;
+  size_t add(const StepArm& arm);
+  /// What is changed holds from its next step on, but for `step`.
+  StepArm& arm(size_t index) { return arms_.at(index).arm; }
   /// As Step::set_recorder, for this arm's steps.
-  void set_recorder(size_t arm, TraceRecorder* recorder);
+  void set_recorder(size_t arm, TraceRecorder* recorder) {
+    arms_.at(arm).step->set_recorder(recorder);
+  }
+  const Llama& llama() const { return llama_; }
 
   /// Plans the batch and meets the others, neither of which counts, then plays forward, backward,
-  /// the ordered sum of gradients and the update. `result`: null, or what Step::train returned.
-  PlayedStep play(size_t arm, const BatchLengths& batch, StepResult* result = nullptr);
+  /// the ordered sum of gradients and the update. `sample`: null, or what it says of this rank's
+  /// speed.
+  PlayedStep play(size_t arm, const BatchLengths& batch, RankSample* sample = nullptr);
   /// The same, of all ranks: equal on every rank.
   StepFigures run(size_t arm, const BatchLengths& batch);
 
  private:
-  struct State;
-  std::unique_ptr<State> state_;
+  /// An arm and what plays it.
+  struct Playable {
+    StepArm arm;
+    std::unique_ptr<Step> step;
+  };
+  StepInput input_of(const StepArm& arm, const std::vector<Plan>& plans) const;
+
+  Communicator& comm_;
+  Llama llama_;
+  Config::Optimizer options_;
+  Optimizer optimizer_;
+  std::vector<Playable> arms_;
 };
 
 }  // namespace distca::bench

@@ -11,13 +11,6 @@
 
 namespace distca::bench {
 
-inline void pin_to_this_core() {
-  cpu_set_t cores;
-  CPU_ZERO(&cores);
-  CPU_SET(sched_getcpu(), &cores);
-  sched_setaffinity(0, sizeof(cores), &cores);
-}
-
 /// Cores that the calling thread may use, ascending.
 inline std::vector<int> allowed_cores() {
   cpu_set_t cores;
@@ -36,6 +29,11 @@ inline void pin_to(std::span<const int> allowed) {
   CPU_ZERO(&cores);
   for (const int core : allowed) CPU_SET(core, &cores);
   sched_setaffinity(0, sizeof(cores), &cores);
+}
+
+inline void pin_to_this_core() {
+  const int core = sched_getcpu();
+  pin_to({&core, 1});
 }
 
 template <typename Work>

@@ -9,7 +9,6 @@
 #include <span>
 #include <vector>
 
-#include "bench/lines.h"
 #include "bench/main.h"
 #include "bench/step_arms.h"
 #include "bench/worker_ranks.h"

@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "bench/lines.h"
 #include "bench/main.h"
 #include "distca/base/clock.h"
 #include "distca/batch/indexed_dataset.h"

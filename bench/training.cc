@@ -1,8 +1,8 @@
-// A training step of two workers under our plans and schedules beside its rivals, in turns on the
-// same batches:
+// A training step of two workers under our plans and overlap modes beside its rivals, in turns on
+// the same batches:
 //   bench/report.py build/release/bench/training
 // Rivals: fixed packing, variable-length packing, per-document context parallelism, the paper's
-// greedy, each under its best schedule, and PyTorch DDP. Control: equal documents.
+// greedy, each under its best overlap mode, and PyTorch DDP. Control: equal documents.
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -12,7 +12,6 @@
 #include <string>
 #include <vector>
 
-#include "bench/lines.h"
 #include "bench/main.h"
 #include "bench/training_contest.h"
 #include "bench/worker_ranks.h"
@@ -23,18 +22,6 @@ namespace distca::bench {
 namespace {
 
 constexpr int kWorkers = 2;
-
-struct Arguments {
-  std::string data = "data/stdlib";
-  std::string lengths = DISTCA_LENGTHS;  // beside the source folder
-  std::string python = DISTCA_PYTHON;
-  std::string profile = "pairs";
-  std::string only;
-  std::vector<std::string> rivals = kRivals;
-  BatchShape shape{.nano_batch_tokens = 8192, .nano_batches = 2, .workers = kWorkers};
-  int rounds = 15;
-  uint64_t seed = 1;
-};
 
 /// Small, so that a step takes a second or two; core attention is a third to a half of it.
 LlamaConfig small_llama() {
@@ -47,22 +34,23 @@ LlamaConfig small_llama() {
           .head_dim = 64};
 }
 
-ContestOptions contest_options(const Arguments& arguments) {
-  ContestOptions options{.model = small_llama(),
-                         .shape = arguments.shape,
-                         .seed = arguments.seed,
-                         .rounds = arguments.rounds,
-                         .rivals = arguments.rivals,
-                         .python = arguments.python,
-                         .script = DISTCA_DDP_RIVAL};
-  options.profile = profile_by_name(arguments.profile);
-  return options;
-}
+struct Arguments {
+  ContestOptions contest{
+      .model = small_llama(),
+      .shape = {.nano_batch_tokens = 8192, .nano_batches = 2, .workers = kWorkers},
+      .python = DISTCA_PYTHON,
+      .script = DISTCA_DDP_RIVAL};
+  std::string data = "data/stdlib";
+  std::string lengths = DISTCA_LENGTHS;  // beside the source folder
+  std::string profile = "pairs";
+  std::string only;
+};
 
 /// Those that can be read; why the others cannot.
 std::vector<BatchSource> read_sources(const Arguments& arguments,
                                       std::vector<std::string>& absent) {
-  const int count = Contest::num_batches(arguments.rounds);
+  const ContestOptions& contest = arguments.contest;
+  const int count = num_batches(contest.rounds);
   std::vector<BatchSource> sources;
   const auto read = [&](const char* name, const auto& make) {
     if (!arguments.only.empty() && arguments.only != name) return;
@@ -72,10 +60,9 @@ std::vector<BatchSource> read_sources(const Arguments& arguments,
       absent.push_back(fmt::format("{}: {}", name, error.what()));
     }
   };
-  read("real", [&] { return real_source(arguments.data, arguments.shape, count, arguments.seed); });
-  read("long-tailed", [&] {
-    return long_tailed_source(arguments.lengths, arguments.shape, count, arguments.seed);
-  });
+  read("real", [&] { return real_source(arguments.data, contest.shape, count, contest.seed); });
+  read("long-tailed",
+       [&] { return long_tailed_source(arguments.lengths, contest.shape, count, contest.seed); });
   if (sources.empty()) throw Error(ErrorKind::kData, "{}", fmt::join(absent, "; "));
   return sources;
 }
@@ -85,7 +72,8 @@ void measure(const Arguments& arguments, Communicator& comm) {
     throw Error(ErrorKind::kUsage, "started as one of {} ranks: {} are measured", comm.size(),
                 kWorkers);
   }
-  const ContestOptions options = contest_options(arguments);
+  ContestOptions options = arguments.contest;
+  options.profile = profile_by_name(arguments.profile);
   std::vector<std::string> absent;
   const std::vector<BatchSource> sources = read_sources(arguments, absent);
   if (comm.rank() == 0) {
@@ -99,37 +87,29 @@ void measure(const Arguments& arguments, Communicator& comm) {
                               {"memory_cap", kMemoryCap},
                               {"absent", absent}});
   }
-  Contest contest(options, comm);
-  contest.check_rival(sources[0].batches[0]);
-  contest.measure_peak();
-  contest.measure_speeds(sources[0].batches);
-  for (const BatchSource& source : sources) contest.run(source);
+  run_contest(options, sources, comm);
 }
 
 int run(int argc, char** argv) {
   Arguments arguments;
   CLI::App app{"A training step of two workers beside its rivals, on the same batches.",
                "training"};
-  app.add_option("--data", arguments.data, "Prefix of a prepared data set (PREFIX.idx, PREFIX.bin)")
-      ->capture_default_str();
-  app.add_option("--lengths", arguments.lengths, "Folder of lengths_pretrain.json")
-      ->capture_default_str();
+  app.option_defaults()->always_capture_default();
+  app.add_option("--data", arguments.data,
+                 "Prefix of a prepared data set (PREFIX.idx, PREFIX.bin)");
+  app.add_option("--lengths", arguments.lengths, "Folder of lengths_pretrain.json");
   app.add_option("--only", arguments.only, "One source of batches")
       ->check(CLI::IsMember({"real", "long-tailed"}));
-  app.add_option("--rivals", arguments.rivals, "Those that are measured")
+  app.add_option("--rivals", arguments.contest.rivals, "Those that are measured")
       ->delimiter(',')
-      ->check(CLI::IsMember(kRivals))
-      ->capture_default_str();
+      ->check(CLI::IsMember(kRivals));
   app.add_option("--profile", arguments.profile,
-                 "What our plans are priced by: pairs, or a profile of `distca profile`")
-      ->capture_default_str();
-  app.add_option("--nano-batch-tokens", arguments.shape.nano_batch_tokens)
-      ->check(CLI::Range(512, 1 << 20))
-      ->capture_default_str();
-  app.add_option("--rounds", arguments.rounds)->check(CLI::Range(1, 1000))->capture_default_str();
-  app.add_option("--seed", arguments.seed, "Of batches and weights")->capture_default_str();
-  app.add_option("--python", arguments.python, "An interpreter with PyTorch")
-      ->capture_default_str();
+                 "What our plans are priced by: pairs, or a profile of `distca profile`");
+  app.add_option("--nano-batch-tokens", arguments.contest.shape.nano_batch_tokens)
+      ->check(CLI::Range(512, 1 << 20));
+  app.add_option("--rounds", arguments.contest.rounds)->check(CLI::Range(1, 1000));
+  app.add_option("--seed", arguments.contest.seed, "Of batches and weights");
+  app.add_option("--python", arguments.contest.python, "An interpreter with PyTorch");
   app.footer("Example:  bench/report.py build/release/bench/training --only real");
   if (!parse_options(app, argc, argv)) return 0;
   // DDP's start and a source's batches are waited for.

@@ -8,13 +8,14 @@
 #include <functional>
 #include <optional>
 
-#include "bench/lines.h"
-#include "bench/training_speeds.h"
+#include "bench/ddp_rival.h"
+#include "bench/main.h"
 #include "distca/base/error.h"
 #include "distca/base/statistics.h"
 #include "distca/comm/collectives.h"
 #include "distca/comm/ordered_sum.h"
 #include "distca/kernels/cpu/peak.h"
+#include "distca/train/bandwidth.h"
 #include "distca/train/metrics.h"
 
 namespace distca::bench {
@@ -23,7 +24,7 @@ namespace {
 constexpr int kChoiceRounds = 2;
 constexpr double kPeakSeconds = 0.3;
 constexpr int64_t kFixedTolerancePpm = 20'000;
-constexpr size_t kSpeedBatches = 5;
+constexpr size_t kSpeedBatches = 5;  // at least what SpeedMeter needs
 
 // Arms, in this order, then the rivals in the order of kRivals.
 enum Who : size_t { kOurs, kOursAgain, kEqualDocuments, kFirstRival };
@@ -45,7 +46,7 @@ std::string how(const StepArm& arm) {
   return text;
 }
 
-/// The arm under each of these schedules.
+/// The arm under each of these overlap modes.
 std::vector<StepArm> under(const std::vector<Overlap>& overlaps, const StepArm& arm) {
   std::vector<StepArm> ways;
   for (const Overlap overlap : overlaps) {
@@ -57,7 +58,7 @@ std::vector<StepArm> under(const std::vector<Overlap>& overlaps, const StepArm& 
 }
 
 const std::vector<Overlap> kEveryOverlap = {Overlap::kNone, Overlap::kWithin, Overlap::kPingPong};
-/// Where nothing is exchanged, overlap is blocking.
+/// Where nothing is exchanged, `within` is `none`.
 const std::vector<Overlap> kWithoutExchange = {Overlap::kNone, Overlap::kPingPong};
 
 /// Balanced plans, their tolerance fixed and chosen.
@@ -118,88 +119,58 @@ BatchLengths typical_equal_documents(const BatchShape& shape, const BatchSource&
   return equal_documents(shape, pairs / static_cast<int64_t>(source.batches.size()));
 }
 
-}  // namespace
-
-struct Contest::State {
-  ContestOptions options;
-  Communicator& comm;
-  StepPlayer player;
-  const bool with_ddp;
-  std::optional<DdpRival> ddp;  // on rank 0
-  const size_t plain;           // fixed packing, blocking: for the check and the speeds
-  std::vector<Contestant> arms;
-  std::vector<std::vector<size_t>> ways;  // [arm][way] in `player`
-
-  State(const ContestOptions& options_in, Communicator& comm_in)
-      : options(options_in),
-        comm(comm_in),
-        player(options.model, options.seed, comm),
-        with_ddp(takes_part(options, kDdp)),
-        plain(player.add({.name = "plain",
-                          .plan = {.scheduler = "local"},
-                          .step = {.overlap = Overlap::kNone},
-                          .profile = options.profile})) {
-    if (with_ddp) start_ddp();
-  }
-
-  void add_arms(const Speeds& speeds) {
-    arms = contestants(options, speeds);
-    for (const Contestant& arm : arms) {
-      std::vector<size_t>& indices = ways.emplace_back();
-      for (const StepArm& way : arm.ways) indices.push_back(player.add(way));
-    }
-  }
-
-  void start_ddp() {
+class Contest {
+ public:
+  /// Starts the DDP rival if it is among the rivals.
+  Contest(const ContestOptions& options, Communicator& comm)
+      : options_(options),
+        comm_(comm),
+        player_(options.model, options.seed, comm),
+        with_ddp_(takes_part(options, kDdp)),
+        plain_(player_.add({.name = "plain",
+                            .plan = {.scheduler = "local"},
+                            .step = {.overlap = Overlap::kNone},
+                            .profile = options.profile})) {
     const std::vector<int> cores = all_gather(comm, sched_getcpu(), "cores");
-    if (comm.rank() != 0) return;
-    ddp.emplace(DdpOptions{.python = options.python, .script = options.script, .cores = cores},
-                player.llama());
+    if (with_ddp_ && comm.rank() == 0)
+      ddp_.emplace(options.python, options.script, cores, player_.llama());
   }
 
+  void check_rival(const BatchLengths& batch);
+  void measure_peak();
+  void measure_speeds(const std::vector<BatchLengths>& batches);
+  void run(const BatchSource& source);
+
+ private:
   /// On all ranks: rank 0 drives it, the others wait for its figures.
   StepFigures run_ddp(const BatchLengths& batch) {
     StepFigures figures;
-    if (ddp) figures = figures_of(ddp->run(fixed_packing(options.model, batch, comm.size())));
-    return all_gather(comm, figures, "figures of DDP")[0];
+    if (ddp_) figures = figures_of(ddp_->run(fixed_packing(options_.model, batch, comm_.size())));
+    return all_gather(comm_, figures, "figures of DDP")[0];
   }
 
   void write(const char* line, Json values) {
-    if (comm.rank() == 0) write_line(line, std::move(values));
+    if (comm_.rank() == 0) write_line(line, std::move(values));
   }
 
-  /// The fastest way of an arm, from rounds of their own.
-  size_t choose(size_t arm, const BatchSource& source, const BatchLengths& equal) {
-    std::vector<ArmRun> runs;
-    for (const size_t way : ways[arm]) {
-      runs.push_back([&, way](int round) {
-        const bool equal_documents = arms[arm].equal_documents;
-        return player.run(way, equal_documents ? equal : source.batches[round + 1]);
-      });
-    }
-    std::vector<Rates> seconds;
-    for (const auto& rounds : interleaved_steps(runs, kChoiceRounds))
-      seconds.push_back(seconds_of(rounds));
-    for (size_t way = 0; way < seconds.size(); ++way)
-      write(
-          "tried",
-          {{"arm", arms[arm].name}, {"way", arms[arm].ways[way].name}, {"seconds", seconds[way]}});
-    return fastest(seconds);
-  }
+  size_t choose(size_t arm, const BatchSource& source, const BatchLengths& equal);
+
+  const ContestOptions& options_;
+  Communicator& comm_;
+  StepPlayer player_;
+  const bool with_ddp_;
+  std::optional<DdpRival> ddp_;  // on rank 0
+  const size_t plain_;           // fixed packing, no overlap: for the check and the speeds
+  std::vector<Contestant> arms_;
+  std::vector<std::vector<size_t>> ways_;  // [arm][way] in `player_`
 };
 
-Contest::Contest(const ContestOptions& options, Communicator& comm)
-    : state_(std::make_unique<State>(options, comm)) {}
-Contest::~Contest() = default;
-
-int Contest::num_batches(int rounds) { return rounds + kChoiceRounds + 2; }
-
+/// Before all else: both still have the weights they began with.
 void Contest::check_rival(const BatchLengths& batch) {
-  State& s = *state_;
-  if (!s.with_ddp) return;
-  const BatchLengths pieces = fixed_packing(s.options.model, batch, s.comm.size()).pieces;
-  const StepFigures rival = s.run_ddp(batch);
-  const StepFigures ours = s.player.run(s.plain, pieces);
+  if (!with_ddp_) return;
+  const BatchLengths pieces = fixed_packing(options_.model, batch, comm_.size()).pieces;
+  const StepFigures rival = run_ddp(batch);
+  const StepFigures ours = player_.run(plain_, pieces);
   const auto targets = static_cast<double>(num_targets(pieces));
   // As between two of our own kernels (tests/parity_test.cc): some 100 roundings one after another,
   // and sums over all rows in another order, at 4 standard deviations; of either side.
@@ -211,36 +182,60 @@ void Contest::check_rival(const BatchLengths& batch) {
                "the DDP rival computes something else: loss {:.9f} against {:.9f}, gradient norm "
                "{:.9f} against {:.9f}, bound {:.1e}",
                rival_loss, loss, rival.gradient_norm, ours.gradient_norm, bound);
-  s.write("rival_check", {{"loss", loss},
-                          {"rival_loss", rival_loss},
-                          {"gradient_norm", ours.gradient_norm},
-                          {"rival_gradient_norm", rival.gradient_norm},
-                          {"bound", bound}});
+  write("rival_check", {{"loss", loss},
+                        {"rival_loss", rival_loss},
+                        {"gradient_norm", ours.gradient_norm},
+                        {"rival_gradient_norm", rival.gradient_norm},
+                        {"bound", bound}});
 }
 
-void Contest::measure_speeds(const std::vector<BatchLengths>& batches) {
-  State& s = *state_;
-  std::vector<BatchLengths> some;
-  for (size_t i = 0; i < kSpeedBatches; ++i) some.push_back(batches[i % batches.size()]);
-  const Speeds speeds = bench::measure_speeds(s.player, s.plain, some, s.comm);
-  s.add_arms(speeds);
-  s.write("speeds", speeds_json(speeds));
-}
-
+/// Multiply-adds of all ranks at once.
 void Contest::measure_peak() {
-  State& s = *state_;
-  barrier(s.comm, "peak");
+  barrier(comm_, "peak");
   double gflops[1] = {
-      kernels::measured_peak_gflops(kernels::chosen_isa(), s.options.model.dtype, kPeakSeconds)};
-  ordered_sum(s.comm, gflops, "peak");
-  s.write("peak", {{"gflops", gflops[0]}});
+      kernels::measured_peak_gflops(kernels::chosen_isa(), options_.model.dtype, kPeakSeconds)};
+  ordered_sum(comm_, gflops, "peak");
+  write("peak", {{"gflops", gflops[0]}});
+}
+
+/// Of a few steps of fixed packing: what our tolerance is weighed with.
+void Contest::measure_speeds(const std::vector<BatchLengths>& batches) {
+  SpeedMeter meter(comm_.size(), measured_bytes_per_us(comm_));
+  for (size_t step = 0; step < kSpeedBatches; ++step) {
+    RankSample mine;
+    player_.play(plain_, batches[step % batches.size()], &mine);
+    meter.add(static_cast<int64_t>(step), all_gather(comm_, mine, "speeds"));
+  }
+  DISTCA_CHECK(!meter.speeds().ranks.empty(), "{} steps gave no speeds", kSpeedBatches);
+  write("speeds", speeds_json(meter.speeds()));
+  arms_ = contestants(options_, meter.speeds());
+  for (const Contestant& arm : arms_) {
+    std::vector<size_t>& indices = ways_.emplace_back();
+    for (const StepArm& way : arm.ways) indices.push_back(player_.add(way));
+  }
+}
+
+/// The fastest way of an arm, from rounds of their own.
+size_t Contest::choose(size_t arm, const BatchSource& source, const BatchLengths& equal) {
+  std::vector<ArmRun> runs;
+  for (const size_t way : ways_[arm]) {
+    runs.push_back([&, way](int round) {
+      return player_.run(way, arms_[arm].equal_documents ? equal : source.batches[round + 1]);
+    });
+  }
+  std::vector<Rates> seconds;
+  for (const auto& rounds : interleaved_steps(runs, kChoiceRounds)) {
+    const std::string& way = arms_[arm].ways[seconds.size()].name;
+    seconds.push_back(seconds_of(rounds));
+    write("tried", {{"arm", arms_[arm].name}, {"way", way}, {"seconds", seconds.back()}});
+  }
+  return fastest(seconds);
 }
 
 void Contest::run(const BatchSource& source) {
-  State& s = *state_;
-  DISTCA_CHECK_EQ(source.batches.size(), static_cast<size_t>(num_batches(s.options.rounds)));
-  const BatchLengths equal = typical_equal_documents(s.options.shape, source);
-  s.write("source", {{"name", source.name}, {"what", source.what}, {"equal_tokens", equal[0][0]}});
+  DISTCA_CHECK_EQ(source.batches.size(), static_cast<size_t>(num_batches(options_.rounds)));
+  const BatchLengths equal = typical_equal_documents(options_.shape, source);
+  write("source", {{"name", source.name}, {"what", source.what}, {"equal_tokens", equal[0][0]}});
   const auto batch_of = [&](int round) -> const BatchLengths& {
     return source.batches[kChoiceRounds + 1 + round + 1];
   };
@@ -248,30 +243,30 @@ void Contest::run(const BatchSource& source) {
   std::vector<std::function<BatchLengths(int)>> documents;  // of a round, as the arm takes them
   const auto write_arm = [&](const std::string& name, const std::string& way) {
     const size_t who = std::min<size_t>(runs.size(), kFirstRival);
-    s.write("arm", {{"arm", name}, {"way", way}, {"role", kRoles[who]}});
+    write("arm", {{"arm", name}, {"way", way}, {"role", kRoles[who]}});
   };
   std::vector<size_t> chosen;
-  for (size_t arm = 0; arm < s.arms.size(); ++arm) {
+  for (size_t arm = 0; arm < arms_.size(); ++arm) {
     const bool again = arm == kOursAgain;
-    chosen.push_back(again ? chosen[kOurs] : s.choose(arm, source, equal));
+    chosen.push_back(again ? chosen[kOurs] : choose(arm, source, equal));
     const size_t from = again ? kOurs : arm;
-    write_arm(s.arms[arm].name, s.arms[from].ways[chosen[arm]].name);
-    documents.push_back([&, equal_documents = s.arms[arm].equal_documents](int round) {
+    write_arm(arms_[arm].name, arms_[from].ways[chosen[arm]].name);
+    documents.push_back([&, equal_documents = arms_[arm].equal_documents](int round) {
       return equal_documents ? equal : batch_of(round);
     });
-    runs.push_back([&, way = s.ways[from][chosen[arm]], of = documents.back()](int round) {
-      return s.player.run(way, of(round));
+    runs.push_back([&, way = ways_[from][chosen[arm]], of = documents.back()](int round) {
+      return player_.run(way, of(round));
     });
   }
-  if (s.with_ddp) {
+  if (with_ddp_) {
     write_arm("PyTorch DDP", "no_sync, sdpa a document");
     documents.push_back([&](int round) {
-      return fixed_packing(s.options.model, batch_of(round), s.comm.size()).pieces;
+      return fixed_packing(options_.model, batch_of(round), comm_.size()).pieces;
     });
-    runs.push_back([&](int round) { return s.run_ddp(batch_of(round)); });
+    runs.push_back([&](int round) { return run_ddp(batch_of(round)); });
   }
-  const auto figures = interleaved_steps(runs, s.options.rounds);
-  for (int round = 0; round < s.options.rounds; ++round) {
+  const auto figures = interleaved_steps(runs, options_.rounds);
+  for (int round = 0; round < options_.rounds; ++round) {
     Json arms = Json::array();
     for (size_t arm = 0; arm < runs.size(); ++arm) {
       const StepFigures& step = figures[arm][round];
@@ -279,10 +274,23 @@ void Contest::run(const BatchSource& source) {
       arms.push_back({{"seconds", step.seconds},
                       {"idle_share", step.idle_share},
                       {"core_idle_share", step.core_idle_share},
-                      {"flops", s.options.model.train_flops(num_tokens(batch), num_pairs(batch))}});
+                      {"flops", options_.model.train_flops(num_tokens(batch), num_pairs(batch))}});
     }
-    s.write("round", {{"arms", arms}});
+    write("round", {{"arms", arms}});
   }
+}
+
+}  // namespace
+
+int num_batches(int rounds) { return rounds + kChoiceRounds + 2; }
+
+void run_contest(const ContestOptions& options, std::span<const BatchSource> sources,
+                 Communicator& comm) {
+  Contest contest(options, comm);
+  contest.check_rival(sources[0].batches[0]);
+  contest.measure_peak();
+  contest.measure_speeds(sources[0].batches);
+  for (const BatchSource& source : sources) contest.run(source);
 }
 
 }  // namespace distca::bench

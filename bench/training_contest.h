@@ -1,13 +1,12 @@
 #pragma once
 // Ours and its rivals in turns on the same batches, on all ranks: what bench/training measures.
-// Rank 0 writes the lines. Thread rule: one thread a rank; all ranks call everything here in the
-// same order.
+// Rank 0 writes the lines. Thread rule: one thread a rank; all ranks call it alike.
 
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
-#include "bench/ddp_rival.h"
 #include "bench/step_arms.h"
 #include "bench/training_source.h"
 
@@ -20,9 +19,9 @@ inline const std::vector<std::string> kRivals = {"local", "wlb", "per-document-c
 struct ContestOptions {
   LlamaConfig model;
   BatchShape shape;
-  uint64_t seed = 1;  // of the weights
+  uint64_t seed = 1;  // of batches and weights
   int rounds = 15;
-  std::vector<std::string> rivals;                       // of kRivals
+  std::vector<std::string> rivals = kRivals;
   std::string python, script;                            // of the DDP rival
   std::shared_ptr<const AttentionProfile> profile = {};  // prices of ours; none: pairs
 };
@@ -30,30 +29,14 @@ struct ContestOptions {
 /// The most tokens that any arm lets a worker hold at a time, over the mean.
 constexpr double kMemoryCap = 1.5;
 
-class Contest {
- public:
-  /// Starts the DDP rival if it is among the rivals.
-  Contest(const ContestOptions& options, Communicator& comm);
-  ~Contest();
+/// Batches that a source must have.
+int num_batches(int rounds);
 
-  /// First of all: both still have the weights they began with. The first step of the DDP rival and
-  /// of ours on the same documents; a rival that computes something else is a CHECK. Nothing
-  /// without the DDP rival.
-  void check_rival(const BatchLengths& batch);
-  /// Multiply-adds of all ranks at once.
-  void measure_peak();
-  /// After check_rival, before run: of a few steps of fixed packing; what our tolerance is weighed
-  /// with.
-  void measure_speeds(const std::vector<BatchLengths>& batches);
-  /// Each arm's best way by a few rounds of their own, then `rounds` rounds of all. `source` has
-  /// num_batches batches.
-  void run(const BatchSource& source);
-  /// Batches that run() takes from a source.
-  static int num_batches(int rounds);
-
- private:
-  struct State;
-  std::unique_ptr<State> state_;
-};
+/// First the DDP rival, if it is among the rivals, beside ours: its first step and ours on the same
+/// documents; one that computes something else is a CHECK. Then the peak of all ranks and their
+/// speeds, and of each source every arm's best way, by a few rounds of their own, and `rounds`
+/// rounds of all.
+void run_contest(const ContestOptions& options, std::span<const BatchSource> sources,
+                 Communicator& comm);
 
 }  // namespace distca::bench

@@ -1,5 +1,5 @@
 // Two workers of which one runs at half speed, for a control group lets it compute half of the
-// time, or, where none can be made, for a busy process computes beside it on its core:
+// time:
 //   bench/report.py build/release/bench/uneven
 // In turns within each round: the even split of core attention, fixed splits, the split that
 // measured speeds give (servers.reweight), and the even split undisturbed. Every rank is a process,
@@ -9,24 +9,19 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "bench/busy_neighbour.h"
 #include "bench/cgroup_quota.h"
-#include "bench/lines.h"
 #include "bench/main.h"
 #include "bench/step_arms.h"
 #include "bench/step_figures.h"
 #include "bench/worker_ranks.h"
-#include "distca/base/error.h"
 #include "distca/comm/collectives.h"
-#include "distca/cost/speed_meter.h"
 #include "distca/train/metrics.h"
 #include "distca/train/plan_request.h"
-#include "distca/train/speed_sample.h"
 
 namespace distca::bench {
 namespace {
@@ -36,7 +31,6 @@ constexpr int kSlow = 1;  // rank
 
 struct Arguments {
   std::string overlap = "ping-pong";
-  std::string throttle = "auto";
   int rounds = 15;
   int warm_up = 10;  // steps from which speeds are measured before the rounds
 };
@@ -65,26 +59,8 @@ const BatchLengths kBatch = {{3700, 396}, {3700, 396}};
 struct Told {
   PlayedStep played;
   RankSample sample;
-  double taken_s = 0;   // of its core, by what makes it slow
-  bool cgroup = false;  // is that a control group?
+  double taken_s = 0;  // of its core, by the quota
 };
-
-struct Slowness {
-  std::unique_ptr<Throttle> throttle;
-  bool cgroup = false;
-};
-
-/// As `--throttle` says.
-Slowness make_slow(const std::string& how) {
-  if (how != "busy") {
-    try {
-      return {std::make_unique<CgroupQuota>(), true};
-    } catch (const Error&) {
-      if (how == "cgroup") throw;
-    }
-  }
-  return {std::make_unique<BusyNeighbour>(), false};
-}
 
 enum Arm : size_t { kEven, kEvenAgain, kReweighted, kReweightedAgain, kUndisturbed };
 constexpr int kLeastPercent = 55, kMostPercent = 85, kPercentStep = 5;
@@ -98,7 +74,7 @@ class Uneven {
         player_(config_.model, 1, comm),
         meter_(kWorkers, 0),
         undisturbed_meter_(kWorkers, 0) {
-    if (comm.rank() == kSlow) slowness_ = make_slow(arguments.throttle);
+    if (comm.rank() == kSlow) quota_.emplace();
     for (const char* name : {"even", "even again", "re-weighted", "re-weighted again"}) add(name);
     add("even, undisturbed");
     for (int percent = kLeastPercent; percent <= kMostPercent; percent += kPercentStep)
@@ -127,7 +103,7 @@ class Uneven {
     arm.plan.tolerance_ppm = 10'000;
     arm.step.overlap = overlap_of(arguments_.overlap);
     arm.capacity = std::move(capacity);
-    player_.add(std::move(arm));
+    player_.add(arm);
     names_.push_back(std::move(name));
   }
 
@@ -139,20 +115,12 @@ class Uneven {
 
   /// A step of one split, in figures.
   Json play(size_t arm) {
-    Throttle* const throttle = slowness_.throttle.get();
-    if (throttle) throttle->run(arm != kUndisturbed);
-    const double taken_before = throttle ? throttle->taken_seconds() : 0;
-    StepResult result;
-    Told told{.played = player_.play(arm, kBatch, &result), .cgroup = slowness_.cgroup};
-    if (throttle) told.taken_s = throttle->taken_seconds() - taken_before;
-    int64_t tokens = 0, load = 0;
-    for (const Plan& plan : plan_step(player_.arm(arm), config_.model, kBatch, kWorkers)) {
-      load += plan.load[comm_.rank()].pairs;
-      tokens += plan.layout.num_tokens(comm_.rank());
-    }
-    told.sample = rank_sample(result.times, tokens, load);
+    if (quota_) quota_->run(arm != kUndisturbed);
+    const double taken_before = quota_ ? quota_->taken_seconds() : 0;
+    Told told;
+    told.played = player_.play(arm, kBatch, &told.sample);
+    if (quota_) told.taken_s = quota_->taken_seconds() - taken_before;
     const std::vector<Told> all = all_gather(comm_, told, "what ranks tell");
-    cgroup_ = all[kSlow].cgroup;
     std::vector<RankSample> samples;
     for (const Told& rank : all) samples.push_back(rank.sample);
     if (arm == kUndisturbed) undisturbed_meter_.add(num_steps_++, samples);
@@ -164,7 +132,7 @@ class Uneven {
     meter_.add(num_steps_++, samples);
     if (meter_.speeds().ranks.empty()) return;
     for (const size_t arm : {kReweighted, kReweightedAgain})
-      player_.set_capacity(arm, capacities(meter_.speeds()));
+      player_.arm(arm).capacity = capacities(meter_.speeds());
   }
 
   static Json played_round(const std::vector<Told>& told) {
@@ -201,8 +169,7 @@ class Uneven {
       halved.ranks[kSlow].linear_ps_per_token *= 2;
       halved.ranks[kSlow].attention_ps_per_kload *= 2;
     }
-    write_line("speeds", {{"cgroup", cgroup_},
-                          {"undisturbed", speeds_json(undisturbed_meter_.speeds())},
+    write_line("speeds", {{"undisturbed", speeds_json(undisturbed_meter_.speeds())},
                           {"re-weighted", speeds_json(meter_.speeds())},
                           {"share_by_half_speed", predicted_share(halved)}});
   }
@@ -211,8 +178,7 @@ class Uneven {
   Config config_;
   Communicator& comm_;
   StepPlayer player_;
-  Slowness slowness_;  // of the slow rank; none on the other
-  bool cgroup_ = false;
+  std::optional<CgroupQuota> quota_;  // on the slow rank
   SpeedMeter meter_, undisturbed_meter_;
   int64_t num_steps_ = 0;
   std::vector<std::string> names_;  // [Arm], then the fixed ones
@@ -222,18 +188,11 @@ int run(int argc, char** argv) {
   Arguments arguments;
   CLI::App app{"Two workers, one at half speed: fixed splits of core attention and measured ones.",
                "uneven"};
-  app.add_option("--overlap", arguments.overlap)
-      ->check(CLI::IsMember(overlap_names()))
-      ->capture_default_str();
-  app.add_option("--throttle", arguments.throttle,
-                 "What makes a worker slow; auto: a control group where one can be made, else a "
-                 "busy process")
-      ->check(CLI::IsMember({"auto", "cgroup", "busy"}))
-      ->capture_default_str();
-  app.add_option("--rounds", arguments.rounds)->check(CLI::Range(1, 10000))->capture_default_str();
+  app.option_defaults()->always_capture_default();
+  app.add_option("--overlap", arguments.overlap)->check(CLI::IsMember(overlap_names()));
+  app.add_option("--rounds", arguments.rounds)->check(CLI::Range(1, 10000));
   app.add_option("--warm-up", arguments.warm_up, "Steps that only measure speeds")
-      ->check(CLI::Range(4, 1000))
-      ->capture_default_str();
+      ->check(CLI::Range(4, 1000));
   app.footer(
       "Alone on the machine.\n"
       "Example:  bench/report.py build/release/bench/uneven --throttle cgroup");

@@ -5,7 +5,6 @@
 
 #include <filesystem>
 #include <memory>
-#include <vector>
 
 #include "bench/main.h"
 #include "bench/timing.h"
@@ -20,11 +19,8 @@ namespace {
 
 void run_as_rank(const WorkerRanks& options, const Rendezvous& rendezvous,
                  const std::function<void(Communicator&)>& body) {
-  if (options.pinned) {
-    const std::vector<int> cores = allowed_cores();
-    const int core = cores[static_cast<size_t>(rendezvous.local_rank) % cores.size()];
-    pin_to(std::span(&core, 1));
-  }
+  const std::vector<int> cores = allowed_cores();
+  pin_to({&cores[static_cast<size_t>(rendezvous.local_rank) % cores.size()], 1});
   const auto store = start_store_process(rendezvous, options.comm.grace_s);
   at::set_num_threads(1);
   const std::unique_ptr<Communicator> comm = make_gloo_group(rendezvous, options.comm);
@@ -37,7 +33,8 @@ int run(const WorkerRanks& options, std::span<char* const> arguments,
     run_as_rank(options, *rendezvous, body);
     return 0;
   }
-  std::vector<std::string> command = {std::filesystem::read_symlink("/proc/self/exe")};
+  std::vector<std::string> command = options.entering;
+  command.push_back(std::filesystem::read_symlink("/proc/self/exe"));
   command.insert(command.end(), arguments.begin() + 1, arguments.end());
   return launch_local(
       {.workers = options.ranks, .command = command, .grace_s = options.comm.grace_s});

@@ -5,6 +5,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "distca/comm/communicator.h"
 
@@ -13,15 +14,16 @@ namespace distca::bench {
 struct WorkerRanks {
   std::string program;  // in error lines: "bench/training"
   int ranks = 2;
-  bool pinned = true;  // rank r and all its threads to the core r mod cores, of those allowed
   CommOptions comm;
+  std::vector<std::string> entering = {};  // words of a command that becomes the one behind them
 };
 
 /// Runs `body` on every rank and returns the exit code for main. A process that nobody started as a
 /// rank starts `options.ranks` of itself with the same `arguments` (argv) and waits for them; rank
 /// 0's standard output is the program's. A process that somebody did start as one
-/// (comm/launch/rendezvous.h) meets the others and calls `body`, with one thread for PyTorch. An
-/// Error of `body` is one line on standard error and its exit code.
+/// (comm/launch/rendezvous.h) meets the others and calls `body`, with one thread for PyTorch; rank
+/// r and all its threads are pinned to the core r mod cores, of those allowed. An Error of `body`
+/// is one line on standard error and its exit code.
 int run_worker_ranks(const WorkerRanks& options, std::span<char* const> arguments,
                      const std::function<void(Communicator&)>& body);
 

@@ -1,5 +1,5 @@
-// distca plan: how a nano-batch would be laid out and balanced, without running it; or a plan that
-// was written before, checked.
+// distca plan: how a nano-batch would be laid out and balanced, without running it, and which
+// operations a rank's step would have; or a plan that was written before, checked.
 
 #include <algorithm>
 #include <array>
@@ -9,40 +9,109 @@
 #include <vector>
 
 #include "cli/plan_arguments.h"
-#include "cli/plan_program.h"
 #include "cli/plan_report.h"
 #include "cli/planned.h"
 #include "cli/verbs.h"
 #include "distca/base/error.h"
 #include "distca/base/file.h"
+#include "distca/program/overlap.h"
+#include "distca/program/validate.h"
 
 namespace distca::cli {
 namespace {
 
 void check_sources(const PlanArguments& arguments) {
-  const int sources =
-      static_cast<int>(!arguments.plan.empty()) + static_cast<int>(!arguments.workload.empty()) +
-      static_cast<int>(!arguments.lengths.empty()) + static_cast<int>(!arguments.data.empty());
-  if (sources != 1) {
-    throw Error(ErrorKind::kUsage,
-                "give one of --workload FILE, --lengths FILE, --data PREFIX, --plan FILE, not {}",
-                sources);
-  }
-  if (arguments.program &&
-      (arguments.compare || arguments.json || arguments.summary_json || !arguments.out.empty())) {
-    throw Error(
-        ErrorKind::kUsage,
-        "--program prints operations: it takes no --compare, --json, --summary-json, --out");
-  }
-  if (arguments.tolerance == "auto" && (arguments.program || arguments.compare)) {
-    throw Error(ErrorKind::kUsage,
-                "--tolerance auto makes many plans and shows what it weighed: give {} a number",
-                arguments.program ? "--program" : "--compare");
-  }
+  const std::array sources{arguments.plan, arguments.workload, arguments.lengths, arguments.data};
+  const auto given = std::ssize(sources) - std::ranges::count(sources, std::filesystem::path());
+  DISTCA_THROW_IF(given != 1, ErrorKind::kUsage,
+                  "give one of --workload FILE, --lengths FILE, --data PREFIX, --plan FILE, not {}",
+                  given);
+  DISTCA_THROW_IF(
+      arguments.program &&
+          (arguments.compare || arguments.json || arguments.summary_json || !arguments.out.empty()),
+      ErrorKind::kUsage,
+      "--program prints operations: it takes no --compare, --json, --summary-json, --out");
+  DISTCA_THROW_IF(arguments.tolerance == "auto" && (arguments.program || arguments.compare),
+                  ErrorKind::kUsage,
+                  "--tolerance auto makes many plans and shows what it weighed: give {} a number",
+                  arguments.program ? "--program" : "--compare");
   if (!arguments.compare) return;
-  if (!arguments.plan.empty() || !arguments.out.empty()) {
-    throw Error(ErrorKind::kUsage, "--compare makes many plans: it takes no --plan and no --out");
+  DISTCA_THROW_IF(!arguments.plan.empty() || !arguments.out.empty(), ErrorKind::kUsage,
+                  "--compare makes many plans: it takes no --plan and no --out");
+}
+
+/// Messages of all ranks' programs together that are checked.
+constexpr int64_t kMostMessages = int64_t{1} << 24;
+
+/// One plan a nano-batch.
+std::vector<Plan> step_plans(const PlanArguments& arguments) {
+  if (!arguments.plan.empty()) {
+    const Plan plan = read_and_check(arguments.plan, profile_by_name(arguments.profile)).plan;
+    return std::vector<Plan>(arguments.nano_batches, plan);
   }
+  std::vector<Plan> plans;
+  for (const PlanRequest& request : requests_from(arguments, arguments.nano_batches))
+    plans.push_back(make_and_check(request).plan);
+  return plans;
+}
+
+/// The programs of all ranks.
+std::vector<Program> step_programs(const PlanArguments& arguments, const std::vector<Plan>& plans) {
+  const Plan& first = plans.front();
+  const int num_ranks = first.cluster.num_servers();
+  const ExchangeTypes types =
+      exchange_types(compute_type(first.shape.element_bytes), /*wide_gradients=*/false);
+  std::vector<std::vector<NanoPart>> parts(num_ranks);
+  int64_t messages = 0;
+  for (const Plan& plan : plans) {
+    const PlanIndex index(plan);
+    for (int rank = 0; rank < num_ranks; ++rank) {
+      RankExchange rows = index.exchange(rank);
+      messages += static_cast<int64_t>(rows.sends.size() + rows.receives.size()) *
+                  arguments.layers * (arguments.redispatched ? 5 : 4);
+      parts[rank].push_back({.exchange = std::make_shared<const AttentionExchange>(
+                                 make_attention_exchange(std::move(rows), first.shape, types)),
+                             .redispatched = arguments.redispatched});
+    }
+  }
+  DISTCA_THROW_IF(messages > kMostMessages, ErrorKind::kUsage,
+                  "--program checks the {} messages of all {} ranks' programs; at most {}: fewer "
+                  "--layers or --nano-batches",
+                  messages, num_ranks, kMostMessages);
+  std::vector<Program> programs;
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    ProgramRequest request{.overlap = overlap_of(arguments.overlap),
+                           .holds_weights = rank < first.cluster.num_workers,
+                           .nano_batches = std::move(parts[rank])};
+    request.model = {.num_layers = arguments.layers,
+                     .hidden_size = arguments.hidden_size,
+                     .intermediate_size = arguments.intermediate_size / arguments.tensor_parallel,
+                     .attention = first.shape};
+    programs.push_back(build_program(request));
+  }
+  return programs;
+}
+
+/// The program of a rank, for people (docs/program.md). Throws Error(kUsage or kPlan) for what
+/// cannot be shown: no such rank, no layers, more messages than are worth checking.
+void print_program_of(const PlanArguments& arguments) {
+  DISTCA_THROW_IF(arguments.layers == 0, ErrorKind::kUsage,
+                  "--program needs --layers of 1 or more");
+  const std::vector<Plan> plans = step_plans(arguments);
+  const Cluster& cluster = plans.front().cluster;
+  DISTCA_THROW_IF(arguments.rank >= cluster.num_servers(), ErrorKind::kUsage,
+                  "--rank {}: the plan has ranks 0 to {}", arguments.rank,
+                  cluster.num_servers() - 1);
+  const std::vector<Program> programs = step_programs(arguments, plans);
+  const std::vector<std::string> violations = validate(programs);
+  DISTCA_CHECK(violations.empty(), "our own programs are invalid: {}", violations.front());
+  const Program& program = programs[arguments.rank];
+  fmt::print(
+      "Rank {} of {}{}, overlap {}, nano-batches: {}, layers: {}; {} operations, valid with the "
+      "programs of all ranks\n\n{}",
+      arguments.rank, cluster.num_servers(),
+      arguments.rank < cluster.num_workers ? "" : " (a dedicated server)", arguments.overlap,
+      plans.size(), arguments.layers, program.ops.size(), print_program(program));
 }
 
 void run_plan(const PlanArguments& arguments) {
@@ -55,7 +124,7 @@ void run_plan(const PlanArguments& arguments) {
   if (!arguments.plan.empty()) {
     planned = read_and_check(arguments.plan, profile_by_name(arguments.profile));
   } else {
-    PlanRequest request = request_from(arguments, &note);
+    PlanRequest request = requests_from(arguments, 1, &note).front();
     if (arguments.compare) {
       if (!as_json) fmt::print("{}", note);
       return print_comparison(request, as_json);
@@ -89,12 +158,10 @@ void check_company(const PlanArguments& arguments, const std::vector<CLI::Option
     if (input->count() == 0) continue;
     const bool says_more =
         name == "--profile" || (arguments.program && name == "--layers");  // than a plan
-    if (!arguments.plan.empty() && !says_more) {
-      throw Error(ErrorKind::kUsage, "--plan takes no {}: the plan says it", name);
-    }
-    if (arguments.compare && std::ranges::find(kCompared, name) != kCompared.end()) {
-      throw Error(ErrorKind::kUsage, "--compare takes no {}: it shows all of them", name);
-    }
+    DISTCA_THROW_IF(!arguments.plan.empty() && !says_more, ErrorKind::kUsage,
+                    "--plan takes no {}: the plan says it", name);
+    DISTCA_THROW_IF(arguments.compare && std::ranges::find(kCompared, name) != kCompared.end(),
+                    ErrorKind::kUsage, "--compare takes no {}: it shows all of them", name);
   }
 }
 
@@ -124,9 +191,8 @@ void add_plan(CLI::App& app) {
   verb->callback([arguments, inputs, of_program] {
     check_company(*arguments, inputs);
     for (const CLI::Option* option : of_program) {
-      if (option->count() == 0 || arguments->program) continue;
-      throw Error(ErrorKind::kUsage, "{} says which program is shown: give --program, too",
-                  option->get_name());
+      DISTCA_THROW_IF(option->count() > 0 && !arguments->program, ErrorKind::kUsage,
+                      "{} says which program is shown: give --program, too", option->get_name());
     }
     run_plan(*arguments);
   });

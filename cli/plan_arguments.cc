@@ -21,14 +21,11 @@ constexpr int64_t kMostCapacity = 1'000'000'000;
 
 AttentionShape shape_from(const PlanArguments& arguments) {
   const int64_t tp = arguments.tensor_parallel;
-  if (arguments.heads % arguments.kv_heads != 0) {
-    throw Error(ErrorKind::kUsage, "--heads {} is not divisible by --kv-heads {}", arguments.heads,
-                arguments.kv_heads);
-  }
-  if (arguments.kv_heads % tp != 0) {
-    throw Error(ErrorKind::kUsage, "--kv-heads {} is not divisible by --tensor-parallel {}",
-                arguments.kv_heads, tp);
-  }
+  DISTCA_THROW_IF(arguments.heads % arguments.kv_heads != 0, ErrorKind::kUsage,
+                  "--heads {} is not divisible by --kv-heads {}", arguments.heads,
+                  arguments.kv_heads);
+  DISTCA_THROW_IF(arguments.kv_heads % tp != 0, ErrorKind::kUsage,
+                  "--kv-heads {} is not divisible by --tensor-parallel {}", arguments.kv_heads, tp);
   const int64_t bytes = arguments.dtype == "fp64" ? 8 : arguments.dtype == "fp32" ? 4 : 2;
   return {.num_heads = arguments.heads / tp,
           .num_kv_heads = arguments.kv_heads / tp,
@@ -48,11 +45,9 @@ std::vector<NanoBatch> first_batch(const std::vector<int64_t>& lengths,
   int64_t& tokens = batch.nano_batch_tokens;
   if (tokens == 0) tokens = arguments.workers * arguments.tokens_per_worker;
   if (batch.max_document_tokens == 0) batch.max_document_tokens = tokens;
-  if (tokens > kMostTokens) {
-    throw Error(ErrorKind::kUsage,
-                "--workers {} x --tokens-per-worker {} is a nano-batch of {} tokens; at most {}",
-                arguments.workers, arguments.tokens_per_worker, tokens, kMostTokens);
-  }
+  DISTCA_THROW_IF(tokens > kMostTokens, ErrorKind::kUsage,
+                  "--workers {} x --tokens-per-worker {} is a nano-batch of {} tokens; at most {}",
+                  arguments.workers, arguments.tokens_per_worker, tokens, kMostTokens);
   const DocumentSplit split = split_documents(static_cast<int64_t>(lengths.size()),
                                               arguments.validation_fraction, batch.seed);
   int64_t present = 0;
@@ -73,9 +68,8 @@ std::vector<NanoBatch> first_batch(const std::vector<int64_t>& lengths,
 }
 
 MemoryPrice memory_from(const PlanArguments& arguments, const AttentionShape& shape) {
-  if ((arguments.hidden_size > 0) != (arguments.intermediate_size > 0)) {
-    throw Error(ErrorKind::kUsage, "--hidden-size and --intermediate-size go together");
-  }
+  DISTCA_THROW_IF((arguments.hidden_size > 0) != (arguments.intermediate_size > 0),
+                  ErrorKind::kUsage, "--hidden-size and --intermediate-size go together");
   if (arguments.hidden_size > 0) {
     return llama_memory(
         {.num_layers = arguments.layers,
@@ -219,58 +213,51 @@ void add_program_options(CLI::App& verb, PlanArguments& arguments) {
 void check_sizes(const NanoBatch& nano_batch, const Cluster& cluster, const AttentionShape& shape,
                  ErrorKind kind) {
   const int64_t tokens = nano_batch.num_tokens();
-  if (tokens > kMostTokens || cluster.num_servers() > kMostWorkers) {
-    throw Error(kind, "{} tokens on {} servers; at most {} on {}", tokens, cluster.num_servers(),
-                kMostTokens, kMostWorkers);
-  }
+  DISTCA_THROW_IF(tokens > kMostTokens || cluster.num_servers() > kMostWorkers, kind,
+                  "{} tokens on {} servers; at most {} on {}", tokens, cluster.num_servers(),
+                  kMostTokens, kMostWorkers);
   const int64_t capacity = *std::ranges::max_element(cluster.capacity);
-  if (capacity > kMostCapacity) {
-    throw Error(kind, "a capacity of {}; at most {}", capacity, kMostCapacity);
-  }
+  DISTCA_THROW_IF(capacity > kMostCapacity, kind, "a capacity of {}; at most {}", capacity,
+                  kMostCapacity);
   const int64_t token_bytes =
       shape.q_token_bytes() + shape.kv_token_bytes() + shape.o_token_bytes();
   const double most = static_cast<double>(tokens) * cluster.num_servers() *
                       static_cast<double>(std::max({token_bytes, cluster.memory.token_bytes,
                                                     cluster.memory.kept_query_bytes,
                                                     cluster.memory.kept_key_bytes}));
-  if (most < 0x1p60) return;
-  throw Error(kind,
-              "{} tokens x {} servers x {} of Q, K, V, O a token are more than can be counted",
-              tokens, cluster.num_servers(), human_bytes(token_bytes));
+  DISTCA_THROW_IF(most >= 0x1p60, kind,
+                  "{} tokens x {} servers x {} of Q, K, V, O a token are more than can be counted",
+                  tokens, cluster.num_servers(), human_bytes(token_bytes));
 }
 
-std::vector<NanoBatch> nano_batches_from(const PlanArguments& arguments, int count,
-                                         std::string* note) {
-  if (!arguments.workload.empty()) {
-    return std::vector<NanoBatch>(count, read_workload(arguments.workload).nano_batch);
-  }
-  if (arguments.workers == 0) {
-    throw Error(ErrorKind::kUsage, "--lengths and --data need --workers N");
-  }
-  return first_batch(arguments.data.empty() ? read_lengths(arguments.lengths)
-                                            : IndexedDataset(arguments.data).document_lengths(),
-                     arguments, count, note);
-}
-
-PlanRequest request_from(const PlanArguments& arguments, std::string* note) {
-  PlanRequest request;
+std::vector<PlanRequest> requests_from(const PlanArguments& arguments, int count,
+                                       std::string* note) {
+  std::vector<NanoBatch> nano_batches;
   int workers = arguments.workers;
   if (!arguments.workload.empty()) {
-    Workload workload = read_workload(arguments.workload);
-    request.nano_batch = std::move(workload.nano_batch);
+    const Workload workload = read_workload(arguments.workload);
+    nano_batches.assign(count, workload.nano_batch);
     if (workers == 0) workers = workload.ranks;
   } else {
-    request.nano_batch = nano_batches_from(arguments, 1, note).front();
+    DISTCA_THROW_IF(workers == 0, ErrorKind::kUsage, "--lengths and --data need --workers N");
+    nano_batches =
+        first_batch(arguments.data.empty() ? read_lengths(arguments.lengths)
+                                           : IndexedDataset(arguments.data).document_lengths(),
+                    arguments, count, note);
   }
+  PlanRequest request;
   request.shape = shape_from(arguments);
   request.cluster = cluster_from(arguments, request.shape, workers);
-  check_sizes(request.nano_batch, request.cluster, request.shape, ErrorKind::kUsage);
   request.options = arguments.options;
   if (!arguments.tolerance.empty() && arguments.tolerance != "auto") {
     request.options.tolerance_ppm = std::llround(std::stod(arguments.tolerance) * 1e6);
   }
+  for (const NanoBatch& nano_batch : nano_batches)
+    check_sizes(nano_batch, request.cluster, request.shape, ErrorKind::kUsage);
   request.profile = profile_by_name(arguments.profile);
-  return request;
+  std::vector<PlanRequest> requests(count, request);
+  for (int i = 0; i < count; ++i) requests[i].nano_batch = std::move(nano_batches[i]);
+  return requests;
 }
 
 ToleranceChoice chosen_tolerance(const PlanArguments& arguments, const PlanRequest& request) {

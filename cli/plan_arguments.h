@@ -48,14 +48,12 @@ void add_plan_options(CLI::App& verb, PlanArguments& arguments);
 /// Adds the options that say which program of a plan is shown.
 void add_program_options(CLI::App& verb, PlanArguments& arguments);
 
-/// Reads the input files. Throws Error(kUsage, kData or kPlan) for what cannot be planned. If the
-/// input must be repeated to fill the nano-batch, `note` gets a line that says so.
-PlanRequest request_from(const PlanArguments& arguments, std::string* note = nullptr);
-
-/// The first `count` nano-batches; the first of them is that of request_from. A workload is a
-/// single nano-batch, so copies of it are returned.
-std::vector<NanoBatch> nano_batches_from(const PlanArguments& arguments, int count,
-                                         std::string* note = nullptr);
+/// Reads the input files and returns requests for the first `count` nano-batches of a batch. A
+/// workload is a single nano-batch, so copies of it are returned. Throws Error(kUsage, kData or
+/// kPlan) for what cannot be planned. If the input must be repeated to fill the nano-batch, `note`
+/// gets a line that says so.
+std::vector<PlanRequest> requests_from(const PlanArguments& arguments, int count,
+                                       std::string* note = nullptr);
 
 /// The choice of `--tolerance auto`, with the speeds of --profile (or stated ones) and the links of
 /// the cluster. If the sizes of the model are not given, the hidden size is heads x head dimension,

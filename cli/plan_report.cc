@@ -144,19 +144,14 @@ std::string name_of(const PlanOptions& options) {
 
 std::vector<std::string> comparison_row(const Plan& plan) {
   const PlanSummary summary = summarize(plan);
-  int64_t most_in = 0, most_out = 0;
-  for (const ServerLoad& load : plan.load) {
-    most_in = std::max(most_in, bytes_in(load));
-    most_out = std::max(most_out, bytes_out(load));
-  }
   return {name_of(plan.options),
           plan.options.layout,
           ratio(summary.max_over_share),
           summary.tolerance_met ? "yes" : "no",
           with_thousands(summary.tokens_max),
           mebibytes(summary.max_memory_bytes),
-          mebibytes(most_in),
-          mebibytes(most_out),
+          mebibytes(bytes_in(std::ranges::max(plan.load, {}, bytes_in))),
+          mebibytes(bytes_out(std::ranges::max(plan.load, {}, bytes_out))),
           mebibytes(summary.qkv_bytes + summary.o_bytes)};
 }
 

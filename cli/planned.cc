@@ -91,16 +91,12 @@ Planned read_and_check(const std::filesystem::path& path,
   }
   checks.profile = planned.profile.get();
   const std::string& price = planned.plan.options.price;
-  if (planned.profile && profile_name(*planned.profile) != price) {
-    throw Error(ErrorKind::kPlan,
-                "{}: priced by {}, --profile is {}: give the one it was made with", path.string(),
-                price, profile_name(*planned.profile));
-  }
+  DISTCA_THROW_IF(planned.profile && profile_name(*planned.profile) != price, ErrorKind::kPlan,
+                  "{}: priced by {}, --profile is {}: give the one it was made with", path.string(),
+                  price, profile_name(*planned.profile));
   const std::vector<std::string> violations = validate(planned.plan, checks);
-  if (!violations.empty()) {
-    throw Error(ErrorKind::kPlan, "{}: not a valid plan: {}{}", path.string(), violations.front(),
-                violations.size() > 1 ? " (and more)" : "");
-  }
+  DISTCA_THROW_IF(!violations.empty(), ErrorKind::kPlan, "{}: not a valid plan: {}{}",
+                  path.string(), violations.front(), violations.size() > 1 ? " (and more)" : "");
   measure_exchange(planned);
   return planned;
 }

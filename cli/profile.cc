@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <memory>
 #include <span>
@@ -13,11 +14,12 @@
 
 #include "cli/options.h"
 #include "cli/profile_measure.h"
-#include "cli/profile_report.h"
 #include "cli/verbs.h"
+#include "distca/base/build_info.h"
 #include "distca/base/error.h"
 #include "distca/base/file.h"
 #include "distca/base/text.h"
+#include "distca/cost/task_price.h"
 
 namespace distca::cli {
 namespace {
@@ -25,19 +27,15 @@ namespace {
 constexpr int64_t kMostMeasuredTokens = 1 << 20;
 
 void check_arguments(const ProfileArguments& arguments) {
-  if (!arguments.attention) {
-    throw Error(ErrorKind::kUsage, "profile: say what to measure: --attention");
-  }
-  if (arguments.heads % arguments.kv_heads != 0) {
-    throw Error(ErrorKind::kUsage, "--heads {}: must be a multiple of --kv-heads {}",
-                arguments.heads, arguments.kv_heads);
-  }
-  if (arguments.head_dim % 8 != 0) {
-    throw Error(ErrorKind::kUsage, "--head-dim {}: must be a multiple of 8", arguments.head_dim);
-  }
-  if (const std::string fault = kernel_fault(request_of(arguments)); !fault.empty()) {
-    throw Error(ErrorKind::kUsage, "--kernel {} {}", arguments.kernel, fault);
-  }
+  DISTCA_THROW_IF(!arguments.attention, ErrorKind::kUsage,
+                  "profile: say what to measure: --attention");
+  DISTCA_THROW_IF(arguments.heads % arguments.kv_heads != 0, ErrorKind::kUsage,
+                  "--heads {}: must be a multiple of --kv-heads {}", arguments.heads,
+                  arguments.kv_heads);
+  DISTCA_THROW_IF(arguments.head_dim % 8 != 0, ErrorKind::kUsage,
+                  "--head-dim {}: must be a multiple of 8", arguments.head_dim);
+  const std::string fault = kernel_fault(request_of(arguments));
+  DISTCA_THROW_IF(!fault.empty(), ErrorKind::kUsage, "--kernel {} {}", arguments.kernel, fault);
   const AttentionShape shape = shape_of(arguments);
   // Q, dO, O; K, V; the gradients of Q, K, V in up to 8 bytes; ATen's copies of all that.
   const int64_t token_bytes =
@@ -45,12 +43,95 @@ void check_arguments(const ProfileArguments& arguments) {
   const double bytes = static_cast<double>(token_bytes) * static_cast<double>(arguments.max_tokens);
   const double memory =
       static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGE_SIZE));
-  if (bytes > memory) {
-    throw Error(ErrorKind::kUsage,
-                "--max-tokens {} of this shape takes up to {}, more than this machine's {}",
-                arguments.max_tokens, human_bytes(static_cast<int64_t>(bytes)),
-                human_bytes(static_cast<int64_t>(memory)));
+  DISTCA_THROW_IF(bytes > memory, ErrorKind::kUsage,
+                  "--max-tokens {} of this shape takes up to {}, more than this machine's {}",
+                  arguments.max_tokens, human_bytes(static_cast<int64_t>(bytes)),
+                  human_bytes(static_cast<int64_t>(memory)));
+}
+
+/// GFLOP/s of one pass at every point, 0 where there are more queries than keys; `pair_flops` of
+/// one (query, key) pair.
+std::vector<double> rates(const AttentionProfile& profile, const std::vector<int64_t>& ns,
+                          int64_t pair_flops) {
+  std::vector<double> result;
+  for (const int64_t q : profile.q_tokens) {
+    for (const int64_t kv : profile.kv_tokens) {
+      const int64_t pairs = q > kv ? 0 : attention_pairs({kv - q, kv}, {0, kv}, MaskType::kCausal);
+      const auto time = static_cast<double>(ns[result.size()]);
+      result.push_back(q > kv ? 0 : static_cast<double>(pairs * pair_flops) / time);
+    }
   }
+  return result;
+}
+
+/// What the rates below are rates of, and of what limit.
+void print_limit(const ProfileArguments& arguments, const AttentionProfile& profile, double forward,
+                 double backward) {
+  const double peak = static_cast<double>(profile.peak_mflops) / 1000;
+  fmt::print("\n{}, {}, {} thread{}, {}, distca {}\n", profile.machine, profile.path,
+             arguments.threads, arguments.threads == 1 ? "" : "s", arguments.dtype,
+             build_info::kCommit);
+  fmt::print(
+      "FLOP: 2 x (head_dim_qk + head_dim_v) a query head and pair that the mask allows; "
+      "backward 2.5 x forward\n");
+  fmt::print(
+      "limit: {:.1f} GFLOP/s of multiply-adds without memory ({}); forward reaches {:.0f} % of it, "
+      "backward {:.0f} %\n",
+      peak, isa_name(kernels::chosen_isa()), 100 * forward / peak, 100 * backward / peak);
+}
+
+void print_rates(const char* title, const AttentionProfile& profile,
+                 const std::vector<double>& rates) {
+  std::vector<std::string> header{"queries"};
+  for (const int64_t kv : profile.kv_tokens) header.push_back(with_thousands(kv));
+  Table table(header);
+  auto rate = rates.begin();
+  for (const int64_t q : profile.q_tokens) {
+    std::vector<std::string> row{with_thousands(q)};
+    while (row.size() < header.size()) {
+      row.push_back(*rate == 0 ? "" : fmt::format("{:.1f}", *rate));
+      ++rate;
+    }
+    table.add_row(row);
+  }
+  fmt::print(
+      "\n{}, GFLOP/s: rows are numbers of queries, columns of keys; a task's queries are the last "
+      "tokens "
+      "of its keys\n{}",
+      title, table.to_string());
+}
+
+void print_check(const AttentionProfile& profile, std::span<const MeasuredTask> tasks) {
+  const TaskPrice price(profile.shape, &profile);
+  Table table({"queries", "keys", "measured us", "predicted us", "error %"});
+  std::vector<double> errors;
+  for (const MeasuredTask& task : tasks) {
+    const auto measured = static_cast<double>(fastest(task.forward_ns) + fastest(task.backward_ns));
+    const auto predicted = static_cast<double>(price(task.q, task.kv));
+    errors.push_back(100 * std::fabs(predicted / measured - 1));
+    table.add_row({fmt::format("{} .. {}", task.q.begin, task.q.end),
+                   fmt::format("{} .. {}", task.kv.begin, task.kv.end),
+                   fmt::format("{:.0f}", measured / 1000), fmt::format("{:.0f}", predicted / 1000),
+                   fmt::format("{:+.1f}", 100 * (predicted / measured - 1))});
+  }
+  std::sort(errors.begin(), errors.end());
+  fmt::print("\nforward and backward of tasks as plans cut them, predicted from the grid\n{}",
+             table.to_string());
+  fmt::print("error: median {:.1f} %, worst {:.1f} %\n", errors[errors.size() / 2], errors.back());
+}
+
+/// Rates over the grid, their share of the limit, and how well the grid predicts tasks that are not
+/// on it: `checked` are tasks_to_check, measured.
+void print_profile(const ProfileArguments& arguments, const AttentionProfile& profile,
+                   std::span<const MeasuredTask> checked) {
+  const AttentionShape& shape = profile.shape;
+  const int64_t pair_flops = 2 * shape.num_heads * (shape.head_dim_qk + shape.head_dim_v);
+  const std::vector<double> forward = rates(profile, profile.forward_ns, pair_flops);
+  const std::vector<double> backward = rates(profile, profile.backward_ns, pair_flops * 5 / 2);
+  print_limit(arguments, profile, std::ranges::max(forward), std::ranges::max(backward));
+  print_rates("forward", profile, forward);
+  print_rates("backward", profile, backward);
+  print_check(profile, checked);
 }
 
 void run_profile(const ProfileArguments& arguments) {

@@ -10,10 +10,8 @@
 #include "distca/base/clock.h"
 #include "distca/base/machine.h"
 #include "distca/base/random.h"
-#include "distca/comm/aten_types.h"
 #include "distca/kernels/cpu/peak.h"
-#include "distca/kernels/rows.h"
-#include "distca/runtime/tensor_rows.h"
+#include "distca/runtime/attention_tensors.h"
 
 namespace distca::cli {
 namespace {
@@ -27,45 +25,20 @@ constexpr double kPeakSeconds = 0.1;
 class Bench {
  public:
   Bench(const ProfileArguments& arguments, AttentionKernel& kernel)
-      : kernel_(kernel), threads_(arguments.threads), type_(kernel.type()) {
-    const int64_t tokens = arguments.max_tokens;
-    const auto random = [&](int64_t heads, int64_t dim, ScalarType type) {
-      return at::randn({tokens, heads, dim}, at::kFloat).to(aten_type(type));
-    };
-    const ScalarType sums = kernels::accumulator_type(type_);
-    q_ = random(arguments.heads, arguments.head_dim, type_);
-    d_o_ = random(arguments.heads, arguments.head_dim, type_);
-    o_ = at::zeros_like(q_);
-    k_ = random(arguments.kv_heads, arguments.head_dim, type_);
-    v_ = random(arguments.kv_heads, arguments.head_dim, type_);
-    delta_ = random(arguments.heads, 1, sums);
-    lse_ = at::zeros_like(delta_);
-    dq_ = at::zeros_like(q_, aten_type(sums));
-    dk_ = at::zeros_like(k_, aten_type(sums));
-    dv_ = at::zeros_like(v_, aten_type(sums));
-    list_.queries = {{.tokens = tokens,
-                      .q = rows_of(q_),
-                      .o = rows_of(o_),
-                      .lse = rows_of(lse_),
-                      .d_o = rows_of(d_o_),
-                      .delta = rows_of(delta_),
-                      .dq = rows_of(dq_)}};
-    list_.keys = {{.tokens = tokens,
-                   .k = rows_of(k_),
-                   .v = rows_of(v_),
-                   .dk = rows_of(dk_),
-                   .dv = rows_of(dv_)}};
-  }
+      : kernel_(kernel),
+        threads_(arguments.threads),
+        type_(kernel.type()),
+        tensors_(kernel.shape(), type_, arguments.max_tokens, arguments.max_tokens) {}
 
   /// One call of forward and one of backward.
   void measure(MeasuredTask& task) {
-    list_.tasks = {
+    tensors_.list.tasks = {
         {.q_row = task.q.begin,
          .q_tokens = task.q.size(),
          .q_position = task.q.begin,
          .keys = {{.row = task.kv.begin, .tokens = task.kv.size(), .position = task.kv.begin}}}};
-    task.forward_ns.push_back(nanoseconds([&] { kernel_.forward(type_, list_); }));
-    task.backward_ns.push_back(nanoseconds([&] { kernel_.backward(list_); }));
+    task.forward_ns.push_back(nanoseconds([&] { kernel_.forward(type_, tensors_.list); }));
+    task.backward_ns.push_back(nanoseconds([&] { kernel_.backward(tensors_.list); }));
   }
 
  private:
@@ -85,8 +58,7 @@ class Bench {
   AttentionKernel& kernel_;
   int threads_;
   ScalarType type_;
-  at::Tensor q_, d_o_, o_, lse_, delta_, dq_, k_, v_, dk_, dv_;
-  kernels::TaskList list_;
+  AttentionTensors tensors_;
 };
 
 std::vector<int64_t> grid(int64_t max_tokens) {

@@ -43,12 +43,12 @@ struct Told {
   StopSignals stop;
 };
 
-void train_as_rank(const Config& config, const Rendezvous& rendezvous, const CommOptions& options) {
-  const auto store = start_store_process(rendezvous, options.grace_s);
+void train_as_rank(const Config& config, const Rendezvous& rendezvous) {
+  const auto store = start_store_process(rendezvous, config.comm.grace_s);
   std::optional<Told> told;  // starts a thread: after the store's process was forked
   if (rendezvous.rank == 0) told.emplace(config);
   RunState others(config.train.output_dir, config.train.steps);
-  const std::unique_ptr<Communicator> comm = make_gloo_group(rendezvous, options);
+  const std::unique_ptr<Communicator> comm = make_gloo_group(rendezvous, config.comm);
   train(config, *comm, told ? *told->state : others);
 }
 
@@ -65,16 +65,16 @@ int workers_of(const Config& config, const TrainArguments& arguments,
                const std::optional<Rendezvous>& rendezvous) {
   const int64_t dedicated = config.servers.dedicated;
   if (rendezvous) {
-    if (dedicated < rendezvous->size) return rendezvous->size - static_cast<int>(dedicated);
-    throw Error(ErrorKind::kConfig,
-                "servers.dedicated = {}: {} started {} ranks, of which at least one must be a "
-                "worker",
-                dedicated, rendezvous->source, rendezvous->size);
+    DISTCA_THROW_IF(dedicated >= rendezvous->size, ErrorKind::kConfig,
+                    "servers.dedicated = {}: {} started {} ranks, of which at least one must be a "
+                    "worker",
+                    dedicated, rendezvous->source, rendezvous->size);
+    return rendezvous->size - static_cast<int>(dedicated);
   }
-  if (num_ranks(config, arguments.workers) <= kMostRanks) return arguments.workers;
-  throw Error(ErrorKind::kConfig,
-              "--workers {} and servers.dedicated = {}: more than {} processes of one machine",
-              arguments.workers, dedicated, kMostRanks);
+  DISTCA_THROW_IF(num_ranks(config, arguments.workers) > kMostRanks, ErrorKind::kConfig,
+                  "--workers {} and servers.dedicated = {}: more than {} processes of one machine",
+                  arguments.workers, dedicated, kMostRanks);
+  return arguments.workers;
 }
 
 /// Who shares this machine's memory.
@@ -95,34 +95,27 @@ int run_train(TrainArguments arguments) {
     std::fputs(print_config(config).c_str(), stdout);
     return 0;
   }
-  if (arguments.master_port < 0 || arguments.master_port > 65535) {
-    throw Error(ErrorKind::kUsage, "--master-port {}: 0 (a free one) to 65535",
-                arguments.master_port);
-  }
+  DISTCA_THROW_IF(arguments.master_port < 0 || arguments.master_port > 65535, ErrorKind::kUsage,
+                  "--master-port {}: 0 (a free one) to 65535", arguments.master_port);
   // Whoever read our output may go; training goes on, and ranks inherit this.
   std::signal(SIGPIPE, SIG_IGN);
-  const CommOptions options{.timeout_s = config.comm.timeout_s,
-                            .grace_s = config.comm.grace_s,
-                            .startup_timeout_s = config.comm.startup_timeout_s};
   const auto rendezvous = find_rendezvous(env_string);
   const int workers = workers_of(config, arguments, rendezvous);
   check_run(config, workers, ranks_here(config, workers, rendezvous));
   // Who writes is rank 0; what lies on other machines' disks is no matter.
   if (!rendezvous || rendezvous->rank == 0)
     check_run_folder(config.train.output_dir, config.train.overwrite);
-  if (rendezvous && arguments.workers > 1) {
-    throw Error(ErrorKind::kUsage,
-                "--workers {}, but {} started this process as one of {} ranks: leave --workers out",
-                arguments.workers, rendezvous->source, rendezvous->size);
-  }
-  if (rendezvous && config.ranks_are_threads()) {
-    throw Error(ErrorKind::kConfig,
-                "comm.backend = threads, but {} started this process as one of {} ranks: use gloo",
-                rendezvous->source, rendezvous->size);
-  }
+  DISTCA_THROW_IF(
+      rendezvous && arguments.workers > 1, ErrorKind::kUsage,
+      "--workers {}, but {} started this process as one of {} ranks: leave --workers out",
+      arguments.workers, rendezvous->source, rendezvous->size);
+  DISTCA_THROW_IF(
+      rendezvous && config.ranks_are_threads(), ErrorKind::kConfig,
+      "comm.backend = threads, but {} started this process as one of {} ranks: use gloo",
+      rendezvous->source, rendezvous->size);
   set_up_process(config);
   if (rendezvous) {
-    train_as_rank(config, *rendezvous, options);
+    train_as_rank(config, *rendezvous);
     return 0;
   }
   const int ranks = num_ranks(config, workers);
@@ -130,7 +123,7 @@ int run_train(TrainArguments arguments) {
     const ThreadDevice device = config.on_cuda() ? cuda_thread_device(0) : ThreadDevice{};
     const Told told(config);
     run_ranks(
-        ranks, options, [&](Communicator& comm) { train(config, comm, *told.state); }, device);
+        ranks, config.comm, [&](Communicator& comm) { train(config, comm, *told.state); }, device);
     return 0;
   }
   return launch_local({.workers = ranks,

@@ -11,7 +11,6 @@ EXEMPT_FOLDERS = ("distca/kernels/",)
 # "path" or "path:function" -> why it may be longer.
 EXCEPTIONS = {
     "distca/train/config_keys.cc:config_keys": "a table: one entry a key with its unit, default and reason",
-    "tests/bad_input_plans.cc:bad_plan_files": "a table: a row a bad input",
     "tests/bad_input_runs.cc:bad_configs": "a table: a row a bad input",
     "tests/bad_input_runs.cc:bad_runs": "a table: a row a bad input",
 }

@@ -16,7 +16,6 @@ import argparse
 import json
 import math
 import re
-import statistics
 import sys
 import textwrap
 from collections import namedtuple
@@ -25,14 +24,17 @@ from xml.sax.saxutils import escape
 WIDTH, MARGIN = 800, 16
 LEFT = 140  # where time begins: row labels stand before it
 LANE, ROW, BREAK = 11, 22, 14  # pixels: half a row; a row; between two parts of a panel
-OPERATIONS = {  # name: (colour, what it does)
+WORKER = ROW + 3 + 2 * (LANE + 1) + 8  # from one worker to the next: a row and two lanes
+OPERATIONS = {  # name: (colour, what it does); what travels is that of forward or of backward
     "pre_attention": ("#56b4e9", "norm, projection to Q, K, V"),
     "core_attention": ("#e69f00", "the tasks of this worker"),
     "post_attention": ("#2fb58a", "output projection and MLP"),
-    "dispatch": ("#e07b5a", "{forward: Q, K, V|backward: dO, LSE, delta} to the servers"),
+    "dispatch": ("#e07b5a", "{queries} to the servers"),
     "redispatch": ("#b8a13a", "Q, K, V to the servers again"),
-    "combine": ("#cc79a7", "{forward: O, LSE|backward: dQ, dK, dV} come home"),
+    "combine": ("#cc79a7", "{results} come home"),
 }
+TRAVELS = {"forward": {"queries": "Q, K, V", "results": "O, LSE"},
+           "backward": {"queries": "dO, LSE, delta", "results": "dQ, dK, dV"}}
 FIRST = {"forward": "pre_attention", "backward": "post_attention"}  # operation of a layer in each pass
 NEXT = {"forward": 1, "backward": -1}  # to the layer that follows
 STYLE = """
@@ -46,6 +48,7 @@ text { font: 12px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-seri
 .before { fill: #e69f00 }
 .after { fill: #56b4e9 }
 .idle { fill: url(#waiting) }
+.second { fill: url(#stripes) }
 .stripe { stroke: #8c959f }
 @media (prefers-color-scheme: dark) {
   text { fill: #f0f6fc }
@@ -59,14 +62,14 @@ text { font: 12px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-seri
 PATTERNS = """<defs>
 <pattern id="waiting" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">\
 <line class="stripe" x1="0" y1="0" x2="0" y2="6" stroke-width="1.6"/></pattern>
-<pattern id="second" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">\
+<pattern id="stripes" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">\
 <line x1="0" y1="0" x2="0" y2="5" stroke="#ffffff" stroke-opacity=".55" stroke-width="2.4"/></pattern>
 </defs>"""
 
 # Times in milliseconds. kind: as in the trace's "cat".
 Event = namedtuple("Event", "rank kind direction layer operation nano_batch begin end")
-# A stretch of time that is drawn, and within it what is measured.
-Window = namedtuple("Window", "begin end measured_begin measured_end words")
+# A stretch of time that is drawn: from begin to end. What is measured of it ends at `until`.
+Window = namedtuple("Window", "begin end until words")
 
 
 class Picture:
@@ -80,8 +83,11 @@ class Picture:
         self.parts.append(f'<rect class="{css}" x="{x:.2f}" y="{y:.2f}" width="{max(width, 0.4):.2f}" '
                           f'height="{height:.2f}"{extra}/>')
 
+    def path(self, shape, extra=""):
+        self.parts.append(f'<path class="line" d="{shape}"{extra}/>')
+
     def line(self, x1, y1, x2, y2, extra=""):
-        self.parts.append(f'<path class="line" d="M{x1:.2f} {y1:.2f}L{x2:.2f} {y2:.2f}"{extra}/>')
+        self.path(f"M{x1:.2f} {y1:.2f}L{x2:.2f} {y2:.2f}", extra)
 
     def text(self, words, x, y, css="", anchor="start"):
         self.parts.append(f'<text class="{css}" x="{x:.2f}" y="{y:.2f}" text-anchor="{anchor}">{escape(words)}</text>')
@@ -119,20 +125,12 @@ def read_json(path):
         return json.load(file)
 
 
-def events_of(trace, path):
-    events = [event for line in trace["traceEvents"] if (event := event_of(line))]
+def events_of(lines, path):
+    events = [event for line in lines if (event := event_of(line))]
     unknown = {event.operation for event in events} - set(OPERATIONS)
     if unknown or not events:
         sys.exit(f"{path}: operations that this script does not know: {', '.join(sorted(unknown)) or 'none at all'}")
     return events
-
-
-def read_kept(path):
-    """The events, and what `keep` said of them."""
-    trace = read_json(path)
-    if "kept" not in trace["otherData"]:
-        sys.exit(f"{path}: a whole trace: let `keep` choose a layer")
-    return events_of(trace, path), trace["otherData"]["kept"]
 
 
 def begin_of(events, direction, layer, nano_batch):
@@ -151,109 +149,83 @@ def windows_of(events, direction, layer):
     if after[0] > begin[1]:  # in turn: from its begin to that of the next layer a nano-batch sees a layer of each
         end = max(event.end for event in events if event.kind == "compute" and
                   (event.direction, event.layer) == (direction, layer))
-        return [Window(begin[0], max(end, after[0]), begin[0], after[0], "a layer of both nano-batches")]
-    return [Window(begin[nano], after[nano], begin[nano], after[nano], f"nano-batch {nano}") for nano in (0, 1)]
+        return [Window(begin[0], max(end, after[0]), after[0], "a layer of both nano-batches")]
+    return [Window(begin[nano], after[nano], after[nano], f"nano-batch {nano}") for nano in (0, 1)]
 
 
 def elapsed(windows):
-    return sum(window.measured_end - window.measured_begin for window in windows)
-
-
-def step_traces(trace):
-    """step -> the trace of that step alone"""
-    steps = {}
-    for line in trace["traceEvents"]:
-        if line["ph"] == "X":
-            steps.setdefault(line["args"]["step"], []).append(line)
-    return {step: dict(trace, traceEvents=lines) for step, lines in steps.items()}
-
-
-def median_step(trace, layer, path):
-    """The step in which the layer, forward and backward, took the median time of all traced steps."""
-    times = {}
-    for step, alone in step_traces(trace).items():
-        events = events_of(alone, path)
-        times[step] = sum(elapsed(windows_of(events, direction, layer)) for direction in NEXT)
-    middle = statistics.median_low(times.values())
-    return next(step for step, time in times.items() if time == middle)
+    return sum(window.until - window.begin for window in windows)
 
 
 def keep(path, layer, caption):
     """The trace of one layer of the median step, as text, an event a line."""
-    trace = read_json(path)
-    step = median_step(trace, layer, path)
-    alone = step_traces(trace)[step]
-    windows = [window for direction in NEXT for window in windows_of(events_of(alone, path), direction, layer)]
+    trace, steps = read_json(path), {}
+    for line in trace["traceEvents"]:
+        if line["ph"] == "X":
+            steps.setdefault(line["args"]["step"], []).append(line)
+    windows = {}
+    for step, lines in steps.items():
+        events = events_of(lines, path)
+        windows[step] = sum((windows_of(events, direction, layer) for direction in NEXT), [])
+    step = sorted(steps, key=lambda step: elapsed(windows[step]))[(len(steps) - 1) // 2]
     kept = []
-    for line in alone["traceEvents"]:
+    for line in steps[step]:
         event = event_of(line)
         is_next_begin = event and event.kind == "compute" and event.operation == FIRST[event.direction] and \
             event.layer == layer + NEXT[event.direction]  # where the measured time ends
-        is_drawn = event and any(event.begin < window.end and event.end > window.begin for window in windows)
-        if is_next_begin or is_drawn:
-            kept.append({key: line[key] for key in ("ph", "name", "cat", "pid", "tid", "ts", "dur")} |
-                        {"args": {key: line["args"][key] for key in ("step", "received_bytes") if key in line["args"]}})
+        if is_next_begin or event and any(event.begin < window.end and event.end > window.begin
+                                          for window in windows[step]):
+            arguments = {key: line["args"][key] for key in ("step", "received_bytes") if key in line["args"]}
+            kept.append(json.dumps(line | {"args": arguments}, sort_keys=True))
     other = {key: trace["otherData"][key] for key in ("program", "version", "commit")} | {
-        "kept": {"layer": layer, "step": step, "of_steps": len(step_traces(trace)), "caption": caption}}
-    lines = ",\n".join(json.dumps(line, sort_keys=True) for line in kept)
-    return f'{{"displayTimeUnit": "ms",\n"otherData": {json.dumps(other)},\n"traceEvents": [\n{lines}\n]}}\n'
+        "kept": {"layer": layer, "step": step, "of_steps": len(steps), "caption": caption}}
+    return '{"displayTimeUnit": "ms",\n"otherData": %s,\n"traceEvents": [\n%s\n]}\n' % (
+        json.dumps(other), ",\n".join(kept))
 
 
 def draw_event(picture, event, x, width, top, is_ours):
     """One event in its row; those of other layers faint."""
     faint = "" if is_ours else ' opacity=".25"'
-    if event.kind == "wait":
-        picture.rectangle("idle", x, top, width, ROW)
-    elif event.kind in ("copy", "launch"):
-        picture.rectangle("busy", x, top, width, ROW, faint)
-    elif event.kind in ("compute", "flight"):
-        height = ROW if event.kind == "compute" else LANE
-        at = top if event.kind == "compute" else top + ROW + 3 + event.nano_batch * (LANE + 1)
-        picture.rectangle(event.operation, x, at, width, height, faint)
-        if event.nano_batch == 1:
-            picture.parts.append(f'<rect fill="url(#second)" x="{x:.2f}" y="{at:.2f}" width="{width:.2f}" '
-                                 f'height="{height}"{faint}/>')
-        if is_ours and width > 9:
-            picture.text(str(event.nano_batch), x + width / 2, at + height / 2 + 3.6, "in-box", "middle")
-
-
-def draw_worker(picture, events, rank, windows, scale, key):
-    """A row for what the worker computes and one for the messages that it receives, a lane for each nano-batch."""
-    top = picture.y
-    picture.text(f"worker {rank}", MARGIN, top + 10)
-    picture.text("computes", LEFT - 8, top + 15, "note", "end")
-    picture.text("receives", LEFT - 8, top + ROW + 18, "note", "end")
-    left = LEFT
-    for window in windows:
-        for event in sorted((event for event in events if event.rank == rank), key=lambda event: event.begin):
-            begin, end = max(event.begin, window.begin), min(event.end, window.end)
-            if end > begin:
-                draw_event(picture, event, left + (begin - window.begin) * scale, (end - begin) * scale, top,
-                           (event.direction, event.layer) == key)
-        left += (window.end - window.begin) * scale + BREAK
-    picture.y = top + ROW + 3 + 2 * (LANE + 1) + 8
+    if event.kind not in ("compute", "flight"):
+        picture.rectangle("idle" if event.kind == "wait" else "busy", x, top, width, ROW,
+                          faint if event.kind != "wait" else "")
+        return
+    height = ROW if event.kind == "compute" else LANE
+    if event.kind == "flight":
+        top += ROW + 3 + event.nano_batch * (LANE + 1)
+    picture.rectangle(event.operation, x, top, width, height, faint)
+    if event.nano_batch == 1:
+        picture.rectangle("second", x, top, width, height, faint)
+    if is_ours and width > 9:
+        picture.text(str(event.nano_batch), x + width / 2, top + height / 2 + 3.6, "in-box", "middle")
 
 
 def draw_panel(picture, title, events, windows, scale, key):
+    """Of each worker a row for what it computes and one for the messages that it receives, a lane a nano-batch."""
     picture.y += 14
     picture.text(f"{title}: {elapsed(windows):.0f} ms", MARGIN, picture.y, "title")
-    picture.y += 20
+    brackets = picture.y + 20
+    first = brackets + 12
+    tops = {rank: first + index * WORKER for index, rank in enumerate(sorted({event.rank for event in events}))}
+    picture.y = first + len(tops) * WORKER
+    for rank, top in tops.items():
+        picture.text(f"worker {rank}", MARGIN, top + 10)
+        picture.text("computes", LEFT - 8, top + 15, "note", "end")
+        picture.text("receives", LEFT - 8, top + ROW + 18, "note", "end")
     left = LEFT
-    for window in windows:  # a bracket over what is measured
-        x1 = left + (window.measured_begin - window.begin) * scale
-        x2 = left + (window.measured_end - window.begin) * scale
-        y = picture.y
-        picture.parts.append(f'<path class="line" d="M{x1:.2f} {y + 8}V{y + 3}H{x2:.2f}V{y + 8}"/>')
-        picture.text(f"{window.words}: {window.measured_end - window.measured_begin:.1f} ms", (x1 + x2) / 2, y - 2,
-                     "note", "middle")
+    for window in windows:
+        right = left + (window.until - window.begin) * scale
+        picture.path(f"M{left:.2f} {brackets + 8}V{brackets + 3}H{right:.2f}V{brackets + 8}")  # over what is measured
+        picture.text(f"{window.words}: {window.until - window.begin:.1f} ms", (left + right) / 2, brackets - 2, "note",
+                     "middle")
+        for event in sorted(events, key=lambda event: event.begin):
+            begin, end = max(event.begin, window.begin), min(event.end, window.end)
+            if end > begin:
+                draw_event(picture, event, left + (begin - window.begin) * scale, (end - begin) * scale,
+                           tops[event.rank], (event.direction, event.layer) == key)
         left += (window.end - window.begin) * scale + BREAK
-    picture.y += 12
-    top = picture.y
-    for rank in sorted({event.rank for event in events}):
-        draw_worker(picture, events, rank, windows, scale, key)
-    if len(windows) > 1:  # time passes in between
-        x = LEFT + (windows[0].end - windows[0].begin) * scale + BREAK / 2
-        picture.line(x, top - 4, x, picture.y - 6, ' stroke-dasharray="2 3"')
+        if window != windows[-1]:  # time passes in between
+            picture.line(left - BREAK / 2, first - 4, left - BREAK / 2, picture.y - 6, ' stroke-dasharray="2 3"')
 
 
 def draw_scale(picture, scale):
@@ -266,29 +238,26 @@ def draw_scale(picture, scale):
 
 
 def draw_legend(picture, used, direction):
-    def words(text):
-        return re.sub(r"\{forward: (.*)\|backward: (.*)\}", r"\1" if direction == "forward" else r"\2", text)
-
-    entries = [(name, f"{name}: {words(what)}") for name, (_, what) in OPERATIONS.items() if name in used]
-    entries += [("idle", "waits for an exchange"), ("busy", "packs, issues and unpacks messages"),
-                ("faint", "faint: the layers before and after"),
-                ("stripes", "0, 1: the number of the nano-batch; 1 is striped")]
-    for index, (css, label) in enumerate(entries):
+    entries = [(name, f"{name}: {what.format(**TRAVELS[direction])}", "") for name, (_, what) in OPERATIONS.items()
+               if name in used]
+    entries += [("idle", "waits for an exchange", ""), ("busy", "packs, issues and unpacks messages", ""),
+                ("core_attention", "faint: the layers before and after", ' opacity=".25"'),
+                ("core_attention", "0, 1: the number of the nano-batch; 1 is striped", "")]
+    for index, (css, label, extra) in enumerate(entries):
         x, y = MARGIN + index % 2 * 384, picture.y + index // 2 * 18
-        if css in ("faint", "stripes"):
-            picture.rectangle("core_attention", x, y, 16, 12, ' opacity=".25"' if css == "faint" else "")
-            if css == "stripes":
-                picture.parts.append(f'<rect fill="url(#second)" x="{x}" y="{y}" width="16" height="12"/>')
-        else:
-            picture.rectangle(css, x, y, 16, 12)
+        picture.rectangle(css, x, y, 16, 12, extra)
         picture.text(label, x + 24, y + 10)
+    picture.rectangle("second", x, y, 16, 12)  # of the last one
     picture.y += (len(entries) + 1) // 2 * 18 + 2
 
 
 def layer_svg(without, with_ping_pong, direction):
     picture, panels = Picture(), []
     for title, path in (("One operation after another", without), ("Ping-pong", with_ping_pong)):
-        events, kept = read_kept(path)
+        trace = read_json(path)
+        if "kept" not in trace["otherData"]:
+            sys.exit(f"{path}: a whole trace: let `keep` choose a layer")
+        events, kept = events_of(trace["traceEvents"], path), trace["otherData"]["kept"]
         panels.append((title, events, windows_of(events, direction, kept["layer"])))
     scale = min((WIDTH - LEFT - MARGIN - BREAK * (len(windows) - 1)) /
                 sum(window.end - window.begin for window in windows) for _, _, windows in panels)
@@ -358,30 +327,24 @@ def load_svg(before, after, caption):
     return picture.svg("Load of every server before and after balancing")
 
 
-def parse():
+def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    verbs = parser.add_subparsers(dest="verb", required=True)
+    verbs = parser.add_subparsers(required=True)
     verb = verbs.add_parser("keep")
     verb.add_argument("trace")
     verb.add_argument("--layer", type=int, required=True)
     verb.add_argument("--caption", default="")
+    verb.set_defaults(make=lambda asked: keep(asked.trace, asked.layer, asked.caption))
     verb = verbs.add_parser("layer")
     verb.add_argument("traces", nargs=2, metavar="TRACE")
     verb.add_argument("--pass", dest="direction", choices=NEXT, required=True)
+    verb.set_defaults(make=lambda asked: layer_svg(*asked.traces, asked.direction))
     verb = verbs.add_parser("load")
     verb.add_argument("plans", nargs=2, metavar="PLAN")
     verb.add_argument("--caption", default="")
-    return parser.parse_args()
-
-
-def main():
-    asked = parse()
-    if asked.verb == "keep":
-        sys.stdout.write(keep(asked.trace, asked.layer, asked.caption))
-    elif asked.verb == "layer":
-        sys.stdout.write(layer_svg(*asked.traces, asked.direction))
-    else:
-        sys.stdout.write(load_svg(*asked.plans, asked.caption))
+    verb.set_defaults(make=lambda asked: load_svg(*asked.plans, asked.caption))
+    asked = parser.parse_args()
+    sys.stdout.write(asked.make(asked))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@
 namespace distca::testing {
 
 std::vector<BadInput> bad_configs() {
-  const std::string train = "distca $T ", two = train + "--workers 2 ";
+  const std::string train = "distca $T ", two = train + "--workers 2 ",
+                    toml = train + "--config c.toml";
   return {
       {train + "two", "two: an override is section.key=value"},
       {train + "'two\nlines=3'", "unknown key two lines"},
@@ -88,24 +89,23 @@ std::vector<BadInput> bad_configs() {
       {train + "train.output_dir=", "train.output_dir is empty: name a folder for the run"},
       {train + "--config absent.toml", "absent.toml: cannot be read: No such file"},
       {train + "--config data", "data: cannot be read: not a regular file"},
-      {train + "--config c.toml",
-       "c.toml line 3: unknown key train.steeps; did you mean train.steps?",
+      {toml, "c.toml line 3: unknown key train.steeps; did you mean train.steps?",
        "printf '[train]\\nsteps = 3\\nsteeps = 4\\n' > c.toml"},
-      {train + "--config c.toml", "c.toml line 2: train.steps expects an integer",
+      {toml, "c.toml line 2: train.steps expects an integer",
        "printf '[train]\\nsteps = \"three\"\\n' > c.toml"},
-      {train + "--config c.toml", "c.toml line 2:", "printf '[batch]\\nseed = = 3\\n' > c.toml"},
-      {train + "--config c.toml",
-       "c.toml line 3:", "printf '[train]\\nsteps = 3\\nsteps = 4\\n' > c.toml"},
-      {train + "--config c.toml", "c.toml: unknown key nonsense",
-       "printf 'nonsense = 1\\n' > c.toml"},
-      {train + "--config c.toml", "c.toml line 1:", "printf '\\377\\376\\n' > c.toml"},
+      {toml, "c.toml line 2:", "printf '[batch]\\nseed = = 3\\n' > c.toml"},
+      {toml, "c.toml line 3:", "printf '[train]\\nsteps = 3\\nsteps = 4\\n' > c.toml"},
+      {toml, "c.toml: unknown key nonsense", "printf 'nonsense = 1\\n' > c.toml"},
+      {toml, "c.toml line 1:", "printf '\\377\\376\\n' > c.toml"},
       {train + "--config lengths.json", "lengths.json line 1:"},
       {train + "--print-config > /dev/full", "stdout: No space left on device", "", 1},
   };
 }
 
 std::vector<BadInput> bad_runs() {
-  const std::string train = "distca $T ", two = train + "--workers 2 ";
+  const std::string train = "distca $T ", two = train + "--workers 2 ",
+                    rank = "RANK=1 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=1 ",
+                    profile = "distca profile --attention --out p.json ";
   return {
       {"distca train train.output_dir=run", "data.prefix is not set: make a data set"},
       {train + "data.prefix=absent", "absent.bin: no such file; a data set is"},
@@ -173,31 +173,24 @@ std::vector<BadInput> bad_runs() {
        "environment (torchrun): RANK=3 must be below WORLD_SIZE=3"},
       {"RANK=0 WORLD_SIZE=2 " + train, "MASTER_ADDR is not set"},
       {"RANK=x WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=1 " + train, "RANK"},
-      {"RANK=1 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=1 " + two,
-       "--workers 2, but torchrun started this process as one of 2 ranks"},
-      {"RANK=1 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=1 " + train + "servers.dedicated=2",
+      {rank + two, "--workers 2, but torchrun started this process as one of 2 ranks"},
+      {rank + train + "servers.dedicated=2",
        "servers.dedicated = 2: torchrun started 2 ranks, of which at least one must be a worker"},
-      {"RANK=1 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=1 " + train + "comm.backend=threads",
+      {rank + train + "comm.backend=threads",
        "comm.backend = threads, but torchrun started this process"},
-      {"RANK=1 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=1 " + train + "model.vocab_size=100",
-       "model.vocab_size = 100 has ids 0 to 99"},
+      {rank + train + "model.vocab_size=100", "model.vocab_size = 100 has ids 0 to 99"},
       {"ulimit -v 1500000; " + train + "model.hidden_size=4096 model.intermediate_size=16384",
        "out of memory", "", 1},
       {"distca profile --out p.json", "profile: say what to measure: --attention"},
       {"distca profile --attention", "--out is required (see distca profile --help)"},
-      {"distca profile --attention --out p.json --heads 3 --kv-heads 2",
-       "--heads 3: must be a multiple of --kv-heads 2"},
-      {"distca profile --attention --out p.json --head-dim 12",
-       "--head-dim 12: must be a multiple of 8"},
-      {"distca profile --attention --out p.json --heads 0", "--heads"},
-      {"distca profile --attention --out p.json --dtype fp17", "fp17 not in {bf16,fp32,fp64}"},
-      {"distca profile --attention --out p.json --kernel gpu",
-       "gpu not in {auto,cpu,aten,reference}"},
-      {"distca profile --attention --out p.json --kernel cpu --dtype fp64",
-       "--kernel cpu computes fp32 and bf16"},
-      {"distca profile --attention --out p.json --seconds nan", "nan is not a number in"},
-      {"distca profile --attention --out p.json --heads 1024 --head-dim 1024 --max-tokens 1048576",
-       "more than this machine's"},
+      {profile + "--heads 3 --kv-heads 2", "--heads 3: must be a multiple of --kv-heads 2"},
+      {profile + "--head-dim 12", "--head-dim 12: must be a multiple of 8"},
+      {profile + "--heads 0", "--heads"},
+      {profile + "--dtype fp17", "fp17 not in {bf16,fp32,fp64}"},
+      {profile + "--kernel gpu", "gpu not in {auto,cpu,aten,reference}"},
+      {profile + "--kernel cpu --dtype fp64", "--kernel cpu computes fp32 and bf16"},
+      {profile + "--seconds nan", "nan is not a number in"},
+      {profile + "--heads 1024 --head-dim 1024 --max-tokens 1048576", "more than this machine's"},
       {"distca profile --attention --out text/a.md/p.json", "cannot create this folder", "", 1},
   };
 }

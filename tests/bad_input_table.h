@@ -5,7 +5,7 @@
 //   workload.json, plan.json  512 tokens on 2 ranks, and its plan
 //   lengths.json              [300, 212]
 //   profile.json              a profile of attention
-//   traces of: no_rank.json, no_step.json, other_steps.json
+//   traces of: no_rank.json, no_step.json, one_step.json, other_steps.json
 // The shell finds `distca`, $T = `train` and the keys of a small run into run/, and $W = a workload
 // of 8 ranks.
 

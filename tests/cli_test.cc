@@ -1,11 +1,10 @@
-// The program as its users meet it: help, version, data, plan. `train` is in cli_train_test.cc, bad
-// input in bad_input_test.cc.
+// The program as its users meet it: help, version, data, plan (`--program` and the page about it,
+// too). `train` is in cli_train_test.cc, bad input in bad_input_test.cc.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <iterator>
 #include <map>
 #include <sstream>
@@ -36,60 +35,62 @@ class CliTest : public FolderTest {
 
 constexpr const char* kWorkload = "distca/plan/testdata/workloads/pretrain_8x128k_0.json";
 
+/// A plan of the workload that must succeed: what is printed.
+std::string plan(const Words& options) {
+  return succeed(joined({"plan", "--workload", kWorkload}, options)).out;
+}
+Json plan_summary(const Words& options) {
+  return Json::parse(plan(joined({"--summary-json"}, options)));
+}
+
+void expect_narrow(const std::string& text) {
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 100u) << line;
+}
+
 TEST(Cli, help_of_every_verb_ends_with_an_example_of_it) {
-  std::vector<std::vector<std::string>> verbs = {
-      {"data"}, {"data", "prepare"}, {"data", "show"}, {"plan"}, {"trace"}};
+  std::vector<Words> verbs = {{"data"}, {"data", "prepare"}, {"data", "show"}, {"plan"}, {"trace"}};
 #ifdef DISTCA_WITH_TORCH
   verbs.push_back({"train"});
   verbs.push_back({"profile"});
 #endif
-  for (std::vector<std::string> verb : verbs) {
-    std::string words = "distca";
-    for (const std::string& word : verb) words += " " + word;
-    verb.push_back("--help");
-    const Outcome outcome = run_distca(verb);
-    EXPECT_EQ(outcome.exit_code, 0) << words;
+  for (const Words& verb : verbs) {
+    const std::string words = fmt::format("distca {}", fmt::join(verb, " "));
+    const Outcome outcome = succeed(joined(verb, {"--help"}));
     EXPECT_EQ(outcome.err, "") << words;
     const size_t example = outcome.out.rfind("Example:  " + words);
     ASSERT_NE(example, std::string::npos) << outcome.out;
     const std::string last = outcome.out.substr(example);
     EXPECT_EQ(last.find('\n'), last.find_last_not_of('\n') + 1) << last;
-    std::istringstream lines(outcome.out);
-    for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 100u) << line;
+    expect_narrow(outcome.out);
   }
 }
 
 TEST(Cli, help_lists_the_verbs) {
-  const Outcome outcome = run_distca({"--help"});
-  EXPECT_EQ(outcome.exit_code, 0);
-  EXPECT_THAT(outcome.out, AllOf(HasSubstr("\n  data "), HasSubstr("\n  plan ")));
+  EXPECT_THAT(succeed({"--help"}).out, AllOf(HasSubstr("\n  data "), HasSubstr("\n  plan ")));
 }
 
 TEST(Cli, version_names_the_build) {
-  const Outcome outcome = run_distca({"--version"});
-  EXPECT_EQ(outcome.exit_code, 0);
-  EXPECT_THAT(outcome.out, AllOf(StartsWith("distca "), HasSubstr(" build"), HasSubstr("CUDA ")));
 #ifdef DISTCA_WITH_TORCH
-  EXPECT_THAT(outcome.out, ::testing::ContainsRegex("PyTorch [0-9]"));
+  const auto torch = ContainsRegex("PyTorch [0-9]");
 #else
-  EXPECT_THAT(outcome.out, HasSubstr("PyTorch none"));
+  const auto torch = HasSubstr("PyTorch none");
 #endif
+  EXPECT_THAT(succeed({"--version"}).out,
+              AllOf(StartsWith("distca "), HasSubstr(" build"), HasSubstr("CUDA "), torch));
 }
 
 TEST_F(CliTest, prepare_writes_what_show_counts) {
   write_file_atomically(folder_ / "text" / "a.md", "aaaa");
   write_file_atomically(folder_ / "text" / "deep" / "b.md", "ab");
   write_file_atomically(folder_ / "text" / "c.py", "not asked for");
-  const Outcome prepared = run_distca({"data", "prepare", "--text", in_folder("text"), "--glob",
-                                       "*.md", "--tokenizer", "byte", "--out", in_folder("out/d")});
-  ASSERT_EQ(prepared.exit_code, 0) << prepared.err;
+  const Outcome prepared = succeed({"data", "prepare", "--text", in_folder("text"), "--glob",
+                                    "*.md", "--tokenizer", "byte", "--out", in_folder("out/d")});
   EXPECT_EQ(prepared.err, "");
   EXPECT_THAT(files_below(folder_ / "out"), ElementsAre("d.bin", "d.idx"));
   EXPECT_EQ(read_file(folder_ / "out" / "d.bin"), "aaaaab");
 
-  const Outcome shown = run_distca({"data", "show", in_folder("out/d"), "--json"});
-  ASSERT_EQ(shown.exit_code, 0) << shown.err;
-  const Json json = Json::parse(shown.out);
+  const Json json = Json::parse(succeed({"data", "show", in_folder("out/d"), "--json"}).out);
   EXPECT_EQ(json.at("documents"), 2);
   EXPECT_EQ(json.at("tokens"), 6);
   EXPECT_EQ(json.at("longest_length"), 4);
@@ -101,41 +102,34 @@ TEST_F(CliTest, prepare_writes_what_show_counts) {
 
 TEST_F(CliTest, a_data_set_beside_its_text_is_replaced_when_asked_and_never_read_as_text) {
   write_file_atomically(folder_ / "text" / "a.md", "aaaa");
-  const std::vector<std::string> command = {
+  const Words command = {
       "data", "prepare", "--text", in_folder("text"), "--out", in_folder("text/set")};
-  ASSERT_EQ(run_distca(command).exit_code, 0);
+  succeed(command);
   EXPECT_THAT(refusal(command), HasSubstr("text/set.bin is there already"));
-  std::vector<std::string> again = command;
-  again.emplace_back("--overwrite");
   write_file_atomically(folder_ / "text" / "b.md", "bb");
-  ASSERT_EQ(run_distca(again).exit_code, 0);
+  succeed(joined(command, {"--overwrite"}));
   EXPECT_EQ(read_file(folder_ / "text" / "set.bin"), "aaaabb");
 }
 
 TEST_F(CliTest, documents_that_a_plan_repeats_are_said) {
   write_file_atomically(folder_ / "l.json", "[100]");
-  std::vector<std::string> command = {
+  const Words command = {
       "plan", "--lengths", in_folder("l.json"), "--workers", "2", "--tokens-per-worker", "275"};
   EXPECT_THAT(run_distca(command).out,
               StartsWith(in_folder("l.json") +
                          " has 100 tokens for a nano-batch of 550: each document is planned 5.5 "
                          "times; lower --tokens-per-worker\n"));
-  command.emplace_back("--compare");
-  EXPECT_THAT(run_distca(command).out, HasSubstr("is planned 5.5 times"));
-  command.back() = "--json";
-  EXPECT_THAT(run_distca(command).out, StartsWith("{"));
+  EXPECT_THAT(run_distca(joined(command, {"--compare"})).out, HasSubstr("is planned 5.5 times"));
+  EXPECT_THAT(run_distca(joined(command, {"--json"})).out, StartsWith("{"));
   write_file_atomically(folder_ / "l.json", "[550]");
-  command.pop_back();
   EXPECT_THAT(run_distca(command).out, Not(HasSubstr("is planned")));
 }
 
 TEST_F(CliTest, a_written_plan_reads_back_and_a_damaged_one_is_refused) {
   const std::string file = in_folder("plan.json");
-  ASSERT_EQ(run_distca({"plan", "--workload", kWorkload, "--out", file}).exit_code, 0);
-  const Outcome again = run_distca({"plan", "--plan", file, "--json"});
-  ASSERT_EQ(again.exit_code, 0) << again.err;
+  plan({"--out", file});
   std::string text = read_file(file);
-  EXPECT_EQ(again.out, text);
+  EXPECT_EQ(succeed({"plan", "--plan", file, "--json"}).out, text);
   write_file_atomically(file, text.substr(0, text.size() / 2));
   EXPECT_THAT(refusal({"plan", "--plan", file}), HasSubstr(file));
   const size_t kv = text.find("\"q\":[0,");
@@ -146,10 +140,7 @@ TEST_F(CliTest, a_written_plan_reads_back_and_a_damaged_one_is_refused) {
 }
 
 TEST(Cli, plan_of_a_workload_has_the_promised_figures) {
-  const Outcome outcome =
-      run_distca({"plan", "--workload", kWorkload, "--layout", "sequential", "--summary-json"});
-  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
-  const Json json = Json::parse(outcome.out);
+  const Json json = plan_summary({"--layout", "sequential"});
   EXPECT_EQ(json.at("servers"), 8);
   EXPECT_EQ(json.at("scheduler"), "balanced");
   EXPECT_EQ(json.at("layout"), "sequential");
@@ -158,23 +149,19 @@ TEST(Cli, plan_of_a_workload_has_the_promised_figures) {
   EXPECT_GT(json.at("max_over_mean_before"), 1.8);
   EXPECT_LT(json.at("tokens_max").get<int64_t>() - json.at("tokens_min").get<int64_t>(), 256);
   for (const char* name : {"qkv_bytes", "o_bytes", "max_send_bytes", "max_recv_bytes", "tasks",
-                           "max_memory_bytes", "lower_bound_bytes"}) {
+                           "max_memory_bytes", "lower_bound_bytes"})
     EXPECT_GT(json.at(name), 0) << name;
-  }
   for (const char* name : {"plan_us", "metadata_us"}) EXPECT_GE(json.at(name), 0) << name;
   EXPECT_EQ(json.at("hash").get<std::string>().size(), 16u);
 }
 
-/// The cells of each row of the table that begins with `first`, up to the row that begins with
-/// `last`.
-std::vector<std::vector<std::string>> table_rows(const std::string& text, const std::string& first,
-                                                 const std::string& last) {
-  std::vector<std::vector<std::string>> rows;
+/// The cells of each row of the table of servers, from its header to its last row, of max/mean.
+std::vector<Words> server_rows(const std::string& text) {
+  std::vector<Words> rows;
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
     EXPECT_LE(line.size(), 100u) << line;
-    if (rows.empty() && !line.starts_with(first)) continue;
-    if (!rows.empty() && rows.back()[0] == last) continue;
+    if (rows.empty() ? !line.starts_with("server") : rows.back()[0] == "max/mean") continue;
     std::istringstream cells(line);
     rows.emplace_back(std::istream_iterator<std::string>(cells),
                       std::istream_iterator<std::string>());
@@ -183,18 +170,15 @@ std::vector<std::vector<std::string>> table_rows(const std::string& text, const 
 }
 
 TEST(Cli, a_plan_is_a_row_a_server_and_a_last_one_of_max_over_mean) {
-  const Outcome outcome = run_distca({"plan", "--workload", kWorkload, "--profile", "h200"});
-  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
-  EXPECT_THAT(outcome.out,
-              AllOf(ContainsRegex("\nserver +time before +after +tokens +memory MiB"),
-                    HasSubstr(" documents, 1,048,576 tokens on 8 workers, 8 servers\n"
-                              "layout balanced, scheduler balanced, tolerance 0.02: "),
-                    HasSubstr("before: plain packing"), HasSubstr("\nvalid\n"),
-                    Not(HasSubstr("tolerance missed")), Not(HasSubstr("of another shape"))));
-  const auto rows = table_rows(outcome.out, "server", "max/mean");
+  const std::string out = plan({"--profile", "h200"});
+  EXPECT_THAT(out, AllOf(ContainsRegex("\nserver +time before +after +tokens +memory MiB"),
+                         HasSubstr(" documents, 1,048,576 tokens on 8 workers, 8 servers\n"
+                                   "layout balanced, scheduler balanced, tolerance 0.02: "),
+                         HasSubstr("before: plain packing"), HasSubstr("\nvalid\n"),
+                         Not(HasSubstr("tolerance missed")), Not(HasSubstr("of another shape"))));
+  const auto rows = server_rows(out);
   ASSERT_EQ(rows.size(), 10u);
-  const Json plan =
-      Json::parse(run_distca({"plan", "--workload", kWorkload, "--profile", "h200", "--json"}).out);
+  const Json loads = Json::parse(plan({"--profile", "h200", "--json"})).at("load");
   double before = 0, after = 0;
   for (size_t server = 0; server < 8; ++server) {
     const auto& row = rows[server + 1];
@@ -202,7 +186,7 @@ TEST(Cli, a_plan_is_a_row_a_server_and_a_last_one_of_max_over_mean) {
     EXPECT_EQ(row[0], std::to_string(server));
     before = std::max(before, std::stod(row[1]));
     after = std::max(after, std::stod(row[2]));
-    const Json& load = plan.at("load").at(server);
+    const Json& load = loads.at(server);
     const auto mib = [&](const char* one, const char* other) {
       return (load.at(one).get<double>() + load.at(other).get<double>()) / (1 << 20);
     };
@@ -219,10 +203,8 @@ TEST(Cli, a_plan_is_a_row_a_server_and_a_last_one_of_max_over_mean) {
 }
 
 TEST(Cli, load_is_shown_over_each_servers_share) {
-  const Outcome outcome = run_distca({"plan", "--workload", kWorkload, "--scheduler", "balanced",
-                                      "--tolerance", "0.01", "--capacity", "0,1,1,1,1,1,1,2,1"});
-  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
-  const auto rows = table_rows(outcome.out, "server", "max/mean");
+  const auto rows = server_rows(
+      plan({"--scheduler", "balanced", "--tolerance", "0.01", "--capacity", "0,1,1,1,1,1,1,2,1"}));
   ASSERT_EQ(rows.size(), 11u);
   EXPECT_EQ(rows[1][1], "inf");  // it has no share
   EXPECT_EQ(rows[1][2], "0.000");
@@ -235,16 +217,10 @@ TEST(Cli, load_is_shown_over_each_servers_share) {
 }
 
 TEST(Cli, an_automatic_tolerance_shows_what_it_weighed) {
-  const auto plan = [](const char* gbytes, const char* overlap, const char* output) {
-    std::vector<std::string> words = {"plan",  "--workload",       kWorkload, "--tolerance",
-                                      "auto",  "--between-gbytes", gbytes,    "--overlap",
-                                      overlap, "--layers=2"};
-    if (*output != 0) words.emplace_back(output);
-    return run_distca(words);
+  const auto options = [](const char* gbytes, const char* overlap) -> Words {
+    return {"--tolerance", "auto", "--between-gbytes", gbytes, "--overlap", overlap, "--layers=2"};
   };
-  const Outcome wide = plan("1000", "ping-pong", "--summary-json");
-  ASSERT_EQ(wide.exit_code, 0) << wide.err;
-  const Json summary = Json::parse(wide.out), weighed = summary.at("weighed");
+  const Json summary = plan_summary(options("1000", "ping-pong")), weighed = summary.at("weighed");
   EXPECT_EQ(weighed.at(0).at("scheduler"), "local");
   EXPECT_NEAR(weighed.at(0).at("max_over_mean"), 1.856, 0.001);
   int chosen = 0;
@@ -254,46 +230,33 @@ TEST(Cli, an_automatic_tolerance_shows_what_it_weighed) {
     ++chosen;
     EXPECT_EQ(one.at("scheduler"), "balanced");
     EXPECT_EQ(one.at("tolerance"), summary.at("tolerance"));
-    for (const Json& other :
-         weighed) {  // it is the fastest, nearly: fewer bytes count for 5 per mille
+    for (const Json& other : weighed) {  // the fastest, but that 5 per mille may save bytes
       EXPECT_LE(one.at("layer_ps").get<double>(), 1.005 * other.at("layer_ps").get<double>());
     }
   }
   EXPECT_EQ(chosen, 1);
-  EXPECT_THAT(plan("1000", "ping-pong", "").out, HasSubstr("\nvalid\n"));
-  EXPECT_THAT(plan("0.001", "none", "").out, HasSubstr("scheduler local"));
-  EXPECT_EQ(Json::parse(plan("0.001", "none", "--summary-json").out).at("scheduler"), "local");
+  EXPECT_THAT(plan(options("1000", "ping-pong")), HasSubstr("\nvalid\n"));
+  EXPECT_THAT(plan(options("0.001", "none")), HasSubstr("scheduler local"));
+  EXPECT_EQ(plan_summary(options("0.001", "none")).at("scheduler"), "local");
   for (const char* other : {"--compare", "--program"}) {
-    const Outcome refused = plan("1", "within", other);
-    EXPECT_EQ(refused.exit_code, 2);
-    EXPECT_THAT(refused.err, HasSubstr(std::string("give ") + other + " a number"));
+    EXPECT_THAT(refusal(joined({"plan", "--workload", kWorkload, other}, options("1", "within"))),
+                HasSubstr(std::string("give ") + other + " a number"));
   }
 }
 
 TEST(Cli, a_missed_tolerance_is_said_everywhere) {
-  const Outcome report = run_distca({"plan", "--workload", kWorkload, "--scheduler", "local"});
-  EXPECT_THAT(report.out, HasSubstr("\ntolerance missed: 1.85625 > 1.05\n"));
-  const auto met = [](const char* scheduler) {
-    return Json::parse(run_distca({"plan", "--workload", kWorkload, "--scheduler", scheduler,
-                                   "--summary-json"})
-                           .out)
-        .at("tolerance_met")
-        .get<bool>();
-  };
-  EXPECT_FALSE(met("local"));
-  EXPECT_TRUE(met("balanced"));
-  const Outcome table = run_distca({"plan", "--workload", kWorkload, "--compare"});
-  EXPECT_THAT(table.out, AllOf(ContainsRegex("\nlocal [^\n]* 1\\.856  no "),
-                               ContainsRegex("\nwlb [^\n]* 7\\.338  no "),
-                               ContainsRegex("\ngreedy [^\n]* 1\\.050  yes ")));
+  EXPECT_THAT(plan({"--scheduler", "local"}), HasSubstr("\ntolerance missed: 1.85625 > 1.05\n"));
+  EXPECT_EQ(plan_summary({"--scheduler", "local"}).at("tolerance_met"), false);
+  EXPECT_EQ(plan_summary({"--scheduler", "balanced"}).at("tolerance_met"), true);
+  EXPECT_THAT(plan({"--compare"}), AllOf(ContainsRegex("\nlocal [^\n]* 1\\.856  no "),
+                                         ContainsRegex("\nwlb [^\n]* 7\\.338  no "),
+                                         ContainsRegex("\ngreedy [^\n]* 1\\.050  yes ")));
 }
 
 TEST(Cli, wire_counts_q_k_v_o_and_a_latency_a_message_on_the_link_of_each_pair) {
-  const auto wire = [](std::vector<std::string> links) {
-    std::vector<std::string> command{"plan",  "--workload", kWorkload,    "--scheduler",
-                                     "local", "--layout",   "sequential", "--summary-json"};
-    command.insert(command.end(), links.begin(), links.end());
-    const Json json = Json::parse(run_distca(command).out);
+  const auto wire = [](const Words& links) {
+    const Json json =
+        plan_summary(joined({"--scheduler", "local", "--layout", "sequential"}, links));
     EXPECT_EQ(json.at("o_bytes"), 0);
     return std::pair(json.at("wire_ns").get<int64_t>(), json.at("max_recv_bytes").get<int64_t>());
   };
@@ -306,17 +269,14 @@ TEST(Cli, wire_counts_q_k_v_o_and_a_latency_a_message_on_the_link_of_each_pair) 
 }
 
 TEST(Cli, a_window_has_no_known_bound) {
-  const std::vector<std::string> command{"plan",     "--workload", kWorkload,
-                                         "--window", "4096",       "--summary-json"};
-  const Json json = Json::parse(run_distca(command).out);
+  const Json json = plan_summary({"--window", "4096"});
   EXPECT_TRUE(json.at("lower_bound_bytes").is_null());
   EXPECT_EQ(json.at("shape").at("window_left"), 4095);
 }
 
 TEST(Cli, memory_is_of_all_activations_where_the_model_is_known) {
-  const auto memory = [](std::vector<std::string> more) {
-    more.insert(more.begin(), {"plan", "--workload", kWorkload, "--summary-json"});
-    return Json::parse(run_distca(more).out).at("max_memory_bytes").get<int64_t>();
+  const auto memory = [](const Words& more) {
+    return plan_summary(more).at("max_memory_bytes").get<int64_t>();
   };
   const int64_t attention = memory({});
   EXPECT_EQ(memory({"--layers", "3"}), 3 * attention);
@@ -329,28 +289,24 @@ TEST(Cli, memory_is_of_all_activations_where_the_model_is_known) {
 }
 
 TEST(Cli, with_layers_0_the_plan_is_the_one_that_training_makes) {
-  const Outcome outcome =
-      run_distca({"plan", "--workload", kWorkload, "--heads", "4", "--kv-heads", "1",
-                  "--tensor-parallel", "1", "--layers", "0", "--summary-json"});
+  const Json summary =
+      plan_summary({"--heads", "4", "--kv-heads", "1", "--tensor-parallel", "1", "--layers", "0"});
   PlanRequest request;  // as plan_request in distca/train/config.h
   request.nano_batch = read_workload(kWorkload).nano_batch;
   request.cluster = Cluster::in_place(8);
   request.shape = {.num_heads = 4, .num_kv_heads = 1};
-  EXPECT_EQ(Json::parse(outcome.out).at("hash"), plan_hash(make_plan(request)));
+  EXPECT_EQ(summary.at("hash"), plan_hash(make_plan(request)));
 }
 
 TEST(Cli, a_profile_of_another_shape_is_said) {
-  const Outcome outcome =
-      run_distca({"plan", "--workload", kWorkload, "--profile", "h200", "--dtype", "fp32"});
-  EXPECT_THAT(outcome.out, HasSubstr("\nthe profile is of another shape or type than the plan: "));
+  EXPECT_THAT(plan({"--profile", "h200", "--dtype", "fp32"}),
+              HasSubstr("\nthe profile is of another shape or type than the plan: "));
 }
 
 TEST_F(CliTest, predicted_times_of_a_plan_are_checked_with_its_profile_only) {
   const std::string file = in_folder("plan.json"), by_pairs = in_folder("pairs.json");
-  ASSERT_EQ(
-      run_distca({"plan", "--workload", kWorkload, "--profile", "h200", "--out", file}).exit_code,
-      0);
-  ASSERT_EQ(run_distca({"plan", "--workload", kWorkload, "--out", by_pairs}).exit_code, 0);
+  plan({"--profile", "h200", "--out", file});
+  plan({"--out", by_pairs});
   EXPECT_THAT(run_distca({"plan", "--plan", file, "--profile", "h200"}).out, EndsWith("\nvalid\n"));
   EXPECT_THAT(run_distca({"plan", "--plan", file}).out,
               EndsWith("\nvalid (time not checked: give --profile)\n"));
@@ -363,22 +319,19 @@ TEST_F(CliTest, predicted_times_of_a_plan_are_checked_with_its_profile_only) {
   const size_t time = text.find("\"time_ns\":") + 10;
   text.replace(time, 1, text[time] == '1' ? "2" : "1");
   write_file_atomically(file, text);
-  EXPECT_EQ(run_distca({"plan", "--plan", file}).exit_code, 0);
+  succeed({"plan", "--plan", file});
   EXPECT_THAT(refusal({"plan", "--plan", file, "--profile", "h200"}),
               HasSubstr("not a valid plan"));
 }
 
 TEST(Cli, plan_compares_all_schedulers) {
-  const Outcome table = run_distca({"plan", "--workload", kWorkload, "--compare"});
-  ASSERT_EQ(table.exit_code, 0) << table.err;
-  std::istringstream lines(table.out);
-  for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 100u) << line;
-  const Outcome outcome = run_distca({"plan", "--workload", kWorkload, "--compare", "--json"});
+  const std::string table = plan({"--compare"});
+  expect_narrow(table);
   std::map<std::string, double> imbalance;
-  for (const Json& row : Json::parse(outcome.out)) {
+  for (const Json& row : Json::parse(plan({"--compare", "--json"}))) {
     const auto name = row.at("scheduler").get<std::string>();
     imbalance[name] = row.at("max_over_mean");
-    EXPECT_THAT(table.out, HasSubstr("\n" + name));
+    EXPECT_THAT(table, HasSubstr("\n" + name));
   }
   EXPECT_EQ(imbalance.size(), 5u);
   EXPECT_LE(imbalance.at("balanced"), 1.02);
@@ -386,33 +339,45 @@ TEST(Cli, plan_compares_all_schedulers) {
 }
 
 TEST(Cli, what_is_refused_is_a_row_and_a_line) {
-  const Outcome table =
-      run_distca({"plan", "--workload", kWorkload, "--compare", "--max-send-bytes", "330000000"});
-  EXPECT_EQ(table.exit_code, 0) << table.err;
-  EXPECT_THAT(table.out, ContainsRegex("\ngreedy refused\n"));
-  EXPECT_THAT(table.out, ContainsRegex("\nlocal +sequential "));
-  EXPECT_THAT(table.out,
-              ContainsRegex("\ngreedy on layout sequential: rank [0-9] would send [0-9]+ "
-                            "bytes, max_send_bytes is 330000000\n"));
+  EXPECT_THAT(plan({"--compare", "--max-send-bytes", "330000000"}),
+              AllOf(ContainsRegex("\ngreedy refused\n"), ContainsRegex("\nlocal +sequential "),
+                    ContainsRegex("\ngreedy on layout sequential: rank [0-9] would send [0-9]+ "
+                                  "bytes, max_send_bytes is 330000000\n")));
 }
 
 TEST(Cli, dedicated_servers_get_what_their_capacity_says) {
-  const Outcome outcome =
-      run_distca({"plan", "--workload", kWorkload, "--capacity", "0,0,0,0,0,0,0,0,1,3", "--json"});
-  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
-  const Json load = Json::parse(outcome.out).at("load");
+  const Json load = Json::parse(plan({"--capacity", "0,0,0,0,0,0,0,0,1,3", "--json"})).at("load");
   for (int worker = 0; worker < 8; ++worker) EXPECT_EQ(load.at(worker).at("pairs"), 0);
   const double one = load.at(8).at("pairs"), three = load.at(9).at("pairs");
   EXPECT_NEAR(three / (one + three), 0.75, 0.02);
 }
 
 TEST_F(CliTest, plan_writes_the_same_bytes_to_a_file_as_to_stdout) {
-  const Outcome printed = run_distca({"plan", "--workload", kWorkload, "--json"});
-  const Outcome written =
-      run_distca({"plan", "--workload", kWorkload, "--out", in_folder("p.json")});
-  ASSERT_EQ(written.exit_code, 0) << written.err;
-  EXPECT_EQ(read_file(folder_ / "p.json"), printed.out);
-  EXPECT_THAT(written.out, AllOf(HasSubstr("max/mean"), HasSubstr("valid")));
+  EXPECT_THAT(plan({"--out", in_folder("p.json")}),
+              AllOf(HasSubstr("max/mean"), HasSubstr("valid")));
+  EXPECT_EQ(read_file(folder_ / "p.json"), plan({"--json"}));
+}
+
+TEST(CliPlanProgram, is_printed_once_those_of_all_ranks_are_valid) {
+  EXPECT_THAT(plan({"--program", "--layers", "2", "--rank", "7"}),
+              AllOf(StartsWith("Rank 7 of 8, overlap ping-pong, nano-batches: 2, layers: 2; "),
+                    HasSubstr("valid with the programs of all ranks\n"),
+                    ContainsRegex("comm +backward layer 1 combine of nano-batch 1 .* tag [0-9]+, "
+                                  "[0-9]+ bytes (to|from) "),
+                    HasSubstr(": qkv_in, ")));
+  EXPECT_THAT(plan({"--program", "--layers", "2", "--capacity", "0,0,0,0,0,0,0,0,1", "--rank", "8",
+                    "--overlap", "within", "--redispatch"}),
+              AllOf(HasSubstr("(a dedicated server), overlap within"), HasSubstr(" redispatch "),
+                    Not(HasSubstr(" pre_attention "))));
+}
+
+TEST(CliPlanProgram, is_what_the_page_shows) {
+  EXPECT_THAT(
+      read_file("docs/program.md"),
+      AllOf(HasSubstr(std::string("distca plan --workload ") + kWorkload + " \\\n"),
+            HasSubstr("        --workers 2 --capacity 1,1,1 --program\n"),
+            HasSubstr("```\n" + plan({"--workers", "2", "--capacity", "1,1,1", "--program"}) +
+                      "```\n")));
 }
 
 }  // namespace

@@ -1,40 +1,28 @@
 #!/usr/bin/env python3
 """The examples run (scripts/check_docs.py: public headers show them as they are): examples_test.py PROGRAMS_FOLDER."""
 
+import concurrent.futures
 import pathlib
 import re
 import socket
-import subprocess
 import sys
 import unittest
+
+from run_command import output_of
 
 PROGRAMS = pathlib.Path(sys.argv.pop(1))
 SECONDS = 60
 
 
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
-
-
-def output_of(*commands):
-    """Of programs that run beside one another, each of which must end well."""
-    running = [subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-               for command in commands]
-    try:
-        said = [one.communicate(timeout=SECONDS)[0] for one in running]
-    finally:
-        for one in running:
-            one.kill()
-    for one, text in zip(running, said):
-        assert one.returncode == 0, f"{one.args} ended with {one.returncode}: {text}"
-    return "".join(said)
+def outputs_of(*commands):
+    """Of programs that run beside one another."""
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        return "".join(threads.map(lambda command: output_of(*command, timeout=SECONDS), commands))
 
 
 class Examples(unittest.TestCase):
     def test_plan(self):
-        said = output_of([PROGRAMS / "plan"])
+        said = outputs_of([PROGRAMS / "plan"])
         ends = [[int(number) for number in line.split()[4::2]] for line in said.splitlines() if "holds" in line]
         self.assertEqual(sum(last - first + 1 for first, last in ends), 8192)
         self.assertLessEqual(float(re.search(r"mean: (\S+)", said)[1]), 1.02)
@@ -47,11 +35,12 @@ class Examples(unittest.TestCase):
         self.assertGreater(sum(int(sent) for _, _, sent in found), 0)
 
     def test_core_attention_on_ranks_as_threads(self):
-        self.expect_two_ranks(output_of([PROGRAMS / "core_attention"]))
+        self.expect_two_ranks(outputs_of([PROGRAMS / "core_attention"]))
 
     def test_core_attention_on_two_processes_over_a_group_of_their_own(self):
-        port = free_port()
-        self.expect_two_ranks(output_of(*([PROGRAMS / "core_attention", rank, port] for rank in (0, 1))))
+        with socket.create_server(("127.0.0.1", 0)) as found:
+            port = found.getsockname()[1]
+        self.expect_two_ranks(outputs_of(*([PROGRAMS / "core_attention", rank, port] for rank in (0, 1))))
 
 
 unittest.main()

@@ -3,17 +3,9 @@
 
 import pathlib
 import shutil
-import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-
-
-def run(*command):
-    done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(map(str, command))}: {done.returncode}\n{done.stdout}")
-    return done.stdout
+from run_command import ROOT, output_of
 
 
 def main():
@@ -21,20 +13,21 @@ def main():
     folder = build / "outside"
     shutil.rmtree(folder, ignore_errors=True)
     installed, outside = folder / "installed", folder / "build"
-    run("cmake", "--install", build, "--prefix", installed)
+    output_of("cmake", "--install", build, "--prefix", installed)
     headers = {str(path.relative_to(installed / "include")) for path in installed.glob("include/**/*.h")}
     for header in headers:  # nothing of the inside
         assert header.split("/")[1] not in ("program", "runtime", "kernels", "trace"), header
-    run("cmake", "-G", "Ninja", "-S", ROOT / "tests/outside", "-B", outside, f"-DCMAKE_PREFIX_PATH={installed}",
-        f"-DDISTCA_EXAMPLES={ROOT / 'examples'}", f"-DDISTCA_PYTHON={python}", "-DCMAKE_BUILD_TYPE=Debug",
-        *(["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"] if shutil.which("ccache") else []))
+    output_of("cmake", "-G", "Ninja", "-S", ROOT / "tests/outside", "-B", outside, f"-DCMAKE_PREFIX_PATH={installed}",
+              f"-DDISTCA_EXAMPLES={ROOT / 'examples'}", f"-DDISTCA_PYTHON={python}", "-DCMAKE_BUILD_TYPE=Debug",
+              *(["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"] if shutil.which("ccache") else []))
     # Each public header on its own, without PyTorch's.
     for header in sorted(headers):
-        run("c++", "-std=c++20", "-fsyntax-only", "-x", "c++", "-I", installed / "include", installed / "include" / header)
-    run("cmake", "--build", outside, "-j", "2")
+        output_of("c++", "-std=c++20", "-fsyntax-only", "-x", "c++", "-I", installed / "include",
+                  installed / "include" / header)
+    output_of("cmake", "--build", outside, "-j", "2")
     assert str(installed) in (outside / "build.ninja").read_text() and f"{ROOT}/distca" not in (
         outside / "build.ninja").read_text(), "the project outside sees the tree"
-    print(run(outside / "examples/plan"), run(outside / "examples/core_attention"), end="")
+    print(output_of(outside / "examples/plan"), output_of(outside / "examples/core_attention"), end="")
 
 
 main()

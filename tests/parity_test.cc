@@ -11,7 +11,6 @@
 #include <array>
 #include <cmath>
 #include <map>
-#include <tuple>
 #include <utility>
 
 #include "distca/base/text.h"
@@ -48,14 +47,11 @@ std::string parity_name(const ::testing::TestParamInfo<ParityCase>& info) {
                      c.plays.size() == 1 ? "_" + name_of(c.plays[0]) : "");
 }
 
-/// The single worker's, once for each batch and model.
-const Outcome& one_worker(int batch, int kv_heads, int layers) {
-  static std::map<std::tuple<int, int, int>, Outcome> known;
-  const auto [at, is_new] = known.try_emplace({batch, kv_heads, layers});
-  if (is_new) {
-    at->second = run({.model = small_llama(kv_heads, ScalarType::kFloat64, layers),
-                      .documents = batches()[batch]});
-  }
+/// The single worker's outcome of a step, played once for each name.
+const Outcome& one_worker(const std::string& name, const StepRun& what) {
+  static std::map<std::string, Outcome> known;
+  const auto [at, is_new] = known.try_emplace(name);
+  if (is_new) at->second = run(what);
   return at->second;
 }
 
@@ -88,16 +84,18 @@ class ParityTest : public ::testing::TestWithParam<ParityCase> {
 
 TEST_P(ParityTest, loss_and_every_gradient_equal_one_workers) {
   const ParityCase& c = GetParam();
-  const Outcome& one = one_worker(c.batch, c.kv_heads, c.layers);
+  StepRun what{.model = small_llama(c.kv_heads, ScalarType::kFloat64, c.layers),
+               .documents = batches()[c.batch]};
+  const Outcome& one =
+      one_worker(fmt::format("fp64 {} {} {}", c.batch, c.kv_heads, c.layers), what);
   EXPECT_EQ(one.bytes_sent, 0);
   EXPECT_GT(one.loss, 0);
+  what.workers = c.workers;
+  what.planner = c.planner;
   std::map<std::string, Outcome> kept;  // by schedule and servers
   for (const Play& play : c.plays) {
-    const Outcome many = run({.model = small_llama(c.kv_heads, ScalarType::kFloat64, c.layers),
-                              .documents = batches()[c.batch],
-                              .workers = c.workers,
-                              .planner = c.planner,
-                              .play = play});
+    what.play = play;
+    const Outcome many = run(what);
     expect_same(many, one, 1e-10, 1e-12, name_of(play));
     differences.add("fp64_" + name_of(play), largest_difference(many, one));
     Play of_kept = play;
@@ -179,20 +177,6 @@ std::string format_name(const ::testing::TestParamInfo<FormatCase>& info) {
 
 const Documents kMixed = both_ways("mixed", {1100, 333, 129, 238});
 
-StepRun format_run(ScalarType dtype, const FormatPlay& play) {
-  return {.model = small_llama(play.kv_heads, dtype),
-          .documents = kMixed,
-          .options = {.kernel = play.kernel}};
-}
-
-/// The single worker's, once for each format, model and kernel.
-const Outcome& one_worker(ScalarType dtype, const FormatPlay& play) {
-  static std::map<std::tuple<ScalarType, int, KernelChoice>, Outcome> known;
-  const auto [at, is_new] = known.try_emplace({dtype, play.kv_heads, play.kernel});
-  if (is_new) at->second = run(format_run(dtype, play));
-  return at->second;
-}
-
 class FormatParityTest : public ::testing::TestWithParam<FormatCase> {
  protected:
   static void TearDownTestSuite() { differences.print("of the format's bound"); }
@@ -203,8 +187,12 @@ TEST_P(FormatParityTest, loss_and_every_gradient_stay_within_the_formats_bound) 
   const FormatCase& c = GetParam();
   const double bound = format_bound(c.dtype);
   for (const FormatPlay& format : c.plays) {
-    const Outcome& one = one_worker(c.dtype, format);
-    StepRun what = format_run(c.dtype, format);
+    StepRun what{.model = small_llama(format.kv_heads, c.dtype),
+                 .documents = kMixed,
+                 .options = {.kernel = format.kernel}};
+    const Outcome& one = one_worker(fmt::format("{} {} {}", short_name(c.dtype), format.kv_heads,
+                                                static_cast<int>(format.kernel)),
+                                    what);
     what.workers = c.workers;
     what.planner = c.planner;
     what.play = format.play;

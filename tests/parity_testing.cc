@@ -79,14 +79,9 @@ int64_t num_targets(const Documents& documents) {
   return targets;
 }
 
-/// What a worker gives to the outcome, summed over the workers.
-struct Gathered {
-  double loss = 0;
-  std::vector<at::Tensor> gradients;
-};
-
-Gathered work(const StepRun& what, const StepOptions& options, Communicator& comm,
-              const StepInput& input, ExchangeBytes* bytes) {
+/// On a worker: the loss, summed over the workers, and on the first one the gradients.
+Outcome work(const StepRun& what, const StepOptions& options, Communicator& comm,
+             const StepInput& input) {
   std::vector<int> worker_ranks(what.workers);
   std::iota(worker_ranks.begin(), worker_ranks.end(), 0);
   const auto workers = comm.split(worker_ranks);
@@ -97,25 +92,24 @@ Gathered work(const StepRun& what, const StepOptions& options, Communicator& com
                                           : step.train(
                                                 input, num_targets(what.documents),
                                                 [&] { optimizer.sum_and_clip(*workers); }, [] {});
-  *bytes = result.bytes;
-  Gathered gathered{.loss = result.loss_sum, .gradients = {}};
-  ordered_sum(*workers, std::span(&gathered.loss, 1), "loss");
-  if (what.evaluate || comm.rank() != 0) return gathered;
+  Outcome outcome{.loss = result.loss_sum, .gradients = {}, .bytes_sent = result.bytes.sent};
+  ordered_sum(*workers, std::span(&outcome.loss, 1), "loss");
+  if (what.evaluate || comm.rank() != 0) return outcome;
   for (const at::Tensor& parameter : model.parameters())
-    gathered.gradients.push_back(parameter.grad().cpu().clone());
-  return gathered;
+    outcome.gradients.push_back(parameter.grad().cpu().clone());
+  return outcome;
 }
 
 /// On a dedicated server.
-ExchangeBytes serve(const StepRun& what, const StepOptions& options, Communicator& comm,
-                    const StepInput& input) {
+Outcome serve(const StepRun& what, const StepOptions& options, Communicator& comm,
+              const StepInput& input) {
   const auto never = [] { ADD_FAILURE() << "a dedicated server has no gradients"; };
   Step step(what.model, nullptr, comm, options);
   const StepResult result = what.evaluate
                                 ? step.evaluate(input)
                                 : step.train(input, num_targets(what.documents), never, never);
   EXPECT_EQ(result.loss_sum, 0);
-  return result.bytes;
+  return {.loss = 0, .gradients = {}, .bytes_sent = result.bytes.sent};
 }
 
 }  // namespace
@@ -235,25 +229,17 @@ Outcome run(const StepRun& what) {
   const int ranks = what.workers + static_cast<int>(what.play.servers.dedicated.size());
   const std::vector<StepInput> inputs = inputs_of(what, options, ranks);
   check_programs(inputs);
-  std::vector<ExchangeBytes> bytes(ranks);
-  Outcome outcome;
+  std::vector<Outcome> outcomes(ranks);
   const auto body = [&](Communicator& comm) {
     at::set_num_threads(1);
     const int rank = comm.rank();
-    if (rank >= what.workers) {
-      bytes[rank] = serve(what, options, comm, inputs[rank]);
-      return;
-    }
-    Gathered gathered = work(what, options, comm, inputs[rank], &bytes[rank]);
-    if (rank != 0) return;
-    outcome.loss = gathered.loss;
-    outcome.gradients = std::move(gathered.gradients);
+    outcomes[rank] = (rank < what.workers ? work : serve)(what, options, comm, inputs[rank]);
   };
   // Waits longer than usual, for the whole grid may run beside other work, but not as long as the
   // test may take: who was awaited is to be said.
   run_ranks(ranks, {.timeout_s = 120}, body, what.device);
-  for (const ExchangeBytes& of_rank : bytes) outcome.bytes_sent += of_rank.sent;
-  return outcome;
+  for (int rank = 1; rank < ranks; ++rank) outcomes[0].bytes_sent += outcomes[rank].bytes_sent;
+  return outcomes[0];
 }
 
 double difference(const at::Tensor& a, const at::Tensor& b) {

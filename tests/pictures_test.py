@@ -9,7 +9,8 @@ import tempfile
 import unittest
 import xml.etree.ElementTree
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+from run_command import ROOT
+
 SVG = "{http://www.w3.org/2000/svg}"
 LAYER = ("pre_attention", "dispatch", "core_attention", "combine", "post_attention")
 MS = {"pre_attention": 10, "dispatch": 20, "core_attention": 30, "combine": 15, "post_attention": 25}
@@ -51,14 +52,12 @@ def in_turn(step):
         for layer in layers:
             for operation in order:
                 for nano_batch in (0, 1):
-                    lines += [line("compute", f"{direction} layer {layer} {operation}", nano_batch, now, MS[operation],
-                                   step, rank) for rank in (0, 1)]
-                    if operation == order[0]:
-                        lines += [line("flight", f"{direction} layer {layer} dispatch", nano_batch, now + MS[operation],
-                                       MS[operation], step, rank) for rank in (0, 1)]
-                    if operation == order[1]:
-                        lines += [line("flight", f"{direction} layer {layer} combine", nano_batch, now + MS[operation],
-                                       MS[operation], step, rank) for rank in (0, 1)]
+                    events = [("compute", operation, now)]
+                    if operation in order[:2]:
+                        exchange = "dispatch" if operation == order[0] else "combine"
+                        events.append(("flight", exchange, now + MS[operation]))
+                    lines += [line(kind, f"{direction} layer {layer} {name}", nano_batch, begin, MS[operation], step, rank)
+                              for kind, name, begin in events for rank in (0, 1)]
                     now += MS[operation]
     return lines
 
@@ -93,6 +92,11 @@ class Pictures(unittest.TestCase):
         self.assertEqual((code, error), (0, ""))
         return xml.etree.ElementTree.fromstring(text)
 
+    def drawn_layer(self, direction):
+        """One operation after another, and ping-pong."""
+        blocking = self.kept("blocking.json", trace_of(one_after_another(3)))
+        return self.drawn("layer", blocking, self.kept("ping_pong.json", trace_of(in_turn(3))), "--pass", direction)
+
     def rectangles(self, svg, css):
         return [one for one in svg.iter(f"{SVG}rect") if one.get("class") == css]
 
@@ -100,10 +104,8 @@ class Pictures(unittest.TestCase):
         return [one.text for one in svg.iter(f"{SVG}text")]
 
     def test_draws_every_operation_of_a_layer_and_its_elapsed_time(self):
-        blocking = self.kept("blocking.json", trace_of(one_after_another(3)))
-        ping_pong = self.kept("ping_pong.json", trace_of(in_turn(3)))
         for direction in ("forward", "backward"):
-            svg = self.drawn("layer", blocking, ping_pong, "--pass", direction)
+            svg = self.drawn_layer(direction)
             for operation in LAYER:
                 ours = [one for one in self.rectangles(svg, operation) if one.get("opacity") is None]
                 # Two panels, two nano-batches, two workers; one in the legend, and two more of core attention.
@@ -115,9 +117,7 @@ class Pictures(unittest.TestCase):
             self.assertIn("A & B", self.words(svg))
 
     def test_lengths_are_in_proportion_to_time(self):
-        blocking = self.kept("blocking.json", trace_of(one_after_another(3)))
-        ping_pong = self.kept("ping_pong.json", trace_of(in_turn(3)))
-        svg = self.drawn("layer", blocking, ping_pong, "--pass", "forward")
+        svg = self.drawn_layer("forward")
         pixels = {operation: {float(one.get("width")) for one in self.rectangles(svg, operation)
                               if one.get("opacity") is None and float(one.get("height")) == 22}
                   for operation in LAYER[::2]}

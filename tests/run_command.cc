@@ -11,12 +11,13 @@
 #include <algorithm>
 #include <chrono>
 #include <csignal>
+#include <fstream>
 #include <sstream>
 #include <stdexcept>
 #include <thread>
 
 #include "distca/base/clock.h"
-#include "distca/base/file.h"
+#include "distca/base/env.h"
 #include "distca/base/random.h"
 
 namespace distca::testing {
@@ -28,8 +29,8 @@ constexpr std::string_view kLauncherVariables[] = {"RANK=",   "WORLD_SIZE=",   "
                                                    "MASTER_", "TORCHELASTIC_", "SLURM_",
                                                    "OMPI_",   "PMI",           "DISTCA_"};
 
-std::vector<std::string> clean_environment(const std::map<std::string, std::string>& more) {
-  std::vector<std::string> entries;
+Words clean_environment(const Environment& more) {
+  Words entries;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string_view text = *entry;
     const bool given = more.contains(std::string(text.substr(0, text.find('='))));
@@ -42,44 +43,44 @@ std::vector<std::string> clean_environment(const std::map<std::string, std::stri
   return entries;
 }
 
-std::vector<char*> pointers(std::vector<std::string>& words) {
+std::vector<char*> pointers(Words& words) {
   std::vector<char*> result;
   for (std::string& word : words) result.push_back(word.data());
   result.push_back(nullptr);
   return result;
 }
 
-/// Files of /proc have no size: they cannot be mapped or read by read_file. Empty if the process is
-/// gone.
-std::string read_proc(pid_t pid, const char* name) {
-  std::string text;
-  std::FILE* file = std::fopen(fmt::format("/proc/{}/{}", pid, name).c_str(), "r");
-  if (file == nullptr) return text;
-  for (int byte = std::fgetc(file); byte != EOF; byte = std::fgetc(file)) {
-    text += static_cast<char>(byte);
-  }
-  std::fclose(file);
-  return text;
+/// Of a file of /proc, which has no size and so cannot be read by read_file. Empty if it is gone.
+std::string read_proc(const std::string& name) {
+  std::ifstream file("/proc/" + name, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
 }
+
+/// What was printed into a temporary file.
+std::string output(std::FILE* file) { return read_proc(fmt::format("self/fd/{}", fileno(file))); }
 
 }  // namespace
 
-Program::Program(const std::vector<std::string>& arguments,
-                 const std::map<std::string, std::string>& environment, const Streams& streams) {
-  std::vector<std::string> command = {DISTCA_PROGRAM};
-  command.insert(command.end(), arguments.begin(), arguments.end());
-  start(std::move(command), environment, streams);
+Pipe::Pipe() {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) throw std::runtime_error("no pipe");
+  out = FileDescriptor(ends[0]);
+  in = FileDescriptor(ends[1]);
+}
+
+Program::Program(const Words& arguments, const Environment& environment, const Streams& streams) {
+  start(joined({DISTCA_PROGRAM}, arguments), environment, streams);
 }
 
 Program::Program(const ShellLine& line) {
-  std::map<std::string, std::string> environment = line.environment;
-  environment["PATH"] = fs::path(DISTCA_PROGRAM).parent_path().string() + ":/usr/bin:/bin";
+  Environment environment = line.environment;
+  environment["PATH"] = fs::path(DISTCA_PROGRAM).parent_path().string() + ":" +
+                        env_string("PATH").value_or("/usr/bin:/bin");
   start({"/bin/sh", "-c", "cd \"$0\"; " + line.text, line.folder}, environment, {});
 }
 
-void Program::start(std::vector<std::string> command,
-                    const std::map<std::string, std::string>& environment, const Streams& streams) {
-  std::vector<std::string> entries = clean_environment(environment);
+void Program::start(Words command, const Environment& environment, const Streams& streams) {
+  Words entries = clean_environment(environment);
   posix_spawn_file_actions_t files;
   posix_spawn_file_actions_init(&files);
   posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
@@ -111,13 +112,10 @@ Program::~Program() {
 void Program::signal_group(int signal) const { kill(-pid_, signal); }
 
 pid_t Program::pid_of_rank(int rank) const {
-  const std::string entry = fmt::format("DISTCA_RANK={}", rank);
+  const std::string entry = fmt::format("{0}DISTCA_RANK={1}{0}", '\0', rank);
   for (const pid_t pid : processes()) {
-    const std::string environment = read_proc(pid, "environ");
-    if (environment.starts_with(entry + '\0') ||
-        environment.find('\0' + entry + '\0') != std::string::npos) {
-      return pid;
-    }
+    const std::string environment = '\0' + read_proc(fmt::format("{}/environ", pid));
+    if (environment.find(entry) != std::string::npos) return pid;
   }
   throw std::runtime_error(fmt::format("no process of rank {}", rank));
 }
@@ -126,16 +124,11 @@ std::vector<pid_t> Program::processes() const {
   std::vector<pid_t> found;
   for (const fs::directory_entry& entry : fs::directory_iterator("/proc")) {
     const pid_t pid = std::atoi(entry.path().filename().c_str());
-    if (pid == 0) continue;
-    // "PID (NAME) STATE PARENT GROUP ..."; the name may hold anything.
-    const std::string status = read_proc(pid, "stat");
-    const size_t name_end = status.rfind(')');
-    if (name_end == std::string::npos) continue;
-    std::istringstream rest(status.substr(name_end + 1));
-    char state = 0;
-    pid_t parent = 0, group = 0;
-    rest >> state >> parent >> group;
-    if (group == pid_ && state != 'Z' && state != 'X') found.push_back(pid);
+    if (pid == 0 || getpgid(pid) != pid_) continue;
+    // "PID (NAME) STATE ..."; the name may hold anything.
+    const std::string status = read_proc(fmt::format("{}/stat", pid));
+    const size_t state = status.rfind(')') + 2;
+    if (state < status.size() && status[state] != 'Z' && status[state] != 'X') found.push_back(pid);
   }
   return found;
 }
@@ -156,62 +149,80 @@ Outcome Program::wait(double limit_s) {
           .err = output(err_.get())};
 }
 
-std::string Program::output(std::FILE* file) const {
-  std::string text(static_cast<size_t>(lseek(fileno(file), 0, SEEK_END)), '\0');
-  const ssize_t got = pread(fileno(file), text.data(), text.size(), 0);
-  text.resize(static_cast<size_t>(std::max<ssize_t>(got, 0)));
-  return text;
+Words joined(Words words, const Words& more) {
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
 }
 
-Outcome run_distca(const std::vector<std::string>& arguments) { return Program(arguments).wait(); }
+Outcome run_distca(const Words& arguments) { return Program(arguments).wait(); }
 
-std::string refusal(const std::vector<std::string>& arguments) {
-  const Outcome outcome = run_distca(arguments);
+Outcome succeed(const Words& arguments) {
+  Outcome outcome = run_distca(arguments);
+  EXPECT_EQ(outcome.exit_code, 0) << fmt::format("{}\n", fmt::join(arguments, " ")) << outcome.err;
+  return outcome;
+}
+
+std::string error_line(const Outcome& outcome, int exit_code) {
   constexpr std::string_view kBeginning = "distca: error: ";
-  EXPECT_EQ(outcome.exit_code, 2) << outcome.err;
+  EXPECT_EQ(outcome.exit_code, exit_code) << outcome.out << outcome.err;
   EXPECT_TRUE(outcome.err.starts_with(kBeginning)) << outcome.err;
   EXPECT_EQ(outcome.err.find('\n'), outcome.err.size() - 1) << outcome.err;
   return outcome.err.substr(std::min(kBeginning.size(), outcome.err.size()));
 }
 
-std::string free_port() {
-  const int fd = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address = {.sin_family = AF_INET};
-  socklen_t size = sizeof(address);
-  EXPECT_EQ(bind(fd, reinterpret_cast<const sockaddr*>(&address), size), 0);
-  EXPECT_EQ(getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size), 0);
-  close(fd);
-  return std::to_string(ntohs(address.sin_port));
+std::string refusal(const Words& arguments) { return error_line(run_distca(arguments), 2); }
+
+bool wait_until(const std::function<bool()>& condition, double limit_s, double every_s) {
+  const Stopwatch watch;
+  while (!condition()) {
+    if (watch.seconds() > limit_s) return false;
+    std::this_thread::sleep_for(std::chrono::duration<double>(every_s));
+  }
+  return true;
 }
 
-std::map<std::string, std::string> torchrun_environment(int rank, int size,
-                                                        const std::string& port) {
+TakenPort::TakenPort() {
+  for (const sa_family_t family : {AF_INET6, AF_INET}) {  // a machine may have no IPv6
+    sockaddr_in6 any = {.sin6_family = family};  // all zeros and the port's place are those of both
+    auto* const address = reinterpret_cast<sockaddr*>(&any);
+    socklen_t size = sizeof(any);
+    socket = FileDescriptor(::socket(family, SOCK_STREAM, 0));
+    if (bind(socket.get(), address, size) != 0 || listen(socket.get(), 1) != 0) continue;
+    getsockname(socket.get(), address, &size);
+    port = std::to_string(ntohs(any.sin6_port));
+    return;
+  }
+  throw std::runtime_error("no port");
+}
+
+std::string free_port() { return TakenPort().port; }
+
+Environment torchrun_environment(int rank, int size, const std::string& port) {
   return {{"RANK", std::to_string(rank)},
           {"WORLD_SIZE", std::to_string(size)},
           {"MASTER_ADDR", "localhost"},
           {"MASTER_PORT", port}};
 }
 
-std::vector<std::string> train_arguments(const fs::path& prefix, const fs::path& output,
-                                         const std::vector<std::string>& more) {
-  std::vector<std::string> arguments = {"train",
-                                        "data.prefix=" + prefix.string(),
-                                        "train.output_dir=" + output.string(),
-                                        "data.validation_fraction=0.1",
-                                        "batch.nano_batch_tokens=512",
-                                        "batch.nano_batches=2",
-                                        "batch.max_document_tokens=384",
-                                        "model.hidden_size=32",
-                                        "model.intermediate_size=64",
-                                        "model.num_hidden_layers=2",
-                                        "model.num_attention_heads=4",
-                                        "model.num_key_value_heads=2",
-                                        "model.head_dim=8",
-                                        "optimizer.warmup_steps=2",
-                                        "train.steps=6",
-                                        "train.validation_every=3"};
-  arguments.insert(arguments.end(), more.begin(), more.end());
-  return arguments;
+std::array<Outcome, 2> run_torchrun(const Words& rank_0, const Words& rank_1) {
+  const std::string port = free_port();
+  Program second(rank_1, torchrun_environment(1, 2, port));  // it may come first
+  Program first(rank_0, torchrun_environment(0, 2, port));
+  const Outcome outcome = first.wait();
+  return {outcome, second.wait()};
+}
+
+Words train_arguments(const fs::path& prefix, const fs::path& output, const Words& more) {
+  const Words arguments = {"train", "data.prefix=" + prefix.string(),
+                           "train.output_dir=" + output.string()};
+  const Words model = {"data.validation_fraction=0.1", "batch.nano_batch_tokens=512",
+                       "batch.nano_batches=2",         "batch.max_document_tokens=384",
+                       "model.hidden_size=32",         "model.intermediate_size=64",
+                       "model.num_hidden_layers=2",    "model.num_attention_heads=4",
+                       "model.num_key_value_heads=2",  "model.head_dim=8",
+                       "optimizer.warmup_steps=2",     "train.steps=6",
+                       "train.validation_every=3"};
+  return joined(arguments, joined(model, more));
 }
 
 fs::path make_data_set(const fs::path& folder) {
@@ -227,20 +238,17 @@ fs::path make_data_set(const fs::path& folder) {
     write_file_atomically(folder / "text" / fmt::format("{:02}.py", file), text.substr(0, bytes));
   }
   const fs::path prefix = folder / "data" / "text";
-  const Outcome made = run_distca({"data", "prepare", "--text", folder / "text", "--out", prefix});
-  if (made.exit_code != 0) throw std::runtime_error("distca data prepare: " + made.err);
+  succeed({"data", "prepare", "--text", folder / "text", "--out", prefix});
   return prefix;
 }
 
 std::vector<Json> read_json_lines(const fs::path& path) {
-  std::vector<Json> lines;
-  if (!fs::exists(path)) return lines;
-  const std::string text = read_file(path);
-  for (size_t begin = 0, end; (end = text.find('\n', begin)) != std::string::npos;
-       begin = end + 1) {
-    lines.push_back(Json::parse(text.substr(begin, end - begin)));
-  }
-  return lines;
+  std::vector<Json> objects;
+  if (!fs::exists(path)) return objects;
+  std::istringstream lines(read_file(path));
+  for (std::string line; std::getline(lines, line) && !lines.eof();)
+    objects.push_back(Json::parse(line));
+  return objects;
 }
 
 std::vector<std::string> files_below(const fs::path& folder) {
@@ -251,6 +259,12 @@ std::vector<std::string> files_below(const fs::path& folder) {
   }
   std::ranges::sort(files);
   return files;
+}
+
+std::map<std::string, std::string> read_files(const fs::path& folder) {
+  std::map<std::string, std::string> contents;
+  for (const std::string& name : files_below(folder)) contents[name] = read_file(folder / name);
+  return contents;
 }
 
 }  // namespace distca::testing

@@ -4,16 +4,22 @@
 
 #include <sys/types.h>
 
+#include <array>
 #include <cstdio>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "distca/base/file.h"
 #include "distca/base/json.h"
 
 namespace distca::testing {
+
+using Words = std::vector<std::string>;  // of a command line
+using Environment = std::map<std::string, std::string>;
 
 struct Outcome {
   int exit_code = 0;  // 128 + N when signal N ended it, as a shell says it
@@ -27,11 +33,17 @@ struct Streams {
   int out = kFile, err = kFile;  // a file descriptor, or one of these
 };
 
+/// What is written into `in` comes out of `out`. An end that is given a FileDescriptor() is closed.
+struct Pipe {
+  Pipe();
+  FileDescriptor out, in;
+};
+
 /// For /bin/sh, in a folder; `distca` is the program under test.
 struct ShellLine {
   std::string text;
   std::filesystem::path folder;
-  std::map<std::string, std::string> environment = {};
+  Environment environment = {};
 };
 
 /// A running `distca`; what is left of it is killed when this is destroyed.
@@ -39,8 +51,7 @@ class Program {
  public:
   /// The environment is ours without the variables by which launchers number ranks, plus
   /// `environment`. Throws std::runtime_error if no process can be made.
-  explicit Program(const std::vector<std::string>& arguments,
-                   const std::map<std::string, std::string>& environment = {},
+  explicit Program(const Words& arguments, const Environment& environment = {},
                    const Streams& streams = {});
   explicit Program(const ShellLine& line);
   ~Program();
@@ -59,9 +70,7 @@ class Program {
   Outcome wait(double limit_s = 100);
 
  private:
-  void start(std::vector<std::string> command,
-             const std::map<std::string, std::string>& environment, const Streams& streams);
-  std::string output(std::FILE* file) const;
+  void start(Words command, const Environment& environment, const Streams& streams);
 
   std::unique_ptr<std::FILE, int (*)(std::FILE*)> out_{std::tmpfile(), std::fclose};
   std::unique_ptr<std::FILE, int (*)(std::FILE*)> err_{std::tmpfile(), std::fclose};
@@ -69,22 +78,38 @@ class Program {
   bool ended_ = false;
 };
 
-Outcome run_distca(const std::vector<std::string>& arguments);
-/// Expects exit code 2 and, on stderr, one line that begins with "distca: error: "; returns the
-/// rest of it.
-std::string refusal(const std::vector<std::string>& arguments);
+/// The words with `more` behind.
+Words joined(Words words, const Words& more);
 
+Outcome run_distca(const Words& arguments);
+/// Expects exit code 0.
+Outcome succeed(const Words& arguments);
+/// Expects the exit code and, on stderr, one line that begins with "distca: error: "; returns the
+/// rest of it.
+std::string error_line(const Outcome& outcome, int exit_code);
+/// The error line of a command that must end with exit code 2.
+std::string refusal(const Words& arguments);
+
+/// Whether it came true in time.
+bool wait_until(const std::function<bool()>& condition, double limit_s, double every_s = 0.01);
+
+/// A port of all interfaces that is taken while this lives.
+struct TakenPort {
+  TakenPort();
+  FileDescriptor socket;
+  std::string port;
+};
 /// A port that was free a moment ago.
 std::string free_port();
 /// What torchrun tells a rank, but for an agent that keeps a store.
-std::map<std::string, std::string> torchrun_environment(int rank, int size,
-                                                        const std::string& port);
+Environment torchrun_environment(int rank, int size, const std::string& port);
+/// Ranks 0 and 1 as torchrun starts them, with these arguments, until both have ended; [rank].
+std::array<Outcome, 2> run_torchrun(const Words& rank_0, const Words& rank_1);
 
 /// Arguments of `distca train` for a model of two layers on the data set at `prefix`, with `more`
 /// behind.
-std::vector<std::string> train_arguments(const std::filesystem::path& prefix,
-                                         const std::filesystem::path& output,
-                                         const std::vector<std::string>& more);
+Words train_arguments(const std::filesystem::path& prefix, const std::filesystem::path& output,
+                      const Words& more);
 
 /// 40 files of text with structure to learn, 20 to 3000 bytes long, made into PREFIX.bin and
 /// PREFIX.idx in the folder; returns PREFIX.
@@ -93,7 +118,8 @@ std::filesystem::path make_data_set(const std::filesystem::path& folder);
 /// One object a line; a last line without its end is left out.
 std::vector<Json> read_json_lines(const std::filesystem::path& path);
 
-/// Paths below a folder, relative to it and sorted.
+/// Paths below a folder, relative to it and sorted; with what the files hold.
 std::vector<std::string> files_below(const std::filesystem::path& folder);
+std::map<std::string, std::string> read_files(const std::filesystem::path& folder);
 
 }  // namespace distca::testing

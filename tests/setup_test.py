@@ -3,6 +3,7 @@
 
 setup.sh runs in a copy of scripts/, so that .venv is the copy's; the wheels are empty and differ in their versions.
 """
+import functools
 import hashlib
 import http.server
 import os
@@ -17,7 +18,8 @@ import time
 import unittest
 import zipfile
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+from run_command import ROOT, output_of
+
 VERSION = "2.13.0"
 LIMIT_S = 10  # of setup.sh, for an index that does not answer
 
@@ -44,13 +46,11 @@ class Indexes:
             write_wheel(folder / name / "torch", version)
 
         class Handler(http.server.SimpleHTTPRequestHandler):
-            def __init__(self, *arguments):
-                super().__init__(*arguments, directory=str(folder))
-
             def log_message(self, *arguments):
                 pass
 
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        handler = functools.partial(Handler, directory=str(folder))
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
         self.silent_socket = socket.create_server(("127.0.0.1", 0))
         self.silent = f"http://127.0.0.1:{self.silent_socket.getsockname()[1]}/cpu"
@@ -97,20 +97,15 @@ class SetupTest(unittest.TestCase):
         return index, reason
 
     def run_setup(self, **environment):
-        run = subprocess.run(["scripts/setup.sh"], cwd=self.tree, text=True, stdout=subprocess.PIPE,
-                             stderr=subprocess.STDOUT, env=self.environment | environment)
-        self.assertEqual(run.returncode, 0, run.stdout)
-        return run.stdout
+        return output_of("scripts/setup.sh", cwd=self.tree, env=self.environment | environment)
 
     def setup(self, **environment):
         """setup.sh with no PyTorch in .venv: its output and the version installed."""
         python = self.tree / ".venv/bin/python"
         if python.exists():
-            subprocess.run([python, "-m", "pip", "uninstall", "-q", "-y", "torch"], check=True)
+            output_of(python, "-m", "pip", "uninstall", "-q", "-y", "torch")
         output = self.run_setup(**environment)
-        version = subprocess.run([python, "-c", "import importlib.metadata as m; print(m.version('torch'))"],
-                                 check=True, text=True, capture_output=True).stdout.strip()
-        return output, version
+        return output, output_of(python, "-c", "import importlib.metadata as m; print(m.version('torch'))").strip()
 
     def test_a_device_is_found_by_what_its_driver_shows(self):
         root = self.folder / "root"

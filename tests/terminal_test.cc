@@ -10,10 +10,9 @@
 #include <regex>
 #include <thread>
 
-#include "distca/base/clock.h"
 #include "distca/base/test_terminal.h"
-#include "distca/batch/test_folder.h"
 #include "tests/run_command.h"
+#include "tests/training_testing.h"
 
 namespace distca::testing {
 namespace {
@@ -49,7 +48,7 @@ class Ignored {
 /// The ways to run ranks on one machine.
 struct Ranks {
   const char* name;
-  std::vector<std::string> words;
+  Words words;
 };
 
 std::string name_of(const ::testing::TestParamInfo<Ranks>& info) { return info.param.name; }
@@ -58,33 +57,22 @@ const Ranks kOne{"one_worker", {}};
 const Ranks kLaunched{"launcher", {"--workers", "2"}};
 const Ranks kThreads{"threads", {"--workers", "2", "comm.backend=threads"}};
 
-class TerminalTest : public FolderTest {
+class TerminalTest : public TrainingTest {
  protected:
-  void SetUp() override {
-    FolderTest::SetUp();
-    run_ = folder_ / "run";
-    prefix_ = make_data_set(folder_);
+  Words arguments(int64_t steps, const Words& more) const {
+    return TrainingTest::arguments(
+        joined(more, {fmt::format("train.steps={}", steps),
+                      fmt::format("comm.timeout_s={}", kTimeout), "comm.grace_s=2"}));
   }
-  void TearDown() override {
-    program_.reset();  // it writes to the folder
-    FolderTest::TearDown();
+  void start(int64_t steps, const Words& words, const Streams& streams = {},
+             const Environment& environment = {}) {
+    program_.emplace(arguments(steps, words), environment, streams);
   }
-
-  void start(int64_t steps, std::vector<std::string> words, const Streams& streams = {},
-             const std::map<std::string, std::string>& environment = {}) {
-    words.push_back(fmt::format("train.steps={}", steps));
-    words.push_back(fmt::format("comm.timeout_s={}", kTimeout));
-    words.emplace_back("comm.grace_s=2");
-    program_.emplace(train_arguments(prefix_, run_, words), environment, streams);
-  }
-  size_t steps_done() const { return read_json_lines(run_ / "metrics.jsonl").size(); }
+  size_t steps_done() const { return metrics().size(); }
   void wait_for_steps(size_t steps) {
-    for (const Stopwatch watch; steps_done() < steps;) {
-      ASSERT_LT(watch.seconds(), kLong) << "no step " << steps;
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    }
+    ASSERT_TRUE(wait_until([&] { return steps_done() >= steps; }, kLong, 0.005))
+        << "no step " << steps;
   }
-  bool saved() const { return fs::exists(run_ / "model.safetensors"); }
   /// "N of M" of a line that says where the run was stopped, and that N steps are in metrics.jsonl.
   void expect_stopped(const std::string& line, const std::string& signal) {
     const std::regex said("distca: stopped by " + signal + " after step ([0-9]+) of 1000000; no " +
@@ -99,8 +87,21 @@ class TerminalTest : public FolderTest {
     EXPECT_THAT(files_below(run_), ElementsAre("config.toml", "metrics.jsonl"));
   }
 
-  fs::path run_, prefix_;
-  std::optional<Program> program_;
+  /// A run that nobody stops ends well, with its weights.
+  Outcome expect_whole(size_t steps) {
+    Outcome outcome = program_->wait(kLong);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    EXPECT_EQ(steps_done(), steps);
+    EXPECT_TRUE(fs::exists(run_ / "model.safetensors"));
+    return outcome;
+  }
+  /// The run ends soon, as interrupted.
+  void expect_interrupted(const std::string& signal) {
+    const Outcome outcome = program_->wait(kSoon);
+    EXPECT_EQ(outcome.exit_code, 130);
+    EXPECT_EQ(program_->processes().size(), 0u);
+    expect_stopped(outcome.err, signal);
+  }
 };
 
 class RanksTest : public TerminalTest, public ::testing::WithParamInterface<Ranks> {};
@@ -115,20 +116,14 @@ TEST_P(RanksTest, what_was_ignored_when_it_began_stays_ignored) {
     kill(program_->pid(), signal);
     program_->signal_group(signal);
   }
-  const Outcome outcome = program_->wait();
-  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
-  EXPECT_THAT(outcome.err, IsEmpty());
-  EXPECT_TRUE(saved());
+  EXPECT_THAT(expect_whole(40).err, IsEmpty());
 }
 
 TEST_P(RanksTest, stopped_it_says_at_which_step_and_what_is_saved) {
   start(1'000'000, GetParam().words);
   ASSERT_NO_FATAL_FAILURE(wait_for_steps(3));
   program_->signal_group(SIGINT);  // as a terminal does
-  const Outcome outcome = program_->wait(kSoon);
-  EXPECT_EQ(outcome.exit_code, 130);
-  EXPECT_EQ(program_->processes().size(), 0u);
-  expect_stopped(outcome.err, "SIGINT");
+  expect_interrupted("SIGINT");
 }
 
 INSTANTIATE_TEST_SUITE_P(, RanksTest, ::testing::Values(kOne, kLaunched, kThreads), name_of);
@@ -137,18 +132,13 @@ TEST_F(TerminalTest, a_signal_to_the_launcher_alone_says_the_same) {
   start(1'000'000, kLaunched.words);
   ASSERT_NO_FATAL_FAILURE(wait_for_steps(3));
   kill(program_->pid(), SIGTERM);
-  const Outcome outcome = program_->wait(kSoon);
-  EXPECT_EQ(outcome.exit_code, 130);
-  EXPECT_EQ(program_->processes().size(), 0u);
-  expect_stopped(outcome.err, "SIGTERM");
+  expect_interrupted("SIGTERM");
 }
 
 TEST_F(TerminalTest, under_another_launcher_rank_0_says_where_it_was_stopped) {
   const std::string port = free_port();
   start(1'000'000, {}, {}, torchrun_environment(0, 2, port));
-  Program second(
-      train_arguments(prefix_, run_, {"train.steps=1000000", "comm.timeout_s=3", "comm.grace_s=2"}),
-      torchrun_environment(1, 2, port));
+  Program second(arguments(1'000'000, {}), torchrun_environment(1, 2, port));
   ASSERT_NO_FATAL_FAILURE(wait_for_steps(3));
   second.signal_group(SIGTERM);
   program_->signal_group(SIGTERM);
@@ -161,15 +151,11 @@ TEST_F(TerminalTest, under_another_launcher_rank_0_says_where_it_was_stopped) {
 class FullDiskTest : public TerminalTest, public ::testing::WithParamInterface<Ranks> {};
 
 TEST_P(FullDiskTest, for_what_is_printed_costs_a_warning) {
-  const int full = open("/dev/full", O_WRONLY | O_CLOEXEC);
-  start(2, GetParam().words, {.out = full});
-  close(full);
-  const Outcome outcome = program_->wait(kLong);
-  EXPECT_EQ(outcome.exit_code, 0);
-  EXPECT_EQ(outcome.err,
+  const FileDescriptor full(open("/dev/full", O_WRONLY | O_CLOEXEC));
+  start(2, GetParam().words, {.out = full.get()});
+  EXPECT_EQ(expect_whole(2).err,
             "distca: warning: stdout: No space left on device: part of what was to be "
             "printed is lost\n");
-  EXPECT_TRUE(saved());
 }
 
 INSTANTIATE_TEST_SUITE_P(, FullDiskTest, ::testing::Values(kOne, kLaunched, kThreads), name_of);
@@ -177,31 +163,25 @@ INSTANTIATE_TEST_SUITE_P(, FullDiskTest, ::testing::Values(kOne, kLaunched, kThr
 class ReaderTest : public TerminalTest, public ::testing::WithParamInterface<Ranks> {};
 
 TEST_P(ReaderTest, that_goes_away_after_two_lines_costs_nothing) {
-  int ends[2];
-  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
-  start(20, GetParam().words, {.out = ends[1], .err = Streams::kClosed});
-  close(ends[1]);
-  std::FILE* const reader = fdopen(ends[0], "r");
-  char line[1000];
-  for (int i = 0; i < 2; ++i) EXPECT_NE(std::fgets(line, sizeof(line), reader), nullptr);
-  std::fclose(reader);
-  EXPECT_EQ(program_->wait(kLong).exit_code, 0);
-  EXPECT_EQ(steps_done(), 20u);
-  EXPECT_TRUE(saved());
+  Pipe pipe;
+  start(20, GetParam().words, {.out = pipe.in.get(), .err = Streams::kClosed});
+  pipe.in = FileDescriptor();
+  for (int lines = 0; lines < 2;) {
+    char byte = 0;
+    ASSERT_EQ(read(pipe.out.get(), &byte, 1), 1);
+    lines += byte == '\n' ? 1 : 0;
+  }
+  pipe.out = FileDescriptor();
+  expect_whole(20);
 }
 
 TEST_P(ReaderTest, that_never_reads_its_pipe_costs_a_few_seconds_at_the_end) {
-  int ends[2];
-  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
-  const int bytes = fcntl(ends[1], F_SETPIPE_SZ, 4096);
+  const Pipe pipe;
+  const int bytes = fcntl(pipe.in.get(), F_SETPIPE_SZ, 4096);
   const std::string full(static_cast<size_t>(bytes), '-');
-  ASSERT_EQ(write(ends[1], full.data(), full.size()), bytes);
-  start(20, GetParam().words, {.out = ends[1], .err = ends[1]});
-  EXPECT_EQ(program_->wait(kLong).exit_code, 0);
-  EXPECT_EQ(steps_done(), 20u);
-  EXPECT_TRUE(saved());
-  close(ends[0]);
-  close(ends[1]);
+  ASSERT_EQ(write(pipe.in.get(), full.data(), full.size()), bytes);
+  start(20, GetParam().words, {.out = pipe.in.get(), .err = pipe.in.get()});
+  expect_whole(20);
 }
 
 TEST_P(ReaderTest, on_a_paused_terminal_it_trains_to_the_end) {
@@ -209,9 +189,7 @@ TEST_P(ReaderTest, on_a_paused_terminal_it_trains_to_the_end) {
   start(60, GetParam().words, {.out = terminal.fd(), .err = terminal.fd()});
   ASSERT_NO_FATAL_FAILURE(wait_for_steps(2));
   terminal.pause();
-  EXPECT_EQ(program_->wait(kLong).exit_code, 0);
-  EXPECT_EQ(steps_done(), 60u);
-  EXPECT_TRUE(saved());
+  expect_whole(60);
 }
 
 INSTANTIATE_TEST_SUITE_P(, ReaderTest, ::testing::Values(kOne, kLaunched, kThreads), name_of);
@@ -256,12 +234,11 @@ TEST_F(TerminalTest, of_80_columns_shows_whole_lines_and_keeps_measured_losses) 
 }
 
 TEST_F(TerminalTest, a_reader_of_a_short_command_that_goes_away_ends_it_in_silence) {
-  int ends[2];
-  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
-  close(ends[0]);
+  Pipe pipe;
+  pipe.out = FileDescriptor();
   std::signal(SIGPIPE, SIG_DFL);  // whatever who started us made of it
-  Program plan({"plan", "--data", prefix_, "--workers", "2"}, {}, {.out = ends[1]});
-  close(ends[1]);
+  Program plan({"plan", "--data", prefix_, "--workers", "2"}, {}, {.out = pipe.in.get()});
+  pipe.in = FileDescriptor();
   const Outcome outcome = plan.wait(kLong);
   EXPECT_EQ(outcome.exit_code, 128 + SIGPIPE);
   EXPECT_THAT(outcome.err, IsEmpty());

@@ -15,7 +15,6 @@
 
 #include <chrono>
 #include <csignal>
-#include <map>
 #include <thread>
 
 #include "distca/base/clock.h"
@@ -34,20 +33,14 @@ using ::testing::HasSubstr;
 constexpr int kSteps = 40;
 
 enum class Blow { kKill, kKillRank, kInterrupt, kTerminate, kHangUp, kClosedPipe, kFullDisk };
+constexpr const char* kBlows[] = {"kill",    "kill_rank",   "interrupt", "terminate",
+                                  "hang_up", "closed_pipe", "full_disk"};
 struct Case {
   Blow blow;
   int moments;
 };
 std::string name_of(const ::testing::TestParamInfo<Case>& info) {
-  constexpr const char* kNames[] = {"kill",    "kill_rank",   "interrupt", "terminate",
-                                    "hang_up", "closed_pipe", "full_disk"};
-  return kNames[static_cast<int>(info.param.blow)];
-}
-
-std::map<std::string, std::string> contents(const fs::path& folder) {
-  std::map<std::string, std::string> all;
-  for (const std::string& name : files_below(folder)) all[name] = read_file(folder / name);
-  return all;
+  return kBlows[static_cast<int>(info.param.blow)];
 }
 
 void expect_whole_lines(const fs::path& run) {
@@ -59,20 +52,6 @@ void expect_whole_lines(const fs::path& run) {
   }
 }
 
-/// Into which a program prints; when the reader's end is closed, it writes to nobody.
-struct Pipe {
-  Pipe() {
-    if (pipe2(ends, O_CLOEXEC) != 0) throw std::runtime_error("no pipe");
-  }
-  ~Pipe() {
-    for (const int end : {0, 1}) close_end(end);
-  }
-  void close_end(int end) {
-    if (ends[end] >= 0) close(std::exchange(ends[end], -1));
-  }
-  int ends[2];  // the reader's, the writer's
-};
-
 using Model = std::pair<std::string, std::string>;  // weights, their configuration
 
 Model model_in(const fs::path& folder) {
@@ -80,11 +59,14 @@ Model model_in(const fs::path& folder) {
 }
 
 /// Another model than the older run's: weights and config.json of one do not go with the other's.
-std::vector<std::string> arguments(const fs::path& prefix, const fs::path& run,
-                                   std::vector<std::string> more = {}) {
-  more.insert(more.begin(), {"--workers", "2", fmt::format("train.steps={}", kSteps),
-                             "train.validation_every=0", "comm.grace_s=1", "comm.timeout_s=5"});
-  return train_arguments(prefix, run, more);
+Words arguments(const fs::path& prefix, const fs::path& run, const Words& more = {}) {
+  const Words words = {"--workers",
+                       "2",
+                       fmt::format("train.steps={}", kSteps),
+                       "train.validation_every=0",
+                       "comm.grace_s=1",
+                       "comm.timeout_s=5"};
+  return train_arguments(prefix, run, joined(words, more));
 }
 
 /// The data, the older run, and what the new one makes where nobody disturbs it: of all cases.
@@ -93,10 +75,10 @@ struct Made {
     fs::remove_all(folder);  // of a case before, where this threw
     fs::create_directories(folder);
     prefix = make_data_set(folder);
-    train(train_arguments(prefix, folder / "old",
-                          {"train.steps=2", "batch.max_document_tokens=256"}));
+    succeed(train_arguments(prefix, folder / "old",
+                            {"train.steps=2", "batch.max_document_tokens=256"}));
     const Stopwatch watch;
-    train(arguments(prefix, folder / "new"));
+    succeed(arguments(prefix, folder / "new"));
     whole_s = watch.seconds();
     old_model = model_in(folder / "old");
     new_model = model_in(folder / "new");
@@ -104,10 +86,6 @@ struct Made {
     EXPECT_NE(old_model.second, new_model.second);
   }
   ~Made() { fs::remove_all(folder); }
-  static void train(const std::vector<std::string>& words) {
-    const Outcome outcome = run_distca(words);
-    if (outcome.exit_code != 0) throw std::runtime_error(outcome.err);
-  }
 
   fs::path folder, prefix;
   Model old_model, new_model;
@@ -129,9 +107,7 @@ class DiskTest : public FolderTest {
     FolderTest::TearDown();
   }
 
-  std::vector<std::string> overwriting() const {
-    return arguments(made().prefix, run_, {"train.overwrite=true"});
-  }
+  Words overwriting() const { return arguments(made().prefix, run_, {"train.overwrite=true"}); }
 
   /// A disk of its own for the run's folder; false: no permission to have one.
   bool mount_disk() {
@@ -149,25 +125,20 @@ class DiskTest : public FolderTest {
 
   /// Takes all of the disk that is free.
   void fill_disk() const {
-    const int file = open((folder_ / "disk" / "filler").c_str(), O_WRONLY | O_CREAT, 0600);
+    const FileDescriptor file(
+        open((folder_ / "disk" / "filler").c_str(), O_WRONLY | O_CREAT, 0600));
     const std::string block(4096, 'x');
-    while (write(file, block.data(), block.size()) > 0) {
+    while (write(file.get(), block.data(), block.size()) > 0) {
     }
-    close(file);
   }
 
   /// When the run has written so many lines, and then a little later; or when it is over.
-  template <typename Ended>
-  void wait_for(size_t lines, double later_s, const Ended& ended) {
-    const Stopwatch watch;
+  void wait_for(size_t lines, double later_s, const Program& program) {
     const auto done = [&] {
-      return lines == 0 || ended() ||
+      return lines == 0 || is_zombie(program) ||
              (fs::exists(run_ / "metrics.jsonl") && lines_of_new_run() >= lines);
     };
-    while (!done()) {
-      ASSERT_LT(watch.seconds(), 60);
-      std::this_thread::sleep_for(std::chrono::microseconds(500));
-    }
+    ASSERT_TRUE(wait_until(done, 60, 0.0005));
     std::this_thread::sleep_for(std::chrono::duration<double>(later_s));
   }
   /// The older one has 2; it is gone when the new one begins.
@@ -202,22 +173,18 @@ class DiskTest : public FolderTest {
   }
 
   /// Until no process of it is left.
-  void run_and_strike(Blow blow, const std::vector<std::string>& words, size_t lines,
-                      double later_s) {
+  void run_and_strike(Blow blow, size_t lines, double later_s) {
     began_ = false;
     const bool piped = blow == Blow::kClosedPipe;
     Pipe pipe;
-    Program program(words, {},
-                    piped ? Streams{.out = pipe.ends[1], .err = pipe.ends[1]} : Streams{});
-    pipe.close_end(1);
-    wait_for(lines, later_s, [&] { return is_zombie(program); });
-    if (piped) pipe.close_end(0);
+    const int in = piped ? pipe.in.get() : Streams::kFile;
+    Program program(overwriting(), {}, {.out = in, .err = in});
+    pipe.in = FileDescriptor();
+    wait_for(lines, later_s, program);
+    if (piped) pipe.out = FileDescriptor();
     strike(blow, program);
     outcome_ = program.wait();
-    const Stopwatch watch;
-    while (!program.processes().empty() && watch.seconds() < 20)
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    EXPECT_TRUE(program.processes().empty());
+    EXPECT_TRUE(wait_until([&] { return program.processes().empty(); }, 20));
   }
   static bool is_zombie(const Program& program) {
     siginfo_t info = {};
@@ -273,7 +240,7 @@ TEST_P(TortureTest, an_older_run_is_as_it_was_or_wholly_replaced) {
                                                    : random.below(kSteps + 1);
     const double later_s = random.uniform() * (lines == 0 ? 1.0 : 0.02);
     SCOPED_TRACE(fmt::format("after {} lines and {:.1f} ms", lines, later_s * 1e3));
-    run_and_strike(blow, overwriting(), lines, later_s);
+    run_and_strike(blow, lines, later_s);
     expect_old_or_new();
     if (blow != Blow::kFullDisk) continue;
     EXPECT_EQ(outcome_.exit_code, 0) << outcome_.err;
@@ -291,10 +258,10 @@ TEST_P(TortureTest, a_model_of_others_is_untouched) {
   write_file_atomically(run_ / "model.safetensors", "precious");
   write_file_atomically(run_ / "config.json", "{\"mine\": true}");
   if (blow == Blow::kFullDisk) fill_disk();
-  const auto before = contents(run_);
+  const auto before = read_files(run_);
   for (int moment = 0; moment < moments; ++moment) {
-    run_and_strike(blow, overwriting(), 0, 0.3 * random.uniform());
-    EXPECT_EQ(contents(run_), before);
+    run_and_strike(blow, 0, 0.3 * random.uniform());
+    EXPECT_EQ(read_files(run_), before);
   }
 }
 
@@ -302,23 +269,19 @@ TEST_F(DiskTest, a_disk_that_is_full_at_the_start_is_said_before_the_first_step)
   if (!mount_disk()) GTEST_SKIP() << "a disk that can be filled is mounted by root only";
   copy_old_run();
   fill_disk();
-  const auto before = contents(run_);
+  const auto before = read_files(run_);
   const Outcome outcome = run_distca(overwriting());
-  EXPECT_EQ(outcome.exit_code, 1);
-  EXPECT_THAT(outcome.err,
-              ::testing::StartsWith("distca: error: " + run_.string() +
-                                    "/model.safetensors: cannot be written: No space"));
-  EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
+  EXPECT_THAT(
+      error_line(outcome, 1),
+      ::testing::StartsWith(run_.string() + "/model.safetensors: cannot be written: No space"));
   EXPECT_THAT(outcome.out, ::testing::Not(HasSubstr("step ")));
-  EXPECT_EQ(contents(run_), before);
+  EXPECT_EQ(read_files(run_), before);
 }
-
-constexpr Blow kBlows[] = {Blow::kKill,   Blow::kKillRank,   Blow::kInterrupt, Blow::kTerminate,
-                           Blow::kHangUp, Blow::kClosedPipe, Blow::kFullDisk};
 
 std::vector<Case> cases(int moments) {
   std::vector<Case> all;
-  for (Blow blow : kBlows) all.push_back({blow, moments});
+  for (size_t blow = 0; blow < std::size(kBlows); ++blow)
+    all.push_back({static_cast<Blow>(blow), moments});
   return all;
 }
 

@@ -12,55 +12,47 @@
 namespace distca::testing {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-class PlansOfTrainingTest : public TrainingTest {
- protected:
-  std::vector<Json> lines_of(const std::string& name) {
-    return read_json_lines(folder_ / name / "metrics.jsonl");
-  }
-};
+class PlansOfTrainingTest : public TrainingTest {};
 
 TEST_F(PlansOfTrainingTest, kept_and_resent_keys_give_the_same_bits_and_memory_chooses) {
-  const std::vector<std::string> two = {"--workers", "2", "comm.backend=threads"};
-  const auto with = [&](std::vector<std::string> more) {
-    more.insert(more.begin(), two.begin(), two.end());
-    return more;
-  };
+  const Words two = {"--workers", "2", "comm.backend=threads"};
   const auto redispatched = [&](const char* name) {
     int64_t sum = 0;
-    for (const Json& line : lines_of(name))
+    for (const Json& line : metrics(name))
       sum += line.at("nano_batches_redispatched").get<int64_t>();
     return sum;
   };
-  const Training kept = train("kept", with({"exchange.keys=keep"}));
-  const Training again = train("redispatched", with({"exchange.keys=redispatch"}));
+  const Training kept = train("kept", joined(two, {"exchange.keys=keep"}));
+  const Training again = train("redispatched", joined(two, {"exchange.keys=redispatch"}));
   expect_same_bits(again, kept);
   EXPECT_GT(again.bytes_sent, kept.bytes_sent);
   EXPECT_EQ(redispatched("kept"), 0);
   EXPECT_EQ(redispatched("redispatched"), 6 * 2);
-  expect_same_bits(train("auto", with({})), kept);
+  expect_same_bits(train("auto", two), kept);
   EXPECT_EQ(redispatched("auto"), 0) << "without a cap";
   // Some batches keep their keys within it, others cannot.
-  expect_same_bits(train("cap", with({"plan.max_memory_gib=0.00252"})), kept);
+  expect_same_bits(train("cap", joined(two, {"plan.max_memory_gib=0.00252"})), kept);
   EXPECT_GT(redispatched("cap"), 0);
   EXPECT_LT(redispatched("cap"), 6 * 2);
 }
 
 TEST_F(PlansOfTrainingTest, with_a_profile_predicted_attention_times_stand_beside_measured_ones) {
-  const Outcome outcome = run_distca(train_arguments(
-      prefix_, folder_ / "run", {"--workers", "3", "comm.backend=threads", "plan.profile=h200"}));
-  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
-  for (const Json& line : lines_of("run")) {
+  const Outcome outcome =
+      succeed(arguments({"--workers", "3", "comm.backend=threads", "plan.profile=h200"}));
+  for (const Json& line : metrics()) {
     for (const char* name : {"attention_s", "attention_predicted_s"}) {
       ASSERT_EQ(line.at(name).size(), 3u) << name;
       for (const Json& seconds : line.at(name)) EXPECT_GT(seconds, 0) << name;
     }
     EXPECT_THAT(line.at("price").get<std::string>(), HasSubstr("NVIDIA H200 (analytic)"));
   }
-  EXPECT_THAT(outcome.out, HasSubstr("processor time; predicted by the profile of NVIDIA H200"));
-  EXPECT_THAT(outcome.out, HasSubstr("server  2  measured"));
-  EXPECT_THAT(outcome.out, HasSubstr("relative error of a server's predicted time"));
+  EXPECT_THAT(outcome.out,
+              AllOf(HasSubstr("processor time; predicted by the profile of NVIDIA H200"),
+                    HasSubstr("server  2  measured"),
+                    HasSubstr("relative error of a server's predicted time")));
 }
 
 TEST_F(PlansOfTrainingTest, measured_speeds_enter_plans_as_recorded_values_and_change_no_loss) {
@@ -73,7 +65,7 @@ TEST_F(PlansOfTrainingTest, measured_speeds_enter_plans_as_recorded_values_and_c
                 "train.deterministic=false", fmt::format("train.validation_every={}", every)});
     expect_near(weighed.losses, one.losses, 1e-10, "loss");
     std::map<int64_t, Json> recorded;  // by the step from which they hold
-    for (const Json& line : lines_of(every)) {
+    for (const Json& line : metrics(every)) {
       const int64_t step = line.at("step");
       EXPECT_FALSE(line.at("chosen").empty());
       if (line.contains("speeds")) {
@@ -100,11 +92,11 @@ TEST_F(PlansOfTrainingTest, measured_speeds_enter_plans_as_recorded_values_and_c
 }
 
 TEST_F(PlansOfTrainingTest, frozen_runs_with_an_automatic_tolerance_repeat_bit_for_bit) {
-  const std::vector<std::string> options = {"--workers", "2", "plan.tolerance=auto",
-                                            "plan.bandwidth_mb_per_s=20", "comm.backend=threads"};
+  const Words options = {"--workers", "2", "plan.tolerance=auto", "plan.bandwidth_mb_per_s=20",
+                         "comm.backend=threads"};
   const Training first = train("first", options);
   expect_same_bits(train("second", options), first);
-  for (const Json& line : lines_of("first")) {
+  for (const Json& line : metrics("first")) {
     EXPECT_FALSE(line.contains("speeds"));
     EXPECT_FALSE(line.contains("speeds_from_step"));
     EXPECT_FALSE(line.at("chosen").empty());

@@ -34,44 +34,35 @@ struct PlainTensors {
   c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
 };
 
+using MessageMemory = std::shared_ptr<at::Tensor>;
+using Buffers = std::array<MessageMemory, kNumBufferRoles>;  // [BufferRole] null: none
+
 /// Memory of messages that nobody uses, by role: layers and plans have alike ones.
-struct SpareMemory {
+struct SpareMemory : std::enable_shared_from_this<SpareMemory> {
   std::map<BufferRole, std::vector<at::Tensor>> of_role;
   int64_t allocated_bytes = 0;
-};
 
-/// A buffer of messages; goes back to the spare ones with its last user.
-class Buffer {
- public:
-  Buffer(std::shared_ptr<SpareMemory> spare, BufferRole role, int64_t bytes,
-         const at::Device& device)
-      : spare_(std::move(spare)), role_(role), bytes_(bytes) {
-    std::vector<at::Tensor>& unused = spare_->of_role[role];
+  /// So many bytes or more; they come back here with their last user.
+  MessageMemory take(BufferRole role, int64_t bytes, const at::Device& device) {
+    at::Tensor memory;
+    std::vector<at::Tensor>& unused = of_role[role];
     if (!unused.empty()) {
-      memory_ = std::move(unused.back());
+      memory = std::move(unused.back());
       unused.pop_back();
     }
-    if (memory_.defined() && memory_.numel() >= bytes) return;
-    if (memory_.defined()) spare_->allocated_bytes -= memory_.numel();
-    memory_.reset();  // first: both need not fit
-    memory_ = at::empty({bytes}, at::dtype(at::kByte).device(device));
-    spare_->allocated_bytes += bytes;
+    if (!memory.defined() || memory.numel() < bytes) {
+      if (memory.defined()) allocated_bytes -= memory.numel();
+      memory.reset();  // first: both need not fit
+      memory = at::empty({bytes}, at::dtype(at::kByte).device(device));
+      allocated_bytes += bytes;
+    }
+    return {new at::Tensor(std::move(memory)),
+            [spare = shared_from_this(), role](at::Tensor* used) {
+              spare->of_role[role].push_back(std::move(*used));
+              delete used;
+            }};
   }
-  ~Buffer() { spare_->of_role[role_].push_back(std::move(memory_)); }
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
-
-  std::span<std::byte> bytes() const {
-    return {static_cast<std::byte*>(memory_.data_ptr()), static_cast<size_t>(bytes_)};
-  }
-
- private:
-  std::shared_ptr<SpareMemory> spare_;
-  BufferRole role_;
-  int64_t bytes_;
-  at::Tensor memory_;
 };
-using Buffers = std::array<std::shared_ptr<Buffer>, kNumBufferRoles>;  // [BufferRole] null: none
 
 /// This rank's part of a plan.
 struct RankPlan {
@@ -133,9 +124,7 @@ struct CoreAttention::Engine {
         types(exchange_types(of.dtype, options.wide_gradients)),
         kernel(kernel_request(of, options, comm.cuda_device())),
         parts(kernel, comm),
-        device(comm.cuda_device() < 0
-                   ? at::Device(at::kCPU)
-                   : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(comm.cuda_device()))) {}
+        device(aten_device(comm.cuda_device())) {}
 
   std::shared_ptr<RankPlan> rank_plan(const BatchPlan& plan);
   at::Tensor rows(const char* name, const at::Tensor& given, int64_t tokens, int64_t heads,
@@ -146,7 +135,7 @@ struct CoreAttention::Engine {
 class Layer {
  public:
   Layer(std::shared_ptr<CoreAttention::Engine> engine, std::shared_ptr<RankPlan> plan, Pass pass,
-        HomeRows home, std::shared_ptr<Buffer> received_qkv);
+        HomeRows home, MessageMemory received_qkv);
   ~Layer();
 
   void compute();
@@ -158,12 +147,11 @@ class Layer {
   const std::shared_ptr<RankPlan>& plan() const { return plan_; }
   const CoreAttention::Engine* engine() const { return engine_.get(); }
   bool is_done() const { return done_; }
-  std::shared_ptr<Buffer> received_qkv() const { return buffer(BufferRole::kQkvIn); }
+  const MessageMemory& received_qkv() const {
+    return buffers_[static_cast<size_t>(BufferRole::kQkvIn)];
+  }
 
  private:
-  const std::shared_ptr<Buffer>& buffer(BufferRole role) const {
-    return buffers_[static_cast<size_t>(role)];
-  }
   void reserve(BufferRole role, const MessageList& messages);
   LayerPass pass();
   std::unique_ptr<PendingExchange> send(Content content, const char* what);
@@ -181,7 +169,7 @@ class Layer {
 };
 
 Layer::Layer(std::shared_ptr<CoreAttention::Engine> engine, std::shared_ptr<RankPlan> plan,
-             Pass pass, HomeRows home_in, std::shared_ptr<Buffer> received_qkv)
+             Pass pass, HomeRows home_in, MessageMemory received_qkv)
     : home(std::move(home_in)),
       engine_(std::move(engine)),
       plan_(std::move(plan)),
@@ -216,7 +204,7 @@ Layer::~Layer() {
 void Layer::reserve(BufferRole role, const MessageList& messages) {
   if (messages.empty()) return;
   buffers_[static_cast<size_t>(role)] =
-      std::make_shared<Buffer>(engine_->spare, role, messages.buffer_bytes, engine_->device);
+      engine_->spare->take(role, messages.buffer_bytes, engine_->device);
 }
 
 LayerPass Layer::pass() {
@@ -226,7 +214,9 @@ LayerPass Layer::pass() {
                  .round = round_,
                  .pass = pass_};
   for (size_t role = 0; role < buffers_.size(); ++role) {
-    if (buffers_[role]) pass.memory[role] = buffers_[role]->bytes();
+    const at::Tensor* const memory = buffers_[role].get();
+    if (memory == nullptr) continue;
+    pass.memory[role] = {static_cast<std::byte*>(memory->data_ptr()), memory->nbytes()};
   }
   return pass;
 }
@@ -281,7 +271,7 @@ void Layer::wait() {
     if (*pending) (*pending)->wait();
     pending->reset();
   }
-  std::shared_ptr<Buffer> kept = pass_ == Pass::kForward ? received_qkv() : nullptr;
+  MessageMemory kept = pass_ == Pass::kForward ? received_qkv() : nullptr;
   buffers_ = {};
   buffers_[static_cast<size_t>(BufferRole::kQkvIn)] = std::move(kept);
   if (pass_ == Pass::kBackward) {
@@ -349,19 +339,15 @@ CoreAttention::CoreAttention(Communicator& comm, const Shape& shape,
 CoreAttention::~CoreAttention() = default;
 
 void CoreAttention::compare(const BatchPlan& plan) {
-  const std::string& mine = plan.hash();
-  const auto bytes = std::as_bytes(std::span(mine));
-  const std::vector<std::byte> all = all_gather_bytes(engine_->comm, bytes, "comparing plans");
-  for (size_t rank = 0; rank * bytes.size() < all.size(); ++rank) {
-    const auto theirs = std::span(all).subspan(rank * bytes.size(), bytes.size());
-    const auto first = std::span(all).first(bytes.size());
-    if (std::ranges::equal(theirs, first)) continue;
-    const auto text = [](std::span<const std::byte> hash) {
-      return std::string(reinterpret_cast<const char*>(hash.data()), hash.size());
-    };
+  std::array<char, 16> mine{};
+  plan.hash().copy(mine.data(), mine.size());
+  const auto all = all_gather(engine_->comm, mine, "comparing plans");
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    const auto text = [](const auto& hash) { return std::string_view(hash.data(), hash.size()); };
     throw Error(ErrorKind::kPlan,
                 "rank {} has plan {}, rank 0 has {}: all ranks plan the same request", rank,
-                text(theirs), text(first));
+                text(all[rank]), text(all[0]));
   }
 }
 
@@ -375,7 +361,7 @@ Forward CoreAttention::forward(const BatchPlan& plan, const at::Tensor& q, const
                                   e.rows("k", k, tokens, e.shape.num_kv_heads, e.shape.head_dim_qk),
                                   e.rows("v", v, tokens, e.shape.num_kv_heads, e.shape.head_dim_v));
   return Forward(
-      std::make_unique<Layer>(engine_, std::move(mine), Pass::kForward, std::move(home), nullptr));
+      std::make_shared<Layer>(engine_, std::move(mine), Pass::kForward, std::move(home), nullptr));
 }
 
 Backward CoreAttention::backward(const Forward& forward, const at::Tensor& d_o) {
@@ -388,17 +374,13 @@ Backward CoreAttention::backward(const Forward& forward, const at::Tensor& d_o) 
     throw Error(ErrorKind::kUsage, "backward needs O: wait for the forward first");
   HomeRows home = layer.home;
   e.parts.set_d_o(home, e.rows("d_o", d_o, home.q.size(0), e.shape.num_heads, e.shape.head_dim_v));
-  return Backward(std::make_unique<Layer>(engine_, layer.plan(), Pass::kBackward, std::move(home),
+  return Backward(std::make_shared<Layer>(engine_, layer.plan(), Pass::kBackward, std::move(home),
                                           layer.received_qkv()));
 }
 
 int64_t CoreAttention::sent_bytes() const { return engine_->parts.bytes().sent; }
 int64_t CoreAttention::message_memory_bytes() const { return engine_->spare->allocated_bytes; }
 
-Forward::Forward(std::unique_ptr<Layer> layer) : layer_(std::move(layer)) {}
-Forward::Forward(Forward&&) noexcept = default;
-Forward& Forward::operator=(Forward&&) noexcept = default;
-Forward::~Forward() = default;
 void Forward::compute() { layer_->compute(); }
 at::Tensor Forward::wait() {
   layer_->wait();
@@ -409,10 +391,6 @@ at::Tensor Forward::lse() {
   return layer_->home.lse.squeeze(-1);
 }
 
-Backward::Backward(std::unique_ptr<Layer> layer) : layer_(std::move(layer)) {}
-Backward::Backward(Backward&&) noexcept = default;
-Backward& Backward::operator=(Backward&&) noexcept = default;
-Backward::~Backward() = default;
 void Backward::compute() { layer_->compute(); }
 std::tuple<at::Tensor, at::Tensor, at::Tensor> Backward::wait() {
   layer_->wait();

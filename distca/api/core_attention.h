@@ -1,7 +1,8 @@
 #pragma once
-// Core attention over the ranks of a communicator: a rank gives Q, K, V of the tokens that it holds
-// and gets their O, whoever computes it; backward the same. A complete program,
-// examples/core_attention.cc, on ranks as threads or on two processes:
+// CoreAttention computes core attention, softmax(QK^T)V, together with the other ranks of a
+// communicator. Each rank gives Q, K, V of the tokens that it holds and gets O of these tokens,
+// whichever ranks compute it. Backward works the same way. This is a complete program,
+// examples/core_attention.cc; it runs on ranks as threads or on two processes:
 //
 //   #include <ATen/ATen.h>
 //   #include <fmt/format.h>
@@ -44,22 +45,29 @@
 //     run_layer(*distca::make_c10d_group(*group, *store, {}));
 //   }
 //
-// Order. All ranks call forward() and backward() in the same order; any number may be under way, of
-// one plan or of several (a plan for each window, one for each nano-batch). They may be waited for
-// in any order, each rank's own. A rank that holds no tokens calls them, too.
-// Overlap. Between forward() and wait() Q, K, V travel; between compute() and wait() O does. What
-// the caller computes there is what hides the exchange.
-// Bits. Without split_kv O has the same bits under every plan, where our own kernel computes; LSE,
-// too. Gradients differ in rounding between plans.
-// Threads. Calls may come from different threads, as autograd's backward does, but one at a time:
-// those on a CoreAttention, on its handles, and on its communicator, destructors included.
-// Errors. Error(kUsage) for tensors and options, Error(kPlan) for plans, in one line that says what
-// would be right, before anything is sent; Error(kComm) where a rank or the network failed.
+// Order. All ranks, even one that holds no tokens, call forward() and backward() in the same order.
+// Any number of calls may be under way, of one plan or of several: one plan for each window, say,
+// or one for each nano-batch. Each rank may wait for them in an order of its own.
+//
+// Overlap. Q, K and V travel between forward() and wait(), and O travels between compute() and
+// wait(). Whatever the caller computes in between hides the exchange.
+//
+// Bits. Where DistCA's own kernel computes, and without split_kv, O and LSE have the same bits
+// under every plan. Gradients of different plans differ in rounding.
+//
+// Threads. Calls may come from different threads, as those of autograd's backward do, but only one
+// at a time. This holds for the calls on a CoreAttention, on its handles and on its communicator
+// together, and also for their destructors.
+//
+// Errors. Error(kUsage) is about tensors and options, Error(kPlan) about plans. Each is one line
+// that says what would be right, and is thrown before anything is sent. Error(kComm) says that a
+// rank or the network has failed.
 
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <tuple>
+#include <utility>
 
 #include "distca/api/planner.h"
 #include "distca/comm/communicator.h"
@@ -70,95 +78,114 @@ class Tensor;
 
 namespace distca::api {
 
-class Layer;  // inside
+class Layer;  // an internal class
 
-// Letters: T tokens that this rank holds under the plan, H num_heads, G num_kv_heads, D head_dim,
-// E head_dim_v.
+// The shapes below use these letters: T is the number of tokens that this rank holds under the
+// plan, H is num_heads, G is num_kv_heads, D is head_dim, and E is head_dim_v.
 
-/// Forward of one layer: under way, then done. Until it is destroyed it keeps what backward needs:
-/// this rank's Q, K, V, O and LSE, and the Q, K, V that it received. Dropped before wait(), it does
-/// this rank's part for the other ranks first and throws nothing, unless an exception passes.
+/// The forward pass of one layer, under way or done.
+///
+/// It keeps what backward needs until it is destroyed: this rank's Q, K, V, O and LSE, and the Q,
+/// K, V that it received. A handle that is destroyed before wait() first does this rank's part for
+/// the other ranks. It throws nothing. If it is destroyed by an exception, it does not wait for the
+/// others.
 class Forward {
  public:
-  Forward(Forward&&) noexcept;
-  Forward& operator=(Forward&&) noexcept;
-  ~Forward();
+  Forward(Forward&&) noexcept = default;
+  Forward& operator=(Forward&&) noexcept = default;
 
-  /// Computes this rank's tasks, of its own tokens and of others', and sends the others' O home;
-  /// first those of whatever was called earlier. wait() does it where it was not done.
+  /// Computes this rank's tasks, for its own tokens and for those of other ranks, and sends O to
+  /// the other ranks. It first computes the tasks of all calls that were made earlier. wait() calls
+  /// it if the caller has not.
   void compute();
-  /// O [T, H, E], when all of it is there. May be called again: the same tensor, not to be written.
+  /// Returns O [T, H, E] once all of it is there. A second call returns the same tensor. The caller
+  /// must not write to it.
   at::Tensor wait();
-  /// [T, H] natural log of the sum of exponentials, in fp32 (fp64 for fp64). Waits as wait() does.
+  /// Returns the natural logarithm of the sum of exponentials, [T, H], in fp32 (in fp64 for fp64
+  /// inputs). It waits as wait() does.
   at::Tensor lse();
 
  private:
   friend class CoreAttention;
-  explicit Forward(std::unique_ptr<Layer> layer);
-  std::unique_ptr<Layer> layer_;
+  explicit Forward(std::shared_ptr<Layer> layer) : layer_(std::move(layer)) {}
+  std::shared_ptr<Layer> layer_;  // of this handle alone
 };
 
-/// Backward of one layer, likewise.
+/// The backward pass of one layer, under way or done. It behaves as Forward does.
 class Backward {
  public:
-  Backward(Backward&&) noexcept;
-  Backward& operator=(Backward&&) noexcept;
-  ~Backward();
+  Backward(Backward&&) noexcept = default;
+  Backward& operator=(Backward&&) noexcept = default;
 
+  /// As Forward::compute(), for gradients.
   void compute();
-  /// dQ [T, H, D], dK [T, G, D], dV [T, G, E], when all contributions are there. May be called
-  /// again.
+  /// Returns dQ [T, H, D], dK [T, G, D], dV [T, G, E] once all contributions are there. It may be
+  /// called again.
   std::tuple<at::Tensor, at::Tensor, at::Tensor> wait();
 
  private:
   friend class CoreAttention;
-  explicit Backward(std::unique_ptr<Layer> layer);
-  std::unique_ptr<Layer> layer_;
+  explicit Backward(std::shared_ptr<Layer> layer) : layer_(std::move(layer)) {}
+  std::shared_ptr<Layer> layer_;  // of this handle alone
 };
 
 struct CoreAttentionOptions {
-  /// What scores are multiplied with; 0: 1 / sqrt(head_dim).
+  /// The factor that scores are multiplied with.
+  ///
+  /// Default: 0, which means 1 / sqrt(head_dim).
   double softmax_scale = 0;
-  /// A score s becomes softcap * tanh(s / softcap); 0: it stays. On a CPU only.
+
+  /// If above 0, a score s becomes softcap * tanh(s / softcap). This works on a CPU only.
+  ///
+  /// Default: 0, which leaves scores as they are.
   double softcap = 0;
-  /// Threads of our own kernel. Take as many as this rank has cores; ATen's are
-  /// at::set_num_threads.
+
+  /// The number of threads of DistCA's own kernel. Give as many as this rank has cores. ATen's
+  /// threads are set by at::set_num_threads.
   int threads = 1;
-  /// "auto": our own where it computes the type and the head_dim (fp32 and bf16, to 256, on a CPU),
-  /// else ATen's. "cpu", "aten", "reference" demand one (docs/kernels.md).
+
+  /// The kernel that computes this rank's tasks (docs/kernels.md). "auto" takes DistCA's own kernel
+  /// where it computes the type and the head_dim (fp32 and bf16, up to 256, on a CPU), and else
+  /// ATen's. "cpu", "aten" and "reference" demand one of them.
   std::string kernel = "auto";
-  /// dQ, dK, dV travel in fp32 where Q, K, V are in bf16: twice the bytes, one rounding less.
+
+  /// If true, dQ, dK and dV travel in fp32 where Q, K and V are in bf16. That takes twice the bytes
+  /// and saves one rounding.
   bool wide_gradients = false;
 };
 
-/// One rank's. One object a communicator: another one on the same ranks takes one that was split
-/// off (Communicator::split).
+/// Core attention on one rank. A communicator serves one CoreAttention. To make another one on the
+/// same ranks, give it a group that was split off (Communicator::split).
 class CoreAttention {
  public:
-  /// Borrows the communicator, which must outlive it and its handles. Where the communicator's
-  /// messages lie, on the CPU or on a CUDA device, tensors lie, too. All ranks give the same.
+  /// Borrows the communicator, which must outlive this object and its handles. Tensors must lie
+  /// where the communicator's messages lie: on the CPU or on its CUDA device. All ranks give the
+  /// same shape and options.
   CoreAttention(Communicator& comm, const Shape& shape, const CoreAttentionOptions& options = {});
   ~CoreAttention();
 
-  /// Throws Error(kPlan), on every rank, where ranks have different plans. All ranks call it; once
-  /// for each plan is enough, and nobody needs it where one rank's plan was sent to the others.
+  /// Throws Error(kPlan) on every rank if the ranks have different plans. All ranks call it, and
+  /// once for each plan is enough. It is not needed if one rank made the plan and sent it to the
+  /// others.
   void compare(const BatchPlan& plan);
 
-  /// Issues Q, K, V and returns. q [T, H, D], k [T, G, D], v [T, G, E]: rows in the order of
-  /// plan.tokens()[rank], any strides; the last dimension, if it is not contiguous, is copied. They
-  /// are not to be written until the handle has gone. Nothing is recorded by autograd.
+  /// Sends Q, K and V on their way and returns. The rows of q [T, H, D], k [T, G, D] and
+  /// v [T, G, E] stand in the order of plan.tokens()[rank]. Strides are free; a tensor whose last
+  /// dimension is not contiguous is copied. The caller must not write to the tensors until the
+  /// handle is destroyed. Autograd records nothing.
   Forward forward(const BatchPlan& plan, const at::Tensor& q, const at::Tensor& k,
                   const at::Tensor& v);
-  /// Issues dO [T, H, E] and returns. `forward` must have been waited for; it may be destroyed
-  /// meanwhile, or have another backward.
+  /// Sends dO [T, H, E] on its way and returns. The caller must have waited for `forward`. It may
+  /// destroy `forward` meanwhile, or start another backward of it.
   Backward backward(const Forward& forward, const at::Tensor& d_o);
 
-  /// By this rank, so far.
+  /// The bytes that this rank has sent so far.
   int64_t sent_bytes() const;
-  /// Memory of messages that is held for reuse or in use, so far never given back.
+  /// The memory of messages that is in use or kept for reuse. It is given back when this object and
+  /// its handles are destroyed.
   int64_t message_memory_bytes() const;
 
-  struct Engine;  // inside
+  struct Engine;  // an internal type
 
  private:
   std::shared_ptr<Engine> engine_;

@@ -108,6 +108,24 @@ std::vector<std::vector<Range>> tokens_of(const Plan& plan) {
 
 }  // namespace
 
+AttentionShape attention_shape(const Shape& shape, int64_t window_left) {
+  require(
+      shape.num_kv_heads > 0 && shape.num_heads > 0 && shape.num_heads % shape.num_kv_heads == 0,
+      "num_heads = {}, num_kv_heads = {}: the first is a multiple of the second", shape.num_heads,
+      shape.num_kv_heads);
+  const int64_t head_dim_v = shape.head_dim_v == 0 ? shape.head_dim : shape.head_dim_v;
+  for (const int64_t dim : {shape.head_dim, head_dim_v}) {
+    require(dim > 0 && dim % 8 == 0, "head_dim = {}: a multiple of 8", dim);
+  }
+  require(window_left >= -1, "window_left = {}: -1, for all, or more", window_left);
+  return {.num_heads = shape.num_heads,
+          .num_kv_heads = shape.num_kv_heads,
+          .head_dim_qk = shape.head_dim,
+          .head_dim_v = head_dim_v,
+          .element_bytes = element_bytes(shape.dtype),
+          .window_left = window_left};
+}
+
 struct BatchPlan::State {
   Plan plan;
   std::string hash;

@@ -1,6 +1,7 @@
 #pragma once
-// Plans of core attention: from the documents of a packed batch to which tokens each rank holds and
-// which (query, key) pairs each rank computes. A complete program, examples/plan.cc:
+// plan_batch() makes a plan for the core attention of a packed batch. A plan says which tokens each
+// rank holds and which (query, key) pairs each rank computes. This is a complete program,
+// examples/plan.cc:
 //
 //   #include <fmt/format.h>
 //
@@ -19,8 +20,9 @@
 //     fmt::print("busiest rank / mean: {:.3f}\nplan {}\n", plan.max_over_mean(), plan.hash());
 //   }
 //
-// A plan is a pure function of the request: every rank makes its own, and all have the same hash.
-// How plans are made: docs/planner.md. Any thread.
+// A plan is a pure function of the request. So every rank can make the plan for itself, and all
+// plans have the same hash. docs/planner.md explains how plans are made. All functions may be
+// called from any thread.
 
 #include <cstdint>
 #include <memory>
@@ -37,82 +39,109 @@ struct Plan;
 
 namespace distca::api {
 
-/// Core attention of one layer as one rank sees it: heads already divided by tensor parallelism.
+/// The core attention of one layer as one rank sees it. Under tensor parallelism, give the heads of
+/// one rank.
 struct Shape {
-  int64_t num_heads = 32;    // of Q; a multiple of num_kv_heads
-  int64_t num_kv_heads = 8;  // of K and V: num_heads for MHA, fewer for GQA, 1 for MQA
-  int64_t head_dim = 128;    // of Q and K; a multiple of 8
-  int64_t head_dim_v = 0;    // of V and O; 0: as head_dim
-  ScalarType dtype = ScalarType::kBFloat16;  // of Q, K, V, O and their gradients
+  /// The number of heads of Q. It is a multiple of num_kv_heads.
+  int64_t num_heads = 32;
+  /// The number of heads of K and V: num_heads for MHA, fewer for GQA, 1 for MQA.
+  int64_t num_kv_heads = 8;
+  /// The size of a head of Q and K. It is a multiple of 8.
+  int64_t head_dim = 128;
+  /// The size of a head of V and O, a multiple of 8. 0 means head_dim.
+  int64_t head_dim_v = 0;
+  /// The type of Q, K, V, O and their gradients.
+  ScalarType dtype = ScalarType::kBFloat16;
   bool operator==(const Shape&) const = default;
 };
 
+/// What plan_batch() is asked for.
 struct BatchRequest {
-  /// [documents + 1] Where each document begins in the packed batch of all ranks, and where the
-  /// last one ends, as flash-attn's cu_seqlens: 0 first, never descending. A token attends to
-  /// itself and to earlier tokens of its own document.
+  /// [documents + 1] The places at which the documents begin in the packed batch of all ranks, and
+  /// the place at which the last one ends. As in flash-attn, the first is 0 and none is below the
+  /// one before it. A token attends to itself and to earlier tokens of its own document.
   std::vector<int64_t> cu_seqlens;
 
-  /// Ranks 0 .. num_ranks - 1 compute. They are the ranks of the communicator.
+  /// The number of ranks that compute. They are the ranks of the communicator.
   int num_ranks = 1;
 
   Shape shape;
 
-  /// A query sees itself and this many keys before it; -1: all of its document. flash-attn's
-  /// window_size = (window_left, 0); sliding_window - 1 of Hugging Face. A model whose layers have
-  /// several windows makes a plan for each, all with the same `tokens`.
+  /// How many keys before its own position a query sees, beside the one at its position. -1 means
+  /// all of its document. flash-attn calls it window_size = (window_left, 0). In Hugging Face's
+  /// terms, it is sliding_window - 1. A model whose layers have several windows makes one plan for
+  /// each window, all with the same `tokens`.
+  ///
+  /// Default: -1
   int64_t window_left = -1;
 
-  /// [num_ranks] Which tokens each rank holds: ranges of the packed batch, in the order in which
-  /// they lie in the rank's tensors. It is taken as it is: ranks may hold unequal numbers of
-  /// tokens, or none. Every token is held once; a document may be cut at multiples of 128 from its
-  /// begin. Empty: the planner chooses, equally many tokens for each rank. Its choice needs fewer
-  /// bytes, about 30 % in docs/planner.md's table, so take it where the data loader can follow a
-  /// plan.
+  /// [num_ranks] The tokens that each rank holds: ranges of the packed batch, in the order in which
+  /// they lie in the rank's tensors. Ranks may hold unequal numbers of tokens, or none. Every token
+  /// is held exactly once. A document may be cut only at multiples of 128 tokens, counted from its
+  /// first token.
+  ///
+  /// If it is empty, the planner chooses, and gives each rank equally many tokens. Its choice needs
+  /// about 30 % fewer bytes in the table of docs/planner.md. So leave the choice to the planner if
+  /// the data loader can follow a plan.
+  ///
+  /// Default: empty
   std::vector<std::vector<Range>> tokens;
 
-  /// Where the planner chooses: ranks 0 .. num_holders - 1 hold tokens, the others compute for
-  /// them. 0: all hold tokens.
+  /// If the planner chooses the tokens, only ranks 0 .. num_holders - 1 hold any, and the other
+  /// ranks compute for them. 0 means that all ranks hold tokens.
+  ///
+  /// Default: 0
   int num_holders = 0;
 
-  /// [num_ranks] Each rank's share of the computation, in any unit. Empty: all alike. 0: computes
-  /// nothing, not even for its own tokens. Take it where ranks are unequally fast or have unequal
-  /// other work.
+  /// [num_ranks] Each rank's share of the computation, in any unit. A rank with 0 computes nothing,
+  /// not even for its own tokens. Set it if ranks differ in speed or in their other work. Empty
+  /// means equal shares.
+  ///
+  /// Default: empty
   std::vector<int64_t> capacity;
 
-  /// "balanced": equal computation for the fewest bytes. "greedy": the paper's. "local": every
-  /// query where it is held, no bytes of queries. `distca plan --compare` shows all of them.
+  /// The name of the scheduler. "balanced" gives equal computation for the fewest bytes. "greedy"
+  /// is that of the paper. "local" computes every query where it is held, so no queries travel.
+  /// `distca plan --compare` shows all of them.
   std::string scheduler = "balanced";
 
-  /// By how much the busiest rank may exceed its share, 0.05 for 5 %. More needs fewer bytes.
-  /// Below 0: the scheduler's own, 0.02 for "balanced".
+  /// By how much the busiest rank may exceed its share: 0.05 means 5 %. A higher tolerance needs
+  /// fewer bytes. A negative one means the scheduler's own, which is 0.02 for "balanced".
+  ///
+  /// Default: -1
   double tolerance = -1;
 
-  /// A task may have a part of its queries' keys; parts are merged by log-sum-exp. Needs fewer
-  /// bytes, but the bits of O then depend on the plan. Only for "balanced".
+  /// If true, a task may have only some of its queries' keys, and partial results are merged by
+  /// log-sum-exp. That needs fewer bytes, but the bits of O then depend on the plan. Only
+  /// "balanced" can do it.
   bool split_kv = false;
 };
 
-/// A plan that the validator has checked. A value; copies share it.
+/// A plan that the validator has checked. It is a value; copies share its memory.
 class BatchPlan {
  public:
-  /// Of the planner's own type (plan/plan.h), for plans made elsewhere. Throws Error(kPlan) with
-  /// the first fault that the validator finds.
+  /// Takes a plan of the planner's own type (plan/plan.h) that was made elsewhere. Throws
+  /// Error(kPlan) with the first fault that the validator finds.
   explicit BatchPlan(Plan plan);
-  /// Of what json() gave. Throws Error(kPlan) naming the first field that is missing or wrong.
+  /// Reads what json() returned. Throws Error(kPlan), which names the first field that is missing
+  /// or wrong.
   static BatchPlan from_json(std::string_view json);
 
   int num_ranks() const;
   /// [num_ranks] The tokens that each rank holds, as in BatchRequest::tokens.
   const std::vector<std::vector<Range>>& tokens() const;
+  /// The number of tokens that the rank holds.
   int64_t num_tokens(int rank) const;
-  /// The busiest rank's (query, key) pairs, over what its capacity says; 1 is perfect.
+  /// The (query, key) pairs of the busiest rank, divided by its share of all pairs by capacity. 1
+  /// is perfect.
   double max_over_mean() const;
-  /// 16 hex digits, equal where plans are equal. What ranks compare before they follow a plan.
+  /// 16 hex digits that are equal where plans are equal. Ranks compare them before they follow a
+  /// plan.
   const std::string& hash() const;
-  /// Canonical JSON (docs/plan_format.md): the way to hand a plan to another process.
+  /// The plan as canonical JSON (docs/plan_format.md), to be handed to another process.
   std::string json() const;
 
+  /// The plan in the planner's own type.
   const Plan& plan() const;
 
  private:
@@ -120,8 +149,8 @@ class BatchPlan {
   std::shared_ptr<const State> state_;
 };
 
-/// Throws Error(kPlan) in one line that says what is wrong with the request and what would be
-/// right.
+/// Makes the plan of a request and checks it. Throws Error(kPlan) in one line that says what is
+/// wrong with the request and what would be right.
 BatchPlan plan_batch(const BatchRequest& request);
 
 }  // namespace distca::api

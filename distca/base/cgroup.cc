@@ -2,22 +2,12 @@
 
 #include <algorithm>
 #include <fstream>
-#include <sstream>
 #include <system_error>
 
 namespace distca {
 namespace {
 
 namespace fs = std::filesystem;
-
-bool has_word(std::string commas, const std::string& word) {
-  std::ranges::replace(commas, ',', ' ');
-  std::istringstream words(commas);
-  for (std::string one; words >> one;) {
-    if (one == word) return true;
-  }
-  return false;
-}
 
 /// The limit that `file` of a group or of one above it, up to `root`, says; "max", as all that is
 /// no number, is none.
@@ -43,8 +33,9 @@ fs::path own_cgroup(const fs::path& root, const std::string& controller,
   for (std::string line; std::getline(lines, line);) {
     const size_t first = line.find(':'), second = line.find(':', first + 1);
     if (second == std::string::npos) continue;
-    const std::string names = line.substr(first + 1, second - first - 1);
-    if (controller.empty() ? !names.empty() : !has_word(names, controller)) continue;
+    // ":" and ",cpu,": a name is not to be found within another one.
+    const std::string names = "," + line.substr(first + 1, second - first - 1) + ",";
+    if (names.find("," + controller + ",") == std::string::npos) continue;
     const fs::path below = fs::path(line.substr(second + 1)).relative_path();
     const fs::path folder = below.empty() ? root : root / below;
     std::error_code absent;

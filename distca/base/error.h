@@ -82,6 +82,13 @@ namespace detail {
 
 }  // namespace distca
 
+/// Refuses what somebody else has done wrong: Error(kind) with a line, if `wrong`.
+#define DISTCA_THROW_IF(wrong, kind, ...)       \
+  do {                                          \
+    if (wrong) [[unlikely]]                     \
+      throw ::distca::Error(kind, __VA_ARGS__); \
+  } while (0)
+
 #define DISTCA_CHECK(condition, ...)                                                           \
   do {                                                                                         \
     if (!(condition)) [[unlikely]] {                                                           \
@@ -102,6 +109,5 @@ namespace detail {
   } while (0)
 
 #define DISTCA_CHECK_EQ(a, b) DISTCA_CHECK_OP_(a, ==, b)
-#define DISTCA_CHECK_LE(a, b) DISTCA_CHECK_OP_(a, <=, b)
 #define DISTCA_CHECK_LT(a, b) DISTCA_CHECK_OP_(a, <, b)
 #define DISTCA_CHECK_GE(a, b) DISTCA_CHECK_OP_(a, >=, b)

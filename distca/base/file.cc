@@ -22,30 +22,18 @@ namespace fs = std::filesystem;
 /// A descriptor of a regular file, and its size.
 struct OpenFile {
   OpenFile(const fs::path& path, ErrorKind kind)
-      : opened(open(path.c_str(), O_RDONLY | O_CLOEXEC)), descriptor(opened.get()) {
-    if (descriptor < 0)
-      throw Error(kind, "{}: cannot be read: {}", path.string(), std::strerror(errno));
+      : descriptor(open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+    if (descriptor.get() < 0) throw os_error(path, "cannot be read", kind);
     struct stat status {};
-    const bool known = fstat(descriptor, &status) == 0;
-    if (!known || !S_ISREG(status.st_mode))
-      throw Error(kind, "{}: cannot be read: not a regular file", path.string());
+    const bool known = fstat(descriptor.get(), &status) == 0;
+    DISTCA_THROW_IF(!known || !S_ISREG(status.st_mode), kind,
+                    "{}: cannot be read: not a regular file", path.string());
     size = static_cast<size_t>(status.st_size);
   }
 
-  FileDescriptor opened;
-  int descriptor;
+  FileDescriptor descriptor;
   size_t size = 0;
 };
-
-void create_parent(const fs::path& path) {
-  if (!path.has_parent_path()) return;
-  std::error_code code;
-  fs::create_directories(path.parent_path(), code);
-  if (code) {
-    throw Error(ErrorKind::kIo, "{}: cannot create this folder: {}", path.parent_path().string(),
-                code.message());
-  }
-}
 
 /// The descriptor of ours that a path like /dev/fd/3 names; -1: none.
 int own_descriptor(const fs::path& path) {
@@ -78,14 +66,27 @@ bool same_file(const struct stat& a, const struct stat& b) {
 
 }  // namespace
 
+Error os_error(const fs::path& path, std::string_view what, ErrorKind kind) {
+  return Error(kind, "{}: {}: {}", path.string(), what, std::strerror(errno));
+}
+
+bool create_folder(const fs::path& folder) {
+  std::error_code code;
+  const bool made = fs::create_directories(folder, code);
+  DISTCA_THROW_IF(code, ErrorKind::kIo, "{}: cannot create this folder: {}", folder.string(),
+                  code.message());
+  return made;
+}
+
 std::string read_file(const fs::path& path, ErrorKind kind) {
   const OpenFile file(path, kind);
   std::string contents(file.size, '\0');
   size_t done = 0;
   while (done < contents.size()) {
-    const ssize_t bytes = read(file.descriptor, contents.data() + done, contents.size() - done);
+    const ssize_t bytes =
+        read(file.descriptor.get(), contents.data() + done, contents.size() - done);
     if (bytes < 0 && errno == EINTR) continue;
-    if (bytes < 0) throw Error(kind, "{}: cannot be read: {}", path.string(), std::strerror(errno));
+    if (bytes < 0) throw os_error(path, "cannot be read", kind);
     if (bytes == 0) break;  // it shrank meanwhile
     done += static_cast<size_t>(bytes);
   }
@@ -106,10 +107,8 @@ FileDescriptor::~FileDescriptor() {
 MappedFile::MappedFile(const fs::path& path, ErrorKind kind) {
   const OpenFile file(path, kind);
   if (file.size == 0) return;  // mmap refuses empty ranges
-  void* data = mmap(nullptr, file.size, PROT_READ, MAP_PRIVATE, file.descriptor, 0);
-  if (data == MAP_FAILED) {
-    throw Error(kind, "{}: cannot be mapped: {}", path.string(), std::strerror(errno));
-  }
+  void* data = mmap(nullptr, file.size, PROT_READ, MAP_PRIVATE, file.descriptor.get(), 0);
+  if (data == MAP_FAILED) throw os_error(path, "cannot be mapped", kind);
   data_ = static_cast<const std::byte*>(data);
   size_ = file.size;
 }
@@ -125,20 +124,19 @@ AtomicFile::AtomicFile(fs::path path) : path_(std::move(path)) {
   const fs::path target = follow_links(path_);
   if (target.empty()) {
     errno = ELOOP;
-    fail("cannot be written");
+    throw os_error(path_, "cannot be written");
   }
   struct stat old {};
   const bool exists = stat(path_.c_str(), &old) == 0;
-  if (exists && S_ISDIR(old.st_mode)) {
-    throw Error(ErrorKind::kIo, "{}: cannot be written: it is a folder", path_.string());
-  }
+  DISTCA_THROW_IF(exists && S_ISDIR(old.st_mode), ErrorKind::kIo,
+                  "{}: cannot be written: it is a folder", path_.string());
   // Through a link of another process's descriptor, the name may be another file's by now, or none.
   struct stat named {};
   const bool same = exists && stat(target.c_str(), &named) == 0 && same_file(old, named);
   const int own = own_descriptor(target);
   if (own < 0 && (!exists || (S_ISREG(old.st_mode) && same))) {
     if (exists && faccessat(AT_FDCWD, target.c_str(), W_OK, AT_EACCESS) != 0)
-      fail("cannot be written");
+      throw os_error(path_, "cannot be written");
     open_beside(target);
     if (!exists) return;
     const int descriptor = fileno(stream_);
@@ -149,12 +147,12 @@ AtomicFile::AtomicFile(fs::path path) : path_(std::move(path)) {
   const int descriptor = own >= 0 ? fcntl(own, F_DUPFD_CLOEXEC, 0)
                                   : open(path_.c_str(), O_WRONLY | O_TRUNC | O_CLOEXEC);
   if (descriptor >= 0) stream_ = fdopen(descriptor, "wb");
-  if (stream_ == nullptr) fail("cannot be written");
+  if (stream_ == nullptr) throw os_error(path_, "cannot be written");
 }
 
 void AtomicFile::open_beside(const fs::path& target) {
   target_ = target;
-  create_parent(target_);
+  if (target_.has_parent_path()) create_folder(target_.parent_path());
   const fs::path folder = target_.has_parent_path() ? target_.parent_path() : ".";
   // The process id keeps two programs that write the same file apart.
   temporary_ = folder / fmt::format(".{}.{}.tmp", target_.filename().string(), getpid());
@@ -165,7 +163,7 @@ void AtomicFile::open_beside(const fs::path& target) {
     descriptor = open(temporary_.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0666);
   }
   if (descriptor >= 0) stream_ = fdopen(descriptor, "wb");
-  if (stream_ == nullptr) fail("cannot be written");
+  if (stream_ == nullptr) throw os_error(path_, "cannot be written");
 }
 
 AtomicFile::~AtomicFile() {
@@ -177,7 +175,7 @@ AtomicFile::~AtomicFile() {
 void AtomicFile::write(std::span<const std::byte> bytes) {
   if (bytes.empty()) return;  // fwrite takes no null pointer, not even for nothing
   if (std::fwrite(bytes.data(), 1, bytes.size(), stream_) != bytes.size())
-    fail("cannot be written");
+    throw os_error(path_, "cannot be written");
 }
 
 void AtomicFile::reserve(int64_t bytes) {
@@ -202,24 +200,22 @@ void AtomicFile::reserve(int64_t bytes) {
 void AtomicFile::commit_as(const fs::path& place) {
   if (target_.empty()) {
     std::fflush(stdout);  // what was said before is seen before, should this be /dev/stdout
-    if (std::fflush(stream_) != 0) fail("cannot be written");
+    if (std::fflush(stream_) != 0) throw os_error(path_, "cannot be written");
     std::fclose(std::exchange(stream_, nullptr));
     return;
   }
-  if (std::fflush(stream_) != 0 || fsync(fileno(stream_)) != 0) fail("cannot be written");
+  if (std::fflush(stream_) != 0 || fsync(fileno(stream_)) != 0)
+    throw os_error(path_, "cannot be written");
   if (!named_) {
     unlink(temporary_.c_str());  // of a killed process that had the same id
     const std::string open_file = fmt::format("/proc/self/fd/{}", fileno(stream_));
     named_ =
         linkat(AT_FDCWD, open_file.c_str(), AT_FDCWD, temporary_.c_str(), AT_SYMLINK_FOLLOW) == 0;
   }
-  if (!named_ || rename(temporary_.c_str(), place.c_str()) != 0) fail("cannot be put in place");
+  if (!named_ || rename(temporary_.c_str(), place.c_str()) != 0)
+    throw os_error(path_, "cannot be put in place");
   std::fclose(std::exchange(stream_, nullptr));
   sync_folder(place.parent_path());
-}
-
-void AtomicFile::fail(const char* what) const {
-  throw Error(ErrorKind::kIo, "{}: {}: {}", path_.string(), what, std::strerror(errno));
 }
 
 void sync_folder(const fs::path& folder) {

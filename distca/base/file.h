@@ -24,6 +24,14 @@
 
 namespace distca {
 
+/// An error "PATH: WHAT: REASON" for a call that the system has just refused. The reason is that of
+/// errno.
+Error os_error(const std::filesystem::path& path, std::string_view what,
+               ErrorKind kind = ErrorKind::kIo);
+
+/// Makes a folder and all folders above it. Returns whether it was made. Throws Error(kIo).
+bool create_folder(const std::filesystem::path& folder);
+
 /// Returns the contents of a file.
 std::string read_file(const std::filesystem::path& path, ErrorKind kind = ErrorKind::kIo);
 /// Writes a file as AtomicFile does. Creates the folder of `path` if it does not exist.
@@ -96,7 +104,6 @@ class AtomicFile {
 
  private:
   void open_beside(const std::filesystem::path& target);
-  [[noreturn]] void fail(const char* what) const;
 
   std::filesystem::path path_;  // for error messages
   std::filesystem::path target_;

@@ -6,7 +6,7 @@ namespace distca {
 
 JsonField JsonField::operator[](const char* key) const {
   expect(json_.is_object(), "an object");
-  if (!json_.contains(key)) throw Error(kind_, "{}: {} is missing", file_, child(key));
+  DISTCA_THROW_IF(!json_.contains(key), kind_, "{}: {} is missing", file_, child(key));
   return {json_.at(key), file_, kind_, child(key)};
 }
 
@@ -55,9 +55,8 @@ void JsonField::expect(bool right, std::string_view what) const {
 void JsonField::only(const std::vector<std::string_view>& known, int64_t version) const {
   expect(json_.is_object(), "an object");
   for (const auto& [key, value] : json_.items()) {
-    if (std::ranges::find(known, key) == known.end()) {
-      throw Error(kind_, "{}: {} is not a field of version {}", file_, child(key), version);
-    }
+    DISTCA_THROW_IF(std::ranges::find(known, key) == known.end(), kind_,
+                    "{}: {} is not a field of version {}", file_, child(key), version);
   }
 }
 

@@ -1,8 +1,9 @@
 #include "distca/base/machine.h"
 
+#include <fmt/format.h>
+
 #include <filesystem>
 #include <fstream>
-#include <sstream>
 #include <system_error>
 
 namespace distca {
@@ -26,11 +27,8 @@ std::string cpu_name() {
 }
 
 bool cpu_has(std::string_view flag) {
-  std::istringstream flags(cpu_info("flags"));
-  for (std::string word; flags >> word;) {
-    if (word == flag) return true;
-  }
-  return false;
+  return fmt::format(" {} ", cpu_info("flags")).find(fmt::format(" {} ", flag)) !=
+         std::string::npos;
 }
 
 std::string namespace_id(const std::string& kind) {

@@ -50,17 +50,14 @@ void set_handler(int signal, void (*handler)(int), int flags) {
   sigaction(signal, &action, nullptr);
 }
 
-bool is_handled(int signal) {
+bool handled_by(int signal, void (*handler)(int)) {
   struct sigaction action = {};
-  return sigaction(signal, nullptr, &action) == 0 && action.sa_handler == handle;
+  return sigaction(signal, nullptr, &action) == 0 && action.sa_handler == handler;
 }
 
 }  // namespace
 
-bool is_ignored(int signal) {
-  struct sigaction action = {};
-  return sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
-}
+bool is_ignored(int signal) { return handled_by(signal, SIG_IGN); }
 
 std::string signal_name(int signal) {
   const char* const name = sigabbrev_np(signal);
@@ -68,29 +65,27 @@ std::string signal_name(int signal) {
 }
 
 StopSignals::StopSignals(std::function<std::string(const std::string& signal)> last_words) {
-  if (pipe2(ends_, O_CLOEXEC) != 0) {
-    throw Error(ErrorKind::kIo, "no pipe for signals: {}", std::strerror(errno));
-  }
+  int ends[2];
+  DISTCA_THROW_IF(pipe2(ends, O_CLOEXEC) != 0, ErrorKind::kIo, "no pipe for signals: {}",
+                  std::strerror(errno));
+  FileDescriptor read_end(ends[0]);
+  write_end_ = FileDescriptor(ends[1]);
   sigset_t all, old;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &old);
   try {
-    std::thread([from = ends_[0], words = std::move(last_words)] {
+    std::thread([from = std::move(read_end), words = std::move(last_words)] {
       char signal = 0;
-      if (read(from, &signal, 1) == 1 && signal != 0) {
-        say_last("distca: " + words(signal_name(signal)), kPatience);
-        _exit(kStoppedExitCode);
-      }
-      close(from);
+      if (read(from.get(), &signal, 1) != 1 || signal == 0) return;
+      say_last("distca: " + words(signal_name(signal)), kPatience);
+      _exit(kStoppedExitCode);
     }).detach();
   } catch (const std::system_error& error) {
     pthread_sigmask(SIG_SETMASK, &old, nullptr);
-    close(ends_[0]);
-    close(ends_[1]);
     throw Error(ErrorKind::kIo, "no thread for signals: {}", error.what());
   }
   pthread_sigmask(SIG_SETMASK, &old, nullptr);
-  pipe_in = ends_[1];
+  pipe_in = write_end_.get();
   first_ns = 0;
   for (const int signal : kSignals) {
     if (!is_ignored(signal)) set_handler(signal, handle, SA_RESTART);
@@ -99,13 +94,12 @@ StopSignals::StopSignals(std::function<std::string(const std::string& signal)> l
 
 StopSignals::~StopSignals() {
   for (const int signal : kSignals) {
-    if (is_handled(signal)) set_handler(signal, SIG_DFL, 0);
+    if (handled_by(signal, handle)) set_handler(signal, SIG_DFL, 0);
   }
   // A handler that has just begun writes before this byte or nowhere.
   pipe_in = -1;
   const char end = 0;
-  [[maybe_unused]] const ssize_t written = write(ends_[1], &end, 1);
-  close(ends_[1]);
+  [[maybe_unused]] const ssize_t written = write(write_end_.get(), &end, 1);
 }
 
 }  // namespace distca

@@ -12,6 +12,8 @@
 #include <functional>
 #include <string>
 
+#include "distca/base/file.h"
+
 namespace distca {
 
 /// The exit code of a process that such a signal has stopped.
@@ -37,7 +39,7 @@ class StopSignals {
   StopSignals& operator=(const StopSignals&) = delete;
 
  private:
-  int ends_[2] = {-1, -1};
+  FileDescriptor write_end_;  // of the pipe to the thread that speaks
 };
 
 }  // namespace distca

@@ -24,6 +24,10 @@ static_assert(std::endian::native == std::endian::little, "the files are little-
 constexpr std::string_view kMagic{"MMIDIDX\0\0", 9};
 constexpr uint64_t kVersion = 1;
 constexpr int64_t kHeaderBytes = 9 + 8 + 1 + 8 + 8;
+/// 12 bytes a sequence and 8 a boundary.
+constexpr uint64_t index_bytes(uint64_t sequences, uint64_t boundaries) {
+  return kHeaderBytes + 12 * sequences + 8 * boundaries;
+}
 
 fs::path file_of(fs::path prefix, const char* extension) {
   const fs::path given = prefix.extension();
@@ -61,34 +65,25 @@ decltype(auto) with_token_type(TokenType type, F&& f) {
 /// Values follow each other in the index without alignment.
 class IndexCursor {
  public:
-  IndexCursor(std::span<const std::byte> bytes, const fs::path& path)
-      : bytes_(bytes), path_(path) {}
+  IndexCursor(std::span<const std::byte> bytes, const fs::path& path) : rest_(bytes), path_(path) {}
 
   template <typename T>
   T value() {
-    T result;
-    std::memcpy(&result, take(sizeof(T)), sizeof(T));
-    return result;
+    return values<T>(1).front();
   }
   template <typename T>
-  std::vector<T> values(int64_t count) {
-    std::vector<T> result(static_cast<size_t>(count));
-    const size_t size = result.size() * sizeof(T);
-    if (size > 0) std::memcpy(result.data(), take(size), size);
+  std::vector<T> values(uint64_t count) {
+    std::vector<T> result(count);
+    const size_t size = count * sizeof(T);
+    DISTCA_CHECK(size <= rest_.size(), "{}: sizes are checked before reading", path_.string());
+    if (size > 0) std::memcpy(result.data(), rest_.data(), size);
+    rest_ = rest_.subspan(size);
     return result;
   }
 
  private:
-  const std::byte* take(size_t size) {
-    DISTCA_CHECK(at_ + size <= bytes_.size(), "{}: sizes are checked before reading",
-                 path_.string());
-    at_ += size;
-    return bytes_.data() + at_ - size;
-  }
-
-  std::span<const std::byte> bytes_;
+  std::span<const std::byte> rest_;
   const fs::path& path_;
-  size_t at_ = 0;
 };
 
 TokenType token_type_of_code(uint8_t code, const fs::path& path) {
@@ -125,10 +120,10 @@ Index parse_index(const MappedFile& file, const fs::path& path) {
   index.type = token_type_of_code(cursor.value<uint8_t>(), path);
   const auto sequences = cursor.value<uint64_t>();
   const auto boundaries = cursor.value<uint64_t>();
-  // 12 bytes a sequence and 8 a boundary; counts beyond the file's size would overflow that sum.
+  // Counts beyond the file's size would overflow that sum.
   const auto size = static_cast<uint64_t>(file.size());
   const bool plausible = sequences <= size && boundaries <= size;
-  const uint64_t expected = kHeaderBytes + 12 * sequences + 8 * boundaries;
+  const uint64_t expected = index_bytes(sequences, boundaries);
   if (!plausible || expected > size) {
     throw Error(ErrorKind::kData,
                 "{}: cut: {} bytes are too few for {} sequences and {} document boundaries", name,
@@ -141,9 +136,9 @@ Index parse_index(const MappedFile& file, const fs::path& path) {
         "multimodal data sets are not supported)",
         name, size, expected, sequences, boundaries);
   }
-  index.sequence_lengths = cursor.values<int32_t>(static_cast<int64_t>(sequences));
-  index.sequence_pointers = cursor.values<int64_t>(static_cast<int64_t>(sequences));
-  index.documents = cursor.values<int64_t>(static_cast<int64_t>(boundaries));
+  index.sequence_lengths = cursor.values<int32_t>(sequences);
+  index.sequence_pointers = cursor.values<int64_t>(sequences);
+  index.documents = cursor.values<int64_t>(boundaries);
   return index;
 }
 
@@ -242,18 +237,10 @@ int64_t token_bytes(TokenType type) {
   return with_token_type(type, [](auto* token) { return static_cast<int64_t>(sizeof(*token)); });
 }
 
-const char* token_type_name(TokenType type) {
-  switch (type) {
-    case TokenType::kUint8:
-      return "uint8";
-    case TokenType::kUint16:
-      return "uint16";
-    case TokenType::kInt32:
-      return "int32";
-    case TokenType::kInt64:
-      return "int64";
-  }
-  throw CheckFailure("token type out of range");
+std::string token_type_name(TokenType type) {
+  return with_token_type(type, []<typename T>(const T*) {
+    return fmt::format("{}int{}", std::is_signed_v<T> ? "" : "u", 8 * sizeof(T));
+  });
 }
 
 IndexedDataset::IndexedDataset(const fs::path& prefix)
@@ -334,21 +321,17 @@ std::vector<IndexedDataset::Piece> IndexedDataset::sample() const {
 void IndexedDataset::check_vocabulary(int64_t vocab_size) const {
   with_token_type(type_, [&]<typename T>(const T*) {
     if (!needs_check<T>(vocab_size)) return;
-    struct Found {
-      int64_t document;
-      BadToken token;
-    };
-    std::optional<Found> found;
+    std::optional<std::pair<Piece, BadToken>> found;
     int64_t largest_id = 0;
     for (const Piece& piece : sample()) {
       const std::byte* bytes = bytes_of(piece.document, piece.offset, piece.count);
       largest_id = std::max(largest_id, largest<T>(bytes, piece.count));
       if (found) continue;
-      if (auto bad = first_beyond<T>(bytes, piece.count, vocab_size))
-        found = {piece.document, {piece.offset + bad->position, bad->id}};
+      if (const auto bad = first_beyond<T>(bytes, piece.count, vocab_size)) found = {piece, *bad};
     }
-    if (found)
-      refuse(found->document, found->token.position, found->token.id, largest_id, vocab_size);
+    if (!found) return;
+    const auto& [piece, bad] = *found;
+    refuse(piece.document, piece.offset + bad.position, bad.id, largest_id, vocab_size);
   });
 }
 
@@ -424,10 +407,7 @@ void IndexedDatasetWriter::finish() {
   idx.write(std::as_bytes(std::span(documents_)));
   // A disk that is full must cost the new data set, not the older one.
   bin_.reserve(end);
-  idx.reserve(static_cast<int64_t>(kMagic.size() + sizeof(kVersion) + sizeof(type_) +
-                                   sizeof(counts) + lengths_.size() * sizeof(lengths_[0]) +
-                                   pointers.size() * sizeof(pointers[0]) +
-                                   documents_.size() * sizeof(documents_[0])));
+  idx.reserve(static_cast<int64_t>(index_bytes(lengths_.size(), documents_.size())));
   // An older index must not be found beside the new tokens.
   std::error_code ignored;  // commit() reports what stands in the way
   if (!idx.target().empty()) fs::remove(idx.target(), ignored);

@@ -16,6 +16,7 @@
 #include <filesystem>
 #include <limits>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "distca/base/file.h"
@@ -27,7 +28,7 @@ enum class TokenType : uint8_t { kUint8 = 1, kInt32 = 4, kInt64 = 5, kUint16 = 8
 
 int64_t token_bytes(TokenType type);
 /// The name that numpy gives the type, such as "uint8".
-const char* token_type_name(TokenType type);
+std::string token_type_name(TokenType type);
 
 class IndexedDataset {
  public:

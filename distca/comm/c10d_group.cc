@@ -130,21 +130,17 @@ class C10dCommunicator : public Communicator {
     std::vector<Pending> pending;
     pending.reserve(sends.size() + receives.size());
     int peer = 0;
+    const auto post = [&](const Message& message, auto method) {
+      std::vector<at::Tensor> bytes = as_tensor(message);
+      peer = message.peer;
+      auto work = (*connections_->group.*method)(bytes, peer, static_cast<int>(message.tag));
+      pending.push_back({std::move(work), peer});
+    };
     try {
       const GlooLoop::HeldBack held_back(connections_->loop);
       // Receives first: a send then finds its receive waiting and need not be announced.
-      for (const Message& message : receives) {
-        std::vector<at::Tensor> bytes = as_tensor(message);
-        peer = message.peer;
-        pending.push_back(
-            {connections_->group->recv(bytes, peer, static_cast<int>(message.tag)), peer});
-      }
-      for (const Message& message : sends) {
-        std::vector<at::Tensor> bytes = as_tensor(message);
-        peer = message.peer;
-        pending.push_back(
-            {connections_->group->send(bytes, peer, static_cast<int>(message.tag)), peer});
-      }
+      for (const Message& message : receives) post(message, &c10d::Backend::recv);
+      for (const Message& message : sends) post(message, &c10d::Backend::send);
     } catch (const CheckFailure&) {
       throw;
     } catch (const std::bad_alloc&) {

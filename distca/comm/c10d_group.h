@@ -1,10 +1,10 @@
 #pragma once
-// Ranks that a c10d process group connects, for messages in host memory: Gloo, or what else has
-// send, recv and an abort of their waits.
+// A Communicator over a c10d process group: Gloo, or another backend with send, recv and an abort
+// of their waits. Messages lie in host memory.
 //
-// Deadlines are ours (docs/comm.md): the backend's own would close the connections of live ranks,
-// so each wait asks for a longer one, a watchdog ends it, and heartbeats in the store say who is to
-// blame.
+// Deadlines are kept by DistCA and not by the backend (docs/comm.md). The backend's own timeout
+// would close the connections of live ranks. So each wait asks the backend for a longer timeout, a
+// watchdog thread ends the wait in time, and heartbeats in the store tell which rank is to blame.
 
 #include <memory>
 
@@ -20,17 +20,22 @@ namespace distca {
 class GlooLoop;
 struct Health;
 
-/// Over a group and a store that somebody else made, as PyTorch programs have them; all its ranks
-/// call it. Both must be owned by intrusive pointers, and are kept as long as they are needed.
-/// Nobody else sends point-to-point messages through the group meanwhile. The keys of heartbeats
-/// begin with "distca/": a store serves one communicator, another wants a c10d::PrefixStore of its
-/// own (else Error(kConfig)). Throws Error(kComm) naming ranks that do not come within the start-up
-/// timeout. Destroy it on every rank when done.
+/// Makes a communicator over a process group and a store that a PyTorch program has made. All ranks
+/// of the group call it, and each destroys its communicator when it is done.
+///
+/// `group` and `store` must be owned by intrusive pointers; the communicator keeps both as long as
+/// it needs them. While the communicator exists, nobody else may send point-to-point messages
+/// through the group. The communicator's keys in the store begin with "distca/", so one store
+/// serves one communicator. Give another communicator a c10d::PrefixStore of its own; otherwise
+/// Error(kConfig) is thrown.
+///
+/// Throws Error(kComm), which names the ranks that have not come within the start-up timeout.
 std::unique_ptr<Communicator> make_c10d_group(c10d::Backend& group, c10d::Store& store,
                                               const CommOptions& options);
 
-/// Over a group whose ranks have met through `health`. `loop`: the thread of Gloo's that is
-/// held back while a rank issues messages; one that was never started holds back nothing.
+/// Makes a communicator over a group whose ranks have already met through `health`. `loop` is the
+/// thread of Gloo's that is held back while this rank issues messages. A GlooLoop that was never
+/// started holds back nothing.
 std::unique_ptr<Communicator> make_c10d_group(c10d::Backend& group, std::unique_ptr<Health> health,
                                               const GlooLoop& loop);
 

@@ -1,13 +1,15 @@
 #pragma once
-// Tagged point-to-point between the ranks of one group: the only thing a backend has to provide.
-// Exchange, ordered sums, gather and barrier are built on it, so ranks as threads and as
-// processes give the same bits.
+// A Communicator sends tagged messages between the ranks of one group. It is the only thing that a
+// backend has to provide: exchanges, ordered sums, gather and barrier are built on it, so ranks as
+// threads and ranks as processes give the same bits.
 //
-// Thread rule: one communicator per rank; it and the groups split from it are used by one thread
-// at a time.
-// Waits: every wait has the timeout of the run; when it passes or a peer's connection breaks,
-// Error(kComm) names the step, the operation, the rank awaited and what the rank that holds the
-// others up was last seen doing (DESIGN rule 5). Errors number ranks as the whole run does.
+// Threads. Each rank has one communicator of its own. The communicator and the groups that are
+// split from it may be used by one thread at a time.
+//
+// Errors. Every wait has the timeout of the run. When the timeout passes, or the connection to a
+// peer breaks, Error(kComm) names the step, the operation, the rank that was awaited, and what the
+// rank that holds up the others was last seen doing (DESIGN rule 5). Errors number the ranks as
+// the whole run does.
 
 #include <cstddef>
 #include <cstdint>
@@ -19,60 +21,74 @@
 
 namespace distca {
 
-/// How long a group waits before it gives up.
+/// How long a group waits before it gives up, in seconds.
 struct CommOptions {
-  double timeout_s = 60;           // seconds one wait may last
-  double grace_s = 5;              // seconds live ranks have to end after one was lost
-  double startup_timeout_s = 300;  // seconds until all ranks have met: programs load at their pace
+  /// How long one wait may last.
+  double timeout_s = 60;
+  /// How long live ranks have to end after one rank was lost.
+  double grace_s = 5;
+  /// How long the ranks may take to meet. It is long because programs load at their own pace.
+  double startup_timeout_s = 300;
 };
 
-/// One message of an exchange. The memory is the caller's and must live until the exchange was
-/// waited for.
+/// One message of an exchange. The memory belongs to the caller. It must live, and must not change,
+/// until the exchange has been waited for.
 struct Message {
+  /// The rank in this group that the message goes to, or comes from.
   int peer = 0;
-  uint32_t tag = 0;  // sender and receiver agree; messages of one pair and tag arrive in order
+  /// Sender and receiver use the same tag. Messages of one pair and one tag arrive in order.
+  uint32_t tag = 0;
   std::byte* data = nullptr;
-  int64_t bytes = 0;  // > 0
+  /// Above 0.
+  int64_t bytes = 0;
 };
 
-/// Messages under way. Destroying it without wait() waits quietly. On CUDA both waits may return
-/// earlier: then what the calling thread gives its current stream next comes behind the messages.
+/// An exchange whose messages are under way. An object that is destroyed without wait() waits and
+/// throws nothing.
+///
+/// On CUDA, both waits may return before the messages have landed. What the calling thread gives
+/// its current stream afterwards then runs behind the messages.
 class PendingExchange {
  public:
   virtual ~PendingExchange() = default;
-  /// Returns when all receives have landed; sends may still be under way.
+  /// Returns when everything has been received. Sends may still be under way.
   virtual void wait_received() = 0;
-  /// Returns when all sends may be reused and all receives have landed.
+  /// Returns when everything has been received and the memory of all sends may be reused.
   virtual void wait() = 0;
 };
 
+/// One rank's view of a group of ranks.
 class Communicator {
  public:
   virtual ~Communicator() = default;
   /// This rank's number in this group, 0 .. size() - 1.
   virtual int rank() const = 0;
+  /// The number of ranks in this group.
   virtual int size() const = 0;
-  /// -1: messages lie in host memory; else the CUDA device index they lie on.
+  /// The index of the CUDA device on which messages lie, or -1 if they lie in host memory.
   virtual int cuda_device() const { return -1; }
 
-  /// Issues all messages at once. `operation` names them in errors, e.g. "forward layer 3
-  /// dispatch". A rank without messages need not call it.
+  /// Issues all messages at once and returns while they are under way. `operation` names them in
+  /// errors: "forward layer 3 dispatch". A rank that has no messages need not call it.
   virtual std::unique_ptr<PendingExchange> exchange(std::span<const Message> sends,
                                                     std::span<const Message> receives,
                                                     std::string_view operation) = 0;
 
-  /// Some ranks of this group, in any order, as a group of their own: its rank i is ranks[i] here.
-  /// This rank is one of them, and none is there twice (CHECK). The members call it, nobody else,
-  /// and nothing is sent. Messages of different groups between the same two ranks are kept apart by
-  /// the number of the group among those that the two share: so both split those in the same order,
-  /// at most kMostGroups - 1 of them (tags.h) in a run. The new group borrows this one.
+  /// Makes a group of some ranks of this group, in any order. Rank i of the new group is ranks[i]
+  /// of this one. This rank must be one of them, and no rank may be listed twice (CHECK). Only the
+  /// members call it, and nothing is sent. The new group borrows this one.
+  ///
+  /// Messages of different groups between the same two ranks are kept apart by a number that counts
+  /// the groups which the two share. So two ranks must split their common groups in the same order,
+  /// and they can share at most kMostGroups - 1 groups (tags.h) in a run.
   virtual std::unique_ptr<Communicator> split(std::span<const int> ranks);
 
-  /// What this rank is at, shown by its heartbeat to whoever waits for it.
+  /// Tells which step this rank is at. Its heartbeat shows that to the ranks that wait for it.
   virtual void set_step(int64_t step) = 0;
 
  private:
-  std::vector<uint32_t> groups_with_;  // [size()] groups split so far that the rank is in, too
+  // [size()] How many groups that contain this rank and that one have been split so far.
+  std::vector<uint32_t> groups_with_;
 };
 
 }  // namespace distca

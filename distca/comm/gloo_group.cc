@@ -29,13 +29,6 @@ using std::chrono::milliseconds;
 constexpr milliseconds kConnectTick(20);
 constexpr double kOursFirst = 1;  // seconds
 
-/// Of GLOO_SOCKET_IFNAME, checked before anybody waits for us.
-std::optional<std::string> named_interface() {
-  auto name = env_string("GLOO_SOCKET_IFNAME");
-  if (name) check_interface(*name);
-  return name;
-}
-
 /// Gloo's connecting, which waits for each of its tries as long as for all and cannot be ended: a
 /// thread of its own that whoever gives up leaves behind.
 struct Connecting {
@@ -120,7 +113,8 @@ std::shared_ptr<Connecting> connect(const Rendezvous& rendezvous,
 
 std::unique_ptr<Communicator> make_gloo_group(const Rendezvous& rendezvous,
                                               const CommOptions& options) {
-  const std::optional<std::string> interface = named_interface();
+  const std::optional<std::string> interface = env_string("GLOO_SOCKET_IFNAME");
+  if (interface) check_interface(*interface);  // before anybody waits for us
   auto health = std::make_unique<Health>(rendezvous, options);
   health->heartbeat.wait_for_all();
   const std::shared_ptr<Connecting> connected = connect(rendezvous, interface, health->heartbeat);

@@ -29,10 +29,8 @@ struct Slices {
 
 void add_message(std::vector<Message>& messages, int peer, uint32_t tag, const at::Tensor& tensor) {
   if (tensor.numel() == 0) return;
-  messages.push_back({.peer = peer,
-                      .tag = tag,
-                      .data = static_cast<std::byte*>(tensor.data_ptr()),
-                      .bytes = static_cast<int64_t>(tensor.nbytes())});
+  auto* const data = static_cast<std::byte*>(tensor.data_ptr());
+  messages.push_back({peer, tag, data, static_cast<int64_t>(tensor.nbytes())});
 }
 
 void sum_chunk(Communicator& group, const Slices& slices, const at::Tensor& scratch,

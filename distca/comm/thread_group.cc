@@ -208,13 +208,12 @@ void ThreadGroup::wait(const std::shared_ptr<Issued>& issued, bool sends_too) {
   }
   mine = {};
   if (!arrived()) throw Error(ErrorKind::kComm, "{}", *failure_);
-  std::vector<DeviceMark> ends = std::exchange(issued->received, {});
-  if (sends_too) {
-    const std::vector<DeviceMark> sent = std::exchange(issued->sent, {});
-    ends.insert(ends.end(), sent.begin(), sent.end());
-  }
+  const std::vector<DeviceMark> received = std::exchange(issued->received, {});
+  const std::vector<DeviceMark> sent =
+      sends_too ? std::exchange(issued->sent, {}) : std::vector<DeviceMark>();
   lock.unlock();
-  follow(ends);
+  follow(received);
+  follow(sent);
 }
 
 std::string ThreadGroup::judge(const Wait& wait, double waited_s) const {

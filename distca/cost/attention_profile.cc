@@ -7,10 +7,16 @@
 #include "distca/base/error.h"
 #include "distca/base/file.h"
 #include "distca/base/hash.h"
+#include "distca/base/json_field.h"
 #include "distca/batch/document.h"
 
 namespace distca {
 namespace {
+
+// As JSON (docs/profile_format.md).
+constexpr const char* kFormat = "distca-attention-profile";
+constexpr int64_t kVersion = 2;
+constexpr int64_t kOldestVersion = 1;  // without peak_mflops
 
 constexpr int64_t kMostNs = int64_t{1} << 50;  // 13 days
 constexpr int64_t kMostMflops = int64_t{1} << 50;
@@ -66,6 +72,28 @@ std::string shape_fault(const AttentionShape& shape) {
   return {};
 }
 
+// The fields of each struct, once for writing, reading and what else is refused.
+
+template <typename Visit, typename T>
+void visit_profile(Visit visit, T& profile, int64_t version) {
+  visit("machine", profile.machine);
+  visit("path", profile.path);
+  visit("q_tokens", profile.q_tokens);
+  visit("kv_tokens", profile.kv_tokens);
+  visit("forward_ns", profile.forward_ns);
+  visit("backward_ns", profile.backward_ns);
+  if (version > kOldestVersion) visit("peak_mflops", profile.peak_mflops);
+}
+
+template <typename Visit, typename T>
+void visit_shape(Visit visit, T& shape) {
+  visit("num_heads", shape.num_heads);
+  visit("num_kv_heads", shape.num_kv_heads);
+  visit("head_dim_qk", shape.head_dim_qk);
+  visit("head_dim_v", shape.head_dim_v);
+  visit("element_bytes", shape.element_bytes);
+}
+
 }  // namespace
 
 std::string profile_name(const AttentionProfile& profile) {
@@ -84,9 +112,11 @@ std::string profile_name(const AttentionProfile& profile) {
 }
 
 std::string profile_fault(const AttentionProfile& profile) {
-  if (std::string fault = shape_fault(profile.shape); !fault.empty()) return fault;
-  if (std::string fault = grid_fault("q_tokens", profile.q_tokens); !fault.empty()) return fault;
-  if (std::string fault = grid_fault("kv_tokens", profile.kv_tokens); !fault.empty()) return fault;
+  for (const std::string& fault :
+       {shape_fault(profile.shape), grid_fault("q_tokens", profile.q_tokens),
+        grid_fault("kv_tokens", profile.kv_tokens)}) {
+    if (!fault.empty()) return fault;
+  }
   if (profile.q_tokens.front() > profile.kv_tokens.front() ||
       profile.q_tokens.back() > profile.kv_tokens.back()) {
     return fmt::format(
@@ -95,18 +125,46 @@ std::string profile_fault(const AttentionProfile& profile) {
         profile.q_tokens.front(), profile.q_tokens.back(), profile.kv_tokens.front(),
         profile.kv_tokens.back());
   }
-  if (std::string fault = times_fault("forward_ns", profile, profile.forward_ns); !fault.empty()) {
-    return fault;
-  }
-  if (std::string fault = times_fault("backward_ns", profile, profile.backward_ns);
-      !fault.empty()) {
-    return fault;
+  for (const std::string& fault : {times_fault("forward_ns", profile, profile.forward_ns),
+                                   times_fault("backward_ns", profile, profile.backward_ns)}) {
+    if (!fault.empty()) return fault;
   }
   if (profile.peak_mflops < 0 || profile.peak_mflops > kMostMflops) {
     return fmt::format("peak_mflops is {}: 0 (none stated) to {} wanted", profile.peak_mflops,
                        kMostMflops);
   }
   return {};
+}
+
+std::string profile_to_json(const AttentionProfile& profile) {
+  Json json{{"format", kFormat}, {"version", kVersion}};
+  visit_profile(JsonWriter{json}, profile, kVersion);
+  visit_shape(JsonWriter{json["shape"]}, profile.shape);
+  return canonical_json(json);
+}
+
+AttentionProfile profile_from_json(std::string_view json, std::string_view name) {
+  const Json parsed = parse_json(json, name);
+  const JsonField root(parsed, name, ErrorKind::kData);
+  if (root["format"].text() != kFormat) {
+    root["format"].expect(false, fmt::format("\"{}\"", kFormat));
+  }
+  const int64_t version = root["version"].integer();
+  if (version < kOldestVersion || version > kVersion) {
+    root["version"].expect(false, fmt::format("{} to {}", kOldestVersion, kVersion));
+  }
+  AttentionProfile profile;
+  std::vector<std::string_view> fields{"format", "version", "shape"}, shape_fields;
+  visit_profile(JsonNames{fields}, profile, version);
+  root.only(fields, version);
+  const JsonField shape = root["shape"];
+  visit_shape(JsonNames{shape_fields}, profile.shape);
+  shape.only(shape_fields, version);
+  visit_shape(JsonReader{shape}, profile.shape);
+  visit_profile(JsonReader{root}, profile, version);
+  const std::string fault = profile_fault(profile);
+  if (!fault.empty()) throw Error(ErrorKind::kData, "{}: {}", name, fault);
+  return profile;
 }
 
 std::shared_ptr<const AttentionProfile> profile_by_name(const std::string& name) {

@@ -137,12 +137,12 @@ TEST(H200Profile, throughput_is_that_of_the_papers_figure_5) {
     const Range keys{0, 8192 + queries / 2}, q{keys.end - queries, keys.end};
     const double flops =
         4.0 * 4 * 128 * static_cast<double>(attention_pairs(q, keys, MaskType::kCausal));
-    const double ours = flops / static_cast<double>(price.forward_ns(q, keys)) / 1000;
+    const double ours = flops / static_cast<double>(price.passes(q, keys).forward) / 1000;
     EXPECT_NEAR(ours, tflops, (queries < 128 ? 0.12 : 0.02) * tflops) << queries;
   }
   const Range all{0, 65536};
-  EXPECT_NEAR(static_cast<double>(price.backward_ns(all, all)),
-              2.5 / 0.8 * static_cast<double>(price.forward_ns(all, all)), 2);
+  EXPECT_NEAR(static_cast<double>(price.passes(all, all).backward),
+              2.5 / 0.8 * static_cast<double>(price.passes(all, all).forward), 2);
 }
 
 // paper.md 4.5: one document a call on an H100, TP 8. The file names no heads; its times are those
@@ -155,7 +155,7 @@ TEST(H200Profile, with_a_launch_is_within_a_tenth_of_the_h100) {
        {std::pair{1024, .033}, std::pair{2048, .052}, std::pair{4096, .147}, std::pair{8192, .481},
         std::pair{16384, 1.77}, std::pair{32768, 6.60}, std::pair{65536, 26.1}}) {
     const Range all{0, tokens};
-    const double ours = kLaunchMs + static_cast<double>(price.forward_ns(all, all)) / 1e6;
+    const double ours = kLaunchMs + static_cast<double>(price.passes(all, all).forward) / 1e6;
     EXPECT_NEAR(ours, ms, 0.1 * ms) << tokens;
   }
 }

@@ -1,17 +1,34 @@
 #pragma once
-// A cluster says which ranks hold tokens, which serve attention, how they are joined, and how much
-// each may hold. It is a plain value, which any thread may read.
+// A cluster says which ranks hold tokens, which serve attention, how they are joined, how much each
+// may hold, and how long messages take on the wire. All figures are integers, so that every rank
+// computes the same plan. A cluster is a plain value. Any thread may call the functions.
 //
 //   Cluster cluster = Cluster::in_place(4);  // four workers, which also serve
 //   cluster.capacity.push_back(2);           // and a dedicated server with twice a worker's load
+//   const int64_t ns = transfer_ns(cluster.link(0, 4), /*messages=*/1, /*bytes=*/1 << 20);
 
 #include <cstdint>
 #include <vector>
 
 #include "distca/cost/memory_price.h"
-#include "distca/cost/transfer_price.h"
 
 namespace distca {
+
+/// One direction between two ranks, with nothing else on the wire.
+struct Link {
+  int64_t latency_ns = 20'000;    // of one message, however small
+  int64_t bytes_per_us = 50'000;  // > 0; 400 Gb/s InfiniBand (paper, Appendix A)
+  bool operator==(const Link&) const = default;
+};
+
+/// The longest time that transfer_ns returns. Longer times are cut to it.
+inline constexpr int64_t kMostTransferNs = int64_t{1} << 60;
+
+/// Nanoseconds for `messages` messages that have `bytes` bytes in all and are sent one after
+/// another.
+/// Counts: a latency for each message, and bytes / bandwidth, rounded up. Ignores: other messages
+/// on the same wire, packing and unpacking.
+int64_t transfer_ns(const Link& link, int64_t messages, int64_t bytes);
 
 struct Cluster {
   /// Ranks 0 .. num_workers - 1 are the workers: they hold weights and tokens.

@@ -2,8 +2,8 @@
 // The bytes of memory that the tokens of a nano-batch take on a rank between forward and backward.
 // Any thread may call the functions.
 //
-//   const MemoryPrice price = llama_memory(model);  // ModelShape model
-//   const int64_t bytes = memory_bytes(price, /*home_tokens=*/8192, 0, 0);
+//   cluster.memory = llama_memory(model);       // ModelShape model
+//   cluster.max_memory_bytes = 16'000'000'000;  // no rank's tokens may take more
 
 #include <cstdint>
 
@@ -11,19 +11,16 @@
 
 namespace distca {
 
-/// Bytes of one token, over all layers.
+/// Bytes of one token, over all layers. The memory of a rank is the sum over its home tokens, the
+/// queries that it receives and the keys that it receives.
+/// Counts: what these tokens keep until backward. Ignores: weights, gradients, optimizer state,
+/// buffers of messages under way, fragmentation of the allocator.
 struct MemoryPrice {
   int64_t token_bytes = 0;       // activations of a token at home
   int64_t kept_query_bytes = 0;  // a received query (Q), kept until backward
   int64_t kept_key_bytes = 0;    // a received key (K and V), kept until backward
   bool operator==(const MemoryPrice&) const = default;
 };
-
-/// The memory of one rank.
-/// Counts: what its home tokens and received tokens keep until backward. Ignores: weights,
-/// gradients, optimizer state, buffers of messages under way, fragmentation of the allocator.
-int64_t memory_bytes(const MemoryPrice& price, int64_t home_tokens, int64_t received_queries,
-                     int64_t received_keys);
 
 /// A decoder of Llama's kind as one rank has it: its own layers, and sizes divided by tensor
 /// parallelism.

@@ -5,13 +5,6 @@
 namespace distca {
 namespace {
 
-TEST(MemoryPrice, home_and_received_tokens_add_up) {
-  const MemoryPrice price{.token_bytes = 1000, .kept_query_bytes = 100, .kept_key_bytes = 10};
-  EXPECT_EQ(memory_bytes(price, 0, 0, 0), 0);
-  EXPECT_EQ(memory_bytes(price, 3, 2, 5), 3250);
-  EXPECT_EQ(memory_bytes(price, int64_t{1} << 30, 0, 0), 1000 * (int64_t{1} << 30));
-}
-
 TEST(MemoryPrice, of_a_small_llama_counted_by_hand) {
   ModelShape layers{.num_layers = 2,
                     .hidden_size = 100,

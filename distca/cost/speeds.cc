@@ -1,6 +1,7 @@
 #include "distca/cost/speeds.h"
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <numeric>
 
@@ -20,16 +21,17 @@ int64_t product_ps(int64_t a, int64_t b, int64_t divisor) {
   return static_cast<int64_t>(std::min(Wide{a} * b / divisor, Wide{kMostPs}));
 }
 
-/// Mean of the values above 0, `none` if there is none.
-int64_t mean_of_known(const std::vector<int64_t>& values, int64_t none) {
-  Wide sum = 0;
-  int64_t known = 0;
-  for (const int64_t value : values) {
+/// Mean of the ranks' values above 0; 0 if there is none.
+template <typename Ranks, typename Value>
+int64_t mean_of_known(const Ranks& ranks, const Value& value_of) {
+  Wide sum = 0, known = 0;
+  for (const auto& rank : ranks) {
+    const int64_t value = std::invoke(value_of, rank);
     if (value <= 0) continue;
     sum += value;
     ++known;
   }
-  return known == 0 ? none : std::max<int64_t>(1, static_cast<int64_t>(sum / known));
+  return known == 0 ? 0 : static_cast<int64_t>(sum / known);
 }
 
 struct Pool {
@@ -110,13 +112,8 @@ Speeds stated_speeds(const ModelShape& layers, int num_servers, const AttentionP
 }
 
 Speeds known_speeds(const Speeds& measured, const Speeds& stated) {
-  std::vector<int64_t> attention, linear;
-  for (const RankSpeed& rank : measured.ranks) {
-    attention.push_back(rank.attention_ps_per_kload);
-    linear.push_back(rank.linear_ps_per_token);
-  }
-  const int64_t usual_attention = mean_of_known(attention, 0);
-  const int64_t usual_linear = mean_of_known(linear, 0);
+  const int64_t usual_attention = mean_of_known(measured.ranks, &RankSpeed::attention_ps_per_kload);
+  const int64_t usual_linear = mean_of_known(measured.ranks, &RankSpeed::linear_ps_per_token);
   Speeds known = measured;
   if (usual_attention == 0 || usual_linear == 0) {
     known.ranks = stated.ranks;
@@ -152,19 +149,18 @@ std::vector<int64_t> even_capacities(std::span<const RankWork> ranks, Evenness e
   DISTCA_CHECK(load >= 0, "a load of {}", load);
   DISTCA_CHECK(std::ranges::any_of(ranks, &RankWork::serves), "none of {} ranks serves",
                ranks.size());
-  std::vector<int64_t> attention, layers;
-  for (const RankWork& rank : ranks) {
-    DISTCA_CHECK(rank.tokens >= 0, "{} tokens", rank.tokens);
-    attention.push_back(rank.attention_ps_per_kload);
-    if (rank.tokens > 0) layers.push_back(rank.layers_ps_per_token);
-  }
-  const int64_t usual_attention = mean_of_known(attention, 0);
-  const int64_t usual_layers = mean_of_known(layers, 0);
+  const int64_t usual_attention = mean_of_known(ranks, &RankWork::attention_ps_per_kload);
+  const int64_t usual_layers = mean_of_known(
+      ranks, [](const RankWork& work) { return work.tokens > 0 ? work.layers_ps_per_token : 0; });
   const bool whole = evenness == Evenness::kWhole && usual_attention > 0 && load > 0;
+  const auto attention_ps = [&](const RankWork& work) {
+    return work.attention_ps_per_kload > 0 ? work.attention_ps_per_kload
+                                           : std::max<int64_t>(1, usual_attention);
+  };
   int64_t fastest = std::numeric_limits<int64_t>::max();
-  for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    if (attention[rank] <= 0) attention[rank] = std::max<int64_t>(1, usual_attention);
-    if (ranks[rank].serves) fastest = std::min(fastest, attention[rank]);
+  for (const RankWork& work : ranks) {
+    DISTCA_CHECK(work.tokens >= 0, "{} tokens", work.tokens);
+    if (work.serves) fastest = std::min(fastest, attention_ps(work));
   }
   Pool pool;
   pool.weight.assign(ranks.size(), 0);
@@ -173,7 +169,7 @@ std::vector<int64_t> even_capacities(std::span<const RankWork> ranks, Evenness e
     const RankWork& work = ranks[rank];
     if (!work.serves) continue;
     pool.weight[rank] =
-        std::max<int64_t>(1, static_cast<int64_t>(Wide{fastest} * kFastest / attention[rank]));
+        std::max<int64_t>(1, static_cast<int64_t>(Wide{fastest} * kFastest / attention_ps(work)));
     if (!whole) continue;
     const Wide layers_ps = product_ps(
         work.layers_ps_per_token > 0 ? work.layers_ps_per_token : usual_layers, work.tokens, 1);

@@ -125,7 +125,7 @@ void TaskPrice::build(const AttentionProfile& profile, double scale) {
   }
 }
 
-TaskPrice::Nanoseconds TaskPrice::nanoseconds(int64_t queries, int64_t pairs) const {
+TaskPrice::Passes TaskPrice::nanoseconds(int64_t queries, int64_t pairs) const {
   const auto area = static_cast<double>(pairs);
   auto q = static_cast<double>(queries);
   double kv;
@@ -154,16 +154,10 @@ TaskPrice::Nanoseconds TaskPrice::nanoseconds(int64_t queries, int64_t pairs) co
   return {time(&Node::forward), time(&Node::backward)};
 }
 
-int64_t TaskPrice::forward_ns(const Range& q, const Range& kv, MaskType mask) const {
+TaskPrice::Passes TaskPrice::passes(const Range& q, const Range& kv, MaskType mask) const {
   DISTCA_CHECK(!in_pairs(), "no profile");
   const int64_t pairs = attention_pairs(q, kv, mask, window_left_);
-  return pairs == 0 ? 0 : nanoseconds(q.size(), pairs).forward;
-}
-
-int64_t TaskPrice::backward_ns(const Range& q, const Range& kv, MaskType mask) const {
-  DISTCA_CHECK(!in_pairs(), "no profile");
-  const int64_t pairs = attention_pairs(q, kv, mask, window_left_);
-  return pairs == 0 ? 0 : nanoseconds(q.size(), pairs).backward;
+  return pairs == 0 ? Passes{0, 0} : nanoseconds(q.size(), pairs);
 }
 
 }  // namespace distca

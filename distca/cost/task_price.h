@@ -45,23 +45,24 @@ class TaskPrice {
   int64_t operator()(const Range& q, const Range& kv, MaskType mask = MaskType::kCausal) const {
     const int64_t pairs = attention_pairs(q, kv, mask, window_left_);
     if (in_pairs() || pairs == 0) return pairs;
-    const Nanoseconds time = nanoseconds(q.size(), pairs);
+    const Passes time = nanoseconds(q.size(), pairs);
     return time.forward + time.backward;
   }
-  /// The price of one pass, in ns. Both passes add up to the price. Only with a profile (CHECK).
-  int64_t forward_ns(const Range& q, const Range& kv, MaskType mask = MaskType::kCausal) const;
-  int64_t backward_ns(const Range& q, const Range& kv, MaskType mask = MaskType::kCausal) const;
+  /// The price of rows with all keys that they may see.
+  int64_t of_rows(const Range& q) const { return (*this)(q, visible_keys(q, window_left_)); }
+  struct Passes {
+    int64_t forward, backward;  // ns
+  };
+  /// The price of each pass. Both add up to the price. Only with a profile (CHECK).
+  Passes passes(const Range& q, const Range& kv, MaskType mask = MaskType::kCausal) const;
 
  private:
-  struct Nanoseconds {
-    int64_t forward, backward;
-  };
   struct Node {
     double forward = 0, backward = 0;  // ns
   };
 
   void build(const AttentionProfile& profile, double scale);
-  Nanoseconds nanoseconds(int64_t queries, int64_t pairs) const;
+  Passes nanoseconds(int64_t queries, int64_t pairs) const;
 
   int64_t window_left_;
   // Times at queries x keys, with 8 steps for each octave. Bilinear interpolation between them is

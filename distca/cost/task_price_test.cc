@@ -48,7 +48,7 @@ TEST(TaskPrice, without_a_profile_is_pairs) {
   EXPECT_TRUE(price.in_pairs());
   EXPECT_EQ(price({50, 80}, {0, 80}), 30 * 11);
   EXPECT_EQ(price({50, 80}, {0, 40}, MaskType::kFull), 30 * 40);
-  EXPECT_THROW(price.forward_ns({0, 1}, {0, 1}), CheckFailure);
+  EXPECT_THROW(price.passes({0, 1}, {0, 1}).forward, CheckFailure);
 }
 
 TEST(TaskPrice, is_the_profile_at_its_points) {
@@ -59,8 +59,9 @@ TEST(TaskPrice, is_the_profile_at_its_points) {
   for (size_t i = 0; i < profile.forward_ns.size(); ++i) {
     const int64_t q = profile.q_tokens[i / columns], kv = profile.kv_tokens[i % columns];
     if (q > kv) continue;
-    EXPECT_EQ(price.forward_ns({kv - q, kv}, {0, kv}), profile.forward_ns[i]) << q << " " << kv;
-    EXPECT_EQ(price.backward_ns({kv - q, kv}, {0, kv}), profile.backward_ns[i]) << q << " " << kv;
+    EXPECT_EQ(price.passes({kv - q, kv}, {0, kv}).forward, profile.forward_ns[i]) << q << " " << kv;
+    EXPECT_EQ(price.passes({kv - q, kv}, {0, kv}).backward, profile.backward_ns[i])
+        << q << " " << kv;
     EXPECT_EQ(price({kv - q, kv}, {0, kv}), profile.forward_ns[i] + profile.backward_ns[i]);
   }
 }
@@ -84,7 +85,7 @@ TEST(TaskPrice, between_points_is_pairs_over_the_bilinear_throughput) {
                               (rate(i + 1, j) * (1 - v) + rate(i + 1, j + 1) * v) * u;
     const double expected =
         static_cast<double>(attention_pairs({kv - q, kv}, {0, kv}, MaskType::kCausal)) / throughput;
-    EXPECT_NEAR(static_cast<double>(price.forward_ns({kv - q, kv}, {0, kv})), expected,
+    EXPECT_NEAR(static_cast<double>(price.passes({kv - q, kv}, {0, kv}).forward), expected,
                 2 + 0.005 * expected)
         << q << " " << kv;
   }
@@ -96,8 +97,8 @@ TEST(TaskPrice, beyond_the_grid_goes_by_pairs) {
   const int64_t most = profile.kv_tokens.back();
   const Range full{0, int64_t{1} << 30};
   const auto ratio = [&](const Range& q, const Range& of_q, int64_t of_end) {
-    return static_cast<double>(price.forward_ns(q, full)) /
-           static_cast<double>(price.forward_ns(of_q, {0, of_end}));
+    return static_cast<double>(price.passes(q, full).forward) /
+           static_cast<double>(price.passes(of_q, {0, of_end}).forward);
   };
   const auto pairs = [](const Range& q) {
     return static_cast<double>(attention_pairs(q, {0, q.end}, MaskType::kCausal));
@@ -143,7 +144,8 @@ TEST(TaskPrice, more_queries_or_keys_never_cost_less) {
       for (const auto& [fewer_q, fewer_kv] :
            {std::pair{less_q, kv}, std::pair{q, less_kv}, std::pair{less_q, less_kv}}) {
         if (fewer_q.empty() || fewer_kv.empty()) continue;
-        EXPECT_LE(windowed.forward_ns(fewer_q, fewer_kv, mask), windowed.forward_ns(q, kv, mask));
+        EXPECT_LE(windowed.passes(fewer_q, fewer_kv, mask).forward,
+                  windowed.passes(q, kv, mask).forward);
         EXPECT_LE(windowed(fewer_q, fewer_kv, mask), windowed(q, kv, mask))
             << "[" << fewer_q.begin << ", " << fewer_q.end << ") x [" << fewer_kv.begin << ", "
             << fewer_kv.end << ") in [" << q.begin << ", " << q.end << ") x [" << kv.begin << ", "
@@ -163,7 +165,8 @@ TEST(TaskPrice, has_the_same_bits_on_every_compiler) {
     for (int trial = 0; trial < 20000; ++trial) {
       const int64_t length = random_length(random, 30);
       const Range q = random_range(random, 0, length), kv = random_range(random, 0, length);
-      hash.add(fmt::format("{} {}\n", price.forward_ns(q, kv), price.backward_ns(q, kv)));
+      const TaskPrice::Passes ns = price.passes(q, kv);
+      hash.add(fmt::format("{} {}\n", ns.forward, ns.backward));
     }
   }
   EXPECT_EQ(hash.hex(), "fdffb9618b45469d");

@@ -103,12 +103,12 @@ struct Task {
   Mask mask{};
 };
 
-/// What a call computes. Buffer and row alone say where a number lies: a field that a pass writes
-/// (o, lse; dq, dk, dv) must share no memory with another field of any buffer, so two tasks write
-/// to the same place only if they name the same rows of the same buffer. Fields that are only read
-/// may share memory. A partial result, for example, is written through a query buffer of its own,
-/// which has the same q as another. In forward, no two tasks may write the same rows. In backward,
-/// several tasks may add to the same rows.
+/// What a call computes. Buffer and row alone say where a number lies. Therefore a field that a
+/// pass writes (o, lse; dq, dk, dv) must share no memory with another field of any buffer. Two
+/// tasks then write to the same place only if they name the same rows of the same buffer. Fields
+/// that are only read may share memory. A partial result, for example, is written through a query
+/// buffer of its own, which has the same q as another. In forward, no two tasks may write the same
+/// rows. In backward, several tasks may add to the same rows.
 struct TaskList {
   std::vector<QueryBuffer> queries{};
   std::vector<KeyBuffer> keys{};

@@ -16,6 +16,7 @@
 
 #include "distca/base/integers.h"
 #include "distca/kernels/attention.h"
+#include "distca/kernels/merge.h"
 #include "distca/kernels/rows.h"
 
 namespace distca::kernels::testing {
@@ -363,6 +364,21 @@ inline void expect_backward(Document& doc, const WholeMatrix& whole, const Bound
   expect_close("dq", doc.dq.values(), whole.dq, bounds.backward, bounds.underflow);
   expect_close("dk", doc.dk.values(), whole.dk, bounds.backward, bounds.underflow);
   expect_close("dv", doc.dv.values(), whole.dv, bounds.backward, bounds.underflow);
+}
+
+/// delta = rowsum(dO * O), with dO and O of `type`.
+inline void row_delta(const RowShape& shape, ScalarType type, const Rows& d_o, const Rows& o,
+                      const Rows& delta) {
+  std::vector<double> d_o_row(shape.dim), o_row(shape.dim);
+  for (int64_t token = 0; token < shape.tokens; ++token) {
+    for (int64_t head = 0; head < shape.heads; ++head) {
+      read_row(d_o, type, token, head, d_o_row);
+      read_row(o, type, token, head, o_row);
+      double sum = 0;
+      for (int64_t e = 0; e < shape.dim; ++e) sum += d_o_row[e] * o_row[e];
+      write_row(delta, accumulator_type(type), token, head, {&sum, 1});
+    }
+  }
 }
 
 /// What backward is given: the whole rows' LSE and delta, rounded to their type.

@@ -24,34 +24,25 @@ Reach reach_of(const Mask& mask) {
   return reach;
 }
 
-class Cutter {
- public:
-  Cutter(const Reach& reach, std::vector<MaskPart>& blocks) : reach_(reach), blocks_(blocks) {}
-
-  void cut(const Range& queries, const Range& keys, size_t range) {
-    // Keys seen by the last query but not the first start at `square`; keys that the last query no
-    // longer sees end at `left`. In between everything is visible.
-    const int64_t square = queries.begin + reach_.right;
-    const int64_t left = queries.end - 1 - reach_.left;
-    const Range seen = intersect(keys, {queries.begin - reach_.left, queries.end + reach_.right});
-    if (left > square) return add(queries, seen, range, MaskPartKind::kPartial);
-    add(queries, {seen.begin, std::min(seen.end, left)}, range, MaskPartKind::kPartial);
-    add(queries, intersect(seen, {left, square}), range, MaskPartKind::kFull);
-    const Range last = intersect(seen, {square, seen.end});
-    if (last.empty()) return;
-    const Range diagonal{last.begin - reach_.right, last.end - reach_.right};
-    add(diagonal, last, range, MaskPartKind::kCausal);
-    add({diagonal.end, queries.end}, last, range, MaskPartKind::kFull);
-  }
-
- private:
-  void add(const Range& queries, const Range& keys, size_t range, MaskPartKind kind) {
-    if (!queries.empty() && !keys.empty()) blocks_.push_back({queries, keys, range, kind});
-  }
-
-  Reach reach_;
-  std::vector<MaskPart>& blocks_;
-};
+void cut_block(const Reach& reach, const Range& queries, const Range& keys, size_t range,
+               std::vector<MaskPart>& blocks) {
+  const auto add = [&](const Range& some, const Range& visible, MaskPartKind kind) {
+    if (!some.empty() && !visible.empty()) blocks.push_back({some, visible, range, kind});
+  };
+  // Keys seen by the last query but not the first start at `square`; keys that the last query no
+  // longer sees end at `left`. In between everything is visible.
+  const int64_t square = queries.begin + reach.right;
+  const int64_t left = queries.end - 1 - reach.left;
+  const Range seen = intersect(keys, {queries.begin - reach.left, queries.end + reach.right});
+  if (left > square) return add(queries, seen, MaskPartKind::kPartial);
+  add(queries, {seen.begin, std::min(seen.end, left)}, MaskPartKind::kPartial);
+  add(queries, intersect(seen, {left, square}), MaskPartKind::kFull);
+  const Range last = intersect(seen, {square, seen.end});
+  if (last.empty()) return;
+  const Range diagonal{last.begin - reach.right, last.end - reach.right};
+  add(diagonal, last, MaskPartKind::kCausal);
+  add({diagonal.end, queries.end}, last, MaskPartKind::kFull);
+}
 
 }  // namespace
 
@@ -65,14 +56,13 @@ std::vector<MaskPart> cut_mask(const Mask& mask, const Range& queries,
   DISTCA_CHECK_LT(0, window_queries);
   const Reach reach = reach_of(mask);
   std::vector<MaskPart> blocks;
-  Cutter cutter(reach, blocks);
   const bool left_edge = reach.left < queries.end;  // else no query is further than that from key 0
   const int64_t step = left_edge ? window_queries : std::max<int64_t>(queries.size(), 1);
   for (int64_t begin = queries.begin; begin < queries.end; begin += step) {
     const Range part{begin, std::min(begin + step, queries.end)};
     for (size_t i = 0; i < ranges.size(); ++i) {
       const int64_t first = ranges[i].position;
-      cutter.cut(part, {first, first + ranges[i].tokens}, i);
+      cut_block(reach, part, {first, first + ranges[i].tokens}, i, blocks);
     }
   }
   return blocks;

@@ -21,16 +21,6 @@ void check(const RowShape& shape, const Rows& rows, int64_t dim, const char* nam
                rows.head_stride, dim);
 }
 
-double read_number(const Rows& rows, ScalarType type, int64_t token, int64_t head) {
-  double value = 0;
-  read_row(rows, accumulator_type(type), token, head, {&value, 1});
-  return value;
-}
-
-void write_number(const Rows& rows, ScalarType type, int64_t token, int64_t head, double value) {
-  write_row(rows, accumulator_type(type), token, head, {&value, 1});
-}
-
 template <typename Body>
 void for_each_row(const RowShape& shape, Body body) {
   for (int64_t token = 0; token < shape.tokens; ++token) {
@@ -71,23 +61,8 @@ void merge_partials(const RowShape& shape, ScalarType type, std::span<const Part
       for (double& value : sum) value /= total;
     }
     write_row(result.o, result.o_type, token, head, sum);
-    write_number(result.lse, type, token, head, total > 0 ? max + std::log(total) : kNoKey);
-  });
-}
-
-void row_delta(const RowShape& shape, ScalarType type, const Rows& d_o, const Rows& o,
-               const Rows& delta) {
-  check(shape, d_o, shape.dim, "d_o");
-  check(shape, o, shape.dim, "o");
-  check(shape, delta, 1, "delta");
-  std::vector<double> d_o_row(shape.dim);
-  std::vector<double> o_row(shape.dim);
-  for_each_row(shape, [&](int64_t token, int64_t head) {
-    read_row(d_o, type, token, head, d_o_row);
-    read_row(o, type, token, head, o_row);
-    double sum = 0;
-    for (int64_t e = 0; e < shape.dim; ++e) sum += d_o_row[e] * o_row[e];
-    write_number(delta, type, token, head, sum);
+    const double whole = total > 0 ? max + std::log(total) : kNoKey;
+    write_row(result.lse, accumulator_type(type), token, head, {&whole, 1});
   });
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 // Functions that go with attention, row by row: merging partial results that each used a part of
-// the keys (split-KV), and computing delta.
+// the keys (split-KV), and an O for kernels that ask for it instead of delta.
 //
 // Rows are [tokens, heads, dim]. LSE and delta are [tokens, heads, 1], fp64 for fp64 inputs and
 // fp32 otherwise (accumulator_type). All arithmetic is in double. `type` is that of attention's
@@ -32,10 +32,6 @@ struct Partial {
 /// that has no key in any part gets O = 0 and LSE = -infinity. `result` may be one of `parts`.
 void merge_partials(const RowShape& shape, ScalarType type, std::span<const Partial> parts,
                     const Partial& result);
-
-/// Computes delta = rowsum(dO * O). dO and O are of `type`.
-void row_delta(const RowShape& shape, ScalarType type, const Rows& d_o, const Rows& o,
-               const Rows& delta);
 
 /// Computes an O whose row sum with dO is delta, for kernels that ask for O and not for delta. It
 /// is dO * delta / |dO|^2, and 0 where |dO| is 0. The square neither overflows nor becomes 0,

@@ -114,27 +114,6 @@ TEST(MergeTest, missing_memory_is_a_check) {
   EXPECT_THROW(merge_partials(kShape, type, std::vector{part.partial()}, Partial{}), CheckFailure);
 }
 
-TEST(RowDeltaTest, is_the_row_sum_of_the_products) {
-  std::mt19937_64 random(6);
-  for (const ScalarType type :
-       {ScalarType::kFloat64, ScalarType::kFloat32, ScalarType::kBFloat16}) {
-    Part a(type, type), b(type, type), delta(type, type);
-    a.fill(random, 1), b.fill(random, 1);
-    row_delta(kShape, type, a.o.rows(), b.o.rows(), delta.lse.rows());
-    for (int64_t t = 0; t < kShape.tokens; ++t) {
-      for (int64_t h = 0; h < kShape.heads; ++h) {
-        double sum = 0, magnitude = 0;
-        for (int64_t e = 0; e < kShape.dim; ++e) {
-          sum += a.o.at(t, h, e) * b.o.at(t, h, e);
-          magnitude += std::fabs(a.o.at(t, h, e) * b.o.at(t, h, e));
-        }
-        const double bound = unit_roundoff(accumulator_type(type)) + kShape.dim * 0x1p-53;
-        EXPECT_NEAR(delta.lse.at(t, h, 0), sum, bound * magnitude);
-      }
-    }
-  }
-}
-
 TEST(OutputFromDeltaTest, its_row_sum_with_d_o_is_delta) {
   std::mt19937_64 random(7);
   for (const ScalarType type :

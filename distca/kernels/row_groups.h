@@ -48,9 +48,7 @@ struct RowUse {
 template <typename Visit>
 void for_each_overlap(std::vector<RowUse> uses, const Visit& visit) {
   std::erase_if(uses, [](const RowUse& use) { return use.rows.empty(); });
-  std::sort(uses.begin(), uses.end(), [](const RowUse& a, const RowUse& b) {
-    return std::tie(a.buffer, a.rows) < std::tie(b.buffer, b.rows);
-  });
+  std::ranges::sort(uses, {}, [](const RowUse& use) { return std::tie(use.buffer, use.rows); });
   for (size_t first = 0; first < uses.size();) {
     int64_t end = uses[first].rows.end;
     size_t next = first + 1;

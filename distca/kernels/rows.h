@@ -25,6 +25,12 @@ inline Rows shifted(Rows rows, ScalarType type, int64_t token, int64_t head) {
 /// Read, write or add to one row: the values.size() numbers of `token` and `head`.
 void read_row(const Rows& rows, ScalarType type, int64_t token, int64_t head,
               std::span<double> values);
+/// LSE or delta of a row; `type`: of the inputs.
+inline double read_number(const Rows& rows, ScalarType type, int64_t token, int64_t head) {
+  double value = 0;
+  read_row(rows, accumulator_type(type), token, head, {&value, 1});
+  return value;
+}
 void write_row(const Rows& rows, ScalarType type, int64_t token, int64_t head,
                std::span<const double> values);
 void add_to_row(const Rows& rows, ScalarType type, int64_t token, int64_t head,

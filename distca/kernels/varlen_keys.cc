@@ -89,8 +89,7 @@ int64_t end_of(const KeyRange& range) { return range.position + range.tokens; }
 
 /// Ranges in ascending order of positions, each key once; none if one position is in two places.
 std::optional<std::vector<KeyRange>> joined(std::vector<KeyRange> ranges) {
-  std::stable_sort(ranges.begin(), ranges.end(),
-                   [](const KeyRange& a, const KeyRange& b) { return a.position < b.position; });
+  std::ranges::stable_sort(ranges, {}, &KeyRange::position);
   std::vector<KeyRange> all;
   for (const KeyRange& range : ranges) {
     if (all.empty() || end_of(all.back()) < range.position ||
@@ -120,8 +119,9 @@ void gather(const std::vector<KeyRange>& ranges, std::span<const Gathered* const
   }
 }
 
-/// Parts that have keys in common, directly or by way of others, are one document's.
-std::vector<std::vector<const Gathered*>> documents(const std::vector<Gathered>& all) {
+/// Parts that have keys in common, directly or by way of others, are one document's; in the order
+/// of the documents' first parts.
+std::map<int64_t, std::vector<const Gathered*>> documents(const std::vector<Gathered>& all) {
   std::vector<RowUse> uses;
   for (size_t i = 0; i < all.size(); ++i) {
     for (const KeyRange& range : all[i].ranges) {
@@ -135,18 +135,16 @@ std::vector<std::vector<const Gathered*>> documents(const std::vector<Gathered>&
   for_each_overlap(std::move(uses), [&](std::span<const RowUse> shared) {
     for (const RowUse& use : shared) groups.join(shared[0].user, use.user);
   });
-  std::map<int64_t, std::vector<const Gathered*>> by_group;  // in the order of their first parts
+  std::map<int64_t, std::vector<const Gathered*>> by_group;
   for (size_t i = 0; i < all.size(); ++i) {
     by_group[groups.find(static_cast<int64_t>(i))].push_back(&all[i]);
   }
-  std::vector<std::vector<const Gathered*>> result;
-  for (auto& [first, members] : by_group) result.push_back(std::move(members));
-  return result;
+  return by_group;
 }
 
 void gather_all(const std::vector<Gathered>& all, std::vector<VarlenPart>& parts,
                 VarlenPlan& plan) {
-  for (const std::vector<const Gathered*>& document : documents(all)) {
+  for (const auto& [first, document] : documents(all)) {
     std::vector<KeyRange> ranges;
     for (const Gathered* part : document) {
       ranges.insert(ranges.end(), part->ranges.begin(), part->ranges.end());
@@ -214,9 +212,8 @@ void place_keys(ScalarType type, const TaskList& list, std::vector<VarlenPart>& 
       gathered.push_back({i, std::move(ranges)});
     }
   }
-  std::stable_sort(in_place.begin(), in_place.end(), [&](size_t a, size_t b) {
-    return std::tie(parts[a].buffer, parts[a].row) < std::tie(parts[b].buffer, parts[b].row);
-  });
+  std::ranges::stable_sort(
+      in_place, {}, [&](size_t part) { return std::tie(parts[part].buffer, parts[part].row); });
   find_regions(in_place, parts, over_gaps);
   gather_all(gathered, parts, plan);
 }

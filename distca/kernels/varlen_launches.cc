@@ -4,6 +4,7 @@
 #include <limits>
 #include <map>
 #include <tuple>
+#include <utility>
 
 #include "distca/base/error.h"
 #include "distca/kernels/varlen_keys.h"
@@ -62,9 +63,7 @@ VarlenLaunch forward_launch(std::span<const VarlenPart> parts) {
 /// Calls `body(parts)` for each run of parts of one kind; parts of a kind keep their order.
 template <typename Body>
 void for_kinds(std::vector<VarlenPart>& parts, Body body) {
-  std::stable_sort(parts.begin(), parts.end(), [](const VarlenPart& a, const VarlenPart& b) {
-    return launch_kind(a) < launch_kind(b);
-  });
+  std::ranges::stable_sort(parts, {}, launch_kind);
   for (size_t begin = 0, end; begin < parts.size(); begin = end) {
     end = begin + 1;
     while (end < parts.size() && launch_kind(parts[end]) == launch_kind(parts[begin])) ++end;
@@ -81,49 +80,38 @@ struct Sequence {
   int64_t query_rows = 0;
 };
 
-/// Merges parts of one kind.
-class SequenceMerger {
- public:
-  void add(const VarlenPart& part) {
-    if (mergeable(part)) {
+/// Merges parts of one kind: those of the same document's rows, from the same first key on, the one
+/// beginning where the other ends.
+std::vector<Sequence> merged(std::span<const VarlenPart> parts) {
+  std::vector<Sequence> sequences;
+  std::multimap<std::tuple<int64_t, int64_t, int64_t>, size_t> open;  // by where their queries end
+  for (const VarlenPart& part : parts) {
+    const bool limited = part.right_limited;
+    if (limited || part.window_left < 0) {
+      const auto key = [&](int64_t end) {
+        return std::tuple(part.row - part.keys.begin, limited ? part.first_key : part.keys.begin,
+                          end);
+      };
       // Queries that see all of the same keys may stand in any order.
-      const int64_t begin = part.right_limited ? part.queries.begin : part.keys.end;
-      if (auto open = open_.extract(key(part, begin))) {
-        extend(sequences_[open.mapped()], part);
-        open.key() = key(part, part.right_limited ? part.queries.end : begin);
-        open_.insert(std::move(open));
-        return;
+      const int64_t begin = limited ? part.queries.begin : part.keys.end;
+      const int64_t end = limited ? part.queries.end : part.keys.end;
+      if (auto before = open.extract(key(begin))) {
+        Sequence& sequence = sequences[before.mapped()];
+        sequence.pieces.push_back({part.task, part.queries});
+        sequence.query_rows += part.queries.size();
+        const VarlenPart first = std::exchange(sequence.whole, part);
+        sequence.whole.row = first.row;
+        sequence.whole.keys.begin = first.keys.begin;
+        before.key() = key(end);
+        open.insert(std::move(before));
+        continue;
       }
-      open_.emplace(key(part, part.right_limited ? part.queries.end : begin), sequences_.size());
+      open.emplace(key(end), sequences.size());
     }
-    sequences_.push_back({{{part.task, part.queries}}, part, part.queries.size()});
+    sequences.push_back({{{part.task, part.queries}}, part, part.queries.size()});
   }
-
-  std::vector<Sequence> take() { return std::move(sequences_); }
-
- private:
-  using Key = std::tuple<int64_t, int64_t, int64_t>;
-
-  static bool mergeable(const VarlenPart& part) {
-    return part.right_limited || part.window_left < 0;
-  }
-  /// Equal keys: the same document's rows, from the same first key on; `end`: where the sequence's
-  /// queries end, or its keys.
-  static Key key(const VarlenPart& part, int64_t end) {
-    return {part.row - part.keys.begin, part.right_limited ? part.first_key : part.keys.begin, end};
-  }
-  static void extend(Sequence& sequence, const VarlenPart& part) {
-    sequence.pieces.push_back({part.task, part.queries});
-    sequence.query_rows += part.queries.size();
-    VarlenPart whole = part;
-    whole.row = sequence.whole.row;
-    whole.keys.begin = sequence.whole.keys.begin;
-    sequence.whole = whole;
-  }
-
-  std::multimap<Key, size_t> open_;
-  std::vector<Sequence> sequences_;
-};
+  return sequences;
+}
 
 void add_gradients(VarlenLaunch& launch, const TaskList& list, const VarlenPart& whole) {
   for (const KeyRange& range : key_ranges(list.tasks[whole.task], whole.keys)) {
@@ -164,16 +152,14 @@ VarlenLaunch backward_launch(const TaskList& list, std::span<const Sequence* con
 std::vector<std::vector<const Sequence*>> disjoint(const std::vector<Sequence>& sequences) {
   std::vector<const Sequence*> order;
   for (const Sequence& sequence : sequences) order.push_back(&sequence);
-  std::stable_sort(order.begin(), order.end(), [](const Sequence* a, const Sequence* b) {
-    return a->whole.row < b->whole.row;
-  });
+  std::ranges::stable_sort(order, {}, [](const Sequence* one) { return one->whole.row; });
   std::vector<std::vector<const Sequence*>> launches;
   for (const Sequence* sequence : order) {
     const auto fits = [&](const std::vector<const Sequence*>& launch) {
       const VarlenPart& last = launch.back()->whole;
       return last.row + last.keys.size() <= sequence->whole.row;
     };
-    auto launch = std::find_if(launches.begin(), launches.end(), fits);
+    auto launch = std::ranges::find_if(launches, fits);
     if (launch == launches.end()) launch = launches.insert(launch, std::vector<const Sequence*>());
     launch->push_back(sequence);
   }
@@ -221,12 +207,8 @@ VarlenPlan plan_backward_launches(ScalarType type, const TaskList& list, int64_t
   std::vector<VarlenPart> parts = cut_tasks(list.tasks);
   place_keys(type, list, parts, /*over_gaps=*/false, plan);
   for_kinds(parts, [&](std::span<VarlenPart> kind) {
-    std::stable_sort(kind.begin(), kind.end(), [](const VarlenPart& a, const VarlenPart& b) {
-      return a.queries.begin < b.queries.begin;
-    });
-    SequenceMerger merger;
-    for (const VarlenPart& part : kind) merger.add(part);
-    const std::vector<Sequence> sequences = merger.take();
+    std::ranges::stable_sort(kind, {}, [](const VarlenPart& part) { return part.queries.begin; });
+    const std::vector<Sequence> sequences = merged(kind);
     for (const std::vector<const Sequence*>& launch : disjoint(sequences)) {
       for_runs(launch, most_sequences, [&](std::span<const Sequence* const> run) {
         plan.launches.push_back(backward_launch(list, run));

@@ -52,6 +52,8 @@ struct LlamaConfig {
   /// Throws Error(kConfig) with the values that do not fit each other.
   void check() const;
   int64_t num_parameters() const;
+  /// The number of parameters in the matrices of one layer.
+  int64_t layer_matrices() const;
   /// The sizes that the planner and programs need.
   ModelShape shape() const;
   /// The shape of one layer's core attention.

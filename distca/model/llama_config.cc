@@ -8,9 +8,9 @@ namespace distca {
 void LlamaConfig::check() const {
   // The upper bounds keep every product of sizes within 64 bits.
   auto within = [](const char* key, int64_t value, int64_t most) {
-    if (value >= 1 && value <= most) return;
-    throw Error(ErrorKind::kConfig, "model.{} = {}: must be at {} {}", key, value,
-                value < 1 ? "least" : "most", value < 1 ? 1 : most);
+    DISTCA_THROW_IF(value < 1 || value > most, ErrorKind::kConfig,
+                    "model.{} = {}: must be at {} {}", key, value, value < 1 ? "least" : "most",
+                    value < 1 ? 1 : most);
   };
   within("vocab_size", vocab_size, 1 << 30);
   within("hidden_size", hidden_size, 1 << 20);
@@ -19,28 +19,24 @@ void LlamaConfig::check() const {
   within("num_attention_heads", num_attention_heads, 1 << 14);
   within("num_key_value_heads", num_key_value_heads, 1 << 14);
   within("head_dim", head_dim, 1 << 10);
-  if (num_attention_heads % num_key_value_heads != 0) {
-    throw Error(ErrorKind::kConfig,
-                "model.num_attention_heads = {} is not divisible by model.num_key_value_heads = "
-                "{}: every key head "
-                "serves equally many query heads",
-                num_attention_heads, num_key_value_heads);
-  }
-  if (head_dim % 8 != 0) {
-    throw Error(ErrorKind::kConfig, "model.head_dim = {}: must be a multiple of 8", head_dim);
-  }
-  if (sliding_window < 0) {
-    throw Error(ErrorKind::kConfig, "model.sliding_window = {}: 0 (off) or a number of tokens",
-                sliding_window);
-  }
+  DISTCA_THROW_IF(num_attention_heads % num_key_value_heads != 0, ErrorKind::kConfig,
+                  "model.num_attention_heads = {} is not divisible by model.num_key_value_heads = "
+                  "{}: every key head serves equally many query heads",
+                  num_attention_heads, num_key_value_heads);
+  DISTCA_THROW_IF(head_dim % 8 != 0, ErrorKind::kConfig,
+                  "model.head_dim = {}: must be a multiple of 8", head_dim);
+  DISTCA_THROW_IF(sliding_window < 0, ErrorKind::kConfig,
+                  "model.sliding_window = {}: 0 (off) or a number of tokens", sliding_window);
+}
+
+int64_t LlamaConfig::layer_matrices() const {
+  const int64_t q = num_attention_heads * head_dim, kv = num_key_value_heads * head_dim;
+  return hidden_size * (2 * q + 2 * kv + 3 * intermediate_size);
 }
 
 int64_t LlamaConfig::num_parameters() const {
-  const int64_t q = num_attention_heads * head_dim, kv = num_key_value_heads * head_dim;
-  const int64_t layer =
-      hidden_size * (2 * q + 2 * kv) + 3 * hidden_size * intermediate_size + 2 * hidden_size;
   const int64_t embeddings = vocab_size * hidden_size * (tie_word_embeddings ? 1 : 2);
-  return num_hidden_layers * layer + embeddings + hidden_size;
+  return num_hidden_layers * (layer_matrices() + 2 * hidden_size) + embeddings + hidden_size;
 }
 
 ModelShape LlamaConfig::shape() const {
@@ -65,10 +61,10 @@ kernels::Shape LlamaConfig::attention_shape() const {
 }
 
 double LlamaConfig::train_flops(int64_t tokens, int64_t pairs) const {
-  const int64_t q = num_attention_heads * head_dim, kv = num_key_value_heads * head_dim;
-  const double layer = 2.0 * hidden_size * (2 * q + 2 * kv + 3 * intermediate_size);
+  const double layer = 2.0 * layer_matrices();
   const double head = 2.0 * hidden_size * vocab_size;
-  const double attention = 4.0 * num_hidden_layers * q;  // QK^T and PV, per pair
+  const double attention =
+      4.0 * num_hidden_layers * num_attention_heads * head_dim;  // QK^T and PV, per pair
   return 3.0 * (static_cast<double>(tokens) * (num_hidden_layers * layer + head) +
                 static_cast<double>(pairs) * attention);
 }

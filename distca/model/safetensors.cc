@@ -11,26 +11,10 @@
 namespace distca {
 namespace {
 
-struct StoredType {
-  at::ScalarType type;
-  const char* name;
-};
-constexpr StoredType kStoredTypes[] = {
-    {at::kFloat, "F32"}, {at::kDouble, "F64"}, {at::kBFloat16, "BF16"}};
-
 const char* stored_name(at::ScalarType type) {
-  for (const StoredType& stored : kStoredTypes) {
-    if (stored.type == type) return stored.name;
-  }
-  DISTCA_CHECK(false, "safetensors: type {} is not written", static_cast<int>(type));
-  return "";
-}
-
-at::ScalarType type_of(const std::string& name, const std::string& path) {
-  for (const StoredType& stored : kStoredTypes) {
-    if (name == stored.name) return stored.type;
-  }
-  throw Error(ErrorKind::kCheckpoint, "{}: tensor type {} (known: F32, F64, BF16)", path, name);
+  DISTCA_CHECK(type == at::kFloat || type == at::kDouble || type == at::kBFloat16,
+               "safetensors: type {} is not written", static_cast<int>(type));
+  return type == at::kFloat ? "F32" : type == at::kDouble ? "F64" : "BF16";
 }
 
 int64_t bytes_of(const at::Tensor& tensor) {
@@ -54,17 +38,6 @@ std::string header_of(const std::vector<std::string>& names, const std::vector<a
   std::string text = header.dump();
   text.resize((text.size() + 7) / 8 * 8, ' ');  // the data begin at a multiple of 8
   return text;
-}
-
-/// What stands between the size of the header and the data.
-std::string_view header_text(const MappedFile& file, const std::string& name) {
-  uint64_t size = 0;
-  if (file.size() >= 8) std::memcpy(&size, file.bytes().data(), 8);
-  if (file.size() < 8 || size > static_cast<uint64_t>(file.size()) - 8) {
-    throw Error(ErrorKind::kCheckpoint, "{}: {} bytes, too short for a safetensors header", name,
-                file.size());
-  }
-  return {reinterpret_cast<const char*>(file.bytes().data() + 8), size};
 }
 
 }  // namespace
@@ -100,43 +73,19 @@ void write_safetensors(const std::filesystem::path& path, const std::vector<std:
 
 SafetensorsMetadata read_safetensors_metadata(const std::filesystem::path& path) {
   try {
-    const std::string name = path.string();
-    const MappedFile file(path, ErrorKind::kCheckpoint);
-    const Json header = parse_json(header_text(file, name), name, ErrorKind::kCheckpoint);
-    return header.at("__metadata__").get<SafetensorsMetadata>();
+    const MappedFile file(path);
+    uint64_t size = 0;  // of the header, which follows
+    if (file.bytes().size() < sizeof(size)) return {};
+    std::memcpy(&size, file.bytes().data(), sizeof(size));
+    if (size > file.bytes().size() - sizeof(size)) return {};
+    const auto header = file.bytes().subspan(sizeof(size), size);
+    const std::string_view text(reinterpret_cast<const char*>(header.data()), size);
+    return Json::parse(text).at("__metadata__").get<SafetensorsMetadata>();
   } catch (const Error&) {
     return {};
   } catch (const Json::exception&) {
     return {};
   }
-}
-
-std::map<std::string, at::Tensor> read_safetensors(const std::filesystem::path& path) {
-  const std::string name = path.string();
-  const MappedFile file(path, ErrorKind::kCheckpoint);
-  const std::string_view text = header_text(file, name);
-  const Json header = parse_json(text, name, ErrorKind::kCheckpoint);
-  const std::span<const std::byte> data = file.bytes().subspan(8 + text.size());
-  std::map<std::string, at::Tensor> tensors;
-  try {
-    for (const auto& [key, entry] : header.items()) {
-      if (key == "__metadata__") continue;
-      const auto shape = entry.at("shape").get<std::vector<int64_t>>();
-      const auto offsets = entry.at("data_offsets").get<std::vector<uint64_t>>();
-      at::Tensor tensor = at::empty(shape, type_of(entry.at("dtype"), name));
-      const uint64_t bytes = tensor.numel() * tensor.element_size();
-      if (offsets.size() != 2 || offsets[1] < offsets[0] || offsets[1] - offsets[0] != bytes ||
-          offsets[1] > data.size()) {
-        throw Error(ErrorKind::kCheckpoint, "{}: tensor {} does not lie within the file (cut?)",
-                    name, key);
-      }
-      std::memcpy(tensor.data_ptr(), data.data() + offsets[0], bytes);
-      tensors.emplace(key, std::move(tensor));
-    }
-  } catch (const Json::exception& error) {
-    throw Error(ErrorKind::kCheckpoint, "{}: not a safetensors header: {}", name, error.what());
-  }
-  return tensors;
 }
 
 }  // namespace distca

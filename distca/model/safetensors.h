@@ -38,8 +38,4 @@ void write_safetensors(const std::filesystem::path& path, const std::vector<std:
 /// The metadata of a file, with "format". Empty if the file cannot be read or is not safetensors.
 SafetensorsMetadata read_safetensors_metadata(const std::filesystem::path& path);
 
-/// All tensors of a file by their names. Throws Error(kCheckpoint) if the file is missing, cut off
-/// or not safetensors.
-std::map<std::string, at::Tensor> read_safetensors(const std::filesystem::path& path);
-
 }  // namespace distca

@@ -4,29 +4,20 @@
 #include <tuple>
 
 #include "distca/cost/task_price.h"
+#include "distca/plan/homes.h"
 
 namespace distca {
 namespace {
 
-struct Home {
-  int64_t document;
-  Range tokens;
-  int worker;
-};
-
 class Accounting {
  public:
   explicit Accounting(const Plan& plan)
-      : plan_(plan), load_(std::max(plan.cluster.num_workers, plan.cluster.num_servers())) {
+      : plan_(plan),
+        homes_(plan.layout, plan.nano_batch.documents.size()),
+        load_(std::max(plan.cluster.num_workers, plan.cluster.num_servers())) {
     for (int worker = 0; worker < plan.layout.num_workers(); ++worker) {
-      for (const Segment& segment : plan.layout.workers[worker]) {
-        homes_.push_back({segment.document, segment.tokens, worker});
-        load_[worker].memory_bytes += segment.tokens.size() * plan.cluster.memory.token_bytes;
-      }
+      load_[worker].memory_bytes = plan.layout.num_tokens(worker) * plan.cluster.memory.token_bytes;
     }
-    std::sort(homes_.begin(), homes_.end(), [](const Home& a, const Home& b) {
-      return std::tie(a.document, a.tokens) < std::tie(b.document, b.tokens);
-    });
   }
 
   std::vector<ServerLoad> count(const AttentionProfile* profile) {
@@ -69,23 +60,18 @@ class Accounting {
 
   /// Books the tokens that `server` has to fetch, at both ends.
   void travel(int64_t document, const Range& tokens, int server, const TokenBytes& bytes) {
-    auto home = std::partition_point(homes_.begin(), homes_.end(), [&](const Home& h) {
-      return std::tie(h.document, h.tokens.end) <= std::tie(document, tokens.begin);
-    });
-    for (; home != homes_.end() && home->document == document && home->tokens.begin < tokens.end;
-         ++home) {
-      const Range part = intersect(home->tokens, tokens);
-      if (home->worker == server || part.empty()) continue;
-      load_[home->worker].send_bytes += part.size() * bytes.there;
+    homes_.for_each_part(document, tokens, [&](const HomeSegment& home, const Range& part) {
+      if (home.worker == server) return;
+      load_[home.worker].send_bytes += part.size() * bytes.there;
       load_[server].receive_bytes += part.size() * bytes.there;
       load_[server].o_send_bytes += part.size() * bytes.back;
-      load_[home->worker].o_receive_bytes += part.size() * bytes.back;
+      load_[home.worker].o_receive_bytes += part.size() * bytes.back;
       load_[server].memory_bytes += part.size() * bytes.kept;
-    }
+    });
   }
 
   const Plan& plan_;
-  std::vector<Home> homes_;
+  const Homes homes_;
   std::vector<ServerLoad> load_;
 };
 

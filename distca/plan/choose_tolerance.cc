@@ -40,10 +40,6 @@ std::vector<PlanOptions> candidates(const PlanRequest& request) {
   return options;
 }
 
-double over_share(const Plan& plan) {
-  return plan.options.by_time() ? max_over_mean_time(plan) : max_over_mean(plan);
-}
-
 int64_t total_load(const Plan& plan) {
   int64_t total = 0;
   for (const ServerLoad& load : plan.load) {
@@ -89,7 +85,7 @@ ToleranceChoice choose_tolerance(const PlanRequest& request, const LayerTimeOpti
       continue;
     }
     const Plan& plan = plans.back();
-    const double highest = over_share(plan);
+    const double highest = max_over_share(plan);
     if (asked) most_even = most_even > 0 ? std::min(most_even, highest) : highest;
     choice.weighed.push_back({.scheduler = plan.options.scheduler,
                               .layout = plan.options.layout,

@@ -1,6 +1,7 @@
 #include "distca/plan/exchange.h"
 
 #include <algorithm>
+#include <array>
 #include <span>
 #include <tuple>
 
@@ -66,45 +67,33 @@ class ReceivedBuffers {
  public:
   explicit ReceivedBuffers(const std::vector<PeerTransfer>& receives) : receives_(receives) {
     for (const PeerTransfer& message : receives) {
-      q_offsets_.push_back(offsets(message.q));
-      kv_offsets_.push_back(offsets(message.kv));
+      offsets_.push_back({offsets(message.q), offsets(message.kv)});
     }
   }
-  BufferRows q_rows(int home, int64_t document, const Range& tokens) const {
-    const size_t i = index(home);
-    return rows(i, receives_[i].q, q_offsets_[i], document, tokens);
-  }
-  BufferRows kv_rows(int home, int64_t document, const Range& tokens) const {
-    const size_t i = index(home);
-    return rows(i, receives_[i].kv, kv_offsets_[i], document, tokens);
-  }
 
- private:
-  size_t index(int home) const {
-    const auto message = std::partition_point(receives_.begin(), receives_.end(),
-                                              [home](const auto& m) { return m.peer < home; });
+  /// Q rows, or `key`: K and V rows.
+  BufferRows rows(int home, bool key, int64_t document, const Range& tokens) const {
+    const auto message = std::ranges::lower_bound(receives_, home, {}, &PeerTransfer::peer);
     DISTCA_CHECK(message != receives_.end() && message->peer == home, "nothing comes from {}",
                  home);
-    return static_cast<size_t>(message - receives_.begin());
-  }
-  static BufferRows rows(size_t buffer, const std::vector<RowRange>& ranges,
-                         const std::vector<int64_t>& first_rows, int64_t document,
-                         const Range& tokens) {
+    const auto buffer = static_cast<int32_t>(message - receives_.begin());
+    const std::vector<RowRange>& ranges = key ? message->kv : message->q;
     const auto range = std::partition_point(ranges.begin(), ranges.end(), [&](const RowRange& r) {
       return std::tie(r.document, r.tokens.end) <= std::tie(document, tokens.begin);
     });
     DISTCA_CHECK(
         range != ranges.end() && range->document == document && range->tokens.contains(tokens),
         "document {} [{}, {}) is not in the buffer", document, tokens.begin, tokens.end);
-    return {.buffer = static_cast<int32_t>(buffer) + 1,
-            .row = first_rows[range - ranges.begin()] + tokens.begin - range->tokens.begin,
-            .position = tokens.begin,
-            .tokens = tokens.size()};
+    return {
+        .buffer = buffer + 1,
+        .row = offsets_[buffer][key][range - ranges.begin()] + tokens.begin - range->tokens.begin,
+        .position = tokens.begin,
+        .tokens = tokens.size()};
   }
 
+ private:
   const std::vector<PeerTransfer>& receives_;
-  std::vector<std::vector<int64_t>> q_offsets_;
-  std::vector<std::vector<int64_t>> kv_offsets_;
+  std::vector<std::array<std::vector<int64_t>, 2>> offsets_;  // [buffer] of Q rows, of K and V rows
 };
 
 /// A result of some Q rows of a buffer.
@@ -192,17 +181,6 @@ void add_merges(const Plan& plan, RankExchange& rank) {
 
 }  // namespace
 
-template <typename Visit>
-void PlanIndex::for_each_part(int64_t document, const Range& tokens, const Visit& visit) const {
-  const auto& segments = segments_[document];
-  auto segment = std::partition_point(segments.begin(), segments.end(), [&tokens](const Placed& s) {
-    return s.tokens.end <= tokens.begin;
-  });
-  for (; segment != segments.end() && segment->tokens.begin < tokens.end; ++segment) {
-    visit(*segment, intersect(segment->tokens, tokens));
-  }
-}
-
 int64_t PlanIndex::Reads::fill_reach(size_t begin, size_t end) {
   if (begin == end) return 0;
   const size_t root = begin + (end - begin) / 2;
@@ -225,20 +203,9 @@ void PlanIndex::Reads::for_each_keys(size_t begin, size_t end, const Range& toke
 
 PlanIndex::PlanIndex(const Plan& plan)
     : plan_(plan),
-      segments_(plan.nano_batch.documents.size()),
+      homes_(plan.layout, plan.nano_batch.documents.size()),
       reads_(plan.nano_batch.documents.size()),
       tasks_of_server_(std::max(plan.cluster.num_workers, plan.cluster.num_servers())) {
-  for (int worker = 0; worker < plan.layout.num_workers(); ++worker) {
-    int64_t row = 0;
-    for (const Segment& segment : plan.layout.workers[worker]) {
-      segments_[segment.document].push_back({segment.tokens, worker, row});
-      row += segment.tokens.size();
-    }
-  }
-  for (auto& segments : segments_) {
-    std::sort(segments.begin(), segments.end(),
-              [](const Placed& a, const Placed& b) { return a.tokens < b.tokens; });
-  }
   const auto num_tasks = static_cast<int64_t>(plan.tasks.size());
   for (int64_t begin = 0, end = 0; begin < num_tasks; begin = end) {
     const int server = plan.tasks[begin].server;
@@ -250,7 +217,7 @@ PlanIndex::PlanIndex(const Plan& plan)
       Reads& reads = reads_[need.document];
       for (const Range& range : need.kv) reads.keys.push_back({range, server});
       for (const Range& range : need.q) {
-        for_each_part(need.document, range, [&](const Placed&, const Range& part) {
+        homes_.for_each_part(need.document, range, [&](const HomeSegment&, const Range& part) {
           reads.q.push_back({part, server});
         });
       }
@@ -329,7 +296,7 @@ std::vector<PeerTransfer> PlanIndex::receives(int rank) const {
   for (const Need& need : needs(rank)) {
     const auto receive = [&](const std::vector<Range>& ranges, bool key) {
       for (const Range& range : ranges) {
-        for_each_part(need.document, range, [&](const Placed& home, const Range& part) {
+        homes_.for_each_part(need.document, range, [&](const HomeSegment& home, const Range& part) {
           if (home.worker == rank) return;
           travels.push_back(
               {home.worker, key, {need.document, part, home.row + part.begin - home.tokens.begin}});
@@ -349,7 +316,8 @@ RankExchange PlanIndex::exchange(int rank) const {
   result.receives = receives(rank);
 
   const ReceivedBuffers buffers(result.receives);
-  const auto local = [](const Placed& home, const Range& part) {
+  const auto rows_of = [&](const HomeSegment& home, bool key, const Range& part) {
+    if (home.worker != rank) return buffers.rows(home.worker, key, home.document, part);
     return BufferRows{.buffer = 0,
                       .row = home.row + part.begin - home.tokens.begin,
                       .position = part.begin,
@@ -358,14 +326,11 @@ RankExchange PlanIndex::exchange(int rank) const {
   for (int64_t i = tasks_of_server_[rank].begin; i < tasks_of_server_[rank].end; ++i) {
     const Task& task = plan_.tasks[i];
     ServerTask resolved{.task = i, .q = {}, .kv = {}};
-    for_each_part(task.document, task.q, [&](const Placed& home, const Range& part) {
-      resolved.q = home.worker == rank ? local(home, part)
-                                       : buffers.q_rows(home.worker, task.document, part);
+    homes_.for_each_part(task.document, task.q, [&](const HomeSegment& home, const Range& part) {
+      resolved.q = rows_of(home, false, part);
     });
-    for_each_part(task.document, task.kv, [&](const Placed& home, const Range& part) {
-      resolved.kv.push_back(home.worker == rank
-                                ? local(home, part)
-                                : buffers.kv_rows(home.worker, task.document, part));
+    homes_.for_each_part(task.document, task.kv, [&](const HomeSegment& home, const Range& part) {
+      resolved.kv.push_back(rows_of(home, true, part));
     });
     DISTCA_CHECK_EQ(resolved.q.tokens, task.q.size());
     result.tasks.push_back(std::move(resolved));

@@ -22,6 +22,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "distca/plan/homes.h"
 #include "distca/plan/plan.h"
 
 namespace distca {
@@ -68,7 +69,8 @@ struct ServerTask {
 
 /// One result (O and LSE) for the rows of a merge. It covers a part of their keys, or all of them.
 struct MergePart {
-  /// Where the result comes from. False: from tasks[index]. True: it comes home from sends[index].
+  /// Where the result comes from. False: from tasks[index]. True: it comes home from the peer of
+  /// sends[index].
   bool arrived = false;
   int32_t index = 0;  // in `tasks` or in `sends`
   /// The first row: in the task's queries, or in the Q rows of the message.
@@ -76,8 +78,8 @@ struct MergePart {
   bool operator==(const MergePart&) const = default;
 };
 
-/// Rows whose results come from the same parts. There is one part alone for rows that a single
-/// partial task computes.
+/// Rows whose results come from the same parts. Rows that a single partial task computes have only
+/// one part.
 struct RowMerge {
   int32_t buffer = 0;  // as in BufferRows
   int64_t row = 0;     // the first row, among the buffer's Q rows
@@ -109,11 +111,6 @@ class PlanIndex {
   RankExchange exchange(int rank) const;
 
  private:
-  struct Placed {  // a segment, and where it lies
-    Range tokens;
-    int worker;
-    int64_t row;
-  };
   struct Need {  // what one server reads of one document
     int64_t document;
     std::vector<Range> q;   // disjoint, ascending
@@ -124,7 +121,7 @@ class PlanIndex {
     int server;
   };
   struct Reads {          // what all servers read of one document
-    std::vector<Read> q;  // cut at segments; ascending begin
+    std::vector<Read> q;  // cut at segments; ascending begin, so those of a segment lie together
     /// Ascending begin. It is used as a binary tree: the middle of a range is its root.
     std::vector<Read> keys;
     std::vector<int64_t> reach;  // [root in `keys`] highest end in its tree
@@ -139,15 +136,12 @@ class PlanIndex {
   std::vector<PeerTransfer> sends(int rank) const;
   std::vector<PeerTransfer> receives(int rank) const;
   bool any_row_shared() const;
-  /// Calls visit(segment, part) for each segment that holds a part of `tokens`, in ascending order.
-  template <typename Visit>
-  void for_each_part(int64_t document, const Range& tokens, const Visit& visit) const;
 
   const Plan& plan_;
-  std::vector<std::vector<Placed>> segments_;  // [document] ascending position
-  std::vector<Reads> reads_;                   // [document]
-  std::vector<Range> tasks_of_server_;         // [rank] range of Plan::tasks
-  bool rows_shared_ = false;                   // whether some query row has several tasks
+  const Homes homes_;
+  std::vector<Reads> reads_;            // [document]
+  std::vector<Range> tasks_of_server_;  // [rank] range of Plan::tasks
+  bool rows_shared_ = false;            // whether some query row has several tasks
 };
 
 }  // namespace distca

@@ -1,6 +1,7 @@
 #include "distca/plan/layer_time.h"
 
 #include <algorithm>
+#include <array>
 
 #include "distca/base/error.h"
 #include "distca/cost/task_price.h"
@@ -24,16 +25,10 @@ struct Work {
   int64_t home_ps = 0;  // of attention: tasks that neither need nor return anything
 };
 
-/// One rank's exchanges of a layer, in the order of their use.
-struct Wire {
-  int64_t dispatch_ps = 0;
-  int64_t combine_ps = 0;
-  int64_t backward_dispatch_ps = 0;
-  int64_t backward_combine_ps = 0;
-  int64_t all() const {
-    return dispatch_ps + combine_ps + backward_dispatch_ps + backward_combine_ps;
-  }
-};
+/// A layer's exchanges in the order of their use: two of forward, two of backward.
+constexpr std::array kContents = {Content::kQkv, Content::kO, Content::kDO, Content::kGradient};
+/// One rank's time in each.
+using Wire = std::array<int64_t, kContents.size()>;
 
 class Predictor {
  public:
@@ -42,11 +37,10 @@ class Predictor {
         options_(options),
         price_(plan.shape, profile),
         types_(exchange_types(compute_type(plan.shape.element_bytes), options.wide_gradients)),
-        index_(plan) {
-    for (const Link* link : {&plan.cluster.inside, &plan.cluster.between}) {
-      links_.push_back(*link);
-      if (options.speeds.bytes_per_us > 0) links_.back().bytes_per_us = options.speeds.bytes_per_us;
-    }
+        index_(plan),
+        cluster_(plan.cluster) {
+    const int64_t measured = options.speeds.bytes_per_us;
+    if (measured > 0) cluster_.inside.bytes_per_us = cluster_.between.bytes_per_us = measured;
   }
 
   LayerTime predict() {
@@ -93,48 +87,33 @@ class Predictor {
 
   int64_t message_ps(int rank, int peer, int64_t bytes) const {
     if (bytes == 0) return 0;
-    const bool inside = plan_.cluster.node(rank) == plan_.cluster.node(peer);
-    return std::min(transfer_ns(links_[inside ? 0 : 1], 1, bytes), kMostPs / 1000) * 1000;
+    return std::min(transfer_ns(cluster_.link(rank, peer), 1, bytes), kMostPs / 1000) * 1000;
   }
 
-  struct Bytes {
-    int64_t qkv, o, d_o, gradient;  // d_o: Q, K, V too where they travel again
-  };
-  Bytes bytes_of(const PeerTransfer& transfer) const {
-    const auto bytes = [&](Content content) {
-      return message_bytes(content, transfer, plan_.shape, types_);
+  int64_t bytes_of(Content content, const PeerTransfer& transfer) const {
+    const auto bytes = [&](Content part) {
+      return message_bytes(part, transfer, plan_.shape, types_);
     };
-    const int64_t qkv = bytes(Content::kQkv);
-    return {.qkv = qkv,
-            .o = bytes(Content::kO),
-            .d_o = bytes(Content::kDO) + (options_.redispatched ? qkv : 0),
-            .gradient = bytes(Content::kGradient)};
+    const bool again = content == Content::kDO && options_.redispatched;
+    return bytes(content) + (again ? bytes(Content::kQkv) : 0);
   }
 
-  /// `to`: what goes from homes to servers, `from`: what comes back.
-  void add(int rank, int peer, const Bytes& bytes, Wire& to, Wire& from) const {
-    to.dispatch_ps += message_ps(rank, peer, bytes.qkv);
-    from.combine_ps += message_ps(rank, peer, bytes.o);
-    to.backward_dispatch_ps += message_ps(rank, peer, bytes.d_o);
-    from.backward_combine_ps += message_ps(rank, peer, bytes.gradient);
-  }
-
+  /// The longer of sending and receiving.
   Wire wire_of(int rank, const RankExchange& exchange) {
-    // What this rank says to its servers, and to those that it serves.
-    Wire out, in;
-    for (const PeerTransfer& transfer : exchange.sends) {
-      const Bytes bytes = bytes_of(transfer);
-      add(rank, transfer.peer, bytes, out, in);
-      bytes_ += bytes.qkv + bytes.o + bytes.d_o + bytes.gradient;
+    Wire wire;
+    for (size_t i = 0; i < kContents.size(); ++i) {
+      int64_t with_servers_ps = 0, with_homes_ps = 0;
+      for (const PeerTransfer& transfer : exchange.sends) {
+        const int64_t bytes = bytes_of(kContents[i], transfer);
+        with_servers_ps += message_ps(rank, transfer.peer, bytes);
+        bytes_ += bytes;
+      }
+      for (const PeerTransfer& transfer : exchange.receives) {
+        with_homes_ps += message_ps(rank, transfer.peer, bytes_of(kContents[i], transfer));
+      }
+      wire[i] = std::min(std::max(with_servers_ps, with_homes_ps), kMostPs);
     }
-    for (const PeerTransfer& transfer : exchange.receives) {
-      add(rank, transfer.peer, bytes_of(transfer), in, out);
-    }
-    const auto longer = [](int64_t a, int64_t b) { return std::min(std::max(a, b), kMostPs); };
-    return {.dispatch_ps = longer(out.dispatch_ps, in.dispatch_ps),
-            .combine_ps = longer(out.combine_ps, in.combine_ps),
-            .backward_dispatch_ps = longer(out.backward_dispatch_ps, in.backward_dispatch_ps),
-            .backward_combine_ps = longer(out.backward_combine_ps, in.backward_combine_ps)};
+    return wire;
   }
 
   /// Beyond the operation that each exchange runs under.
@@ -142,30 +121,29 @@ class Predictor {
     const auto beyond = [](int64_t exchange, int64_t compute) {
       return std::max<int64_t>(0, exchange - compute);
     };
-    const int64_t linear = work.linear_ps / 3, attention = work.attention_ps * 2 / 7;
-    switch (options_.hiding) {
-      case Hiding::kNothing:
-        return wire.all();
-      case Hiding::kHomeTasks: {
-        const int64_t forward = work.home_ps * 2 / 7 / 2;
-        const int64_t backward = (work.home_ps - work.home_ps * 2 / 7) / 2;
-        return beyond(wire.dispatch_ps, forward) + beyond(wire.combine_ps, forward) +
-               beyond(wire.backward_dispatch_ps, backward) +
-               beyond(wire.backward_combine_ps, backward);
-      }
-      case Hiding::kOtherNanoBatch:
-        break;
-    }
-    // Of two nano-batches, one enters under the other's linear work and leaves under its attention,
-    // the other the other way round.
-    const auto half = [&](int64_t exchange, int64_t a, int64_t b) {
-      return (beyond(exchange, a) + beyond(exchange, b)) / 2;
+    const auto part = [](int64_t both_passes, int64_t forward, bool backward) {
+      return backward ? both_passes - forward : forward;
     };
-    const int64_t back_linear = work.linear_ps - linear;
-    const int64_t back_attention = work.attention_ps - attention;
-    return half(wire.dispatch_ps, linear, attention) + half(wire.combine_ps, linear, attention) +
-           half(wire.backward_dispatch_ps, back_linear, back_attention) +
-           half(wire.backward_combine_ps, back_linear, back_attention);
+    int64_t exposed = 0;
+    for (size_t i = 0; i < wire.size(); ++i) {
+      const bool backward = i >= wire.size() / 2;
+      const int64_t linear = part(work.linear_ps, work.linear_ps / 3, backward);
+      const int64_t attention = part(work.attention_ps, work.attention_ps * 2 / 7, backward);
+      switch (options_.hiding) {
+        case Hiding::kNothing:
+          exposed += wire[i];
+          break;
+        case Hiding::kHomeTasks:
+          exposed += beyond(wire[i], part(work.home_ps, work.home_ps * 2 / 7, backward) / 2);
+          break;
+        case Hiding::kOtherNanoBatch:
+          // Of two nano-batches, one enters under the other's linear work and leaves under its
+          // attention, the other the other way round.
+          exposed += (beyond(wire[i], linear) + beyond(wire[i], attention)) / 2;
+          break;
+      }
+    }
+    return exposed;
   }
 
   const Plan& plan_;
@@ -173,7 +151,7 @@ class Predictor {
   const TaskPrice price_;
   const ExchangeTypes types_;
   const PlanIndex index_;
-  std::vector<Link> links_;  // inside, between
+  Cluster cluster_;  // with the bandwidth that was measured
   int64_t bytes_ = 0;
 };
 

@@ -1,6 +1,6 @@
 #include "distca/plan/layout_sequential.h"
 
-#include "distca/plan/layout_caps.h"
+#include "distca/plan/bounds.h"
 
 namespace distca {
 namespace {

@@ -198,16 +198,20 @@ double max_over_mean(const Cluster& cluster, const std::vector<int64_t>& load) {
   return total == 0 ? 1 : highest;
 }
 
-double max_over_mean(const Plan& plan) {
-  std::vector<int64_t> pairs;
-  for (const ServerLoad& load : plan.load) pairs.push_back(load.pairs);
-  return max_over_mean(plan.cluster, pairs);
+namespace {
+
+double max_over_mean(const Plan& plan, int64_t ServerLoad::*figure) {
+  std::vector<int64_t> load;
+  for (const ServerLoad& server : plan.load) load.push_back(server.*figure);
+  return max_over_mean(plan.cluster, load);
 }
 
-double max_over_mean_time(const Plan& plan) {
-  std::vector<int64_t> times;
-  for (const ServerLoad& load : plan.load) times.push_back(load.time_ns);
-  return max_over_mean(plan.cluster, times);
+}  // namespace
+
+double max_over_mean(const Plan& plan) { return max_over_mean(plan, &ServerLoad::pairs); }
+double max_over_mean_time(const Plan& plan) { return max_over_mean(plan, &ServerLoad::time_ns); }
+double max_over_share(const Plan& plan) {
+  return plan.options.by_time() ? max_over_mean_time(plan) : max_over_mean(plan);
 }
 
 std::vector<int64_t> packed_load(const Plan& plan) {

@@ -109,6 +109,7 @@ Plan make_plan(const PlanRequest& request, Layout layout);
 /// plan, and infinity where a server of capacity 0 has load. For printing and tests.
 double max_over_mean(const Plan& plan);       // by pairs
 double max_over_mean_time(const Plan& plan);  // by time_ns; 1 without a profile
+double max_over_share(const Plan& plan);      // by time_ns with a profile, else by pairs
 double max_over_mean(const Cluster& cluster, const std::vector<int64_t>& load);  // [servers]
 /// [ranks] The pairs of each server under plain packing: documents are laid out in their order, and
 /// every query is computed where it lives. Plans are compared with it.

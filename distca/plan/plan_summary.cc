@@ -10,8 +10,7 @@ PlanSummary summarize(const Plan& plan) {
   summary.max_over_mean_before = max_over_mean(plan.cluster, packed_load(plan));
   summary.max_over_mean = max_over_mean(plan);
   summary.max_over_mean_time = max_over_mean_time(plan);
-  const bool by_time = plan.options.by_time();
-  summary.max_over_share = by_time ? summary.max_over_mean_time : summary.max_over_mean;
+  summary.max_over_share = max_over_share(plan);
   constexpr double kRounding = 1e-12;
   summary.tolerance_met = summary.max_over_share <=
                           1 + static_cast<double>(plan.options.tolerance_ppm) * 1e-6 + kRounding;

@@ -7,10 +7,7 @@
 #include "distca/plan/balanced/balanced_layout.h"
 #include "distca/plan/balanced/search.h"
 #include "distca/plan/balanced/split_kv.h"
-#include "distca/plan/baselines/greedy.h"
-#include "distca/plan/baselines/local.h"
-#include "distca/plan/baselines/per_document.h"
-#include "distca/plan/baselines/wlb.h"
+#include "distca/plan/baselines/baselines.h"
 #include "distca/plan/layout_sequential.h"
 
 namespace distca {
@@ -87,10 +84,9 @@ const SchedulerEntry& find_scheduler(std::string_view name) {
 }
 
 ValidateOptions checks_of(const SchedulerEntry& scheduler) {
-  ValidateOptions options;
-  options.capacities = scheduler.capacities;
-  options.even_tokens = scheduler.even_tokens;
-  return options;
+  return {.capacities = scheduler.capacities,
+          .even_tokens = scheduler.even_tokens,
+          .tolerance_ppm = std::nullopt};
 }
 
 }  // namespace distca

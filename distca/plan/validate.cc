@@ -4,7 +4,6 @@
 #include <array>
 #include <numeric>
 
-#include "distca/plan/validate_load.h"
 #include "distca/plan/validate_parts.h"
 
 namespace distca {

@@ -1,8 +1,8 @@
 #pragma once
 // Checks a plan. The validator shares no code with any scheduler, layout or accounting: it counts
-// everything again from the documents, the layout and the tasks (validate_load.h). It shares one
-// thing, the nanoseconds of a task, which are those of TaskPrice (cost/task_price.h) with its own
-// tests.
+// everything again from the documents, the layout and the tasks (check_load in validate_parts.h).
+// It shares one thing, the nanoseconds of a task, which are those of TaskPrice (cost/task_price.h)
+// with its own tests.
 //
 //   for (const std::string& violation : validate(plan)) fmt::print("{}\n", violation);
 //

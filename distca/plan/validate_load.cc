@@ -1,4 +1,4 @@
-#include "distca/plan/validate_load.h"
+#include "distca/plan/validate_parts.h"
 
 #include <algorithm>
 #include <tuple>

@@ -1,6 +1,7 @@
 #pragma once
 // What the two halves of the validator share: the list of what they found wrong, and items sorted
-// by document. An object belongs to one thread.
+// by document. The first half (validate.cc) checks layout and tasks, and calls the second
+// (check_load). An object belongs to one thread.
 
 #include <fmt/format.h>
 
@@ -10,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "distca/plan/plan.h"
+#include "distca/plan/validate.h"
 
 namespace distca {
 
@@ -82,5 +83,13 @@ struct Held {
 inline Range seen_keys(const Range& q, int64_t window_left) {
   return {window_left < 0 || window_left > q.begin ? 0 : q.begin - window_left, q.end};
 }
+
+/// The second half of the validator (validate_load.cc). It counts the load, bytes and memory of a
+/// plan whose layout and tasks are right, in another way than accounting.h does. Reports what the
+/// plan claims wrongly, caps that are exceeded, servers of capacity 0 that have load, and loads
+/// above the tolerance that was asked for. `held` has ascending positions in each document, with
+/// every token once. `tasks` has ascending servers in each document.
+void check_load(const Plan& plan, const ValidateOptions& options, const ByDocument<Held>& held,
+                const ByDocument<const Task*>& tasks, Violations& violations);
 
 }  // namespace distca

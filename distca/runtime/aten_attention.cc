@@ -384,6 +384,29 @@ bool flash_applies(const Shape& shape) {
   return shape.head_dim_qk == shape.head_dim_v && shape.softcap == 0;
 }
 
+void forward(const Shape& shape, ScalarType type, ScalarType o_type, const TaskList& list,
+             int cuda_device, bool flash) {
+  kernels::check_forward(shape, type, o_type, list);
+  const Call call(shape, type, list, cuda_device);
+  for (const Task& task : list.tasks) {
+    if (task.q_tokens > 0) (flash ? flash_forward : matmul_forward)(call, o_type, task);
+  }
+}
+
+void backward(const Shape& shape, ScalarType type, const TaskList& list, int cuda_device,
+              bool flash) {
+  kernels::check_backward(shape, list);
+  const Call call(shape, type, list, cuda_device);
+  for (const Task& task : list.tasks) {
+    if (task.q_tokens == 0) continue;
+    if (flash) {
+      flash_backward(call, task);
+    } else {
+      matmul_backward(call, task.mask, call.queries(task), keys_of(call, task));
+    }
+  }
+}
+
 }  // namespace
 
 int64_t aten_forward(const Shape& shape, ScalarType type, const TaskList& list, int cuda_device,
@@ -391,46 +414,24 @@ int64_t aten_forward(const Shape& shape, ScalarType type, const TaskList& list, 
   if (cuda_device >= 0) {
     return cuda_forward(shape, type, o_type.value_or(type), list, cuda_device);
   }
-  if (!flash_applies(shape)) {
-    aten_matmul_forward(shape, type, list, cuda_device, o_type);
-    return 0;
-  }
-  kernels::check_forward(shape, type, o_type.value_or(type), list);
-  const Call call(shape, type, list, cuda_device);
-  for (const Task& task : list.tasks) {
-    if (task.q_tokens > 0) flash_forward(call, o_type.value_or(type), task);
-  }
+  forward(shape, type, o_type.value_or(type), list, cuda_device, flash_applies(shape));
   return 0;
 }
 
 int64_t aten_backward(const Shape& shape, ScalarType type, const TaskList& list, int cuda_device) {
   if (cuda_device >= 0) return cuda_backward(shape, type, list, cuda_device);
-  if (!flash_applies(shape)) {
-    aten_matmul_backward(shape, type, list, cuda_device);
-    return 0;
-  }
-  kernels::check_backward(shape, list);
-  const Call call(shape, type, list, cuda_device);
-  for (const Task& task : list.tasks) {
-    if (task.q_tokens > 0) flash_backward(call, task);
-  }
+  backward(shape, type, list, cuda_device, flash_applies(shape));
   return 0;
 }
 
 void aten_matmul_forward(const Shape& shape, ScalarType type, const TaskList& list, int cuda_device,
                          std::optional<ScalarType> o_type) {
-  kernels::check_forward(shape, type, o_type.value_or(type), list);
-  const Call call(shape, type, list, cuda_device);
-  for (const Task& task : list.tasks) matmul_forward(call, o_type.value_or(type), task);
+  forward(shape, type, o_type.value_or(type), list, cuda_device, /*flash=*/false);
 }
 
 void aten_matmul_backward(const Shape& shape, ScalarType type, const TaskList& list,
                           int cuda_device) {
-  kernels::check_backward(shape, list);
-  const Call call(shape, type, list, cuda_device);
-  for (const Task& task : list.tasks) {
-    matmul_backward(call, task.mask, call.queries(task), keys_of(call, task));
-  }
+  backward(shape, type, list, cuda_device, /*flash=*/false);
 }
 
 }  // namespace distca

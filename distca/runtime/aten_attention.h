@@ -1,19 +1,26 @@
 #pragma once
-// Core attention of a list of tasks through ATen, behind the interface of kernels/attention.h
-// (letters and shapes there). Tensors are wrapped where they lie; on CPU keys are never gathered.
+// These functions compute core attention of a list of tasks through ATen, behind the interface of
+// kernels/attention.h, which explains letters and shapes. Tensors are wrapped where they lie. On a
+// CPU, keys are never gathered.
 //
-// CPU, D = E, no softcap: each task is cut into full and causal parts (kernels/mask_parts.h) that
-// go through ATen's flash attention; more than one part of a query is merged by LSE in fp32 (fp64
-// for fp64). In bf16 ATen rounds every part's O, so a merged O carries one rounding more; its
-// backward sums a part's gradients in bf16 over runs of 32 to 256 queries, we sum parts in fp32.
-// The left edge of a window goes through the matmul path. CUDA: runtime/cuda_attention.h. CPU, D !=
-// E or softcap: the matmul path, ATen's matrix products and a masked softmax in fp32 (fp64 for
-// fp64) over parts of at most 512 x 512: correct on any device, not fast.
+// There are three ways:
+//  - On a CPU with D = E and without softcap, each task is cut into full and causal parts
+//    (kernels/mask_parts.h), which go through ATen's flash attention. Several parts of a query are
+//    merged by LSE in fp32 (in fp64 for fp64). In bf16, ATen rounds O of every part, so a merged O
+//    carries one more rounding. ATen's backward sums the gradients of a part in bf16 over runs of
+//    32 to 256 queries; the parts are summed in fp32. The left edge of a window takes the matmul
+//    path.
+//  - Any other task on a CPU takes the matmul path: ATen's matrix products and a masked softmax, in
+//    fp32 (in fp64 for fp64), over parts of at most 512 x 512. It is correct on every device, but
+//    it is not fast.
+//  - On CUDA, runtime/cuda_attention.h computes.
 //
-// Same tasks, same bits; other cuts of the same document differ by rounding.
-// `cuda_device`: where all pointers live, -1 = CPU. Broken shapes and lists are a CHECK; a softcap
-// on CUDA, whose operators have none, is an Error(kConfig). Thread rule: calls on disjoint outputs
-// may run at the same time; ATen uses its own thread pool.
+// The same tasks give the same bits. Other cuts of the same document differ by rounding.
+//
+// `cuda_device` says where all pointers live; -1 is the CPU. A broken shape or list is a CHECK. A
+// softcap on CUDA is an Error(kConfig), because ATen's operators have none there.
+//
+// Threads. Calls on disjoint outputs may run at the same time. ATen uses its own thread pool.
 
 #include <cstdint>
 #include <optional>
@@ -23,17 +30,18 @@
 
 namespace distca {
 
-/// `type`: of Q, K, V and, unless `o_type` says otherwise, of O; fp32 (fp64 for fp64) for partial
-/// results that the caller merges. Returns the bytes copied to and from the operator: 0 on CPU.
+/// Computes O and LSE. `type` is the type of Q, K and V. It is also the type of O unless `o_type`
+/// is given: fp32 (fp64 for fp64) for partial results that the caller merges. Returns the bytes
+/// that were copied to and from ATen's operator, which is 0 on a CPU.
 int64_t aten_forward(const kernels::Shape& shape, ScalarType type, const kernels::TaskList& list,
                      int cuda_device, std::optional<ScalarType> o_type = std::nullopt);
 
-/// Gradients are added to dq, dk, dv. ATen wants O instead of delta and gets one whose row sum with
-/// dO is delta. Returns the bytes copied, as aten_forward.
+/// Adds the gradients to dq, dk and dv. ATen asks for O instead of delta; it is given an O whose
+/// row sum with dO is delta. Returns the bytes that were copied, as aten_forward does.
 int64_t aten_backward(const kernels::Shape& shape, ScalarType type, const kernels::TaskList& list,
                       int cuda_device);
 
-/// The matmul path by itself, for any device and any mask.
+/// The matmul path alone. It works on every device and with every mask.
 void aten_matmul_forward(const kernels::Shape& shape, ScalarType type,
                          const kernels::TaskList& list, int cuda_device,
                          std::optional<ScalarType> o_type = std::nullopt);

@@ -1,6 +1,7 @@
 #pragma once
-// Merging partial results over parts of the keys (split-KV) on any device: the interface of
-// kernels/merge.h through ATen. Thread rule: calls on disjoint outputs may run at the same time.
+// aten_merge() merges partial results over parts of the keys (split-KV) on any device. It has the
+// interface of kernels/merge.h and computes through ATen. Calls on disjoint outputs may run at the
+// same time.
 
 #include <span>
 
@@ -8,9 +9,9 @@
 
 namespace distca {
 
-/// kernels::merge_partials, summed in the order of `parts` in the accumulator's type. One part
-/// alone is copied. `result` is none of `parts`. `cuda_device`: where all pointers live, -1 = CPU.
-/// Same parts, same bits.
+/// Does what kernels::merge_partials does, but sums in the accumulator's type, in the order of
+/// `parts`. A single part is copied. `result` must not be one of `parts`. `cuda_device` says where
+/// all pointers live; -1 is the CPU. The same parts give the same bits.
 void aten_merge(const kernels::RowShape& shape, ScalarType type,
                 std::span<const kernels::Partial> parts, const kernels::Partial& result,
                 int cuda_device);

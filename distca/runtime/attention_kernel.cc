@@ -70,24 +70,22 @@ std::string AttentionKernel::name() const {
 
 int64_t AttentionKernel::forward(ScalarType o_type, const kernels::TaskList& list) {
   const auto& [choice, shape, type, threads, cuda_device] = request_;
+  if (choice == KernelChoice::kAten) return aten_forward(shape, type, list, cuda_device, o_type);
   if (choice == KernelChoice::kCpu) {
     kernels::cpu_forward(shape, type, o_type, list, *pool_, isa_);
-  } else if (choice == KernelChoice::kReference) {
-    kernels::reference_forward(shape, type, o_type, list);
   } else {
-    return aten_forward(shape, type, list, cuda_device, o_type);
+    kernels::reference_forward(shape, type, o_type, list);
   }
   return 0;
 }
 
 int64_t AttentionKernel::backward(const kernels::TaskList& list) {
   const auto& [choice, shape, type, threads, cuda_device] = request_;
+  if (choice == KernelChoice::kAten) return aten_backward(shape, type, list, cuda_device);
   if (choice == KernelChoice::kCpu) {
     kernels::cpu_backward(shape, type, list, *pool_, isa_);
-  } else if (choice == KernelChoice::kReference) {
-    kernels::reference_backward(shape, type, list);
   } else {
-    return aten_backward(shape, type, list, cuda_device);
+    kernels::reference_backward(shape, type, list);
   }
   return 0;
 }

@@ -1,8 +1,10 @@
 #pragma once
-// The kernel that computes a rank's tasks of core attention: the one place that chooses between
-// our own (kernels/cpu), ATen's and the reference, and the owner of our own one's threads.
+// An AttentionKernel computes the tasks of core attention on one rank. It is the only place that
+// chooses between DistCA's own kernel (kernels/cpu), ATen's and the reference, and it owns the
+// threads of DistCA's kernel.
 //
-// Thread rule: one thread; a kernel a rank. While our own runs, ATen computes nothing on this rank.
+// Threads. Each rank has one kernel and uses it from one thread. While DistCA's kernel runs, ATen
+// computes nothing on this rank.
 
 #include <array>
 #include <cstdint>
@@ -18,10 +20,10 @@
 namespace distca {
 
 enum class KernelChoice {
-  kAuto,       // our own where it computes the type and head dims on this device, else ATen's
-  kCpu,        // our own
+  kAuto,       // DistCA's kernel if it computes the type and head dims on this device, else ATen's
+  kCpu,        // DistCA's own kernel
   kAten,       // ATen's
-  kReference,  // in double, row by row: for tests
+  kReference,  // computes in double, row by row, for tests
 };
 
 struct KernelName {
@@ -32,43 +34,45 @@ constexpr std::array<KernelName, 4> kKernelNames{{{"auto", KernelChoice::kAuto},
                                                   {"cpu", KernelChoice::kCpu},
                                                   {"aten", KernelChoice::kAten},
                                                   {"reference", KernelChoice::kReference}}};
-/// A name of kKernelNames; anything else is a CHECK.
+/// The choice of that name. A name that is not in kKernelNames is a CHECK.
 KernelChoice kernel_choice(std::string_view name);
 std::string_view kernel_name(KernelChoice choice);
-/// The names of kKernelNames.
+/// All names of kKernelNames.
 std::vector<std::string> kernel_names();
 
-/// What is to be computed, where.
+/// What is to be computed, and where.
 struct KernelRequest {
   KernelChoice choice = KernelChoice::kAuto;
   kernels::Shape shape;
-  ScalarType type = ScalarType::kFloat32;  // of Q, K, V
-  int threads = 1;                         // of our own kernel; ATen's are a setting of its own
-  int cuda_device = -1;                    // -1: CPU
+  ScalarType type = ScalarType::kFloat32;  // the type of Q, K and V
+  int threads = 1;       // threads of DistCA's kernel; ATen has a setting of its own
+  int cuda_device = -1;  // -1 is the CPU
 };
 
-/// Why the choice cannot compute this and what would be right, in one line; empty if it can.
+/// One line that says why the choice cannot compute the request, and what would be right. It is
+/// empty if the choice can.
 std::string kernel_fault(const KernelRequest& request);
-/// What computes a request without a fault: its choice, for kAuto the one that is taken.
+/// The kernel that computes a request without a fault: its choice, or what kAuto stands for.
 KernelChoice chosen_kernel(const KernelRequest& request);
 
 class AttentionKernel {
  public:
-  /// A request with a fault is a CHECK. Throws Error(kUsage) for an instruction set that this
-  /// machine lacks (chosen_isa).
+  /// A request with a fault is a CHECK. Throws Error(kUsage) if DISTCA_KERNEL_ISA names an
+  /// instruction set that this machine lacks or that does not exist (chosen_isa).
   explicit AttentionKernel(const KernelRequest& request);
 
   const kernels::Shape& shape() const { return request_.shape; }
   ScalarType type() const { return request_.type; }
-  /// -1: CPU.
+  /// -1 is the CPU.
   int cuda_device() const { return request_.cuda_device; }
-  /// What computes: "cpu-avx512", "aten-cpu", "aten-cuda", "reference".
+  /// The name of what computes: "cpu-avx512", "aten-cpu", "aten-cuda" or "reference".
   std::string name() const;
 
-  /// `o_type`: of O, the type of the inputs or, for partial results, its accumulator_type. Returns
-  /// the bytes copied to and from an operator of ATen's: 0 on CPU.
+  /// Computes O and LSE. `o_type` is the type of O: that of the inputs or, for partial results,
+  /// their accumulator_type. Returns the bytes that were copied to and from an operator of ATen's,
+  /// which is 0 on a CPU.
   int64_t forward(ScalarType o_type, const kernels::TaskList& list);
-  /// Gradients are added to dq, dk, dv. Returns the bytes copied, as forward.
+  /// Adds the gradients to dq, dk and dv. Returns the bytes that were copied, as forward does.
   int64_t backward(const kernels::TaskList& list);
 
  private:

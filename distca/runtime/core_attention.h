@@ -1,20 +1,26 @@
 #pragma once
-// Core attention of one step on one rank, disaggregated: Q, K, V are dispatched to the servers,
-// tasks are computed, O and LSE are combined at home; in backward dO, LSE, delta are dispatched and
-// dQ, dK, dV combined (DESIGN, "One layer of one nano-batch"). It does the communications and the
-// core attention of a program; who calls them, and in which order, is the program's affair.
+// CoreAttention does the communication and the core attention of one step on one rank, for a
+// program that says what is called in which order. In forward, Q, K and V are dispatched to the
+// servers, the tasks are computed, and O and LSE are combined at home. In backward, dO, LSE and
+// delta are dispatched, and dQ, dK and dV are combined (DESIGN, "One layer of one nano-batch").
 //
-// Letters: T local tokens, H query heads, G key/value heads, D head_dim_qk, E head_dim_v.
-// A home keeps its own rows of a layer from set_qkv() until take_gradients() or drop(), whichever
-// exchanges carry them: forward and backward may follow different plans. What a server holds for
-// others lies in the program's buffers.
-// Local tokens are read where they are; only what travels is packed, and what comes home is put in
-// place: at most one copy of each travelling byte on each side (counted). Received messages are
-// the kernel's buffers as they lie.
-// Rows that several tasks share (split-KV) are merged by LSE, in fp32 (fp64 for fp64): a
-// server merges its own tasks' results for each row it received, the home its own tasks' and what
-// came home; O travels in the compute type, merged or not. dQ is the sum of all tasks' parts.
-// Thread rule: one thread.
+// The shapes below use these letters: T is the number of local tokens, H of query heads, G of
+// key/value heads, D is head_dim_qk, and E is head_dim_v.
+//
+// Memory. A home keeps its own rows of a layer from set_qkv() until take_gradients() or drop().
+// These rows belong to no exchange, so forward and backward may follow different plans. What a
+// server holds for other ranks lies in the program's buffers.
+//
+// Copies. Local tokens are read where they are. Only what travels is packed, and what comes home is
+// put in its place, so each byte that travels is copied at most once on each side. The copies are
+// counted. The kernel reads received messages where they lie.
+//
+// Split-KV. Rows that several tasks share are merged by LSE, in fp32 (in fp64 for fp64). A server
+// merges the results of its own tasks for each row that it received. The home merges the results of
+// its own tasks with those that came home. O travels in the compute type, whether it was merged or
+// not. dQ is the sum of the parts of all tasks.
+//
+// Threads. One thread uses an object.
 
 #include <cstdint>
 #include <memory>
@@ -30,14 +36,16 @@ class Tensor;
 
 namespace distca {
 
-/// Running totals of one rank.
+/// Running totals of the bytes of one rank.
 struct ExchangeBytes {
   int64_t sent = 0;
   int64_t received = 0;
-  int64_t packed = 0;    // copied from local rows into messages, conversions of type included
-  int64_t unpacked = 0;  // copied or added from messages into local rows
-  /// O and LSE that merges write, and on CUDA what goes to and comes from ATen's operators through
-  /// memory of its own.
+  /// Copied from local rows into messages, including conversions of type.
+  int64_t packed = 0;
+  /// Copied or added from messages into local rows.
+  int64_t unpacked = 0;
+  /// O and LSE that merges have written and, on CUDA, what was copied to and from the memory of
+  /// ATen's operators.
   int64_t copied = 0;
 
   ExchangeBytes& operator+=(const ExchangeBytes& other) {
@@ -52,20 +60,23 @@ struct ExchangeBytes {
 
 class CoreAttention {
  public:
-  /// The kernel's type is that of Q, K, V, O and their gradients. Borrows everything; the buffers
-  /// are prepared for the program.
+  /// Borrows all four. The kernel's type is the type of Q, K, V, O and their gradients. The buffers
+  /// must have been prepared for the program.
   CoreAttention(const Program& program, AttentionKernel& kernel, Communicator& comm,
                 const ExchangeBuffers& buffers);
   ~CoreAttention();
 
-  // What the phases around core attention give; dedicated servers have none.
-  /// q [T, H, D], k [T, G, D], v [T, G, E], detached from any graph. Before forward's dispatch.
+  // The phases around core attention call the next two. Dedicated servers do not.
+
+  /// Takes q [T, H, D], k [T, G, D] and v [T, G, E], which are detached from any graph. It is
+  /// called before the dispatch of forward.
   void set_qkv(int nano_batch, int layer, const at::Tensor& q, const at::Tensor& k,
                const at::Tensor& v);
-  /// d_o [T, H, E]. Before backward's dispatch.
+  /// Takes d_o [T, H, E]. It is called before the dispatch of backward.
   void set_d_o(int nano_batch, int layer, const at::Tensor& d_o);
 
-  // Operations of the program: those that communicate, and core attention.
+  // The first five are the parts of an exchange, with the names of OpPlayer (executor.h). compute()
+  // does an operation of core attention.
   void pack(const Op& op);
   void issue(const Op& op);
   void wait(const Op& op);
@@ -73,10 +84,12 @@ class CoreAttention {
   void wait_sent(const Op& op);
   void compute(const Op& op);
 
-  /// O [T, H, E], once forward's combine has landed and all core attention of the layer was played.
+  /// Returns O [T, H, E]. The combine of forward must have landed, and all core attention of the
+  /// layer must have been played.
   const at::Tensor& o(int nano_batch, int layer) const;
-  /// dq [T, H, D], dk [T, G, D], dv [T, G, E] in the compute type, once backward's combine has
-  /// landed and all core attention was played. Frees what the home keeps of the layer.
+  /// Gives dq [T, H, D], dk [T, G, D] and dv [T, G, E] in the compute type, and frees what the home
+  /// keeps of the layer. The combine of backward must have landed, and all core attention of the
+  /// layer must have been played.
   void take_gradients(int nano_batch, int layer, at::Tensor* dq, at::Tensor* dk, at::Tensor* dv);
   /// Frees what the home keeps of a layer that has no backward.
   void drop(int nano_batch, int layer);

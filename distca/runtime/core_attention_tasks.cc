@@ -17,54 +17,41 @@ using kernels::Rows;
 
 int64_t tokens_of(const at::Tensor& tensor) { return tensor.defined() ? tensor.size(0) : 0; }
 
-/// Buffers as plan/exchange.h numbers them are the kernel's buffers: 0 the local tensors, i + 1
-/// what was received from receives[i].
-void set_forward_buffers(const HomeRows& home, const std::vector<MessageRows>& received,
-                         const std::vector<MessageRows>& returned, kernels::TaskList& list) {
-  list.queries.clear();
-  list.keys.clear();
-  list.queries.push_back({.tokens = tokens_of(home.q),
-                          .q = rows_of(home.q),
-                          .o = rows_of(home.o),
-                          .lse = rows_of(home.lse)});
-  list.keys.push_back({.tokens = tokens_of(home.k), .k = rows_of(home.k), .v = rows_of(home.v)});
-  for (size_t i = 0; i < received.size(); ++i) {
-    const MessageRows &qkv = received[i], &out = returned[i];
-    list.queries.push_back(
-        {.tokens = qkv.tokens(0), .q = qkv.rows(0), .o = out.rows(0), .lse = out.rows(1)});
-    list.keys.push_back({.tokens = qkv.tokens(1), .k = qkv.rows(1), .v = qkv.rows(2)});
-  }
-}
+/// Where the rows of received messages, and of what is computed for them, lie; [rows.receives].
+struct ServedRows {
+  std::vector<MessageRows> qkv;
+  std::vector<MessageRows> o;          // forward
+  std::vector<MessageRows> d_o, sums;  // backward
+};
 
-void set_backward_buffers(const HomeRows& home, const std::vector<MessageRows>& received,
-                          const std::vector<MessageRows>& received_backward,
-                          const std::vector<MessageRows>& sums, kernels::TaskList& list) {
-  list.queries.clear();
-  list.keys.clear();
-  list.queries.push_back({.tokens = tokens_of(home.q),
-                          .q = rows_of(home.q),
-                          .lse = rows_of(home.lse),
-                          .d_o = rows_of(home.d_o),
-                          .delta = rows_of(home.delta),
-                          .dq = rows_of(home.dq)});
-  list.keys.push_back({.tokens = tokens_of(home.k),
-                       .k = rows_of(home.k),
-                       .v = rows_of(home.v),
-                       .dk = rows_of(home.dk),
-                       .dv = rows_of(home.dv)});
-  for (size_t i = 0; i < received.size(); ++i) {
-    const MessageRows &qkv = received[i], &d_o = received_backward[i], &sum = sums[i];
-    list.queries.push_back({.tokens = qkv.tokens(0),
-                            .q = qkv.rows(0),
-                            .lse = d_o.rows(1),
-                            .d_o = d_o.rows(0),
-                            .delta = d_o.rows(2),
-                            .dq = sum.rows(0)});
-    list.keys.push_back({.tokens = qkv.tokens(1),
-                         .k = qkv.rows(1),
-                         .v = qkv.rows(2),
-                         .dk = sum.rows(1),
-                         .dv = sum.rows(2)});
+/// Buffers as plan/exchange.h numbers them are the kernel's buffers: 0 the local tensors, i + 1
+/// what was received from receives[i]. Kernels leave alone what their pass does not use.
+void set_buffers(const HomeRows& home, const ServedRows& served, kernels::TaskList& list) {
+  list.queries = {{.tokens = tokens_of(home.q),
+                   .q = rows_of(home.q),
+                   .o = rows_of(home.o),
+                   .lse = rows_of(home.lse),
+                   .d_o = rows_of(home.d_o),
+                   .delta = rows_of(home.delta),
+                   .dq = rows_of(home.dq)}};
+  list.keys = {{.tokens = tokens_of(home.k),
+                .k = rows_of(home.k),
+                .v = rows_of(home.v),
+                .dk = rows_of(home.dk),
+                .dv = rows_of(home.dv)}};
+  for (size_t i = 0; i < served.qkv.size(); ++i) {
+    const MessageRows& qkv = served.qkv[i];
+    kernels::QueryBuffer queries{.tokens = qkv.tokens(0), .q = qkv.rows(0)};
+    kernels::KeyBuffer keys{.tokens = qkv.tokens(1), .k = qkv.rows(1), .v = qkv.rows(2)};
+    if (!served.o.empty()) {
+      queries.o = served.o[i].rows(0), queries.lse = served.o[i].rows(1);
+    } else {
+      const MessageRows &d_o = served.d_o[i], &sums = served.sums[i];
+      queries.d_o = d_o.rows(0), queries.lse = d_o.rows(1), queries.delta = d_o.rows(2);
+      queries.dq = sums.rows(0), keys.dk = sums.rows(1), keys.dv = sums.rows(2);
+    }
+    list.queries.push_back(queries);
+    list.keys.push_back(keys);
   }
 }
 
@@ -81,40 +68,31 @@ kernels::Task kernel_task(const ServerTask& task, int64_t window_left) {
   return result;
 }
 
-KernelTasks kernel_tasks(const AttentionExchange& exchange, TaskSet set) {
-  KernelTasks result;
-  for (const int32_t i : exchange.tasks_of(set)) {
-    const ServerTask& server_task = exchange.rows.tasks[i];
-    kernels::Task task = kernel_task(server_task, exchange.shape.window_left);
-    result.backward.tasks.push_back(task);
-    if (!server_task.partial) {
-      result.whole.tasks.push_back(std::move(task));
-      continue;
-    }
-    task.query_buffer = static_cast<int64_t>(result.partial.tasks.size());
-    task.q_row = 0;
-    result.partial.tasks.push_back(std::move(task));
-    result.partial_tasks.push_back(i);
-  }
-  return result;
-}
-
 }  // namespace
 
 ExchangeTasks kernel_tasks(const AttentionExchange& exchange) {
   ExchangeTasks result;
   for (size_t set = 0; set < kNumTaskSets; ++set) {
-    result[set] = kernel_tasks(exchange, static_cast<TaskSet>(set));
+    auto& [whole, partial, backward, partial_tasks] = result[set];
+    for (const int32_t i : exchange.tasks[set]) {
+      const ServerTask& server_task = exchange.rows.tasks[i];
+      kernels::Task task = kernel_task(server_task, exchange.shape.window_left);
+      backward.tasks.push_back(task);
+      if (!server_task.partial) {
+        whole.tasks.push_back(std::move(task));
+        continue;
+      }
+      task.query_buffer = static_cast<int64_t>(partial.tasks.size());
+      task.q_row = 0;
+      partial.tasks.push_back(std::move(task));
+      partial_tasks.push_back(i);
+    }
   }
   return result;
 }
 
 void LayerAttention::compute(const LayerPass& layer, TaskSet set) {
-  if (layer.pass == Pass::kForward) {
-    compute_forward(layer, set);
-  } else {
-    compute_backward(layer, set);
-  }
+  layer.pass == Pass::kForward ? compute_forward(layer, set) : compute_backward(layer, set);
   layer.round.tasks_done += layer.exchange.tasks_of(set).size();
   complete_if_done(layer);
 }
@@ -125,13 +103,13 @@ void LayerAttention::compute_forward(const LayerPass& layer, TaskSet set) {
   const AttentionExchange& exchange = layer.exchange;
   Round& round = layer.round;
   const bool away = set == TaskSet::kAll || set == TaskSet::kAway;
-  std::vector<MessageRows> received, returned;
+  ServedRows served;
   if (away) {
-    received = with_homes(exchange, Content::kQkv, layer.of(BufferRole::kQkvIn));
-    returned = with_homes(exchange, Content::kO, layer.of(BufferRole::kOOut));
+    served.qkv = with_homes(exchange, Content::kQkv, layer.of(BufferRole::kQkvIn));
+    served.o = with_homes(exchange, Content::kO, layer.of(BufferRole::kOOut));
   }
   auto& [whole, partial, backward, partial_tasks] = layer.tasks[static_cast<size_t>(set)];
-  set_forward_buffers(layer.home, received, returned, whole);
+  set_buffers(layer.home, served, whole);
   partial.queries.clear();
   partial.keys = whole.keys;
   round.partials.resize(2 * exchange.rows.tasks.size());
@@ -153,7 +131,7 @@ void LayerAttention::compute_forward(const LayerPass& layer, TaskSet set) {
   if (!away) return;
   for (const RowMerge& rows : exchange.rows.merges) {
     if (rows.buffer == 0) continue;  // parts of it may be elsewhere
-    const MessageRows& message = returned[rows.buffer - 1];
+    const MessageRows& message = served.o[rows.buffer - 1];
     merge(round.partials, {}, rows, message.rows(0, rows.row), message.rows(1, rows.row));
   }
 }
@@ -161,17 +139,17 @@ void LayerAttention::compute_forward(const LayerPass& layer, TaskSet set) {
 void LayerAttention::compute_backward(const LayerPass& layer, TaskSet set) {
   zero_local_gradients(layer.home);
   const AttentionExchange& exchange = layer.exchange;
-  std::vector<MessageRows> received, received_backward, sums;
+  ServedRows served;
   if (set == TaskSet::kAll || set == TaskSet::kAway) {
-    received = with_homes(exchange, Content::kQkv, layer.of(BufferRole::kQkvIn));
-    received_backward = with_homes(exchange, Content::kDO, layer.of(BufferRole::kDOIn));
-    sums = with_homes(exchange, Content::kAccumulator,
-                      layer.of(exchange.converts_gradients() ? BufferRole::kAccumulators
-                                                             : BufferRole::kGradientOut));
-    for (const MessageRows& message : sums) message.fill_with_zeros();
+    const BufferRole sums =
+        exchange.converts_gradients() ? BufferRole::kAccumulators : BufferRole::kGradientOut;
+    served.qkv = with_homes(exchange, Content::kQkv, layer.of(BufferRole::kQkvIn));
+    served.d_o = with_homes(exchange, Content::kDO, layer.of(BufferRole::kDOIn));
+    served.sums = with_homes(exchange, Content::kAccumulator, layer.of(sums));
+    for (const MessageRows& message : served.sums) message.fill_with_zeros();
   }
   kernels::TaskList& backward = layer.tasks[static_cast<size_t>(set)].backward;
-  set_backward_buffers(layer.home, received, received_backward, sums, backward);
+  set_buffers(layer.home, served, backward);
   bytes_.copied += kernel_.backward(backward);
 }
 

@@ -10,8 +10,8 @@
 #include <cmath>
 #include <map>
 
+#include "distca/kernels/attention_testing.h"
 #include "distca/kernels/cpu/cpu_attention_testing.h"
-#include "distca/kernels/merge.h"
 
 namespace distca {
 namespace {
@@ -101,7 +101,8 @@ Results ours(const Variant& variant, const Inputs& in, double scale) {
                                .tasks = {{.q_tokens = tokens, .keys = {{.tokens = tokens}}}}};
   kernels::ThreadPool pool(1);
   kernels::cpu_forward(shape, variant.type, variant.type, list, pool, variant.isa);
-  kernels::row_delta({tokens, kHeads, dim}, variant.type, rows(in.d_o), rows(r.o), rows(delta));
+  kernels::testing::row_delta({tokens, kHeads, dim}, variant.type, rows(in.d_o), rows(r.o),
+                              rows(delta));
   kernels::cpu_backward(shape, variant.type, list, pool, variant.isa);
   return r;
 }

@@ -1,16 +1,24 @@
 #pragma once
-// Core attention of a list of tasks on CUDA, behind the interface of kernels/attention.h, through
-// ATen's fused operators, reached by dispatch: no CUDA is needed to compile.
+// These functions compute core attention of a list of tasks on CUDA, behind the interface of
+// kernels/attention.h, through ATen's fused operators. The operators are reached by dispatch, so
+// CUDA is not needed to compile this.
 //
-// bf16: FlashAttention's variable-length operators, every task of a call in as few launches as
-//   masks and memory allow (kernels/varlen_launches.h). head_dim_qk = head_dim_v <= 256.
-// fp32: efficient attention, a call a sequence; windows through the matmul path.
-// fp64, head dims that differ or exceed 256, keys with a gap: the matmul path of aten_attention.h.
+// Which operator computes a task depends on its type:
+//  - bf16 goes through FlashAttention's variable-length operators, if head_dim_qk = head_dim_v is
+//  at
+//    most 256. All tasks of a call go in as few launches as masks and memory allow
+//    (kernels/varlen_launches.h).
+//  - fp32 goes through efficient attention, with one call for each sequence. Windows take the
+//  matmul
+//    path.
+//  - fp64 takes the matmul path of aten_attention.h. So do head dims that differ or exceed 256, and
+//    keys with a gap.
 //
-// Same tasks, same bits in forward; in backward only after
+// The same tasks give the same bits in forward. In backward they do so only after
 // at::globalContext().setDeterministicAlgorithms(true, false), which the operators read
-// (docs/kernels.md). A softcap is refused with an Error(kConfig): none of these operators has one.
-// Thread rule: calls on disjoint outputs may run at the same time.
+// (docs/kernels.md). A softcap is an Error(kConfig), because none of these operators has one.
+//
+// Threads. Calls on disjoint outputs may run at the same time.
 
 #include <cstdint>
 
@@ -19,8 +27,8 @@
 
 namespace distca {
 
-/// As aten_forward and aten_backward. Both return the bytes they copied: keys gathered, rows
-/// packed, O and LSE put where they belong.
+/// Do what aten_forward and aten_backward do. Both return the bytes that they copied: gathered
+/// keys, packed rows, and O and LSE that were put where they belong.
 int64_t cuda_forward(const kernels::Shape& shape, ScalarType type, ScalarType o_type,
                      const kernels::TaskList& list, int cuda_device);
 int64_t cuda_backward(const kernels::Shape& shape, ScalarType type, const kernels::TaskList& list,

@@ -1,5 +1,6 @@
 #pragma once
-// When a CUDA device does what the executor's thread gives it. Thread rule: one thread.
+// device_clock() tells when a CUDA device does what the executor's thread gives it. One thread uses
+// a clock.
 
 #include <memory>
 
@@ -7,7 +8,8 @@
 
 namespace distca {
 
-/// Marks on the current stream of the calling thread. Null for device -1, a CPU. For one play().
+/// Makes a clock for one play(). It sets its marks on the current stream of the calling thread.
+/// Returns null for device -1, which is the CPU.
 std::unique_ptr<OpClock> device_clock(int cuda_device);
 
 }  // namespace distca

@@ -76,8 +76,9 @@ class Playing {
     const Span issue = timed(op, OpPart::kIssue, [&] { player_.issue(op); });
     exchanges_[index].issued_s = issue.begin_s;
     if (!recorder_) return;
-    if (!program_.sends(op).empty()) record(op, TraceKind::kCopy, pack);
-    if (says_something(op)) record(op, TraceKind::kLaunch, issue);
+    const bool sends = !program_.sends(op).empty();
+    if (sends) record(op, TraceKind::kCopy, pack);
+    if (sends || !program_.receives(op).empty()) record(op, TraceKind::kLaunch, issue);
   }
 
   void finish(int32_t index) {
@@ -150,10 +151,6 @@ class Playing {
       event.end_s = time(event.end_s);
       recorder_->add(std::move(event));
     }
-  }
-
-  bool says_something(const Op& op) const {
-    return !program_.sends(op).empty() || !program_.receives(op).empty();
   }
 
   void record(const Op& op, TraceKind kind, const Span& span) { add(event(op, kind, span)); }

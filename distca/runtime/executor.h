@@ -1,10 +1,12 @@
 #pragma once
-// Plays a program for real on a compute and a communication stream (program/program.h says how).
-// What an operation does is the caller's; a new schedule changes the program, not the callers.
-// Waits only for what the next operation needs, never for a whole stream.
+// play() plays a program on a compute stream and a communication stream (program/program.h says
+// how). The caller says what an operation does. So a new schedule changes the program and not the
+// callers. play() waits only for what the next operation needs, and never for a whole stream.
 //
-// On a CPU the communication stream is the group's own threads: exchanges progress while the
-// calling thread computes. Thread rule: one executor a rank, one thread.
+// On a CPU, the communication stream is the group's own threads: exchanges progress while the
+// calling thread computes.
+//
+// Threads. Each rank has one executor and plays from one thread.
 
 #include <array>
 #include <cstddef>
@@ -15,51 +17,55 @@
 
 namespace distca {
 
-/// Does the parts of operations.
+/// The caller's side of play(): it does the parts of operations.
 class OpPlayer {
  public:
   virtual ~OpPlayer() = default;
-  /// Of the compute stream.
+  /// Does an operation of the compute stream.
   virtual void play(const Op& op) = 0;
-  // Of an exchange, in this order.
+
+  // The parts of an exchange are called in this order.
   virtual void pack(const Op& op) = 0;       // copies what travels into `out`
-  virtual void issue(const Op& op) = 0;      // hands the messages to the group; returns at once
-  virtual void wait(const Op& op) = 0;       // until all that is received has landed in `in`
+  virtual void issue(const Op& op) = 0;      // hands the messages to the group and returns at once
+  virtual void wait(const Op& op) = 0;       // returns when everything received has landed in `in`
   virtual void land(const Op& op) = 0;       // puts what came home in its place
-  virtual void wait_sent(const Op& op) = 0;  // until `out` may be written again
+  virtual void wait_sent(const Op& op) = 0;  // returns when `out` may be written again
 };
 
-/// What an operation's time went to. kWait covers wait and wait_sent.
+/// The parts that the time of an operation is divided into. kWait covers wait and wait_sent.
 enum class OpPart : uint8_t { kPlay, kPack, kIssue, kWait, kLand };
 inline constexpr int kNumOpParts = 5;
 
-/// Seconds spent, [kind][pass][part].
+/// The seconds that were spent, by [kind][pass][part].
 struct OpTimes {
   using Parts = std::array<double, kNumOpParts>;
   std::array<std::array<Parts, 2>, kNumOpKinds> seconds{};            // elapsed
   std::array<std::array<Parts, 2>, kNumOpKinds> processor_seconds{};  // of the playing thread
 
+  // The elapsed seconds of some operations or parts, summed.
   double of(OpKind kind, Pass pass, OpPart part) const;
-  double of(OpKind kind, Pass pass) const;  // all parts
+  double of(OpKind kind, Pass pass) const;
   double of(OpKind kind) const;
+  double of(OpPart part) const;
+  /// The processor time of an operation.
   double processor_of(OpKind kind) const;
-  double of(OpPart part) const;  // over all operations
 };
 
-/// Where operations are only given to a device, which does them later: when it does.
+/// Tells when a device did an operation that the calling thread only gave to it.
 class OpClock {
  public:
   virtual ~OpClock() = default;
-  /// All that the calling thread has given the device so far. The n-th call returns n - 1.
+  /// Marks the end of everything that the calling thread has given the device so far. The n-th call
+  /// returns n - 1.
   virtual size_t mark() = 0;
-  /// When the device had done what each mark stands for, on the steady clock (base/clock.h),
-  /// [mark]. Waits until it has.
+  /// [mark] The times on the steady clock (base/clock.h) at which the device had done what each
+  /// mark stands for. Waits until it has done all of it.
   virtual std::vector<double> seconds() = 0;
 };
 
-/// Plays every operation once; adds to `times`. `recorder`: null records nothing and costs nothing.
-/// `clock`: null where the calling thread does what it plays. When it returns every exchange is
-/// finished and every send has left.
+/// Plays every operation once and adds what it took to `times`. When it returns, every exchange is
+/// finished and every send has left. Without a `recorder` nothing is recorded, which costs nothing.
+/// `clock` is null if the calling thread itself does what it plays.
 void play(const Program& program, OpPlayer& player, OpTimes* times,
           TraceRecorder* recorder = nullptr, OpClock* clock = nullptr);
 

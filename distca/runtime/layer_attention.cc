@@ -13,30 +13,14 @@
 namespace distca {
 namespace {
 
-BufferRole sent_from(Content content) {
-  switch (content) {
-    case Content::kQkv:
-      return BufferRole::kQkvOut;
-    case Content::kO:
-      return BufferRole::kOOut;
-    case Content::kDO:
-      return BufferRole::kDOOut;
-    default:
-      return BufferRole::kGradientOut;
-  }
-}
-BufferRole received_into(Content content) {
-  switch (content) {
-    case Content::kQkv:
-      return BufferRole::kQkvIn;
-    case Content::kO:
-      return BufferRole::kOIn;
-    case Content::kDO:
-      return BufferRole::kDOIn;
-    default:
-      return BufferRole::kGradientIn;
-  }
-}
+// [Content] The buffer that messages are sent from, and the one that they are received into.
+constexpr std::array kSentFrom{BufferRole::kQkvOut, BufferRole::kOOut, BufferRole::kDOOut,
+                               BufferRole::kGradientOut};
+constexpr std::array kReceivedInto{BufferRole::kQkvIn, BufferRole::kOIn, BufferRole::kDOIn,
+                                   BufferRole::kGradientIn};
+
+BufferRole sent_from(Content content) { return kSentFrom.at(static_cast<size_t>(content)); }
+BufferRole received_into(Content content) { return kReceivedInto.at(static_cast<size_t>(content)); }
 
 }  // namespace
 
@@ -60,10 +44,7 @@ void LayerAttention::check(const AttentionExchange& exchange) const {
 }
 
 at::TensorOptions LayerAttention::tensor_options(ScalarType scalar) const {
-  return at::dtype(aten_type(scalar))
-      .device(comm_.cuda_device() < 0
-                  ? at::Device(at::kCPU)
-                  : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(comm_.cuda_device())));
+  return at::dtype(aten_type(scalar)).device(aten_device(comm_.cuda_device()));
 }
 
 /// Kernels read and write rows whose last dimension is contiguous.

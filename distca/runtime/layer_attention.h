@@ -1,7 +1,9 @@
 #pragma once
-// The parts of core attention of one layer, without an order among them: packing, issuing, tasks,
-// merging, sums. CoreAttention plays them for the operations of a program, api/core_attention.h as
-// its caller asks for them. Include <ATen/ATen.h> before it. Thread rule: one thread.
+// LayerAttention has the parts of core attention of one layer: packing, issuing, tasks, merging and
+// sums. It sets no order among them. runtime/core_attention.h plays them for the operations of a
+// program, and api/core_attention.h plays them as its caller asks for them.
+//
+// Include <ATen/ATen.h> before this header. One thread uses an object.
 
 #include <array>
 #include <memory>
@@ -17,46 +19,46 @@
 
 namespace distca {
 
-/// What a home keeps of one layer of one nano-batch.
+/// The rows that a home keeps of one layer of one nano-batch.
 struct HomeRows {
   at::Tensor q, k, v;
   at::Tensor o, lse;               // [T, H, E], [T, H, 1]
-  at::Tensor d_o, delta;           // backward
-  at::Tensor dq, dk, dv;           // sums, backward
-  std::array<bool, 2> complete{};  // [Pass] O and LSE, the sums
+  at::Tensor d_o, delta;           // in backward
+  at::Tensor dq, dk, dv;           // sums, in backward
+  std::array<bool, 2> complete{};  // [Pass] whether O and LSE, or the sums, are complete
 
   bool is_complete(Pass pass) const {
     return complete[static_cast<size_t>(pass)] || !q.defined() || q.size(0) == 0;
   }
 };
 
-/// What is under way of one pass of one layer step of an exchange.
+/// How far one pass of one layer step of an exchange has come.
 struct Round {
   size_t tasks_done = 0;
-  bool landed = false;               // what comes home
-  std::span<std::byte> arrived;      // where it lies
-  std::vector<at::Tensor> partials;  // [2 x tasks] O, LSE of those that are partial
+  bool landed = false;               // whether everything that comes home has arrived
+  std::span<std::byte> arrived;      // where that lies
+  std::vector<at::Tensor> partials;  // [2 x tasks] O and LSE of the tasks that are partial
 };
 
-/// The tasks of one set of an exchange as kernels take them, made once for all layers. The buffers
-/// of the lists are set before each call.
+/// The tasks of one set of an exchange as kernels take them. They are made once for all layers. The
+/// buffers of the lists are set before each call.
 struct KernelTasks {
-  kernels::TaskList whole;             // forward: those whose O and LSE are the rows' own
-  kernels::TaskList partial;           // forward: those whose O and LSE are parts of merges
-  kernels::TaskList backward;          // all
-  std::vector<int32_t> partial_tasks;  // [partial.tasks] index in rows.tasks
+  kernels::TaskList whole;             // forward: tasks whose O and LSE are the rows' own
+  kernels::TaskList partial;           // forward: tasks whose O and LSE are parts of merges
+  kernels::TaskList backward;          // all tasks
+  std::vector<int32_t> partial_tasks;  // [partial.tasks] the index in rows.tasks
 };
 using ExchangeTasks = std::array<KernelTasks, kNumTaskSets>;  // [TaskSet]
 ExchangeTasks kernel_tasks(const AttentionExchange& exchange);
 
-/// One pass of one layer through an exchange. Borrows all.
+/// One pass of one layer through an exchange. It borrows everything.
 struct LayerPass {
   const AttentionExchange& exchange;
   ExchangeTasks& tasks;
   HomeRows& home;
   Round& round;
   Pass pass = Pass::kForward;
-  /// [BufferRole] Where messages and sums lie; what a part does not use may be empty.
+  /// [BufferRole] Where messages and sums lie. Memory that a part does not use may be empty.
   std::array<std::span<std::byte>, kNumBufferRoles> memory{};
 
   std::span<std::byte> of(BufferRole role) const { return memory[static_cast<size_t>(role)]; }
@@ -64,28 +66,29 @@ struct LayerPass {
 
 class LayerAttention {
  public:
-  /// Borrows both, which are on one device.
+  /// Borrows both, which must be on one device.
   LayerAttention(AttentionKernel& kernel, Communicator& comm);
 
-  /// A kernel for other heads or types than the exchange's is a CHECK.
+  /// Checks that the kernel computes the heads and types of the exchange (CHECK).
   void check(const AttentionExchange& exchange) const;
 
-  /// As CoreAttention::set_qkv and set_d_o.
+  /// Take what CoreAttention::set_qkv and set_d_o take.
   HomeRows home_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) const;
   void set_d_o(HomeRows& home, const at::Tensor& d_o) const;
 
   /// Copies what travels to where it is sent from.
   void pack(const LayerPass& layer, Content content);
-  /// Hands the messages to the group; null where there are none.
+  /// Hands the messages to the group. Returns null if there are none.
   std::unique_ptr<PendingExchange> issue(const LayerPass& layer, Content content, uint32_t tag,
                                          std::string_view operation);
-  /// Puts O and LSE, which have arrived, in their place; gradients are added once they are
-  /// complete. Completes the pass where all tasks were computed.
+  /// Puts O and LSE, which have arrived, in their place. Gradients are added later, when the pass
+  /// completes. Completes the pass if all tasks have been computed.
   void land(const LayerPass& layer);
-  /// Computes the tasks of a set. Completes the pass after the last where all has landed.
+  /// Computes the tasks of a set. Completes the pass if these were the last and everything that
+  /// comes home has landed.
   void compute(const LayerPass& layer, TaskSet set);
 
-  /// In the compute type, once backward is complete.
+  /// Gives the gradients in the compute type. Backward must be complete.
   void take_gradients(HomeRows& home, at::Tensor* dq, at::Tensor* dk, at::Tensor* dv) const;
 
   const ExchangeBytes& bytes() const { return bytes_; }
@@ -94,8 +97,8 @@ class LayerAttention {
   at::TensorOptions tensor_options(ScalarType scalar) const;
   void check_local(const char* name, const at::Tensor& tensor, int64_t heads, int64_t dim) const;
 
-  // The messages of a content where they lie in a buffer, one for each of rows.sends or
-  // rows.receives; those that there are none of have no rows.
+  // The messages of a content where they lie in a buffer, one for each of rows.sends or of
+  // rows.receives. A message that does not exist has no rows.
   std::vector<MessageRows> with_servers(const AttentionExchange& exchange, Content content,
                                         std::span<std::byte> memory) const;
   std::vector<MessageRows> with_homes(const AttentionExchange& exchange, Content content,
@@ -114,8 +117,8 @@ class LayerAttention {
   AttentionKernel& kernel_;
   Communicator& comm_;
   kernels::Shape shape_;
-  ScalarType type_;         // compute
-  ScalarType accumulator_;  // fp64 for fp64, else fp32
+  ScalarType type_;         // of Q, K, V, O
+  ScalarType accumulator_;  // of LSE and sums: fp64 for fp64, else fp32
   ExchangeBytes bytes_;
 };
 

@@ -11,9 +11,7 @@
 namespace distca {
 namespace {
 
-int64_t bytes_of(const at::Tensor& tensor) {
-  return tensor.numel() * static_cast<int64_t>(tensor.element_size());
-}
+int64_t bytes_of(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); }
 
 /// Calls `move(rows of local, rows of part)` for each range.
 template <typename Move>

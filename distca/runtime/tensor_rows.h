@@ -1,6 +1,6 @@
 #pragma once
-// A tensor as the kernels see it: for callers of kernels/attention.h that hold their rows in
-// tensors. Any thread.
+// rows_of() shows a tensor as the kernels see it. It is for callers of kernels/attention.h that
+// hold their rows in tensors, and may be called from any thread:
 //
 //     list.keys.push_back({.tokens = k.size(0), .k = rows_of(k), .v = rows_of(v)});
 
@@ -14,8 +14,8 @@ class Tensor;
 
 namespace distca {
 
-/// Rows of a [tokens, heads, dim] tensor, contiguous in dim, from `row` on; of an undefined tensor
-/// none. The tensor must outlive them.
+/// The rows of a [tokens, heads, dim] tensor from `row` on. The tensor is contiguous in dim and
+/// must outlive the rows. An undefined tensor has no rows.
 kernels::Rows rows_of(const at::Tensor& tensor, int64_t row = 0);
 
 }  // namespace distca

@@ -166,25 +166,23 @@ class Player {
     }
     return runs;
   }
-  static int64_t rows_of(const std::vector<Run>& runs) {
-    return runs.back().row + runs.back().tokens;
-  }
   /// [query rows, H, dim], in place where they lie in a row.
   at::Tensor packed(const std::vector<Run>& runs, Rows QueryBuffer::*field, int64_t dim) {
     if (runs.size() == 1 && kernels::loads_aligned(list_.queries[runs[0].buffer].*field, type_)) {
       return queries(runs[0], field, type_, dim);
     }
-    const at::Tensor rows = at::empty({rows_of(runs), shape_.num_heads, dim}, options(type_));
-    for (const Run& run : runs) {
-      rows.narrow(0, run.row, run.tokens).copy_(count(queries(run, field, type_, dim)));
-    }
-    return rows;
+    return copied(runs, field, type_, dim);
   }
   /// [query rows, H]
   at::Tensor packed_numbers(const std::vector<Run>& runs, Rows QueryBuffer::*field) {
-    const at::Tensor rows = at::empty({rows_of(runs), shape_.num_heads}, options(accumulator_));
+    return copied(runs, field, accumulator_, 1).squeeze(-1);
+  }
+  at::Tensor copied(const std::vector<Run>& runs, Rows QueryBuffer::*field, ScalarType scalar,
+                    int64_t dim) {
+    const int64_t tokens = runs.back().row + runs.back().tokens;
+    const at::Tensor rows = at::empty({tokens, shape_.num_heads, dim}, options(scalar));
     for (const Run& run : runs) {
-      rows.narrow(0, run.row, run.tokens).copy_(count(numbers(run, field)));
+      rows.narrow(0, run.row, run.tokens).copy_(count(queries(run, field, scalar, dim)));
     }
     return rows;
   }

@@ -1,15 +1,24 @@
 #include "distca/trace/chrome.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
+#include <array>
 #include <cmath>
 
+#include "distca/base/build_info.h"
+#include "distca/base/hash.h"
 #include "distca/base/json.h"
-#include "distca/trace/issues.h"
 
 namespace distca {
 namespace {
 
 constexpr int kComputeThread = 0;  // those of messages under way follow
+/// In the order of TraceKind.
+constexpr std::array kKindNames = {"step", "compute", "copy", "launch", "wait", "flight"};
+static_assert(kKindNames.size() == static_cast<size_t>(TraceKind::kFlight) + 1);
+
+int64_t nanoseconds(double seconds) { return std::llround(seconds * 1e9); }
 
 /// Microseconds, all digits of the nanosecond.
 std::string microseconds(int64_t ns) { return fmt::format("{}.{:03}", ns / 1000, ns % 1000); }
@@ -34,15 +43,15 @@ std::string arguments(const TraceEvent& event) {
 /// Writes one rank's process; numbers its events' threads.
 class RankWriter {
  public:
-  RankWriter(std::vector<std::string>& lines, int rank, const TraceRank& events)
-      : lines_(lines), rank_(rank) {
-    metadata(
-        "process_name", 0,
-        Json{{"name", fmt::format("rank {} ({})", rank, events.server ? "server" : "worker")}});
+  RankWriter(int rank, bool server, std::span<const TraceEvent> events) : rank_(rank) {
+    metadata("process_name", 0,
+             Json{{"name", fmt::format("rank {} ({})", rank, server ? "server" : "worker")}});
     metadata("process_sort_index", 0, Json{{"sort_index", rank}});
     metadata("thread_name", kComputeThread, Json{{"name", "compute"}});
-    for (const TraceEvent& event : events.events) write(event);
+    for (const TraceEvent& event : events) write(event);
   }
+
+  std::string text() const { return fmt::format("{}", fmt::join(lines_, ",\n")); }
 
  private:
   void metadata(const char* name, int thread, const Json& arguments) {
@@ -56,8 +65,27 @@ class RankWriter {
         event.kind == TraceKind::kFlight ? flight_thread(begin, end) : kComputeThread;
     lines_.push_back(fmt::format(
         R"({{"ph":"X","name":{},"cat":"{}","pid":{},"tid":{},"ts":{},"dur":{},"args":{}}})",
-        Json(event.name).dump(), trace_kind_name(event.kind), rank_, thread, microseconds(begin),
-        microseconds(end - begin), arguments(event)));
+        Json(event.name).dump(), kKindNames[static_cast<size_t>(event.kind)], rank_, thread,
+        microseconds(begin), microseconds(end - begin), arguments(event)));
+    if (event.kind == TraceKind::kLaunch) {
+      for (const int receiver : event.to) arrow("s", event, rank_, receiver, begin, "");
+    } else if (event.kind == TraceKind::kWait) {
+      for (const int sender : event.from) {
+        // Within the event, so that the arrow's head is drawn at it.
+        arrow("f", event, sender, rank_, std::max(begin, end - 1), R"(,"bp":"e")");
+      }
+    }
+  }
+
+  /// One end of an arrow from the issue of a message to the end of the wait for it. Sender and
+  /// receiver write theirs apart and give the message the same id.
+  void arrow(const char* phase, const TraceEvent& event, int sender, int receiver, int64_t ns,
+             const char* binding) {
+    const std::string id =
+        hash_hex(fmt::format("{} {} {} {}", event.step, event.tag, sender, receiver));
+    lines_.push_back(fmt::format(
+        R"({{"ph":"{}","name":"message","cat":"message","id":"{}","pid":{},"tid":{},"ts":{}{}}})",
+        phase, id, rank_, kComputeThread, microseconds(ns), binding));
   }
 
   /// Events of one thread must not overlap, messages under way do: the first thread that is free.
@@ -77,62 +105,34 @@ class RankWriter {
     return thread;
   }
 
-  std::vector<std::string>& lines_;
   int rank_;
+  std::vector<std::string> lines_;
   std::vector<int64_t> flights_until_;
 };
 
-/// Arrows from the issue of each message to the end of the wait for it.
-void write_arrows(const Trace& trace, std::vector<std::string>& lines) {
-  std::vector<const std::vector<TraceEvent>*> events;
-  for (const TraceRank& rank : trace.ranks) events.push_back(&rank.events);
-  const Issues issues(events);
-  int64_t id = 0;
-  const auto arrow = [&](const char* phase, int rank, int64_t ns, const char* binding) {
-    lines.push_back(fmt::format(
-        R"({{"ph":"{}","name":"message","cat":"message","id":{},"pid":{},"tid":{},"ts":{}{}}})",
-        phase, id, rank, kComputeThread, microseconds(ns), binding));
-  };
-  for (int rank = 0; rank < static_cast<int>(trace.ranks.size()); ++rank) {
-    for (const TraceEvent& wait : trace.ranks[rank].events) {
-      if (wait.kind != TraceKind::kWait) continue;
-      for (int sender : wait.from) {
-        const TraceEvent* issue = issues.of(sender, wait.step, wait.tag);
-        if (issue == nullptr || std::ranges::find(issue->to, rank) == issue->to.end()) continue;
-        ++id;
-        const int64_t begin = nanoseconds(wait.begin_s), end = nanoseconds(wait.end_s);
-        arrow("s", sender, nanoseconds(issue->begin_s), "");
-        // Within the event, so that the arrow's head is drawn at it.
-        arrow("f", rank, std::max(begin, end - 1), R"(,"bp":"e")");
-      }
-    }
-  }
-}
-
 }  // namespace
 
-int64_t nanoseconds(double seconds) { return std::llround(seconds * 1e9); }
+std::string chrome_events(int rank, bool server, std::span<const TraceEvent> events) {
+  return RankWriter(rank, server, events).text();
+}
 
-std::string chrome_json(const Trace& trace) {
-  Json ranks = Json::array();
-  for (const TraceRank& rank : trace.ranks) {
-    ranks.push_back({{"role", rank.server ? "server" : "worker"},
-                     {"clock_offset_s", rank.clock_offset_s},
-                     {"clock_drift", rank.clock_drift},
-                     {"clock_uncertainty_s", rank.clock_uncertainty_s}});
+std::string chrome_json(std::string_view overlap, std::span<const TraceRank> ranks,
+                        std::span<const std::string> events) {
+  Json listed = Json::array();
+  for (const TraceRank& rank : ranks) {
+    listed.push_back({{"role", rank.server ? "server" : "worker"},
+                      {"clock_offset_s", rank.clock_offset_s},
+                      {"clock_drift", rank.clock_drift},
+                      {"clock_uncertainty_s", rank.clock_uncertainty_s}});
   }
   const Json other = {{"program", "distca"},
-                      {"version", trace.version},
-                      {"commit", trace.commit},
-                      {"overlap", trace.overlap},
-                      {"ranks", ranks}};
-  std::vector<std::string> lines;
-  for (int rank = 0; rank < static_cast<int>(trace.ranks.size()); ++rank)
-    RankWriter(lines, rank, trace.ranks[rank]);
-  write_arrows(trace, lines);
+                      {"version", build_info::kVersion},
+                      {"commit", build_info::kCommit},
+                      {"overlap", overlap},
+                      {"ranks", listed}};
   return fmt::format(
       "{{\"displayTimeUnit\":\"ms\",\n\"otherData\":{},\n\"traceEvents\":[\n{}\n]}}\n",
-      other.dump(), fmt::join(lines, ",\n"));
+      other.dump(), fmt::join(events, ",\n"));
 }
 
 }  // namespace distca

@@ -8,7 +8,7 @@
 
 namespace distca {
 
-/// What a rank's time went to.
+/// What a rank's time went to. trace/chrome.cc names them.
 enum class TraceKind : uint8_t {
   kStep,     // a whole step; all other events of the step lie within it
   kCompute,  // an operation of the compute stream
@@ -39,8 +39,5 @@ struct TraceEvent {
   double flops = 0;  // floating-point operations of a compute event
   bool operator==(const TraceEvent&) const = default;
 };
-
-/// The name of a kind, as files have it.
-const char* trace_kind_name(TraceKind kind);
 
 }  // namespace distca

@@ -18,11 +18,6 @@ constexpr int64_t kBytes = 4 << 20;
 constexpr int kRounds = 4;
 constexpr const char* kOperation = "bandwidth measurement";
 
-/// Of the slowest rank, in ns.
-int64_t slowest(Communicator& comm, int64_t mine) {
-  return std::ranges::max(all_gather(comm, mine, kOperation));
-}
-
 }  // namespace
 
 int64_t measured_bytes_per_us(Communicator& comm) {
@@ -41,7 +36,8 @@ int64_t measured_bytes_per_us(Communicator& comm) {
     const Stopwatch watch;
     comm.exchange(std::span(&send, 1), std::span(&receive, 1), kOperation)->wait();
     if (in.is_cuda()) in[0].item();  // waits for the device
-    best_ns = std::min(best_ns, slowest(comm, std::llround(watch.seconds() * 1e9)));
+    const int64_t mine_ns = std::llround(watch.seconds() * 1e9);
+    best_ns = std::min(best_ns, std::ranges::max(all_gather(comm, mine_ns, kOperation)));
   }
   int64_t rate = kBytes * 1000 / std::max<int64_t>(1, best_ns);
   int64_t unit = 1;

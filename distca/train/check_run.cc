@@ -19,14 +19,10 @@ void set_up_process(const Config& config) {
 }
 
 void check_run(const Config& config, int num_workers, LocalRanks local) {
-  if (config.data.prefix.empty()) {
-    throw Error(ErrorKind::kConfig,
-                "data.prefix is not set: make a data set with `distca data prepare` and name it");
-  }
-  if (config.on_cuda() && !at::hasCUDA()) {
-    throw Error(ErrorKind::kConfig,
-                "train.device = cuda: this machine or this PyTorch has no CUDA device");
-  }
+  DISTCA_THROW_IF(config.data.prefix.empty(), ErrorKind::kConfig,
+                  "data.prefix is not set: make a data set with `distca data prepare` and name it");
+  DISTCA_THROW_IF(config.on_cuda() && !at::hasCUDA(), ErrorKind::kConfig,
+                  "train.device = cuda: this machine or this PyTorch has no CUDA device");
   // First of all: what follows may take long where too much is asked for.
   MemoryParts memory = memory_needed(config, num_workers, local);
   const bool on_cpu = !config.on_cuda();

@@ -94,9 +94,9 @@ std::string in_units(const ConfigKey& key) {
 void check_value(const ConfigKey& key, const std::string& origin) {
   auto check_number = [&](double value) {
     const bool low = !(value >= key.minimum);
-    if (!low && value <= key.maximum) return;
-    throw Error(ErrorKind::kConfig, "{}: {} = {}: must be at {} {}{}", origin, key.name, value,
-                low ? "least" : "most", low ? key.minimum : key.maximum, in_units(key));
+    DISTCA_THROW_IF(low || value > key.maximum, ErrorKind::kConfig,
+                    "{}: {} = {}: must be at {} {}{}", origin, key.name, value,
+                    low ? "least" : "most", low ? key.minimum : key.maximum, in_units(key));
   };
   std::visit(Overloaded{[&](int64_t* v) { check_number(static_cast<double>(*v)); },
                         [&](double* v) { check_number(*v); },
@@ -136,42 +136,37 @@ std::string wanted(const ConfigKey& key) {
   return number_words(key) + " as TOML writes it, such as 0.001 or 1e30" + in_units(key);
 }
 
-/// -1: the scheduler's own.
-Tolerance tolerance_of(double number) {
-  if (number == -1) return {};
-  return {.kind = Tolerance::Kind::kShare, .share = number};
-}
-
 void set_value(const ConfigKey& key, const toml::node& node, const std::string& origin) {
-  auto wrong_type = [&](const std::string& expected) {
-    std::ostringstream text;
-    text << node.type();
-    throw Error(ErrorKind::kConfig, "{}: {} expects {}{}, not a TOML {}", origin, key.name,
-                expected, in_units(key), text.str());
+  const auto expect = [&](bool right, std::string_view what) {
+    DISTCA_THROW_IF(!right, ErrorKind::kConfig, "{}: {} expects {}{}, not a TOML {}", origin,
+                    key.name, what, in_units(key), (std::ostringstream() << node.type()).str());
   };
   if (is_text(key)) {
-    if (!node.is_string()) wrong_type("text");
+    expect(node.is_string(), "text");
     return set_text(key, *node.value<std::string>(), origin);
   }
-  std::visit(
-      Overloaded{[&](int64_t* v) {
-                   node.is_integer() ? void(*v = *node.value<int64_t>()) : wrong_type("an integer");
-                 },
-                 [&](double* v) {
-                   if (!node.is_number()) wrong_type(number_words(key));
-                   *v = *node.value<double>();
-                 },
-                 [&](bool* v) {
-                   node.is_boolean() ? void(*v = *node.value<bool>()) : wrong_type("true or false");
-                 },
-                 [&](Tolerance* v) {
-                   const bool is_auto = node.value<std::string>() == "auto";
-                   if (!is_auto && !node.is_number()) wrong_type(number_words(key));
-                   *v = is_auto ? Tolerance{.kind = Tolerance::Kind::kAuto}
-                                : tolerance_of(*node.value<double>());
-                 },
-                 [](const auto&) {}},
-      key.value);
+  std::visit(Overloaded{[&](int64_t* v) {
+                          expect(node.is_integer(), "an integer");
+                          *v = *node.value<int64_t>();
+                        },
+                        [&](double* v) {
+                          expect(node.is_number(), number_words(key));
+                          *v = *node.value<double>();
+                        },
+                        [&](bool* v) {
+                          expect(node.is_boolean(), "true or false");
+                          *v = *node.value<bool>();
+                        },
+                        [&](Tolerance* v) {
+                          const bool is_auto = node.value<std::string>() == "auto";
+                          expect(is_auto || node.is_number(), number_words(key));
+                          const double share = node.value<double>().value_or(0);
+                          *v = is_auto       ? Tolerance{.kind = Tolerance::Kind::kAuto}
+                               : share == -1 ? Tolerance{}  // the scheduler's own
+                                             : Tolerance{Tolerance::Kind::kShare, share};
+                        },
+                        [](const auto&) {}},
+             key.value);
   check_value(key, origin);
 }
 
@@ -183,9 +178,8 @@ void apply_table(const toml::table& table, const std::string& origin,
     for (const auto& [key_text, value] : *node.as_table()) {
       const std::string name = section_name + "." + std::string(key_text.str());
       const auto key = std::ranges::find(keys, name, &ConfigKey::name);
-      const std::string where = value.source().begin.line > 0 && origin != name
-                                    ? fmt::format("{} line {}", origin, value.source().begin.line)
-                                    : origin;
+      const auto line = value.source().begin.line;
+      const std::string where = line > 0 ? fmt::format("{} line {}", origin, line) : origin;
       if (key == keys.end()) unknown_key(where, name, keys);
       set_value(*key, value, where);
     }
@@ -195,101 +189,82 @@ void apply_table(const toml::table& table, const std::string& origin,
 void apply_override(const std::string& text, std::vector<ConfigKey>& keys) {
   const size_t equals = text.find('=');
   const std::string name = text.substr(0, equals);
-  if (equals == std::string::npos) {
-    throw Error(ErrorKind::kConfig, "{}: an override is section.key=value", text);
-  }
+  DISTCA_THROW_IF(equals == std::string::npos, ErrorKind::kConfig,
+                  "{}: an override is section.key=value", text);
   const auto key = std::ranges::find(keys, name, &ConfigKey::name);
   if (key == keys.end()) unknown_key("command line", name, keys);
   const std::string value = text.substr(equals + 1);
   // Words need no quotes on a command line.
   if (is_text(*key)) return set_text(*key, value, "command line");
+  toml::table parsed{{"value", value}};
   const bool is_auto = std::holds_alternative<Tolerance*>(key->value) && value == "auto";
-  const toml::parse_result parsed = [&] {
-    try {
-      return toml::parse("value = " + (is_auto ? "'" + value + "'" : value));
-    } catch (const toml::parse_error&) {
-      throw Error(ErrorKind::kConfig, "command line: {} = {}: not {}", name, value, wanted(*key));
-    }
-  }();
+  try {
+    if (!is_auto) parsed = toml::parse("value = " + value);
+  } catch (const toml::parse_error&) {
+    throw Error(ErrorKind::kConfig, "command line: {} = {}: not {}", name, value, wanted(*key));
+  }
   set_value(*key, *parsed.get("value"), "command line");
 }
 
 void check_servers(const Config& config) {
   const Config::Servers& servers = config.servers;
   given_capacities(servers);
-  if (servers.dedicated == 0 && !servers.in_place) {
-    throw Error(ErrorKind::kConfig,
-                "servers.in_place = false with servers.dedicated = 0: nobody would compute "
-                "attention; set servers.dedicated to at least 1");
-  }
-  if (!servers.in_place && !servers.capacity.empty()) {
-    throw Error(ErrorKind::kConfig,
-                "servers.capacity = {} with servers.in_place = false: give workers a capacity of 0 "
-                "and leave servers.in_place alone",
-                servers.capacity);
-  }
-  if (servers.reweight && !servers.capacity.empty()) {
-    throw Error(
-        ErrorKind::kConfig,
-        "servers.reweight = true with servers.capacity = {}: capacities are either measured "
-        "or given",
-        servers.capacity);
-  }
-  if (servers.reweight && config.train.deterministic) {
-    throw Error(ErrorKind::kConfig,
-                "servers.reweight = true with train.deterministic = true: measured times would "
-                "enter the plans; set train.deterministic=false, or give servers.capacity");
-  }
-  if ((servers.dedicated > 0 || !servers.capacity.empty() || servers.reweight) &&
-      !find_scheduler(config.plan.scheduler).capacities) {
-    throw Error(ErrorKind::kConfig,
-                "{} with plan.scheduler = {}: it keeps attention where the queries live; use "
-                "balanced or greedy",
-                servers.dedicated > 0 ? fmt::format("servers.dedicated = {}", servers.dedicated)
-                : servers.reweight    ? "servers.reweight = true"
-                                      : "servers.capacity = " + servers.capacity,
-                config.plan.scheduler);
-  }
+  DISTCA_THROW_IF(servers.dedicated == 0 && !servers.in_place, ErrorKind::kConfig,
+                  "servers.in_place = false with servers.dedicated = 0: nobody would compute "
+                  "attention; set servers.dedicated to at least 1");
+  DISTCA_THROW_IF(
+      !servers.in_place && !servers.capacity.empty(), ErrorKind::kConfig,
+      "servers.capacity = {} with servers.in_place = false: give workers a capacity of 0 "
+      "and leave servers.in_place alone",
+      servers.capacity);
+  DISTCA_THROW_IF(
+      servers.reweight && !servers.capacity.empty(), ErrorKind::kConfig,
+      "servers.reweight = true with servers.capacity = {}: capacities are either measured "
+      "or given",
+      servers.capacity);
+  DISTCA_THROW_IF(servers.reweight && config.train.deterministic, ErrorKind::kConfig,
+                  "servers.reweight = true with train.deterministic = true: measured times would "
+                  "enter the plans; set train.deterministic=false, or give servers.capacity");
+  DISTCA_THROW_IF((servers.dedicated > 0 || !servers.capacity.empty() || servers.reweight) &&
+                      !find_scheduler(config.plan.scheduler).capacities,
+                  ErrorKind::kConfig,
+                  "{} with plan.scheduler = {}: it keeps attention where the queries live; use "
+                  "balanced or greedy",
+                  servers.dedicated > 0 ? fmt::format("servers.dedicated = {}", servers.dedicated)
+                  : servers.reweight    ? "servers.reweight = true"
+                                        : "servers.capacity = " + servers.capacity,
+                  config.plan.scheduler);
 }
 
 void finish(Config& config) {
   BatchOptions& batch = config.batch;
   if (batch.max_document_tokens == 0) batch.max_document_tokens = batch.nano_batch_tokens;
-  if (batch.max_document_tokens > batch.nano_batch_tokens) {
-    throw Error(ErrorKind::kConfig,
-                "batch.max_document_tokens = {} is more than batch.nano_batch_tokens = {}",
-                batch.max_document_tokens, batch.nano_batch_tokens);
-  }
-  if (config.data.validation_fraction >= 1) {
-    throw Error(ErrorKind::kConfig, "data.validation_fraction = {}: must be below 1",
-                config.data.validation_fraction);
-  }
+  DISTCA_THROW_IF(batch.max_document_tokens > batch.nano_batch_tokens, ErrorKind::kConfig,
+                  "batch.max_document_tokens = {} is more than batch.nano_batch_tokens = {}",
+                  batch.max_document_tokens, batch.nano_batch_tokens);
+  DISTCA_THROW_IF(config.data.validation_fraction >= 1, ErrorKind::kConfig,
+                  "data.validation_fraction = {}: must be below 1",
+                  config.data.validation_fraction);
   for (const auto& [name, beta] :
        {std::pair("beta1", config.optimizer.beta1), std::pair("beta2", config.optimizer.beta2)}) {
-    if (beta >= 1) {
-      throw Error(ErrorKind::kConfig, "optimizer.{} = {}: must be below 1", name, beta);
-    }
+    DISTCA_THROW_IF(beta >= 1, ErrorKind::kConfig, "optimizer.{} = {}: must be below 1", name,
+                    beta);
   }
-  if (config.plan.tolerance.share < 0) {
-    throw Error(ErrorKind::kConfig,
-                "plan.tolerance = {}: must be at least 0, or -1 for the scheduler's own, or auto",
-                config.plan.tolerance.share);
-  }
+  DISTCA_THROW_IF(config.plan.tolerance.share < 0, ErrorKind::kConfig,
+                  "plan.tolerance = {}: must be at least 0, or -1 for the scheduler's own, or auto",
+                  config.plan.tolerance.share);
   check_servers(config);
-  if (config.on_cuda() && !config.ranks_are_threads()) {
-    throw Error(ErrorKind::kConfig,
-                "comm.backend = gloo with train.device = cuda: gloo carries host memory only; with "
-                "comm.backend=threads all ranks share one GPU");
-  }
-  if (config.train.output_dir.empty()) {
-    throw Error(ErrorKind::kConfig, "train.output_dir is empty: name a folder for the run");
-  }
+  DISTCA_THROW_IF(
+      config.on_cuda() && !config.ranks_are_threads(), ErrorKind::kConfig,
+      "comm.backend = gloo with train.device = cuda: gloo carries host memory only; with "
+      "comm.backend=threads all ranks share one GPU");
+  DISTCA_THROW_IF(config.train.output_dir.empty(), ErrorKind::kConfig,
+                  "train.output_dir is empty: name a folder for the run");
   config.attention_profile = profile_by_name(config.plan.profile);
   config.model.check();
-  if (const std::string fault = kernel_fault(kernel_request(config)); !fault.empty()) {
-    throw Error(ErrorKind::kConfig, "attention.kernel = {} {}",
-                kernel_name(config.attention.kernel), fault);
-  }
+  const std::string fault = kernel_fault(kernel_request(config));
+  DISTCA_THROW_IF(!fault.empty(), ErrorKind::kConfig, "attention.kernel = {} {}",
+                  kernel_name(config.attention.kernel), fault);
 }
 
 }  // namespace

@@ -20,8 +20,10 @@
 #include <vector>
 
 #include "distca/batch/batch_stream.h"
+#include "distca/comm/communicator.h"
 #include "distca/cost/attention_profile.h"
 #include "distca/model/llama.h"
+#include "distca/plan/plan.h"
 #include "distca/program/overlap.h"
 #include "distca/runtime/attention_kernel.h"
 
@@ -52,13 +54,10 @@ struct Config {
       .nano_batch_tokens = 8192, .nano_batches = 1, .max_document_tokens = 0, .seed = 1};
   /// The shape and the number type of the model (model/llama.h).
   LlamaConfig model;
-  /// How the planner lays tokens out, balances attention over the servers, and caps memory.
-  struct PlanKeys {
-    std::string layout;  // "": the scheduler's own choice
-    std::string scheduler = "balanced";
+  /// How the planner lays tokens out, balances attention over the servers, and caps memory: the
+  /// fields of PlanOptions, of which `tolerance` decides tolerance_ppm and `profile` decides price.
+  struct PlanKeys : PlanOptions {
     Tolerance tolerance;
-    bool split_kv = false;
-    bool spread = false;
     std::string profile = "pairs";
     int64_t max_tokens_per_worker = 0;
     double max_memory_gib = 0;
@@ -111,14 +110,14 @@ struct Config {
     int64_t trace_steps = 3;
   } train;
   /// How ranks exchange messages, and how long they wait for each other (docs/comm.md).
-  struct Comm {
+  struct Comm : CommOptions {
     enum class Backend : uint8_t { kGloo, kThreads } backend = Backend::kGloo;
-    double timeout_s = 60;
-    double startup_timeout_s = 300;
-    double grace_s = 5;
   } comm;
 
   bool on_cuda() const { return train.device == Train::Device::kCuda; }
+  /// Whether a rank computes attention on one CPU thread. The time of attention is then the
+  /// processor time of that thread; otherwise it is elapsed time, or the device's.
+  bool attention_has_one_thread() const { return !on_cuda() && train.threads_per_rank == 1; }
   bool ranks_are_threads() const { return comm.backend == Comm::Backend::kThreads; }
   /// Whether two nano-batches are under way at the same time.
   bool pairs_nano_batches() const {
@@ -136,11 +135,11 @@ struct WordValue {
 struct ConfigKey {
   std::string name;  // "section.key"
   std::variant<int64_t*, double*, bool*, std::string*, Tolerance*, WordValue> value;
-  std::string unit;                       // "" if it has none
-  std::string reason;                     // what it is for
-  std::vector<std::string> choices = {};  // of words; empty if any text is allowed
-  double minimum = -0x1p30;               // of numbers
+  std::string unit = {};     // "" if it has none
+  std::string reason = {};   // what it is for
+  double minimum = -0x1p30;  // of numbers
   double maximum = 0x1p30;
+  std::vector<std::string> choices = {};  // of words; empty if any text is allowed
 };
 
 /// All keys in the order in which they are printed, with pointers into `config`.

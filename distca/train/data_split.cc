@@ -58,12 +58,12 @@ std::vector<Batch> validation_batches(const Config& config, const IndexedDataset
 
 void check_training_part(const IndexedDataset& data, const DocumentSplit& split) {
   const Part part = part_of(data, split.train, 1);
-  if (part.targets > 0) return;
-  throw Error(ErrorKind::kData,
-              "the data set has no next token to learn: not one of the {} that are trained on has "
-              "two tokens ({} for validation)",
-              part.documents == 1 ? "document" : with_thousands(part.documents) + " documents",
-              split.validation.size());
+  DISTCA_THROW_IF(
+      part.targets == 0, ErrorKind::kData,
+      "the data set has no next token to learn: not one of the {} that are trained on has "
+      "two tokens ({} for validation)",
+      part.documents == 1 ? "document" : with_thousands(part.documents) + " documents",
+      split.validation.size());
 }
 
 std::string split_words(const Config& config, const IndexedDataset& data,

@@ -12,19 +12,6 @@
 #include "distca/train/step.h"
 
 namespace distca {
-namespace {
-
-/// Weights of the layers' matrices, which a layer casts to the compute type for each nano-batch.
-double cast_weights(const LlamaConfig& model) {
-  const double embeddings = static_cast<double>(model.vocab_size * model.hidden_size) *
-                            (model.tie_word_embeddings ? 1 : 2);
-  const double norms =
-      static_cast<double>(model.hidden_size) * static_cast<double>(2 * model.num_hidden_layers + 1);
-  return static_cast<double>(model.num_parameters()) - embeddings - norms;
-}
-
-}  // namespace
-
 MemoryParts memory_needed(const Config& config, int num_workers, LocalRanks local) {
   const LlamaConfig& model = config.model;
   const double master = model.dtype == ScalarType::kFloat64 ? 8 : 4;
@@ -42,7 +29,9 @@ MemoryParts memory_needed(const Config& config, int num_workers, LocalRanks loca
   parts.state = 2 * parts.weights;
   parts.activations =
       under_way * tokens * static_cast<double>(llama_memory(model.shape()).token_bytes);
-  if (type < master) parts.activations += under_way * workers * cast_weights(model) * type;
+  // A layer casts its matrices to the compute type for each nano-batch.
+  const auto matrices = static_cast<double>(model.num_hidden_layers * model.layer_matrices());
+  if (type < master) parts.activations += under_way * workers * matrices * type;
   // At the loss's backward: log-probabilities, the gradient by them, and that by the logits.
   parts.logits = 3 * tokens * static_cast<double>(model.vocab_size) * master;
   // Later, in the last layer's backward, two gradients by inner vectors of its MLP.
@@ -78,10 +67,9 @@ MemoryLimit memory_limit() {
 }
 
 void check_memory(const MemoryParts& parts, LocalRanks local, const MemoryLimit& limit) {
-  if (parts.total() <= static_cast<double>(limit.bytes)) return;
   const auto gib = [](double bytes) { return fmt::format("{:.2f}", bytes / 0x1p30); };
-  throw Error(
-      ErrorKind::kConfig,
+  DISTCA_THROW_IF(
+      parts.total() > static_cast<double>(limit.bytes), ErrorKind::kConfig,
       "{} would need {} GiB of memory (weights {}, gradients {}, AdamW's state {}, activations {}, "
       "logits {}, exchange buffers {}), {} {} GiB: use a smaller model or batch.nano_batch_tokens, "
       "or fewer ranks on this machine",

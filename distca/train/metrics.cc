@@ -1,7 +1,5 @@
 #include "distca/train/metrics.h"
 
-#include "distca/base/json.h"
-
 namespace distca {
 namespace {
 
@@ -39,10 +37,8 @@ Json speeds_json(const Speeds& speeds) {
   return json;
 }
 
-Metrics::Metrics(const std::filesystem::path& file, RunLabels labels)
-    : file_(file), labels_(std::move(labels)) {}
-
-void Metrics::record(const StepMetrics& m) {
+std::string metrics_line(const StepMetrics& m, const Config& config,
+                         const ResolvedConfig& resolved) {
   Json line = {{"step", m.step},
                {"loss", m.loss},
                {"grad_norm", m.grad_norm},
@@ -62,9 +58,9 @@ void Metrics::record(const StepMetrics& m) {
                {"plan_s", m.plan.plan_s},
                {"validate_s", m.plan.validate_s},
                {"plan_wait_s", m.plan.plan_wait_s},
-               {"price", labels_.price},
-               {"kernel", labels_.kernel},
-               {"overlap", labels_.overlap},
+               {"price", resolved.price},
+               {"kernel", resolved.kernel},
+               {"overlap", overlap_name(config.train.overlap)},
                {"attention_s", m.attention_s},
                {"phases", phase_times(m.times)},
                {"exchange", exchange_times(m.times)}};
@@ -74,7 +70,7 @@ void Metrics::record(const StepMetrics& m) {
   if (m.speeds.from_step > 0) line["speeds"] = speeds_json(m.speeds);
   if (m.plan.speeds_from_step > 0) line["speeds_from_step"] = m.plan.speeds_from_step;
   if (m.validation_loss) line["validation_loss"] = *m.validation_loss;
-  file_.add(line.dump());
+  return line.dump();
 }
 
 }  // namespace distca

@@ -1,9 +1,8 @@
 #pragma once
-// Writes metrics.jsonl: what each step was, for programs to read (progress.h is for people). Only
-// rank 0 uses it, from one thread.
+// What a step was, and its line of metrics.jsonl, for programs to read (progress.h is for people).
+// Any thread may call these functions.
 
 #include <cstdint>
-#include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
@@ -12,10 +11,36 @@
 #include "distca/cost/speeds.h"
 #include "distca/runtime/core_attention.h"
 #include "distca/runtime/executor.h"
-#include "distca/train/metrics_file.h"
-#include "distca/train/plan_figures.h"
+#include "distca/train/same_config.h"
 
 namespace distca {
+
+/// Figures of the plans of one batch, over all ranks and summed over its nano-batches, and of the
+/// time that planning took. They are made with the plans.
+struct PlanFigures {
+  int64_t tokens = 0;
+  int64_t targets = 0;  // next-token pairs that are trained on
+  int64_t pairs = 0;    // (query, key) pairs that the mask allows
+  /// How many nano-batches have their Q, K and V dispatched again for backward.
+  int64_t num_redispatched = 0;
+  std::vector<int64_t> load_before;  // [servers] pairs under plain packing
+  std::vector<int64_t> load_after;   // [servers] pairs under the plan
+  double imbalance_before = 1;       // max/mean load of workers under plain packing, in pairs
+  double imbalance_after = 1;        // max/mean of servers under the plan, load over capacity
+  int64_t speeds_from_step = 0;      // from_step of the speeds it was planned with; 0: none
+  /// What plan.tolerance = auto chose for each nano-batch, as "SCHEDULER TOLERANCE".
+  std::vector<std::string> chosen;
+  /// [servers] seconds in core attention that plan.profile predicts, forward and backward of all
+  /// layers. Empty without a profile.
+  std::vector<double> attention_predicted_s;
+  /// Seconds that the planning thread took to make and check the plans and this rank's program, and
+  /// to read its tokens.
+  double plan_s = 0;
+  /// The part of plan_s in which programs were checked. Before step 1, the programs of all ranks
+  /// are checked, and later only this rank's.
+  double validate_s = 0;
+  double plan_wait_s = 0;  // seconds that the step waited for its plan
+};
 
 /// One optimizer step over all ranks. Times are those of rank 0 unless stated otherwise.
 struct StepMetrics {
@@ -32,37 +57,19 @@ struct StepMetrics {
   /// elapsed time, which includes waits for a core. On CUDA, it is the device's time.
   std::vector<double> attention_s;
   OpTimes times;  // by operation and pass
-  /// What was measured: in step 1 the speeds that its plan rests on, later the new speeds that hold
-  /// from step + 2 on. If there are no new ones, from_step is 0.
+  /// Measured speeds. In step 1, they are those that its plan rests on. In later steps, they are
+  /// new ones, which hold from step + 2 on. If there are none, from_step is 0.
   Speeds speeds;
   std::optional<double> validation_loss;  // nats per target; none if it was not measured
   PlanFigures plan;
 };
 
-/// What every line of metrics.jsonl repeats.
-struct RunLabels {
-  std::string price;    // what the run plans by (PlanOptions::price)
-  std::string kernel;   // what computes core attention (AttentionKernel::name)
-  std::string overlap;  // train.overlap
-};
+/// A line of metrics.jsonl, without its line end. Every line repeats what the run's plans count
+/// load in, which kernel computes, and train.overlap.
+std::string metrics_line(const StepMetrics& metrics, const Config& config,
+                         const ResolvedConfig& resolved);
 
 /// The speeds as a field of a line: the ones that plans of later steps are made with.
 Json speeds_json(const Speeds& speeds);
-
-/// The open metrics.jsonl of a run.
-class Metrics {
- public:
-  /// Opens `file` and empties it. Throws Error(kIo).
-  Metrics(const std::filesystem::path& file, RunLabels labels);
-
-  /// Appends the line of a step.
-  void record(const StepMetrics& metrics);
-  /// Ends the file after the last line. Returns how many lines could not be written.
-  int64_t finish() { return file_.finish(); }
-
- private:
-  MetricsFile file_;
-  RunLabels labels_;
-};
 
 }  // namespace distca

@@ -8,16 +8,14 @@
 #include <utility>
 
 #include "distca/base/console.h"
-#include "distca/base/error.h"
+#include "distca/base/file.h"
 
 namespace distca {
 
 MetricsFile::MetricsFile(std::filesystem::path path)
     : path_(std::move(path)),
       descriptor_(open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666)) {
-  if (descriptor_ < 0) {
-    throw Error(ErrorKind::kIo, "{}: cannot be written: {}", path_.string(), std::strerror(errno));
-  }
+  if (descriptor_ < 0) throw os_error(path_, "cannot be written");
 }
 
 MetricsFile::~MetricsFile() { close(descriptor_); }

@@ -30,19 +30,6 @@ class Imbalance {
   double max_ = 0, mean_ = 0;
 };
 
-std::vector<int64_t> sum(const std::vector<std::vector<int64_t>>& loads, size_t servers) {
-  std::vector<int64_t> result(servers, 0);
-  for (const std::vector<int64_t>& load : loads) {
-    for (size_t server = 0; server < servers; ++server) result[server] += load[server];
-  }
-  return result;
-}
-
-std::string chosen_words(const PlanOptions& options) {
-  return fmt::format("{} {:g}", options.scheduler,
-                     static_cast<double>(options.tolerance_ppm) * 1e-6);
-}
-
 void check_plan(const Plan& plan, const AttentionProfile* profile) {
   ValidateOptions checks = checks_of(find_scheduler(plan.options.scheduler));
   checks.profile = profile;
@@ -82,10 +69,11 @@ PlannedBatch plan_batch(const Config& config, const IndexedDataset& data,
   PlannedBatch planned;
   PlanFigures& figures = planned.figures;
   figures.speeds_from_step = speeds.from_step;
-  std::vector<std::vector<int64_t>> before, after;
   Imbalance imbalance_before, imbalance_after;
   Fnv1a64 hash;
   if (config.attention_profile) figures.attention_predicted_s.assign(num_servers, 0);
+  figures.load_before.assign(num_servers, 0);
+  figures.load_after.assign(num_servers, 0);
   planned.work.resize(num_servers);
   const auto [plans, redispatched] = plan_later_batch(config, batch, num_workers, speeds);
   for (size_t nano = 0; nano < batch.size(); ++nano) {
@@ -93,26 +81,28 @@ PlannedBatch plan_batch(const Config& config, const IndexedDataset& data,
     const Plan& plan = plans[nano];
     check_plan(plan, config.attention_profile.get());
     hash.add(plan_hash(plan));
-    before.push_back(packed_load(plan));
-    after.emplace_back();
+    const std::vector<int64_t> before = packed_load(plan);
+    std::vector<int64_t> after;
     for (size_t server = 0; server < num_servers; ++server) {
-      after.back().push_back(plan.load[server].pairs);
-      planned.work[server].load +=
-          config.attention_profile ? plan.load[server].time_ns : plan.load[server].pairs;
-      if (figures.attention_predicted_s.empty()) continue;
-      figures.attention_predicted_s[server] += 1e-9 *
-                                               static_cast<double>(plan.load[server].time_ns) *
+      const ServerLoad& load = plan.load[server];
+      after.push_back(load.pairs);
+      figures.load_before[server] += before[server];
+      figures.load_after[server] += load.pairs;
+      planned.work[server].load += config.attention_profile ? load.time_ns : load.pairs;
+      if (!config.attention_profile) continue;
+      figures.attention_predicted_s[server] += 1e-9 * static_cast<double>(load.time_ns) *
                                                static_cast<double>(config.model.num_hidden_layers);
     }
     for (int worker = 0; worker < num_workers; ++worker) {
       planned.work[worker].tokens += plan.layout.num_tokens(worker);
     }
     if (config.plan.tolerance.is_auto()) {
-      figures.chosen.push_back(chosen_words(plan.options));
+      figures.chosen.push_back(fmt::format("{} {:g}", plan.options.scheduler,
+                                           static_cast<double>(plan.options.tolerance_ppm) * 1e-6));
     }
     // Plain packing knows no servers but workers.
-    imbalance_before.add(Cluster::in_place(num_workers), before.back());
-    imbalance_after.add(plan.cluster, after.back());
+    imbalance_before.add(Cluster::in_place(num_workers), before);
+    imbalance_after.add(plan.cluster, after);
     if (rank < num_workers) {
       planned.input.tokens.push_back(
           load_tokens(data, source, plan.layout.workers[rank], config.model.vocab_size));
@@ -123,8 +113,6 @@ PlannedBatch plan_batch(const Config& config, const IndexedDataset& data,
   figures.num_redispatched = redispatched ? static_cast<int64_t>(batch.size()) : 0;
   planned.input.program = checked_program(config, plans, redispatched, step_batch, rank,
                                           num_workers, &figures.validate_s);
-  figures.load_before = sum(before, num_servers);
-  figures.load_after = sum(after, num_servers);
   figures.pairs = std::accumulate(figures.load_after.begin(), figures.load_after.end(), int64_t{0});
   figures.imbalance_before = imbalance_before.value();
   figures.imbalance_after = imbalance_after.value();
@@ -133,19 +121,14 @@ PlannedBatch plan_batch(const Config& config, const IndexedDataset& data,
   return planned;
 }
 
-PlanAhead::PlanAhead(NextBatch next_batch, PlanBatch plan, Speeds speeds)
-    : next_batch_(std::move(next_batch)), plan_(std::move(plan)) {
+PlanAhead::PlanAhead(PlanNext plan_next, Speeds speeds) : plan_next_(std::move(plan_next)) {
   start(std::move(speeds));
 }
 
 void PlanAhead::start(Speeds speeds) {
   try {
     pending_ = std::async(std::launch::async,
-                          [this, speeds = std::move(speeds)]() -> std::optional<PlannedBatch> {
-                            const std::optional<StepBatch> batch = next_batch_();
-                            if (!batch) return std::nullopt;
-                            return plan_(*batch, speeds);
-                          });
+                          [this, speeds = std::move(speeds)] { return plan_next_(speeds); });
   } catch (const std::system_error& error) {
     throw Error(ErrorKind::kIo, "cannot start the planning thread: {}", error.what());
   }

@@ -3,8 +3,8 @@
 // plans of the next batch and this rank's program for it, and reads this rank's tokens. That thread
 // makes no call of PyTorch.
 //
-//     PlanAhead ahead(next_batch, [&](const StepBatch& batch, const Speeds& speeds) {
-//       return plan_batch(config, data, batch, rank, num_workers, speeds);
+//     PlanAhead ahead([&](const Speeds& speeds) {
+//       return plan_batch(config, data, next_batch(), rank, num_workers, speeds);
 //     });
 //     const PlannedBatch planned = ahead.next();
 
@@ -19,7 +19,7 @@
 #include "distca/batch/indexed_dataset.h"
 #include "distca/cost/speed_meter.h"
 #include "distca/train/config.h"
-#include "distca/train/plan_figures.h"
+#include "distca/train/metrics.h"
 #include "distca/train/step.h"
 
 namespace distca {
@@ -52,14 +52,13 @@ PlannedBatch plan_batch(const Config& config, const IndexedDataset& data, const 
 /// leaves no thread behind. Thread rule: one thread uses the object.
 class PlanAhead {
  public:
-  /// Returns the batches in the order of their use, and nothing after the last one. It is called on
-  /// the planning thread, one call at a time, and never after the end of the PlanAhead.
-  using NextBatch = std::function<std::optional<StepBatch>()>;
-  /// Plans a batch with these speeds. It is called on the planning thread, too.
-  using PlanBatch = std::function<PlannedBatch(const StepBatch&, const Speeds&)>;
+  /// Plans the next batch, in the order of their use, with these speeds. Returns nothing after the
+  /// last batch. It is called on the planning thread, one call at a time, and never after the end
+  /// of the PlanAhead.
+  using PlanNext = std::function<std::optional<PlannedBatch>(const Speeds&)>;
 
   /// Starts planning the first batch. Throws Error(kIo) if the system refuses a thread.
-  PlanAhead(NextBatch next_batch, PlanBatch plan, Speeds speeds = {});
+  explicit PlanAhead(PlanNext plan_next, Speeds speeds = {});
   PlanAhead(const PlanAhead&) = delete;
   PlanAhead& operator=(const PlanAhead&) = delete;
 
@@ -70,8 +69,7 @@ class PlanAhead {
  private:
   void start(Speeds speeds);
 
-  NextBatch next_batch_;
-  PlanBatch plan_;
+  PlanNext plan_next_;
   std::future<std::optional<PlannedBatch>> pending_;  // waits for its thread when destroyed
 };
 

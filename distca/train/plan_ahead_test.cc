@@ -18,22 +18,22 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-/// Yields `count` batches, then none.
-PlanAhead::NextBatch batches(int count) {
-  return [left = count]() mutable -> std::optional<StepBatch> {
+/// Plans `count` batches, then none.
+PlanAhead::PlanNext batches(int count, std::function<PlannedBatch(const Speeds&)> plan) {
+  return [left = count, plan](const Speeds& speeds) mutable -> std::optional<PlannedBatch> {
     if (left == 0) return std::nullopt;
     --left;
-    return StepBatch{};
+    return plan(speeds);
   };
 }
 
 TEST(PlanAhead, batches_come_in_order_and_one_is_planned_while_another_is_used) {
   const std::thread::id here = std::this_thread::get_id();
   std::atomic<int> planned{0};
-  PlanAhead ahead(batches(3), [&](const StepBatch&, const Speeds&) {
+  PlanAhead ahead(batches(3, [&](const Speeds&) {
     EXPECT_NE(std::this_thread::get_id(), here);
     return PlannedBatch{.figures = {.tokens = ++planned}};
-  });
+  }));
   for (int i = 1; i <= 3; ++i) {
     EXPECT_EQ(ahead.next().figures.tokens, i);
     // The next one is planned without being asked for.
@@ -47,12 +47,11 @@ TEST(PlanAhead, batches_come_in_order_and_one_is_planned_while_another_is_used) 
 }
 
 TEST(PlanAhead, plans_with_the_speeds_of_the_moment_when_it_starts) {
-  PlanAhead ahead(
-      batches(3),
-      [](const StepBatch&, const Speeds& speeds) {
-        return PlannedBatch{.figures = {.tokens = speeds.from_step}};
-      },
-      Speeds{.from_step = 10});
+  PlanAhead ahead(batches(3,
+                          [](const Speeds& speeds) {
+                            return PlannedBatch{.figures = {.tokens = speeds.from_step}};
+                          }),
+                  Speeds{.from_step = 10});
   EXPECT_EQ(ahead.next(Speeds{.from_step = 20}).figures.tokens, 10);
   EXPECT_EQ(ahead.next(Speeds{.from_step = 30}).figures.tokens, 20);
   EXPECT_EQ(ahead.next(Speeds{.from_step = 40}).figures.tokens, 30);
@@ -60,10 +59,10 @@ TEST(PlanAhead, plans_with_the_speeds_of_the_moment_when_it_starts) {
 
 TEST(PlanAhead, what_goes_wrong_while_planning_is_thrown_when_the_batch_is_wanted) {
   int planned = 0;
-  PlanAhead ahead(batches(3), [&](const StepBatch&, const Speeds&) {
+  PlanAhead ahead(batches(3, [&](const Speeds&) {
     if (++planned == 2) throw Error(ErrorKind::kPlan, "does not fit");
     return PlannedBatch{};
-  });
+  }));
   ahead.next();
   try {
     ahead.next();
@@ -77,11 +76,11 @@ TEST(PlanAhead, what_goes_wrong_while_planning_is_thrown_when_the_batch_is_wante
 TEST(PlanAhead, its_end_waits_for_what_is_being_planned) {
   std::atomic<bool> done{false};
   {
-    PlanAhead ahead(batches(1), [&](const StepBatch&, const Speeds&) {
+    PlanAhead ahead(batches(1, [&](const Speeds&) {
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
       done = true;
       return PlannedBatch{};
-    });
+    }));
   }
   EXPECT_TRUE(done);
 }

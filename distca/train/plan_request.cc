@@ -92,9 +92,10 @@ std::vector<int64_t> given_capacities(const Config::Servers& servers) {
     const size_t end = std::min(text.find(',', begin), text.size());
     int64_t capacity = -1;
     const auto [stop, fault] = std::from_chars(text.data() + begin, text.data() + end, capacity);
-    if (fault != std::errc() || stop != text.data() + end || capacity < 0 || end + 1 == text.size())
-      throw Error(ErrorKind::kConfig,
-                  "servers.capacity = {}: whole numbers from 0, one a server, as 60,40,100", text);
+    DISTCA_THROW_IF(
+        fault != std::errc() || stop != text.data() + end || capacity < 0 || end + 1 == text.size(),
+        ErrorKind::kConfig,
+        "servers.capacity = {}: whole numbers from 0, one a server, as 60,40,100", text);
     capacities.push_back(capacity);
     begin = end + 1;
   }
@@ -128,13 +129,9 @@ PlanRequest plan_request(const Config& config, const NanoBatch& nano_batch, int 
   PlanRequest request;
   request.nano_batch = nano_batch;
   request.shape = layers.attention;
-  request.options = {.scheduler = config.plan.scheduler,
-                     .layout = config.plan.layout,
-                     .tolerance_ppm = config.plan.tolerance.kind == Tolerance::Kind::kShare
-                                          ? std::llround(config.plan.tolerance.share * 1e6)
-                                          : PlanOptions::kOwnTolerance,
-                     .split_kv = config.plan.split_kv,
-                     .spread = config.plan.spread};
+  request.options = config.plan;
+  if (config.plan.tolerance.kind == Tolerance::Kind::kShare)
+    request.options.tolerance_ppm = std::llround(config.plan.tolerance.share * 1e6);
   request.profile = config.attention_profile;
   Cluster& cluster = request.cluster;
   cluster.num_workers = num_workers;

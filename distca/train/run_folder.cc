@@ -1,6 +1,7 @@
 #include "distca/train/run_folder.h"
 
 #include <fcntl.h>
+#include <fmt/chrono.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -10,7 +11,6 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <ctime>
 #include <fstream>
 #include <string_view>
 #include <thread>
@@ -40,14 +40,11 @@ std::optional<struct stat> status_of(const fs::path& path) {
   struct stat status {};
   if (lstat(path.c_str(), &status) == 0) return status;
   if (errno == ENOENT || errno == ENOTDIR) return std::nullopt;
-  throw Error(ErrorKind::kIo, "{}: cannot be read: {}", path.string(), std::strerror(errno));
+  throw os_error(path, "cannot be read");
 }
 
 std::string day_of(const struct stat& status) {
-  std::tm parts{};
-  localtime_r(&status.st_mtim.tv_sec, &parts);
-  char text[16] = {};
-  return {text, std::strftime(text, sizeof(text), "%Y-%m-%d", &parts)};
+  return fmt::format("{:%Y-%m-%d}", fmt::localtime(status.st_mtim.tv_sec));
 }
 
 /// The step of a run's line of metrics.jsonl; none: it is no such line.
@@ -68,9 +65,7 @@ std::string part_of(const fs::path& path, std::streamoff begin) {
   file.seekg(begin < 0 ? std::max<std::streamoff>(0, size + begin) : begin);
   std::string text(static_cast<size_t>(std::clamp<std::streamoff>(size, 0, kMost)), '\0');
   file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  if (!file && !file.eof()) {
-    throw Error(ErrorKind::kIo, "{}: cannot be read: {}", path.string(), std::strerror(errno));
-  }
+  if (!file && !file.eof()) throw os_error(path, "cannot be read");
   text.resize(static_cast<size_t>(file.gcount()));
   return text;
 }
@@ -104,10 +99,8 @@ void finish_replacement(const fs::path& folder) {
     return;
   }
   const auto put = [&](const fs::path& staged, const char* name) {
-    if (status_of(staged) && rename(staged.c_str(), (folder / name).c_str()) != 0) {
-      throw Error(ErrorKind::kIo, "{}: cannot be put in place: {}", (folder / name).string(),
-                  std::strerror(errno));
-    }
+    if (status_of(staged) && rename(staged.c_str(), (folder / name).c_str()) != 0)
+      throw os_error(folder / name, "cannot be put in place");
   };
   put(weights, kWeights);
   put(config_json, kConfigJson);
@@ -150,20 +143,18 @@ Error in_use(const fs::path& folder) {
                folder.string());
 }
 
-/// What is there, if a run may take it.
-FoundRun judge(const fs::path& folder, bool overwrite) {
-  FoundRun found = find_run(folder);
-  if (found.kind == FoundRun::Kind::kFinished && !overwrite) {
-    throw Error(ErrorKind::kConfig,
-                "{} holds a run already ({} step{}, {}): name another train.output_dir or set "
-                "train.overwrite=true",
-                folder.string(), found.steps, found.steps == 1 ? "" : "s", found.date);
+/// What a folder held when it was looked at.
+struct FoundRun {
+  bool has_weights = false;
+  int64_t steps = 0;  // of the weights, if there are any, else of metrics.jsonl
+  std::string date;   // of their last change, as 2026-11-22; empty where there is no run
+
+  std::string words() const {
+    return fmt::format("({} step{}, {})", steps, steps == 1 ? "" : "s", date);
   }
-  return found;
-}
+};
 
-}  // namespace
-
+/// Throws Error(kConfig) naming the file that no run made; Error(kIo) if the folder cannot be read.
 FoundRun find_run(const fs::path& folder) {
   std::array<std::optional<struct stat>, kNames.size()> status;
   for (size_t i = 0; i < kNames.size(); ++i) {
@@ -179,7 +170,7 @@ FoundRun find_run(const fs::path& folder) {
     const auto producer = said.find(kProducerKey), steps = said.find("steps");
     if (producer == said.end() || producer->second != kProducer)
       throw foreign(folder, kWeights, kForeign);
-    found = {.kind = FoundRun::Kind::kFinished,
+    found = {.has_weights = true,
              .steps = steps == said.end() ? 0 : std::atoll(steps->second.c_str()),
              .date = day_of(*weights)};
   } else if (config_json) {
@@ -188,8 +179,7 @@ FoundRun find_run(const fs::path& folder) {
   if (metrics) {
     const std::optional<int64_t> steps = steps_of(folder / kMetrics);
     if (!steps) throw foreign(folder, kMetrics, kForeign);
-    if (!weights)
-      found = {.kind = FoundRun::Kind::kUnfinished, .steps = *steps, .date = day_of(*metrics)};
+    if (!weights) found = {.steps = *steps, .date = day_of(*metrics)};
   }
   if (config_toml && !metrics && !weights) {
     throw foreign(folder, kConfigToml, "no run left it here: metrics.jsonl would be beside it");
@@ -198,6 +188,18 @@ FoundRun find_run(const fs::path& folder) {
     throw foreign(folder, kConfigToml, kForeign);
   return found;
 }
+
+/// What is there, if a run may take it.
+FoundRun judge(const fs::path& folder, bool overwrite) {
+  FoundRun found = find_run(folder);
+  DISTCA_THROW_IF(found.has_weights && !overwrite, ErrorKind::kConfig,
+                  "{} holds a run already {}: name another train.output_dir or set "
+                  "train.overwrite=true",
+                  folder.string(), found.words());
+  return found;
+}
+
+}  // namespace
 
 void check_run_folder(const fs::path& folder, bool overwrite) {
   // Where there is no such file there is no run.
@@ -211,15 +213,15 @@ void check_run_folder(const fs::path& folder, bool overwrite) {
 
 RunFolder::RunFolder(fs::path folder, bool overwrite) : folder_(std::move(folder)) {
   judge(folder_, overwrite);
-  std::error_code code;
-  made_folder_ = fs::create_directories(folder_, code);
-  if (code) {
-    throw Error(ErrorKind::kIo, "{}: cannot create this folder: {}", folder_.string(),
-                code.message());
-  }
+  made_folder_ = create_folder(folder_);
   take_lock();
   finish_replacement(folder_);
-  found_ = judge(folder_, overwrite);  // now that nobody else writes
+  const FoundRun found = judge(folder_, overwrite);  // now that nobody else writes
+  had_weights_ = found.has_weights;
+  if (had_weights_ || found.steps > 0) {
+    replaces_ = fmt::format("replacing the {}run in {} {}", had_weights_ ? "" : "unfinished ",
+                            folder_.string(), found.words());
+  }
   remove_temporaries(folder_);
 }
 
@@ -229,10 +231,7 @@ void RunFolder::take_lock() {
   while (true) {
     made_metrics_ = !status_of(metrics);
     lock_ = FileDescriptor(open(metrics.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666));
-    if (lock_.get() < 0) {
-      throw Error(ErrorKind::kIo, "{}: cannot be written: {}", metrics.string(),
-                  std::strerror(errno));
-    }
+    if (lock_.get() < 0) throw os_error(metrics, "cannot be written");
     if (!lock_file(lock_.get())) throw in_use(folder_);
     // A run that did not begin takes the file that it made with it.
     struct stat mine {};
@@ -253,13 +252,6 @@ RunFolder::~RunFolder() {
   }
 }
 
-std::string RunFolder::replaces() const {
-  const bool finished = found_.kind == FoundRun::Kind::kFinished;
-  if (!finished && found_.steps == 0) return "";
-  return fmt::format("replacing the {}run in {} ({} step{}, {})", finished ? "" : "unfinished ",
-                     folder_.string(), found_.steps, found_.steps == 1 ? "" : "s", found_.date);
-}
-
 void RunFolder::reserve(int64_t weights_bytes, const std::string& config_json) {
   weights_.emplace(folder_ / kWeights);
   weights_->reserve(weights_bytes);
@@ -274,10 +266,7 @@ void RunFolder::begin(const std::string& config_toml) {
   file.write(fmt::format("{}\n", kConfigTomlMark));
   file.write(config_toml);
   began_ = true;
-  if (ftruncate(lock_.get(), 0) != 0) {
-    throw Error(ErrorKind::kIo, "{}: cannot be written: {}", metrics_path().string(),
-                std::strerror(errno));
-  }
+  if (ftruncate(lock_.get(), 0) != 0) throw os_error(metrics_path(), "cannot be written");
   file.commit();
 }
 
@@ -293,10 +282,7 @@ void RunFolder::save(const std::function<void(AtomicFile&)>& write_weights) {
     throw Error(error.kind(),
                 "{}; the weights of this run are lost, for they are saved at its end "
                 "only{}",
-                error.what(),
-                found_.kind == FoundRun::Kind::kFinished
-                    ? "; those of the run before are as they were"
-                    : "");
+                error.what(), had_weights_ ? "; those of the run before are as they were" : "");
   }
   finish_replacement(folder_);
 }

@@ -38,21 +38,9 @@
 
 namespace distca {
 
-/// What a folder held when it was looked at.
-struct FoundRun {
-  enum class Kind { kNothing, kUnfinished, kFinished };
-  Kind kind = Kind::kNothing;
-  int64_t steps = 0;  // of the weights if there are any, else of metrics.jsonl
-  std::string date;   // when that file was last changed, as 2026-11-22; empty with kNothing
-};
-
-/// Looks at a folder. Throws Error(kConfig) with the name of a file that no run made, and
-/// Error(kIo) if the folder cannot be read.
-FoundRun find_run(const std::filesystem::path& folder);
-
-/// Throws what taking the folder would throw, except for a full disk, and makes nothing. It does
-/// finish the renames of a run that was killed between them. Call it on rank 0's machine before
-/// ranks start.
+/// Throws what taking the folder would throw, except where the file system refuses to write. It
+/// creates nothing. If an older run was killed between its two renames, this finishes the second
+/// one. Call it on rank 0's machine, before ranks start.
 void check_run_folder(const std::filesystem::path& folder, bool overwrite);
 
 /// A folder that a run has taken.
@@ -61,17 +49,15 @@ class RunFolder {
   /// Takes the folder and makes it if needed. Throws Error(kConfig) if the folder is refused or
   /// another run holds it, and Error(kIo) if it cannot be made.
   RunFolder(std::filesystem::path folder, bool overwrite);
-  /// Releases the lock. Removes what a run has made that did not call begin(), and weights that
-  /// were not put in place.
+  /// Releases the lock. If begin() was not called, removes what this object has made. Removes
+  /// weights that were not put in place.
   ~RunFolder();
   RunFolder(const RunFolder&) = delete;
   RunFolder& operator=(const RunFolder&) = delete;
 
-  /// What was in the folder when it was taken.
-  const FoundRun& found() const { return found_; }
   /// A line for people, such as "replacing the run in DIR (100 steps, 2026-11-22)". Empty if
   /// nothing of value is replaced.
-  std::string replaces() const;
+  const std::string& replaces() const { return replaces_; }
 
   /// Reserves disk space for the files that save() writes, and leaves those that exist unchanged.
   /// Throws Error(kIo) if the disk has too little.
@@ -79,8 +65,9 @@ class RunFolder {
   /// Writes config.toml and empties metrics.jsonl. From now on, the folder holds this run.
   void begin(const std::string& config_toml);
   std::filesystem::path metrics_path() const;
-  /// Replaces the weights and config.json: `write_weights` writes the weights, and reserve() was
-  /// given config.json. Call it once, after reserve(). Throws Error(kIo), which says what is lost.
+  /// Replaces the weights and config.json. `write_weights` writes the weights. The text of
+  /// config.json is the one that reserve() was given. Call it once, after reserve(). Throws
+  /// Error(kIo), which says what is lost.
   void save(const std::function<void(AtomicFile&)>& write_weights);
 
  private:
@@ -89,13 +76,15 @@ class RunFolder {
   std::filesystem::path folder_;
   FileDescriptor lock_;  // destroyed after all that follows
   bool made_metrics_ = false, made_folder_ = false, began_ = false;
-  FoundRun found_;
+  bool had_weights_ = false;  // whether the folder has weights of an older run
+  std::string replaces_;
   std::optional<AtomicFile> weights_, config_json_;
 };
 
 /// The first line of a run's config.toml.
 constexpr const char* kConfigTomlMark = "# Written by distca train: what was run.";
-/// In the header of a run's model.safetensors, beside "steps": who has written it.
+/// The key that says, in the header of a run's model.safetensors, who has written the file. The key
+/// "steps" stands beside it.
 constexpr const char* kProducerKey = "producer";
 constexpr const char* kProducer = "distca train";
 

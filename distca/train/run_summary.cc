@@ -16,29 +16,30 @@ constexpr int kBarWidth = 40;
 constexpr size_t kMostServers = 16;
 constexpr size_t kColumns = 100;
 
-/// "server  2", with its role where there are several.
-std::string server_name(const Config& config, size_t server, size_t num_servers, int num_workers) {
+/// A line for each server, with its role where there are several, and what `line` says of it.
+template <typename Line>
+std::string server_lines(const Config& config, int num_workers, size_t servers, const Line& line) {
+  std::string text;
   const auto workers = static_cast<size_t>(num_workers);
-  const char* role = num_servers == workers    ? ""
-                     : server >= workers       ? " dedicated"
-                     : config.servers.in_place ? " in place "
-                                               : " worker   ";  // that serves nothing
-  return fmt::format("server {:2}{}", server, role);
+  for (size_t server = 0; server < std::min(servers, kMostServers); ++server) {
+    const char* role = servers == workers        ? ""
+                       : server >= workers       ? " dedicated"
+                       : config.servers.in_place ? " in place "
+                                                 : " worker   ";  // that serves nothing
+    text += fmt::format("    server {:2}{} {}\n", server, role, line(server));
+  }
+  if (servers > kMostServers) text += fmt::format("    ... and {} more\n", servers - kMostServers);
+  return text;
 }
 
 std::string loads_text(const Config& config, const char* title, const std::vector<int64_t>& load,
                        double imbalance, int num_workers) {
-  const int64_t most = std::max<int64_t>(1, *std::max_element(load.begin(), load.end()));
-  std::string text = fmt::format("  {}: max/mean {:.3f}, averaged over steps\n", title, imbalance);
-  for (size_t server = 0; server < std::min(load.size(), kMostServers); ++server) {
-    const double share = static_cast<double>(load[server]) / static_cast<double>(most);
-    text += fmt::format("    {} |{}| {:8.1f} M pairs\n",
-                        server_name(config, server, load.size(), num_workers),
-                        bar(share, kBarWidth), static_cast<double>(load[server]) / 1e6);
-  }
-  if (load.size() > kMostServers)
-    text += fmt::format("    ... and {} more\n", load.size() - kMostServers);
-  return text;
+  const auto most = static_cast<double>(std::max<int64_t>(1, std::ranges::max(load)));
+  return fmt::format("  {}: max/mean {:.3f}, averaged over steps\n", title, imbalance) +
+         server_lines(config, num_workers, load.size(), [&](size_t server) {
+           const auto pairs = static_cast<double>(load[server]);
+           return fmt::format("|{}| {:8.1f} M pairs", bar(pairs / most, kBarWidth), pairs / 1e6);
+         });
 }
 
 template <typename T>
@@ -57,11 +58,6 @@ std::string tolerance_words(const Config::PlanKeys& plan) {
 
 }  // namespace
 
-AttentionClock attention_clock(const Config& config) {
-  if (config.on_cuda()) return AttentionClock::kDevice;
-  return config.train.threads_per_rank == 1 ? AttentionClock::kProcessor : AttentionClock::kElapsed;
-}
-
 std::string counting_words(const Entropies& entropies) {
   std::string text = fmt::format(
       "counting single tokens of all the data would give {:.3f} "
@@ -72,13 +68,12 @@ std::string counting_words(const Entropies& entropies) {
 }
 
 std::string attention_times(const Config& config, const RunSummary& summary) {
-  const AttentionClock clock = attention_clock(config);
-  const std::vector<double>& measured = summary.attention_s;
-  const std::vector<double>& predicted = summary.attention_predicted_s;
+  const std::vector<double>& measured = summary.sum.attention_s;
+  const std::vector<double>& predicted = summary.sum.plan.attention_predicted_s;
   std::string text = "\nTime in core attention by server, summed over steps: ";
-  text += clock == AttentionClock::kProcessor ? "processor time"
-          : clock == AttentionClock::kElapsed ? "elapsed, waits for a core included"
-                                              : "the device's time";
+  text += config.on_cuda()                    ? "the device's time"
+          : config.attention_has_one_thread() ? "processor time"
+                                              : "elapsed, waits for a core included";
   if (!predicted.empty()) {
     text += fmt::format("; predicted by the profile of {} ({})", config.attention_profile->machine,
                         config.attention_profile->path);
@@ -92,17 +87,13 @@ std::string attention_times(const Config& config, const RunSummary& summary) {
   const auto time = [scale = longest < 1 ? 1e3 : 1, unit = longest < 1 ? "ms" : "s"](double s) {
     return fmt::format("{:9.3f} {}", s * scale, unit);
   };
-  for (size_t server = 0; server < std::min(measured.size(), kMostServers); ++server) {
-    text += fmt::format("    {}  measured {}",
-                        server_name(config, server, measured.size(), summary.num_workers),
-                        time(measured[server]));
-    if (!predicted.empty()) text += "  predicted " + time(predicted[server]);
-    if (!predicted.empty() && measured[server] > 0)
-      text += fmt::format("  ({:+.1f} %)", 100 * (predicted[server] / measured[server] - 1));
-    text += "\n";
-  }
-  if (measured.size() > kMostServers)
-    text += fmt::format("    ... and {} more\n", measured.size() - kMostServers);
+  text += server_lines(config, summary.num_workers, measured.size(), [&](size_t server) {
+    std::string line = " measured " + time(measured[server]);
+    if (predicted.empty()) return line;
+    line += "  predicted " + time(predicted[server]);
+    if (measured[server] == 0) return line;
+    return line + fmt::format("  ({:+.1f} %)", 100 * (predicted[server] / measured[server] - 1));
+  });
   if (!predicted.empty() && !summary.prediction_errors.empty()) {
     text +=
         fmt::format("  relative error of a server's predicted time in a step: median {:.1f} %\n",
@@ -115,17 +106,18 @@ void RunSummary::add(const StepMetrics& step) {
   const PlanFigures& plan = step.plan;
   if (steps == 0) first_loss = step.loss;
   ++steps;
-  seconds += step.step_s;
-  tokens += plan.tokens;
-  add_to(load_before, plan.load_before);
-  add_to(load_after, plan.load_after);
-  imbalance_before += plan.imbalance_before;
-  imbalance_after += plan.imbalance_after;
-  plan_s += plan.plan_s;
-  plan_wait_s += plan.plan_wait_s;
-  add_to(attention_s, step.attention_s);
+  last = step;
+  sum.step_s += step.step_s;
+  sum.plan.tokens += plan.tokens;
+  add_to(sum.plan.load_before, plan.load_before);
+  add_to(sum.plan.load_after, plan.load_after);
+  sum.plan.imbalance_before += plan.imbalance_before;
+  sum.plan.imbalance_after += plan.imbalance_after;
+  sum.plan.plan_s += plan.plan_s;
+  sum.plan.plan_wait_s += plan.plan_wait_s;
+  add_to(sum.attention_s, step.attention_s);
   if (plan.attention_predicted_s.empty()) return;
-  add_to(attention_predicted_s, plan.attention_predicted_s);
+  add_to(sum.plan.attention_predicted_s, plan.attention_predicted_s);
   std::vector<double> errors;
   for (size_t i = 0; i < step.attention_s.size(); ++i) {
     if (step.attention_s[i] > 0)
@@ -148,7 +140,7 @@ std::string start_text(const Config& config, const std::string& data, int num_wo
       "{} steps of {} x {} tokens, scheduler {}, tolerance {}, overlap {}{}", config.train.steps,
       config.batch.nano_batches, with_thousands(config.batch.nano_batch_tokens),
       config.plan.scheduler, tolerance_words(config.plan), overlap_name(config.train.overlap),
-      alone ? " (one nano-batch: as overlap)" : "");
+      alone ? " (one nano-batch: as within)" : "");
   const std::string machine =
       fmt::format("attention kernel {}, peak of all ranks {:.0f} GFLOP/s ({})", kernel,
                   peak.flops_per_s / 1e9, peak.of);
@@ -168,11 +160,11 @@ namespace {
 /// What the losses and loads were.
 std::string learned_text(const Config& config, const IndexedDataset& data,
                          const RunSummary& summary) {
-  const StepMetrics& last = summary.last;
-  const double tokens_per_s = static_cast<double>(summary.tokens) / summary.seconds;
+  const StepMetrics &last = summary.last, &sum = summary.sum;
+  const double tokens_per_s = static_cast<double>(sum.plan.tokens) / sum.step_s;
   std::string text = fmt::format(
       "\nLearned\n  loss {:.3f} -> {:.3f} nats a token over {} tokens in {:.0f} s ({} tokens/s)\n",
-      summary.first_loss, last.loss, with_thousands(summary.tokens), summary.seconds,
+      summary.first_loss, last.loss, with_thousands(sum.plan.tokens), sum.step_s,
       with_thousands(static_cast<int64_t>(tokens_per_s)));
   if (last.validation_loss)
     text += fmt::format("  validation loss {:.3f} nats a token\n", *last.validation_loss);
@@ -180,14 +172,14 @@ std::string learned_text(const Config& config, const IndexedDataset& data,
     text += fmt::format("  {}\n", wrap(counting_words(*entropies), kColumns - 2));
   const double steps = static_cast<double>(summary.steps);
   text += "\nCore attention: (query, key) pairs of one layer by server, summed over steps\n";
-  text += loads_text(config, "before balancing", summary.load_before,
-                     summary.imbalance_before / steps, summary.num_workers);
-  text += loads_text(config, "after balancing", summary.load_after, summary.imbalance_after / steps,
-                     summary.num_workers);
+  text += loads_text(config, "before balancing", sum.plan.load_before,
+                     sum.plan.imbalance_before / steps, summary.num_workers);
+  text += loads_text(config, "after balancing", sum.plan.load_after,
+                     sum.plan.imbalance_after / steps, summary.num_workers);
   text += attention_times(config, summary);
   text += fmt::format(
       "\nPlanning\n  {:.2f} ms a batch beside the steps, which waited {:.2f} ms for it\n",
-      1e3 * summary.plan_s / steps, 1e3 * summary.plan_wait_s / steps);
+      1e3 * sum.plan.plan_s / steps, 1e3 * sum.plan.plan_wait_s / steps);
   return text;
 }
 

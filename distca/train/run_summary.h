@@ -17,38 +17,20 @@ namespace distca {
 /// Sums over the steps of a run. add() keeps them; the trainer sets `num_workers`, `last` and
 /// `metrics_missing`.
 struct RunSummary {
-  int num_workers = 0;               // ranks from this number on are dedicated servers
-  std::vector<int64_t> load_before;  // [servers] pairs over all steps, under plain packing
-  std::vector<int64_t> load_after;   // [servers] the same under the plans
-  double seconds = 0;                // in training steps
-  int64_t tokens = 0;                // trained on
-  double first_loss = 0;             // of step 1
-  StepMetrics last;                  // of the last step
-  /// Sums over the steps of PlanFigures::imbalance_before and imbalance_after, which are the
-  /// factors by which attention waits for the busiest server. They are shown divided by `steps`.
-  double imbalance_before = 0;
-  double imbalance_after = 0;
+  int num_workers = 0;  // ranks from this number on are dedicated servers
   int64_t steps = 0;
-  int64_t metrics_missing = 0;      // lines that metrics.jsonl lacks because its disk is full
-  double plan_s = 0;                // planning, beside the steps
-  double plan_wait_s = 0;           // in which steps waited for their plans
-  std::vector<double> attention_s;  // [servers] measured, over all steps
-  std::vector<double> attention_predicted_s;  // [servers] empty without plan.profile
+  double first_loss = 0;
+  StepMetrics last;
+  /// Sums over all steps: of tokens, step_s, attention_s, loads, imbalances, predictions and the
+  /// planner's times. Its other fields are not set. Imbalances are shown divided by `steps`.
+  StepMetrics sum{.plan = {.imbalance_before = 0, .imbalance_after = 0}};
+  int64_t metrics_missing = 0;  // lines that metrics.jsonl lacks because its disk is full
   /// [steps] |predicted / measured - 1|, each the median over the servers.
   std::vector<double> prediction_errors;
 
   /// Adds a step.
   void add(const StepMetrics& step);
 };
-
-/// What kind of time StepMetrics::attention_s is.
-enum class AttentionClock {
-  kProcessor,  // processor time of the rank's only thread
-  kElapsed,    // elapsed time, because a rank has several threads; includes waits for a core
-  kDevice,     // time on the CUDA device
-};
-/// The kind of time in runs with this configuration.
-AttentionClock attention_clock(const Config& config);
 
 /// Lines of the summary: each server's measured time in core attention and, with a profile, the
 /// predicted one.

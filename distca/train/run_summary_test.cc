@@ -35,19 +35,19 @@ TEST(RunSummary, sums_measured_and_predicted_times_and_keeps_each_steps_median_e
   RunSummary summary;
   summary.add(step_of({1, 2, 4}, {1.5, 1.5, 8}));  // errors 1/2, 1/4, 1
   summary.add(step_of({0, 2, 1}, {1, 2, 1}));      // one that did nothing
-  EXPECT_THAT(summary.attention_s, ElementsAre(1, 4, 5));
-  EXPECT_THAT(summary.attention_predicted_s, ElementsAre(2.5, 3.5, 9));
+  EXPECT_THAT(summary.sum.attention_s, ElementsAre(1, 4, 5));
+  EXPECT_THAT(summary.sum.plan.attention_predicted_s, ElementsAre(2.5, 3.5, 9));
   EXPECT_THAT(summary.prediction_errors, ElementsAre(DoubleEq(0.5), DoubleEq(0)));
-  EXPECT_THAT(summary.load_before, ElementsAre(6, 8, 10));
-  EXPECT_EQ(summary.plan_s, 0.5);
-  EXPECT_EQ(summary.plan_wait_s, 0.25);
+  EXPECT_THAT(summary.sum.plan.load_before, ElementsAre(6, 8, 10));
+  EXPECT_EQ(summary.sum.plan.plan_s, 0.5);
+  EXPECT_EQ(summary.sum.plan.plan_wait_s, 0.25);
 }
 
 TEST(RunSummary, without_a_profile_nothing_is_predicted) {
   RunSummary summary;
   summary.add(step_of({1, 2}, {}));
-  EXPECT_THAT(summary.attention_s, ElementsAre(1, 2));
-  EXPECT_THAT(summary.attention_predicted_s, IsEmpty());
+  EXPECT_THAT(summary.sum.attention_s, ElementsAre(1, 2));
+  EXPECT_THAT(summary.sum.plan.attention_predicted_s, IsEmpty());
   EXPECT_THAT(summary.prediction_errors, IsEmpty());
 }
 

@@ -78,12 +78,10 @@ void check_same_config(Communicator& comm, const Config& config, const ResolvedC
   for (size_t i = 0; i < all[0].size(); ++i) {
     std::vector<int> others;
     for (int rank = 1; rank < comm.size(); ++rank) {
-      if (i >= all[rank].size() || all[rank][i][0] != all[0][i][0]) {
-        throw Error(ErrorKind::kConfig,
-                    "rank {} has other configuration keys than rank 0: start "
-                    "the same version of distca on all ranks",
-                    rank);
-      }
+      DISTCA_THROW_IF(i >= all[rank].size() || all[rank][i][0] != all[0][i][0], ErrorKind::kConfig,
+                      "rank {} has other configuration keys than rank 0: start "
+                      "the same version of distca on all ranks",
+                      rank);
       if (all[rank][i][1] != all[0][i][1]) others.push_back(rank);
     }
     if (others.empty()) continue;

@@ -6,14 +6,12 @@
 #include <span>
 #include <utility>
 
-#include "distca/base/build_info.h"
 #include "distca/base/clock.h"
 #include "distca/base/error.h"
 #include "distca/base/file.h"
 #include "distca/base/hash.h"
 #include "distca/base/machine.h"
 #include "distca/comm/collectives.h"
-#include "distca/trace/chrome.h"
 
 namespace distca {
 namespace {
@@ -49,18 +47,14 @@ ClockFace my_clock() {
 void check_trace(const Config& config) {
   const std::filesystem::path file = config.train.trace;
   if (file.empty()) return;
-  if (last_step(config) > config.train.steps) {
-    throw Error(ErrorKind::kConfig,
-                "train.trace: steps {} to {} are to be traced, the run has {}: raise train.steps "
-                "or lower train.trace_first_step, train.trace_steps",
-                config.train.trace_first_step, last_step(config), config.train.steps);
-  }
+  DISTCA_THROW_IF(last_step(config) > config.train.steps, ErrorKind::kConfig,
+                  "train.trace: steps {} to {} are to be traced, the run has {}: raise train.steps "
+                  "or lower train.trace_first_step, train.trace_steps",
+                  config.train.trace_first_step, last_step(config), config.train.steps);
   std::error_code ignored;
   const std::filesystem::file_status there = std::filesystem::status(file, ignored);
-  if (std::filesystem::is_directory(there)) {
-    throw Error(ErrorKind::kConfig, "train.trace = {}: it is a folder, a file is wanted",
-                file.string());
-  }
+  DISTCA_THROW_IF(std::filesystem::is_directory(there), ErrorKind::kConfig,
+                  "train.trace = {}: it is a folder, a file is wanted", file.string());
   // A device or a pipe is written into when the trace is there, as by any AtomicFile.
   if (std::filesystem::exists(there) && !std::filesystem::is_regular_file(there)) return;
   try {
@@ -111,39 +105,26 @@ ClockReading StepTracer::read_clock() {
 
 void StepTracer::gather() {
   const AlignedClock clock(before_, read_clock());
-  TraceRank mine{.server = comm_.rank() >= num_workers_,
-                 .clock_offset_s = before_.offset_s,
-                 .clock_drift = clock.drift(),
-                 .clock_uncertainty_s = clock.uncertainty_s(),
-                 .events = recorder_.events()};
-  for (TraceEvent& event : mine.events) {
+  const TraceRank mine{.server = comm_.rank() >= num_workers_,
+                       .clock_offset_s = before_.offset_s,
+                       .clock_drift = clock.drift(),
+                       .clock_uncertainty_s = clock.uncertainty_s()};
+  std::vector<TraceEvent> events = recorder_.events();
+  for (TraceEvent& event : events) {
     // No clock is off by more than its uncertainty: nothing before the first step but by that.
     event.begin_s = std::max(0.0, clock.on_rank_0(event.begin_s) - origin_s_);
     event.end_s = std::max(event.begin_s, clock.on_rank_0(event.end_s) - origin_s_);
   }
-  std::ranges::stable_sort(mine.events, {}, [](const TraceEvent& event) {
-    return std::pair(event.begin_s, -event.end_s);
-  });
-  const Trace trace{.version = build_info::kVersion,
-                    .commit = build_info::kCommit,
-                    .overlap = std::string(overlap_name(config_.train.overlap)),
-                    .ranks = {std::move(mine)}};
-  gathered_ = gather_texts(comm_, chrome_json(trace), "trace");
+  std::ranges::stable_sort(
+      events, {}, [](const TraceEvent& event) { return std::pair(event.begin_s, -event.end_s); });
+  ranks_ = all_gather(comm_, mine, "trace");
+  gathered_ = gather_texts(comm_, chrome_events(comm_.rank(), mine.server, events), "trace");
 }
 
 void StepTracer::write() {
   if (gathered_.empty()) return;
-  Trace trace;
-  for (size_t rank = 0; rank < gathered_.size(); ++rank) {
-    Trace one = trace_from_chrome_json(std::exchange(gathered_[rank], {}),
-                                       fmt::format("trace of rank {}", rank));
-    if (rank == 0) {
-      trace = std::move(one);
-    } else {
-      trace.ranks.push_back(std::move(one.ranks[0]));
-    }
-  }
-  write_file_atomically(config_.train.trace, chrome_json(trace));
+  write_file_atomically(config_.train.trace,
+                        chrome_json(overlap_name(config_.train.overlap), ranks_, gathered_));
 }
 
 }  // namespace distca

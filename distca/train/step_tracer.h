@@ -10,6 +10,7 @@
 
 #include "distca/comm/clock_offset.h"
 #include "distca/comm/communicator.h"
+#include "distca/trace/chrome.h"
 #include "distca/trace/recorder.h"
 #include "distca/train/config.h"
 
@@ -49,7 +50,8 @@ class StepTracer {
   double origin_s_ = 0;      // on rank 0's clock
   bool same_clock_ = false;  // whether this rank reads the same clock as rank 0
   ClockReading before_;
-  // On rank 0 only: [ranks] a trace of each rank alone.
+  // On rank 0 only: [ranks] how each rank's clock was aligned, and its chrome_events.
+  std::vector<TraceRank> ranks_;
   std::vector<std::string> gathered_;
 };
 

@@ -24,6 +24,7 @@
 #include "distca/train/compute_peak.h"
 #include "distca/train/data_split.h"
 #include "distca/train/metrics.h"
+#include "distca/train/metrics_file.h"
 #include "distca/train/optimizer.h"
 #include "distca/train/plan_ahead.h"
 #include "distca/train/plan_request.h"
@@ -38,11 +39,6 @@
 
 namespace distca {
 namespace {
-
-/// What plans are made by, as they say it themselves (PlanOptions::price).
-std::string price_of(const Config& config) {
-  return config.attention_profile ? profile_name(*config.attention_profile) : "pairs";
-}
 
 /// Workers are the first ranks.
 std::vector<int> worker_ranks(int num_workers) {
@@ -63,6 +59,14 @@ struct Weights {
   Optimizer optimizer;
   std::unique_ptr<Communicator> group;
   TracedCommunicator workers;  // who sums gradients: `group`
+};
+
+/// What a rank tells the others of a step.
+struct RankStep {
+  double loss_sum = 0, grad_norm = 0;
+  ExchangeBytes bytes;
+  double attention_s = 0;
+  RankSample sample;
 };
 
 class Trainer {
@@ -87,11 +91,12 @@ class Trainer {
 
   void run() {
     comm_.set_step(0);
-    check_same_config(comm_, config_,
-                      {.price = price_of(config_),
-                       .kernel = step_.kernel().name(),
-                       .data = data_summary(data_),
-                       .isa = comm_.cuda_device() < 0 ? at::get_cpu_capability() : std::string()});
+    resolved_ = {
+        .price = config_.attention_profile ? profile_name(*config_.attention_profile) : "pairs",
+        .kernel = step_.kernel().name(),
+        .data = data_summary(data_),
+        .isa = comm_.cuda_device() < 0 ? at::get_cpu_capability() : std::string()};
+    check_same_config(comm_, config_, resolved_);
     check_initial_weights();
     if (comm_.rank() == 0) take_folder();
     peak_ = measure_peak(config_, comm_);
@@ -100,18 +105,20 @@ class Trainer {
       meter_.emplace(comm_.size(),
                      config_.plan.tolerance.is_auto() ? measured_bytes_per_us(comm_) : 0);
     }
-    const auto plan = [this, rank = comm_.rank()](const StepBatch& batch, const Speeds& speeds) {
-      return plan_batch(config_, data_, batch, rank, num_workers_, speeds);
+    const auto plan_next = [this, rank = comm_.rank()](const Speeds& speeds) {
+      const std::optional<StepBatch> batch = next_batch();
+      return batch ? std::optional(plan_batch(config_, data_, *batch, rank, num_workers_, speeds))
+                   : std::nullopt;
     };
-    plan_ahead_.emplace([this] { return next_batch(); }, plan, speeds_at(1));
+    plan_ahead_.emplace(plan_next, speeds_at(1));
     for (int64_t step = 1; step <= config_.train.steps; ++step) {
       comm_.set_step(step);
       StepMetrics metrics = train_step(step);
       const bool finite = std::isfinite(metrics.grad_norm) && std::isfinite(metrics.loss);
       if (finite && evaluates(step)) metrics.validation_loss = evaluate(step);
+      summary_.add(metrics);
       if (comm_.rank() == 0) tell(metrics);
       check_finite(metrics);
-      if (step == config_.train.steps) summary_.last = metrics;
     }
     if (weights_) drifted_ = others_with_other_weights("comparing the trained weights");
     // Nobody waits for rank 0 while it writes: that may take longer than a wait may.
@@ -137,20 +144,16 @@ class Trainer {
     Config recorded = config_;
     recorded.train.overwrite = false;  // a permission, given once
     folder_->begin(recorded_config(recorded));
-    metrics_ = std::make_unique<Metrics>(
-        folder_->metrics_path(),
-        RunLabels{.price = price_of(config_),
-                  .kernel = step_.kernel().name(),
-                  .overlap = std::string(overlap_name(config_.train.overlap))});
+    metrics_file_.emplace(folder_->metrics_path());
     progress_.emplace(standard_output(), config_.train.steps);
     std::string text = start_text(config_, split_words(config_, data_, split_), num_workers_,
-                                  step_.kernel().name(), peak_);
+                                  resolved_.kernel, peak_);
     if (const std::string line = folder_->replaces(); !line.empty()) text = line + "\n" + text;
     progress_->begin(text);
   }
 
   void tell(const StepMetrics& metrics) {
-    metrics_->record(metrics);
+    metrics_file_->add(metrics_line(metrics, config_, resolved_));
     state_.step_done(metrics.step);
     progress_->show(metrics);
   }
@@ -234,28 +237,25 @@ class Trainer {
   void check_initial_weights() {
     if (!weights_) return;
     const std::vector<int> others = others_with_other_weights("comparing the initial weights");
-    if (others.empty()) return;
-    throw Error(ErrorKind::kConfig,
-                "rank{} {} drew other initial weights than rank 0: start the same version of "
-                "distca on all ranks",
-                others.size() > 1 ? "s" : "", fmt::join(others, ", "));
+    DISTCA_THROW_IF(!others.empty(), ErrorKind::kConfig,
+                    "rank{} {} drew other initial weights than rank 0: start the same version of "
+                    "distca on all ranks",
+                    others.size() > 1 ? "s" : "", fmt::join(others, ", "));
   }
 
   /// On rank 0, after it has saved: the others have ended well and need not wait for that.
   void check_replicas() const {
-    if (drifted_.empty()) return;
-    throw Error(ErrorKind::kTraining,
-                "rank{} {} ended with other weights than rank 0: from some step on each trained a "
-                "model of its own; rank 0's is saved in {}, but is not what one worker would have "
-                "trained; look for unlike or faulty machines",
-                drifted_.size() > 1 ? "s" : "", fmt::join(drifted_, ", "),
-                config_.train.output_dir);
+    DISTCA_THROW_IF(
+        !drifted_.empty(), ErrorKind::kTraining,
+        "rank{} {} ended with other weights than rank 0: from some step on each trained a "
+        "model of its own; rank 0's is saved in {}, but is not what one worker would have "
+        "trained; look for unlike or faulty machines",
+        drifted_.size() > 1 ? "s" : "", fmt::join(drifted_, ", "), config_.train.output_dir);
   }
 
   void check_last_validation(double loss) const {
-    if (std::isfinite(loss)) return;
-    throw Error(
-        ErrorKind::kTraining,
+    DISTCA_THROW_IF(
+        !std::isfinite(loss), ErrorKind::kTraining,
         "step {}: the validation loss is not finite; lower optimizer.lr (now {}); the weights "
         "are saved as they are in {}",
         config_.train.steps, config_.optimizer.lr, config_.train.output_dir);
@@ -293,7 +293,6 @@ class Trainer {
     metrics.model_flops = config_.model.train_flops(metrics.plan.tokens, metrics.plan.pairs);
     metrics.peak_flops_per_s = peak_.flops_per_s;
     metrics.times = result.times;
-    summary_.add(metrics);
     return metrics;
   }
 
@@ -310,44 +309,29 @@ class Trainer {
 
   /// What every rank has of the step, told to all.
   void share(const StepResult& mine, const PlannedBatch& planned, StepMetrics* metrics) {
-    std::vector<double> sums = {mine.loss_sum, comm_.rank() == 0 ? metrics->grad_norm : 0};
-    int64_t ExchangeBytes::*const counts[] = {&ExchangeBytes::sent, &ExchangeBytes::received,
-                                              &ExchangeBytes::packed, &ExchangeBytes::unpacked,
-                                              &ExchangeBytes::copied};
-    for (const auto count : counts) sums.push_back(static_cast<double>(mine.bytes.*count));
-    // A slot for each rank and figure: the sum over ranks gathers them.
     const RankSample work = planned.work[comm_.rank()];
-    const RankSample sample = rank_sample(mine.times, work.tokens, work.load);
-    const size_t first_slot = sums.size();
-    const auto size = static_cast<size_t>(comm_.size());
-    sums.resize(first_slot + 3 * size, 0);
-    double* const slots = sums.data() + first_slot + comm_.rank();
-    slots[0] = attention_clock(config_) == AttentionClock::kProcessor
-                   ? mine.times.processor_of(OpKind::kCoreAttention)
-                   : mine.times.of(OpKind::kCoreAttention);
-    slots[size] = static_cast<double>(sample.linear_ns);
-    slots[2 * size] = static_cast<double>(sample.attention_ns);
-    ordered_sum(all_, sums, "loss sum");
-    metrics->loss =
-        planned.figures.targets > 0 ? sums[0] / static_cast<double>(planned.figures.targets) : 0.0;
-    metrics->grad_norm = sums[1];
-    for (size_t i = 0; i < std::size(counts); ++i)
-      metrics->bytes.*counts[i] = static_cast<int64_t>(sums[2 + i]);
-    const std::span<const double> all = std::span(sums).subspan(first_slot);
-    metrics->attention_s.assign(all.begin(), all.begin() + comm_.size());
-    if (meter_) measure(planned, all.subspan(size, size), all.subspan(2 * size, size), metrics);
-  }
-
-  /// The same values on every rank: so are the speeds.
-  void measure(const PlannedBatch& planned, std::span<const double> linear_ns,
-               std::span<const double> attention_ns, StepMetrics* metrics) {
-    std::vector<RankSample> samples = planned.work;
-    for (size_t rank = 0; rank < samples.size(); ++rank) {
-      samples[rank].linear_ns = static_cast<int64_t>(linear_ns[rank]);
-      samples[rank].attention_ns = static_cast<int64_t>(attention_ns[rank]);
+    const RankStep own{.loss_sum = mine.loss_sum,
+                       .grad_norm = metrics->grad_norm,
+                       .bytes = mine.bytes,
+                       .attention_s = config_.attention_has_one_thread()
+                                          ? mine.times.processor_of(OpKind::kCoreAttention)
+                                          : mine.times.of(OpKind::kCoreAttention),
+                       .sample = rank_sample(mine.times, work.tokens, work.load)};
+    double loss_sum = 0;
+    std::vector<RankSample> samples;
+    const std::vector<RankStep> all = all_gather(all_, own, "loss sum");
+    for (const RankStep& rank : all) {
+      loss_sum += rank.loss_sum;
+      metrics->bytes += rank.bytes;
+      metrics->attention_s.push_back(rank.attention_s);
+      samples.push_back(rank.sample);
     }
-    // The first step's plan rests on the bandwidth, which nobody has recorded yet.
-    if (meter_->add(metrics->step, samples) || metrics->step == 1)
+    const int64_t targets = planned.figures.targets;
+    metrics->loss = targets > 0 ? loss_sum / static_cast<double>(targets) : 0.0;
+    metrics->grad_norm = all[0].grad_norm;  // dedicated servers have none
+    // The same values on every rank: so are the speeds. The first step's plan rests on the
+    // bandwidth, which nobody has recorded yet.
+    if (meter_ && (meter_->add(metrics->step, samples) || metrics->step == 1))
       metrics->speeds = meter_->speeds();
   }
 
@@ -376,7 +360,7 @@ class Trainer {
     });
     state_.saved();
     tracer_.write();
-    summary_.metrics_missing = metrics_->finish();
+    summary_.metrics_missing = metrics_file_->finish();
     progress_->end(summary_text(config_, data_, summary_));
     check_replicas();
   }
@@ -392,9 +376,10 @@ class Trainer {
   std::vector<Batch> validation_;
   std::unique_ptr<Weights> weights_;  // null on a dedicated server
   Step step_;
+  ResolvedConfig resolved_;
   StepTracer tracer_;
-  std::optional<RunFolder> folder_;  // of rank 0, as are metrics_ and progress_
-  std::unique_ptr<Metrics> metrics_;
+  std::optional<RunFolder> folder_;  // of rank 0, as are metrics_file_ and progress_
+  std::optional<MetricsFile> metrics_file_;
   std::optional<Progress> progress_;
   RunSummary summary_;
   std::vector<int> drifted_;  // ranks whose trained weights are not rank 0's

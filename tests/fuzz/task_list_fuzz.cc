@@ -6,7 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <memory>
+#include <utility>
 #include <vector>
 
 #include "distca/base/error.h"
@@ -54,32 +54,31 @@ class Input {
   std::span<const uint8_t> bytes_;
 };
 
-/// Heap memory of exactly the size that was asked for.
+/// Elements in heap memory of exactly their size; a byte where there are none.
 struct Block {
-  ScalarType type = ScalarType::kFloat32;
-  int64_t elements = 0;
-  std::unique_ptr<std::byte[]> memory{};
+  Block(ScalarType type, int64_t elements)
+      : type(type),
+        elements(elements),
+        memory(static_cast<size_t>(std::max<int64_t>(1, elements * element_bytes(type)))) {}
 
-  size_t bytes() const { return static_cast<size_t>(elements * element_bytes(type)); }
-  std::byte* at(int64_t i) const { return memory.get() + i * element_bytes(type); }
+  std::byte* at(int64_t i) { return memory.data() + i * element_bytes(type); }
   float get(int64_t i) const {
-    BFloat16 narrow{};
-    float wide = 0;
-    if (type == ScalarType::kFloat32) {
-      std::memcpy(&wide, at(i), sizeof wide);
-      return wide;
-    }
-    std::memcpy(&narrow, at(i), sizeof narrow);
-    return to_float(narrow);
+    const auto load = [&](auto element) {
+      std::memcpy(&element, memory.data() + i * element_bytes(type), sizeof element);
+      return element;
+    };
+    return type == ScalarType::kFloat32 ? load(float{}) : to_float(load(BFloat16{}));
   }
   void set(int64_t i, float x) {
     const BFloat16 narrow = to_bfloat16(x);
-    if (type == ScalarType::kFloat32) {
-      std::memcpy(at(i), &x, sizeof x);
-    } else {
-      std::memcpy(at(i), &narrow, sizeof narrow);
-    }
+    const bool wide = type == ScalarType::kFloat32;
+    std::memcpy(at(i), wide ? static_cast<const void*>(&x) : &narrow,
+                wide ? sizeof x : sizeof narrow);
   }
+
+  ScalarType type;
+  int64_t elements;
+  std::vector<std::byte> memory;
 };
 
 /// What a list of bytes says.
@@ -147,8 +146,7 @@ class Scene {
         there == 0 || h == 0 ? 0
                              : (there - 1) * field.token_stride + (h - 1) * field.head_stride + d;
     const int64_t shift = layout % 3 == 0 ? 1 : 0;  // elements: then it is aligned to one only
-    Block block{.type = scalar, .elements = elements + shift};
-    block.memory = std::make_unique<std::byte[]>(block.bytes());
+    Block block(scalar, elements + shift);
     for (int64_t i = 0; i < block.elements; ++i) block.set(i, static_cast<float>(value()));
     field.data = block.at(shift);
     if (layout == 255) field.data = nullptr;
@@ -221,20 +219,6 @@ class Scene {
   std::vector<int64_t> next_row_;  // [query buffers]
 };
 
-using Snapshot = std::vector<std::vector<std::byte>>;
-
-Snapshot contents(const std::vector<Block>& blocks) {
-  Snapshot all;
-  for (const Block& block : blocks) all.emplace_back(block.at(0), block.at(block.elements));
-  return all;
-}
-
-void restore(const std::vector<Block>& blocks, const Snapshot& all) {
-  for (size_t i = 0; i < all.size(); ++i) {
-    if (!all[i].empty()) std::memcpy(blocks[i].memory.get(), all[i].data(), all[i].size());
-  }
-}
-
 int64_t pairs(const Shape& shape, const TaskList& list) {
   int64_t sum = 0;
   for (const Task& task : list.tasks) {
@@ -272,11 +256,12 @@ bool accepted(const Check& check) {
 template <typename Kernel, typename Reference>
 void run_both(std::vector<Block>& outputs, bool compare, float tolerance, const Kernel& kernel,
               const Reference& reference) {
-  const Snapshot before = contents(outputs);
+  const std::vector<Block> before = outputs;
   kernel();
   if (!compare) return;
-  const Snapshot actual = contents(outputs);
-  restore(outputs, before);
+  const std::vector<Block> actual = outputs;
+  for (size_t b = 0; b < outputs.size(); ++b)
+    std::ranges::copy(before[b].memory, outputs[b].memory.begin());
   reference();
   for (size_t b = 0; b < outputs.size(); ++b) {
     const Block& expected = outputs[b];
@@ -284,11 +269,8 @@ void run_both(std::vector<Block>& outputs, bool compare, float tolerance, const 
     for (int64_t i = 0; i < expected.elements; ++i) {
       if (std::isfinite(expected.get(i))) largest = std::max(largest, std::fabs(expected.get(i)));
     }
-    Block computed{.type = expected.type, .elements = expected.elements};
-    computed.memory = std::make_unique<std::byte[]>(computed.bytes());
-    if (!actual[b].empty()) std::memcpy(computed.at(0), actual[b].data(), actual[b].size());
     for (int64_t i = 0; i < expected.elements; ++i) {
-      const float x = computed.get(i), y = expected.get(i);
+      const float x = actual[b].get(i), y = expected.get(i);
       DISTCA_CHECK(x == y || std::fabs(x - y) <= tolerance * largest,
                    "output {}, element {}: {}, the reference says {}", b, i, x, y);
     }

@@ -1,5 +1,6 @@
 #pragma once
-// Shapes of the public headers in the planner's words. Inside; any thread.
+// attention_shape() says the public Shape in the planner's words. It is internal to this folder and
+// may be called from any thread.
 
 #include <cstdint>
 
@@ -8,7 +9,7 @@
 
 namespace distca::api {
 
-/// Throws Error(kPlan) for heads or dims that nothing computes.
+/// Throws Error(kPlan) for heads or head sizes that no kernel computes.
 AttentionShape attention_shape(const Shape& shape, int64_t window_left = -1);
 
 }  // namespace distca::api

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <span>
 #include <tuple>
 
 namespace distca {
@@ -11,10 +12,9 @@ namespace {
 constexpr size_t kMostNamed = 3;
 
 std::string list_ranks(const std::vector<int>& ranks) {
+  const auto named = std::span(ranks).first(std::min(ranks.size(), kMostNamed));
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < std::min(ranks.size(), kMostNamed); ++i) {
-    text += fmt::format("{}{}", i == 0 ? "" : ", ", ranks[i]);
-  }
+  text += fmt::format("{}", fmt::join(named, ", "));
   if (ranks.size() > kMostNamed) text += fmt::format(" and {} more", ranks.size() - kMostNamed);
   return text;
 }

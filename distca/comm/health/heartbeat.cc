@@ -13,9 +13,9 @@
 #include "distca/base/env.h"
 #include "distca/base/error.h"
 #include "distca/base/json.h"
-#include "distca/comm/health/heartbeat_keys.h"
 #include "distca/comm/launch/own_address.h"
 #include "distca/comm/launch/run_store.h"
+#include "distca/comm/launch/store_keys.h"
 
 namespace distca {
 namespace {
@@ -78,17 +78,19 @@ struct Heartbeat::State {
   std::mutex mutex;
   std::condition_variable changed;
   Activity mine;
-  RankState mine_state = RankState::kLive;
+  std::atomic<RankState> mine_state = RankState::kLive;
   std::atomic<int> awaits = kNobody;
+  std::atomic<bool> starting = true;
+  std::atomic<bool> alarmed = false;
+  std::atomic<int64_t> keys_handled = 0;
+  std::optional<FailedWait> question;
+  std::atomic<bool> neighbour_lost = false;
+  // Only the heartbeat thread writes these, so it reads them without the mutex.
   bool all_here = false;
-  bool starting = true;
-  bool neighbour_lost = false;
   bool several_networks = false;
   std::optional<std::string> outside;  // an address of another machine
-  bool alarmed = false;
-  bool ended = false;  // the heartbeat thread has
-  std::optional<FailedWait> question;
   std::optional<std::string> diagnosis;
+  bool ended = false;  // the heartbeat thread has
 
   // The heartbeat thread's own.
   int64_t number = 0;  // of our last heartbeat
@@ -99,7 +101,6 @@ struct Heartbeat::State {
   int same_beat = 0;       // looks at the next rank that found no new heartbeat
   double last_look = 0;    // at it
   std::vector<Beat> seen;  // [size]
-  int64_t keys_handled = 0;
 
   void run();
   void beat();
@@ -109,6 +110,7 @@ struct Heartbeat::State {
   void look_at_neighbour();
   void look_for_alarm();
   void answer();
+  bool linger(double& pause);
   bool wait_for_judge();
   void judge_all();
   std::vector<RankNews> read_all();
@@ -117,9 +119,6 @@ struct Heartbeat::State {
   void lose_store(const std::string& why);
 
   std::string key(std::string_view name) const { return rendezvous.prefix + std::string(name); }
-  std::string heartbeat_key(int rank) const {
-    return distca::heartbeat_key(rendezvous.prefix, rank);
-  }
   double silence_s() const { return kBeatsToSilence * heartbeat_s(options); }
 };
 
@@ -133,8 +132,8 @@ void Heartbeat::State::run() {
       look_for_ranks();
       look_at_neighbour();
       look_for_alarm();
-      std::unique_lock lock(mutex);
       keys_handled = store->keys_handled();
+      std::unique_lock lock(mutex);
       if (mine_state != RankState::kLive) break;
       if (question && !diagnosis) {
         lock.unlock();
@@ -161,7 +160,7 @@ void Heartbeat::State::beat() {
   lock.unlock();
   if (const int peer = awaits; peer != kNobody) news.awaits = {peer};
   const std::string text = encode(news, ++number);
-  store->set(heartbeat_key(rendezvous.rank), text);
+  store->set(heartbeat_key(rendezvous.prefix, rendezvous.rank), text);
   last_beat = steady_seconds();
 }
 
@@ -170,10 +169,7 @@ void Heartbeat::State::beat_if_due() {
 }
 
 void Heartbeat::State::look_for_ranks() {
-  {
-    std::lock_guard lock(mutex);
-    if (all_here) return;
-  }
+  if (all_here) return;
   if (!std::exchange(arrived, true)) {
     if (!address.empty()) tell_network();
     if (store->add(key("arrived"), 1) == rendezvous.size) store->set(key("here"), "1");
@@ -182,7 +178,7 @@ void Heartbeat::State::look_for_ranks() {
   if (!store->has(key("here"))) return;
   const bool several = store->has(key("networks"));
   std::optional<std::string> address;
-  if (several && store->has(key("outside"))) address = store->get(key("outside"));
+  if (several) address = store->find(key("outside"));
   std::lock_guard lock(mutex);
   several_networks = several;
   outside = std::move(address);
@@ -201,14 +197,12 @@ void Heartbeat::State::tell_network() {
 /// A rank that dies before all are connected may have nobody who waits for a message of it.
 void Heartbeat::State::look_at_neighbour() {
   const int next = (rendezvous.rank + 1) % rendezvous.size;
-  {
-    std::lock_guard lock(mutex);
-    if (!starting || next == rendezvous.rank) return;
-  }
+  if (!starting || next == rendezvous.rank) return;
   if (steady_seconds() - last_look < heartbeat_s(options)) return;
   last_look = steady_seconds();
-  if (!all_here && !store->has(heartbeat_key(next))) return;
-  const Beat beat = decode(store->get(heartbeat_key(next)));
+  const std::string its_key = heartbeat_key(rendezvous.prefix, next);
+  if (!all_here && !store->has(its_key)) return;
+  const Beat beat = decode(store->get(its_key));
   same_beat = beat.number == neighbour_beat ? same_beat + 1 : 0;
   neighbour_beat = beat.number;
   std::lock_guard lock(mutex);
@@ -217,36 +211,28 @@ void Heartbeat::State::look_at_neighbour() {
 }
 
 void Heartbeat::State::look_for_alarm() {
-  {
-    std::lock_guard lock(mutex);
-    if (diagnosis) return;
-  }
-  if (store->has(diagnosis_key(rendezvous.prefix)))
-    return raise_alarm(store->get(diagnosis_key(rendezvous.prefix)));
+  if (diagnosis) return;
+  if (auto text = store->find(diagnosis_key(rendezvous.prefix))) return raise_alarm(text);
   if (store->has(deaths_key(rendezvous.prefix))) raise_alarm(std::nullopt);
 }
 
 void Heartbeat::State::raise_alarm(std::optional<std::string> text) {
-  bool first = false;
-  {
-    std::lock_guard lock(mutex);
-    if (text && !diagnosis) diagnosis = std::move(text);
-    first = !std::exchange(alarmed, true);
-    changed.notify_all();
-  }
+  std::unique_lock lock(mutex);
+  if (text && !diagnosis) diagnosis = std::move(text);
+  const bool first = !alarmed.exchange(true);
+  changed.notify_all();
+  lock.unlock();
   if (first) on_alarm();
 }
 
 /// Without a heartbeat the others will take us for silent: we end too, and say why.
 void Heartbeat::State::lose_store(const std::string& why) {
-  std::string text;
-  {
-    std::lock_guard lock(mutex);
-    if (mine_state != RankState::kLive) return;  // the store may end before our last heartbeat
-    if (question) text = distca::diagnosis(*question, {}) + "; ";
-    text += fmt::format("rank {} lost {} in {}: {}", rendezvous.rank, store_name(rendezvous),
-                        to_string(mine), why);
-  }
+  std::unique_lock lock(mutex);
+  if (mine_state != RankState::kLive) return;  // the store may end before our last heartbeat
+  std::string text = question ? distca::diagnosis(*question, {}) + "; " : "";
+  text += fmt::format("rank {} lost {} in {}: {}", rendezvous.rank, store_name(rendezvous),
+                      to_string(mine), why);
+  lock.unlock();
   raise_alarm(std::move(text));
 }
 
@@ -254,7 +240,8 @@ std::vector<RankNews> Heartbeat::State::read_all() {
   std::vector<RankNews> news(rendezvous.size);
   seen.resize(rendezvous.size);
   std::vector<std::string> keys;
-  for (int rank = 0; rank < rendezvous.size; ++rank) keys.push_back(heartbeat_key(rank));
+  for (int rank = 0; rank < rendezvous.size; ++rank)
+    keys.push_back(heartbeat_key(rendezvous.prefix, rank));
   const auto beats = store->get_each(keys, all_here);
   for (int rank = 0; rank < rendezvous.size; ++rank) {
     if (beats[rank]) seen[rank] = decode(*beats[rank]);
@@ -265,8 +252,7 @@ std::vector<RankNews> Heartbeat::State::read_all() {
 }
 
 void Heartbeat::State::read_deaths(std::vector<RankNews>& news) {
-  if (!store->has(deaths_key(rendezvous.prefix))) return;
-  std::istringstream lines(store->get(deaths_key(rendezvous.prefix)));
+  std::istringstream lines(store->find(deaths_key(rendezvous.prefix)).value_or(""));
   int rank = -1;
   std::string how;
   while (lines >> rank && std::getline(lines >> std::ws, how)) {
@@ -282,46 +268,42 @@ void Heartbeat::State::answer() {
   if (store->set_first(key("judge"), mine_is) == mine_is || !wait_for_judge()) judge_all();
 }
 
-/// True when the diagnosis has come.
+/// Sleeps, longer each time, and lives on. True once the diagnosis has come.
+bool Heartbeat::State::linger(double& pause) {
+  std::this_thread::sleep_for(Seconds(pause));
+  pause = std::min(2 * pause, heartbeat_s(options) / 2);
+  beat_if_due();
+  look_for_alarm();
+  return diagnosis.has_value();
+}
+
+/// True when the diagnosis has come, or nobody asks any more.
 bool Heartbeat::State::wait_for_judge() {
-  const double start = steady_seconds();
+  const Stopwatch watch;
   double pause = kFirstPause;
-  while (steady_seconds() - start < 2 * silence_s()) {
-    std::this_thread::sleep_for(Seconds(pause));
-    pause = std::min(2 * pause, heartbeat_s(options) / 2);
-    beat_if_due();
-    look_for_alarm();
-    std::lock_guard lock(mutex);
-    if (diagnosis) return true;
-    if (mine_state != RankState::kLive) return true;
+  while (watch.seconds() < 2 * silence_s()) {
+    if (linger(pause) || mine_state != RankState::kLive) return true;
   }
   return false;
 }
 
 /// Looks at the heartbeats until they show who ended, or long enough to tell who is silent.
 void Heartbeat::State::judge_all() {
-  const double start = steady_seconds();
+  const Stopwatch watch;
   const double patience = silence_s();
   double pause = kFirstPause;
   std::vector<RankNews> news = read_all();
   const std::vector<Beat> before = seen;
   auto someone_ended = [&] {
-    return std::any_of(news.begin(), news.end(), [](const RankNews& one) {
+    return std::ranges::any_of(news, [](const RankNews& one) {
       return one.state == RankState::kDead || one.state == RankState::kFailed;
     });
   };
-  while (!someone_ended() && steady_seconds() - start < patience) {
-    std::this_thread::sleep_for(Seconds(pause));
-    pause = std::min(2 * pause, heartbeat_s(options) / 2);
-    beat_if_due();
-    look_for_alarm();
-    {
-      std::lock_guard lock(mutex);
-      if (diagnosis) return;
-    }
+  while (!someone_ended() && watch.seconds() < patience) {
+    if (linger(pause)) return;
     news = read_all();
   }
-  const double watched = steady_seconds() - start;
+  const double watched = watch.seconds();
   for (int rank = 0; rank < rendezvous.size && watched >= patience; ++rank) {
     if (news[rank].state != RankState::kLive || seen[rank].number != before[rank].number) continue;
     news[rank].state = RankState::kSilent;
@@ -359,14 +341,13 @@ Heartbeat::~Heartbeat() {
 }
 
 void Heartbeat::wait_for_all() {
-  {
-    std::unique_lock lock(state_->mutex);
-    state_->mine.operation = "start-up";
-    state_->changed.wait_for(lock, Seconds(state_->startup_deadline - steady_seconds()), [&] {
-      return state_->all_here || state_->alarmed || state_->neighbour_lost;
-    });
-    if (state_->all_here) return;
-  }
+  std::unique_lock lock(state_->mutex);
+  state_->mine.operation = "start-up";
+  state_->changed.wait_for(lock, Seconds(state_->startup_deadline - steady_seconds()), [&] {
+    return state_->all_here || state_->alarmed || state_->neighbour_lost;
+  });
+  if (state_->all_here) return;
+  lock.unlock();
   throw Error(ErrorKind::kComm, "{}",
               judge({.rank = state_->rendezvous.rank,
                      .at = {.operation = "start-up"},
@@ -389,21 +370,11 @@ std::string Heartbeat::own_address() const {
 
 double Heartbeat::startup_deadline() const { return state_->startup_deadline; }
 
-bool Heartbeat::neighbour_lost() const {
-  std::lock_guard lock(state_->mutex);
-  return state_->neighbour_lost;
-}
+bool Heartbeat::neighbour_lost() const { return state_->starting && state_->neighbour_lost; }
 
-void Heartbeat::end_startup() {
-  std::lock_guard lock(state_->mutex);
-  state_->starting = false;
-  state_->neighbour_lost = false;
-}
+void Heartbeat::end_startup() { state_->starting = false; }
 
-int64_t Heartbeat::keys_handled() const {
-  std::lock_guard lock(state_->mutex);
-  return state_->keys_handled;
-}
+int64_t Heartbeat::keys_handled() const { return state_->keys_handled; }
 
 void Heartbeat::set_step(int64_t step) {
   std::lock_guard lock(state_->mutex);
@@ -418,10 +389,7 @@ Activity Heartbeat::begin(std::string_view operation) {
 
 void Heartbeat::await(int rank) { state_->awaits = rank; }
 
-bool Heartbeat::alarmed() const {
-  std::lock_guard lock(state_->mutex);
-  return state_->alarmed;
-}
+bool Heartbeat::alarmed() const { return state_->alarmed; }
 
 std::string Heartbeat::judge(const FailedWait& wait) {
   std::unique_lock lock(state_->mutex);

@@ -19,12 +19,13 @@
 #include "distca/base/console.h"
 #include "distca/base/env.h"
 #include "distca/base/error.h"
+#include "distca/base/file.h"
 #include "distca/base/json.h"
 #include "distca/base/stop_signals.h"
 #include "distca/comm/health/diagnosis.h"
-#include "distca/comm/health/heartbeat_keys.h"
 #include "distca/comm/launch/launch_output.h"
 #include "distca/comm/launch/local_store.h"
+#include "distca/comm/launch/store_keys.h"
 
 namespace distca {
 namespace {
@@ -47,6 +48,13 @@ bool has_finished(const std::string& beat) {
                               static_cast<int>(RankState::kFinished);
 }
 
+/// "exited with code 3" or "was killed by signal 9 (SIGKILL)"; `status` as waitpid gives it.
+std::string describe_exit(int status) {
+  if (!WIFSIGNALED(status)) return fmt::format("exited with code {}", WEXITSTATUS(status));
+  const char* name = sigabbrev_np(WTERMSIG(status));
+  return fmt::format("was killed by signal {} (SIG{})", WTERMSIG(status), name ? name : "?");
+}
+
 class LocalRun {
  public:
   explicit LocalRun(const LaunchOptions& options)
@@ -65,18 +73,15 @@ class LocalRun {
   int until_deadline_ms() const;
   void read_signals();
   void interrupt(const signalfd_siginfo& signal);
-  void reap();
   void note_end(Child& child, int status);
   void end_by_force();
   void end_the_late();
   bool rank_0_is_late(double now);
-  void kill_late(Child& child);
   void signal_running(int signal);
-  bool running() const;
   int report();
   std::string stopped() const;
-  std::string first_failure(int* exit_code);
-  std::string late(int* exit_code) const;
+  LastWords first_failure();
+  LastWords late() const;
 
   const LaunchOptions& options_;
   ListenSocket socket_;
@@ -85,7 +90,7 @@ class LocalRun {
   std::vector<Child> children_;
   std::vector<int> failed_;  // ranks, in the order in which they ended
   sigset_t old_mask_ = {};
-  int signals_ = -1;
+  FileDescriptor signals_;
   int interrupted_ = 0;                    // the signal that somebody sent us
   double interrupted_at_ = 0;              // steady seconds
   double terminate_at_ = 0, kill_at_ = 0;  // steady seconds; 0: not yet decided
@@ -111,9 +116,7 @@ LocalRun::~LocalRun() {
     kill(child.pid, SIGKILL);
     waitpid(child.pid, nullptr, 0);
   }
-  if (signals_ < 0) return;
-  close(signals_);
-  pthread_sigmask(SIG_SETMASK, &old_mask_, nullptr);
+  if (signals_.get() >= 0) pthread_sigmask(SIG_SETMASK, &old_mask_, nullptr);
 }
 
 int LocalRun::run() {
@@ -127,7 +130,7 @@ int LocalRun::run() {
   argv_.push_back(nullptr);
   children_.reserve(options_.workers);
   for (int rank = 0; rank < options_.workers; ++rank) spawn(rank);
-  while (running()) {
+  while (std::ranges::any_of(children_, [](const Child& child) { return !child.status; })) {
     wait_for_news();
     end_the_late();
     end_by_force();
@@ -146,8 +149,8 @@ void LocalRun::catch_signals() {
   sigaddset(&mask, SIGCHLD);
   std::signal(SIGCHLD, SIG_DFL);  // where it was ignored, waitpid would tell us nothing
   pthread_sigmask(SIG_BLOCK, &mask, &old_mask_);
-  signals_ = signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK);
-  if (signals_ < 0) throw Error(ErrorKind::kIo, "no signalfd: {}", std::strerror(errno));
+  signals_ = FileDescriptor(signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (signals_.get() < 0) throw Error(ErrorKind::kIo, "no signalfd: {}", std::strerror(errno));
 }
 
 void LocalRun::make_environment(int rank) {
@@ -210,7 +213,7 @@ void LocalRun::become_rank(const Child& child, pid_t launcher) {
 }
 
 void LocalRun::wait_for_news() {
-  std::vector<pollfd> polled = {{.fd = signals_, .events = POLLIN, .revents = 0}};
+  std::vector<pollfd> polled = {{.fd = signals_.get(), .events = POLLIN, .revents = 0}};
   std::vector<RankStream*> readers;
   for (Child& child : children_) {
     for (RankStream* stream : {&child.out, &child.err}) {
@@ -241,11 +244,15 @@ int LocalRun::until_deadline_ms() const {
 
 void LocalRun::read_signals() {
   signalfd_siginfo signal;
-  while (read(signals_, &signal, sizeof(signal)) == sizeof(signal)) {
-    if (signal.ssi_signo == SIGCHLD) {
-      reap();
-    } else {
+  while (read(signals_.get(), &signal, sizeof(signal)) == sizeof(signal)) {
+    if (signal.ssi_signo != SIGCHLD) {
       interrupt(signal);
+      continue;
+    }
+    for (Child& child : children_) {
+      int status = 0;
+      if (!child.status && waitpid(child.pid, &status, WNOHANG) == child.pid)
+        note_end(child, status);
     }
   }
 }
@@ -262,13 +269,6 @@ void LocalRun::interrupt(const signalfd_siginfo& signal) {
   terminate_at_ = steady_seconds() + options_.grace_s;
 }
 
-void LocalRun::reap() {
-  for (Child& child : children_) {
-    int status = 0;
-    if (!child.status && waitpid(child.pid, &status, WNOHANG) == child.pid) note_end(child, status);
-  }
-}
-
 void LocalRun::note_end(Child& child, int status) {
   child.status = status;
   child.out.pass_on();
@@ -277,7 +277,7 @@ void LocalRun::note_end(Child& child, int status) {
     if (first_done_s_ == 0) first_done_s_ = rank_0_moved_s_ = steady_seconds();
     return;
   }
-  if (std::find(late_.begin(), late_.end(), child.rank) != late_.end()) return;
+  if (std::ranges::find(late_, child.rank) != late_.end()) return;
   if (!child.ended_by_us && interrupted_ == 0) {
     failed_.push_back(child.rank);
     store_->post_death(kPrefix, child.rank, describe_exit(status));
@@ -306,13 +306,16 @@ void LocalRun::end_the_late() {
   const bool late = now - first_done_s_ >= options_.timeout_s + options_.grace_s;
   for (Child& child : children_) {
     if (child.status || child.ended_by_us) continue;
-    if (child.rank == 0 ? rank_0_is_late(now) : late) kill_late(child);
+    if (child.rank == 0 ? !rank_0_is_late(now) : !late) continue;
+    late_.push_back(child.rank);
+    child.ended_by_us = true;
+    kill(child.pid, SIGKILL);
   }
 }
 
 /// Rank 0 may save for as long as it shows life: that nobody waits for.
 bool LocalRun::rank_0_is_late(double now) {
-  const std::string beat = store_->heartbeat(kPrefix, 0);
+  const std::string beat = store_->read(heartbeat_key(kPrefix, 0));
   if (beat != rank_0_beat_) {
     rank_0_beat_ = beat;
     rank_0_moved_s_ = now;
@@ -325,41 +328,28 @@ bool LocalRun::rank_0_is_late(double now) {
   return now - rank_0_moved_s_ >= options_.timeout_s + options_.grace_s;
 }
 
-void LocalRun::kill_late(Child& child) {
-  late_.push_back(child.rank);
-  child.ended_by_us = true;
-  kill(child.pid, SIGKILL);
-}
-
 void LocalRun::signal_running(int signal) {
   for (const Child& child : children_) {
     if (!child.status) kill(child.pid, signal);
   }
 }
 
-bool LocalRun::running() const {
-  return std::any_of(children_.begin(), children_.end(),
-                     [](const Child& child) { return !child.status; });
-}
-
 /// At most one line about what went wrong, for those who read.
 int LocalRun::report() {
-  int exit_code = 0;
-  std::string line;
-  if (interrupted_ != 0 && failed_.empty()) {  // a failure before it is the news
-    line = stopped();
-    exit_code = kStoppedExitCode;
-  } else if (!failed_.empty()) {
-    line = first_failure(&exit_code);
+  LastWords words;
+  if (!failed_.empty()) {  // before any signal
+    words = first_failure();
+  } else if (interrupted_ != 0) {
+    words = {.exit_code = kStoppedExitCode, .line = stopped()};
   } else if (!late_.empty()) {
-    line = late(&exit_code);
+    words = late();
   }
   out_.finish(kConsolePatience);
   const std::string& said = children_.front().err.last_words();
   if (said.starts_with(fmt::format("{}warning", kLastWords))) err_.important(said);
-  if (!line.empty()) err_.important(line);
+  if (!words.line.empty()) err_.important(words.line);
   err_.finish(kConsolePatience);
-  return exit_code;
+  return words.exit_code;
 }
 
 /// What rank 0 said about where it was, or why it said nothing.
@@ -374,42 +364,41 @@ std::string LocalRun::stopped() const {
                            "run only");
 }
 
-/// One line about the failure all others follow from, and its exit code.
-std::string LocalRun::first_failure(int* exit_code) {
+/// The failure that all others follow from.
+LastWords LocalRun::first_failure() {
   // Ranks that ended with the diagnosis on another are victims of it.
-  const std::string diagnosis = store_->diagnosis(kPrefix);
+  const std::string diagnosis = store_->read(diagnosis_key(kPrefix));
   auto is_cause = [&](int rank) {
     return diagnosis.empty() ||
            children_[rank].err.last_words().find(diagnosis) == std::string::npos;
   };
-  const auto cause = std::find_if(failed_.begin(), failed_.end(), is_cause);
+  const auto cause = std::ranges::find_if(failed_, is_cause);
   const Child& first = children_[cause == failed_.end() ? failed_.front() : *cause];
   const int status = *first.status;
-  *exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 1;
-  if (!first.err.last_words().empty()) return first.err.last_words();
+  const int exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+  if (!first.err.last_words().empty()) return {exit_code, first.err.last_words()};
   const std::string death = fmt::format("rank {} {}", first.rank, describe_exit(status));
   const std::string hint =
       WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL
           ? "; not by us: often it is the kernel, for lack of memory (see dmesg)"
           : "";
-  return fmt::format("{}error: {}{}", kLastWords, diagnosis.starts_with(death) ? diagnosis : death,
-                     hint);
+  const std::string& why = diagnosis.starts_with(death) ? diagnosis : death;
+  return {exit_code, fmt::format("{}error: {}{}", kLastWords, why, hint)};
 }
 
 /// What became of ranks that were done, and of the weights that rank 0 may have been saving.
-std::string LocalRun::late(int* exit_code) const {
+LastWords LocalRun::late() const {
   const double waited_s = options_.timeout_s + options_.grace_s;
-  const bool rank_0 = std::find(late_.begin(), late_.end(), 0) != late_.end();
+  const bool rank_0 = std::ranges::find(late_, 0) != late_.end();
   if (rank_0 && !has_finished(rank_0_beat_)) {
-    *exit_code = 1;
-    return fmt::format(
+    constexpr auto kSilent =
         "{}error: rank 0 gave no sign of life within {:.1f} s and was killed; it was saving the "
-        "weights",
-        kLastWords, waited_s);
+        "weights";
+    return {1, fmt::format(kSilent, kLastWords, waited_s)};
   }
-  return fmt::format(
-      "{}rank {} was done but did not end within {:.1f} s and was killed; the run is complete",
-      kLastWords, late_.front(), waited_s);
+  constexpr auto kLate =
+      "{}rank {} was done but did not end within {:.1f} s and was killed; the run is complete";
+  return {0, fmt::format(kLate, kLastWords, late_.front(), waited_s)};
 }
 
 }  // namespace

@@ -19,40 +19,18 @@ RankStream::RankStream(int rank, Console& to, bool hold_last_words)
     throw Error(ErrorKind::kIo, "no pipe for rank {}: {}", rank, std::strerror(errno));
   }
   fcntl(ends[0], F_SETFL, O_NONBLOCK);
-  from_ = ends[0];
-  rank_end_ = ends[1];
-}
-
-RankStream::RankStream(RankStream&& other) noexcept { *this = std::move(other); }
-
-RankStream& RankStream::operator=(RankStream&& other) noexcept {
-  std::swap(rank_, other.rank_);
-  std::swap(to_, other.to_);
-  std::swap(hold_last_words_, other.hold_last_words_);
-  std::swap(from_, other.from_);
-  std::swap(rank_end_, other.rank_end_);
-  line_.swap(other.line_);
-  last_words_.swap(other.last_words_);
-  return *this;
-}
-
-RankStream::~RankStream() {
-  close_rank_end();
-  if (from_ >= 0) close(from_);
-}
-
-void RankStream::close_rank_end() {
-  if (rank_end_ >= 0) close(std::exchange(rank_end_, -1));
+  from_ = FileDescriptor(ends[0]);
+  rank_end_ = FileDescriptor(ends[1]);
 }
 
 void RankStream::pass_on() {
   char buffer[4096];
-  while (from_ >= 0) {
-    const ssize_t got = read(from_, buffer, sizeof(buffer));
+  while (from() >= 0) {
+    const ssize_t got = read(from(), buffer, sizeof(buffer));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && errno == EAGAIN) return;
     if (got <= 0) {
-      close(std::exchange(from_, -1));
+      from_ = FileDescriptor();
       if (!line_.empty()) emit();
       return;
     }

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "distca/base/console.h"
+#include "distca/base/file.h"
 
 namespace distca {
 
@@ -19,15 +20,12 @@ class RankStream {
   /// Makes the pipe. With `hold_last_words` lines that begin with kLastWords are held back. Throws
   /// Error(kIo).
   RankStream(int rank, Console& to, bool hold_last_words);
-  RankStream(RankStream&& other) noexcept;
-  RankStream& operator=(RankStream&& other) noexcept;
-  ~RankStream();
 
   /// Our end, to be polled; -1: none, or closed.
-  int from() const { return from_; }
+  int from() const { return from_.get(); }
   /// The rank's end, which becomes its stdout or stderr; closed by close_rank_end().
-  int rank_end() const { return rank_end_; }
-  void close_rank_end();
+  int rank_end() const { return rank_end_.get(); }
+  void close_rank_end() { rank_end_ = FileDescriptor(); }
   /// Passes on what is there.
   void pass_on();
   /// The first line that was held back; empty if none.
@@ -39,7 +37,7 @@ class RankStream {
   int rank_ = -1;
   Console* to_ = nullptr;
   bool hold_last_words_ = false;
-  int from_ = -1, rank_end_ = -1;
+  FileDescriptor from_, rank_end_;
   std::string line_, last_words_;
 };
 

@@ -1,6 +1,6 @@
 #include "distca/comm/launch/local_store.h"
 
-#include <arpa/inet.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -13,48 +13,34 @@
 #include <utility>
 
 #include "distca/base/error.h"
-#include "distca/comm/health/heartbeat_keys.h"
-#include "distca/comm/launch/run_store.h"
+#include "distca/base/file.h"
+#include "distca/comm/launch/store_keys.h"
 
 namespace distca {
 
 namespace {
 
-struct Address {
-  sockaddr_storage storage = {};
-  socklen_t length = 0;
-  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
-};
+using AddressInfo = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
 
-Address ipv6(const in6_addr& host, int port) {
-  sockaddr_in6 v6 = {};
-  v6.sin6_family = AF_INET6;
-  v6.sin6_addr = host;
-  v6.sin6_port = htons(static_cast<uint16_t>(port));
-  Address address{.length = sizeof(v6)};
-  std::memcpy(&address.storage, &v6, sizeof(v6));
-  return address;
+/// `host`: in figures, so that nobody is asked.
+AddressInfo address_of(const std::string& host, int port) {
+  addrinfo hints = {};
+  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  const int fault = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
+  DISTCA_CHECK(fault == 0, "{}:{}: {}", host, port, gai_strerror(fault));
+  return {found, freeaddrinfo};
 }
 
-Address ipv4(in_addr_t host, int port) {
-  sockaddr_in v4 = {};
-  v4.sin_family = AF_INET;
-  v4.sin_addr.s_addr = htonl(host);
-  v4.sin_port = htons(static_cast<uint16_t>(port));
-  Address address{.length = sizeof(v4)};
-  std::memcpy(&address.storage, &v4, sizeof(v4));
-  return address;
-}
-
-bool can_bind(const Address& address) {
-  const int fd = socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  const bool can = fd >= 0 && bind(fd, address.get(), address.length) == 0;
-  if (fd >= 0) close(fd);
-  return can;
+bool can_bind(const std::string& host) {
+  const AddressInfo address = address_of(host, 0);
+  const FileDescriptor fd(socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  return fd.get() >= 0 && bind(fd.get(), address->ai_addr, address->ai_addrlen) == 0;
 }
 
 bool has_ipv6() {
-  static const bool has = can_bind(ipv6(in6addr_loopback, 0));
+  static const bool has = can_bind("::1");
   return has;
 }
 
@@ -66,26 +52,25 @@ std::string loopback_address() { return has_ipv6() ? "::1" : "127.0.0.1"; }
 
 ListenSocket::ListenSocket(Interface interface, int port) {
   const bool loopback = interface == Interface::kLoopback;
-  Address address = has_ipv6() ? ipv6(loopback ? in6addr_loopback : in6addr_any, port)
-                               : ipv4(loopback ? INADDR_LOOPBACK : INADDR_ANY, port);
-  fd_ = socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const char* const all = has_ipv6() ? "::" : "0.0.0.0";
+  const AddressInfo address = address_of(loopback ? loopback_address() : all, port);
+  fd_ = socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd_ < 0) throw Error(ErrorKind::kIo, "no socket for the store: {}", std::strerror(errno));
   const int yes = 1, no = 0;
   setsockopt(fd_, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));  // after an earlier run
   if (has_ipv6()) setsockopt(fd_, IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof(no));
-  auto* name = reinterpret_cast<sockaddr*>(&address.storage);
-  if (bind(fd_, name, address.length) != 0 || listen(fd_, SOMAXCONN) != 0 ||
-      getsockname(fd_, name, &address.length) != 0) {
+  if (bind(fd_, address->ai_addr, address->ai_addrlen) != 0 || listen(fd_, SOMAXCONN) != 0 ||
+      getsockname(fd_, address->ai_addr, &address->ai_addrlen) != 0) {
     const int why = errno;
     close(fd_);
     throw Error(ErrorKind::kConfig, "port {} cannot be used: {}; choose another{}", port,
                 why == EADDRINUSE ? "it is in use" : std::strerror(why),
                 loopback ? ", or 0 to let the system choose" : " (MASTER_PORT)");
   }
-  sockaddr_in6 bound = {};  // the port lies at the same place in both families
+  sockaddr_in bound = {};  // the port lies at the same place in both families
   static_assert(offsetof(sockaddr_in6, sin6_port) == offsetof(sockaddr_in, sin_port));
-  std::memcpy(&bound, name, sizeof(bound));
-  port_ = ntohs(bound.sin6_port);
+  std::memcpy(&bound, address->ai_addr, sizeof(bound));
+  port_ = ntohs(bound.sin_port);
 }
 
 ListenSocket::~ListenSocket() {
@@ -96,12 +81,6 @@ int ListenSocket::release() { return std::exchange(fd_, -1); }
 
 struct LocalStore::Impl {
   c10::intrusive_ptr<c10d::TCPStore> store;
-
-  std::string read(const std::string& key) {
-    if (!store->check({key})) return "";
-    const std::vector<uint8_t> text = store->get(key);
-    return {text.begin(), text.end()};
-  }
 };
 
 LocalStore::LocalStore(ListenSocket& socket) : impl_(std::make_unique<Impl>()) {
@@ -127,15 +106,13 @@ int64_t LocalStore::farewells(const std::string& prefix) {
 }
 
 void LocalStore::post_death(const std::string& prefix, int rank, const std::string& how) {
-  impl_->store->append(deaths_key(prefix), to_bytes(death_line(rank, how)));
+  impl_->store->append(deaths_key(prefix), to_bytes(fmt::format("{} {}\n", rank, how)));
 }
 
-std::string LocalStore::diagnosis(const std::string& prefix) {
-  return impl_->read(diagnosis_key(prefix));
-}
-
-std::string LocalStore::heartbeat(const std::string& prefix, int rank) {
-  return impl_->read(heartbeat_key(prefix, rank));
+std::string LocalStore::read(const std::string& key) {
+  if (!impl_->store->check({key})) return "";
+  const std::vector<uint8_t> text = impl_->store->get(key);
+  return {text.begin(), text.end()};
 }
 
 }  // namespace distca

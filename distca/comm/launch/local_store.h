@@ -43,12 +43,10 @@ class LocalStore {
   void close_to_newcomers();
   /// Ranks that have said how they ended.
   int64_t farewells(const std::string& prefix);
-  /// Tells all ranks that one of them ended; `how` as describe_exit says it.
+  /// Tells all ranks that one of them ended; `how`: "was killed by signal 9 (SIGKILL)".
   void post_death(const std::string& prefix, int rank, const std::string& how);
-  /// What the ranks found out about a lost one (heartbeat.h); empty if nothing.
-  std::string diagnosis(const std::string& prefix);
-  /// The last heartbeat of the rank; empty if none.
-  std::string heartbeat(const std::string& prefix, int rank);
+  /// What a key (store_keys.h) holds; empty if it is not there.
+  std::string read(const std::string& key);
 
  private:
   struct Impl;

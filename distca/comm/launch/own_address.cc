@@ -10,6 +10,7 @@
 #include <memory>
 
 #include "distca/base/error.h"
+#include "distca/base/file.h"
 #include "distca/base/machine.h"
 
 namespace distca {
@@ -31,13 +32,12 @@ std::optional<std::string> address_towards(const std::string& host, uint16_t por
   sockaddr_storage own = {};
   socklen_t length = sizeof(own);
   char text[NI_MAXHOST] = "";
-  const int fd = socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-  if (fd >= 0 && connect(fd, found->ai_addr, found->ai_addrlen) == 0 &&
-      getsockname(fd, reinterpret_cast<sockaddr*>(&own), &length) == 0) {
+  const FileDescriptor fd(socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  if (fd.get() >= 0 && connect(fd.get(), found->ai_addr, found->ai_addrlen) == 0 &&
+      getsockname(fd.get(), reinterpret_cast<sockaddr*>(&own), &length) == 0) {
     getnameinfo(reinterpret_cast<sockaddr*>(&own), length, text, sizeof(text), nullptr, 0,
                 NI_NUMERICHOST);
   }
-  if (fd >= 0) close(fd);
   freeaddrinfo(found);
   if (*text == '\0') return std::nullopt;
   return text;

@@ -15,10 +15,10 @@ struct Variables {
   const EnvLookup& lookup;
   const char* source;
 
-  std::optional<int64_t> integer(const char* name, int64_t low, int64_t high) const {
+  std::optional<int> integer(const char* name, int low, int high = INT32_MAX) const {
     const std::optional<std::string> text = lookup(name);
     if (!text) return std::nullopt;
-    int64_t value = 0;
+    int value = 0;
     const char* end = text->data() + text->size();
     const auto [stop, code] = std::from_chars(text->data(), end, value);
     if (code != std::errc() || stop != end || value < low || value > high) {
@@ -31,8 +31,8 @@ struct Variables {
     throw Error(ErrorKind::kConfig, "environment ({}): {} is not set; ranks started by {} need it",
                 source, name, source);
   }
-  int64_t need(const char* name, int64_t low, int64_t high) const {
-    const auto value = integer(name, low, high);
+  int need(const char* name, int low) const {
+    const std::optional<int> value = integer(name, low);
     if (!value) missing(name);
     return *value;
   }
@@ -41,8 +41,8 @@ struct Variables {
 Rendezvous ranks_from(const Variables& variables, const char* rank, const char* size) {
   Rendezvous found;
   found.source = variables.source;
-  found.rank = static_cast<int>(variables.need(rank, 0, INT32_MAX));
-  found.size = static_cast<int>(variables.need(size, 1, INT32_MAX));
+  found.rank = variables.need(rank, 0);
+  found.size = variables.need(size, 1);
   if (found.rank >= found.size) {
     throw Error(ErrorKind::kConfig, "environment ({}): {}={} must be below {}={}", variables.source,
                 rank, found.rank, size, found.size);
@@ -53,25 +53,19 @@ Rendezvous ranks_from(const Variables& variables, const char* rank, const char* 
 /// The host: the override, else what torch's convention says, else `known`.
 void set_address(const Variables& variables, const std::optional<std::string>& known,
                  Rendezvous& found) {
-  for (const char* name : {"DISTCA_MASTER_ADDR", "MASTER_ADDR"}) {
-    if (const auto address = variables.lookup(name)) {
-      found.address = *address;
-      return;
-    }
-  }
-  if (!known) variables.missing("MASTER_ADDR");
-  found.address = *known;
+  auto address = variables.lookup("DISTCA_MASTER_ADDR");
+  if (!address) address = variables.lookup("MASTER_ADDR");
+  if (!address) address = known;
+  if (!address) variables.missing("MASTER_ADDR");
+  found.address = *address;
 }
 
-void set_port(const Variables& variables, std::optional<uint16_t> known, Rendezvous& found) {
-  for (const char* name : {"DISTCA_MASTER_PORT", "MASTER_PORT"}) {
-    if (const auto port = variables.integer(name, 1, 65535)) {
-      found.port = static_cast<uint16_t>(*port);
-      return;
-    }
-  }
-  if (!known) variables.missing("MASTER_PORT");
-  found.port = *known;
+void set_port(const Variables& variables, std::optional<int> known, Rendezvous& found) {
+  auto port = variables.integer("DISTCA_MASTER_PORT", 1, 65535);
+  if (!port) port = variables.integer("MASTER_PORT", 1, 65535);
+  if (!port) port = known;
+  if (!port) variables.missing("MASTER_PORT");
+  found.port = static_cast<uint16_t>(*port);
 }
 
 /// A port all ranks of one job agree on without talking, below the range systems give out.
@@ -114,8 +108,7 @@ Rendezvous from_launcher(const EnvLookup& lookup) {
 Rendezvous from_torchrun(const EnvLookup& lookup) {
   const Variables variables{lookup, "torchrun"};
   Rendezvous found = ranks_from(variables, "RANK", "WORLD_SIZE");
-  found.local_rank =
-      static_cast<int>(variables.integer("LOCAL_RANK", 0, INT32_MAX).value_or(found.rank));
+  found.local_rank = variables.integer("LOCAL_RANK", 0).value_or(found.rank);
   set_address(variables, std::nullopt, found);
   set_port(variables, std::nullopt, found);
   if (lookup("TORCHELASTIC_USE_AGENT_STORE") != "True") found.store_host = StoreHost::kStoreProcess;
@@ -129,14 +122,13 @@ Rendezvous from_torchrun(const EnvLookup& lookup) {
 /// step of several tasks has several ranks.
 bool is_task_of_several(const EnvLookup& lookup) {
   const Variables variables{lookup, "Slurm"};
-  return lookup("SLURM_PROCID") &&
-         variables.integer("SLURM_STEP_NUM_TASKS", 1, INT32_MAX).value_or(1) > 1;
+  return lookup("SLURM_PROCID") && variables.integer("SLURM_STEP_NUM_TASKS", 1).value_or(1) > 1;
 }
 
 Rendezvous from_slurm(const EnvLookup& lookup) {
   const Variables variables{lookup, "Slurm"};
   Rendezvous found = ranks_from(variables, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS");
-  found.local_rank = static_cast<int>(variables.integer("SLURM_LOCALID", 0, INT32_MAX).value_or(0));
+  found.local_rank = variables.integer("SLURM_LOCALID", 0).value_or(0);
   std::optional<std::string> host = lookup("SLURM_LAUNCH_NODE_IPADDR");
   for (const char* name : {"SLURM_NODELIST", "SLURM_STEP_NODELIST"}) {
     // Rank 0 runs on the first node; the node that launched may be another.
@@ -154,12 +146,9 @@ Rendezvous from_slurm(const EnvLookup& lookup) {
 Rendezvous from_open_mpi(const EnvLookup& lookup) {
   const Variables variables{lookup, "Open MPI"};
   Rendezvous found = ranks_from(variables, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE");
-  found.local_rank =
-      static_cast<int>(variables.integer("OMPI_COMM_WORLD_LOCAL_RANK", 0, INT32_MAX).value_or(0));
+  found.local_rank = variables.integer("OMPI_COMM_WORLD_LOCAL_RANK", 0).value_or(0);
   std::optional<std::string> host;
-  if (variables.integer("OMPI_COMM_WORLD_LOCAL_SIZE", 1, INT32_MAX) == found.size) {
-    host = "127.0.0.1";
-  }
+  if (variables.integer("OMPI_COMM_WORLD_LOCAL_SIZE", 1) == found.size) host = "127.0.0.1";
   set_address(variables, host, found);
   const std::string job = lookup("PMIX_NAMESPACE").value_or("");
   set_port(variables, port_of_job(job), found);

@@ -9,12 +9,16 @@
 
 #include "distca/base/clock.h"
 #include "distca/base/error.h"
+#include "distca/comm/launch/store_keys.h"
 
 namespace distca {
 namespace {
 
 constexpr double kRetry = 0.1;    // seconds between two looks at a store whose run is over
 constexpr double kUntilGone = 1;  // seconds a process takes to end, beyond the grace period
+
+std::vector<uint8_t> to_bytes(const std::string& text) { return {text.begin(), text.end()}; }
+std::string to_text(const std::vector<uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
 
 std::string random_number() {
   std::random_device device;
@@ -34,10 +38,6 @@ std::string random_number() {
 }
 
 }  // namespace
-
-std::string size_key(const std::string& prefix) { return prefix + "size"; }
-
-std::string farewells_key(const std::string& prefix) { return prefix + "farewells"; }
 
 std::string store_name(const Rendezvous& rendezvous) {
   if (rendezvous.address.empty()) return "the store";
@@ -107,15 +107,18 @@ void RunStore::claim(const Rendezvous& rendezvous) {
   }
 }
 
-bool RunStore::has(const std::string& key) {
-  ++keys_handled_;
-  return impl_->store->check({key});
+c10d::Store& RunStore::ask(size_t keys) {
+  keys_handled_ += static_cast<int64_t>(keys);
+  return *impl_->store;
 }
 
-std::string RunStore::get(const std::string& key) {
-  ++keys_handled_;
-  const std::vector<uint8_t> bytes = impl_->store->get(key);
-  return {bytes.begin(), bytes.end()};
+bool RunStore::has(const std::string& key) { return ask().check({key}); }
+
+std::string RunStore::get(const std::string& key) { return to_text(ask().get(key)); }
+
+std::optional<std::string> RunStore::find(const std::string& key) {
+  if (!has(key)) return std::nullopt;
+  return get(key);
 }
 
 std::vector<std::optional<std::string>> RunStore::get_each(const std::vector<std::string>& keys,
@@ -123,33 +126,21 @@ std::vector<std::optional<std::string>> RunStore::get_each(const std::vector<std
   std::vector<std::optional<std::string>> values;
   values.reserve(keys.size());
   if (all_there) {
-    keys_handled_ += static_cast<int64_t>(keys.size());
-    for (const std::vector<uint8_t>& bytes : impl_->store->multiGet(keys)) {
-      values.emplace_back(std::in_place, bytes.begin(), bytes.end());
-    }
+    for (const auto& bytes : ask(keys.size()).multiGet(keys)) values.push_back(to_text(bytes));
     return values;
   }
-  for (const std::string& key : keys) {
-    values.push_back(has(key) ? std::optional(get(key)) : std::nullopt);
-  }
+  for (const std::string& key : keys) values.push_back(find(key));
   return values;
 }
 
 void RunStore::set(const std::string& key, const std::string& value) {
-  ++keys_handled_;
-  impl_->store->set(key, std::vector<uint8_t>(value.begin(), value.end()));
+  ask().set(key, to_bytes(value));
 }
 
 std::string RunStore::set_first(const std::string& key, const std::string& value) {
-  ++keys_handled_;
-  const std::vector<uint8_t> holds =
-      impl_->store->compareSet(key, {}, std::vector<uint8_t>(value.begin(), value.end()));
-  return {holds.begin(), holds.end()};
+  return to_text(ask().compareSet(key, {}, to_bytes(value)));
 }
 
-int64_t RunStore::add(const std::string& key, int64_t amount) {
-  ++keys_handled_;
-  return impl_->store->add(key, amount);
-}
+int64_t RunStore::add(const std::string& key, int64_t amount) { return ask().add(key, amount); }
 
 }  // namespace distca

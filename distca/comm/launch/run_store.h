@@ -9,7 +9,7 @@
 //
 // A store that somebody else made belongs to one communicator, which has a connection of its own.
 //
-// Keys:
+// Keys (store_keys.h):
 //   distca/owner         Rendezvous::run of the run whose store it is
 //   distca/over          the run has ended, the store is about to
 //   PREFIX size          number of ranks
@@ -33,10 +33,6 @@ class Store;
 
 namespace distca {
 
-inline constexpr const char* kOwnerKey = "distca/owner";
-inline constexpr const char* kOverKey = "distca/over";
-std::string size_key(const std::string& prefix);
-std::string farewells_key(const std::string& prefix);
 /// "the store at HOST:PORT", or "the store" for one made elsewhere.
 std::string store_name(const Rendezvous& rendezvous);
 
@@ -53,6 +49,8 @@ class RunStore {
   bool has(const std::string& key);
   /// Waits for a key that is not there.
   std::string get(const std::string& key);
+  /// None if the key is not there.
+  std::optional<std::string> find(const std::string& key);
   /// None for keys that are not there. `all_there`: asks once for all.
   std::vector<std::optional<std::string>> get_each(const std::vector<std::string>& keys,
                                                    bool all_there);
@@ -68,6 +66,8 @@ class RunStore {
   struct Impl;
   bool connect(const Rendezvous& rendezvous, const CommOptions& options, double timeout_s);
   void claim(const Rendezvous& rendezvous);
+  /// The store, for a question about so many keys.
+  c10d::Store& ask(size_t keys = 1);
 
   std::unique_ptr<Impl> impl_;
   int64_t keys_handled_ = 0;

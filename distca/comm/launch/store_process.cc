@@ -38,17 +38,13 @@ ListenSocket listen_at(uint16_t port) {
   }
 }
 
-void to_dev_null() {
-  // Whoever reads rank 0's output must not wait for us.
-  const int null = open("/dev/null", O_RDWR);
-  for (int fd = 0; fd <= 2 && null >= 0; ++fd) dup2(null, fd);
-}
-
 /// The child: serves until rank 0 has ended, and until all have said how, or one grace period.
 [[noreturn]] void serve(ListenSocket& socket, int alive, const Rendezvous& rendezvous,
                         double grace_s) {
   signal(SIGINT, SIG_IGN);  // of a whole terminal group: the ranks still need us
-  to_dev_null();
+  // Whoever reads rank 0's output must not wait for us.
+  const int null = open("/dev/null", O_RDWR);
+  for (int fd = 0; fd <= 2 && null >= 0; ++fd) dup2(null, fd);
   try {
     LocalStore store(socket);
     store.belong_to(rendezvous.run, rendezvous.prefix, rendezvous.size);
@@ -71,22 +67,12 @@ void to_dev_null() {
   _exit(0);
 }
 
-class Child : public StoreProcess {
- public:
-  explicit Child(int alive) : alive_(alive) {}
-  ~Child() override {
-    if (std::uncaught_exceptions() == exceptions_) {
-      [[maybe_unused]] const ssize_t told = write(alive_, &kDone, 1);
-    }
-    close(alive_);
-  }
-
- private:
-  int alive_;  // a pipe to the child; our death closes it
-  const int exceptions_ = std::uncaught_exceptions();
-};
-
 }  // namespace
+
+StoreProcess::~StoreProcess() {
+  if (std::uncaught_exceptions() > exceptions_) return;
+  [[maybe_unused]] const ssize_t told = write(alive_.get(), &kDone, 1);
+}
 
 std::unique_ptr<StoreProcess> start_store_process(const Rendezvous& rendezvous, double grace_s) {
   if (rendezvous.store_host != StoreHost::kStoreProcess || rendezvous.rank != 0) return nullptr;
@@ -104,7 +90,7 @@ std::unique_ptr<StoreProcess> start_store_process(const Rendezvous& rendezvous, 
     serve(socket, alive[0], rendezvous, grace_s);
   }
   close(alive[0]);
-  return std::make_unique<Child>(alive[1]);
+  return std::make_unique<StoreProcess>(alive[1]);
 }
 
 }  // namespace distca

@@ -6,8 +6,10 @@
 //
 // Call before any thread exists (fork copies only the calling one).
 
+#include <exception>
 #include <memory>
 
+#include "distca/base/file.h"
 #include "distca/comm/launch/rendezvous.h"
 
 namespace distca {
@@ -15,7 +17,13 @@ namespace distca {
 /// While it lives, rank 0 counts as alive; destroyed while no exception is under way, as done.
 class StoreProcess {
  public:
-  virtual ~StoreProcess() = default;
+  /// `alive`: a pipe to the process. When it is closed, as our death does, rank 0 is gone.
+  explicit StoreProcess(int alive) : alive_(alive) {}
+  ~StoreProcess();
+
+ private:
+  FileDescriptor alive_;
+  const int exceptions_ = std::uncaught_exceptions();
 };
 
 /// Null where the store is there already, or for another rank to start. Throws Error(kConfig)

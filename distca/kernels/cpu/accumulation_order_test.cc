@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "distca/base/random.h"
-#include "distca/kernels/cpu/run_items.h"
+#include "distca/kernels/cpu/attention.h"
 #include "distca/kernels/mask_parts.h"
 
 namespace distca::kernels {
@@ -113,7 +113,7 @@ class Documents {
   std::vector<uint32_t> run(int threads) {
     std::fill(q_.begin(), q_.end(), 1), std::fill(k_.begin(), k_.end(), 1);
     ThreadPool pool(threads);
-    run_backward(kOrderedEngine, shape, ScalarType::kFloat32, list(), pool);
+    cpu_backward(shape, ScalarType::kFloat32, list(), pool, kOrderedEngine);
     std::vector<uint32_t> all = q_;
     all.insert(all.end(), k_.begin(), k_.end());
     return all;
@@ -296,7 +296,7 @@ struct TwoItems {
     const Engine engine{.backward_scratch_bytes = no_scratch, .backward = backward};
     const Shape shape{.num_heads = 1, .num_kv_heads = 1, .head_dim_qk = kDim, .head_dim_v = kDim};
     ThreadPool pool(2);
-    run_backward(engine, shape, ScalarType::kFloat32, list, pool);
+    cpu_backward(shape, ScalarType::kFloat32, list, pool, engine);
   }
   static constexpr int64_t kTokens = 2 * kTileRows;
 };

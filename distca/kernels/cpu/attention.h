@@ -29,6 +29,8 @@
 
 namespace distca::kernels {
 
+struct Engine;
+
 /// Whether this kernel computes such attention: fp32 or bf16, head dims up to 256.
 bool cpu_supports(const Shape& shape, ScalarType type);
 
@@ -40,5 +42,8 @@ void cpu_forward(const Shape& shape, ScalarType type, ScalarType o_type, const T
 /// dO is of `type`. Gradients are added to dq, dk and dv in fp32.
 void cpu_backward(const Shape& shape, ScalarType type, const TaskList& list, ThreadPool& pool,
                   Isa isa = chosen_isa());
+/// The same with the engine given: for tests of the order of items.
+void cpu_backward(const Shape& shape, ScalarType type, const TaskList& list, ThreadPool& pool,
+                  const Engine& engine);
 
 }  // namespace distca::kernels

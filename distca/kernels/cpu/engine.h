@@ -1,5 +1,5 @@
 #pragma once
-// What an instruction set offers to cpu/run_items.cc: computing one item of a task list, forward or
+// What an instruction set offers to cpu/attention.cc: computing one item of a task list, forward or
 // backward. Everything behind these function pointers is compiled for that instruction set. So it
 // must not use inline functions of other headers that the linker could share with the rest of the
 // program.
@@ -48,16 +48,20 @@ struct EngineTask {
   Mask mask{};
 };
 
-/// Rows [row_begin, row_end) of one task and key head. The engine gives O = 0 and LSE = -infinity
-/// to rows that see no key, and to all rows of a task without keys.
-struct ForwardItem {
+/// Rows [row_begin, row_end) of one task and key head.
+struct EngineItem {
   const Shape* shape = nullptr;
-  ScalarType type = ScalarType::kFloat32;    // of Q, K, V
-  ScalarType o_type = ScalarType::kFloat32;  // of O
+  ScalarType type = ScalarType::kFloat32;  // of Q, K, V
   const EngineTask* task = nullptr;
   int64_t kv_head = 0;
   int64_t row_begin = 0;
   int64_t row_end = 0;
+};
+
+/// The engine gives O = 0 and LSE = -infinity to rows that see no key, and to all rows of a task
+/// without keys.
+struct ForwardItem : EngineItem {
+  ScalarType o_type = ScalarType::kFloat32;  // of O
   /// The item that this thread will probably compute next. Its queries are fetched beside the last
   /// products of this item. It is nullptr if no item is foreseen.
   const ForwardItem* next = nullptr;
@@ -74,15 +78,8 @@ struct AccumulationGate {
   void (*done)(void* state, int64_t position) = nullptr;  // nullptr: nobody waits for this item
 };
 
-/// The fields have the meaning that they have in ForwardItem. A row whose LSE is -infinity adds
-/// nothing.
-struct BackwardItem {
-  const Shape* shape = nullptr;
-  ScalarType type = ScalarType::kFloat32;
-  const EngineTask* task = nullptr;
-  int64_t kv_head = 0;
-  int64_t row_begin = 0;
-  int64_t row_end = 0;
+/// A row whose LSE is -infinity adds nothing.
+struct BackwardItem : EngineItem {
   AccumulationGate gate{};
 };
 

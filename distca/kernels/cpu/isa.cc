@@ -1,7 +1,9 @@
 #include "distca/kernels/cpu/isa.h"
 
+#include <algorithm>
 #include <array>
 #include <string>
+#include <vector>
 
 #include "distca/base/env.h"
 #include "distca/base/error.h"
@@ -23,58 +25,39 @@ constexpr std::array<Named, 4> kIsas{{{Isa::kPortable, "portable"},
                                       {Isa::kAvx512Bf16, "avx512_bf16"}}};
 
 std::string available_names() {
-  std::string names;
+  std::vector<std::string_view> names;
   for (const Named& entry : kIsas) {
-    if (!isa_available(entry.isa)) continue;
-    names += names.empty() ? "" : ", ";
-    names += entry.name;
+    if (isa_available(entry.isa)) names.push_back(entry.name);
   }
-  return names;
+  return fmt::format("{}", fmt::join(names, ", "));
 }
-
-#ifdef DISTCA_KERNELS_X86
-// The builtin asks cpuid, and the operating system whether it saves the wide registers.
-bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
-bool has_avx512() {
-  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-}
-bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
-#else
-bool has_avx2() { return false; }
-bool has_avx512() { return false; }
-bool has_avx512_bf16() { return false; }
-#endif
 
 }  // namespace
 
 std::string_view isa_name(Isa isa) {
-  for (const Named& entry : kIsas) {
-    if (entry.isa == isa) return entry.name;
-  }
-  DISTCA_CHECK(false, "no instruction set has the number {}", static_cast<int>(isa));
-  return {};
+  const auto found = std::ranges::find(kIsas, isa, &Named::isa);
+  DISTCA_CHECK(found != kIsas.end(), "no instruction set has the number {}", static_cast<int>(isa));
+  return found->name;
 }
 
 std::optional<Isa> isa_by_name(std::string_view name) {
-  for (const Named& entry : kIsas) {
-    if (entry.name == name) return entry.isa;
-  }
-  return std::nullopt;
+  const auto found = std::ranges::find(kIsas, name, &Named::name);
+  return found == kIsas.end() ? std::nullopt : std::optional(found->isa);
 }
 
 bool isa_available(Isa isa) {
-  switch (isa) {
-    case Isa::kPortable:
-      return true;
-    case Isa::kAvx2:
-      return has_avx2();
-    case Isa::kAvx512:
-      return has_avx512();
-    case Isa::kAvx512Bf16:
-      return has_avx512_bf16();
-  }
+  if (isa == Isa::kPortable) return true;
+#ifdef DISTCA_KERNELS_X86
+  // The builtin asks cpuid, and the operating system whether it saves the wide registers.
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  if (isa == Isa::kAvx2) return avx2;
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
+                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+                      __builtin_cpu_supports("avx512vl");
+  return isa == Isa::kAvx512 ? avx512 : avx512 && __builtin_cpu_supports("avx512bf16");
+#else
   return false;
+#endif
 }
 
 Isa chosen_isa() {
@@ -85,17 +68,10 @@ Isa chosen_isa() {
   const std::optional<std::string> forced = env_string(kForcedIsa);
   if (!forced) return best;
   const std::optional<Isa> isa = isa_by_name(*forced);
-  if (!isa) {
-    throw Error(ErrorKind::kUsage,
-                "environment variable {}=\"{}\": unknown instruction set; this machine has {}",
-                kForcedIsa, *forced, available_names());
-  }
-  if (!isa_available(*isa)) {
-    throw Error(ErrorKind::kUsage,
-                "environment variable {}=\"{}\": not on this machine; this machine has {}",
-                kForcedIsa, *forced, available_names());
-  }
-  return *isa;
+  if (isa && isa_available(*isa)) return *isa;
+  throw Error(ErrorKind::kUsage, "environment variable {}=\"{}\": {}; this machine has {}",
+              kForcedIsa, *forced, isa ? "not on this machine" : "unknown instruction set",
+              available_names());
 }
 
 }  // namespace distca::kernels

@@ -56,9 +56,7 @@ class Predictor {
 
   /// Keys at positions below this one.
   int64_t keys_below(int64_t position) const {
-    const auto after =
-        std::upper_bound(task_.keys.begin(), task_.keys.end(), position,
-                         [](int64_t p, const KeyRange& range) { return p < range.position; });
+    const auto after = std::ranges::upper_bound(task_.keys, position, {}, &KeyRange::position);
     if (after == task_.keys.begin()) return 0;
     const size_t i = after - task_.keys.begin() - 1;
     return keys_before_[i] + std::min(position - task_.keys[i].position, task_.keys[i].tokens);
@@ -162,8 +160,7 @@ std::vector<Item> cut_evenly(const Shape& shape, std::span<const Task> tasks, in
   std::vector<Item> items;
   for (int64_t pieces = 0; pieces <= kMostPieces; pieces = pieces == 0 ? 2 : 2 * pieces) {
     items = cut_items(shape, tasks, pieces * threads);
-    std::stable_sort(items.begin(), items.end(),
-                     [](const Item& a, const Item& b) { return a.cost > b.cost; });
+    std::ranges::stable_sort(items, std::greater(), &Item::cost);
     if (ends_together(items, threads)) return items;
   }
   return items;

@@ -146,25 +146,20 @@ struct ThreadPool::State {
 
   void run(const Job& current) {
     next.store(0, std::memory_order_relaxed);
-    const bool alone = threads.empty() || current.items == 1;
-    if (!alone) {
-      {
-        const std::lock_guard lock(mutex);
-        job = current;
-        open = true;
-        ++calls;
-      }
-      wake.notify_all();
-    }
+    if (threads.empty() || current.items == 1) return work_through(current, 0);
+    std::unique_lock lock(mutex);
+    job = current;
+    open = true;
+    ++calls;
+    lock.unlock();
+    wake.notify_all();
     work_through(current, 0);
-    if (!alone) {
-      std::unique_lock lock(mutex);
-      open = false;
-      lock.unlock();
-      look([&] { return inside == 0; });
-      lock.lock();
-      empty.wait(lock, [&] { return inside == 0; });
-    }
+    lock.lock();
+    open = false;
+    lock.unlock();
+    look([&] { return inside == 0; });
+    lock.lock();
+    empty.wait(lock, [&] { return inside == 0; });
   }
 };
 

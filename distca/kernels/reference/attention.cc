@@ -76,12 +76,6 @@ double cap_slope(const Shape& shape, double capped_score) {
   return 1 - t * t;
 }
 
-double read_number(const Rows& rows, ScalarType type, int64_t token, int64_t head) {
-  double value = 0;
-  read_row(rows, accumulator_type(type), token, head, {&value, 1});
-  return value;
-}
-
 void forward_row(const Shape& shape, ScalarType type, ScalarType o_type, const QueryBuffer& buffer,
                  const Task& task, const HeadKeys& keys, int64_t token, int64_t head) {
   const int64_t row = task.q_row + token;

@@ -179,7 +179,7 @@ void expect_gradients_equal_finite_differences(double softcap) {
   };
   loss();
   const RowShape rows{c.q_tokens, c.shape.num_heads, c.shape.head_dim_v};
-  row_delta(rows, c.type, doc.d_o.rows(), doc.o.rows(), doc.delta.rows());
+  testing::row_delta(rows, c.type, doc.d_o.rows(), doc.o.rows(), doc.delta.rows());
   run_backward(doc, doc.all_queries(), doc.all_keys());
   const double step = 0x1p-17;
   const auto compare = [&](const char* name, Tensor& input, const Tensor& gradient, int64_t heads,

@@ -24,25 +24,15 @@ Assignment::Assignment(const PlanRequest& request, const Layout& layout)
       task_price_(request.shape, request.profile.get()),
       price_inside_(byte_price(request.cluster.inside)),
       price_between_(byte_price(request.cluster.between)),
-      pieces_(request.cluster.capacity.size()),
-      load_(pieces_.size(), 0),
-      send_(pieces_.size(), 0),
-      receive_(pieces_.size(), 0),
-      memory_(pieces_.size(), 0) {
+      homes_(layout, request.nano_batch.documents.size()),
+      pieces_(request.cluster.capacity.size()) {
+  const std::vector<int64_t> none(pieces_.size(), 0);
+  now_ = {.load = none, .send = none, .receive = none, .memory = none};
   for (int worker = 0; worker < layout.num_workers(); ++worker) {
-    for (const Segment& segment : layout.workers[worker]) {
-      homes_.push_back({segment.document, segment.tokens, worker});
-    }
-    memory_[worker] = distca::memory_bytes(cluster_.memory, layout.num_tokens(worker), 0, 0);
+    now_.memory[worker] = layout.num_tokens(worker) * cluster_.memory.token_bytes;
   }
-  std::sort(homes_.begin(), homes_.end(), [](const HomeSegment& a, const HomeSegment& b) {
-    return std::tie(a.document, a.tokens) < std::tie(b.document, b.tokens);
-  });
-  first_home_.assign(request.nano_batch.documents.size() + 1, 0);
-  for (const HomeSegment& home : homes_) ++first_home_[home.document + 1];
-  for (size_t i = 1; i < first_home_.size(); ++i) first_home_[i] += first_home_[i - 1];
-  for (size_t i = 0; i < homes_.size(); ++i) {
-    const HomeSegment& home = homes_[i];
+  for (size_t i = 0; i < homes_.all().size(); ++i) {
+    const HomeSegment& home = homes_.all()[i];
     add(home.worker, whole_context(home.document, home.tokens, static_cast<int32_t>(i)));
   }
 }
@@ -54,10 +44,6 @@ std::span<const Piece> Assignment::pieces(int server, int64_t document) const {
   auto end = begin;
   while (end != all.end() && end->document == document) ++end;
   return {begin, end};
-}
-
-int64_t Assignment::load_of(const Range& q) const {
-  return task_price_(q, visible_keys(q, window_left_));
 }
 
 Piece Assignment::whole_context(int64_t document, const Range& q, int32_t home) const {
@@ -85,7 +71,7 @@ Rest Assignment::without(const Piece& piece, const Range& q, const Range& kv) co
 }
 
 int64_t Assignment::total_load() const {
-  return std::accumulate(load_.begin(), load_.end(), int64_t{0});
+  return std::accumulate(now_.load.begin(), now_.load.end(), int64_t{0});
 }
 
 int64_t Assignment::keys_end(int server, int64_t document) const {
@@ -112,35 +98,38 @@ void Assignment::unread(const Range& tokens, Range Piece::*side, const Others& o
 template <typename Visit>
 void Assignment::fetched(int server, const Piece& piece, const Others& others,
                          const Visit& visit) const {
-  if (homes_[piece.home].worker != server) {
+  const MemoryPrice& memory = cluster_.memory;
+  const auto fetch = [&](int home, int64_t tokens, bool rows) {
+    const bool inside = cluster_.node(home) == cluster_.node(server);
+    const int64_t there = tokens * (rows ? q_bytes_ : kv_bytes_);
+    const int64_t back = rows ? tokens * o_bytes_ : 0;
+    visit(home, Toll{.price = (there + back) * (inside ? price_inside_ : price_between_),
+                     .received = there,
+                     .kept = tokens * (rows ? memory.kept_query_bytes : memory.kept_key_bytes)});
+  };
+  const int home = home_of(piece);
+  if (home != server) {
     unread(piece.q, &Piece::q, others, 0,
-           [&](const Range& rows) { visit(homes_[piece.home].worker, rows.size(), true); });
+           [&](const Range& rows) { fetch(home, rows.size(), true); });
   }
   unread(piece.kv, &Piece::kv, others, 0, [&](const Range& keys) {
-    for (size_t i = first_home_[piece.document]; i < first_home_[piece.document + 1]; ++i) {
-      if (homes_[i].tokens.begin >= keys.end) break;
-      const Range part = intersect(homes_[i].tokens, keys);
-      if (homes_[i].worker != server && !part.empty()) visit(homes_[i].worker, part.size(), false);
-    }
+    homes_.for_each_part(piece.document, keys, [&](const HomeSegment& held, const Range& part) {
+      if (held.worker != server) fetch(held.worker, part.size(), false);
+    });
   });
 }
 
 Toll Assignment::toll(int server, const Piece& piece, const Others& others) const {
   Toll result;
-  const MemoryPrice& memory = cluster_.memory;
   std::vector<std::pair<int, int64_t>> sends;  // by home; filled only where a cap asks for it
-  fetched(server, piece, others, [&](int home, int64_t tokens, bool rows) {
-    const bool inside = cluster_.node(home) == cluster_.node(server);
-    const int64_t there = tokens * (rows ? q_bytes_ : kv_bytes_);
-    const int64_t back = rows ? tokens * o_bytes_ : 0;
-    result.price += (there + back) * (inside ? price_inside_ : price_between_);
-    result.received += there;
-    result.kept += tokens * (rows ? memory.kept_query_bytes : memory.kept_key_bytes);
+  fetched(server, piece, others, [&](int home, const Toll& part) {
+    result.price += part.price;
+    result.received += part.received;
+    result.kept += part.kept;
     if (cluster_.max_send_bytes == 0) return;
-    auto sent = std::find_if(sends.begin(), sends.end(),
-                             [home](const auto& entry) { return entry.first == home; });
-    if (sent == sends.end()) sent = sends.insert(sent, {home, send_[home]});
-    sent->second += there;
+    auto sent = std::ranges::find(sends, home, &std::pair<int, int64_t>::first);
+    if (sent == sends.end()) sent = sends.insert(sent, {home, send_bytes(home)});
+    sent->second += part.received;
     if (sent->second > cluster_.max_send_bytes) result.blocked = true;
   });
   return result;
@@ -156,15 +145,11 @@ Toll Assignment::to_shrink(int server, size_t index, std::span<const Piece> rest
 }
 
 void Assignment::book(int server, const Piece& piece, const Others& others, int64_t sign) {
-  const MemoryPrice& memory = cluster_.memory;
-  fetched(server, piece, others, [&](int home, int64_t tokens, bool rows) {
-    const int64_t there = tokens * (rows ? q_bytes_ : kv_bytes_);
-    const int64_t back = rows ? tokens * o_bytes_ : 0;
-    const bool inside = cluster_.node(home) == cluster_.node(server);
-    price_ += sign * (there + back) * (inside ? price_inside_ : price_between_);
-    send_[home] += sign * there;
-    receive_[server] += sign * there;
-    memory_[server] += sign * tokens * (rows ? memory.kept_query_bytes : memory.kept_key_bytes);
+  fetched(server, piece, others, [&](int home, const Toll& part) {
+    now_.price += sign * part.price;
+    now_.send[home] += sign * part.received;
+    now_.receive[server] += sign * part.received;
+    now_.memory[server] += sign * part.kept;
   });
 }
 
@@ -172,7 +157,7 @@ void Assignment::begin_trial() {
   in_trial_ = true;
   touched_.clear();
   pieces_before_.clear();
-  before_ = {load_, send_, receive_, memory_, price_};
+  before_ = now_;
 }
 
 void Assignment::touch(int server) {
@@ -183,11 +168,7 @@ void Assignment::touch(int server) {
 
 void Assignment::undo_trial() {
   for (size_t i = 0; i < touched_.size(); ++i) pieces_[touched_[i]] = std::move(pieces_before_[i]);
-  load_ = std::move(before_.load);
-  send_ = std::move(before_.send);
-  receive_ = std::move(before_.receive);
-  memory_ = std::move(before_.memory);
-  price_ = before_.price;
+  now_ = std::move(before_);
   in_trial_ = false;
 }
 
@@ -202,7 +183,7 @@ void Assignment::shrink(int server, size_t index, std::span<const Piece> rest) {
   auto& pieces_here = pieces_[server];
   const Piece piece = pieces_here[index];
   book(server, piece, {pieces(server, piece.document), &pieces_here[index], rest}, -1);
-  load_[server] -= piece.load;
+  now_.load[server] -= piece.load;
   pieces_here.erase(pieces_here.begin() + static_cast<std::ptrdiff_t>(index));
   for (const Piece& part : rest) insert(server, part);
 }
@@ -227,13 +208,13 @@ void Assignment::insert(int server, const Piece& piece) {
       const Range q{std::min(other.q.begin, merged.q.begin), std::max(other.q.end, merged.q.end)};
       merged = other.kv == merged.kv ? with_keys(other.document, q, other.kv, other.home)
                                      : whole_context(other.document, q, other.home);
-      load_[server] -= other.load;
+      now_.load[server] -= other.load;
       all.erase(all.begin() + static_cast<std::ptrdiff_t>(i));
       found = true;
       break;
     }
   }
-  load_[server] += merged.load;
+  now_.load[server] += merged.load;
   const auto at = std::partition_point(
       all.begin(), all.end(), [&](const Piece& other) { return order(other) < order(merged); });
   all.insert(at, merged);

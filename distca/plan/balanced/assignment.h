@@ -13,8 +13,8 @@
 #include <span>
 #include <vector>
 
-#include "distca/batch/layout.h"
 #include "distca/cost/task_price.h"
+#include "distca/plan/homes.h"
 #include "distca/plan/plan.h"
 
 namespace distca {
@@ -24,16 +24,9 @@ struct Piece {
   int64_t document = 0;
   Range q;           // positions in the document
   Range kv;          // positions in the document
-  int32_t home = 0;  // index of the segment that holds q, in Assignment::homes()
+  int32_t home = 0;  // index of the segment that holds q, in Homes::all()
   int64_t load = 0;  // TaskPrice of (q, kv)
   bool operator==(const Piece&) const = default;
-};
-
-/// A segment of the layout, and the worker that holds it.
-struct HomeSegment {
-  int64_t document = 0;
-  Range tokens;
-  int worker = 0;
 };
 
 /// The price of a byte in picoseconds. It is at least 1, so that no byte is free.
@@ -69,24 +62,25 @@ class Assignment {
   Assignment(const PlanRequest& request, const Layout& layout);
 
   int num_servers() const { return static_cast<int>(pieces_.size()); }
-  const std::vector<HomeSegment>& homes() const { return homes_; }  // by document, position
+  const Homes& homes() const { return homes_; }
+  int home_of(const Piece& piece) const { return homes_.all()[piece.home].worker; }
   /// Sorted by document, q.begin, kv.begin. Neighbours that one task can compute are one piece.
   const std::vector<Piece>& pieces(int server) const { return pieces_[server]; }
   /// The pieces of one document.
   std::span<const Piece> pieces(int server, int64_t document) const;
 
   const TaskPrice& task_price() const { return task_price_; }
-  int64_t load(int server) const { return load_[server]; }
+  const std::vector<int64_t>& loads() const { return now_.load; }  // [server]
+  int64_t load(int server) const { return now_.load[server]; }
   int64_t total_load() const;
-  int64_t send_bytes(int rank) const { return send_[rank]; }        // Q, K, V
-  int64_t receive_bytes(int rank) const { return receive_[rank]; }  // Q, K, V
-  int64_t memory_bytes(int rank) const { return memory_[rank]; }
-  int64_t price() const { return price_; }  // of all bytes, as Toll::price
+  int64_t send_bytes(int rank) const { return now_.send[rank]; }        // Q, K, V
+  int64_t receive_bytes(int rank) const { return now_.receive[rank]; }  // Q, K, V
+  int64_t memory_bytes(int rank) const { return now_.memory[rank]; }
+  int64_t price() const { return now_.price; }  // of all bytes, as Toll::price
 
   /// A piece with all keys that its rows may see.
   Piece whole_context(int64_t document, const Range& q, int32_t home) const;
   Piece with_keys(int64_t document, const Range& q, const Range& kv, int32_t home) const;
-  int64_t load_of(const Range& q) const;  // of rows with all keys they may see
   /// What is left of a piece without the keys `kv` of its rows `q`. Parts without pairs are left
   /// out.
   Rest without(const Piece& piece, const Range& q, const Range& kv) const;
@@ -100,8 +94,8 @@ class Assignment {
   /// Whether the caps on received bytes and on memory let a server have so much more.
   bool within_caps(int server, int64_t received, int64_t kept) const {
     const int64_t most_received = cluster_.max_receive_bytes, most_kept = cluster_.max_memory_bytes;
-    return (most_received == 0 || receive_[server] + received <= most_received) &&
-           (most_kept == 0 || memory_[server] + kept <= most_kept);
+    return (most_received == 0 || receive_bytes(server) + received <= most_received) &&
+           (most_kept == 0 || memory_bytes(server) + kept <= most_kept);
   }
 
   void add(int server, const Piece& piece);
@@ -127,8 +121,7 @@ class Assignment {
   template <typename Visit>
   void unread(const Range& tokens, Range Piece::*side, const Others& others, size_t next,
               const Visit& visit) const;
-  /// Calls visit(home worker, tokens, rows or keys) for all that `server` fetches for the piece
-  /// alone.
+  /// Calls visit(home worker, toll) for each part of what `server` fetches for the piece alone.
   template <typename Visit>
   void fetched(int server, const Piece& piece, const Others& others, const Visit& visit) const;
   Toll toll(int server, const Piece& piece, const Others& others) const;
@@ -142,17 +135,14 @@ class Assignment {
   const int64_t q_bytes_, o_bytes_, kv_bytes_;
   const TaskPrice task_price_;
   const int64_t price_inside_, price_between_;
-  std::vector<HomeSegment> homes_;
-  std::vector<size_t> first_home_;          // [documents + 1]
+  const Homes homes_;
   std::vector<std::vector<Piece>> pieces_;  // [server]
-  std::vector<int64_t> load_;               // [server]
-  std::vector<int64_t> send_, receive_, memory_;
-  int64_t price_ = 0;
-
   struct Totals {
-    std::vector<int64_t> load, send, receive, memory;
+    std::vector<int64_t> load, send, receive, memory;  // [server]
     int64_t price = 0;
   };
+  Totals now_;
+
   bool in_trial_ = false;
   std::vector<int> touched_;
   std::vector<std::vector<Piece>> pieces_before_;  // of touched_

@@ -8,7 +8,7 @@
 #include "distca/plan/balanced/layout_fill.h"
 #include "distca/plan/balanced/layout_price.h"
 #include "distca/plan/balanced/layout_spread.h"
-#include "distca/plan/layout_caps.h"
+#include "distca/plan/bounds.h"
 #include "distca/plan/layout_sequential.h"
 
 namespace distca {
@@ -35,17 +35,8 @@ void tidy(std::vector<Segment>& worker) {
   worker = std::move(merged);
 }
 
-int64_t load_of(const PlanRequest& request, const TaskPrice& price, const Range& rows) {
-  return price(rows, visible_keys(rows, request.shape.window_left));
-}
-
 /// The load each worker should hold, for itself and for the dedicated servers that are its turn.
-std::vector<int64_t> shares_of(const PlanRequest& request, const TaskPrice& price) {
-  const Cluster& cluster = request.cluster;
-  int64_t load = 0;
-  for (const Document& document : request.nano_batch.documents) {
-    if (document.length > 0) load += load_of(request, price, {0, document.length});
-  }
+std::vector<int64_t> shares_of(const Cluster& cluster, int64_t load) {
   const int64_t sum = std::accumulate(cluster.capacity.begin(), cluster.capacity.end(), int64_t{0});
   std::vector<int64_t> capacity(cluster.num_workers, 0);
   for (int server = 0; server < cluster.num_servers(); ++server) {
@@ -66,9 +57,8 @@ std::vector<int64_t> filling_order(std::vector<int64_t> shares) {
 
 /// From the order in which they were filled to one where every worker has a share of its own and,
 /// among equal ones, those that hold pieces of one document are neighbours.
-void order_workers(const PlanRequest& request, const TaskPrice& price,
-                   const std::vector<int64_t>& filled, const std::vector<int64_t>& shares,
-                   Layout& layout) {
+void order_workers(const TaskPrice& price, const std::vector<int64_t>& filled,
+                   const std::vector<int64_t>& shares, Layout& layout) {
   struct Place {
     int64_t document;  // of the costliest segment
     int64_t end;
@@ -79,7 +69,7 @@ void order_workers(const PlanRequest& request, const TaskPrice& price,
     Place place{0, 0, worker};
     int64_t most = -1;
     for (const Segment& segment : layout.workers[worker]) {
-      const int64_t load = load_of(request, price, segment.tokens);
+      const int64_t load = price.of_rows(segment.tokens);
       if (load <= most) continue;
       most = load;
       place = {segment.document, segment.tokens.end, worker};
@@ -159,10 +149,20 @@ double spread_score(const LayoutPrice& price) {
 Layout balanced_layout(const PlanRequest& request) {
   check_tokens_fit(request);
   const TaskPrice price(request.shape, request.profile.get());
-  const std::vector<int64_t> own_shares = shares_of(request, price);
+  int64_t load = 0;
+  for (const Document& document : request.nano_batch.documents) {
+    load += price.of_rows({0, document.length});
+  }
+  const std::vector<int64_t> own_shares = shares_of(request.cluster, load);
   const std::vector<int64_t> shares = filling_order(own_shares);
+  Filling filling{.request = request,
+                  .price = price,
+                  .shares = shares,
+                  .by_length = request.nano_batch.documents,
+                  .mean_load = load / std::max<int64_t>(1, request.nano_batch.num_tokens())};
+  std::erase_if(filling.by_length, [](const Document& document) { return document.length == 0; });
+  std::ranges::stable_sort(filling.by_length, {}, &Document::length);
   const bool spread = request.options.spread;
-  const WorkerFiller filler(request, price, shares);
   std::optional<Layout> best;
   LayoutPrice lowest;
   const auto consider = [&](Layout layout) {
@@ -178,9 +178,9 @@ Layout balanced_layout(const PlanRequest& request) {
     best = std::move(layout);
     lowest = cost;
   };
-  for (const FillChoice& choice : choices_for(request)) consider(filler.fill(choice));
+  for (const FillChoice& choice : choices_for(request)) consider(fill_workers(filling, choice));
   if (all_short(request, shares)) consider(dealt_layout(request));
-  order_workers(request, price, shares, own_shares, *best);
+  order_workers(price, shares, own_shares, *best);
   return std::move(*best);
 }
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "distca/plan/load_bound.h"
+#include "distca/plan/bounds.h"
 
 namespace distca {
 namespace {
@@ -18,7 +18,7 @@ BestFirst::BestFirst(const PlanRequest& request, Assignment& state)
       state_(state),
       bound_(load_bounds(request, state.total_load())),
       know_(request.nano_batch.documents.size()) {
-  for (const HomeSegment& home : state_.homes()) note_knowing(home.document, home.worker);
+  for (const HomeSegment& home : state_.homes().all()) note_knowing(home.document, home.worker);
   for (int server = 0; server < state_.num_servers(); ++server) {
     for (const Piece& piece : state_.pieces(server)) note_knowing(piece.document, server);
   }

@@ -2,11 +2,11 @@
 // What both greedy searches of `balanced` share. Donors are servers above their bound; they give
 // parts of their pieces to receivers, which are servers below theirs. Of all donors' moves, the
 // best one is made first. A search decides which parts can be given: rows with all their keys
-// (moves.h), or rectangles of queries x keys (split_kv_give.h).
+// (moves.h), or rectangles of queries x keys (split_kv_steps.h).
 //
-// The bound of a server is (1 + tolerance) times its share of the load (plan/load_bound.h). Its
-// room is the load that it may still take, its excess the load that it has above the bound. One
-// object belongs to one thread.
+// The bound of a server is (1 + tolerance) times its share of the load (plan/bounds.h). Its room is
+// the load that it may still take, its excess the load that it has above the bound. One object
+// belongs to one thread.
 
 #include <cstdint>
 #include <optional>

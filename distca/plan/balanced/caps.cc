@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 
 namespace distca {
 namespace {
@@ -39,10 +40,10 @@ class Repair {
     }
     std::sort(ranks.begin(), ranks.end());
     for (const auto& [over, rank] : ranks) {
-      found_ = false;
+      best_.reset();
       relieve(rank);
-      if (!found_) continue;
-      mover_.give(best_.from, best_.index, best_.q, best_.to);
+      if (!best_) continue;
+      mover_.give(best_->from, best_->index, best_->q, best_->to);
       return true;
     }
     return false;
@@ -65,22 +66,12 @@ class Repair {
       const bool reads_elsewhere = server == rank && over.kept > 0;
       for (size_t index = 0; index < state().pieces(server).size(); ++index) {
         const int64_t document = state().pieces(server)[index].document;
-        if (reads_elsewhere || (server != rank && over.send > 0 && holds(rank, document))) {
+        if (reads_elsewhere ||
+            (server != rank && over.send > 0 && state().homes().holds(rank, document))) {
           try_piece(server, index);
         }
       }
     }
-  }
-
-  bool holds(int rank, int64_t document) const {
-    const auto& homes = state().homes();
-    auto home = std::partition_point(homes.begin(), homes.end(), [&](const HomeSegment& segment) {
-      return segment.document < document;
-    });
-    for (; home != homes.end() && home->document == document; ++home) {
-      if (home->worker == rank) return true;
-    }
-    return false;
   }
 
   void try_piece(int from, size_t index) {
@@ -107,17 +98,13 @@ class Repair {
     trial.badness = {overrun(state(), cluster_), std::max<int64_t>(0, mover_.excess(trial.to)),
                      state().price()};
     mover_.undo_trial();
-    if (trial.badness[0] < total_ && (!found_ || trial.badness < best_.badness)) {
-      best_ = trial;
-      found_ = true;
-    }
+    if (trial.badness[0] < total_ && (!best_ || trial.badness < best_->badness)) best_ = trial;
   }
 
   Mover& mover_;
   const Cluster& cluster_;
   int64_t total_ = 0;
-  Trial best_{};
-  bool found_ = false;
+  std::optional<Trial> best_;
 };
 
 }  // namespace

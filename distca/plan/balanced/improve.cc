@@ -26,33 +26,28 @@ class Improve {
     if (partner >= 0) targets.push_back(partner);
     const int64_t price = mover_.price();
     const int64_t excess = total_excess();
-    const int64_t over = overrun(state(), cluster_);
-    mover_.begin_trial();
-    for (const int server : targets) send_home(server);
-    mover_.balance(number % kOrders);
-    if (mover_.price() < price && total_excess() <= excess && overrun(state(), cluster_) <= over) {
-      mover_.keep_trial();
-      for (const int server : mover_.state().touched()) tried_[server] = 0;
-    } else {
-      mover_.undo_trial();
+    const bool better = try_it(
+        [&] {
+          for (const int server : targets) send_home(server);
+          mover_.balance(number % kOrders);
+        },
+        [&] { return mover_.price() < price && total_excess() <= excess; });
+    if (better) {
+      for (const int server : state().touched()) tried_[server] = 0;
     }
     return true;
   }
 
   const Assignment& state() const { return mover_.state(); }
-  int home_of(const Piece& piece) const { return state().homes()[piece.home].worker; }
 
   /// Where caps leave a server above its bound: a server that knows its document takes some of its
   /// rows, however full, and gives away others.
   bool unstick() {
-    int donor = -1;
-    for (int server = 0; server < state().num_servers(); ++server) {
-      if (mover_.excess(server) > 0 &&
-          (donor < 0 || mover_.excess(server) > mover_.excess(donor))) {
-        donor = server;
-      }
+    int donor = 0;
+    for (int server = 1; server < state().num_servers(); ++server) {
+      if (mover_.excess(server) > mover_.excess(donor)) donor = server;
     }
-    if (donor < 0) return false;
+    if (mover_.excess(donor) <= 0) return false;
     for (size_t index = state().pieces(donor).size(); index-- > 0;) {
       const Piece piece = state().pieces(donor)[index];
       const std::vector<int> knowing = mover_.knowing(piece.document);
@@ -67,21 +62,26 @@ class Improve {
   }
 
  private:
-  bool passes_on(int from, size_t index, const Range& q, int to) {
-    const int64_t excess = total_excess();
+  /// Keeps the change if it is better and no rank is further beyond a cap.
+  template <typename Change, typename Better>
+  bool try_it(const Change& change, const Better& is_better) {
     const int64_t over = overrun(state(), cluster_);
     mover_.begin_trial();
-    mover_.give(from, index, q, to);
-    mover_.balance();
+    change();
+    const bool kept = is_better() && overrun(state(), cluster_) <= over;
+    kept ? mover_.keep_trial() : mover_.undo_trial();
+    return kept;
+  }
+
+  bool passes_on(int from, size_t index, const Range& q, int to) {
+    const int64_t most = total_excess() - mover_.crumb();
     --trials_;
-    const bool better =
-        total_excess() <= excess - mover_.crumb() && overrun(state(), cluster_) <= over;
-    if (better) {
-      mover_.keep_trial();
-    } else {
-      mover_.undo_trial();
-    }
-    return better;
+    return try_it(
+        [&] {
+          mover_.give(from, index, q, to);
+          mover_.balance();
+        },
+        [&] { return total_excess() <= most; });
   }
 
   int64_t total_excess() const {
@@ -96,7 +96,7 @@ class Improve {
   double rate(int server) const {
     int64_t load = 0;
     for (const Piece& piece : state().pieces(server)) {
-      if (home_of(piece) != server) load += piece.load;
+      if (state().home_of(piece) != server) load += piece.load;
     }
     return load < kCrumbs * mover_.crumb()
                ? 0
@@ -123,7 +123,7 @@ class Improve {
   int partner_of(int receiver, int number) const {
     std::vector<int> partners;
     for (const Piece& piece : state().pieces(receiver)) {
-      if (home_of(piece) == receiver) continue;
+      if (state().home_of(piece) == receiver) continue;
       for (const int server : mover_.knowing(piece.document)) {
         if (server != receiver && rate(server) > 0) partners.push_back(server);
       }
@@ -137,10 +137,10 @@ class Improve {
   void send_home(int server) {
     for (size_t index = 0; index < state().pieces(server).size();) {
       const Piece& piece = state().pieces(server)[index];
-      if (home_of(piece) == server) {
+      if (state().home_of(piece) == server) {
         ++index;
       } else {
-        mover_.give(server, index, piece.q, home_of(piece));
+        mover_.give(server, index, piece.q, state().home_of(piece));
       }
     }
   }

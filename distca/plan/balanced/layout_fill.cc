@@ -7,26 +7,13 @@
 #include <utility>
 
 #include "distca/plan/balanced/layout_pool.h"
+#include "distca/plan/cuts.h"
 
 namespace distca {
 namespace {
 
 constexpr int64_t kHalfBlock = kBlockTokens / 2;
 constexpr size_t kTries = 4;  // documents looked at where several would do
-
-/// The least of [low, high] for which `enough` holds; high if none does.
-template <typename Enough>
-int64_t bisect(int64_t low, int64_t high, const Enough& enough) {
-  while (low < high) {
-    const int64_t middle = low + (high - low) / 2;
-    if (enough(middle)) {
-      high = middle;
-    } else {
-      low = middle + 1;
-    }
-  }
-  return low;
-}
 
 /// The last rows, about `goal` tokens: none, or the last block (possibly short) and whole ones.
 Range last_rows(const Range& rows, int64_t goal) {
@@ -45,9 +32,8 @@ Range first_rows(const Range& rows, int64_t goal) {
 
 class Filler {
  public:
-  Filler(const PlanRequest& request, const TaskPrice& price, const std::vector<Document>& by_length,
-         int64_t mean_load, const FillChoice& choice);
-  Layout run(const std::vector<int64_t>& shares);
+  Filler(const Filling& filling, const FillChoice& choice);
+  Layout run();
 
  private:
   struct Cut {
@@ -55,9 +41,7 @@ class Filler {
     Range rows;
   };
 
-  int64_t load(const Range& rows) const {
-    return rows.empty() ? 0 : price_(rows, visible_keys(rows, request_.shape.window_left));
-  }
+  int64_t load(const Range& rows) const { return filling_.price.of_rows(rows); }
   bool dense(const Range& rows, int64_t permille) const;
   int64_t first_row(const Range& rows, int64_t most) const;
   /// Tokens of the last rows of `heavy` that take the room left beside filler of this load.
@@ -92,10 +76,8 @@ class Filler {
   void place(const Cut& cut);
   void shorten(size_t index, int64_t end);
 
-  const PlanRequest& request_;
+  const Filling& filling_;
   const FillChoice choice_;
-  const TaskPrice& price_;
-  const int64_t mean_load_;                      // of a token
   std::vector<Rest> heavy_;                      // empty ones too
   std::set<std::pair<int64_t, size_t>> by_end_;  // of heavy_, without the empty ones: end, index
   RestPool pool_;
@@ -108,12 +90,11 @@ class Filler {
   int64_t most_blocks_ = 0;  // no whole document of more takes tokens_ and room_, which only shrink
 };
 
-Filler::Filler(const PlanRequest& request, const TaskPrice& price,
-               const std::vector<Document>& by_length, int64_t mean_load, const FillChoice& choice)
-    : request_(request), choice_(choice), price_(price), mean_load_(mean_load) {
-  layout_.workers.resize(request.cluster.num_workers);
+Filler::Filler(const Filling& filling, const FillChoice& choice)
+    : filling_(filling), choice_(choice) {
+  layout_.workers.resize(filling.request.cluster.num_workers);
   std::vector<Rest> light;
-  for (const Document& document : by_length) {
+  for (const Document& document : filling.by_length) {
     const Rest rest{document.id, {0, document.length}};
     if (dense(rest.rows, choice.heavy_permille)) {
       by_end_.emplace_hint(by_end_.end(), document.length, heavy_.size());
@@ -127,13 +108,13 @@ Filler::Filler(const PlanRequest& request, const TaskPrice& price,
 
 /// Does a token cost more than half this x the mean?
 bool Filler::dense(const Range& rows, int64_t permille) const {
-  return load(rows) / rows.size() * 2000 > permille * mean_load_;
+  return load(rows) / rows.size() * 2000 > permille * filling_.mean_load;
 }
 
 /// The lowest row at which a piece may begin that ends at rows.end and costs at most `most`.
 int64_t Filler::first_row(const Range& rows, int64_t most) const {
   if (most <= 0) return rows.end;
-  if (price_.in_pairs() && request_.shape.window_left < 0) {
+  if (filling_.price.in_pairs() && filling_.request.shape.window_left < 0) {
     const double middle = static_cast<double>(rows.end) + 0.5;
     const double square = middle * middle - 2.0 * static_cast<double>(most);
     if (square <= 0) return rows.begin;
@@ -251,7 +232,7 @@ void Filler::place_top(size_t index) {
 /// This worker's part of the rows that all workers of the document read.
 void Filler::place_hot_rows(Rest& heavy) {
   if (choice_.spread_permille == 0) return;
-  const Range whole{0, request_.nano_batch.documents[heavy.document].length};
+  const Range whole{0, filling_.request.nano_batch.documents[heavy.document].length};
   const double pieces = static_cast<double>(load(whole)) / static_cast<double>(share_ + 1);
   if (pieces < 2) return;
   // The first of `pieces` pieces of equal load has length / sqrt(pieces) rows.
@@ -369,8 +350,9 @@ void Filler::close_from_pool() {
       const int64_t cut = rows.begin == whole.begin ? rows.end : rows.begin;
       const int64_t keys = rows == whole ? 0 : cut;
       const auto over = static_cast<double>(load(rows) - room_);
-      const double score = static_cast<double>(keys) +
-                           (over > 0 ? over : -0.3 * over) / static_cast<double>(mean_load_ + 1);
+      const double score =
+          static_cast<double>(keys) +
+          (over > 0 ? over : -0.3 * over) / static_cast<double>(filling_.mean_load + 1);
       if (best && score >= *best) continue;
       best = score;
       chosen = Cut{item, rows};
@@ -389,16 +371,18 @@ void Filler::close_from_pool() {
   place(*chosen);
 }
 
-Layout Filler::run(const std::vector<int64_t>& shares) {
-  const int64_t total = request_.nano_batch.num_tokens();
-  const double slack = static_cast<double>(request_.options.tolerance_ppm * choice_.slack_permille);
+Layout Filler::run() {
+  const int64_t total = filling_.request.nano_batch.num_tokens();
+  const double slack =
+      static_cast<double>(filling_.request.options.tolerance_ppm * choice_.slack_permille);
   const int num_workers = layout_.num_workers();
   int64_t used = 0;
   for (worker_ = 0; worker_ < num_workers; ++worker_) {
     // Up to a boundary between workers, not a number of its own: errors do not add up.
     const int64_t goal = total * (worker_ + 1) / num_workers - used;
     tokens_ = goal;
-    share_ = static_cast<int64_t>(static_cast<double>(shares[worker_]) * (1 + slack * 1e-9));
+    share_ =
+        static_cast<int64_t>(static_cast<double>(filling_.shares[worker_]) * (1 + slack * 1e-9));
     room_ = share_;
     most_blocks_ = tokens_ / kBlockTokens + 1;
     if (worker_ + 1 < num_workers) {
@@ -415,24 +399,8 @@ Layout Filler::run(const std::vector<int64_t>& shares) {
 
 }  // namespace
 
-WorkerFiller::WorkerFiller(const PlanRequest& request, const TaskPrice& price,
-                           std::vector<int64_t> shares)
-    : request_(request), price_(price), shares_(std::move(shares)) {
-  for (const Document& document : request.nano_batch.documents) {
-    if (document.length > 0) by_length_.push_back(document);
-  }
-  std::stable_sort(by_length_.begin(), by_length_.end(),
-                   [](const Document& a, const Document& b) { return a.length < b.length; });
-  int64_t load = 0;
-  for (const Document& document : by_length_) {
-    const Range rows{0, document.length};
-    load += price_(rows, visible_keys(rows, request.shape.window_left));
-  }
-  mean_load_ = load / std::max<int64_t>(1, request.nano_batch.num_tokens());
-}
-
-Layout WorkerFiller::fill(const FillChoice& choice) const {
-  return Filler(request_, price_, by_length_, mean_load_, choice).run(shares_);
+Layout fill_workers(const Filling& filling, const FillChoice& choice) {
+  return Filler(filling, choice).run();
 }
 
 }  // namespace distca

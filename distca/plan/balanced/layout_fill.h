@@ -2,8 +2,7 @@
 // One construction of layout `balanced`. It fills workers one after another, each up to its tokens
 // and its load at once. Any thread may call it.
 //
-//   const WorkerFiller filler(request, price, shares);
-//   const Layout layout = filler.fill({.heavy_permille = 1000});
+//   const Layout layout = fill_workers(filling, {.heavy_permille = 1000});  // Filling filling
 
 #include <cstdint>
 #include <vector>
@@ -16,10 +15,11 @@ namespace distca {
 /// Parameters that do not follow from the request. balanced_layout tries several choices. All are
 /// in thousandths.
 struct FillChoice {
-  // A document is cut over several workers if its tokens cost on average more than half of this
-  // times the mean of all tokens.
+  /// A document is cut over several workers if its tokens cost on average more than half of this
+  /// times the mean of all tokens.
   int64_t heavy_permille = 1500;
-  // Such a document's own first rows serve as filler, up to the row that costs this times the mean.
+  /// Such a document's own first rows serve as filler, up to the row that costs this times the
+  /// mean.
   int64_t prefix_permille = 900;
   int64_t slack_permille = 980;  // of the tolerance that may be used
   /// How much the load of filler counts beside the keys that it makes travel.
@@ -29,25 +29,23 @@ struct FillChoice {
   int64_t spread_permille = 0;
 };
 
+/// What all constructions start from. Borrows the request and the price.
+struct Filling {
+  const PlanRequest& request;
+  const TaskPrice& price;
+  std::vector<int64_t> shares;      // [worker] load, before the tolerance
+  std::vector<Document> by_length;  // shortest first, without the empty ones
+  int64_t mean_load = 0;            // of a token
+};
+
+/// Places every token. Each worker holds the mean number of tokens to within 128 and, as nearly as
+/// that allows, a load of up to its share x (1 + tolerance).
+///
 /// Where queries are computed at home, the keys of a document travel to a worker once, up to the
 /// last query there. So a long document is cut from its end, in as few pieces as the load allows.
 /// The tokens beside such a piece (the filler) are short documents, or the document's own first
 /// rows, which cost little and are read by this worker anyway. Cuts of other documents are rare and
 /// small.
-class WorkerFiller {
- public:
-  /// `shares` is the load of each worker, before the tolerance. Borrows the request and the price.
-  WorkerFiller(const PlanRequest& request, const TaskPrice& price, std::vector<int64_t> shares);
-  /// Places every token. Each worker holds the mean number of tokens to within 128 and, as nearly
-  /// as that allows, a load of up to its share x (1 + tolerance).
-  Layout fill(const FillChoice& choice) const;
-
- private:
-  const PlanRequest& request_;
-  const TaskPrice& price_;
-  const std::vector<int64_t> shares_;
-  std::vector<Document> by_length_;  // without the empty ones
-  int64_t mean_load_ = 0;            // of a token
-};
+Layout fill_workers(const Filling& filling, const FillChoice& choice);
 
 }  // namespace distca

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <tuple>
 
-#include "distca/plan/shard_shape.h"
+#include "distca/plan/shard.h"
 
 namespace distca {
 namespace {
@@ -41,8 +41,7 @@ Moved moved_above(const PlanRequest& request, const TaskPrice& price,
   std::vector<Task> tasks;
   int64_t above = -bound;
   for (const Segment& segment : worker) {
-    const Range keys = visible_keys(segment.tokens, request.shape.window_left);
-    tasks.push_back({price(segment.tokens, keys), segment.tokens});
+    tasks.push_back({price.of_rows(segment.tokens), segment.tokens});
     above += tasks.back().load;
   }
   if (above <= 0) return {};

@@ -28,7 +28,7 @@ class Spreader {
     double score;  // keys more that travel, per key that the busiest sends less
   };
 
-  int64_t load(const Range& rows) const { return price_(rows, {0, rows.end}); }
+  int64_t load(const Range& rows) const { return price_.of_rows(rows); }
   int64_t last_read(int64_t document, int worker) const;
   int64_t readers(int64_t document, int64_t row, int worker) const;
   int64_t more_read(const Segment& moved, int from, int to) const;
@@ -81,19 +81,15 @@ Spreader::Spreader(const PlanRequest& request, const TaskPrice& price,
 
 /// End of the last row of the document on the worker: it reads all keys before that.
 int64_t Spreader::last_read(int64_t document, int worker) const {
-  for (const Holder& reader : readers_[document]) {
-    if (reader.worker == worker) return reader.rows.end;
-  }
-  return 0;
+  const auto reader = std::ranges::find(readers_[document], worker, &Holder::worker);
+  return reader == readers_[document].end() ? 0 : reader->rows.end;
 }
 
 /// Workers but this one that read the row.
 int64_t Spreader::readers(int64_t document, int64_t row, int worker) const {
-  int64_t count = 0;
-  for (const Holder& reader : readers_[document]) {
-    count += reader.worker != worker && reader.rows.end > row ? 1 : 0;
-  }
-  return count;
+  return std::ranges::count_if(readers_[document], [&](const Holder& reader) {
+    return reader.worker != worker && reader.rows.end > row;
+  });
 }
 
 void Spreader::count_document(int64_t document, int64_t sign) {
@@ -101,9 +97,7 @@ void Spreader::count_document(int64_t document, int64_t sign) {
   auto& readers = readers_[document];
   readers.clear();
   for (const Holder& holder : holders) {
-    const auto same = std::find_if(readers.begin(), readers.end(), [&](const Holder& reader) {
-      return reader.worker == holder.worker;
-    });
+    const auto same = std::ranges::find(readers, holder.worker, &Holder::worker);
     if (same == readers.end()) {
       readers.push_back({holder.worker, {0, holder.rows.end}});
     } else {

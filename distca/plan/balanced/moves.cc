@@ -2,20 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "distca/plan/balanced/caps.h"
 
 namespace distca {
 namespace {
-
-std::vector<int64_t> rooms(const Assignment& state, const std::vector<int64_t>& bound) {
-  std::vector<int64_t> result;
-  for (int server = 0; server < state.num_servers(); ++server) {
-    result.push_back(bound[server] - state.load(server));
-  }
-  return result;
-}
 
 /// Keys of the longest document: what it takes to serve any one shard.
 int64_t fair_receive(const PlanRequest& request) {
@@ -28,22 +19,6 @@ int64_t fair_receive(const PlanRequest& request) {
 
 }  // namespace
 
-ByRoom::ByRoom(std::vector<int64_t> room) : room_(std::move(room)), order_(room_.size()) {
-  std::iota(order_.begin(), order_.end(), 0);
-  std::sort(order_.begin(), order_.end(), [this](int a, int b) { return before(a, b); });
-}
-
-std::vector<int>::iterator ByRoom::place(int server) {
-  return std::lower_bound(order_.begin(), order_.end(), server,
-                          [this](int a, int b) { return before(a, b); });
-}
-
-void ByRoom::set(int server, int64_t room) {
-  order_.erase(place(server));
-  room_[server] = room;
-  order_.insert(place(server), server);
-}
-
 Mover::Mover(const PlanRequest& request, Assignment& state)
     : BestFirst(request, state),
       rows_(request.shape, state.task_price()),
@@ -51,7 +26,18 @@ Mover::Mover(const PlanRequest& request, Assignment& state)
       least_row_price_(std::min(byte_price(cluster_.inside), byte_price(cluster_.between)) *
                        (request.shape.q_token_bytes() + request.shape.o_token_bytes())),
       crumb_(state.total_load() / state.num_servers() / 100),
-      by_room_(rooms(state, bound_)) {}
+      noted_(state.num_servers()) {
+  for (int server = 0; server < state.num_servers(); ++server) note_load(server);
+}
+
+void Mover::note_load(int server) {
+  const auto before = [this](int a, int b) {
+    return noted_[a] != noted_[b] ? noted_[a] > noted_[b] : a < b;
+  };
+  std::erase(by_room_, server);
+  noted_[server] = room(server);
+  by_room_.insert(std::ranges::lower_bound(by_room_, server, before), server);
+}
 
 double Mover::score(double price, int64_t useful) const {
   const auto load = static_cast<double>(useful);
@@ -86,31 +72,28 @@ std::optional<Move> Mover::priced(int receiver, int donor, size_t index, const R
 
 void Mover::consider(int receiver, int donor, size_t index, std::optional<Move>& best) const {
   const Piece& piece = state_.pieces(donor)[index];
-  const int64_t most = room(receiver);
-  const int64_t wanted = std::min(excess(donor), most);
-  const auto offer = [&](const std::optional<Range>& q) {
-    if (!q) return;
-    const auto move = priced(receiver, donor, index, *q);
+  const LoadWish wish{std::min(excess(donor), room(receiver)), room(receiver)};
+  const auto offer = [&](const Range& q) {
+    if (q.empty()) return;
+    const auto move = priced(receiver, donor, index, q);
     if (move && (!best || move->score < best->score)) best = move;
   };
-  if (piece.load <= most) offer(piece.q);
-  if (piece.load <= wanted) return;
-  offer(rows_.ending_at(piece.q.end, piece.q, wanted, most));
-  offer(rows_.from_begin(piece.q, wanted, most));
-  offer(rows_.ending_at(rows_.cheapest_end(piece.q, piece.load, wanted), piece.q, wanted, most));
+  const auto offer_ending_at = [&](int64_t end) { offer(rows_.ending_at(end, piece.q, wish)); };
+  if (piece.load <= wish.most) offer(piece.q);
+  if (piece.load <= wish.wanted) return;
+  offer_ending_at(piece.q.end);
+  offer(rows_.from_begin(piece.q, wish));
+  offer_ending_at(rows_.cheapest_end(piece.q, piece.load, wish.wanted));
   const int64_t held = round_down(state_.keys_end(receiver, piece.document), kBlockTokens);
-  if (held > piece.q.begin && held < piece.q.end) {
-    offer(rows_.ending_at(held, piece.q, wanted, most));
-  }
+  if (held > piece.q.begin && held < piece.q.end) offer_ending_at(held);
 }
 
 std::vector<Range> Mover::rows_of_excess(int donor, const Piece& piece) const {
   if (piece.load <= excess(donor)) return {piece.q};
-  std::vector<Range> result;
-  for (const auto& rows : {rows_.ending_at(piece.q.end, piece.q, excess(donor), piece.load),
-                           rows_.from_begin(piece.q, excess(donor), piece.load)}) {
-    if (rows) result.push_back(*rows);
-  }
+  const LoadWish wish{excess(donor), piece.load};
+  std::vector<Range> result{rows_.ending_at(piece.q.end, piece.q, wish),
+                            rows_.from_begin(piece.q, wish)};
+  std::erase_if(result, [](const Range& rows) { return rows.empty(); });
   return result;
 }
 
@@ -118,7 +101,7 @@ std::vector<Range> Mover::rows_of_excess(int donor, const Piece& piece) const {
 /// every row has to travel and no key is saved. 0 where that is not so simple.
 double Mover::least_score(int donor, const Piece& piece) const {
   if (!state_.task_price().in_pairs() || piece.q.begin > 0) return 0;
-  if (state_.homes()[piece.home].worker != donor) return 0;
+  if (state_.home_of(piece) != donor) return 0;
   const int64_t load = std::min(piece.load, excess(donor));
   const double rows = static_cast<double>(load) / static_cast<double>(piece.q.end);
   return score(rows * static_cast<double>(least_row_price_), load);
@@ -179,7 +162,7 @@ bool Mover::shed_one_block() {
     const Range q = state_.pieces(donor)[index].q;
     for (const Range& block : {Range{q.begin, std::min(q.begin + kBlockTokens, q.end)},
                                Range{round_down(q.end - 1, kBlockTokens), q.end}}) {
-      const int receiver = lightest_with(state_.load_of(block), donor);
+      const int receiver = lightest_with(state_.task_price().of_rows(block), donor);
       if (receiver < 0) return false;
       const auto move = priced(receiver, donor, index, block);
       if (!move) continue;

@@ -8,31 +8,16 @@
 #include <vector>
 
 #include "distca/plan/balanced/best_first.h"
-#include "distca/plan/balanced/shard_rows.h"
+#include "distca/plan/shard.h"
 
 namespace distca {
-
-/// Servers by room, most first. Ties are broken by id.
-class ByRoom {
- public:
-  explicit ByRoom(std::vector<int64_t> room);
-  const std::vector<int>& order() const { return order_; }
-  void set(int server, int64_t room);
-
- private:
-  bool before(int a, int b) const { return room_[a] != room_[b] ? room_[a] > room_[b] : a < b; }
-  std::vector<int>::iterator place(int server);
-
-  std::vector<int64_t> room_;
-  std::vector<int> order_;
-};
 
 class Mover final : public BestFirst {
  public:
   /// Borrows both arguments. Every piece must have all keys that its rows see.
   Mover(const PlanRequest& request, Assignment& state);
 
-  const std::vector<int>& by_room() const override { return by_room_.order(); }
+  const std::vector<int>& by_room() const override { return by_room_; }
   int64_t crumb() const { return crumb_; }  // load not worth a task of its own
 
   /// Makes the best moves first, until no server is above its bound or none below may take more.
@@ -68,7 +53,7 @@ class Mover final : public BestFirst {
   int64_t least_room(int receiver, int donor) const override {
     return std::min(excess(donor), crumb_);
   }
-  void note_load(int server) override { by_room_.set(server, room(server)); }
+  void note_load(int server) override;
   void look_again(std::vector<Donor>& donors, const Move& made, int64_t document) override;
 
   void consider(int receiver, int donor, size_t index, std::optional<Move>& best) const;
@@ -81,7 +66,8 @@ class Mover final : public BestFirst {
   const int64_t least_row_price_;  // of Q and O of a row that is not at home
   const int64_t crumb_;
   int larger_first_ = 0;
-  ByRoom by_room_;
+  std::vector<int> by_room_;    // all servers, by noted_, most first, ties by id
+  std::vector<int64_t> noted_;  // [server] its room when it was placed in by_room_
 };
 
 }  // namespace distca

@@ -26,12 +26,6 @@ struct Tried {
   double highest = 0;   // load over share
 };
 
-double highest_load(const Assignment& state, const Cluster& cluster) {
-  std::vector<int64_t> load;
-  for (int server = 0; server < state.num_servers(); ++server) load.push_back(state.load(server));
-  return max_over_mean(cluster, load);
-}
-
 int servers_above(const Mover& mover) {
   int count = 0;
   for (int server = 0; server < mover.state().num_servers(); ++server) {
@@ -55,7 +49,7 @@ Tried attempt(const PlanRequest& request, const Layout& layout, bool caps_first)
   while (mover.shed_one_block()) {
   }
   return {state.tasks(), overrun(state, request.cluster), state.price(),
-          highest_load(state, request.cluster)};
+          max_over_mean(request.cluster, state.loads())};
 }
 
 constexpr double kMillion = 1e6;

@@ -2,13 +2,12 @@
 
 #include <algorithm>
 #include <array>
-#include <tuple>
 
+#include "distca/plan/balanced/caps.h"
 #include "distca/plan/balanced/moves.h"
 #include "distca/plan/balanced/search.h"
-#include "distca/plan/balanced/split_kv_give.h"
-#include "distca/plan/balanced/split_kv_groups.h"
-#include "distca/plan/load_bound.h"
+#include "distca/plan/balanced/split_kv_steps.h"
+#include "distca/plan/bounds.h"
 
 namespace distca {
 namespace {
@@ -21,22 +20,14 @@ using Figures = std::array<int64_t, 3>;
 constexpr int64_t kBestGain = 16;
 constexpr int64_t kSlower = 512;  // one part in so many
 
-int64_t above(int64_t value, int64_t cap) {
-  return cap > 0 ? std::max<int64_t>(0, value - cap) : 0;
-}
-
 /// `home`: load bounds of the tasks at home. Rectangles that run slower raise the load of all; more
 /// than kSlower is too much.
 Figures figures(const PlanRequest& request, const Assignment& state,
                 const std::vector<int64_t>& home) {
-  const Cluster& cluster = request.cluster;
   const std::vector<int64_t> bounds = load_bounds(request, state.total_load());
-  Figures result{};
+  Figures result{overrun(state, request.cluster), 0, 0};
   int64_t busiest = 0;
   for (int rank = 0; rank < state.num_servers(); ++rank) {
-    result[0] += above(state.send_bytes(rank), cluster.max_send_bytes) +
-                 above(state.receive_bytes(rank), cluster.max_receive_bytes) +
-                 above(state.memory_bytes(rank), cluster.max_memory_bytes);
     const int64_t bound = std::min(bounds[rank], home[rank] + home[rank] / kSlower);
     result[1] += std::max<int64_t>(0, state.load(rank) - bound);
     busiest = std::max({busiest, state.send_bytes(rank), state.receive_bytes(rank)});
@@ -53,12 +44,10 @@ Assignment assigned(const PlanRequest& request, const Layout& layout,
     while (!state.pieces(server).empty()) state.shrink(server, state.pieces(server).size() - 1, {});
   }
   for (const Task& task : tasks) {
-    const auto& homes = state.homes();
-    const auto home = std::partition_point(homes.begin(), homes.end(), [&](const HomeSegment& h) {
-      return std::tie(h.document, h.tokens.end) <= std::tie(task.document, task.q.begin);
+    state.homes().for_each_part(task.document, task.q, [&](const HomeSegment& home, const Range&) {
+      const auto index = static_cast<int32_t>(&home - state.homes().all().data());
+      state.add(task.server, state.with_keys(task.document, task.q, task.kv, index));
     });
-    const auto index = static_cast<int32_t>(home - homes.begin());
-    state.add(task.server, state.with_keys(task.document, task.q, task.kv, index));
   }
   return state;
 }

@@ -10,12 +10,12 @@
 namespace distca {
 
 /// Every query starts where it lives. First, servers that hold pieces of one long document divide
-/// its keys among themselves (split_kv_groups.h); with options.spread, as far as that lowers the
-/// largest send or receive. Then servers above (1 + tolerance) times their share of the load give
-/// rectangles away, and the one with the fewest bytes for each unit of load goes first. Rectangles
-/// are rows, low or high keys of all rows, corners, or parts whose keys or rows the receiver has
-/// (split_kv_give.h). With a window only the second step is made, because parts of the keys save
-/// little there.
+/// its keys among themselves (divide_keys in split_kv_steps.h); with options.spread, as far as that
+/// lowers the largest send or receive. Then servers above (1 + tolerance) times their share of the
+/// load give rectangles away, and the one with the fewest bytes for each unit of load goes first.
+/// Rectangles are rows, low or high keys of all rows, corners, or parts whose keys or rows the
+/// receiver has (give_rectangles). With a window only the second step is made, because parts of the
+/// keys save little there.
 ///
 /// The result is no worse than tasks with all their keys, which are made too and counted exactly.
 /// Of the two, those tasks are returned that are closer to the caps. Between equals, the load

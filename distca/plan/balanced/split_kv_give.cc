@@ -1,4 +1,4 @@
-#include "distca/plan/balanced/split_kv_give.h"
+#include "distca/plan/balanced/split_kv_steps.h"
 
 #include <algorithm>
 #include <array>
@@ -7,8 +7,7 @@
 #include <optional>
 
 #include "distca/plan/balanced/caps.h"
-#include "distca/plan/balanced/split_kv_cuts.h"
-#include "distca/plan/load_bound.h"
+#include "distca/plan/cuts.h"
 
 namespace distca {
 namespace {
@@ -53,8 +52,8 @@ class Giving final : public BestFirst {
   void offer_keys(const Range& q, const Range& kv, std::optional<Move>& best);
 
   const int64_t window_left_;
-  const TaskPrice price_;
-  const double row_per_key_;                        // bytes of Q and O over those of K and V
+  const TaskPrice& price_;
+  const double row_per_key_;
   const double key_price_;                          // of K and V of a token, on the cheaper link
   std::vector<int> order_;                          // servers with room, most first, ties by id
   std::vector<std::pair<double, size_t>> outlook_;  // least price per load, index of the piece
@@ -71,10 +70,8 @@ class Giving final : public BestFirst {
 Giving::Giving(Assignment& state, const PlanRequest& request)
     : BestFirst(request, state),
       window_left_(request.shape.window_left),
-      price_(request.shape, request.profile.get()),
-      row_per_key_(
-          static_cast<double>(request.shape.q_token_bytes() + request.shape.o_token_bytes()) /
-          static_cast<double>(request.shape.kv_token_bytes())),
+      price_(state.task_price()),
+      row_per_key_(request.shape.row_per_key()),
       key_price_(static_cast<double>(request.shape.kv_token_bytes()) *
                  static_cast<double>(
                      std::min(byte_price(cluster_.inside), byte_price(cluster_.between)))) {
@@ -94,15 +91,17 @@ void Giving::note_load(int server) {
 }
 
 void Giving::offer_rows(const Range& q, const Range& kv, std::optional<Move>& best) {
-  const Range high = highest_rows(price_, q, kv, wish_);
+  const auto load = [&](const Range& rows) { return price_(rows, kv); };
+  const Range high = highest(q, load, wish_);
   offer(high, kv, best);
-  if (high != q) offer(lowest_rows(price_, q, kv, wish_), kv, best);
+  if (high != q) offer(lowest(q, load, wish_), kv, best);
 }
 
 void Giving::offer_keys(const Range& q, const Range& kv, std::optional<Move>& best) {
-  const Range low = lowest_keys(price_, q, kv, wish_);
+  const auto load = [&](const Range& keys) { return price_(q, keys); };
+  const Range low = lowest(kv, load, wish_);
   offer(q, low, best);
-  if (low != kv) offer(q, highest_keys(price_, q, kv, wish_), best);
+  if (low != kv) offer(q, highest(kv, load, wish_), best);
 }
 
 void Giving::offer(const Range& q, const Range& keys, std::optional<Move>& best) {

@@ -1,11 +1,11 @@
-#include "distca/plan/balanced/split_kv_groups.h"
+#include "distca/plan/balanced/split_kv_steps.h"
 
 #include <algorithm>
 #include <limits>
 #include <optional>
 
-#include "distca/plan/balanced/split_kv_give.h"
-#include "distca/plan/load_bound.h"
+#include "distca/plan/bounds.h"
+#include "distca/plan/cuts.h"
 
 namespace distca {
 namespace {
@@ -50,13 +50,7 @@ struct Division {
 class Grouping {
  public:
   Grouping(Assignment& state, const PlanRequest& request)
-      : request_(request),
-        task_price_(request.shape, request.profile.get()),
-        row_per_key_(
-            static_cast<double>(request.shape.q_token_bytes() + request.shape.o_token_bytes()) /
-            static_cast<double>(request.shape.kv_token_bytes())),
-        state_(state),
-        bound_(load_bounds(request, state.total_load())) {}
+      : request_(request), state_(state), bound_(load_bounds(request, state.total_load())) {}
 
   void run();
 
@@ -87,43 +81,28 @@ class Grouping {
     return request_.options.spread ? std::max(sent, state_.receive_bytes(rank)) : sent;
   }
   int64_t most_traffic(const Division& division) const;
-  bool holds(int rank, const Division& division) const;
 
   const PlanRequest& request_;
-  const TaskPrice task_price_;
-  const double row_per_key_;  // bytes of Q and O over those of K and V
   Assignment& state_;
   const std::vector<int64_t> bound_;
   std::vector<Division> divisions_;
 };
 
-std::span<const HomeSegment> homes_of(const Assignment& state, int64_t document) {
-  const auto& homes = state.homes();
-  const auto begin = std::partition_point(homes.begin(), homes.end(), [&](const HomeSegment& home) {
-    return home.document < document;
-  });
-  const auto end = std::partition_point(
-      begin, homes.end(), [&](const HomeSegment& home) { return home.document == document; });
-  return {begin, end};
-}
-
 /// Documents of which several servers compute rows that end far from the first key.
 void Grouping::find_divisions() {
   for (const auto& document : request_.nano_batch.documents) {
-    const auto homes = homes_of(state_, document.id);
+    const auto homes = state_.homes().of(document.id);
     if (homes.size() < 2) continue;
     Division division;
     division.document = document.id;
     for (const HomeSegment& home : homes) {
-      const double rows = static_cast<double>(home.tokens.size()) * row_per_key_;
+      const double rows = static_cast<double>(home.tokens.size()) * request_.shape.row_per_key();
       if (home.tokens.begin == 0 || static_cast<double>(home.tokens.end) < rows) continue;
       auto& members = division.members;
-      const auto same = std::find_if(members.begin(), members.end(), [&](const Member& member) {
-        return member.server == home.worker;
-      });
+      const auto same = std::ranges::find(members, home.worker, &Member::server);
       if (same != members.end()) members.erase(same);  // homes ascend: this one is higher
       const Range& q = home.tokens;
-      const auto index = static_cast<int32_t>(&home - state_.homes().data());
+      const auto index = static_cast<int32_t>(&home - state_.homes().all().data());
       members.push_back({home.worker, state_.whole_context(document.id, q, index)});
     }
     if (division.members.size() < 2) continue;
@@ -134,7 +113,7 @@ void Grouping::find_divisions() {
 
 /// Takes the members' pieces out of the state, so that groups are priced by what is left.
 void Grouping::set_aside(Division& division) {
-  const auto homes = homes_of(state_, division.document);
+  const auto homes = state_.homes().of(division.document);
   for (Member& member : division.members) {
     const auto& pieces = state_.pieces(member.server);
     const auto index = std::find(pieces.begin(), pieces.end(), member.piece) - pieces.begin();
@@ -156,7 +135,7 @@ void Grouping::set_aside(Division& division) {
 
 int64_t Grouping::load(std::span<const Member> group, const Range& keys) const {
   int64_t sum = 0;
-  for (const Member& member : group) sum += task_price_(member.piece.q, keys);
+  for (const Member& member : group) sum += state_.task_price()(member.piece.q, keys);
   return sum;
 }
 
@@ -184,13 +163,11 @@ std::vector<Stripe> Grouping::stripes(std::span<const Member> group) const {
   int64_t wanted = 0;  // by the members so far and not given
   for (Stripe& stripe : result) {
     wanted += stripe.wanted;
-    int64_t low = begin / kBlockTokens;  // the highest cut with no more than `wanted`
-    int64_t high = ceil_div(end, kBlockTokens);
-    while (high - low > 1) {
-      const int64_t middle = (low + high) / 2;
-      (load(group, {begin, middle * kBlockTokens}) <= wanted ? low : high) = middle;
-    }
-    const int64_t cut = &stripe == &result.back() ? end : low * kBlockTokens;
+    const int64_t beyond =  // the highest cut with no more than `wanted` lies before
+        bisect(begin / kBlockTokens + 1, ceil_div(end, kBlockTokens), [&](int64_t block) {
+          return load(group, {begin, block * kBlockTokens}) > wanted;
+        });
+    const int64_t cut = &stripe == &result.back() ? end : (beyond - 1) * kBlockTokens;
     if (cut <= begin) return {};
     stripe.keys = {begin, cut};
     wanted -= load(group, stripe.keys);
@@ -321,16 +298,10 @@ int Grouping::busiest() const {
   return rank;
 }
 
-bool Grouping::holds(int rank, const Division& division) const {
-  const auto homes = homes_of(state_, division.document);
-  return std::any_of(homes.begin(), homes.end(),
-                     [rank](const HomeSegment& home) { return home.worker == rank; });
-}
-
 /// Of the ranks that a change of the division's groups can touch.
 int64_t Grouping::most_traffic(const Division& division) const {
   int64_t most = 0;
-  for (const HomeSegment& home : homes_of(state_, division.document)) {
+  for (const HomeSegment& home : state_.homes().of(division.document)) {
     most = std::max(most, traffic(home.worker));
   }
   return most;
@@ -357,7 +328,7 @@ void Grouping::enlarge() {
     size_t best_level = 0;
     double best_gain = 0;
     for (Division& division : divisions_) {
-      if (!holds(rank, division)) continue;
+      if (!state_.homes().holds(rank, division.document)) continue;
       const size_t now = division.level;
       for (size_t level = now + 1; level < division.levels.size(); ++level) {
         change_level(division, level);

@@ -1,19 +1,19 @@
-#include "distca/plan/baselines/greedy.h"
+#include "distca/plan/baselines/baselines.h"
 
 #include <algorithm>
-#include <cmath>
 #include <optional>
 #include <tuple>
 
-#include "distca/plan/load_bound.h"
-#include "distca/plan/shard_shape.h"
+#include "distca/plan/bounds.h"
+#include "distca/plan/shard.h"
 
 namespace distca {
 namespace {
 
-/// Pairs of the queries [begin, end) with all keys up to themselves.
-int64_t row_pairs(const Range& rows) {
-  return (rows.end * (rows.end + 1) - rows.begin * (rows.begin + 1)) / 2;
+/// Whatever the window: pairs are those of all keys up to the query.
+AttentionShape without_window(AttentionShape shape) {
+  shape.window_left = -1;
+  return shape;
 }
 
 /// Queries of one segment that one server computes, with all their keys.
@@ -47,7 +47,6 @@ class Greedy {
   void fill(int receiver);
   bool shed_one_block();
   std::optional<Candidate> cheapest_piece(int donor, size_t item, int receiver) const;
-  std::optional<Candidate> piece_ending_at(int64_t end, int donor, size_t item, int receiver) const;
   Candidate priced(int donor, size_t item, const Range& q, int receiver) const;
   void move(const Candidate& candidate, int receiver);
   void note_keys(const std::vector<Item>& items);
@@ -62,6 +61,8 @@ class Greedy {
   }
 
   const std::vector<int64_t>& capacity_;
+  const TaskPrice pairs_;
+  const ShardRows shards_;
   const int64_t moved_token_bytes_;  // Q there, O back
   const int64_t key_token_bytes_;
   std::vector<std::vector<Item>> items_;  // [server]
@@ -73,6 +74,8 @@ class Greedy {
 
 Greedy::Greedy(const PlanRequest& request, const Layout& layout)
     : capacity_(request.cluster.capacity),
+      pairs_(without_window(request.shape)),
+      shards_(without_window(request.shape), pairs_),
       moved_token_bytes_(request.shape.q_token_bytes() + request.shape.o_token_bytes()),
       key_token_bytes_(request.shape.kv_token_bytes()),
       items_(capacity_.size()),
@@ -82,7 +85,7 @@ Greedy::Greedy(const PlanRequest& request, const Layout& layout)
   for (int worker = 0; worker < layout.num_workers(); ++worker) {
     for (const Segment& segment : layout.workers[worker]) {
       items_[worker].push_back({segment.document, segment.tokens, worker, segment.tokens.end});
-      load_[worker] += row_pairs(segment.tokens);
+      load_[worker] += pairs_.of_rows(segment.tokens);
     }
     total += load_[worker];
   }
@@ -96,46 +99,28 @@ Candidate Greedy::priced(int donor, size_t item, const Range& q, int receiver) c
   const Item& from = items_[donor][item];
   const int64_t new_keys = std::max<int64_t>(0, q.end - keys_held_[from.document]);
   const int64_t moved = from.home == receiver ? 0 : q.size() * moved_token_bytes_;
-  return {donor, item, q, row_pairs(q), moved + new_keys * key_token_bytes_};
-}
-
-/// The rows below `end` of about as many pairs as the donor should give and the receiver can take.
-std::optional<Candidate> Greedy::piece_ending_at(int64_t end, int donor, size_t item,
-                                                 int receiver) const {
-  const Range& q = items_[donor][item].q;
-  const int64_t wanted = std::min(excess(donor), room(receiver));
-  const double middle = static_cast<double>(end) + 0.5;
-  const double root = std::sqrt(std::max(0.0, middle * middle - 2.0 * static_cast<double>(wanted)));
-  const auto exact = static_cast<int64_t>(root - 0.5);
-  // The larger piece first: it ends the donor's excess in one move instead of leaving a crumb.
-  Range piece{std::max(q.begin, round_down(exact, kBlockTokens)), end};
-  if (row_pairs(piece) > room(receiver)) piece.begin += kBlockTokens;
-  if (piece.empty() || row_pairs(piece) > room(receiver)) return std::nullopt;
-  return priced(donor, item, piece, receiver);
+  return {donor, item, q, pairs_.of_rows(q), moved + new_keys * key_token_bytes_};
 }
 
 std::optional<Candidate> Greedy::cheapest_piece(int donor, size_t item, int receiver) const {
   const Item& from = items_[donor][item];
   const Range& q = from.q;
-  const int64_t pairs = row_pairs(q);
-  const int64_t wanted = std::min(excess(donor), room(receiver));
-  if (pairs <= wanted) return priced(donor, item, q, receiver);
+  const int64_t pairs = pairs_.of_rows(q);
+  const LoadWish wish{std::min(excess(donor), room(receiver)), room(receiver)};
+  if (pairs <= wish.wanted) return priced(donor, item, q, receiver);
 
-  const ShardShape shape = cheapest_shard(static_cast<double>(q.size()), static_cast<double>(q.end),
-                                          static_cast<double>(wanted) / static_cast<double>(pairs),
-                                          static_cast<double>(moved_token_bytes_),
-                                          static_cast<double>(key_token_bytes_));
-  const auto allowed_end = [&q](int64_t end) {
-    end = round_down(end, kBlockTokens);
-    return q.end - end < kBlockTokens ? q.end : std::max(end, q.begin + kBlockTokens);
+  std::optional<Candidate> best;
+  const auto consider = [&](int64_t end) {
+    const Range piece = shards_.ending_at(end, q, wish);
+    if (piece.empty()) return;
+    const Candidate candidate = priced(donor, item, piece, receiver);
+    if (!best || better(candidate, *best)) best = candidate;
   };
-  auto best = piece_ending_at(allowed_end(static_cast<int64_t>(shape.n_kv) + kBlockTokens / 2),
-                              donor, item, receiver);
+  consider(shards_.cheapest_end(q, pairs, wish.wanted));
   // A second shape: the highest one that needs no keys beyond those the receiver reads anyway.
   const int64_t held = keys_held_[from.document];
   if (held >= q.begin + kBlockTokens) {
-    const auto reuse = piece_ending_at(allowed_end(std::min(held, q.end)), donor, item, receiver);
-    if (reuse && (!best || better(*reuse, *best))) best = reuse;
+    consider(ShardRows::allowed_end(q, std::min(held, q.end)));
   }
   return best;
 }

@@ -1,4 +1,4 @@
-#include "distca/plan/baselines/local.h"
+#include "distca/plan/baselines/baselines.h"
 
 namespace distca {
 

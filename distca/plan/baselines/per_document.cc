@@ -1,9 +1,9 @@
-#include "distca/plan/baselines/per_document.h"
+#include "distca/plan/baselines/baselines.h"
 
 #include <algorithm>
 #include <numeric>
 
-#include "distca/plan/layout_caps.h"
+#include "distca/plan/bounds.h"
 
 namespace distca {
 namespace {

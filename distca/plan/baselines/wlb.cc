@@ -1,8 +1,8 @@
-#include "distca/plan/baselines/wlb.h"
+#include "distca/plan/baselines/baselines.h"
 
 #include <algorithm>
 
-#include "distca/plan/layout_caps.h"
+#include "distca/plan/bounds.h"
 
 namespace distca {
 namespace {

@@ -1,6 +1,8 @@
 #pragma once
-// A step of split_kv.cc: servers that compute rows of one document form groups and divide its keys.
-// Any thread may call the function; a state belongs to one search.
+// The steps of split_kv.cc. In the first, servers that compute rows of one document form groups and
+// divide its keys (split_kv_groups.cc). In the second, servers above their bound give rectangles of
+// queries x keys to servers below theirs, in a greedy search (split_kv_give.cc). Any thread may
+// call the functions; a state belongs to one search.
 
 #include "distca/plan/balanced/assignment.h"
 
@@ -22,5 +24,14 @@ namespace distca {
 /// Every piece of the state must be at home. Does nothing with a window, where no key is read far
 /// away.
 void divide_keys(Assignment& state, const PlanRequest& request);
+
+/// Makes the move with the lowest price of bytes for each unit of load first, until no server is
+/// above its bound or none below its own can take more.
+void give_rectangles(Assignment& state, const PlanRequest& request);
+
+/// For bounds that are out of reach because blocks are too coarse or caps too tight: moves load
+/// from the server with most for its capacity to the one with least, as long as the higher of the
+/// two falls.
+void shed_rectangles(Assignment& state, const PlanRequest& request);
 
 }  // namespace distca

@@ -1,8 +1,6 @@
-#include "distca/cost/transfer_price.h"
+#include "distca/cost/cluster.h"
 
 #include <gtest/gtest.h>
-
-#include "distca/cost/cluster.h"
 
 namespace distca {
 namespace {

@@ -1,8 +1,16 @@
-#include "distca/plan/layout_caps.h"
+#include "distca/plan/bounds.h"
+
+#include <numeric>
 
 #include "distca/base/error.h"
 
 namespace distca {
+namespace {
+
+/// floor(a * b / c) without overflow, for b, c < 2^31 and a * b / c within int64.
+int64_t scale(int64_t a, int64_t b, int64_t c) { return a / c * b + a % c * b / c; }
+
+}  // namespace
 
 void check_tokens_fit(const PlanRequest& request) {
   const int num_workers = request.cluster.num_workers;
@@ -11,8 +19,7 @@ void check_tokens_fit(const PlanRequest& request) {
   if (cap == 0 || ceil_div(total, num_workers) <= cap) return;
   throw Error(ErrorKind::kPlan,
               "{} tokens do not fit {} workers of at most {} tokens (max_tokens_per_worker; {} in "
-              "all): use "
-              "more workers, a larger cap or a smaller nano-batch",
+              "all): use more workers, a larger cap or a smaller nano-batch",
               total, num_workers, cap, cap * num_workers);
 }
 
@@ -27,6 +34,17 @@ void check_workers_fit(const PlanRequest& request, const Layout& layout) {
                 "cap or a layout with even tokens",
                 request.options.layout, worker, tokens, cap);
   }
+}
+
+std::vector<int64_t> load_bounds(const PlanRequest& request, int64_t total) {
+  const std::vector<int64_t>& capacity = request.cluster.capacity;
+  const int64_t sum = std::accumulate(capacity.begin(), capacity.end(), int64_t{0});
+  std::vector<int64_t> bounds;
+  for (const int64_t own : capacity) {
+    const int64_t share = scale(total, own, sum);
+    bounds.push_back(share + scale(share, request.options.tolerance_ppm, 1'000'000));
+  }
+  return bounds;
 }
 
 }  // namespace distca

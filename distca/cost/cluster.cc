@@ -1,4 +1,4 @@
-#include "distca/cost/transfer_price.h"
+#include "distca/cost/cluster.h"
 
 #include <algorithm>
 

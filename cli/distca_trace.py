@@ -1,0 +1,447 @@
+"""Where each millisecond of traced steps went: `distca trace` goes on as this program (cli/trace.cc).
+
+  python3 distca-trace FILE [--json]
+
+docs/trace.md has the definitions. All times are whole nanoseconds, until they are printed.
+"""
+
+import functools
+import json
+import math
+import re
+import signal
+import sys
+from collections import Counter, defaultdict, namedtuple
+
+KINDS = ("step", "compute", "copy", "launch", "wait", "flight")  # as distca/trace/chrome.cc names them
+PARTS = ("compute", "copies", "issues", "gaps", "imbalance", "exposed", "sums", "other")  # of a step
+LAUNCH, IDLE = PARTS[2:4], PARTS[4:]
+PART_OF = {"compute": "compute", "copy": "copies", "launch": "issues", None: "gaps"}  # by kind of the innermost event
+MOST_US = 9e12  # 2^53 ns are 104 days: beyond them microseconds in a double lose nanoseconds
+
+# operation: the name without layer and nano-batch, "forward core_attention".
+Event = namedtuple("Event", "rank kind operation begin end step layer nano_batch tag awaited to bytes received_bytes "
+                   "flops")
+# Of an event's "args", those that it may lack.
+ABSENT = {"layer": -1, "nano_batch": -1, "tag": 0, "from": (), "to": (), "bytes": 0, "received_bytes": 0, "flops": 0}
+
+
+class Fault(Exception):
+    """What is wrong with a trace; who catches it says where."""
+
+
+def fail(line, exit_code=2):
+    """Ends the program with an error line, as cli/main.cc would."""
+    print(f"distca: error: {line}", file=sys.stderr)
+    sys.exit(exit_code)
+
+
+def shown(value):
+    return f"{json.dumps(value, default=str):.40}"
+
+
+def member(thing, key, kind=object):
+    if not isinstance(thing, dict):
+        raise Fault(f"expected an object, found {shown(thing)}")
+    if key not in thing:
+        raise Fault(f'no "{key}"')
+    if not isinstance(thing[key], kind):
+        wanted = {str: "a string", list: "a list"}[kind]
+        raise Fault(f'"{key}" is {shown(thing[key])}: expected {wanted}')
+    return thing[key]
+
+
+def number(thing, key, least, most):
+    value = member(thing, key)
+    if type(value) not in (int, float) or not least <= value <= most:
+        raise Fault(f'"{key}" is {shown(value)}: expected a number from {least:g} to {most:g}')
+    return value
+
+
+def integer(value, key):
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise Fault(f'"{key}" is {shown(value)}: expected an integer from 0 on')
+    return value
+
+
+@functools.cache
+def operation_of(name, layer, nano_batch):
+    return name.replace(f" layer {layer}", "", 1).replace(f" of nano-batch {nano_batch}", "", 1)
+
+
+def event_of(line):
+    """The Event of an object of "traceEvents" that has "ph"; None of a name or an arrow."""
+    if line["ph"] in ("M", "s", "f"):
+        return None
+    if line["ph"] != "X":
+        raise Fault(f'"ph" is {shown(line["ph"])}: expected X, M, s or f')
+    if member(line, "cat") not in KINDS:
+        raise Fault(f'"cat" is {shown(line["cat"])}: no kind of event')
+    begin, length = round(number(line, "ts", 0, MOST_US) * 1e3), round(number(line, "dur", 0, MOST_US) * 1e3)
+    given = member(line, "args")
+    member(given, "step")
+    for key, value in given.items():
+        if key == "flops":
+            number(given, key, 0, 1e300)
+        elif key in ("from", "to"):
+            for rank in member(given, key, list):
+                integer(rank, key)
+        else:
+            integer(value, key)
+    more = {**ABSENT, **given}
+    operation = operation_of(member(line, "name", str), more["layer"], more["nano_batch"])
+    return Event(integer(member(line, "pid"), "pid"), line["cat"], operation, begin, begin + length, more["step"],
+                 more["layer"], more["nano_batch"], more["tag"], more["from"], more["to"], more["bytes"],
+                 more["received_bytes"], more["flops"])
+
+
+def compact(thing):
+    """What the parser keeps of an object: of an event only its Event, for there may be millions."""
+    if "ph" not in thing:
+        return thing
+    try:
+        return event_of(thing)
+    except Fault as fault:
+        return fault
+
+
+def read_trace(path):
+    """("otherData", events) of a trace that `distca train --trace` wrote."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            root = json.load(file, object_hook=compact)
+    except OSError as error:
+        fail(f"{path}: cannot be read: {error.strerror}")
+    except (ValueError, RecursionError) as error:
+        fail(f"{path}: byte {getattr(error, 'pos', getattr(error, 'start', 0)) + 1} is not JSON: {error}")
+    try:
+        events = member(root, "traceEvents", list)
+        for index, event in enumerate(events):
+            if event is not None and not isinstance(event, Event):
+                raise Fault(f"traceEvents[{index}]: {event if isinstance(event, Fault) else 'no event'}")
+        other = member(root, "otherData")
+        if member(other, "program", str) != "distca":
+            raise Fault("of another program")
+        for key in ("version", "commit", "overlap"):
+            member(other, key, str)
+        for rank in member(other, "ranks", list):
+            if member(rank, "role") not in ("worker", "server"):
+                raise Fault(f'"role" is {shown(rank["role"])}: expected worker or server')
+            for key, least in (("clock_offset_s", -1e18), ("clock_drift", -1), ("clock_uncertainty_s", 0)):
+                number(rank, key, least, 1e18)
+        events = [event for event in events if event]
+        most = max((event.rank for event in events), default=-1)
+        if most >= len(other["ranks"]):
+            raise Fault(f'an event of rank {most}, "otherData" names {len(other["ranks"])} ranks')
+        return other, events
+    except Fault as fault:
+        fail(f"{path}: not a trace that `distca train --trace` wrote: {fault}")
+
+
+def stretches(begin, end, events):
+    """Cuts the time from begin to end into (event, begin, end) of the innermost event; None: there is none.
+
+    Events ascend by begin, the outer one first.
+    """
+    inside, now = [(None, end)], begin
+    for event in events:
+        at = min(max(event.begin, begin), end)
+        while len(inside) > 1 and inside[-1][1] <= at:
+            ended, stop = inside.pop()
+            yield ended, now, stop
+            now = stop
+        yield inside[-1][0], now, at
+        now = at
+        inside.append((event, min(max(event.end, at), inside[-1][1])))
+    for ended, stop in reversed(inside):
+        yield ended, now, stop
+        now = stop
+
+
+def hidden(flights, waits):
+    """How long at least one of the flights was under way and none of the waits."""
+    under_way = waiting = last = length = 0
+    changes = [change for begin, end in flights for change in ((begin, 1, 0), (end, -1, 0))]
+    changes += [change for begin, end in waits for change in ((begin, 0, 1), (end, 0, -1))]
+    for time, flight, wait in sorted(changes):
+        if under_way and not waiting:
+            length += time - last
+        under_way, waiting, last = under_way + flight, waiting + wait, time
+    return length
+
+
+class Analysis:
+    """Sums over the events of a trace.
+
+    steps: of each rank, its steps in order; totals: of each rank, their sum. Both count the nanoseconds of "step", of its
+    PARTS, of "launch" and "idle", which are several parts, and of "hidden" (at most); "bytes" and "received_bytes"; and
+    ("waited_for", rank): imbalance by the rank that came last.
+    operations: by kind and pass, without what lies inside them. exchanges: by kind, pass, layer and nano-batch.
+    """
+
+    def __init__(self, path, other, events):
+        self.other, self.unmatched_waits = other, 0
+        self.num_ranks = len(other["ranks"])
+        if not self.num_ranks:
+            fail(f"{path}: a trace of no rank")
+        self.operations = defaultdict(lambda: {"count": 0, "flops": 0.0, "rank_ns": [0] * self.num_ranks})
+        self.exchanges = defaultdict(lambda: {"exposed_ns": 0, "imbalance_ns": 0, "bytes": 0})
+        self.issued, spans, inside = {}, [{} for _ in other["ranks"]], defaultdict(list)
+        for event in events:
+            if event.kind == "step":
+                spans[event.rank][event.step] = event
+                continue
+            inside[event.rank, event.step].append(event)
+            if event.kind == "launch":
+                self.issued.setdefault((event.rank, event.step, event.tag), event.end)
+        self.numbers, self.steps = sorted(spans[0]), []
+        for rank, span in enumerate(spans):
+            if not span or sorted(span) != self.numbers:
+                fail(f"{path}: rank {rank} has {len(span)} steps, "
+                    f"{'not those of rank 0' if rank else 'at least one is needed'}")
+            self.steps.append([self.add_step(span[step], inside[rank, step]) for step in self.numbers])
+        self.totals = [sum_of(steps) for steps in self.steps]
+        self.operations = by_size(self.operations, lambda times: sum(times["rank_ns"]))
+        self.exchanges = by_size(self.exchanges, lambda waits: (waits["exposed_ns"], waits["imbalance_ns"]))
+
+    def add_step(self, span, events):
+        step, waits, flights, others = Counter(), [], [], []
+        for event in sorted(events, key=lambda event: (event.begin, -event.end)):
+            if event.kind == "flight":
+                flights.append([min(max(time, span.begin), span.end) for time in (event.begin, event.end)])
+                continue
+            others.append(event)
+            if event.kind == "compute":
+                self.operations[event.operation]["count"] += 1
+                self.operations[event.operation]["flops"] += event.flops
+            elif event.kind == "launch":
+                step.update(bytes=event.bytes, received_bytes=event.received_bytes)
+                self.exchange(event)["bytes"] += event.bytes
+        for event, begin, end in stretches(span.begin, span.end, others):
+            kind = event.kind if event else None
+            if kind != "wait":
+                step[PART_OF[kind]] += end - begin
+            elif begin < end:
+                waits.append((begin, end))
+                self.add_wait(step, event, begin, end)
+            if kind == "compute":
+                self.operations[event.operation]["rank_ns"][event.rank] += end - begin
+        step.update(step=span.end - span.begin, launch=sum(step[part] for part in LAUNCH),
+                    idle=sum(step[part] for part in IDLE), hidden=hidden(flights, waits))
+        return step
+
+    def exchange(self, event):
+        return self.exchanges[event.operation, event.layer, event.nano_batch]
+
+    def add_wait(self, step, wait, begin, end):
+        """Imbalance until the last awaited rank had issued its side; from then on, bytes were on their way."""
+        awaited = wait.awaited or wait.to
+        if not awaited:
+            step["other"] += end - begin
+            return
+        times = [self.issued.get((peer, wait.step, wait.tag), -1) for peer in awaited]
+        self.unmatched_waits += -1 in times
+        turn = min(max(*times, begin), end)
+        step["imbalance"] += turn - begin
+        step["waited_for", awaited[times.index(max(times))]] += turn - begin
+        # Exchanges of the program belong to a layer, sums over ranks to none.
+        step["sums" if wait.layer < 0 else "exposed"] += end - turn
+        self.exchange(wait)["imbalance_ns"] += turn - begin
+        self.exchange(wait)["exposed_ns"] += end - turn
+
+
+def sum_of(counters):
+    total = Counter()
+    for counter in counters:
+        total.update(counter)
+    return total
+
+
+def by_size(sums, size):
+    """The same, the greatest first; equal ones by name."""
+    return dict(sorted(sorted(sums.items()), key=lambda item: size(item[1]), reverse=True))
+
+
+def shown_ms(value):
+    return f"{value:.{2 if value < 10 else 1}f}"
+
+
+def shown_bytes(count):
+    if count < 1024:
+        return f"{count} B"
+    for unit in ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB"):
+        count /= 1024
+        if count < 1023.95:  # else it would be printed as 1024.0
+            break
+    return f"{count:.1f} {unit}"
+
+
+def table(header, rows):
+    """The first column to the left, others to the right unless they hold text that is not a number."""
+    columns = []
+    for column, cells in enumerate(zip(header, *rows)):
+        align = str.rjust if column and all(re.match("[-+]?[0-9]", cell) for cell in cells[1:]) else str.ljust
+        columns.append([align(cell, max(map(len, cells))) for cell in cells])
+    return "".join("  ".join(row).rstrip() + "\n" for row in zip(*columns))
+
+
+class Report:
+    """What is printed of an Analysis: times are milliseconds a step."""
+
+    def __init__(self, analysis):
+        self.sums, self.num_steps = analysis, len(analysis.numbers)
+        self.all = sum_of(analysis.totals)
+
+    def per_step(self, ns, ranks=1):
+        return ns * 1e-6 / self.num_steps / ranks
+
+    def ms(self, ns, ranks=1):
+        return shown_ms(self.per_step(ns, ranks))
+
+    def lost_ms(self):
+        return self.per_step(self.all["step"] - self.all["compute"], self.sums.num_ranks)
+
+    def text(self):
+        return "".join([self.head(), self.ranks(), self.lost(), self.steps(), self.slowest(), self.operations(),
+                        self.exchanges(), self.nano_batches()])
+
+    def head(self):
+        other, numbers, ranks = self.sums.other, self.sums.numbers, self.sums.num_ranks
+        most = max(rank["clock_uncertainty_s"] for rank in other["ranks"])
+        text = (f"{ranks} rank{'s' * (ranks > 1)}, step"
+                f"{f's {numbers[0]} to {numbers[-1]}' if len(numbers) > 1 else f' {numbers[0]}'}, "
+                f"overlap {other['overlap']}, commit {other['commit']}; "
+                f"{f'clocks agree to within {most * 1e6:.0f} us' if most > 0 else 'one clock'}\n")
+        if self.sums.unmatched_waits:
+            text += f"{self.sums.unmatched_waits} waits for messages whose issue is not in the trace count as exposed\n"
+        return text
+
+    def rank_row(self, name, total, ranks):
+        return [name, *(self.ms(total[key], ranks) for key in ("step", "compute", "copies", "launch", "idle")),
+                f"{100 * total['idle'] / max(1, total['step']):.1f} %",
+                *(self.ms(total[key], ranks) for key in (*IDLE, "hidden")),
+                shown_bytes(total["bytes"] // self.num_steps // ranks)]
+
+    def ranks(self):
+        rows = [self.rank_row(f"{rank} {self.sums.other['ranks'][rank]['role']}", total, 1)
+                for rank, total in enumerate(self.sums.totals)]
+        if len(rows) > 1:
+            rows.append(self.rank_row("mean", self.all, len(rows)))
+        header = ("rank", "step", "compute", "copies", "launch", "idle", "of step", *IDLE, "hidden", "sent")
+        return (f"\nms a step{', mean of the steps' if self.num_steps > 1 else ''}\n{table(header, rows)}"
+                "step = compute + copies + launch + idle; idle = imbalance + exposed + sums + other\n"
+                "  launch     handing messages over, and the gaps between operations\n"
+                "  imbalance  waiting for a rank that had not issued its message yet\n"
+                "  exposed    waiting for messages that all ranks had issued and that were still under way\n"
+                "  sums       waiting in sums over ranks\n"
+                "  other      waiting for a plan\n"
+                "  hidden     exchanges that were under way while the rank did something else (at most)\n")
+
+    def lost(self):
+        step, lost, rows = self.per_step(self.all["step"], self.sums.num_ranks), self.lost_ms(), []
+        for part in ("imbalance", "exposed", "sums", "copies", "issues", "gaps", "other"):
+            ms = self.per_step(self.all[part], self.sums.num_ranks)
+            bar = "#" * max(ms > 0, math.floor(30 * (ms / lost) + 0.5)) if lost else ""
+            rows.append([f"  {'launch: ' * (part in LAUNCH)}{part}", shown_ms(ms),
+                         f"{100 * (ms / step if step else 0):.1f} %", bar])
+        return (f"\nLost: {shown_ms(lost)} ms of a step's {shown_ms(step)} ({100 * lost / step if step else 0:.1f} %), "
+                f"the step but for the ranks' mean compute\n{table(('', 'ms', 'of the step', ''), rows)}")
+
+    def steps(self):
+        if self.num_steps < 2:
+            return ""
+        rows = []
+        for number, ranks in zip(self.sums.numbers, zip(*self.sums.steps)):
+            step = sum_of(ranks)
+            rows.append([str(number), *(shown_ms(step[key] * 1e-6 / len(ranks))
+                                        for key in ("step", "compute", "idle", "imbalance", "exposed"))])
+        return f"\nMean of the ranks\n{table(('step', 'ms', 'mean compute', 'idle', 'imbalance', 'exposed'), rows)}"
+
+    def slowest(self):
+        """What the rank that computes longest spends more time on than the mean of those that do it."""
+        if self.sums.num_ranks < 2:
+            return ""
+        compute = [total["compute"] for total in self.sums.totals]
+        slowest = compute.index(max(compute))
+        more = sorted(((self.per_step(times["rank_ns"][slowest] - sum(times["rank_ns"]) / having(times)), name)
+                       for name, times in self.sums.operations.items()), reverse=True)
+        reasons = [f"{name} +{shown_ms(ms)}" for ms, name in more[:3] if ms >= 0.05]
+        mean = self.all["compute"] / self.sums.num_ranks
+        above = 100 * (compute[slowest] / mean - 1) if mean else 0
+        lines = ["", f"Rank {slowest} computes longest: {above:+.1f} % of the mean"]
+        if reasons:
+            lines.append(f"  ms a step more than the mean: {', '.join(reasons)}")
+        lines += [f"Rank {rank} came last: others waited {self.ms(ns)} ms a step for it (imbalance)"
+                  for rank in range(self.sums.num_ranks) if (ns := self.all["waited_for", rank])]
+        return "\n".join(lines) + "\n"
+
+    def operations(self):
+        rows = []
+        for name, times in self.sums.operations.items():
+            ns, ranks = sum(times["rank_ns"]), having(times)
+            rows.append([name, str(times["count"] // self.num_steps // ranks), self.ms(ns, ranks),
+                         f"{max(times['rank_ns']) * ranks / ns:.2f}" if ns else "",
+                         f"{times['flops'] / ns:.1f}" if times["flops"] and ns else ""])
+        return "\n" + table(("operation", "times a step", "ms a rank", "max/mean", "GFLOP/s a rank"), rows)
+
+    def wait_row(self, name, waits):
+        return [name, self.ms(waits["exposed_ns"]), self.ms(waits["imbalance_ns"]),
+                shown_bytes(waits["bytes"] // self.num_steps)]
+
+    def exchanges(self):
+        if self.sums.num_ranks < 2:
+            return ""
+        rows = [self.wait_row(name if layer < 0 else f"{name} layer {layer} of nano-batch {nano_batch}", waits)
+                for (name, layer, nano_batch), waits in list(self.sums.exchanges.items())[:8]
+                if waits["exposed_ns"] + waits["imbalance_ns"]]
+        return "\nWaits, ms a step of all ranks together\n" + table(
+            ("most exposed", "exposed ms", "imbalance ms", "sent"), rows)
+
+    def nano_batches(self):
+        """Sums over layers and kinds: a nano-batch with a small or empty partner stands out."""
+        sums = defaultdict(Counter)
+        for (_, _, nano_batch), waits in self.sums.exchanges.items():
+            if nano_batch >= 0:
+                sums[nano_batch].update(waits)
+        rows = [self.wait_row(f"nano-batch {nano_batch}", waits) for nano_batch, waits in sorted(sums.items())]
+        return "\n" + table(("exchanges of", "exposed ms", "imbalance ms", "sent"), rows) if len(rows) > 1 else ""
+
+    def parts(self, step):
+        return {"step_ns": step["step"], "idle_ns": step["idle"], "parts": {f"{part}_ns": step[part] for part in PARTS},
+                "hidden_ns": step["hidden"], "bytes": step["bytes"], "received_bytes": step["received_bytes"],
+                "waited_for_ns": [step["waited_for", rank] for rank in range(self.sums.num_ranks)]}
+
+    def json(self):
+        sums = self.sums
+        ranks = [{**{key: rank[key] for key in ("role", "clock_offset_s", "clock_uncertainty_s")},
+                  "steps": [{"step": number, **self.parts(step)} for number, step in zip(sums.numbers, steps)],
+                  "total": self.parts(total)} for rank, steps, total in zip(sums.other["ranks"], sums.steps, sums.totals)]
+        return {**{key: sums.other[key] for key in ("version", "commit", "overlap")}, "ranks": ranks,
+                "unmatched_waits": sums.unmatched_waits, "lost_ms": self.lost_ms(),
+                "operations": [{"name": name, **times} for name, times in sums.operations.items()],
+                "exchanges": [{"name": name, "layer": layer, "nano_batch": nano_batch, **waits}
+                              for (name, layer, nano_batch), waits in sums.exchanges.items()]}
+
+
+def having(times):
+    """Ranks that do the operation at all: servers have no linear operations."""
+    return max(1, sum(ns > 0 for ns in times["rank_ns"]))
+
+
+def main():
+    path, *options = sys.argv[1:]
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        report = Report(Analysis(path, *read_trace(path)))
+        text = report.text() if not options else json.dumps(report.json(), sort_keys=True, separators=(",", ":")) + "\n"
+        with open(1, "w", encoding="utf-8", closefd=False) as out:
+            out.write(text)
+    except MemoryError:
+        fail("out of memory", 1)
+    except OSError as error:
+        fail(f"stdout: {error.strerror}", 1)
+
+
+if __name__ == "__main__":
+    main()

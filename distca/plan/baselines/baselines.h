@@ -1,0 +1,61 @@
+#pragma once
+// The schedulers and layouts with which `balanced` is compared: the paper's greedy, plain packing,
+// and two layouts that are made for queries that stay at home. Any thread may call the functions.
+//
+//   const Layout layout = wlb_layout(request);  // PlanRequest request
+//   const std::vector<Task> tasks = schedule_local(request, layout);
+
+#include "distca/plan/scheduler.h"
+
+namespace distca {
+
+/// Scheduler `greedy`: the paper's communication-aware greedy (4.2, 4.4).
+///
+/// Every query starts where it lives. A server may carry at most (1 + tolerance) times its share of
+/// the pairs. Servers below this bound, the one with most room first, take shards from servers
+/// above it until they are full, the shard with most pairs for each byte first. Servers that are
+/// still above the bound then give single blocks to the server with least load for its capacity, as
+/// long as that lowers the higher of the two servers' loads for their capacity. The bound may stay
+/// out of reach, for example with fewer blocks than servers; max_over_mean() shows that.
+///
+/// Counts: bytes of Q, O and keys; keys of the document that the receiver already reads are free.
+/// Ignores: the window (pairs are those of all keys up to the query), latency, links, memory,
+/// kernel efficiency, bytes of any one server, keys that the donor no longer needs.
+///
+/// Loads are integers, doubles are made by + - * / sqrt only, and ties go to the lowest id. Time:
+/// moves x pieces on servers above the bound.
+std::vector<Task> schedule_greedy(const PlanRequest& request, const Layout& layout);
+
+/// Scheduler `local`: every query is computed where it lives, which is plain packing.
+///
+/// Makes one task for each segment, on the worker that holds it. Keys that live elsewhere are
+/// fetched. Capacity and tolerance are ignored.
+std::vector<Task> schedule_local(const PlanRequest& request, const Layout& layout);
+
+/// Layout `per-document-cp`: context parallelism for each document over all workers (paper 2 and
+/// 3.2).
+///
+/// With c workers, a document is cut into 2c shards of whole blocks of 128 tokens (the last block
+/// may be short), as equal as blocks allow. Worker i holds the shards i and 2c - 1 - i. Blocks that
+/// are left over, and all blocks of a document with fewer than 2c, go one at a time to the workers
+/// with the fewest tokens: first one to the lower shard of each, then one to the upper shard of
+/// each. Ties go to the lowest id. Throws Error(kPlan) when a worker ends above
+/// max_tokens_per_worker.
+/// Time: documents x workers x log(workers).
+Layout per_document_layout(const PlanRequest& request);
+
+/// Layout `wlb`: variable-length packing without deferral, the paper's baseline WLB-ideal (section
+/// 6).
+///
+/// Places whole documents, the longest first. A document goes to the worker with the least work, if
+/// that worker then holds at most Lmax tokens. Otherwise it goes to the worker with the fewest
+/// tokens, under the same condition. Documents that fit neither worker are placed last, to the
+/// worker with the least work. The work of a document is x^2 + x with x = tokens / 64,000. Lmax is
+/// cluster.max_tokens_per_worker. If that is 0, Lmax is the mean number of tokens (the released
+/// driver's value, factor 1). Ties go to the lowest id. The paper sweeps data x context
+/// parallelism. Here there is data parallelism alone, and a document is never cut. Throws
+/// Error(kPlan) when a worker ends above max_tokens_per_worker.
+/// Time: documents x workers.
+Layout wlb_layout(const PlanRequest& request);
+
+}  // namespace distca

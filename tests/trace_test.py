@@ -1,0 +1,260 @@
+#!/usr/bin/env python3
+"""What cli/distca_trace.py makes of traces of known times, and how it refuses those that are none."""
+
+import contextlib
+import io
+import json
+import pathlib
+import random
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "cli"))
+import distca_trace  # noqa: E402
+
+US = 1000
+KINDS = distca_trace.KINDS
+
+
+def event(kind, name, begin, end, rank=0, **arguments):
+    """From `begin` to `end` microseconds."""
+    return {"ph": "X", "name": name, "cat": kind, "pid": rank, "tid": 0, "ts": begin, "dur": end - begin,
+            "args": {"step": 1, **arguments}}
+
+
+def exchange(kind, begin, end, peers, rank=0, nano_batch=1, tag=7, **arguments):
+    sent = {} if kind == "wait" else {"to": peers, "bytes": 1000, "received_bytes": 2000}
+    return event(kind, f"forward layer 3 dispatch of nano-batch {nano_batch}", begin, end, rank, layer=3,
+                 nano_batch=nano_batch, tag=tag, **{"from": peers, **sent, **arguments})
+
+
+def two_ranks():
+    """Two ranks that exchange once and sum once in a step of 100 us.
+
+    Rank 0 has issued at 12 us, rank 1 at 50 us; rank 0 waits from 20 to 60 us for rank 1, which never waits. In the sum
+    rank 1 comes at 80 us, rank 0 waits from 70 to 95 us.
+    """
+    return [
+        event("step", "step 1", 0, 100), event("wait", "plan", 1, 4),
+        event("copy", "forward layer 3 dispatch of nano-batch 1", 8, 10), exchange("launch", 10, 12, [1]),
+        exchange("flight", 12, 60, [1]),
+        event("compute", "forward layer 3 core_attention of nano-batch 0", 13, 20, layer=3, micro_batch=0, nano_batch=0,
+              flops=7e3),
+        exchange("wait", 20, 60, [1]), event("compute", "grad_reduce", 62, 97),
+        event("wait", "gradient sum", 70, 95, tag=2**30, **{"from": [1]}),
+        event("step", "step 1", 0, 100, rank=1), event("compute", 'forward "pre"', 0, 48, rank=1),
+        exchange("launch", 48, 50, [0], rank=1), event("compute", "grad_reduce", 78, 99, rank=1),
+        event("launch", "gradient sum", 79, 80, rank=1, tag=2**30, to=[0])]
+
+
+def file_of(events, num_ranks=2):
+    ranks = [{"role": "server" if rank == 1 else "worker", "clock_offset_s": -0.125 * rank, "clock_drift": 0,
+              "clock_uncertainty_s": 2e-6 * rank} for rank in range(num_ranks)]
+    return json.dumps({"otherData": {"program": "distca", "version": "1.2", "commit": "abc", "overlap": "within",
+                                     "ranks": ranks}, "traceEvents": events})
+
+
+def elapsed(step):
+    return sum(step[part] for part in distca_trace.PARTS)
+
+
+def of_tag(events, kind, tag=7, rank=0):
+    return next(one for one in events if (one["cat"], one["args"].get("tag"), one["pid"]) == (kind, tag, rank))
+
+
+class Trace(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.path = pathlib.Path(folder.name) / "run.json"
+
+    def analysis(self, events, num_ranks=2):
+        self.path.write_text(file_of(events, num_ranks))
+        return distca_trace.Analysis(self.path, *distca_trace.read_trace(self.path))
+
+    def refusal(self, text):
+        """Of a file with this text; "taken" where there is none."""
+        self.path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            try:
+                distca_trace.Analysis(self.path, *distca_trace.read_trace(self.path))
+                return "taken"
+            except SystemExit as end:
+                self.assertEqual(end.code, 2)
+        self.assertTrue(said.getvalue().startswith(f"distca: error: {self.path}: "), said.getvalue())
+        self.assertEqual(said.getvalue().count("\n"), 1)
+        return said.getvalue()
+
+    def expect(self, step, **parts_us):
+        self.assertEqual({part: step[part] for part in parts_us}, {part: us * US for part, us in parts_us.items()})
+
+    def test_each_moment_counts_as_what_the_innermost_event_says(self):
+        step = self.analysis(two_ranks()).steps[0][0]
+        # Core attention, the sum around its wait.
+        self.expect(step, compute=7 + 35 - 25, copies=2, issues=2, gaps=1 + 4 + 1 + 2 + 3, other=3)
+
+    def test_a_wait_is_imbalance_until_the_last_awaited_rank_had_issued_then_exposed(self):
+        analysis = self.analysis(two_ranks())
+        # 50 to 60; 80 to 95; 20 to 50 and 70 to 80, rank 1 came last both times.
+        self.expect(analysis.steps[0][0], exposed=10, sums=15, imbalance=30 + 10)
+        self.assertEqual([analysis.steps[0][0]["waited_for", rank] for rank in (0, 1)], [0, 40 * US])
+        (first, _), (second, waits) = analysis.exchanges.items()  # most exposed first
+        self.assertEqual((first, second), (("gradient sum", -1, -1), ("forward dispatch", 3, 1)))
+        # Bytes of both ranks.
+        self.assertEqual(waits, {"exposed_ns": 10 * US, "imbalance_ns": 30 * US, "bytes": 2000})
+
+    def test_of_several_awaited_ranks_the_last_to_issue_counts(self):
+        events = two_ranks()
+        events += [{**one, "pid": 2} for one in events if one["pid"] == 1]
+        of_tag(events, "launch", rank=2)["dur"] += 5
+        of_tag(events, "wait")["args"]["from"] = [1, 2]
+        step = self.analysis(events, 3).steps[0][0]
+        self.expect(step, exposed=5)
+        self.assertEqual([step["waited_for", rank] for rank in range(3)], [0, 10 * US, 35 * US])
+
+    def test_a_wait_for_sends_is_measured_by_the_receiving_rank(self):
+        events = two_ranks()
+        arguments = of_tag(events, "wait")["args"]
+        arguments["to"] = arguments.pop("from")
+        self.expect(self.analysis(events).steps[0][0], exposed=10)
+
+    def test_a_wait_whose_issue_is_missing_is_exposed_and_counted(self):
+        events = two_ranks()
+        self.assertEqual(self.analysis(events).unmatched_waits, 0)
+        events.remove(of_tag(events, "launch", rank=1))
+        analysis = self.analysis(events)
+        self.assertEqual(analysis.unmatched_waits, 1)
+        self.expect(analysis.steps[0][0], exposed=40)
+        self.assertIn("\n1 waits for messages whose issue is not in the trace", distca_trace.Report(analysis).text())
+
+    def test_hidden_is_time_under_way_without_the_waits_each_moment_once(self):
+        events = two_ranks()
+        self.expect(self.analysis(events).steps[0][0], hidden=8)  # 12 to 20
+        # Under way from 15 to 75 as well: until the wait at 20, and after it from 60 to the sum's at 70.
+        events.append(exchange("flight", 15, 75, [1]))
+        self.expect(self.analysis(events).steps[0][0], hidden=8 + 10)
+
+    def test_operations_are_summed_over_layers_without_what_lies_inside_them(self):
+        self.assertEqual(list(self.analysis(two_ranks()).operations.items()), [  # longest first
+            ('forward "pre"', {"count": 1, "flops": 0, "rank_ns": [0, 48 * US]}),
+            ("grad_reduce", {"count": 2, "flops": 0, "rank_ns": [10 * US, 20 * US]}),
+            ("forward core_attention", {"count": 1, "flops": 7e3, "rank_ns": [7 * US, 0]})])
+
+    def test_what_a_nano_batch_without_a_partner_waits_for_is_its_own(self):
+        # Nano-batches 0 and 1 send under each other's attention, 2 has an empty partner.
+        events = []
+        for rank in (0, 1):
+            events.append(event("step", "step 1", 0, 100, rank))
+            for nano_batch, issued, begin, end in ((0, 1, 20, 21), (1, 2, 40, 41), (2, 50, 51, 90)):
+                events += [exchange("launch", issued, issued + 1, [1 - rank], rank, nano_batch, 10 + nano_batch),
+                           exchange("wait", begin, end, [1 - rank], rank, nano_batch, 10 + nano_batch)]
+        (empty, waits), *others = self.analysis(events).exchanges.items()
+        self.assertEqual((empty, waits["exposed_ns"]), (("forward dispatch", 3, 2), 2 * 39 * US))
+        self.assertEqual(others, [(("forward dispatch", 3, nano_batch), {"exposed_ns": 2 * US, "imbalance_ns": 0,
+                                                                         "bytes": 2000}) for nano_batch in (0, 1)])
+
+    def test_bytes_are_those_issued(self):
+        total = self.analysis(two_ranks()).totals[0]
+        self.assertEqual((total["bytes"], total["received_bytes"]), (1000, 2000))
+
+    def test_the_parts_add_up_to_the_step_exactly_whatever_the_events(self):
+        """Events at random, some nested, some across others' ends, some beyond the step."""
+        for seed in range(200):
+            draw, events = random.Random(seed), []
+            for rank in range(3):
+                for step in (1, 2):
+                    begin = 1000 * step + draw.randrange(50)
+                    events.append(event("step", "step", begin, begin + 500 + draw.randrange(100), rank, step=step))
+                    for _ in range(40):
+                        begin = 1000 * step + draw.randrange(650)
+                        events.append(exchange(draw.choice(KINDS[1:]), begin, begin + draw.randrange(60),
+                                               [draw.randrange(3)], rank, tag=draw.randrange(8), step=step))
+            analysis = self.analysis(events, 3)
+            for one in events:
+                if one["cat"] == "step":
+                    step = analysis.steps[one["pid"]][one["args"]["step"] - 1]
+                    self.assertEqual(elapsed(step), one["dur"] * US)
+                    self.assertEqual(step["step"], one["dur"] * US)
+                    self.assertLessEqual(step["hidden"] + step["idle"], one["dur"] * US)
+                    self.assertGreaterEqual(min(step.values()), 0)
+            for rank, total in enumerate(analysis.totals):
+                self.assertEqual(elapsed(total), sum(
+                    one["dur"] * US for one in events if (one["cat"], one["pid"]) == ("step", rank)))
+
+    def test_every_nanosecond_survives(self):
+        times = [1]
+        while times[-1] < 8e14:  # up to a month, where a double of microseconds still has the nanosecond
+            times.append(times[-1] * 3 + 7)
+        lines = [event("compute", "x", ns / 1e3, ns / 1e3) for ns in times]
+        for ns, line in zip(times, lines):
+            line["dur"] = ns % 1001 / 1e3
+            read = distca_trace.event_of(json.loads(json.dumps(line)))
+            self.assertEqual((read.begin, read.end), (ns, ns + ns % 1001))
+
+    def test_names_of_operations_leave_layer_and_nano_batch_out(self):
+        self.assertEqual(distca_trace.event_of(exchange("wait", 0, 1, [])).operation, "forward dispatch")
+        self.assertEqual(distca_trace.event_of(event("compute", "grad_reduce", 0, 1)).operation, "grad_reduce")
+
+    def test_ranks_with_other_steps_are_refused(self):
+        events = two_ranks()
+        steps = [one for one in events if one["cat"] == "step"]
+        self.assertIn("rank 1 has 0 steps, not those of rank 0", self.refusal(file_of(
+            [one for one in events if one is not steps[1]])))
+        self.assertIn("rank 0 has 0 steps, at least one is needed", self.refusal(file_of([])))
+        self.assertIn("a trace of no rank", self.refusal(file_of([], 0)))
+        steps[1]["args"]["step"] = 2
+        self.assertIn("rank 1 has 1 steps, not those of rank 0", self.refusal(file_of(events)))
+
+    def test_what_is_no_json_is_refused_with_its_place(self):
+        whole = file_of(two_ranks())
+        self.assertEqual(self.refusal(whole), "taken")
+        self.assertIn("byte 1 is not JSON", self.refusal("not json"))
+        for damaged in (whole[:len(whole) // 2], whole.encode().replace(b"abc", b"a\xff"), "[" * 100_000, "[NaN"):
+            self.assertRegex(self.refusal(damaged), r"byte \d+ is not JSON: ")
+
+    def test_traces_of_other_programs_are_refused(self):
+        for old, new, words in (('"program": "distca"', '"program": "else"', "another program"),
+                                ('"overlap"', '"plan"', 'no "overlap"'),
+                                ('"server"', '"boss"', '"role" is "boss"'),
+                                ('"clock_drift": 0', '"clock_drift": []', '"clock_drift" is []')):
+            self.assertIn(words, self.refusal(file_of(two_ranks()).replace(old, new, 1)))
+        self.assertIn('no "otherData"', self.refusal('{"traceEvents":[]}'))
+        self.assertRegex(self.refusal("[]"), r"`distca train --trace` wrote: expected an object")
+
+    def test_a_damaged_event_is_named_with_what_is_wrong(self):
+        for old, new, words in (('"cat": "compute"', '"cat": "sleep"', r'traceEvents\[5\]: .*"sleep"'),
+                                ('"dur": 100', '"dur": -1', '"dur" is -1'), ('"ts": 0', '"ts": null', '"ts" is null'),
+                                ('"ts": 0', '"ts": NaN', '"ts" is NaN'), ('"ts": 0', '"ts": true', '"ts" is true'),
+                                ('"step": 1', '"step": 1.5', '"step" is 1.5'), ('"step": 1', '"steps": 1', 'no "step"'),
+                                ('"ph": "X"', '"ph": "B"', '"ph" is "B"'), ('"args"', '"arg"', 'no "args"'),
+                                ('"from": [1]', '"from": [-1]', '"from" is -1'),
+                                ('"from": [1]', '"from": 1', '"from" is 1'), ('"flops": 7', '"flops": -7', '"flops" is -7'),
+                                ('"pid": 0', '"pid": 9', "rank 9, .* 2 ranks"),
+                                ('"name": "step 1"', '"name": {"ph": 3}', r'traceEvents\[0\]: "name" is '),
+                                ('"traceEvents": [', '"traceEvents": [3, ', '"?traceEvents'),
+                                ('"traceEvents": [', '"traceEvents": [{}, ', r'traceEvents\[0\]')):
+            self.assertIn(old, file_of(two_ranks()))
+            said = self.refusal(file_of(two_ranks()).replace(old, new, 1))
+            self.assertRegex(said, f"not a trace that `distca train --trace` wrote: .*{words}")
+
+    def test_the_table_and_its_json_show_these_figures(self):
+        report = distca_trace.Report(self.analysis(two_ranks()))
+        lines = [line.split() for line in report.text().splitlines()]
+        self.assertIn("2 ranks, step 1, overlap within, commit abc; clocks agree to within 2 us".split(), lines)
+        self.assertIn("0 worker 0.10 0.02 0.00 0.01 0.07 68.0 % 0.04 0.01 0.01 0.00 0.01 1000 B".split(), lines)
+        self.assertIn("gradient sum 0.01 0.01 0 B".split(), lines)
+        made = report.json()
+        self.assertEqual([rank["role"] for rank in made["ranks"]], ["worker", "server"])
+        self.assertEqual(made["ranks"][0]["total"]["waited_for_ns"], [0, 40 * US])
+        self.assertAlmostEqual(made["lost_ms"], (200 - 17 - 48 - 20) / 2 * 1e-3)
+
+    def test_tables_align_numbers_to_the_right(self):
+        self.assertEqual(distca_trace.table(("a", "b", "c"), [["x", "9", "9 ms"], ["xy", "10", "-"]]),
+                         "a    b  c\nx    9  9 ms\nxy  10  -\n")
+        self.assertEqual([distca_trace.shown_bytes(count) for count in (1023, 1536, 1024**2 - 1)],
+                         ["1023 B", "1.5 KiB", "1.0 MiB"])
+
+
+if __name__ == "__main__":
+    unittest.main()
