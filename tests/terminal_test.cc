@@ -209,7 +209,9 @@ TEST_F(TerminalTest, an_error_begins_on_a_line_of_its_own) {
     EXPECT_THAT(screen[screen.size() - 2],
                 StartsWith(fmt::format("distca: error: rank {} was killed by signal 9", rank)));
     // Rank 0 has kept the last line about a step.
-    if (rank == 1) EXPECT_THAT(screen[screen.size() - 3], StartsWith("step "));
+    if (rank == 1) {
+      EXPECT_THAT(screen[screen.size() - 3], StartsWith("step "));
+    }
     fs::remove_all(run_);
   }
 }
@@ -222,7 +224,9 @@ TEST_F(TerminalTest, of_80_columns_shows_whole_lines_and_keeps_measured_losses) 
   const std::vector<std::string> screen = terminal.screen();
   std::vector<std::string> steps;
   for (const std::string& line : screen) {
-    if (line.find(run_) == std::string::npos) EXPECT_LE(line.size(), 100u) << line;
+    if (line.find(run_) == std::string::npos) {
+      EXPECT_LE(line.size(), 100u) << line;
+    }
     if (line.starts_with("step ")) steps.push_back(line);
   }
   const std::string line =

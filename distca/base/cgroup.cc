@@ -1,5 +1,7 @@
 #include "distca/base/cgroup.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <fstream>
 #include <system_error>
@@ -34,8 +36,8 @@ fs::path own_cgroup(const fs::path& root, const std::string& controller,
     const size_t first = line.find(':'), second = line.find(':', first + 1);
     if (second == std::string::npos) continue;
     // ":" and ",cpu,": a name is not to be found within another one.
-    const std::string names = "," + line.substr(first + 1, second - first - 1) + ",";
-    if (names.find("," + controller + ",") == std::string::npos) continue;
+    const std::string names = fmt::format(",{},", line.substr(first + 1, second - first - 1));
+    if (names.find(fmt::format(",{},", controller)) == std::string::npos) continue;
     const fs::path below = fs::path(line.substr(second + 1)).relative_path();
     const fs::path folder = below.empty() ? root : root / below;
     std::error_code absent;
