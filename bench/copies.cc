@@ -51,7 +51,7 @@ struct Case {
   bool wide_gradients = false;  // dQ, dK, dV travel in the accumulator's type
 
   std::string plan_name() const {
-    return plan.scheduler + (plan.spread ? ", spread" : plan.split_kv ? ", key ranges" : "");
+    return plan.scheduler + (plan.spread ? ", spread" : plan.split_kv ? ", split-KV" : "");
   }
   ExchangeTypes types() const {
     return {.compute = dtype,
