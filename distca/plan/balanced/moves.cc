@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "distca/plan/balanced/caps.h"
 
@@ -152,10 +153,17 @@ void Mover::look_again(std::vector<Donor>& donors, const Move& made, int64_t doc
   }
 }
 
-bool Mover::shed_one_block() {
-  const int donor = fullest();
-  if (donor < 0) return false;
+void Mover::shed_blocks() {
+  double lowest = std::numeric_limits<double>::infinity();
+  int idle = 0;  // moves since the highest load fell
+  for (int donor = fullest(); donor >= 0; donor = fullest()) {
+    idle = ratio(donor) < lowest ? 0 : idle + 1;
+    lowest = std::min(lowest, ratio(donor));
+    if (idle > state_.num_servers() || !shed_one_block(donor)) return;
+  }
+}
 
+bool Mover::shed_one_block(int donor) {
   std::optional<Move> best;
   double lowest = ratio(donor);
   for (size_t index = 0; index < state_.pieces(donor).size(); ++index) {

@@ -24,10 +24,14 @@ class Mover final : public BestFirst {
   /// The score of a move is its price / load^(1 + larger_first / 8), and the lowest is best. So a
   /// higher `larger_first` favours larger moves.
   void balance(int larger_first = 0);
-  /// Moves one block from the server with most load for its capacity to the one that then has
-  /// least. Takes the block that leaves the higher of the two lowest. Returns false when the bound
-  /// is met or no block helps.
-  bool shed_one_block();
+  /// Moves single blocks, each from the server above its bound with most load for its capacity to
+  /// the one that then has least, until the bounds are met or no block helps. Of all blocks it
+  /// takes the one that leaves the higher of the two lowest.
+  /// With a profile, the price of a piece is not the sum of its parts' prices. So a move may raise
+  /// the load that it was to lower, and moves could go in a circle. They also end when as many
+  /// moves as there are servers have not lowered the highest load for its capacity. Where prices
+  /// add up, they never end for this reason: each move lowers one of the highest.
+  void shed_blocks();
   /// The rows of a piece that have about the donor's excess as load: the last ones, and the first
   /// ones.
   std::vector<Range> rows_of_excess(int donor, const Piece& piece) const;
@@ -57,6 +61,7 @@ class Mover final : public BestFirst {
   void look_again(std::vector<Donor>& donors, const Move& made, int64_t document) override;
 
   void consider(int receiver, int donor, size_t index, std::optional<Move>& best) const;
+  bool shed_one_block(int donor);  // false: none helps
   std::optional<Move> priced(int receiver, int donor, size_t index, const Range& q) const;
   double score(double price, int64_t useful) const;
   double least_score(int donor, const Piece& piece) const;

@@ -46,8 +46,7 @@ Tried attempt(const PlanRequest& request, const Layout& layout, bool caps_first)
     mover.balance();  // what caps have moved, within the caps
   }
   if (has_caps(request.cluster)) unstick(mover, request.cluster);
-  while (mover.shed_one_block()) {
-  }
+  mover.shed_blocks();
   return {state.tasks(), overrun(state, request.cluster), state.price(),
           max_over_mean(request.cluster, state.loads())};
 }
