@@ -4,7 +4,7 @@
 #include <unistd.h>
 
 #include "distca/base/error.h"
-#include "distca/model/safetensors.h"
+#include "distca/model/weights_file.h"
 #include "distca/train/config.h"
 
 namespace distca::bench {
@@ -64,7 +64,9 @@ DdpRival::DdpRival(const std::string& python, const std::string& script,
   }
   std::filesystem::create_directories(folder_);
   const std::string weights = folder_ / "model.safetensors";
-  write_safetensors(weights, llama.parameter_names(), llama.parameters());
+  AtomicFile file(weights);
+  write_weights(file, llama, {});
+  file.commit();
   // Both ranks are on this machine: as ours, they talk over the loopback interface.
   setenv("GLOO_SOCKET_IFNAME", "lo", /*overwrite=*/0);
   for (size_t rank = 0; rank < cores.size(); ++rank) {

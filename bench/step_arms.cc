@@ -65,7 +65,7 @@ LocalTokens made_up_tokens(const NanoBatch& nano_batch, const std::vector<Segmen
 StepPlayer::StepPlayer(const LlamaConfig& model, uint64_t seed, Communicator& comm)
     : comm_(comm),
       llama_(model, seed, comm.cuda_device()),
-      optimizer_(llama_.parameters(), options_) {}
+      optimizer_(llama_.weights(), llama_.parameters(), options_) {}
 
 size_t StepPlayer::add(const StepArm& arm) {
   arms_.push_back({arm, std::make_unique<Step>(llama_.config(), &llama_, comm_, arm.step)});
@@ -95,9 +95,9 @@ PlayedStep StepPlayer::play(size_t index, const BatchLengths& batch, RankSample*
   PlayedStep played{.begin_s = steady_seconds()};
   const double processor_begin = process_processor_seconds();
   optimizer_.zero_gradients();
-  const auto sum_gradients = [&] {
+  const auto sum_gradients = [&](double loss_sum) {
     played.computed_s = steady_seconds();
-    played.gradient_norm = optimizer_.sum_and_clip(comm_);
+    played.gradient_norm = optimizer_.sum_and_clip(comm_, loss_sum).norm;
   };
   const StepResult result = step->train(input, num_targets(batch), sum_gradients,
                                         [&] { optimizer_.update(options_.lr); });

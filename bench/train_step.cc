@@ -45,7 +45,7 @@ class Bench {
                     .train,
                 config.batch),
         model_(config.model, static_cast<uint64_t>(config.train.seed), comm.cuda_device()),
-        optimizer_(model_.parameters(), config.optimizer) {
+        optimizer_(model_.weights(), model_.parameters(), config.optimizer) {
     for (const std::string& kernel : {arguments.kernel, arguments.other, arguments.other}) {
       StepOptions options = step_options(config);
       options.kernel = kernel_choice(kernel);
@@ -77,7 +77,8 @@ class Bench {
     const double begin = now();
     optimizer_.zero_gradients();
     const StepResult result = step.train(
-        batch.input, batch.figures.targets, [&] { optimizer_.sum_and_clip(comm_); },
+        batch.input, batch.figures.targets,
+        [&](double loss_sum) { optimizer_.sum_and_clip(comm_, loss_sum); },
         [&] { optimizer_.update(config_.optimizer.lr); });
     const double step_s = now() - begin;
     const OpTimes& times = result.times;

@@ -5,7 +5,7 @@
   train
   api
   model      runtime        sim
-             program  comm  kernels
+             program  comm  kernels  checkpoint
              plan   trace
              cost
              batch
@@ -25,15 +25,16 @@ CORE = {
     "trace": {"base", "batch", "cost"},
     "program": {"base", "batch", "cost", "plan", "trace"},
     "kernels": {"base"},
+    "checkpoint": {"base"},
     "sim": {"base", "batch", "cost", "plan", "trace", "program"},
 }
 TORCH = {
     "comm": {"base", "batch", "cost", "plan", "trace"},
     "runtime": {"base", "batch", "cost", "plan", "trace", "program", "comm", "kernels"},
     "api": {"base", "batch", "cost", "plan", "trace", "program", "comm", "kernels", "runtime"},
-    "model": {"base", "batch", "cost", "plan", "trace", "program", "comm", "kernels"},
+    "model": {"base", "batch", "cost", "plan", "trace", "program", "comm", "kernels", "checkpoint"},
     "train": {"base", "batch", "cost", "plan", "trace", "program", "comm", "kernels", "runtime", "api",
-              "model"},
+              "model", "checkpoint"},
     "examples": {"base", "comm", "api"},  # what is installed
 }
 ROOMS = CORE | TORCH

@@ -86,12 +86,14 @@ Outcome work(const StepRun& what, const StepOptions& options, Communicator& comm
   std::iota(worker_ranks.begin(), worker_ranks.end(), 0);
   const auto workers = comm.split(worker_ranks);
   const Llama model(what.model, 11, comm.cuda_device());
-  Optimizer optimizer(model.parameters(), {.max_grad_norm = 0});
+  Optimizer optimizer(model.weights(), model.parameters(), {.max_grad_norm = 0});
   Step step(what.model, &model, comm, options);
-  const StepResult result = what.evaluate ? step.evaluate(input)
-                                          : step.train(
-                                                input, num_targets(what.documents),
-                                                [&] { optimizer.sum_and_clip(*workers); }, [] {});
+  const StepResult result =
+      what.evaluate
+          ? step.evaluate(input)
+          : step.train(
+                input, num_targets(what.documents),
+                [&](double loss_sum) { optimizer.sum_and_clip(*workers, loss_sum); }, [] {});
   Outcome outcome{.loss = result.loss_sum, .gradients = {}, .bytes_sent = result.bytes.sent};
   ordered_sum(*workers, std::span(&outcome.loss, 1), "loss");
   if (what.evaluate || comm.rank() != 0) return outcome;
@@ -105,9 +107,10 @@ Outcome serve(const StepRun& what, const StepOptions& options, Communicator& com
               const StepInput& input) {
   const auto never = [] { ADD_FAILURE() << "a dedicated server has no gradients"; };
   Step step(what.model, nullptr, comm, options);
-  const StepResult result = what.evaluate
-                                ? step.evaluate(input)
-                                : step.train(input, num_targets(what.documents), never, never);
+  const StepResult result =
+      what.evaluate ? step.evaluate(input)
+                    : step.train(
+                          input, num_targets(what.documents), [&](double) { never(); }, never);
   EXPECT_EQ(result.loss_sum, 0);
   return {.loss = 0, .gradients = {}, .bytes_sent = result.bytes.sent};
 }

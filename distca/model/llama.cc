@@ -4,7 +4,6 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
-#include <cmath>
 #include <span>
 
 #include "distca/base/error.h"
@@ -41,7 +40,7 @@ struct Llama::State {
   at::Tensor embedding;   // [V, C]
   at::Tensor final_norm;  // [C]
   at::Tensor head;        // [V, C]; the embedding itself when tied
-  std::vector<std::string> names;
+  std::vector<Weight> weights;
   std::vector<at::Tensor> parameters;
 
   State(const LlamaConfig& config_in, int cuda_device)
@@ -50,32 +49,23 @@ struct Llama::State {
         master(compute == at::kDouble ? at::kDouble : at::kFloat),
         device(aten_device(cuda_device)) {}
 
-  at::Tensor add_parameter(const std::string& name, at::Tensor value) {
-    at::Tensor parameter = value.to(device, master).set_requires_grad(true);
-    names.push_back(name);
-    parameters.push_back(parameter);
-    return parameter;
-  }
   /// Normal weights drawn in fp32 on the CPU from (seed, name): the same for every rank, machine,
   /// device, dtype and number of threads.
-  at::Tensor add_matrix(const std::string& name, int64_t rows, int64_t columns, double std_dev,
-                        uint64_t seed) {
+  at::Tensor initial(const Weight& weight, uint64_t seed) const {
+    if (!weight.is_matrix()) return at::ones(weight.shape, at::kFloat);
     Fnv1a64 hash;
-    hash.add(name);
-    const at::Tensor value = at::empty({rows, columns}, at::kFloat);
+    hash.add(weight.name);
+    const at::Tensor value = at::empty(weight.shape, at::kFloat);
     const std::span all(value.data_ptr<float>(), static_cast<size_t>(value.numel()));
     at::parallel_for(0, ceil_div(value.numel(), kNormalChunk), 1, [&](int64_t begin, int64_t end) {
       for (int64_t block = begin; block < end; ++block) {
         const auto at = static_cast<size_t>(block * kNormalChunk);
         const auto count = std::min(static_cast<size_t>(kNormalChunk), all.size() - at);
-        draw_normal_chunk(seed ^ hash.value(), static_cast<uint64_t>(block), std_dev,
+        draw_normal_chunk(seed ^ hash.value(), static_cast<uint64_t>(block), weight.initial_std,
                           all.subspan(at, count));
       }
     });
-    return add_parameter(name, value);
-  }
-  at::Tensor add_norm(const std::string& name) {
-    return add_parameter(name, at::ones({config.hidden_size}, at::kFloat));
+    return value;
   }
   at::Tensor cast(const at::Tensor& weight) const { return weight.to(compute); }
   at::Tensor norm(const at::Tensor& x, const at::Tensor& weight) const {
@@ -89,41 +79,29 @@ Llama::Llama(const LlamaConfig& config, uint64_t seed, int cuda_device)
     : state_(std::make_unique<State>(config, cuda_device)) {
   config.check();
   State& s = *state_;
-  const int64_t hidden = config.hidden_size;
-  const int64_t q = config.num_attention_heads * config.head_dim,
-                kv = config.num_key_value_heads * config.head_dim;
-  const double std_dev = config.initializer_range;
-  // Matrices that write to the residual stream are scaled down with depth, as in GPT-2.
-  const double residual_std =
-      std_dev / std::sqrt(2.0 * static_cast<double>(config.num_hidden_layers));
-  s.embedding = s.add_matrix("model.embed_tokens.weight", config.vocab_size, hidden, std_dev, seed);
+  s.weights = weight_table(config);
+  for (const Weight& weight : s.weights) {
+    s.parameters.push_back(s.initial(weight, seed).to(s.device, s.master).set_requires_grad(true));
+  }
+  // The table's order: embedding, the weights of each layer, last norm, head.
+  auto next = s.parameters.begin();
+  s.embedding = *next++;
   for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
-    const std::string layer = fmt::format("model.layers.{}.", i);
     LayerWeights w;
-    w.input_norm = s.add_norm(layer + "input_layernorm.weight");
-    w.q = s.add_matrix(layer + "self_attn.q_proj.weight", q, hidden, std_dev, seed);
-    w.k = s.add_matrix(layer + "self_attn.k_proj.weight", kv, hidden, std_dev, seed);
-    w.v = s.add_matrix(layer + "self_attn.v_proj.weight", kv, hidden, std_dev, seed);
-    w.o = s.add_matrix(layer + "self_attn.o_proj.weight", hidden, q, residual_std, seed);
-    w.post_norm = s.add_norm(layer + "post_attention_layernorm.weight");
-    w.gate = s.add_matrix(layer + "mlp.gate_proj.weight", config.intermediate_size, hidden, std_dev,
-                          seed);
-    w.up =
-        s.add_matrix(layer + "mlp.up_proj.weight", config.intermediate_size, hidden, std_dev, seed);
-    w.down = s.add_matrix(layer + "mlp.down_proj.weight", hidden, config.intermediate_size,
-                          residual_std, seed);
+    for (at::Tensor* const weight :
+         {&w.input_norm, &w.q, &w.k, &w.v, &w.o, &w.post_norm, &w.gate, &w.up, &w.down})
+      *weight = *next++;
     s.layers.push_back(std::move(w));
   }
-  s.final_norm = s.add_norm("model.norm.weight");
-  s.head = config.tie_word_embeddings
-               ? s.embedding
-               : s.add_matrix("lm_head.weight", config.vocab_size, hidden, std_dev, seed);
+  s.final_norm = *next++;
+  s.head = config.tie_word_embeddings ? s.embedding : *next++;
+  DISTCA_CHECK(next == s.parameters.end(), "the weight table has other weights than a Llama");
 }
 
 Llama::~Llama() = default;
 
 const LlamaConfig& Llama::config() const { return state_->config; }
-const std::vector<std::string>& Llama::parameter_names() const { return state_->names; }
+const std::vector<Weight>& Llama::weights() const { return state_->weights; }
 const std::vector<at::Tensor>& Llama::parameters() const { return state_->parameters; }
 
 std::shared_ptr<const Llama::Rope> Llama::rope(const at::Tensor& positions) const {

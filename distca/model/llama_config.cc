@@ -1,7 +1,9 @@
+#include "distca/model/llama_config.h"
+
 #include <cmath>
 
 #include "distca/base/error.h"
-#include "distca/model/llama.h"
+#include "distca/model/weight_table.h"
 
 namespace distca {
 
@@ -29,14 +31,10 @@ void LlamaConfig::check() const {
                   "model.sliding_window = {}: 0 (off) or a number of tokens", sliding_window);
 }
 
-int64_t LlamaConfig::layer_matrices() const {
-  const int64_t q = num_attention_heads * head_dim, kv = num_key_value_heads * head_dim;
-  return hidden_size * (2 * q + 2 * kv + 3 * intermediate_size);
-}
-
 int64_t LlamaConfig::num_parameters() const {
-  const int64_t embeddings = vocab_size * hidden_size * (tie_word_embeddings ? 1 : 2);
-  return num_hidden_layers * (layer_matrices() + 2 * hidden_size) + embeddings + hidden_size;
+  int64_t total = 0;
+  for (const Weight& weight : weight_table(*this)) total += weight.numel();
+  return total;
 }
 
 ModelShape LlamaConfig::shape() const {
@@ -61,12 +59,14 @@ kernels::Shape LlamaConfig::attention_shape() const {
 }
 
 double LlamaConfig::train_flops(int64_t tokens, int64_t pairs) const {
-  const double layer = 2.0 * layer_matrices();
-  const double head = 2.0 * hidden_size * vocab_size;
+  double matrices = static_cast<double>(hidden_size) * vocab_size;  // the head's, tied or not
+  for (const Weight& weight : weight_table(*this)) {
+    if (weight.layer >= 0 && weight.is_matrix()) matrices += static_cast<double>(weight.numel());
+  }
   const double attention =
       4.0 * num_hidden_layers * num_attention_heads * head_dim;  // QK^T and PV, per pair
-  return 3.0 * (static_cast<double>(tokens) * (num_hidden_layers * layer + head) +
-                static_cast<double>(pairs) * attention);
+  return 3.0 *
+         (static_cast<double>(tokens) * 2.0 * matrices + static_cast<double>(pairs) * attention);
 }
 
 Json LlamaConfig::to_hugging_face(int64_t max_position_embeddings) const {

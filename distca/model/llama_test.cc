@@ -36,7 +36,7 @@ TEST(llama, parameter_count_is_what_the_config_says) {
     int64_t total = 0;
     for (const at::Tensor& parameter : model.parameters()) total += parameter.numel();
     EXPECT_EQ(total, config.num_parameters());
-    EXPECT_EQ(model.parameter_names().size(), model.parameters().size());
+    EXPECT_EQ(model.weights().size(), model.parameters().size());
   }
 }
 
@@ -122,7 +122,7 @@ TEST(llama, phases_are_the_llama_of_the_formulas) {
   const Llama model(config, 3, -1);
   std::map<std::string, at::Tensor> w;
   for (size_t i = 0; i < model.parameters().size(); ++i) {
-    w[model.parameter_names()[i]] = model.parameters()[i];
+    w[model.weights()[i].name] = model.parameters()[i];
   }
   const int64_t tokens = 11, heads = config.num_attention_heads,
                 kv_heads = config.num_key_value_heads;

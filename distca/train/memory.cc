@@ -6,6 +6,7 @@
 
 #include "distca/base/cgroup.h"
 #include "distca/base/error.h"
+#include "distca/model/weight_table.h"
 #include "distca/plan/exchange.h"
 #include "distca/program/overlap.h"
 #include "distca/train/plan_request.h"
@@ -30,7 +31,10 @@ MemoryParts memory_needed(const Config& config, int num_workers, LocalRanks loca
   parts.activations =
       under_way * tokens * static_cast<double>(llama_memory(model.shape()).token_bytes);
   // A layer casts its matrices to the compute type for each nano-batch.
-  const auto matrices = static_cast<double>(model.num_hidden_layers * model.layer_matrices());
+  double matrices = 0;
+  for (const Weight& weight : weight_table(model)) {
+    if (weight.layer >= 0 && weight.is_matrix()) matrices += static_cast<double>(weight.numel());
+  }
   if (type < master) parts.activations += under_way * workers * matrices * type;
   // At the loss's backward: log-probabilities, the gradient by them, and that by the logits.
   parts.logits = 3 * tokens * static_cast<double>(model.vocab_size) * master;

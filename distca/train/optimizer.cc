@@ -65,26 +65,43 @@ double learning_rate(const Config::Optimizer& options, int64_t step, int64_t tot
 }
 
 struct Optimizer::State {
-  std::vector<at::Tensor> parameters;
+  std::vector<at::Tensor> parameters, exp_avg, exp_avg_sq;  // moments: empty until needed
   double max_norm;
-  at::Tensor flat;  // gradients of all parameters, end to end
+  at::Tensor sum;   // what ranks sum: the gradients of all parameters, end to end, and the loss
+  at::Tensor flat;  // the gradients
   std::unique_ptr<torch::optim::AdamW> adamw;
+
+  torch::optim::AdamWParamState& of(const at::Tensor& parameter) {
+    auto& state = adamw->state()[parameter.unsafeGetTensorImpl()];
+    if (!state) {  // as AdamW's first step would make it
+      auto made = std::make_unique<torch::optim::AdamWParamState>();
+      made->step(0);
+      made->exp_avg(at::zeros_like(parameter.detach()));
+      made->exp_avg_sq(at::zeros_like(parameter.detach()));
+      state = std::move(made);
+    }
+    return static_cast<torch::optim::AdamWParamState&>(*state);
+  }
 };
 
-Optimizer::Optimizer(const std::vector<at::Tensor>& parameters, const Config::Optimizer& options)
+Optimizer::Optimizer(const std::vector<Weight>& weights, const std::vector<at::Tensor>& parameters,
+                     const Config::Optimizer& options)
     : state_(std::make_unique<State>()) {
+  DISTCA_CHECK_EQ(weights.size(), parameters.size());
   State& s = *state_;
   s.parameters = parameters;
   s.max_norm = options.max_grad_norm;
   int64_t total = 0;
   for (const at::Tensor& parameter : parameters) total += parameter.numel();
-  s.flat = at::zeros({total}, parameters[0].options().requires_grad(false));
+  s.sum = at::zeros({total + 1}, parameters[0].options().requires_grad(false));
+  s.flat = s.sum.narrow(0, 0, total);
   int64_t offset = 0;
-  std::vector<at::Tensor> matrices, vectors;
-  for (at::Tensor& parameter : s.parameters) {
+  std::vector<at::Tensor> matrices, vectors;  // those that decay, and those that do not
+  for (size_t i = 0; i < weights.size(); ++i) {
+    at::Tensor& parameter = s.parameters[i];
     parameter.mutable_grad() = s.flat.narrow(0, offset, parameter.numel()).view(parameter.sizes());
     offset += parameter.numel();
-    (parameter.dim() >= 2 ? matrices : vectors).push_back(parameter);
+    (weights[i].decays() ? matrices : vectors).push_back(parameter);
   }
   auto adamw =
       torch::optim::AdamWOptions(options.lr).betas({options.beta1, options.beta2}).eps(options.eps);
@@ -102,22 +119,48 @@ Optimizer::~Optimizer() = default;
 
 void Optimizer::zero_gradients() { state_->flat.zero_(); }
 
-double Optimizer::sum_and_clip(Communicator& comm) {
+GradientSum Optimizer::sum_and_clip(Communicator& comm, double loss_sum) {
   State& s = *state_;
   for (const at::Tensor& parameter : s.parameters) {
     DISTCA_CHECK(parameter.grad().storage().data() == s.flat.storage().data(),
                  "a gradient left the flat buffer");
   }
-  ordered_sum(comm, s.flat, "gradient sum");
+  const at::Tensor loss = s.sum.narrow(0, s.flat.numel(), 1);
+  loss.fill_(loss_sum);
+  ordered_sum(comm, s.sum, "gradient sum");
   const double norm = global_norm(s.flat);
   if (s.max_norm > 0 && norm > s.max_norm) s.flat.mul_(s.max_norm / norm);
-  return norm;
+  return {.norm = norm, .loss_sum = loss.item<double>()};
 }
 
 void Optimizer::update(double lr) {
   for (torch::optim::OptimizerParamGroup& group : state_->adamw->param_groups())
     group.options().set_lr(lr);
   state_->adamw->step();
+}
+
+int64_t Optimizer::updates() const {
+  const auto& all = state_->adamw->state();
+  const auto found = all.find(state_->parameters[0].unsafeGetTensorImpl());
+  if (found == all.end()) return 0;
+  return static_cast<const torch::optim::AdamWParamState&>(*found->second).step();
+}
+
+const std::vector<at::Tensor>& Optimizer::state(StatePart part) {
+  State& s = *state_;
+  if (part == StatePart::kWeight) return s.parameters;
+  s.exp_avg.clear();
+  s.exp_avg_sq.clear();
+  for (const at::Tensor& parameter : s.parameters) {
+    const torch::optim::AdamWParamState& state = s.of(parameter);
+    s.exp_avg.push_back(state.exp_avg());
+    s.exp_avg_sq.push_back(state.exp_avg_sq());
+  }
+  return part == StatePart::kExpAvg ? s.exp_avg : s.exp_avg_sq;
+}
+
+void Optimizer::restore(int64_t updates) {
+  for (const at::Tensor& parameter : state_->parameters) state_->of(parameter).step(updates);
 }
 
 }  // namespace distca

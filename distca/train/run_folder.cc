@@ -19,7 +19,7 @@
 #include "distca/base/clock.h"
 #include "distca/base/error.h"
 #include "distca/base/json.h"
-#include "distca/model/safetensors.h"
+#include "distca/checkpoint/safetensors.h"
 
 namespace distca {
 namespace {

@@ -6,7 +6,7 @@
 //     folder.reserve(weights_bytes, config_json);    // ends here if the disk is too full
 //     folder.begin(recorded_config(config));
 //     // ... all steps; lines go to folder.metrics_path() ...
-//     folder.save([&](AtomicFile& file) { write_safetensors(file, names, tensors); });
+//     folder.save([&](AtomicFile& file) { write_weights(file, model, metadata); });
 //
 // A run's files are config.toml, metrics.jsonl, model.safetensors and config.json. Depending on
 // what a folder holds, a run

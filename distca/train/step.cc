@@ -41,7 +41,7 @@ class Player final : public OpPlayer {
  public:
   /// `model`: null on a dedicated server.
   Player(const Llama* model, CoreAttention& attention, double loss_scale,
-         const std::function<void()>& sum_gradients, const std::function<void()>& update)
+         const Step::SumGradients& sum_gradients, const std::function<void()>& update)
       : model_(model),
         attention_(attention),
         loss_scale_(loss_scale),
@@ -112,7 +112,7 @@ class Player final : public OpPlayer {
   }
 
   void play_backward(const Op& op) {
-    if (op.kind == OpKind::kGradReduce) return sum_gradients_();
+    if (op.kind == OpKind::kGradReduce) return sum_gradients_(loss_sum_);
     if (op.kind == OpKind::kOptimizer) return update_();
     NanoState& nano = nanos_[op.nano_batch];
     NanoState::Layer* layer = op.layer < 0 ? nullptr : &nano.layers[op.layer];
@@ -149,7 +149,7 @@ class Player final : public OpPlayer {
   const Llama* model_;
   CoreAttention& attention_;
   double loss_scale_;
-  const std::function<void()>& sum_gradients_;
+  const Step::SumGradients& sum_gradients_;
   const std::function<void()>& update_;
   double loss_sum_ = 0;
   std::vector<NanoState> nanos_;
@@ -199,8 +199,7 @@ Step::Step(const LlamaConfig& config, const Llama* model, Communicator& comm,
       buffers_(comm.cuda_device()) {}
 Step::~Step() = default;
 
-StepResult Step::run(const StepInput& input, double loss_scale,
-                     const std::function<void()>& sum_gradients,
+StepResult Step::run(const StepInput& input, double loss_scale, const SumGradients& sum_gradients,
                      const std::function<void()>& update) {
   buffers_.prepare(input.program);
   CoreAttention attention(input.program, kernel_, comm_, buffers_);
@@ -215,8 +214,7 @@ StepResult Step::run(const StepInput& input, double loss_scale,
 }
 
 StepResult Step::train(const StepInput& input, int64_t num_targets,
-                       const std::function<void()>& sum_gradients,
-                       const std::function<void()>& update) {
+                       const SumGradients& sum_gradients, const std::function<void()>& update) {
   const double loss_scale = num_targets > 0 ? 1.0 / static_cast<double>(num_targets) : 0.0;
   return run(input, loss_scale, sum_gradients, update);
 }

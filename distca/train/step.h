@@ -74,11 +74,13 @@ class Step {
        const StepOptions& options);
   ~Step();
 
+  /// Sums gradients over ranks; `loss_sum` is that of this rank's targets, in nats.
+  using SumGradients = std::function<void(double loss_sum)>;
   /// Runs forward and backward of all nano-batches. The gradients of sum(loss) / num_targets are
   /// added to the parameters' .grad. `sum_gradients` and `update` are the last two operations of
   /// the program (grad_reduce and optimizer).
-  StepResult train(const StepInput& input, int64_t num_targets,
-                   const std::function<void()>& sum_gradients, const std::function<void()>& update);
+  StepResult train(const StepInput& input, int64_t num_targets, const SumGradients& sum_gradients,
+                   const std::function<void()>& update);
   /// Computes only the loss, with a program of Kind::kEvaluate.
   StepResult evaluate(const StepInput& input);
   const AttentionKernel& kernel() const { return kernel_; }
@@ -87,8 +89,8 @@ class Step {
   void set_recorder(TraceRecorder* recorder) { recorder_ = recorder; }
 
  private:
-  StepResult run(const StepInput& input, double loss_scale,
-                 const std::function<void()>& sum_gradients, const std::function<void()>& update);
+  StepResult run(const StepInput& input, double loss_scale, const SumGradients& sum_gradients,
+                 const std::function<void()>& update);
 
   const Llama* model_;
   Communicator& comm_;

@@ -19,7 +19,7 @@
 #include "distca/comm/tags.h"
 #include "distca/comm/traced.h"
 #include "distca/cost/speed_meter.h"
-#include "distca/model/safetensors.h"
+#include "distca/model/weights_file.h"
 #include "distca/train/bandwidth.h"
 #include "distca/train/compute_peak.h"
 #include "distca/train/data_split.h"
@@ -51,7 +51,7 @@ std::vector<int> worker_ranks(int num_workers) {
 struct Weights {
   Weights(const Config& config, Communicator& comm, int num_workers)
       : model(config.model, static_cast<uint64_t>(config.train.seed), comm.cuda_device()),
-        optimizer(model.parameters(), config.optimizer),
+        optimizer(model.weights(), model.parameters(), config.optimizer),
         group(comm.split(worker_ranks(num_workers))),
         workers(*group, kTracedTags + kTracedTagsEach) {}
 
@@ -135,8 +135,7 @@ class Trainer {
   void take_folder() {
     folder_.emplace(config_.train.output_dir, config_.train.overwrite);
     folder_->reserve(
-        safetensors_bytes(weights_->model.parameter_names(), weights_->model.parameters(),
-                          weights_metadata()),
+        safetensors_bytes(stored_weights(config_.model), weights_metadata()),
         config_.model.to_hugging_face(config_.batch.max_document_tokens).dump(2) + "\n");
   }
 
@@ -279,7 +278,9 @@ class Trainer {
     if (weights_) weights_->optimizer.zero_gradients();
     const StepResult result = step_.train(
         planned.input, planned.figures.targets,
-        [&] { metrics.grad_norm = weights_->optimizer.sum_and_clip(weights_->workers); },
+        [&](double loss_sum) {
+          metrics.grad_norm = weights_->optimizer.sum_and_clip(weights_->workers, loss_sum).norm;
+        },
         [&] {
           // Else all ranks end below, dedicated servers too, before it reaches the weights.
           if (std::isfinite(metrics.grad_norm)) weights_->optimizer.update(metrics.lr);
@@ -354,10 +355,8 @@ class Trainer {
                      false);
     }
     state_.begin_saving();
-    folder_->save([this](AtomicFile& file) {
-      write_safetensors(file, weights_->model.parameter_names(), weights_->model.parameters(),
-                        weights_metadata());
-    });
+    folder_->save(
+        [this](AtomicFile& file) { write_weights(file, weights_->model, weights_metadata()); });
     state_.saved();
     tracer_.write();
     summary_.metrics_missing = metrics_file_->finish();

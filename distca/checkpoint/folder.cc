@@ -1,0 +1,140 @@
+#include "distca/checkpoint/folder.h"
+
+#include <algorithm>
+#include <charconv>
+#include <string>
+#include <system_error>
+
+#include "distca/base/error.h"
+#include "distca/base/file.h"
+
+namespace distca {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kFolder = "checkpoints";
+constexpr const char* kOldFolder = "checkpoints.old";
+constexpr const char* kUnfinished = ".tmp";
+constexpr const char* kStep = "step_";
+
+std::string step_name(int64_t step) { return fmt::format("{}{:06}", kStep, step); }
+
+/// The step of a folder's name; none: it is no checkpoint's.
+std::optional<int64_t> step_of(const std::string& name) {
+  if (!name.starts_with(kStep)) return {};
+  const char* const begin = name.data() + std::string_view(kStep).size();
+  const char* const end = name.data() + name.size();
+  int64_t step = 0;
+  const auto [at, fault] = std::from_chars(begin, end, step);
+  if (fault != std::errc() || at != end || step_name(step) != name) return {};
+  return step;
+}
+
+std::vector<CheckpointPlace> list(const fs::path& folder) {
+  std::vector<CheckpointPlace> places;
+  std::error_code ignored;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder, ignored)) {
+    const std::optional<int64_t> step = step_of(entry.path().filename());
+    if (step && fs::is_regular_file(entry.path() / kIndexFile, ignored))
+      places.push_back({.folder = entry.path(), .step = *step});
+  }
+  std::ranges::sort(places, {}, &CheckpointPlace::step);
+  return places;
+}
+
+void move_folder(const fs::path& from, const fs::path& to) {
+  if (rename(from.c_str(), to.c_str()) != 0) throw os_error(to, "cannot be put in place");
+}
+
+/// Under a name that nobody reads first: what is half removed must not look complete.
+void remove_folder(const fs::path& folder) {
+  fs::path unfinished = folder;
+  if (folder.extension() != kUnfinished) {
+    unfinished += kUnfinished;
+    std::error_code ignored;
+    fs::remove_all(unfinished, ignored);
+    move_folder(folder, unfinished);
+  }
+  std::error_code code;
+  fs::remove_all(unfinished, code);
+  DISTCA_THROW_IF(code, ErrorKind::kIo, "{}: cannot be removed: {}", unfinished.string(),
+                  code.message());
+}
+
+}  // namespace
+
+std::vector<CheckpointPlace> complete_checkpoints(const fs::path& run) {
+  return list(run / kFolder);
+}
+
+std::vector<CheckpointPlace> old_checkpoints(const fs::path& run) { return list(run / kOldFolder); }
+
+fs::path find_checkpoint(const fs::path& path) {
+  std::error_code ignored;
+  if (fs::is_regular_file(path / kIndexFile, ignored)) return path;
+  const std::vector<CheckpointPlace> places = complete_checkpoints(path);
+  DISTCA_THROW_IF(
+      places.empty(), ErrorKind::kCheckpoint,
+      "{}: holds no complete checkpoint: name a run's folder or a checkpoint's, such as "
+      "RUN/{}/{}",
+      path.string(), kFolder, step_name(100));
+  return places.back().folder;
+}
+
+fs::path unfinished_checkpoint(const fs::path& run, int64_t step) {
+  return run / kFolder / (step_name(step) + kUnfinished);
+}
+
+void complete_checkpoint(const fs::path& run, const CheckpointIndex& index) {
+  const fs::path unfinished = unfinished_checkpoint(run, index.step);
+  write_file_atomically(unfinished / kIndexFile, canonical_json(to_json(index)));
+  const fs::path folder = run / kFolder / step_name(index.step);
+  if (fs::exists(folder)) {  // of the same step, which this run has not gone on from
+    const fs::path older = run / kOldFolder / folder.filename();
+    create_folder(older.parent_path());
+    if (fs::exists(older)) remove_folder(older);
+    move_folder(folder, older);
+  }
+  move_folder(unfinished, folder);
+  sync_folder(run / kFolder);
+  sync_folder(run);
+}
+
+void remove_unfinished_checkpoints(const fs::path& run) {
+  std::error_code ignored;
+  for (const char* const folder : {kFolder, kOldFolder}) {
+    for (const fs::directory_entry& entry : fs::directory_iterator(run / folder, ignored)) {
+      if (entry.path().extension() == kUnfinished &&
+          step_of(entry.path().stem().string()).has_value())
+        remove_folder(entry.path());
+    }
+  }
+}
+
+void remove_old_checkpoints(const fs::path& run, int64_t keep_last, int64_t keep_every) {
+  if (keep_last == 0) return;
+  std::vector<CheckpointPlace> places = complete_checkpoints(run);
+  places.resize(std::max<int64_t>(0, static_cast<int64_t>(places.size()) - keep_last));
+  for (const CheckpointPlace& place : places) {
+    if (keep_every == 0 || place.step % keep_every != 0) remove_folder(place.folder);
+  }
+}
+
+void set_aside_checkpoints(const fs::path& run, int64_t step) {
+  for (const CheckpointPlace& place : complete_checkpoints(run)) {
+    if (place.step <= step) continue;
+    const fs::path to = run / kOldFolder / place.folder.filename();
+    create_folder(to.parent_path());
+    if (fs::exists(to)) remove_folder(to);
+    move_folder(place.folder, to);
+  }
+}
+
+void remove_set_aside(const fs::path& run) {
+  for (const CheckpointPlace& place : old_checkpoints(run)) remove_folder(place.folder);
+  std::error_code ignored;
+  fs::remove(run / kOldFolder, ignored);
+}
+
+}  // namespace distca

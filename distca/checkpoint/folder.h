@@ -1,0 +1,61 @@
+#pragma once
+// The checkpoints of a run, as folders: RUN/checkpoints/step_000100 and so on.
+//
+//     const fs::path folder = unfinished_checkpoint("runs/mine", 100);   // step_000100.tmp
+//     // ... every rank writes its file there ...
+//     complete_checkpoint("runs/mine", index);                           // step_000100
+//     remove_old_checkpoints("runs/mine", /*keep_last=*/2, /*keep_every=*/0);
+//
+// A checkpoint is complete when its folder has its final name: the index is written last, all files
+// are synced to disk, and then the folder is renamed. A process that is killed at any moment leaves
+// complete checkpoints as they were, and perhaps a folder that ends in .tmp, which nobody reads.
+//
+// When a run takes the place of another, or goes on from an older checkpoint than the newest, the
+// checkpoints that it will not go on from are set aside: they move to RUN/checkpoints.old. They are
+// removed when the first new one is complete.
+//
+// Errors: Error(kIo) if the file system refuses. Thread rule: one thread of one process changes the
+// checkpoints of a run; any may look.
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <vector>
+
+#include "distca/checkpoint/index.h"
+
+namespace distca {
+
+/// A complete checkpoint on disk.
+struct CheckpointPlace {
+  std::filesystem::path folder;
+  int64_t step = 0;
+};
+
+/// The complete checkpoints of a run, oldest first. Empty if there is no such folder.
+std::vector<CheckpointPlace> complete_checkpoints(const std::filesystem::path& run);
+/// Those that were set aside.
+std::vector<CheckpointPlace> old_checkpoints(const std::filesystem::path& run);
+
+/// The checkpoint that a path means: the path itself if it is one, otherwise the newest one of the
+/// run in this folder. Throws Error(kCheckpoint) if there is none.
+std::filesystem::path find_checkpoint(const std::filesystem::path& path);
+
+/// Where the ranks write the checkpoint of `step` until it is complete. It makes nothing.
+std::filesystem::path unfinished_checkpoint(const std::filesystem::path& run, int64_t step);
+/// Writes the index and gives the checkpoint its final name.
+void complete_checkpoint(const std::filesystem::path& run, const CheckpointIndex& index);
+/// Removes what a killed or failed save has left.
+void remove_unfinished_checkpoints(const std::filesystem::path& run);
+
+/// Keeps the last `keep_last` complete checkpoints (0: all), and those whose step is a multiple of
+/// `keep_every` (0: none), and removes the others.
+void remove_old_checkpoints(const std::filesystem::path& run, int64_t keep_last,
+                            int64_t keep_every);
+
+/// Sets aside all complete checkpoints after `step` (0: all of them).
+void set_aside_checkpoints(const std::filesystem::path& run, int64_t step);
+/// Removes what was set aside.
+void remove_set_aside(const std::filesystem::path& run);
+
+}  // namespace distca

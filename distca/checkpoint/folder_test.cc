@@ -1,0 +1,81 @@
+#include "distca/checkpoint/folder.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include "distca/base/error.h"
+#include "distca/checkpoint/checkpoint_testing.h"
+
+namespace distca {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::ElementsAre;
+using testing::IsEmpty;
+
+class checkpoint_folder : public testing::Test {
+ protected:
+  checkpoint_folder() { fs::remove_all(run_); }
+  ~checkpoint_folder() override { fs::remove_all(run_); }
+
+  static std::vector<int64_t> steps(const std::vector<CheckpointPlace>& places) {
+    std::vector<int64_t> steps;
+    for (const CheckpointPlace& place : places) {
+      EXPECT_EQ(read_checkpoint_index(place.folder).step, place.step);
+      steps.push_back(place.step);
+    }
+    return steps;
+  }
+
+  const fs::path run_ = fs::path(testing::TempDir()) / fmt::format("distca_folder_{}", getpid());
+};
+
+TEST_F(checkpoint_folder, an_unfinished_one_is_never_found) {
+  EXPECT_THAT(complete_checkpoints(run_), IsEmpty());
+  EXPECT_THROW(find_checkpoint(run_), Error);
+  write_unfinished(run_, 3);
+  EXPECT_THAT(complete_checkpoints(run_), IsEmpty());
+  const fs::path complete = write_checkpoint(run_, 2);
+  fs::create_directories(run_ / "checkpoints/step_000009");  // without an index
+  fs::create_directories(run_ / "checkpoints/step_12");      // not a name of ours
+  EXPECT_THAT(steps(complete_checkpoints(run_)), ElementsAre(2));
+  EXPECT_EQ(find_checkpoint(run_), complete);
+  EXPECT_EQ(find_checkpoint(complete), complete);
+  remove_unfinished_checkpoints(run_);
+  EXPECT_FALSE(fs::exists(unfinished_checkpoint(run_, 3)));
+  EXPECT_TRUE(fs::exists(complete));
+}
+
+TEST_F(checkpoint_folder, old_ones_go_but_for_those_to_keep) {
+  for (const int64_t step : {10, 20, 30, 40, 50}) write_checkpoint(run_, step);
+  remove_old_checkpoints(run_, 0, 0);
+  EXPECT_THAT(steps(complete_checkpoints(run_)), ElementsAre(10, 20, 30, 40, 50));
+  remove_old_checkpoints(run_, 2, 20);
+  EXPECT_THAT(steps(complete_checkpoints(run_)), ElementsAre(20, 40, 50));
+  remove_old_checkpoints(run_, 1, 0);
+  EXPECT_THAT(steps(complete_checkpoints(run_)), ElementsAre(50));
+}
+
+TEST_F(checkpoint_folder, what_is_set_aside_stays_until_it_is_removed) {
+  for (const int64_t step : {10, 20, 30}) write_checkpoint(run_, step);
+  set_aside_checkpoints(run_, 10);
+  EXPECT_THAT(steps(complete_checkpoints(run_)), ElementsAre(10));
+  EXPECT_THAT(steps(old_checkpoints(run_)), ElementsAre(20, 30));
+  write_checkpoint(run_, 20);
+  set_aside_checkpoints(run_, 0);
+  EXPECT_THAT(complete_checkpoints(run_), IsEmpty());
+  EXPECT_THAT(steps(old_checkpoints(run_)), ElementsAre(10, 20, 30));
+  remove_set_aside(run_);
+  EXPECT_FALSE(fs::exists(run_ / "checkpoints.old"));
+}
+
+TEST_F(checkpoint_folder, one_of_the_same_step_is_replaced) {
+  write_checkpoint(run_, 10, 2);
+  write_checkpoint(run_, 10, 3);
+  ASSERT_THAT(steps(complete_checkpoints(run_)), ElementsAre(10));
+  EXPECT_EQ(read_checkpoint_index(find_checkpoint(run_)).files.size(), 3u);
+}
+
+}  // namespace
+}  // namespace distca

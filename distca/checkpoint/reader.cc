@@ -1,0 +1,80 @@
+#include "distca/checkpoint/reader.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "distca/base/error.h"
+#include "distca/base/hash.h"
+
+namespace distca {
+namespace {
+
+/// Copies a piece's elements, of `element` bytes each, to their places in the whole tensor.
+void place(const Piece& piece, const StoredTensor& tensor, std::span<const std::byte> from,
+           std::span<std::byte> out) {
+  const int64_t element = element_bytes(tensor.type);
+  const int64_t width = tensor.shape.back();  // of the tensor
+  const Range columns = piece.box.back();     // of the piece
+  const int64_t first_row = piece.box.size() == 2 ? piece.box[0].begin : 0;
+  int64_t at = piece.range.begin;
+  while (at < piece.range.end) {
+    const int64_t row = at / columns.size(), column = at % columns.size();
+    // Whole rows of a tensor lie one after another.
+    const int64_t run = columns.size() == width
+                            ? piece.range.end - at
+                            : std::min(columns.size() - column, piece.range.end - at);
+    const int64_t to = (first_row + row) * width + columns.begin + column;
+    std::memcpy(out.data() + to * element, from.data() + (at - piece.range.begin) * element,
+                static_cast<size_t>(run * element));
+    at += run;
+  }
+}
+
+}  // namespace
+
+CheckpointReader::CheckpointReader(std::filesystem::path folder)
+    : folder_(std::move(folder)),
+      index_(read_checkpoint_index(folder_)),
+      pieces_of_(index_.tensors.size()) {
+  for (const auto& [name, bytes] : index_.files) {
+    const auto [file, _] = files_.emplace(name, SafetensorsFile(folder_ / name));
+    DISTCA_THROW_IF(file->second.size() != bytes, ErrorKind::kCheckpoint,
+                    "{}: it has {} bytes, and {} says {}", (folder_ / name).string(),
+                    file->second.size(), kIndexFile, bytes);
+  }
+  for (size_t i = 0; i < index_.pieces.size(); ++i) {
+    const StoredTensor stored = stored_tensor(index_, index_.pieces[i]);
+    const std::string& file = index_.pieces[i].file;
+    DISTCA_THROW_IF(files_.at(file).at(stored.name).tensor != stored, ErrorKind::kCheckpoint,
+                    "{}: {} has another type or shape than {} says", (folder_ / file).string(),
+                    stored.name, kIndexFile);
+    pieces_of_[index_.pieces[i].tensor].push_back(i);
+  }
+}
+
+std::span<const std::byte> CheckpointReader::checked_bytes(size_t i) const {
+  const Piece& piece = index_.pieces[i];
+  const SafetensorsFile& file = files_.at(piece.file);
+  const std::string name = stored_name(index_, piece);
+  const std::span<const std::byte> bytes = file.bytes(file.at(name));
+  const uint64_t hash = hash_words(bytes);
+  DISTCA_THROW_IF(hash != piece.hash, ErrorKind::kCheckpoint,
+                  "{}: {} is damaged: its bytes have the hash {:016x}, and {} says {:016x}",
+                  (folder_ / piece.file).string(), name, hash, kIndexFile, piece.hash);
+  return bytes;
+}
+
+void CheckpointReader::read(int64_t tensor, StatePart part, std::span<std::byte> out) const {
+  DISTCA_CHECK_EQ(static_cast<int64_t>(out.size()), index_.tensors[tensor].bytes());
+  for (const size_t i : pieces_of_[tensor]) {
+    if (index_.pieces[i].part == part)
+      place(index_.pieces[i], index_.tensors[tensor], checked_bytes(i), out);
+  }
+}
+
+void CheckpointReader::check() const {
+  for (size_t i = 0; i < index_.pieces.size(); ++i) checked_bytes(i);
+}
+
+}  // namespace distca

@@ -1,0 +1,46 @@
+#pragma once
+// Reads tensors from a checkpoint, whoever has written it and in however many pieces.
+//
+//     CheckpointReader reader("runs/mine/checkpoints/step_000100");
+//     std::vector<float> weight(reader.index().tensors[0].numel());
+//     reader.read(0, StatePart::kWeight, std::as_writable_bytes(std::span(weight)));
+//
+// Every byte that is read is checked against its hash. Errors are Error(kCheckpoint) and name the
+// file and what is wrong with it. Thread rule: one thread.
+
+#include <filesystem>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "distca/checkpoint/index.h"
+#include "distca/checkpoint/safetensors.h"
+
+namespace distca {
+
+class CheckpointReader {
+ public:
+  /// Reads the index and opens all files. Throws if one is missing, has another size than the
+  /// index says, or has other pieces.
+  explicit CheckpointReader(std::filesystem::path folder);
+
+  const std::filesystem::path& folder() const { return folder_; }
+  const CheckpointIndex& index() const { return index_; }
+
+  /// Reads a part of a whole tensor into `out`, which must have its size.
+  void read(int64_t tensor, StatePart part, std::span<std::byte> out) const;
+  /// Reads everything and checks every hash.
+  void check() const;
+
+ private:
+  /// The bytes of a piece, as its file has them, after a look at their hash.
+  std::span<const std::byte> checked_bytes(size_t piece) const;
+
+  std::filesystem::path folder_;
+  CheckpointIndex index_;
+  std::map<std::string, SafetensorsFile> files_;
+  std::vector<std::vector<size_t>> pieces_of_;  // [tensors] indices of index_.pieces
+};
+
+}  // namespace distca

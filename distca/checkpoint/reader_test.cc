@@ -1,0 +1,107 @@
+#include "distca/checkpoint/reader.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <fstream>
+
+#include "distca/base/error.h"
+#include "distca/checkpoint/checkpoint_testing.h"
+
+namespace distca {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::AllOf;
+using testing::HasSubstr;
+
+class checkpoint_reader : public testing::Test {
+ protected:
+  checkpoint_reader() { fs::remove_all(run_); }
+  ~checkpoint_reader() override { fs::remove_all(run_); }
+
+  static void expect_values(const CheckpointReader& reader) {
+    const auto& tensors = reader.index().tensors;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      for (const StatePart part : kStateParts) {
+        std::vector<float> read(tensors[i].numel(), -1);
+        reader.read(static_cast<int64_t>(i), part, std::as_writable_bytes(std::span(read)));
+        for (size_t element = 0; element < read.size(); ++element)
+          ASSERT_EQ(read[element],
+                    value_of(static_cast<int64_t>(i), part, static_cast<int64_t>(element)));
+      }
+    }
+  }
+  std::string error_of(const fs::path& folder) {
+    try {
+      CheckpointReader(folder).check();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kCheckpoint);
+      return error.what();
+    }
+    return "";
+  }
+
+  const fs::path run_ = fs::path(testing::TempDir()) / fmt::format("distca_reader_{}", getpid());
+};
+
+TEST_F(checkpoint_reader, reads_what_any_number_of_ranks_wrote) {
+  for (const int owners : {1, 2, 3, 5}) {
+    fs::remove_all(run_);
+    const CheckpointReader reader(write_checkpoint(run_, 3, owners));
+    reader.check();
+    expect_values(reader);
+  }
+}
+
+/// As ranks of tensor parallelism and ZeRO will write.
+TEST_F(checkpoint_reader, reads_boxes_of_rows_and_columns) {
+  CheckpointIndex index{.step = 4, .tensors = some_tensors()};
+  const auto add = [&](int64_t tensor, std::vector<Range> box, Range range, int rank) {
+    for (const StatePart part : kStateParts) {
+      index.pieces.push_back({.tensor = tensor,
+                              .part = part,
+                              .box = box,
+                              .range = range,
+                              .file = fmt::format("rank_{}.safetensors", rank)});
+    }
+  };
+  add(0, {{0, 70}, {0, 33}}, {0, 1000}, 0);  // columns, cut within a row
+  add(0, {{0, 70}, {0, 33}}, {1000, 70 * 33}, 1);
+  add(0, {{0, 70}, {33, 100}}, {0, 70 * 67}, 2);
+  add(1, {{0, 50}}, {0, 50}, 0);
+  add(1, {{50, 100}}, {0, 50}, 1);
+  add(2, {{0, 5}, {0, 100}}, {0, 500}, 0);  // rows
+  add(2, {{5, 12}, {0, 100}}, {0, 150}, 1);
+  add(2, {{5, 12}, {0, 100}}, {150, 700}, 2);
+  write_pieces(run_, index);
+  complete_checkpoint(run_, index);
+  expect_values(CheckpointReader(find_checkpoint(run_)));
+}
+
+TEST_F(checkpoint_reader, damage_is_named_with_its_file) {
+  const fs::path folder = write_checkpoint(run_, 3);
+  const fs::path file = folder / "rank_1.safetensors";
+  const std::string good = read_file(file);
+  std::string flipped = good;
+  flipped[good.size() - 5] ^= 4;  // in the last piece
+  write_file_atomically(file, flipped);
+  EXPECT_THAT(error_of(folder), AllOf(HasSubstr(file.string()), HasSubstr("head.weight.exp_avg_sq"),
+                                      HasSubstr("is damaged")));
+  write_file_atomically(file, good.substr(0, good.size() - 1));
+  EXPECT_THAT(error_of(folder), AllOf(HasSubstr(file.string()), HasSubstr("not a whole")));
+  write_file_atomically(file, good.substr(0, 20));
+  EXPECT_THAT(error_of(folder), HasSubstr(file.string()));
+  fs::remove(file);
+  EXPECT_THAT(error_of(folder), AllOf(HasSubstr(file.string()), HasSubstr("cannot be read")));
+  fs::copy_file(folder / "rank_0.safetensors", file);
+  EXPECT_THAT(error_of(folder), HasSubstr(file.string()));
+  write_file_atomically(file, good);
+  EXPECT_EQ(error_of(folder), "");
+  fs::remove(folder / kIndexFile);
+  EXPECT_THAT(error_of(folder), AllOf(HasSubstr(kIndexFile), HasSubstr("cannot be read")));
+}
+
+}  // namespace
+}  // namespace distca

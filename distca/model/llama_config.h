@@ -1,0 +1,47 @@
+#pragma once
+// The shape of a model, and what follows from it without PyTorch: sizes, floating-point operations,
+// and Hugging Face's config.json. Any thread may call these functions.
+
+#include <cstdint>
+
+#include "distca/base/json.h"
+#include "distca/base/scalar_type.h"
+#include "distca/cost/memory_price.h"
+#include "distca/kernels/attention.h"
+
+namespace distca {
+
+/// The shape of a model. Names and meaning are those of Hugging Face's LlamaConfig; `distca train
+/// --print-config` prints a reason for each.
+struct LlamaConfig {
+  int64_t vocab_size = 256;         // tokens; 256 are the byte tokenizer's
+  int64_t hidden_size = 256;        // width of the residual stream
+  int64_t intermediate_size = 704;  // width of the MLP
+  int64_t num_hidden_layers = 4;
+  int64_t num_attention_heads = 4;  // query heads
+  int64_t num_key_value_heads = 2;  // divides num_attention_heads; fewer of them is GQA
+  int64_t head_dim = 64;            // a multiple of 8
+  double rope_theta = 10000.0;      // base of the rotary position embedding
+  double rms_norm_eps = 1e-5;
+  double initializer_range = 0.02;          // standard deviation of the initial weights
+  bool tie_word_embeddings = false;         // the head uses the embedding's weights
+  int64_t sliding_window = 0;               // tokens that each query sees, itself included; 0: all
+  ScalarType dtype = ScalarType::kFloat32;  // of activations and matrix products
+
+  /// Throws Error(kConfig) with the values that do not fit each other.
+  void check() const;
+  int64_t num_parameters() const;
+  /// The sizes that the planner and programs need.
+  ModelShape shape() const;
+  /// The shape of one layer's core attention.
+  kernels::Shape attention_shape() const;
+  /// Floating-point operations of one training step over `tokens` tokens whose causal attention has
+  /// `pairs` (query, key) pairs. Backward counts as twice forward.
+  /// Counts: matrix products. Ignores: norms, RoPE, softmax.
+  double train_flops(int64_t tokens, int64_t pairs) const;
+  /// The config.json of a Hugging Face LlamaForCausalLM, or MistralForCausalLM if there is a
+  /// window. `max_position_embeddings` is in tokens.
+  Json to_hugging_face(int64_t max_position_embeddings) const;
+};
+
+}  // namespace distca

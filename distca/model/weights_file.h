@@ -1,0 +1,23 @@
+#pragma once
+// A model's weights as one file under Hugging Face's names.
+//
+//     AtomicFile file("model.safetensors");
+//     write_weights(file, model, {{"steps", "100"}});
+//     file.commit();
+//
+// Thread rule: one thread a model.
+
+#include <vector>
+
+#include "distca/checkpoint/safetensors.h"
+#include "distca/model/llama.h"
+
+namespace distca {
+
+/// The weights as files hold them: in the type of the masters, in the order of the weight table.
+std::vector<StoredTensor> stored_weights(const LlamaConfig& config);
+
+/// Writes the weights, but does not commit the file. Throws Error(kIo).
+void write_weights(AtomicFile& file, const Llama& model, const SafetensorsMetadata& metadata);
+
+}  // namespace distca
