@@ -43,9 +43,9 @@ tsan:            ## the rooms without PyTorch under ThreadSanitizer
 	@cmake --build --preset tsan -j $(JOBS)
 	@ctest --preset tsan -j $(JOBS) -LE full
 
-fuzz:            ## task lists of attention under libFuzzer, ASan and UBSan; FUZZ_SECONDS=60
+fuzz:            ## readers of files, task lists of attention under libFuzzer, ASan, UBSan; FUZZ_SECONDS=60 each, TARGET=idx
 	@scripts/setup.sh --core
-	@scripts/fuzz.sh $(JOBS) $(FUZZ_SECONDS)
+	@scripts/fuzz.sh $(JOBS) $(FUZZ_SECONDS) $(TARGET)
 
 core:            ## plan and data only, without PyTorch: build/core/distca
 	@scripts/setup.sh --core

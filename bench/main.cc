@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <cstdio>
 #include <ctime>
 #include <exception>
@@ -19,9 +18,7 @@ int run_benchmark(std::string_view name, const std::function<int()>& body) {
   try {
     return body();
   } catch (const Error& error) {
-    std::string line = error.what();  // one line, whatever bad input it quotes
-    std::ranges::replace(line, '\n', ' ');
-    fmt::print(stderr, "{}: error: {}\n", name, line);
+    fmt::print(stderr, "{}: error: {}\n", name, error.what());
     return error.exit_code();
   } catch (const std::exception& error) {
     fmt::print(stderr, "{}: bug: {}\n", name, error.what());

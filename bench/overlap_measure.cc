@@ -177,7 +177,7 @@ TimedStep OverlapMeasurer::step(Arm arm, const RankBatch& inputs, bool cut) {
   barrier(comm_, "begin of a step");
   PlayedStep played{.begin_s = steady_seconds()};
   const StepResult result = steps_[arm]->train(
-      input, 1, [] {}, [] {});
+      input, 1, [](double) {}, [] {});
   played.end_s = played.computed_s = steady_seconds();
   const auto all = all_gather(comm_, played, "figures of a step");
   return {.seconds = figures_of(all).seconds, .times = result.times};

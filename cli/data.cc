@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/options.h"
 #include "cli/verbs.h"
 #include "distca/base/clock.h"
 #include "distca/base/error.h"
@@ -128,12 +129,7 @@ void show(const ShowOptions& options) {
 
 void prepare(const PrepareOptions& options) {
   const std::array<std::filesystem::path, 2> made = data_set_files(options.out);
-  for (const std::filesystem::path& file : made) {
-    std::error_code denied;  // what cannot be looked at cannot be written either, which says why
-    if (options.overwrite || !std::filesystem::exists(file, denied)) continue;
-    throw Error(ErrorKind::kUsage, "{} is there already: choose another --out or give --overwrite",
-                file.string());
-  }
+  check_outputs(made, options.overwrite);
   const TextFiles files = find_text_files(options.text, options.filter, made);
   TextCorpus corpus;
   {

@@ -334,7 +334,7 @@ class Report:
                 "  imbalance  waiting for a rank that had not issued its message yet\n"
                 "  exposed    waiting for messages that all ranks had issued and that were still under way\n"
                 "  sums       waiting in sums over ranks\n"
-                "  other      waiting for a plan\n"
+                "  other      waiting for a plan, or copying what a checkpoint is written from\n"
                 "  hidden     exchanges that were under way while the rank did something else (at most)\n")
 
     def lost(self):

@@ -115,9 +115,12 @@ int run(int argc, char** argv) {
   distca::cli::add_data(app);
   distca::cli::add_plan(app);
   distca::cli::add_trace(app);
+  distca::cli::add_checkpoint(app);
+  distca::cli::add_export(app);
 #ifdef DISTCA_WITH_TORCH
   distca::cli::add_profile(app);
   distca::cli::add_train(app, &exit_code);
+  distca::cli::add_verify(app);
 #endif
 #ifdef DISTCA_TORCH_PROGRAM
   const auto is_meant = [&](const CLI::App* verb) { return verb->get_name() == argv[1]; };

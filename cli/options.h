@@ -1,16 +1,21 @@
 #pragma once
-// Options that are numbers within limits. CLI::Range does not suffice, because it accepts "nan",
-// which is neither below nor above any limit.
+// What options of several verbs share: numbers within limits, and files that a verb makes.
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
+#include <filesystem>
+#include <span>
 #include <string>
+#include <system_error>
 #include <type_traits>
+
+#include "distca/base/error.h"
 
 namespace distca::cli {
 
-/// Accepts a number in [least, most], and nothing else.
+/// Accepts a number in [least, most], and nothing else. CLI::Range does not suffice, because it
+/// accepts "nan", which is neither below nor above any limit.
 inline CLI::Validator finite_range(double least, double most) {
   const auto check = [least, most](const std::string& text) {
     double value = 0;
@@ -33,6 +38,16 @@ CLI::Option* number(CLI::App& verb, const char* name, T& value, std::type_identi
     option->check(CLI::Range(least, most));
   }
   return value == 0 ? option : option->capture_default_str();
+}
+
+/// Throws Error(kUsage) if one of the files that a verb with --out makes is there already, unless
+/// --overwrite is given.
+inline void check_outputs(std::span<const std::filesystem::path> files, bool overwrite) {
+  for (const std::filesystem::path& file : files) {
+    std::error_code denied;  // what cannot be looked at cannot be written either, which says why
+    DISTCA_THROW_IF(!overwrite && std::filesystem::exists(file, denied), ErrorKind::kUsage,
+                    "{} is there already: choose another --out or give --overwrite", file.string());
+  }
 }
 
 }  // namespace distca::cli

@@ -6,9 +6,11 @@
 #include <filesystem>
 
 #include "cli/verbs.h"
+#include "distca/base/console.h"
 #include "distca/base/env.h"
 #include "distca/base/error.h"
 #include "distca/base/stop_signals.h"
+#include "distca/checkpoint/index.h"
 #include "distca/comm/device_copy.h"
 #include "distca/comm/gloo_group.h"
 #include "distca/comm/launch/launch.h"
@@ -18,6 +20,7 @@
 #include "distca/comm/thread_group.h"
 #include "distca/train/check_run.h"
 #include "distca/train/config.h"
+#include "distca/train/resume.h"
 #include "distca/train/run_folder.h"
 #include "distca/train/trainer.h"
 
@@ -30,26 +33,58 @@ struct TrainArguments {
   int workers = 1;
   int master_port = 0;
   std::string trace;
+  std::optional<std::string> resume;  // "": the newest checkpoint
+  int max_restarts = 0;
   bool print_config = false;
 };
 
-/// Where the run is, and that it is said when somebody stops this process, which has rank 0.
+/// Where the run is. A signal to this process asks the run to stop; before it trains, and the
+/// second time, it ends the process, which says where the run was.
 struct Told {
   explicit Told(const Config& config)
       : state(std::make_shared<RunState>(config.train.output_dir, config.train.steps)),
-        stop([state = state](const std::string& signal) { return state->stopped_by(signal); }) {}
+        stop([state = state](int signal) { return state->request_stop(signal); },
+             [state = state](const std::string& signal) { return state->stopped_by(signal); }) {}
 
   std::shared_ptr<RunState> state;
   StopSignals stop;
 };
 
-void train_as_rank(const Config& config, const Rendezvous& rendezvous) {
+TrainEnd train_as_rank(const Config& config, const Rendezvous& rendezvous, const RunStart& start) {
   const auto store = start_store_process(rendezvous, config.comm.grace_s);
-  std::optional<Told> told;  // starts a thread: after the store's process was forked
-  if (rendezvous.rank == 0) told.emplace(config);
-  RunState others(config.train.output_dir, config.train.steps);
+  const Told told(config);  // starts a thread: after the store's process was forked
   const std::unique_ptr<Communicator> comm = make_gloo_group(rendezvous, config.comm);
-  train(config, *comm, told ? *told->state : others);
+  return train(config, *comm, *told.state, start);
+}
+
+/// Ranks that are threads of this process.
+TrainEnd train_as_threads(const Config& config, int ranks, const RunStart& start) {
+  const ThreadDevice device = config.on_cuda() ? cuda_thread_device(0) : ThreadDevice{};
+  const Told told(config);
+  TrainEnd end;
+  run_ranks(
+      ranks, config.comm,
+      [&](Communicator& comm) {
+        const TrainEnd of_rank = train(config, comm, *told.state, start);
+        if (comm.rank() == 0) end = of_rank;
+      },
+      device);
+  return end;
+}
+
+/// Says how a run has ended; gives the exit code. A batch system that asked it to stop in time is
+/// content; a shell shall know of Ctrl-C.
+int report(const TrainEnd& end) {
+  if (!end.words.empty()) say_last("distca: " + end.words);
+  return end.stopped_by == SIGINT ? kStoppedExitCode : 0;
+}
+
+ResumeRequest resume_request(const TrainArguments& arguments) {
+  using Kind = ResumeRequest::Kind;
+  if (!arguments.resume) return {.kind = Kind::kNo};
+  if (arguments.resume->empty()) return {.kind = Kind::kNewest};
+  if (*arguments.resume == "if-any") return {.kind = Kind::kIfAny};
+  return {.kind = Kind::kPath, .path = *arguments.resume};
 }
 
 /// The command that runs this rank again: the same words, without the launcher's own options.
@@ -57,6 +92,8 @@ std::vector<std::string> rank_command(const TrainArguments& arguments) {
   std::vector<std::string> command = {std::filesystem::read_symlink("/proc/self/exe"), "train"};
   if (!arguments.config.empty()) command.insert(command.end(), {"--config", arguments.config});
   command.insert(command.end(), arguments.overrides.begin(), arguments.overrides.end());
+  if (arguments.resume)
+    command.push_back("--resume" + (arguments.resume->empty() ? "" : "=" + *arguments.resume));
   return command;
 }
 
@@ -90,6 +127,11 @@ LocalRanks ranks_here(const Config& config, int workers,
 
 int run_train(TrainArguments arguments) {
   if (!arguments.trace.empty()) arguments.overrides.push_back("train.trace=" + arguments.trace);
+  if (arguments.resume && arguments.resume->find('=') != std::string::npos) {
+    // `--resume KEY=VALUE`: the value is optional, and this word is not one.
+    arguments.overrides.push_back(*arguments.resume);
+    arguments.resume = "";
+  }
   const Config config = load_config(arguments.config, arguments.overrides);
   if (arguments.print_config) {
     std::fputs(print_config(config).c_str(), stdout);
@@ -102,9 +144,22 @@ int run_train(TrainArguments arguments) {
   const auto rendezvous = find_rendezvous(env_string);
   const int workers = workers_of(config, arguments, rendezvous);
   check_run(config, workers, ranks_here(config, workers, rendezvous));
+  const bool is_first = !rendezvous || rendezvous->rank == 0;
+  const int ranks = num_ranks(config, workers);
+  const bool launches =
+      !rendezvous && !config.ranks_are_threads() && (ranks > 1 || arguments.max_restarts > 0);
+  const Launch launch = this_launch();
+  // A launcher leaves warnings to its rank 0, which looks again.
+  const RunStart start{.checkpoint = choose_checkpoint(resume_request(arguments), config, launch,
+                                                       /*warns=*/is_first && !launches),
+                       .run_id = launch.run_id};
   // Who writes is rank 0; what lies on other machines' disks is no matter.
-  if (!rendezvous || rendezvous->rank == 0)
-    check_run_folder(config.train.output_dir, config.train.overwrite);
+  if (is_first) {
+    const bool own = start.checkpoint && is_own_checkpoint(*start.checkpoint, config);
+    check_run_folder(config.train.output_dir,
+                     {.overwrite = config.train.overwrite,
+                      .goes_on_after = own ? read_checkpoint_index(*start.checkpoint).step : 0});
+  }
   DISTCA_THROW_IF(
       rendezvous && arguments.workers > 1, ErrorKind::kUsage,
       "--workers {}, but {} started this process as one of {} ranks: leave --workers out",
@@ -114,23 +169,19 @@ int run_train(TrainArguments arguments) {
       "comm.backend = threads, but {} started this process as one of {} ranks: use gloo",
       rendezvous->source, rendezvous->size);
   set_up_process(config);
-  if (rendezvous) {
-    train_as_rank(config, *rendezvous);
-    return 0;
-  }
-  const int ranks = num_ranks(config, workers);
-  if (ranks == 1 || config.ranks_are_threads()) {
-    const ThreadDevice device = config.on_cuda() ? cuda_thread_device(0) : ThreadDevice{};
-    const Told told(config);
-    run_ranks(
-        ranks, config.comm, [&](Communicator& comm) { train(config, comm, *told.state); }, device);
-    return 0;
-  }
+  if (rendezvous) return report(train_as_rank(config, *rendezvous, start));
+  DISTCA_THROW_IF(
+      arguments.max_restarts > 0 && config.ranks_are_threads(), ErrorKind::kUsage,
+      "--max-restarts with comm.backend = threads: ranks that are threads end together, "
+      "and nobody starts them again; use gloo");
+  if (!launches) return report(train_as_threads(config, ranks, start));
   return launch_local({.workers = ranks,
                        .command = rank_command(arguments),
                        .port = arguments.master_port,
                        .timeout_s = config.comm.timeout_s,
-                       .grace_s = config.comm.grace_s});
+                       .grace_s = config.comm.grace_s,
+                       .stop_grace_s = config.checkpoint.grace_s,
+                       .max_restarts = arguments.max_restarts});
 }
 
 }  // namespace
@@ -154,6 +205,16 @@ void add_train(CLI::App& app, int* exit_code) {
                    "train.trace: record what each rank did in steps 2 to 4, for distca trace and "
                    "Perfetto")
       ->type_name("FILE");
+  verb->add_option(
+          "--resume", arguments->resume,
+          "Go on from the newest checkpoint of train.output_dir, from that of a PATH (a run "
+          "or a checkpoint), or, with if-any, from the newest one if there is one")
+      ->type_name("[PATH|if-any]")
+      ->expected(0, 1);
+  verb->add_option("--max-restarts", arguments->max_restarts,
+                   "Start all local ranks again, from the last checkpoint, if one is lost; at most "
+                   "so many times")
+      ->check(CLI::Range(0, 1000));
   verb->add_flag("--print-config", arguments->print_config,
                  "Print every key with value, unit and reason, and stop");
   verb->footer("Example:  distca train --config configs/demo.toml --workers 2 train.steps=50");

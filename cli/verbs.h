@@ -7,12 +7,15 @@ namespace distca::cli {
 
 /// Each function registers the subcommand of a verb. The subcommand's callback runs the verb. It
 /// throws Error on failure, and sets the exit code otherwise.
+void add_checkpoint(CLI::App& app);
 void add_data(CLI::App& app);
+void add_export(CLI::App& app);
 void add_plan(CLI::App& app);
 void add_trace(CLI::App& app);
 #ifdef DISTCA_WITH_TORCH
 void add_profile(CLI::App& app);
 void add_train(CLI::App& app, int* exit_code);
+void add_verify(CLI::App& app);
 #endif
 
 }  // namespace distca::cli

@@ -1,4 +1,4 @@
-// Rows about `distca train` and `distca profile`.
+// Rows about `distca train`, `distca verify` and `distca profile`.
 
 #include "tests/bad_input_table.h"
 
@@ -19,10 +19,11 @@ std::vector<BadInput> bad_configs() {
       {train + "train.step=1", "unknown key train.step; did you mean train.steps?"},
       {train + "optimiser.lr=1", "unknown key optimiser.lr; did you mean optimizer.lr?"},
       {train + "nonsense.key=1", "unknown key nonsense.key (see distca train --print-config)"},
-      {train + "train.resume=run", "unknown key train.resume: there are no checkpoints yet"},
-      {train + "train.load=run", "unknown key train.load: there are no checkpoints yet"},
+      {train + "train.resume=run",
+       "unknown key train.resume: a run goes on with --resume, and checkpoint.every_steps says"},
+      {train + "train.load=run", "unknown key train.load: a run goes on with --resume"},
       {train + "train.save_interval=9",
-       "unknown key train.save_interval: there are no checkpoints yet"},
+       "unknown key train.save_interval: a run goes on with --resume"},
       {train + "model.pretrained=x", "unknown key model.pretrained (see"},
       {train + "model.window=9", "unknown key model.window (see"},
       {train + "train.steps=few", "train.steps = few: not a whole number as TOML writes it"},
@@ -87,6 +88,7 @@ std::vector<BadInput> bad_configs() {
       {train + "comm.backend=nccl", "comm.backend = \"nccl\": must be one of gloo, threads"},
       {train + "train.device=cuda", "comm.backend = gloo with train.device = cuda"},
       {train + "train.output_dir=", "train.output_dir is empty: name a folder for the run"},
+      {train + "train.output_dir=\xff", "not UTF-8, as a configuration is"},
       {train + "--config absent.toml", "absent.toml: cannot be read: No such file"},
       {train + "--config data", "data: cannot be read: not a regular file"},
       {toml, "c.toml line 3: unknown key train.steeps; did you mean train.steps?",
@@ -105,7 +107,8 @@ std::vector<BadInput> bad_configs() {
 std::vector<BadInput> bad_runs() {
   const std::string train = "distca $T ", two = train + "--workers 2 ",
                     rank = "RANK=1 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=1 ",
-                    profile = "distca profile --attention --out p.json ";
+                    profile = "distca profile --attention --out p.json ",
+                    saved = "distca $T train.steps=4 checkpoint.every_steps=2 > /dev/null";
   return {
       {"distca train train.output_dir=run", "data.prefix is not set: make a data set"},
       {train + "data.prefix=absent", "absent.bin: no such file; a data set is"},
@@ -128,6 +131,42 @@ std::vector<BadInput> bad_runs() {
       {two + "model.hidden_size=1000000 model.num_hidden_layers=1000",
        "this machine's 2 ranks would need"},
       {train, "run holds a run already (2 steps, ", "distca $T train.steps=2 > /dev/null"},
+      {train, "run holds a run with checkpoints (4 steps, ", saved},
+      {two + "--max-restarts 1 comm.backend=threads",
+       "--max-restarts with comm.backend = threads: ranks that are threads end together"},
+      {train + "--resume", "--resume: run holds no complete checkpoint: leave --resume out"},
+      {two + "--resume=absent",
+       "absent: holds no complete checkpoint: name a run's folder or a checkpoint's, such as"},
+      {train + "--resume if_any", "if_any: holds no complete checkpoint"},
+      {train + "--resume model.rope_theta=500",
+       "--resume: model.rope_theta = 500.0, and the checkpoint was made with 10000.0: give the "
+       "same",
+       saved},
+      {two + "--resume=run train.output_dir=other batch.seed=5",
+       "--resume: batch.seed = 5, and the checkpoint was made with ", saved},
+      {train + "--resume train.seed=5", "--resume: train.seed = 5, and the checkpoint was", saved},
+      {train + "--resume train.steps=3",
+       "--resume: train.steps = 3, and the checkpoint has 4 steps already", saved},
+      {train + "--resume", "--resume: data.prefix holds 2 documents, ",
+       saved + "; distca data prepare --text text --out data/text --overwrite > /dev/null"},
+      {train + "--resume=run/checkpoints/step_000002",
+       "run/checkpoints/step_000002/rank_0.safetensors: not a whole safetensors file: it has ",
+       saved + "; truncate -s -9 run/checkpoints/step_000002/rank_0.safetensors"},
+      {two + "--resume=run/checkpoints/step_000002 train.output_dir=other",
+       ".exp_avg_sq is damaged: its bytes have the hash ",
+       saved + "; cd run/checkpoints/step_000002; head -c -8 rank_0.safetensors > r; "
+               "printf AAAAAAAA >> r; mv r rank_0.safetensors"},
+      {train + "train.spike_factor=0.5 train.steps=30 train.validation_every=0",
+       " times the median of the steps before (", "", 1,
+       "run/checkpoints/step_000020/checkpoint.json "
+       "run/checkpoints/step_000020/rank_0.safetensors run/config.toml run/metrics.jsonl",
+       true},
+      {train + "train.spike_factor=0.5 train.steps=30 train.validation_every=0 "
+               "train.bad_step=skip train.max_skipped_steps=2",
+       "; 2 steps in a row were skipped; the state after step 22 is saved", "", 1,
+       "run/checkpoints/step_000022/checkpoint.json "
+       "run/checkpoints/step_000022/rank_0.safetensors run/config.toml run/metrics.jsonl",
+       true},
       {train, "run/metrics.jsonl: no run of distca, or one of an older version, made this file",
        "mkdir run; echo '{}' > run/metrics.jsonl"},
       {train,
@@ -167,7 +206,10 @@ std::vector<BadInput> bad_runs() {
        "train.trace_first_step = 0: must be at least 1"},
       {train + "--trace t.json train.trace_steps=0", "train.trace_steps = 0: must be at least 1"},
       {train + "optimizer.lr=1e9 optimizer.warmup_steps=0 optimizer.max_grad_norm=0",
-       "is not finite; lower optimizer.lr", "", 1, "run/config.toml run/metrics.jsonl", true},
+       "is not finite; lower optimizer.lr", "", 1,
+       "run/checkpoints/step_000001/checkpoint.json "
+       "run/checkpoints/step_000001/rank_0.safetensors run/config.toml run/metrics.jsonl",
+       true},
       {"DISTCA_KERNEL_ISA=avx1024 " + two, "environment variable DISTCA_KERNEL_ISA=\"avx1024\""},
       {"RANK=3 WORLD_SIZE=3 MASTER_ADDR=localhost MASTER_PORT=1 " + train,
        "environment (torchrun): RANK=3 must be below WORLD_SIZE=3"},
@@ -192,6 +234,33 @@ std::vector<BadInput> bad_runs() {
       {profile + "--seconds nan", "nan is not a number in"},
       {profile + "--heads 1024 --head-dim 1024 --max-tokens 1048576", "more than this machine's"},
       {"distca profile --attention --out text/a.md/p.json", "cannot create this folder", "", 1},
+  };
+}
+
+std::vector<BadInput> bad_checks() {
+  const std::string verify = "distca verify ${T#train } ";
+  return {
+      {"distca verify", "data.prefix is not set: make a data set"},
+      {verify + "--workers 0", "--workers"},
+      {verify + "--workers two", "two"},
+      {verify + "--dtype float16", "float16 not in {float64,run}"},
+      {verify + "--worker 2",
+       "unknown option --worker; did you mean --workers? (see distca verify --help)"},
+      {verify + "--config absent.toml", "absent.toml: cannot be read: No such file"},
+      {verify + "plan.scheduler=balancd", "; did you mean balanced?"},
+      {verify + "servers.capacity=1,2,3", "servers.capacity = 1,2,3: 3 numbers for 2 servers"},
+      {verify, "data/text.bin: no such file", "rm data/text.bin"},
+      {verify + "model.vocab_size=100", "model.vocab_size = 100 has ids 0 to 99"},
+      {verify + "model.hidden_size=1000000 model.num_hidden_layers=1000",
+       "this machine's 2 ranks would need"},
+      {verify + "--dtype run model.dtype=bfloat16 model.initializer_range=1e9",
+       "on one worker, the gradients of the first batch are not finite, so there is nothing to "
+       "compare; lower model.initializer_range (now 1000000000)",
+       "", 1, "", true},
+      {verify + "> /dev/full", "stdout: No space left on device", "", 1},
+      {"RANK=1 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=1 " + verify,
+       "verify makes all ranks itself, but torchrun started this process as one of 2: start it "
+       "once"},
   };
 }
 

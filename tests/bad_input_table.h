@@ -5,6 +5,7 @@
 //   workload.json, plan.json  512 tokens on 2 ranks, and its plan
 //   lengths.json              [300, 212]
 //   profile.json              a profile of attention
+//   saved/                    a run with the checkpoint of step 3, written by two ranks
 //   traces of: no_rank.json, no_step.json, one_step.json, other_steps.json
 // The shell finds `distca`, $T = `train` and the keys of a small run into run/, and $W = a workload
 // of 8 ranks.
@@ -23,10 +24,12 @@ struct BadInput {
   bool prints = false;          // something is rightly on stdout before
 };
 
-std::vector<BadInput> bad_words();    // the command line
-std::vector<BadInput> bad_data();     // texts and data sets
-std::vector<BadInput> bad_plans();    // workloads, lengths, plans, profiles, traces, options
-std::vector<BadInput> bad_configs();  // keys and values of `distca train`
-std::vector<BadInput> bad_runs();     // data, folders and machines of `distca train`, profiles made
+std::vector<BadInput> bad_words();        // the command line
+std::vector<BadInput> bad_data();         // texts and data sets
+std::vector<BadInput> bad_plans();        // workloads, lengths, plans, profiles, traces, options
+std::vector<BadInput> bad_checkpoints();  // shown, checked, exported
+std::vector<BadInput> bad_configs();      // keys and values of `distca train`
+std::vector<BadInput> bad_runs();    // data, folders and machines of `distca train`, profiles made
+std::vector<BadInput> bad_checks();  // `distca verify`
 
 }  // namespace distca::testing

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "distca/base/random.h"
 #include "distca/comm/ordered_sum.h"
@@ -19,6 +18,7 @@
 #include "distca/train/config.h"
 #include "distca/train/optimizer.h"
 #include "distca/train/plan_request.h"
+#include "distca/train/same_result.h"
 
 namespace distca::parity {
 namespace {
@@ -82,9 +82,7 @@ int64_t num_targets(const Documents& documents) {
 /// On a worker: the loss, summed over the workers, and on the first one the gradients.
 Outcome work(const StepRun& what, const StepOptions& options, Communicator& comm,
              const StepInput& input) {
-  std::vector<int> worker_ranks(what.workers);
-  std::iota(worker_ranks.begin(), worker_ranks.end(), 0);
-  const auto workers = comm.split(worker_ranks);
+  const auto workers = comm.split_first(what.workers);
   const Llama model(what.model, 11, comm.cuda_device());
   Optimizer optimizer(model.weights(), model.parameters(), {.max_grad_norm = 0});
   Step step(what.model, &model, comm, options);
@@ -245,12 +243,6 @@ Outcome run(const StepRun& what) {
   return outcomes[0];
 }
 
-double difference(const at::Tensor& a, const at::Tensor& b) {
-  const double scale = b.abs().max().item<double>();
-  const double gap = (a.to(at::kDouble) - b.to(at::kDouble)).abs().max().item<double>();
-  return scale == 0 ? gap : gap / scale;
-}
-
 double largest_difference(const Outcome& got, const Outcome& want) {
   double largest = std::abs(got.loss - want.loss) / std::abs(want.loss);
   for (size_t i = 0; i < want.gradients.size(); ++i) {
@@ -279,16 +271,9 @@ void expect_same_bits(const Outcome& got, const Outcome& want, const std::string
   }
 }
 
-/// Along the longest chain of a two-layer step a value is rounded about n = 100 times (15
-/// operations a layer, 4 around them, forward, and twice that backward); roundings of relative size
-/// u at random add up to sqrt(n) u, and among 1e4 elements the largest lies 4 standard deviations
-/// out.
 double format_bound(ScalarType dtype) {
-  constexpr double kRoundings = 100, kDeviations = 4;
-  // Weight gradients sum over all rows, in another order: in fp32 for either format.
-  constexpr double kRows = 3600;
-  const double fp32 = 0x1p-24, u = dtype == ScalarType::kFloat32 ? fp32 : 0x1p-8;
-  return kDeviations * (std::sqrt(kRoundings) * u + std::sqrt(kRows) * fp32);
+  constexpr int64_t kLayers = 2, kRows = 3600;
+  return distca::format_bound(dtype, kLayers, kRows);
 }
 
 }  // namespace distca::parity

@@ -82,15 +82,13 @@ struct StepRun {
 /// Plays it on ranks as threads, after the validators have seen plans and programs.
 Outcome run(const StepRun& what);
 
-/// max|a - b| / max|b|; where b is exactly zero the absolute difference.
-double difference(const at::Tensor& a, const at::Tensor& b);
 /// Of the loss and all gradients; of those that are zero in `want` nothing.
 double largest_difference(const Outcome& got, const Outcome& want);
 void expect_same(const Outcome& got, const Outcome& want, double bound, double zero_bound,
                  const std::string& what);
 void expect_same_bits(const Outcome& got, const Outcome& want, const std::string& what);
 
-/// How far two runs may be apart that round differently.
+/// How far two runs of small_llama may be apart that round differently.
 double format_bound(ScalarType dtype);
 
 }  // namespace distca::parity

@@ -1,20 +1,19 @@
 // A run that is killed, interrupted, cut off from its terminal or left without disk at random
 // moments, in a folder that holds an older run or somebody's model: afterwards the older weights
 // and their config.json are as they were or the new ones are whole, what others made is untouched,
-// and every line of metrics.jsonl is whole.
+// every line of metrics.jsonl is whole, and a run that was asked to stop has saved where it was.
 //
 // DISTCA_TORTURE_SEED moves the moments (1).
 
-#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sched.h>
-#include <sys/mount.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <csignal>
+#include <optional>
+#include <regex>
 #include <thread>
 
 #include "distca/base/clock.h"
@@ -22,7 +21,10 @@
 #include "distca/base/file.h"
 #include "distca/base/random.h"
 #include "distca/batch/test_folder.h"
+#include "distca/checkpoint/folder.h"
+#include "distca/checkpoint/reader.h"
 #include "tests/run_command.h"
+#include "tests/small_disk.h"
 
 namespace distca::testing {
 namespace {
@@ -103,7 +105,7 @@ class DiskTest : public FolderTest {
     run_ = folder_ / "run";
   }
   void TearDown() override {
-    if (mounted_) umount2((folder_ / "disk").c_str(), MNT_DETACH);
+    disk_.reset();
     FolderTest::TearDown();
   }
 
@@ -111,25 +113,9 @@ class DiskTest : public FolderTest {
 
   /// A disk of its own for the run's folder; false: no permission to have one.
   bool mount_disk() {
-    const fs::path disk = folder_ / "disk";
-    fs::create_directory(disk);
-    if (unshare(CLONE_NEWNS) != 0 ||
-        mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
-        mount("tmpfs", disk.c_str(), "tmpfs", 0, "size=2m") != 0) {
-      return false;
-    }
-    mounted_ = true;
-    run_ = disk / "run";
-    return true;
-  }
-
-  /// Takes all of the disk that is free.
-  void fill_disk() const {
-    const FileDescriptor file(
-        open((folder_ / "disk" / "filler").c_str(), O_WRONLY | O_CREAT, 0600));
-    const std::string block(4096, 'x');
-    while (write(file.get(), block.data(), block.size()) > 0) {
-    }
+    disk_.emplace(folder_ / "disk", "2m");
+    run_ = folder_ / "disk" / "run";
+    return disk_->mounted();
   }
 
   /// When the run has written so many lines, and then a little later; or when it is over.
@@ -166,7 +152,7 @@ class DiskTest : public FolderTest {
       case Blow::kHangUp:
         return program.signal_group(SIGHUP);
       case Blow::kFullDisk:
-        return fill_disk();
+        return disk_->fill();
       case Blow::kClosedPipe:
         return;
     }
@@ -195,7 +181,9 @@ class DiskTest : public FolderTest {
 
   void expect_old_or_new() {
     // A look finishes what a kill between two renames left, and leaves the rest alone.
-    EXPECT_THAT(refusal(arguments(made().prefix, run_)), HasSubstr("holds a run already"));
+    EXPECT_THAT(refusal(arguments(made().prefix, run_)),
+                HasSubstr(complete_checkpoints(run_).empty() ? "holds a run already ("
+                                                             : "holds a run with checkpoints ("));
     const auto model = model_in(run_);
     const auto& [old_weights, old_config] = made().old_model;
     const auto& [new_weights, new_config] = made().new_model;
@@ -207,18 +195,33 @@ class DiskTest : public FolderTest {
         << which(model.second, old_config, new_config);
     expect_whole_lines(run_);
     if (model == made().new_model) ++replaced_;
+    expect_saved_where_said();
+  }
+
+  /// Only who was asked to stop has saved its state, and says at which step.
+  void expect_saved_where_said() const {
+    static const std::regex kSaid("stopped by SIG[A-Z]+ after step ([0-9]+) of 40; saved, resume ");
+    std::smatch match;
+    const bool said = std::regex_search(outcome_.err, match, kSaid);
+    const std::vector<CheckpointPlace> saved = complete_checkpoints(run_);
+    EXPECT_EQ(saved.size(), said ? 1u : 0u) << outcome_.err;
+    if (!said || saved.empty()) return;
+    EXPECT_EQ(saved.front().step, std::stoll(match[1]));
+    EXPECT_EQ(read_json_lines(run_ / "metrics.jsonl").size(), std::stoull(match[1]));
+    CheckpointReader(saved.front().folder).check();
   }
 
   void copy_old_run() {
     fs::remove_all(run_);
-    fs::remove(folder_ / "disk" / "filler");
+    if (disk_) disk_->clear();
     fs::copy(made().folder / "old", run_);
     old_metrics_ = read_file(run_ / "metrics.jsonl");
   }
 
   fs::path run_;
   std::string old_metrics_;
-  bool mounted_ = false, began_ = false;
+  std::optional<SmallDisk> disk_;
+  bool began_ = false;
   int replaced_ = 0;
   Outcome outcome_;
 };
@@ -257,7 +260,7 @@ TEST_P(TortureTest, a_model_of_others_is_untouched) {
   Random random(7, static_cast<uint64_t>(blow));
   write_file_atomically(run_ / "model.safetensors", "precious");
   write_file_atomically(run_ / "config.json", "{\"mine\": true}");
-  if (blow == Blow::kFullDisk) fill_disk();
+  if (blow == Blow::kFullDisk) disk_->fill();
   const auto before = read_files(run_);
   for (int moment = 0; moment < moments; ++moment) {
     run_and_strike(blow, 0, 0.3 * random.uniform());
@@ -268,7 +271,7 @@ TEST_P(TortureTest, a_model_of_others_is_untouched) {
 TEST_F(DiskTest, a_disk_that_is_full_at_the_start_is_said_before_the_first_step) {
   if (!mount_disk()) GTEST_SKIP() << "a disk that can be filled is mounted by root only";
   copy_old_run();
-  fill_disk();
+  disk_->fill();
   const auto before = read_files(run_);
   const Outcome outcome = run_distca(overwriting());
   EXPECT_THAT(

@@ -47,7 +47,7 @@ TEST_F(RunFilesTest, a_run_that_fails_leaves_the_weights_that_it_was_to_replace)
                               "batch.max_document_tokens=256"});
   EXPECT_EQ(failed.exit_code, 1) << failed.err;
   const auto after = contents();
-  EXPECT_EQ(after.size(), 4u);
+  EXPECT_EQ(after.size(), 7u) << "and a checkpoint of two ranks";
   EXPECT_EQ(after.at("model.safetensors"), before.at("model.safetensors"));
   EXPECT_EQ(after.at("config.json"), before.at("config.json"));
   EXPECT_NE(after.at("metrics.jsonl"), before.at("metrics.jsonl"));
@@ -55,16 +55,29 @@ TEST_F(RunFilesTest, a_run_that_fails_leaves_the_weights_that_it_was_to_replace)
   EXPECT_EQ(contents(), after);
 }
 
-TEST_F(RunFilesTest, a_folder_without_weights_is_free_to_take) {
+TEST_F(RunFilesTest, a_folder_without_weights_and_checkpoints_is_free_to_take) {
+  program_.emplace(arguments({"train.steps=1000000"}));
+  ASSERT_TRUE(wait_until([&] { return metrics().size() >= 2; }, 60));
+  program_->signal_group(SIGKILL);
+  program_->wait();
+  EXPECT_THAT(files_below(run_), ::testing::ElementsAre("config.toml", "metrics.jsonl"));
+  const std::string replaces =
+      fmt::format("replacing the unfinished run in {} ({} steps", run_.string(), metrics().size());
+  EXPECT_THAT(succeed(arguments()).out, HasSubstr(replaces));
+  EXPECT_EQ(metrics().size(), 6u);
+}
+
+TEST_F(RunFilesTest, a_folder_with_checkpoints_holds_a_run) {
   const Outcome failed = run({"optimizer.lr=1e9"});
   EXPECT_EQ(failed.exit_code, 1) << failed.err;
-  EXPECT_THAT(files_below(run_), ::testing::ElementsAre("config.toml", "metrics.jsonl"));
-  const size_t steps = metrics().size();
-  ASSERT_GT(steps, 0u);
-  EXPECT_THAT(
-      succeed(arguments()).out,
-      HasSubstr(fmt::format("replacing the unfinished run in {} ({} step", run_.string(), steps)));
-  EXPECT_EQ(metrics().size(), 6u);
+  const auto before = contents();
+  EXPECT_FALSE(before.contains("model.safetensors"));
+  for (const char* workers : {"1", "2"}) {
+    EXPECT_THAT(refusal(arguments({"--workers", workers})),
+                AllOf(HasSubstr(run_.string() + " holds a run with checkpoints ("),
+                      HasSubstr("go on from them with --resume")));
+    EXPECT_EQ(contents(), before);
+  }
 }
 
 TEST_F(RunFilesTest, of_two_runs_started_together_in_one_folder_one_is_refused) {

@@ -24,9 +24,8 @@ std::string failure_of_the_world(const std::exception& error) {
   return std::ferror(stdout) != 0 ? fmt::format("stdout: {}", system->code().message()) : what;
 }
 
-LastWords words(int exit_code, const char* kind, std::string what) {
-  std::ranges::replace(what, '\n', ' ');  // bad input may be quoted
-  return {exit_code, fmt::format("distca: {}: {}", kind, what)};
+LastWords words(int exit_code, const char* kind, const std::string& what) {
+  return {exit_code, fmt::format("distca: {}: {}", kind, detail::one_line(what))};
 }
 
 }  // namespace
@@ -55,6 +54,20 @@ LastWords last_words(const std::exception_ptr& why) {
   } catch (...) {
     return words(70, "bug", "an unknown error");
   }
+}
+
+std::string detail::one_line(std::string text) {
+  const auto is_control = [](unsigned char c) { return c < ' ' || c == 0x7f; };
+  std::ranges::replace_if(text, is_control, ' ');
+  if (text.size() <= Error::kMostBytes) return text;
+  // The beginning says what is wrong, and the end what would be right.
+  constexpr std::string_view kLeftOut = " [...] ";
+  constexpr size_t kPart = (Error::kMostBytes - kLeftOut.size()) / 2;
+  const auto goes_on = [&](size_t at) { return (text[at] & 0xc0) == 0x80; };  // UTF-8
+  size_t end = kPart, begin = text.size() - kPart;
+  while (end > 0 && goes_on(end)) --end;
+  while (begin < text.size() && goes_on(begin)) ++begin;
+  return text.substr(0, end).append(kLeftOut).append(text, begin);
 }
 
 void detail::check_failed(const char* file, int line, const std::string& what) {

@@ -35,12 +35,22 @@ enum class ErrorKind {
   kTraining,    // the run diverged (exit code 1)
 };
 
-/// A failure that the caller or the world has caused.
+namespace detail {
+/// The text with control characters replaced by spaces and, if it is longer than an error's
+/// message may be, without its middle.
+std::string one_line(std::string text);
+[[noreturn]] void check_failed(const char* file, int line, const std::string& what);
+}  // namespace detail
+
+/// A failure that the caller or the world has caused. Its message is one line, whatever it quotes.
 class Error : public std::runtime_error {
  public:
+  static constexpr size_t kMostBytes = 2000;  // of the message
+
   template <typename... Args>
   Error(ErrorKind kind, fmt::format_string<Args...> format, Args&&... args)
-      : std::runtime_error(fmt::format(format, std::forward<Args>(args)...)), kind_(kind) {}
+      : std::runtime_error(detail::one_line(fmt::format(format, std::forward<Args>(args)...))),
+        kind_(kind) {}
 
   ErrorKind kind() const noexcept { return kind_; }
   /// The exit code of a program that this error ends: 2 for bad input, 1 for a failure of the
@@ -75,10 +85,6 @@ struct LastWords {
 /// standard library throw when the machine refuses something mean exit code 1. Everything else is a
 /// bug of ours.
 LastWords last_words(const std::exception_ptr& why);
-
-namespace detail {
-[[noreturn]] void check_failed(const char* file, int line, const std::string& what);
-}  // namespace detail
 
 }  // namespace distca
 

@@ -17,6 +17,38 @@ TEST(Error, bad_input_exits_with_2_and_a_failing_world_with_1) {
   EXPECT_EQ(Error(ErrorKind::kComm, "x").exit_code(), 1);
 }
 
+TEST(Error, is_one_line_whatever_it_quotes) {
+  EXPECT_STREQ(Error(ErrorKind::kConfig, "key {}: unknown", "a\n\x1b[31m\x7f\tb").what(),
+               "key a  [31m  b: unknown");
+  EXPECT_STREQ(Error(ErrorKind::kConfig, "{}", "Stra\u00dfe").what(), "Stra\u00dfe");
+}
+
+TEST(Error, of_a_long_quotation_keeps_the_beginning_and_the_end) {
+  const auto message = [](const std::string& quoted) {
+    return std::string(Error(ErrorKind::kConfig, "unknown key {}; there are a, b", quoted).what());
+  };
+  EXPECT_EQ(message(std::string(1000, 'x')).size(), 1000 + message("").size());
+  const std::string cut = message(std::string(1'000'000, 'x'));
+  EXPECT_LE(cut.size(), Error::kMostBytes);
+  EXPECT_GE(cut.size(), Error::kMostBytes - 10);
+  EXPECT_TRUE(cut.starts_with("unknown key xxx")) << cut;
+  EXPECT_TRUE(cut.ends_with("xxx; there are a, b")) << cut;
+  EXPECT_NE(cut.find("x [...] x"), std::string::npos) << cut;
+}
+
+TEST(Error, of_a_long_quotation_cuts_no_character_of_utf8) {
+  for (const std::string shift : {"", "a", "aa"}) {
+    std::string text = shift;
+    for (int i = 0; i < 1000; ++i) text += "\u20ac";  // 3 bytes
+    const std::string cut = Error(ErrorKind::kConfig, "{}", text).what();
+    const size_t gap = cut.find(" [...] ");
+    ASSERT_NE(gap, std::string::npos);
+    EXPECT_EQ((gap - shift.size()) % 3, 0U);
+    EXPECT_EQ((cut.size() - gap - 7) % 3, 0U);
+    EXPECT_LE(cut.size(), Error::kMostBytes);
+  }
+}
+
 TEST(FirstLine, is_one_line_without_the_place_in_the_source) {
   EXPECT_EQ(first_line(std::runtime_error("[/a/b/pair.cc:144] Connection closed by peer\nstack")),
             "Connection closed by peer");

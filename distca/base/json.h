@@ -14,10 +14,10 @@ namespace distca {
 using Json = nlohmann::json;
 
 /// Parses `text`. Throws Error(kind) with `name` (usually a file), the byte where the first fault
-/// is, and what was expected there. `filter` is nlohmann's parser callback: it sees each value and
-/// may drop it.
-Json parse_json(std::string_view text, std::string_view name, ErrorKind kind = ErrorKind::kData,
-                const Json::parser_callback_t& filter = nullptr);
+/// is, and what was expected there; or says what no double can hold, or that a value lies within
+/// too many lists and objects.
+Json parse_json(std::string_view text, std::string_view name, ErrorKind kind = ErrorKind::kData);
+inline constexpr int kMostJsonDepth = 100;
 /// Reads and parses a whole file. Throws like parse_json.
 Json read_json(const std::filesystem::path& path, ErrorKind kind = ErrorKind::kData);
 /// Writes JSON with sorted keys, no white space, and one newline at the end. Equal values give

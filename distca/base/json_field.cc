@@ -4,7 +4,7 @@
 
 namespace distca {
 
-JsonField JsonField::operator[](const char* key) const {
+JsonField JsonField::operator[](const std::string& key) const {
   expect(json_.is_object(), "an object");
   DISTCA_THROW_IF(!json_.contains(key), kind_, "{}: {} is missing", file_, child(key));
   return {json_.at(key), file_, kind_, child(key)};
@@ -34,6 +34,11 @@ std::vector<int64_t> JsonField::integers(int64_t least, int64_t most) const {
   std::vector<int64_t> values;
   for (size_t i = 0; i < size(); ++i) values.push_back(at(i).integer(least, most));
   return values;
+}
+
+double JsonField::number() const {
+  expect(json_.is_number(), "a number");
+  return json_.get<double>();
 }
 
 bool JsonField::flag() const {

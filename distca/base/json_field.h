@@ -30,15 +30,16 @@ class JsonField {
       : json_(json), file_(file), kind_(kind), name_(std::move(name)) {}
 
   /// The field `key` of an object. It must exist.
-  JsonField operator[](const char* key) const;
+  JsonField operator[](const std::string& key) const;
   /// The element `index` of a list.
   JsonField at(size_t index) const;
   size_t size() const;  // the length of a list
 
-  /// The value as an integer, a list of integers, a flag or a string. Integers must lie in [least,
-  /// most].
+  /// The value as an integer, a list of integers, a number, a flag or a string. Integers must lie
+  /// in [least, most].
   int64_t integer(int64_t least = INT64_MIN, int64_t most = INT64_MAX) const;
   std::vector<int64_t> integers(int64_t least = INT64_MIN, int64_t most = INT64_MAX) const;
+  double number() const;
   bool flag() const;
   std::string text() const;
 

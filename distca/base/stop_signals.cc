@@ -16,11 +16,11 @@
 namespace distca {
 namespace {
 
-constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP};
 constexpr double kPatience = 1;  // seconds that a stuck terminal may hold up the end
 
-std::atomic<int> pipe_in = -1;      // where the handler writes
-std::atomic<int64_t> first_ns = 0;  // when the first signal came; 0: none has
+std::atomic<int> pipe_in = -1;          // where the handler writes
+std::atomic<int64_t> latest_ns = 0;     // when the latest signal came that counted; 0: none has
+std::atomic<bool> ends_itself = false;  // the program has promised to, after the first signal
 
 int64_t monotonic_ns() {
   timespec time{};
@@ -30,14 +30,19 @@ int64_t monotonic_ns() {
 
 void handle(int signal) {
   const int before = errno;
-  int64_t first = 0;
   const int64_t now = monotonic_ns();
-  if (first_ns.compare_exchange_strong(first, now)) {
-    const char byte = static_cast<char>(signal);
-    [[maybe_unused]] const ssize_t written = write(pipe_in, &byte, 1);
-  } else if (static_cast<double>(now - first) > 1e9 * kOneStop) {
-    std::signal(signal, SIG_DFL);  // raised within its handler, it comes when that returns
-    raise(signal);
+  int64_t latest = latest_ns;
+  const bool is_first = latest == 0;
+  const bool counts = is_first || static_cast<double>(now - latest) > 1e9 * kOneStop;
+  // Where handlers run on two threads at once, one of them counts.
+  if (counts && latest_ns.compare_exchange_strong(latest, now)) {
+    if (is_first || ends_itself.exchange(false)) {
+      const char byte = static_cast<char>(signal);
+      [[maybe_unused]] const ssize_t written = write(pipe_in, &byte, 1);
+    } else {
+      std::signal(signal, SIG_DFL);  // raised within its handler, it comes when that returns
+      raise(signal);
+    }
   }
   errno = before;
 }
@@ -55,6 +60,20 @@ bool handled_by(int signal, void (*handler)(int)) {
   return sigaction(signal, nullptr, &action) == 0 && action.sa_handler == handler;
 }
 
+/// The object's thread: waits for the signals that the handler reports, or for the object's end.
+void serve(const FileDescriptor& from, const std::function<bool(int signal)>& request,
+           const std::function<std::string(const std::string& signal)>& last_words) {
+  char signal = 0;
+  const auto signalled = [&] { return read(from.get(), &signal, 1) == 1 && signal != 0; };
+  if (!signalled()) return;
+  if (request(signal)) {
+    ends_itself = true;
+    if (!signalled()) return;
+  }
+  say_last("distca: " + last_words(signal_name(signal)), kPatience);
+  _exit(kStoppedExitCode);
+}
+
 }  // namespace
 
 bool is_ignored(int signal) { return handled_by(signal, SIG_IGN); }
@@ -64,7 +83,8 @@ std::string signal_name(int signal) {
   return name == nullptr ? fmt::format("signal {}", signal) : fmt::format("SIG{}", name);
 }
 
-StopSignals::StopSignals(std::function<std::string(const std::string& signal)> last_words) {
+StopSignals::StopSignals(std::function<bool(int signal)> request,
+                         std::function<std::string(const std::string& signal)> last_words) {
   int ends[2];
   DISTCA_THROW_IF(pipe2(ends, O_CLOEXEC) != 0, ErrorKind::kIo, "no pipe for signals: {}",
                   std::strerror(errno));
@@ -74,11 +94,9 @@ StopSignals::StopSignals(std::function<std::string(const std::string& signal)> l
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &old);
   try {
-    std::thread([from = std::move(read_end), words = std::move(last_words)] {
-      char signal = 0;
-      if (read(from.get(), &signal, 1) != 1 || signal == 0) return;
-      say_last("distca: " + words(signal_name(signal)), kPatience);
-      _exit(kStoppedExitCode);
+    std::thread([from = std::move(read_end), ask = std::move(request),
+                 words = std::move(last_words)] {
+      serve(from, ask, words);
     }).detach();
   } catch (const std::system_error& error) {
     pthread_sigmask(SIG_SETMASK, &old, nullptr);
@@ -86,14 +104,15 @@ StopSignals::StopSignals(std::function<std::string(const std::string& signal)> l
   }
   pthread_sigmask(SIG_SETMASK, &old, nullptr);
   pipe_in = write_end_.get();
-  first_ns = 0;
-  for (const int signal : kSignals) {
+  latest_ns = 0;
+  ends_itself = false;
+  for (const int signal : kStopSignals) {
     if (!is_ignored(signal)) set_handler(signal, handle, SA_RESTART);
   }
 }
 
 StopSignals::~StopSignals() {
-  for (const int signal : kSignals) {
+  for (const int signal : kStopSignals) {
     if (handled_by(signal, handle)) set_handler(signal, SIG_DFL, 0);
   }
   // A handler that has just begun writes before this byte or nowhere.

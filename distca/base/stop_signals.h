@@ -1,14 +1,22 @@
 #pragma once
-// Lets a process say one last line when Ctrl-C, SIGTERM or SIGHUP stops it. The process then ends
-// with exit code 130.
+// Lets a process end in good order when Ctrl-C, SIGTERM, SIGHUP or SIGUSR1 asks it to (batch
+// systems send such a signal some time before they kill).
 //
-// A signal that was ignored when the program began (by nohup, or `&` in a script) stays ignored. If
-// a second signal comes more than kOneStop seconds after the first, the process ends at once,
-// because whoever sent it does not want to wait.
+//     const StopSignals stop([&](int) { return stop_after_this_step.request(); },
+//                            [&](const std::string& signal) { return "stopped by " + signal; });
+//
+// At the first signal the program is asked whether it will end by itself. If it will, it goes on:
+// it may finish what it is at and save. If it will not, the process says one last line and ends
+// with exit code 130. If a second signal comes more than kOneStop seconds after the first, the
+// process ends at once, because whoever sent it does not want to wait: with the last line and exit
+// code 130 if the program was going on, and by the signal itself otherwise.
+//
+// A signal that was ignored when the program began (by nohup, or `&` in a script) stays ignored.
 //
 // Thread rule: only one object may exist at a time. The main thread makes and destroys it. The
 // object starts a thread of its own.
 
+#include <csignal>
 #include <functional>
 #include <string>
 
@@ -18,6 +26,8 @@ namespace distca {
 
 /// The exit code of a process that such a signal has stopped.
 constexpr int kStoppedExitCode = 130;
+/// The signals that ask a process to end.
+constexpr int kStopSignals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
 /// Signals within so many seconds count as one, because whoever signals a process and then its
 /// group sends two.
 constexpr double kOneStop = 0.5;
@@ -30,16 +40,19 @@ std::string signal_name(int signal);
 
 class StopSignals {
  public:
-  /// `last_words` gets the signal's name and returns the line. It is called on the object's thread
-  /// while all other threads go on. Throws Error(kIo) if the system refuses a pipe or a thread.
-  explicit StopSignals(std::function<std::string(const std::string& signal)> last_words);
+  /// Both functions are called on the object's thread while all other threads go on, and must not
+  /// throw. `request` gets the first signal and returns whether the process will end by itself.
+  /// `last_words` gets the name of the signal that ends the process and returns the line. Throws
+  /// Error(kIo) if the system refuses a pipe or a thread.
+  StopSignals(std::function<bool(int signal)> request,
+              std::function<std::string(const std::string& signal)> last_words);
   /// From here on, a signal ends the process without a word again.
   ~StopSignals();
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
 
  private:
-  FileDescriptor write_end_;  // of the pipe to the thread that speaks
+  FileDescriptor write_end_;  // of the pipe to the object's thread
 };
 
 }  // namespace distca

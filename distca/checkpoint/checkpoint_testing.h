@@ -29,11 +29,11 @@ inline std::vector<StoredTensor> some_tensors() {
 /// hashes and sizes.
 inline void write_pieces(const std::filesystem::path& run, CheckpointIndex& index) {
   index.files.clear();
-  for (const Piece& piece : index.pieces) index.files[piece.file] = 0;
+  for (const StoredPiece& piece : index.pieces) index.files[piece.file] = 0;
   for (auto& [name, size] : index.files) {
     std::vector<StoredTensor> stored;
     std::string data;
-    for (Piece& piece : index.pieces) {
+    for (StoredPiece& piece : index.pieces) {
       if (piece.file != name) continue;
       const StoredTensor& tensor = index.tensors[piece.tensor];
       const int64_t columns = piece.box.back().size();
@@ -60,7 +60,7 @@ inline CheckpointIndex write_unfinished(const std::filesystem::path& run, int64_
                                         int owners = 2) {
   CheckpointIndex index{.step = step, .updates = step, .tensors = some_tensors()};
   for (int owner = 0; owner < owners; ++owner) {
-    for (const Piece& piece :
+    for (const StoredPiece& piece :
          owned_pieces(index.tensors, owner, owners, fmt::format("rank_{}.safetensors", owner)))
       index.pieces.push_back(piece);
   }

@@ -73,7 +73,8 @@ std::vector<CheckpointPlace> old_checkpoints(const fs::path& run) { return list(
 fs::path find_checkpoint(const fs::path& path) {
   std::error_code ignored;
   if (fs::is_regular_file(path / kIndexFile, ignored)) return path;
-  const std::vector<CheckpointPlace> places = complete_checkpoints(path);
+  std::vector<CheckpointPlace> places = complete_checkpoints(path);
+  if (places.empty()) places = list(path);  // RUN/checkpoints itself
   DISTCA_THROW_IF(
       places.empty(), ErrorKind::kCheckpoint,
       "{}: holds no complete checkpoint: name a run's folder or a checkpoint's, such as "

@@ -42,6 +42,7 @@ TEST_F(checkpoint_folder, an_unfinished_one_is_never_found) {
   EXPECT_THAT(steps(complete_checkpoints(run_)), ElementsAre(2));
   EXPECT_EQ(find_checkpoint(run_), complete);
   EXPECT_EQ(find_checkpoint(complete), complete);
+  EXPECT_EQ(find_checkpoint(run_ / "checkpoints"), complete);
   remove_unfinished_checkpoints(run_);
   EXPECT_FALSE(fs::exists(unfinished_checkpoint(run_, 3)));
   EXPECT_TRUE(fs::exists(complete));

@@ -26,10 +26,12 @@ int64_t volume(const std::vector<Range>& box) {
   return product;
 }
 
-std::map<std::string, std::string> texts(const JsonField& field, const Json& json) {
-  field.expect(json.is_object(), "an object");
+/// The field `key` of the index, `json`: text by name.
+std::map<std::string, std::string> texts(const JsonField& root, const Json& json, const char* key) {
+  const JsonField field = root[key];
+  field.expect(json[key].is_object(), "an object");
   std::map<std::string, std::string> texts;
-  for (const auto& [key, value] : json.items()) texts[key] = field[key.c_str()].text();
+  for (const auto& [name, value] : json[key].items()) texts[name] = field[name].text();
   return texts;
 }
 
@@ -52,8 +54,8 @@ StoredTensor tensor_of(const JsonField& field) {
   return tensor;
 }
 
-Piece piece_of(const JsonField& field, const CheckpointIndex& index) {
-  Piece piece;
+StoredPiece piece_of(const JsonField& field, const CheckpointIndex& index) {
+  StoredPiece piece;
   field["tensor"].expect(!index.tensors.empty(), "one of the tensors");
   piece.tensor = field["tensor"].integer(0, static_cast<int64_t>(index.tensors.size()) - 1);
   const StoredTensor& tensor = index.tensors[piece.tensor];
@@ -123,7 +125,7 @@ std::string_view part_name(StatePart part) {
   return kNames[static_cast<size_t>(part)];
 }
 
-std::string stored_name(const CheckpointIndex& index, const Piece& piece) {
+std::string stored_name(const CheckpointIndex& index, const StoredPiece& piece) {
   const StoredTensor& tensor = index.tensors[piece.tensor];
   std::string name = tensor.name;
   if (piece.part != StatePart::kWeight) name += fmt::format(".{}", part_name(piece.part));
@@ -133,7 +135,7 @@ std::string stored_name(const CheckpointIndex& index, const Piece& piece) {
   return name;
 }
 
-StoredTensor stored_tensor(const CheckpointIndex& index, const Piece& piece) {
+StoredTensor stored_tensor(const CheckpointIndex& index, const StoredPiece& piece) {
   StoredTensor stored{.name = stored_name(index, piece), .type = index.tensors[piece.tensor].type};
   if (piece.range == Range{0, volume(piece.box)}) {
     for (const Range& side : piece.box) stored.shape.push_back(side.size());
@@ -143,13 +145,13 @@ StoredTensor stored_tensor(const CheckpointIndex& index, const Piece& piece) {
   return stored;
 }
 
-std::vector<Piece> owned_pieces(const std::vector<StoredTensor>& tensors, int owner, int num_owners,
-                                const std::string& file) {
+std::vector<StoredPiece> owned_pieces(const std::vector<StoredTensor>& tensors, int owner,
+                                      int num_owners, const std::string& file) {
   int64_t total = 0;
   for (const StoredTensor& tensor : tensors) total += tensor.numel();
   const int64_t each = round_up(ceil_div(total, num_owners), kOwnedBlock);
   const Range owned{owner * each, (owner + 1) * each};
-  std::vector<Piece> pieces;
+  std::vector<StoredPiece> pieces;
   int64_t begin = 0;
   for (size_t i = 0; i < tensors.size(); ++i) {
     const Range held = intersect(owned, {begin, begin + tensors[i].numel()});
@@ -169,7 +171,7 @@ std::vector<Piece> owned_pieces(const std::vector<StoredTensor>& tensors, int ow
 
 void check_coverage(const CheckpointIndex& index, std::string_view name) {
   std::map<std::pair<int64_t, StatePart>, std::map<std::vector<Range>, std::vector<Range>>> held;
-  for (const Piece& piece : index.pieces)
+  for (const StoredPiece& piece : index.pieces)
     held[{piece.tensor, piece.part}][piece.box].push_back(piece.range);
   for (size_t i = 0; i < index.tensors.size(); ++i) {
     const StoredTensor& tensor = index.tensors[i];
@@ -193,7 +195,7 @@ Json to_json(const CheckpointIndex& index) {
     json["tensors"].push_back(
         {{"name", tensor.name}, {"type", long_name(tensor.type)}, {"shape", tensor.shape}});
   }
-  for (const Piece& piece : index.pieces) {
+  for (const StoredPiece& piece : index.pieces) {
     Json box = Json::array();
     for (const Range& side : piece.box) box.push_back({side.begin, side.end});
     json["pieces"].push_back({{"tensor", piece.tensor},
@@ -217,8 +219,8 @@ CheckpointIndex parse_checkpoint_index(std::string_view text, std::string_view n
   CheckpointIndex index{.step = root["step"].integer(1, kMost),
                         .updates = root["updates"].integer(0, kMost),
                         .run_id = root["run_id"].text(),
-                        .config = texts(root["config"], json["config"]),
-                        .machine = texts(root["machine"], json["machine"]),
+                        .config = texts(root, json, "config"),
+                        .machine = texts(root, json, "machine"),
                         .data = root["data"].text()};
   for (const char* const key : {"trainer", "hugging_face"})
     root[key].expect(json[key].is_object(), "an object");
@@ -226,8 +228,9 @@ CheckpointIndex parse_checkpoint_index(std::string_view text, std::string_view n
   index.hugging_face = json["hugging_face"];
   root["files"].expect(json["files"].is_object(), "an object");
   for (const auto& [file, bytes] : json["files"].items()) {
-    const JsonField field = root["files"][file.c_str()];
-    field.expect(!file.empty() && file.find('/') == std::string::npos && !file.starts_with('.'),
+    const JsonField field = root["files"][file];
+    const bool has_folder = file.find_first_of(std::string_view("/\0", 2)) != std::string::npos;
+    field.expect(!file.empty() && !has_folder && !file.starts_with('.'),
                  "of a file in the checkpoint's folder");
     index.files[file] = field.integer(0, kMost);
   }

@@ -35,14 +35,14 @@ inline constexpr std::array kStateParts = {StatePart::kWeight, StatePart::kExpAv
 std::string_view part_name(StatePart part);
 
 /// A part of a tensor that lies in one file.
-struct Piece {
+struct StoredPiece {
   int64_t tensor = 0;  // in CheckpointIndex::tensors
   StatePart part = StatePart::kWeight;
   std::vector<Range> box;  // [dimensions of the tensor] elements
   Range range;             // elements of the box, in row-major order
   std::string file;        // in the checkpoint's folder
   uint64_t hash = 0;       // hash_words of its bytes
-  bool operator==(const Piece&) const = default;
+  bool operator==(const StoredPiece&) const = default;
 };
 
 struct CheckpointIndex {
@@ -57,21 +57,21 @@ struct CheckpointIndex {
   Json trainer = Json::object();       // what the trainer measures and counts (train/resume.h)
   Json hugging_face = Json::object();  // the model's config.json
   std::vector<StoredTensor> tensors;   // in the order of the model's weight table
-  std::vector<Piece> pieces;
+  std::vector<StoredPiece> pieces;
   std::map<std::string, int64_t> files;  // bytes of every file with pieces
 };
 
 /// The name of a piece within its file: the tensor's, followed by the part, box and range where
 /// they are not the usual ones.
-std::string stored_name(const CheckpointIndex& index, const Piece& piece);
+std::string stored_name(const CheckpointIndex& index, const StoredPiece& piece);
 /// The piece as its file describes it.
-StoredTensor stored_tensor(const CheckpointIndex& index, const Piece& piece);
+StoredTensor stored_tensor(const CheckpointIndex& index, const StoredPiece& piece);
 
 /// The pieces that owner `owner` of `num_owners` writes to `file`, in the order of the file, if all
 /// owners hold all tensors. The elements of all tensors, end to end, are divided evenly at
 /// multiples of kOwnedBlock. An owner may own nothing. Hashes are not set.
-std::vector<Piece> owned_pieces(const std::vector<StoredTensor>& tensors, int owner, int num_owners,
-                                const std::string& file);
+std::vector<StoredPiece> owned_pieces(const std::vector<StoredTensor>& tensors, int owner,
+                                      int num_owners, const std::string& file);
 inline constexpr int64_t kOwnedBlock = 4096;  // elements
 
 /// Throws Error(kCheckpoint) naming the first tensor of which an element is in no piece, or in two.

@@ -25,7 +25,7 @@ CheckpointIndex example() {
                         .tensors = some_tensors(),
                         .files = {{"rank_0.safetensors", 100}, {"rank_1.safetensors", 90}}};
   for (int owner = 0; owner < 2; ++owner) {
-    for (Piece piece :
+    for (StoredPiece piece :
          owned_pieces(index.tensors, owner, 2, fmt::format("rank_{}.safetensors", owner))) {
       piece.hash = 0xfedcba9876543210 + index.pieces.size();
       index.pieces.push_back(piece);
@@ -62,7 +62,7 @@ TEST(checkpoint_index, owners_divide_all_elements_evenly) {
     CheckpointIndex index{.tensors = tensors};
     std::vector<int64_t> owned(owners);
     for (int owner = 0; owner < owners; ++owner) {
-      for (const Piece& piece : owned_pieces(tensors, owner, owners, "file")) {
+      for (const StoredPiece& piece : owned_pieces(tensors, owner, owners, "file")) {
         index.pieces.push_back(piece);
         if (piece.part == StatePart::kWeight) owned[owner] += piece.range.size();
       }
@@ -141,11 +141,22 @@ TEST(checkpoint_index, faults_are_named_with_their_place) {
   EXPECT_THAT(with("/pieces/1/file", "rank_2.safetensors"), HasSubstr("one of the files"));
   EXPECT_THAT(with("/pieces/1/hash", "12"), HasSubstr("16 hexadecimal digits"));
   EXPECT_THAT(with("/files", {{"../weights", 3}}), HasSubstr("a file in the checkpoint's folder"));
-  for (const char* key : {"step", "pieces", "machine", "hugging_face", "data"}) {
+  for (const char* key : {"step", "pieces", "config", "machine", "hugging_face", "data", "files"}) {
     Json json = good;
     json.erase(key);
-    EXPECT_NE(error_of(json.dump()), "") << key;
+    EXPECT_EQ(error_of(json.dump()), fmt::format("checkpoint.json: {} is missing", key));
   }
+}
+
+TEST(checkpoint_index, a_name_with_a_nul_is_that_name) {
+  const std::string name("train.steps\0x", 13);
+  CheckpointIndex index = example();
+  index.config[name] = "11";
+  const std::string text = canonical_json(to_json(index));
+  EXPECT_EQ(parse_checkpoint_index(text, "checkpoint.json").config, index.config);
+  index.files[name] = 1;
+  EXPECT_THAT(error_of(canonical_json(to_json(index))),
+              HasSubstr("a file in the checkpoint's folder"));
 }
 
 }  // namespace

@@ -11,7 +11,7 @@ namespace distca {
 namespace {
 
 /// Copies a piece's elements, of `element` bytes each, to their places in the whole tensor.
-void place(const Piece& piece, const StoredTensor& tensor, std::span<const std::byte> from,
+void place(const StoredPiece& piece, const StoredTensor& tensor, std::span<const std::byte> from,
            std::span<std::byte> out) {
   const int64_t element = element_bytes(tensor.type);
   const int64_t width = tensor.shape.back();  // of the tensor
@@ -54,7 +54,7 @@ CheckpointReader::CheckpointReader(std::filesystem::path folder)
 }
 
 std::span<const std::byte> CheckpointReader::checked_bytes(size_t i) const {
-  const Piece& piece = index_.pieces[i];
+  const StoredPiece& piece = index_.pieces[i];
   const SafetensorsFile& file = files_.at(piece.file);
   const std::string name = stored_name(index_, piece);
   const std::span<const std::byte> bytes = file.bytes(file.at(name));

@@ -90,11 +90,10 @@ SafetensorsHeader parse_safetensors_header(std::span<const std::byte> begin, int
   root.expect(json.is_object(), "an object");
   SafetensorsHeader header;
   for (const auto& [key, value] : json.items()) {
-    const JsonField field = root[key.c_str()];
+    const JsonField field = root[key];
     field.expect(value.is_object(), "an object");
     if (key == kMetadata) {
-      for (const auto& [word, said] : value.items())
-        header.metadata[word] = field[word.c_str()].text();
+      for (const auto& [word, said] : value.items()) header.metadata[word] = field[word].text();
       continue;
     }
     const std::vector<int64_t> place = field["data_offsets"].integers(0, file_bytes);

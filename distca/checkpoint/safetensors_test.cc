@@ -69,6 +69,18 @@ TEST_F(safetensors, what_was_written_is_read) {
   EXPECT_THROW(file.at("d"), Error);
 }
 
+TEST_F(safetensors, a_name_with_a_nul_is_that_name) {
+  const std::string name("a\0b", 3);
+  const std::vector<StoredTensor> tensors = {{.name = "a", .shape = {2}},
+                                             {.name = name, .shape = {3}}};
+  const std::string header = safetensors_header(tensors, {{"a", "1"}, {name, "2"}});
+  const SafetensorsHeader read = parse_safetensors_header(
+      std::as_bytes(std::span(header)), static_cast<int64_t>(header.size()) + 20, "x");
+  ASSERT_EQ(read.tensors.size(), 2U);
+  EXPECT_EQ(read.tensors[1].tensor, tensors[1]);
+  EXPECT_EQ(read.metadata, (SafetensorsMetadata{{"a", "1"}, {name, "2"}, {"format", "pt"}}));
+}
+
 /// With none of the reader's code.
 TEST_F(safetensors, bytes_are_those_of_the_format) {
   write({{.name = "w", .type = ScalarType::kFloat32, .shape = {2, 2}}});

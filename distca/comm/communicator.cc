@@ -1,5 +1,8 @@
 #include "distca/comm/communicator.h"
 
+#include <numeric>
+#include <vector>
+
 #include "distca/base/error.h"
 #include "distca/comm/tags.h"
 
@@ -58,6 +61,12 @@ class SplitGroup final : public Communicator {
 };
 
 }  // namespace
+
+std::unique_ptr<Communicator> Communicator::split_first(int count) {
+  std::vector<int> ranks(count);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return split(ranks);
+}
 
 std::unique_ptr<Communicator> Communicator::split(std::span<const int> ranks) {
   std::vector<Member> members;

@@ -82,6 +82,8 @@ class Communicator {
   /// the groups which the two share. So two ranks must split their common groups in the same order,
   /// and they can share at most kMostGroups - 1 groups (tags.h) in a run.
   virtual std::unique_ptr<Communicator> split(std::span<const int> ranks);
+  /// The group of the ranks 0 .. count - 1.
+  std::unique_ptr<Communicator> split_first(int count);
 
   /// Tells which step this rank is at. Its heartbeat shows that to the ranks that wait for it.
   virtual void set_step(int64_t step) = 0;

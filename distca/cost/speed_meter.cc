@@ -139,6 +139,53 @@ bool SpeedMeter::add(int64_t step, std::span<const RankSample> samples) {
   return true;
 }
 
+template <typename Meter, typename Visit>
+void SpeedMeter::visit_state(Meter& meter, Visit visit) {
+  visit(meter.steps_);
+  for (auto* const rates : {&meter.linear_, &meter.attention_}) {
+    for (auto& rate : *rates) {
+      for (auto* const part : {&rate.mean, &rate.held_back}) {
+        visit(part->ns);
+        visit(part->work);
+      }
+      visit(rate.num_held_back);
+    }
+  }
+  for (auto& steps : meter.steps_starved_) visit(steps);
+  for (auto* const speeds : {&meter.current_, &meter.before_}) {
+    visit(speeds->from_step);
+    visit(speeds->bytes_per_us);
+    for (auto& rank : speeds->ranks) {
+      visit(rank.linear_ps_per_token);
+      visit(rank.attention_ps_per_kload);
+    }
+  }
+}
+
+std::vector<int64_t> SpeedMeter::state() const {
+  std::vector<int64_t> state = {static_cast<int64_t>(linear_.size()), !current_.ranks.empty(),
+                                !before_.ranks.empty()};
+  visit_state(*this, [&](int64_t value) { state.push_back(value); });
+  return state;
+}
+
+bool SpeedMeter::restore(std::span<const int64_t> state) {
+  const auto ranks = static_cast<int64_t>(linear_.size());
+  if (state.size() < 3 || state[0] != ranks) return false;
+  SpeedMeter meter(static_cast<int>(ranks), 0);
+  meter.current_.ranks.resize(state[1] != 0 ? ranks : 0);
+  meter.before_.ranks.resize(state[2] != 0 ? ranks : 0);
+  size_t size = 3;
+  visit_state(meter, [&](auto&) { ++size; });
+  if (size != state.size()) return false;
+  size_t next = 3;
+  visit_state(meter, [&](auto& value) {
+    value = static_cast<std::remove_reference_t<decltype(value)>>(state[next++]);
+  });
+  *this = std::move(meter);
+  return true;
+}
+
 const Speeds& SpeedMeter::speeds_at(int64_t step) const {
   return step >= current_.from_step ? current_ : before_;
 }

@@ -58,6 +58,12 @@ class SpeedMeter {
   /// The speeds that hold for `step`, which is the one after the last step added, or a later one.
   const Speeds& speeds_at(int64_t step) const;
 
+  /// What a checkpoint keeps, as numbers.
+  std::vector<int64_t> state() const;
+  /// Goes on from what another meter's state() gave. Returns false and changes nothing if that one
+  /// had another number of ranks.
+  bool restore(std::span<const int64_t> state);
+
   /// How far off a rate may be, in thousandths: before a step is held back, and before new speeds
   /// are given out.
   static constexpr int64_t kOffPermille = 250;
@@ -78,6 +84,9 @@ class SpeedMeter {
     void approach(int64_t ps_per_kload);   // only from above: the rate is lowered
     int64_t rounded(int64_t scale) const;  // ns * scale / work
   };
+  /// Calls `visit` with every number of the state, in order.
+  template <typename Meter, typename Visit>
+  static void visit_state(Meter& meter, Visit visit);
   std::vector<bool> starved(std::span<const RankSample> samples) const;
   void add_attention(std::span<const RankSample> samples);
   static bool off(const Rate& rate, const Rate& mean);

@@ -118,6 +118,30 @@ TEST(SpeedMeter, follows_a_slow_drift) {
   EXPECT_LT(changes, 20);  // not with every step
 }
 
+TEST(SpeedMeter, goes_on_from_its_state) {
+  const auto sample = [](int64_t step, int rank) {
+    return RankSample{.linear_ns = 1'000'000 * (step % 5 + 3) * (rank + 1),
+                      .attention_ns = 300'000 * (step % 3 + 1),
+                      .tokens = 1000,
+                      .load = 2'000'000};
+  };
+  SpeedMeter meter(2, 7);
+  for (int64_t step = 1; step <= 40; ++step) {
+    SpeedMeter other(2, 9);
+    ASSERT_TRUE(other.restore(meter.state()));
+    EXPECT_EQ(other.state(), meter.state());
+    const std::vector<RankSample> samples = {sample(step, 0), sample(step, 1)};
+    EXPECT_EQ(other.add(step, samples), meter.add(step, samples));
+    EXPECT_EQ(other.speeds_at(step + 1), meter.speeds_at(step + 1));
+    EXPECT_EQ(other.speeds_at(step + 2), meter.speeds_at(step + 2));
+  }
+  EXPECT_FALSE(SpeedMeter(3, 7).restore(meter.state()));
+  std::vector<int64_t> cut = meter.state();
+  cut.pop_back();
+  EXPECT_FALSE(meter.restore(cut));
+  EXPECT_FALSE(meter.restore({}));
+}
+
 TEST(SpeedMeter, gives_the_same_whatever_the_largest_numbers) {
   SpeedMeter meter(1, 0);
   int64_t step = 0;

@@ -2,56 +2,12 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "distca/base/error.h"
 #include "distca/kernels/cpu/attention.h"
 #include "distca/kernels/reference/attention.h"
 #include "distca/runtime/aten_attention.h"
 
 namespace distca {
-namespace {
-
-bool ours_computes(const KernelRequest& request) {
-  return request.cuda_device < 0 && kernels::cpu_supports(request.shape, request.type);
-}
-
-}  // namespace
-
-KernelChoice kernel_choice(std::string_view name) {
-  const auto found = std::ranges::find(kKernelNames, name, &KernelName::name);
-  DISTCA_CHECK(found != kKernelNames.end(), "no attention kernel {}", name);
-  return found->choice;
-}
-
-std::string_view kernel_name(KernelChoice choice) {
-  return std::ranges::find(kKernelNames, choice, &KernelName::choice)->name;
-}
-
-std::vector<std::string> kernel_names() {
-  std::vector<std::string> names;
-  for (const KernelName& kernel : kKernelNames) names.emplace_back(kernel.name);
-  return names;
-}
-
-std::string kernel_fault(const KernelRequest& request) {
-  if (request.choice == KernelChoice::kCpu && !ours_computes(request)) {
-    return fmt::format(
-        "computes fp32 and bf16 with head_dim up to 256 on a CPU, not {} with head_dim {} on {}: "
-        "auto or aten would",
-        short_name(request.type), std::max(request.shape.head_dim_qk, request.shape.head_dim_v),
-        request.cuda_device < 0 ? "a CPU" : "CUDA");
-  }
-  if (request.choice == KernelChoice::kReference && request.cuda_device >= 0) {
-    return "computes on a CPU, not on CUDA: auto or aten would";
-  }
-  return {};
-}
-
-KernelChoice chosen_kernel(const KernelRequest& request) {
-  if (request.choice != KernelChoice::kAuto) return request.choice;
-  return ours_computes(request) ? KernelChoice::kCpu : KernelChoice::kAten;
-}
 
 AttentionKernel::AttentionKernel(const KernelRequest& request) : request_(request) {
   const std::string fault = kernel_fault(request);

@@ -30,6 +30,8 @@ template <class... Ts>
 struct Overloaded : Ts... {
   using Ts::operator()...;
 };
+template <class... Ts>
+Overloaded(Ts...) -> Overloaded<Ts...>;  // which clang 14 does not find itself
 
 /// What may have been meant by a key that is not there: within its section, else anywhere.
 std::optional<std::string> meant_key(const std::string& name, const std::vector<ConfigKey>& keys) {
@@ -78,12 +80,13 @@ std::string now_called(std::span<const Renamed> table, std::string_view name) {
                               const std::vector<ConfigKey>& keys) {
   const auto meant = meant_key(name, keys);
   const std::string now = now_called(kRenamedKeys, name);
-  throw Error(ErrorKind::kConfig, "{}: unknown key {}{}", origin, name,
-              !now.empty() ? now
-              : meant      ? fmt::format("; did you mean {}?", *meant)
-              : asks_for_checkpoint(name)
-                  ? ": there are no checkpoints yet; weights are saved once, at the end of a run"
-                  : " (see distca train --print-config)");
+  throw Error(
+      ErrorKind::kConfig, "{}: unknown key {}{}", origin, name,
+      !now.empty() ? now
+      : meant      ? fmt::format("; did you mean {}?", *meant)
+      : asks_for_checkpoint(name)
+          ? ": a run goes on with --resume, and checkpoint.every_steps says how often it saves"
+          : " (see distca train --print-config)");
 }
 
 /// " (tokens)", or nothing for a key without a unit.
@@ -116,6 +119,11 @@ void set_text(const ConfigKey& key, const std::string& text, const std::string& 
   }
   if (const auto* word = std::get_if<WordValue>(&key.value)) return word->choose(text);
   *std::get<std::string*>(key.value) = text;
+  // The run's config.toml must say the same. TOML itself is checked; the command line has any
+  // bytes.
+  const toml::table recorded = toml::parse("value = " + shown_value(key));
+  DISTCA_THROW_IF(recorded["value"].value<std::string>() != text, ErrorKind::kConfig,
+                  "{}: {} = \"{}\": not UTF-8, as a configuration is", origin, key.name, text);
 }
 
 bool is_text(const ConfigKey& key) {
@@ -198,11 +206,15 @@ void apply_override(const std::string& text, std::vector<ConfigKey>& keys) {
   if (is_text(*key)) return set_text(*key, value, "command line");
   toml::table parsed{{"value", value}};
   const bool is_auto = std::holds_alternative<Tolerance*>(key->value) && value == "auto";
+  bool is_value = true;
   try {
     if (!is_auto) parsed = toml::parse("value = " + value);
+    is_value = parsed.size() == 1;  // no further lines
   } catch (const toml::parse_error&) {
-    throw Error(ErrorKind::kConfig, "command line: {} = {}: not {}", name, value, wanted(*key));
+    is_value = false;
   }
+  DISTCA_THROW_IF(!is_value, ErrorKind::kConfig, "command line: {} = {}: not {}", name, value,
+                  wanted(*key));
   set_value(*key, *parsed.get("value"), "command line");
 }
 

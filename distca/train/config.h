@@ -25,7 +25,7 @@
 #include "distca/model/llama.h"
 #include "distca/plan/plan.h"
 #include "distca/program/overlap.h"
-#include "distca/runtime/attention_kernel.h"
+#include "distca/runtime/kernel_choice.h"
 
 namespace distca {
 
@@ -93,7 +93,7 @@ struct Config {
     double weight_decay = 0.1;
     double max_grad_norm = 1.0;
   } optimizer;
-  /// The loop: its length, overlap mode, validation, device, output folder and trace.
+  /// The loop: its length, overlap mode, validation, bad steps, device, output folder and trace.
   struct Train {
     int64_t steps = 100;
     Overlap overlap = Overlap::kPingPong;
@@ -103,12 +103,23 @@ struct Config {
     int64_t threads_per_rank = 1;
     enum class Device : uint8_t { kCpu, kCuda } device = Device::kCpu;
     bool deterministic = true;
+    enum class BadStep : uint8_t { kStop, kSkip } bad_step = BadStep::kStop;
+    double spike_factor = 0;
+    int64_t max_skipped_steps = 10;
     std::string output_dir = "runs/train";
     bool overwrite = false;
     std::string trace;
     int64_t trace_first_step = 2;
     int64_t trace_steps = 3;
   } train;
+  /// When the state of a run is saved, and which checkpoints are kept (docs/checkpoints.md).
+  struct Checkpoint {
+    int64_t every_steps = 0;
+    int64_t keep_last = 3;
+    int64_t keep_every = 0;
+    bool async = true;
+    double grace_s = 600;
+  } checkpoint;
   /// How ranks exchange messages, and how long they wait for each other (docs/comm.md).
   struct Comm : CommOptions {
     enum class Backend : uint8_t { kGloo, kThreads } backend = Backend::kGloo;

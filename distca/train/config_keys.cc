@@ -171,17 +171,38 @@ std::vector<ConfigKey> config_keys(Config& c) {
       {"train.deterministic", &c.train.deterministic, "",
        "the same run gives the same bits, which may take longer on cuda; true also freezes what "
        "plans measure (servers.reweight, plan.tolerance = auto)"},
+      choice<Config::Train::BadStep>(
+          "train.bad_step", &c.train.bad_step,
+          "a step whose loss or gradient norm is not finite or spikes never reaches the weights: "
+          "stop = save and end, skip = go on with the next batch",
+          {{"stop", Config::Train::BadStep::kStop}, {"skip", Config::Train::BadStep::kSkip}}),
+      {"train.spike_factor", &c.train.spike_factor, "times the median of the last 100 steps",
+       "above it, a loss or gradient norm spikes; 0: off", 0},
+      {"train.max_skipped_steps", &c.train.max_skipped_steps, "steps",
+       "in a row that train.bad_step = skip leaves out before the run ends", 0},
       {"train.output_dir", &c.train.output_dir, "path",
-       "metrics.jsonl, config.toml, model.safetensors, config.json"},
+       "metrics.jsonl, config.toml, model.safetensors, config.json, checkpoints"},
       {"train.overwrite", &c.train.overwrite, "",
-       "replace a run's weights that output_dir holds, once the new ones are whole; never "
-       "recorded"},
+       "replace a run's weights and checkpoints that output_dir holds, once new ones are whole; "
+       "never recorded"},
       {"train.trace", &c.train.trace, "path",
        "--trace: where each rank's time of some steps goes, for Perfetto and `distca trace`; "
        "\"\": none"},
       {"train.trace_first_step", &c.train.trace_first_step, "steps",
        "the first to be traced: step 1 is still warming up", 1},
       {"train.trace_steps", &c.train.trace_steps, "steps", "how many are traced", 1},
+      {"checkpoint.every_steps", &c.checkpoint.every_steps, "steps",
+       "save weights and AdamW's state, to resume from; 0: only when a signal or a bad step stops "
+       "the run",
+       0},
+      {"checkpoint.keep_last", &c.checkpoint.keep_last, "checkpoints",
+       "older ones are removed; 0: all stay", 0},
+      {"checkpoint.keep_every", &c.checkpoint.keep_every, "steps",
+       "those of its multiples stay for ever; 0: none", 0},
+      {"checkpoint.async", &c.checkpoint.async, "",
+       "write a copy while training goes on; false: training waits, and there is no copy"},
+      {"checkpoint.grace_s", &c.checkpoint.grace_s, "seconds",
+       "after a signal: for the step and the save to end; a save may take no longer", 0.1},
       choice("comm.backend", &c.comm.backend,
              "gloo: processes; threads: ranks in one process, on a CPU or one GPU", kBackends),
       {"comm.timeout_s", &c.comm.timeout_s, "seconds",

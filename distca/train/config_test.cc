@@ -76,8 +76,8 @@ TEST(config, an_unknown_key_is_refused_with_the_nearest_known_one) {
   }
   for (const char* later : {"train.resume", "train.load", "train.save_every", "checkpoint.dir"}) {
     EXPECT_THAT(message_of({std::string(later) + "=1"}),
-                testing::EndsWith(": there are no checkpoints yet; weights are saved once, at the "
-                                  "end of a run"));
+                testing::EndsWith(": a run goes on with --resume, and checkpoint.every_steps says "
+                                  "how often it saves"));
   }
 }
 
@@ -135,6 +135,20 @@ TEST(config, wrong_types_and_values_name_the_key_and_what_is_right) {
   EXPECT_EQ(message_of({"attention.kernel=cpu", "model.dtype=bfloat16"}), "accepted");
   EXPECT_EQ(message_of({"attention.kernel=aten", "model.dtype=float64"}), "accepted");
   EXPECT_THAT(message_of({"seed"}), testing::HasSubstr("section.key=value"));
+}
+
+TEST(config, an_override_is_one_line_of_toml) {
+  EXPECT_THAT(message_of({"train.steps=1\ntrain=2"}),
+              testing::HasSubstr("train.steps = 1 train=2: not a whole number as TOML writes it"));
+  EXPECT_THAT(message_of({"train.steps=1\n[optimizer]\nlr=2"}), testing::HasSubstr("not a whole"));
+}
+
+TEST(config, text_that_no_configuration_file_can_hold_is_refused) {
+  const std::string says = "command line: data.prefix = \"\xff\": not UTF-8, as a configuration is";
+  EXPECT_EQ(message_of({"data.prefix=\xff"}), says);
+  const std::string odd = "a\tb\n\x1b\"\\'\u00e9 ";
+  const Config config = load_config({}, {"data.prefix=" + odd});
+  EXPECT_EQ(config.data.prefix, odd);
 }
 
 TEST(config, measured_speeds_enter_plans_only_where_runs_need_not_repeat) {

@@ -28,6 +28,9 @@ MemoryParts memory_needed(const Config& config, int num_workers, LocalRanks loca
   parts.gradients = parts.weights;
   if (config.train.steps == 0) return parts;
   parts.state = 2 * parts.weights;
+  // Each worker copies its share of the weights and of both moments.
+  if (config.checkpoint.async && config.checkpoint.every_steps > 0)
+    parts.checkpoint = (parts.weights + parts.state) / std::max(num_workers, 1);
   parts.activations =
       under_way * tokens * static_cast<double>(llama_memory(model.shape()).token_bytes);
   // A layer casts its matrices to the compute type for each nano-batch.
@@ -75,11 +78,12 @@ void check_memory(const MemoryParts& parts, LocalRanks local, const MemoryLimit&
   DISTCA_THROW_IF(
       parts.total() > static_cast<double>(limit.bytes), ErrorKind::kConfig,
       "{} would need {} GiB of memory (weights {}, gradients {}, AdamW's state {}, activations {}, "
-      "logits {}, exchange buffers {}), {} {} GiB: use a smaller model or batch.nano_batch_tokens, "
+      "logits {}, exchange buffers {}, copy for checkpoints {}), {} {} GiB: use a smaller model or "
+      "batch.nano_batch_tokens, "
       "or fewer ranks on this machine",
       local.count == 1 ? "this rank" : fmt::format("this machine's {} ranks", local.count),
       gib(parts.total()), gib(parts.weights), gib(parts.gradients), gib(parts.state),
-      gib(parts.activations), gib(parts.logits), gib(parts.buffers),
+      gib(parts.activations), gib(parts.logits), gib(parts.buffers), gib(parts.checkpoint),
       limit.of_group ? "the control group of this process allows" : "this machine has",
       gib(static_cast<double>(limit.bytes)));
 }

@@ -25,16 +25,20 @@ struct MemoryParts {
   double state = 0;  // AdamW's two moments
   /// Of the nano-batches under way, and the weights that are cast to the compute type for them.
   double activations = 0;
-  double logits = 0;   // of one nano-batch, with what its loss makes of them
-  double buffers = 0;  // of exchanges, with the keys that are kept until backward
+  double logits = 0;      // of one nano-batch, with what its loss makes of them
+  double buffers = 0;     // of exchanges, with the keys that are kept until backward
+  double checkpoint = 0;  // the copy of weights and state from which checkpoints are written
 
-  double total() const { return weights + gradients + state + activations + logits + buffers; }
+  double total() const {
+    return weights + gradients + state + activations + logits + buffers + checkpoint;
+  }
 };
 
 /// The memory of a run, without exchange buffers, which depend on the plan.
 /// Counts: weights, gradients and AdamW's state of every local worker; at llama_memory's price, its
 /// share of the tokens of the nano-batches that it holds at the same time (two under ping-pong);
-/// the casts of the layers' weights that their graphs keep; logits, log-probabilities and their
+/// each worker's copy for checkpoints that are written beside training; the casts of the layers'
+/// weights that their graphs keep; logits, log-probabilities and their
 /// gradient at the loss or, if they are larger, gradients inside the last MLP. Ignores: the
 /// program, PyTorch's libraries, the data set's index, the allocator.
 MemoryParts memory_needed(const Config& config, int num_workers, LocalRanks local);

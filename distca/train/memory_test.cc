@@ -57,8 +57,9 @@ TEST(memory, more_than_the_limit_is_refused_with_the_parts) {
   EXPECT_EQ(refusal_of(parts, {.count = 2}, {.bytes = 5ll << 30}), "");
   EXPECT_EQ(refusal_of(parts, {.count = 2}, {.bytes = 4ll << 30}),
             "this machine's 2 ranks would need 5.00 GiB of memory (weights 1.00, gradients 1.00, "
-            "AdamW's state 2.00, activations 0.50, logits 0.25, exchange buffers 0.25), this "
-            "machine has 4.00 GiB: use a smaller model or batch.nano_batch_tokens, or fewer ranks "
+            "AdamW's state 2.00, activations 0.50, logits 0.25, exchange buffers 0.25, copy for "
+            "checkpoints 0.00), this machine has 4.00 GiB: use a smaller model or "
+            "batch.nano_batch_tokens, or fewer ranks "
             "on this machine");
   EXPECT_THAT(refusal_of(parts, {}, {.bytes = 1ll << 30, .of_group = true}),
               AllOf(HasSubstr("this rank would need"),
@@ -156,13 +157,14 @@ std::vector<std::string> wide(std::vector<std::string> more) {
 
 std::string name_of(const ::testing::TestParamInfo<Shape>& info) { return info.param.name; }
 
-INSTANTIATE_TEST_SUITE_P(Shapes, MemoryOfARunTest,
-                         ::testing::Values(Shape{"long", 1,
-                                                 with({"batch.nano_batch_tokens=8192",
-                                                       "train.steps=2", "model.num_hidden_layers=2",
-                                                       "attention.kernel=auto"})},
-                                           Shape{"wide_2_workers", 2, wide({})}),
-                         name_of);
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, MemoryOfARunTest,
+    ::testing::Values(Shape{"long", 1,
+                            with({"batch.nano_batch_tokens=8192", "train.steps=2",
+                                  "model.num_hidden_layers=2", "attention.kernel=auto"})},
+                      Shape{"wide_2_workers", 2, wide({})},
+                      Shape{"wide_checkpoint", 2, wide({"checkpoint.every_steps=1"})}),
+    name_of);
 
 INSTANTIATE_TEST_SUITE_P(
     full, MemoryOfARunTest,

@@ -69,6 +69,12 @@ std::string metrics_line(const StepMetrics& m, const Config& config,
   if (!m.plan.chosen.empty()) line["chosen"] = m.plan.chosen;
   if (m.speeds.from_step > 0) line["speeds"] = speeds_json(m.speeds);
   if (m.plan.speeds_from_step > 0) line["speeds_from_step"] = m.plan.speeds_from_step;
+  if (m.skipped) line["skipped"] = true;
+  const CheckpointFigures& c = m.checkpoint;
+  if (c.held_up_s > 0) line["checkpoint_s"] = c.held_up_s;
+  if (c.copy_bytes > 0) line["checkpoint_copy_bytes"] = c.copy_bytes;
+  if (c.last_complete > 0) line["last_checkpoint"] = c.last_complete;
+  if (c.num_failed > 0) line["checkpoints_failed"] = c.num_failed;
   if (m.validation_loss) line["validation_loss"] = *m.validation_loss;
   return line.dump();
 }

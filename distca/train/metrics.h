@@ -42,6 +42,14 @@ struct PlanFigures {
   double plan_wait_s = 0;  // seconds that the step waited for its plan
 };
 
+/// How the checkpoints of this start of a run are going.
+struct CheckpointFigures {
+  double held_up_s = 0;    // seconds for which saves held training up, since the last step's line
+  int64_t copy_bytes = 0;  // of this rank's copy, from which it writes; 0: there is none
+  int64_t last_complete = 0;  // the step of the last complete one; 0: none
+  int64_t num_failed = 0;     // saves that failed
+};
+
 /// One optimizer step over all ranks. Times are those of rank 0 unless stated otherwise.
 struct StepMetrics {
   int64_t step = 0;      // from 1
@@ -61,6 +69,8 @@ struct StepMetrics {
   /// new ones, which hold from step + 2 on. If there are none, from_step is 0.
   Speeds speeds;
   std::optional<double> validation_loss;  // nats per target; none if it was not measured
+  bool skipped = false;                   // the step did not reach the weights (train.bad_step)
+  CheckpointFigures checkpoint;
   PlanFigures plan;
 };
 

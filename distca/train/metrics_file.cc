@@ -14,8 +14,9 @@ namespace distca {
 
 MetricsFile::MetricsFile(std::filesystem::path path)
     : path_(std::move(path)),
-      descriptor_(open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666)) {
+      descriptor_(open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666)) {
   if (descriptor_ < 0) throw os_error(path_, "cannot be written");
+  size_ = lseek(descriptor_, 0, SEEK_END);
 }
 
 MetricsFile::~MetricsFile() { close(descriptor_); }

@@ -20,7 +20,8 @@ namespace distca {
 
 class MetricsFile {
  public:
-  /// Opens the file and empties it if it exists. Throws Error(kIo).
+  /// Opens the file, makes it if it does not exist, and adds after the lines that it holds. Throws
+  /// Error(kIo).
   explicit MetricsFile(std::filesystem::path path);
   ~MetricsFile();
   MetricsFile(const MetricsFile&) = delete;
@@ -41,7 +42,7 @@ class MetricsFile {
 
   std::filesystem::path path_;
   int descriptor_;
-  int64_t size_ = 0;              // bytes of whole lines
+  int64_t size_;                  // bytes of whole lines
   bool torn_ = false;             // whether a part of a line follows them
   std::deque<std::string> kept_;  // lines that could not be written yet
   size_t kept_bytes_ = 0;

@@ -46,15 +46,15 @@ class MetricsFileTest : public FolderTest {
   std::filesystem::path path() const { return folder_ / "metrics.jsonl"; }
 };
 
-TEST_F(MetricsFileTest, an_older_file_is_emptied_and_lines_are_there_at_once) {
+TEST_F(MetricsFileTest, lines_follow_those_that_are_there_and_are_there_at_once) {
   write_file_atomically(path(), "old\n");
   MetricsFile file(path());
-  EXPECT_EQ(read_file(path()), "");
+  EXPECT_EQ(read_file(path()), "old\n");
   file.add("{\"step\":1}");
-  EXPECT_EQ(read_file(path()), "{\"step\":1}\n");
+  EXPECT_EQ(read_file(path()), "old\n{\"step\":1}\n");
   file.add("{\"step\":2}");
   EXPECT_EQ(file.finish(), 0);
-  EXPECT_EQ(read_file(path()), "{\"step\":1}\n{\"step\":2}\n");
+  EXPECT_EQ(read_file(path()), "old\n{\"step\":1}\n{\"step\":2}\n");
 }
 
 TEST_F(MetricsFileTest, a_full_disk_costs_no_half_line_and_says_so_once) {

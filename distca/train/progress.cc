@@ -55,8 +55,8 @@ std::string progress_line(const StepMetrics& m, int64_t total_steps, double left
   return line;
 }
 
-Progress::Progress(Console& console, int64_t total_steps)
-    : console_(console), total_steps_(total_steps) {}
+Progress::Progress(Console& console, int64_t first_step, int64_t total_steps)
+    : console_(console), first_step_(first_step), total_steps_(total_steps) {}
 
 Progress::~Progress() {
   console_.keep_progress();
@@ -65,15 +65,18 @@ Progress::~Progress() {
 
 void Progress::begin(const std::string& text) {
   console_.line(text);
-  if (total_steps_ > 0) console_.progress_after(kSignOfLifeSeconds, "step 1 is under way");
+  if (first_step_ <= total_steps_) {
+    console_.progress_after(kSignOfLifeSeconds, fmt::format("step {} is under way", first_step_));
+  }
 }
 
-/// Step 1 takes longer than those to come: from step 2 on it does not count.
+/// The first step takes longer than those to come: from the second on it does not count.
 double Progress::left_s(const StepMetrics& m) {
   const double now = steady_seconds();
-  if (m.step == 1) first_step_end_s_ = now;
-  const double step_s =
-      m.step == 1 ? m.step_s : (now - first_step_end_s_) / static_cast<double>(m.step - 1);
+  if (m.step == first_step_) first_step_end_s_ = now;
+  const double step_s = m.step == first_step_
+                            ? m.step_s
+                            : (now - first_step_end_s_) / static_cast<double>(m.step - first_step_);
   return step_s * static_cast<double>(total_steps_ - m.step);
 }
 

@@ -24,7 +24,8 @@ std::string progress_line(const StepMetrics& metrics, int64_t total_steps, doubl
 /// The progress of one run on a console.
 class Progress {
  public:
-  Progress(Console& console, int64_t total_steps);
+  /// `first_step` is the first one that this start of the run trains.
+  Progress(Console& console, int64_t first_step, int64_t total_steps);
   /// Waits until a slow reader has read everything, but only for a short time if it is stuck.
   ~Progress();
   Progress(const Progress&) = delete;
@@ -41,7 +42,7 @@ class Progress {
   double left_s(const StepMetrics& metrics);
 
   Console& console_;
-  int64_t total_steps_;
+  int64_t first_step_, total_steps_;
   double first_step_end_s_ = 0;  // the time left is predicted from the steps after it
   double last_shown_s_ = -1e9;
 };

@@ -62,7 +62,7 @@ TEST(ProgressLine, of_step_1_guesses_how_long_the_rest_takes) {
 TEST(Progress, counts_the_time_left_from_the_end_of_step_1) {
   TestTerminal terminal(120);
   Console console(terminal.fd());
-  Progress progress(console, 1001);
+  Progress progress(console, 1, 1001);
   progress.show(step_of(1));
   console.finish(20);
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
@@ -80,7 +80,7 @@ TEST(Progress, on_a_terminal_keeps_lines_with_a_validation_loss_and_the_last_one
   TestTerminal terminal;
   {
     Console console(terminal.fd());
-    Progress progress(console, 9);
+    Progress progress(console, 1, 9);
     progress.begin("two workers");
     for (int step = 1; step <= 5; ++step) {
       progress.show(step_of(step, step == 3 ? std::optional(2.5) : std::nullopt));

@@ -19,6 +19,7 @@
 #include "distca/base/clock.h"
 #include "distca/base/error.h"
 #include "distca/base/json.h"
+#include "distca/checkpoint/folder.h"
 #include "distca/checkpoint/safetensors.h"
 
 namespace distca {
@@ -113,6 +114,7 @@ void remove_temporaries(const fs::path& folder) {
   std::error_code ignored;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder, ignored)) {
     const std::string file = entry.path().filename();
+    if (file.starts_with(kSeenFile)) unlink(entry.path().c_str());
     for (const char* name : kNames) {
       const std::string start = fmt::format(".{}.", name);
       if (!file.starts_with(start) || !file.ends_with(".tmp")) continue;
@@ -146,8 +148,9 @@ Error in_use(const fs::path& folder) {
 /// What a folder held when it was looked at.
 struct FoundRun {
   bool has_weights = false;
-  int64_t steps = 0;  // of the weights, if there are any, else of metrics.jsonl
-  std::string date;   // of their last change, as 2026-11-22; empty where there is no run
+  bool has_checkpoints = false;  // complete ones
+  int64_t steps = 0;             // of the weights, if there are any, else of metrics.jsonl
+  std::string date;              // of their last change, as 2026-11-22; empty where there is no run
 
   std::string words() const {
     return fmt::format("({} step{}, {})", steps, steps == 1 ? "" : "s", date);
@@ -186,13 +189,19 @@ FoundRun find_run(const fs::path& folder) {
   }
   if (config_toml && !read_file(folder / kConfigToml).starts_with(kConfigTomlMark))
     throw foreign(folder, kConfigToml, kForeign);
+  found.has_checkpoints = !complete_checkpoints(folder).empty();
   return found;
 }
 
 /// What is there, if a run may take it.
-FoundRun judge(const fs::path& folder, bool overwrite) {
+FoundRun judge(const fs::path& folder, const TakeFolder& how) {
   FoundRun found = find_run(folder);
-  DISTCA_THROW_IF(found.has_weights && !overwrite, ErrorKind::kConfig,
+  if (how.overwrite || how.goes_on_after > 0) return found;
+  DISTCA_THROW_IF(found.has_checkpoints, ErrorKind::kConfig,
+                  "{} holds a run with checkpoints {}: go on from them with --resume, name another "
+                  "train.output_dir, or set train.overwrite=true",
+                  folder.string(), found.words());
+  DISTCA_THROW_IF(found.has_weights, ErrorKind::kConfig,
                   "{} holds a run already {}: name another train.output_dir or set "
                   "train.overwrite=true",
                   folder.string(), found.words());
@@ -201,28 +210,31 @@ FoundRun judge(const fs::path& folder, bool overwrite) {
 
 }  // namespace
 
-void check_run_folder(const fs::path& folder, bool overwrite) {
+void check_run_folder(const fs::path& folder, const TakeFolder& how) {
   // Where there is no such file there is no run.
   const FileDescriptor lock(open((folder / kMetrics).c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC));
   if (lock.get() >= 0) {
     if (!lock_file(lock.get())) throw in_use(folder);
     finish_replacement(folder);
   }
-  judge(folder, overwrite);
+  judge(folder, how);
 }
 
-RunFolder::RunFolder(fs::path folder, bool overwrite) : folder_(std::move(folder)) {
-  judge(folder_, overwrite);
+RunFolder::RunFolder(fs::path folder, const TakeFolder& how)
+    : folder_(std::move(folder)), how_(how) {
+  judge(folder_, how);
   made_folder_ = create_folder(folder_);
   take_lock();
   finish_replacement(folder_);
-  const FoundRun found = judge(folder_, overwrite);  // now that nobody else writes
+  const FoundRun found = judge(folder_, how);  // now that nobody else writes
   had_weights_ = found.has_weights;
-  if (had_weights_ || found.steps > 0) {
-    replaces_ = fmt::format("replacing the {}run in {} {}", had_weights_ ? "" : "unfinished ",
+  if (how.goes_on_after == 0 && (had_weights_ || found.steps > 0)) {
+    replaces_ = fmt::format("replacing the {}run in {} {}",
+                            had_weights_ || found.has_checkpoints ? "" : "unfinished ",
                             folder_.string(), found.words());
   }
   remove_temporaries(folder_);
+  remove_unfinished_checkpoints(folder_);
 }
 
 /// On metrics.jsonl, which is made if need be.
@@ -266,8 +278,22 @@ void RunFolder::begin(const std::string& config_toml) {
   file.write(fmt::format("{}\n", kConfigTomlMark));
   file.write(config_toml);
   began_ = true;
-  if (ftruncate(lock_.get(), 0) != 0) throw os_error(metrics_path(), "cannot be written");
+  cut_metrics();
+  set_aside_checkpoints(folder_, how_.goes_on_after);
   file.commit();
+}
+
+/// After the line of the step that the run goes on from, or before the first.
+void RunFolder::cut_metrics() {
+  int64_t size = 0;
+  if (how_.goes_on_after > 0) {
+    std::ifstream file(metrics_path(), std::ios::binary);
+    for (std::string line; std::getline(file, line) && !file.eof();) {  // eof: it has no line end
+      if (step_of(line).value_or(INT64_MAX) > how_.goes_on_after) break;
+      size += static_cast<int64_t>(line.size()) + 1;
+    }
+  }
+  if (ftruncate(lock_.get(), size) != 0) throw os_error(metrics_path(), "cannot be written");
 }
 
 fs::path RunFolder::metrics_path() const { return folder_ / kMetrics; }
@@ -279,12 +305,15 @@ void RunFolder::save(const std::function<void(AtomicFile&)>& write_weights) {
     config_json_->commit_as(folder_ / kNewConfigJson);
   } catch (const Error& error) {
     unlink((folder_ / kNewWeights).c_str());
-    throw Error(error.kind(),
-                "{}; the weights of this run are lost, for they are saved at its end "
-                "only{}",
-                error.what(), had_weights_ ? "; those of the run before are as they were" : "");
+    const std::vector<CheckpointPlace> checkpoints = complete_checkpoints(folder_);
+    throw Error(error.kind(), "{}; the weights are not saved: {}{}", error.what(),
+                checkpoints.empty() ? "the run has no checkpoint, and they are lost"
+                                    : fmt::format("--resume goes on from the checkpoint of step {}",
+                                                  checkpoints.back().step),
+                had_weights_ ? "; those of the run before are as they were" : "");
   }
   finish_replacement(folder_);
+  remove_set_aside(folder_);
 }
 
 }  // namespace distca

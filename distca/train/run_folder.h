@@ -2,16 +2,18 @@
 // The folder of a run (train.output_dir): which files belong to a run, when a run may take a
 // folder, and how its weights replace those of an older run.
 //
-//     RunFolder folder("runs/mine", config.train.overwrite);
+//     RunFolder folder("runs/mine", {.overwrite = config.train.overwrite});
 //     folder.reserve(weights_bytes, config_json);    // ends here if the disk is too full
 //     folder.begin(recorded_config(config));
 //     // ... all steps; lines go to folder.metrics_path() ...
 //     folder.save([&](AtomicFile& file) { write_weights(file, model, metadata); });
 //
-// A run's files are config.toml, metrics.jsonl, model.safetensors and config.json. Depending on
-// what a folder holds, a run
-//   * takes it, if it has none of these files, or an unfinished run (one without weights);
-//   * needs train.overwrite, if it has the weights of a run;
+// A run's files are config.toml, metrics.jsonl, model.safetensors, config.json and the folder
+// checkpoints. Depending on what a folder holds, a run
+//   * takes it, if it has none of these files, or an unfinished run (one without weights and
+//     checkpoints);
+//   * needs train.overwrite, if it has the weights or checkpoints of a run, unless it goes on from
+//     one of these checkpoints;
 //   * refuses it in any case, if something else made a file of these names. So nobody else's model
 //     or configuration is ever touched.
 // The files of a run are recognized: config.toml and model.safetensors say that we made them,
@@ -21,10 +23,12 @@
 // other run may: rank 0 holds a lock on metrics.jsonl, which the system releases however the
 // process ends. (Where the file system has no locks, nothing prevents a second run.)
 //
-// An older run's config.toml and metrics.jsonl are replaced when the new run begins. Its weights
-// and their config.json stay until the new ones are complete. Those are first written under other
-// names and then renamed. If a process is killed between these two renames, everything needed is on
-// disk, and the next run that looks at the folder finishes the second one.
+// An older run's config.toml and metrics.jsonl are replaced when the new run begins. A run that
+// goes on keeps the lines of metrics.jsonl up to its checkpoint's step. Checkpoints that the run
+// does not go on from are set aside (checkpoint/folder.h). The older weights and their config.json
+// stay until the new ones are complete. Those are first written under other names and then renamed.
+// If a process is killed between these two renames, everything needed is on disk, and the next run
+// that looks at the folder finishes the second one.
 //
 // Thread rule: one thread.
 
@@ -38,17 +42,23 @@
 
 namespace distca {
 
+/// How a run takes a folder.
+struct TakeFolder {
+  bool overwrite = false;     // train.overwrite
+  int64_t goes_on_after = 0;  // the step of the folder's checkpoint that it goes on from; 0: none
+};
+
 /// Throws what taking the folder would throw, except where the file system refuses to write. It
 /// creates nothing. If an older run was killed between its two renames, this finishes the second
 /// one. Call it on rank 0's machine, before ranks start.
-void check_run_folder(const std::filesystem::path& folder, bool overwrite);
+void check_run_folder(const std::filesystem::path& folder, const TakeFolder& how);
 
 /// A folder that a run has taken.
 class RunFolder {
  public:
   /// Takes the folder and makes it if needed. Throws Error(kConfig) if the folder is refused or
   /// another run holds it, and Error(kIo) if it cannot be made.
-  RunFolder(std::filesystem::path folder, bool overwrite);
+  RunFolder(std::filesystem::path folder, const TakeFolder& how);
   /// Releases the lock. If begin() was not called, removes what this object has made. Removes
   /// weights that were not put in place.
   ~RunFolder();
@@ -62,7 +72,8 @@ class RunFolder {
   /// Reserves disk space for the files that save() writes, and leaves those that exist unchanged.
   /// Throws Error(kIo) if the disk has too little.
   void reserve(int64_t weights_bytes, const std::string& config_json);
-  /// Writes config.toml and empties metrics.jsonl. From now on, the folder holds this run.
+  /// Writes config.toml, cuts metrics.jsonl and sets checkpoints aside. From now on, the folder
+  /// holds this run.
   void begin(const std::string& config_toml);
   std::filesystem::path metrics_path() const;
   /// Replaces the weights and config.json. `write_weights` writes the weights. The text of
@@ -72,8 +83,10 @@ class RunFolder {
 
  private:
   void take_lock();
+  void cut_metrics();
 
   std::filesystem::path folder_;
+  TakeFolder how_;
   FileDescriptor lock_;  // destroyed after all that follows
   bool made_metrics_ = false, made_folder_ = false, began_ = false;
   bool had_weights_ = false;  // whether the folder has weights of an older run
@@ -87,5 +100,7 @@ constexpr const char* kConfigTomlMark = "# Written by distca train: what was run
 /// "steps" stands beside it.
 constexpr const char* kProducerKey = "producer";
 constexpr const char* kProducer = "distca train";
+/// How the name of a file begins by which ranks find out whether they all see the folder.
+constexpr const char* kSeenFile = ".seen_by_all_ranks.";
 
 }  // namespace distca

@@ -12,6 +12,7 @@
 #include "distca/base/error.h"
 #include "distca/base/file.h"
 #include "distca/batch/test_folder.h"
+#include "distca/checkpoint/checkpoint_testing.h"
 #include "distca/train/metrics_file.h"
 
 namespace distca {
@@ -51,7 +52,7 @@ class RunFolderTest : public FolderTest {
 
   /// What a run of so many steps leaves, up to its weights or with them.
   void make_run(int64_t steps, bool finished, const std::string& note = "old") {
-    RunFolder folder(run(), true);
+    RunFolder folder(run(), {.overwrite = true});
     folder.reserve(10, note + " config");
     folder.begin("[train]\nsteps = " + std::to_string(steps) + "\n");
     MetricsFile metrics(folder.metrics_path());
@@ -73,14 +74,14 @@ class RunFolderTest : public FolderTest {
     const auto before = contents();
     std::string look = "accepted", taking = "accepted";
     try {
-      check_run_folder(run(), overwrite);
+      check_run_folder(run(), {.overwrite = overwrite});
     } catch (const Error& error) {
       EXPECT_EQ(error.kind(), ErrorKind::kConfig);
       look = error.what();
     }
     EXPECT_EQ(contents(), before);
     try {
-      const RunFolder folder(run(), overwrite);
+      const RunFolder folder(run(), {.overwrite = overwrite});
     } catch (const Error& error) {
       EXPECT_EQ(error.kind(), ErrorKind::kConfig);
       taking = error.what();
@@ -105,16 +106,16 @@ TEST_F(RunFolderTest, a_finished_run_is_replaced_with_permission_only) {
   make_run(100, true);
   EXPECT_THAT(refusal(false), AllOf(HasSubstr(run().string()), HasSubstr("(100 steps, 20"),
                                     HasSubstr("train.overwrite=true")));
-  RunFolder folder(run(), true);
+  RunFolder folder(run(), {.overwrite = true});
   EXPECT_THAT(folder.replaces(), MatchesRegex("replacing the run in .*/run \\(100 steps, "
                                               "20[0-9][0-9]-[0-9][0-9]-[0-9][0-9]\\)"));
 }
 
 TEST_F(RunFolderTest, an_unfinished_run_is_replaced_and_that_is_said) {
   make_run(7, false);
-  check_run_folder(run(), false);
+  check_run_folder(run(), {});
   {
-    RunFolder folder(run(), false);
+    RunFolder folder(run(), {});
     EXPECT_THAT(folder.replaces(),
                 AllOf(HasSubstr("replacing the unfinished run in "), HasSubstr("(7 steps, ")));
     EXPECT_NE(contents().at("metrics.jsonl"), "") << "it has not begun";
@@ -123,7 +124,7 @@ TEST_F(RunFolderTest, an_unfinished_run_is_replaced_and_that_is_said) {
     EXPECT_EQ(contents().at("metrics.jsonl"), "");
   }
   // One that was killed before its first step is of no worth.
-  EXPECT_EQ(RunFolder(run(), false).replaces(), "");
+  EXPECT_EQ(RunFolder(run(), {}).replaces(), "");
 }
 
 TEST_F(RunFolderTest, what_no_run_made_is_refused_with_permission_too) {
@@ -184,7 +185,7 @@ TEST_F(RunFolderTest, other_files_are_no_matter) {
 TEST_F(RunFolderTest, weights_stay_until_the_new_ones_are_whole) {
   make_run(3, true, "old");
   const std::string old_weights = contents().at("model.safetensors");
-  RunFolder folder(run(), true);
+  RunFolder folder(run(), {.overwrite = true});
   folder.reserve(1 << 16, "new config");
   folder.begin("");
   const auto expect_old = [&] {
@@ -205,15 +206,17 @@ TEST_F(RunFolderTest, weights_that_cannot_be_written_leave_the_older_ones_and_sa
   make_run(3, true, "old");
   const auto weights = contents().at("model.safetensors");
   {
-    RunFolder folder(run(), true);
+    RunFolder folder(run(), {.overwrite = true});
     folder.reserve(10, "new config");
     folder.begin("");
     try {
       folder.save([](AtomicFile& file) { throw Error(ErrorKind::kIo, "FILE: no space"); });
       FAIL() << "the error was swallowed";
     } catch (const Error& error) {
-      EXPECT_THAT(error.what(), AllOf(HasSubstr("FILE: no space; the weights of this run are lost"),
-                                      HasSubstr("those of the run before are as they were")));
+      EXPECT_THAT(error.what(),
+                  AllOf(HasSubstr("FILE: no space; the weights are not saved: the run has "
+                                  "no checkpoint, and they are lost"),
+                        HasSubstr("those of the run before are as they were")));
     }
   }
   EXPECT_EQ(contents().at("model.safetensors"), weights);
@@ -225,13 +228,13 @@ TEST_F(RunFolderTest, a_disk_without_room_is_found_before_anything_is_touched) {
   make_run(3, true);
   const auto before = contents();
   {
-    RunFolder folder(run(), true);
+    RunFolder folder(run(), {.overwrite = true});
     EXPECT_THROW(folder.reserve(int64_t{1} << 60, ""), Error);
   }
   EXPECT_EQ(contents(), before);
   fs::remove_all(run());
   {
-    RunFolder folder(run(), true);
+    RunFolder folder(run(), {.overwrite = true});
     EXPECT_THROW(folder.reserve(int64_t{1} << 60, ""), Error);
   }
   EXPECT_FALSE(fs::exists(run())) << "a run that did not begin left its folder";
@@ -241,7 +244,7 @@ TEST_F(RunFolderTest, a_disk_without_room_is_found_before_anything_is_touched) {
 TEST_F(RunFolderTest, a_replacement_that_was_cut_off_is_finished_or_undone) {
   const std::string old_weights = our_weights(3, "old"), new_weights = our_weights(5, "new");
   const auto after_a_look = [&] {
-    EXPECT_THROW(check_run_folder(run(), false), Error);
+    EXPECT_THROW(check_run_folder(run(), {}), Error);
     EXPECT_EQ(contents().size(), 4u) << "something staged is left";
     return std::pair(contents().at("model.safetensors"), contents().at("config.json"));
   };
@@ -264,22 +267,68 @@ TEST_F(RunFolderTest, temporary_files_of_killed_runs_go_and_no_others) {
   for (const char* name : {".model.safetensors.123.tmp", ".config.json.7.tmp", ".config.json.x.tmp",
                            ".notes.123.tmp", "model.safetensors.123.tmp"})
     write(name, "x");
-  const RunFolder folder(run(), false);
+  const RunFolder folder(run(), {});
   std::vector<std::string> names;
   for (const auto& [name, text] : contents()) names.push_back(name);
   EXPECT_THAT(names, ::testing::ElementsAre(".config.json.x.tmp", ".notes.123.tmp", "config.toml",
                                             "metrics.jsonl", "model.safetensors.123.tmp"));
 }
 
+TEST_F(RunFolderTest, checkpoints_hold_a_run) {
+  make_run(30, false);
+  for (const int64_t step : {10, 20, 30}) write_checkpoint(run(), step);
+  try {
+    check_run_folder(run(), {});
+    FAIL() << "taken";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.exit_code(), 2);
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("holds a run with checkpoints (30 steps"),
+                                    HasSubstr("--resume"), HasSubstr("train.overwrite=true")));
+  }
+  EXPECT_EQ(complete_checkpoints(run()).size(), 3u);
+}
+
+TEST_F(RunFolderTest, a_run_that_goes_on_keeps_its_lines_and_checkpoints_up_to_there) {
+  make_run(30, false);
+  for (const int64_t step : {10, 20, 30}) write_checkpoint(run(), step);
+  fs::create_directories(unfinished_checkpoint(run(), 31));
+  const std::string lines = contents().at("metrics.jsonl");
+  {
+    RunFolder folder(run(), {.goes_on_after = 20});
+    EXPECT_EQ(folder.replaces(), "");
+    EXPECT_EQ(contents().at("metrics.jsonl"), lines);
+    folder.begin("# new");
+  }
+  const std::string cut = contents().at("metrics.jsonl");
+  EXPECT_TRUE(lines.starts_with(cut));
+  EXPECT_EQ(std::ranges::count(cut, '\n'), 20);
+  EXPECT_EQ(complete_checkpoints(run()).back().step, 20);
+  EXPECT_EQ(old_checkpoints(run()).back().step, 30);
+  EXPECT_FALSE(fs::exists(unfinished_checkpoint(run(), 31)));
+}
+
+TEST_F(RunFolderTest, checkpoints_that_are_replaced_go_when_the_new_weights_are_whole) {
+  make_run(30, false);
+  write_checkpoint(run(), 30);
+  RunFolder folder(run(), {.overwrite = true});
+  folder.reserve(10, "config");
+  EXPECT_EQ(complete_checkpoints(run()).size(), 1u);
+  folder.begin("");
+  EXPECT_EQ(complete_checkpoints(run()).size(), 0u);
+  EXPECT_EQ(old_checkpoints(run()).size(), 1u);
+  folder.save([](AtomicFile& file) { file.write("weights"); });
+  EXPECT_EQ(old_checkpoints(run()).size(), 0u);
+}
+
 TEST_F(RunFolderTest, one_run_a_folder) {
   {
-    RunFolder first(run(), true);
+    RunFolder first(run(), {.overwrite = true});
     EXPECT_THAT(refusal(true), HasSubstr("another run is writing here"));
     first.reserve(10, "");
     first.begin("");
     EXPECT_THAT(refusal(true), HasSubstr("another run is writing here"));
   }
-  check_run_folder(run(), false);
+  check_run_folder(run(), {});
 }
 
 TEST_F(RunFolderTest, the_lock_goes_with_a_killed_process) {
@@ -288,7 +337,7 @@ TEST_F(RunFolderTest, the_lock_goes_with_a_killed_process) {
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
-    RunFolder folder(run(), false);
+    RunFolder folder(run(), {});
     folder.reserve(10, "");
     folder.begin("");
     if (::write(ready[1], "x", 1) == 1) pause();
@@ -299,7 +348,7 @@ TEST_F(RunFolderTest, the_lock_goes_with_a_killed_process) {
   EXPECT_THAT(refusal(false), HasSubstr("another run is writing here"));
   kill(child, SIGKILL);
   waitpid(child, nullptr, 0);
-  RunFolder folder(run(), false);
+  RunFolder folder(run(), {});
   EXPECT_EQ(contents().size(), 2u);
   close(ready[0]);
   close(ready[1]);

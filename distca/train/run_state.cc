@@ -4,11 +4,24 @@
 
 namespace distca {
 
+void RunState::begin_steps(int64_t step) {
+  steps_ = checkpoint_ = step;
+  stage_ = Stage::kTraining;
+}
+
+bool RunState::request_stop(int signal) {
+  if (stage_ == Stage::kStarting) return false;
+  stop_signal_ = signal;
+  return true;
+}
+
 std::string RunState::stopped_by(const std::string& signal) const {
-  const int64_t steps = steps_;
+  const int64_t steps = steps_, checkpoint = checkpoint_;
   const std::string weights = output_dir_ + "/model.safetensors";
   const std::string begin = fmt::format("stopped by {} ", signal);
   switch (stage_.load()) {
+    case Stage::kStarting:
+      return begin + "before the first step; nothing of it is saved";
     case Stage::kTraining:
       break;
     case Stage::kSaving:
@@ -18,11 +31,12 @@ std::string RunState::stopped_by(const std::string& signal) const {
       return begin + fmt::format("after step {} of {}; the weights are saved in {}", steps,
                                  total_steps_, weights);
   }
-  constexpr const char* kWhen = "no weights of it are saved (they are written at the end of a run)";
-  if (steps == 0)
-    return begin + fmt::format("before the end of step 1 of {}; {}", total_steps_, kWhen);
-  return begin + fmt::format("after step {} of {}; {}; {}/metrics.jsonl has {} step{}", steps,
-                             total_steps_, kWhen, output_dir_, steps, steps == 1 ? "" : "s");
+  return begin +
+         fmt::format(
+             "at once after step {} of {}; {}; {}/metrics.jsonl has {} step{}", steps, total_steps_,
+             checkpoint == 0 ? "no checkpoint of it is saved"
+                             : fmt::format("the last checkpoint is that of step {}", checkpoint),
+             output_dir_, steps, steps == 1 ? "" : "s");
 }
 
 }  // namespace distca

@@ -1,6 +1,6 @@
 #pragma once
-// How far a run is, for the line that a process says when a signal stops it. Any thread may call
-// all methods.
+// How far a run is, and whether somebody has asked it to stop. A process says by it what a signal
+// has stopped (base/stop_signals.h). Any thread may call all methods.
 
 #include <atomic>
 #include <cstdint>
@@ -8,30 +8,42 @@
 
 namespace distca {
 
-/// The state of one run. The trainer of rank 0 updates it.
+/// The state of one run, in one process.
 class RunState {
  public:
   RunState(std::string output_dir, int64_t total_steps)
       : output_dir_(std::move(output_dir)), total_steps_(total_steps) {}
 
+  /// The run goes on from `step` (0: a new run). From now on, a signal is a request.
+  void begin_steps(int64_t step);
   /// The line of step `step`, which counts from 1, has been written to metrics.jsonl.
   void step_done(int64_t step) { steps_ = step; }
+  /// The checkpoint of step `step` is complete.
+  void checkpoint_complete(int64_t step) { checkpoint_ = step; }
   /// The weights are about to be written.
   void begin_saving() { stage_ = Stage::kSaving; }
   /// The weights are on disk.
   void saved() { stage_ = Stage::kSaved; }
 
-  /// One line that says at which step `signal` ("SIGINT", for example) stopped the run, and what is
-  /// saved and where.
+  /// Asks the run to save and to end after the step that is under way. Returns false if it has not
+  /// begun to train, so that there is nothing to save.
+  bool request_stop(int signal);
+  /// The signal that somebody has asked with; 0: nobody has.
+  int stop_requested() const { return stop_signal_; }
+
+  /// One line that says at which step `signal` ("SIGINT", for example) ended the run at once, and
+  /// what is saved and where.
   std::string stopped_by(const std::string& signal) const;
 
  private:
-  enum class Stage { kTraining, kSaving, kSaved };
+  enum class Stage { kStarting, kTraining, kSaving, kSaved };
 
   const std::string output_dir_;
   const int64_t total_steps_;
   std::atomic<int64_t> steps_ = 0;
-  std::atomic<Stage> stage_ = Stage::kTraining;
+  std::atomic<int64_t> checkpoint_ = 0;
+  std::atomic<int> stop_signal_ = 0;
+  std::atomic<Stage> stage_ = Stage::kStarting;
 };
 
 }  // namespace distca

@@ -6,6 +6,7 @@
 #include "distca/base/json.h"
 #include "distca/base/statistics.h"
 #include "distca/base/text.h"
+#include "distca/checkpoint/folder.h"
 #include "distca/plan/scheduler.h"
 #include "distca/program/overlap.h"
 
@@ -163,7 +164,9 @@ std::string learned_text(const Config& config, const IndexedDataset& data,
   const StepMetrics &last = summary.last, &sum = summary.sum;
   const double tokens_per_s = static_cast<double>(sum.plan.tokens) / sum.step_s;
   std::string text = fmt::format(
-      "\nLearned\n  loss {:.3f} -> {:.3f} nats a token over {} tokens in {:.0f} s ({} tokens/s)\n",
+      "\nLearned{}\n  loss {:.3f} -> {:.3f} nats a token over {} tokens in {:.0f} s ({} "
+      "tokens/s)\n",
+      summary.goes_on_after > 0 ? fmt::format(" since step {}", summary.goes_on_after) : "",
       summary.first_loss, last.loss, with_thousands(sum.plan.tokens), sum.step_s,
       with_thousands(static_cast<int64_t>(tokens_per_s)));
   if (last.validation_loss)
@@ -189,8 +192,10 @@ std::string summary_text(const Config& config, const IndexedDataset& data,
                          const RunSummary& summary) {
   const std::string& out = config.train.output_dir;
   std::string text =
-      summary.steps > 0
-          ? learned_text(config, data, summary)
+      summary.steps > 0 ? learned_text(config, data, summary)
+      : summary.goes_on_after > 0
+          ? fmt::format("\nNothing was left to train: all {} steps were done\n",
+                        summary.goes_on_after)
           : "\nNothing was trained (train.steps = 0): the weights are the initial, random ones\n";
   const Json saved = config.model.to_hugging_face(config.batch.max_document_tokens);
   text += fmt::format(
@@ -202,6 +207,10 @@ std::string summary_text(const Config& config, const IndexedDataset& data,
       out, with_thousands(config.model.num_parameters()),
       steps_written(config.train.steps, summary.metrics_missing),
       saved["architectures"][0].get<std::string>());
+  if (const auto checkpoints = complete_checkpoints(out); !checkpoints.empty()) {
+    text += fmt::format("\n  {0}/checkpoints        to go on from, the last one of step {1}", out,
+                        checkpoints.back().step);
+  }
   if (!config.train.trace.empty()) {
     text += fmt::format("\n  {0}  steps {1} to {2}: distca trace {0}, or ui.perfetto.dev",
                         config.train.trace, config.train.trace_first_step,

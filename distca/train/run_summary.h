@@ -14,11 +14,12 @@
 
 namespace distca {
 
-/// Sums over the steps of a run. add() keeps them; the trainer sets `num_workers`, `last` and
-/// `metrics_missing`.
+/// Sums over the steps of a run. add() keeps them; the trainer sets `num_workers`,
+/// `goes_on_after`, `last` and `metrics_missing`.
 struct RunSummary {
   int num_workers = 0;  // ranks from this number on are dedicated servers
   int64_t steps = 0;
+  int64_t goes_on_after = 0;  // the step of the checkpoint that this start went on from; 0: none
   double first_loss = 0;
   StepMetrics last;
   /// Sums over all steps: of tokens, step_s, attention_s, loads, imbalances, predictions and the

@@ -45,6 +45,7 @@ Json settings_of(Config config, const ResolvedConfig& resolved) {
         {key.name, value, is_data ? fmt::format("{} ({})", config.data.prefix, value) : value});
   }
   settings.push_back({kIsa, resolved.isa, resolved.isa});
+  settings.push_back({"--resume", resolved.checkpoint, resolved.checkpoint});
   return settings;
 }
 
@@ -89,6 +90,14 @@ void check_same_config(Communicator& comm, const Config& config, const ResolvedC
     throw Error(ErrorKind::kConfig, "rank{} {} {} {} = {}, rank 0 has {}: give all ranks the same",
                 others.size() > 1 ? "s" : "", fmt::join(others, ", "),
                 others.size() > 1 ? "have" : "has", text(0, 0), text(others[0], 2), text(0, 2));
+  }
+}
+
+void check_same_plan(Communicator& comm, uint64_t hash) {
+  const std::vector<uint64_t> all = all_gather(comm, hash, "plan hash");
+  for (int rank = 0; rank < comm.size(); ++rank) {
+    DISTCA_CHECK(all[rank] == hash, "rank {} has another plan ({:016x}) than rank {} ({:016x})",
+                 rank, all[rank], comm.rank(), hash);
   }
 }
 

@@ -3,6 +3,7 @@
 // rank reads for itself. Otherwise ranks would wait for each other forever, or train something that
 // nobody asked for. Thread rule: as the communicator's.
 
+#include <cstdint>
 #include <string>
 
 #include "distca/batch/indexed_dataset.h"
@@ -18,6 +19,7 @@ struct ResolvedConfig {
   std::string data;    // what data.prefix holds (data_summary), wherever it lies
   /// The instructions that PyTorch computes with (ATEN_CPU_CAPABILITY); "" on a device.
   std::string isa;
+  std::string checkpoint = "none";  // what the run goes on from, wherever it lies
 };
 
 /// Returns "40 documents, 13,673 tokens, contents 0123456789abcdef", for example.
@@ -29,5 +31,9 @@ std::string data_summary(const IndexedDataset& data);
 /// same whether there is a file. train.output_dir, train.overwrite and train.threads_per_rank may
 /// differ.
 void check_same_config(Communicator& comm, const Config& config, const ResolvedConfig& resolved);
+
+/// Ranks plan for themselves, and a plan is used only if all have the same: a CHECK. All ranks call
+/// it together.
+void check_same_plan(Communicator& comm, uint64_t hash);
 
 }  // namespace distca

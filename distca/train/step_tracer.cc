@@ -71,7 +71,9 @@ StepTracer::StepTracer(const Config& config, Communicator& comm, int num_workers
 void StepTracer::begin_step(int64_t step) {
   const int64_t first = config_.train.trace_first_step;
   if (!on() || step < first || step > last_step(config_)) return;
+  if (step != first && !began_) return;
   if (step == first) {
+    began_ = true;
     const ClockFace mine = my_clock();
     const ClockFace first = all_gather(comm_, mine, "clock alignment")[0];
     origin_s_ = first.now_s;

@@ -44,6 +44,7 @@ class StepTracer {
   Communicator& comm_;
   int num_workers_;
   TraceRecorder recorder_;
+  bool began_ = false;  // the first step to be traced was begun: else a resumed run is past it
   bool tracing_ = false;
   int64_t step_ = 0;
   double step_begin_s_ = 0;

@@ -6,53 +6,49 @@
 
 #include <cmath>
 #include <cstdio>
-#include <numeric>
 #include <optional>
 
 #include "distca/base/clock.h"
 #include "distca/base/console.h"
 #include "distca/base/error.h"
+#include "distca/base/stop_signals.h"
 #include "distca/base/text.h"
 #include "distca/batch/indexed_dataset.h"
+#include "distca/checkpoint/reader.h"
 #include "distca/comm/collectives.h"
 #include "distca/comm/ordered_sum.h"
 #include "distca/comm/tags.h"
 #include "distca/comm/traced.h"
 #include "distca/cost/speed_meter.h"
-#include "distca/model/weights_file.h"
 #include "distca/train/bandwidth.h"
+#include "distca/train/checkpoint_saver.h"
 #include "distca/train/compute_peak.h"
 #include "distca/train/data_split.h"
 #include "distca/train/metrics.h"
-#include "distca/train/metrics_file.h"
 #include "distca/train/optimizer.h"
 #include "distca/train/plan_ahead.h"
 #include "distca/train/plan_request.h"
-#include "distca/train/progress.h"
-#include "distca/train/run_folder.h"
+#include "distca/train/resume.h"
+#include "distca/train/run_faults.h"
+#include "distca/train/run_output.h"
 #include "distca/train/run_summary.h"
 #include "distca/train/same_config.h"
 #include "distca/train/same_weights.h"
 #include "distca/train/speed_sample.h"
 #include "distca/train/step.h"
+#include "distca/train/step_batches.h"
+#include "distca/train/step_guard.h"
 #include "distca/train/step_tracer.h"
 
 namespace distca {
 namespace {
-
-/// Workers are the first ranks.
-std::vector<int> worker_ranks(int num_workers) {
-  std::vector<int> ranks(num_workers);
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return ranks;
-}
 
 /// What a rank has that holds weights.
 struct Weights {
   Weights(const Config& config, Communicator& comm, int num_workers)
       : model(config.model, static_cast<uint64_t>(config.train.seed), comm.cuda_device()),
         optimizer(model.weights(), model.parameters(), config.optimizer),
-        group(comm.split(worker_ranks(num_workers))),
+        group(comm.split_first(num_workers)),
         workers(*group, kTracedTags + kTracedTagsEach) {}
 
   Llama model;
@@ -64,6 +60,9 @@ struct Weights {
 /// What a rank tells the others of a step.
 struct RankStep {
   double loss_sum = 0, grad_norm = 0;
+  StepVerdict verdict;
+  SaveReport save;
+  int stop_signal = 0;  // that this rank was sent
   ExchangeBytes bytes;
   double attention_s = 0;
   RankSample sample;
@@ -71,113 +70,118 @@ struct RankStep {
 
 class Trainer {
  public:
-  Trainer(const Config& config, Communicator& comm, RunState& state)
+  Trainer(const Config& config, Communicator& comm, RunState& state, const RunStart& start)
       : config_(config),
         comm_(comm),
         state_(state),
+        checkpoint_(start.checkpoint ? std::make_unique<CheckpointReader>(*start.checkpoint)
+                                     : nullptr),
+        first_step_(checkpoint_ ? checkpoint_->index().step + 1 : 1),
+        run_id_(start.run_id),
         all_(comm, kTracedTags),
         num_workers_(comm.size() - static_cast<int>(config.servers.dedicated)),
         data_(config.data.prefix),
         split_(split_documents(data_.num_documents(), config.data.validation_fraction,
                                config.batch.seed)),
-        stream_(data_.document_lengths(), split_.train, config.batch),
-        validation_(validation_batches(config, data_, split_)),
+        batches_(config, data_, split_, first_step_),
         weights_(comm.rank() < num_workers_ ? std::make_unique<Weights>(config, comm, num_workers_)
                                             : nullptr),
+        guard_(config.train.spike_factor),
         step_(config.model, weights_ ? &weights_->model : nullptr, comm, step_options(config)),
         tracer_(config, comm, num_workers_) {
     summary_.num_workers = num_workers_;
+    summary_.goes_on_after = first_step_ - 1;
   }
 
-  void run() {
-    comm_.set_step(0);
-    resolved_ = {
-        .price = config_.attention_profile ? profile_name(*config_.attention_profile) : "pairs",
-        .kernel = step_.kernel().name(),
-        .data = data_summary(data_),
-        .isa = comm_.cuda_device() < 0 ? at::get_cpu_capability() : std::string()};
-    check_same_config(comm_, config_, resolved_);
-    check_initial_weights();
-    if (comm_.rank() == 0) take_folder();
+  TrainEnd run() {
+    comm_.set_step(first_step_ - 1);
+    const std::vector<std::string> resumed = prepare();
     peak_ = measure_peak(config_, comm_);
-    if (comm_.rank() == 0) open_output();
-    if (measures_speeds(config_)) {
-      meter_.emplace(comm_.size(),
-                     config_.plan.tolerance.is_auto() ? measured_bytes_per_us(comm_) : 0);
-    }
+    if (output_) begin_output(resumed);
+    saver_.emplace(config_, std::move(facts_), run_id_, first_step_ - 1, comm_, num_workers_);
     const auto plan_next = [this, rank = comm_.rank()](const Speeds& speeds) {
-      const std::optional<StepBatch> batch = next_batch();
+      const std::optional<StepBatch> batch = batches_.next();
       return batch ? std::optional(plan_batch(config_, data_, *batch, rank, num_workers_, speeds))
                    : std::nullopt;
     };
-    plan_ahead_.emplace(plan_next, speeds_at(1));
-    for (int64_t step = 1; step <= config_.train.steps; ++step) {
+    plan_ahead_.emplace(plan_next, speeds_at(first_step_));
+    state_.begin_steps(first_step_ - 1);
+    for (int64_t step = first_step_; step <= config_.train.steps; ++step) {
       comm_.set_step(step);
       StepMetrics metrics = train_step(step);
-      const bool finite = std::isfinite(metrics.grad_norm) && std::isfinite(metrics.loss);
-      if (finite && evaluates(step)) metrics.validation_loss = evaluate(step);
+      if (verdict_.finite() && batches_.evaluates(step)) metrics.validation_loss = evaluate(step);
       summary_.add(metrics);
-      if (comm_.rank() == 0) tell(metrics);
-      check_finite(metrics);
+      if (output_) output_->tell(metrics, resolved_);
+      if (ends_badly()) end_badly(step);
+      check_validation(metrics);
+      const bool saved = !saves_after(step) || finish_save(step);
+      if (stop_signal_ != 0) return stopped(step, saved);
     }
     if (weights_) drifted_ = others_with_other_weights("comparing the trained weights");
     // Nobody waits for rank 0 while it writes: that may take longer than a wait may.
     barrier(comm_, "end of training");
-    if (comm_.rank() == 0) save();
+    if (output_) save();
     // The last one is said when the weights are safe, and by rank 0 alone: ranks that end with an
     // error have the others ended too.
     if (comm_.rank() == 0 && summary_.last.validation_loss)
-      check_last_validation(*summary_.last.validation_loss);
+      check_last_validation(*summary_.last.validation_loss, config_);
+    return {};
   }
 
  private:
-  /// Before the first step: who may not write there, or has no room, ends now.
-  void take_folder() {
-    folder_.emplace(config_.train.output_dir, config_.train.overwrite);
-    folder_->reserve(
-        safetensors_bytes(stored_weights(config_.model), weights_metadata()),
-        config_.model.to_hugging_face(config_.batch.max_document_tokens).dump(2) + "\n");
+  /// Before the first step: compares ranks, reads the checkpoint, takes the folder. Gives what is
+  /// to be said about going on.
+  std::vector<std::string> prepare() {
+    resolved_ = {
+        .price = config_.attention_profile ? profile_name(*config_.attention_profile) : "pairs",
+        .kernel = step_.kernel().name(),
+        .data = data_summary(data_),
+        .isa = comm_.cuda_device() < 0 ? at::get_cpu_capability() : std::string(),
+        .checkpoint = checkpoint_ ? checkpoint_words(checkpoint_->index()) : "none"};
+    check_same_config(comm_, config_, resolved_);
+    run_id_ = agreed_run_id(comm_, run_id_);
+    facts_ = {.config = config_texts(config_),
+              .machine = machine_texts(config_, resolved_, num_workers_),
+              .data = resolved_.data};
+    std::vector<std::string> words;
+    if (checkpoint_) words = check_resume(checkpoint_->index(), facts_);
+    if (checkpoint_ && weights_)
+      load_checkpoint(*checkpoint_, weights_->model.weights(), weights_->optimizer);
+    if (weights_) {
+      check_same_start(others_with_other_weights("comparing the initial weights"),
+                       checkpoint_ != nullptr);
+    }
+    const bool own = checkpoint_ && is_own_checkpoint(checkpoint_->folder(), config_);
+    if (comm_.rank() == 0) output_.emplace(config_, state_, own ? first_step_ - 1 : 0, first_step_);
+    if (measures_speeds(config_)) {
+      meter_.emplace(comm_.size(),
+                     config_.plan.tolerance.is_auto() ? measured_bytes_per_us(comm_) : 0);
+    }
+    if (checkpoint_) {
+      restore_trainer();
+      words.insert(words.begin(), fmt::format("going on after step {} from {}", first_step_ - 1,
+                                              checkpoint_->folder().string()));
+      checkpoint_.reset();
+    }
+    return words;
   }
 
-  void open_output() {
-    Config recorded = config_;
-    recorded.train.overwrite = false;  // a permission, given once
-    folder_->begin(recorded_config(recorded));
-    metrics_file_.emplace(folder_->metrics_path());
-    progress_.emplace(standard_output(), config_.train.steps);
+  /// What does not belong to the weights.
+  void restore_trainer() {
+    const JsonField trainer(checkpoint_->index().trainer,
+                            (checkpoint_->folder() / kIndexFile).string(), ErrorKind::kCheckpoint,
+                            "trainer");
+    guard_.restore(trainer["guard"]);
+    skipped_in_row_ = trainer["skipped_in_row"].integer(0);
+    if (meter_ && checkpoint_->index().trainer.contains("speed_meter"))
+      meter_->restore(trainer["speed_meter"].integers());
+  }
+
+  void begin_output(const std::vector<std::string>& resumed) {
     std::string text = start_text(config_, split_words(config_, data_, split_), num_workers_,
                                   resolved_.kernel, peak_);
-    if (const std::string line = folder_->replaces(); !line.empty()) text = line + "\n" + text;
-    progress_->begin(text);
-  }
-
-  void tell(const StepMetrics& metrics) {
-    metrics_file_->add(metrics_line(metrics, config_, resolved_));
-    state_.step_done(metrics.step);
-    progress_->show(metrics);
-  }
-
-  SafetensorsMetadata weights_metadata() const {
-    return {{kProducerKey, kProducer}, {"steps", std::to_string(config_.train.steps)}};
-  }
-
-  /// Validation loss after this step?
-  bool evaluates(int64_t step) const {
-    const int64_t every = config_.train.validation_every;
-    return !validation_.empty() &&
-           (step == config_.train.steps || (every > 0 && step % every == 0));
-  }
-
-  /// Batches in the order of their use: a step's, then the validation ones where they are due. On
-  /// the planning thread.
-  std::optional<StepBatch> next_batch() {
-    if (validation_left_ > 0) {
-      return StepBatch{.batch = validation_[validation_.size() - validation_left_--],
-                       .kind = ProgramRequest::Kind::kEvaluate};
-    }
-    if (steps_planned_ == config_.train.steps) return std::nullopt;
-    if (evaluates(++steps_planned_)) validation_left_ = validation_.size();
-    return StepBatch{.batch = stream_.next(), .checks_all_ranks = steps_planned_ == 1};
+    for (const std::string& line : resumed) text += "\n" + line;
+    output_->begin(text);
   }
 
   Speeds speeds_at(int64_t step) const { return meter_ ? meter_->speeds_at(step) : Speeds{}; }
@@ -193,71 +197,75 @@ class Trainer {
                      .begin_s = begin_s,
                      .end_s = steady_seconds()});
     }
-    compare_hashes(planned.hash);
+    check_same_plan(all_, planned.hash);
     return planned;
   }
 
-  /// Ranks plan for themselves: a plan is used only when all have the same.
-  void compare_hashes(uint64_t mine) {
-    const std::vector<uint64_t> all = all_gather(all_, mine, "plan hash");
-    for (int rank = 0; rank < comm_.size(); ++rank) {
-      DISTCA_CHECK(all[rank] == mine, "rank {} has another plan ({:016x}) than rank {} ({:016x})",
-                   rank, all[rank], comm_.rank(), mine);
-    }
+  bool skips() const { return config_.train.bad_step == Config::Train::BadStep::kSkip; }
+  /// Whether the step ends the run: it did not reach the weights, and all ranks know it.
+  bool ends_badly() const {
+    return !verdict_.good() && !(skips() && skipped_in_row_ <= config_.train.max_skipped_steps);
   }
 
-  /// All ranks have the same values and stop together, before they reach the weights. The last
-  /// validation loss is looked at when the weights are safe (check_last_validation).
-  void check_finite(const StepMetrics& m) {
-    const bool last = m.step == config_.train.steps;
-    const char* const what = !std::isfinite(m.grad_norm) ? "gradient norm"
-                             : !std::isfinite(m.loss)    ? "loss"
-                             : !last && !std::isfinite(m.validation_loss.value_or(0))
-                                 ? "validation loss"
-                                 : nullptr;
-    if (!what) return;
+  [[noreturn]] void end_badly(int64_t step) {
+    const std::string saved = save_before_bad_step(step);
     // Nobody ends the run before rank 0 has written the step's line.
     barrier(comm_, "end of a run that diverged");
-    const bool initial = m.step == 1 && !(std::isfinite(m.grad_norm) && std::isfinite(m.loss));
-    throw diverged(fmt::format("step {}: the {} is", m.step, what), initial);
+    throw bad_step(config_, step, verdict_, skips() ? skipped_in_row_ - 1 : 0, saved);
   }
 
-  /// `what` not finite, and what to do: `initial` weights are no update's fault.
-  Error diverged(const std::string& what, bool initial) const {
-    return Error(ErrorKind::kTraining, "{} not finite; lower {} (now {})", what,
-                 initial ? "model.initializer_range" : "optimizer.lr",
-                 initial ? config_.model.initializer_range : config_.optimizer.lr);
+  /// The weights are still those of the step before. Gives what is to be said about them.
+  std::string save_before_bad_step(int64_t step) {
+    if (step == 1) return "";
+    const uint8_t mine = !weights_ || num_not_finite(weights_->model.parameters()) == 0;
+    if (all_gather(comm_, mine, "looking at the weights")[0] == 0)
+      return "; the weights are not finite either and are not saved";
+    if (saver_->begun() != step - 1) begin_save(step - 1, skipped_in_row_ - 1);
+    if (!saver_->finish()) return "; the state before it could not be saved";
+    return fmt::format("; the state after step {} is saved, --resume goes on from it", step - 1);
+  }
+
+  /// All ranks have the same values and stop together. The last validation loss is looked at when
+  /// the weights are safe (check_last_validation).
+  void check_validation(const StepMetrics& m) {
+    if (m.step == config_.train.steps || std::isfinite(m.validation_loss.value_or(0))) return;
+    barrier(comm_, "end of a run that diverged");
+    throw diverged(config_, fmt::format("step {}: the validation loss is", m.step));
+  }
+
+  /// Whether a checkpoint is made of the state after this step.
+  bool saves_after(int64_t step) const {
+    return stop_signal_ != 0 || saver_->is_due(step) || saver_->begun() == step;
+  }
+
+  /// Starts to save the state after `step`, which the weights have now.
+  void begin_save(int64_t step, int64_t skipped_in_row) {
+    Json trainer = {{"guard", guard_.state()}, {"skipped_in_row", skipped_in_row}};
+    if (meter_) trainer["speed_meter"] = meter_->state();
+    saver_->begin(step, std::move(trainer), weights_ ? &weights_->optimizer : nullptr);
+  }
+
+  /// After the step's line was written. Returns false if a save that had to end here failed.
+  bool finish_save(int64_t step) {
+    const bool goes_on = stop_signal_ == 0 && step != config_.train.steps;
+    return (config_.checkpoint.async && goes_on) || saver_->finish();
+  }
+
+  TrainEnd stopped(int64_t step, bool saved) {
+    const std::string name = signal_name(stop_signal_);
+    DISTCA_THROW_IF(!saved, ErrorKind::kIo,
+                    "stopped by {} after step {} of {}, and its checkpoint could not be saved",
+                    name, step, config_.train.steps);
+    if (!output_) return {.stopped_by = stop_signal_};  // rank 0 says it
+    output_->finish_metrics();
+    return {.stopped_by = stop_signal_,
+            .words = fmt::format("stopped by {} after step {} of {}; saved, resume with the same "
+                                 "command and --resume ({}/checkpoints)",
+                                 name, step, config_.train.steps, config_.train.output_dir)};
   }
 
   std::vector<int> others_with_other_weights(std::string_view operation) {
     return ranks_with_other_weights(weights_->workers, weights_->model.parameters(), operation);
-  }
-
-  void check_initial_weights() {
-    if (!weights_) return;
-    const std::vector<int> others = others_with_other_weights("comparing the initial weights");
-    DISTCA_THROW_IF(!others.empty(), ErrorKind::kConfig,
-                    "rank{} {} drew other initial weights than rank 0: start the same version of "
-                    "distca on all ranks",
-                    others.size() > 1 ? "s" : "", fmt::join(others, ", "));
-  }
-
-  /// On rank 0, after it has saved: the others have ended well and need not wait for that.
-  void check_replicas() const {
-    DISTCA_THROW_IF(
-        !drifted_.empty(), ErrorKind::kTraining,
-        "rank{} {} ended with other weights than rank 0: from some step on each trained a "
-        "model of its own; rank 0's is saved in {}, but is not what one worker would have "
-        "trained; look for unlike or faulty machines",
-        drifted_.size() > 1 ? "s" : "", fmt::join(drifted_, ", "), config_.train.output_dir);
-  }
-
-  void check_last_validation(double loss) const {
-    DISTCA_THROW_IF(
-        !std::isfinite(loss), ErrorKind::kTraining,
-        "step {}: the validation loss is not finite; lower optimizer.lr (now {}); the weights "
-        "are saved as they are in {}",
-        config_.train.steps, config_.optimizer.lr, config_.train.output_dir);
   }
 
   /// From here on, events of this rank go to `recorder`; null: nowhere.
@@ -276,16 +284,24 @@ class Trainer {
     metrics.step = step;
     metrics.lr = learning_rate(config_.optimizer, step - 1, config_.train.steps);
     if (weights_) weights_->optimizer.zero_gradients();
+    GradientSum sum;
+    const auto targets = static_cast<double>(std::max<int64_t>(1, planned.figures.targets));
+    verdict_ = {};
     const StepResult result = step_.train(
         planned.input, planned.figures.targets,
         [&](double loss_sum) {
-          metrics.grad_norm = weights_->optimizer.sum_and_clip(weights_->workers, loss_sum).norm;
+          sum = weights_->optimizer.sum_and_clip(weights_->workers, loss_sum);
+          verdict_ = guard_.judge(sum.loss_sum / targets, sum.norm);
         },
         [&] {
-          // Else all ranks end below, dedicated servers too, before it reaches the weights.
-          if (std::isfinite(metrics.grad_norm)) weights_->optimizer.update(metrics.lr);
+          if (!verdict_.good()) return;  // all workers know the same
+          guard_.accept(sum.loss_sum / targets, sum.norm);
+          weights_->optimizer.update(metrics.lr);
         });
+    metrics.grad_norm = sum.norm;
     share(result, planned, &metrics);
+    if (!ends_badly() && saves_after(step)) save_traced(step);
+    metrics.checkpoint = saver_->figures();
     metrics.step_s = watch.seconds();
     tracer_.end_step();
     record_to(nullptr);
@@ -295,6 +311,17 @@ class Trainer {
     metrics.peak_flops_per_s = peak_.flops_per_s;
     metrics.times = result.times;
     return metrics;
+  }
+
+  void save_traced(int64_t step) {
+    const double begin_s = steady_seconds();
+    begin_save(step, skipped_in_row_);
+    if (TraceRecorder* recorder = tracer_.recorder()) {
+      recorder->add({.kind = TraceKind::kWait,
+                     .name = "checkpoint",
+                     .begin_s = begin_s,
+                     .end_s = steady_seconds()});
+    }
   }
 
   /// Once a run, where keys were to be kept.
@@ -313,6 +340,9 @@ class Trainer {
     const RankSample work = planned.work[comm_.rank()];
     const RankStep own{.loss_sum = mine.loss_sum,
                        .grad_norm = metrics->grad_norm,
+                       .verdict = verdict_,
+                       .save = saver_->report(),
+                       .stop_signal = state_.stop_requested(),
                        .bytes = mine.bytes,
                        .attention_s = config_.attention_has_one_thread()
                                           ? mine.times.processor_of(OpKind::kCoreAttention)
@@ -320,26 +350,40 @@ class Trainer {
                        .sample = rank_sample(mine.times, work.tokens, work.load)};
     double loss_sum = 0;
     std::vector<RankSample> samples;
+    std::vector<SaveReport> saves;
     const std::vector<RankStep> all = all_gather(all_, own, "loss sum");
     for (const RankStep& rank : all) {
       loss_sum += rank.loss_sum;
       metrics->bytes += rank.bytes;
       metrics->attention_s.push_back(rank.attention_s);
       samples.push_back(rank.sample);
+      saves.push_back(rank.save);
+      stop_signal_ = std::max(stop_signal_, rank.stop_signal);
     }
+    hear(all[0].verdict, saves, metrics);
     const int64_t targets = planned.figures.targets;
     metrics->loss = targets > 0 ? loss_sum / static_cast<double>(targets) : 0.0;
     metrics->grad_norm = all[0].grad_norm;  // dedicated servers have none
     // The same values on every rank: so are the speeds. The first step's plan rests on the
     // bandwidth, which nobody has recorded yet.
-    if (meter_ && (meter_->add(metrics->step, samples) || metrics->step == 1))
+    if (meter_ && (meter_->add(metrics->step, samples) || metrics->step == first_step_))
       metrics->speeds = meter_->speeds();
+  }
+
+  /// What rank 0 thinks of the step, which dedicated servers do not know, and how saves are going.
+  void hear(const StepVerdict& verdict, const std::vector<SaveReport>& saves,
+            StepMetrics* metrics) {
+    verdict_ = verdict;
+    skipped_in_row_ = verdict.good() ? 0 : skipped_in_row_ + 1;
+    metrics->skipped = !verdict.good();
+    saver_->heard(saves);
+    if (output_) state_.checkpoint_complete(saver_->last_complete());
   }
 
   double evaluate(int64_t step) {
     double sum[1] = {0};
     int64_t targets = 0;
-    for (size_t i = 0; i < validation_.size(); ++i) {
+    for (size_t i = 0; i < batches_.num_validation(); ++i) {
       PlannedBatch planned = next_planned(step);
       targets += planned.figures.targets;
       sum[0] += step_.evaluate(planned.input).loss_sum;
@@ -351,52 +395,53 @@ class Trainer {
   void save() {
     // No step has looked at what the last update made.
     if (const int64_t bad = num_not_finite(weights_->model.parameters()); bad > 0) {
-      throw diverged(fmt::format("the last update left {} weights that are", with_thousands(bad)),
-                     false);
+      throw diverged(config_,
+                     fmt::format("the last update left {} weights that are", with_thousands(bad)));
     }
-    state_.begin_saving();
-    folder_->save(
-        [this](AtomicFile& file) { write_weights(file, weights_->model, weights_metadata()); });
-    state_.saved();
+    output_->save_weights(weights_->model);
     tracer_.write();
-    summary_.metrics_missing = metrics_file_->finish();
-    progress_->end(summary_text(config_, data_, summary_));
-    check_replicas();
+    summary_.metrics_missing = output_->finish_metrics();
+    output_->end(summary_text(config_, data_, summary_));
+    // The others have ended well and did not wait for this.
+    check_same_end(drifted_, config_);
   }
 
   const Config& config_;
   Communicator& comm_;
   RunState& state_;
+  std::unique_ptr<CheckpointReader> checkpoint_;  // what the run goes on from, until it is read
+  int64_t first_step_;
+  std::string run_id_;
   TracedCommunicator all_;  // comm_, where a step's sums are traced
   int num_workers_;
   IndexedDataset data_;
   DocumentSplit split_;
-  BatchStream stream_;
-  std::vector<Batch> validation_;
+  StepBatches batches_;
   std::unique_ptr<Weights> weights_;  // null on a dedicated server
+  StepGuard guard_;
+  StepVerdict verdict_;  // of the step under way
+  int64_t skipped_in_row_ = 0;
   Step step_;
   ResolvedConfig resolved_;
+  RunFacts facts_;
   StepTracer tracer_;
-  std::optional<RunFolder> folder_;  // of rank 0, as are metrics_file_ and progress_
-  std::optional<MetricsFile> metrics_file_;
-  std::optional<Progress> progress_;
+  std::optional<RunOutput> output_;  // of rank 0
+  std::optional<CheckpointSaver> saver_;
+  int stop_signal_ = 0;  // that a rank was sent
   RunSummary summary_;
   std::vector<int> drifted_;  // ranks whose trained weights are not rank 0's
   ComputePeak peak_;
   bool said_redispatched_ = false;
-  std::optional<SpeedMeter> meter_;  // where what is measured enters the plans
-  // Of the planning thread.
-  int64_t steps_planned_ = 0;
-  size_t validation_left_ = 0;
+  std::optional<SpeedMeter> meter_;      // where what is measured enters the plans
   std::optional<PlanAhead> plan_ahead_;  // last: its thread uses the others
 };
 
 }  // namespace
 
-void train(const Config& config, Communicator& comm, RunState& state) {
+TrainEnd train(const Config& config, Communicator& comm, RunState& state, const RunStart& start) {
   // A setting of the calling thread (OpenMP): ranks that are threads set it each for themselves.
   at::set_num_threads(static_cast<int>(config.train.threads_per_rank));
-  Trainer(config, comm, state).run();
+  return Trainer(config, comm, state, start).run();
 }
 
 }  // namespace distca

@@ -1,6 +1,10 @@
 #pragma once
-// The training loop of one rank: batches, plans, steps, validation loss, metrics, and the weights
-// at the end. run_folder.h says which files a run writes.
+// The training loop of one rank: batches, plans, steps, validation loss, metrics, checkpoints, and
+// the weights at the end. run_folder.h says which files a run writes.
+
+#include <filesystem>
+#include <optional>
+#include <string>
 
 #include "distca/comm/communicator.h"
 #include "distca/train/config.h"
@@ -8,10 +12,25 @@
 
 namespace distca {
 
+/// How a run begins.
+struct RunStart {
+  std::optional<std::filesystem::path> checkpoint;  // what it goes on from; nothing: a new run
+  std::string run_id;                               // of the launch; "": rank 0 draws one
+};
+
+/// How a run has ended.
+struct TrainEnd {
+  int stopped_by = 0;  // the signal after which it saved and ended; 0: all steps are done
+  std::string words;   // on rank 0, what is to be said about that
+};
+
 /// Trains. All ranks call it with the same configuration. The last servers.dedicated ranks hold no
 /// weights and only compute attention. Rank 0 writes the files of the run, shows progress on stdout
-/// without waiting for a reader, and keeps `state` up to date; other ranks leave `state` untouched.
-/// Throws Error(kComm) if a rank is lost, and Error(kTraining) if the run diverges.
-void train(const Config& config, Communicator& comm, RunState& state);
+/// without waiting for a reader, and keeps `state` up to date; ranks that are threads may share it.
+/// If a signal was noted in the `state` of any rank, all ranks save a checkpoint after the step
+/// that is under way, and end. Throws Error(kComm) if a rank is lost, and Error(kTraining) if the
+/// run diverges.
+TrainEnd train(const Config& config, Communicator& comm, RunState& state,
+               const RunStart& start = {});
 
 }  // namespace distca

@@ -16,6 +16,7 @@
 #include "distca/kernels/cpu/attention.h"
 #include "distca/kernels/reference/attention.h"
 #include "distca/kernels/task_list.h"
+#include "tests/fuzz/targets.h"
 
 namespace distca::kernels::fuzz {
 namespace {
@@ -326,7 +327,7 @@ Outcome run_task_list(std::span<const uint8_t> bytes) {
 
 }  // namespace distca::kernels::fuzz
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  distca::kernels::fuzz::run_task_list({data, size});
-  return 0;
+bool distca::fuzz::task_list(std::span<const uint8_t> bytes) {
+  const auto [forward, backward, compared] = kernels::fuzz::run_task_list(bytes);
+  return forward || backward;
 }

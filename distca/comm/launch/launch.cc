@@ -1,411 +1,99 @@
 #include "distca/comm/launch/launch.h"
 
-#include <fcntl.h>
-#include <poll.h>
-#include <sys/prctl.h>
 #include <sys/signalfd.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstring>
-#include <optional>
-#include <string_view>
-#include <thread>
+#include <random>
 
-#include "distca/base/clock.h"
 #include "distca/base/console.h"
 #include "distca/base/env.h"
 #include "distca/base/error.h"
 #include "distca/base/file.h"
-#include "distca/base/json.h"
 #include "distca/base/stop_signals.h"
-#include "distca/comm/health/diagnosis.h"
 #include "distca/comm/launch/launch_output.h"
-#include "distca/comm/launch/local_store.h"
-#include "distca/comm/launch/store_keys.h"
+#include "distca/comm/launch/local_run.h"
 
 namespace distca {
 namespace {
 
-constexpr const char* kPrefix = "distca/";  // of the store's keys (rendezvous.cc)
-constexpr double kMercy = 2;                // seconds between SIGTERM and SIGKILL
-constexpr double kLook = 0.5;               // seconds between two looks at a rank that still saves
-
-struct Child {
-  int rank = 0;
-  pid_t pid = -1;
-  RankStream out = {}, err = {};
-  std::optional<int> status = {};  // once it has ended
-  bool ended_by_us = false;
-};
-
-/// Whether the rank had done all its work when it sent this heartbeat.
-bool has_finished(const std::string& beat) {
-  return !beat.empty() && parse_json(beat, "a heartbeat", ErrorKind::kComm).at("state") ==
-                              static_cast<int>(RankState::kFinished);
-}
-
-/// "exited with code 3" or "was killed by signal 9 (SIGKILL)"; `status` as waitpid gives it.
-std::string describe_exit(int status) {
-  if (!WIFSIGNALED(status)) return fmt::format("exited with code {}", WEXITSTATUS(status));
-  const char* name = sigabbrev_np(WTERMSIG(status));
-  return fmt::format("was killed by signal {} (SIG{})", WTERMSIG(status), name ? name : "?");
-}
-
-class LocalRun {
+/// Makes the signals that the launcher handles readable. They stay blocked between two attempts, so
+/// that none is lost.
+class BlockedSignals {
  public:
-  explicit LocalRun(const LaunchOptions& options)
-      : options_(options), socket_(Interface::kLoopback, options.port), port_(socket_.port()) {}
-  ~LocalRun();
+  BlockedSignals();
+  ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &old_mask_, nullptr); }
+  BlockedSignals(const BlockedSignals&) = delete;
+  BlockedSignals& operator=(const BlockedSignals&) = delete;
 
-  int run();
+  int from() const { return from_.get(); }
+  /// What was blocked before.
+  const sigset_t& old_mask() const { return old_mask_; }
 
  private:
-  void catch_signals();
-  void make_environment(int rank);
-  void set(std::string_view name, std::string_view value);
-  void spawn(int rank);
-  [[noreturn]] void become_rank(const Child& child, pid_t launcher);
-  void wait_for_news();
-  int until_deadline_ms() const;
-  void read_signals();
-  void interrupt(const signalfd_siginfo& signal);
-  void note_end(Child& child, int status);
-  void end_by_force();
-  void end_the_late();
-  bool rank_0_is_late(double now);
-  void signal_running(int signal);
-  int report();
-  std::string stopped() const;
-  LastWords first_failure();
-  LastWords late() const;
-
-  const LaunchOptions& options_;
-  ListenSocket socket_;
-  const uint16_t port_;
-  std::optional<LocalStore> store_;
-  std::vector<Child> children_;
-  std::vector<int> failed_;  // ranks, in the order in which they ended
   sigset_t old_mask_ = {};
-  FileDescriptor signals_;
-  int interrupted_ = 0;                    // the signal that somebody sent us
-  double interrupted_at_ = 0;              // steady seconds
-  double terminate_at_ = 0, kill_at_ = 0;  // steady seconds; 0: not yet decided
-  bool killed_ = false;
-  // Once a rank has ended well, the others are done too, but for what rank 0 still saves.
-  double first_done_s_ = 0;       // when that was
-  std::string rank_0_beat_ = {};  // its last heartbeat
-  double rank_0_moved_s_ = 0;     // when that changed
-  bool said_waiting_ = false;
-  std::vector<int> late_;                         // ranks that were done and did not end
-  Console out_{STDOUT_FILENO, {.shared = true}};  // rank 0 writes there too
-  Console& err_ = standard_error();
-  // Made before fork: the child may not allocate.
-  std::vector<std::string> environment_;
-  std::vector<char*> argv_, envp_;
-  std::string cannot_run_;
+  FileDescriptor from_;
 };
 
-LocalRun::~LocalRun() {
-  // Only an exception leaves children here.
-  for (Child& child : children_) {
-    if (child.status) continue;
-    kill(child.pid, SIGKILL);
-    waitpid(child.pid, nullptr, 0);
-  }
-  if (signals_.get() >= 0) pthread_sigmask(SIG_SETMASK, &old_mask_, nullptr);
-}
-
-int LocalRun::run() {
-  catch_signals();
-  store_.emplace(socket_);  // its threads inherit our mask: signals come to us alone
-  store_->belong_to("distca", kPrefix, options_.workers);
-  cannot_run_ = fmt::format("{}error: cannot run {}\n", kLastWords, options_.command.at(0));
-  for (const std::string& argument : options_.command) {
-    argv_.push_back(const_cast<char*>(argument.c_str()));
-  }
-  argv_.push_back(nullptr);
-  children_.reserve(options_.workers);
-  for (int rank = 0; rank < options_.workers; ++rank) spawn(rank);
-  while (std::ranges::any_of(children_, [](const Child& child) { return !child.status; })) {
-    wait_for_news();
-    end_the_late();
-    end_by_force();
-  }
-  return report();
-}
-
-void LocalRun::catch_signals() {
+BlockedSignals::BlockedSignals() {
   sigset_t mask;
   sigemptyset(&mask);
   // A blocked signal is queued even if it is ignored: one that we were told to ignore (nohup, `&`
   // in a script) stays out.
-  for (int signal : {SIGINT, SIGTERM, SIGHUP}) {
+  for (const int signal : kStopSignals) {
     if (!is_ignored(signal)) sigaddset(&mask, signal);
   }
   sigaddset(&mask, SIGCHLD);
+  from_ = FileDescriptor(signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (from_.get() < 0) throw Error(ErrorKind::kIo, "no signalfd: {}", std::strerror(errno));
   std::signal(SIGCHLD, SIG_DFL);  // where it was ignored, waitpid would tell us nothing
   pthread_sigmask(SIG_BLOCK, &mask, &old_mask_);
-  signals_ = FileDescriptor(signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK));
-  if (signals_.get() < 0) throw Error(ErrorKind::kIo, "no signalfd: {}", std::strerror(errno));
 }
 
-void LocalRun::make_environment(int rank) {
-  environment_.clear();
-  for (char** entry = environ; *entry != nullptr; ++entry) environment_.emplace_back(*entry);
-  set("DISTCA_RANK", std::to_string(rank));
-  set("DISTCA_SIZE", std::to_string(options_.workers));
-  set("DISTCA_MASTER_ADDR", loopback_address());
-  set("DISTCA_MASTER_PORT", std::to_string(port_));
-  if (!env_string("RES_OPTIONS")) {
-    // c10d asks for the name of every address it connects to, and a name server that does not
-    // answer must not cost each rank ten seconds. Local ranks look up nothing else.
-    set("RES_OPTIONS", "timeout:1 attempts:1");
-  }
-  if (!env_string("OMP_NUM_THREADS")) {
-    const int cores = static_cast<int>(std::thread::hardware_concurrency());
-    set("OMP_NUM_THREADS", std::to_string(std::max(1, cores / options_.workers)));
-  }
-  envp_.clear();
-  for (std::string& entry : environment_) envp_.push_back(entry.data());
-  envp_.push_back(nullptr);
+/// Unlike that of any other launch, unless somebody gave us one.
+std::string find_run_id() {
+  if (const auto given = env_string("DISTCA_RUN_ID")) return *given;
+  std::random_device device;
+  return fmt::format("{:08x}{:08x}", device(), device());
 }
 
-/// In place of what was inherited: of two entries getenv takes the first.
-void LocalRun::set(std::string_view name, std::string_view value) {
-  const std::string start = fmt::format("{}=", name);
-  std::erase_if(environment_, [&](const std::string& entry) { return entry.starts_with(start); });
-  environment_.push_back(fmt::format("{}{}", start, value));
+/// Whether another attempt may help: not for bad input, nor where somebody stopped the run.
+bool may_restart(const Ended& ended) {
+  constexpr int kBadInput = 2;
+  const int code = ended.words.exit_code;
+  return !ended.interrupted && code != 0 && code != kBadInput && code != kStoppedExitCode;
 }
 
-void LocalRun::spawn(int rank) {
-  make_environment(rank);
-  Child child{.rank = rank};
-  if (rank != 0) child.out = RankStream(rank, out_, /*hold_last_words=*/false);
-  child.err = RankStream(rank, err_, /*hold_last_words=*/true);
-  const pid_t launcher = getpid();
-  child.pid = fork();
-  if (child.pid == 0) become_rank(child, launcher);
-  child.out.close_rank_end();
-  child.err.close_rank_end();
-  if (child.pid < 0) {
-    throw Error(ErrorKind::kIo, "cannot start rank {}: {}", rank, std::strerror(errno));
-  }
-  children_.push_back(std::move(child));
+/// The last words of an attempt that another one follows.
+std::string without_error(const std::string& line) {
+  const std::string begin = fmt::format("{}error: ", kLastWords);
+  return line.starts_with(begin) ? kLastWords + line.substr(begin.size()) : line;
 }
 
-/// After fork: only calls that are safe in the child of a program with threads.
-void LocalRun::become_rank(const Child& child, pid_t launcher) {
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != launcher) _exit(1);
-  const int null = open("/dev/null", O_RDONLY);
-  if (null >= 0) dup2(null, STDIN_FILENO);
-  if (child.out.rank_end() >= 0) dup2(child.out.rank_end(), STDOUT_FILENO);
-  dup2(child.err.rank_end(), STDERR_FILENO);
-  pthread_sigmask(SIG_SETMASK, &old_mask_, nullptr);
-  execvpe(argv_[0], argv_.data(), envp_.data());
-  [[maybe_unused]] const ssize_t told =
-      write(STDERR_FILENO, cannot_run_.data(), cannot_run_.size());
-  _exit(2);
-}
-
-void LocalRun::wait_for_news() {
-  std::vector<pollfd> polled = {{.fd = signals_.get(), .events = POLLIN, .revents = 0}};
-  std::vector<RankStream*> readers;
-  for (Child& child : children_) {
-    for (RankStream* stream : {&child.out, &child.err}) {
-      if (stream->from() < 0) continue;
-      polled.push_back({.fd = stream->from(), .events = POLLIN, .revents = 0});
-      readers.push_back(stream);
-    }
-  }
-  if (poll(polled.data(), polled.size(), until_deadline_ms()) < 0 && errno != EINTR) {
-    throw Error(ErrorKind::kIo, "poll: {}", std::strerror(errno));
-  }
-  for (size_t i = 0; i < readers.size(); ++i) {
-    if (polled[i + 1].revents != 0) readers[i]->pass_on();
-  }
-  if (polled[0].revents != 0) read_signals();
-}
-
-/// How long poll may wait; -1: for ever.
-int LocalRun::until_deadline_ms() const {
-  if (killed_) return -1;
-  // Only the deadline to come: for one that has passed poll would not wait at all.
-  double wait_s = 1e9;
-  const double deadline = kill_at_ != 0 ? kill_at_ : terminate_at_;
-  if (deadline != 0) wait_s = deadline - steady_seconds();
-  if (first_done_s_ != 0) wait_s = std::min(wait_s, kLook);
-  return wait_s == 1e9 ? -1 : std::max(0, static_cast<int>(wait_s * 1e3) + 1);
-}
-
-void LocalRun::read_signals() {
-  signalfd_siginfo signal;
-  while (read(signals_.get(), &signal, sizeof(signal)) == sizeof(signal)) {
-    if (signal.ssi_signo != SIGCHLD) {
-      interrupt(signal);
-      continue;
-    }
-    for (Child& child : children_) {
-      int status = 0;
-      if (!child.status && waitpid(child.pid, &status, WNOHANG) == child.pid)
-        note_end(child, status);
-    }
-  }
-}
-
-void LocalRun::interrupt(const signalfd_siginfo& signal) {
-  if (interrupted_ != 0) {  // a second Ctrl-C is in a hurry
-    if (steady_seconds() - interrupted_at_ > kOneStop) kill_at_ = steady_seconds();
-    return;
-  }
-  interrupted_ = static_cast<int>(signal.ssi_signo);
-  interrupted_at_ = steady_seconds();
-  // The terminal has sent its Ctrl-C to the ranks as well.
-  if (signal.ssi_code != SI_KERNEL) signal_running(interrupted_);
-  terminate_at_ = steady_seconds() + options_.grace_s;
-}
-
-void LocalRun::note_end(Child& child, int status) {
-  child.status = status;
-  child.out.pass_on();
-  child.err.pass_on();
-  if (status == 0) {
-    if (first_done_s_ == 0) first_done_s_ = rank_0_moved_s_ = steady_seconds();
-    return;
-  }
-  if (std::ranges::find(late_, child.rank) != late_.end()) return;
-  if (!child.ended_by_us && interrupted_ == 0) {
-    failed_.push_back(child.rank);
-    store_->post_death(kPrefix, child.rank, describe_exit(status));
-  }
-  if (terminate_at_ == 0) terminate_at_ = steady_seconds() + options_.grace_s;
-}
-
-void LocalRun::end_by_force() {
-  const double now = steady_seconds();
-  if (kill_at_ != 0 && !killed_ && now >= kill_at_) {
-    signal_running(SIGKILL);
-    killed_ = true;
-  } else if (terminate_at_ != 0 && kill_at_ == 0 && now >= terminate_at_) {
-    signal_running(SIGTERM);
-    signal_running(SIGCONT);  // a stopped rank dies of the SIGTERM when it goes on
-    kill_at_ = now + kMercy;
-    for (Child& child : children_) child.ended_by_us |= !child.status;
-  }
-}
-
-/// A rank that is done and does not end, for a destructor or a device that hangs, must not keep
-/// the run.
-void LocalRun::end_the_late() {
-  if (first_done_s_ == 0 || terminate_at_ != 0) return;
-  const double now = steady_seconds();
-  const bool late = now - first_done_s_ >= options_.timeout_s + options_.grace_s;
-  for (Child& child : children_) {
-    if (child.status || child.ended_by_us) continue;
-    if (child.rank == 0 ? !rank_0_is_late(now) : !late) continue;
-    late_.push_back(child.rank);
-    child.ended_by_us = true;
-    kill(child.pid, SIGKILL);
-  }
-}
-
-/// Rank 0 may save for as long as it shows life: that nobody waits for.
-bool LocalRun::rank_0_is_late(double now) {
-  const std::string beat = store_->read(heartbeat_key(kPrefix, 0));
-  if (beat != rank_0_beat_) {
-    rank_0_beat_ = beat;
-    rank_0_moved_s_ = now;
-  }
-  if (!said_waiting_ && now - first_done_s_ >= options_.timeout_s + options_.grace_s) {
-    said_waiting_ = true;
-    err_.line(fmt::format("{}waiting for rank 0, which saves or ends since {:.0f} s", kLastWords,
-                          now - first_done_s_));
-  }
-  return now - rank_0_moved_s_ >= options_.timeout_s + options_.grace_s;
-}
-
-void LocalRun::signal_running(int signal) {
-  for (const Child& child : children_) {
-    if (!child.status) kill(child.pid, signal);
-  }
-}
-
-/// At most one line about what went wrong, for those who read.
-int LocalRun::report() {
-  LastWords words;
-  if (!failed_.empty()) {  // before any signal
-    words = first_failure();
-  } else if (interrupted_ != 0) {
-    words = {.exit_code = kStoppedExitCode, .line = stopped()};
-  } else if (!late_.empty()) {
-    words = late();
-  }
-  out_.finish(kConsolePatience);
-  const std::string& said = children_.front().err.last_words();
-  if (said.starts_with(fmt::format("{}warning", kLastWords))) err_.important(said);
-  if (!words.line.empty()) err_.important(words.line);
-  err_.finish(kConsolePatience);
-  return words.exit_code;
-}
-
-/// What rank 0 said about where it was, or why it said nothing.
-std::string LocalRun::stopped() const {
-  const Child& first = children_.front();
-  const std::string begin = fmt::format("{}stopped by ", kLastWords);
-  if (first.err.last_words().starts_with(begin)) return first.err.last_words();
-  return fmt::format("{}{}; {}", begin, signal_name(interrupted_),
-                     first.status == 0
-                         ? "rank 0 had ended: the weights are saved"
-                         : "rank 0 did not say at which step; weights are written at the end of a "
-                           "run only");
-}
-
-/// The failure that all others follow from.
-LastWords LocalRun::first_failure() {
-  // Ranks that ended with the diagnosis on another are victims of it.
-  const std::string diagnosis = store_->read(diagnosis_key(kPrefix));
-  auto is_cause = [&](int rank) {
-    return diagnosis.empty() ||
-           children_[rank].err.last_words().find(diagnosis) == std::string::npos;
-  };
-  const auto cause = std::ranges::find_if(failed_, is_cause);
-  const Child& first = children_[cause == failed_.end() ? failed_.front() : *cause];
-  const int status = *first.status;
-  const int exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 1;
-  if (!first.err.last_words().empty()) return {exit_code, first.err.last_words()};
-  const std::string death = fmt::format("rank {} {}", first.rank, describe_exit(status));
-  const std::string hint =
-      WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL
-          ? "; not by us: often it is the kernel, for lack of memory (see dmesg)"
-          : "";
-  const std::string& why = diagnosis.starts_with(death) ? diagnosis : death;
-  return {exit_code, fmt::format("{}error: {}{}", kLastWords, why, hint)};
-}
-
-/// What became of ranks that were done, and of the weights that rank 0 may have been saving.
-LastWords LocalRun::late() const {
-  const double waited_s = options_.timeout_s + options_.grace_s;
-  const bool rank_0 = std::ranges::find(late_, 0) != late_.end();
-  if (rank_0 && !has_finished(rank_0_beat_)) {
-    constexpr auto kSilent =
-        "{}error: rank 0 gave no sign of life within {:.1f} s and was killed; it was saving the "
-        "weights";
-    return {1, fmt::format(kSilent, kLastWords, waited_s)};
-  }
-  constexpr auto kLate =
-      "{}rank {} was done but did not end within {:.1f} s and was killed; the run is complete";
-  return {0, fmt::format(kLate, kLastWords, late_.front(), waited_s)};
+std::string used_up(int restarts) {
+  return fmt::format("; {} restart{} used up", restarts, restarts == 1 ? " was" : "s were");
 }
 
 }  // namespace
 
 int launch_local(const LaunchOptions& options) {
   DISTCA_CHECK(options.workers > 0 && !options.command.empty(), "{} workers", options.workers);
-  return LocalRun(options).run();
+  const BlockedSignals signals;
+  Attempt attempt{
+      .run_id = find_run_id(), .signals = signals.from(), .rank_mask = signals.old_mask()};
+  Console& err = standard_error();
+  Ended ended = run_local_ranks(options, attempt);
+  while (may_restart(ended) && attempt.restart < options.max_restarts) {
+    err.important(fmt::format("{}; restart {} of {}", without_error(ended.words.line),
+                              ++attempt.restart, options.max_restarts));
+    ended = run_local_ranks(options, attempt);
+  }
+  std::string line = ended.words.line;
+  if (may_restart(ended) && options.max_restarts > 0) line += used_up(options.max_restarts);
+  if (!line.empty()) err.important(line);
+  err.finish(kConsolePatience);
+  return ended.words.exit_code;
 }
 
 }  // namespace distca

@@ -1,23 +1,16 @@
 // Real processes: what the launcher says and leaves behind when ranks end in every possible way.
 
-#include "distca/comm/launch/launch.h"
-
-#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <poll.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <csignal>
-#include <fstream>
 #include <map>
 #include <mutex>
 #include <regex>
-#include <set>
 #include <thread>
 
 #include "distca/base/clock.h"
+#include "distca/comm/launch/launch_testing.h"
 #include "distca/comm/launch/local_store.h"
 
 namespace distca {
@@ -26,111 +19,6 @@ namespace {
 using testing::ContainsRegex;
 using testing::HasSubstr;
 using testing::Not;
-
-// The child's timeout and grace are 2 s each; a start on a busy machine takes a few more.
-constexpr double kLimit = 2 + 2 + 2 + 8;
-
-/// A program whose output is read through a pipe.
-class Process {
- public:
-  Process(std::vector<std::string> arguments, const std::map<std::string, std::string>& extra) {
-    int ends[2];
-    EXPECT_EQ(pipe2(ends, O_CLOEXEC), 0);
-    arguments.insert(arguments.begin(), DISTCA_LAUNCH_TEST_CHILD);
-    pid_ = fork();
-    if (pid_ == 0) {
-      dup2(ends[1], STDOUT_FILENO);
-      dup2(ends[1], STDERR_FILENO);
-      for (const auto& [name, value] : extra) setenv(name.c_str(), value.c_str(), 1);
-      std::vector<char*> argv;
-      for (std::string& argument : arguments) argv.push_back(argument.data());
-      argv.push_back(nullptr);
-      execv(argv[0], argv.data());
-      _exit(127);
-    }
-    close(ends[1]);
-    from_ = ends[0];
-  }
-  ~Process() {
-    if (!ended_) kill(pid_, SIGKILL);
-    close(from_);
-  }
-
-  pid_t pid() const { return pid_; }
-
-  /// Reads until `text` has come `times` times, or the end.
-  void read_until(const std::string& text, int times) {
-    auto count = [&] {
-      int found = 0;
-      for (size_t at = 0; (at = output.find(text, at)) != std::string::npos; ++at) ++found;
-      return found;
-    };
-    while (count() < times && read_some()) {
-    }
-  }
-  /// The exit code; 128 + N for signal N.
-  int wait() {
-    while (read_some()) {
-    }
-    return wait_without_reading();
-  }
-  int wait_without_reading() {
-    int status = 0;
-    waitpid(pid_, &status, 0);
-    ended_ = true;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  }
-
-  std::string output;
-
- private:
-  bool read_some() {
-    pollfd polled{.fd = from_, .events = POLLIN, .revents = 0};
-    if (poll(&polled, 1, static_cast<int>(kLimit * 1e3)) != 1) return false;
-    char buffer[4096];
-    const ssize_t got = read(from_, buffer, sizeof(buffer));
-    if (got > 0) output.append(buffer, static_cast<size_t>(got));
-    return got > 0;
-  }
-
-  pid_t pid_ = -1;
-  int from_ = -1;
-  bool ended_ = false;
-};
-
-std::set<pid_t> pids_in(const std::string& output) {
-  std::set<pid_t> pids;
-  static const std::regex kPid("pid ([0-9]+)");
-  for (std::sregex_iterator match(output.begin(), output.end(), kPid), end; match != end; ++match) {
-    pids.insert(std::stoi((*match)[1]));
-  }
-  return pids;
-}
-
-/// Whether it still runs; a zombie that nobody has buried yet does not.
-bool runs(pid_t pid) {
-  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-  std::string number, name, state;
-  return file >> number >> name >> state && state != "Z" && state != "X";
-}
-
-struct Outcome {
-  int exit_code = 0;
-  double seconds = 0;
-  std::string output;
-};
-
-Outcome launch(int workers, std::vector<std::string> mode, int port = 0,
-               const std::map<std::string, std::string>& extra = {}) {
-  std::vector<std::string> arguments = {"launch", std::to_string(port), std::to_string(workers)};
-  arguments.insert(arguments.end(), mode.begin(), mode.end());
-  const Stopwatch watch;
-  Process process(arguments, extra);
-  Outcome outcome{
-      .exit_code = process.wait(), .seconds = watch.seconds(), .output = process.output};
-  for (pid_t pid : pids_in(outcome.output)) EXPECT_FALSE(runs(pid)) << outcome.output;
-  return outcome;
-}
 
 /// Of a launch that waits for timeouts of seconds: all of these run at first use, a few at a time.
 const Outcome& slow_launch(const std::string& mode) {
@@ -148,7 +36,8 @@ const Outcome& slow_launch(const std::string& mode) {
         const size_t space = words.find(' ');
         lock.unlock();
         SCOPED_TRACE(words);
-        const Outcome outcome = launch(workers, {words.substr(0, space), words.substr(space + 1)});
+        const Outcome outcome =
+            launch({.workers = workers, .mode = {words.substr(0, space), words.substr(space + 1)}});
         lock.lock();
         outcomes[words] = outcome;
       }
@@ -161,14 +50,8 @@ const Outcome& slow_launch(const std::string& mode) {
   return kOutcomes.at(mode);
 }
 
-int count_errors(const std::string& output) {
-  int errors = 0;
-  for (size_t at = 0; (at = output.find("distca: error", at)) != std::string::npos; ++at) ++errors;
-  return errors;
-}
-
 TEST(Launch, rank_0_prints_as_it_is_and_the_others_with_a_prefix) {
-  const Outcome outcome = launch(2, {"ok"});
+  const Outcome outcome = launch({.mode = {"ok"}});
   EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
   EXPECT_THAT(outcome.output, ContainsRegex("(^|\n)pid [0-9]+\n"));
   EXPECT_THAT(outcome.output, ContainsRegex("(^|\n)done\n"));
@@ -181,7 +64,7 @@ TEST(Launch, rank_0_prints_as_it_is_and_the_others_with_a_prefix) {
 class LostRank : public testing::TestWithParam<int> {};
 
 TEST_P(LostRank, killed_it_is_named_with_its_signal_and_what_it_was_at) {
-  const Outcome outcome = launch(3, {"kill", std::to_string(GetParam())});
+  const Outcome outcome = launch({.workers = 3, .mode = {"kill", std::to_string(GetParam())}});
   EXPECT_EQ(outcome.exit_code, 1);
   EXPECT_LT(outcome.seconds, kLimit);
   EXPECT_THAT(
@@ -216,7 +99,7 @@ TEST(Launch, a_rank_that_computes_for_ever_is_named_behind) {
 }
 
 TEST(Launch, bad_input_found_by_one_rank_passes_through_with_its_exit_code) {
-  const Outcome outcome = launch(3, {"throw", "1"});
+  const Outcome outcome = launch({.workers = 3, .mode = {"throw", "1"}});
   EXPECT_EQ(outcome.exit_code, 2);
   EXPECT_LT(outcome.seconds, kLimit);
   EXPECT_THAT(outcome.output,
@@ -225,13 +108,13 @@ TEST(Launch, bad_input_found_by_one_rank_passes_through_with_its_exit_code) {
 }
 
 TEST(Launch, bad_input_found_by_all_is_told_once) {
-  const Outcome outcome = launch(3, {"refuse"});
+  const Outcome outcome = launch({.workers = 3, .mode = {"refuse"}});
   EXPECT_EQ(outcome.exit_code, 2);
   EXPECT_EQ(outcome.output, "distca: error: unknown key model.layer\n");
 }
 
 TEST(Launch, a_rank_that_ends_without_a_word_is_named_with_its_exit_code) {
-  const Outcome outcome = launch(2, {"exit", "1"});
+  const Outcome outcome = launch({.mode = {"exit", "1"}});
   EXPECT_EQ(outcome.exit_code, 7);
   EXPECT_THAT(outcome.output, HasSubstr("distca: error: rank 1 exited with code 7"));
   EXPECT_EQ(count_errors(outcome.output), 1) << outcome.output;
@@ -239,7 +122,7 @@ TEST(Launch, a_rank_that_ends_without_a_word_is_named_with_its_exit_code) {
 
 TEST(Launch, a_port_in_use_is_named) {
   const ListenSocket taken(Interface::kLoopback, 0);
-  const Outcome outcome = launch(2, {"ok"}, taken.port());
+  const Outcome outcome = launch({.workers = 2, .mode = {"ok"}, .port = taken.port()});
   EXPECT_EQ(outcome.exit_code, 2);
   EXPECT_EQ(outcome.output,
             "distca: error: port " + std::to_string(taken.port()) +
@@ -247,10 +130,10 @@ TEST(Launch, a_port_in_use_is_named) {
 }
 
 TEST(Launch, what_the_callers_environment_says_of_ranks_does_not_reach_them) {
-  const Outcome outcome = launch(2, {"ok"}, 0,
-                                 {{"DISTCA_SIZE", "7"},
-                                  {"DISTCA_MASTER_ADDR", "nowhere.invalid"},
-                                  {"DISTCA_MASTER_PORT", "1"}});
+  const Outcome outcome = launch({.mode = {"ok"},
+                                  .environment = {{"DISTCA_SIZE", "7"},
+                                                  {"DISTCA_MASTER_ADDR", "nowhere.invalid"},
+                                                  {"DISTCA_MASTER_PORT", "1"}}});
   EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
 }
 
@@ -300,31 +183,13 @@ TEST(Launch, rank_0_that_stops_while_it_saves_is_named) {
 
 TEST(Launch, a_rank_goes_on_where_nobody_reads_what_it_prints) {
   const Stopwatch watch;
-  Process process({"launch", "0", "2", "chatter", "1"}, {});
+  Process process(Launch{.mode = {"chatter", "1"}});
   EXPECT_EQ(process.wait_without_reading(), 0);
   EXPECT_LT(watch.seconds(), kLimit);
 }
 
-TEST(Launch, ctrl_c_leaves_no_process_behind) {
-  for (int signal : {SIGINT, SIGTERM}) {
-    Process process({"launch", "0", "2", "wait"}, {});
-    process.read_until("pid ", 2);
-    const std::set<pid_t> pids = pids_in(process.output);
-    ASSERT_EQ(pids.size(), 2u) << process.output;
-    for (pid_t pid : pids) EXPECT_TRUE(runs(pid));
-    const Stopwatch watch;
-    kill(process.pid(), signal);
-    EXPECT_EQ(process.wait(), 130);
-    EXPECT_LT(watch.seconds(), kLimit);
-    for (pid_t pid : pids) EXPECT_FALSE(runs(pid));
-    EXPECT_EQ(count_errors(process.output), 0) << process.output;
-    EXPECT_THAT(process.output, HasSubstr(signal == SIGINT ? "\ndistca: stopped by SIGINT; rank 0 "
-                                                           : "\ndistca: stopped by SIGTERM; "));
-  }
-}
-
 TEST(Launch, ranks_do_not_outlive_a_killed_launcher) {
-  Process process({"launch", "0", "2", "wait"}, {});
+  Process process(Launch{.mode = {"wait"}});
   process.read_until("pid ", 2);
   const std::set<pid_t> pids = pids_in(process.output);
   ASSERT_EQ(pids.size(), 2u) << process.output;
@@ -345,8 +210,6 @@ std::map<std::string, std::string> open_mpi(int rank, uint16_t port) {
           {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
           {"DISTCA_MASTER_PORT", std::to_string(port)}};
 }
-
-uint16_t free_port() { return ListenSocket(Interface::kAll, 0).port(); }
 
 TEST(StoreProcess, ranks_that_another_launcher_started_meet_through_it) {
   const uint16_t port = free_port();

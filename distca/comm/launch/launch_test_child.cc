@@ -1,20 +1,24 @@
-// A small program for launch_test.cc:
-//   launch PORT WORKERS MODE [RANK]   the launcher; its ranks run the rest
-//   MODE [RANK]                       a rank: exchanges around a ring until, in step 3 or after the
-//                                     last, RANK does what MODE says
+// A small program for launch_test.cc, stop_test.cc and restart_test.cc:
+//   launch PORT WORKERS STOP_GRACE RESTARTS MODE [RANK]   the launcher; its ranks run the rest
+//   MODE [RANK]    a rank: exchanges around a ring until, in step 3 or after the last, RANK does
+//                  what MODE says
+//   stopped-MODE   a rank that waits for a signal, goes on after it, and then does what MODE says
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <ctime>
 #include <exception>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "distca/base/env.h"
 #include "distca/base/error.h"
+#include "distca/base/stop_signals.h"
 #include "distca/comm/collectives.h"
 #include "distca/comm/gloo_group.h"
 #include "distca/comm/launch/launch.h"
@@ -27,6 +31,16 @@ using distca::ErrorKind;
 
 constexpr distca::CommOptions kOptions{.timeout_s = 2, .grace_s = 2, .startup_timeout_s = 30};
 
+void sleep(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
+
+void say_pid() {
+  std::printf("pid %d\n", getpid());
+  std::fflush(stdout);
+}
+
+/// Of our launcher's; another's ranks have none.
+std::string variable(const char* name) { return distca::env_string(name).value_or("none"); }
+
 /// More than any pipe holds.
 void chatter() {
   for (int i = 0; i < 20'000; ++i) {
@@ -36,21 +50,49 @@ void chatter() {
 
 void misbehave(const std::string& mode) {
   if (mode == "kill") raise(SIGKILL);
+  if (mode == "kill-once" && variable("DISTCA_RESTART") == "0") raise(SIGKILL);
   if (mode == "chatter") chatter();
   if (mode == "stop") raise(SIGSTOP);
   if (mode == "throw") throw Error(ErrorKind::kData, "token 300 is beyond the vocabulary of 256");
   if (mode == "exit") _exit(7);
   if (mode == "stubborn") std::signal(SIGTERM, SIG_IGN);
-  if (mode == "hang" || mode == "stubborn") std::this_thread::sleep_for(std::chrono::hours(1));
+  if (mode == "hang" || mode == "stubborn") sleep(3600);
 }
 
 /// After the last step: the others end.
 void save(const std::string& mode) {
-  if (mode == "save") std::this_thread::sleep_for(std::chrono::seconds(7));
+  if (mode == "save") sleep(7);
   if (mode == "freeze") raise(SIGSTOP);
 }
 
+/// Rank 0 saves, or tries to; the others end at once, or not at all.
+int end_after(int signal, const std::string& mode) {
+  const bool saves = variable("DISTCA_RANK") == "0";
+  const bool fails = mode == "stopped-fail";
+  if (mode == "stopped-hang" || (fails && !saves)) sleep(3600);
+  if (!saves) return 0;
+  if (fails) throw Error(ErrorKind::kIo, "checkpoint: No space left on device");
+  sleep(mode == "stopped-long" ? 6 : .5);
+  const std::string name = distca::signal_name(signal);
+  std::fprintf(stderr, "distca: stopped by %s; saved\n", name.c_str());
+  return signal == SIGINT ? distca::kStoppedExitCode : 0;
+}
+
+int run_until_stopped(const std::string& mode) {
+  std::atomic<int> asked = 0;
+  const distca::StopSignals stop(
+      [&](int signal) {
+        asked = signal;
+        return true;
+      },
+      [](const std::string& signal) { return "stopped by " + signal + "; not saved"; });
+  say_pid();
+  while (asked == 0) sleep(.01);
+  return end_after(asked, mode);
+}
+
 int run_rank(const std::string& mode, int who) {
+  if (mode.starts_with("stopped-")) return run_until_stopped(mode);
   if (mode == "refuse") throw Error(ErrorKind::kConfig, "unknown key model.layer");
   const auto rendezvous =
       distca::find_rendezvous([](const char* name) { return distca::env_string(name); });
@@ -58,24 +100,31 @@ int run_rank(const std::string& mode, int who) {
   const auto store = distca::start_store_process(*rendezvous, kOptions.grace_s);
   auto group = distca::make_gloo_group(*rendezvous, kOptions);
   const bool is_who = group->rank() == who;
-  std::printf("pid %d\n", getpid());
-  std::fflush(stdout);
+  // As in a start-up that is further in one rank than in the others.
+  std::optional<distca::StopSignals> stop;
+  if (mode == "half-ready" && is_who) {
+    stop.emplace([](int) { return true; }, [](const std::string&) { return "unsaid"; });
+  }
+  std::printf("attempt %s of %s\n", variable("DISTCA_RESTART").c_str(),
+              variable("DISTCA_RUN_ID").c_str());
+  say_pid();
   std::fprintf(stderr, "a word on stderr\n");
-  for (int step = 0; step < 6; ++step) {
+  for (int step = 0; step < (mode == "half-ready" ? 10'000 : 6); ++step) {
     group->set_step(step);
     distca::barrier(*group, "forward layer 2 dispatch");
     if (step == 3 && is_who) {
       // Two heartbeats, so that one shows what we are at.
-      std::this_thread::sleep_for(std::chrono::milliseconds(400));
+      sleep(.4);
       misbehave(mode);
     }
-    if (mode == "wait") std::this_thread::sleep_for(std::chrono::seconds(5));
+    if (mode == "wait") sleep(5);
+    if (mode == "half-ready") sleep(.1);
   }
   std::printf("done\n");
   if (is_who) save(mode);
   group.reset();
   // As a destructor that hangs.
-  if (is_who && mode == "linger") std::this_thread::sleep_for(std::chrono::hours(1));
+  if (is_who && mode == "linger") sleep(3600);
   return 0;
 }
 
@@ -91,11 +140,13 @@ int main(int argc, char** argv) {
                                   .command = {arguments[0]},
                                   .port = std::stoi(arguments.at(2)),
                                   .timeout_s = kOptions.timeout_s,
-                                  .grace_s = kOptions.grace_s};
-    options.command.insert(options.command.end(), arguments.begin() + 4, arguments.end());
+                                  .grace_s = kOptions.grace_s,
+                                  .stop_grace_s = std::stod(arguments.at(4)),
+                                  .max_restarts = std::stoi(arguments.at(5))};
+    options.command.insert(options.command.end(), arguments.begin() + 6, arguments.end());
     const std::clock_t before = std::clock();
     const int exit_code = distca::launch_local(options);
-    if (arguments.at(4) == "stubborn") {
+    if (arguments.at(6) == "stubborn") {
       std::printf("the launcher computed %.3f s\n",
                   static_cast<double>(std::clock() - before) / CLOCKS_PER_SEC);
     }

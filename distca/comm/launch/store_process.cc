@@ -14,6 +14,7 @@
 
 #include "distca/base/clock.h"
 #include "distca/base/error.h"
+#include "distca/base/stop_signals.h"
 #include "distca/comm/launch/local_store.h"
 
 namespace distca {
@@ -41,7 +42,8 @@ ListenSocket listen_at(uint16_t port) {
 /// The child: serves until rank 0 has ended, and until all have said how, or one grace period.
 [[noreturn]] void serve(ListenSocket& socket, int alive, const Rendezvous& rendezvous,
                         double grace_s) {
-  signal(SIGINT, SIG_IGN);  // of a whole terminal group: the ranks still need us
+  // Of a whole group of processes: the ranks save, and still need us.
+  for (const int stop : kStopSignals) signal(stop, SIG_IGN);
   // Whoever reads rank 0's output must not wait for us.
   const int null = open("/dev/null", O_RDWR);
   for (int fd = 0; fd <= 2 && null >= 0; ++fd) dup2(null, fd);

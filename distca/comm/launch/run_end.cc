@@ -1,0 +1,111 @@
+#include "distca/comm/launch/run_end.h"
+
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <csignal>
+#include <iterator>
+
+#include "distca/base/stop_signals.h"
+#include "distca/comm/launch/launch_output.h"
+
+namespace distca {
+namespace {
+
+std::string stopped_by() { return fmt::format("{}stopped by ", kLastWords); }
+
+int exit_code_of(int status) { return WIFEXITED(status) ? WEXITSTATUS(status) : 1; }
+
+/// What rank 0 said about where it was, or why it said nothing.
+std::string stopped(const RunEnd& end) {
+  const RankEnd& first = end.ranks.front();
+  if (first.last_words.starts_with(stopped_by())) return first.last_words;
+  return fmt::format("{}{}; {}", stopped_by(), signal_name(end.signal),
+                     first.status == 0 ? "rank 0 had ended: the weights are saved"
+                                       : "rank 0 did not say at which step; what is saved is in "
+                                         "the run's checkpoints");
+}
+
+/// The first rank that failed for a reason of its own; null if all failed because of another.
+const int* find_cause(const RunEnd& end) {
+  // Ranks that ended with the diagnosis on another are victims of it.
+  const auto cause = std::ranges::find_if(end.failed, [&](int rank) {
+    return end.diagnosis.empty() ||
+           end.ranks[rank].last_words.find(end.diagnosis) == std::string::npos;
+  });
+  return cause == end.failed.end() ? nullptr : &*cause;
+}
+
+LastWords failure_of(int rank, const RunEnd& end) {
+  const RankEnd& first = end.ranks[rank];
+  const int exit_code = exit_code_of(first.status);
+  if (!first.last_words.empty()) return {exit_code, first.last_words};
+  const std::string death = fmt::format("rank {} {}", rank, describe_exit(first.status));
+  const std::string hint =
+      WIFSIGNALED(first.status) && WTERMSIG(first.status) == SIGKILL
+          ? "; not by us: often it is the kernel, for lack of memory (see dmesg)"
+          : "";
+  const std::string& why = end.diagnosis.starts_with(death) ? end.diagnosis : death;
+  return {exit_code, fmt::format("{}error: {}{}", kLastWords, why, hint)};
+}
+
+/// Rank 0 saves: its exit code is the run's, unless another rank failed on its own.
+LastWords after_a_stop(const RunEnd& end) {
+  const int status = end.ranks.front().status;
+  if (exit_code_of(status) != kStoppedExitCode) {
+    if (const int* const cause = find_cause(end)) return failure_of(*cause, end);
+  }
+  return {status == 0 ? 0 : kStoppedExitCode, stopped(end)};
+}
+
+/// What became of ranks that were done, and of the weights that rank 0 may have been saving.
+LastWords after_late_ranks(const RunEnd& end) {
+  if (std::ranges::find(end.late, 0) != end.late.end() && !end.rank_0_finished) {
+    constexpr auto kSilent =
+        "{}error: rank 0 gave no sign of life within {:.1f} s and was killed; it was saving the "
+        "weights";
+    return {1, fmt::format(kSilent, kLastWords, end.late_after_s)};
+  }
+  constexpr auto kLate =
+      "{}rank {} was done but did not end within {:.1f} s and was killed; the run is complete";
+  return {0, fmt::format(kLate, kLastWords, end.late.front(), end.late_after_s)};
+}
+
+}  // namespace
+
+LastWords last_words_of(const RunEnd& end) {
+  // A signal that reached ranks, but not us, also stops the run.
+  const RankEnd& first = end.ranks.front();
+  const int code = exit_code_of(first.status);
+  if (end.signal == 0 && (code == 0 || code == kStoppedExitCode) &&
+      first.last_words.starts_with(stopped_by())) {
+    return {code, first.last_words};
+  }
+  if (end.signal != 0 && !end.failed_first) return after_a_stop(end);
+  if (!end.failed.empty()) {
+    const int* const cause = find_cause(end);
+    return failure_of(cause ? *cause : end.failed.front(), end);
+  }
+  return end.late.empty() ? LastWords{} : after_late_ranks(end);
+}
+
+std::string describe_exit(int status) {
+  if (!WIFSIGNALED(status)) return fmt::format("exited with code {}", WEXITSTATUS(status));
+  return fmt::format("was killed by signal {} ({})", WTERMSIG(status),
+                     signal_name(WTERMSIG(status)));
+}
+
+bool was_stopped(int status) {
+  if (WIFEXITED(status)) return WEXITSTATUS(status) == kStoppedExitCode;
+  return WIFSIGNALED(status) &&
+         std::ranges::find(kStopSignals, WTERMSIG(status)) != std::end(kStopSignals);
+}
+
+std::string words_beside(const std::string& line, const RunEnd& end) {
+  const std::string& said = end.ranks.front().last_words;
+  const bool is_told = said.starts_with(fmt::format("{}warning", kLastWords)) ||
+                       (end.signal != 0 && said.starts_with(stopped_by()));
+  return is_told && said != line ? said : "";
+}
+
+}  // namespace distca

@@ -1,0 +1,316 @@
+#include "distca/train/checkpoint_saver.h"
+
+#include <ATen/ATen.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <utility>
+
+#include "distca/base/clock.h"
+#include "distca/base/console.h"
+#include "distca/base/error.h"
+#include "distca/base/hash.h"
+#include "distca/checkpoint/folder.h"
+#include "distca/checkpoint/reader.h"
+#include "distca/comm/aten_types.h"
+#include "distca/comm/collectives.h"
+#include "distca/model/weights_file.h"
+#include "distca/train/run_folder.h"
+
+namespace distca {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kHashes = "hashes";  // key of a file's metadata: of its pieces, in order
+constexpr int kHashDigits = 16;
+constexpr int kNiceness = 10;  // of the thread that writes
+
+std::string file_of(int rank) { return fmt::format("rank_{}.safetensors", rank); }
+
+std::span<const std::byte> bytes_of(const at::Tensor& tensor) {
+  return {static_cast<const std::byte*>(tensor.const_data_ptr()),
+          static_cast<size_t>(tensor.nbytes())};
+}
+
+/// Writes one rank's file. `sources`: the elements of each piece, flat and contiguous.
+void write_pieces(const fs::path& path, const CheckpointIndex& index,
+                  const std::vector<StoredPiece>& pieces, const std::vector<at::Tensor>& sources) {
+  std::vector<StoredTensor> stored;
+  std::string hashes;
+  std::vector<at::Tensor> hosts;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    stored.push_back(stored_tensor(index, pieces[i]));
+    hosts.push_back(sources[i].cpu());
+    hashes += fmt::format("{:016x}", hash_words(bytes_of(hosts.back())));
+  }
+  const SafetensorsMetadata metadata = {{kHashes, hashes}};
+  AtomicFile file(path);
+  file.reserve(safetensors_bytes(stored, metadata));
+  file.write(safetensors_header(stored, metadata));
+  for (const at::Tensor& host : hosts) file.write(bytes_of(host));
+  file.commit();
+}
+
+/// Adds the pieces of one rank's file to the index, with what the file says about them.
+void add_file(const fs::path& folder, int owner, int num_owners, CheckpointIndex& index) {
+  const std::string name = file_of(owner);
+  const std::vector<StoredPiece> pieces = owned_pieces(index.tensors, owner, num_owners, name);
+  if (pieces.empty()) return;
+  const SafetensorsFile file(folder / name);
+  const std::string& hashes = file.metadata().at(kHashes);
+  DISTCA_CHECK_EQ(hashes.size(), pieces.size() * kHashDigits);
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    index.pieces.push_back(pieces[i]);
+    index.pieces.back().hash =
+        std::stoull(hashes.substr(i * kHashDigits, kHashDigits), nullptr, kHashDigits);
+  }
+  index.files[name] = file.size();
+}
+
+/// Runs `work` on a thread of its own, which is given the processor after others; gives "" or why
+/// it failed.
+template <typename Work>
+std::future<std::string> in_background(Work work) {
+  return std::async(std::launch::async, [work = std::move(work)]() mutable -> std::string {
+    setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNiceness);
+    try {
+      work();
+      return "";
+    } catch (const Error& error) {
+      return error.what();
+    } catch (const std::exception& error) {
+      return first_line(error);
+    }
+  });
+}
+
+bool is_ready(const std::future<std::string>& future) {
+  return future.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+}
+
+void say_failed(int64_t step, const std::string& why) {
+  standard_error().line(
+      fmt::format("warning: step {}: its checkpoint is not saved: {}", step, why));
+}
+
+/// Whether every worker sees a file that rank 0 makes in the folder for that purpose.
+bool all_see(const fs::path& run, const std::string& run_id, Communicator& comm, int num_workers) {
+  constexpr const char* kOperation = "looking for train.output_dir";
+  const fs::path probe = run / fmt::format("{}{}.tmp", kSeenFile, run_id);
+  if (comm.rank() == 0) write_file_atomically(probe, "");
+  barrier(comm, kOperation);
+  std::error_code ignored;
+  const std::vector<uint8_t> seen =
+      all_gather(comm, uint8_t(fs::exists(probe, ignored)), kOperation);
+  if (comm.rank() == 0) fs::remove(probe, ignored);
+  return std::all_of(seen.begin(), seen.begin() + num_workers, [](uint8_t s) { return s == 1; });
+}
+
+}  // namespace
+
+/// The elements of all pieces of this rank, end to end.
+struct CheckpointSaver::Copy {
+  at::Tensor elements;
+};
+
+CheckpointSaver::CheckpointSaver(const Config& config, RunFacts facts, std::string run_id,
+                                 int64_t goes_on_after, Communicator& comm, int num_workers)
+    : config_(config),
+      facts_(std::move(facts)),
+      run_id_(std::move(run_id)),
+      comm_(comm),
+      run_(config.train.output_dir),
+      num_writers_(config.ranks_are_threads() || all_see(run_, run_id_, comm, num_workers)
+                       ? num_workers
+                       : 1),
+      begun_(goes_on_after) {
+  figures_.last_complete = goes_on_after;
+  if (!config.checkpoint.async || config.checkpoint.every_steps == 0 || comm.rank() >= num_writers_)
+    return;
+  // Filled, so that the first save does not wait for its pages.
+  int64_t elements = 0;
+  const std::vector<StoredTensor> tensors = stored_weights(config.model);
+  for (const StoredPiece& piece : owned_pieces(tensors, comm.rank(), num_writers_, ""))
+    elements += piece.range.size();
+  make_copy(at::zeros({elements}, aten_type(tensors[0].type)));
+}
+
+CheckpointSaver::~CheckpointSaver() = default;  // futures of std::async wait for their threads
+
+void CheckpointSaver::make_copy(const at::Tensor& elements) {
+  copy_ = std::make_unique<Copy>(Copy{elements});
+  figures_.copy_bytes = static_cast<int64_t>(elements.nbytes());
+}
+
+bool CheckpointSaver::is_due(int64_t step) const {
+  const int64_t every = config_.checkpoint.every_steps;
+  return every > 0 && (step % every == 0 || step == config_.train.steps);
+}
+
+void CheckpointSaver::begin(int64_t step, Json trainer, Optimizer* optimizer) {
+  const Stopwatch watch;
+  wait_for_all();
+  // Nobody touches the next checkpoint before rank 0 has completed this one: so a run that has
+  // completed one always has one.
+  if (has_begun_) barrier(comm_, "the end of the save before");
+  has_begun_ = true;
+  begun_ = step;
+  said_failed_ = false;
+  head_ = {.step = step,
+           .updates = optimizer ? optimizer->updates() : 0,
+           .run_id = run_id_,
+           .config = facts_.config,
+           .machine = facts_.machine,
+           .data = facts_.data,
+           .trainer = std::move(trainer),
+           .hugging_face = config_.model.to_hugging_face(config_.batch.max_document_tokens),
+           .tensors = stored_weights(config_.model)};
+  if (optimizer && comm_.rank() < num_writers_) start_writing(*optimizer);
+  figures_.held_up_s += watch.seconds();
+}
+
+CheckpointFigures CheckpointSaver::figures() {
+  const CheckpointFigures figures = figures_;
+  figures_.held_up_s = 0;
+  return figures;
+}
+
+void CheckpointSaver::start_writing(Optimizer& optimizer) {
+  const std::string name = file_of(comm_.rank());
+  std::vector<StoredPiece> pieces = owned_pieces(head_.tensors, comm_.rank(), num_writers_, name);
+  if (pieces.empty()) return;
+  std::map<StatePart, std::vector<at::Tensor>> state;
+  for (const StatePart part : kStateParts) state[part] = optimizer.state(part);
+  std::vector<at::Tensor> sources;
+  int64_t elements = 0;
+  for (const StoredPiece& piece : pieces) {
+    sources.push_back(state[piece.part][piece.tensor].detach().view({-1}).narrow(
+        0, piece.range.begin, piece.range.size()));
+    elements += piece.range.size();
+  }
+  if (config_.checkpoint.async) {
+    if (!copy_) make_copy(at::empty({elements}, sources[0].options().device(at::kCPU)));
+    int64_t begin = 0;
+    for (at::Tensor& source : sources) {
+      const at::Tensor place = copy_->elements.narrow(0, begin, source.numel());
+      begin += source.numel();
+      place.copy_(source);
+      source = place;
+    }
+  }
+  writing_ = in_background([path = unfinished_checkpoint(run_, head_.step) / name, index = head_,
+                            pieces = std::move(pieces), sources = std::move(sources)] {
+    write_pieces(path, index, pieces, sources);
+  });
+}
+
+SaveReport CheckpointSaver::report() {
+  using State = SaveReport::State;
+  look_at_completion(/*wait=*/false);
+  if (!under_way()) return {State::kNothing};
+  if (!writing_.valid()) return {said_failed_ ? State::kFailed : State::kWritten};
+  if (!is_ready(writing_)) return {State::kWriting};
+  const std::string why = writing_.get();
+  if (why.empty()) return {State::kWritten};
+  said_failed_ = true;
+  say_failed(head_.step, why);
+  return {State::kFailed};
+}
+
+void CheckpointSaver::heard(const std::vector<SaveReport>& all) {
+  using State = SaveReport::State;
+  if (!under_way()) return;
+  const auto any = [&](State state) {
+    return std::ranges::any_of(all, [&](const SaveReport& r) { return r.state == state; });
+  };
+  if (any(State::kWriting)) return;
+  if (any(State::kFailed)) {
+    ++figures_.num_failed;
+    if (comm_.rank() == 0) {
+      // What cannot be removed now is removed by the next start.
+      in_background([run = run_] { remove_unfinished_checkpoints(run); }).get();
+    }
+  } else if (comm_.rank() == 0) {
+    start_completing();
+  }
+  head_ = {};
+}
+
+void CheckpointSaver::start_completing() {
+  completing_step_ = head_.step;
+  completing_ = in_background(
+      [run = run_, index = head_, writers = num_writers_, keep = config_.checkpoint]() mutable {
+        for (int owner = 0; owner < writers; ++owner)
+          add_file(unfinished_checkpoint(run, index.step), owner, writers, index);
+        complete_checkpoint(run, index);
+        remove_set_aside(run);
+        remove_old_checkpoints(run, keep.keep_last, keep.keep_every);
+      });
+}
+
+void CheckpointSaver::look_at_completion(bool wait) {
+  if (!completing_.valid() || (!wait && !is_ready(completing_))) return;
+  const std::string why = completing_.get();
+  if (why.empty()) {
+    figures_.last_complete = completing_step_;
+    return;
+  }
+  ++figures_.num_failed;
+  say_failed(completing_step_, why);
+}
+
+bool CheckpointSaver::finish() {
+  const Stopwatch watch;
+  const bool succeeded = wait_for_all();
+  figures_.held_up_s += watch.seconds();
+  return succeeded;
+}
+
+bool CheckpointSaver::wait_for_all() {
+  const int64_t failed = figures_.num_failed;
+  const double slice_s = std::min(5.0, config_.comm.timeout_s / 4);
+  const Stopwatch watch;
+  while (under_way()) {
+    if (writing_.valid()) writing_.wait_for(std::chrono::duration<double>(slice_s));
+    const std::vector<SaveReport> all = all_gather(comm_, report(), "saving a checkpoint");
+    for (int rank = 0; rank < comm_.size(); ++rank) {
+      DISTCA_THROW_IF(all[rank].state == SaveReport::State::kWriting &&
+                          watch.seconds() > config_.checkpoint.grace_s,
+                      ErrorKind::kIo,
+                      "step {}: rank {} did not write its part of the checkpoint within "
+                      "checkpoint.grace_s = {:g} s",
+                      head_.step, rank, config_.checkpoint.grace_s);
+    }
+    heard(all);
+  }
+  look_at_completion(/*wait=*/true);
+  return figures_.num_failed == failed;
+}
+
+void load_checkpoint(const CheckpointReader& reader, const std::vector<Weight>& weights,
+                     Optimizer& optimizer) {
+  const std::vector<StoredTensor>& stored = reader.index().tensors;
+  const at::NoGradGuard no_grad;
+  for (const StatePart part : kStateParts) {
+    const std::vector<at::Tensor>& tensors = optimizer.state(part);
+    for (size_t i = 0; i < weights.size(); ++i) {
+      const auto found = std::ranges::find(stored, weights[i].name, &StoredTensor::name);
+      DISTCA_THROW_IF(found == stored.end() || found->shape != weights[i].shape ||
+                          found->bytes() != static_cast<int64_t>(tensors[i].nbytes()),
+                      ErrorKind::kCheckpoint,
+                      "{}: it has no {} of the shape and type that this model has",
+                      reader.folder().string(), weights[i].name);
+      const at::Tensor host = at::empty_like(tensors[i].detach(), at::kCPU);
+      reader.read(found - stored.begin(), part,
+                  {static_cast<std::byte*>(host.data_ptr()), static_cast<size_t>(host.nbytes())});
+      tensors[i].detach().copy_(host);
+    }
+  }
+  optimizer.restore(reader.index().updates);
+}
+
+}  // namespace distca

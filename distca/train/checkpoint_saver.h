@@ -1,0 +1,107 @@
+#pragma once
+// Saves checkpoints while training goes on. Every worker writes the pieces that it owns; rank 0
+// then writes the index and gives the checkpoint its name (checkpoint/folder.h).
+//
+//     saver.begin(step, trainer, &optimizer);    // copies this rank's pieces, starts to write
+//     // ... the next steps; each shares what every rank reports ...
+//     saver.heard(all_gather(comm, saver.report(), ...));
+//     saver.finish();                            // at the end: waits until it is complete
+//
+// A save that fails costs nothing but itself: the rank that could not write says why, all ranks
+// forget the save together, and the next one is tried as if nothing had been. With
+// checkpoint.async = false, nothing is copied, and the caller calls finish() right away.
+//
+// Thread rule: one thread a rank; all ranks, dedicated servers too, make the same calls in the same
+// order. A thread of the saver's own writes, at a lower priority than training.
+
+#include <cstdint>
+#include <filesystem>
+#include <future>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "distca/checkpoint/index.h"
+#include "distca/comm/communicator.h"
+#include "distca/train/config.h"
+#include "distca/train/metrics.h"
+#include "distca/train/optimizer.h"
+#include "distca/train/resume.h"
+
+namespace at {
+class Tensor;
+}
+
+namespace distca {
+
+class CheckpointReader;
+
+/// What a rank tells the others about the save that is under way.
+struct SaveReport {
+  enum class State : int32_t { kNothing, kWriting, kWritten, kFailed } state = State::kNothing;
+};
+
+class CheckpointSaver {
+ public:
+  /// The first `num_workers` ranks write. If some of them do not see `run`, the folder that rank 0
+  /// has taken, rank 0 writes all pieces alone. All ranks call it together, after rank 0 has taken
+  /// the folder.
+  CheckpointSaver(const Config& config, RunFacts facts, std::string run_id, int64_t goes_on_after,
+                  Communicator& comm, int num_workers);
+  /// Waits until this rank has stopped writing.
+  ~CheckpointSaver();
+
+  /// Whether the configuration wants the state after this step saved.
+  bool is_due(int64_t step) const;
+  /// Starts to save the state after `step`. `trainer` is what the trainer keeps beside the weights.
+  /// `optimizer` is null on a dedicated server. If the save before is not complete yet, waits for
+  /// it first.
+  void begin(int64_t step, Json trainer, Optimizer* optimizer);
+  /// The step of the last save that was begun, or the one that the run goes on from.
+  int64_t begun() const { return begun_; }
+  /// What this rank has to tell.
+  SaveReport report();
+  /// Takes what all ranks have reported, in rank order.
+  void heard(const std::vector<SaveReport>& all);
+  /// Waits for the save that is under way, if there is one. Returns whether it succeeded. (Ranks
+  /// other than 0 know only that all pieces were written.) Throws Error(kIo) if it takes longer
+  /// than checkpoint.grace_s.
+  bool finish();
+
+  /// The step of the last complete checkpoint, as far as this rank knows; 0: none.
+  int64_t last_complete() const { return figures_.last_complete; }
+  /// For the line of a step; what held training up is counted anew from here on. Only rank 0 knows
+  /// which checkpoint is complete.
+  CheckpointFigures figures();
+
+ private:
+  struct Copy;
+  bool under_way() const { return head_.step != 0; }
+  bool wait_for_all();
+  void make_copy(const at::Tensor& elements);
+  void start_writing(Optimizer& optimizer);
+  void start_completing();
+  void look_at_completion(bool wait);
+
+  const Config& config_;
+  const RunFacts facts_;
+  const std::string run_id_;
+  Communicator& comm_;
+  std::filesystem::path run_;
+  int num_writers_;
+  CheckpointIndex head_;  // of the save that is under way; step 0: none is
+  bool said_failed_ = false;
+  int64_t begun_;
+  bool has_begun_ = false;  // a save, in this start of the run
+  CheckpointFigures figures_;
+  std::unique_ptr<Copy> copy_;           // what asynchronous saves write from; kept for the next
+  std::future<std::string> writing_;     // "" or why it failed
+  std::future<std::string> completing_;  // on rank 0
+  int64_t completing_step_ = 0;
+};
+
+/// Reads the weights and AdamW's state from a checkpoint. Throws Error(kCheckpoint).
+void load_checkpoint(const CheckpointReader& reader, const std::vector<Weight>& weights,
+                     Optimizer& optimizer);
+
+}  // namespace distca

@@ -1,0 +1,195 @@
+#include "distca/train/resume.h"
+
+#include <ATen/Version.h>
+#include <fmt/ranges.h>
+#include <torch/version.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <random>
+#include <string_view>
+
+#include "distca/base/build_info.h"
+#include "distca/base/console.h"
+#include "distca/base/env.h"
+#include "distca/base/error.h"
+#include "distca/base/hash.h"
+#include "distca/base/machine.h"
+#include "distca/checkpoint/folder.h"
+#include "distca/checkpoint/reader.h"
+#include "distca/comm/collectives.h"
+
+namespace distca {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr size_t kRunIdDigits = 16;
+
+/// What a change of a key means when a run goes on. A key that no line names must not change.
+enum class Change : uint8_t {
+  kFree,   // nothing of what is trained depends on it
+  kTrain,  // the run goes on differently from here on: it is said
+  kBits,   // the result holds, but not the bits
+};
+struct KeyRule {
+  std::string_view start;  // of the key's name
+  Change change;
+};
+/// The first line that fits counts.
+constexpr std::array kRules = {
+    KeyRule{"data.prefix", Change::kFree},  // its contents must be the same
+    KeyRule{"train.steps", Change::kTrain},
+    KeyRule{"train.bad_step", Change::kTrain},
+    KeyRule{"train.spike_factor", Change::kTrain},
+    KeyRule{"train.max_skipped_steps", Change::kFree},
+    KeyRule{"optimizer.", Change::kTrain},
+    KeyRule{"train.validation_", Change::kFree},
+    KeyRule{"train.output_dir", Change::kFree},
+    KeyRule{"train.overwrite", Change::kFree},
+    KeyRule{"train.trace", Change::kFree},
+    KeyRule{"checkpoint.", Change::kFree},
+    KeyRule{"comm.", Change::kFree},
+    KeyRule{"train.overlap", Change::kBits},
+    KeyRule{"train.threads_per_rank", Change::kBits},
+    KeyRule{"train.device", Change::kBits},
+    KeyRule{"train.deterministic", Change::kBits},
+    KeyRule{"plan.", Change::kBits},
+    KeyRule{"servers.", Change::kBits},
+    KeyRule{"exchange.", Change::kBits},
+    KeyRule{"attention.", Change::kBits},
+};
+
+std::optional<Change> rule_of(const std::string& key) {
+  for (const KeyRule& rule : kRules) {
+    if (key.starts_with(rule.start)) return rule.change;
+  }
+  return {};
+}
+
+/// The newest of a run's checkpoints that is whole; nothing if there is none.
+std::optional<fs::path> newest_whole(const fs::path& run, const std::string& run_id, bool warns) {
+  std::vector<CheckpointPlace> places = complete_checkpoints(run);
+  for (; !places.empty(); places.pop_back()) {
+    try {
+      const CheckpointReader reader(places.back().folder);
+      if (!run_id.empty() && reader.index().run_id != run_id) continue;
+      reader.check();
+      return places.back().folder;
+    } catch (const Error& error) {
+      if (warns) {
+        standard_error().line(
+            fmt::format("warning: {}; the checkpoint before it is looked at", error.what()));
+      }
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+Launch this_launch() {
+  Launch launch{.run_id = env_string("DISTCA_RUN_ID").value_or("").substr(0, kRunIdDigits)};
+  const std::string restart = env_string("DISTCA_RESTART").value_or("0");
+  std::from_chars(restart.data(), restart.data() + restart.size(), launch.restart);
+  return launch;
+}
+
+std::optional<fs::path> choose_checkpoint(const ResumeRequest& request, const Config& config,
+                                          const Launch& launch, bool warns) {
+  using Kind = ResumeRequest::Kind;
+  const fs::path run = config.train.output_dir;
+  if (launch.restart > 0 && !launch.run_id.empty()) {
+    if (auto own = newest_whole(run, launch.run_id, warns)) return own;
+  }
+  if (request.kind == Kind::kNo) return {};
+  if (request.kind == Kind::kPath) return find_checkpoint(request.path);
+  auto newest = newest_whole(run, "", warns);
+  DISTCA_THROW_IF(!newest && request.kind == Kind::kNewest, ErrorKind::kCheckpoint,
+                  "--resume: {} holds no complete checkpoint: leave --resume out, or give --resume "
+                  "if-any",
+                  run.string());
+  return newest;
+}
+
+bool is_own_checkpoint(const fs::path& checkpoint, const Config& config) {
+  std::error_code ignored;
+  return fs::equivalent(fs::absolute(checkpoint).parent_path().parent_path(),
+                        config.train.output_dir, ignored);
+}
+
+std::map<std::string, std::string> config_texts(const Config& config) {
+  Config copy = config;
+  std::map<std::string, std::string> texts;
+  for (const ConfigKey& key : config_keys(copy)) texts[key.name] = shown_value(key);
+  texts.erase("train.overwrite");  // a permission, given once
+  return texts;
+}
+
+std::map<std::string, std::string> machine_texts(const Config& config,
+                                                 const ResolvedConfig& resolved, int num_workers) {
+  return {{"number of workers", std::to_string(num_workers)},
+          {"attention kernel", resolved.kernel},
+          {"price of loads", resolved.price},
+          {"instructions of PyTorch", resolved.isa},
+          {"version of PyTorch", TORCH_VERSION},
+          {"version of distca", fmt::format("{} ({})", build_info::kVersion, build_info::kCommit)},
+          {"processor", config.on_cuda() ? "" : cpu_name()}};
+}
+
+std::string agreed_run_id(Communicator& comm, const std::string& mine) {
+  std::array<char, kRunIdDigits> digits{};
+  std::string id = mine;
+  if (id.empty()) {
+    std::random_device device;
+    id = fmt::format("{:08x}{:08x}", device(), device());
+  }
+  std::copy_n(id.begin(), std::min(id.size(), digits.size()), digits.begin());
+  const auto agreed = all_gather(comm, digits, "agreeing on the run's id")[0];
+  return {agreed.begin(), std::ranges::find(agreed, '\0')};
+}
+
+std::string checkpoint_words(const CheckpointIndex& index) {
+  return fmt::format("step {} of run {}, {}", index.step, index.run_id,
+                     hash_hex(canonical_json(to_json(index))));
+}
+
+std::vector<std::string> check_resume(const CheckpointIndex& index, const RunFacts& now) {
+  DISTCA_THROW_IF(index.data != now.data, ErrorKind::kConfig,
+                  "--resume: data.prefix holds {} now, and the checkpoint was made with {}: give "
+                  "the same data set",
+                  now.data, index.data);
+  const int64_t steps = std::stoll(now.config.at("train.steps"));
+  DISTCA_THROW_IF(steps < index.step, ErrorKind::kConfig,
+                  "--resume: train.steps = {}, and the checkpoint has {} steps already", steps,
+                  index.step);
+  std::vector<std::string> lines, reasons;
+  for (const auto& [key, value] : now.config) {
+    const auto was = index.config.find(key);
+    if (was == index.config.end() || was->second == value) continue;
+    const std::optional<Change> change = rule_of(key);
+    DISTCA_THROW_IF(!change, ErrorKind::kConfig,
+                    "--resume: {} = {}, and the checkpoint was made with {}: give the same, or "
+                    "start a new run",
+                    key, value, was->second);
+    if (change == Change::kTrain)
+      lines.push_back(fmt::format(
+          "{} was {} and is {} from step {} on{}", key, was->second, value, index.step + 1,
+          key == "train.steps" ? ": the learning rate follows the new length from there" : ""));
+    if (change == Change::kBits)
+      reasons.push_back(fmt::format("{} was {} and is {}", key, was->second, value));
+  }
+  for (const auto& [what, value] : now.machine) {
+    const auto was = index.machine.find(what);
+    if (was != index.machine.end() && was->second != value)
+      reasons.push_back(fmt::format("the {} was {} and is {}", what, was->second, value));
+  }
+  const std::string_view apart = lines.empty() ? "it" : "otherwise it";
+  lines.push_back(reasons.empty() ? fmt::format("{} goes on bit for bit", apart)
+                                  : fmt::format("{} goes on to rounding, not bit for bit: {}",
+                                                apart, fmt::join(reasons, "; ")));
+  return lines;
+}
+
+}  // namespace distca

@@ -1,0 +1,32 @@
+#pragma once
+// What a run says when it ends badly though every rank is there: its numbers went wrong, or its
+// replicas drifted apart. Any thread may call these functions.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "distca/base/error.h"
+#include "distca/train/config.h"
+#include "distca/train/step_guard.h"
+
+namespace distca {
+
+/// `what` is not finite, and what to do.
+Error diverged(const Config& config, std::string_view what);
+
+/// A bad step ends the run. `num_skipped` steps in a row before it were skipped; `saved` is what is
+/// to be said about the state before it.
+Error bad_step(const Config& config, int64_t step, const StepVerdict& verdict, int64_t num_skipped,
+               std::string_view saved);
+
+/// Throws if ranks (`others`) hold other weights than rank 0 before the first step.
+void check_same_start(const std::vector<int>& others, bool resumed);
+/// Throws if ranks hold other weights than rank 0 after the last step.
+void check_same_end(const std::vector<int>& others, const Config& config);
+
+/// Throws if the validation loss after the last step, whose weights are saved, is not finite.
+void check_last_validation(double loss, const Config& config);
+
+}  // namespace distca

@@ -1,0 +1,47 @@
+#include "distca/train/run_output.h"
+
+#include "distca/base/console.h"
+
+namespace distca {
+namespace {
+
+SafetensorsMetadata metadata(const Config& config) {
+  return {{kProducerKey, kProducer}, {"steps", std::to_string(config.train.steps)}};
+}
+
+}  // namespace
+
+RunOutput::RunOutput(const Config& config, RunState& state, int64_t goes_on_after,
+                     int64_t first_step)
+    : config_(config),
+      state_(state),
+      folder_(config.train.output_dir,
+              {.overwrite = config.train.overwrite, .goes_on_after = goes_on_after}),
+      first_step_(first_step) {
+  folder_.reserve(safetensors_bytes(stored_weights(config.model), metadata(config)),
+                  config.model.to_hugging_face(config.batch.max_document_tokens).dump(2) + "\n");
+}
+
+void RunOutput::begin(const std::string& text) {
+  Config recorded = config_;
+  recorded.train.overwrite = false;  // a permission, given once
+  folder_.begin(recorded_config(recorded));
+  metrics_.emplace(folder_.metrics_path());
+  progress_.emplace(standard_output(), first_step_, config_.train.steps);
+  const std::string& replaces = folder_.replaces();
+  progress_->begin(replaces.empty() ? text : replaces + "\n" + text);
+}
+
+void RunOutput::tell(const StepMetrics& metrics, const ResolvedConfig& resolved) {
+  metrics_->add(metrics_line(metrics, config_, resolved));
+  state_.step_done(metrics.step);
+  progress_->show(metrics);
+}
+
+void RunOutput::save_weights(const Llama& model) {
+  state_.begin_saving();
+  folder_.save([&](AtomicFile& file) { write_weights(file, model, metadata(config_)); });
+  state_.saved();
+}
+
+}  // namespace distca

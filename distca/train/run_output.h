@@ -1,0 +1,52 @@
+#pragma once
+// What rank 0 writes and shows of a run: its folder, the lines of metrics.jsonl, the progress, and
+// the weights at the end.
+//
+//     RunOutput output(config, state, /*goes_on_after=*/0);
+//     output.begin(text);
+//     output.tell(metrics, resolved);          // after every step
+//     output.save_weights(model);              // at the end
+//     output.end(summary_text(config, data, summary));
+//
+// Thread rule: one thread, of rank 0 alone.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "distca/model/weights_file.h"
+#include "distca/train/config.h"
+#include "distca/train/metrics.h"
+#include "distca/train/metrics_file.h"
+#include "distca/train/progress.h"
+#include "distca/train/run_folder.h"
+#include "distca/train/run_state.h"
+
+namespace distca {
+
+class RunOutput {
+ public:
+  /// Takes the folder and reserves space for the weights: who may not write there, or has no room,
+  /// ends here. `goes_on_after` is the step of this folder's checkpoint that the run goes on from,
+  /// and `first_step` the first one that it trains.
+  RunOutput(const Config& config, RunState& state, int64_t goes_on_after, int64_t first_step);
+
+  /// Writes the first files, and the text for people.
+  void begin(const std::string& text);
+  void tell(const StepMetrics& metrics, const ResolvedConfig& resolved);
+  /// Replaces the weights that the folder holds. Throws Error(kIo).
+  void save_weights(const Llama& model);
+  /// Brings metrics.jsonl to disk. Returns how many of its lines could not be written.
+  int64_t finish_metrics() { return metrics_->finish(); }
+  void end(const std::string& text) { progress_->end(text); }
+
+ private:
+  const Config& config_;
+  RunState& state_;
+  RunFolder folder_;
+  std::optional<MetricsFile> metrics_;  // from begin() on, as progress_
+  std::optional<Progress> progress_;
+  int64_t first_step_;
+};
+
+}  // namespace distca

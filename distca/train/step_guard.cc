@@ -1,0 +1,71 @@
+#include "distca/train/step_guard.h"
+
+#include <cmath>
+#include <vector>
+
+#include "distca/base/statistics.h"
+
+namespace distca {
+namespace {
+
+void add(std::deque<double>& window, double value) {
+  window.push_back(value);
+  if (window.size() > StepGuard::kWindow) window.pop_front();
+}
+
+std::deque<double> numbers(const JsonField& field) {
+  std::deque<double> values;
+  for (size_t i = 0; i < field.size(); ++i) add(values, field.at(i).number());
+  return values;
+}
+
+}  // namespace
+
+std::string StepVerdict::words() const {
+  const auto spike = [this](const char* what) {
+    return fmt::format("the {} {:.4g} is {:.1f} times the median of the steps before ({:.4g})",
+                       what, value, value / median, median);
+  };
+  switch (kind) {
+    case Kind::kNormNotFinite:
+      return "the gradient norm is not finite";
+    case Kind::kLossNotFinite:
+      return "the loss is not finite";
+    case Kind::kNormSpike:
+      return spike("gradient norm");
+    case Kind::kLossSpike:
+      return spike("loss");
+    case Kind::kGood:
+      break;
+  }
+  return "nothing is wrong";
+}
+
+StepVerdict StepGuard::judge(double loss, double grad_norm) const {
+  using Kind = StepVerdict::Kind;
+  if (!std::isfinite(grad_norm)) return {.kind = Kind::kNormNotFinite, .value = grad_norm};
+  if (!std::isfinite(loss)) return {.kind = Kind::kLossNotFinite, .value = loss};
+  if (spike_factor_ == 0 || norms_.size() < kFirst) return {};
+  const auto median_of = [](const std::deque<double>& window) {
+    return median(std::vector<double>(window.begin(), window.end()));
+  };
+  if (const double usual = median_of(norms_); grad_norm > spike_factor_ * usual)
+    return {.kind = Kind::kNormSpike, .value = grad_norm, .median = usual};
+  if (const double usual = median_of(losses_); loss > spike_factor_ * usual)
+    return {.kind = Kind::kLossSpike, .value = loss, .median = usual};
+  return {};
+}
+
+void StepGuard::accept(double loss, double grad_norm) {
+  add(losses_, loss);
+  add(norms_, grad_norm);
+}
+
+Json StepGuard::state() const { return {{"losses", losses_}, {"norms", norms_}}; }
+
+void StepGuard::restore(const JsonField& state) {
+  losses_ = numbers(state["losses"]);
+  norms_ = numbers(state["norms"]);
+}
+
+}  // namespace distca

@@ -1,0 +1,59 @@
+#pragma once
+// Looks for steps that must not reach the weights: the loss or the gradient norm is not finite, or
+// is many times what it was in the steps before (train.spike_factor).
+//
+//     const StepVerdict verdict = guard.judge(loss, grad_norm);
+//     if (verdict.good()) { guard.accept(loss, grad_norm); optimizer.update(lr); }
+//
+// It is a function of numbers that all workers share, so all decide alike. Thread rule: one thread.
+
+#include <cstdint>
+#include <deque>
+#include <string>
+
+#include "distca/base/json_field.h"
+
+namespace distca {
+
+/// Whether a step may reach the weights. A plain value, which ranks send each other.
+struct StepVerdict {
+  enum class Kind : int32_t {
+    kGood,
+    kNormNotFinite,
+    kLossNotFinite,
+    kNormSpike,
+    kLossSpike
+  } kind = Kind::kGood;
+  double value = 0;   // the norm or loss
+  double median = 0;  // what it spikes above
+
+  bool good() const { return kind == Kind::kGood; }
+  bool finite() const { return good() || kind == Kind::kNormSpike || kind == Kind::kLossSpike; }
+  /// What is wrong, as in "the gradient norm is not finite".
+  std::string words() const;
+};
+
+class StepGuard {
+ public:
+  /// A value spikes if it is above `spike_factor` times the median of the last kWindow good steps;
+  /// 0: only values that are not finite are bad. The first kFirst steps are never spikes.
+  explicit StepGuard(double spike_factor) : spike_factor_(spike_factor) {}
+
+  /// `loss` in nats a target.
+  StepVerdict judge(double loss, double grad_norm) const;
+  /// Adds a good step.
+  void accept(double loss, double grad_norm);
+
+  /// What a checkpoint keeps.
+  Json state() const;
+  void restore(const JsonField& state);
+
+  static constexpr size_t kWindow = 100;
+  static constexpr size_t kFirst = 20;
+
+ private:
+  double spike_factor_;
+  std::deque<double> losses_, norms_;  // of the last good steps
+};
+
+}  // namespace distca

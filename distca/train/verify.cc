@@ -1,0 +1,226 @@
+#include "distca/train/verify.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "distca/base/clock.h"
+#include "distca/base/error.h"
+#include "distca/batch/indexed_dataset.h"
+#include "distca/comm/device_copy.h"
+#include "distca/comm/ordered_sum.h"
+#include "distca/comm/thread_group.h"
+#include "distca/train/optimizer.h"
+#include "distca/train/plan_ahead.h"
+#include "distca/train/same_result.h"
+#include "distca/train/same_weights.h"
+#include "distca/train/step.h"
+
+namespace distca {
+namespace {
+
+/// What rank 0 has of a step.
+struct Played {
+  std::vector<std::string> names;     // of the weights
+  std::vector<at::Tensor> gradients;  // of the mean loss, summed over the workers, on the CPU
+  double loss_sum = 0;                // nats, of all workers
+  std::vector<int> other_replicas;
+  std::string kernel;
+  PlanFigures figures;
+  double seconds = 0;
+};
+
+/// What a rank is given.
+struct RankWork {
+  const Config& config;
+  const PlannedBatch& planned;
+  int num_workers;
+  const VerifyHooks& hooks;
+};
+
+/// On a worker.
+Played work(const RankWork& mine, Communicator& comm) {
+  const auto workers = comm.split_first(mine.num_workers);
+  const Config& config = mine.config;
+  const Llama model(config.model, static_cast<uint64_t>(config.train.seed), comm.cuda_device());
+  Optimizer optimizer(model.weights(), model.parameters(), config.optimizer);
+  const auto call = [&](const VerifyHooks::Hook& hook) {
+    if (hook) hook(comm.rank(), model.parameters());
+  };
+  Step step(config.model, &model, comm, step_options(config));
+  Played played;
+  const auto sum_gradients = [&](double loss_sum) {
+    call(mine.hooks.before_sum);
+    optimizer.sum_and_clip(*workers, loss_sum);
+    call(mine.hooks.after_sum);
+  };
+  const auto no_update = [] {};
+  played.loss_sum =
+      step.train(mine.planned.input, mine.planned.figures.targets, sum_gradients, no_update)
+          .loss_sum;
+  ordered_sum(*workers, std::span(&played.loss_sum, 1), "loss");
+  for (const at::Tensor& parameter : model.parameters())
+    played.gradients.push_back(parameter.grad().cpu());
+  played.other_replicas =
+      ranks_with_other_weights(*workers, played.gradients, "comparing the gradients");
+  for (const Weight& weight : model.weights()) played.names.push_back(weight.name);
+  played.kernel = step.kernel().name();
+  return played;
+}
+
+/// On a dedicated server.
+void serve(const RankWork& mine, Communicator& comm) {
+  const auto no_sum = [](double) {};
+  const auto no_update = [] {};
+  Step(mine.config.model, nullptr, comm, step_options(mine.config))
+      .train(mine.planned.input, mine.planned.figures.targets, no_sum, no_update);
+}
+
+Played play(const Config& config, const IndexedDataset& data, const Batch& batch, int num_workers,
+            const VerifyHooks& hooks) {
+  const Stopwatch watch;
+  std::vector<PlannedBatch> planned;
+  for (int rank = 0; rank < num_ranks(config, num_workers); ++rank) {
+    // The programs of all ranks are checked together, once.
+    planned.push_back(plan_batch(config, data, {.batch = batch, .checks_all_ranks = rank == 0},
+                                 rank, num_workers));
+    DISTCA_CHECK_EQ(planned[rank].hash, planned[0].hash);
+  }
+  Played first;
+  const auto body = [&](Communicator& comm) {
+    // A setting of the calling thread.
+    at::set_num_threads(static_cast<int>(config.train.threads_per_rank));
+    const RankWork mine{config, planned[comm.rank()], num_workers, hooks};
+    if (comm.rank() >= num_workers) return serve(mine, comm);
+    Played played = work(mine, comm);
+    if (comm.rank() == 0) first = std::move(played);
+  };
+  run_ranks(static_cast<int>(planned.size()), config.comm, body,
+            config.on_cuda() ? cuda_thread_device(0) : ThreadDevice{});
+  first.figures = planned[0].figures;
+  first.seconds = watch.seconds();
+  return first;
+}
+
+/// The same run on one worker that computes everything itself.
+Config alone(Config config) {
+  config.plan = {};
+  config.plan.scheduler = "local";
+  config.attention_profile = nullptr;
+  config.servers = {};
+  config.exchange = {};
+  config.train.overlap = Overlap::kNone;
+  return config;
+}
+
+void check_finite(const Config& config, const Played& one) {
+  const int64_t bad = num_not_finite(one.gradients);
+  DISTCA_THROW_IF(!std::isfinite(one.loss_sum) || bad > 0, ErrorKind::kTraining,
+                  "on one worker, the {} of the first batch {} not finite, so there is nothing to "
+                  "compare; lower model.initializer_range (now {})",
+                  bad > 0 ? "gradients" : "loss", bad > 0 ? "are" : "is",
+                  config.model.initializer_range);
+}
+
+Difference compared(std::string name, const at::Tensor& many, const at::Tensor& one, double bound) {
+  const bool zero = !one.any().item<bool>();
+  return {.name = std::move(name),
+          .value = difference(many, one),
+          .bound = zero ? zero_bound(bound) : bound,
+          .zero = zero};
+}
+
+std::string words(const Verification& v, const Difference& d) {
+  const bool is_loss = &d == &v.loss_difference;
+  return fmt::format("{} on {} worker{} differs from one worker's{} by {:.1e}{} (bound {:.2g})",
+                     is_loss ? "the loss" : "the gradient of " + d.name, v.num_workers,
+                     v.num_workers == 1 ? "" : "s", d.zero ? ", which is zero," : "",
+                     std::abs(d.value),  // NaN may have a sign
+                     d.zero    ? ""
+                     : is_loss ? " of its value"
+                               : " of its largest value",
+                     d.bound);
+}
+
+}  // namespace
+
+double Difference::share() const {
+  return std::isnan(value) ? std::numeric_limits<double>::infinity() : value / bound;
+}
+
+const Difference& Verification::worst_gradient() const {
+  return *std::ranges::max_element(gradients, {}, &Difference::share);
+}
+
+Config verify_config(Config config, ScalarType dtype) {
+  const double wider = static_cast<double>(element_bytes(dtype)) /
+                       static_cast<double>(element_bytes(config.model.dtype));
+  config.model.dtype = dtype;
+  if (!kernel_fault(kernel_request(config)).empty()) config.attention.kernel = KernelChoice::kAuto;
+  config.plan.max_memory_gib *= wider;
+  config.plan.bandwidth_mb_per_s =
+      std::llround(static_cast<double>(config.plan.bandwidth_mb_per_s) * wider);
+  config.optimizer.max_grad_norm = 0;
+  config.train.steps = 1;
+  config.train.trace.clear();
+  config.comm.backend = Config::Comm::Backend::kThreads;
+  return config;
+}
+
+Verification verify(const Config& config, int num_workers, const VerifyHooks& hooks) {
+  const IndexedDataset data(config.data.prefix);
+  const DocumentSplit split =
+      split_documents(data.num_documents(), config.data.validation_fraction, config.batch.seed);
+  const Batch batch = BatchStream(data.document_lengths(), split.train, config.batch).next();
+  const Played many = play(config, data, batch, num_workers, hooks);
+  const Played one = play(alone(config), data, batch, 1, {});
+  check_finite(config, one);
+  const PlanFigures& figures = many.figures;
+  const double targets = static_cast<double>(std::max<int64_t>(figures.targets, 1));
+  Verification v{
+      .num_workers = num_workers,
+      .nano_batches = static_cast<int64_t>(batch.size()),
+      .tokens = figures.tokens,
+      .targets = figures.targets,
+      .redispatched = figures.num_redispatched > 0,
+      .kernel = many.kernel,
+      .bound = format_bound(config.model.dtype, config.model.num_hidden_layers, figures.tokens),
+      .loss = many.loss_sum / targets,
+      .loss_of_one = one.loss_sum / targets,
+      .seconds = many.seconds,
+      .seconds_of_one = one.seconds,
+      .other_replicas = many.other_replicas};
+  for (const NanoBatchSource& source : batch)
+    v.documents += static_cast<int64_t>(source.nano_batch.documents.size());
+  v.loss_difference = compared("loss", at::scalar_tensor(v.loss, at::kDouble),
+                               at::scalar_tensor(v.loss_of_one, at::kDouble), v.bound);
+  for (size_t i = 0; i < one.names.size(); ++i)
+    v.gradients.push_back(compared(one.names[i], many.gradients[i], one.gradients[i], v.bound));
+  return v;
+}
+
+std::string fault_of(const Verification& v) {
+  if (!v.other_replicas.empty()) {
+    return fmt::format(
+        "rank{} {} summed the gradients of {} workers to other bits than rank 0: replicas would "
+        "drift apart",
+        v.other_replicas.size() > 1 ? "s" : "", fmt::join(v.other_replicas, ", "), v.num_workers);
+  }
+  const auto beyond = std::ranges::count_if(v.gradients, &Difference::beyond);
+  std::string fault;
+  if (v.loss_difference.beyond()) fault = words(v, v.loss_difference);
+  if (beyond > 0) {
+    fault += (fault.empty() ? "" : "; ") + words(v, v.worst_gradient());
+    if (beyond > 1) {
+      fault +=
+          fmt::format("; {} of {} gradients are beyond their bounds", beyond, v.gradients.size());
+    }
+  }
+  return fault;
+}
+
+}  // namespace distca

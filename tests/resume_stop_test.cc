@@ -1,0 +1,227 @@
+// Runs that somebody asks to stop, by any signal and to whomever it goes, runs under torchrun, and
+// runs whose disk is full for a while: they save, say so, and go on bit for bit.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <csignal>
+#include <fstream>
+#include <regex>
+#include <thread>
+
+#include "distca/base/file.h"
+#include "tests/checkpoint_runs.h"
+#include "tests/small_disk.h"
+
+namespace distca::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr int64_t kSteps = 24;
+/// Steps of some 0.1 s: a signal is heard within the step that it comes in.
+const Words kSlow = {fmt::format("train.steps={}", kSteps),
+                     "batch.nano_batch_tokens=4096",
+                     "train.validation_every=0",
+                     "comm.grace_s=1",
+                     "--workers",
+                     "2"};
+
+struct Stop {
+  const char* name;
+  int signal;
+  enum class To { kLauncher, kGroup, kRank } to = To::kLauncher;
+  Words words = {};
+};
+std::string name_of(const ::testing::TestParamInfo<Stop>& info) { return info.param.name; }
+
+class StopTest : public CheckpointTest {
+ protected:
+  /// Of a run that nobody stops: the same bits for all cases.
+  Training straight() const {
+    static const Training kStraight = train("straight", kSlow);
+    return kStraight;
+  }
+  /// Whether a process has set a handler of SIGTERM.
+  static bool handles_signals(pid_t pid) {
+    std::ifstream status(fmt::format("/proc/{}/status", pid));
+    for (std::string line; std::getline(status, line);) {
+      if (line.starts_with("SigCgt:"))
+        return (std::stoull(line.substr(7), nullptr, 16) >> (SIGTERM - 1) & 1) != 0;
+    }
+    return false;
+  }
+  /// The step after which a run that was told of a signal says that it stopped, once, and saved.
+  int64_t step_of(const std::string& line, const std::string& signal) const {
+    const std::regex said(
+        fmt::format("distca: stopped by {} after step ([0-9]+) of {}; saved, resume with the same "
+                    "command and --resume \\({}/checkpoints\\)\n",
+                    signal, kSteps, run_.string()));
+    std::smatch match;
+    EXPECT_TRUE(std::regex_match(line, match, said)) << line;
+    return match.empty() ? -1 : std::stoll(match[1]);
+  }
+  /// A run that was stopped when it had this many lines has saved within a step; resumed, it ends
+  /// as if nobody had.
+  void expect_saved(int64_t step, size_t lines, const Words& words) const {
+    EXPECT_GE(step, static_cast<int64_t>(lines));
+    EXPECT_LE(step, static_cast<int64_t>(lines) + 2);  // a line may be written a moment later
+    EXPECT_EQ(metrics().size(), static_cast<size_t>(step));
+    EXPECT_THAT(saved(), ElementsAre(step));
+    EXPECT_THAT(unfinished(), IsEmpty());
+    EXPECT_FALSE(fs::exists(run_ / "model.safetensors"));
+    EXPECT_THAT(resume(words).out, HasSubstr("\nit goes on bit for bit\n"));
+    expect_same_bits(read_training("run"), straight());
+  }
+};
+
+class SignalTest : public StopTest, public ::testing::WithParamInterface<Stop> {};
+
+TEST_P(SignalTest, saves_after_the_step_and_the_run_goes_on_bit_for_bit) {
+  const Stop& stop = GetParam();
+  const Words words = joined(kSlow, stop.words);
+  program_.emplace(arguments(words));
+  ASSERT_TRUE(wait_for_steps(3));
+  const pid_t rank = stop.to == Stop::To::kRank ? program_->pid_of_rank(1) : program_->pid();
+  const size_t lines = metrics().size();
+  if (stop.to == Stop::To::kGroup) {
+    program_->signal_group(stop.signal);
+  } else {
+    kill(rank, stop.signal);
+  }
+  const Outcome outcome = program_->wait(20);
+  EXPECT_EQ(outcome.exit_code, stop.signal == SIGINT ? 130 : 0) << outcome.err;
+  EXPECT_THAT(program_->processes(), IsEmpty());
+  expect_saved(step_of(outcome.err, fmt::format("SIG{}", sigabbrev_np(stop.signal))), lines, words);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    , SignalTest,
+    ::testing::Values(Stop{"term_to_the_launcher", SIGTERM}, Stop{"usr1_to_the_launcher", SIGUSR1},
+                      Stop{"hup_to_all", SIGHUP, Stop::To::kGroup},
+                      Stop{"ctrl_c", SIGINT, Stop::To::kGroup}, Stop{"int_to_the_launcher", SIGINT},
+                      Stop{"term_to_one_rank", SIGTERM, Stop::To::kRank},
+                      Stop{"term_to_threads",
+                           SIGTERM,
+                           Stop::To::kLauncher,
+                           {"comm.backend=threads", "checkpoint.async=false"}}),
+    name_of);
+
+TEST_F(StopTest, asked_to_stop_twice_it_ends_at_once) {
+  // A step of many seconds, in which the first signal is not heard.
+  program_.emplace(arguments({"train.steps=1000", "batch.nano_batch_tokens=65536",
+                              "batch.max_document_tokens=65536", "model.num_hidden_layers=8",
+                              "train.validation_every=0", "attention.kernel=reference"}));
+  ASSERT_TRUE(wait_until([&] { return fs::exists(run_ / "config.toml"); }, 60));
+  std::this_thread::sleep_for(std::chrono::seconds(1));
+  kill(program_->pid(), SIGTERM);
+  std::this_thread::sleep_for(std::chrono::seconds(1));
+  kill(program_->pid(), SIGTERM);
+  const Outcome outcome = program_->wait(5);
+  EXPECT_EQ(outcome.exit_code, 130);
+  EXPECT_EQ(outcome.err,
+            fmt::format("distca: stopped by SIGTERM at once after step 0 of 1000; no checkpoint of "
+                        "it is saved; {}/metrics.jsonl has 0 steps\n",
+                        run_.string()));
+  EXPECT_THAT(saved(), IsEmpty());
+}
+
+TEST_F(StopTest, before_the_first_step_there_is_nothing_to_save) {
+  program_.emplace(arguments({}), torchrun_environment(0, 2, free_port()));  // nobody else comes
+  ASSERT_TRUE(wait_until([&] { return handles_signals(program_->pid()); }, 60));
+  kill(program_->pid(), SIGTERM);
+  const Outcome outcome = program_->wait(20);
+  EXPECT_EQ(outcome.exit_code, 130);
+  EXPECT_EQ(outcome.err,
+            "distca: stopped by SIGTERM before the first step; nothing of it is saved\n");
+  EXPECT_FALSE(fs::exists(run_));
+}
+
+class TorchrunTest : public StopTest {
+ protected:
+  /// Two ranks, each the shell commands `rank`, in which $DISTCA is the training.
+  void start(const std::string& rank, const Words& words, const std::string& options = "") {
+    const fs::path script = folder_ / "rank.sh";
+    write_file_atomically(script, rank);
+    program_.emplace(ShellLine{
+        fmt::format("DISTCA='distca {}' exec {} --no-python --nproc-per-node 2 {} sh {}",
+                    fmt::join(arguments(words), " "), torchrun(), options, script.string()),
+        fs::current_path()});
+  }
+  static std::string torchrun() {
+    return fs::exists(".venv/bin/torchrun") ? ".venv/bin/torchrun" : "torchrun";
+  }
+  static bool is_there() {
+    return Program(ShellLine{"command -v " + torchrun(), fs::current_path()}).wait().exit_code == 0;
+  }
+  // The number of workers is torchrun's.
+  const Words words_{kSlow.begin(), kSlow.end() - 2};
+};
+
+TEST_F(TorchrunTest, told_to_stop_its_ranks_save_and_end_well) {
+  if (!is_there()) GTEST_SKIP() << "there is no torchrun";
+  const fs::path codes = folder_ / "codes";
+  start("trap : TERM\n$DISTCA 2>>" + codes.string() + ".err\necho rank $RANK: $? >>" +
+            codes.string() + "\n",
+        words_);
+  ASSERT_TRUE(wait_for_steps(3));
+  const size_t lines = metrics().size();
+  kill(program_->pid(), SIGTERM);
+  program_->wait(60);
+  EXPECT_THAT(read_file(codes), AllOf(HasSubstr("rank 0: 0\n"), HasSubstr("rank 1: 0\n")));
+  expect_saved(step_of(read_file(codes.string() + ".err"), "SIGTERM"), lines, kSlow);
+}
+
+TEST_F(TorchrunTest, restarts_a_run_that_lost_a_rank_from_its_last_checkpoint) {
+  if (!is_there()) GTEST_SKIP() << "there is no torchrun";
+  start(
+      "if [ $TORCHELASTIC_RESTART_COUNT-$RANK != 0-1 ]; then exec $DISTCA; fi\n"
+      "$DISTCA & child=$!\nwhile [ ! -e " +
+          checkpoint(8).string() + " ]; do sleep 0.02; done\nkill -9 $child; wait $child\n",
+      joined(words_, {"checkpoint.every_steps=4", "--resume", "if-any"}), "--max-restarts 1");
+  const Outcome outcome = program_->wait();
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("\ngoing on after step "));
+  expect_same_bits(read_training("run"), straight());
+}
+
+class FullDisk : public CheckpointTest {
+ protected:
+  /// Of the last line of metrics.jsonl.
+  int64_t last(const char* key) const { return metrics().back().value(key, int64_t{0}); }
+};
+
+TEST_F(FullDisk, costs_checkpoints_that_are_counted_until_there_is_room_again) {
+  SmallDisk disk(folder_ / "run", "3m");
+  if (!disk.mounted()) GTEST_SKIP() << "a disk that can be filled is mounted by root only";
+  const Words words = {"--workers", "2", "train.validation_every=0", "checkpoint.every_steps=3",
+                       "checkpoint.keep_last=1"};
+  program_.emplace(arguments(joined(words, {"train.steps=1000000"})));
+  ASSERT_TRUE(wait_for_steps(1));
+  ASSERT_TRUE(wait_until([&] { return last("last_checkpoint") > 0; }, 60));
+  disk.fill(/*spare=*/100'000);  // metrics.jsonl can grow
+  ASSERT_TRUE(wait_until([&] { return last("checkpoints_failed") >= 2; }, 60));
+  const int64_t before = saved().back();
+  CheckpointReader(checkpoint(before)).check();
+  disk.clear();
+  ASSERT_TRUE(wait_until([&] { return last("last_checkpoint") > before; }, 60));
+  kill(program_->pid(), SIGTERM);
+  const Outcome outcome = program_->wait(20);
+  EXPECT_EQ(outcome.exit_code, 0);
+  EXPECT_THAT(outcome.err, AllOf(HasSubstr(": its checkpoint is not saved: " + run_.string()),
+                                 HasSubstr("No space left on device"),
+                                 HasSubstr("; saved, resume with the same command")));
+  const int64_t step = saved().back();
+  const Outcome resumed = resume(joined(words, {fmt::format("train.steps={}", step + 3)}));
+  EXPECT_THAT(resumed.out, HasSubstr(fmt::format("\ngoing on after step {} from ", step)));
+  EXPECT_THAT(saved(), ElementsAre(step + 3));
+  EXPECT_THAT(unfinished(), IsEmpty());
+}
+
+}  // namespace
+}  // namespace distca::testing

@@ -1,0 +1,305 @@
+// Runs that go on from a checkpoint: with other workers, after damage, with changed keys, and after
+// steps that must not reach the weights. What is refused: tests/bad_input_runs.cc.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <span>
+
+#include "distca/base/file.h"
+#include "tests/checkpoint_runs.h"
+
+namespace distca::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+std::vector<double> numbers_of(const CheckpointReader& reader, size_t tensor, StatePart part) {
+  const StoredTensor& stored = reader.index().tensors[tensor];
+  EXPECT_EQ(stored.type, ScalarType::kFloat64);
+  std::vector<double> values(static_cast<size_t>(stored.numel()));
+  reader.read(static_cast<int64_t>(tensor), part, std::as_writable_bytes(std::span(values)));
+  return values;
+}
+
+/// Each tensor to 1e-10 of its largest value.
+void expect_near_state(const fs::path& got_folder, const fs::path& want_folder) {
+  const CheckpointReader got(got_folder), want(want_folder);
+  ASSERT_EQ(got.index().tensors, want.index().tensors);
+  for (size_t i = 0; i < want.index().tensors.size(); ++i) {
+    for (const StatePart part : kStateParts) {
+      const std::vector<double> a = numbers_of(got, i, part), b = numbers_of(want, i, part);
+      double worst = 0, largest = 0;
+      for (size_t k = 0; k < b.size(); ++k) {
+        worst = std::max(worst, std::abs(a[k] - b[k]));
+        largest = std::max(largest, std::abs(b[k]));
+      }
+      EXPECT_LE(worst, 1e-10 * largest)
+          << want.index().tensors[i].name << " " << part_name(part) << " of " << got_folder;
+    }
+  }
+}
+
+class OtherWorkers : public CheckpointTest {};
+
+TEST_F(OtherWorkers, hold_the_result_of_the_straight_run) {
+  const Words words = {"model.dtype=float64",      "train.steps=8",
+                       "checkpoint.every_steps=2", "checkpoint.keep_last=0",
+                       "train.validation_every=2", "--workers"};
+  const auto on = [&](const char* workers) { return joined(words, {workers}); };
+  const Training straight = train("straight", on("2"));
+  struct Part {
+    const char *name, *from, *workers;
+    int64_t after;
+    const char* was;  // how many workers the part before had
+  };
+  for (const Part& part : {Part{"three", "straight", "3", 2, "2"},
+                           {"one", "three", "1", 4, "3"},
+                           {"back", "one", "2", 6, "1"}}) {
+    const Outcome outcome = succeed(arguments(
+        joined(on(part.workers), {"--resume", checkpoint(part.after, part.from)}), part.name));
+    EXPECT_THAT(outcome.out,
+                HasSubstr(fmt::format("\nit goes on to rounding, not bit for bit: the number of "
+                                      "workers was {} and is {}\n",
+                                      part.was, part.workers)));
+    // Of a folder of its own: the steps before lie in the other run's.
+    const Training got = read_training(part.name);
+    const auto tail = [&](const std::vector<double>& all) {
+      return std::vector<double>(all.end() - (8 - part.after), all.end());
+    };
+    expect_near(got.losses, tail(straight.losses), 1e-10, part.name);
+    expect_near(got.norms, tail(straight.norms), 1e-10, part.name);
+    expect_near_state(checkpoint(8, part.name), checkpoint(8, "straight"));
+  }
+}
+
+/// What has happened to a checkpoint.
+struct Damage {
+  const char* name;
+  const char* file;
+  std::function<void(const fs::path& file)> damage;
+  const char* words;  // of the message
+};
+std::string name_of(const ::testing::TestParamInfo<Damage>& info) { return info.param.name; }
+
+void shorten(const fs::path& file, uintmax_t bytes) {
+  fs::resize_file(file, fs::file_size(file) - bytes);
+}
+
+void flip_a_bit(const fs::path& file) {
+  std::string bytes = read_file(file);
+  bytes[bytes.size() - 100] ^= 4;
+  write_file_atomically(file, bytes);
+}
+
+class Damaged : public CheckpointTest, public ::testing::WithParamInterface<Damage> {};
+
+TEST_P(Damaged, the_checkpoint_before_it_is_taken_and_a_line_says_why) {
+  const Damage& how = GetParam();
+  const Words words = {"--workers", "2", "checkpoint.every_steps=2"};
+  const Training straight = train("run", words);
+  const std::string file = checkpoint(6) / how.file;
+  how.damage(file);
+  const auto before = read_files(run_);
+
+  const std::string named = "--resume=" + checkpoint(6).string();
+  EXPECT_THAT(refusal(arguments(joined(words, {named}))),
+              AllOf(StartsWith(file), HasSubstr(how.words)));
+  EXPECT_THAT(refusal(arguments(joined(words, {named}), "other")), StartsWith(file));
+  EXPECT_EQ(read_files(run_), before);
+  EXPECT_FALSE(fs::exists(folder_ / "other"));
+
+  const Outcome resumed = resume(words);
+  EXPECT_THAT(resumed.err, AllOf(HasSubstr("warning: " + file), HasSubstr(how.words),
+                                 EndsWith("; the checkpoint before it is looked at\n")));
+  EXPECT_EQ(std::ranges::count(resumed.err, '\n'), 1) << resumed.err;
+  EXPECT_THAT(resumed.out, HasSubstr("\ngoing on after step 4 from "));
+  expect_same_bits(read_training("run"), straight);
+  EXPECT_THAT(saved(), ElementsAre(2, 4, 6));
+  CheckpointReader(checkpoint(6)).check();
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    , Damaged,
+    ::testing::Values(
+        Damage{"cut", "rank_1.safetensors", [](const fs::path& file) { shorten(file, 1000); },
+               ": not a whole safetensors file: it has "},
+        Damage{"bit", "rank_0.safetensors", flip_a_bit, " is damaged: its bytes have the hash "},
+        Damage{"missing", "rank_1.safetensors", [](const fs::path& file) { fs::remove(file); },
+               ": cannot be read: No such file"},
+        Damage{"index_cut", "checkpoint.json", [](const fs::path& file) { shorten(file, 10); },
+               " is not JSON"}),
+    name_of);
+
+class ResumeTest : public CheckpointTest {
+ protected:
+  void SetUp() override {
+    CheckpointTest::SetUp();
+    train("run", {"train.steps=4", "checkpoint.every_steps=2"});
+  }
+  /// What a run says that goes on with these keys to step 6.
+  std::string said(const Words& more) const {
+    return resume(joined({"train.steps=6", "checkpoint.every_steps=2"}, more)).out;
+  }
+  static constexpr const char* kLonger =
+      "\ntrain.steps was 4 and is 6 from step 5 on: the learning rate follows the new length from "
+      "there\n";
+};
+
+TEST_F(ResumeTest, more_steps_follow_the_new_learning_rate) {
+  EXPECT_THAT(said({}),
+              AllOf(HasSubstr(kLonger), HasSubstr("\notherwise it goes on bit for bit\n")));
+  const std::vector<Json> lines = metrics();
+  ASSERT_EQ(lines.size(), 6u);
+  train("straight", {});
+  EXPECT_NE(lines[3].at("lr"), metrics("straight")[3].at("lr"));
+  for (size_t i = 4; i < 6; ++i) EXPECT_EQ(lines[i].at("lr"), metrics("straight")[i].at("lr"));
+}
+
+TEST_F(ResumeTest, another_learning_rate_is_said) {
+  EXPECT_THAT(said({"optimizer.lr=2e-4"}),
+              AllOf(HasSubstr("\noptimizer.lr was 0.001 and is 0.0002 from step 5 on\n"),
+                    HasSubstr(fmt::format("{}otherwise it goes on bit for bit\n", kLonger))));
+}
+
+TEST_F(ResumeTest, another_scheduler_goes_on_to_rounding) {
+  EXPECT_THAT(
+      said({"plan.scheduler=greedy"}),
+      HasSubstr("\notherwise it goes on to rounding, not bit for bit: plan.scheduler was "));
+}
+
+TEST_F(ResumeTest, keys_of_which_nothing_depends_are_not_spoken_of) {
+  EXPECT_THAT(said({"checkpoint.keep_last=7", "comm.timeout_s=50", "train.validation_every=2"}),
+              AllOf(HasSubstr("\notherwise it goes on bit for bit\n"), Not(HasSubstr("keep_last")),
+                    Not(HasSubstr("comm.")), Not(HasSubstr("validation_every"))));
+}
+
+TEST_F(ResumeTest, a_run_that_is_done_saves_its_weights_and_trains_nothing) {
+  const std::string weights = read_file(run_ / "model.safetensors");
+  fs::remove(run_ / "model.safetensors");
+  fs::remove(run_ / "config.json");
+  EXPECT_THAT(resume({"train.steps=4", "checkpoint.every_steps=2"}).out,
+              HasSubstr("Nothing was left to train: all 4 steps were done"));
+  EXPECT_TRUE(read_file(run_ / "model.safetensors") == weights);
+  EXPECT_EQ(metrics().size(), 4u);
+}
+
+TEST_F(ResumeTest, an_older_checkpoint_cuts_the_metrics_and_the_newer_go_when_one_is_complete) {
+  const Training straight = read_training("run");
+  const Outcome outcome =
+      succeed(arguments({"train.steps=4", "checkpoint.every_steps=2", "--resume", checkpoint(2)}));
+  EXPECT_THAT(outcome.out, HasSubstr("\ngoing on after step 2 from "));
+  expect_same_bits(read_training("run"), straight);
+  EXPECT_THAT(saved(), ElementsAre(2, 4));
+  EXPECT_FALSE(fs::exists(run_ / "checkpoints.old"));
+}
+
+TEST_F(ResumeTest, overwriting_removes_no_checkpoint_before_a_new_one_is_complete) {
+  const auto before = read_files(run_ / "checkpoints");
+  const Words words = {"train.steps=1000000", "train.overwrite=true", "train.validation_every=0"};
+  program_.emplace(arguments(words));  // which saves none
+  ASSERT_TRUE(wait_until([&] { return fs::exists(run_ / "checkpoints.old"); }, 60));
+  ASSERT_TRUE(wait_for_steps(2));
+  ASSERT_NO_FATAL_FAILURE(kill_all());
+  EXPECT_EQ(read_files(run_ / "checkpoints.old"), before);
+  train("run", {"train.steps=4", "train.overwrite=true", "checkpoint.every_steps=3"});
+  EXPECT_THAT(saved(), ElementsAre(3, 4));
+  EXPECT_FALSE(fs::exists(run_ / "checkpoints.old"));
+}
+
+TEST_F(CheckpointTest, the_last_ones_and_multiples_are_kept) {
+  const Words words = {"train.steps=10", "train.validation_every=0", "checkpoint.every_steps=2"};
+  train("run", joined(words, {"checkpoint.keep_last=2", "checkpoint.keep_every=4"}));
+  EXPECT_THAT(saved(), ElementsAre(4, 8, 10));
+  train("all", joined(words, {"checkpoint.keep_last=0"}));
+  EXPECT_THAT(saved("all"), ElementsAre(2, 4, 6, 8, 10));
+}
+
+/// Two workers and a server, which decide alike.
+class BadSteps : public CheckpointTest {
+ protected:
+  Words words(const Words& more) const {
+    return joined(
+        {"--workers", "2", "servers.dedicated=1", "train.steps=40", "train.validation_every=0"},
+        more);
+  }
+  std::vector<int64_t> skipped(const std::string& name = "run") const {
+    std::vector<int64_t> steps;
+    for (const Json& line : metrics(name)) {
+      if (line.value("skipped", false)) steps.push_back(line.at("step"));
+    }
+    return steps;
+  }
+};
+
+TEST_F(BadSteps, the_state_before_one_is_saved_and_goes_on_as_if_it_had_not_been_looked_at) {
+  // The first 20 steps are never spikes; the next is above half of their median.
+  const Outcome outcome = run_distca(arguments(words({"train.spike_factor=0.5"})));
+  EXPECT_THAT(error_line(outcome, 1),
+              AllOf(StartsWith("step 21: the gradient norm "),
+                    HasSubstr(" times the median of the steps before ("),
+                    HasSubstr("lower optimizer.lr (now 0.001)"),
+                    EndsWith("; the state after step 20 is saved, --resume goes on from it\n")));
+  EXPECT_THAT(saved(), ElementsAre(20));
+  EXPECT_EQ(metrics().size(), 21u);
+  EXPECT_THAT(skipped(), ElementsAre(21)) << "it did not reach the weights";
+  const Training straight = train("straight", words({}));
+  EXPECT_THAT(resume(words({})).out,
+              AllOf(HasSubstr("\ngoing on after step 20 from "),
+                    HasSubstr("\ntrain.spike_factor was 0.5 and is 0.0 from step 21 on\n")));
+  expect_same_bits(read_training("run"), straight);
+}
+
+TEST_F(BadSteps, numbers_that_are_not_finite_stop_it_too) {
+  const Outcome outcome = run_distca(arguments(words({"optimizer.lr=1e9"})));
+  const std::string line = error_line(outcome, 1);
+  EXPECT_THAT(line, AllOf(HasSubstr("is not finite; lower optimizer.lr (now 1000000000); the state "
+                                    "after step "),
+                          HasSubstr(" is saved, --resume goes on from it")));
+  ASSERT_EQ(saved().size(), 1u);
+  EXPECT_THAT(line, StartsWith(fmt::format("step {}: ", saved().back() + 1)));
+  EXPECT_EQ(metrics().size(), static_cast<size_t>(saved().back() + 1));
+}
+
+TEST_F(BadSteps, skipped_ones_are_counted_and_a_resumed_run_skips_the_same) {
+  const Words skip =
+      words({"train.bad_step=skip", "train.spike_factor=1.01", "train.max_skipped_steps=40",
+             "checkpoint.every_steps=10", "checkpoint.keep_last=0"});
+  const Training straight = train("straight", skip);
+  EXPECT_THAT(skipped("straight"), Not(IsEmpty()));
+  EXPECT_LT(skipped("straight").size(), 20u);
+  EXPECT_EQ(metrics("straight").size(), 40u);
+  EXPECT_EQ(state(40, "straight").updates, 40 - static_cast<int64_t>(skipped("straight").size()));
+  succeed(arguments(joined(skip, {"--resume", checkpoint(30, "straight")})));
+  EXPECT_TRUE(read_training("run").weights == straight.weights);
+  expect_same_state(state(40), state(40, "straight"));
+  std::vector<int64_t> later = skipped("straight");
+  std::erase_if(later, [](int64_t step) { return step <= 30; });
+  EXPECT_EQ(skipped(), later);
+}
+
+TEST_F(BadSteps, too_many_in_a_row_end_it) {
+  const Outcome outcome = run_distca(arguments(
+      words({"train.bad_step=skip", "train.spike_factor=0.5", "train.max_skipped_steps=3"})));
+  EXPECT_THAT(error_line(outcome, 1),
+              AllOf(StartsWith("step 24: "), HasSubstr("; 3 steps in a row were skipped; the state "
+                                                       "after step 23 is saved")));
+  EXPECT_THAT(skipped(), ElementsAre(21, 22, 23, 24));
+  EXPECT_THAT(saved(), ElementsAre(23));
+  const SavedState last = state(23);
+  EXPECT_EQ(last.updates, 20);
+  EXPECT_EQ(last.trainer.at("skipped_in_row"), 3);
+}
+
+}  // namespace
+}  // namespace distca::testing
