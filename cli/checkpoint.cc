@@ -65,13 +65,12 @@ struct Shown {
 };
 
 Shown look(const fs::path& path) {
-  const fs::path folder = find_checkpoint(path);
-  Shown shown{.index = read_checkpoint_index(folder)};
-  shown.on_disk = look_at({.folder = folder, .step = shown.index.step});
-  if (folder != path) {
-    for (const CheckpointPlace& place : complete_checkpoints(path))
-      shown.of_run.push_back(look_at(place));
-    shown.set_aside = old_checkpoints(path);
+  const FoundCheckpoints found = find_checkpoints(path);
+  Shown shown{.index = read_checkpoint_index(found.newest())};
+  shown.on_disk = look_at({.folder = found.newest(), .step = shown.index.step});
+  if (found.run) {
+    for (const CheckpointPlace& place : found.places) shown.of_run.push_back(look_at(place));
+    shown.set_aside = old_checkpoints(*found.run);
   }
   for (const StoredTensor& tensor : shown.index.tensors) shown.num_parameters += tensor.numel();
   shown.files_of.resize(shown.index.tensors.size());
@@ -198,11 +197,8 @@ void check_one(const fs::path& folder) {
 
 /// One damaged checkpoint does not hide the others: the first fault is thrown at the end.
 void check(const fs::path& path) {
-  const fs::path newest = find_checkpoint(path);
-  std::vector<CheckpointPlace> places = {{.folder = newest}};
-  if (newest != path) places = complete_checkpoints(path);
   std::exception_ptr first;
-  for (const CheckpointPlace& place : places) {
+  for (const CheckpointPlace& place : find_checkpoints(path).places) {
     try {
       check_one(place.folder);
     } catch (const Error& error) {

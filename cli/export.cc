@@ -60,7 +60,7 @@ fs::path checkpoint_of(const fs::path& source) {
                   ErrorKind::kCheckpoint,
                   "{}: holds no checkpoint, and needs none: its weights are in {} already",
                   source.string(), (source / kWeights).string());
-  return find_checkpoint(source);
+  return find_checkpoints(source).newest();
 }
 
 /// Writes, but does not commit, with no more than one tensor in memory.

@@ -157,13 +157,13 @@ std::vector<BadInput> bad_runs() {
        saved + "; cd run/checkpoints/step_000002; head -c -8 rank_0.safetensors > r; "
                "printf AAAAAAAA >> r; mv r rank_0.safetensors"},
       {train + "train.spike_factor=0.5 train.steps=30 train.validation_every=0",
-       " times the median of the steps before (", "", 1,
+       " times the median of the steps before (", "", 3,
        "run/checkpoints/step_000020/checkpoint.json "
        "run/checkpoints/step_000020/rank_0.safetensors run/config.toml run/metrics.jsonl",
        true},
       {train + "train.spike_factor=0.5 train.steps=30 train.validation_every=0 "
                "train.bad_step=skip train.max_skipped_steps=2",
-       "; 2 steps in a row were skipped; the state after step 22 is saved", "", 1,
+       "; 2 steps in a row were skipped; the state after step 22 is saved", "", 3,
        "run/checkpoints/step_000022/checkpoint.json "
        "run/checkpoints/step_000022/rank_0.safetensors run/config.toml run/metrics.jsonl",
        true},
@@ -206,7 +206,7 @@ std::vector<BadInput> bad_runs() {
        "train.trace_first_step = 0: must be at least 1"},
       {train + "--trace t.json train.trace_steps=0", "train.trace_steps = 0: must be at least 1"},
       {train + "optimizer.lr=1e9 optimizer.warmup_steps=0 optimizer.max_grad_norm=0",
-       "is not finite; lower optimizer.lr", "", 1,
+       "is not finite; lower optimizer.lr", "", 3,
        "run/checkpoints/step_000001/checkpoint.json "
        "run/checkpoints/step_000001/rank_0.safetensors run/config.toml run/metrics.jsonl",
        true},
@@ -256,7 +256,7 @@ std::vector<BadInput> bad_checks() {
       {verify + "--dtype run model.dtype=bfloat16 model.initializer_range=1e9",
        "on one worker, the gradients of the first batch are not finite, so there is nothing to "
        "compare; lower model.initializer_range (now 1000000000)",
-       "", 1, "", true},
+       "", 3, "", true},
       {verify + "> /dev/full", "stdout: No space left on device", "", 1},
       {"RANK=1 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=1 " + verify,
        "verify makes all ranks itself, but torchrun started this process as one of 2: start it "

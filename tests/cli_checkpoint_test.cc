@@ -143,6 +143,7 @@ TEST_F(CliCheckpointTest, check_names_what_is_damaged_and_goes_on_to_the_others)
   };
   const Words words = {"checkpoint", "check", run_};
   EXPECT_THAT(succeed(words).out, ContainsRegex("^" + whole(4) + ".*\n" + whole(6)));
+  EXPECT_EQ(succeed({"checkpoint", "check", run_ / "checkpoints"}).out, succeed(words).out);
   const fs::path file = checkpoint(4) / "rank_1.safetensors";
   flip(file, fs::file_size(file) - 1);
   const Outcome damaged = run_distca(words);

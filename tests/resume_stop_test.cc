@@ -138,7 +138,7 @@ TEST_F(StopTest, before_the_first_step_there_is_nothing_to_save) {
   const Outcome outcome = program_->wait(20);
   EXPECT_EQ(outcome.exit_code, 130);
   EXPECT_EQ(outcome.err,
-            "distca: stopped by SIGTERM before the first step; nothing of it is saved\n");
+            "distca: stopped by SIGTERM before the first step, with nothing new to save\n");
   EXPECT_FALSE(fs::exists(run_));
 }
 

@@ -17,6 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::testing::AllOf;
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
@@ -138,7 +139,9 @@ INSTANTIATE_TEST_SUITE_P(
         Damage{"missing", "rank_1.safetensors", [](const fs::path& file) { fs::remove(file); },
                ": cannot be read: No such file"},
         Damage{"index_cut", "checkpoint.json", [](const fs::path& file) { shorten(file, 10); },
-               " is not JSON"}),
+               " is not JSON"},
+        Damage{"index_missing", "checkpoint.json", [](const fs::path& file) { fs::remove(file); },
+               ": cannot be read: No such file"}),
     name_of);
 
 class ResumeTest : public CheckpointTest {
@@ -176,6 +179,21 @@ TEST_F(ResumeTest, another_scheduler_goes_on_to_rounding) {
   EXPECT_THAT(
       said({"plan.scheduler=greedy"}),
       HasSubstr("\notherwise it goes on to rounding, not bit for bit: plan.scheduler was "));
+}
+
+TEST_F(ResumeTest, plans_that_follow_measured_times_go_on_to_rounding) {
+  const Words measured = {"train.deterministic=false", "servers.reweight=true"};
+  EXPECT_THAT(said(measured), HasSubstr("servers.reweight was false and is true;"));
+  EXPECT_THAT(resume(joined({"train.steps=8", "checkpoint.every_steps=2"}, measured)).out,
+              HasSubstr("\notherwise it goes on to rounding, not bit for bit: servers.reweight is "
+                        "true\n"));
+}
+
+TEST_F(ResumeTest, a_path_may_end_in_a_slash) {
+  const std::string path = checkpoint(2).string() + "/";
+  const Words words = {"train.steps=4", "checkpoint.every_steps=2", "--resume", path};
+  EXPECT_THAT(succeed(arguments(words)).out, HasSubstr("\ngoing on after step 2 from "));
+  EXPECT_EQ(metrics().size(), 4u) << "it goes on in its own folder";
 }
 
 TEST_F(ResumeTest, keys_of_which_nothing_depends_are_not_spoken_of) {
@@ -245,7 +263,7 @@ class BadSteps : public CheckpointTest {
 TEST_F(BadSteps, the_state_before_one_is_saved_and_goes_on_as_if_it_had_not_been_looked_at) {
   // The first 20 steps are never spikes; the next is above half of their median.
   const Outcome outcome = run_distca(arguments(words({"train.spike_factor=0.5"})));
-  EXPECT_THAT(error_line(outcome, 1),
+  EXPECT_THAT(error_line(outcome, 3),
               AllOf(StartsWith("step 21: the gradient norm "),
                     HasSubstr(" times the median of the steps before ("),
                     HasSubstr("lower optimizer.lr (now 0.001)"),
@@ -262,7 +280,7 @@ TEST_F(BadSteps, the_state_before_one_is_saved_and_goes_on_as_if_it_had_not_been
 
 TEST_F(BadSteps, numbers_that_are_not_finite_stop_it_too) {
   const Outcome outcome = run_distca(arguments(words({"optimizer.lr=1e9"})));
-  const std::string line = error_line(outcome, 1);
+  const std::string line = error_line(outcome, 3);
   EXPECT_THAT(line, AllOf(HasSubstr("is not finite; lower optimizer.lr (now 1000000000); the state "
                                     "after step "),
                           HasSubstr(" is saved, --resume goes on from it")));
@@ -288,10 +306,35 @@ TEST_F(BadSteps, skipped_ones_are_counted_and_a_resumed_run_skips_the_same) {
   EXPECT_EQ(skipped(), later);
 }
 
+TEST_F(BadSteps, validation_after_a_skipped_one_uses_its_own_batches) {
+  // From some step on, no gradient is finite any more; the loss is: it is that of equal logits.
+  succeed(arguments(words({"optimizer.lr=1e9", "train.bad_step=skip", "train.max_skipped_steps=40",
+                           "train.validation_every=10"})));
+  const std::vector<int64_t> all = skipped();
+  ASSERT_THAT(all, Contains(10));
+  EXPECT_EQ(all.back() - all.front() + 1, static_cast<int64_t>(all.size()))
+      << "none was good again";
+  EXPECT_EQ(all.back(), 40);
+  const std::vector<Json> lines = metrics();
+  for (const size_t step : {10, 20, 30, 40})
+    EXPECT_NEAR(lines.at(step - 1).at("validation_loss"), std::log(256), 1e-3) << step;
+}
+
+TEST_F(BadSteps, the_state_before_the_first_one_is_saved_in_the_runs_own_folder) {
+  train("other", words({"train.steps=20", "checkpoint.every_steps=20"}));
+  const Words from_other = {"--resume=" + checkpoint(20, "other").string(),
+                            "train.spike_factor=0.5"};
+  const Outcome outcome = run_distca(arguments(words(from_other)));
+  EXPECT_THAT(error_line(outcome, 3), EndsWith("; the state after step 20 is saved, --resume goes "
+                                               "on from it\n"));
+  EXPECT_THAT(saved(), ElementsAre(20));
+  expect_same_state(state(20), state(20, "other"));
+}
+
 TEST_F(BadSteps, too_many_in_a_row_end_it) {
   const Outcome outcome = run_distca(arguments(
       words({"train.bad_step=skip", "train.spike_factor=0.5", "train.max_skipped_steps=3"})));
-  EXPECT_THAT(error_line(outcome, 1),
+  EXPECT_THAT(error_line(outcome, 3),
               AllOf(StartsWith("step 24: "), HasSubstr("; 3 steps in a row were skipped; the state "
                                                        "after step 23 is saved")));
   EXPECT_THAT(skipped(), ElementsAre(21, 22, 23, 24));

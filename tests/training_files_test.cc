@@ -45,7 +45,7 @@ TEST_F(RunFilesTest, a_run_that_fails_leaves_the_weights_that_it_was_to_replace)
   const auto before = contents();
   const Outcome failed = run({"train.overwrite=true", "optimizer.lr=1e9", "--workers", "2",
                               "batch.max_document_tokens=256"});
-  EXPECT_EQ(failed.exit_code, 1) << failed.err;
+  EXPECT_EQ(failed.exit_code, 3) << failed.err;
   const auto after = contents();
   EXPECT_EQ(after.size(), 7u) << "and a checkpoint of two ranks";
   EXPECT_EQ(after.at("model.safetensors"), before.at("model.safetensors"));
@@ -69,7 +69,7 @@ TEST_F(RunFilesTest, a_folder_without_weights_and_checkpoints_is_free_to_take) {
 
 TEST_F(RunFilesTest, a_folder_with_checkpoints_holds_a_run) {
   const Outcome failed = run({"optimizer.lr=1e9"});
-  EXPECT_EQ(failed.exit_code, 1) << failed.err;
+  EXPECT_EQ(failed.exit_code, 3) << failed.err;
   const auto before = contents();
   EXPECT_FALSE(before.contains("model.safetensors"));
   for (const char* workers : {"1", "2"}) {
@@ -124,7 +124,7 @@ TEST_F(RunFilesTest, weights_are_saved_when_the_last_validation_loss_is_not_fini
   for (const char* workers : {"1", "2"}) {
     const Outcome outcome = run({"train.steps=1", "optimizer.lr=1e9", "optimizer.warmup_steps=0",
                                  "train.overwrite=true", "--workers", workers});
-    EXPECT_THAT(error_line(outcome, 1),
+    EXPECT_THAT(error_line(outcome, 3),
                 AllOf(HasSubstr("step 1: the validation loss is not finite"),
                       HasSubstr("the weights are saved as they are in")));
     EXPECT_EQ(files_below(run_).size(), 4u);

@@ -3,7 +3,7 @@
 //
 //  * Error: the caller or the world is at fault. Its message is one line that says what is wrong,
 //    where, and what would be right. Bad input ends the program with exit code 2, a failure of the
-//    world (a lost rank, a full disk) with exit code 1.
+//    world (a lost rank, a full disk) with exit code 1, training that went wrong with 3.
 //  * CheckFailure: our own code is at fault. DISTCA_CHECK* throw it with file and line; exit code
 //    70.
 //
@@ -32,7 +32,7 @@ enum class ErrorKind {
   kCheckpoint,  // weights on disk
   kIo,          // the file system refused (exit code 1)
   kComm,        // a rank or the network failed (exit code 1)
-  kTraining,    // the run diverged (exit code 1)
+  kTraining,    // the run diverged, or its replicas did: trying again would not help (exit code 3)
 };
 
 namespace detail {
@@ -54,11 +54,10 @@ class Error : public std::runtime_error {
 
   ErrorKind kind() const noexcept { return kind_; }
   /// The exit code of a program that this error ends: 2 for bad input, 1 for a failure of the
-  /// world.
+  /// world, 3 for training that went wrong.
   int exit_code() const noexcept {
-    const bool runtime =
-        kind_ == ErrorKind::kIo || kind_ == ErrorKind::kComm || kind_ == ErrorKind::kTraining;
-    return runtime ? 1 : 2;
+    if (kind_ == ErrorKind::kTraining) return 3;
+    return kind_ == ErrorKind::kIo || kind_ == ErrorKind::kComm ? 1 : 2;
   }
 
  private:

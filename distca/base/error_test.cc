@@ -8,13 +8,14 @@
 namespace distca {
 namespace {
 
-TEST(Error, bad_input_exits_with_2_and_a_failing_world_with_1) {
+TEST(Error, bad_input_exits_with_2_a_failing_world_with_1_and_training_gone_wrong_with_3) {
   for (ErrorKind kind : {ErrorKind::kUsage, ErrorKind::kConfig, ErrorKind::kData, ErrorKind::kPlan,
                          ErrorKind::kCheckpoint}) {
     EXPECT_EQ(Error(kind, "x").exit_code(), 2);
   }
   EXPECT_EQ(Error(ErrorKind::kIo, "x").exit_code(), 1);
   EXPECT_EQ(Error(ErrorKind::kComm, "x").exit_code(), 1);
+  EXPECT_EQ(Error(ErrorKind::kTraining, "x").exit_code(), 3);
 }
 
 TEST(Error, is_one_line_whatever_it_quotes) {

@@ -36,7 +36,8 @@ std::vector<CheckpointPlace> list(const fs::path& folder) {
   std::error_code ignored;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder, ignored)) {
     const std::optional<int64_t> step = step_of(entry.path().filename());
-    if (step && fs::is_regular_file(entry.path() / kIndexFile, ignored))
+    // A folder with this name that has no index is damaged, which its reader says.
+    if (step && entry.is_directory(ignored))
       places.push_back({.folder = entry.path(), .step = *step});
   }
   std::ranges::sort(places, {}, &CheckpointPlace::step);
@@ -70,17 +71,21 @@ std::vector<CheckpointPlace> complete_checkpoints(const fs::path& run) {
 
 std::vector<CheckpointPlace> old_checkpoints(const fs::path& run) { return list(run / kOldFolder); }
 
-fs::path find_checkpoint(const fs::path& path) {
+FoundCheckpoints find_checkpoints(const fs::path& path) {
   std::error_code ignored;
-  if (fs::is_regular_file(path / kIndexFile, ignored)) return path;
-  std::vector<CheckpointPlace> places = complete_checkpoints(path);
-  if (places.empty()) places = list(path);  // RUN/checkpoints itself
+  const fs::path whole = fs::weakly_canonical(path / ".", ignored);
+  const std::optional<int64_t> step = step_of(whole.filename());
+  if (step || fs::is_regular_file(path / kIndexFile, ignored))
+    return {.places = {{.folder = path, .step = step.value_or(0)}}};
+  FoundCheckpoints found{.run = path, .places = complete_checkpoints(path)};
+  if (found.places.empty() && whole.filename() == kFolder)
+    found = {.run = whole.parent_path(), .places = list(path)};
   DISTCA_THROW_IF(
-      places.empty(), ErrorKind::kCheckpoint,
+      found.places.empty(), ErrorKind::kCheckpoint,
       "{}: holds no complete checkpoint: name a run's folder or a checkpoint's, such as "
       "RUN/{}/{}",
       path.string(), kFolder, step_name(100));
-  return places.back().folder;
+  return found;
 }
 
 fs::path unfinished_checkpoint(const fs::path& run, int64_t step) {

@@ -26,7 +26,7 @@
 
 namespace distca {
 
-/// A complete checkpoint on disk.
+/// A checkpoint on disk whose folder has its final name.
 struct CheckpointPlace {
   std::filesystem::path folder;
   int64_t step = 0;
@@ -37,9 +37,15 @@ std::vector<CheckpointPlace> complete_checkpoints(const std::filesystem::path& r
 /// Those that were set aside.
 std::vector<CheckpointPlace> old_checkpoints(const std::filesystem::path& run);
 
-/// The checkpoint that a path means: the path itself if it is one, otherwise the newest one of the
-/// run in this folder. Throws Error(kCheckpoint) if there is none.
-std::filesystem::path find_checkpoint(const std::filesystem::path& path);
+/// What a path means: the path itself if it is a checkpoint, otherwise all checkpoints of the run,
+/// oldest first. A run is named by its own folder or by that of its checkpoints.
+struct FoundCheckpoints {
+  std::optional<std::filesystem::path> run;  // none: the path is a checkpoint
+  std::vector<CheckpointPlace> places;       // at least one
+  const std::filesystem::path& newest() const { return places.back().folder; }
+};
+/// Throws Error(kCheckpoint) if there is none.
+FoundCheckpoints find_checkpoints(const std::filesystem::path& path);
 
 /// Where the ranks write the checkpoint of `step` until it is complete. It makes nothing.
 std::filesystem::path unfinished_checkpoint(const std::filesystem::path& run, int64_t step);

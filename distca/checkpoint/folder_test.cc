@@ -33,19 +33,40 @@ class checkpoint_folder : public testing::Test {
 
 TEST_F(checkpoint_folder, an_unfinished_one_is_never_found) {
   EXPECT_THAT(complete_checkpoints(run_), IsEmpty());
-  EXPECT_THROW(find_checkpoint(run_), Error);
+  EXPECT_THROW(find_checkpoints(run_), Error);
   write_unfinished(run_, 3);
   EXPECT_THAT(complete_checkpoints(run_), IsEmpty());
   const fs::path complete = write_checkpoint(run_, 2);
-  fs::create_directories(run_ / "checkpoints/step_000009");  // without an index
-  fs::create_directories(run_ / "checkpoints/step_12");      // not a name of ours
+  fs::create_directories(run_ / "checkpoints/step_12");  // not a name of ours
   EXPECT_THAT(steps(complete_checkpoints(run_)), ElementsAre(2));
-  EXPECT_EQ(find_checkpoint(run_), complete);
-  EXPECT_EQ(find_checkpoint(complete), complete);
-  EXPECT_EQ(find_checkpoint(run_ / "checkpoints"), complete);
+  EXPECT_EQ(find_checkpoints(run_).newest(), complete);
   remove_unfinished_checkpoints(run_);
   EXPECT_FALSE(fs::exists(unfinished_checkpoint(run_, 3)));
   EXPECT_TRUE(fs::exists(complete));
+}
+
+TEST_F(checkpoint_folder, a_path_means_a_checkpoint_or_all_of_a_run) {
+  const fs::path first = write_checkpoint(run_, 2), last = write_checkpoint(run_, 4);
+  for (const fs::path& path : {run_, run_ / "", run_ / "checkpoints", run_ / "checkpoints/"}) {
+    const FoundCheckpoints found = find_checkpoints(path);
+    EXPECT_THAT(steps(found.places), ElementsAre(2, 4)) << path;
+    EXPECT_TRUE(fs::equivalent(found.newest(), last)) << path;
+    EXPECT_TRUE(fs::equivalent(found.run.value(), run_)) << path;
+  }
+  for (const fs::path& path : {first, first / ""}) {
+    const FoundCheckpoints found = find_checkpoints(path);
+    EXPECT_FALSE(found.run);
+    EXPECT_THAT(steps(found.places), ElementsAre(2)) << path;
+  }
+}
+
+TEST_F(checkpoint_folder, one_that_lost_its_index_is_there_and_damaged) {
+  write_checkpoint(run_, 2);
+  fs::remove(write_checkpoint(run_, 4) / kIndexFile);
+  const fs::path newest = find_checkpoints(run_).newest();
+  EXPECT_EQ(newest.filename(), "step_000004");
+  EXPECT_EQ(find_checkpoints(newest).newest(), newest);
+  EXPECT_THROW(read_checkpoint_index(newest), Error);
 }
 
 TEST_F(checkpoint_folder, old_ones_go_but_for_those_to_keep) {
@@ -75,7 +96,7 @@ TEST_F(checkpoint_folder, one_of_the_same_step_is_replaced) {
   write_checkpoint(run_, 10, 2);
   write_checkpoint(run_, 10, 3);
   ASSERT_THAT(steps(complete_checkpoints(run_)), ElementsAre(10));
-  EXPECT_EQ(read_checkpoint_index(find_checkpoint(run_)).files.size(), 3u);
+  EXPECT_EQ(read_checkpoint_index(find_checkpoints(run_).newest()).files.size(), 3u);
 }
 
 }  // namespace

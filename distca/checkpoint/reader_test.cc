@@ -77,7 +77,7 @@ TEST_F(checkpoint_reader, reads_boxes_of_rows_and_columns) {
   add(2, {{5, 12}, {0, 100}}, {150, 700}, 2);
   write_pieces(run_, index);
   complete_checkpoint(run_, index);
-  expect_values(CheckpointReader(find_checkpoint(run_)));
+  expect_values(CheckpointReader(find_checkpoints(run_).newest()));
 }
 
 TEST_F(checkpoint_reader, damage_is_named_with_its_file) {

@@ -182,6 +182,9 @@ bool SpeedMeter::restore(std::span<const int64_t> state) {
   visit_state(meter, [&](auto& value) {
     value = static_cast<std::remove_reference_t<decltype(value)>>(state[next++]);
   });
+  for (Speeds* const speeds : {&meter.current_, &meter.before_}) {
+    if (speeds->bytes_per_us == 0) speeds->bytes_per_us = current_.bytes_per_us;
+  }
   *this = std::move(meter);
   return true;
 }

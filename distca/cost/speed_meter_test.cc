@@ -136,6 +136,9 @@ TEST(SpeedMeter, goes_on_from_its_state) {
     EXPECT_EQ(other.speeds_at(step + 2), meter.speeds_at(step + 2));
   }
   EXPECT_FALSE(SpeedMeter(3, 7).restore(meter.state()));
+  SpeedMeter measured(2, 9);  // before, no bandwidth was measured
+  ASSERT_TRUE(measured.restore(SpeedMeter(2, 0).state()));
+  EXPECT_EQ(measured.speeds_at(1).bytes_per_us, 9);
   std::vector<int64_t> cut = meter.state();
   cut.pop_back();
   EXPECT_FALSE(meter.restore(cut));

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <map>
+#include <thread>
 #include <utility>
 
 #include "distca/base/clock.h"
@@ -72,10 +73,11 @@ void add_file(const fs::path& folder, int owner, int num_owners, CheckpointIndex
 }
 
 /// Runs `work` on a thread of its own, which is given the processor after others; gives "" or why
-/// it failed.
+/// it failed. Nothing waits for the thread unless it is asked to: where a disk hangs, the process
+/// must still be able to say so and to end.
 template <typename Work>
 std::future<std::string> in_background(Work work) {
-  return std::async(std::launch::async, [work = std::move(work)]() mutable -> std::string {
+  std::packaged_task<std::string()> task([work = std::move(work)]() mutable -> std::string {
     setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNiceness);
     try {
       work();
@@ -86,6 +88,9 @@ std::future<std::string> in_background(Work work) {
       return first_line(error);
     }
   });
+  std::future<std::string> result = task.get_future();
+  std::thread(std::move(task)).detach();
+  return result;
 }
 
 bool is_ready(const std::future<std::string>& future) {
@@ -112,13 +117,8 @@ bool all_see(const fs::path& run, const std::string& run_id, Communicator& comm,
 
 }  // namespace
 
-/// The elements of all pieces of this rank, end to end.
-struct CheckpointSaver::Copy {
-  at::Tensor elements;
-};
-
 CheckpointSaver::CheckpointSaver(const Config& config, RunFacts facts, std::string run_id,
-                                 int64_t goes_on_after, Communicator& comm, int num_workers)
+                                 int64_t own_checkpoint, Communicator& comm, int num_workers)
     : config_(config),
       facts_(std::move(facts)),
       run_id_(std::move(run_id)),
@@ -126,9 +126,8 @@ CheckpointSaver::CheckpointSaver(const Config& config, RunFacts facts, std::stri
       run_(config.train.output_dir),
       num_writers_(config.ranks_are_threads() || all_see(run_, run_id_, comm, num_workers)
                        ? num_workers
-                       : 1),
-      begun_(goes_on_after) {
-  figures_.last_complete = goes_on_after;
+                       : 1) {
+  figures_.last_complete = own_checkpoint;
   if (!config.checkpoint.async || config.checkpoint.every_steps == 0 || comm.rank() >= num_writers_)
     return;
   // Filled, so that the first save does not wait for its pages.
@@ -136,14 +135,18 @@ CheckpointSaver::CheckpointSaver(const Config& config, RunFacts facts, std::stri
   const std::vector<StoredTensor> tensors = stored_weights(config.model);
   for (const StoredPiece& piece : owned_pieces(tensors, comm.rank(), num_writers_, ""))
     elements += piece.range.size();
-  make_copy(at::zeros({elements}, aten_type(tensors[0].type)));
+  copy_ = std::make_unique<at::Tensor>(at::zeros({elements}, aten_type(tensors[0].type)));
+  figures_.copy_bytes = static_cast<int64_t>(copy_->nbytes());
 }
 
-CheckpointSaver::~CheckpointSaver() = default;  // futures of std::async wait for their threads
+CheckpointSaver::~CheckpointSaver() {
+  for (const std::future<std::string>* const work : {&writing_, &completing_}) {
+    if (work->valid() && !hangs_) work->wait_for(grace());
+  }
+}
 
-void CheckpointSaver::make_copy(const at::Tensor& elements) {
-  copy_ = std::make_unique<Copy>(Copy{elements});
-  figures_.copy_bytes = static_cast<int64_t>(elements.nbytes());
+std::chrono::duration<double> CheckpointSaver::grace() const {
+  return std::chrono::duration<double>(config_.checkpoint.grace_s);
 }
 
 bool CheckpointSaver::is_due(int64_t step) const {
@@ -151,14 +154,13 @@ bool CheckpointSaver::is_due(int64_t step) const {
   return every > 0 && (step % every == 0 || step == config_.train.steps);
 }
 
-void CheckpointSaver::begin(int64_t step, Json trainer, Optimizer* optimizer) {
+void CheckpointSaver::begin(int64_t step, Json trainer, Optimizer* optimizer, bool beside) {
   const Stopwatch watch;
   wait_for_all();
   // Nobody touches the next checkpoint before rank 0 has completed this one: so a run that has
   // completed one always has one.
   if (has_begun_) barrier(comm_, "the end of the save before");
   has_begun_ = true;
-  begun_ = step;
   said_failed_ = false;
   head_ = {.step = step,
            .updates = optimizer ? optimizer->updates() : 0,
@@ -169,7 +171,7 @@ void CheckpointSaver::begin(int64_t step, Json trainer, Optimizer* optimizer) {
            .trainer = std::move(trainer),
            .hugging_face = config_.model.to_hugging_face(config_.batch.max_document_tokens),
            .tensors = stored_weights(config_.model)};
-  if (optimizer && comm_.rank() < num_writers_) start_writing(*optimizer);
+  if (optimizer && comm_.rank() < num_writers_) start_writing(*optimizer, beside);
   figures_.held_up_s += watch.seconds();
 }
 
@@ -179,24 +181,21 @@ CheckpointFigures CheckpointSaver::figures() {
   return figures;
 }
 
-void CheckpointSaver::start_writing(Optimizer& optimizer) {
+void CheckpointSaver::start_writing(Optimizer& optimizer, bool beside) {
   const std::string name = file_of(comm_.rank());
   std::vector<StoredPiece> pieces = owned_pieces(head_.tensors, comm_.rank(), num_writers_, name);
   if (pieces.empty()) return;
   std::map<StatePart, std::vector<at::Tensor>> state;
   for (const StatePart part : kStateParts) state[part] = optimizer.state(part);
   std::vector<at::Tensor> sources;
-  int64_t elements = 0;
   for (const StoredPiece& piece : pieces) {
     sources.push_back(state[piece.part][piece.tensor].detach().view({-1}).narrow(
         0, piece.range.begin, piece.range.size()));
-    elements += piece.range.size();
   }
-  if (config_.checkpoint.async) {
-    if (!copy_) make_copy(at::empty({elements}, sources[0].options().device(at::kCPU)));
+  if (beside) {
     int64_t begin = 0;
     for (at::Tensor& source : sources) {
-      const at::Tensor place = copy_->elements.narrow(0, begin, source.numel());
+      const at::Tensor place = copy_->narrow(0, begin, source.numel());
       begin += source.numel();
       place.copy_(source);
       source = place;
@@ -232,7 +231,7 @@ void CheckpointSaver::heard(const std::vector<SaveReport>& all) {
     ++figures_.num_failed;
     if (comm_.rank() == 0) {
       // What cannot be removed now is removed by the next start.
-      in_background([run = run_] { remove_unfinished_checkpoints(run); }).get();
+      in_background([run = run_] { remove_unfinished_checkpoints(run); }).wait_for(grace());
     }
   } else if (comm_.rank() == 0) {
     start_completing();
@@ -247,13 +246,21 @@ void CheckpointSaver::start_completing() {
         for (int owner = 0; owner < writers; ++owner)
           add_file(unfinished_checkpoint(run, index.step), owner, writers, index);
         complete_checkpoint(run, index);
-        remove_set_aside(run);
-        remove_old_checkpoints(run, keep.keep_last, keep.keep_every);
+        try {
+          remove_set_aside(run);
+          remove_old_checkpoints(run, keep.keep_last, keep.keep_every);
+        } catch (const Error& error) {  // the new one is complete all the same
+          standard_error().line(
+              fmt::format("warning: step {}: its checkpoint is saved, but an older one stays: {}",
+                          index.step, error.what()));
+        }
       });
 }
 
 void CheckpointSaver::look_at_completion(bool wait) {
   if (!completing_.valid() || (!wait && !is_ready(completing_))) return;
+  if (completing_.wait_for(grace()) != std::future_status::ready)
+    throw too_slow(completing_step_, "rank 0 did not complete the checkpoint");
   const std::string why = completing_.get();
   if (why.empty()) {
     figures_.last_complete = completing_step_;
@@ -261,6 +268,12 @@ void CheckpointSaver::look_at_completion(bool wait) {
   }
   ++figures_.num_failed;
   say_failed(completing_step_, why);
+}
+
+Error CheckpointSaver::too_slow(int64_t step, const std::string& what) {
+  hangs_ = true;
+  return Error(ErrorKind::kIo, "step {}: {} within checkpoint.grace_s = {:g} s", step, what,
+               config_.checkpoint.grace_s);
 }
 
 bool CheckpointSaver::finish() {
@@ -277,13 +290,10 @@ bool CheckpointSaver::wait_for_all() {
   while (under_way()) {
     if (writing_.valid()) writing_.wait_for(std::chrono::duration<double>(slice_s));
     const std::vector<SaveReport> all = all_gather(comm_, report(), "saving a checkpoint");
-    for (int rank = 0; rank < comm_.size(); ++rank) {
-      DISTCA_THROW_IF(all[rank].state == SaveReport::State::kWriting &&
-                          watch.seconds() > config_.checkpoint.grace_s,
-                      ErrorKind::kIo,
-                      "step {}: rank {} did not write its part of the checkpoint within "
-                      "checkpoint.grace_s = {:g} s",
-                      head_.step, rank, config_.checkpoint.grace_s);
+    for (int rank = 0; rank < comm_.size() && watch.seconds() > grace().count(); ++rank) {
+      if (all[rank].state == SaveReport::State::kWriting)
+        throw too_slow(head_.step,
+                       fmt::format("rank {} did not write its part of the checkpoint", rank));
     }
     heard(all);
   }

@@ -2,18 +2,18 @@
 // Saves checkpoints while training goes on. Every worker writes the pieces that it owns; rank 0
 // then writes the index and gives the checkpoint its name (checkpoint/folder.h).
 //
-//     saver.begin(step, trainer, &optimizer);    // copies this rank's pieces, starts to write
+//     saver.begin(step, trainer, &optimizer, /*beside=*/true);  // copies, starts to write
 //     // ... the next steps; each shares what every rank reports ...
 //     saver.heard(all_gather(comm, saver.report(), ...));
-//     saver.finish();                            // at the end: waits until it is complete
+//     saver.finish();  // at the end: waits until it is complete
 //
 // A save that fails costs nothing but itself: the rank that could not write says why, all ranks
-// forget the save together, and the next one is tried as if nothing had been. With
-// checkpoint.async = false, nothing is copied, and the caller calls finish() right away.
+// forget the save together, and the next one is tried as if nothing had been.
 //
 // Thread rule: one thread a rank; all ranks, dedicated servers too, make the same calls in the same
 // order. A thread of the saver's own writes, at a lower priority than training.
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <future>
@@ -21,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "distca/base/error.h"
 #include "distca/checkpoint/index.h"
 #include "distca/comm/communicator.h"
 #include "distca/train/config.h"
@@ -43,45 +44,46 @@ struct SaveReport {
 
 class CheckpointSaver {
  public:
-  /// The first `num_workers` ranks write. If some of them do not see `run`, the folder that rank 0
-  /// has taken, rank 0 writes all pieces alone. All ranks call it together, after rank 0 has taken
-  /// the folder.
-  CheckpointSaver(const Config& config, RunFacts facts, std::string run_id, int64_t goes_on_after,
+  /// The first `num_workers` ranks write. `own_checkpoint` is the step that the run goes on from,
+  /// if that checkpoint lies in the run's own folder; else 0. If some of them do not see `run`, the
+  /// folder that rank 0 has taken, rank 0 writes all pieces alone. All ranks call it together,
+  /// after rank 0 has taken the folder.
+  CheckpointSaver(const Config& config, RunFacts facts, std::string run_id, int64_t own_checkpoint,
                   Communicator& comm, int num_workers);
-  /// Waits until this rank has stopped writing.
+  /// Waits until this rank has stopped writing, at most checkpoint.grace_s.
   ~CheckpointSaver();
 
   /// Whether the configuration wants the state after this step saved.
   bool is_due(int64_t step) const;
   /// Starts to save the state after `step`. `trainer` is what the trainer keeps beside the weights.
-  /// `optimizer` is null on a dedicated server. If the save before is not complete yet, waits for
-  /// it first.
-  void begin(int64_t step, Json trainer, Optimizer* optimizer);
-  /// The step of the last save that was begun, or the one that the run goes on from.
-  int64_t begun() const { return begun_; }
+  /// `optimizer` is null on a dedicated server. `beside`: the state may change while it is written,
+  /// so it is copied first, which needs checkpoint.async and checkpoint.every_steps; otherwise the
+  /// caller calls finish() before it changes the state. If the save before is not complete yet,
+  /// waits for it first.
+  void begin(int64_t step, Json trainer, Optimizer* optimizer, bool beside);
   /// What this rank has to tell.
   SaveReport report();
   /// Takes what all ranks have reported, in rank order.
   void heard(const std::vector<SaveReport>& all);
-  /// Waits for the save that is under way, if there is one. Returns whether it succeeded. (Ranks
-  /// other than 0 know only that all pieces were written.) Throws Error(kIo) if it takes longer
+  /// Waits for the save that is under way, if there is one. Returns whether it succeeded; ranks
+  /// other than 0 know only that all pieces were written. Throws Error(kIo) if it takes longer
   /// than checkpoint.grace_s.
   bool finish();
 
-  /// The step of the last complete checkpoint, as far as this rank knows; 0: none.
+  /// The step of the last complete checkpoint in the run's folder; 0: none. Only rank 0 knows it.
   int64_t last_complete() const { return figures_.last_complete; }
   /// For the line of a step; what held training up is counted anew from here on. Only rank 0 knows
   /// which checkpoint is complete.
   CheckpointFigures figures();
 
  private:
-  struct Copy;
   bool under_way() const { return head_.step != 0; }
   bool wait_for_all();
-  void make_copy(const at::Tensor& elements);
-  void start_writing(Optimizer& optimizer);
+  void start_writing(Optimizer& optimizer, bool beside);
   void start_completing();
   void look_at_completion(bool wait);
+  std::chrono::duration<double> grace() const;
+  Error too_slow(int64_t step, const std::string& what);
 
   const Config& config_;
   const RunFacts facts_;
@@ -91,10 +93,11 @@ class CheckpointSaver {
   int num_writers_;
   CheckpointIndex head_;  // of the save that is under way; step 0: none is
   bool said_failed_ = false;
-  int64_t begun_;
+  bool hangs_ = false;      // what was written did not end in time: nobody waits for it any more
   bool has_begun_ = false;  // a save, in this start of the run
   CheckpointFigures figures_;
-  std::unique_ptr<Copy> copy_;           // what asynchronous saves write from; kept for the next
+  std::unique_ptr<at::Tensor> copy_;     // all pieces of this rank, end to end: what is written
+                                         // beside training
   std::future<std::string> writing_;     // "" or why it failed
   std::future<std::string> completing_;  // on rank 0
   int64_t completing_step_ = 0;

@@ -66,7 +66,7 @@ PlannedBatch plan_batch(const Config& config, const IndexedDataset& data,
   const Stopwatch watch;
   const Batch& batch = step_batch.batch;
   const auto num_servers = static_cast<size_t>(num_ranks(config, num_workers));
-  PlannedBatch planned;
+  PlannedBatch planned{.kind = step_batch.kind};
   PlanFigures& figures = planned.figures;
   figures.speeds_from_step = speeds.from_step;
   Imbalance imbalance_before, imbalance_after;

@@ -35,6 +35,7 @@ struct StepBatch {
 
 /// What a rank needs to run a step with a batch.
 struct PlannedBatch {
+  ProgramRequest::Kind kind = ProgramRequest::Kind::kTrain;
   StepInput input;               // the program, and this rank's tokens
   uint64_t hash = 0;             // of the plans; ranks compare it before use
   std::vector<RankSample> work;  // [ranks] tokens and load of all nano-batches, without times

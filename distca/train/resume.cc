@@ -68,6 +68,16 @@ std::optional<Change> rule_of(const std::string& key) {
   return {};
 }
 
+/// Keys under which even two runs of one command differ.
+std::vector<std::string> varies_between_runs(const std::map<std::string, std::string>& config) {
+  std::vector<std::string> keys;
+  if (config.at("train.deterministic") == "true") return keys;
+  if (config.at("servers.reweight") == "true") keys.emplace_back("servers.reweight is true");
+  if (config.at("plan.tolerance") == "'auto'") keys.emplace_back("plan.tolerance is 'auto'");
+  if (config.at("train.device") == "'cuda'") keys.emplace_back("train.deterministic is false");
+  return keys;
+}
+
 /// The newest of a run's checkpoints that is whole; nothing if there is none.
 std::optional<fs::path> newest_whole(const fs::path& run, const std::string& run_id, bool warns) {
   std::vector<CheckpointPlace> places = complete_checkpoints(run);
@@ -104,7 +114,7 @@ std::optional<fs::path> choose_checkpoint(const ResumeRequest& request, const Co
     if (auto own = newest_whole(run, launch.run_id, warns)) return own;
   }
   if (request.kind == Kind::kNo) return {};
-  if (request.kind == Kind::kPath) return find_checkpoint(request.path);
+  if (request.kind == Kind::kPath) return find_checkpoints(request.path).newest();
   auto newest = newest_whole(run, "", warns);
   DISTCA_THROW_IF(!newest && request.kind == Kind::kNewest, ErrorKind::kCheckpoint,
                   "--resume: {} holds no complete checkpoint: leave --resume out, or give --resume "
@@ -115,7 +125,7 @@ std::optional<fs::path> choose_checkpoint(const ResumeRequest& request, const Co
 
 bool is_own_checkpoint(const fs::path& checkpoint, const Config& config) {
   std::error_code ignored;
-  return fs::equivalent(fs::absolute(checkpoint).parent_path().parent_path(),
+  return fs::equivalent(fs::canonical(checkpoint, ignored).parent_path().parent_path(),
                         config.train.output_dir, ignored);
 }
 
@@ -185,6 +195,7 @@ std::vector<std::string> check_resume(const CheckpointIndex& index, const RunFac
     if (was != index.machine.end() && was->second != value)
       reasons.push_back(fmt::format("the {} was {} and is {}", what, was->second, value));
   }
+  for (const std::string& why : varies_between_runs(now.config)) reasons.push_back(why);
   const std::string_view apart = lines.empty() ? "it" : "otherwise it";
   lines.push_back(reasons.empty() ? fmt::format("{} goes on bit for bit", apart)
                                   : fmt::format("{} goes on to rounding, not bit for bit: {}",

@@ -3,9 +3,9 @@
 // (docs/checkpoints.md lists the keys).
 //
 //     const auto checkpoint = choose_checkpoint({.kind = ResumeRequest::Kind::kNewest}, config,
-//                                               launch);
+//                                               this_launch(), /*warns=*/true);
 //     const CheckpointReader reader(*checkpoint);
-//     for (const std::string& line : check_resume(reader.index(), config, now)) say(line);
+//     for (const std::string& line : check_resume(reader.index(), now)) say(line);
 //
 // Thread rule: any thread may call these functions.
 

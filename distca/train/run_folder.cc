@@ -278,8 +278,9 @@ void RunFolder::begin(const std::string& config_toml) {
   file.write(fmt::format("{}\n", kConfigTomlMark));
   file.write(config_toml);
   began_ = true;
-  cut_metrics();
+  // In this order: who is killed in between goes on from a step that metrics.jsonl still has.
   set_aside_checkpoints(folder_, how_.goes_on_after);
+  cut_metrics();
   file.commit();
 }
 

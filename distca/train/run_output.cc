@@ -1,5 +1,7 @@
 #include "distca/train/run_output.h"
 
+#include <utility>
+
 #include "distca/base/console.h"
 
 namespace distca {
@@ -32,7 +34,19 @@ void RunOutput::begin(const std::string& text) {
   progress_->begin(replaces.empty() ? text : replaces + "\n" + text);
 }
 
+/// Once a run, where keys were to be kept.
+void RunOutput::say_redispatched(int64_t step) {
+  if (config_.exchange.keys != Config::Exchange::Keys::kKeep ||
+      std::exchange(said_redispatched_, true))
+    return;
+  standard_error().line(fmt::format(
+      "warning: step {}: plan.max_memory_gib = {:g} has no room for kept keys: here, and where "
+      "else they do not fit, they travel again (nano_batches_redispatched in metrics.jsonl)",
+      step, config_.plan.max_memory_gib));
+}
+
 void RunOutput::tell(const StepMetrics& metrics, const ResolvedConfig& resolved) {
+  if (metrics.plan.num_redispatched > 0) say_redispatched(metrics.step);
   metrics_->add(metrics_line(metrics, config_, resolved));
   state_.step_done(metrics.step);
   progress_->show(metrics);

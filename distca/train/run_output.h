@@ -33,6 +33,7 @@ class RunOutput {
 
   /// Writes the first files, and the text for people.
   void begin(const std::string& text);
+  /// After every step: its line for machines and, now and then, one for people.
   void tell(const StepMetrics& metrics, const ResolvedConfig& resolved);
   /// Replaces the weights that the folder holds. Throws Error(kIo).
   void save_weights(const Llama& model);
@@ -41,12 +42,15 @@ class RunOutput {
   void end(const std::string& text) { progress_->end(text); }
 
  private:
+  void say_redispatched(int64_t step);
+
   const Config& config_;
   RunState& state_;
   RunFolder folder_;
   std::optional<MetricsFile> metrics_;  // from begin() on, as progress_
   std::optional<Progress> progress_;
   int64_t first_step_;
+  bool said_redispatched_ = false;
 };
 
 }  // namespace distca

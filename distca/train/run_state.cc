@@ -4,8 +4,9 @@
 
 namespace distca {
 
-void RunState::begin_steps(int64_t step) {
-  steps_ = checkpoint_ = step;
+void RunState::begin_steps(int64_t step, int64_t checkpoint) {
+  steps_ = step;
+  checkpoint_ = checkpoint;
   stage_ = Stage::kTraining;
 }
 
@@ -21,7 +22,7 @@ std::string RunState::stopped_by(const std::string& signal) const {
   const std::string begin = fmt::format("stopped by {} ", signal);
   switch (stage_.load()) {
     case Stage::kStarting:
-      return begin + "before the first step; nothing of it is saved";
+      return begin + "before the first step, with nothing new to save";
     case Stage::kTraining:
       break;
     case Stage::kSaving:

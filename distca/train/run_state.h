@@ -14,8 +14,9 @@ class RunState {
   RunState(std::string output_dir, int64_t total_steps)
       : output_dir_(std::move(output_dir)), total_steps_(total_steps) {}
 
-  /// The run goes on from `step` (0: a new run). From now on, a signal is a request.
-  void begin_steps(int64_t step);
+  /// The run goes on from `step` (0: a new run); `checkpoint` is the step of the last complete
+  /// checkpoint in its folder (0: none). From now on, a signal is a request.
+  void begin_steps(int64_t step, int64_t checkpoint);
   /// The line of step `step`, which counts from 1, has been written to metrics.jsonl.
   void step_done(int64_t step) { steps_ = step; }
   /// The checkpoint of step `step` is complete.

@@ -8,8 +8,8 @@ namespace {
 TEST(RunState, says_at_which_step_it_was_stopped_and_what_is_saved_where) {
   RunState state("runs/demo", 100);
   EXPECT_EQ(state.stopped_by("SIGINT"),
-            "stopped by SIGINT before the first step; nothing of it is saved");
-  state.begin_steps(0);
+            "stopped by SIGINT before the first step, with nothing new to save");
+  state.begin_steps(0, 0);
   state.step_done(1);
   EXPECT_EQ(state.stopped_by("SIGTERM"),
             "stopped by SIGTERM at once after step 1 of 100; no checkpoint of it is saved; "
@@ -35,7 +35,7 @@ TEST(RunState, a_signal_is_a_request_once_training_has_begun) {
   RunState state("runs/demo", 100);
   EXPECT_FALSE(state.request_stop(15));
   EXPECT_EQ(state.stop_requested(), 0);
-  state.begin_steps(40);
+  state.begin_steps(40, 40);
   EXPECT_TRUE(state.request_stop(15));
   EXPECT_EQ(state.stop_requested(), 15);
 }

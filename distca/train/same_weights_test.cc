@@ -97,7 +97,7 @@ TEST_F(SameWeightsTest, replicas_that_drift_apart_are_named_and_the_first_is_sav
     });
     FAIL() << "unseen";
   } catch (const Error& error) {
-    EXPECT_EQ(error.exit_code(), 1);
+    EXPECT_EQ(error.exit_code(), 3);
     EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 1 ended with other weights than rank 0"),
                                     HasSubstr((folder_ / "run").string())));
   }

@@ -9,7 +9,6 @@
 #include <optional>
 
 #include "distca/base/clock.h"
-#include "distca/base/console.h"
 #include "distca/base/error.h"
 #include "distca/base/stop_signals.h"
 #include "distca/base/text.h"
@@ -98,18 +97,19 @@ class Trainer {
     const std::vector<std::string> resumed = prepare();
     peak_ = measure_peak(config_, comm_);
     if (output_) begin_output(resumed);
-    saver_.emplace(config_, std::move(facts_), run_id_, first_step_ - 1, comm_, num_workers_);
+    saver_.emplace(config_, std::move(facts_), run_id_, own_checkpoint_, comm_, num_workers_);
     const auto plan_next = [this, rank = comm_.rank()](const Speeds& speeds) {
       const std::optional<StepBatch> batch = batches_.next();
       return batch ? std::optional(plan_batch(config_, data_, *batch, rank, num_workers_, speeds))
                    : std::nullopt;
     };
     plan_ahead_.emplace(plan_next, speeds_at(first_step_));
-    state_.begin_steps(first_step_ - 1);
+    state_.begin_steps(first_step_ - 1, own_checkpoint_);
     for (int64_t step = first_step_; step <= config_.train.steps; ++step) {
       comm_.set_step(step);
       StepMetrics metrics = train_step(step);
-      if (verdict_.finite() && batches_.evaluates(step)) metrics.validation_loss = evaluate(step);
+      // Also after a skipped step: the validation batches are planned already.
+      if (!ends_badly() && batches_.evaluates(step)) metrics.validation_loss = evaluate(step);
       summary_.add(metrics);
       if (output_) output_->tell(metrics, resolved_);
       if (ends_badly()) end_badly(step);
@@ -151,8 +151,9 @@ class Trainer {
       check_same_start(others_with_other_weights("comparing the initial weights"),
                        checkpoint_ != nullptr);
     }
-    const bool own = checkpoint_ && is_own_checkpoint(checkpoint_->folder(), config_);
-    if (comm_.rank() == 0) output_.emplace(config_, state_, own ? first_step_ - 1 : 0, first_step_);
+    if (checkpoint_ && is_own_checkpoint(checkpoint_->folder(), config_))
+      own_checkpoint_ = first_step_ - 1;
+    if (comm_.rank() == 0) output_.emplace(config_, state_, own_checkpoint_, first_step_);
     if (measures_speeds(config_)) {
       meter_.emplace(comm_.size(),
                      config_.plan.tolerance.is_auto() ? measured_bytes_per_us(comm_) : 0);
@@ -188,7 +189,7 @@ class Trainer {
 
   /// While `step` runs, or validation batches after it, what is planned is a batch of the next step
   /// or a validation one: with the next step's speeds, whether this step's times are known or not.
-  PlannedBatch next_planned(int64_t step) {
+  PlannedBatch next_planned(int64_t step, ProgramRequest::Kind kind) {
     const double begin_s = steady_seconds();
     PlannedBatch planned = plan_ahead_->next(speeds_at(step + 1));
     if (TraceRecorder* recorder = tracer_.recorder()) {
@@ -197,6 +198,7 @@ class Trainer {
                      .begin_s = begin_s,
                      .end_s = steady_seconds()});
     }
+    DISTCA_CHECK(planned.kind == kind, "step {}: what was planned is of the other kind", step);
     check_same_plan(all_, planned.hash);
     return planned;
   }
@@ -220,9 +222,18 @@ class Trainer {
     const uint8_t mine = !weights_ || num_not_finite(weights_->model.parameters()) == 0;
     if (all_gather(comm_, mine, "looking at the weights")[0] == 0)
       return "; the weights are not finite either and are not saved";
-    if (saver_->begun() != step - 1) begin_save(step - 1, skipped_in_row_ - 1);
-    if (!saver_->finish()) return "; the state before it could not be saved";
+    saver_->finish();  // perhaps it is being saved already
+    if (!is_saved(step - 1)) {
+      begin_save(step - 1, skipped_in_row_ - 1, /*beside=*/false);
+      saver_->finish();
+    }
+    if (!is_saved(step - 1)) return "; the state before it could not be saved";
     return fmt::format("; the state after step {} is saved, --resume goes on from it", step - 1);
+  }
+
+  /// Whether this run's folder has the state after `step`, as rank 0 knows.
+  bool is_saved(int64_t step) {
+    return all_gather(comm_, saver_->last_complete(), "looking for the checkpoint")[0] == step;
   }
 
   /// All ranks have the same values and stop together. The last validation loss is looked at when
@@ -234,22 +245,22 @@ class Trainer {
   }
 
   /// Whether a checkpoint is made of the state after this step.
-  bool saves_after(int64_t step) const {
-    return stop_signal_ != 0 || saver_->is_due(step) || saver_->begun() == step;
-  }
+  bool saves_after(int64_t step) const { return stop_signal_ != 0 || saver_->is_due(step); }
 
-  /// Starts to save the state after `step`, which the weights have now.
-  void begin_save(int64_t step, int64_t skipped_in_row) {
+  /// Starts to save the state after `step`, which the weights have now. `beside`: training goes on
+  /// meanwhile.
+  void begin_save(int64_t step, int64_t skipped_in_row, bool beside) {
     Json trainer = {{"guard", guard_.state()}, {"skipped_in_row", skipped_in_row}};
     if (meter_) trainer["speed_meter"] = meter_->state();
-    saver_->begin(step, std::move(trainer), weights_ ? &weights_->optimizer : nullptr);
+    saver_->begin(step, std::move(trainer), weights_ ? &weights_->optimizer : nullptr, beside);
+  }
+
+  bool saves_beside(int64_t step) const {
+    return config_.checkpoint.async && stop_signal_ == 0 && step != config_.train.steps;
   }
 
   /// After the step's line was written. Returns false if a save that had to end here failed.
-  bool finish_save(int64_t step) {
-    const bool goes_on = stop_signal_ == 0 && step != config_.train.steps;
-    return (config_.checkpoint.async && goes_on) || saver_->finish();
-  }
+  bool finish_save(int64_t step) { return saves_beside(step) || saver_->finish(); }
 
   TrainEnd stopped(int64_t step, bool saved) {
     const std::string name = signal_name(stop_signal_);
@@ -279,7 +290,7 @@ class Trainer {
     tracer_.begin_step(step);
     record_to(tracer_.recorder());
     const Stopwatch watch;
-    PlannedBatch planned = next_planned(step);
+    PlannedBatch planned = next_planned(step, ProgramRequest::Kind::kTrain);
     StepMetrics metrics;
     metrics.step = step;
     metrics.lr = learning_rate(config_.optimizer, step - 1, config_.train.steps);
@@ -306,7 +317,6 @@ class Trainer {
     tracer_.end_step();
     record_to(nullptr);
     metrics.plan = planned.figures;
-    if (metrics.plan.num_redispatched > 0) say_redispatched(step);
     metrics.model_flops = config_.model.train_flops(metrics.plan.tokens, metrics.plan.pairs);
     metrics.peak_flops_per_s = peak_.flops_per_s;
     metrics.times = result.times;
@@ -315,24 +325,13 @@ class Trainer {
 
   void save_traced(int64_t step) {
     const double begin_s = steady_seconds();
-    begin_save(step, skipped_in_row_);
+    begin_save(step, skipped_in_row_, saves_beside(step));
     if (TraceRecorder* recorder = tracer_.recorder()) {
       recorder->add({.kind = TraceKind::kWait,
                      .name = "checkpoint",
                      .begin_s = begin_s,
                      .end_s = steady_seconds()});
     }
-  }
-
-  /// Once a run, where keys were to be kept.
-  void say_redispatched(int64_t step) {
-    if (comm_.rank() != 0 || config_.exchange.keys != Config::Exchange::Keys::kKeep ||
-        std::exchange(said_redispatched_, true))
-      return;
-    standard_error().line(fmt::format(
-        "warning: step {}: plan.max_memory_gib = {:g} has no room for kept keys: here, and where "
-        "else they do not fit, they travel again (nano_batches_redispatched in metrics.jsonl)",
-        step, config_.plan.max_memory_gib));
   }
 
   /// What every rank has of the step, told to all.
@@ -384,7 +383,7 @@ class Trainer {
     double sum[1] = {0};
     int64_t targets = 0;
     for (size_t i = 0; i < batches_.num_validation(); ++i) {
-      PlannedBatch planned = next_planned(step);
+      PlannedBatch planned = next_planned(step, ProgramRequest::Kind::kEvaluate);
       targets += planned.figures.targets;
       sum[0] += step_.evaluate(planned.input).loss_sum;
     }
@@ -411,6 +410,7 @@ class Trainer {
   RunState& state_;
   std::unique_ptr<CheckpointReader> checkpoint_;  // what the run goes on from, until it is read
   int64_t first_step_;
+  int64_t own_checkpoint_ = 0;  // the step that the run goes on from, if it lies in its own folder
   std::string run_id_;
   TracedCommunicator all_;  // comm_, where a step's sums are traced
   int num_workers_;
@@ -431,7 +431,6 @@ class Trainer {
   RunSummary summary_;
   std::vector<int> drifted_;  // ranks whose trained weights are not rank 0's
   ComputePeak peak_;
-  bool said_redispatched_ = false;
   std::optional<SpeedMeter> meter_;      // where what is measured enters the plans
   std::optional<PlanAhead> plan_ahead_;  // last: its thread uses the others
 };

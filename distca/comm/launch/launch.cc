@@ -6,6 +6,7 @@
 #include <csignal>
 #include <cstring>
 #include <random>
+#include <set>
 
 #include "distca/base/console.h"
 #include "distca/base/env.h"
@@ -58,11 +59,13 @@ std::string find_run_id() {
   return fmt::format("{:08x}{:08x}", device(), device());
 }
 
-/// Whether another attempt may help: not for bad input, nor where somebody stopped the run.
+/// Whether another attempt may help: not for bad input, nor where training went wrong or somebody
+/// stopped the run.
 bool may_restart(const Ended& ended) {
-  constexpr int kBadInput = 2;
-  const int code = ended.words.exit_code;
-  return !ended.interrupted && code != 0 && code != kBadInput && code != kStoppedExitCode;
+  static const std::set<int> kFinal = {0, kStoppedExitCode,
+                                       Error(ErrorKind::kUsage, "").exit_code(),
+                                       Error(ErrorKind::kTraining, "").exit_code()};
+  return !ended.interrupted && !kFinal.contains(ended.words.exit_code);
 }
 
 /// The last words of an attempt that another one follows.

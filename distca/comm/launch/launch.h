@@ -13,8 +13,9 @@
 // Stop: at the first SIGINT, SIGTERM, SIGHUP or SIGUSR1 all ranks get the signal and may finish
 // their step, save, and end by themselves. A second signal kills them.
 //
-// Restart: where a run fails for another reason than bad input and nobody has stopped it, all ranks
-// are started again, with a store of their own. They find in their environment
+// Restart: where a run fails for another reason than bad input or training that went wrong (exit
+// codes 2 and 3), and nobody has stopped it, all ranks are started again, with a store of their
+// own. They find in their environment
 //
 //     DISTCA_RUN_ID   the same for all attempts of one launch and unlike for any two launches; one
 //                     that the launcher finds in its own environment is passed on

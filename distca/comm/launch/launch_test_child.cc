@@ -93,6 +93,7 @@ int run_until_stopped(const std::string& mode) {
 
 int run_rank(const std::string& mode, int who) {
   if (mode.starts_with("stopped-")) return run_until_stopped(mode);
+  if (mode == "diverge") throw Error(ErrorKind::kTraining, "step 7: the loss is not finite");
   if (mode == "refuse") throw Error(ErrorKind::kConfig, "unknown key model.layer");
   const auto rendezvous =
       distca::find_rendezvous([](const char* name) { return distca::env_string(name); });
