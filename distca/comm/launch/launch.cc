@@ -62,10 +62,10 @@ std::string find_run_id() {
 /// Whether another attempt may help: not for bad input, nor where training went wrong or somebody
 /// stopped the run.
 bool may_restart(const Ended& ended) {
-  static const std::set<int> kFinal = {0, kStoppedExitCode,
-                                       Error(ErrorKind::kUsage, "").exit_code(),
-                                       Error(ErrorKind::kTraining, "").exit_code()};
-  return !ended.interrupted && !kFinal.contains(ended.words.exit_code);
+  static const std::set<int> final_codes = {0, kStoppedExitCode,
+                                            Error(ErrorKind::kUsage, "").exit_code(),
+                                            Error(ErrorKind::kTraining, "").exit_code()};
+  return !ended.interrupted && !final_codes.contains(ended.words.exit_code);
 }
 
 /// The last words of an attempt that another one follows.
