@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
 #include <span>
@@ -37,11 +39,17 @@ struct Llama::State {
   at::ScalarType master;   // of the parameters
   at::Device device;
   std::vector<LayerWeights> layers;
-  at::Tensor embedding;   // [V, C]
+  at::Tensor embedding;   // [V, C]: the parameter
   at::Tensor final_norm;  // [C]
-  at::Tensor head;        // [V, C]; the embedding itself when tied
+  at::Tensor head;        // [V, C]
   std::vector<Weight> weights;
   std::vector<at::Tensor> parameters;
+  /// A matrix in the compute type, which phases use in its place.
+  struct Copy {
+    at::Tensor parameter, leaf;
+    int layer;
+  };
+  std::vector<Copy> copies;
 
   State(const LlamaConfig& config_in, int cuda_device)
       : config(config_in),
@@ -67,7 +75,15 @@ struct Llama::State {
     });
     return value;
   }
-  at::Tensor cast(const at::Tensor& weight) const { return weight.to(compute); }
+  /// What phases compute with in place of a parameter. Norms have the parameters' type.
+  at::Tensor used(const at::Tensor& parameter, int layer) {
+    if (compute == master || parameter.dim() == 1) return parameter;
+    const at::NoGradGuard no_grad;
+    copies.push_back({.parameter = parameter,
+                      .leaf = parameter.detach().to(compute).set_requires_grad(true),
+                      .layer = layer});
+    return copies.back().leaf;
+  }
   at::Tensor norm(const at::Tensor& x, const at::Tensor& weight) const {
     // The norm's own arithmetic is at least fp32, as in Hugging Face.
     return at::rms_norm(x.to(master), {config.hidden_size}, weight, config.rms_norm_eps)
@@ -85,16 +101,16 @@ Llama::Llama(const LlamaConfig& config, uint64_t seed, int cuda_device)
   }
   // The table's order: embedding, the weights of each layer, last norm, head.
   auto next = s.parameters.begin();
-  s.embedding = *next++;
-  for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
+  s.embedding = *next++;  // single rows are cast when they are looked up
+  for (int layer = 0; layer < config.num_hidden_layers; ++layer) {
     LayerWeights w;
     for (at::Tensor* const weight :
          {&w.input_norm, &w.q, &w.k, &w.v, &w.o, &w.post_norm, &w.gate, &w.up, &w.down})
-      *weight = *next++;
+      *weight = s.used(*next++, layer);
     s.layers.push_back(std::move(w));
   }
   s.final_norm = *next++;
-  s.head = config.tie_word_embeddings ? s.embedding : *next++;
+  s.head = s.used(config.tie_word_embeddings ? s.embedding : *next++, kAfterLayers);
   DISTCA_CHECK(next == s.parameters.end(), "the weight table has other weights than a Llama");
 }
 
@@ -103,6 +119,37 @@ Llama::~Llama() = default;
 const LlamaConfig& Llama::config() const { return state_->config; }
 const std::vector<Weight>& Llama::weights() const { return state_->weights; }
 const std::vector<at::Tensor>& Llama::parameters() const { return state_->parameters; }
+
+void Llama::refresh_copies() const {
+  const at::NoGradGuard no_grad;
+  for (State::Copy& copy : state_->copies) copy.leaf.copy_(copy.parameter);
+}
+
+int64_t Llama::copy_bytes() const {
+  int64_t bytes = 0;
+  for (const State::Copy& copy : state_->copies) bytes += static_cast<int64_t>(copy.leaf.nbytes());
+  return bytes;
+}
+
+namespace {
+
+/// A parameter's .grad, which autograd may not have made yet.
+at::Tensor& gradient_of(at::Tensor& parameter) {
+  at::Tensor& gradient = parameter.mutable_grad();
+  if (!gradient.defined()) gradient = at::zeros_like(parameter.detach());
+  return gradient;
+}
+
+}  // namespace
+
+void Llama::collect_gradients(int layer) const {
+  const at::NoGradGuard no_grad;
+  for (State::Copy& copy : state_->copies) {
+    if (copy.layer != layer || !copy.leaf.grad().defined()) continue;
+    gradient_of(copy.parameter).add_(copy.leaf.grad());
+    copy.leaf.mutable_grad().reset();
+  }
+}
 
 std::shared_ptr<const Llama::Rope> Llama::rope(const at::Tensor& positions) const {
   const State& s = *state_;
@@ -130,7 +177,19 @@ at::Tensor rotate(const at::Tensor& x, const at::Tensor& cosines, const at::Tens
 }  // namespace
 
 at::Tensor Llama::embed(const at::Tensor& ids) const {
-  return at::embedding(state_->embedding, ids).to(state_->compute);
+  return at::embedding(state_->embedding.detach(), ids).to(state_->compute);
+}
+
+void Llama::embed_backward(const at::Tensor& ids, const at::Tensor& d_x) const {
+  if (ids.numel() == 0) return;
+  const at::NoGradGuard no_grad;
+  // Summed for the tokens that occur, then added once to each: a table of the vocabulary's size for
+  // every nano-batch would be mostly zeros.
+  const auto [tokens, places, counts] = at::_unique2(ids, /*sorted=*/true, /*return_inverse=*/true);
+  const at::Tensor rows =
+      at::embedding_dense_backward(d_x.to(state_->master), places, tokens.numel(),
+                                   /*padding_idx=*/-1, /*scale_grad_by_freq=*/false);
+  gradient_of(state_->embedding).index_add_(0, tokens, rows);
 }
 
 void Llama::pre_attention(int layer, const at::Tensor& x, const Rope& rope, at::Tensor* q,
@@ -139,28 +198,42 @@ void Llama::pre_attention(int layer, const at::Tensor& x, const Rope& rope, at::
   const LayerWeights& w = s.layers[layer];
   const int64_t tokens = x.size(0), dim = s.config.head_dim;
   const at::Tensor h = s.norm(x, w.input_norm);
-  *q = rotate(at::linear(h, s.cast(w.q)).view({tokens, s.config.num_attention_heads, dim}),
-              rope.cosines, rope.sines);
-  *k = rotate(at::linear(h, s.cast(w.k)).view({tokens, s.config.num_key_value_heads, dim}),
-              rope.cosines, rope.sines);
-  *v = at::linear(h, s.cast(w.v)).view({tokens, s.config.num_key_value_heads, dim});
+  *q = rotate(at::linear(h, w.q).view({tokens, s.config.num_attention_heads, dim}), rope.cosines,
+              rope.sines);
+  *k = rotate(at::linear(h, w.k).view({tokens, s.config.num_key_value_heads, dim}), rope.cosines,
+              rope.sines);
+  *v = at::linear(h, w.v).view({tokens, s.config.num_key_value_heads, dim});
 }
 
 at::Tensor Llama::post_attention(int layer, const at::Tensor& x, const at::Tensor& o) const {
   const State& s = *state_;
   const LayerWeights& w = s.layers[layer];
   const at::Tensor after_attention =
-      x + at::linear(o.reshape({x.size(0), s.config.num_attention_heads * s.config.head_dim}),
-                     s.cast(w.o));
+      x + at::linear(o.reshape({x.size(0), s.config.num_attention_heads * s.config.head_dim}), w.o);
   const at::Tensor h = s.norm(after_attention, w.post_norm);
-  const at::Tensor gated = at::silu(at::linear(h, s.cast(w.gate))) * at::linear(h, s.cast(w.up));
-  return after_attention + at::linear(gated, s.cast(w.down));
+  const at::Tensor gated = at::silu(at::linear(h, w.gate)) * at::linear(h, w.up);
+  return after_attention + at::linear(gated, w.down);
 }
 
-at::Tensor Llama::loss_sum(const at::Tensor& x, const at::Tensor& targets) const {
+double Llama::loss_sum(const at::Tensor& x, const at::Tensor& targets, int64_t chunk_tokens,
+                       double scale, at::Tensor* d_x) const {
   const State& s = *state_;
-  const at::Tensor logits = at::linear(s.norm(x, s.final_norm), s.cast(s.head)).to(s.master);
-  return at::cross_entropy_loss(logits, targets, {}, at::Reduction::Sum, /*ignore_index=*/-100);
+  const c10::AutoGradMode grad_mode(d_x != nullptr);
+  if (d_x != nullptr) *d_x = at::empty_like(x);
+  double sum = 0;
+  for (int64_t begin = 0; begin < x.size(0); begin += chunk_tokens) {
+    const int64_t count = std::min(chunk_tokens, x.size(0) - begin);
+    const at::Tensor rows = x.narrow(0, begin, count).detach().requires_grad_(d_x != nullptr);
+    const at::Tensor logits = at::linear(s.norm(rows, s.final_norm), s.head).to(s.master);
+    const at::Tensor loss = at::cross_entropy_loss(logits, targets.narrow(0, begin, count), {},
+                                                   at::Reduction::Sum, /*ignore_index=*/-100);
+    sum += loss.item<double>();
+    if (d_x == nullptr) continue;
+    torch::autograd::backward({loss}, {at::full_like(loss, scale)});
+    d_x->narrow(0, begin, count).copy_(rows.grad());
+    collect_gradients(kAfterLayers);
+  }
+  return sum;
 }
 
 }  // namespace distca

@@ -12,9 +12,11 @@
 // Letters: T local tokens, C hidden_size, H query heads, G key/value heads, D head_dim, V
 // vocab_size.
 //
-// Parameters are fp32 masters (fp64 for an fp64 model); phases compute in `dtype`. Autograd lives
-// inside a phase: the phase records if grad mode is on and its inputs or parameters require
-// gradients, and the caller runs its backward. Thread rule: one thread a model.
+// Parameters are fp32 masters (fp64 for an fp64 model); phases compute in `dtype`. Where that is
+// another type, a copy of the matrices in it serves all nano-batches (refresh_copies). Autograd
+// lives inside a phase: the phase records if grad mode is on, the caller runs its backward, and
+// collect_gradients() adds what the copies got to the parameters' .grad. Thread rule: one thread a
+// model.
 
 #include <cstdint>
 #include <memory>
@@ -44,16 +46,29 @@ class Llama {
   /// `positions` [T] int64 are those in the document.
   std::shared_ptr<const Rope> rope(const at::Tensor& positions) const;
 
-  /// ids [T] int64 -> x [T, C].
+  /// To be called once the parameters have changed, before the phases: their copies in the compute
+  /// type take the new values. It does nothing where that is the parameters' own type.
+  void refresh_copies() const;
+  /// Bytes of these copies.
+  int64_t copy_bytes() const;
+  /// Adds the gradients that a backward has left with the copies of this layer's weights
+  /// (Weight::layer) to the parameters' .grad.
+  void collect_gradients(int layer) const;
+
+  /// ids [T] int64 -> x [T, C]. It records no graph; d_x [T, C] is the gradient by its result.
   at::Tensor embed(const at::Tensor& ids) const;
+  void embed_backward(const at::Tensor& ids, const at::Tensor& d_x) const;
   /// x [T, C] -> q [T, H, D], k [T, G, D], v [T, G, D].
   void pre_attention(int layer, const at::Tensor& x, const Rope& rope, at::Tensor* q, at::Tensor* k,
                      at::Tensor* v) const;
   /// x [T, C], which was the input of pre_attention, and o [T, H, D] -> the next layer's x [T, C].
   at::Tensor post_attention(int layer, const at::Tensor& x, const at::Tensor& o) const;
   /// x [T, C] of the last layer, targets [T] int64 (-100: no target) -> the sum of the cross
-  /// entropy over all targets, in nats. It is a scalar in fp32, or fp64 for an fp64 model.
-  at::Tensor loss_sum(const at::Tensor& x, const at::Tensor& targets) const;
+  /// entropy over all targets, in nats. Logits exist for `chunk_tokens` rows at a time. Where `d_x`
+  /// is not null, backward is done for each chunk at once: `d_x` becomes the gradient of
+  /// `scale` * loss by x, and the parameters' .grad are added to.
+  double loss_sum(const at::Tensor& x, const at::Tensor& targets, int64_t chunk_tokens,
+                  double scale = 1, at::Tensor* d_x = nullptr) const;
 
   /// What the weights are, and the weights in the same order. The tensors share memory with the
   /// model.

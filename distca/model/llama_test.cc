@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 #include <c10/core/GradMode.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>
 #include <map>
@@ -155,17 +156,94 @@ TEST(llama, phases_are_the_llama_of_the_formulas) {
       plain_norm(x, w["model.norm.weight"], config.rms_norm_eps).mm(w["lm_head.weight"].t());
   const double want = -logits.log_softmax(-1).gather(1, targets.unsqueeze(1)).sum().item<double>();
   // About a hundred operations in a row, each rounded to 2^-53.
-  EXPECT_NEAR(model.loss_sum(y, targets).item<double>(), want, 100 * 0x1p-53 * want);
+  EXPECT_NEAR(model.loss_sum(y, targets, 4), want, 100 * 0x1p-53 * want);
 }
 
 TEST(llama, rows_without_target_do_not_count) {
-  const c10::AutoGradMode no_grad(false);
   const Llama model(tiny(), 1, -1);
   const at::Tensor x = at::randn({3, 16}, at::kDouble);
-  const double all = model.loss_sum(x, at::tensor({1, 2, 3}, at::kLong)).item<double>();
-  const double first = model.loss_sum(x, at::tensor({1, -100, -100}, at::kLong)).item<double>();
-  const double rest = model.loss_sum(x, at::tensor({-100, 2, 3}, at::kLong)).item<double>();
+  const double all = model.loss_sum(x, at::tensor({1, 2, 3}, at::kLong), 3);
+  const double first = model.loss_sum(x, at::tensor({1, -100, -100}, at::kLong), 3);
+  const double rest = model.loss_sum(x, at::tensor({-100, 2, 3}, at::kLong), 3);
   EXPECT_NEAR(all, first + rest, 1e-12 * all);
+}
+
+/// max|a-b| / max|b|, the measure of DESIGN rule 1.
+double distance(const at::Tensor& a, const at::Tensor& b) {
+  const at::Tensor wide = b.to(at::kDouble);
+  return ((a.to(at::kDouble) - wide).abs().max() / wide.abs().max()).item<double>();
+}
+
+TEST(llama, loss_in_chunks_is_the_loss_of_all_rows) {
+  const Llama whole(tiny(), 1, -1), chunked(tiny(), 1, -1);
+  const at::Tensor x = at::randn({7, 16}, at::kDouble);
+  const at::Tensor targets = at::tensor({1, -100, 3, 0, 18, 5, 2}, at::kLong);
+  at::Tensor want, got;
+  const double loss = whole.loss_sum(x, targets, 7, 0.5, &want);
+  EXPECT_NEAR(chunked.loss_sum(x, targets, 3, 0.5, &got), loss, 1e-14 * loss);
+  EXPECT_LE(distance(got, want), 1e-14);
+  for (const size_t last : {1, 2}) {  // the norm and the head
+    const size_t i = whole.parameters().size() - last;
+    EXPECT_LE(distance(chunked.parameters()[i].grad(), whole.parameters()[i].grad()), 1e-14);
+  }
+  EXPECT_EQ(chunked.loss_sum(x.narrow(0, 0, 0), targets.narrow(0, 0, 0), 3, 0.5, &got), 0);
+  EXPECT_EQ(got.sizes(), at::IntArrayRef({0, 16}));
+}
+
+TEST(llama, gradients_of_looked_up_rows_have_the_bits_of_autograd) {
+  LlamaConfig config = tiny();
+  for (const ScalarType dtype : {ScalarType::kFloat32, ScalarType::kBFloat16}) {
+    config.dtype = dtype;
+    const Llama model(config, 1, -1);
+    const at::Tensor ids = at::tensor({3, 17, 3, 0, 3, 17}, at::kLong);
+    const at::Tensor d_x = at::randn({6, 16}).to(model.embed(ids).scalar_type());
+    at::Tensor table = model.parameters()[0].detach().clone().set_requires_grad(true);
+    for (int nano_batch = 0; nano_batch < 2; ++nano_batch) {
+      torch::autograd::backward({at::embedding(table, ids).to(d_x.scalar_type())}, {d_x});
+      model.embed_backward(ids, d_x);
+    }
+    EXPECT_TRUE(at::equal(model.parameters()[0].grad(), table.grad()));
+    model.embed_backward(ids.narrow(0, 0, 0), d_x.narrow(0, 0, 0));
+    EXPECT_TRUE(at::equal(model.parameters()[0].grad(), table.grad()));
+  }
+}
+
+TEST(llama, nano_batches_share_one_copy_of_the_weights_in_the_compute_type) {
+  LlamaConfig config = tiny();
+  for (const bool tied : {false, true}) {
+    config.tie_word_embeddings = tied;
+    config.dtype = ScalarType::kFloat32;
+    EXPECT_EQ(Llama(config, 1, -1).copy_bytes(), 0);
+    config.dtype = ScalarType::kBFloat16;
+    const Llama model(config, 1, -1);
+    // Of an embedding that is no head, only rows are read.
+    int64_t matrices = tied ? 0 : -model.weights()[0].numel();
+    for (const Weight& weight : model.weights())
+      matrices += weight.is_matrix() ? weight.numel() : 0;
+    EXPECT_EQ(model.copy_bytes(), 2 * matrices);
+
+    // Two nano-batches under way, and the gradients that autograd has through casts of their own.
+    const at::Tensor x = at::randn({5, 16}).to(at::kBFloat16), other = x * 2;
+    const at::Tensor d_y = at::ones({5, 16}, at::kBFloat16);
+    const at::Tensor o = at::zeros({5, 4, 8}, at::kBFloat16);
+    const at::Tensor first = model.post_attention(1, x, o),
+                     second = model.post_attention(1, other, o);
+    torch::autograd::backward({first}, {d_y});
+    model.collect_gradients(1);
+    torch::autograd::backward({second}, {d_y});
+    model.collect_gradients(1);
+    EXPECT_EQ(model.copy_bytes(), 2 * matrices);
+    const size_t down = 18;
+    ASSERT_EQ(model.weights()[down].name, "model.layers.1.mlp.down_proj.weight");
+    EXPECT_EQ(model.parameters()[down].grad().scalar_type(), at::kFloat);
+
+    // The copies follow the parameters when they are told to.
+    model.parameters()[down].detach().zero_();
+    const c10::AutoGradMode no_grad(false);
+    EXPECT_FALSE(at::equal(model.post_attention(1, x, o), x));
+    model.refresh_copies();
+    EXPECT_TRUE(at::equal(model.post_attention(1, x, o), x));
+  }
 }
 
 TEST(llama, heads_that_do_not_divide_are_refused_with_both_numbers) {

@@ -38,7 +38,7 @@ enum class OpKind : uint8_t {
   kCoreAttention,  // this rank computes its tasks
   kCombine,        // O, LSE come home; backward: dQ, dK, dV
   kPostAttention,  // output projection, residual, norm, MLP
-  kLoss,           // final norm, head, loss
+  kLoss,           // final norm, head, loss; forward does the work of backward, too
   kGradReduce,     // sum of gradients over data-parallel ranks, clipping
   kOptimizer,      // parameter update
 };

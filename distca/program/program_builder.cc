@@ -279,7 +279,12 @@ void ProgramBuilder::loss(Pass pass, int nano_batch) {
   if (!request_.holds_weights) return;
   Nano& nano = nanos_[nano_batch];
   Op op = make_op(OpKind::kLoss, pass, -1, nano_batch);
-  op.flops = linear_flops(pass, nano_batch, request_.model.hidden_size * request_.model.vocab_size);
+  // Where it trains, forward does backward's work too: logits are never kept.
+  if (pass == Pass::kForward) {
+    const int64_t weights = request_.model.hidden_size * request_.model.vocab_size;
+    op.flops = linear_flops(Pass::kForward, nano_batch, weights);
+    if (trains()) op.flops += linear_flops(Pass::kBackward, nano_batch, weights);
+  }
   wait_for(op, nano.last);
   nano.last = append(std::move(op));
 }

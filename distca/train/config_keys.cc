@@ -164,6 +164,8 @@ std::vector<ConfigKey> config_keys(Config& c) {
        "the same ones each time", 1},
       {"train.threads_per_rank", &c.train.threads_per_rank, "threads",
        "compute threads; bits are promised for equal counts", 1, 1024},
+      {"train.loss_chunk_tokens", &c.train.loss_chunk_tokens, "tokens",
+       "whose logits a worker has at a time; 0: as many as take 128 MiB in fp32", 0},
       choice<Config::Train::Device>(
           "train.device", &c.train.device,
           "cuda: all ranks share one GPU, with comm.backend=threads",

@@ -26,6 +26,13 @@ MemoryParts memory_needed(const Config& config, int num_workers, LocalRanks loca
   MemoryParts parts;
   parts.weights = workers * parameters * master;
   parts.gradients = parts.weights;
+  // Of matrices, in the compute type; of an embedding that is no head, only rows are read.
+  double matrices = 0;
+  for (const Weight& weight : weight_table(model)) {
+    const bool only_rows = weight.layer == kBeforeLayers && !model.tie_word_embeddings;
+    if (weight.is_matrix() && !only_rows) matrices += static_cast<double>(weight.numel());
+  }
+  if (type < master) parts.copies = workers * matrices * type;
   if (config.train.steps == 0) return parts;
   parts.state = 2 * parts.weights;
   // Each worker copies its share of the weights and of both moments.
@@ -33,14 +40,10 @@ MemoryParts memory_needed(const Config& config, int num_workers, LocalRanks loca
     parts.checkpoint = (parts.weights + parts.state) / std::max(num_workers, 1);
   parts.activations =
       under_way * tokens * static_cast<double>(llama_memory(model.shape()).token_bytes);
-  // A layer casts its matrices to the compute type for each nano-batch.
-  double matrices = 0;
-  for (const Weight& weight : weight_table(model)) {
-    if (weight.layer >= 0 && weight.is_matrix()) matrices += static_cast<double>(weight.numel());
-  }
-  if (type < master) parts.activations += under_way * workers * matrices * type;
   // At the loss's backward: log-probabilities, the gradient by them, and that by the logits.
-  parts.logits = 3 * tokens * static_cast<double>(model.vocab_size) * master;
+  const double rows =
+      std::min(tokens, workers * static_cast<double>(step_options(config).loss_rows(model)));
+  parts.logits = 3 * rows * static_cast<double>(model.vocab_size) * master;
   // Later, in the last layer's backward, two gradients by inner vectors of its MLP.
   const double of_mlp = 2 * tokens * static_cast<double>(model.intermediate_size) * type;
   parts.activations += std::max(0.0, of_mlp - parts.logits);
@@ -77,13 +80,15 @@ void check_memory(const MemoryParts& parts, LocalRanks local, const MemoryLimit&
   const auto gib = [](double bytes) { return fmt::format("{:.2f}", bytes / 0x1p30); };
   DISTCA_THROW_IF(
       parts.total() > static_cast<double>(limit.bytes), ErrorKind::kConfig,
-      "{} would need {} GiB of memory (weights {}, gradients {}, AdamW's state {}, activations {}, "
-      "logits {}, exchange buffers {}, copy for checkpoints {}), {} {} GiB: use a smaller model or "
-      "batch.nano_batch_tokens, "
-      "or fewer ranks on this machine",
+      "{} would need {} GiB of memory (weights {}, gradients {}, AdamW's state {}, copies of "
+      "weights "
+      "{}, activations {}, logits {}, exchange buffers {}, copy for checkpoints {}), {} {} GiB: "
+      "use a "
+      "smaller model or batch.nano_batch_tokens, or fewer ranks on this machine",
       local.count == 1 ? "this rank" : fmt::format("this machine's {} ranks", local.count),
       gib(parts.total()), gib(parts.weights), gib(parts.gradients), gib(parts.state),
-      gib(parts.activations), gib(parts.logits), gib(parts.buffers), gib(parts.checkpoint),
+      gib(parts.copies), gib(parts.activations), gib(parts.logits), gib(parts.buffers),
+      gib(parts.checkpoint),
       limit.of_group ? "the control group of this process allows" : "this machine has",
       gib(static_cast<double>(limit.bytes)));
 }

@@ -22,25 +22,25 @@ struct LocalRanks {
 struct MemoryParts {
   double weights = 0;  // in fp32, or in fp64 for an fp64 model
   double gradients = 0;
-  double state = 0;  // AdamW's two moments
-  /// Of the nano-batches under way, and the weights that are cast to the compute type for them.
-  double activations = 0;
-  double logits = 0;      // of one nano-batch, with what its loss makes of them
-  double buffers = 0;     // of exchanges, with the keys that are kept until backward
-  double checkpoint = 0;  // the copy of weights and state from which checkpoints are written
+  double state = 0;        // AdamW's two moments
+  double copies = 0;       // of the weights in the compute type, where that is another type
+  double activations = 0;  // of the nano-batches under way
+  double logits = 0;       // of one chunk of rows a worker, with what its loss makes of them
+  double buffers = 0;      // of exchanges, with the keys that are kept until backward
+  double checkpoint = 0;   // the copy of weights and state from which checkpoints are written
 
   double total() const {
-    return weights + gradients + state + activations + logits + buffers + checkpoint;
+    return weights + gradients + state + copies + activations + logits + buffers + checkpoint;
   }
 };
 
 /// The memory of a run, without exchange buffers, which depend on the plan.
 /// Counts: weights, gradients and AdamW's state of every local worker; at llama_memory's price, its
 /// share of the tokens of the nano-batches that it holds at the same time (two under ping-pong);
-/// each worker's copy for checkpoints that are written beside training; the casts of the layers'
-/// weights that their graphs keep; logits, log-probabilities and their
-/// gradient at the loss or, if they are larger, gradients inside the last MLP. Ignores: the
-/// program, PyTorch's libraries, the data set's index, the allocator.
+/// each worker's copy for checkpoints that are written beside training; copies of the weights in
+/// the compute type; logits, log-probabilities and their gradient at the loss or, if they are
+/// larger, gradients inside the last MLP. Ignores: the program, PyTorch's libraries, the data set's
+/// index, the allocator.
 MemoryParts memory_needed(const Config& config, int num_workers, LocalRanks local);
 
 /// Bytes of the local ranks' exchange buffers for the plans of one batch. `redispatched` says

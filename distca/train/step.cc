@@ -4,6 +4,8 @@
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <algorithm>
+
 #include "distca/base/error.h"
 #include "distca/kernels/rows.h"
 #include "distca/runtime/device_clock.h"
@@ -30,21 +32,20 @@ struct NanoState {
   };
   at::Tensor ids, targets, positions;       // of tokens
   std::shared_ptr<const Llama::Rope> rope;  // from embed to loss
-  at::Tensor embedded;
-  at::Tensor x;  // running activation, detached
+  at::Tensor x;                             // running activation, detached
   std::vector<Layer> layers;
-  at::Tensor loss_leaf, loss;
   at::Tensor gradient;  // running gradient of the activation
 };
 
 class Player final : public OpPlayer {
  public:
   /// `model`: null on a dedicated server.
-  Player(const Llama* model, CoreAttention& attention, double loss_scale,
+  Player(const Llama* model, CoreAttention& attention, double loss_scale, int64_t loss_rows,
          const Step::SumGradients& sum_gradients, const std::function<void()>& update)
       : model_(model),
         attention_(attention),
         loss_scale_(loss_scale),
+        loss_rows_(loss_rows),
         sum_gradients_(sum_gradients),
         update_(update) {}
 
@@ -79,8 +80,7 @@ class Player final : public OpPlayer {
     NanoState::Layer* layer = op.layer < 0 ? nullptr : &nano.layers[op.layer];
     switch (op.kind) {
       case OpKind::kEmbed:
-        nano.embedded = model_->embed(nano.ids);
-        nano.x = nano.embedded.detach();
+        nano.x = model_->embed(nano.ids);
         nano.rope = model_->rope(nano.positions);
         break;
       case OpKind::kPreAttention:
@@ -99,11 +99,11 @@ class Player final : public OpPlayer {
         }
         break;
       case OpKind::kLoss:
-        nano.loss_leaf = leaf(nano.x);
+        // Backward belongs to it: so the logits of a chunk never wait for it.
+        loss_sum_ += model_->loss_sum(nano.x, nano.targets, loss_rows_, loss_scale_,
+                                      at::GradMode::is_enabled() ? &nano.gradient : nullptr);
         nano.x.reset();
         nano.rope.reset();
-        nano.loss = model_->loss_sum(nano.loss_leaf, nano.targets);
-        loss_sum_ += nano.loss.item<double>();
         if (!at::GradMode::is_enabled()) nano = {};
         break;
       default:
@@ -118,13 +118,10 @@ class Player final : public OpPlayer {
     NanoState::Layer* layer = op.layer < 0 ? nullptr : &nano.layers[op.layer];
     switch (op.kind) {
       case OpKind::kLoss:
-        torch::autograd::backward({nano.loss}, {at::full_like(nano.loss, loss_scale_)});
-        nano.gradient = nano.loss_leaf.grad();
-        nano.loss.reset();
-        nano.loss_leaf.reset();
-        break;
+        break;  // done in forward
       case OpKind::kPostAttention:
         torch::autograd::backward({layer->y}, {nano.gradient});
+        model_->collect_gradients(op.layer);
         attention_.set_d_o(op.nano_batch, op.layer, layer->o.grad());
         layer->y.reset();
         layer->o.reset();
@@ -133,12 +130,13 @@ class Player final : public OpPlayer {
         at::Tensor dq, dk, dv;
         attention_.take_gradients(op.nano_batch, op.layer, &dq, &dk, &dv);
         torch::autograd::backward({layer->q, layer->k, layer->v}, {dq, dk, dv});
+        model_->collect_gradients(op.layer);
         nano.gradient = layer->x.grad();
         *layer = {};
         break;
       }
       case OpKind::kEmbed:
-        torch::autograd::backward({nano.embedded}, {nano.gradient});
+        model_->embed_backward(nano.ids, nano.gradient);
         nano = {};
         break;
       default:
@@ -149,6 +147,7 @@ class Player final : public OpPlayer {
   const Llama* model_;
   CoreAttention& attention_;
   double loss_scale_;
+  int64_t loss_rows_;
   const Step::SumGradients& sum_gradients_;
   const std::function<void()>& update_;
   double loss_sum_ = 0;
@@ -157,11 +156,17 @@ class Player final : public OpPlayer {
 
 }  // namespace
 
+int64_t StepOptions::loss_rows(const LlamaConfig& model) const {
+  if (loss_chunk_tokens > 0) return loss_chunk_tokens;
+  return std::max<int64_t>(512, (int64_t{1} << 25) / model.vocab_size);
+}
+
 StepOptions step_options(const Config& config) {
   return {.overlap = config.train.overlap,
           .wide_gradients = config.exchange.wide_gradients,
           .kernel = config.attention.kernel,
-          .threads = static_cast<int>(config.train.threads_per_rank)};
+          .threads = static_cast<int>(config.train.threads_per_rank),
+          .loss_chunk_tokens = config.train.loss_chunk_tokens};
 }
 
 std::shared_ptr<const AttentionExchange> attention_exchange(const PlanIndex& index, int rank,
@@ -195,6 +200,7 @@ Step::Step(const LlamaConfig& config, const Llama* model, Communicator& comm,
            const StepOptions& options)
     : model_(model),
       comm_(comm),
+      loss_rows_(options.loss_rows(config)),
       kernel_(kernel_request(config, options.kernel, options.threads, comm.cuda_device())),
       buffers_(comm.cuda_device()) {}
 Step::~Step() = default;
@@ -203,8 +209,9 @@ StepResult Step::run(const StepInput& input, double loss_scale, const SumGradien
                      const std::function<void()>& update) {
   buffers_.prepare(input.program);
   CoreAttention attention(input.program, kernel_, comm_, buffers_);
-  Player player(model_, attention, loss_scale, sum_gradients, update);
+  Player player(model_, attention, loss_scale, loss_rows_, sum_gradients, update);
   if (model_ != nullptr) {
+    model_->refresh_copies();
     for (const LocalTokens& tokens : input.tokens) player.add(tokens);
   }
   OpTimes times;

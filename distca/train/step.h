@@ -48,6 +48,12 @@ struct StepOptions {
   bool wide_gradients = false;
   KernelChoice kernel = KernelChoice::kAuto;  // attention.kernel
   int threads = 1;                            // of our own attention kernel
+  int64_t loss_chunk_tokens = 0;              // train.loss_chunk_tokens
+
+  /// Rows whose logits exist at the same time: loss_chunk_tokens or, if that is 0, so many that
+  /// their logits take 128 MiB in fp32, but at least 512, since products of few rows with the head
+  /// would wait for memory.
+  int64_t loss_rows(const LlamaConfig& model) const;
 };
 
 /// The options that the configuration gives.
@@ -94,6 +100,7 @@ class Step {
 
   const Llama* model_;
   Communicator& comm_;
+  int64_t loss_rows_;
   AttentionKernel kernel_;
   ExchangeBuffers buffers_;
   TraceRecorder* recorder_ = nullptr;
