@@ -136,7 +136,7 @@ TEST_F(RunFilesTest, kept_keys_that_do_not_fit_a_later_batch_travel_again) {
   const Training kept = train("kept", {"--workers", "2", "exchange.keys=keep"});
   // The first batch fits; a later one does not.
   const Outcome outcome =
-      succeed(arguments({"--workers", "2", "exchange.keys=keep", "plan.max_memory_gib=0.00252"}));
+      succeed(arguments({"--workers", "2", "exchange.keys=keep", "plan.max_memory_gib=0.00195"}));
   EXPECT_THAT(outcome.err, HasSubstr("has no room for kept keys"));
   EXPECT_EQ(std::ranges::count(outcome.err, '\n'), 1) << outcome.err;
   expect_same_bits(read_training("run"), kept);

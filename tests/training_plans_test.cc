@@ -34,7 +34,7 @@ TEST_F(PlansOfTrainingTest, kept_and_resent_keys_give_the_same_bits_and_memory_c
   expect_same_bits(train("auto", two), kept);
   EXPECT_EQ(redispatched("auto"), 0) << "without a cap";
   // Some batches keep their keys within it, others cannot.
-  expect_same_bits(train("cap", joined(two, {"plan.max_memory_gib=0.00252"})), kept);
+  expect_same_bits(train("cap", joined(two, {"plan.max_memory_gib=0.00195"})), kept);
   EXPECT_GT(redispatched("cap"), 0);
   EXPECT_LT(redispatched("cap"), 6 * 2);
 }

@@ -32,12 +32,10 @@ struct ModelShape {
   int64_t vocab_size = 0;
 };
 
-/// The memory price of a Llama-type model, as model/ and runtime/ keep its layers. Autograd saves
-/// what backward reads.
-/// Counts: the layer's input; for both norms their input, the rows before the weight and their
-/// factor in fp32 (fp64 for fp64), and their output; Q, K, V, O and LSE; four vectors of the MLP
-/// (gate, its SiLU, up, their product). Ignores: embedding and loss (logits), weights cast to the
-/// compute type.
+/// The memory price of a Llama-type model, as model/ and runtime/ keep its layers.
+/// Counts: the layer's input; the second norm's; both norms' factors in fp32 (fp64 for fp64) and
+/// their outputs; Q, K, V, O and LSE; three vectors of the MLP (gate, up and the product). Ignores:
+/// embedding and loss (logits), copies of weights.
 MemoryPrice llama_memory(const ModelShape& layers);
 
 }  // namespace distca

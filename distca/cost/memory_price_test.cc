@@ -14,19 +14,18 @@ TEST(MemoryPrice, of_a_small_llama_counted_by_hand) {
                                   .head_dim_qk = 16,
                                   .head_dim_v = 8,
                                   .element_bytes = 4}};
-  // Input, second norm's input, both norms' rows before and after the weight and their factors;
-  // Q, K, V, O, LSE; the MLP.
-  const int64_t elements = 6 * 100 + 2 + (6 * 16 + 3 * (16 + 8) + 6 * 8 + 6) + 4 * 300;
+  const int64_t qkv = 6 * 16 + 3 * (16 + 8), o = 6 * 8;
+  // Both norms' inputs, outputs and factors; Q, K, V, O, LSE; the MLP.
+  const int64_t elements = 4 * 100 + 2 + qkv + o + 6 + 3 * 300;
   EXPECT_EQ(llama_memory(layers), (MemoryPrice{.token_bytes = 2 * elements * 4,
                                                .kept_query_bytes = 2 * 6 * 16 * 4,
                                                .kept_key_bytes = 2 * 3 * (16 + 8) * 4}));
   layers.attention.element_bytes = 2;
-  // The norms' insides and LSE stay wide; the layer's input is kept beside the first norm's.
-  const int64_t halves = 3 * 100 + (6 * 16 + 3 * (16 + 8) + 6 * 8) + 4 * 300;
-  EXPECT_EQ(llama_memory(layers),
-            (MemoryPrice{.token_bytes = 2 * (halves * 2 + (4 * 100 + 2 + 6) * 4),
-                         .kept_query_bytes = 2 * 6 * 16 * 2,
-                         .kept_key_bytes = 2 * 3 * (16 + 8) * 2}));
+  // The norms' factors and LSE stay wide.
+  const int64_t halves = 4 * 100 + qkv + o + 3 * 300;
+  EXPECT_EQ(llama_memory(layers), (MemoryPrice{.token_bytes = 2 * (halves * 2 + (2 + 6) * 4),
+                                               .kept_query_bytes = 2 * 6 * 16 * 2,
+                                               .kept_key_bytes = 2 * 3 * (16 + 8) * 2}));
 }
 
 }  // namespace

@@ -163,19 +163,6 @@ std::shared_ptr<const Llama::Rope> Llama::rope(const at::Tensor& positions) cons
                                      .sines = angles.sin().to(s.master).unsqueeze(1)});
 }
 
-namespace {
-
-/// x [T, heads, D], Hugging Face's half-split form.
-at::Tensor rotate(const at::Tensor& x, const at::Tensor& cosines, const at::Tensor& sines) {
-  const at::Tensor wide = x.to(cosines.scalar_type());
-  const int64_t half = x.size(-1) / 2;
-  const at::Tensor first = wide.narrow(-1, 0, half), second = wide.narrow(-1, half, half);
-  return at::cat({first * cosines - second * sines, second * cosines + first * sines}, -1)
-      .to(x.scalar_type());
-}
-
-}  // namespace
-
 at::Tensor Llama::embed(const at::Tensor& ids) const {
   return at::embedding(state_->embedding.detach(), ids).to(state_->compute);
 }
@@ -193,26 +180,26 @@ void Llama::embed_backward(const at::Tensor& ids, const at::Tensor& d_x) const {
 }
 
 void Llama::pre_attention(int layer, const at::Tensor& x, const Rope& rope, at::Tensor* q,
-                          at::Tensor* k, at::Tensor* v) const {
+                          at::Tensor* k, at::Tensor* v, Keep keep) const {
   const State& s = *state_;
   const LayerWeights& w = s.layers[layer];
   const int64_t tokens = x.size(0), dim = s.config.head_dim;
-  const at::Tensor h = s.norm(x, w.input_norm);
-  *q = rotate(at::linear(h, w.q).view({tokens, s.config.num_attention_heads, dim}), rope.cosines,
-              rope.sines);
-  *k = rotate(at::linear(h, w.k).view({tokens, s.config.num_key_value_heads, dim}), rope.cosines,
-              rope.sines);
-  *v = at::linear(h, w.v).view({tokens, s.config.num_key_value_heads, dim});
+  const std::vector<at::Tensor> qkv =
+      norm_linear(x, w.input_norm, s.config.rms_norm_eps, {w.q, w.k, w.v}, keep);
+  *q = rotate(qkv[0].view({tokens, s.config.num_attention_heads, dim}), rope.cosines, rope.sines);
+  *k = rotate(qkv[1].view({tokens, s.config.num_key_value_heads, dim}), rope.cosines, rope.sines);
+  *v = qkv[2].view({tokens, s.config.num_key_value_heads, dim});
 }
 
-at::Tensor Llama::post_attention(int layer, const at::Tensor& x, const at::Tensor& o) const {
+at::Tensor Llama::post_attention(int layer, const at::Tensor& x, const at::Tensor& o,
+                                 Keep keep) const {
   const State& s = *state_;
   const LayerWeights& w = s.layers[layer];
   const at::Tensor after_attention =
       x + at::linear(o.reshape({x.size(0), s.config.num_attention_heads * s.config.head_dim}), w.o);
-  const at::Tensor h = s.norm(after_attention, w.post_norm);
-  const at::Tensor gated = at::silu(at::linear(h, w.gate)) * at::linear(h, w.up);
-  return after_attention + at::linear(gated, w.down);
+  const std::vector<at::Tensor> inner =
+      norm_linear(after_attention, w.post_norm, s.config.rms_norm_eps, {w.gate, w.up}, keep);
+  return after_attention + swiglu_linear(inner[0], inner[1], w.down, keep);
 }
 
 double Llama::loss_sum(const at::Tensor& x, const at::Tensor& targets, int64_t chunk_tokens,

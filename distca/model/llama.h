@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "distca/model/llama_config.h"
+#include "distca/model/operators.h"
 #include "distca/model/weight_table.h"
 
 namespace at {
@@ -60,9 +61,10 @@ class Llama {
   void embed_backward(const at::Tensor& ids, const at::Tensor& d_x) const;
   /// x [T, C] -> q [T, H, D], k [T, G, D], v [T, G, D].
   void pre_attention(int layer, const at::Tensor& x, const Rope& rope, at::Tensor* q, at::Tensor* k,
-                     at::Tensor* v) const;
+                     at::Tensor* v, Keep keep = Keep::kProducts) const;
   /// x [T, C], which was the input of pre_attention, and o [T, H, D] -> the next layer's x [T, C].
-  at::Tensor post_attention(int layer, const at::Tensor& x, const at::Tensor& o) const;
+  at::Tensor post_attention(int layer, const at::Tensor& x, const at::Tensor& o,
+                            Keep keep = Keep::kProducts) const;
   /// x [T, C] of the last layer, targets [T] int64 (-100: no target) -> the sum of the cross
   /// entropy over all targets, in nats. Logits exist for `chunk_tokens` rows at a time. Where `d_x`
   /// is not null, backward is done for each chunk at once: `d_x` becomes the gradient of

@@ -1,0 +1,210 @@
+#include "distca/model/operators.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <optional>
+#include <tuple>
+#include <utility>
+
+#include "distca/base/error.h"
+#include "distca/base/integers.h"
+
+namespace distca {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+/// Calls work(begin, count, block) for blocks of rows, on ATen's threads. How rows are divided
+/// depends on their size alone. A device other than a CPU gets one block.
+template <typename Work>
+void for_blocks(const at::Tensor& rows, int64_t num_blocks, Work work) {
+  const int64_t total = rows.size(0), each = ceil_div(total, std::max<int64_t>(1, num_blocks));
+  at::parallel_for(0, num_blocks, 1, [&](int64_t first, int64_t last) {
+    const at::NoGradGuard no_grad;  // a setting of each thread
+    for (int64_t block = first; block < last; ++block) {
+      const int64_t begin = block * each;
+      if (begin < total) work(begin, std::min(each, total - begin), block);
+    }
+  });
+}
+
+int64_t blocks_of(const at::Tensor& rows) {
+  constexpr int64_t kBlockElements = 1 << 15;  // a few such blocks fit a core's second cache
+  if (!rows.is_cpu() || rows.numel() == 0) return rows.size(0) > 0 ? 1 : 0;
+  const int64_t of_row = rows.numel() / rows.size(0);
+  return ceil_div(rows.size(0), std::max<int64_t>(1, kBlockElements / of_row));
+}
+
+/// Gives rms_norm(x) * weight in `type`, and the factors [T, 1] of the rows.
+std::pair<at::Tensor, at::Tensor> normed(const at::Tensor& x, const at::Tensor& weight, double eps,
+                                         at::ScalarType type) {
+  at::Tensor y = at::empty(x.sizes(), x.options().dtype(type));
+  at::Tensor factors = at::empty({x.size(0), 1}, weight.options());
+  for_blocks(x, blocks_of(x), [&](int64_t begin, int64_t count, int64_t) {
+    const at::Tensor wide = x.narrow(0, begin, count).to(weight.scalar_type());
+    const at::Tensor factor = wide.square().mean(-1, /*keepdim=*/true).add_(eps).rsqrt_();
+    factors.narrow(0, begin, count).copy_(factor);
+    y.narrow(0, begin, count).copy_((wide * factor).mul_(weight));
+  });
+  return {y, factors};
+}
+
+/// y = x * factors * weight again.
+at::Tensor normed_again(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& factors,
+                        at::ScalarType type) {
+  at::Tensor y = at::empty(x.sizes(), x.options().dtype(type));
+  for_blocks(x, blocks_of(x), [&](int64_t begin, int64_t count, int64_t) {
+    const at::Tensor wide = x.narrow(0, begin, count).to(weight.scalar_type());
+    y.narrow(0, begin, count).copy_((wide * factors.narrow(0, begin, count)).mul_(weight));
+  });
+  return y;
+}
+
+/// The gradients by x and by the weight.
+std::pair<at::Tensor, at::Tensor> norm_backward(const at::Tensor& d_y, const at::Tensor& x,
+                                                const at::Tensor& weight,
+                                                const at::Tensor& factors) {
+  const at::ScalarType type = weight.scalar_type();
+  const int64_t blocks = blocks_of(x);
+  at::Tensor d_x = at::empty_like(x);
+  at::Tensor d_weights = at::zeros({blocks, weight.size(0)}, weight.options());
+  for_blocks(x, blocks, [&](int64_t begin, int64_t count, int64_t block) {
+    const at::Tensor factor = factors.narrow(0, begin, count);
+    const at::Tensor unit = x.narrow(0, begin, count).to(type) * factor;
+    const at::Tensor wide = d_y.narrow(0, begin, count).to(type);
+    const at::Tensor by_weight = wide * unit;
+    at::Tensor of_block = d_weights.select(0, block);
+    at::sum_out(of_block, by_weight, {0});
+    // The part along the row changes its length, which the norm takes away.
+    const at::Tensor along = at::mv(by_weight, weight).unsqueeze(1).div_(x.size(1));
+    d_x.narrow(0, begin, count).copy_((wide * weight).sub_(unit * along).mul_(factor));
+  });
+  return {d_x, d_weights.sum(0)};
+}
+
+/// x^T y, the gradient of a matrix.
+at::Tensor matrix_gradient(const at::Tensor& d_y, const at::Tensor& x) { return d_y.t().mm(x); }
+
+struct NormLinear : torch::autograd::Function<NormLinear> {
+  static variable_list forward(AutogradContext* context, const at::Tensor& x,
+                               const at::Tensor& weight, const at::Tensor& first,
+                               const at::Tensor& second, const std::optional<at::Tensor>& third,
+                               double eps, bool keeps) {
+    auto [h, factors] = normed(x, weight, eps, first.scalar_type());
+    variable_list results;
+    const at::Tensor last = third.value_or(at::Tensor());
+    for (const at::Tensor* const matrix : {&first, &second, &last})
+      if (matrix->defined()) results.push_back(at::linear(h, *matrix));
+    context->save_for_backward({x, weight, factors, keeps ? h : at::Tensor(), first, second, last});
+    return results;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& d_results) {
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor &x = saved[0], &weight = saved[1], &factors = saved[2];
+    const at::Tensor h =
+        saved[3].defined() ? saved[3] : normed_again(x, weight, factors, saved[4].scalar_type());
+    at::Tensor d_h;
+    variable_list gradients(7);  // one for each argument of forward
+    for (size_t i = 0; i < d_results.size(); ++i) {
+      const at::Tensor &d_y = d_results[i], &matrix = saved[4 + i];
+      gradients[2 + i] = matrix_gradient(d_y, h);
+      if (d_h.defined()) {
+        d_h.addmm_(d_y, matrix);
+      } else {
+        d_h = d_y.mm(matrix);
+      }
+    }
+    std::tie(gradients[0], gradients[1]) = norm_backward(d_h, x, weight, factors);
+    return gradients;
+  }
+};
+
+at::Tensor gated(const at::Tensor& gate, const at::Tensor& up) {
+  at::Tensor product = at::empty_like(gate);
+  for_blocks(gate, blocks_of(gate), [&](int64_t begin, int64_t count, int64_t) {
+    at::Tensor rows = product.narrow(0, begin, count);
+    at::silu_out(rows, gate.narrow(0, begin, count));
+    rows.mul_(up.narrow(0, begin, count));
+  });
+  return product;
+}
+
+struct SwigluLinear : torch::autograd::Function<SwigluLinear> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& gate, const at::Tensor& up,
+                            const at::Tensor& matrix, bool keeps) {
+    const at::Tensor product = gated(gate, up);
+    context->save_for_backward({gate, up, matrix, keeps ? product : at::Tensor()});
+    return at::linear(product, matrix);
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& d_results) {
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor &gate = saved[0], &up = saved[1], &matrix = saved[2];
+    const at::Tensor d_matrix =
+        matrix_gradient(d_results[0], saved[3].defined() ? saved[3] : gated(gate, up));
+    at::Tensor d_up = d_results[0].mm(matrix);  // by the product, until a block is done
+    at::Tensor d_gate = at::empty_like(gate);
+    for_blocks(gate, blocks_of(gate), [&](int64_t begin, int64_t count, int64_t) {
+      const at::Tensor g = gate.narrow(0, begin, count), u = up.narrow(0, begin, count);
+      at::Tensor by_gate = d_gate.narrow(0, begin, count), by_up = d_up.narrow(0, begin, count);
+      at::silu_backward_out(by_gate, by_up * u, g);
+      by_up.mul_(at::silu(g));
+    });
+    return {d_gate, d_up, d_matrix, at::Tensor()};
+  }
+};
+
+at::Tensor rotated(const at::Tensor& x, const at::Tensor& cosines, const at::Tensor& sines,
+                   double direction) {
+  at::Tensor y = at::empty_like(x);
+  const int64_t half = x.size(-1) / 2;
+  for_blocks(x, blocks_of(x), [&](int64_t begin, int64_t count, int64_t) {
+    const at::Tensor wide = x.narrow(0, begin, count).to(cosines.scalar_type());
+    const at::Tensor cosine = cosines.narrow(0, begin, count);
+    const at::Tensor sine = sines.narrow(0, begin, count) * direction;
+    const at::Tensor first = wide.narrow(-1, 0, half), second = wide.narrow(-1, half, half);
+    const at::Tensor rows = y.narrow(0, begin, count);
+    rows.narrow(-1, 0, half).copy_(first * cosine - second * sine);
+    rows.narrow(-1, half, half).copy_(second * cosine + first * sine);
+  });
+  return y;
+}
+
+struct Rotate : torch::autograd::Function<Rotate> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x,
+                            const at::Tensor& cosines, const at::Tensor& sines) {
+    context->save_for_backward({cosines, sines});
+    return rotated(x, cosines, sines, 1);
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& d_results) {
+    const variable_list saved = context->get_saved_variables();
+    return {rotated(d_results[0], saved[0], saved[1], -1), at::Tensor(), at::Tensor()};
+  }
+};
+
+}  // namespace
+
+std::vector<at::Tensor> norm_linear(const at::Tensor& x, const at::Tensor& weight, double eps,
+                                    const std::vector<at::Tensor>& matrices, Keep keep) {
+  DISTCA_CHECK(matrices.size() == 2 || matrices.size() == 3, "{} matrices", matrices.size());
+  return NormLinear::apply(x, weight, matrices[0], matrices[1],
+                           matrices.size() == 3 ? std::optional(matrices[2]) : std::nullopt, eps,
+                           keep == Keep::kProducts);
+}
+
+at::Tensor swiglu_linear(const at::Tensor& gate, const at::Tensor& up, const at::Tensor& matrix,
+                         Keep keep) {
+  return SwigluLinear::apply(gate, up, matrix, keep == Keep::kProducts);
+}
+
+at::Tensor rotate(const at::Tensor& x, const at::Tensor& cosines, const at::Tensor& sines) {
+  return Rotate::apply(x, cosines, sines);
+}
+
+}  // namespace distca

@@ -1,0 +1,39 @@
+#pragma once
+// Operators that a Llama has and ATen has not in one piece. Each keeps less for backward than the
+// operators of ATen that it is made of, and works on blocks of rows that stay in a core's cache.
+//
+//     auto qkv = norm_linear(x, weight, eps, {w_q, w_k, w_v}, Keep::kProducts);
+//     q = rotate(qkv[0], cosines, sines);
+//     y = swiglu_linear(gate, up, w_down, Keep::kProducts);
+//
+// The letters: T rows, C features, I inner features. Results and gradients do not depend on the
+// number of threads, but for what ATen's matrix products do. Thread rule: as ATen's operators.
+
+#include <vector>
+
+namespace at {
+class Tensor;
+}
+
+namespace distca {
+
+/// What stands in memory between an operator's forward and backward, beside its inputs.
+enum class Keep : unsigned char {
+  kProducts,  // what its matrix product reads: backward needs no more than autograd's would
+  kInputs,    // nothing: backward computes it again
+};
+
+/// x [T, C] -> rms_norm(x) * weight, times each of two or three matrices [n, C]: [T, n] each. The
+/// norm is computed in the type of `weight` [C], the products in that of the matrices.
+std::vector<at::Tensor> norm_linear(const at::Tensor& x, const at::Tensor& weight, double eps,
+                                    const std::vector<at::Tensor>& matrices, Keep keep);
+
+/// gate and up [T, I], matrix [C, I] -> linear(silu(gate) * up, matrix) [T, C].
+at::Tensor swiglu_linear(const at::Tensor& gate, const at::Tensor& up, const at::Tensor& matrix,
+                         Keep keep);
+
+/// RoPE in Hugging Face's half-split form: x [T, heads, D], cosines and sines [T, 1, D / 2], in
+/// whose type it is computed.
+at::Tensor rotate(const at::Tensor& x, const at::Tensor& cosines, const at::Tensor& sines);
+
+}  // namespace distca

@@ -1,0 +1,154 @@
+#include "distca/model/operators.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <c10/core/GradMode.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <functional>
+
+namespace distca {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+
+/// max|a-b| / max|b|, the measure of DESIGN rule 1.
+double distance(const at::Tensor& a, const at::Tensor& b) {
+  const at::Tensor wide = b.to(at::kDouble);
+  return ((a.to(at::kDouble) - wide).abs().max() / wide.abs().max()).item<double>();
+}
+
+/// Results, and the gradients by all inputs, of an operator.
+Tensors played(const Tensors& inputs, const std::function<Tensors(const Tensors&)>& operation) {
+  Tensors leaves;
+  for (const at::Tensor& input : inputs) leaves.push_back(input.detach().requires_grad_(true));
+  Tensors all = operation(leaves);
+  Tensors gradients;
+  for (const at::Tensor& result : all)
+    gradients.push_back(at::sin(at::arange(result.numel(), result.options()).view(result.sizes())));
+  torch::autograd::backward(all, gradients);
+  for (const at::Tensor& leaf : leaves) all.push_back(leaf.grad());
+  return all;
+}
+
+at::Tensor plain_norm(const at::Tensor& x, const at::Tensor& weight) {
+  const at::Tensor wide = x.to(weight.scalar_type());
+  return (wide * (wide.square().mean(-1, true) + 1e-5).rsqrt() * weight).to(x.scalar_type());
+}
+
+/// An operator of ours, and the same of ATen's operators.
+struct Case {
+  const char* name;
+  std::function<Tensors(const Tensors&, Keep)> ours;
+  std::function<Tensors(const Tensors&)> plain;
+  std::function<Tensors(at::ScalarType compute, at::ScalarType master)> inputs;
+};
+
+const std::vector<Case>& cases() {
+  constexpr int64_t kRows = 1100, kWide = 96, kInner = 160;  // several blocks
+  static const std::vector<Case> all = {
+      {"norm_linear",
+       [](const Tensors& in, Keep keep) {
+         return norm_linear(in[0], in[1], 1e-5, {in[2], in[3], in[4]}, keep);
+       },
+       [](const Tensors& in) {
+         const at::Tensor h = plain_norm(in[0], in[1]);
+         return Tensors{at::linear(h, in[2]), at::linear(h, in[3]), at::linear(h, in[4])};
+       },
+       [](at::ScalarType compute, at::ScalarType master) {
+         return Tensors{at::randn({kRows, kWide}, compute), 1 + .1 * at::randn({kWide}, master),
+                        at::randn({64, kWide}, compute), at::randn({32, kWide}, compute),
+                        at::randn({32, kWide}, compute)};
+       }},
+      {"swiglu_linear",
+       [](const Tensors& in, Keep keep) {
+         return Tensors{swiglu_linear(in[0], in[1], in[2], keep)};
+       },
+       [](const Tensors& in) { return Tensors{at::linear(at::silu(in[0]) * in[1], in[2])}; },
+       [](at::ScalarType compute, at::ScalarType) {
+         return Tensors{at::randn({kRows, kInner}, compute), at::randn({kRows, kInner}, compute),
+                        at::randn({kWide, kInner}, compute)};
+       }},
+      {"rotate",
+       [](const Tensors& in, Keep) {
+         const at::Tensor angles =
+             at::arange(kRows, in[0].scalar_type() == at::kDouble ? at::kDouble : at::kFloat)
+                 .view({kRows, 1, 1})
+                 .expand({kRows, 1, 16});
+         return Tensors{rotate(in[0], angles.cos(), angles.sin())};
+       },
+       [](const Tensors& in) {
+         const at::ScalarType wide = in[0].scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+         const at::Tensor angles = at::arange(kRows, wide).view({kRows, 1, 1});
+         const at::Tensor a = in[0].to(wide).narrow(-1, 0, 16),
+                          b = in[0].to(wide).narrow(-1, 16, 16);
+         return Tensors{
+             at::cat({a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()}, -1)
+                 .to(in[0].scalar_type())};
+       },
+       [](at::ScalarType compute, at::ScalarType) {
+         return Tensors{at::randn({kRows, 3, 32}, compute)};
+       }},
+  };
+  return all;
+}
+
+TEST(operators, are_those_of_aten_in_one_piece) {
+  struct Type {
+    at::ScalarType compute, master;
+    double bound;
+  };
+  for (const Type& type :
+       {Type{at::kDouble, at::kDouble, 1e-13}, Type{at::kFloat, at::kFloat, 1e-5},
+        Type{at::kBFloat16, at::kFloat, 2e-2}}) {
+    for (const Case& operation : cases()) {
+      const Tensors inputs = operation.inputs(type.compute, type.master);
+      const Tensors got =
+          played(inputs, [&](const Tensors& in) { return operation.ours(in, Keep::kProducts); });
+      const Tensors want = played(inputs, operation.plain);
+      ASSERT_EQ(got.size(), want.size());
+      for (size_t i = 0; i < want.size(); ++i) {
+        EXPECT_EQ(got[i].scalar_type(), want[i].scalar_type());
+        EXPECT_LE(distance(got[i], want[i]), type.bound) << operation.name << " " << i;
+      }
+    }
+  }
+}
+
+TEST(operators, have_the_same_bits_whatever_they_keep_and_on_any_number_of_threads) {
+  const int threads = at::get_num_threads();
+  for (const Case& operation : cases()) {
+    const Tensors inputs = operation.inputs(at::kFloat, at::kFloat);
+    const auto with = [&](Keep keep) {
+      return played(inputs, [&](const Tensors& in) { return operation.ours(in, keep); });
+    };
+    at::set_num_threads(1);
+    const Tensors want = with(Keep::kProducts);
+    const Tensors again = with(Keep::kInputs);
+    at::set_num_threads(3);
+    const Tensors other = with(Keep::kProducts);
+    for (size_t i = 0; i < want.size(); ++i) {
+      EXPECT_TRUE(at::equal(again[i], want[i])) << operation.name << " " << i;
+      // Matrix products may divide their sums among threads.
+      EXPECT_LE(distance(other[i], want[i]), 1e-5) << operation.name << " " << i;
+    }
+  }
+  at::set_num_threads(threads);
+}
+
+TEST(operators, take_no_rows) {
+  for (const Case& operation : cases()) {
+    Tensors inputs = operation.inputs(at::kFloat, at::kFloat);
+    if (std::string_view(operation.name) == "rotate") continue;  // its angles have rows
+    const int64_t with_rows = std::string_view(operation.name) == "norm_linear" ? 1 : 2;
+    for (int64_t i = 0; i < with_rows; ++i) inputs[i] = inputs[i].narrow(0, 0, 0);
+    const Tensors got =
+        played(inputs, [&](const Tensors& in) { return operation.ours(in, Keep::kProducts); });
+    EXPECT_EQ(got[0].size(0), 0);
+    EXPECT_EQ(got.back().abs().max().item<float>(), 0) << "the gradient of a matrix";
+  }
+}
+
+}  // namespace
+}  // namespace distca
