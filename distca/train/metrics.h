@@ -50,6 +50,13 @@ struct CheckpointFigures {
   int64_t num_failed = 0;     // saves that failed
 };
 
+/// Memory of a rank since the run began (runtime/memory_meter.h).
+struct RankMemory {
+  int64_t peak_bytes = 0;         // the most that tensors took at a time
+  int64_t resident_bytes = 0;     // the most that the rank's process had in RAM
+  int64_t weight_copy_bytes = 0;  // of its weights in the compute type
+};
+
 /// One optimizer step over all ranks. Times are those of rank 0 unless stated otherwise.
 struct StepMetrics {
   int64_t step = 0;      // from 1
@@ -64,7 +71,8 @@ struct StepMetrics {
   /// CPU with one thread a rank, it is processor time, as in profiles. With more threads, it is
   /// elapsed time, which includes waits for a core. On CUDA, it is the device's time.
   std::vector<double> attention_s;
-  OpTimes times;  // by operation and pass
+  OpTimes times;                   // by operation and pass
+  std::vector<RankMemory> memory;  // [ranks]
   /// Measured speeds. In step 1, they are those that its plan rests on. In later steps, they are
   /// new ones, which hold from step + 2 on. If there are none, from_step is 0.
   Speeds speeds;

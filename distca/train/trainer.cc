@@ -19,6 +19,7 @@
 #include "distca/comm/tags.h"
 #include "distca/comm/traced.h"
 #include "distca/cost/speed_meter.h"
+#include "distca/runtime/memory_meter.h"
 #include "distca/train/bandwidth.h"
 #include "distca/train/checkpoint_saver.h"
 #include "distca/train/compute_peak.h"
@@ -64,13 +65,15 @@ struct RankStep {
   int stop_signal = 0;  // that this rank was sent
   ExchangeBytes bytes;
   double attention_s = 0;
+  RankMemory memory;
   RankSample sample;
 };
 
 class Trainer {
  public:
   Trainer(const Config& config, Communicator& comm, RunState& state, const RunStart& start)
-      : config_(config),
+      : memory_(comm.cuda_device()),
+        config_(config),
         comm_(comm),
         state_(state),
         checkpoint_(start.checkpoint ? std::make_unique<CheckpointReader>(*start.checkpoint)
@@ -121,16 +124,14 @@ class Trainer {
     // Nobody waits for rank 0 while it writes: that may take longer than a wait may.
     barrier(comm_, "end of training");
     if (output_) save();
-    // The last one is said when the weights are safe, and by rank 0 alone: ranks that end with an
-    // error have the others ended too.
+    // Said when the weights are safe, and by rank 0 alone: an error of others would end it, too.
     if (comm_.rank() == 0 && summary_.last.validation_loss)
       check_last_validation(*summary_.last.validation_loss, config_);
     return {};
   }
 
  private:
-  /// Before the first step: compares ranks, reads the checkpoint, takes the folder. Gives what is
-  /// to be said about going on.
+  /// Compares ranks, reads the checkpoint, takes the folder. Gives what to say about going on.
   std::vector<std::string> prepare() {
     resolved_ = {
         .price = config_.attention_profile ? profile_name(*config_.attention_profile) : "pairs",
@@ -236,8 +237,7 @@ class Trainer {
     return all_gather(comm_, saver_->last_complete(), "looking for the checkpoint")[0] == step;
   }
 
-  /// All ranks have the same values and stop together. The last validation loss is looked at when
-  /// the weights are safe (check_last_validation).
+  /// All ranks have the same values and stop together; the last one waits (check_last_validation).
   void check_validation(const StepMetrics& m) {
     if (m.step == config_.train.steps || std::isfinite(m.validation_loss.value_or(0))) return;
     barrier(comm_, "end of a run that diverged");
@@ -247,8 +247,7 @@ class Trainer {
   /// Whether a checkpoint is made of the state after this step.
   bool saves_after(int64_t step) const { return stop_signal_ != 0 || saver_->is_due(step); }
 
-  /// Starts to save the state after `step`, which the weights have now. `beside`: training goes on
-  /// meanwhile.
+  /// Starts to save the present state, after `step`. `beside`: training goes on meanwhile.
   void begin_save(int64_t step, int64_t skipped_in_row, bool beside) {
     Json trainer = {{"guard", guard_.state()}, {"skipped_in_row", skipped_in_row}};
     if (meter_) trainer["speed_meter"] = meter_->state();
@@ -346,6 +345,9 @@ class Trainer {
                        .attention_s = config_.attention_has_one_thread()
                                           ? mine.times.processor_of(OpKind::kCoreAttention)
                                           : mine.times.of(OpKind::kCoreAttention),
+                       .memory = {.peak_bytes = memory_.peak_bytes(),
+                                  .resident_bytes = resident_peak_bytes(),
+                                  .weight_copy_bytes = weights_ ? weights_->model.copy_bytes() : 0},
                        .sample = rank_sample(mine.times, work.tokens, work.load)};
     double loss_sum = 0;
     std::vector<RankSample> samples;
@@ -355,6 +357,7 @@ class Trainer {
       loss_sum += rank.loss_sum;
       metrics->bytes += rank.bytes;
       metrics->attention_s.push_back(rank.attention_s);
+      metrics->memory.push_back(rank.memory);
       samples.push_back(rank.sample);
       saves.push_back(rank.save);
       stop_signal_ = std::max(stop_signal_, rank.stop_signal);
@@ -405,6 +408,7 @@ class Trainer {
     check_same_end(drifted_, config_);
   }
 
+  MemoryMeter memory_;  // first: it counts what the others make
   const Config& config_;
   Communicator& comm_;
   RunState& state_;
