@@ -22,6 +22,14 @@ struct MemoryPrice {
   bool operator==(const MemoryPrice&) const = default;
 };
 
+/// What a layer computes again in backward instead of keeping it (train.recompute; the words are
+/// Megatron-LM's). Core attention is never computed again, and nothing travels again for it.
+enum class Recompute : uint8_t {
+  kNone,
+  kSelective,  // the rows of both norms and the product inside the MLP
+  kFull,       // everything but core attention: from the layer's input, and from O
+};
+
 /// A decoder of Llama's kind as one rank has it: its own layers, and sizes divided by tensor
 /// parallelism.
 struct ModelShape {
@@ -34,8 +42,12 @@ struct ModelShape {
 
 /// The memory price of a Llama-type model, as model/ and runtime/ keep its layers.
 /// Counts: the layer's input; the second norm's; both norms' factors in fp32 (fp64 for fp64) and
-/// their outputs; Q, K, V, O and LSE; three vectors of the MLP (gate, up and the product). Ignores:
-/// embedding and loss (logits), copies of weights.
-MemoryPrice llama_memory(const ModelShape& layers);
+/// their outputs; Q, K, V, O and LSE; three vectors of the MLP (gate, up and the product). With
+/// kSelective, neither norms' outputs nor the product; with kFull, only the layer's input, O and
+/// LSE. Ignores: embedding and loss (logits), copies of weights, what one layer computes again.
+/// `keys_travel_again` says that servers get Q, K, V again for backward, so that homes keep them
+/// under kFull, too.
+MemoryPrice llama_memory(const ModelShape& layers, Recompute recompute = Recompute::kNone,
+                         bool keys_travel_again = false);
 
 }  // namespace distca

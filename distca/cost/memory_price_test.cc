@@ -20,6 +20,11 @@ TEST(MemoryPrice, of_a_small_llama_counted_by_hand) {
   EXPECT_EQ(llama_memory(layers), (MemoryPrice{.token_bytes = 2 * elements * 4,
                                                .kept_query_bytes = 2 * 6 * 16 * 4,
                                                .kept_key_bytes = 2 * 3 * (16 + 8) * 4}));
+  EXPECT_EQ(llama_memory(layers, Recompute::kSelective).token_bytes,
+            2 * (elements - 2 * 100 - 300) * 4);
+  EXPECT_EQ(llama_memory(layers, Recompute::kFull).token_bytes, 2 * (100 + o + 6) * 4);
+  EXPECT_EQ(llama_memory(layers, Recompute::kFull, /*keys_travel_again=*/true).token_bytes,
+            2 * (100 + qkv + o + 6) * 4);
   layers.attention.element_bytes = 2;
   // The norms' factors and LSE stay wide.
   const int64_t halves = 4 * 100 + qkv + o + 3 * 300;

@@ -163,6 +163,12 @@ std::shared_ptr<const Llama::Rope> Llama::rope(const at::Tensor& positions) cons
                                      .sines = angles.sin().to(s.master).unsqueeze(1)});
 }
 
+std::shared_ptr<const Llama::Rope> Llama::part_of(const Rope& rope, int64_t begin,
+                                                  int64_t count) const {
+  return std::make_shared<Rope>(Rope{.cosines = rope.cosines.narrow(0, begin, count),
+                                     .sines = rope.sines.narrow(0, begin, count)});
+}
+
 at::Tensor Llama::embed(const at::Tensor& ids) const {
   return at::embedding(state_->embedding.detach(), ids).to(state_->compute);
 }

@@ -46,6 +46,8 @@ class Llama {
   struct Rope;
   /// `positions` [T] int64 are those in the document.
   std::shared_ptr<const Rope> rope(const at::Tensor& positions) const;
+  /// Those of `count` of the positions, from `begin` on.
+  std::shared_ptr<const Rope> part_of(const Rope& rope, int64_t begin, int64_t count) const;
 
   /// To be called once the parameters have changed, before the phases: their copies in the compute
   /// type take the new values. It does nothing where that is the parameters' own type.

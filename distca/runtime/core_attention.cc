@@ -85,6 +85,18 @@ void CoreAttention::set_qkv(int nano_batch, int layer, const at::Tensor& q, cons
   state_->home(nano_batch, layer) = state_->parts.home_of(q, k, v);
 }
 
+void CoreAttention::drop_qkv(int nano_batch, int layer) {
+  HomeRows& home = state_->home(nano_batch, layer);
+  DISTCA_CHECK(home.is_complete(Pass::kForward), "Q, K, V of layer {} are still needed", layer);
+  home.q = home.k = home.v = at::Tensor();
+}
+
+void CoreAttention::set_qkv_again(int nano_batch, int layer, const at::Tensor& q,
+                                  const at::Tensor& k, const at::Tensor& v) {
+  HomeRows& home = state_->home(nano_batch, layer);
+  state_->parts.set_qkv(home, q, k, v);
+}
+
 void CoreAttention::set_d_o(int nano_batch, int layer, const at::Tensor& d_o) {
   o(nano_batch, layer);  // a CHECK that it is complete
   state_->parts.set_d_o(state_->home(nano_batch, layer), d_o);

@@ -66,12 +66,18 @@ class CoreAttention {
                 const ExchangeBuffers& buffers);
   ~CoreAttention();
 
-  // The phases around core attention call the next two. Dedicated servers do not.
+  // The phases around core attention call the next four. Dedicated servers do not.
 
   /// Takes q [T, H, D], k [T, G, D] and v [T, G, E], which are detached from any graph. It is
   /// called before the dispatch of forward.
   void set_qkv(int nano_batch, int layer, const at::Tensor& q, const at::Tensor& k,
                const at::Tensor& v);
+  /// Frees Q, K and V of a layer whose forward has been played, and takes the same values again
+  /// before the dispatch of backward. Servers that get them again read them earlier: there they
+  /// must stay.
+  void drop_qkv(int nano_batch, int layer);
+  void set_qkv_again(int nano_batch, int layer, const at::Tensor& q, const at::Tensor& k,
+                     const at::Tensor& v);
   /// Takes d_o [T, H, E]. It is called before the dispatch of backward.
   void set_d_o(int nano_batch, int layer, const at::Tensor& d_o);
 

@@ -59,15 +59,22 @@ void LayerAttention::check_local(const char* name, const at::Tensor& tensor, int
 
 HomeRows LayerAttention::home_of(const at::Tensor& q, const at::Tensor& k,
                                  const at::Tensor& v) const {
+  const int64_t tokens = q.size(0);
+  HomeRows home{
+      .o = at::empty({tokens, shape_.num_heads, shape_.head_dim_v}, tensor_options(type_)),
+      .lse = at::empty({tokens, shape_.num_heads, 1}, tensor_options(accumulator_))};
+  set_qkv(home, q, k, v);
+  return home;
+}
+
+void LayerAttention::set_qkv(HomeRows& home, const at::Tensor& q, const at::Tensor& k,
+                             const at::Tensor& v) const {
   check_local("q", q, shape_.num_heads, shape_.head_dim_qk);
   check_local("k", k, shape_.num_kv_heads, shape_.head_dim_qk);
   check_local("v", v, shape_.num_kv_heads, shape_.head_dim_v);
-  const int64_t tokens = q.size(0);
-  return {.q = q,
-          .k = k,
-          .v = v,
-          .o = at::empty({tokens, shape_.num_heads, shape_.head_dim_v}, tensor_options(type_)),
-          .lse = at::empty({tokens, shape_.num_heads, 1}, tensor_options(accumulator_))};
+  home.q = q;
+  home.k = k;
+  home.v = v;
 }
 
 void LayerAttention::set_d_o(HomeRows& home, const at::Tensor& d_o) const {

@@ -72,8 +72,9 @@ class LayerAttention {
   /// Checks that the kernel computes the heads and types of the exchange (CHECK).
   void check(const AttentionExchange& exchange) const;
 
-  /// Take what CoreAttention::set_qkv and set_d_o take.
+  /// Take what CoreAttention::set_qkv, set_qkv_again and set_d_o take.
   HomeRows home_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) const;
+  void set_qkv(HomeRows& home, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) const;
   void set_d_o(HomeRows& home, const at::Tensor& d_o) const;
 
   /// Copies what travels to where it is sent from.

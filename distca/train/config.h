@@ -101,6 +101,7 @@ struct Config {
     int64_t validation_every = 50;
     int64_t validation_nano_batches = 4;
     int64_t threads_per_rank = 1;
+    Recompute recompute = Recompute::kNone;
     int64_t loss_chunk_tokens = 0;
     enum class Device : uint8_t { kCpu, kCuda } device = Device::kCpu;
     bool deterministic = true;

@@ -164,6 +164,12 @@ std::vector<ConfigKey> config_keys(Config& c) {
        "the same ones each time", 1},
       {"train.threads_per_rank", &c.train.threads_per_rank, "threads",
        "compute threads; bits are promised for equal counts", 1, 1024},
+      choice<Recompute>("train.recompute", &c.train.recompute,
+                        "what backward computes again instead of keeping it: selective = norms' "
+                        "rows and the product in the MLP, full = all but core attention",
+                        {{"none", Recompute::kNone},
+                         {"selective", Recompute::kSelective},
+                         {"full", Recompute::kFull}}),
       {"train.loss_chunk_tokens", &c.train.loss_chunk_tokens, "tokens",
        "whose logits a worker has at a time; 0: as many as take 128 MiB in fp32", 0},
       choice<Config::Train::Device>(

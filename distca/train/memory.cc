@@ -23,6 +23,7 @@ MemoryParts memory_needed(const Config& config, int num_workers, LocalRanks loca
   // Layouts give workers even shares; one that does not gives the local ones that on average.
   const double tokens =
       static_cast<double>(config.batch.nano_batch_tokens) * workers / std::max(num_workers, 1);
+  const bool redispatches = config.exchange.keys == Config::Exchange::Keys::kRedispatch;
   MemoryParts parts;
   parts.weights = workers * parameters * master;
   parts.gradients = parts.weights;
@@ -39,14 +40,22 @@ MemoryParts memory_needed(const Config& config, int num_workers, LocalRanks loca
   if (config.checkpoint.async && config.checkpoint.every_steps > 0)
     parts.checkpoint = (parts.weights + parts.state) / std::max(num_workers, 1);
   parts.activations =
-      under_way * tokens * static_cast<double>(llama_memory(model.shape()).token_bytes);
+      under_way * tokens *
+      static_cast<double>(
+          llama_memory(model.shape(), config.train.recompute, redispatches).token_bytes);
   // At the loss's backward: log-probabilities, the gradient by them, and that by the logits.
   const double rows =
       std::min(tokens, workers * static_cast<double>(step_options(config).loss_rows(model)));
   parts.logits = 3 * rows * static_cast<double>(model.vocab_size) * master;
-  // Later, in the last layer's backward, two gradients by inner vectors of its MLP.
-  const double of_mlp = 2 * tokens * static_cast<double>(model.intermediate_size) * type;
-  parts.activations += std::max(0.0, of_mlp - parts.logits);
+  // Later, in the last layer's backward: two gradients by inner vectors of its MLP or, where these
+  // never exist for all tokens, what pre-attention computes again.
+  const AttentionShape attention = model.shape().attention;
+  const double again = static_cast<double>(model.hidden_size) * type +
+                       static_cast<double>(attention.q_token_bytes() + attention.kv_token_bytes());
+  const double later = tokens * (config.train.recompute == Recompute::kFull
+                                     ? again
+                                     : 2 * static_cast<double>(model.intermediate_size) * type);
+  parts.activations += std::max(0.0, later - parts.logits);
   if (config.train.steps > 1) return parts;
   // Moments appear in the first update, when activations have gone.
   if (parts.state > parts.activations + parts.logits) {

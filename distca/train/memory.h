@@ -38,9 +38,9 @@ struct MemoryParts {
 /// Counts: weights, gradients and AdamW's state of every local worker; at llama_memory's price, its
 /// share of the tokens of the nano-batches that it holds at the same time (two under ping-pong);
 /// each worker's copy for checkpoints that are written beside training; copies of the weights in
-/// the compute type; logits, log-probabilities and their gradient at the loss or, if they are
-/// larger, gradients inside the last MLP. Ignores: the program, PyTorch's libraries, the data set's
-/// index, the allocator.
+/// the compute type; logits, log-probabilities and their gradient at the loss or, if that is
+/// larger, what the last layer makes in backward. Ignores: the program, PyTorch's libraries, the
+/// data set's index, the allocator.
 MemoryParts memory_needed(const Config& config, int num_workers, LocalRanks local);
 
 /// Bytes of the local ranks' exchange buffers for the plans of one batch. `redispatched` says

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <cstdio>
 
 #include "distca/base/error.h"
@@ -46,6 +47,19 @@ TEST(memory, every_local_worker_has_its_own_weights) {
   // Rank 3 of 3 workers and 2 dedicated servers holds nothing.
   EXPECT_EQ(memory_needed(config, 3, {.first = 3, .count = 2}).total(), 0);
   EXPECT_EQ(memory_needed(config, 3, {.first = 2, .count = 3}).weights, 4 * parameters);
+}
+
+TEST(memory, what_is_computed_again_is_not_kept) {
+  Config config;
+  double before = INFINITY;
+  for (const Recompute recompute : {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
+    config.train.recompute = recompute;
+    const double activations = memory_needed(config, 1, {}).activations;
+    EXPECT_LT(activations, before);
+    before = activations;
+  }
+  config.train.loss_chunk_tokens = 512;
+  EXPECT_EQ(memory_needed(config, 1, {}).logits, 3.0 * 512 * 256 * 4);
 }
 
 TEST(memory, more_than_the_limit_is_refused_with_the_parts) {

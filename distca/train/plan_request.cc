@@ -137,7 +137,8 @@ PlanRequest plan_request(const Config& config, const NanoBatch& nano_batch, int 
   cluster.num_workers = num_workers;
   cluster.capacity = capacities(config, request, num_workers, speeds);
   cluster.max_tokens_per_worker = config.plan.max_tokens_per_worker;
-  cluster.memory = llama_memory(layers);
+  cluster.memory = llama_memory(layers, config.train.recompute,
+                                config.exchange.keys != Config::Exchange::Keys::kKeep);
   if (config.exchange.keys == Config::Exchange::Keys::kRedispatch) keep_no_keys(&cluster.memory);
   cluster.max_memory_bytes =
       std::llround(config.plan.max_memory_gib * 0x1p30) / (config.pairs_nano_batches() ? 2 : 1);

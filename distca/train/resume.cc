@@ -53,6 +53,7 @@ constexpr std::array kRules = {
     KeyRule{"comm.", Change::kFree},
     KeyRule{"train.overlap", Change::kBits},
     KeyRule{"train.threads_per_rank", Change::kBits},
+    KeyRule{"train.recompute", Change::kBits},
     KeyRule{"train.loss_chunk_tokens", Change::kBits},
     KeyRule{"train.device", Change::kBits},
     KeyRule{"train.deterministic", Change::kBits},

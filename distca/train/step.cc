@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
-#include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
 
@@ -10,56 +9,21 @@
 #include "distca/kernels/rows.h"
 #include "distca/runtime/device_clock.h"
 #include "distca/train/config.h"
-#include "distca/train/plan_request.h"
+#include "distca/train/nano_phases.h"
 
 namespace distca {
 namespace {
 
-/// A tensor that starts a phase's graph.
-at::Tensor leaf(const at::Tensor& tensor) {
-  return tensor.detach().requires_grad_(at::GradMode::is_enabled());
-}
-
-/// What a nano-batch has between its operations. Several are alive at a time: nothing of one
-/// belongs to the player.
-struct NanoState {
-  struct Layer {
-    at::Tensor x;  // input of pre_attention and, as the residual, of post_attention: a leaf whose
-                   // gradient both add to
-    at::Tensor q, k, v;  // outputs of pre_attention
-    at::Tensor o;        // leaf of post_attention
-    at::Tensor y;        // output of post_attention
-  };
-  at::Tensor ids, targets, positions;       // of tokens
-  std::shared_ptr<const Llama::Rope> rope;  // from embed to loss
-  at::Tensor x;                             // running activation, detached
-  std::vector<Layer> layers;
-  at::Tensor gradient;  // running gradient of the activation
-};
-
 class Player final : public OpPlayer {
  public:
-  /// `model`: null on a dedicated server.
-  Player(const Llama* model, CoreAttention& attention, double loss_scale, int64_t loss_rows,
-         const Step::SumGradients& sum_gradients, const std::function<void()>& update)
-      : model_(model),
-        attention_(attention),
-        loss_scale_(loss_scale),
-        loss_rows_(loss_rows),
-        sum_gradients_(sum_gradients),
-        update_(update) {}
+  Player(CoreAttention& attention, const Step::SumGradients& sum_gradients,
+         const std::function<void()>& update)
+      : attention_(attention), sum_gradients_(sum_gradients), update_(update) {}
 
-  /// The next nano-batch.
-  void add(const LocalTokens& tokens) {
-    NanoState& nano = nanos_.emplace_back();
-    const at::Device device = model_->parameters()[0].device();
-    const auto tensor = [&](const std::vector<int64_t>& values) {
-      return at::tensor(values, at::kLong).to(device);
-    };
-    nano.ids = tensor(tokens.ids);
-    nano.targets = tensor(tokens.targets);
-    nano.positions = tensor(tokens.positions);
-    nano.layers.resize(model_->config().num_hidden_layers);
+  /// The next nano-batch. A dedicated server has none.
+  void add(const Llama& model, const LocalTokens& tokens, const NanoPhases::Options& options) {
+    nanos_.push_back(std::make_unique<NanoPhases>(
+        model, attention_, static_cast<int>(nanos_.size()), tokens, options));
   }
 
   void play(const Op& op) override {
@@ -76,36 +40,18 @@ class Player final : public OpPlayer {
 
  private:
   void play_forward(const Op& op) {
-    NanoState& nano = nanos_[op.nano_batch];
-    NanoState::Layer* layer = op.layer < 0 ? nullptr : &nano.layers[op.layer];
+    NanoPhases& nano = *nanos_[op.nano_batch];
     switch (op.kind) {
       case OpKind::kEmbed:
-        nano.x = model_->embed(nano.ids);
-        nano.rope = model_->rope(nano.positions);
-        break;
+        return nano.embed();
       case OpKind::kPreAttention:
-        layer->x = leaf(nano.x);
-        model_->pre_attention(op.layer, layer->x, *nano.rope, &layer->q, &layer->k, &layer->v);
-        attention_.set_qkv(op.nano_batch, op.layer, layer->q.detach(), layer->k.detach(),
-                           layer->v.detach());
-        break;
+        return nano.pre_attention(op.layer);
       case OpKind::kPostAttention:
-        layer->o = leaf(attention_.o(op.nano_batch, op.layer));
-        layer->y = model_->post_attention(op.layer, layer->x, layer->o);
-        nano.x = layer->y.detach();
-        if (!at::GradMode::is_enabled()) {
-          attention_.drop(op.nano_batch, op.layer);
-          *layer = {};
-        }
-        break;
+        return nano.post_attention(op.layer);
       case OpKind::kLoss:
-        // Backward belongs to it: so the logits of a chunk never wait for it.
-        loss_sum_ += model_->loss_sum(nano.x, nano.targets, loss_rows_, loss_scale_,
-                                      at::GradMode::is_enabled() ? &nano.gradient : nullptr);
-        nano.x.reset();
-        nano.rope.reset();
-        if (!at::GradMode::is_enabled()) nano = {};
-        break;
+        loss_sum_ += nano.loss();
+        if (!at::GradMode::is_enabled()) nanos_[op.nano_batch].reset();
+        return;
       default:
         DISTCA_CHECK(false, "no forward operation: {}", describe(op));
     }
@@ -114,45 +60,35 @@ class Player final : public OpPlayer {
   void play_backward(const Op& op) {
     if (op.kind == OpKind::kGradReduce) return sum_gradients_(loss_sum_);
     if (op.kind == OpKind::kOptimizer) return update_();
-    NanoState& nano = nanos_[op.nano_batch];
-    NanoState::Layer* layer = op.layer < 0 ? nullptr : &nano.layers[op.layer];
+    NanoPhases& nano = *nanos_[op.nano_batch];
     switch (op.kind) {
       case OpKind::kLoss:
-        break;  // done in forward
+        return;  // done in forward
       case OpKind::kPostAttention:
-        torch::autograd::backward({layer->y}, {nano.gradient});
-        model_->collect_gradients(op.layer);
-        attention_.set_d_o(op.nano_batch, op.layer, layer->o.grad());
-        layer->y.reset();
-        layer->o.reset();
-        break;
-      case OpKind::kPreAttention: {
-        at::Tensor dq, dk, dv;
-        attention_.take_gradients(op.nano_batch, op.layer, &dq, &dk, &dv);
-        torch::autograd::backward({layer->q, layer->k, layer->v}, {dq, dk, dv});
-        model_->collect_gradients(op.layer);
-        nano.gradient = layer->x.grad();
-        *layer = {};
-        break;
-      }
+        return nano.post_attention_backward(op.layer);
+      case OpKind::kPreAttention:
+        return nano.pre_attention_backward(op.layer);
       case OpKind::kEmbed:
-        model_->embed_backward(nano.ids, nano.gradient);
-        nano = {};
-        break;
+        nano.embed_backward();
+        return nanos_[op.nano_batch].reset();
       default:
         DISTCA_CHECK(false, "no backward operation: {}", describe(op));
     }
   }
 
-  const Llama* model_;
   CoreAttention& attention_;
-  double loss_scale_;
-  int64_t loss_rows_;
   const Step::SumGradients& sum_gradients_;
   const std::function<void()>& update_;
   double loss_sum_ = 0;
-  std::vector<NanoState> nanos_;
+  std::vector<std::unique_ptr<NanoPhases>> nanos_;  // several are alive at a time
 };
+
+/// Whether servers get Q, K, V again for backward of a nano-batch.
+bool keys_travel_again(const Program& program, int nano_batch) {
+  return std::ranges::any_of(program.ops, [&](const Op& op) {
+    return op.kind == OpKind::kRedispatch && op.nano_batch == nano_batch;
+  });
+}
 
 }  // namespace
 
@@ -166,6 +102,7 @@ StepOptions step_options(const Config& config) {
           .wide_gradients = config.exchange.wide_gradients,
           .kernel = config.attention.kernel,
           .threads = static_cast<int>(config.train.threads_per_rank),
+          .recompute = config.train.recompute,
           .loss_chunk_tokens = config.train.loss_chunk_tokens};
 }
 
@@ -200,7 +137,7 @@ Step::Step(const LlamaConfig& config, const Llama* model, Communicator& comm,
            const StepOptions& options)
     : model_(model),
       comm_(comm),
-      loss_rows_(options.loss_rows(config)),
+      options_(options),
       kernel_(kernel_request(config, options.kernel, options.threads, comm.cuda_device())),
       buffers_(comm.cuda_device()) {}
 Step::~Step() = default;
@@ -209,10 +146,16 @@ StepResult Step::run(const StepInput& input, double loss_scale, const SumGradien
                      const std::function<void()>& update) {
   buffers_.prepare(input.program);
   CoreAttention attention(input.program, kernel_, comm_, buffers_);
-  Player player(model_, attention, loss_scale, loss_rows_, sum_gradients, update);
+  Player player(attention, sum_gradients, update);
   if (model_ != nullptr) {
     model_->refresh_copies();
-    for (const LocalTokens& tokens : input.tokens) player.add(tokens);
+    for (size_t nano = 0; nano < input.tokens.size(); ++nano) {
+      player.add(*model_, input.tokens[nano],
+                 {.recompute = options_.recompute,
+                  .keys_travel_again = keys_travel_again(input.program, static_cast<int>(nano)),
+                  .loss_rows = options_.loss_rows(model_->config()),
+                  .loss_scale = loss_scale});
+    }
   }
   OpTimes times;
   const std::unique_ptr<OpClock> clock = device_clock(comm_.cuda_device());

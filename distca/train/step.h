@@ -48,6 +48,7 @@ struct StepOptions {
   bool wide_gradients = false;
   KernelChoice kernel = KernelChoice::kAuto;  // attention.kernel
   int threads = 1;                            // of our own attention kernel
+  Recompute recompute = Recompute::kNone;     // train.recompute
   int64_t loss_chunk_tokens = 0;              // train.loss_chunk_tokens
 
   /// Rows whose logits exist at the same time: loss_chunk_tokens or, if that is 0, so many that
@@ -100,7 +101,7 @@ class Step {
 
   const Llama* model_;
   Communicator& comm_;
-  int64_t loss_rows_;
+  const StepOptions options_;
   AttentionKernel kernel_;
   ExchangeBuffers buffers_;
   TraceRecorder* recorder_ = nullptr;

@@ -114,6 +114,7 @@ Config alone(Config config) {
   config.servers = {};
   config.exchange = {};
   config.train.overlap = Overlap::kNone;
+  config.train.recompute = Recompute::kNone;
   return config;
 }
 

@@ -1,0 +1,197 @@
+#include <ATen/ATen.h>
+
+#include "distca/train/nano_phases.h"
+
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+
+namespace distca {
+namespace {
+
+/// A tensor that starts a graph.
+at::Tensor leaf(const at::Tensor& tensor) {
+  return tensor.detach().requires_grad_(at::GradMode::is_enabled());
+}
+
+}  // namespace
+
+NanoPhases::NanoPhases(const Llama& model, CoreAttention& attention, int nano_batch,
+                       const LocalTokens& tokens, const Options& options)
+    : model_(model),
+      attention_(attention),
+      nano_batch_(nano_batch),
+      options_(options),
+      layers_(model.config().num_hidden_layers) {
+  const at::Device device = model.parameters()[0].device();
+  const auto tensor = [&](const std::vector<int64_t>& values) {
+    return at::tensor(values, at::kLong).to(device);
+  };
+  ids_ = tensor(tokens.ids);
+  targets_ = tensor(tokens.targets);
+  positions_ = tensor(tokens.positions);
+}
+
+Keep NanoPhases::keep() const {
+  return options_.recompute == Recompute::kSelective ? Keep::kInputs : Keep::kProducts;
+}
+
+/// At least once: no rows have shapes, too.
+void NanoPhases::for_chunks(const std::function<void(int64_t begin, int64_t count)>& work) const {
+  const int64_t total = ids_.size(0);
+  int64_t begin = 0;
+  do {
+    work(begin, std::min(kChunkRows, total - begin));
+    begin += kChunkRows;
+  } while (begin < total);
+}
+
+/// Puts a chunk's rows into those of all tokens.
+void NanoPhases::put(at::Tensor& all, const at::Tensor& rows, int64_t begin) const {
+  if (rows.size(0) == ids_.size(0)) {
+    all = rows;
+    return;
+  }
+  if (!all.defined()) {
+    std::vector<int64_t> sizes = rows.sizes().vec();
+    sizes[0] = ids_.size(0);
+    all = at::empty(sizes, rows.options().requires_grad(false));
+  }
+  all.narrow(0, begin, rows.size(0)).copy_(rows);
+}
+
+void NanoPhases::embed() {
+  x_ = model_.embed(ids_);
+  rope_ = model_.rope(positions_);
+}
+
+void NanoPhases::pre_attention_of(int layer, const at::Tensor& x, int64_t begin,
+                                  Chunk& chunk) const {
+  model_.pre_attention(layer, x, *model_.part_of(*rope_, begin, x.size(0)), &chunk.q, &chunk.k,
+                       &chunk.v, keep());
+}
+
+void NanoPhases::pre_attention(int layer) {
+  Layer& l = layers_[layer];
+  if (by_chunks()) {
+    const c10::AutoGradMode no_grad(false);
+    l.x = x_;
+    at::Tensor q, k, v;
+    for_chunks([&](int64_t begin, int64_t count) {
+      Chunk chunk;
+      pre_attention_of(layer, l.x.narrow(0, begin, count), begin, chunk);
+      put(q, chunk.q, begin);
+      put(k, chunk.k, begin);
+      put(v, chunk.v, begin);
+    });
+    return attention_.set_qkv(nano_batch_, layer, q, k, v);
+  }
+  l.x = leaf(x_);
+  model_.pre_attention(layer, l.x, *rope_, &l.q, &l.k, &l.v, keep());
+  attention_.set_qkv(nano_batch_, layer, l.q.detach(), l.k.detach(), l.v.detach());
+}
+
+void NanoPhases::post_attention(int layer) {
+  Layer& l = layers_[layer];
+  const at::Tensor& o = attention_.o(nano_batch_, layer);
+  if (by_chunks()) {
+    const c10::AutoGradMode no_grad(false);
+    at::Tensor y;
+    for_chunks([&](int64_t begin, int64_t count) {
+      put(y, model_.post_attention(layer, l.x.narrow(0, begin, count), o.narrow(0, begin, count)),
+          begin);
+    });
+    x_ = y;
+  } else {
+    l.o = leaf(o);
+    l.y = model_.post_attention(layer, l.x, l.o, keep());
+    x_ = l.y.detach();
+  }
+  if (!at::GradMode::is_enabled()) {
+    attention_.drop(nano_batch_, layer);
+    l = {};
+  } else if (by_chunks() && !options_.keys_travel_again) {
+    attention_.drop_qkv(nano_batch_, layer);
+  }
+}
+
+double NanoPhases::loss() {
+  // Its backward follows at once, so that no logits wait for it.
+  const double sum = model_.loss_sum(x_, targets_, options_.loss_rows, options_.loss_scale,
+                                     at::GradMode::is_enabled() ? &gradient_ : nullptr);
+  x_.reset();
+  return sum;
+}
+
+void NanoPhases::post_attention_backward(int layer) {
+  Layer& l = layers_[layer];
+  if (!by_chunks()) {
+    torch::autograd::backward({l.y}, {gradient_});
+    model_.collect_gradients(layer);
+    attention_.set_d_o(nano_batch_, layer, l.o.grad());
+    l.y.reset();
+    l.o.reset();
+    return;
+  }
+  const at::Tensor o = attention_.o(nano_batch_, layer);
+  at::Tensor d_o;
+  for_chunks([&](int64_t begin, int64_t count) {
+    const at::Tensor x = leaf(l.x.narrow(0, begin, count)),
+                     of_chunk = leaf(o.narrow(0, begin, count));
+    torch::autograd::backward({model_.post_attention(layer, x, of_chunk)},
+                              {gradient_.narrow(0, begin, count)});
+    model_.collect_gradients(layer);
+    put(l.d_x, x.grad(), begin);
+    put(d_o, of_chunk.grad(), begin);
+  });
+  gradient_.reset();
+  if (!options_.keys_travel_again) pre_attention_again(layer, /*attention_needs_it=*/true);
+  attention_.set_d_o(nano_batch_, layer, d_o);
+}
+
+/// Keeps the graphs for the phase's backward, which comes next.
+void NanoPhases::pre_attention_again(int layer, bool attention_needs_it) {
+  Layer& l = layers_[layer];
+  at::Tensor q, k, v;
+  for_chunks([&](int64_t begin, int64_t count) {
+    Chunk& chunk = l.chunks.emplace_back();
+    chunk.x = leaf(l.x.narrow(0, begin, count));
+    chunk.x.mutable_grad() = l.d_x.narrow(0, begin, count);
+    pre_attention_of(layer, chunk.x, begin, chunk);
+    if (!attention_needs_it) return;
+    put(q, chunk.q.detach(), begin);
+    put(k, chunk.k.detach(), begin);
+    put(v, chunk.v.detach(), begin);
+  });
+  if (attention_needs_it) attention_.set_qkv_again(nano_batch_, layer, q, k, v);
+}
+
+void NanoPhases::pre_attention_backward(int layer) {
+  Layer& l = layers_[layer];
+  at::Tensor dq, dk, dv;
+  attention_.take_gradients(nano_batch_, layer, &dq, &dk, &dv);
+  if (by_chunks()) {
+    if (l.chunks.empty()) pre_attention_again(layer, /*attention_needs_it=*/false);
+    int64_t begin = 0;
+    for (Chunk& chunk : l.chunks) {
+      const int64_t count = chunk.x.size(0);
+      torch::autograd::backward(
+          {chunk.q, chunk.k, chunk.v},
+          {dq.narrow(0, begin, count), dk.narrow(0, begin, count), dv.narrow(0, begin, count)});
+      model_.collect_gradients(layer);
+      chunk = {};
+      begin += count;
+    }
+    gradient_ = l.d_x;
+  } else {
+    torch::autograd::backward({l.q, l.k, l.v}, {dq, dk, dv});
+    model_.collect_gradients(layer);
+    gradient_ = l.x.grad();
+  }
+  l = {};
+}
+
+void NanoPhases::embed_backward() { model_.embed_backward(ids_, gradient_); }
+
+}  // namespace distca

@@ -1,0 +1,87 @@
+#pragma once
+// The linear phases of one nano-batch on one worker: a Llama's operations around core attention,
+// and what of them stands in memory between forward and backward (train.recompute).
+//
+//     NanoPhases nano(model, attention, /*nano_batch=*/0, tokens, options);
+//     nano.embed();
+//     nano.pre_attention(0);   // gives Q, K, V to `attention`, which a program plays
+//     nano.post_attention(0);  // takes O
+//     loss += nano.loss();
+//     nano.post_attention_backward(0);
+//     nano.pre_attention_backward(0);
+//     nano.embed_backward();
+//
+// With Recompute::kFull, each phase goes through the tokens by chunks of rows, so that the rows
+// inside an MLP never exist for all of them. Include <ATen/ATen.h> before this header. Thread rule:
+// one thread.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "distca/cost/memory_price.h"
+#include "distca/model/llama.h"
+#include "distca/runtime/core_attention.h"
+#include "distca/train/loader.h"
+
+namespace distca {
+
+class NanoPhases {
+ public:
+  struct Options {
+    Recompute recompute = Recompute::kNone;
+    bool keys_travel_again = false;  // servers get Q, K, V again for backward
+    int64_t loss_rows = 0;           // whose logits exist at the same time
+    double loss_scale = 1;           // of the gradients
+  };
+  static constexpr int64_t kChunkRows = 2048;  // of kFull: enough for fast matrix products
+
+  /// Borrows the first two. Where grad mode is off, nothing is kept for backward.
+  NanoPhases(const Llama& model, CoreAttention& attention, int nano_batch,
+             const LocalTokens& tokens, const Options& options);
+
+  void embed();
+  void pre_attention(int layer);
+  void post_attention(int layer);
+  /// The sum over this worker's targets, in nats. It does backward of the loss, too.
+  double loss();
+  void post_attention_backward(int layer);
+  void pre_attention_backward(int layer);
+  void embed_backward();
+
+ private:
+  /// Pre-attention of some rows that was computed again, for its backward.
+  struct Chunk {
+    at::Tensor x, q, k, v;
+  };
+  struct Layer {
+    at::Tensor x;        // input of pre_attention and, as the residual, of post_attention. Without
+                         // kFull it is a leaf, whose gradient both add to
+    at::Tensor q, k, v;  // outputs of pre_attention
+    at::Tensor o;        // leaf of post_attention
+    at::Tensor y;        // output of post_attention
+    // Of kFull, in backward:
+    at::Tensor d_x;  // gradient by x, which both phases add to
+    std::vector<Chunk> chunks;
+  };
+
+  bool by_chunks() const { return options_.recompute == Recompute::kFull; }
+  Keep keep() const;
+  void for_chunks(const std::function<void(int64_t begin, int64_t count)>& work) const;
+  void put(at::Tensor& all, const at::Tensor& rows, int64_t begin) const;
+  void pre_attention_of(int layer, const at::Tensor& x, int64_t begin, Chunk& chunk) const;
+  void pre_attention_again(int layer, bool attention_needs_it);
+
+  const Llama& model_;
+  CoreAttention& attention_;
+  const int nano_batch_;
+  const Options options_;
+  at::Tensor ids_, targets_, positions_;  // of tokens
+  std::shared_ptr<const Llama::Rope> rope_;
+  at::Tensor x_;         // running activation, detached
+  at::Tensor gradient_;  // running gradient of the activation
+  std::vector<Layer> layers_;
+};
+
+}  // namespace distca

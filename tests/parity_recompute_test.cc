@@ -1,0 +1,56 @@
+// Linear phases that are computed again in backward (train.recompute), and a loss by chunks of rows
+// (train.loss_chunk_tokens), against a step that keeps everything.
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <array>
+
+#include "distca/train/nano_phases.h"
+#include "tests/parity_testing.h"
+
+namespace distca::parity {
+namespace {
+
+const char* name_of(Recompute recompute) {
+  return recompute == Recompute::kSelective ? "selective" : "full";
+}
+
+TEST(parity_recompute, has_the_bits_of_keeping_everything) {
+  constexpr std::array kTypes = {ScalarType::kFloat64, ScalarType::kFloat32, ScalarType::kBFloat16};
+  size_t next = 0;  // type: all of them for each overlap mode
+  for (const Play& play : plays()) {
+    StepRun step{.model = small_llama(2, kTypes[next++ % kTypes.size()]),
+                 .documents = batches()[0],
+                 .workers = 3,
+                 .planner = "greedy",
+                 .play = play};
+    const Outcome kept = run(step);
+    for (const Recompute recompute : {Recompute::kSelective, Recompute::kFull}) {
+      step.options.recompute = recompute;
+      const Outcome again = run(step);
+      expect_same_bits(again, kept, parity::name_of(play) + ", " + name_of(recompute));
+      EXPECT_EQ(again.bytes_sent, kept.bytes_sent) << "nothing travels again";
+    }
+  }
+}
+
+TEST(parity_recompute, by_several_chunks_of_rows_holds_the_result) {
+  constexpr int64_t kLong = NanoPhases::kChunkRows + 300;
+  for (const bool redispatched : {false, true}) {
+    StepRun step{.model = small_llama(2, ScalarType::kFloat64),
+                 .documents = {"long", {{kLong, 700, 41}, {900, kLong}}},
+                 .workers = 1,
+                 .planner = "local"};
+    const Outcome whole = run(step);
+    step.play = {.overlap = Overlap::kPingPong, .redispatched = redispatched};
+    step.planner = "balanced";
+    step.options.recompute = Recompute::kFull;
+    step.options.loss_chunk_tokens = 500;
+    step.workers = 2;
+    expect_same(run(step), whole, 1e-10, 1e-12, redispatched ? "redispatched" : "kept");
+  }
+}
+
+}  // namespace
+}  // namespace distca::parity
