@@ -123,7 +123,8 @@ std::vector<BadInput> bad_runs() {
        "\\000\\000\\000\\000\\000\\000\\000\\000\\001\\000\\000\\000\\000\\000\\000\\000"
        "\\000\\000\\000\\000\\000\\000\\000\\000' > data/text.idx; : > data/text.bin"},
       {two + "plan.max_memory_gib=0.0001",
-       "GiB of activations; use more workers, a smaller batch.nano_batch_tokens or a larger cap"},
+       "GiB of activations; use more workers, a smaller batch.nano_batch_tokens, train.recompute = "
+       "full or a larger cap"},
       {two + "plan.max_memory_gib=0.0001 exchange.keys=keep",
        "plan.max_memory_gib = 0.0001 with exchange.keys = keep: a rank would hold"},
       {two + "plan.max_tokens_per_worker=200",

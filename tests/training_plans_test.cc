@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <iterator>
 #include <map>
 
@@ -37,6 +38,20 @@ TEST_F(PlansOfTrainingTest, kept_and_resent_keys_give_the_same_bits_and_memory_c
   expect_same_bits(train("cap", joined(two, {"plan.max_memory_gib=0.00195"})), kept);
   EXPECT_GT(redispatched("cap"), 0);
   EXPECT_LT(redispatched("cap"), 6 * 2);
+}
+
+TEST_F(PlansOfTrainingTest, what_is_computed_again_takes_no_memory_and_changes_no_bit) {
+  const auto peak = [&](const char* name) {
+    const std::vector<int64_t> bytes = metrics(name).back().at("peak_bytes");
+    return std::ranges::max(bytes);
+  };
+  const Words two = {"--workers", "2", "comm.backend=threads"};
+  const Training kept = train("none", two);
+  for (const char* recompute : {"selective", "full"})
+    expect_same_bits(train(recompute, joined(two, {fmt::format("train.recompute={}", recompute)})),
+                     kept);
+  EXPECT_LT(peak("selective"), peak("none"));
+  EXPECT_LT(peak("full"), peak("selective"));
 }
 
 TEST_F(PlansOfTrainingTest, with_a_profile_predicted_attention_times_stand_beside_measured_ones) {

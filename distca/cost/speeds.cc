@@ -77,7 +77,8 @@ std::vector<int64_t> as_capacities(const std::vector<Wide>& shares) {
 
 }  // namespace
 
-Speeds stated_speeds(const ModelShape& layers, int num_servers, const AttentionProfile* profile) {
+Speeds stated_speeds(const ModelShape& layers, int num_servers, const AttentionProfile* profile,
+                     Recompute recompute) {
   const AttentionShape& shape = layers.attention;
   const int64_t q = shape.num_heads * shape.head_dim_qk;
   const int64_t kv = shape.num_kv_heads * (shape.head_dim_qk + shape.head_dim_v);
@@ -86,7 +87,9 @@ Speeds stated_speeds(const ModelShape& layers, int num_servers, const AttentionP
   const int64_t per_token =
       layers.hidden_size * (q + kv + o) + 3 * layers.hidden_size * layers.intermediate_size;
   const int64_t per_pair = q + o;
-  const Wide token_flops = Wide{2} * (1 + 2) * layers.num_layers * per_token;
+  // Forward, backward and, with kFull, forward again.
+  const Wide passes = recompute == Recompute::kFull ? 4 : 3;
+  const Wide token_flops = Wide{2} * passes * layers.num_layers * per_token;
   const Wide kload_flops = Wide{7} * layers.num_layers * per_pair * 1000;
   RankSpeed speed;
   if (profile == nullptr) {

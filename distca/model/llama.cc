@@ -217,9 +217,10 @@ double Llama::loss_sum(const at::Tensor& x, const at::Tensor& targets, int64_t c
   for (int64_t begin = 0; begin < x.size(0); begin += chunk_tokens) {
     const int64_t count = std::min(chunk_tokens, x.size(0) - begin);
     const at::Tensor rows = x.narrow(0, begin, count).detach().requires_grad_(d_x != nullptr);
-    const at::Tensor logits = at::linear(s.norm(rows, s.final_norm), s.head).to(s.master);
-    const at::Tensor loss = at::cross_entropy_loss(logits, targets.narrow(0, begin, count), {},
-                                                   at::Reduction::Sum, /*ignore_index=*/-100);
+    // The logits have no name: they go before backward, which does not read them.
+    const at::Tensor loss = at::cross_entropy_loss(
+        at::linear(s.norm(rows, s.final_norm), s.head).to(s.master),
+        targets.narrow(0, begin, count), {}, at::Reduction::Sum, /*ignore_index=*/-100);
     sum += loss.item<double>();
     if (d_x == nullptr) continue;
     torch::autograd::backward({loss}, {at::full_like(loss, scale)});

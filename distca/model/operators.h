@@ -1,6 +1,7 @@
 #pragma once
 // Operators that a Llama has and ATen has not in one piece. Each keeps less for backward than the
-// operators of ATen that it is made of, and works on blocks of rows that stay in a core's cache.
+// operators of ATen that it is made of and, on a CPU, works on blocks of rows that stay in a core's
+// cache.
 //
 //     auto qkv = norm_linear(x, weight, eps, {w_q, w_k, w_v}, Keep::kProducts);
 //     q = rotate(qkv[0], cosines, sines);
@@ -19,8 +20,8 @@ namespace distca {
 
 /// What stands in memory between an operator's forward and backward, beside its inputs.
 enum class Keep : unsigned char {
-  kProducts,  // what its matrix product reads: backward needs no more than autograd's would
-  kInputs,    // nothing: backward computes it again
+  kProducts,  // what its matrix product reads
+  kInputs,    // nothing: backward computes that again
 };
 
 /// x [T, C] -> rms_norm(x) * weight, times each of two or three matrices [n, C]: [T, n] each. The

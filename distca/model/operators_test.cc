@@ -116,7 +116,7 @@ TEST(operators, are_those_of_aten_in_one_piece) {
   }
 }
 
-TEST(operators, have_the_same_bits_whatever_they_keep_and_on_any_number_of_threads) {
+TEST(operators, have_the_same_bits_whatever_they_keep_and_the_same_result_on_more_threads) {
   const int threads = at::get_num_threads();
   for (const Case& operation : cases()) {
     const Tensors inputs = operation.inputs(at::kFloat, at::kFloat);

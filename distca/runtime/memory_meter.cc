@@ -1,5 +1,6 @@
 #include "distca/runtime/memory_meter.h"
 
+#include <ATen/Context.h>
 #include <ATen/DeviceAccelerator.h>
 #include <c10/core/CPUAllocator.h>
 #include <sys/resource.h>
@@ -73,6 +74,7 @@ MemoryMeter::MemoryMeter(int cuda_device)
     : counter_(std::make_shared<Counter>()), cuda_device_(cuda_device) {
   using Counting = CountingAllocator<Counter>;
   if (cuda_device_ >= 0) {
+    at::globalContext().lazyInitDevice(at::kCUDA);  // its allocator counts from then on
     at::accelerator::resetPeakStats(static_cast<int8_t>(cuda_device_));
     return;
   }

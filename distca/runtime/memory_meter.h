@@ -7,9 +7,9 @@
 //
 // On a CPU, a tensor is counted from its making, by the meter of the thread that makes it, until it
 // is freed, by whichever thread. So ranks that are threads are counted apart. On CUDA, PyTorch's
-// own allocator counts. What is no tensor (the program, PyTorch's libraries, a mapped data set) is
-// not counted; resident_peak_bytes() has it. Thread rule: a meter belongs to the thread that made
-// it.
+// own allocator counts, for all ranks that share the device. What is no tensor (the program,
+// PyTorch's libraries, a mapped data set) is not counted; resident_peak_bytes() has it. Thread
+// rule: a meter belongs to the thread that made it.
 
 #include <cstdint>
 #include <memory>

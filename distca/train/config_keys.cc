@@ -171,7 +171,7 @@ std::vector<ConfigKey> config_keys(Config& c) {
                          {"selective", Recompute::kSelective},
                          {"full", Recompute::kFull}}),
       {"train.loss_chunk_tokens", &c.train.loss_chunk_tokens, "tokens",
-       "whose logits a worker has at a time; 0: as many as take 128 MiB in fp32", 0},
+       "whose logits a worker has at a time; 0: as many as take 128 MiB in fp32, at least 512", 0},
       choice<Config::Train::Device>(
           "train.device", &c.train.device,
           "cuda: all ranks share one GPU, with comm.backend=threads",

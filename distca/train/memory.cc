@@ -9,6 +9,7 @@
 #include "distca/model/weight_table.h"
 #include "distca/plan/exchange.h"
 #include "distca/program/overlap.h"
+#include "distca/train/nano_phases.h"
 #include "distca/train/plan_request.h"
 #include "distca/train/step.h"
 
@@ -47,14 +48,18 @@ MemoryParts memory_needed(const Config& config, int num_workers, LocalRanks loca
   const double rows =
       std::min(tokens, workers * static_cast<double>(step_options(config).loss_rows(model)));
   parts.logits = 3 * rows * static_cast<double>(model.vocab_size) * master;
-  // Later, in the last layer's backward: two gradients by inner vectors of its MLP or, where these
-  // never exist for all tokens, what pre-attention computes again.
+  // Later, in the last layer's backward: two gradients by inner vectors of its MLP or, with kFull,
+  // those of a chunk of rows, then Q, K, V again.
   const AttentionShape attention = model.shape().attention;
-  const double again = static_cast<double>(model.hidden_size) * type +
-                       static_cast<double>(attention.q_token_bytes() + attention.kv_token_bytes());
-  const double later = tokens * (config.train.recompute == Recompute::kFull
-                                     ? again
-                                     : 2 * static_cast<double>(model.intermediate_size) * type);
+  const bool full = config.train.recompute == Recompute::kFull;
+  const double inner_rows =
+      full ? std::min(tokens, workers * static_cast<double>(NanoPhases::kChunkRows)) : tokens;
+  double later = 2 * inner_rows * static_cast<double>(model.intermediate_size) * type;
+  if (full && !redispatches) {
+    later = std::max(
+        later, under_way * tokens *
+                   static_cast<double>(attention.q_token_bytes() + attention.kv_token_bytes()));
+  }
   parts.activations += std::max(0.0, later - parts.logits);
   if (config.train.steps > 1) return parts;
   // Moments appear in the first update, when activations have gone.
@@ -90,10 +95,9 @@ void check_memory(const MemoryParts& parts, LocalRanks local, const MemoryLimit&
   DISTCA_THROW_IF(
       parts.total() > static_cast<double>(limit.bytes), ErrorKind::kConfig,
       "{} would need {} GiB of memory (weights {}, gradients {}, AdamW's state {}, copies of "
-      "weights "
-      "{}, activations {}, logits {}, exchange buffers {}, copy for checkpoints {}), {} {} GiB: "
-      "use a "
-      "smaller model or batch.nano_batch_tokens, or fewer ranks on this machine",
+      "weights {}, activations {}, logits {}, exchange buffers {}, copy for checkpoints {}), {} {} "
+      "GiB: use a smaller model or batch.nano_batch_tokens, train.recompute = full, or fewer ranks "
+      "on this machine",
       local.count == 1 ? "this rank" : fmt::format("this machine's {} ranks", local.count),
       gib(parts.total()), gib(parts.weights), gib(parts.gradients), gib(parts.state),
       gib(parts.copies), gib(parts.activations), gib(parts.logits), gib(parts.buffers),

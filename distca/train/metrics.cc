@@ -69,7 +69,7 @@ std::string metrics_line(const StepMetrics& m, const Config& config,
   if (!m.plan.chosen.empty()) line["chosen"] = m.plan.chosen;
   if (m.speeds.from_step > 0) line["speeds"] = speeds_json(m.speeds);
   if (m.plan.speeds_from_step > 0) line["speeds_from_step"] = m.plan.speeds_from_step;
-  for (const RankMemory& rank : m.memory) {
+  for (const MemoryUse& rank : m.memory) {
     line["peak_bytes"].push_back(rank.peak_bytes);
     line["resident_bytes"].push_back(rank.resident_bytes);
     line["weight_copy_bytes"].push_back(rank.weight_copy_bytes);

@@ -51,7 +51,7 @@ struct CheckpointFigures {
 };
 
 /// Memory of a rank since the run began (runtime/memory_meter.h).
-struct RankMemory {
+struct MemoryUse {
   int64_t peak_bytes = 0;         // the most that tensors took at a time
   int64_t resident_bytes = 0;     // the most that the rank's process had in RAM
   int64_t weight_copy_bytes = 0;  // of its weights in the compute type
@@ -71,8 +71,8 @@ struct StepMetrics {
   /// CPU with one thread a rank, it is processor time, as in profiles. With more threads, it is
   /// elapsed time, which includes waits for a core. On CUDA, it is the device's time.
   std::vector<double> attention_s;
-  OpTimes times;                   // by operation and pass
-  std::vector<RankMemory> memory;  // [ranks]
+  OpTimes times;                  // by operation and pass
+  std::vector<MemoryUse> memory;  // [ranks]
   /// Measured speeds. In step 1, they are those that its plan rests on. In later steps, they are
   /// new ones, which hold from step + 2 on. If there are none, from_step is 0.
   Speeds speeds;

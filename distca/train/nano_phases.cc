@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace distca {
 namespace {
@@ -34,7 +35,7 @@ NanoPhases::NanoPhases(const Llama& model, CoreAttention& attention, int nano_ba
 }
 
 Keep NanoPhases::keep() const {
-  return options_.recompute == Recompute::kSelective ? Keep::kInputs : Keep::kProducts;
+  return options_.recompute == Recompute::kNone ? Keep::kProducts : Keep::kInputs;
 }
 
 /// At least once: no rows have shapes, too.
@@ -127,7 +128,7 @@ double NanoPhases::loss() {
 void NanoPhases::post_attention_backward(int layer) {
   Layer& l = layers_[layer];
   if (!by_chunks()) {
-    torch::autograd::backward({l.y}, {gradient_});
+    torch::autograd::backward({l.y}, {std::exchange(gradient_, at::Tensor())});
     model_.collect_gradients(layer);
     attention_.set_d_o(nano_batch_, layer, l.o.grad());
     l.y.reset();
@@ -146,25 +147,29 @@ void NanoPhases::post_attention_backward(int layer) {
     put(d_o, of_chunk.grad(), begin);
   });
   gradient_.reset();
-  if (!options_.keys_travel_again) pre_attention_again(layer, /*attention_needs_it=*/true);
+  if (!options_.keys_travel_again) set_qkv_again(layer);
   attention_.set_d_o(nano_batch_, layer, d_o);
 }
 
-/// Keeps the graphs for the phase's backward, which comes next.
-void NanoPhases::pre_attention_again(int layer, bool attention_needs_it) {
+NanoPhases::Chunk NanoPhases::pre_attention_again(int layer, int64_t begin, int64_t count) const {
+  const Layer& l = layers_[layer];
+  Chunk chunk{.x = leaf(l.x.narrow(0, begin, count))};
+  chunk.x.mutable_grad() = l.d_x.narrow(0, begin, count);
+  pre_attention_of(layer, chunk.x, begin, chunk);
+  return chunk;
+}
+
+/// For core attention. The graphs stay for the phase's own backward, which comes after it.
+void NanoPhases::set_qkv_again(int layer) {
   Layer& l = layers_[layer];
   at::Tensor q, k, v;
   for_chunks([&](int64_t begin, int64_t count) {
-    Chunk& chunk = l.chunks.emplace_back();
-    chunk.x = leaf(l.x.narrow(0, begin, count));
-    chunk.x.mutable_grad() = l.d_x.narrow(0, begin, count);
-    pre_attention_of(layer, chunk.x, begin, chunk);
-    if (!attention_needs_it) return;
+    const Chunk& chunk = l.chunks.emplace_back(pre_attention_again(layer, begin, count));
     put(q, chunk.q.detach(), begin);
     put(k, chunk.k.detach(), begin);
     put(v, chunk.v.detach(), begin);
   });
-  if (attention_needs_it) attention_.set_qkv_again(nano_batch_, layer, q, k, v);
+  attention_.set_qkv_again(nano_batch_, layer, q, k, v);
 }
 
 void NanoPhases::pre_attention_backward(int layer) {
@@ -172,17 +177,14 @@ void NanoPhases::pre_attention_backward(int layer) {
   at::Tensor dq, dk, dv;
   attention_.take_gradients(nano_batch_, layer, &dq, &dk, &dv);
   if (by_chunks()) {
-    if (l.chunks.empty()) pre_attention_again(layer, /*attention_needs_it=*/false);
-    int64_t begin = 0;
-    for (Chunk& chunk : l.chunks) {
-      const int64_t count = chunk.x.size(0);
+    for_chunks([&](int64_t begin, int64_t count) {
+      const Chunk chunk = l.chunks.empty() ? pre_attention_again(layer, begin, count)
+                                           : std::exchange(l.chunks[begin / kChunkRows], {});
       torch::autograd::backward(
           {chunk.q, chunk.k, chunk.v},
           {dq.narrow(0, begin, count), dk.narrow(0, begin, count), dv.narrow(0, begin, count)});
       model_.collect_gradients(layer);
-      chunk = {};
-      begin += count;
-    }
+    });
     gradient_ = l.d_x;
   } else {
     torch::autograd::backward({l.q, l.k, l.v}, {dq, dk, dv});

@@ -71,7 +71,8 @@ class NanoPhases {
   void for_chunks(const std::function<void(int64_t begin, int64_t count)>& work) const;
   void put(at::Tensor& all, const at::Tensor& rows, int64_t begin) const;
   void pre_attention_of(int layer, const at::Tensor& x, int64_t begin, Chunk& chunk) const;
-  void pre_attention_again(int layer, bool attention_needs_it);
+  Chunk pre_attention_again(int layer, int64_t begin, int64_t count) const;
+  void set_qkv_again(int layer);
 
   const Llama& model_;
   CoreAttention& attention_;

@@ -30,19 +30,21 @@ std::vector<int64_t> capacities(const Config& config, const PlanRequest& request
   int64_t load = 0;
   for (const Document& document : request.nano_batch.documents)
     load += price({0, document.length}, {0, document.length});
-  const Speeds known =
-      config.servers.reweight && !speeds.ranks.empty()
-          ? speeds
-          : stated_speeds(config.model.shape(), num_servers, request.profile.get());
+  const Speeds known = config.servers.reweight && !speeds.ranks.empty()
+                           ? speeds
+                           : stated_speeds(config.model.shape(), num_servers, request.profile.get(),
+                                           config.train.recompute);
   const int64_t tokens = request.nano_batch.num_tokens() / num_workers;
   return even_capacities(
       work_of_step(known, num_workers, num_servers, config.servers.in_place, tokens),
       config.pairs_nano_batches() ? Evenness::kWhole : Evenness::kAttention, load);
 }
 
-void keep_no_keys(MemoryPrice* price) {
-  price->kept_query_bytes = 0;
-  price->kept_key_bytes = 0;
+/// `redispatched`: servers keep no keys for backward; they get them again.
+MemoryPrice memory_price(const Config& config, bool redispatched) {
+  MemoryPrice price = llama_memory(config.model.shape(), config.train.recompute, redispatched);
+  if (redispatched) price.kept_query_bytes = price.kept_key_bytes = 0;
+  return price;
 }
 
 /// Of one rank, each the most of any nano-batch.
@@ -111,8 +113,9 @@ LayerTimeOptions layer_time_options(const Config& config, int num_workers, const
                                     bool redispatched) {
   const ModelShape layers = config.model.shape();
   LayerTimeOptions options;
-  options.speeds = known_speeds(speeds, stated_speeds(layers, num_ranks(config, num_workers),
-                                                      config.attention_profile.get()));
+  options.speeds =
+      known_speeds(speeds, stated_speeds(layers, num_ranks(config, num_workers),
+                                         config.attention_profile.get(), config.train.recompute));
   if (config.plan.bandwidth_mb_per_s > 0) {
     options.speeds.bytes_per_us = config.plan.bandwidth_mb_per_s;
   }
@@ -137,9 +140,8 @@ PlanRequest plan_request(const Config& config, const NanoBatch& nano_batch, int 
   cluster.num_workers = num_workers;
   cluster.capacity = capacities(config, request, num_workers, speeds);
   cluster.max_tokens_per_worker = config.plan.max_tokens_per_worker;
-  cluster.memory = llama_memory(layers, config.train.recompute,
-                                config.exchange.keys != Config::Exchange::Keys::kKeep);
-  if (config.exchange.keys == Config::Exchange::Keys::kRedispatch) keep_no_keys(&cluster.memory);
+  cluster.memory =
+      memory_price(config, config.exchange.keys == Config::Exchange::Keys::kRedispatch);
   cluster.max_memory_bytes =
       std::llround(config.plan.max_memory_gib * 0x1p30) / (config.pairs_nano_batches() ? 2 : 1);
   return request;
@@ -176,7 +178,7 @@ BatchPlan plan_nano_batches(const Config& config, const Batch& batch, int num_wo
   const std::vector<RankMemory> memory = batch_memory(result.plans);
   for (size_t nano = 0; nano < requests.size(); ++nano) {
     Cluster& cluster = requests[nano].cluster;
-    if (redispatched) keep_no_keys(&cluster.memory);
+    cluster.memory = memory_price(config, redispatched);
     cluster.max_memory_bytes = redispatched ? cap : room_beside(memory, result.plans[nano], cap);
   }
   result.redispatched = redispatched;
@@ -184,7 +186,7 @@ BatchPlan plan_nano_batches(const Config& config, const Batch& batch, int num_wo
     return Error(
         ErrorKind::kPlan,
         "plan.max_memory_gib = {} with exchange.keys = {}: {}; use more workers, a smaller "
-        "batch.nano_batch_tokens or a larger cap",
+        "batch.nano_batch_tokens, train.recompute = full or a larger cap",
         config.plan.max_memory_gib, redispatched ? "redispatch" : "keep", needed);
   };
   const double share = config.pairs_nano_batches() ? 2 : 1;  // nano-batches held at the same time

@@ -158,12 +158,14 @@ std::string steps_written(int64_t steps, int64_t missing) {
 
 namespace {
 
-std::string memory_text(const std::vector<RankMemory>& ranks) {
+std::string memory_text(const Config& config, const std::vector<MemoryUse>& ranks) {
   if (ranks.empty()) return "";
-  const auto most = std::ranges::max_element(ranks, {}, &RankMemory::peak_bytes);
-  return fmt::format(
-      "\nMemory\n  at most {} of tensors on a rank (rank {}), {} of its process in RAM\n",
-      human_bytes(most->peak_bytes), most - ranks.begin(), human_bytes(most->resident_bytes));
+  const auto most = std::ranges::max_element(ranks, {}, &MemoryUse::peak_bytes);
+  const std::string whose = config.on_cuda()
+                                ? "all ranks, on the device"
+                                : fmt::format("a rank (rank {})", most - ranks.begin());
+  return fmt::format("\nMemory\n  at most {} of tensors of {}; {} of a process in RAM\n",
+                     human_bytes(most->peak_bytes), whose, human_bytes(most->resident_bytes));
 }
 
 /// What the losses and loads were.
@@ -191,7 +193,7 @@ std::string learned_text(const Config& config, const IndexedDataset& data,
   text += fmt::format(
       "\nPlanning\n  {:.2f} ms a batch beside the steps, which waited {:.2f} ms for it\n",
       1e3 * sum.plan.plan_s / steps, 1e3 * sum.plan.plan_wait_s / steps);
-  return text + memory_text(last.memory);
+  return text + memory_text(config, last.memory);
 }
 
 }  // namespace

@@ -65,7 +65,7 @@ struct RankStep {
   int stop_signal = 0;  // that this rank was sent
   ExchangeBytes bytes;
   double attention_s = 0;
-  RankMemory memory;
+  MemoryUse memory;
   RankSample sample;
 };
 

@@ -115,6 +115,7 @@ Config alone(Config config) {
   config.exchange = {};
   config.train.overlap = Overlap::kNone;
   config.train.recompute = Recompute::kNone;
+  config.train.loss_chunk_tokens = std::max<int64_t>(1, config.batch.nano_batch_tokens);
   return config;
 }
 
