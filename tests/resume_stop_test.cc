@@ -100,17 +100,23 @@ TEST_P(SignalTest, saves_after_the_step_and_the_run_goes_on_bit_for_bit) {
   expect_saved(step_of(outcome.err, fmt::format("SIG{}", sigabbrev_np(stop.signal))), lines, words);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    , SignalTest,
-    ::testing::Values(Stop{"term_to_the_launcher", SIGTERM}, Stop{"usr1_to_the_launcher", SIGUSR1},
-                      Stop{"hup_to_all", SIGHUP, Stop::To::kGroup},
-                      Stop{"ctrl_c", SIGINT, Stop::To::kGroup}, Stop{"int_to_the_launcher", SIGINT},
-                      Stop{"term_to_one_rank", SIGTERM, Stop::To::kRank},
-                      Stop{"term_to_threads",
-                           SIGTERM,
-                           Stop::To::kLauncher,
-                           {"comm.backend=threads", "checkpoint.async=false"}}),
-    name_of);
+INSTANTIATE_TEST_SUITE_P(, SignalTest,
+                         ::testing::Values(Stop{"term_to_the_launcher", SIGTERM},
+                                           Stop{"ctrl_c", SIGINT, Stop::To::kGroup},
+                                           Stop{"term_to_one_rank", SIGTERM, Stop::To::kRank},
+                                           Stop{
+                                               "term_to_threads",
+                                               SIGTERM,
+                                               Stop::To::kLauncher,
+                                               {"comm.backend=threads", "checkpoint.async=false"}}),
+                         name_of);
+
+// The other signals; what they have in common is in distca/base/stop_signals_test.cc.
+INSTANTIATE_TEST_SUITE_P(full, SignalTest,
+                         ::testing::Values(Stop{"usr1_to_the_launcher", SIGUSR1},
+                                           Stop{"hup_to_all", SIGHUP, Stop::To::kGroup},
+                                           Stop{"int_to_the_launcher", SIGINT}),
+                         name_of);
 
 TEST_F(StopTest, asked_to_stop_twice_it_ends_at_once) {
   // A step of many seconds, in which the first signal is not heard.

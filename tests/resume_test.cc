@@ -107,7 +107,7 @@ class Damaged : public CheckpointTest, public ::testing::WithParamInterface<Dama
 
 TEST_P(Damaged, the_checkpoint_before_it_is_taken_and_a_line_says_why) {
   const Damage& how = GetParam();
-  const Words words = {"--workers", "2", "checkpoint.every_steps=2"};
+  const Words words = {"--workers", "2", "comm.backend=threads", "checkpoint.every_steps=2"};
   const Training straight = train("run", words);
   const std::string file = checkpoint(6) / how.file;
   how.damage(file);
