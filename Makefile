@@ -44,7 +44,7 @@ tsan:            ## the rooms without PyTorch under ThreadSanitizer
 	@ctest --preset tsan -j $(JOBS) -LE full
 
 fuzz:            ## readers of files, task lists of attention under libFuzzer, ASan, UBSan; FUZZ_SECONDS=60 each, TARGET=idx
-	@scripts/setup.sh --core
+	@scripts/setup.sh --fuzz
 	@scripts/fuzz.sh $(JOBS) $(FUZZ_SECONDS) $(TARGET)
 
 core:            ## plan and data only, without PyTorch: build/core/distca

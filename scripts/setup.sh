@@ -2,7 +2,8 @@
 # Installs what is missing to build, test and run DistCA: Debian or Ubuntu packages by name, and PyTorch in .venv.
 # Runs as root or with sudo; with everything in place it needs neither and says one line.
 #
-#   scripts/setup.sh [--core|--test]     --core: only what plan and data need, no PyTorch; --test: also what tests start
+#   scripts/setup.sh [--core|--fuzz|--test]     --core: only what plan and data need, no PyTorch; --fuzz: the same, and
+#                                               what fuzzing needs; --test: also what tests start
 #
 # PyTorch is the small CPU build where no NVIDIA device is; TORCH_INDEX_URL names another index: a CUDA version, a
 # mirror. TORCH_CPU_INDEX_URL says where the CPU build is, if not at PyTorch's own index.
@@ -18,12 +19,13 @@ packages=(build-essential cmake ninja-build ccache git clang-format clang-tidy n
 with_torch=1
 case "${1:-}" in
   --core) with_torch=0 ;;
+  --fuzz) with_torch=0; packages+=(clang libclang-rt-dev) ;;
   --test)
     packages+=(libgloo-dev python3-venv)
     # Tests that start mpirun or make network namespaces skip where these are not.
     if [ "$(id -u)" -eq 0 ] || sudo -n true 2>/dev/null; then packages+=(openmpi-bin iproute2); fi ;;
   "") packages+=(libgloo-dev python3-venv) ;;
-  *) echo "setup: unknown option $1: expected --core, --test or nothing" >&2; exit 2 ;;
+  *) echo "setup: unknown option $1: expected --core, --fuzz, --test or nothing" >&2; exit 2 ;;
 esac
 
 die() { echo "setup: $*" >&2; exit 1; }

@@ -12,6 +12,7 @@
 
 #include "distca/base/error.h"
 #include "distca/base/hash.h"
+#include "distca/model/model_testing.h"
 
 namespace distca {
 namespace {
@@ -168,12 +169,6 @@ TEST(llama, rows_without_target_do_not_count) {
   EXPECT_NEAR(all, first + rest, 1e-12 * all);
 }
 
-/// max|a-b| / max|b|, the measure of DESIGN rule 1.
-double distance(const at::Tensor& a, const at::Tensor& b) {
-  const at::Tensor wide = b.to(at::kDouble);
-  return ((a.to(at::kDouble) - wide).abs().max() / wide.abs().max()).item<double>();
-}
-
 TEST(llama, loss_in_chunks_is_the_loss_of_all_rows) {
   const Llama whole(tiny(), 1, -1), chunked(tiny(), 1, -1);
   const at::Tensor x = at::randn({7, 16}, at::kDouble);
@@ -222,20 +217,28 @@ TEST(llama, nano_batches_share_one_copy_of_the_weights_in_the_compute_type) {
       matrices += weight.is_matrix() ? weight.numel() : 0;
     EXPECT_EQ(model.copy_bytes(), 2 * matrices);
 
-    // Two nano-batches under way, and the gradients that autograd has through casts of their own.
+    // Two nano-batches under way: their gradients are added one after the other, in fp32.
     const at::Tensor x = at::randn({5, 16}).to(at::kBFloat16), other = x * 2;
     const at::Tensor d_y = at::ones({5, 16}, at::kBFloat16);
     const at::Tensor o = at::zeros({5, 4, 8}, at::kBFloat16);
-    const at::Tensor first = model.post_attention(1, x, o),
-                     second = model.post_attention(1, other, o);
-    torch::autograd::backward({first}, {d_y});
-    model.collect_gradients(1);
-    torch::autograd::backward({second}, {d_y});
-    model.collect_gradients(1);
-    EXPECT_EQ(model.copy_bytes(), 2 * matrices);
     const size_t down = 18;
     ASSERT_EQ(model.weights()[down].name, "model.layers.1.mlp.down_proj.weight");
+    at::Tensor want = at::zeros_like(model.parameters()[down].detach());
+    for (const at::Tensor& input : {x, other}) {
+      const Llama alone(config, 1, -1);
+      torch::autograd::backward({alone.post_attention(1, input, o)}, {d_y});
+      alone.collect_gradients(1);
+      want += alone.parameters()[down].grad();
+    }
+    const at::Tensor first = model.post_attention(1, x, o),
+                     second = model.post_attention(1, other, o);
+    for (const at::Tensor& y : {first, second}) {
+      torch::autograd::backward({y}, {d_y});
+      model.collect_gradients(1);
+    }
+    EXPECT_EQ(model.copy_bytes(), 2 * matrices);
     EXPECT_EQ(model.parameters()[down].grad().scalar_type(), at::kFloat);
+    EXPECT_TRUE(at::equal(model.parameters()[down].grad(), want));
 
     // The copies follow the parameters when they are told to.
     model.parameters()[down].detach().zero_();

@@ -86,7 +86,7 @@ std::pair<at::Tensor, at::Tensor> norm_backward(const at::Tensor& d_y, const at:
   return {d_x, d_weights.sum(0)};
 }
 
-/// x^T y, the gradient of a matrix.
+/// d_y^T x: the gradient of a matrix that was multiplied with x [T, C] to give y [T, n].
 at::Tensor matrix_gradient(const at::Tensor& d_y, const at::Tensor& x) { return d_y.t().mm(x); }
 
 struct NormLinear : torch::autograd::Function<NormLinear> {

@@ -8,16 +8,12 @@
 
 #include <functional>
 
+#include "distca/model/model_testing.h"
+
 namespace distca {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
-
-/// max|a-b| / max|b|, the measure of DESIGN rule 1.
-double distance(const at::Tensor& a, const at::Tensor& b) {
-  const at::Tensor wide = b.to(at::kDouble);
-  return ((a.to(at::kDouble) - wide).abs().max() / wide.abs().max()).item<double>();
-}
 
 /// Results, and the gradients by all inputs, of an operator.
 Tensors played(const Tensors& inputs, const std::function<Tensors(const Tensors&)>& operation) {

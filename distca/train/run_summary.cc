@@ -161,11 +161,11 @@ namespace {
 std::string memory_text(const Config& config, const std::vector<MemoryUse>& ranks) {
   if (ranks.empty()) return "";
   const auto most = std::ranges::max_element(ranks, {}, &MemoryUse::peak_bytes);
-  const std::string whose = config.on_cuda()
-                                ? "all ranks, on the device"
-                                : fmt::format("a rank (rank {})", most - ranks.begin());
-  return fmt::format("\nMemory\n  at most {} of tensors of {}; {} of a process in RAM\n",
-                     human_bytes(most->peak_bytes), whose, human_bytes(most->resident_bytes));
+  const auto rank = most - ranks.begin();
+  return fmt::format(
+      "\nMemory\n  tensors of {}: {} at most; process of rank {}: {} in RAM at most\n",
+      config.on_cuda() ? "all ranks, on the device" : fmt::format("rank {}", rank),
+      human_bytes(most->peak_bytes), rank, human_bytes(most->resident_bytes));
 }
 
 /// What the losses and loads were.
