@@ -4,6 +4,8 @@
 
 #include <cmath>
 
+#include "distca/base/integers.h"
+
 namespace distca {
 
 int64_t Weight::numel() const { return is_matrix() ? shape[0] * shape[1] : shape[0]; }
@@ -41,6 +43,16 @@ std::vector<Weight> weight_table(const LlamaConfig& config) {
   if (!config.tie_word_embeddings)
     table.push_back({"lm_head.weight", {config.vocab_size, hidden}, kRows, kAfterLayers, std_dev});
   return table;
+}
+
+FlatLayout flat_layout(const std::vector<Weight>& weights) {
+  FlatLayout layout;
+  for (const Weight& weight : weights) {
+    layout.begins.push_back(layout.elements);
+    layout.elements += round_up(weight.numel(), kFlatAlignment);
+  }
+  layout.elements = round_up(layout.elements, kFlatBlock);
+  return layout;
 }
 
 }  // namespace distca

@@ -43,4 +43,18 @@ struct Weight {
 /// not listed.
 std::vector<Weight> weight_table(const LlamaConfig& config);
 
+/// Where weights lie that stand end to end in one buffer, in the order of the table. Gradients,
+/// master weights and AdamW's moments have this layout.
+struct FlatLayout {
+  std::vector<int64_t> begins;  // [weight] elements; multiples of kFlatAlignment
+  int64_t elements = 0;         // with all gaps; a multiple of kFlatBlock
+};
+/// As many elements as PyTorch's fused AdamW takes at a time: a part of a weight that begins at a
+/// multiple of them is updated to the same bits as within the whole weight.
+inline constexpr int64_t kFlatAlignment = 64;
+/// The elements over which squares are summed for the gradient's norm, and the smallest part that
+/// ranks divide a layout by. So the norm does not depend on how many ranks there are.
+inline constexpr int64_t kFlatBlock = 4096;
+FlatLayout flat_layout(const std::vector<Weight>& weights);
+
 }  // namespace distca

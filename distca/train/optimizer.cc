@@ -13,10 +13,6 @@
 namespace distca {
 namespace {
 
-/// Chunks of the gradient norm: fixed, so that the sum does not depend on how the gradient is
-/// sharded.
-constexpr int64_t kNormBlock = 1 << 16;
-
 /// In lanes, so that compilers make vectors of it. Not BLAS: its sums differ between machines and
 /// numbers of threads, and the norm scales every replica's update.
 template <typename T>
@@ -46,8 +42,8 @@ double square_sum(const at::Tensor& chunk) {
 
 double global_norm(const at::Tensor& flat) {
   double sum = 0;
-  for (int64_t begin = 0; begin < flat.numel(); begin += kNormBlock)
-    sum += square_sum(flat.narrow(0, begin, std::min(kNormBlock, flat.numel() - begin)));
+  for (int64_t begin = 0; begin < flat.numel(); begin += kFlatBlock)
+    sum += square_sum(flat.narrow(0, begin, kFlatBlock));
   return std::sqrt(sum);
 }
 
@@ -91,16 +87,15 @@ Optimizer::Optimizer(const std::vector<Weight>& weights, const std::vector<at::T
   State& s = *state_;
   s.parameters = parameters;
   s.max_norm = options.max_grad_norm;
-  int64_t total = 0;
-  for (const at::Tensor& parameter : parameters) total += parameter.numel();
+  const FlatLayout layout = flat_layout(weights);
+  const int64_t total = layout.elements;
   s.sum = at::zeros({total + 1}, parameters[0].options().requires_grad(false));
   s.flat = s.sum.narrow(0, 0, total);
-  int64_t offset = 0;
   std::vector<at::Tensor> matrices, vectors;  // those that decay, and those that do not
   for (size_t i = 0; i < weights.size(); ++i) {
     at::Tensor& parameter = s.parameters[i];
-    parameter.mutable_grad() = s.flat.narrow(0, offset, parameter.numel()).view(parameter.sizes());
-    offset += parameter.numel();
+    parameter.mutable_grad() =
+        s.flat.narrow(0, layout.begins[i], parameter.numel()).view(parameter.sizes());
     (weights[i].decays() ? matrices : vectors).push_back(parameter);
   }
   auto adamw =
