@@ -1,9 +1,9 @@
 #include "distca/train/optimizer.h"
 
 #include <ATen/ATen.h>
-#include <torch/optim/adamw.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <numbers>
 
@@ -61,23 +61,19 @@ double learning_rate(const Config::Optimizer& options, int64_t step, int64_t tot
 }
 
 struct Optimizer::State {
-  std::vector<at::Tensor> parameters, exp_avg, exp_avg_sq;  // moments: empty until needed
-  double max_norm;
+  Config::Optimizer options;
+  std::vector<at::Tensor> parameters;
   at::Tensor sum;   // what ranks sum: the gradients of all parameters, end to end, and the loss
   at::Tensor flat;  // the gradients
-  std::unique_ptr<torch::optim::AdamW> adamw;
+  std::vector<at::Tensor> exp_avg, exp_avg_sq;  // views of AdamW's moments
+  at::Tensor updates;                           // as AdamW counts them
 
-  torch::optim::AdamWParamState& of(const at::Tensor& parameter) {
-    auto& state = adamw->state()[parameter.unsafeGetTensorImpl()];
-    if (!state) {  // as AdamW's first step would make it
-      auto made = std::make_unique<torch::optim::AdamWParamState>();
-      made->step(0);
-      made->exp_avg(at::zeros_like(parameter.detach()));
-      made->exp_avg_sq(at::zeros_like(parameter.detach()));
-      state = std::move(made);
-    }
-    return static_cast<torch::optim::AdamWParamState&>(*state);
-  }
+  /// Parameters that AdamW treats alike, with all that it reads and writes of them.
+  struct Group {
+    double weight_decay = 0;
+    std::vector<at::Tensor> parameters, gradients, exp_avg, exp_avg_sq, updates;
+  };
+  std::array<Group, 2> groups;  // those that decay, and those that do not
 };
 
 Optimizer::Optimizer(const std::vector<Weight>& weights, const std::vector<at::Tensor>& parameters,
@@ -85,29 +81,31 @@ Optimizer::Optimizer(const std::vector<Weight>& weights, const std::vector<at::T
     : state_(std::make_unique<State>()) {
   DISTCA_CHECK_EQ(weights.size(), parameters.size());
   State& s = *state_;
+  s.options = options;
   s.parameters = parameters;
-  s.max_norm = options.max_grad_norm;
   const FlatLayout layout = flat_layout(weights);
   const int64_t total = layout.elements;
-  s.sum = at::zeros({total + 1}, parameters[0].options().requires_grad(false));
+  const at::TensorOptions plain = parameters[0].options().requires_grad(false);
+  s.sum = at::zeros({total + 1}, plain);
   s.flat = s.sum.narrow(0, 0, total);
-  std::vector<at::Tensor> matrices, vectors;  // those that decay, and those that do not
+  s.updates = at::zeros({}, plain.dtype(at::kFloat));
+  s.groups[0].weight_decay = options.weight_decay;
+  const at::Tensor exp_avg = at::zeros({total}, plain), exp_avg_sq = at::zeros({total}, plain);
   for (size_t i = 0; i < weights.size(); ++i) {
     at::Tensor& parameter = s.parameters[i];
-    parameter.mutable_grad() =
-        s.flat.narrow(0, layout.begins[i], parameter.numel()).view(parameter.sizes());
-    (weights[i].decays() ? matrices : vectors).push_back(parameter);
+    const auto part = [&](const at::Tensor& flat) {
+      return flat.narrow(0, layout.begins[i], parameter.numel()).view(parameter.sizes());
+    };
+    parameter.mutable_grad() = part(s.flat);
+    s.exp_avg.push_back(part(exp_avg));
+    s.exp_avg_sq.push_back(part(exp_avg_sq));
+    State::Group& group = s.groups[weights[i].decays() ? 0 : 1];
+    group.parameters.push_back(parameter.detach());
+    group.gradients.push_back(parameter.grad());
+    group.exp_avg.push_back(s.exp_avg.back());
+    group.exp_avg_sq.push_back(s.exp_avg_sq.back());
+    group.updates.push_back(s.updates);
   }
-  auto adamw =
-      torch::optim::AdamWOptions(options.lr).betas({options.beta1, options.beta2}).eps(options.eps);
-  auto decayed = std::make_unique<torch::optim::AdamWOptions>(adamw);
-  decayed->weight_decay(options.weight_decay);
-  auto plain = std::make_unique<torch::optim::AdamWOptions>(adamw);
-  plain->weight_decay(0.0);
-  std::vector<torch::optim::OptimizerParamGroup> groups;
-  groups.emplace_back(matrices, std::move(decayed));
-  groups.emplace_back(vectors, std::move(plain));
-  s.adamw = std::make_unique<torch::optim::AdamW>(groups, adamw);
 }
 
 Optimizer::~Optimizer() = default;
@@ -124,38 +122,28 @@ GradientSum Optimizer::sum_and_clip(Communicator& comm, double loss_sum) {
   loss.fill_(loss_sum);
   ordered_sum(comm, s.sum, "gradient sum");
   const double norm = global_norm(s.flat);
-  if (s.max_norm > 0 && norm > s.max_norm) s.flat.mul_(s.max_norm / norm);
+  if (s.options.max_grad_norm > 0 && norm > s.options.max_grad_norm) s.flat.mul_(s.options.max_grad_norm / norm);
   return {.norm = norm, .loss_sum = loss.item<double>()};
 }
 
 void Optimizer::update(double lr) {
-  for (torch::optim::OptimizerParamGroup& group : state_->adamw->param_groups())
-    group.options().set_lr(lr);
-  state_->adamw->step();
-}
-
-int64_t Optimizer::updates() const {
-  const auto& all = state_->adamw->state();
-  const auto found = all.find(state_->parameters[0].unsafeGetTensorImpl());
-  if (found == all.end()) return 0;
-  return static_cast<const torch::optim::AdamWParamState&>(*found->second).step();
-}
-
-const std::vector<at::Tensor>& Optimizer::state(StatePart part) {
-  State& s = *state_;
-  if (part == StatePart::kWeight) return s.parameters;
-  s.exp_avg.clear();
-  s.exp_avg_sq.clear();
-  for (const at::Tensor& parameter : s.parameters) {
-    const torch::optim::AdamWParamState& state = s.of(parameter);
-    s.exp_avg.push_back(state.exp_avg());
-    s.exp_avg_sq.push_back(state.exp_avg_sq());
+  const State& s = *state_;
+  s.updates.add_(1);
+  for (const State::Group& group : s.groups) {
+    if (group.parameters.empty()) continue;
+    at::_fused_adamw_(group.parameters, group.gradients, group.exp_avg, group.exp_avg_sq,
+                      /*max_exp_avg_sqs=*/{}, group.updates, lr, s.options.beta1, s.options.beta2,
+                      group.weight_decay, s.options.eps, /*amsgrad=*/false, /*maximize=*/false);
   }
-  return part == StatePart::kExpAvg ? s.exp_avg : s.exp_avg_sq;
 }
 
-void Optimizer::restore(int64_t updates) {
-  for (const at::Tensor& parameter : state_->parameters) state_->of(parameter).step(updates);
+int64_t Optimizer::updates() const { return std::llround(state_->updates.item<double>()); }
+
+const std::vector<at::Tensor>& Optimizer::state(StatePart part) const {
+  if (part == StatePart::kWeight) return state_->parameters;
+  return part == StatePart::kExpAvg ? state_->exp_avg : state_->exp_avg_sq;
 }
+
+void Optimizer::restore(int64_t updates) { state_->updates.fill_(updates); }
 
 }  // namespace distca

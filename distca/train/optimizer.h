@@ -52,9 +52,8 @@ class Optimizer {
   /// How often update() was called, over all runs that this state comes from.
   int64_t updates() const;
   /// A part of the state, in the order of the parameters: the parameters themselves, or AdamW's
-  /// moments. The tensors share memory with the state. Before the first update, the moments are
-  /// made, and are zero.
-  const std::vector<at::Tensor>& state(StatePart part);
+  /// moments, which are zero before the first update. The tensors share memory with the state.
+  const std::vector<at::Tensor>& state(StatePart part) const;
   /// To be called after state() was filled with what a checkpoint holds.
   void restore(int64_t updates);
 
