@@ -14,9 +14,9 @@
 //
 // How gradients travel (gradient_exchange.h). The messages of core attention come first, since
 // somebody will soon wait for them. A bucket is issued behind one of these messages, and the
-// buckets that a layer has completed are spread over the messages of the next one, so that none of
-// them holds up what follows it on the wire. The parts of a bucket are added half a layer later, without
-// waiting where the wire keeps up.
+// buckets that are complete are spread over the messages of a layer, or over those that are left,
+// so that none of them holds up what follows it on the wire. The parts of a bucket are added half a
+// layer later, without waiting where the wire keeps up.
 //
 // All functions are pure; any thread may call them.
 

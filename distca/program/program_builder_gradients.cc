@@ -57,7 +57,10 @@ void ProgramBuilder::message_issued() {
   const int a_layer = 2 * slots_;  // messages: a dispatch and a combine of each nano-batch
   while (!in_flight_.empty() && buckets_[in_flight_.front()].issued_at + slots_ <= messages_)
     add_first();
-  for (int64_t turn = ceil_div(static_cast<int64_t>(queue_.size()), a_layer); turn > 0; --turn) {
+  // Of the messages of backward, this one and those that are still to come.
+  const int left = 2 * num_layers() * num_nano_batches() - messages_ + 1;
+  const int64_t turns = std::max(1, std::min(a_layer, left));
+  for (int64_t turn = ceil_div(static_cast<int64_t>(queue_.size()), turns); turn > 0; --turn) {
     issue(queue_.front());
     queue_.pop_front();
   }
