@@ -1,0 +1,94 @@
+#include "bench/one_worker.h"
+
+#include <ATen/Parallel.h>
+
+#include <ctime>
+
+#include "distca/base/clock.h"
+#include "distca/base/scalar_type.h"
+#include "distca/train/data_split.h"
+
+namespace distca::bench {
+namespace {
+
+double process_processor_seconds() {
+  return static_cast<double>(std::clock()) / CLOCKS_PER_SEC;  // microseconds
+}
+
+}  // namespace
+
+Json TimedStep::seconds() const {
+  return {{"elapsed", elapsed},
+          {"step", step},
+          {"attention", attention_forward + attention_backward},
+          {"attention forward", attention_forward},
+          {"attention backward", attention_backward},
+          {"optimizer", optimizer}};
+}
+
+OneWorker::OneWorker(const Config& config, Communicator& comm)
+    : config_(config),
+      comm_(comm),
+      data_(config.data.prefix),
+      stream_(
+          data_.document_lengths(),
+          split_documents(data_.num_documents(), config.data.validation_fraction, config.batch.seed)
+              .train,
+          config.batch),
+      model_(config.model, static_cast<uint64_t>(config.train.seed), comm.cuda_device()),
+      optimizer_(model_.weights(), model_.parameters(), config.optimizer) {
+  at::set_num_threads(static_cast<int>(config.train.threads_per_rank));
+}
+
+PlannedBatch OneWorker::next_batch() {
+  return plan_batch(config_, data_, {stream_.next()}, comm_.rank(), comm_.size());
+}
+
+size_t OneWorker::add(KernelChoice kernel) {
+  StepOptions options = step_options(config_);
+  options.kernel = kernel;
+  steps_.push_back(std::make_unique<Step>(config_.model, &model_, comm_, options));
+  return steps_.size() - 1;
+}
+
+TimedStep OneWorker::run(size_t index, const PlannedBatch& batch) {
+  const bool one_thread = config_.train.threads_per_rank == 1;
+  const auto now = one_thread ? process_processor_seconds : steady_seconds;
+  TimedStep timed;
+  const auto of_optimizer = [&](const auto& work) {
+    const double begin = now();
+    work();
+    timed.optimizer += now() - begin;
+  };
+  const Stopwatch watch;
+  const double begin = now();
+  of_optimizer([&] { optimizer_.zero_gradients(); });
+  const StepResult result = steps_[index]->train(
+      batch.input, batch.figures.targets,
+      [&](double loss_sum) {
+        of_optimizer([&] { timed.gradient_norm = optimizer_.sum_and_clip(comm_, loss_sum).norm; });
+      },
+      [&] { of_optimizer([&] { optimizer_.update(config_.optimizer.lr); }); });
+  timed.step = now() - begin;
+  timed.elapsed = watch.seconds();
+  timed.loss = result.loss_sum / static_cast<double>(batch.figures.targets);
+  const auto& all = one_thread ? result.times.processor_seconds : result.times.seconds;
+  const auto& attention = all[static_cast<int>(OpKind::kCoreAttention)];
+  const auto of = [&](Pass pass) {
+    return attention[static_cast<int>(pass)][static_cast<int>(OpPart::kPlay)];
+  };
+  timed.attention_forward = of(Pass::kForward);
+  timed.attention_backward = of(Pass::kBackward);
+  return timed;
+}
+
+Json one_worker_settings(const Config& config, int rounds) {
+  return {{"rounds", rounds},
+          {"threads", config.train.threads_per_rank},
+          {"nano_batches", config.batch.nano_batches},
+          {"nano_batch_tokens", config.batch.nano_batch_tokens},
+          {"model", config.model.to_hugging_face(0)},
+          {"type", short_name(config.model.dtype)}};
+}
+
+}  // namespace distca::bench
