@@ -18,12 +18,11 @@ double process_processor_seconds() {
 }  // namespace
 
 Json TimedStep::seconds() const {
-  return {{"elapsed", elapsed},
-          {"step", step},
-          {"attention", attention_forward + attention_backward},
-          {"attention forward", attention_forward},
-          {"attention backward", attention_backward},
-          {"optimizer", optimizer}};
+  Json all = parts;
+  all.update({{"elapsed", elapsed},
+              {"step", step},
+              {"attention", parts.at("attention forward") + parts.at("attention backward")}});
+  return all;
 }
 
 OneWorker::OneWorker(const Config& config, Communicator& comm)
@@ -58,7 +57,7 @@ TimedStep OneWorker::run(size_t index, const PlannedBatch& batch) {
   const auto of_optimizer = [&](const auto& work) {
     const double begin = now();
     work();
-    timed.optimizer += now() - begin;
+    timed.parts["optimizer"] += now() - begin;
   };
   const Stopwatch watch;
   const double begin = now();
@@ -72,13 +71,16 @@ TimedStep OneWorker::run(size_t index, const PlannedBatch& batch) {
   timed.step = now() - begin;
   timed.elapsed = watch.seconds();
   timed.loss = result.loss_sum / static_cast<double>(batch.figures.targets);
-  const auto& all = one_thread ? result.times.processor_seconds : result.times.seconds;
-  const auto& attention = all[static_cast<int>(OpKind::kCoreAttention)];
-  const auto of = [&](Pass pass) {
-    return attention[static_cast<int>(pass)][static_cast<int>(OpPart::kPlay)];
+  const auto& seconds = one_thread ? result.times.processor_seconds : result.times.seconds;
+  const auto of = [&](OpKind kind, Pass pass) {
+    return seconds[static_cast<int>(kind)][static_cast<int>(pass)][static_cast<int>(OpPart::kPlay)];
   };
-  timed.attention_forward = of(Pass::kForward);
-  timed.attention_backward = of(Pass::kBackward);
+  timed.parts["attention forward"] = of(OpKind::kCoreAttention, Pass::kForward);
+  timed.parts["attention backward"] = of(OpKind::kCoreAttention, Pass::kBackward);
+  for (const OpKind kind :
+       {OpKind::kEmbed, OpKind::kPreAttention, OpKind::kPostAttention, OpKind::kLoss}) {
+    timed.parts[std::string(op_name(kind))] = of(kind, Pass::kForward) + of(kind, Pass::kBackward);
+  }
   return timed;
 }
 

@@ -2,7 +2,9 @@
 // One worker with everything that a training step of a configuration needs, and clocks around the
 // step: what benchmarks of a single worker measure. Thread rule: one thread.
 
+#include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "distca/base/json.h"
@@ -15,18 +17,24 @@
 
 namespace distca::bench {
 
-/// What a step took, in seconds, and what it computed.
+/// What a step took, in seconds, and what it computed. With one thread, seconds are processor time
+/// of the process, which the turns of other programs do not lengthen; with several, the time that
+/// passes, as `elapsed` always is.
 struct TimedStep {
-  double elapsed = 0;
-  /// With one thread, processor time of the process, which the turns of other programs do not
-  /// lengthen; with several, the time that passes. `optimizer`: zeroing, summing and clipping of
-  /// gradients, and the update.
-  double step = 0, attention_forward = 0, attention_backward = 0, optimizer = 0;
-  double loss = 0, gradient_norm = 0;  // a mean over targets; before clipping
+  double elapsed = 0, step = 0;
+  std::map<std::string, double> parts;  // of `step`, by name
+  double loss = 0, gradient_norm = 0;   // a mean over targets; before clipping
 
-  /// The clocks, by name.
+  /// All clocks by name, and "attention".
   Json seconds() const;
 };
+
+/// Names of parts, forward and backward together but for attention: "embed", "pre_attention" and so
+/// on of OpKind, "attention forward", "attention backward", and "optimizer", which is zeroing,
+/// summing and clipping of gradients, and the update.
+inline constexpr const char* kStepParts[] = {
+    "embed",          "pre_attention", "attention forward", "attention backward",
+    "post_attention", "loss",          "optimizer"};
 
 class OneWorker {
  public:

@@ -258,6 +258,10 @@ the same ratio against itself, both measured twice in a round. optimizer: zeroin
 """
 
 
+# Forward and backward together.
+STEP_PARTS = ("embed", "pre_attention", "post_attention", "loss", "optimizer")
+
+
 def transformers(out, head, lines):
     out.say(TRANSFORMERS.format_map(head | head["rival"] | {
         "model_text": model_text(head), "clock": "processor time" if head["threads"] == 1 else "elapsed time"}))
@@ -270,12 +274,11 @@ def transformers(out, head, lines):
         return [line[who][plus] - sum(line[who][part] for part in minus) for line in rounds]
 
     rows = []
-    for name, figure, parts in (("step", "step", ["step"]), ("core attention", "", ["attention"]),
-                                ("  forward", "", ["attention forward"]), ("  backward", "", ["attention backward"]),
+    for name, figure, parts in (("step", "step", ["step"]), ("step, elapsed", "", ["elapsed"]),
+                                ("attention forward", "", ["attention forward"]),
+                                ("attention backward", "", ["attention backward"]),
                                 ("everything else", "rest", ["step", "attention"]),
-                                ("  optimizer", "", ["optimizer"]),
-                                ("  model", "", ["step", "attention", "optimizer"]),
-                                ("step, elapsed", "", ["elapsed"])):
+                                *((f"  {part}", "", [part]) for part in STEP_PARTS)):
         ours, rival, ours_again, rival_again = (seconds(who, *parts) for who in
                                                 ("ours", "rival", "ours again", "rival again"))
         found = figure_of(quotient(rival, ours), quotient(rival_again, ours_again), out.bar(figure))

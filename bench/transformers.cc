@@ -113,13 +113,12 @@ class Rival {
     const Json step = {{"nano_batches", nano_batches}, {"num_targets", batch.figures.targets}};
     process_.write_line(Json{{"step", step}}.dump());
     const Json told = answer("answer to step");
-    return {.elapsed = told.at("elapsed"),
-            .step = told.at("step"),
-            .attention_forward = told.at("attention forward"),
-            .attention_backward = told.at("attention backward"),
-            .optimizer = told.at("optimizer"),
-            .loss = told.at("loss"),
-            .gradient_norm = told.at("gradient_norm")};
+    TimedStep timed{.elapsed = told.at("elapsed"),
+                    .step = told.at("step"),
+                    .loss = told.at("mean_loss"),
+                    .gradient_norm = told.at("gradient_norm")};
+    for (const char* const part : kStepParts) timed.parts[part] = told.at(part);
+    return timed;
   }
 
  private:

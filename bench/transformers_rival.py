@@ -6,7 +6,7 @@ read. On standard input a line a command, on standard output a line an answer, b
   (none)  -> {"transformers", "torch"}, once everything is imported and has run on a tiny model
   {"load": FOLDER}, with config.json and model.safetensors  -> {"parameters"}
   {"step": {"nano_batches": [{"lengths", "ids", "targets", "positions"}], "num_targets"}}
-      -> {"elapsed", "step", "attention forward", "attention backward", "optimizer", "loss", "gradient_norm"}
+      -> {"elapsed", "step", "mean_loss", "gradient_norm", and the parts of the step as bench/one_worker.h names them}
 Times are this process's processor time in seconds, but for "elapsed". Ends with its standard input.
 """
 
@@ -33,30 +33,44 @@ except ImportError as error:
 transformers.utils.logging.disable_progress_bar()
 
 
+class Clock:
+    """Divides a step into parts: what ends at a mark began at the one before."""
+
+    def begin(self):
+        self.parts, self.last = dict.fromkeys(PARTS, 0.0), time.process_time()
+
+    def mark(self, part):
+        now = time.process_time()
+        self.parts[part] += now - self.last
+        self.last = now
+
+
+PARTS = ("embed", "pre_attention", "attention forward", "attention backward", "post_attention", "loss", "optimizer")
+CLOCK = Clock()
+
+
 class Documents(torch.autograd.Function):
     """Causal attention of each document, q, k, v [1, heads, T, dim]. One function, so that the clock has all of it: the
     division by documents, PyTorch's operator, and putting the parts together, forward and backward."""
 
-    seconds = {"forward": 0.0, "backward": 0.0}
-
     @staticmethod
     def forward(context, q, k, v, lengths, scale):
-        begin = time.process_time()
+        CLOCK.mark("pre_attention")
         context.inputs = [t.detach().requires_grad_() for t in (q, k, v)]
         with torch.enable_grad():
             parts = zip(*(t.split(lengths, dim=2) for t in context.inputs))
             context.output = torch.cat([
                 F.scaled_dot_product_attention(*part, is_causal=True, scale=scale, enable_gqa=True).transpose(1, 2)
                 for part in parts], dim=1)
-        Documents.seconds["forward"] += time.process_time() - begin
+        CLOCK.mark("attention forward")
         return context.output.detach()
 
     @staticmethod
     def backward(context, d_output):
-        begin = time.process_time()
+        CLOCK.mark("post_attention")
         gradients = torch.autograd.grad(context.output, context.inputs, d_output)
         del context.inputs, context.output
-        Documents.seconds["backward"] += time.process_time() - begin
+        CLOCK.mark("attention backward")
         return *gradients, None, None
 
 
@@ -68,9 +82,26 @@ def attention(module, q, k, v, attention_mask, scaling, document_lengths, **_):
 AttentionInterface.register("documents", attention)
 
 
+def mark_layers(llama):
+    """Marks where layers begin and end, forward and, by the gradients of what lies between them, backward."""
+
+    def after(part, backward_part):
+        def mark(module, inputs, x):
+            CLOCK.mark(part)
+            x.register_hook(lambda _: CLOCK.mark(backward_part))
+        return mark
+
+    llama.embed_tokens.register_forward_hook(after("embed", "pre_attention"))
+    llama.rotary_emb.register_forward_hook(lambda *_: CLOCK.mark("embed"))
+    for layer in llama.layers:
+        last = layer is llama.layers[-1]
+        layer.register_forward_hook(after("post_attention", "loss" if last else "pre_attention"))
+
+
 class Rival:
     def __init__(self, model):
         self.model = model.train()
+        mark_layers(model.model)
         self.parameters = list(model.parameters())
         keys = ARGUMENTS.optimizer
         self.max_norm = keys["max_grad_norm"]
@@ -83,23 +114,22 @@ class Rival:
         inputs = [{"input_ids": torch.tensor([n["ids"]]), "position_ids": torch.tensor([n["positions"]]),
                    "targets": torch.tensor([n["targets"]]), "document_lengths": n["lengths"]}
                   for n in batch["nano_batches"]]
-        Documents.seconds = dict.fromkeys(Documents.seconds, 0.0)
-        loss = 0.0
-        elapsed_begin, begin = time.monotonic(), time.process_time()
+        loss, begin = 0.0, time.monotonic()
+        CLOCK.begin()
         self.optimizer.zero_grad()
+        CLOCK.mark("optimizer")
         for nano_batch in inputs:
             targets = nano_batch.pop("targets")
             part = self.model(**nano_batch, labels=targets, shift_labels=targets, use_cache=False,
                               num_items_in_batch=batch["num_targets"]).loss
             part.backward()
             loss += part.item()
-        computed = time.process_time()
+            CLOCK.mark("embed")
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.max_norm).item()
         self.optimizer.step()
-        end = time.process_time()
-        return {"elapsed": time.monotonic() - elapsed_begin, "step": end - begin, "optimizer": end - computed,
-                "attention forward": Documents.seconds["forward"],
-                "attention backward": Documents.seconds["backward"], "loss": loss, "gradient_norm": norm}
+        CLOCK.mark("optimizer")
+        return CLOCK.parts | {"elapsed": time.monotonic() - begin, "step": sum(CLOCK.parts.values()), "mean_loss": loss,
+                              "gradient_norm": norm}
 
 
 def rehearse():
