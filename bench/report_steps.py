@@ -278,7 +278,7 @@ def transformers(out, head, lines):
                                 ("attention forward", "", ["attention forward"]),
                                 ("attention backward", "", ["attention backward"]),
                                 ("everything else", "rest", ["step", "attention"]),
-                                *((f"  {part}", "", [part]) for part in STEP_PARTS)):
+                                *((f"of which {part}", "", [part]) for part in STEP_PARTS)):
         ours, rival, ours_again, rival_again = (seconds(who, *parts) for who in
                                                 ("ours", "rival", "ours again", "rival again"))
         found = figure_of(quotient(rival, ours), quotient(rival_again, ours_again), out.bar(figure))
