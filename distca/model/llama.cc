@@ -29,7 +29,7 @@ struct LayerWeights {
 }  // namespace
 
 struct Llama::Rope {
-  at::Tensor cosines;  // [T, 1, D / 2]
+  at::Tensor cosines;  // [T, 1, D], as rotate() wants them
   at::Tensor sines;
 };
 
@@ -159,8 +159,10 @@ std::shared_ptr<const Llama::Rope> Llama::rope(const at::Tensor& positions) cons
       at::arange(half, at::dtype(at::kDouble).device(s.device)) / static_cast<double>(half);
   const at::Tensor frequencies = at::pow(s.config.rope_theta, -exponents);
   const at::Tensor angles = positions.to(at::kDouble).unsqueeze(1) * frequencies.unsqueeze(0);
-  return std::make_shared<Rope>(Rope{.cosines = angles.cos().to(s.master).unsqueeze(1),
-                                     .sines = angles.sin().to(s.master).unsqueeze(1)});
+  const at::Tensor cosines = angles.cos().to(s.master).unsqueeze(1);
+  const at::Tensor sines = angles.sin().to(s.master).unsqueeze(1);
+  return std::make_shared<Rope>(
+      Rope{.cosines = at::cat({cosines, cosines}, -1), .sines = at::cat({-sines, sines}, -1)});
 }
 
 std::shared_ptr<const Llama::Rope> Llama::part_of(const Rope& rope, int64_t begin,
