@@ -84,11 +84,6 @@ struct Llama::State {
                       .layer = layer});
     return copies.back().leaf;
   }
-  at::Tensor norm(const at::Tensor& x, const at::Tensor& weight) const {
-    // The norm's own arithmetic is at least fp32, as in Hugging Face.
-    return at::rms_norm(x.to(master), {config.hidden_size}, weight, config.rms_norm_eps)
-        .to(compute);
-  }
 };
 
 Llama::Llama(const LlamaConfig& config, uint64_t seed, int cuda_device)
@@ -221,7 +216,8 @@ double Llama::loss_sum(const at::Tensor& x, const at::Tensor& targets, int64_t c
     const at::Tensor rows = x.narrow(0, begin, count).detach().requires_grad_(d_x != nullptr);
     // The logits have no name: they go before backward, which does not read them.
     const at::Tensor loss = at::cross_entropy_loss(
-        at::linear(s.norm(rows, s.final_norm), s.head).to(s.master),
+        norm_linear(rows, s.final_norm, s.config.rms_norm_eps, {s.head}, Keep::kProducts)[0].to(
+            s.master),
         targets.narrow(0, begin, count), {}, at::Reduction::Sum, /*ignore_index=*/-100);
     sum += loss.item<double>();
     if (d_x == nullptr) continue;

@@ -111,14 +111,17 @@ at::Tensor matrix_gradient(const at::Tensor& d_y, const at::Tensor& x) { return 
 struct NormLinear : torch::autograd::Function<NormLinear> {
   static variable_list forward(AutogradContext* context, const at::Tensor& x,
                                const at::Tensor& weight, const at::Tensor& first,
-                               const at::Tensor& second, const std::optional<at::Tensor>& third,
-                               double eps, bool keeps) {
+                               const std::optional<at::Tensor>& second,
+                               const std::optional<at::Tensor>& third, double eps, bool keeps) {
     auto [h, factors] = normed(x, weight, eps, first.scalar_type());
+    variable_list saved{x, weight, factors, keeps ? h : at::Tensor()};
     variable_list results;
-    const at::Tensor last = third.value_or(at::Tensor());
-    for (const at::Tensor* const matrix : {&first, &second, &last})
-      if (matrix->defined()) results.push_back(at::linear(h, *matrix));
-    context->save_for_backward({x, weight, factors, keeps ? h : at::Tensor(), first, second, last});
+    for (const std::optional<at::Tensor>& matrix : {std::optional(first), second, third}) {
+      if (!matrix) continue;
+      results.push_back(at::linear(h, *matrix));
+      saved.push_back(*matrix);
+    }
+    context->save_for_backward(std::move(saved));
     return results;
   }
 
@@ -210,9 +213,11 @@ struct Rotate : torch::autograd::Function<Rotate> {
 
 std::vector<at::Tensor> norm_linear(const at::Tensor& x, const at::Tensor& weight, double eps,
                                     const std::vector<at::Tensor>& matrices, Keep keep) {
-  DISTCA_CHECK(matrices.size() == 2 || matrices.size() == 3, "{} matrices", matrices.size());
-  return NormLinear::apply(x, weight, matrices[0], matrices[1],
-                           matrices.size() == 3 ? std::optional(matrices[2]) : std::nullopt, eps,
+  DISTCA_CHECK(!matrices.empty() && matrices.size() <= 3, "{} matrices", matrices.size());
+  const auto matrix = [&](size_t i) {
+    return i < matrices.size() ? std::optional(matrices[i]) : std::nullopt;
+  };
+  return NormLinear::apply(x, weight, matrices[0], matrix(1), matrix(2), eps,
                            keep == Keep::kProducts);
 }
 

@@ -24,7 +24,7 @@ enum class Keep : unsigned char {
   kInputs,    // nothing: backward computes that again
 };
 
-/// x [T, C] -> rms_norm(x) * weight, times each of two or three matrices [n, C]: [T, n] each. The
+/// x [T, C] -> rms_norm(x) * weight, times each of one to three matrices [n, C]: [T, n] each. The
 /// norm is computed in the type of `weight` [C], the products in that of the matrices.
 std::vector<at::Tensor> norm_linear(const at::Tensor& x, const at::Tensor& weight, double eps,
                                     const std::vector<at::Tensor>& matrices, Keep keep);
