@@ -192,7 +192,8 @@ int run(int argc, char** argv) {
   app.option_defaults()->always_capture_default();
   app.add_option("--config", arguments.config, "TOML file; without it, defaults");
   app.add_option("overrides", arguments.overrides, "section.key=value, after the file");
-  app.add_option("--python", arguments.python, "An interpreter with PyTorch and transformers");
+  app.add_option("--python", arguments.python, "An interpreter with PyTorch and transformers")
+      ->check(CLI::ExistingFile);
   app.add_option("--rounds", arguments.rounds)->check(CLI::Range(1, 10000));
   if (!parse_options(app, argc, argv)) return 0;
   measure(arguments);
