@@ -25,6 +25,8 @@ Json nano_batch_json(const std::vector<int64_t>& lengths, const std::vector<int6
   return {{"lengths", own}, {"ids", tokens.ids}, {"targets", tokens.targets}};
 }
 
+}  // namespace
+
 Json optimizer_json(const Config::Optimizer& options) {
   return {{"lr", options.lr},
           {"beta1", options.beta1},
@@ -33,8 +35,6 @@ Json optimizer_json(const Config::Optimizer& options) {
           {"weight_decay", options.weight_decay},
           {"max_grad_norm", options.max_grad_norm}};
 }
-
-}  // namespace
 
 FixedPacking fixed_packing(const LlamaConfig& model, const BatchLengths& batch, int num_workers) {
   const StepArm local{.plan = {.scheduler = "local", .layout = "sequential"}};

@@ -21,6 +21,9 @@ struct FixedPacking {
 };
 FixedPacking fixed_packing(const LlamaConfig& model, const BatchLengths& batch, int num_workers);
 
+/// What torch.optim.AdamW and clipping take, under the keys of [optimizer].
+Json optimizer_json(const Config::Optimizer& options);
+
 class DdpRival {
  public:
   /// Starts a process a rank, pinned to cores[rank], all with the weights that `llama` has now.

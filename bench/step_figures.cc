@@ -1,6 +1,7 @@
 #include "bench/step_figures.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "distca/base/error.h"
 #include "distca/base/statistics.h"
@@ -55,6 +56,10 @@ StepFigures figures_of(std::span<const PlayedStep> ranks) {
     figures.loss += rank.loss_sum;
   }
   return figures;
+}
+
+double same_step_bound(int64_t tokens) {
+  return 2 * 4 * (10 + std::sqrt(static_cast<double>(tokens))) * 0x1p-24;
 }
 
 Rates seconds_of(const std::vector<StepFigures>& rounds) {

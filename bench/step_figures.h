@@ -46,6 +46,12 @@ struct StepFigures {
 };
 StepFigures figures_of(std::span<const PlayedStep> ranks);
 
+/// How far, relatively, the loss and the gradient norm of the same fp32 step may lie apart where
+/// two programs compute it. As between two of our own kernels (tests/parity_test.cc): some 100
+/// roundings one after another, and sums over all rows in another order, at 4 standard deviations;
+/// of either side.
+double same_step_bound(int64_t tokens);
+
 /// Of one arm, round by round.
 Rates seconds_of(const std::vector<StepFigures>& rounds);
 /// The arm with the lowest median over rounds; the first of equals. `seconds`: [arm][round].

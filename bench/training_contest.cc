@@ -172,10 +172,7 @@ void Contest::check_rival(const BatchLengths& batch) {
   const StepFigures rival = run_ddp(batch);
   const StepFigures ours = player_.run(plain_, pieces);
   const auto targets = static_cast<double>(num_targets(pieces));
-  // As between two of our own kernels (tests/parity_test.cc): some 100 roundings one after another,
-  // and sums over all rows in another order, at 4 standard deviations; of either side.
-  const double rows = std::sqrt(static_cast<double>(num_tokens(pieces)));
-  const double bound = 2 * 4 * (10 + rows) * 0x1p-24;
+  const double bound = same_step_bound(num_tokens(pieces));
   const double loss = ours.loss / targets, rival_loss = rival.loss / targets;
   const auto same = [&](double a, double b) { return std::fabs(a - b) <= bound * a; };
   DISTCA_CHECK(same(loss, rival_loss) && same(ours.gradient_norm, rival.gradient_norm),

@@ -29,7 +29,7 @@ struct LayerWeights {
 }  // namespace
 
 struct Llama::Rope {
-  at::Tensor cosines;  // [T, 1, D / 2]
+  at::Tensor cosines;  // [T, 1, D], as rotate() wants them
   at::Tensor sines;
 };
 
@@ -67,11 +67,6 @@ struct Llama::State {
                       .leaf = parameter.detach().to(compute).set_requires_grad(true),
                       .layer = layer});
     return copies.back().leaf;
-  }
-  at::Tensor norm(const at::Tensor& x, const at::Tensor& weight) const {
-    // The norm's own arithmetic is at least fp32, as in Hugging Face.
-    return at::rms_norm(x.to(master), {config.hidden_size}, weight, config.rms_norm_eps)
-        .to(compute);
   }
 };
 
@@ -178,8 +173,10 @@ std::shared_ptr<const Llama::Rope> Llama::rope(const at::Tensor& positions) cons
       at::arange(half, at::dtype(at::kDouble).device(s.device)) / static_cast<double>(half);
   const at::Tensor frequencies = at::pow(s.config.rope_theta, -exponents);
   const at::Tensor angles = positions.to(at::kDouble).unsqueeze(1) * frequencies.unsqueeze(0);
-  return std::make_shared<Rope>(Rope{.cosines = angles.cos().to(s.master).unsqueeze(1),
-                                     .sines = angles.sin().to(s.master).unsqueeze(1)});
+  const at::Tensor cosines = angles.cos().to(s.master).unsqueeze(1);
+  const at::Tensor sines = angles.sin().to(s.master).unsqueeze(1);
+  return std::make_shared<Rope>(
+      Rope{.cosines = at::cat({cosines, cosines}, -1), .sines = at::cat({-sines, sines}, -1)});
 }
 
 std::shared_ptr<const Llama::Rope> Llama::part_of(const Rope& rope, int64_t begin,
@@ -238,7 +235,8 @@ double Llama::loss_sum(const at::Tensor& x, const at::Tensor& targets, int64_t c
     const at::Tensor rows = x.narrow(0, begin, count).detach().requires_grad_(d_x != nullptr);
     // The logits have no name: they go before backward, which does not read them.
     const at::Tensor loss = at::cross_entropy_loss(
-        at::linear(s.norm(rows, s.final_norm), s.head).to(s.master),
+        norm_linear(rows, s.final_norm, s.config.rms_norm_eps, {s.head}, Keep::kProducts)[0].to(
+            s.master),
         targets.narrow(0, begin, count), {}, at::Reduction::Sum, /*ignore_index=*/-100);
     sum += loss.item<double>();
     if (d_x == nullptr) continue;

@@ -39,6 +39,16 @@ int64_t blocks_of(const at::Tensor& rows) {
   return ceil_div(rows.size(0), std::max<int64_t>(1, kBlockElements / of_row));
 }
 
+/// Lets write(rows) fill some rows of a result, which is computed in `type`: where they have
+/// another type, in rows of `type` that are then rounded.
+template <typename Write>
+void fill_rows(const at::Tensor& rows, at::ScalarType type, Write write) {
+  if (rows.scalar_type() == type) return write(rows);
+  const at::Tensor wide = at::empty(rows.sizes(), rows.options().dtype(type));
+  write(wide);
+  rows.copy_(wide);
+}
+
 /// Gives rms_norm(x) * weight in `type`, and the factors [T, 1] of the rows.
 std::pair<at::Tensor, at::Tensor> normed(const at::Tensor& x, const at::Tensor& weight, double eps,
                                          at::ScalarType type) {
@@ -46,9 +56,12 @@ std::pair<at::Tensor, at::Tensor> normed(const at::Tensor& x, const at::Tensor& 
   at::Tensor factors = at::empty({x.size(0), 1}, weight.options());
   for_blocks(x, blocks_of(x), [&](int64_t begin, int64_t count, int64_t) {
     const at::Tensor wide = x.narrow(0, begin, count).to(weight.scalar_type());
-    const at::Tensor factor = wide.square().mean(-1, /*keepdim=*/true).add_(eps).rsqrt_();
-    factors.narrow(0, begin, count).copy_(factor);
-    y.narrow(0, begin, count).copy_((wide * factor).mul_(weight));
+    at::Tensor factor = factors.narrow(0, begin, count);
+    fill_rows(y.narrow(0, begin, count), weight.scalar_type(), [&](at::Tensor rows) {
+      at::mul_out(rows, wide, wide);
+      at::mean_out(factor, rows, -1, /*keepdim=*/true).add_(eps).rsqrt_();
+      at::mul_out(rows, wide, factor).mul_(weight);
+    });
   });
   return {y, factors};
 }
@@ -59,31 +72,37 @@ at::Tensor normed_again(const at::Tensor& x, const at::Tensor& weight, const at:
   at::Tensor y = at::empty(x.sizes(), x.options().dtype(type));
   for_blocks(x, blocks_of(x), [&](int64_t begin, int64_t count, int64_t) {
     const at::Tensor wide = x.narrow(0, begin, count).to(weight.scalar_type());
-    y.narrow(0, begin, count).copy_((wide * factors.narrow(0, begin, count)).mul_(weight));
+    fill_rows(y.narrow(0, begin, count), weight.scalar_type(), [&](at::Tensor rows) {
+      at::mul_out(rows, wide, factors.narrow(0, begin, count)).mul_(weight);
+    });
   });
   return y;
 }
 
-/// The gradients by x and by the weight.
+/// The gradients by x and by the weight. The former takes the place of `d_y`.
 std::pair<at::Tensor, at::Tensor> norm_backward(const at::Tensor& d_y, const at::Tensor& x,
                                                 const at::Tensor& weight,
                                                 const at::Tensor& factors) {
   const at::ScalarType type = weight.scalar_type();
   const int64_t blocks = blocks_of(x);
-  at::Tensor d_x = at::empty_like(x);
   at::Tensor d_weights = at::zeros({blocks, weight.size(0)}, weight.options());
   for_blocks(x, blocks, [&](int64_t begin, int64_t count, int64_t block) {
     const at::Tensor factor = factors.narrow(0, begin, count);
-    const at::Tensor unit = x.narrow(0, begin, count).to(type) * factor;
-    const at::Tensor wide = d_y.narrow(0, begin, count).to(type);
-    const at::Tensor by_weight = wide * unit;
+    const at::Tensor wide = x.narrow(0, begin, count).to(type);
+    const at::Tensor d_rows = d_y.narrow(0, begin, count);
+    const at::Tensor d_wide = d_rows.to(type);
+    const at::Tensor product = d_wide * wide;
     at::Tensor of_block = d_weights.select(0, block);
-    at::sum_out(of_block, by_weight, {0});
+    at::mv_out(of_block, product.t(), factor.squeeze(1));
     // The part along the row changes its length, which the norm takes away.
-    const at::Tensor along = at::mv(by_weight, weight).unsqueeze(1).div_(x.size(1));
-    d_x.narrow(0, begin, count).copy_((wide * weight).sub_(unit * along).mul_(factor));
+    const at::Tensor along =
+        at::mv(product, weight).unsqueeze(1).mul_(factor).mul_(factor).mul_(factor);
+    fill_rows(d_rows, type, [&](at::Tensor rows) {
+      at::mul_out(rows, d_wide, weight).mul_(factor);
+      rows.addcmul_(wide, along, -1.0 / static_cast<double>(x.size(1)));
+    });
   });
-  return {d_x, d_weights.sum(0)};
+  return {d_y, d_weights.sum(0)};
 }
 
 /// d_y^T x: the gradient of a matrix that was multiplied with x [T, C] to give y [T, n].
@@ -92,14 +111,17 @@ at::Tensor matrix_gradient(const at::Tensor& d_y, const at::Tensor& x) { return 
 struct NormLinear : torch::autograd::Function<NormLinear> {
   static variable_list forward(AutogradContext* context, const at::Tensor& x,
                                const at::Tensor& weight, const at::Tensor& first,
-                               const at::Tensor& second, const std::optional<at::Tensor>& third,
-                               double eps, bool keeps) {
+                               const std::optional<at::Tensor>& second,
+                               const std::optional<at::Tensor>& third, double eps, bool keeps) {
     auto [h, factors] = normed(x, weight, eps, first.scalar_type());
+    variable_list saved{x, weight, factors, keeps ? h : at::Tensor()};
     variable_list results;
-    const at::Tensor last = third.value_or(at::Tensor());
-    for (const at::Tensor* const matrix : {&first, &second, &last})
-      if (matrix->defined()) results.push_back(at::linear(h, *matrix));
-    context->save_for_backward({x, weight, factors, keeps ? h : at::Tensor(), first, second, last});
+    for (const std::optional<at::Tensor>& matrix : {std::optional(first), second, third}) {
+      if (!matrix) continue;
+      results.push_back(at::linear(h, *matrix));
+      saved.push_back(*matrix);
+    }
+    context->save_for_backward(std::move(saved));
     return results;
   }
 
@@ -145,10 +167,10 @@ struct SwigluLinear : torch::autograd::Function<SwigluLinear> {
   static variable_list backward(AutogradContext* context, const variable_list& d_results) {
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &gate = saved[0], &up = saved[1], &matrix = saved[2];
-    const at::Tensor d_matrix =
-        matrix_gradient(d_results[0], saved[3].defined() ? saved[3] : gated(gate, up));
+    const at::Tensor product = saved[3].defined() ? saved[3] : gated(gate, up);
+    const at::Tensor d_matrix = matrix_gradient(d_results[0], product);
     at::Tensor d_up = d_results[0].mm(matrix);  // by the product, until a block is done
-    at::Tensor d_gate = at::empty_like(gate);
+    at::Tensor d_gate = product;                // whose values are needed no more
     for_blocks(gate, blocks_of(gate), [&](int64_t begin, int64_t count, int64_t) {
       const at::Tensor g = gate.narrow(0, begin, count), u = up.narrow(0, begin, count);
       at::Tensor by_gate = d_gate.narrow(0, begin, count), by_up = d_up.narrow(0, begin, count);
@@ -162,15 +184,14 @@ struct SwigluLinear : torch::autograd::Function<SwigluLinear> {
 at::Tensor rotated(const at::Tensor& x, const at::Tensor& cosines, const at::Tensor& sines,
                    double direction) {
   at::Tensor y = at::empty_like(x);
-  const int64_t half = x.size(-1) / 2;
+  const at::ScalarType type = cosines.scalar_type();
   for_blocks(x, blocks_of(x), [&](int64_t begin, int64_t count, int64_t) {
-    const at::Tensor wide = x.narrow(0, begin, count).to(cosines.scalar_type());
-    const at::Tensor cosine = cosines.narrow(0, begin, count);
-    const at::Tensor sine = sines.narrow(0, begin, count) * direction;
-    const at::Tensor first = wide.narrow(-1, 0, half), second = wide.narrow(-1, half, half);
-    const at::Tensor rows = y.narrow(0, begin, count);
-    rows.narrow(-1, 0, half).copy_(first * cosine - second * sine);
-    rows.narrow(-1, half, half).copy_(second * cosine + first * sine);
+    const at::Tensor wide = x.narrow(0, begin, count).to(type);
+    fill_rows(y.narrow(0, begin, count), type, [&](at::Tensor rows) {
+      at::mul_out(rows, wide, cosines.narrow(0, begin, count));
+      // Whole rows at a time: ATen's loops over half a head are twice as slow.
+      rows.addcmul_(wide.roll(x.size(-1) / 2, -1), sines.narrow(0, begin, count), direction);
+    });
   });
   return y;
 }
@@ -192,9 +213,11 @@ struct Rotate : torch::autograd::Function<Rotate> {
 
 std::vector<at::Tensor> norm_linear(const at::Tensor& x, const at::Tensor& weight, double eps,
                                     const std::vector<at::Tensor>& matrices, Keep keep) {
-  DISTCA_CHECK(matrices.size() == 2 || matrices.size() == 3, "{} matrices", matrices.size());
-  return NormLinear::apply(x, weight, matrices[0], matrices[1],
-                           matrices.size() == 3 ? std::optional(matrices[2]) : std::nullopt, eps,
+  DISTCA_CHECK(!matrices.empty() && matrices.size() <= 3, "{} matrices", matrices.size());
+  const auto matrix = [&](size_t i) {
+    return i < matrices.size() ? std::optional(matrices[i]) : std::nullopt;
+  };
+  return NormLinear::apply(x, weight, matrices[0], matrix(1), matrix(2), eps,
                            keep == Keep::kProducts);
 }
 

@@ -24,7 +24,7 @@ enum class Keep : unsigned char {
   kInputs,    // nothing: backward computes that again
 };
 
-/// x [T, C] -> rms_norm(x) * weight, times each of two or three matrices [n, C]: [T, n] each. The
+/// x [T, C] -> rms_norm(x) * weight, times each of one to three matrices [n, C]: [T, n] each. The
 /// norm is computed in the type of `weight` [C], the products in that of the matrices.
 std::vector<at::Tensor> norm_linear(const at::Tensor& x, const at::Tensor& weight, double eps,
                                     const std::vector<at::Tensor>& matrices, Keep keep);
@@ -33,8 +33,8 @@ std::vector<at::Tensor> norm_linear(const at::Tensor& x, const at::Tensor& weigh
 at::Tensor swiglu_linear(const at::Tensor& gate, const at::Tensor& up, const at::Tensor& matrix,
                          Keep keep);
 
-/// RoPE in Hugging Face's half-split form: x [T, heads, D], cosines and sines [T, 1, D / 2], in
-/// whose type it is computed.
+/// RoPE in Hugging Face's half-split form: x [T, heads, D], cosines and sines [T, 1, D], in whose
+/// type it is computed. Both halves have the same angles; the sines of the first one are negated.
 at::Tensor rotate(const at::Tensor& x, const at::Tensor& cosines, const at::Tensor& sines);
 
 }  // namespace distca

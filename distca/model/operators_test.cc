@@ -72,7 +72,9 @@ const std::vector<Case>& cases() {
              at::arange(kRows, in[0].scalar_type() == at::kDouble ? at::kDouble : at::kFloat)
                  .view({kRows, 1, 1})
                  .expand({kRows, 1, 16});
-         return Tensors{rotate(in[0], angles.cos(), angles.sin())};
+         const at::Tensor sines = angles.sin();
+         return Tensors{
+             rotate(in[0], angles.cos().repeat({1, 1, 2}), at::cat({-sines, sines}, -1))};
        },
        [](const Tensors& in) {
          const at::ScalarType wide = in[0].scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
