@@ -20,6 +20,7 @@
 #include "distca/comm/thread_group.h"
 #include "distca/train/check_run.h"
 #include "distca/train/config.h"
+#include "distca/train/dry_run.h"
 #include "distca/train/resume.h"
 #include "distca/train/run_folder.h"
 #include "distca/train/trainer.h"
@@ -36,6 +37,7 @@ struct TrainArguments {
   std::optional<std::string> resume;  // "": the newest checkpoint
   int max_restarts = 0;
   bool print_config = false;
+  bool dry_run = false;
 };
 
 /// Where the run is. A signal to this process asks the run to stop; before it trains, and the
@@ -125,6 +127,14 @@ LocalRanks ranks_here(const Config& config, int workers,
   return {.first = std::clamp(first, 0, rendezvous->size - count), .count = count};
 }
 
+/// Says what the run would be. It ends as the run would if its memory does not suffice.
+int report_dry_run(const Config& config, int workers, LocalRanks local, bool speaks) {
+  const DryRun run = dry_run(config, workers, local);
+  if (speaks) fmt::print("{}", dry_run_text(config, workers, run));
+  if (!config.on_cuda()) check_memory(run.needed, local, memory_limit());
+  return 0;
+}
+
 int run_train(TrainArguments arguments) {
   if (!arguments.trace.empty()) arguments.overrides.push_back("train.trace=" + arguments.trace);
   if (arguments.resume && arguments.resume->find('=') != std::string::npos) {
@@ -143,8 +153,10 @@ int run_train(TrainArguments arguments) {
   std::signal(SIGPIPE, SIG_IGN);
   const auto rendezvous = find_rendezvous(env_string);
   const int workers = workers_of(config, arguments, rendezvous);
-  check_run(config, workers, ranks_here(config, workers, rendezvous));
+  const LocalRanks local = ranks_here(config, workers, rendezvous);
   const bool is_first = !rendezvous || rendezvous->rank == 0;
+  if (arguments.dry_run) return report_dry_run(config, workers, local, is_first);
+  check_run(config, workers, local);
   const int ranks = num_ranks(config, workers);
   const bool launches =
       !rendezvous && !config.ranks_are_threads() && (ranks > 1 || arguments.max_restarts > 0);
@@ -217,6 +229,9 @@ void add_train(CLI::App& app, int* exit_code) {
       ->check(CLI::Range(0, 1000));
   verb->add_flag("--print-config", arguments->print_config,
                  "Print every key with value, unit and reason, and stop");
+  verb->add_flag("--dry-run", arguments->dry_run,
+                 "Check the configuration, print the model's parameters and the memory of a rank, "
+                 "part by part, and stop; no data set is needed");
   verb->footer("Example:  distca train --config configs/demo.toml --workers 2 train.steps=50");
   verb->callback([=] { *exit_code = run_train(*arguments); });
 }

@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <regex>
+
 #include "distca/base/file.h"
 #include "distca/batch/indexed_dataset.h"
 #include "distca/cost/attention_profile.h"
@@ -15,6 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
@@ -39,6 +42,37 @@ TEST_F(CliTrainTest, the_summary_names_the_architecture_saved_and_a_run_of_no_st
   EXPECT_THAT(read_file(run_ / "config.json"), HasSubstr("MistralForCausalLM"));
   EXPECT_THAT(read_file(run_ / "config.toml"),
               AllOf(HasSubstr("\nsteps = 0\n"), ::testing::Not(HasSubstr("default"))));
+}
+
+TEST_F(CliTrainTest, a_dry_run_says_what_memory_a_run_takes_and_leaves_nothing) {
+  const std::vector<std::string> before = files_below(folder_);
+  const auto said = [](const Words& words) {  // in long lines
+    const std::string out = succeed(joined(words, {"--workers", "2", "--dry-run"})).out;
+    return std::regex_replace(out, std::regex("\n  "), " ");
+  };
+  EXPECT_THAT(said(arguments()),
+              AllOf(StartsWith("The model has 34,976 parameters: 2 layers, "),
+                    HasSubstr("\n2 workers would train on 2 x 512 tokens a step"),
+                    HasSubstr("for the first 6 batches of " + prefix_.string()),
+                    ContainsRegex("\nMiB +worker [01]\nweights +0\\.1\n"),
+                    ContainsRegex("\nRank [01] reaches its peak in "),
+                    HasSubstr("The tensors of the 2 ranks on this machine take ")));
+  // Neither data nor peers are needed.
+  const auto without_data = [&](const std::string& prefix) {
+    return said(train_arguments(prefix, run_, {"servers.dedicated=1"}));
+  };
+  const std::string assumed = "a batch of documents of 384 tokens (batch.max_document_tokens), as ";
+  EXPECT_THAT(without_data("absent"),
+              AllOf(HasSubstr("\n2 workers and 1 dedicated server would train on "),
+                    HasSubstr(assumed + "there is no data set absent"),
+                    ContainsRegex("\nMiB +worker [01] +server 2\n"),
+                    HasSubstr("\nRank 2 reaches its peak in every operation.\n")));
+  EXPECT_THAT(without_data(""), HasSubstr(assumed + "data.prefix is not set"));
+  const Outcome second =
+      Program(arguments({"--dry-run"}), torchrun_environment(1, 2, free_port())).wait();
+  EXPECT_EQ(second.exit_code, 0);
+  EXPECT_EQ(second.out, "") << "rank 0 speaks";
+  EXPECT_EQ(files_below(folder_), before);
 }
 
 TEST_F(CliTrainTest, a_port_in_use_is_named) {

@@ -2,7 +2,12 @@
 
 #include <ATen/Context.h>
 
+#include <algorithm>
+#include <filesystem>
+
+#include "distca/base/clock.h"
 #include "distca/base/error.h"
+#include "distca/base/text.h"
 #include "distca/batch/indexed_dataset.h"
 #include "distca/kernels/cpu/attention.h"
 #include "distca/train/data_split.h"
@@ -11,6 +16,8 @@
 
 namespace distca {
 
+namespace fs = std::filesystem;
+
 void set_up_process(const Config& config) {
   if (!config.on_cuda() || !config.train.deterministic) return;
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
@@ -18,30 +25,74 @@ void set_up_process(const Config& config) {
   at::globalContext().setDeterministicFillUninitializedMemory(false);
 }
 
-void check_run(const Config& config, int num_workers, LocalRanks local) {
-  DISTCA_THROW_IF(config.data.prefix.empty(), ErrorKind::kConfig,
-                  "data.prefix is not set: make a data set with `distca data prepare` and name it");
+namespace {
+
+void check_device(const Config& config) {
   DISTCA_THROW_IF(config.on_cuda() && !at::hasCUDA(), ErrorKind::kConfig,
                   "train.device = cuda: this machine or this PyTorch has no CUDA device");
-  // First of all: what follows may take long where too much is asked for.
-  MemoryParts memory = memory_needed(config, num_workers, local);
-  const bool on_cpu = !config.on_cuda();
-  if (on_cpu) check_memory(memory, local, memory_limit());
-  if (chosen_kernel(kernel_request(config)) == KernelChoice::kCpu) {
-    kernels::chosen_isa();  // refuses an instruction set that is not here
-  }
+}
+
+void check_kernel(const Config& config) {
+  if (chosen_kernel(kernel_request(config)) != KernelChoice::kCpu) return;
+  kernels::chosen_isa();  // refuses an instruction set that is not here
+}
+
+constexpr double kLookAhead = 2;  // seconds
+
+/// Checks the data set, and gives the batches that are trained on.
+BatchStream checked_batches(const Config& config) {
   const IndexedDataset data(config.data.prefix);
   data.check_vocabulary(config.model.vocab_size);
   const DocumentSplit split =
       split_documents(data.num_documents(), config.data.validation_fraction, config.batch.seed);
   check_training_part(data, split);
-  constexpr double kLookAhead = 2;  // seconds
+  return {data.document_lengths(), split.train, config.batch};
+}
+
+}  // namespace
+
+void check_run(const Config& config, int num_workers, LocalRanks local) {
+  DISTCA_THROW_IF(config.data.prefix.empty(), ErrorKind::kConfig,
+                  "data.prefix is not set: make a data set with `distca data prepare` and name it");
+  check_device(config);
+  // First of all: what follows may take long where too much is asked for.
+  MemoryParts memory = memory_needed(config, num_workers, local);
+  const bool on_cpu = !config.on_cuda();
+  if (on_cpu) check_memory(memory, local, memory_limit());
+  check_kernel(config);
   const auto [plans, redispatched] =
-      check_batches_fit(config, BatchStream(data.document_lengths(), split.train, config.batch),
-                        num_workers, kLookAhead);
+      check_batches_fit(config, checked_batches(config), num_workers, kLookAhead);
   memory.buffers = exchange_buffer_bytes(config, plans, redispatched, num_workers, local);
   if (on_cpu) check_memory(memory, local, memory_limit());
   check_trace(config);
+}
+
+PlannedAhead check_dry_run(const Config& config, int num_workers) {
+  check_device(config);
+  check_kernel(config);
+  const std::string& prefix = config.data.prefix;
+  const auto is_there = [](const fs::path& file) { return fs::exists(file); };
+  if (prefix.empty() || std::ranges::none_of(data_set_files(prefix), is_there)) {
+    const int64_t tokens = config.batch.max_document_tokens;
+    return {.plans = {plan_nano_batches(config, BatchStream({tokens}, config.batch).next(),
+                                        num_workers)},
+            .words = fmt::format(
+                "a batch of documents of {} tokens (batch.max_document_tokens), as {}",
+                with_thousands(tokens),
+                prefix.empty() ? "data.prefix is not set" : "there is no data set " + prefix)};
+  }
+  constexpr size_t kMostBatches = 8;
+  BatchStream batches = checked_batches(config);
+  PlannedAhead ahead;
+  ahead.plans.push_back(check_batches_fit(config, batches, num_workers, kLookAhead));
+  const size_t most = std::min(kMostBatches, static_cast<size_t>(config.train.steps));
+  const Stopwatch watch;
+  for (batches.seek(1); ahead.plans.size() < most && watch.seconds() < kLookAhead;)
+    ahead.plans.push_back(plan_later_batch(config, batches.next(), num_workers));
+  ahead.words = ahead.plans.size() == 1
+                    ? "the first batch of " + prefix
+                    : fmt::format("the first {} batches of {}", ahead.plans.size(), prefix);
+  return ahead;
 }
 
 }  // namespace distca

@@ -5,8 +5,12 @@
 //     set_up_process(config);
 //     // start the ranks, each of which calls train()
 
+#include <string>
+#include <vector>
+
 #include "distca/train/config.h"
 #include "distca/train/memory.h"
+#include "distca/train/plan_request.h"
 
 namespace distca {
 
@@ -15,6 +19,18 @@ namespace distca {
 /// `local`, its ranks. The output directory is checked in run_folder.h. Throws Error; writes
 /// nothing.
 void check_run(const Config& config, int num_workers, LocalRanks local);
+
+/// Batches by whose plans a run's memory is predicted.
+struct PlannedAhead {
+  std::vector<BatchPlan> plans;  // [batches] at least one
+  std::string words;             // as "the first 8 batches of data/stdlib"
+};
+
+/// The same for a run that is only to be looked at (train/dry_run.h). A data set is read if
+/// data.prefix names one that is there; otherwise all documents are taken to have
+/// batch.max_document_tokens tokens. No run is refused for its memory, and train.trace is not
+/// tried, since that writes.
+PlannedAhead check_dry_run(const Config& config, int num_workers);
 
 /// Sets what PyTorch has only once for a process (train.deterministic). Call it before the ranks of
 /// the process train.

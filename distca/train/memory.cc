@@ -14,19 +14,25 @@
 #include "distca/train/step.h"
 
 namespace distca {
-MemoryParts memory_needed(const Config& config, int num_workers, LocalRanks local) {
+namespace {
+
+/// Local ranks that hold weights.
+double local_workers(int num_workers, LocalRanks local) {
+  return std::clamp(num_workers - local.first, 0, local.count);
+}
+
+}  // namespace
+
+double master_bytes(const LlamaConfig& model) {
+  return model.dtype == ScalarType::kFloat64 ? 8 : 4;
+}
+
+MemoryParts standing_memory(const Config& config, int num_workers, LocalRanks local) {
   const LlamaConfig& model = config.model;
-  const double master = model.dtype == ScalarType::kFloat64 ? 8 : 4;
+  const double master = master_bytes(model), workers = local_workers(num_workers, local);
   const auto type = static_cast<double>(element_bytes(model.dtype));
-  const auto parameters = static_cast<double>(model.num_parameters());
-  const double workers = std::clamp(num_workers - local.first, 0, local.count);
-  const double under_way = config.pairs_nano_batches() ? 2 : 1;
-  // Layouts give workers even shares; one that does not gives the local ones that on average.
-  const double tokens =
-      static_cast<double>(config.batch.nano_batch_tokens) * workers / std::max(num_workers, 1);
-  const bool redispatches = config.exchange.keys == Config::Exchange::Keys::kRedispatch;
   MemoryParts parts;
-  parts.weights = workers * parameters * master;
+  parts.weights = workers * static_cast<double>(model.num_parameters()) * master;
   parts.gradients = parts.weights;
   // Of matrices, in the compute type; of an embedding that is no head, only rows are read.
   double matrices = 0;
@@ -40,8 +46,25 @@ MemoryParts memory_needed(const Config& config, int num_workers, LocalRanks loca
   // Each worker copies its share of the weights and of both moments.
   if (config.checkpoint.async && config.checkpoint.every_steps > 0)
     parts.checkpoint = (parts.weights + parts.state) / std::max(num_workers, 1);
+  return parts;
+}
+
+MemoryParts memory_needed(const Config& config, int num_workers, LocalRanks local) {
+  const LlamaConfig& model = config.model;
+  const double master = master_bytes(model), workers = local_workers(num_workers, local);
+  const auto type = static_cast<double>(element_bytes(model.dtype));
+  const double under_way = config.pairs_nano_batches() ? 2 : 1;
+  // One of two has come back through its last layer when the other is there.
+  const auto layers = static_cast<double>(model.num_hidden_layers);
+  const double layers_kept = config.pairs_nano_batches() ? 2 * layers - 1 : layers;
+  // Layouts give workers even shares; one that does not gives the local ones that on average.
+  const double tokens =
+      static_cast<double>(config.batch.nano_batch_tokens) * workers / std::max(num_workers, 1);
+  const bool redispatches = config.exchange.keys == Config::Exchange::Keys::kRedispatch;
+  MemoryParts parts = standing_memory(config, num_workers, local);
+  if (config.train.steps == 0) return parts;
   parts.activations =
-      under_way * tokens *
+      layers_kept / layers * tokens *
       static_cast<double>(
           llama_memory(model.shape(), config.train.recompute, redispatches).token_bytes);
   // At the loss's backward: log-probabilities, the gradient by them, and that by the logits.
@@ -73,6 +96,7 @@ MemoryParts memory_needed(const Config& config, int num_workers, LocalRanks loca
 
 double exchange_buffer_bytes(const Config& config, const std::vector<Plan>& plans,
                              bool redispatched, int num_workers, LocalRanks local) {
+  if (config.train.steps == 0) return 0;
   std::vector<PlanIndex> indices(plans.begin(), plans.end());
   double bytes = 0;
   for (int rank = local.first; rank < local.first + local.count; ++rank) {

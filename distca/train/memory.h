@@ -1,7 +1,8 @@
 #pragma once
 // Computes how much memory the ranks of one machine need, before anything is read or planned. The
 // result is a lower bound: a run that fits is never refused, but a run that barely fits by this
-// bound may still run out of memory. Any thread may call these functions.
+// bound may still run out of memory. What the tensors of a rank really take at most is predicted in
+// train/memory_peak.h, from the same standing_memory(). Any thread may call these functions.
 
 #include <cstdint>
 #include <vector>
@@ -34,17 +35,25 @@ struct MemoryParts {
   }
 };
 
+/// Bytes of one element of a weight as the optimizer has it, of its gradient and of a moment.
+double master_bytes(const LlamaConfig& model);
+
+/// What stands in memory during every step, whatever the step does: weights, gradients, AdamW's
+/// state, copies of the weights and each worker's copy for checkpoints that are written beside
+/// training. The other parts are 0. The state appears in the first update.
+MemoryParts standing_memory(const Config& config, int num_workers, LocalRanks local);
+
 /// The memory of a run, without exchange buffers, which depend on the plan.
-/// Counts: weights, gradients and AdamW's state of every local worker; at llama_memory's price, its
-/// share of the tokens of the nano-batches that it holds at the same time (two under ping-pong);
-/// each worker's copy for checkpoints that are written beside training; copies of the weights in
-/// the compute type; logits, log-probabilities and their gradient at the loss or, if that is
-/// larger, what the last layer makes in backward. Ignores: the program, PyTorch's libraries, the
-/// data set's index, the allocator.
+/// Counts: what stands in memory; at llama_memory's price, each local worker's share of the tokens
+/// of the nano-batches that it holds at the same time (under ping-pong two, one of which has come
+/// back through its last layer); logits, log-probabilities and their gradient at the loss or, if
+/// that is larger, what the last layer makes in backward. Ignores: the program, PyTorch's
+/// libraries, the data set's index, the allocator. It is never above the peaks that
+/// train/memory_peak.h predicts for the same ranks (a test compares many configurations).
 MemoryParts memory_needed(const Config& config, int num_workers, LocalRanks local);
 
 /// Bytes of the local ranks' exchange buffers for the plans of one batch. `redispatched` says
-/// whether Q, K and V are dispatched again for backward.
+/// whether Q, K and V are dispatched again for backward. A run of no steps has none.
 double exchange_buffer_bytes(const Config& config, const std::vector<Plan>& plans,
                              bool redispatched, int num_workers, LocalRanks local);
 

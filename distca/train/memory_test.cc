@@ -10,10 +10,13 @@
 #include <cstdio>
 
 #include "distca/base/error.h"
+#include "distca/base/file.h"
+#include "distca/base/json.h"
 #include "distca/base/random.h"
 #include "distca/batch/indexed_dataset.h"
 #include "distca/batch/test_folder.h"
 #include "distca/comm/thread_group.h"
+#include "distca/train/dry_run.h"
 #include "distca/train/plan_request.h"
 #include "distca/train/trainer.h"
 
@@ -89,6 +92,43 @@ TEST(memory, absurd_sizes_do_not_overflow) {
   EXPECT_GT(memory_needed(config, 1, {}).total(), 0x1p60);
 }
 
+/// Without data: what is counted depends on the configuration alone.
+void expect_needs_no_more_than_its_peaks(Config config) {
+  const LocalRanks local{.count = num_ranks(config, 2)};
+  const DryRun run = dry_run(config, 2, local);
+  double sum = 0;
+  for (const PeakMemory& peak : run.peaks) sum += peak.total();
+  EXPECT_LE(run.needed.total(), sum)
+      << config.model.num_hidden_layers << " layers, " << config.batch.nano_batches
+      << " nano-batches, recompute " << static_cast<int>(config.train.recompute) << ", "
+      << config.model.vocab_size << " words, " << config.train.steps << " steps, in "
+      << run.peaks[0].where;
+}
+
+TEST(memory, what_refuses_a_run_is_never_above_the_peaks_that_are_predicted) {
+  Config config = load_config("", {"servers.dedicated=1"});
+  for (config.model.num_hidden_layers = 1; config.model.num_hidden_layers < 4;
+       ++config.model.num_hidden_layers) {
+    for (const int64_t words : {256, 32768}) {
+      config.model.vocab_size = words;
+      for (const ScalarType type : {ScalarType::kFloat32, ScalarType::kBFloat16}) {
+        config.model.dtype = type;
+        for (config.batch.nano_batches = 1; config.batch.nano_batches < 4;
+             ++config.batch.nano_batches) {
+          for (const Recompute recompute :
+               {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
+            config.train.recompute = recompute;
+            for (const int64_t steps : {0, 1, 2}) {
+              config.train.steps = steps;
+              expect_needs_no_more_than_its_peaks(config);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
 struct Shape {
   const char* name;
   int workers;
@@ -116,6 +156,24 @@ class MemoryOfARunTest : public FolderTest, public ::testing::WithParamInterface
     return load_config("", overrides);
   }
 
+  static LocalRanks local_ranks(const Config& run) {
+    return {.count = num_ranks(run, GetParam().workers)};
+  }
+
+  /// Beside what metrics.jsonl of the last run says.
+  void expect_predicted(const DryRun& predicted) {
+    const std::string lines = read_file(folder_ / "run" / "metrics.jsonl");
+    const Json last = parse_json(lines.substr(lines.rfind('\n', lines.size() - 2) + 1), "metrics");
+    const auto measured = last["peak_bytes"].get<std::vector<double>>();
+    ASSERT_EQ(measured.size(), predicted.peaks.size());
+    for (size_t rank = 0; rank < measured.size(); ++rank) {
+      const PeakMemory& peak = predicted.peaks[rank];
+      std::printf("%s, rank %zu: predicted %.1f MiB in %s, measured %.1f MiB\n", GetParam().name,
+                  rank, peak.total() / 0x1p20, peak.where.c_str(), measured[rank] / 0x1p20);
+      EXPECT_NEAR(peak.total() / measured[rank], 1, 0.03);
+    }
+  }
+
   /// The most memory that a process of its own had while all ranks, as its threads, trained.
   static double peak_of(const Config& config, int workers) {
     std::fflush(stdout);
@@ -141,7 +199,7 @@ TEST_P(MemoryOfARunTest, is_neither_refused_at_80_percent_nor_far_from_the_estim
   const Config run = config(shape.overrides);
   Config empty = config({"train.steps=0", "model.hidden_size=16", "model.intermediate_size=16"});
   empty.model.num_hidden_layers = 1;
-  const LocalRanks local{.count = num_ranks(run, shape.workers)};
+  const LocalRanks local = local_ranks(run);
   const IndexedDataset data(run.data.prefix);
   BatchStream stream(data.document_lengths(), run.batch);
   const auto [plans, redispatched] = plan_nano_batches(run, stream.next(), shape.workers);
@@ -156,6 +214,16 @@ TEST_P(MemoryOfARunTest, is_neither_refused_at_80_percent_nor_far_from_the_estim
   // Far below it, what does not fit would not be seen; above it, what fits would be refused.
   EXPECT_GT(ratio, 0.6);
   EXPECT_LT(ratio, 1.1);
+  expect_predicted(dry_run(run, shape.workers, local));
+}
+
+class PeakOfARunTest : public MemoryOfARunTest {};
+
+TEST_P(PeakOfARunTest, of_the_tensors_of_every_rank_is_predicted) {
+  const Config run = config(GetParam().overrides);
+  const DryRun predicted = dry_run(run, GetParam().workers, local_ranks(run));
+  peak_of(run, GetParam().workers);
+  expect_predicted(predicted);
 }
 
 std::vector<std::string> with(std::vector<std::string> more) {
@@ -199,6 +267,44 @@ INSTANTIATE_TEST_SUITE_P(
               with({"model.num_attention_heads=8", "model.num_key_value_heads=8",
                     "batch.nano_batch_tokens=8192", "train.steps=2"})},
         Shape{"one_step", 1, with({"batch.nano_batch_tokens=8192", "train.steps=1"})}),
+    name_of);
+
+const std::vector<std::string> kNarrow = {"model.num_hidden_layers=2", "train.steps=2"};
+std::vector<std::string> narrow(std::vector<std::string> more) {
+  more.insert(more.begin(), kNarrow.begin(), kNarrow.end());
+  return with(more);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, PeakOfARunTest,
+    ::testing::Values(Shape{"selective", 2,
+                            narrow({"train.recompute=selective", "model.dtype=bfloat16",
+                                    "batch.nano_batch_tokens=2048", "batch.nano_batches=2"})},
+                      Shape{"by_chunks", 1,
+                            narrow({"train.recompute=full", "batch.nano_batch_tokens=5000"})}),
+    name_of);
+
+INSTANTIATE_TEST_SUITE_P(
+    full, PeakOfARunTest,
+    ::testing::Values(
+        Shape{"by_one_chunk", 2,
+              narrow({"train.recompute=full", "model.dtype=bfloat16", "train.overlap=none",
+                      "batch.nano_batch_tokens=3000", "batch.nano_batches=3"})},
+        Shape{"keys_travel_again", 2,
+              narrow({"train.recompute=full", "exchange.keys=redispatch",
+                      "batch.nano_batch_tokens=10000", "batch.nano_batches=2"})},
+        Shape{"large_head", 2,
+              narrow({"model.vocab_size=32768", "model.hidden_size=1024", "model.dtype=bfloat16",
+                      "train.loss_chunk_tokens=64", "batch.nano_batch_tokens=3000"})},
+        Shape{"tied", 1,
+              narrow({"model.vocab_size=20000", "model.tie_word_embeddings=true",
+                      "batch.nano_batch_tokens=3000"})},
+        Shape{"split_kv", 3,
+              narrow({"plan.split_kv=true", "batch.nano_batch_tokens=12000",
+                      "train.overlap=within"})},
+        Shape{"validated", 1,
+              narrow({"train.recompute=full", "train.validation_every=1",
+                      "batch.nano_batch_tokens=3000"})}),
     name_of);
 
 }  // namespace

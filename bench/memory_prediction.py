@@ -1,0 +1,107 @@
+#!/usr/bin/env python3
+"""The predicted peak of a rank's tensors beside the measured one: a dry run and a run for each setting.
+
+    bench/memory_prediction.py build/release/distca DATA_PREFIX [--only NAME;NAME] [KEY=VALUE ...]
+
+Every setting runs on two workers, and on a dedicated server where it says so, with documents of at most 512 tokens, so
+that attention costs little time. Prints as markdown, in MiB, the parts that `distca train --dry-run` predicts for the
+worker and the server with the highest peaks, and the peak_bytes that metrics.jsonl has of the same ranks after two
+steps.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+
+COMMON = ["batch.max_document_tokens=512", "train.steps=2", "train.validation_every=0",
+          "train.validation_nano_batches=1"]
+WIDE = ["model.hidden_size=1024", "model.intermediate_size=2816", "model.num_attention_heads=8",
+        "model.num_key_value_heads=4", "model.head_dim=128"]
+DEEP = ["model.hidden_size=512", "model.intermediate_size=1408", "model.num_attention_heads=8",
+        "model.num_key_value_heads=4", "model.head_dim=64"]
+# What is large, and the keys.
+SETTINGS = {
+    "weights": [*WIDE, "model.num_hidden_layers=4", "model.vocab_size=16384", "batch.nano_batch_tokens=1024"],
+    "activations": [*DEEP, "model.num_hidden_layers=8", "batch.nano_batch_tokens=16384", "model.dtype=bfloat16"],
+    "selective, a pair, a large vocabulary": [
+        *DEEP, "model.num_hidden_layers=4", "model.vocab_size=32768", "batch.nano_batch_tokens=8192",
+        "batch.nano_batches=2", "train.recompute=selective"],
+    "full, bf16, checkpoints": [
+        *DEEP, "model.num_hidden_layers=8", "model.vocab_size=32768", "batch.nano_batch_tokens=16384",
+        "batch.nano_batches=2", "model.dtype=bfloat16", "train.recompute=full", "checkpoint.every_steps=1"],
+    "a dedicated server": [
+        *DEEP, "model.num_hidden_layers=6", "batch.nano_batch_tokens=8192", "servers.dedicated=1"],
+}
+
+
+def succeed(command):
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ended.returncode != 0:
+        sys.exit(f"{' '.join(command)}\n{ended.stdout}{ended.stderr}")
+    return ended.stdout
+
+
+def predicted(program, words):
+    """[(role and rank, {part: MiB}, where)] of the ranks shown."""
+    text = succeed([program, "train", *words, "--dry-run"])
+    lines = text.splitlines()
+    begin = next(i for i, line in enumerate(lines) if line.startswith("MiB "))
+    header = re.split(r"  +", lines[begin].strip())[1:]
+    columns = [{} for _ in header]
+    for line in lines[begin + 1:begin + 1 + lines[begin + 1:].index(next(
+            other for other in lines[begin + 1:] if other.startswith("Rank ")))]:
+        name, *values = re.split(r"  +", line.strip())
+        for column, value in zip(columns, values, strict=True):
+            column[name] = float(value)
+    where = re.findall(r"^Rank \d+ reaches its peak in (.*)\.$", text, flags=re.MULTILINE)
+    return list(zip(header, columns, where, strict=True))
+
+
+def measured(program, words):
+    """MiB of each rank."""
+    with tempfile.TemporaryDirectory(prefix="distca_memory_prediction_") as folder:
+        out = os.path.join(folder, "run")
+        succeed([program, "train", *words, f"train.output_dir={out}"])
+        with open(os.path.join(out, "metrics.jsonl"), encoding="utf-8") as file:
+            last = [json.loads(line) for line in file][-1]
+    return [value / 2**20 for value in last["peak_bytes"]]
+
+
+def row(cells):
+    return "| " + " | ".join(cells) + " |"
+
+
+def show_setting(options, name, words):
+    """A row for each rank shown; then a table of the parts."""
+    given = [f"data.prefix={options.data}", "--workers", "2", *COMMON, *words]
+    ranks = predicted(options.program, given)
+    peaks = measured(options.program, given)
+    print(f"\n## {name[0].upper()}{name[1:]}\n`{' '.join(words)}`\n")
+    print(row(["MiB", *(title for title, _, _ in ranks)]))
+    print(row(["---"] * (len(ranks) + 1)))
+    for part in ranks[0][1]:
+        values = [parts[part] for _, parts, _ in ranks]
+        if part != "peak" and any(values):
+            print(row([part, *(f"{value:,.1f}" for value in values)]))
+    of_ranks = [(parts["peak"], peaks[int(title.split()[1])]) for title, parts, _ in ranks]
+    print(row(["**predicted peak**", *(f"**{peak:,.1f}**" for peak, _ in of_ranks)]))
+    print(row(["**measured peak**", *(f"**{peak:,.1f}**" for _, peak in of_ranks)]))
+    print(row(["predicted / measured", *(f"{peak / was:.4f}" for peak, was in of_ranks)]))
+    print(row(["predicted to be in", *(where for _, _, where in ranks)]), flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("program")
+    parser.add_argument("data")
+    parser.add_argument("--only", default="", help="some of the settings, by name, with semicolons between")
+    options, keys = parser.parse_known_args()
+    for name in [name for name in options.only.split(";") if name] or list(SETTINGS):
+        show_setting(options, name, [*SETTINGS[name], *keys])
+
+
+main()

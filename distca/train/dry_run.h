@@ -1,0 +1,34 @@
+#pragma once
+// What a run would be, without running it (`distca train --dry-run`): its parameters, its ranks,
+// and the memory of a worker and of a dedicated server, part by part. It needs no peers, makes no
+// weights and writes nothing.
+//
+//     const DryRun run = dry_run(config, num_workers, {.count = num_workers});
+//     fmt::print("{}", dry_run_text(config, num_workers, run));
+//     check_memory(run.needed, run.local, memory_limit());  // as the run would at its start
+//
+// Any thread may call the functions. Errors: those of check_dry_run() (train/check_run.h).
+
+#include <string>
+#include <vector>
+
+#include "distca/train/config.h"
+#include "distca/train/memory.h"
+#include "distca/train/memory_peak.h"
+
+namespace distca {
+
+struct DryRun {
+  LocalRanks local;
+  std::string batches;            // what the memory was counted for
+  std::vector<PeakMemory> peaks;  // [local.count] of each rank of this machine
+  MemoryParts needed;             // by these ranks together, at least
+};
+
+/// Plans some batches, and counts the memory of this machine's ranks under its plans.
+DryRun dry_run(const Config& config, int num_workers, LocalRanks local);
+
+/// Lines for people. The worker and the server shown are those with the highest peak.
+std::string dry_run_text(const Config& config, int num_workers, const DryRun& run);
+
+}  // namespace distca

@@ -1,0 +1,68 @@
+#pragma once
+// Predicts the most that the tensors of one rank take in a run, part by part, without running it:
+// what MemoryMeter (runtime/memory_meter.h) measures and metrics.jsonl shows as peak_bytes.
+//
+//     PeakOfRank peak_of_rank(config, rank, num_workers);
+//     peak_of_rank.add(rank_program(...));  // of some batches
+//     const PeakMemory peak = peak_of_rank.peak();
+//     fmt::print("{:.0f} bytes, in {}\n", peak.total(), peak.where);
+//
+// The program of a step is played on paper: every operation takes and gives back the bytes that
+// train/nano_phases.h, model/ and runtime/ take and give back in it, on top of what stands in
+// memory (standing_memory() of train/memory.h, which also refuses runs that cannot fit). Counts:
+// tensors. Ignores: the program, PyTorch's libraries, the data set's index, scratch of ATen's
+// attention, blocks of rows that fit a cache, validation, which keeps nothing for backward. Any
+// thread may call the functions.
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "distca/program/program.h"
+#include "distca/train/config.h"
+
+namespace distca {
+
+/// Uses of a rank's memory. The first six stand during a step, the others come and go.
+enum class MemoryPart : uint8_t {
+  kWeights,
+  kGradients,
+  kState,        // AdamW's two moments
+  kCopies,       // of the weights in the compute type
+  kCheckpoint,   // the copy from which checkpoints are written
+  kBuffers,      // of exchanges, with the keys that are kept until backward
+  kActivations,  // what forward keeps for backward, and gradients by activations
+  kLogits,       // of one chunk of rows, with what the loss makes of them
+  kPhase,        // what the operation under way makes and gives back
+  kScratch,      // of the sum of gradients and of the update
+};
+inline constexpr int kNumMemoryParts = static_cast<int>(MemoryPart::kScratch) + 1;
+/// "weights", "gradients", ...
+const char* memory_part_name(MemoryPart part);
+
+struct PeakMemory {
+  std::array<double, kNumMemoryParts> bytes{};  // [MemoryPart] at the moment of the peak
+  std::string where;                            // the operation under way, as describe(Op) names it
+  double of(MemoryPart part) const { return bytes[static_cast<size_t>(part)]; }
+  double total() const;
+};
+
+/// Of a rank over steps. Exchange buffers grow to the largest that any step needs, and stay.
+class PeakOfRank {
+ public:
+  /// Borrows the configuration.
+  PeakOfRank(const Config& config, int rank, int num_workers);
+  /// A step with this program, which is the rank's.
+  void add(const Program& program);
+  PeakMemory peak() const;
+
+ private:
+  const Config& config_;
+  int rank_, num_workers_;
+  PeakMemory highest_;  // without buffers, which stand during every operation
+  std::map<std::pair<BufferRole, int64_t>, int64_t> buffers_;  // [role, how many before it] bytes
+};
+
+}  // namespace distca
