@@ -65,7 +65,7 @@ DdpRival::DdpRival(const std::string& python, const std::string& script,
   std::filesystem::create_directories(folder_);
   const std::string weights = folder_ / "model.safetensors";
   AtomicFile file(weights);
-  write_weights(file, llama, {});
+  write_weights(file, llama.config(), llama.parameters(), {});
   file.commit();
   // Both ranks are on this machine: as ours, they talk over the loopback interface.
   setenv("GLOO_SOCKET_IFNAME", "lo", /*overwrite=*/0);

@@ -13,17 +13,14 @@
 #include <utility>
 
 #include "bench/core_time.h"
-#include "bench/exchange_windows.h"
 #include "bench/exchanges_alone.h"
 #include "bench/main.h"
 #include "bench/namespaces.h"
 #include "bench/one_byte_messages.h"
 #include "bench/step_arms.h"
-#include "bench/swapped_plan.h"
 #include "distca/base/clock.h"
 #include "distca/comm/collectives.h"
 #include "distca/plan/exchange.h"
-#include "distca/train/step.h"
 
 namespace distca::bench {
 namespace {
@@ -31,19 +28,18 @@ namespace {
 constexpr uint32_t kWireTag = 1;
 constexpr std::chrono::milliseconds kIdle(200);
 
-/// Tokens of a worker's nano-batch: where exchanges are to be the longer, less to compute.
-int64_t tokens_of(ExchangeLength length) { return length == ExchangeLength::kShorter ? 1536 : 768; }
-
-/// The longest share of an operation that an exchange is to take, or the shortest.
-constexpr double kAimedShorter = 0.65, kAimedBetween = 1.1, kAimedLonger = 1.2;
-
 double mean_of_ranks(Communicator& comm, double mine) {
   double sum = 0;
   for (const double value : all_gather(comm, mine, "a mean")) sum += value;
   return sum / comm.size();
 }
 
-/// Bytes a second in each direction, both at once.
+double& at(OpSeconds& seconds, OpKind kind, distca::Pass pass) {
+  return seconds[static_cast<size_t>(kind)][static_cast<size_t>(pass)];
+}
+
+}  // namespace
+
 double wire_rate(Communicator& comm, double mb_per_s) {
   constexpr int kMessages = 10;
   const auto bytes = static_cast<int64_t>(mb_per_s > 0 ? mb_per_s * 1e6 / 15 : 16e6);
@@ -59,12 +55,6 @@ double wire_rate(Communicator& comm, double mb_per_s) {
   return mean_of_ranks(comm, static_cast<double>(kMessages * bytes) / (steady_seconds() - begin));
 }
 
-/// One rank's part of a batch, under whichever overlap mode.
-struct RankBatch {
-  std::vector<NanoPart> parts;
-  std::vector<LocalTokens> tokens;
-};
-
 RankBatch rank_batch(const SwappedBatch& batch, const LlamaConfig& model, int rank) {
   const Plan plan = swapped_plan(batch, model.shape().attention);
   const NanoPart part{attention_exchange(PlanIndex(plan), rank, model, {})};
@@ -74,23 +64,6 @@ RankBatch rank_batch(const SwappedBatch& batch, const LlamaConfig& model, int ra
           .tokens = std::vector<LocalTokens>(kNanoBatches, tokens)};
 }
 
-Program program_of(Overlap overlap, const LlamaConfig& model, const RankBatch& batch) {
-  return step_program(model, {.overlap = overlap}, /*holds_weights=*/true,
-                      ProgramRequest::Kind::kTrain, batch.parts);
-}
-
-int64_t sent_bytes(const Program& program) {
-  int64_t bytes = 0;
-  for (const Op& op : program.ops) bytes += program.sends(op).bytes;
-  return bytes;
-}
-
-double& at(OpSeconds& seconds, OpKind kind, distca::Pass pass) {
-  return seconds[static_cast<size_t>(kind)][static_cast<size_t>(pass)];
-}
-
-/// Adds the means over a program's operations, played `played` times: of compute where `computed`
-/// says so, else of the exchanges that wait one after another.
 void add_means(const Program& program, const OpTimes& times, int played, bool computed,
                OpSeconds* seconds) {
   OpSeconds operations{};
@@ -103,6 +76,25 @@ void add_means(const Program& program, const OpTimes& times, int played, bool co
         at(*seconds, kind, pass) += times.of(kind, pass) / number;
     }
   }
+}
+
+namespace {
+
+/// Tokens of a worker's nano-batch: where exchanges are to be the longer, less to compute.
+int64_t tokens_of(ExchangeLength length) { return length == ExchangeLength::kShorter ? 1536 : 768; }
+
+/// The longest share of an operation that an exchange is to take, or the shortest.
+constexpr double kAimedShorter = 0.65, kAimedBetween = 1.1, kAimedLonger = 1.2;
+
+Program program_of(Overlap overlap, const LlamaConfig& model, const RankBatch& batch) {
+  return step_program(model, {.overlap = overlap}, /*holds_weights=*/true,
+                      ProgramRequest::Kind::kTrain, batch.parts);
+}
+
+int64_t sent_bytes(const Program& program) {
+  int64_t bytes = 0;
+  for (const Op& op : program.ops) bytes += program.sends(op).bytes;
+  return bytes;
 }
 
 /// What the wire alone needs for each exchange.
@@ -176,8 +168,7 @@ TimedStep OverlapMeasurer::step(Arm arm, const RankBatch& inputs, bool cut) {
   const StepInput input{program_of(kArmOverlaps[arm], options_.model, inputs), inputs.tokens};
   barrier(comm_, "begin of a step");
   PlayedStep played{.begin_s = steady_seconds()};
-  const StepResult result = steps_[arm]->train(
-      input, 1, [](double) {}, [] {});
+  const StepResult result = steps_[arm]->train(input, 1, {});
   played.end_s = played.computed_s = steady_seconds();
   const auto all = all_gather(comm_, played, "figures of a step");
   return {.seconds = figures_of(all).seconds, .times = result.times};

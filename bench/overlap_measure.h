@@ -4,9 +4,12 @@
 
 #include <span>
 
+#include "bench/exchange_windows.h"
 #include "bench/overlap_settings.h"
+#include "bench/swapped_plan.h"
 #include "distca/comm/communicator.h"
 #include "distca/model/llama.h"
+#include "distca/train/step.h"
 
 namespace distca::bench {
 
@@ -17,6 +20,22 @@ struct OverlapOptions {
   int rounds = 15;
   int shown_rounds = 5;  // of settings and arms that are not judged
 };
+
+/// Bytes a second that each of the two ranks sends while the other does, on a wire that is limited
+/// to `mb_per_s`; 0: it is not.
+double wire_rate(Communicator& comm, double mb_per_s);
+
+/// One rank's part of a batch, under whichever overlap mode.
+struct RankBatch {
+  std::vector<NanoPart> parts;
+  std::vector<LocalTokens> tokens;
+};
+RankBatch rank_batch(const SwappedBatch& batch, const LlamaConfig& model, int rank);
+
+/// Adds the means over a program's operations, played `played` times: of compute where `computed`
+/// says so, else of the exchanges that wait one after another.
+void add_means(const Program& program, const OpTimes& times, int played, bool computed,
+               OpSeconds* seconds);
 
 /// Of each setting: limits the wire of this rank's namespace, chooses how much is swapped and
 /// measures. Lines: the setting, one a round, then what each kind of exchange takes beside what it

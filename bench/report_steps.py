@@ -74,7 +74,49 @@ class Setting:
         return figure_of(self.reached("ping-pong"), self.reached("ping-pong again"), bar)
 
 
+SUMS = """
+# Sums of gradients
+The same model and wire; gradients are summed in buckets, under backward (hidden) or behind it. share: of the backward
+that is left by exchanges, from the first bucket on, what the sum takes on the wire alone. ideal: hidden, with messages of
+one byte. wire: the ideal's time before the first bucket, and all bytes from there on at the measured rate. Ratios and A/A
+as above."""
+
+
+def sums(out, lines):
+    settings = groups(lines, "sum")
+    if settings:
+        out.say(SUMS)
+    for group in settings:
+        of_setting, rounds = group[0], of(group, "round")
+        steps = {arm: [line["step_s"][arm] for line in rounds] for arm in rounds[0]["step_s"]}
+        wire = [line["wire_s"] for line in rounds]
+        out.say("\n## {name}\n{tokens} tokens a worker and nano-batch, {buckets} buckets; the sum takes {sum} ms, exchanges {exchange} ms, "
+                "backward {under} ms: share {share:.2f}".format_map(
+                    of_setting | {key: ms(of_setting[key + "_s"]) for key in ("sum", "exchange", "under")}))
+        rows = []
+        for arm, seconds in steps.items():
+            to_ideal, to_wire = estimate(quotient(seconds, steps["one byte"])), estimate(quotient(seconds, wire))
+            rows.append(f"{arm}|{ms(median(seconds))}|{to_ideal.median:.3f}|{to_ideal.text()}|{to_wire.median:.3f}|{to_wire.text()}")
+        out.table("step|ms|to ideal|95 %|to wire|95 %", rows)
+        limit = wire if of_setting["longer"] else steps["one byte"]
+        most = bar_of("overlap", "sum_share", {})["at_most"]
+        why = ("shown only" if not of_setting["judged"]
+               else f"the share is above {most}" if not of_setting["longer"] and of_setting["share"] > most
+               else f"the share is at most {most}" if of_setting["longer"] and of_setting["share"] <= most else "")
+        figure = figure_of(quotient(limit, steps["hidden"]), quotient(limit, steps["hidden again"]),
+                           None if why else out.bar("sum"))
+        ratio_of = figure.reached.inverse()
+        out.say(f"hidden to {'wire' if of_setting['longer'] else 'ideal'}: {ratio_of.median:.3f} ({ratio_of.text()}), A/A "
+                f"{figure.control.text()}: {f'not judged ({why})' if why else out.judge(figure)}")
+
+
 def overlap(out, head, lines):
+    first_sum = next((i for i, line in enumerate(lines) if line["line"] == "sum"), len(lines))
+    exchanges(out, head, lines[:first_sum])
+    sums(out, lines[first_sum:])
+
+
+def exchanges(out, head, lines):
     out.say(f"{OVERLAP.format_map(head)}\nmodel: {model_text(head)}; {head['nano_batches']} nano-batches")
     settings = [Setting(group) for group in groups(lines, "setting")]
     for s in settings:

@@ -65,7 +65,7 @@ LocalTokens made_up_tokens(const NanoBatch& nano_batch, const std::vector<Segmen
 StepPlayer::StepPlayer(const LlamaConfig& model, uint64_t seed, Communicator& comm)
     : comm_(comm),
       llama_(model, seed, comm.cuda_device()),
-      optimizer_(llama_.weights(), llama_.parameters(), options_) {}
+      optimizer_(llama_, seed, options_, gradient_exchange(model, {}, comm.rank(), comm.size())) {}
 
 size_t StepPlayer::add(const StepArm& arm) {
   arms_.push_back({arm, std::make_unique<Step>(llama_.config(), &llama_, comm_, arm.step)});
@@ -82,8 +82,9 @@ StepInput StepPlayer::input_of(const StepArm& arm, const std::vector<Plan>& plan
     input.tokens.push_back(
         made_up_tokens(plan.nano_batch, plan.layout.workers[comm_.rank()], model.vocab_size));
   }
-  input.program = step_program(model, arm.step, /*holds_weights=*/true,
-                               ProgramRequest::Kind::kTrain, std::move(parts));
+  input.program =
+      step_program(model, arm.step, /*holds_weights=*/true, ProgramRequest::Kind::kTrain,
+                   std::move(parts), optimizer_.exchange());
   return input;
 }
 
@@ -95,13 +96,15 @@ PlayedStep StepPlayer::play(size_t index, const BatchLengths& batch, RankSample*
   PlayedStep played{.begin_s = steady_seconds()};
   const double processor_begin = process_processor_seconds();
   optimizer_.zero_gradients();
-  const auto sum_gradients = [&](double loss_sum) {
-    played.computed_s = steady_seconds();
-    played.gradient_norm = optimizer_.sum_and_clip(comm_, loss_sum).norm;
-  };
-  const StepResult result = step->train(input, num_targets(batch), sum_gradients,
-                                        [&] { optimizer_.update(options_.lr); });
+  const StepResult result =
+      step->train(input, num_targets(batch),
+                  {.optimizer = &optimizer_,
+                   .workers = &comm_,
+                   .max_grad_norm = options_.max_grad_norm,
+                   .lr = options_.lr,
+                   .before_sum = [&] { played.computed_s = steady_seconds(); }});
   played.end_s = steady_seconds();
+  played.gradient_norm = result.sum.norm;
   played.processor_s = process_processor_seconds() - processor_begin;
   played.waited_s = result.times.of(OpPart::kWait);
   played.loss_sum = result.loss_sum;

@@ -45,7 +45,8 @@ class Bench {
                     .train,
                 config.batch),
         model_(config.model, static_cast<uint64_t>(config.train.seed), comm.cuda_device()),
-        optimizer_(model_.weights(), model_.parameters(), config.optimizer) {
+        gradients_(gradient_exchange(config.model, step_options(config), 0, 1)),
+        optimizer_(model_, static_cast<uint64_t>(config.train.seed), config.optimizer, gradients_) {
     for (const std::string& kernel : {arguments.kernel, arguments.other, arguments.other}) {
       StepOptions options = step_options(config);
       options.kernel = kernel_choice(kernel);
@@ -58,7 +59,7 @@ class Bench {
   /// The first round's times are thrown away: it warms up. A round begins with another each time.
   void measure(int rounds) {
     for (int round = -1; round < rounds; ++round) {
-      const PlannedBatch batch = plan_batch(config_, data_, {stream_.next()}, 0, 1);
+      const PlannedBatch batch = plan_batch(config_, data_, {stream_.next()}, 0, 1, {}, gradients_);
       Json line = Json::object();
       for (size_t turn = 0; turn < kRunners.size(); ++turn) {
         const size_t runner = (turn + static_cast<size_t>(round + 1)) % kRunners.size();
@@ -76,10 +77,11 @@ class Bench {
     const auto now = one_thread ? thread_processor_seconds : steady_seconds;
     const double begin = now();
     optimizer_.zero_gradients();
-    const StepResult result = step.train(
-        batch.input, batch.figures.targets,
-        [&](double loss_sum) { optimizer_.sum_and_clip(comm_, loss_sum); },
-        [&] { optimizer_.update(config_.optimizer.lr); });
+    const StepResult result = step.train(batch.input, batch.figures.targets,
+                                         {.optimizer = &optimizer_,
+                                          .workers = &comm_,
+                                          .max_grad_norm = config_.optimizer.max_grad_norm,
+                                          .lr = config_.optimizer.lr});
     const double step_s = now() - begin;
     const OpTimes& times = result.times;
     const auto& core_attention =
@@ -100,6 +102,7 @@ class Bench {
   IndexedDataset data_;
   BatchStream stream_;
   Llama model_;
+  std::shared_ptr<const GradientExchange> gradients_;
   Optimizer optimizer_;
   std::vector<std::unique_ptr<Step>> steps_;  // [kRunners]
 };

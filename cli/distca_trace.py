@@ -19,7 +19,7 @@ LAUNCH, IDLE = PARTS[2:4], PARTS[4:]
 PART_OF = {"compute": "compute", "copy": "copies", "launch": "issues", None: "gaps"}  # by kind of the innermost event
 MOST_US = 9e12  # 2^53 ns are 104 days: beyond them microseconds in a double lose nanoseconds
 
-# operation: the name without layer and nano-batch, "forward core_attention".
+# operation: the name without layer, nano-batch and bucket, "forward core_attention".
 Event = namedtuple("Event", "rank kind operation begin end step layer nano_batch tag awaited to bytes received_bytes "
                    "flops")
 # Of an event's "args", those that it may lack.
@@ -66,7 +66,8 @@ def integer(value, key):
 
 @functools.cache
 def operation_of(name, layer, nano_batch):
-    return name.replace(f" layer {layer}", "", 1).replace(f" of nano-batch {nano_batch}", "", 1)
+    name = name.replace(f" layer {layer}", "", 1).replace(f" of nano-batch {nano_batch}", "", 1)
+    return name.partition(" of bucket ")[0]
 
 
 def event_of(line):

@@ -119,7 +119,8 @@ class CliTrace(unittest.TestCase):
         self.assertEqual((len(ranks), other["overlap"], analysis.numbers), (2, "ping-pong", [2, 3, 4]))
         for rank, events in zip(other["ranks"], ranks):
             self.assertEqual((rank["role"], rank["clock_uncertainty_s"]), ("worker", 0))  # one machine, one clock
-            self.assertLessEqual({"plan", "plan hash", "forward core_attention", "backward pre_attention", "gradient sum",
+            self.assertLessEqual({"plan", "plan hash", "forward core_attention", "backward pre_attention", "gradient norm",
+                                  "grad_add", "grad_norm",
                                   "loss sum", "optimizer"}, {event.operation for event in events})
 
     def test_servers_and_overlap_modes_are_traced_alike(self):

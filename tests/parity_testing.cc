@@ -60,7 +60,10 @@ std::vector<StepInput> inputs_of(const StepRun& what, const StepOptions& options
   const auto kind = what.evaluate ? ProgramRequest::Kind::kEvaluate : ProgramRequest::Kind::kTrain;
   for (int rank = 0; rank < num_ranks; ++rank) {
     inputs[rank].program =
-        step_program(what.model, options, rank < what.workers, kind, std::move(parts[rank]));
+        step_program(what.model, options, rank < what.workers, kind, std::move(parts[rank]),
+                     what.evaluate || rank >= what.workers
+                         ? nullptr
+                         : gradient_exchange(what.model, options, rank, what.workers));
   }
   return inputs;
 }
@@ -84,14 +87,17 @@ Outcome work(const StepRun& what, const StepOptions& options, Communicator& comm
              const StepInput& input) {
   const auto workers = comm.split_first(what.workers);
   const Llama model(what.model, 11, comm.cuda_device());
-  Optimizer optimizer(model.weights(), model.parameters(), {.max_grad_norm = 0});
+  std::shared_ptr<const GradientExchange> gradients = input.program.gradients;
+  if (gradients == nullptr)  // it evaluates
+    gradients = gradient_exchange(what.model, options, comm.rank(), what.workers);
+  Optimizer optimizer(model, 11, {}, gradients);
   Step step(what.model, &model, comm, options);
-  const StepResult result =
-      what.evaluate
-          ? step.evaluate(input)
-          : step.train(
-                input, num_targets(what.documents),
-                [&](double loss_sum) { optimizer.sum_and_clip(*workers, loss_sum); }, [] {});
+  const StepResult result = what.evaluate
+                                ? step.evaluate(input)
+                                : step.train(input, num_targets(what.documents),
+                                             {.optimizer = &optimizer,
+                                              .workers = workers.get(),
+                                              .accepts = [](const GradientSum&) { return false; }});
   Outcome outcome{.loss = result.loss_sum, .gradients = {}, .bytes_sent = result.bytes.sent};
   ordered_sum(*workers, std::span(&outcome.loss, 1), "loss");
   if (what.evaluate || comm.rank() != 0) return outcome;
@@ -103,12 +109,9 @@ Outcome work(const StepRun& what, const StepOptions& options, Communicator& comm
 /// On a dedicated server.
 Outcome serve(const StepRun& what, const StepOptions& options, Communicator& comm,
               const StepInput& input) {
-  const auto never = [] { ADD_FAILURE() << "a dedicated server has no gradients"; };
   Step step(what.model, nullptr, comm, options);
   const StepResult result =
-      what.evaluate ? step.evaluate(input)
-                    : step.train(
-                          input, num_targets(what.documents), [&](double) { never(); }, never);
+      what.evaluate ? step.evaluate(input) : step.train(input, num_targets(what.documents), {});
   EXPECT_EQ(result.loss_sum, 0);
   return {.loss = 0, .gradients = {}, .bytes_sent = result.bytes.sent};
 }
@@ -227,6 +230,7 @@ Plan plan_by(const Planner& planner, const LlamaConfig& model, const std::vector
 Outcome run(const StepRun& what) {
   StepOptions options = what.options;
   options.overlap = what.play.overlap;
+  options.bucket_mb = 0.02;  // several
   const int ranks = what.workers + static_cast<int>(what.play.servers.dedicated.size());
   const std::vector<StepInput> inputs = inputs_of(what, options, ranks);
   check_programs(inputs);

@@ -148,25 +148,31 @@ StoredTensor stored_tensor(const CheckpointIndex& index, const StoredPiece& piec
 std::vector<StoredPiece> owned_pieces(const std::vector<StoredTensor>& tensors, int owner,
                                       int num_owners, const std::string& file) {
   int64_t total = 0;
-  for (const StoredTensor& tensor : tensors) total += tensor.numel();
+  std::vector<int64_t> begins;
+  for (const StoredTensor& tensor : tensors) {
+    begins.push_back(total);
+    total += tensor.numel();
+  }
   const int64_t each = round_up(ceil_div(total, num_owners), kOwnedBlock);
   const Range owned{owner * each, (owner + 1) * each};
   std::vector<StoredPiece> pieces;
-  int64_t begin = 0;
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    const Range held = intersect(owned, {begin, begin + tensors[i].numel()});
-    if (!held.empty()) {
-      for (const StatePart part : kStateParts) {
-        pieces.push_back({.tensor = static_cast<int64_t>(i),
-                          .part = part,
-                          .box = whole(tensors[i]),
-                          .range = {held.begin - begin, held.end - begin},
-                          .file = file});
-      }
-    }
-    begin += tensors[i].numel();
-  }
+  add_pieces(tensors, begins, owned, file, pieces);
   return pieces;
+}
+
+void add_pieces(const std::vector<StoredTensor>& tensors, const std::vector<int64_t>& begins,
+                const Range& owned, const std::string& file, std::vector<StoredPiece>& pieces) {
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const Range held = intersect(owned, {begins[i], begins[i] + tensors[i].numel()});
+    if (held.empty()) continue;
+    for (const StatePart part : kStateParts) {
+      pieces.push_back({.tensor = static_cast<int64_t>(i),
+                        .part = part,
+                        .box = whole(tensors[i]),
+                        .range = {held.begin - begins[i], held.end - begins[i]},
+                        .file = file});
+    }
+  }
 }
 
 void check_coverage(const CheckpointIndex& index, std::string_view name) {

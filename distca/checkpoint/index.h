@@ -74,6 +74,11 @@ std::vector<StoredPiece> owned_pieces(const std::vector<StoredTensor>& tensors, 
                                       int num_owners, const std::string& file);
 inline constexpr int64_t kOwnedBlock = 4096;  // elements
 
+/// Adds the pieces of the tensors that lie in `owned`, where tensor i begins at begins[i]: elements
+/// of a layout in which all tensors stand end to end, perhaps with gaps.
+void add_pieces(const std::vector<StoredTensor>& tensors, const std::vector<int64_t>& begins,
+                const Range& owned, const std::string& file, std::vector<StoredPiece>& pieces);
+
 /// Throws Error(kCheckpoint) naming the first tensor of which an element is in no piece, or in two.
 /// `name` is the index's file.
 void check_coverage(const CheckpointIndex& index, std::string_view name);

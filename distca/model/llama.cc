@@ -50,6 +50,7 @@ struct Llama::State {
     int layer;
   };
   std::vector<Copy> copies;
+  at::Tensor storage;  // of all parameters
 
   State(const LlamaConfig& config_in, int cuda_device)
       : config(config_in),
@@ -57,28 +58,11 @@ struct Llama::State {
         master(compute == at::kDouble ? at::kDouble : at::kFloat),
         device(aten_device(cuda_device)) {}
 
-  /// Normal weights drawn in fp32 on the CPU from (seed, name): the same for every rank, machine,
-  /// device, dtype and number of threads.
-  at::Tensor initial(const Weight& weight, uint64_t seed) const {
-    if (!weight.is_matrix()) return at::ones(weight.shape, at::kFloat);
-    Fnv1a64 hash;
-    hash.add(weight.name);
-    const at::Tensor value = at::empty(weight.shape, at::kFloat);
-    const std::span all(value.data_ptr<float>(), static_cast<size_t>(value.numel()));
-    at::parallel_for(0, ceil_div(value.numel(), kNormalChunk), 1, [&](int64_t begin, int64_t end) {
-      for (int64_t block = begin; block < end; ++block) {
-        const auto at = static_cast<size_t>(block * kNormalChunk);
-        const auto count = std::min(static_cast<size_t>(kNormalChunk), all.size() - at);
-        draw_normal_chunk(seed ^ hash.value(), static_cast<uint64_t>(block), weight.initial_std,
-                          all.subspan(at, count));
-      }
-    });
-    return value;
-  }
   /// What phases compute with in place of a parameter. Norms have the parameters' type.
   at::Tensor used(const at::Tensor& parameter, int layer) {
     if (compute == master || parameter.dim() == 1) return parameter;
     const at::NoGradGuard no_grad;
+    // Where masters are elsewhere, both share their memory, but not their gradients' type.
     copies.push_back({.parameter = parameter,
                       .leaf = parameter.detach().to(compute).set_requires_grad(true),
                       .layer = layer});
@@ -91,13 +75,45 @@ struct Llama::State {
   }
 };
 
-Llama::Llama(const LlamaConfig& config, uint64_t seed, int cuda_device)
+WeightOffsets parameter_offsets(const LlamaConfig& config, Masters masters) {
+  const int64_t master = config.dtype == ScalarType::kFloat64 ? 8 : 4;
+  return weight_offsets(weight_table(config),
+                        masters == Masters::kHere ? master : element_bytes(config.dtype), master);
+}
+
+at::Tensor initial_weight(const Weight& weight, uint64_t seed) {
+  if (!weight.is_matrix()) return at::ones(weight.shape, at::kFloat);
+  Fnv1a64 hash;
+  hash.add(weight.name);
+  const at::Tensor value = at::empty(weight.shape, at::kFloat);
+  const std::span all(value.data_ptr<float>(), static_cast<size_t>(value.numel()));
+  at::parallel_for(0, ceil_div(value.numel(), kNormalChunk), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t block = begin; block < end; ++block) {
+      const auto at = static_cast<size_t>(block * kNormalChunk);
+      const auto count = std::min(static_cast<size_t>(kNormalChunk), all.size() - at);
+      draw_normal_chunk(seed ^ hash.value(), static_cast<uint64_t>(block), weight.initial_std,
+                        all.subspan(at, count));
+    }
+  });
+  return value;
+}
+
+Llama::Llama(const LlamaConfig& config, uint64_t seed, int cuda_device, Masters masters)
     : state_(std::make_unique<State>(config, cuda_device)) {
   config.check();
   State& s = *state_;
   s.weights = weight_table(config);
-  for (const Weight& weight : s.weights) {
-    s.parameters.push_back(s.initial(weight, seed).to(s.device, s.master).set_requires_grad(true));
+  const WeightOffsets offsets = parameter_offsets(config, masters);
+  s.storage = at::zeros({offsets.bytes}, at::dtype(at::kByte).device(s.device));
+  for (size_t i = 0; i < s.weights.size(); ++i) {
+    const Weight& weight = s.weights[i];
+    const bool in_compute = masters == Masters::kElsewhere && weight.is_matrix();
+    const at::Tensor parameter =
+        s.storage.narrow(0, offsets.begins[i], weight.numel() * offsets.element_bytes[i])
+            .view(in_compute ? s.compute : s.master)
+            .view(weight.shape);
+    parameter.copy_(initial_weight(weight, seed));
+    s.parameters.push_back(parameter.detach().set_requires_grad(true));
   }
   // The table's order: embedding, the weights of each layer, last norm, head.
   auto next = s.parameters.begin();
@@ -119,10 +135,13 @@ Llama::~Llama() = default;
 const LlamaConfig& Llama::config() const { return state_->config; }
 const std::vector<Weight>& Llama::weights() const { return state_->weights; }
 const std::vector<at::Tensor>& Llama::parameters() const { return state_->parameters; }
+const at::Tensor& Llama::storage() const { return state_->storage; }
 
 void Llama::refresh_copies() const {
   const at::NoGradGuard no_grad;
-  for (State::Copy& copy : state_->copies) copy.leaf.copy_(copy.parameter);
+  for (State::Copy& copy : state_->copies) {
+    if (!copy.leaf.is_alias_of(copy.parameter)) copy.leaf.copy_(copy.parameter);
+  }
 }
 
 int64_t Llama::copy_bytes() const {
@@ -134,9 +153,9 @@ int64_t Llama::copy_bytes() const {
 namespace {
 
 /// A parameter's .grad, which autograd may not have made yet.
-at::Tensor& gradient_of(at::Tensor& parameter) {
+at::Tensor& gradient_of(at::Tensor& parameter, at::ScalarType type) {
   at::Tensor& gradient = parameter.mutable_grad();
-  if (!gradient.defined()) gradient = at::zeros_like(parameter.detach());
+  if (!gradient.defined()) gradient = at::zeros_like(parameter.detach(), type);
   return gradient;
 }
 
@@ -146,7 +165,7 @@ void Llama::collect_gradients(int layer) const {
   const at::NoGradGuard no_grad;
   for (State::Copy& copy : state_->copies) {
     if (copy.layer != layer || !copy.leaf.grad().defined()) continue;
-    gradient_of(copy.parameter).add_(copy.leaf.grad());
+    gradient_of(copy.parameter, state_->master).add_(copy.leaf.grad());
     copy.leaf.mutable_grad().reset();
   }
 }
@@ -182,7 +201,7 @@ void Llama::embed_backward(const at::Tensor& ids, const at::Tensor& d_x) const {
   const at::Tensor rows =
       at::embedding_dense_backward(d_x.to(state_->master), places, tokens.numel(),
                                    /*padding_idx=*/-1, /*scale_grad_by_freq=*/false);
-  gradient_of(state_->embedding).index_add_(0, tokens, rows);
+  gradient_of(state_->embedding, state_->master).index_add_(0, tokens, rows);
 }
 
 void Llama::pre_attention(int layer, const at::Tensor& x, const Rope& rope, at::Tensor* q,

@@ -13,9 +13,11 @@
 // vocab_size.
 //
 // Parameters are fp32 masters (fp64 for an fp64 model); phases compute in `dtype`. Where that is
-// another type, a copy of the matrices in it serves all nano-batches (refresh_copies). Autograd
-// lives inside a phase: the phase records if grad mode is on, the caller runs its backward, and
-// collect_gradients() adds what the copies got to the parameters' .grad. Thread rule: one thread a
+// another type, a copy of the matrices in it serves all nano-batches (refresh_copies). Where
+// somebody else keeps the masters (Masters::kElsewhere, for ZeRO-1), parameters are in the types in
+// which phases use them, and there is no copy. Autograd lives inside a phase: the phase records if
+// grad mode is on, the caller runs its backward, and collect_gradients() adds what the copies got
+// to the parameters' .grad, which is in the masters' type in any case. Thread rule: one thread a
 // model.
 
 #include <cstdint>
@@ -32,12 +34,25 @@ class Tensor;
 
 namespace distca {
 
+/// Who keeps the weights in full precision.
+enum class Masters : uint8_t {
+  kHere,       // the parameters are the masters
+  kElsewhere,  // matrices are in `dtype` and norms in the masters' type
+};
+
+/// The bytes of an element of a model's parameters, and where they lie.
+WeightOffsets parameter_offsets(const LlamaConfig& config, Masters masters);
+
+/// The initial value of a weight, drawn in fp32 on the CPU from (seed, name): the same on every
+/// rank, machine and device, for every dtype and number of threads.
+at::Tensor initial_weight(const Weight& weight, uint64_t seed);
+
 /// The weights of a model and its phases.
 class Llama {
  public:
-  /// Draws the initial weights from the seed. They are the same on every rank and machine, for
-  /// every dtype. `cuda_device` is -1 for the CPU.
-  Llama(const LlamaConfig& config, uint64_t seed, int cuda_device);
+  /// Draws the initial weights from the seed. `cuda_device` is -1 for the CPU.
+  Llama(const LlamaConfig& config, uint64_t seed, int cuda_device,
+        Masters masters = Masters::kHere);
   ~Llama();
 
   const LlamaConfig& config() const;
@@ -78,6 +93,8 @@ class Llama {
   /// model.
   const std::vector<Weight>& weights() const;
   const std::vector<at::Tensor>& parameters() const;
+  /// [bytes] All parameters, at the places of parameter_offsets().
+  const at::Tensor& storage() const;
 
  private:
   struct State;

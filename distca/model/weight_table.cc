@@ -2,7 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
+
+#include "distca/base/integers.h"
 
 namespace distca {
 
@@ -19,28 +22,68 @@ std::vector<Weight> weight_table(const LlamaConfig& config) {
   constexpr SplitAxis kRows = SplitAxis::kRows, kColumns = SplitAxis::kColumns,
                       kNone = SplitAxis::kNone;
   std::vector<Weight> table;
-  table.push_back(
-      {"model.embed_tokens.weight", {config.vocab_size, hidden}, kRows, kBeforeLayers, std_dev});
+  table.push_back({"model.embed_tokens.weight",
+                   {config.vocab_size, hidden},
+                   kRows,
+                   kBeforeLayers,
+                   WeightPhase::kEmbed,
+                   std_dev});
   for (int layer = 0; layer < config.num_hidden_layers; ++layer) {
+    WeightPhase phase = WeightPhase::kPreAttention;
     const auto add = [&](const char* name, std::vector<int64_t> shape, SplitAxis split,
                          double initial_std) {
       table.push_back({fmt::format("model.layers.{}.{}.weight", layer, name), std::move(shape),
-                       split, layer, initial_std});
+                       split, layer, phase, initial_std});
     };
     add("input_layernorm", {hidden}, kNone, 0);
     add("self_attn.q_proj", {q, hidden}, kRows, std_dev);
     add("self_attn.k_proj", {kv, hidden}, kRows, std_dev);
     add("self_attn.v_proj", {kv, hidden}, kRows, std_dev);
+    phase = WeightPhase::kPostAttention;
     add("self_attn.o_proj", {hidden, q}, kColumns, residual_std);
     add("post_attention_layernorm", {hidden}, kNone, 0);
     add("mlp.gate_proj", {inner, hidden}, kRows, std_dev);
     add("mlp.up_proj", {inner, hidden}, kRows, std_dev);
     add("mlp.down_proj", {hidden, inner}, kColumns, residual_std);
   }
-  table.push_back({"model.norm.weight", {hidden}, kNone, kAfterLayers, 0});
-  if (!config.tie_word_embeddings)
-    table.push_back({"lm_head.weight", {config.vocab_size, hidden}, kRows, kAfterLayers, std_dev});
+  table.push_back({"model.norm.weight", {hidden}, kNone, kAfterLayers, WeightPhase::kLoss, 0});
+  if (!config.tie_word_embeddings) {
+    table.push_back({"lm_head.weight",
+                     {config.vocab_size, hidden},
+                     kRows,
+                     kAfterLayers,
+                     WeightPhase::kLoss,
+                     std_dev});
+  }
   return table;
+}
+
+FlatLayout flat_layout(const std::vector<Weight>& weights) {
+  FlatLayout layout;
+  for (const Weight& weight : weights) {
+    layout.begins.push_back(layout.elements);
+    layout.elements += round_up(weight.numel(), kFlatAlignment);
+  }
+  layout.elements = round_up(layout.elements, kFlatBlock);
+  return layout;
+}
+
+WeightOffsets weight_offsets(const std::vector<Weight>& weights, int64_t matrix_bytes,
+                             int64_t norm_bytes) {
+  WeightOffsets offsets{.layout = flat_layout(weights)};
+  const FlatLayout& layout = offsets.layout;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    const int64_t end = i + 1 < weights.size() ? layout.begins[i + 1] : layout.elements;
+    offsets.begins.push_back(offsets.bytes);
+    offsets.element_bytes.push_back(weights[i].is_matrix() ? matrix_bytes : norm_bytes);
+    offsets.bytes += (end - layout.begins[i]) * offsets.element_bytes.back();
+  }
+  return offsets;
+}
+
+int64_t WeightOffsets::of(int64_t element) const {
+  const auto weight = std::ranges::upper_bound(layout.begins, element) - layout.begins.begin() - 1;
+  return begins[weight] + (element - layout.begins[weight]) * element_bytes[weight];
 }
 
 }  // namespace distca

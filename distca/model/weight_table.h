@@ -22,6 +22,9 @@ enum class SplitAxis : uint8_t {
   kColumns,  // in features: o and down
 };
 
+/// The phase of a model that computes with a weight (llama.h).
+enum class WeightPhase : uint8_t { kEmbed, kPreAttention, kPostAttention, kLoss };
+
 /// Which layer a weight belongs to, if it is none of the numbered ones.
 inline constexpr int kBeforeLayers = -1;  // the embedding
 inline constexpr int kAfterLayers = -2;   // the last norm and the head
@@ -30,8 +33,9 @@ struct Weight {
   std::string name;            // Hugging Face's
   std::vector<int64_t> shape;  // of the full tensor: [out, in] of a matrix, [features] of a norm
   SplitAxis split = SplitAxis::kNone;
-  int layer = kBeforeLayers;  // from 0, or one of the two above
-  double initial_std = 0;     // of a matrix's initial normal values; norms begin as ones
+  int layer = kBeforeLayers;                // from 0, or one of the two above
+  WeightPhase phase = WeightPhase::kEmbed;  // a tied embedding is used by kLoss, too
+  double initial_std = 0;  // of a matrix's initial normal values; norms begin as ones
 
   bool is_matrix() const { return shape.size() == 2; }
   /// Whether AdamW lets it decay. Norms do not.
@@ -42,5 +46,31 @@ struct Weight {
 /// All weights, in the order of a model's parameters. A head that shares the embedding's weights is
 /// not listed.
 std::vector<Weight> weight_table(const LlamaConfig& config);
+
+/// Where weights lie that stand end to end in one buffer, in the order of the table. Gradients,
+/// master weights and AdamW's moments have this layout.
+struct FlatLayout {
+  std::vector<int64_t> begins;  // [weight] elements; multiples of kFlatAlignment
+  int64_t elements = 0;         // with all gaps; a multiple of kFlatBlock
+};
+/// As many elements as PyTorch's fused AdamW takes at a time: a part of a weight that begins at a
+/// multiple of them is updated to the same bits as within the whole weight.
+inline constexpr int64_t kFlatAlignment = 64;
+/// The elements over which squares are summed for the gradient's norm, and the smallest part that
+/// ranks divide a layout by. So the norm does not depend on how many ranks there are.
+inline constexpr int64_t kFlatBlock = 4096;
+FlatLayout flat_layout(const std::vector<Weight>& weights);
+
+/// The same layout where matrices and norms have elements of different sizes.
+struct WeightOffsets {
+  FlatLayout layout;
+  std::vector<int64_t> begins;         // [weight] bytes
+  std::vector<int64_t> element_bytes;  // [weight]
+  int64_t bytes = 0;                   // of all
+  /// Where an element of the layout, or its end, lies: bytes.
+  int64_t of(int64_t element) const;
+};
+WeightOffsets weight_offsets(const std::vector<Weight>& weights, int64_t matrix_bytes,
+                             int64_t norm_bytes);
 
 }  // namespace distca

@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include "distca/base/error.h"
+
 namespace distca {
 
 std::vector<StoredTensor> stored_weights(const LlamaConfig& config) {
@@ -15,10 +17,13 @@ std::vector<StoredTensor> stored_weights(const LlamaConfig& config) {
   return stored;
 }
 
-void write_weights(AtomicFile& file, const Llama& model, const SafetensorsMetadata& metadata) {
-  file.write(safetensors_header(stored_weights(model.config()), metadata));
-  for (const at::Tensor& parameter : model.parameters()) {
-    const at::Tensor host = parameter.detach().cpu().contiguous();
+void write_weights(AtomicFile& file, const LlamaConfig& config,
+                   const std::vector<at::Tensor>& weights, const SafetensorsMetadata& metadata) {
+  const std::vector<StoredTensor> stored = stored_weights(config);
+  file.write(safetensors_header(stored, metadata));
+  for (size_t i = 0; i < weights.size(); ++i) {
+    const at::Tensor host = weights[i].detach().cpu().contiguous();
+    DISTCA_CHECK_EQ(static_cast<int64_t>(host.nbytes()), stored[i].bytes());
     file.write(std::span(static_cast<const std::byte*>(host.const_data_ptr()), host.nbytes()));
   }
 }

@@ -2,7 +2,7 @@
 // A model's weights as one file under Hugging Face's names.
 //
 //     AtomicFile file("model.safetensors");
-//     write_weights(file, model, {{"steps", "100"}});
+//     write_weights(file, model.config(), model.parameters(), {{"steps", "100"}});
 //     file.commit();
 //
 // Thread rule: one thread a model.
@@ -17,7 +17,9 @@ namespace distca {
 /// The weights as files hold them: in the type of the masters, in the order of the weight table.
 std::vector<StoredTensor> stored_weights(const LlamaConfig& config);
 
-/// Writes the weights, but does not commit the file. Throws Error(kIo).
-void write_weights(AtomicFile& file, const Llama& model, const SafetensorsMetadata& metadata);
+/// Writes the weights, which are in the order and of the types of stored_weights(), but does not
+/// commit the file. Throws Error(kIo).
+void write_weights(AtomicFile& file, const LlamaConfig& config,
+                   const std::vector<at::Tensor>& weights, const SafetensorsMetadata& metadata);
 
 }  // namespace distca

@@ -12,6 +12,12 @@
 // kept until backward have one buffer for each layer and slot. Accumulators are packed as soon as
 // core attention has filled them, so one buffer serves all slots.
 //
+// How gradients travel (gradient_exchange.h). The messages of core attention come first, since
+// somebody will soon wait for them. A bucket is issued behind one of these messages, and the
+// buckets that a layer has completed are spread over the messages of the next one, so that none of
+// them holds up what follows it on the wire. The parts of a bucket are added half a layer later, without
+// waiting where the wire keeps up.
+//
 // All functions are pure; any thread may call them.
 
 #include <array>
@@ -69,6 +75,9 @@ struct ProgramRequest {
   bool holds_weights = true;           // false: a dedicated server; exchanges and tasks only
   std::vector<NanoPart> nano_batches;  // of the step, in order
   ModelShape model;                    // as this rank has it
+  /// How gradients are summed. Null on a dedicated server and for evaluation. A program for
+  /// training that has none ends with one kGradNorm and one kOptimizer, which belong to no bucket.
+  std::shared_ptr<const GradientExchange> gradients;
 };
 
 Program build_program(const ProgramRequest& request);

@@ -28,10 +28,7 @@ Program build_none(const ProgramRequest& request) {
     }
     builder.embed(Pass::kBackward, nano);
   }
-  if (builder.trains()) {
-    builder.grad_reduce();
-    builder.optimizer();
-  }
+  if (builder.trains()) builder.update();
   return builder.take();
 }
 

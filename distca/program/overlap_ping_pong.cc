@@ -21,10 +21,7 @@ Program build_ping_pong(const ProgramRequest& request) {
     first.linear();
     if (!alone) second.linear();
   }
-  if (builder.trains()) {
-    builder.grad_reduce();
-    builder.optimizer();
-  }
+  if (builder.trains()) builder.update();
   return builder.take();
 }
 

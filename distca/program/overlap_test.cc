@@ -115,7 +115,7 @@ TEST(Overlap, ping_pong_is_the_papers_figure_7) {
             "pre_attention 1a', post_attention 0a', dispatch 0a', pre_attention 1b', "
             "post_attention 0b', dispatch 0b', "
             "core_attention 0a', combine 0a', core_attention 0b', combine 0b', "
-            "pre_attention 0a', embed a', pre_attention 0b', embed b', grad_reduce, optimizer");
+            "pre_attention 0a', embed a', pre_attention 0b', embed b', grad_norm, optimizer");
 }
 
 TEST(Overlap, ping_pongs_next_pair_begins_while_the_last_one_ends) {
@@ -161,7 +161,7 @@ TEST(Overlap, within_is_one_nano_batch_in_parts) {
             "pre_attention 1a', post_attention 0a', dispatch 0a', "
             "core_attention(home, first half) 0a', core_attention(away) 0a', combine 0a', "
             "core_attention(home, rest) 0a', "
-            "pre_attention 0a', embed a', grad_reduce, optimizer");
+            "pre_attention 0a', embed a', grad_norm, optimizer");
 }
 
 TEST(Overlap, evaluation_has_no_backward) {

@@ -14,10 +14,7 @@ Program build_within(const ProgramRequest& request) {
     chain.attention(/*partial=*/true);
     chain.linear();
   }
-  if (builder.trains()) {
-    builder.grad_reduce();
-    builder.optimizer();
-  }
+  if (builder.trains()) builder.update();
   return builder.take();
 }
 

@@ -6,6 +6,7 @@
 #include <array>
 
 #include "distca/base/error.h"
+#include "distca/program/gradient_exchange.h"
 
 namespace distca {
 namespace {
@@ -50,21 +51,28 @@ std::string megaflops(const Op& op) {
 }
 
 constexpr std::array<const char*, kNumOpKinds> kOpNames = {
-    "embed",   "pre_attention",  "dispatch", "redispatch",  "core_attention",
-    "combine", "post_attention", "loss",     "grad_reduce", "optimizer"};
+    "embed",       "pre_attention",  "dispatch",  "redispatch",   "core_attention",
+    "combine",     "post_attention", "loss",      "grad_reduce",  "grad_add",
+    "grad_gather", "grad_norm",      "optimizer", "weight_gather"};
 static_assert(kOpNames.back() != nullptr, "a kind of operation has no name");
 
 constexpr std::array<const char*, kNumTaskSets> kTaskSetNames = {"all", "home, first half", "away",
                                                                  "home, rest"};
 
 constexpr std::array<const char*, kNumBufferRoles> kBufferNames = {
-    "qkv_out", "qkv_in",       "o_out",        "o_in",       "d_o_out",
-    "d_o_in",  "accumulators", "gradient_out", "gradient_in"};
+    "qkv_out", "qkv_in",       "o_out",        "o_in",        "d_o_out",
+    "d_o_in",  "accumulators", "gradient_out", "gradient_in", "grad_parts"};
 static_assert(kBufferNames.back() != nullptr, "a role of buffers has no name");
 
 const MessageList& messages(const Program& program, const Op& op, bool sent) {
   static const MessageList none;
-  if (!communicates(op.kind) || op.exchange < 0) return none;
+  if (!communicates(op.kind)) return none;
+  if (op.bucket >= 0) {
+    const GradientBucket& bucket = program.gradients->buckets[op.bucket];
+    if (op.kind == OpKind::kGradReduce) return sent ? bucket.reduce_sends : bucket.reduce_receives;
+    return sent ? bucket.gather_sends : bucket.gather_receives;
+  }
+  if (op.exchange < 0) return none;
   const AttentionExchange& exchange = *program.exchanges[op.exchange];
   return sent ? exchange.sent(content_of(op)) : exchange.received(content_of(op));
 }
@@ -77,7 +85,17 @@ const char* task_set_name(TaskSet set) { return kTaskSetNames[static_cast<size_t
 const char* buffer_name(BufferRole role) { return kBufferNames[static_cast<size_t>(role)]; }
 
 bool communicates(OpKind kind) {
-  return kind == OpKind::kDispatch || kind == OpKind::kRedispatch || kind == OpKind::kCombine;
+  switch (kind) {
+    case OpKind::kDispatch:
+    case OpKind::kRedispatch:
+    case OpKind::kCombine:
+    case OpKind::kGradReduce:
+    case OpKind::kGradGather:
+    case OpKind::kWeightGather:
+      return true;
+    default:
+      return false;
+  }
 }
 
 Content content_of(const Op& op) {
@@ -90,7 +108,7 @@ Content content_of(const Op& op) {
     case OpKind::kCombine:
       return forward ? Content::kO : Content::kGradient;
     default:
-      DISTCA_CHECK(false, "{} does not communicate", describe(op));
+      DISTCA_CHECK(false, "{} is not of an exchange", describe(op));
   }
 }
 
@@ -108,7 +126,7 @@ std::string describe(const Op& op) {
   } else if (op.exchange >= 0) {
     name += fmt::format(" of exchange {}, layer step {}", op.exchange, op.layer_step);
   } else {
-    return name;
+    return op.bucket >= 0 ? fmt::format("{} of bucket {}", name, op.bucket) : name;
   }
   return fmt::format("{} {}", pass_name(op.pass), name);
 }

@@ -9,8 +9,9 @@
 //   fmt::print("{}", print_program(program));
 //
 // Words. An exchange (plan/attention_exchange.h) is what a rank sends, receives and computes under
-// one plan. A communication is one operation of an exchange on the stream kComm: the kDispatch,
-// kRedispatch or kCombine of one layer.
+// one plan. A communication is one operation on the stream kComm: the kDispatch, kRedispatch or
+// kCombine of one layer of an exchange, or the kGradReduce, kGradGather or kWeightGather of a
+// bucket of gradients (program/gradient_exchange.h).
 //
 // How a program is played. Compute operations run in the order of the list. A communication starts
 // where it stands in the list, once all operations in its `wait_for` are over and all sends in its
@@ -39,10 +40,14 @@ enum class OpKind : uint8_t {
   kCombine,        // O, LSE come home; backward: dQ, dK, dV
   kPostAttention,  // output projection, residual, norm, MLP
   kLoss,           // final norm, head, loss; forward does the work of backward, too
-  kGradReduce,     // sum of gradients over data-parallel ranks, clipping
-  kOptimizer,      // parameter update
+  kGradReduce,     // of a bucket: gradients go to the ranks that add them up
+  kGradAdd,        // of a bucket: this rank adds up its slice, in rank order
+  kGradGather,     // of a bucket: sums go to all other ranks
+  kGradNorm,       // the norm of all gradients
+  kOptimizer,      // of a bucket: clipping and update of what this rank updates
+  kWeightGather,   // of a bucket: updated weights go to all other ranks
 };
-inline constexpr int kNumOpKinds = static_cast<int>(OpKind::kOptimizer) + 1;
+inline constexpr int kNumOpKinds = static_cast<int>(OpKind::kWeightGather) + 1;
 
 enum class Pass : uint8_t { kForward, kBackward };
 enum class Stream : uint8_t { kCompute, kComm };
@@ -62,6 +67,7 @@ struct Op {
   // operation belongs to no exchange.
   int32_t exchange = -1;
   int layer_step = -1;
+  int32_t bucket = -1;              // of the gradients: the index of the bucket
   std::vector<int32_t> wait_for;    // earlier operations that must be over before this one begins
   std::vector<int32_t> wait_sends;  // earlier communications whose sends must have left
   // Of a communication: the tag of all its messages, the same on both sides. No other operation of
@@ -77,7 +83,7 @@ struct Op {
 };
 /// Whether operations of this kind are communications.
 bool communicates(OpKind kind);
-/// What the messages of a communication hold. For another operation a CHECK.
+/// What the messages of an exchange's communication hold. For another operation a CHECK.
 Content content_of(const Op& op);
 
 /// What a buffer holds. At any time, a buffer belongs to one layer of one exchange.
@@ -95,14 +101,17 @@ enum class BufferRole : uint8_t {
   kAccumulators,
   kGradientOut,  // dQ, dK, dV that will be returned
   kGradientIn,   // dQ, dK, dV that have come home
+  kGradParts,    // other ranks' gradients of the slice of a bucket that this rank adds up
 };
 
-inline constexpr int kNumBufferRoles = static_cast<int>(BufferRole::kGradientIn) + 1;
+inline constexpr int kNumBufferRoles = static_cast<int>(BufferRole::kGradParts) + 1;
 struct Buffer {
   BufferRole role = BufferRole::kQkvOut;
   int64_t bytes = 0;
   bool operator==(const Buffer&) const = default;
 };
+
+struct GradientExchange;
 
 /// The operations are in an order in which they may be played: an operation waits only for earlier
 /// ones.
@@ -111,9 +120,11 @@ struct Program {
   std::vector<Buffer> buffers;
   // This rank's part of each exchange of the step. All ranks have the exchanges in the same order.
   std::vector<std::shared_ptr<const AttentionExchange>> exchanges;
+  // What this rank sends and receives of gradients; null where the program has no bucket.
+  std::shared_ptr<const GradientExchange> gradients;
 
   /// The messages of a communication. For other operations they are empty. All communications of an
-  /// exchange share the lists.
+  /// exchange, or of a bucket, share the lists.
   const MessageList& sends(const Op& op) const;
   const MessageList& receives(const Op& op) const;
 };

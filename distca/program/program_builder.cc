@@ -36,13 +36,13 @@ void insert_once(std::vector<int32_t>& ascending, int32_t value) {
 
 ProgramBuilder::ProgramBuilder(const ProgramRequest& request, int slots, Waiting waiting)
     : request_(request), slots_(slots), waiting_(waiting) {
-  const int64_t last_tag =
-      int64_t{num_nano_batches()} * request.model.num_layers * kTagKinds;  // the first is 1
-  DISTCA_CHECK_LT(last_tag, kTagEnd);
+  const size_t buckets = request.gradients ? request.gradients->buckets.size() : 0;
+  DISTCA_CHECK_LT(last_attention_tag() + 2 * static_cast<int64_t>(buckets), kTagEnd);
   for (const NanoPart& part : request.nano_batches) {
     nanos_.push_back(make_nano(part));
     program_.exchanges.push_back(part.exchange);
   }
+  count_phases();
 }
 
 ProgramBuilder::Nano ProgramBuilder::make_nano(const NanoPart& part) const {
@@ -66,6 +66,11 @@ Op ProgramBuilder::make_op(OpKind kind, Pass pass, int layer, int nano_batch) co
   op.micro_batch = nano_batch < 0 ? -1 : nano_batch / slots_;
   op.nano_batch = nano_batch;
   return op;
+}
+
+/// The first is 1; those of gradients follow.
+uint32_t ProgramBuilder::last_attention_tag() const {
+  return static_cast<uint32_t>(int64_t{num_nano_batches()} * num_layers() * kTagKinds);
 }
 
 Op ProgramBuilder::make_communication(OpKind kind, Pass pass, int layer, int nano_batch) const {
@@ -164,6 +169,7 @@ void ProgramBuilder::embed(Pass pass, int nano_batch) {
   Op op = make_op(OpKind::kEmbed, pass, -1, nano_batch);
   wait_for(op, nano.last);
   nano.last = append(std::move(op));
+  if (pass == Pass::kBackward) phase_done(OpKind::kEmbed, -1);
 }
 
 void ProgramBuilder::pre_attention(Pass pass, int layer, int nano_batch) {
@@ -183,6 +189,7 @@ void ProgramBuilder::pre_attention(Pass pass, int layer, int nano_batch) {
   }
   nano.last = append(std::move(op));
   if (pass == Pass::kForward) nano.forward_pre_attention[layer] = nano.last;
+  if (pass == Pass::kBackward) phase_done(OpKind::kPreAttention, layer);
 }
 
 void ProgramBuilder::dispatch(Pass pass, int layer, int nano_batch) {
@@ -198,6 +205,7 @@ void ProgramBuilder::dispatch(Pass pass, int layer, int nano_batch) {
   if (op.out >= 0) op.writes = {op.out};
   wait_for(op, nano.last);
   append(std::move(op));
+  if (pass == Pass::kBackward) message_issued();
 }
 
 void ProgramBuilder::redispatch(int layer, int nano_batch) {
@@ -256,6 +264,7 @@ void ProgramBuilder::combine(Pass pass, int layer, int nano_batch) {
     }
   }
   nano.last_combine = append(std::move(op));
+  if (pass == Pass::kBackward) message_issued();
 }
 
 void ProgramBuilder::post_attention(Pass pass, int layer, int nano_batch) {
@@ -273,6 +282,7 @@ void ProgramBuilder::post_attention(Pass pass, int layer, int nano_batch) {
     wait_for(op, nano.last);
   }
   nano.last = append(std::move(op));
+  if (pass == Pass::kBackward) phase_done(OpKind::kPostAttention, layer);
 }
 
 void ProgramBuilder::loss(Pass pass, int nano_batch) {
@@ -287,20 +297,7 @@ void ProgramBuilder::loss(Pass pass, int nano_batch) {
   }
   wait_for(op, nano.last);
   nano.last = append(std::move(op));
-}
-
-void ProgramBuilder::grad_reduce() {
-  if (!request_.holds_weights) return;
-  Op op = make_op(OpKind::kGradReduce, Pass::kBackward, -1, -1);
-  for (const Nano& nano : nanos_) wait_for(op, nano.last);
-  append(std::move(op));
-}
-
-void ProgramBuilder::optimizer() {
-  if (!request_.holds_weights) return;
-  Op op = make_op(OpKind::kOptimizer, Pass::kBackward, -1, -1);
-  wait_for(op, static_cast<int32_t>(program_.ops.size()) - 1);
-  append(std::move(op));
+  if (pass == Pass::kBackward) phase_done(OpKind::kLoss, -1);
 }
 
 }  // namespace distca

@@ -11,10 +11,12 @@
 // A builder belongs to one thread.
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <tuple>
 #include <vector>
 
+#include "distca/program/gradient_exchange.h"
 #include "distca/program/overlap.h"
 #include "distca/program/program.h"
 
@@ -53,8 +55,8 @@ class ProgramBuilder {
   void combine(Pass pass, int layer, int nano_batch);
   void post_attention(Pass pass, int layer, int nano_batch);
   void loss(Pass pass, int nano_batch);
-  void grad_reduce();
-  void optimizer();
+  /// Sums what has not been summed yet of the gradients, and updates the weights.
+  void update();
 
   Program take() { return std::move(program_); }  // the program; ends the building
 
@@ -76,8 +78,23 @@ class ProgramBuilder {
     std::vector<int32_t> readers;  // compute operations, since it was written last
   };
 
+  /// A bucket of gradients on its way.
+  struct Bucket {
+    int phases_left = 0;  // nano-batches' phases of backward that still add to it
+    int32_t ready = -1;   // the operation that was the last to add to it
+    int32_t reduce = -1, add = -1, gather = -1;  // operations; -1: there is none
+    int32_t parts = -1;                          // the buffer of what is received
+    int issued_at = 0;                           // messages_
+  };
+  /// What waits for its turn on the wire.
+  struct Queued {
+    int32_t bucket;
+    bool is_gather;
+  };
+
   Nano make_nano(const NanoPart& part) const;
   Op make_op(OpKind kind, Pass pass, int layer, int nano_batch) const;
+  uint32_t last_attention_tag() const;
   Op make_communication(OpKind kind, Pass pass, int layer, int nano_batch) const;
   int32_t buffer(BufferRole role, int layer, int nano_batch, const MessageList& messages);
   int32_t buffer(BufferRole role, int nano_batch, const MessageList& messages) {
@@ -88,6 +105,14 @@ class ProgramBuilder {
   void wait_for(Op& op, int32_t other) const;
   void wait_for_buffers(Op& op);
   int32_t append(Op op);
+  // Of gradients (program_builder_gradients.cc).
+  void count_phases();
+  void phase_done(OpKind phase, int layer);
+  void message_issued();
+  Op make_bucket_op(OpKind kind, int32_t bucket) const;
+  void issue(const Queued& queued);
+  void add_first();
+  void finish_sums();
   double linear_flops(Pass pass, int nano_batch, int64_t weights) const;
 
   const ProgramRequest& request_;
@@ -97,6 +122,11 @@ class ProgramBuilder {
   std::vector<Nano> nanos_;
   std::map<std::tuple<BufferRole, int, int>, int32_t> buffers_;  // role, slot, layer
   std::vector<Use> uses_;                                        // [buffer]
+  std::vector<Bucket> buckets_;
+  std::deque<Queued> queue_;
+  std::deque<int32_t> in_flight_;    // buckets whose parts have not been added yet
+  std::vector<int32_t> free_parts_;  // buffers
+  int messages_ = 0;                 // of core attention, issued in backward
 };
 
 }  // namespace distca

@@ -8,6 +8,7 @@
 
 #include "distca/plan/attention_exchange.h"
 #include "distca/plan/plan.h"
+#include "distca/program/gradient_exchange.h"
 #include "distca/program/overlap.h"
 #include "distca/program/program.h"
 
@@ -49,13 +50,46 @@ inline Cluster pool(int workers, int dedicated, bool in_place) {
   return cluster;
 }
 
+/// How a program sums its gradients.
+struct Gradients {
+  int64_t bucket_elements = 0;  // 0: the program has none
+  bool distributed_optimizer = false;
+  bool overlaps = true;
+};
+
 struct Style {
   Overlap overlap = Overlap::kPingPong;
   bool redispatched = false;
   ProgramRequest::Kind kind = ProgramRequest::Kind::kTrain;
   int num_layers = 2;
   ExchangeTypes types = {};
+  Gradients gradients = {};
 };
+
+/// Of a model with 10 blocks of 16 elements before the layers, 100 in each layer and 30 behind; the
+/// first 10 belong to the head, too, as in a model with tied embeddings.
+inline std::shared_ptr<const GradientExchange> gradients_of(const Style& style, int rank,
+                                                            int num_ranks) {
+  GradientExchangeRequest request{.bucket_elements = style.gradients.bucket_elements,
+                                  .rank = rank,
+                                  .num_ranks = num_ranks,
+                                  .distributed_optimizer = style.gradients.distributed_optimizer,
+                                  .overlaps = style.gradients.overlaps,
+                                  .weight_offset = [](int64_t element) { return 2 * element; }};
+  const auto add = [&](OpKind phase, int layer, int64_t elements) {
+    request.phases.push_back({phase, layer, {request.elements, request.elements + 16 * elements}});
+    request.elements += 16 * elements;
+  };
+  add(OpKind::kEmbed, -1, 10);
+  for (int layer = 0; layer < style.num_layers; ++layer) {
+    add(OpKind::kPreAttention, layer, 30);
+    add(OpKind::kPostAttention, layer, 70);
+  }
+  add(OpKind::kLoss, -1, 30);
+  request.phases.push_back({OpKind::kLoss, -1, request.phases[0].elements});
+  request.block = 16;
+  return std::make_shared<const GradientExchange>(make_gradient_exchange(request));
+}
 
 inline Program program_of(const StepExchanges& step, int rank, const Style& style) {
   ProgramRequest request{.overlap = style.overlap,
@@ -64,6 +98,9 @@ inline Program program_of(const StepExchanges& step, int rank, const Style& styl
   request.model = {.num_layers = style.num_layers, .hidden_size = 64, .intermediate_size = 96};
   request.model.attention = {.num_heads = 4, .num_kv_heads = 2, .head_dim_qk = 16, .head_dim_v = 8};
   request.model.vocab_size = 100;
+  if (style.gradients.bucket_elements > 0 && request.holds_weights &&
+      style.kind == ProgramRequest::Kind::kTrain)
+    request.gradients = gradients_of(style, rank, step.cluster.num_workers);
   for (const RankExchange& rows : step.of_ranks[rank]) {
     request.nano_batches.push_back(
         {.exchange = std::make_shared<const AttentionExchange>(
@@ -117,6 +154,7 @@ inline AttentionExchange& own_exchange(Program& program, const Op& op) {
 /// "pre_attention 0a", of layer 0 and nano-batch a; "'" for backward; "core_attention(away) 1b'".
 inline std::string short_name(const Op& op) {
   std::string name = op_name(op.kind);
+  if (op.bucket >= 0) return name + " " + std::to_string(op.bucket);
   if (op.tasks != TaskSet::kAll) name += std::string("(") + task_set_name(op.tasks) + ")";
   if (op.nano_batch < 0) return op.pass == Pass::kBackward && op.exchange >= 0 ? name + "'" : name;
   name += " ";

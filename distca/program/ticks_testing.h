@@ -64,7 +64,7 @@ class StageProgram {
       program_.buffers.push_back({.role = static_cast<BufferRole>(role), .bytes = 0});
     }
     for (size_t tick = 0; tick < ticks().size(); ++tick) add_tick(static_cast<int>(tick));
-    phase(OpKind::kGradReduce, Pass::kBackward, -1, -1);
+    phase(OpKind::kGradNorm, Pass::kBackward, -1, -1);
     phase(OpKind::kOptimizer, Pass::kBackward, -1, -1);
   }
   Program take() { return std::move(program_); }

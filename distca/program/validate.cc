@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "distca/program/gradient_exchange.h"
 #include "distca/program/validate_order.h"
 
 namespace distca {
@@ -28,7 +29,15 @@ void check_references(const Program& program, std::vector<std::string>& wrong) {
       wrong.push_back(fmt::format("{} waits for the sends of {}, which is no exchange",
                                   numbered(program, i), numbered(program, other)));
     }
-    const bool has_exchange = op.stream == Stream::kComm || op.kind == OpKind::kCoreAttention;
+    const auto num_buckets =
+        static_cast<int32_t>(program.gradients ? program.gradients->buckets.size() : 0);
+    const bool of_bucket = op.bucket >= 0;
+    if (op.bucket >= num_buckets) {
+      wrong.push_back(fmt::format("{} belongs to bucket {} of {}", numbered(program, i), op.bucket,
+                                  num_buckets));
+    }
+    const bool has_exchange =
+        !of_bucket && (op.stream == Stream::kComm || op.kind == OpKind::kCoreAttention);
     if (has_exchange && (op.exchange < 0 || op.exchange >= num_exchanges || op.layer_step < 0)) {
       wrong.push_back(fmt::format("{} belongs to exchange {} of {}, layer step {}",
                                   numbered(program, i), op.exchange, num_exchanges, op.layer_step));
@@ -104,6 +113,7 @@ std::vector<std::string> validate(const Program& program) {
   check_order(program, order, wrong);
   check_messages(program, wrong);
   check_buffers(program, order, wrong);
+  check_gradients(program, order, wrong);
   return wrong;
 }
 
@@ -116,6 +126,7 @@ std::vector<std::string> validate(std::span<const Program> programs) {
   }
   // What ranks wait for means something only where each by itself can be played.
   if (wrong.empty()) check_ranks(programs, wrong);
+  if (wrong.empty()) check_slices(programs, wrong);
   return wrong;
 }
 

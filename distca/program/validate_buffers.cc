@@ -27,6 +27,8 @@ std::optional<Roles> roles_of(const Op& op) {
     case OpKind::kCombine:
       return forward ? Roles{BufferRole::kOOut, BufferRole::kOIn}
                      : Roles{BufferRole::kGradientOut, BufferRole::kGradientIn};
+    case OpKind::kGradReduce:
+      return Roles{BufferRole::kGradParts, BufferRole::kGradParts};
     default:
       return std::nullopt;
   }
@@ -57,6 +59,9 @@ bool is_meant(const Op& reader, BufferRole role, const Op& writer) {
     case BufferRole::kQkvOut:
     case BufferRole::kDOOut:
       return &writer == &reader;
+    case BufferRole::kGradParts:
+      return reader.kind == OpKind::kGradAdd && writer.kind == OpKind::kGradReduce &&
+             reader.bucket == writer.bucket;
     case BufferRole::kOIn:
     case BufferRole::kGradientIn:
       return false;
@@ -252,8 +257,10 @@ void check_messages(const Program& program, std::vector<std::string>& wrong) {
   for (int32_t i = 0; i < static_cast<int32_t>(program.ops.size()); ++i) {
     const Op& op = program.ops[i];
     const MessageList &sends = program.sends(op), &receives = program.receives(op);
-    check_room(program, i, "send", sends, op.out, wrong);
-    check_room(program, i, "receive", receives, op.in, wrong);
+    // Gradients and weights travel from where they are, and but for parts of sums to there.
+    if (op.bucket < 0) check_room(program, i, "send", sends, op.out, wrong);
+    if (op.bucket < 0 || op.kind == OpKind::kGradReduce)
+      check_room(program, i, "receive", receives, op.in, wrong);
     if (sends.empty() && receives.empty()) continue;
     const auto [other, is_new] = tags.emplace(op.tag, i);
     if (!is_new) {

@@ -51,6 +51,12 @@ void check_buffers(const Program& program, const ProgramOrder& order,
                    std::vector<std::string>& wrong);
 /// Messages lie inside their buffers, aligned and apart. No two operations have the same tag.
 void check_messages(const Program& program, std::vector<std::string>& wrong);
+/// Every bucket of gradients is summed once, after all that adds to it and before what uses the
+/// sum, and nothing of it is written while it is sent or received.
+void check_gradients(const Program& program, const ProgramOrder& order,
+                     std::vector<std::string>& wrong);
+/// Every element of the gradients is added up by exactly one rank.
+void check_slices(std::span<const Program> programs, std::vector<std::string>& wrong);
 /// Each pair of ranks has equal messages in equal order, and no ranks wait for each other in a
 /// circle.
 void check_ranks(std::span<const Program> programs, std::vector<std::string>& wrong);

@@ -53,7 +53,7 @@ class Sequence {
            op.kind == OpKind::kPostAttention || op.kind == OpKind::kLoss;
   }
   static bool serves(const Op& op) {
-    return op.kind == OpKind::kCoreAttention || communicates(op.kind);
+    return op.kind == OpKind::kCoreAttention || (communicates(op.kind) && op.bucket < 0);
   }
   static int find(const std::unordered_map<uint64_t, int32_t>& ops, uint64_t key) {
     const auto found = ops.find(key);
@@ -81,9 +81,10 @@ class Sequence {
     const Op& op = program_.ops[i];
     if (op.kind == OpKind::kCoreAttention) return enlist_attention(i);
     const bool has_home = op.nano_batch >= 0 || op.exchange < 0;
-    bool is_new =
-        !has_home || at_home_.emplace(key(op.kind, op.pass, op.layer, op.nano_batch), i).second;
-    if (communicates(op.kind)) {
+    bool is_new = !has_home ||
+                  at_home_.emplace(key(op.kind, op.pass, op.layer, op.nano_batch), i).second ||
+                  op.bucket >= 0;
+    if (serves(op)) {
       const uint64_t of_exchange = key(op.kind, op.pass, op.exchange, op.layer_step);
       is_new = of_exchanges_.emplace(of_exchange, i).second && is_new;
     }
@@ -170,7 +171,7 @@ class Sequence {
   void check_of_step(int32_t i) {
     const Op& op = program_.ops[i];
     if (op.kind == OpKind::kOptimizer) {
-      needs_at_home(i, OpKind::kGradReduce, Pass::kBackward);
+      needs_at_home(i, OpKind::kGradNorm, Pass::kBackward);
     } else if (is_phase(op)) {
       say(i, "belongs to no nano-batch");
     }
@@ -206,8 +207,8 @@ class Sequence {
 
   void check_backward(int32_t i) {
     const Op& op = program_.ops[i];
-    const int32_t sum = at_home(OpKind::kGradReduce, Pass::kBackward, -1, -1);
-    if (sum >= 0 && sum < i) say(i, fmt::format("comes after {}", numbered(program_, sum)));
+    const int32_t norm = at_home(OpKind::kGradNorm, Pass::kBackward, -1, -1);
+    if (norm >= 0 && norm < i) say(i, fmt::format("comes after {}", numbered(program_, norm)));
     if (is_phase(op)) needs_at_home(i, op.kind, Pass::kForward);
     switch (op.kind) {
       case OpKind::kPostAttention:

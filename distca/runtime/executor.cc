@@ -204,8 +204,8 @@ double OpTimes::processor_of(OpKind kind) const {
 }
 double OpTimes::of(OpPart part) const {
   double sum = 0;
-  for (const auto& kind : seconds) {
-    for (const Parts& parts : kind) sum += parts[static_cast<int>(part)];
+  for (int kind = 0; kind < static_cast<int>(OpKind::kGradReduce); ++kind) {
+    for (const Parts& parts : seconds[kind]) sum += parts[static_cast<int>(part)];
   }
   return sum;
 }

@@ -46,7 +46,7 @@ struct OpTimes {
   double of(OpKind kind, Pass pass, OpPart part) const;
   double of(OpKind kind, Pass pass) const;
   double of(OpKind kind) const;
-  double of(OpPart part) const;
+  double of(OpPart part) const;  // without the operations of gradients and weights
   /// The processor time of an operation.
   double processor_of(OpKind kind) const;
 };

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <map>
 #include <thread>
 #include <utility>
 
@@ -20,6 +19,7 @@
 #include "distca/comm/collectives.h"
 #include "distca/model/weights_file.h"
 #include "distca/train/run_folder.h"
+#include "distca/train/step.h"
 
 namespace distca {
 namespace {
@@ -56,10 +56,32 @@ void write_pieces(const fs::path& path, const CheckpointIndex& index,
   file.commit();
 }
 
+/// Who writes what.
+struct Owners {
+  LlamaConfig model;
+  StepOptions options;
+  int count = 1;
+
+  /// Even shares or, under ZeRO-1, what a worker has and nobody else.
+  std::vector<StoredPiece> pieces(const std::vector<StoredTensor>& tensors, int owner) const {
+    if (!options.distributed_optimizer) return owned_pieces(tensors, owner, count, file_of(owner));
+    const std::vector<int64_t> begins = flat_layout(weight_table(model)).begins;
+    const auto gradients = gradient_exchange(model, options, owner, count);
+    std::vector<StoredPiece> pieces;
+    for (const GradientBucket& bucket : gradients->buckets)
+      add_pieces(tensors, begins, bucket.own, file_of(owner), pieces);
+    return pieces;
+  }
+};
+
+Owners owners(const Config& config, int count) {
+  return {.model = config.model, .options = step_options(config), .count = count};
+}
+
 /// Adds the pieces of one rank's file to the index, with what the file says about them.
-void add_file(const fs::path& folder, int owner, int num_owners, CheckpointIndex& index) {
+void add_file(const fs::path& folder, int owner, const Owners& owners, CheckpointIndex& index) {
   const std::string name = file_of(owner);
-  const std::vector<StoredPiece> pieces = owned_pieces(index.tensors, owner, num_owners, name);
+  const std::vector<StoredPiece> pieces = owners.pieces(index.tensors, owner);
   if (pieces.empty()) return;
   const SafetensorsFile file(folder / name);
   const std::string& hashes = file.metadata().at(kHashes);
@@ -128,12 +150,17 @@ CheckpointSaver::CheckpointSaver(const Config& config, RunFacts facts, std::stri
                        ? num_workers
                        : 1) {
   figures_.last_complete = own_checkpoint;
+  const bool zero = config.parallel.use_distributed_optimizer;
+  DISTCA_THROW_IF(zero && num_writers_ < num_workers, ErrorKind::kConfig,
+                  "parallel.use_distributed_optimizer needs a train.output_dir that all workers "
+                  "see: each saves its own part, and some do not see {}",
+                  run_.string());
   if (!config.checkpoint.async || config.checkpoint.every_steps == 0 || comm.rank() >= num_writers_)
     return;
   // Filled, so that the first save does not wait for its pages.
   int64_t elements = 0;
   const std::vector<StoredTensor> tensors = stored_weights(config.model);
-  for (const StoredPiece& piece : owned_pieces(tensors, comm.rank(), num_writers_, ""))
+  for (const StoredPiece& piece : owners(config, num_writers_).pieces(tensors, comm.rank()))
     elements += piece.range.size();
   copy_ = std::make_unique<at::Tensor>(at::zeros({elements}, aten_type(tensors[0].type)));
   figures_.copy_bytes = static_cast<int64_t>(copy_->nbytes());
@@ -183,15 +210,12 @@ CheckpointFigures CheckpointSaver::figures() {
 
 void CheckpointSaver::start_writing(Optimizer& optimizer, bool beside) {
   const std::string name = file_of(comm_.rank());
-  std::vector<StoredPiece> pieces = owned_pieces(head_.tensors, comm_.rank(), num_writers_, name);
+  std::vector<StoredPiece> pieces =
+      owners(config_, num_writers_).pieces(head_.tensors, comm_.rank());
   if (pieces.empty()) return;
-  std::map<StatePart, std::vector<at::Tensor>> state;
-  for (const StatePart part : kStateParts) state[part] = optimizer.state(part);
   std::vector<at::Tensor> sources;
-  for (const StoredPiece& piece : pieces) {
-    sources.push_back(state[piece.part][piece.tensor].detach().view({-1}).narrow(
-        0, piece.range.begin, piece.range.size()));
-  }
+  for (const StoredPiece& piece : pieces)
+    sources.push_back(optimizer.state(piece.part, piece.tensor, piece.range));
   if (beside) {
     int64_t begin = 0;
     for (at::Tensor& source : sources) {
@@ -241,20 +265,20 @@ void CheckpointSaver::heard(const std::vector<SaveReport>& all) {
 
 void CheckpointSaver::start_completing() {
   completing_step_ = head_.step;
-  completing_ = in_background(
-      [run = run_, index = head_, writers = num_writers_, keep = config_.checkpoint]() mutable {
-        for (int owner = 0; owner < writers; ++owner)
-          add_file(unfinished_checkpoint(run, index.step), owner, writers, index);
-        complete_checkpoint(run, index);
-        try {
-          remove_set_aside(run);
-          remove_old_checkpoints(run, keep.keep_last, keep.keep_every);
-        } catch (const Error& error) {  // the new one is complete all the same
-          standard_error().line(
-              fmt::format("warning: step {}: its checkpoint is saved, but an older one stays: {}",
-                          index.step, error.what()));
-        }
-      });
+  completing_ = in_background([run = run_, index = head_, owners = owners(config_, num_writers_),
+                               keep = config_.checkpoint]() mutable {
+    for (int owner = 0; owner < owners.count; ++owner)
+      add_file(unfinished_checkpoint(run, index.step), owner, owners, index);
+    complete_checkpoint(run, index);
+    try {
+      remove_set_aside(run);
+      remove_old_checkpoints(run, keep.keep_last, keep.keep_every);
+    } catch (const Error& error) {  // the new one is complete all the same
+      standard_error().line(
+          fmt::format("warning: step {}: its checkpoint is saved, but an older one stays: {}",
+                      index.step, error.what()));
+    }
+  });
 }
 
 void CheckpointSaver::look_at_completion(bool wait) {
@@ -301,26 +325,24 @@ bool CheckpointSaver::wait_for_all() {
   return figures_.num_failed == failed;
 }
 
-void load_checkpoint(const CheckpointReader& reader, const std::vector<Weight>& weights,
+void load_checkpoint(const CheckpointReader& reader, const LlamaConfig& model,
                      Optimizer& optimizer) {
   const std::vector<StoredTensor>& stored = reader.index().tensors;
-  const at::NoGradGuard no_grad;
-  for (const StatePart part : kStateParts) {
-    const std::vector<at::Tensor>& tensors = optimizer.state(part);
-    for (size_t i = 0; i < weights.size(); ++i) {
-      const auto found = std::ranges::find(stored, weights[i].name, &StoredTensor::name);
-      DISTCA_THROW_IF(found == stored.end() || found->shape != weights[i].shape ||
-                          found->bytes() != static_cast<int64_t>(tensors[i].nbytes()),
-                      ErrorKind::kCheckpoint,
-                      "{}: it has no {} of the shape and type that this model has",
-                      reader.folder().string(), weights[i].name);
-      const at::Tensor host = at::empty_like(tensors[i].detach(), at::kCPU);
+  const std::vector<StoredTensor> wanted = stored_weights(model);
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    const auto found = std::ranges::find(stored, wanted[i].name, &StoredTensor::name);
+    DISTCA_THROW_IF(
+        found == stored.end() || found->shape != wanted[i].shape || found->type != wanted[i].type,
+        ErrorKind::kCheckpoint, "{}: it has no {} of the shape and type that this model has",
+        reader.folder().string(), wanted[i].name);
+    const at::Tensor host = at::empty(wanted[i].shape, aten_type(wanted[i].type));
+    for (const StatePart part : kStateParts) {
       reader.read(found - stored.begin(), part,
                   {static_cast<std::byte*>(host.data_ptr()), static_cast<size_t>(host.nbytes())});
-      tensors[i].detach().copy_(host);
+      optimizer.load(part, i, host);
     }
   }
-  optimizer.restore(reader.index().updates);
+  optimizer.set_updates(reader.index().updates);
 }
 
 }  // namespace distca

@@ -46,8 +46,8 @@ class CheckpointSaver {
  public:
   /// The first `num_workers` ranks write. `own_checkpoint` is the step that the run goes on from,
   /// if that checkpoint lies in the run's own folder; else 0. If some of them do not see `run`, the
-  /// folder that rank 0 has taken, rank 0 writes all pieces alone. All ranks call it together,
-  /// after rank 0 has taken the folder.
+  /// folder that rank 0 has taken, rank 0 writes all pieces alone; under ZeRO-1 it does not have
+  /// them, which is Error(kConfig). All ranks call it together, after rank 0 has taken the folder.
   CheckpointSaver(const Config& config, RunFacts facts, std::string run_id, int64_t own_checkpoint,
                   Communicator& comm, int num_workers);
   /// Waits until this rank has stopped writing, at most checkpoint.grace_s.
@@ -104,7 +104,7 @@ class CheckpointSaver {
 };
 
 /// Reads the weights and AdamW's state from a checkpoint. Throws Error(kCheckpoint).
-void load_checkpoint(const CheckpointReader& reader, const std::vector<Weight>& weights,
+void load_checkpoint(const CheckpointReader& reader, const LlamaConfig& model,
                      Optimizer& optimizer);
 
 }  // namespace distca

@@ -93,6 +93,13 @@ struct Config {
     double weight_decay = 0.1;
     double max_grad_norm = 1.0;
   } optimizer;
+  /// How workers share what they do alike: the sum of gradients and the update of the weights
+  /// (program/gradient_exchange.h). The names are Megatron-LM's.
+  struct Parallel {
+    bool use_distributed_optimizer = false;
+    bool overlap_grad_reduce = true;
+    double bucket_mb = 25;
+  } parallel;
   /// The loop: its length, overlap mode, validation, bad steps, device, output folder and trace.
   struct Train {
     int64_t steps = 100;

@@ -100,8 +100,11 @@ double exchange_buffer_bytes(const Config& config, const std::vector<Plan>& plan
   std::vector<PlanIndex> indices(plans.begin(), plans.end());
   double bytes = 0;
   for (int rank = local.first; rank < local.first + local.count; ++rank) {
-    const Program program = rank_program(config, indices, redispatched,
-                                         ProgramRequest::Kind::kTrain, rank, num_workers);
+    const Program program =
+        rank_program(config, indices, redispatched, ProgramRequest::Kind::kTrain, rank, num_workers,
+                     rank < num_workers
+                         ? gradient_exchange(config.model, step_options(config), rank, num_workers)
+                         : nullptr);
     for (const Buffer& buffer : program.buffers) bytes += static_cast<double>(buffer.bytes);
   }
   return bytes;

@@ -73,6 +73,7 @@ std::string metrics_line(const StepMetrics& m, const Config& config,
     line["peak_bytes"].push_back(rank.peak_bytes);
     line["resident_bytes"].push_back(rank.resident_bytes);
     line["weight_copy_bytes"].push_back(rank.weight_copy_bytes);
+    line["optimizer_bytes"].push_back(rank.optimizer_bytes);
   }
   if (m.skipped) line["skipped"] = true;
   const CheckpointFigures& c = m.checkpoint;

@@ -1,57 +1,18 @@
 #include "distca/train/optimizer.h"
 
 #include <ATen/ATen.h>
-#include <torch/optim/adamw.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <numbers>
+#include <utility>
 
 #include "distca/base/error.h"
-#include "distca/comm/ordered_sum.h"
+#include "distca/comm/tags.h"
+#include "distca/model/llama.h"
 
 namespace distca {
-namespace {
-
-/// Chunks of the gradient norm: fixed, so that the sum does not depend on how the gradient is
-/// sharded.
-constexpr int64_t kNormBlock = 1 << 16;
-
-/// In lanes, so that compilers make vectors of it. Not BLAS: its sums differ between machines and
-/// numbers of threads, and the norm scales every replica's update.
-template <typename T>
-double square_sum(const T* values, int64_t count) {
-  constexpr int64_t kLanes = 8;
-  double lanes[kLanes] = {};
-  for (int64_t begin = 0; begin < count; begin += kLanes) {
-    for (int64_t lane = 0; lane < std::min(kLanes, count - begin); ++lane) {
-      const auto value = static_cast<double>(values[begin + lane]);
-      lanes[lane] += value * value;
-    }
-  }
-  double sum = 0;
-  for (const double lane : lanes) sum += lane;
-  return sum;
-}
-
-double square_sum(const at::Tensor& chunk) {
-  if (!chunk.is_cpu()) {
-    const at::Tensor wide = chunk.to(at::kDouble);
-    return wide.dot(wide).item<double>();
-  }
-  return chunk.scalar_type() == at::kDouble
-             ? square_sum(chunk.const_data_ptr<double>(), chunk.numel())
-             : square_sum(chunk.const_data_ptr<float>(), chunk.numel());
-}
-
-double global_norm(const at::Tensor& flat) {
-  double sum = 0;
-  for (int64_t begin = 0; begin < flat.numel(); begin += kNormBlock)
-    sum += square_sum(flat.narrow(0, begin, std::min(kNormBlock, flat.numel() - begin)));
-  return std::sqrt(sum);
-}
-
-}  // namespace
 
 double learning_rate(const Config::Optimizer& options, int64_t step, int64_t total_steps) {
   if (step < options.warmup_steps) {
@@ -64,103 +25,248 @@ double learning_rate(const Config::Optimizer& options, int64_t step, int64_t tot
   return floor + (options.lr - floor) * 0.5 * (1.0 + std::cos(std::numbers::pi * progress));
 }
 
-struct Optimizer::State {
-  std::vector<at::Tensor> parameters, exp_avg, exp_avg_sq;  // moments: empty until needed
-  double max_norm;
-  at::Tensor sum;   // what ranks sum: the gradients of all parameters, end to end, and the loss
-  at::Tensor flat;  // the gradients
-  std::unique_ptr<torch::optim::AdamW> adamw;
+namespace {
 
-  torch::optim::AdamWParamState& of(const at::Tensor& parameter) {
-    auto& state = adamw->state()[parameter.unsafeGetTensorImpl()];
-    if (!state) {  // as AdamW's first step would make it
-      auto made = std::make_unique<torch::optim::AdamWParamState>();
-      made->step(0);
-      made->exp_avg(at::zeros_like(parameter.detach()));
-      made->exp_avg_sq(at::zeros_like(parameter.detach()));
-      state = std::move(made);
-    }
-    return static_cast<torch::optim::AdamWParamState&>(*state);
-  }
+/// Elements of a weight that are updated together.
+struct Piece {
+  size_t weight;
+  Range elements;    // of the weight
+  int64_t in_flat;   // where they begin among the gradients
+  int64_t in_state;  // and in what this rank keeps
 };
 
-Optimizer::Optimizer(const std::vector<Weight>& weights, const std::vector<at::Tensor>& parameters,
-                     const Config::Optimizer& options)
-    : state_(std::make_unique<State>()) {
-  DISTCA_CHECK_EQ(weights.size(), parameters.size());
-  State& s = *state_;
-  s.parameters = parameters;
-  s.max_norm = options.max_grad_norm;
-  int64_t total = 0;
-  for (const at::Tensor& parameter : parameters) total += parameter.numel();
-  s.sum = at::zeros({total + 1}, parameters[0].options().requires_grad(false));
-  s.flat = s.sum.narrow(0, 0, total);
-  int64_t offset = 0;
-  std::vector<at::Tensor> matrices, vectors;  // those that decay, and those that do not
-  for (size_t i = 0; i < weights.size(); ++i) {
-    at::Tensor& parameter = s.parameters[i];
-    parameter.mutable_grad() = s.flat.narrow(0, offset, parameter.numel()).view(parameter.sizes());
-    offset += parameter.numel();
-    (weights[i].decays() ? matrices : vectors).push_back(parameter);
+/// Pieces that AdamW treats alike, with all that it reads and writes of them.
+struct Group {
+  double weight_decay = 0;
+  std::vector<at::Tensor> parameters, gradients, exp_avg, exp_avg_sq, updates;
+};
+
+struct Bucket {
+  std::vector<Piece> pieces;
+  at::Tensor gradients;         // of what this rank updates, in one piece
+  std::array<Group, 2> groups;  // what decays, and what does not
+};
+
+}  // namespace
+
+struct Optimizer::State {
+  Weights weights;
+  FlatLayout layout;
+  Config::Optimizer options;
+  std::shared_ptr<const GradientExchange> exchange;
+  at::Tensor gradients;            // [elements of the layout]
+  at::Tensor exp_avg, exp_avg_sq;  // [elements that this rank updates]
+  at::Tensor masters;              // likewise; undefined where the parameters are the masters
+  at::Tensor updates;              // as AdamW counts them
+  std::vector<Bucket> buckets;
+  double lr = 0, scale = 1;
+
+  bool keeps_masters() const { return masters.defined(); }
+  const at::Tensor& moments(StatePart part) const {
+    return part == StatePart::kExpAvg ? exp_avg : exp_avg_sq;
   }
-  auto adamw =
-      torch::optim::AdamWOptions(options.lr).betas({options.beta1, options.beta2}).eps(options.eps);
-  auto decayed = std::make_unique<torch::optim::AdamWOptions>(adamw);
-  decayed->weight_decay(options.weight_decay);
-  auto plain = std::make_unique<torch::optim::AdamWOptions>(adamw);
-  plain->weight_decay(0.0);
-  std::vector<torch::optim::OptimizerParamGroup> groups;
-  groups.emplace_back(matrices, std::move(decayed));
-  groups.emplace_back(vectors, std::move(plain));
-  s.adamw = std::make_unique<torch::optim::AdamW>(groups, adamw);
+  at::Tensor parameter_part(const Piece& piece) const {
+    return weights.parameters[piece.weight].detach().view({-1}).narrow(0, piece.elements.begin,
+                                                                       piece.elements.size());
+  }
+  at::Tensor state_part(const at::Tensor& state, const Piece& piece) const {
+    return state.narrow(0, piece.in_state, piece.elements.size());
+  }
+  void cut_into_pieces();
+  void add_to_group(Bucket& bucket, const Piece& piece);
+  /// What holds these elements of a weight.
+  const Piece& piece_of(size_t weight, const Range& elements) const;
+};
+
+/// Of every bucket what this rank updates, by weights. State of all weights has the layout of the
+/// gradients; that of slices stands end to end.
+void Optimizer::State::cut_into_pieces() {
+  const bool is_whole = !exchange->distributed_optimizer;
+  int64_t in_state = 0;
+  for (const GradientBucket& bucket : exchange->buckets) {
+    const Range range = is_whole ? bucket.elements : bucket.own;
+    Bucket& mine = buckets.emplace_back();
+    mine.gradients = gradients.narrow(0, range.begin, range.size());
+    for (size_t i = 0; i < weights.table.size(); ++i) {
+      const int64_t begin = layout.begins[i];
+      const Range held = intersect(range, {begin, begin + weights.table[i].numel()});
+      if (held.empty()) continue;
+      mine.pieces.push_back(
+          {.weight = i,
+           .elements = {held.begin - begin, held.end - begin},
+           .in_flat = held.begin,
+           .in_state = is_whole ? held.begin : in_state + held.begin - range.begin});
+    }
+    in_state += range.size();
+  }
+  const at::TensorOptions plain = gradients.options();
+  exp_avg = at::zeros({in_state}, plain);
+  exp_avg_sq = at::zeros({in_state}, plain);
 }
 
+void Optimizer::State::add_to_group(Bucket& bucket, const Piece& piece) {
+  Group& group = bucket.groups[weights.table[piece.weight].decays() ? 0 : 1];
+  group.parameters.push_back(keeps_masters() ? state_part(masters, piece) : parameter_part(piece));
+  group.gradients.push_back(gradients.narrow(0, piece.in_flat, piece.elements.size()));
+  group.exp_avg.push_back(state_part(exp_avg, piece));
+  group.exp_avg_sq.push_back(state_part(exp_avg_sq, piece));
+  group.updates.push_back(updates);
+}
+
+const Piece& Optimizer::State::piece_of(size_t weight, const Range& elements) const {
+  for (const Bucket& bucket : buckets) {
+    for (const Piece& piece : bucket.pieces) {
+      if (piece.weight == weight && piece.elements.contains(elements)) return piece;
+    }
+  }
+  DISTCA_CHECK(false, "this rank does not hold elements {} to {} of {}", elements.begin,
+               elements.end, weights.table[weight].name);
+}
+
+Optimizer::Optimizer(Weights weights, const Config::Optimizer& options,
+                     std::shared_ptr<const GradientExchange> gradients)
+    : state_(std::make_unique<State>()) {
+  DISTCA_CHECK_EQ(weights.table.size(), weights.parameters.size());
+  State& s = *state_;
+  s.weights = std::move(weights);
+  s.layout = flat_layout(s.weights.table);
+  s.options = options;
+  s.exchange = std::move(gradients);
+  const std::vector<at::Tensor>& parameters = s.weights.parameters;
+  const auto is_rounded = [](const at::Tensor& p) { return p.scalar_type() == at::kBFloat16; };
+  const at::ScalarType type = parameters[0].scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  s.gradients =
+      at::zeros({s.layout.elements}, parameters[0].options().dtype(type).requires_grad(false));
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    at::Tensor parameter = parameters[i];
+    parameter.mutable_grad() =
+        s.gradients.narrow(0, s.layout.begins[i], parameter.numel()).view(parameter.sizes());
+  }
+  s.updates = at::zeros({}, s.gradients.options().dtype(at::kFloat));
+  s.cut_into_pieces();
+  if (std::ranges::any_of(parameters, is_rounded)) {
+    s.masters = at::zeros_like(s.exp_avg);
+    for (size_t i = 0; i < parameters.size(); ++i)
+      load(StatePart::kWeight, i, s.weights.initial(s.weights.table[i]));
+  }
+  for (Bucket& bucket : s.buckets) {
+    bucket.groups[0].weight_decay = options.weight_decay;
+    for (const Piece& piece : bucket.pieces) s.add_to_group(bucket, piece);
+  }
+}
+
+Optimizer::Optimizer(const Llama& model, uint64_t seed, const Config::Optimizer& options,
+                     std::shared_ptr<const GradientExchange> gradients)
+    : Optimizer({.table = model.weights(),
+                 .parameters = model.parameters(),
+                 .storage = model.storage(),
+                 .initial = [seed](const Weight& weight) { return initial_weight(weight, seed); }},
+                options, std::move(gradients)) {}
+
+Optimizer::Optimizer(Optimizer&&) noexcept = default;
 Optimizer::~Optimizer() = default;
 
-void Optimizer::zero_gradients() { state_->flat.zero_(); }
+const std::shared_ptr<const GradientExchange>& Optimizer::exchange() const {
+  return state_->exchange;
+}
+const at::Tensor& Optimizer::gradients() const { return state_->gradients; }
+const at::Tensor& Optimizer::storage() const { return state_->weights.storage; }
+void Optimizer::zero_gradients() { state_->gradients.zero_(); }
 
-GradientSum Optimizer::sum_and_clip(Communicator& comm, double loss_sum) {
+void Optimizer::begin_update(double lr, double scale) {
   State& s = *state_;
-  for (const at::Tensor& parameter : s.parameters) {
-    DISTCA_CHECK(parameter.grad().storage().data() == s.flat.storage().data(),
-                 "a gradient left the flat buffer");
+  s.lr = lr;
+  s.scale = scale;
+  s.updates.add_(1);
+}
+
+void Optimizer::update(size_t index) {
+  const State& s = *state_;
+  const Bucket& bucket = s.buckets.at(index);
+  if (s.scale != 1) bucket.gradients.mul_(s.scale);
+  for (const Group& group : bucket.groups) {
+    if (group.parameters.empty()) continue;
+    at::_fused_adamw_(group.parameters, group.gradients, group.exp_avg, group.exp_avg_sq,
+                      /*max_exp_avg_sqs=*/{}, group.updates, s.lr, s.options.beta1, s.options.beta2,
+                      group.weight_decay, s.options.eps, /*amsgrad=*/false, /*maximize=*/false);
   }
-  const at::Tensor loss = s.sum.narrow(0, s.flat.numel(), 1);
-  loss.fill_(loss_sum);
-  ordered_sum(comm, s.sum, "gradient sum");
-  const double norm = global_norm(s.flat);
-  if (s.max_norm > 0 && norm > s.max_norm) s.flat.mul_(s.max_norm / norm);
-  return {.norm = norm, .loss_sum = loss.item<double>()};
+  if (!s.keeps_masters()) return;
+  for (const Piece& piece : bucket.pieces)
+    s.parameter_part(piece).copy_(s.state_part(s.masters, piece));
 }
 
-void Optimizer::update(double lr) {
-  for (torch::optim::OptimizerParamGroup& group : state_->adamw->param_groups())
-    group.options().set_lr(lr);
-  state_->adamw->step();
+int64_t Optimizer::updates() const { return std::llround(state_->updates.item<double>()); }
+void Optimizer::set_updates(int64_t updates) { state_->updates.fill_(updates); }
+
+at::Tensor Optimizer::state(StatePart part, size_t weight, const Range& elements) const {
+  const State& s = *state_;
+  const bool in_parameters = part == StatePart::kWeight && !s.keeps_masters();
+  if (in_parameters) {
+    return s.weights.parameters[weight].detach().view({-1}).narrow(0, elements.begin,
+                                                                   elements.size());
+  }
+  if (!s.exchange->distributed_optimizer)
+    return s.moments(part).narrow(0, s.layout.begins[weight] + elements.begin, elements.size());
+  const Piece& piece = s.piece_of(weight, elements);
+  const at::Tensor& state = part == StatePart::kWeight ? s.masters : s.moments(part);
+  return state.narrow(0, piece.in_state + elements.begin - piece.elements.begin, elements.size());
 }
 
-int64_t Optimizer::updates() const {
-  const auto& all = state_->adamw->state();
-  const auto found = all.find(state_->parameters[0].unsafeGetTensorImpl());
-  if (found == all.end()) return 0;
-  return static_cast<const torch::optim::AdamWParamState&>(*found->second).step();
-}
-
-const std::vector<at::Tensor>& Optimizer::state(StatePart part) {
+void Optimizer::load(StatePart part, size_t weight, const at::Tensor& full) {
   State& s = *state_;
-  if (part == StatePart::kWeight) return s.parameters;
-  s.exp_avg.clear();
-  s.exp_avg_sq.clear();
-  for (const at::Tensor& parameter : s.parameters) {
-    const torch::optim::AdamWParamState& state = s.of(parameter);
-    s.exp_avg.push_back(state.exp_avg());
-    s.exp_avg_sq.push_back(state.exp_avg_sq());
+  const at::NoGradGuard no_grad;
+  if (part == StatePart::kWeight) s.weights.parameters[weight].detach().copy_(full);
+  if (part == StatePart::kWeight && !s.keeps_masters()) return;
+  const at::Tensor flat = full.reshape({-1});
+  for (const Bucket& bucket : s.buckets) {
+    for (const Piece& piece : bucket.pieces) {
+      if (piece.weight != weight) continue;
+      s.state_part(part == StatePart::kWeight ? s.masters : s.moments(part), piece)
+          .copy_(flat.narrow(0, piece.elements.begin, piece.elements.size()));
+    }
   }
-  return part == StatePart::kExpAvg ? s.exp_avg : s.exp_avg_sq;
 }
 
-void Optimizer::restore(int64_t updates) {
-  for (const at::Tensor& parameter : state_->parameters) state_->of(parameter).step(updates);
+int64_t Optimizer::state_bytes() const {
+  const State& s = *state_;
+  return static_cast<int64_t>(s.exp_avg.nbytes() + s.exp_avg_sq.nbytes() +
+                              (s.keeps_masters() ? s.masters.nbytes() : 0));
+}
+
+std::vector<at::Tensor> Optimizer::gather_masters(Communicator& workers) {
+  State& s = *state_;
+  for (const Bucket& bucket : s.buckets) {
+    for (const Piece& piece : bucket.pieces) {
+      s.gradients.narrow(0, piece.in_flat, piece.elements.size())
+          .copy_(state(StatePart::kWeight, piece.weight, piece.elements));
+    }
+  }
+  for (const GradientBucket& bucket : s.exchange->buckets) {
+    const auto base =
+        static_cast<std::byte*>(s.gradients.narrow(0, bucket.elements.begin, 1).data_ptr());
+    const auto bytes = static_cast<int64_t>(s.gradients.element_size());
+    std::vector<Message> sends, receives;
+    if (workers.rank() > 0 && s.exchange->distributed_optimizer && !bucket.own.empty()) {
+      sends.push_back({.peer = 0,
+                       .tag = kGatherToTag,
+                       .data = base + (bucket.own.begin - bucket.elements.begin) * bytes,
+                       .bytes = bucket.own.size() * bytes});
+    }
+    // What it sends of gradients to a peer is the peer's slice.
+    for (const PeerMessage& message : bucket.reduce_sends.messages) {
+      if (workers.rank() > 0 || !s.exchange->distributed_optimizer) break;
+      receives.push_back({.peer = message.peer,
+                          .tag = kGatherToTag,
+                          .data = base + message.offset,
+                          .bytes = message.bytes});
+    }
+    if (!sends.empty() || !receives.empty())
+      workers.exchange(sends, receives, "gathering the trained weights")->wait();
+  }
+  if (workers.rank() > 0) return {};
+  std::vector<at::Tensor> masters;
+  for (const at::Tensor& parameter : s.weights.parameters) masters.push_back(parameter.grad());
+  return masters;
 }
 
 }  // namespace distca

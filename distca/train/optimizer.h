@@ -1,20 +1,25 @@
 #pragma once
-// AdamW with a linear warm-up and a cosine, clipping by the global norm of the gradients, and the
-// flat buffer that holds the gradients. Thread rule: one thread.
+// AdamW with a linear warm-up and a cosine, and the flat buffer that holds the gradients. A rank
+// keeps AdamW's moments of what it updates. That is all weights or, with ZeRO-1
+// (parallel.use_distributed_optimizer), the rank's slices of the buckets of gradients
+// (program/gradient_exchange.h), of which it then keeps the fp32 master weights, too. The
+// operations of a step's program call it (train/weight_update.h). Thread rule: one thread.
 //
-//     Optimizer optimizer(model.weights(), model.parameters(), config.optimizer);
+//     Optimizer optimizer(model, config.optimizer, gradients);
 //     optimizer.zero_gradients();
-//     // backward adds to every parameter's .grad
-//     const GradientSum sum = optimizer.sum_and_clip(workers, loss_sum);
-//     optimizer.update(learning_rate(config.optimizer, step, config.train.steps));
+//     // backward adds to every parameter's .grad; buckets are summed
+//     optimizer.begin_update(learning_rate(config.optimizer, step, config.train.steps), scale);
+//     for (size_t bucket = 0; bucket < num_buckets; ++bucket) optimizer.update(bucket);
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
 #include "distca/checkpoint/index.h"
 #include "distca/comm/communicator.h"
 #include "distca/model/weight_table.h"
+#include "distca/program/gradient_exchange.h"
 #include "distca/train/config.h"
 
 namespace at {
@@ -23,40 +28,61 @@ class Tensor;
 
 namespace distca {
 
+class Llama;
+
 /// The learning rate of `step`, which counts from 0. It rises linearly to lr during the warm-up,
 /// then falls along a cosine to lr * min_lr_ratio at the last of `total_steps`.
 double learning_rate(const Config::Optimizer& options, int64_t step, int64_t total_steps);
 
-/// What ranks know together before they update. All have the same bits.
-struct GradientSum {
-  double norm = 0;      // of all gradients, before clipping
-  double loss_sum = 0;  // of all ranks, in nats, rounded to the gradients' type
-};
-
 /// AdamW's state and the gradients of some parameters.
 class Optimizer {
  public:
+  /// What an optimizer updates.
+  struct Weights {
+    std::vector<Weight> table;
+    /// [weight] In the gradients' type, fp32 or fp64, or else copies that are rounded from masters.
+    std::vector<at::Tensor> parameters;
+    at::Tensor storage;  // [bytes] that holds all parameters; needed to gather them
+    /// The initial value of a weight in fp32, for masters that are not the parameters.
+    std::function<at::Tensor(const Weight&)> initial;
+  };
+
   /// Lets every parameter's .grad point into one flat buffer, in fp32 (fp64 for fp64 parameters).
-  Optimizer(const std::vector<Weight>& weights, const std::vector<at::Tensor>& parameters,
-            const Config::Optimizer& options);
+  Optimizer(Weights weights, const Config::Optimizer& options,
+            std::shared_ptr<const GradientExchange> gradients);
+  /// Of a model's weights. `seed` is the one that the model was drawn with.
+  Optimizer(const Llama& model, uint64_t seed, const Config::Optimizer& options,
+            std::shared_ptr<const GradientExchange> gradients);
+  Optimizer(Optimizer&&) noexcept;
   ~Optimizer();
 
+  const std::shared_ptr<const GradientExchange>& exchange() const;
   void zero_gradients();
-  /// Sums the gradients of all ranks of `comm` in rank order, then clips them by their global norm.
-  /// The norm is summed over fixed chunks in double. `loss_sum` is this rank's own and travels with
-  /// the gradients.
-  GradientSum sum_and_clip(Communicator& comm, double loss_sum);
-  /// Changes the parameters by one AdamW step.
-  void update(double lr);
+  /// [elements] The gradients of all weights, in their flat layout.
+  const at::Tensor& gradients() const;
+  /// [bytes] All parameters, in their layout.
+  const at::Tensor& storage() const;
 
-  /// How often update() was called, over all runs that this state comes from.
+  /// Begins an AdamW step: gradients count times `scale`.
+  void begin_update(double lr, double scale);
+  /// Updates what this rank updates of a bucket, once its gradients are summed.
+  void update(size_t bucket);
+
+  /// How often begin_update() was called, over all runs that this state comes from.
   int64_t updates() const;
-  /// A part of the state, in the order of the parameters: the parameters themselves, or AdamW's
-  /// moments. The tensors share memory with the state. Before the first update, the moments are
-  /// made, and are zero.
-  const std::vector<at::Tensor>& state(StatePart part);
-  /// To be called after state() was filled with what a checkpoint holds.
-  void restore(int64_t updates);
+  /// [elements] Some elements of a weight's state, which this rank must hold (CHECK), in row-major
+  /// order. The tensor shares memory with the state. Moments are zero before the first update.
+  at::Tensor state(StatePart part, size_t weight, const Range& elements) const;
+  /// Takes what this rank holds of a weight's state from `full`, which has the shape of the weight.
+  void load(StatePart part, size_t weight, const at::Tensor& full);
+  /// To be called after load(), with the number that belongs to the state.
+  void set_updates(int64_t updates);
+  /// Bytes of the moments and of masters that are not the parameters.
+  int64_t state_bytes() const;
+
+  /// Brings all masters to rank 0 of `workers`, where it returns them in the order of the weights.
+  /// They lie where the gradients lay. Elsewhere it returns nothing.
+  std::vector<at::Tensor> gather_masters(Communicator& workers);
 
  private:
   struct State;

@@ -5,8 +5,6 @@
 
 #include <cmath>
 
-#include "distca/comm/thread_group.h"
-
 namespace distca {
 namespace {
 
@@ -26,55 +24,58 @@ Weight matrix(int64_t rows, int64_t columns) {
 }
 Weight vector(int64_t size) { return {.name = "vector", .shape = {size}}; }
 
-TEST(optimizer, gradients_are_summed_over_ranks_and_clipped_by_the_global_norm) {
-  run_ranks(3, {}, [](Communicator& comm) {
-    at::Tensor weight = at::zeros({2, 2}, at::kDouble).requires_grad_(true);
-    at::Tensor bias = at::zeros({3}, at::kDouble).requires_grad_(true);
-    Optimizer optimizer({matrix(2, 2), vector(3)}, {weight, bias}, {.max_grad_norm = 1.0});
-    weight.mutable_grad().fill_(comm.rank());  // sum over ranks: 3
-    bias.mutable_grad().fill_(1.0);            // sum over ranks: 3
-    const auto [norm, loss_sum] = optimizer.sum_and_clip(comm, 1.0 + comm.rank());
-    EXPECT_EQ(loss_sum, 6);
-    EXPECT_NEAR(norm, std::sqrt(7 * 9.0), 1e-14 * norm);
-    EXPECT_NEAR(weight.grad()[0][0].item<double>(), 3.0 / norm, 1e-15);
-    EXPECT_NEAR(bias.grad()[2].item<double>(), 3.0 / norm, 1e-15);
-    optimizer.zero_gradients();
-    EXPECT_EQ(weight.grad().abs().sum().item<double>(), 0.0);
-  });
+/// Of one rank, in one bucket.
+std::shared_ptr<const GradientExchange> alone(const std::vector<Weight>& weights) {
+  return std::make_shared<const GradientExchange>(
+      make_gradient_exchange({.elements = flat_layout(weights).elements, .block = kFlatBlock}));
+}
+
+Optimizer optimizer_of(const std::vector<Weight>& weights,
+                       const std::vector<at::Tensor>& parameters,
+                       const Config::Optimizer& options) {
+  return Optimizer({.table = weights, .parameters = parameters}, options, alone(weights));
 }
 
 TEST(optimizer, decays_matrices_and_leaves_norms_alone) {
-  run_ranks(1, {}, [](Communicator&) {
-    at::Tensor weight = at::ones({2, 2}).requires_grad_(true);
-    at::Tensor norm = at::ones({2}).requires_grad_(true);
-    Optimizer optimizer({matrix(2, 2), vector(2)}, {weight, norm}, {.weight_decay = 0.5});
-    optimizer.update(0.1);  // zero gradients: only decay moves anything
-    EXPECT_FLOAT_EQ(weight[0][0].item<float>(), 1.0f - 0.1f * 0.5f);
-    EXPECT_EQ(norm[0].item<float>(), 1.0f);
-  });
+  const at::Tensor weight = at::ones({2, 2}), norm = at::ones({2});
+  Optimizer optimizer =
+      optimizer_of({matrix(2, 2), vector(2)}, {weight, norm}, {.weight_decay = 0.5});
+  optimizer.begin_update(0.1, 1);
+  optimizer.update(0);  // zero gradients: only decay moves anything
+  EXPECT_FLOAT_EQ(weight[0][0].item<float>(), 1.0f - 0.1f * 0.5f);
+  EXPECT_EQ(norm[0].item<float>(), 1.0f);
+}
+
+TEST(optimizer, gradients_count_times_the_scale_and_are_zero_again) {
+  const at::Tensor weight = at::ones({2, 2});
+  Optimizer optimizer = optimizer_of({matrix(2, 2)}, {weight}, {});
+  at::Tensor(weight).mutable_grad().fill_(4.0);
+  optimizer.begin_update(0.1, 0.25);
+  optimizer.update(0);
+  EXPECT_FLOAT_EQ(optimizer.state(StatePart::kExpAvg, 0, {0, 4})[3].item<float>(), 0.1f);
+  optimizer.zero_gradients();
+  EXPECT_EQ(weight.grad().abs().sum().item<float>(), 0.0f);
 }
 
 TEST(optimizer, goes_on_from_its_state_bit_for_bit) {
   const Config::Optimizer options{.weight_decay = 0.1};
-  const auto step = [](at::Tensor& weight, Optimizer& optimizer, double gradient) {
-    weight.mutable_grad().fill_(gradient);
-    optimizer.update(0.01);
+  const auto step = [](const at::Tensor& weight, Optimizer& optimizer, double gradient) {
+    at::Tensor(weight).mutable_grad().fill_(gradient);
+    optimizer.begin_update(0.01, 1);
+    optimizer.update(0);
   };
-  at::Tensor weight = at::ones({2, 3}).requires_grad_(true);
-  Optimizer first({matrix(2, 3)}, {weight}, options);
+  const at::Tensor weight = at::ones({2, 3});
+  Optimizer first = optimizer_of({matrix(2, 3)}, {weight}, options);
   EXPECT_EQ(first.updates(), 0);
   step(weight, first, 0.5);
   step(weight, first, -0.25);
   EXPECT_EQ(first.updates(), 2);
 
-  at::Tensor other = at::zeros({2, 3}).requires_grad_(true);
-  Optimizer second({matrix(2, 3)}, {other}, options);
-  {
-    const at::NoGradGuard no_grad;
-    for (const StatePart part : kStateParts)
-      at::Tensor(second.state(part)[0]).detach().copy_(first.state(part)[0].detach());
-  }
-  second.restore(first.updates());
+  const at::Tensor other = at::zeros({2, 3});
+  Optimizer second = optimizer_of({matrix(2, 3)}, {other}, options);
+  for (const StatePart part : kStateParts)
+    second.load(part, 0, first.state(part, 0, {0, 6}).view({2, 3}));
+  second.set_updates(first.updates());
   step(weight, first, 0.125);
   step(other, second, 0.125);
   EXPECT_TRUE(at::equal(weight, other));
@@ -82,9 +83,8 @@ TEST(optimizer, goes_on_from_its_state_bit_for_bit) {
 }
 
 TEST(optimizer, moments_are_zero_before_the_first_update) {
-  at::Tensor weight = at::ones({2, 3}).requires_grad_(true);
-  Optimizer optimizer({matrix(2, 3)}, {weight}, {});
-  EXPECT_EQ(optimizer.state(StatePart::kExpAvg)[0].abs().sum().item<float>(), 0);
+  Optimizer optimizer = optimizer_of({matrix(2, 3)}, {at::ones({2, 3})}, {});
+  EXPECT_EQ(optimizer.state(StatePart::kExpAvg, 0, {0, 6}).abs().sum().item<float>(), 0);
   EXPECT_EQ(optimizer.updates(), 0);
 }
 

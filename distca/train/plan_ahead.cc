@@ -40,10 +40,16 @@ void check_plan(const Plan& plan, const AttentionProfile* profile) {
 
 /// This rank's program, checked; `validate_s`: what that took.
 Program checked_program(const Config& config, const std::vector<Plan>& plans, bool redispatched,
-                        const StepBatch& batch, int rank, int num_workers, double* validate_s) {
+                        const StepBatch& batch, int rank, int num_workers,
+                        const std::shared_ptr<const GradientExchange>& gradients,
+                        double* validate_s) {
   const std::vector<PlanIndex> indices(plans.begin(), plans.end());
   const auto program_of = [&](int of_rank) {
-    return rank_program(config, indices, redispatched, batch.kind, of_rank, num_workers);
+    auto of_it = of_rank == rank ? gradients : nullptr;
+    if (of_it == nullptr && of_rank < num_workers && batch.kind == ProgramRequest::Kind::kTrain)
+      of_it = gradient_exchange(config.model, step_options(config), of_rank, num_workers);
+    return rank_program(config, indices, redispatched, batch.kind, of_rank, num_workers,
+                        std::move(of_it));
   };
   Program program = program_of(rank);
   const Stopwatch watch;
@@ -62,7 +68,7 @@ Program checked_program(const Config& config, const std::vector<Plan>& plans, bo
 
 PlannedBatch plan_batch(const Config& config, const IndexedDataset& data,
                         const StepBatch& step_batch, int rank, int num_workers,
-                        const Speeds& speeds) {
+                        const Speeds& speeds, std::shared_ptr<const GradientExchange> gradients) {
   const Stopwatch watch;
   const Batch& batch = step_batch.batch;
   const auto num_servers = static_cast<size_t>(num_ranks(config, num_workers));
@@ -112,7 +118,7 @@ PlannedBatch plan_batch(const Config& config, const IndexedDataset& data,
   }
   figures.num_redispatched = redispatched ? static_cast<int64_t>(batch.size()) : 0;
   planned.input.program = checked_program(config, plans, redispatched, step_batch, rank,
-                                          num_workers, &figures.validate_s);
+                                          num_workers, gradients, &figures.validate_s);
   figures.pairs = std::accumulate(figures.load_after.begin(), figures.load_after.end(), int64_t{0});
   figures.imbalance_before = imbalance_before.value();
   figures.imbalance_after = imbalance_after.value();

@@ -43,11 +43,12 @@ struct PlannedBatch {
 };
 
 /// Plans every nano-batch of a batch and reads the tokens of `rank`; a dedicated server has none.
-/// `speeds` are recorded values, the same on every rank, if measures_speeds(config). Throws
-/// Error(kPlan, kData). A plan or program that its validator refuses is a CHECK. Any thread may
-/// call it.
+/// `gradients` is what the rank exchanges of them; null: what the configuration gives. `speeds` are
+/// recorded values, the same on every rank, if measures_speeds(config). Throws Error(kPlan, kData).
+/// A plan or program that its validator refuses is a CHECK. Any thread may call it.
 PlannedBatch plan_batch(const Config& config, const IndexedDataset& data, const StepBatch& batch,
-                        int rank, int num_workers, const Speeds& speeds = {});
+                        int rank, int num_workers, const Speeds& speeds = {},
+                        std::shared_ptr<const GradientExchange> gradients = nullptr);
 
 /// Keeps one batch planned ahead. Its destructor waits for the batch that is being planned, and
 /// leaves no thread behind. Thread rule: one thread uses the object.

@@ -51,6 +51,7 @@ constexpr std::array kRules = {
     KeyRule{"train.trace", Change::kFree},
     KeyRule{"checkpoint.", Change::kFree},
     KeyRule{"comm.", Change::kFree},
+    KeyRule{"parallel.", Change::kFree},  // neither sums nor updates depend on it
     KeyRule{"train.overlap", Change::kBits},
     KeyRule{"train.threads_per_rank", Change::kBits},
     KeyRule{"train.recompute", Change::kBits},

@@ -52,9 +52,10 @@ void RunOutput::tell(const StepMetrics& metrics, const ResolvedConfig& resolved)
   progress_->show(metrics);
 }
 
-void RunOutput::save_weights(const Llama& model) {
+void RunOutput::save_weights(const std::vector<at::Tensor>& weights) {
   state_.begin_saving();
-  folder_.save([&](AtomicFile& file) { write_weights(file, model, metadata(config_)); });
+  folder_.save(
+      [&](AtomicFile& file) { write_weights(file, config_.model, weights, metadata(config_)); });
   state_.saved();
 }
 

@@ -36,7 +36,7 @@ class RunOutput {
   /// After every step: its line for machines and, now and then, one for people.
   void tell(const StepMetrics& metrics, const ResolvedConfig& resolved);
   /// Replaces the weights that the folder holds. Throws Error(kIo).
-  void save_weights(const Llama& model);
+  void save_weights(const std::vector<at::Tensor>& weights);
   /// Brings metrics.jsonl to disk. Returns how many of its lines could not be written.
   int64_t finish_metrics() { return metrics_->finish(); }
   void end(const std::string& text) { progress_->end(text); }

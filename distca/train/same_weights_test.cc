@@ -38,7 +38,7 @@ TEST(same_weights, those_that_are_no_numbers_are_counted) {
   EXPECT_EQ(num_not_finite(weights), 2);
 }
 
-/// Hands on what a group does, but turns the signs of gradients that are received.
+/// Hands on what a group does, but turns the signs of the sums of gradients that are received.
 class FaultyMachine final : public Communicator {
  public:
   explicit FaultyMachine(Communicator& comm) : comm_(comm) {}
@@ -49,7 +49,7 @@ class FaultyMachine final : public Communicator {
                                             std::span<const Message> receives,
                                             std::string_view operation) override {
     auto pending = comm_.exchange(sends, receives, operation);
-    if (operation.find("gradient sum") == std::string_view::npos) return pending;
+    if (operation.find("grad_gather") == std::string_view::npos) return pending;
     return std::make_unique<Turned>(std::move(pending), receives);
   }
 

@@ -8,8 +8,8 @@ RankSample rank_sample(const OpTimes& times, int64_t tokens, int64_t load) {
   double busy_s = 0;
   for (int kind = 0; kind < kNumOpKinds; ++kind) {
     const auto op = static_cast<OpKind>(kind);
-    // Behind the last place where ranks' finishes can be made even.
-    if (op == OpKind::kGradReduce || op == OpKind::kOptimizer) continue;
+    // What all workers do alike, whatever they were given.
+    if (op >= OpKind::kGradReduce) continue;
     busy_s += times.of(op);
     for (const Pass pass : {Pass::kForward, Pass::kBackward})
       busy_s -= times.of(op, pass, OpPart::kWait);

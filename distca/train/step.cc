@@ -16,9 +16,7 @@ namespace {
 
 class Player final : public OpPlayer {
  public:
-  Player(CoreAttention& attention, const Step::SumGradients& sum_gradients,
-         const std::function<void()>& update)
-      : attention_(attention), sum_gradients_(sum_gradients), update_(update) {}
+  Player(CoreAttention& attention, WeightUpdate& update) : attention_(attention), update_(update) {}
 
   /// The next nano-batch. A dedicated server has none.
   void add(const Llama& model, const LocalTokens& tokens, const NanoPhases::Options& options) {
@@ -28,17 +26,31 @@ class Player final : public OpPlayer {
 
   void play(const Op& op) override {
     if (op.kind == OpKind::kCoreAttention) return attention_.compute(op);
+    if (is_of_weights(op)) return update_.play(op, loss_sum_);
     op.pass == Pass::kForward ? play_forward(op) : play_backward(op);
   }
-  void pack(const Op& op) override { attention_.pack(op); }
-  void issue(const Op& op) override { attention_.issue(op); }
-  void wait(const Op& op) override { attention_.wait(op); }
-  void land(const Op& op) override { attention_.land(op); }
-  void wait_sent(const Op& op) override { attention_.wait_sent(op); }
+  // Gradients and weights travel from where they are, and land where they are wanted.
+  void pack(const Op& op) override {
+    if (!is_of_weights(op)) attention_.pack(op);
+  }
+  void land(const Op& op) override {
+    if (!is_of_weights(op)) attention_.land(op);
+  }
+  void issue(const Op& op) override {
+    is_of_weights(op) ? update_.issue(op) : attention_.issue(op);
+  }
+  void wait(const Op& op) override { is_of_weights(op) ? update_.wait(op) : attention_.wait(op); }
+  void wait_sent(const Op& op) override {
+    is_of_weights(op) ? update_.wait_sent(op) : attention_.wait_sent(op);
+  }
 
   double loss_sum() const { return loss_sum_; }
 
  private:
+  static bool is_of_weights(const Op& op) {
+    return op.bucket >= 0 || op.kind == OpKind::kGradNorm || op.kind == OpKind::kOptimizer;
+  }
+
   void play_forward(const Op& op) {
     NanoPhases& nano = *nanos_[op.nano_batch];
     switch (op.kind) {
@@ -58,8 +70,6 @@ class Player final : public OpPlayer {
   }
 
   void play_backward(const Op& op) {
-    if (op.kind == OpKind::kGradReduce) return sum_gradients_(loss_sum_);
-    if (op.kind == OpKind::kOptimizer) return update_();
     NanoPhases& nano = *nanos_[op.nano_batch];
     switch (op.kind) {
       case OpKind::kLoss:
@@ -77,8 +87,7 @@ class Player final : public OpPlayer {
   }
 
   CoreAttention& attention_;
-  const Step::SumGradients& sum_gradients_;
-  const std::function<void()>& update_;
+  WeightUpdate& update_;
   double loss_sum_ = 0;
   std::vector<std::unique_ptr<NanoPhases>> nanos_;  // several are alive at a time
 };
@@ -103,7 +112,61 @@ StepOptions step_options(const Config& config) {
           .kernel = config.attention.kernel,
           .threads = static_cast<int>(config.train.threads_per_rank),
           .recompute = config.train.recompute,
-          .loss_chunk_tokens = config.train.loss_chunk_tokens};
+          .loss_chunk_tokens = config.train.loss_chunk_tokens,
+          .distributed_optimizer = config.parallel.use_distributed_optimizer,
+          .overlap_grad_reduce = config.parallel.overlap_grad_reduce,
+          .bucket_mb = config.parallel.bucket_mb};
+}
+
+namespace {
+
+OpKind op_of(WeightPhase phase) {
+  switch (phase) {
+    case WeightPhase::kEmbed:
+      return OpKind::kEmbed;
+    case WeightPhase::kPreAttention:
+      return OpKind::kPreAttention;
+    case WeightPhase::kPostAttention:
+      return OpKind::kPostAttention;
+    case WeightPhase::kLoss:
+      return OpKind::kLoss;
+  }
+  DISTCA_CHECK(false, "a weight of no phase");
+}
+
+}  // namespace
+
+Masters masters_of(const StepOptions& options) {
+  return options.distributed_optimizer ? Masters::kElsewhere : Masters::kHere;
+}
+
+std::shared_ptr<const GradientExchange> gradient_exchange(const LlamaConfig& model,
+                                                          const StepOptions& options, int worker,
+                                                          int num_workers) {
+  const WeightOffsets offsets = parameter_offsets(model, masters_of(options));
+  const FlatLayout& layout = offsets.layout;
+  const int64_t element = model.dtype == ScalarType::kFloat64 ? 8 : 4;
+  GradientExchangeRequest request{
+      .elements = layout.elements,
+      .block = kFlatBlock,
+      .element_bytes = element,
+      .bucket_elements = static_cast<int64_t>(options.bucket_mb * 0x1p20) / element,
+      .rank = worker,
+      .num_ranks = num_workers,
+      .distributed_optimizer = options.distributed_optimizer,
+      .overlaps = options.overlap_grad_reduce,
+      .weight_offset = [&](int64_t at) { return offsets.of(at); }};
+  const std::vector<Weight> weights = weight_table(model);
+  for (size_t i = 0; i < weights.size(); ++i) {
+    PhaseGradients phase{.phase = op_of(weights[i].phase),
+                         .layer = std::max(weights[i].layer, -1),
+                         .elements = {layout.begins[i], layout.begins[i] + weights[i].numel()}};
+    request.phases.push_back(phase);
+    if (!model.tie_word_embeddings || weights[i].phase != WeightPhase::kEmbed) continue;
+    phase.phase = OpKind::kLoss;
+    request.phases.push_back(phase);
+  }
+  return std::make_shared<const GradientExchange>(make_gradient_exchange(request));
 }
 
 std::shared_ptr<const AttentionExchange> attention_exchange(const PlanIndex& index, int rank,
@@ -115,22 +178,26 @@ std::shared_ptr<const AttentionExchange> attention_exchange(const PlanIndex& ind
 }
 
 Program step_program(const LlamaConfig& model, const StepOptions& options, bool holds_weights,
-                     ProgramRequest::Kind kind, std::vector<NanoPart> nano_batches) {
+                     ProgramRequest::Kind kind, std::vector<NanoPart> nano_batches,
+                     std::shared_ptr<const GradientExchange> gradients) {
   return build_program({.overlap = options.overlap,
                         .kind = kind,
                         .holds_weights = holds_weights,
                         .nano_batches = std::move(nano_batches),
-                        .model = model.shape()});
+                        .model = model.shape(),
+                        .gradients = std::move(gradients)});
 }
 
 Program rank_program(const Config& config, const std::vector<PlanIndex>& plans, bool redispatched,
-                     ProgramRequest::Kind kind, int rank, int num_workers) {
+                     ProgramRequest::Kind kind, int rank, int num_workers,
+                     std::shared_ptr<const GradientExchange> gradients) {
   const StepOptions options = step_options(config);
   std::vector<NanoPart> parts;
   for (const PlanIndex& plan : plans) {
     parts.push_back({attention_exchange(plan, rank, config.model, options), redispatched});
   }
-  return step_program(config.model, options, rank < num_workers, kind, std::move(parts));
+  return step_program(config.model, options, rank < num_workers, kind, std::move(parts),
+                      std::move(gradients));
 }
 
 Step::Step(const LlamaConfig& config, const Llama* model, Communicator& comm,
@@ -142,11 +209,11 @@ Step::Step(const LlamaConfig& config, const Llama* model, Communicator& comm,
       buffers_(comm.cuda_device()) {}
 Step::~Step() = default;
 
-StepResult Step::run(const StepInput& input, double loss_scale, const SumGradients& sum_gradients,
-                     const std::function<void()>& update) {
+StepResult Step::run(const StepInput& input, double loss_scale, const UpdateRequest& request) {
   buffers_.prepare(input.program);
   CoreAttention attention(input.program, kernel_, comm_, buffers_);
-  Player player(attention, sum_gradients, update);
+  WeightUpdate update(input.program, buffers_, comm_, request);
+  Player player(attention, update);
   if (model_ != nullptr) {
     model_->refresh_copies();
     for (size_t nano = 0; nano < input.tokens.size(); ++nano) {
@@ -160,18 +227,20 @@ StepResult Step::run(const StepInput& input, double loss_scale, const SumGradien
   OpTimes times;
   const std::unique_ptr<OpClock> clock = device_clock(comm_.cuda_device());
   play(input.program, player, &times, recorder_, clock.get());
-  return {.loss_sum = player.loss_sum(), .bytes = attention.bytes(), .times = times};
+  return {.loss_sum = player.loss_sum(),
+          .bytes = attention.bytes(),
+          .times = times,
+          .sum = update.sum()};
 }
 
-StepResult Step::train(const StepInput& input, int64_t num_targets,
-                       const SumGradients& sum_gradients, const std::function<void()>& update) {
+StepResult Step::train(const StepInput& input, int64_t num_targets, const UpdateRequest& update) {
   const double loss_scale = num_targets > 0 ? 1.0 / static_cast<double>(num_targets) : 0.0;
-  return run(input, loss_scale, sum_gradients, update);
+  return run(input, loss_scale, update);
 }
 
 StepResult Step::evaluate(const StepInput& input) {
   const c10::AutoGradMode no_grad(false);
-  return run(input, 0.0, nullptr, nullptr);
+  return run(input, 0.0, {});
 }
 
 }  // namespace distca

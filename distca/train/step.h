@@ -3,13 +3,12 @@
 // model and with disaggregated core attention, a dedicated server with attention alone.
 //
 //     Step step(config.model, &model, comm, step_options(config));
-//     const StepResult result = step.train(input, num_targets, sum_gradients, update);
+//     const StepResult result = step.train(input, num_targets, {.optimizer = &optimizer, ...});
 //
 // Autograd lives inside a phase; the backward of a phase is an operation of the program (DESIGN,
 // "One layer of one nano-batch"). Thread rule: one thread; all ranks run the same steps in the same
 // order.
 
-#include <functional>
 #include <memory>
 #include <vector>
 
@@ -22,6 +21,7 @@
 #include "distca/runtime/exchange_buffers.h"
 #include "distca/runtime/executor.h"
 #include "distca/train/loader.h"
+#include "distca/train/weight_update.h"
 
 namespace distca {
 
@@ -38,6 +38,7 @@ struct StepResult {
   double loss_sum = 0;  // nats, over this rank's targets only
   ExchangeBytes bytes;  // sent, received and copied
   OpTimes times;        // by operation and pass
+  GradientSum sum;      // of all workers; a dedicated server does not know it
 };
 
 /// How steps are run. The fields have the meaning of the configuration's keys.
@@ -50,6 +51,9 @@ struct StepOptions {
   int threads = 1;                            // of our own attention kernel
   Recompute recompute = Recompute::kNone;     // train.recompute
   int64_t loss_chunk_tokens = 0;              // train.loss_chunk_tokens
+  bool distributed_optimizer = false;         // parallel.use_distributed_optimizer
+  bool overlap_grad_reduce = true;            // parallel.overlap_grad_reduce
+  double bucket_mb = 25;                      // parallel.bucket_mb
 
   /// Rows whose logits exist at the same time: loss_chunk_tokens or, if that is 0, so many that
   /// their logits take 128 MiB in fp32, but at least 512, since products of few rows with the head
@@ -60,18 +64,29 @@ struct StepOptions {
 /// The options that the configuration gives.
 StepOptions step_options(const Config& config);
 
+/// Who keeps the masters of a model that is trained with these options.
+Masters masters_of(const StepOptions& options);
+
+/// What one of the workers exchanges of gradients and weights.
+std::shared_ptr<const GradientExchange> gradient_exchange(const LlamaConfig& model,
+                                                          const StepOptions& options, int worker,
+                                                          int num_workers);
+
 /// What one rank exchanges and computes under a plan, for a model of this shape.
 std::shared_ptr<const AttentionExchange> attention_exchange(const PlanIndex& index, int rank,
                                                             const LlamaConfig& model,
                                                             const StepOptions& options);
-/// The program of one rank. `holds_weights` is false on a dedicated server.
+/// The program of one rank. `holds_weights` is false on a dedicated server. Without `gradients`,
+/// gradients are not summed.
 Program step_program(const LlamaConfig& model, const StepOptions& options, bool holds_weights,
-                     ProgramRequest::Kind kind, std::vector<NanoPart> nano_batches);
+                     ProgramRequest::Kind kind, std::vector<NanoPart> nano_batches,
+                     std::shared_ptr<const GradientExchange> gradients = nullptr);
 
 /// The program of one rank for the plans of a batch, with the options that the configuration gives.
-/// `redispatched` is BatchPlan::redispatched.
+/// `redispatched` is BatchPlan::redispatched. `gradients` is null on a dedicated server.
 Program rank_program(const Config& config, const std::vector<PlanIndex>& plans, bool redispatched,
-                     ProgramRequest::Kind kind, int rank, int num_workers);
+                     ProgramRequest::Kind kind, int rank, int num_workers,
+                     std::shared_ptr<const GradientExchange> gradients);
 
 /// Runs the steps of one rank; keeps their buffers from step to step.
 class Step {
@@ -81,13 +96,10 @@ class Step {
        const StepOptions& options);
   ~Step();
 
-  /// Sums gradients over ranks; `loss_sum` is that of this rank's targets, in nats.
-  using SumGradients = std::function<void(double loss_sum)>;
   /// Runs forward and backward of all nano-batches. The gradients of sum(loss) / num_targets are
-  /// added to the parameters' .grad. `sum_gradients` and `update` are the last two operations of
-  /// the program (grad_reduce and optimizer).
-  StepResult train(const StepInput& input, int64_t num_targets, const SumGradients& sum_gradients,
-                   const std::function<void()>& update);
+  /// added to the parameters' .grad, summed over the workers and used as `update` says. Without an
+  /// optimizer in it, they are left as they are.
+  StepResult train(const StepInput& input, int64_t num_targets, const UpdateRequest& update);
   /// Computes only the loss, with a program of Kind::kEvaluate.
   StepResult evaluate(const StepInput& input);
   const AttentionKernel& kernel() const { return kernel_; }
@@ -96,8 +108,7 @@ class Step {
   void set_recorder(TraceRecorder* recorder) { recorder_ = recorder; }
 
  private:
-  StepResult run(const StepInput& input, double loss_scale, const SumGradients& sum_gradients,
-                 const std::function<void()>& update);
+  StepResult run(const StepInput& input, double loss_scale, const UpdateRequest& update);
 
   const Llama* model_;
   Communicator& comm_;

@@ -25,7 +25,6 @@
 #include "distca/train/compute_peak.h"
 #include "distca/train/data_split.h"
 #include "distca/train/metrics.h"
-#include "distca/train/optimizer.h"
 #include "distca/train/plan_ahead.h"
 #include "distca/train/plan_request.h"
 #include "distca/train/resume.h"
@@ -39,23 +38,10 @@
 #include "distca/train/step_batches.h"
 #include "distca/train/step_guard.h"
 #include "distca/train/step_tracer.h"
+#include "distca/train/worker_weights.h"
 
 namespace distca {
 namespace {
-
-/// What a rank has that holds weights.
-struct Weights {
-  Weights(const Config& config, Communicator& comm, int num_workers)
-      : model(config.model, static_cast<uint64_t>(config.train.seed), comm.cuda_device()),
-        optimizer(model.weights(), model.parameters(), config.optimizer),
-        group(comm.split_first(num_workers)),
-        workers(*group, kTracedTags + kTracedTagsEach) {}
-
-  Llama model;
-  Optimizer optimizer;
-  std::unique_ptr<Communicator> group;
-  TracedCommunicator workers;  // who sums gradients: `group`
-};
 
 /// What a rank tells the others of a step.
 struct RankStep {
@@ -86,8 +72,9 @@ class Trainer {
         split_(split_documents(data_.num_documents(), config.data.validation_fraction,
                                config.batch.seed)),
         batches_(config, data_, split_, first_step_),
-        weights_(comm.rank() < num_workers_ ? std::make_unique<Weights>(config, comm, num_workers_)
-                                            : nullptr),
+        weights_(comm.rank() < num_workers_
+                     ? std::make_unique<WorkerWeights>(config, comm, num_workers_)
+                     : nullptr),
         guard_(config.train.spike_factor),
         step_(config.model, weights_ ? &weights_->model : nullptr, comm, step_options(config)),
         tracer_(config, comm, num_workers_) {
@@ -103,7 +90,8 @@ class Trainer {
     saver_.emplace(config_, std::move(facts_), run_id_, own_checkpoint_, comm_, num_workers_);
     const auto plan_next = [this, rank = comm_.rank()](const Speeds& speeds) {
       const std::optional<StepBatch> batch = batches_.next();
-      return batch ? std::optional(plan_batch(config_, data_, *batch, rank, num_workers_, speeds))
+      return batch ? std::optional(plan_batch(config_, data_, *batch, rank, num_workers_, speeds,
+                                              weights_ ? weights_->gradients : nullptr))
                    : std::nullopt;
     };
     plan_ahead_.emplace(plan_next, speeds_at(first_step_));
@@ -121,6 +109,7 @@ class Trainer {
       if (stop_signal_ != 0) return stopped(step, saved);
     }
     if (weights_) drifted_ = others_with_other_weights("comparing the trained weights");
+    if (weights_) trained_ = weights_->optimizer.gather_masters(weights_->workers);
     // Nobody waits for rank 0 while it writes: that may take longer than a wait may.
     barrier(comm_, "end of training");
     if (output_) save();
@@ -146,8 +135,7 @@ class Trainer {
               .data = resolved_.data};
     std::vector<std::string> words;
     if (checkpoint_) words = check_resume(checkpoint_->index(), facts_);
-    if (checkpoint_ && weights_)
-      load_checkpoint(*checkpoint_, weights_->model.weights(), weights_->optimizer);
+    if (checkpoint_ && weights_) load_checkpoint(*checkpoint_, config_.model, weights_->optimizer);
     if (weights_) {
       check_same_start(others_with_other_weights("comparing the initial weights"),
                        checkpoint_ != nullptr);
@@ -294,21 +282,20 @@ class Trainer {
     metrics.step = step;
     metrics.lr = learning_rate(config_.optimizer, step - 1, config_.train.steps);
     if (weights_) weights_->optimizer.zero_gradients();
-    GradientSum sum;
     const auto targets = static_cast<double>(std::max<int64_t>(1, planned.figures.targets));
     verdict_ = {};
-    const StepResult result = step_.train(
-        planned.input, planned.figures.targets,
-        [&](double loss_sum) {
-          sum = weights_->optimizer.sum_and_clip(weights_->workers, loss_sum);
-          verdict_ = guard_.judge(sum.loss_sum / targets, sum.norm);
-        },
-        [&] {
-          if (!verdict_.good()) return;  // all workers know the same
-          guard_.accept(sum.loss_sum / targets, sum.norm);
-          weights_->optimizer.update(metrics.lr);
-        });
-    metrics.grad_norm = sum.norm;
+    const auto accepts = [&](const GradientSum& sum) {  // all workers know the same
+      verdict_ = guard_.judge(sum.loss_sum / targets, sum.norm);
+      if (verdict_.good()) guard_.accept(sum.loss_sum / targets, sum.norm);
+      return verdict_.good();
+    };
+    const StepResult result = step_.train(planned.input, planned.figures.targets,
+                                          {.optimizer = weights_ ? &weights_->optimizer : nullptr,
+                                           .workers = weights_ ? &weights_->workers : nullptr,
+                                           .max_grad_norm = config_.optimizer.max_grad_norm,
+                                           .lr = metrics.lr,
+                                           .accepts = accepts});
+    metrics.grad_norm = result.sum.norm;
     share(result, planned, &metrics);
     if (!ends_badly() && saves_after(step)) save_traced(step);
     metrics.checkpoint = saver_->figures();
@@ -336,19 +323,21 @@ class Trainer {
   /// What every rank has of the step, told to all.
   void share(const StepResult& mine, const PlannedBatch& planned, StepMetrics* metrics) {
     const RankSample work = planned.work[comm_.rank()];
-    const RankStep own{.loss_sum = mine.loss_sum,
-                       .grad_norm = metrics->grad_norm,
-                       .verdict = verdict_,
-                       .save = saver_->report(),
-                       .stop_signal = state_.stop_requested(),
-                       .bytes = mine.bytes,
-                       .attention_s = config_.attention_has_one_thread()
-                                          ? mine.times.processor_of(OpKind::kCoreAttention)
-                                          : mine.times.of(OpKind::kCoreAttention),
-                       .memory = {.peak_bytes = memory_.peak_bytes(),
-                                  .resident_bytes = resident_peak_bytes(),
-                                  .weight_copy_bytes = weights_ ? weights_->model.copy_bytes() : 0},
-                       .sample = rank_sample(mine.times, work.tokens, work.load)};
+    const RankStep own{
+        .loss_sum = mine.loss_sum,
+        .grad_norm = metrics->grad_norm,
+        .verdict = verdict_,
+        .save = saver_->report(),
+        .stop_signal = state_.stop_requested(),
+        .bytes = mine.bytes,
+        .attention_s = config_.attention_has_one_thread()
+                           ? mine.times.processor_of(OpKind::kCoreAttention)
+                           : mine.times.of(OpKind::kCoreAttention),
+        .memory = {.peak_bytes = memory_.peak_bytes(),
+                   .resident_bytes = resident_peak_bytes(),
+                   .weight_copy_bytes = weights_ ? weights_->model.copy_bytes() : 0,
+                   .optimizer_bytes = weights_ ? weights_->optimizer.state_bytes() : 0},
+        .sample = rank_sample(mine.times, work.tokens, work.load)};
     double loss_sum = 0;
     std::vector<RankSample> samples;
     std::vector<SaveReport> saves;
@@ -396,11 +385,11 @@ class Trainer {
 
   void save() {
     // No step has looked at what the last update made.
-    if (const int64_t bad = num_not_finite(weights_->model.parameters()); bad > 0) {
+    if (const int64_t bad = num_not_finite(trained_); bad > 0) {
       throw diverged(config_,
                      fmt::format("the last update left {} weights that are", with_thousands(bad)));
     }
-    output_->save_weights(weights_->model);
+    output_->save_weights(trained_);
     tracer_.write();
     summary_.metrics_missing = output_->finish_metrics();
     output_->end(summary_text(config_, data_, summary_));
@@ -421,7 +410,7 @@ class Trainer {
   IndexedDataset data_;
   DocumentSplit split_;
   StepBatches batches_;
-  std::unique_ptr<Weights> weights_;  // null on a dedicated server
+  std::unique_ptr<WorkerWeights> weights_;  // null on a dedicated server
   StepGuard guard_;
   StepVerdict verdict_;  // of the step under way
   int64_t skipped_in_row_ = 0;
@@ -433,7 +422,8 @@ class Trainer {
   std::optional<CheckpointSaver> saver_;
   int stop_signal_ = 0;  // that a rank was sent
   RunSummary summary_;
-  std::vector<int> drifted_;  // ranks whose trained weights are not rank 0's
+  std::vector<at::Tensor> trained_;  // on rank 0, the weights at the end
+  std::vector<int> drifted_;         // ranks whose trained weights are not rank 0's
   ComputePeak peak_;
   std::optional<SpeedMeter> meter_;      // where what is measured enters the plans
   std::optional<PlanAhead> plan_ahead_;  // last: its thread uses the others

@@ -47,21 +47,21 @@ Played work(const RankWork& mine, Communicator& comm) {
   const auto workers = comm.split_first(mine.num_workers);
   const Config& config = mine.config;
   const Llama model(config.model, static_cast<uint64_t>(config.train.seed), comm.cuda_device());
-  Optimizer optimizer(model.weights(), model.parameters(), config.optimizer);
+  Optimizer optimizer(model, static_cast<uint64_t>(config.train.seed), config.optimizer,
+                      mine.planned.input.program.gradients);
   const auto call = [&](const VerifyHooks::Hook& hook) {
     if (hook) hook(comm.rank(), model.parameters());
   };
   Step step(config.model, &model, comm, step_options(config));
   Played played;
-  const auto sum_gradients = [&](double loss_sum) {
-    call(mine.hooks.before_sum);
-    optimizer.sum_and_clip(*workers, loss_sum);
-    call(mine.hooks.after_sum);
-  };
-  const auto no_update = [] {};
-  played.loss_sum =
-      step.train(mine.planned.input, mine.planned.figures.targets, sum_gradients, no_update)
-          .loss_sum;
+  const auto no_update = [](const GradientSum&) { return false; };
+  played.loss_sum = step.train(mine.planned.input, mine.planned.figures.targets,
+                               {.optimizer = &optimizer,
+                                .workers = workers.get(),
+                                .accepts = no_update,
+                                .before_sum = [&] { call(mine.hooks.before_sum); }})
+                        .loss_sum;
+  call(mine.hooks.after_sum);
   ordered_sum(*workers, std::span(&played.loss_sum, 1), "loss");
   for (const at::Tensor& parameter : model.parameters())
     played.gradients.push_back(parameter.grad().cpu());
@@ -74,10 +74,8 @@ Played work(const RankWork& mine, Communicator& comm) {
 
 /// On a dedicated server.
 void serve(const RankWork& mine, Communicator& comm) {
-  const auto no_sum = [](double) {};
-  const auto no_update = [] {};
   Step(mine.config.model, nullptr, comm, step_options(mine.config))
-      .train(mine.planned.input, mine.planned.figures.targets, no_sum, no_update);
+      .train(mine.planned.input, mine.planned.figures.targets, {});
 }
 
 Played play(const Config& config, const IndexedDataset& data, const Batch& batch, int num_workers,
@@ -167,6 +165,7 @@ Config verify_config(Config config, ScalarType dtype) {
   config.plan.bandwidth_mb_per_s =
       std::llround(static_cast<double>(config.plan.bandwidth_mb_per_s) * wider);
   config.optimizer.max_grad_norm = 0;
+  config.parallel.use_distributed_optimizer = false;  // every worker has all gradients
   config.train.steps = 1;
   config.train.trace.clear();
   config.comm.backend = Config::Comm::Backend::kThreads;

@@ -1,0 +1,71 @@
+#pragma once
+// What one rank sends, receives and adds of the gradients, and of the weights that they change. The
+// gradients of all weights lie end to end in one flat buffer, which is cut into buckets; a bucket
+// travels as soon as backward has completed it (parallel.bucket_mb). Each bucket is cut into an
+// even slice for each rank that holds weights. Every rank sends the others their slices of what it
+// has, adds up its own slice in rank order, and then:
+//  - sends the sum to all others (plain data parallelism), or
+//  - updates the slice alone and sends the new weights (ZeRO-1,
+//    parallel.use_distributed_optimizer).
+//
+//   request.gradients = std::make_shared<const GradientExchange>(make_gradient_exchange(...));
+//   const Program program = build_program(request);
+//
+// A gradient exchange is a plain value, which is not changed once it is made. Any thread may read
+// it.
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "distca/base/integers.h"
+#include "distca/plan/attention_exchange.h"
+#include "distca/program/program.h"
+
+namespace distca {
+
+/// What the backward of a phase adds to the flat gradients.
+struct PhaseGradients {
+  OpKind phase = OpKind::kEmbed;
+  int layer = -1;
+  Range elements;
+};
+
+struct GradientBucket {
+  Range elements;  // of the flat gradients
+  Range own;       // the slice of it that this rank adds up
+  // kGradReduce. Sends lie where the bucket lies, offsets count bytes from its begin; what is
+  // received lies in a buffer, the slice `own` of each peer one after another.
+  MessageList reduce_sends, reduce_receives;
+  // kGradGather or kWeightGather. Offsets count bytes from the bucket's begin among the gradients,
+  // or from that of all weights.
+  MessageList gather_sends, gather_receives;
+};
+
+struct GradientExchange {
+  std::vector<PhaseGradients> phases;
+  /// In the order in which backward completes them: the last elements come first.
+  std::vector<GradientBucket> buckets;
+  /// Whether a rank updates its slices only, and gathers weights in place of gradients.
+  bool distributed_optimizer = false;
+  /// Whether buckets travel under backward; else behind it.
+  bool overlaps = true;
+};
+
+struct GradientExchangeRequest {
+  std::vector<PhaseGradients> phases;
+  int64_t elements = 0;         // of the flat gradients; a multiple of `block`
+  int64_t block = 1;            // buckets and slices begin at multiples of it
+  int64_t element_bytes = 4;    // of a gradient
+  int64_t bucket_elements = 0;  // 0: one bucket
+  int rank = 0, num_ranks = 1;  // of those that hold weights
+  bool distributed_optimizer = false;
+  bool overlaps = true;
+  /// Where the weight of an element begins among all weights as they are gathered, in bytes. Needed
+  /// for distributed_optimizer only.
+  std::function<int64_t(int64_t element)> weight_offset;
+};
+
+GradientExchange make_gradient_exchange(const GradientExchangeRequest& request);
+
+}  // namespace distca

@@ -1,0 +1,161 @@
+// How the sum of gradients is spread over backward (overlap.h says by which rule).
+
+#include <algorithm>
+#include <utility>
+
+#include "distca/base/error.h"
+#include "distca/base/integers.h"
+#include "distca/program/program_builder.h"
+
+namespace distca {
+namespace {
+
+/// Buckets whose parts are under way at a time behind backward: enough to keep the wire busy.
+constexpr size_t kMostBehindBackward = 4;
+
+enum TagKind { kReduce, kGather };
+constexpr int kTagKinds = 2;
+
+/// The phases of backward that add to a bucket.
+bool adds_to(const PhaseGradients& phase, const GradientBucket& bucket) {
+  return !intersect(phase.elements, bucket.elements).empty();
+}
+
+}  // namespace
+
+void ProgramBuilder::count_phases() {
+  if (!trains() || request_.gradients == nullptr) return;
+  program_.gradients = request_.gradients;
+  for (const GradientBucket& bucket : request_.gradients->buckets) {
+    const auto phases =
+        std::ranges::count_if(request_.gradients->phases,
+                              [&](const PhaseGradients& phase) { return adds_to(phase, bucket); });
+    DISTCA_CHECK(phases > 0, "no phase adds to elements {} to {} of the gradients",
+                 bucket.elements.begin, bucket.elements.end);
+    buckets_.push_back({.phases_left = static_cast<int>(phases) * num_nano_batches()});
+  }
+}
+
+void ProgramBuilder::phase_done(OpKind kind, int layer) {
+  if (buckets_.empty()) return;
+  for (const PhaseGradients& phase : request_.gradients->phases) {
+    if (phase.phase != kind || phase.layer != layer) continue;
+    for (size_t i = 0; i < buckets_.size(); ++i) {
+      if (!adds_to(phase, request_.gradients->buckets[i]) || --buckets_[i].phases_left > 0)
+        continue;
+      buckets_[i].ready = static_cast<int32_t>(program_.ops.size()) - 1;
+      queue_.push_back({.bucket = static_cast<int32_t>(i), .is_gather = false});
+    }
+  }
+}
+
+/// A message of core attention has just been issued: now is the turn of gradients.
+void ProgramBuilder::message_issued() {
+  if (buckets_.empty() || !request_.gradients->overlaps || waiting_ == Waiting::kForThePrevious)
+    return;
+  ++messages_;
+  const int a_layer = 2 * slots_;  // messages: a dispatch and a combine of each nano-batch
+  while (!in_flight_.empty() && buckets_[in_flight_.front()].issued_at + slots_ <= messages_)
+    add_first();
+  for (int64_t turn = ceil_div(static_cast<int64_t>(queue_.size()), a_layer); turn > 0; --turn) {
+    issue(queue_.front());
+    queue_.pop_front();
+  }
+}
+
+Op ProgramBuilder::make_bucket_op(OpKind kind, int32_t bucket) const {
+  Op op = make_op(kind, Pass::kBackward, -1, -1);
+  op.bucket = bucket;
+  if (!communicates(kind)) return op;
+  op.stream = Stream::kComm;
+  op.tag = last_attention_tag() + 1 + static_cast<uint32_t>(bucket) * kTagKinds +
+           (kind == OpKind::kGradReduce ? kReduce : kGather);
+  return op;
+}
+
+void ProgramBuilder::issue(const Queued& queued) {
+  Bucket& bucket = buckets_[queued.bucket];
+  const GradientBucket& messages = request_.gradients->buckets[queued.bucket];
+  const bool alone = messages.reduce_sends.empty() && messages.reduce_receives.empty();
+  if (queued.is_gather) {
+    if (alone) return;
+    Op op = make_bucket_op(OpKind::kGradGather, queued.bucket);
+    wait_for(op, bucket.add);
+    op.wait_sends = {bucket.reduce};  // sums arrive where what was sent lay
+    bucket.gather = append(std::move(op));
+    return;
+  }
+  bucket.issued_at = messages_;
+  in_flight_.push_back(queued.bucket);
+  if (alone) return;
+  Op op = make_bucket_op(OpKind::kGradReduce, queued.bucket);
+  wait_for(op, bucket.ready);
+  if (!messages.reduce_receives.empty()) {
+    if (free_parts_.empty()) {
+      free_parts_.push_back(static_cast<int32_t>(program_.buffers.size()));
+      program_.buffers.push_back({.role = BufferRole::kGradParts, .bytes = 0});
+      uses_.emplace_back();
+    }
+    op.in = bucket.parts = free_parts_.back();
+    free_parts_.pop_back();
+    int64_t& bytes = program_.buffers[op.in].bytes;
+    bytes = std::max(bytes, messages.reduce_receives.buffer_bytes);
+  }
+  bucket.reduce = append(std::move(op));
+}
+
+/// Adds the bucket that has been under way for longest.
+void ProgramBuilder::add_first() {
+  const int32_t index = in_flight_.front();
+  in_flight_.pop_front();
+  Bucket& bucket = buckets_[index];
+  Op op = make_bucket_op(OpKind::kGradAdd, index);
+  wait_for(op, bucket.ready);
+  wait_for(op, bucket.reduce);
+  if (bucket.parts >= 0) {
+    op.reads = {bucket.parts};
+    free_parts_.push_back(bucket.parts);
+  }
+  bucket.add = append(std::move(op));
+  if (!request_.gradients->distributed_optimizer)
+    queue_.push_back({.bucket = index, .is_gather = true});
+}
+
+/// Behind backward: everything that is left, in the same order.
+void ProgramBuilder::finish_sums() {
+  while (!queue_.empty() || !in_flight_.empty()) {
+    while (!queue_.empty() &&
+           (queue_.front().is_gather || in_flight_.size() < kMostBehindBackward)) {
+      issue(queue_.front());
+      queue_.pop_front();
+    }
+    if (!in_flight_.empty()) add_first();
+  }
+}
+
+void ProgramBuilder::update() {
+  if (!request_.holds_weights) return;
+  for (const Bucket& bucket : buckets_) DISTCA_CHECK_EQ(bucket.phases_left, 0);
+  finish_sums();
+  Op norm = make_op(OpKind::kGradNorm, Pass::kBackward, -1, -1);
+  for (const Nano& nano : nanos_) wait_for(norm, nano.last);
+  for (const Bucket& bucket : buckets_) wait_for(norm, bucket.add);
+  const int32_t normed = append(std::move(norm));
+  for (size_t i = 0; i < std::max<size_t>(buckets_.size(), 1); ++i) {
+    const int32_t index = buckets_.empty() ? -1 : static_cast<int32_t>(i);
+    Op op = make_bucket_op(OpKind::kOptimizer, index);
+    wait_for(op, normed);
+    if (index >= 0 && buckets_[i].gather >= 0) {
+      wait_for(op, buckets_[i].gather);
+      op.wait_sends = {buckets_[i].gather};  // clipping changes what is sent
+    }
+    const int32_t updated = append(std::move(op));
+    // Its sums are gathered already, or there is nobody to send to.
+    if (index < 0 || !request_.gradients->distributed_optimizer || buckets_[i].reduce < 0) continue;
+    Op gather = make_bucket_op(OpKind::kWeightGather, index);
+    wait_for(gather, updated);
+    append(std::move(gather));
+  }
+}
+
+}  // namespace distca

@@ -1,0 +1,145 @@
+#include "distca/train/weight_update.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "distca/base/error.h"
+#include "distca/comm/ordered_sum.h"
+#include "distca/comm/tags.h"
+
+namespace distca {
+namespace {
+
+/// In lanes, so that compilers make vectors of it. Not BLAS: its sums differ between machines and
+/// numbers of threads, and the norm scales every replica's update.
+template <typename T>
+double square_sum(const T* values, int64_t count) {
+  constexpr int64_t kLanes = 8;
+  double lanes[kLanes] = {};
+  for (int64_t begin = 0; begin < count; begin += kLanes) {
+    for (int64_t lane = 0; lane < std::min(kLanes, count - begin); ++lane) {
+      const auto value = static_cast<double>(values[begin + lane]);
+      lanes[lane] += value * value;
+    }
+  }
+  double sum = 0;
+  for (const double lane : lanes) sum += lane;
+  return sum;
+}
+
+/// Of each block of a slice.
+void put_square_sums(const at::Tensor& slice, double* sums) {
+  const int64_t blocks = slice.numel() / kFlatBlock;
+  if (!slice.is_cpu()) {  // one wait for all of them
+    const at::Tensor all = slice.view({blocks, kFlatBlock}).to(at::kDouble).square_().sum(1).cpu();
+    std::copy_n(all.const_data_ptr<double>(), blocks, sums);
+    return;
+  }
+  for (int64_t block = 0; block < blocks; ++block) {
+    const int64_t begin = block * kFlatBlock;
+    sums[block] = slice.scalar_type() == at::kDouble
+                      ? square_sum(slice.const_data_ptr<double>() + begin, kFlatBlock)
+                      : square_sum(slice.const_data_ptr<float>() + begin, kFlatBlock);
+  }
+}
+
+std::vector<Message> messages(const MessageList& list, uint32_t tag, std::byte* base) {
+  std::vector<Message> all;
+  for (const PeerMessage& m : list.messages)
+    all.push_back({.peer = m.peer, .tag = tag, .data = base + m.offset, .bytes = m.bytes});
+  return all;
+}
+
+}  // namespace
+
+WeightUpdate::WeightUpdate(const Program& program, const ExchangeBuffers& buffers,
+                           Communicator& comm, const UpdateRequest& request)
+    : program_(program), buffers_(buffers), comm_(comm), request_(request) {
+  if (request.optimizer == nullptr) return;
+  DISTCA_CHECK(program.gradients == request.optimizer->exchange(),
+               "the program sums gradients in another way than the optimizer");
+  squares_.assign(request.optimizer->gradients().numel() / kFlatBlock + 1, 0.0);
+}
+
+WeightUpdate::~WeightUpdate() = default;
+
+void WeightUpdate::begin_sum() {
+  if (!sums_ && request_.before_sum) request_.before_sum();
+  sums_ = true;
+}
+
+void WeightUpdate::issue(const Op& op) {
+  begin_sum();
+  DISTCA_CHECK_LT(op.tag, kExchangeTags);
+  Optimizer& optimizer = *request_.optimizer;
+  const GradientBucket& bucket = program_.gradients->buckets[op.bucket];
+  const auto begin = [](const at::Tensor& tensor) {
+    return static_cast<std::byte*>(tensor.data_ptr());
+  };
+  std::byte* const from = op.kind == OpKind::kWeightGather
+                              ? begin(optimizer.storage())
+                              : begin(optimizer.gradients().narrow(0, bucket.elements.begin, 1));
+  std::byte* const to =
+      op.kind == OpKind::kGradReduce ? (op.in >= 0 ? buffers_.data(op.in) : nullptr) : from;
+  pending_[op.tag] = comm_.exchange(messages(program_.sends(op), op.tag, from),
+                                    messages(program_.receives(op), op.tag, to), describe(op));
+}
+
+void WeightUpdate::wait(const Op& op) {
+  if (const auto issued = pending_.find(op.tag); issued != pending_.end())
+    issued->second->wait_received();
+}
+
+void WeightUpdate::wait_sent(const Op& op) {
+  const auto issued = pending_.find(op.tag);
+  if (issued == pending_.end()) return;
+  issued->second->wait();
+  pending_.erase(issued);
+}
+
+void WeightUpdate::play(const Op& op, double loss_sum) {
+  if (request_.optimizer == nullptr) return;
+  const at::NoGradGuard no_grad;
+  begin_sum();
+  if (op.kind == OpKind::kGradAdd) return add(op);
+  if (op.kind == OpKind::kGradNorm) return norm(loss_sum);
+  DISTCA_CHECK(op.kind == OpKind::kOptimizer, "not of the weights: {}", describe(op));
+  if (updates_) request_.optimizer->update(op.bucket);
+}
+
+void WeightUpdate::add(const Op& op) {
+  const GradientBucket& bucket = program_.gradients->buckets[op.bucket];
+  at::Tensor own = request_.optimizer->gradients().narrow(0, bucket.own.begin, bucket.own.size());
+  if (!op.reads.empty()) {
+    at::Tensor sum;  // begins with x0, not 0 + x0: that would turn -0 into 0
+    auto received = bucket.reduce_receives.messages.begin();
+    for (int rank = 0; rank < request_.workers->size(); ++rank) {
+      at::Tensor part = own;
+      if (rank != request_.workers->rank()) {
+        part = at::from_blob(buffers_.data(op.reads[0]) + received->offset, own.sizes(),
+                             own.options());
+        ++received;
+      }
+      sum.defined() ? sum.add_(part) : sum = part;
+    }
+    if (request_.workers->rank() != 0) own.copy_(sum);
+  }
+  put_square_sums(own, squares_.data() + bucket.own.begin / kFlatBlock);
+}
+
+void WeightUpdate::norm(double loss_sum) {
+  squares_.back() = loss_sum;
+  // Every block is some rank's and zero on the others: the same bits for every number of ranks.
+  ordered_sum(*request_.workers, std::span(squares_), "gradient norm");
+  double sum = 0;
+  for (size_t i = 0; i + 1 < squares_.size(); ++i) sum += squares_[i];
+  sum_ = {.norm = std::sqrt(sum), .loss_sum = squares_.back()};
+  updates_ = !request_.accepts || request_.accepts(sum_);
+  if (!updates_) return;
+  const bool clips = request_.max_grad_norm > 0 && sum_.norm > request_.max_grad_norm;
+  request_.optimizer->begin_update(request_.lr, clips ? request_.max_grad_norm / sum_.norm : 1.0);
+}
+
+}  // namespace distca

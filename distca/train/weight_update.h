@@ -1,0 +1,76 @@
+#pragma once
+// Plays the operations of a step that belong to no nano-batch: the sum of the gradients over the
+// workers, bucket by bucket, their norm, and the update of the weights
+// (program/gradient_exchange.h).
+//
+//     step.train(input, num_targets, {.optimizer = &optimizer, .workers = &workers, .lr = 1e-3});
+//
+// Sums are made in rank order, ((x0 + x1) + x2) + ..., so they have the same bits for every size of
+// buckets and every backend. Thread rule: one thread; all workers alike.
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "distca/comm/communicator.h"
+#include "distca/program/program.h"
+#include "distca/runtime/exchange_buffers.h"
+#include "distca/train/optimizer.h"
+
+namespace distca {
+
+/// What all workers know of a step before they update their weights. All have the same bits.
+struct GradientSum {
+  double norm = 0;      // of all gradients, before clipping
+  double loss_sum = 0;  // of all workers, in nats
+};
+
+/// What a step does with its gradients.
+struct UpdateRequest {
+  Optimizer* optimizer = nullptr;   // null on a dedicated server
+  Communicator* workers = nullptr;  // the ranks that hold weights
+  double max_grad_norm = 0;         // gradients with a larger norm are scaled down to it; 0: none
+  double lr = 0;
+  /// Whether the weights are updated with this sum; the same on all workers. Empty: they are.
+  std::function<bool(const GradientSum&)> accepts;
+  /// Called before the first operation that sums gradients. Empty: nothing is called.
+  std::function<void()> before_sum;
+};
+
+class WeightUpdate {
+ public:
+  /// Borrows all of them. Messages go through `comm`, in which the workers are the first ranks.
+  WeightUpdate(const Program& program, const ExchangeBuffers& buffers, Communicator& comm,
+               const UpdateRequest& request);
+  ~WeightUpdate();
+
+  // The parts of a communication, with the names of OpPlayer (executor.h).
+  void issue(const Op& op);
+  void wait(const Op& op);
+  void wait_sent(const Op& op);
+  /// Does an operation of the compute stream. `loss_sum` is this rank's, in nats.
+  void play(const Op& op, double loss_sum);
+
+  const GradientSum& sum() const { return sum_; }
+
+ private:
+  void begin_sum();
+  void add(const Op& op);
+  void norm(double loss_sum);
+
+  const Program& program_;
+  const ExchangeBuffers& buffers_;
+  Communicator& comm_;
+  const UpdateRequest& request_;
+  std::map<uint32_t, std::unique_ptr<PendingExchange>> pending_;  // [tag]
+  /// [block of the flat gradients] Sums of squares, of those that this rank has added up; then the
+  /// loss.
+  std::vector<double> squares_;
+  GradientSum sum_;
+  bool updates_ = false;
+  bool sums_ = false;  // has begun to
+};
+
+}  // namespace distca
