@@ -33,6 +33,9 @@ SETTINGS = {
     "full, bf16, checkpoints": [
         *DEEP, "model.num_hidden_layers=8", "model.vocab_size=32768", "batch.nano_batch_tokens=16384",
         "batch.nano_batches=2", "model.dtype=bfloat16", "train.recompute=full", "checkpoint.every_steps=1"],
+    "ZeRO-1": [
+        *WIDE, "model.num_hidden_layers=8", "model.vocab_size=16384", "batch.nano_batch_tokens=1024",
+        "model.dtype=bfloat16", "parallel.use_distributed_optimizer=true"],
     "a dedicated server": [
         *DEEP, "model.num_hidden_layers=6", "batch.nano_batch_tokens=8192", "servers.dedicated=1"],
 }

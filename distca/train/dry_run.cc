@@ -95,8 +95,7 @@ DryRun dry_run(const Config& config, int num_workers, LocalRanks local) {
   for (const auto& [plans, redispatched] : ahead.plans) {
     const std::vector<PlanIndex> indices(plans.begin(), plans.end());
     for (int i = 0; i < local.count; ++i) {
-      ranks[i].add(rank_program(config, indices, redispatched, ProgramRequest::Kind::kTrain,
-                                local.first + i, num_workers));
+      ranks[i].add(training_program(config, indices, redispatched, local.first + i, num_workers));
     }
   }
   for (const PeakOfRank& rank : ranks) run.peaks.push_back(rank.peak());

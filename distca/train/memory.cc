@@ -31,21 +31,26 @@ MemoryParts standing_memory(const Config& config, int num_workers, LocalRanks lo
   const LlamaConfig& model = config.model;
   const double master = master_bytes(model), workers = local_workers(num_workers, local);
   const auto type = static_cast<double>(element_bytes(model.dtype));
+  const double masters = workers * static_cast<double>(model.num_parameters()) * master;
+  const bool is_sharded = config.parallel.use_distributed_optimizer;
+  const double share = 1.0 / std::max(num_workers, 1);
   MemoryParts parts;
-  parts.weights = workers * static_cast<double>(model.num_parameters()) * master;
-  parts.gradients = parts.weights;
   // Of matrices, in the compute type; of an embedding that is no head, only rows are read.
-  double matrices = 0;
+  double matrices = 0, copied = 0;
   for (const Weight& weight : weight_table(model)) {
+    if (!weight.is_matrix()) continue;
     const bool only_rows = weight.layer == kBeforeLayers && !model.tie_word_embeddings;
-    if (weight.is_matrix() && !only_rows) matrices += static_cast<double>(weight.numel());
+    matrices += static_cast<double>(weight.numel());
+    copied += only_rows ? 0 : static_cast<double>(weight.numel());
   }
-  if (type < master) parts.copies = workers * matrices * type;
-  if (config.train.steps == 0) return parts;
-  parts.state = 2 * parts.weights;
-  // Each worker copies its share of the weights and of both moments.
+  parts.weights = masters - (is_sharded ? workers * matrices * (master - type) : 0);
+  parts.gradients = masters;
+  if (type < master && !is_sharded) parts.copies = workers * copied * type;
+  parts.state = 2 * masters * (is_sharded ? share : 1);
+  if (is_sharded && type < master) parts.state += masters * share;
+  // Each worker copies its share of the masters and of both moments.
   if (config.checkpoint.async && config.checkpoint.every_steps > 0)
-    parts.checkpoint = (parts.weights + parts.state) / std::max(num_workers, 1);
+    parts.checkpoint = 3 * masters * share;
   return parts;
 }
 
@@ -84,14 +89,15 @@ MemoryParts memory_needed(const Config& config, int num_workers, LocalRanks loca
                    static_cast<double>(attention.q_token_bytes() + attention.kv_token_bytes()));
   }
   parts.activations += std::max(0.0, later - parts.logits);
-  if (config.train.steps > 1) return parts;
-  // Moments appear in the first update, when activations have gone.
-  if (parts.state > parts.activations + parts.logits) {
-    parts.activations = parts.logits = 0;
-  } else {
-    parts.state = 0;
-  }
   return parts;
+}
+
+Program training_program(const Config& config, const std::vector<PlanIndex>& plans,
+                         bool redispatched, int rank, int num_workers) {
+  return rank_program(config, plans, redispatched, ProgramRequest::Kind::kTrain, rank, num_workers,
+                      rank < num_workers
+                          ? gradient_exchange(config.model, step_options(config), rank, num_workers)
+                          : nullptr);
 }
 
 double exchange_buffer_bytes(const Config& config, const std::vector<Plan>& plans,
@@ -100,11 +106,7 @@ double exchange_buffer_bytes(const Config& config, const std::vector<Plan>& plan
   std::vector<PlanIndex> indices(plans.begin(), plans.end());
   double bytes = 0;
   for (int rank = local.first; rank < local.first + local.count; ++rank) {
-    const Program program =
-        rank_program(config, indices, redispatched, ProgramRequest::Kind::kTrain, rank, num_workers,
-                     rank < num_workers
-                         ? gradient_exchange(config.model, step_options(config), rank, num_workers)
-                         : nullptr);
+    const Program program = training_program(config, indices, redispatched, rank, num_workers);
     for (const Buffer& buffer : program.buffers) bytes += static_cast<double>(buffer.bytes);
   }
   return bytes;

@@ -7,7 +7,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "distca/plan/exchange.h"
 #include "distca/plan/plan.h"
+#include "distca/program/program.h"
 #include "distca/train/config.h"
 
 namespace distca {
@@ -21,9 +23,9 @@ struct LocalRanks {
 /// Bytes of each use of memory, summed over the local ranks. They are doubles, so that no product
 /// of sizes overflows.
 struct MemoryParts {
-  double weights = 0;  // in fp32, or in fp64 for an fp64 model
+  double weights = 0;  // in fp32 (fp64 for an fp64 model); with ZeRO-1 in the compute type
   double gradients = 0;
-  double state = 0;        // AdamW's two moments
+  double state = 0;        // AdamW's two moments and, with ZeRO-1, masters of rounded weights
   double copies = 0;       // of the weights in the compute type, where that is another type
   double activations = 0;  // of the nano-batches under way
   double logits = 0;       // of one chunk of rows a worker, with what its loss makes of them
@@ -40,7 +42,8 @@ double master_bytes(const LlamaConfig& model);
 
 /// What stands in memory during every step, whatever the step does: weights, gradients, AdamW's
 /// state, copies of the weights and each worker's copy for checkpoints that are written beside
-/// training. The other parts are 0. The state appears in the first update.
+/// training. The other parts are 0. With ZeRO-1, weights are in the compute type, and a worker has
+/// its share of the state, to which the master weights then belong.
 MemoryParts standing_memory(const Config& config, int num_workers, LocalRanks local);
 
 /// The memory of a run, without exchange buffers, which depend on the plan.
@@ -51,6 +54,10 @@ MemoryParts standing_memory(const Config& config, int num_workers, LocalRanks lo
 /// libraries, the data set's index, the allocator. It is never above the peaks that
 /// train/memory_peak.h predicts for the same ranks (a test compares many configurations).
 MemoryParts memory_needed(const Config& config, int num_workers, LocalRanks local);
+
+/// The program of a training step of one rank, under the plans of one batch.
+Program training_program(const Config& config, const std::vector<PlanIndex>& plans,
+                         bool redispatched, int rank, int num_workers);
 
 /// Bytes of the local ranks' exchange buffers for the plans of one batch. `redispatched` says
 /// whether Q, K and V are dispatched again for backward. A run of no steps has none.

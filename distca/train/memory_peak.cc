@@ -6,7 +6,6 @@
 
 #include "distca/base/error.h"
 #include "distca/base/integers.h"
-#include "distca/model/weight_table.h"
 #include "distca/train/memory.h"
 #include "distca/train/nano_phases.h"
 #include "distca/train/step.h"
@@ -17,11 +16,8 @@ namespace {
 using enum MemoryPart;
 
 constexpr std::array<const char*, kNumMemoryParts> kNames = {
-    "weights",         "gradients",
-    "AdamW's state",   "copies of weights",
-    "checkpoint copy", "exchange buffers",
-    "activations",     "logits",
-    "phase under way", "scratch of sum and update"};
+    "weights",          "gradients",   "AdamW's state", "copies of weights", "checkpoint copy",
+    "exchange buffers", "activations", "logits",        "phase under way"};
 
 /// What a rank holds now, and held at most.
 class Ledger {
@@ -97,9 +93,9 @@ class Walk {
     constexpr double kIdBytes = 3 * 8;  // of a token, its target and its position
     for (const Nano& nano : nanos_) ledger_.take(kActivations, nano.tokens * kIdBytes);
     for (const Op& op : program_.ops) {
-      if (op.stream == Stream::kComm || op.kind == OpKind::kGradReduce ||
-          op.kind == OpKind::kOptimizer)
-        continue;
+      // Gradients are added up and weights updated where they are.
+      const bool is_of_weights = op.bucket >= 0 || op.kind == OpKind::kGradNorm;
+      if (op.stream == Stream::kComm || is_of_weights) continue;
       ledger_.begin(describe(op));
       if (op.kind == OpKind::kCoreAttention) {
         core_attention(op);
@@ -372,19 +368,6 @@ class Walk {
   double uncollected_ = 0;  // bytes of gradients that collect_gradients() will add
 };
 
-/// Of comm/ordered_sum.h: what the other ranks send of a chunk.
-double sum_scratch(double bytes, int num_workers) {
-  constexpr double kMost = 16 << 20;
-  return num_workers == 1 ? 0 : std::min(kMost, bytes * (num_workers - 1) / num_workers);
-}
-
-/// AdamW's denominator of the largest weight, with its square root.
-double update_scratch(const LlamaConfig& model) {
-  int64_t largest = 0;
-  for (const Weight& weight : weight_table(model)) largest = std::max(largest, weight.numel());
-  return 2 * static_cast<double>(largest) * master_bytes(model);
-}
-
 }  // namespace
 
 const char* memory_part_name(MemoryPart part) { return kNames.at(static_cast<size_t>(part)); }
@@ -402,19 +385,10 @@ void PeakOfRank::add(const Program& program) {
   ledger.take(kWeights, standing.weights);
   ledger.take(kGradients, standing.gradients);
   ledger.take(kCopies, standing.copies);
+  ledger.take(kState, standing.state);
+  ledger.take(kCheckpoint, standing.checkpoint);
   if (config_.train.steps > 0) {
-    ledger.take(kCheckpoint, standing.checkpoint);
-    // Moments appear in the first update.
-    const bool has_state = config_.train.steps > 1;
-    if (has_state) ledger.take(kState, standing.state);
     walk.play_phases();
-    if (rank_ < num_workers_) {
-      ledger.begin("the sum of gradients");
-      ledger.pass(kScratch, sum_scratch(standing.gradients, num_workers_));
-      ledger.begin("the update");
-      if (!has_state) ledger.take(kState, standing.state);
-      ledger.pass(kScratch, update_scratch(config_.model));
-    }
     std::map<BufferRole, int64_t> used;
     for (const Buffer& buffer : program.buffers) {
       int64_t& bytes = buffers_[{buffer.role, used[buffer.role]++}];

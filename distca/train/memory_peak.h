@@ -29,16 +29,15 @@ namespace distca {
 enum class MemoryPart : uint8_t {
   kWeights,
   kGradients,
-  kState,        // AdamW's two moments
+  kState,        // AdamW's two moments; with ZeRO-1 also masters
   kCopies,       // of the weights in the compute type
   kCheckpoint,   // the copy from which checkpoints are written
-  kBuffers,      // of exchanges, with the keys that are kept until backward
+  kBuffers,      // of exchanges and gradient sums, with the keys that are kept until backward
   kActivations,  // what forward keeps for backward, and gradients by activations
   kLogits,       // of one chunk of rows, with what the loss makes of them
   kPhase,        // what the operation under way makes and gives back
-  kScratch,      // of the sum of gradients and of the update
 };
-inline constexpr int kNumMemoryParts = static_cast<int>(MemoryPart::kScratch) + 1;
+inline constexpr int kNumMemoryParts = static_cast<int>(MemoryPart::kPhase) + 1;
 /// "weights", "gradients", ...
 const char* memory_part_name(MemoryPart part);
 
