@@ -90,7 +90,7 @@ class Rival {
     write_file_atomically(folder_ / "config.json",
                           model.config().to_hugging_face(kMostPositions).dump());
     AtomicFile weights(folder_ / "model.safetensors");
-    write_weights(weights, model, {{"format", "pt"}});
+    write_weights(weights, model.config(), model.parameters(), {{"format", "pt"}});
     weights.commit();
     process_.write_line(Json{{"load", folder_}}.dump());
     DISTCA_CHECK_EQ(answer("answer to load").at("parameters").get<int64_t>(),

@@ -55,7 +55,7 @@ struct RowBytes {
         q(static_cast<double>(model.num_attention_heads * model.head_dim) * type),
         k(static_cast<double>(model.num_key_value_heads * model.head_dim) * type),
         head(static_cast<double>(model.num_attention_heads) * wide),
-        rope(static_cast<double>(model.head_dim) * wide) {}
+        rope(2 * static_cast<double>(model.head_dim) * wide) {}
 
   double type, wide;  // of an element: of the phases, and of norms, sums, logits
   double hidden;      // C
@@ -233,12 +233,9 @@ class Walk {
   void loss(const Nano& nano) {
     ledger_.take(kActivations, nano.tokens * row_.hidden);  // the gradient
     const double rows = std::min(nano.tokens, loss_rows_);
-    const double wide = rows * static_cast<double>(model_.hidden_size) * row_.wide;
     const double logits = rows * static_cast<double>(model_.vocab_size);
     const double head = matrix(model_.vocab_size, model_.hidden_size);
-    // Of the norm: two in its own type (unit rows, and their product with its weight or the input
-    // in that type), and what the head reads.
-    const double norm = 2 * wide + (row_.converts() ? rows * row_.hidden : 0);
+    const double norm = rows * (row_.hidden + row_.wide);  // what the head reads, and factors
     ledger_.take(kPhase, norm);
     // Forward: logits and log-probabilities; backward: log-probabilities, the gradient by them, and
     // that by the logits.
@@ -246,9 +243,9 @@ class Walk {
     ledger_.pass(kLogits, 3 * logits * row_.wide);
     ledger_.take(kLogits, logits * row_.type);
     ledger_.take(kPhase, head + rows * row_.hidden);
+    ledger_.pass(kPhase, norm_weight_gradients(rows));
     ledger_.give(kLogits, logits * row_.type);
     give_matrices(head);
-    ledger_.pass(kPhase, (row_.converts() ? 3 : 2) * wide);  // the norm's backward
     ledger_.give(kPhase, norm);
     collect_gradients(head);
     ledger_.give(kPhase, rows * row_.hidden);
@@ -258,16 +255,16 @@ class Walk {
   /// Backward of the graph of some rows, which lies in `part`. Leaves the gradients by x and by O
   /// in kPhase.
   void post_graph_backward(double rows, bool keeps, MemoryPart part) {
-    // down(silu(gate) * up)
-    ledger_.take(kPhase, mlp_matrix() + rows * 2 * row_.inner);
+    // down(silu(gate) * up): the gradient by gate takes the place of the product
+    ledger_.take(kPhase, mlp_matrix() + rows * (keeps ? 1 : 2) * row_.inner);
     give_matrices(mlp_matrix());
     ledger_.give(part, rows * ((keeps ? 3 : 2) * row_.inner));
-    // gate and up of the norm
+    if (keeps) ledger_.take(kPhase, rows * row_.inner);
+    // gate and up of the norm, whose gradient by its input takes the place of that by its output
     const double again = keeps ? 0 : rows * row_.hidden;
     ledger_.take(kPhase, again + 2 * mlp_matrix() + rows * row_.hidden);
-    ledger_.take(kPhase, rows * row_.hidden + norm_weight_gradients(rows));
-    ledger_.give(kPhase,
-                 again + rows * (row_.hidden + 2 * row_.inner) + norm_weight_gradients(rows));
+    ledger_.pass(kPhase, norm_weight_gradients(rows));
+    ledger_.give(kPhase, again + rows * 2 * row_.inner);
     give_matrices(2 * mlp_matrix());
     ledger_.give(part, rows * (row_.wide + (keeps ? row_.hidden : 0)));
     // The residual: a sum, of which the gradient by x is a copy
@@ -334,7 +331,7 @@ class Walk {
       pre_attention_of(rows, false, kPhase);
     }
     const bool keeps = keeps_products();
-    const double rotated = rows * (row_.q + row_.k), of_norm = rows * 2 * row_.hidden;
+    const double rotated = rows * (row_.q + row_.k), of_norm = rows * row_.hidden;
     const double matrices = q_matrix() + 2 * k_matrix();
     ledger_.take(kPhase, rotated + matrices + of_norm + (keeps ? 0 : rows * row_.hidden) +
                              norm_weight_gradients(rows));
