@@ -161,8 +161,9 @@ void measure_rounds(OneWorker& worker, Rival& rival, int rounds) {
 
 void measure(const Arguments& arguments) {
   const Config config = load_config(arguments.config, arguments.overrides);
-  DISTCA_THROW_IF(config.model.dtype != ScalarType::kFloat32, ErrorKind::kUsage,
-                  "model.dtype: the rival computes in float32");
+  DISTCA_THROW_IF(config.model.dtype != ScalarType::kFloat32 || config.model.sliding_window != 0,
+                  ErrorKind::kUsage,
+                  "the rival computes with model.dtype=float32 and model.sliding_window=0 alone");
   // As `distca train` has it, for both.
   setenv("THP_MEM_ALLOC_ENABLE", "1", /*overwrite=*/0);
   Rival rival(arguments, config);

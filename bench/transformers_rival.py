@@ -7,7 +7,7 @@ read. On standard input a line a command, on standard output a line an answer, b
   {"load": FOLDER}, with config.json and model.safetensors  -> {"parameters"}
   {"step": {"nano_batches": [{"lengths", "ids", "targets", "positions"}], "num_targets"}}
       -> {"elapsed", "step", "mean_loss", "gradient_norm", and the parts of the step as bench/one_worker.h names them}
-Times are this process's processor time in seconds, but for "elapsed". Ends with its standard input.
+Times are in seconds, of the clock that bench/one_worker.h says. Ends with its standard input.
 """
 
 import json
@@ -36,11 +36,13 @@ transformers.utils.logging.disable_progress_bar()
 class Clock:
     """Divides a step into parts: what ends at a mark began at the one before."""
 
+    now = staticmethod(time.process_time if ARGUMENTS.threads == 1 else time.monotonic)
+
     def begin(self):
-        self.parts, self.last = dict.fromkeys(PARTS, 0.0), time.process_time()
+        self.parts, self.last = dict.fromkeys(PARTS, 0.0), self.now()
 
     def mark(self, part):
-        now = time.process_time()
+        now = self.now()
         self.parts[part] += now - self.last
         self.last = now
 
