@@ -56,7 +56,8 @@ GradientExchange make_gradient_exchange(const GradientExchangeRequest& request) 
                             .distributed_optimizer = request.distributed_optimizer,
                             .overlaps = request.overlaps};
   const int64_t wanted = request.bucket_elements > 0 ? request.bucket_elements : request.elements;
-  const int64_t each = std::max(request.block, round_down(wanted, request.block));
+  const int64_t least = round_up(ceil_div(request.elements, kMostBuckets), request.block);
+  const int64_t each = std::max(least, round_down(wanted, request.block));
   for (int64_t end = request.elements; end > 0; end -= each) {
     exchange.buckets.push_back(make_bucket(request, {std::max<int64_t>(0, end - each), end},
                                            static_cast<int64_t>(exchange.buckets.size())));

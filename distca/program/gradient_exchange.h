@@ -52,12 +52,16 @@ struct GradientExchange {
   bool overlaps = true;
 };
 
+/// So that the plan of a step stays short for every model and size of buckets.
+inline constexpr int64_t kMostBuckets = 4096;
+
 struct GradientExchangeRequest {
   std::vector<PhaseGradients> phases;
-  int64_t elements = 0;         // of the flat gradients; a multiple of `block`
-  int64_t block = 1;            // buckets and slices begin at multiples of it
-  int64_t element_bytes = 4;    // of a gradient
-  int64_t bucket_elements = 0;  // 0: one bucket
+  int64_t elements = 0;       // of the flat gradients; a multiple of `block`
+  int64_t block = 1;          // buckets and slices begin at multiples of it
+  int64_t element_bytes = 4;  // of a gradient
+  int64_t bucket_elements =
+      0;  // 0: one bucket. There are at most kMostBuckets, which are then larger
   int rank = 0, num_ranks = 1;  // of those that hold weights
   bool distributed_optimizer = false;
   bool overlaps = true;
