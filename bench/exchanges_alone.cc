@@ -1,8 +1,11 @@
 #include "bench/exchanges_alone.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 #include <vector>
+
+#include "distca/program/gradient_exchange.h"
 
 namespace distca::bench {
 
@@ -13,18 +16,25 @@ ExchangesAlone::ExchangesAlone(Communicator& comm, Program program)
     const auto buffer = static_cast<int32_t>(i);
     std::memset(buffers_.data(buffer), 0, static_cast<size_t>(buffers_.bytes(buffer)));
   }
+  if (program_.gradients != nullptr) buckets_.resize(program_.gradients->buckets.size());
+  for (const Op& op : program_.ops) {
+    if (op.bucket < 0) continue;
+    const int64_t bytes =
+        std::max(program_.sends(op).buffer_bytes, program_.receives(op).buffer_bytes);
+    std::vector<std::byte>& bucket = buckets_[op.bucket];
+    bucket.resize(std::max(bucket.size(), static_cast<size_t>(bytes)));
+  }
 }
 
 void ExchangesAlone::play_once(OpTimes* times) { distca::play(program_, *this, times); }
 
 void ExchangesAlone::issue(const Op& op) {
   const auto messages_of = [&](const MessageList& list, int32_t buffer) {
+    std::byte* const data = buffer < 0 ? buckets_[op.bucket].data() : buffers_.data(buffer);
     std::vector<Message> messages;
     for (const PeerMessage& one : list.messages) {
-      messages.push_back({.peer = one.peer,
-                          .tag = op.tag,
-                          .data = buffers_.data(buffer) + one.offset,
-                          .bytes = one.bytes});
+      messages.push_back(
+          {.peer = one.peer, .tag = op.tag, .data = data + one.offset, .bytes = one.bytes});
     }
     return messages;
   };

@@ -1,9 +1,12 @@
 #pragma once
 // The exchanges of a program without its compute: the same messages, nothing packed, nothing
-// attended. Thread rule: one thread a rank, all ranks alike.
+// attended; those of gradients, too, but not of weights. Thread rule: one thread a rank, all ranks
+// alike.
 
+#include <cstddef>
 #include <map>
 #include <memory>
+#include <vector>
 
 #include "distca/comm/communicator.h"
 #include "distca/program/program.h"
@@ -29,6 +32,7 @@ class ExchangesAlone : private OpPlayer {
   Communicator& comm_;
   Program program_;
   ExchangeBuffers buffers_;
+  std::vector<std::vector<std::byte>> buckets_;                     // [bucket] of gradients
   std::map<uint32_t, std::unique_ptr<PendingExchange>> under_way_;  // by tag
 };
 

@@ -81,7 +81,8 @@ int64_t entries_of(const RankExchange& exchange) {
   return static_cast<int64_t>(entries);
 }
 
-/// A training step of two nano-batches under this plan, as one rank plays it.
+/// A training step of two nano-batches under this plan, as one rank plays it, but for the sum of
+/// gradients, which does not depend on the plan.
 Program program_of(const PlanIndex& index, int rank, const AttentionShape& shape) {
   const NanoPart part{.exchange = std::make_shared<const AttentionExchange>(
                           make_attention_exchange(index.exchange(rank), shape, {}))};

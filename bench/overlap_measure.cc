@@ -13,7 +13,6 @@
 #include <utility>
 
 #include "bench/core_time.h"
-#include "bench/exchanges_alone.h"
 #include "bench/main.h"
 #include "bench/namespaces.h"
 #include "bench/one_byte_messages.h"
@@ -53,6 +52,17 @@ double wire_rate(Communicator& comm, double mb_per_s) {
     comm.exchange({&send, 1}, {&receive, 1}, "measuring the wire")->wait();
   }
   return mean_of_ranks(comm, static_cast<double>(kMessages * bytes) / (steady_seconds() - begin));
+}
+
+Json core_figures(ExchangesAlone& alone, Communicator& comm, OpTimes* times) {
+  barrier(comm, "idle");
+  const CoreTime idle = core_time_of([] { std::this_thread::sleep_for(kIdle); });
+  barrier(comm, "exchanges alone");
+  const CoreTime core = core_time_of([&] { alone.play_once(times); });
+  return {{"alone_s", core.seconds},
+          {"idle_share", mean_of_ranks(comm, idle.taken_seconds / idle.seconds)},
+          {"used_s", mean_of_ranks(comm, core.taken_seconds)},
+          {"charged_s", mean_of_ranks(comm, core.process_seconds)}};
 }
 
 RankBatch rank_batch(const SwappedBatch& batch, const LlamaConfig& model, int rank) {
@@ -218,16 +228,7 @@ void OverlapMeasurer::play_rounds(const RankBatch& inputs, bool judged) {
       if (arm == kOneByteArm) add_means(program, timed.times, rounds, /*computed=*/true, &seconds);
     }
     Json line = {{"step_s", steps}};
-    if (round < options_.shown_rounds) {
-      barrier(comm_, "idle");
-      const CoreTime idle = core_time_of([] { std::this_thread::sleep_for(kIdle); });
-      barrier(comm_, "exchanges alone");
-      const CoreTime core = core_time_of([&] { alone.play_once(&exchanged); });
-      line.update({{"alone_s", core.seconds},
-                   {"idle_share", mean_of_ranks(comm_, idle.taken_seconds / idle.seconds)},
-                   {"used_s", mean_of_ranks(comm_, core.taken_seconds)},
-                   {"charged_s", mean_of_ranks(comm_, core.process_seconds)}});
-    }
+    if (round < options_.shown_rounds) line.update(core_figures(alone, comm_, &exchanged));
     write("round", line);
   }
   add_means(program, exchanged, std::min(rounds, options_.shown_rounds), /*computed=*/false,

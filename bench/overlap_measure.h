@@ -5,8 +5,10 @@
 #include <span>
 
 #include "bench/exchange_windows.h"
+#include "bench/exchanges_alone.h"
 #include "bench/overlap_settings.h"
 #include "bench/swapped_plan.h"
+#include "distca/base/json.h"
 #include "distca/comm/communicator.h"
 #include "distca/model/llama.h"
 #include "distca/train/step.h"
@@ -24,6 +26,10 @@ struct OverlapOptions {
 /// Bytes a second that each of the two ranks sends while the other does, on a wire that is limited
 /// to `mb_per_s`; 0: it is not.
 double wire_rate(Communicator& comm, double mb_per_s);
+
+/// What exchanges alone take of this rank's core, beside an idle one, in seconds, as means over the
+/// ranks: "alone_s", "idle_share", "used_s" and "charged_s" (core_time.h). Adds to `times`.
+Json core_figures(ExchangesAlone& alone, Communicator& comm, OpTimes* times);
 
 /// One rank's part of a batch, under whichever overlap mode.
 struct RankBatch {

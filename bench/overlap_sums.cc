@@ -106,7 +106,16 @@ class SumMeasurer {
                   {"under_s", all.under_s},
                   {"share", all.share()}});
     const int rounds = setting.judged ? options_.rounds : options_.shown_rounds;
-    for (int round = 0; round < rounds; ++round) play_round(round, inputs, all);
+    ExchangesAlone alone(cuttable_, behind_.program(inputs));
+    for (int round = 0; round < rounds; ++round) {
+      Json line = play_round(round, inputs, all);
+      if (round < options_.shown_rounds) {
+        OpTimes times;
+        cuttable_.cut(false);
+        line.update(core_figures(alone, comm_, &times));
+      }
+      write("round", std::move(line));
+    }
   }
 
  private:
@@ -158,7 +167,7 @@ class SumMeasurer {
     return tokens;
   }
 
-  void play_round(int round, const RankBatch& inputs, const Hiding& all) {
+  Json play_round(int round, const RankBatch& inputs, const Hiding& all) {
     std::vector<Turn> turns = {{"hidden", &hidden_, false},
                                {"hidden again", &hidden_, false},
                                {"behind", &behind_, false},
@@ -168,7 +177,7 @@ class SumMeasurer {
     for (const Turn& turn : turns) steps[turn.name] = play(*turn.arm, inputs, turn.cut);
     // No step can be shorter: what comes before the first sum, then the wire.
     const double one_byte = steps["one byte"];
-    write("round", {{"step_s", steps}, {"wire_s", one_byte - all.under_s + all.wire_s}});
+    return {{"step_s", steps}, {"wire_s", one_byte - all.under_s + all.wire_s}};
   }
 
   void write(const char* line, Json values) const {

@@ -102,7 +102,7 @@ PlayedStep StepPlayer::play(size_t index, const BatchLengths& batch, RankSample*
                    .workers = &comm_,
                    .max_grad_norm = options_.max_grad_norm,
                    .lr = options_.lr,
-                   .before_sum = [&] { played.computed_s = steady_seconds(); }});
+                   .before_norm = [&] { played.computed_s = steady_seconds(); }});
   played.end_s = steady_seconds();
   played.gradient_norm = result.sum.norm;
   played.processor_s = process_processor_seconds() - processor_begin;

@@ -245,7 +245,7 @@ class Analysis:
         turn = min(max(*times, begin), end)
         step["imbalance"] += turn - begin
         step["waited_for", awaited[times.index(max(times))]] += turn - begin
-        # Exchanges of the program belong to a layer, sums over ranks to none.
+        # Exchanges of core attention belong to a layer, sums of gradients and collectives to none.
         step["sums" if wait.layer < 0 else "exposed"] += end - turn
         self.exchange(wait)["imbalance_ns"] += turn - begin
         self.exchange(wait)["exposed_ns"] += end - turn

@@ -57,6 +57,23 @@ TEST_F(DistributedOptimizer, has_the_bits_of_plain_data_parallelism) {
   }
 }
 
+TEST_F(DistributedOptimizer, has_them_with_tied_embeddings_servers_recomputation_and_plain_saves) {
+  const std::pair<std::string, Words> rows[] = {
+      {"tied", {"model.tie_word_embeddings=true"}},
+      {"served",
+       {"servers.dedicated=1", "batch.nano_batches=3", "train.recompute=full",
+        "checkpoint.async=false"}}};
+  for (const auto& [name, row] : rows) {
+    SCOPED_TRACE(name);
+    const Words distributed = joined(words("2", true, "bfloat16"), row);
+    const Training plain = train(name, joined(words("2", false, "bfloat16"), row));
+    expect_same_bits(train(name + " shared", distributed), plain);
+    const Training resumed = resume_from(name + " shared", 4, name + " resumed", distributed);
+    EXPECT_EQ(resumed.norms, tail(plain.norms, 2));
+    EXPECT_TRUE(resumed.weights == plain.weights);
+  }
+}
+
 TEST_F(DistributedOptimizer, checkpoints_go_on_with_it_and_without_bit_for_bit) {
   const Training straight = train("straight", words("2", false, "bfloat16"));
   const Training shared = resume_from("straight", 2, "shared", words("2", true, "bfloat16"));

@@ -86,7 +86,7 @@ TEST(checkpoint_index, names_tell_pieces_of_a_file_apart) {
             "embed.weight.exp_avg_sq[0:70,50:100]");
 }
 
-/// Pieces of every kind that ranks of tensor parallelism and of ZeRO will write.
+/// Pieces of every kind that ranks of ZeRO write, and those of tensor parallelism will.
 TEST(checkpoint_index, boxes_of_rows_and_columns_cover_a_tensor_together) {
   CheckpointIndex index{.tensors = {{.name = "w", .shape = {6, 10}}}};
   const auto add = [&](Range rows, Range columns, Range range) {

@@ -141,7 +141,9 @@ void Llama::refresh_copies() const {
 
 int64_t Llama::copy_bytes() const {
   int64_t bytes = 0;
-  for (const State::Copy& copy : state_->copies) bytes += static_cast<int64_t>(copy.leaf.nbytes());
+  for (const State::Copy& copy : state_->copies) {
+    if (!copy.leaf.is_alias_of(copy.parameter)) bytes += static_cast<int64_t>(copy.leaf.nbytes());
+  }
   return bytes;
 }
 

@@ -216,6 +216,7 @@ TEST(llama, nano_batches_share_one_copy_of_the_weights_in_the_compute_type) {
     for (const Weight& weight : model.weights())
       matrices += weight.is_matrix() ? weight.numel() : 0;
     EXPECT_EQ(model.copy_bytes(), 2 * matrices);
+    EXPECT_EQ(Llama(config, 1, -1, Masters::kElsewhere).copy_bytes(), 0);
 
     // Two nano-batches under way: their gradients are added one after the other, in fp32.
     at::manual_seed(1);

@@ -1,6 +1,7 @@
 #include "distca/program/gradient_exchange.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "distca/base/error.h"
@@ -34,35 +35,75 @@ GradientBucket make_bucket(const GradientExchangeRequest& request, const Range& 
     return {(part.begin - elements.begin) * request.element_bytes,
             (part.end - elements.begin) * request.element_bytes};
   };
+  const Range sent = gathered(bucket.own);
   for (int peer = 0; peer < request.num_ranks; ++peer) {
     if (peer == request.rank) continue;
     const Range theirs = slice(request, elements, index, peer);
     add_at(bucket.reduce_sends, peer, (theirs.begin - elements.begin) * request.element_bytes,
            theirs.size() * request.element_bytes);
     bucket.reduce_receives.add(peer, bucket.own.size() * request.element_bytes);
-    const Range sent = gathered(bucket.own), received = gathered(theirs);
+    const Range received = gathered(theirs);
     add_at(bucket.gather_sends, peer, sent.begin, sent.size());
     add_at(bucket.gather_receives, peer, received.begin, received.size());
   }
   return bucket;
 }
 
+/// The end of what is complete only when backward ends: the embedding and the first layer's
+/// pre_attention. No bucket goes on behind it, so as little as can be travels behind backward.
+int64_t end_of_last(const GradientExchangeRequest& request) {
+  int first_layer = std::numeric_limits<int>::max();
+  for (const PhaseGradients& phase : request.phases) {
+    if (phase.layer >= 0) first_layer = std::min(first_layer, phase.layer);
+  }
+  int64_t end = 0;
+  for (const PhaseGradients& phase : request.phases) {
+    if (phase.phase == OpKind::kEmbed ||
+        (phase.phase == OpKind::kPreAttention && phase.layer == first_layer))
+      end = std::max(end, phase.elements.end);
+  }
+  return round_up(end, request.block);
+}
+
+/// [bucket] The elements of each.
+std::vector<Range> cut_into_buckets(const GradientExchangeRequest& request) {
+  DISTCA_CHECK(request.elements > 0 && request.elements % request.block == 0,
+               "{} elements are no blocks of {}", request.elements, request.block);
+  const int64_t wanted = request.bucket_elements > 0 ? request.bucket_elements : request.elements;
+  // One less: the last phases' elements begin a bucket of their own.
+  const int64_t least = round_up(
+      ceil_div(request.elements, std::max<int64_t>(1, request.most_buckets - 1)), request.block);
+  const int64_t each = std::max(least, round_down(wanted, request.block));
+  const int64_t end_of_last_phases = end_of_last(request);
+  std::vector<Range> buckets;
+  for (int64_t end = request.elements; end > 0;) {
+    const int64_t least_begin = end > end_of_last_phases ? end_of_last_phases : 0;
+    const int64_t begin = std::max(least_begin, end - each);
+    buckets.push_back({begin, end});
+    end = begin;
+  }
+  return buckets;
+}
+
 }  // namespace
 
 GradientExchange make_gradient_exchange(const GradientExchangeRequest& request) {
-  DISTCA_CHECK(request.elements > 0 && request.elements % request.block == 0,
-               "{} elements are no blocks of {}", request.elements, request.block);
   GradientExchange exchange{.phases = request.phases,
                             .distributed_optimizer = request.distributed_optimizer,
                             .overlaps = request.overlaps};
-  const int64_t wanted = request.bucket_elements > 0 ? request.bucket_elements : request.elements;
-  const int64_t least = round_up(ceil_div(request.elements, kMostBuckets), request.block);
-  const int64_t each = std::max(least, round_down(wanted, request.block));
-  for (int64_t end = request.elements; end > 0; end -= each) {
-    exchange.buckets.push_back(make_bucket(request, {std::max<int64_t>(0, end - each), end},
-                                           static_cast<int64_t>(exchange.buckets.size())));
+  for (const Range& elements : cut_into_buckets(request)) {
+    exchange.buckets.push_back(
+        make_bucket(request, elements, static_cast<int64_t>(exchange.buckets.size())));
   }
   return exchange;
+}
+
+std::vector<Range> own_slices(const GradientExchangeRequest& request) {
+  std::vector<Range> slices;
+  for (const Range& elements : cut_into_buckets(request)) {
+    slices.push_back(slice(request, elements, static_cast<int64_t>(slices.size()), request.rank));
+  }
+  return slices;
 }
 
 }  // namespace distca

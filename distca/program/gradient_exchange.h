@@ -27,13 +27,13 @@ namespace distca {
 /// What the backward of a phase adds to the flat gradients.
 struct PhaseGradients {
   OpKind phase = OpKind::kEmbed;
-  int layer = -1;
+  int layer = -1;  // of the embedding and the loss: -1
   Range elements;
 };
 
 struct GradientBucket {
   Range elements;  // of the flat gradients
-  Range own;       // the slice of it that this rank adds up
+  Range own;       // the slice of it that this rank adds up; empty where blocks are few
   // kGradReduce. Sends lie where the bucket lies, offsets count bytes from its begin; what is
   // received lies in a buffer, the slice `own` of each peer one after another.
   MessageList reduce_sends, reduce_receives;
@@ -44,11 +44,12 @@ struct GradientBucket {
 
 struct GradientExchange {
   std::vector<PhaseGradients> phases;
-  /// In the order in which backward completes them: the last elements come first.
+  /// In the order in which backward completes them: the last elements come first. What is complete
+  /// only when backward ends has buckets of its own.
   std::vector<GradientBucket> buckets;
   /// Whether a rank updates its slices only, and gathers weights in place of gradients.
   bool distributed_optimizer = false;
-  /// Whether buckets travel under backward; else behind it.
+  /// Whether buckets travel under backward, where the overlap mode hides anything; else behind it.
   bool overlaps = true;
 };
 
@@ -56,13 +57,13 @@ struct GradientExchange {
 inline constexpr int64_t kMostBuckets = 4096;
 
 struct GradientExchangeRequest {
-  std::vector<PhaseGradients> phases;
-  int64_t elements = 0;       // of the flat gradients; a multiple of `block`
-  int64_t block = 1;          // buckets and slices begin at multiples of it
-  int64_t element_bytes = 4;  // of a gradient
-  int64_t bucket_elements =
-      0;  // 0: one bucket. There are at most kMostBuckets, which are then larger
-  int rank = 0, num_ranks = 1;  // of those that hold weights
+  std::vector<PhaseGradients> phases;   // for every bucket at least one
+  int64_t elements = 0;                 // of the flat gradients; a multiple of `block`
+  int64_t block = 1;                    // buckets and slices begin at multiples of it
+  int64_t element_bytes = 4;            // of a gradient
+  int64_t bucket_elements = 0;          // 0: as few buckets as there can be
+  int64_t most_buckets = kMostBuckets;  // 2 or more; buckets are larger where they would be more
+  int rank = 0, num_ranks = 1;          // of those that hold weights
   bool distributed_optimizer = false;
   bool overlaps = true;
   /// Where the weight of an element begins among all weights as they are gathered, in bytes. Needed
@@ -70,6 +71,10 @@ struct GradientExchangeRequest {
   std::function<int64_t(int64_t element)> weight_offset;
 };
 
+/// A pure function. Elements that are not whole blocks are a CHECK. Its lists hold four messages
+/// for each bucket and other rank.
 GradientExchange make_gradient_exchange(const GradientExchangeRequest& request);
+/// [bucket] GradientBucket::own alone, without the lists.
+std::vector<Range> own_slices(const GradientExchangeRequest& request);
 
 }  // namespace distca

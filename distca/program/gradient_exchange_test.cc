@@ -13,6 +13,7 @@ namespace distca::testing {
 namespace {
 
 using ::testing::Contains;
+using ::testing::Field;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
@@ -58,6 +59,15 @@ TEST(GradientExchange, there_are_never_too_many_buckets) {
   EXPECT_EQ(huge.buckets.back().elements.begin, 0);
 }
 
+TEST(GradientExchange, what_backward_completes_last_has_buckets_of_its_own) {
+  for (const int64_t bucket : {16 * 32, 16 * 45, 100000}) {
+    const auto gradients = gradients_of({.gradients = {.bucket_elements = bucket}}, 0, 2);
+    // The embedding and pre_attention of the first layer.
+    EXPECT_THAT(gradients->buckets,
+                Contains(Field(&GradientBucket::elements, Field(&Range::end, 16 * (10 + 30)))));
+  }
+}
+
 TEST(GradientExchange, every_program_that_sums_is_valid) {
   for (const OverlapName& overlap : kOverlaps) {
     for (const auto& [workers, dedicated] : {std::pair{1, 0}, {2, 0}, {3, 1}, {4, 0}, {7, 2}}) {
@@ -93,11 +103,32 @@ TEST(GradientExchange, buckets_travel_under_backward_and_behind_the_messages_of_
   for (size_t i = index_of(program, "embed b'"); i < program.ops.size(); ++i)
     behind += program.ops[i].kind == OpKind::kGradReduce ? 1 : 0;
   EXPECT_LE(behind, 3) << "of 8 buckets";
-  // Nobody waits for a reduce before a layer's messages have been issued behind it.
-  for (const Op& op : program.ops) {
-    if (op.kind != OpKind::kGradAdd || op.wait_for.empty()) continue;
-    EXPECT_LT(op.wait_for.back(), &op - program.ops.data());
+  // A reduce has the time of half a layer: two messages of core attention are issued before it is
+  // waited for.
+  for (size_t i = reduce; i < program.ops.size() && program.ops[i].bucket <= 2; ++i) {
+    if (program.ops[i].kind != OpKind::kGradAdd) continue;
+    const auto from = index_of(program, "grad_reduce " + std::to_string(program.ops[i].bucket));
+    EXPECT_GE(std::count_if(program.ops.begin() + from, program.ops.begin() + static_cast<int>(i),
+                            [](const Op& op) {
+                              return op.kind == OpKind::kDispatch || op.kind == OpKind::kCombine;
+                            }),
+              2)
+        << short_name(program.ops[i]);
   }
+}
+
+TEST(GradientExchange, a_large_head_leaves_evenly) {
+  const Program program = programs(
+      2, 0, {.num_layers = 12, .gradients = {.bucket_elements = 160, .head_blocks = 1000}})[0];
+  int behind = 0, most = 0;
+  for (const Op& op : program.ops) {
+    if (short_name(op) == "dispatch 6a'") break;
+    if (op.kind == OpKind::kDispatch || op.kind == OpKind::kCombine) behind = 0;
+    behind += op.kind == OpKind::kGradReduce ? 1 : 0;
+    most = std::max(most, behind);
+  }
+  EXPECT_GT(most, 2);
+  EXPECT_LE(most, 6) << "of 100 that are complete at once, beside 48 messages";
 }
 
 TEST(GradientExchange, without_overlap_all_of_the_sum_is_behind_backward) {
@@ -157,6 +188,31 @@ TEST(GradientExchange, each_way_to_break_a_sum_is_found) {
     broken.spoil(all[0]);
     EXPECT_THAT(validate(all[0]), Contains(HasSubstr(broken.says))) << broken.name;
   }
+}
+
+TEST(GradientExchange, messages_that_go_elsewhere_are_found) {
+  const std::vector<Program> all = programs(3, 0, {.gradients = {.bucket_elements = 480}});
+  const std::pair<void (*)(GradientBucket&), const char*> breaks[] = {
+      {[](GradientBucket& b) {
+         std::swap(b.reduce_sends.messages[0].offset, b.reduce_sends.messages[1].offset);
+       },
+       "other elements than it adds up"},
+      {[](GradientBucket& b) { b.gather_sends.messages[1].offset += 64; }, "arrives elsewhere"},
+      {[](GradientBucket& b) { b.gather_receives.messages[0].offset += 64; }, "arrives elsewhere"},
+      {[](GradientBucket& b) { b.elements.end += 16; }, "other elements"},
+  };
+  for (const auto& [spoil, says] : breaks) {
+    std::vector<Program> spoilt = all;
+    auto own = std::make_shared<GradientExchange>(*all[1].gradients);
+    spoil(own->buckets[0]);
+    spoilt[1].gradients = own;
+    EXPECT_THAT(validate(spoilt), Contains(HasSubstr(says)));
+  }
+  std::vector<Program> fewer = all;
+  auto own = std::make_shared<GradientExchange>(*all[1].gradients);
+  own->buckets.pop_back();
+  fewer[1].gradients = own;
+  EXPECT_FALSE(validate(fewer).empty());
 }
 
 TEST(GradientExchange, an_element_that_two_ranks_or_none_add_up_is_found) {

@@ -13,10 +13,10 @@
 // core attention has filled them, so one buffer serves all slots.
 //
 // How gradients travel (gradient_exchange.h). The messages of core attention come first, since
-// somebody will soon wait for them. A bucket is issued behind one of these messages, and the
-// buckets that are complete are spread over the messages of a layer, or over those that are left,
-// so that none of them holds up what follows it on the wire. The parts of a bucket are added half a
-// layer later, without waiting where the wire keeps up.
+// somebody will soon wait for them. A bucket is issued behind one of these messages. The buckets
+// that are complete are spread over the messages of a layer; where many are complete at once, over
+// as many more as keep each one's share even. So little holds up what follows on the wire, and few
+// parts are held. They are added half a layer later, without waiting where the wire keeps up.
 //
 // All functions are pure; any thread may call them.
 

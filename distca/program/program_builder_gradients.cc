@@ -12,6 +12,8 @@ namespace {
 
 /// Buckets whose parts are under way at a time behind backward: enough to keep the wire busy.
 constexpr size_t kMostBehindBackward = 4;
+/// Buckets that may follow one message under backward even if an even share of all would be fewer.
+constexpr int64_t kFewATurn = 4;
 
 enum TagKind { kReduce, kGather };
 constexpr int kTagKinds = 2;
@@ -59,8 +61,15 @@ void ProgramBuilder::message_issued() {
     add_first();
   // Of the messages of backward, this one and those that are still to come.
   const int left = 2 * num_layers() * num_nano_batches() - messages_ + 1;
-  const int64_t turns = std::max(1, std::min(a_layer, left));
-  for (int64_t turn = ceil_div(static_cast<int64_t>(queue_.size()), turns); turn > 0; --turn) {
+  const auto queued = static_cast<int64_t>(queue_.size());
+  const int64_t soon = ceil_div(queued, std::max(1, std::min(a_layer, left))),
+                in_time = ceil_div(queued, std::max(1, left)),
+                even = ceil_div(static_cast<int64_t>(buckets_.size()),
+                                2 * num_layers() * num_nano_batches());
+  // What is complete at once, as a large head is, leaves evenly: parts take less memory so, and the
+  // next message waits for less.
+  const int64_t most = std::max({in_time, even, kFewATurn});
+  for (int64_t turn = std::min(soon, most); turn > 0; --turn) {
     issue(queue_.front());
     queue_.pop_front();
   }

@@ -55,6 +55,7 @@ struct Gradients {
   int64_t bucket_elements = 0;  // 0: the program has none
   bool distributed_optimizer = false;
   bool overlaps = true;
+  int64_t head_blocks = 30;  // what is complete first
 };
 
 struct Style {
@@ -66,8 +67,8 @@ struct Style {
   Gradients gradients = {};
 };
 
-/// Of a model with 10 blocks of 16 elements before the layers, 100 in each layer and 30 behind; the
-/// first 10 belong to the head, too, as in a model with tied embeddings.
+/// Of a model with 10 blocks of 16 elements before the layers, 100 in each layer and `head_blocks`
+/// behind; the first 10 belong to the head, too, as in a model with tied embeddings.
 inline std::shared_ptr<const GradientExchange> gradients_of(const Style& style, int rank,
                                                             int num_ranks) {
   GradientExchangeRequest request{.bucket_elements = style.gradients.bucket_elements,
@@ -85,7 +86,7 @@ inline std::shared_ptr<const GradientExchange> gradients_of(const Style& style, 
     add(OpKind::kPreAttention, layer, 30);
     add(OpKind::kPostAttention, layer, 70);
   }
-  add(OpKind::kLoss, -1, 30);
+  add(OpKind::kLoss, -1, style.gradients.head_blocks);
   request.phases.push_back({OpKind::kLoss, -1, request.phases[0].elements});
   request.block = 16;
   return std::make_shared<const GradientExchange>(make_gradient_exchange(request));

@@ -18,13 +18,16 @@ namespace distca {
 ///    its core_attention, backward after forward, redispatch before the core_attention of backward;
 ///  - no operation is missing or there twice;
 ///  - messages lie inside their buffers, aligned and apart from each other;
+///  - every bucket of gradients is summed once, after all that adds to it, and not written
+///  meanwhile;
 ///  - every buffer is written by the right operation before it is read, and nothing reads it, sends
 ///    from it or receives into it any more when it is written again.
 std::vector<std::string> validate(const Program& program);
 
 /// Checks the programs of all ranks together; programs[r] is that of rank r. Besides what is
 /// checked for each of them, every send has exactly one receive of equal tag and bytes, each pair
-/// of ranks issues its messages in the same order, and no ranks wait for each other in a circle.
+/// of ranks issues its messages in the same order, no ranks wait for each other in a circle, and
+/// every element of the gradients is added up by one rank and comes back to where it was.
 std::vector<std::string> validate(std::span<const Program> programs);
 
 }  // namespace distca

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
+#include <utility>
 
 #include "distca/program/gradient_exchange.h"
 #include "distca/program/validate_order.h"
@@ -18,6 +20,7 @@ class Gradients {
 
   void check() {
     const size_t num_buckets = program_.gradients ? program_.gradients->buckets.size() : 0;
+    if (num_buckets > 0 && !in_one_piece()) return;
     found_.assign(num_buckets, Found());
     for (int32_t i = 0; i < static_cast<int32_t>(program_.ops.size()); ++i) {
       const Op& op = program_.ops[i];
@@ -28,6 +31,7 @@ class Gradients {
       place = i;
     }
     for (size_t bucket = 0; bucket < num_buckets; ++bucket) check_bucket(bucket);
+    if (num_buckets > 0) check_backward();
   }
 
  private:
@@ -75,11 +79,6 @@ class Gradients {
                   update = one(index, OpKind::kOptimizer, true),
                   weights =
                       one(index, OpKind::kWeightGather, travels && exchange.distributed_optimizer);
-    for (int32_t i = 0; i < static_cast<int32_t>(program_.ops.size()); ++i) {
-      if (!adds_to(program_.ops[i], bucket)) continue;
-      behind(reduce, i);
-      behind(add, i);
-    }
     behind(add, reduce);
     behind(gather, add);
     behind_sends(gather, reduce);
@@ -90,12 +89,43 @@ class Gradients {
     behind(weights, update);
   }
 
-  bool adds_to(const Op& op, const GradientBucket& bucket) const {
-    return op.pass == Pass::kBackward && op.nano_batch >= 0 &&
-           std::ranges::any_of(program_.gradients->phases, [&](const PhaseGradients& phase) {
-             return phase.phase == op.kind && phase.layer == op.layer &&
-                    !intersect(phase.elements, bucket.elements).empty();
-           });
+  /// The buckets cover the gradients from the last element to the first.
+  bool in_one_piece() {
+    const std::vector<GradientBucket>& buckets = program_.gradients->buckets;
+    for (size_t i = 0; i < buckets.size(); ++i) {
+      const int64_t begin = i + 1 < buckets.size() ? buckets[i + 1].elements.end : 0;
+      if (buckets[i].elements.begin == begin && !buckets[i].elements.empty()) continue;
+      wrong_.push_back(fmt::format("bucket {} begins at element {}, not {}", i,
+                                   buckets[i].elements.begin, begin));
+      return false;
+    }
+    return true;
+  }
+
+  /// What adds to a bucket has ended when it travels and is added up.
+  void check_backward() {
+    const GradientExchange& exchange = *program_.gradients;
+    std::map<std::pair<OpKind, int>, std::vector<Range>> added;
+    for (const PhaseGradients& phase : exchange.phases)
+      added[{phase.phase, phase.layer}].push_back(phase.elements);
+    for (int32_t i = 0; i < static_cast<int32_t>(program_.ops.size()); ++i) {
+      const Op& op = program_.ops[i];
+      if (op.pass != Pass::kBackward || op.nano_batch < 0) continue;
+      const auto found = added.find({op.kind, op.layer});
+      if (found == added.end()) continue;
+      for (const Range& elements : found->second) {
+        const auto lies_behind = [&](const GradientBucket& bucket) {
+          return bucket.elements.begin >= elements.end;
+        };
+        auto bucket = std::ranges::partition_point(exchange.buckets, lies_behind);
+        for (; bucket != exchange.buckets.end() && bucket->elements.end > elements.begin;
+             ++bucket) {
+          const Found& of = found_[static_cast<size_t>(bucket - exchange.buckets.begin())];
+          behind(of.of[static_cast<size_t>(OpKind::kGradReduce)], i);
+          behind(of.of[static_cast<size_t>(OpKind::kGradAdd)], i);
+        }
+      }
+    }
   }
 
   const Program& program_;
@@ -112,28 +142,108 @@ void check_gradients(const Program& program, const ProgramOrder& order,
   Gradients(program, order, wrong).check();
 }
 
-void check_slices(std::span<const Program> programs, std::vector<std::string>& wrong) {
-  std::vector<const GradientExchange*> ranks;
-  for (const Program& program : programs) {
-    if (program.gradients) ranks.push_back(program.gradients.get());
-  }
-  for (size_t bucket = 0; !ranks.empty() && bucket < ranks[0]->buckets.size(); ++bucket) {
-    const Range& elements = ranks[0]->buckets[bucket].elements;
+namespace {
+
+/// The message of a list that goes to, or comes from, this rank; null: none.
+const PeerMessage* message_of(const MessageList& list, int peer) {
+  const auto found = std::ranges::lower_bound(list.messages, peer, {}, &PeerMessage::peer);
+  return found != list.messages.end() && found->peer == peer ? &*found : nullptr;
+}
+
+/// A bucket as all ranks that hold weights have it; ranks[r] is that of rank r.
+class Slices {
+ public:
+  Slices(std::vector<const GradientBucket*> ranks, size_t index, std::vector<std::string>& wrong)
+      : ranks_(std::move(ranks)), index_(index), wrong_(wrong) {}
+
+  void check() {
+    const Range& elements = ranks_[0]->elements;
     std::vector<Range> slices;
-    for (const GradientExchange* rank : ranks) slices.push_back(rank->buckets[bucket].own);
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+      if (ranks_[rank]->elements != elements) return say("rank {} has other elements", rank);
+      slices.push_back(ranks_[rank]->own);
+    }
+    check_cover(elements, std::move(slices));
+    for (size_t from = 0; from < ranks_.size() && wrong_.empty(); ++from) check_messages_of(from);
+  }
+
+ private:
+  template <typename... Values>
+  void say(fmt::format_string<Values...> text, Values&&... values) {
+    wrong_.push_back(
+        fmt::format("bucket {}: {}", index_, fmt::format(text, std::forward<Values>(values)...)));
+  }
+
+  /// Every element is added up by exactly one rank.
+  void check_cover(const Range& elements, std::vector<Range> slices) {
     std::ranges::sort(slices);
     int64_t end = elements.begin;
     for (const Range& slice : slices) {
       if (slice.empty()) continue;
       if (slice.begin != end) {
-        wrong.push_back(fmt::format("bucket {}: element {} is added up by {} ranks", bucket,
-                                    std::min(slice.begin, end), slice.begin > end ? "no" : "two"));
+        say("element {} is added up by {} ranks", std::min(slice.begin, end),
+            slice.begin > end ? "no" : "two");
       }
       end = slice.end;
     }
-    if (end != elements.end)
-      wrong.push_back(fmt::format("bucket {}: its slices end at element {}, not {}", bucket, end,
-                                  elements.end));
+    if (end != elements.end) say("its slices end at element {}, not {}", end, elements.end);
+  }
+
+  /// A rank sends each other rank the other's slice, and everybody the same of what it has added
+  /// up, which lies with them where it lies here, apart from everything else.
+  void check_messages_of(size_t from) {
+    const GradientBucket& bucket = *ranks_[from];
+    std::vector<Range> gathered;  // bytes
+    for (size_t to = 0; to < ranks_.size(); ++to) {
+      if (to == from) continue;
+      const GradientBucket& other = *ranks_[to];
+      const PeerMessage *part = message_of(bucket.reduce_sends, static_cast<int>(to)),
+                        *sum = message_of(bucket.gather_sends, static_cast<int>(to)),
+                        *arrives = message_of(other.gather_receives, static_cast<int>(from));
+      if ((part == nullptr) != other.own.empty() || (sum == nullptr) != bucket.own.empty() ||
+          (sum == nullptr) != (arrives == nullptr))
+        return say("rank {} and rank {} exchange other slices than they add up", from, to);
+      const int64_t offset = other.own.begin - other.elements.begin;
+      if (part != nullptr && part->offset * other.own.size() != offset * part->bytes)
+        say("rank {} sends rank {} other elements than it adds up", from, to);
+      if (sum == nullptr) continue;
+      if (sum->offset != arrives->offset || sum->bytes != arrives->bytes)
+        say("what rank {} sends rank {} arrives elsewhere", from, to);
+      if (gathered.empty()) gathered.push_back({sum->offset, sum->offset + sum->bytes});
+      if (gathered[0].begin != sum->offset || gathered[0].end != sum->offset + sum->bytes)
+        say("rank {} sends rank {} another sum than others", from, to);
+    }
+    for (const PeerMessage& message : bucket.gather_receives.messages)
+      gathered.push_back({message.offset, message.offset + message.bytes});
+    std::ranges::sort(gathered);
+    for (size_t i = 1; i < gathered.size(); ++i) {
+      if (gathered[i].begin < gathered[i - 1].end)
+        say("sums of two ranks arrive at byte {} of rank {}", gathered[i].begin, from);
+    }
+  }
+
+  std::vector<const GradientBucket*> ranks_;
+  size_t index_;
+  std::vector<std::string>& wrong_;
+};
+
+}  // namespace
+
+void check_slices(std::span<const Program> programs, std::vector<std::string>& wrong) {
+  std::vector<const GradientExchange*> ranks;
+  for (const Program& program : programs) {
+    if (program.gradients) ranks.push_back(program.gradients.get());
+  }
+  for (size_t rank = 1; rank < ranks.size(); ++rank) {
+    if (ranks[rank]->buckets.size() == ranks[0]->buckets.size()) continue;
+    wrong.push_back(fmt::format("rank {} has {} buckets, rank 0 has {}", rank,
+                                ranks[rank]->buckets.size(), ranks[0]->buckets.size()));
+    return;
+  }
+  for (size_t i = 0; !ranks.empty() && i < ranks[0]->buckets.size(); ++i) {
+    std::vector<const GradientBucket*> buckets;
+    for (const GradientExchange* rank : ranks) buckets.push_back(&rank->buckets[i]);
+    Slices(std::move(buckets), i, wrong).check();
   }
 }
 

@@ -55,7 +55,9 @@ void check_messages(const Program& program, std::vector<std::string>& wrong);
 /// sum, and nothing of it is written while it is sent or received.
 void check_gradients(const Program& program, const ProgramOrder& order,
                      std::vector<std::string>& wrong);
-/// Every element of the gradients is added up by exactly one rank.
+/// Ranks have the same buckets, every element of the gradients is added up by exactly one of them,
+/// and messages carry each rank's slice to it and its sum back to where it came from, apart from
+/// others.
 void check_slices(std::span<const Program> programs, std::vector<std::string>& wrong);
 /// Each pair of ranks has equal messages in equal order, and no ranks wait for each other in a
 /// circle.

@@ -66,10 +66,9 @@ struct Owners {
   std::vector<StoredPiece> pieces(const std::vector<StoredTensor>& tensors, int owner) const {
     if (!options.distributed_optimizer) return owned_pieces(tensors, owner, count, file_of(owner));
     const std::vector<int64_t> begins = flat_layout(weight_table(model)).begins;
-    const auto gradients = gradient_exchange(model, options, owner, count);
     std::vector<StoredPiece> pieces;
-    for (const GradientBucket& bucket : gradients->buckets)
-      add_pieces(tensors, begins, bucket.own, file_of(owner), pieces);
+    for (const Range& slice : gradient_slices(model, options, owner, count))
+      add_pieces(tensors, begins, slice, file_of(owner), pieces);
     return pieces;
   }
 };

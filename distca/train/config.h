@@ -98,7 +98,7 @@ struct Config {
   struct Parallel {
     bool use_distributed_optimizer = false;
     bool overlap_grad_reduce = true;
-    double bucket_mb = 25;
+    double bucket_mb = 0;
   } parallel;
   /// The loop: its length, overlap mode, validation, bad steps, device, output folder and trace.
   struct Train {

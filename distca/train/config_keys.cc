@@ -154,11 +154,16 @@ std::vector<ConfigKey> config_keys(Config& c) {
       {"optimizer.weight_decay", &o.weight_decay, "", "of matrices; norms are left alone", 0, 1e6},
       {"optimizer.max_grad_norm", &o.max_grad_norm, "", "clip by global norm; 0: off", 0},
       {"parallel.use_distributed_optimizer", &c.parallel.use_distributed_optimizer, "",
-       "ZeRO-1: each worker keeps masters and AdamW's moments of its share of the weights only"},
+       "ZeRO-1: each worker keeps AdamW's moments, and masters that are wider than the model's "
+       "type, "
+       "of its share of the weights only"},
       {"parallel.overlap_grad_reduce", &c.parallel.overlap_grad_reduce, "",
-       "gradients are summed under backward, not behind it; the bits are the same"},
+       "gradients are summed under backward, not behind it, unless train.overlap is none; the bits "
+       "are the same"},
       {"parallel.bucket_mb", &c.parallel.bucket_mb, "MiB",
-       "of gradients that are summed together, as bucket_cap_mb of PyTorch's DDP", 0.001, 1e6},
+       "of gradients that are summed together, as bucket_cap_mb of PyTorch's DDP; 0: 25, or 1 for "
+       "each worker if that is more",
+       0, 1e6},
       {"train.steps", &c.train.steps, "steps", "optimizer steps", 0},
       choice("train.overlap", &c.train.overlap,
              "order of a step's operations: what exchanges run under",

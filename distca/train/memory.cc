@@ -125,8 +125,8 @@ void check_memory(const MemoryParts& parts, LocalRanks local, const MemoryLimit&
       parts.total() > static_cast<double>(limit.bytes), ErrorKind::kConfig,
       "{} would need {} GiB of memory (weights {}, gradients {}, AdamW's state {}, copies of "
       "weights {}, activations {}, logits {}, exchange buffers {}, copy for checkpoints {}), {} {} "
-      "GiB: use a smaller model or batch.nano_batch_tokens, train.recompute = full, or fewer ranks "
-      "on this machine",
+      "GiB: use a smaller model or batch.nano_batch_tokens, train.recompute = full, "
+      "parallel.use_distributed_optimizer = true, or fewer ranks on this machine",
       local.count == 1 ? "this rank" : fmt::format("this machine's {} ranks", local.count),
       gib(parts.total()), gib(parts.weights), gib(parts.gradients), gib(parts.state),
       gib(parts.copies), gib(parts.activations), gib(parts.logits), gib(parts.buffers),

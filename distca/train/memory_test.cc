@@ -77,7 +77,8 @@ TEST(memory, more_than_the_limit_is_refused_with_the_parts) {
             "this machine's 2 ranks would need 5.00 GiB of memory (weights 1.00, gradients 1.00, "
             "AdamW's state 2.00, copies of weights 0.00, activations 0.50, logits 0.25, exchange "
             "buffers 0.25, copy for checkpoints 0.00), this machine has 4.00 GiB: use a smaller "
-            "model or batch.nano_batch_tokens, train.recompute = full, or fewer ranks on this "
+            "model or batch.nano_batch_tokens, train.recompute = full, "
+            "parallel.use_distributed_optimizer = true, or fewer ranks on this "
             "machine");
   EXPECT_THAT(refusal_of(parts, {}, {.bytes = 1ll << 30, .of_group = true}),
               AllOf(HasSubstr("this rank would need"),

@@ -144,7 +144,9 @@ Optimizer::Optimizer(Weights weights, const Config::Optimizer& options,
   }
   s.updates = at::zeros({}, s.gradients.options().dtype(at::kFloat));
   s.cut_into_pieces();
+  DISTCA_CHECK_EQ(s.exchange->buckets.front().elements.end, s.layout.elements);
   if (std::ranges::any_of(parameters, is_rounded)) {
+    DISTCA_CHECK(s.exchange->distributed_optimizer, "masters of whole weights have no layout");
     s.masters = at::zeros_like(s.exp_avg);
     for (size_t i = 0; i < parameters.size(); ++i)
       load(StatePart::kWeight, i, s.weights.initial(s.weights.table[i]));
@@ -175,6 +177,10 @@ void Optimizer::zero_gradients() { state_->gradients.zero_(); }
 
 void Optimizer::begin_update(double lr, double scale) {
   State& s = *state_;
+  for (size_t i = 0; i < s.weights.parameters.size(); ++i) {
+    DISTCA_CHECK(s.weights.parameters[i].grad().is_alias_of(s.gradients),
+                 "the gradient of {} has left the flat buffer", s.weights.table[i].name);
+  }
   s.lr = lr;
   s.scale = scale;
   s.updates.add_(1);

@@ -1,5 +1,6 @@
 #include "distca/train/plan_ahead.h"
 
+#include <algorithm>
 #include <numeric>
 #include <system_error>
 
@@ -38,27 +39,38 @@ void check_plan(const Plan& plan, const AttentionProfile* profile) {
                violations[0]);
 }
 
+/// Buckets of gradients in the programs of all ranks, where they are checked together: so few that
+/// the messages of all pairs of workers take little memory. Up to 16 workers they are all that
+/// there are. Order and waits of a bucket's operations do not depend on how many there are.
+int64_t most_buckets_together(int64_t num_workers) {
+  constexpr int64_t kMostMessages = int64_t{1} << 20;
+  return std::clamp<int64_t>(kMostMessages / (num_workers * num_workers), 2, kMostBuckets);
+}
+
 /// This rank's program, checked; `validate_s`: what that took.
 Program checked_program(const Config& config, const std::vector<Plan>& plans, bool redispatched,
                         const StepBatch& batch, int rank, int num_workers,
                         const std::shared_ptr<const GradientExchange>& gradients,
                         double* validate_s) {
   const std::vector<PlanIndex> indices(plans.begin(), plans.end());
-  const auto program_of = [&](int of_rank) {
-    auto of_it = of_rank == rank ? gradients : nullptr;
-    if (of_it == nullptr && of_rank < num_workers && batch.kind == ProgramRequest::Kind::kTrain)
-      of_it = gradient_exchange(config.model, step_options(config), of_rank, num_workers);
+  const auto exchange_of = [&](int of_rank, int64_t most_buckets) {
+    const bool sums = of_rank < num_workers && batch.kind == ProgramRequest::Kind::kTrain;
+    return sums ? gradient_exchange(config.model, step_options(config), of_rank, num_workers,
+                                    most_buckets)
+                : nullptr;
+  };
+  const auto program_of = [&](int of_rank, std::shared_ptr<const GradientExchange> of_it) {
     return rank_program(config, indices, redispatched, batch.kind, of_rank, num_workers,
                         std::move(of_it));
   };
-  Program program = program_of(rank);
+  Program program = program_of(rank, gradients ? gradients : exchange_of(rank, kMostBuckets));
   const Stopwatch watch;
-  std::vector<Program> checked;
+  std::vector<std::string> violations = validate(program);
+  std::vector<Program> all;
   for (int other = 0; batch.checks_all_ranks && other < num_ranks(config, num_workers); ++other) {
-    checked.push_back(program_of(other));
+    all.push_back(program_of(other, exchange_of(other, most_buckets_together(num_workers))));
   }
-  const std::vector<std::string> violations =
-      batch.checks_all_ranks ? validate(checked) : validate(program);
+  if (violations.empty() && batch.checks_all_ranks) violations = validate(all);
   DISTCA_CHECK(violations.empty(), "a wrong program was made: {}", violations[0]);
   *validate_s = watch.seconds();
   return program;

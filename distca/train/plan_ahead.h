@@ -4,7 +4,7 @@
 // makes no call of PyTorch.
 //
 //     PlanAhead ahead([&](const Speeds& speeds) {
-//       return plan_batch(config, data, next_batch(), rank, num_workers, speeds);
+//       return plan_batch(config, data, next_batch(), rank, num_workers, speeds, gradients);
 //     });
 //     const PlannedBatch planned = ahead.next();
 
@@ -43,7 +43,8 @@ struct PlannedBatch {
 };
 
 /// Plans every nano-batch of a batch and reads the tokens of `rank`; a dedicated server has none.
-/// `gradients` is what the rank exchanges of them; null: what the configuration gives. `speeds` are
+/// `gradients` is what the rank exchanges of them, the same value that its optimizer has; null: one
+/// is made as the configuration gives it, for a program that is only looked at. `speeds` are
 /// recorded values, the same on every rank, if measures_speeds(config). Throws Error(kPlan, kData).
 /// A plan or program that its validator refuses is a CHECK. Any thread may call it.
 PlannedBatch plan_batch(const Config& config, const IndexedDataset& data, const StepBatch& batch,

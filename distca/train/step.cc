@@ -134,29 +134,26 @@ OpKind op_of(WeightPhase phase) {
   DISTCA_CHECK(false, "a weight of no phase");
 }
 
-}  // namespace
-
-Masters masters_of(const StepOptions& options) {
-  return options.distributed_optimizer ? Masters::kElsewhere : Masters::kHere;
+/// MiB of a bucket: slices should be no shorter than what a wire carries well.
+double bucket_mb(const StepOptions& options, int num_workers) {
+  constexpr double kLeast = 25, kOfAWorker = 1;
+  return options.bucket_mb > 0 ? options.bucket_mb : std::max(kLeast, kOfAWorker * num_workers);
 }
 
-std::shared_ptr<const GradientExchange> gradient_exchange(const LlamaConfig& model,
-                                                          const StepOptions& options, int worker,
-                                                          int num_workers) {
-  const WeightOffsets offsets = parameter_offsets(model, masters_of(options));
-  const FlatLayout& layout = offsets.layout;
+GradientExchangeRequest gradient_request(const LlamaConfig& model, const StepOptions& options,
+                                         int worker, int num_workers) {
+  const std::vector<Weight> weights = weight_table(model);
+  const FlatLayout layout = flat_layout(weights);
   const int64_t element = model.dtype == ScalarType::kFloat64 ? 8 : 4;
   GradientExchangeRequest request{
       .elements = layout.elements,
       .block = kFlatBlock,
       .element_bytes = element,
-      .bucket_elements = static_cast<int64_t>(options.bucket_mb * 0x1p20) / element,
+      .bucket_elements = static_cast<int64_t>(bucket_mb(options, num_workers) * 0x1p20) / element,
       .rank = worker,
       .num_ranks = num_workers,
       .distributed_optimizer = options.distributed_optimizer,
-      .overlaps = options.overlap_grad_reduce,
-      .weight_offset = [&](int64_t at) { return offsets.of(at); }};
-  const std::vector<Weight> weights = weight_table(model);
+      .overlaps = options.overlap_grad_reduce};
   for (size_t i = 0; i < weights.size(); ++i) {
     PhaseGradients phase{.phase = op_of(weights[i].phase),
                          .layer = std::max(weights[i].layer, -1),
@@ -166,7 +163,28 @@ std::shared_ptr<const GradientExchange> gradient_exchange(const LlamaConfig& mod
     phase.phase = OpKind::kLoss;
     request.phases.push_back(phase);
   }
+  return request;
+}
+
+}  // namespace
+
+Masters masters_of(const StepOptions& options) {
+  return options.distributed_optimizer ? Masters::kElsewhere : Masters::kHere;
+}
+
+std::shared_ptr<const GradientExchange> gradient_exchange(const LlamaConfig& model,
+                                                          const StepOptions& options, int worker,
+                                                          int num_workers, int64_t most_buckets) {
+  const WeightOffsets offsets = parameter_offsets(model, masters_of(options));
+  GradientExchangeRequest request = gradient_request(model, options, worker, num_workers);
+  request.most_buckets = most_buckets;
+  request.weight_offset = [&](int64_t at) { return offsets.of(at); };
   return std::make_shared<const GradientExchange>(make_gradient_exchange(request));
+}
+
+std::vector<Range> gradient_slices(const LlamaConfig& model, const StepOptions& options, int worker,
+                                   int num_workers) {
+  return own_slices(gradient_request(model, options, worker, num_workers));
 }
 
 std::shared_ptr<const AttentionExchange> attention_exchange(const PlanIndex& index, int rank,

@@ -53,7 +53,7 @@ struct StepOptions {
   int64_t loss_chunk_tokens = 0;              // train.loss_chunk_tokens
   bool distributed_optimizer = false;         // parallel.use_distributed_optimizer
   bool overlap_grad_reduce = true;            // parallel.overlap_grad_reduce
-  double bucket_mb = 25;                      // parallel.bucket_mb
+  double bucket_mb = 0;                       // parallel.bucket_mb
 
   /// Rows whose logits exist at the same time: loss_chunk_tokens or, if that is 0, so many that
   /// their logits take 128 MiB in fp32, but at least 512, since products of few rows with the head
@@ -67,10 +67,16 @@ StepOptions step_options(const Config& config);
 /// Who keeps the masters of a model that is trained with these options.
 Masters masters_of(const StepOptions& options);
 
-/// What one of the workers exchanges of gradients and weights.
+/// What one of the workers exchanges of gradients and weights: lists of four messages for each
+/// bucket and other worker. Fewer buckets than the options give are made for `most_buckets` of 2 or
+/// more.
 std::shared_ptr<const GradientExchange> gradient_exchange(const LlamaConfig& model,
                                                           const StepOptions& options, int worker,
-                                                          int num_workers);
+                                                          int num_workers,
+                                                          int64_t most_buckets = kMostBuckets);
+/// [bucket] The elements of the flat gradients that the worker adds up.
+std::vector<Range> gradient_slices(const LlamaConfig& model, const StepOptions& options, int worker,
+                                   int num_workers);
 
 /// What one rank exchanges and computes under a plan, for a model of this shape.
 std::shared_ptr<const AttentionExchange> attention_exchange(const PlanIndex& index, int rank,
@@ -98,7 +104,7 @@ class Step {
 
   /// Runs forward and backward of all nano-batches. The gradients of sum(loss) / num_targets are
   /// added to the parameters' .grad, summed over the workers and used as `update` says. Without an
-  /// optimizer in it, they are left as they are.
+  /// optimizer in it, they are left as they are; the program must have no buckets then (CHECK).
   StepResult train(const StepInput& input, int64_t num_targets, const UpdateRequest& update);
   /// Computes only the loss, with a program of Kind::kEvaluate.
   StepResult evaluate(const StepInput& input);

@@ -86,8 +86,8 @@ class Trainer {
     comm_.set_step(first_step_ - 1);
     const std::vector<std::string> resumed = prepare();
     peak_ = measure_peak(config_, comm_);
-    if (output_) begin_output(resumed);
     saver_.emplace(config_, std::move(facts_), run_id_, own_checkpoint_, comm_, num_workers_);
+    if (output_) begin_output(resumed);
     const auto plan_next = [this, rank = comm_.rank()](const Speeds& speeds) {
       const std::optional<StepBatch> batch = batches_.next();
       return batch ? std::optional(plan_batch(config_, data_, *batch, rank, num_workers_, speeds,

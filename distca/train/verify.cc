@@ -166,6 +166,7 @@ Config verify_config(Config config, ScalarType dtype) {
       std::llround(static_cast<double>(config.plan.bandwidth_mb_per_s) * wider);
   config.optimizer.max_grad_norm = 0;
   config.parallel.use_distributed_optimizer = false;  // every worker has all gradients
+  config.parallel.overlap_grad_reduce = false;        // and its own, whole, before the sum
   config.train.steps = 1;
   config.train.trace.clear();
   config.comm.backend = Config::Comm::Backend::kThreads;

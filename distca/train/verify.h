@@ -61,7 +61,8 @@ struct VerifyHooks {
 };
 
 /// The configuration of a run, as verify wants it: with `dtype` for model.dtype and with ranks that
-/// are threads; it writes nothing and never clips gradients. attention.kernel becomes auto if it
+/// are threads; it writes nothing, never clips gradients, sums them behind backward and lets every
+/// worker update all weights. attention.kernel becomes auto if it
 /// cannot compute `dtype`. Limits in bytes are scaled by the size of the type, so that plans stay
 /// those of the run.
 Config verify_config(Config config, ScalarType dtype);

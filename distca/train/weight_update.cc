@@ -57,6 +57,8 @@ std::vector<Message> messages(const MessageList& list, uint32_t tag, std::byte* 
 WeightUpdate::WeightUpdate(const Program& program, const ExchangeBuffers& buffers,
                            Communicator& comm, const UpdateRequest& request)
     : program_(program), buffers_(buffers), comm_(comm), request_(request) {
+  DISTCA_CHECK(request.optimizer != nullptr || program.gradients == nullptr,
+               "a program that sums gradients is played without an optimizer");
   if (request.optimizer == nullptr) return;
   DISTCA_CHECK(program.gradients == request.optimizer->exchange(),
                "the program sums gradients in another way than the optimizer");
@@ -130,6 +132,7 @@ void WeightUpdate::add(const Op& op) {
 }
 
 void WeightUpdate::norm(double loss_sum) {
+  if (request_.before_norm) request_.before_norm();
   squares_.back() = loss_sum;
   // Every block is some rank's and zero on the others: the same bits for every number of ranks.
   ordered_sum(*request_.workers, std::span(squares_), "gradient norm");

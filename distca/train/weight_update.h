@@ -35,8 +35,9 @@ struct UpdateRequest {
   double lr = 0;
   /// Whether the weights are updated with this sum; the same on all workers. Empty: they are.
   std::function<bool(const GradientSum&)> accepts;
-  /// Called before the first operation that sums gradients. Empty: nothing is called.
-  std::function<void()> before_sum;
+  /// Called before the first operation that sums gradients, which may be under backward, and before
+  /// the workers meet for the norm. Empty: nothing is called.
+  std::function<void()> before_sum, before_norm;
 };
 
 class WeightUpdate {
@@ -53,6 +54,7 @@ class WeightUpdate {
   /// Does an operation of the compute stream. `loss_sum` is this rank's, in nats.
   void play(const Op& op, double loss_sum);
 
+  /// Valid once kGradNorm has been played.
   const GradientSum& sum() const { return sum_; }
 
  private:
