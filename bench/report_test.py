@@ -318,6 +318,26 @@ class Program(unittest.TestCase):
             self.kept = sorted(os.listdir(folder))
             return code, said.getvalue()
 
+    def test_fill_ticks_are_held_against_the_tick_in_which_all_stages_work(self):
+        def tick(working, send, **others):
+            return {"line": "tick", "of": "a", "sampled": False, "servers": 8, "stages": 2, "working": working,
+                    "attention_share": 0, "way": "exact", "max_send_bytes": send, "max_receive_bytes": 1, "over_least": 1,
+                    "plan_ms": 1, "violations": 0} | others
+
+        def missed(*ticks):
+            out = Report("fill_ticks", False)
+            report_tables.fill_ticks(out, {"rounds": 1, "sampled": 1}, [tick(2, 100), *ticks])
+            return out.verdicts["missed"]
+
+        self.assertEqual(missed(tick(1, 250)), 0)
+        self.assertEqual(missed(tick(1, 251)), 1)
+        self.assertEqual(missed(tick(1, 251, sampled=True)), 0)
+        self.assertEqual(missed(tick(1, 201, way="split-kv")), 1)
+        self.assertEqual(missed(tick(1, 1, plan_ms=21)), 1)
+        self.assertEqual(missed(tick(1, 1, over_least=1.04)), 0)  # attention alone is evened
+        self.assertEqual(missed(tick(1, 1, over_least=1.04, attention_share=0.5)), 1)
+        self.assertEqual(missed(tick(1, 1, violations=1)), 1)
+
     def metadata(self, violations):
         head = dict.fromkeys(("machine", "date", "commit", "build", "compiler", "torch", "scheduler"), "x")
         row = dict.fromkeys(("plan_ms", "metadata_ms", "one_rank_ms", "validate_ms", "program_ms", "validate_program_ms",

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cli/plan_arguments.h"
+#include "cli/plan_pipeline.h"
 #include "cli/plan_report.h"
 #include "cli/planned.h"
 #include "cli/verbs.h"
@@ -116,6 +117,7 @@ void print_program_of(const PlanArguments& arguments) {
 
 void run_plan(const PlanArguments& arguments) {
   check_sources(arguments);
+  if (arguments.pipeline > 0) return print_pipeline(arguments);
   if (arguments.program) return print_program_of(arguments);
   const bool as_json = arguments.json || arguments.summary_json;
   std::string note;
@@ -165,6 +167,26 @@ void check_company(const PlanArguments& arguments, const std::vector<CLI::Option
   }
 }
 
+/// Options that mean something only beside others.
+struct Companions {
+  std::vector<CLI::Option*> of_program, of_pipeline, not_of_pipeline;
+
+  void check(const PlanArguments& arguments) const {
+    for (const CLI::Option* option : of_program) {
+      DISTCA_THROW_IF(option->count() > 0 && !arguments.program, ErrorKind::kUsage,
+                      "{} says which program is shown: give --program, too", option->get_name());
+    }
+    for (const CLI::Option* option : of_pipeline) {
+      DISTCA_THROW_IF(option->count() > 0 && arguments.pipeline == 0, ErrorKind::kUsage,
+                      "{} is of a pipeline: give --pipeline, too", option->get_name());
+    }
+    for (const CLI::Option* option : not_of_pipeline) {
+      DISTCA_THROW_IF(option->count() > 0 && arguments.pipeline > 0, ErrorKind::kUsage,
+                      "--pipeline takes no {}: the ticks decide it", option->get_name());
+    }
+  }
+};
+
 }  // namespace
 
 void add_plan(CLI::App& app) {
@@ -175,9 +197,15 @@ void add_plan(CLI::App& app) {
   verb->add_option("--plan", arguments->plan,
                    "A plan as JSON, to check; takes none of the above but --profile");
   add_program_options(*verb, *arguments);
-  const std::vector<CLI::Option*> of_program{verb->get_option("--rank"),
-                                             verb->get_option("--nano-batches"),
-                                             verb->get_option("--redispatch")};
+  const auto options = [verb](const std::vector<std::string>& names) {
+    std::vector<CLI::Option*> found;
+    for (const std::string& name : names) found.push_back(verb->get_option(name));
+    return found;
+  };
+  const Companions companions{
+      .of_program = options({"--rank", "--nano-batches", "--redispatch", "--pipeline"}),
+      .of_pipeline = options({"--micro-batches", "--fill-ticks"}),
+      .not_of_pipeline = options({"--nano-batches", "--redispatch", "--plan", "--capacity"})};
   verb->add_flag("--compare", arguments->compare, "All schedulers side by side");
   verb->add_flag("--json", arguments->json, "Print the plan as JSON (docs/plan_format.md)");
   verb->add_flag("--summary-json", arguments->summary_json, "Print the figures as one JSON object");
@@ -188,12 +216,9 @@ void add_plan(CLI::App& app) {
       "its model's heads, --dtype and --window, with --tensor-parallel 1; --layers 0 as well for\n"
       "the hash of its plan, which has no memory price.\n"
       "Example:  distca plan --data data/docs --workers 4 --tokens-per-worker 65536");
-  verb->callback([arguments, inputs, of_program] {
+  verb->callback([arguments, inputs, companions] {
     check_company(*arguments, inputs);
-    for (const CLI::Option* option : of_program) {
-      DISTCA_THROW_IF(option->count() > 0 && !arguments->program, ErrorKind::kUsage,
-                      "{} says which program is shown: give --program, too", option->get_name());
-    }
+    companions.check(*arguments);
     run_plan(*arguments);
   });
 }

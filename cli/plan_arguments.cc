@@ -208,6 +208,17 @@ void add_program_options(CLI::App& verb, PlanArguments& arguments) {
          "Of the step; a workload or plan, which is one nano-batch, is taken so many times");
   verb.add_flag("--redispatch", arguments.redispatched,
                 "Q, K, V travel again for backward instead of being kept by the servers");
+  number(verb, "--pipeline", arguments.pipeline, 1, 64,
+         "Stages of a pipeline, over which --layers and --workers are divided: shows its ticks, "
+         "too (docs/planner.md)");
+  number(verb, "--micro-batches", arguments.micro_batches, 1, 64,
+         "Of the pipeline's step; under ping-pong each is two nano-batches");
+  std::vector<std::string> fill_ticks;
+  for (const FillTicksName& one : kFillTicks) fill_ticks.emplace_back(one.name);
+  verb.add_option("--fill-ticks", arguments.fill_ticks,
+                  listed("How ticks with an idle stage are planned", kFillTicks))
+      ->check(CLI::IsMember(fill_ticks))
+      ->capture_default_str();
 }
 
 void check_sizes(const NanoBatch& nano_batch, const Cluster& cluster, const AttentionShape& shape,
@@ -260,15 +271,19 @@ std::vector<PlanRequest> requests_from(const PlanArguments& arguments, int count
   return requests;
 }
 
-ToleranceChoice chosen_tolerance(const PlanArguments& arguments, const PlanRequest& request) {
+ModelShape model_shape(const PlanArguments& arguments, const AttentionShape& shape) {
   const int64_t hidden =
       arguments.hidden_size > 0 ? arguments.hidden_size : arguments.heads * arguments.head_dim;
   const int64_t intermediate =
       arguments.intermediate_size > 0 ? arguments.intermediate_size : hidden * 7 / 2;
-  const ModelShape layers{.num_layers = std::max<int64_t>(1, arguments.layers),
-                          .hidden_size = hidden,
-                          .intermediate_size = intermediate / arguments.tensor_parallel,
-                          .attention = request.shape};
+  return {.num_layers = std::max<int64_t>(1, arguments.layers),
+          .hidden_size = hidden,
+          .intermediate_size = intermediate / arguments.tensor_parallel,
+          .attention = shape};
+}
+
+ToleranceChoice chosen_tolerance(const PlanArguments& arguments, const PlanRequest& request) {
+  const ModelShape layers = model_shape(arguments, request.shape);
   LayerTimeOptions options;
   options.speeds = stated_speeds(layers, request.cluster.num_servers(), request.profile.get());
   options.hiding = hiding_of(overlap_of(arguments.overlap));

@@ -12,6 +12,7 @@
 #include "distca/base/error.h"
 #include "distca/batch/batch_stream.h"
 #include "distca/plan/choose_tolerance.h"
+#include "distca/plan/pipeline_plan.h"
 #include "distca/plan/plan.h"
 
 namespace distca::cli {
@@ -40,6 +41,9 @@ struct PlanArguments {
   bool program = false;               // show the program of a rank
   int rank = 0;                       // whose program
   int nano_batches = 2;               // of the program's step
+  int pipeline = 0;                   // stages; 0: no pipeline
+  int micro_batches = 4;              // of the pipeline's step
+  std::string fill_ticks = "exact";   // a name of kFillTicks
   bool redispatched = false;          // Q, K, V are dispatched again for backward
 };
 
@@ -55,9 +59,12 @@ void add_program_options(CLI::App& verb, PlanArguments& arguments);
 std::vector<PlanRequest> requests_from(const PlanArguments& arguments, int count,
                                        std::string* note = nullptr);
 
+/// The model as a rank has it, with --layers layers, at least 1. If its sizes are not given, the
+/// hidden size is heads x head dimension, and the MLP is 3.5 times as wide (Llama 3).
+ModelShape model_shape(const PlanArguments& arguments, const AttentionShape& shape);
+
 /// The choice of `--tolerance auto`, with the speeds of --profile (or stated ones) and the links of
-/// the cluster. If the sizes of the model are not given, the hidden size is heads x head dimension,
-/// and the MLP is 3.5 times as wide (Llama 3).
+/// the cluster, for model_shape.
 ToleranceChoice chosen_tolerance(const PlanArguments& arguments, const PlanRequest& request);
 
 /// Throws Error(kind) if a plan could become too large: more tokens or servers than a plan may

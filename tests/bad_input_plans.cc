@@ -191,6 +191,11 @@ std::vector<BadInput> bad_plan_options() {
       {kPlan + "--compare --out new.json",
        "--compare makes many plans: it takes no --plan and no --out"},
       {"distca plan --plan plan.json --seed 2", "--plan takes no --seed: the plan says it"},
+  };
+}
+
+std::vector<BadInput> bad_program_options() {
+  return {
       {kPlan + "--program --json",
        "--program prints operations: it takes no --compare, --json, --summary-json, --out"},
       {kPlan + "--rank 1", "--rank says which program is shown: give --program, too"},
@@ -199,6 +204,21 @@ std::vector<BadInput> bad_plan_options() {
       {kPlan + "--program --rank 9", "--rank 9: the plan has ranks 0 to 1"},
       {kPlan + "--program --layers 0", "--program needs --layers of 1 or more"},
       {kPlan + "--program --overlap pong", "--overlap"},
+      {kPlan + "--pipeline 2", "--pipeline says which program is shown: give --program, too"},
+      {kPlan + "--program --micro-batches 2", "--micro-batches is of a pipeline: give --pipeline"},
+      {kPlan + "--program --fill-ticks spread", "--fill-ticks is of a pipeline: give --pipeline"},
+      {kPlan + "--program --pipeline 2 --layers 2 --nano-batches 2",
+       "--pipeline takes no --nano-batches: the ticks decide it"},
+      {kPlan + "--program --pipeline 2 --layers 2 --redispatch",
+       "--pipeline takes no --redispatch"},
+      {kPlan + "--program --pipeline 2 --layers 2 --capacity 1,1",
+       "--pipeline takes no --capacity"},
+      {kPlan + "--program --pipeline 4 --layers 3",
+       "--pipeline 4 needs --layers of 4 or more: every stage has one"},
+      {kPlan + "--workers 4 --program --pipeline 3 --layers 4",
+       "--workers 4 cannot be divided over --pipeline 3 stages"},
+      {kPlan + "--program --pipeline 2 --layers 2 --rank 9",
+       "--rank 9: the pipeline has ranks 0 to 3"},
       {kLarge + "--program --layers 65536 --nano-batches 64", "--program checks the"},
       {kPlan + "--tolerance auto --program",
        "--tolerance auto makes many plans and shows what it weighed: give --program a number"},
@@ -213,6 +233,7 @@ std::vector<BadInput> bad_plan_options() {
 std::vector<BadInput> bad_plans() {
   std::vector<BadInput> rows = bad_plan_files();
   for (BadInput& row : bad_plan_options()) rows.push_back(std::move(row));
+  for (BadInput& row : bad_program_options()) rows.push_back(std::move(row));
   for (const std::string& command :
        {std::string("distca data show data/text"), std::string("distca data show data/text --json"),
         std::string("distca --help"), std::string("distca --version"), kPlan, kPlan + "--json",

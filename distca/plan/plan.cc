@@ -182,6 +182,11 @@ Plan make_plan(const PlanRequest& request, Layout layout) {
   return scheduled(resolved(request), std::move(layout));
 }
 
+Layout make_layout(const PlanRequest& request) {
+  const PlanRequest whole = resolved(request);
+  return find_layout(whole.options.layout).make(whole);
+}
+
 double max_over_mean(const Cluster& cluster, const std::vector<int64_t>& load) {
   const auto total = static_cast<double>(std::accumulate(load.begin(), load.end(), int64_t{0}));
   const auto& capacity = cluster.capacity;

@@ -95,6 +95,13 @@ struct PlanRequest {
   PlanOptions options;
   /// Load is the time that this profile predicts. None: load is counted in pairs.
   std::shared_ptr<const AttentionProfile> profile = {};
+  /// How often scheduler `balanced` takes moves back and makes better ones. Fewer take less time
+  /// and move up to 2 % more bytes.
+  int rounds = kMostRounds;
+  static constexpr int kMostRounds = 96;
+  /// Of moves that cost `balanced` the same, it makes that to the server which has received least,
+  /// not to the one that it fills best. For clusters in which many workers hold no tokens.
+  bool even_receives = false;
 };
 
 /// Makes the layout, the tasks and the predicted load. Throws Error(kPlan) for an unknown scheduler
@@ -104,6 +111,8 @@ Plan make_plan(const PlanRequest& request);
 /// Makes the tasks on a given layout: the caller's own, or that of another plan for layers with
 /// another window.
 Plan make_plan(const PlanRequest& request, Layout layout);
+/// The layout of make_plan(request), without its tasks. Throws as make_plan does for the request.
+Layout make_layout(const PlanRequest& request);
 
 /// The largest load of a server, over its share of the total by capacity. It is 1 for an empty
 /// plan, and infinity where a server of capacity 0 has load. For printing and tests.

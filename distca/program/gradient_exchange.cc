@@ -39,12 +39,13 @@ GradientBucket make_bucket(const GradientExchangeRequest& request, const Range& 
   for (int peer = 0; peer < request.num_ranks; ++peer) {
     if (peer == request.rank) continue;
     const Range theirs = slice(request, elements, index, peer);
-    add_at(bucket.reduce_sends, peer, (theirs.begin - elements.begin) * request.element_bytes,
+    const int peer_rank = request.first_rank + peer;
+    add_at(bucket.reduce_sends, peer_rank, (theirs.begin - elements.begin) * request.element_bytes,
            theirs.size() * request.element_bytes);
-    bucket.reduce_receives.add(peer, bucket.own.size() * request.element_bytes);
+    bucket.reduce_receives.add(peer_rank, bucket.own.size() * request.element_bytes);
     const Range received = gathered(theirs);
-    add_at(bucket.gather_sends, peer, sent.begin, sent.size());
-    add_at(bucket.gather_receives, peer, received.begin, received.size());
+    add_at(bucket.gather_sends, peer_rank, sent.begin, sent.size());
+    add_at(bucket.gather_receives, peer_rank, received.begin, received.size());
   }
   return bucket;
 }

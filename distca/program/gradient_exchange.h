@@ -63,7 +63,8 @@ struct GradientExchangeRequest {
   int64_t element_bytes = 4;            // of a gradient
   int64_t bucket_elements = 0;          // 0: as few buckets as there can be
   int64_t most_buckets = kMostBuckets;  // 2 or more; buckets are larger where they would be more
-  int rank = 0, num_ranks = 1;          // of those that hold weights
+  int rank = 0, num_ranks = 1;          // of those that hold these weights
+  int first_rank = 0;                   // of the step: the first of those
   bool distributed_optimizer = false;
   bool overlaps = true;
   /// Where the weight of an element begins among all weights as they are gathered, in bytes. Needed

@@ -12,6 +12,10 @@
 // kept until backward have one buffer for each layer and slot. Accumulators are packed as soon as
 // core attention has filled them, so one buffer serves all slots.
 //
+// What is handed over between stages of a pipeline (visit.h) is sent as soon as it is computed, and
+// received as soon as it is sent, often a visit before it is needed. So a slot has as many buffers
+// for it as are in use at a time.
+//
 // How gradients travel (gradient_exchange.h). The messages of core attention come first, since
 // somebody will soon wait for them. A bucket is issued behind one of these messages. The buckets
 // that are complete are spread over the messages of a layer; where many are complete at once, over
@@ -23,6 +27,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -31,6 +36,7 @@
 #include "distca/plan/attention_exchange.h"
 #include "distca/plan/layer_time.h"
 #include "distca/program/program.h"
+#include "distca/program/visit.h"
 
 namespace distca {
 
@@ -73,11 +79,13 @@ struct ProgramRequest {
   /// A program for evaluation has only the forward pass, with the loss.
   enum class Kind { kTrain, kEvaluate } kind = Kind::kTrain;
   bool holds_weights = true;           // false: a dedicated server; exchanges and tasks only
-  std::vector<NanoPart> nano_batches;  // of the step, in order
+  std::vector<NanoPart> nano_batches;  // of the step, in order; empty where `stage` is given
   ModelShape model;                    // as this rank has it
   /// How gradients are summed. Null on a dedicated server and for evaluation. A program for
   /// training that has none ends with one kGradNorm and one kOptimizer, which belong to no bucket.
   std::shared_ptr<const GradientExchange> gradients;
+  /// What this rank does in a pipeline. None: there is one stage with all layers of the model.
+  std::optional<StagePart> stage = std::nullopt;
 };
 
 Program build_program(const ProgramRequest& request);

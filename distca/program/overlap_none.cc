@@ -3,31 +3,31 @@
 #include "distca/program/program_builder.h"
 
 namespace distca {
+namespace {
+
+void play(ProgramBuilder& builder, std::span<const Visit> visits) {
+  for (const Visit& visit : visits) builder.begin_visit(visit);
+  for (int turn = 0; turn < builder.layer_steps(visits.front()); ++turn) {
+    for (const Visit& visit : visits) {
+      const int step = builder.layer_step(visit, turn);
+      builder.start_layer(visit, turn);
+      builder.redispatch(visit, step);
+      builder.dispatch(visit, step);
+      builder.core_attention(visit, step, TaskSet::kAll);
+      builder.combine(visit, step);
+      builder.end_layer(visit, turn);
+    }
+  }
+  for (const Visit& visit : visits) builder.end_visit(visit);
+}
+
+}  // namespace
 
 Program build_none(const ProgramRequest& request) {
   ProgramBuilder builder(request, /*slots=*/1, ProgramBuilder::Waiting::kForThePrevious);
-  for (int nano = 0; nano < builder.num_nano_batches(); ++nano) {
-    builder.embed(Pass::kForward, nano);
-    for (int layer = 0; layer < builder.num_layers(); ++layer) {
-      builder.pre_attention(Pass::kForward, layer, nano);
-      builder.dispatch(Pass::kForward, layer, nano);
-      builder.core_attention(Pass::kForward, layer, nano, TaskSet::kAll);
-      builder.combine(Pass::kForward, layer, nano);
-      builder.post_attention(Pass::kForward, layer, nano);
-    }
-    builder.loss(Pass::kForward, nano);
-    if (!builder.trains()) continue;
-    builder.loss(Pass::kBackward, nano);
-    for (int layer = builder.num_layers() - 1; layer >= 0; --layer) {
-      builder.post_attention(Pass::kBackward, layer, nano);
-      builder.redispatch(layer, nano);
-      builder.dispatch(Pass::kBackward, layer, nano);
-      builder.core_attention(Pass::kBackward, layer, nano, TaskSet::kAll);
-      builder.combine(Pass::kBackward, layer, nano);
-      builder.pre_attention(Pass::kBackward, layer, nano);
-    }
-    builder.embed(Pass::kBackward, nano);
-  }
+  const size_t visits = builder.visits(0).size();
+  for (size_t first = 0; first < visits; first += builder.beside(0, first).size())
+    play(builder, builder.beside(0, first));
   if (builder.trains()) builder.update();
   return builder.take();
 }

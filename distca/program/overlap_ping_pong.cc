@@ -3,7 +3,8 @@
 // the beginning of backward belong together, as a layer's post_attention and the next layer's
 // pre_attention do; so do the ends of two nano-batches and the beginnings of the next two. So the
 // pipe drains once a step, and never more than two nano-batches are under way. The last one of an
-// odd number is played as `within` does.
+// odd number is played as `within` does. What a stage of a pipeline begins with right after another
+// one has sent it travels under the other slot's end of a visit.
 
 #include "distca/program/slot_chain.h"
 
@@ -11,7 +12,7 @@ namespace distca {
 
 Program build_ping_pong(const ProgramRequest& request) {
   ProgramBuilder builder(request, /*slots=*/2, ProgramBuilder::Waiting::kForWhatIsNeeded);
-  SlotChain first(&builder, 0, 2), second(&builder, 1, 2);
+  SlotChain first(&builder, 0), second(&builder, 1);
   first.linear();
   second.linear();
   while (!first.done()) {
@@ -20,6 +21,8 @@ Program build_ping_pong(const ProgramRequest& request) {
     if (!alone) second.attention(/*partial=*/false);
     first.linear();
     if (!alone) second.linear();
+    first.begin();
+    if (!alone) second.begin();
   }
   if (builder.trains()) builder.update();
   return builder.take();

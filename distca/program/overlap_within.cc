@@ -8,11 +8,12 @@ namespace distca {
 
 Program build_within(const ProgramRequest& request) {
   ProgramBuilder builder(request, /*slots=*/1, ProgramBuilder::Waiting::kForWhatIsNeeded);
-  SlotChain chain(&builder, 0, 1);
+  SlotChain chain(&builder, 0);
   chain.linear();
   while (!chain.done()) {
     chain.attention(/*partial=*/true);
     chain.linear();
+    chain.begin();
   }
   if (builder.trains()) builder.update();
   return builder.take();

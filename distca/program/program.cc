@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <array>
+#include <unordered_map>
+#include <unordered_set>
 
 #include "distca/base/error.h"
 #include "distca/program/gradient_exchange.h"
@@ -51,17 +53,17 @@ std::string megaflops(const Op& op) {
 }
 
 constexpr std::array<const char*, kNumOpKinds> kOpNames = {
-    "embed",       "pre_attention",  "dispatch",  "redispatch",   "core_attention",
-    "combine",     "post_attention", "loss",      "grad_reduce",  "grad_add",
-    "grad_gather", "grad_norm",      "optimizer", "weight_gather"};
+    "embed",    "pre_attention",  "dispatch",  "redispatch", "core_attention",
+    "combine",  "post_attention", "loss",      "hand_over",  "grad_reduce",
+    "grad_add", "grad_gather",    "grad_norm", "optimizer",  "weight_gather"};
 static_assert(kOpNames.back() != nullptr, "a kind of operation has no name");
 
 constexpr std::array<const char*, kNumTaskSets> kTaskSetNames = {"all", "home, first half", "away",
                                                                  "home, rest"};
 
 constexpr std::array<const char*, kNumBufferRoles> kBufferNames = {
-    "qkv_out", "qkv_in",       "o_out",        "o_in",        "d_o_out",
-    "d_o_in",  "accumulators", "gradient_out", "gradient_in", "grad_parts"};
+    "qkv_out",      "qkv_in",       "o_out",       "o_in",       "d_o_out",        "d_o_in",
+    "accumulators", "gradient_out", "gradient_in", "grad_parts", "activation_out", "activation_in"};
 static_assert(kBufferNames.back() != nullptr, "a role of buffers has no name");
 
 const MessageList& messages(const Program& program, const Op& op, bool sent) {
@@ -71,6 +73,11 @@ const MessageList& messages(const Program& program, const Op& op, bool sent) {
     const GradientBucket& bucket = program.gradients->buckets[op.bucket];
     if (op.kind == OpKind::kGradReduce) return sent ? bucket.reduce_sends : bucket.reduce_receives;
     return sent ? bucket.gather_sends : bucket.gather_receives;
+  }
+  if (op.kind == OpKind::kHandOver) {
+    if (op.is_receive == sent || op.nano_batch < 0) return none;
+    const HandOverMessages& all = program.hand_overs[op.nano_batch];
+    return (op.pass == Pass::kForward) == sent ? all.with_next : all.with_previous;
   }
   if (op.exchange < 0) return none;
   const AttentionExchange& exchange = *program.exchanges[op.exchange];
@@ -89,6 +96,7 @@ bool communicates(OpKind kind) {
     case OpKind::kDispatch:
     case OpKind::kRedispatch:
     case OpKind::kCombine:
+    case OpKind::kHandOver:
     case OpKind::kGradReduce:
     case OpKind::kGradGather:
     case OpKind::kWeightGather:
@@ -120,6 +128,7 @@ const MessageList& Program::receives(const Op& op) const {
 std::string describe(const Op& op) {
   std::string name = op_name(op.kind);
   if (op.tasks != TaskSet::kAll) name += fmt::format(" ({})", task_set_name(op.tasks));
+  if (op.kind == OpKind::kHandOver) name += op.is_receive ? " (receive)" : " (send)";
   if (op.nano_batch >= 0) {
     name += fmt::format(" of nano-batch {}", op.nano_batch);
     if (op.layer >= 0) name = fmt::format("layer {} {}", op.layer, name);
@@ -129,6 +138,24 @@ std::string describe(const Op& op) {
     return op.bucket >= 0 ? fmt::format("{} of bucket {}", name, op.bucket) : name;
   }
   return fmt::format("{} {}", pass_name(op.pass), name);
+}
+
+int most_in_flight(const Program& program) {
+  std::unordered_map<int, size_t> last;  // of each nano-batch
+  for (size_t i = 0; i < program.ops.size(); ++i) {
+    const Op& op = program.ops[i];
+    if (op.nano_batch >= 0 && op.stream == Stream::kCompute) last[op.nano_batch] = i;
+  }
+  std::unordered_set<int> in_flight;
+  size_t most = 0;
+  for (size_t i = 0; i < program.ops.size(); ++i) {
+    const Op& op = program.ops[i];
+    if (op.nano_batch < 0 || op.stream != Stream::kCompute) continue;
+    in_flight.insert(op.nano_batch);
+    most = std::max(most, in_flight.size());
+    if (last[op.nano_batch] == i) in_flight.erase(op.nano_batch);
+  }
+  return static_cast<int>(most);
 }
 
 std::string print_program(const Program& program) {

@@ -10,23 +10,27 @@
 //
 // Words. An exchange (plan/attention_exchange.h) is what a rank sends, receives and computes under
 // one plan. A communication is one operation on the stream kComm: the kDispatch, kRedispatch or
-// kCombine of one layer of an exchange, or the kGradReduce, kGradGather or kWeightGather of a
-// bucket of gradients (program/gradient_exchange.h).
+// kCombine of one layer of an exchange, the kHandOver of a nano-batch from a stage of a pipeline to
+// the next (program/visit.h), or the kGradReduce, kGradGather or kWeightGather of a bucket of
+// gradients (program/gradient_exchange.h).
 //
 // How a program is played. Compute operations run in the order of the list. A communication starts
 // where it stands in the list, once all operations in its `wait_for` are over and all sends in its
 // `wait_sends` have left. Then what travels is packed into its buffer `out`, all its messages are
 // issued, and only then the next operation of the list begins. The communication is finished just
 // before the first operation that names it in `wait_for`: all that it receives has landed in `in`,
-// and what came home (kCombine) is put in its place. An operation that names it in `wait_sends`
-// also waits until its sends have left, so that `out` may be written again. Communications under
-// way have no order among each other, except that in which they were started.
+// and what came home (kCombine) or was handed over (kHandOver) is put in its place. An operation
+// that names it in `wait_sends` also waits until its sends have left, so that `out` may be written
+// again. Communications under way have no order among each other, except that in which they were
+// started.
 
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "distca/base/integers.h"
+#include "distca/cost/pass.h"
 #include "distca/plan/attention_exchange.h"
 
 namespace distca {
@@ -40,16 +44,16 @@ enum class OpKind : uint8_t {
   kCombine,        // O, LSE come home; backward: dQ, dK, dV
   kPostAttention,  // output projection, residual, norm, MLP
   kLoss,           // final norm, head, loss; forward does the work of backward, too
-  kGradReduce,     // of a bucket: gradients go to the ranks that add them up
-  kGradAdd,        // of a bucket: this rank adds up its slice, in rank order
-  kGradGather,     // of a bucket: sums go to all other ranks
-  kGradNorm,       // the norm of all gradients
-  kOptimizer,      // of a bucket: clipping and update of what this rank updates
-  kWeightGather,   // of a bucket: updated weights go to all other ranks
+  kHandOver,      // a nano-batch's activations go to the next stage; backward: their gradients back
+  kGradReduce,    // of a bucket: gradients go to the ranks that add them up
+  kGradAdd,       // of a bucket: this rank adds up its slice, in rank order
+  kGradGather,    // of a bucket: sums go to all other ranks
+  kGradNorm,      // the norm of all gradients
+  kOptimizer,     // of a bucket: clipping and update of what this rank updates
+  kWeightGather,  // of a bucket: updated weights go to all other ranks
 };
 inline constexpr int kNumOpKinds = static_cast<int>(OpKind::kWeightGather) + 1;
 
-enum class Pass : uint8_t { kForward, kBackward };
 enum class Stream : uint8_t { kCompute, kComm };
 
 struct Op {
@@ -68,6 +72,7 @@ struct Op {
   int32_t exchange = -1;
   int layer_step = -1;
   int32_t bucket = -1;              // of the gradients: the index of the bucket
+  bool is_receive = false;          // of a hand-over: what another stage sends comes; else it sends
   std::vector<int32_t> wait_for;    // earlier operations that must be over before this one begins
   std::vector<int32_t> wait_sends;  // earlier communications whose sends must have left
   // Of a communication: the tag of all its messages, the same on both sides. No other operation of
@@ -102,9 +107,12 @@ enum class BufferRole : uint8_t {
   kGradientOut,  // dQ, dK, dV that will be returned
   kGradientIn,   // dQ, dK, dV that have come home
   kGradParts,    // other ranks' gradients of the slice of a bucket that this rank adds up
+  // What a hand-over sends, and what it has received: activations, or their gradients.
+  kActivationOut,
+  kActivationIn,
 };
 
-inline constexpr int kNumBufferRoles = static_cast<int>(BufferRole::kGradParts) + 1;
+inline constexpr int kNumBufferRoles = static_cast<int>(BufferRole::kActivationIn) + 1;
 struct Buffer {
   BufferRole role = BufferRole::kQkvOut;
   int64_t bytes = 0;
@@ -113,6 +121,23 @@ struct Buffer {
 
 struct GradientExchange;
 
+/// The part of the model whose phases a rank plays. Without a pipeline there is one stage.
+struct Stage {
+  int index = 0;  // in the order of forward
+  int count = 1;
+  Range layers;  // of the model; empty on a dedicated server
+  bool is_first() const { return index == 0; }
+  bool is_last() const { return index + 1 == count; }
+  bool operator==(const Stage&) const = default;
+};
+
+/// What hand-overs of a nano-batch carry, in bytes: its rows at home, with those ranks that have
+/// them on the stages before and behind. Forward sends to the next stage what it receives from the
+/// previous one; backward's gradients of the same rows go the other way.
+struct HandOverMessages {
+  MessageList with_previous, with_next;
+};
+
 /// The operations are in an order in which they may be played: an operation waits only for earlier
 /// ones.
 struct Program {
@@ -120,6 +145,12 @@ struct Program {
   std::vector<Buffer> buffers;
   // This rank's part of each exchange of the step. All ranks have the exchanges in the same order.
   std::vector<std::shared_ptr<const AttentionExchange>> exchanges;
+  // [exchange] How many of its layer steps this rank plays.
+  std::vector<int> layer_steps;
+  Stage stage;               // whose phases this rank plays
+  int num_nano_batches = 0;  // of the step
+  // [nano-batch] Empty without a pipeline, and on a dedicated server.
+  std::vector<HandOverMessages> hand_overs;
   // What this rank sends and receives of gradients; null where the program has no bucket.
   std::shared_ptr<const GradientExchange> gradients;
 
@@ -136,6 +167,10 @@ const char* buffer_name(BufferRole role);
 /// The name of an operation in errors and traces: "forward layer 3 dispatch of nano-batch 1", or,
 /// where this rank only serves, "forward dispatch of exchange 2, layer step 1".
 std::string describe(const Op& op);
+
+/// The most nano-batches at a time whose forward this rank has begun and whose backward it has not
+/// ended. It keeps their activations.
+int most_in_flight(const Program& program);
 
 /// A table for people, with a line for each operation: stream, dependencies, buffers, bytes, FLOPs.
 std::string print_program(const Program& program);

@@ -9,7 +9,7 @@
 namespace distca {
 namespace {
 
-// Tags of one layer of one nano-batch.
+// Tags of one layer step of one exchange.
 enum TagKind {
   kForwardDispatch,
   kForwardCombine,
@@ -27,6 +27,26 @@ TagKind tag_kind(OpKind kind, Pass pass) {
   return kind == OpKind::kDispatch ? kBackwardDispatch : kBackwardCombine;
 }
 
+/// Without a pipeline: an exchange for each nano-batch, of which forward and backward are visits.
+StagePart one_stage(const ProgramRequest& request, int slots) {
+  StagePart part{.num_nano_batches = static_cast<int>(request.nano_batches.size())};
+  const Range layers{0, request.model.num_layers};
+  if (request.holds_weights) part.stage.layers = layers;
+  part.slots.resize(slots);
+  for (int nano = 0; nano < part.num_nano_batches; ++nano) {
+    const auto& [exchange, redispatched] = request.nano_batches[nano];
+    part.exchanges.push_back({exchange, static_cast<int>(layers.size())});
+    std::vector<Visit>& visits = part.slots[nano % slots];
+    Visit visit{.nano_batch = nano, .exchange = nano, .layers = layers};
+    visits.push_back(visit);
+    if (request.kind == ProgramRequest::Kind::kEvaluate) continue;
+    visit.pass = Pass::kBackward;
+    visit.redispatched = redispatched;
+    visits.push_back(visit);
+  }
+  return part;
+}
+
 void insert_once(std::vector<int32_t>& ascending, int32_t value) {
   const auto place = std::lower_bound(ascending.begin(), ascending.end(), value);
   if (place == ascending.end() || *place != value) ascending.insert(place, value);
@@ -35,27 +55,83 @@ void insert_once(std::vector<int32_t>& ascending, int32_t value) {
 }  // namespace
 
 ProgramBuilder::ProgramBuilder(const ProgramRequest& request, int slots, Waiting waiting)
-    : request_(request), slots_(slots), waiting_(waiting) {
-  const size_t buckets = request.gradients ? request.gradients->buckets.size() : 0;
-  DISTCA_CHECK_LT(last_attention_tag() + 2 * static_cast<int64_t>(buckets), kTagEnd);
-  for (const NanoPart& part : request.nano_batches) {
-    nanos_.push_back(make_nano(part));
-    program_.exchanges.push_back(part.exchange);
+    : request_(request),
+      slots_(slots),
+      waiting_(waiting),
+      part_(request.stage ? *request.stage : one_stage(request, slots)) {
+  DISTCA_CHECK(part_.slots.size() <= static_cast<size_t>(slots) && !part_.slots.empty(),
+               "visits of {} slots, {} are played in turn", part_.slots.size(), slots);
+  DISTCA_CHECK(part_.stage.count == 1 || part_.stage.layers.empty() ||
+                   part_.hand_overs.size() == static_cast<size_t>(part_.num_nano_batches),
+               "{} nano-batches, of which {} are handed over", part_.num_nano_batches,
+               part_.hand_overs.size());
+  if (request.stage) slots_ = static_cast<int>(part_.slots.size());
+  part_.slots.resize(slots);
+  free_activations_.resize(slots);
+  add_exchanges();
+  for (int slot = 0; slot < slots; ++slot) {
+    for (const Visit& visit : part_.slots[slot]) add_visit(visit, slot);
   }
+  program_.stage = part_.stage;
+  program_.num_nano_batches = part_.num_nano_batches;
+  program_.hand_overs = part_.hand_overs;
+  const size_t buckets = request.gradients ? request.gradients->buckets.size() : 0;
+  DISTCA_CHECK_LT(last_hand_over_tag() + 2 * static_cast<int64_t>(buckets), kTagEnd);
   count_phases();
 }
 
-ProgramBuilder::Nano ProgramBuilder::make_nano(const NanoPart& part) const {
-  DISTCA_CHECK(part.exchange != nullptr, "a nano-batch without its exchange");
-  Nano nano{.exchange = part.exchange.get(),
-            .kept = trains() && !part.redispatched,
-            .partial_sets = part.exchange->partial_sets()};
-  nano.forward_pre_attention.assign(request_.model.num_layers, -1);
-  return nano;
+void ProgramBuilder::add_exchanges() {
+  int steps = 0;
+  for (const StageExchange& exchange : part_.exchanges) {
+    DISTCA_CHECK(exchange.part != nullptr, "a nano-batch without its exchange");
+    exchanges_.push_back({.part = exchange.part.get(),
+                          .partial_sets = exchange.part->partial_sets(),
+                          .first_step = steps});
+    steps += exchange.layer_steps;
+    program_.exchanges.push_back(exchange.part);
+  }
+  program_.layer_steps.assign(exchanges_.size(), 0);
+  nanos_.resize(part_.num_nano_batches);
+  for (Nano& nano : nanos_) nano.forward_pre_attention.assign(part_.stage.layers.size(), -1);
 }
 
-const std::vector<TaskSet>& ProgramBuilder::partial_sets(int nano_batch) const {
-  return nanos_[nano_batch].partial_sets;
+void ProgramBuilder::add_visit(const Visit& visit, int slot) {
+  if (visit.nano_batch >= 0) nanos_[visit.nano_batch].slot = slot;
+  if (visit.exchange < 0) return;
+  Exchange& exchange = exchange_of(visit);
+  exchange.slot = slot;
+  exchange.is_beside = visit.is_beside;
+  const int steps = layer_steps(visit);
+  int& most = program_.layer_steps[visit.exchange];
+  most = std::max(most, steps);
+  if (visit.pass == Pass::kForward) return;
+  messages_of_backward_ += 2 * steps;
+  if (visit.redispatched) return;
+  exchange.kept = true;
+  DISTCA_CHECK(part_.stage.count == 1 || exchange.part->homes(Content::kQkv).empty(),
+               "exchange {}: stages of a pipeline keep no keys", visit.exchange);
+}
+
+std::span<const Visit> ProgramBuilder::beside(int slot, size_t first) const {
+  const std::vector<Visit>& all = visits(slot);
+  size_t end = std::min(first + 1, all.size());
+  while (end < all.size() && all[end].is_beside) ++end;
+  return std::span(all).subspan(std::min(first, all.size()), end - std::min(first, all.size()));
+}
+
+int ProgramBuilder::layer_steps(const Visit& visit) const {
+  if (visit.exchange < 0) return 0;
+  return visit.nano_batch >= 0 ? static_cast<int>(visit.layers.size())
+                               : part_.exchanges[visit.exchange].layer_steps;
+}
+
+int ProgramBuilder::layer_step(const Visit& visit, int turn) const {
+  return visit.pass == Pass::kForward ? turn : layer_steps(visit) - 1 - turn;
+}
+
+const std::vector<TaskSet>& ProgramBuilder::task_sets(const Visit& visit, bool partial) const {
+  static const std::vector<TaskSet> whole{TaskSet::kAll};
+  return partial ? exchanges_[visit.exchange].partial_sets : whole;
 }
 
 Op ProgramBuilder::make_op(OpKind kind, Pass pass, int layer, int nano_batch) const {
@@ -68,49 +144,68 @@ Op ProgramBuilder::make_op(OpKind kind, Pass pass, int layer, int nano_batch) co
   return op;
 }
 
-/// The first is 1; those of gradients follow.
-uint32_t ProgramBuilder::last_attention_tag() const {
-  return static_cast<uint32_t>(int64_t{num_nano_batches()} * num_layers() * kTagKinds);
+Op ProgramBuilder::make_phase(OpKind kind, const Visit& visit, int step) const {
+  const int layer =
+      step < 0 || visit.nano_batch < 0 ? -1 : static_cast<int>(visit.layers.begin) + step;
+  return make_op(kind, visit.pass, layer, visit.nano_batch);
 }
 
-Op ProgramBuilder::make_communication(OpKind kind, Pass pass, int layer, int nano_batch) const {
-  Op op = make_op(kind, pass, layer, nano_batch);
-  op.stream = Stream::kComm;
-  op.exchange = nano_batch;
-  op.layer_step = layer;
-  op.tag = 1 + static_cast<uint32_t>((int64_t{nano_batch} * num_layers() + layer) * kTagKinds +
-                                     tag_kind(kind, pass));
+Op ProgramBuilder::make_of_exchange(OpKind kind, const Visit& visit, int step) const {
+  Op op = make_phase(kind, visit, step);
+  op.exchange = visit.exchange;
+  op.layer_step = step;
   return op;
 }
 
+/// The first is 1. Those of hand-overs follow, then those of gradients.
+uint32_t ProgramBuilder::last_attention_tag() const {
+  const int64_t steps =
+      exchanges_.empty() ? 0 : exchanges_.back().first_step + part_.exchanges.back().layer_steps;
+  return static_cast<uint32_t>(steps * kTagKinds);
+}
+/// Each nano-batch goes once in each pass from a stage to its neighbour.
+uint32_t ProgramBuilder::last_hand_over_tag() const {
+  return last_attention_tag() +
+         2 * static_cast<uint32_t>(part_.num_nano_batches * (part_.stage.count - 1));
+}
+
+Op ProgramBuilder::make_communication(OpKind kind, const Visit& visit, int step) const {
+  Op op = make_of_exchange(kind, visit, step);
+  op.stream = Stream::kComm;
+  op.tag =
+      1 + static_cast<uint32_t>(int64_t{exchanges_[visit.exchange].first_step + step} * kTagKinds +
+                                tag_kind(kind, visit.pass));
+  return op;
+}
+
+int32_t ProgramBuilder::new_buffer(BufferRole role) {
+  program_.buffers.push_back({.role = role, .bytes = 0});
+  uses_.emplace_back();
+  return static_cast<int32_t>(program_.buffers.size()) - 1;
+}
+
 /// That holds all of these messages; none: -1.
-int32_t ProgramBuilder::buffer(BufferRole role, int layer, int nano_batch,
+int32_t ProgramBuilder::buffer(BufferRole role, int layer, const Exchange& exchange,
                                const MessageList& messages) {
   if (messages.empty()) return -1;
   // Accumulators are free as soon as they have been packed: one buffer for all slots.
-  const int slot = role == BufferRole::kAccumulators ? 0 : nano_batch % slots_;
-  const auto [place, is_new] =
-      buffers_.try_emplace({role, slot, layer}, static_cast<int32_t>(program_.buffers.size()));
-  if (is_new) {
-    program_.buffers.push_back({.role = role, .bytes = 0});
-    uses_.emplace_back();
-  }
+  const int slot = role == BufferRole::kAccumulators ? 0 : exchange.slot;
+  const auto [place, is_new] = buffers_.try_emplace({role, slot, exchange.is_beside, layer}, -1);
+  if (is_new) place->second = new_buffer(role);
   int64_t& size = program_.buffers[place->second].bytes;
   size = std::max(size, messages.buffer_bytes);
   return place->second;
 }
 
-int32_t ProgramBuilder::qkv_in(int layer, int nano_batch) {
-  const Nano& nano = nanos_[nano_batch];
-  return buffer(BufferRole::kQkvIn, nano.kept ? layer : 0, nano_batch,
-                nano.exchange->homes(Content::kQkv));
+int32_t ProgramBuilder::qkv_in(int step, const Exchange& exchange) {
+  return buffer(BufferRole::kQkvIn, exchange.kept ? step : 0, exchange,
+                exchange.part->homes(Content::kQkv));
 }
 
 /// Where gradients are summed in another buffer than the one they are sent from; else -1.
-int32_t ProgramBuilder::accumulators(int nano_batch) {
-  const AttentionExchange& exchange = *nanos_[nano_batch].exchange;
-  if (!exchange.converts_gradients()) return -1;
-  return buffer(BufferRole::kAccumulators, nano_batch, exchange.homes(Content::kAccumulator));
+int32_t ProgramBuilder::accumulators(const Exchange& exchange) {
+  if (!exchange.part->converts_gradients()) return -1;
+  return buffer(BufferRole::kAccumulators, exchange, exchange.part->homes(Content::kAccumulator));
 }
 
 void ProgramBuilder::wait_for(Op& op, int32_t other) const {
@@ -157,147 +252,79 @@ int32_t ProgramBuilder::append(Op op) {
   return self;
 }
 
-double ProgramBuilder::linear_flops(Pass pass, int nano_batch, int64_t weights) const {
-  const double forward = 2.0 * static_cast<double>(weights) *
-                         static_cast<double>(nanos_[nano_batch].exchange->rows.local_tokens);
-  return pass == Pass::kForward ? forward : 2 * forward;
-}
-
-void ProgramBuilder::embed(Pass pass, int nano_batch) {
-  if (!request_.holds_weights) return;
-  Nano& nano = nanos_[nano_batch];
-  Op op = make_op(OpKind::kEmbed, pass, -1, nano_batch);
-  wait_for(op, nano.last);
-  nano.last = append(std::move(op));
-  if (pass == Pass::kBackward) phase_done(OpKind::kEmbed, -1);
-}
-
-void ProgramBuilder::pre_attention(Pass pass, int layer, int nano_batch) {
-  if (!request_.holds_weights) return;
-  Nano& nano = nanos_[nano_batch];
-  const AttentionShape& shape = request_.model.attention;
-  Op op = make_op(OpKind::kPreAttention, pass, layer, nano_batch);
-  op.flops = linear_flops(
-      pass, nano_batch,
-      request_.model.hidden_size * (shape.num_heads * shape.head_dim_qk +
-                                    shape.num_kv_heads * (shape.head_dim_qk + shape.head_dim_v)));
-  if (pass == Pass::kForward) {
-    wait_for(op, nano.last);
+void ProgramBuilder::dispatch(const Visit& visit, int step) {
+  const Exchange& exchange = exchange_of(visit);
+  const AttentionExchange& part = *exchange.part;
+  Op op = make_communication(OpKind::kDispatch, visit, step);
+  if (visit.pass == Pass::kForward) {
+    op.out = buffer(BufferRole::kQkvOut, exchange, part.servers(Content::kQkv));
+    op.in = qkv_in(step, exchange);
   } else {
-    wait_for(op, nano.last_attention);
-    wait_for(op, nano.last_combine);
-  }
-  nano.last = append(std::move(op));
-  if (pass == Pass::kForward) nano.forward_pre_attention[layer] = nano.last;
-  if (pass == Pass::kBackward) phase_done(OpKind::kPreAttention, layer);
-}
-
-void ProgramBuilder::dispatch(Pass pass, int layer, int nano_batch) {
-  const Nano& nano = nanos_[nano_batch];
-  Op op = make_communication(OpKind::kDispatch, pass, layer, nano_batch);
-  if (pass == Pass::kForward) {
-    op.out = buffer(BufferRole::kQkvOut, nano_batch, nano.exchange->servers(Content::kQkv));
-    op.in = qkv_in(layer, nano_batch);
-  } else {
-    op.out = buffer(BufferRole::kDOOut, nano_batch, nano.exchange->servers(Content::kDO));
-    op.in = buffer(BufferRole::kDOIn, nano_batch, nano.exchange->homes(Content::kDO));
+    op.out = buffer(BufferRole::kDOOut, exchange, part.servers(Content::kDO));
+    op.in = buffer(BufferRole::kDOIn, exchange, part.homes(Content::kDO));
   }
   if (op.out >= 0) op.writes = {op.out};
-  wait_for(op, nano.last);
+  wait_for(op, last_of(visit));
   append(std::move(op));
-  if (pass == Pass::kBackward) message_issued();
+  if (visit.pass == Pass::kBackward) message_issued();
 }
 
-void ProgramBuilder::redispatch(int layer, int nano_batch) {
-  const Nano& nano = nanos_[nano_batch];
-  if (nano.kept) return;
-  Op op = make_communication(OpKind::kRedispatch, Pass::kBackward, layer, nano_batch);
-  op.out = buffer(BufferRole::kQkvOut, nano_batch, nano.exchange->servers(Content::kQkv));
-  op.in = qkv_in(layer, nano_batch);
+void ProgramBuilder::redispatch(const Visit& visit, int step) {
+  if (visit.pass == Pass::kForward || !visit.redispatched) return;
+  const Exchange& exchange = exchange_of(visit);
+  Op op = make_communication(OpKind::kRedispatch, visit, step);
+  op.out = buffer(BufferRole::kQkvOut, exchange, exchange.part->servers(Content::kQkv));
+  op.in = qkv_in(step, exchange);
   if (op.out >= 0) op.writes = {op.out};
-  wait_for(op, nano.forward_pre_attention[layer]);
+  if (plays_phases(visit))
+    wait_for(op, nano_of(visit).forward_pre_attention[op.layer - part_.stage.layers.begin]);
   append(std::move(op));
 }
 
-void ProgramBuilder::core_attention(Pass pass, int layer, int nano_batch, TaskSet tasks) {
-  Nano& nano = nanos_[nano_batch];
-  const AttentionExchange& exchange = *nano.exchange;
-  Op op = make_op(OpKind::kCoreAttention, pass, layer, nano_batch);
+void ProgramBuilder::core_attention(const Visit& visit, int step, TaskSet tasks) {
+  Exchange& exchange = exchange_of(visit);
+  const AttentionExchange& part = *exchange.part;
+  Op op = make_of_exchange(OpKind::kCoreAttention, visit, step);
   op.tasks = tasks;
-  op.exchange = nano_batch;
-  op.layer_step = layer;
-  op.flops = 2.0 * static_cast<double>(exchange.pairs_of(tasks)) *
-             static_cast<double>(exchange.shape.num_heads *
-                                 (exchange.shape.head_dim_qk + exchange.shape.head_dim_v));
-  if (pass == Pass::kBackward) op.flops *= 2.5;
+  op.flops =
+      2.0 * static_cast<double>(part.pairs_of(tasks)) *
+      static_cast<double>(part.shape.num_heads * (part.shape.head_dim_qk + part.shape.head_dim_v));
+  if (visit.pass == Pass::kBackward) op.flops *= 2.5;
   if (tasks == TaskSet::kAll || tasks == TaskSet::kAway) {
     const auto use = [](std::vector<int32_t>& list, int32_t buffer) {
       if (buffer >= 0) list.push_back(buffer);
     };
-    use(op.reads, qkv_in(layer, nano_batch));
-    if (pass == Pass::kForward) {
-      use(op.writes, buffer(BufferRole::kOOut, nano_batch, exchange.homes(Content::kO)));
+    use(op.reads, qkv_in(step, exchange));
+    if (visit.pass == Pass::kForward) {
+      use(op.writes, buffer(BufferRole::kOOut, exchange, part.homes(Content::kO)));
     } else {
-      use(op.reads, buffer(BufferRole::kDOIn, nano_batch, exchange.homes(Content::kDO)));
-      use(op.writes, exchange.converts_gradients() ? accumulators(nano_batch)
-                                                   : buffer(BufferRole::kGradientOut, nano_batch,
-                                                            exchange.homes(Content::kGradient)));
+      use(op.reads, buffer(BufferRole::kDOIn, exchange, part.homes(Content::kDO)));
+      use(op.writes, part.converts_gradients() ? accumulators(exchange)
+                                               : buffer(BufferRole::kGradientOut, exchange,
+                                                        part.homes(Content::kGradient)));
     }
   }
-  wait_for(op, nano.last);
-  nano.last_attention = append(std::move(op));
+  wait_for(op, last_of(visit));
+  exchange.last_attention = append(std::move(op));
 }
 
-void ProgramBuilder::combine(Pass pass, int layer, int nano_batch) {
-  Nano& nano = nanos_[nano_batch];
-  const AttentionExchange& exchange = *nano.exchange;
-  Op op = make_communication(OpKind::kCombine, pass, layer, nano_batch);
-  if (pass == Pass::kForward) {
-    op.out = buffer(BufferRole::kOOut, nano_batch, exchange.homes(Content::kO));
-    op.in = buffer(BufferRole::kOIn, nano_batch, exchange.servers(Content::kO));
+void ProgramBuilder::combine(const Visit& visit, int step) {
+  Exchange& exchange = exchange_of(visit);
+  const AttentionExchange& part = *exchange.part;
+  Op op = make_communication(OpKind::kCombine, visit, step);
+  if (visit.pass == Pass::kForward) {
+    op.out = buffer(BufferRole::kOOut, exchange, part.homes(Content::kO));
+    op.in = buffer(BufferRole::kOIn, exchange, part.servers(Content::kO));
   } else {
-    op.out = buffer(BufferRole::kGradientOut, nano_batch, exchange.homes(Content::kGradient));
-    op.in = buffer(BufferRole::kGradientIn, nano_batch, exchange.servers(Content::kGradient));
-    if (const int32_t summed = accumulators(nano_batch); summed >= 0) {
+    op.out = buffer(BufferRole::kGradientOut, exchange, part.homes(Content::kGradient));
+    op.in = buffer(BufferRole::kGradientIn, exchange, part.servers(Content::kGradient));
+    if (const int32_t summed = accumulators(exchange); summed >= 0) {
       op.reads = {summed};
       op.writes = {op.out};
     }
   }
-  nano.last_combine = append(std::move(op));
-  if (pass == Pass::kBackward) message_issued();
-}
-
-void ProgramBuilder::post_attention(Pass pass, int layer, int nano_batch) {
-  if (!request_.holds_weights) return;
-  Nano& nano = nanos_[nano_batch];
-  const AttentionShape& shape = request_.model.attention;
-  Op op = make_op(OpKind::kPostAttention, pass, layer, nano_batch);
-  op.flops = linear_flops(pass, nano_batch,
-                          request_.model.hidden_size * (shape.num_heads * shape.head_dim_v +
-                                                        3 * request_.model.intermediate_size));
-  if (pass == Pass::kForward) {
-    wait_for(op, nano.last_attention);
-    wait_for(op, nano.last_combine);
-  } else {
-    wait_for(op, nano.last);
-  }
-  nano.last = append(std::move(op));
-  if (pass == Pass::kBackward) phase_done(OpKind::kPostAttention, layer);
-}
-
-void ProgramBuilder::loss(Pass pass, int nano_batch) {
-  if (!request_.holds_weights) return;
-  Nano& nano = nanos_[nano_batch];
-  Op op = make_op(OpKind::kLoss, pass, -1, nano_batch);
-  // Where it trains, forward does backward's work too: logits are never kept.
-  if (pass == Pass::kForward) {
-    const int64_t weights = request_.model.hidden_size * request_.model.vocab_size;
-    op.flops = linear_flops(Pass::kForward, nano_batch, weights);
-    if (trains()) op.flops += linear_flops(Pass::kBackward, nano_batch, weights);
-  }
-  wait_for(op, nano.last);
-  nano.last = append(std::move(op));
-  if (pass == Pass::kBackward) phase_done(OpKind::kLoss, -1);
+  exchange.last_combine = append(std::move(op));
+  if (visit.pass == Pass::kBackward) message_issued();
 }
 
 }  // namespace distca

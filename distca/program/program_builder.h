@@ -3,9 +3,10 @@
 // adds their messages, buffers and FLOPs, and finds what they have to wait for.
 //
 //   ProgramBuilder builder(request, /*slots=*/1, ProgramBuilder::Waiting::kForWhatIsNeeded);
-//   builder.pre_attention(Pass::kForward, /*layer=*/0, /*nano_batch=*/0);
-//   builder.dispatch(Pass::kForward, 0, 0);
-//   builder.core_attention(Pass::kForward, 0, 0, TaskSet::kAll);
+//   const Visit& visit = builder.visits(/*slot=*/0)[0];
+//   builder.pre_attention(visit, /*step=*/0);
+//   builder.dispatch(visit, 0);
+//   builder.core_attention(visit, 0, TaskSet::kAll);
 //   const Program program = builder.take();
 //
 // A builder belongs to one thread.
@@ -13,12 +14,14 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <span>
 #include <tuple>
 #include <vector>
 
 #include "distca/program/gradient_exchange.h"
 #include "distca/program/overlap.h"
 #include "distca/program/program.h"
+#include "distca/program/visit.h"
 
 namespace distca {
 
@@ -34,42 +37,65 @@ class ProgramBuilder {
     kForThePrevious,   // for the end of the operation before it
   };
 
-  /// Borrows the request. `slots` is the number of nano-batches under way at a time. Nano-batch n
-  /// uses the buffers of slot n % slots.
+  /// Borrows the request. `slots` is the number of nano-batches under way at a time, each of which
+  /// has buffers of its own. Without a pipeline, nano-batch n is played in slot n % slots.
   ProgramBuilder(const ProgramRequest& request, int slots, Waiting waiting);
 
-  int num_layers() const { return static_cast<int>(request_.model.num_layers); }
-  int num_nano_batches() const { return static_cast<int>(request_.nano_batches.size()); }
   bool trains() const { return request_.kind == ProgramRequest::Kind::kTrain; }
-  /// The sets of tasks, in their order, for a mode in which exchanges run under the tasks at home.
-  /// Only sets with tasks are listed, but at least one (AttentionExchange::partial_sets).
-  const std::vector<TaskSet>& partial_sets(int nano_batch) const;
+  const std::vector<Visit>& visits(int slot) const { return part_.slots[slot]; }
+  /// The visits that are played beside each other, of which this is the first; none behind the last
+  /// one.
+  std::span<const Visit> beside(int slot, size_t first) const;
+  /// How many layer steps a visit has, and which of them is played in turn 0, 1, ...
+  int layer_steps(const Visit& visit) const;
+  int layer_step(const Visit& visit, int turn) const;
+  /// The sets of tasks, in their order; `partial` for a mode in which exchanges run under the tasks
+  /// at home. Only sets with tasks are listed, but at least one (AttentionExchange::partial_sets).
+  const std::vector<TaskSet>& task_sets(const Visit& visit, bool partial) const;
 
-  // Each of these appends an operation, unless this rank has no part in it: a dedicated server has
-  // no weights.
-  void embed(Pass pass, int nano_batch);
-  void pre_attention(Pass pass, int layer, int nano_batch);
-  void dispatch(Pass pass, int layer, int nano_batch);
-  void redispatch(int layer, int nano_batch);  // appends nothing where servers keep the keys
-  void core_attention(Pass pass, int layer, int nano_batch, TaskSet tasks);
-  void combine(Pass pass, int layer, int nano_batch);
-  void post_attention(Pass pass, int layer, int nano_batch);
-  void loss(Pass pass, int nano_batch);
+  // Each of these appends operations, unless this rank has no part in them: only who has weights
+  // and a nano-batch of its own plays phases.
+
+  /// embed, or the loss of backward, where a stage begins with them.
+  void begin_visit(const Visit& visit);
+  /// The loss, or the embed of backward, where a stage ends with them; then what is handed over.
+  void end_visit(const Visit& visit);
+  /// pre_attention of the layer, in backward post_attention.
+  void start_layer(const Visit& visit, int turn);
+  /// post_attention of the layer, in backward pre_attention.
+  void end_layer(const Visit& visit, int turn);
+
+  void embed(const Visit& visit);
+  void pre_attention(const Visit& visit, int step);
+  void dispatch(const Visit& visit, int step);
+  void redispatch(const Visit& visit, int step);  // nothing where the visit needs none
+  void core_attention(const Visit& visit, int step, TaskSet tasks);
+  void combine(const Visit& visit, int step);
+  void post_attention(const Visit& visit, int step);
+  void loss(const Visit& visit);
+  void hand_over(const HandOver& what);
   /// Sums what has not been summed yet of the gradients, and updates the weights.
   void update();
 
   Program take() { return std::move(program_); }  // the program; ends the building
 
  private:
+  /// Of a nano-batch. Indices of operations; -1: there is none yet.
   struct Nano {
-    const AttentionExchange* exchange = nullptr;
+    int slot = 0;
+    int32_t last = -1;                           // from which the next phase goes on
+    std::vector<int32_t> forward_pre_attention;  // [layer of the stage]
+    int32_t received = -1;                       // the buffer of what was handed over to it
+  };
+  struct Exchange {
+    const AttentionExchange* part = nullptr;
+    int slot = 0;
+    bool is_beside = false;
     bool kept = false;  // servers keep Q, K, V until backward
     std::vector<TaskSet> partial_sets;
-    // Indices of operations. -1: there is none yet.
-    int32_t last = -1;            // from which the next phase goes on
-    int32_t last_attention = -1;  // the last core_attention of the layer
-    int32_t last_combine = -1;
-    std::vector<int32_t> forward_pre_attention;  // [layer]
+    int first_step = 0;  // the layer steps of the exchanges before it
+    // Indices of operations, of the layer step under way. -1: there is none yet.
+    int32_t last_attention = -1, last_combine = -1;
   };
   /// Which operations have used a buffer, by index. -1: none.
   struct Use {
@@ -92,19 +118,35 @@ class ProgramBuilder {
     bool is_gather;
   };
 
-  Nano make_nano(const NanoPart& part) const;
-  Op make_op(OpKind kind, Pass pass, int layer, int nano_batch) const;
-  uint32_t last_attention_tag() const;
-  Op make_communication(OpKind kind, Pass pass, int layer, int nano_batch) const;
-  int32_t buffer(BufferRole role, int layer, int nano_batch, const MessageList& messages);
-  int32_t buffer(BufferRole role, int nano_batch, const MessageList& messages) {
-    return buffer(role, -1, nano_batch, messages);
+  void add_exchanges();
+  void add_visit(const Visit& visit, int slot);
+  bool plays_phases(const Visit& visit) const {
+    return request_.holds_weights && visit.nano_batch >= 0;
   }
-  int32_t qkv_in(int layer, int nano_batch);
-  int32_t accumulators(int nano_batch);
+  Exchange& exchange_of(const Visit& visit) { return exchanges_[visit.exchange]; }
+  Nano& nano_of(const Visit& visit) { return nanos_[visit.nano_batch]; }
+  int32_t last_of(const Visit& visit) const {
+    return visit.nano_batch < 0 ? -1 : nanos_[visit.nano_batch].last;
+  }
+  Op make_op(OpKind kind, Pass pass, int layer, int nano_batch) const;
+  Op make_phase(OpKind kind, const Visit& visit, int step) const;
+  Op make_of_exchange(OpKind kind, const Visit& visit, int step) const;
+  uint32_t last_attention_tag() const;
+  uint32_t last_hand_over_tag() const;
+  Op make_communication(OpKind kind, const Visit& visit, int step) const;
+  int32_t new_buffer(BufferRole role);
+  int32_t buffer(BufferRole role, int layer, const Exchange& exchange, const MessageList& messages);
+  int32_t buffer(BufferRole role, const Exchange& exchange, const MessageList& messages) {
+    return buffer(role, -1, exchange, messages);
+  }
+  int32_t qkv_in(int step, const Exchange& exchange);
+  int32_t accumulators(const Exchange& exchange);
   void wait_for(Op& op, int32_t other) const;
   void wait_for_buffers(Op& op);
   int32_t append(Op op);
+  // Of phases (program_builder_phases.cc).
+  void append_phase(Op op, const Visit& visit);
+  double linear_flops(const Visit& visit, int64_t weights) const;
   // Of gradients (program_builder_gradients.cc).
   void count_phases();
   void phase_done(OpKind phase, int layer);
@@ -113,20 +155,23 @@ class ProgramBuilder {
   void issue(const Queued& queued);
   void add_first();
   void finish_sums();
-  double linear_flops(Pass pass, int nano_batch, int64_t weights) const;
 
   const ProgramRequest& request_;
   int slots_;
   Waiting waiting_;
+  StagePart part_;
   Program program_;
   std::vector<Nano> nanos_;
-  std::map<std::tuple<BufferRole, int, int>, int32_t> buffers_;  // role, slot, layer
-  std::vector<Use> uses_;                                        // [buffer]
+  std::vector<Exchange> exchanges_;
+  std::map<std::tuple<BufferRole, int, bool, int>, int32_t> buffers_;  // role, slot, beside, layer
+  std::vector<Use> uses_;                                              // [buffer]
+  std::vector<std::vector<int32_t>> free_activations_;                 // [slot] buffers
   std::vector<Bucket> buckets_;
   std::deque<Queued> queue_;
   std::deque<int32_t> in_flight_;    // buckets whose parts have not been added yet
   std::vector<int32_t> free_parts_;  // buffers
   int messages_ = 0;                 // of core attention, issued in backward
+  int messages_of_backward_ = 0;     // of core attention, in all
 };
 
 }  // namespace distca

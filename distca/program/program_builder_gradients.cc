@@ -34,7 +34,7 @@ void ProgramBuilder::count_phases() {
                               [&](const PhaseGradients& phase) { return adds_to(phase, bucket); });
     DISTCA_CHECK(phases > 0, "no phase adds to elements {} to {} of the gradients",
                  bucket.elements.begin, bucket.elements.end);
-    buckets_.push_back({.phases_left = static_cast<int>(phases) * num_nano_batches()});
+    buckets_.push_back({.phases_left = static_cast<int>(phases) * part_.num_nano_batches});
   }
 }
 
@@ -60,12 +60,12 @@ void ProgramBuilder::message_issued() {
   while (!in_flight_.empty() && buckets_[in_flight_.front()].issued_at + slots_ <= messages_)
     add_first();
   // Of the messages of backward, this one and those that are still to come.
-  const int left = 2 * num_layers() * num_nano_batches() - messages_ + 1;
+  const int left = messages_of_backward_ - messages_ + 1;
   const auto queued = static_cast<int64_t>(queue_.size());
   const int64_t soon = ceil_div(queued, std::max(1, std::min(a_layer, left))),
                 in_time = ceil_div(queued, std::max(1, left)),
                 even = ceil_div(static_cast<int64_t>(buckets_.size()),
-                                2 * num_layers() * num_nano_batches());
+                                std::max(1, messages_of_backward_));
   // What is complete at once, as a large head is, leaves evenly: parts take less memory so, and the
   // next message waits for less.
   const int64_t most = std::max({in_time, even, kFewATurn});
@@ -80,7 +80,7 @@ Op ProgramBuilder::make_bucket_op(OpKind kind, int32_t bucket) const {
   op.bucket = bucket;
   if (!communicates(kind)) return op;
   op.stream = Stream::kComm;
-  op.tag = last_attention_tag() + 1 + static_cast<uint32_t>(bucket) * kTagKinds +
+  op.tag = last_hand_over_tag() + 1 + static_cast<uint32_t>(bucket) * kTagKinds +
            (kind == OpKind::kGradReduce ? kReduce : kGather);
   return op;
 }
@@ -103,11 +103,7 @@ void ProgramBuilder::issue(const Queued& queued) {
   Op op = make_bucket_op(OpKind::kGradReduce, queued.bucket);
   wait_for(op, bucket.ready);
   if (!messages.reduce_receives.empty()) {
-    if (free_parts_.empty()) {
-      free_parts_.push_back(static_cast<int32_t>(program_.buffers.size()));
-      program_.buffers.push_back({.role = BufferRole::kGradParts, .bytes = 0});
-      uses_.emplace_back();
-    }
+    if (free_parts_.empty()) free_parts_.push_back(new_buffer(BufferRole::kGradParts));
     op.in = bucket.parts = free_parts_.back();
     free_parts_.pop_back();
     int64_t& bytes = program_.buffers[op.in].bytes;

@@ -3,58 +3,65 @@
 namespace distca {
 
 void SlotChain::linear() {
-  const int last_layer = builder_.num_layers() - 1;
-  if (nano_batch_ >= 0 && pass_ == Pass::kForward) {
-    builder_.post_attention(pass_, layer_, nano_batch_);
-    if (layer_ < last_layer) {
-      ++layer_;
-      builder_.pre_attention(pass_, layer_, nano_batch_);
-      return builder_.dispatch(pass_, layer_, nano_batch_);
+  if (turn_ >= 0) {
+    for (const Visit& visit : visits()) builder_.end_layer(visit, turn_);
+    if (turn_ + 1 < builder_.layer_steps(visits().front())) {
+      ++turn_;
+      return start_layer();
     }
-    builder_.loss(Pass::kForward, nano_batch_);
-    if (builder_.trains()) {
-      pass_ = Pass::kBackward;
-      builder_.loss(pass_, nano_batch_);
-      builder_.post_attention(pass_, layer_, nano_batch_);
-      return builder_.dispatch(pass_, layer_, nano_batch_);
-    }
-  } else if (nano_batch_ >= 0) {
-    builder_.pre_attention(pass_, layer_, nano_batch_);
-    if (layer_ > 0) {
-      --layer_;
-      builder_.post_attention(pass_, layer_, nano_batch_);
-      return builder_.dispatch(pass_, layer_, nano_batch_);
-    }
-    builder_.embed(pass_, nano_batch_);
+    for (const Visit& visit : visits()) builder_.end_visit(visit);
+    next_visits();
   }
-  nano_batch_ = next_;
-  next_ += step_;
-  if (done()) return;
-  pass_ = Pass::kForward;
-  layer_ = 0;
-  builder_.embed(pass_, nano_batch_);
-  builder_.pre_attention(pass_, layer_, nano_batch_);
-  builder_.dispatch(pass_, layer_, nano_batch_);
+  // Visits in which this rank neither works nor serves.
+  while (!done() && builder_.layer_steps(visits().front()) == 0) {
+    builder_.end_visit(visits().front());
+    next_visits();
+  }
+  if (!done() && !visits().front().starts_late) begin();
+}
+
+void SlotChain::begin() {
+  if (done() || turn_ >= 0) return;
+  for (const Visit& visit : visits()) builder_.begin_visit(visit);
+  turn_ = 0;
+  start_layer();
+}
+
+void SlotChain::next_visits() {
+  first_ += visits().size();
+  turn_ = -1;
+}
+
+void SlotChain::start_layer() {
+  for (const Visit& visit : visits()) builder_.start_layer(visit, turn_);
+  for (const Visit& visit : visits()) builder_.dispatch(visit, builder_.layer_step(visit, turn_));
 }
 
 void SlotChain::attention(bool partial) {
-  const std::vector<TaskSet> sets =
-      partial ? builder_.partial_sets(nano_batch_) : std::vector<TaskSet>{TaskSet::kAll};
-  const bool has_rest = sets.back() == TaskSet::kHomeRest;
-  for (TaskSet set : sets) {
-    if (set != TaskSet::kHomeRest) builder_.core_attention(pass_, layer_, nano_batch_, set);
+  const auto for_each_set = [&](const Visit& visit, bool rest) {
+    const int step = builder_.layer_step(visit, turn_);
+    for (const TaskSet set : builder_.task_sets(visit, partial)) {
+      if ((set == TaskSet::kHomeRest) == rest) builder_.core_attention(visit, step, set);
+    }
+  };
+  for (const Visit& visit : visits()) {
+    for_each_set(visit, /*rest=*/false);
+    builder_.combine(visit, builder_.layer_step(visit, turn_));
   }
-  builder_.combine(pass_, layer_, nano_batch_);
   // Keys of the next layer of backward: their buffer is free from here on. What leaves goes first,
   // it is waited for earlier.
-  if (builder_.trains()) {
-    if (pass_ == Pass::kForward && layer_ == builder_.num_layers() - 1) {
-      builder_.redispatch(layer_, nano_batch_);
-    } else if (pass_ == Pass::kBackward && layer_ > 0) {
-      builder_.redispatch(layer_ - 1, nano_batch_);
-    }
+  if (turn_ + 1 < builder_.layer_steps(visits().front())) {
+    for (const Visit& visit : visits())
+      builder_.redispatch(visit, builder_.layer_step(visit, turn_ + 1));
+  } else {
+    size_t next = first_ + visits().size();
+    while (next < builder_.visits(slot_).size() &&
+           builder_.layer_steps(builder_.visits(slot_)[next]) == 0)
+      ++next;
+    for (const Visit& visit : builder_.beside(slot_, next))
+      builder_.redispatch(visit, builder_.layer_step(visit, 0));
   }
-  if (has_rest) builder_.core_attention(pass_, layer_, nano_batch_, TaskSet::kHomeRest);
+  for (const Visit& visit : visits()) for_each_set(visit, /*rest=*/true);
 }
 
 }  // namespace distca

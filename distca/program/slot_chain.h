@@ -1,16 +1,20 @@
 #pragma once
-// A slot chain plays the nano-batches that share a slot, one after another. It takes turns between
+// A slot chain plays the visits of a slot (visit.h), one after another. It takes turns between
 // linear work and core attention, so that another chain can be played in between. The overlap modes
 // within and ping-pong are made of slot chains.
 //
-//   SlotChain chain(&builder, /*first=*/0, /*step=*/1);  // ProgramBuilder builder
+//   SlotChain chain(&builder, /*slot=*/0);  // ProgramBuilder builder
 //   chain.linear();
 //   while (!chain.done()) {
 //     chain.attention(/*partial=*/true);
 //     chain.linear();
+//     chain.begin();
 //   }
 //
 // A chain belongs to one thread.
+
+#include <cstddef>
+#include <span>
 
 #include "distca/program/program_builder.h"
 
@@ -18,27 +22,32 @@ namespace distca {
 
 class SlotChain {
  public:
-  /// Borrows the builder. The chain plays nano-batches first, first + step, ...
-  SlotChain(ProgramBuilder* builder, int first, int step)
-      : builder_(*builder), next_(first), step_(step) {}
+  /// Borrows the builder.
+  SlotChain(ProgramBuilder* builder, int slot) : builder_(*builder), slot_(slot) {}
 
   /// Whether no core attention is left.
-  bool done() const { return nano_batch_ >= builder_.num_nano_batches(); }
+  bool done() const { return first_ == builder_.visits(slot_).size(); }
   /// Appends all linear work up to the next dispatch, and that dispatch. No operation waits between
   /// the post_attention of a layer and the pre_attention of the next, between the end of forward
-  /// and the start of backward, or between the end of a nano-batch and the start of the next.
+  /// and the start of backward, or between the end of a visit and the start of the next. A visit
+  /// that starts late is left to begin().
   void linear();
-  /// Appends the core attention of one layer, and its combine. With `partial`, core attention comes
-  /// in parts, so that exchanges run under the tasks at home.
+  /// Appends the start of a visit that linear() has left, if it has.
+  void begin();
+  /// Appends the core attention of one layer step, and its combine. With `partial`, core attention
+  /// comes in parts, so that exchanges run under the tasks at home.
   void attention(bool partial);
 
  private:
+  /// The visits that are played beside each other.
+  std::span<const Visit> visits() const { return builder_.beside(slot_, first_); }
+  void next_visits();
+  void start_layer();
+
   ProgramBuilder& builder_;
-  int next_;
-  int step_;
-  int nano_batch_ = -1;  // -1: before the first
-  Pass pass_ = Pass::kForward;
-  int layer_ = 0;
+  int slot_;
+  size_t first_ = 0;  // of the visits under way
+  int turn_ = -1;     // of their layer steps; -1: they have not begun
 };
 
 }  // namespace distca

@@ -36,8 +36,14 @@ void check_references(const Program& program, std::vector<std::string>& wrong) {
       wrong.push_back(fmt::format("{} belongs to bucket {} of {}", numbered(program, i), op.bucket,
                                   num_buckets));
     }
-    const bool has_exchange =
-        !of_bucket && (op.stream == Stream::kComm || op.kind == OpKind::kCoreAttention);
+    const bool is_handed = op.kind == OpKind::kHandOver;
+    if (is_handed &&
+        (op.nano_batch < 0 || op.nano_batch >= static_cast<int>(program.hand_overs.size()))) {
+      wrong.push_back(fmt::format("{} hands over nano-batch {} of {}", numbered(program, i),
+                                  op.nano_batch, program.hand_overs.size()));
+    }
+    const bool has_exchange = !of_bucket && !is_handed &&
+                              (op.stream == Stream::kComm || op.kind == OpKind::kCoreAttention);
     if (has_exchange && (op.exchange < 0 || op.exchange >= num_exchanges || op.layer_step < 0)) {
       wrong.push_back(fmt::format("{} belongs to exchange {} of {}, layer step {}",
                                   numbered(program, i), op.exchange, num_exchanges, op.layer_step));
@@ -111,6 +117,7 @@ std::vector<std::string> validate(const Program& program) {
   if (!wrong.empty()) return wrong;
   const ProgramOrder order(program);
   check_order(program, order, wrong);
+  check_complete(program, wrong);
   check_messages(program, wrong);
   check_buffers(program, order, wrong);
   check_gradients(program, order, wrong);
@@ -126,6 +133,7 @@ std::vector<std::string> validate(std::span<const Program> programs) {
   }
   // What ranks wait for means something only where each by itself can be played.
   if (wrong.empty()) check_ranks(programs, wrong);
+  if (wrong.empty()) check_stages(programs, wrong);
   if (wrong.empty()) check_slices(programs, wrong);
   return wrong;
 }

@@ -15,8 +15,10 @@ namespace distca {
 /// Checks the program of one rank:
 ///  - operations wait only for earlier ones, so there is no cycle;
 ///  - every operation comes after what it needs: core_attention after its dispatch, combine after
-///    its core_attention, backward after forward, redispatch before the core_attention of backward;
-///  - no operation is missing or there twice;
+///    its core_attention, backward after forward, redispatch before the core_attention of backward,
+///    a stage's first layer after what was handed over, and what it hands over after its last;
+///  - no operation is missing or there twice: every nano-batch has all layers of the stage once in
+///    each pass, and every exchange all its layer steps;
 ///  - messages lie inside their buffers, aligned and apart from each other;
 ///  - every bucket of gradients is summed once, after all that adds to it, and not written
 ///  meanwhile;
@@ -27,7 +29,8 @@ std::vector<std::string> validate(const Program& program);
 /// Checks the programs of all ranks together; programs[r] is that of rank r. Besides what is
 /// checked for each of them, every send has exactly one receive of equal tag and bytes, each pair
 /// of ranks issues its messages in the same order, no ranks wait for each other in a circle, and
-/// every element of the gradients is added up by one rank and comes back to where it was.
+/// every element of the gradients is added up by one rank and comes back to where it was, and the
+/// stages of a pipeline have the layers of the model, one after another.
 std::vector<std::string> validate(std::span<const Program> programs);
 
 }  // namespace distca

@@ -27,6 +27,8 @@ std::optional<Roles> roles_of(const Op& op) {
     case OpKind::kCombine:
       return forward ? Roles{BufferRole::kOOut, BufferRole::kOIn}
                      : Roles{BufferRole::kGradientOut, BufferRole::kGradientIn};
+    case OpKind::kHandOver:
+      return Roles{BufferRole::kActivationOut, BufferRole::kActivationIn};
     case OpKind::kGradReduce:
       return Roles{BufferRole::kGradParts, BufferRole::kGradParts};
     default:
@@ -36,7 +38,8 @@ std::optional<Roles> roles_of(const Op& op) {
 
 /// Put in its place by the exchange itself, once it has landed.
 bool lands_at_home(BufferRole role) {
-  return role == BufferRole::kOIn || role == BufferRole::kGradientIn;
+  return role == BufferRole::kOIn || role == BufferRole::kGradientIn ||
+         role == BufferRole::kActivationIn;
 }
 
 /// May `reader` use what `writer` has written into a buffer of this role?
@@ -58,12 +61,14 @@ bool is_meant(const Op& reader, BufferRole role, const Op& writer) {
              (writer.kind == OpKind::kCoreAttention || &writer == &reader);
     case BufferRole::kQkvOut:
     case BufferRole::kDOOut:
+    case BufferRole::kActivationOut:
       return &writer == &reader;
     case BufferRole::kGradParts:
       return reader.kind == OpKind::kGradAdd && writer.kind == OpKind::kGradReduce &&
              reader.bucket == writer.bucket;
     case BufferRole::kOIn:
     case BufferRole::kGradientIn:
+    case BufferRole::kActivationIn:
       return false;
   }
   return false;

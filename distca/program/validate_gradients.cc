@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <numeric>
 #include <utility>
+#include <vector>
 
 #include "distca/program/gradient_exchange.h"
 #include "distca/program/validate_order.h"
@@ -150,21 +152,54 @@ const PeerMessage* message_of(const MessageList& list, int peer) {
   return found != list.messages.end() && found->peer == peer ? &*found : nullptr;
 }
 
-/// A bucket as all ranks that hold weights have it; ranks[r] is that of rank r.
+/// A rank with gradients.
+struct Holder {
+  int rank;
+  const GradientExchange* gradients;
+};
+
+/// The ranks that hold the same weights: those that exchange parts of sums.
+std::vector<std::vector<Holder>> groups_of(std::span<const Program> programs) {
+  std::vector<size_t> group(programs.size());
+  std::iota(group.begin(), group.end(), 0);
+  for (size_t rank = 0; rank < programs.size(); ++rank) {
+    if (!programs[rank].gradients) continue;
+    for (const GradientBucket& bucket : programs[rank].gradients->buckets) {
+      // All send to the lowest rank that adds up a part of a bucket.
+      if (bucket.reduce_sends.empty()) continue;
+      const auto peer = static_cast<size_t>(bucket.reduce_sends.messages.front().peer);
+      const size_t mine = group[rank], its = group[peer];
+      if (mine != its) std::ranges::replace(group, mine, its);
+    }
+  }
+  std::map<size_t, std::vector<Holder>> groups;
+  for (size_t rank = 0; rank < programs.size(); ++rank) {
+    if (programs[rank].gradients)
+      groups[group[rank]].push_back({static_cast<int>(rank), programs[rank].gradients.get()});
+  }
+  std::vector<std::vector<Holder>> result;
+  for (auto& [first, holders] : groups) result.push_back(std::move(holders));
+  return result;
+}
+
+/// A bucket as all ranks of a group have it.
 class Slices {
  public:
-  Slices(std::vector<const GradientBucket*> ranks, size_t index, std::vector<std::string>& wrong)
-      : ranks_(std::move(ranks)), index_(index), wrong_(wrong) {}
+  Slices(const std::vector<Holder>& ranks, size_t index, std::vector<std::string>& wrong)
+      : ranks_(ranks), index_(index), wrong_(wrong) {}
 
   void check() {
-    const Range& elements = ranks_[0]->elements;
+    const Range& elements = bucket_of(ranks_[0]).elements;
     std::vector<Range> slices;
-    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-      if (ranks_[rank]->elements != elements) return say("rank {} has other elements", rank);
-      slices.push_back(ranks_[rank]->own);
+    for (const Holder& holder : ranks_) {
+      if (bucket_of(holder).elements != elements)
+        return say("rank {} has other elements", holder.rank);
+      slices.push_back(bucket_of(holder).own);
     }
     check_cover(elements, std::move(slices));
-    for (size_t from = 0; from < ranks_.size() && wrong_.empty(); ++from) check_messages_of(from);
+    for (const Holder& from : ranks_) {
+      if (wrong_.empty()) check_messages_of(from);
+    }
   }
 
  private:
@@ -191,60 +226,62 @@ class Slices {
 
   /// A rank sends each other rank the other's slice, and everybody the same of what it has added
   /// up, which lies with them where it lies here, apart from everything else.
-  void check_messages_of(size_t from) {
-    const GradientBucket& bucket = *ranks_[from];
+  void check_messages_of(const Holder& from) {
+    const GradientBucket& bucket = bucket_of(from);
     std::vector<Range> gathered;  // bytes
-    for (size_t to = 0; to < ranks_.size(); ++to) {
-      if (to == from) continue;
-      const GradientBucket& other = *ranks_[to];
-      const PeerMessage *part = message_of(bucket.reduce_sends, static_cast<int>(to)),
-                        *sum = message_of(bucket.gather_sends, static_cast<int>(to)),
-                        *arrives = message_of(other.gather_receives, static_cast<int>(from));
+    for (const Holder& to : ranks_) {
+      if (to.rank == from.rank) continue;
+      const GradientBucket& other = bucket_of(to);
+      const PeerMessage *part = message_of(bucket.reduce_sends, to.rank),
+                        *sum = message_of(bucket.gather_sends, to.rank),
+                        *arrives = message_of(other.gather_receives, from.rank);
       if ((part == nullptr) != other.own.empty() || (sum == nullptr) != bucket.own.empty() ||
           (sum == nullptr) != (arrives == nullptr))
-        return say("rank {} and rank {} exchange other slices than they add up", from, to);
+        return say("rank {} and rank {} exchange other slices than they add up", from.rank,
+                   to.rank);
       const int64_t offset = other.own.begin - other.elements.begin;
       if (part != nullptr && part->offset * other.own.size() != offset * part->bytes)
-        say("rank {} sends rank {} other elements than it adds up", from, to);
+        say("rank {} sends rank {} other elements than it adds up", from.rank, to.rank);
       if (sum == nullptr) continue;
       if (sum->offset != arrives->offset || sum->bytes != arrives->bytes)
-        say("what rank {} sends rank {} arrives elsewhere", from, to);
+        say("what rank {} sends rank {} arrives elsewhere", from.rank, to.rank);
       if (gathered.empty()) gathered.push_back({sum->offset, sum->offset + sum->bytes});
       if (gathered[0].begin != sum->offset || gathered[0].end != sum->offset + sum->bytes)
-        say("rank {} sends rank {} another sum than others", from, to);
+        say("rank {} sends rank {} another sum than others", from.rank, to.rank);
     }
     for (const PeerMessage& message : bucket.gather_receives.messages)
       gathered.push_back({message.offset, message.offset + message.bytes});
     std::ranges::sort(gathered);
     for (size_t i = 1; i < gathered.size(); ++i) {
       if (gathered[i].begin < gathered[i - 1].end)
-        say("sums of two ranks arrive at byte {} of rank {}", gathered[i].begin, from);
+        say("sums of two ranks arrive at byte {} of rank {}", gathered[i].begin, from.rank);
     }
   }
 
-  std::vector<const GradientBucket*> ranks_;
+  const GradientBucket& bucket_of(const Holder& holder) const {
+    return holder.gradients->buckets[index_];
+  }
+
+  const std::vector<Holder>& ranks_;
   size_t index_;
   std::vector<std::string>& wrong_;
 };
 
+void check_group(const std::vector<Holder>& ranks, std::vector<std::string>& wrong) {
+  const size_t buckets = ranks[0].gradients->buckets.size();
+  for (const Holder& holder : ranks) {
+    if (holder.gradients->buckets.size() == buckets) continue;
+    wrong.push_back(fmt::format("rank {} has {} buckets, rank {} has {}", holder.rank,
+                                holder.gradients->buckets.size(), ranks[0].rank, buckets));
+    return;
+  }
+  for (size_t i = 0; i < buckets; ++i) Slices(ranks, i, wrong).check();
+}
+
 }  // namespace
 
 void check_slices(std::span<const Program> programs, std::vector<std::string>& wrong) {
-  std::vector<const GradientExchange*> ranks;
-  for (const Program& program : programs) {
-    if (program.gradients) ranks.push_back(program.gradients.get());
-  }
-  for (size_t rank = 1; rank < ranks.size(); ++rank) {
-    if (ranks[rank]->buckets.size() == ranks[0]->buckets.size()) continue;
-    wrong.push_back(fmt::format("rank {} has {} buckets, rank 0 has {}", rank,
-                                ranks[rank]->buckets.size(), ranks[0]->buckets.size()));
-    return;
-  }
-  for (size_t i = 0; !ranks.empty() && i < ranks[0]->buckets.size(); ++i) {
-    std::vector<const GradientBucket*> buckets;
-    for (const GradientExchange* rank : ranks) buckets.push_back(&rank->buckets[i]);
-    Slices(std::move(buckets), i, wrong).check();
-  }
+  for (const std::vector<Holder>& ranks : groups_of(programs)) check_group(ranks, wrong);
 }
 
 }  // namespace distca

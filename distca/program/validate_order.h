@@ -42,9 +42,11 @@ class ProgramOrder {
 
 // Each of these functions adds a line to `wrong` for each fault.
 
-/// Every operation comes after what it needs, and none is missing or there twice.
+/// Every operation comes after what it needs, and none is there twice.
 void check_order(const Program& program, const ProgramOrder& order,
                  std::vector<std::string>& wrong);
+/// Every nano-batch has all phases of the stage, and every exchange all its layer steps.
+void check_complete(const Program& program, std::vector<std::string>& wrong);
 /// Every buffer is written by the right operation before it is read, and is free when it is written
 /// again.
 void check_buffers(const Program& program, const ProgramOrder& order,
@@ -55,9 +57,12 @@ void check_messages(const Program& program, std::vector<std::string>& wrong);
 /// sum, and nothing of it is written while it is sent or received.
 void check_gradients(const Program& program, const ProgramOrder& order,
                      std::vector<std::string>& wrong);
-/// Ranks have the same buckets, every element of the gradients is added up by exactly one of them,
-/// and messages carry each rank's slice to it and its sum back to where it came from, apart from
-/// others.
+/// The stages have the layers of the model, one after another, and as many nano-batches. Ranks that
+/// only serve have none.
+void check_stages(std::span<const Program> programs, std::vector<std::string>& wrong);
+/// Ranks that hold the same weights have the same buckets, every element of the gradients is added
+/// up by exactly one of them, and messages carry each rank's slice to it and its sum back to where
+/// it came from, apart from others.
 void check_slices(std::span<const Program> programs, std::vector<std::string>& wrong);
 /// Each pair of ranks has equal messages in equal order, and no ranks wait for each other in a
 /// circle.

@@ -1,4 +1,5 @@
-// Which operation needs which.
+// Which operation needs which. What all ranks or a whole stage must have is in
+// validate_complete.cc.
 
 #include <fmt/format.h>
 
@@ -52,9 +53,9 @@ class Sequence {
     return op.kind == OpKind::kEmbed || op.kind == OpKind::kPreAttention ||
            op.kind == OpKind::kPostAttention || op.kind == OpKind::kLoss;
   }
-  static bool serves(const Op& op) {
-    return op.kind == OpKind::kCoreAttention || (communicates(op.kind) && op.bucket < 0);
-  }
+  static bool serves(const Op& op) { return op.exchange >= 0; }
+  /// In place of a hand-over's layer: whether it receives.
+  static constexpr int kSent = 0, kReceived = 1;
   static int find(const std::unordered_map<uint64_t, int32_t>& ops, uint64_t key) {
     const auto found = ops.find(key);
     return found == ops.end() ? -1 : found->second;
@@ -81,8 +82,9 @@ class Sequence {
     const Op& op = program_.ops[i];
     if (op.kind == OpKind::kCoreAttention) return enlist_attention(i);
     const bool has_home = op.nano_batch >= 0 || op.exchange < 0;
+    const int place = op.kind != OpKind::kHandOver ? op.layer : (op.is_receive ? kReceived : kSent);
     bool is_new = !has_home ||
-                  at_home_.emplace(key(op.kind, op.pass, op.layer, op.nano_batch), i).second ||
+                  at_home_.emplace(key(op.kind, op.pass, place, op.nano_batch), i).second ||
                   op.bucket >= 0;
     if (serves(op)) {
       const uint64_t of_exchange = key(op.kind, op.pass, op.exchange, op.layer_step);
@@ -102,17 +104,39 @@ class Sequence {
     if (whole || op.tasks == TaskSet::kAway) attends.away = i;
   }
 
-  /// `i` comes after this operation of its nano-batch, if the program has it; an exchange waits
-  /// until it has ended.
+  /// `i` comes after this operation of its nano-batch, if this rank plays phases; it waits until
+  /// the other has ended, or what it receives has landed.
   void after(int32_t i, OpKind kind, Pass pass, int layer) {
-    if (program_.ops[i].nano_batch < 0) return;
-    const int32_t other = at_home(kind, pass, layer, program_.ops[i].nano_batch);
-    if (other > i) {
-      say(i, fmt::format("comes before {}", numbered(program_, other)));
-    } else if (other >= 0 && program_.ops[other].stream == Stream::kCompute &&
-               !order_.ended(other, i)) {
-      say(i, fmt::format("does not wait for {}", numbered(program_, other)));
+    const int nano = program_.ops[i].nano_batch;
+    if (nano < 0 || stage_.layers.empty()) return;
+    const int32_t other = needs(i, kind, pass, at_home(kind, pass, layer, nano));
+    if (other < 0) return;
+    const bool is_over = program_.ops[other].stream == Stream::kCompute ? order_.ended(other, i)
+                                                                        : order_.landed(other, i);
+    if (!is_over) say(i, fmt::format("does not wait for {}", numbered(program_, other)));
+  }
+  int lowest_layer() const { return static_cast<int>(stage_.layers.begin); }
+  int highest_layer() const { return static_cast<int>(stage_.layers.end) - 1; }
+  /// The first phase of a layer comes after what its nano-batch had before: the layer next to it,
+  /// or what its stage begins with.
+  void starts_layer(int32_t i) {
+    const auto& [pass, layer] = std::pair(program_.ops[i].pass, program_.ops[i].layer);
+    const bool forward = pass == Pass::kForward;
+    if (layer != (forward ? lowest_layer() : highest_layer())) {
+      forward ? after(i, OpKind::kPostAttention, pass, layer - 1)
+              : after(i, OpKind::kPreAttention, pass, layer + 1);
+    } else if (forward ? stage_.is_first() : stage_.is_last()) {
+      after(i, forward ? OpKind::kEmbed : OpKind::kLoss, pass, -1);
+    } else {
+      after(i, OpKind::kHandOver, pass, kReceived);
     }
+  }
+  /// What a stage ends with, or hands over, comes after its last layer.
+  void ends_stage(int32_t i) {
+    if (program_.ops[i].is_receive) return;
+    program_.ops[i].pass == Pass::kForward
+        ? after(i, OpKind::kPostAttention, Pass::kForward, highest_layer())
+        : after(i, OpKind::kPreAttention, Pass::kBackward, lowest_layer());
   }
   /// `i` comes after `other`, which the program must have; -1: it has not, or too late.
   int32_t needs(int32_t i, OpKind kind, Pass pass, int32_t other) {
@@ -181,8 +205,7 @@ class Sequence {
     const Op& op = program_.ops[i];
     switch (op.kind) {
       case OpKind::kPreAttention:
-        after(i, OpKind::kEmbed, Pass::kForward, -1);
-        after(i, OpKind::kPostAttention, Pass::kForward, op.layer - 1);
+        starts_layer(i);
         break;
       case OpKind::kDispatch:
         after(i, OpKind::kPreAttention, Pass::kForward, op.layer);
@@ -196,6 +219,10 @@ class Sequence {
       case OpKind::kPostAttention:
         needs_at_home(i, OpKind::kPreAttention, Pass::kForward);
         needs_attention(i);
+        break;
+      case OpKind::kLoss:
+      case OpKind::kHandOver:
+        ends_stage(i);
         break;
       case OpKind::kRedispatch:
         say(i, "belongs to backward");
@@ -212,8 +239,7 @@ class Sequence {
     if (is_phase(op)) needs_at_home(i, op.kind, Pass::kForward);
     switch (op.kind) {
       case OpKind::kPostAttention:
-        after(i, OpKind::kLoss, Pass::kBackward, -1);
-        after(i, OpKind::kPreAttention, Pass::kBackward, op.layer + 1);
+        starts_layer(i);
         break;
       case OpKind::kDispatch:
         after(i, OpKind::kPostAttention, Pass::kBackward, op.layer);
@@ -232,7 +258,8 @@ class Sequence {
         needs_attention(i);
         break;
       case OpKind::kEmbed:
-        after(i, OpKind::kPreAttention, Pass::kBackward, 0);
+      case OpKind::kHandOver:
+        ends_stage(i);
         break;
       default:
         break;
@@ -264,7 +291,8 @@ class Sequence {
       const bool attends = op.kind == OpKind::kCoreAttention;
       if (op.pass == Pass::kBackward) {
         check_served_backward(i);
-      } else if ((is_phase(op) || communicates(op.kind)) && nano_batches.contains(op.nano_batch) &&
+      } else if ((is_phase(op) || (communicates(op.kind) && serves(op))) &&
+                 nano_batches.contains(op.nano_batch) &&
                  at_home(op.kind, Pass::kBackward, op.layer, op.nano_batch) < 0) {
         say(i, "has no backward");
       } else if (serves(op) && exchanges.contains(op.exchange) &&
@@ -294,6 +322,7 @@ class Sequence {
   }
 
   const Program& program_;
+  const Stage& stage_ = program_.stage;
   const ProgramOrder& order_;
   std::vector<std::string>& wrong_;
   std::unordered_map<uint64_t, int32_t> at_home_;  // by layer and nano-batch; no core attention

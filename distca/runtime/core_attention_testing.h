@@ -76,15 +76,28 @@ class AttentionPlayer final : public OpPlayer {
       attention_.take_gradients(op.nano_batch, op.layer, &layer.dq, &layer.dk, &layer.dv);
     }
   }
-  void pack(const Op& op) override { attention_.pack(op); }
-  void issue(const Op& op) override { attention_.issue(op); }
-  void wait(const Op& op) override { attention_.wait(op); }
-  void land(const Op& op) override { attention_.land(op); }
-  void wait_sent(const Op& op) override { attention_.wait_sent(op); }
+  void pack(const Op& op) override {
+    if (is_of_attention(op)) attention_.pack(op);
+  }
+  void issue(const Op& op) override {
+    if (is_of_attention(op)) attention_.issue(op);
+  }
+  void wait(const Op& op) override {
+    if (is_of_attention(op)) attention_.wait(op);
+  }
+  void land(const Op& op) override {
+    if (is_of_attention(op)) attention_.land(op);
+  }
+  void wait_sent(const Op& op) override {
+    if (is_of_attention(op)) attention_.wait_sent(op);
+  }
 
   const ExchangeBytes& bytes() const { return attention_.bytes(); }
 
  private:
+  /// The inputs of all layers are given, so stages hand nothing over.
+  static bool is_of_attention(const Op& op) { return op.kind != OpKind::kHandOver; }
+
   AttentionLayers& layers_;
   CoreAttention attention_;
 };

@@ -1,26 +1,32 @@
 // Two stages of a pipeline whose core attention is pooled, backward under other plans than forward
-// (program/ticks_testing.h): O and gradients are those of one rank.
+// (program/pipeline_order.h): O and gradients are those of one rank.
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <string>
+
 #include "distca/comm/thread_group.h"
-#include "distca/program/ticks_testing.h"
+#include "distca/program/pipeline_testing.h"
 #include "distca/program/validate.h"
 #include "distca/runtime/core_attention_testing.h"
 
 namespace distca::testing {
 namespace {
 
-const std::vector<std::vector<int64_t>> kLengths = {{700, 130}, {1, 520, 260}};  // [micro-batch]
+/// [nano-batch] of documents.
+const std::vector<std::vector<int64_t>> kLengths = {{700, 130}, {1, 520, 260}, {410}, {90, 300}};
+constexpr int kStages = 2;
+constexpr int kStageLayers = 2;  // of a stage
 constexpr int kLayers = kStages * kStageLayers;
 const kernels::Shape kShape{
     .num_heads = 4, .num_kv_heads = 2, .head_dim_qk = 16, .head_dim_v = 8, .softmax_scale = 0.25};
 const AttentionShape kAttention{
     .num_heads = 4, .num_kv_heads = 2, .head_dim_qk = 16, .head_dim_v = 8, .element_bytes = 8};
 
-/// What the phases of all layers would give, [micro-batch][layer].
+/// What the phases of all layers would give, [nano-batch][layer].
 AttentionLayers recorded() {
   at::manual_seed(3);
   AttentionLayers layers;
@@ -66,10 +72,16 @@ AttentionLayers on_one_rank() {
   return layers;
 }
 
-TEST(CoreAttentionTicks,
-     two_stages_in_one_exchange_and_other_plans_backward_give_one_ranks_values) {
+class CoreAttentionTicks : public ::testing::TestWithParam<Overlap> {};
+
+TEST_P(CoreAttentionTicks,
+       two_stages_in_one_exchange_and_other_plans_backward_give_one_ranks_values) {
   const std::vector<Program> programs =
-      tick_programs(kLengths, kAttention, exchange_types(ScalarType::kFloat64, false));
+      pipeline_programs({.layers = std::vector<int64_t>(kStages, kStageLayers),
+                         .lengths = kLengths,
+                         .overlap = GetParam(),
+                         .shape = kAttention,
+                         .types = exchange_types(ScalarType::kFloat64, false)});
   ASSERT_TRUE(validate(programs).empty()) << validate(programs)[0];
   std::vector<AttentionLayers> stages(kStages, recorded());
   std::vector<int64_t> sent(kStages);
@@ -84,11 +96,11 @@ TEST(CoreAttentionTicks,
     sent[rank] = player.bytes().sent;
   });
   const AttentionLayers want = on_one_rank();
-  for (size_t micro_batch = 0; micro_batch < kLengths.size(); ++micro_batch) {
+  for (size_t nano_batch = 0; nano_batch < kLengths.size(); ++nano_batch) {
     for (size_t layer = 0; layer < kLayers; ++layer) {
-      SCOPED_TRACE(fmt::format("micro-batch {}, layer {}", micro_batch, layer));
-      const AttentionLayer& a = stages[layer / kStageLayers][micro_batch][layer];
-      const AttentionLayer& b = want[micro_batch][layer];
+      SCOPED_TRACE(fmt::format("nano-batch {}, layer {}", nano_batch, layer));
+      const AttentionLayer& a = stages[layer / kStageLayers][nano_batch][layer];
+      const AttentionLayer& b = want[nano_batch][layer];
       EXPECT_LE(difference({a.o}, {b.o}), 1e-10);
       EXPECT_LE(difference({a.dq}, {b.dq}), 1e-10);
       EXPECT_LE(difference({a.dk}, {b.dk}), 1e-10);
@@ -97,6 +109,13 @@ TEST(CoreAttentionTicks,
   }
   for (const int64_t bytes : sent) EXPECT_GT(bytes, 0);
 }
+INSTANTIATE_TEST_SUITE_P(overlaps, CoreAttentionTicks,
+                         ::testing::Values(Overlap::kNone, Overlap::kWithin, Overlap::kPingPong),
+                         [](const auto& info) {
+                           std::string name(overlap_name(info.param));
+                           std::ranges::replace(name, '-', '_');
+                           return name;
+                         });
 
 }  // namespace
 }  // namespace distca::testing

@@ -35,14 +35,15 @@ Program program_of(std::shared_ptr<const GradientExchange> gradients) {
                                .model = {.num_layers = 3},
                                .gradients = std::move(gradients)};
   ProgramBuilder builder(request, 1, ProgramBuilder::Waiting::kForWhatIsNeeded);
-  builder.loss(Pass::kBackward, 0);
+  const Visit& backward = builder.visits(/*slot=*/0)[1];
+  builder.loss(backward);
   for (int layer = 2; layer >= 0; --layer) {
-    builder.post_attention(Pass::kBackward, layer, 0);
-    builder.dispatch(Pass::kBackward, layer, 0);
-    builder.combine(Pass::kBackward, layer, 0);
-    builder.pre_attention(Pass::kBackward, layer, 0);
+    builder.post_attention(backward, layer);
+    builder.dispatch(backward, layer);
+    builder.combine(backward, layer);
+    builder.pre_attention(backward, layer);
   }
-  builder.embed(Pass::kBackward, 0);
+  builder.embed(backward);
   builder.update();
   return builder.take();
 }

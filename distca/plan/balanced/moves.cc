@@ -27,6 +27,7 @@ Mover::Mover(const PlanRequest& request, Assignment& state)
       least_row_price_(std::min(byte_price(cluster_.inside), byte_price(cluster_.between)) *
                        (request.shape.q_token_bytes() + request.shape.o_token_bytes())),
       crumb_(state.total_load() / state.num_servers() / 100),
+      even_receives_(request.even_receives),
       noted_(state.num_servers()) {
   for (int server = 0; server < state.num_servers(); ++server) note_load(server);
 }
@@ -77,7 +78,12 @@ void Mover::consider(int receiver, int donor, size_t index, std::optional<Move>&
   const auto offer = [&](const Range& q) {
     if (q.empty()) return;
     const auto move = priced(receiver, donor, index, q);
-    if (move && (!best || move->score < best->score)) best = move;
+    if (!move) return;
+    const bool ties = even_receives_ && best && move->score == best->score;
+    if (!best || move->score < best->score ||
+        (ties && state_.receive_bytes(receiver) < state_.receive_bytes(best->receiver))) {
+      best = move;
+    }
   };
   const auto offer_ending_at = [&](int64_t end) { offer(rows_.ending_at(end, piece.q, wish)); };
   if (piece.load <= wish.most) offer(piece.q);

@@ -70,6 +70,7 @@ class Mover final : public BestFirst {
   const int64_t fair_receive_;     // bytes
   const int64_t least_row_price_;  // of Q and O of a row that is not at home
   const int64_t crumb_;
+  const bool even_receives_;
   int larger_first_ = 0;
   std::vector<int> by_room_;    // all servers, by noted_, most first, ties by id
   std::vector<int64_t> noted_;  // [server] its room when it was placed in by_room_

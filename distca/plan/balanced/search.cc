@@ -10,8 +10,6 @@
 
 namespace distca {
 
-/// Some 50 us each; a hundred more gain less than 1 % of the bytes.
-constexpr int kRounds = 96;
 /// Servers that no move brings below their bounds: every round looks at all of them again.
 constexpr int kMostAbove = 8;
 /// Other goals are for few blocks: there a plan takes microseconds.
@@ -40,7 +38,7 @@ Tried attempt(const PlanRequest& request, const Layout& layout, bool caps_first)
   Mover mover(request, state);
   if (caps_first) respect_caps(mover, request.cluster);
   mover.balance();
-  if (servers_above(mover) <= kMostAbove) improve(mover, request.cluster, kRounds);
+  if (servers_above(mover) <= kMostAbove) improve(mover, request.cluster, request.rounds);
   if (!caps_first) {
     respect_caps(mover, request.cluster);
     mover.balance();  // what caps have moved, within the caps
@@ -88,7 +86,8 @@ Tried with_other_goals(const PlanRequest& request, const Layout& layout, Tried b
 
 std::vector<Task> schedule_balanced(const PlanRequest& request, const Layout& layout) {
   Tried even_first = attempt(request, layout, false);
-  if (even_first.overrun == 0 && request.cluster.num_servers() > kFewServers) {
+  const bool few = request.cluster.num_servers() <= kFewServers;
+  if (even_first.overrun == 0 && (!few || request.rounds < PlanRequest::kMostRounds)) {
     return even_first.tasks;
   }
   if (even_first.overrun == 0) {

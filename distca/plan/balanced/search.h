@@ -8,7 +8,7 @@ namespace distca {
 
 /// Every query starts where it lives. A server may carry (1 + tolerance) times its share of the
 /// load. Servers above this bound give shards to servers below theirs, and the move with the lowest
-/// price for each unit of load goes first. Then, a fixed number of times, the receivers that pay
+/// price for each unit of load goes first. Then, request.rounds times, the receivers that pay
 /// most give their shards back, and these are given away anew. What then lies above a bound,
 /// because rows move in blocks of 128, goes block by block. The bound may stay out of reach (fewer
 /// blocks than servers). Caps come before even load. A plan that cannot meet them is left for

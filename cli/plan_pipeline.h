@@ -1,0 +1,14 @@
+#pragma once
+// `distca plan --program --pipeline P`: the ticks of a pipeline's step, and what one rank does in
+// it.
+
+#include "cli/plan_arguments.h"
+
+namespace distca::cli {
+
+/// Plans all ticks of `micro_batches` micro-batches over `pipeline` stages, builds the programs of
+/// all ranks and checks them together. Prints a row for each tick, then the program of one rank.
+/// Throws Error(kUsage, kData or kPlan) for what cannot be planned or shown.
+void print_pipeline(const PlanArguments& arguments);
+
+}  // namespace distca::cli

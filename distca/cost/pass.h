@@ -1,0 +1,10 @@
+#pragma once
+// The two passes of a step. Operations, ticks and prices name theirs. A plain value.
+
+#include <cstdint>
+
+namespace distca {
+
+enum class Pass : uint8_t { kForward, kBackward };
+
+}  // namespace distca

@@ -1,0 +1,45 @@
+#pragma once
+// What the ticks of a pipeline are predicted to take, beside what they would take if attention
+// could go anywhere for nothing.
+//
+//   for (const TickFigures& tick : tick_figures(request, make_pipeline_plan(request)))
+//     fmt::print("{} of {} stages {:.3f}\n", tick.working, request.grid.stages, tick.over_ideal());
+//
+// For tables, metrics and tests. Any thread may call the functions.
+
+#include <cstdint>
+#include <vector>
+
+#include "distca/plan/pipeline_plan.h"
+
+namespace distca {
+
+/// One tick, all slots together. Bytes are those of forward of one layer step, without LSE.
+struct TickFigures {
+  Pass pass = Pass::kForward;
+  int working = 0;             // stages that have a micro-batch
+  int64_t load = 0;            // of all servers, one layer step: pairs, or ns of the profile
+  double max_over_share = 1;   // the highest of the slots' plans
+  int64_t bytes = 0;           // Q, K, V, O that all ranks send
+  int64_t max_send_bytes = 0;  // Q, K, V that one rank sends for one slot: the largest
+  int64_t planned_ps = 0;      // predicted length, see tick_figures
+  int64_t ideal_ps = 0;        // the least possible length, see tick_figures
+
+  double over_ideal() const {
+    return ideal_ps > 0 ? static_cast<double>(planned_ps) / static_cast<double>(ideal_ps) : 1;
+  }
+};
+
+/// [ticks] `plan` is that of the request. All speeds must be known (CHECK).
+/// The length of a tick is that of all its layer steps. With Evenness::kWhole it is the time of the
+/// slowest rank: its linear work, by the tokens that it holds, and its attention, by its load, in
+/// all slots. With kAttention ranks meet before and after core attention, so it is the longest
+/// linear work and the longest attention, slot after slot.
+/// The least length is that with which the attention of each slot is divided as one likes
+/// (cost/finish_time.h): with n stages at work for l each and attention A of one replica, max(l, (n
+/// l + A) / P') with kWhole and l + A / P' with kAttention, where P' is the number of servers over
+/// that of replicas.
+/// Counts: linear work, embedding, head and loss, and core attention. Ignores: exchanges, packing.
+std::vector<TickFigures> tick_figures(const PipelineRequest& request, const PipelinePlan& plan);
+
+}  // namespace distca

@@ -1,0 +1,247 @@
+#include "distca/program/pipeline_order.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "distca/base/error.h"
+
+namespace distca {
+namespace {
+
+constexpr std::array kPasses{Pass::kForward, Pass::kBackward};
+
+/// What a stage plays in a tick and slot. Nano-batch -1: nothing.
+struct Work {
+  int nano_batch = -1;
+  Pass pass = Pass::kForward;
+  bool operator==(const Work&) const = default;
+};
+using Works = std::vector<Work>;  // [stage]
+
+Works works_of(const PipelineShape& shape, const Tick& tick, int slot) {
+  DISTCA_CHECK_EQ(tick.stages.size(), shape.layers.size());
+  Works works;
+  for (const TickStage& stage : tick.stages) {
+    const int nano = stage.micro_batch * shape.slots + slot;
+    const bool works_here = stage.micro_batch >= 0 && nano < shape.nano_batches;
+    works.push_back({.nano_batch = works_here ? nano : -1, .pass = stage.pass});
+  }
+  return works;
+}
+
+bool is_idle(const Works& works) {
+  return std::ranges::all_of(works, [](const Work& work) { return work.nano_batch < 0; });
+}
+
+/// The stage that made what this one begins with; -1: it begins by itself.
+int source(const Work& work, int stage, int stages) {
+  const int from = work.pass == Pass::kForward ? stage - 1 : stage + 1;
+  return from < stages ? from : -1;
+}
+
+/// What the stage hands over and is handed, of what these stages have just ended, in the order of
+/// all ranks.
+std::vector<HandOver> hand_overs_of(const Works& ended, int stage) {
+  const int stages = static_cast<int>(ended.size());
+  std::vector<HandOver> result;
+  const auto add = [&](int from, int to, Pass pass) {
+    const Work& work = ended[from];
+    if (work.nano_batch < 0 || work.pass != pass || (from != stage && to != stage)) return;
+    result.push_back({.pass = pass, .nano_batch = work.nano_batch, .is_receive = to == stage});
+  };
+  for (const int parity : {0, 1}) {
+    for (int lower = parity; lower + 1 < stages; lower += 2) {
+      add(lower, lower + 1, Pass::kForward);
+      add(lower + 1, lower, Pass::kBackward);
+    }
+  }
+  return result;
+}
+
+class PooledOrder {
+ public:
+  explicit PooledOrder(const PipelineShape& shape)
+      : shape_(shape), stages_(static_cast<int>(shape.layers.size())) {
+    order_.visits.assign(stages_ + 1, std::vector<std::vector<Visit>>(shape.slots));
+  }
+
+  PipelineOrder make(const std::vector<Tick>& ticks) {
+    std::vector<Works> before(shape_.slots, Works(stages_));
+    for (size_t tick = 0; tick < ticks.size(); ++tick) {
+      for (int slot = 0; slot < shape_.slots; ++slot) {
+        const Works works = works_of(shape_, ticks[tick], slot);
+        if (is_idle(works)) continue;
+        add_tick(static_cast<int>(tick), slot, works, begins_with(before[slot], works));
+        before[slot] = works;
+      }
+    }
+    return std::move(order_);
+  }
+
+ private:
+  /// Whether some stage begins with what was made in the tick before.
+  bool begins_with(const Works& before, const Works& works) const {
+    for (int stage = 0; stage < stages_; ++stage) {
+      const int from = source(works[stage], stage, stages_);
+      if (works[stage].nano_batch >= 0 && from >= 0 && before[from] == works[stage]) return true;
+    }
+    return false;
+  }
+
+  void add_tick(int tick, int slot, const Works& works, bool starts_late) {
+    std::set<int64_t> ends;
+    for (int stage = 0; stage < stages_; ++stage) {
+      if (works[stage].nano_batch >= 0) ends.insert(shape_.layers[stage].size());
+    }
+    Range steps{0, 0};
+    for (const int64_t end : ends) {
+      steps = {steps.end, end};
+      add_steps(tick, slot, works, steps, starts_late && steps.begin == 0);
+    }
+  }
+
+  /// Of the layer steps of a tick, those that equally many stages have.
+  void add_steps(int tick, int slot, Works works, const Range& steps, bool starts_late) {
+    Works ended = works;
+    for (int stage = 0; stage < stages_; ++stage) {
+      const int64_t layers = shape_.layers[stage].size();
+      if (layers < steps.end) works[stage].nano_batch = -1;
+      if (layers != steps.end) ended[stage].nano_batch = -1;
+    }
+    bool is_beside = false;
+    for (const Pass pass : kPasses) {
+      const int exchange = exchange_of(tick, slot, works, pass, steps);
+      if (exchange < 0) continue;
+      for (int stage = 0; stage <= stages_; ++stage) {
+        Visit visit{.pass = pass,
+                    .exchange = exchange,
+                    .redispatched = pass == Pass::kBackward && (stages_ > 1 || shape_.redispatched),
+                    .is_beside = is_beside,
+                    .starts_late = starts_late && !is_beside};
+        if (stage < stages_) visit.nano_batch = order_.exchanges[exchange].nano_batches[stage];
+        if (visit.nano_batch >= 0) visit.layers = layers_of(stage, pass, steps);
+        order_.visits[stage][slot].push_back(std::move(visit));
+      }
+      is_beside = true;
+    }
+    for (int stage = 0; stage < stages_; ++stage)
+      order_.visits[stage][slot].back().hand_overs = hand_overs_of(ended, stage);
+  }
+
+  Range layers_of(int stage, Pass pass, const Range& steps) const {
+    const Range& layers = shape_.layers[stage];
+    if (pass == Pass::kForward) return {layers.begin + steps.begin, layers.begin + steps.end};
+    return {layers.end - steps.end, layers.end - steps.begin};
+  }
+
+  /// The exchange of those stages that play this pass; -1: none does.
+  int exchange_of(int tick, int slot, const Works& works, Pass pass, const Range& steps) {
+    std::vector<int> nano_batches;
+    for (const Work& work : works) nano_batches.push_back(work.pass == pass ? work.nano_batch : -1);
+    if (std::ranges::max(nano_batches) < 0) return -1;
+    const auto next = static_cast<int>(order_.exchanges.size());
+    // With one stage, backward pools what forward has.
+    if (stages_ == 1) {
+      const auto [place, is_new] = forward_.emplace(nano_batches[0], next);
+      if (!is_new) return place->second;
+    }
+    order_.exchanges.push_back({.tick = tick,
+                                .slot = slot,
+                                .pass = pass,
+                                .layer_steps = static_cast<int>(steps.size()),
+                                .nano_batches = std::move(nano_batches)});
+    return next;
+  }
+
+  const PipelineShape& shape_;
+  int stages_;
+  PipelineOrder order_;
+  std::map<int, int> forward_;  // by nano-batch: its exchange
+};
+
+}  // namespace
+
+PipelineOrder pooled_order(const PipelineShape& shape, const std::vector<Tick>& ticks) {
+  return PooledOrder(shape).make(ticks);
+}
+
+PipelineOrder at_home_order(const PipelineShape& shape, const std::vector<Tick>& ticks) {
+  DISTCA_CHECK(shape.slots == 1, "nothing travels that the other nano-batch could hide");
+  const auto stages = static_cast<int>(shape.layers.size());
+  int64_t most_layers = 0;
+  for (const Range& layers : shape.layers) most_layers = std::max(most_layers, layers.size());
+  PipelineOrder order;
+  for (int nano = 0; nano < shape.nano_batches; ++nano) {
+    order.exchanges.push_back({.layer_steps = static_cast<int>(most_layers),
+                               .nano_batches = std::vector<int>(stages, nano)});
+  }
+  order.visits.assign(stages + 1, std::vector<std::vector<Visit>>(1));
+  for (const Tick& tick : ticks) {
+    const Works works = works_of(shape, tick, /*slot=*/0);
+    for (int stage = 0; stage < stages; ++stage) {
+      const auto& [nano_batch, pass] = works[stage];
+      Visit visit{.pass = pass,
+                  .nano_batch = nano_batch,
+                  .exchange = nano_batch,
+                  .redispatched = pass == Pass::kBackward};
+      if (nano_batch >= 0) visit.layers = shape.layers[stage];
+      visit.hand_overs = hand_overs_of(works, stage);
+      order.visits[stage][0].push_back(std::move(visit));
+    }
+  }
+  return order;
+}
+
+std::vector<Tick> one_forward_one_backward_ticks(int stages, int micro_batches) {
+  std::vector<std::array<int, 2>> played(stages);  // [stage][pass] micro-batches
+  const auto wants = [&](int stage) {
+    const auto& [forwards, backwards] = played[stage];
+    const int ahead = std::min(micro_batches, backwards + stages - stage);
+    return forwards < ahead ? Pass::kForward : Pass::kBackward;
+  };
+  std::vector<Tick> ticks;
+  while (micro_batches > 0 && played[0][1] < micro_batches) {
+    Tick tick;
+    for (int stage = 0; stage < stages; ++stage) {
+      const Pass pass = wants(stage);
+      const int next = played[stage][static_cast<size_t>(pass)];
+      // Of the tick before: `played` changes behind this loop.
+      const bool is_there = pass == Pass::kForward ? stage == 0 || played[stage - 1][0] > next
+                            : stage + 1 < stages   ? played[stage + 1][1] > next
+                                                   : played[stage][0] > next;
+      const bool plays = next < micro_batches && is_there;
+      tick.stages.push_back({.micro_batch = plays ? next : -1, .pass = pass});
+    }
+    for (int stage = 0; stage < stages; ++stage) {
+      if (tick.stages[stage].micro_batch >= 0)
+        ++played[stage][static_cast<size_t>(tick.stages[stage].pass)];
+    }
+    ticks.push_back(std::move(tick));
+  }
+  return ticks;
+}
+
+StagePart stage_part(const PipelineShape& shape, const PipelineOrder& order, int stage,
+                     const std::vector<std::shared_ptr<const AttentionExchange>>& exchanges) {
+  DISTCA_CHECK_EQ(exchanges.size(), order.exchanges.size());
+  const auto stages = static_cast<int>(shape.layers.size());
+  StagePart part{.stage = {.index = stage, .count = stages},
+                 .num_nano_batches = shape.nano_batches,
+                 .slots = order.visits[stage]};
+  if (stage < stages) part.stage.layers = shape.layers[stage];
+  for (size_t i = 0; i < exchanges.size(); ++i)
+    part.exchanges.push_back({exchanges[i], order.exchanges[i].layer_steps});
+  return part;
+}
+
+HandOverMessages hand_over_messages(const Stage& stage, int rank, int replicas, int64_t bytes) {
+  HandOverMessages messages;
+  if (!stage.is_first()) messages.with_previous.add(rank - replicas, bytes);
+  if (!stage.is_last()) messages.with_next.add(rank + replicas, bytes);
+  return messages;
+}
+
+}  // namespace distca

@@ -1,0 +1,85 @@
+#pragma once
+// In which order the ranks of a pipeline visit what (visit.h), from the ticks of its stages. It is
+// made for the whole step, so all ranks agree on it: on the exchanges, each of which wants a plan,
+// and on the order of all messages.
+//
+//   const PipelineShape shape{.layers = {{0, 4}, {4, 8}}, .nano_batches = 8};
+//   const PipelineOrder order = pooled_order(shape, aligned_ticks(2, 4, /*trains=*/true));
+//   // For each of order.exchanges: a plan of its nano-batches, and this rank's part of it.
+//   request.stage = stage_part(shape, order, stage, parts);  // ProgramRequest request
+//
+// Uneven stages. The messages of an exchange are the same in all its layer steps. So a tick has an
+// exchange for the layer steps that all its working stages have, and further ones for those that
+// only the stages with more layers have; the others serve there alone.
+//
+// Order of what is handed over. At the end of a tick first all that goes between stages 0 and 1, 2
+// and 3, ..., then between stages 1 and 2, 3 and 4, ... So where communications end only in the
+// order in which they were started (NCCL), a stage waits for its neighbours, and not for all
+// stages.
+//
+// The functions are pure; any thread may call them.
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "distca/base/integers.h"
+#include "distca/plan/ticks.h"
+#include "distca/program/program.h"
+#include "distca/program/visit.h"
+
+namespace distca {
+
+struct PipelineShape {
+  std::vector<Range> layers;  // [stage] of the model, one after another; none is empty
+  int nano_batches = 0;       // of the step
+  /// Nano-batches of a micro-batch, played in turn: 2 under ping-pong, else 1. Nano-batch n belongs
+  /// to micro-batch n / slots; the last micro-batch may have fewer.
+  int slots = 2;
+  /// With one stage, servers may keep Q, K, V until backward. In a pipeline they never do.
+  bool redispatched = true;
+
+  int micro_batches() const { return static_cast<int>(ceil_div(nano_batches, slots)); }
+};
+
+/// What an exchange of the step pools.
+struct OrderedExchange {
+  int tick = 0;  // of the first visit to it
+  int slot = 0;
+  Pass pass = Pass::kForward;
+  int layer_steps = 0;
+  std::vector<int> nano_batches;  // [stage] whose rows it carries; -1: the stage serves alone
+};
+
+struct PipelineOrder {
+  std::vector<OrderedExchange> exchanges;
+  /// [stage][slot] What each rank of a stage visits, and at last, [stages][slot], what a rank does
+  /// that only serves.
+  std::vector<std::vector<std::vector<Visit>>> visits;
+};
+
+/// Core attention is pooled: all ranks visit all exchanges. Stages may play other passes in a tick;
+/// then the tick has an exchange for each pass, which are visited beside each other.
+PipelineOrder pooled_order(const PipelineShape& shape, const std::vector<Tick>& ticks);
+
+/// Core attention stays on its stage: a rank visits only the exchanges of its own nano-batches, and
+/// no other stage takes part in them (plain packing, to be compared with). There is one exchange
+/// for each nano-batch; a rank's part of it is that of a plan in which its own stage alone works
+/// and serves. Where no document is cut, nothing travels. Slots: 1.
+PipelineOrder at_home_order(const PipelineShape& shape, const std::vector<Tick>& ticks);
+
+/// 1F1B in lockstep: stage s plays stages - 1 - s forwards, then a forward and a backward in turn,
+/// each once its input was made in an earlier tick.
+std::vector<Tick> one_forward_one_backward_ticks(int stages, int micro_batches);
+
+/// The part of a rank of this stage, or, with stage = number of stages, of a rank that only serves.
+/// `exchanges`: the rank's own, in the order of order.exchanges. What is handed over is left to the
+/// caller to add (StagePart::hand_overs).
+StagePart stage_part(const PipelineShape& shape, const PipelineOrder& order, int stage,
+                     const std::vector<std::shared_ptr<const AttentionExchange>>& exchanges);
+
+/// Of one nano-batch on this rank, where rank = stage * replicas + replica: all its rows at home,
+/// so many bytes, go to the same replica of the next stage.
+HandOverMessages hand_over_messages(const Stage& stage, int rank, int replicas, int64_t bytes);
+
+}  // namespace distca

@@ -1,0 +1,146 @@
+#include "distca/program/pipeline_order.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <tuple>
+
+#include "distca/base/error.h"
+
+namespace distca::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::SizeIs;
+
+TEST(Ticks, every_stage_plays_every_micro_batch_once_a_pass_after_its_input_was_made) {
+  for (int stages = 1; stages <= 8; ++stages) {
+    for (int micro_batches = 0; micro_batches <= 16; ++micro_batches) {
+      for (const bool aligned : {true, false}) {
+        const std::vector<Tick> ticks = aligned
+                                            ? aligned_ticks(stages, micro_batches, /*trains=*/true)
+                                            : one_forward_one_backward_ticks(stages, micro_batches);
+        EXPECT_THAT(ticks, SizeIs(micro_batches == 0 ? 0 : 2 * (micro_batches + stages - 1)));
+        std::map<std::tuple<int, int, Pass>, int> played;  // stage, micro-batch, pass: tick
+        const auto before = [&](int stage, int micro_batch, Pass pass, int tick) {
+          const auto found = played.find({stage, micro_batch, pass});
+          EXPECT_TRUE(found != played.end() && found->second < tick)
+              << stages << " stages: stage " << stage << ", micro-batch " << micro_batch;
+        };
+        for (int t = 0; t < static_cast<int>(ticks.size()); ++t) {
+          ASSERT_THAT(ticks[t].stages, SizeIs(stages));
+          for (int stage = 0; stage < stages; ++stage) {
+            const auto& [micro_batch, pass] = ticks[t].stages[stage];
+            if (micro_batch < 0) continue;
+            EXPECT_TRUE(played.emplace(std::tuple{stage, micro_batch, pass}, t).second);
+            if (pass == Pass::kForward) {
+              if (stage > 0) before(stage - 1, micro_batch, pass, t);
+            } else {
+              before(stage, micro_batch, Pass::kForward, t);
+              if (stage + 1 < stages) before(stage + 1, micro_batch, pass, t);
+            }
+          }
+        }
+        EXPECT_THAT(played, SizeIs(2 * stages * micro_batches));
+      }
+    }
+  }
+}
+
+TEST(Ticks, evaluation_has_no_backward) {
+  for (const Tick& tick : aligned_ticks(3, 4, /*trains=*/false)) {
+    for (const TickStage& stage : tick.stages) EXPECT_EQ(stage.pass, Pass::kForward);
+  }
+  EXPECT_THAT(aligned_ticks(3, 4, /*trains=*/false), SizeIs(6));
+}
+
+TEST(Ticks, the_first_ticks_are_forwards_and_then_passes_take_turns) {
+  std::string passes;
+  for (const Tick& tick : aligned_ticks(3, 4, /*trains=*/true))
+    passes += tick.stages[0].pass == Pass::kForward ? 'F' : 'B';
+  EXPECT_EQ(passes, "FFFBFBFBFBBB");
+}
+
+TEST(PipelineOrder, an_exchange_pools_what_its_tick_has_in_its_slot) {
+  const PipelineOrder order = pooled_order({.layers = {{0, 2}, {2, 4}}, .nano_batches = 3},
+                                           aligned_ticks(2, 2, /*trains=*/true));
+  std::vector<std::string> pooled;
+  for (const OrderedExchange& exchange : order.exchanges) {
+    EXPECT_EQ(exchange.layer_steps, 2);
+    std::string text = exchange.pass == Pass::kForward ? "F" : "B";
+    for (const int nano : exchange.nano_batches)
+      text += nano < 0 ? '-' : static_cast<char>('a' + nano);
+    pooled.push_back(std::to_string(exchange.tick) + text);
+  }
+  // Micro-batches are a with b, and c alone.
+  EXPECT_THAT(pooled, ElementsAre("0Fa-", "0Fb-", "1Fca", "1F-b", "2B-a", "2B-b", "3F-c", "4Bac",
+                                  "4Bb-", "5Bc-"));
+}
+
+TEST(PipelineOrder, layer_steps_that_not_all_stages_have_are_exchanges_of_their_own) {
+  const PipelineOrder order =
+      pooled_order({.layers = {{0, 3}, {3, 4}}, .nano_batches = 2, .slots = 1},
+                   aligned_ticks(2, 2, /*trains=*/true));
+  // In forward's second tick: b on stage 0 with a on stage 1, then the rest of stage 0.
+  EXPECT_EQ(order.exchanges[1].nano_batches, (std::vector{1, 0}));
+  EXPECT_EQ(order.exchanges[1].layer_steps, 1);
+  EXPECT_EQ(order.exchanges[2].nano_batches, (std::vector{1, -1}));
+  EXPECT_EQ(order.exchanges[2].layer_steps, 2);
+  const std::vector<Visit>&first = order.visits[0][0], &second = order.visits[1][0];
+  EXPECT_EQ(first[1].layers, (Range{0, 1}));
+  EXPECT_EQ(first[2].layers, (Range{1, 3}));
+  EXPECT_EQ(second[1].layers, (Range{3, 4}));
+  EXPECT_EQ(second[2].nano_batch, -1);
+  // In backward, too, the layer steps that all have come first: the highest layers.
+  const auto backward = std::ranges::find(first, Pass::kBackward, &Visit::pass) + 1;
+  EXPECT_EQ(backward->nano_batch, -1) << "of the second stage alone was the first one";
+}
+
+TEST(PipelineOrder, neighbours_hand_over_in_the_same_order) {
+  for (const bool aligned : {true, false}) {
+    const int stages = 5;
+    const PipelineShape shape{.layers = {{0, 1}, {1, 3}, {3, 4}, {4, 6}, {6, 7}},
+                              .nano_batches = 7};
+    const PipelineOrder order =
+        pooled_order(shape, aligned ? aligned_ticks(stages, 4, /*trains=*/true)
+                                    : one_forward_one_backward_ticks(stages, 4));
+    for (int slot = 0; slot < shape.slots; ++slot) {
+      for (int stage = 0; stage + 1 < stages; ++stage) {
+        // [visit] what goes between the two, seen from either.
+        const auto seen = [&](int from, bool next) {
+          std::vector<std::vector<std::pair<Pass, int>>> result;
+          for (const Visit& visit : order.visits[from][slot]) {
+            result.emplace_back();
+            for (const HandOver& what : visit.hand_overs) {
+              const bool with_next = (what.pass == Pass::kForward) != what.is_receive;
+              if (with_next == next) result.back().emplace_back(what.pass, what.nano_batch);
+            }
+          }
+          return result;
+        };
+        EXPECT_EQ(seen(stage, true), seen(stage + 1, false));
+      }
+    }
+  }
+}
+
+TEST(PipelineOrder, attention_at_home_has_one_slot) {
+  EXPECT_THROW(at_home_order({.layers = {{0, 1}}, .nano_batches = 1, .slots = 2}, {}),
+               CheckFailure);
+}
+
+TEST(PipelineOrder, rows_go_to_the_same_replica_of_the_next_stage) {
+  const HandOverMessages messages =
+      hand_over_messages({.index = 1, .count = 3, .layers = {2, 4}}, 4, 3, 640);
+  EXPECT_EQ(messages.with_previous.messages[0].peer, 1);
+  EXPECT_EQ(messages.with_next.messages[0].peer, 7);
+  EXPECT_EQ(messages.with_next.bytes, 640);
+  EXPECT_TRUE(hand_over_messages({.index = 2, .count = 3}, 7, 3, 640).with_next.empty());
+  EXPECT_TRUE(hand_over_messages({.index = 1, .count = 3}, 4, 3, 0).with_next.empty());
+}
+
+}  // namespace
+}  // namespace distca::testing

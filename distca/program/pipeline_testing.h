@@ -1,0 +1,211 @@
+#pragma once
+// For tests: the programs of all ranks of a pipeline, from plans that the schedulers make.
+
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "distca/plan/exchange.h"
+#include "distca/plan/plan.h"
+#include "distca/program/overlap.h"
+#include "distca/program/pipeline_order.h"
+#include "distca/program/program_testing.h"
+
+namespace distca::testing {
+
+enum class Order { kAligned, kMixed, kAtHome };
+
+struct PipelineStyle {
+  std::vector<int64_t> layers = {1, 1};       // [stage] how many
+  std::vector<std::vector<int64_t>> lengths;  // [nano-batch] of documents
+  int replicas = 1, dedicated = 0;
+  Overlap overlap = Overlap::kPingPong;
+  Order order = Order::kAligned;
+  ProgramRequest::Kind kind = ProgramRequest::Kind::kTrain;
+  Gradients gradients = {};
+  AttentionShape shape = {.num_heads = 4, .num_kv_heads = 2, .head_dim_qk = 16, .head_dim_v = 8};
+  ExchangeTypes types = {};
+
+  int stages() const { return static_cast<int>(layers.size()); }
+  int workers() const { return stages() * replicas; }
+  int ranks() const { return workers() + dedicated; }
+};
+
+/// `count` nano-batches of uneven documents.
+inline std::vector<std::vector<int64_t>> uneven_lengths(int count) {
+  std::vector<std::vector<int64_t>> lengths;
+  for (int64_t n = 0; n < count; ++n) {
+    lengths.push_back({400 + 90 * (n % 5), 130 + 40 * (n % 3)});
+    if (n % 2 == 0) lengths.back().push_back(7 + n);
+  }
+  return lengths;
+}
+
+inline PipelineShape shape_of(const PipelineStyle& style) {
+  const bool pairs = style.overlap == Overlap::kPingPong && style.order != Order::kAtHome;
+  PipelineShape shape{.nano_batches = static_cast<int>(style.lengths.size()),
+                      .slots = pairs ? 2 : 1};
+  int64_t begin = 0;
+  for (const int64_t layers : style.layers) {
+    shape.layers.push_back({begin, begin + layers});
+    begin += layers;
+  }
+  return shape;
+}
+
+inline PipelineOrder order_of_ranks(const PipelineStyle& style) {
+  const PipelineShape shape = shape_of(style);
+  const bool trains = style.kind == ProgramRequest::Kind::kTrain;
+  const std::vector<Tick> ticks =
+      style.order == Order::kAligned
+          ? aligned_ticks(style.stages(), shape.micro_batches(), trains)
+          : one_forward_one_backward_ticks(style.stages(), shape.micro_batches());
+  return style.order == Order::kAtHome ? at_home_order(shape, ticks) : pooled_order(shape, ticks);
+}
+
+/// Makes the programs of all ranks of one step.
+class PipelineStep {
+ public:
+  explicit PipelineStep(const PipelineStyle& style) : style_(style), order_(order_of_ranks(style)) {
+    for (const std::vector<int64_t>& lengths : style.lengths) homes_.push_back(home_of(lengths));
+  }
+
+  std::vector<Program> programs() {
+    parts_.assign(style_.ranks(), {});
+    for (const OrderedExchange& exchange : order_.exchanges) add_exchange(exchange);
+    std::vector<Program> programs;
+    for (int rank = 0; rank < style_.ranks(); ++rank) programs.push_back(program_of(rank));
+    return programs;
+  }
+  const PipelineOrder& order() const { return order_; }
+
+ private:
+  using Parts = std::vector<std::shared_ptr<const AttentionExchange>>;
+
+  /// Of a nano-batch over the replicas.
+  Layout home_of(const std::vector<int64_t>& lengths) const {
+    if (style_.replicas > 1) {
+      return make_plan({.nano_batch = NanoBatch::from_lengths(lengths),
+                        .cluster = Cluster::in_place(style_.replicas),
+                        .shape = style_.shape})
+          .layout;
+    }
+    Layout layout{.workers = {{}}};
+    for (size_t i = 0; i < lengths.size(); ++i)
+      layout.workers[0].push_back({static_cast<int64_t>(i), {0, lengths[i]}});
+    return layout;
+  }
+
+  std::shared_ptr<const AttentionExchange> part_of(const PlanIndex& index, int rank) const {
+    return std::make_shared<const AttentionExchange>(
+        make_attention_exchange(index.exchange(rank), style_.shape, style_.types));
+  }
+
+  void add_exchange(const OrderedExchange& exchange) {
+    Parts& parts = made_[exchange.nano_batches];
+    if (parts.empty())
+      parts = style_.order == Order::kAtHome ? at_home(exchange.nano_batches[0])
+                                             : pooled(exchange.nano_batches, "balanced");
+    for (int rank = 0; rank < style_.ranks(); ++rank) parts_[rank].push_back(parts[rank]);
+  }
+
+  /// Of each rank: of a plan in which its stage alone works and serves.
+  Parts at_home(int nano) const {
+    Parts parts(style_.ranks());
+    for (int stage = 0; stage < style_.stages(); ++stage) {
+      std::vector<int> alone(style_.stages(), -1);
+      alone[stage] = nano;
+      const Parts all = pooled(alone, "local");
+      for (int replica = 0; replica < style_.replicas; ++replica) {
+        const int rank = stage * style_.replicas + replica;
+        parts[rank] = all[rank];
+      }
+    }
+    return parts;
+  }
+
+  /// Documents of the stages' nano-batches one after another, each stage's on its own ranks.
+  Parts pooled(const std::vector<int>& nano_batches, const std::string& scheduler) const {
+    Layout layout{.workers = std::vector<std::vector<Segment>>(style_.workers())};
+    std::vector<int64_t> all;
+    for (int stage = 0; stage < style_.stages(); ++stage) {
+      if (nano_batches[stage] < 0) continue;
+      const Layout& home = homes_[nano_batches[stage]];
+      for (int replica = 0; replica < style_.replicas; ++replica) {
+        for (Segment segment : home.workers[replica]) {
+          segment.document += static_cast<int64_t>(all.size());
+          layout.workers[stage * style_.replicas + replica].push_back(segment);
+        }
+      }
+      const std::vector<int64_t>& lengths = style_.lengths[nano_batches[stage]];
+      all.insert(all.end(), lengths.begin(), lengths.end());
+    }
+    const Plan plan = make_plan({.nano_batch = NanoBatch::from_lengths(all),
+                                 .cluster = pool(style_.workers(), style_.dedicated, true),
+                                 .shape = style_.shape,
+                                 .options = {.scheduler = scheduler, .tolerance_ppm = 0}},
+                                std::move(layout));
+    const PlanIndex index(plan);
+    Parts parts;
+    for (int rank = 0; rank < style_.ranks(); ++rank) parts.push_back(part_of(index, rank));
+    return parts;
+  }
+
+  std::shared_ptr<const GradientExchange> gradients_of_stage(const Stage& stage, int rank) const {
+    GradientExchangeRequest request{.block = 16,
+                                    .bucket_elements = style_.gradients.bucket_elements,
+                                    .rank = rank % style_.replicas,
+                                    .num_ranks = style_.replicas,
+                                    .first_rank = rank - rank % style_.replicas,
+                                    .distributed_optimizer = style_.gradients.distributed_optimizer,
+                                    .overlaps = style_.gradients.overlaps,
+                                    .weight_offset = [](int64_t element) { return 2 * element; }};
+    const auto add = [&](OpKind phase, int layer, int64_t blocks) {
+      request.phases.push_back({phase, layer, {request.elements, request.elements + 16 * blocks}});
+      request.elements += 16 * blocks;
+    };
+    if (stage.is_first()) add(OpKind::kEmbed, -1, 10);
+    for (auto layer = static_cast<int>(stage.layers.begin); layer < stage.layers.end; ++layer) {
+      add(OpKind::kPreAttention, layer, 30);
+      add(OpKind::kPostAttention, layer, 70);
+    }
+    if (stage.is_last()) add(OpKind::kLoss, -1, 30);
+    return std::make_shared<const GradientExchange>(make_gradient_exchange(request));
+  }
+
+  Program program_of(int rank) const {
+    const bool works = rank < style_.workers();
+    const int index = works ? rank / style_.replicas : style_.stages();
+    ProgramRequest request{.overlap = style_.overlap, .kind = style_.kind, .holds_weights = works};
+    request.model = {.num_layers = works ? style_.layers[index] : 0,
+                     .hidden_size = 64,
+                     .intermediate_size = 96,
+                     .attention = style_.shape,
+                     .vocab_size = 100};
+    StagePart part = stage_part(shape_of(style_), order_, index, parts_[rank]);
+    if (works) {
+      for (const Layout& home : homes_) {
+        const int64_t bytes = home.num_tokens(rank % style_.replicas) * 64 * 2;
+        part.hand_overs.push_back(hand_over_messages(part.stage, rank, style_.replicas, bytes));
+      }
+      if (style_.gradients.bucket_elements > 0 && style_.kind == ProgramRequest::Kind::kTrain)
+        request.gradients = gradients_of_stage(part.stage, rank);
+    }
+    request.stage = std::move(part);
+    return build_program(request);
+  }
+
+  PipelineStyle style_;
+  PipelineOrder order_;
+  std::vector<Layout> homes_;               // [nano-batch]
+  std::map<std::vector<int>, Parts> made_;  // by nano-batches of the stages
+  std::vector<Parts> parts_;                // [rank] by exchange
+};
+
+inline std::vector<Program> pipeline_programs(const PipelineStyle& style) {
+  return PipelineStep(style).programs();
+}
+
+}  // namespace distca::testing

@@ -1,0 +1,66 @@
+#pragma once
+// Visits: what a rank does, in order, where several stages of a pipeline share core attention. A
+// program is built from visits (program/overlap.h); program/pipeline_order.h makes them from ticks.
+//
+// Words. A tick says for each stage which micro-batch it plays, and in which pass. A micro-batch is
+// a pair of nano-batches under ping-pong, which are played in two slots in turn, and otherwise one
+// nano-batch. The core attention of all nano-batches of a tick and slot is pooled in one exchange.
+// In its visit, a rank plays the layers of its own stage for its own nano-batch, or, where it has
+// none, serves attention alone. Every rank visits every exchange, in the same order.
+//
+// Plain values; any thread may read them.
+
+#include <memory>
+#include <vector>
+
+#include "distca/base/integers.h"
+#include "distca/cost/pass.h"
+#include "distca/plan/attention_exchange.h"
+#include "distca/program/program.h"
+
+namespace distca {
+
+/// A nano-batch's activations go to the next stage, or their gradients to the previous one.
+struct HandOver {
+  Pass pass = Pass::kForward;
+  int nano_batch = 0;
+  bool is_receive = false;  // this rank receives; else it sends
+  bool operator==(const HandOver&) const = default;
+};
+
+struct Visit {
+  Pass pass = Pass::kForward;
+  int nano_batch = -1;        // of the step, whose phases this rank plays; -1: it serves alone
+  int exchange = -1;          // of the step; -1: this rank does nothing but `hand_overs`
+  bool redispatched = false;  // backward: Q, K, V are sent again; else servers have kept them
+  /// Of the model, which go through the exchange for the rank's own nano-batch, in ascending order
+  /// forward and in descending order backward. Empty where it serves alone.
+  Range layers;
+  /// Played beside the visit before it, layer step by layer step: the other pass of the same tick,
+  /// where some stages play forward and some backward. Both have as many layer steps.
+  bool is_beside = false;
+  /// Some rank begins with what was handed over just before. So all ranks first hand over in both
+  /// slots, and one slot's messages travel under the other's compute.
+  bool starts_late = false;
+  /// At the end of the visit, in this order, which agrees with that of all other ranks.
+  std::vector<HandOver> hand_overs;
+  bool operator==(const Visit&) const = default;
+};
+
+/// This rank's part of an exchange.
+struct StageExchange {
+  std::shared_ptr<const AttentionExchange> part;
+  int layer_steps = 0;  // layers that go through it: the same on all ranks
+};
+
+/// The part of a rank in the step of a pipeline.
+struct StagePart {
+  Stage stage;                           // of a dedicated server: without layers
+  int num_nano_batches = 0;              // of the step
+  std::vector<StageExchange> exchanges;  // of the step: all ranks have the same ones
+  /// [slot] At most as many as the overlap mode plays in turn (overlap.h).
+  std::vector<std::vector<Visit>> slots;
+  std::vector<HandOverMessages> hand_overs;  // [nano-batch]; empty on a dedicated server
+};
+
+}  // namespace distca
