@@ -18,12 +18,12 @@ using ::testing::SizeIs;
 
 TEST(Ticks, every_stage_plays_every_micro_batch_once_a_pass_after_its_input_was_made) {
   for (int stages = 1; stages <= 8; ++stages) {
-    for (int micro_batches = 0; micro_batches <= 16; ++micro_batches) {
+    for (int micro_batches = 1; micro_batches <= 16; ++micro_batches) {
       for (const bool aligned : {true, false}) {
         const std::vector<Tick> ticks = aligned
                                             ? aligned_ticks(stages, micro_batches, /*trains=*/true)
                                             : one_forward_one_backward_ticks(stages, micro_batches);
-        EXPECT_THAT(ticks, SizeIs(micro_batches == 0 ? 0 : 2 * (micro_batches + stages - 1)));
+        EXPECT_THAT(ticks, SizeIs(2 * (micro_batches + stages - 1)));
         std::map<std::tuple<int, int, Pass>, int> played;  // stage, micro-batch, pass: tick
         const auto before = [&](int stage, int micro_batch, Pass pass, int tick) {
           const auto found = played.find({stage, micro_batch, pass});

@@ -121,7 +121,7 @@ TEST(Pipeline, gradients_of_the_last_stage_travel_while_it_serves) {
     if (program.ops[i].kind != OpKind::kGradAdd) continue;
     ++(i < last_attention ? before : behind);
   }
-  EXPECT_GE(before, 4);
+  EXPECT_GE(before, 3);  // of its first layer: pre_attention's, and what was still under way
   EXPECT_EQ(behind, 0) << "of " << program.gradients->buckets.size() << " buckets";
 }
 
