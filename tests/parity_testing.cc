@@ -23,24 +23,6 @@
 namespace distca::parity {
 namespace {
 
-/// Tokens of a nano-batch made from a seed.
-LocalTokens make_tokens(const NanoBatch& nano_batch, const std::vector<Segment>& segments,
-                        int64_t vocab_size, bool goes_on) {
-  LocalTokens local;
-  auto id = [&](int64_t document, int64_t position) {
-    return static_cast<int64_t>(Random(document * 1'000'003 + position).below(vocab_size));
-  };
-  for (const Segment& segment : segments) {
-    for (int64_t p = segment.tokens.begin; p < segment.tokens.end; ++p) {
-      const bool last = p + 1 == nano_batch.documents[segment.document].length;
-      local.ids.push_back(id(segment.document, p));
-      local.targets.push_back(last && !goes_on ? kNoTarget : id(segment.document, p + 1));
-      local.positions.push_back(p);
-    }
-  }
-  return local;
-}
-
 /// What every rank has to do: [rank].
 std::vector<StepInput> inputs_of(const StepRun& what, const StepOptions& options, int num_ranks) {
   std::vector<StepInput> inputs(num_ranks);
@@ -117,6 +99,23 @@ Outcome serve(const StepRun& what, const StepOptions& options, Communicator& com
 }
 
 }  // namespace
+
+LocalTokens make_tokens(const NanoBatch& nano_batch, const std::vector<Segment>& segments,
+                        int64_t vocab_size, bool goes_on) {
+  LocalTokens local;
+  auto id = [&](int64_t document, int64_t position) {
+    return static_cast<int64_t>(Random(document * 1'000'003 + position).below(vocab_size));
+  };
+  for (const Segment& segment : segments) {
+    for (int64_t p = segment.tokens.begin; p < segment.tokens.end; ++p) {
+      const bool last = p + 1 == nano_batch.documents[segment.document].length;
+      local.ids.push_back(id(segment.document, p));
+      local.targets.push_back(last && !goes_on ? kNoTarget : id(segment.document, p + 1));
+      local.positions.push_back(p);
+    }
+  }
+  return local;
+}
 
 Documents both_ways(const char* name, std::vector<int64_t> lengths, bool goes_on) {
   std::vector<int64_t> reversed(lengths.rbegin(), lengths.rend());

@@ -62,6 +62,10 @@ LlamaConfig small_llama(int64_t num_kv_heads, ScalarType dtype, int64_t num_laye
 Plan plan_by(const Planner& planner, const LlamaConfig& model, const std::vector<int64_t>& lengths,
              int workers, const Servers& servers);
 
+/// Tokens of a worker's part of a nano-batch, made from a seed. `goes_on`: Documents::goes_on.
+LocalTokens make_tokens(const NanoBatch& nano_batch, const std::vector<Segment>& segments,
+                        int64_t vocab_size, bool goes_on);
+
 struct Outcome {
   double loss = 0;                    // nats, summed over all targets
   std::vector<at::Tensor> gradients;  // of all parameters, summed over workers; none: evaluated

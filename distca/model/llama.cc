@@ -13,6 +13,7 @@
 #include "distca/base/integers.h"
 #include "distca/base/normal.h"
 #include "distca/comm/aten_types.h"
+#include "distca/program/program.h"
 
 namespace distca {
 namespace {
@@ -35,13 +36,14 @@ struct Llama::Rope {
 
 struct Llama::State {
   LlamaConfig config;
+  Stage stage;
   at::ScalarType compute;  // of the phases
   at::ScalarType master;   // of the parameters
   at::Device device;
-  std::vector<LayerWeights> layers;
-  at::Tensor embedding;   // [V, C]: the parameter
-  at::Tensor final_norm;  // [C]
-  at::Tensor head;        // [V, C]
+  std::vector<LayerWeights> layers;  // of the stage
+  at::Tensor embedding;              // [V, C]: the parameter; only on the first stage
+  at::Tensor final_norm;             // [C]; this and the head only on the last stage
+  at::Tensor head;                   // [V, C]
   std::vector<Weight> weights;
   std::vector<at::Tensor> parameters;
   /// A matrix in the compute type, which phases use in its place.
@@ -52,12 +54,18 @@ struct Llama::State {
   std::vector<Copy> copies;
   at::Tensor storage;  // of all parameters
 
-  State(const LlamaConfig& config_in, int cuda_device)
+  State(const LlamaConfig& config_in, const Stage& stage_in, int cuda_device)
       : config(config_in),
+        stage(stage_in),
         compute(aten_type(config.dtype)),
         master(compute == at::kDouble ? at::kDouble : at::kFloat),
         device(aten_device(cuda_device)) {}
 
+  const LayerWeights& layer(int index) const {
+    DISTCA_CHECK(stage.layers.contains({index, index + 1}), "layer {} is not of stage {}", index,
+                 stage.index);
+    return layers[index - stage.layers.begin];
+  }
   /// What phases compute with in place of a parameter. Norms have the parameters' type.
   at::Tensor used(const at::Tensor& parameter, int layer) {
     if (compute == master || parameter.dim() == 1) return parameter;
@@ -70,9 +78,9 @@ struct Llama::State {
   }
 };
 
-WeightOffsets parameter_offsets(const LlamaConfig& config, Masters masters) {
+WeightOffsets parameter_offsets(const LlamaConfig& config, const Stage& stage, Masters masters) {
   const int64_t master = config.dtype == ScalarType::kFloat64 ? 8 : 4;
-  return weight_offsets(weight_table(config),
+  return weight_offsets(weight_table(config, stage),
                         masters == Masters::kHere ? master : element_bytes(config.dtype), master);
 }
 
@@ -94,11 +102,15 @@ at::Tensor initial_weight(const Weight& weight, uint64_t seed) {
 }
 
 Llama::Llama(const LlamaConfig& config, uint64_t seed, int cuda_device, Masters masters)
-    : state_(std::make_unique<State>(config, cuda_device)) {
+    : Llama(config, whole_model(config), seed, cuda_device, masters) {}
+
+Llama::Llama(const LlamaConfig& config, const Stage& stage, uint64_t seed, int cuda_device,
+             Masters masters)
+    : state_(std::make_unique<State>(config, stage, cuda_device)) {
   config.check();
   State& s = *state_;
-  s.weights = weight_table(config);
-  const WeightOffsets offsets = parameter_offsets(config, masters);
+  s.weights = weight_table(config, stage);
+  const WeightOffsets offsets = parameter_offsets(config, stage, masters);
   s.storage = at::zeros({offsets.bytes}, at::dtype(at::kByte).device(s.device));
   for (size_t i = 0; i < s.weights.size(); ++i) {
     const Weight& weight = s.weights[i];
@@ -112,22 +124,26 @@ Llama::Llama(const LlamaConfig& config, uint64_t seed, int cuda_device, Masters 
   }
   // The table's order: embedding, the weights of each layer, last norm, head.
   auto next = s.parameters.begin();
-  s.embedding = *next++;  // single rows are cast when they are looked up
-  for (int layer = 0; layer < config.num_hidden_layers; ++layer) {
+  // Single rows of the embedding are cast when they are looked up.
+  if (stage.is_first()) s.embedding = *next++;
+  for (auto layer = static_cast<int>(stage.layers.begin); layer < stage.layers.end; ++layer) {
     LayerWeights w;
     for (at::Tensor* const weight :
          {&w.input_norm, &w.q, &w.k, &w.v, &w.o, &w.post_norm, &w.gate, &w.up, &w.down})
       *weight = s.used(*next++, layer);
     s.layers.push_back(std::move(w));
   }
-  s.final_norm = *next++;
-  s.head = s.used(config.tie_word_embeddings ? s.embedding : *next++, kAfterLayers);
+  if (stage.is_last()) {
+    s.final_norm = *next++;
+    s.head = s.used(config.tie_word_embeddings ? s.embedding : *next++, kAfterLayers);
+  }
   DISTCA_CHECK(next == s.parameters.end(), "the weight table has other weights than a Llama");
 }
 
 Llama::~Llama() = default;
 
 const LlamaConfig& Llama::config() const { return state_->config; }
+const Stage& Llama::stage() const { return state_->stage; }
 const std::vector<Weight>& Llama::weights() const { return state_->weights; }
 const std::vector<at::Tensor>& Llama::parameters() const { return state_->parameters; }
 const at::Tensor& Llama::storage() const { return state_->storage; }
@@ -206,7 +222,7 @@ void Llama::embed_backward(const at::Tensor& ids, const at::Tensor& d_x) const {
 void Llama::pre_attention(int layer, const at::Tensor& x, const Rope& rope, at::Tensor* q,
                           at::Tensor* k, at::Tensor* v, Keep keep) const {
   const State& s = *state_;
-  const LayerWeights& w = s.layers[layer];
+  const LayerWeights& w = s.layer(layer);
   const int64_t tokens = x.size(0), dim = s.config.head_dim;
   const std::vector<at::Tensor> qkv =
       norm_linear(x, w.input_norm, s.config.rms_norm_eps, {w.q, w.k, w.v}, keep);
@@ -218,7 +234,7 @@ void Llama::pre_attention(int layer, const at::Tensor& x, const Rope& rope, at::
 at::Tensor Llama::post_attention(int layer, const at::Tensor& x, const at::Tensor& o,
                                  Keep keep) const {
   const State& s = *state_;
-  const LayerWeights& w = s.layers[layer];
+  const LayerWeights& w = s.layer(layer);
   const at::Tensor after_attention =
       x + at::linear(o.reshape({x.size(0), s.config.num_attention_heads * s.config.head_dim}), w.o);
   const std::vector<at::Tensor> inner =

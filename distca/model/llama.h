@@ -40,22 +40,27 @@ enum class Masters : uint8_t {
   kElsewhere,  // matrices are in `dtype` and norms in the masters' type
 };
 
-/// The bytes of an element of a model's parameters, and where they lie.
-WeightOffsets parameter_offsets(const LlamaConfig& config, Masters masters);
+/// The bytes of an element of the parameters of a model's stage, and where they lie.
+WeightOffsets parameter_offsets(const LlamaConfig& config, const Stage& stage, Masters masters);
 
 /// The initial value of a weight, drawn in fp32 on the CPU from (seed, name): the same on every
 /// rank, machine and device, for every dtype and number of threads.
 at::Tensor initial_weight(const Weight& weight, uint64_t seed);
 
-/// The weights of a model and its phases.
+/// The weights of a model, or of one stage of it, and its phases.
 class Llama {
  public:
   /// Draws the initial weights from the seed. `cuda_device` is -1 for the CPU.
   Llama(const LlamaConfig& config, uint64_t seed, int cuda_device,
         Masters masters = Masters::kHere);
+  /// Of a stage of a pipeline: it has the phases of its own layers, which keep their numbers in the
+  /// model, embed() on the first stage, and loss_sum() on the last. `config` is the whole model's.
+  Llama(const LlamaConfig& config, const Stage& stage, uint64_t seed, int cuda_device,
+        Masters masters = Masters::kHere);
   ~Llama();
 
   const LlamaConfig& config() const;
+  const Stage& stage() const;
 
   /// Cosines and sines of some positions, which all layers of a nano-batch share.
   struct Rope;

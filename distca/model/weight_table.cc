@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "distca/base/error.h"
 #include "distca/base/integers.h"
+#include "distca/program/program.h"
 
 namespace distca {
 
@@ -57,6 +59,21 @@ std::vector<Weight> weight_table(const LlamaConfig& config) {
   }
   return table;
 }
+
+std::vector<Weight> weight_table(const LlamaConfig& config, const Stage& stage) {
+  DISTCA_THROW_IF(config.tie_word_embeddings && stage.count > 1, ErrorKind::kConfig,
+                  "tie_word_embeddings: the first and the last of {} stages cannot share weights",
+                  stage.count);
+  std::vector<Weight> table = weight_table(config);
+  std::erase_if(table, [&](const Weight& weight) {
+    if (weight.layer == kBeforeLayers) return !stage.is_first();
+    if (weight.layer == kAfterLayers) return !stage.is_last();
+    return !stage.layers.contains({weight.layer, weight.layer + 1});
+  });
+  return table;
+}
+
+Stage whole_model(const LlamaConfig& config) { return {.layers = {0, config.num_hidden_layers}}; }
 
 FlatLayout flat_layout(const std::vector<Weight>& weights) {
   FlatLayout layout;

@@ -15,6 +15,8 @@
 
 namespace distca {
 
+struct Stage;  // program/program.h
+
 /// Along which axis of a weight ranks of tensor parallelism divide it. (No rank does so yet.)
 enum class SplitAxis : uint8_t {
   kNone,     // every rank has all of it
@@ -46,6 +48,12 @@ struct Weight {
 /// All weights, in the order of a model's parameters. A head that shares the embedding's weights is
 /// not listed.
 std::vector<Weight> weight_table(const LlamaConfig& config);
+/// Those of a stage of a pipeline, in the same order: the weights of its layers, on the first stage
+/// the embedding, and on the last one the last norm and the head. Throws Error(kConfig) where
+/// several stages would share the embedding's weights.
+std::vector<Weight> weight_table(const LlamaConfig& config, const Stage& stage);
+/// The only stage where there is no pipeline.
+Stage whole_model(const LlamaConfig& config);
 
 /// Where weights lie that stand end to end in one buffer, in the order of the table. Gradients,
 /// master weights and AdamW's moments have this layout.

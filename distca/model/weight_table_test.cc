@@ -3,6 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <set>
+#include <string>
+
+#include "distca/base/error.h"
+#include "distca/program/program.h"
 
 namespace distca {
 namespace {
@@ -47,6 +51,25 @@ TEST(weight_table, a_tied_head_is_not_listed) {
   config.tie_word_embeddings = true;
   EXPECT_EQ(weight_table(config).size(), untied - 1);
   EXPECT_EQ(weight_table(config).back().name, "model.norm.weight");
+}
+
+TEST(weight_table, stages_have_its_lines_in_turn) {
+  const LlamaConfig config{.num_hidden_layers = 5};
+  const Stage stages[] = {{0, 3, {0, 2}}, {1, 3, {2, 3}}, {2, 3, {3, 5}}};
+  std::vector<std::string> names, want;
+  for (const Stage& stage : stages) {
+    for (const Weight& weight : weight_table(config, stage)) names.push_back(weight.name);
+  }
+  for (const Weight& weight : weight_table(config)) want.push_back(weight.name);
+  EXPECT_EQ(names, want);
+  EXPECT_EQ(weight_table(config, stages[1]).size(), 9u);
+  EXPECT_EQ(weight_table(config, whole_model(config)).size(), want.size());
+}
+
+TEST(weight_table, several_stages_cannot_share_the_embedding) {
+  const LlamaConfig config{.num_hidden_layers = 2, .tie_word_embeddings = true};
+  EXPECT_THROW(weight_table(config, {.index = 0, .count = 2, .layers = {0, 1}}), Error);
+  EXPECT_EQ(weight_table(config, whole_model(config)).size(), weight_table(config).size());
 }
 
 }  // namespace

@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "distca/base/error.h"
+
 namespace distca {
 namespace {
 
@@ -62,10 +64,15 @@ void NanoPhases::put(at::Tensor& all, const at::Tensor& rows, int64_t begin) con
   all.narrow(0, begin, rows.size(0)).copy_(rows);
 }
 
-void NanoPhases::embed() {
-  x_ = model_.embed(ids_);
+void NanoPhases::embed() { begin(model_.embed(ids_)); }
+
+void NanoPhases::begin(const at::Tensor& x) {
+  DISTCA_CHECK(x.size(0) == ids_.size(0), "{} rows for {} tokens", x.size(0), ids_.size(0));
+  x_ = x;
   rope_ = model_.rope(positions_);
 }
+
+at::Tensor NanoPhases::take_output() { return std::exchange(x_, at::Tensor()); }
 
 void NanoPhases::pre_attention_of(int layer, const at::Tensor& x, int64_t begin,
                                   Chunk& chunk) const {
@@ -193,6 +200,9 @@ void NanoPhases::pre_attention_backward(int layer) {
   }
   l = {};
 }
+
+void NanoPhases::begin_backward(const at::Tensor& d_output) { gradient_ = d_output; }
+at::Tensor NanoPhases::take_gradient() { return std::exchange(gradient_, at::Tensor()); }
 
 void NanoPhases::embed_backward() { model_.embed_backward(ids_, gradient_); }
 

@@ -11,6 +11,9 @@
 //     nano.pre_attention_backward(0);
 //     nano.embed_backward();
 //
+// On a stage of a pipeline, begin() and take_output() stand in place of embed() and loss(), and in
+// backward begin_backward() and take_gradient() in place of the loss's and the embedding's.
+//
 // With Recompute::kFull, each phase goes through the tokens by chunks of rows, so that the rows
 // inside an MLP never exist for all of them. Include <ATen/ATen.h> before this header. Thread rule:
 // one thread.
@@ -37,7 +40,8 @@ class NanoPhases {
   };
   static constexpr int64_t kChunkRows = 2048;  // of kFull: enough for fast matrix products
 
-  /// Borrows the first two. Where grad mode is off, nothing is kept for backward.
+  /// Borrows the first two. Where grad mode is off, nothing is kept for backward. Layers have the
+  /// model's numbers.
   NanoPhases(const Llama& model, CoreAttention& attention, int nano_batch,
              const LocalTokens& tokens, const Options& options);
 
@@ -49,6 +53,12 @@ class NanoPhases {
   void post_attention_backward(int layer);
   void pre_attention_backward(int layer);
   void embed_backward();
+
+  // What a stage is handed and hands over: rows [T, C] in the compute type.
+  void begin(const at::Tensor& x);
+  at::Tensor take_output();
+  void begin_backward(const at::Tensor& d_output);
+  at::Tensor take_gradient();  // by what begin() was given
 
  private:
   /// Pre-attention of some rows that was computed again, for its backward.

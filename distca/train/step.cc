@@ -9,6 +9,7 @@
 #include "distca/kernels/rows.h"
 #include "distca/runtime/device_clock.h"
 #include "distca/train/config.h"
+#include "distca/train/hand_overs.h"
 #include "distca/train/nano_phases.h"
 
 namespace distca {
@@ -16,7 +17,8 @@ namespace {
 
 class Player final : public OpPlayer {
  public:
-  Player(CoreAttention& attention, WeightUpdate& update) : attention_(attention), update_(update) {}
+  Player(CoreAttention& attention, HandOvers& hand_overs, WeightUpdate& update)
+      : attention_(attention), hand_overs_(hand_overs), update_(update) {}
 
   /// The next nano-batch. A dedicated server has none.
   void add(const Llama& model, const LocalTokens& tokens, const NanoPhases::Options& options) {
@@ -31,22 +33,48 @@ class Player final : public OpPlayer {
   }
   // Gradients and weights travel from where they are, and land where they are wanted.
   void pack(const Op& op) override {
-    if (!is_of_weights(op)) attention_.pack(op);
+    if (is_of_weights(op)) return;
+    op.kind == OpKind::kHandOver ? pack_hand_over(op) : attention_.pack(op);
   }
   void land(const Op& op) override {
-    if (!is_of_weights(op)) attention_.land(op);
+    if (is_of_weights(op)) return;
+    op.kind == OpKind::kHandOver ? land_hand_over(op) : attention_.land(op);
   }
   void issue(const Op& op) override {
-    is_of_weights(op) ? update_.issue(op) : attention_.issue(op);
+    with_its_part(op, [&](auto& part) { part.issue(op); });
   }
-  void wait(const Op& op) override { is_of_weights(op) ? update_.wait(op) : attention_.wait(op); }
+  void wait(const Op& op) override {
+    with_its_part(op, [&](auto& part) { part.wait(op); });
+  }
   void wait_sent(const Op& op) override {
-    is_of_weights(op) ? update_.wait_sent(op) : attention_.wait_sent(op);
+    with_its_part(op, [&](auto& part) { part.wait_sent(op); });
   }
 
   double loss_sum() const { return loss_sum_; }
 
  private:
+  /// Calls `work` with what plays a communication.
+  template <typename Work>
+  void with_its_part(const Op& op, const Work& work) {
+    if (is_of_weights(op)) return work(update_);
+    op.kind == OpKind::kHandOver ? work(hand_overs_) : work(attention_);
+  }
+
+  void pack_hand_over(const Op& op) {
+    if (op.is_receive) return;
+    std::unique_ptr<NanoPhases>& nano = nanos_[op.nano_batch];
+    const bool forward = op.pass == Pass::kForward;
+    hand_overs_.pack(op, forward ? nano->take_output() : nano->take_gradient());
+    if (!forward || !at::GradMode::is_enabled()) nano.reset();
+  }
+
+  void land_hand_over(const Op& op) {
+    if (!op.is_receive) return;
+    NanoPhases& nano = *nanos_[op.nano_batch];
+    const at::Tensor rows = hand_overs_.land(op);
+    op.pass == Pass::kForward ? nano.begin(rows) : nano.begin_backward(rows);
+  }
+
   static bool is_of_weights(const Op& op) {
     return op.bucket >= 0 || op.kind == OpKind::kGradNorm || op.kind == OpKind::kOptimizer;
   }
@@ -87,6 +115,7 @@ class Player final : public OpPlayer {
   }
 
   CoreAttention& attention_;
+  HandOvers& hand_overs_;
   WeightUpdate& update_;
   double loss_sum_ = 0;
   std::vector<std::unique_ptr<NanoPhases>> nanos_;  // several are alive at a time
@@ -141,17 +170,21 @@ double bucket_mb(const StepOptions& options, int num_workers) {
 }
 
 GradientExchangeRequest gradient_request(const LlamaConfig& model, const StepOptions& options,
-                                         int worker, int num_workers) {
-  const std::vector<Weight> weights = weight_table(model);
+                                         const Stage& stage, int rank, int replicas) {
+  const int first_rank = stage.index * replicas;
+  DISTCA_CHECK(rank >= first_rank && rank < first_rank + replicas,
+               "rank {} does not hold the weights of stage {}", rank, stage.index);
+  const std::vector<Weight> weights = weight_table(model, stage);
   const FlatLayout layout = flat_layout(weights);
   const int64_t element = model.dtype == ScalarType::kFloat64 ? 8 : 4;
   GradientExchangeRequest request{
       .elements = layout.elements,
       .block = kFlatBlock,
       .element_bytes = element,
-      .bucket_elements = static_cast<int64_t>(bucket_mb(options, num_workers) * 0x1p20) / element,
-      .rank = worker,
-      .num_ranks = num_workers,
+      .bucket_elements = static_cast<int64_t>(bucket_mb(options, replicas) * 0x1p20) / element,
+      .rank = rank - first_rank,
+      .num_ranks = replicas,
+      .first_rank = first_rank,
       .distributed_optimizer = options.distributed_optimizer,
       .overlaps = options.overlap_grad_reduce};
   for (size_t i = 0; i < weights.size(); ++i) {
@@ -175,8 +208,15 @@ Masters masters_of(const StepOptions& options) {
 std::shared_ptr<const GradientExchange> gradient_exchange(const LlamaConfig& model,
                                                           const StepOptions& options, int worker,
                                                           int num_workers, int64_t most_buckets) {
-  const WeightOffsets offsets = parameter_offsets(model, masters_of(options));
-  GradientExchangeRequest request = gradient_request(model, options, worker, num_workers);
+  return gradient_exchange(model, options, whole_model(model), worker, num_workers, most_buckets);
+}
+
+std::shared_ptr<const GradientExchange> gradient_exchange(const LlamaConfig& model,
+                                                          const StepOptions& options,
+                                                          const Stage& stage, int rank,
+                                                          int replicas, int64_t most_buckets) {
+  const WeightOffsets offsets = parameter_offsets(model, stage, masters_of(options));
+  GradientExchangeRequest request = gradient_request(model, options, stage, rank, replicas);
   request.most_buckets = most_buckets;
   request.weight_offset = [&](int64_t at) { return offsets.of(at); };
   return std::make_shared<const GradientExchange>(make_gradient_exchange(request));
@@ -184,7 +224,7 @@ std::shared_ptr<const GradientExchange> gradient_exchange(const LlamaConfig& mod
 
 std::vector<Range> gradient_slices(const LlamaConfig& model, const StepOptions& options, int worker,
                                    int num_workers) {
-  return own_slices(gradient_request(model, options, worker, num_workers));
+  return own_slices(gradient_request(model, options, whole_model(model), worker, num_workers));
 }
 
 std::shared_ptr<const AttentionExchange> attention_exchange(const PlanIndex& index, int rank,
@@ -206,6 +246,18 @@ Program step_program(const LlamaConfig& model, const StepOptions& options, bool 
                         .gradients = std::move(gradients)});
 }
 
+Program step_program(const LlamaConfig& model, const StepOptions& options, StagePart part,
+                     ProgramRequest::Kind kind, std::shared_ptr<const GradientExchange> gradients) {
+  ModelShape shape = model.shape();
+  shape.num_layers = part.stage.layers.size();
+  return build_program({.overlap = options.overlap,
+                        .kind = kind,
+                        .holds_weights = !part.stage.layers.empty(),
+                        .model = shape,
+                        .gradients = std::move(gradients),
+                        .stage = std::move(part)});
+}
+
 Program rank_program(const Config& config, const std::vector<PlanIndex>& plans, bool redispatched,
                      ProgramRequest::Kind kind, int rank, int num_workers,
                      std::shared_ptr<const GradientExchange> gradients) {
@@ -220,7 +272,8 @@ Program rank_program(const Config& config, const std::vector<PlanIndex>& plans, 
 
 Step::Step(const LlamaConfig& config, const Llama* model, Communicator& comm,
            const StepOptions& options)
-    : model_(model),
+    : config_(config),
+      model_(model),
       comm_(comm),
       options_(options),
       kernel_(kernel_request(config, options.kernel, options.threads, comm.cuda_device())),
@@ -230,9 +283,11 @@ Step::~Step() = default;
 StepResult Step::run(const StepInput& input, double loss_scale, const UpdateRequest& request) {
   buffers_.prepare(input.program);
   CoreAttention attention(input.program, kernel_, comm_, buffers_);
+  HandOvers hand_overs(input.program, buffers_, comm_, config_);
   WeightUpdate update(input.program, buffers_, comm_, request);
-  Player player(attention, update);
+  Player player(attention, hand_overs, update);
   if (model_ != nullptr) {
+    DISTCA_CHECK(input.program.stage == model_->stage(), "a program of another stage");
     model_->refresh_copies();
     for (size_t nano = 0; nano < input.tokens.size(); ++nano) {
       player.add(*model_, input.tokens[nano],
@@ -245,10 +300,9 @@ StepResult Step::run(const StepInput& input, double loss_scale, const UpdateRequ
   OpTimes times;
   const std::unique_ptr<OpClock> clock = device_clock(comm_.cuda_device());
   play(input.program, player, &times, recorder_, clock.get());
-  return {.loss_sum = player.loss_sum(),
-          .bytes = attention.bytes(),
-          .times = times,
-          .sum = update.sum()};
+  ExchangeBytes bytes = attention.bytes();
+  bytes += hand_overs.bytes();
+  return {.loss_sum = player.loss_sum(), .bytes = bytes, .times = times, .sum = update.sum()};
 }
 
 StepResult Step::train(const StepInput& input, int64_t num_targets, const UpdateRequest& update) {

@@ -1,6 +1,7 @@
 #pragma once
 // Runs one training or evaluation step on one rank. A worker plays its program with the phases of a
-// model and with disaggregated core attention, a dedicated server with attention alone.
+// model and with disaggregated core attention, a dedicated server with attention alone. In a
+// pipeline, a worker plays the phases of its stage of the model.
 //
 //     Step step(config.model, &model, comm, step_options(config));
 //     const StepResult result = step.train(input, num_targets, {.optimizer = &optimizer, ...});
@@ -35,7 +36,7 @@ struct StepInput {
 
 /// What a step has done on this rank.
 struct StepResult {
-  double loss_sum = 0;  // nats, over this rank's targets only
+  double loss_sum = 0;  // nats, over this rank's targets only; 0 on all stages but the last
   ExchangeBytes bytes;  // sent, received and copied
   OpTimes times;        // by operation and pass
   GradientSum sum;      // of all workers; a dedicated server does not know it
@@ -74,6 +75,13 @@ std::shared_ptr<const GradientExchange> gradient_exchange(const LlamaConfig& mod
                                                           const StepOptions& options, int worker,
                                                           int num_workers,
                                                           int64_t most_buckets = kMostBuckets);
+/// The same of a rank of a pipeline, whose messages go to the other replicas of its stage:
+/// rank = stage * replicas + replica. Gradients and weights are those of the stage.
+std::shared_ptr<const GradientExchange> gradient_exchange(const LlamaConfig& model,
+                                                          const StepOptions& options,
+                                                          const Stage& stage, int rank,
+                                                          int replicas,
+                                                          int64_t most_buckets = kMostBuckets);
 /// [bucket] The elements of the flat gradients that the worker adds up.
 std::vector<Range> gradient_slices(const LlamaConfig& model, const StepOptions& options, int worker,
                                    int num_workers);
@@ -88,6 +96,12 @@ Program step_program(const LlamaConfig& model, const StepOptions& options, bool 
                      ProgramRequest::Kind kind, std::vector<NanoPart> nano_batches,
                      std::shared_ptr<const GradientExchange> gradients = nullptr);
 
+/// The program of one rank of a pipeline; what is handed over is part of `part`
+/// (hand_over_bytes, train/hand_overs.h).
+Program step_program(const LlamaConfig& model, const StepOptions& options, StagePart part,
+                     ProgramRequest::Kind kind,
+                     std::shared_ptr<const GradientExchange> gradients = nullptr);
+
 /// The program of one rank for the plans of a batch, with the options that the configuration gives.
 /// `redispatched` is BatchPlan::redispatched. `gradients` is null on a dedicated server.
 Program rank_program(const Config& config, const std::vector<PlanIndex>& plans, bool redispatched,
@@ -97,7 +111,8 @@ Program rank_program(const Config& config, const std::vector<PlanIndex>& plans, 
 /// Runs the steps of one rank; keeps their buffers from step to step.
 class Step {
  public:
-  /// `model` is null on a dedicated server, which needs only the shape of the model.
+  /// `model` is null on a dedicated server, which needs only the shape of the model; in a pipeline
+  /// it has the weights of the stage.
   Step(const LlamaConfig& config, const Llama* model, Communicator& comm,
        const StepOptions& options);
   ~Step();
@@ -116,6 +131,7 @@ class Step {
  private:
   StepResult run(const StepInput& input, double loss_scale, const UpdateRequest& update);
 
+  const LlamaConfig config_;
   const Llama* model_;
   Communicator& comm_;
   const StepOptions options_;

@@ -4,10 +4,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
+#include <tuple>
 
 #include "distca/base/error.h"
 #include "distca/comm/ordered_sum.h"
-#include "distca/comm/tags.h"
 
 namespace distca {
 namespace {
@@ -45,23 +46,18 @@ void put_square_sums(const at::Tensor& slice, double* sums) {
   }
 }
 
-std::vector<Message> messages(const MessageList& list, uint32_t tag, std::byte* base) {
-  std::vector<Message> all;
-  for (const PeerMessage& m : list.messages)
-    all.push_back({.peer = m.peer, .tag = tag, .data = base + m.offset, .bytes = m.bytes});
-  return all;
-}
-
 }  // namespace
 
 WeightUpdate::WeightUpdate(const Program& program, const ExchangeBuffers& buffers,
                            Communicator& comm, const UpdateRequest& request)
-    : program_(program), buffers_(buffers), comm_(comm), request_(request) {
+    : program_(program), buffers_(buffers), request_(request), under_way_(program, comm) {
   DISTCA_CHECK(request.optimizer != nullptr || program.gradients == nullptr,
                "a program that sums gradients is played without an optimizer");
   if (request.optimizer == nullptr) return;
   DISTCA_CHECK(program.gradients == request.optimizer->exchange(),
                "the program sums gradients in another way than the optimizer");
+  DISTCA_CHECK(program.stage.count == 1 || request.all_stages != nullptr,
+               "the norm of {} stages, which have no group", program.stage.count);
   squares_.assign(request.optimizer->gradients().numel() / kFlatBlock + 1, 0.0);
 }
 
@@ -74,7 +70,6 @@ void WeightUpdate::begin_sum() {
 
 void WeightUpdate::issue(const Op& op) {
   begin_sum();
-  DISTCA_CHECK_LT(op.tag, kExchangeTags);
   Optimizer& optimizer = *request_.optimizer;
   const GradientBucket& bucket = program_.gradients->buckets[op.bucket];
   const auto begin = [](const at::Tensor& tensor) {
@@ -85,20 +80,7 @@ void WeightUpdate::issue(const Op& op) {
                               : begin(optimizer.gradients().narrow(0, bucket.elements.begin, 1));
   std::byte* const to =
       op.kind == OpKind::kGradReduce ? (op.in >= 0 ? buffers_.data(op.in) : nullptr) : from;
-  pending_[op.tag] = comm_.exchange(messages(program_.sends(op), op.tag, from),
-                                    messages(program_.receives(op), op.tag, to), describe(op));
-}
-
-void WeightUpdate::wait(const Op& op) {
-  if (const auto issued = pending_.find(op.tag); issued != pending_.end())
-    issued->second->wait_received();
-}
-
-void WeightUpdate::wait_sent(const Op& op) {
-  const auto issued = pending_.find(op.tag);
-  if (issued == pending_.end()) return;
-  issued->second->wait();
-  pending_.erase(issued);
+  under_way_.issue(op, from, to);
 }
 
 void WeightUpdate::play(const Op& op, double loss_sum) {
@@ -131,6 +113,20 @@ void WeightUpdate::add(const Op& op) {
   put_square_sums(own, squares_.data() + bucket.own.begin / kFlatBlock);
 }
 
+/// Sums of squares and losses of all stages, from those of this one, in the order of the stages.
+std::pair<double, double> WeightUpdate::sum_of_stages(double squares, double loss) const {
+  std::vector<double> of_stages(program_.stage.count + 1, 0.0);
+  if (request_.workers->rank() == 0) {
+    of_stages[program_.stage.index] = squares;
+    of_stages.back() = loss;
+  }
+  // The squares of each stage are one rank's and zero on the others; the loss is the last stage's.
+  ordered_sum(*request_.all_stages, std::span(of_stages), "gradient norm of all stages");
+  loss = of_stages.back();
+  of_stages.pop_back();
+  return {std::accumulate(of_stages.begin(), of_stages.end(), 0.0), loss};
+}
+
 void WeightUpdate::norm(double loss_sum) {
   if (request_.before_norm) request_.before_norm();
   squares_.back() = loss_sum;
@@ -138,7 +134,9 @@ void WeightUpdate::norm(double loss_sum) {
   ordered_sum(*request_.workers, std::span(squares_), "gradient norm");
   double sum = 0;
   for (size_t i = 0; i + 1 < squares_.size(); ++i) sum += squares_[i];
-  sum_ = {.norm = std::sqrt(sum), .loss_sum = squares_.back()};
+  double loss = squares_.back();
+  if (program_.stage.count > 1) std::tie(sum, loss) = sum_of_stages(sum, loss);
+  sum_ = {.norm = std::sqrt(sum), .loss_sum = loss};
   updates_ = !request_.accepts || request_.accepts(sum_);
   if (!updates_) return;
   const bool clips = request_.max_grad_norm > 0 && sum_.norm > request_.max_grad_norm;

@@ -9,29 +9,31 @@
 // buckets and every backend. Thread rule: one thread; all workers alike.
 
 #include <functional>
-#include <map>
-#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "distca/comm/communicator.h"
 #include "distca/program/program.h"
 #include "distca/runtime/exchange_buffers.h"
+#include "distca/train/messages_under_way.h"
 #include "distca/train/optimizer.h"
 
 namespace distca {
 
 /// What all workers know of a step before they update their weights. All have the same bits.
 struct GradientSum {
-  double norm = 0;      // of all gradients, before clipping
+  double norm = 0;      // of the gradients of all stages, before clipping
   double loss_sum = 0;  // of all workers, in nats
 };
 
 /// What a step does with its gradients.
 struct UpdateRequest {
   Optimizer* optimizer = nullptr;   // null on a dedicated server
-  Communicator* workers = nullptr;  // the ranks that hold weights
-  double max_grad_norm = 0;         // gradients with a larger norm are scaled down to it; 0: none
+  Communicator* workers = nullptr;  // the ranks that hold these weights, all in one stage
+  /// Of a pipeline: the ranks that hold any weights, in the order of the stages.
+  Communicator* all_stages = nullptr;
+  double max_grad_norm = 0;  // gradients with a larger norm are scaled down to it; 0: none
   double lr = 0;
   /// Whether the weights are updated with this sum; the same on all workers. Empty: they are.
   std::function<bool(const GradientSum&)> accepts;
@@ -42,15 +44,15 @@ struct UpdateRequest {
 
 class WeightUpdate {
  public:
-  /// Borrows all of them. Messages go through `comm`, in which the workers are the first ranks.
+  /// Borrows all of them. Messages go through `comm`, whose ranks are the program's.
   WeightUpdate(const Program& program, const ExchangeBuffers& buffers, Communicator& comm,
                const UpdateRequest& request);
   ~WeightUpdate();
 
   // The parts of a communication, with the names of OpPlayer (executor.h).
   void issue(const Op& op);
-  void wait(const Op& op);
-  void wait_sent(const Op& op);
+  void wait(const Op& op) { under_way_.wait(op); }
+  void wait_sent(const Op& op) { under_way_.wait_sent(op); }
   /// Does an operation of the compute stream. `loss_sum` is this rank's, in nats.
   void play(const Op& op, double loss_sum);
 
@@ -61,12 +63,12 @@ class WeightUpdate {
   void begin_sum();
   void add(const Op& op);
   void norm(double loss_sum);
+  std::pair<double, double> sum_of_stages(double squares, double loss) const;
 
   const Program& program_;
   const ExchangeBuffers& buffers_;
-  Communicator& comm_;
   const UpdateRequest& request_;
-  std::map<uint32_t, std::unique_ptr<PendingExchange>> pending_;  // [tag]
+  MessagesUnderWay under_way_;
   /// [block of the flat gradients] Sums of squares, of those that this rank has added up; then the
   /// loss.
   std::vector<double> squares_;

@@ -1,0 +1,62 @@
+#pragma once
+// What the stages of a pipeline hand over to each other in a step (program/visit.h): the rows
+// [T, C] of a nano-batch between two layers, or their gradients, in the compute type. T are the
+// local tokens, C is hidden_size. Each row is copied once on either side; copies are counted.
+//
+//     hand_overs.pack(op, rows), hand_overs.issue(op);     // a send
+//     hand_overs.issue(op), hand_overs.wait(op);           // a receive
+//     nano.begin(hand_overs.land(op));
+//
+// Thread rule: one thread.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "distca/comm/communicator.h"
+#include "distca/model/llama_config.h"
+#include "distca/program/program.h"
+#include "distca/runtime/core_attention.h"
+#include "distca/runtime/exchange_buffers.h"
+#include "distca/train/messages_under_way.h"
+
+namespace at {
+class Tensor;
+}
+
+namespace distca {
+
+/// The bytes of so many tokens' rows, for hand_over_messages (program/pipeline_order.h).
+int64_t hand_over_bytes(const LlamaConfig& model, int64_t tokens);
+
+class HandOvers {
+ public:
+  /// Borrows all of them but the model's shape. The buffers must have been prepared for the
+  /// program.
+  HandOvers(const Program& program, const ExchangeBuffers& buffers, Communicator& comm,
+            const LlamaConfig& model);
+
+  /// Of a send: copies the rows to where they are sent from. Rows of another number or type than
+  /// the program's are a CHECK.
+  void pack(const Op& op, const at::Tensor& rows);
+  /// Of a receive, once it has been waited for: a copy of the rows.
+  at::Tensor land(const Op& op);
+
+  // The other parts, with the names of OpPlayer (executor.h).
+  void issue(const Op& op);
+  void wait(const Op& op) { under_way_.wait(op); }
+  void wait_sent(const Op& op) { under_way_.wait_sent(op); }
+
+  const ExchangeBytes& bytes() const { return bytes_; }
+
+ private:
+  at::Tensor at(int32_t buffer, const PeerMessage& message) const;
+  std::byte* data(int32_t buffer) const { return buffer < 0 ? nullptr : buffers_.data(buffer); }
+
+  const Program& program_;
+  const ExchangeBuffers& buffers_;
+  const LlamaConfig model_;
+  MessagesUnderWay under_way_;
+  ExchangeBytes bytes_;
+};
+
+}  // namespace distca
