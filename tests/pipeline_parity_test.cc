@@ -148,7 +148,47 @@ TEST_P(PipelineParityTest, loss_gradients_and_updated_weights_equal_one_workers)
                         std::abs(many.norm - one.norm) / one.norm});
   seen.weights = std::max(seen.weights, largest_difference(weights, want));
 }
+
+/// All sizes, batches, overlap modes and orders; the rest in turn.
+std::vector<Case> grid() {
+  std::vector<Case> cases;
+  int turn = 0;
+  for (const Size& size : kSizes) {
+    for (int batch = 0; batch < std::ssize(kBatches); ++batch) {
+      for (const OverlapName& overlap : kOverlaps) {
+        for (int order = 0; order < std::ssize(kOrders); ++order) {
+          cases.push_back({.size = size,
+                           .batch = batch,
+                           .overlap = overlap.overlap,
+                           .order = order,
+                           .recompute = turn % 3,
+                           .zero = turn / 3 % 2 == 1,
+                           .kv_heads = turn / 5 % 2 == 1 ? 2 : 4,
+                           .dedicated = kOrders[order] == Order::kAtHome ? 0 : turn / 7 % 2,
+                           .uneven = turn % 2 == 1});
+          ++turn;
+        }
+      }
+    }
+  }
+  return cases;
+}
 INSTANTIATE_TEST_SUITE_P(fp64, PipelineParityTest, ::testing::ValuesIn(pairs()), case_name);
+INSTANTIATE_TEST_SUITE_P(full, PipelineParityTest, ::testing::ValuesIn(grid()), case_name);
+
+TEST(pipeline_parity, at_home_only_what_is_handed_over_travels) {
+  PipelineRun what{.model = small_llama(2, ScalarType::kFloat64, 3),
+                   .layers = {1, 1, 1},
+                   .nano_batches = testing::uneven_lengths(3),
+                   .order = Order::kAtHome};
+  int64_t tokens = 0;
+  for (const std::vector<int64_t>& lengths : what.nano_batches)
+    tokens = std::accumulate(lengths.begin(), lengths.end(), tokens);
+  constexpr int64_t kBoundaries = 2, kPasses = 2;
+  EXPECT_EQ(run(what).step.bytes_sent, kBoundaries * kPasses * tokens * what.model.hidden_size * 8);
+  what.evaluate = true;
+  EXPECT_EQ(run(what).step.bytes_sent, kBoundaries * tokens * what.model.hidden_size * 8);
+}
 
 /// With equal replicas and layouts, and no document's keys cut.
 TEST(pipeline_parity, the_bits_of_the_loss_do_not_depend_on_the_number_of_stages) {
@@ -158,13 +198,15 @@ TEST(pipeline_parity, the_bits_of_the_loss_do_not_depend_on_the_number_of_stages
                        .layers = {4},
                        .nano_batches = testing::uneven_lengths(3),
                        .replicas = replicas,
-                       .options = {.overlap = Overlap::kPingPong, .kernel = kernel},
+                       .options = {.kernel = kernel},
                        .evaluate = true};
       const double loss = run(what).step.loss;
       EXPECT_GT(loss, 0);
+      size_t turn = 0;
       for (const std::vector<int64_t>& layers :
            {std::vector<int64_t>{2, 2}, {3, 1}, {1, 2, 1}, {1, 1, 1, 1}}) {
         what.layers = layers;
+        what.options.overlap = kOverlaps[++turn % std::size(kOverlaps)].overlap;
         EXPECT_EQ(run(what).step.loss, loss) << layers.size() << " stages of " << replicas;
       }
     }

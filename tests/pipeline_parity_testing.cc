@@ -85,7 +85,7 @@ class PipelineInputs {
  private:
   PipelineOrder order() const {
     const std::vector<Tick> ticks =
-        what_.order == Order::kAligned
+        what_.order == Order::kAligned || what_.evaluate  // the others train
             ? aligned_ticks(what_.stages(), shape_.micro_batches(), !what_.evaluate)
             : one_forward_one_backward_ticks(what_.stages(), shape_.micro_batches());
     return what_.order == Order::kAtHome ? at_home_order(shape_, ticks)
@@ -165,7 +165,9 @@ PipelineOutcome work(const PipelineRun& what, Communicator& comm, const StepInpu
   Step step(what.model, &model, comm, what.options);
   PipelineOutcome outcome;
   if (what.evaluate) {
-    outcome.step.loss = step.evaluate(input).loss_sum;
+    const StepResult result = step.evaluate(input);
+    outcome.step.loss = result.loss_sum;
+    outcome.step.bytes_sent = result.bytes.sent;
     ordered_sum(*all_stages, std::span(&outcome.step.loss, 1), "loss");
     return outcome;
   }

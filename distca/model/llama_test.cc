@@ -13,6 +13,7 @@
 #include "distca/base/error.h"
 #include "distca/base/hash.h"
 #include "distca/model/model_testing.h"
+#include "distca/program/program.h"
 
 namespace distca {
 namespace {
@@ -49,6 +50,19 @@ TEST(llama, weights_are_a_function_of_the_seed_and_not_of_the_dtype) {
   const Llama narrow(config, 7, -1), other(config, 8, -1);
   EXPECT_TRUE(at::equal(wide.parameters()[0].to(at::kFloat), narrow.parameters()[0]));
   EXPECT_FALSE(at::equal(narrow.parameters()[0], other.parameters()[0]));
+}
+
+TEST(llama, stages_draw_the_weights_of_the_whole_model) {
+  LlamaConfig config = tiny();
+  config.num_hidden_layers = 3;
+  const Llama whole(config, 7, -1);
+  size_t next = 0;
+  for (const Stage& stage : {Stage{0, 2, {0, 1}}, Stage{1, 2, {1, 3}}}) {
+    const Llama part(config, stage, 7, -1);
+    for (const at::Tensor& parameter : part.parameters())
+      EXPECT_TRUE(at::equal(parameter, whole.parameters().at(next++))) << next;
+  }
+  EXPECT_EQ(next, whole.parameters().size());
 }
 
 TEST(llama, initial_weights_are_pinned_and_the_same_for_any_number_of_threads) {
