@@ -41,9 +41,6 @@ void check_sources(const PlanArguments& arguments) {
                   "--compare makes many plans: it takes no --plan and no --out");
 }
 
-/// Messages of all ranks' programs together that are checked.
-constexpr int64_t kMostMessages = int64_t{1} << 24;
-
 /// One plan a nano-batch.
 std::vector<Plan> step_plans(const PlanArguments& arguments) {
   if (!arguments.plan.empty()) {
@@ -75,10 +72,7 @@ std::vector<Program> step_programs(const PlanArguments& arguments, const std::ve
                              .redispatched = arguments.redispatched});
     }
   }
-  DISTCA_THROW_IF(messages > kMostMessages, ErrorKind::kUsage,
-                  "--program checks the {} messages of all {} ranks' programs; at most {}: fewer "
-                  "--layers or --nano-batches",
-                  messages, num_ranks, kMostMessages);
+  check_messages(messages, num_ranks, "--nano-batches");
   std::vector<Program> programs;
   for (int rank = 0; rank < num_ranks; ++rank) {
     ProgramRequest request{.overlap = overlap_of(arguments.overlap),

@@ -221,6 +221,14 @@ void add_program_options(CLI::App& verb, PlanArguments& arguments) {
       ->capture_default_str();
 }
 
+void check_messages(int64_t messages, int num_ranks, std::string_view fewer) {
+  constexpr int64_t kMostMessages = int64_t{1} << 24;
+  DISTCA_THROW_IF(messages > kMostMessages, ErrorKind::kUsage,
+                  "--program checks the {} messages of all {} ranks' programs; at most {}: fewer "
+                  "--layers or {}",
+                  messages, num_ranks, kMostMessages, fewer);
+}
+
 void check_sizes(const NanoBatch& nano_batch, const Cluster& cluster, const AttentionShape& shape,
                  ErrorKind kind) {
   const int64_t tokens = nano_batch.num_tokens();

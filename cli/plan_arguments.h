@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "distca/base/error.h"
@@ -51,6 +52,9 @@ struct PlanArguments {
 void add_plan_options(CLI::App& verb, PlanArguments& arguments);
 /// Adds the options that say which program of a plan is shown.
 void add_program_options(CLI::App& verb, PlanArguments& arguments);
+/// Throws Error(kUsage) if the programs of all ranks have more messages than are worth checking;
+/// `fewer` is the option that, beside --layers, makes them fewer.
+void check_messages(int64_t messages, int num_ranks, std::string_view fewer);
 
 /// Reads the input files and returns requests for the first `count` nano-batches of a batch. A
 /// workload is a single nano-batch, so copies of it are returned. Throws Error(kUsage, kData or

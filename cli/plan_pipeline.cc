@@ -9,6 +9,7 @@
 #include "distca/plan/exchange.h"
 #include "distca/plan/pipeline_plan.h"
 #include "distca/plan/pipeline_time.h"
+#include "distca/plan/scheduler.h"
 #include "distca/plan/validate_pipeline.h"
 #include "distca/program/overlap.h"
 #include "distca/program/pipeline_order.h"
@@ -40,8 +41,9 @@ class Pipeline {
     shape_.nano_batches = arguments.micro_batches * shape_.slots;
     make_request();
     plan_ = make_pipeline_plan(request_);
-    const std::vector<std::string> violations = validate(plan_);
-    DISTCA_CHECK(violations.empty(), "our own plans are invalid: {}", violations.front());
+    checks_ = checks_of(find_scheduler(request_.options.scheduler));
+    checks_.profile = request_.profile.get();
+    check(validate(plan_, {.plans = checks_}), "plans");
     order_ = pooled_order(shape_, plan_.ticks);
   }
 
@@ -78,8 +80,7 @@ class Pipeline {
 
   void print_program_of(int rank) {
     const std::vector<Program> programs = all_programs();
-    const std::vector<std::string> violations = validate(programs);
-    DISTCA_CHECK(violations.empty(), "our own programs are invalid: {}", violations.front());
+    check(validate(programs), "programs");
     const Program& program = programs[rank];
     fmt::print(
         "Rank {} of {}: stage {}, layers {} to {}; {} operations, valid with the programs of all "
@@ -90,6 +91,10 @@ class Pipeline {
   }
 
  private:
+  static void check(const std::vector<std::string>& violations, const char* what) {
+    DISTCA_CHECK(violations.empty(), "our own {} are invalid: {}", what, violations.front());
+  }
+
   void make_request() {
     PlanArguments of_stage = arguments_;
     of_stage.workers = arguments_.workers / arguments_.pipeline;
@@ -133,12 +138,14 @@ class Pipeline {
       return plan_.plans[plan_.plan_of_slot[exchange.tick][exchange.slot]];
     rest_.push_back(
         std::make_unique<Plan>(make_slot_plan(request_, exchange.nano_batches, exchange.pass)));
+    ValidateOptions checks = checks_;
+    checks.even_tokens = false;  // idle stages hold none
+    check(validate(*rest_.back(), checks), "plans");
     return *rest_.back();
   }
 
   /// [rank][exchange]
   std::vector<Parts> all_parts() {
-    constexpr int64_t kMostMessages = int64_t{1} << 24;
     const AttentionShape& shape = request_.shape;
     const ExchangeTypes types =
         exchange_types(compute_type(shape.element_bytes), /*wide_gradients=*/false);
@@ -153,11 +160,8 @@ class Pipeline {
         parts[rank].push_back(std::make_shared<const AttentionExchange>(
             make_attention_exchange(std::move(rows), shape, types)));
       }
-      DISTCA_THROW_IF(messages > kMostMessages, ErrorKind::kUsage,
-                      "--program checks more than {} messages of all {} ranks' programs: fewer "
-                      "--layers or --micro-batches",
-                      kMostMessages, parts.size());
     }
+    check_messages(messages, request_.grid.num_ranks(), "--micro-batches");
     return parts;
   }
 
@@ -186,8 +190,9 @@ class Pipeline {
   PipelineShape shape_;
   PipelineRequest request_;
   PipelinePlan plan_;
+  ValidateOptions checks_;
   PipelineOrder order_;
-  std::vector<std::unique_ptr<Plan>> rest_;
+  std::vector<std::unique_ptr<Plan>> rest_;  // of exchanges that are not a whole tick's
 };
 
 }  // namespace

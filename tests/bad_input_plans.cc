@@ -220,6 +220,7 @@ std::vector<BadInput> bad_program_options() {
       {kPlan + "--program --pipeline 2 --layers 2 --rank 9",
        "--rank 9: the pipeline has ranks 0 to 3"},
       {kLarge + "--program --layers 65536 --nano-batches 64", "--program checks the"},
+      {kLarge + "--program --layers 65536 --pipeline 2", "fewer --layers or --micro-batches"},
       {kPlan + "--tolerance auto --program",
        "--tolerance auto makes many plans and shows what it weighed: give --program a number"},
       {kPlan + "--tolerance auto --compare", "give --compare a number"},

@@ -13,6 +13,7 @@
 #include "distca/batch/test_folder.h"
 #include "distca/plan/plan.h"
 #include "distca/plan/plan_batch_input.h"
+#include "distca/plan/scheduler.h"
 #include "tests/run_command.h"
 
 namespace distca::testing {
@@ -369,6 +370,22 @@ TEST(CliPlanProgram, is_printed_once_those_of_all_ranks_are_valid) {
                     "--overlap", "within", "--redispatch"}),
               AllOf(HasSubstr("(a dedicated server), overlap within"), HasSubstr(" redispatch "),
                     Not(HasSubstr(" pre_attention "))));
+}
+
+TEST(CliPlanProgram, of_a_pipeline_comes_with_its_ticks_for_every_scheduler) {
+  for (const SchedulerEntry& scheduler : schedulers()) {
+    EXPECT_THAT(
+        plan({"--program", "--workers", "6", "--layers", "5", "--pipeline", "3", "--micro-batches",
+              "2", "--rank", "5", "--scheduler", std::string(scheduler.name)}),
+        AllOf(StartsWith("3 stages x 2 replicas, 2 micro-batches of 2 nano-batches, overlap "
+                         "ping-pong: 4 ticks a pass\n"),
+              HasSubstr("\n7     backward  1 of 3 "),
+              HasSubstr("Rank 5 of 6: stage 2, layers 4 to 4; "),
+              HasSubstr("valid with the programs of all ranks; at most 2 nano-batches in "
+                        "flight\n"),
+              HasSubstr("forward hand_over (receive) of nano-batch 0")))
+        << scheduler.name;
+  }
 }
 
 TEST(CliPlanProgram, is_what_the_page_shows) {
