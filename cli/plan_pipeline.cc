@@ -45,6 +45,8 @@ class Pipeline {
     checks_.profile = request_.profile.get();
     check(validate(plan_, {.plans = checks_}), "plans");
     order_ = pooled_order(shape_, plan_.ticks);
+    programs_ = all_programs();
+    check(validate(programs_), "programs");
   }
 
   void print_ticks() const {
@@ -78,14 +80,12 @@ class Pipeline {
     fmt::print("{}\n", table.to_string());
   }
 
-  void print_program_of(int rank) {
-    const std::vector<Program> programs = all_programs();
-    check(validate(programs), "programs");
-    const Program& program = programs[rank];
+  void print_program_of(int rank) const {
+    const Program& program = programs_[rank];
     fmt::print(
         "Rank {} of {}: stage {}, layers {} to {}; {} operations, valid with the programs of all "
         "ranks; at most {} nano-batches in flight\n\n{}",
-        rank, programs.size(), program.stage.index, program.stage.layers.begin,
+        rank, programs_.size(), program.stage.index, program.stage.layers.begin,
         program.stage.layers.end - 1, program.ops.size(), most_in_flight(program),
         print_program(program));
   }
@@ -192,6 +192,7 @@ class Pipeline {
   PipelinePlan plan_;
   ValidateOptions checks_;
   PipelineOrder order_;
+  std::vector<Program> programs_;            // [rank]
   std::vector<std::unique_ptr<Plan>> rest_;  // of exchanges that are not a whole tick's
 };
 
@@ -204,7 +205,7 @@ void print_pipeline(const PlanArguments& arguments) {
   DISTCA_THROW_IF(arguments.workers % arguments.pipeline != 0, ErrorKind::kUsage,
                   "--workers {} cannot be divided over --pipeline {} stages", arguments.workers,
                   arguments.pipeline);
-  Pipeline pipeline(arguments);
+  const Pipeline pipeline(arguments);  // refuses before anything is printed
   pipeline.print_ticks();
   pipeline.print_program_of(arguments.rank);
 }
