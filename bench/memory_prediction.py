@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """The predicted peak of a rank's tensors beside the measured one: a dry run and a run for each setting.
 
-    bench/memory_prediction.py build/release/distca DATA_PREFIX [--only NAME;NAME] [KEY=VALUE ...]
+    bench/memory_prediction.py build/release/distca DATA_PREFIX [--pipelines] [--only NAME;NAME] [KEY=VALUE ...]
 
 Every setting runs on two workers, and on a dedicated server where it says so, with documents of at most 512 tokens, so
 that attention costs little time. Prints as markdown, in MiB, the parts that `distca train --dry-run` predicts for the
 worker and the server with the highest peaks, and the peak_bytes that metrics.jsonl has of the same ranks after two
-steps.
+steps. With --pipelines, other settings: pipelines, each with every train.recompute; of each stage, the rank with the
+highest predicted peak.
 """
 
 import argparse
@@ -40,6 +41,24 @@ SETTINGS = {
         *DEEP, "model.num_hidden_layers=6", "batch.nano_batch_tokens=8192", "servers.dedicated=1"],
 }
 
+SMALL = ["model.hidden_size=256", "model.intermediate_size=704", "model.vocab_size=8192"]
+# The workers, and the keys.
+PIPELINES = {
+    "2 stages x 2 replicas": (4, [
+        *SMALL, "parallel.pipeline_model_parallel_size=2", "model.num_hidden_layers=8", "batch.nano_batches=8",
+        "batch.nano_batch_tokens=4096"]),
+    "2 stages x 2 replicas, 1f1b": (4, [
+        *SMALL, "parallel.pipeline_model_parallel_size=2", "model.num_hidden_layers=8", "batch.nano_batches=8",
+        "batch.nano_batch_tokens=4096", "parallel.pipeline_schedule=1f1b"]),
+    "4 stages, bf16": (4, [
+        *SMALL, "parallel.pipeline_model_parallel_size=4", "model.num_hidden_layers=8", "batch.nano_batches=16",
+        "batch.nano_batch_tokens=2048", "model.dtype=bfloat16"]),
+    "3 uneven stages, a dedicated server, no overlap": (3, [
+        *SMALL, "parallel.pipeline_model_parallel_size=3", "parallel.pipeline_layers=3,3,2",
+        "model.num_hidden_layers=8", "batch.nano_batches=6", "batch.nano_batch_tokens=2048", "train.overlap=none",
+        "servers.dedicated=1"]),
+}
+
 
 def succeed(command):
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -49,7 +68,7 @@ def succeed(command):
 
 
 def predicted(program, words):
-    """[(role and rank, {part: MiB}, where)] of the ranks shown."""
+    """[(column, rank, {row: number}, where)] of the ranks shown."""
     text = succeed([program, "train", *words, "--dry-run"])
     lines = text.splitlines()
     begin = next(i for i, line in enumerate(lines) if line.startswith("MiB "))
@@ -60,8 +79,9 @@ def predicted(program, words):
         name, *values = re.split(r"  +", line.strip())
         for column, value in zip(columns, values, strict=True):
             column[name] = float(value)
-    where = re.findall(r"^Rank \d+ reaches its peak in (.*)\.$", text, flags=re.MULTILINE)
-    return list(zip(header, columns, where, strict=True))
+    peaks = re.findall(r"^Rank (\d+).* reaches its peak in (.*)\.$", text, flags=re.MULTILINE)
+    return [(title, int(rank), column, where)
+            for title, column, (rank, where) in zip(header, columns, peaks, strict=True)]
 
 
 def measured(program, words):
@@ -84,26 +104,54 @@ def show_setting(options, name, words):
     ranks = predicted(options.program, given)
     peaks = measured(options.program, given)
     print(f"\n## {name[0].upper()}{name[1:]}\n`{' '.join(words)}`\n")
-    print(row(["MiB", *(title for title, _, _ in ranks)]))
+    print(row(["MiB", *(title for title, _, _, _ in ranks)]))
     print(row(["---"] * (len(ranks) + 1)))
-    for part in ranks[0][1]:
-        values = [parts[part] for _, parts, _ in ranks]
+    for part in ranks[0][2]:
+        values = [parts[part] for _, _, parts, _ in ranks]
         if part != "peak" and any(values):
             print(row([part, *(f"{value:,.1f}" for value in values)]))
-    of_ranks = [(parts["peak"], peaks[int(title.split()[1])]) for title, parts, _ in ranks]
+    of_ranks = [(parts["peak"], peaks[rank]) for _, rank, parts, _ in ranks]
     print(row(["**predicted peak**", *(f"**{peak:,.1f}**" for peak, _ in of_ranks)]))
     print(row(["**measured peak**", *(f"**{peak:,.1f}**" for _, peak in of_ranks)]))
     print(row(["predicted / measured", *(f"{peak / was:.4f}" for peak, was in of_ranks)]))
-    print(row(["predicted to be in", *(where for _, _, where in ranks)]), flush=True)
+    print(row(["predicted to be in", *(where for _, _, _, where in ranks)]), flush=True)
+
+
+def show_pipeline(options, name, workers, words):
+    """Three rows for each way to recompute."""
+    print(f"\n## {name[0].upper()}{name[1:]}\n`--workers {workers} {' '.join(words)}`\n")
+    for recompute in ["none", "selective", "full"]:
+        given = [f"data.prefix={options.data}", "--workers", str(workers), *COMMON, *words,
+                 f"train.recompute={recompute}"]
+        ranks = predicted(options.program, given)
+        peaks = measured(options.program, given)
+        if recompute == "none":
+            print(row(["train.recompute", "MiB", *(title for title, _, _, _ in ranks)]))
+            print(row(["---"] * (len(ranks) + 2)))
+            print(row(["", "nano-batches in flight",
+                       *(f"{parts['nano-batches in flight']:.0f}" for _, _, parts, _ in ranks)]))
+        for part in ["exchange buffers", "activations"]:
+            print(row([recompute, part, *(f"{parts[part]:,.1f}" for _, _, parts, _ in ranks)]))
+        print(row([recompute, "**predicted peak**", *(f"**{parts['peak']:,.1f}**" for _, _, parts, _ in ranks)]))
+        print(row([recompute, "**measured peak**", *(f"**{peaks[rank]:,.1f}**" for _, rank, _, _ in ranks)]))
+        print(row([recompute, "predicted / measured",
+                   *(f"{parts['peak'] / peaks[rank]:.4f}" for _, rank, parts, _ in ranks)]), flush=True)
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("program")
     parser.add_argument("data")
+    parser.add_argument("--pipelines", action="store_true")
     parser.add_argument("--only", default="", help="some of the settings, by name, with semicolons between")
     options, keys = parser.parse_known_args()
-    for name in [name for name in options.only.split(";") if name] or list(SETTINGS):
+    only = [name for name in options.only.split(";") if name]
+    if options.pipelines:
+        for name in only or list(PIPELINES):
+            workers, words = PIPELINES[name]
+            show_pipeline(options, name, workers, [*words, *keys])
+        return
+    for name in only or list(SETTINGS):
         show_setting(options, name, [*SETTINGS[name], *keys])
 
 

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 
+import report_pipeline
 import report_steps
 import report_tables
 from report_figures import Report
@@ -30,7 +31,7 @@ def report(lines, markdown=False):
     made = Report(head["bench"], markdown)
     made.say("{bench}: {machine}; {date}; commit {commit}, {build} build, {compiler}".format_map(head)
              + (f", PyTorch {head['torch']}" if head["torch"] else ""))
-    tables = report_tables if hasattr(report_tables, head["bench"]) else report_steps
+    tables = next(module for module in (report_tables, report_steps, report_pipeline) if hasattr(module, head["bench"]))
     getattr(tables, head["bench"])(made, head, measured)
     return made
 

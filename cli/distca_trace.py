@@ -5,138 +5,20 @@
 docs/trace.md has the definitions. All times are whole nanoseconds, until they are printed.
 """
 
-import functools
 import json
 import math
+import pathlib
 import re
 import signal
 import sys
-from collections import Counter, defaultdict, namedtuple
+from collections import Counter, defaultdict
 
-KINDS = ("step", "compute", "copy", "launch", "wait", "flight")  # as distca/trace/chrome.cc names them
-PARTS = ("compute", "copies", "issues", "gaps", "imbalance", "exposed", "sums", "other")  # of a step
-LAUNCH, IDLE = PARTS[2:4], PARTS[4:]
+sys.path.append(str(pathlib.Path(__file__).resolve().parent))  # last: nothing there stands in for a module of Python's
+from distca_trace_file import fail, read_trace  # noqa: E402
+
+PARTS = ("compute", "copies", "issues", "gaps", "bubble", "imbalance", "exposed", "sums", "other")  # of a step
+LAUNCH = PARTS[2:4]
 PART_OF = {"compute": "compute", "copy": "copies", "launch": "issues", None: "gaps"}  # by kind of the innermost event
-MOST_US = 9e12  # 2^53 ns are 104 days: beyond them microseconds in a double lose nanoseconds
-
-# operation: the name without layer, nano-batch and bucket, "forward core_attention".
-Event = namedtuple("Event", "rank kind operation begin end step layer nano_batch tag awaited to bytes received_bytes "
-                   "flops")
-# Of an event's "args", those that it may lack.
-ABSENT = {"layer": -1, "nano_batch": -1, "tag": 0, "from": (), "to": (), "bytes": 0, "received_bytes": 0, "flops": 0}
-
-
-class Fault(Exception):
-    """What is wrong with a trace; who catches it says where."""
-
-
-def fail(line, exit_code=2):
-    """Ends the program with an error line, as cli/main.cc would."""
-    print(f"distca: error: {line}", file=sys.stderr)
-    sys.exit(exit_code)
-
-
-def shown(value):
-    return f"{json.dumps(value, default=str):.40}"
-
-
-def member(thing, key, kind=object):
-    if not isinstance(thing, dict):
-        raise Fault(f"expected an object, found {shown(thing)}")
-    if key not in thing:
-        raise Fault(f'no "{key}"')
-    if not isinstance(thing[key], kind):
-        wanted = {str: "a string", list: "a list"}[kind]
-        raise Fault(f'"{key}" is {shown(thing[key])}: expected {wanted}')
-    return thing[key]
-
-
-def number(thing, key, least, most):
-    value = member(thing, key)
-    if type(value) not in (int, float) or not least <= value <= most:
-        raise Fault(f'"{key}" is {shown(value)}: expected a number from {least:g} to {most:g}')
-    return value
-
-
-def integer(value, key):
-    if type(value) is not int or not 0 <= value < 2**63:
-        raise Fault(f'"{key}" is {shown(value)}: expected an integer from 0 on')
-    return value
-
-
-@functools.cache
-def operation_of(name, layer, nano_batch):
-    name = name.replace(f" layer {layer}", "", 1).replace(f" of nano-batch {nano_batch}", "", 1)
-    return name.partition(" of bucket ")[0]
-
-
-def event_of(line):
-    """The Event of an object of "traceEvents" that has "ph"; None of a name or an arrow."""
-    if line["ph"] in ("M", "s", "f"):
-        return None
-    if line["ph"] != "X":
-        raise Fault(f'"ph" is {shown(line["ph"])}: expected X, M, s or f')
-    if member(line, "cat") not in KINDS:
-        raise Fault(f'"cat" is {shown(line["cat"])}: no kind of event')
-    begin, length = round(number(line, "ts", 0, MOST_US) * 1e3), round(number(line, "dur", 0, MOST_US) * 1e3)
-    given = member(line, "args")
-    member(given, "step")
-    for key, value in given.items():
-        if key == "flops":
-            number(given, key, 0, 1e300)
-        elif key in ("from", "to"):
-            for rank in member(given, key, list):
-                integer(rank, key)
-        else:
-            integer(value, key)
-    more = {**ABSENT, **given}
-    operation = operation_of(member(line, "name", str), more["layer"], more["nano_batch"])
-    return Event(integer(member(line, "pid"), "pid"), line["cat"], operation, begin, begin + length, more["step"],
-                 more["layer"], more["nano_batch"], more["tag"], more["from"], more["to"], more["bytes"],
-                 more["received_bytes"], more["flops"])
-
-
-def compact(thing):
-    """What the parser keeps of an object: of an event only its Event, for there may be millions."""
-    if "ph" not in thing:
-        return thing
-    try:
-        return event_of(thing)
-    except Fault as fault:
-        return fault
-
-
-def read_trace(path):
-    """("otherData", events) of a trace that `distca train --trace` wrote."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            root = json.load(file, object_hook=compact)
-    except OSError as error:
-        fail(f"{path}: cannot be read: {error.strerror}")
-    except (ValueError, RecursionError) as error:
-        fail(f"{path}: byte {getattr(error, 'pos', getattr(error, 'start', 0)) + 1} is not JSON: {error}")
-    try:
-        events = member(root, "traceEvents", list)
-        for index, event in enumerate(events):
-            if event is not None and not isinstance(event, Event):
-                raise Fault(f"traceEvents[{index}]: {event if isinstance(event, Fault) else 'no event'}")
-        other = member(root, "otherData")
-        if member(other, "program", str) != "distca":
-            raise Fault("of another program")
-        for key in ("version", "commit", "overlap"):
-            member(other, key, str)
-        for rank in member(other, "ranks", list):
-            if member(rank, "role") not in ("worker", "server"):
-                raise Fault(f'"role" is {shown(rank["role"])}: expected worker or server')
-            for key, least in (("clock_offset_s", -1e18), ("clock_drift", -1), ("clock_uncertainty_s", 0)):
-                number(rank, key, least, 1e18)
-        events = [event for event in events if event]
-        most = max((event.rank for event in events), default=-1)
-        if most >= len(other["ranks"]):
-            raise Fault(f'an event of rank {most}, "otherData" names {len(other["ranks"])} ranks')
-        return other, events
-    except Fault as fault:
-        fail(f"{path}: not a trace that `distca train --trace` wrote: {fault}")
 
 
 def stretches(begin, end, events):
@@ -171,13 +53,62 @@ def hidden(flights, waits):
     return length
 
 
+class Ticks:
+    """What the ranks of a pipeline computed in its ticks."""
+
+    def __init__(self, num_ranks):
+        self.num_ranks, self.steps, self.micro_batches = num_ranks, defaultdict(dict), set()
+
+    def add(self, event, stage, begin, end):
+        """Counts the time from begin to end of a compute event of a rank of this stage (-1: of none)."""
+        tick = self.steps[event.step].setdefault(
+            event.tick, {"passes": set(), "stages": set(), "computed": [], "linear": [0] * self.num_ranks})
+        tick["passes"].add(event.operation.partition(" ")[0])
+        tick["computed"].append((begin, end))
+        if " core_attention" not in event.operation:
+            tick["linear"][event.rank] += end - begin
+        if event.nano_batch >= 0:
+            tick["stages"].add(stage)
+            self.micro_batches.add(event.micro_batch)
+
+    def rows(self):
+        """A row a tick: its passes, the stages at work, and the sums over all steps of its length and ideal length.
+
+        A tick ends with the last of its operations on any rank, and there begins the next one; but what ranks had
+        computed of later ticks by then, in their mean, counts for those. So lengths add up to the time from the first
+        operation to the last, and none is shorter than the ranks' mean of what was computed in the tick. Ideal is that
+        mean or, if it is longer, the longest linear work of a rank.
+        """
+        rows = {}
+        for ticks in self.steps.values():
+            numbers = sorted(ticks)
+            begins = {number: min(ticks[number]["computed"])[0] for number in numbers}
+            last = now = begins[numbers[0]]
+            for place, number in enumerate(numbers):
+                tick = ticks[number]
+                last = max(last, *(end for _, end in tick["computed"]))
+                early = sum(min(end, last) - begin for later in numbers[place + 1:] if begins[later] < last
+                            for begin, end in ticks[later]["computed"] if begin < last)
+                before, now = now, last - early // self.num_ranks
+                computed = sum(end - begin for begin, end in tick["computed"]) // self.num_ranks
+                row = rows.setdefault(number, {"tick": number, "passes": [], "stages": [], "length_ns": 0,
+                                               "ideal_ns": 0})
+                row["passes"] = sorted(tick["passes"].union(row["passes"]), reverse=True)  # forward first
+                row["stages"] = sorted(tick["stages"].union(row["stages"]))
+                row["length_ns"] += now - before
+                row["ideal_ns"] += max(computed, *tick["linear"])
+        return [rows[number] for number in sorted(rows)]
+
+
 class Analysis:
     """Sums over the events of a trace.
 
     steps: of each rank, its steps in order; totals: of each rank, their sum. Both count the nanoseconds of "step", of its
-    PARTS, of "launch" and "idle", which are several parts, and of "hidden" (at most); "bytes" and "received_bytes"; and
+    parts, of "launch" and "idle", which are several parts, and of "hidden" (at most); "bytes" and "received_bytes"; and
     ("waited_for", rank): imbalance by the rank that came last.
     operations: by kind and pass, without what lies inside them. exchanges: by kind, pass, layer and nano-batch.
+    stages: of each rank; -1: none, as on a dedicated server. parts, idle: of PARTS; only a pipeline has a bubble.
+    ticks: Ticks.rows(); without a pipeline none.
     """
 
     def __init__(self, path, other, events):
@@ -185,6 +116,10 @@ class Analysis:
         self.num_ranks = len(other["ranks"])
         if not self.num_ranks:
             fail(f"{path}: a trace of no rank")
+        self.stages = [rank.get("stage", -1) for rank in other["ranks"]]
+        self.num_stages = max(0, *self.stages) + 1
+        self.parts = [part for part in PARTS if part != "bubble" or self.num_stages > 1]
+        self.idle, self.in_ticks = self.parts[4:], Ticks(self.num_ranks)
         self.operations = defaultdict(lambda: {"count": 0, "flops": 0.0, "rank_ns": [0] * self.num_ranks})
         self.exchanges = defaultdict(lambda: {"exposed_ns": 0, "imbalance_ns": 0, "bytes": 0})
         self.issued, spans, inside = {}, [{} for _ in other["ranks"]], defaultdict(list)
@@ -204,6 +139,7 @@ class Analysis:
         self.totals = [sum_of(steps) for steps in self.steps]
         self.operations = by_size(self.operations, lambda times: sum(times["rank_ns"]))
         self.exchanges = by_size(self.exchanges, lambda waits: (waits["exposed_ns"], waits["imbalance_ns"]))
+        self.ticks = self.in_ticks.rows()
 
     def add_step(self, span, events):
         step, waits, flights, others = Counter(), [], [], []
@@ -227,15 +163,25 @@ class Analysis:
                 self.add_wait(step, event, begin, end)
             if kind == "compute":
                 self.operations[event.operation]["rank_ns"][event.rank] += end - begin
+                if event.tick >= 0 and self.num_stages > 1:
+                    self.in_ticks.add(event, self.stages[event.rank], begin, end)
         step.update(step=span.end - span.begin, launch=sum(step[part] for part in LAUNCH),
-                    idle=sum(step[part] for part in IDLE), hidden=hidden(flights, waits))
+                    idle=sum(step[part] for part in self.idle), hidden=hidden(flights, waits))
         return step
 
     def exchange(self, event):
         return self.exchanges[event.operation, event.layer, event.nano_batch]
 
+    def is_bubble(self, wait):
+        """Whether a stage waits in a visit without work of its own, or for what another stage hands over."""
+        return (self.num_stages > 1 and self.stages[wait.rank] >= 0 and wait.tick >= 0
+                and (wait.nano_batch < 0 or " hand_over" in wait.operation))
+
     def add_wait(self, step, wait, begin, end):
         """Imbalance until the last awaited rank had issued its side; from then on, bytes were on their way."""
+        if self.is_bubble(wait):
+            step["bubble"] += end - begin
+            return
         awaited = wait.awaited or wait.to
         if not awaited:
             step["other"] += end - begin
@@ -245,8 +191,8 @@ class Analysis:
         turn = min(max(*times, begin), end)
         step["imbalance"] += turn - begin
         step["waited_for", awaited[times.index(max(times))]] += turn - begin
-        # Exchanges of core attention belong to a layer, sums of gradients and collectives to none.
-        step["sums" if wait.layer < 0 else "exposed"] += end - turn
+        # Exchanges of core attention belong to a layer or a tick, sums of gradients and collectives to neither.
+        step["sums" if wait.layer < 0 and wait.tick < 0 else "exposed"] += end - turn
         self.exchange(wait)["imbalance_ns"] += turn - begin
         self.exchange(wait)["exposed_ns"] += end - turn
 
@@ -292,6 +238,7 @@ class Report:
     def __init__(self, analysis):
         self.sums, self.num_steps = analysis, len(analysis.numbers)
         self.all = sum_of(analysis.totals)
+        self.pipelined = analysis.num_stages > 1
 
     def per_step(self, ns, ranks=1):
         return ns * 1e-6 / self.num_steps / ranks
@@ -303,8 +250,8 @@ class Report:
         return self.per_step(self.all["step"] - self.all["compute"], self.sums.num_ranks)
 
     def text(self):
-        return "".join([self.head(), self.ranks(), self.lost(), self.steps(), self.slowest(), self.operations(),
-                        self.exchanges(), self.nano_batches()])
+        return "".join([self.head(), self.ranks(), self.lost(), self.steps(), self.slowest(), self.ticks(),
+                        self.operations(), self.exchanges(), self.nano_batches()])
 
     def head(self):
         other, numbers, ranks = self.sums.other, self.sums.numbers, self.sums.num_ranks
@@ -320,18 +267,23 @@ class Report:
     def rank_row(self, name, total, ranks):
         return [name, *(self.ms(total[key], ranks) for key in ("step", "compute", "copies", "launch", "idle")),
                 f"{100 * total['idle'] / max(1, total['step']):.1f} %",
-                *(self.ms(total[key], ranks) for key in (*IDLE, "hidden")),
+                *(self.ms(total[key], ranks) for key in (*self.sums.idle, "hidden")),
                 shown_bytes(total["bytes"] // self.num_steps // ranks)]
 
     def ranks(self):
-        rows = [self.rank_row(f"{rank} {self.sums.other['ranks'][rank]['role']}", total, 1)
-                for rank, total in enumerate(self.sums.totals)]
+        rows = []
+        for rank, (total, stage) in enumerate(zip(self.sums.totals, self.sums.stages)):
+            of_stage = f", stage {stage}" if self.pipelined and stage >= 0 else ""
+            rows.append(self.rank_row(f"{rank} {self.sums.other['ranks'][rank]['role']}{of_stage}", total, 1))
         if len(rows) > 1:
             rows.append(self.rank_row("mean", self.all, len(rows)))
-        header = ("rank", "step", "compute", "copies", "launch", "idle", "of step", *IDLE, "hidden", "sent")
+        header = ("rank", "step", "compute", "copies", "launch", "idle", "of step", *self.sums.idle, "hidden", "sent")
+        bubble = ("  bubble     waiting while this stage has no work of its own, or for what stages hand over\n"
+                  if self.pipelined else "")
         return (f"\nms a step{', mean of the steps' if self.num_steps > 1 else ''}\n{table(header, rows)}"
-                "step = compute + copies + launch + idle; idle = imbalance + exposed + sums + other\n"
+                f"step = compute + copies + launch + idle; idle = {' + '.join(self.sums.idle)}\n"
                 "  launch     handing messages over, and the gaps between operations\n"
+                f"{bubble}"
                 "  imbalance  waiting for a rank that had not issued its message yet\n"
                 "  exposed    waiting for messages that all ranks had issued and that were still under way\n"
                 "  sums       waiting in sums over ranks\n"
@@ -340,7 +292,7 @@ class Report:
 
     def lost(self):
         step, lost, rows = self.per_step(self.all["step"], self.sums.num_ranks), self.lost_ms(), []
-        for part in ("imbalance", "exposed", "sums", "copies", "issues", "gaps", "other"):
+        for part in (*self.sums.idle[:-1], "copies", "issues", "gaps", "other"):
             ms = self.per_step(self.all[part], self.sums.num_ranks)
             bar = "#" * max(ms > 0, math.floor(30 * (ms / lost) + 0.5)) if lost else ""
             rows.append([f"  {'launch: ' * (part in LAUNCH)}{part}", shown_ms(ms),
@@ -351,12 +303,11 @@ class Report:
     def steps(self):
         if self.num_steps < 2:
             return ""
-        rows = []
+        rows, idle = [], ["idle", *self.sums.idle[:-2]]
         for number, ranks in zip(self.sums.numbers, zip(*self.sums.steps)):
             step = sum_of(ranks)
-            rows.append([str(number), *(shown_ms(step[key] * 1e-6 / len(ranks))
-                                        for key in ("step", "compute", "idle", "imbalance", "exposed"))])
-        return f"\nMean of the ranks\n{table(('step', 'ms', 'mean compute', 'idle', 'imbalance', 'exposed'), rows)}"
+            rows.append([str(number), *(shown_ms(step[key] * 1e-6 / len(ranks)) for key in ("step", "compute", *idle))])
+        return f"\nMean of the ranks\n{table(('step', 'ms', 'mean compute', *idle), rows)}"
 
     def slowest(self):
         """What the rank that computes longest spends more time on than the mean of those that do it."""
@@ -375,6 +326,27 @@ class Report:
         lines += [f"Rank {rank} came last: others waited {self.ms(ns)} ms a step for it (imbalance)"
                   for rank in range(self.sums.num_ranks) if (ns := self.all["waited_for", rank])]
         return "\n".join(lines) + "\n"
+
+    def ticks(self):
+        """A row a tick, and how many there are in each pass."""
+        ticks, stages = self.sums.ticks, self.sums.num_stages
+        if not ticks:
+            return ""
+        counts = [f"{sum(name in tick['passes'] for tick in ticks)} {name} ticks" for name in ("forward", "backward")]
+        both, micro_batches = sum(len(tick["passes"]) > 1 for tick in ticks), len(self.sums.in_ticks.micro_batches)
+        rows = [self.tick_row(str(tick["tick"]), " and ".join(tick["passes"]), str(len(tick["stages"])), tick)
+                for tick in ticks]
+        working = sum(len(tick["stages"]) for tick in ticks) / len(ticks)
+        sums = {key: sum(tick[key] for tick in ticks) for key in ("length_ns", "ideal_ns")}
+        rows.append(self.tick_row("all", "", f"{working:.2f}", sums))
+        return (f"\n{', '.join(counts)}{f' ({both} are both)' if both else ''} of {stages} stages, "
+                f"{micro_batches} micro-batch{'es' * (micro_batches != 1)}\n"
+                + table(("tick", "pass", "working stages", "ms", "ideal ms", "ms/ideal"), rows))
+
+    def tick_row(self, name, passes, working, tick):
+        length, ideal = tick["length_ns"], tick["ideal_ns"]
+        return [name, passes, f"{working} of {self.sums.num_stages}", self.ms(length), self.ms(ideal),
+                f"{length / max(1, ideal):.2f}"]
 
     def operations(self):
         rows = []
@@ -408,20 +380,23 @@ class Report:
         return "\n" + table(("exchanges of", "exposed ms", "imbalance ms", "sent"), rows) if len(rows) > 1 else ""
 
     def parts(self, step):
-        return {"step_ns": step["step"], "idle_ns": step["idle"], "parts": {f"{part}_ns": step[part] for part in PARTS},
-                "hidden_ns": step["hidden"], "bytes": step["bytes"], "received_bytes": step["received_bytes"],
+        parts = {f"{part}_ns": step[part] for part in self.sums.parts}
+        return {"step_ns": step["step"], "idle_ns": step["idle"], "parts": parts, "hidden_ns": step["hidden"],
+                "bytes": step["bytes"], "received_bytes": step["received_bytes"],
                 "waited_for_ns": [step["waited_for", rank] for rank in range(self.sums.num_ranks)]}
 
     def json(self):
         sums = self.sums
-        ranks = [{**{key: rank[key] for key in ("role", "clock_offset_s", "clock_uncertainty_s")},
+        keys = ("role", "stage", "clock_offset_s", "clock_uncertainty_s")
+        ranks = [{**{key: rank[key] for key in keys if key in rank},
                   "steps": [{"step": number, **self.parts(step)} for number, step in zip(sums.numbers, steps)],
                   "total": self.parts(total)} for rank, steps, total in zip(sums.other["ranks"], sums.steps, sums.totals)]
         return {**{key: sums.other[key] for key in ("version", "commit", "overlap")}, "ranks": ranks,
                 "unmatched_waits": sums.unmatched_waits, "lost_ms": self.lost_ms(),
                 "operations": [{"name": name, **times} for name, times in sums.operations.items()],
                 "exchanges": [{"name": name, "layer": layer, "nano_batch": nano_batch, **waits}
-                              for (name, layer, nano_batch), waits in sums.exchanges.items()]}
+                              for (name, layer, nano_batch), waits in sums.exchanges.items()],
+                **({"stages": sums.num_stages, "ticks": sums.ticks} if self.pipelined else {})}
 
 
 def having(times):

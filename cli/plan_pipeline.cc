@@ -6,45 +6,26 @@
 #include <vector>
 
 #include "distca/base/text.h"
-#include "distca/plan/exchange.h"
+#include "distca/cost/stage_layers.h"
 #include "distca/plan/pipeline_plan.h"
 #include "distca/plan/pipeline_time.h"
 #include "distca/plan/scheduler.h"
-#include "distca/plan/validate_pipeline.h"
 #include "distca/program/overlap.h"
-#include "distca/program/pipeline_order.h"
+#include "distca/program/pipeline_parts.h"
 #include "distca/program/validate.h"
 
 namespace distca::cli {
 namespace {
 
-using Parts = std::vector<std::shared_ptr<const AttentionExchange>>;
-
-/// [stage] As many layers as can be alike; the first stages have one more.
-std::vector<Range> stage_layers(int64_t layers, int stages) {
-  std::vector<Range> result;
-  int64_t begin = 0;
-  for (int stage = 0; stage < stages; ++stage) {
-    const int64_t end = begin + layers / stages + (stage < layers % stages ? 1 : 0);
-    result.push_back({begin, end});
-    begin = end;
-  }
-  return result;
-}
-
 class Pipeline {
  public:
-  explicit Pipeline(const PlanArguments& arguments)
-      : arguments_(arguments),
-        shape_{.layers = stage_layers(arguments.layers, arguments.pipeline),
-               .slots = overlap_of(arguments.overlap) == Overlap::kPingPong ? 2 : 1} {
-    shape_.nano_batches = arguments.micro_batches * shape_.slots;
+  explicit Pipeline(const PlanArguments& arguments) : arguments_(arguments) {
     make_request();
-    plan_ = make_pipeline_plan(request_);
-    checks_ = checks_of(find_scheduler(request_.options.scheduler));
-    checks_.profile = request_.profile.get();
-    check(validate(plan_, {.plans = checks_}), "plans");
-    order_ = pooled_order(shape_, plan_.ticks);
+    parts_ = std::make_unique<PipelineParts>(
+        PipelineStepRequest{.request = request_, .layers = layers_});
+    ValidateOptions checks = checks_of(find_scheduler(request_.options.scheduler));
+    checks.profile = request_.profile.get();
+    check(parts_->violations(checks), "plans");
     programs_ = all_programs();
     check(validate(programs_), "programs");
   }
@@ -53,10 +34,10 @@ class Pipeline {
     fmt::print(
         "{} stages x {} replicas, {} micro-batches of {} nano-batches, overlap {}: {} ticks a "
         "pass\n\n",
-        arguments_.pipeline, request_.grid.replicas, arguments_.micro_batches, shape_.slots,
-        arguments_.overlap, plan_.ticks.size() / 2);
+        arguments_.pipeline, request_.grid.replicas, arguments_.micro_batches, request_.slots,
+        arguments_.overlap, parts_->ticks().size() / 2);
     Table table({"tick", "pass", "working", "load", "max/share", "sent MiB", "largest MiB",
-                 "planned ms", "ideal ms", "over ideal"});
+                 "exchange ms", "planned ms", "ideal ms", "over ideal"});
     const auto ms = [](int64_t ps) {
       return fmt::format("{:.2f}", static_cast<double>(ps) * 1e-9);
     };
@@ -65,17 +46,18 @@ class Pipeline {
     };
     int64_t planned_ps = 0, ideal_ps = 0;
     int number = 0;
-    for (const TickFigures& tick : tick_figures(request_, plan_)) {
+    for (const TickFigures& tick : tick_figures(request_, *parts_->ticks_plan())) {
       table.add_row({std::to_string(number++), pass_name(tick.pass),
                      fmt::format("{} of {}", tick.working, arguments_.pipeline),
                      with_thousands(tick.load), fmt::format("{:.3f}", tick.max_over_share),
-                     mib(tick.bytes), mib(tick.max_send_bytes), ms(tick.planned_ps),
-                     ms(tick.ideal_ps), fmt::format("{:.3f}", tick.over_ideal())});
+                     mib(tick.bytes), mib(tick.max_send_bytes), ms(tick.exchange_ps),
+                     ms(tick.planned_ps), ms(tick.ideal_ps),
+                     fmt::format("{:.3f}", tick.over_ideal())});
       planned_ps += tick.planned_ps;
       ideal_ps += tick.ideal_ps;
     }
     table.add_row(
-        {"all", "", "", "", "", "", "", ms(planned_ps), ms(ideal_ps),
+        {"all", "", "", "", "", "", "", "", ms(planned_ps), ms(ideal_ps),
          fmt::format("{:.3f}", static_cast<double>(planned_ps) / static_cast<double>(ideal_ps))});
     fmt::print("{}\n", table.to_string());
   }
@@ -98,27 +80,31 @@ class Pipeline {
   void make_request() {
     PlanArguments of_stage = arguments_;
     of_stage.workers = arguments_.workers / arguments_.pipeline;
-    const std::vector<PlanRequest> requests = requests_from(of_stage, shape_.nano_batches);
+    request_.slots = overlap_of(arguments_.overlap) == Overlap::kPingPong ? 2 : 1;
+    const std::vector<PlanRequest> requests =
+        requests_from(of_stage, static_cast<int>(arguments_.micro_batches) * request_.slots);
     const PlanRequest& first = requests.front();
     const int replicas = first.cluster.num_workers;
     request_.grid = {.stages = arguments_.pipeline, .replicas = replicas};
     DISTCA_THROW_IF(arguments_.rank >= request_.grid.num_ranks(), ErrorKind::kUsage,
                     "--rank {}: the pipeline has ranks 0 to {}", arguments_.rank,
                     request_.grid.num_ranks() - 1);
-    request_.slots = shape_.slots;
     request_.shape = first.shape;
     request_.options = first.options;
     request_.fill_ticks =
         std::ranges::find(kFillTicks, arguments_.fill_ticks, &FillTicksName::name)->fill_ticks;
     request_.profile = first.profile;
-    request_.evenness = evenness_of(hiding_of(overlap_of(arguments_.overlap), shape_.slots));
+    request_.evenness = evenness_of(hiding_of(overlap_of(arguments_.overlap), request_.slots));
     request_.cluster = first.cluster;
+    request_.bytes_per_us = first.cluster.between.bytes_per_us;
     for (const PlanRequest& request : requests) {
       request_.nano_batches.push_back(request.nano_batch);
       request_.homes.push_back(make_layout(request));
     }
     ModelShape layers = model_shape(arguments_, first.shape);
-    for (const Range& of : shape_.layers) {
+    layers_ = even_stages(layers, arguments_.pipeline);
+    request_.layer_steps = layers_.front().size();
+    for (const Range& of : layers_) {
       layers.num_layers = of.size();
       const Speeds speeds = stated_speeds(layers, replicas, first.profile.get());
       request_.speeds.insert(request_.speeds.end(), speeds.ranks.begin(), speeds.ranks.end());
@@ -128,72 +114,34 @@ class Pipeline {
       speed.attention_ps_per_kload = request_.speeds.front().attention_ps_per_kload;
   }
 
-  /// The plan of an exchange: that of its tick and slot, or, of the layer steps that some stages
-  /// lack, one without these stages' rows.
-  const Plan& plan_of(const OrderedExchange& exchange) {
-    std::vector<int> of_slot;
-    for (int stage = 0; stage < arguments_.pipeline; ++stage)
-      of_slot.push_back(plan_.nano_batch(exchange.tick, stage, exchange.slot));
-    if (of_slot == exchange.nano_batches)
-      return plan_.plans[plan_.plan_of_slot[exchange.tick][exchange.slot]];
-    rest_.push_back(
-        std::make_unique<Plan>(make_slot_plan(request_, exchange.nano_batches, exchange.pass)));
-    ValidateOptions checks = checks_;
-    checks.even_tokens = false;  // idle stages hold none
-    check(validate(*rest_.back(), checks), "plans");
-    return *rest_.back();
-  }
-
-  /// [rank][exchange]
-  std::vector<Parts> all_parts() {
-    const AttentionShape& shape = request_.shape;
-    const ExchangeTypes types =
-        exchange_types(compute_type(shape.element_bytes), /*wide_gradients=*/false);
-    std::vector<Parts> parts(request_.grid.num_ranks());
-    int64_t messages = 0;
-    for (const OrderedExchange& exchange : order_.exchanges) {
-      const PlanIndex index(plan_of(exchange));
-      for (size_t rank = 0; rank < parts.size(); ++rank) {
-        RankExchange rows = index.exchange(static_cast<int>(rank));
-        messages += static_cast<int64_t>(rows.sends.size() + rows.receives.size()) *
-                    exchange.layer_steps * 3;
-        parts[rank].push_back(std::make_shared<const AttentionExchange>(
-            make_attention_exchange(std::move(rows), shape, types)));
-      }
-    }
-    check_messages(messages, request_.grid.num_ranks(), "--micro-batches");
-    return parts;
-  }
-
   std::vector<Program> all_programs() {
-    const std::vector<Parts> parts = all_parts();
+    const AttentionShape& shape = request_.shape;
     const Grid& grid = request_.grid;
+    const ModelShape model = model_shape(arguments_, shape);
+    const PipelineParts::Format format = {
+        .types = exchange_types(compute_type(shape.element_bytes), /*wide_gradients=*/false),
+        .row_bytes = model.hidden_size * shape.element_bytes};
     std::vector<Program> programs;
+    int64_t messages = 0;
     for (int rank = 0; rank < grid.num_ranks(); ++rank) {
-      const int stage = grid.stage(rank);
       ProgramRequest request{.overlap = overlap_of(arguments_.overlap)};
-      request.model = model_shape(arguments_, request_.shape);
-      request.model.num_layers = shape_.layers[stage].size();
-      request.stage = stage_part(shape_, order_, stage, parts[rank]);
-      for (const Layout& home : request_.homes) {
-        request.stage->hand_overs.push_back(
-            hand_over_messages(request.stage->stage, rank, grid.replicas,
-                               home.num_tokens(grid.replica(rank)) * request.model.hidden_size *
-                                   request_.shape.element_bytes));
-      }
+      request.model = model;
+      request.model.num_layers = layers_[grid.stage(rank)].size();
+      request.stage = parts_->part(rank, format);
+      for (const auto& [part, layer_steps] : request.stage->exchanges)
+        messages += static_cast<int64_t>(part->rows.sends.size() + part->rows.receives.size()) *
+                    layer_steps * 3;
+      check_messages(messages, grid.num_ranks(), "--micro-batches");
       programs.push_back(build_program(request));
     }
     return programs;
   }
 
   const PlanArguments& arguments_;
-  PipelineShape shape_;
+  std::vector<Range> layers_;  // [stage]
   PipelineRequest request_;
-  PipelinePlan plan_;
-  ValidateOptions checks_;
-  PipelineOrder order_;
-  std::vector<Program> programs_;            // [rank]
-  std::vector<std::unique_ptr<Plan>> rest_;  // of exchanges that are not a whole tick's
+  std::unique_ptr<PipelineParts> parts_;
+  std::vector<Program> programs_;  // [rank]
 };
 
 }  // namespace

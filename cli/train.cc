@@ -23,6 +23,7 @@
 #include "distca/train/dry_run.h"
 #include "distca/train/resume.h"
 #include "distca/train/run_folder.h"
+#include "distca/train/run_grid.h"
 #include "distca/train/trainer.h"
 
 namespace distca::cli {
@@ -72,6 +73,18 @@ TrainEnd train_as_threads(const Config& config, int ranks, const RunStart& start
       },
       device);
   return end;
+}
+
+/// Calls `run`, whose errors say more about the ranks that they name.
+template <typename Run>
+TrainEnd with_named_ranks(const RunGrid& grid, const Run& run) {
+  try {
+    return run();
+  } catch (const Error& error) {
+    const std::string named = grid.named(error.what());
+    if (named == error.what()) throw;
+    throw Error(error.kind(), "{}", named);
+  }
 }
 
 /// Says how a run has ended; gives the exit code. A batch system that asked it to stop in time is
@@ -135,6 +148,38 @@ int report_dry_run(const Config& config, int workers, LocalRanks local, bool spe
   return 0;
 }
 
+/// Whether this process, which nobody else launched, starts others.
+bool launches(const TrainArguments& arguments, const Config& config, int ranks) {
+  return !config.ranks_are_threads() && (ranks > 1 || arguments.max_restarts > 0);
+}
+
+/// Starts the ranks of a run that was checked, or is one of them.
+int start_ranks(const TrainArguments& arguments, const Config& config, int workers,
+                const std::optional<Rendezvous>& rendezvous, const RunStart& start) {
+  const RunGrid grid = run_grid(config, workers);
+  const int ranks = grid.grid.num_ranks();
+  const bool own_launcher = !start.run_id.empty();  // which says who is who
+  if (rendezvous && own_launcher) return report(train_as_rank(config, *rendezvous, start));
+  if (rendezvous) {
+    return report(
+        with_named_ranks(grid, [&] { return train_as_rank(config, *rendezvous, start); }));
+  }
+  DISTCA_THROW_IF(
+      arguments.max_restarts > 0 && config.ranks_are_threads(), ErrorKind::kUsage,
+      "--max-restarts with comm.backend = threads: ranks that are threads end together, "
+      "and nobody starts them again; use gloo");
+  if (!launches(arguments, config, ranks))
+    return report(with_named_ranks(grid, [&] { return train_as_threads(config, ranks, start); }));
+  return launch_local({.workers = ranks,
+                       .command = rank_command(arguments),
+                       .port = arguments.master_port,
+                       .timeout_s = config.comm.timeout_s,
+                       .grace_s = config.comm.grace_s,
+                       .stop_grace_s = config.checkpoint.grace_s,
+                       .max_restarts = arguments.max_restarts,
+                       .named = [&](const std::string& text) { return grid.named(text); }});
+}
+
 int run_train(TrainArguments arguments) {
   if (!arguments.trace.empty()) arguments.overrides.push_back("train.trace=" + arguments.trace);
   if (arguments.resume && arguments.resume->find('=') != std::string::npos) {
@@ -158,13 +203,13 @@ int run_train(TrainArguments arguments) {
   if (arguments.dry_run) return report_dry_run(config, workers, local, is_first);
   check_run(config, workers, local);
   const int ranks = num_ranks(config, workers);
-  const bool launches =
-      !rendezvous && !config.ranks_are_threads() && (ranks > 1 || arguments.max_restarts > 0);
   const Launch launch = this_launch();
   // A launcher leaves warnings to its rank 0, which looks again.
-  const RunStart start{.checkpoint = choose_checkpoint(resume_request(arguments), config, launch,
-                                                       /*warns=*/is_first && !launches),
-                       .run_id = launch.run_id};
+  const RunStart start{
+      .checkpoint = choose_checkpoint(
+          resume_request(arguments), config, launch,
+          /*warns=*/is_first && (rendezvous || !launches(arguments, config, ranks))),
+      .run_id = launch.run_id};
   // Who writes is rank 0; what lies on other machines' disks is no matter.
   if (is_first) {
     const bool own = start.checkpoint && is_own_checkpoint(*start.checkpoint, config);
@@ -181,19 +226,7 @@ int run_train(TrainArguments arguments) {
       "comm.backend = threads, but {} started this process as one of {} ranks: use gloo",
       rendezvous->source, rendezvous->size);
   set_up_process(config);
-  if (rendezvous) return report(train_as_rank(config, *rendezvous, start));
-  DISTCA_THROW_IF(
-      arguments.max_restarts > 0 && config.ranks_are_threads(), ErrorKind::kUsage,
-      "--max-restarts with comm.backend = threads: ranks that are threads end together, "
-      "and nobody starts them again; use gloo");
-  if (!launches) return report(train_as_threads(config, ranks, start));
-  return launch_local({.workers = ranks,
-                       .command = rank_command(arguments),
-                       .port = arguments.master_port,
-                       .timeout_s = config.comm.timeout_s,
-                       .grace_s = config.comm.grace_s,
-                       .stop_grace_s = config.checkpoint.grace_s,
-                       .max_restarts = arguments.max_restarts});
+  return start_ranks(arguments, config, workers, rendezvous, start);
 }
 
 }  // namespace
@@ -207,8 +240,8 @@ void add_train(CLI::App& app, int* exit_code) {
                    "section.key=value; replaces what the file says")
       ->type_name("KEY=VALUE");
   verb->add_option("--workers", arguments->workers,
-                   "Local workers to start, beside servers.dedicated servers; leave it out under "
-                   "torchrun, Slurm or Open MPI")
+                   "Local workers to start, which hold weights: stages x replicas; beside them "
+                   "servers.dedicated servers; leave it out under torchrun, Slurm or Open MPI")
       ->check(CLI::Range(1, kMostRanks));
   verb->add_option("--master-port", arguments->master_port,
                    "Port of the ranks' store; 0: a free one")

@@ -81,7 +81,7 @@ class Inputs {
                           .end_s = step + 0.5,
                           .step = step});
         }
-        events.push_back(chrome_events(static_cast<int>(events.size()), false, made));
+        events.push_back(chrome_events(static_cast<int>(events.size()), TraceRank{}, made));
       }
       write_file_atomically(base / name,
                             chrome_json("within", std::vector<TraceRank>(ranks.size()), events));

@@ -4,9 +4,11 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <cmath>
 #include <csignal>
 #include <filesystem>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -74,6 +76,34 @@ inline void expect_same_state(const SavedState& got, const SavedState& want) {
   EXPECT_TRUE(got.files == want.files) << "other bytes in a rank's file";
   EXPECT_EQ(got.trainer, want.trainer);
   EXPECT_EQ(got.updates, want.updates);
+}
+
+inline std::vector<double> numbers_of(const CheckpointReader& reader, size_t tensor,
+                                      StatePart part) {
+  const StoredTensor& stored = reader.index().tensors[tensor];
+  EXPECT_EQ(stored.type, ScalarType::kFloat64);
+  std::vector<double> values(static_cast<size_t>(stored.numel()));
+  reader.read(static_cast<int64_t>(tensor), part, std::as_writable_bytes(std::span(values)));
+  return values;
+}
+
+/// Each tensor to 1e-10 of its largest value.
+inline void expect_near_state(const std::filesystem::path& got_folder,
+                              const std::filesystem::path& want_folder) {
+  const CheckpointReader got(got_folder), want(want_folder);
+  ASSERT_EQ(got.index().tensors, want.index().tensors);
+  for (size_t i = 0; i < want.index().tensors.size(); ++i) {
+    for (const StatePart part : kStateParts) {
+      const std::vector<double> a = numbers_of(got, i, part), b = numbers_of(want, i, part);
+      double worst = 0, largest = 0;
+      for (size_t k = 0; k < b.size(); ++k) {
+        worst = std::max(worst, std::abs(a[k] - b[k]));
+        largest = std::max(largest, std::abs(b[k]));
+      }
+      EXPECT_LE(worst, 1e-10 * largest)
+          << want.index().tensors[i].name << " " << part_name(part) << " of " << got_folder;
+    }
+  }
 }
 
 }  // namespace distca::testing

@@ -84,6 +84,33 @@ TEST_F(FailureTest, a_killed_dedicated_server_is_named) {
 
 INSTANTIATE_TEST_SUITE_P(ranks, LostRankTest, ::testing::Values(0, 2));
 
+class LostStageTest : public FailureTest, public ::testing::WithParamInterface<int> {
+ protected:
+  void start_stages() {
+    ASSERT_NO_FATAL_FAILURE(start({"--workers", "3", "parallel.pipeline_model_parallel_size=3",
+                                   "model.num_hidden_layers=3"}));
+  }
+};
+
+TEST_P(LostStageTest, a_killed_rank_is_named_with_its_stage) {
+  ASSERT_NO_FATAL_FAILURE(start_stages());
+  EXPECT_THAT(
+      last_line_after(SIGKILL, GetParam()),
+      AllOf(HasSubstr(fmt::format(
+                "rank {0} (stage {0}, replica 0) was killed by signal 9 (SIGKILL)", GetParam())),
+            HasSubstr("step ")));
+}
+
+TEST_P(LostStageTest, a_stopped_rank_is_named_with_its_stage) {
+  ASSERT_NO_FATAL_FAILURE(start_stages());
+  EXPECT_THAT(
+      last_line_after(SIGSTOP, GetParam()),
+      AllOf(HasSubstr(fmt::format("rank {0} (stage {0}, replica 0) is silent since ", GetParam())),
+            HasSubstr("last seen: step ")));
+}
+
+INSTANTIATE_TEST_SUITE_P(stages, LostStageTest, ::testing::Values(0, 1, 2));
+
 TEST_F(FailureTest, without_our_launcher_the_death_of_rank_0_is_named_too) {
   const std::string port = free_port();
   Program first(arguments(), torchrun_environment(0, 2, port));

@@ -1,7 +1,8 @@
 // The same result for every pipeline (DESIGN rule 1): loss, norm, every gradient and every weight
-// after an update of all stages equal the single worker's, for grids, numbers of nano-batches,
-// orders, overlap modes, recomputation, ZeRO-1, dedicated servers and uneven stages; every pair of
-// values. And the bits of the loss do not depend on the number of stages.
+// after an update of all stages equal the single worker's, for grids, numbers of micro-batches,
+// schedulers, orders, overlap modes, dedicated servers, recomputation, ZeRO-1, uneven stages and
+// tied embeddings: every pair of values, and in full/ every triple. And the bits of the loss do not
+// depend on the number of stages.
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -12,6 +13,8 @@
 #include <cmath>
 #include <map>
 #include <numeric>
+#include <set>
+#include <tuple>
 
 #include "distca/base/text.h"
 #include "tests/covering_pairs.h"
@@ -22,73 +25,125 @@ namespace {
 
 using testing::Order;
 
+/// With 32 features, 5 blocks of the flat layout and a gap.
+constexpr int64_t kVocabulary = 601;
+
 struct Size {
   int stages, replicas;
 };
-struct Batch {
+constexpr std::array<Size, 7> kSizes{{{2, 1}, {3, 1}, {4, 1}, {2, 2}, {3, 2}, {2, 3}, {4, 2}}};
+constexpr std::array kMicroBatches{1, 2, 3, 5, 8};
+/// Orders, and how many dedicated servers: nobody would send these anything at home.
+struct Placement {
   const char* name;
-  std::vector<std::vector<int64_t>> nano_batches;
+  Order order;
+  int dedicated;
 };
-
-constexpr std::array<Size, 5> kSizes{{{2, 1}, {3, 1}, {4, 1}, {2, 2}, {3, 2}}};
-const std::array<Batch, 5> kBatches{{{"1_nano", testing::uneven_lengths(1)},
-                                     {"2_nanos", testing::uneven_lengths(2)},
-                                     {"3_nanos", testing::uneven_lengths(3)},
-                                     {"5_nanos", testing::uneven_lengths(5)},
-                                     {"tiny_ones", {{1, 2}, {}, {130, 5}, {3}}}}};
-constexpr std::array<const char*, 3> kOrderNames{"aligned", "mixed", "at_home"};
-constexpr std::array kOrders{Order::kAligned, Order::kMixed, Order::kAtHome};
+constexpr std::array<Placement, 5> kPlacements{{{"aligned", Order::kAligned, 0},
+                                                {"aligned_dedicated", Order::kAligned, 1},
+                                                {"mixed", Order::kMixed, 0},
+                                                {"mixed_dedicated", Order::kMixed, 1},
+                                                {"at_home", Order::kAtHome, 0}}};
+/// Lines of planners().
+constexpr std::array kPlanners{"balanced", "balanced_keys", "balanced_spread", "greedy",
+                               "local",    "wlb",           "per_document_cp"};
+enum Documents { kUneven, kLastLacksOne, kTiny };
+constexpr std::array<const char*, 3> kDocumentsNames{"uneven", "last_lacks_one", "tiny"};
+enum Layers { kEven, kMoreBeforeTheLast, kMoreOnTheLast };
+constexpr std::array<const char*, 3> kLayersNames{"even", "more_before_the_last",
+                                                  "more_on_the_last"};
 constexpr std::array<const char*, 3> kRecomputeNames{"kept", "selective", "full"};
 constexpr std::array kRecomputes{Recompute::kNone, Recompute::kSelective, Recompute::kFull};
 
-/// Two layers each on two stages, otherwise one, and on an uneven pipeline one more on the last but
-/// one.
-std::vector<int64_t> layers_of(int stages, bool uneven) {
-  std::vector<int64_t> layers(stages, stages == 2 ? 2 : 1);
-  if (uneven) ++layers[stages - 2];
+/// What a case is made of: an index of each of these.
+struct Case {
+  int size = 0, planner = 0, micro_batches = 0, placement = 0, documents = 0, overlap = 0,
+      recompute = 0, layers = 0, zero = 0, tied = 0, gqa = 0;
+
+  static std::vector<int> sizes() {
+    return {std::size(kSizes),
+            std::size(kPlanners),
+            std::size(kMicroBatches),
+            std::size(kPlacements),
+            std::size(kDocumentsNames),
+            std::size(kOverlaps),
+            std::size(kRecomputes),
+            std::size(kLayersNames),
+            2,
+            2,
+            2};
+  }
+  static Case of(const std::vector<int>& row) {
+    return {row[0], row[1], row[2], row[3], row[4], row[5],
+            row[6], row[7], row[8], row[9], row[10]};
+  }
+  const Size& grid() const { return kSizes[size]; }
+  /// In ping-pong, where stages share attention, a micro-batch has two nano-batches.
+  int slots() const {
+    return kOverlaps[overlap].overlap == Overlap::kPingPong &&
+                   kPlacements[placement].order != Order::kAtHome
+               ? 2
+               : 1;
+  }
+};
+
+std::string name_of(const Case& c) {
+  std::string overlap(overlap_name(kOverlaps[c.overlap].overlap));
+  std::ranges::replace(overlap, '-', '_');
+  return fmt::format("{}x{}_{}_{}_micro_{}_{}_{}_{}_{}_{}{}{}", c.grid().stages, c.grid().replicas,
+                     kPlanners[c.planner], kMicroBatches[c.micro_batches],
+                     kDocumentsNames[c.documents], overlap, kPlacements[c.placement].name,
+                     kRecomputeNames[c.recompute], kLayersNames[c.layers], c.gqa ? "GQA" : "MHA",
+                     c.tied ? "_tied" : "", c.zero ? "_zero" : "");
+}
+
+std::vector<Case> cases(int strength) {
+  std::vector<Case> all;
+  for (const std::vector<int>& row : covering_rows(Case::sizes(), strength))
+    all.push_back(Case::of(row));
+  return all;
+}
+
+/// [nano-batch] Tokens of each document.
+std::vector<std::vector<int64_t>> nano_batches_of(const Case& c) {
+  const int full = kMicroBatches[c.micro_batches] * c.slots();
+  if (c.documents == kUneven) return testing::uneven_lengths(full);
+  if (c.documents == kLastLacksOne) return testing::uneven_lengths(full - c.slots() + 1);
+  // The first by itself has gradients of all weights: of two tokens, only one is a target, and
+  // attends to one key.
+  const std::vector<std::vector<int64_t>> tiny = {{130, 5}, {}, {1, 2}, {3}};
+  std::vector<std::vector<int64_t>> lengths;
+  for (int n = 0; n < full; ++n) lengths.push_back(tiny[n % 4]);
+  return lengths;
+}
+
+/// Two each of two even stages, else one, and on one of uneven stages one more.
+std::vector<int64_t> layers_of(const Case& c) {
+  std::vector<int64_t> layers(c.grid().stages, c.grid().stages == 2 && c.layers == kEven ? 2 : 1);
+  if (c.layers == kMoreBeforeTheLast) ++layers[layers.size() - 2];
+  if (c.layers == kMoreOnTheLast) ++layers.back();
   return layers;
 }
 
-struct Case {
-  Size size;
-  int batch = 0;
-  Overlap overlap = Overlap::kNone;
-  int order = 0;
-  int recompute = 0;
-  bool zero = false;
-  int kv_heads = 4;
-  int dedicated = 0;
-  bool uneven = false;
-};
-
-std::string case_name(const ::testing::TestParamInfo<Case>& info) {
-  const Case& c = info.param;
-  std::string overlap(overlap_name(c.overlap));
-  std::ranges::replace(overlap, '-', '_');
-  return fmt::format("{}x{}_{}_{}_{}_{}_{}_{}_dedicated_{}{}", c.size.stages, c.size.replicas,
-                     kBatches[c.batch].name, overlap, kOrderNames[c.order],
-                     kRecomputeNames[c.recompute], c.kv_heads == 4 ? "MHA" : "GQA", c.dedicated,
-                     c.uneven ? "uneven" : "even", c.zero ? "_zero" : "");
-}
-
-std::vector<Case> pairs() {
-  std::vector<Case> cases;
-  for (const std::vector<int>& row :
-       covering_pairs({std::size(kSizes), std::size(kBatches), std::size(kOverlaps),
-                       std::size(kOrders), std::size(kRecomputes), 2, 2, 2, 2})) {
-    Case c{.size = kSizes[row[0]],
-           .batch = row[1],
-           .overlap = kOverlaps[row[2]].overlap,
-           .order = row[3],
-           .recompute = row[4],
-           .zero = row[5] == 1,
-           .kv_heads = row[6] == 1 ? 2 : 4,
-           .dedicated = row[7],
-           .uneven = row[8] == 1};
-    if (kOrders[c.order] == Order::kAtHome) c.dedicated = 0;  // nothing to serve
-    cases.push_back(c);
-  }
-  return cases;
+PipelineRun run_of(const Case& c) {
+  const Planner& by = planner(kPlanners[c.planner]);
+  PipelineRun what{.layers = layers_of(c),
+                   .nano_batches = nano_batches_of(c),
+                   .replicas = c.grid().replicas,
+                   .dedicated = kPlacements[c.placement].dedicated,
+                   .order = kPlacements[c.placement].order,
+                   .plan = {.scheduler = by.scheduler,
+                            .layout = by.layout,
+                            .split_kv = by.split_kv,
+                            .spread = by.spread},
+                   .options = {.overlap = kOverlaps[c.overlap].overlap,
+                               .recompute = kRecomputes[c.recompute],
+                               .distributed_optimizer = c.zero == 1}};
+  const int64_t layers = std::accumulate(what.layers.begin(), what.layers.end(), int64_t{0});
+  what.model = small_llama(c.gqa ? 2 : 4, ScalarType::kFloat64, layers);
+  what.model.tie_word_embeddings = c.tied == 1;
+  what.model.vocab_size = kVocabulary;
+  return what;
 }
 
 class PipelineParityTest : public ::testing::TestWithParam<Case> {
@@ -109,30 +164,22 @@ class PipelineParityTest : public ::testing::TestWithParam<Case> {
 };
 
 /// The single worker's outcome, played once.
-const PipelineOutcome& one_worker(const Case& c, const PipelineRun& what) {
-  static std::map<std::string, PipelineOutcome> known;
-  const auto [at, is_new] =
-      known.try_emplace(fmt::format("{} {} {}", c.batch, c.kv_heads, what.model.num_hidden_layers));
+const PipelineOutcome& one_worker(const PipelineRun& what) {
+  using Key = std::tuple<std::vector<std::vector<int64_t>>, int64_t, int64_t, bool>;
+  static std::map<Key, PipelineOutcome> known;
+  const LlamaConfig& model = what.model;
+  const auto [at, is_new] = known.try_emplace({what.nano_batches, model.num_key_value_heads,
+                                               model.num_hidden_layers, model.tie_word_embeddings});
   if (is_new)
-    at->second = run(PipelineRun{.model = what.model,
-                                 .layers = {what.model.num_hidden_layers},
-                                 .nano_batches = what.nano_batches});
+    at->second = run(PipelineRun{
+        .model = model, .layers = {model.num_hidden_layers}, .nano_batches = what.nano_batches});
   return at->second;
 }
 
 TEST_P(PipelineParityTest, loss_gradients_and_updated_weights_equal_one_workers) {
   const Case& c = GetParam();
-  PipelineRun what{.layers = layers_of(c.size.stages, c.uneven),
-                   .nano_batches = kBatches[c.batch].nano_batches,
-                   .replicas = c.size.replicas,
-                   .dedicated = c.dedicated,
-                   .order = kOrders[c.order],
-                   .options = {.overlap = c.overlap,
-                               .recompute = kRecomputes[c.recompute],
-                               .distributed_optimizer = c.zero}};
-  const int64_t layers = std::accumulate(what.layers.begin(), what.layers.end(), int64_t{0});
-  what.model = small_llama(c.kv_heads, ScalarType::kFloat64, layers);
-  const PipelineOutcome& one = one_worker(c, what);
+  const PipelineRun what = run_of(c);
+  const PipelineOutcome& one = one_worker(what);
   EXPECT_GT(one.norm, 0.05) << "clipping is active";
   const PipelineOutcome many = run(what);
   EXPECT_LE(std::abs(many.norm - one.norm), 1e-10 * one.norm);
@@ -142,45 +189,63 @@ TEST_P(PipelineParityTest, loss_gradients_and_updated_weights_equal_one_workers)
   const Outcome weights{.loss = 1, .gradients = many.weights},
       want{.loss = 1, .gradients = one.weights};
   expect_same(weights, want, 1e-10, 1e-12, "weights");
-  Seen& seen = seen_[fmt::format("{} x {}", c.size.stages, c.size.replicas)];
+  Seen& seen = seen_[fmt::format("{} x {}", c.grid().stages, c.grid().replicas)];
   ++seen.steps;
   seen.step = std::max({seen.step, largest_difference(many.step, of_one),
                         std::abs(many.norm - one.norm) / one.norm});
   seen.weights = std::max(seen.weights, largest_difference(weights, want));
 }
 
-/// All sizes, batches, overlap modes and orders; the rest in turn.
-std::vector<Case> grid() {
-  std::vector<Case> cases;
-  int turn = 0;
-  for (const Size& size : kSizes) {
-    for (int batch = 0; batch < std::ssize(kBatches); ++batch) {
-      for (const OverlapName& overlap : kOverlaps) {
-        for (int order = 0; order < std::ssize(kOrders); ++order) {
-          cases.push_back({.size = size,
-                           .batch = batch,
-                           .overlap = overlap.overlap,
-                           .order = order,
-                           .recompute = turn % 3,
-                           .zero = turn / 3 % 2 == 1,
-                           .kv_heads = turn / 5 % 2 == 1 ? 2 : 4,
-                           .dedicated = kOrders[order] == Order::kAtHome ? 0 : turn / 7 % 2,
-                           .uneven = turn % 2 == 1});
-          ++turn;
-        }
+std::string case_name(const ::testing::TestParamInfo<Case>& info) { return name_of(info.param); }
+INSTANTIATE_TEST_SUITE_P(fp64, PipelineParityTest, ::testing::ValuesIn(cases(2)), case_name);
+INSTANTIATE_TEST_SUITE_P(full, PipelineParityTest, ::testing::ValuesIn(cases(3)), case_name);
+
+/// A case as values of everything, order and dedicated servers apart.
+std::vector<int> values_of(const Case& c) {
+  const Placement& placement = kPlacements[c.placement];
+  return {c.size,
+          c.planner,
+          c.micro_batches,
+          static_cast<int>(placement.order),
+          placement.dedicated,
+          c.documents,
+          c.overlap,
+          c.recompute,
+          c.layers,
+          c.zero,
+          c.tied,
+          c.gqa};
+}
+
+TEST(pipeline_parity, the_full_suite_has_every_triple_of_values_that_can_be) {
+  constexpr size_t kOrder = 3, kDedicated = 4;
+  std::vector<int> sizes = Case::sizes();
+  sizes[kOrder] = 3;
+  sizes.insert(sizes.begin() + kDedicated, 2);
+  std::vector<std::vector<int>> all;
+  for (const Case& c : cases(3)) all.push_back(values_of(c));
+  EXPECT_LE(all.size(), 1200u);
+  for (size_t a = 0; a < sizes.size(); ++a) {
+    for (size_t b = a + 1; b < sizes.size(); ++b) {
+      for (size_t c = b + 1; c < sizes.size(); ++c) {
+        std::set<std::array<int, 3>> seen;
+        for (const std::vector<int>& values : all) seen.insert({values[a], values[b], values[c]});
+        int can_be = sizes[a] * sizes[b] * sizes[c];
+        // At home there is no dedicated server: five of the six pairs of both.
+        if ((a == kOrder && b == kDedicated) || (b == kOrder && c == kDedicated))
+          can_be = can_be / 6 * 5;
+        EXPECT_EQ(std::ssize(seen), can_be) << a << " " << b << " " << c;
       }
     }
   }
-  return cases;
 }
-INSTANTIATE_TEST_SUITE_P(fp64, PipelineParityTest, ::testing::ValuesIn(pairs()), case_name);
-INSTANTIATE_TEST_SUITE_P(full, PipelineParityTest, ::testing::ValuesIn(grid()), case_name);
 
 TEST(pipeline_parity, at_home_only_what_is_handed_over_travels) {
   PipelineRun what{.model = small_llama(2, ScalarType::kFloat64, 3),
                    .layers = {1, 1, 1},
                    .nano_batches = testing::uneven_lengths(3),
-                   .order = Order::kAtHome};
+                   .order = Order::kAtHome,
+                   .plan = {.scheduler = "local"}};
   int64_t tokens = 0;
   for (const std::vector<int64_t>& lengths : what.nano_batches)
     tokens = std::accumulate(lengths.begin(), lengths.end(), tokens);
@@ -188,6 +253,24 @@ TEST(pipeline_parity, at_home_only_what_is_handed_over_travels) {
   EXPECT_EQ(run(what).step.bytes_sent, kBoundaries * kPasses * tokens * what.model.hidden_size * 8);
   what.evaluate = true;
   EXPECT_EQ(run(what).step.bytes_sent, kBoundaries * tokens * what.model.hidden_size * 8);
+}
+
+/// With every format and slice; run() compares them.
+TEST(pipeline_parity, both_stages_give_a_tied_embedding_the_same_bits) {
+  for (const ScalarType dtype : {ScalarType::kFloat32, ScalarType::kBFloat16}) {
+    for (const bool zero : {false, true}) {
+      for (const int replicas : {1, 2}) {
+        PipelineRun what{.model = small_llama(2, dtype, 3),
+                         .layers = {1, 1, 1},
+                         .nano_batches = testing::uneven_lengths(3),
+                         .replicas = replicas,
+                         .options = {.distributed_optimizer = zero}};
+        what.model.tie_word_embeddings = true;
+        what.model.vocab_size = kVocabulary;
+        EXPECT_GT(run(what).norm, 0) << zero << " " << replicas;
+      }
+    }
+  }
 }
 
 /// With equal replicas and layouts, and no document's keys cut.

@@ -5,71 +5,52 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <numeric>
 #include <utility>
 
 #include "distca/comm/ordered_sum.h"
+#include "distca/comm/tags.h"
 #include "distca/comm/thread_group.h"
+#include "distca/comm/traced.h"
 #include "distca/plan/exchange.h"
-#include "distca/plan/pipeline_plan.h"
+#include "distca/plan/scheduler.h"
+#include "distca/program/pipeline_parts.h"
 #include "distca/program/validate.h"
+#include "distca/runtime/memory_meter.h"
 #include "distca/train/hand_overs.h"
 #include "distca/train/optimizer.h"
+#include "distca/train/step_tracer.h"
 
 namespace distca::parity {
 namespace {
 
 using testing::Order;
-using Parts = std::vector<std::shared_ptr<const AttentionExchange>>;
 
 constexpr uint64_t kSeed = 11;
 
 /// Makes what the ranks of a pipeline have to do.
 class PipelineInputs {
  public:
-  explicit PipelineInputs(const PipelineRun& what) : what_(what) {
-    const bool pairs = what.options.overlap == Overlap::kPingPong && what.order != Order::kAtHome;
-    shape_ = {.nano_batches = static_cast<int>(what.nano_batches.size()), .slots = pairs ? 2 : 1};
-    int64_t begin = 0;
-    for (const int64_t layers : what.layers) {
-      shape_.layers.push_back({begin, begin + layers});
-      begin += layers;
-    }
-    request_.grid = {
-        .stages = what.stages(), .replicas = what.replicas, .dedicated = what.dedicated};
-    request_.slots = shape_.slots;
-    request_.trains = !what.evaluate;
-    request_.shape = what.model.shape().attention;
-    request_.options.scheduler = what.order == Order::kAtHome ? "local" : "balanced";
-    for (const std::vector<int64_t>& lengths : what.nano_batches) {
-      const NanoBatch& nano = request_.nano_batches.emplace_back(NanoBatch::from_lengths(lengths));
-      request_.homes.push_back(
-          make_layout({nano, Cluster::in_place(what.replicas), request_.shape, {}}));
-    }
-    order_ = order();
-    for (const OrderedExchange& exchange : order_.exchanges)
-      parts_.push_back(what.order == Order::kAtHome ? at_home(exchange.nano_batches[0])
-                                                    : pooled(exchange.nano_batches, exchange.pass));
+  explicit PipelineInputs(const PipelineRun& what) : what_(what), parts_(step_of(what)) {
+    const ValidateOptions checks = checks_of(find_scheduler(what.plan.scheduler));
+    for (const std::string& violation : parts_.violations(checks)) ADD_FAILURE() << violation;
   }
 
   StepInput of_rank(int rank) const {
-    StepInput input;
     const bool works = rank < what_.workers();
-    Parts mine;
-    for (const Parts& of_ranks : parts_) mine.push_back(of_ranks[rank]);
+    StepInput input;
     StagePart part =
-        stage_part(shape_, order_, works ? rank / what_.replicas : what_.stages(), mine);
+        parts_.part(rank, {.types = exchange_types(what_.model.dtype, what_.options.wide_gradients),
+                           .row_bytes = hand_over_bytes(what_.model, 1)});
     std::shared_ptr<const GradientExchange> gradients;
     if (works) {
-      const int replica = rank % what_.replicas;
-      for (size_t nano = 0; nano < request_.homes.size(); ++nano) {
-        const Layout& home = request_.homes[nano];
-        part.hand_overs.push_back(
-            hand_over_messages(part.stage, rank, what_.replicas,
-                               hand_over_bytes(what_.model, home.num_tokens(replica))));
-        input.tokens.push_back(make_tokens(request_.nano_batches[nano], home.workers[replica],
+      const PipelineRequest& request = parts_.request();
+      for (size_t nano = 0; nano < request.homes.size(); ++nano) {
+        input.tokens.push_back(make_tokens(request.nano_batches[nano],
+                                           request.homes[nano].workers[rank % what_.replicas],
                                            what_.model.vocab_size, /*goes_on=*/false));
       }
       if (!what_.evaluate)
@@ -83,42 +64,30 @@ class PipelineInputs {
   }
 
  private:
-  PipelineOrder order() const {
-    const std::vector<Tick> ticks =
-        what_.order == Order::kAligned || what_.evaluate  // the others train
-            ? aligned_ticks(what_.stages(), shape_.micro_batches(), !what_.evaluate)
-            : one_forward_one_backward_ticks(what_.stages(), shape_.micro_batches());
-    return what_.order == Order::kAtHome ? at_home_order(shape_, ticks)
-                                         : pooled_order(shape_, ticks);
-  }
-
-  Parts pooled(const std::vector<int>& nano_batches, Pass pass) const {
-    const Plan plan = make_slot_plan(request_, nano_batches, pass);
-    const PlanIndex index(plan);
-    Parts parts;
-    for (int rank = 0; rank < what_.ranks(); ++rank)
-      parts.push_back(attention_exchange(index, rank, what_.model, what_.options));
-    return parts;
-  }
-
-  /// Of each rank: of a plan in which its stage alone works and serves.
-  Parts at_home(int nano) const {
-    Parts parts;
-    for (int stage = 0; stage < what_.stages(); ++stage) {
-      std::vector<int> alone(what_.stages(), -1);
-      alone[stage] = nano;
-      const Parts all = pooled(alone, Pass::kForward);
-      const auto begin = all.begin() + stage * what_.replicas;
-      parts.insert(parts.end(), begin, begin + what_.replicas);
+  static PipelineStepRequest step_of(const PipelineRun& what) {
+    const bool pairs = what.options.overlap == Overlap::kPingPong && what.order != Order::kAtHome;
+    PipelineStepRequest step{.request = {}, .layers = {}, .schedule = what.order};
+    for (const int64_t layers : what.layers) {
+      const int64_t begin = step.layers.empty() ? 0 : step.layers.back().end;
+      step.layers.push_back({begin, begin + layers});
     }
-    return parts;
+    PipelineRequest& request = step.request;
+    request.grid = {
+        .stages = what.stages(), .replicas = what.replicas, .dedicated = what.dedicated};
+    request.slots = pairs ? 2 : 1;
+    request.trains = !what.evaluate;
+    request.shape = what.model.shape().attention;
+    request.options = what.plan;
+    for (const std::vector<int64_t>& lengths : what.nano_batches) {
+      const NanoBatch& nano = request.nano_batches.emplace_back(NanoBatch::from_lengths(lengths));
+      request.homes.push_back(
+          make_layout({nano, Cluster::in_place(what.replicas), request.shape, request.options}));
+    }
+    return step;
   }
 
   const PipelineRun& what_;
-  PipelineShape shape_;
-  PipelineRequest request_;
-  PipelineOrder order_;
-  std::vector<Parts> parts_;  // [exchange][rank]
+  PipelineParts parts_;
 };
 
 /// Of one worker alone, without a pipeline.
@@ -138,6 +107,12 @@ StepInput input_of_one(const PipelineRun& what) {
   return input;
 }
 
+/// Gradients are summed in several buckets.
+PipelineRun with_buckets(PipelineRun what) {
+  what.options.bucket_mb = 0.04;  // several, of one block or two
+  return what;
+}
+
 std::vector<StepInput> inputs_of(const PipelineRun& what) {
   if (what.ranks() == 1) return {input_of_one(what)};
   const PipelineInputs all(what);
@@ -154,13 +129,56 @@ int64_t num_targets(const PipelineRun& what) {
   return targets;
 }
 
+/// Plays the steps of a rank: one, or with a trace three, the last two of which are recorded.
+class Player {
+ public:
+  Player(const PipelineRun& what, Communicator& comm, Step& step)
+      : config_(config_of(what)), step_(step), tracer_(config_, comm, what.grid()) {}
+
+  /// `groups` are recorded, too; `play` is called once a step.
+  StepResult play(const std::vector<TracedCommunicator*>& groups,
+                  const std::function<StepResult()>& play) {
+    StepResult result;
+    for (int64_t step = 1; step <= config_.train.steps; ++step) {
+      tracer_.begin_step(step);
+      record_to(tracer_.recorder(), groups);
+      result = play();
+      record_to(nullptr, groups);
+      tracer_.end_step();
+    }
+    tracer_.write();
+    return result;
+  }
+
+ private:
+  static Config config_of(const PipelineRun& what) {
+    Config config;
+    config.train.overlap = what.options.overlap;
+    config.train.trace = what.trace.string();
+    config.train.trace_steps = 2;
+    config.train.steps = what.trace.empty() ? 1 : 3;
+    return config;
+  }
+  void record_to(TraceRecorder* recorder, const std::vector<TracedCommunicator*>& groups) {
+    step_.set_recorder(recorder);
+    for (TracedCommunicator* group : groups) group->set_recorder(recorder);
+  }
+
+  Config config_;
+  Step& step_;
+  StepTracer tracer_;
+};
+
 /// On a worker: loss and norm of all, gradients and weights of its stage.
 PipelineOutcome work(const PipelineRun& what, Communicator& comm, const StepInput& input) {
   const Stage& stage = input.program.stage;
   std::vector<int> ranks(what.replicas);
   std::iota(ranks.begin(), ranks.end(), stage.index * what.replicas);
-  const auto all_stages = comm.split_first(what.workers());
-  const auto replicas = comm.split(ranks);
+  const auto all_workers = comm.split_first(what.workers());
+  const auto of_stage = comm.split(ranks);
+  TracedCommunicator all_stages(*all_workers, kTracedTags),
+      replicas(*of_stage, kTracedTags + kTracedTagsEach, ranks);
+  const MemoryMeter meter(comm.cuda_device());
   const Llama model(what.model, stage, kSeed, comm.cuda_device(), masters_of(what.options));
   Step step(what.model, &model, comm, what.options);
   PipelineOutcome outcome;
@@ -168,19 +186,24 @@ PipelineOutcome work(const PipelineRun& what, Communicator& comm, const StepInpu
     const StepResult result = step.evaluate(input);
     outcome.step.loss = result.loss_sum;
     outcome.step.bytes_sent = result.bytes.sent;
-    ordered_sum(*all_stages, std::span(&outcome.step.loss, 1), "loss");
+    outcome.peak_bytes = {meter.peak_bytes()};
+    ordered_sum(all_stages, std::span(&outcome.step.loss, 1), "loss");
     return outcome;
   }
   Optimizer optimizer(model, kSeed, {.weight_decay = 0.1}, input.program.gradients);
-  const StepResult result = step.train(input, num_targets(what),
-                                       {.optimizer = &optimizer,
-                                        .workers = replicas.get(),
-                                        .all_stages = all_stages.get(),
-                                        .max_grad_norm = 0.05,
-                                        .lr = 0.01});
+  const StepResult result = Player(what, comm, step).play({&all_stages, &replicas}, [&] {
+    optimizer.zero_gradients();
+    return step.train(input, num_targets(what),
+                      {.optimizer = &optimizer,
+                       .workers = &replicas,
+                       .all_stages = &all_stages,
+                       .max_grad_norm = 0.05,
+                       .lr = 0.01});
+  });
   outcome.step.loss = result.sum.loss_sum;
   outcome.step.bytes_sent = result.bytes.sent;
   outcome.norm = result.sum.norm;
+  outcome.peak_bytes = {meter.peak_bytes()};
   for (const at::Tensor& parameter : model.parameters()) {
     outcome.weights.push_back(parameter.detach().clone());
     if (!what.options.distributed_optimizer)
@@ -191,11 +214,20 @@ PipelineOutcome work(const PipelineRun& what, Communicator& comm, const StepInpu
 
 /// On a dedicated server.
 PipelineOutcome serve(const PipelineRun& what, Communicator& comm, const StepInput& input) {
+  const MemoryMeter meter(comm.cuda_device());
   Step step(what.model, nullptr, comm, what.options);
+  const auto train = [&] { return step.train(input, num_targets(what), {}); };
   const StepResult result =
-      what.evaluate ? step.evaluate(input) : step.train(input, num_targets(what), {});
+      what.evaluate ? step.evaluate(input) : Player(what, comm, step).play({}, train);
   EXPECT_EQ(result.loss_sum, 0);
-  return {.step = {.bytes_sent = result.bytes.sent}};
+  return {.step = {.bytes_sent = result.bytes.sent}, .peak_bytes = {meter.peak_bytes()}};
+}
+
+/// Takes the last stage's copy of a tied embedding, which has the bits of the first stage's.
+void take_copy(std::vector<at::Tensor>& of_last, const std::vector<at::Tensor>& of_first) {
+  if (of_last.empty()) return;
+  EXPECT_TRUE(at::equal(of_last.back(), of_first.front())) << "of a tied embedding";
+  of_last.pop_back();
 }
 
 /// The first replicas' parts end to end, which is the order of the table.
@@ -204,6 +236,7 @@ PipelineOutcome assemble(const PipelineRun& what, const std::vector<PipelineOutc
   for (int rank = 0; rank < what.ranks(); ++rank) {
     const PipelineOutcome& part = of_ranks[rank];
     all.step.bytes_sent += part.step.bytes_sent;
+    all.peak_bytes.push_back(part.peak_bytes.at(0));
     if (rank >= what.workers()) continue;
     EXPECT_EQ(part.step.loss, all.step.loss) << "rank " << rank;
     EXPECT_EQ(part.norm, all.norm) << "rank " << rank;
@@ -211,20 +244,30 @@ PipelineOutcome assemble(const PipelineRun& what, const std::vector<PipelineOutc
     for (size_t i = 0; i < part.weights.size(); ++i)
       EXPECT_TRUE(at::equal(part.weights[i], first.weights[i])) << "rank " << rank;
     if (rank % what.replicas > 0) continue;
+    const bool has_copy = what.ties() && rank / what.replicas + 1 == what.stages();
     const auto append = [](std::vector<at::Tensor>& to, const std::vector<at::Tensor>& from) {
       to.insert(to.end(), from.begin(), from.end());
     };
     append(all.step.gradients, part.step.gradients);
     append(all.weights, part.weights);
+    if (!has_copy) continue;
+    take_copy(all.step.gradients, of_ranks[0].step.gradients);
+    take_copy(all.weights, of_ranks[0].weights);
   }
   return all;
 }
 
 }  // namespace
 
+std::vector<Program> programs_of(const PipelineRun& what) {
+  std::vector<Program> programs;
+  for (StepInput& input : inputs_of(with_buckets(what)))
+    programs.push_back(std::move(input.program));
+  return programs;
+}
+
 PipelineOutcome run(const PipelineRun& run) {
-  PipelineRun what = run;
-  what.options.bucket_mb = 0.02;  // several
+  const PipelineRun what = with_buckets(run);
   const std::vector<StepInput> inputs = inputs_of(what);
   std::vector<Program> programs;
   for (const StepInput& input : inputs) programs.push_back(input.program);

@@ -2,11 +2,15 @@
 // A small Llama's step in a pipeline, played by ranks as threads, with an update of the weights.
 
 #include <cstdint>
+#include <filesystem>
 #include <string>
 #include <vector>
 
 #include "distca/model/llama.h"
+#include "distca/plan/plan.h"
+#include "distca/plan/ticks.h"
 #include "distca/program/pipeline_testing.h"
+#include "distca/program/program.h"
 #include "distca/train/step.h"
 #include "tests/parity_testing.h"
 
@@ -19,12 +23,18 @@ struct PipelineRun {
   std::vector<std::vector<int64_t>> nano_batches;  // tokens of each document
   int replicas = 1, dedicated = 0;
   testing::Order order = testing::Order::kAligned;
+  PlanOptions plan = {};  // of homes, and of the pools of all ticks
   StepOptions options = {};
   bool evaluate = false;  // forward and loss only
+  /// Not empty: three steps are played instead of one, and of the last two a trace is written
+  /// there.
+  std::filesystem::path trace;
 
   int stages() const { return static_cast<int>(layers.size()); }
+  bool ties() const { return model.tie_word_embeddings && stages() > 1; }
   int workers() const { return stages() * replicas; }
   int ranks() const { return workers() + dedicated; }
+  Grid grid() const { return {.stages = stages(), .replicas = replicas, .dedicated = dedicated}; }
 };
 
 /// Tensors are in the order of the whole model's weights, whatever the stages.
@@ -32,10 +42,14 @@ struct PipelineOutcome {
   Outcome step;                     // its gradients are clipped; none with ZeRO-1 or evaluated
   double norm = 0;                  // of all gradients
   std::vector<at::Tensor> weights;  // after an update; none: evaluated
+  std::vector<int64_t> peak_bytes;  // [rank] that tensors took in the step (memory_meter.h)
 };
 
-/// Plays it, after the validators have seen the programs. One worker alone plays a program without
-/// a pipeline. Replicas that differ in loss, norm or weights are test failures.
+/// [rank] What it plays. One worker alone plays a program without a pipeline.
+std::vector<Program> programs_of(const PipelineRun& what);
+
+/// Plays it, after the validators have seen the programs. Replicas that differ in loss, norm or
+/// weights are test failures, and so are stages that differ in a tied embedding.
 PipelineOutcome run(const PipelineRun& what);
 
 }  // namespace distca::parity

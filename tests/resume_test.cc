@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <span>
 
 #include "distca/base/file.h"
 #include "tests/checkpoint_runs.h"
@@ -24,32 +23,6 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::StartsWith;
-
-std::vector<double> numbers_of(const CheckpointReader& reader, size_t tensor, StatePart part) {
-  const StoredTensor& stored = reader.index().tensors[tensor];
-  EXPECT_EQ(stored.type, ScalarType::kFloat64);
-  std::vector<double> values(static_cast<size_t>(stored.numel()));
-  reader.read(static_cast<int64_t>(tensor), part, std::as_writable_bytes(std::span(values)));
-  return values;
-}
-
-/// Each tensor to 1e-10 of its largest value.
-void expect_near_state(const fs::path& got_folder, const fs::path& want_folder) {
-  const CheckpointReader got(got_folder), want(want_folder);
-  ASSERT_EQ(got.index().tensors, want.index().tensors);
-  for (size_t i = 0; i < want.index().tensors.size(); ++i) {
-    for (const StatePart part : kStateParts) {
-      const std::vector<double> a = numbers_of(got, i, part), b = numbers_of(want, i, part);
-      double worst = 0, largest = 0;
-      for (size_t k = 0; k < b.size(); ++k) {
-        worst = std::max(worst, std::abs(a[k] - b[k]));
-        largest = std::max(largest, std::abs(b[k]));
-      }
-      EXPECT_LE(worst, 1e-10 * largest)
-          << want.index().tensors[i].name << " " << part_name(part) << " of " << got_folder;
-    }
-  }
-}
 
 class OtherWorkers : public CheckpointTest {};
 

@@ -12,9 +12,10 @@ import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "cli"))
 import distca_trace  # noqa: E402
+import distca_trace_file  # noqa: E402
 
 US = 1000
-KINDS = distca_trace.KINDS
+KINDS = distca_trace_file.KINDS
 
 
 def event(kind, name, begin, end, rank=0, **arguments):
@@ -48,9 +49,44 @@ def two_ranks():
         event("launch", "gradient sum", 79, 80, rank=1, tag=2**30, to=[0])]
 
 
-def file_of(events, num_ranks=2):
-    ranks = [{"role": "server" if rank == 1 else "worker", "clock_offset_s": -0.125 * rank, "clock_drift": 0,
+def of_tick(kind, name, tick, begin, end, rank, nano_batch=None, **arguments):
+    """A nano-batch of a micro-batch alone; none: the rank serves exchange 3."""
+    if nano_batch is None:
+        return event(kind, f"{name} of exchange 3, layer step 0", begin, end, rank, tick=tick, **arguments)
+    return event(kind, f"{name} of nano-batch {nano_batch}", begin, end, rank, tick=tick, nano_batch=nano_batch,
+                 micro_batch=nano_batch, **arguments)
+
+
+def two_stages():
+    """Ranks 0 and 1 are stages, rank 2 is a dedicated server. One nano-batch goes forward through both in 100 us."""
+    serves = [one for rank, begin, end in ((1, 30, 42), (2, 30, 36)) for one in (
+        of_tick("launch", "forward dispatch", 0, 4, 5, rank, tag=7, **{"from": [0], "bytes": 0, "received_bytes": 9}),
+        of_tick("wait", "forward dispatch", 0, 5, begin, rank, tag=7, **{"from": [0]}),
+        of_tick("compute", "forward core_attention", 0, begin, end, rank))]
+    return [
+        *(event("step", "step 1", 0, 100, rank) for rank in range(3)), *serves,
+        of_tick("compute", "forward pre_attention", 0, 0, 25, 0, 0),
+        of_tick("launch", "forward dispatch", 0, 25, 26, 0, 0, tag=7, to=[1, 2]),
+        of_tick("compute", "forward core_attention", 0, 30, 40, 0, 0),
+        of_tick("compute", "forward post_attention", 0, 40, 50, 0, 0),
+        of_tick("launch", "forward hand_over (send)", 0, 50, 51, 0, 0, tag=8, to=[1]),
+        of_tick("wait", "forward hand_over (receive)", 0, 42, 52, 1, 0, tag=8, **{"from": [0]}),
+        of_tick("compute", "forward pre_attention", 1, 52, 78, 1, 0),
+        of_tick("launch", "forward dispatch", 1, 78, 79, 1, 0, tag=9, to=[0]),
+        of_tick("wait", "forward dispatch", 1, 55, 80, 0, tag=9, **{"from": [1]}),
+        of_tick("compute", "forward core_attention", 1, 80, 89, 0),
+        of_tick("compute", "forward core_attention (home, rest)", 1, 79, 88, 1, 0),
+        of_tick("wait", "forward combine", 1, 88, 91, 1, 0, layer=1, tag=10, **{"from": [0]}),
+        of_tick("launch", "forward combine", 1, 89, 90, 0, tag=10, to=[1]),
+        of_tick("compute", "forward post_attention", 1, 91, 98, 1, 0)]
+
+
+def file_of(events, num_ranks=2, stages=()):
+    server = len(stages) or 1
+    ranks = [{"role": "server" if rank == server else "worker", "clock_offset_s": -0.125 * rank, "clock_drift": 0,
               "clock_uncertainty_s": 2e-6 * rank} for rank in range(num_ranks)]
+    for rank, stage in zip(ranks, stages):
+        rank["stage"] = stage
     return json.dumps({"otherData": {"program": "distca", "version": "1.2", "commit": "abc", "overlap": "within",
                                      "ranks": ranks}, "traceEvents": events})
 
@@ -69,8 +105,8 @@ class Trace(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.path = pathlib.Path(folder.name) / "run.json"
 
-    def analysis(self, events, num_ranks=2):
-        self.path.write_text(file_of(events, num_ranks))
+    def analysis(self, events, num_ranks=2, stages=()):
+        self.path.write_text(file_of(events, num_ranks, stages))
         return distca_trace.Analysis(self.path, *distca_trace.read_trace(self.path))
 
     def refusal(self, text):
@@ -159,9 +195,9 @@ class Trace(unittest.TestCase):
         self.assertEqual((total["bytes"], total["received_bytes"]), (1000, 2000))
 
     def test_the_parts_add_up_to_the_step_exactly_whatever_the_events(self):
-        """Events at random, some nested, some across others' ends, some beyond the step."""
+        """Events at random, some nested, some across others' ends, some beyond the step; half of them of pipelines."""
         for seed in range(200):
-            draw, events = random.Random(seed), []
+            draw, events, stages = random.Random(seed), [], (0, 1) if seed % 2 else ()
             for rank in range(3):
                 for step in (1, 2):
                     begin = 1000 * step + draw.randrange(50)
@@ -170,7 +206,14 @@ class Trace(unittest.TestCase):
                         begin = 1000 * step + draw.randrange(650)
                         events.append(exchange(draw.choice(KINDS[1:]), begin, begin + draw.randrange(60),
                                                [draw.randrange(3)], rank, tag=draw.randrange(8), step=step))
-            analysis = self.analysis(events, 3)
+                        events.append(of_tick(draw.choice(KINDS[1:]), "forward combine", draw.randrange(4), begin,
+                                              begin + draw.randrange(60), rank, draw.choice((0, None)), step=step))
+            analysis = self.analysis(events, 3, stages)
+            bubbles = [total["bubble"] for total in analysis.totals]
+            self.assertEqual((any(bubbles), bubbles[2]), (bool(stages), 0))
+            self.assertEqual(bool(analysis.ticks), bool(stages))
+            for tick in analysis.ticks:
+                self.assertGreaterEqual(tick["length_ns"], 0)
             for one in events:
                 if one["cat"] == "step":
                     step = analysis.steps[one["pid"]][one["args"]["step"] - 1]
@@ -182,6 +225,56 @@ class Trace(unittest.TestCase):
                 self.assertEqual(elapsed(total), sum(
                     one["dur"] * US for one in events if (one["cat"], one["pid"]) == ("step", rank)))
 
+    def test_a_stage_without_work_of_its_own_and_what_is_handed_over_make_the_bubble(self):
+        analysis = self.analysis(two_stages(), 3, (0, 1))
+        first, second, server = (steps[0] for steps in analysis.steps)
+        self.expect(first, bubble=25, imbalance=0, exposed=0, compute=54)
+        # Its own combine is none of it: rank 0 had issued it 1 us before it came.
+        self.expect(second, bubble=25 + 10, imbalance=2, exposed=1, sums=0, gaps=4 + 2)
+        # A server has no work of its own in any tick: its waits are those of a run without a pipeline.
+        self.expect(server, bubble=0, imbalance=21, exposed=4, sums=0)
+        self.assertEqual(analysis.unmatched_waits, 0)
+        for step in (first, second, server):
+            self.assertEqual(elapsed(step), 100 * US)
+        self.assertEqual(analysis.operations["forward core_attention"]["count"], 4)
+
+    def test_a_tick_ends_with_its_last_operation_on_any_rank(self):
+        ticks = self.analysis(two_stages(), 3, (0, 1)).ticks
+        self.assertEqual(ticks, [
+            {"tick": 0, "passes": ["forward"], "stages": [0], "length_ns": 50 * US, "ideal_ns": 35 * US},  # linear
+            {"tick": 1, "passes": ["forward"], "stages": [1], "length_ns": 48 * US, "ideal_ns": 33 * US}])
+        events = two_stages()
+        for one in events:
+            if one["cat"] == "compute" and one["args"].get("tick") == 1 and one["ts"] == 52:
+                one["ts"], one["dur"] = 44, 34
+        # 6 us of the second tick were over before, 2 us in the mean of three ranks.
+        self.assertEqual([tick["length_ns"] for tick in self.analysis(events, 3, (0, 1)).ticks], [48 * US, 50 * US])
+
+    def test_the_ideal_length_of_a_tick_is_at_least_the_mean_of_what_was_computed(self):
+        events = two_stages()
+        events.append(of_tick("compute", "backward core_attention", 1, 50, 100, 2))
+        self.assertEqual(self.analysis(events, 3, (0, 1)).ticks[1], {
+            "tick": 1, "passes": ["forward", "backward"], "stages": [1], "length_ns": 50 * US,
+            "ideal_ns": (26 + 9 + 9 + 7 + 50) * US // 3})
+
+    def test_rows_of_ticks_are_of_pipelines_alone(self):
+        report = distca_trace.Report(self.analysis(two_stages(), 3, (0, 1)))
+        lines = [line.split() for line in report.text().splitlines()]
+        self.assertIn("2 forward ticks, 0 backward ticks of 2 stages, 1 micro-batch".split(), lines)
+        self.assertIn("0 forward 1 of 2 0.05 0.03 1.43".split(), lines)
+        self.assertIn("all 1.00 of 2 0.10 0.07 1.44".split(), lines)
+        self.assertIn("1 worker, stage 1 0.10 0.05".split(), [line[:6] for line in lines])
+        self.assertIn("idle = bubble + imbalance + exposed + sums + other", report.text())
+        made = report.json()
+        self.assertEqual((made["stages"], len(made["ticks"])), (2, 2))
+        self.assertEqual([rank.get("stage") for rank in made["ranks"]], [0, 1, None])
+        self.assertEqual(made["ranks"][0]["total"]["parts"]["bubble_ns"], 25 * US)
+        for stages in ((), (0, 0, 0)):
+            report = distca_trace.Report(self.analysis(two_stages(), 3, stages))
+            text, made = report.text(), report.json()
+            self.assertNotIn("bubble", text + json.dumps(made))
+            self.assertNotIn("tick", text + json.dumps(made))
+
     def test_every_nanosecond_survives(self):
         times = [1]
         while times[-1] < 8e14:  # up to a month, where a double of microseconds still has the nanosecond
@@ -189,12 +282,12 @@ class Trace(unittest.TestCase):
         lines = [event("compute", "x", ns / 1e3, ns / 1e3) for ns in times]
         for ns, line in zip(times, lines):
             line["dur"] = ns % 1001 / 1e3
-            read = distca_trace.event_of(json.loads(json.dumps(line)))
+            read = distca_trace_file.event_of(json.loads(json.dumps(line)))
             self.assertEqual((read.begin, read.end), (ns, ns + ns % 1001))
 
     def test_names_of_operations_leave_layer_and_nano_batch_out(self):
-        self.assertEqual(distca_trace.event_of(exchange("wait", 0, 1, [])).operation, "forward dispatch")
-        self.assertEqual(distca_trace.event_of(event("compute", "grad_reduce", 0, 1)).operation, "grad_reduce")
+        self.assertEqual(distca_trace_file.event_of(exchange("wait", 0, 1, [])).operation, "forward dispatch")
+        self.assertEqual(distca_trace_file.event_of(event("compute", "grad_reduce", 0, 1)).operation, "grad_reduce")
 
     def test_ranks_with_other_steps_are_refused(self):
         events = two_ranks()
@@ -217,6 +310,7 @@ class Trace(unittest.TestCase):
         for old, new, words in (('"program": "distca"', '"program": "else"', "another program"),
                                 ('"overlap"', '"plan"', 'no "overlap"'),
                                 ('"server"', '"boss"', '"role" is "boss"'),
+                                ('"server"', '"server", "stage": -1', '"stage" is -1'),
                                 ('"clock_drift": 0', '"clock_drift": []', '"clock_drift" is []')):
             self.assertIn(words, self.refusal(file_of(two_ranks()).replace(old, new, 1)))
         self.assertIn('no "otherData"', self.refusal('{"traceEvents":[]}'))

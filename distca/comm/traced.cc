@@ -4,16 +4,18 @@
 #include <utility>
 
 #include "distca/base/clock.h"
+#include "distca/base/error.h"
 #include "distca/comm/tags.h"
 
 namespace distca {
 namespace {
 
 /// Notes the peers, returns the bytes.
-int64_t note(std::span<const Message> messages, std::vector<int>& peers) {
+int64_t note(std::span<const Message> messages, const std::vector<int>& ranks,
+             std::vector<int>& peers) {
   int64_t bytes = 0;
   for (const Message& message : messages) {
-    peers.push_back(message.peer);
+    peers.push_back(ranks.empty() ? message.peer : ranks.at(message.peer));
     bytes += message.bytes;
   }
   return bytes;
@@ -54,8 +56,12 @@ class TracedExchange final : public PendingExchange {
 
 }  // namespace
 
-TracedCommunicator::TracedCommunicator(Communicator& group, uint32_t first_tag)
-    : group_(group), first_tag_(first_tag) {}
+TracedCommunicator::TracedCommunicator(Communicator& group, uint32_t first_tag,
+                                       std::vector<int> ranks)
+    : group_(group), first_tag_(first_tag), ranks_(std::move(ranks)) {
+  DISTCA_CHECK(ranks_.empty() || ranks_.size() == static_cast<size_t>(group.size()),
+               "{} ranks of a group of {}", ranks_.size(), group.size());
+}
 
 void TracedCommunicator::set_recorder(TraceRecorder* recorder) {
   recorder_ = recorder;
@@ -70,8 +76,8 @@ std::unique_ptr<PendingExchange> TracedCommunicator::exchange(std::span<const Me
                    .name = std::string(operation),
                    .begin_s = steady_seconds(),
                    .tag = first_tag_ + issued_++ % kTracedTagsEach};
-  event.bytes = note(sends, event.to);
-  event.received_bytes = note(receives, event.from);
+  event.bytes = note(sends, ranks_, event.to);
+  event.received_bytes = note(receives, ranks_, event.from);
   auto exchange = group_.exchange(sends, receives, operation);
   event.end_s = steady_seconds();
   recorder_->add(event);

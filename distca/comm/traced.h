@@ -1,9 +1,10 @@
 #pragma once
 // A communicator that records when its exchanges were issued and how long they were waited for: for
 // sums and gathers, whose exchanges no program lists. Exchanges are numbered from `first_tag` in
-// the order of their issuing, the same on all ranks, so that traces find the other side. Peers are
-// recorded by their number in the group.
+// the order of their issuing, the same on all ranks, so that traces find the other side.
 // Thread rule: as Communicator.
+
+#include <vector>
 
 #include "distca/comm/communicator.h"
 #include "distca/trace/recorder.h"
@@ -13,8 +14,9 @@ namespace distca {
 class TracedCommunicator final : public Communicator {
  public:
   /// Both stay the caller's. `first_tag`: kTracedTags plus a multiple of kTracedTagsEach of its
-  /// own.
-  TracedCommunicator(Communicator& group, uint32_t first_tag);
+  /// own. `ranks`: who the members of the group are in the trace, in their order; empty: each has
+  /// the number there that it has in the group.
+  TracedCommunicator(Communicator& group, uint32_t first_tag, std::vector<int> ranks = {});
 
   /// All ranks call it at the same place; numbers begin again. Null records nothing, at the cost of
   /// a comparison an exchange. Exchanges under way go on with the recorder they were issued with.
@@ -35,6 +37,7 @@ class TracedCommunicator final : public Communicator {
  private:
   Communicator& group_;
   uint32_t first_tag_;
+  std::vector<int> ranks_;
   uint32_t issued_ = 0;
   TraceRecorder* recorder_ = nullptr;
 };

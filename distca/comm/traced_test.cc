@@ -98,6 +98,24 @@ TEST_P(Traced, without_a_recorder_nothing_is_recorded_and_sums_are_the_same) {
   });
 }
 
+TEST_P(Traced, peers_of_a_smaller_group_are_named_as_the_caller_names_them) {
+  run_on(GetParam(), 4, kOptions, [&](Communicator& all) {
+    const std::vector<int> ranks = all.rank() % 2 == 0 ? std::vector{0, 2} : std::vector{1, 3};
+    const auto group = all.split(ranks);
+    TraceRecorder recorder;
+    TracedCommunicator traced(*group, kTracedTags, ranks);
+    traced.set_recorder(&recorder);
+    std::array<double, 1> values = {1};
+    ordered_sum(traced, values, "sum");
+    const int other = (all.rank() + 2) % 4;
+    EXPECT_FALSE(recorder.events().empty());
+    for (const TraceEvent& event : recorder.events()) {
+      EXPECT_THAT(event.from, testing::Each(other));
+      EXPECT_THAT(event.to, testing::Each(other));
+    }
+  });
+}
+
 TEST_P(Traced, texts_of_all_ranks_reach_rank_0_whole) {
   for (int size : {1, 2, 4}) {
     run_on(GetParam(), size, kOptions, [&](Communicator& group) {

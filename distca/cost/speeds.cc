@@ -7,6 +7,7 @@
 
 #include "distca/base/error.h"
 #include "distca/cost/attention_cost.h"
+#include "distca/cost/stage_layers.h"
 #include "distca/cost/task_price.h"
 
 namespace distca {
@@ -81,11 +82,8 @@ Speeds stated_speeds(const ModelShape& layers, int num_servers, const AttentionP
                      Recompute recompute) {
   const AttentionShape& shape = layers.attention;
   const int64_t q = shape.num_heads * shape.head_dim_qk;
-  const int64_t kv = shape.num_kv_heads * (shape.head_dim_qk + shape.head_dim_v);
   const int64_t o = shape.num_heads * shape.head_dim_v;
-  // Multiply-adds of forward, one layer.
-  const int64_t per_token =
-      layers.hidden_size * (q + kv + o) + 3 * layers.hidden_size * layers.intermediate_size;
+  const int64_t per_token = layer_products(layers);
   const int64_t per_pair = q + o;
   // Forward, backward and, with kFull, forward again.
   const Wide passes = recompute == Recompute::kFull ? 4 : 3;

@@ -135,7 +135,8 @@ Llama::Llama(const LlamaConfig& config, const Stage& stage, uint64_t seed, int c
   }
   if (stage.is_last()) {
     s.final_norm = *next++;
-    s.head = s.used(config.tie_word_embeddings ? s.embedding : *next++, kAfterLayers);
+    const bool has_embedding = config.tie_word_embeddings && stage.is_first();
+    s.head = s.used(has_embedding ? s.embedding : *next++, kAfterLayers);
   }
   DISTCA_CHECK(next == s.parameters.end(), "the weight table has other weights than a Llama");
 }

@@ -12,6 +12,7 @@
 
 #include "distca/base/error.h"
 #include "distca/base/hash.h"
+#include "distca/comm/aten_types.h"
 #include "distca/model/model_testing.h"
 #include "distca/program/program.h"
 
@@ -63,6 +64,24 @@ TEST(llama, stages_draw_the_weights_of_the_whole_model) {
       EXPECT_TRUE(at::equal(parameter, whole.parameters().at(next++))) << next;
   }
   EXPECT_EQ(next, whole.parameters().size());
+}
+
+TEST(llama, the_last_stages_copy_of_a_tied_embedding_gives_the_loss_of_the_whole_model) {
+  LlamaConfig config = tiny();
+  config.tie_word_embeddings = true;
+  for (const ScalarType dtype : {ScalarType::kFloat64, ScalarType::kBFloat16}) {
+    config.dtype = dtype;
+    for (const Masters masters : {Masters::kHere, Masters::kElsewhere}) {
+      const Llama whole(config, 7, -1, masters), last(config, Stage{1, 2, {1, 2}}, 7, -1, masters);
+      EXPECT_TRUE(at::equal(last.parameters().back(), whole.parameters().front()));
+      const at::Tensor x = at::randn({7, 16}, at::kDouble).to(aten_type(dtype));
+      const at::Tensor targets = at::tensor({1, -100, 3, 0, 18, 5, 2}, at::kLong);
+      at::Tensor d_x, want;
+      EXPECT_EQ(last.loss_sum(x, targets, 4, 0.5, &d_x), whole.loss_sum(x, targets, 4, 0.5, &want));
+      EXPECT_TRUE(at::equal(d_x, want));
+      EXPECT_TRUE(at::equal(last.parameters().back().grad(), whole.parameters().front().grad()));
+    }
+  }
 }
 
 TEST(llama, initial_weights_are_pinned_and_the_same_for_any_number_of_threads) {

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
-#include "distca/base/error.h"
 #include "distca/base/integers.h"
 #include "distca/program/program.h"
 
@@ -61,10 +61,15 @@ std::vector<Weight> weight_table(const LlamaConfig& config) {
 }
 
 std::vector<Weight> weight_table(const LlamaConfig& config, const Stage& stage) {
-  DISTCA_THROW_IF(config.tie_word_embeddings && stage.count > 1, ErrorKind::kConfig,
-                  "tie_word_embeddings: the first and the last of {} stages cannot share weights",
-                  stage.count);
   std::vector<Weight> table = weight_table(config);
+  Weight& embedding = table.front();
+  embedding.is_tied = config.tie_word_embeddings && stage.count > 1;
+  if (embedding.is_tied && stage.is_last()) {
+    Weight head = embedding;
+    head.layer = kAfterLayers;
+    head.phase = WeightPhase::kLoss;
+    table.push_back(std::move(head));
+  }
   std::erase_if(table, [&](const Weight& weight) {
     if (weight.layer == kBeforeLayers) return !stage.is_first();
     if (weight.layer == kAfterLayers) return !stage.is_last();
@@ -78,8 +83,9 @@ Stage whole_model(const LlamaConfig& config) { return {.layers = {0, config.num_
 FlatLayout flat_layout(const std::vector<Weight>& weights) {
   FlatLayout layout;
   for (const Weight& weight : weights) {
-    layout.begins.push_back(layout.elements);
-    layout.elements += round_up(weight.numel(), kFlatAlignment);
+    const int64_t alignment = weight.is_tied ? kFlatBlock : kFlatAlignment;
+    layout.begins.push_back(round_up(layout.elements, alignment));
+    layout.elements = layout.begins.back() + round_up(weight.numel(), alignment);
   }
   layout.elements = round_up(layout.elements, kFlatBlock);
   return layout;

@@ -36,12 +36,17 @@ struct Weight {
   std::vector<int64_t> shape;  // of the full tensor: [out, in] of a matrix, [features] of a norm
   SplitAxis split = SplitAxis::kNone;
   int layer = kBeforeLayers;                // from 0, or one of the two above
-  WeightPhase phase = WeightPhase::kEmbed;  // a tied embedding is used by kLoss, too
+  WeightPhase phase = WeightPhase::kEmbed;  // a tied embedding of one stage is used by kLoss, too
   double initial_std = 0;  // of a matrix's initial normal values; norms begin as ones
+  /// Whether the first and the last stage of a pipeline both hold it: a tied embedding. They sum
+  /// its gradient together and update it to the same bits, so the first stage's is the one to save.
+  bool is_tied = false;
 
   bool is_matrix() const { return shape.size() == 2; }
   /// Whether AdamW lets it decay. Norms do not.
   bool decays() const { return is_matrix(); }
+  /// Whether it is the last stage's copy of the first stage's weight.
+  bool is_copy() const { return is_tied && layer == kAfterLayers; }
   int64_t numel() const;
 };
 
@@ -49,14 +54,15 @@ struct Weight {
 /// not listed.
 std::vector<Weight> weight_table(const LlamaConfig& config);
 /// Those of a stage of a pipeline, in the same order: the weights of its layers, on the first stage
-/// the embedding, and on the last one the last norm and the head. Throws Error(kConfig) where
-/// several stages would share the embedding's weights.
+/// the embedding, and on the last one the last norm and the head. A tied embedding is on both: the
+/// last stage's copy has its name and its initial values, and stands where a head would.
 std::vector<Weight> weight_table(const LlamaConfig& config, const Stage& stage);
 /// The only stage where there is no pipeline.
 Stage whole_model(const LlamaConfig& config);
 
 /// Where weights lie that stand end to end in one buffer, in the order of the table. Gradients,
-/// master weights and AdamW's moments have this layout.
+/// master weights and AdamW's moments have this layout. A tied weight begins and ends with a block,
+/// so that two stages can divide it alike whatever stands beside it.
 struct FlatLayout {
   std::vector<int64_t> begins;  // [weight] elements; multiples of kFlatAlignment
   int64_t elements = 0;         // with all gaps; a multiple of kFlatBlock
@@ -65,7 +71,8 @@ struct FlatLayout {
 /// multiple of them is updated to the same bits as within the whole weight.
 inline constexpr int64_t kFlatAlignment = 64;
 /// The elements over which squares are summed for the gradient's norm, and the smallest part that
-/// ranks divide a layout by. So the norm does not depend on how many ranks there are.
+/// ranks divide a layout by. So the norm does not depend on how many ranks there are, but for what
+/// two stages tie.
 inline constexpr int64_t kFlatBlock = 4096;
 FlatLayout flat_layout(const std::vector<Weight>& weights);
 

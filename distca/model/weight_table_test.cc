@@ -5,7 +5,7 @@
 #include <set>
 #include <string>
 
-#include "distca/base/error.h"
+#include "distca/base/integers.h"
 #include "distca/program/program.h"
 
 namespace distca {
@@ -66,10 +66,41 @@ TEST(weight_table, stages_have_its_lines_in_turn) {
   EXPECT_EQ(weight_table(config, whole_model(config)).size(), want.size());
 }
 
-TEST(weight_table, several_stages_cannot_share_the_embedding) {
-  const LlamaConfig config{.num_hidden_layers = 2, .tie_word_embeddings = true};
-  EXPECT_THROW(weight_table(config, {.index = 0, .count = 2, .layers = {0, 1}}), Error);
-  EXPECT_EQ(weight_table(config, whole_model(config)).size(), weight_table(config).size());
+TEST(weight_table, the_last_stage_has_a_copy_of_a_tied_embedding) {
+  const LlamaConfig config{.num_hidden_layers = 3, .tie_word_embeddings = true};
+  const std::vector<Weight> whole = weight_table(config, whole_model(config)),
+                            first = weight_table(config, {0, 3, {0, 1}}),
+                            middle = weight_table(config, {1, 3, {1, 2}}),
+                            last = weight_table(config, {2, 3, {2, 3}});
+  EXPECT_EQ(whole.size(), first.size() + middle.size() + last.size() - 1);
+  for (const Weight& weight : whole) EXPECT_FALSE(weight.is_tied) << weight.name;
+  for (const Weight& weight : middle) EXPECT_FALSE(weight.is_tied) << weight.name;
+  const Weight &embedding = first.front(), &head = last.back();
+  EXPECT_TRUE(embedding.is_tied && !embedding.is_copy());
+  EXPECT_TRUE(head.is_tied && head.is_copy());
+  EXPECT_EQ(head.name, embedding.name);
+  EXPECT_EQ(head.shape, embedding.shape);
+  EXPECT_EQ(head.initial_std, embedding.initial_std);
+  EXPECT_EQ(head.phase, WeightPhase::kLoss);
+  EXPECT_EQ(head.layer, kAfterLayers);
+}
+
+TEST(weight_table, a_tied_weight_lies_in_blocks_of_its_own) {
+  const LlamaConfig config{
+      .vocab_size = 50, .hidden_size = 40, .num_hidden_layers = 2, .tie_word_embeddings = true};
+  const auto weights = [&](int stage) {
+    return weight_table(config, {stage, 2, {stage, stage + 1}});
+  };
+  const FlatLayout first = flat_layout(weights(0)), last = flat_layout(weights(1)),
+                   whole = flat_layout(weight_table(config));
+  EXPECT_EQ(first.begins[0], 0);
+  EXPECT_EQ(first.begins[1], kFlatBlock) << "50 x 40 elements, and a gap";
+  EXPECT_EQ(whole.begins[1], round_up(50 * 40, kFlatAlignment)) << "of one stage, no gap";
+  EXPECT_EQ(last.begins.back() % kFlatBlock, 0);
+  EXPECT_EQ(last.elements, last.begins.back() + kFlatBlock);
+  const WeightOffsets offsets = weight_offsets(weights(1), /*matrix_bytes=*/2, /*norm_bytes=*/4);
+  EXPECT_EQ(offsets.of(last.elements) - offsets.of(last.begins.back()), 2 * kFlatBlock);
+  EXPECT_EQ(offsets.of(last.elements), offsets.bytes);
 }
 
 }  // namespace

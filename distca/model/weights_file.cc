@@ -3,13 +3,18 @@
 #include <ATen/ATen.h>
 
 #include "distca/base/error.h"
+#include "distca/program/program.h"
 
 namespace distca {
 
 std::vector<StoredTensor> stored_weights(const LlamaConfig& config) {
+  return stored_weights(config, whole_model(config));
+}
+
+std::vector<StoredTensor> stored_weights(const LlamaConfig& config, const Stage& stage) {
   const bool is_double = config.dtype == ScalarType::kFloat64;
   std::vector<StoredTensor> stored;
-  for (const Weight& weight : weight_table(config)) {
+  for (const Weight& weight : weight_table(config, stage)) {
     stored.push_back({.name = weight.name,
                       .type = is_double ? ScalarType::kFloat64 : ScalarType::kFloat32,
                       .shape = weight.shape});

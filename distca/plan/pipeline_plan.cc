@@ -1,12 +1,14 @@
 #include "distca/plan/pipeline_plan.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "distca/base/error.h"
 #include "distca/base/hash.h"
 #include "distca/cost/finish_time.h"
 #include "distca/cost/task_price.h"
+#include "distca/plan/pipeline_time.h"
 #include "distca/plan/scheduler.h"
 
 namespace distca {
@@ -69,9 +71,8 @@ struct Shares {
 };
 
 /// Every server may take what it finishes within the tick's least length and the tolerance.
-Shares shares_of_fill(const PipelineRequest& request, std::span<const RankWork> work,
-                      int64_t load) {
-  int64_t tolerance_ppm = request.fill_tolerance_ppm;
+Shares shares_of_fill(const PipelineRequest& request, std::span<const RankWork> work, int64_t load,
+                      int64_t tolerance_ppm) {
   if (tolerance_ppm == PlanOptions::kOwnTolerance) tolerance_ppm = request.options.tolerance_ppm;
   if (tolerance_ppm == PlanOptions::kOwnTolerance)
     tolerance_ppm = find_scheduler(request.options.scheduler).tolerance_ppm;
@@ -84,7 +85,8 @@ Shares shares_of_fill(const PipelineRequest& request, std::span<const RankWork> 
           .tolerance_ppm = static_cast<int64_t>(std::clamp(beyond, 0.0, kMostBeyond) * 1e6)};
 }
 
-Shares shares_of(const PipelineRequest& request, std::span<const int> nano_batches, Pass pass) {
+Shares shares_of(const PipelineRequest& request, std::span<const int> nano_batches, Pass pass,
+                 int64_t fill_tolerance_ppm) {
   const int64_t own = request.options.tolerance_ppm;
   if (!request.capacity.empty()) return {.capacity = request.capacity, .tolerance_ppm = own};
   // One stage shares its plans between the passes.
@@ -93,7 +95,8 @@ Shares shares_of(const PipelineRequest& request, std::span<const int> nano_batch
   const int64_t load = load_of(request, nano_batches);
   const bool known = std::ranges::all_of(
       work, [](const RankWork& rank) { return rank.attention_ps_per_kload > 0; });
-  if (is_fill(nano_batches) && known && load > 0) return shares_of_fill(request, work, load);
+  if (is_fill(nano_batches) && known && load > 0)
+    return shares_of_fill(request, work, load, fill_tolerance_ppm);
   return {.capacity = even_capacities(work, request.evenness, load), .tolerance_ppm = own};
 }
 
@@ -147,6 +150,37 @@ Plan slot_plan(const PipelineRequest& request, std::span<const int> nano_batches
   return make_plan(slot, std::move(layout));
 }
 
+/// Whether the plan of a slot is weighed against its bytes.
+bool is_weighed(const PipelineRequest& request, std::span<const int> nano_batches) {
+  return request.bytes_per_us > 0 && is_fill(nano_batches) && request.capacity.empty() &&
+         !request.speeds.empty() && request.fill_tolerance_ppm == PlanOptions::kOwnTolerance;
+}
+
+/// The plan whose slot is predicted to be over first, of some tolerances that grow as long as that
+/// helps.
+Plan weighed_plan(const PipelineRequest& request, std::span<const int> nano_batches, Pass pass) {
+  constexpr std::array<int64_t, 6> kTolerances{
+      PlanOptions::kOwnTolerance, 50'000, 100'000, 200'000, 400'000, 800'000};
+  Plan best;
+  SlotTime least;
+  for (const int64_t tolerance_ppm : kTolerances) {
+    Plan plan =
+        slot_plan(request, nano_batches, shares_of(request, nano_batches, pass, tolerance_ppm));
+    const SlotTime time = slot_time(request, plan, nano_batches, pass);
+    if (!best.load.empty() && time.total_ps() >= least.total_ps()) break;
+    best = std::move(plan);
+    least = time;
+    if (time.is_hidden()) break;
+  }
+  return best;
+}
+
+Plan plan_of_slot(const PipelineRequest& request, std::span<const int> nano_batches, Pass pass) {
+  if (is_weighed(request, nano_batches)) return weighed_plan(request, nano_batches, pass);
+  return slot_plan(request, nano_batches,
+                   shares_of(request, nano_batches, pass, request.fill_tolerance_ppm));
+}
+
 class Planner {
  public:
   explicit Planner(const PipelineRequest& request) : request_(request) {}
@@ -182,10 +216,13 @@ class Planner {
     for (int stage = 0; stage < request_.grid.stages; ++stage)
       asked.nano_batches.push_back(made_.nano_batch(tick, stage, slot));
     if (std::ranges::all_of(asked.nano_batches, [](int nano) { return nano < 0; })) return -1;
-    asked.shares = shares_of(request_, asked.nano_batches, made_.ticks[tick].stages[0].pass);
+    const Pass pass = made_.ticks[tick].stages[0].pass;
+    asked.shares = shares_of(request_, asked.nano_batches, pass, request_.fill_tolerance_ppm);
     const auto known = std::ranges::find(asked_, asked);
     if (known == asked_.end()) {
-      made_.plans.push_back(slot_plan(request_, asked.nano_batches, asked.shares));
+      made_.plans.push_back(is_weighed(request_, asked.nano_batches)
+                                ? weighed_plan(request_, asked.nano_batches, pass)
+                                : slot_plan(request_, asked.nano_batches, asked.shares));
       asked_.push_back(asked);
       return static_cast<int>(asked_.size()) - 1;
     }
@@ -215,7 +252,7 @@ PipelinePlan make_pipeline_plan(const PipelineRequest& request) {
 
 Plan make_slot_plan(const PipelineRequest& request, std::span<const int> nano_batches, Pass pass) {
   check_request(request);
-  return slot_plan(request, nano_batches, shares_of(request, nano_batches, pass));
+  return plan_of_slot(request, nano_batches, pass);
 }
 
 std::vector<RankWork> slot_work(const PipelineRequest& request, std::span<const int> nano_batches,

@@ -73,8 +73,14 @@ struct PipelineRequest {
   PlanOptions options;
   FillTicks fill_ticks = FillTicks::kExact;
   /// By how much a fill tick may last longer than its least length, in millionths. kOwnTolerance:
-  /// as much as a server may exceed its share in other ticks. More of it moves fewer bytes.
+  /// as much as a server may exceed its share in other ticks or, where `bytes_per_us` is given,
+  /// what is weighed. More of it takes less from the stages at work, and moves fewer bytes.
   int64_t fill_tolerance_ppm = PlanOptions::kOwnTolerance;
+  /// One rank's sends, by which fill ticks are weighed: where the exchanges of a slot would take
+  /// longer than what they run under, its tolerance is raised as long as the tick gets shorter.
+  /// 0: unknown, nothing is weighed.
+  int64_t bytes_per_us = 0;
+  int64_t layer_steps = 1;                               // of a tick: layers of the largest stage
   std::shared_ptr<const AttentionProfile> profile = {};  // as in PlanRequest
 
   /// kWhole under ping-pong, otherwise kAttention.

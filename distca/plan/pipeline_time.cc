@@ -22,7 +22,7 @@ class TickTime {
   }
 
   /// `plan` is that of the slot; `nano_batches` [stages] are those in it.
-  void add(const Plan& plan, const std::vector<int>& nano_batches) {
+  void add(const Plan& plan, std::span<const int> nano_batches) {
     const std::vector<RankWork> work = slot_work(request_, nano_batches, pass_);
     rank_ps_.resize(work.size());
     double longest_linear = 0, longest_attention = 0;
@@ -45,6 +45,7 @@ class TickTime {
     figures_.ideal_ps += least_ps(work, request_.evenness, load);
     meeting_ps_ += longest_linear + longest_attention;
     figures_.max_over_share = std::max(figures_.max_over_share, max_over_share(plan));
+    figures_.exchange_ps += exchange_ps(plan);
   }
 
   TickFigures figures(int working) const {
@@ -56,6 +57,19 @@ class TickTime {
   }
 
  private:
+  /// Of all layer steps, on the rank that sends or receives most.
+  int64_t exchange_ps(const Plan& plan) const {
+    if (request_.bytes_per_us == 0) return 0;
+    int64_t qkv = 0, o = 0;
+    for (const ServerLoad& load : plan.load) {
+      qkv = std::max({qkv, load.send_bytes, load.receive_bytes});
+      o = std::max({o, load.o_send_bytes, load.o_receive_bytes});
+    }
+    const int64_t bytes = pass_ == Pass::kForward ? qkv + o : 2 * qkv + o;
+    return rounded(static_cast<double>(bytes) * static_cast<double>(request_.layer_steps) * 1e6 /
+                   static_cast<double>(request_.bytes_per_us));
+  }
+
   void add_bytes(const ServerLoad& load) {
     figures_.bytes += load.send_bytes + load.o_send_bytes;
     figures_.max_send_bytes = std::max(figures_.max_send_bytes, load.send_bytes);
@@ -69,6 +83,16 @@ class TickTime {
 };
 
 }  // namespace
+
+SlotTime slot_time(const PipelineRequest& request, const Plan& plan,
+                   std::span<const int> nano_batches, Pass pass) {
+  TickTime time(request, pass);
+  time.add(plan, nano_batches);
+  const TickFigures figures = time.figures(/*working=*/0);
+  return {.compute_ps = figures.planned_ps,
+          .exchange_ps = figures.exchange_ps,
+          .has_partner = request.slots == 2};
+}
 
 std::vector<TickFigures> tick_figures(const PipelineRequest& request, const PipelinePlan& plan) {
   std::vector<TickFigures> all;

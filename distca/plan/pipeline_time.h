@@ -7,12 +7,33 @@
 //
 // For tables, metrics and tests. Any thread may call the functions.
 
+#include <algorithm>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "distca/plan/pipeline_plan.h"
 
 namespace distca {
+
+/// One slot of a tick under a plan, all layer steps together.
+struct SlotTime {
+  int64_t compute_ps = 0;   // as TickFigures::planned_ps, of this slot alone
+  int64_t exchange_ps = 0;  // of the rank whose messages take longest; 0: no bandwidth is given
+  bool has_partner = true;  // exchanges run under the compute of the tick's other slot
+
+  bool is_hidden() const { return has_partner && exchange_ps <= compute_ps; }
+  /// Until exchanges and compute are over. The other slot is taken to compute as long as this one.
+  int64_t total_ps() const {
+    return has_partner ? std::max(compute_ps, exchange_ps) : compute_ps + exchange_ps;
+  }
+};
+
+/// `plan` is that of the slot, `nano_batches` [stages] are those in it. All speeds must be known
+/// (CHECK). Counts in exchange_ps: Q, K, V and O forward; dO, Q, K, V again and their gradients
+/// backward; all at request.bytes_per_us. Ignores: LSE, delta, latencies.
+SlotTime slot_time(const PipelineRequest& request, const Plan& plan,
+                   std::span<const int> nano_batches, Pass pass);
 
 /// One tick, all slots together. Bytes are those of forward of one layer step, without LSE.
 struct TickFigures {
@@ -24,6 +45,7 @@ struct TickFigures {
   int64_t max_send_bytes = 0;  // Q, K, V that one rank sends for one slot: the largest
   int64_t planned_ps = 0;      // predicted length, see tick_figures
   int64_t ideal_ps = 0;        // the least possible length, see tick_figures
+  int64_t exchange_ps = 0;     // SlotTime's, of all slots
 
   double over_ideal() const {
     return ideal_ps > 0 ? static_cast<double>(planned_ps) / static_cast<double>(ideal_ps) : 1;

@@ -126,5 +126,51 @@ TEST(TickFigures, of_an_idle_second_slot_count_the_first_alone) {
   EXPECT_GT(figures[0].bytes, figures[0].max_send_bytes);
 }
 
+/// The ticks in which one of two stages has nothing to do.
+std::vector<TickFigures> fill_ticks(const PipelineRequest& request) {
+  std::vector<TickFigures> fills;
+  for (const TickFigures& tick : tick_figures(request, make_pipeline_plan(request))) {
+    if (tick.working == 1) fills.push_back(tick);
+  }
+  return fills;
+}
+
+TEST(fill_ticks, send_less_where_their_exchanges_would_not_hide_and_last_longer_for_it) {
+  PipelineRequest request = request_of({.stages = 2,
+                                        .micro_batches = 3,
+                                        .replicas = 4,
+                                        .dedicated = 0,
+                                        .share = .6,
+                                        .evenness = Evenness::kWhole});
+  request.layer_steps = 8;
+  const std::vector<TickFigures> plain = fill_ticks(request);
+  ASSERT_EQ(plain.size(), 4u);
+  EXPECT_EQ(plain[0].exchange_ps, 0);
+  // A fast wire changes nothing; a slow one takes four times as long as what the first tick
+  // computes.
+  request.bytes_per_us = 1'000'000;
+  const std::vector<TickFigures> fast = fill_ticks(request);
+  const double slower =
+      4.0 * static_cast<double>(fast[0].planned_ps) / static_cast<double>(fast[0].exchange_ps);
+  request.bytes_per_us = static_cast<int64_t>(1'000'000 / slower);
+  const std::vector<TickFigures> weighed = fill_ticks(request);
+  int raised = 0;
+  for (size_t i = 0; i < plain.size(); ++i) {
+    EXPECT_EQ(fast[i].planned_ps, plain[i].planned_ps) << i;
+    const double before = slower * static_cast<double>(fast[i].exchange_ps);
+    if (before < 1.5 * static_cast<double>(plain[i].planned_ps)) continue;
+    ++raised;
+    EXPECT_LT(weighed[i].bytes, plain[i].bytes) << i;
+    EXPECT_GT(weighed[i].planned_ps, plain[i].planned_ps) << i;
+    EXPECT_LT(static_cast<double>(std::max(weighed[i].planned_ps, weighed[i].exchange_ps)),
+              .95 * before)
+        << i;
+  }
+  EXPECT_GE(raised, 2);
+  // A plan of one slot is the one that the step has.
+  const Plan alone = make_slot_plan(request, std::vector{0, -1}, Pass::kForward);
+  EXPECT_EQ(plan_hash(alone), plan_hash(make_pipeline_plan(request).plans[0]));
+}
+
 }  // namespace
 }  // namespace distca

@@ -9,13 +9,42 @@
 namespace distca {
 namespace {
 
-/// The part of a bucket that `rank` adds up. The ranks take turns, so that all of them get as much
-/// where buckets have few blocks.
-Range slice(const GradientExchangeRequest& request, const Range& bucket, int64_t index, int rank) {
-  const int64_t blocks = bucket.size() / request.block;
-  const int64_t part = (rank + index) % request.num_ranks;
-  return {bucket.begin + blocks * part / request.num_ranks * request.block,
-          bucket.begin + blocks * (part + 1) / request.num_ranks * request.block};
+/// Elements that travel together.
+struct Cut {
+  Range elements;
+  int64_t index = 0;  // among those of the same ranks
+  bool is_tied = false;
+};
+
+/// The ranks of the step that sum a bucket, and the place of this one among them.
+struct Group {
+  std::vector<int> ranks;
+  size_t own = 0;
+};
+
+Group group_of(const GradientExchangeRequest& request, bool is_tied) {
+  Group group;
+  if (is_tied) {
+    group.ranks = request.tied_ranks;
+    const auto own = std::ranges::find(group.ranks, request.first_rank + request.rank);
+    DISTCA_CHECK(own != group.ranks.end(), "rank {} is none of those that hold what is tied",
+                 request.first_rank + request.rank);
+    group.own = static_cast<size_t>(own - group.ranks.begin());
+  } else {
+    for (int rank = 0; rank < request.num_ranks; ++rank)
+      group.ranks.push_back(request.first_rank + rank);
+    group.own = static_cast<size_t>(request.rank);
+  }
+  return group;
+}
+
+/// The part of a bucket that the rank in this place adds up. The ranks take turns, so that all of
+/// them get as much where buckets have few blocks.
+Range slice(const Cut& cut, int64_t block, const Group& group, size_t place) {
+  const int64_t blocks = cut.elements.size() / block, ranks = std::ssize(group.ranks);
+  const int64_t part = (static_cast<int64_t>(place) + cut.index) % ranks;
+  return {cut.elements.begin + blocks * part / ranks * block,
+          cut.elements.begin + blocks * (part + 1) / ranks * block};
 }
 
 void add_at(MessageList& list, int peer, int64_t offset, int64_t bytes) {
@@ -25,9 +54,12 @@ void add_at(MessageList& list, int peer, int64_t offset, int64_t bytes) {
   list.buffer_bytes = std::max(list.buffer_bytes, offset + bytes);
 }
 
-GradientBucket make_bucket(const GradientExchangeRequest& request, const Range& elements,
-                           int64_t index) {
-  GradientBucket bucket{.elements = elements, .own = slice(request, elements, index, request.rank)};
+GradientBucket make_bucket(const GradientExchangeRequest& request, const Cut& cut,
+                           const Group& group) {
+  const Range& elements = cut.elements;
+  GradientBucket bucket{.elements = elements,
+                        .own = slice(cut, request.block, group, group.own),
+                        .is_tied = cut.is_tied};
   /// Bytes, as they are gathered.
   const auto gathered = [&](const Range& part) -> Range {
     if (request.distributed_optimizer)
@@ -36,16 +68,16 @@ GradientBucket make_bucket(const GradientExchangeRequest& request, const Range& 
             (part.end - elements.begin) * request.element_bytes};
   };
   const Range sent = gathered(bucket.own);
-  for (int peer = 0; peer < request.num_ranks; ++peer) {
-    if (peer == request.rank) continue;
-    const Range theirs = slice(request, elements, index, peer);
-    const int peer_rank = request.first_rank + peer;
-    add_at(bucket.reduce_sends, peer_rank, (theirs.begin - elements.begin) * request.element_bytes,
+  for (size_t place = 0; place < group.ranks.size(); ++place) {
+    if (place == group.own) continue;
+    const Range theirs = slice(cut, request.block, group, place);
+    const int peer = group.ranks[place];
+    add_at(bucket.reduce_sends, peer, (theirs.begin - elements.begin) * request.element_bytes,
            theirs.size() * request.element_bytes);
-    bucket.reduce_receives.add(peer_rank, bucket.own.size() * request.element_bytes);
+    bucket.reduce_receives.add(peer, bucket.own.size() * request.element_bytes);
     const Range received = gathered(theirs);
-    add_at(bucket.gather_sends, peer_rank, sent.begin, sent.size());
-    add_at(bucket.gather_receives, peer_rank, received.begin, received.size());
+    add_at(bucket.gather_sends, peer, sent.begin, sent.size());
+    add_at(bucket.gather_receives, peer, received.begin, received.size());
   }
   return bucket;
 }
@@ -66,43 +98,64 @@ int64_t end_of_last(const GradientExchangeRequest& request) {
   return round_up(end, request.block);
 }
 
-/// [bucket] The elements of each.
-std::vector<Range> cut_into_buckets(const GradientExchangeRequest& request) {
+/// The elements of a bucket, so that those of `part` take `most` buckets at most.
+int64_t bucket_size(const GradientExchangeRequest& request, int64_t part, int64_t most) {
+  const int64_t wanted = request.bucket_elements > 0 ? request.bucket_elements : part;
+  const int64_t least = round_up(ceil_div(part, std::max<int64_t>(1, most)), request.block);
+  return std::max(least, round_down(wanted, request.block));
+}
+
+/// [bucket] What is in each.
+std::vector<Cut> cut_into_buckets(const GradientExchangeRequest& request) {
   DISTCA_CHECK(request.elements > 0 && request.elements % request.block == 0,
                "{} elements are no blocks of {}", request.elements, request.block);
-  const int64_t wanted = request.bucket_elements > 0 ? request.bucket_elements : request.elements;
+  const Range& tied = request.tied;
+  DISTCA_CHECK(tied.begin % request.block == 0 && tied.end % request.block == 0,
+               "what is tied, elements {} to {}, is no blocks of {}", tied.begin, tied.end,
+               request.block);
+  // Both stages give what is tied as many buckets, whatever else they have.
+  const int64_t most_tied = tied.empty() ? 0 : std::max<int64_t>(1, request.most_buckets / 2);
+  const int64_t each_tied = bucket_size(request, tied.size(), most_tied);
   // One less: the last phases' elements begin a bucket of their own.
-  const int64_t least = round_up(
-      ceil_div(request.elements, std::max<int64_t>(1, request.most_buckets - 1)), request.block);
-  const int64_t each = std::max(least, round_down(wanted, request.block));
+  const int64_t each =
+      bucket_size(request, request.elements - tied.size(), request.most_buckets - most_tied - 1);
   const int64_t end_of_last_phases = end_of_last(request);
-  std::vector<Range> buckets;
+  std::vector<Cut> cuts;
+  int64_t num_tied = 0, num_own = 0;
   for (int64_t end = request.elements; end > 0;) {
-    const int64_t least_begin = end > end_of_last_phases ? end_of_last_phases : 0;
-    const int64_t begin = std::max(least_begin, end - each);
-    buckets.push_back({begin, end});
+    const bool is_tied = tied.contains({end - 1, end});
+    int64_t begin = std::max<int64_t>(0, end - (is_tied ? each_tied : each));
+    for (const int64_t bound : {end_of_last_phases, tied.begin, tied.end}) {
+      if (bound < end) begin = std::max(begin, bound);
+    }
+    cuts.push_back(
+        {.elements = {begin, end}, .index = is_tied ? num_tied++ : num_own++, .is_tied = is_tied});
     end = begin;
   }
-  return buckets;
+  return cuts;
 }
 
 }  // namespace
 
 GradientExchange make_gradient_exchange(const GradientExchangeRequest& request) {
   GradientExchange exchange{.phases = request.phases,
+                            .first_rank = request.first_rank,
                             .distributed_optimizer = request.distributed_optimizer,
                             .overlaps = request.overlaps};
-  for (const Range& elements : cut_into_buckets(request)) {
-    exchange.buckets.push_back(
-        make_bucket(request, elements, static_cast<int64_t>(exchange.buckets.size())));
-  }
+  const Group own = group_of(request, /*is_tied=*/false),
+              tied = request.tied.empty() ? Group() : group_of(request, /*is_tied=*/true);
+  for (const Cut& cut : cut_into_buckets(request))
+    exchange.buckets.push_back(make_bucket(request, cut, cut.is_tied ? tied : own));
   return exchange;
 }
 
 std::vector<Range> own_slices(const GradientExchangeRequest& request) {
+  const Group own = group_of(request, /*is_tied=*/false),
+              tied = request.tied.empty() ? Group() : group_of(request, /*is_tied=*/true);
   std::vector<Range> slices;
-  for (const Range& elements : cut_into_buckets(request)) {
-    slices.push_back(slice(request, elements, static_cast<int64_t>(slices.size()), request.rank));
+  for (const Cut& cut : cut_into_buckets(request)) {
+    const Group& group = cut.is_tied ? tied : own;
+    slices.push_back(slice(cut, request.block, group, group.own));
   }
   return slices;
 }

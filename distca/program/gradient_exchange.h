@@ -8,6 +8,12 @@
 //  - updates the slice alone and sends the new weights (ZeRO-1,
 //    parallel.use_distributed_optimizer).
 //
+// In a pipeline, those ranks are the replicas of a stage. What the first and the last stage both
+// hold, a tied embedding, has buckets of its own, which the replicas of both stages sum together:
+// the first stage's parts in rank order, then the last one's. Both stages cut it alike, wherever it
+// lies among their gradients. With ZeRO-1, each rank of both stages so owns a part of it, and all
+// state of that part; what a checkpoint holds of it comes from both stages.
+//
 //   request.gradients = std::make_shared<const GradientExchange>(make_gradient_exchange(...));
 //   const Program program = build_program(request);
 //
@@ -34,11 +40,14 @@ struct PhaseGradients {
 struct GradientBucket {
   Range elements;  // of the flat gradients
   Range own;       // the slice of it that this rank adds up; empty where blocks are few
+  /// Whether another stage of the pipeline holds these weights, too. Both stages have their tied
+  /// buckets in the same order, and exchange them behind backward, when both are complete.
+  bool is_tied = false;
   // kGradReduce. Sends lie where the bucket lies, offsets count bytes from its begin; what is
   // received lies in a buffer, the slice `own` of each peer one after another.
   MessageList reduce_sends, reduce_receives;
   // kGradGather or kWeightGather. Offsets count bytes from the bucket's begin among the gradients,
-  // or from that of all weights.
+  // or from that of all weights, as this rank has them.
   MessageList gather_sends, gather_receives;
 };
 
@@ -47,6 +56,7 @@ struct GradientExchange {
   /// In the order in which backward completes them: the last elements come first. What is complete
   /// only when backward ends has buckets of its own.
   std::vector<GradientBucket> buckets;
+  int first_rank = 0;  // of the step: the first that holds these weights
   /// Whether a rank updates its slices only, and gathers weights in place of gradients.
   bool distributed_optimizer = false;
   /// Whether buckets travel under backward, where the overlap mode hides anything; else behind it.
@@ -65,6 +75,10 @@ struct GradientExchangeRequest {
   int64_t most_buckets = kMostBuckets;  // 2 or more; buckets are larger where they would be more
   int rank = 0, num_ranks = 1;          // of those that hold these weights
   int first_rank = 0;                   // of the step: the first of those
+  /// What another stage holds, too, in whole blocks, and the ranks of the step that hold it,
+  /// ascending; this is one of them. Empty: nothing. Else there are 3 buckets or more.
+  Range tied = {};
+  std::vector<int> tied_ranks = {};
   bool distributed_optimizer = false;
   bool overlaps = true;
   /// Where the weight of an element begins among all weights as they are gathered, in bytes. Needed

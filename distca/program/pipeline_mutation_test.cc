@@ -167,6 +167,18 @@ TEST(PipelineMutation, nothing_can_be_taken_from_sums_of_gradients) {
                       .gradients = {.bucket_elements = 640, .distributed_optimizer = distributed}});
   }
 }
+TEST(PipelineMutation, nothing_can_be_taken_from_sums_of_what_two_stages_tie) {
+  for (const bool distributed : {false, true}) {
+    for (const int replicas : {1, 2}) {
+      expect_all_found(
+          {.layers = {1, 1, 1},
+           .lengths = uneven_lengths(2),
+           .replicas = replicas,
+           .gradients = {
+               .bucket_elements = 80, .distributed_optimizer = distributed, .ties = true}});
+    }
+  }
+}
 TEST(PipelineMutation, nothing_can_be_taken_from_attention_at_home) {
   expect_all_found({.layers = {1, 1, 1},
                     .lengths = uneven_lengths(4),

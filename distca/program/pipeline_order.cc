@@ -117,6 +117,7 @@ class PooledOrder {
       if (exchange < 0) continue;
       for (int stage = 0; stage <= stages_; ++stage) {
         Visit visit{.pass = pass,
+                    .tick = tick,
                     .exchange = exchange,
                     .redispatched = pass == Pass::kBackward && (stages_ > 1 || shape_.redispatched),
                     .is_beside = is_beside,
@@ -179,11 +180,12 @@ PipelineOrder at_home_order(const PipelineShape& shape, const std::vector<Tick>&
                                .nano_batches = std::vector<int>(stages, nano)});
   }
   order.visits.assign(stages + 1, std::vector<std::vector<Visit>>(1));
-  for (const Tick& tick : ticks) {
-    const Works works = works_of(shape, tick, /*slot=*/0);
+  for (size_t tick = 0; tick < ticks.size(); ++tick) {
+    const Works works = works_of(shape, ticks[tick], /*slot=*/0);
     for (int stage = 0; stage < stages; ++stage) {
       const auto& [nano_batch, pass] = works[stage];
       Visit visit{.pass = pass,
+                  .tick = static_cast<int>(tick),
                   .nano_batch = nano_batch,
                   .exchange = nano_batch,
                   .redispatched = pass == Pass::kBackward};

@@ -127,6 +127,24 @@ TEST(PipelineOrder, neighbours_hand_over_in_the_same_order) {
   }
 }
 
+TEST(PipelineOrder, visits_know_the_tick_in_which_their_stage_plays_them) {
+  const PipelineShape shape{.layers = {{0, 1}, {1, 4}, {4, 5}}, .nano_batches = 5, .slots = 1};
+  const std::vector<Tick> ticks = aligned_ticks(3, 5, /*trains=*/true);
+  for (const PipelineOrder& order : {pooled_order(shape, ticks), at_home_order(shape, ticks)}) {
+    for (int stage = 0; stage < 3; ++stage) {
+      int last = 0;
+      for (const Visit& visit : order.visits[stage][0]) {
+        ASSERT_GE(visit.tick, last);
+        last = visit.tick;
+        if (visit.nano_batch < 0) continue;
+        EXPECT_EQ(ticks[last].stages[stage],
+                  (TickStage{.micro_batch = visit.nano_batch, .pass = visit.pass}));
+      }
+      EXPECT_EQ(last + 1, std::ssize(ticks));
+    }
+  }
+}
+
 TEST(PipelineOrder, attention_at_home_has_one_slot) {
   EXPECT_THROW(at_home_order({.layers = {{0, 1}}, .nano_batches = 1, .slots = 2}, {}),
                CheckFailure);

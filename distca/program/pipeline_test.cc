@@ -5,7 +5,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <map>
 #include <set>
+#include <utility>
 
 #include "distca/program/pipeline_testing.h"
 #include "distca/program/validate.h"
@@ -18,6 +21,7 @@ using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Le;
+using ::testing::SizeIs;
 
 /// Even, or with more layers on the first stages.
 std::vector<int64_t> layers_of(int stages, bool even) {
@@ -174,6 +178,52 @@ TEST(Pipeline, a_pass_takes_as_many_ticks_as_micro_batches_and_stages_less_one) 
       for (int stage = 0; stage < stages; ++stage)
         EXPECT_THAT(most_in_flight(mixed[stage]), Le(2 * std::min(micro_batches, stages - stage)));
     }
+  }
+}
+
+/// Of two nano-batches a micro-batch where the overlap mode plays pairs, as short as they get.
+PipelineStyle small_style(int stages, int micro_batches, Overlap overlap) {
+  const int nano_batches = overlap == Overlap::kPingPong ? 2 * micro_batches : micro_batches;
+  std::vector<std::vector<int64_t>> lengths(nano_batches, {9, 5});
+  return {.layers = layers_of(stages, micro_batches % 2 == 0),
+          .lengths = std::move(lengths),
+          .overlap = overlap};
+}
+
+TEST(Pipeline, the_ticks_of_all_ranks_are_micro_batches_and_stages_less_one_each_way) {
+  for (int stages = 1; stages <= 8; ++stages) {
+    for (int micro_batches = 1; micro_batches <= 16; ++micro_batches) {
+      const std::vector<Tick> ticks = aligned_ticks(stages, micro_batches, /*trains=*/true);
+      const Overlap overlap = kOverlaps[(stages + micro_batches) % std::size(kOverlaps)].overlap;
+      std::array<std::set<int>, 2> seen;  // [pass]
+      std::map<uint32_t, int> of_tags;
+      for (const Program& program :
+           pipeline_programs(small_style(stages, micro_batches, overlap))) {
+        for (const Op& op : program.ops) {
+          ASSERT_EQ(op.tick >= 0, op.nano_batch >= 0 || op.exchange >= 0) << describe(op);
+          if (op.tick < 0) continue;
+          seen[static_cast<size_t>(op.pass)].insert(op.tick);
+          if (op.stream == Stream::kComm) {
+            ASSERT_EQ(of_tags.emplace(op.tag, op.tick).first->second, op.tick) << describe(op);
+          }
+          if (op.stream == Stream::kComm || op.nano_batch < 0) continue;
+          ASSERT_EQ(ticks.at(op.tick).stages[program.stage.index],
+                    (TickStage{.micro_batch = op.micro_batch, .pass = op.pass}))
+              << describe(op);
+        }
+      }
+      for (const std::set<int>& of_pass : seen)
+        EXPECT_THAT(of_pass, SizeIs(micro_batches + stages - 1));
+      seen[0].merge(seen[1]);
+      EXPECT_THAT(seen[1], IsEmpty()) << "a tick of both passes";
+    }
+  }
+}
+
+TEST(Pipeline, without_a_pipeline_there_are_no_ticks) {
+  const StepExchanges step = plan_step(uneven_lengths(2), Cluster::in_place(2));
+  for (const Program& program : programs_of(step, {})) {
+    for (const Op& op : program.ops) EXPECT_EQ(op.tick, -1) << describe(op);
   }
 }
 

@@ -11,11 +11,12 @@
 #include "distca/plan/plan.h"
 #include "distca/program/overlap.h"
 #include "distca/program/pipeline_order.h"
+#include "distca/program/pipeline_parts.h"
 #include "distca/program/program_testing.h"
 
 namespace distca::testing {
 
-enum class Order { kAligned, kMixed, kAtHome };
+using Order = PipelineSchedule;
 
 struct PipelineStyle {
   std::vector<int64_t> layers = {1, 1};       // [stage] how many
@@ -63,6 +64,39 @@ inline PipelineOrder order_of_ranks(const PipelineStyle& style) {
           ? aligned_ticks(style.stages(), shape.micro_batches(), trains)
           : one_forward_one_backward_ticks(style.stages(), shape.micro_batches());
   return style.order == Order::kAtHome ? at_home_order(shape, ticks) : pooled_order(shape, ticks);
+}
+
+/// What a rank sums: 10 blocks of 16 elements before the layers, 100 in each layer, and behind them
+/// 30 and, where a head is tied, the 10 again.
+inline GradientExchangeRequest gradients_of_stage(const PipelineStyle& style, const Stage& stage,
+                                                  int rank) {
+  GradientExchangeRequest request{.block = 16,
+                                  .bucket_elements = style.gradients.bucket_elements,
+                                  .rank = rank % style.replicas,
+                                  .num_ranks = style.replicas,
+                                  .first_rank = rank - rank % style.replicas,
+                                  .distributed_optimizer = style.gradients.distributed_optimizer,
+                                  .overlaps = style.gradients.overlaps,
+                                  .weight_offset = [](int64_t element) { return 2 * element; }};
+  const auto add = [&](OpKind phase, int layer, int64_t blocks) {
+    request.phases.push_back({phase, layer, {request.elements, request.elements + 16 * blocks}});
+    request.elements += 16 * blocks;
+  };
+  if (stage.is_first()) add(OpKind::kEmbed, -1, 10);
+  for (auto layer = static_cast<int>(stage.layers.begin); layer < stage.layers.end; ++layer) {
+    add(OpKind::kPreAttention, layer, 30);
+    add(OpKind::kPostAttention, layer, 70);
+  }
+  if (stage.is_last()) add(OpKind::kLoss, -1, 30);
+  if (!style.gradients.ties || stage.count == 1) return request;
+  if (stage.is_last()) add(OpKind::kLoss, -1, 10);
+  if (stage.is_first()) request.tied = request.phases.front().elements;
+  if (stage.is_last()) request.tied = request.phases.back().elements;
+  for (const int holder : {0, stage.count - 1}) {
+    for (int replica = 0; replica < style.replicas && !request.tied.empty(); ++replica)
+      request.tied_ranks.push_back(holder * style.replicas + replica);
+  }
+  return request;
 }
 
 /// Makes the programs of all ranks of one step.
@@ -153,28 +187,6 @@ class PipelineStep {
     return parts;
   }
 
-  std::shared_ptr<const GradientExchange> gradients_of_stage(const Stage& stage, int rank) const {
-    GradientExchangeRequest request{.block = 16,
-                                    .bucket_elements = style_.gradients.bucket_elements,
-                                    .rank = rank % style_.replicas,
-                                    .num_ranks = style_.replicas,
-                                    .first_rank = rank - rank % style_.replicas,
-                                    .distributed_optimizer = style_.gradients.distributed_optimizer,
-                                    .overlaps = style_.gradients.overlaps,
-                                    .weight_offset = [](int64_t element) { return 2 * element; }};
-    const auto add = [&](OpKind phase, int layer, int64_t blocks) {
-      request.phases.push_back({phase, layer, {request.elements, request.elements + 16 * blocks}});
-      request.elements += 16 * blocks;
-    };
-    if (stage.is_first()) add(OpKind::kEmbed, -1, 10);
-    for (auto layer = static_cast<int>(stage.layers.begin); layer < stage.layers.end; ++layer) {
-      add(OpKind::kPreAttention, layer, 30);
-      add(OpKind::kPostAttention, layer, 70);
-    }
-    if (stage.is_last()) add(OpKind::kLoss, -1, 30);
-    return std::make_shared<const GradientExchange>(make_gradient_exchange(request));
-  }
-
   Program program_of(int rank) const {
     const bool works = rank < style_.workers();
     const int index = works ? rank / style_.replicas : style_.stages();
@@ -191,7 +203,8 @@ class PipelineStep {
         part.hand_overs.push_back(hand_over_messages(part.stage, rank, style_.replicas, bytes));
       }
       if (style_.gradients.bucket_elements > 0 && style_.kind == ProgramRequest::Kind::kTrain)
-        request.gradients = gradients_of_stage(part.stage, rank);
+        request.gradients = std::make_shared<const GradientExchange>(
+            make_gradient_exchange(gradients_of_stage(style_, part.stage, rank)));
     }
     request.stage = std::move(part);
     return build_program(request);

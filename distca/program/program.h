@@ -66,6 +66,9 @@ struct Op {
   int layer = -1;
   int micro_batch = -1;  // nano-batches played together (in ping-pong two); index in the step
   int nano_batch = -1;   // index in the step
+  // Of a pipeline's visits (program/visit.h): index in the step, the same on both sides of a
+  // message. -1: it belongs to the whole step, or there is no pipeline.
+  int tick = -1;
   // Of core attention and communications: the index of the exchange in the program, and which of
   // the layers that go through this exchange, from 0. Both are the same on all ranks. -1: the
   // operation belongs to no exchange.

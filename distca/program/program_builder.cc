@@ -147,7 +147,9 @@ Op ProgramBuilder::make_op(OpKind kind, Pass pass, int layer, int nano_batch) co
 Op ProgramBuilder::make_phase(OpKind kind, const Visit& visit, int step) const {
   const int layer =
       step < 0 || visit.nano_batch < 0 ? -1 : static_cast<int>(visit.layers.begin) + step;
-  return make_op(kind, visit.pass, layer, visit.nano_batch);
+  Op op = make_op(kind, visit.pass, layer, visit.nano_batch);
+  op.tick = visit.tick;
+  return op;
 }
 
 Op ProgramBuilder::make_of_exchange(OpKind kind, const Visit& visit, int step) const {

@@ -73,7 +73,7 @@ class ProgramBuilder {
   void combine(const Visit& visit, int step);
   void post_attention(const Visit& visit, int step);
   void loss(const Visit& visit);
-  void hand_over(const HandOver& what);
+  void hand_over(const Visit& visit, const HandOver& what);  // at the end of the visit
   /// Sums what has not been summed yet of the gradients, and updates the weights.
   void update();
 
@@ -107,6 +107,7 @@ class ProgramBuilder {
   /// A bucket of gradients on its way.
   struct Bucket {
     int phases_left = 0;  // nano-batches' phases of backward that still add to it
+    int number = 0;       // of its tags
     int32_t ready = -1;   // the operation that was the last to add to it
     int32_t reduce = -1, add = -1, gather = -1;  // operations; -1: there is none
     int32_t parts = -1;                          // the buffer of what is received
@@ -154,6 +155,7 @@ class ProgramBuilder {
   Op make_bucket_op(OpKind kind, int32_t bucket) const;
   void issue(const Queued& queued);
   void add_first();
+  void send_queued();
   void finish_sums();
 
   const ProgramRequest& request_;

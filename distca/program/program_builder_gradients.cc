@@ -28,13 +28,17 @@ bool adds_to(const PhaseGradients& phase, const GradientBucket& bucket) {
 void ProgramBuilder::count_phases() {
   if (!trains() || request_.gradients == nullptr) return;
   program_.gradients = request_.gradients;
-  for (const GradientBucket& bucket : request_.gradients->buckets) {
+  const std::vector<GradientBucket>& buckets = request_.gradients->buckets;
+  // Two stages give a tied bucket the same tags, though it is another one of all their buckets.
+  int tied = 0, own = static_cast<int>(std::ranges::count(buckets, true, &GradientBucket::is_tied));
+  for (const GradientBucket& bucket : buckets) {
     const auto phases =
         std::ranges::count_if(request_.gradients->phases,
                               [&](const PhaseGradients& phase) { return adds_to(phase, bucket); });
     DISTCA_CHECK(phases > 0, "no phase adds to elements {} to {} of the gradients",
                  bucket.elements.begin, bucket.elements.end);
-    buckets_.push_back({.phases_left = static_cast<int>(phases) * part_.num_nano_batches});
+    buckets_.push_back({.phases_left = static_cast<int>(phases) * part_.num_nano_batches,
+                        .number = bucket.is_tied ? tied++ : own++});
   }
 }
 
@@ -46,7 +50,8 @@ void ProgramBuilder::phase_done(OpKind kind, int layer) {
       if (!adds_to(phase, request_.gradients->buckets[i]) || --buckets_[i].phases_left > 0)
         continue;
       buckets_[i].ready = static_cast<int32_t>(program_.ops.size()) - 1;
-      queue_.push_back({.bucket = static_cast<int32_t>(i), .is_gather = false});
+      if (!request_.gradients->buckets[i].is_tied)
+        queue_.push_back({.bucket = static_cast<int32_t>(i), .is_gather = false});
     }
   }
 }
@@ -80,7 +85,7 @@ Op ProgramBuilder::make_bucket_op(OpKind kind, int32_t bucket) const {
   op.bucket = bucket;
   if (!communicates(kind)) return op;
   op.stream = Stream::kComm;
-  op.tag = last_hand_over_tag() + 1 + static_cast<uint32_t>(bucket) * kTagKinds +
+  op.tag = last_hand_over_tag() + 1 + static_cast<uint32_t>(buckets_[bucket].number) * kTagKinds +
            (kind == OpKind::kGradReduce ? kReduce : kGather);
   return op;
 }
@@ -130,7 +135,7 @@ void ProgramBuilder::add_first() {
 }
 
 /// Behind backward: everything that is left, in the same order.
-void ProgramBuilder::finish_sums() {
+void ProgramBuilder::send_queued() {
   while (!queue_.empty() || !in_flight_.empty()) {
     while (!queue_.empty() &&
            (queue_.front().is_gather || in_flight_.size() < kMostBehindBackward)) {
@@ -139,6 +144,17 @@ void ProgramBuilder::finish_sums() {
     }
     if (!in_flight_.empty()) add_first();
   }
+}
+
+void ProgramBuilder::finish_sums() {
+  send_queued();
+  // By themselves, so that the first and the last stage have these operations in the same order.
+  // The last stage has long had its parts, but the first one completes its own only now.
+  for (size_t i = 0; i < buckets_.size(); ++i) {
+    if (request_.gradients->buckets[i].is_tied)
+      queue_.push_back({.bucket = static_cast<int32_t>(i), .is_gather = false});
+  }
+  send_queued();
 }
 
 void ProgramBuilder::update() {

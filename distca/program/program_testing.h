@@ -56,6 +56,7 @@ struct Gradients {
   bool distributed_optimizer = false;
   bool overlaps = true;
   int64_t head_blocks = 30;  // what is complete first
+  bool ties = false;  // the embedding of a pipeline's first stage is the last one's head, too
 };
 
 struct Style {

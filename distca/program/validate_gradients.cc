@@ -4,8 +4,8 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <map>
-#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -155,31 +155,35 @@ const PeerMessage* message_of(const MessageList& list, int peer) {
 /// A rank with gradients.
 struct Holder {
   int rank;
-  const GradientExchange* gradients;
+  int stage;
+  std::vector<const GradientBucket*> buckets;  // that its group sums
 };
 
-/// The ranks that hold the same weights: those that exchange parts of sums.
-std::vector<std::vector<Holder>> groups_of(std::span<const Program> programs) {
-  std::vector<size_t> group(programs.size());
-  std::iota(group.begin(), group.end(), 0);
+/// The ranks that sum buckets together. By stage, and of what is tied the first and the last stage.
+std::vector<std::vector<Holder>> groups_of(std::span<const Program> programs,
+                                           std::vector<std::string>& wrong) {
+  std::map<int, std::vector<Holder>> stages;
+  std::vector<Holder> tied;
+  bool ties = false;
   for (size_t rank = 0; rank < programs.size(); ++rank) {
-    if (!programs[rank].gradients) continue;
-    for (const GradientBucket& bucket : programs[rank].gradients->buckets) {
-      // All send to the lowest rank that adds up a part of a bucket.
-      if (bucket.reduce_sends.empty()) continue;
-      const auto peer = static_cast<size_t>(bucket.reduce_sends.messages.front().peer);
-      const size_t mine = group[rank], its = group[peer];
-      if (mine != its) std::ranges::replace(group, mine, its);
+    const Program& program = programs[rank];
+    if (!program.gradients) continue;
+    Holder own{static_cast<int>(rank), program.stage.index, {}}, shared = own;
+    for (const GradientBucket& bucket : program.gradients->buckets)
+      (bucket.is_tied ? shared : own).buckets.push_back(&bucket);
+    const bool is_end = program.stage.is_first() || program.stage.is_last();
+    if (!is_end && !shared.buckets.empty()) {
+      wrong.push_back(
+          fmt::format("rank {} of stage {} has a tied bucket", rank, program.stage.index));
     }
+    ties |= !shared.buckets.empty();
+    if (is_end) tied.push_back(std::move(shared));
+    stages[program.stage.index].push_back(std::move(own));
   }
-  std::map<size_t, std::vector<Holder>> groups;
-  for (size_t rank = 0; rank < programs.size(); ++rank) {
-    if (programs[rank].gradients)
-      groups[group[rank]].push_back({static_cast<int>(rank), programs[rank].gradients.get()});
-  }
-  std::vector<std::vector<Holder>> result;
-  for (auto& [first, holders] : groups) result.push_back(std::move(holders));
-  return result;
+  std::vector<std::vector<Holder>> groups;
+  for (auto& [stage, holders] : stages) groups.push_back(std::move(holders));
+  if (ties) groups.push_back(std::move(tied));
+  return groups;
 }
 
 /// A bucket as all ranks of a group have it.
@@ -190,14 +194,19 @@ class Slices {
 
   void check() {
     const Range& elements = bucket_of(ranks_[0]).elements;
-    std::vector<Range> slices;
+    std::vector<Range> slices;  // of the bucket
     for (const Holder& holder : ranks_) {
-      if (bucket_of(holder).elements != elements)
+      const GradientBucket& bucket = bucket_of(holder);
+      // Stages that tie a weight have it at places of their own.
+      if (bucket.elements.size() != elements.size() ||
+          (holder.stage == ranks_[0].stage && bucket.elements != elements))
         return say("rank {} has other elements", holder.rank);
-      slices.push_back(bucket_of(holder).own);
+      slices.push_back(
+          {bucket.own.begin - bucket.elements.begin, bucket.own.end - bucket.elements.begin});
     }
     check_cover(elements, std::move(slices));
     for (const Holder& from : ranks_) {
+      if (wrong_.empty()) check_peers_of(from);
       if (wrong_.empty()) check_messages_of(from);
     }
   }
@@ -205,23 +214,52 @@ class Slices {
  private:
   template <typename... Values>
   void say(fmt::format_string<Values...> text, Values&&... values) {
-    wrong_.push_back(
-        fmt::format("bucket {}: {}", index_, fmt::format(text, std::forward<Values>(values)...)));
+    wrong_.push_back(fmt::format("{}bucket {}: {}", bucket_of(ranks_[0]).is_tied ? "tied " : "",
+                                 index_, fmt::format(text, std::forward<Values>(values)...)));
   }
 
   /// Every element is added up by exactly one rank.
   void check_cover(const Range& elements, std::vector<Range> slices) {
     std::ranges::sort(slices);
-    int64_t end = elements.begin;
+    int64_t end = 0;
     for (const Range& slice : slices) {
       if (slice.empty()) continue;
       if (slice.begin != end) {
-        say("element {} is added up by {} ranks", std::min(slice.begin, end),
+        say("element {} is added up by {} ranks", elements.begin + std::min(slice.begin, end),
             slice.begin > end ? "no" : "two");
       }
       end = slice.end;
     }
-    if (end != elements.end) say("its slices end at element {}, not {}", end, elements.end);
+    if (end != elements.size())
+      say("its slices end at element {}, not {}", elements.begin + end, elements.end);
+  }
+
+  /// A bucket travels between those that hold it alone.
+  void check_peers_of(const Holder& from) {
+    const GradientBucket& bucket = bucket_of(from);
+    for (const MessageList* list : {&bucket.reduce_sends, &bucket.reduce_receives,
+                                    &bucket.gather_sends, &bucket.gather_receives}) {
+      for (const PeerMessage& message : list->messages) {
+        if (!std::ranges::binary_search(ranks_, message.peer, {}, &Holder::rank))
+          return say("rank {} exchanges it with rank {}, which does not hold it", from.rank,
+                     message.peer);
+      }
+    }
+  }
+
+  /// Where a bucket begins among what is gathered, in bytes, as `holder` has it. Ranks of one stage
+  /// have everything in the same place.
+  int64_t gathered_begin(const Holder& holder) const {
+    const GradientBucket& bucket = bucket_of(holder);
+    int64_t begin = std::numeric_limits<int64_t>::max();
+    for (const MessageList* list : {&bucket.gather_sends, &bucket.gather_receives}) {
+      for (const PeerMessage& message : list->messages) begin = std::min(begin, message.offset);
+    }
+    return begin;
+  }
+  bool lie_alike(const Holder& from, int64_t sent, const Holder& to, int64_t arrives) const {
+    if (from.stage == to.stage) return sent == arrives;
+    return sent - gathered_begin(from) == arrives - gathered_begin(to);
   }
 
   /// A rank sends each other rank the other's slice, and everybody the same of what it has added
@@ -243,7 +281,7 @@ class Slices {
       if (part != nullptr && part->offset * other.own.size() != offset * part->bytes)
         say("rank {} sends rank {} other elements than it adds up", from.rank, to.rank);
       if (sum == nullptr) continue;
-      if (sum->offset != arrives->offset || sum->bytes != arrives->bytes)
+      if (!lie_alike(from, sum->offset, to, arrives->offset) || sum->bytes != arrives->bytes)
         say("what rank {} sends rank {} arrives elsewhere", from.rank, to.rank);
       if (gathered.empty()) gathered.push_back({sum->offset, sum->offset + sum->bytes});
       if (gathered[0].begin != sum->offset || gathered[0].end != sum->offset + sum->bytes)
@@ -258,9 +296,7 @@ class Slices {
     }
   }
 
-  const GradientBucket& bucket_of(const Holder& holder) const {
-    return holder.gradients->buckets[index_];
-  }
+  const GradientBucket& bucket_of(const Holder& holder) const { return *holder.buckets[index_]; }
 
   const std::vector<Holder>& ranks_;
   size_t index_;
@@ -268,11 +304,11 @@ class Slices {
 };
 
 void check_group(const std::vector<Holder>& ranks, std::vector<std::string>& wrong) {
-  const size_t buckets = ranks[0].gradients->buckets.size();
+  const size_t buckets = ranks[0].buckets.size();
   for (const Holder& holder : ranks) {
-    if (holder.gradients->buckets.size() == buckets) continue;
+    if (holder.buckets.size() == buckets) continue;
     wrong.push_back(fmt::format("rank {} has {} buckets, rank {} has {}", holder.rank,
-                                holder.gradients->buckets.size(), ranks[0].rank, buckets));
+                                holder.buckets.size(), ranks[0].rank, buckets));
     return;
   }
   for (size_t i = 0; i < buckets; ++i) Slices(ranks, i, wrong).check();
@@ -281,7 +317,7 @@ void check_group(const std::vector<Holder>& ranks, std::vector<std::string>& wro
 }  // namespace
 
 void check_slices(std::span<const Program> programs, std::vector<std::string>& wrong) {
-  for (const std::vector<Holder>& ranks : groups_of(programs)) check_group(ranks, wrong);
+  for (const std::vector<Holder>& ranks : groups_of(programs, wrong)) check_group(ranks, wrong);
 }
 
 }  // namespace distca

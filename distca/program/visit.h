@@ -30,6 +30,7 @@ struct HandOver {
 
 struct Visit {
   Pass pass = Pass::kForward;
+  int tick = -1;              // index in the step; -1: without a pipeline
   int nano_batch = -1;        // of the step, whose phases this rank plays; -1: it serves alone
   int exchange = -1;          // of the step; -1: this rank does nothing but `hand_overs`
   bool redispatched = false;  // backward: Q, K, V are sent again; else servers have kept them

@@ -165,6 +165,7 @@ class Playing {
             .layer = op.layer,
             .micro_batch = op.micro_batch,
             .nano_batch = op.nano_batch,
+            .tick = op.tick,
             .tag = op.tag,
             .from = peers(receives),
             .to = peers(sends),

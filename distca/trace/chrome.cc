@@ -31,6 +31,7 @@ std::string arguments(const TraceEvent& event) {
   add("layer", event.layer, -1);
   add("micro_batch", event.micro_batch, -1);
   add("nano_batch", event.nano_batch, -1);
+  add("tick", event.tick, -1);
   add("tag", event.tag, 0u);
   add("bytes", event.bytes, 0);
   add("received_bytes", event.received_bytes, 0);
@@ -40,12 +41,17 @@ std::string arguments(const TraceEvent& event) {
   return arguments.dump();
 }
 
+/// "worker of stage 2"
+std::string words_of(const TraceRank& rank) {
+  const std::string role = rank.server ? "server" : "worker";
+  return rank.stage < 0 ? role : fmt::format("{} of stage {}", role, rank.stage);
+}
+
 /// Writes one rank's process; numbers its events' threads.
 class RankWriter {
  public:
-  RankWriter(int rank, bool server, std::span<const TraceEvent> events) : rank_(rank) {
-    metadata("process_name", 0,
-             Json{{"name", fmt::format("rank {} ({})", rank, server ? "server" : "worker")}});
+  RankWriter(int rank, const TraceRank& what, std::span<const TraceEvent> events) : rank_(rank) {
+    metadata("process_name", 0, Json{{"name", fmt::format("rank {} ({})", rank, words_of(what))}});
     metadata("process_sort_index", 0, Json{{"sort_index", rank}});
     metadata("thread_name", kComputeThread, Json{{"name", "compute"}});
     for (const TraceEvent& event : events) write(event);
@@ -112,8 +118,8 @@ class RankWriter {
 
 }  // namespace
 
-std::string chrome_events(int rank, bool server, std::span<const TraceEvent> events) {
-  return RankWriter(rank, server, events).text();
+std::string chrome_events(int rank, const TraceRank& what, std::span<const TraceEvent> events) {
+  return RankWriter(rank, what, events).text();
 }
 
 std::string chrome_json(std::string_view overlap, std::span<const TraceRank> ranks,
@@ -124,6 +130,7 @@ std::string chrome_json(std::string_view overlap, std::span<const TraceRank> ran
                       {"clock_offset_s", rank.clock_offset_s},
                       {"clock_drift", rank.clock_drift},
                       {"clock_uncertainty_s", rank.clock_uncertainty_s}});
+    if (rank.stage >= 0) listed.back()["stage"] = rank.stage;
   }
   const Json other = {{"program", "distca"},
                       {"version", build_info::kVersion},

@@ -16,6 +16,7 @@ namespace distca {
 /// What a rank is, and how its clock was put on rank 0's.
 struct TraceRank {
   bool server = false;  // a dedicated server, which holds no weights
+  int stage = -1;       // of a pipeline; -1: a dedicated server, or there is no pipeline
   /// Seconds that were added to this rank's clock, at its first event, to get rank 0's.
   double clock_offset_s = 0;
   double clock_drift = 0;          // seconds that the offset grows in a second
@@ -24,7 +25,7 @@ struct TraceRank {
 
 /// What a rank adds to the file, with one event a line. Events ascend by their begin. Those of all
 /// ranks are on one clock, and no time is below 0. Times are kept to the nanosecond.
-std::string chrome_events(int rank, bool server, std::span<const TraceEvent> events);
+std::string chrome_events(int rank, const TraceRank& what, std::span<const TraceEvent> events);
 /// The text of the file of all ranks: what each rank is, and its chrome_events.
 std::string chrome_json(std::string_view overlap, std::span<const TraceRank> ranks,
                         std::span<const std::string> events);

@@ -39,6 +39,7 @@ TEST(ChromeTrace, an_event_says_all_that_was_recorded_of_it) {
   made.layer = 3;
   made.micro_batch = 0;
   made.nano_batch = 1;
+  made.tick = 5;
   made.tag = 7;
   made.from = {0};
   made.to = {0, 2};
@@ -57,17 +58,19 @@ TEST(ChromeTrace, an_event_says_all_that_was_recorded_of_it) {
                            {"layer", 3},
                            {"micro_batch", 0},
                            {"nano_batch", 1},
+                           {"tick", 5},
                            {"tag", 7},
                            {"from", {0}},
                            {"to", {0, 2}},
                            {"bytes", 1000},
                            {"received_bytes", 2000},
                            {"flops", 7e3}}}};
-  EXPECT_THAT(events_of_phase("X", {chrome_events(1, true, std::vector{made})}),
+  EXPECT_THAT(events_of_phase("X", {chrome_events(1, {.server = true}, std::vector{made})}),
               ElementsAre(expected));
   const TraceEvent plain = event(TraceKind::kStep, "step 1", 0, 1);
-  EXPECT_EQ(events_of_phase("X", {chrome_events(0, true, std::vector{plain})})[0]["args"],
-            Json({{"step", 1}}));
+  EXPECT_EQ(
+      events_of_phase("X", {chrome_events(0, {.server = true}, std::vector{plain})})[0]["args"],
+      Json({{"step", 1}}));
 }
 
 TEST(ChromeTrace, the_file_says_what_each_rank_is) {
@@ -76,7 +79,7 @@ TEST(ChromeTrace, the_file_says_what_each_rank_is) {
                               .clock_offset_s = -0.125,
                               .clock_drift = 1e-6,
                               .clock_uncertainty_s = 2e-6}},
-                            {chrome_events(0, false, {}), chrome_events(1, true, {})});
+                            {chrome_events(0, {}, {}), chrome_events(1, {.server = true}, {})});
   const Json& other = file["otherData"];
   EXPECT_EQ(other["program"], "distca");
   EXPECT_EQ(other["overlap"], "within");
@@ -97,7 +100,7 @@ TEST(ChromeTrace, every_nanosecond_survives) {
     events.back().end_s = static_cast<double>(ns + ns % 1001) / 1e9;
     times.push_back(ns);
   }
-  const std::vector<Json> read = events_of_phase("X", {chrome_events(0, false, events)});
+  const std::vector<Json> read = events_of_phase("X", {chrome_events(0, {}, events)});
   ASSERT_EQ(read.size(), times.size());
   for (size_t i = 0; i < times.size(); ++i) {
     EXPECT_EQ(std::llround(read[i]["ts"].get<double>() * 1e3), times[i]);
@@ -108,10 +111,20 @@ TEST(ChromeTrace, every_nanosecond_survives) {
 TEST(ChromeTrace, a_rank_is_a_process_named_by_what_it_does) {
   std::vector<std::string> names;
   for (const Json& json :
-       events_of_phase("M", {chrome_events(0, false, {}), chrome_events(1, true, {})})) {
+       events_of_phase("M", {chrome_events(0, {}, {}), chrome_events(1, {.server = true}, {})})) {
     if (json["name"] == "process_name") names.push_back(json["args"]["name"]);
   }
   EXPECT_THAT(names, ElementsAre("rank 0 (worker)", "rank 1 (server)"));
+}
+
+TEST(ChromeTrace, stages_are_named_in_a_pipeline_alone) {
+  const std::vector<TraceRank> ranks = {{}, {.stage = 0}, {.server = true}};
+  const Json file = written(ranks, {chrome_events(1, ranks[1], {})});
+  const Json& listed = file["otherData"]["ranks"];
+  EXPECT_FALSE(listed[0].contains("stage"));
+  EXPECT_EQ(listed[1]["stage"], 0);
+  EXPECT_FALSE(listed[2].contains("stage"));
+  EXPECT_EQ(file["traceEvents"][0]["args"]["name"], "rank 1 (worker of stage 0)");
 }
 
 TEST(ChromeTrace, messages_under_way_at_the_same_time_have_threads_of_their_own) {
@@ -119,7 +132,7 @@ TEST(ChromeTrace, messages_under_way_at_the_same_time_have_threads_of_their_own)
                                           event(TraceKind::kFlight, "b", 5, 20),
                                           event(TraceKind::kFlight, "c", 10, 15)};
   std::vector<int> threads;
-  for (const Json& json : events_of_phase("X", {chrome_events(0, false, events)})) {
+  for (const Json& json : events_of_phase("X", {chrome_events(0, {}, events)})) {
     threads.push_back(json["tid"]);
   }
   EXPECT_THAT(threads, ElementsAre(1, 2, 1));
@@ -135,8 +148,8 @@ TEST(ChromeTrace, an_arrow_leads_from_each_issue_to_the_end_of_the_wait_for_it) 
     waits[i].from = {1};
     issues[i].to = {0};
   }
-  const std::vector<std::string> texts = {chrome_events(0, false, waits),
-                                          chrome_events(1, false, issues)};
+  const std::vector<std::string> texts = {chrome_events(0, {}, waits),
+                                          chrome_events(1, {}, issues)};
   const std::vector<Json> begins = events_of_phase("s", texts), ends = events_of_phase("f", texts);
   ASSERT_EQ(begins.size(), 2u);  // the exchange and the sum
   ASSERT_EQ(ends.size(), 2u);

@@ -30,6 +30,7 @@ struct TraceEvent {
   int layer = -1;        // -1: none
   int micro_batch = -1;  // -1: none
   int nano_batch = -1;   // -1: none
+  int tick = -1;         // of a pipeline, index in the step; -1: none
   /// The tag of an exchange; 0 for other events. Step, tag and peer identify the other side.
   uint32_t tag = 0;
   std::vector<int> from;  // ranks whose messages are awaited

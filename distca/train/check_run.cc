@@ -60,9 +60,9 @@ void check_run(const Config& config, int num_workers, LocalRanks local) {
   const bool on_cpu = !config.on_cuda();
   if (on_cpu) check_memory(memory, local, memory_limit());
   check_kernel(config);
-  const auto [plans, redispatched] =
+  const BatchPlan plans =
       check_batches_fit(config, checked_batches(config), num_workers, kLookAhead);
-  memory.buffers = exchange_buffer_bytes(config, plans, redispatched, num_workers, local);
+  memory.buffers = exchange_buffer_bytes(config, plans, num_workers, local);
   if (on_cpu) check_memory(memory, local, memory_limit());
   check_trace(config);
 }

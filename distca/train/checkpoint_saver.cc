@@ -19,6 +19,7 @@
 #include "distca/comm/collectives.h"
 #include "distca/model/weights_file.h"
 #include "distca/train/run_folder.h"
+#include "distca/train/stage_weights.h"
 #include "distca/train/step.h"
 
 namespace distca {
@@ -56,31 +57,60 @@ void write_pieces(const fs::path& path, const CheckpointIndex& index,
   file.commit();
 }
 
+/// What one rank writes.
+struct Owned {
+  std::vector<StoredPiece> pieces;  // of the tensors of the whole model
+  std::vector<size_t> weights;      // [piece] its weight among those of the rank's stage
+};
+
 /// Who writes what.
 struct Owners {
   LlamaConfig model;
   StepOptions options;
-  int count = 1;
+  RunGrid run;
 
-  /// Even shares or, under ZeRO-1, what a worker has and nobody else.
-  std::vector<StoredPiece> pieces(const std::vector<StoredTensor>& tensors, int owner) const {
-    if (!options.distributed_optimizer) return owned_pieces(tensors, owner, count, file_of(owner));
-    const std::vector<int64_t> begins = flat_layout(weight_table(model)).begins;
-    std::vector<StoredPiece> pieces;
-    for (const Range& slice : gradient_slices(model, options, owner, count))
-      add_pieces(tensors, begins, slice, file_of(owner), pieces);
-    return pieces;
-  }
+  /// Of the weights that the rank's stage keeps: even shares of its replicas or, under ZeRO-1, what
+  /// the rank has and nobody else.
+  Owned of(int rank) const;
 };
 
-Owners owners(const Config& config, int count) {
-  return {.model = config.model, .options = step_options(config), .count = count};
+Owned Owners::of(int rank) const {
+  const Stage stage = run.stage_of(rank);
+  const std::vector<StoredTensor> held = stored_weights(model, stage);
+  const FlatLayout layout = flat_layout(weight_table(model, stage));
+  std::vector<StoredTensor> tensors;
+  std::vector<int64_t> begins;
+  // Replicas of the last stage own slices of a tied embedding, too.
+  const std::vector<KeptWeight> weights = options.distributed_optimizer
+                                              ? held_weights(model, stage)
+                                              : kept_weights(model, run)[stage.index];
+  for (const KeptWeight& weight : weights) {
+    tensors.push_back(held[weight.in_stage]);
+    begins.push_back(layout.begins[weight.in_stage]);
+  }
+  Owned owned;
+  if (options.distributed_optimizer) {
+    for (const Range& slice : gradient_slices(model, options, stage, rank, run.grid.replicas))
+      add_pieces(tensors, begins, slice, file_of(rank), owned.pieces);
+  } else {
+    owned.pieces = owned_pieces(tensors, run.grid.replica(rank), run.grid.replicas, file_of(rank));
+  }
+  for (StoredPiece& piece : owned.pieces) {
+    const KeptWeight& weight = weights[piece.tensor];
+    piece.tensor = static_cast<int64_t>(weight.in_model);
+    owned.weights.push_back(weight.in_stage);
+  }
+  return owned;
+}
+
+Owners owners(const Config& config, const RunGrid& run) {
+  return {.model = config.model, .options = step_options(config), .run = run};
 }
 
 /// Adds the pieces of one rank's file to the index, with what the file says about them.
 void add_file(const fs::path& folder, int owner, const Owners& owners, CheckpointIndex& index) {
   const std::string name = file_of(owner);
-  const std::vector<StoredPiece> pieces = owners.pieces(index.tensors, owner);
+  const std::vector<StoredPiece> pieces = owners.of(owner).pieces;
   if (pieces.empty()) return;
   const SafetensorsFile file(folder / name);
   const std::string& hashes = file.metadata().at(kHashes);
@@ -136,32 +166,40 @@ bool all_see(const fs::path& run, const std::string& run_id, Communicator& comm,
   return std::all_of(seen.begin(), seen.begin() + num_workers, [](uint8_t s) { return s == 1; });
 }
 
+/// Throws if rank 0 cannot write the state of all workers, since others have parts of it alone.
+void check_one_has_all(const Config& config, const fs::path& run) {
+  const int64_t stages = config.parallel.pipeline_model_parallel_size;
+  if (stages == 1 && !config.parallel.use_distributed_optimizer) return;
+  throw Error(ErrorKind::kConfig,
+              "{} needs a train.output_dir that all workers see: each saves its own part, and some "
+              "do not see {}",
+              stages > 1 ? fmt::format("parallel.pipeline_model_parallel_size = {}", stages)
+                         : "parallel.use_distributed_optimizer",
+              run.string());
+}
+
 }  // namespace
 
 CheckpointSaver::CheckpointSaver(const Config& config, RunFacts facts, std::string run_id,
-                                 int64_t own_checkpoint, Communicator& comm, int num_workers)
+                                 int64_t own_checkpoint, Communicator& comm, const RunGrid& run)
     : config_(config),
       facts_(std::move(facts)),
       run_id_(std::move(run_id)),
       comm_(comm),
       run_(config.train.output_dir),
-      num_writers_(config.ranks_are_threads() || all_see(run_, run_id_, comm, num_workers)
-                       ? num_workers
-                       : 1) {
+      writers_(run) {
   figures_.last_complete = own_checkpoint;
-  const bool zero = config.parallel.use_distributed_optimizer;
-  DISTCA_THROW_IF(zero && num_writers_ < num_workers, ErrorKind::kConfig,
-                  "parallel.use_distributed_optimizer needs a train.output_dir that all workers "
-                  "see: each saves its own part, and some do not see {}",
-                  run_.string());
-  if (!config.checkpoint.async || config.checkpoint.every_steps == 0 || comm.rank() >= num_writers_)
-    return;
+  if (!config.ranks_are_threads() && !all_see(run_, run_id_, comm, run.grid.num_workers())) {
+    check_one_has_all(config, run_);
+    writers_.grid.replicas = 1;
+  }
+  if (!config.checkpoint.async || config.checkpoint.every_steps == 0 || !writes()) return;
   // Filled, so that the first save does not wait for its pages.
   int64_t elements = 0;
-  const std::vector<StoredTensor> tensors = stored_weights(config.model);
-  for (const StoredPiece& piece : owners(config, num_writers_).pieces(tensors, comm.rank()))
+  for (const StoredPiece& piece : owners(config, writers_).of(comm.rank()).pieces)
     elements += piece.range.size();
-  copy_ = std::make_unique<at::Tensor>(at::zeros({elements}, aten_type(tensors[0].type)));
+  const ScalarType type = stored_weights(config.model)[0].type;
+  copy_ = std::make_unique<at::Tensor>(at::zeros({elements}, aten_type(type)));
   figures_.copy_bytes = static_cast<int64_t>(copy_->nbytes());
 }
 
@@ -197,7 +235,7 @@ void CheckpointSaver::begin(int64_t step, Json trainer, Optimizer* optimizer, bo
            .trainer = std::move(trainer),
            .hugging_face = config_.model.to_hugging_face(config_.batch.max_document_tokens),
            .tensors = stored_weights(config_.model)};
-  if (optimizer && comm_.rank() < num_writers_) start_writing(*optimizer, beside);
+  if (optimizer && writes()) start_writing(*optimizer, beside);
   figures_.held_up_s += watch.seconds();
 }
 
@@ -209,12 +247,11 @@ CheckpointFigures CheckpointSaver::figures() {
 
 void CheckpointSaver::start_writing(Optimizer& optimizer, bool beside) {
   const std::string name = file_of(comm_.rank());
-  std::vector<StoredPiece> pieces =
-      owners(config_, num_writers_).pieces(head_.tensors, comm_.rank());
+  auto [pieces, weights] = owners(config_, writers_).of(comm_.rank());
   if (pieces.empty()) return;
   std::vector<at::Tensor> sources;
-  for (const StoredPiece& piece : pieces)
-    sources.push_back(optimizer.state(piece.part, piece.tensor, piece.range));
+  for (size_t i = 0; i < pieces.size(); ++i)
+    sources.push_back(optimizer.state(pieces[i].part, weights[i], pieces[i].range));
   if (beside) {
     int64_t begin = 0;
     for (at::Tensor& source : sources) {
@@ -264,9 +301,9 @@ void CheckpointSaver::heard(const std::vector<SaveReport>& all) {
 
 void CheckpointSaver::start_completing() {
   completing_step_ = head_.step;
-  completing_ = in_background([run = run_, index = head_, owners = owners(config_, num_writers_),
+  completing_ = in_background([run = run_, index = head_, owners = owners(config_, writers_),
                                keep = config_.checkpoint]() mutable {
-    for (int owner = 0; owner < owners.count; ++owner)
+    for (int owner = 0; owner < owners.run.grid.num_workers(); ++owner)
       add_file(unfinished_checkpoint(run, index.step), owner, owners, index);
     complete_checkpoint(run, index);
     try {
@@ -324,10 +361,10 @@ bool CheckpointSaver::wait_for_all() {
   return figures_.num_failed == failed;
 }
 
-void load_checkpoint(const CheckpointReader& reader, const LlamaConfig& model,
+void load_checkpoint(const CheckpointReader& reader, const LlamaConfig& model, const Stage& stage,
                      Optimizer& optimizer) {
   const std::vector<StoredTensor>& stored = reader.index().tensors;
-  const std::vector<StoredTensor> wanted = stored_weights(model);
+  const std::vector<StoredTensor> wanted = stored_weights(model, stage);
   for (size_t i = 0; i < wanted.size(); ++i) {
     const auto found = std::ranges::find(stored, wanted[i].name, &StoredTensor::name);
     DISTCA_THROW_IF(

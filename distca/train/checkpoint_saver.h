@@ -28,6 +28,7 @@
 #include "distca/train/metrics.h"
 #include "distca/train/optimizer.h"
 #include "distca/train/resume.h"
+#include "distca/train/run_grid.h"
 
 namespace at {
 class Tensor;
@@ -44,12 +45,13 @@ struct SaveReport {
 
 class CheckpointSaver {
  public:
-  /// The first `num_workers` ranks write. `own_checkpoint` is the step that the run goes on from,
-  /// if that checkpoint lies in the run's own folder; else 0. If some of them do not see `run`, the
-  /// folder that rank 0 has taken, rank 0 writes all pieces alone; under ZeRO-1 it does not have
-  /// them, which is Error(kConfig). All ranks call it together, after rank 0 has taken the folder.
+  /// The ranks of `run` that hold weights write. `own_checkpoint` is the step that the run goes on
+  /// from, if that checkpoint lies in the run's own folder; else 0. If some of them do not see the
+  /// folder that rank 0 has taken, rank 0 writes all pieces alone; under ZeRO-1 and in a pipeline
+  /// it does not have them, which is Error(kConfig). All ranks call it together, after rank 0 has
+  /// taken the folder.
   CheckpointSaver(const Config& config, RunFacts facts, std::string run_id, int64_t own_checkpoint,
-                  Communicator& comm, int num_workers);
+                  Communicator& comm, const RunGrid& run);
   /// Waits until this rank has stopped writing, at most checkpoint.grace_s.
   ~CheckpointSaver();
 
@@ -78,6 +80,7 @@ class CheckpointSaver {
 
  private:
   bool under_way() const { return head_.step != 0; }
+  bool writes() const { return comm_.rank() < writers_.grid.num_workers(); }
   bool wait_for_all();
   void start_writing(Optimizer& optimizer, bool beside);
   void start_completing();
@@ -90,7 +93,7 @@ class CheckpointSaver {
   const std::string run_id_;
   Communicator& comm_;
   std::filesystem::path run_;
-  int num_writers_;
+  RunGrid writers_;       // the run or, where rank 0 writes alone, as if it were the only worker
   CheckpointIndex head_;  // of the save that is under way; step 0: none is
   bool said_failed_ = false;
   bool hangs_ = false;      // what was written did not end in time: nobody waits for it any more
@@ -103,8 +106,9 @@ class CheckpointSaver {
   int64_t completing_step_ = 0;
 };
 
-/// Reads the weights and AdamW's state from a checkpoint. Throws Error(kCheckpoint).
-void load_checkpoint(const CheckpointReader& reader, const LlamaConfig& model,
+/// Reads the weights of a stage of the model, and AdamW's state of them, from a checkpoint, whoever
+/// has written it. Throws Error(kCheckpoint).
+void load_checkpoint(const CheckpointReader& reader, const LlamaConfig& model, const Stage& stage,
                      Optimizer& optimizer);
 
 }  // namespace distca

@@ -15,6 +15,7 @@
 #include "distca/base/text.h"
 #include "distca/plan/scheduler.h"
 #include "distca/train/plan_request.h"
+#include "distca/train/run_grid.h"
 
 namespace distca {
 
@@ -274,6 +275,7 @@ void finish(Config& config) {
                   "train.output_dir is empty: name a folder for the run");
   config.attention_profile = profile_by_name(config.plan.profile);
   config.model.check();
+  check_pipeline(config);
   const std::string fault = kernel_fault(kernel_request(config));
   DISTCA_THROW_IF(!fault.empty(), ErrorKind::kConfig, "attention.kernel = {} {}",
                   kernel_name(config.attention.kernel), fault);

@@ -23,8 +23,10 @@
 #include "distca/comm/communicator.h"
 #include "distca/cost/attention_profile.h"
 #include "distca/model/llama.h"
+#include "distca/plan/pipeline_plan.h"
 #include "distca/plan/plan.h"
 #include "distca/program/overlap.h"
+#include "distca/program/pipeline_parts.h"
 #include "distca/runtime/kernel_choice.h"
 
 namespace distca {
@@ -62,6 +64,7 @@ struct Config {
     int64_t max_tokens_per_worker = 0;
     double max_memory_gib = 0;
     int64_t bandwidth_mb_per_s = 0;
+    FillTicks fill_ticks = FillTicks::kExact;
   } plan;
   /// The profile that plan.profile names, which load_config reads; null if loads are counted in
   /// (query, key) pairs.
@@ -93,9 +96,12 @@ struct Config {
     double weight_decay = 0.1;
     double max_grad_norm = 1.0;
   } optimizer;
-  /// How workers share what they do alike: the sum of gradients and the update of the weights
-  /// (program/gradient_exchange.h). The names are Megatron-LM's.
+  /// How workers share the model (run_grid.h) and what they do alike: the sum of gradients and the
+  /// update of the weights (program/gradient_exchange.h). The names are Megatron-LM's.
   struct Parallel {
+    int64_t pipeline_model_parallel_size = 1;
+    std::string pipeline_layers;  // as "8,8,8,6"; "": even_stages (cost/stage_layers.h)
+    PipelineSchedule pipeline_schedule = PipelineSchedule::kAligned;
     bool use_distributed_optimizer = false;
     bool overlap_grad_reduce = true;
     double bucket_mb = 0;
@@ -129,6 +135,10 @@ struct Config {
     bool async = true;
     double grace_s = 600;
   } checkpoint;
+  /// How ranks are placed on machines.
+  struct Nodes {
+    int64_t ranks_per_node = 0;
+  } cluster;
   /// How ranks exchange messages, and how long they wait for each other (docs/comm.md).
   struct Comm : CommOptions {
     enum class Backend : uint8_t { kGloo, kThreads } backend = Backend::kGloo;

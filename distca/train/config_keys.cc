@@ -119,9 +119,14 @@ std::vector<ConfigKey> config_keys(Config& c) {
        "of activations and kept keys of one rank; a batch that does not fit is refused; 0: no cap",
        0},
       {"plan.bandwidth_mb_per_s", &c.plan.bandwidth_mb_per_s, "MB/s",
-       "one rank's sends, for plan.tolerance = auto; 0: measured, but 50,000 where "
-       "train.deterministic freezes",
+       "one rank's sends, for plan.tolerance = auto and fill ticks of a pipeline; 0: measured, but "
+       "50,000 where train.deterministic freezes, and fill ticks are not weighed",
        0},
+      choice(
+          "plan.fill_ticks", &c.plan.fill_ticks,
+          "of a pipeline, ticks in which a stage has no micro-batch: exact = as all others, with "
+          "the same bits; split-kv and spread send less at a time",
+          words_of(kFillTicks, &FillTicksName::fill_ticks)),
       choice("attention.kernel", &c.attention.kernel,
              "cpu: our own, on CPU, fp32 and bf16, head_dim up to 256; aten: PyTorch's; reference: "
              "on CPU, slow, in double; auto: cpu where it can, else aten",
@@ -153,6 +158,15 @@ std::vector<ConfigKey> config_keys(Config& c) {
        "keeps the update finite: rows of tokens that do not occur have 0 / eps", 1e-30},
       {"optimizer.weight_decay", &o.weight_decay, "", "of matrices; norms are left alone", 0, 1e6},
       {"optimizer.max_grad_norm", &o.max_grad_norm, "", "clip by global norm; 0: off", 0},
+      {"parallel.pipeline_model_parallel_size", &c.parallel.pipeline_model_parallel_size, "stages",
+       "each holds some layers of the model; workers are divided over them", 1, kMostRanks},
+      {"parallel.pipeline_layers", &c.parallel.pipeline_layers, "",
+       "layers of each stage, as 8,8,8,6; \"\": even work, the head counted"},
+      choice<PipelineSchedule>(
+          "parallel.pipeline_schedule", &c.parallel.pipeline_schedule,
+          "aligned: all stages play the same pass in a tick, and core attention is pooled; 1f1b: "
+          "each stage computes its own",
+          {{"aligned", PipelineSchedule::kAligned}, {"1f1b", PipelineSchedule::kAtHome}}),
       {"parallel.use_distributed_optimizer", &c.parallel.use_distributed_optimizer, "",
        "ZeRO-1: each worker keeps AdamW's moments, and masters that are wider than the model's "
        "type, "
@@ -222,6 +236,10 @@ std::vector<ConfigKey> config_keys(Config& c) {
        "write a copy while training goes on; false: training waits, and there is no copy"},
       {"checkpoint.grace_s", &c.checkpoint.grace_s, "seconds",
        "after a signal: for the step and the save to end; a save may take no longer", 0.1},
+      {"cluster.ranks_per_node", &c.cluster.ranks_per_node, "ranks",
+       "neighbouring ranks that share a machine, for which messages between them are cheap; 0: "
+       "each has its own",
+       0, kMostRanks},
       choice("comm.backend", &c.comm.backend,
              "gloo: processes; threads: ranks in one process, on a CPU or one GPU", kBackends),
       {"comm.timeout_s", &c.comm.timeout_s, "seconds",

@@ -1,11 +1,14 @@
 #include "distca/train/dry_run.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 
 #include "distca/base/scalar_type.h"
 #include "distca/base/text.h"
+#include "distca/train/batch_programs.h"
 #include "distca/train/check_run.h"
-#include "distca/train/step.h"
+#include "distca/train/run_grid.h"
 
 namespace distca {
 namespace {
@@ -16,35 +19,79 @@ const char* plural(int64_t number) { return number == 1 ? "" : "s"; }
 
 std::string mebibytes(double bytes) { return fmt::format("{:.1f}", bytes / 0x1p20); }
 
-/// The local ranks whose peaks are shown: the highest of a worker, and of a dedicated server.
-std::vector<size_t> shown_ranks(int num_workers, const DryRun& run) {
-  const auto first_server =
-      static_cast<size_t>(std::clamp(num_workers - run.local.first, 0, run.local.count));
-  std::vector<size_t> shown;
-  const auto add_highest = [&](size_t begin, size_t end) {
-    if (begin == end) return;
-    const auto highest = std::max_element(
-        run.peaks.begin() + static_cast<int64_t>(begin),
-        run.peaks.begin() + static_cast<int64_t>(end),
-        [](const PeakMemory& a, const PeakMemory& b) { return a.total() < b.total(); });
-    shown.push_back(static_cast<size_t>(highest - run.peaks.begin()));
+constexpr size_t kMostColumns = 8;
+
+/// What is shown of the local ranks, in their order.
+struct Shown {
+  std::vector<size_t> ranks;     // of each stage and of dedicated servers, the one highest
+  std::vector<size_t> left_out;  // likewise, where there are too many: the lowest but the ends
+};
+
+/// Of a stage; -1: of dedicated servers.
+std::vector<size_t> ranks_of_stage(const RunGrid& grid, const DryRun& run, int stage) {
+  std::vector<size_t> ranks;
+  for (size_t local = 0; local < run.peaks.size(); ++local) {
+    if (grid.grid.stage(run.local.first + static_cast<int>(local)) == stage) ranks.push_back(local);
+  }
+  return ranks;
+}
+
+Shown shown_ranks(const RunGrid& grid, const DryRun& run) {
+  const auto is_lower = [&](size_t a, size_t b) {
+    return run.peaks[a].total() < run.peaks[b].total();
   };
-  add_highest(0, first_server);
-  add_highest(first_server, run.peaks.size());
+  Shown shown;
+  for (int i = 0; i <= grid.grid.stages; ++i) {
+    const std::vector<size_t> ranks = ranks_of_stage(grid, run, i < grid.grid.stages ? i : -1);
+    if (!ranks.empty()) shown.ranks.push_back(*std::ranges::max_element(ranks, is_lower));
+  }
+  while (shown.ranks.size() > kMostColumns) {
+    const int last = run.local.first + static_cast<int>(shown.ranks.back());
+    const int servers = grid.grid.stage(last) < 0 ? 1 : 0;
+    const auto lowest =
+        std::min_element(shown.ranks.begin() + 1, shown.ranks.end() - 1 - servers, is_lower);
+    shown.left_out.push_back(*lowest);
+    shown.ranks.erase(lowest);
+  }
+  std::ranges::sort(shown.left_out);
   return shown;
 }
 
-std::string memory_table(int num_workers, const DryRun& run) {
-  const std::vector<size_t> shown = shown_ranks(num_workers, run);
-  std::vector<std::string> header = {"MiB"};
-  for (const size_t local : shown) {
-    const int rank = run.local.first + static_cast<int>(local);
-    header.push_back(fmt::format("{} {}", rank < num_workers ? "worker" : "server", rank));
+std::string column_name(const RunGrid& grid, int rank) {
+  const int stage = grid.grid.stage(rank);
+  if (stage < 0) return fmt::format("server {}", rank);
+  return grid.is_pipeline() ? fmt::format("stage {}", stage) : fmt::format("worker {}", rank);
+}
+
+/// Where the peaks lie, and what is not in the table.
+std::string below_the_table(const RunGrid& grid, const DryRun& run, const Shown& shown) {
+  std::string text;
+  for (const size_t local : shown.ranks) {
+    std::string name = grid.name_of(run.local.first + static_cast<int>(local));
+    name[0] = 'R';  // it begins a sentence
+    text += fmt::format("{} reaches its peak in {}.\n", name, run.peaks[local].where);
   }
+  if (shown.left_out.empty()) return text;
+  std::vector<std::string> others;
+  for (const size_t local : shown.left_out) {
+    others.push_back(fmt::format("{} ({} MiB)",
+                                 grid.grid.stage(run.local.first + static_cast<int>(local)),
+                                 mebibytes(run.peaks[local].total())));
+  }
+  return text +
+         wrap(fmt::format("Left out: the peaks of stages {}.", fmt::join(others, ", ")), kColumns) +
+         "\n";
+}
+
+std::string memory_table(const Config& config, const RunGrid& grid, const DryRun& run) {
+  const Shown shown = shown_ranks(grid, run);
+  std::vector<std::string> header = {"MiB"};
+  for (const size_t local : shown.ranks)
+    header.push_back(column_name(grid, run.local.first + static_cast<int>(local)));
   Table table(header);
   const auto add_row = [&](const char* name, const auto& bytes) {
     std::vector<std::string> row = {name};
-    for (const size_t local : shown) row.push_back(mebibytes(bytes(run.peaks[local])));
+    for (const size_t local : shown.ranks) row.push_back(mebibytes(bytes(run.peaks[local])));
     table.add_row(row);
   };
   for (int i = 0; i < kNumMemoryParts; ++i) {
@@ -52,12 +99,15 @@ std::string memory_table(int num_workers, const DryRun& run) {
     add_row(memory_part_name(part), [&](const PeakMemory& peak) { return peak.of(part); });
   }
   add_row("peak", [](const PeakMemory& peak) { return peak.total(); });
-  std::string text = table.to_string();
-  for (const size_t local : shown) {
-    text += fmt::format("Rank {} reaches its peak in {}.\n",
-                        run.local.first + static_cast<int>(local), run.peaks[local].where);
+  if (grid.is_pipeline()) {
+    std::vector<std::string> row = {"nano-batches in flight"};
+    for (const size_t local : shown.ranks) {
+      const int stage = grid.grid.stage(run.local.first + static_cast<int>(local));
+      row.push_back(std::to_string(stage < 0 ? 0 : nano_batches_in_flight(config, grid, stage)));
+    }
+    table.add_row(row);
   }
-  return text;
+  return table.to_string() + below_the_table(grid, run, shown);
 }
 
 /// Of all ranks here: their peaks, and what refuses a run.
@@ -88,15 +138,12 @@ DryRun dry_run(const Config& config, int num_workers, LocalRanks local) {
   const PlannedAhead ahead = check_dry_run(config, num_workers);
   DryRun run{.local = local, .batches = ahead.words};
   run.needed = memory_needed(config, num_workers, local);
-  run.needed.buffers = exchange_buffer_bytes(config, ahead.plans[0].plans,
-                                             ahead.plans[0].redispatched, num_workers, local);
+  run.needed.buffers = exchange_buffer_bytes(config, ahead.plans[0], num_workers, local);
   std::vector<PeakOfRank> ranks;
   for (int i = 0; i < local.count; ++i) ranks.emplace_back(config, local.first + i, num_workers);
-  for (const auto& [plans, redispatched] : ahead.plans) {
-    const std::vector<PlanIndex> indices(plans.begin(), plans.end());
-    for (int i = 0; i < local.count; ++i) {
-      ranks[i].add(training_program(config, indices, redispatched, local.first + i, num_workers));
-    }
+  for (const BatchPlan& plans : ahead.plans) {
+    const BatchPrograms programs(config, plans, ProgramRequest::Kind::kTrain, num_workers);
+    for (int i = 0; i < local.count; ++i) ranks[i].add(programs.of(local.first + i));
   }
   for (const PeakOfRank& rank : ranks) run.peaks.push_back(rank.peak());
   return run;
@@ -110,14 +157,14 @@ std::string dry_run_text(const Config& config, int num_workers, const DryRun& ru
       plural(model.num_hidden_layers), with_thousands(model.hidden_size),
       with_thousands(model.vocab_size), long_name(model.dtype));
   const int64_t dedicated = config.servers.dedicated;
+  const RunGrid grid = run_grid(config, num_workers);
   const std::string ranks = fmt::format(
-      "{} worker{}{} would train on {} x {} tokens a step; ranks on this machine: {}.", num_workers,
-      plural(num_workers),
+      "{}{} would train on {} x {} tokens a step; ranks on this machine: {}.", grid.words(),
       dedicated > 0 ? fmt::format(" and {} dedicated server{}", dedicated, plural(dedicated)) : "",
       config.batch.nano_batches, with_thousands(config.batch.nano_batch_tokens), run.local.count);
   return fmt::format("{}\n{}\n{}\n\n{}\n{}\n", wrap(parameters, kColumns), wrap(ranks, kColumns),
                      wrap("Memory is predicted for " + run.batches + ".", kColumns),
-                     memory_table(num_workers, run), machine_text(config, run));
+                     memory_table(config, grid, run), machine_text(config, run));
 }
 
 }  // namespace distca

@@ -1,7 +1,7 @@
 #pragma once
 // What a run would be, without running it (`distca train --dry-run`): its parameters, its ranks,
-// and the memory of a worker and of a dedicated server, part by part. It needs no peers, makes no
-// weights and writes nothing.
+// and the memory of a worker, in a pipeline of each stage, and of a dedicated server, part by part.
+// It needs no peers, makes no weights and writes nothing.
 //
 //     const DryRun run = dry_run(config, num_workers, {.count = num_workers});
 //     fmt::print("{}", dry_run_text(config, num_workers, run));
@@ -28,7 +28,8 @@ struct DryRun {
 /// Plans some batches, and counts the memory of this machine's ranks under its plans.
 DryRun dry_run(const Config& config, int num_workers, LocalRanks local);
 
-/// Lines for people. The worker and the server shown are those with the highest peak.
+/// Lines for people. The worker of each stage and the server shown are those with the highest peak.
+/// Of many stages, the first, the last and those with the highest peaks have a column.
 std::string dry_run_text(const Config& config, int num_workers, const DryRun& run);
 
 }  // namespace distca

@@ -7,18 +7,107 @@
 #include "distca/base/cgroup.h"
 #include "distca/base/error.h"
 #include "distca/model/weight_table.h"
-#include "distca/plan/exchange.h"
 #include "distca/program/overlap.h"
+#include "distca/train/batch_programs.h"
 #include "distca/train/nano_phases.h"
-#include "distca/train/plan_request.h"
+#include "distca/train/run_grid.h"
 #include "distca/train/step.h"
 
 namespace distca {
 namespace {
 
-/// Local ranks that hold weights.
-double local_workers(int num_workers, LocalRanks local) {
-  return std::clamp(num_workers - local.first, 0, local.count);
+/// Local ranks that hold the weights of a stage.
+double local_replicas(const Grid& grid, int stage, LocalRanks local) {
+  const int begin = std::max(local.first, grid.rank(stage, 0));
+  const int end = std::min(local.first + local.count, grid.rank(stage + 1, 0));
+  return std::max(0, end - begin);
+}
+
+/// What stands in memory on one of a stage's replicas.
+MemoryParts standing_on_rank(const Config& config, const Stage& stage, int replicas) {
+  const LlamaConfig& model = config.model;
+  const double master = master_bytes(model);
+  const auto type = static_cast<double>(element_bytes(model.dtype));
+  double elements = 0, matrices = 0, copied = 0;
+  for (const Weight& weight : weight_table(model, stage)) {
+    const auto numel = static_cast<double>(weight.numel());
+    elements += numel;
+    if (!weight.is_matrix()) continue;
+    matrices += numel;
+    // Of an embedding that is no head here, only rows are read.
+    const bool only_rows =
+        weight.phase == WeightPhase::kEmbed && !(model.tie_word_embeddings && stage.is_last());
+    copied += only_rows ? 0 : numel;
+  }
+  const double masters = elements * master, share = 1.0 / std::max(replicas, 1);
+  const bool is_sharded = config.parallel.use_distributed_optimizer;
+  MemoryParts parts;
+  parts.weights = masters - (is_sharded ? matrices * (master - type) : 0);
+  parts.gradients = masters;
+  if (type < master && !is_sharded) parts.copies = copied * type;
+  parts.state = 2 * masters * (is_sharded ? share : 1);
+  if (is_sharded && type < master) parts.state += masters * share;
+  // Each replica copies its share of the masters and of both moments.
+  if (config.checkpoint.async && config.checkpoint.every_steps > 0)
+    parts.checkpoint = 3 * masters * share;
+  return parts;
+}
+
+/// What a step adds at least on one of a stage's replicas, without buffers. On all stages but the
+/// last, the highest moment that is counted is the beginning of the last layer's backward, when as
+/// many nano-batches are in flight as ever.
+MemoryParts step_on_rank(const Config& config, const RunGrid& run, int stage_index) {
+  const Stage stage = run.stage_of(run.grid.rank(stage_index, 0));
+  ModelShape shape = config.model.shape();
+  shape.num_layers = stage.layers.size();
+  const auto layers = static_cast<double>(shape.num_layers);
+  const auto type = static_cast<double>(element_bytes(config.model.dtype));
+  const bool redispatches =
+      run.is_pipeline() || config.exchange.keys == Config::Exchange::Keys::kRedispatch;
+  const bool pairs = plays_pairs(config, run);
+  const auto in_flight = static_cast<double>(nano_batches_in_flight(config, run, stage_index));
+  // One of a pair has come back through its last layer when the other is there.
+  const double layers_kept = in_flight * layers - (pairs ? 1 : 0);
+  // Layouts give workers even shares; one that does not gives the local ones that on average.
+  const double tokens =
+      static_cast<double>(config.batch.nano_batch_tokens) / std::max(run.grid.replicas, 1);
+  const Recompute recompute = config.train.recompute;
+  MemoryParts parts;
+  parts.activations = layers_kept / layers * tokens *
+                      static_cast<double>(llama_memory(shape, recompute, redispatches).token_bytes);
+  // At the loss's backward: log-probabilities, the gradient by them, and that by the logits.
+  if (stage.is_last()) {
+    const double rows =
+        std::min(tokens, static_cast<double>(step_options(config).loss_rows(config.model)));
+    parts.logits =
+        3 * rows * static_cast<double>(config.model.vocab_size) * master_bytes(config.model);
+  }
+  // In the last layer's backward: its output and the gradient by that, and gradients by inner
+  // vectors of its MLP, where kNone has kept the product and kFull has only a chunk of rows, then
+  // Q, K, V again.
+  const bool full = recompute == Recompute::kFull;
+  const double rows = full ? std::min(tokens, double{NanoPhases::kChunkRows}) : tokens;
+  const double inner =
+      (recompute == Recompute::kNone ? 1 : 2) * static_cast<double>(shape.intermediate_size);
+  double later = rows * (2 * static_cast<double>(shape.hidden_size) + inner) * type;
+  if (full && !redispatches) {
+    const AttentionShape& attention = shape.attention;
+    later = std::max(
+        later, (pairs ? 2 : 1) * tokens *
+                   static_cast<double>(attention.q_token_bytes() + attention.kv_token_bytes()));
+  }
+  parts.activations += std::max(0.0, later - parts.logits);
+  return parts;
+}
+
+/// Adds the parts of so many ranks.
+void add(MemoryParts& sum, const MemoryParts& of_rank, double ranks) {
+  for (double MemoryParts::*part :
+       {&MemoryParts::weights, &MemoryParts::gradients, &MemoryParts::state, &MemoryParts::copies,
+        &MemoryParts::activations, &MemoryParts::logits, &MemoryParts::buffers,
+        &MemoryParts::checkpoint}) {
+    sum.*part += ranks * of_rank.*part;
+  }
 }
 
 }  // namespace
@@ -27,86 +116,49 @@ double master_bytes(const LlamaConfig& model) {
   return model.dtype == ScalarType::kFloat64 ? 8 : 4;
 }
 
+bool plays_pairs(const Config& config, const RunGrid& run) {
+  const bool at_home = config.parallel.pipeline_schedule == PipelineSchedule::kAtHome;
+  return config.pairs_nano_batches() && !(run.is_pipeline() && at_home);
+}
+
+int64_t nano_batches_in_flight(const Config& config, const RunGrid& run, int stage) {
+  const bool at_home = config.parallel.pipeline_schedule == PipelineSchedule::kAtHome;
+  const int64_t behind = run.grid.stages - 1 - stage,
+                of_a_micro_batch = plays_pairs(config, run) ? 2 : 1;
+  const int64_t micro_batches = at_home ? behind + 1 : 2 * behind + 1;
+  return std::min(config.batch.nano_batches, of_a_micro_batch * micro_batches);
+}
+
 MemoryParts standing_memory(const Config& config, int num_workers, LocalRanks local) {
-  const LlamaConfig& model = config.model;
-  const double master = master_bytes(model), workers = local_workers(num_workers, local);
-  const auto type = static_cast<double>(element_bytes(model.dtype));
-  const double masters = workers * static_cast<double>(model.num_parameters()) * master;
-  const bool is_sharded = config.parallel.use_distributed_optimizer;
-  const double share = 1.0 / std::max(num_workers, 1);
+  const RunGrid run = run_grid(config, num_workers);
   MemoryParts parts;
-  // Of matrices, in the compute type; of an embedding that is no head, only rows are read.
-  double matrices = 0, copied = 0;
-  for (const Weight& weight : weight_table(model)) {
-    if (!weight.is_matrix()) continue;
-    const bool only_rows = weight.layer == kBeforeLayers && !model.tie_word_embeddings;
-    matrices += static_cast<double>(weight.numel());
-    copied += only_rows ? 0 : static_cast<double>(weight.numel());
+  for (int stage = 0; stage < run.grid.stages; ++stage) {
+    const double ranks = local_replicas(run.grid, stage, local);
+    if (ranks == 0) continue;
+    add(parts, standing_on_rank(config, run.stage_of(run.grid.rank(stage, 0)), run.grid.replicas),
+        ranks);
   }
-  parts.weights = masters - (is_sharded ? workers * matrices * (master - type) : 0);
-  parts.gradients = masters;
-  if (type < master && !is_sharded) parts.copies = workers * copied * type;
-  parts.state = 2 * masters * (is_sharded ? share : 1);
-  if (is_sharded && type < master) parts.state += masters * share;
-  // Each worker copies its share of the masters and of both moments.
-  if (config.checkpoint.async && config.checkpoint.every_steps > 0)
-    parts.checkpoint = 3 * masters * share;
   return parts;
 }
 
 MemoryParts memory_needed(const Config& config, int num_workers, LocalRanks local) {
-  const LlamaConfig& model = config.model;
-  const double master = master_bytes(model), workers = local_workers(num_workers, local);
-  const auto type = static_cast<double>(element_bytes(model.dtype));
-  const double under_way = config.pairs_nano_batches() ? 2 : 1;
-  // One of two has come back through its last layer when the other is there.
-  const auto layers = static_cast<double>(model.num_hidden_layers);
-  const double layers_kept = config.pairs_nano_batches() ? 2 * layers - 1 : layers;
-  // Layouts give workers even shares; one that does not gives the local ones that on average.
-  const double tokens =
-      static_cast<double>(config.batch.nano_batch_tokens) * workers / std::max(num_workers, 1);
-  const bool redispatches = config.exchange.keys == Config::Exchange::Keys::kRedispatch;
   MemoryParts parts = standing_memory(config, num_workers, local);
   if (config.train.steps == 0) return parts;
-  parts.activations =
-      layers_kept / layers * tokens *
-      static_cast<double>(
-          llama_memory(model.shape(), config.train.recompute, redispatches).token_bytes);
-  // At the loss's backward: log-probabilities, the gradient by them, and that by the logits.
-  const double rows =
-      std::min(tokens, workers * static_cast<double>(step_options(config).loss_rows(model)));
-  parts.logits = 3 * rows * static_cast<double>(model.vocab_size) * master;
-  // Later, in the last layer's backward: two gradients by inner vectors of its MLP or, with kFull,
-  // those of a chunk of rows, then Q, K, V again.
-  const AttentionShape attention = model.shape().attention;
-  const bool full = config.train.recompute == Recompute::kFull;
-  const double inner_rows =
-      full ? std::min(tokens, workers * static_cast<double>(NanoPhases::kChunkRows)) : tokens;
-  double later = 2 * inner_rows * static_cast<double>(model.intermediate_size) * type;
-  if (full && !redispatches) {
-    later = std::max(
-        later, under_way * tokens *
-                   static_cast<double>(attention.q_token_bytes() + attention.kv_token_bytes()));
+  const RunGrid run = run_grid(config, num_workers);
+  for (int stage = 0; stage < run.grid.stages; ++stage) {
+    const double ranks = local_replicas(run.grid, stage, local);
+    if (ranks > 0) add(parts, step_on_rank(config, run, stage), ranks);
   }
-  parts.activations += std::max(0.0, later - parts.logits);
   return parts;
 }
 
-Program training_program(const Config& config, const std::vector<PlanIndex>& plans,
-                         bool redispatched, int rank, int num_workers) {
-  return rank_program(config, plans, redispatched, ProgramRequest::Kind::kTrain, rank, num_workers,
-                      rank < num_workers
-                          ? gradient_exchange(config.model, step_options(config), rank, num_workers)
-                          : nullptr);
-}
-
-double exchange_buffer_bytes(const Config& config, const std::vector<Plan>& plans,
-                             bool redispatched, int num_workers, LocalRanks local) {
+double exchange_buffer_bytes(const Config& config, const BatchPlan& plans, int num_workers,
+                             LocalRanks local) {
   if (config.train.steps == 0) return 0;
-  std::vector<PlanIndex> indices(plans.begin(), plans.end());
+  const BatchPrograms programs(config, plans, ProgramRequest::Kind::kTrain, num_workers);
   double bytes = 0;
   for (int rank = local.first; rank < local.first + local.count; ++rank) {
-    const Program program = training_program(config, indices, redispatched, rank, num_workers);
+    const Program program = programs.of(rank);
     for (const Buffer& buffer : program.buffers) bytes += static_cast<double>(buffer.bytes);
   }
   return bytes;

@@ -7,10 +7,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "distca/plan/exchange.h"
-#include "distca/plan/plan.h"
-#include "distca/program/program.h"
 #include "distca/train/config.h"
+#include "distca/train/plan_request.h"
+#include "distca/train/run_grid.h"
 
 namespace distca {
 
@@ -40,29 +39,34 @@ struct MemoryParts {
 /// Bytes of one element of a weight as the optimizer has it, of its gradient and of a moment.
 double master_bytes(const LlamaConfig& model);
 
+/// Whether two nano-batches are under way at the same time on each stage. Stages that compute their
+/// own core attention have nothing to hide under the other one.
+bool plays_pairs(const Config& config, const RunGrid& run);
+/// The most nano-batches of a step whose activations a stage keeps at the same time
+/// (most_in_flight(program) of a full step; docs/program.md, "Pipelines"). Without a pipeline, two
+/// or one.
+int64_t nano_batches_in_flight(const Config& config, const RunGrid& run, int stage);
+
 /// What stands in memory during every step, whatever the step does: weights, gradients, AdamW's
 /// state, copies of the weights and each worker's copy for checkpoints that are written beside
-/// training. The other parts are 0. With ZeRO-1, weights are in the compute type, and a worker has
-/// its share of the state, to which the master weights then belong.
+/// training. The other parts are 0. In a pipeline, a worker has those of its stage. With ZeRO-1,
+/// weights are in the compute type, and a worker has its share of its stage's state, to which the
+/// master weights then belong. This and the next throw as run_grid() does.
 MemoryParts standing_memory(const Config& config, int num_workers, LocalRanks local);
 
 /// The memory of a run, without exchange buffers, which depend on the plan.
 /// Counts: what stands in memory; at llama_memory's price, each local worker's share of the tokens
-/// of the nano-batches that it holds at the same time (under ping-pong two, one of which has come
-/// back through its last layer); logits, log-probabilities and their gradient at the loss or, if
-/// that is larger, what the last layer makes in backward. Ignores: the program, PyTorch's
-/// libraries, the data set's index, the allocator. It is never above the peaks that
+/// of the nano-batches in flight on its stage (under ping-pong, one of the last two has come back
+/// through its last layer); on the last stage, logits, log-probabilities and their gradient at the
+/// loss; or, if that is larger, what the last layer makes in backward. Ignores: the program,
+/// PyTorch's libraries, the data set's index, the allocator. It is never above the peaks that
 /// train/memory_peak.h predicts for the same ranks (a test compares many configurations).
 MemoryParts memory_needed(const Config& config, int num_workers, LocalRanks local);
 
-/// The program of a training step of one rank, under the plans of one batch.
-Program training_program(const Config& config, const std::vector<PlanIndex>& plans,
-                         bool redispatched, int rank, int num_workers);
-
-/// Bytes of the local ranks' exchange buffers for the plans of one batch. `redispatched` says
-/// whether Q, K and V are dispatched again for backward. A run of no steps has none.
-double exchange_buffer_bytes(const Config& config, const std::vector<Plan>& plans,
-                             bool redispatched, int num_workers, LocalRanks local);
+/// Bytes of the local ranks' exchange buffers for the plans of one batch. A run of no steps has
+/// none.
+double exchange_buffer_bytes(const Config& config, const BatchPlan& plans, int num_workers,
+                             LocalRanks local);
 
 /// How much memory there is.
 struct MemoryLimit {

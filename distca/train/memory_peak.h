@@ -3,13 +3,12 @@
 // what MemoryMeter (runtime/memory_meter.h) measures and metrics.jsonl shows as peak_bytes.
 //
 //     PeakOfRank peak_of_rank(config, rank, num_workers);
-//     peak_of_rank.add(rank_program(...));  // of some batches
+//     peak_of_rank.add(programs.of(rank));  // of some batches
 //     const PeakMemory peak = peak_of_rank.peak();
 //     fmt::print("{:.0f} bytes, in {}\n", peak.total(), peak.where);
 //
-// The program of a step is played on paper: every operation takes and gives back the bytes that
-// train/nano_phases.h, model/ and runtime/ take and give back in it, on top of what stands in
-// memory (standing_memory() of train/memory.h, which also refuses runs that cannot fit). Counts:
+// The program of a step is played on paper (train/memory_walk.h), on top of what stands in memory
+// (standing_memory() of train/memory.h, which also refuses runs that cannot fit). Counts:
 // tensors. Ignores: the program, PyTorch's libraries, the data set's index, scratch of ATen's
 // attention, blocks of rows that fit a cache, validation, which keeps nothing for backward. Any
 // thread may call the functions.

@@ -24,7 +24,9 @@ namespace distca {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 std::string refusal_of(const MemoryParts& parts, LocalRanks local, const MemoryLimit& limit) {
   try {
@@ -94,16 +96,16 @@ TEST(memory, absurd_sizes_do_not_overflow) {
 }
 
 /// Without data: what is counted depends on the configuration alone.
-void expect_needs_no_more_than_its_peaks(Config config) {
-  const LocalRanks local{.count = num_ranks(config, 2)};
-  const DryRun run = dry_run(config, 2, local);
+void expect_needs_no_more_than_its_peaks(const Config& config, int workers) {
+  const LocalRanks local{.count = num_ranks(config, workers)};
+  const DryRun run = dry_run(config, workers, local);
   double sum = 0;
   for (const PeakMemory& peak : run.peaks) sum += peak.total();
   EXPECT_LE(run.needed.total(), sum)
-      << config.model.num_hidden_layers << " layers, " << config.batch.nano_batches
-      << " nano-batches, recompute " << static_cast<int>(config.train.recompute) << ", "
-      << config.model.vocab_size << " words, " << config.train.steps << " steps, in "
-      << run.peaks[0].where;
+      << run_grid(config, workers).words() << ", " << config.model.num_hidden_layers << " layers, "
+      << config.batch.nano_batches << " nano-batches, recompute "
+      << static_cast<int>(config.train.recompute) << ", " << config.model.vocab_size << " words, "
+      << config.train.steps << " steps, in " << run.peaks[0].where;
 }
 
 TEST(memory, what_refuses_a_run_is_never_above_the_peaks_that_are_predicted) {
@@ -121,13 +123,57 @@ TEST(memory, what_refuses_a_run_is_never_above_the_peaks_that_are_predicted) {
             config.train.recompute = recompute;
             for (const int64_t steps : {0, 1, 2}) {
               config.train.steps = steps;
-              expect_needs_no_more_than_its_peaks(config);
+              expect_needs_no_more_than_its_peaks(config, 2);
             }
           }
         }
       }
     }
   }
+}
+
+TEST(memory, what_refuses_a_pipeline_is_never_above_the_peaks_that_are_predicted) {
+  Config config = load_config("", {"batch.nano_batch_tokens=3000", "train.steps=2"});
+  for (const int stages : {2, 3}) {
+    config.parallel.pipeline_model_parallel_size = stages;
+    for (config.batch.nano_batches = 1; config.batch.nano_batches < 11;
+         config.batch.nano_batches += 3) {
+      for (const Recompute recompute :
+           {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
+        config.train.recompute = recompute;
+        for (const ScalarType type : {ScalarType::kFloat32, ScalarType::kBFloat16}) {
+          config.model.dtype = type;
+          for (const Overlap overlap : {Overlap::kNone, Overlap::kPingPong}) {
+            config.train.overlap = overlap;
+            config.parallel.pipeline_schedule = PipelineSchedule::kAligned;
+            expect_needs_no_more_than_its_peaks(config, stages);
+            config.parallel.pipeline_schedule = PipelineSchedule::kAtHome;
+            expect_needs_no_more_than_its_peaks(config, 2 * stages);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(memory, a_dry_run_of_many_stages_shows_the_ends_and_the_highest) {
+  const Config config = load_config(
+      "", {"parallel.pipeline_model_parallel_size=12", "model.num_hidden_layers=12",
+           "batch.nano_batches=5", "batch.nano_batch_tokens=300", "servers.dedicated=1"});
+  const DryRun run = dry_run(config, 12, {.count = 13});
+  const std::string text = dry_run_text(config, 12, run);
+  EXPECT_THAT(text, AllOf(HasSubstr("12 workers = 12 stages (layers 0, 1, 2, 3, 4, 5, 6, 7, 8"),
+                          HasSubstr("MiB                     stage 0  stage "),
+                          HasSubstr("  stage 11  server 12\n"),
+                          HasSubstr("Rank 0 (stage 0, replica 0) reaches its peak in "),
+                          ContainsRegex("\nnano-batches in flight +5 .* 5 +2 +0\n"),
+                          HasSubstr("Left out: the peaks of stages ")));
+  // The ranks of a machine may be those of some stages alone.
+  const DryRun some{.local = {.first = 6, .count = 3},
+                    .peaks = {run.peaks.begin() + 6, run.peaks.begin() + 9}};
+  EXPECT_THAT(dry_run_text(config, 12, some),
+              AllOf(HasSubstr("MiB                     stage 6  stage 7  stage 8\n"),
+                    Not(HasSubstr("Left out"))));
 }
 
 struct Shape {
@@ -203,9 +249,9 @@ TEST_P(MemoryOfARunTest, is_neither_refused_at_80_percent_nor_far_from_the_estim
   const LocalRanks local = local_ranks(run);
   const IndexedDataset data(run.data.prefix);
   BatchStream stream(data.document_lengths(), run.batch);
-  const auto [plans, redispatched] = plan_nano_batches(run, stream.next(), shape.workers);
+  const BatchPlan plans = plan_nano_batches(run, stream.next(), shape.workers);
   MemoryParts parts = memory_needed(run, shape.workers, local);
-  parts.buffers = exchange_buffer_bytes(run, plans, redispatched, shape.workers, local);
+  parts.buffers = exchange_buffer_bytes(run, plans, shape.workers, local);
   const double program = peak_of(empty, 1), peak = peak_of(run, shape.workers);
   const double ratio = parts.total() / (peak - program);
   std::printf("%s: estimate %.0f MiB, measured %.0f MiB (and %.0f of the program): %.2f\n",
@@ -247,7 +293,10 @@ INSTANTIATE_TEST_SUITE_P(
                             with({"batch.nano_batch_tokens=8192", "train.steps=2",
                                   "model.num_hidden_layers=2", "attention.kernel=auto"})},
                       Shape{"wide_2_workers", 2, wide({})},
-                      Shape{"wide_checkpoint", 2, wide({"checkpoint.every_steps=1"})}),
+                      Shape{"wide_checkpoint", 2, wide({"checkpoint.every_steps=1"})},
+                      Shape{"wide_pipeline", 2,
+                            wide({"parallel.pipeline_model_parallel_size=2", "batch.nano_batches=3",
+                                  "checkpoint.every_steps=1"})}),
     name_of);
 
 INSTANTIATE_TEST_SUITE_P(
@@ -282,7 +331,11 @@ INSTANTIATE_TEST_SUITE_P(
                             narrow({"train.recompute=selective", "model.dtype=bfloat16",
                                     "batch.nano_batch_tokens=2048", "batch.nano_batches=2"})},
                       Shape{"by_chunks", 1,
-                            narrow({"train.recompute=full", "batch.nano_batch_tokens=5000"})}),
+                            narrow({"train.recompute=full", "batch.nano_batch_tokens=5000"})},
+                      Shape{"pipeline", 4,
+                            narrow({"parallel.pipeline_model_parallel_size=2",
+                                    "model.num_hidden_layers=3", "train.recompute=selective",
+                                    "batch.nano_batches=6", "batch.nano_batch_tokens=2000"})}),
     name_of);
 
 INSTANTIATE_TEST_SUITE_P(
@@ -308,7 +361,21 @@ INSTANTIATE_TEST_SUITE_P(
                       "train.overlap=within"})},
         Shape{"validated", 1,
               narrow({"train.recompute=full", "train.validation_every=1",
-                      "batch.nano_batch_tokens=3000"})}),
+                      "batch.nano_batch_tokens=3000"})},
+        Shape{"pipeline_at_home", 3,
+              narrow({"parallel.pipeline_model_parallel_size=3", "model.num_hidden_layers=4",
+                      "parallel.pipeline_layers=1,2,1", "parallel.pipeline_schedule=1f1b",
+                      "batch.nano_batches=5", "batch.nano_batch_tokens=2000",
+                      "model.dtype=bfloat16"})},
+        Shape{"pipeline_zero_1", 4,
+              narrow({"parallel.pipeline_model_parallel_size=2", "train.recompute=full",
+                      "parallel.use_distributed_optimizer=true", "model.dtype=bfloat16",
+                      "batch.nano_batches=4", "batch.nano_batch_tokens=6000",
+                      "train.validation_every=1"})},
+        Shape{"pipeline_served", 2,
+              narrow({"parallel.pipeline_model_parallel_size=2", "servers.dedicated=1",
+                      "train.overlap=within", "batch.nano_batches=4",
+                      "batch.nano_batch_tokens=2000"})}),
     name_of);
 
 }  // namespace

@@ -64,6 +64,10 @@ std::string metrics_line(const StepMetrics& m, const Config& config,
                {"attention_s", m.attention_s},
                {"phases", phase_times(m.times)},
                {"exchange", exchange_times(m.times)}};
+  if (config.cluster.ranks_per_node > 0) {
+    line["bytes_between_nodes"] = m.bytes_between_nodes;
+    line["bytes_inside_nodes"] = m.bytes.sent - m.bytes_between_nodes;
+  }
   if (!m.plan.attention_predicted_s.empty())
     line["attention_predicted_s"] = m.plan.attention_predicted_s;
   if (!m.plan.chosen.empty()) line["chosen"] = m.plan.chosen;

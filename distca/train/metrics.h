@@ -25,9 +25,10 @@ struct PlanFigures {
   int64_t num_redispatched = 0;
   std::vector<int64_t> load_before;  // [servers] pairs under plain packing
   std::vector<int64_t> load_after;   // [servers] pairs under the plan
-  double imbalance_before = 1;       // max/mean load of workers under plain packing, in pairs
-  double imbalance_after = 1;        // max/mean of servers under the plan, load over capacity
-  int64_t speeds_from_step = 0;      // from_step of the speeds it was planned with; 0: none
+  // In a pipeline both are PipelineImbalance's.
+  double imbalance_before = 1;   // max/mean load of workers under plain packing, in pairs
+  double imbalance_after = 1;    // max/mean of servers under the plan, load over capacity
+  int64_t speeds_from_step = 0;  // from_step of the speeds it was planned with; 0: none
   /// What plan.tolerance = auto chose for each nano-batch, as "SCHEDULER TOLERANCE".
   std::vector<std::string> chosen;
   /// [servers] seconds in core attention that plan.profile predicts, forward and backward of all
@@ -68,6 +69,7 @@ struct StepMetrics {
   double model_flops = 0;       // floating-point operations of the step (LlamaConfig::train_flops)
   double peak_flops_per_s = 0;  // of all ranks together, measured at the start (compute_peak.h)
   ExchangeBytes bytes;          // of all ranks, forward and backward
+  int64_t bytes_between_nodes = 0;  // those of bytes.sent that go to another node
   /// [ranks] seconds in core attention, forward and backward of all layers and nano-batches. On a
   /// CPU with one thread a rank, it is processor time, as in profiles. With more threads, it is
   /// elapsed time, which includes waits for a core. On CUDA, it is the device's time.

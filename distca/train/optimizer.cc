@@ -239,8 +239,9 @@ int64_t Optimizer::state_bytes() const {
                               (s.keeps_masters() ? s.masters.nbytes() : 0));
 }
 
-std::vector<at::Tensor> Optimizer::gather_masters(Communicator& workers) {
+std::vector<at::Tensor> Optimizer::gather_masters(Communicator& all_workers) {
   State& s = *state_;
+  const int mine = all_workers.rank(), first = s.exchange->first_rank;
   for (const Bucket& bucket : s.buckets) {
     for (const Piece& piece : bucket.pieces) {
       s.gradients.narrow(0, piece.in_flat, piece.elements.size())
@@ -248,28 +249,30 @@ std::vector<at::Tensor> Optimizer::gather_masters(Communicator& workers) {
     }
   }
   for (const GradientBucket& bucket : s.exchange->buckets) {
+    if (!s.exchange->distributed_optimizer) break;  // all replicas have all of it
     const auto base =
         static_cast<std::byte*>(s.gradients.narrow(0, bucket.elements.begin, 1).data_ptr());
     const auto bytes = static_cast<int64_t>(s.gradients.element_size());
+    const int root = bucket.is_tied ? 0 : first;  // tied weights are the first stage's to bring
     std::vector<Message> sends, receives;
-    if (workers.rank() > 0 && s.exchange->distributed_optimizer && !bucket.own.empty()) {
-      sends.push_back({.peer = 0,
+    if (mine != root && !bucket.own.empty()) {
+      sends.push_back({.peer = root,
                        .tag = kGatherToTag,
                        .data = base + (bucket.own.begin - bucket.elements.begin) * bytes,
                        .bytes = bucket.own.size() * bytes});
     }
     // What it sends of gradients to a peer is the peer's slice.
     for (const PeerMessage& message : bucket.reduce_sends.messages) {
-      if (workers.rank() > 0 || !s.exchange->distributed_optimizer) break;
+      if (mine != root) break;
       receives.push_back({.peer = message.peer,
                           .tag = kGatherToTag,
                           .data = base + message.offset,
                           .bytes = message.bytes});
     }
     if (!sends.empty() || !receives.empty())
-      workers.exchange(sends, receives, "gathering the trained weights")->wait();
+      all_workers.exchange(sends, receives, "gathering the trained weights")->wait();
   }
-  if (workers.rank() > 0) return {};
+  if (mine != first) return {};
   std::vector<at::Tensor> masters;
   for (const at::Tensor& parameter : s.weights.parameters) masters.push_back(parameter.grad());
   return masters;

@@ -80,9 +80,11 @@ class Optimizer {
   /// Bytes of the moments and of masters that are not the parameters.
   int64_t state_bytes() const;
 
-  /// Brings all masters to rank 0 of `workers`, where it returns them in the order of the weights.
-  /// They lie where the gradients lay. Elsewhere it returns nothing.
-  std::vector<at::Tensor> gather_masters(Communicator& workers);
+  /// Brings all masters of a stage to its first replica. There it returns them in the order of the
+  /// weights; they lie where the gradients lay. Elsewhere it returns nothing. With ZeRO-1, the last
+  /// stage's copy of a tied embedding is not whole: rank 0 has it. `all_workers` are all ranks that
+  /// hold weights, and all of them call it.
+  std::vector<at::Tensor> gather_masters(Communicator& all_workers);
 
  private:
   struct State;

@@ -36,10 +36,11 @@ struct StepBatch {
 /// What a rank needs to run a step with a batch.
 struct PlannedBatch {
   ProgramRequest::Kind kind = ProgramRequest::Kind::kTrain;
-  StepInput input;               // the program, and this rank's tokens
-  uint64_t hash = 0;             // of the plans; ranks compare it before use
-  std::vector<RankSample> work;  // [ranks] tokens and load of all nano-batches, without times
-  PlanFigures figures;           // for metrics.jsonl
+  StepInput input;                  // the program, and this rank's tokens
+  uint64_t hash = 0;                // of the plans; ranks compare it before use
+  std::vector<RankSample> work;     // [ranks] tokens and load of all nano-batches, without times
+  PlanFigures figures;              // for metrics.jsonl
+  int64_t bytes_between_nodes = 0;  // that this rank sends; 0: cluster.ranks_per_node is not given
 };
 
 /// Plans every nano-batch of a batch and reads the tokens of `rank`; a dedicated server has none.

@@ -3,6 +3,7 @@
 // functions depend on their arguments alone, so all ranks get the same. Any thread may call them.
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "distca/batch/batch_stream.h"
@@ -10,12 +11,17 @@
 #include "distca/cost/speeds.h"
 #include "distca/plan/layer_time.h"
 #include "distca/plan/plan.h"
+#include "distca/program/pipeline_parts.h"
 #include "distca/train/config.h"
 
 namespace distca {
 
 /// servers.capacity as numbers; empty if capacities are to be derived. Throws Error(kConfig).
 std::vector<int64_t> given_capacities(const Config::Servers& servers);
+
+/// The same for a run of so many workers; empty if capacities are to be derived. Throws
+/// Error(kConfig) if they are those of another number of ranks.
+std::vector<int64_t> checked_capacities(const Config& config, int num_workers);
 
 /// Whether times that are measured during training enter the plans. They never do under
 /// train.deterministic.
@@ -37,9 +43,10 @@ PlanRequest plan_request(const Config& config, const NanoBatch& nano_batch, int 
 
 /// The plans of a batch.
 struct BatchPlan {
-  std::vector<Plan> plans;  // [nano-batches]
+  std::vector<Plan> plans;  // [nano-batches]; none in a pipeline
   /// Q, K and V are dispatched again for backward, because servers do not keep them.
   bool redispatched = false;
+  std::shared_ptr<const PipelineParts> pipeline = nullptr;  // what is planned where stages are more
 };
 
 /// Plans all nano-batches of a batch. With plan.tolerance = auto, choose_tolerance chooses. With
@@ -48,14 +55,15 @@ struct BatchPlan {
 /// the buffers in which kept keys lie: a rank needs room for the most activations of any
 /// nano-batch, plus the most kept keys of any nano-batch, which may be another one. Throws
 /// Error(kPlan) as make_plan does. Throws it with the numbers, too, if the memory does not suffice
-/// even with redispatched keys, or with keys that must be kept.
+/// even with redispatched keys, or with keys that must be kept. A pipeline is planned by
+/// plan_pipeline.h, otherwise `trains`, which is false for evaluation, makes no difference.
 BatchPlan plan_nano_batches(const Config& config, const Batch& batch, int num_workers,
-                            const Speeds& speeds = {});
+                            const Speeds& speeds = {}, bool trains = true);
 
 /// The same for later batches of a run, which should not end the run: if exchange.keys = keep and
 /// the kept keys do not fit, they are dispatched again, as with auto.
 BatchPlan plan_later_batch(const Config& config, const Batch& batch, int num_workers,
-                           const Speeds& speeds = {});
+                           const Speeds& speeds = {}, bool trains = true);
 
 /// Plans batches of a run before it begins, and returns the plans of the first. If a cap could
 /// refuse a batch, later batches are planned too, as many as `seconds` suffice for. Throws as the

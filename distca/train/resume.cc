@@ -51,7 +51,9 @@ constexpr std::array kRules = {
     KeyRule{"train.trace", Change::kFree},
     KeyRule{"checkpoint.", Change::kFree},
     KeyRule{"comm.", Change::kFree},
-    KeyRule{"parallel.", Change::kFree},  // neither sums nor updates depend on it
+    KeyRule{"parallel.pipeline_", Change::kBits},  // sums of gradients round differently
+    KeyRule{"parallel.", Change::kFree},           // neither sums nor updates depend on the others
+    KeyRule{"cluster.", Change::kBits},
     KeyRule{"train.overlap", Change::kBits},
     KeyRule{"train.threads_per_rank", Change::kBits},
     KeyRule{"train.recompute", Change::kBits},

@@ -1,8 +1,8 @@
 #include "distca/train/run_faults.h"
 
-#include <fmt/ranges.h>
-
 #include <cmath>
+
+#include "distca/train/same_weights.h"
 
 namespace distca {
 
@@ -21,20 +21,23 @@ Error bad_step(const Config& config, int64_t step, const StepVerdict& verdict, i
                saved);
 }
 
-void check_same_start(const std::vector<int>& others, bool resumed) {
-  DISTCA_THROW_IF(!others.empty(), ErrorKind::kConfig,
-                  "rank{} {} {} other initial weights than rank 0: start the same version of "
-                  "distca on all ranks",
-                  others.size() > 1 ? "s" : "", fmt::join(others, ", "), resumed ? "read" : "drew");
+void check_same_start(const std::vector<int>& others, const RunGrid& run, bool resumed) {
+  if (others.empty()) return;
+  const auto [ranks, firsts] = name_others(others, run);
+  throw Error(ErrorKind::kConfig,
+              "{} {} other initial weights than {}: start the same version of distca on all ranks",
+              ranks, resumed ? "read" : "drew", firsts);
 }
 
-void check_same_end(const std::vector<int>& others, const Config& config) {
-  DISTCA_THROW_IF(
-      !others.empty(), ErrorKind::kTraining,
-      "rank{} {} ended with other weights than rank 0: from some step on each trained a "
-      "model of its own; rank 0's is saved in {}, but is not what one worker would have "
-      "trained; look for unlike or faulty machines",
-      others.size() > 1 ? "s" : "", fmt::join(others, ", "), config.train.output_dir);
+void check_same_end(const std::vector<int>& others, const RunGrid& run, const Config& config) {
+  if (others.empty()) return;
+  const auto [ranks, firsts] = name_others(others, run);
+  throw Error(ErrorKind::kTraining,
+              "{} ended with other weights than {}: from some step on each trained a model of its "
+              "own; {} saved in {}, but is not what one worker would have trained; look for unlike "
+              "or faulty machines",
+              ranks, firsts, run.is_pipeline() ? "what the first replicas hold is" : "rank 0's is",
+              config.train.output_dir);
 }
 
 void check_last_validation(double loss, const Config& config) {

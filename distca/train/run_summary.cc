@@ -127,21 +127,24 @@ void RunSummary::add(const StepMetrics& step) {
   if (!errors.empty()) prediction_errors.push_back(median(errors));
 }
 
-std::string start_text(const Config& config, const std::string& data, int num_workers,
+std::string start_text(const Config& config, const std::string& data, const RunGrid& run,
                        const std::string& kernel, const ComputePeak& peak) {
   const std::string servers = config.servers.dedicated == 0
                                   ? ""
                                   : fmt::format(", {} dedicated server{}", config.servers.dedicated,
                                                 config.servers.dedicated == 1 ? "" : "s");
   const std::string model =
-      fmt::format("{} workers{} ({}), {} parameters", num_workers, servers,
+      fmt::format("{}{} ({}), {} parameters", run.words(), servers,
                   backend_name(config.comm.backend), with_thousands(config.model.num_parameters()));
   const bool alone = config.train.overlap == Overlap::kPingPong && config.batch.nano_batches == 1;
+  const bool at_home = config.parallel.pipeline_schedule == PipelineSchedule::kAtHome;
+  const std::string schedule =
+      run.is_pipeline() ? fmt::format(", pipeline schedule {}", at_home ? "1f1b" : "aligned") : "";
   const std::string steps = fmt::format(
-      "{} steps of {} x {} tokens, scheduler {}, tolerance {}, overlap {}{}", config.train.steps,
+      "{} steps of {} x {} tokens, scheduler {}, tolerance {}, overlap {}{}{}", config.train.steps,
       config.batch.nano_batches, with_thousands(config.batch.nano_batch_tokens),
       config.plan.scheduler, tolerance_words(config.plan), overlap_name(config.train.overlap),
-      alone ? " (one nano-batch: as within)" : "");
+      alone ? " (one nano-batch: as within)" : "", schedule);
   const std::string machine =
       fmt::format("attention kernel {}, peak of all ranks {:.0f} GFLOP/s ({})", kernel,
                   peak.flops_per_s / 1e9, peak.of);
@@ -184,7 +187,9 @@ std::string learned_text(const Config& config, const IndexedDataset& data,
   if (const auto entropies = token_entropies(data))
     text += fmt::format("  {}\n", wrap(counting_words(*entropies), kColumns - 2));
   const double steps = static_cast<double>(summary.steps);
-  text += "\nCore attention: (query, key) pairs of one layer by server, summed over steps\n";
+  text +=
+      fmt::format("\nCore attention: (query, key) pairs of {} by server, summed over steps\n",
+                  config.parallel.pipeline_model_parallel_size > 1 ? "all layers" : "one layer");
   text += loads_text(config, "before balancing", sum.plan.load_before,
                      sum.plan.imbalance_before / steps, summary.num_workers);
   text += loads_text(config, "after balancing", sum.plan.load_after,

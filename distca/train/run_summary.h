@@ -11,6 +11,7 @@
 #include "distca/train/compute_peak.h"
 #include "distca/train/config.h"
 #include "distca/train/metrics.h"
+#include "distca/train/run_grid.h"
 
 namespace distca {
 
@@ -43,9 +44,9 @@ std::string counting_words(const Entropies& entropies);
 /// Which steps metrics.jsonl holds, if `missing` of its lines could not be written.
 std::string steps_written(int64_t steps, int64_t missing);
 
-/// What is about to be run, and on what. `data` is what split_words says. Lines have at most 100
-/// columns, unless a word is longer.
-std::string start_text(const Config& config, const std::string& data, int num_workers,
+/// What is about to be run, on which grid, and on what. `data` is what split_words says. Lines have
+/// at most 100 columns, unless a word is longer.
+std::string start_text(const Config& config, const std::string& data, const RunGrid& run,
                        const std::string& kernel, const ComputePeak& peak);
 
 /// What was learned, the load of every server before and after balancing, and what was saved.

@@ -1,7 +1,9 @@
 #include "distca/train/same_weights.h"
 
 #include <ATen/ATen.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <span>
 
 #include "distca/base/hash.h"
@@ -19,15 +21,31 @@ uint64_t weights_hash(const std::vector<at::Tensor>& weights) {
   return hash_words(std::as_bytes(std::span(hashes)));
 }
 
-std::vector<int> ranks_with_other_weights(Communicator& workers,
+std::vector<int> ranks_with_other_weights(Communicator& workers, const RunGrid& run,
                                           const std::vector<at::Tensor>& weights,
                                           std::string_view operation) {
   const std::vector<uint64_t> all = all_gather(workers, weights_hash(weights), operation);
   std::vector<int> others;
-  for (int rank = 1; rank < workers.size(); ++rank) {
-    if (all[rank] != all[0]) others.push_back(rank);
+  for (int rank = 0; rank < workers.size(); ++rank) {
+    if (all[rank] != all[run.first_replica(rank)]) others.push_back(rank);
   }
   return others;
+}
+
+OtherWeights name_others(const std::vector<int>& others, const RunGrid& run) {
+  if (!run.is_pipeline()) {
+    return {
+        .ranks = fmt::format("rank{} {}", others.size() > 1 ? "s" : "", fmt::join(others, ", ")),
+        .firsts = "rank 0"};
+  }
+  std::vector<std::string> ranks, firsts;
+  for (const int rank : others) {
+    ranks.push_back(run.name_of(rank));
+    const std::string first = run.name_of(run.first_replica(rank));
+    if (std::ranges::find(firsts, first) == firsts.end()) firsts.push_back(first);
+  }
+  return {.ranks = fmt::format("{}", fmt::join(ranks, ", ")),
+          .firsts = fmt::format("{}", fmt::join(firsts, ", "))};
 }
 
 int64_t num_not_finite(const std::vector<at::Tensor>& weights) {

@@ -21,13 +21,31 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 TEST(same_weights, ranks_that_differ_in_a_bit_are_named_on_all) {
-  run_ranks(4, {.timeout_s = 30}, [](Communicator& comm) {
+  const RunGrid run{.grid = {.replicas = 4}};
+  run_ranks(4, {.timeout_s = 30}, [&](Communicator& comm) {
     std::vector<at::Tensor> weights = {at::ones({3, 5}), at::arange(7, at::kFloat)};
-    EXPECT_THAT(ranks_with_other_weights(comm, weights, "test"), IsEmpty());
+    EXPECT_THAT(ranks_with_other_weights(comm, run, weights, "test"), IsEmpty());
     if (comm.rank() == 1) weights[1][2] += 1e-6;
     if (comm.rank() == 3) weights[0].mul_(-1);
-    EXPECT_THAT(ranks_with_other_weights(comm, weights, "test"), ElementsAre(1, 3));
+    EXPECT_THAT(ranks_with_other_weights(comm, run, weights, "test"), ElementsAre(1, 3));
   });
+}
+
+TEST(same_weights, in_a_pipeline_each_rank_is_compared_with_the_first_of_its_stage) {
+  const RunGrid run{.grid = {.stages = 2, .replicas = 2}};
+  run_ranks(4, {.timeout_s = 30}, [&](Communicator& comm) {
+    std::vector<at::Tensor> weights = {at::full({3, 5}, comm.rank() / 2)};
+    EXPECT_THAT(ranks_with_other_weights(comm, run, weights, "test"), IsEmpty());
+    if (comm.rank() == 3) weights[0][1][2] += 1;
+    EXPECT_THAT(ranks_with_other_weights(comm, run, weights, "test"), ElementsAre(3));
+    if (comm.rank() == 0) weights[0].mul_(-1).sub_(1);
+    EXPECT_THAT(ranks_with_other_weights(comm, run, weights, "test"), ElementsAre(1, 3));
+  });
+  const auto one = name_others({3}, run), two = name_others({1, 3}, run);
+  EXPECT_EQ(one.ranks, "rank 3 (stage 1, replica 1)");
+  EXPECT_EQ(one.firsts, "rank 2 (stage 1, replica 0)");
+  EXPECT_EQ(two.ranks, "rank 1 (stage 0, replica 1), rank 3 (stage 1, replica 1)");
+  EXPECT_EQ(two.firsts, "rank 0 (stage 0, replica 0), rank 2 (stage 1, replica 0)");
 }
 
 TEST(same_weights, those_that_are_no_numbers_are_counted) {

@@ -169,6 +169,16 @@ double bucket_mb(const StepOptions& options, int num_workers) {
   return options.bucket_mb > 0 ? options.bucket_mb : std::max(kLeast, kOfAWorker * num_workers);
 }
 
+/// The replicas of the first and of the last stage.
+std::vector<int> ranks_that_tie(const Stage& stage, int replicas) {
+  std::vector<int> ranks;
+  for (const int holder : {0, stage.count - 1}) {
+    for (int replica = 0; replica < replicas; ++replica)
+      ranks.push_back(holder * replicas + replica);
+  }
+  return ranks;
+}
+
 GradientExchangeRequest gradient_request(const LlamaConfig& model, const StepOptions& options,
                                          const Stage& stage, int rank, int replicas) {
   const int first_rank = stage.index * replicas;
@@ -192,9 +202,14 @@ GradientExchangeRequest gradient_request(const LlamaConfig& model, const StepOpt
                          .layer = std::max(weights[i].layer, -1),
                          .elements = {layout.begins[i], layout.begins[i] + weights[i].numel()}};
     request.phases.push_back(phase);
-    if (!model.tie_word_embeddings || weights[i].phase != WeightPhase::kEmbed) continue;
-    phase.phase = OpKind::kLoss;
-    request.phases.push_back(phase);
+    if (weights[i].is_tied) {
+      request.tied = {layout.begins[i],
+                      layout.begins[i] + round_up(weights[i].numel(), kFlatBlock)};
+      request.tied_ranks = ranks_that_tie(stage, replicas);
+    } else if (model.tie_word_embeddings && weights[i].phase == WeightPhase::kEmbed) {
+      phase.phase = OpKind::kLoss;
+      request.phases.push_back(phase);
+    }
   }
   return request;
 }
@@ -222,9 +237,9 @@ std::shared_ptr<const GradientExchange> gradient_exchange(const LlamaConfig& mod
   return std::make_shared<const GradientExchange>(make_gradient_exchange(request));
 }
 
-std::vector<Range> gradient_slices(const LlamaConfig& model, const StepOptions& options, int worker,
-                                   int num_workers) {
-  return own_slices(gradient_request(model, options, whole_model(model), worker, num_workers));
+std::vector<Range> gradient_slices(const LlamaConfig& model, const StepOptions& options,
+                                   const Stage& stage, int rank, int replicas) {
+  return own_slices(gradient_request(model, options, stage, rank, replicas));
 }
 
 std::shared_ptr<const AttentionExchange> attention_exchange(const PlanIndex& index, int rank,
@@ -256,18 +271,6 @@ Program step_program(const LlamaConfig& model, const StepOptions& options, Stage
                         .model = shape,
                         .gradients = std::move(gradients),
                         .stage = std::move(part)});
-}
-
-Program rank_program(const Config& config, const std::vector<PlanIndex>& plans, bool redispatched,
-                     ProgramRequest::Kind kind, int rank, int num_workers,
-                     std::shared_ptr<const GradientExchange> gradients) {
-  const StepOptions options = step_options(config);
-  std::vector<NanoPart> parts;
-  for (const PlanIndex& plan : plans) {
-    parts.push_back({attention_exchange(plan, rank, config.model, options), redispatched});
-  }
-  return step_program(config.model, options, rank < num_workers, kind, std::move(parts),
-                      std::move(gradients));
 }
 
 Step::Step(const LlamaConfig& config, const Llama* model, Communicator& comm,

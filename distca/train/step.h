@@ -76,15 +76,16 @@ std::shared_ptr<const GradientExchange> gradient_exchange(const LlamaConfig& mod
                                                           int num_workers,
                                                           int64_t most_buckets = kMostBuckets);
 /// The same of a rank of a pipeline, whose messages go to the other replicas of its stage:
-/// rank = stage * replicas + replica. Gradients and weights are those of the stage.
+/// rank = stage * replicas + replica. Gradients and weights are those of the stage. Those of a tied
+/// embedding go to the replicas of the other stage that holds it, too.
 std::shared_ptr<const GradientExchange> gradient_exchange(const LlamaConfig& model,
                                                           const StepOptions& options,
                                                           const Stage& stage, int rank,
                                                           int replicas,
                                                           int64_t most_buckets = kMostBuckets);
-/// [bucket] The elements of the flat gradients that the worker adds up.
-std::vector<Range> gradient_slices(const LlamaConfig& model, const StepOptions& options, int worker,
-                                   int num_workers);
+/// [bucket] The elements of the stage's flat gradients that the rank adds up.
+std::vector<Range> gradient_slices(const LlamaConfig& model, const StepOptions& options,
+                                   const Stage& stage, int rank, int replicas);
 
 /// What one rank exchanges and computes under a plan, for a model of this shape.
 std::shared_ptr<const AttentionExchange> attention_exchange(const PlanIndex& index, int rank,
@@ -101,12 +102,6 @@ Program step_program(const LlamaConfig& model, const StepOptions& options, bool 
 Program step_program(const LlamaConfig& model, const StepOptions& options, StagePart part,
                      ProgramRequest::Kind kind,
                      std::shared_ptr<const GradientExchange> gradients = nullptr);
-
-/// The program of one rank for the plans of a batch, with the options that the configuration gives.
-/// `redispatched` is BatchPlan::redispatched. `gradients` is null on a dedicated server.
-Program rank_program(const Config& config, const std::vector<PlanIndex>& plans, bool redispatched,
-                     ProgramRequest::Kind kind, int rank, int num_workers,
-                     std::shared_ptr<const GradientExchange> gradients);
 
 /// Runs the steps of one rank; keeps their buffers from step to step.
 class Step {

@@ -65,8 +65,8 @@ void check_trace(const Config& config) {
   }
 }
 
-StepTracer::StepTracer(const Config& config, Communicator& comm, int num_workers)
-    : config_(config), comm_(comm), num_workers_(num_workers) {}
+StepTracer::StepTracer(const Config& config, Communicator& comm, const Grid& grid)
+    : config_(config), comm_(comm), grid_(grid) {}
 
 void StepTracer::begin_step(int64_t step) {
   const int64_t first = config_.train.trace_first_step;
@@ -107,7 +107,8 @@ ClockReading StepTracer::read_clock() {
 
 void StepTracer::gather() {
   const AlignedClock clock(before_, read_clock());
-  const TraceRank mine{.server = comm_.rank() >= num_workers_,
+  const TraceRank mine{.server = comm_.rank() >= grid_.num_workers(),
+                       .stage = grid_.stages > 1 ? grid_.stage(comm_.rank()) : -1,
                        .clock_offset_s = before_.offset_s,
                        .clock_drift = clock.drift(),
                        .clock_uncertainty_s = clock.uncertainty_s()};
@@ -120,7 +121,7 @@ void StepTracer::gather() {
   std::ranges::stable_sort(
       events, {}, [](const TraceEvent& event) { return std::pair(event.begin_s, -event.end_s); });
   ranks_ = all_gather(comm_, mine, "trace");
-  gathered_ = gather_texts(comm_, chrome_events(comm_.rank(), mine.server, events), "trace");
+  gathered_ = gather_texts(comm_, chrome_events(comm_.rank(), mine, events), "trace");
 }
 
 void StepTracer::write() {

@@ -10,6 +10,7 @@
 
 #include "distca/comm/clock_offset.h"
 #include "distca/comm/communicator.h"
+#include "distca/plan/ticks.h"
 #include "distca/trace/chrome.h"
 #include "distca/trace/recorder.h"
 #include "distca/train/config.h"
@@ -23,7 +24,8 @@ void check_trace(const Config& config);
 /// The traced steps of one run.
 class StepTracer {
  public:
-  StepTracer(const Config& config, Communicator& comm, int num_workers);
+  /// `grid`: the stage of each rank. With one stage, the file says nothing of stages.
+  StepTracer(const Config& config, Communicator& comm, const Grid& grid);
 
   /// Call it before every step.
   void begin_step(int64_t step);
@@ -42,7 +44,7 @@ class StepTracer {
 
   const Config& config_;
   Communicator& comm_;
-  int num_workers_;
+  const Grid grid_;
   TraceRecorder recorder_;
   bool began_ = false;  // the first step to be traced was begun: else a resumed run is past it
   bool tracing_ = false;

@@ -29,6 +29,7 @@
 #include "distca/train/plan_request.h"
 #include "distca/train/resume.h"
 #include "distca/train/run_faults.h"
+#include "distca/train/run_grid.h"
 #include "distca/train/run_output.h"
 #include "distca/train/run_summary.h"
 #include "distca/train/same_config.h"
@@ -50,6 +51,7 @@ struct RankStep {
   SaveReport save;
   int stop_signal = 0;  // that this rank was sent
   ExchangeBytes bytes;
+  int64_t bytes_between_nodes = 0;
   double attention_s = 0;
   MemoryUse memory;
   RankSample sample;
@@ -68,16 +70,16 @@ class Trainer {
         run_id_(start.run_id),
         all_(comm, kTracedTags),
         num_workers_(comm.size() - static_cast<int>(config.servers.dedicated)),
+        run_(run_grid(config, num_workers_)),
         data_(config.data.prefix),
         split_(split_documents(data_.num_documents(), config.data.validation_fraction,
                                config.batch.seed)),
         batches_(config, data_, split_, first_step_),
-        weights_(comm.rank() < num_workers_
-                     ? std::make_unique<WorkerWeights>(config, comm, num_workers_)
-                     : nullptr),
+        weights_(comm.rank() < num_workers_ ? std::make_unique<WorkerWeights>(config, comm, run_)
+                                            : nullptr),
         guard_(config.train.spike_factor),
         step_(config.model, weights_ ? &weights_->model : nullptr, comm, step_options(config)),
-        tracer_(config, comm, num_workers_) {
+        tracer_(config, comm, run_.grid) {
     summary_.num_workers = num_workers_;
     summary_.goes_on_after = first_step_ - 1;
   }
@@ -86,7 +88,7 @@ class Trainer {
     comm_.set_step(first_step_ - 1);
     const std::vector<std::string> resumed = prepare();
     peak_ = measure_peak(config_, comm_);
-    saver_.emplace(config_, std::move(facts_), run_id_, own_checkpoint_, comm_, num_workers_);
+    saver_.emplace(config_, std::move(facts_), run_id_, own_checkpoint_, comm_, run_);
     if (output_) begin_output(resumed);
     const auto plan_next = [this, rank = comm_.rank()](const Speeds& speeds) {
       const std::optional<StepBatch> batch = batches_.next();
@@ -109,7 +111,7 @@ class Trainer {
       if (stop_signal_ != 0) return stopped(step, saved);
     }
     if (weights_) drifted_ = others_with_other_weights("comparing the trained weights");
-    if (weights_) trained_ = weights_->optimizer.gather_masters(weights_->workers);
+    if (weights_) trained_ = gather_trained_weights(*weights_, run_);
     // Nobody waits for rank 0 while it writes: that may take longer than a wait may.
     barrier(comm_, "end of training");
     if (output_) save();
@@ -135,9 +137,10 @@ class Trainer {
               .data = resolved_.data};
     std::vector<std::string> words;
     if (checkpoint_) words = check_resume(checkpoint_->index(), facts_);
-    if (checkpoint_ && weights_) load_checkpoint(*checkpoint_, config_.model, weights_->optimizer);
+    if (checkpoint_ && weights_)
+      load_checkpoint(*checkpoint_, config_.model, weights_->model.stage(), weights_->optimizer);
     if (weights_) {
-      check_same_start(others_with_other_weights("comparing the initial weights"),
+      check_same_start(others_with_other_weights("comparing the initial weights"), run_,
                        checkpoint_ != nullptr);
     }
     if (checkpoint_ && is_own_checkpoint(checkpoint_->folder(), config_))
@@ -168,8 +171,8 @@ class Trainer {
   }
 
   void begin_output(const std::vector<std::string>& resumed) {
-    std::string text = start_text(config_, split_words(config_, data_, split_), num_workers_,
-                                  resolved_.kernel, peak_);
+    std::string text =
+        start_text(config_, split_words(config_, data_, split_), run_, resolved_.kernel, peak_);
     for (const std::string& line : resumed) text += "\n" + line;
     output_->begin(text);
   }
@@ -209,7 +212,7 @@ class Trainer {
   std::string save_before_bad_step(int64_t step) {
     if (step == 1) return "";
     const uint8_t mine = !weights_ || num_not_finite(weights_->model.parameters()) == 0;
-    if (all_gather(comm_, mine, "looking at the weights")[0] == 0)
+    if (std::ranges::count(all_gather(comm_, mine, "looking at the weights"), 0) > 0)
       return "; the weights are not finite either and are not saved";
     saver_->finish();  // perhaps it is being saved already
     if (!is_saved(step - 1)) {
@@ -263,14 +266,15 @@ class Trainer {
   }
 
   std::vector<int> others_with_other_weights(std::string_view operation) {
-    return ranks_with_other_weights(weights_->workers, weights_->model.parameters(), operation);
+    return ranks_with_other_weights(weights_->all_workers, run_, weights_->model.parameters(),
+                                    operation);
   }
 
   /// From here on, events of this rank go to `recorder`; null: nowhere.
   void record_to(TraceRecorder* recorder) {
     step_.set_recorder(recorder);
     all_.set_recorder(recorder);
-    if (weights_) weights_->workers.set_recorder(recorder);
+    if (weights_) weights_->set_recorder(recorder);
   }
 
   StepMetrics train_step(int64_t step) {
@@ -289,12 +293,14 @@ class Trainer {
       if (verdict_.good()) guard_.accept(sum.loss_sum / targets, sum.norm);
       return verdict_.good();
     };
-    const StepResult result = step_.train(planned.input, planned.figures.targets,
-                                          {.optimizer = weights_ ? &weights_->optimizer : nullptr,
-                                           .workers = weights_ ? &weights_->workers : nullptr,
-                                           .max_grad_norm = config_.optimizer.max_grad_norm,
-                                           .lr = metrics.lr,
-                                           .accepts = accepts});
+    const StepResult result =
+        step_.train(planned.input, planned.figures.targets,
+                    {.optimizer = weights_ ? &weights_->optimizer : nullptr,
+                     .workers = weights_ ? &weights_->workers : nullptr,
+                     .all_stages = weights_ ? weights_->all_stages() : nullptr,
+                     .max_grad_norm = config_.optimizer.max_grad_norm,
+                     .lr = metrics.lr,
+                     .accepts = accepts});
     metrics.grad_norm = result.sum.norm;
     share(result, planned, &metrics);
     if (!ends_badly() && saves_after(step)) save_traced(step);
@@ -330,6 +336,7 @@ class Trainer {
         .save = saver_->report(),
         .stop_signal = state_.stop_requested(),
         .bytes = mine.bytes,
+        .bytes_between_nodes = planned.bytes_between_nodes,
         .attention_s = config_.attention_has_one_thread()
                            ? mine.times.processor_of(OpKind::kCoreAttention)
                            : mine.times.of(OpKind::kCoreAttention),
@@ -345,6 +352,7 @@ class Trainer {
     for (const RankStep& rank : all) {
       loss_sum += rank.loss_sum;
       metrics->bytes += rank.bytes;
+      metrics->bytes_between_nodes += rank.bytes_between_nodes;
       metrics->attention_s.push_back(rank.attention_s);
       metrics->memory.push_back(rank.memory);
       samples.push_back(rank.sample);
@@ -394,7 +402,7 @@ class Trainer {
     summary_.metrics_missing = output_->finish_metrics();
     output_->end(summary_text(config_, data_, summary_));
     // The others have ended well and did not wait for this.
-    check_same_end(drifted_, config_);
+    check_same_end(drifted_, run_, config_);
   }
 
   MemoryMeter memory_;  // first: it counts what the others make
@@ -407,6 +415,7 @@ class Trainer {
   std::string run_id_;
   TracedCommunicator all_;  // comm_, where a step's sums are traced
   int num_workers_;
+  RunGrid run_;
   IndexedDataset data_;
   DocumentSplit split_;
   StepBatches batches_;
@@ -423,7 +432,7 @@ class Trainer {
   int stop_signal_ = 0;  // that a rank was sent
   RunSummary summary_;
   std::vector<at::Tensor> trained_;  // on rank 0, the weights at the end
-  std::vector<int> drifted_;         // ranks whose trained weights are not rank 0's
+  std::vector<int> drifted_;         // ranks whose trained weights are not their stage's
   ComputePeak peak_;
   std::optional<SpeedMeter> meter_;      // where what is measured enters the plans
   std::optional<PlanAhead> plan_ahead_;  // last: its thread uses the others

@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -14,11 +13,11 @@
 #include "distca/comm/device_copy.h"
 #include "distca/comm/ordered_sum.h"
 #include "distca/comm/thread_group.h"
-#include "distca/train/optimizer.h"
 #include "distca/train/plan_ahead.h"
 #include "distca/train/same_result.h"
 #include "distca/train/same_weights.h"
 #include "distca/train/step.h"
+#include "distca/train/worker_weights.h"
 
 namespace distca {
 namespace {
@@ -44,30 +43,31 @@ struct RankWork {
 
 /// On a worker.
 Played work(const RankWork& mine, Communicator& comm) {
-  const auto workers = comm.split_first(mine.num_workers);
   const Config& config = mine.config;
-  const Llama model(config.model, static_cast<uint64_t>(config.train.seed), comm.cuda_device());
-  Optimizer optimizer(model, static_cast<uint64_t>(config.train.seed), config.optimizer,
-                      mine.planned.input.program.gradients);
+  const RunGrid run = run_grid(config, mine.num_workers);
+  WorkerWeights weights(config, comm, run, mine.planned.input.program.gradients);
+  const std::vector<at::Tensor> parameters = weights.model.parameters();
   const auto call = [&](const VerifyHooks::Hook& hook) {
-    if (hook) hook(comm.rank(), model.parameters());
+    if (hook) hook(comm.rank(), parameters);
   };
-  Step step(config.model, &model, comm, step_options(config));
+  Step step(config.model, &weights.model, comm, step_options(config));
   Played played;
   const auto no_update = [](const GradientSum&) { return false; };
   played.loss_sum = step.train(mine.planned.input, mine.planned.figures.targets,
-                               {.optimizer = &optimizer,
-                                .workers = workers.get(),
+                               {.optimizer = &weights.optimizer,
+                                .workers = &weights.workers,
+                                .all_stages = weights.all_stages(),
                                 .accepts = no_update,
                                 .before_sum = [&] { call(mine.hooks.before_sum); }})
                         .loss_sum;
   call(mine.hooks.after_sum);
-  ordered_sum(*workers, std::span(&played.loss_sum, 1), "loss");
-  for (const at::Tensor& parameter : model.parameters())
-    played.gradients.push_back(parameter.grad().cpu());
-  played.other_replicas =
-      ranks_with_other_weights(*workers, played.gradients, "comparing the gradients");
-  for (const Weight& weight : model.weights()) played.names.push_back(weight.name);
+  ordered_sum(weights.all_workers, std::span(&played.loss_sum, 1), "loss");
+  for (const at::Tensor& parameter : parameters) played.gradients.push_back(parameter.grad().cpu());
+  played.other_replicas = ranks_with_other_weights(weights.all_workers, run, played.gradients,
+                                                   "comparing the gradients");
+  if (comm.rank() == run.first_replica(comm.rank()))
+    played.gradients = gather_stages(weights.all_workers, run, config.model, played.gradients);
+  for (const Weight& weight : weight_table(config.model)) played.names.push_back(weight.name);
   played.kernel = step.kernel().name();
   return played;
 }
@@ -106,6 +106,8 @@ Played play(const Config& config, const IndexedDataset& data, const Batch& batch
 
 /// The same run on one worker that computes everything itself.
 Config alone(Config config) {
+  config.parallel.pipeline_model_parallel_size = 1;
+  config.parallel.pipeline_layers.clear();
   config.plan = {};
   config.plan.scheduler = "local";
   config.attention_profile = nullptr;
@@ -195,7 +197,8 @@ Verification verify(const Config& config, int num_workers, const VerifyHooks& ho
       .loss_of_one = one.loss_sum / targets,
       .seconds = many.seconds,
       .seconds_of_one = one.seconds,
-      .other_replicas = many.other_replicas};
+      .other_replicas = many.other_replicas,
+      .others = name_others(many.other_replicas, run_grid(config, num_workers))};
   for (const NanoBatchSource& source : batch)
     v.documents += static_cast<int64_t>(source.nano_batch.documents.size());
   v.loss_difference = compared("loss", at::scalar_tensor(v.loss, at::kDouble),
@@ -208,9 +211,8 @@ Verification verify(const Config& config, int num_workers, const VerifyHooks& ho
 std::string fault_of(const Verification& v) {
   if (!v.other_replicas.empty()) {
     return fmt::format(
-        "rank{} {} summed the gradients of {} workers to other bits than rank 0: replicas would "
-        "drift apart",
-        v.other_replicas.size() > 1 ? "s" : "", fmt::join(v.other_replicas, ", "), v.num_workers);
+        "{} summed the gradients of {} workers to other bits than {}: replicas would drift apart",
+        v.others.ranks, v.num_workers, v.others.firsts);
   }
   const auto beyond = std::ranges::count_if(v.gradients, &Difference::beyond);
   std::string fault;

@@ -15,6 +15,7 @@
 
 #include "distca/base/scalar_type.h"
 #include "distca/train/config.h"
+#include "distca/train/same_weights.h"
 
 namespace at {
 class Tensor;
@@ -46,8 +47,10 @@ struct Verification {
   double seconds = 0, seconds_of_one = 0;  // that planning and the step took
   Difference loss_difference;
   std::vector<Difference> gradients;  // of all weights, in the order of their names in the model
-  /// Workers whose summed gradients differ from rank 0's in any bit.
+  /// Workers whose summed gradients differ in any bit from those of the first replica of their
+  /// stage, and who they are for people.
   std::vector<int> other_replicas;
+  OtherWeights others;
   /// The one that uses most of its bound.
   const Difference& worst_gradient() const;
 };

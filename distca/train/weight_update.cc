@@ -50,7 +50,11 @@ void put_square_sums(const at::Tensor& slice, double* sums) {
 
 WeightUpdate::WeightUpdate(const Program& program, const ExchangeBuffers& buffers,
                            Communicator& comm, const UpdateRequest& request)
-    : program_(program), buffers_(buffers), request_(request), under_way_(program, comm) {
+    : program_(program),
+      buffers_(buffers),
+      request_(request),
+      rank_(comm.rank()),
+      under_way_(program, comm) {
   DISTCA_CHECK(request.optimizer != nullptr || program.gradients == nullptr,
                "a program that sums gradients is played without an optimizer");
   if (request.optimizer == nullptr) return;
@@ -98,17 +102,20 @@ void WeightUpdate::add(const Op& op) {
   at::Tensor own = request_.optimizer->gradients().narrow(0, bucket.own.begin, bucket.own.size());
   if (!op.reads.empty()) {
     at::Tensor sum;  // begins with x0, not 0 + x0: that would turn -0 into 0
-    auto received = bucket.reduce_receives.messages.begin();
-    for (int rank = 0; rank < request_.workers->size(); ++rank) {
-      at::Tensor part = own;
-      if (rank != request_.workers->rank()) {
-        part = at::from_blob(buffers_.data(op.reads[0]) + received->offset, own.sizes(),
-                             own.options());
-        ++received;
-      }
+    const auto add_part = [&sum](const at::Tensor& part) {
       sum.defined() ? sum.add_(part) : sum = part;
+    };
+    bool has_own = false;
+    for (const PeerMessage& received : bucket.reduce_receives.messages) {  // by rank
+      if (!has_own && received.peer > rank_) {
+        add_part(own);
+        has_own = true;
+      }
+      add_part(
+          at::from_blob(buffers_.data(op.reads[0]) + received.offset, own.sizes(), own.options()));
     }
-    if (request_.workers->rank() != 0) own.copy_(sum);
+    if (!has_own) add_part(own);
+    if (!sum.is_same(own)) own.copy_(sum);
   }
   put_square_sums(own, squares_.data() + bucket.own.begin / kFlatBlock);
 }
@@ -130,7 +137,8 @@ std::pair<double, double> WeightUpdate::sum_of_stages(double squares, double los
 void WeightUpdate::norm(double loss_sum) {
   if (request_.before_norm) request_.before_norm();
   squares_.back() = loss_sum;
-  // Every block is some rank's and zero on the others: the same bits for every number of ranks.
+  // Every block is some rank's and zero on the others: the same bits for every number of ranks. Of
+  // what is tied, it may be another stage's, and counts there.
   ordered_sum(*request_.workers, std::span(squares_), "gradient norm");
   double sum = 0;
   for (size_t i = 0; i + 1 < squares_.size(); ++i) sum += squares_[i];

@@ -68,6 +68,7 @@ class WeightUpdate {
   const Program& program_;
   const ExchangeBuffers& buffers_;
   const UpdateRequest& request_;
+  const int rank_;
   MessagesUnderWay under_way_;
   /// [block of the flat gradients] Sums of squares, of those that this rank has added up; then the
   /// loss.

@@ -1,34 +1,57 @@
 #pragma once
-// What a rank has that holds weights: the model, its optimizer, and the group in which the workers
-// agree on a step. Thread rule: one thread.
+// What a rank has that holds weights: the model, or its stage of it, the optimizer, and the groups
+// in which the workers agree on a step. Thread rule: one thread.
+//
+//     WorkerWeights weights(config, comm, run);
+//     step.train(input, num_targets, {.optimizer = &weights.optimizer,
+//                                     .workers = &weights.workers,
+//                                     .all_stages = weights.all_stages(), ...});
+//     const std::vector<at::Tensor> trained = gather_trained_weights(weights, run);
 
 #include <memory>
+#include <vector>
 
 #include "distca/comm/communicator.h"
-#include "distca/comm/tags.h"
 #include "distca/comm/traced.h"
 #include "distca/model/llama.h"
 #include "distca/train/config.h"
 #include "distca/train/optimizer.h"
-#include "distca/train/step.h"
+#include "distca/train/run_grid.h"
 
 namespace distca {
 
 struct WorkerWeights {
-  /// The first `num_workers` ranks of `comm` make one together.
-  WorkerWeights(const Config& config, Communicator& comm, int num_workers)
-      : gradients(gradient_exchange(config.model, step_options(config), comm.rank(), num_workers)),
-        model(config.model, static_cast<uint64_t>(config.train.seed), comm.cuda_device(),
-              masters_of(step_options(config))),
-        optimizer(model, static_cast<uint64_t>(config.train.seed), config.optimizer, gradients),
-        group(comm.split_first(num_workers)),
-        workers(*group, kTracedTags + kTracedTagsEach) {}
+  /// All ranks of `comm` that hold weights make one together. `exchange` is what the rank exchanges
+  /// of gradients; null: it is made as the configuration gives it.
+  WorkerWeights(const Config& config, Communicator& comm, const RunGrid& run,
+                std::shared_ptr<const GradientExchange> exchange = nullptr);
+
+  /// As UpdateRequest::all_stages: null where there is no pipeline.
+  Communicator* all_stages() { return whole_group ? &all_workers : nullptr; }
+  /// Records what the groups do in `recorder`; null: nowhere.
+  void set_recorder(TraceRecorder* recorder);
 
   std::shared_ptr<const GradientExchange> gradients;
-  Llama model;
+  Llama model;  // the rank's stage of it
   Optimizer optimizer;
-  std::unique_ptr<Communicator> group;
-  TracedCommunicator workers;  // `group`, traced
+  std::unique_ptr<Communicator> group;        // the replicas of the stage
+  std::unique_ptr<Communicator> whole_group;  // the workers of all stages; null: `group` is it
+  TracedCommunicator workers;                 // `group`, traced
+  /// All ranks that hold weights, traced.
+  TracedCommunicator all_workers;
 };
+
+/// Brings what the first replicas of all stages have, one tensor for each weight of their stage in
+/// the type of a weight or its gradient, to rank 0. There it is returned in the order of the
+/// model's table: rank 0's own as it is, that of other stages in memory of the host. Elsewhere
+/// nothing is returned. The first replicas call it together; `all_workers` are all ranks that hold
+/// weights.
+std::vector<at::Tensor> gather_stages(Communicator& all_workers, const RunGrid& run,
+                                      const LlamaConfig& model,
+                                      const std::vector<at::Tensor>& mine);
+
+/// Brings the trained weights, as the masters are, to rank 0, as gather_stages() does; its own lie
+/// where its gradients lay. All workers call it together.
+std::vector<at::Tensor> gather_trained_weights(WorkerWeights& weights, const RunGrid& run);
 
 }  // namespace distca

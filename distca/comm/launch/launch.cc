@@ -7,6 +7,7 @@
 #include <cstring>
 #include <random>
 #include <set>
+#include <utility>
 
 #include "distca/base/console.h"
 #include "distca/base/env.h"
@@ -78,6 +79,12 @@ std::string used_up(int restarts) {
   return fmt::format("; {} restart{} used up", restarts, restarts == 1 ? " was" : "s were");
 }
 
+Ended run_once(const LaunchOptions& options, const Attempt& attempt) {
+  Ended ended = run_local_ranks(options, attempt);
+  if (options.named) ended.words.line = options.named(std::move(ended.words.line));
+  return ended;
+}
+
 }  // namespace
 
 int launch_local(const LaunchOptions& options) {
@@ -86,11 +93,11 @@ int launch_local(const LaunchOptions& options) {
   Attempt attempt{
       .run_id = find_run_id(), .signals = signals.from(), .rank_mask = signals.old_mask()};
   Console& err = standard_error();
-  Ended ended = run_local_ranks(options, attempt);
+  Ended ended = run_once(options, attempt);
   while (may_restart(ended) && attempt.restart < options.max_restarts) {
     err.important(fmt::format("{}; restart {} of {}", without_error(ended.words.line),
                               ++attempt.restart, options.max_restarts));
-    ended = run_local_ranks(options, attempt);
+    ended = run_once(options, attempt);
   }
   std::string line = ended.words.line;
   if (may_restart(ended) && options.max_restarts > 0) line += used_up(options.max_restarts);

@@ -24,6 +24,7 @@
 // Thread rule: call from the main thread of a program that has no other thread; it handles the
 // signals above while it runs, but for those that are ignored.
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,8 @@ struct LaunchOptions {
   double grace_s = 5;     // seconds ranks have to end by themselves after one failed
   double stop_grace_s = 600;  // seconds ranks have after a signal to finish their step and save
   int max_restarts = 0;
+  /// Says in the last words of a run more about the ranks that they name. Empty: nothing is added.
+  std::function<std::string(std::string)> named = {};
 };
 
 /// The exit code of the run: 0, also if a rank had to be killed after its work was done; what the

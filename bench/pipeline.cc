@@ -1,0 +1,109 @@
+// Pipelines whose stages share core attention, beside others, in parts of their own:
+//   bench/report.py build/release/bench/pipeline paced    # sleeps of stated prices; 40 minutes
+//   bench/report.py build/release/bench/pipeline real     # a small Llama on two cores; 8 minutes
+//   bench/report.py build/release/bench/pipeline wire     # paced, a slow wire; as root; 6 minutes
+//   build/release/bench/pipeline trace                    # paced, what each rank does when
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "bench/main.h"
+#include "bench/namespaces.h"
+#include "bench/pipeline_paced.h"
+#include "bench/pipeline_real.h"
+#include "bench/worker_ranks.h"
+#include "distca/base/error.h"
+
+namespace distca::bench {
+namespace {
+
+constexpr int kSkipped = 77;  // as ctest and automake understand it
+
+struct Arguments {
+  std::string part;
+  int rounds = 0, shown_rounds = 0;
+  PacedOptions paced;
+  RealOptions real;
+  WireOptions wire;
+};
+
+void measure(const Arguments& arguments, Communicator& comm) {
+  if (comm.rank() == 0) {
+    write_header(
+        "pipeline",
+        {{"part", arguments.part},
+         {"rounds", arguments.part == "real" ? arguments.real.rounds : arguments.paced.rounds},
+         {"contest_rounds", arguments.paced.contest_rounds},
+         {"shown_rounds",
+          arguments.part == "real" ? arguments.real.shown_rounds : arguments.paced.shown_rounds}});
+  }
+  if (arguments.part == "real") return measure_real(arguments.real, comm);
+  if (arguments.part == "wire") return measure_wire(arguments.wire, comm);
+  arguments.part == "paced" ? measure_paced(arguments.paced, comm)
+                            : trace_paced(arguments.paced, comm);
+}
+
+int run(int argc, char** argv) {
+  Arguments arguments;
+  CLI::App app{"Pipelines whose stages share core attention, beside others.", "pipeline"};
+  app.option_defaults()->always_capture_default();
+  app.add_option("part", arguments.part, "What to measure")
+      ->required()
+      ->check(CLI::IsMember({"paced", "real", "wire", "trace"}));
+  app.add_option("--rounds", arguments.rounds, "0: as many as the part's bars need")
+      ->check(CLI::Range(0, 1000));
+  app.add_option("--contest-rounds", arguments.paced.contest_rounds,
+                 "Of the paced setting in which all arms are compared")
+      ->check(CLI::Range(1, 1000));
+  app.add_option("--shown-rounds", arguments.shown_rounds, "Likewise, of what is not judged")
+      ->check(CLI::Range(0, 1000));
+  app.add_option("--linear-ms", arguments.paced.linear_ms,
+                 "Linear work of a nano-batch in a layer, forward")
+      ->check(CLI::Range(0.1, 1000.0));
+  app.add_option("--most-share", arguments.wire.most_share,
+                 "Of what an exchange runs under, over the slow wire")
+      ->check(CLI::Range(0.01, 10.0));
+  app.add_option("--only", arguments.paced.only,
+                 "The setting of this name, or all whose names hold it");
+  app.footer(
+      "Example:  bench/report.py build/release/bench/pipeline paced --only \"P = 2, M = 4\"");
+  if (!parse_options(app, argc, argv)) return 0;
+  arguments.real.only = arguments.paced.only;
+  for (int* rounds : {&arguments.paced.rounds, &arguments.real.rounds, &arguments.wire.rounds}) {
+    if (arguments.rounds > 0) *rounds = arguments.rounds;
+  }
+  for (int* rounds : {&arguments.paced.shown_rounds, &arguments.real.shown_rounds,
+                      &arguments.wire.shown_rounds}) {
+    if (arguments.shown_rounds > 0) *rounds = arguments.shown_rounds;
+  }
+  int ranks = 2;
+  if (arguments.part == "paced") ranks = ranks_of(paced_runs(arguments.paced));
+  if (arguments.part == "trace") ranks = kContestRanks;
+  // Ranks that a small setting does not need wait for the others.
+  WorkerRanks workers{
+      .program = "bench/pipeline", .ranks = ranks, .comm = {.timeout_s = 3600, .grace_s = 1}};
+  std::optional<NamespacePair> namespaces;
+  if (arguments.part == "wire" && !is_worker_rank()) {
+    try {
+      workers.entering = namespaces.emplace().entering();
+    } catch (const Error& error) {
+      fmt::print(stderr, "skipped: needs root and iproute2: {}\n", error.what());
+      return kSkipped;
+    }
+  }
+  return run_worker_ranks(workers, std::span(argv, static_cast<size_t>(argc)),
+                          [&](Communicator& comm) { measure(arguments, comm); });
+}
+
+}  // namespace
+}  // namespace distca::bench
+
+int main(int argc, char** argv) {
+  return distca::bench::run_benchmark("bench/pipeline",
+                                      [&] { return distca::bench::run(argc, argv); });
+}

@@ -1,0 +1,231 @@
+#include "bench/pipeline_setup.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "distca/base/error.h"
+#include "distca/base/normal.h"
+#include "distca/cost/attention_cost.h"
+#include "distca/program/overlap.h"
+
+namespace distca::bench {
+namespace {
+
+/// By default, messages are small: what is measured is order and waits.
+AttentionShape shape_of(const PacedSetting& setting) {
+  return {.num_heads = 1,
+          .num_kv_heads = 1,
+          .head_dim_qk = setting.head_dim,
+          .head_dim_v = setting.head_dim,
+          .element_bytes = 2};
+}
+
+/// Of the lengths of documents, which are log-normal.
+constexpr double kMedianTokens = 1024, kSpread = 1.2;
+
+/// Of linear work: backward takes twice the time of forward. Of attention, 2.5 times.
+constexpr double kLinearPasses = 3, kAttentionPasses = 3.5;
+/// Of a layer's linear work: norm, QKV and RoPE before attention; the rest, with the MLP, behind
+/// it.
+constexpr double kBeforeAttention = 0.3;
+
+int64_t rounded(double value) { return static_cast<int64_t>(std::llround(value)); }
+
+PipelineStepRequest step_of(const PacedSetting& setting, PipelineArm arm) {
+  const BatchLengths lengths = paced_lengths(setting);
+  const PacedPrices prices = paced_prices(setting, lengths);
+  return step_request(
+      arm, {.grid = {.stages = setting.stages, .replicas = setting.replicas},
+            .layers = setting.layers,
+            .lengths = arm == PipelineArm::kHomePairs ? paired(lengths) : lengths,
+            .shape = shape_of(setting),
+            .speed = {.linear_ps_per_token =
+                          rounded(kLinearPasses * prices.token_s * setting.layers * 1e12),
+                      .attention_ps_per_kload =
+                          rounded(kAttentionPasses * prices.pair_s * setting.layers * 1e15)}});
+}
+
+}  // namespace
+
+std::string PacedSetting::name() const {
+  return fmt::format("P = {}, M = {}, attention {:.2f}{}", stages, micro_batches, attention_share,
+                     replicas > 1 ? fmt::format(", {} replicas", replicas) : "");
+}
+
+const char* arm_name(PipelineArm arm) { return kPipelineArms[static_cast<size_t>(arm)]; }
+
+bool is_at_home(PipelineArm arm) {
+  return arm == PipelineArm::kHomePairs || arm == PipelineArm::kHomeSingles;
+}
+
+BatchLengths uneven_lengths(int nano_batches, int64_t tokens, double median_tokens, uint64_t seed) {
+  constexpr int64_t kLeast = 64;
+  BatchLengths lengths(static_cast<size_t>(nano_batches));
+  for (size_t nano = 0; nano < lengths.size(); ++nano) {
+    std::vector<float> normal(static_cast<size_t>(ceil_div(tokens, kLeast)));
+    draw_normal_chunk(seed, nano, 1, normal);
+    int64_t left = tokens;
+    for (size_t i = 0; left > 0; ++i) {
+      const int64_t drawn = rounded(median_tokens * std::exp(kSpread * normal[i]));
+      lengths[nano].push_back(std::min(std::max(drawn, kLeast), left));
+      left -= lengths[nano].back();
+    }
+  }
+  return lengths;
+}
+
+BatchLengths paced_lengths(const PacedSetting& setting) {
+  return uneven_lengths(2 * setting.micro_batches, setting.tokens * setting.replicas, kMedianTokens,
+                        setting.seed);
+}
+
+BatchLengths paired(const BatchLengths& lengths) {
+  BatchLengths pairs;
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    if (i % 2 == 0) pairs.emplace_back();
+    pairs.back().insert(pairs.back().end(), lengths[i].begin(), lengths[i].end());
+  }
+  return pairs;
+}
+
+PipelineStepRequest step_request(PipelineArm arm, const ArmRequest& of) {
+  PipelineStepRequest step{
+      .request = {},
+      .layers = {},
+      .schedule = is_at_home(arm) ? PipelineSchedule::kAtHome : PipelineSchedule::kAligned};
+  for (int stage = 0; stage < of.grid.stages; ++stage)
+    step.layers.push_back({stage * of.layers, (stage + 1) * of.layers});
+  PipelineRequest& request = step.request;
+  request.grid = of.grid;
+  request.slots = is_at_home(arm) ? 1 : 2;
+  request.shape = of.shape;
+  request.options.scheduler = is_at_home(arm) ? "local" : "balanced";
+  request.evenness = arm == PipelineArm::kAttentionEven ? Evenness::kAttention : Evenness::kWhole;
+  request.speeds.assign(static_cast<size_t>(of.grid.num_ranks()), of.speed);
+  request.ends = of.ends;
+  for (const std::vector<int64_t>& nano : of.lengths) {
+    request.nano_batches.push_back(NanoBatch::from_lengths(nano));
+    request.homes.push_back(
+        make_layout({request.nano_batches.back(), Cluster::in_place(of.grid.replicas), of.shape,
+                     request.options}));
+  }
+  return step;
+}
+
+TickSums tick_sums(const PipelineParts& parts) {
+  DISTCA_CHECK(parts.ticks_plan() != nullptr, "attention at home has no ticks");
+  TickSums sums;
+  for (const TickFigures& tick : tick_figures(parts.request(), *parts.ticks_plan())) {
+    ++sums.ticks;
+    sums.planned_s += 1e-12 * static_cast<double>(tick.planned_ps);
+    sums.least_s += 1e-12 * static_cast<double>(tick.ideal_ps);
+    sums.over_least = std::max(sums.over_least, tick.over_ideal());
+  }
+  return sums;
+}
+
+PacedPrices paced_prices(const PacedSetting& setting, const BatchLengths& lengths) {
+  DISTCA_CHECK(setting.attention_share > 0 && setting.attention_share < 1, "a share of {}",
+               setting.attention_share);
+  const double token_s = setting.linear_s / static_cast<double>(setting.tokens);
+  const double linear = kLinearPasses * token_s * static_cast<double>(num_tokens(lengths));
+  const double attention = linear * setting.attention_share / (1 - setting.attention_share);
+  return {.token_s = token_s,
+          .pair_s = attention / kAttentionPasses / static_cast<double>(num_pairs(lengths))};
+}
+
+PacedStep::PacedStep(const PacedSetting& setting, PipelineArm arm)
+    : prices_(paced_prices(setting, paced_lengths(setting))),
+      layers_(setting.layers),
+      parts_(step_of(setting, arm)) {}
+
+Program PacedStep::program(int rank) const {
+  const PipelineRequest& request = parts_.request();
+  const AttentionShape& shape = request.shape;
+  const PipelineParts::Format format{
+      .types = exchange_types(compute_type(shape.element_bytes), /*wide_gradients=*/false),
+      .row_bytes = shape.q_token_bytes()};  // a row is as wide as all heads
+  return build_program(
+      {.overlap = Overlap::kPingPong,
+       .model = {.num_layers = int64_t{layers_} * request.grid.stages, .attention = shape},
+       .stage = parts_.part(rank, format)});
+}
+
+std::vector<Program> PacedStep::programs() const {
+  std::vector<Program> all;
+  for (int rank = 0; rank < parts_.grid().num_ranks(); ++rank) all.push_back(program(rank));
+  return all;
+}
+
+double PacedStep::seconds(int rank, const Op& op) const {
+  const double passes = op.pass == Pass::kForward ? 1 : kLinearPasses - 1;
+  const auto linear = [&](double share) {
+    const Layout& home = parts_.request().homes[op.nano_batch];
+    const auto tokens = static_cast<double>(home.num_tokens(parts_.grid().replica(rank)));
+    return share * passes * prices_.token_s * tokens;
+  };
+  switch (op.kind) {
+    case OpKind::kPreAttention:
+      return linear(kBeforeAttention);
+    case OpKind::kPostAttention:
+      return linear(1 - kBeforeAttention);
+    case OpKind::kCoreAttention: {  // the FLOPs of backward are 2.5 times as many
+      const AttentionShape& shape = parts_.request().shape;
+      return prices_.pair_s * op.flops /
+             static_cast<double>(2 * shape.num_heads * (shape.head_dim_qk + shape.head_dim_v));
+    }
+    default:
+      return 0;
+  }
+}
+
+double PacedStep::linear_seconds(Pass pass) const {
+  const auto tokens = static_cast<double>(parts_.request().homes[0].num_tokens(0));
+  return (pass == Pass::kForward ? 1 : kLinearPasses - 1) * prices_.token_s * tokens;
+}
+
+double PacedStep::busy_seconds() const {
+  double seconds = 0;
+  for (int rank = 0; rank < parts_.grid().num_ranks(); ++rank) {
+    for (const Op& op : program(rank).ops) seconds += this->seconds(rank, op);
+  }
+  return seconds / parts_.grid().num_ranks();
+}
+
+namespace {
+
+/// Seconds of what the operation runs under.
+double played_under(const PacedStep& step, int rank, const Program& program, size_t at) {
+  double seconds = 0;
+  for (size_t i = at + 1; i < program.ops.size(); ++i) {
+    const Op& op = program.ops[i];
+    if (std::ranges::count(op.wait_for, static_cast<int32_t>(at)) > 0) break;
+    if (op.stream == Stream::kCompute) seconds += step.seconds(rank, op);
+  }
+  return seconds;
+}
+
+}  // namespace
+
+WireShares wire_shares(const PacedStep& step, double bytes_per_s) {
+  WireShares shares;
+  for (int rank = 0; rank < step.parts().grid().num_ranks(); ++rank) {
+    const Program program = step.program(rank);
+    for (size_t i = 0; i < program.ops.size(); ++i) {
+      const Op& op = program.ops[i];
+      if (op.exchange < 0 || program.receives(op).empty()) continue;
+      const OrderedExchange& exchange = step.parts().order().exchanges[op.exchange];
+      const double wire_s = static_cast<double>(program.receives(op).bytes) / bytes_per_s;
+      if (std::ranges::min(exchange.nano_batches) < 0) {
+        shares.fill = std::max(shares.fill, wire_s / step.linear_seconds(op.pass));
+      } else if (op.layer_step > 0 && op.layer_step + 1 < exchange.layer_steps) {
+        shares.normal = std::max(shares.normal, wire_s / played_under(step, rank, program, i));
+      }
+    }
+  }
+  return shares;
+}
+
+}  // namespace distca::bench

@@ -1,0 +1,31 @@
+#pragma once
+// What a rank did in each tick of a traced step: for a picture. Plain values, any thread.
+
+#include <vector>
+
+#include "bench/pipeline_setup.h"
+#include "distca/base/json.h"
+#include "distca/trace/event.h"
+
+namespace distca::bench {
+
+struct TickSpan {
+  int tick = 0;
+  /// Of its first and of its last operation in the tick. Spans overlap: where a stage has two
+  /// slots, the first may begin the next tick before the second ends this one.
+  double begin_s = 0, end_s = 0;
+  Pass pass = Pass::kForward;
+  int micro_batch = -1;  // that this rank's stage plays; -1: it serves alone
+  double linear_s = 0;   // of its operations
+  double own_s = 0;      // core attention of its own rows
+  double served_s = 0;   // core attention of rows of other ranks
+  bool operator==(const TickSpan&) const = default;
+};
+
+/// Ticks in which the rank does anything, in their order. `events`: those that the executor
+/// recorded while it played the program.
+std::vector<TickSpan> tick_spans(const PacedStep& step, int rank, const Program& program,
+                                 const std::vector<TraceEvent>& events);
+Json json_of(const TickSpan& span);
+
+}  // namespace distca::bench

@@ -1,0 +1,146 @@
+#include "distca/program/pipeline_parts.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "distca/base/error.h"
+#include "distca/base/hash.h"
+#include "distca/plan/scheduler.h"
+#include "distca/plan/validate_pipeline.h"
+
+namespace distca {
+namespace {
+
+PipelineShape shape_of(const PipelineStepRequest& step) {
+  return {.layers = step.layers,
+          .nano_batches = static_cast<int>(step.request.nano_batches.size()),
+          .slots = step.request.slots};
+}
+
+std::vector<Tick> ticks_of(const PipelineStepRequest& step, int micro_batches) {
+  const int stages = step.request.grid.stages;
+  const bool is_aligned = step.schedule == PipelineSchedule::kAligned || !step.request.trains;
+  return is_aligned ? aligned_ticks(stages, micro_batches, step.request.trains)
+                    : one_forward_one_backward_ticks(stages, micro_batches);
+}
+
+}  // namespace
+
+PipelineParts::PipelineParts(PipelineStepRequest request)
+    : request_(std::move(request)),
+      shape_(shape_of(request_)),
+      ticks_(ticks_of(request_, shape_.micro_batches())) {
+  DISTCA_CHECK_EQ(request_.layers.size(), static_cast<size_t>(grid().stages));
+  if (request_.schedule == PipelineSchedule::kAtHome) {
+    order_ = at_home_order(shape_, ticks_);
+    plan_at_home();
+  } else {
+    order_ = pooled_order(shape_, ticks_);
+    plan_pooled();
+  }
+  indices_.reserve(plans_.size());
+  for (const Plan& plan : plans_) indices_.emplace_back(plan);
+}
+
+/// An exchange has the plan of its tick and slot, or, of layer steps that some stages lack, one
+/// without these stages' rows.
+void PipelineParts::plan_pooled() {
+  const PipelineRequest& asked = request_.request;
+  if (request_.schedule == PipelineSchedule::kAligned) {
+    aligned_ = make_pipeline_plan(asked);
+    plans_ = aligned_->plans;
+  }
+  std::map<std::pair<std::vector<int>, Pass>, size_t> others;
+  for (const OrderedExchange& exchange : order_.exchanges) {
+    if (aligned_) {
+      std::vector<int> of_slot;
+      for (int stage = 0; stage < grid().stages; ++stage)
+        of_slot.push_back(aligned_->nano_batch(exchange.tick, stage, exchange.slot));
+      if (of_slot == exchange.nano_batches) {
+        plan_of_.push_back(aligned_->plan_of_slot[exchange.tick][exchange.slot]);
+        continue;
+      }
+    }
+    const auto [place, is_new] =
+        others.try_emplace({exchange.nano_batches, exchange.pass}, plans_.size());
+    if (is_new) plans_.push_back(make_slot_plan(asked, exchange.nano_batches, exchange.pass));
+    plan_of_.push_back(place->second);
+  }
+}
+
+void PipelineParts::plan_at_home() {
+  DISTCA_CHECK_EQ(grid().dedicated, 0);  // nobody would send them anything
+  for (const OrderedExchange& exchange : order_.exchanges) {
+    plan_of_.push_back(plans_.size());
+    for (int stage = 0; stage < grid().stages; ++stage) {
+      PipelineRequest alone = request_.request;
+      if (find_scheduler(alone.options.scheduler).capacities) {
+        alone.capacity.assign(grid().num_ranks(), 0);
+        const std::vector<int64_t>& given = request_.request.capacity;
+        for (int replica = 0; replica < grid().replicas; ++replica) {
+          const int rank = grid().rank(stage, replica);
+          alone.capacity[rank] = given.empty() ? 1 : given[rank];
+        }
+      }
+      std::vector<int> nano_batches(grid().stages, -1);
+      nano_batches[stage] = exchange.nano_batches[stage];
+      alone.fill_ticks = FillTicks::kExact;  // no stage is idle for want of work
+      plans_.push_back(make_slot_plan(alone, nano_batches, exchange.pass));
+    }
+  }
+}
+
+const Plan& PipelineParts::plan(size_t exchange, int stage) const {
+  const bool own = request_.schedule == PipelineSchedule::kAtHome;
+  return plans_[plan_of_[exchange] + (own ? stage : 0)];
+}
+
+std::string PipelineParts::hash() const {
+  std::string text;
+  for (const Plan& plan : plans_) text += plan_hash(plan) + "\n";
+  for (const Tick& tick : ticks_) {
+    for (const TickStage& stage : tick.stages)
+      text += fmt::format("{}{} ", pass_name(stage.pass)[0], stage.micro_batch);
+  }
+  for (size_t i = 0; i < order_.exchanges.size(); ++i)
+    text += fmt::format("\n{} {}", plan_of_[i], order_.exchanges[i].layer_steps);
+  return hash_hex(text);
+}
+
+std::vector<std::string> PipelineParts::violations(const ValidateOptions& options) const {
+  std::vector<std::string> all;
+  if (aligned_) all = validate(*aligned_, {.plans = options});
+  ValidateOptions of_rest = options;
+  of_rest.even_tokens = false;  // idle stages hold none
+  for (size_t i = aligned_ ? aligned_->plans.size() : 0; i < plans_.size(); ++i) {
+    for (const std::string& violation : validate(plans_[i], of_rest)) all.push_back(violation);
+  }
+  return all;
+}
+
+StagePart PipelineParts::part(int rank, const Format& format) const {
+  const int stage = grid().stage(rank) >= 0 ? grid().stage(rank) : grid().stages;
+  const bool own = request_.schedule == PipelineSchedule::kAtHome;
+  std::map<size_t, std::shared_ptr<const AttentionExchange>> known;  // by plan
+  std::vector<std::shared_ptr<const AttentionExchange>> parts;
+  for (const size_t first : plan_of_) {
+    auto& part = known[first];
+    if (part == nullptr) {
+      part = std::make_shared<const AttentionExchange>(
+          make_attention_exchange(indices_[first + (own ? stage : 0)].exchange(rank),
+                                  request_.request.shape, format.types));
+    }
+    parts.push_back(part);
+  }
+  StagePart made = stage_part(shape_, order_, stage, parts);
+  if (stage == grid().stages) return made;
+  for (const Layout& home : request_.request.homes) {
+    const int64_t tokens = home.num_tokens(grid().replica(rank));
+    made.hand_overs.push_back(
+        hand_over_messages(made.stage, rank, grid().replicas, tokens * format.row_bytes));
+  }
+  return made;
+}
+
+}  // namespace distca

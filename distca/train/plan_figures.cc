@@ -1,0 +1,141 @@
+#include "distca/train/plan_figures.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "distca/base/error.h"
+#include "distca/train/pipeline_imbalance.h"
+
+namespace distca {
+namespace {
+
+/// By how much those who share a batch's load wait: the sum over nano-batches of the busiest one's
+/// time over the sum of the mean.
+class Imbalance {
+ public:
+  void add(const Cluster& cluster, const std::vector<int64_t>& load) {
+    const auto total = static_cast<double>(std::accumulate(load.begin(), load.end(), int64_t{0}));
+    max_ += total * max_over_mean(cluster, load);
+    mean_ += total;
+  }
+  double value() const { return mean_ > 0 ? max_ / mean_ : 1.0; }
+
+ private:
+  double max_ = 0, mean_ = 0;
+};
+
+class Figures {
+ public:
+  Figures(const Config& config, int num_workers, PlanFigures* figures,
+          std::vector<RankSample>* work)
+      : config_(config), figures_(*figures), work_(*work), num_workers_(num_workers) {
+    const auto ranks = static_cast<size_t>(num_ranks(config, num_workers));
+    if (config.attention_profile) figures_.attention_predicted_s.assign(ranks, 0);
+    figures_.load_before.assign(ranks, 0);
+    figures_.load_after.assign(ranks, 0);
+    work_.assign(ranks, {});
+  }
+
+  void add_nano_batch(const Plan& plan) {
+    const std::vector<int64_t> before = packed_load(plan);
+    // Plain packing knows no servers but workers.
+    before_.add(Cluster::in_place(num_workers_), before);
+    after_.add(plan.cluster, loads_of(plan));
+    figures_.imbalance_before = before_.value();
+    figures_.imbalance_after = after_.value();
+    add_load(plan, before, 1, config_.model.num_hidden_layers);
+    for (const ServerLoad& load : plan.load) figures_.pairs += load.pairs;
+    for (int worker = 0; worker < num_workers_; ++worker)
+      work_[worker].tokens += plan.layout.num_tokens(worker);
+    if (config_.plan.tolerance.is_auto()) {
+      figures_.chosen.push_back(
+          fmt::format("{} {:g}", plan.options.scheduler,
+                      static_cast<double>(plan.options.tolerance_ppm) * 1e-6));
+    }
+  }
+
+  void add_pipeline(const PipelineParts& parts) {
+    const PipelineRequest& request = parts.request();
+    const Grid& grid = parts.grid();
+    std::vector<std::vector<int64_t>> packed;  // [nano-batch][replica]
+    for (size_t nano = 0; nano < request.homes.size(); ++nano) {
+      const Plan alone{.nano_batch = request.nano_batches[nano],
+                       .cluster = Cluster::in_place(grid.replicas),
+                       .shape = request.shape,
+                       .layout = request.homes[nano],
+                       .load = std::vector<ServerLoad>(grid.replicas)};
+      packed.push_back(packed_load(alone));
+      figures_.pairs = std::accumulate(packed[nano].begin(), packed[nano].end(), figures_.pairs);
+      for (int rank = 0; rank < grid.num_workers(); ++rank)
+        work_[rank].tokens += request.homes[nano].num_tokens(grid.replica(rank));
+    }
+    const std::vector<OrderedExchange>& exchanges = parts.order().exchanges;
+    for (size_t i = 0; i < exchanges.size(); ++i) {
+      if (exchanges[i].pass == Pass::kForward) add_exchange(parts, i, packed);
+    }
+    const PipelineImbalance imbalance = pipeline_imbalance(parts, packed);
+    figures_.imbalance_before = imbalance.before;
+    figures_.imbalance_after = imbalance.after;
+  }
+
+ private:
+  void add_exchange(const PipelineParts& parts, size_t index,
+                    const std::vector<std::vector<int64_t>>& packed) {
+    const OrderedExchange& exchange = parts.order().exchanges[index];
+    const Grid& grid = parts.grid();
+    const bool at_home = parts.schedule() == PipelineSchedule::kAtHome;
+    for (int stage = 0; stage < (at_home ? grid.stages : 1); ++stage) {
+      std::vector<int64_t> before(grid.num_workers(), 0);
+      for (int rank = 0; rank < grid.num_workers(); ++rank) {
+        const int nano = exchange.nano_batches[grid.stage(rank)];
+        if (nano >= 0 && (!at_home || grid.stage(rank) == stage))
+          before[rank] = packed[nano][grid.replica(rank)];
+      }
+      // With 1f1b, an exchange has as many layer steps as the largest stage has layers.
+      const int64_t steps = at_home ? parts.layers()[stage].size() : exchange.layer_steps;
+      add_load(parts.plan(index, stage), before, steps, steps);
+    }
+  }
+
+  static std::vector<int64_t> loads_of(const Plan& plan) {
+    std::vector<int64_t> pairs;
+    for (const ServerLoad& load : plan.load) pairs.push_back(load.pairs);
+    return pairs;
+  }
+
+  /// Of `steps` layers under a plan, and of as many before it; what a profile predicts of `layers`.
+  void add_load(const Plan& plan, const std::vector<int64_t>& before, int64_t steps,
+                int64_t layers) {
+    for (size_t server = 0; server < plan.load.size(); ++server) {
+      const ServerLoad& load = plan.load[server];
+      if (server < before.size()) figures_.load_before[server] += steps * before[server];
+      figures_.load_after[server] += steps * load.pairs;
+      work_[server].load += steps * (config_.attention_profile ? load.time_ns : load.pairs);
+      if (!config_.attention_profile) continue;
+      figures_.attention_predicted_s[server] +=
+          1e-9 * static_cast<double>(load.time_ns) * static_cast<double>(layers);
+    }
+  }
+
+  const Config& config_;
+  PlanFigures& figures_;
+  std::vector<RankSample>& work_;
+  int num_workers_;
+  Imbalance before_, after_;
+};
+
+}  // namespace
+
+void add_plan_figures(const Config& config, const Batch& batch, const BatchPlan& plans,
+                      int num_workers, PlanFigures* figures, std::vector<RankSample>* work) {
+  for (const NanoBatchSource& source : batch) {
+    figures->tokens += source.nano_batch.num_tokens();
+    figures->targets += source.num_targets();
+  }
+  figures->num_redispatched = plans.redispatched ? static_cast<int64_t>(batch.size()) : 0;
+  Figures sums(config, num_workers, figures, work);
+  for (const Plan& plan : plans.plans) sums.add_nano_batch(plan);
+  if (plans.pipeline) sums.add_pipeline(*plans.pipeline);
+}
+
+}  // namespace distca

@@ -1,0 +1,113 @@
+#include "distca/train/worker_weights.h"
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "distca/base/error.h"
+#include "distca/model/weights_file.h"
+#include "distca/train/run_faults.h"
+#include "distca/train/same_weights.h"
+#include "distca/train/stage_weights.h"
+#include "distca/train/worker_weights_testing.h"
+
+namespace distca {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::StartsWith;
+using testing::Way;
+
+TEST(StageWeights, every_weight_is_kept_by_one_stage_in_the_order_of_the_model) {
+  for (const Way& way : {Way{}, Way{.stages = 4}, Way{.stages = 2, .layers = "1,3"},
+                         Way{.stages = 3, .tied = true}}) {
+    const Config config = testing::config_of(way, "unused");
+    const std::vector<Weight> table = weight_table(config.model);
+    const RunGrid run = run_grid(config, way.workers());
+    size_t next = 0;
+    for (const std::vector<KeptWeight>& of : kept_weights(config.model, run)) {
+      EXPECT_THAT(of, ::testing::Not(IsEmpty()));
+      for (size_t i = 0; i < of.size(); ++i) {
+        EXPECT_EQ(of[i].in_stage, i);
+        EXPECT_EQ(of[i].in_model, next++);
+      }
+    }
+    EXPECT_EQ(next, table.size()) << way.name();
+  }
+}
+
+TEST(WorkerWeights, of_all_stages_come_to_rank_0_as_the_masters_are) {
+  const std::vector<Way> ways = {{},
+                                 {.replicas = 3, .zero = true},
+                                 {.stages = 2, .replicas = 2},
+                                 {.stages = 2, .replicas = 2, .zero = true, .dedicated = 1},
+                                 {.stages = 4},
+                                 {.stages = 2, .replicas = 2, .tied = true},
+                                 {.stages = 3, .replicas = 2, .zero = true, .tied = true},
+                                 {.stages = 2, .replicas = 3, .zero = true, .layers = "1,3"}};
+  for (const char* const dtype : {"float32", "bfloat16", "float64"}) {
+    for (const Way& way : ways) {
+      SCOPED_TRACE(fmt::format("{} {}", way.name(), dtype));
+      const Config config = testing::config_of(way, "unused", dtype);
+      testing::on_ranks(
+          config, way, [&](Communicator& comm, const RunGrid& run, WorkerWeights* weights) {
+            if (weights == nullptr) return;
+            EXPECT_EQ(weights->all_stages() == nullptr, way.stages == 1);
+            EXPECT_EQ(weights->all_workers.size(), way.workers());
+            EXPECT_EQ(weights->workers.size(), way.replicas);
+            testing::set_known_state(*weights);
+            const std::vector<at::Tensor> all = gather_trained_weights(*weights, run);
+            EXPECT_EQ(all.empty(), comm.rank() > 0);
+            if (all.empty()) return;
+            const std::vector<StoredTensor> stored = stored_weights(config.model);
+            ASSERT_EQ(all.size(), stored.size());
+            for (size_t i = 0; i < stored.size(); ++i) {
+              EXPECT_TRUE(at::equal(all[i], testing::known_state(stored[i], StatePart::kWeight)))
+                  << stored[i].name;
+            }
+          });
+    }
+  }
+}
+
+TEST(WorkerWeights, a_replica_that_has_drifted_is_named_with_the_one_it_was_compared_with) {
+  const Way way{.stages = 2, .replicas = 2};
+  const Config config = testing::config_of(way, "runs/mine");
+  testing::on_ranks(config, way,
+                    [&](Communicator& comm, const RunGrid& run, WorkerWeights* weights) {
+                      const auto others = [&] {
+                        return ranks_with_other_weights(weights->all_workers, run,
+                                                        weights->model.parameters(), "test");
+                      };
+                      EXPECT_THAT(others(), IsEmpty()) << "stages are not compared";
+                      at::Tensor last = weights->model.parameters().back().detach();
+                      if (comm.rank() == 3) last.view({-1})[7] += 1e-3;
+                      EXPECT_THAT(others(), ElementsAre(3)) << "on rank " << comm.rank();
+                    });
+  const RunGrid run = run_grid(config, way.workers());
+  const auto message = [](const auto& check) -> std::string {
+    try {
+      check();
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(message([&] { check_same_start({3}, run, /*resumed=*/true); }),
+            "rank 3 (stage 1, replica 1) read other initial weights than rank 2 (stage 1, replica "
+            "0): start the same version of distca on all ranks");
+  EXPECT_THAT(message([&] { check_same_end({3}, run, config); }),
+              StartsWith("rank 3 (stage 1, replica 1) ended with other weights than rank 2 (stage "
+                         "1, replica 0): from some step on each trained a model of its own; what "
+                         "the first replicas hold is saved in runs/mine, "));
+  EXPECT_THAT(message([&] {
+                check_same_end({1, 2}, RunGrid{.grid = {.replicas = 3}}, config);
+              }),
+              StartsWith("ranks 1, 2 ended with other weights than rank 0: from some step on each "
+                         "trained a model of its own; rank 0's is saved in runs/mine, "));
+  EXPECT_EQ(message([&] { check_same_end({}, run, config); }), "");
+}
+
+}  // namespace
+}  // namespace distca

@@ -1,0 +1,247 @@
+// The memory of every rank of a pipeline, as train/memory_peak.h predicts it from the rank's
+// program, beside what the meter of each rank counts while the step is played: for grids, numbers
+// of nano-batches, orders, overlap modes, recomputation, types, ZeRO-1, dedicated servers and
+// uneven stages, every pair of values. And what refuses a run is below the prediction.
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <numeric>
+
+#include "distca/base/text.h"
+#include "distca/train/memory.h"
+#include "distca/train/memory_peak.h"
+#include "tests/covering_pairs.h"
+#include "tests/pipeline_parity_testing.h"
+
+namespace distca::parity {
+namespace {
+
+using testing::Order;
+
+struct Size {
+  int stages, replicas;
+};
+struct Mode {
+  const char* name;
+  Order order;
+  Overlap overlap;
+};
+constexpr std::array<Size, 3> kSizes{{{2, 1}, {3, 1}, {2, 2}}};
+constexpr std::array<Mode, 4> kModes{{{"aligned_ping_pong", Order::kAligned, Overlap::kPingPong},
+                                      {"aligned_within", Order::kAligned, Overlap::kWithin},
+                                      {"aligned_none", Order::kAligned, Overlap::kNone},
+                                      {"at_home", Order::kAtHome, Overlap::kPingPong}}};
+constexpr std::array<const char*, 3> kRecomputeNames{"kept", "selective", "full"};
+constexpr std::array kRecomputes{Recompute::kNone, Recompute::kSelective, Recompute::kFull};
+constexpr std::array kTypes{ScalarType::kFloat32, ScalarType::kBFloat16};
+constexpr std::array kNanoBatches{1, 4, 7};
+
+struct Case {
+  Size size;
+  Mode mode;
+  Recompute recompute = Recompute::kNone;
+  ScalarType type = ScalarType::kFloat32;
+  int nano_batches = 1;
+  bool uneven = false, zero = false, dedicated = false;
+
+  std::string name() const {
+    return fmt::format("{}x{}_{}_{}_{}_{}_nanos{}{}{}", size.stages, size.replicas, mode.name,
+                       kRecomputeNames[static_cast<size_t>(recompute)], short_name(type),
+                       nano_batches, uneven ? "_uneven" : "", zero ? "_zero" : "",
+                       dedicated ? "_dedicated" : "");
+  }
+};
+std::string case_name(const ::testing::TestParamInfo<Case>& info) { return info.param.name(); }
+
+PipelineRun run_of(const Case& c) {
+  PipelineRun what{
+      .layers = std::vector<int64_t>(c.size.stages, 2),
+      .replicas = c.size.replicas,
+      .dedicated = c.dedicated && c.mode.order != Order::kAtHome ? 1 : 0,
+      .order = c.mode.order,
+      .options = {
+          .overlap = c.mode.overlap, .recompute = c.recompute, .distributed_optimizer = c.zero}};
+  if (c.uneven) what.layers[c.size.stages - 2] = 3;
+  // Some ranks have more rows than kFull computes again at a time, and others fewer.
+  for (int64_t n = 0; n < c.nano_batches; ++n)
+    what.nano_batches.push_back({500, 400, 300, 200, 700, 100 + 100 * (n % 2)});
+  what.model = {
+      .vocab_size = 700,
+      .hidden_size = 128,
+      .intermediate_size = 320,
+      .num_hidden_layers = std::accumulate(what.layers.begin(), what.layers.end(), int64_t{0}),
+      .head_dim = 32,
+      .dtype = c.type};
+  return what;
+}
+
+/// The configuration of a training run with such steps.
+Config config_of(const PipelineRun& what) {
+  Config config;
+  config.model = what.model;
+  config.batch.nano_batches = std::ssize(what.nano_batches);
+  config.batch.nano_batch_tokens = INT64_MAX;
+  for (const std::vector<int64_t>& lengths : what.nano_batches) {
+    config.batch.nano_batch_tokens =
+        std::min(config.batch.nano_batch_tokens,
+                 std::accumulate(lengths.begin(), lengths.end(), int64_t{0}));
+  }
+  config.train.overlap = what.options.overlap;
+  config.train.recompute = what.options.recompute;
+  config.servers.dedicated = what.dedicated;
+  config.parallel.pipeline_model_parallel_size = what.stages();
+  config.parallel.pipeline_layers = fmt::format("{}", fmt::join(what.layers, ","));
+  config.parallel.pipeline_schedule = what.order;
+  config.parallel.use_distributed_optimizer = what.options.distributed_optimizer;
+  return config;
+}
+
+class PipelineMemoryTest : public ::testing::TestWithParam<Case> {
+ protected:
+  PipelineRun what_ = run_of(GetParam());
+  Config config_ = config_of(what_);
+  RunGrid grid_ = run_grid(config_, what_.workers());
+  std::vector<Program> programs_ = programs_of(what_);
+
+  PeakMemory peak_of(int rank) const {
+    PeakOfRank peak(config_, rank, what_.workers());
+    peak.add(programs_[rank]);
+    return peak.peak();
+  }
+};
+
+TEST_P(PipelineMemoryTest, of_every_stage_is_predicted) {
+  const std::vector<int64_t> measured = run(what_).peak_bytes;
+  ASSERT_EQ(std::ssize(measured), what_.ranks());
+  for (int rank = 0; rank < what_.ranks(); ++rank) {
+    const PeakMemory peak = peak_of(rank);
+    const auto bytes = static_cast<double>(measured[rank]);
+    fmt::print("{}: predicted {:.2f} MiB in {}, measured {:.2f} MiB, ratio {:.4f}\n",
+               grid_.name_of(rank), peak.total() / 0x1p20, peak.where, bytes / 0x1p20,
+               peak.total() / bytes);
+    EXPECT_NEAR(peak.total() / bytes, 1, 0.01) << grid_.name_of(rank);
+  }
+}
+
+TEST_P(PipelineMemoryTest, is_not_less_than_what_refuses_a_run) {
+  double all = 0, needed = 0;
+  for (int rank = 0; rank < what_.ranks(); ++rank) {
+    const PeakMemory peak = peak_of(rank);
+    all += peak.total();
+    needed += memory_needed(config_, what_.workers(), {.first = rank}).total() +
+              peak.of(MemoryPart::kBuffers);
+    if (rank < what_.workers()) {
+      EXPECT_EQ(nano_batches_in_flight(config_, grid_, grid_.grid.stage(rank)),
+                most_in_flight(programs_[rank]))
+          << grid_.name_of(rank);
+    }
+  }
+  EXPECT_LE(needed, all);
+  EXPECT_GT(needed, 0.5 * all) << "what does not fit would not be seen";
+}
+
+std::vector<Case> cases() {
+  std::vector<Case> cases;
+  for (const std::vector<int>& row :
+       covering_pairs({std::size(kSizes), std::size(kModes), std::size(kRecomputes),
+                       std::size(kTypes), std::size(kNanoBatches), 2, 2, 2})) {
+    cases.push_back({.size = kSizes[row[0]],
+                     .mode = kModes[row[1]],
+                     .recompute = kRecomputes[row[2]],
+                     .type = kTypes[row[3]],
+                     .nano_batches = kNanoBatches[row[4]],
+                     .uneven = row[5] == 1,
+                     .zero = row[6] == 1,
+                     .dedicated = row[7] == 1});
+  }
+  return cases;
+}
+INSTANTIATE_TEST_SUITE_P(Pairs, PipelineMemoryTest, ::testing::ValuesIn(cases()), case_name);
+
+TEST(pipeline_memory, recomputation_neither_sends_nor_computes_core_attention_again) {
+  const auto core_attention_flops = [](const std::vector<Program>& programs) {
+    double flops = 0;
+    for (const Program& program : programs) {
+      for (const Op& op : program.ops) flops += op.kind == OpKind::kCoreAttention ? op.flops : 0;
+    }
+    return flops;
+  };
+  Case c{.size = kSizes[2], .mode = kModes[0], .nano_batches = 4};
+  const double flops = core_attention_flops(programs_of(run_of(c)));
+  const PipelineOutcome kept = run(run_of(c));
+  for (const Recompute recompute : {Recompute::kSelective, Recompute::kFull}) {
+    c.recompute = recompute;
+    EXPECT_EQ(core_attention_flops(programs_of(run_of(c))), flops);
+    const PipelineOutcome again = run(run_of(c));
+    EXPECT_EQ(again.step.bytes_sent, kept.step.bytes_sent);
+    for (size_t rank = 0; rank < kept.peak_bytes.size(); ++rank)
+      EXPECT_LT(again.peak_bytes[rank], kept.peak_bytes[rank]) << "rank " << rank;
+  }
+}
+
+TEST(pipeline_memory, what_stands_on_all_stages_is_what_stands_on_one_worker) {
+  Config config;
+  config.model.num_hidden_layers = 7;
+  config.checkpoint.every_steps = 1;
+  for (const bool zero : {false, true}) {
+    config.parallel.use_distributed_optimizer = zero;
+    for (const ScalarType type : {ScalarType::kFloat32, ScalarType::kBFloat16}) {
+      config.model.dtype = type;
+      config.parallel.pipeline_model_parallel_size = 1;
+      config.parallel.pipeline_layers = "";
+      const MemoryParts one = standing_memory(config, 2, {.count = 2});
+      config.parallel.pipeline_model_parallel_size = 3;
+      config.parallel.pipeline_layers = "2,3,2";
+      const MemoryParts three = standing_memory(config, 6, {.count = 6});
+      EXPECT_EQ(three.weights, one.weights);
+      EXPECT_EQ(three.gradients, one.gradients);
+      EXPECT_EQ(three.state, one.state);
+      EXPECT_EQ(three.copies, one.copies);
+      EXPECT_EQ(three.checkpoint, one.checkpoint);
+      // The first stage has the embedding, of whose rows bf16 makes no copy, the last one the head.
+      const auto copies = [&](int rank) { return standing_memory(config, 6, {rank, 1}).copies; };
+      EXPECT_EQ(copies(0) > 0, type == ScalarType::kBFloat16 && !zero);
+      EXPECT_EQ(copies(5) - copies(0),
+                copies(0) > 0
+                    ? 2.0 * static_cast<double>(config.model.vocab_size * config.model.hidden_size)
+                    : 0);
+    }
+  }
+}
+
+TEST(pipeline_memory, the_first_stage_keeps_the_most) {
+  Config config;
+  config.model.num_hidden_layers = 8;
+  config.batch.nano_batches = 20;
+  config.parallel.pipeline_model_parallel_size = 4;
+  config.parallel.pipeline_layers = "2,2,2,2";
+  const auto in_flight = [&] {
+    const RunGrid run = run_grid(config, 4);
+    std::vector<int64_t> counts;
+    for (int stage = 0; stage < 4; ++stage)
+      counts.push_back(nano_batches_in_flight(config, run, stage));
+    return counts;
+  };
+  EXPECT_EQ(in_flight(), (std::vector<int64_t>{14, 10, 6, 2}));
+  double before = INFINITY;
+  for (int stage = 0; stage < 3; ++stage) {
+    const double activations = memory_needed(config, 4, {.first = stage}).activations;
+    EXPECT_LT(activations, before);
+    before = activations;
+    EXPECT_EQ(memory_needed(config, 4, {.first = stage}).logits, 0);
+  }
+  EXPECT_GT(memory_needed(config, 4, {.first = 3}).logits, 0);
+  config.parallel.pipeline_schedule = PipelineSchedule::kAtHome;
+  EXPECT_EQ(in_flight(), (std::vector<int64_t>{4, 3, 2, 1}));
+  config.batch.nano_batches = 2;
+  EXPECT_EQ(in_flight(), (std::vector<int64_t>{2, 2, 2, 1}));
+}
+
+}  // namespace
+}  // namespace distca::parity
