@@ -20,7 +20,7 @@
 namespace distca::bench {
 namespace {
 
-constexpr int kStages = 2, kMicroBatches = 4, kLayers = 3;  // layers of a stage
+constexpr int kStages = 2, kMicroBatches = 4, kLayers = 2;  // layers of a stage
 constexpr int64_t kTokens = 4096;                           // of a nano-batch
 
 /// What there is to compute. The MLP's width decides how much of it is core attention.

@@ -11,6 +11,7 @@ import tempfile
 import unittest
 
 import report
+import report_pipeline
 import report_steps
 import report_tables
 from report_figures import Estimate, Figure, Report, bar_of, estimate, figure_of, quotient, random_words, ratio
@@ -365,6 +366,77 @@ class Program(unittest.TestCase):
             out = Report("plan", markdown)
             out.table("name|ms|verdict", ["a|9.5|-", "bb|10.5|reached"])
             self.assertEqual(out.text(), text)
+
+
+
+class Pipelines(unittest.TestCase):
+    ARMS = {"aligned, whole even": 10.2, "aligned, whole even, again": 10.2, "aligned, attention even": 11,
+            "1F1B, pairs": 14, "1F1B, single nano-batches": 12.5}
+
+    def paced(self, rounds=15, share=0.01, **seconds):
+        """The report of the compared setting."""
+        setting = {"line": "setting", "name": "P = 4, M = 8, attention 0.40", "stages": 4, "replicas": 1, "micro_batches": 8,
+                   "attention_share": 0.4, "layers": 8, "tokens": 1, "linear_s": 0.01, "contest": True}
+        plan = {"planned_s": 10, "least_s": 9.9, "over_least": 1.02, "ticks": 22}
+        arms = [{"line": "arm", "arm": name, "busy_s": 9, "modelled_s": 10,
+                 **(plan if name.startswith("aligned") else {})} for name in self.ARMS if "again" not in name]
+        seconds = self.ARMS | {name.replace("_", " "): value for name, value in seconds.items()}
+        played = {"late_s": 0, "processor_share": 0.02, "exchange_share": share}
+        lines = [{"line": "round", "arms": {name: {"s": value} | played for name, value in seconds.items()}}
+                 for _ in range(rounds)]
+        out = Report("pipeline")
+        report_pipeline.pipeline(out, {"part": "paced", "rounds": 5, "contest_rounds": 15, "shown_rounds": 1},
+                                 [setting, *arms, *lines])
+        return out
+
+    def test_ours_is_compared_with_the_better_1f1b_with_the_paper_and_with_its_own_plan(self):
+        out = self.paced()
+        self.assertEqual(out.verdicts, {"reached": 6})  # two ticks, the exchange, the plan, 1F1B, the paper
+        self.assertIn("1F1B, single nano-batches, over ours: 1.225", out.text())
+        self.assertIn("ours, played over the sum of its planned ticks: 1.020", out.text())
+
+    def test_bars_are_missed_one_by_one(self):
+        for changed, missed in (({"share": 0.021}, "exchanges of a core: 2.10 %, bar 2 %: missed"),
+                                ({"1F1B,_pairs": 11.9}, "1F1B, pairs, over ours: 1.167 (1.167-1.167), A/A 1.000-1.000, bar 1.18: missed"),
+                                ({"aligned,_attention_even": 10.6}, "bar 1.05: missed"),
+                                ({"aligned,_whole_even": 10.4, "aligned,_whole_even,_again": 10.4}, "bar 1.03: missed")):
+            out = self.paced(**changed)
+            self.assertEqual(out.verdicts["missed"], 1, changed)
+            self.assertIn(missed, out.text())
+
+    def test_five_rounds_decide_what_is_played_but_not_who_is_faster(self):
+        self.assertEqual(self.paced(rounds=5).verdicts, {"reached": 4, "not decidable here": 2})
+        self.assertEqual(self.paced(rounds=4).verdicts, {"reached": 3, "not decidable here": 3})
+
+    def real(self, share=0.41, ours=3.0, idle=0.08):
+        model = dict.fromkeys(("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads",
+                               "num_key_value_heads", "head_dim"), 1)
+        speeds = {"line": "speeds", "linear_ns": [1, 2], "attention_ns": [1, 2.5]}
+        setting = {"line": "setting", "name": "attention 0.40", "judged": True, "model": model, "micro_batches": 4, "tokens": 1}
+        plan = {"line": "plan", "linear_s": 1.7, "attention_s": 1.1, "ends_s": 0.05, "attention_share": share, "least_s": 3}
+        figures = {"idle_share": idle, "core_idle_share": 0, "exchange_processor_s": 0.1, "computed_s": 2}
+        arms = {"aligned, whole even": ours, "aligned, whole even, again": ours, "1F1B, pairs": 3.6,
+                "1F1B, single nano-batches": 3.3}
+        rounds = [{"line": "round", "batch": 0, "arms": {name: {"s": s} | figures for name, s in arms.items()}}] * 15
+        out = Report("pipeline")
+        report_pipeline.pipeline(out, {"part": "real", "rounds": 15, "shown_rounds": 5}, [speeds, setting, plan, *rounds])
+        return out
+
+    def test_real_steps_are_judged_where_attention_has_its_share(self):
+        self.assertEqual(self.real().verdicts, {"reached": 2})
+        self.assertIn("idle above the closed form (5.0 %), in points: 3.00", self.real(idle=0.08).text())
+        self.assertEqual(self.real(ours=3.1).verdicts, {"reached": 1, "missed": 1})
+        self.assertEqual(self.real(idle=0.09).verdicts, {"reached": 1, "missed": 1})
+        self.assertEqual(self.real(share=0.39).verdicts, {})
+
+    def test_a_slow_wire_is_judged_beside_messages_of_one_byte(self):
+        for whole, verdict in ((1.04, "reached"), (1.06, "missed")):
+            setting = {"line": "wire", "name": "x", "mb_per_s": 25, "bytes_per_s": 25e6, "judged": True, "normal_share": 0.4,
+                       "fill_share": 0.8, "plan": {"planned_s": 1}}
+            arms = {"whole": {"s": whole}, "whole, again": {"s": whole}, "one byte": {"s": 1}}
+            out = Report("pipeline")
+            report_pipeline.pipeline(out, {"part": "wire"}, [setting, *[{"line": "round", "arms": arms}] * 15])
+            self.assertEqual(out.verdicts, {verdict: 1})
 
 
 if __name__ == "__main__":

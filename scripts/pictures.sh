@@ -69,4 +69,8 @@ $distca plan --workload $workload --json > $work/after.json
 $draw load $work/before.json $work/after.json --caption "distca plan for $workload: one nano-batch of 8 x 131,072 tokens. \
 Before: scheduler local, plain packing. After: scheduler balanced, the default, with its own layout." \
   > $out/load.svg
-echo "drawn: $out/layer_forward.svg, $out/layer_backward.svg, $out/load.svg"
+
+build/release/bench/pipeline trace > $work/pipeline.jsonl
+scripts/draw_pipeline.py keep $work/pipeline.jsonl > $out/pipeline.json
+scripts/draw_pipeline.py draw $out/pipeline.json > $out/pipeline.svg
+echo "drawn: $out/layer_forward.svg, $out/layer_backward.svg, $out/load.svg, $out/pipeline.svg"

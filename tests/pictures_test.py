@@ -174,5 +174,45 @@ class Pictures(unittest.TestCase):
             self.assertEqual(text, committed, f"layer_{direction}.svg: draw it again")
 
 
+def tick(rank, number, begin, **parts):
+    """A rank's tick, as bench/pipeline writes it."""
+    length = sum(parts.values())
+    return {"line": "tick", "arm": "aligned, whole even", "rank": rank, "tick": number, "begin_s": begin,
+            "end_s": begin + length, "pass": "forward", "micro_batch": 0, "linear_s": 0, "own_s": 0, "served_s": 0} | parts
+
+
+class Pipelines(unittest.TestCase):
+    def run_script(self, *arguments):
+        ran = subprocess.run([sys.executable, ROOT / "scripts/draw_pipeline.py", *map(str, arguments)], capture_output=True,
+                             text=True, check=True)
+        return ran.stdout
+
+    def test_boxes_are_as_wide_as_the_work_and_never_overlap(self):
+        head = {"line": "header", "machine": "m", "date": "2026-11-23T00:00:00Z", "commit": "c"}
+        ticks = [tick(0, 0, 0, linear_s=2, own_s=1), tick(0, 1, 2.5, linear_s=1), tick(1, 0, 1, served_s=2)]
+        others = [t | {"arm": arm} for arm in ("1F1B, single nano-batches", "aligned, attention even") for t in ticks]
+        with tempfile.TemporaryDirectory() as folder:
+            trace, kept = pathlib.Path(folder, "trace.jsonl"), pathlib.Path(folder, "kept.json")
+            trace.write_text("\n".join(map(json.dumps, [head, *ticks, *others, ticks[0] | {"arm": "1F1B, pairs"}])))
+            kept.write_text(self.run_script("keep", trace))
+            self.assertEqual(len(json.loads(kept.read_text())["ticks"]), 9)
+            svg = xml.etree.ElementTree.fromstring(self.run_script("draw", kept))
+        boxes = {name: [one for one in svg.iter(f"{SVG}rect") if one.get("class") == name][1:]  # the first: the legend
+                 for name in ("linear", "own", "served")}
+        widths = {name: sorted(float(one.get("width")) for one in found) for name, found in boxes.items()}
+        second = widths["own"][0]
+        for name, seconds in (("linear", 3 * [1] + 3 * [2]), ("own", 3 * [1]), ("served", 3 * [2])):
+            self.assertEqual(len(widths[name]), len(seconds))
+            for width, wanted in zip(widths[name], seconds):
+                self.assertAlmostEqual(width / second, wanted, delta=0.01)
+        left = sorted(float(one.get("x")) for one in boxes["linear"])
+        self.assertAlmostEqual((left[-1] - left[0]) / second, 3, delta=0.01)  # behind the tick before, which ends at 3 s
+        self.assertIn("4.00 s, idle 25 %", "".join(svg.itertext()))  # 6 s of work in 2 x 4 s
+
+    def test_the_committed_picture_is_drawn_of_the_input_beside_it(self):
+        folder = ROOT / "docs/pictures"
+        self.assertEqual(self.run_script("draw", folder / "pipeline.json"), (folder / "pipeline.svg").read_text())
+
+
 if __name__ == "__main__":
     unittest.main(verbosity=2)
