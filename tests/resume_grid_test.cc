@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <csignal>
+#include <utility>
 
 #include "distca/base/file.h"
 #include "tests/checkpoint_runs.h"
@@ -69,6 +70,26 @@ TEST_F(ResumeGrid, another_grid_holds_the_result_of_the_straight_run) {
   expect_same_result(alone, straight, "alone");
   go_on("alone", "shared stages", on(2, 2, shared));
   expect_same("shared stages");
+}
+
+TEST_F(ResumeGrid, a_tied_embedding_that_two_stages_hold_goes_on_anywhere) {
+  const auto on = [](int stages, int replicas, bool zero) {
+    return words({stages,
+                  replicas,
+                  {"comm.backend=threads", "model.tie_word_embeddings=true",
+                   fmt::format("parallel.use_distributed_optimizer={}", zero)}},
+                 "float64");
+  };
+  const Training straight = train("straight", on(2, 2, true));
+  for (const auto& [name, grid] : {std::pair{"plain", on(2, 2, false)},
+                                   {"four stages", on(4, 1, true)},
+                                   {"no pipeline", on(1, 3, false)}}) {
+    go_on("straight", name, grid);
+    const Training got = read_training(name);
+    expect_near(got.losses, tail(straight.losses), 1e-10, name);
+    expect_near(got.norms, tail(straight.norms), 1e-10, name);
+    expect_near_state(checkpoint(kSteps, name), checkpoint(kSteps, "straight"));
+  }
 }
 
 TEST_F(ResumeGrid, the_same_grid_goes_on_bit_for_bit) {
