@@ -1,8 +1,8 @@
 // Pipelines whose stages share core attention, beside others, in parts of their own:
-//   bench/report.py build/release/bench/pipeline paced    # sleeps of stated prices; 40 minutes
-//   bench/report.py build/release/bench/pipeline real     # a small Llama on two cores; 8 minutes
-//   bench/report.py build/release/bench/pipeline wire     # paced, a slow wire; as root; 6 minutes
-//   build/release/bench/pipeline trace                    # paced, what each rank does when
+//   bench/report.py build/release/bench/pipeline paced    # operations sleep stated prices; 40
+//   minutes bench/report.py build/release/bench/pipeline real     # a small Llama on two cores; 8
+//   minutes bench/report.py build/release/bench/pipeline wire     # paced, a slow wire; as root; 6
+//   minutes build/release/bench/pipeline trace                    # paced, what each rank does when
 
 #include <fmt/format.h>
 

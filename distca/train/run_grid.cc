@@ -76,11 +76,11 @@ std::string RunGrid::name_of(int rank) const {
 }
 
 std::string RunGrid::named(const std::string& text) const {
-  static const std::regex kRank(R"(\brank (\d{1,6})\b(?! \((?:stage|dedicated)))");
+  static const std::regex rank_words(R"(\brank (\d{1,6})\b(?! \((?:stage|dedicated)))");
   if (!is_pipeline()) return text;
   std::string result;
   auto end = text.begin();
-  for (std::sregex_iterator at(text.begin(), text.end(), kRank), none; at != none; ++at) {
+  for (std::sregex_iterator at(text.begin(), text.end(), rank_words), none; at != none; ++at) {
     result.append(end, text.begin() + at->position());
     const int rank = std::stoi((*at)[1]);
     result += rank < grid.num_ranks() ? name_of(rank) : at->str();
