@@ -87,6 +87,11 @@ std::vector<BadInput> bad_configs() {
       {two + "parallel.pipeline_model_parallel_size=2 parallel.pipeline_schedule=1f1b "
              "servers.dedicated=1",
        "servers.dedicated = 1 with parallel.pipeline_schedule = 1f1b: there each stage"},
+      {two + "parallel.pipeline_model_parallel_size=2 plan.fill_ticks=spread plan.scheduler=greedy",
+       "plan.fill_ticks with plan.scheduler = greedy: it would be ignored"},
+      {two + "parallel.pipeline_model_parallel_size=2 parallel.pipeline_schedule=1f1b "
+             "servers.capacity=0,1",
+       "servers.capacity = 0,1: stage 0 has none, and with parallel.pipeline_schedule = 1f1b"},
       {two + "parallel.pipeline_model_parallel_size=2 plan.max_memory_gib=0.00001",
        "plan.max_memory_gib = 1e-05: a rank of stage 0 would hold"},
       {train + "servers.in_place=false", "servers.in_place = false with servers.dedicated = 0"},

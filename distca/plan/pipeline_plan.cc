@@ -70,12 +70,18 @@ struct Shares {
   bool operator==(const Shares&) const = default;
 };
 
+/// By how much a server may exceed its share in ticks that are not weighed.
+int64_t own_tolerance_ppm(const PipelineRequest& request) {
+  const int64_t given = request.options.tolerance_ppm;
+  return given == PlanOptions::kOwnTolerance
+             ? find_scheduler(request.options.scheduler).tolerance_ppm
+             : given;
+}
+
 /// Every server may take what it finishes within the tick's least length and the tolerance.
 Shares shares_of_fill(const PipelineRequest& request, std::span<const RankWork> work, int64_t load,
                       int64_t tolerance_ppm) {
-  if (tolerance_ppm == PlanOptions::kOwnTolerance) tolerance_ppm = request.options.tolerance_ppm;
-  if (tolerance_ppm == PlanOptions::kOwnTolerance)
-    tolerance_ppm = find_scheduler(request.options.scheduler).tolerance_ppm;
+  if (tolerance_ppm == PlanOptions::kOwnTolerance) tolerance_ppm = own_tolerance_ppm(request);
   const int64_t ps = least_ps(work, request.evenness, load);
   const double longer = static_cast<double>(ps) * static_cast<double>(tolerance_ppm) * 1e-6;
   const int64_t most =
@@ -159,11 +165,14 @@ bool is_weighed(const PipelineRequest& request, std::span<const int> nano_batche
 /// The plan whose slot is predicted to be over first, of some tolerances that grow as long as that
 /// helps.
 Plan weighed_plan(const PipelineRequest& request, std::span<const int> nano_batches, Pass pass) {
-  constexpr std::array<int64_t, 6> kTolerances{
-      PlanOptions::kOwnTolerance, 50'000, 100'000, 200'000, 400'000, 800'000};
+  constexpr std::array<int64_t, 5> kLarger{50'000, 100'000, 200'000, 400'000, 800'000};
+  std::vector<int64_t> tolerances{own_tolerance_ppm(request)};
+  for (const int64_t larger : kLarger) {
+    if (larger > tolerances[0]) tolerances.push_back(larger);
+  }
   Plan best;
   SlotTime least;
-  for (const int64_t tolerance_ppm : kTolerances) {
+  for (const int64_t tolerance_ppm : tolerances) {
     Plan plan =
         slot_plan(request, nano_batches, shares_of(request, nano_batches, pass, tolerance_ppm));
     const SlotTime time = slot_time(request, plan, nano_batches, pass);
@@ -207,6 +216,7 @@ class Planner {
   struct Asked {
     std::vector<int> nano_batches;  // [stages]
     Shares shares;
+    std::optional<Pass> pass;  // of what is weighed, instead of shares
     bool operator==(const Asked&) const = default;
   };
 
@@ -217,12 +227,15 @@ class Planner {
       asked.nano_batches.push_back(made_.nano_batch(tick, stage, slot));
     if (std::ranges::all_of(asked.nano_batches, [](int nano) { return nano < 0; })) return -1;
     const Pass pass = made_.ticks[tick].stages[0].pass;
-    asked.shares = shares_of(request_, asked.nano_batches, pass, request_.fill_tolerance_ppm);
+    if (is_weighed(request_, asked.nano_batches)) {
+      asked.pass = pass;  // which decides what travels
+    } else {
+      asked.shares = shares_of(request_, asked.nano_batches, pass, request_.fill_tolerance_ppm);
+    }
     const auto known = std::ranges::find(asked_, asked);
     if (known == asked_.end()) {
-      made_.plans.push_back(is_weighed(request_, asked.nano_batches)
-                                ? weighed_plan(request_, asked.nano_batches, pass)
-                                : slot_plan(request_, asked.nano_batches, asked.shares));
+      made_.plans.push_back(asked.pass ? weighed_plan(request_, asked.nano_batches, pass)
+                                       : slot_plan(request_, asked.nano_batches, asked.shares));
       asked_.push_back(asked);
       return static_cast<int>(asked_.size()) - 1;
     }

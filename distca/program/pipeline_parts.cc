@@ -71,10 +71,11 @@ void PipelineParts::plan_pooled() {
 
 void PipelineParts::plan_at_home() {
   DISTCA_CHECK_EQ(grid().dedicated, 0);  // nobody would send them anything
+  PipelineRequest alone = request_.request;
+  alone.fill_ticks = FillTicks::kExact;  // no stage is idle for want of work
   for (const OrderedExchange& exchange : order_.exchanges) {
     plan_of_.push_back(plans_.size());
     for (int stage = 0; stage < grid().stages; ++stage) {
-      PipelineRequest alone = request_.request;
       if (find_scheduler(alone.options.scheduler).capacities) {
         alone.capacity.assign(grid().num_ranks(), 0);
         const std::vector<int64_t>& given = request_.request.capacity;
@@ -85,7 +86,6 @@ void PipelineParts::plan_at_home() {
       }
       std::vector<int> nano_batches(grid().stages, -1);
       nano_batches[stage] = exchange.nano_batches[stage];
-      alone.fill_ticks = FillTicks::kExact;  // no stage is idle for want of work
       plans_.push_back(make_slot_plan(alone, nano_batches, exchange.pass));
     }
   }

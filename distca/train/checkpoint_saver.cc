@@ -81,9 +81,11 @@ Owned Owners::of(int rank) const {
   std::vector<StoredTensor> tensors;
   std::vector<int64_t> begins;
   // Replicas of the last stage own slices of a tied embedding, too.
-  const std::vector<KeptWeight> weights = options.distributed_optimizer
-                                              ? held_weights(model, stage)
-                                              : kept_weights(model, run)[stage.index];
+  std::vector<KeptWeight> weights = held_weights(model, stage);
+  if (!options.distributed_optimizer) {
+    const std::vector<Weight> table = weight_table(model, stage);
+    std::erase_if(weights, [&](const KeptWeight& w) { return table[w.in_stage].is_copy(); });
+  }
   for (const KeptWeight& weight : weights) {
     tensors.push_back(held[weight.in_stage]);
     begins.push_back(layout.begins[weight.in_stage]);

@@ -28,10 +28,17 @@ MemoryParts standing_on_rank(const Config& config, const Stage& stage, int repli
   const LlamaConfig& model = config.model;
   const double master = master_bytes(model);
   const auto type = static_cast<double>(element_bytes(model.dtype));
+  const double even = 1.0 / std::max(replicas, 1);
+  const bool is_sharded = config.parallel.use_distributed_optimizer;
   double elements = 0, matrices = 0, copied = 0;
+  double owned = 0, saved = 0;  // of what the replica has alone, and of what it saves
   for (const Weight& weight : weight_table(model, stage)) {
     const auto numel = static_cast<double>(weight.numel());
     elements += numel;
+    // With ZeRO-1 the replicas of both stages share what is tied; else the first stage saves it.
+    owned += numel * (weight.is_tied ? even / 2 : even);
+    saved += is_sharded ? numel * (weight.is_tied ? even / 2 : even)
+                        : numel * (weight.is_copy() ? 0 : even);
     if (!weight.is_matrix()) continue;
     matrices += numel;
     // Of an embedding that is no head here, only rows are read.
@@ -39,17 +46,16 @@ MemoryParts standing_on_rank(const Config& config, const Stage& stage, int repli
         weight.phase == WeightPhase::kEmbed && !(model.tie_word_embeddings && stage.is_last());
     copied += only_rows ? 0 : numel;
   }
-  const double masters = elements * master, share = 1.0 / std::max(replicas, 1);
-  const bool is_sharded = config.parallel.use_distributed_optimizer;
+  const double masters = elements * master;
   MemoryParts parts;
   parts.weights = masters - (is_sharded ? matrices * (master - type) : 0);
   parts.gradients = masters;
   if (type < master && !is_sharded) parts.copies = copied * type;
-  parts.state = 2 * masters * (is_sharded ? share : 1);
-  if (is_sharded && type < master) parts.state += masters * share;
+  parts.state = 2 * (is_sharded ? owned * master : masters);
+  if (is_sharded && type < master) parts.state += owned * master;
   // Each replica copies its share of the masters and of both moments.
   if (config.checkpoint.async && config.checkpoint.every_steps > 0)
-    parts.checkpoint = 3 * masters * share;
+    parts.checkpoint = 3 * saved * master;
   return parts;
 }
 

@@ -23,6 +23,7 @@ struct PlanFigures {
   int64_t pairs = 0;    // (query, key) pairs that the mask allows
   /// How many nano-batches have their Q, K and V dispatched again for backward.
   int64_t num_redispatched = 0;
+  // In a pipeline, loads are those of forward, all layer steps.
   std::vector<int64_t> load_before;  // [servers] pairs under plain packing
   std::vector<int64_t> load_after;   // [servers] pairs under the plan
   // In a pipeline both are PipelineImbalance's.

@@ -43,15 +43,17 @@ class Prediction {
         most_layers_(std::ranges::max_element(parts.layers(), {}, &Range::size)->size()),
         before_(parts.ticks().size(), parts.grid().num_ranks()),
         after_(before_) {
-    if (!is_at_home()) add_exchanges();
+    add_exchanges();
     for (size_t tick = 0; tick < parts.ticks().size(); ++tick) {
-      for (int rank = 0; rank < parts.grid().num_workers(); ++rank) add_home(tick, rank);
+      for (int stage = 0; stage < parts.grid().stages; ++stage) add_home(tick, stage);
     }
   }
 
   PipelineImbalance result() const {
-    return {.before = before_.length_over_mean(request_.evenness),
-            .after = after_.length_over_mean(request_.evenness)};
+    // With 1f1b, stages do not meet before and after core attention.
+    const Evenness evenness = is_at_home() ? Evenness::kWhole : request_.evenness;
+    return {.before = before_.length_over_mean(evenness),
+            .after = after_.length_over_mean(evenness)};
   }
 
  private:
@@ -75,6 +77,7 @@ class Prediction {
             static_cast<double>(request_.profile ? loads[rank].time_ns : loads[rank].pairs);
         load += of_rank;
         pairs += static_cast<double>(loads[rank].pairs);
+        if (is_at_home()) continue;
         after_.add_attention(exchange.tick, rank,
                              attention_ps(work[rank], of_rank, exchange.layer_steps));
       }
@@ -82,25 +85,29 @@ class Prediction {
     if (pairs > 0) load_of_pair_ = load / pairs;
   }
 
-  /// What a worker does for its own nano-batches.
-  void add_home(size_t tick, int rank) {
+  /// What the workers of a stage do for their own nano-batches.
+  void add_home(size_t tick, int stage) {
     const Grid& grid = parts_.grid();
-    const int stage = grid.stage(rank);
     const auto& [micro_batch, pass] = parts_.ticks()[tick].stages[stage];
     if (micro_batch < 0) return;
     const size_t first = static_cast<size_t>(micro_batch) * request_.slots;
     for (size_t nano = first; nano < std::min(first + request_.slots, packed_.size()); ++nano) {
       std::vector<int> own(grid.stages, -1);
       own[stage] = static_cast<int>(nano);
-      const RankWork work = slot_work(request_, own, pass)[rank];
-      const double linear = static_cast<double>(work.tokens) *
-                            static_cast<double>(work.layers_ps_per_token + work.ends_ps_per_token);
-      const double load = load_of_pair_ * static_cast<double>(packed_[nano][grid.replica(rank)]);
-      const double attention = attention_ps(work, load, parts_.layers()[stage].size());
-      before_.add_linear(tick, rank, linear);
-      before_.add_attention(tick, rank, attention);
-      after_.add_linear(tick, rank, linear);
-      if (is_at_home()) after_.add_attention(tick, rank, attention);
+      const std::vector<RankWork> all = slot_work(request_, own, pass);
+      for (int replica = 0; replica < grid.replicas; ++replica) {
+        const int rank = grid.rank(stage, replica);
+        const RankWork& work = all[rank];
+        const double linear =
+            static_cast<double>(request_.homes[nano].num_tokens(replica)) *
+            static_cast<double>(work.layers_ps_per_token + work.ends_ps_per_token);
+        const double load = load_of_pair_ * static_cast<double>(packed_[nano][replica]);
+        const double attention = attention_ps(work, load, parts_.layers()[stage].size());
+        before_.add_linear(tick, rank, linear);
+        before_.add_attention(tick, rank, attention);
+        after_.add_linear(tick, rank, linear);
+        if (is_at_home()) after_.add_attention(tick, rank, attention);
+      }
     }
   }
 

@@ -16,10 +16,10 @@ struct PipelineImbalance {
   double after = 1;   // under the plans
 };
 
-/// `packed` [nano-batch][replica]: pairs of a layer under plain packing. With Evenness::kWhole a
-/// tick is as long as the most work of a rank; otherwise as the most linear work and the most
-/// attention, since ranks meet between them. Ignores: exchanges, and under 1f1b that stages may be
-/// up to a tick apart.
+/// `packed` [nano-batch][replica]: pairs of a layer under plain packing. With Evenness::kWhole, and
+/// under 1f1b, a tick is as long as the most work of a rank; otherwise as the most linear work and
+/// the most attention, since ranks meet between them. Ignores: exchanges, and under 1f1b that
+/// stages may be up to a tick apart and that replicas of a stage meet.
 PipelineImbalance pipeline_imbalance(const PipelineParts& parts,
                                      const std::vector<std::vector<int64_t>>& packed);
 

@@ -43,7 +43,8 @@ class Figures {
     after_.add(plan.cluster, loads_of(plan));
     figures_.imbalance_before = before_.value();
     figures_.imbalance_after = after_.value();
-    add_load(plan, before, 1, config_.model.num_hidden_layers);
+    add_load(plan, before, 1);
+    add_predicted(plan, static_cast<double>(config_.model.num_hidden_layers));
     for (const ServerLoad& load : plan.load) figures_.pairs += load.pairs;
     for (int worker = 0; worker < num_workers_; ++worker)
       work_[worker].tokens += plan.layout.num_tokens(worker);
@@ -70,9 +71,7 @@ class Figures {
         work_[rank].tokens += request.homes[nano].num_tokens(grid.replica(rank));
     }
     const std::vector<OrderedExchange>& exchanges = parts.order().exchanges;
-    for (size_t i = 0; i < exchanges.size(); ++i) {
-      if (exchanges[i].pass == Pass::kForward) add_exchange(parts, i, packed);
-    }
+    for (size_t i = 0; i < exchanges.size(); ++i) add_exchange(parts, i, packed);
     const PipelineImbalance imbalance = pipeline_imbalance(parts, packed);
     figures_.imbalance_before = imbalance.before;
     figures_.imbalance_after = imbalance.after;
@@ -84,16 +83,22 @@ class Figures {
     const OrderedExchange& exchange = parts.order().exchanges[index];
     const Grid& grid = parts.grid();
     const bool at_home = parts.schedule() == PipelineSchedule::kAtHome;
+    // A profile's time is that of both passes, and 2/7 of it forward. With 1f1b, both passes of a
+    // nano-batch go through one exchange.
+    const double passes = at_home ? 1 : exchange.pass == Pass::kForward ? 2. / 7 : 5. / 7;
     for (int stage = 0; stage < (at_home ? grid.stages : 1); ++stage) {
+      const Plan& plan = parts.plan(index, stage);
+      // With 1f1b, an exchange has as many layer steps as the largest stage has layers.
+      const int64_t steps = at_home ? parts.layers()[stage].size() : exchange.layer_steps;
+      add_predicted(plan, passes * static_cast<double>(steps));
+      if (exchange.pass == Pass::kBackward) continue;
       std::vector<int64_t> before(grid.num_workers(), 0);
       for (int rank = 0; rank < grid.num_workers(); ++rank) {
         const int nano = exchange.nano_batches[grid.stage(rank)];
         if (nano >= 0 && (!at_home || grid.stage(rank) == stage))
           before[rank] = packed[nano][grid.replica(rank)];
       }
-      // With 1f1b, an exchange has as many layer steps as the largest stage has layers.
-      const int64_t steps = at_home ? parts.layers()[stage].size() : exchange.layer_steps;
-      add_load(parts.plan(index, stage), before, steps, steps);
+      add_load(plan, before, steps);
     }
   }
 
@@ -103,17 +108,22 @@ class Figures {
     return pairs;
   }
 
-  /// Of `steps` layers under a plan, and of as many before it; what a profile predicts of `layers`.
-  void add_load(const Plan& plan, const std::vector<int64_t>& before, int64_t steps,
-                int64_t layers) {
+  /// Of `steps` layers under a plan, and of as many before it.
+  void add_load(const Plan& plan, const std::vector<int64_t>& before, int64_t steps) {
     for (size_t server = 0; server < plan.load.size(); ++server) {
       const ServerLoad& load = plan.load[server];
       if (server < before.size()) figures_.load_before[server] += steps * before[server];
       figures_.load_after[server] += steps * load.pairs;
       work_[server].load += steps * (config_.attention_profile ? load.time_ns : load.pairs);
-      if (!config_.attention_profile) continue;
+    }
+  }
+
+  /// What a profile predicts of so many layers, both passes.
+  void add_predicted(const Plan& plan, double layers) {
+    if (!config_.attention_profile) return;
+    for (size_t server = 0; server < plan.load.size(); ++server) {
       figures_.attention_predicted_s[server] +=
-          1e-9 * static_cast<double>(load.time_ns) * static_cast<double>(layers);
+          1e-9 * static_cast<double>(plan.load[server].time_ns) * layers;
     }
   }
 

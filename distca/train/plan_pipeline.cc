@@ -50,6 +50,20 @@ std::vector<EndsTime> stated_ends(const Config& config, const RunGrid& run, bool
   return ends;
 }
 
+/// With 1f1b, some rank of each stage has to compute its attention.
+void check_stage_capacities(const Config& config, const RunGrid& run,
+                            const std::vector<int64_t>& capacity) {
+  if (capacity.empty() || config.parallel.pipeline_schedule != PipelineSchedule::kAtHome) return;
+  for (int stage = 0; stage < run.grid.stages; ++stage) {
+    const auto first = capacity.begin() + run.grid.rank(stage, 0);
+    DISTCA_THROW_IF(std::all_of(first, first + run.grid.replicas, [](int64_t c) { return c == 0; }),
+                    ErrorKind::kConfig,
+                    "servers.capacity = {}: stage {} has none, and with "
+                    "parallel.pipeline_schedule = 1f1b each stage computes its own attention",
+                    config.servers.capacity, stage);
+  }
+}
+
 /// What a rank of each stage holds of micro-batches in flight.
 void check_activations(const Config& config, const RunGrid& run, const PipelineParts& parts) {
   if (config.plan.max_memory_gib <= 0) return;
@@ -108,6 +122,7 @@ std::shared_ptr<const PipelineParts> plan_pipeline(const Config& config, const B
   request.recompute = config.train.recompute;
   request.in_place = config.servers.in_place;
   request.capacity = checked_capacities(config, run.grid.num_workers());
+  check_stage_capacities(config, run, request.capacity);
   auto parts = std::make_shared<const PipelineParts>(std::move(step));
   if (trains) check_activations(config, run, *parts);
   return parts;

@@ -9,6 +9,7 @@
 #include "distca/base/error.h"
 #include "distca/base/text.h"
 #include "distca/cost/stage_layers.h"
+#include "distca/plan/scheduler.h"
 
 namespace distca {
 namespace {
@@ -132,6 +133,12 @@ void check_pipeline(const Config& config) {
                   config.servers.reweight ? "servers.reweight = true" : "plan.tolerance = auto",
                   size);
   const bool at_home = config.parallel.pipeline_schedule == PipelineSchedule::kAtHome;
+  const bool fills = config.plan.fill_ticks != FillTicks::kExact;
+  DISTCA_THROW_IF(
+      fills && (at_home || !find_scheduler(config.plan.scheduler).split_kv), ErrorKind::kConfig,
+      "plan.fill_ticks with {}: it would be ignored; leave it out, or use "
+      "pipeline_schedule = aligned and scheduler = balanced",
+      at_home ? "parallel.pipeline_schedule = 1f1b" : "plan.scheduler = " + config.plan.scheduler);
   DISTCA_THROW_IF(at_home && config.servers.dedicated > 0, ErrorKind::kConfig,
                   "servers.dedicated = {} with parallel.pipeline_schedule = 1f1b: there each stage "
                   "computes its own attention; use aligned",
