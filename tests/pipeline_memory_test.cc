@@ -12,6 +12,7 @@
 #include <array>
 #include <cmath>
 #include <numeric>
+#include <tuple>
 
 #include "distca/base/text.h"
 #include "distca/train/memory.h"
@@ -48,13 +49,13 @@ struct Case {
   Recompute recompute = Recompute::kNone;
   ScalarType type = ScalarType::kFloat32;
   int nano_batches = 1;
-  bool uneven = false, zero = false, dedicated = false;
+  bool uneven = false, zero = false, dedicated = false, tied = false;
 
   std::string name() const {
-    return fmt::format("{}x{}_{}_{}_{}_{}_nanos{}{}{}", size.stages, size.replicas, mode.name,
+    return fmt::format("{}x{}_{}_{}_{}_{}_nanos{}{}{}{}", size.stages, size.replicas, mode.name,
                        kRecomputeNames[static_cast<size_t>(recompute)], short_name(type),
                        nano_batches, uneven ? "_uneven" : "", zero ? "_zero" : "",
-                       dedicated ? "_dedicated" : "");
+                       dedicated ? "_dedicated" : "", tied ? "_tied" : "");
   }
 };
 std::string case_name(const ::testing::TestParamInfo<Case>& info) { return info.param.name(); }
@@ -150,7 +151,7 @@ std::vector<Case> cases() {
   std::vector<Case> cases;
   for (const std::vector<int>& row :
        covering_pairs({std::size(kSizes), std::size(kModes), std::size(kRecomputes),
-                       std::size(kTypes), std::size(kNanoBatches), 2, 2, 2})) {
+                       std::size(kTypes), std::size(kNanoBatches), 2, 2, 2, 2})) {
     cases.push_back({.size = kSizes[row[0]],
                      .mode = kModes[row[1]],
                      .recompute = kRecomputes[row[2]],
@@ -158,7 +159,8 @@ std::vector<Case> cases() {
                      .nano_batches = kNanoBatches[row[4]],
                      .uneven = row[5] == 1,
                      .zero = row[6] == 1,
-                     .dedicated = row[7] == 1});
+                     .dedicated = row[7] == 1,
+                     .tied = row[8] == 1});
   }
   return cases;
 }
@@ -185,35 +187,47 @@ TEST(pipeline_memory, recomputation_neither_sends_nor_computes_core_attention_ag
   }
 }
 
-TEST(pipeline_memory, what_stands_on_all_stages_is_what_stands_on_one_worker) {
-  Config config;
-  config.model.num_hidden_layers = 7;
-  config.checkpoint.every_steps = 1;
-  for (const bool zero : {false, true}) {
-    config.parallel.use_distributed_optimizer = zero;
-    for (const ScalarType type : {ScalarType::kFloat32, ScalarType::kBFloat16}) {
-      config.model.dtype = type;
-      config.parallel.pipeline_model_parallel_size = 1;
-      config.parallel.pipeline_layers = "";
-      const MemoryParts one = standing_memory(config, 2, {.count = 2});
-      config.parallel.pipeline_model_parallel_size = 3;
-      config.parallel.pipeline_layers = "2,3,2";
-      const MemoryParts three = standing_memory(config, 6, {.count = 6});
-      EXPECT_EQ(three.weights, one.weights);
-      EXPECT_EQ(three.gradients, one.gradients);
-      EXPECT_EQ(three.state, one.state);
-      EXPECT_EQ(three.copies, one.copies);
-      EXPECT_EQ(three.checkpoint, one.checkpoint);
-      // The first stage has the embedding, of whose rows bf16 makes no copy, the last one the head.
-      const auto copies = [&](int rank) { return standing_memory(config, 6, {rank, 1}).copies; };
-      EXPECT_EQ(copies(0) > 0, type == ScalarType::kBFloat16 && !zero);
-      EXPECT_EQ(copies(5) - copies(0),
-                copies(0) > 0
-                    ? 2.0 * static_cast<double>(config.model.vocab_size * config.model.hidden_size)
-                    : 0);
-    }
+class StandingTest : public ::testing::TestWithParam<std::tuple<bool, ScalarType, bool>> {
+ protected:
+  StandingTest() {
+    std::tie(config_.parallel.use_distributed_optimizer, config_.model.dtype,
+             config_.model.tie_word_embeddings) = GetParam();
+    config_.model.num_hidden_layers = 7;
+    config_.checkpoint.every_steps = 1;
   }
+  /// Summed over the two replicas of each stage.
+  MemoryParts of_all(const char* layers, int stages) {
+    config_.parallel.pipeline_layers = layers;
+    config_.parallel.pipeline_model_parallel_size = stages;
+    return standing_memory(config_, 2 * stages, {.count = 2 * stages});
+  }
+  bool converts() const {
+    return config_.model.dtype == ScalarType::kBFloat16 &&
+           !config_.parallel.use_distributed_optimizer;
+  }
+  Config config_;
+};
+
+TEST_P(StandingTest, on_all_stages_it_is_what_stands_on_one_worker_and_the_tied_copy) {
+  const MemoryParts one = of_all("", 1), three = of_all("2,3,2", 3);
+  const auto elements = static_cast<double>(config_.model.vocab_size * config_.model.hidden_size);
+  const double tied = config_.model.tie_word_embeddings ? 2 * elements : 0;
+  const bool zero = config_.parallel.use_distributed_optimizer;
+  const double type =
+      zero ? static_cast<double>(element_bytes(config_.model.dtype)) : sizeof(float);
+  EXPECT_EQ(three.weights, one.weights + tied * type);
+  EXPECT_EQ(three.gradients, one.gradients + tied * sizeof(float));
+  EXPECT_EQ(three.state, one.state + (zero ? 0 : 2 * tied * sizeof(float)));
+  EXPECT_EQ(three.copies, one.copies);
+  EXPECT_EQ(three.checkpoint, one.checkpoint);
+  // The first stage has the embedding, of whose rows bf16 makes no copy, the last one the head.
+  const auto copies = [&](int rank) { return standing_memory(config_, 6, {rank, 1}).copies; };
+  EXPECT_EQ(copies(0) > 0, converts());
+  EXPECT_EQ(copies(5) - copies(0), converts() ? 2 * elements : 0);
 }
+INSTANTIATE_TEST_SUITE_P(Pairs, StandingTest,
+                         ::testing::Combine(::testing::Bool(), ::testing::ValuesIn(kTypes),
+                                            ::testing::Bool()));
 
 TEST(pipeline_memory, the_first_stage_keeps_the_most) {
   Config config;
