@@ -11,6 +11,7 @@
 #include <cstdlib>
 
 #include "distca/base/error.h"
+#include "distca/base/heap.h"
 #include "distca/base/integers.h"
 #endif
 
@@ -82,11 +83,9 @@ class AtenAttention : public TorchAttention {
 /// grown at once, in huge pages.
 void keep_heap() {
   constexpr int kLargest = 32 << 20;  // the most that glibc takes
-  constexpr int kKeep = 1 << 30;
-  constexpr int kGrown = kKeep / 2;
-  DISTCA_CHECK(mallopt(M_MMAP_THRESHOLD, kLargest) == 1 && mallopt(M_TRIM_THRESHOLD, kKeep) == 1 &&
-                   mallopt(M_TOP_PAD, kGrown) == 1,
-               "glibc refused the limits");
+  constexpr int kGrown = 1 << 29;
+  keep_freed_memory();
+  DISTCA_CHECK(mallopt(M_TOP_PAD, kGrown) == 1, "glibc refused the limit");
   const auto old_end = round_up(reinterpret_cast<int64_t>(sbrk(0)), kHugePage);
   void* volatile grows = std::malloc(kLargest / 2);
   std::free(grows);

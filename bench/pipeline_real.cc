@@ -14,24 +14,26 @@
 #include "bench/main.h"
 #include "bench/stage_player.h"
 #include "distca/base/error.h"
+#include "distca/base/heap.h"
 #include "distca/base/statistics.h"
 #include "distca/comm/collectives.h"
+#include "distca/train/bandwidth.h"
 
 namespace distca::bench {
 namespace {
 
 constexpr int kStages = 2, kMicroBatches = 4, kLayers = 2;  // layers of a stage
-constexpr int64_t kTokens = 4096;                           // of a nano-batch
 
 /// What there is to compute. The MLP's width decides how much of it is core attention.
 struct RealSetting {
   const char* name;
   int64_t intermediate_size;
+  int64_t tokens;        // of a nano-batch
   double median_tokens;  // of a document
   bool judged;
 };
-constexpr std::array kSettings{RealSetting{"attention 0.40", 256, 1024, true},
-                               RealSetting{"attention 0.25", 768, 768, false}};
+constexpr std::array kSettings{RealSetting{"attention over 0.40", 512, 8192, 3072, true},
+                               RealSetting{"attention near 0.25", 768, 4096, 768, false}};
 
 LlamaConfig model_of(const RealSetting& setting) {
   return {.vocab_size = 256,
@@ -64,6 +66,7 @@ struct MeasuredSpeeds {
   RankSpeed speed;
   std::array<double, 2> linear_ns{}, attention_ns{};  // [pass] of a token, of a thousand pairs
   std::array<EndsTime, kStages> ends{};
+  int64_t bytes_per_us = 0;  // that a rank sends while nothing is computed
 };
 
 /// The documents of a batch in as many nano-batches of even work: the longest first, each where
@@ -88,7 +91,8 @@ BatchLengths packed_by_work(const BatchLengths& batch, const RankSpeed& speed) {
 /// One step, of all ranks.
 struct RealStep {
   StepFigures figures;
-  double exchange_processor_s = 0, copied_s = 0, computed_s = 0;  // means over the ranks
+  double exchange_processor_s = 0, copied_s = 0;  // means over the ranks
+  double computed_s = 0, attention_s = 0;
 };
 
 class RealMeasurer {
@@ -103,7 +107,7 @@ class RealMeasurer {
     for (size_t way = 0; way < kWays; ++way)
       steps_.push_back(way == kDataParallel ? whole_->make_step() : stage_->make_step());
     for (int batch = 0; batch < options.batches; ++batch) {
-      batches_.push_back(uneven_lengths(2 * kMicroBatches, kTokens, setting.median_tokens,
+      batches_.push_back(uneven_lengths(2 * kMicroBatches, setting.tokens, setting.median_tokens,
                                         static_cast<uint64_t>(batch + 1)));
     }
   }
@@ -123,7 +127,8 @@ class RealMeasurer {
                                    .lengths = lengths_of(way, batch),
                                    .shape = model_.shape().attention,
                                    .speed = speeds_.speed,
-                                   .ends = {speeds_.ends.begin(), speeds_.ends.end()}}));
+                                   .ends = {speeds_.ends.begin(), speeds_.ends.end()},
+                                   .bytes_per_us = speeds_.bytes_per_us}));
   }
   StepInput input_of(Way way, const BatchLengths& batch) const {
     if (way == kDataParallel) {
@@ -196,7 +201,9 @@ void RealMeasurer::measure_speeds() {
   Json ends_json = Json::array();
   for (const EndsTime& end : speeds_.ends)
     ends_json.push_back({end.forward_ps_per_token, end.backward_ps_per_token});
-  write("speeds", {{"linear_ns", speeds_.linear_ns},
+  speeds_.bytes_per_us = measured_bytes_per_us(comm_);
+  write("speeds", {{"bytes_per_us", speeds_.bytes_per_us},
+                   {"linear_ns", speeds_.linear_ns},
                    {"attention_ns", speeds_.attention_ns},
                    {"ends_ps", ends_json}});
 }
@@ -237,7 +244,8 @@ RealStep RealMeasurer::run(Way way, size_t batch) {
   return {.figures = figures_of(all_gather(comm_, mine.played, "figures of a step")),
           .exchange_processor_s = mean_of_ranks(mine.exchange_processor_s),
           .copied_s = mean_of_ranks(mine.copied_s),
-          .computed_s = mean_of_ranks(mine.computed_s)};
+          .computed_s = mean_of_ranks(mine.computed_s),
+          .attention_s = mean_of_ranks(mine.attention_s)};
 }
 
 /// And sees that all ways compute the same step, but for those in which documents have other
@@ -263,7 +271,7 @@ void RealMeasurer::measure() {
                     {"model", model_.to_hugging_face(0)},
                     {"stages", kStages},
                     {"micro_batches", kMicroBatches},
-                    {"tokens", kTokens}});
+                    {"tokens", setting_.tokens}});
   write_plans();
   warm_up();
   const int rounds = setting_.judged ? options_.rounds : options_.shown_rounds;
@@ -280,6 +288,7 @@ void RealMeasurer::measure() {
                                       {"idle_share", step.figures.idle_share},
                                       {"core_idle_share", step.figures.core_idle_share},
                                       {"computed_s", step.computed_s},
+                                      {"attention_s", step.attention_s},
                                       {"copied_s", step.copied_s},
                                       {"exchange_processor_s", step.exchange_processor_s}};
     }
@@ -290,6 +299,7 @@ void RealMeasurer::measure() {
 }  // namespace
 
 void measure_real(const RealOptions& options, Communicator& comm) {
+  keep_freed_memory();  // as `distca train` does in a pipeline
   bool any = false;
   for (const RealSetting& setting : kSettings) {
     if (std::string(setting.name).find(options.only) == std::string::npos) continue;

@@ -44,7 +44,10 @@ PipelineStepRequest step_of(const PacedSetting& setting, PipelineArm arm) {
             .speed = {.linear_ps_per_token =
                           rounded(kLinearPasses * prices.token_s * setting.layers * 1e12),
                       .attention_ps_per_kload =
-                          rounded(kAttentionPasses * prices.pair_s * setting.layers * 1e15)}});
+                          rounded(kAttentionPasses * prices.pair_s * setting.layers * 1e15)},
+            .ends = {},
+            .bytes_per_us = setting.bytes_per_us,
+            .fill_ticks = setting.fill_ticks});
 }
 
 }  // namespace
@@ -105,6 +108,9 @@ PipelineStepRequest step_request(PipelineArm arm, const ArmRequest& of) {
   request.evenness = arm == PipelineArm::kAttentionEven ? Evenness::kAttention : Evenness::kWhole;
   request.speeds.assign(static_cast<size_t>(of.grid.num_ranks()), of.speed);
   request.ends = of.ends;
+  request.bytes_per_us = of.bytes_per_us;
+  request.fill_ticks = of.fill_ticks;
+  request.layer_steps = of.layers;
   for (const std::vector<int64_t>& nano : of.lengths) {
     request.nano_batches.push_back(NanoBatch::from_lengths(nano));
     request.homes.push_back(

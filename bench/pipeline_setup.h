@@ -28,6 +28,8 @@ struct PacedSetting {
   int64_t tokens = 16'384;       // of a nano-batch on a replica
   double linear_s = 0.014;       // of a nano-batch in a layer, forward
   int64_t head_dim = 1;          // of the one head: how large messages are
+  int64_t bytes_per_us = 0;  // by which fill ticks are weighed (PipelineRequest); 0: they are not
+  FillTicks fill_ticks = FillTicks::kExact;
   uint64_t seed = 1;
 
   int ranks() const { return stages * replicas; }
@@ -63,6 +65,8 @@ struct ArmRequest {
   AttentionShape shape;
   RankSpeed speed;             // of every rank
   std::vector<EndsTime> ends;  // [stage]; empty: no time
+  int64_t bytes_per_us = 0;    // as PipelineRequest's
+  FillTicks fill_ticks = FillTicks::kExact;
 };
 PipelineStepRequest step_request(PipelineArm arm, const ArmRequest& request);
 

@@ -414,7 +414,7 @@ class Pipelines(unittest.TestCase):
         speeds = {"line": "speeds", "linear_ns": [1, 2], "attention_ns": [1, 2.5]}
         setting = {"line": "setting", "name": "attention 0.40", "judged": True, "model": model, "micro_batches": 4, "tokens": 1}
         plan = {"line": "plan", "linear_s": 1.7, "attention_s": 1.1, "ends_s": 0.05, "attention_share": share, "least_s": 3}
-        figures = {"idle_share": idle, "core_idle_share": 0, "exchange_processor_s": 0.1, "computed_s": 2}
+        figures = {"idle_share": idle, "core_idle_share": 0, "exchange_processor_s": 0.1, "computed_s": 2, "attention_s": 1}
         arms = {"aligned, whole even": ours, "aligned, whole even, again": ours, "1F1B, pairs": 3.6,
                 "1F1B, single nano-batches": 3.3}
         rounds = [{"line": "round", "batch": 0, "arms": {name: {"s": s} | figures for name, s in arms.items()}}] * 15
@@ -432,10 +432,12 @@ class Pipelines(unittest.TestCase):
     def test_a_slow_wire_is_judged_beside_messages_of_one_byte(self):
         for whole, verdict in ((1.04, "reached"), (1.06, "missed")):
             setting = {"line": "wire", "name": "x", "mb_per_s": 25, "bytes_per_s": 25e6, "judged": True, "normal_share": 0.4,
-                       "fill_share": 0.8, "plan": {"planned_s": 1}}
+                       "fill_share": 0.8}
+            plans = [{"line": "arm", "arm": name, "bytes": 1, "fill_share": 0.8, "planned_s": 1}
+                     for name in ("whole", "whole, again", "one byte")]
             arms = {"whole": {"s": whole}, "whole, again": {"s": whole}, "one byte": {"s": 1}}
             out = Report("pipeline")
-            report_pipeline.pipeline(out, {"part": "wire"}, [setting, *[{"line": "round", "arms": arms}] * 15])
+            report_pipeline.pipeline(out, {"part": "wire"}, [setting, *plans, *[{"line": "round", "arms": arms}] * 15])
             self.assertEqual(out.verdicts, {verdict: 1})
 
 

@@ -96,6 +96,8 @@ StageStep RankModel::play(Step& step, const StepInput& input, int64_t num_target
   result.played.gradient_norm = made.sum.norm;
   const Played parts = played_of(made.times);
   result.computed_s = parts.computed_s;
+  result.attention_s = made.times.of(OpKind::kCoreAttention, Pass::kForward, OpPart::kPlay) +
+                       made.times.of(OpKind::kCoreAttention, Pass::kBackward, OpPart::kPlay);
   result.copied_s = parts.copied_s;
   result.exchange_processor_s = result.played.processor_s - parts.computed_processor_s;
   result.times = made.times;

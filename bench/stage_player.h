@@ -18,6 +18,7 @@ namespace distca::bench {
 struct StageStep {
   PlayedStep played;
   double computed_s = 0;            // of all operations of the compute stream
+  double attention_s = 0;           // likewise, of core attention alone
   double copied_s = 0;              // packing, issuing, landing
   double exchange_processor_s = 0;  // of the process, but for these operations
   OpTimes times;

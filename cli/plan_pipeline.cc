@@ -37,27 +37,28 @@ class Pipeline {
         arguments_.pipeline, request_.grid.replicas, arguments_.micro_batches, request_.slots,
         arguments_.overlap, parts_->ticks().size() / 2);
     Table table({"tick", "pass", "working", "load", "max/share", "sent MiB", "largest MiB",
-                 "exchange ms", "planned ms", "ideal ms", "over ideal"});
+                 "exchange ms", "exposed ms", "planned ms", "ideal ms", "over ideal"});
     const auto ms = [](int64_t ps) {
       return fmt::format("{:.2f}", static_cast<double>(ps) * 1e-9);
     };
     const auto mib = [](int64_t bytes) {
       return fmt::format("{:.0f}", static_cast<double>(bytes) / 0x1p20);
     };
-    int64_t planned_ps = 0, ideal_ps = 0;
+    int64_t exposed_ps = 0, planned_ps = 0, ideal_ps = 0;
     int number = 0;
     for (const TickFigures& tick : tick_figures(request_, *parts_->ticks_plan())) {
       table.add_row({std::to_string(number++), pass_name(tick.pass),
                      fmt::format("{} of {}", tick.working, arguments_.pipeline),
                      with_thousands(tick.load), fmt::format("{:.3f}", tick.max_over_share),
                      mib(tick.bytes), mib(tick.max_send_bytes), ms(tick.exchange_ps),
-                     ms(tick.planned_ps), ms(tick.ideal_ps),
+                     ms(tick.exposed_ps), ms(tick.planned_ps), ms(tick.ideal_ps),
                      fmt::format("{:.3f}", tick.over_ideal())});
+      exposed_ps += tick.exposed_ps;
       planned_ps += tick.planned_ps;
       ideal_ps += tick.ideal_ps;
     }
     table.add_row(
-        {"all", "", "", "", "", "", "", "", ms(planned_ps), ms(ideal_ps),
+        {"all", "", "", "", "", "", "", "", ms(exposed_ps), ms(planned_ps), ms(ideal_ps),
          fmt::format("{:.3f}", static_cast<double>(planned_ps) / static_cast<double>(ideal_ps))});
     fmt::print("{}\n", table.to_string());
   }

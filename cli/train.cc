@@ -9,6 +9,7 @@
 #include "distca/base/console.h"
 #include "distca/base/env.h"
 #include "distca/base/error.h"
+#include "distca/base/heap.h"
 #include "distca/base/stop_signals.h"
 #include "distca/checkpoint/index.h"
 #include "distca/comm/device_copy.h"
@@ -158,6 +159,7 @@ int start_ranks(const TrainArguments& arguments, const Config& config, int worke
                 const std::optional<Rendezvous>& rendezvous, const RunStart& start) {
   const RunGrid grid = run_grid(config, workers);
   const int ranks = grid.grid.num_ranks();
+  if (grid.grid.stages > 1) keep_freed_memory();
   const bool own_launcher = !start.run_id.empty();  // which says who is who
   if (rendezvous && own_launcher) return report(train_as_rank(config, *rendezvous, start));
   if (rendezvous) {

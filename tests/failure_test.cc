@@ -86,9 +86,10 @@ INSTANTIATE_TEST_SUITE_P(ranks, LostRankTest, ::testing::Values(0, 2));
 
 class LostStageTest : public FailureTest, public ::testing::WithParamInterface<int> {
  protected:
-  void start_stages() {
-    ASSERT_NO_FATAL_FAILURE(start({"--workers", "3", "parallel.pipeline_model_parallel_size=3",
-                                   "model.num_hidden_layers=3"}));
+  void start_stages(const Words& more = {}) {
+    ASSERT_NO_FATAL_FAILURE(start(joined(
+        {"--workers", "3", "parallel.pipeline_model_parallel_size=3", "model.num_hidden_layers=3"},
+        more)));
   }
 };
 
@@ -107,6 +108,36 @@ TEST_P(LostStageTest, a_stopped_rank_is_named_with_its_stage) {
       last_line_after(SIGSTOP, GetParam()),
       AllOf(HasSubstr(fmt::format("rank {0} (stage {0}, replica 0) is silent since ", GetParam())),
             HasSubstr("last seen: step ")));
+}
+
+/// Lets a process run for a fifteenth of the time.
+class Throttle {
+ public:
+  explicit Throttle(pid_t pid)
+      : thread_([pid](const std::stop_token& stop) {
+          using namespace std::chrono_literals;
+          while (!stop.stop_requested() && kill(pid, SIGSTOP) == 0) {
+            std::this_thread::sleep_for(280ms);
+            kill(pid, SIGCONT);
+            std::this_thread::sleep_for(20ms);
+          }
+        }) {}
+
+ private:
+  std::jthread thread_;
+};
+
+TEST_P(LostStageTest, a_slow_rank_is_named_with_its_stage) {
+  // An operation that takes longer than the timeout on the slow rank.
+  ASSERT_NO_FATAL_FAILURE(
+      start_stages({"attention.kernel=reference", "plan.scheduler=local",
+                    "batch.nano_batch_tokens=4096", "batch.max_document_tokens=4096"}));
+  const Throttle throttle(program_->pid_of_rank(GetParam()));
+  EXPECT_THAT(
+      last_line_after(0, GetParam()),
+      AllOf(HasSubstr(fmt::format("rank {0} (stage {0}, replica 0) is alive but behind (at step ",
+                                  GetParam())),
+            HasSubstr(" waited 3.")));
 }
 
 INSTANTIATE_TEST_SUITE_P(stages, LostStageTest, ::testing::Values(0, 1, 2));

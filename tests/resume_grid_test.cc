@@ -72,6 +72,21 @@ TEST_F(ResumeGrid, another_grid_holds_the_result_of_the_straight_run) {
   expect_same("shared stages");
 }
 
+TEST_F(ResumeGrid, the_next_loss_has_the_same_bits_for_every_number_of_stages) {
+  for (const int replicas : {1, 2}) {
+    const auto on = [&](int stages) {
+      return words({stages, replicas, {"comm.backend=threads"}}, "float32");
+    };
+    const std::string from = fmt::format("from {}", replicas);
+    const Training straight = train(from, on(2));
+    for (const int stages : {1, 2, 3, 4}) {
+      const std::string name = fmt::format("{}x{}", stages, replicas);
+      go_on(from, name, on(stages));
+      EXPECT_EQ(read_training(name).losses.at(0), tail(straight.losses).at(0)) << name;
+    }
+  }
+}
+
 TEST_F(ResumeGrid, a_tied_embedding_that_two_stages_hold_goes_on_anywhere) {
   const auto on = [](int stages, int replicas, bool zero) {
     return words({stages,

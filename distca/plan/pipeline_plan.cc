@@ -48,17 +48,6 @@ void check_request(const PipelineRequest& request) {
                "times of the ends of {} stages, there are {}", request.ends.size(), grid.stages);
 }
 
-int64_t load_of(const PipelineRequest& request, std::span<const int> nano_batches) {
-  const TaskPrice price(request.shape, request.profile.get());
-  int64_t load = 0;
-  for (const int nano : nano_batches) {
-    if (nano < 0) continue;
-    for (const Document& document : request.nano_batches[nano].documents)
-      load += price({0, document.length}, {0, document.length});
-  }
-  return load;
-}
-
 bool is_fill(std::span<const int> nano_batches) {
   return std::ranges::any_of(nano_batches, [](int nano) { return nano < 0; });
 }
@@ -91,6 +80,63 @@ Shares shares_of_fill(const PipelineRequest& request, std::span<const RankWork> 
           .tolerance_ppm = static_cast<int64_t>(std::clamp(beyond, 0.0, kMostBeyond) * 1e6)};
 }
 
+/// [ranks] The load of each rank's own rows.
+std::vector<double> home_loads(const PipelineRequest& request, std::span<const int> nano_batches) {
+  const TaskPrice price(request.shape, request.profile.get());
+  std::vector<double> loads(request.grid.num_ranks(), 0);
+  for (int stage = 0; stage < request.grid.stages; ++stage) {
+    if (nano_batches[stage] < 0) continue;
+    const Layout& home = request.homes[nano_batches[stage]];
+    for (int replica = 0; replica < request.grid.replicas; ++replica) {
+      for (const Segment& segment : home.workers[replica])
+        loads[request.grid.rank(stage, replica)] +=
+            static_cast<double>(price.of_rows(segment.tokens));
+    }
+  }
+  return loads;
+}
+
+/// Workers with tokens may take what they finish within the tick's least length and the tolerance;
+/// idle servers share what is then left. So a longer tick takes load from them alone.
+Shares shares_that_stay(const PipelineRequest& request, std::span<const int> nano_batches,
+                        std::span<const RankWork> work, int64_t load, int64_t tolerance_ppm) {
+  const double own = 1e-6 * static_cast<double>(own_tolerance_ppm(request));
+  const double ps = static_cast<double>(least_ps(work, request.evenness, load)) *
+                    (1 + 1e-6 * static_cast<double>(tolerance_ppm));
+  const std::vector<double> at_home = home_loads(request, nano_batches);
+  double longest = 0;
+  for (const RankWork& rank : work) longest = std::max(longest, linear_ps(rank));
+  std::vector<double> most(work.size(), 0);
+  double left = static_cast<double>(load) * (1 + own), idle_rate = 0;
+  const auto rate = [&](size_t rank) {
+    return 1000 / static_cast<double>(work[rank].attention_ps_per_kload);
+  };
+  for (size_t rank = 0; rank < work.size(); ++rank) {
+    if (!work[rank].serves) continue;
+    const double begin = request.evenness == Evenness::kWhole ? linear_ps(work[rank]) : longest;
+    most[rank] = std::max(0.0, ps - begin) * rate(rank);
+    if (work[rank].tokens > 0)
+      left -= std::min(most[rank], at_home[rank]);
+    else
+      idle_rate += rate(rank);
+  }
+  double sum = 0, largest = 0;
+  for (size_t rank = 0; rank < work.size(); ++rank) {
+    if (work[rank].serves && work[rank].tokens == 0)
+      most[rank] = std::clamp(left * rate(rank) / idle_rate, 0.0, most[rank]);
+    sum += most[rank];
+    largest = std::max(largest, most[rank]);
+  }
+  Shares shares;
+  for (const double one : most) {
+    const auto units = static_cast<int64_t>(one / largest * kCapacityUnits + 0.5);
+    shares.capacity.push_back(one > 0 ? std::max<int64_t>(1, units) : 0);
+  }
+  const double beyond = sum / static_cast<double>(load) - 1;
+  shares.tolerance_ppm = static_cast<int64_t>(std::clamp(beyond, 0.0, kMostBeyond) * 1e6);
+  return shares;
+}
+
 Shares shares_of(const PipelineRequest& request, std::span<const int> nano_batches, Pass pass,
                  int64_t fill_tolerance_ppm) {
   const int64_t own = request.options.tolerance_ppm;
@@ -98,7 +144,7 @@ Shares shares_of(const PipelineRequest& request, std::span<const int> nano_batch
   // One stage shares its plans between the passes.
   const std::optional<Pass> alone = request.grid.stages == 1 ? std::nullopt : std::optional(pass);
   const std::vector<RankWork> work = slot_work(request, nano_batches, alone);
-  const int64_t load = load_of(request, nano_batches);
+  const int64_t load = slot_load(request, nano_batches);
   const bool known = std::ranges::all_of(
       work, [](const RankWork& rank) { return rank.attention_ps_per_kload > 0; });
   if (is_fill(nano_batches) && known && load > 0)
@@ -162,26 +208,57 @@ bool is_weighed(const PipelineRequest& request, std::span<const int> nano_batche
          !request.speeds.empty() && request.fill_tolerance_ppm == PlanOptions::kOwnTolerance;
 }
 
-/// The plan whose slot is predicted to be over first, of some tolerances that grow as long as that
-/// helps.
+/// Tries tolerances of one slot, and keeps the plan with which it is predicted to be over first.
+class SlotWeigher {
+ public:
+  SlotWeigher(const PipelineRequest& request, std::span<const int> nano_batches, Pass pass)
+      : request_(request),
+        nano_batches_(nano_batches),
+        pass_(pass),
+        work_(slot_work(request, nano_batches, pass)),
+        load_(slot_load(request, nano_batches)) {}
+
+  /// Tolerances grow as long as that helps. Then the one between the last two is tried.
+  Plan weigh() {
+    int64_t before = own_tolerance_ppm(request_);
+    consider(shares_of(request_, nano_batches_, pass_, before));
+    for (const int64_t larger : {50'000, 100'000, 200'000, 400'000, 800'000}) {
+      if (least_.is_hidden()) break;
+      if (larger <= before) continue;
+      if (!consider_tolerance(larger) || least_.is_hidden()) {
+        consider_tolerance((before + larger) / 2);
+        break;
+      }
+      before = larger;
+    }
+    return std::move(best_);
+  }
+
+ private:
+  bool consider_tolerance(int64_t tolerance_ppm) {
+    return consider(shares_that_stay(request_, nano_batches_, work_, load_, tolerance_ppm));
+  }
+  /// Whether this is the best so far.
+  bool consider(const Shares& shares) {
+    Plan plan = slot_plan(request_, nano_batches_, shares);
+    const SlotTime time = slot_time(request_, plan, nano_batches_, pass_);
+    if (!best_.load.empty() && time.total_ps() >= least_.total_ps()) return false;
+    best_ = std::move(plan);
+    least_ = time;
+    return true;
+  }
+
+  const PipelineRequest& request_;
+  const std::span<const int> nano_batches_;
+  const Pass pass_;
+  const std::vector<RankWork> work_;  // [ranks]
+  const int64_t load_;
+  Plan best_;
+  SlotTime least_;  // of best_
+};
+
 Plan weighed_plan(const PipelineRequest& request, std::span<const int> nano_batches, Pass pass) {
-  constexpr std::array<int64_t, 5> kLarger{50'000, 100'000, 200'000, 400'000, 800'000};
-  std::vector<int64_t> tolerances{own_tolerance_ppm(request)};
-  for (const int64_t larger : kLarger) {
-    if (larger > tolerances[0]) tolerances.push_back(larger);
-  }
-  Plan best;
-  SlotTime least;
-  for (const int64_t tolerance_ppm : tolerances) {
-    Plan plan =
-        slot_plan(request, nano_batches, shares_of(request, nano_batches, pass, tolerance_ppm));
-    const SlotTime time = slot_time(request, plan, nano_batches, pass);
-    if (!best.load.empty() && time.total_ps() >= least.total_ps()) break;
-    best = std::move(plan);
-    least = time;
-    if (time.is_hidden()) break;
-  }
-  return best;
+  return SlotWeigher(request, nano_batches, pass).weigh();
 }
 
 Plan plan_of_slot(const PipelineRequest& request, std::span<const int> nano_batches, Pass pass) {
@@ -248,6 +325,17 @@ class Planner {
 };
 
 }  // namespace
+
+int64_t slot_load(const PipelineRequest& request, std::span<const int> nano_batches) {
+  const TaskPrice price(request.shape, request.profile.get());
+  int64_t load = 0;
+  for (const int nano : nano_batches) {
+    if (nano < 0) continue;
+    for (const Document& document : request.nano_batches[nano].documents)
+      load += price({0, document.length}, {0, document.length});
+  }
+  return load;
+}
 
 int PipelinePlan::num_micro_batches() const {
   return (static_cast<int>(nano_batches.size()) + slots - 1) / slots;

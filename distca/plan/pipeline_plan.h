@@ -76,8 +76,8 @@ struct PipelineRequest {
   /// as much as a server may exceed its share in other ticks or, where `bytes_per_us` is given,
   /// what is weighed. More of it takes less from the stages at work, and moves fewer bytes.
   int64_t fill_tolerance_ppm = PlanOptions::kOwnTolerance;
-  /// One rank's sends, by which fill ticks are weighed: where the exchanges of a slot would take
-  /// longer than what they run under, its tolerance is raised as long as the tick gets shorter.
+  /// One rank's sends, by which fill ticks are weighed: where the exchanges of a slot would make
+  /// its tick longer (SlotTime), stages at work keep more, as long as the tick gets shorter by it.
   /// 0: unknown, nothing is weighed.
   int64_t bytes_per_us = 0;
   int64_t layer_steps = 1;                               // of a tick: layers of the largest stage
@@ -134,8 +134,7 @@ struct PipelinePlan {
 PipelinePlan make_pipeline_plan(const PipelineRequest& request);
 
 /// The plan of one slot of a tick. `nano_batches` [stages] says which nano-batch each stage has
-/// there
-/// (-1: none); at least one has one. make_pipeline_plan makes all plans so.
+/// there (-1: none); at least one has one. make_pipeline_plan makes all plans so.
 Plan make_slot_plan(const PipelineRequest& request, std::span<const int> nano_batches, Pass pass);
 
 /// [ranks] The work of a slot in all layer steps of a pass, or of both passes if none is named.
@@ -143,6 +142,9 @@ Plan make_slot_plan(const PipelineRequest& request, std::span<const int> nano_ba
 /// stage count with the mean number of tokens.
 std::vector<RankWork> slot_work(const PipelineRequest& request, std::span<const int> nano_batches,
                                 std::optional<Pass> pass);
+
+/// The load of core attention of these nano-batches [stages] (-1: none) in one layer.
+int64_t slot_load(const PipelineRequest& request, std::span<const int> nano_batches);
 
 /// The hash of all plans and of the ticks that use them, as 16 hex digits.
 std::string pipeline_hash(const PipelinePlan& plan);

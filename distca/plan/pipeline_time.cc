@@ -45,14 +45,20 @@ class TickTime {
     figures_.ideal_ps += least_ps(work, request_.evenness, load);
     meeting_ps_ += longest_linear + longest_attention;
     figures_.max_over_share = std::max(figures_.max_over_share, max_over_share(plan));
-    figures_.exchange_ps += exchange_ps(plan);
+    const int64_t exchange = exchange_ps(plan);
+    figures_.exchange_ps += exchange;
+    longest_chain_ps_ =
+        std::max(longest_chain_ps_, rounded(longest_linear + longest_attention) + exchange);
   }
+
+  int64_t longest_chain_ps() const { return longest_chain_ps_; }
 
   TickFigures figures(int working) const {
     TickFigures result = figures_;
     const bool whole = request_.evenness == Evenness::kWhole;
     result.working = working;
     result.planned_ps = rounded(whole ? *std::ranges::max_element(rank_ps_) : meeting_ps_);
+    result.exposed_ps = std::max<int64_t>(0, longest_chain_ps_ - result.planned_ps);
     return result;
   }
 
@@ -80,7 +86,18 @@ class TickTime {
   TickFigures figures_;
   std::vector<double> rank_ps_;  // [ranks]
   double meeting_ps_ = 0;        // for ranks that meet before and after attention
+  int64_t longest_chain_ps_ = 0;
 };
+
+/// [stages] The nano-batches of the tick's other slot; -1: none.
+std::vector<int> partners(const PipelineRequest& request, std::span<const int> nano_batches) {
+  std::vector<int> all;
+  for (const int nano : nano_batches) {
+    const int other = nano < 0 || request.slots == 1 ? -1 : nano ^ 1;
+    all.push_back(other < static_cast<int>(request.nano_batches.size()) ? other : -1);
+  }
+  return all;
+}
 
 }  // namespace
 
@@ -89,9 +106,12 @@ SlotTime slot_time(const PipelineRequest& request, const Plan& plan,
   TickTime time(request, pass);
   time.add(plan, nano_batches);
   const TickFigures figures = time.figures(/*working=*/0);
+  const std::vector<int> partner = partners(request, nano_batches);
   return {.compute_ps = figures.planned_ps,
           .exchange_ps = figures.exchange_ps,
-          .has_partner = request.slots == 2};
+          .chain_ps = time.longest_chain_ps(),
+          .partner_ps = least_ps(slot_work(request, partner, pass), request.evenness,
+                                 slot_load(request, partner))};
 }
 
 std::vector<TickFigures> tick_figures(const PipelineRequest& request, const PipelinePlan& plan) {

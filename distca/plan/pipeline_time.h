@@ -20,13 +20,15 @@ namespace distca {
 struct SlotTime {
   int64_t compute_ps = 0;   // as TickFigures::planned_ps, of this slot alone
   int64_t exchange_ps = 0;  // of the rank whose messages take longest; 0: no bandwidth is given
-  bool has_partner = true;  // exchanges run under the compute of the tick's other slot
+  /// What the slot must do in turn: the longest linear work, the exchanges, the longest attention.
+  int64_t chain_ps = 0;
+  int64_t partner_ps = 0;  // the least length of the tick's other slot; 0: there is none
 
-  bool is_hidden() const { return has_partner && exchange_ps <= compute_ps; }
-  /// Until exchanges and compute are over. The other slot is taken to compute as long as this one.
-  int64_t total_ps() const {
-    return has_partner ? std::max(compute_ps, exchange_ps) : compute_ps + exchange_ps;
-  }
+  bool is_hidden() const { return total_ps() <= compute_ps; }
+  /// The slot's part of the tick, in which the chain of the slot must end. So an idle stage that
+  /// computes attention all the time leaves messages only the time in which stages at work have
+  /// attention, too.
+  int64_t total_ps() const { return std::max(compute_ps, chain_ps - partner_ps); }
 };
 
 /// `plan` is that of the slot, `nano_batches` [stages] are those in it. All speeds must be known
@@ -46,6 +48,7 @@ struct TickFigures {
   int64_t planned_ps = 0;      // predicted length, see tick_figures
   int64_t ideal_ps = 0;        // the least possible length, see tick_figures
   int64_t exchange_ps = 0;     // SlotTime's, of all slots
+  int64_t exposed_ps = 0;      // by which exchanges make the tick longer than planned_ps
 
   double over_ideal() const {
     return ideal_ps > 0 ? static_cast<double>(planned_ps) / static_cast<double>(ideal_ps) : 1;
