@@ -3,10 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "distca/plan/balanced/assignment.h"
 #include "distca/plan/balanced/caps.h"
 #include "distca/plan/balanced/improve.h"
-#include "distca/plan/balanced/moves.h"
 
 namespace distca {
 
@@ -32,12 +30,8 @@ int servers_above(const Mover& mover) {
   return count;
 }
 
-/// caps_first: before anything moves for even load.
-Tried attempt(const PlanRequest& request, const Layout& layout, bool caps_first) {
-  Assignment state(request, layout);
-  Mover mover(request, state);
-  if (caps_first) respect_caps(mover, request.cluster);
-  mover.balance();
+/// Of a state that was balanced. caps_first: before anything moved for even load.
+Tried improved(const PlanRequest& request, const Assignment& state, Mover& mover, bool caps_first) {
   if (servers_above(mover) <= kMostAbove) improve(mover, request.cluster, request.rounds);
   if (!caps_first) {
     respect_caps(mover, request.cluster);
@@ -47,6 +41,14 @@ Tried attempt(const PlanRequest& request, const Layout& layout, bool caps_first)
   mover.shed_blocks();
   return {state.tasks(), overrun(state, request.cluster), state.price(),
           max_over_mean(request.cluster, state.loads())};
+}
+
+Tried attempt(const PlanRequest& request, const Layout& layout, bool caps_first) {
+  Assignment state(request, layout);
+  Mover mover(request, state);
+  if (caps_first) respect_caps(mover, request.cluster);
+  mover.balance();
+  return improved(request, state, mover, caps_first);
 }
 
 constexpr double kMillion = 1e6;
@@ -84,17 +86,26 @@ Tried with_other_goals(const PlanRequest& request, const Layout& layout, Tried b
 
 }  // namespace
 
-std::vector<Task> schedule_balanced(const PlanRequest& request, const Layout& layout) {
-  Tried even_first = attempt(request, layout, false);
-  const bool few = request.cluster.num_servers() <= kFewServers;
-  if (even_first.overrun == 0 && (!few || request.rounds < PlanRequest::kMostRounds)) {
+FirstBalance::FirstBalance(const PlanRequest& request, const Layout& layout)
+    : request_(request), layout_(layout), state_(request, layout), mover_(request, state_) {
+  mover_.balance();
+}
+
+std::vector<Task> FirstBalance::finish() {
+  Tried even_first = improved(request_, state_, mover_, /*caps_first=*/false);
+  const bool few = request_.cluster.num_servers() <= kFewServers;
+  if (even_first.overrun == 0 && (!few || request_.rounds < PlanRequest::kMostRounds)) {
     return even_first.tasks;
   }
   if (even_first.overrun == 0) {
-    return with_other_goals(request, layout, std::move(even_first)).tasks;
+    return with_other_goals(request_, layout_, std::move(even_first)).tasks;
   }
-  Tried caps_first = attempt(request, layout, true);
+  Tried caps_first = attempt(request_, layout_, true);
   return caps_first.overrun < even_first.overrun ? caps_first.tasks : even_first.tasks;
+}
+
+std::vector<Task> schedule_balanced(const PlanRequest& request, const Layout& layout) {
+  return FirstBalance(request, layout).finish();
 }
 
 }  // namespace distca

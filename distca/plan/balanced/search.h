@@ -2,6 +2,10 @@
 // Scheduler `balanced`: even load for the fewest bytes on a given layout (paper 4.2, 4.4). Any
 // thread may call it.
 
+#include <vector>
+
+#include "distca/plan/balanced/assignment.h"
+#include "distca/plan/balanced/moves.h"
 #include "distca/plan/scheduler.h"
 
 namespace distca {
@@ -22,5 +26,23 @@ namespace distca {
 /// Loads and bytes are integers, doubles are made by + - * / sqrt only, and ties go to the lowest
 /// id. bench/plan measures the time; with caps that bind, it is some hundred times as long.
 std::vector<Task> schedule_balanced(const PlanRequest& request, const Layout& layout);
+
+/// The first step of the same search, for those who want to look at it before they pay for the
+/// rest.
+class FirstBalance {
+ public:
+  /// Borrows both. Gives shards away until no server is above its bound.
+  FirstBalance(const PlanRequest& request, const Layout& layout);
+
+  const Assignment& state() const { return state_; }
+  /// The result of schedule_balanced. Call it once.
+  std::vector<Task> finish();
+
+ private:
+  const PlanRequest& request_;
+  const Layout& layout_;
+  Assignment state_;
+  Mover mover_;
+};
 
 }  // namespace distca

@@ -4,7 +4,6 @@
 #include <array>
 
 #include "distca/plan/balanced/caps.h"
-#include "distca/plan/balanced/moves.h"
 #include "distca/plan/balanced/search.h"
 #include "distca/plan/balanced/split_kv_steps.h"
 #include "distca/plan/bounds.h"
@@ -82,11 +81,10 @@ std::vector<Task> schedule_with_split_kv(const PlanRequest& request, const Layou
   PlanRequest all_keys = request;
   all_keys.options.split_kv = false;
   all_keys.options.spread = false;
-  Assignment whole(all_keys, layout);
-  Mover(all_keys, whole).balance();
-  const int64_t theirs = figures(request, whole, home)[2];
+  FirstBalance whole(all_keys, layout);
+  const int64_t theirs = figures(request, whole.state(), home)[2];
   if (ours[0] == 0 && ours[1] == 0 && ours[2] < theirs - theirs / kBestGain) return state.tasks();
-  std::vector<Task> best = schedule_balanced(all_keys, layout);
+  std::vector<Task> best = whole.finish();
   return ours < figures(request, assigned(all_keys, layout, best), home) ? state.tasks() : best;
 }
 
