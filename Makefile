@@ -5,7 +5,7 @@ JOBS ?= 2
 FUZZ_SECONDS ?= 60
 BUILD = cmake --preset release --log-level=WARNING && cmake --build --preset release -j $(JOBS)
 .DEFAULT_GOAL := help
-.PHONY: help setup test-setup build demo test test-full sanitize sanitize-build tsan fuzz core determinism arm cuda-headers format check pictures bundle clean
+.PHONY: help setup test-setup build demo test test-full test-python sanitize sanitize-build tsan fuzz core determinism arm cuda-headers format check pictures bundle clean
 
 help:            ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,9 +25,14 @@ test-setup:
 
 test: test-setup build ## build and run the tests, without those labelled "full"
 	@ctest --preset release -j $(JOBS) -LE full
+	@JOBS=$(JOBS) scripts/test_python.sh
 
 test-full: test-setup build ## build and run every test
 	@ctest --preset release -j $(JOBS)
+	@JOBS=$(JOBS) scripts/test_python.sh
+
+test-python: test-setup ## the Python package: its wheel built, installed elsewhere and tested there
+	@JOBS=$(JOBS) scripts/test_python.sh
 
 sanitize: sanitize-build  ## the rooms without PyTorch under ASan and UBSan
 	@ctest --preset debug -j $(JOBS) -LE full

@@ -2,14 +2,21 @@
 # headers, libtorch, run path. Installed, too: the package file includes it.
 # The wheel's own TorchConfig.cmake is not used: with a CUDA wheel it demands a CUDA toolkit and nvcc,
 # while our sources reach CUDA by dispatch alone.
-find_program(DISTCA_PYTHON NAMES python3 HINTS ${CMAKE_SOURCE_DIR}/.venv/bin NO_DEFAULT_PATH)
-find_program(DISTCA_PYTHON NAMES python3 REQUIRED)
+if(SKBUILD)  # pip builds for the Python that runs it
+  set(DISTCA_PYTHON ${Python_EXECUTABLE})
+else()
+  find_program(DISTCA_PYTHON NAMES python3 HINTS ${CMAKE_SOURCE_DIR}/.venv/bin NO_DEFAULT_PATH)
+  find_program(DISTCA_PYTHON NAMES python3 REQUIRED)
+endif()
 execute_process(
   COMMAND ${DISTCA_PYTHON} -c
     "import os,torch;print(os.path.dirname(torch.__file__),torch.__version__,torch.version.cuda or 'none',int(torch._C._GLIBCXX_USE_CXX11_ABI),sep=';')"
   OUTPUT_VARIABLE torch_facts ERROR_VARIABLE torch_error RESULT_VARIABLE torch_rc
   OUTPUT_STRIP_TRAILING_WHITESPACE)
-if(NOT torch_rc EQUAL 0)
+if(NOT torch_rc EQUAL 0 AND SKBUILD)
+  message(FATAL_ERROR "distca is built against the PyTorch that is installed, and ${DISTCA_PYTHON} has none: install it "
+                      "first, then run pip install --no-build-isolation")
+elseif(NOT torch_rc EQUAL 0)
   message(FATAL_ERROR "no PyTorch in ${DISTCA_PYTHON}: run scripts/setup.sh, name the Python that has it by "
                       "-DDISTCA_PYTHON=..., or build with -DDISTCA_WITH_TORCH=OFF for plan and data only.\n${torch_error}")
 endif()
@@ -33,4 +40,6 @@ if(NOT DISTCA_TORCH_CUDA STREQUAL "none")
 endif()
 # --no-as-needed: the CUDA kernels register themselves when the library loads; nobody names a symbol of theirs.
 target_link_libraries(torch_wheel INTERFACE -Wl,--no-as-needed ${torch_libs} -Wl,--as-needed)
-target_link_options(torch_wheel INTERFACE -Wl,-rpath,${DISTCA_TORCH_DIR}/lib)
+if(NOT SKBUILD)  # python/CMakeLists.txt says where the libraries of a wheel look
+  target_link_options(torch_wheel INTERFACE -Wl,-rpath,${DISTCA_TORCH_DIR}/lib)
+endif()

@@ -63,7 +63,7 @@ class Project:
         for name in re.findall(r"\bbuild/[\w-]+/bench/(\w+)", command):
             if not (ROOT / f"bench/{name}.cc").exists():
                 yield f"bench/{name}: no such program"
-        for name in re.findall(r"(?<![\w./-])((?:configs|scripts|docs|bench|distca|cli|examples|tests|cmake)/[\w./-]*\w)",
+        for name in re.findall(r"(?<![\w./-])((?:configs|scripts|docs|bench|distca|cli|examples|tests|cmake|python)/[\w./-]*\w)",
                                command):
             if not re.search(r"[A-Z]{4}", name) and not (ROOT / name).exists():
                 yield f"{name}: no such file"

@@ -2,7 +2,7 @@
 """Includes go down only, and PyTorch stays where it belongs (the table in docs and below).
 
   cli python bench tests      examples
-  train
+  train      torch_ops
   api
   model      runtime        sim
              program  comm  kernels  checkpoint
@@ -32,13 +32,14 @@ TORCH = {
     "comm": {"base", "batch", "cost", "plan", "trace"},
     "runtime": {"base", "batch", "cost", "plan", "trace", "program", "comm", "kernels"},
     "api": {"base", "batch", "cost", "plan", "trace", "program", "comm", "kernels", "runtime"},
+    "torch_ops": {"base", "comm", "api"},
     "model": {"base", "batch", "cost", "plan", "trace", "program", "comm", "kernels", "checkpoint"},
     "train": {"base", "batch", "cost", "plan", "trace", "program", "comm", "kernels", "runtime", "api",
               "model", "checkpoint"},
     "examples": {"base", "comm", "api"},  # what is installed
 }
 ROOMS = CORE | TORCH
-TOP = {"cli", "bench", "tests"}
+TOP = {"cli", "python", "bench", "tests"}
 # What lies in a folder of a room is used through one file at the room's door.
 DOORS = {"distca/plan/balanced": "distca/plan/scheduler.cc", "distca/plan/baselines": "distca/plan/scheduler.cc"}
 
@@ -77,7 +78,7 @@ def torch_fault(path, target):
 
 def main():
     faults, gloo_users = [], []
-    for path in files("distca/**.h", "distca/**.cc", "cli/**", "bench/**", "tests/**", "examples/**"):
+    for path in files("distca/**.h", "distca/**.cc", "cli/**", "python/**", "bench/**", "tests/**", "examples/**"):
         if not path.endswith((".h", ".cc")):
             continue
         text = read(path)

@@ -14,7 +14,7 @@ listed() {
   git ls-files -co --exclude-standard "$@" | grep -vE '_test(_child)?\.cc$|_testing\.h$|/test_' |
     while read -r path; do if [ -f "$path" ]; then echo "$path"; fi; done
 }
-mapfile -t sources < <(listed 'distca/*.cc' 'cli/*.cc' 'bench/*.cc' |
+mapfile -t sources < <(listed 'distca/*.cc' 'cli/*.cc' 'python/*.cc' 'bench/*.cc' |
   xargs grep -LE '^#include <(torch|ATen|c10|caffe2)/')
 [ ${#sources[@]} -gt 0 ] || die "found no sources"
 
@@ -22,7 +22,7 @@ mapfile -t sources < <(listed 'distca/*.cc' 'cli/*.cc' 'bench/*.cc' |
 # together, and eight sources at a time. Each such unit ends with a name that must be found: else clang-tidy has not looked.
 units=build/core/naming
 rm -rf $units && mkdir -p $units
-listed 'distca/*.h' 'cli/*.h' >$units/headers.txt
+listed 'distca/*.h' 'cli/*.h' 'python/*.h' >$units/headers.txt
 printf '%s\n' "${sources[@]}" | split -l 8 --additional-suffix=.txt - $units/sources_
 for list in $units/*.txt; do
   { sed 's|.*|#include "&"|' "$list"; echo 'int MustBeFound = 0;'; } >"${list%.txt}.cc"
@@ -30,7 +30,7 @@ done
 
 # Its older parser refuses some of what the compiler accepts, and goes on: only a crash or a missing header counts.
 look() {
-  xargs -P 2 -n 1 bash -c 'clang-tidy --quiet --header-filter="(distca|cli|bench)/.*" "$1" -- -std=c++20 \
+  xargs -P 2 -n 1 bash -c 'clang-tidy --quiet --header-filter="(distca|cli|python|bench)/.*" "$1" -- -std=c++20 \
       -ferror-limit=0 -I. -Ibuild/core/generated "-DDISTCA_WORKLOADS=\"\"" "-DDISTCA_TORCH_PROGRAM=\"\""
     [ $? -le 1 ] || exit 255' bash 2>/dev/null | sed "s#^$PWD/##; s#^\./##"
 }

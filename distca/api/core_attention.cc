@@ -365,6 +365,14 @@ Forward CoreAttention::forward(const BatchPlan& plan, const at::Tensor& q, const
 }
 
 Backward CoreAttention::backward(const Forward& forward, const at::Tensor& d_o) {
+  const HomeRows& home = forward.layer_->home;
+  if (forward.layer_->is_done() && !home.q.defined())
+    throw Error(ErrorKind::kUsage, "backward needs Q, K, V again: drop_inputs() has freed them");
+  return backward(forward, d_o, home.q, home.k, home.v);
+}
+
+Backward CoreAttention::backward(const Forward& forward, const at::Tensor& d_o, const at::Tensor& q,
+                                 const at::Tensor& k, const at::Tensor& v) {
   const PlainTensors plain;
   const Engine& e = *engine_;
   const Layer& layer = *forward.layer_;
@@ -373,7 +381,11 @@ Backward CoreAttention::backward(const Forward& forward, const at::Tensor& d_o) 
   if (!layer.is_done())
     throw Error(ErrorKind::kUsage, "backward needs O: wait for the forward first");
   HomeRows home = layer.home;
-  e.parts.set_d_o(home, e.rows("d_o", d_o, home.q.size(0), e.shape.num_heads, e.shape.head_dim_v));
+  const int64_t tokens = home.o.size(0);
+  e.parts.set_qkv(home, e.rows("q", q, tokens, e.shape.num_heads, e.shape.head_dim_qk),
+                  e.rows("k", k, tokens, e.shape.num_kv_heads, e.shape.head_dim_qk),
+                  e.rows("v", v, tokens, e.shape.num_kv_heads, e.shape.head_dim_v));
+  e.parts.set_d_o(home, e.rows("d_o", d_o, tokens, e.shape.num_heads, e.shape.head_dim_v));
   return Backward(std::make_shared<Layer>(engine_, layer.plan(), Pass::kBackward, std::move(home),
                                           layer.received_qkv()));
 }
@@ -389,6 +401,12 @@ at::Tensor Forward::wait() {
 at::Tensor Forward::lse() {
   layer_->wait();
   return layer_->home.lse.squeeze(-1);
+}
+
+void Forward::drop_inputs() {
+  layer_->wait();
+  HomeRows& home = layer_->home;
+  home.q = home.k = home.v = at::Tensor();
 }
 
 void Backward::compute() { layer_->compute(); }

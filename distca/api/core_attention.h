@@ -104,6 +104,9 @@ class Forward {
   /// Returns the natural logarithm of the sum of exponentials, [T, H], in fp32 (in fp64 for fp64
   /// inputs). It waits as wait() does.
   at::Tensor lse();
+  /// Frees this rank's own Q, K and V, for a caller who computes them again or keeps them itself.
+  /// backward() is then given the same values. It waits as wait() does.
+  void drop_inputs();
 
  private:
   friend class CoreAttention;
@@ -178,6 +181,10 @@ class CoreAttention {
   /// Sends dO [T, H, E] on its way and returns. The caller must have waited for `forward`. It may
   /// destroy `forward` meanwhile, or start another backward of it.
   Backward backward(const Forward& forward, const at::Tensor& d_o);
+  /// The same, with the values of Q, K and V that forward() was given. They are needed after
+  /// Forward::drop_inputs() alone. The caller must not write to them until the handle is destroyed.
+  Backward backward(const Forward& forward, const at::Tensor& d_o, const at::Tensor& q,
+                    const at::Tensor& k, const at::Tensor& v);
 
   /// The bytes that this rank has sent so far.
   int64_t sent_bytes() const;

@@ -208,7 +208,8 @@ TEST(Api, several_are_under_way_and_waited_for_in_any_order) {
 /// Whose products autocast would round.
 const CoreAttentionOptions kAten{.kernel = "aten"};
 
-/// A step whose backward another thread calls, as autograd's does, with autocast and gradients on.
+/// A step whose backward another thread calls, as autograd's does, with autocast and gradients on,
+/// and with Q, K and V computed again.
 void attend_as_pytorch_does(Communicator& comm, const BatchPlan& plan, const Shape& shape,
                             const Tensors& in, Tensors& out) {
   at::set_num_threads(1);
@@ -220,11 +221,14 @@ void attend_as_pytorch_does(Communicator& comm, const BatchPlan& plan, const Sha
   Forward forward = attention.forward(plan, mine[0], mine[1], mine[2]);
   EXPECT_FALSE(forward.wait().requires_grad());
   at::autocast::set_autocast_enabled(at::kCPU, false);
+  forward.drop_inputs();
+  EXPECT_EQ(mine[0].storage().use_count(), 1);
+  EXPECT_THROW(attention.backward(forward, mine[3]), Error);
   std::exception_ptr failed;
   std::thread autograd([&] {
     at::set_num_threads(1);
     try {
-      Backward backward = attention.backward(forward, mine[3]);
+      Backward backward = attention.backward(forward, mine[3], mine[0], mine[1], mine[2]);
       put_back(results(forward, backward), tokens, out);
     } catch (...) {
       failed = std::current_exception();

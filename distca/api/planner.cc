@@ -157,6 +157,9 @@ std::string BatchPlan::json() const { return plan_to_json(state_->plan); }
 const Plan& BatchPlan::plan() const { return state_->plan; }
 
 BatchPlan plan_batch(const BatchRequest& request) {
+  constexpr double kMostTolerance = 1e6;  // also false for what is no number
+  require(request.tolerance <= kMostTolerance, "tolerance = {}: at most {}", request.tolerance,
+          kMostTolerance);
   const PlanRequest asked{
       .nano_batch = documents_of(request.cu_seqlens),
       .cluster = cluster_of(request),

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <numeric>
+#include <cmath>
 
 #include "distca/base/error.h"
 #include "distca/plan/plan.h"
@@ -108,6 +108,8 @@ TEST(PlanBatch, says_in_one_line_what_is_wrong) {
             "num_heads = 3, num_kv_heads = 2: the first is a multiple of the second");
   EXPECT_EQ(with([](auto& r) { r.shape.head_dim = 12; }), "head_dim = 12: a multiple of 8");
   EXPECT_EQ(with([](auto& r) { r.window_left = -2; }), "window_left = -2: -1, for all, or more");
+  EXPECT_EQ(with([](auto& r) { r.tolerance = 1e30; }), "tolerance = 1e+30: at most 1000000");
+  EXPECT_EQ(with([](auto& r) { r.tolerance = NAN; }), "tolerance = nan: at most 1000000");
   EXPECT_THAT(with([](auto& r) { r.scheduler = "balancd"; }), HasSubstr("balanced"));
   const auto holding = [&](const Tokens& tokens) {
     return with([&](auto& r) { r.tokens = tokens; });

@@ -1,4 +1,4 @@
-# cmake -DNM=nm -DLIBRARY=libdistca_comm.a -P gloo_symbols_test.cmake
+# cmake -DNM=nm -DLIBRARY=libdistca_gloo.a -P gloo_symbols_test.cmake
 # The system's Gloo headers are older than the Gloo inside the wheel. As long as we neither emit nor
 # call anything of Gloo itself (constructors, vtables, inline functions), no object of ours depends
 # on the layout of its classes. Templates of std:: over Gloo's pointers do not either.

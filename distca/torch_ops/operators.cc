@@ -1,0 +1,232 @@
+// The operators of PyTorch's dispatcher (python/distca/_ops.py calls them). The three of a layer,
+// dispatch, core_attention and combine, do their work below autograd. So a dispatch mode such as
+// that of selective checkpointing sees the same calls in a forward and in its recomputation, and
+// what is there already is neither sent nor computed again.
+//
+// Errors: as api/core_attention.h, thrown to Python as RuntimeError. PyTorch calls operators from
+// Python with the GIL released, so a rank that waits here does not stop other threads.
+
+#include <ATen/ATen.h>
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/library.h>
+
+#include "distca/base/error.h"
+#include "distca/comm/aten_types.h"
+#include "distca/torch_ops/handle.h"
+#include "distca/torch_ops/step.h"
+
+namespace distca::torch_ops {
+namespace {
+
+using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+constexpr int64_t kNoLayer = -1;
+
+ScalarType scalar_type_of(at::ScalarType type) {
+  for (const ScalarType ours :
+       {ScalarType::kFloat64, ScalarType::kFloat32, ScalarType::kBFloat16}) {
+    if (aten_type(ours) == type) return ours;
+  }
+  throw Error(ErrorKind::kUsage, "attention of {}: float32, bfloat16 or float64",
+              c10::toString(type));
+}
+
+Kind kind_of(const Tensor& q, const Tensor& k, const Tensor& v, double softmax_scale) {
+  DISTCA_THROW_IF(q.dim() != 3 || k.dim() != 3 || v.dim() != 3, ErrorKind::kUsage,
+                  "q, k and v of {}, {} and {} dimensions: [tokens, heads, head_dim]", q.dim(),
+                  k.dim(), v.dim());
+  return {.shape = {.num_heads = q.size(1),
+                    .num_kv_heads = k.size(1),
+                    .head_dim = q.size(2),
+                    .head_dim_v = v.size(2),
+                    .dtype = scalar_type_of(q.scalar_type())},
+          .softmax_scale = softmax_scale};
+}
+
+// What has no tensors to be dispatched by.
+
+void open(std::string group, double timeout_s, double startup_timeout_s) {
+  Ranks::open(group, {.timeout_s = timeout_s, .startup_timeout_s = startup_timeout_s});
+}
+
+/// [4] forwards, backwards, bytes sent, plans made.
+std::vector<int64_t> counts(std::string group) {
+  const auto ranks = Ranks::find(group);
+  const std::scoped_lock lock(ranks->mutex);
+  const Counts counts = ranks->counts();
+  return {counts.forwards, counts.backwards, counts.sent_bytes, counts.plans};
+}
+
+/// Begins the forward of a model; a handle of its Step.
+Tensor begin(std::string group, at::IntArrayRef cu_seqlens, const Tensor& q, const Tensor& k,
+             const Tensor& v, double softmax_scale, int64_t window_left) {
+  return Handles<Step>::all().give(std::make_shared<Step>(
+      Ranks::find(group), cu_seqlens.vec(), kind_of(q, k, v, softmax_scale), window_left));
+}
+
+/// Whether a step has the attention of a layer: 0 no; 1 its backward is to come; 2 it has ended.
+int64_t state_of(const Tensor& step, int64_t layer) {
+  const auto call = Handles<Step>::all().of(step)->call(layer);
+  return !call ? 0 : call->is_over() ? 2 : 1;
+}
+
+// The operators of a layer.
+
+Tensor dispatch(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& step,
+                int64_t layer, double softmax_scale, int64_t window_left) {
+  const auto of = Handles<Step>::all().of(step);
+  std::shared_ptr<Call> call;
+  if (torch::autograd::get_current_graph_task_id() != -1) {  // within a backward
+    if (layer != kNoLayer) call = of->call(layer);
+    DISTCA_THROW_IF(
+        !call, ErrorKind::kUsage,
+        "attention is recomputed within backward and its forward is not there: give attention its "
+        "layer, and checkpoint with use_reentrant=False");
+  } else {
+    call = of->start(layer, kind_of(q, k, v, softmax_scale), window_left, q, k, v);
+  }
+  return Handles<Call>::all().give(std::move(call));
+}
+
+Tensor core_attention(const Tensor& handle) {
+  auto call = Handles<Call>::all().of(handle);
+  call->compute();
+  return Handles<Call>::all().give(std::move(call));
+}
+
+Tensor combine(const Tensor& handle, const Tensor& q, const Tensor& k, const Tensor& v) {
+  return Handles<Call>::all().of(handle)->wait();
+}
+
+// The same on tensors without data.
+
+Tensor dispatch_meta(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& step,
+                     int64_t layer, double softmax_scale, int64_t window_left) {
+  return q.new_empty({1}, at::TensorOptions().dtype(at::kDouble));
+}
+Tensor core_attention_meta(const Tensor& handle) { return at::empty_like(handle); }
+Tensor combine_meta(const Tensor& handle, const Tensor& q, const Tensor& k, const Tensor& v) {
+  return q.new_empty_symint({q.sym_size(0), q.sym_size(1), v.sym_size(2)});
+}
+
+// Autograd. The gradient of a handle says only that what comes before it is next.
+
+/// Calls an operator below autograd.
+template <typename Signature, typename... Args>
+Tensor below(const char* name, const Args&... args) {
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>().call(args...);
+}
+
+struct CallHolder : torch::CustomClassHolder {
+  explicit CallHolder(std::shared_ptr<Call> held) : call(std::move(held)) {}
+  const std::shared_ptr<Call> call;
+};
+
+/// A node of the graph keeps the call itself: its handle may be the node's own output.
+void keep(AutogradContext* node, const Tensor& handle) {
+  if (handle.is_meta() || handle.unsafeGetTensorImpl()->is_python_dispatch())
+    return;  // without data
+  node->saved_data["call"] =
+      c10::IValue::make_capsule(c10::make_intrusive<CallHolder>(Handles<Call>::all().of(handle)));
+}
+Call& kept(AutogradContext* node) {
+  const auto found = node->saved_data.find("call");
+  DISTCA_THROW_IF(found == node->saved_data.end(), ErrorKind::kUsage,
+                  "backward of attention without data");
+  return *static_cast<CallHolder&>(*found->second.toCapsule()).call;
+}
+
+struct Dispatch : torch::autograd::Function<Dispatch> {
+  static Tensor forward(AutogradContext* node, const Tensor& q, const Tensor& k, const Tensor& v,
+                        const Tensor& step, int64_t layer, double softmax_scale,
+                        int64_t window_left) {
+    Tensor handle = below<decltype(dispatch)>("distca::dispatch", q, k, v, step, layer,
+                                              softmax_scale, window_left);
+    keep(node, handle);
+    return handle;
+  }
+  static variable_list backward(AutogradContext* node, const variable_list& /*none*/) {
+    const bool last = !torch::autograd::get_current_graph_task_keep_graph();
+    auto [dq, dk, dv] = kept(node).end_backward(last);
+    return {dq, dk, dv, {}, {}, {}, {}};
+  }
+};
+
+struct CoreAttentionNode : torch::autograd::Function<CoreAttentionNode> {
+  static Tensor forward(AutogradContext* node, const Tensor& handle) {
+    Tensor next = below<decltype(core_attention)>("distca::core_attention", handle);
+    keep(node, next);
+    return next;
+  }
+  static variable_list backward(AutogradContext* node, const variable_list& gradients) {
+    kept(node).compute_backward();
+    return gradients;
+  }
+};
+
+struct Combine : torch::autograd::Function<Combine> {
+  static Tensor forward(AutogradContext* node, const Tensor& handle, const Tensor& q,
+                        const Tensor& k, const Tensor& v) {
+    keep(node, handle);
+    node->save_for_backward({q, k, v});
+    return below<decltype(combine)>("distca::combine", handle, q, k, v);
+  }
+  static variable_list backward(AutogradContext* node, const variable_list& gradients) {
+    const variable_list qkv = node->get_saved_variables();  // may recompute a part of the model
+    kept(node).begin_backward(gradients[0], qkv[0], qkv[1], qkv[2]);
+    return {at::zeros({1}, at::kDouble), {}, {}, {}};
+  }
+};
+
+Tensor dispatch_autograd(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& step,
+                         int64_t layer, double softmax_scale, int64_t window_left) {
+  return Dispatch::apply(q, k, v, step, layer, softmax_scale, window_left);
+}
+Tensor core_attention_autograd(const Tensor& handle) { return CoreAttentionNode::apply(handle); }
+Tensor combine_autograd(const Tensor& handle, const Tensor& q, const Tensor& k, const Tensor& v) {
+  return Combine::apply(handle, q, k, v);
+}
+
+}  // namespace
+
+TORCH_LIBRARY(distca, library) {
+  library.def("open(str group, float timeout_s, float startup_timeout_s) -> ()", &open);
+  library.def("close_all() -> ()", &Ranks::close_all);
+  library.def("counts(str group) -> int[]", &counts);
+  library.def("state_of(Tensor step, int layer) -> int");
+  library.def(
+      "begin(str group, int[] cu_seqlens, Tensor q, Tensor k, Tensor v, float softmax_scale, int "
+      "window_left) -> Tensor");
+  library.def(
+      "dispatch(Tensor q, Tensor k, Tensor v, Tensor step, int layer, float softmax_scale, int "
+      "window_left) -> Tensor");
+  library.def("core_attention(Tensor handle) -> Tensor");
+  library.def("combine(Tensor handle, Tensor q, Tensor k, Tensor v) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(distca, CPU, library) {
+  library.impl("state_of", &state_of);
+  library.impl("begin", &begin);
+  library.impl("dispatch", &dispatch);
+  library.impl("core_attention", &core_attention);
+  library.impl("combine", &combine);
+}
+TORCH_LIBRARY_IMPL(distca, Meta, library) {
+  library.impl("dispatch", &dispatch_meta);
+  library.impl("core_attention", &core_attention_meta);
+  library.impl("combine", &combine_meta);
+}
+TORCH_LIBRARY_IMPL(distca, Autograd, library) {
+  library.impl("dispatch", &dispatch_autograd);
+  library.impl("core_attention", &core_attention_autograd);
+  library.impl("combine", &combine_autograd);
+}
+
+}  // namespace distca::torch_ops

@@ -1,0 +1,84 @@
+#pragma once
+// A Step is what the layers of one forward of a model share: the lengths of all ranks' documents,
+// and the plans made of them. A Call is the attention of one layer, from its dispatch to the end of
+// its backward. Both belong to one forward, and to nothing that lives longer.
+//
+// Include <ATen/ATen.h> before this header. Any thread may call the methods: they lock the mutex of
+// the ranks.
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "distca/torch_ops/ranks.h"
+
+namespace distca::torch_ops {
+
+/// The attention of one layer in one forward. T, H, G, D, E: as in api/core_attention.h.
+class Call {
+ public:
+  Call(std::shared_ptr<Ranks> ranks, api::CoreAttention& attention, api::Forward forward)
+      : ranks_(std::move(ranks)), attention_(attention), forward_(std::move(forward)) {}
+  ~Call();
+
+  /// Computes this rank's tasks of forward and sends O. A second call does nothing.
+  void compute();
+  /// Returns O [T, H, E], and frees Q, K and V. A second call returns the same.
+  at::Tensor wait();
+
+  /// Sends dO [T, H, E]. q, k and v are those of the forward, or the same values computed again.
+  /// Throws Error(kUsage) if somebody has written to O meanwhile.
+  void begin_backward(const at::Tensor& d_o, const at::Tensor& q, const at::Tensor& k,
+                      const at::Tensor& v);
+  void compute_backward();
+  /// Returns dQ, dK and dV. `last`: the graph is freed, so O and what was received are freed, too.
+  std::tuple<at::Tensor, at::Tensor, at::Tensor> end_backward(bool last);
+
+  /// Whether its backward has ended.
+  bool is_over() const { return over_; }
+
+ private:
+  const std::shared_ptr<Ranks> ranks_;  // first: it outlives the handles
+  api::CoreAttention& attention_;
+  std::optional<api::Forward> forward_;  // none: freed
+  std::optional<api::Backward> backward_;
+  bool over_ = false;
+  std::optional<uint32_t> o_version_;  // none: not waited for
+};
+
+class Step {
+ public:
+  /// Tells the other ranks the lengths of this rank's documents and learns theirs; all ranks call
+  /// it. `kind` and `window_left` are those of the first layer. Throws Error(kUsage) that names the
+  /// rank, if a rank calls the layer otherwise.
+  Step(std::shared_ptr<Ranks> ranks, const std::vector<int64_t>& cu_seqlens, const Kind& kind,
+       int64_t window_left);
+
+  /// Sends Q [T, H, D], K [T, G, D] and V [T, G, E] of a layer on their way. All ranks call it in
+  /// the same order. A layer of a kind or window that is new to the step is planned, and the plans
+  /// of all ranks are compared. `layer` is any number that the forward gives one layer alone, or
+  /// -1.
+  std::shared_ptr<Call> start(int64_t layer, const Kind& kind, int64_t window_left,
+                              const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
+  /// The call of that layer, if somebody may still want it; else null.
+  std::shared_ptr<Call> call(int64_t layer) const;
+
+ private:
+  struct Planned {
+    api::Shape shape;
+    int64_t window_left;
+    api::BatchPlan plan;
+  };
+  const api::BatchPlan& plan(const Kind& kind, int64_t window_left);
+
+  const std::shared_ptr<Ranks> ranks_;
+  api::BatchRequest request_;  // of all ranks' documents
+  std::vector<Planned> planned_;
+  std::map<int64_t, std::weak_ptr<Call>> calls_;
+};
+
+}  // namespace distca::torch_ops

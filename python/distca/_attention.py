@@ -1,0 +1,268 @@
+"""Core attention, balanced over the ranks of a group: one call, or three whose gaps hide the messages.
+
+Every rank gives Q, K and V of its own documents, packed one behind the other, and gets O of them. Where a rank has more
+to compute than others, those compute a part of it. Tokens stay where they are, and so do RoPE, loss, data and model.
+
+Order. All ranks of a group call the same layers in the same order, also a rank that holds no tokens.
+
+A forward. The lengths of all ranks' documents are exchanged, and a plan is made, at the first layer of a forward. The
+layers of one forward are those that get the same `cu_seqlens_q` object, until a layer comes again. What belongs to a
+forward lives as long as its graph and its `cu_seqlens_q`, so several forwards may wait for their backwards.
+
+Checkpointing. With `layer`, attention that torch.utils.checkpoint (use_reentrant=False, selective or not) calls again
+within backward returns the O that is there: it neither sends nor computes. Without `layer` it is refused.
+
+Gradients off. Attention is computed on this rank alone and sends nothing: ranks may evaluate unequal numbers of times.
+
+Errors. ValueError, in one line and before anything is sent, about arguments. RuntimeError, in one line, about another
+rank or the network. Threads. One thread at a time calls attention.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch.utils._mode_utils import no_dispatch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from distca._ops import ops
+from distca._group import name_of
+
+_MOST_HEAD_DIM = 256
+_NO_LAYER = -1
+_UNNAMED = "attention is under activation checkpointing and has no layer=: give each layer its number"
+
+
+@dataclass
+class _Forward:
+    """What the layers of one forward share."""
+
+    step: torch.Tensor  # a handle: it owns the plans and knows the calls of the layers
+    version: int  # of cu_seqlens
+    layers: set = field(default_factory=set)  # those that have come
+
+    def is_alive(self) -> bool:
+        return any(ops.state_of(self.step, layer) for layer in self.layers)
+
+
+# cu_seqlens -> {group's name, or None with gradients off: forwards, the latest last}. It keeps no tensor alive.
+_forwards = WeakIdKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Handle:
+    """Attention of one layer under way: what `dispatch` returns and `core_attention` and `combine` take."""
+
+    _call: torch.Tensor
+    _qkv: tuple
+
+
+def _check_lengths(cu_seqlens_q, cu_seqlens_k):
+    if cu_seqlens_q is not cu_seqlens_k and not torch.equal(cu_seqlens_q, cu_seqlens_k):
+        raise ValueError("cu_seqlens_q and cu_seqlens_k differ: cross attention is not served")
+
+
+def _check_tensors(q, k, v, cu_seqlens):
+    for name, tensor in (("q", q), ("k", k), ("v", v), ("cu_seqlens_q", cu_seqlens)):
+        if tensor.device.type != "cpu":
+            raise ValueError(f"{name} is on {tensor.device}: attention is served on the CPU alone so far")
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.dim() != 3:
+            raise ValueError(f"{name} has shape {list(tensor.shape)}: [tokens, heads, head_dim]")
+        if tensor.dtype != q.dtype:
+            raise ValueError(f"q is {q.dtype} and {name} is {tensor.dtype}: one dtype for all three")
+        if tensor.shape[0] != q.shape[0]:
+            raise ValueError(f"q has {q.shape[0]} tokens and {name} has {tensor.shape[0]}: as many")
+        if tensor.shape[2] > _MOST_HEAD_DIM or tensor.shape[2] % 8 != 0 or tensor.shape[2] == 0:
+            raise ValueError(f"head_dim of {name} is {tensor.shape[2]}: a multiple of 8, at most {_MOST_HEAD_DIM}")
+    if q.dtype not in (torch.float32, torch.bfloat16, torch.float64):
+        raise ValueError(f"q is {q.dtype}: torch.float32, torch.bfloat16 or torch.float64")
+    if k.shape[1] != v.shape[1] or q.shape[1] % max(k.shape[1], 1) != 0 or k.shape[1] == 0:
+        raise ValueError(f"{q.shape[1]}, {k.shape[1]} and {v.shape[1]} heads of q, k and v: the first a multiple of the others")
+    if q.shape[2] != k.shape[2]:
+        raise ValueError(f"head_dim of q is {q.shape[2]} and of k {k.shape[2]}: equal")
+
+
+def _window_left(causal, window_size) -> int:
+    left, right = window_size
+    if not causal and right != 0:
+        raise ValueError("attention that is not causal is not served: causal=True")
+    return -1 if left < 0 else int(left)
+
+
+def _lengths(cu_seqlens, tokens) -> list:
+    """[documents + 1] of this rank."""
+    if cu_seqlens.dim() != 1 or cu_seqlens.is_floating_point():
+        raise ValueError(f"cu_seqlens_q has shape {list(cu_seqlens.shape)} of {cu_seqlens.dtype}: [documents + 1] of integers")
+    places = cu_seqlens.tolist()
+    if not places or places[0] != 0 or any(b < a for a, b in zip(places, places[1:])) or places[-1] != tokens:
+        raise ValueError(f"cu_seqlens_q begins with 0, never descends and ends with the {tokens} tokens of q")
+    return places
+
+
+def _is_checkpointed() -> bool:
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    return bool(hooks) and getattr(hooks[0], "__module__", None) == "torch.utils.checkpoint"
+
+
+def _recomputed(forwards, layer) -> _Forward:
+    """The forward whose layer is called again within backward."""
+    for wanted in (1, 2):  # its backward is to come; it has ended, and the graph was retained
+        found = [forward for forward in forwards if ops.state_of(forward.step, layer) == wanted]
+        if len(found) > 1:
+            raise ValueError(
+                "several forwards with one cu_seqlens_q wait for their backwards under checkpointing: "
+                "give each forward a cu_seqlens_q of its own (clone)"
+            )
+        if found:
+            return found[0]
+    raise ValueError("attention is recomputed and its forward is not there: checkpoint with use_reentrant=False")
+
+
+def _forward_of(cu_seqlens, name, layer, begin) -> _Forward:
+    """The forward that this call belongs to. All ranks find alike whether it is a new one."""
+    forwards = _forwards.setdefault(cu_seqlens, {}).setdefault(name, [])
+    if torch._C._current_graph_task_id() != -1:  # within a backward
+        if layer is None:
+            raise ValueError(_UNNAMED)
+        return _recomputed(forwards, layer)
+    if layer is None and _is_checkpointed():
+        raise ValueError(_UNNAMED)
+    latest = forwards[-1] if forwards else None
+    if layer is None or latest is None or layer in latest.layers or latest.version != cu_seqlens._version:
+        forwards[:] = [forward for forward in forwards if forward.is_alive()]
+        latest = _Forward(begin(), cu_seqlens._version)
+        forwards.append(latest)
+    if layer is not None:
+        latest.layers.add(layer)
+    return latest
+
+
+def _local_step(cu_seqlens, begin) -> torch.Tensor:
+    """The plans of this rank's documents for itself. They belong to no forward: nothing is kept of a layer."""
+    of = _forwards.setdefault(cu_seqlens, {})
+    if None not in of or of[None].version != cu_seqlens._version:
+        of[None] = _Forward(begin(), cu_seqlens._version)
+    return of[None].step
+
+
+def dispatch(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=None, max_seqlen_k=None, softmax_scale=None, causal=True,
+             window_size=(-1, -1), group=None, layer=None) -> Handle:
+    """Sends Q, K and V on their way and returns. The arguments are those of `attention`.
+
+    What runs until `core_attention` hides these messages, and what runs between `core_attention` and `combine` hides
+    those of O. In backward, the gradients of the same work hide those of dO and of dQ, dK and dV.
+    """
+    _check_lengths(cu_seqlens_q, cu_seqlens_k)
+    _check_tensors(q, k, v, cu_seqlens_q)
+    window_left = _window_left(causal, window_size)
+    if softmax_scale == 0:
+        raise ValueError("softmax_scale = 0: another number, or None for 1 / sqrt(head_dim)")
+    scale = q.shape[2] ** -0.5 if softmax_scale is None else float(softmax_scale)
+    if layer is not None and layer < 0:
+        raise ValueError(f"layer = {layer}: 0 or more")
+    trains = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    with torch.no_grad(), no_dispatch():  # no operator of the model's: recomputation does not repeat it
+
+        def begin():
+            lengths = _lengths(cu_seqlens_q, q.shape[0])
+            return ops.begin(name_of(group) if trains else "", lengths, q, k, v, scale, window_left)
+
+        if trains:
+            name = name_of(group)
+            step = _forward_of(cu_seqlens_q, name, layer, begin).step
+        else:
+            step = _local_step(cu_seqlens_q, begin)
+    number = layer if trains and layer is not None else _NO_LAYER
+    return Handle(ops.dispatch(q, k, v, step, number, scale, window_left), (q, k, v))
+
+
+def core_attention(handle: Handle) -> Handle:
+    """Waits for the Q, K and V of others, computes this rank's part of the layer, and sends O on its way."""
+    return Handle(ops.core_attention(handle._call), handle._qkv)
+
+
+def combine(handle: Handle) -> torch.Tensor:
+    """Returns O [tokens, heads, head_dim] of this rank's tokens once all of it is there.
+
+    It must not be written to before backward, which raises RuntimeError then.
+    """
+    return ops.combine(handle._call, *handle._qkv)
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = True,
+    window_size: tuple = (-1, -1),
+    group=None,
+    layer: int | None = None,
+) -> torch.Tensor:
+    """Causal attention within each of this rank's documents, computed by all ranks of the group together.
+
+    q: [tokens, heads, head_dim] of this rank, in float32, bfloat16 or float64, on the CPU. head_dim: a multiple of 8,
+      at most 256. Strides are free. tokens may be 0.
+    k: [tokens, kv_heads, head_dim]; heads is a multiple of kv_heads.
+    v: [tokens, kv_heads, head_dim_v].
+    cu_seqlens_q: [documents + 1] integers on the CPU: where each document begins, and where the last one ends.
+    cu_seqlens_k: the same. Cross attention is not served.
+    max_seqlen_q, max_seqlen_k: as flash-attention has them; they are not read.
+    softmax_scale: what scores are multiplied with; None is 1 / sqrt(head_dim).
+    causal: True. False is served with window_size = (left, 0), which means the same.
+    window_size: (left, right): how many keys before its own a query sees, -1 for all, as flash-attention has it.
+    group: a process group or a DeviceMesh of one dimension; None for all ranks, or for this process if there are none.
+    layer: a number that the model gives this layer alone. Checkpointing needs it, and with it the lengths are exchanged
+      once a forward, else at every call.
+
+    Returns O [tokens, heads, head_dim_v] in the dtype of q.
+    """
+    handle = dispatch(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, group, layer
+    )
+    return combine(core_attention(handle))
+
+
+def flash_attn_varlen_func(
+    q,
+    k,
+    v,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    max_seqlen_q,
+    max_seqlen_k,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+    block_table=None,
+    *,
+    group=None,
+    layer=None,
+) -> torch.Tensor:
+    """`attention` with flash-attention's arguments, in its order.
+
+    What is not served is refused by name (ValueError): its default causal=False, dropout, softcap, ALiBi, returned
+    probabilities and block tables. `deterministic` is always so. `group` and `layer` are as in `attention`.
+    """
+    refusals = (
+        (dropout_p != 0, f"dropout_p = {dropout_p}: dropout is not served"),
+        (softcap != 0, f"softcap = {softcap}: softcap is not served"),
+        (alibi_slopes is not None, "alibi_slopes: ALiBi is not served"),
+        (return_attn_probs, "return_attn_probs: attention returns no probabilities"),
+        (block_table is not None, "block_table: a paged cache of keys is not served"),
+    )
+    for wrong, line in refusals:
+        if wrong:
+            raise ValueError(line)
+    return attention(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, group, layer
+    )

@@ -1,0 +1,87 @@
+"""Groups of ranks that share their attention.
+
+DistCA sends its messages over a process group of its own on the ranks of the caller's group. So its messages and those
+of DDP or FSDP never wait for each other. It has its own deadline: when a rank does not come, is killed or skips a step,
+every other rank gets one line that names it (RuntimeError).
+"""
+
+import atexit
+import weakref
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from distca._ops import ops
+
+_names = weakref.WeakKeyDictionary()  # process group of the caller -> the name of ours on its ranks
+_at_exit = []
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What this rank has done in a group so far, summed over all layers."""
+
+    forwards: int
+    backwards: int
+    sent_bytes: int
+    plans: int
+
+
+def _resolved(group):
+    """The caller's group of several ranks, or None where this process computes alone."""
+    if group is None:
+        if not (dist.is_available() and dist.is_initialized()):
+            return None
+        group = dist.group.WORLD
+    elif hasattr(group, "get_group"):  # a DeviceMesh of one dimension
+        group = group.get_group()
+    if dist.get_rank(group) < 0:
+        raise ValueError("this rank is not in the group that attention was given")
+    return None if dist.get_world_size(group) == 1 else group
+
+
+def init(group=None, *, timeout_s: float = 60.0, startup_timeout_s: float = 300.0) -> None:
+    """Opens a group: a process group, a DeviceMesh of one dimension, or None for all ranks.
+
+    All ranks of the group call it, and a group is opened once. It is optional: the first attention of a group opens it
+    with the default deadlines. Where there is no process group, or one of a single rank, it does nothing.
+
+    timeout_s: seconds that one wait for another rank may last.
+    startup_timeout_s: seconds that the ranks may take to meet here.
+    Raises ValueError if the group is open, RuntimeError that names the ranks that have not come.
+    """
+    group = _resolved(group)
+    if group is None:
+        return
+    if group in _names:
+        raise ValueError("the group is open: call distca.init before the first attention, and once")
+    if not (timeout_s > 0 and startup_timeout_s > 0):
+        raise ValueError(f"timeout_s = {timeout_s}, startup_timeout_s = {startup_timeout_s}: seconds, above 0")
+    ranks = dist.get_process_group_ranks(group)
+    everybody = len(ranks) == dist.get_world_size()
+    own = dist.new_group(ranks, backend="gloo", use_local_synchronization=not everybody)
+    ops.open(own.group_name, timeout_s, startup_timeout_s)
+    _names[group] = own.group_name
+    if not _at_exit:
+        _at_exit.append(atexit.register(ops.close_all))  # says goodbye to the other ranks
+
+
+def name_of(group) -> str:
+    """The name under which the operators know a group, which is opened if need be. Empty: this process alone."""
+    group = _resolved(group)
+    if group is None:
+        return ""
+    if group not in _names:
+        init(group)
+    return _names[group]
+
+
+def statistics(group=None) -> Statistics:
+    """What this rank has done in the group. Attention with gradients off counts where no group is: see `alone`."""
+    return Statistics(*ops.counts(name_of(group)))
+
+
+def alone() -> Statistics:
+    """What this process has computed by itself: with gradients off, or without a group of several ranks."""
+    return Statistics(*ops.counts(""))

@@ -1,0 +1,44 @@
+"""Which versions of PyTorch distca works with, and the one line that says so where another is installed.
+
+CMake reads TORCH, too: what is built is built against one of these.
+"""
+
+from distca import _build
+
+TORCH = ("2.11", "2.13")  # the oldest and the newest minor version
+
+
+def require_torch():
+    """Raises ImportError in one line unless the PyTorch that is installed is the one that distca was built for.
+
+    PyTorch promises no binary interface between minor versions, so what is built fits one of them. What needs PyTorch
+    calls this before it loads a library.
+    """
+    if not _build.TORCH:
+        raise ImportError("this distca was built without PyTorch: it can plan (distca.plan) and no more")
+    found = _require("torch", "PyTorch", TORCH)
+    built = _build.TORCH
+    if _minor(found) != _minor(built):
+        raise ImportError(
+            f"this distca was built for PyTorch {built} and fits no other minor version, but {found} is installed: "
+            "build distca again, pip install --no-build-isolation --force-reinstall DISTCA")
+
+
+def _require(package, name, accepted):
+    """The version of the installed package, which lies in `accepted`."""
+    oldest, newest = accepted
+    wanted = f"{name} {oldest}" + (f" to {newest}" if newest != oldest else "")
+    try:
+        found = __import__(package).__version__
+    except ModuleNotFoundError as error:
+        if error.name != package:  # it is there and lacks something itself
+            raise
+        raise ImportError(f"distca needs {wanted} here, and {name} is not installed: pip install {package}") from None
+    if not _minor(oldest) <= _minor(found) <= _minor(newest):
+        raise ImportError(f"distca works with {wanted}, but {found} is installed")
+    return found
+
+
+def _minor(version):
+    """(major, minor)"""
+    return tuple(int(part) for part in version.split(".")[:2])

@@ -1,0 +1,136 @@
+#include "python/planner_library.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "distca/api/planner.h"
+#include "distca/base/error.h"
+#include "distca/base/json_field.h"
+
+struct DistcaPlan {
+  distca::api::BatchPlan plan;
+};
+
+namespace {
+
+using distca::ErrorKind;
+using distca::JsonField;
+using distca::JsonReader;
+using distca::api::BatchRequest;
+
+constexpr int64_t kMostRanks = 1 << 20;  // of a plan that can be read again
+
+char* copy_of(std::string_view text) {
+  char* const copy = static_cast<char*>(std::malloc(text.size() + 1));
+  if (copy == nullptr) return nullptr;
+  std::memcpy(copy, text.data(), text.size());
+  copy[text.size()] = 0;
+  return copy;
+}
+
+/// Runs `body`; an exception becomes an exit code and a line in `answer`.
+template <typename Body>
+int exit_code_of(Body body, char** answer) {
+  try {
+    body();
+    return 0;
+  } catch (const distca::Error& error) {
+    *answer = copy_of(error.what());
+    return error.exit_code();
+  } catch (...) {
+    const distca::LastWords words = distca::last_words(std::current_exception());
+    *answer = copy_of(words.line);
+    return words.exit_code;
+  }
+}
+
+BatchRequest request_from(const char* text) {
+  const std::string name = "plan_batch";
+  const distca::Json json = distca::parse_json(text, name, ErrorKind::kUsage);
+  const JsonField field(json, name, ErrorKind::kUsage);
+  const JsonField shape = field["shape"];
+  BatchRequest request;
+  JsonReader read{field}, read_shape{shape};
+  read("num_ranks", request.num_ranks, 1, kMostRanks);
+  read("window_left", request.window_left);
+  read("num_holders", request.num_holders, 0, kMostRanks);
+  read("capacity", request.capacity);
+  read("scheduler", request.scheduler);
+  read("split_kv", request.split_kv);
+  request.tolerance = field["tolerance"].number();
+  read_shape("num_heads", request.shape.num_heads);
+  read_shape("num_kv_heads", request.shape.num_kv_heads);
+  read_shape("head_dim", request.shape.head_dim);
+  read_shape("head_dim_v", request.shape.head_dim_v);
+  const auto dtype = distca::scalar_type(shape["dtype"].text());
+  shape["dtype"].expect(dtype.has_value(), "\"float64\", \"float32\" or \"bfloat16\"");
+  request.shape.dtype = *dtype;
+  return request;
+}
+
+}  // namespace
+
+int distca_plan_batch(const char* request, const int64_t* cu_seqlens, int64_t num_offsets,
+                      const int64_t* tokens, const int64_t* num_ranges, int64_t token_ranks,
+                      DistcaPlan** plan, char** answer) {
+  return exit_code_of(
+      [&] {
+        BatchRequest asked = request_from(request);
+        asked.cu_seqlens.assign(cu_seqlens, cu_seqlens + num_offsets);
+        asked.tokens.resize(token_ranks);
+        for (std::vector<distca::Range>& of_rank : asked.tokens) {
+          for (int64_t rest = *num_ranges++; rest > 0; --rest, tokens += 2)
+            of_rank.push_back({tokens[0], tokens[1]});
+        }
+        *plan = new DistcaPlan{distca::api::plan_batch(asked)};
+      },
+      answer);
+}
+
+int distca_read_plan(const char* json, int64_t bytes, DistcaPlan** plan, char** answer) {
+  return exit_code_of(
+      [&] {
+        const std::string_view text(json, bytes);
+        *plan = new DistcaPlan{distca::api::BatchPlan::from_json(text)};
+      },
+      answer);
+}
+
+int distca_plan_json(const DistcaPlan* plan, char** answer) {
+  return exit_code_of([&] { *answer = copy_of(plan->plan.json()); }, answer);
+}
+
+int distca_plan_summary(const DistcaPlan* plan, char** answer) {
+  return exit_code_of(
+      [&] {
+        *answer = copy_of(distca::canonical_json({{"num_ranks", plan->plan.num_ranks()},
+                                                  {"hash", plan->plan.hash()},
+                                                  {"max_over_mean", plan->plan.max_over_mean()}}));
+      },
+      answer);
+}
+
+int64_t distca_plan_num_ranges(const DistcaPlan* plan, int64_t* num_ranges) {
+  int64_t sum = 0;
+  for (const std::vector<distca::Range>& of_rank : plan->plan.tokens()) {
+    *num_ranges = static_cast<int64_t>(of_rank.size());
+    sum += *num_ranges++;
+  }
+  return sum;
+}
+
+void distca_plan_tokens(const DistcaPlan* plan, int64_t* tokens) {
+  for (const std::vector<distca::Range>& of_rank : plan->plan.tokens()) {
+    for (const distca::Range& range : of_rank) {
+      *tokens++ = range.begin;
+      *tokens++ = range.end;
+    }
+  }
+}
+
+void distca_free_plan(DistcaPlan* plan) { delete plan; }
+void distca_free_text(char* text) { std::free(text); }

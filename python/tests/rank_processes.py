@@ -1,0 +1,73 @@
+"""Ranks as processes that stay: a test gives all of them a function, and gets what each returned."""
+
+import multiprocessing
+import os
+import sys
+import traceback
+
+import torch.distributed as dist
+
+SECONDS = 120  # that ranks may take for one function
+
+
+def _serve(pipe, rank, size, port, folders):
+    sys.path[:] = folders
+    import torch
+
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    while (order := pipe.recv()) is not None:
+        function, arguments = order
+        try:
+            pipe.send((True, function(*arguments)))
+        except Exception as error:
+            pipe.send((False, f"rank {rank}: {error}\n{traceback.format_exc()}"))
+    dist.destroy_process_group()
+
+
+class Ranks:
+    """`size` processes with a Gloo process group. Use it in a `with` statement."""
+
+    def __init__(self, size):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        self.size = size
+        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        spawn = multiprocessing.get_context("spawn")
+        self.pipes, self.processes = [], []
+        for rank in range(size):
+            ours, theirs = spawn.Pipe()
+            process = spawn.Process(target=_serve, args=(theirs, rank, size, self.store.port, sys.path), daemon=True)
+            process.start()
+            theirs.close()
+            self.pipes.append(ours)
+            self.processes.append(process)
+
+    def tell(self, function, *arguments):
+        for pipe in self.pipes:
+            pipe.send((function, arguments))
+
+    def hear(self, rank):
+        """(whether it returned, what it returned or the text of its error)."""
+        assert self.pipes[rank].poll(SECONDS), f"rank {rank} does not answer within {SECONDS} s"
+        return self.pipes[rank].recv()
+
+    def run(self, function, *arguments):
+        """What function(*arguments) returns on each rank. Fails with the first error of a rank."""
+        self.tell(function, *arguments)
+        answers = [self.hear(rank) for rank in range(self.size)]
+        for good, answer in answers:
+            assert good, answer
+        return [answer for _, answer in answers]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for pipe, process in zip(self.pipes, self.processes):
+            if process.is_alive():
+                pipe.send(None)
+        for process in self.processes:
+            process.join(10)
+            if process.is_alive():
+                process.kill()

@@ -1,0 +1,96 @@
+"""Importing the package: without PyTorch, from where it is installed, quickly; other versions get one line."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import distca
+from distca import _build, _library, _versions
+
+INSTALLED = pathlib.Path(distca.__file__).resolve().parent
+
+
+def python(program, *options, **environment):
+    """What a new Python prints."""
+    done = subprocess.run([sys.executable, *options, "-c", program], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def test_the_installed_package_is_tested():
+    assert INSTALLED.is_relative_to(pathlib.Path(sys.prefix).resolve())
+    assert not (pathlib.Path(__file__).resolve().parents[2] / "python/distca/_build.py").exists()
+    assert (INSTALLED / "py.typed").exists()
+    assert distca.__version__ == _build.VERSION
+
+
+def test_planning_imports_no_pytorch_and_says_nothing():
+    program = """if True:
+        import sys
+        sys.modules["torch"] = None  # importing it fails
+        import distca, distca.plan
+        print(distca.plan.plan_batch([0, 8], 1, distca.plan.Shape(1, 1, 8)).num_ranks)"""
+    assert python(program) == "1\n"
+
+
+def test_what_computes_is_named_before_it_is_loaded():
+    assert {"attention", "flash_attn_varlen_func", "dispatch", "combine", "init"} < set(dir(distca))
+    with pytest.raises(AttributeError, match="module 'distca' has no attribute 'attend'"):
+        distca.attend
+
+
+def test_importing_takes_less_than_a_tenth_of_a_second():
+    program = "import time; start = time.perf_counter(); import distca.plan; print(time.perf_counter() - start)"
+    seconds = [float(python(program)) for _ in range(7)]
+    print(f"import distca.plan: {1e3 * min(seconds):.1f} ms")
+    assert min(seconds) < 0.1
+
+
+def stub(folder, package, text):
+    (folder / f"{package}.py").write_text(text)
+
+
+@pytest.fixture
+def stubs(tmp_path, monkeypatch):
+    """A folder that is looked into first; PyTorch is not loaded."""
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(_build, "TORCH", "2.13.0+cpu")
+    return tmp_path
+
+
+def line_of(function):
+    with pytest.raises(ImportError) as raised:
+        function()
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("version, line", [
+    ("2.10.1", "distca works with PyTorch 2.11 to 2.13, but 2.10.1 is installed"),
+    ("2.14.0a0+git1", "distca works with PyTorch 2.11 to 2.13, but 2.14.0a0+git1 is installed"),
+    ("2.12.1+cu130", "this distca was built for PyTorch 2.13.0+cpu and fits no other minor version, but 2.12.1+cu130 "
+                     "is installed: build distca again, pip install --no-build-isolation --force-reinstall DISTCA"),
+])
+def test_another_pytorch_is_refused_in_one_line(stubs, version, line):
+    stub(stubs, "torch", f"__version__ = '{version}'")
+    assert line_of(_versions.require_torch) == line
+
+
+def test_the_pytorch_of_the_build_is_taken(stubs):
+    stub(stubs, "torch", "__version__ = '2.13.4+cu130'")
+    _versions.require_torch()
+
+
+def test_a_missing_pytorch_is_said(stubs, monkeypatch):
+    stub(stubs, "torch", "raise ModuleNotFoundError('no torch', name='torch')")
+    assert line_of(_versions.require_torch) == ("distca needs PyTorch 2.11 to 2.13 here, and PyTorch is not installed: "
+                                                "pip install torch")
+    stub(stubs, "torch", "import what_pytorch_needs")
+    with pytest.raises(ModuleNotFoundError, match="what_pytorch_needs"):
+        _versions.require_torch()
+    monkeypatch.setattr(_build, "TORCH", "")
+    assert line_of(_versions.require_torch) == ("this distca was built without PyTorch: it can plan (distca.plan) and "
+                                                "no more")

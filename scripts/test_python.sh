@@ -1,0 +1,80 @@
+#!/usr/bin/env bash
+# Builds the Python package's wheel in a clean environment, installs it in another one, and tests it there without the
+# source tree. Downloads with pip, the first time, what builds and tests need (build/python/downloads).
+#
+#   scripts/test_python.sh [PYTEST_ARGUMENT...]     for example -k plan
+#
+# The Python and PyTorch are those of .venv, or of python3 where there is none. What is compiled stays in build/wheel.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+die() { echo "test_python: $*" >&2; exit 1; }
+python=python3
+[ ! -x .venv/bin/python ] || python=.venv/bin/python
+folder=build/python
+wheelhouse=$folder/downloads
+mkdir -p "$wheelhouse"
+
+# Where PyTorch lies, without loading it.
+site_of_torch='import importlib.util as u, pathlib; print(pathlib.Path(u.find_spec("torch").origin).parents[1])'
+torch_folder=$("$python" -c "$site_of_torch" 2>/dev/null) ||
+  die "no PyTorch in $python: run scripts/setup.sh"
+
+pip() {  # ENVIRONMENT ARGUMENT...: with pip of $python
+  local environment=$1; shift
+  PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 \
+    "$python" -m pip --python "$folder/$environment/bin/python" --quiet "$@" </dev/null
+}
+
+# environment NAME PACKAGE...: a new one that sees PyTorch and, of all else, those packages alone.
+environment() {
+  local name=$1 site; shift
+  rm -rf "${folder:?}/$name"
+  "$python" -m venv --without-pip "$folder/$name"
+  pip "$name" install --no-index --find-links "$wheelhouse" "$@" 2>"$folder/pip.log" || {
+    pip "$name" download -d "$wheelhouse" "$@" && pip "$name" install --no-index --find-links "$wheelhouse" "$@"
+  } 2>"$folder/pip.log" || { cat "$folder/pip.log" >&2; die "pip could not install $*"; }
+  site=$("$folder/$name/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  echo "$torch_folder" >"$site/project_torch.pth"
+}
+
+start=$SECONDS
+export CMAKE_BUILD_PARALLEL_LEVEL=${JOBS:-2}
+environment builder scikit-build-core
+rm -rf "$folder/dist"
+pip builder wheel --no-build-isolation --no-deps --wheel-dir "$folder/dist" . >"$folder/build.log" 2>&1 ||
+  { tail -n 40 "$folder/build.log" >&2; die "the wheel cannot be built: $folder/build.log"; }
+wheel=$(echo "$PWD/$folder"/dist/distca-*.whl)
+echo "test_python: built $(basename "$wheel"), $(stat -c %s "$wheel") bytes, in $((SECONDS - start)) s"
+
+# What a build says that cannot be: neither compiles anything.
+refused() {  # WHAT LINE COMMAND...: the command fails and says the line
+  local what=$1 line=$2; shift 2
+  if "$@" >"$folder/refused.log" 2>&1; then die "$what: it was built"; fi
+  tr -s ' \n' ' ' <"$folder/refused.log" | grep -qF "$line" ||
+    { cat "$folder/refused.log" >&2; die "$what: it does not say: $line"; }
+}
+configure() {  # ARGUMENT...: what pip has CMake do
+  rm -rf "$folder/refused"
+  cmake -S . -B "$folder/refused" -G Ninja --log-level=WARNING -DSKBUILD=2 -DDISTCA_BUILD_PYTHON=ON \
+    -DDISTCA_BUILD_TESTS=OFF "$@"
+}
+rm -rf "$folder/bare"
+"$python" -m venv --without-pip "$folder/bare"
+refused "a Python without PyTorch" "is built against the PyTorch that is installed" \
+  configure "-DPython_EXECUTABLE=$PWD/$folder/bare/bin/python"
+site=$("$folder/bare/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+cat >"$site/torch.py" <<'PYTHON'
+class _C:
+    _GLIBCXX_USE_CXX11_ABI = True
+class version:
+    cuda = None
+__version__ = "2.10.0+cpu"
+PYTHON
+refused "an older PyTorch" "distca works with PyTorch 2.11 to 2.13, but" \
+  configure "-DPython_EXECUTABLE=$PWD/$folder/bare/bin/python"
+
+environment tester pytest
+pip tester install --no-index --no-deps "$wheel"
+cd "$folder"
+DISTCA_WHEEL=$wheel tester/bin/python -m pytest -q -rs -p no:cacheprovider --rootdir "$PWD" "$@" ../../python/tests
