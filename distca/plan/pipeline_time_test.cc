@@ -183,10 +183,18 @@ TEST(TickFigures, show_by_how_much_exchanges_make_ticks_longer) {
     for (const int64_t bytes_per_us : {0, 10, 1'000'000}) {
       request.bytes_per_us = bytes_per_us;
       for (const TickFigures& tick : tick_figures(request, plan)) {
-        if (bytes_per_us == 0) EXPECT_EQ(tick.exposed_ps, 0);
-        if (bytes_per_us == 10) EXPECT_GT(tick.exposed_ps, 0);
-        if (slots == 1) EXPECT_NEAR(tick.exposed_ps, tick.exchange_ps, 4) << "nothing hides";
-        if (slots == 2) EXPECT_LE(tick.exposed_ps, tick.exchange_ps);
+        if (bytes_per_us == 0) {
+          EXPECT_EQ(tick.exposed_ps, 0);
+        }
+        if (bytes_per_us == 10) {
+          EXPECT_GT(tick.exposed_ps, 0);
+        }
+        if (slots == 1) {
+          EXPECT_NEAR(tick.exposed_ps, tick.exchange_ps, 4) << "nothing hides";
+        }
+        if (slots == 2) {
+          EXPECT_LE(tick.exposed_ps, tick.exchange_ps);
+        }
       }
     }
   }
@@ -215,7 +223,9 @@ TEST(fill_ticks, end_sooner_where_their_exchanges_would_not_hide_and_send_less) 
       return static_cast<double>(tick.planned_ps + tick.exposed_ps);
     };
     EXPECT_LE(length(weighed[i]), length(before[i])) << i;
-    if (before[i].working == 2) EXPECT_EQ(weighed[i].bytes, before[i].bytes) << i;
+    if (before[i].working == 2) {
+      EXPECT_EQ(weighed[i].bytes, before[i].bytes) << i;
+    }
     if (before[i].exposed_ps < before[i].planned_ps / 10) continue;
     ++raised;
     EXPECT_LT(weighed[i].bytes, before[i].bytes) << i;
