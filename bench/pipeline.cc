@@ -1,8 +1,9 @@
-// Pipelines whose stages share core attention, beside others, in parts of their own:
-//   bench/report.py build/release/bench/pipeline paced    # operations sleep stated prices; 40
-//   minutes bench/report.py build/release/bench/pipeline real     # a small Llama on two cores; 8
-//   minutes bench/report.py build/release/bench/pipeline wire     # paced, a slow wire; as root; 6
-//   minutes build/release/bench/pipeline trace                    # paced, what each rank does when
+// Pipelines whose stages share core attention, beside others, in parts of their own (minutes on two
+// cores; `bench/report.py build/release/bench/pipeline PART` runs and judges one):
+//   paced    operations sleep stated prices; 45
+//   real     a small Llama on two cores; 14
+//   wire     paced, over a slow wire; as root; 11
+//   trace    paced, what each rank does when; 1, without report.py
 
 #include <fmt/format.h>
 

@@ -2,9 +2,9 @@
 // When ranks are done with linear work and core attention if attention may be computed anywhere for
 // nothing, and how much attention fits into a given time (speeds.h explains the words).
 //
-//   const int64_t ps = least_ps(work, Evenness::kWhole, load);            // RankWork work of each
-//   rank const int64_t more = load_within(work, Evenness::kWhole, ps + ps / 50);  // in 2 % more
-//   time
+//   const std::vector<RankWork> work = ...;                     // of each rank
+//   const int64_t ps = least_ps(work, Evenness::kWhole, load);
+//   const int64_t more = load_within(work, Evenness::kWhole, ps + ps / 50);  // in 2 % more time
 //
 // With kWhole a rank has its linear work and then its attention. With kAttention all ranks begin
 // attention when the last one is done with its linear work. Times are in picoseconds, loads in the
