@@ -1,6 +1,4 @@
-"""The operators of the library that lies beside this file, or in the folder that DISTCA_LIBRARY_DIR names."""
-
-import os
+"""The operators of the library that lies beside this file."""
 
 from distca._versions import require_torch
 
@@ -8,17 +6,7 @@ require_torch()
 
 import torch  # noqa: E402: of a version that the library fits
 
-FILE = "libdistca_torch.so"
+from distca import _library  # noqa: E402
 
-
-def _load():
-    folders = [os.path.dirname(os.path.abspath(__file__)), os.environ.get("DISTCA_LIBRARY_DIR", "")]
-    paths = [os.path.join(folder, FILE) for folder in folders if folder]
-    for path in paths:
-        if os.path.exists(path):
-            torch.ops.load_library(path)
-            return torch.ops.distca
-    raise ImportError(f"distca finds its library at none of {', '.join(paths)}: install distca again")
-
-
-ops = _load()
+_library.load("libdistca_torch.so")  # which registers them
+ops = torch.ops.distca

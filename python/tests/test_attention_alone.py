@@ -1,7 +1,5 @@
 """Without a process group, and what is refused."""
 
-import subprocess
-
 import pytest
 import torch
 from attention_model import cu_seqlens_of, distance, qkv, sdpa, worst
@@ -9,7 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import distca as ours
 from distca import _group as group
-from distca._ops import FILE, ops
+from distca._ops import ops
 
 LENGTHS = [3, 200, 1]
 CU_SEQLENS = cu_seqlens_of(LENGTHS)
@@ -114,12 +112,3 @@ def test_a_tensor_that_is_no_handle_is_refused():
     for wrong in (torch.zeros(1, dtype=torch.float64), torch.zeros(1), torch.empty(0, dtype=torch.float64)):
         with pytest.raises(RuntimeError, match="no handle of distca"):
             ops.combine(wrong, *inputs)
-
-
-def test_the_library_needs_pytorch_alone():
-    path = next(path for path in torch.ops.loaded_libraries if path.endswith(FILE))
-    symbols = subprocess.run(["nm", "-DC", path], capture_output=True, text=True, check=True).stdout
-    assert "c10d::resolve_process_group" in symbols
-    for foreign in ("_Py", " Py", "gloo::", "ProcessGroupGloo", "nccl", "NCCL"):
-        assert foreign not in symbols
-    assert not [line for line in symbols.splitlines() if " T " in line], "exports nothing"
