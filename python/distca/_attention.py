@@ -26,6 +26,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from distca._ops import ops
 from distca._group import name_of
+from distca._ping_pong import give_way, refuse_reentrant_checkpoint
 
 _MOST_HEAD_DIM = 256
 _NO_LAYER = -1
@@ -161,6 +162,8 @@ def dispatch(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=None, max_seqlen_
     if layer is not None and layer < 0:
         raise ValueError(f"layer = {layer}: 0 or more")
     trains = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    if not torch.is_grad_enabled():
+        refuse_reentrant_checkpoint()
     with torch.no_grad(), no_dispatch():  # no operator of the model's: recomputation does not repeat it
 
         def begin():
@@ -224,7 +227,10 @@ def attention(
     handle = dispatch(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, group, layer
     )
-    return combine(core_attention(handle))
+    give_way()
+    handle = core_attention(handle)
+    give_way()
+    return combine(handle)
 
 
 def flash_attn_varlen_func(
