@@ -14,6 +14,8 @@ within backward returns the O that is there: it neither sends nor computes. With
 
 Gradients off. Attention is computed on this rank alone and sends nothing: ranks may evaluate unequal numbers of times.
 
+torch.compile. Attention is a break of the graph: what lies before and behind it is compiled.
+
 Errors. ValueError, in one line and before anything is sent, about arguments. RuntimeError, in one line, about another
 rank or the network. Threads. One thread at a time calls attention.
 """
@@ -140,12 +142,15 @@ def _forward_of(cu_seqlens, name, layer, begin) -> _Forward:
 
 def _local_step(cu_seqlens, begin) -> torch.Tensor:
     """The plans of this rank's documents for itself. They belong to no forward: nothing is kept of a layer."""
+    if cu_seqlens.is_inference():  # nobody can tell whether it was written to
+        return begin()
     of = _forwards.setdefault(cu_seqlens, {})
     if None not in of or of[None].version != cu_seqlens._version:
         of[None] = _Forward(begin(), cu_seqlens._version)
     return of[None].step
 
 
+@torch.compiler.disable
 def dispatch(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=None, max_seqlen_k=None, softmax_scale=None, causal=True,
              window_size=(-1, -1), group=None, layer=None) -> Handle:
     """Sends Q, K and V on their way and returns. The arguments are those of `attention`.
@@ -179,11 +184,13 @@ def dispatch(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=None, max_seqlen_
     return Handle(ops.dispatch(q, k, v, step, number, scale, window_left), (q, k, v))
 
 
+@torch.compiler.disable
 def core_attention(handle: Handle) -> Handle:
     """Waits for the Q, K and V of others, computes this rank's part of the layer, and sends O on its way."""
     return Handle(ops.core_attention(handle._call), handle._qkv)
 
 
+@torch.compiler.disable
 def combine(handle: Handle) -> torch.Tensor:
     """Returns O [tokens, heads, head_dim] of this rank's tokens once all of it is there.
 
@@ -192,6 +199,7 @@ def combine(handle: Handle) -> torch.Tensor:
     return ops.combine(handle._call, *handle._qkv)
 
 
+@torch.compiler.disable
 def attention(
     q: torch.Tensor,
     k: torch.Tensor,
