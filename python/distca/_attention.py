@@ -36,9 +36,17 @@ _UNNAMED = "attention is under activation checkpointing and has no layer=: give 
 class _Forward:
     """What the layers of one forward share."""
 
-    step: torch.Tensor  # a handle: it owns the plans and knows the calls of the layers
+    given: object  # the step, or the Future of one that is planned ahead
     version: int  # of cu_seqlens
+    has_begun: bool = True
     layers: set = field(default_factory=set)  # those that have come
+
+    @property
+    def step(self) -> torch.Tensor:
+        """A handle: it owns the plans and knows the calls of the layers."""
+        if not isinstance(self.given, torch.Tensor):
+            self.given = self.given.result()
+        return self.given
 
     def is_alive(self) -> bool:
         return any(ops.state_of(self.step, layer) for layer in self.layers)
@@ -89,13 +97,15 @@ def _window_left(causal, window_size) -> int:
     return -1 if left < 0 else int(left)
 
 
-def _lengths(cu_seqlens, tokens) -> list:
-    """[documents + 1] of this rank."""
+def offsets_of(cu_seqlens, tokens=None) -> list:
+    """[documents + 1] of this rank; `tokens` is where they end, if that is known. Raises ValueError."""
     if cu_seqlens.dim() != 1 or cu_seqlens.is_floating_point():
         raise ValueError(f"cu_seqlens_q has shape {list(cu_seqlens.shape)} of {cu_seqlens.dtype}: [documents + 1] of integers")
     places = cu_seqlens.tolist()
-    if not places or places[0] != 0 or any(b < a for a, b in zip(places, places[1:])) or places[-1] != tokens:
-        raise ValueError(f"cu_seqlens_q begins with 0, never descends and ends with the {tokens} tokens of q")
+    if not places or places[0] != 0 or any(b < a for a, b in zip(places, places[1:])):
+        raise ValueError("cu_seqlens_q begins with 0 and never descends")
+    if tokens is not None and places[-1] != tokens:
+        raise ValueError(f"cu_seqlens_q ends with {places[-1]}, q has {tokens} tokens")
     return places
 
 
@@ -128,13 +138,20 @@ def _forward_of(cu_seqlens, name, layer, begin) -> _Forward:
     if layer is None and _is_checkpointed():
         raise ValueError(_UNNAMED)
     latest = forwards[-1] if forwards else None
-    if layer is None or latest is None or layer in latest.layers or latest.version != cu_seqlens._version:
+    if latest and not latest.has_begun and latest.version == cu_seqlens._version:
+        latest.has_begun = True
+    elif layer is None or latest is None or layer in latest.layers or latest.version != cu_seqlens._version:
         forwards[:] = [forward for forward in forwards if forward.is_alive()]
         latest = _Forward(begin(), cu_seqlens._version)
         forwards.append(latest)
     if layer is not None:
         latest.layers.add(layer)
     return latest
+
+
+def plan_for(cu_seqlens, name, step):
+    """The next forward with this cu_seqlens in the group of that name takes this step, a Future of one."""
+    _forwards.setdefault(cu_seqlens, {}).setdefault(name, []).append(_Forward(step, cu_seqlens._version, False))
 
 
 def _local_step(cu_seqlens, begin) -> torch.Tensor:
@@ -146,7 +163,7 @@ def _local_step(cu_seqlens, begin) -> torch.Tensor:
 
 
 def dispatch(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=None, max_seqlen_k=None, softmax_scale=None, causal=True,
-             window_size=(-1, -1), group=None, layer=None) -> Handle:
+             window_size=(-1, -1), group=None, layer=None, linear_work=0) -> Handle:
     """Sends Q, K and V on their way and returns. The arguments are those of `attention`.
 
     What runs until `core_attention` hides these messages, and what runs between `core_attention` and `combine` hides
@@ -164,14 +181,11 @@ def dispatch(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=None, max_seqlen_
     with torch.no_grad(), no_dispatch():  # no operator of the model's: recomputation does not repeat it
 
         def begin():
-            lengths = _lengths(cu_seqlens_q, q.shape[0])
-            return ops.begin(name_of(group) if trains else "", lengths, q, k, v, scale, window_left)
+            offsets = offsets_of(cu_seqlens_q, q.shape[0])
+            return ops.begin(name, offsets, linear_work if trains else 0, q, k, v, scale, window_left)
 
-        if trains:
-            name = name_of(group)
-            step = _forward_of(cu_seqlens_q, name, layer, begin).step
-        else:
-            step = _local_step(cu_seqlens_q, begin)
+        name = name_of(group) if trains else ""
+        step = _forward_of(cu_seqlens_q, name, layer, begin).step if trains else _local_step(cu_seqlens_q, begin)
     number = layer if trains and layer is not None else _NO_LAYER
     return Handle(ops.dispatch(q, k, v, step, number, scale, window_left), (q, k, v))
 
@@ -202,6 +216,7 @@ def attention(
     window_size: tuple = (-1, -1),
     group=None,
     layer: int | None = None,
+    linear_work: int = 0,
 ) -> torch.Tensor:
     """Causal attention within each of this rank's documents, computed by all ranks of the group together.
 
@@ -218,11 +233,15 @@ def attention(
     group: a process group or a DeviceMesh of one dimension; None for all ranks, or for this process if there are none.
     layer: a number that the model gives this layer alone. Checkpointing needs it, and with it the lengths are exchanged
       once a forward, else at every call.
+    linear_work: the multiply-adds of the layer outside of attention for each token. Where it is given, ranks with fewer
+      tokens compute more attention, so that all are done with both together. Give it under `ping_pong`, where linear
+      work of one nano-batch runs beside the attention of the other. All ranks give the same.
 
     Returns O [tokens, heads, head_dim_v] in the dtype of q.
     """
     handle = dispatch(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, group, layer
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, group, layer,
+        linear_work,
     )
     return combine(core_attention(handle))
 
@@ -247,11 +266,12 @@ def flash_attn_varlen_func(
     *,
     group=None,
     layer=None,
+    linear_work=0,
 ) -> torch.Tensor:
     """`attention` with flash-attention's arguments, in its order.
 
     What is not served is refused by name (ValueError): its default causal=False, dropout, softcap, ALiBi, returned
-    probabilities and block tables. `deterministic` is always so. `group` and `layer` are as in `attention`.
+    probabilities and block tables. `deterministic` is always so. `group`, `layer` and `linear_work` are as in `attention`.
     """
     refusals = (
         (dropout_p != 0, f"dropout_p = {dropout_p}: dropout is not served"),
@@ -264,5 +284,6 @@ def flash_attn_varlen_func(
         if wrong:
             raise ValueError(line)
     return attention(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, group, layer
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, group, layer,
+        linear_work,
     )
