@@ -26,8 +26,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from distca._ops import ops
 from distca._group import name_of
+from distca._served import checked, offsets_of, refuse_extras
 
-_MOST_HEAD_DIM = 256
 _NO_LAYER = -1
 _UNNAMED = "attention is under activation checkpointing and has no layer=: give each layer its number"
 
@@ -62,51 +62,6 @@ class Handle:
 
     _call: torch.Tensor
     _qkv: tuple
-
-
-def _check_lengths(cu_seqlens_q, cu_seqlens_k):
-    if cu_seqlens_q is not cu_seqlens_k and not torch.equal(cu_seqlens_q, cu_seqlens_k):
-        raise ValueError("cu_seqlens_q and cu_seqlens_k differ: cross attention is not served")
-
-
-def _check_tensors(q, k, v, cu_seqlens):
-    for name, tensor in (("q", q), ("k", k), ("v", v), ("cu_seqlens_q", cu_seqlens)):
-        if tensor.device.type != "cpu":
-            raise ValueError(f"{name} is on {tensor.device}: attention is served on the CPU alone so far")
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if tensor.dim() != 3:
-            raise ValueError(f"{name} has shape {list(tensor.shape)}: [tokens, heads, head_dim]")
-        if tensor.dtype != q.dtype:
-            raise ValueError(f"q is {q.dtype} and {name} is {tensor.dtype}: one dtype for all three")
-        if tensor.shape[0] != q.shape[0]:
-            raise ValueError(f"q has {q.shape[0]} tokens and {name} has {tensor.shape[0]}: as many")
-        if tensor.shape[2] > _MOST_HEAD_DIM or tensor.shape[2] % 8 != 0 or tensor.shape[2] == 0:
-            raise ValueError(f"head_dim of {name} is {tensor.shape[2]}: a multiple of 8, at most {_MOST_HEAD_DIM}")
-    if q.dtype not in (torch.float32, torch.bfloat16, torch.float64):
-        raise ValueError(f"q is {q.dtype}: torch.float32, torch.bfloat16 or torch.float64")
-    if k.shape[1] != v.shape[1] or q.shape[1] % max(k.shape[1], 1) != 0 or k.shape[1] == 0:
-        raise ValueError(f"{q.shape[1]}, {k.shape[1]} and {v.shape[1]} heads of q, k and v: the first a multiple of the others")
-    if q.shape[2] != k.shape[2]:
-        raise ValueError(f"head_dim of q is {q.shape[2]} and of k {k.shape[2]}: equal")
-
-
-def _window_left(causal, window_size) -> int:
-    left, right = window_size
-    if not causal and right != 0:
-        raise ValueError("attention that is not causal is not served: causal=True")
-    return -1 if left < 0 else int(left)
-
-
-def offsets_of(cu_seqlens, tokens=None) -> list:
-    """[documents + 1] of this rank; `tokens` is where they end, if that is known. Raises ValueError."""
-    if cu_seqlens.dim() != 1 or cu_seqlens.is_floating_point():
-        raise ValueError(f"cu_seqlens_q has shape {list(cu_seqlens.shape)} of {cu_seqlens.dtype}: [documents + 1] of integers")
-    places = cu_seqlens.tolist()
-    if not places or places[0] != 0 or any(b < a for a, b in zip(places, places[1:])):
-        raise ValueError("cu_seqlens_q begins with 0 and never descends")
-    if tokens is not None and places[-1] != tokens:
-        raise ValueError(f"cu_seqlens_q ends with {places[-1]}, q has {tokens} tokens")
-    return places
 
 
 def _is_checkpointed() -> bool:
@@ -169,14 +124,7 @@ def dispatch(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=None, max_seqlen_
     What runs until `core_attention` hides these messages, and what runs between `core_attention` and `combine` hides
     those of O. In backward, the gradients of the same work hide those of dO and of dQ, dK and dV.
     """
-    _check_lengths(cu_seqlens_q, cu_seqlens_k)
-    _check_tensors(q, k, v, cu_seqlens_q)
-    window_left = _window_left(causal, window_size)
-    if softmax_scale == 0:
-        raise ValueError("softmax_scale = 0: another number, or None for 1 / sqrt(head_dim)")
-    scale = q.shape[2] ** -0.5 if softmax_scale is None else float(softmax_scale)
-    if layer is not None and layer < 0:
-        raise ValueError(f"layer = {layer}: 0 or more")
+    window_left, scale = checked(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal, window_size, layer)
     trains = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     with torch.no_grad(), no_dispatch():  # no operator of the model's: recomputation does not repeat it
 
@@ -273,16 +221,7 @@ def flash_attn_varlen_func(
     What is not served is refused by name (ValueError): its default causal=False, dropout, softcap, ALiBi, returned
     probabilities and block tables. `deterministic` is always so. `group`, `layer` and `linear_work` are as in `attention`.
     """
-    refusals = (
-        (dropout_p != 0, f"dropout_p = {dropout_p}: dropout is not served"),
-        (softcap != 0, f"softcap = {softcap}: softcap is not served"),
-        (alibi_slopes is not None, "alibi_slopes: ALiBi is not served"),
-        (return_attn_probs, "return_attn_probs: attention returns no probabilities"),
-        (block_table is not None, "block_table: a paged cache of keys is not served"),
-    )
-    for wrong, line in refusals:
-        if wrong:
-            raise ValueError(line)
+    refuse_extras(dropout_p, softcap, alibi_slopes, return_attn_probs, block_table)
     return attention(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, group, layer,
         linear_work,

@@ -7,6 +7,7 @@ every other rank gets one line that names it (RuntimeError).
 
 import atexit
 import weakref
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,7 @@ from distca._ops import ops
 _names = weakref.WeakKeyDictionary()  # process group of the caller -> the name of ours on its ranks
 _deadlines = {}  # our name -> timeout_s, startup_timeout_s
 _ahead = {}  # our name -> that of another group of ours on the same ranks, for messages of a thread
+_alone = []  # not empty within by_itself()
 _at_exit = []
 
 
@@ -75,9 +77,19 @@ def _opened(group, timeout_s, startup_timeout_s) -> str:
     return own.group_name
 
 
+@contextmanager
+def by_itself():
+    """Within it, attention is computed on each rank alone, with gradients, too."""
+    _alone.append(True)
+    try:
+        yield
+    finally:
+        _alone.pop()
+
+
 def name_of(group) -> str:
     """The name under which the operators know a group, which is opened if need be. Empty: this process alone."""
-    group = _resolved(group)
+    group = None if _alone else _resolved(group)
     if group is None:
         return ""
     if group not in _names:
