@@ -20,8 +20,8 @@ class plan_ahead:  # noqa: N801: it is called like a function
 
     While batch i trains, batch i + 1 is fetched, the ranks tell each other the lengths of its documents, plan, and
     compare their plans, over a second process group of DistCA's own. The layers are expected to be those of the forward
-    before; other ones are planned when they come. So the first batch is planned at its first layer. An error of a rank
-    reaches the first layer of the batch that it belongs to.
+    before; other ones are planned when they come. So the first two batches, of which no forward is known, are planned at
+    their layers. An error of a rank reaches the first layer of the batch that it belongs to.
     """
 
     def __init__(self, loader, cu_seqlens=None, group=None):
