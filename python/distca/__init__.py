@@ -13,6 +13,7 @@ _MODULES = {
     "_ahead": ("plan_ahead",),
     "_served": ("can_run",),
     "_verify": ("verify",),
+    "_ping_pong": ("ping_pong",),
     "_group": ("init", "statistics", "alone", "Statistics"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

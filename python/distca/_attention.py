@@ -26,6 +26,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from distca._ops import ops
 from distca._group import name_of
+from distca._ping_pong import give_way, refuse_reentrant_checkpoint
 from distca._served import checked, offsets_of, refuse_extras
 
 _NO_LAYER = -1
@@ -126,6 +127,8 @@ def dispatch(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=None, max_seqlen_
     """
     window_left, scale = checked(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal, window_size, layer)
     trains = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    if not torch.is_grad_enabled():
+        refuse_reentrant_checkpoint()
     with torch.no_grad(), no_dispatch():  # no operator of the model's: recomputation does not repeat it
 
         def begin():
@@ -191,7 +194,10 @@ def attention(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, group, layer,
         linear_work,
     )
-    return combine(core_attention(handle))
+    give_way()
+    handle = core_attention(handle)
+    give_way()
+    return combine(handle)
 
 
 def flash_attn_varlen_func(

@@ -6,10 +6,10 @@ import os
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
-def load(name: str) -> ctypes.CDLL:
-    """The shared library with this file name. Raises ImportError in one line that says why it cannot be loaded."""
+def load(name: str, kind=ctypes.CDLL) -> ctypes.CDLL:
+    """The shared library with this file name, whose functions are called as `kind` does. Raises ImportError in one line that says why it cannot be loaded."""
     try:
-        return ctypes.CDLL(os.path.join(FOLDER, name))
+        return kind(os.path.join(FOLDER, name))
     except OSError as error:
         reason = str(error).replace("\n", " ")
         raise ImportError(f"distca cannot load its library: {reason}; install distca again") from None

@@ -1,0 +1,99 @@
+"""FSDP2 (torch.distributed.fsdp.fully_shard) under ping-pong: one gathering of a layer serves all bodies.
+
+FSDP2 reshards a layer when a forward leaves it, and by then another body may be within. It also registers the end of a
+layer's backward for every forward of it, and the first one to end reshards the layer under the others.
+"""
+
+import sys
+
+import torch
+
+_STATE = "torch.distributed.fsdp._fully_shard._fsdp_state"
+
+
+def _groups():
+    """The groups of parameters that FSDP2 gathers together, of all models of this process."""
+    if _STATE not in sys.modules:  # nobody has called fully_shard
+        return []
+    from torch.distributed._composable_state import _module_state_mapping
+
+    states = {reference() for reference in list(_module_state_mapping.values())}
+    fsdp = [state for state in states if isinstance(state, sys.modules[_STATE].FSDPState)]
+    return [group for state in fsdp for group in state._fsdp_param_groups]
+
+
+class SharedLayers:
+    """While it is entered, a layer is resharded when all bodies have left it. `running()` is the body that runs."""
+
+    def __init__(self, bodies, running):
+        self._bodies, self._running = bodies, running
+        self._layers = []
+
+    def __enter__(self):
+        self._layers = [_Layer(group, self._bodies, self._running) for group in _groups()]
+        return self
+
+    def left_by(self, body):
+        """The body has ended: it comes to no layer any more."""
+        for layer in self._layers:
+            layer.left_by(body)
+
+    def __exit__(self, *_):
+        for layer in self._layers:
+            layer.give_back()
+
+
+class _Layer:
+    """A group of parameters whose methods are those of this class for the time being."""
+
+    def __init__(self, group, bodies, running):
+        self._group, self._running = group, running
+        self._to_come, self._within = set(bodies), set()
+        self._first = None  # body to come
+        self._is_deferred = False
+        self._outer = {name: vars(group).get(name) for name in ("pre_forward", "reshard")}  # of a ping_pong around this
+        self._pre_forward, self._reshard = group.pre_forward, group.reshard
+        group.pre_forward, group.reshard = self._enter, self._leave
+
+    def _body(self):
+        return self._running() if torch._C._current_graph_task_id() == -1 else None  # none within backward
+
+    def _in_forward(self, function, *arguments):
+        from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
+
+        self._group._training_state = TrainingState.FORWARD
+        return function(*arguments)
+
+    def _enter(self, *arguments):
+        body = self._body()
+        if body is not None:
+            self._within.add(body)
+            if self._first is None:
+                self._first = body
+            elif body is not self._first:  # the end of backward is that of the first body, whose backward comes last
+                return self._in_forward(self._pre_forward, *arguments)
+        return self._pre_forward(*arguments)
+
+    def _leave(self):
+        body = self._body()
+        if body is None:
+            self._reshard()
+        else:
+            self._is_deferred = True
+            self.left_by(body)
+
+    def left_by(self, body):
+        self._to_come.discard(body)
+        self._within.discard(body)
+        if self._is_deferred and not self._to_come and not self._within:
+            self._is_deferred = False
+            state = self._group._training_state
+            self._in_forward(self._reshard)  # in this state alone, it does what fully_shard was told of forward
+            self._group._training_state = state
+
+    def give_back(self):
+        for name, outer in self._outer.items():
+            if outer is None:
+                delattr(self._group, name)
+            else:
+                setattr(self._group, name, outer)
