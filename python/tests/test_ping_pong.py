@@ -2,6 +2,8 @@
 
 import contextlib
 import functools
+import pathlib
+import re
 import sys
 
 import pytest
@@ -19,6 +21,7 @@ from distca import _group as group
 
 pytest.importorskip("greenlet")
 
+DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs/python.md"
 LENGTHS = [[[351, 20], [30, 90, 7]], [[90, 1], []], [[5], [260]]]  # [nano-batch][rank][document]
 LAYERS = 3
 
@@ -58,6 +61,26 @@ def train(wrap, number):
 def test_gradients_are_those_of_sdpa_and_nothing_is_sent_twice(two_ranks, wrap, number):
     for difference, counts_agree in two_ranks.run(train, wrap, number):
         assert difference < 1e-10 and counts_agree
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("wrap", WRAPS)
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_gradients_of_every_combination(two_ranks, wrap, number):
+    test_gradients_are_those_of_sdpa_and_nothing_is_sent_twice(two_ranks, wrap, number)
+
+
+def as_the_docs_say(program):
+    rank = dist.get_rank()
+    first, second = nano_batches(2, rank)
+    model = Model(balanced, LAYERS)
+    exec(program, {"distca": ours, "model": model, "first": first, "second": second})
+    return worst(gradients(model), gradients_of(Model(sdpa, LAYERS), [first, second], one_by_one))
+
+
+def test_the_program_of_the_docs_runs(two_ranks):
+    (program,) = re.findall(r"```python\n([^`]*?distca.ping_pong[^`]*?)```", DOCS.read_text())
+    assert max(two_ranks.run(as_the_docs_say, program)) < 1e-10
 
 
 def test_forwards_take_turns_and_backwards_mirror_them(monkeypatch):

@@ -28,14 +28,23 @@ class Headed(torch.nn.Module):
         self.model = Model(attend, LAYERS, WRAPS[wrap])
 
     def forward(self, x, cu_seqlens):
-        hidden = self.embed(x)
+        return torch.tanh(self.head(self.hidden(self.embed(x), cu_seqlens))).sum()
+
+    def hidden(self, x, cu_seqlens):
         for layer in self.model.layers:
-            hidden = self.model.wrap(layer, hidden, cu_seqlens)
-        return torch.tanh(self.head(hidden)).sum()
+            x = self.model.wrap(layer, x, cu_seqlens)
+        return x
 
 
-def sharded(attend, reshards, wrap="none", **keywords):
-    model = Headed(attend, wrap)
+class Twice(Headed):
+    """Its layers come twice in a forward."""
+
+    def hidden(self, x, cu_seqlens):
+        return super().hidden(super().hidden(x, cu_seqlens), cu_seqlens)
+
+
+def sharded(attend, reshards, wrap="none", kind=Headed, **keywords):
+    model = kind(attend, wrap)
     for module in (model.embed, *model.model.layers, model.head):
         fully_shard(module, reshard_after_forward=reshards, **keywords)
     return fully_shard(model, reshard_after_forward=reshards, **keywords)
@@ -90,6 +99,42 @@ def test_fsdp2_gathers_no_more_than_for_one_forward(two_ranks, reshards, wrap):
         assert difference < 1e-10
         assert counts["foreach_all_gather"] <= alone["foreach_all_gather"]
         assert counts["foreach_reduce"] == alone["foreach_reduce"] == LAYERS + 2
+
+
+def one_half_without_gradients(first_trains):
+    """The worst difference of a gradient to that of the half that trains."""
+    batches = nano_batches(2, dist.get_rank())
+    wanted = gradients_of(Headed(sdpa), batches[:1], one_by_one)
+    for one in wanted:
+        dist.all_reduce(one)
+    model = sharded(balanced, True)
+
+    def evaluated():
+        with torch.no_grad():
+            return model(*batches[1])
+
+    bodies = [functools.partial(model, *batches[0]), evaluated]
+    losses = ours.ping_pong(*(bodies if first_trains else bodies[::-1]))
+    losses[0 if first_trains else 1].backward()
+    return worst([one.full_tensor() for one in gradients(model)], [one / 2 for one in wanted])
+
+
+@pytest.mark.parametrize("first_trains", [True, False])
+def test_fsdp2_where_one_half_has_no_gradients(two_ranks, first_trains):
+    assert max(two_ranks.run(one_half_without_gradients, first_trains)) < 1e-10
+
+
+def layers_that_come_twice():
+    batches = nano_batches(2, dist.get_rank())
+    wanted = gradients_of(Twice(sdpa), batches, one_by_one)
+    for one in wanted:
+        dist.all_reduce(one)
+    model = sharded(balanced, True, kind=Twice)
+    return worst(gathered(model, batches, ours.ping_pong)[0], [one / 2 for one in wanted])
+
+
+def test_fsdp2_where_layers_come_twice(two_ranks):
+    assert max(two_ranks.run(layers_that_come_twice)) < 1e-10
 
 
 def mixed_precision():
