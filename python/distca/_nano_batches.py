@@ -4,6 +4,7 @@ A batch is [rows, tokens]; its documents are numbered row by row, and so are its
 but run_in_parts calls what it is given. Bad input raises ValueError in one line. Any thread may call anything.
 """
 
+import contextlib
 import functools
 import itertools
 
@@ -105,7 +106,15 @@ def run_in_parts(call, given, shape, cu_seqlens, parts, model):
         return _joined([bodies[0]()], order, shape)
     from distca._ping_pong import ping_pong
 
-    return _joined(ping_pong(*bodies, model=model), order, shape)
+    with _without_cache_of_weights(next(iter(of_tokens.values())).device.type):
+        return _joined(ping_pong(*bodies, model=model), order, shape)
+
+
+def _without_cache_of_weights(device):
+    """Autocast casts a weight once for both nano-batches. Selective checkpointing counts casts: each needs its own."""
+    if not torch.is_autocast_enabled(device):
+        return contextlib.nullcontext()
+    return torch.autocast(device, torch.get_autocast_dtype(device), cache_enabled=False)
 
 
 def _joined(outputs, order, shape):

@@ -109,7 +109,7 @@ def checkpoint(model, how):
     keywords = {"use_reentrant": False}
     if how == "selective":
         keywords["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _matrices_are_kept)
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=keywords)
+    model.activation_checkpointing_enable(activation_checkpointing_kwargs=keywords)
 
 
 def wrap(model, parallel):
@@ -157,10 +157,14 @@ def compare(kind, precision, nano_batches, parallel, checkpointing, compiled, le
     want_loss, want = reference(one, [document for of_rank in documents for document in of_rank], items)
     distca.transformers.attach(model, nano_batches=nano_batches)
     checkpoint(model, checkpointing)
-    wrapped = wrap(model, parallel)
-    if compiled:
+    if compiled == "layers":
         torch._dynamo.reset()
-        wrapped = torch.compile(wrapped, backend="aot_eager", dynamic=True)
+        for layer in model.model.layers:
+            layer.compile(backend="aot_eager")
+    wrapped = wrap(model, parallel)
+    if compiled == "whole":
+        torch._dynamo.reset()
+        wrapped = torch.compile(wrapped, backend="aot_eager")
     before = distca.statistics()
     with autocast(precision):
         loss = loss_of(wrapped, packed(documents[rank], with_lengths=rank == 0), items) * ranks
