@@ -10,6 +10,8 @@ import itertools
 
 import torch
 
+from distca._ping_pong import ping_pong
+
 _PADDING = {"labels": -100, "shift_labels": -100}  # of all else: 0
 _OF_TOKENS = ("input_ids", "inputs_embeds", "position_ids", "labels", "shift_labels", "seq_idx")
 _OF_DOCUMENTS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
@@ -82,8 +84,8 @@ def _rest_of(given) -> dict:
     return rest
 
 
-def run_in_parts(call, given, shape, cu_seqlens, parts, model):
-    """Outputs of `model` for the batch, of which `call(arguments, cu_seqlens)` computes a part.
+def run_in_parts(call, given, shape, cu_seqlens, parts):
+    """Outputs of a model for the batch, of which `call(arguments, cu_seqlens)` computes a part.
 
     Two parts run as a ping-pong. A part without documents gets one token of padding, and its outputs are dropped.
     """
@@ -104,10 +106,8 @@ def run_in_parts(call, given, shape, cu_seqlens, parts, model):
         order.append(at)
     if parts == 1:
         return _joined([bodies[0]()], order, shape)
-    from distca._ping_pong import ping_pong
-
     with _without_cache_of_weights(next(iter(of_tokens.values())).device.type):
-        return _joined(ping_pong(*bodies, model=model), order, shape)
+        return _joined(ping_pong(*bodies), order, shape)
 
 
 def _without_cache_of_weights(device):

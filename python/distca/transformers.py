@@ -138,7 +138,7 @@ def _forward(model, inner, attached, *arguments, **keywords):
     if parts == 1 and cu_seqlens[-1] > 0:
         return call(given, cu_seqlens)
     as_tuple = not given.pop("return_dict", model.config.return_dict)
-    outputs = run_in_parts(call, given, shape, cu_seqlens, parts, model)
+    outputs = run_in_parts(call, given, shape, cu_seqlens, parts)
     return outputs.to_tuple() if as_tuple else outputs
 
 
