@@ -49,9 +49,14 @@ def test_the_whole_model_compiled(two_ranks):
     check(two_ranks, "llama", "fp64", "odd", "none", 1, "ddp", "whole", 2)
 
 
+GRID = list(itertools.product(*(VALUES[name] for name in VALUES if name not in ("lengths", "size"))))
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("kind, precision, checkpointing, nano_batches, parallel, compiled",
-                         itertools.product(*(VALUES[name] for name in VALUES if name not in ("lengths", "size"))))
-def test_the_whole_grid(two_ranks, three_ranks, kind, precision, checkpointing, nano_batches, parallel, compiled):
-    for lengths, ranks in itertools.product(LENGTHS, (two_ranks, three_ranks)):
+@pytest.mark.parametrize("number", range(len(GRID)), ids=lambda number: str(GRID[number]))
+def test_the_whole_grid(two_ranks, three_ranks, number):
+    """All lengths and numbers of ranks, in turn where compiling takes most of the time."""
+    kind, precision, checkpointing, nano_batches, parallel, compiled = GRID[number]
+    cases = list(itertools.product(LENGTHS, (two_ranks, three_ranks)))
+    for lengths, ranks in cases[number % len(cases) :][:1] if compiled else cases:
         check(ranks, kind, precision, lengths, checkpointing, nano_batches, parallel, compiled, ranks.size)

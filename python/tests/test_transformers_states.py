@@ -2,6 +2,8 @@
 
 import copy
 import json
+import sys
+import types
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from transformers_model import (  # noqa: E402
 
 import distca.transformers  # noqa: E402
 from distca._nano_batches import deal, find_documents  # noqa: E402
+from distca._versions import require_transformers  # noqa: E402
 
 DOCUMENTS = [[40, 7, 1, 19], [5, 3]]
 
@@ -91,6 +94,18 @@ def test_documents_are_found():
     assert find_documents((2, 3), {}) == [0, 3, 6] and find_documents((1, 0), {}) == [0]
     given = {"cu_seq_lens_q": torch.tensor([0, 2, 5]), "position_ids": torch.arange(5)[None]}
     assert find_documents((1, 5), given) == [0, 2, 5]
+
+
+def layers_in_order():
+    model, entered = attached(2), []
+    for layer in model.model.layers:
+        layer.self_attn.register_forward_pre_hook(lambda module, _: entered.append(module.layer_idx))
+    model(**packed(documents_of(DOCUMENTS[dist.get_rank()])))
+    return entered
+
+
+def test_nano_batches_take_turns(two_ranks):
+    assert two_ranks.run(layers_in_order) == [[0, 0, 1, 1]] * 2
 
 
 def serve(nano_batches, empty, evaluates):
@@ -268,3 +283,9 @@ def test_context_parallelism_of_accelerate_is_refused(monkeypatch):
     monkeypatch.setitem(state.AcceleratorState._shared_state, "parallelism_config", config)
     with pytest.raises(ValueError, match="context parallelism of Accelerate is on"):
         attached()(rows(1, 5))
+
+
+def test_another_version_of_transformers_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", types.SimpleNamespace(__version__="4.57.1"))
+    with pytest.raises(ImportError, match="^distca works with Transformers 5.23, but 4.57.1 is installed$"):
+        require_transformers()

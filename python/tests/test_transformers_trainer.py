@@ -11,10 +11,10 @@ import pytest
 import torch
 
 transformers = pytest.importorskip("transformers")
-pytest.importorskip("accelerate")
+accelerate = pytest.importorskip("accelerate")
 
 from rank_processes import Ranks  # noqa: E402
-from transformers_model import documents_of, make  # noqa: E402
+from transformers_model import documents_of, full_gradients, make, packed, worst_gradient  # noqa: E402
 
 import distca.transformers  # noqa: E402
 
@@ -23,9 +23,14 @@ LENGTHS = [5, 200, 31, 2, 90, 17, 3, 64, 150, 7, 7, 40, 300, 11, 26, 9, 1, 80, 3
            100, 21, 6, 45]
 
 
-def train(env, nano_batches, accumulated):
+def set_environment(port):
+    """As torchrun sets it."""
+    rank = str(torch.distributed.get_rank())
+    os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+
+
+def train(nano_batches, accumulated):
     """[(name, loss)] of 4 steps of AdamW and of the evaluations in between. Without nano_batches: with sdpa."""
-    os.environ.update(env)
     torch.set_num_threads(1)
     model = make("llama")
     if nano_batches:
@@ -47,11 +52,9 @@ def train(env, nano_batches, accumulated):
 
 
 def train_as_rank(port, nano_batches, accumulated):
-    rank = torch.distributed.get_rank()
-    env = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
-           "MASTER_PORT": str(port)}
+    set_environment(port)
     before = distca.statistics()
-    losses = train(env, nano_batches, accumulated)
+    losses = train(nano_batches, accumulated)
     after = distca.statistics()
     return losses, after.forwards - before.forwards, after.sent_bytes - before.sent_bytes
 
@@ -64,7 +67,7 @@ def trainers():
 
 @pytest.mark.parametrize("nano_batches", [1, 2])
 def test_two_processes_have_the_losses_of_one(trainers, nano_batches):
-    one_process = train({}, 0, 4)
+    one_process = train(0, 4)
     # Trainer weighs batches of an evaluation otherwise in two processes than in one.
     plain, _, nothing_sent = trainers.run(train_as_rank, trainers.store.port, 0, 2)[0]
     wanted = [pair if pair[0] == "eval_loss" else one for pair, one in zip(plain, one_process, strict=True)]
@@ -73,6 +76,35 @@ def test_two_processes_have_the_losses_of_one(trainers, nano_batches):
         for (name, loss), (of, want) in zip(losses, wanted, strict=True):
             assert name == of and abs(loss - want) <= 1e-6 * want, (name, loss, want)
         assert forwards == 2 * 4 * 2 * nano_batches and sent > 0  # layers, steps, accumulated: evaluation sends nothing
+
+
+def accumulate(port):
+    """Two accumulated batches of bf16 autocast under Accelerate's DDP; the distance to fp32 of a process alone."""
+    set_environment(port)
+    rank = torch.distributed.get_rank()
+    accelerate.state.AcceleratorState._reset_state()
+    accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16", gradient_accumulation_steps=2)
+    model, one = make("llama"), make("llama")
+    distca.transformers.attach(model, nano_batches=2)
+    wrapped = accelerator.prepare(model)
+    batches = [[packed(documents_of(LENGTHS[4 * i + 2 * r :][:2])) for r in range(2)] for i in range(2)]
+    before = distca.statistics()
+    for of_ranks in batches:
+        with accelerator.accumulate(wrapped):
+            accelerator.backward(wrapped(**of_ranks[rank], num_items_in_batch=100).loss)
+        for batch in of_ranks:
+            (one(**batch, use_cache=False, num_items_in_batch=100).loss / 4).backward()
+    sent = distca.statistics().sent_bytes - before.sent_bytes
+    bare = accelerator.unwrap_model(wrapped)
+    with torch.no_grad():
+        again = bare(**batches[0][rank]).logits
+    accelerate.state.AcceleratorState._reset_state()
+    return worst_gradient(full_gradients(model), full_gradients(one)), sent, bare is model and again.isfinite().all().item()
+
+
+def test_accelerate_with_autocast_and_accumulation(trainers):
+    for distance, sent, unwrapped in trainers.run(accumulate, trainers.store.port):
+        assert distance < 0.1 and sent > 0 and unwrapped
 
 
 def run_example(text, folder):
