@@ -79,11 +79,13 @@ def attach(model: PreTrainedModel, nano_batches: int = 1, group=None) -> None:
     inner = getattr(model.forward, "__func__", model.forward)  # a function of the model: copies of a model are attached
     attached = _Attached(nano_batches, group)
 
-    @functools.wraps(inner)  # Trainer and generate read the signature
     @torch.compiler.disable(recursive=False)  # it reads the batch; the model's own forward is compiled
     def forward(self, *arguments, **keywords):
         return _forward(self, inner, attached, *arguments, **keywords)
 
+    functools.update_wrapper(forward, inner)
+    del forward.__wrapped__  # Accelerate would unwrap it
+    forward.__signature__ = inspect.signature(inner)  # Trainer and generate read it
     forward.distca = attached
     model.forward = types.MethodType(forward, model)
 
