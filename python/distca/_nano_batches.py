@@ -62,6 +62,20 @@ def deal(lengths, parts) -> list:
     return [list(range(cut)), list(range(cut, len(lengths)))]
 
 
+def deal_documents(cu_seqlens, parts) -> list:
+    """Of each part: the ranges (begin, end) of its documents in the batch, and its own [documents + 1] offsets.
+
+    A part without documents has one token of padding.
+    """
+    bounds = list(itertools.pairwise(cu_seqlens))
+    dealt = []
+    for documents in deal([end - begin for begin, end in bounds], parts):
+        ranges = [bounds[document] for document in documents]
+        offsets = [0, *itertools.accumulate(end - begin for begin, end in ranges)]
+        dealt.append((ranges, offsets if offsets[-1] else [0, 1]))
+    return dealt
+
+
 def _of_tokens(given, shape) -> dict:
     """The arguments that have a value for each token, each as [rows * tokens, ...]."""
     found = {name: given[name] for name in _OF_TOKENS if given.get(name) is not None}
@@ -92,17 +106,14 @@ def run_in_parts(call, given, shape, cu_seqlens, parts):
     of_tokens, rest = _of_tokens(given, shape), _rest_of(given)
     if "shift_labels" in of_tokens and "num_items_in_batch" not in rest:
         rest["num_items_in_batch"] = (of_tokens["shift_labels"] != -100).sum().clamp_min(1)
-    bounds = list(itertools.pairwise(cu_seqlens))
     bodies, order = [], []
-    for documents in deal([end - begin for begin, end in bounds], parts):
-        at = [token for document in documents for token in range(*bounds[document])]
-        places = [0, *itertools.accumulate(bounds[document][1] - bounds[document][0] for document in documents)]
-        one = {name: value[at][None] for name, value in of_tokens.items()}
-        if not at:
-            places = [0, 1]
+    for ranges, offsets in deal_documents(cu_seqlens, parts):
+        at = torch.cat([torch.arange(0), *(torch.arange(*one) for one in ranges)])
+        one = {name: value[at.to(value.device)][None] for name, value in of_tokens.items()}
+        if not len(at):
             one = {name: value.new_full((1, 1, *value.shape[1:]), _PADDING.get(name, 0))
                    for name, value in of_tokens.items()}
-        bodies.append(functools.partial(call, {**rest, **one, "return_dict": True}, places))
+        bodies.append(functools.partial(call, {**rest, **one, "return_dict": True}, offsets))
         order.append(at)
     if parts == 1:
         return _joined([bodies[0]()], order, shape)
@@ -119,13 +130,15 @@ def _without_cache_of_weights(device):
 
 def _joined(outputs, order, shape):
     """One output of the model out of those of the parts, whose tokens are those of `order`."""
-    back = torch.tensor([token for part in order for token in part], dtype=torch.int64).argsort()
+    places = torch.cat(order)
+    back = None if torch.equal(places, torch.arange(len(places))) else places.argsort()
 
     def join(values):
         if isinstance(values[0], tuple):
             return tuple(join(of_layer) for of_layer in zip(*values, strict=True))
         tokens = torch.cat([value[0, : len(part)] for value, part in zip(values, order, strict=True)])
-        return tokens[back].unflatten(0, shape) if shape[1] else tokens[None]
+        tokens = tokens if back is None else tokens[back]
+        return tokens.unflatten(0, shape) if shape[1] else tokens[None]
 
     fields = {}
     for name in outputs[0].keys():

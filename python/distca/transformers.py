@@ -28,15 +28,17 @@ from distca._versions import require_transformers
 require_transformers()
 
 import torch  # noqa: E402
+from torch.utils.weak import WeakIdKeyDictionary  # noqa: E402
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel  # noqa: E402
 from transformers.integrations.sdpa_attention import sdpa_attention_forward  # noqa: E402
 from transformers.loss.loss_utils import ForCausalLMLoss  # noqa: E402
 from transformers.masking_utils import sdpa_mask  # noqa: E402
 
+import distca  # noqa: E402
 from distca._attention import attention  # noqa: E402
-from distca._nano_batches import find_documents, run_in_parts  # noqa: E402
+from distca._nano_batches import deal_documents, find_documents, run_in_parts  # noqa: E402
 
-__all__ = ["attach"]
+__all__ = ["attach", "plan_ahead"]
 
 _NAME = "distca"
 _MASK_OF_DOCUMENTS = torch.empty(0, 1, 1, 1, dtype=torch.bool)  # models hand on a mask of four dimensions as it is
@@ -48,12 +50,25 @@ class _Documents:
 
     cu_seqlens: torch.Tensor  # [documents + 1]
     group: object
+    linear_work: int  # as in `attention`
 
 
 @dataclass(frozen=True)
 class _Attached:
     nano_batches: int
     group: object
+    linear_work: int
+
+    def cu_seqlens_of(self, tokens, offsets) -> torch.Tensor:
+        """[documents + 1] of a part of the batch with these tokens: what plan_ahead made for it, if it did."""
+        made = _ahead.get(tokens, [])
+        for i, (whose, cu_seqlens) in enumerate(made):
+            if whose is self and cu_seqlens.tolist() == offsets:
+                return made.pop(i)[1]
+        return torch.tensor(offsets, dtype=torch.int32)
+
+
+_ahead = WeakIdKeyDictionary()  # tokens of a batch -> [(for whom, cu_seqlens of a part)]
 
 
 def attach(model: PreTrainedModel, nano_batches: int = 1, group=None) -> None:
@@ -77,7 +92,7 @@ def attach(model: PreTrainedModel, nano_batches: int = 1, group=None) -> None:
     if model.config._attn_implementation != _NAME:
         raise ValueError(f"{type(model).__name__} does not use the attention interface of Transformers")
     inner = getattr(model.forward, "__func__", model.forward)  # a function of the model: copies of a model are attached
-    attached = _Attached(nano_batches, group)
+    attached = _Attached(nano_batches, group, _linear_work(model) if nano_batches > 1 else 0)
 
     @torch.compiler.disable(recursive=False)  # it reads the batch; the model's own forward is compiled
     def forward(self, *arguments, **keywords):
@@ -88,6 +103,41 @@ def attach(model: PreTrainedModel, nano_batches: int = 1, group=None) -> None:
     forward.__signature__ = inspect.signature(inner)  # Trainer and generate read it
     forward.distca = attached
     model.forward = types.MethodType(forward, model)
+
+
+def plan_ahead(loader, model) -> distca.plan_ahead:
+    """A loader whose batches are planned while the batch before trains, for the model that `attach` got.
+
+    loader: what yields batches as dictionaries, as a torch.utils.data.DataLoader does. Wrap what the loop iterates over:
+      the very tensors that it yields must reach the model, so do not move them to another device in between.
+
+        for batch in distca.transformers.plan_ahead(loader, model): model(**batch).loss.backward()
+    """
+    attached = getattr(getattr(model, "forward", None), "distca", None)
+    if attached is None:
+        raise ValueError("plan_ahead takes the model that distca.transformers.attach got, without what wraps it")
+
+    def cu_seqlens_of(batch):
+        tokens = _tokens_of(batch)
+        cu_seqlens = find_documents(tuple(tokens.shape[:2]), batch)
+        made = [torch.tensor(offsets, dtype=torch.int32) for _, offsets in deal_documents(cu_seqlens, attached.nano_batches)]
+        _ahead[tokens] = [(attached, one) for one in made]
+        return made
+
+    return distca.plan_ahead(loader, cu_seqlens_of, attached.group)
+
+
+def _tokens_of(given):
+    """input_ids or what stands for them. None: neither is there."""
+    return given["input_ids"] if given.get("input_ids") is not None else given.get("inputs_embeds")
+
+
+def _linear_work(model) -> int:
+    """Multiply-adds of a decoder layer for a token: its linear maps. Those of experts that are no torch.nn.Linear are not
+    seen."""
+    layers = [module for module in model.modules() if hasattr(getattr(module, "self_attn", None), "layer_idx")]
+    linear = [one.weight.numel() for layer in layers for one in layer.modules() if isinstance(one, torch.nn.Linear)]
+    return sum(linear) // max(1, len(layers))
 
 
 def _check_model(model):
@@ -117,7 +167,7 @@ def _forward(model, inner, attached, *arguments, **keywords):
     rest = [p.name for p in inspect.signature(inner).parameters.values() if p.kind is p.VAR_KEYWORD]
     given.update(given.pop(rest[0], {}) if rest else {})
     given.pop("self")
-    tokens = given.get("input_ids", given.get("inputs_embeds"))
+    tokens = _tokens_of(given)
     trains = torch.is_grad_enabled() and (
         any(p.requires_grad for p in model.parameters()) or getattr(given.get("inputs_embeds"), "requires_grad", False)
     )
@@ -132,7 +182,7 @@ def _forward(model, inner, attached, *arguments, **keywords):
         given["use_cache"] = False
 
     def call(arguments, cu_seqlens):
-        documents = _Documents(torch.tensor(cu_seqlens, dtype=torch.int32), attached.group)
+        documents = _Documents(attached.cu_seqlens_of(tokens, cu_seqlens), attached.group, attached.linear_work)
         return inner(model, **arguments, attention_mask=_MASK_OF_DOCUMENTS, distca_documents=documents)
 
     shape = tuple(tokens.shape[:2])
@@ -156,7 +206,7 @@ def _needs_sdpa(given) -> bool:
 def _check_call(model, given, trains):
     """Raises ValueError if the arguments of a forward without a cache ask for what is not served."""
     mask = given.get("attention_mask")
-    tokens = given.get("input_ids", given.get("inputs_embeds"))
+    tokens = _tokens_of(given)
     dtype = next(model.parameters()).dtype
     refusals = (
         (given.get("past_key_values") is not None or (trains and given.get("use_cache")),
@@ -232,7 +282,7 @@ def _attention(module, query, key, value, attention_mask, dropout=0.0, scaling=N
     window = (-1, -1) if sliding_window is None else (sliding_window - 1, 0)  # theirs counts the query's own key
     cu_seqlens = distca_documents.cu_seqlens
     o = attention(q, k, v, cu_seqlens, cu_seqlens, softmax_scale=scaling, window_size=window,
-                  group=distca_documents.group, layer=module.layer_idx)
+                  group=distca_documents.group, layer=module.layer_idx, linear_work=distca_documents.linear_work)
     return o.unflatten(0, (query.shape[0], query.shape[2])), None
 
 

@@ -289,3 +289,38 @@ def test_another_version_of_transformers_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", types.SimpleNamespace(__version__="4.57.1"))
     with pytest.raises(ImportError, match="^distca works with Transformers 5.23, but 4.57.1 is installed$"):
         require_transformers()
+
+
+STEPS = [[[40, 7, 1, 19], [5, 3]], [[30], [64, 2]], [[9, 9], [50]], [[21, 4], [1]]]
+
+
+def planned_ahead(nano_batches):
+    """The worst gradient, and the plans that the thread that trains made in each step."""
+    from distca._group import name_of
+    from distca._ops import ops
+
+    model = attached(nano_batches)
+    batches = [packed(documents_of(step[dist.get_rank()], i)) for i, step in enumerate(STEPS)]
+    found = []
+    for batch in distca.transformers.plan_ahead(batches, model):
+        before = ops.counts(name_of(None))[-1]
+        reference = plain()
+        worst = []
+        for one in (reference, model):
+            one.zero_grad()
+            exact_loss(one(**batch).logits, batch["labels"], 3).backward()
+            worst.append(full_gradients(one))
+        found.append((worst_gradient(worst[1], worst[0]), ops.counts(name_of(None))[-1] - before))
+    return found
+
+
+@pytest.mark.parametrize("nano_batches", [1, 2])
+def test_a_loader_that_plans_ahead(two_ranks, nano_batches):
+    for found in two_ranks.run(planned_ahead, nano_batches):
+        assert max(worst for worst, _ in found) < 1e-10
+        assert found[0][1] > 0 and [made for _, made in found[2:]] == [0, 0]
+
+
+def test_a_loader_that_plans_ahead_needs_the_model():
+    with pytest.raises(ValueError, match="the model that distca.transformers.attach got"):
+        distca.transformers.plan_ahead([], plain())
