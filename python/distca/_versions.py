@@ -1,4 +1,4 @@
-"""Which versions of PyTorch distca works with, and the one line that says so where another is installed.
+"""Which versions of PyTorch and of Transformers distca works with, and the one line that says so of another one.
 
 CMake reads TORCH, too: what is built is built against one of these.
 """
@@ -6,6 +6,12 @@ CMake reads TORCH, too: what is built is built against one of these.
 from distca import _build
 
 TORCH = ("2.11", "2.13")  # the oldest and the newest minor version
+TRANSFORMERS = ("5.23", "5.23")
+
+
+def require_transformers():
+    """Raises ImportError in one line unless a Transformers that distca was tried with is installed."""
+    _require("transformers", "Transformers", TRANSFORMERS)
 
 
 def require_torch():

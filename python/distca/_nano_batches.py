@@ -1,0 +1,152 @@
+"""The documents of a batch of Transformers, and a batch dealt to nano-batches by documents.
+
+A batch is [rows, tokens]; its documents are numbered row by row, and so are its tokens. Nothing here sends a message,
+but run_in_parts calls what it is given. Bad input raises ValueError in one line. Any thread may call anything.
+"""
+
+import contextlib
+import functools
+import itertools
+
+import torch
+
+from distca._ping_pong import ping_pong
+
+_PADDING = {"labels": -100, "shift_labels": -100}  # of all else: 0
+_OF_TOKENS = ("input_ids", "inputs_embeds", "position_ids", "labels", "shift_labels", "seq_idx")
+_OF_DOCUMENTS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+
+
+def find_documents(shape, given) -> list:
+    """[documents + 1]: where the documents of a batch [rows, tokens] begin, and where the last one ends."""
+    rows, tokens = shape
+    places, positions = given.get("cu_seq_lens_q"), given.get("position_ids")
+    if places is not None:
+        return _given(shape, places, given.get("cu_seq_lens_k"))
+    if positions is None:
+        return [row * tokens for row in range(rows + 1)] if tokens else [0]
+    if positions.dim() != 2 or positions.shape[1] != tokens or positions.shape[0] not in (1, rows):
+        raise ValueError(f"position_ids have shape {list(positions.shape)}: {list(shape)}, one position for a token")
+    begins = torch.ones(rows, tokens, dtype=torch.bool)
+    begins[:, 1:] = positions.diff(dim=1) != 1
+    return [*begins.flatten().nonzero().flatten().tolist(), rows * tokens]
+
+
+def _given(shape, places, of_keys) -> list:
+    if shape[0] != 1:
+        raise ValueError(f"cu_seq_lens_q and {shape[0]} rows: documents that are packed lie in one row")
+    if of_keys is not None and of_keys is not places and not torch.equal(of_keys, places):
+        raise ValueError("cu_seq_lens_q and cu_seq_lens_k differ: cross attention is not served")
+    found = places.flatten().tolist()
+    if not found or found[0] != 0 or found[-1] != shape[1] or any(b < a for a, b in itertools.pairwise(found)):
+        raise ValueError(f"cu_seq_lens_q begins with 0, never descends and ends with the {shape[1]} tokens of the batch")
+    return found
+
+
+def deal(lengths, parts) -> list:
+    """The numbers of the documents of each part, ascending: whole documents, the largest part as small as is found.
+
+    Parts are runs of neighbours where these are as even as dealing the longest document first.
+    """
+    if parts == 1:
+        return [list(range(len(lengths)))]
+    before = [0, *itertools.accumulate(lengths)]
+    cut = min(range(len(before)), key=lambda i: max(before[i], before[-1] - before[i]))
+    dealt, loads = ([], []), [0, 0]
+    for document in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        lighter = loads.index(min(loads))
+        dealt[lighter].append(document)
+        loads[lighter] += lengths[document]
+    if max(loads) < max(before[cut], before[-1] - before[cut]):
+        return [sorted(one) for one in dealt]
+    return [list(range(cut)), list(range(cut, len(lengths)))]
+
+
+def deal_documents(cu_seqlens, parts) -> list:
+    """Of each part: the ranges (begin, end) of its documents in the batch, and its own [documents + 1] offsets.
+
+    A part without documents has one token of padding.
+    """
+    bounds = list(itertools.pairwise(cu_seqlens))
+    dealt = []
+    for documents in deal([end - begin for begin, end in bounds], parts):
+        ranges = [bounds[document] for document in documents]
+        offsets = [0, *itertools.accumulate(end - begin for begin, end in ranges)]
+        dealt.append((ranges, offsets if offsets[-1] else [0, 1]))
+    return dealt
+
+
+def _of_tokens(given, shape) -> dict:
+    """The arguments that have a value for each token, each as [rows * tokens, ...]."""
+    found = {name: given[name] for name in _OF_TOKENS if given.get(name) is not None}
+    if "position_ids" not in found:
+        found["position_ids"] = torch.arange(shape[1])[None]
+    found["position_ids"] = found["position_ids"].expand(shape)
+    if "labels" in found and "shift_labels" not in found:  # of the whole batch, as its loss has it
+        found["shift_labels"] = torch.nn.functional.pad(found["labels"], (0, 1), value=-100)[..., 1:]
+    for name, value in found.items():
+        if tuple(value.shape[:2]) != shape:
+            raise ValueError(f"{name} has shape {list(value.shape)}: {list(shape)}, a value for each token")
+    return {name: value.flatten(0, 1) for name, value in found.items()}
+
+
+def _rest_of(given) -> dict:
+    rest = {name: value for name, value in given.items() if name not in _OF_TOKENS + _OF_DOCUMENTS}
+    for name, value in rest.items():
+        if isinstance(value, torch.Tensor) and value.numel() > 1:
+            raise ValueError(f"{name} cannot be dealt to nano-batches: nano_batches=1, and no empty batch")
+    return rest
+
+
+def run_in_parts(call, given, shape, cu_seqlens, parts):
+    """Outputs of a model for the batch, of which `call(arguments, cu_seqlens)` computes a part.
+
+    Two parts run as a ping-pong. A part without documents gets one token of padding, and its outputs are dropped.
+    """
+    of_tokens, rest = _of_tokens(given, shape), _rest_of(given)
+    if "shift_labels" in of_tokens and "num_items_in_batch" not in rest:
+        rest["num_items_in_batch"] = (of_tokens["shift_labels"] != -100).sum().clamp_min(1)
+    bodies, order = [], []
+    for ranges, offsets in deal_documents(cu_seqlens, parts):
+        at = torch.cat([torch.arange(0), *(torch.arange(*one) for one in ranges)])
+        one = {name: value[at.to(value.device)][None] for name, value in of_tokens.items()}
+        if not len(at):
+            one = {name: value.new_full((1, 1, *value.shape[1:]), _PADDING.get(name, 0))
+                   for name, value in of_tokens.items()}
+        bodies.append(functools.partial(call, {**rest, **one, "return_dict": True}, offsets))
+        order.append(at)
+    if parts == 1:
+        return _joined([bodies[0]()], order, shape)
+    with _without_cache_of_weights(next(iter(of_tokens.values())).device.type):
+        return _joined(ping_pong(*bodies), order, shape)
+
+
+def _without_cache_of_weights(device):
+    """Autocast casts a weight once for both nano-batches. Selective checkpointing counts casts: each needs its own."""
+    if not torch.is_autocast_enabled(device):
+        return contextlib.nullcontext()
+    return torch.autocast(device, torch.get_autocast_dtype(device), cache_enabled=False)
+
+
+def _joined(outputs, order, shape):
+    """One output of the model out of those of the parts, whose tokens are those of `order`."""
+    places = torch.cat(order)
+    back = None if torch.equal(places, torch.arange(len(places))) else places.argsort()
+
+    def join(values):
+        if isinstance(values[0], tuple):
+            return tuple(join(of_layer) for of_layer in zip(*values, strict=True))
+        tokens = torch.cat([value[0, : len(part)] for value, part in zip(values, order, strict=True)])
+        tokens = tokens if back is None else tokens[back]
+        return tokens.unflatten(0, shape) if shape[1] else tokens[None]
+
+    fields = {}
+    for name in outputs[0].keys():
+        values = [output[name] for output in outputs]
+        if name == "loss":
+            fields[name] = functools.reduce(torch.add, values)
+        elif name in ("logits", "hidden_states"):
+            fields[name] = join(values)
+        elif name != "past_key_values":
+            raise ValueError(f"{name} of nano-batches cannot be joined: nano_batches=1, and no empty batch")
+    return type(outputs[0])(**fields)

@@ -1,0 +1,290 @@
+"""distca.attention in an unmodified causal language model of Hugging Face's Transformers.
+
+    import distca.transformers
+    distca.transformers.attach(model, nano_batches=2)
+
+Documents. Attention stays within documents. They are taken from `cu_seq_lens_q` if the call of the model has it
+(DataCollatorWithFlattening(return_flash_attn_kwargs=True)), else from `position_ids`: a document begins where positions
+do not ascend by one. Without either, each row of the batch is a document. They are found once in each forward, and the
+layers of that forward share them and the plans made of them.
+
+Gradients on. All ranks of the group call the model equally often. A rank whose batch is empty ([1, 0] tokens) computes
+one token of padding, whose outputs are dropped: it serves the other ranks, and its gradients are zeros.
+
+Gradients off. Every rank computes alone and sends nothing. With a KV cache (generation) or padding, the model computes
+what it computes with attn_implementation="sdpa".
+
+Errors. ValueError, in one line and before anything is sent, names what is not served. Threads. As `distca.attention`.
+"""
+
+import functools
+import inspect
+import sys
+import types
+from dataclasses import dataclass
+
+from distca._versions import require_transformers
+
+require_transformers()
+
+import torch  # noqa: E402
+from torch.utils.weak import WeakIdKeyDictionary  # noqa: E402
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel  # noqa: E402
+from transformers.integrations.sdpa_attention import sdpa_attention_forward  # noqa: E402
+from transformers.loss.loss_utils import ForCausalLMLoss  # noqa: E402
+from transformers.masking_utils import sdpa_mask  # noqa: E402
+
+import distca  # noqa: E402
+from distca._attention import attention  # noqa: E402
+from distca._nano_batches import deal_documents, find_documents, run_in_parts  # noqa: E402
+
+__all__ = ["attach", "plan_ahead"]
+
+_NAME = "distca"
+_MASK_OF_DOCUMENTS = torch.empty(0, 1, 1, 1, dtype=torch.bool)  # models hand on a mask of four dimensions as it is
+
+
+@dataclass(frozen=True, eq=False)
+class _Documents:
+    """What the layers of one forward share. It travels through the model as a keyword argument."""
+
+    cu_seqlens: torch.Tensor  # [documents + 1]
+    group: object
+    linear_work: int  # as in `attention`
+
+
+@dataclass(frozen=True)
+class _Attached:
+    nano_batches: int
+    group: object
+    linear_work: int
+
+    def cu_seqlens_of(self, tokens, offsets) -> torch.Tensor:
+        """[documents + 1] of a part of the batch with these tokens: what plan_ahead made for it, if it did."""
+        made = _ahead.get(tokens, [])
+        for i, (whose, cu_seqlens) in enumerate(made):
+            if whose is self and cu_seqlens.tolist() == offsets:
+                return made.pop(i)[1]
+        return torch.tensor(offsets, dtype=torch.int32)
+
+
+_ahead = WeakIdKeyDictionary()  # tokens of a batch -> [(for whom, cu_seqlens of a part)]
+
+
+def attach(model: PreTrainedModel, nano_batches: int = 1, group=None) -> None:
+    """Makes `model` compute its attention with distca.attention. Its weights and its state dict stay as they are.
+
+    Call it once, after the model is made and before DDP, a Trainer or an Accelerator gets it; with FSDP2, before or
+    after fully_shard.
+
+    model: a causal language model that uses Transformers' attention interface, and supports sdpa and flash attention.
+    nano_batches: 2 lets a forward with gradients deal this rank's documents to two nano-batches, so that the messages
+      of one travel while the other computes. Loss, logits and gradients are those of the whole batch. Where the loss is
+      the mean of a rank's targets and it has none, it is 0.
+    group: a process group or a DeviceMesh of one dimension; None for all ranks, or for this process if there are none.
+
+    Raises ValueError that says why a model cannot be served.
+    """
+    _check_model(model)
+    if nano_batches not in (1, 2):
+        raise ValueError(f"nano_batches = {nano_batches}: 1 or 2")
+    model.set_attn_implementation(_NAME)
+    if model.config._attn_implementation != _NAME:
+        raise ValueError(f"{type(model).__name__} does not use the attention interface of Transformers")
+    inner = getattr(model.forward, "__func__", model.forward)  # a function of the model: copies of a model are attached
+    attached = _Attached(nano_batches, group, _linear_work(model) if nano_batches > 1 else 0)
+
+    @torch.compiler.disable(recursive=False)  # it reads the batch; the model's own forward is compiled
+    def forward(self, *arguments, **keywords):
+        return _forward(self, inner, attached, *arguments, **keywords)
+
+    functools.update_wrapper(forward, inner)
+    del forward.__wrapped__  # Accelerate would unwrap it
+    forward.__signature__ = inspect.signature(inner)  # Trainer and generate read it
+    forward.distca = attached
+    model.forward = types.MethodType(forward, model)
+
+
+def plan_ahead(loader, model) -> distca.plan_ahead:
+    """A loader whose batches are planned while the batch before trains, for the model that `attach` got.
+
+    loader: what yields batches as dictionaries, as a torch.utils.data.DataLoader does. Wrap what the loop iterates over:
+      the very tensors that it yields must reach the model, so do not move them to another device in between.
+
+        for batch in distca.transformers.plan_ahead(loader, model): model(**batch).loss.backward()
+    """
+    attached = getattr(getattr(model, "forward", None), "distca", None)
+    if attached is None:
+        raise ValueError("plan_ahead takes the model that distca.transformers.attach got, without what wraps it")
+
+    def cu_seqlens_of(batch):
+        tokens = _tokens_of(batch)
+        cu_seqlens = find_documents(tuple(tokens.shape[:2]), batch)
+        made = [torch.tensor(offsets, dtype=torch.int32) for _, offsets in deal_documents(cu_seqlens, attached.nano_batches)]
+        _ahead[tokens] = [(attached, one) for one in made]
+        return made
+
+    return distca.plan_ahead(loader, cu_seqlens_of, attached.group)
+
+
+def _tokens_of(given):
+    """input_ids or what stands for them. None: neither is there."""
+    return given["input_ids"] if given.get("input_ids") is not None else given.get("inputs_embeds")
+
+
+def _linear_work(model) -> int:
+    """Multiply-adds of a decoder layer for a token: its linear maps. Those of experts that are no torch.nn.Linear are not
+    seen."""
+    layers = [module for module in model.modules() if hasattr(getattr(module, "self_attn", None), "layer_idx")]
+    linear = [one.weight.numel() for layer in layers for one in layer.modules() if isinstance(one, torch.nn.Linear)]
+    return sum(linear) // max(1, len(layers))
+
+
+def _check_model(model):
+    name = type(model).__name__
+    if not isinstance(model, PreTrainedModel):
+        raise ValueError(f"{name} is no model of Transformers: attach the model itself, before it is wrapped")
+    if hasattr(model.forward, "distca"):
+        raise ValueError(f"this {name} is attached already")
+    config = model.config
+    if config.is_encoder_decoder or not model.can_generate():
+        raise ValueError(f"{name} is no causal language model with a decoder alone")
+    if getattr(config, "is_causal", True) is False or getattr(config, "use_bidirectional_attention", False):
+        raise ValueError(f"{name} has attention that is not causal: it is not served")
+    if not (model._supports_flash_attn and model._supports_sdpa):
+        raise ValueError(f"{name} does not support both sdpa and flash attention, so it needs what is not served")
+    for kind in getattr(config, "layer_types", None) or ():
+        if kind not in ("full_attention", "sliding_attention"):
+            raise ValueError(f"{name} has layers of {kind}: full and sliding attention are served")
+
+
+# The forward of a model.
+
+
+def _forward(model, inner, attached, *arguments, **keywords):
+    bound = inspect.signature(inner).bind(model, *arguments, **keywords)
+    given = {name: value for name, value in bound.arguments.items() if value is not None}
+    rest = [p.name for p in inspect.signature(inner).parameters.values() if p.kind is p.VAR_KEYWORD]
+    given.update(given.pop(rest[0], {}) if rest else {})
+    given.pop("self")
+    tokens = _tokens_of(given)
+    trains = torch.is_grad_enabled() and (
+        any(p.requires_grad for p in model.parameters()) or getattr(given.get("inputs_embeds"), "requires_grad", False)
+    )
+    if tokens is None or (not trains and _needs_sdpa(given)):
+        return inner(model, *arguments, **keywords)
+    _check_call(model, given, trains)
+    given.pop("attention_mask", None)
+    parts = attached.nano_batches if trains else 1
+    if parts > 1:
+        _check_parts(model, given)
+    if trains:
+        given["use_cache"] = False
+
+    def call(arguments, cu_seqlens):
+        documents = _Documents(attached.cu_seqlens_of(tokens, cu_seqlens), attached.group, attached.linear_work)
+        return inner(model, **arguments, attention_mask=_MASK_OF_DOCUMENTS, distca_documents=documents)
+
+    shape = tuple(tokens.shape[:2])
+    cu_seqlens = find_documents(shape, given)
+    if parts == 1 and cu_seqlens[-1] > 0:
+        return call(given, cu_seqlens)
+    as_tuple = not given.pop("return_dict", model.config.return_dict)
+    outputs = run_in_parts(call, given, shape, cu_seqlens, parts)
+    return outputs.to_tuple() if as_tuple else outputs
+
+
+def _is_padded(mask) -> bool:
+    return isinstance(mask, torch.Tensor) and mask.dim() == 2 and not bool(mask.all())
+
+
+def _needs_sdpa(given) -> bool:
+    mask = given.get("attention_mask")
+    return given.get("past_key_values") is not None or _is_padded(mask) or getattr(mask, "ndim", 2) != 2
+
+
+def _check_call(model, given, trains):
+    """Raises ValueError if the arguments of a forward without a cache ask for what is not served."""
+    mask = given.get("attention_mask")
+    tokens = _tokens_of(given)
+    dtype = next(model.parameters()).dtype
+    refusals = (
+        (given.get("past_key_values") is not None or (trains and given.get("use_cache")),
+         "a KV cache is not served in training: use_cache=False, and no past_key_values"),
+        (mask is not None and getattr(mask, "ndim", 0) != 2,
+         "a mask that is not [batch, tokens] is not served: say the documents with position_ids"),
+        (_is_padded(mask), "padded batches are not served: pack documents with DataCollatorWithFlattening"),
+        (given.get("output_attentions") or model.config.output_attentions,
+         "output_attentions: attention returns no probabilities"),
+        ("token_type_ids" in given, "token_type_ids may change the mask: not served"),
+        (dtype == torch.float16 or torch.is_autocast_enabled(tokens.device.type)
+         and torch.get_autocast_dtype(tokens.device.type) == torch.float16,
+         "float16 is not served: torch.float32, torch.bfloat16 or torch.float64"),
+        (_has_context_parallelism(), "context parallelism of Accelerate is on: attention is shared out already"),
+    )
+    for wrong, line in refusals:
+        if wrong:
+            raise ValueError(line)
+
+
+def _has_context_parallelism() -> bool:
+    if "accelerate.state" not in sys.modules:
+        return False
+    config = sys.modules["accelerate.state"].AcceleratorState._shared_state.get("parallelism_config")
+    return config is not None and (config.cp_enabled or config.sp_enabled)
+
+
+def _check_parts(model, given):
+    """Raises ValueError if the outputs of two nano-batches would not add up to those of the batch."""
+    targets = given.get("labels") is not None
+    if targets and model.loss_function is not ForCausalLMLoss:
+        raise ValueError("nano_batches=2 adds up the losses of ForCausalLMLoss alone: nano_batches=1 for another loss")
+    if given.get("output_router_logits", getattr(model.config, "output_router_logits", False)):
+        raise ValueError("nano_batches=2 does not add up losses of routers: output_router_logits=False")
+    keep = given.pop("logits_to_keep", 0)
+    if not (isinstance(keep, int) and keep == 0):
+        raise ValueError("nano_batches=2 returns all logits: logits_to_keep=0")
+
+
+# What Transformers calls in a layer.
+
+
+@torch.compiler.disable
+def _attention(module, query, key, value, attention_mask, dropout=0.0, scaling=None, sliding_window=None, softcap=None,
+               is_causal=None, s_aux=None, distca_documents=None, **others):
+    """O [batch, tokens, heads, head_dim_v] of query [batch, heads, tokens, head_dim], and None for probabilities."""
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    refusals = (
+        (dropout, f"dropout = {dropout}: dropout of attention is not served (attention_dropout=0 in the config)"),
+        (softcap is not None, f"softcap = {softcap}: softcap is not served"),
+        (s_aux is not None, "s_aux: attention sinks are not served"),
+        (others.get("position_bias") is not None, "position_bias: a bias of scores is not served"),
+        (others.get("cache") is not None, "a paged cache of keys is not served"),
+        (not causal, "attention that is not causal is not served"),
+        (distca_documents is None and (attention_mask is not None and attention_mask.numel() == 0),
+         "the model keeps its keyword arguments from its attention: it is not served"),
+        (distca_documents is None and torch.is_grad_enabled() and query.requires_grad,
+         "attention is called by a model that is not attached: distca.transformers.attach(model), and call that model"),
+        (distca_documents is not None and key.shape[2] != query.shape[2],
+         f"{query.shape[2]} queries and {key.shape[2]} keys: cross attention is not served"),
+    )
+    for wrong, line in refusals:
+        if wrong:
+            raise ValueError(line)
+    if distca_documents is None:  # generation
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, is_causal=causal,
+                                      **others)
+    dtype = value.dtype
+    if query.dtype == torch.float32 and torch.is_autocast_enabled(query.device.type):
+        dtype = torch.get_autocast_dtype(query.device.type)
+    # RoPE leaves q and k in fp32 under autocast. One row of a batch is a view.
+    q, k, v = (x.transpose(1, 2).flatten(0, 1).to(dtype) for x in (query, key, value))
+    window = (-1, -1) if sliding_window is None else (sliding_window - 1, 0)  # theirs counts the query's own key
+    cu_seqlens = distca_documents.cu_seqlens
+    o = attention(q, k, v, cu_seqlens, cu_seqlens, softmax_scale=scaling, window_size=window,
+                  group=distca_documents.group, layer=module.layer_idx, linear_work=distca_documents.linear_work)
+    return o.unflatten(0, (query.shape[0], query.shape[2])), None
+
+
+AttentionInterface.register(_NAME, _attention)
+AttentionMaskInterface.register(_NAME, sdpa_mask)  # of a forward with a cache; without one, no mask is made

@@ -1,0 +1,129 @@
+"""Transformers' own Trainer in two processes against one process, and the example beside the same script without us."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+accelerate = pytest.importorskip("accelerate")
+
+from rank_processes import Ranks  # noqa: E402
+from transformers_model import documents_of, full_gradients, make, packed, worst_gradient  # noqa: E402
+
+import distca.transformers  # noqa: E402
+
+EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "python" / "finetune_trainer.py"
+LENGTHS = [5, 200, 31, 2, 90, 17, 3, 64, 150, 7, 7, 40, 300, 11, 26, 9, 1, 80, 33, 120, 2, 55, 19, 260, 8, 70, 4, 13,
+           100, 21, 6, 45]
+
+
+def set_environment(port):
+    """As torchrun sets it."""
+    rank = str(torch.distributed.get_rank())
+    os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+
+
+def train(nano_batches, accumulated):
+    """[(name, loss)] of 4 steps of AdamW and of the evaluations in between. Without nano_batches: with sdpa."""
+    torch.set_num_threads(1)
+    model = make("llama")
+    if nano_batches:
+        distca.transformers.attach(model, nano_batches=nano_batches)
+    dataset = [{"input_ids": document.tolist()} for document in documents_of(LENGTHS)]
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = transformers.Trainer(
+            model=model,
+            args=transformers.TrainingArguments(
+                output_dir=folder, use_cpu=True, per_device_train_batch_size=2, per_device_eval_batch_size=2,
+                gradient_accumulation_steps=accumulated, max_steps=4, learning_rate=1e-3, logging_steps=1,
+                eval_strategy="steps", eval_steps=2, save_strategy="no", report_to="none", disable_tqdm=True),
+            train_dataset=dataset,
+            eval_dataset=dataset[:8],
+            data_collator=transformers.DataCollatorWithFlattening(return_flash_attn_kwargs=True),
+        )
+        trainer.train()
+    return [(name, entry[name]) for entry in trainer.state.log_history for name in ("loss", "eval_loss") if name in entry]
+
+
+def train_as_rank(port, nano_batches, accumulated):
+    set_environment(port)
+    before = distca.statistics()
+    losses = train(nano_batches, accumulated)
+    after = distca.statistics()
+    return losses, after.forwards - before.forwards, after.sent_bytes - before.sent_bytes
+
+
+@pytest.fixture(scope="module")
+def trainers():
+    with Ranks(2) as ranks:
+        yield ranks
+
+
+@pytest.mark.parametrize("nano_batches", [1, 2])
+def test_two_processes_have_the_losses_of_one(trainers, nano_batches):
+    one_process = train(0, 4)
+    # Trainer weighs batches of an evaluation otherwise in two processes than in one.
+    plain, _, nothing_sent = trainers.run(train_as_rank, trainers.store.port, 0, 2)[0]
+    wanted = [pair if pair[0] == "eval_loss" else one for pair, one in zip(plain, one_process, strict=True)]
+    assert [name for name, _ in wanted] == ["loss", "loss", "eval_loss"] * 2 and nothing_sent == 0
+    for losses, forwards, sent in trainers.run(train_as_rank, trainers.store.port, nano_batches, 2):
+        for (name, loss), (of, want) in zip(losses, wanted, strict=True):
+            assert name == of and abs(loss - want) <= 1e-6 * want, (name, loss, want)
+        assert forwards == 2 * 4 * 2 * nano_batches and sent > 0  # layers, steps, accumulated: evaluation sends nothing
+
+
+def accumulate(port):
+    """Two accumulated batches of bf16 autocast under Accelerate's DDP; the distance to fp32 of a process alone."""
+    set_environment(port)
+    rank = torch.distributed.get_rank()
+    accelerate.state.AcceleratorState._reset_state()
+    accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16", gradient_accumulation_steps=2)
+    model, one = make("llama"), make("llama")
+    distca.transformers.attach(model, nano_batches=2)
+    wrapped = accelerator.prepare(model)
+    batches = [[packed(documents_of(LENGTHS[4 * i + 2 * r :][:2])) for r in range(2)] for i in range(2)]
+    before = distca.statistics()
+    for of_ranks in batches:
+        with accelerator.accumulate(wrapped):
+            accelerator.backward(wrapped(**of_ranks[rank], num_items_in_batch=100).loss)
+        for batch in of_ranks:
+            (one(**batch, use_cache=False, num_items_in_batch=100).loss / 4).backward()
+    sent = distca.statistics().sent_bytes - before.sent_bytes
+    distance = worst_gradient(full_gradients(model), full_gradients(one))
+    bare = accelerator.unwrap_model(wrapped, keep_fp32_wrapper=False)
+    again, want = bare(**batches[0][rank]).logits, one(**batches[0][rank], use_cache=False).logits
+    accelerate.state.AcceleratorState._reset_state()
+    return distance, sent, bare is model and (again - want).abs().max().item() < 1e-5
+
+
+def test_accelerate_with_autocast_and_accumulation(trainers):
+    for distance, sent, unwrapped in trainers.run(accumulate, trainers.store.port):
+        assert distance < 0.1 and sent > 0 and unwrapped
+
+
+def run_example(text, folder):
+    (folder / "script.py").write_text(text)
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+                           str(folder / "script.py")], capture_output=True, text=True, timeout=110, check=False,
+                          env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"})
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [(name, float(loss)) for name, loss in re.findall(r"^(step \d+ \w+) ([0-9.]+)$", done.stdout, re.MULTILINE)]
+
+
+def test_the_example_is_two_lines_from_the_same_script_without(tmp_path):
+    text = EXAMPLE.read_text()
+    body = text[text.index('"""', 3) + 3 :]
+    ours = [line.strip() for line in body.splitlines() if "distca" in line]
+    assert ours == ["import distca.transformers", "distca.transformers.attach(model, nano_batches=2)"]
+    without = "\n".join(line for line in body.splitlines() if line.strip() not in ours)
+    with_us, plain = run_example(text, tmp_path), run_example(without, tmp_path)
+    assert len(plain) == 10 and [name for name, _ in with_us] == [name for name, _ in plain]
+    for (name, loss), (_, want) in zip(with_us, plain):
+        assert abs(loss - want) <= 1e-4 * want, (name, loss, want)
+    assert plain[-1][1] < 0.8 * plain[0][1]
