@@ -39,7 +39,7 @@ def _given(shape, places, of_keys) -> list:
         raise ValueError("cu_seq_lens_q and cu_seq_lens_k differ: cross attention is not served")
     found = places.flatten().tolist()
     if not found or found[0] != 0 or found[-1] != shape[1] or any(b < a for a, b in itertools.pairwise(found)):
-        raise ValueError(f"cu_seq_lens_q begins with 0, never descends and ends with the {shape[1]} tokens of the batch")
+        raise ValueError(f"cu_seq_lens_q begins with 0, never descends and ends with the batch's {shape[1]} tokens")
     return found
 
 

@@ -1,4 +1,4 @@
-"""distca.transformers beside a step: batches of rows, empty ranks, evaluation, generation, saving, and what is refused."""
+"""distca.transformers: rows of a batch, empty ranks, evaluation, generation, saving, and what is refused."""
 
 import copy
 import json
@@ -195,7 +195,7 @@ REFUSED = [
     ({"s_aux": torch.zeros(4)}, {}, "s_aux: attention sinks are not served"),
     ({"softcap": 5.0}, {}, "softcap = 5.0: softcap is not served"),
     ({"position_ids": torch.arange(6).expand(3, 1, 6)}, {}, "position_ids have shape .3, 1, 6."),
-    ({"cu_seq_lens_q": torch.tensor([0, 5])}, {}, "ends with the 6 tokens of the batch"),
+    ({"cu_seq_lens_q": torch.tensor([0, 5])}, {}, "ends with the batch's 6 tokens"),
     ({"cu_seq_lens_q": PLACES, "cu_seq_lens_k": torch.tensor([0, 3, 6])}, {}, "cross attention is not served"),
     ({"input_ids": torch.ones(2, 3, dtype=torch.int64), "cu_seq_lens_q": PLACES}, {}, "cu_seq_lens_q and 2 rows"),
     ({}, {"attention_dropout": 0.1}, "dropout = 0.1: dropout of attention is not served"),
@@ -247,7 +247,7 @@ def refused_models():
     chunks = make()
     chunks.config.layer_types = ["chunked_attention"] * 2
     return [(attached_already, "this LlamaForCausalLM is attached already"),
-            (torch.nn.Linear(2, 2), "Linear is no model of Transformers: attach the model itself, before it is wrapped"),
+            (torch.nn.Linear(2, 2), "Linear is no model of Transformers: attach the model itself"),
             (encoder, "T5ForConditionalGeneration is no causal language model"),
             (masked, "BertForMaskedLM is no causal language model"),
             (sinks, "GptOssForCausalLM does not support both sdpa and flash attention"),
