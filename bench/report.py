@@ -20,6 +20,7 @@ import sys
 import tempfile
 
 import report_pipeline
+import report_python
 import report_steps
 import report_tables
 from report_figures import Report
@@ -31,7 +32,8 @@ def report(lines, markdown=False):
     made = Report(head["bench"], markdown)
     made.say("{bench}: {machine}; {date}; commit {commit}, {build} build, {compiler}".format_map(head)
              + (f", PyTorch {head['torch']}" if head["torch"] else ""))
-    tables = next(module for module in (report_tables, report_steps, report_pipeline) if hasattr(module, head["bench"]))
+    rooms = (report_tables, report_steps, report_pipeline, report_python)
+    tables = next(module for module in rooms if hasattr(module, head["bench"]))
     getattr(tables, head["bench"])(made, head, measured)
     return made
 

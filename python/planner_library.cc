@@ -59,6 +59,7 @@ BatchRequest request_from(const char* text) {
   read("window_left", request.window_left);
   read("num_holders", request.num_holders, 0, kMostRanks);
   read("capacity", request.capacity);
+  read("linear_work", request.linear_work);
   read("scheduler", request.scheduler);
   read("split_kv", request.split_kv);
   request.tolerance = field["tolerance"].number();

@@ -26,16 +26,19 @@ pip() {  # ENVIRONMENT ARGUMENT...: with pip of $python
     "$python" -m pip --python "$folder/$environment/bin/python" --quiet "$@" </dev/null
 }
 
-# environment NAME PACKAGE...: a new one that sees PyTorch and, of all else, those packages alone.
+# environment NAME PACKAGE...: a new one that sees PyTorch and, of all else, those packages alone. PyTorch is there
+# before pip looks, so that pip fetches none for a package that needs it.
 environment() {
   local name=$1 site; shift
   rm -rf "${folder:?}/$name"
   "$python" -m venv --without-pip "$folder/$name"
-  pip "$name" install --no-index --find-links "$wheelhouse" "$@" 2>"$folder/pip.log" || {
-    pip "$name" download -d "$wheelhouse" "$@" && pip "$name" install --no-index --find-links "$wheelhouse" "$@"
-  } 2>"$folder/pip.log" || { cat "$folder/pip.log" >&2; die "pip could not install $*"; }
   site=$("$folder/$name/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
   echo "$torch_folder" >"$site/project_torch.pth"
+  pip "$name" install --no-index --find-links "$wheelhouse" "$@" 2>"$folder/pip.log" || {
+    pip "$name" install "$@" &&
+      pip "$name" list --path "$site" --format freeze >"$folder/$name/packages" &&
+      pip "$name" download --no-deps -d "$wheelhouse" -r "$folder/$name/packages"
+  } 2>"$folder/pip.log" || { cat "$folder/pip.log" >&2; die "pip could not install $*"; }
 }
 
 start=$SECONDS
@@ -74,7 +77,9 @@ PYTHON
 refused "an older PyTorch" "distca works with PyTorch 2.11 to 2.13, but" \
   configure "-DPython_EXECUTABLE=$PWD/$folder/bare/bin/python"
 
-environment tester pytest
+extras='import tomllib; print(*sum(tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"].values(), []))'
+# shellcheck disable=SC2046  # words without spaces
+environment tester pytest $("$python" -c "$extras")
 pip tester install --no-index --no-deps "$wheel"
 cd "$folder"
 DISTCA_WHEEL=$wheel tester/bin/python -m pytest -q -rs -p no:cacheprovider --rootdir "$PWD" "$@" ../../python/tests

@@ -6,12 +6,16 @@
 
 #include "distca/api/inside/shape.h"
 #include "distca/base/error.h"
+#include "distca/cost/speeds.h"
+#include "distca/cost/task_price.h"
 #include "distca/plan/plan.h"
 #include "distca/plan/scheduler.h"
 #include "distca/plan/validate.h"
 
 namespace distca::api {
 namespace {
+
+constexpr int64_t kMostLinearWork = int64_t{1} << 40;
 
 template <typename... Args>
 void require(bool holds, fmt::format_string<Args...> format, Args&&... args) {
@@ -29,15 +33,48 @@ NanoBatch documents_of(const std::vector<int64_t>& cu_seqlens) {
   return NanoBatch::from_lengths(lengths);
 }
 
-Cluster cluster_of(const BatchRequest& request) {
+/// Each rank's share, with which it is done with linear work and attention when the others are.
+/// Times are flops of forward and backward, of which linear work has 6 for each multiply-add, and
+/// attention 7 for each one of a pair's QK^T and PV (backward computes QK^T again).
+std::vector<int64_t> whole_even_capacities(const BatchRequest& request, int num_holders,
+                                           const NanoBatch& documents,
+                                           const AttentionShape& shape) {
+  require(request.linear_work > 0 && request.linear_work <= kMostLinearWork,
+          "linear_work = {}: 0 .. {}", request.linear_work, kMostLinearWork);
+  require(request.capacity.empty(), "capacity and linear_work: one of the two");
+  const TaskPrice price(shape);
+  int64_t load = 0;
+  for (const Document& document : documents.documents)
+    load += price({0, document.length}, {0, document.length});
+  std::vector<RankWork> work(request.num_ranks);
+  for (int rank = 0; rank < request.num_ranks; ++rank) {
+    RankWork& mine = work[rank];
+    if (!request.tokens.empty()) {
+      for (const Range& range : request.tokens[rank]) mine.tokens += range.size();
+    } else if (rank < num_holders) {
+      mine.tokens = documents.num_tokens() / num_holders;
+    }
+    if (mine.tokens > 0) mine.layers_ps_per_token = 2 * 3 * request.linear_work;
+    mine.attention_ps_per_kload =
+        7 * 1000 * shape.num_heads * (shape.head_dim_qk + shape.head_dim_v);
+  }
+  return even_capacities(work, Evenness::kWhole, load);
+}
+
+Cluster cluster_of(const BatchRequest& request, const NanoBatch& documents,
+                   const AttentionShape& shape) {
   require(request.num_ranks > 0, "num_ranks = {}: 1 or more", request.num_ranks);
   require(request.num_holders >= 0 && request.num_holders <= request.num_ranks,
           "num_holders = {}: 0 .. {}", request.num_holders, request.num_ranks);
   const bool chosen = request.tokens.empty() && request.num_holders > 0;
   Cluster cluster;
   cluster.num_workers = chosen ? request.num_holders : request.num_ranks;
-  cluster.capacity =
-      request.capacity.empty() ? std::vector<int64_t>(request.num_ranks, 1) : request.capacity;
+  if (request.linear_work != 0) {
+    cluster.capacity = whole_even_capacities(request, cluster.num_workers, documents, shape);
+  } else {
+    cluster.capacity =
+        request.capacity.empty() ? std::vector<int64_t>(request.num_ranks, 1) : request.capacity;
+  }
   require(cluster.num_servers() == request.num_ranks, "{} capacities for {} ranks",
           cluster.num_servers(), request.num_ranks);
   return cluster;
@@ -160,16 +197,19 @@ BatchPlan plan_batch(const BatchRequest& request) {
   constexpr double kMostTolerance = 1e6;  // also false for what is no number
   require(request.tolerance <= kMostTolerance, "tolerance = {}: at most {}", request.tolerance,
           kMostTolerance);
+  NanoBatch documents = documents_of(request.cu_seqlens);
+  const AttentionShape shape = attention_shape(request.shape, request.window_left);
+  if (!request.tokens.empty()) check_tokens(request);
+  Cluster cluster = cluster_of(request, documents, shape);
   const PlanRequest asked{
-      .nano_batch = documents_of(request.cu_seqlens),
-      .cluster = cluster_of(request),
-      .shape = attention_shape(request.shape, request.window_left),
+      .nano_batch = std::move(documents),
+      .cluster = std::move(cluster),
+      .shape = shape,
       .options = {.scheduler = request.scheduler,
                   .tolerance_ppm = request.tolerance < 0 ? PlanOptions::kOwnTolerance
                                                          : std::llround(request.tolerance * 1e6),
                   .split_kv = request.split_kv}};
   if (request.tokens.empty()) return BatchPlan(make_plan(asked));
-  check_tokens(request);
   return BatchPlan(make_plan(asked, layout_of(request)));
 }
 

@@ -100,6 +100,15 @@ struct BatchRequest {
   /// Default: empty
   std::vector<int64_t> capacity;
 
+  /// The multiply-adds of a layer that are not core attention (projections and MLP), for each token
+  /// on the rank that holds it. Where it is given, ranks with fewer tokens compute more attention,
+  /// so that all ranks are done with both together. Give it if a rank's linear work of one
+  /// nano-batch runs beside the attention of another one. If all ranks wait for each other between
+  /// the two, leave it 0. It takes the place of `capacity`; give one of the two.
+  ///
+  /// Default: 0, which means that attention alone is evened out
+  int64_t linear_work = 0;
+
   /// The name of the scheduler. "balanced" gives equal computation for the fewest bytes. "greedy"
   /// is that of the paper. "local" computes every query where it is held, so no queries travel.
   /// `distca plan --compare` shows all of them.

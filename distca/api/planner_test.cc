@@ -81,6 +81,30 @@ TEST(PlanBatch, gives_each_rank_its_share) {
   EXPECT_NEAR(static_cast<double>(load[2].pairs) / static_cast<double>(load[1].pairs), 3, 0.5);
 }
 
+TEST(PlanBatch, gives_ranks_with_fewer_tokens_more_attention) {
+  const auto pairs = [](int64_t linear_work) {
+    const BatchPlan plan = plan_batch({.cu_seqlens = {0, 4096, 5120},
+                                       .num_ranks = 2,
+                                       .shape = kShape,
+                                       .tokens = {{{0, 4096}}, {{4096, 5120}}},
+                                       .linear_work = linear_work});
+    const std::vector<ServerLoad>& load = plan.plan().load;
+    return std::pair{static_cast<double>(load[0].pairs), static_cast<double>(load[1].pairs)};
+  };
+  const auto [even0, even1] = pairs(0);
+  EXPECT_NEAR(even0 / even1, 1, 0.05);
+  // 6 flops a token and 7 a pair and head dimension: rank 1 has 3072 tokens less.
+  constexpr int64_t kWork = 100'000;
+  const double difference =
+      6.0 * kWork * 3072 / (7.0 * static_cast<double>(kShape.num_heads * 2 * kShape.head_dim));
+  const auto [first, second] = pairs(kWork);
+  EXPECT_NEAR((second - first) / difference, 1, 0.1);
+  EXPECT_EQ(refusal({.cu_seqlens = {0, 5}, .num_ranks = 1, .capacity = {1}, .linear_work = 3}),
+            "capacity and linear_work: one of the two");
+  EXPECT_EQ(refusal({.cu_seqlens = {0, 5}, .num_ranks = 1, .linear_work = -1}),
+            "linear_work = -1: 0 .. 1099511627776");
+}
+
 TEST(PlanBatch, options_reach_the_planner) {
   const auto options = [](BatchRequest request) {
     request.cu_seqlens = kOffsets;

@@ -14,6 +14,8 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/library.h>
 
+#include <algorithm>
+
 #include "distca/base/error.h"
 #include "distca/comm/aten_types.h"
 #include "distca/torch_ops/handle.h"
@@ -63,11 +65,60 @@ std::vector<int64_t> counts(std::string group) {
   return {counts.forwards, counts.backwards, counts.sent_bytes, counts.plans};
 }
 
-/// Begins the forward of a model; a handle of its Step.
-Tensor begin(std::string group, at::IntArrayRef cu_seqlens, const Tensor& q, const Tensor& k,
-             const Tensor& v, double softmax_scale, int64_t window_left) {
-  return Handles<Step>::all().give(std::make_shared<Step>(
-      Ranks::find(group), cu_seqlens.vec(), kind_of(q, k, v, softmax_scale), window_left));
+/// Begins the forward of a model; a handle of its Step. The arguments behind linear_work are those
+/// of its first layer.
+Tensor begin(std::string group, at::IntArrayRef cu_seqlens, int64_t linear_work, const Tensor& q,
+             const Tensor& k, const Tensor& v, double softmax_scale, int64_t window_left) {
+  const LayerKind first{kind_of(q, k, v, softmax_scale), window_left};
+  auto ranks = Ranks::find(group);
+  std::vector<LayerKind> layers{first};
+  {
+    const std::scoped_lock lock(ranks->mutex);
+    if (std::ranges::find(ranks->usual, first) != ranks->usual.end()) layers = ranks->usual;
+    ranks->usual = layers;
+    ranks->usual_linear_work = linear_work;
+  }
+  Agreement agreed = agree(*ranks, cu_seqlens.vec(), layers, linear_work);
+  return Handles<Step>::all().give(std::make_shared<Step>(std::move(ranks), std::move(agreed)));
+}
+
+/// [kinds, 8] The kinds of layers of the latest forward, for `begin_ahead`.
+Tensor usual_layers(std::string group) {
+  const auto ranks = Ranks::find(group);
+  const std::scoped_lock lock(ranks->mutex);
+  Tensor table = at::empty({static_cast<int64_t>(ranks->usual.size()), 8}, at::kDouble);
+  auto* number = table.mutable_data_ptr<double>();
+  for (const auto& [kind, window_left] : ranks->usual) {
+    const api::Shape& shape = kind.shape;
+    for (const int64_t one :
+         {shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.head_dim_v,
+          static_cast<int64_t>(shape.dtype), window_left, ranks->usual_linear_work})
+      *number++ = static_cast<double>(one);
+    *number++ = kind.softmax_scale;
+  }
+  return table;
+}
+
+/// Begins a forward of `group` that comes later, with messages over the group `over`, which other
+/// threads do not use. `layers`: what usual_layers returned.
+Tensor begin_ahead(std::string group, std::string over, at::IntArrayRef cu_seqlens,
+                   const Tensor& layers) {
+  std::vector<LayerKind> kinds;
+  int64_t linear_work = 0;
+  const auto* number = layers.const_data_ptr<double>();
+  for (int64_t i = 0; i < layers.size(0); ++i, number += 8) {
+    const auto whole = [&](int column) { return static_cast<int64_t>(number[column]); };
+    kinds.push_back({.kind = {.shape = {.num_heads = whole(0),
+                                        .num_kv_heads = whole(1),
+                                        .head_dim = whole(2),
+                                        .head_dim_v = whole(3),
+                                        .dtype = static_cast<ScalarType>(whole(4))},
+                              .softmax_scale = number[7]},
+                     .window_left = whole(5)});
+    linear_work = whole(6);
+  }
+  Agreement agreed = agree(*Ranks::find(over), cu_seqlens.vec(), kinds, linear_work);
+  return Handles<Step>::all().give(std::make_shared<Step>(Ranks::find(group), std::move(agreed)));
 }
 
 /// Whether a step has the attention of a layer: 0 no; 1 its backward is to come; 2 it has ended.
@@ -89,7 +140,7 @@ Tensor dispatch(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor&
         "attention is recomputed within backward and its forward is not there: give attention its "
         "layer, and checkpoint with use_reentrant=False");
   } else {
-    call = of->start(layer, kind_of(q, k, v, softmax_scale), window_left, q, k, v);
+    call = of->start(layer, {kind_of(q, k, v, softmax_scale), window_left}, q, k, v);
   }
   return Handles<Call>::all().give(std::move(call));
 }
@@ -202,8 +253,11 @@ TORCH_LIBRARY(distca, library) {
   library.def("counts(str group) -> int[]", &counts);
   library.def("state_of(Tensor step, int layer) -> int");
   library.def(
-      "begin(str group, int[] cu_seqlens, Tensor q, Tensor k, Tensor v, float softmax_scale, int "
-      "window_left) -> Tensor");
+      "begin(str group, int[] cu_seqlens, int linear_work, Tensor q, Tensor k, Tensor v, float "
+      "softmax_scale, int window_left) -> Tensor");
+  library.def("usual_layers(str group) -> Tensor", &usual_layers);
+  library.def("begin_ahead(str group, str over, int[] cu_seqlens, Tensor layers) -> Tensor",
+              &begin_ahead);
   library.def(
       "dispatch(Tensor q, Tensor k, Tensor v, Tensor step, int layer, float softmax_scale, int "
       "window_left) -> Tensor");

@@ -51,7 +51,7 @@ Open& opened() {
 
 bool same(const api::BatchRequest& a, const api::BatchRequest& b) {
   return a.cu_seqlens == b.cu_seqlens && a.num_ranks == b.num_ranks && a.shape == b.shape &&
-         a.window_left == b.window_left && a.tokens == b.tokens;
+         a.window_left == b.window_left && a.tokens == b.tokens && a.linear_work == b.linear_work;
 }
 
 }  // namespace

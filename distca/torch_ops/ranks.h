@@ -23,6 +23,13 @@ struct Kind {
   bool operator==(const Kind&) const = default;
 };
 
+/// What the plan of a layer depends on, beside the documents.
+struct LayerKind {
+  Kind kind;
+  int64_t window_left = -1;
+  bool operator==(const LayerKind&) const = default;
+};
+
 /// How much was done since the group was opened: sums over all layers.
 struct Counts {
   int64_t forwards = 0;
@@ -55,6 +62,10 @@ class Ranks {
 
   std::mutex mutex;
   int64_t forwards = 0, backwards = 0;
+  /// The kinds of layers of the forward that brought a new one last. Forwards are alike, so they
+  /// are planned together when the next one begins.
+  std::vector<LayerKind> usual;
+  int64_t usual_linear_work = 0;  // of the latest forward
 
  private:
   struct Made {

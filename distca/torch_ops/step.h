@@ -1,7 +1,7 @@
 #pragma once
-// A Step is what the layers of one forward of a model share: the lengths of all ranks' documents,
-// and the plans made of them. A Call is the attention of one layer, from its dispatch to the end of
-// its backward. Both belong to one forward, and to nothing that lives longer.
+// A Step is what the layers of one forward of a model share: what the ranks agreed on. A Call is
+// the attention of one layer, from its dispatch to the end of its backward. Both belong to one
+// forward, and to nothing that lives longer.
 //
 // Include <ATen/ATen.h> before this header. Any thread may call the methods: they lock the mutex of
 // the ranks.
@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "distca/torch_ops/agreement.h"
 #include "distca/torch_ops/ranks.h"
 
 namespace distca::torch_ops {
@@ -52,32 +53,20 @@ class Call {
 
 class Step {
  public:
-  /// Tells the other ranks the lengths of this rank's documents and learns theirs; all ranks call
-  /// it. `kind` and `window_left` are those of the first layer. Throws Error(kUsage) that names the
-  /// rank, if a rank calls the layer otherwise.
-  Step(std::shared_ptr<Ranks> ranks, const std::vector<int64_t>& cu_seqlens, const Kind& kind,
-       int64_t window_left);
+  Step(std::shared_ptr<Ranks> ranks, Agreement agreed)
+      : ranks_(std::move(ranks)), agreed_(std::move(agreed)) {}
 
   /// Sends Q [T, H, D], K [T, G, D] and V [T, G, E] of a layer on their way. All ranks call it in
-  /// the same order. A layer of a kind or window that is new to the step is planned, and the plans
-  /// of all ranks are compared. `layer` is any number that the forward gives one layer alone, or
-  /// -1.
-  std::shared_ptr<Call> start(int64_t layer, const Kind& kind, int64_t window_left,
-                              const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
+  /// the same order. A layer of a kind that is new to the step is planned, and the plans of all
+  /// ranks are compared. `layer` is any number that the forward gives one layer alone, or -1.
+  std::shared_ptr<Call> start(int64_t layer, const LayerKind& kind, const at::Tensor& q,
+                              const at::Tensor& k, const at::Tensor& v);
   /// The call of that layer, if somebody may still want it; else null.
   std::shared_ptr<Call> call(int64_t layer) const;
 
  private:
-  struct Planned {
-    api::Shape shape;
-    int64_t window_left;
-    api::BatchPlan plan;
-  };
-  const api::BatchPlan& plan(const Kind& kind, int64_t window_left);
-
   const std::shared_ptr<Ranks> ranks_;
-  api::BatchRequest request_;  // of all ranks' documents
-  std::vector<Planned> planned_;
+  Agreement agreed_;
   std::map<int64_t, std::weak_ptr<Call>> calls_;
 };
 

@@ -10,6 +10,9 @@ from distca._build import VERSION as __version__
 
 _MODULES = {
     "_attention": ("attention", "flash_attn_varlen_func", "dispatch", "core_attention", "combine", "Handle"),
+    "_ahead": ("plan_ahead",),
+    "_served": ("can_run",),
+    "_verify": ("verify",),
     "_ping_pong": ("ping_pong",),
     "_group": ("init", "statistics", "alone", "Statistics"),
 }

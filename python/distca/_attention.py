@@ -14,6 +14,8 @@ within backward returns the O that is there: it neither sends nor computes. With
 
 Gradients off. Attention is computed on this rank alone and sends nothing: ranks may evaluate unequal numbers of times.
 
+torch.compile. Attention is a break of the graph: what lies before and behind it is compiled.
+
 Errors. ValueError, in one line and before anything is sent, about arguments. RuntimeError, in one line, about another
 rank or the network. Threads. One thread at a time calls attention.
 """
@@ -27,8 +29,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from distca._ops import ops
 from distca._group import name_of
 from distca._ping_pong import give_way, refuse_reentrant_checkpoint
+from distca._served import checked, offsets_of, refuse_extras
 
-_MOST_HEAD_DIM = 256
 _NO_LAYER = -1
 _UNNAMED = "attention is under activation checkpointing and has no layer=: give each layer its number"
 
@@ -37,9 +39,17 @@ _UNNAMED = "attention is under activation checkpointing and has no layer=: give 
 class _Forward:
     """What the layers of one forward share."""
 
-    step: torch.Tensor  # a handle: it owns the plans and knows the calls of the layers
+    given: object  # the step, or the Future of one that is planned ahead
     version: int  # of cu_seqlens
+    has_begun: bool = True
     layers: set = field(default_factory=set)  # those that have come
+
+    @property
+    def step(self) -> torch.Tensor:
+        """A handle: it owns the plans and knows the calls of the layers."""
+        if not isinstance(self.given, torch.Tensor):
+            self.given = self.given.result()
+        return self.given
 
     def is_alive(self) -> bool:
         return any(ops.state_of(self.step, layer) for layer in self.layers)
@@ -55,49 +65,6 @@ class Handle:
 
     _call: torch.Tensor
     _qkv: tuple
-
-
-def _check_lengths(cu_seqlens_q, cu_seqlens_k):
-    if cu_seqlens_q is not cu_seqlens_k and not torch.equal(cu_seqlens_q, cu_seqlens_k):
-        raise ValueError("cu_seqlens_q and cu_seqlens_k differ: cross attention is not served")
-
-
-def _check_tensors(q, k, v, cu_seqlens):
-    for name, tensor in (("q", q), ("k", k), ("v", v), ("cu_seqlens_q", cu_seqlens)):
-        if tensor.device.type != "cpu":
-            raise ValueError(f"{name} is on {tensor.device}: attention is served on the CPU alone so far")
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if tensor.dim() != 3:
-            raise ValueError(f"{name} has shape {list(tensor.shape)}: [tokens, heads, head_dim]")
-        if tensor.dtype != q.dtype:
-            raise ValueError(f"q is {q.dtype} and {name} is {tensor.dtype}: one dtype for all three")
-        if tensor.shape[0] != q.shape[0]:
-            raise ValueError(f"q has {q.shape[0]} tokens and {name} has {tensor.shape[0]}: as many")
-        if tensor.shape[2] > _MOST_HEAD_DIM or tensor.shape[2] % 8 != 0 or tensor.shape[2] == 0:
-            raise ValueError(f"head_dim of {name} is {tensor.shape[2]}: a multiple of 8, at most {_MOST_HEAD_DIM}")
-    if q.dtype not in (torch.float32, torch.bfloat16, torch.float64):
-        raise ValueError(f"q is {q.dtype}: torch.float32, torch.bfloat16 or torch.float64")
-    if k.shape[1] != v.shape[1] or q.shape[1] % max(k.shape[1], 1) != 0 or k.shape[1] == 0:
-        raise ValueError(f"{q.shape[1]}, {k.shape[1]} and {v.shape[1]} heads of q, k and v: the first a multiple of the others")
-    if q.shape[2] != k.shape[2]:
-        raise ValueError(f"head_dim of q is {q.shape[2]} and of k {k.shape[2]}: equal")
-
-
-def _window_left(causal, window_size) -> int:
-    left, right = window_size
-    if not causal and right != 0:
-        raise ValueError("attention that is not causal is not served: causal=True")
-    return -1 if left < 0 else int(left)
-
-
-def _lengths(cu_seqlens, tokens) -> list:
-    """[documents + 1] of this rank."""
-    if cu_seqlens.dim() != 1 or cu_seqlens.is_floating_point():
-        raise ValueError(f"cu_seqlens_q has shape {list(cu_seqlens.shape)} of {cu_seqlens.dtype}: [documents + 1] of integers")
-    places = cu_seqlens.tolist()
-    if not places or places[0] != 0 or any(b < a for a, b in zip(places, places[1:])) or places[-1] != tokens:
-        raise ValueError(f"cu_seqlens_q begins with 0, never descends and ends with the {tokens} tokens of q")
-    return places
 
 
 def _is_checkpointed() -> bool:
@@ -129,7 +96,9 @@ def _forward_of(cu_seqlens, name, layer, begin) -> _Forward:
     if layer is None and _is_checkpointed():
         raise ValueError(_UNNAMED)
     latest = forwards[-1] if forwards else None
-    if layer is None or latest is None or layer in latest.layers or latest.version != cu_seqlens._version:
+    if latest and not latest.has_begun and latest.version == cu_seqlens._version:
+        latest.has_begun = True
+    elif layer is None or latest is None or layer in latest.layers or latest.version != cu_seqlens._version:
         forwards[:] = [forward for forward in forwards if forward.is_alive()]
         latest = _Forward(begin(), cu_seqlens._version)
         forwards.append(latest)
@@ -138,52 +107,52 @@ def _forward_of(cu_seqlens, name, layer, begin) -> _Forward:
     return latest
 
 
+def plan_for(cu_seqlens, name, step):
+    """The next forward with this cu_seqlens in the group of that name takes this step, a Future of one."""
+    _forwards.setdefault(cu_seqlens, {}).setdefault(name, []).append(_Forward(step, cu_seqlens._version, False))
+
+
 def _local_step(cu_seqlens, begin) -> torch.Tensor:
     """The plans of this rank's documents for itself. They belong to no forward: nothing is kept of a layer."""
+    if cu_seqlens.is_inference():  # nobody can tell whether it was written to
+        return begin()
     of = _forwards.setdefault(cu_seqlens, {})
     if None not in of or of[None].version != cu_seqlens._version:
         of[None] = _Forward(begin(), cu_seqlens._version)
     return of[None].step
 
 
+@torch.compiler.disable
 def dispatch(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=None, max_seqlen_k=None, softmax_scale=None, causal=True,
-             window_size=(-1, -1), group=None, layer=None) -> Handle:
+             window_size=(-1, -1), group=None, layer=None, linear_work=0) -> Handle:
     """Sends Q, K and V on their way and returns. The arguments are those of `attention`.
 
     What runs until `core_attention` hides these messages, and what runs between `core_attention` and `combine` hides
     those of O. In backward, the gradients of the same work hide those of dO and of dQ, dK and dV.
     """
-    _check_lengths(cu_seqlens_q, cu_seqlens_k)
-    _check_tensors(q, k, v, cu_seqlens_q)
-    window_left = _window_left(causal, window_size)
-    if softmax_scale == 0:
-        raise ValueError("softmax_scale = 0: another number, or None for 1 / sqrt(head_dim)")
-    scale = q.shape[2] ** -0.5 if softmax_scale is None else float(softmax_scale)
-    if layer is not None and layer < 0:
-        raise ValueError(f"layer = {layer}: 0 or more")
+    window_left, scale = checked(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal, window_size, layer)
     trains = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     if not torch.is_grad_enabled():
         refuse_reentrant_checkpoint()
     with torch.no_grad(), no_dispatch():  # no operator of the model's: recomputation does not repeat it
 
         def begin():
-            lengths = _lengths(cu_seqlens_q, q.shape[0])
-            return ops.begin(name_of(group) if trains else "", lengths, q, k, v, scale, window_left)
+            offsets = offsets_of(cu_seqlens_q, q.shape[0])
+            return ops.begin(name, offsets, linear_work if trains else 0, q, k, v, scale, window_left)
 
-        if trains:
-            name = name_of(group)
-            step = _forward_of(cu_seqlens_q, name, layer, begin).step
-        else:
-            step = _local_step(cu_seqlens_q, begin)
+        name = name_of(group) if trains else ""
+        step = _forward_of(cu_seqlens_q, name, layer, begin).step if trains else _local_step(cu_seqlens_q, begin)
     number = layer if trains and layer is not None else _NO_LAYER
     return Handle(ops.dispatch(q, k, v, step, number, scale, window_left), (q, k, v))
 
 
+@torch.compiler.disable
 def core_attention(handle: Handle) -> Handle:
     """Waits for the Q, K and V of others, computes this rank's part of the layer, and sends O on its way."""
     return Handle(ops.core_attention(handle._call), handle._qkv)
 
 
+@torch.compiler.disable
 def combine(handle: Handle) -> torch.Tensor:
     """Returns O [tokens, heads, head_dim] of this rank's tokens once all of it is there.
 
@@ -192,6 +161,7 @@ def combine(handle: Handle) -> torch.Tensor:
     return ops.combine(handle._call, *handle._qkv)
 
 
+@torch.compiler.disable
 def attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -205,6 +175,7 @@ def attention(
     window_size: tuple = (-1, -1),
     group=None,
     layer: int | None = None,
+    linear_work: int = 0,
 ) -> torch.Tensor:
     """Causal attention within each of this rank's documents, computed by all ranks of the group together.
 
@@ -221,11 +192,15 @@ def attention(
     group: a process group or a DeviceMesh of one dimension; None for all ranks, or for this process if there are none.
     layer: a number that the model gives this layer alone. Checkpointing needs it, and with it the lengths are exchanged
       once a forward, else at every call.
+    linear_work: the multiply-adds of the layer outside of attention for each token. Where it is given, ranks with fewer
+      tokens compute more attention, so that all are done with both together. Give it under `ping_pong`, where linear
+      work of one nano-batch runs beside the attention of the other. All ranks give the same.
 
     Returns O [tokens, heads, head_dim_v] in the dtype of q.
     """
     handle = dispatch(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, group, layer
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, group, layer,
+        linear_work,
     )
     give_way()
     handle = core_attention(handle)
@@ -253,22 +228,15 @@ def flash_attn_varlen_func(
     *,
     group=None,
     layer=None,
+    linear_work=0,
 ) -> torch.Tensor:
     """`attention` with flash-attention's arguments, in its order.
 
     What is not served is refused by name (ValueError): its default causal=False, dropout, softcap, ALiBi, returned
-    probabilities and block tables. `deterministic` is always so. `group` and `layer` are as in `attention`.
+    probabilities and block tables. `deterministic` is always so. `group`, `layer` and `linear_work` are as in `attention`.
     """
-    refusals = (
-        (dropout_p != 0, f"dropout_p = {dropout_p}: dropout is not served"),
-        (softcap != 0, f"softcap = {softcap}: softcap is not served"),
-        (alibi_slopes is not None, "alibi_slopes: ALiBi is not served"),
-        (return_attn_probs, "return_attn_probs: attention returns no probabilities"),
-        (block_table is not None, "block_table: a paged cache of keys is not served"),
-    )
-    for wrong, line in refusals:
-        if wrong:
-            raise ValueError(line)
+    refuse_extras(dropout_p, softcap, alibi_slopes, return_attn_probs, block_table)
     return attention(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, group, layer
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, group, layer,
+        linear_work,
     )

@@ -7,6 +7,7 @@ every other rank gets one line that names it (RuntimeError).
 
 import atexit
 import weakref
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,9 @@ import torch.distributed as dist
 from distca._ops import ops
 
 _names = weakref.WeakKeyDictionary()  # process group of the caller -> the name of ours on its ranks
+_deadlines = {}  # our name -> timeout_s, startup_timeout_s
+_ahead = {}  # our name -> that of another group of ours on the same ranks, for messages of a thread
+_alone = []  # not empty within by_itself()
 _at_exit = []
 
 
@@ -58,18 +62,34 @@ def init(group=None, *, timeout_s: float = 60.0, startup_timeout_s: float = 300.
         raise ValueError("the group is open: call distca.init before the first attention, and once")
     if not (timeout_s > 0 and startup_timeout_s > 0):
         raise ValueError(f"timeout_s = {timeout_s}, startup_timeout_s = {startup_timeout_s}: seconds, above 0")
+    _names[group] = _opened(group, timeout_s, startup_timeout_s)
+    _deadlines[_names[group]] = timeout_s, startup_timeout_s
+
+
+def _opened(group, timeout_s, startup_timeout_s) -> str:
+    """The name of a new group of ours on the ranks of the caller's, which all of them ask for."""
     ranks = dist.get_process_group_ranks(group)
     everybody = len(ranks) == dist.get_world_size()
     own = dist.new_group(ranks, backend="gloo", use_local_synchronization=not everybody)
     ops.open(own.group_name, timeout_s, startup_timeout_s)
-    _names[group] = own.group_name
     if not _at_exit:
         _at_exit.append(atexit.register(ops.close_all))  # says goodbye to the other ranks
+    return own.group_name
+
+
+@contextmanager
+def by_itself():
+    """Within it, attention is computed on each rank alone, with gradients, too."""
+    _alone.append(True)
+    try:
+        yield
+    finally:
+        _alone.pop()
 
 
 def name_of(group) -> str:
     """The name under which the operators know a group, which is opened if need be. Empty: this process alone."""
-    group = _resolved(group)
+    group = None if _alone else _resolved(group)
     if group is None:
         return ""
     if group not in _names:
@@ -77,9 +97,19 @@ def name_of(group) -> str:
     return _names[group]
 
 
+def ahead_of(group) -> str:
+    """The name of a second group on the same ranks, for a thread beside the one that trains. All ranks call it."""
+    name = name_of(group)
+    if name and name not in _ahead:
+        _ahead[name] = _opened(_resolved(group), *_deadlines[name])
+    return _ahead.get(name, "")
+
+
 def statistics(group=None) -> Statistics:
     """What this rank has done in the group. Attention with gradients off counts where no group is: see `alone`."""
-    return Statistics(*ops.counts(name_of(group)))
+    name = name_of(group)
+    *counts, plans = ops.counts(name)
+    return Statistics(*counts, plans + (ops.counts(_ahead[name])[-1] if name in _ahead else 0))
 
 
 def alone() -> Statistics:

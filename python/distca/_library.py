@@ -7,7 +7,10 @@ FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
 def load(name: str, kind=ctypes.CDLL) -> ctypes.CDLL:
-    """The shared library with this file name, whose functions are called as `kind` does. Raises ImportError in one line that says why it cannot be loaded."""
+    """The shared library with this file name; `kind` of ctypes calls its functions.
+
+    Raises ImportError in one line that says why it cannot be loaded.
+    """
     try:
         return kind(os.path.join(FOLDER, name))
     except OSError as error:

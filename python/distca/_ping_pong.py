@@ -1,11 +1,11 @@
 """Forwards that take turns inside attention, so that the messages of one travel while another one computes.
 
-A body is a coroutine (a greenlet): it gives way to the next one inside `distca.attention`, after its Q, K and V are sent
-and after its O is sent. Autograd runs backward in the opposite order of forward, so gradients take turns as well.
+A body is a coroutine (a greenlet): it gives way to the next one inside `distca.attention`, after its Q, K and V are
+sent and after its O is sent. Autograd runs backward in the opposite order of forward, so gradients take turns as well.
 
-What PyTorch keeps of a thread is kept of each coroutine: autocast, gradient and inference mode, saved-tensor hooks,
-dispatch and torch-function modes with the default device, the random numbers of the CPU. So what a body enters in a
-`with` statement, checkpointing among it, stays with this body.
+Each coroutine has its own copy of what PyTorch keeps of a thread: autocast, gradient and inference mode, saved-tensor
+hooks, dispatch and torch-function modes with the default device, and the random numbers of the CPU. So what a body
+enters in a `with` statement, checkpointing among it, stays with this body.
 """
 
 import contextlib
@@ -70,7 +70,7 @@ class _ThreadState:
             _python_dispatch.set_is_in_mode_without_ignore_compile_internals(flags[_FLAGS[-1]])
         _LIBRARY.distca_thread_state_swap(self._state)
 
-    def __del__(self, free=_LIBRARY.distca_thread_state_free):  # bound here: at the end of the process, globals are gone
+    def __del__(self, free=_LIBRARY.distca_thread_state_free):  # globals are gone at the end
         free(self._state)
 
 
@@ -128,15 +128,16 @@ def _is_in_backward():
 
 
 def give_way():
-    """Lets the other bodies run, if a body of `ping_pong` calls this in its forward."""
+    """Lets the other bodies run, if a body of `ping_pong` calls this in its forward. Else it does nothing."""
     coroutine = getattr(_running, "coroutine", None)
     if coroutine is not None and not _is_in_backward():
         coroutine.give_way()
 
 
 def refuse_reentrant_checkpoint():
-    """Raises ValueError if a body is within a function of autograd that computes its forward without gradients and will
-    compute it again within backward, as reentrant checkpointing does. Called where gradients are off.
+    """Raises ValueError if a body calls this within reentrant checkpointing, where gradients are off.
+
+    That is a function of autograd whose forward has a backward, which will call attention again.
     """
     if getattr(_running, "coroutine", None) is None or _is_in_backward():
         return
@@ -146,17 +147,18 @@ def refuse_reentrant_checkpoint():
         if code.co_name == "forward" and code.co_argcount > 0:
             node = frame.f_locals.get(code.co_varnames[0])
             if isinstance(node, torch.autograd.function.BackwardCFunction) and node.next_functions:
-                raise ValueError(
-                    "attention of distca.ping_pong is under reentrant checkpointing: checkpoint with use_reentrant=False")
+                raise ValueError("attention of distca.ping_pong is under reentrant checkpointing: "
+                                 "checkpoint with use_reentrant=False")
         frame = frame.f_back
 
 
+@torch.compiler.disable
 def ping_pong(*bodies) -> list:
-    """Runs the bodies in turns: each gives way to the next one inside `distca.attention`. Returns their results in order.
+    """Runs the bodies in turns: each gives way to the next one inside `distca.attention`. Returns what they return.
 
-    bodies: functions without arguments; two as a rule, each the forward of a half of the batch. All ranks call ping_pong
-      with equally many bodies that call the same layers in the same order. Each body has a `cu_seqlens_q` of its own. A
-      half that has no tokens on this rank calls attention with 0 tokens.
+    bodies: functions without arguments; two as a rule, each the forward of a half of the batch. All ranks call
+      ping_pong with equally many bodies, and call the same layers in the same order. Each body has a `cu_seqlens_q` of
+      its own. A half that has no tokens on this rank calls attention with 0 tokens.
 
         losses = distca.ping_pong(lambda: model(first), lambda: model(second))
         sum(losses).backward()
@@ -167,9 +169,11 @@ def ping_pong(*bodies) -> list:
     FSDP2 (`fully_shard`): a layer is gathered once for all bodies, and resharded when the last one has left it.
     Random numbers: each body has its own, seeded from the caller's. So checkpointing draws them again as they were.
 
-    Raises ImportError without greenlet, ValueError for bodies that are none and for attention under reentrant
-    checkpointing. What a body raises ends the other bodies and is raised. One thread at a time calls ping_pong; a body
-    may call it.
+    torch.compile: bodies may call what is compiled; ping_pong itself is a break of the graph.
+
+    Raises ImportError without the package greenlet, and ValueError for a body that cannot be called and for attention
+    under reentrant checkpointing. What a body raises ends the other bodies (GreenletExit, where they stand) and is
+    raised. One thread at a time calls ping_pong; a body may call it, too.
     """
     if not bodies or not all(callable(body) for body in bodies):
         raise ValueError("distca.ping_pong takes functions without arguments, one or more")

@@ -48,8 +48,8 @@ class Range(NamedTuple):
 
 def plan_batch(cu_seqlens: Sequence[int], num_ranks: int, shape: Shape, *, window_size: tuple[int, int] = (-1, -1),
                tokens: Sequence[Sequence[tuple[int, int]]] | None = None, num_holders: int = 0,
-               capacity: Sequence[int] | None = None, scheduler: str = "balanced", tolerance: float | None = None,
-               split_kv: bool = False) -> "BatchPlan":
+               capacity: Sequence[int] | None = None, linear_work: int = 0, scheduler: str = "balanced",
+               tolerance: float | None = None, split_kv: bool = False) -> "BatchPlan":
     """Makes the plan of a packed batch and checks it.
 
     Sequences of integers may be lists, arrays, or tensors; those of a tensor on a device are copied to the host.
@@ -70,6 +70,10 @@ def plan_batch(cu_seqlens: Sequence[int], num_ranks: int, shape: Shape, *, windo
         compute for them. 0 means that all ranks hold tokens.
     capacity: [num_ranks] each rank's share of the computation, in any unit. A rank with 0 computes nothing, not even
         for its own tokens. None means equal shares.
+    linear_work: the multiply-adds of a layer that are not core attention, for each token on the rank that holds it.
+        Where it is given, ranks with fewer tokens compute more attention, so that all ranks are done with both
+        together. It takes the place of `capacity`. Give it if linear work of one nano-batch runs beside the attention
+        of another one. 0 evens out attention alone.
     scheduler: "balanced" gives equal computation for the fewest bytes. "greedy" is that of the paper. "local" computes
         every query where it is held, so no queries travel.
     tolerance: by how much the busiest rank may exceed its share: 0.05 means 5 %. A higher tolerance needs fewer bytes.
@@ -89,6 +93,7 @@ def plan_batch(cu_seqlens: Sequence[int], num_ranks: int, shape: Shape, *, windo
         "window_left": window_left,
         "num_holders": num_holders,
         "capacity": [] if capacity is None else _integers(capacity, "capacity").tolist(),
+        "linear_work": linear_work,
         "scheduler": scheduler,
         "tolerance": -1 if tolerance is None else tolerance,
         "split_kv": split_kv,

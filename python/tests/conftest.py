@@ -28,3 +28,17 @@ def two_ranks():
 def three_ranks():
     with Ranks(3) as ranks:
         yield ranks
+
+
+def pytest_addoption(parser):
+    parser.addoption("--full", action="store_true", help="also the long grids")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "full: a long grid, run with --full alone")
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--full"):
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("full")])
+        items[:] = [item for item in items if not item.get_closest_marker("full")]

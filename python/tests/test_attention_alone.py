@@ -85,7 +85,7 @@ def half():
     ({"k": torch.zeros(7, 2, 16)}, "q has 204 tokens and k has 7: as many"),
     ({"q": torch.zeros(1, 204, 4, 16)}, "q has shape [1, 204, 4, 16]: [tokens, heads, head_dim]"),
     ({"cu_seqlens_q": torch.tensor([0, 5])} | {"cu_seqlens_k": torch.tensor([0, 5])},
-     "cu_seqlens_q begins with 0, never descends and ends with the 204 tokens of q"),
+     "cu_seqlens_q ends with 5, q has 204 tokens"),
     ({"softmax_scale": 0.0}, "softmax_scale = 0: another number, or None for 1 / sqrt(head_dim)"),
     ({"layer": -1}, "layer = -1: 0 or more"),
 ], ids=lambda value: value if isinstance(value, str) else "")

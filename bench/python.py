@@ -1,0 +1,280 @@
+#!/usr/bin/env python3
+"""A Llama of Transformers under PyTorch DDP, two processes of one core each, with DistCA's attention and without.
+
+    bench/report.py --out FILE.jsonl build/python/tester/bin/python bench/python.py LENGTHS.json...
+
+build/python/tester is what `make test-python` leaves: the package as it is installed, and its extras. LENGTHS.json: a
+list of documents' lengths in tokens (lengths_pretrain.json, say), which are divided by --scale and packed into rows, cut
+where a row ends. --rows rows are a step of as many ranks; two of them are played: the one with the most attention, and
+the median one. Prints a header and a line a round, for bench/report.py.
+"""
+
+import argparse
+import contextlib
+import datetime
+import gc
+import json
+import multiprocessing
+import os
+import pathlib
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+
+MODEL = dict(hidden_size=256, intermediate_size=768, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+             head_dim=64, vocab_size=512, max_position_embeddings=1 << 17)
+RANKS = 2
+TINY_TOKENS, TINY_CALLS = 8, 40
+# Arm -> (attention, nano-batches, whether lengths and plans come a batch ahead). The same one twice is the control.
+ARMS = {
+    "sdpa": ("sdpa", 1, False), "alone": ("alone", 1, False), "alone again": ("alone", 1, False),
+    "balanced": ("balanced", 1, True), "balanced again": ("balanced", 1, True),
+    "not ahead": ("balanced", 1, False), "ping-pong": ("balanced", 2, True), "linear": ("none", 1, False),
+}
+
+
+def packed_rows(lengths, tokens, scale):
+    """Rows of exactly `tokens` tokens, as lists of lengths."""
+    row, used = [], 0
+    for length in lengths:
+        rest = max(1, length // scale)
+        while rest:
+            part = min(rest, tokens - used)
+            row.append(part)
+            used, rest = used + part, rest - part
+            if used == tokens:
+                yield row
+                row, used = [], 0
+
+
+def pairs(row):
+    return sum(length * (length + 1) // 2 for length in row)
+
+
+def uneven_steps(lengths, options):
+    """Of each step of options.rows rows: the one with the most pairs and the median one."""
+    rows = packed_rows(lengths, options.tokens, options.scale)
+    while True:
+        step = sorted((next(rows) for _ in range(options.rows)), key=pairs)
+        yield [step[-1], step[len(step) // 2]]
+
+
+def even_steps(options):
+    """Both ranks have the same documents."""
+    while True:
+        yield [[options.tokens // 4] * 4] * RANKS
+
+
+# --- a rank
+
+
+def sdpa_documents(module, query, key, value, attention_mask, scaling=None, cu_seq_lens_q=None, **others):
+    """PyTorch's operator for each document."""
+    from torch.nn.functional import scaled_dot_product_attention
+    places = cu_seq_lens_q.tolist()
+    parts = [scaled_dot_product_attention(query[:, :, a:b], key[:, :, a:b], value[:, :, a:b], is_causal=True, scale=scaling,
+                                          enable_gqa=True) for a, b in zip(places, places[1:])]
+    import torch
+    return torch.cat(parts, 2).transpose(1, 2), None
+
+
+def no_attention(module, query, key, value, attention_mask, **others):
+    """What is left of a step without core attention."""
+    return (query + key.repeat_interleave(query.shape[1] // key.shape[1], 1) + value.repeat_interleave(
+        query.shape[1] // value.shape[1], 1)).transpose(1, 2), None
+
+
+class Rank:
+    def __init__(self, rank, store, options):
+        os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
+        warnings.filterwarnings("ignore")
+        os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+        import torch
+        import torch.distributed as dist
+        import transformers
+
+        import distca.transformers
+        self.torch, self.dist, self.distca, self.rank, self.options = torch, dist, distca, rank, options
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS,
+                                timeout=datetime.timedelta(seconds=300))
+        for name, function in (("bench_sdpa", sdpa_documents), ("bench_none", no_attention)):
+            transformers.AttentionInterface.register(name, function)
+            transformers.AttentionMaskInterface.register(name, lambda *_, **__: None)
+        self.models = {arm: self.model(*what[:2]) for arm, what in ARMS.items() if not arm.endswith(" again")}
+        for arm in ARMS:
+            if arm.endswith(" again"):
+                self.models[arm] = self.models[arm.removesuffix(" again")]
+
+    def model(self, attention, nano_batches, layers=None):
+        from transformers import LlamaConfig, LlamaForCausalLM
+        self.torch.manual_seed(1)
+        config = LlamaConfig(**MODEL | ({"num_hidden_layers": layers} if layers else {}))
+        model = LlamaForCausalLM(config).train()
+        if attention in ("balanced", "alone"):
+            self.distca.transformers.attach(model, nano_batches=nano_batches)
+        else:
+            model.set_attn_implementation("bench_" + attention)
+        ddp = self.torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(self.note_time)
+        return ddp
+
+    def note_time(self, _):
+        """The last of a step: when this rank's own gradients are complete and only the sum is awaited."""
+        self.computed_s = time.monotonic()
+
+    def batch(self, row):
+        torch = self.torch
+        generator = torch.Generator().manual_seed(len(row))
+        ids = torch.randint(MODEL["vocab_size"], (1, sum(row)), generator=generator)
+        places = torch.tensor([0, *row]).cumsum(0).to(torch.int32)
+        labels = ids.clone()
+        labels[0, places[:-1].long()] = -100
+        positions = torch.cat([torch.arange(length) for length in row])[None]
+        return dict(input_ids=ids, labels=labels, position_ids=positions, cu_seq_lens_q=places, cu_seq_lens_k=places,
+                    max_length_q=max(row), max_length_k=max(row))
+
+    def step(self, arm, rows):
+        """One step of the arm: the second of two batches, of which the first is planned at its layers."""
+        attention, _, ahead = ARMS[arm]
+        model = self.models[arm]
+        batches = [self.batch(row) for row in rows]
+        waited = []
+        if ahead:
+            loader = self.distca.transformers.plan_ahead(batches, model.module)
+        else:
+            loader = batches
+        with self.distca._group.by_itself() if attention == "alone" else contextlib.nullcontext():
+            for batch in loader:
+                gc.collect()
+                self.dist.barrier()
+                with self.counted_waits(waited):
+                    begin = time.monotonic()
+                    loss = model(**batch).loss
+                    loss.backward()
+                    end = time.monotonic()
+                model.zero_grad()
+        return {"step_s": end - begin, "computed_s": self.computed_s - begin, "planning_s": waited[-1], "loss": loss.item()}
+
+    @contextlib.contextmanager
+    def counted_waits(self, waited):
+        """Appends the seconds that attention waited for a plan from the thread."""
+        from concurrent.futures import Future
+        original, total = Future.result, [0.0]
+
+        def result(future, timeout=None):
+            begin = time.monotonic()
+            try:
+                return original(future, timeout)
+            finally:
+                total[0] += time.monotonic() - begin
+
+        Future.result = result
+        try:
+            yield
+        finally:
+            Future.result = original
+            waited.append(total[0])
+
+    def python_side(self):
+        """Seconds a layer, forward and backward: DistCA's attention of a few tokens beside PyTorch's, on this rank alone."""
+        found = {}
+        for name, attention, nano_batches in (("sdpa", "sdpa", 1), ("alone", "alone", 1), ("ping-pong", "balanced", 2)):
+            layers = 16
+            model = self.model(attention, nano_batches, layers)
+            batch = self.batch([TINY_TOKENS] * nano_batches)
+            seconds = []
+            with self.distca._group.by_itself(), model.no_sync():
+                for _ in range(TINY_CALLS):
+                    begin = time.monotonic()
+                    model(**batch).loss.backward()
+                    seconds.append(time.monotonic() - begin)
+            found[name] = sorted(seconds)[len(seconds) // 2] / layers / nano_batches
+        return found
+
+
+def serve(pipe, rank, store, options):
+    served = Rank(rank, store, options)
+    pipe.send(None)
+    while (order := pipe.recv()) is not None:
+        method, *arguments = order
+        pipe.send(getattr(served, method)(*arguments))
+    served.dist.destroy_process_group()
+
+
+# --- the driver
+
+
+class Ranks:
+    def __init__(self, options):
+        store = tempfile.mktemp("distca_bench")
+        spawn = multiprocessing.get_context("spawn")
+        self.pipes = []
+        for rank in range(RANKS):
+            ours, theirs = spawn.Pipe()
+            spawn.Process(target=serve, args=(theirs, rank, store, options), daemon=True).start()
+            self.pipes.append(ours)
+        self.hear()
+
+    def hear(self):
+        return [pipe.recv() for pipe in self.pipes]
+
+    def call(self, method, *arguments):
+        for pipe in self.pipes:
+            pipe.send((method, *arguments))
+        return self.hear()
+
+    def step(self, arm, rows_of_batches):
+        for rank, pipe in enumerate(self.pipes):
+            pipe.send(("step", arm, [rows[rank] for rows in rows_of_batches]))
+        return self.hear()
+
+
+def header(options, sources):
+    import torch
+    import transformers
+    info = pathlib.Path("/proc/cpuinfo").read_text()
+    commit = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=7"], capture_output=True, text=True,
+                            cwd=pathlib.Path(__file__).parent).stdout.strip()
+    return {"line": "head", "bench": "python", "machine": next(line.split(": ")[1] for line in info.splitlines()
+                                                               if line.startswith("model name")),
+            "date": datetime.date.today().isoformat(), "commit": commit, "build": "Release",
+            "compiler": f"Python {platform.python_version()}", "torch": torch.__version__, "type": "fp32",
+            "transformers": transformers.__version__, "model": MODEL, "tokens": options.tokens, "scale": options.scale,
+            "rows": options.rows, "rounds": options.rounds, "sources": sources}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("lengths", nargs="+", type=pathlib.Path)
+    parser.add_argument("--tokens", type=int, default=4096, help="of a rank's row")
+    parser.add_argument("--scale", type=int, default=16, help="what lengths are divided by")
+    parser.add_argument("--rows", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=15)
+    options = parser.parse_args()
+    sources = {}
+    for path in options.lengths:
+        if not path.is_file():
+            sys.exit(f"bench/python.py: error: {path} is not there")
+        sources[path.stem.removeprefix("lengths_")] = uneven_steps(json.loads(path.read_text()), options)
+    sources["even"] = even_steps(options)
+    print(json.dumps(header(options, list(sources))), flush=True)
+    ranks = Ranks(options)
+    print(json.dumps({"line": "python_side", "ranks": ranks.call("python_side")}), flush=True)
+    names = list(ARMS)
+    for name, steps in sources.items():
+        for index in range(-1, options.rounds):
+            rows = [next(steps), next(steps)] if name != "even" else [next(steps)] * 2
+            turn = names[index % len(names):] + names[:index % len(names)]
+            arms = {arm: ranks.step(arm, rows) for arm in turn}
+            if index >= 0:  # the first is for warming up
+                print(json.dumps({"line": "round", "source": name, "round": index, "pairs": [pairs(r) for r in rows[1]],
+                                  "arms": arms}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""Plans one batch ahead, in a thread, while the step before it runs."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from distca._attention import offsets_of, plan_for
+from distca._group import ahead_of, name_of
+from distca._ops import ops
+
+
+class plan_ahead:  # noqa: N801: it is called like a function
+    """A loader that yields what `loader` yields, and has each batch planned before its forward begins.
+
+    loader: what yields batches, for example a torch.utils.data.DataLoader. All ranks iterate over theirs alike.
+    cu_seqlens: what takes a batch and returns the cu_seqlens tensor that its forward will give to attention, or several
+      for the nano-batches of `ping_pong`. The very same tensors must reach attention: what is planned belongs to them.
+      None takes batch["cu_seq_lens_q"], as Transformers' DataCollatorWithFlattening names it.
+    group: as in `attention`.
+
+    While batch i trains, batch i + 1 is fetched, the ranks tell each other the lengths of its documents, plan, and
+    compare their plans, over a second process group of DistCA's own. The layers are expected to be those of the forward
+    before; other ones are planned when they come. So the first two batches, of which no forward is known, are planned at
+    their layers. An error of a rank reaches the first layer of the batch that it belongs to.
+    """
+
+    def __init__(self, loader, cu_seqlens=None, group=None):
+        self.loader, self.group = loader, group
+        self._cu_seqlens = cu_seqlens or (lambda batch: batch["cu_seq_lens_q"])
+
+    def __len__(self):
+        return len(self.loader)
+
+    def __getattr__(self, name):  # what a loader has besides, such as dataset and sampler
+        if name in ("loader", "group"):  # not there yet: a copy is being made
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+    def __iter__(self):
+        name, over = name_of(self.group), ahead_of(self.group)
+        if not name:
+            yield from self.loader
+            return
+        with ThreadPoolExecutor(1, "distca-plan") as thread:
+            batches = iter(self.loader)
+            missing = object()
+            batch = next(batches, missing)
+            while batch is not missing:
+                following = next(batches, missing)
+                if following is not missing:
+                    self._plan(following, thread, name, over)
+                yield batch
+                batch = following
+
+    def _plan(self, batch, thread, name, over):
+        layers = ops.usual_layers(name)  # here and not in the thread: alike on all ranks
+        of_batch = self._cu_seqlens(batch)
+        for cu_seqlens in [of_batch] if isinstance(of_batch, torch.Tensor) else of_batch:
+            offsets = offsets_of(cu_seqlens)
+            plan_for(cu_seqlens, name, thread.submit(ops.begin_ahead, name, over, offsets, layers))

@@ -1,0 +1,95 @@
+"""Compares the gradients of a model on balanced attention with those on attention that each rank computes alone."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from distca._group import by_itself
+
+_BOUNDS = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 3e-2}
+_LEAST = 1e-3  # of the whole gradient's norm: what a smaller gradient is compared with
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What `verify` found, the same on all ranks. True if the worst difference is within the bound."""
+
+    worst: float  # the norm of the difference over that of the gradient
+    parameter: str
+    rank: int
+    bound: float
+    loss: float  # on that rank
+    loss_alone: float
+
+    def __bool__(self) -> bool:
+        return self.worst <= self.bound
+
+    def __str__(self) -> str:
+        verdict = "within" if self else "above"
+        return (f"worst gradient: {self.parameter} on rank {self.rank}, off by {self.worst:.1e}, {verdict} the bound of "
+                f"{self.bound:.0e}; loss {self.loss:.9g}, alone {self.loss_alone:.9g}")
+
+
+def verify(model, batch, loss=None, bound=None) -> Verified:
+    """Runs forward and backward twice, with attention balanced over all ranks and computed on each rank alone.
+
+    model: a torch.nn.Module whose attention is DistCA's. It may be wrapped by DDP or fully_shard.
+    batch: what the model takes: a dictionary of keywords, or one argument. All ranks call verify, each with its own.
+    loss: what takes the model's output and returns the loss; None takes output.loss, or the output itself.
+    bound: what the worst difference may be; None: 1e-10 for float64, 1e-4 for float32, 3e-2 for bfloat16, by the
+      coarsest of the parameters and of autocast.
+
+    It leaves weights, gradients and random numbers as they were. Buffers that a forward changes are changed twice.
+    """
+    parameters = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
+    kept = [(one, one.grad) for _, one in parameters]
+    try:
+        with torch.random.fork_rng():
+            with by_itself():
+                alone, of_alone = _gradients(model, parameters, batch, loss)
+        ours, of_ours = _gradients(model, parameters, batch, loss)
+    finally:
+        for one, gradient in kept:
+            one.grad = gradient
+    whole = torch.stack([g.norm() for g in of_alone.values()]).norm().item()
+    mine = max((_distance(of_ours[name], want, whole * _LEAST), name) for name, want in of_alone.items())
+    if bound is None:
+        dtypes = {one.dtype for _, one in parameters}
+        if torch.is_autocast_enabled("cpu"):
+            dtypes.add(torch.get_autocast_dtype("cpu"))
+        bound = max(_BOUNDS.get(dtype, max(_BOUNDS.values())) for dtype in dtypes)
+    return _worst_of_all((*mine, bound, ours, alone))
+
+
+def _gradients(model, parameters, batch, loss) -> tuple[float, dict]:
+    """The loss, and the gradient of each parameter in float64, of this rank's shard where it is sharded."""
+    for _, one in parameters:
+        one.grad = None
+    output = model(**batch) if isinstance(batch, Mapping) else model(batch)
+    found = loss(output) if loss else getattr(output, "loss", output)
+    found.backward()
+    gradients = {}
+    for name, one in parameters:
+        if one.grad is not None:
+            gradients[name] = getattr(one.grad, "_local_tensor", one.grad).detach().double()
+    if not gradients:
+        raise ValueError("verify: no parameter got a gradient: the model is called as for training")
+    return found.item(), gradients
+
+
+def _distance(got, want, least) -> float:
+    size = max(want.norm().item(), least)
+    difference = (got - want).norm().item()
+    return difference / size if size else difference
+
+
+def _worst_of_all(mine) -> Verified:
+    found = [mine]
+    if dist.is_available() and dist.is_initialized():
+        found = [None] * dist.get_world_size()
+        dist.all_gather_object(found, mine)
+    rank = max(range(len(found)), key=lambda one: found[one][0])
+    worst, parameter, bound, loss, loss_alone = found[rank]
+    return Verified(worst, parameter, rank, bound, loss, loss_alone)

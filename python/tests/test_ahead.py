@@ -1,0 +1,130 @@
+"""Lengths and plans one batch ahead: the same gradients, nothing planned within the step, errors where they belong."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from attention_model import Model, balanced, cu_seqlens_of, gradients, sdpa, tokens_of, worst
+
+import distca as ours
+from distca._group import name_of
+from distca._ops import ops
+
+STEPS = [[[351, 20], [90, 1]], [[5], [400, 1, 1]], [[], [130]], [[200], [3, 3]], [[1] * 70, [140]]]
+
+
+def batches():
+    """A dictionary for each step, with this rank's documents."""
+    for i, step in enumerate(STEPS):
+        mine = step[dist.get_rank()]
+        yield {"x": tokens_of(mine, i), "cu_seq_lens_q": cu_seqlens_of(mine)}
+
+
+def windowed(q, k, v, cu_seqlens, layer=None):
+    """Two kinds of layers: one plan for each."""
+    return ours.attention(q, k, v, cu_seqlens, cu_seqlens, layer=layer, window_size=(40 if layer == 1 else -1, 0))
+
+
+def sdpa_windowed(q, k, v, cu_seqlens, layer=None):
+    return sdpa(q, k, v, cu_seqlens, 40 if layer == 1 else -1)
+
+
+def planned_by_this_thread():
+    return ops.counts(name_of(None))[-1]
+
+
+def train(ahead):
+    """The worst gradient of each step, and how many plans the thread that trains made within it."""
+    found = []
+    for batch in ours.plan_ahead(list(batches())) if ahead else batches():
+        before = planned_by_this_thread()
+        pair = []
+        for attend in (sdpa_windowed, windowed):
+            model = Model(attend)
+            model(batch["x"], batch["cu_seq_lens_q"]).backward()
+            pair.append(gradients(model))
+        found.append((worst(*pair, least=1e-12), planned_by_this_thread() - before))
+    return found
+
+
+def test_plans_are_there_when_a_batch_comes(two_ranks):
+    found = two_ranks.run(train, True)  # first: plans are remembered for a while
+    for ahead, plain in zip(found, two_ranks.run(train, False)):
+        assert max(difference for difference, _ in plain + ahead) < 1e-10
+        assert sum(made for _, made in plain) > len(STEPS)  # one for each window, unless it is remembered
+        assert [made for _, made in ahead[2:]] == [0] * (len(STEPS) - 2)
+
+
+def layers_that_change(one_step):
+    """A layer that the forward before did not have is planned when it comes."""
+    differences = []
+    for i, batch in enumerate(ours.plan_ahead(list(batches())[:3])):
+        pair = []
+        for attend, other in ((sdpa, sdpa_windowed), (balanced, windowed)):
+            model = Model(attend if i != one_step else other)
+            model(batch["x"], batch["cu_seq_lens_q"]).backward()
+            pair.append(gradients(model))
+        differences.append(worst(*pair, least=1e-12))
+    return max(differences)
+
+
+@pytest.mark.parametrize("one_step", [1, 2])
+def test_layers_may_change(two_ranks, one_step):
+    assert max(two_ranks.run(layers_that_change, one_step)) < 1e-10
+
+
+def planned_and_not_used():
+    """Batches that are skipped, or only evaluated, leave nothing behind."""
+    differences = []
+    for i, batch in enumerate(ours.plan_ahead(list(batches()))):
+        if i == 1:
+            continue
+        with torch.set_grad_enabled(i != 3):
+            loss = [Model(attend)(batch["x"], batch["cu_seq_lens_q"]) for attend in (sdpa, balanced)]
+        differences.append(abs(loss[0] - loss[1]).item() / max(1, abs(loss[0].item())))
+    return max(differences)
+
+
+def test_batches_may_be_skipped(two_ranks):
+    assert max(two_ranks.run(planned_and_not_used)) < 1e-10
+
+
+def wraps():
+    loader = torch.utils.data.DataLoader([1, 2, 3], batch_size=1)
+    return len(ours.plan_ahead(loader)), ours.plan_ahead(loader).batch_size
+
+
+def test_is_a_loader_like_the_one_within():
+    assert wraps() == (3, 1)
+    assert [batch["n"] for batch in ours.plan_ahead([{"n": 1}, {"n": 2}])] == [1, 2]  # of a single rank
+
+
+def unequal_tokens(linear_work):
+    """Pairs that this rank computes, seen by the bytes that it gives away: the longer rank gives more."""
+    torch.manual_seed(3)
+    cu_seqlens = cu_seqlens_of([[2048], [1024, 1024, 300]][dist.get_rank()])
+    x = torch.randn(int(cu_seqlens[-1]), 8, 8, dtype=torch.float64, requires_grad=True)
+    q, k, v = x.split([4, 2, 2], dim=1)
+    before = ours.statistics().sent_bytes
+    o = ours.attention(q, k, v, cu_seqlens, cu_seqlens, layer=0, linear_work=linear_work)
+    difference = worst([o.detach()], [sdpa(q, k, v, cu_seqlens).detach()])
+    o.sum().backward()
+    return difference, ours.statistics().sent_bytes - before
+
+
+def test_ranks_with_fewer_tokens_get_more_attention(two_ranks):
+    plain, whole = (two_ranks.run(unequal_tokens, work) for work in (0, 200_000))
+    assert max(difference for difference, _ in plain + whole) < 1e-10
+    # Rank 0 has one long document and fewer tokens: it keeps more of it.
+    assert whole[0][1] < plain[0][1]
+
+
+def disagreeing():
+    try:
+        unequal_tokens(100 + dist.get_rank())
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+
+
+def test_unequal_linear_work_is_named(two_ranks):
+    for line in two_ranks.run(disagreeing):
+        assert "rank 1 calls attention with linear_work = 101, rank 0 with 100" in line

@@ -1,0 +1,78 @@
+"""verify and can_run: what they find, and what they leave as it was."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from attention_model import Model, balanced, cu_seqlens_of, qkv, sdpa, tokens_of
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+import distca as ours
+
+LENGTHS = [[351, 20], [90, 1]]
+
+
+def whole(layer, *inputs):
+    return checkpoint(layer, *inputs, use_reentrant=False)
+
+
+def not_the_same(q, k, v, cu_seqlens, layer=None):
+    """Attention that is wrong where it is balanced, in one layer of one rank."""
+    before = ours.alone().forwards
+    o = balanced(q, k, v, cu_seqlens, layer)
+    is_alone = ours.alone().forwards > before
+    return o if is_alone or layer != 1 or dist.get_rank() != 1 else o * 1.001
+
+
+def verified(attend, wrap, data_parallel):
+    mine = LENGTHS[dist.get_rank()]
+    model = Model(attend, wrap=whole if wrap else (lambda layer, *inputs: layer(*inputs)))
+    wrapped = DistributedDataParallel(model) if data_parallel else model
+    marker = torch.ones_like(next(model.parameters()))
+    next(model.parameters()).grad = marker
+    before = ours.statistics()
+    found = ours.verify(wrapped, {"x": tokens_of(mine), "cu_seqlens": cu_seqlens_of(mine)})
+    assert next(model.parameters()).grad is marker
+    after = ours.statistics()
+    return found, (after.forwards - before.forwards, after.backwards - before.backwards)
+
+
+@pytest.mark.parametrize("wrap, data_parallel", [(False, False), (True, False), (False, True)])
+def test_balanced_attention_is_that_of_one_rank(two_ranks, wrap, data_parallel):
+    first, second = two_ranks.run(verified, balanced, wrap, data_parallel)
+    assert first == second and first[1] == (3, 3)  # one of the two runs is balanced
+    assert first[0] and first[0].worst < 1e-10 and first[0].bound == 1e-10
+    assert abs(first[0].loss - first[0].loss_alone) < 1e-9
+
+
+def test_a_wrong_gradient_is_named(two_ranks):
+    for found, _ in two_ranks.run(verified, not_the_same, False, False):
+        assert not found and found.worst > 1e-5 and found.rank == 1
+        assert found.parameter.startswith("layers.") and "above the bound" in str(found)
+
+
+def test_of_one_process():
+    found = ours.verify(Model(balanced), {"x": tokens_of([40, 3]), "cu_seqlens": cu_seqlens_of([40, 3])})
+    assert found and found.worst == 0
+
+
+def test_a_model_without_gradients_is_refused():
+    def detached(q, k, v, cu_seqlens, layer=None):
+        return sdpa(q, k, v, cu_seqlens)
+
+    batch = {"x": tokens_of([9]), "cu_seqlens": cu_seqlens_of([9])}
+    with pytest.raises(ValueError, match="no parameter got a gradient"):
+        ours.verify(Model(detached), batch, loss=lambda output: output.detach().requires_grad_())
+
+
+def test_can_run_says_why_not():
+    (q, k, v), _ = qkv(9, dtype=torch.float32)
+    cu_seqlens = cu_seqlens_of([9])
+    assert ours.can_run(q, k, v, cu_seqlens, cu_seqlens) and not ours.can_run(q, k, v, cu_seqlens, cu_seqlens).reason
+    for changes, line in (({"causal": False}, "attention that is not causal is not served: causal=True"),
+                          ({"dropout_p": 0.5}, "dropout_p = 0.5: dropout is not served"),
+                          ({"q": q.half()}, "q is torch.float16 and k is torch.float32: one dtype for all three")):
+        answer = ours.can_run(**{"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens} | changes)
+        assert not answer and isinstance(answer.reason, str)
+        if "q" not in changes:
+            assert str(answer) == line
