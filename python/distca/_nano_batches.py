@@ -7,6 +7,7 @@ but run_in_parts calls what it is given. Bad input raises ValueError in one line
 import contextlib
 import functools
 import itertools
+from dataclasses import dataclass
 
 import torch
 
@@ -84,27 +85,43 @@ def _rest_of(given) -> dict:
     return rest
 
 
-def run_in_parts(call, given, shape, cu_seqlens, parts):
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Documents of a batch that go through the model together. Without documents, it has one token of padding."""
+
+    tokens: list  # [tokens] their numbers
+    cu_seqlens: torch.Tensor  # [documents + 1] for attention
+
+
+def parts_of(shape, given, count) -> list:
+    """The batch [rows, tokens] dealt to `count` parts."""
+    places = find_documents(shape, given)
+    bounds = list(itertools.pairwise(places))
+    parts = []
+    for documents in deal([end - begin for begin, end in bounds], count):
+        at = [token for document in documents for token in range(*bounds[document])]
+        of_part = [0, *itertools.accumulate(bounds[document][1] - bounds[document][0] for document in documents)]
+        parts.append(Part(at, torch.tensor(of_part if at else [0, 1], dtype=torch.int32)))
+    return parts
+
+
+def run_in_parts(call, given, shape, parts):
     """Outputs of a model for the batch, of which `call(arguments, cu_seqlens)` computes a part.
 
-    Two parts run as a ping-pong. A part without documents gets one token of padding, and its outputs are dropped.
+    Two parts run as a ping-pong. Outputs of padding are dropped.
     """
     of_tokens, rest = _of_tokens(given, shape), _rest_of(given)
     if "shift_labels" in of_tokens and "num_items_in_batch" not in rest:
         rest["num_items_in_batch"] = (of_tokens["shift_labels"] != -100).sum().clamp_min(1)
-    bounds = list(itertools.pairwise(cu_seqlens))
-    bodies, order = [], []
-    for documents in deal([end - begin for begin, end in bounds], parts):
-        at = [token for document in documents for token in range(*bounds[document])]
-        places = [0, *itertools.accumulate(bounds[document][1] - bounds[document][0] for document in documents)]
-        one = {name: value[at][None] for name, value in of_tokens.items()}
-        if not at:
-            places = [0, 1]
+    bodies = []
+    for part in parts:
+        one = {name: value[part.tokens][None] for name, value in of_tokens.items()}
+        if not part.tokens:
             one = {name: value.new_full((1, 1, *value.shape[1:]), _PADDING.get(name, 0))
                    for name, value in of_tokens.items()}
-        bodies.append(functools.partial(call, {**rest, **one, "return_dict": True}, places))
-        order.append(at)
-    if parts == 1:
+        bodies.append(functools.partial(call, {**rest, **one, "return_dict": True}, part.cu_seqlens))
+    order = [part.tokens for part in parts]
+    if len(bodies) == 1:
         return _joined([bodies[0]()], order, shape)
     with _without_cache_of_weights(next(iter(of_tokens.values())).device.type):
         return _joined(ping_pong(*bodies), order, shape)

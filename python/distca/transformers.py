@@ -28,15 +28,16 @@ from distca._versions import require_transformers
 require_transformers()
 
 import torch  # noqa: E402
+from torch.utils.weak import WeakIdKeyDictionary  # noqa: E402
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel  # noqa: E402
 from transformers.integrations.sdpa_attention import sdpa_attention_forward  # noqa: E402
 from transformers.loss.loss_utils import ForCausalLMLoss  # noqa: E402
 from transformers.masking_utils import sdpa_mask  # noqa: E402
 
 from distca._attention import attention  # noqa: E402
-from distca._nano_batches import find_documents, run_in_parts  # noqa: E402
+from distca._nano_batches import parts_of, run_in_parts  # noqa: E402
 
-__all__ = ["attach"]
+__all__ = ["attach", "cu_seqlens_of"]
 
 _NAME = "distca"
 _MASK_OF_DOCUMENTS = torch.empty(0, 1, 1, 1, dtype=torch.bool)  # models hand on a mask of four dimensions as it is
@@ -47,13 +48,17 @@ class _Documents:
     """What the layers of one forward share. It travels through the model as a keyword argument."""
 
     cu_seqlens: torch.Tensor  # [documents + 1]
-    group: object
+    attached: "_Attached"
 
 
 @dataclass(frozen=True)
 class _Attached:
     nano_batches: int
     group: object
+    linear_work: int  # as in distca.attention
+
+
+_ahead = WeakIdKeyDictionary()  # input_ids -> the parts of a batch that is planned ahead
 
 
 def attach(model: PreTrainedModel, nano_batches: int = 1, group=None) -> None:
@@ -77,7 +82,7 @@ def attach(model: PreTrainedModel, nano_batches: int = 1, group=None) -> None:
     if model.config._attn_implementation != _NAME:
         raise ValueError(f"{type(model).__name__} does not use the attention interface of Transformers")
     inner = getattr(model.forward, "__func__", model.forward)  # a function of the model: copies of a model are attached
-    attached = _Attached(nano_batches, group)
+    attached = _Attached(nano_batches, group, _linear_work(model) if nano_batches > 1 else 0)
 
     @torch.compiler.disable(recursive=False)  # it reads the batch; the model's own forward is compiled
     def forward(self, *arguments, **keywords):
@@ -88,6 +93,36 @@ def attach(model: PreTrainedModel, nano_batches: int = 1, group=None) -> None:
     forward.__signature__ = inspect.signature(inner)  # Trainer and generate read it
     forward.distca = attached
     model.forward = types.MethodType(forward, model)
+
+
+def cu_seqlens_of(model: PreTrainedModel):
+    """What distca.plan_ahead takes as `cu_seqlens`, so that batches of an attached model are planned one ahead.
+
+        for batch in distca.plan_ahead(loader, distca.transformers.cu_seqlens_of(model)):
+
+    The function that it returns takes a batch, a dictionary of the arguments of the model's next forward with that
+    batch. The tensors of the batch must reach the model as they are.
+    """
+    if not hasattr(model.forward, "distca"):
+        raise ValueError(f"this {type(model).__name__} is not attached: distca.transformers.attach(model)")
+    attached = model.forward.distca
+
+    def of_batch(batch):
+        tokens = _tokens_of(batch)
+        _ahead[tokens] = parts_of(tuple(tokens.shape[:2]), batch, attached.nano_batches)
+        return [part.cu_seqlens for part in _ahead[tokens]]
+
+    return of_batch
+
+
+def _linear_work(model) -> int:
+    """Multiply-adds of a layer outside of attention, for a token: the weights of its linear maps."""
+    linear = [module for module in model.base_model.modules() if isinstance(module, torch.nn.Linear)]
+    return sum(module.weight.numel() for module in linear) // model.config.num_hidden_layers
+
+
+def _tokens_of(given):
+    return given.get("input_ids", given.get("inputs_embeds"))
 
 
 def _check_model(model):
@@ -117,7 +152,7 @@ def _forward(model, inner, attached, *arguments, **keywords):
     rest = [p.name for p in inspect.signature(inner).parameters.values() if p.kind is p.VAR_KEYWORD]
     given.update(given.pop(rest[0], {}) if rest else {})
     given.pop("self")
-    tokens = given.get("input_ids", given.get("inputs_embeds"))
+    tokens = _tokens_of(given)
     trains = torch.is_grad_enabled() and (
         any(p.requires_grad for p in model.parameters()) or getattr(given.get("inputs_embeds"), "requires_grad", False)
     )
@@ -125,22 +160,22 @@ def _forward(model, inner, attached, *arguments, **keywords):
         return inner(model, *arguments, **keywords)
     _check_call(model, given, trains)
     given.pop("attention_mask", None)
-    parts = attached.nano_batches if trains else 1
-    if parts > 1:
+    count = attached.nano_batches if trains else 1
+    if count > 1:
         _check_parts(model, given)
     if trains:
         given["use_cache"] = False
 
     def call(arguments, cu_seqlens):
-        documents = _Documents(torch.tensor(cu_seqlens, dtype=torch.int32), attached.group)
+        documents = _Documents(cu_seqlens, attached)
         return inner(model, **arguments, attention_mask=_MASK_OF_DOCUMENTS, distca_documents=documents)
 
     shape = tuple(tokens.shape[:2])
-    cu_seqlens = find_documents(shape, given)
-    if parts == 1 and cu_seqlens[-1] > 0:
-        return call(given, cu_seqlens)
+    parts = (_ahead.pop(tokens, None) if trains else None) or parts_of(shape, given, count)
+    if count == 1 and parts[0].tokens:
+        return call(given, parts[0].cu_seqlens)
     as_tuple = not given.pop("return_dict", model.config.return_dict)
-    outputs = run_in_parts(call, given, shape, cu_seqlens, parts)
+    outputs = run_in_parts(call, given, shape, parts)
     return outputs.to_tuple() if as_tuple else outputs
 
 
@@ -150,13 +185,14 @@ def _is_padded(mask) -> bool:
 
 def _needs_sdpa(given) -> bool:
     mask = given.get("attention_mask")
-    return given.get("past_key_values") is not None or _is_padded(mask) or getattr(mask, "ndim", 2) != 2
+    other = mask is not None and getattr(mask, "ndim", 0) != 2
+    return given.get("past_key_values") is not None or _is_padded(mask) or other
 
 
 def _check_call(model, given, trains):
     """Raises ValueError if the arguments of a forward without a cache ask for what is not served."""
     mask = given.get("attention_mask")
-    tokens = given.get("input_ids", given.get("inputs_embeds"))
+    tokens = _tokens_of(given)
     dtype = next(model.parameters()).dtype
     refusals = (
         (given.get("past_key_values") is not None or (trains and given.get("use_cache")),
@@ -232,7 +268,8 @@ def _attention(module, query, key, value, attention_mask, dropout=0.0, scaling=N
     window = (-1, -1) if sliding_window is None else (sliding_window - 1, 0)  # theirs counts the query's own key
     cu_seqlens = distca_documents.cu_seqlens
     o = attention(q, k, v, cu_seqlens, cu_seqlens, softmax_scale=scaling, window_size=window,
-                  group=distca_documents.group, layer=module.layer_idx)
+                  group=distca_documents.attached.group, layer=module.layer_idx,
+                  linear_work=distca_documents.attached.linear_work)
     return o.unflatten(0, (query.shape[0], query.shape[2])), None
 
 

@@ -22,7 +22,9 @@ from transformers_model import (  # noqa: E402
 )
 
 import distca.transformers  # noqa: E402
+from distca._group import name_of  # noqa: E402
 from distca._nano_batches import deal, find_documents  # noqa: E402
+from distca._ops import ops  # noqa: E402
 from distca._versions import require_transformers  # noqa: E402
 
 DOCUMENTS = [[40, 7, 1, 19], [5, 3]]
@@ -108,6 +110,43 @@ def test_nano_batches_take_turns(two_ranks):
     assert two_ranks.run(layers_in_order) == [[0, 0, 1, 1]] * 2
 
 
+def train_ahead(nano_batches):
+    """The worst gradient of four batches, and the plans made within the steps of the last two."""
+    rank = dist.get_rank()
+    steps = [[[40, 7, 1, 19], [5, 3]], [[21], []], [[9, 33], [400]], [[700, 3], [8, 8]]]
+    model, alone = attached(nano_batches), plain()
+    worst, made = 0.0, []
+    for batch in distca.plan_ahead([packed(documents_of(step[rank])) for step in steps],
+                                   distca.transformers.cu_seqlens_of(model)):
+        before = ops.counts(name_of(None))[-1]
+        for each in (model, alone)[: 1 if batch["input_ids"].numel() == 0 else 2]:
+            each.zero_grad()
+            exact_loss(each(input_ids=batch["input_ids"], position_ids=batch["position_ids"]).logits, batch["labels"],
+                       3).backward()
+        made.append(ops.counts(name_of(None))[-1] - before)
+        if batch["input_ids"].numel():
+            worst = max(worst, worst_gradient(full_gradients(model), full_gradients(alone)))
+    return worst, made[2:]
+
+
+@pytest.mark.parametrize("nano_batches", [1, 2])
+def test_batches_are_planned_ahead(two_ranks, nano_batches):
+    for worst, made in two_ranks.run(train_ahead, nano_batches):
+        assert worst < 1e-10 and made == [0, 0]
+    with pytest.raises(ValueError, match="this LlamaForCausalLM is not attached"):
+        distca.transformers.cu_seqlens_of(make())
+
+
+def verify():
+    before = distca.statistics().sent_bytes
+    found = distca.verify(attached(2), packed(documents_of([700, 3] if dist.get_rank() == 0 else [8])))
+    return bool(found), found.bound, distca.statistics().sent_bytes - before
+
+
+def test_an_attached_model_is_verified(two_ranks):
+    assert all(good and bound == 1e-10 and sent > 0 for good, bound, sent in two_ranks.run(verify))
+
+
 def serve(nano_batches, empty, evaluates):
     """Gradients of a step of two ranks; on the rank that is `empty` they are zeros. Evaluations lie in between."""
     rank = dist.get_rank()
@@ -163,6 +202,16 @@ def generate():
 def test_generation_is_local_and_that_of_sdpa(two_ranks):
     for found, nothing_sent in two_ranks.run(generate):
         assert found == [True] * 6 and nothing_sent
+
+
+def test_evaluation_with_a_mask_is_that_of_sdpa():
+    tokens = rows(2, 6)
+    mask = torch.ones(2, 1, 6, 6, dtype=torch.bool).tril() & (torch.arange(6) != 2)
+    mask[:, :, 2, 2] = True
+    for kind, given in (("llama", mask), ("qwen2", {"full_attention": mask, "sliding_attention": mask})):
+        with torch.no_grad():
+            want, got = (model(tokens, attention_mask=given).logits for model in (plain(kind), attached(2, kind)))
+        assert torch.equal(want, got)
 
 
 def test_a_model_is_saved_and_copied_as_before(tmp_path):
