@@ -81,7 +81,7 @@ def attach(model: PreTrainedModel, nano_batches: int = 1, group=None) -> None:
     model.set_attn_implementation(_NAME)
     if model.config._attn_implementation != _NAME:
         raise ValueError(f"{type(model).__name__} does not use the attention interface of Transformers")
-    inner = getattr(model.forward, "__func__", model.forward)  # a function of the model: copies of a model are attached
+    inner = model.forward.__func__  # copies of the model are attached, too
     attached = _Attached(nano_batches, group, _linear_work(model) if nano_batches > 1 else 0)
 
     @torch.compiler.disable(recursive=False)  # it reads the batch; the model's own forward is compiled
@@ -131,6 +131,8 @@ def _check_model(model):
         raise ValueError(f"{name} is no model of Transformers: attach the model itself, before it is wrapped")
     if hasattr(model.forward, "distca"):
         raise ValueError(f"this {name} is attached already")
+    if getattr(model.forward, "__self__", None) is not model:
+        raise ValueError(f"the forward of this {name} is replaced by another one: attach the model before that")
     config = model.config
     if config.is_encoder_decoder or not model.can_generate():
         raise ValueError(f"{name} is no causal language model with a decoder alone")

@@ -1,6 +1,7 @@
 """distca.transformers: rows of a batch, empty ranks, evaluation, generation, saving, and what is refused."""
 
 import copy
+import functools
 import json
 import sys
 import types
@@ -295,7 +296,10 @@ def refused_models():
         **sizes, intermediate_size=16, num_key_value_heads=2, head_dim=8, num_local_experts=2))
     chunks = make()
     chunks.config.layer_types = ["chunked_attention"] * 2
-    return [(attached_already, "this LlamaForCausalLM is attached already"),
+    replaced = make()
+    replaced.forward = functools.partial(replaced.forward)
+    return [(replaced, "the forward of this LlamaForCausalLM is replaced by another one"),
+            (attached_already, "this LlamaForCausalLM is attached already"),
             (torch.nn.Linear(2, 2), "Linear is no model of Transformers: attach the model itself"),
             (encoder, "T5ForConditionalGeneration is no causal language model"),
             (masked, "BertForMaskedLM is no causal language model"),
