@@ -7,6 +7,7 @@ but run_in_parts calls what it is given. Bad input raises ValueError in one line
 import contextlib
 import functools
 import itertools
+from dataclasses import dataclass
 
 import torch
 
@@ -39,7 +40,7 @@ def _given(shape, places, of_keys) -> list:
         raise ValueError("cu_seq_lens_q and cu_seq_lens_k differ: cross attention is not served")
     found = places.flatten().tolist()
     if not found or found[0] != 0 or found[-1] != shape[1] or any(b < a for a, b in itertools.pairwise(found)):
-        raise ValueError(f"cu_seq_lens_q begins with 0, never descends and ends with the {shape[1]} tokens of the batch")
+        raise ValueError(f"cu_seq_lens_q begins with 0, never descends and ends with the batch's {shape[1]} tokens")
     return found
 
 
@@ -60,20 +61,6 @@ def deal(lengths, parts) -> list:
     if max(loads) < max(before[cut], before[-1] - before[cut]):
         return [sorted(one) for one in dealt]
     return [list(range(cut)), list(range(cut, len(lengths)))]
-
-
-def deal_documents(cu_seqlens, parts) -> list:
-    """Of each part: the ranges (begin, end) of its documents in the batch, and its own [documents + 1] offsets.
-
-    A part without documents has one token of padding.
-    """
-    bounds = list(itertools.pairwise(cu_seqlens))
-    dealt = []
-    for documents in deal([end - begin for begin, end in bounds], parts):
-        ranges = [bounds[document] for document in documents]
-        offsets = [0, *itertools.accumulate(end - begin for begin, end in ranges)]
-        dealt.append((ranges, offsets if offsets[-1] else [0, 1]))
-    return dealt
 
 
 def _of_tokens(given, shape) -> dict:
@@ -98,24 +85,43 @@ def _rest_of(given) -> dict:
     return rest
 
 
-def run_in_parts(call, given, shape, cu_seqlens, parts):
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Documents of a batch that go through the model together. Without documents, it has one token of padding."""
+
+    tokens: torch.Tensor  # [tokens] their numbers
+    cu_seqlens: torch.Tensor  # [documents + 1] for attention
+
+
+def parts_of(shape, given, count) -> list:
+    """The batch [rows, tokens] dealt to `count` parts."""
+    places = find_documents(shape, given)
+    bounds = list(itertools.pairwise(places))
+    parts = []
+    for documents in deal([end - begin for begin, end in bounds], count):
+        at = torch.cat([torch.arange(0), *(torch.arange(*bounds[document]) for document in documents)])
+        of_part = [0, *itertools.accumulate(bounds[document][1] - bounds[document][0] for document in documents)]
+        parts.append(Part(at, torch.tensor(of_part if len(at) else [0, 1], dtype=torch.int32)))
+    return parts
+
+
+def run_in_parts(call, given, shape, parts):
     """Outputs of a model for the batch, of which `call(arguments, cu_seqlens)` computes a part.
 
-    Two parts run as a ping-pong. A part without documents gets one token of padding, and its outputs are dropped.
+    Two parts run as a ping-pong. Outputs of padding are dropped.
     """
     of_tokens, rest = _of_tokens(given, shape), _rest_of(given)
     if "shift_labels" in of_tokens and "num_items_in_batch" not in rest:
         rest["num_items_in_batch"] = (of_tokens["shift_labels"] != -100).sum().clamp_min(1)
-    bodies, order = [], []
-    for ranges, offsets in deal_documents(cu_seqlens, parts):
-        at = torch.cat([torch.arange(0), *(torch.arange(*one) for one in ranges)])
-        one = {name: value[at.to(value.device)][None] for name, value in of_tokens.items()}
-        if not len(at):
+    bodies = []
+    for part in parts:
+        one = {name: value[part.tokens][None] for name, value in of_tokens.items()}
+        if not len(part.tokens):
             one = {name: value.new_full((1, 1, *value.shape[1:]), _PADDING.get(name, 0))
                    for name, value in of_tokens.items()}
-        bodies.append(functools.partial(call, {**rest, **one, "return_dict": True}, offsets))
-        order.append(at)
-    if parts == 1:
+        bodies.append(functools.partial(call, {**rest, **one, "return_dict": True}, part.cu_seqlens))
+    order = [part.tokens for part in parts]
+    if len(bodies) == 1:
         return _joined([bodies[0]()], order, shape)
     with _without_cache_of_weights(next(iter(of_tokens.values())).device.type):
         return _joined(ping_pong(*bodies), order, shape)

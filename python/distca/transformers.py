@@ -34,11 +34,10 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward  # n
 from transformers.loss.loss_utils import ForCausalLMLoss  # noqa: E402
 from transformers.masking_utils import sdpa_mask  # noqa: E402
 
-import distca  # noqa: E402
 from distca._attention import attention  # noqa: E402
-from distca._nano_batches import deal_documents, find_documents, run_in_parts  # noqa: E402
+from distca._nano_batches import parts_of, run_in_parts  # noqa: E402
 
-__all__ = ["attach", "plan_ahead"]
+__all__ = ["attach", "cu_seqlens_of"]
 
 _NAME = "distca"
 _MASK_OF_DOCUMENTS = torch.empty(0, 1, 1, 1, dtype=torch.bool)  # models hand on a mask of four dimensions as it is
@@ -49,26 +48,17 @@ class _Documents:
     """What the layers of one forward share. It travels through the model as a keyword argument."""
 
     cu_seqlens: torch.Tensor  # [documents + 1]
-    group: object
-    linear_work: int  # as in `attention`
+    attached: "_Attached"
 
 
 @dataclass(frozen=True)
 class _Attached:
     nano_batches: int
     group: object
-    linear_work: int
-
-    def cu_seqlens_of(self, tokens, offsets) -> torch.Tensor:
-        """[documents + 1] of a part of the batch with these tokens: what plan_ahead made for it, if it did."""
-        made = _ahead.get(tokens, [])
-        for i, (whose, cu_seqlens) in enumerate(made):
-            if whose is self and cu_seqlens.tolist() == offsets:
-                return made.pop(i)[1]
-        return torch.tensor(offsets, dtype=torch.int32)
+    linear_work: int  # as in distca.attention
 
 
-_ahead = WeakIdKeyDictionary()  # tokens of a batch -> [(for whom, cu_seqlens of a part)]
+_ahead = WeakIdKeyDictionary()  # input_ids -> the parts of a batch that is planned ahead
 
 
 def attach(model: PreTrainedModel, nano_batches: int = 1, group=None) -> None:
@@ -91,7 +81,7 @@ def attach(model: PreTrainedModel, nano_batches: int = 1, group=None) -> None:
     model.set_attn_implementation(_NAME)
     if model.config._attn_implementation != _NAME:
         raise ValueError(f"{type(model).__name__} does not use the attention interface of Transformers")
-    inner = getattr(model.forward, "__func__", model.forward)  # a function of the model: copies of a model are attached
+    inner = model.forward.__func__  # copies of the model are attached, too
     attached = _Attached(nano_batches, group, _linear_work(model) if nano_batches > 1 else 0)
 
     @torch.compiler.disable(recursive=False)  # it reads the batch; the model's own forward is compiled
@@ -105,39 +95,34 @@ def attach(model: PreTrainedModel, nano_batches: int = 1, group=None) -> None:
     model.forward = types.MethodType(forward, model)
 
 
-def plan_ahead(loader, model) -> distca.plan_ahead:
-    """A loader whose batches are planned while the batch before trains, for the model that `attach` got.
+def cu_seqlens_of(model: PreTrainedModel):
+    """What distca.plan_ahead takes as `cu_seqlens`, so that batches of an attached model are planned one ahead.
 
-    loader: what yields batches as dictionaries, as a torch.utils.data.DataLoader does. Wrap what the loop iterates over:
-      the very tensors that it yields must reach the model, so do not move them to another device in between.
+        for batch in distca.plan_ahead(loader, distca.transformers.cu_seqlens_of(model)):
 
-        for batch in distca.transformers.plan_ahead(loader, model): model(**batch).loss.backward()
+    The function that it returns takes a batch, a dictionary of the arguments of the model's next forward with that
+    batch. The tensors of the batch must reach the model as they are.
     """
-    attached = getattr(getattr(model, "forward", None), "distca", None)
-    if attached is None:
-        raise ValueError("plan_ahead takes the model that distca.transformers.attach got, without what wraps it")
+    if not hasattr(model.forward, "distca"):
+        raise ValueError(f"this {type(model).__name__} is not attached: distca.transformers.attach(model)")
+    attached = model.forward.distca
 
-    def cu_seqlens_of(batch):
+    def of_batch(batch):
         tokens = _tokens_of(batch)
-        cu_seqlens = find_documents(tuple(tokens.shape[:2]), batch)
-        made = [torch.tensor(offsets, dtype=torch.int32) for _, offsets in deal_documents(cu_seqlens, attached.nano_batches)]
-        _ahead[tokens] = [(attached, one) for one in made]
-        return made
+        _ahead[tokens] = parts_of(tuple(tokens.shape[:2]), batch, attached.nano_batches)
+        return [part.cu_seqlens for part in _ahead[tokens]]
 
-    return distca.plan_ahead(loader, cu_seqlens_of, attached.group)
-
-
-def _tokens_of(given):
-    """input_ids or what stands for them. None: neither is there."""
-    return given["input_ids"] if given.get("input_ids") is not None else given.get("inputs_embeds")
+    return of_batch
 
 
 def _linear_work(model) -> int:
-    """Multiply-adds of a decoder layer for a token: its linear maps. Those of experts that are no torch.nn.Linear are not
-    seen."""
-    layers = [module for module in model.modules() if hasattr(getattr(module, "self_attn", None), "layer_idx")]
-    linear = [one.weight.numel() for layer in layers for one in layer.modules() if isinstance(one, torch.nn.Linear)]
-    return sum(linear) // max(1, len(layers))
+    """Multiply-adds of a layer outside of attention, for a token: the weights of its linear maps."""
+    linear = [module for module in model.base_model.modules() if isinstance(module, torch.nn.Linear)]
+    return sum(module.weight.numel() for module in linear) // model.config.num_hidden_layers
+
+
+def _tokens_of(given):
+    return given.get("input_ids", given.get("inputs_embeds"))
 
 
 def _check_model(model):
@@ -146,6 +131,8 @@ def _check_model(model):
         raise ValueError(f"{name} is no model of Transformers: attach the model itself, before it is wrapped")
     if hasattr(model.forward, "distca"):
         raise ValueError(f"this {name} is attached already")
+    if getattr(model.forward, "__self__", None) is not model:
+        raise ValueError(f"the forward of this {name} is replaced by another one: attach the model before that")
     config = model.config
     if config.is_encoder_decoder or not model.can_generate():
         raise ValueError(f"{name} is no causal language model with a decoder alone")
@@ -175,22 +162,24 @@ def _forward(model, inner, attached, *arguments, **keywords):
         return inner(model, *arguments, **keywords)
     _check_call(model, given, trains)
     given.pop("attention_mask", None)
-    parts = attached.nano_batches if trains else 1
-    if parts > 1:
+    count = attached.nano_batches if trains else 1
+    if count > 1:
         _check_parts(model, given)
     if trains:
         given["use_cache"] = False
 
     def call(arguments, cu_seqlens):
-        documents = _Documents(attached.cu_seqlens_of(tokens, cu_seqlens), attached.group, attached.linear_work)
+        documents = _Documents(cu_seqlens, attached)
         return inner(model, **arguments, attention_mask=_MASK_OF_DOCUMENTS, distca_documents=documents)
 
     shape = tuple(tokens.shape[:2])
-    cu_seqlens = find_documents(shape, given)
-    if parts == 1 and cu_seqlens[-1] > 0:
-        return call(given, cu_seqlens)
+    parts = _ahead.pop(tokens, []) if trains else []
+    if len(parts) != count:
+        parts = parts_of(shape, given, count)
+    if count == 1 and len(parts[0].tokens):
+        return call(given, parts[0].cu_seqlens)
     as_tuple = not given.pop("return_dict", model.config.return_dict)
-    outputs = run_in_parts(call, given, shape, cu_seqlens, parts)
+    outputs = run_in_parts(call, given, shape, parts)
     return outputs.to_tuple() if as_tuple else outputs
 
 
@@ -200,7 +189,8 @@ def _is_padded(mask) -> bool:
 
 def _needs_sdpa(given) -> bool:
     mask = given.get("attention_mask")
-    return given.get("past_key_values") is not None or _is_padded(mask) or getattr(mask, "ndim", 2) != 2
+    other = mask is not None and getattr(mask, "ndim", 0) != 2
+    return given.get("past_key_values") is not None or _is_padded(mask) or other
 
 
 def _check_call(model, given, trains):
@@ -282,7 +272,8 @@ def _attention(module, query, key, value, attention_mask, dropout=0.0, scaling=N
     window = (-1, -1) if sliding_window is None else (sliding_window - 1, 0)  # theirs counts the query's own key
     cu_seqlens = distca_documents.cu_seqlens
     o = attention(q, k, v, cu_seqlens, cu_seqlens, softmax_scale=scaling, window_size=window,
-                  group=distca_documents.group, layer=module.layer_idx, linear_work=distca_documents.linear_work)
+                  group=distca_documents.attached.group, layer=module.layer_idx,
+                  linear_work=distca_documents.attached.linear_work)
     return o.unflatten(0, (query.shape[0], query.shape[2])), None
 
 

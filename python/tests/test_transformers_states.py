@@ -1,6 +1,7 @@
-"""distca.transformers beside a step: batches of rows, empty ranks, evaluation, generation, saving, and what is refused."""
+"""distca.transformers: rows of a batch, empty ranks, evaluation, generation, saving, and what is refused."""
 
 import copy
+import functools
 import json
 import sys
 import types
@@ -22,7 +23,9 @@ from transformers_model import (  # noqa: E402
 )
 
 import distca.transformers  # noqa: E402
+from distca._group import name_of  # noqa: E402
 from distca._nano_batches import deal, find_documents  # noqa: E402
+from distca._ops import ops  # noqa: E402
 from distca._versions import require_transformers  # noqa: E402
 
 DOCUMENTS = [[40, 7, 1, 19], [5, 3]]
@@ -108,6 +111,43 @@ def test_nano_batches_take_turns(two_ranks):
     assert two_ranks.run(layers_in_order) == [[0, 0, 1, 1]] * 2
 
 
+def train_ahead(nano_batches):
+    """The worst gradient of four batches, and the plans made within the steps of the last two."""
+    rank = dist.get_rank()
+    steps = [[[40, 7, 1, 19], [5, 3]], [[21], []], [[9, 33], [400]], [[700, 3], [8, 8]]]
+    model, alone = attached(nano_batches), plain()
+    worst, made = 0.0, []
+    for batch in distca.plan_ahead([packed(documents_of(step[rank])) for step in steps],
+                                   distca.transformers.cu_seqlens_of(model)):
+        before = ops.counts(name_of(None))[-1]
+        for each in (model, alone)[: 1 if batch["input_ids"].numel() == 0 else 2]:
+            each.zero_grad()
+            exact_loss(each(input_ids=batch["input_ids"], position_ids=batch["position_ids"]).logits, batch["labels"],
+                       3).backward()
+        made.append(ops.counts(name_of(None))[-1] - before)
+        if batch["input_ids"].numel():
+            worst = max(worst, worst_gradient(full_gradients(model), full_gradients(alone)))
+    return worst, made[2:]
+
+
+@pytest.mark.parametrize("nano_batches", [1, 2])
+def test_batches_are_planned_ahead(two_ranks, nano_batches):
+    for worst, made in two_ranks.run(train_ahead, nano_batches):
+        assert worst < 1e-10 and made == [0, 0]
+    with pytest.raises(ValueError, match="this LlamaForCausalLM is not attached"):
+        distca.transformers.cu_seqlens_of(make())
+
+
+def verify():
+    before = distca.statistics().sent_bytes
+    found = distca.verify(attached(2), packed(documents_of([700, 3] if dist.get_rank() == 0 else [8])))
+    return bool(found), found.bound, distca.statistics().sent_bytes - before
+
+
+def test_an_attached_model_is_verified(two_ranks):
+    assert all(good and bound == 1e-10 and sent > 0 for good, bound, sent in two_ranks.run(verify))
+
+
 def serve(nano_batches, empty, evaluates):
     """Gradients of a step of two ranks; on the rank that is `empty` they are zeros. Evaluations lie in between."""
     rank = dist.get_rank()
@@ -165,6 +205,16 @@ def test_generation_is_local_and_that_of_sdpa(two_ranks):
         assert found == [True] * 6 and nothing_sent
 
 
+def test_evaluation_with_a_mask_is_that_of_sdpa():
+    tokens = rows(2, 6)
+    mask = torch.ones(2, 1, 6, 6, dtype=torch.bool).tril() & (torch.arange(6) != 2)
+    mask[:, :, 2, 2] = True
+    for kind, given in (("llama", mask), ("qwen2", {"full_attention": mask, "sliding_attention": mask})):
+        with torch.no_grad():
+            want, got = (model(tokens, attention_mask=given).logits for model in (plain(kind), attached(2, kind)))
+        assert torch.equal(want, got)
+
+
 def test_a_model_is_saved_and_copied_as_before(tmp_path):
     model, before = attached(2, dtype=torch.float32), make()
     assert list(model.state_dict()) == list(before.state_dict())
@@ -195,7 +245,7 @@ REFUSED = [
     ({"s_aux": torch.zeros(4)}, {}, "s_aux: attention sinks are not served"),
     ({"softcap": 5.0}, {}, "softcap = 5.0: softcap is not served"),
     ({"position_ids": torch.arange(6).expand(3, 1, 6)}, {}, "position_ids have shape .3, 1, 6."),
-    ({"cu_seq_lens_q": torch.tensor([0, 5])}, {}, "ends with the 6 tokens of the batch"),
+    ({"cu_seq_lens_q": torch.tensor([0, 5])}, {}, "ends with the batch's 6 tokens"),
     ({"cu_seq_lens_q": PLACES, "cu_seq_lens_k": torch.tensor([0, 3, 6])}, {}, "cross attention is not served"),
     ({"input_ids": torch.ones(2, 3, dtype=torch.int64), "cu_seq_lens_q": PLACES}, {}, "cu_seq_lens_q and 2 rows"),
     ({}, {"attention_dropout": 0.1}, "dropout = 0.1: dropout of attention is not served"),
@@ -246,8 +296,11 @@ def refused_models():
         **sizes, intermediate_size=16, num_key_value_heads=2, head_dim=8, num_local_experts=2))
     chunks = make()
     chunks.config.layer_types = ["chunked_attention"] * 2
-    return [(attached_already, "this LlamaForCausalLM is attached already"),
-            (torch.nn.Linear(2, 2), "Linear is no model of Transformers: attach the model itself, before it is wrapped"),
+    replaced = make()
+    replaced.forward = functools.partial(replaced.forward)
+    return [(replaced, "the forward of this LlamaForCausalLM is replaced by another one"),
+            (attached_already, "this LlamaForCausalLM is attached already"),
+            (torch.nn.Linear(2, 2), "Linear is no model of Transformers: attach the model itself"),
             (encoder, "T5ForConditionalGeneration is no causal language model"),
             (masked, "BertForMaskedLM is no causal language model"),
             (sinks, "GptOssForCausalLM does not support both sdpa and flash attention"),
@@ -289,38 +342,3 @@ def test_another_version_of_transformers_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", types.SimpleNamespace(__version__="4.57.1"))
     with pytest.raises(ImportError, match="^distca works with Transformers 5.23, but 4.57.1 is installed$"):
         require_transformers()
-
-
-STEPS = [[[40, 7, 1, 19], [5, 3]], [[30], [64, 2]], [[9, 9], [50]], [[21, 4], [1]]]
-
-
-def planned_ahead(nano_batches):
-    """The worst gradient, and the plans that the thread that trains made in each step."""
-    from distca._group import name_of
-    from distca._ops import ops
-
-    model = attached(nano_batches)
-    batches = [packed(documents_of(step[dist.get_rank()], i)) for i, step in enumerate(STEPS)]
-    found = []
-    for batch in distca.transformers.plan_ahead(batches, model):
-        before = ops.counts(name_of(None))[-1]
-        reference = plain()
-        worst = []
-        for one in (reference, model):
-            one.zero_grad()
-            exact_loss(one(**batch).logits, batch["labels"], 3).backward()
-            worst.append(full_gradients(one))
-        found.append((worst_gradient(worst[1], worst[0]), ops.counts(name_of(None))[-1] - before))
-    return found
-
-
-@pytest.mark.parametrize("nano_batches", [1, 2])
-def test_a_loader_that_plans_ahead(two_ranks, nano_batches):
-    for found in two_ranks.run(planned_ahead, nano_batches):
-        assert max(worst for worst, _ in found) < 1e-10
-        assert found[0][1] > 0 and [made for _, made in found[2:]] == [0, 0]
-
-
-def test_a_loader_that_plans_ahead_needs_the_model():
-    with pytest.raises(ValueError, match="the model that distca.transformers.attach got"):
-        distca.transformers.plan_ahead([], plain())

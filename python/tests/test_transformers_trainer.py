@@ -48,7 +48,8 @@ def train(nano_batches, accumulated):
             data_collator=transformers.DataCollatorWithFlattening(return_flash_attn_kwargs=True),
         )
         trainer.train()
-    return [(name, entry[name]) for entry in trainer.state.log_history for name in ("loss", "eval_loss") if name in entry]
+    names = ("loss", "eval_loss")
+    return [(name, entry[name]) for entry in trainer.state.log_history for name in names if name in entry]
 
 
 def train_as_rank(port, nano_batches, accumulated):
