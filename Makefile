@@ -29,7 +29,7 @@ test: test-setup build ## build and run the tests, without those labelled "full"
 
 test-full: test-setup build ## build and run every test
 	@ctest --preset release -j $(JOBS)
-	@JOBS=$(JOBS) scripts/test_python.sh
+	@JOBS=$(JOBS) scripts/test_python.sh --full
 
 test-python: test-setup ## the Python package: its wheel built, installed elsewhere and tested there
 	@JOBS=$(JOBS) scripts/test_python.sh

@@ -2,7 +2,7 @@
 # Builds the Python package's wheel in a clean environment, installs it in another one, and tests it there without the
 # source tree. Downloads with pip, the first time, what builds and tests need (build/python/downloads).
 #
-#   scripts/test_python.sh [PYTEST_ARGUMENT...]     for example -k plan
+#   scripts/test_python.sh [PYTEST_ARGUMENT...]     for example -k plan; --full also plays the long grids
 #
 # The Python and PyTorch are those of .venv, or of python3 where there is none. What is compiled stays in build/wheel.
 set -euo pipefail

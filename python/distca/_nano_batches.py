@@ -142,9 +142,9 @@ def _joined(outputs, order, shape):
     def join(values):
         if isinstance(values[0], tuple):
             return tuple(join(of_layer) for of_layer in zip(*values, strict=True))
-        tokens = torch.cat([value[0, : len(part)] for value, part in zip(values, order, strict=True)])
-        tokens = tokens if back is None else tokens[back]
-        return tokens.unflatten(0, shape) if shape[1] else tokens[None]
+        tokens = torch.cat([value[:, : len(part)] for value, part in zip(values, order, strict=True)], 1)
+        tokens = tokens if back is None else tokens[:, back]
+        return tokens if shape[0] == 1 else tokens.unflatten(1, shape)[0]  # FSDP warns of views
 
     fields = {}
     for name in outputs[0].keys():

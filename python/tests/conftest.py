@@ -11,11 +11,9 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    if config.getoption("--full"):
-        return
-    long = [item for item in items if item.get_closest_marker("full")]
-    config.hook.pytest_deselected(items=long)
-    items[:] = [item for item in items if item not in long]
+    if not config.getoption("--full"):
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("full")])
+        items[:] = [item for item in items if not item.get_closest_marker("full")]
 
 
 @pytest.fixture(scope="session")
@@ -28,17 +26,3 @@ def two_ranks():
 def three_ranks():
     with Ranks(3) as ranks:
         yield ranks
-
-
-def pytest_addoption(parser):
-    parser.addoption("--full", action="store_true", help="also the long grids")
-
-
-def pytest_configure(config):
-    config.addinivalue_line("markers", "full: a long grid, run with --full alone")
-
-
-def pytest_collection_modifyitems(config, items):
-    if not config.getoption("--full"):
-        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("full")])
-        items[:] = [item for item in items if not item.get_closest_marker("full")]
