@@ -210,8 +210,7 @@ def serve(pipe, rank, store, options):
 
 
 class Ranks:
-    def __init__(self, options):
-        store = tempfile.mktemp("distca_bench")
+    def __init__(self, options, serve, store):
         spawn = multiprocessing.get_context("spawn")
         self.pipes = []
         for rank in range(RANKS):
@@ -234,18 +233,19 @@ class Ranks:
         return self.hear()
 
 
-def header(options, sources):
+def header(options, bench, model, **others):
+    """With what bench/report.py says of a run, and the options."""
     import torch
     import transformers
     info = pathlib.Path("/proc/cpuinfo").read_text()
     commit = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=7"], capture_output=True, text=True,
                             cwd=pathlib.Path(__file__).parent).stdout.strip()
-    return {"line": "head", "bench": "python", "machine": next(line.split(": ")[1] for line in info.splitlines()
+    settings = {name: value for name, value in vars(options).items() if name != "lengths"}
+    return {"line": "head", "bench": bench, "machine": next(line.split(": ")[1] for line in info.splitlines()
                                                                if line.startswith("model name")),
             "date": datetime.date.today().isoformat(), "commit": commit, "build": "Release",
             "compiler": f"Python {platform.python_version()}", "torch": torch.__version__, "type": "fp32",
-            "transformers": transformers.__version__, "model": MODEL, "tokens": options.tokens, "scale": options.scale,
-            "rows": options.rows, "rounds": options.rounds, "sources": sources}
+            "transformers": transformers.__version__, "model": model} | settings | others
 
 
 def main():
@@ -262,8 +262,8 @@ def main():
             sys.exit(f"bench/python.py: error: {path} is not there")
         sources[path.stem.removeprefix("lengths_")] = uneven_steps(json.loads(path.read_text()), options)
     sources["even"] = even_steps(options)
-    print(json.dumps(header(options, list(sources))), flush=True)
-    ranks = Ranks(options)
+    print(json.dumps(header(options, "python", MODEL, sources=list(sources))), flush=True)
+    ranks = Ranks(options, serve, tempfile.mktemp("distca_bench"))
     print(json.dumps({"line": "python_side", "ranks": ranks.call("python_side")}), flush=True)
     names = list(ARMS)
     for name, steps in sources.items():
