@@ -122,7 +122,8 @@ def train_ahead(nano_batches):
         before = ops.counts(name_of(None))[-1]
         for each in (model, alone)[: 1 if batch["input_ids"].numel() == 0 else 2]:
             each.zero_grad()
-            given = {name: value for name, value in batch.items() if name != "labels" and (each is model or name in names)}
+            taken = [name for name in batch if name != "labels" and (each is model or name in names)]
+            given = {name: batch[name] for name in taken}
             exact_loss(each(**given).logits, batch["labels"], 3).backward()
         made.append(ops.counts(name_of(None))[-1] - before)
         if batch["input_ids"].numel():
