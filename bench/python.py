@@ -145,7 +145,7 @@ class Rank:
         batches = [self.batch(row) for row in rows]
         waited = []
         if ahead:
-            loader = self.distca.transformers.plan_ahead(batches, model.module)
+            loader = self.distca.plan_ahead(batches, self.distca.transformers.cu_seqlens_of(model.module))
         else:
             loader = batches
         with self.distca._group.by_itself() if attention == "alone" else contextlib.nullcontext():
@@ -181,7 +181,7 @@ class Rank:
             waited.append(total[0])
 
     def python_side(self):
-        """Seconds a layer, forward and backward: DistCA's attention of a few tokens beside PyTorch's, on this rank alone."""
+        """Processor time of a layer, forward and backward, of a few tokens on this rank alone, in seconds."""
         found = {}
         for name, attention, nano_batches in (("sdpa", "sdpa", 1), ("alone", "alone", 1), ("ping-pong", "balanced", 2)):
             layers = 16
@@ -190,9 +190,9 @@ class Rank:
             seconds = []
             with self.distca._group.by_itself(), model.no_sync():
                 for _ in range(TINY_CALLS):
-                    begin = time.monotonic()
+                    begin = time.process_time()
                     model(**batch).loss.backward()
-                    seconds.append(time.monotonic() - begin)
+                    seconds.append(time.process_time() - begin)
             found[name] = sorted(seconds)[len(seconds) // 2] / layers / nano_batches
         return found
 

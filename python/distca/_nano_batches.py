@@ -89,7 +89,7 @@ def _rest_of(given) -> dict:
 class Part:
     """Documents of a batch that go through the model together. Without documents, it has one token of padding."""
 
-    tokens: list  # [tokens] their numbers
+    tokens: torch.Tensor  # [tokens] their numbers
     cu_seqlens: torch.Tensor  # [documents + 1] for attention
 
 
@@ -99,9 +99,9 @@ def parts_of(shape, given, count) -> list:
     bounds = list(itertools.pairwise(places))
     parts = []
     for documents in deal([end - begin for begin, end in bounds], count):
-        at = [token for document in documents for token in range(*bounds[document])]
+        at = torch.cat([torch.arange(0), *(torch.arange(*bounds[document]) for document in documents)])
         of_part = [0, *itertools.accumulate(bounds[document][1] - bounds[document][0] for document in documents)]
-        parts.append(Part(at, torch.tensor(of_part if at else [0, 1], dtype=torch.int32)))
+        parts.append(Part(at, torch.tensor(of_part if len(at) else [0, 1], dtype=torch.int32)))
     return parts
 
 
@@ -116,7 +116,7 @@ def run_in_parts(call, given, shape, parts):
     bodies = []
     for part in parts:
         one = {name: value[part.tokens][None] for name, value in of_tokens.items()}
-        if not part.tokens:
+        if not len(part.tokens):
             one = {name: value.new_full((1, 1, *value.shape[1:]), _PADDING.get(name, 0))
                    for name, value in of_tokens.items()}
         bodies.append(functools.partial(call, {**rest, **one, "return_dict": True}, part.cu_seqlens))
@@ -136,13 +136,15 @@ def _without_cache_of_weights(device):
 
 def _joined(outputs, order, shape):
     """One output of the model out of those of the parts, whose tokens are those of `order`."""
-    back = torch.tensor([token for part in order for token in part], dtype=torch.int64).argsort()
+    places = torch.cat(order)
+    back = None if torch.equal(places, torch.arange(len(places))) else places.argsort()
 
     def join(values):
         if isinstance(values[0], tuple):
             return tuple(join(of_layer) for of_layer in zip(*values, strict=True))
         tokens = torch.cat([value[0, : len(part)] for value, part in zip(values, order, strict=True)])
-        return tokens[back].unflatten(0, shape) if shape[1] else tokens[None]
+        tokens = tokens if back is None else tokens[back]
+        return tokens.unflatten(0, shape) if shape[1] else tokens[None]
 
     fields = {}
     for name in outputs[0].keys():

@@ -185,8 +185,10 @@ def _forward(model, inner, attached, *arguments, **keywords):
         return inner(model, **arguments, attention_mask=_MASK_OF_DOCUMENTS, distca_documents=documents)
 
     shape = tuple(tokens.shape[:2])
-    parts = (ahead.take() if ahead and trains else None) or parts_of(shape, given, count)
-    if count == 1 and parts[0].tokens:
+    parts = ahead.take() if ahead and trains else None
+    if parts is None or len(parts) != count:
+        parts = parts_of(shape, given, count)
+    if count == 1 and len(parts[0].tokens):
         return call(given, parts[0].cu_seqlens)
     as_tuple = not given.pop("return_dict", model.config.return_dict)
     outputs = run_in_parts(call, given, shape, parts)

@@ -2,9 +2,11 @@
 
 import contextlib
 import functools
+import gc
 import pathlib
 import re
 import sys
+import weakref
 
 import pytest
 import torch
@@ -183,19 +185,20 @@ def test_bodies_begin_with_the_state_of_the_caller():
         assert ours.ping_pong(lambda: (torch.is_autocast_enabled("cpu"), torch.is_grad_enabled())) == [(True, False)]
 
 
-def test_casts_of_weights_are_not_shared_with_a_body_without_gradients():
-    """A cast that autocast keeps from a body without gradients would cut the weight off from the other's graph."""
+@pytest.mark.parametrize("trains, dtype", [(False, torch.bfloat16), (True, torch.float16)])
+def test_casts_of_weights_are_not_shared_with_a_body_that_casts_otherwise(trains, dtype):
+    """Autocast keeps casts for the process: one of another type does not fit, one without a graph has no gradient."""
     weight = torch.nn.Parameter(torch.ones(8, 8))
     inputs, cu_seqlens = qkv(8)[0], cu_seqlens_of([8])
 
-    def body(trains):
-        with torch.set_grad_enabled(trains), torch.autocast("cpu", torch.bfloat16):
+    def body(trains, dtype):
+        with torch.set_grad_enabled(trains), torch.autocast("cpu", dtype):
             for _ in range(2):
                 loss = (torch.ones(8, 8) @ weight).sum()
                 ours.attention(*inputs, cu_seqlens, cu_seqlens)
         return loss
 
-    ours.ping_pong(lambda: body(False), lambda: body(True))[1].backward()
+    ours.ping_pong(lambda: body(trains, dtype), lambda: body(True, torch.bfloat16))[1].backward()
     assert weight.grad is not None
 
 
@@ -345,6 +348,20 @@ def test_results_come_in_order_and_a_body_may_ping_pong():
     assert ours.ping_pong(lambda: body("a", 2), inner, lambda: "none") == ["a", ["c", "d", "e"], "none"]
     assert turns == ["a", "c", "d", "e", "a"]
     body("alone", 1)  # attention of no body gives way to nobody
+
+
+def test_nothing_of_a_body_outlives_what_it_returned():
+    x, cu_seqlens = nano_batches(1, 0)[0]
+    model = Model(balanced, LAYERS)
+    gc.collect()
+    gc.disable()
+    try:
+        losses = ours.ping_pong(lambda: model(x, cu_seqlens), lambda: model(x, cu_seqlens))
+        graphs = [weakref.ref(loss) for loss in losses]
+        del losses
+        assert [graph() for graph in graphs] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_the_three_functions_do_not_give_way():
