@@ -28,7 +28,6 @@ from distca._versions import require_transformers
 require_transformers()
 
 import torch  # noqa: E402
-from torch.utils.weak import WeakIdKeyDictionary  # noqa: E402
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel  # noqa: E402
 from transformers.integrations.sdpa_attention import sdpa_attention_forward  # noqa: E402
 from transformers.loss.loss_utils import ForCausalLMLoss  # noqa: E402
@@ -58,7 +57,18 @@ class _Attached:
     linear_work: int  # as in distca.attention
 
 
-_ahead = WeakIdKeyDictionary()  # input_ids -> the parts of a batch that is planned ahead
+_AHEAD = "distca_ahead"  # the item of a batch that is planned ahead: its tensors may be copied on their way
+
+
+class _Ahead:
+    """The parts of a batch that is planned ahead, for one forward."""
+
+    def __init__(self, parts):
+        self._parts = parts
+
+    def take(self):
+        parts, self._parts = self._parts, None
+        return parts
 
 
 def attach(model: PreTrainedModel, nano_batches: int = 1, group=None) -> None:
@@ -100,8 +110,8 @@ def cu_seqlens_of(model: PreTrainedModel):
 
         for batch in distca.plan_ahead(loader, distca.transformers.cu_seqlens_of(model)):
 
-    The function that it returns takes a batch, a dictionary of the arguments of the model's next forward with that
-    batch. The tensors of the batch must reach the model as they are.
+    The function that it returns takes a batch, a dictionary of what the model is called with. It adds an item to it,
+    which must reach the model: model(**batch). All ranks do alike.
     """
     if not hasattr(model.forward, "distca"):
         raise ValueError(f"this {type(model).__name__} is not attached: distca.transformers.attach(model)")
@@ -109,8 +119,9 @@ def cu_seqlens_of(model: PreTrainedModel):
 
     def of_batch(batch):
         tokens = _tokens_of(batch)
-        _ahead[tokens] = parts_of(tuple(tokens.shape[:2]), batch, attached.nano_batches)
-        return [part.cu_seqlens for part in _ahead[tokens]]
+        parts = parts_of(tuple(tokens.shape[:2]), batch, attached.nano_batches)
+        batch[_AHEAD] = _Ahead(parts)
+        return [part.cu_seqlens for part in parts]
 
     return of_batch
 
@@ -149,6 +160,7 @@ def _check_model(model):
 
 
 def _forward(model, inner, attached, *arguments, **keywords):
+    ahead = keywords.pop(_AHEAD, None)
     bound = inspect.signature(inner).bind(model, *arguments, **keywords)
     given = {name: value for name, value in bound.arguments.items() if value is not None}
     rest = [p.name for p in inspect.signature(inner).parameters.values() if p.kind is p.VAR_KEYWORD]
@@ -173,8 +185,8 @@ def _forward(model, inner, attached, *arguments, **keywords):
         return inner(model, **arguments, attention_mask=_MASK_OF_DOCUMENTS, distca_documents=documents)
 
     shape = tuple(tokens.shape[:2])
-    parts = _ahead.pop(tokens, []) if trains else []
-    if len(parts) != count:
+    parts = ahead.take() if ahead and trains else None
+    if parts is None or len(parts) != count:
         parts = parts_of(shape, given, count)
     if count == 1 and len(parts[0].tokens):
         return call(given, parts[0].cu_seqlens)

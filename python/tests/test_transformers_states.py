@@ -116,14 +116,15 @@ def train_ahead(nano_batches):
     rank = dist.get_rank()
     steps = [[[40, 7, 1, 19], [5, 3]], [[21], []], [[9, 33], [400]], [[700, 3], [8, 8]]]
     model, alone = attached(nano_batches), plain()
-    worst, made = 0.0, []
+    worst, made, names = 0.0, [], ("input_ids", "position_ids")
     for batch in distca.plan_ahead([packed(documents_of(step[rank])) for step in steps],
                                    distca.transformers.cu_seqlens_of(model)):
         before = ops.counts(name_of(None))[-1]
         for each in (model, alone)[: 1 if batch["input_ids"].numel() == 0 else 2]:
             each.zero_grad()
-            exact_loss(each(input_ids=batch["input_ids"], position_ids=batch["position_ids"]).logits, batch["labels"],
-                       3).backward()
+            taken = [name for name in batch if name != "labels" and (each is model or name in names)]
+            given = {name: batch[name] for name in taken}
+            exact_loss(each(**given).logits, batch["labels"], 3).backward()
         made.append(ops.counts(name_of(None))[-1] - before)
         if batch["input_ids"].numel():
             worst = max(worst, worst_gradient(full_gradients(model), full_gradients(alone)))

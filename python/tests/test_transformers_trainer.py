@@ -17,10 +17,17 @@ from rank_processes import Ranks  # noqa: E402
 from transformers_model import documents_of, full_gradients, make, packed, worst_gradient  # noqa: E402
 
 import distca.transformers  # noqa: E402
+from distca._group import name_of  # noqa: E402
+from distca._ops import ops  # noqa: E402
 
 EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "python" / "finetune_trainer.py"
 LENGTHS = [5, 200, 31, 2, 90, 17, 3, 64, 150, 7, 7, 40, 300, 11, 26, 9, 1, 80, 33, 120, 2, 55, 19, 260, 8, 70, 4, 13,
            100, 21, 6, 45]
+
+
+class Ahead(transformers.Trainer):
+    def get_train_dataloader(self):
+        return distca.plan_ahead(super().get_train_dataloader(), distca.transformers.cu_seqlens_of(self.model))
 
 
 def set_environment(port):
@@ -37,7 +44,7 @@ def train(nano_batches, accumulated):
         distca.transformers.attach(model, nano_batches=nano_batches)
     dataset = [{"input_ids": document.tolist()} for document in documents_of(LENGTHS)]
     with tempfile.TemporaryDirectory() as folder:
-        trainer = transformers.Trainer(
+        trainer = (Ahead if nano_batches == 2 else transformers.Trainer)(
             model=model,
             args=transformers.TrainingArguments(
                 output_dir=folder, use_cpu=True, per_device_train_batch_size=2, per_device_eval_batch_size=2,
@@ -52,12 +59,17 @@ def train(nano_batches, accumulated):
     return [(name, entry[name]) for entry in trainer.state.log_history for name in names if name in entry]
 
 
+def planned_by_this_thread():
+    return ops.counts(name_of(None))[-1]
+
+
 def train_as_rank(port, nano_batches, accumulated):
     set_environment(port)
-    before = distca.statistics()
+    before = distca.statistics(), planned_by_this_thread()
     losses = train(nano_batches, accumulated)
     after = distca.statistics()
-    return losses, after.forwards - before.forwards, after.sent_bytes - before.sent_bytes
+    return (losses, after.forwards - before[0].forwards, after.sent_bytes - before[0].sent_bytes,
+            planned_by_this_thread() - before[1])
 
 
 @pytest.fixture(scope="module")
@@ -70,13 +82,14 @@ def trainers():
 def test_two_processes_have_the_losses_of_one(trainers, nano_batches):
     one_process = train(0, 4)
     # Trainer weighs batches of an evaluation otherwise in two processes than in one.
-    plain, _, nothing_sent = trainers.run(train_as_rank, trainers.store.port, 0, 2)[0]
+    plain, _, nothing_sent, _ = trainers.run(train_as_rank, trainers.store.port, 0, 2)[0]
     wanted = [pair if pair[0] == "eval_loss" else one for pair, one in zip(plain, one_process, strict=True)]
     assert [name for name, _ in wanted] == ["loss", "loss", "eval_loss"] * 2 and nothing_sent == 0
-    for losses, forwards, sent in trainers.run(train_as_rank, trainers.store.port, nano_batches, 2):
+    for losses, forwards, sent, planned in trainers.run(train_as_rank, trainers.store.port, nano_batches, 2):
         for (name, loss), (of, want) in zip(losses, wanted, strict=True):
             assert name == of and abs(loss - want) <= 1e-6 * want, (name, loss, want)
         assert forwards == 2 * 4 * 2 * nano_batches and sent > 0  # layers, steps, accumulated: evaluation sends nothing
+        assert planned == 8 if nano_batches == 1 else planned < 16  # with 2 nano-batches, ahead
 
 
 def accumulate(port):
