@@ -150,3 +150,12 @@ def test_another_version_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "megatron.core", None)
     with pytest.raises(ImportError, match="Megatron-Core is not installed: pip install megatron-core"):
         _versions.require_megatron()
+
+
+def test_rows_of_one_forward_share_their_places():
+    """Successive layers do. With virtual pipeline stages, a rank's layers 5 and 6 follow 1 and 2 of other micro-batches."""
+    places = [distca.megatron._cu_seqlens_of_rows(layer, 7, 2) for layer in (1, 2, 1, 2, 5, 6, 5, 6)]
+    assert places[0].tolist() == [0, 7, 14]
+    assert all(places[i] is places[i + 1] for i in (0, 2, 4, 6))
+    assert len({id(one) for one in places}) == 4
+    assert distca.megatron._cu_seqlens_of_rows(7, 9, 2).tolist() == [0, 9, 18]
