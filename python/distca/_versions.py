@@ -1,17 +1,25 @@
-"""Which versions of PyTorch and of Transformers distca works with, and the one line that says so of another one.
+"""Which versions of PyTorch, Transformers and Megatron-Core distca works with, and the one line that says so of others.
 
 CMake reads TORCH, too: what is built is built against one of these.
 """
+
+import importlib
 
 from distca import _build
 
 TORCH = ("2.11", "2.13")  # the oldest and the newest minor version
 TRANSFORMERS = ("5.23", "5.23")
+MEGATRON = ("0.16", "0.16")
 
 
 def require_transformers():
     """Raises ImportError in one line unless a Transformers that distca was tried with is installed."""
     _require("transformers", "Transformers", TRANSFORMERS)
+
+
+def require_megatron():
+    """Raises ImportError in one line unless a Megatron-Core that distca was tried with is installed."""
+    _require("megatron.core", "Megatron-Core", MEGATRON)
 
 
 def require_torch():
@@ -35,11 +43,12 @@ def _require(package, name, accepted):
     oldest, newest = accepted
     wanted = f"{name} {oldest}" + (f" to {newest}" if newest != oldest else "")
     try:
-        found = __import__(package).__version__
+        found = importlib.import_module(package).__version__
     except ModuleNotFoundError as error:
-        if error.name != package:  # it is there and lacks something itself
+        if not f"{package}.".startswith(f"{error.name}."):  # it is there and lacks something itself
             raise
-        raise ImportError(f"distca needs {wanted} here, and {name} is not installed: pip install {package}") from None
+        install = f"pip install {package.replace('.', '-')}"
+        raise ImportError(f"distca needs {wanted} here, and {name} is not installed: {install}") from None
     if not _minor(oldest) <= _minor(found) <= _minor(newest):
         raise ImportError(f"distca works with {wanted}, but {found} is installed")
     return found

@@ -1,0 +1,237 @@
+"""distca.attention as the core attention of a Megatron-Core model.
+
+    import distca.megatron
+    spec = distca.megatron.use(get_gpt_layer_local_spec(...))
+
+Ranks that share their attention are those of Megatron's data-parallel group: with tensor parallelism each rank
+balances its own heads, with pipeline parallelism each stage its own layers. All ranks of that group call the model
+equally often.
+
+Documents. With `packed_seq_params` (qkv_format "thd"), `cu_seqlens_q` says where they begin. The layers of one forward
+share one plan because they get the same tensor, so each micro-batch has a `cu_seqlens_q` of its own. Without
+`packed_seq_params`, each of the b sequences of [s, b, ...] is a document of s tokens.
+
+Gradients off. Every rank computes alone and sends nothing; Megatron's static inference contexts are served.
+
+Errors. ValueError, in one line and before anything is sent, names what is not served. Threads. As `distca.attention`.
+"""
+
+import contextvars
+import copy
+from dataclasses import dataclass, fields, is_dataclass
+
+from distca._versions import require_megatron
+
+require_megatron()
+
+import torch  # noqa: E402
+from megatron.core import parallel_state  # noqa: E402
+from megatron.core.tensor_parallel.random import is_checkpointing  # noqa: E402
+from megatron.core.transformer.enums import AttnMaskType  # noqa: E402
+from megatron.core.transformer.module import MegatronModule  # noqa: E402
+from megatron.core.transformer.spec_utils import ModuleSpec  # noqa: E402
+from megatron.core.transformer.utils import is_layer_window_attention  # noqa: E402
+from torch.utils.weak import WeakIdKeyDictionary  # noqa: E402
+
+from distca._attention import _is_checkpointed, attention  # noqa: E402
+
+__all__ = ["use", "CoreAttention"]
+
+_CAUSAL = (AttnMaskType.causal, AttnMaskType.padding_causal)
+_RECOMPUTES = "Megatron recomputes it by reentrant checkpointing, which sends nothing in forward"
+
+
+def use(spec):
+    """A copy of a layer's spec, of a list of them, or of a block's submodules, whose core attention is `CoreAttention`.
+
+    The given spec stays as it is. Raises ValueError if it has no core attention, or one that is more than a class.
+    """
+    made, found = _replaced(spec)
+    if not found:
+        raise ValueError(f"{type(spec).__name__} has no core_attention: give the spec of a layer or of a block")
+    return made
+
+
+def _replaced(part):
+    """(a copy of this part of a spec, the number of core attentions in it)."""
+    if isinstance(part, (list, tuple)):
+        made, found = zip(*(_replaced(one) for one in part)) if part else ((), ())
+        return type(part)(made), sum(found)
+    if isinstance(part, type) or not is_dataclass(part):
+        return part, 0
+    made, total = copy.copy(part), 0
+    for name in (one.name for one in fields(part)):
+        old = getattr(part, name)
+        if name == "core_attention":
+            if isinstance(old, ModuleSpec) and old.submodules is not None:
+                kind = getattr(old.module, "__name__", old.module)
+                raise ValueError(f"core_attention of the spec is {kind} with parts of its own: another model")
+            new, found = CoreAttention, 1
+        else:
+            new, found = _replaced(old)
+        setattr(made, name, new)
+        total += found
+    return made, total
+
+
+def _refuse(refusals):
+    for wrong, line in refusals:
+        if wrong:
+            raise ValueError(line)
+
+
+def _check_config(config):
+    granularity, dropout = config.recompute_granularity, config.attention_dropout
+    offloads = config.fine_grained_activation_offloading and "core_attn" in config.offload_modules
+    _refuse((
+        (dropout != 0,
+         f"attention_dropout = {dropout} (TransformerConfig's default is 0.1): dropout is not served, set 0"),
+        (config.context_parallel_size > 1,
+         f"context_parallel_size = {config.context_parallel_size}: 1, as data-parallel ranks share attention"),
+        (config.fp16, "fp16 = True: float16 is not served, but bfloat16 and float32 are"),
+        (config.fp8, f"fp8 = {config.fp8!r}: fp8 is not served"),
+        (config.fp4, f"fp4 = {config.fp4!r}: fp4 is not served"),
+        (config.softmax_type != "vanilla",
+         f"softmax_type = {config.softmax_type!r}: attention sinks are not served, set 'vanilla'"),
+        (config.qk_clip or config.log_max_attention_logit, "qk_clip: attention returns no greatest score"),
+        (granularity == "full",
+         f"recompute_granularity = 'full' is not served: {_RECOMPUTES}; set 'selective' without 'core_attn'"),
+        (granularity == "selective" and "core_attn" in config.recompute_modules,
+         f"recompute_modules has 'core_attn', which is not served: {_RECOMPUTES}"),
+        (offloads, "offload_modules has 'core_attn': attention keeps its own Q, K and V for backward"),
+    ))
+
+
+def _group_of(pg_collection):
+    """The data-parallel group, which the layers are handed or which Megatron's parallel state knows."""
+    if getattr(pg_collection, "dp", None) is not None:
+        return pg_collection.dp
+    if not parallel_state.model_parallel_is_initialized():
+        raise ValueError("there is no data-parallel group: give pg_collection one as dp, or initialize_model_parallel")
+    return parallel_state.get_data_parallel_group()
+
+
+@dataclass(frozen=True)
+class _Unpacked:
+    """The forward without packed_seq_params whose layers come one after another."""
+
+    layer: int  # the last one that came
+    shape: tuple  # (s, b)
+    cu_seqlens: torch.Tensor
+
+
+_latest = contextvars.ContextVar("_latest", default=None)  # _Unpacked: each thread and each coroutine has its own
+_checked = WeakIdKeyDictionary()  # the attention masks that were found to be causal, with their versions
+
+
+def _cu_seqlens_of_rows(layer, s, b) -> torch.Tensor:
+    """[b + 1] of b documents of s tokens: one tensor for the layers of a forward, which come in ascending order.
+
+    Megatron hands the layers nothing that belongs to their forward alone, so a forward is a run of successive layers.
+    """
+    last = _latest.get()
+    goes_on = last is not None and last.layer + 1 == layer and last.shape == (s, b)
+    cu_seqlens = last.cu_seqlens if goes_on else torch.arange(b + 1, dtype=torch.int32) * s
+    _latest.set(_Unpacked(layer, (s, b), cu_seqlens))
+    return cu_seqlens
+
+
+def _check_mask(mask, s):
+    """Refuses a mask that hides more or less than keys behind their query. True hides."""
+    if mask is None or _checked.get(mask) == mask._version:
+        return
+    causal = torch.ones(s, s, dtype=torch.bool, device=mask.device).triu(1)
+    if mask.shape[-2:] != causal.shape or mask.dtype != torch.bool or not (mask == causal).all():
+        raise ValueError("attention_mask is not the causal one: padding is not served, and documents are given by "
+                         "packed_seq_params with qkv_format = 'thd'")
+    _checked[mask] = mask._version
+
+
+class CoreAttention(MegatronModule):
+    """Causal self-attention with Megatron's constructor and call. It has no parameters."""
+
+    def __init__(self, *, config, layer_number, attn_mask_type, attention_type, attention_dropout=None,
+                 softmax_scale=None, k_channels=None, v_channels=None, cp_comm_type=None, pg_collection=None):
+        """k_channels, v_channels and cp_comm_type are not read: Q, K and V say the first two.
+
+        Raises ValueError in one line about what is not served.
+        """
+        super().__init__(config=config)
+        _check_config(config)
+        _refuse((
+            (attention_type == "cross", "cross attention is not served"),
+            (attn_mask_type not in _CAUSAL, f"attn_mask_type = {attn_mask_type}: causal or padding_causal"),
+            (attention_dropout, f"attention_dropout = {attention_dropout}: dropout is not served"),
+        ))
+        window = config.window_size
+        if not is_layer_window_attention(window, config.window_attn_skip_freq, layer_number):
+            window = (-1, 0)
+        if window[1] > 0:
+            raise ValueError(f"window_size = {tuple(window)}: no query sees keys behind it, (W, 0)")
+        self.layer_number = layer_number
+        self.softmax_scale = softmax_scale
+        self.window_left = window[0]
+        self.group = _group_of(pg_collection)
+
+    def forward(self, query, key, value, attention_mask, /, *, attn_mask_type=None, attention_bias=None,
+                packed_seq_params=None):
+        """O [s, b, heads * head_dim], or [t, heads * head_dim] with packed_seq_params.
+
+        query, key, value: [s, b, heads, head_dim], or [t, heads, head_dim] with packed_seq_params; key and value may
+          have fewer heads.
+        attention_mask: None, or without packed_seq_params the causal mask [..., s, s], in which True hides a key.
+        """
+        trains = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+        if attention_bias is not None:
+            raise ValueError("attention_bias is not served")
+        if is_checkpointing():
+            raise ValueError(f"attention under tensor_parallel.checkpoint is not served: {_RECOMPUTES}")
+        if not trains and packed_seq_params is None and key.shape[0] != query.shape[0]:
+            return self._of_cached_keys(query, key, value)
+        decodes = not trains and query.shape[0] == 1  # the only token sees itself, masked or not
+        if attn_mask_type is not None and attn_mask_type not in _CAUSAL and not decodes:
+            raise ValueError(f"attn_mask_type = {attn_mask_type}: causal or padding_causal")
+        if packed_seq_params is not None:
+            return self._of_packed(query, key, value, attention_mask, packed_seq_params)
+        return self._of_rows(query, key, value, None if decodes else attention_mask, trains)
+
+    def _attend(self, query, key, value, cu_seqlens_q, cu_seqlens_k):
+        """[tokens, heads * head_dim]"""
+        o = attention(query, key, value, cu_seqlens_q, cu_seqlens_k, softmax_scale=self.softmax_scale,
+                      window_size=(self.window_left, 0), group=self.group, layer=self.layer_number - 1)
+        return o.flatten(1)
+
+    def _of_packed(self, query, key, value, attention_mask, packed):
+        cu_seqlens = packed.cu_seqlens_q
+        _refuse((
+            (packed.qkv_format != "thd",
+             f"packed_seq_params.qkv_format = {packed.qkv_format!r}: 'thd', or no packed_seq_params"),
+            (cu_seqlens is None, "packed_seq_params.cu_seqlens_q is None: [documents + 1]"),
+            (attention_mask is not None, "attention_mask beside packed_seq_params: None"),
+            (packed.cp_group is not None and packed.cp_group.size() > 1 or (packed.local_cp_size or 1) > 1,
+             "packed_seq_params.cp_group has several ranks: context parallelism is not served"),
+        ))
+        for name in ("cu_seqlens_q_padded", "cu_seqlens_kv_padded"):
+            padded = getattr(packed, name)
+            if padded is not None and padded is not cu_seqlens and not torch.equal(padded, cu_seqlens):
+                raise ValueError(f"packed_seq_params.{name} differs from cu_seqlens_q: padding is not served")
+        cu_seqlens_k = cu_seqlens if packed.cu_seqlens_kv is None else packed.cu_seqlens_kv
+        return self._attend(query, key, value, cu_seqlens, cu_seqlens_k)
+
+    def _of_rows(self, query, key, value, attention_mask, trains):
+        if trains and _is_checkpointed():
+            raise ValueError("attention under torch.utils.checkpoint needs packed_seq_params with qkv_format = 'thd'")
+        s, b = query.shape[:2]
+        _check_mask(attention_mask, s)
+        rows = [x.transpose(0, 1).flatten(0, 1) for x in (query, key, value)]
+        cu_seqlens = _cu_seqlens_of_rows(self.layer_number, s, b)
+        return self._attend(*rows, cu_seqlens, cu_seqlens).view(b, s, -1).transpose(0, 1).contiguous()
+
+    def _of_cached_keys(self, query, key, value):
+        """Inference: `query` are the last of the tokens whose keys a cache holds."""
+        at = torch.arange(key.shape[0] - query.shape[0], key.shape[0])[:, None] - torch.arange(key.shape[0])[None]
+        seen = (at >= 0) & (at <= self.window_left) if self.window_left >= 0 else at >= 0
+        q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))
+        o = torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=seen.to(q.device), scale=self.softmax_scale, enable_gqa=True)
+        return o.permute(2, 0, 1, 3).flatten(2)

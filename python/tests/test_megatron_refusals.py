@@ -1,0 +1,161 @@
+"""What distca.megatron refuses, in which words, before anything is sent; what it makes of specs; inference."""
+
+import sys
+import types
+
+import pytest
+import torch
+
+pytest.importorskip("megatron.core")
+
+import megatron_model as megatron  # noqa: E402
+from attention_model import cu_seqlens_of, distance, sdpa  # noqa: E402
+from megatron.core import tensor_parallel  # noqa: E402
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec  # noqa: E402
+from megatron.core.packed_seq_params import PackedSeqParams  # noqa: E402
+from megatron.core.transformer.enums import AttnMaskType  # noqa: E402
+from megatron.core.transformer.spec_utils import ModuleSpec  # noqa: E402
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+import distca.megatron  # noqa: E402
+from distca import _versions  # noqa: E402
+
+
+def core_attention(softmax_scale=None, attn_mask_type=AttnMaskType.causal, attention_type="self", groups=None,
+                   **changes):
+    config = megatron.config_of(torch.float64, **changes)
+    groups = groups or types.SimpleNamespace(dp=object())  # no rank is asked
+    return distca.megatron.CoreAttention(
+        config=config, layer_number=1, attn_mask_type=attn_mask_type, attention_type=attention_type, cp_comm_type=None,
+        softmax_scale=softmax_scale, pg_collection=groups)
+
+
+CONFIGS = [
+    (dict(attention_dropout=0.1),
+     r"attention_dropout = 0.1 \(TransformerConfig's default is 0.1\): dropout is not served"),
+    (dict(context_parallel_size=2), "context_parallel_size = 2: 1, as data-parallel"),
+    (dict(fp16=True), "fp16 = True: float16 is not served"),
+    (dict(softmax_type="learnable"), "softmax_type = 'learnable': attention sinks are not served"),
+    (dict(softmax_type="off-by-one"), "softmax_type = 'off-by-one': attention sinks are not served"),
+    (dict(recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1),
+     "recompute_granularity = 'full' is not served: Megatron recomputes it by reentrant checkpointing"),
+    (dict(recompute_granularity="selective"), "recompute_modules has 'core_attn', which is not served"),
+    (dict(log_max_attention_logit=True), "qk_clip: attention returns no greatest score"),
+    (dict(window_size=(8, 4)), r"window_size = \(8, 4\): no query sees keys behind it, \(W, 0\)"),
+    (dict(attention_type="cross"), "cross attention is not served"),
+    (dict(attn_mask_type=AttnMaskType.padding), "attn_mask_type = AttnMaskType.padding: causal or padding_causal"),
+    (dict(groups=types.SimpleNamespace()), "there is no data-parallel group"),
+]
+
+
+@pytest.mark.parametrize("given, line", CONFIGS, ids=[f"{' '.join(given)} {i}" for i, (given, _) in enumerate(CONFIGS)])
+def test_what_a_model_may_not_have(given, line):
+    with pytest.raises(ValueError, match=line) as raised:
+        core_attention(**given)
+    assert "\n" not in str(raised.value)
+
+
+def test_fp8_and_fp4_are_refused():
+    for kind in ("fp8", "fp4"):
+        config = megatron.config_of(torch.float64)
+        setattr(config, kind, "e4m3")  # its own check asks for a GPU
+        with pytest.raises(ValueError, match=f"{kind} = 'e4m3': {kind} is not served"):
+            distca.megatron.CoreAttention(config=config, layer_number=1, attn_mask_type=AttnMaskType.causal,
+                                          attention_type="self", pg_collection=types.SimpleNamespace(dp=object()))
+
+
+def test_recomputation_of_other_parts_is_served():
+    core_attention(recompute_granularity="selective", recompute_modules=["mlp"])
+
+
+def heads(*shape, grad=True):
+    return [torch.randn(*shape, dtype=torch.float64, requires_grad=grad) for _ in range(3)]
+
+
+def packed(**changes):
+    places = cu_seqlens_of([3, 4])
+    return PackedSeqParams(**{**dict(qkv_format="thd", cu_seqlens_q=places, cu_seqlens_kv=places), **changes})
+
+
+NO_MASK = dict(attn_mask_type=AttnMaskType.no_mask)
+FULL = torch.zeros(1, 1, 7, 7, dtype=torch.bool)
+CALLS = [
+    (dict(packed_seq_params=packed(qkv_format="bshd")), "packed_seq_params.qkv_format = 'bshd': 'thd', or no packed"),
+    (dict(packed_seq_params=packed(cu_seqlens_q=None)), r"packed_seq_params.cu_seqlens_q is None: \[documents \+ 1\]"),
+    (dict(packed_seq_params=packed(cu_seqlens_kv=cu_seqlens_of([2, 5]))), "cu_seqlens_q and cu_seqlens_k differ"),
+    (dict(packed_seq_params=packed(cu_seqlens_q_padded=cu_seqlens_of([4, 4]))), "cu_seqlens_q_padded differs from"),
+    (dict(packed_seq_params=packed(cu_seqlens_kv_padded=cu_seqlens_of([4, 4]))), "cu_seqlens_kv_padded differs from"),
+    (dict(packed_seq_params=packed(local_cp_size=2)), "packed_seq_params.cp_group has several ranks: context"),
+    (dict(packed_seq_params=packed(), attention_mask=FULL), "attention_mask beside packed_seq_params: None"),
+    (dict(packed_seq_params=packed(), **NO_MASK), "attn_mask_type = AttnMaskType.no_mask: causal or padding_causal"),
+    (dict(attention_bias=torch.zeros(7, 7)), "attention_bias is not served"),
+    (dict(attention_mask=FULL), "attention_mask is not the causal one: padding is not served"),
+]
+
+
+@pytest.mark.parametrize("given, line", CALLS, ids=str)
+def test_what_a_call_may_not_ask(given, line):
+    given = dict(given)
+    mask = given.pop("attention_mask", None)
+    with pytest.raises(ValueError, match=line) as raised:
+        core_attention()(*heads(*((7,) if "packed_seq_params" in given else (7, 1)), 2, 8), mask, **given)
+    assert "\n" not in str(raised.value)
+
+
+def test_recomputation_by_hand_is_refused(monkeypatch):
+    core = core_attention()
+    monkeypatch.setattr(tensor_parallel.random, "IS_CHECKPOINTING", False)  # after an error, Megatron leaves it set
+    monkeypatch.setattr(tensor_parallel.random, "_get_all_rng_states", lambda: None)  # those of a GPU
+    with pytest.raises(ValueError, match="attention under tensor_parallel.checkpoint is not served"):
+        tensor_parallel.checkpoint(lambda *qkv: core(*qkv, None), False, *heads(7, 1, 2, 8))
+    tensor_parallel.random._unset_checkpointing()
+    with pytest.raises(ValueError, match="attention under torch.utils.checkpoint needs packed_seq_params"):
+        checkpoint(lambda *qkv: core(*qkv, None), *heads(7, 1, 2, 8), use_reentrant=False)
+
+
+def test_a_spec_is_copied():
+    given = get_gpt_layer_local_spec()
+    stock = given.submodules.self_attention.submodules.core_attention
+    made = distca.megatron.use(given)
+    assert made.submodules.self_attention.submodules.core_attention is distca.megatron.CoreAttention
+    assert given.submodules.self_attention.submodules.core_attention is stock is not distca.megatron.CoreAttention
+    block = distca.megatron.use(TransformerBlockSubmodules(layer_specs=[given, given], layer_norm=None))
+    for spec in [*block.layer_specs, *distca.megatron.use([given])]:
+        assert spec.submodules.self_attention.submodules.core_attention is distca.megatron.CoreAttention
+    with pytest.raises(ValueError, match="ModuleSpec has no core_attention: give the spec of a layer or of a block"):
+        distca.megatron.use(ModuleSpec(module=torch.nn.Linear))
+    given.submodules.self_attention.submodules.core_attention = ModuleSpec(module=torch.nn.Linear, submodules=object())
+    with pytest.raises(ValueError, match="core_attention of the spec is Linear with parts of its own"):
+        distca.megatron.use(given)
+
+
+@pytest.mark.parametrize("window", [None, (3, 0)], ids=str)
+def test_a_cache_of_keys_serves_inference(window):
+    core = core_attention(softmax_scale=0.3, window_size=window)
+    query, key, value = heads(9, 2, 4, 8, grad=False)
+    whole = core(query, key, value, None)
+    rows = [x.transpose(0, 1).flatten(0, 1) for x in (query, key, value)]
+    want = sdpa(*rows, cu_seqlens_of([9, 9]), window[0] if window else -1, 0.3).view(2, 9, -1).transpose(0, 1)
+    assert distance(whole, want) < 1e-12
+    for begin, end in ((0, 1), (1, 2), (4, 9)):
+        part = core(query[begin:end], key[:end], value[:end], None, attn_mask_type=AttnMaskType.no_mask)
+        assert distance(part, whole[begin:end]) < 1e-12
+
+
+def test_another_version_is_named(monkeypatch):
+    monkeypatch.setattr("megatron.core.__version__", "0.12.3")
+    with pytest.raises(ImportError, match="distca works with Megatron-Core 0.16, but 0.12.3 is installed"):
+        _versions.require_megatron()
+    monkeypatch.setitem(sys.modules, "megatron.core", None)
+    with pytest.raises(ImportError, match="Megatron-Core is not installed: pip install megatron-core"):
+        _versions.require_megatron()
+
+
+def test_rows_of_one_forward_share_their_places():
+    """Successive layers do. With virtual pipeline stages, a rank's layers 5 and 6 follow 1 and 2 of other micro-batches."""
+    places = [distca.megatron._cu_seqlens_of_rows(layer, 7, 2) for layer in (1, 2, 1, 2, 5, 6, 5, 6)]
+    assert places[0].tolist() == [0, 7, 14]
+    assert all(places[i] is places[i + 1] for i in (0, 2, 4, 6))
+    assert len({id(one) for one in places}) == 4
+    assert distca.megatron._cu_seqlens_of_rows(7, 9, 2).tolist() == [0, 9, 18]
