@@ -61,8 +61,8 @@ def limit(mb_per_s):
         device = ["netns", "exec", name, "tc", "qdisc"]
         subprocess.run(["ip", *device, "delete", "dev", f"wire{rank}", "root"], check=False, stderr=subprocess.DEVNULL)
         if mb_per_s:
-            ip(*device, "add", "dev", f"wire{rank}", "root", "tbf", "rate", f"{8 * mb_per_s}mbit", "burst", "64kb",
-               "latency", "400ms")
+            ip(*device, "add", "dev", f"wire{rank}", "root", "tbf", "rate", f"{8 * mb_per_s}mbit",
+               "burst", str(72 << 10), "limit", str(4 << 20))  # a packet of 64 KiB fits into the bucket
 
 
 class Rank:
