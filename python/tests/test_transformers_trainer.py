@@ -1,10 +1,6 @@
-"""Transformers' own Trainer in two processes against one process, and the example beside the same script without us."""
+"""Transformers' own Trainer and Accelerate in two processes against one process."""
 
 import os
-import pathlib
-import re
-import subprocess
-import sys
 import tempfile
 
 import pytest
@@ -20,7 +16,6 @@ import distca.transformers  # noqa: E402
 from distca._group import name_of  # noqa: E402
 from distca._ops import ops  # noqa: E402
 
-EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "python" / "finetune_trainer.py"
 LENGTHS = [5, 200, 31, 2, 90, 17, 3, 64, 150, 7, 7, 40, 300, 11, 26, 9, 1, 80, 33, 120, 2, 55, 19, 260, 8, 70, 4, 13,
            100, 21, 6, 45]
 
@@ -119,25 +114,3 @@ def accumulate(port):
 def test_accelerate_with_autocast_and_accumulation(trainers):
     for distance, sent, unwrapped in trainers.run(accumulate, trainers.store.port):
         assert distance < 0.1 and sent > 0 and unwrapped
-
-
-def run_example(text, folder):
-    (folder / "script.py").write_text(text)
-    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-                           str(folder / "script.py")], capture_output=True, text=True, timeout=110, check=False,
-                          env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"})
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [(name, float(loss)) for name, loss in re.findall(r"^(step \d+ \w+) ([0-9.]+)$", done.stdout, re.MULTILINE)]
-
-
-def test_the_example_is_two_lines_from_the_same_script_without(tmp_path):
-    text = EXAMPLE.read_text()
-    body = text[text.index('"""', 3) + 3 :]
-    ours = [line.strip() for line in body.splitlines() if "distca" in line]
-    assert ours == ["import distca.transformers", "distca.transformers.attach(model, nano_batches=2)"]
-    without = "\n".join(line for line in body.splitlines() if line.strip() not in ours)
-    with_us, plain = run_example(text, tmp_path), run_example(without, tmp_path)
-    assert len(plain) == 10 and [name for name, _ in with_us] == [name for name, _ in plain]
-    for (name, loss), (_, want) in zip(with_us, plain):
-        assert abs(loss - want) <= 1e-4 * want, (name, loss, want)
-    assert plain[-1][1] < 0.8 * plain[0][1]
