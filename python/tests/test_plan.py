@@ -94,7 +94,7 @@ def test_the_callers_tokens_stay_where_they_are():
 
 
 def test_the_documents_example_prints_what_that_in_cpp_prints():
-    (program,) = re.findall(r"```python\n(.*?plan_batch.*?)```", (ROOT / "docs/python.md").read_text(), re.DOTALL)
+    (program,) = re.findall(r"```python\n(from distca.plan.*?)```", (ROOT / "docs/python.md").read_text(), re.DOTALL)
     said = subprocess.check_output([sys.executable, "-c", program], text=True)
     assert sum(int(last) - int(first) + 1 for first, last in re.findall(r"tokens (\d+) to (\d+)", said)) == 8192
     assert re.search(r"mean: 1\.0[01]\d\nplan [0-9a-f]{16}\n$", said)
