@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import datetime
 import gc
+import itertools
 import json
 import multiprocessing
 import os
@@ -139,18 +140,17 @@ class Rank:
                     max_length_q=max(row), max_length_k=max(row))
 
     def step(self, arm, rows):
-        """One step of the arm: the third of four batches. The first two are planned at their layers; the fourth is
-        planned while the third trains."""
+        """One step of the arm, of the second of three rows. Where batches are planned ahead, a tiny one makes the layers
+        known, the first row is the step under which the second is planned, and the third is planned under the second.
+        """
         attention, _, ahead = ARMS[arm]
         model = self.models[arm]
-        batches = [self.batch(row) for row in rows]
-        waited = []
+        batches = [self.batch(row) for row in ([[TINY_TOKENS] * 2, *rows] if ahead else rows[1:2])]
+        loader, waited = batches, []
         if ahead:
             loader = self.distca.plan_ahead(batches, self.distca.transformers.cu_seqlens_of(model.module))
-        else:
-            loader = batches
         with self.distca._group.by_itself() if attention == "alone" else contextlib.nullcontext():
-            for index, batch in enumerate(loader):
+            for batch in itertools.islice(loader, 3 if ahead else 1):
                 gc.collect()
                 self.dist.barrier()
                 with self.counted_waits(waited):
@@ -159,10 +159,7 @@ class Rank:
                     loss.backward()
                     end = time.monotonic()
                 model.zero_grad()
-                if index == 2:
-                    found = {"step_s": end - begin, "computed_s": self.computed_s - begin, "planning_s": waited[-1],
-                             "loss": loss.item()}
-        return found
+        return {"step_s": end - begin, "computed_s": self.computed_s - begin, "planning_s": waited[-1], "loss": loss.item()}
 
     @contextlib.contextmanager
     def counted_waits(self, waited):
@@ -216,10 +213,11 @@ def serve(pipe, rank, store, options):
 class Ranks:
     def __init__(self, options, serve, store):
         spawn = multiprocessing.get_context("spawn")
-        self.pipes = []
+        self.pipes, self.processes = [], []
         for rank in range(RANKS):
             ours, theirs = spawn.Pipe()
-            spawn.Process(target=serve, args=(theirs, rank, store, options), daemon=True).start()
+            self.processes.append(spawn.Process(target=serve, args=(theirs, rank, store, options), daemon=True))
+            self.processes[-1].start()
             self.pipes.append(ours)
         self.hear()
 
@@ -230,6 +228,12 @@ class Ranks:
         for pipe in self.pipes:
             pipe.send((method, *arguments))
         return self.hear()
+
+    def close(self):
+        for pipe in self.pipes:
+            pipe.send(None)
+        for process in self.processes:
+            process.join()
 
     def step(self, arm, rows_of_batches):
         for rank, pipe in enumerate(self.pipes):
@@ -272,12 +276,13 @@ def main():
     names = list(ARMS)
     for name, steps in sources.items():
         for index in range(-1, options.rounds):
-            rows = [next(steps) for _ in range(4)]
+            rows = [next(steps) for _ in range(3)]
             turn = names[index % len(names):] + names[:index % len(names)]
             arms = {arm: ranks.step(arm, rows) for arm in turn}
             if index >= 0:  # the first is for warming up
-                print(json.dumps({"line": "round", "source": name, "round": index, "pairs": [pairs(r) for r in rows[2]],
+                print(json.dumps({"line": "round", "source": name, "round": index, "pairs": [pairs(r) for r in rows[1]],
                                   "arms": arms}), flush=True)
+    ranks.close()
 
 
 if __name__ == "__main__":

@@ -24,8 +24,10 @@ import warnings
 
 import python as training
 
-MODEL = training.MODEL | dict(hidden_size=1024, intermediate_size=2816, num_hidden_layers=2, num_attention_heads=16,
-                              num_key_value_heads=2)
+# Of a size at which each exchange is shorter than what it can run under: dispatch under linear work, O and gradients
+# under attention.
+MODEL = training.MODEL | dict(hidden_size=512, intermediate_size=1408, num_hidden_layers=3, num_attention_heads=8,
+                              num_key_value_heads=1)
 NAMES = ["distca_bench_0", "distca_bench_1"]
 NEW_NET = 0x40000000  # CLONE_NEWNET
 # Arm -> (nano-batches at once, whether the wire has a limit). The same one twice is the control.
@@ -118,7 +120,7 @@ def serve(pipe, rank, store, options):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mb-per-s", type=int, default=25)
-    parser.add_argument("--tokens", type=int, default=2048, help="of a rank")
+    parser.add_argument("--tokens", type=int, default=8192, help="of a rank")
     parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()
     print(json.dumps(training.header(options, "python_wire", MODEL)), flush=True)
@@ -135,6 +137,7 @@ def main():
                 arms[arm] = ranks.hear()
             if index >= 0:  # the first is for warming up
                 print(json.dumps({"line": "round", "round": index, "arms": arms}), flush=True)
+        ranks.close()
 
 
 if __name__ == "__main__":

@@ -26,10 +26,10 @@ _at_exit = []
 class Statistics:
     """What this rank has done in a group so far, summed over all layers."""
 
-    forwards: int
-    backwards: int
+    forwards: int  # calls of attention
+    backwards: int  # of these calls
     sent_bytes: int
-    plans: int
+    plans: int  # made, those one batch ahead among them
 
 
 def _resolved(group):
@@ -110,6 +110,11 @@ def statistics(group=None) -> Statistics:
     name = name_of(group)
     *counts, plans = ops.counts(name)
     return Statistics(*counts, plans + (ops.counts(_ahead[name])[-1] if name in _ahead else 0))
+
+
+def balanced_calls() -> int:
+    """Calls of attention in all groups."""
+    return sum(ops.counts(name)[0] for name in _names.values())
 
 
 def alone() -> Statistics:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from distca._group import by_itself
+from distca._group import balanced_calls, by_itself
 
 _BOUNDS = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 3e-2}
 _LEAST = 1e-3  # of the whole gradient's norm: what a smaller gradient is compared with
@@ -45,6 +45,8 @@ def verify(model, batch, loss=None, bound=None) -> Verified:
     It leaves weights, gradients and random numbers as they were. Buffers that a forward changes are changed twice.
     Raises what the model raises, on every rank RuntimeError that names the rank where another one raised.
     """
+    if not torch.is_grad_enabled():
+        raise ValueError("verify computes gradients: call it outside of no_grad and inference_mode")
     parameters = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
     kept = [(one, one.grad) for _, one in parameters]
     error, mine = None, (0.0, "", 0.0, 0.0, 0.0)
@@ -52,8 +54,11 @@ def verify(model, batch, loss=None, bound=None) -> Verified:
         with torch.random.fork_rng():
             with by_itself():
                 alone, of_alone = _gradients(model, parameters, batch, loss)
+        before = balanced_calls()
         with torch.random.fork_rng():
             ours, of_ours = _gradients(model, parameters, batch, loss)
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1 and balanced_calls() == before:
+            raise ValueError("verify: no attention of this model is balanced: attach it, or call distca.attention in it")
         mine = (*_worst(of_ours, of_alone), _bound(parameters) if bound is None else bound, ours, alone)
     except Exception as raised:
         error = raised

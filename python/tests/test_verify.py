@@ -105,6 +105,24 @@ def test_a_rank_that_raises_is_named(two_ranks):
     assert two_ranks.run(raising) == ["verify: rank 1 failed: no such layer", "no such layer"]
 
 
+def never_attached():
+    mine = LENGTHS[dist.get_rank()]
+    try:
+        ours.verify(Model(sdpa), {"x": tokens_of(mine), "cu_seqlens": cu_seqlens_of(mine)})
+    except ValueError as error:
+        return str(error)
+
+
+def test_a_model_without_balanced_attention_is_refused(two_ranks):
+    for line in two_ranks.run(never_attached):
+        assert line == "verify: no attention of this model is balanced: attach it, or call distca.attention in it"
+
+
+def test_gradients_must_be_on():
+    with torch.no_grad(), pytest.raises(ValueError, match="outside of no_grad"):
+        ours.verify(Model(balanced), {})
+
+
 def test_of_one_process():
     found = ours.verify(Model(balanced), {"x": tokens_of([40, 3]), "cu_seqlens": cu_seqlens_of([40, 3])})
     assert found and found.worst == 0
