@@ -49,23 +49,21 @@ def verify(model, batch, loss=None, bound=None) -> Verified:
         raise ValueError("verify computes gradients: call it outside of no_grad and inference_mode")
     parameters = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
     kept = [(one, one.grad) for _, one in parameters]
-    error, mine = None, (0.0, "", 0.0, 0.0, 0.0)
     try:
-        with torch.random.fork_rng():
-            with by_itself():
-                alone, of_alone = _gradients(model, parameters, batch, loss)
+        with by_itself():
+            alone, of_alone = _gradients_of_all(model, parameters, batch, loss)
         before = balanced_calls()
-        with torch.random.fork_rng():
-            ours, of_ours = _gradients(model, parameters, batch, loss)
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1 and balanced_calls() == before:
-            raise ValueError("verify: no attention of this model is balanced: attach it, or call distca.attention in it")
-        mine = (*_worst(of_ours, of_alone), _bound(parameters) if bound is None else bound, ours, alone)
-    except Exception as raised:
-        error = raised
+        ours, of_ours = _gradients_of_all(model, parameters, batch, loss)
+        balanced = balanced_calls() - before
     finally:
         for one, gradient in kept:
             one.grad = gradient
-    return _worst_of_all(mine, error)
+    if _num_ranks() > 1 and balanced == 0:
+        raise ValueError("verify: no attention of this model is balanced: attach it, or call distca.attention in it")
+    found = _of_all((*_worst(of_ours, of_alone), _bound(parameters) if bound is None else bound, ours, alone))
+    rank = max(range(len(found)), key=lambda one: found[one][0])
+    worst, parameter, bound, loss, loss_alone = found[rank]
+    return Verified(worst, parameter, rank, bound, loss, loss_alone)
 
 
 def _bound(parameters) -> float:
@@ -74,6 +72,23 @@ def _bound(parameters) -> float:
     if torch.is_autocast_enabled("cpu"):
         dtypes.add(torch.get_autocast_dtype("cpu"))
     return max(_BOUNDS.get(dtype, max(_BOUNDS.values())) for dtype in dtypes)
+
+
+def _gradients_of_all(*arguments):
+    """`_gradients`, and then every rank learns whether another one raised, before it waits for anything else."""
+    error = found = None
+    with torch.random.fork_rng():
+        try:
+            found = _gradients(*arguments)
+        except Exception as raised:
+            error = raised
+    lines = _of_all(error and str(error))
+    if error is not None:
+        raise error
+    for rank, line in enumerate(lines):
+        if line is not None:
+            raise RuntimeError(f"verify: rank {rank} failed: {line}")
+    return found
 
 
 def _gradients(model, parameters, batch, loss) -> tuple[float, dict]:
@@ -105,18 +120,13 @@ def _worst(ours, alone) -> tuple[float, str]:
     return worst
 
 
-def _worst_of_all(mine, error) -> Verified:
-    """Of all ranks, which learn of each other's errors before they wait for anything else."""
-    found, errors = [mine], [error]
-    if dist.is_available() and dist.is_initialized():
-        both = [None] * dist.get_world_size()
-        dist.all_gather_object(both, (mine, None if error is None else str(error)))
-        found, errors = zip(*both)
-    if error is not None:
-        raise error
-    for rank, line in enumerate(errors):
-        if line is not None:
-            raise RuntimeError(f"verify: rank {rank} failed: {line}")
-    rank = max(range(len(found)), key=lambda one: found[one][0])
-    worst, parameter, bound, loss, loss_alone = found[rank]
-    return Verified(worst, parameter, rank, bound, loss, loss_alone)
+def _num_ranks() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def _of_all(mine) -> list:
+    """[ranks] What each gives."""
+    found = [mine] * _num_ranks()
+    if len(found) > 1:
+        dist.all_gather_object(found, mine)
+    return found
