@@ -79,6 +79,7 @@ class _Coroutine:
 
     def __init__(self, body, seed):
         self.result = None
+        self.caller = getattr(_running, "coroutine", None)  # the body that begins this one
         self._state = _ThreadState()
         self._is_ending = False
         self._greenlet = _greenlet().greenlet(lambda: self._run(body, seed))
