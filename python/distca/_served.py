@@ -77,18 +77,22 @@ def checked(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal, window_s
     return window_left, q.shape[2] ** -0.5 if softmax_scale is None else float(softmax_scale)
 
 
+def refuse(*refusals):
+    """Raises ValueError with the line of the first (wrong, line) that is wrong."""
+    for wrong, line in refusals:
+        if wrong:
+            raise ValueError(line)
+
+
 def refuse_extras(dropout_p=0.0, softcap=0.0, alibi_slopes=None, return_attn_probs=False, block_table=None):
     """Raises ValueError for what flash-attention has and `attention` does not."""
-    refusals = (
+    refuse(
         (dropout_p != 0, f"dropout_p = {dropout_p}: dropout is not served"),
         (softcap != 0, f"softcap = {softcap}: softcap is not served"),
         (alibi_slopes is not None, "alibi_slopes: ALiBi is not served"),
         (return_attn_probs, "return_attn_probs: attention returns no probabilities"),
         (block_table is not None, "block_table: a paged cache of keys is not served"),
     )
-    for wrong, line in refusals:
-        if wrong:
-            raise ValueError(line)
 
 
 def can_run(q, k, v, cu_seqlens_q, cu_seqlens_k, *, softmax_scale=None, causal=True, window_size=(-1, -1), layer=None,
