@@ -139,7 +139,8 @@ class Rank:
                     max_length_q=max(row), max_length_k=max(row))
 
     def step(self, arm, rows):
-        """One step of the arm: the second of two batches, of which the first is planned at its layers."""
+        """One step of the arm: the third of four batches. The first two are planned at their layers; the fourth is
+        planned while the third trains."""
         attention, _, ahead = ARMS[arm]
         model = self.models[arm]
         batches = [self.batch(row) for row in rows]
@@ -149,7 +150,7 @@ class Rank:
         else:
             loader = batches
         with self.distca._group.by_itself() if attention == "alone" else contextlib.nullcontext():
-            for batch in loader:
+            for index, batch in enumerate(loader):
                 gc.collect()
                 self.dist.barrier()
                 with self.counted_waits(waited):
@@ -158,7 +159,10 @@ class Rank:
                     loss.backward()
                     end = time.monotonic()
                 model.zero_grad()
-        return {"step_s": end - begin, "computed_s": self.computed_s - begin, "planning_s": waited[-1], "loss": loss.item()}
+                if index == 2:
+                    found = {"step_s": end - begin, "computed_s": self.computed_s - begin, "planning_s": waited[-1],
+                             "loss": loss.item()}
+        return found
 
     @contextlib.contextmanager
     def counted_waits(self, waited):
@@ -268,11 +272,11 @@ def main():
     names = list(ARMS)
     for name, steps in sources.items():
         for index in range(-1, options.rounds):
-            rows = [next(steps), next(steps)] if name != "even" else [next(steps)] * 2
+            rows = [next(steps) for _ in range(4)]
             turn = names[index % len(names):] + names[:index % len(names)]
             arms = {arm: ranks.step(arm, rows) for arm in turn}
             if index >= 0:  # the first is for warming up
-                print(json.dumps({"line": "round", "source": name, "round": index, "pairs": [pairs(r) for r in rows[1]],
+                print(json.dumps({"line": "round", "source": name, "round": index, "pairs": [pairs(r) for r in rows[2]],
                                   "arms": arms}), flush=True)
 
 

@@ -338,24 +338,18 @@ CoreAttention::CoreAttention(Communicator& comm, const Shape& shape,
     : engine_(std::make_shared<Engine>(comm, shape, options)) {}
 CoreAttention::~CoreAttention() = default;
 
-void compare_plans(Communicator& comm, std::span<const BatchPlan> plans) {
-  if (plans.empty()) return;
-  std::string mine;
-  for (const BatchPlan& plan : plans) mine += plan.hash();
-  const std::vector<std::byte> all =
-      all_gather_bytes(comm, std::as_bytes(std::span(mine)), "comparing plans");
-  const size_t digits = plans[0].hash().size();
-  const std::string_view texts(reinterpret_cast<const char*>(all.data()), all.size());
-  for (size_t at = 0; at < texts.size(); at += digits) {
-    const std::string_view theirs = texts.substr(at, digits);
-    const std::string_view first = texts.substr(at % mine.size(), digits);
-    DISTCA_THROW_IF(theirs != first, ErrorKind::kPlan,
-                    "rank {} has plan {}, rank 0 has {}: all ranks plan the same request",
-                    at / mine.size(), theirs, first);
+void CoreAttention::compare(const BatchPlan& plan) {
+  std::array<char, 16> mine{};
+  plan.hash().copy(mine.data(), mine.size());
+  const auto all = all_gather(engine_->comm, mine, "comparing plans");
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    const auto text = [](const auto& hash) { return std::string_view(hash.data(), hash.size()); };
+    throw Error(ErrorKind::kPlan,
+                "rank {} has plan {}, rank 0 has {}: all ranks plan the same request", rank,
+                text(all[rank]), text(all[0]));
   }
 }
-
-void CoreAttention::compare(const BatchPlan& plan) { compare_plans(engine_->comm, {&plan, 1}); }
 
 Forward CoreAttention::forward(const BatchPlan& plan, const at::Tensor& q, const at::Tensor& k,
                                const at::Tensor& v) {

@@ -65,7 +65,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -158,11 +157,6 @@ struct CoreAttentionOptions {
   bool wide_gradients = false;
 };
 
-/// Throws Error(kPlan) on every rank if the ranks have different plans; all give equally many. All
-/// ranks call it, and once for each plan is enough. It is not needed if one rank made the plan and
-/// sent it to the others.
-void compare_plans(Communicator& comm, std::span<const BatchPlan> plans);
-
 /// Core attention on one rank. A communicator serves one CoreAttention. To make another one on the
 /// same ranks, give it a group that was split off (Communicator::split).
 class CoreAttention {
@@ -173,7 +167,9 @@ class CoreAttention {
   CoreAttention(Communicator& comm, const Shape& shape, const CoreAttentionOptions& options = {});
   ~CoreAttention();
 
-  /// compare_plans() over the communicator, for one plan.
+  /// Throws Error(kPlan) on every rank if the ranks have different plans. All ranks call it, and
+  /// once for each plan is enough. It is not needed if one rank made the plan and sent it to the
+  /// others.
   void compare(const BatchPlan& plan);
 
   /// Sends Q, K and V on their way and returns. The rows of q [T, H, D], k [T, G, D] and

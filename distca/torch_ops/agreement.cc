@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <cstring>
 #include <span>
+#include <string_view>
 
 #include "distca/base/error.h"
 #include "distca/comm/collectives.h"
@@ -13,54 +15,63 @@ namespace {
 
 constexpr int64_t kLengthsAtOnce = 48;
 
+/// What a rank says of a kind of layer. Ranks must agree on all of it.
+struct SaidKind {
+  int64_t num_heads, num_kv_heads, head_dim, head_dim_v, dtype, window_left, linear_work;
+  double softmax_scale;
+};
+
 /// What a rank says of a forward. Ranks must agree on all but the documents.
 struct Announcement {
   int64_t documents;
   int64_t num_kinds;
-  int64_t num_heads, num_kv_heads, head_dim, head_dim_v, dtype, window_left;  // of the first kind
-  double softmax_scale;
-  int64_t linear_work;
+  SaidKind first;                               // of the kinds; zeros if there is none
   std::array<int64_t, kLengthsAtOnce> lengths;  // of the first documents
 };
 
-void check_same(const std::vector<Announcement>& all) {
-  const auto check = [&](const char* name, auto member) {
-    for (size_t rank = 1; rank < all.size(); ++rank) {
-      DISTCA_THROW_IF(
-          all[rank].*member != all[0].*member, ErrorKind::kUsage,
-          "rank {} calls attention with {} = {}, rank 0 with {}: all ranks call the same layer",
-          rank, name, all[rank].*member, all[0].*member);
-    }
-  };
-  check("num_heads", &Announcement::num_heads);
-  check("num_kv_heads", &Announcement::num_kv_heads);
-  check("head_dim", &Announcement::head_dim);
-  check("head_dim of v", &Announcement::head_dim_v);
-  check("dtype (0: fp64, 1: fp32, 2: bf16)", &Announcement::dtype);
-  check("window_left", &Announcement::window_left);
-  check("softmax_scale", &Announcement::softmax_scale);
-  check("linear_work", &Announcement::linear_work);
-  check("kinds of layers", &Announcement::num_kinds);
+/// What a rank says of a plan.
+struct SaidPlan {
+  SaidKind kind;
+  std::array<char, 16> hash;
+};
+
+SaidKind said_of(const LayerKind& layer) {
+  const api::Shape& shape = layer.kind.shape;
+  return {.num_heads = shape.num_heads,
+          .num_kv_heads = shape.num_kv_heads,
+          .head_dim = shape.head_dim,
+          .head_dim_v = shape.head_dim_v,
+          .dtype = static_cast<int64_t>(shape.dtype),
+          .window_left = layer.window_left,
+          .linear_work = layer.linear_work,
+          .softmax_scale = layer.kind.softmax_scale};
 }
 
-Announcement announcement(const std::vector<int64_t>& lengths, const std::vector<LayerKind>& layers,
-                          int64_t linear_work) {
-  Announcement said{};
-  said.documents = static_cast<int64_t>(lengths.size());
-  said.num_kinds = static_cast<int64_t>(layers.size());
-  if (!layers.empty()) {
-    const api::Shape& shape = layers[0].kind.shape;
-    said.num_heads = shape.num_heads;
-    said.num_kv_heads = shape.num_kv_heads;
-    said.head_dim = shape.head_dim;
-    said.head_dim_v = shape.head_dim_v;
-    said.dtype = static_cast<int64_t>(shape.dtype);
-    said.window_left = layers[0].window_left;
-    said.softmax_scale = layers[0].kind.softmax_scale;
-  }
-  said.linear_work = linear_work;
-  std::copy_n(lengths.begin(), std::min(said.documents, kLengthsAtOnce), said.lengths.begin());
-  return said;
+void check_same(const SaidKind& theirs, const SaidKind& first, size_t rank) {
+  const auto check = [&](const char* name, auto member) {
+    DISTCA_THROW_IF(
+        theirs.*member != first.*member, ErrorKind::kUsage,
+        "rank {} calls attention with {} = {}, rank 0 with {}: all ranks call the same layer", rank,
+        name, theirs.*member, first.*member);
+  };
+  check("num_heads", &SaidKind::num_heads);
+  check("num_kv_heads", &SaidKind::num_kv_heads);
+  check("head_dim", &SaidKind::head_dim);
+  check("head_dim of v", &SaidKind::head_dim_v);
+  check("dtype (0: fp64, 1: fp32, 2: bf16)", &SaidKind::dtype);
+  check("window_left", &SaidKind::window_left);
+  check("linear_work", &SaidKind::linear_work);
+  check("softmax_scale", &SaidKind::softmax_scale);
+}
+
+void check_same(const SaidPlan& theirs, const SaidPlan& first, size_t rank) {
+  check_same(theirs.kind, first.kind, rank);
+  const auto text = [](const SaidPlan& plan) {
+    return std::string_view(plan.hash.data(), plan.hash.size());
+  };
+  DISTCA_THROW_IF(theirs.hash != first.hash, ErrorKind::kPlan,
+                  "rank {} has plan {}, rank 0 has {}: all ranks plan the same request", rank,
+                  text(theirs), text(first));
 }
 
 /// [ranks][documents] Those that the announcements had no room for.
@@ -84,37 +95,51 @@ std::vector<std::vector<int64_t>> other_lengths(Communicator& comm, std::vector<
 }  // namespace
 
 const api::BatchPlan* Agreement::plan_of(const LayerKind& layer) const {
-  const auto known = std::ranges::find_if(planned, [&](const Planned& one) {
-    return one.layer.kind.shape == layer.kind.shape && one.layer.window_left == layer.window_left;
-  });
+  const auto known = std::ranges::find(planned, layer, &Planned::layer);
   return known == planned.end() ? nullptr : &known->plan;
 }
 
-const api::BatchPlan& Agreement::add(Ranks& over, const LayerKind& layer) {
-  request.shape = layer.kind.shape;
-  request.window_left = layer.window_left;
-  planned.push_back({.layer = layer, .plan = over.plan(request)});
-  const api::BatchPlan& plan = planned.back().plan;
-  api::compare_plans(over.comm(), {&plan, 1});
-  return plan;
+void Agreement::add(Ranks& over, const LayerKinds& layers) {
+  std::vector<SaidPlan> mine;
+  for (const LayerKind& layer : layers) {
+    request.shape = layer.kind.shape;
+    request.window_left = layer.window_left;
+    request.linear_work = layer.linear_work;
+    planned.push_back({.layer = layer, .plan = over.plan(request)});
+    mine.push_back({.kind = said_of(layer), .hash = {}});
+    planned.back().plan.hash().copy(mine.back().hash.data(), mine.back().hash.size());
+  }
+  if (mine.empty()) return;
+  const std::vector<std::byte> bytes =
+      all_gather_bytes(over.comm(), std::as_bytes(std::span(mine)), "comparing plans");
+  std::vector<SaidPlan> all(bytes.size() / sizeof(SaidPlan));
+  std::memcpy(all.data(), bytes.data(), bytes.size());
+  for (size_t i = 0; i < all.size(); ++i) check_same(all[i], all[i % mine.size()], i / mine.size());
 }
 
-Agreement agree(Ranks& over, const std::vector<int64_t>& cu_seqlens,
-                const std::vector<LayerKind>& layers, int64_t linear_work) {
+Agreement agree(Ranks& over, const std::vector<int64_t>& cu_seqlens, const LayerKinds& layers) {
   const std::scoped_lock lock(over.mutex);
   Communicator& comm = over.comm();
   std::vector<int64_t> lengths;
   for (size_t i = 1; i < cu_seqlens.size(); ++i)
     lengths.push_back(cu_seqlens[i] - cu_seqlens[i - 1]);
-  const auto said =
-      all_gather(comm, announcement(lengths, layers, linear_work), "telling lengths of documents");
-  check_same(said);
+  Announcement mine{.documents = static_cast<int64_t>(lengths.size()),
+                    .num_kinds = static_cast<int64_t>(layers.size()),
+                    .first = layers.empty() ? SaidKind{} : said_of(layers[0]),
+                    .lengths = {}};
+  std::copy_n(lengths.begin(), std::min(mine.documents, kLengthsAtOnce), mine.lengths.begin());
+  const auto said = all_gather(comm, mine, "telling lengths of documents");
+  for (size_t rank = 1; rank < said.size(); ++rank) {
+    check_same(said[rank].first, said[0].first, rank);
+    DISTCA_THROW_IF(said[rank].num_kinds != said[0].num_kinds, ErrorKind::kUsage,
+                    "rank {} had layers of {} kinds, rank 0 of {}: all ranks call the same layers",
+                    rank, said[rank].num_kinds, said[0].num_kinds);
+  }
   const auto others = other_lengths(comm, std::move(lengths), said);
 
   Agreement agreed;
   api::BatchRequest& request = agreed.request;
   request.num_ranks = comm.size();
-  request.linear_work = linear_work;
   request.cu_seqlens = {0};
   for (size_t rank = 0; rank < said.size(); ++rank) {
     const int64_t begin = request.cu_seqlens.back();
@@ -127,14 +152,7 @@ Agreement agree(Ranks& over, const std::vector<int64_t>& cu_seqlens,
     std::vector<Range>& tokens = request.tokens.emplace_back();
     if (request.cu_seqlens.back() > begin) tokens.push_back({begin, request.cu_seqlens.back()});
   }
-  std::vector<api::BatchPlan> plans;
-  for (const LayerKind& layer : layers) {
-    request.shape = layer.kind.shape;
-    request.window_left = layer.window_left;
-    agreed.planned.push_back({.layer = layer, .plan = over.plan(request)});
-    plans.push_back(agreed.planned.back().plan);
-  }
-  api::compare_plans(comm, plans);
+  agreed.add(over, layers);
   return agreed;
 }
 

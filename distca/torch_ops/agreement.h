@@ -4,7 +4,6 @@
 // each rank, so it may be made one batch ahead, in a thread, over a group of its own.
 
 #include <cstdint>
-#include <string_view>
 #include <vector>
 
 #include "distca/torch_ops/ranks.h"
@@ -17,20 +16,20 @@ struct Agreement {
     api::BatchPlan plan;
   };
 
-  api::BatchRequest request;  // of all ranks' documents; its shape and window are those of no kind
+  api::BatchRequest request;  // of all ranks' documents; the rest is that of no kind
   std::vector<Planned> planned;
 
   /// Null: not planned.
   const api::BatchPlan* plan_of(const LayerKind& layer) const;
-  /// Plans one more kind of layer. All ranks call it; the ranks' mutex is locked.
-  const api::BatchPlan& add(Ranks& over, const LayerKind& layer);
+  /// Plans more kinds of layers and compares them with those of the other ranks. All ranks call it
+  /// with equally many kinds; the ranks' mutex is locked. Throws Error(kUsage) that names a rank
+  /// whose kind is another one, and Error(kPlan) if plans differ.
+  void add(Ranks& over, const LayerKinds& layers);
 };
 
-/// Tells the other ranks the lengths of this rank's documents, learns theirs, and plans these kinds
-/// of layers; all ranks call it. `linear_work`: see BatchRequest. Locks the ranks' mutex. Throws
-/// Error(kUsage) that names the rank, if a rank gives other kinds or another linear work, and
-/// Error(kPlan) if plans differ.
-Agreement agree(Ranks& over, const std::vector<int64_t>& cu_seqlens,
-                const std::vector<LayerKind>& layers, int64_t linear_work);
+/// Tells the other ranks the lengths of this rank's documents, learns theirs, and adds these kinds
+/// of layers. All ranks call it. Locks the ranks' mutex. Throws Error(kUsage) that names the rank,
+/// if a rank gives another number of kinds, and what `add` throws.
+Agreement agree(Ranks& over, const std::vector<int64_t>& cu_seqlens, const LayerKinds& layers);
 
 }  // namespace distca::torch_ops

@@ -14,8 +14,6 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/library.h>
 
-#include <algorithm>
-
 #include "distca/base/error.h"
 #include "distca/comm/aten_types.h"
 #include "distca/torch_ops/handle.h"
@@ -65,34 +63,34 @@ std::vector<int64_t> counts(std::string group) {
   return {counts.forwards, counts.backwards, counts.sent_bytes, counts.plans};
 }
 
-/// Begins the forward of a model; a handle of its Step. The arguments behind linear_work are those
+/// Begins the forward of a model; a handle of its Step. The arguments behind cu_seqlens are those
 /// of its first layer.
-Tensor begin(std::string group, at::IntArrayRef cu_seqlens, int64_t linear_work, const Tensor& q,
-             const Tensor& k, const Tensor& v, double softmax_scale, int64_t window_left) {
-  const LayerKind first{kind_of(q, k, v, softmax_scale), window_left};
+Tensor begin(std::string group, at::IntArrayRef cu_seqlens, const Tensor& q, const Tensor& k,
+             const Tensor& v, double softmax_scale, int64_t window_left, int64_t linear_work) {
+  const LayerKind first{kind_of(q, k, v, softmax_scale), window_left, linear_work};
   auto ranks = Ranks::find(group);
-  std::vector<LayerKind> layers{first};
+  LayerKinds layers;
   {
     const std::scoped_lock lock(ranks->mutex);
-    if (std::ranges::find(ranks->usual, first) != ranks->usual.end()) layers = ranks->usual;
-    ranks->usual = layers;
-    ranks->usual_linear_work = linear_work;
+    layers = ranks->usual_kinds(first);
   }
-  Agreement agreed = agree(*ranks, cu_seqlens.vec(), layers, linear_work);
+  Agreement agreed = agree(*ranks, cu_seqlens.vec(), layers);
   return Handles<Step>::all().give(std::make_shared<Step>(std::move(ranks), std::move(agreed)));
 }
 
-/// [kinds, 8] The kinds of layers of the latest forward, for `begin_ahead`.
+constexpr int64_t kColumns = 8;  // of a kind of layer
+
+/// [kinds, kColumns] The kinds of layers of the latest forwards, for `begin_ahead`.
 Tensor usual_layers(std::string group) {
   const auto ranks = Ranks::find(group);
   const std::scoped_lock lock(ranks->mutex);
-  Tensor table = at::empty({static_cast<int64_t>(ranks->usual.size()), 8}, at::kDouble);
+  const LayerKinds usual = ranks->usual_kinds();
+  Tensor table = at::empty({static_cast<int64_t>(usual.size()), kColumns}, at::kDouble);
   auto* number = table.mutable_data_ptr<double>();
-  for (const auto& [kind, window_left] : ranks->usual) {
+  for (const auto& [kind, window_left, linear_work] : usual) {
     const api::Shape& shape = kind.shape;
-    for (const int64_t one :
-         {shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.head_dim_v,
-          static_cast<int64_t>(shape.dtype), window_left, ranks->usual_linear_work})
+    for (const int64_t one : {shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.head_dim_v,
+                              static_cast<int64_t>(shape.dtype), window_left, linear_work})
       *number++ = static_cast<double>(one);
     *number++ = kind.softmax_scale;
   }
@@ -103,10 +101,9 @@ Tensor usual_layers(std::string group) {
 /// threads do not use. `layers`: what usual_layers returned.
 Tensor begin_ahead(std::string group, std::string over, at::IntArrayRef cu_seqlens,
                    const Tensor& layers) {
-  std::vector<LayerKind> kinds;
-  int64_t linear_work = 0;
+  LayerKinds kinds;
   const auto* number = layers.const_data_ptr<double>();
-  for (int64_t i = 0; i < layers.size(0); ++i, number += 8) {
+  for (int64_t i = 0; i < layers.size(0); ++i, number += kColumns) {
     const auto whole = [&](int column) { return static_cast<int64_t>(number[column]); };
     kinds.push_back({.kind = {.shape = {.num_heads = whole(0),
                                         .num_kv_heads = whole(1),
@@ -114,10 +111,10 @@ Tensor begin_ahead(std::string group, std::string over, at::IntArrayRef cu_seqle
                                         .head_dim_v = whole(3),
                                         .dtype = static_cast<ScalarType>(whole(4))},
                               .softmax_scale = number[7]},
-                     .window_left = whole(5)});
-    linear_work = whole(6);
+                     .window_left = whole(5),
+                     .linear_work = whole(6)});
   }
-  Agreement agreed = agree(*Ranks::find(over), cu_seqlens.vec(), kinds, linear_work);
+  Agreement agreed = agree(*Ranks::find(over), cu_seqlens.vec(), kinds);
   return Handles<Step>::all().give(std::make_shared<Step>(Ranks::find(group), std::move(agreed)));
 }
 
@@ -130,7 +127,7 @@ int64_t state_of(const Tensor& step, int64_t layer) {
 // The operators of a layer.
 
 Tensor dispatch(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& step,
-                int64_t layer, double softmax_scale, int64_t window_left) {
+                int64_t layer, double softmax_scale, int64_t window_left, int64_t linear_work) {
   const auto of = Handles<Step>::all().of(step);
   std::shared_ptr<Call> call;
   if (torch::autograd::get_current_graph_task_id() != -1) {  // within a backward
@@ -140,7 +137,7 @@ Tensor dispatch(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor&
         "attention is recomputed within backward and its forward is not there: give attention its "
         "layer, and checkpoint with use_reentrant=False");
   } else {
-    call = of->start(layer, {kind_of(q, k, v, softmax_scale), window_left}, q, k, v);
+    call = of->start(layer, {kind_of(q, k, v, softmax_scale), window_left, linear_work}, q, k, v);
   }
   return Handles<Call>::all().give(std::move(call));
 }
@@ -158,7 +155,8 @@ Tensor combine(const Tensor& handle, const Tensor& q, const Tensor& k, const Ten
 // The same on tensors without data.
 
 Tensor dispatch_meta(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& step,
-                     int64_t layer, double softmax_scale, int64_t window_left) {
+                     int64_t layer, double softmax_scale, int64_t window_left,
+                     int64_t linear_work) {
   return q.new_empty({1}, at::TensorOptions().dtype(at::kDouble));
 }
 Tensor core_attention_meta(const Tensor& handle) { return at::empty_like(handle); }
@@ -197,16 +195,16 @@ Call& kept(AutogradContext* node) {
 struct Dispatch : torch::autograd::Function<Dispatch> {
   static Tensor forward(AutogradContext* node, const Tensor& q, const Tensor& k, const Tensor& v,
                         const Tensor& step, int64_t layer, double softmax_scale,
-                        int64_t window_left) {
+                        int64_t window_left, int64_t linear_work) {
     Tensor handle = below<decltype(dispatch)>("distca::dispatch", q, k, v, step, layer,
-                                              softmax_scale, window_left);
+                                              softmax_scale, window_left, linear_work);
     keep(node, handle);
     return handle;
   }
   static variable_list backward(AutogradContext* node, const variable_list& /*none*/) {
     const bool last = !torch::autograd::get_current_graph_task_keep_graph();
     auto [dq, dk, dv] = kept(node).end_backward(last);
-    return {dq, dk, dv, {}, {}, {}, {}};
+    return {dq, dk, dv, {}, {}, {}, {}, {}};
   }
 };
 
@@ -237,8 +235,9 @@ struct Combine : torch::autograd::Function<Combine> {
 };
 
 Tensor dispatch_autograd(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& step,
-                         int64_t layer, double softmax_scale, int64_t window_left) {
-  return Dispatch::apply(q, k, v, step, layer, softmax_scale, window_left);
+                         int64_t layer, double softmax_scale, int64_t window_left,
+                         int64_t linear_work) {
+  return Dispatch::apply(q, k, v, step, layer, softmax_scale, window_left, linear_work);
 }
 Tensor core_attention_autograd(const Tensor& handle) { return CoreAttentionNode::apply(handle); }
 Tensor combine_autograd(const Tensor& handle, const Tensor& q, const Tensor& k, const Tensor& v) {
@@ -253,14 +252,14 @@ TORCH_LIBRARY(distca, library) {
   library.def("counts(str group) -> int[]", &counts);
   library.def("state_of(Tensor step, int layer) -> int");
   library.def(
-      "begin(str group, int[] cu_seqlens, int linear_work, Tensor q, Tensor k, Tensor v, float "
-      "softmax_scale, int window_left) -> Tensor");
+      "begin(str group, int[] cu_seqlens, Tensor q, Tensor k, Tensor v, float softmax_scale, int "
+      "window_left, int linear_work) -> Tensor");
   library.def("usual_layers(str group) -> Tensor", &usual_layers);
   library.def("begin_ahead(str group, str over, int[] cu_seqlens, Tensor layers) -> Tensor",
               &begin_ahead);
   library.def(
       "dispatch(Tensor q, Tensor k, Tensor v, Tensor step, int layer, float softmax_scale, int "
-      "window_left) -> Tensor");
+      "window_left, int linear_work) -> Tensor");
   library.def("core_attention(Tensor handle) -> Tensor");
   library.def("combine(Tensor handle, Tensor q, Tensor k, Tensor v) -> Tensor");
 }

@@ -17,6 +17,7 @@ namespace {
 
 constexpr size_t kMostKinds = 60;  // of layers: each is a group of its own (Communicator::split)
 constexpr size_t kRememberedPlans = 8;
+constexpr size_t kRememberedForwards = 4;  // two nano-batches of two steps
 
 /// A group of one rank, which sends nothing.
 class Alone : public Communicator {
@@ -52,6 +53,12 @@ Open& opened() {
 bool same(const api::BatchRequest& a, const api::BatchRequest& b) {
   return a.cu_seqlens == b.cu_seqlens && a.num_ranks == b.num_ranks && a.shape == b.shape &&
          a.window_left == b.window_left && a.tokens == b.tokens && a.linear_work == b.linear_work;
+}
+
+void add_missing(LayerKinds& kinds, const LayerKinds& more) {
+  for (const LayerKind& kind : more) {
+    if (std::ranges::find(kinds, kind) == kinds.end()) kinds.push_back(kind);
+  }
 }
 
 }  // namespace
@@ -118,6 +125,25 @@ api::BatchPlan Ranks::plan(const api::BatchRequest& request) {
   if (planned_.size() >= kRememberedPlans) planned_.erase(planned_.begin());
   planned_.push_back({.request = request, .plan = made});
   return made;
+}
+
+void Ranks::note_forward(std::shared_ptr<LayerKinds> kinds) {
+  if (forwards_.size() >= kRememberedForwards) forwards_.erase(forwards_.begin());
+  forwards_.push_back(std::move(kinds));
+}
+
+LayerKinds Ranks::usual_kinds() const {
+  LayerKinds usual;
+  for (const auto& of_forward : forwards_) add_missing(usual, *of_forward);
+  return usual;
+}
+
+LayerKinds Ranks::usual_kinds(const LayerKind& first) const {
+  LayerKinds usual{first};
+  for (const auto& of_forward : forwards_) {
+    if (std::ranges::find(*of_forward, first) != of_forward->end()) add_missing(usual, *of_forward);
+  }
+  return usual;
 }
 
 Counts Ranks::counts() const {

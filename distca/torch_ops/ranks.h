@@ -23,12 +23,14 @@ struct Kind {
   bool operator==(const Kind&) const = default;
 };
 
-/// What the plan of a layer depends on, beside the documents.
+/// What the plan of a layer depends on, beside the documents, and what ranks must agree on.
 struct LayerKind {
   Kind kind;
   int64_t window_left = -1;
+  int64_t linear_work = 0;  // of BatchRequest
   bool operator==(const LayerKind&) const = default;
 };
+using LayerKinds = std::vector<LayerKind>;
 
 /// How much was done since the group was opened: sums over all layers.
 struct Counts {
@@ -62,10 +64,12 @@ class Ranks {
 
   std::mutex mutex;
   int64_t forwards = 0, backwards = 0;
-  /// The kinds of layers of the forward that brought a new one last. Forwards are alike, so they
-  /// are planned together when the next one begins.
-  std::vector<LayerKind> usual;
-  int64_t usual_linear_work = 0;  // of the latest forward
+  /// Notes a forward that begins; it adds the kinds of its layers as they come.
+  void note_forward(std::shared_ptr<LayerKinds> kinds);
+  /// The kinds of layers of the latest forwards, or of those that had `first`, which then leads.
+  /// Forwards are alike, so the next one is planned for all of them when it begins.
+  LayerKinds usual_kinds() const;
+  LayerKinds usual_kinds(const LayerKind& first) const;
 
  private:
   struct Made {
@@ -80,7 +84,8 @@ class Ranks {
 
   std::unique_ptr<Communicator> comm_;
   std::vector<Made> made_;
-  std::vector<Planned> planned_;  // the latest last
+  std::vector<Planned> planned_;                       // the latest last
+  std::vector<std::shared_ptr<LayerKinds>> forwards_;  // likewise
   int64_t plans_ = 0;
 };
 

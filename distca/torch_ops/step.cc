@@ -2,6 +2,8 @@
 
 #include "distca/torch_ops/step.h"
 
+#include <algorithm>
+
 #include "distca/base/error.h"
 
 namespace distca::torch_ops {
@@ -77,13 +79,11 @@ std::shared_ptr<Call> Step::start(int64_t layer, const LayerKind& kind, const at
                                   const at::Tensor& k, const at::Tensor& v) {
   const std::scoped_lock lock(ranks_->mutex);
   api::CoreAttention& attention = ranks_->attention(kind.kind);
-  const api::BatchPlan* plan = agreed_.plan_of(kind);
-  if (plan == nullptr) {
-    plan = &agreed_.add(*ranks_, kind);
-    ranks_->usual.clear();
-    for (const Agreement::Planned& one : agreed_.planned) ranks_->usual.push_back(one.layer);
-  }
-  auto call = std::make_shared<Call>(ranks_, attention, attention.forward(*plan, q, k, v));
+  if (agreed_.plan_of(kind) == nullptr) agreed_.add(*ranks_, {kind});
+  if (kinds_->empty()) ranks_->note_forward(kinds_);
+  if (std::ranges::find(*kinds_, kind) == kinds_->end()) kinds_->push_back(kind);
+  auto call =
+      std::make_shared<Call>(ranks_, attention, attention.forward(*agreed_.plan_of(kind), q, k, v));
   ++ranks_->forwards;
   if (layer >= 0) calls_[layer] = call;
   return call;

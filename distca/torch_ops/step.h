@@ -67,6 +67,7 @@ class Step {
  private:
   const std::shared_ptr<Ranks> ranks_;
   Agreement agreed_;
+  const std::shared_ptr<LayerKinds> kinds_ = std::make_shared<LayerKinds>();  // of its layers
   std::map<int64_t, std::weak_ptr<Call>> calls_;
 };
 

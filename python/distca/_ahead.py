@@ -18,10 +18,12 @@ class plan_ahead:  # noqa: N801: it is called like a function
       None takes batch["cu_seq_lens_q"], as Transformers' DataCollatorWithFlattening names it.
     group: as in `attention`.
 
-    While batch i trains, batch i + 1 is fetched, the ranks tell each other the lengths of its documents, plan, and
-    compare their plans, over a second process group of DistCA's own. The layers are expected to be those of the forward
-    before; other ones are planned when they come. So the first two batches, of which no forward is known, are planned at
-    their layers. An error of a rank reaches the first layer of the batch that it belongs to.
+    Before batch i is yielded, batch i + 1 is fetched. While batch i trains, a thread tells the other ranks the lengths of
+    the documents of batch i + 1, plans, and compares plans, over a second process group of DistCA's own. Layers are
+    expected to be those of the latest forwards; others are planned when they come. So the first two batches, of which no
+    forward is known, are planned at their layers. An error reaches the first layer of the batch that it belongs to.
+
+    With a model of `distca.transformers`, `cu_seqlens` is `distca.transformers.cu_seqlens_of(model)`.
     """
 
     def __init__(self, loader, cu_seqlens=None, group=None):
@@ -44,17 +46,23 @@ class plan_ahead:  # noqa: N801: it is called like a function
         with ThreadPoolExecutor(1, "distca-plan") as thread:
             batches = iter(self.loader)
             missing = object()
-            batch = next(batches, missing)
+            batch, planned = next(batches, missing), []
             while batch is not missing:
-                following = next(batches, missing)
+                following, being_planned = next(batches, missing), []
                 if following is not missing:
-                    self._plan(following, thread, name, over)
+                    being_planned = self._plan(following, thread, name, over)
+                for cu_seqlens, step in planned:
+                    plan_for(cu_seqlens, name, step)
                 yield batch
-                batch = following
+                batch, planned = following, being_planned
 
-    def _plan(self, batch, thread, name, over):
+    def _plan(self, batch, thread, name, over) -> list:
+        """[(cu_seqlens, the Future of a step)] of the batch's nano-batches."""
         layers = ops.usual_layers(name)  # here and not in the thread: alike on all ranks
         of_batch = self._cu_seqlens(batch)
-        for cu_seqlens in [of_batch] if isinstance(of_batch, torch.Tensor) else of_batch:
-            offsets = offsets_of(cu_seqlens)
-            plan_for(cu_seqlens, name, thread.submit(ops.begin_ahead, name, over, offsets, layers))
+        return [(one, thread.submit(_begin, name, over, one, layers))
+                for one in ([of_batch] if isinstance(of_batch, torch.Tensor) else of_batch)]
+
+
+def _begin(name, over, cu_seqlens, layers):
+    return ops.begin_ahead(name, over, offsets_of(cu_seqlens), layers)

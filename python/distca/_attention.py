@@ -92,9 +92,11 @@ def _forward_of(cu_seqlens, name, layer, begin) -> _Forward:
     if torch._C._current_graph_task_id() != -1:  # within a backward
         if layer is None:
             raise ValueError(_UNNAMED)
-        return _recomputed(forwards, layer)
+        return _recomputed([forward for forward in forwards if forward.has_begun], layer)
     if layer is None and _is_checkpointed():
         raise ValueError(_UNNAMED)
+    if cu_seqlens.is_inference():
+        raise ValueError("cu_seqlens_q was made in inference_mode and gradients are on: make it outside (clone)")
     latest = forwards[-1] if forwards else None
     if latest and not latest.has_begun and latest.version == cu_seqlens._version:
         latest.has_begun = True
@@ -109,7 +111,9 @@ def _forward_of(cu_seqlens, name, layer, begin) -> _Forward:
 
 def plan_for(cu_seqlens, name, step):
     """The next forward with this cu_seqlens in the group of that name takes this step, a Future of one."""
-    _forwards.setdefault(cu_seqlens, {}).setdefault(name, []).append(_Forward(step, cu_seqlens._version, False))
+    forwards = _forwards.setdefault(cu_seqlens, {}).setdefault(name, [])
+    forwards[:] = [forward for forward in forwards if forward.is_alive()]  # nor one that was never begun
+    forwards.append(_Forward(step, cu_seqlens._version, False))
 
 
 def _local_step(cu_seqlens, begin) -> torch.Tensor:
@@ -138,12 +142,12 @@ def dispatch(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=None, max_seqlen_
 
         def begin():
             offsets = offsets_of(cu_seqlens_q, q.shape[0])
-            return ops.begin(name, offsets, linear_work if trains else 0, q, k, v, scale, window_left)
+            return ops.begin(name, offsets, q, k, v, scale, window_left, work)
 
-        name = name_of(group) if trains else ""
+        name, work = (name_of(group), linear_work) if trains else ("", 0)
         step = _forward_of(cu_seqlens_q, name, layer, begin).step if trains else _local_step(cu_seqlens_q, begin)
     number = layer if trains and layer is not None else _NO_LAYER
-    return Handle(ops.dispatch(q, k, v, step, number, scale, window_left), (q, k, v))
+    return Handle(ops.dispatch(q, k, v, step, number, scale, window_left, work), (q, k, v))
 
 
 @torch.compiler.disable

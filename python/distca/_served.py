@@ -77,13 +77,6 @@ def checked(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal, window_s
     return window_left, q.shape[2] ** -0.5 if softmax_scale is None else float(softmax_scale)
 
 
-def refuse(*refusals):
-    """Raises ValueError with the line of the first (wrong, line) that is wrong."""
-    for wrong, line in refusals:
-        if wrong:
-            raise ValueError(line)
-
-
 def refuse_extras(dropout_p=0.0, softcap=0.0, alibi_slopes=None, return_attn_probs=False, block_table=None):
     """Raises ValueError for what flash-attention has and `attention` does not."""
     refuse(
@@ -93,6 +86,13 @@ def refuse_extras(dropout_p=0.0, softcap=0.0, alibi_slopes=None, return_attn_pro
         (return_attn_probs, "return_attn_probs: attention returns no probabilities"),
         (block_table is not None, "block_table: a paged cache of keys is not served"),
     )
+
+
+def refuse(*refusals):
+    """refusals: (whether it is asked for, the line that says so). Raises ValueError with the first line that holds."""
+    for wrong, line in refusals:
+        if wrong:
+            raise ValueError(line)
 
 
 def can_run(q, k, v, cu_seqlens_q, cu_seqlens_k, *, softmax_scale=None, causal=True, window_size=(-1, -1), layer=None,

@@ -1,5 +1,6 @@
 """Compares the gradients of a model on balanced attention with those on attention that each rank computes alone."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -42,25 +43,32 @@ def verify(model, batch, loss=None, bound=None) -> Verified:
       coarsest of the parameters and of autocast.
 
     It leaves weights, gradients and random numbers as they were. Buffers that a forward changes are changed twice.
+    Raises what the model raises, on every rank RuntimeError that names the rank where another one raised.
     """
     parameters = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
     kept = [(one, one.grad) for _, one in parameters]
+    error, mine = None, (0.0, "", 0.0, 0.0, 0.0)
     try:
         with torch.random.fork_rng():
             with by_itself():
                 alone, of_alone = _gradients(model, parameters, batch, loss)
-        ours, of_ours = _gradients(model, parameters, batch, loss)
+        with torch.random.fork_rng():
+            ours, of_ours = _gradients(model, parameters, batch, loss)
+        mine = (*_worst(of_ours, of_alone), _bound(parameters) if bound is None else bound, ours, alone)
+    except Exception as raised:
+        error = raised
     finally:
         for one, gradient in kept:
             one.grad = gradient
-    whole = torch.stack([g.norm() for g in of_alone.values()]).norm().item()
-    mine = max((_distance(of_ours[name], want, whole * _LEAST), name) for name, want in of_alone.items())
-    if bound is None:
-        dtypes = {one.dtype for _, one in parameters}
-        if torch.is_autocast_enabled("cpu"):
-            dtypes.add(torch.get_autocast_dtype("cpu"))
-        bound = max(_BOUNDS.get(dtype, max(_BOUNDS.values())) for dtype in dtypes)
-    return _worst_of_all((*mine, bound, ours, alone))
+    return _worst_of_all(mine, error)
+
+
+def _bound(parameters) -> float:
+    """Of the coarsest dtype."""
+    dtypes = {one.dtype for _, one in parameters}
+    if torch.is_autocast_enabled("cpu"):
+        dtypes.add(torch.get_autocast_dtype("cpu"))
+    return max(_BOUNDS.get(dtype, max(_BOUNDS.values())) for dtype in dtypes)
 
 
 def _gradients(model, parameters, batch, loss) -> tuple[float, dict]:
@@ -79,17 +87,31 @@ def _gradients(model, parameters, batch, loss) -> tuple[float, dict]:
     return found.item(), gradients
 
 
-def _distance(got, want, least) -> float:
-    size = max(want.norm().item(), least)
-    difference = (got - want).norm().item()
-    return difference / size if size else difference
+def _worst(ours, alone) -> tuple[float, str]:
+    """The largest distance and its parameter. A gradient that only one of the two has is zero in the other."""
+    least = _LEAST * torch.stack([gradient.norm() for gradient in alone.values()]).norm().item()
+    worst = (0.0, "")
+    for name in {**alone, **ours}:
+        want = alone.get(name, torch.zeros(()))
+        size = max(want.norm().item(), least)
+        distance = (ours.get(name, torch.zeros(())) - want).norm().item()
+        distance = distance / size if size else distance
+        worst = max(worst, (distance if math.isfinite(distance) else math.inf, name))
+    return worst
 
 
-def _worst_of_all(mine) -> Verified:
-    found = [mine]
+def _worst_of_all(mine, error) -> Verified:
+    """Of all ranks, which learn of each other's errors before they wait for anything else."""
+    found, errors = [mine], [error]
     if dist.is_available() and dist.is_initialized():
-        found = [None] * dist.get_world_size()
-        dist.all_gather_object(found, mine)
+        both = [None] * dist.get_world_size()
+        dist.all_gather_object(both, (mine, None if error is None else str(error)))
+        found, errors = zip(*both)
+    if error is not None:
+        raise error
+    for rank, line in enumerate(errors):
+        if line is not None:
+            raise RuntimeError(f"verify: rank {rank} failed: {line}")
     rank = max(range(len(found)), key=lambda one: found[one][0])
     worst, parameter, bound, loss, loss_alone = found[rank]
     return Verified(worst, parameter, rank, bound, loss, loss_alone)

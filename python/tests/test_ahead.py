@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from attention_model import Model, balanced, cu_seqlens_of, gradients, sdpa, tokens_of, worst
+from rank_processes import Ranks
 
 import distca as ours
 from distca._group import name_of
@@ -128,3 +129,74 @@ def disagreeing():
 def test_unequal_linear_work_is_named(two_ranks):
     for line in two_ranks.run(disagreeing):
         assert "rank 1 calls attention with linear_work = 101, rank 0 with 100" in line
+
+
+def work_that_changes():
+    """Bytes that this rank sends in a step planned ahead: for the work of the step before, then for its own."""
+    batches = [{"cu_seq_lens_q": cu_seqlens_of([[2048], [1024, 1024, 300]][dist.get_rank()])} for _ in range(6)]
+    sent = []
+    for i, batch in enumerate(ours.plan_ahead(batches)):
+        before = ours.statistics().sent_bytes
+        x = torch.ones(int(batch["cu_seq_lens_q"][-1]), 8, 8, dtype=torch.float64, requires_grad=True)
+        q, k, v = x.split([4, 2, 2], dim=1)
+        ours.attention(q, k, v, batch["cu_seq_lens_q"], batch["cu_seq_lens_q"], layer=0,
+                       linear_work=200_000 if i < 3 else 0).sum().backward()
+        sent.append(ours.statistics().sent_bytes - before)
+    return sent
+
+
+def test_linear_work_may_change(two_ranks):
+    for sent in two_ranks.run(work_that_changes):
+        assert len(set(sent[:3])) == 1 and len(set(sent[3:])) == 1
+    assert two_ranks.run(work_that_changes)[0][0] < two_ranks.run(work_that_changes)[0][3]
+
+
+def epochs():
+    """How many forwards one tensor keeps that comes again in every epoch, and the worst gradient."""
+    from distca._attention import _forwards
+
+    batch = next(batches())
+    kept, differences = [], []
+    for _ in range(5):
+        for one in ours.plan_ahead([batch, batch]):
+            pair = []
+            for attend in (sdpa, balanced):
+                model = Model(attend)
+                model(one["x"], one["cu_seq_lens_q"]).backward()
+                pair.append(gradients(model))
+            differences.append(worst(*pair))
+            kept.append(len(_forwards[one["cu_seq_lens_q"]][name_of(None)]))
+    return kept, max(differences)
+
+
+def test_a_batch_that_comes_again_keeps_nothing(two_ranks):
+    for kept, difference in two_ranks.run(epochs):
+        assert max(kept) <= 2 and difference < 1e-10
+
+
+def wrong_offsets():
+    """A fault of batch 2 on one rank is raised with batch 2, after batch 1 has trained."""
+    cu_seqlens = [cu_seqlens_of([30, 9]) for _ in range(3)]
+    if dist.get_rank() == 1:
+        cu_seqlens[2] = torch.tensor([0, 30, 20])
+    trained = []
+    try:
+        for i, one in enumerate(ours.plan_ahead(cu_seqlens, cu_seqlens=lambda batch: batch)):
+            if i == 2 and dist.get_rank() == 0:
+                return trained, ""  # it would wait for the other
+            q, k, v = torch.ones(39, 8, 8, dtype=torch.float64, requires_grad=True).split([4, 2, 2], dim=1)
+            ours.attention(q, k, v, one, one, layer=0).sum().backward()
+            trained.append(i)
+    except ValueError as error:
+        return trained, str(error)
+
+
+def test_an_error_comes_with_its_batch():
+    with Ranks(2) as ranks:
+        assert ranks.run(short_deadline) == [None, None]
+        first, second = ranks.run(wrong_offsets)
+    assert first == ([0, 1], "") and second == ([0, 1], "cu_seqlens_q begins with 0 and never descends")
+
+
+def short_deadline():
+    ours.init(timeout_s=3)

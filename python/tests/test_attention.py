@@ -134,6 +134,21 @@ def disagree(what):
     ours.attention(q, k, v, cu_seqlens, cu_seqlens, window_size=(32 if what == "window" and rank == 1 else -1, -1))
 
 
+def disagree_later():
+    """Of the softmax_scale of another layer than the first, which no plan depends on."""
+    (q, k, v), _ = qkv(64)
+    cu_seqlens = cu_seqlens_of([64])
+    ours.attention(q, k, v, cu_seqlens, cu_seqlens, layer=0)
+    ours.attention(q, k, v, cu_seqlens, cu_seqlens, layer=1, softmax_scale=0.5 + 0.25 * dist.get_rank())
+
+
+def test_a_rank_with_another_scale_is_named(two_ranks):
+    two_ranks.tell(disagree_later)
+    for rank in range(2):
+        good, said = two_ranks.hear(rank)
+        assert not good and "rank 1 calls attention with softmax_scale = 0.75, rank 0 with 0.5" in said.splitlines()[0], said
+
+
 @pytest.mark.parametrize("what, line", [("heads", "rank 1 calls attention with num_kv_heads = 1, rank 0 with 2"),
                                         ("window", "rank 1 calls attention with window_left = 32, rank 0 with -1")])
 def test_a_rank_that_calls_another_layer_is_named(two_ranks, what, line):

@@ -161,7 +161,7 @@ def in_ping_pong_of_a_body():
 
 
 def test_fsdp2_where_a_body_calls_ping_pong(two_ranks):
-    """A layer that stays gathered is not gathered again after the optimizer's step: the next forward has old weights."""
+    """A layer that stays gathered is not gathered again after an optimizer step: the next forward has old weights."""
     for difference, after_evaluation in two_ranks.run(in_ping_pong_of_a_body):
         assert difference < 1e-10 and after_evaluation
 

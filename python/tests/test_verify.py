@@ -51,6 +51,60 @@ def test_a_wrong_gradient_is_named(two_ranks):
         assert found.parameter.startswith("layers.") and "above the bound" in str(found)
 
 
+def not_finite(q, k, v, cu_seqlens, layer=None):
+    before = ours.alone().forwards
+    o = balanced(q, k, v, cu_seqlens, layer)
+    return o * float("nan") if ours.alone().forwards == before and dist.get_rank() == 1 else o
+
+
+def test_what_is_not_finite_is_wrong(two_ranks):
+    for found, _ in two_ranks.run(verified, not_finite, False, False):
+        assert not found and found.worst == float("inf") and found.rank == 1
+
+
+class Dropped(Model):
+    """With dropout of its own, and a parameter whose gradient is there on attention of a rank alone only."""
+
+    def __init__(self):
+        super().__init__(balanced)
+        self.sometimes = torch.nn.Parameter(torch.ones(1, dtype=torch.float64))
+
+    def forward(self, x, cu_seqlens):
+        before = ours.alone().forwards
+        loss = super().forward(torch.nn.functional.dropout(x, 0.5), cu_seqlens)
+        return loss * self.sometimes if ours.alone().forwards > before else loss
+
+
+def dropped():
+    mine = LENGTHS[dist.get_rank()]
+    state = torch.get_rng_state()
+    found = ours.verify(Dropped(), {"x": tokens_of(mine), "cu_seqlens": cu_seqlens_of(mine)})
+    return found, torch.equal(state, torch.get_rng_state())
+
+
+def test_random_numbers_stay_and_a_missing_gradient_is_named(two_ranks):
+    for found, same_state in two_ranks.run(dropped):
+        assert same_state and not found and found.parameter == "sometimes" and found.worst == 1
+        assert abs(found.loss - found.loss_alone) < 1e-9  # the same elements were dropped
+
+
+def raising():
+    def attend(q, k, v, cu_seqlens, layer=None):
+        if dist.get_rank() == 1:
+            raise ValueError("no such layer")
+        return sdpa(q, k, v, cu_seqlens)
+
+    mine = LENGTHS[dist.get_rank()]
+    try:
+        ours.verify(Model(attend), {"x": tokens_of(mine), "cu_seqlens": cu_seqlens_of(mine)})
+    except (ValueError, RuntimeError) as error:
+        return str(error)
+
+
+def test_a_rank_that_raises_is_named(two_ranks):
+    assert two_ranks.run(raising) == ["verify: rank 1 failed: no such layer", "no such layer"]
+
+
 def test_of_one_process():
     found = ours.verify(Model(balanced), {"x": tokens_of([40, 3]), "cu_seqlens": cu_seqlens_of([40, 3])})
     assert found and found.worst == 0
