@@ -23,7 +23,10 @@ def _groups():
 
 
 class SharedLayers:
-    """While it is entered, a layer is resharded when all bodies have left it. `running()` is the body that runs."""
+    """While it is entered, a layer is resharded when all bodies have left it.
+
+    `running()` is the coroutine that runs, and its `caller` the one that began it: a body may begin bodies of its own.
+    """
 
     def __init__(self, bodies, running):
         self._bodies, self._running = bodies, running
@@ -48,6 +51,7 @@ class _Layer:
 
     def __init__(self, group, bodies, running):
         self._group, self._running = group, running
+        self._bodies = frozenset(bodies)
         self._to_come, self._within = set(bodies), set()
         self._first = None  # body to come
         self._is_deferred = False
@@ -56,7 +60,13 @@ class _Layer:
         group.pre_forward, group.reshard = self._enter, self._leave
 
     def _body(self):
-        return self._running() if torch._C._current_graph_task_id() == -1 else None  # none within backward
+        """The body whose forward runs, by itself or by a ping_pong that it called; None within backward."""
+        if torch._C._current_graph_task_id() != -1:
+            return None
+        coroutine = self._running()
+        while coroutine is not None and coroutine not in self._bodies:
+            coroutine = coroutine.caller
+        return coroutine
 
     def _in_forward(self, function, *arguments):
         from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
@@ -86,12 +96,17 @@ class _Layer:
         self._to_come.discard(body)
         self._within.discard(body)
         if self._is_deferred and not self._to_come and not self._within:
-            self._is_deferred = False
-            state = self._group._training_state
-            self._in_forward(self._reshard)  # in this state alone, it does what fully_shard was told of forward
-            self._group._training_state = state
+            self._reshard_after_forward()
+
+    def _reshard_after_forward(self):
+        self._is_deferred = False
+        state = self._group._training_state
+        self._in_forward(self._reshard)  # in this state alone, it does what fully_shard was told of forward
+        self._group._training_state = state
 
     def give_back(self):
+        if self._is_deferred or self._within:  # a body raised: what stays gathered would be old in the next forward
+            self._reshard_after_forward()
         for name, outer in self._outer.items():
             if outer is None:
                 delattr(self._group, name)

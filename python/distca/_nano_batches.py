@@ -94,15 +94,23 @@ class Part:
 
 
 def parts_of(shape, given, count) -> list:
-    """The batch [rows, tokens] dealt to `count` parts."""
+    """The batch [rows, tokens] dealt to `count` parts. A single part has the cu_seq_lens_q of the batch itself."""
     places = find_documents(shape, given)
     bounds = list(itertools.pairwise(places))
+    is_kept = count == 1 and _is_kept(given.get("cu_seq_lens_q"))
     parts = []
     for documents in deal([end - begin for begin, end in bounds], count):
         at = torch.cat([torch.arange(0), *(torch.arange(*bounds[document]) for document in documents)])
         of_part = [0, *itertools.accumulate(bounds[document][1] - bounds[document][0] for document in documents)]
-        parts.append(Part(at, torch.tensor(of_part if len(at) else [0, 1], dtype=torch.int32)))
+        cu_seqlens = torch.tensor(of_part if len(at) else [0, 1], dtype=torch.int32)
+        parts.append(Part(at, given["cu_seq_lens_q"] if is_kept and len(at) else cu_seqlens))
     return parts
+
+
+def _is_kept(places) -> bool:
+    """Whether attention can take the given cu_seq_lens_q itself, to which a plan made ahead may belong."""
+    return (places is not None and places.dim() == 1 and places.dtype in (torch.int32, torch.int64)
+            and places.device.type == "cpu" and not places.is_inference())
 
 
 def run_in_parts(call, given, shape, parts):

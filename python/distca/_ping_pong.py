@@ -40,7 +40,8 @@ def _load():
 _LIBRARY = _load()
 
 
-def _greenlet():
+def require_greenlet():
+    """The package greenlet. Raises ImportError in one line without it."""
     try:
         import greenlet
     except ImportError:
@@ -79,9 +80,10 @@ class _Coroutine:
 
     def __init__(self, body, seed):
         self.result = None
+        self.caller = getattr(_running, "coroutine", None)  # the body that begins this one
         self._state = _ThreadState()
         self._is_ending = False
-        self._greenlet = _greenlet().greenlet(lambda: self._run(body, seed))
+        self._greenlet = require_greenlet().greenlet(lambda: self._run(body, seed))
         self._greenlet.gr_context = contextvars.copy_context()
 
     @staticmethod
@@ -108,7 +110,7 @@ class _Coroutine:
 
     def give_way(self):
         if self._is_ending:
-            raise _greenlet().GreenletExit
+            raise require_greenlet().GreenletExit
         self._greenlet.parent.switch()
 
     @contextlib.contextmanager
@@ -177,7 +179,7 @@ def ping_pong(*bodies) -> list:
     """
     if not bodies or not all(callable(body) for body in bodies):
         raise ValueError("distca.ping_pong takes functions without arguments, one or more")
-    _greenlet()
+    require_greenlet()
     with no_dispatch():  # no operator of the caller's modes
         seeds = torch.randint(2**62, (len(bodies),), device="cpu", dtype=torch.int64).tolist()
     coroutines = [_Coroutine(body, seed) for body, seed in zip(bodies, seeds)]

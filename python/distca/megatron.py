@@ -34,6 +34,7 @@ from megatron.core.transformer.utils import is_layer_window_attention  # noqa: E
 from torch.utils.weak import WeakIdKeyDictionary  # noqa: E402
 
 from distca._attention import _is_checkpointed, attention  # noqa: E402
+from distca._served import refuse  # noqa: E402
 
 __all__ = ["use", "CoreAttention"]
 
@@ -74,16 +75,10 @@ def _replaced(part):
     return made, total
 
 
-def _refuse(refusals):
-    for wrong, line in refusals:
-        if wrong:
-            raise ValueError(line)
-
-
 def _check_config(config):
     granularity, dropout = config.recompute_granularity, config.attention_dropout
     offloads = config.fine_grained_activation_offloading and "core_attn" in config.offload_modules
-    _refuse((
+    refuse(
         (dropout != 0,
          f"attention_dropout = {dropout} (TransformerConfig's default is 0.1): dropout is not served, set 0"),
         (config.context_parallel_size > 1,
@@ -99,7 +94,7 @@ def _check_config(config):
         (granularity == "selective" and "core_attn" in config.recompute_modules,
          f"recompute_modules has 'core_attn', which is not served: {_RECOMPUTES}"),
         (offloads, "offload_modules has 'core_attn': attention keeps its own Q, K and V for backward"),
-    ))
+    )
 
 
 def _group_of(pg_collection):
@@ -128,6 +123,7 @@ def _cu_seqlens_of_rows(layer, s, b) -> torch.Tensor:
     """[b + 1] of b documents of s tokens: one tensor for the layers of a forward, which come in ascending order.
 
     Megatron hands the layers nothing that belongs to their forward alone, so a forward is a run of successive layers.
+    With interleaved stages, those of another micro-batch may come between them: `_of_rows` refuses that.
     """
     last = _latest.get()
     goes_on = last is not None and last.layer + 1 == layer and last.shape == (s, b)
@@ -138,13 +134,17 @@ def _cu_seqlens_of_rows(layer, s, b) -> torch.Tensor:
 
 def _check_mask(mask, s):
     """Refuses a mask that hides more or less than keys behind their query. True hides."""
-    if mask is None or _checked.get(mask) == mask._version:
+    if mask is None:
+        return
+    version = None if mask.is_inference() else mask._version  # None: nobody can tell whether it was written to
+    if version is not None and _checked.get(mask) == version:
         return
     causal = torch.ones(s, s, dtype=torch.bool, device=mask.device).triu(1)
     if mask.shape[-2:] != causal.shape or mask.dtype != torch.bool or not (mask == causal).all():
         raise ValueError("attention_mask is not the causal one: padding is not served, and documents are given by "
                          "packed_seq_params with qkv_format = 'thd'")
-    _checked[mask] = mask._version
+    if version is not None:
+        _checked[mask] = version
 
 
 class CoreAttention(MegatronModule):
@@ -158,11 +158,11 @@ class CoreAttention(MegatronModule):
         """
         super().__init__(config=config)
         _check_config(config)
-        _refuse((
+        refuse(
             (attention_type == "cross", "cross attention is not served"),
             (attn_mask_type not in _CAUSAL, f"attn_mask_type = {attn_mask_type}: causal or padding_causal"),
             (attention_dropout, f"attention_dropout = {attention_dropout}: dropout is not served"),
-        ))
+        )
         window = config.window_size
         if not is_layer_window_attention(window, config.window_attn_skip_freq, layer_number):
             window = (-1, 0)
@@ -203,14 +203,14 @@ class CoreAttention(MegatronModule):
 
     def _of_packed(self, query, key, value, attention_mask, packed):
         cu_seqlens = packed.cu_seqlens_q
-        _refuse((
+        refuse(
             (packed.qkv_format != "thd",
              f"packed_seq_params.qkv_format = {packed.qkv_format!r}: 'thd', or no packed_seq_params"),
             (cu_seqlens is None, "packed_seq_params.cu_seqlens_q is None: [documents + 1]"),
             (attention_mask is not None, "attention_mask beside packed_seq_params: None"),
             (packed.cp_group is not None and packed.cp_group.size() > 1 or (packed.local_cp_size or 1) > 1,
              "packed_seq_params.cp_group has several ranks: context parallelism is not served"),
-        ))
+        )
         for name in ("cu_seqlens_q_padded", "cu_seqlens_kv_padded"):
             padded = getattr(packed, name)
             if padded is not None and padded is not cu_seqlens and not torch.equal(padded, cu_seqlens):
@@ -219,8 +219,13 @@ class CoreAttention(MegatronModule):
         return self._attend(query, key, value, cu_seqlens, cu_seqlens_k)
 
     def _of_rows(self, query, key, value, attention_mask, trains):
-        if trains and _is_checkpointed():
-            raise ValueError("attention under torch.utils.checkpoint needs packed_seq_params with qkv_format = 'thd'")
+        interleaved = self.config.virtual_pipeline_model_parallel_size or 1
+        refuse(
+            (trains and interleaved > 1,
+             f"virtual_pipeline_model_parallel_size = {interleaved} needs packed_seq_params with qkv_format = 'thd'"),
+            (trains and _is_checkpointed(),
+             "attention under torch.utils.checkpoint needs packed_seq_params with qkv_format = 'thd'"),
+        )
         s, b = query.shape[:2]
         _check_mask(attention_mask, s)
         rows = [x.transpose(0, 1).flatten(0, 1) for x in (query, key, value)]

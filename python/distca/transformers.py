@@ -35,6 +35,8 @@ from transformers.masking_utils import sdpa_mask  # noqa: E402
 
 from distca._attention import attention  # noqa: E402
 from distca._nano_batches import parts_of, run_in_parts  # noqa: E402
+from distca._ping_pong import require_greenlet  # noqa: E402
+from distca._served import refuse  # noqa: E402
 
 __all__ = ["attach", "cu_seqlens_of"]
 
@@ -83,16 +85,17 @@ def attach(model: PreTrainedModel, nano_batches: int = 1, group=None) -> None:
       the mean of a rank's targets and it has none, it is 0.
     group: a process group or a DeviceMesh of one dimension; None for all ranks, or for this process if there are none.
 
-    Raises ValueError that says why a model cannot be served.
+    Raises ValueError that says why a model cannot be served, and ImportError where nano_batches=2 lacks greenlet. The
+    model is then as it was.
     """
     _check_model(model)
     if nano_batches not in (1, 2):
         raise ValueError(f"nano_batches = {nano_batches}: 1 or 2")
+    if nano_batches == 2:
+        require_greenlet()
+    attached = _Attached(nano_batches, group, _linear_work(model) if nano_batches == 2 else 0)
     model.set_attn_implementation(_NAME)
-    if model.config._attn_implementation != _NAME:
-        raise ValueError(f"{type(model).__name__} does not use the attention interface of Transformers")
     inner = model.forward.__func__  # copies of the model are attached, too
-    attached = _Attached(nano_batches, group, _linear_work(model) if nano_batches > 1 else 0)
 
     @torch.compiler.disable(recursive=False)  # it reads the batch; the model's own forward is compiled
     def forward(self, *arguments, **keywords):
@@ -119,6 +122,8 @@ def cu_seqlens_of(model: PreTrainedModel):
 
     def of_batch(batch):
         tokens = _tokens_of(batch)
+        if tokens is None:
+            raise ValueError("the batch has neither input_ids nor inputs_embeds: what the model is called with")
         parts = parts_of(tuple(tokens.shape[:2]), batch, attached.nano_batches)
         batch[_AHEAD] = _Ahead(parts)
         return [part.cu_seqlens for part in parts]
@@ -127,9 +132,20 @@ def cu_seqlens_of(model: PreTrainedModel):
 
 
 def _linear_work(model) -> int:
-    """Multiply-adds of a layer outside of attention, for a token: the weights of its linear maps."""
-    linear = [module for module in model.base_model.modules() if isinstance(module, torch.nn.Linear)]
-    return sum(module.weight.numel() for module in linear) // model.config.num_hidden_layers
+    """Multiply-adds of a layer outside of attention, for a token, as the mean of the decoder's layers.
+
+    Counted is each weight of the decoder that has two or more dimensions and is no embedding. Of the weights of experts
+    it is the share that a token meets, where the config says how many experts there are and how many a token meets.
+    """
+    config, decoder = model.config.get_text_config(), model.get_decoder()
+    experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
+    met = getattr(config, "num_experts_per_tok", None)
+    share = met / experts if met and experts else 1
+    embeddings = {id(module.weight) for module in decoder.modules() if isinstance(module, torch.nn.Embedding)}
+    weights = [(name, weight) for name, weight in decoder.named_parameters()
+               if weight.dim() >= 2 and id(weight) not in embeddings]
+    counted = sum(weight.numel() * (share if "experts" in name.split(".") else 1) for name, weight in weights)
+    return int(counted) // config.num_hidden_layers
 
 
 def _tokens_of(given):
@@ -147,6 +163,10 @@ def _check_model(model):
     config = model.config
     if config.is_encoder_decoder or not model.can_generate():
         raise ValueError(f"{name} is no causal language model with a decoder alone")
+    if not all(one._can_set_attn_implementation() for one in (model, model.get_decoder())
+               if isinstance(one, PreTrainedModel)):
+        raise ValueError(f"{name} does not use the attention interface of Transformers")
+    config = config.get_text_config()
     if getattr(config, "is_causal", True) is False or getattr(config, "use_bidirectional_attention", False):
         raise ValueError(f"{name} has attention that is not causal: it is not served")
     if not (model._supports_flash_attn and model._supports_sdpa):
@@ -210,7 +230,7 @@ def _check_call(model, given, trains):
     mask = given.get("attention_mask")
     tokens = _tokens_of(given)
     dtype = next(model.parameters()).dtype
-    refusals = (
+    refuse(
         (given.get("past_key_values") is not None or (trains and given.get("use_cache")),
          "a KV cache is not served in training: use_cache=False, and no past_key_values"),
         (mask is not None and getattr(mask, "ndim", 0) != 2,
@@ -224,9 +244,6 @@ def _check_call(model, given, trains):
          "float16 is not served: torch.float32, torch.bfloat16 or torch.float64"),
         (_has_context_parallelism(), "context parallelism of Accelerate is on: attention is shared out already"),
     )
-    for wrong, line in refusals:
-        if wrong:
-            raise ValueError(line)
 
 
 def _has_context_parallelism() -> bool:
@@ -256,7 +273,7 @@ def _attention(module, query, key, value, attention_mask, dropout=0.0, scaling=N
                is_causal=None, s_aux=None, distca_documents=None, **others):
     """O [batch, tokens, heads, head_dim_v] of query [batch, heads, tokens, head_dim], and None for probabilities."""
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    refusals = (
+    refuse(
         (dropout, f"dropout = {dropout}: dropout of attention is not served (attention_dropout=0 in the config)"),
         (softcap is not None, f"softcap = {softcap}: softcap is not served"),
         (s_aux is not None, "s_aux: attention sinks are not served"),
@@ -270,9 +287,6 @@ def _attention(module, query, key, value, attention_mask, dropout=0.0, scaling=N
         (distca_documents is not None and key.shape[2] != query.shape[2],
          f"{query.shape[2]} queries and {key.shape[2]} keys: cross attention is not served"),
     )
-    for wrong, line in refusals:
-        if wrong:
-            raise ValueError(line)
     if distca_documents is None:  # generation
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, is_causal=causal,
                                       **others)

@@ -28,6 +28,7 @@ from megatron.core.transformer import TransformerConfig  # noqa: E402
 import distca as ours  # noqa: E402
 
 VOCABULARY = 64
+NO_TARGET = -100  # as of cross_entropy
 
 
 class Sdpa(torch.nn.Module):
@@ -133,12 +134,15 @@ def shards(model, reference):
 
 
 class Batch:
-    """Tokens and targets of documents, packed."""
+    """Tokens and targets of documents, packed. Without a document, one token of padding that has no target."""
 
     def __init__(self, lengths, seed):
+        is_empty, lengths = not lengths, lengths or [1]
         generator = torch.Generator().manual_seed(seed)
         self.tokens = torch.randint(VOCABULARY, (1, sum(lengths)), generator=generator)
         self.labels = torch.randint(VOCABULARY, (1, sum(lengths)), generator=generator)
+        if is_empty:
+            self.labels.fill_(NO_TARGET)
         self.positions = torch.cat([torch.arange(length) for length in lengths])[None]
         self.lengths = lengths
 
@@ -164,10 +168,14 @@ class Rows:
         return model(self.tokens, self.positions, self.mask)
 
 
+def targets_of(labels):
+    return (labels != NO_TARGET).sum().item()
+
+
 def loss_of(labels, logits):
     wide = logits.double() if logits.dtype == torch.float64 else logits.float()
     loss = F.cross_entropy(wide.flatten(0, 1), labels.flatten(), reduction="sum")
-    return loss, torch.tensor(labels.numel(), dtype=torch.int), {"loss": loss.detach()}
+    return loss, torch.tensor(targets_of(labels), dtype=torch.int), {"loss": loss.detach()}
 
 
 def forward_step(batches, model):
@@ -177,7 +185,7 @@ def forward_step(batches, model):
 
 def share_of_a_token(batches):
     """1 / tokens, as Megatron rounds it: to float32 whatever the model computes in."""
-    return (1.0 / torch.tensor(sum(batch.labels.numel() for batch in batches), dtype=torch.int)).item()
+    return (1.0 / torch.tensor(sum(targets_of(batch.labels) for batch in batches), dtype=torch.int)).item()
 
 
 def reference_of(config, batches):

@@ -25,6 +25,7 @@ LENGTHS = {  # of the documents, by DP rank and micro-batch
     "one token": [[[1], [1, 400, 1], [1, 1]], [[1, 1], [1], [257, 1]]],
     "a long document": [[[1200], [3, 2], [20]], [[31], [9], [2, 2]]],
     "a rank with little work": [[[1], [2], [1]], [[700, 90], [350], [500]]],
+    "an empty rank": [[[], [31], []], [[40, 211], [1, 7], [64]]],
     "rows": [[(2, 70), (1, 301), (3, 5)], [(1, 40), (2, 40), (1, 9)]],  # sequences and their length, not packed
 }
 WINDOWS = [None, (20, 0)]

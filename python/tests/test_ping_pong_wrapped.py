@@ -137,6 +137,51 @@ def test_fsdp2_where_layers_come_twice(two_ranks):
     assert max(two_ranks.run(layers_that_come_twice)) < 1e-10
 
 
+def nested(*bodies):
+    """The first two in a ping_pong that is a body of another one."""
+    first, second, third = bodies
+    return ours.ping_pong(lambda: sum(ours.ping_pong(first, second)), third)
+
+
+def is_sharded(model):
+    return all(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
+def in_ping_pong_of_a_body():
+    """The worst difference of a gradient to sdpa's, and whether every layer is sharded after an evaluation."""
+    batches = nano_batches(3, dist.get_rank())
+    wanted = gradients_of(Headed(sdpa), batches, one_by_one)
+    for one in wanted:
+        dist.all_reduce(one)
+    model = sharded(balanced, True)
+    with torch.no_grad():
+        nested(*[functools.partial(model, *batch) for batch in batches])
+    after_evaluation = is_sharded(model)
+    return worst(gathered(model, batches, nested)[0], [one / 2 for one in wanted]), after_evaluation
+
+
+def test_fsdp2_where_a_body_calls_ping_pong(two_ranks):
+    """A layer that stays gathered is not gathered again after an optimizer step: the next forward has old weights."""
+    for difference, after_evaluation in two_ranks.run(in_ping_pong_of_a_body):
+        assert difference < 1e-10 and after_evaluation
+
+
+def where_a_body_raises():
+    model = sharded(sdpa_in_turns, True)
+
+    def fail(*_):
+        raise KeyError("the data")
+
+    model.model.layers[1].norm.register_forward_pre_hook(fail)
+    with pytest.raises(KeyError, match="the data"):
+        ours.ping_pong(*[functools.partial(model, *batch) for batch in nano_batches(2, dist.get_rank())])
+    return is_sharded(model)
+
+
+def test_fsdp2_leaves_no_layer_gathered_where_a_body_raises(two_ranks):
+    assert all(two_ranks.run(where_a_body_raises))
+
+
 def mixed_precision():
     batches = nano_batches(2, dist.get_rank())
     policy = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float64)

@@ -45,8 +45,9 @@ def test_loss_and_gradients_are_those_of_one_process(two_ranks, three_ranks, cas
     check(two_ranks if case[-1] == 2 else three_ranks, *case)
 
 
-def test_the_whole_model_compiled(two_ranks):
-    check(two_ranks, "llama", "fp64", "odd", "none", 1, "ddp", "whole", 2)
+@pytest.mark.parametrize("nano_batches", [1, 2])
+def test_the_whole_model_compiled(two_ranks, nano_batches):
+    check(two_ranks, "llama", "fp64", "odd", "none", nano_batches, "ddp", "whole", 2)
 
 
 GRID = list(itertools.product(*(VALUES[name] for name in VALUES if name not in ("lengths", "size"))))

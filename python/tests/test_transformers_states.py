@@ -137,6 +137,23 @@ def test_batches_are_planned_ahead(two_ranks, nano_batches):
         assert worst < 1e-10 and made == [0, 0]
     with pytest.raises(ValueError, match="this LlamaForCausalLM is not attached"):
         distca.transformers.cu_seqlens_of(make())
+    with pytest.raises(ValueError, match="^the batch has neither input_ids nor inputs_embeds"):
+        distca.transformers.cu_seqlens_of(attached())({"labels": torch.zeros(1, 4)})
+
+
+def train_ahead_with_lengths():
+    """The plans made within the steps, where batches say where documents begin and nobody says how to plan them."""
+    steps, made = [[[40, 7], [5, 3]], [[21], [6]], [[9, 33], [400]], [[700, 3], [8, 8]]], []
+    model = attached()
+    for batch in distca.plan_ahead([packed(documents_of(step[dist.get_rank()]), with_lengths=True) for step in steps]):
+        before = ops.counts(name_of(None))[-1]
+        model(**batch).loss.backward()
+        made.append(ops.counts(name_of(None))[-1] - before)
+    return made[2:]
+
+
+def test_batches_that_say_where_documents_begin_are_planned_ahead(two_ranks):
+    assert two_ranks.run(train_ahead_with_lengths) == [[0, 0]] * 2
 
 
 def verify():
@@ -285,6 +302,43 @@ def test_what_is_not_served_is_refused_before_a_message(two_ranks):
                 with pytest.raises(ValueError, match=line):
                     raise ValueError(one)
                 assert "\n" not in one
+
+
+def gemma_of_images():
+    """A model whose config has the decoder's within."""
+    torch.manual_seed(5)
+    return transformers.Gemma3ForConditionalGeneration(transformers.Gemma3Config(
+        text_config=dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, head_dim=8,
+                         num_attention_heads=4, num_key_value_heads=2, use_cache=False),
+        vision_config=dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+                           image_size=28, patch_size=14), mm_tokens_per_image=4)).double()
+
+
+def test_nano_batches_of_a_config_in_a_config():
+    want, model = gemma_of_images(), gemma_of_images()
+    distca.transformers.attach(model, nano_batches=2)
+    given = packed(documents_of([9, 14, 3]))
+    assert (model(**given).logits - want(**given).logits).abs().max() < 1e-5  # norms compute in fp32
+
+
+def test_linear_work_is_that_of_a_token():
+    sizes = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+                 num_key_value_heads=4, head_dim=8)
+    projections, one_expert = 4 * 32 * 32, 3 * 32 * 48
+    gpt2 = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4))
+    mixtral = transformers.MixtralForCausalLM(transformers.MixtralConfig(
+        **sizes, num_local_experts=5, num_experts_per_tok=2))
+    for model, wanted in ((make(num_key_value_heads=4), projections + one_expert), (gpt2, 12 * 32 * 32),
+                          (mixtral, projections + 5 * 32 + 2 * one_expert)):
+        assert distca.transformers._linear_work(model) == wanted
+
+
+def test_without_greenlet_a_model_stays_as_it_is(monkeypatch):
+    monkeypatch.setitem(sys.modules, "greenlet", None)
+    model = make()
+    with pytest.raises(ImportError, match="needs the package greenlet: pip install greenlet"):
+        distca.transformers.attach(model, nano_batches=2)
+    assert model.config._attn_implementation == "sdpa" and not hasattr(model.forward, "distca")
 
 
 def refused_models():
