@@ -26,7 +26,7 @@ import python as training
 
 # Of a size at which each exchange is shorter than what it can run under: dispatch under linear work, O and gradients
 # under attention.
-MODEL = training.MODEL | dict(hidden_size=512, intermediate_size=1408, num_hidden_layers=3, num_attention_heads=8,
+MODEL = training.MODEL | dict(hidden_size=512, intermediate_size=1408, num_hidden_layers=2, num_attention_heads=8,
                               num_key_value_heads=1)
 NAMES = ["distca_bench_0", "distca_bench_1"]
 NEW_NET = 0x40000000  # CLONE_NEWNET

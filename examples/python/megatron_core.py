@@ -68,6 +68,7 @@ def main():
         dist.all_reduce(loss.detach_())
         if dist.get_rank() == 0:
             print(f"step {step} loss {loss.item() / number.item():.6f}")
+    dist.barrier()  # a process that ends while another one still talks may abort within Gloo
     dist.destroy_process_group()
 
 
