@@ -91,8 +91,8 @@ class Rank:
             distca.transformers.attach(model, nano_batches=nano_batches)
             self.models[nano_batches] = model
         half = options.tokens // 2
-        self.halves = [training.Rank.batch(self, [half] if rank == 0 else [half // 4] * 4) for _ in range(2)]
-        self.whole = training.Rank.batch(self, [half] * 2 if rank == 0 else [half // 4] * 8)
+        self.halves = [training.Rank.batch(self, [half] if rank == 0 else [half // 2] * 2) for _ in range(2)]
+        self.whole = training.Rank.batch(self, [half] * 2 if rank == 0 else [half // 2] * 4)
 
     def step(self, nano_batches):
         """Both do the same work: without overlap, one half of the batch behind the other."""

@@ -104,6 +104,16 @@ KernelRequest kernel_request(const Shape& shape, const CoreAttentionOptions& opt
 
 constexpr size_t kRememberedPlans = 8;  // beside those of layers under way
 
+/// In errors.
+const char* name_of(Content content) {
+  switch (content) {
+    case Content::kQkv: return "Q, K, V of forward";
+    case Content::kO: return "O of forward";
+    case Content::kDO: return "dO of backward";
+    default: return "gradients of backward";
+  }
+}
+
 }  // namespace
 
 struct CoreAttention::Engine {
@@ -154,7 +164,7 @@ class Layer {
  private:
   void reserve(BufferRole role, const MessageList& messages);
   LayerPass pass();
-  std::unique_ptr<PendingExchange> send(Content content, const char* what);
+  std::unique_ptr<PendingExchange> issue(Content content, Directions directions);
   void compute_tasks();
 
   std::shared_ptr<CoreAttention::Engine> engine_;
@@ -164,7 +174,7 @@ class Layer {
   const int exceptions_ = std::uncaught_exceptions();
   Round round_;
   Buffers buffers_;
-  std::unique_ptr<PendingExchange> to_servers_, to_homes_;  // null: no messages
+  std::unique_ptr<PendingExchange> to_servers_, from_servers_, to_homes_;  // null: no messages
   bool done_ = false;
 };
 
@@ -176,15 +186,20 @@ Layer::Layer(std::shared_ptr<CoreAttention::Engine> engine, std::shared_ptr<Rank
       pass_(pass),
       call_(engine_->calls++) {
   const AttentionExchange& exchange = plan_->exchange;
-  if (pass_ == Pass::kForward) {
+  const bool forward = pass_ == Pass::kForward;
+  const Content result = forward ? Content::kO : Content::kGradient;
+  reserve(forward ? BufferRole::kOIn : BufferRole::kGradientIn, exchange.servers(result));
+  // First, so that servers hear of it before this rank's messages fill the wire.
+  from_servers_ = issue(result, Directions::kReceives);
+  if (forward) {
     reserve(BufferRole::kQkvOut, exchange.servers(Content::kQkv));
     reserve(BufferRole::kQkvIn, exchange.homes(Content::kQkv));
-    to_servers_ = send(Content::kQkv, "Q, K, V of forward");
+    to_servers_ = issue(Content::kQkv, Directions::kBoth);
   } else {
     buffers_[static_cast<size_t>(BufferRole::kQkvIn)] = std::move(received_qkv);
     reserve(BufferRole::kDOOut, exchange.servers(Content::kDO));
     reserve(BufferRole::kDOIn, exchange.homes(Content::kDO));
-    to_servers_ = send(Content::kDO, "dO of backward");
+    to_servers_ = issue(Content::kDO, Directions::kBoth);
   }
   engine_->to_compute.push_back(this);
 }
@@ -221,11 +236,12 @@ LayerPass Layer::pass() {
   return pass;
 }
 
-std::unique_ptr<PendingExchange> Layer::send(Content content, const char* what) {
+std::unique_ptr<PendingExchange> Layer::issue(Content content, Directions directions) {
   const LayerPass layer = pass();
-  engine_->parts.pack(layer, content);
+  if (directions != Directions::kReceives) engine_->parts.pack(layer, content);
   const uint32_t tag = (2 * call_ + (goes_home(content) ? 1 : 0)) % kExchangeTags;
-  return engine_->parts.issue(layer, content, tag, fmt::format("{} {}", what, call_));
+  return engine_->parts.issue(layer, content, tag, fmt::format("{} {}", name_of(content), call_),
+                              directions);
 }
 
 /// This layer's and those that were called before it: another rank may wait for theirs.
@@ -246,17 +262,11 @@ void Layer::compute_tasks() {
   if (exchange.converts_gradients() && !forward)
     reserve(BufferRole::kAccumulators, exchange.homes(Content::kAccumulator));
   reserve(forward ? BufferRole::kOOut : BufferRole::kGradientOut, exchange.homes(result));
-  reserve(forward ? BufferRole::kOIn : BufferRole::kGradientIn, exchange.servers(result));
-  const auto send_home = [&] {
-    to_homes_ = send(result, forward ? "O of forward" : "gradients of backward");
-  };
-  const bool serves = !exchange.tasks_of(TaskSet::kAway).empty();
-  if (!serves) send_home();
   for (const TaskSet set : plan_->sets) {
-    const bool away = serves && (set == TaskSet::kAway || set == TaskSet::kAll);
+    const bool away = set == TaskSet::kAway || set == TaskSet::kAll;
     if (away && to_servers_) to_servers_->wait_received();
     engine_->parts.compute(pass(), set);
-    if (away) send_home();
+    if (away) to_homes_ = issue(result, Directions::kSends);
   }
 }
 
@@ -264,10 +274,10 @@ void Layer::wait() {
   if (done_) return;
   compute();
   const PlainTensors plain;
-  if (to_homes_) to_homes_->wait_received();
+  if (from_servers_) from_servers_->wait_received();
   engine_->parts.land(pass());
   DISTCA_CHECK(home.is_complete(pass_), "a pass of a layer lacks tasks or messages");
-  for (std::unique_ptr<PendingExchange>* pending : {&to_servers_, &to_homes_}) {
+  for (std::unique_ptr<PendingExchange>* pending : {&to_servers_, &from_servers_, &to_homes_}) {
     if (*pending) (*pending)->wait();
     pending->reset();
   }

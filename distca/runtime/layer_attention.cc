@@ -141,22 +141,28 @@ void LayerAttention::pack(const LayerPass& layer, Content content) {
 }
 
 std::unique_ptr<PendingExchange> LayerAttention::issue(const LayerPass& layer, Content content,
-                                                       uint32_t tag, std::string_view operation) {
-  const auto messages_of = [tag](const MessageList& list, std::span<std::byte> memory) {
+                                                       uint32_t tag, std::string_view operation,
+                                                       Directions directions) {
+  const auto messages_of = [tag](const MessageList& list, std::span<std::byte> memory,
+                                 int64_t& bytes) {
     std::vector<Message> messages;
     messages.reserve(list.messages.size());
     for (const auto& [peer, offset, size] : list.messages) {
       messages.push_back({peer, tag, memory.data() + offset, size});
     }
+    bytes += list.bytes;
     return messages;
   };
-  const MessageList &sent = layer.exchange.sent(content),
-                    &received = layer.exchange.received(content);
-  if (sent.empty() && received.empty()) return nullptr;
-  bytes_.sent += sent.bytes;
-  bytes_.received += received.bytes;
-  return comm_.exchange(messages_of(sent, layer.of(sent_from(content))),
-                        messages_of(received, layer.of(received_into(content))), operation);
+  std::vector<Message> sends, receives;
+  if (directions != Directions::kReceives) {
+    sends = messages_of(layer.exchange.sent(content), layer.of(sent_from(content)), bytes_.sent);
+  }
+  if (directions != Directions::kSends) {
+    receives = messages_of(layer.exchange.received(content), layer.of(received_into(content)),
+                           bytes_.received);
+  }
+  if (sends.empty() && receives.empty()) return nullptr;
+  return comm_.exchange(sends, receives, operation);
 }
 
 void LayerAttention::land(const LayerPass& layer) {

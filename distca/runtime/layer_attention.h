@@ -51,6 +51,9 @@ struct KernelTasks {
 using ExchangeTasks = std::array<KernelTasks, kNumTaskSets>;  // [TaskSet]
 ExchangeTasks kernel_tasks(const AttentionExchange& exchange);
 
+/// Which messages of an exchange.
+enum class Directions { kBoth, kSends, kReceives };
+
 /// One pass of one layer through an exchange. It borrows everything.
 struct LayerPass {
   const AttentionExchange& exchange;
@@ -79,9 +82,12 @@ class LayerAttention {
 
   /// Copies what travels to where it is sent from.
   void pack(const LayerPass& layer, Content content);
-  /// Hands the messages to the group. Returns null if there are none.
+  /// Hands the messages to the group. Returns null if there are none. Sends and receives of a
+  /// content may be issued apart: the peer learns of a receive by a message of its own, which
+  /// waits behind whatever was sent before.
   std::unique_ptr<PendingExchange> issue(const LayerPass& layer, Content content, uint32_t tag,
-                                         std::string_view operation);
+                                         std::string_view operation,
+                                         Directions directions = Directions::kBoth);
   /// Puts O and LSE, which have arrived, in their place. Gradients are added later, when the pass
   /// completes. Completes the pass if all tasks have been computed.
   void land(const LayerPass& layer);
