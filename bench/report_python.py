@@ -81,7 +81,7 @@ def python(out, head, lines):
 WIRE = """\
 A Llama of Transformers {transformers}, forward and backward; 2 processes in network namespaces of their own, each with 1
 thread pinned to a core, joined by a veth pair whose directions a token bucket limits to {mb_per_s} MB/s; {tokens:,} tokens
-each. Rank 0 has two documents, rank 1 has eight of a quarter of the length. no overlap: the two halves of the batch one
+each. Rank 0 has two documents, rank 1 has four of half the length. no overlap: the two halves of the batch one
 behind the other. open: a ping-pong while the wire has no limit. A step lasts from a barrier to the later rank's end.
 Ratios: median over {rounds} interleaved rounds with its 95 % interval; A/A: the same arm against itself."""
 
