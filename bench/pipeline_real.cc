@@ -23,6 +23,7 @@ namespace distca::bench {
 namespace {
 
 constexpr int kStages = 2, kMicroBatches = 4, kLayers = 2;  // layers of a stage
+constexpr int64_t kTolerancePpm = 2'000;  // between processes of one machine, bytes are cheap
 
 /// What there is to compute. The MLP's width decides how much of it is core attention.
 struct RealSetting {
@@ -128,7 +129,8 @@ class RealMeasurer {
                                    .shape = model_.shape().attention,
                                    .speed = speeds_.speed,
                                    .ends = {speeds_.ends.begin(), speeds_.ends.end()},
-                                   .bytes_per_us = speeds_.bytes_per_us}));
+                                   .bytes_per_us = speeds_.bytes_per_us,
+                                   .tolerance_ppm = kTolerancePpm}));
   }
   StepInput input_of(Way way, const BatchLengths& batch) const {
     if (way == kDataParallel) {

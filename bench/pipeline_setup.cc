@@ -105,6 +105,7 @@ PipelineStepRequest step_request(PipelineArm arm, const ArmRequest& of) {
   request.slots = is_at_home(arm) ? 1 : 2;
   request.shape = of.shape;
   request.options.scheduler = is_at_home(arm) ? "local" : "balanced";
+  if (!is_at_home(arm)) request.options.tolerance_ppm = of.tolerance_ppm;
   request.evenness = arm == PipelineArm::kAttentionEven ? Evenness::kAttention : Evenness::kWhole;
   request.speeds.assign(static_cast<size_t>(of.grid.num_ranks()), of.speed);
   request.ends = of.ends;

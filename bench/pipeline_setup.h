@@ -67,6 +67,7 @@ struct ArmRequest {
   std::vector<EndsTime> ends;  // [stage]; empty: no time
   int64_t bytes_per_us = 0;    // as PipelineRequest's
   FillTicks fill_ticks = FillTicks::kExact;
+  int64_t tolerance_ppm = PlanOptions::kOwnTolerance;  // of arms whose attention is balanced
 };
 PipelineStepRequest step_request(PipelineArm arm, const ArmRequest& request);
 

@@ -81,12 +81,13 @@ def paced_setting(out, lines):
 
 
 REAL = """\
-Two stages of a small Llama in fp32, a process and a core each, {micro_batches} micro-batches of two nano-batches; weights are not
-updated. Speeds are measured in steps of 1F1B before all else, and plans are made with them. least and closed-form idle: of the
-ticks' closed form at these speeds. step: from a barrier to the end of the last rank. idle: mean over ranks of waits for messages
-and for the last rank, over the step. exchange: processor time of a rank, of the step, that is not an operation of the compute
-stream: packing, messages and the group's threads. Rounds take {batches} batches in turn; {rounds} rounds, {shown_rounds} of what
-is only shown. Ratios and A/A as in every benchmark."""
+Two stages of a small Llama in fp32, a process and a core each, {micro_batches} micro-batches of two nano-batches;
+weights are not updated. Speeds are measured in steps of 1F1B before all else, and plans are made with them, to a
+tolerance of .002. least and closed-form idle: of the ticks' closed form at these speeds. step: from a barrier to the
+end of the last rank. idle: mean over ranks of waits for messages and for the last rank, over the step. exchange:
+processor time of a rank, of the step, that is not an operation of the compute stream: packing, messages and the group's
+threads. Rounds take {batches} batches in turn; {rounds} rounds, {shown_rounds} of what is only shown. Ratios and A/A as
+in every benchmark."""
 
 
 def real(out, head, lines):
