@@ -81,18 +81,24 @@ int64_t Assignment::keys_end(int server, int64_t document) const {
 }
 
 /// visit(part): the parts of `tokens` that none of the others reads, from others.rest[next] on and
-/// then others.run.
+/// then others.run. What others read mostly cuts off an end; only within it does it leave two
+/// parts.
 template <typename Visit>
-void Assignment::unread(const Range& tokens, Range Piece::*side, const Others& others, size_t next,
+void Assignment::unread(Range tokens, Range Piece::*side, const Others& others, size_t next,
                         const Visit& visit) const {
-  if (tokens.empty()) return;
-  if (next == others.rest.size() + others.run.size()) return visit(tokens);
-  const Piece& other =
-      next < others.rest.size() ? others.rest[next] : others.run[next - others.rest.size()];
-  if (&other == others.skip) return unread(tokens, side, others, next + 1, visit);
-  const Range& read = other.*side;
-  unread({tokens.begin, std::min(tokens.end, read.begin)}, side, others, next + 1, visit);
-  unread({std::max(tokens.begin, read.end), tokens.end}, side, others, next + 1, visit);
+  const size_t num_rest = others.rest.size(), count = num_rest + others.run.size();
+  for (; next < count && !tokens.empty(); ++next) {
+    const Piece& other = next < num_rest ? others.rest[next] : others.run[next - num_rest];
+    const Range& read = other.*side;
+    if (read.end <= tokens.begin || read.begin >= tokens.end || &other == others.skip) continue;
+    if (read.begin <= tokens.begin) {
+      tokens.begin = read.end;
+    } else {
+      if (read.end < tokens.end) unread({read.end, tokens.end}, side, others, next + 1, visit);
+      tokens.end = read.begin;
+    }
+  }
+  if (!tokens.empty()) visit(tokens);
 }
 
 template <typename Visit>

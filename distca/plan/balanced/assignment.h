@@ -119,7 +119,7 @@ class Assignment {
     std::span<const Piece> rest;
   };
   template <typename Visit>
-  void unread(const Range& tokens, Range Piece::*side, const Others& others, size_t next,
+  void unread(Range tokens, Range Piece::*side, const Others& others, size_t next,
               const Visit& visit) const;
   /// Calls visit(home worker, toll) for each part of what `server` fetches for the piece alone.
   template <typename Visit>

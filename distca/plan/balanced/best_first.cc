@@ -17,7 +17,8 @@ BestFirst::BestFirst(const PlanRequest& request, Assignment& state)
     : cluster_(request.cluster),
       state_(state),
       bound_(load_bounds(request, state.total_load())),
-      know_(request.nano_batch.documents.size()) {
+      know_(request.nano_batch.documents.size()),
+      listed_(state.num_servers(), 0) {
   for (const HomeSegment& home : state_.homes().all()) note_knowing(home.document, home.worker);
   for (int server = 0; server < state_.num_servers(); ++server) {
     for (const Piece& piece : state_.pieces(server)) note_knowing(piece.document, server);
@@ -61,11 +62,12 @@ void BestFirst::hand_over(int from, size_t index, const Piece& part, int to) {
 const std::vector<int>& BestFirst::likely_receivers(int donor, const Piece& piece,
                                                     size_t strangers) {
   receivers_.clear();
+  listed_[donor] = ++list_;
   const std::vector<int>& order = by_room();
   const auto add = [&](int server) {
-    if (server != donor && may_take(server, donor) && !contains(receivers_, server)) {
-      receivers_.push_back(server);
-    }
+    if (listed_[server] == list_) return;
+    listed_[server] = list_;
+    if (may_take(server, donor)) receivers_.push_back(server);
   };
   for (const int64_t load : {excess(donor), piece.load}) {
     const auto less = std::partition_point(order.begin(), order.end(),

@@ -97,6 +97,8 @@ class BestFirst {
 
   std::vector<std::vector<int>> know_;  // [document] servers that hold or once read some of it
   std::vector<int> receivers_;          // result of likely_receivers()
+  std::vector<int64_t> listed_;         // [server] the last list that it was considered for
+  int64_t list_ = 0;                    // number of the list in receivers_
 };
 
 }  // namespace distca

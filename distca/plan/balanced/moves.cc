@@ -18,14 +18,34 @@ int64_t fair_receive(const PlanRequest& request) {
   return longest * request.shape.kv_token_bytes();
 }
 
+double least_byte_price(const PlanRequest& request) {
+  const Cluster& cluster = request.cluster;
+  return static_cast<double>(std::min(byte_price(cluster.inside), byte_price(cluster.between)));
+}
+
+/// The last r of e rows have about r (e - r / 2) pairs. Where r rows and e keys travel, and a row
+/// costs `a` times as much as a key, a pair costs least at the share x = r / e that solves
+/// a x^2 / 2 + x = 1. This is e times its price then, a little less for rounding.
+double least_pair_price(const PlanRequest& request) {
+  const AttentionShape& shape = request.shape;
+  const auto rows = static_cast<double>(shape.q_token_bytes() + shape.o_token_bytes());
+  const auto keys = static_cast<double>(shape.kv_token_bytes());
+  const double a = rows / keys;
+  const double x = std::min(1.0, (std::sqrt(1 + 2 * a) - 1) / a);
+  return least_byte_price(request) * (x * rows + keys) / (x * (1 - x / 2)) * (1 - 1e-9);
+}
+
 }  // namespace
 
 Mover::Mover(const PlanRequest& request, Assignment& state)
     : BestFirst(request, state),
       rows_(request.shape, state.task_price()),
       fair_receive_(fair_receive(request)),
-      least_row_price_(std::min(byte_price(cluster_.inside), byte_price(cluster_.between)) *
-                       (request.shape.q_token_bytes() + request.shape.o_token_bytes())),
+      least_row_price_(
+          least_byte_price(request) *
+          static_cast<double>(request.shape.q_token_bytes() + request.shape.o_token_bytes())),
+      least_pair_price_(least_pair_price(request)),
+      whole_keys_(request.shape.window_left < 0),
       crumb_(state.total_load() / state.num_servers() / 100),
       even_receives_(request.even_receives),
       noted_(state.num_servers()) {
@@ -49,17 +69,33 @@ double Mover::score(double price, int64_t useful) const {
   return price / (load * eighth);
 }
 
-std::optional<Move> Mover::priced(int receiver, int donor, size_t index, const Range& q) const {
-  const Piece& from = state_.pieces(donor)[index];
-  const Piece part = state_.whole_context(from.document, q, from.home);
+void Mover::look_at(int donor, size_t index) {
+  donor_ = donor;
+  index_ = index;
+  offers_.clear();
+}
+
+const Mover::Offer& Mover::offer_of(const Range& q) {
+  for (const Offer& offer : offers_) {
+    if (offer.part.q == q) return offer;
+  }
+  const Piece& from = state_.pieces(donor_)[index_];
+  Offer offer{.part = from};
+  if (q != from.q) offer.part = state_.whole_context(from.document, q, from.home);
+  const Rest rest = state_.without(from, q, offer.part.kv);
+  offer.saved = state_.to_shrink(donor_, index_, rest.span()).price;
+  return offers_.emplace_back(offer);
+}
+
+std::optional<Move> Mover::priced(int receiver, const Range& q) {
+  const auto& [part, saved] = offer_of(q);
   const Toll there = state_.to_add(receiver, part);
   if (there.blocked || !state_.within_caps(receiver, there.received, there.kept)) {
     return std::nullopt;
   }
-  const Rest rest = state_.without(from, part.q, part.kv);
-  Move move{.donor = donor, .index = index, .part = part, .receiver = receiver};
-  move.useful = std::min(part.load, excess(donor));
-  move.price = there.price - state_.to_shrink(donor, index, rest.span()).price;
+  Move move{.donor = donor_, .index = index_, .part = part, .receiver = receiver};
+  move.useful = std::min(part.load, excess(donor_));
+  move.price = there.price - saved;
   // Bytes beyond the fair limit count twice: several receivers rather than one.
   const int64_t received = state_.receive_bytes(receiver) + there.received;
   const int64_t beyond = std::min(received - fair_receive_, there.received);
@@ -72,18 +108,19 @@ std::optional<Move> Mover::priced(int receiver, int donor, size_t index, const R
   return move;
 }
 
-void Mover::consider(int receiver, int donor, size_t index, std::optional<Move>& best) const {
-  const Piece& piece = state_.pieces(donor)[index];
-  const LoadWish wish{std::min(excess(donor), room(receiver)), room(receiver)};
+/// Of equals neither, without even_receives_.
+bool Mover::goes_before(const Move& a, const Move& b) const {
+  return a.score < b.score || (even_receives_ && a.score == b.score &&
+                               state_.receive_bytes(a.receiver) < state_.receive_bytes(b.receiver));
+}
+
+void Mover::consider(int receiver, std::optional<Move>& best) {
+  const Piece& piece = state_.pieces(donor_)[index_];
+  const LoadWish wish{std::min(excess(donor_), room(receiver)), room(receiver)};
   const auto offer = [&](const Range& q) {
     if (q.empty()) return;
-    const auto move = priced(receiver, donor, index, q);
-    if (!move) return;
-    const bool ties = even_receives_ && best && move->score == best->score;
-    if (!best || move->score < best->score ||
-        (ties && state_.receive_bytes(receiver) < state_.receive_bytes(best->receiver))) {
-      best = move;
-    }
+    const auto move = priced(receiver, q);
+    if (move && (!best || goes_before(*move, *best))) best = move;
   };
   const auto offer_ending_at = [&](int64_t end) { offer(rows_.ending_at(end, piece.q, wish)); };
   if (piece.load <= wish.most) offer(piece.q);
@@ -105,28 +142,44 @@ std::vector<Range> Mover::rows_of_excess(int donor, const Piece& piece) const {
 }
 
 /// No shard of the piece can have a lower score: a document's head that the donor holds, so that
-/// every row has to travel and no key is saved. 0 where that is not so simple.
+/// every row has to travel and no key is saved. Where nobody else knows the document, its keys have
+/// to travel, too. 0 where that is not so simple.
 double Mover::least_score(int donor, const Piece& piece) const {
   if (!state_.task_price().in_pairs() || piece.q.begin > 0) return 0;
   if (state_.home_of(piece) != donor) return 0;
   const int64_t load = std::min(piece.load, excess(donor));
-  const double rows = static_cast<double>(load) / static_cast<double>(piece.q.end);
-  return score(rows * static_cast<double>(least_row_price_), load);
+  const auto end = static_cast<double>(piece.q.end);
+  const bool alone = whole_keys_ && knowing(piece.document).size() == 1;
+  const double rows = static_cast<double>(load) / (alone ? end + 1 : end);
+  return score(rows * (alone ? least_pair_price_ : least_row_price_), load);
 }
 
 std::optional<Move> Mover::best_move(int donor) {
+  const size_t count = state_.pieces(donor).size();
+  outlook_.clear();
+  for (size_t index = 0; index < count; ++index) {
+    outlook_.emplace_back(least_score(donor, state_.pieces(donor)[index]), index);
+  }
+  std::sort(outlook_.begin(), outlook_.end());
   std::optional<Move> best;
-  for (size_t index = 0; index < state_.pieces(donor).size(); ++index) {
-    if (best && least_score(donor, state_.pieces(donor)[index]) >= best->score) continue;
+  for (const auto& [least, index] : outlook_) {
+    if (best && least >= best->score) break;
+    look_at(donor, index);
+    std::optional<Move> here;
     for (const int receiver : likely_receivers(donor, state_.pieces(donor)[index], kStrangers)) {
-      consider(receiver, donor, index, best);
+      consider(receiver, here);
     }
+    if (!here) continue;
+    // Of equals, the one of the piece that stands first.
+    const bool first = !best || (!goes_before(*best, *here) && here->index < best->index);
+    if (first || goes_before(*here, *best)) best = here;
   }
   if (best || !has_caps(cluster_)) return best;
   for (const int receiver : by_room()) {  // caps forbid the likely ones
     if (room(receiver) <= 0) break;
-    for (size_t index = 0; index < state_.pieces(donor).size(); ++index) {
-      consider(receiver, donor, index, best);
+    for (size_t index = 0; index < count; ++index) {
+      look_at(donor, index);
+      consider(receiver, best);
     }
   }
   return best;
@@ -174,11 +227,12 @@ bool Mover::shed_one_block(int donor) {
   double lowest = ratio(donor);
   for (size_t index = 0; index < state_.pieces(donor).size(); ++index) {
     const Range q = state_.pieces(donor)[index].q;
+    look_at(donor, index);
     for (const Range& block : {Range{q.begin, std::min(q.begin + kBlockTokens, q.end)},
                                Range{round_down(q.end - 1, kBlockTokens), q.end}}) {
       const int receiver = lightest_with(state_.task_price().of_rows(block), donor);
       if (receiver < 0) return false;
-      const auto move = priced(receiver, donor, index, block);
+      const auto move = priced(receiver, block);
       if (!move) continue;
       const double after = std::max(ratio(donor, state_.load(donor) - move->part.load),
                                     ratio(receiver, state_.load(receiver) + move->part.load));

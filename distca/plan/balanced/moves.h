@@ -60,20 +60,37 @@ class Mover final : public BestFirst {
   void note_load(int server) override;
   void look_again(std::vector<Donor>& donors, const Move& made, int64_t document) override;
 
-  void consider(int receiver, int donor, size_t index, std::optional<Move>& best) const;
+  /// Rows of the piece at hand, and what the donor saves when it gives them away.
+  struct Offer {
+    Piece part;
+    int64_t saved = 0;  // price of bytes
+  };
+
+  bool goes_before(const Move& a, const Move& b) const;
+  void look_at(int donor, size_t index);
+  const Offer& offer_of(const Range& q);
+  void consider(int receiver, std::optional<Move>& best);
   bool shed_one_block(int donor);  // false: none helps
-  std::optional<Move> priced(int receiver, int donor, size_t index, const Range& q) const;
+  std::optional<Move> priced(int receiver, const Range& q);
   double score(double price, int64_t useful) const;
   double least_score(int donor, const Piece& piece) const;
 
   const ShardRows rows_;           // borrows the price from state_
   const int64_t fair_receive_;     // bytes
-  const int64_t least_row_price_;  // of Q and O of a row that is not at home
+  const double least_row_price_;   // of Q and O of a row that is not at home
+  const double least_pair_price_;  // of a pair whose row and keys travel, times the end of these
+  const bool whole_keys_;          // no window
   const int64_t crumb_;
   const bool even_receives_;
   int larger_first_ = 0;
   std::vector<int> by_room_;    // all servers, by noted_, most first, ties by id
   std::vector<int64_t> noted_;  // [server] its room when it was placed in by_room_
+  std::vector<std::pair<double, size_t>> outlook_;  // least score, index of the piece
+
+  // the piece at hand
+  int donor_ = 0;
+  size_t index_ = 0;
+  std::vector<Offer> offers_;  // the same for all receivers
 };
 
 }  // namespace distca
