@@ -4,16 +4,21 @@
 #include <array>
 #include <cstddef>
 #include <cstring>
+#include <iterator>
 #include <span>
 #include <string_view>
 
+#include "distca/base/build_info.h"
 #include "distca/base/error.h"
+#include "distca/base/hash.h"
 #include "distca/comm/collectives.h"
 
 namespace distca::torch_ops {
 namespace {
 
 constexpr int64_t kLengthsAtOnce = 48;
+constexpr int64_t kGoesOn = -1;
+constexpr size_t kMostCompared = 1000;  // kinds may change at every step, with linear_work
 
 /// What a rank says of a kind of layer. Ranks must agree on all of it.
 struct SaidKind {
@@ -21,8 +26,12 @@ struct SaidKind {
   double softmax_scale;
 };
 
-/// What a rank says of a forward. Ranks must agree on all but the documents.
+/// What a rank says of a forward. Ranks must agree on all but the documents and `compares`.
 struct Announcement {
+  int64_t ended;  // kGoesOn, or how many batches the rank had and no more come: the rest is zeros
+  uint64_t latest_plans;  // of Ranks
+  uint64_t inputs;        // inputs_of the plans
+  int64_t compares;       // 1: this rank wants the plans to be compared before they are followed
   int64_t documents;
   int64_t num_kinds;
   SaidKind first;                               // of the kinds; zeros if there is none
@@ -64,6 +73,43 @@ void check_same(const SaidKind& theirs, const SaidKind& first, size_t rank) {
   check("softmax_scale", &SaidKind::softmax_scale);
 }
 
+/// The hash of what plans depend on beside the lengths.
+uint64_t inputs_of(const LayerKinds& layers) {
+  Fnv1a64 hash;
+  for (const LayerKind& layer : layers) {
+    const SaidKind said = said_of(layer);
+    hash.add({reinterpret_cast<const char*>(&said), sizeof(said)});
+  }
+  for (const char* part :
+       {build_info::kVersion, build_info::kCommit, build_info::kCompiler, build_info::kBuildType})
+    hash.add({part, std::strlen(part) + 1});
+  return hash.value();
+}
+
+/// What all ranks say, in rank order. Throws if what they say does not fit together.
+std::vector<Announcement> announce(Ranks& over, Announcement mine) {
+  mine.latest_plans = over.latest_plans;
+  auto said = all_gather(over.comm(), mine, "telling lengths of documents");
+  const auto batches = [](const Announcement& one) {
+    return one.ended == kGoesOn ? "goes on" : fmt::format("ended after {} batches", one.ended);
+  };
+  for (size_t rank = 1; rank < said.size(); ++rank) {
+    DISTCA_THROW_IF(said[rank].ended != said[0].ended, ErrorKind::kUsage,
+                    "the loader of rank {} {}, that of rank 0 {}: all ranks have equally many "
+                    "batches (drop_last=True)",
+                    rank, batches(said[rank]), batches(said[0]));
+    DISTCA_THROW_IF(said[rank].latest_plans != said[0].latest_plans, ErrorKind::kPlan,
+                    "rank {} planned the forward before as {:016x}, rank 0 as {:016x}: the planner "
+                    "made two plans of one request, and what was computed since is wrong",
+                    rank, said[rank].latest_plans, said[0].latest_plans);
+    check_same(said[rank].first, said[0].first, rank);
+    DISTCA_THROW_IF(said[rank].num_kinds != said[0].num_kinds, ErrorKind::kUsage,
+                    "rank {} had layers of {} kinds, rank 0 of {}: all ranks call the same layers",
+                    rank, said[rank].num_kinds, said[0].num_kinds);
+  }
+  return said;
+}
+
 void check_same(const SaidPlan& theirs, const SaidPlan& first, size_t rank) {
   check_same(theirs.kind, first.kind, rank);
   const auto text = [](const SaidPlan& plan) {
@@ -92,55 +138,10 @@ std::vector<std::vector<int64_t>> other_lengths(Communicator& comm, std::vector<
   return all;
 }
 
-}  // namespace
-
-const api::BatchPlan* Agreement::plan_of(const LayerKind& layer) const {
-  const auto known = std::ranges::find(planned, layer, &Planned::layer);
-  return known == planned.end() ? nullptr : &known->plan;
-}
-
-void Agreement::add(Ranks& over, const LayerKinds& layers) {
-  std::vector<SaidPlan> mine;
-  for (const LayerKind& layer : layers) {
-    request.shape = layer.kind.shape;
-    request.window_left = layer.window_left;
-    request.linear_work = layer.linear_work;
-    planned.push_back({.layer = layer, .plan = over.plan(request)});
-    mine.push_back({.kind = said_of(layer), .hash = {}});
-    planned.back().plan.hash().copy(mine.back().hash.data(), mine.back().hash.size());
-  }
-  if (mine.empty()) return;
-  const std::vector<std::byte> bytes =
-      all_gather_bytes(over.comm(), std::as_bytes(std::span(mine)), "comparing plans");
-  std::vector<SaidPlan> all(bytes.size() / sizeof(SaidPlan));
-  std::memcpy(all.data(), bytes.data(), bytes.size());
-  for (size_t i = 0; i < all.size(); ++i) check_same(all[i], all[i % mine.size()], i / mine.size());
-}
-
-Agreement agree(Ranks& over, const std::vector<int64_t>& cu_seqlens, const LayerKinds& layers) {
-  const std::scoped_lock lock(over.mutex);
-  Communicator& comm = over.comm();
-  std::vector<int64_t> lengths;
-  for (size_t i = 1; i < cu_seqlens.size(); ++i)
-    lengths.push_back(cu_seqlens[i] - cu_seqlens[i - 1]);
-  Announcement mine{.documents = static_cast<int64_t>(lengths.size()),
-                    .num_kinds = static_cast<int64_t>(layers.size()),
-                    .first = layers.empty() ? SaidKind{} : said_of(layers[0]),
-                    .lengths = {}};
-  std::copy_n(lengths.begin(), std::min(mine.documents, kLengthsAtOnce), mine.lengths.begin());
-  const auto said = all_gather(comm, mine, "telling lengths of documents");
-  for (size_t rank = 1; rank < said.size(); ++rank) {
-    check_same(said[rank].first, said[0].first, rank);
-    DISTCA_THROW_IF(said[rank].num_kinds != said[0].num_kinds, ErrorKind::kUsage,
-                    "rank {} had layers of {} kinds, rank 0 of {}: all ranks call the same layers",
-                    rank, said[rank].num_kinds, said[0].num_kinds);
-  }
-  const auto others = other_lengths(comm, std::move(lengths), said);
-
-  Agreement agreed;
-  api::BatchRequest& request = agreed.request;
-  request.num_ranks = comm.size();
-  request.cu_seqlens = {0};
+/// The documents of all ranks. `others`: as other_lengths returns them.
+api::BatchRequest request_of(const std::vector<Announcement>& said,
+                             const std::vector<std::vector<int64_t>>& others) {
+  api::BatchRequest request{.cu_seqlens = {0}, .num_ranks = static_cast<int>(said.size())};
   for (size_t rank = 0; rank < said.size(); ++rank) {
     const int64_t begin = request.cu_seqlens.back();
     const auto append = [&](int64_t length) {
@@ -152,8 +153,84 @@ Agreement agree(Ranks& over, const std::vector<int64_t>& cu_seqlens, const Layer
     std::vector<Range>& tokens = request.tokens.emplace_back();
     if (request.cu_seqlens.back() > begin) tokens.push_back({begin, request.cu_seqlens.back()});
   }
-  agreed.add(over, layers);
+  return request;
+}
+
+/// A plan of the request for each kind, whose fields it gets.
+std::vector<Agreement::Planned> plan_kinds(Ranks& over, api::BatchRequest& request,
+                                           const LayerKinds& layers) {
+  std::vector<Agreement::Planned> made;
+  for (const LayerKind& layer : layers) {
+    request.shape = layer.kind.shape;
+    request.window_left = layer.window_left;
+    request.linear_work = layer.linear_work;
+    made.push_back({.layer = layer, .plan = over.plan(request)});
+  }
+  return made;
+}
+
+/// Compares plans with those of the other ranks, which call it with equally many.
+void compare(Ranks& over, const std::vector<Agreement::Planned>& plans) {
+  if (plans.empty()) return;
+  std::vector<SaidPlan> mine;
+  for (const auto& [layer, plan] : plans) {
+    mine.push_back({.kind = said_of(layer), .hash = {}});
+    plan.hash().copy(mine.back().hash.data(), mine.back().hash.size());
+  }
+  const std::vector<std::byte> bytes =
+      all_gather_bytes(over.comm(), std::as_bytes(std::span(mine)), "comparing plans");
+  std::vector<SaidPlan> all(bytes.size() / sizeof(SaidPlan));
+  std::memcpy(all.data(), bytes.data(), bytes.size());
+  for (size_t i = 0; i < all.size(); ++i) check_same(all[i], all[i % mine.size()], i / mine.size());
+}
+
+}  // namespace
+
+const api::BatchPlan* Agreement::plan_of(const LayerKind& layer) const {
+  const auto known = std::ranges::find(planned, layer, &Planned::layer);
+  return known == planned.end() ? nullptr : &known->plan;
+}
+
+void Agreement::add(Ranks& over, const LayerKinds& layers) {
+  std::vector<Planned> made = plan_kinds(over, request, layers);
+  compare(over, made);
+  std::ranges::move(made, std::back_inserter(planned));
+}
+
+Agreement agree(Ranks& over, const std::vector<int64_t>& cu_seqlens, const LayerKinds& layers) {
+  const std::scoped_lock lock(over.mutex);
+  std::vector<int64_t> lengths;
+  for (size_t i = 1; i < cu_seqlens.size(); ++i)
+    lengths.push_back(cu_seqlens[i] - cu_seqlens[i - 1]);
+  const uint64_t inputs = inputs_of(layers);
+  Announcement mine{.ended = kGoesOn,
+                    .inputs = inputs,
+                    .compares = !over.compared.contains(inputs),
+                    .documents = static_cast<int64_t>(lengths.size()),
+                    .num_kinds = static_cast<int64_t>(layers.size()),
+                    .first = layers.empty() ? SaidKind{} : said_of(layers[0])};
+  std::copy_n(lengths.begin(), std::min(mine.documents, kLengthsAtOnce), mine.lengths.begin());
+  const auto said = announce(over, mine);
+
+  Agreement agreed;
+  agreed.request = request_of(said, other_lengths(over.comm(), std::move(lengths), said));
+  agreed.planned = plan_kinds(over, agreed.request, layers);
+  if (std::ranges::any_of(said, [&](const Announcement& one) {
+        return one.compares != 0 || one.inputs != inputs;
+      })) {
+    compare(over, agreed.planned);
+    if (over.compared.size() >= kMostCompared) over.compared.clear();
+    over.compared.insert(inputs);
+  }
+  Fnv1a64 latest;
+  for (const Agreement::Planned& one : agreed.planned) latest.add(one.plan.hash());
+  over.latest_plans = latest.value();
   return agreed;
+}
+
+void agree_on_end(Ranks& over, int64_t batches) {
+  const std::scoped_lock lock(over.mutex);
+  announce(over, {.ended = batches});
 }
 
 }  // namespace distca::torch_ops

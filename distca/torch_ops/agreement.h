@@ -1,7 +1,16 @@
 #pragma once
 // What all ranks know before the layers of a forward exchange anything: the lengths of all ranks'
-// documents, and the plans made of them, one for each kind of layer. It takes two small messages to
+// documents, and the plans made of them, one for each kind of layer. It takes one small message to
 // each rank, so it may be made one batch ahead, in a thread, over a group of its own.
+//
+// Every rank plans for itself, and no rank may follow a plan that others do not have. A plan is a
+// pure function of the lengths, the kinds of layers and the planner. So the message with the
+// lengths carries a hash of the kinds and of the build, and one of the plans of the agreement
+// before. A second message, before the plans are followed, compares the hashes of the plans
+// themselves: the first time that a group plans for these kinds, wherever the kinds or the builds
+// of two ranks differ, and for a kind that comes within a forward. Where it is left out, equal
+// plans follow from equal inputs, and what the next message says of them checks that the planner
+// was as pure as it should be.
 
 #include <cstdint>
 #include <vector>
@@ -30,6 +39,12 @@ struct Agreement {
 /// Tells the other ranks the lengths of this rank's documents, learns theirs, and adds these kinds
 /// of layers. All ranks call it. Locks the ranks' mutex. Throws Error(kUsage) that names the rank,
 /// if a rank gives another number of kinds, and what `add` throws.
+/// Throws Error(kUsage) that names a rank whose loader has ended, and Error(kPlan) if the plans of
+/// the agreement before were not the same ones.
 Agreement agree(Ranks& over, const std::vector<int64_t>& cu_seqlens, const LayerKinds& layers);
+
+/// Tells the other ranks that no batch comes any more after this many. All ranks call it where this
+/// one does not call `agree`. Throws what `agree` throws, unless all ranks have had equally many.
+void agree_on_end(Ranks& over, int64_t batches);
 
 }  // namespace distca::torch_ops

@@ -118,6 +118,9 @@ Tensor begin_ahead(std::string group, std::string over, at::IntArrayRef cu_seqle
   return Handles<Step>::all().give(std::make_shared<Step>(Ranks::find(group), std::move(agreed)));
 }
 
+/// Tells the ranks of `over` that this one's loader has ended after so many batches.
+void end_ahead(std::string over, int64_t batches) { agree_on_end(*Ranks::find(over), batches); }
+
 /// Whether a step has the attention of a layer: 0 no; 1 its backward is to come; 2 it has ended.
 int64_t state_of(const Tensor& step, int64_t layer) {
   const auto call = Handles<Step>::all().of(step)->call(layer);
@@ -257,6 +260,7 @@ TORCH_LIBRARY(distca, library) {
   library.def("usual_layers(str group) -> Tensor", &usual_layers);
   library.def("begin_ahead(str group, str over, int[] cu_seqlens, Tensor layers) -> Tensor",
               &begin_ahead);
+  library.def("end_ahead(str over, int batches) -> ()", &end_ahead);
   library.def(
       "dispatch(Tensor q, Tensor k, Tensor v, Tensor step, int layer, float softmax_scale, int "
       "window_left, int linear_work) -> Tensor");

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -61,6 +62,11 @@ class Ranks {
   /// The plan of a request, or the one that it led to a short while ago. `plan_batch` throws.
   api::BatchPlan plan(const api::BatchRequest& request);
   Counts counts() const;
+
+  /// What `agree` remembers of the agreements before: hashes of what plans were made of, whose
+  /// plans have been compared, and that of the latest plans.
+  std::set<uint64_t> compared;
+  uint64_t latest_plans = 0;
 
   std::mutex mutex;
   int64_t forwards = 0, backwards = 0;

@@ -8,6 +8,8 @@ from distca._attention import offsets_of, plan_for
 from distca._group import ahead_of, name_of
 from distca._ops import ops
 
+_END = object()  # in place of a batch where a loader has no more
+
 
 class plan_ahead:  # noqa: N801: it is called like a function
     """A loader that yields what `loader` yields, and has each batch planned before its forward begins.
@@ -19,9 +21,12 @@ class plan_ahead:  # noqa: N801: it is called like a function
     group: as in `attention`.
 
     Before batch i is yielded, batch i + 1 is fetched. While batch i trains, a thread tells the other ranks the lengths of
-    the documents of batch i + 1, plans, and compares plans, over a second process group of DistCA's own. Layers are
-    expected to be those of the latest forwards; others are planned when they come. So the first two batches, of which no
-    forward is known, are planned at their layers. An error reaches the first layer of the batch that it belongs to.
+    the documents of batch i + 1, and plans, over a second process group of DistCA's own. Layers are expected to be those
+    of the latest forwards; others are planned when they come. So the first two batches, of which no forward is known, are
+    planned at their layers. An error is raised in place of the batch that it belongs to.
+
+    A loader that ends earlier on one rank than on another one raises a RuntimeError on all ranks, in one line that names
+    the rank and says how many batches it had, in place of the batch that it lacks.
 
     With a model of `distca.transformers`, `cu_seqlens` is `distca.transformers.cu_seqlens_of(model)`.
     """
@@ -44,20 +49,26 @@ class plan_ahead:  # noqa: N801: it is called like a function
             yield from self.loader
             return
         with ThreadPoolExecutor(1, "distca-plan") as thread:
-            batches = iter(self.loader)
-            missing = object()
-            batch, planned = next(batches, missing), []
-            while batch is not missing:
-                following, being_planned = next(batches, missing), []
-                if following is not missing:
-                    being_planned = self._plan(following, thread, name, over)
-                for cu_seqlens, step in planned:
+            batches, count = iter(self.loader), 0
+            batch, told = next(batches, _END), []
+            if batch is _END:
+                told = self._tell(batch, count, thread, name, over)
+            while batch is not _END:
+                count += 1
+                for cu_seqlens, step in told:
+                    step.result()  # raises here and not at the first layer: DDP may send before that, and wait
                     plan_for(cu_seqlens, name, step)
+                following = next(batches, _END)
+                being_told = self._tell(following, count, thread, name, over)
                 yield batch
-                batch, planned = following, being_planned
+                batch, told = following, being_told
+            for _, ended in told:
+                ended.result()
 
-    def _plan(self, batch, thread, name, over) -> list:
-        """[(cu_seqlens, the Future of a step)] of the batch's nano-batches."""
+    def _tell(self, batch, count, thread, name, over) -> list:
+        """[(cu_seqlens, the Future of a step)] of the batch's nano-batches; at the end, [(None, the Future of nothing)]."""
+        if batch is _END:
+            return [(None, thread.submit(ops.end_ahead, over, count))]
         layers = ops.usual_layers(name)  # here and not in the thread: alike on all ranks
         of_batch = self._cu_seqlens(batch)
         return [(one, thread.submit(_begin, name, over, one, layers))

@@ -174,29 +174,66 @@ def test_a_batch_that_comes_again_keeps_nothing(two_ranks):
         assert max(kept) <= 2 and difference < 1e-10
 
 
+def step_of(cu_seqlens, layers=1):
+    tokens = int(cu_seqlens[-1])
+    q, k, v = torch.ones(tokens, 8, 8, dtype=torch.float64, requires_grad=True).split([4, 2, 2], dim=1)
+    for layer in range(layers):
+        ours.attention(q, k, v, cu_seqlens, cu_seqlens, layer=layer).sum().backward(retain_graph=True)
+
+
+def trained(batches):
+    """The batches that were trained, and the first line of the error that came then."""
+    done = []
+    try:
+        for one in ours.plan_ahead(batches, cu_seqlens=lambda batch: batch):
+            step_of(one)
+            done.append(int(one[-1]))
+    except (ValueError, RuntimeError) as error:
+        return done, type(error).__name__, str(error).splitlines()[0]
+    return done, "", ""
+
+
 def wrong_offsets():
-    """A fault of batch 2 on one rank is raised with batch 2, after batch 1 has trained."""
-    cu_seqlens = [cu_seqlens_of([30, 9]) for _ in range(3)]
+    """A fault of batch 2 on one rank is raised with batch 2, after batch 1 has trained; the other rank names this one."""
+    ours.init(timeout_s=3)
+    cu_seqlens = [cu_seqlens_of([30, 9]), cu_seqlens_of([30]), cu_seqlens_of([30, 8])]
     if dist.get_rank() == 1:
         cu_seqlens[2] = torch.tensor([0, 30, 20])
-    trained = []
-    try:
-        for i, one in enumerate(ours.plan_ahead(cu_seqlens, cu_seqlens=lambda batch: batch)):
-            if i == 2 and dist.get_rank() == 0:
-                return trained, ""  # it would wait for the other
-            q, k, v = torch.ones(39, 8, 8, dtype=torch.float64, requires_grad=True).split([4, 2, 2], dim=1)
-            ours.attention(q, k, v, one, one, layer=0).sum().backward()
-            trained.append(i)
-    except ValueError as error:
-        return trained, str(error)
+    return trained(cu_seqlens)
 
 
 def test_an_error_comes_with_its_batch():
     with Ranks(2) as ranks:
-        assert ranks.run(short_deadline) == [None, None]
         first, second = ranks.run(wrong_offsets)
-    assert first == ([0, 1], "") and second == ([0, 1], "cu_seqlens_q begins with 0 and never descends")
+    assert first[:2] == ([39, 30], "RuntimeError") and first[2].startswith("rank 1 ")
+    assert second == ([39, 30], "ValueError", "cu_seqlens_q begins with 0 and never descends")
 
 
-def short_deadline():
-    ours.init(timeout_s=3)
+def loaders_of(numbers):
+    """Another number of batches on every rank; an even one afterwards, to see that the group works on."""
+    uneven = [cu_seqlens_of([10 + i]) for i in range(numbers[dist.get_rank()])]
+    return trained(uneven), trained([cu_seqlens_of([5]), cu_seqlens_of([6])])
+
+
+@pytest.mark.parametrize("numbers", [(3, 2), (2, 4)])
+def test_a_loader_that_ends_early_is_named_on_all_ranks(two_ranks, numbers):
+    early = min(numbers)
+    ends = ["goes on" if number > early else f"ended after {early} batches" for number in numbers]
+    for uneven, even in two_ranks.run(loaders_of, numbers):
+        assert uneven == ([10 + i for i in range(early)], "RuntimeError",
+                          f"the loader of rank 1 {ends[1]}, that of rank 0 {ends[0]}: all ranks have equally many "
+                          "batches (drop_last=True)")
+        assert even == ([5, 6], "", "")
+
+
+def test_a_rank_without_a_batch_is_named(two_ranks):
+    line = "the loader of rank 1 {}, that of rank 0 {}: all ranks have equally many batches (drop_last=True)"
+    assert two_ranks.run(trained_or_told) == [line.format("ended after 0 batches", "ended after 1 batches")] * 2
+
+
+def trained_or_told():
+    """Rank 1 has no batch, rank 0 one that it does not train."""
+    try:
+        list(ours.plan_ahead([cu_seqlens_of([3])] * (1 - dist.get_rank()), cu_seqlens=lambda batch: batch))
+    except RuntimeError as error:
+        return str(error).splitlines()[0]

@@ -1,0 +1,197 @@
+#include "distca/torch_ops/agreement.h"
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <utility>
+
+#include "distca/base/error.h"
+#include "distca/comm/thread_group.h"
+
+namespace distca::torch_ops {
+
+// The planner of these tests. That of a rank that `errs` plans for windows that nobody asked for.
+thread_local bool errs = false;
+api::BatchPlan Ranks::plan(const api::BatchRequest& request) {
+  api::BatchRequest mine = request;
+  if (errs) mine.window_left = 3;
+  return api::plan_batch(mine);
+}
+
+namespace {
+
+using testing::HasSubstr;
+
+/// Counts the exchanges of one rank.
+class Counting : public Communicator {
+ public:
+  Counting(Communicator& within, int64_t& count) : within_(within), count_(count) {}
+  int rank() const override { return within_.rank(); }
+  int size() const override { return within_.size(); }
+  std::unique_ptr<PendingExchange> exchange(std::span<const Message> sends,
+                                            std::span<const Message> receives,
+                                            std::string_view operation) override {
+    ++count_;
+    return within_.exchange(sends, receives, operation);
+  }
+  void set_step(int64_t step) override { within_.set_step(step); }
+
+ private:
+  Communicator& within_;
+  int64_t& count_;
+};
+
+LayerKind layer(int64_t window_left = -1, int64_t num_heads = 4) {
+  return {.kind = {.shape = {.num_heads = num_heads, .num_kv_heads = 2, .head_dim = 16},
+                   .softmax_scale = 0.25},
+          .window_left = window_left};
+}
+
+/// Plays the body on three ranks. It calls `agreed` after each agreement. `want`: how many messages
+/// each one took, to every other rank.
+using Body = std::function<void(Ranks& ranks, int rank, const std::function<void()>& agreed)>;
+void play(const Body& body, const std::vector<int64_t>& want) {
+  run_ranks(3, {}, [&](Communicator& comm) {
+    errs = false;
+    int64_t count = 0;
+    std::vector<int64_t> messages;
+    Ranks ranks(std::make_unique<Counting>(comm, count));
+    body(ranks, comm.rank(), [&] { messages.push_back(std::exchange(count, 0)); });
+    EXPECT_EQ(messages, want) << "rank " << comm.rank();
+  });
+}
+
+/// Offsets of documents that are others on every rank.
+std::vector<int64_t> documents(int rank, int64_t more = 0) {
+  std::vector<int64_t> cu_seqlens{0, 300 + 40 * rank, 700 + 50 * rank};
+  for (int64_t i = 0; i < more; ++i) cu_seqlens.push_back(cu_seqlens.back() + 1 + i % 3);
+  return cu_seqlens;
+}
+
+std::string error_of(const std::function<void()>& what) {
+  try {
+    what();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Agreement, TakesOneMessageOnceItsKindsOfLayersAreKnown) {
+  play(
+      [](Ranks& ranks, int rank, const auto& agreed) {
+        const LayerKinds both{layer(), layer(20)};
+        for (const LayerKinds& kinds : {both, both, LayerKinds{layer()}, both, {}, both}) {
+          const Agreement found = agree(ranks, documents(rank), kinds);
+          EXPECT_EQ(found.planned.size(), kinds.size());
+          agreed();
+        }
+        agree(ranks, documents(rank, rank == 1 ? 70 : 0), both);  // one rank has many documents
+        agreed();
+      },
+      {2, 1, 2, 1, 1, 1, 2});
+}
+
+TEST(Agreement, HasTheDocumentsOfAllRanks) {
+  play(
+      [](Ranks& ranks, int rank, const auto& agreed) {
+        const Agreement found = agree(ranks, documents(rank, rank == 1 ? 70 : 0), {layer()});
+        EXPECT_EQ(found.request.cu_seqlens.size(), 1u + 2 + 72 + 2);
+        EXPECT_EQ(found.plan_of(layer())->num_tokens(rank),
+                  documents(rank, rank == 1 ? 70 : 0).back());
+        EXPECT_EQ(found.plan_of(layer(20)), nullptr);
+        agreed();
+      },
+      {3});
+}
+
+TEST(Agreement, ComparesPlansWhereOneRankHasNotYet) {
+  play(
+      [](Ranks& ranks, int rank, const auto& agreed) {
+        for (int i = 0; i < 2; ++i) {
+          agree(ranks, documents(rank), {layer()});
+          agreed();
+          if (rank == 2) ranks.compared.clear();
+        }
+      },
+      {2, 2});
+}
+
+TEST(Agreement, AWrongPlanIsFoundBeforeItIsFollowedWherePlansAreCompared) {
+  play(
+      [](Ranks& ranks, int rank, const auto& agreed) {
+        errs = rank == 1;
+        const auto found = error_of([&] { agree(ranks, documents(rank), {layer()}); });
+        EXPECT_THAT(found, HasSubstr("rank 1 has plan ")) << rank;
+        agreed();
+        errs = false;
+        EXPECT_EQ(error_of([&] { agree(ranks, documents(rank), {layer()}); }), "");
+        agreed();
+      },
+      {2, 2});
+}
+
+TEST(Agreement, APlannerThatErrsLaterIsNamedByTheNextMessage) {
+  play(
+      [](Ranks& ranks, int rank, const auto& agreed) {
+        agree(ranks, documents(rank), {layer()});
+        agreed();
+        errs = rank == 2;
+        agree(ranks, documents(rank), {layer()});
+        agreed();
+        errs = false;
+        const auto found = error_of([&] { agree_on_end(ranks, 3); });
+        EXPECT_THAT(found, HasSubstr("rank 2 planned the forward before as ")) << rank;
+        EXPECT_THAT(found, HasSubstr("the planner made two plans of one request")) << rank;
+        agreed();
+      },
+      {2, 1, 1});
+}
+
+TEST(Agreement, KindsThatDifferAreNamed) {
+  play(
+      [](Ranks& ranks, int rank, const auto& agreed) {
+        const auto named = [&](const LayerKinds& kinds) {
+          const auto found = error_of([&] { agree(ranks, documents(rank), kinds); });
+          agreed();
+          return found;
+        };
+        agree(ranks, documents(rank), {layer(), layer(20)});
+        agreed();
+        EXPECT_THAT(named({layer(-1, rank == 1 ? 8 : 4)}),
+                    HasSubstr("rank 1 calls attention with num_heads = 8, rank 0 with 4"));
+        EXPECT_THAT(named({layer(), layer(rank == 2 ? 30 : 20)}),
+                    HasSubstr("rank 2 calls attention with window_left = 30, rank 0 with 20"));
+        EXPECT_THAT(named(rank == 1 ? LayerKinds{layer()} : LayerKinds{layer(), layer(20)}),
+                    HasSubstr("rank 1 had layers of 1 kinds, rank 0 of 2"));
+      },
+      {2, 1, 2, 1});
+}
+
+TEST(Agreement, ARankWhoseLoaderHasEndedIsNamed) {
+  play(
+      [](Ranks& ranks, int rank, const auto& agreed) {
+        const auto early = error_of([&] {
+          if (rank == 2) {
+            agree_on_end(ranks, 5);
+          } else {
+            agree(ranks, documents(rank), {layer()});
+          }
+        });
+        EXPECT_THAT(early, HasSubstr("the loader of rank 2 ended after 5 batches, that of rank 0 "
+                                     "goes on: all ranks have equally many batches"));
+        agreed();
+        const auto unequal = error_of([&] { agree_on_end(ranks, rank == 1 ? 0 : 1); });
+        EXPECT_THAT(unequal, HasSubstr("the loader of rank 1 ended after 0 batches, that of rank 0 "
+                                       "ended after 1 batches"));
+        agreed();
+        agree_on_end(ranks, 6);
+        agreed();
+      },
+      {1, 1, 1});
+}
+
+}  // namespace
+}  // namespace distca::torch_ops
