@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import datetime
 import gc
-import itertools
 import json
 import multiprocessing
 import os
@@ -150,10 +149,12 @@ class Rank:
         if ahead:
             loader = self.distca.plan_ahead(batches, self.distca.transformers.cu_seqlens_of(model.module))
         with self.distca._group.by_itself() if attention == "alone" else contextlib.nullcontext():
-            for batch in itertools.islice(loader, 3 if ahead else 1):
-                gc.collect()
-                self.dist.barrier()
+            coming = iter(loader)
+            for _ in range(3 if ahead else 1):
                 with self.counted_waits(waited):
+                    batch = next(coming)
+                    gc.collect()
+                    self.dist.barrier()
                     begin = time.monotonic()
                     loss = model(**batch).loss
                     loss.backward()
@@ -163,7 +164,7 @@ class Rank:
 
     @contextlib.contextmanager
     def counted_waits(self, waited):
-        """Appends the seconds that attention waited for a plan from the thread."""
+        """Appends the seconds that the loader and attention waited for the thread that plans."""
         from concurrent.futures import Future
         original, total = Future.result, [0.0]
 
