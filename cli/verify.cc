@@ -92,7 +92,8 @@ Json to_json(const Config& config, const Verification& v) {
                {"loss_of_one", v.loss_of_one},
                {"loss_difference", difference_json(v.loss_difference)},
                {"gradients", Json::array()},
-               {"other_replicas", v.other_replicas}};
+               {"other_replicas", v.other_ranks.replicas},
+               {"other_copies", v.other_ranks.copies}};
   for (const Difference& gradient : v.gradients)
     json["gradients"].push_back(difference_json(gradient));
   return json;

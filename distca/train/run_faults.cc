@@ -2,8 +2,6 @@
 
 #include <cmath>
 
-#include "distca/train/same_weights.h"
-
 namespace distca {
 
 Error diverged(const Config& config, std::string_view what) {
@@ -21,23 +19,25 @@ Error bad_step(const Config& config, int64_t step, const StepVerdict& verdict, i
                saved);
 }
 
-void check_same_start(const std::vector<int>& others, const RunGrid& run, bool resumed) {
+void check_same_start(const OtherRanks& others, const RunGrid& run, bool resumed) {
   if (others.empty()) return;
-  const auto [ranks, firsts] = name_others(others, run);
-  throw Error(ErrorKind::kConfig,
-              "{} {} other initial weights than {}: start the same version of distca on all ranks",
-              ranks, resumed ? "read" : "drew", firsts);
+  const auto [ranks, firsts, part] = name_others(others, run);
+  throw Error(
+      ErrorKind::kConfig,
+      "{} {} other initial weights{} than {}: start the same version of distca on all ranks", ranks,
+      resumed ? "read" : "drew", part, firsts);
 }
 
-void check_same_end(const std::vector<int>& others, const RunGrid& run, const Config& config) {
+void check_same_end(const OtherRanks& others, const RunGrid& run, const Config& config) {
   if (others.empty()) return;
-  const auto [ranks, firsts] = name_others(others, run);
-  throw Error(ErrorKind::kTraining,
-              "{} ended with other weights than {}: from some step on each trained a model of its "
-              "own; {} saved in {}, but is not what one worker would have trained; look for unlike "
-              "or faulty machines",
-              ranks, firsts, run.is_pipeline() ? "what the first replicas hold is" : "rank 0's is",
-              config.train.output_dir);
+  const auto [ranks, firsts, part] = name_others(others, run);
+  throw Error(
+      ErrorKind::kTraining,
+      "{} ended with other weights{} than {}: from some step on each trained a model of its "
+      "own; {} saved in {}, but is not what one worker would have trained; look for unlike "
+      "or faulty machines",
+      ranks, part, firsts, run.is_pipeline() ? "what the first replicas hold is" : "rank 0's is",
+      config.train.output_dir);
 }
 
 void check_last_validation(double loss, const Config& config) {

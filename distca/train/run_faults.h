@@ -10,6 +10,7 @@
 #include "distca/base/error.h"
 #include "distca/train/config.h"
 #include "distca/train/run_grid.h"
+#include "distca/train/same_weights.h"
 #include "distca/train/step_guard.h"
 
 namespace distca {
@@ -22,11 +23,10 @@ Error diverged(const Config& config, std::string_view what);
 Error bad_step(const Config& config, int64_t step, const StepVerdict& verdict, int64_t num_skipped,
                std::string_view saved);
 
-/// Throws if ranks (`others`) hold other weights before the first step than the first replica of
-/// their stage.
-void check_same_start(const std::vector<int>& others, const RunGrid& run, bool resumed);
+/// Throws if ranks (`others`) hold other weights before the first step than they should.
+void check_same_start(const OtherRanks& others, const RunGrid& run, bool resumed);
 /// Throws if they do so after the last step.
-void check_same_end(const std::vector<int>& others, const RunGrid& run, const Config& config);
+void check_same_end(const OtherRanks& others, const RunGrid& run, const Config& config);
 
 /// Throws if the validation loss after the last step, whose weights are saved, is not finite.
 void check_last_validation(double loss, const Config& config);

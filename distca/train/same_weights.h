@@ -1,6 +1,6 @@
 #pragma once
-// Checks that all replicas hold the same weights: in a pipeline, those of each stage. Thread rule:
-// as the communicator's.
+// Checks that all replicas hold the same weights: in a pipeline, those of each stage, and the first
+// and the last stage those of a tied embedding. Thread rule: as the communicator's.
 
 #include <cstdint>
 #include <string>
@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "distca/comm/communicator.h"
+#include "distca/model/llama_config.h"
 #include "distca/train/run_grid.h"
 
 namespace at {
@@ -16,22 +17,28 @@ class Tensor;
 
 namespace distca {
 
-/// A hash of all bytes of all weights, in order.
-uint64_t weights_hash(const std::vector<at::Tensor>& weights);
+/// Ranks whose weights differ in any bit from those that they should equal.
+struct OtherRanks {
+  std::vector<int> replicas;  // from those of the first replica of their stage
+  std::vector<int> copies;    // of the last stage: from rank 0's of the tied embedding
+  bool empty() const { return replicas.empty() && copies.empty(); }
+};
 
-/// The ranks whose weights differ in any bit from those of the first replica of their stage.
 /// `workers` are all ranks of the run that hold weights; they call it together and get the same
-/// result. Errors of the exchange name `operation`.
-std::vector<int> ranks_with_other_weights(Communicator& workers, const RunGrid& run,
-                                          const std::vector<at::Tensor>& weights,
-                                          std::string_view operation);
+/// result. `weights` has one tensor for each weight of the rank's stage of the model, in the order
+/// of its table (weight_table.h). Errors of the exchange name `operation`.
+OtherRanks ranks_with_other_weights(Communicator& workers, const RunGrid& run,
+                                    const LlamaConfig& model,
+                                    const std::vector<at::Tensor>& weights,
+                                    std::string_view operation);
 
-/// Who differs from whom, for people.
+/// Who differs from whom, for people: replicas or, where these are alike, copies.
 struct OtherWeights {
   std::string ranks;   // "ranks 1, 3" or, in a pipeline, "rank 3 (stage 1, replica 1)"
   std::string firsts;  // "rank 0" or, likewise, "rank 2 (stage 1, replica 0)"
+  std::string part;    // of the weights: " of the tied embedding"; empty: any
 };
-OtherWeights name_others(const std::vector<int>& others, const RunGrid& run);
+OtherWeights name_others(const OtherRanks& others, const RunGrid& run);
 
 /// How many of the weights are infinite or not a number.
 int64_t num_not_finite(const std::vector<at::Tensor>& weights);

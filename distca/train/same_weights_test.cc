@@ -20,32 +20,78 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
+/// Without layers: the embedding, the last norm and the head, if it is not the embedding.
+LlamaConfig ends_only(bool tied) {
+  LlamaConfig model;
+  model.num_hidden_layers = 0;
+  model.tie_word_embeddings = tied;
+  return model;
+}
+
 TEST(same_weights, ranks_that_differ_in_a_bit_are_named_on_all) {
-  const RunGrid run{.grid = {.replicas = 4}};
+  const RunGrid run{.grid = {.replicas = 4}, .layers = {{0, 0}}};
+  const LlamaConfig model = ends_only(/*tied=*/true);
   run_ranks(4, {.timeout_s = 30}, [&](Communicator& comm) {
     std::vector<at::Tensor> weights = {at::ones({3, 5}), at::arange(7, at::kFloat)};
-    EXPECT_THAT(ranks_with_other_weights(comm, run, weights, "test"), IsEmpty());
+    EXPECT_TRUE(ranks_with_other_weights(comm, run, model, weights, "test").empty());
     if (comm.rank() == 1) weights[1][2] += 1e-6;
     if (comm.rank() == 3) weights[0].mul_(-1);
-    EXPECT_THAT(ranks_with_other_weights(comm, run, weights, "test"), ElementsAre(1, 3));
+    const OtherRanks others = ranks_with_other_weights(comm, run, model, weights, "test");
+    EXPECT_THAT(others.replicas, ElementsAre(1, 3));
+    EXPECT_THAT(others.copies, IsEmpty());
   });
 }
 
 TEST(same_weights, in_a_pipeline_each_rank_is_compared_with_the_first_of_its_stage) {
-  const RunGrid run{.grid = {.stages = 2, .replicas = 2}};
+  const RunGrid run{.grid = {.stages = 2, .replicas = 2}, .layers = {{0, 0}, {0, 0}}};
   run_ranks(4, {.timeout_s = 30}, [&](Communicator& comm) {
-    std::vector<at::Tensor> weights = {at::full({3, 5}, comm.rank() / 2)};
-    EXPECT_THAT(ranks_with_other_weights(comm, run, weights, "test"), IsEmpty());
+    const int stage = comm.rank() / 2;  // the first has the embedding, the last the norm and head
+    std::vector<at::Tensor> weights(1 + stage);
+    for (at::Tensor& weight : weights) weight = at::full({3, 5}, stage);
+    const auto others = [&] {
+      return ranks_with_other_weights(comm, run, ends_only(/*tied=*/false), weights, "test");
+    };
+    EXPECT_TRUE(others().empty()) << "stages are not compared";
     if (comm.rank() == 3) weights[0][1][2] += 1;
-    EXPECT_THAT(ranks_with_other_weights(comm, run, weights, "test"), ElementsAre(3));
+    EXPECT_THAT(others().replicas, ElementsAre(3));
     if (comm.rank() == 0) weights[0].mul_(-1).sub_(1);
-    EXPECT_THAT(ranks_with_other_weights(comm, run, weights, "test"), ElementsAre(1, 3));
+    EXPECT_THAT(others().replicas, ElementsAre(1, 3));
+    EXPECT_THAT(others().copies, IsEmpty());
   });
-  const auto one = name_others({3}, run), two = name_others({1, 3}, run);
+  const auto one = name_others({.replicas = {3}, .copies = {}}, run),
+             two = name_others({.replicas = {1, 3}, .copies = {2, 3}}, run);
   EXPECT_EQ(one.ranks, "rank 3 (stage 1, replica 1)");
   EXPECT_EQ(one.firsts, "rank 2 (stage 1, replica 0)");
   EXPECT_EQ(two.ranks, "rank 1 (stage 0, replica 1), rank 3 (stage 1, replica 1)");
   EXPECT_EQ(two.firsts, "rank 0 (stage 0, replica 0), rank 2 (stage 1, replica 0)");
+}
+
+TEST(same_weights, the_two_copies_of_a_tied_embedding_are_compared) {
+  const RunGrid run{.grid = {.stages = 2, .replicas = 2}, .layers = {{0, 0}, {0, 0}}};
+  run_ranks(4, {.timeout_s = 30}, [&](Communicator& comm) {
+    const int stage = comm.rank() / 2;
+    std::vector<at::Tensor> weights;
+    if (stage == 1) weights.push_back(at::zeros({5}));  // the last norm
+    weights.push_back(at::ones({3, 5}));
+    const auto others = [&] {
+      return ranks_with_other_weights(comm, run, ends_only(/*tied=*/true), weights, "test");
+    };
+    EXPECT_TRUE(others().empty());
+    if (stage == 1) weights[0][2] += 1;
+    EXPECT_TRUE(others().empty()) << "the norm is no copy";
+    if (comm.rank() == 3) weights[1][2][4] += 1e-6;
+    EXPECT_THAT(others().replicas, ElementsAre(3));
+    EXPECT_THAT(others().copies, ElementsAre(3));
+    if (comm.rank() == 2) weights[1][2][4] += 1e-6;
+    EXPECT_THAT(others().replicas, IsEmpty());
+    EXPECT_THAT(others().copies, ElementsAre(2, 3));
+    if (stage == 0) weights[0][2][4] += 1e-6;
+    EXPECT_TRUE(others().empty());
+  });
+  const OtherWeights named = name_others({.replicas = {}, .copies = {2, 3}}, run);
+  EXPECT_EQ(named.ranks, "rank 2 (stage 1, replica 0), rank 3 (stage 1, replica 1)");
+  EXPECT_EQ(named.firsts, "rank 0 (stage 0, replica 0)");
+  EXPECT_EQ(named.part, " of the tied embedding");
 }
 
 TEST(same_weights, those_that_are_no_numbers_are_counted) {
@@ -96,30 +142,52 @@ class FaultyMachine final : public Communicator {
   Communicator& comm_;
 };
 
-class SameWeightsTest : public FolderTest {};
+class SameWeightsTest : public FolderTest {
+ protected:
+  /// Trains on two ranks, of which rank 1 is faulty, and expects an error with these words. Rank 0
+  /// saves what it has.
+  void expect_drift(const std::vector<std::string>& more, const std::string& words) {
+    IndexedDatasetWriter writer(folder_ / "set", TokenType::kUint8);
+    for (int i = 0; i < 8; ++i) writer.add_document(std::vector<int32_t>(100, i));
+    writer.finish();
+    std::vector<std::string> overrides = {"data.prefix=" + (folder_ / "set").string(),
+                                          "train.steps=3",
+                                          "train.output_dir=" + (folder_ / "run").string(),
+                                          "batch.nano_batch_tokens=64",
+                                          "model.hidden_size=16",
+                                          "model.intermediate_size=16",
+                                          "model.num_hidden_layers=2",
+                                          "model.num_attention_heads=2",
+                                          "model.num_key_value_heads=1",
+                                          "model.head_dim=8"};
+    overrides.insert(overrides.end(), more.begin(), more.end());
+    const Config config = load_config("", overrides);
+    try {
+      run_ranks(2, {.timeout_s = 30}, [&](Communicator& comm) {
+        FaultyMachine faulty(comm);
+        RunState state(config.train.output_dir, config.train.steps);
+        train(config, comm.rank() == 1 ? faulty : comm, state);
+      });
+      FAIL() << "unseen";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.exit_code(), 3);
+      EXPECT_THAT(error.what(), AllOf(HasSubstr(words), HasSubstr((folder_ / "run").string())));
+    }
+    EXPECT_TRUE(std::filesystem::exists(folder_ / "run" / "model.safetensors"));
+  }
+};
 
 TEST_F(SameWeightsTest, replicas_that_drift_apart_are_named_and_the_first_is_saved) {
-  IndexedDatasetWriter writer(folder_ / "set", TokenType::kUint8);
-  for (int i = 0; i < 8; ++i) writer.add_document(std::vector<int32_t>(100, i));
-  writer.finish();
-  const Config config = load_config(
-      "", {"data.prefix=" + (folder_ / "set").string(), "train.steps=3",
-           "train.output_dir=" + (folder_ / "run").string(), "batch.nano_batch_tokens=64",
-           "model.hidden_size=16", "model.intermediate_size=16", "model.num_hidden_layers=1",
-           "model.num_attention_heads=2", "model.num_key_value_heads=1", "model.head_dim=8"});
-  try {
-    run_ranks(2, {.timeout_s = 30}, [&](Communicator& comm) {
-      FaultyMachine faulty(comm);
-      RunState state(config.train.output_dir, config.train.steps);
-      train(config, comm.rank() == 1 ? faulty : comm, state);
-    });
-    FAIL() << "unseen";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.exit_code(), 3);
-    EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 1 ended with other weights than rank 0"),
-                                    HasSubstr((folder_ / "run").string())));
-  }
-  EXPECT_TRUE(std::filesystem::exists(folder_ / "run" / "model.safetensors"));
+  expect_drift({}, "rank 1 ended with other weights than rank 0");
+}
+
+TEST_F(SameWeightsTest, copies_of_a_tied_embedding_that_drift_apart_are_named) {
+  // Several blocks (weight_table.h): each rank has to receive some of the sum.
+  expect_drift({"parallel.pipeline_model_parallel_size=2", "model.tie_word_embeddings=true",
+                "model.vocab_size=1024"},
+               "rank 1 (stage 1, replica 0) ended with other weights of the tied embedding than "
+               "rank 0 (stage 0, replica 0): from some step on each trained a model of its own; "
+               "what the first replicas hold is saved in ");
 }
 
 }  // namespace

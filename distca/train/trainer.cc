@@ -265,9 +265,9 @@ class Trainer {
                                  name, step, config_.train.steps, config_.train.output_dir)};
   }
 
-  std::vector<int> others_with_other_weights(std::string_view operation) {
-    return ranks_with_other_weights(weights_->all_workers, run_, weights_->model.parameters(),
-                                    operation);
+  OtherRanks others_with_other_weights(std::string_view operation) {
+    return ranks_with_other_weights(weights_->all_workers, run_, config_.model,
+                                    weights_->model.parameters(), operation);
   }
 
   /// From here on, events of this rank go to `recorder`; null: nowhere.
@@ -432,7 +432,7 @@ class Trainer {
   int stop_signal_ = 0;  // that a rank was sent
   RunSummary summary_;
   std::vector<at::Tensor> trained_;  // on rank 0, the weights at the end
-  std::vector<int> drifted_;         // ranks whose trained weights are not their stage's
+  OtherRanks drifted_;               // ranks whose trained weights are not what they should be
   ComputePeak peak_;
   std::optional<SpeedMeter> meter_;      // where what is measured enters the plans
   std::optional<PlanAhead> plan_ahead_;  // last: its thread uses the others

@@ -27,7 +27,7 @@ struct Played {
   std::vector<std::string> names;     // of the weights
   std::vector<at::Tensor> gradients;  // of the mean loss, summed over the workers, on the CPU
   double loss_sum = 0;                // nats, of all workers
-  std::vector<int> other_replicas;
+  OtherRanks other_ranks;
   std::string kernel;
   PlanFigures figures;
   double seconds = 0;
@@ -63,8 +63,8 @@ Played work(const RankWork& mine, Communicator& comm) {
   call(mine.hooks.after_sum);
   ordered_sum(weights.all_workers, std::span(&played.loss_sum, 1), "loss");
   for (const at::Tensor& parameter : parameters) played.gradients.push_back(parameter.grad().cpu());
-  played.other_replicas = ranks_with_other_weights(weights.all_workers, run, played.gradients,
-                                                   "comparing the gradients");
+  played.other_ranks = ranks_with_other_weights(weights.all_workers, run, config.model,
+                                                played.gradients, "comparing the gradients");
   if (comm.rank() == run.first_replica(comm.rank()))
     played.gradients = gather_stages(weights.all_workers, run, config.model, played.gradients);
   for (const Weight& weight : weight_table(config.model)) played.names.push_back(weight.name);
@@ -197,8 +197,8 @@ Verification verify(const Config& config, int num_workers, const VerifyHooks& ho
       .loss_of_one = one.loss_sum / targets,
       .seconds = many.seconds,
       .seconds_of_one = one.seconds,
-      .other_replicas = many.other_replicas,
-      .others = name_others(many.other_replicas, run_grid(config, num_workers))};
+      .other_ranks = many.other_ranks,
+      .others = name_others(many.other_ranks, run_grid(config, num_workers))};
   for (const NanoBatchSource& source : batch)
     v.documents += static_cast<int64_t>(source.nano_batch.documents.size());
   v.loss_difference = compared("loss", at::scalar_tensor(v.loss, at::kDouble),
@@ -209,10 +209,11 @@ Verification verify(const Config& config, int num_workers, const VerifyHooks& ho
 }
 
 std::string fault_of(const Verification& v) {
-  if (!v.other_replicas.empty()) {
+  if (!v.other_ranks.empty()) {
     return fmt::format(
-        "{} summed the gradients of {} workers to other bits than {}: replicas would drift apart",
-        v.others.ranks, v.num_workers, v.others.firsts);
+        "{} summed the gradients{} of {} workers to other bits than {}: {} would drift apart",
+        v.others.ranks, v.others.part, v.num_workers, v.others.firsts,
+        v.other_ranks.replicas.empty() ? "its copies" : "replicas");
   }
   const auto beyond = std::ranges::count_if(v.gradients, &Difference::beyond);
   std::string fault;

@@ -47,9 +47,9 @@ struct Verification {
   double seconds = 0, seconds_of_one = 0;  // that planning and the step took
   Difference loss_difference;
   std::vector<Difference> gradients;  // of all weights, in the order of their names in the model
-  /// Workers whose summed gradients differ in any bit from those of the first replica of their
-  /// stage, and who they are for people.
-  std::vector<int> other_replicas;
+  /// Workers whose summed gradients differ in any bit from those that they should equal, and who
+  /// they are for people.
+  OtherRanks other_ranks;
   OtherWeights others;
   /// The one that uses most of its bound.
   const Difference& worst_gradient() const;

@@ -88,7 +88,7 @@ TEST_F(VerifyTest, a_gradient_spoilt_on_one_rank_is_named_and_nothing_else_is) {
       const Verification good = check(workers);
       EXPECT_EQ(fault_of(good), "");
       EXPECT_THAT(names_beyond(good), IsEmpty());
-      EXPECT_THAT(good.other_replicas, IsEmpty());
+      EXPECT_TRUE(good.other_ranks.empty());
       const size_t weight = turn++ % good.gradients.size();
       // The last worker of many may have no token, hence no gradient.
       const int rank = workers > 4 ? 0 : workers - 1;
@@ -180,11 +180,27 @@ TEST_F(VerifyTest, a_worker_with_other_sums_is_named) {
     if (rank > 0) parameters[4].grad().view(-1)[0].mul_(1 + 1e-15);
   };
   const Verification seen = check(3, {.after_sum = change});
-  EXPECT_THAT(seen.other_replicas, ElementsAre(1, 2));
+  EXPECT_THAT(seen.other_ranks.replicas, ElementsAre(1, 2));
   EXPECT_EQ(fault_of(seen),
             "ranks 1, 2 summed the gradients of 3 workers to other bits than rank 0: replicas "
             "would drift apart");
   EXPECT_THAT(names_beyond(seen), IsEmpty());
+}
+
+TEST_F(VerifyTest, copies_of_a_tied_embedding_have_the_same_gradient_and_are_named_if_not) {
+  config_.model.tie_word_embeddings = true;
+  config_.parallel.pipeline_model_parallel_size = 2;
+  EXPECT_EQ(fault_of(check(4)), "");
+  const auto change = [](int rank, const std::vector<at::Tensor>& parameters) {
+    if (rank >= 2) parameters.back().grad().view(-1)[0].add_(1e-15);
+  };
+  const Verification seen = check(4, {.after_sum = change});
+  EXPECT_THAT(seen.other_ranks.copies, ElementsAre(2, 3));
+  EXPECT_EQ(
+      fault_of(seen),
+      "rank 2 (stage 1, replica 0), rank 3 (stage 1, replica 1) summed the gradients of the "
+      "tied embedding of 4 workers to other bits than rank 0 (stage 0, replica 0): its copies "
+      "would drift apart");
 }
 
 TEST_F(VerifyTest, many_wrong_gradients_are_counted_and_the_worst_is_named) {
