@@ -70,11 +70,26 @@ def _opened(group, timeout_s, startup_timeout_s) -> str:
     """The name of a new group of ours on the ranks of the caller's, which all of them ask for."""
     ranks = dist.get_process_group_ranks(group)
     everybody = len(ranks) == dist.get_world_size()
+    if not everybody:
+        _know_equally_many_groups(group)
     own = dist.new_group(ranks, backend="gloo", use_local_synchronization=not everybody)
     ops.open(own.group_name, timeout_s, startup_timeout_s)
     if not _at_exit:
         _at_exit.append(atexit.register(ops.close_all))  # says goodbye to the other ranks
     return own.group_name
+
+
+def _know_equally_many_groups(group):
+    """Lets this rank know as many process groups as the others of the group.
+
+    PyTorch names a group that not all ranks make by how many groups a rank knows. Where that differs, as it does between
+    the stages of Megatron's pipelines, ranks would wait for each other under two names.
+    """
+    known = dist.distributed_c10d._world.pg_names
+    counts = [None] * dist.get_world_size(group)
+    dist.all_gather_object(counts, len(known), group)
+    while len(known) < max(counts):
+        dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)
 
 
 @contextmanager

@@ -54,22 +54,29 @@ def compare(lengths, dtype, tp=1, pp=1, **changes):
     return differs[worst], worst, done
 
 
-def check(found, dtype, layers=2, micro_batches=3):
+@pytest.fixture(scope="module")
+def eight():
+    with Ranks(8) as ranks:
+        yield ranks
+
+
+def check(found, dtype, layers=2, micro_batches=3, is_balanced=True):
     for difference, name, done in found:
         assert difference <= BOUND[dtype], (name, difference)
         assert (done["forwards"], done["backwards"]) == (layers * micro_batches,) * 2
         assert done["plans"] == micro_batches, "the layers of a forward share a plan"
-    assert sum(done["sent_bytes"] for _, _, done in found) > 0, "nothing was balanced"
+    assert (sum(done["sent_bytes"] for _, _, done in found) > 0) == is_balanced
 
 
 def run_two(ranks, lengths, dtype, window):
     check(ranks.run(_windowed, lengths, dtype, 1, 1, window), dtype)
 
 
-def run_four(ranks, lengths, dtype, window, split):
+def run_split(ranks, lengths, dtype, window, split):
     tp, pp = split
     # 1F1B: the first stage has two forwards waiting when it begins with backwards. It holds two of four layers.
-    check(ranks.run(_windowed, lengths, dtype, tp, pp, window, 2 * pp), dtype)
+    found = ranks.run(_windowed, lengths, dtype, tp, pp, window, 2 * pp)
+    check(found, dtype, is_balanced=ranks.size > tp * pp)
 
 
 def _windowed(lengths, dtype, tp, pp, window, layers=2):
@@ -85,9 +92,22 @@ def test_two_data_parallel_ranks(two, lengths, dtype, window):
 SPLITS = [(2, 1), (1, 2)]
 
 
-@pytest.mark.parametrize("lengths, split, window", pairs_of(lengths=[*LENGTHS], split=SPLITS, window=WINDOWS), ids=str)
-def test_tensor_or_pipeline_parallel(four, lengths, split, window):
-    run_four(four, lengths, torch.float64, window, split)
+@pytest.mark.parametrize("lengths, dtype, split, window",
+                         pairs_of(lengths=[*LENGTHS], dtype=[*BOUND], split=SPLITS, window=WINDOWS), ids=str)
+def test_tensor_or_pipeline_parallel(four, lengths, dtype, split, window):
+    run_split(four, lengths, dtype, window, split)
+
+
+@pytest.mark.parametrize("dtype", BOUND, ids=str)
+def test_tensor_and_pipeline_parallel_without_data_parallel_ranks(four, dtype):
+    """Four ranks are all of one model then, so each computes its own heads and layers alone."""
+    run_split(four, "odd", dtype, None, (2, 2))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("lengths, dtype, window", pairs_of(lengths=[*LENGTHS], dtype=[*BOUND], window=WINDOWS), ids=str)
+def test_tensor_and_pipeline_parallel(eight, lengths, dtype, window):
+    run_split(eight, lengths, dtype, window, (2, 2))
 
 
 @pytest.mark.full
@@ -100,7 +120,7 @@ def test_all_of_two_data_parallel_ranks(two, lengths, dtype, window):
 @pytest.mark.parametrize("lengths, dtype, window, split", list(itertools.product(LENGTHS, BOUND, WINDOWS, SPLITS)),
                          ids=str)
 def test_all_of_tensor_or_pipeline_parallel(four, lengths, dtype, window, split):
-    run_four(four, lengths, dtype, window, split)
+    run_split(four, lengths, dtype, window, split)
 
 
 def train(lengths, steps):
