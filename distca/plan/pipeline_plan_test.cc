@@ -7,6 +7,8 @@
 
 #include "distca/cost/finish_time.h"
 #include "distca/plan/pipeline_testing.h"
+#include "distca/plan/plan_batch_input.h"
+#include "distca/plan/plan_summary.h"
 #include "distca/plan/validate_pipeline.h"
 
 namespace distca {
@@ -195,6 +197,25 @@ TEST(PipelinePlan, sets_the_options_of_fill_ticks_alone) {
   }
   request.options.scheduler = "greedy";  // which knows neither
   EXPECT_THAT(validate(make_pipeline_plan(request)), IsEmpty());
+}
+
+TEST(PipelinePlan, spread_in_a_fill_tick_sends_at_most_a_fifth_more_than_a_normal_tick) {
+  const Workload workload = read_workload("distca/plan/testdata/workloads/pretrain_8x128k_0.json");
+  PipelineRequest request = pipeline_request({.stages = 2, .replicas = workload.ranks}, 1, {});
+  request.nano_batches.assign(2, workload.nano_batch);
+  request.homes.assign(2, make_layout({workload.nano_batch, Cluster::in_place(workload.ranks),
+                                       request.shape, request.options}));
+  request.fill_ticks = FillTicks::kSpread;
+  const auto largest_send = [&](const std::vector<int>& nano_batches) {
+    const Plan plan = make_slot_plan(request, nano_batches, Pass::kForward);
+    EXPECT_THAT(validate(plan, {.even_tokens = false}), IsEmpty());
+    return static_cast<double>(summarize(plan).max_send_bytes);
+  };
+  for (const double share : {0.0, 0.6}) {
+    if (share > 0) set_attention_share(request, share);
+    request.evenness = share > 0 ? Evenness::kWhole : Evenness::kAttention;
+    EXPECT_LE(largest_send({0, -1}), 1.2 * largest_send({0, 1})) << share;
+  }
 }
 
 TEST(PipelinePlan, takes_given_capacities_and_caps) {

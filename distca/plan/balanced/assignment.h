@@ -135,7 +135,7 @@ class Assignment {
   const int64_t q_bytes_, o_bytes_, kv_bytes_;
   const TaskPrice task_price_;
   const int64_t price_inside_, price_between_;
-  const Homes homes_;
+  Homes homes_;
   std::vector<std::vector<Piece>> pieces_;  // [server]
   struct Totals {
     std::vector<int64_t> load, send, receive, memory;  // [server]

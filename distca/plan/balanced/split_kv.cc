@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
+#include <utility>
 
 #include "distca/plan/balanced/caps.h"
 #include "distca/plan/balanced/search.h"
@@ -18,6 +20,15 @@ using Figures = std::array<int64_t, 3>;
 /// One part in so many is the most that improving tasks with all keys gains on a first balance.
 constexpr int64_t kBestGain = 16;
 constexpr int64_t kSlower = 512;  // one part in so many
+constexpr int kCaps = 4;          // on traffic, each half as much again, tried with options.spread
+
+int64_t busiest_traffic(const Assignment& state) {
+  int64_t most = 1;
+  for (int rank = 0; rank < state.num_servers(); ++rank) {
+    most = std::max({most, state.send_bytes(rank), state.receive_bytes(rank)});
+  }
+  return most;
+}
 
 /// `home`: load bounds of the tasks at home. Rectangles that run slower raise the load of all; more
 /// than kSlower is too much.
@@ -25,13 +36,11 @@ Figures figures(const PlanRequest& request, const Assignment& state,
                 const std::vector<int64_t>& home) {
   const std::vector<int64_t> bounds = load_bounds(request, state.total_load());
   Figures result{overrun(state, request.cluster), 0, 0};
-  int64_t busiest = 0;
   for (int rank = 0; rank < state.num_servers(); ++rank) {
     const int64_t bound = std::min(bounds[rank], home[rank] + home[rank] / kSlower);
     result[1] += std::max<int64_t>(0, state.load(rank) - bound);
-    busiest = std::max({busiest, state.send_bytes(rank), state.receive_bytes(rank)});
   }
-  result[2] = request.options.spread ? busiest : state.price();
+  result[2] = request.options.spread ? busiest_traffic(state) : state.price();
   return result;
 }
 
@@ -51,31 +60,67 @@ Assignment assigned(const PlanRequest& request, const Layout& layout,
   return state;
 }
 
-/// No rank may send or receive more than the busiest one does.
-void cap_traffic(const Assignment& state, Cluster& cluster) {
-  int64_t most = 1;
-  for (int rank = 0; rank < state.num_servers(); ++rank) {
-    most = std::max({most, state.send_bytes(rank), state.receive_bytes(rank)});
-  }
+/// No rank may send or receive more.
+Cluster capped(Cluster cluster, int64_t most) {
   for (int64_t* cap : {&cluster.max_send_bytes, &cluster.max_receive_bytes}) {
     *cap = *cap > 0 ? std::min(*cap, most) : most;
   }
+  return cluster;
+}
+
+Assignment divided(const PlanRequest& request, Assignment state) {
+  divide_keys(state, request);
+  return state;
+}
+
+/// What a state becomes when rectangles are given away until loads are within their bounds.
+Assignment given(const PlanRequest& request, Assignment state) {
+  give_rectangles(state, request);
+  shed_rectangles(state, request);
+  return state;
+}
+
+/// The best of `cheapest`, which is a result without options.spread, and of results of `spread`.
+/// From that, rectangles are given away within a cap on what each rank sends and receives, and
+/// without the cap what is then left. A low cap spares busy ranks, but they pay where it leaves
+/// much. So caps rise from what the busiest rank has before, until nothing is left. All states
+/// borrow `cluster`.
+Assignment spread_out(const PlanRequest& request, Assignment cheapest, const Assignment& spread,
+                      Cluster& cluster, const std::vector<int64_t>& home) {
+  std::optional<Assignment> best(std::move(cheapest));
+  Figures least = figures(request, *best, home);
+  int64_t cap = busiest_traffic(spread);
+  for (int tried = 0; tried < kCaps; ++tried, cap += cap / 2) {
+    Assignment within_cap = spread;
+    PlanRequest tight = request;
+    cluster = tight.cluster = capped(request.cluster, cap);
+    give_rectangles(within_cap, tight);
+    cluster = request.cluster;
+    const bool is_all = figures(request, within_cap, home)[1] == 0;
+    Assignment state = given(request, std::move(within_cap));
+    const Figures now = figures(request, state, home);
+    if (now < least) {
+      best.emplace(std::move(state));
+      least = now;
+    }
+    if (is_all) break;
+  }
+  return std::move(*best);
 }
 
 }  // namespace
 
 std::vector<Task> schedule_with_split_kv(const PlanRequest& request, const Layout& layout) {
-  PlanRequest capped = request;  // the state borrows its cluster
-  Assignment state(capped, layout);
-  const std::vector<int64_t> home = load_bounds(request, state.total_load());
-  divide_keys(state, request);
-  if (request.options.spread) {
-    cap_traffic(state, capped.cluster);
-    give_rectangles(state, capped);
-    capped.cluster = request.cluster;  // the load bounds may need more than that
-  }
-  give_rectangles(state, request);
-  shed_rectangles(state, request);
+  PlanRequest own = request;  // states borrow its cluster
+  const Assignment at_home(own, layout);
+  const std::vector<int64_t> home = load_bounds(request, at_home.total_load());
+  PlanRequest alone = request;
+  alone.options.spread = false;
+  Assignment cheapest = given(alone, divided(alone, at_home));
+  const Assignment state =
+      request.options.spread
+          ? spread_out(request, std::move(cheapest), divided(request, at_home), own.cluster, home)
+          : std::move(cheapest);
   const Figures ours = figures(request, state, home);
 
   PlanRequest all_keys = request;

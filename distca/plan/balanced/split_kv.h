@@ -17,6 +17,9 @@ namespace distca {
 /// receiver has (give_rectangles). With a window only the second step is made, because parts of the
 /// keys save little there.
 ///
+/// With options.spread, ranks may not send or receive more than a cap while rectangles are given
+/// away. Several caps are tried, and the best result is kept; split-KV alone is one of them.
+///
 /// The result is no worse than tasks with all their keys, which are made too and counted exactly.
 /// Of the two, those tasks are returned that are closer to the caps. Between equals, the load
 /// bounds decide, then the price of bytes (with options.spread, the bytes of the busiest rank), and
