@@ -26,7 +26,7 @@ struct SaidKind {
   double softmax_scale;
 };
 
-/// What a rank says of a forward. Ranks must agree on all but the documents and `compares`.
+/// What a rank says of a forward. Ranks must agree on what `announce` checks.
 struct Announcement {
   int64_t ended;  // kGoesOn, or how many batches the rank had and no more come: the rest is zeros
   uint64_t latest_plans;  // of Ranks

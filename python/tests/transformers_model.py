@@ -162,9 +162,9 @@ def compare(kind, precision, nano_batches, parallel, checkpointing, compiled, le
         for layer in model.model.layers:
             layer.compile(backend="aot_eager")
     wrapped = wrap(model, parallel)
-    if compiled == "whole":
+    if compiled in ("whole", "inductor"):
         torch._dynamo.reset()
-        wrapped = torch.compile(wrapped, backend="aot_eager")
+        wrapped = torch.compile(wrapped, backend="inductor" if compiled == "inductor" else "aot_eager")
     before = distca.statistics()
     with autocast(precision):
         loss = loss_of(wrapped, packed(documents[rank], with_lengths=rank == 0), items) * ranks
