@@ -148,6 +148,20 @@ TEST_F(ResumeTest, another_learning_rate_is_said) {
                     HasSubstr(fmt::format("{}otherwise it goes on bit for bit\n", kLonger))));
 }
 
+TEST_F(ResumeTest, a_decay_length_of_its_own_leaves_the_learning_rate_alone) {
+  const Words linear = {"optimizer.schedule=linear", "optimizer.decay_steps=9"};
+  train("decays", joined({"train.steps=4", "checkpoint.every_steps=2"}, linear));
+  const Words longer = joined({"train.steps=6", "checkpoint.every_steps=2"}, linear);
+  EXPECT_THAT(resume(longer, "decays").out,
+              AllOf(HasSubstr("\ntrain.steps was 4 and is 6 from step 5 on\n"),
+                    HasSubstr("\notherwise it goes on bit for bit\n")));
+  EXPECT_THAT(said(linear),
+              AllOf(HasSubstr("\noptimizer.schedule was 'cosine' and is 'linear' from step 5 on\n"),
+                    HasSubstr("\noptimizer.decay_steps was 0 and is 9 from step 5 on\n")));
+  for (size_t i = 4; i < 6; ++i)
+    EXPECT_EQ(metrics()[i].at("lr"), metrics("decays")[i].at("lr")) << "the same from step 5 on";
+}
+
 TEST_F(ResumeTest, another_scheduler_goes_on_to_rounding) {
   EXPECT_THAT(
       said({"plan.scheduler=greedy"}),

@@ -38,7 +38,7 @@ bool looks_like_number(std::string_view cell) {
 
 std::optional<std::string> nearest_word(std::string_view word, std::span<const std::string> known) {
   constexpr int64_t kMostEdits = 2;
-  int64_t best = std::min(kMostEdits, ceil_div(static_cast<int64_t>(word.size()), 3)) + 1;
+  int64_t best = std::clamp<int64_t>(static_cast<int64_t>(word.size()) / 3, 1, kMostEdits) + 1;
   std::optional<std::string> nearest;
   for (const std::string& candidate : known) {
     const int64_t distance = edit_distance(word, candidate);

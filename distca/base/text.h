@@ -17,7 +17,7 @@ namespace distca {
 
 /// The word of `known` that was probably meant by `word`: the one with the fewest edits (insert,
 /// delete, replace, swap of neighbours), and the first of several such words. Nothing if it takes
-/// more than 2 edits, or more than a third of the length of `word`, rounded up.
+/// more than 2 edits, or more than a third of the length of `word` (at least 1).
 std::optional<std::string> nearest_word(std::string_view word, std::span<const std::string> known);
 
 /// A size such as "17 B" or "1.5 GiB".

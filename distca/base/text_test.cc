@@ -21,6 +21,7 @@ TEST(NearestWord, typos_find_their_word_and_nonsense_does_not) {
   EXPECT_EQ(nearest_word("momentum", known), std::nullopt);
   EXPECT_EQ(nearest_word("send", known), "seed") << "1 edit";
   EXPECT_EQ(nearest_word("load", known), std::nullopt) << "3 edits are another word";
+  EXPECT_EQ(nearest_word("sends", known), std::nullopt) << "2 edits of 5 letters, too";
   EXPECT_EQ(nearest_word("nano_batch_tok", known), std::nullopt) << "3 edits of a long word, too";
 }
 

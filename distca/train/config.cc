@@ -6,8 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <optional>
-#include <span>
 
 #include "distca/base/error.h"
 #include "distca/base/file.h"
@@ -16,6 +14,7 @@
 #include "distca/plan/scheduler.h"
 #include "distca/train/plan_request.h"
 #include "distca/train/run_grid.h"
+#include "distca/train/unknown_key.h"
 
 namespace distca {
 
@@ -34,60 +33,22 @@ struct Overloaded : Ts... {
 template <class... Ts>
 Overloaded(Ts...) -> Overloaded<Ts...>;  // which clang 14 does not find itself
 
-/// What may have been meant by a key that is not there: within its section, else anywhere.
-std::optional<std::string> meant_key(const std::string& name, const std::vector<ConfigKey>& keys) {
-  const auto parts = [](const std::string& text) {
-    const size_t dot = text.find('.');
-    return dot == std::string::npos ? std::pair(std::string(), text)
-                                    : std::pair(text.substr(0, dot), text.substr(dot + 1));
-  };
-  const auto [section, word] = parts(name);
-  std::vector<std::string> beside, all;
-  for (const ConfigKey& key : keys) {
-    const auto [its_section, its_word] = parts(key.name);
-    if (its_section == section) beside.push_back(its_word);
-    if (its_word == word) return key.name;  // of another section
-    all.push_back(key.name);
-  }
-  if (beside.empty()) return nearest_word(name, all);
-  const auto nearest = nearest_word(word, beside);
-  return nearest ? std::optional(section + "." + *nearest) : std::nullopt;
-}
-
-bool asks_for_checkpoint(const std::string& name) {
-  const std::string word = name.substr(name.find('.') + 1);
-  return std::ranges::any_of(std::array{"resume", "load", "save", "checkpoint"},
-                             [&](const char* begin) { return word.starts_with(begin); }) ||
-         name.starts_with("checkpoint");
-}
-
 struct Renamed {
   std::string_view was, is;
 };
-constexpr std::array<Renamed, 2> kRenamedKeys{
-    {{"train.schedule",
-      "train.overlap: none, within or ping-pong for blocking, overlap, ping-pong"},
-     {"plan.key_sub_ranges", "plan.split_kv"}}};
 constexpr std::array<Renamed, 2> kRenamedWords{
     {{"exchange.keys = kept", "keep"}, {"exchange.keys = resent", "redispatch"}}};
 
-/// ", which is now NAME" of what an earlier version called otherwise; else nothing.
-std::string now_called(std::span<const Renamed> table, std::string_view name) {
-  const auto found = std::ranges::find(table, name, &Renamed::was);
-  return found == table.end() ? "" : fmt::format(", which is now {}", found->is);
+/// ", which is now NAME" of a word that an earlier version called otherwise; else nothing.
+std::string now_called(std::string_view name) {
+  const auto* const found = std::ranges::find(kRenamedWords, name, &Renamed::was);
+  return found == kRenamedWords.end() ? "" : fmt::format(", which is now {}", found->is);
 }
 
 [[noreturn]] void unknown_key(const std::string& origin, const std::string& name,
                               const std::vector<ConfigKey>& keys) {
-  const auto meant = meant_key(name, keys);
-  const std::string now = now_called(kRenamedKeys, name);
-  throw Error(
-      ErrorKind::kConfig, "{}: unknown key {}{}", origin, name,
-      !now.empty() ? now
-      : meant      ? fmt::format("; did you mean {}?", *meant)
-      : asks_for_checkpoint(name)
-          ? ": a run goes on with --resume, and checkpoint.every_steps says how often it saves"
-          : " (see distca train --print-config)");
+  throw Error(ErrorKind::kConfig, "{}: unknown key {}{}", origin, name,
+              unknown_key_hint(name, keys));
 }
 
 /// " (tokens)", or nothing for a key without a unit.
@@ -111,7 +72,7 @@ void check_value(const ConfigKey& key, const std::string& origin) {
 void set_text(const ConfigKey& key, const std::string& text, const std::string& origin) {
   if (!key.choices.empty() && !std::ranges::count(key.choices, text)) {
     const auto nearest = nearest_word(text, key.choices);
-    const std::string now = now_called(kRenamedWords, fmt::format("{} = {}", key.name, text));
+    const std::string now = now_called(fmt::format("{} = {}", key.name, text));
     throw Error(ErrorKind::kConfig, "{}: {} = \"{}\"{}: must be one of {}{}", origin, key.name,
                 text, now, listed(key),
                 now.empty() && nearest && !nearest->empty()
@@ -249,6 +210,24 @@ void check_servers(const Config& config) {
                   config.plan.scheduler);
 }
 
+void check_schedule(const Config& config) {
+  const Config::Optimizer& o = config.optimizer;
+  DISTCA_THROW_IF(
+      o.decay_steps > 0 && o.warmup_steps >= o.decay_steps, ErrorKind::kConfig,
+      "optimizer.decay_steps = {} with optimizer.warmup_steps = {}: the warm-up is part "
+      "of decay_steps and must be shorter",
+      o.decay_steps, o.warmup_steps);
+  if (o.schedule != Config::Optimizer::Decay::kWsd) return;
+  DISTCA_THROW_IF(o.wsd_decay_steps == 0, ErrorKind::kConfig,
+                  "optimizer.schedule = wsd with optimizer.wsd_decay_steps = 0: say in how many "
+                  "steps the learning rate falls at the end");
+  DISTCA_THROW_IF(o.warmup_steps + o.wsd_decay_steps > config.decay_end(), ErrorKind::kConfig,
+                  "optimizer.wsd_decay_steps = {}: with optimizer.warmup_steps = {} that is more "
+                  "than {} = {}",
+                  o.wsd_decay_steps, o.warmup_steps,
+                  o.decay_steps > 0 ? "optimizer.decay_steps" : "train.steps", config.decay_end());
+}
+
 void finish(Config& config) {
   BatchOptions& batch = config.batch;
   if (batch.max_document_tokens == 0) batch.max_document_tokens = batch.nano_batch_tokens;
@@ -263,6 +242,7 @@ void finish(Config& config) {
     DISTCA_THROW_IF(beta >= 1, ErrorKind::kConfig, "optimizer.{} = {}: must be below 1", name,
                     beta);
   }
+  check_schedule(config);
   DISTCA_THROW_IF(config.plan.tolerance.share < 0, ErrorKind::kConfig,
                   "plan.tolerance = {}: must be at least 0, or -1 for the scheduler's own, or auto",
                   config.plan.tolerance.share);

@@ -88,8 +88,11 @@ struct Config {
   /// AdamW, its learning rate over time, and the clipping of gradients (optimizer.h).
   struct Optimizer {
     double lr = 1e-3;
+    enum class Decay : uint8_t { kCosine, kLinear, kConstant, kWsd } schedule = Decay::kCosine;
     double min_lr_ratio = 0.1;
     int64_t warmup_steps = 20;
+    int64_t decay_steps = 0;
+    int64_t wsd_decay_steps = 0;
     double beta1 = 0.9;
     double beta2 = 0.95;
     double eps = 1e-8;
@@ -144,6 +147,10 @@ struct Config {
     enum class Backend : uint8_t { kGloo, kThreads } backend = Backend::kGloo;
   } comm;
 
+  /// At which step the learning rate has ended its fall, counted from 1.
+  int64_t decay_end() const {
+    return optimizer.decay_steps > 0 ? optimizer.decay_steps : train.steps;
+  }
   bool on_cuda() const { return train.device == Train::Device::kCuda; }
   /// Whether a rank computes attention on one CPU thread. The time of attention is then the
   /// processor time of that thread; otherwise it is elapsed time, or the device's.

@@ -1,5 +1,5 @@
 #pragma once
-// AdamW with a linear warm-up and a cosine, and the flat buffer that holds the gradients. A rank
+// AdamW, its learning rate over time, and the flat buffer that holds the gradients. A rank
 // keeps AdamW's moments of what it updates. That is all weights or, with ZeRO-1
 // (parallel.use_distributed_optimizer), the rank's slices of the buckets of gradients
 // (program/gradient_exchange.h), of which it then keeps the fp32 master weights, too. The
@@ -8,7 +8,7 @@
 //     Optimizer optimizer(model, config.optimizer, gradients);
 //     optimizer.zero_gradients();
 //     // backward adds to every parameter's .grad; buckets are summed
-//     optimizer.begin_update(learning_rate(config.optimizer, step, config.train.steps), scale);
+//     optimizer.begin_update(learning_rate(config, step), scale);
 //     for (size_t bucket = 0; bucket < num_buckets; ++bucket) optimizer.update(bucket);
 
 #include <cstdint>
@@ -30,9 +30,10 @@ namespace distca {
 
 class Llama;
 
-/// The learning rate of `step`, which counts from 0. It rises linearly to lr during the warm-up,
-/// then falls along a cosine to lr * min_lr_ratio at the last of `total_steps`.
-double learning_rate(const Config::Optimizer& options, int64_t step, int64_t total_steps);
+/// The learning rate of `step`, which counts from 0. It rises linearly to lr during the warm-up.
+/// Then it is constant, or it falls as optimizer.schedule says, and reaches lr * min_lr_ratio at
+/// the last of the steps over which it decays (Config::decay_end). Later steps have that, too.
+double learning_rate(const Config& config, int64_t step);
 
 /// AdamW's state and the gradients of some parameters.
 class Optimizer {

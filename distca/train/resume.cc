@@ -73,6 +73,12 @@ std::optional<Change> rule_of(const std::string& key) {
   return {};
 }
 
+/// Whether the learning rate depends on train.steps.
+bool decays_over_the_run(const std::map<std::string, std::string>& config) {
+  return config.at("optimizer.decay_steps") == "0" &&
+         config.at("optimizer.schedule") != "'constant'";
+}
+
 /// Keys under which even two runs of one command differ.
 std::vector<std::string> varies_between_runs(const std::map<std::string, std::string>& config) {
   std::vector<std::string> keys;
@@ -179,21 +185,26 @@ std::vector<std::string> check_resume(const CheckpointIndex& index, const RunFac
   DISTCA_THROW_IF(steps < index.step, ErrorKind::kConfig,
                   "--resume: train.steps = {}, and the checkpoint has {} steps already", steps,
                   index.step);
+  // A checkpoint of an earlier version lacks keys, which then did what their defaults do.
+  std::map<std::string, std::string> before = config_texts(Config{});
+  for (const auto& [key, value] : index.config) before[key] = value;
   std::vector<std::string> lines, reasons;
   for (const auto& [key, value] : now.config) {
-    const auto was = index.config.find(key);
-    if (was == index.config.end() || was->second == value) continue;
+    const std::string& was = before[key];
+    if (was == value) continue;
     const std::optional<Change> change = rule_of(key);
     DISTCA_THROW_IF(!change, ErrorKind::kConfig,
                     "--resume: {} = {}, and the checkpoint was made with {}: give the same, or "
                     "start a new run",
-                    key, value, was->second);
+                    key, value, was);
     if (change == Change::kTrain)
-      lines.push_back(fmt::format(
-          "{} was {} and is {} from step {} on{}", key, was->second, value, index.step + 1,
-          key == "train.steps" ? ": the learning rate follows the new length from there" : ""));
+      lines.push_back(fmt::format("{} was {} and is {} from step {} on{}", key, was, value,
+                                  index.step + 1,
+                                  key == "train.steps" && decays_over_the_run(now.config)
+                                      ? ": the learning rate follows the new length from there"
+                                      : ""));
     if (change == Change::kBits)
-      reasons.push_back(fmt::format("{} was {} and is {}", key, was->second, value));
+      reasons.push_back(fmt::format("{} was {} and is {}", key, was, value));
   }
   for (const auto& [what, value] : now.machine) {
     const auto was = index.machine.find(what);

@@ -284,7 +284,7 @@ class Trainer {
     PlannedBatch planned = next_planned(step, ProgramRequest::Kind::kTrain);
     StepMetrics metrics;
     metrics.step = step;
-    metrics.lr = learning_rate(config_.optimizer, step - 1, config_.train.steps);
+    metrics.lr = learning_rate(config_, step - 1);
     if (weights_) weights_->optimizer.zero_gradients();
     const auto targets = static_cast<double>(std::max<int64_t>(1, planned.figures.targets));
     verdict_ = {};
