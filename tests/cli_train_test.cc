@@ -52,7 +52,7 @@ TEST_F(CliTrainTest, a_dry_run_says_what_memory_a_run_takes_and_leaves_nothing) 
   };
   EXPECT_THAT(said(arguments()),
               AllOf(StartsWith("The model has 34,976 parameters: 2 layers, "),
-                    HasSubstr("\n2 workers would train on 2 x 512 tokens a step"),
+                    HasSubstr("\n2 workers would train on 2 x 512 = 1,024 tokens a step"),
                     HasSubstr("for the first 6 batches of " + prefix_.string()),
                     ContainsRegex("\nMiB +worker [01]\nweights +0\\.1\n"),
                     ContainsRegex("\nRank [01] reaches its peak in "),
