@@ -113,7 +113,13 @@ int run(int argc, char** argv) {
   app.footer("Try:  distca data prepare --text docs --tokenizer byte --out data/docs");
   app.formatter(std::make_shared<distca::cli::HelpFormatter>());
   distca::cli::add_data(app);
-  distca::cli::add_plan(app);
+#if defined(DISTCA_WITH_TORCH)
+  distca::cli::add_plan(app, distca::cli::print_plan_of_config);
+#elif defined(DISTCA_TORCH_PROGRAM)
+  distca::cli::add_plan(app, [argv](const auto&) { become_torch_program(argv); });
+#else
+  distca::cli::add_plan(app, nullptr);
+#endif
   distca::cli::add_trace(app);
   distca::cli::add_checkpoint(app);
   distca::cli::add_export(app);

@@ -6,8 +6,10 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include "cli/options.h"
 #include "cli/plan_arguments.h"
 #include "cli/plan_pipeline.h"
 #include "cli/plan_report.h"
@@ -181,9 +183,56 @@ struct Companions {
   }
 };
 
+/// The options with which a configuration is planned.
+class ConfigOptions {
+ public:
+  ConfigOptions(CLI::App& verb, PlanOfConfig plan) : verb_(verb), plan_(std::move(plan)) {
+    if (!plan_) return;
+    config_ = verb.add_option("--config", asked_->config,
+                              "A configuration of distca train: plans what that runs in step "
+                              "--step, and takes --workers, --summary-json and KEY=VALUE alone")
+                  ->type_name("FILE");
+    words_ = verb.add_option("overrides", asked_->overrides,
+                             "section.key=value; replaces what the --config says")
+                 ->type_name("KEY=VALUE");
+    step_ = number(verb, "--step", asked_->step, 1, int64_t{1} << 40, "Of the --config's run");
+  }
+
+  /// Whether they were given; then the configuration is planned. Throws Error(kUsage) for options
+  /// that would be ignored.
+  bool plan(const PlanArguments& arguments) const {
+    if (!plan_) return false;
+    if (config_->count() == 0) {
+      for (const CLI::Option* option : {words_, step_}) {
+        DISTCA_THROW_IF(option->count() > 0, ErrorKind::kUsage,
+                        "{} is of a training: give its --config FILE, too",
+                        option == words_ ? asked_->overrides.front() : option->get_name());
+      }
+      return false;
+    }
+    for (const CLI::Option* option : verb_.get_options()) {
+      const std::string name = option->get_name();
+      const bool takes = option == config_ || option == words_ || option == step_ ||
+                         name == "--workers" || name == "--summary-json";
+      DISTCA_THROW_IF(option->count() > 0 && !takes, ErrorKind::kUsage,
+                      "--config takes no {}: the configuration says what is planned", name);
+    }
+    asked_->workers = std::max(1, arguments.workers);
+    asked_->as_json = arguments.summary_json;
+    plan_(*asked_);
+    return true;
+  }
+
+ private:
+  CLI::App& verb_;
+  PlanOfConfig plan_;
+  std::shared_ptr<ConfigToPlan> asked_ = std::make_shared<ConfigToPlan>();  // outlives copies
+  CLI::Option *config_ = nullptr, *words_ = nullptr, *step_ = nullptr;
+};
+
 }  // namespace
 
-void add_plan(CLI::App& app) {
+void add_plan(CLI::App& app, PlanOfConfig of_config) {
   auto arguments = std::make_shared<PlanArguments>();
   CLI::App* verb = app.add_subcommand("plan", "How a nano-batch would be laid out and balanced");
   add_plan_options(*verb, *arguments);
@@ -204,13 +253,12 @@ void add_plan(CLI::App& app) {
   verb->add_flag("--json", arguments->json, "Print the plan as JSON (docs/plan_format.md)");
   verb->add_flag("--summary-json", arguments->summary_json, "Print the figures as one JSON object");
   verb->add_option("--out", arguments->out, "Write the plan as JSON to this file");
+  const ConfigOptions of_training(*verb, std::move(of_config));
   verb->footer(
-      "For a training's first nano-batch give the values of its batch.*, data.* and plan.* keys "
-      "and\n"
-      "its model's heads, --dtype and --window, with --tensor-parallel 1; --layers 0 as well for\n"
-      "the hash of its plan, which has no memory price.\n"
-      "Example:  distca plan --data data/docs --workers 4 --tokens-per-worker 65536");
-  verb->callback([arguments, inputs, companions] {
+      "Examples:  distca plan --data data/docs --workers 4 --tokens-per-worker 65536\n"
+      "           distca plan --config configs/demo.toml --workers 2 --step 3");
+  verb->callback([arguments, inputs, companions, of_training] {
+    if (of_training.plan(*arguments)) return;
     check_company(*arguments, inputs);
     companions.check(*arguments);
     run_plan(*arguments);

@@ -11,7 +11,6 @@
 #include "distca/plan/pipeline_time.h"
 #include "distca/plan/scheduler.h"
 #include "distca/program/overlap.h"
-#include "distca/program/pipeline_parts.h"
 #include "distca/program/validate.h"
 
 namespace distca::cli {
@@ -30,38 +29,7 @@ class Pipeline {
     check(validate(programs_), "programs");
   }
 
-  void print_ticks() const {
-    fmt::print(
-        "{} stages x {} replicas, {} micro-batches of {} nano-batches, overlap {}: {} ticks a "
-        "pass\n\n",
-        arguments_.pipeline, request_.grid.replicas, arguments_.micro_batches, request_.slots,
-        arguments_.overlap, parts_->ticks().size() / 2);
-    Table table({"tick", "pass", "working", "load", "max/share", "sent MiB", "largest MiB",
-                 "exchange ms", "exposed ms", "planned ms", "ideal ms", "over ideal"});
-    const auto ms = [](int64_t ps) {
-      return fmt::format("{:.2f}", static_cast<double>(ps) * 1e-9);
-    };
-    const auto mib = [](int64_t bytes) {
-      return fmt::format("{:.0f}", static_cast<double>(bytes) / 0x1p20);
-    };
-    int64_t exposed_ps = 0, planned_ps = 0, ideal_ps = 0;
-    int number = 0;
-    for (const TickFigures& tick : tick_figures(request_, *parts_->ticks_plan())) {
-      table.add_row({std::to_string(number++), pass_name(tick.pass),
-                     fmt::format("{} of {}", tick.working, arguments_.pipeline),
-                     with_thousands(tick.load), fmt::format("{:.3f}", tick.max_over_share),
-                     mib(tick.bytes), mib(tick.max_send_bytes), ms(tick.exchange_ps),
-                     ms(tick.exposed_ps), ms(tick.planned_ps), ms(tick.ideal_ps),
-                     fmt::format("{:.3f}", tick.over_ideal())});
-      exposed_ps += tick.exposed_ps;
-      planned_ps += tick.planned_ps;
-      ideal_ps += tick.ideal_ps;
-    }
-    table.add_row(
-        {"all", "", "", "", "", "", "", "", ms(exposed_ps), ms(planned_ps), ms(ideal_ps),
-         fmt::format("{:.3f}", static_cast<double>(planned_ps) / static_cast<double>(ideal_ps))});
-    fmt::print("{}\n", table.to_string());
-  }
+  const PipelineParts& parts() const { return *parts_; }
 
   void print_program_of(int rank) const {
     const Program& program = programs_[rank];
@@ -147,6 +115,39 @@ class Pipeline {
 
 }  // namespace
 
+void print_ticks(const PipelineParts& parts, std::string_view overlap) {
+  const PipelineRequest& request = parts.request();
+  fmt::print(
+      "{} stages x {} replicas, {} micro-batches of {} nano-batches, overlap {}: {} ticks a "
+      "pass\n\n",
+      request.grid.stages, request.grid.replicas,
+      (static_cast<int>(request.nano_batches.size()) + request.slots - 1) / request.slots,
+      request.slots, overlap, parts.ticks().size() / 2);
+  Table table({"tick", "pass", "working", "load", "max/share", "sent MiB", "largest MiB",
+               "exchange ms", "exposed ms", "planned ms", "ideal ms", "over ideal"});
+  const auto ms = [](int64_t ps) { return fmt::format("{:.2f}", static_cast<double>(ps) * 1e-9); };
+  const auto mib = [](int64_t bytes) {
+    return fmt::format("{:.0f}", static_cast<double>(bytes) / 0x1p20);
+  };
+  int64_t exposed_ps = 0, planned_ps = 0, ideal_ps = 0;
+  int number = 0;
+  for (const TickFigures& tick : tick_figures(request, *parts.ticks_plan())) {
+    table.add_row({std::to_string(number++), pass_name(tick.pass),
+                   fmt::format("{} of {}", tick.working, request.grid.stages),
+                   with_thousands(tick.load), fmt::format("{:.3f}", tick.max_over_share),
+                   mib(tick.bytes), mib(tick.max_send_bytes), ms(tick.exchange_ps),
+                   ms(tick.exposed_ps), ms(tick.planned_ps), ms(tick.ideal_ps),
+                   fmt::format("{:.3f}", tick.over_ideal())});
+    exposed_ps += tick.exposed_ps;
+    planned_ps += tick.planned_ps;
+    ideal_ps += tick.ideal_ps;
+  }
+  table.add_row(
+      {"all", "", "", "", "", "", "", "", ms(exposed_ps), ms(planned_ps), ms(ideal_ps),
+       fmt::format("{:.3f}", static_cast<double>(planned_ps) / static_cast<double>(ideal_ps))});
+  fmt::print("{}\n", table.to_string());
+}
+
 void print_pipeline(const PlanArguments& arguments) {
   DISTCA_THROW_IF(arguments.layers < arguments.pipeline, ErrorKind::kUsage,
                   "--pipeline {} needs --layers of {} or more: every stage has one",
@@ -155,7 +156,7 @@ void print_pipeline(const PlanArguments& arguments) {
                   "--workers {} cannot be divided over --pipeline {} stages", arguments.workers,
                   arguments.pipeline);
   const Pipeline pipeline(arguments);  // refuses before anything is printed
-  pipeline.print_ticks();
+  print_ticks(pipeline.parts(), arguments.overlap);
   pipeline.print_program_of(arguments.rank);
 }
 

@@ -65,14 +65,21 @@ void measure_exchange(Planned& planned) {
 
 }  // namespace
 
-Planned make_and_check(const PlanRequest& request) {
-  Planned planned{.plan = {}, .profile = request.profile, .plan_seconds = {}};
-  planned.plan_seconds = seconds_of([&] { planned.plan = make_plan(request); });
+Planned checked(Plan plan, std::shared_ptr<const AttentionProfile> profile) {
+  Planned planned{.plan = std::move(plan), .profile = std::move(profile), .plan_seconds = {}};
   ValidateOptions checks = checks_of(find_scheduler(planned.plan.options.scheduler));
-  checks.profile = request.profile.get();
+  checks.profile = planned.profile.get();
   const std::vector<std::string> violations = validate(planned.plan, checks);
   DISTCA_CHECK(violations.empty(), "our own plan is invalid: {}", violations.front());
   measure_exchange(planned);
+  return planned;
+}
+
+Planned make_and_check(const PlanRequest& request) {
+  Plan plan;
+  const double seconds = seconds_of([&] { plan = make_plan(request); });
+  Planned planned = checked(std::move(plan), request.profile);
+  planned.plan_seconds = seconds;
   return planned;
 }
 

@@ -25,6 +25,9 @@ struct Planned {
   bool by_time() const { return plan.options.by_time(); }
 };
 
+/// A plan of ours, validated and measured. `profile` is the one that priced it, or null.
+Planned checked(Plan plan, std::shared_ptr<const AttentionProfile> profile);
+
 /// Plans, validates and builds the exchanges of all ranks. Throws Error(kPlan) as make_plan does.
 Planned make_and_check(const PlanRequest& request);
 

@@ -3,6 +3,8 @@
 
 #include <CLI/CLI.hpp>
 
+#include "cli/plan_config.h"
+
 namespace distca::cli {
 
 /// Each function registers the subcommand of a verb. The subcommand's callback runs the verb. It
@@ -10,7 +12,8 @@ namespace distca::cli {
 void add_checkpoint(CLI::App& app);
 void add_data(CLI::App& app);
 void add_export(CLI::App& app);
-void add_plan(CLI::App& app);
+/// `of_config` plans what a configuration says; where it is null, the verb has no --config.
+void add_plan(CLI::App& app, PlanOfConfig of_config);
 void add_trace(CLI::App& app);
 #ifdef DISTCA_WITH_TORCH
 void add_profile(CLI::App& app);

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <regex>
 
 #include "distca/base/file.h"
@@ -52,7 +53,7 @@ TEST_F(CliTrainTest, a_dry_run_says_what_memory_a_run_takes_and_leaves_nothing) 
   };
   EXPECT_THAT(said(arguments()),
               AllOf(StartsWith("The model has 34,976 parameters: 2 layers, "),
-                    HasSubstr("\n2 workers would train on 2 x 512 tokens a step"),
+                    HasSubstr("\n2 workers would train on 2 x 512 = 1,024 tokens a step"),
                     HasSubstr("for the first 6 batches of " + prefix_.string()),
                     ContainsRegex("\nMiB +worker [01]\nweights +0\\.1\n"),
                     ContainsRegex("\nRank [01] reaches its peak in "),
@@ -73,6 +74,76 @@ TEST_F(CliTrainTest, a_dry_run_says_what_memory_a_run_takes_and_leaves_nothing) 
   EXPECT_EQ(second.exit_code, 0);
   EXPECT_EQ(second.out, "") << "rank 0 speaks";
   EXPECT_EQ(files_below(folder_), before);
+}
+
+/// A match of `pattern` in a file, of which there must be one.
+std::string found_in(const fs::path& file, const char* pattern) {
+  std::smatch match;
+  const std::string text = read_file(file);
+  EXPECT_TRUE(std::regex_search(text, match, std::regex(pattern))) << file << " lacks " << pattern;
+  return match.empty() ? "" : match[1].str();
+}
+
+class ExampleConfigTest : public CliTrainTest {
+ protected:
+  /// A dry run says what it takes, and either it fits this machine or that is the only fault.
+  void expect_dry_run(const fs::path& file, const Words& more, const Environment& environment,
+                      const std::string& ranks) {
+    const Words words = {"train", "--config", file, "--dry-run",
+                         "train.output_dir=" + run_.string()};
+    const Outcome outcome = Program(joined(words, more), environment).wait();
+    EXPECT_THAT(outcome.out, AllOf(StartsWith("The model has "), HasSubstr("\n" + ranks + " would"),
+                                   HasSubstr("Memory is predicted for ")))
+        << file << outcome.err;
+    if (outcome.exit_code != 0) {
+      EXPECT_THAT(outcome.err, HasSubstr(" ranks would need ")) << file;
+    }
+    // The comment beside the model says its size, in millions.
+    const std::string text = read_file(file);
+    if (text.find("million parameters") == std::string::npos) return;
+    const double millions = std::stod(found_in(file, "([0-9]+) million parameters"));
+    std::smatch match;
+    ASSERT_TRUE(std::regex_search(outcome.out, match, std::regex("has ([0-9,]+) parameters")));
+    const std::string digits = std::regex_replace(match[1].str(), std::regex(","), "");
+    EXPECT_NEAR(std::stod(digits) / 1e6, millions, 0.5) << file;
+  }
+};
+
+TEST_F(ExampleConfigTest, each_is_a_run_that_could_start) {
+  size_t checked = 0;
+  for (const auto& entry : fs::directory_iterator("configs")) {
+    const fs::path& file = entry.path();
+    if (file.extension() != ".toml" || file.stem() == "slurm_8_nodes") continue;
+    const std::string text = read_file(file);
+    const std::string workers =
+        text.find("--workers ") == std::string::npos ? "2" : found_in(file, "--workers ([0-9]+)");
+    expect_dry_run(file, {"--workers", workers}, {}, workers + " workers");
+    ++checked;
+  }
+  EXPECT_GE(checked, 4u);
+}
+
+TEST_F(ExampleConfigTest, the_one_of_slurm_starts_as_its_batch_script_says) {
+  const fs::path script = "configs/slurm_8_nodes.sbatch";
+  EXPECT_EQ(std::system(("bash -n " + script.string()).c_str()), 0);
+  const std::string nodes = found_in(script, "#SBATCH --nodes=([0-9]+)");
+  const std::string tasks = found_in(script, "#SBATCH --ntasks-per-node=([0-9]+)");
+  const std::string ranks = std::to_string(std::stoi(nodes) * std::stoi(tasks));
+  const fs::path config = found_in(script, "distca train --config ([^ ]+) --resume if-any");
+  EXPECT_EQ(found_in(script, "#SBATCH --cpus-per-task=([0-9]+)"),
+            found_in(config, "threads_per_rank = ([0-9]+)"));
+  EXPECT_EQ(tasks, found_in(config, "ranks_per_node = ([0-9]+)"));
+  EXPECT_EQ(found_in(script, "-e ([^ ]+)/model.safetensors"),
+            found_in(config, "output_dir = \"([^\"]+)\""));
+  expect_dry_run(config, {},
+                 {{"SLURM_PROCID", "0"},
+                  {"SLURM_LOCALID", "0"},
+                  {"SLURM_NODEID", "0"},
+                  {"SLURM_STEP_NUM_TASKS", ranks},
+                  {"SLURM_STEP_TASKS_PER_NODE", fmt::format("{}(x{})", tasks, nodes)},
+                  {"SLURM_STEP_NODELIST", "node[1-8]"},
+                  {"SLURM_JOB_ID", "4711"}},
+                 ranks + " workers");
 }
 
 TEST_F(CliTrainTest, a_port_in_use_is_named) {

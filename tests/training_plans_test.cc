@@ -1,12 +1,15 @@
 // `distca train` from end to end: what plans are made with, recorded, and no loss changes by it.
 
+#include <fmt/ranges.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <regex>
 
+#include "distca/base/text.h"
 #include "tests/run_command.h"
 #include "tests/training_testing.h"
 
@@ -15,6 +18,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class PlansOfTrainingTest : public TrainingTest {};
 
@@ -52,6 +56,74 @@ TEST_F(PlansOfTrainingTest, what_is_computed_again_takes_no_memory_and_changes_n
                      kept);
   EXPECT_LT(peak("selective"), peak("none"));
   EXPECT_LT(peak("full"), peak("selective"));
+}
+
+class ConfigPlanTest : public PlansOfTrainingTest {
+ protected:
+  /// What `distca plan` says of a step of the run that `words` of train make.
+  Json planned(int64_t step, Words words) const {
+    words[0] = "plan";
+    return Json::parse(
+        succeed(joined(words, {"--step", std::to_string(step), "--summary-json"})).out);
+  }
+};
+
+TEST_F(ConfigPlanTest, a_plan_of_a_configuration_is_the_one_that_the_run_has) {
+  write_file_atomically(folder_ / "c.toml", "[train]\nsteps = 12\nvalidation_every = 5\n");
+  const Words file = {"--config", folder_ / "c.toml", "comm.backend=threads"};
+  const std::vector<Words> runs = {
+      {"--workers", "1"},
+      {"--workers", "2"},
+      {"--workers", "3"},
+      {"--workers", "2", "servers.dedicated=1"},
+      {"--workers", "2", "plan.profile=h200", "plan.tolerance=auto"},
+      {"--workers", "2", "parallel.pipeline_model_parallel_size=2", "batch.nano_batches=4"},
+      {"--workers", "2", "parallel.pipeline_model_parallel_size=2",
+       "parallel.pipeline_schedule=1f1b"}};
+  for (size_t i = 0; i < runs.size(); ++i) {
+    Words words =
+        joined(joined(train_arguments(prefix_, folder_ / std::to_string(i), {}), file), runs[i]);
+    std::erase_if(words, [](const std::string& word) {  // the file gives them
+      return word.starts_with("train.steps=") || word.starts_with("train.validation_every=");
+    });
+    const std::string said = succeed(joined(words, {"--dry-run"})).out;
+    succeed(words);
+    const std::vector<Json> lines = metrics(std::to_string(i));
+    ASSERT_EQ(lines.size(), 12u);
+    for (const int64_t step : {1, 10, 12}) {
+      const Json plan = planned(step, words), &line = lines[step - 1];
+      for (const char* key : {"step", "plan_hash", "tokens", "imbalance_before", "imbalance_after"})
+        EXPECT_EQ(plan.at(key), line.at(key)) << fmt::format("{}", fmt::join(words, " ")) << key;
+    }
+    EXPECT_NE(lines[0].at("plan_hash"), lines[9].at("plan_hash"));
+    // What a dry run says of the first step.
+    EXPECT_THAT(std::regex_replace(said, std::regex("\n  "), " "),
+                HasSubstr(fmt::format("has max/mean {:.3f} before balancing and {:.3f} after; the "
+                                      "ranks on this machine send {} for it",
+                                      lines[0].at("imbalance_before").get<double>(),
+                                      lines[0].at("imbalance_after").get<double>(),
+                                      human_bytes(lines[0].at("bytes_sent").get<int64_t>()))));
+  }
+}
+
+TEST_F(ConfigPlanTest, for_people_every_nano_batch_or_tick_has_its_table_and_a_small_set_is_said) {
+  write_file_atomically(folder_ / "c.toml", "[batch]\nnano_batch_tokens = 512\n");
+  const auto said = [&](const Words& more) {
+    const Words words = {"plan",      "--config", folder_ / "c.toml",
+                         "--workers", "2",        "data.prefix=" + prefix_.string()};
+    return succeed(joined(words, more)).out;
+  };
+  EXPECT_THAT(said({"batch.nano_batches=2"}),
+              AllOf(HasSubstr("Step 1 of 100: 2 nano-batches of 512 tokens on 2 workers\n"),
+                    HasSubstr("Nano-batch 1 of 2\n"), HasSubstr("Nano-batch 2 of 2\n"),
+                    Not(HasSubstr(" times"))));
+  EXPECT_THAT(said({"parallel.pipeline_model_parallel_size=2", "batch.nano_batches=4"}),
+              AllOf(HasSubstr("2 stages"), HasSubstr("exposed ms"), Not(HasSubstr("Nano-batch"))));
+  EXPECT_THAT(said({"batch.nano_batch_tokens=65536"}),
+              AllOf(HasSubstr(" tokens to train on, and a step takes 65,536: it has each document"),
+                    HasSubstr("Nano-batch 1 of 1\n")));
+  EXPECT_THAT(said({"train.deterministic=false", "servers.reweight=true"}),
+              HasSubstr("a run plans with the speeds that it measures"));
 }
 
 TEST_F(PlansOfTrainingTest, with_a_profile_predicted_attention_times_stand_beside_measured_ones) {

@@ -39,8 +39,15 @@ void check_kernel(const Config& config) {
 
 constexpr double kLookAhead = 2;  // seconds
 
-/// Checks the data set, and gives the batches that are trained on.
+void check_prefix(const Config& config) {
+  DISTCA_THROW_IF(config.data.prefix.empty(), ErrorKind::kConfig,
+                  "data.prefix is not set: make a data set with `distca data prepare` and name it");
+}
+
+}  // namespace
+
 BatchStream checked_batches(const Config& config) {
+  check_prefix(config);
   const IndexedDataset data(config.data.prefix);
   data.check_vocabulary(config.model.vocab_size);
   const DocumentSplit split =
@@ -49,11 +56,8 @@ BatchStream checked_batches(const Config& config) {
   return {data.document_lengths(), split.train, config.batch};
 }
 
-}  // namespace
-
 void check_run(const Config& config, int num_workers, LocalRanks local) {
-  DISTCA_THROW_IF(config.data.prefix.empty(), ErrorKind::kConfig,
-                  "data.prefix is not set: make a data set with `distca data prepare` and name it");
+  check_prefix(config);
   check_device(config);
   // First of all: what follows may take long where too much is asked for.
   MemoryParts memory = memory_needed(config, num_workers, local);
@@ -74,16 +78,17 @@ PlannedAhead check_dry_run(const Config& config, int num_workers) {
   const auto is_there = [](const fs::path& file) { return fs::exists(file); };
   if (prefix.empty() || std::ranges::none_of(data_set_files(prefix), is_there)) {
     const int64_t tokens = config.batch.max_document_tokens;
-    return {.plans = {plan_nano_batches(config, BatchStream({tokens}, config.batch).next(),
-                                        num_workers)},
+    const Batch batch = BatchStream({tokens}, config.batch).next();
+    return {.plans = {plan_nano_batches(config, batch, num_workers)},
             .words = fmt::format(
                 "a batch of documents of {} tokens (batch.max_document_tokens), as {}",
                 with_thousands(tokens),
-                prefix.empty() ? "data.prefix is not set" : "there is no data set " + prefix)};
+                prefix.empty() ? "data.prefix is not set" : "there is no data set " + prefix),
+            .first = batch};
   }
   constexpr size_t kMostBatches = 8;
   BatchStream batches = checked_batches(config);
-  PlannedAhead ahead;
+  PlannedAhead ahead{.plans = {}, .words = {}, .first = BatchStream(batches).next()};
   ahead.plans.push_back(check_batches_fit(config, batches, num_workers, kLookAhead));
   const size_t most = std::min(kMostBatches, static_cast<size_t>(config.train.steps));
   const Stopwatch watch;

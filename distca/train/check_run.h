@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "distca/batch/batch_stream.h"
 #include "distca/train/config.h"
 #include "distca/train/memory.h"
 #include "distca/train/plan_request.h"
@@ -20,10 +21,15 @@ namespace distca {
 /// nothing.
 void check_run(const Config& config, int num_workers, LocalRanks local);
 
+/// The batches that a run trains on, of a data set that it checks. Throws Error(kConfig) if
+/// data.prefix is not set, and Error(kData).
+BatchStream checked_batches(const Config& config);
+
 /// Batches by whose plans a run's memory is predicted.
 struct PlannedAhead {
   std::vector<BatchPlan> plans;  // [batches] at least one
   std::string words;             // as "the first 8 batches of data/stdlib"
+  Batch first;                   // what the first plans are of
 };
 
 /// The same for a run that is only to be looked at (train/dry_run.h). A data set is read if

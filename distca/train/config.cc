@@ -217,7 +217,7 @@ void check_schedule(const Config& config) {
       "optimizer.decay_steps = {} with optimizer.warmup_steps = {}: the warm-up is part "
       "of decay_steps and must be shorter",
       o.decay_steps, o.warmup_steps);
-  if (o.schedule != Config::Optimizer::Schedule::kWsd) return;
+  if (o.schedule != Config::Optimizer::Decay::kWsd) return;
   DISTCA_THROW_IF(o.wsd_decay_steps == 0, ErrorKind::kConfig,
                   "optimizer.schedule = wsd with optimizer.wsd_decay_steps = 0: say in how many "
                   "steps the learning rate falls at the end");

@@ -88,12 +88,7 @@ struct Config {
   /// AdamW, its learning rate over time, and the clipping of gradients (optimizer.h).
   struct Optimizer {
     double lr = 1e-3;
-    enum class Schedule : uint8_t {
-      kCosine,
-      kLinear,
-      kConstant,
-      kWsd
-    } schedule = Schedule::kCosine;
+    enum class Decay : uint8_t { kCosine, kLinear, kConstant, kWsd } schedule = Decay::kCosine;
     double min_lr_ratio = 0.1;
     int64_t warmup_steps = 20;
     int64_t decay_steps = 0;

@@ -150,14 +150,14 @@ std::vector<ConfigKey> config_keys(Config& c) {
       {"servers.reweight", &c.servers.reweight, "",
        "capacities follow the measured times of the ranks; needs train.deterministic = false"},
       {"optimizer.lr", &o.lr, "", "AdamW's peak learning rate", 0, 1e30},
-      choice<Config::Optimizer::Schedule>(
+      choice<Config::Optimizer::Decay>(
           "optimizer.schedule", &o.schedule,
           "of the learning rate after the warm-up; wsd: constant, then Megatron-LM's exponential "
           "fall over the last wsd_decay_steps of decay_steps",
-          {{"cosine", Config::Optimizer::Schedule::kCosine},
-           {"linear", Config::Optimizer::Schedule::kLinear},
-           {"constant", Config::Optimizer::Schedule::kConstant},
-           {"wsd", Config::Optimizer::Schedule::kWsd}}),
+          {{"cosine", Config::Optimizer::Decay::kCosine},
+           {"linear", Config::Optimizer::Decay::kLinear},
+           {"constant", Config::Optimizer::Decay::kConstant},
+           {"wsd", Config::Optimizer::Decay::kWsd}}),
       {"optimizer.min_lr_ratio", &o.min_lr_ratio, "share of lr",
        "where the learning rate ends, unless it is constant", 0},
       {"optimizer.warmup_steps", &o.warmup_steps, "steps", "linear warm-up", 0},

@@ -8,6 +8,7 @@
 #include "distca/base/text.h"
 #include "distca/train/batch_programs.h"
 #include "distca/train/check_run.h"
+#include "distca/train/plan_figures.h"
 #include "distca/train/run_grid.h"
 
 namespace distca {
@@ -143,8 +144,15 @@ DryRun dry_run(const Config& config, int num_workers, LocalRanks local) {
   for (int i = 0; i < local.count; ++i) ranks.emplace_back(config, local.first + i, num_workers);
   for (const BatchPlan& plans : ahead.plans) {
     const BatchPrograms programs(config, plans, ProgramRequest::Kind::kTrain, num_workers);
-    for (int i = 0; i < local.count; ++i) ranks[i].add(programs.of(local.first + i));
+    for (int i = 0; i < local.count; ++i) {
+      const Program program = programs.of(local.first + i);
+      ranks[i].add(program);
+      if (&plans == &ahead.plans.front())
+        run.sent_bytes += bytes_between_nodes(program, local.first + i, /*ranks_per_node=*/1);
+    }
   }
+  std::vector<RankSample> work;
+  add_plan_figures(config, ahead.first, ahead.plans.front(), num_workers, &run.first, &work);
   for (const PeakOfRank& rank : ranks) run.peaks.push_back(rank.peak());
   return run;
 }
@@ -159,12 +167,18 @@ std::string dry_run_text(const Config& config, int num_workers, const DryRun& ru
   const int64_t dedicated = config.servers.dedicated;
   const RunGrid grid = run_grid(config, num_workers);
   const std::string ranks = fmt::format(
-      "{}{} would train on {} x {} tokens a step; ranks on this machine: {}.", grid.words(),
+      "{}{} would train on {} x {} = {} tokens a step; ranks on this machine: {}.", grid.words(),
       dedicated > 0 ? fmt::format(" and {} dedicated server{}", dedicated, plural(dedicated)) : "",
-      config.batch.nano_batches, with_thousands(config.batch.nano_batch_tokens), run.local.count);
+      config.batch.nano_batches, with_thousands(config.batch.nano_batch_tokens),
+      with_thousands(config.batch.nano_batches * config.batch.nano_batch_tokens), run.local.count);
+  const std::string plan = fmt::format(
+      "Memory is predicted for {}. Core attention of the first batch has max/mean {:.3f} before "
+      "balancing and {:.3f} after; the ranks on this machine send {} for it, forward and backward.",
+      run.batches, run.first.imbalance_before, run.first.imbalance_after,
+      human_bytes(run.sent_bytes));
   return fmt::format("{}\n{}\n{}\n\n{}\n{}\n", wrap(parameters, kColumns), wrap(ranks, kColumns),
-                     wrap("Memory is predicted for " + run.batches + ".", kColumns),
-                     memory_table(config, grid, run), machine_text(config, run));
+                     wrap(plan, kColumns), memory_table(config, grid, run),
+                     machine_text(config, run));
 }
 
 }  // namespace distca

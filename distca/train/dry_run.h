@@ -15,6 +15,7 @@
 #include "distca/train/config.h"
 #include "distca/train/memory.h"
 #include "distca/train/memory_peak.h"
+#include "distca/train/metrics.h"
 
 namespace distca {
 
@@ -23,6 +24,10 @@ struct DryRun {
   std::string batches;            // what the memory was counted for
   std::vector<PeakMemory> peaks;  // [local.count] of each rank of this machine
   MemoryParts needed;             // by these ranks together, at least
+  PlanFigures first;              // of the first batch's plans
+  /// What these ranks send of Q, K, V, O and their gradients in the first step, and in a pipeline
+  /// from stage to stage.
+  int64_t sent_bytes = 0;
 };
 
 /// Plans some batches, and counts the memory of this machine's ranks under its plans.

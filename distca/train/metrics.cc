@@ -1,5 +1,10 @@
 #include "distca/train/metrics.h"
 
+#include <fmt/chrono.h>
+
+#include <chrono>
+#include <ctime>
+
 namespace distca {
 namespace {
 
@@ -23,6 +28,14 @@ Json exchange_times(const OpTimes& times) {
           {"land_ms", times.of(OpPart::kLand) * 1e3}};
 }
 
+/// "2026-11-23T02:13:05.123Z"
+std::string time_of_day() {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  const int64_t ms = std::chrono::duration_cast<std::chrono::milliseconds>(now).count();
+  return fmt::format("{:%FT%T}.{:03}Z", fmt::gmtime(static_cast<std::time_t>(ms / 1000)),
+                     ms % 1000);
+}
+
 /// 0.00015, not 0.00015000000000000001.
 double in_12_digits(double value) { return std::stod(fmt::format("{:.12g}", value)); }
 
@@ -39,11 +52,15 @@ Json speeds_json(const Speeds& speeds) {
 
 std::string metrics_line(const StepMetrics& m, const Config& config,
                          const ResolvedConfig& resolved) {
+  // Every step of a run, in all its starts, has as many tokens.
+  const int64_t step_tokens = config.batch.nano_batches * config.batch.nano_batch_tokens;
   Json line = {{"step", m.step},
+               {"time", time_of_day()},
                {"loss", m.loss},
                {"grad_norm", m.grad_norm},
                {"lr", in_12_digits(m.lr)},
                {"tokens", m.plan.tokens},
+               {"tokens_so_far", m.step * step_tokens},
                {"step_s", m.step_s},
                {"tokens_per_s", m.plan.tokens / m.step_s},
                {"model_flops_per_s", m.model_flops / m.step_s},
@@ -55,6 +72,7 @@ std::string metrics_line(const StepMetrics& m, const Config& config,
                {"bytes_unpacked", m.bytes.unpacked},
                {"bytes_copied", m.bytes.copied},
                {"nano_batches_redispatched", m.plan.num_redispatched},
+               {"plan_hash", fmt::format("{:016x}", m.plan.hash)},
                {"plan_s", m.plan.plan_s},
                {"validate_s", m.plan.validate_s},
                {"plan_wait_s", m.plan.plan_wait_s},
@@ -74,6 +92,7 @@ std::string metrics_line(const StepMetrics& m, const Config& config,
   if (m.speeds.from_step > 0) line["speeds"] = speeds_json(m.speeds);
   if (m.plan.speeds_from_step > 0) line["speeds_from_step"] = m.plan.speeds_from_step;
   for (const MemoryUse& rank : m.memory) {
+    line["tensor_bytes"].push_back(rank.now_bytes);
     line["peak_bytes"].push_back(rank.peak_bytes);
     line["resident_bytes"].push_back(rank.resident_bytes);
     line["weight_copy_bytes"].push_back(rank.weight_copy_bytes);

@@ -18,6 +18,7 @@ namespace distca {
 /// Figures of the plans of one batch, over all ranks and summed over its nano-batches, and of the
 /// time that planning took. They are made with the plans.
 struct PlanFigures {
+  uint64_t hash = 0;  // of the plans (plans_hash); ranks compare it before use
   int64_t tokens = 0;
   int64_t targets = 0;  // next-token pairs that are trained on
   int64_t pairs = 0;    // (query, key) pairs that the mask allows
@@ -52,8 +53,9 @@ struct CheckpointFigures {
   int64_t num_failed = 0;     // saves that failed
 };
 
-/// Memory of a rank since the run began (runtime/memory_meter.h).
+/// Memory of a rank (runtime/memory_meter.h), at most: since the run began.
 struct MemoryUse {
+  int64_t now_bytes = 0;          // that tensors take after the step
   int64_t peak_bytes = 0;         // the most that tensors took at a time
   int64_t resident_bytes = 0;     // the most that the rank's process had in RAM
   int64_t weight_copy_bytes = 0;  // of its weights in the compute type
@@ -87,7 +89,7 @@ struct StepMetrics {
 };
 
 /// A line of metrics.jsonl, without its line end. Every line repeats what the run's plans count
-/// load in, which kernel computes, and train.overlap.
+/// load in, which kernel computes, and train.overlap. Its time is that of the call.
 std::string metrics_line(const StepMetrics& metrics, const Config& config,
                          const ResolvedConfig& resolved);
 

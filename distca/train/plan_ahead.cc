@@ -11,7 +11,6 @@
 #include "distca/program/validate.h"
 #include "distca/train/batch_programs.h"
 #include "distca/train/plan_figures.h"
-#include "distca/train/plan_request.h"
 
 namespace distca {
 namespace {
@@ -31,13 +30,6 @@ void check_plans(const Config& config, const BatchPlan& plans) {
   }
   DISTCA_CHECK(violations.empty(), "scheduler {} made a wrong plan: {}", config.plan.scheduler,
                violations[0]);
-}
-
-uint64_t hash_of(const BatchPlan& plans) {
-  Fnv1a64 hash;
-  for (const Plan& plan : plans.plans) hash.add(plan_hash(plan));
-  if (plans.pipeline) hash.add(plans.pipeline->hash());
-  return hash.value();
 }
 
 /// The tokens of a worker, by nano-batch.
@@ -85,6 +77,13 @@ Program checked_program(const Config& config, const BatchPlan& plans, const Step
 
 }  // namespace
 
+uint64_t plans_hash(const BatchPlan& plans) {
+  Fnv1a64 hash;
+  for (const Plan& plan : plans.plans) hash.add(plan_hash(plan));
+  if (plans.pipeline) hash.add(plans.pipeline->hash());
+  return hash.value();
+}
+
 PlannedBatch plan_batch(const Config& config, const IndexedDataset& data,
                         const StepBatch& step_batch, int rank, int num_workers,
                         const Speeds& speeds, std::shared_ptr<const GradientExchange> gradients) {
@@ -93,7 +92,8 @@ PlannedBatch plan_batch(const Config& config, const IndexedDataset& data,
   const BatchPlan plans = plan_later_batch(config, batch, num_workers, speeds,
                                            step_batch.kind == ProgramRequest::Kind::kTrain);
   check_plans(config, plans);
-  PlannedBatch planned{.kind = step_batch.kind, .hash = hash_of(plans)};
+  PlannedBatch planned{.kind = step_batch.kind};
+  planned.figures.hash = plans_hash(plans);
   planned.figures.speeds_from_step = speeds.from_step;
   add_plan_figures(config, batch, plans, num_workers, &planned.figures, &planned.work);
   planned.input.tokens = tokens_of(config, data, batch, plans, rank, num_workers);

@@ -20,6 +20,7 @@
 #include "distca/cost/speed_meter.h"
 #include "distca/train/config.h"
 #include "distca/train/metrics.h"
+#include "distca/train/plan_request.h"
 #include "distca/train/step.h"
 
 namespace distca {
@@ -37,11 +38,13 @@ struct StepBatch {
 struct PlannedBatch {
   ProgramRequest::Kind kind = ProgramRequest::Kind::kTrain;
   StepInput input;                  // the program, and this rank's tokens
-  uint64_t hash = 0;                // of the plans; ranks compare it before use
   std::vector<RankSample> work;     // [ranks] tokens and load of all nano-batches, without times
   PlanFigures figures;              // for metrics.jsonl
   int64_t bytes_between_nodes = 0;  // that this rank sends; 0: cluster.ranks_per_node is not given
 };
+
+/// The hash of a batch's plans. Equal plans have equal hashes on every machine.
+uint64_t plans_hash(const BatchPlan& plans);
 
 /// Plans every nano-batch of a batch and reads the tokens of `rank`; a dedicated server has none.
 /// `gradients` is what the rank exchanges of them, the same value that its optimizer has; null: one

@@ -121,7 +121,7 @@ TEST_F(PlanBatchTest, ranks_agree_on_the_plans_and_share_the_tokens) {
   const std::vector<PlannedBatch> ranks = plan(3);
   int64_t tokens = 0;
   for (const PlannedBatch& rank : ranks) {
-    EXPECT_EQ(rank.hash, ranks[0].hash);
+    EXPECT_EQ(rank.figures.hash, ranks[0].figures.hash);
     EXPECT_EQ(rank.figures.tokens, 1024);
     EXPECT_EQ(rank.figures.load_after, ranks[0].figures.load_after);
     EXPECT_THAT(rank.figures.load_after, SizeIs(3));
@@ -142,7 +142,7 @@ TEST_F(PlanBatchTest, a_dedicated_server_has_tasks_and_no_tokens) {
   config_.servers.dedicated = 1;
   const std::vector<PlannedBatch> ranks = plan(2);
   ASSERT_THAT(ranks, SizeIs(3));
-  EXPECT_EQ(ranks[2].hash, ranks[0].hash);
+  EXPECT_EQ(ranks[2].figures.hash, ranks[0].figures.hash);
   EXPECT_THAT(ranks[2].figures.load_after, SizeIs(3));
   EXPECT_EQ(ranks[2].figures.load_before[2], 0) << "plain packing knows workers only";
   int64_t pairs = 0;

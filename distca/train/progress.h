@@ -1,7 +1,7 @@
 #pragma once
 // Writes to stdout what a run does: its first words, a line about each step, and its last words. On
-// a terminal, a step's line is overwritten by the next one, except where a validation loss was
-// measured. Elsewhere, a line comes every few seconds. Training never waits for a reader
+// a terminal, a step's line is overwritten by the next one. Elsewhere, one comes every few seconds.
+// A validation loss has a line of its own, which stays. Training never waits for a reader
 // (base/console.h). Only rank 0 uses it, from one thread.
 
 #include <cstdint>
@@ -13,13 +13,16 @@
 
 namespace distca {
 
-/// A duration, as "0:07", "59:59", "2:05:30" or "3d 00:00:10".
+/// A duration, as "0:07", "59:59", "2:05:30" or, from a day on, without seconds as "2d 03:15".
 std::string clock_time(double seconds);
 
 /// The line about a step. It has at most `columns` characters: the last fields are left out if they
-/// do not fit. `left_s` is the predicted time until the run ends, which is a guess in step 1.
+/// do not fit. Step, loss, balance, speed and the time left fit 79 columns. `left_s` is the
+/// predicted time until the run ends, which is a guess in step 1.
 std::string progress_line(const StepMetrics& metrics, int64_t total_steps, double left_s,
                           size_t columns);
+/// The line about the validation loss of a step, which was measured.
+std::string validation_line(const StepMetrics& metrics, int64_t total_steps);
 
 /// The progress of one run on a console.
 class Progress {

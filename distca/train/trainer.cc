@@ -191,7 +191,7 @@ class Trainer {
                      .end_s = steady_seconds()});
     }
     DISTCA_CHECK(planned.kind == kind, "step {}: what was planned is of the other kind", step);
-    check_same_plan(all_, planned.hash);
+    check_same_plan(all_, planned.figures.hash);
     return planned;
   }
 
@@ -282,9 +282,7 @@ class Trainer {
     record_to(tracer_.recorder());
     const Stopwatch watch;
     PlannedBatch planned = next_planned(step, ProgramRequest::Kind::kTrain);
-    StepMetrics metrics;
-    metrics.step = step;
-    metrics.lr = learning_rate(config_, step - 1);
+    StepMetrics metrics{.step = step, .lr = learning_rate(config_, step - 1)};
     if (weights_) weights_->optimizer.zero_gradients();
     const auto targets = static_cast<double>(std::max<int64_t>(1, planned.figures.targets));
     verdict_ = {};
@@ -340,7 +338,8 @@ class Trainer {
         .attention_s = config_.attention_has_one_thread()
                            ? mine.times.processor_of(OpKind::kCoreAttention)
                            : mine.times.of(OpKind::kCoreAttention),
-        .memory = {.peak_bytes = memory_.peak_bytes(),
+        .memory = {.now_bytes = memory_.bytes(),
+                   .peak_bytes = memory_.peak_bytes(),
                    .resident_bytes = resident_peak_bytes(),
                    .weight_copy_bytes = weights_ ? weights_->model.copy_bytes() : 0,
                    .optimizer_bytes = weights_ ? weights_->optimizer.state_bytes() : 0},

@@ -86,7 +86,7 @@ Played play(const Config& config, const IndexedDataset& data, const Batch& batch
     // The programs of all ranks are checked together, once.
     planned.push_back(plan_batch(config, data, {.batch = batch, .checks_all_ranks = rank == 0},
                                  rank, num_workers));
-    DISTCA_CHECK_EQ(planned[rank].hash, planned[0].hash);
+    DISTCA_CHECK_EQ(planned[rank].figures.hash, planned[0].figures.hash);
   }
   Played first;
   const auto body = [&](Communicator& comm) {

@@ -1,0 +1,88 @@
+#include "cli/plan_config.h"
+
+#include <fmt/format.h>
+
+#include "cli/plan_pipeline.h"
+#include "cli/plan_report.h"
+#include "distca/base/error.h"
+#include "distca/base/text.h"
+#include "distca/program/overlap.h"
+#include "distca/train/check_run.h"
+#include "distca/train/config.h"
+#include "distca/train/plan_ahead.h"
+#include "distca/train/plan_figures.h"
+#include "distca/train/run_grid.h"
+
+namespace distca::cli {
+namespace {
+
+/// "", or a line that says what the plans do not show of the run.
+std::string notes(const Config& config, const BatchStream& batches) {
+  const int64_t tokens = config.batch.nano_batches * config.batch.nano_batch_tokens;
+  std::string text;
+  if (batches.epoch_tokens() < tokens) {
+    text += fmt::format(
+        "{} has {} tokens to train on, and a step takes {}: it has each document {:.1f} times\n",
+        config.data.prefix, with_thousands(batches.epoch_tokens()), with_thousands(tokens),
+        static_cast<double>(tokens) / static_cast<double>(batches.epoch_tokens()));
+  }
+  if (measures_speeds(config)) {
+    text +=
+        "train.deterministic is false: a run plans with the speeds that it measures, and these "
+        "plans rest on none\n";
+  }
+  return text;
+}
+
+Json json_of(int64_t step, const BatchPlan& plans, const PlanFigures& figures,
+             const Config& config) {
+  Json json = {{"step", step},
+               {"plan_hash", fmt::format("{:016x}", figures.hash)},
+               {"tokens", figures.tokens},
+               {"imbalance_before", figures.imbalance_before},
+               {"imbalance_after", figures.imbalance_after},
+               {"nano_batches", Json::array()}};
+  for (const Plan& plan : plans.plans)
+    json["nano_batches"].push_back(summary_json(checked(plan, config.attention_profile)));
+  return json;
+}
+
+void print_plans(const Config& config, const BatchPlan& plans) {
+  for (size_t nano = 0; nano < plans.plans.size(); ++nano) {
+    fmt::print("\nNano-batch {} of {}\n", nano + 1, plans.plans.size());
+    print_report(checked(plans.plans[nano], config.attention_profile));
+  }
+  if (plans.pipeline && plans.pipeline->ticks_plan() != nullptr) {
+    fmt::print("\n");
+    print_ticks(*plans.pipeline, overlap_name(config.train.overlap));
+  }
+}
+
+}  // namespace
+
+void print_plan_of_config(const ConfigToPlan& asked) {
+  const Config config = load_config(asked.config, asked.overrides);
+  DISTCA_THROW_IF(asked.step > config.train.steps, ErrorKind::kUsage,
+                  "--step {}: the run has train.steps = {}", asked.step, config.train.steps);
+  const RunGrid grid = run_grid(config, asked.workers);
+  BatchStream batches = checked_batches(config);
+  const std::string said = notes(config, batches);
+  batches.seek(asked.step - 1);
+  const Batch batch = batches.next();
+  const BatchPlan plans = plan_later_batch(config, batch, asked.workers);
+  PlanFigures figures{.hash = plans_hash(plans)};
+  std::vector<RankSample> work;
+  add_plan_figures(config, batch, plans, asked.workers, &figures, &work);
+  if (asked.as_json)
+    return fmt::print("{}", canonical_json(json_of(asked.step, plans, figures, config)));
+  fmt::print(
+      "Step {} of {}: {} nano-batch{} of {} tokens on {}\n"
+      "plan hash {:016x}, as plan_hash in metrics.jsonl\n"
+      "max/mean of core attention {:.3f} before balancing, {:.3f} after\n{}",
+      asked.step, config.train.steps, config.batch.nano_batches,
+      config.batch.nano_batches == 1 ? "" : "es", with_thousands(config.batch.nano_batch_tokens),
+      grid.words(), figures.hash, figures.imbalance_before, figures.imbalance_after, said);
+  print_plans(config, plans);
+}
+
+}  // namespace distca::cli

@@ -1,0 +1,28 @@
+#pragma once
+// `distca plan --config`: the plans that a training would make of one of its steps.
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace distca::cli {
+
+/// What is asked for. The words are those of `distca train`.
+struct ConfigToPlan {
+  std::string config;                  // a TOML file; "": not given
+  std::vector<std::string> overrides;  // section.key=value
+  int64_t step = 1;                    // which one, from 1
+  int workers = 1;
+  bool as_json = false;
+};
+/// What plans it. The program without PyTorch, which reads no configuration, becomes the one with
+/// it.
+using PlanOfConfig = std::function<void(const ConfigToPlan&)>;
+
+/// Prints the plans of a step, as the step of this number of `distca train` with the same words
+/// makes them, and their hash, which is plan_hash of its metrics.jsonl. Throws Error as the
+/// training does, and Error(kUsage) for a step after the last.
+void print_plan_of_config(const ConfigToPlan& asked);
+
+}  // namespace distca::cli
