@@ -61,7 +61,8 @@ std::string percent(double part, double whole) {
   return fmt::format("{:.1f} %", whole > 0 ? 100 * part / whole : 0);
 }
 
-void print_statistics(const LengthStatistics& lengths, const std::optional<Entropies>& entropies) {
+void print_statistics(const LengthStatistics& lengths, int64_t largest_id,
+                      const std::optional<Entropies>& entropies) {
   constexpr int kBarWidth = 30;
   int64_t most = 1;
   for (const LengthBucket& bucket : lengths.histogram) most = std::max(most, bucket.documents);
@@ -76,6 +77,7 @@ void print_statistics(const LengthStatistics& lengths, const std::optional<Entro
   fmt::print("\n{}\n", table.to_string());
   fmt::print("length         median {}, longest {} tokens\n", with_thousands(lengths.median),
              with_thousands(lengths.longest));
+  fmt::print("largest id     {}: model.vocab_size is at least {}\n", largest_id, largest_id + 1);
   fmt::print(
       "attention      {} of L(L+1)/2 in the longest 1 % of documents, {} in the longest 10 %\n",
       percent(lengths.longest_1_percent_share, 1), percent(lengths.longest_10_percent_share, 1));
@@ -99,6 +101,7 @@ void print_json(const IndexedDataset& dataset, const LengthStatistics& lengths,
   Json json{{"documents", lengths.documents},
             {"sequences", dataset.num_sequences()},
             {"tokens", lengths.tokens},
+            {"largest_id", dataset.largest_id()},
             {"token_type", token_type_name(dataset.token_type())},
             {"median_length", lengths.median},
             {"longest_length", lengths.longest},
@@ -124,7 +127,7 @@ void show(const ShowOptions& options) {
              with_thousands(lengths.documents), with_thousands(lengths.tokens),
              token_type_name(dataset.token_type()),
              human_bytes(lengths.tokens * token_bytes(dataset.token_type())));
-  print_statistics(lengths, entropies);
+  print_statistics(lengths, dataset.largest_id(), entropies);
 }
 
 void prepare(const PrepareOptions& options) {

@@ -41,9 +41,8 @@ uint64_t hash_of(const BatchPlan& plans) {
 }
 
 /// The tokens of a worker, by nano-batch.
-std::vector<LocalTokens> tokens_of(const Config& config, const IndexedDataset& data,
-                                   const Batch& batch, const BatchPlan& plans, int rank,
-                                   int num_workers) {
+std::vector<LocalTokens> tokens_of(const Config& config, const DataBlend& data, const Batch& batch,
+                                   const BatchPlan& plans, int rank, int num_workers) {
   std::vector<LocalTokens> tokens;
   if (rank >= num_workers) return tokens;
   for (size_t nano = 0; nano < batch.size(); ++nano) {
@@ -85,9 +84,9 @@ Program checked_program(const Config& config, const BatchPlan& plans, const Step
 
 }  // namespace
 
-PlannedBatch plan_batch(const Config& config, const IndexedDataset& data,
-                        const StepBatch& step_batch, int rank, int num_workers,
-                        const Speeds& speeds, std::shared_ptr<const GradientExchange> gradients) {
+PlannedBatch plan_batch(const Config& config, const DataBlend& data, const StepBatch& step_batch,
+                        int rank, int num_workers, const Speeds& speeds,
+                        std::shared_ptr<const GradientExchange> gradients) {
   const Stopwatch watch;
   const Batch& batch = step_batch.batch;
   const BatchPlan plans = plan_later_batch(config, batch, num_workers, speeds,
