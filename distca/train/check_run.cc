@@ -9,6 +9,7 @@
 #include "distca/base/error.h"
 #include "distca/base/text.h"
 #include "distca/batch/data_blend.h"
+#include "distca/batch/tokenizer_files.h"
 #include "distca/kernels/cpu/attention.h"
 #include "distca/train/data_split.h"
 #include "distca/train/plan_request.h"
@@ -45,6 +46,7 @@ BatchStream checked_batches(const Config& config) {
   data.check_vocabulary(config.model.vocab_size);
   const DocumentSplit split = split_data(config, data);
   check_training_part(data, split);
+  files_beside_weights(data);  // refuses what has no one tokenizer
   return training_stream(config, data, split);
 }
 

@@ -398,6 +398,7 @@ class Trainer {
                      fmt::format("the last update left {} weights that are", with_thousands(bad)));
     }
     output_->save_weights(trained_);
+    output_->save_beside(files_beside_weights(data_));
     tracer_.write();
     summary_.metrics_missing = output_->finish_metrics();
     output_->end(summary_text(config_, data_, summary_));
