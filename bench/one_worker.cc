@@ -29,11 +29,7 @@ OneWorker::OneWorker(const Config& config, Communicator& comm)
     : config_(config),
       comm_(comm),
       data_(config.data.prefix),
-      stream_(
-          data_.document_lengths(),
-          split_documents(data_.num_documents(), config.data.validation_fraction, config.batch.seed)
-              .train,
-          config.batch),
+      stream_(training_stream(config, data_, split_data(config, data_))),
       model_(config.model, static_cast<uint64_t>(config.train.seed), comm.cuda_device()),
       gradients_(gradient_exchange(config.model, step_options(config), comm.rank(), comm.size())),
       optimizer_(model_, static_cast<uint64_t>(config.train.seed), config.optimizer, gradients_) {

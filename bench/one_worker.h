@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "distca/base/json.h"
-#include "distca/batch/indexed_dataset.h"
+#include "distca/batch/data_blend.h"
 #include "distca/comm/communicator.h"
 #include "distca/train/config.h"
 #include "distca/train/optimizer.h"
@@ -54,7 +54,7 @@ class OneWorker {
  private:
   const Config& config_;
   Communicator& comm_;
-  IndexedDataset data_;
+  DataBlend data_;
   BatchStream stream_;
   Llama model_;
   std::shared_ptr<const GradientExchange> gradients_;

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/data_tokens.h"
 #include "cli/options.h"
 #include "cli/verbs.h"
 #include "distca/base/clock.h"
@@ -20,15 +21,17 @@
 #include "distca/batch/corpus_statistics.h"
 #include "distca/batch/indexed_dataset.h"
 #include "distca/batch/text_corpus.h"
+#include "distca/batch/tokenizer_files.h"
 
 namespace distca::cli {
 namespace {
 
+constexpr std::string_view kBytes = "byte";
+
 struct PrepareOptions {
   std::vector<std::filesystem::path> text;
-  std::string tokenizer = "byte";
   TextFilter filter;
-  std::filesystem::path out;
+  TokenizeOptions tokens{.tokenizer = std::string(kBytes)};
   bool overwrite = false;
 };
 
@@ -61,7 +64,8 @@ std::string percent(double part, double whole) {
   return fmt::format("{:.1f} %", whole > 0 ? 100 * part / whole : 0);
 }
 
-void print_statistics(const LengthStatistics& lengths, const std::optional<Entropies>& entropies) {
+void print_statistics(const LengthStatistics& lengths, int64_t largest_id,
+                      const std::optional<Entropies>& entropies) {
   constexpr int kBarWidth = 30;
   int64_t most = 1;
   for (const LengthBucket& bucket : lengths.histogram) most = std::max(most, bucket.documents);
@@ -76,6 +80,7 @@ void print_statistics(const LengthStatistics& lengths, const std::optional<Entro
   fmt::print("\n{}\n", table.to_string());
   fmt::print("length         median {}, longest {} tokens\n", with_thousands(lengths.median),
              with_thousands(lengths.longest));
+  fmt::print("largest id     {}: model.vocab_size is at least {}\n", largest_id, largest_id + 1);
   fmt::print(
       "attention      {} of L(L+1)/2 in the longest 1 % of documents, {} in the longest 10 %\n",
       percent(lengths.longest_1_percent_share, 1), percent(lengths.longest_10_percent_share, 1));
@@ -99,6 +104,7 @@ void print_json(const IndexedDataset& dataset, const LengthStatistics& lengths,
   Json json{{"documents", lengths.documents},
             {"sequences", dataset.num_sequences()},
             {"tokens", lengths.tokens},
+            {"largest_id", dataset.largest_id()},
             {"token_type", token_type_name(dataset.token_type())},
             {"median_length", lengths.median},
             {"longest_length", lengths.longest},
@@ -124,43 +130,77 @@ void show(const ShowOptions& options) {
              with_thousands(lengths.documents), with_thousands(lengths.tokens),
              token_type_name(dataset.token_type()),
              human_bytes(lengths.tokens * token_bytes(dataset.token_type())));
-  print_statistics(lengths, entropies);
+  print_statistics(lengths, dataset.largest_id(), entropies);
 }
 
-void prepare(const PrepareOptions& options) {
-  const std::array<std::filesystem::path, 2> made = data_set_files(options.out);
-  check_outputs(made, options.overwrite);
+void prepare_bytes(const PrepareOptions& options) {
+  const std::filesystem::path& out = options.tokens.out;
+  const std::array<std::filesystem::path, 2> made = data_set_files(out);
   const TextFiles files = find_text_files(options.text, options.filter, made);
   TextCorpus corpus;
   {
     FileProgress progress(static_cast<int64_t>(files.paths.size()));
-    corpus =
-        write_byte_dataset(files.paths, options.out, [&](int64_t done) { progress.show(done); });
+    corpus = write_byte_dataset(files.paths, out, [&](int64_t done) { progress.show(done); });
   }
+  remove_tokenizer(out);  // of an older data set
   fmt::print("{} files of text; skipped {} empty, {} binary, {} links to folders or nothing\n",
              with_thousands(corpus.documents), with_thousands(corpus.empty),
              with_thousands(corpus.binary), with_thousands(files.links));
-  show({.prefix = options.out});
+}
+
+void prepare(const PrepareOptions& options) {
+  const TokenizeOptions& tokens = options.tokens;
+  const bool jsonl = !tokens.jsonl.empty();
+  DISTCA_THROW_IF(
+      jsonl == !options.text.empty(), ErrorKind::kUsage,
+      "give either --text, files of which each is a document, or --jsonl, files of which "
+      "each line is one");
+  DISTCA_THROW_IF(jsonl && tokens.tokenizer == kBytes, ErrorKind::kUsage,
+                  "--jsonl needs --tokenizer: a tokenizer.json or a folder that has one");
+  DISTCA_THROW_IF(!jsonl && tokens.tokenizer != kBytes, ErrorKind::kUsage,
+                  "--tokenizer {}: --text knows byte alone; --jsonl takes others",
+                  tokens.tokenizer);
+  const auto [bin, idx] = data_set_files(tokens.out);
+  const std::array made = {bin, idx, tokenizer_record_file(tokens.out),
+                           tokenizer_folder(tokens.out)};
+  check_outputs(made, options.overwrite);
+  if (jsonl) {
+    prepare_tokens(tokens);
+  } else {
+    prepare_bytes(options);
+  }
+  show({.prefix = tokens.out});
 }
 
 void add_prepare(CLI::App& data) {
   auto options = std::make_shared<PrepareOptions>();
   CLI::App* verb = data.add_subcommand(
-      "prepare", "Write PREFIX.bin and PREFIX.idx from text; each file is a document");
-  verb->add_option("--text", options->text, "Files, or folders searched for files")->required();
-  verb->add_option("--tokenizer", options->tokenizer, "byte: each byte is a token, ids 0 to 255")
-      ->check(CLI::IsMember({"byte"}))
+      "prepare", "Write PREFIX.bin and PREFIX.idx from text files or JSON lines");
+  TokenizeOptions& tokens = options->tokens;
+  verb->add_option("--text", options->text,
+                   "Files, or folders searched for files; each file is a document");
+  verb->add_option("--jsonl", tokens.jsonl, "Files of which each line is a document, in JSON");
+  verb->add_option("--json-key", tokens.key, "Where the text is in a line's JSON object")
       ->capture_default_str();
+  verb->add_option("--tokenizer", tokens.tokenizer,
+                   "byte: each byte is a token, ids 0 to 255; for --jsonl a tokenizer.json of "
+                   "Hugging Face, or a folder that has one")
+      ->capture_default_str();
+  verb->add_flag("!--no-append-eod", tokens.append_eod,
+                 "Do not end documents with the tokenizer's eos_token");
+  number(*verb, "--workers", tokens.workers, 0, 4096,
+         "Processes that tokenize; the result does not depend on it; 0: one a core");
   verb->add_option("--glob", options->filter.glob,
                    "Take only files whose name matches this shell pattern")
       ->capture_default_str();
   verb->add_option("--exclude", options->filter.exclude,
                    "Leave out files and folders of these names (shell patterns)");
-  verb->add_option("--out", options->out, "PREFIX of the two files; its folder is created")
+  verb->add_option("--out", tokens.out, "PREFIX of the two files; its folder is created")
       ->required();
   verb->add_flag("--overwrite", options->overwrite, "Replace a data set of this PREFIX");
   verb->footer(
-      "Example:  distca data prepare --text /usr/lib/python3 --glob '*.py' --out data/python");
+      "Example:  distca data prepare --text /usr/lib/python3 --glob '*.py' --out data/python\n"
+      "          distca data prepare --jsonl part-*.jsonl --tokenizer llama --out data/mine");
   verb->callback([options] { prepare(*options); });
 }
 

@@ -1,10 +1,10 @@
 // distca export: the weights of a checkpoint as a run's end writes them, for Hugging Face.
 
-#include <array>
 #include <filesystem>
 #include <memory>
 #include <string>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "cli/options.h"
@@ -12,6 +12,7 @@
 #include "distca/base/error.h"
 #include "distca/base/file.h"
 #include "distca/base/text.h"
+#include "distca/batch/tokenizer_files.h"
 #include "distca/checkpoint/folder.h"
 #include "distca/checkpoint/reader.h"
 #include "distca/checkpoint/safetensors.h"
@@ -78,24 +79,54 @@ void write_weights(const CheckpointReader& reader, AtomicFile& file) {
   }
 }
 
+/// What goes beside the weights, and in words where the tokenizer is from.
+struct Beside {
+  FilesByName files;
+  std::string tokenizer;
+};
+
+/// From the data set that the run was trained on, if it is where it was.
+Beside beside_weights(const CheckpointIndex& index) {
+  const auto recorded = index.config.find("data.prefix");
+  std::string prefix = recorded == index.config.end() ? "" : recorded->second;
+  std::erase(prefix, '\'');  // the value is TOML
+  try {
+    const DataBlend data(prefix);
+    if (data.summary() != index.data)
+      return {.tokenizer = fmt::format("no tokenizer: {} is not the data of the run now", prefix)};
+    FilesByName files = files_beside_weights(data);
+    const bool known = files.contains("tokenizer.json");
+    return {.files = std::move(files),
+            .tokenizer = known ? "the tokenizer of " + prefix
+                               : fmt::format("no tokenizer: {} has none beside it", prefix)};
+  } catch (const Error& error) {
+    return {.tokenizer = fmt::format("no tokenizer: {}", error.what())};
+  }
+}
+
 void export_weights(const ExportOptions& options) {
   const fs::path folder = checkpoint_of(options.source);
-  const std::array made = {options.out / kWeights, options.out / kConfigJson};
-  check_outputs(made, options.overwrite);
   const CheckpointReader reader(folder);
   const CheckpointIndex& index = reader.index();
+  const Beside beside = beside_weights(index);
+  std::vector<fs::path> made = {options.out / kWeights, options.out / kConfigJson};
+  for (const auto& [name, contents] : beside.files) made.push_back(options.out / name);
+  check_outputs(made, options.overwrite);
   const MissingFolders missing(options.out);
   AtomicFile weights(made[0]), config_json(made[1]);
   config_json.write(index.hugging_face.dump(2) + "\n");
   write_weights(reader, weights);
   weights.commit();
   config_json.commit();
+  for (const auto& [name, contents] : beside.files)
+    write_file_atomically(options.out / name, contents);
   int64_t parameters = 0;
   for (const StoredTensor& tensor : index.tensors) parameters += tensor.numel();
   fmt::print(
       "{}: the weights after step {}\n  {}  weights, Hugging Face names ({} parameters)\n"
-      "  {}\n",
-      folder.string(), index.step, made[0].string(), with_thousands(parameters), made[1].string());
+      "  {}\n  {}\n",
+      folder.string(), index.step, made[0].string(), with_thousands(parameters), made[1].string(),
+      beside.tokenizer);
 }
 
 }  // namespace
@@ -106,7 +137,8 @@ void add_export(CLI::App& app) {
       app.add_subcommand("export", "Write a checkpoint's weights as Hugging Face reads them");
   verb->add_option("source", options->source, "A run, whose newest is taken, or a checkpoint")
       ->required();
-  verb->add_option("--out", options->out, "Folder of model.safetensors and config.json; it is made")
+  verb->add_option("--out", options->out,
+                   "Folder of model.safetensors, config.json and the tokenizer; it is made")
       ->required();
   verb->add_flag("--overwrite", options->overwrite, "Replace files of these names");
   verb->footer("Example:  distca export runs/mine --out exported");

@@ -255,8 +255,9 @@ void add_plan(CLI::App& app, PlanOfConfig of_config) {
   verb->add_option("--out", arguments->out, "Write the plan as JSON to this file");
   const ConfigOptions of_training(*verb, std::move(of_config));
   verb->footer(
-      "Examples:  distca plan --data data/docs --workers 4 --tokens-per-worker 65536\n"
-      "           distca plan --config configs/demo.toml --workers 2 --step 3");
+      "With --config alone: the plans of a training, as distca plan --config configs/demo.toml\n"
+      "--workers 2 --step 3.\n"
+      "Example:  distca plan --data data/docs --workers 4 --tokens-per-worker 65536");
   verb->callback([arguments, inputs, companions, of_training] {
     if (of_training.plan(*arguments)) return;
     check_company(*arguments, inputs);

@@ -48,8 +48,7 @@ std::vector<NanoBatch> first_batch(const std::vector<int64_t>& lengths,
   DISTCA_THROW_IF(tokens > kMostTokens, ErrorKind::kUsage,
                   "--workers {} x --tokens-per-worker {} is a nano-batch of {} tokens; at most {}",
                   arguments.workers, arguments.tokens_per_worker, tokens, kMostTokens);
-  const DocumentSplit split = split_documents(static_cast<int64_t>(lengths.size()),
-                                              arguments.validation_fraction, batch.seed);
+  const DocumentSplit split = split_documents(lengths, arguments.validation_fraction, batch.seed);
   int64_t present = 0;
   for (const int64_t document : split.train) present += lengths[document];
   if (note != nullptr && present > 0 && present < tokens) {

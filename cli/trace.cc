@@ -1,16 +1,12 @@
 // distca trace: where the time of traced steps went. distca_trace.py does it; this checks the words
 // of the command line.
 
-#include <unistd.h>
-
-#include <cerrno>
-#include <cstring>
-#include <filesystem>
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "cli/python_verb.h"
 #include "cli/verbs.h"
-#include "distca/base/error.h"
 
 namespace distca::cli {
 namespace {
@@ -20,13 +16,10 @@ struct TraceArguments {
   bool json = false;
 };
 
-/// This process goes on as Python. -I: whatever lies in this folder and the environment says.
-[[noreturn]] void become_python(const TraceArguments& arguments) {
-  const std::string program =
-      std::filesystem::read_symlink("/proc/self/exe").replace_filename(DISTCA_TRACE_PROGRAM);
-  execlp("python3", "python3", "-I", program.c_str(), arguments.file.c_str(),
-         arguments.json ? "--json" : nullptr, nullptr);
-  throw Error(ErrorKind::kIo, "python3: {}; distca trace needs it", std::strerror(errno));
+[[noreturn]] void trace(const TraceArguments& arguments) {
+  std::vector<std::string> words = {arguments.file};
+  if (arguments.json) words.emplace_back("--json");
+  become_python("distca-trace", words, PythonPackages::kNone);
 }
 
 }  // namespace
@@ -40,7 +33,7 @@ void add_trace(CLI::App& app) {
       ->type_name("FILE");
   verb->add_flag("--json", arguments->json, "For machines; times in nanoseconds");
   verb->footer("Example:  distca trace runs/demo/trace.json");
-  verb->callback([arguments] { become_python(*arguments); });
+  verb->callback([arguments] { trace(*arguments); });
 }
 
 }  // namespace distca::cli

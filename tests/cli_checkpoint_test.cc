@@ -32,9 +32,10 @@ class CliCheckpointTest : public TrainingTest {
     return succeed({"export", source, "--out", out});
   }
   static void expect_same_files(const fs::path& exported, const fs::path& run) {
-    for (const char* file : {"model.safetensors", "config.json"})
+    for (const char* file : {"model.safetensors", "config.json", "generation_config.json",
+                             "tokenizer.json", "tokenizer_config.json"})
       EXPECT_TRUE(read_file(exported / file) == read_file(run / file)) << file;
-    EXPECT_THAT(files_below(exported), SizeIs(2));
+    EXPECT_THAT(files_below(exported), SizeIs(5));
   }
   /// Changes one bit of a file.
   static void flip(const fs::path& file, size_t place) {
@@ -68,6 +69,17 @@ TEST_F(CliCheckpointTest, an_export_of_fp64_and_of_an_interrupted_run_stays_exac
               read_file(folder_ / "wanted"));
   EXPECT_EQ(SafetensorsFile(folder_ / "wanted").tensors().front().tensor.type,
             ScalarType::kFloat64);
+}
+
+TEST_F(CliCheckpointTest, an_export_without_the_data_says_that_it_has_no_tokenizer) {
+  train_run();
+  fs::rename(folder_ / "data", folder_ / "moved");
+  EXPECT_THAT(export_to(folder_ / "exported", run_).out,
+              HasSubstr("\n  no tokenizer: " + prefix_.string() + ".bin: no such file"));
+  EXPECT_THAT(files_below(folder_ / "exported"), SizeIs(2));
+  succeed({"data", "prepare", "--text", folder_ / "text" / "00.py", "--out", prefix_});
+  EXPECT_THAT(export_to(folder_ / "other", run_).out,
+              HasSubstr(" is not the data of the run now\n"));
 }
 
 TEST_F(CliCheckpointTest, older_exports_are_replaced_only_if_asked_and_only_by_whole_files) {

@@ -92,7 +92,7 @@ TEST_F(RunFilesTest, of_two_runs_started_together_in_one_folder_one_is_refused) 
                 AnyOf(HasSubstr((folder_ / shared).string() + ": another run is writing here"),
                       HasSubstr("holds a run already")));  // it came when the other was done
     EXPECT_EQ(metrics(shared).size(), 60u);
-    EXPECT_EQ(files_below(folder_ / shared).size(), 4u);
+    EXPECT_EQ(files_below(folder_ / shared).size(), 7u);
   }
 }
 
@@ -120,6 +120,17 @@ TEST_F(RunFilesTest, ranks_that_are_restarted_take_their_unfinished_run_again) {
   }
 }
 
+TEST_F(RunFilesTest, another_tokenizer_in_the_folder_is_left_alone_unless_asked) {
+  write_file_atomically(run_ / "tokenizer.json", "mine");
+  const Outcome kept = run({"train.steps=1"});
+  EXPECT_EQ(kept.exit_code, 0);
+  EXPECT_THAT(kept.err, HasSubstr("warning: " + (run_ / "tokenizer.json").string() +
+                                  ": there is another one already, which is left alone without "));
+  EXPECT_EQ(read_file(run_ / "tokenizer.json"), "mine");
+  EXPECT_EQ(run({"train.steps=1", "train.overwrite=true"}).err, "");
+  EXPECT_EQ(Json::parse(read_file(run_ / "tokenizer.json")).at("model").at("vocab").size(), 256u);
+}
+
 TEST_F(RunFilesTest, weights_are_saved_when_the_last_validation_loss_is_not_finite) {
   for (const char* workers : {"1", "2"}) {
     const Outcome outcome = run({"train.steps=1", "optimizer.lr=1e9", "optimizer.warmup_steps=0",
@@ -127,7 +138,7 @@ TEST_F(RunFilesTest, weights_are_saved_when_the_last_validation_loss_is_not_fini
     EXPECT_THAT(error_line(outcome, 3),
                 AllOf(HasSubstr("step 1: the validation loss is not finite"),
                       HasSubstr("the weights are saved as they are in")));
-    EXPECT_EQ(files_below(run_).size(), 4u);
+    EXPECT_EQ(files_below(run_).size(), 7u);
     EXPECT_THAT(outcome.out, HasSubstr("\nSaved\n"));
   }
 }

@@ -212,7 +212,8 @@ TEST_F(TrainingTest, the_last_ranks_of_another_launcher_are_the_dedicated_server
 TEST_F(TrainingTest, a_run_leaves_the_files_it_promises) {
   const Outcome outcome = succeed(arguments({"--workers", "2"}));
   EXPECT_THAT(files_below(run_),
-              ElementsAre("config.json", "config.toml", "metrics.jsonl", "model.safetensors"));
+              ElementsAre("config.json", "config.toml", "generation_config.json", "metrics.jsonl",
+                          "model.safetensors", "tokenizer.json", "tokenizer_config.json"));
   const std::vector<Json> lines = metrics();
   ASSERT_EQ(lines.size(), 6u);
   for (size_t i = 0; i < lines.size(); ++i) {

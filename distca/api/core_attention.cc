@@ -107,10 +107,14 @@ constexpr size_t kRememberedPlans = 8;  // beside those of layers under way
 /// In errors.
 const char* name_of(Content content) {
   switch (content) {
-    case Content::kQkv: return "Q, K, V of forward";
-    case Content::kO: return "O of forward";
-    case Content::kDO: return "dO of backward";
-    default: return "gradients of backward";
+    case Content::kQkv:
+      return "Q, K, V of forward";
+    case Content::kO:
+      return "O of forward";
+    case Content::kDO:
+      return "dO of backward";
+    default:
+      return "gradients of backward";
   }
 }
 

@@ -5,9 +5,13 @@
 namespace distca {
 
 JsonField JsonField::operator[](const std::string& key) const {
-  expect(json_.is_object(), "an object");
-  DISTCA_THROW_IF(!json_.contains(key), kind_, "{}: {} is missing", file_, child(key));
+  DISTCA_THROW_IF(!has(key), kind_, "{}: {} is missing", file_, child(key));
   return {json_.at(key), file_, kind_, child(key)};
+}
+
+bool JsonField::has(const std::string& key) const {
+  expect(json_.is_object(), "an object");
+  return json_.contains(key);
 }
 
 JsonField JsonField::at(size_t index) const {

@@ -16,12 +16,18 @@
 // token as its target, so every next-token pair of an epoch is a target exactly once. Every
 // nano-batch is full: the last one of an epoch is filled from the next epoch's order.
 //
-// A stream belongs to one thread. Time: O(pieces) for each epoch, and O(documents of the batch) for
-// each batch.
+// A stream may be over several sets of documents with weights. Each has an order and epochs of its
+// own. The next piece comes from the set that is furthest behind its share of the tokens so far,
+// and of several such sets from the first.
+//
+// A stream belongs to one thread. Time: O(pieces) for each epoch, and O(documents of the batch x
+// sets) for each batch.
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
+#include "distca/base/json_field.h"
 #include "distca/batch/document.h"
 
 namespace distca {
@@ -53,6 +59,12 @@ struct NanoBatchSource {
 
 using Batch = std::vector<NanoBatchSource>;  // [nano_batches]
 
+/// Documents that share an epoch: from first_document up to the next set's.
+struct StreamSet {
+  int64_t first_document = 0;
+  int64_t weight = 1;  // its share of the tokens is weight / (sum of all weights); > 0
+};
+
 class BatchStream {
  public:
   /// Streams all documents of a data set, which are given by their lengths in tokens. Documents of
@@ -60,45 +72,69 @@ class BatchStream {
   /// is no token at all.
   BatchStream(std::vector<int64_t> document_lengths, BatchOptions options);
   /// Streams only the documents listed, for example one side of a split. `documents` holds indices
-  /// into document_lengths, each at most once.
+  /// into document_lengths, each at most once. `sets` ascend from document 0; one of which no token
+  /// is listed is left out.
   BatchStream(std::vector<int64_t> document_lengths, std::vector<int64_t> documents,
-              BatchOptions options);
+              BatchOptions options, const std::vector<StreamSet>& sets = {{}});
 
   Batch next();
-  /// Makes the next call of next() yield batch `index`, counted from 0. The index is all the state
-  /// that a checkpoint of a stream needs.
+  /// Makes the next call of next() yield batch `index`, counted from 0. Time: O(pieces) for one
+  /// set, O(all pieces before that batch) for several.
   void seek(int64_t index);
+  /// The batch that next() yields and the position of every set. What restore() is given goes on
+  /// there, in time O(pieces); it must be of the same documents, options and sets. Throws what
+  /// JsonField throws for numbers that no such stream has.
+  Json state() const;
+  void restore(const JsonField& state);
 
   int64_t batch_index() const { return batch_index_; }  // of the batch that next() yields
-  /// The epoch of the next batch's first token, from 0.
-  int64_t epoch() const { return epoch_; }
-  /// The tokens of one epoch.
-  int64_t epoch_tokens() const { return epoch_tokens_; }
-  /// The next-token pairs of one epoch.
-  int64_t epoch_targets() const;
+  /// The sets with tokens, in their order.
+  int64_t num_sets() const { return static_cast<int64_t>(sets_.size()); }
+  /// The epoch of a set's next token, from 0.
+  int64_t epoch(int64_t set = 0) const { return sets_[set].epoch; }
+  /// The tokens of one epoch of a set.
+  int64_t epoch_tokens(int64_t set = 0) const { return sets_[set].epoch_tokens; }
+  /// The next-token pairs of one epoch of a set.
+  int64_t epoch_targets(int64_t set = 0) const;
+  /// Whether no set has begun its second epoch.
+  bool is_within_first_epochs() const;
 
  private:
-  NanoBatchSource next_nano_batch();
-  void shuffle_epoch(int64_t epoch);
-  void finish_piece();
-  int64_t piece_length(int64_t piece) const;
-
   struct Piece {
     int64_t document;
     int64_t offset;  // a multiple of max_document_tokens
   };
+  struct Set {
+    int64_t weight = 1;
+    uint64_t number = 0;  // among all sets, also those without tokens
+    std::vector<Piece> pieces;
+    int64_t num_documents = 0;  // that are not empty
+    int64_t epoch_tokens = 0;
 
-  std::vector<int64_t> lengths_;    // [documents of the data set] tokens
-  std::vector<int64_t> documents_;  // those in use: not empty, ascending
+    int64_t epoch = 0;
+    std::vector<int64_t> order;  // indices of pieces, shuffled for epoch
+    int64_t position = 0;        // in order
+    int64_t taken = 0;           // tokens of the whole pieces that the stream has passed
+
+    const Piece& piece() const { return pieces[order[position]]; }
+  };
+
+  void add_set(const StreamSet& set, uint64_t number, std::span<const int64_t> documents);
+  NanoBatchSource next_nano_batch();
+  void rewind();
+  int64_t furthest_behind() const;
+  void shuffle_epoch(Set& set, int64_t epoch) const;
+  void finish_piece();
+  int64_t piece_length(const Piece& piece) const;
+
+  std::vector<int64_t> lengths_;  // [documents of all sets] tokens
   BatchOptions options_;
-  std::vector<Piece> pieces_;  // of documents_, in their order
-  int64_t epoch_tokens_ = 0;
+  std::vector<Set> sets_;
+  int64_t weights_ = 0;  // of all sets together
 
   int64_t batch_index_ = 0;
-  int64_t epoch_ = 0;
-  std::vector<int64_t> order_;  // indices of pieces_, shuffled for epoch_
-  int64_t position_ = 0;        // in order_
-  int64_t offset_ = 0;          // the next token of piece order_[position_]
+  int64_t current_ = 0;  // the set of the next token
+  int64_t offset_ = 0;   // of the next token in its piece
 };
 
 struct DocumentSplit {
@@ -106,9 +142,11 @@ struct DocumentSplit {
   std::vector<int64_t> validation;  // ascending
 };
 
-/// Sets round(num_documents x validation_fraction) whole documents aside for validation. `seed`
-/// chooses them. With a fraction above 0, at least one is set aside if there are two or more, and
-/// never all of them. Throws Error(kConfig) unless 0 <= validation_fraction < 1.
-DocumentSplit split_documents(int64_t num_documents, double validation_fraction, uint64_t seed);
+/// Sets whole documents aside for validation: in an order that `seed` chooses, all that still fit
+/// into validation_fraction of the tokens. With a fraction above 0 and two or more documents that
+/// are not empty, at least one is set aside (the shortest, if none fits) and one is not. Empty
+/// documents are trained on. Throws Error(kConfig) unless 0 <= validation_fraction < 1.
+DocumentSplit split_documents(std::span<const int64_t> lengths, double validation_fraction,
+                              uint64_t seed);
 
 }  // namespace distca

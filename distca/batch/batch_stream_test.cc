@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <numeric>
 #include <utility>
 
 #include "distca/base/error.h"
@@ -166,23 +167,43 @@ TEST(BatchStream, options_out_of_range_and_empty_data_are_refused) {
 }
 
 TEST(SplitDocuments, sides_are_disjoint_and_complete) {
-  const DocumentSplit split = split_documents(1000, 0.05, 7);
+  const std::vector<int64_t> lengths(1000, 3);
+  const DocumentSplit split = split_documents(lengths, 0.05, 7);
   EXPECT_EQ(split.validation.size(), 50u);
   std::vector<int> seen(1000, 0);
   for (int64_t document : split.train) ++seen[document];
   for (int64_t document : split.validation) ++seen[document];
   EXPECT_EQ(seen, std::vector<int>(1000, 1));
-  EXPECT_EQ(split_documents(1000, 0.05, 7).validation, split.validation);
-  EXPECT_NE(split_documents(1000, 0.05, 8).validation, split.validation);
+  EXPECT_EQ(split_documents(lengths, 0.05, 7).validation, split.validation);
+  EXPECT_NE(split_documents(lengths, 0.05, 8).validation, split.validation);
+}
+
+TEST(SplitDocuments, the_share_is_one_of_tokens) {
+  // One document has half of the tokens: it is never a twentieth of them.
+  std::vector<int64_t> lengths = random_lengths(400, 100);
+  lengths.push_back(std::accumulate(lengths.begin(), lengths.end(), int64_t{0}));
+  const double all = 2.0 * static_cast<double>(lengths.back());
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    int64_t tokens = 0;
+    for (const int64_t document : split_documents(lengths, 0.05, seed).validation) {
+      tokens += lengths[document];
+      EXPECT_GT(lengths[document], 0);
+    }
+    EXPECT_LE(static_cast<double>(tokens), 0.05 * all + 1);
+    EXPECT_GE(static_cast<double>(tokens), 0.049 * all);
+  }
 }
 
 TEST(SplitDocuments, small_sets_keep_one_document_on_each_side) {
-  EXPECT_EQ(split_documents(2, 0.001, 1).validation.size(), 1u);
-  EXPECT_EQ(split_documents(2, 0.99, 1).train.size(), 1u);
-  EXPECT_TRUE(split_documents(1, 0.5, 1).validation.empty());
-  EXPECT_TRUE(split_documents(10, 0, 1).validation.empty());
-  EXPECT_THROW(split_documents(10, 1.0, 1), Error);
-  EXPECT_THROW(split_documents(10, -0.1, 1), Error);
+  using Lengths = std::vector<int64_t>;
+  EXPECT_EQ(split_documents(Lengths{5, 3}, 0.001, 1).validation, Lengths{1});
+  EXPECT_EQ(split_documents(Lengths{1, 1}, 0.99, 1).train.size(), 1u);
+  EXPECT_EQ(split_documents(Lengths{0, 1, 1, 0}, 0.99, 1).train.size(), 3u);
+  EXPECT_TRUE(split_documents(Lengths{7, 0}, 0.5, 1).validation.empty());
+  EXPECT_TRUE(split_documents(Lengths(10, 1), 0, 1).validation.empty());
+  EXPECT_TRUE(split_documents(Lengths{}, 0.5, 1).train.empty());
+  EXPECT_THROW(split_documents(Lengths(10, 1), 1.0, 1), Error);
+  EXPECT_THROW(split_documents(Lengths(10, 1), -0.1, 1), Error);
 }
 
 }  // namespace

@@ -318,6 +318,17 @@ std::vector<IndexedDataset::Piece> IndexedDataset::sample() const {
   return pieces;
 }
 
+int64_t IndexedDataset::largest_id() const {
+  return with_token_type(type_, [&]<typename T>(const T*) {
+    int64_t most = 0;
+    for (int64_t document = 0; document < num_documents(); ++document) {
+      const int64_t count = document_length(document);
+      most = std::max(most, largest<T>(bytes_of(document, 0, count), count));
+    }
+    return most;
+  });
+}
+
 void IndexedDataset::check_vocabulary(int64_t vocab_size) const {
   with_token_type(type_, [&]<typename T>(const T*) {
     if (!needs_check<T>(vocab_size)) return;

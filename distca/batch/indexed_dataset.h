@@ -50,6 +50,9 @@ class IndexedDataset {
             int64_t vocab_size = kAnyVocabulary) const;
   static constexpr int64_t kAnyVocabulary = int64_t{1} << 31;  // ids are read into 32 bits
 
+  /// The largest id of all tokens, which it reads; 0 of none.
+  int64_t largest_id() const;
+
   /// Looks for ids that a vocabulary of `vocab_size` does not have. Throws Error(kData) as read()
   /// does, and names the largest id that it has seen, too. Looks at all tokens of a data set of up
   /// to kWhole bytes. Of a larger one it looks at kSamples pieces, the same ones each time. Looks

@@ -176,6 +176,7 @@ TEST_F(IndexedDatasetTest, ids_beyond_the_vocabulary_are_named) {
   write_raw({});
   const IndexedDataset dataset(prefix());
   EXPECT_NO_THROW(dataset.check_vocabulary(60001));
+  EXPECT_EQ(dataset.largest_id(), 60000);
   try {
     dataset.check_vocabulary(60000);
     FAIL() << "accepted";

@@ -53,7 +53,7 @@ struct CheckpointIndex {
   std::map<std::string, std::string> config;
   /// What else decides the bits of a step: versions, kernel, numbers of ranks.
   std::map<std::string, std::string> machine;
-  std::string data;                    // what the data set held (train/same_config.h: data_summary)
+  std::string data;                    // what the data set held (DataBlend::summary)
   Json trainer = Json::object();       // what the trainer measures and counts (train/resume.h)
   Json hugging_face = Json::object();  // the model's config.json
   std::vector<StoredTensor> tensors;   // in the order of the model's weight table

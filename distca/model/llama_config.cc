@@ -87,6 +87,8 @@ Json LlamaConfig::to_hugging_face(int64_t max_position_embeddings) const {
                {"hidden_act", "silu"},
                {"attention_bias", false},
                {"mlp_bias", false},
+               {"bos_token_id", nullptr},  // else Llama's own, which are other text here
+               {"eos_token_id", nullptr},
                {"torch_dtype", dtype == ScalarType::kFloat64 ? "float64" : "float32"}};
   if (sliding_window > 0) {  // Hugging Face's Llama has no window; Mistral is Llama with one
     json["architectures"] = {"MistralForCausalLM"};

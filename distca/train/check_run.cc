@@ -8,7 +8,8 @@
 #include "distca/base/clock.h"
 #include "distca/base/error.h"
 #include "distca/base/text.h"
-#include "distca/batch/indexed_dataset.h"
+#include "distca/batch/data_blend.h"
+#include "distca/batch/tokenizer_files.h"
 #include "distca/kernels/cpu/attention.h"
 #include "distca/train/data_split.h"
 #include "distca/train/plan_request.h"
@@ -48,12 +49,12 @@ void check_prefix(const Config& config) {
 
 BatchStream checked_batches(const Config& config) {
   check_prefix(config);
-  const IndexedDataset data(config.data.prefix);
+  const DataBlend data(config.data.prefix);
   data.check_vocabulary(config.model.vocab_size);
-  const DocumentSplit split =
-      split_documents(data.num_documents(), config.data.validation_fraction, config.batch.seed);
+  const DocumentSplit split = split_data(config, data);
   check_training_part(data, split);
-  return {data.document_lengths(), split.train, config.batch};
+  files_beside_weights(data);  // refuses what has no one tokenizer
+  return training_stream(config, data, split);
 }
 
 void check_run(const Config& config, int num_workers, LocalRanks local) {
@@ -76,14 +77,19 @@ PlannedAhead check_dry_run(const Config& config, int num_workers) {
   check_kernel(config);
   const std::string& prefix = config.data.prefix;
   const auto is_there = [](const fs::path& file) { return fs::exists(file); };
-  if (prefix.empty() || std::ranges::none_of(data_set_files(prefix), is_there)) {
+  std::string missing;  // the first data set that is not there
+  for (const BlendPart& part : parse_blend(prefix)) {
+    if (missing.empty() && std::ranges::none_of(data_set_files(part.prefix), is_there))
+      missing = part.prefix;
+  }
+  if (prefix.empty() || !missing.empty()) {
     const int64_t tokens = config.batch.max_document_tokens;
     const Batch batch = BatchStream({tokens}, config.batch).next();
     return {.plans = {plan_nano_batches(config, batch, num_workers)},
             .words = fmt::format(
                 "a batch of documents of {} tokens (batch.max_document_tokens), as {}",
                 with_thousands(tokens),
-                prefix.empty() ? "data.prefix is not set" : "there is no data set " + prefix),
+                prefix.empty() ? "data.prefix is not set" : "there is no data set " + missing),
             .first = batch};
   }
   constexpr size_t kMostBatches = 8;

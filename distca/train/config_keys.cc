@@ -69,9 +69,9 @@ std::vector<ConfigKey> config_keys(Config& c) {
   Config::Optimizer& o = c.optimizer;
   return {
       {"data.prefix", &c.data.prefix, "path",
-       "PREFIX.bin and PREFIX.idx, made by `distca data prepare`"},
-      {"data.validation_fraction", &c.data.validation_fraction, "share of documents",
-       "for validation, chosen by batch.seed, never trained on", 0},
+       "PREFIX.bin and PREFIX.idx, made by `distca data prepare`; several as \"0.7 a 0.3 b\""},
+      {"data.validation_fraction", &c.data.validation_fraction, "share of tokens",
+       "whole documents for validation, chosen by batch.seed, never trained on", 0},
       {"batch.nano_batch_tokens", &c.batch.nano_batch_tokens, "tokens over all workers",
        "documents that pass a layer together; batches never depend on the number of workers", 1},
       {"batch.nano_batches", &c.batch.nano_batches, "nano-batches", "per optimizer step", 1},

@@ -1,6 +1,8 @@
 #include "distca/train/data_split.h"
 
 #include <algorithm>
+#include <span>
+#include <utility>
 
 #include "distca/base/error.h"
 #include "distca/base/text.h"
@@ -20,7 +22,7 @@ struct Part {
   }
 };
 
-Part part_of(const IndexedDataset& data, const std::vector<int64_t>& documents,
+Part part_of(const DataBlend& data, std::span<const int64_t> documents,
              int64_t max_document_tokens) {
   Part part;
   for (const int64_t document : documents) {
@@ -33,9 +35,32 @@ Part part_of(const IndexedDataset& data, const std::vector<int64_t>& documents,
   return part;
 }
 
+/// Those of ascending `documents` whose numbers lie in the range.
+std::span<const int64_t> documents_within(const std::vector<int64_t>& documents, Range range) {
+  return {std::ranges::lower_bound(documents, range.begin),
+          std::ranges::lower_bound(documents, range.end)};
+}
+
 }  // namespace
 
-std::vector<Batch> validation_batches(const Config& config, const IndexedDataset& data,
+DocumentSplit split_data(const Config& config, const DataBlend& data) {
+  DocumentSplit split;
+  for (int64_t set = 0; set < data.num_sets(); ++set) {
+    const int64_t first = data.sets()[set].first_document;
+    const DocumentSplit own = split_documents(data.set(set).document_lengths(),
+                                              config.data.validation_fraction, config.batch.seed);
+    for (const int64_t document : own.train) split.train.push_back(first + document);
+    for (const int64_t document : own.validation) split.validation.push_back(first + document);
+  }
+  return split;
+}
+
+BatchStream training_stream(const Config& config, const DataBlend& data,
+                            const DocumentSplit& split) {
+  return {data.document_lengths(), split.train, config.batch, data.sets()};
+}
+
+std::vector<Batch> validation_batches(const Config& config, const DataBlend& data,
                                       const DocumentSplit& split) {
   std::vector<Batch> batches;
   const Part part = part_of(data, split.validation, config.batch.max_document_tokens);
@@ -43,31 +68,36 @@ std::vector<Batch> validation_batches(const Config& config, const IndexedDataset
   BatchOptions options = config.batch;
   options.nano_batches = 1;
   options.nano_batch_tokens = std::min(part.tokens, options.nano_batch_tokens);
-  options.max_document_tokens = std::min(options.max_document_tokens, options.nano_batch_tokens);
-  BatchStream stream(data.document_lengths(), split.validation, options);
-  const int64_t whole = part.tokens / options.nano_batch_tokens;
-  int64_t targets = 0;
-  for (int64_t i = 0; i < std::min(whole, config.train.validation_nano_batches); ++i) {
-    batches.push_back(stream.next());
-    targets += batches.back()[0].num_targets();
+  // Of several sets, the one that is short beside its share ends the first epochs: perhaps before
+  // the first nano-batch, and then a smaller one does.
+  for (; batches.empty() && options.nano_batch_tokens > 0; options.nano_batch_tokens /= 2) {
+    options.max_document_tokens = std::min(options.max_document_tokens, options.nano_batch_tokens);
+    BatchStream stream(data.document_lengths(), split.validation, options, data.sets());
+    for (Batch batch = stream.next(); stream.is_within_first_epochs(); batch = stream.next()) {
+      if (static_cast<int64_t>(batches.size()) == config.train.validation_nano_batches) break;
+      batches.push_back(std::move(batch));
+    }
   }
   // A mean over no target would be no figure.
-  if (targets == 0) batches.clear();
+  if (std::ranges::all_of(batches, [](const Batch& batch) { return batch[0].num_targets() == 0; }))
+    batches.clear();
   return batches;
 }
 
-void check_training_part(const IndexedDataset& data, const DocumentSplit& split) {
-  const Part part = part_of(data, split.train, 1);
-  DISTCA_THROW_IF(
-      part.targets == 0, ErrorKind::kData,
-      "the data set has no next token to learn: not one of the {} that are trained on has "
-      "two tokens ({} for validation)",
-      part.documents == 1 ? "document" : with_thousands(part.documents) + " documents",
-      split.validation.size());
+void check_training_part(const DataBlend& data, const DocumentSplit& split) {
+  for (int64_t set = 0; set < data.num_sets(); ++set) {
+    const Part train = part_of(data, documents_within(split.train, data.documents_of(set)), 1);
+    DISTCA_THROW_IF(
+        train.targets == 0, ErrorKind::kData,
+        "{} has no next token to learn: not one of the {} that are trained on has two tokens ({} "
+        "for validation)",
+        data.num_sets() == 1 ? "the data set" : data.prefix(set),
+        train.documents == 1 ? "document" : with_thousands(train.documents) + " documents",
+        documents_within(split.validation, data.documents_of(set)).size());
+  }
 }
 
-std::string split_words(const Config& config, const IndexedDataset& data,
-                        const DocumentSplit& split) {
+std::string split_words(const Config& config, const DataBlend& data, const DocumentSplit& split) {
   const int64_t most = config.batch.max_document_tokens;
   const Part train = part_of(data, split.train, most);
   const Part validation = part_of(data, split.validation, most);

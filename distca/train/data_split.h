@@ -6,22 +6,29 @@
 #include <vector>
 
 #include "distca/batch/batch_stream.h"
-#include "distca/batch/indexed_dataset.h"
+#include "distca/batch/data_blend.h"
 #include "distca/train/config.h"
 
 namespace distca {
 
-/// The nano-batches of every validation, one in each Batch. They are at most one epoch, so that no
-/// document counts twice. Empty if no validation document has a next token.
-std::vector<Batch> validation_batches(const Config& config, const IndexedDataset& data,
+/// Splits every set of a blend by itself.
+DocumentSplit split_data(const Config& config, const DataBlend& data);
+
+/// The batches that are trained on.
+BatchStream training_stream(const Config& config, const DataBlend& data,
+                            const DocumentSplit& split);
+
+/// The nano-batches of every validation, one in each Batch. They are at most one epoch of
+/// every set, so that no document counts twice. Sets have their shares here, too; one without a
+/// validation document has none. Empty if no validation document has a next token.
+std::vector<Batch> validation_batches(const Config& config, const DataBlend& data,
                                       const DocumentSplit& split);
 
-/// Throws Error(kData) if no document that is trained on has a next token.
-void check_training_part(const IndexedDataset& data, const DocumentSplit& split);
+/// Throws Error(kData) if no document of a set that is trained on has a next token.
+void check_training_part(const DataBlend& data, const DocumentSplit& split);
 
 /// One line for people: what is trained on, what validates, and how many documents
 /// batch.max_document_tokens splits.
-std::string split_words(const Config& config, const IndexedDataset& data,
-                        const DocumentSplit& split);
+std::string split_words(const Config& config, const DataBlend& data, const DocumentSplit& split);
 
 }  // namespace distca

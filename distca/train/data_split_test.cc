@@ -13,12 +13,12 @@ using ::testing::HasSubstr;
 
 class DataSplitTest : public FolderTest {
  protected:
-  IndexedDataset data(const std::vector<int64_t>& lengths) {
+  DataBlend data(const std::vector<int64_t>& lengths) {
     IndexedDatasetWriter writer(folder_ / "set", TokenType::kUint8);
     for (const int64_t length : lengths)
       writer.add_document(std::vector<int32_t>(static_cast<size_t>(length), 7));
     writer.finish();
-    return IndexedDataset(folder_ / "set");
+    return DataBlend(folder_ / "set");
   }
   DataSplitTest() { config_.batch = {.nano_batch_tokens = 8, .max_document_tokens = 8}; }
 
@@ -26,7 +26,7 @@ class DataSplitTest : public FolderTest {
 };
 
 TEST_F(DataSplitTest, documents_without_a_next_token_give_no_batches) {
-  const IndexedDataset set = data({20, 0, 1, 1, 0, 5});
+  const DataBlend set = data({20, 0, 1, 1, 0, 5});
   EXPECT_TRUE(validation_batches(config_, set, {.train = {0}, .validation = {}}).empty());
   EXPECT_TRUE(validation_batches(config_, set, {.train = {0}, .validation = {1, 4}}).empty());
   EXPECT_TRUE(validation_batches(config_, set, {.train = {0}, .validation = {1, 2, 3}}).empty());
@@ -36,7 +36,7 @@ TEST_F(DataSplitTest, documents_without_a_next_token_give_no_batches) {
 }
 
 TEST_F(DataSplitTest, a_training_part_without_a_next_token_is_refused) {
-  const IndexedDataset set = data({1, 0, 5});
+  const DataBlend set = data({1, 0, 5});
   EXPECT_NO_THROW(check_training_part(set, {.train = {0, 2}, .validation = {1}}));
   try {
     check_training_part(set, {.train = {0, 1}, .validation = {2}});
@@ -48,7 +48,7 @@ TEST_F(DataSplitTest, a_training_part_without_a_next_token_is_refused) {
 }
 
 TEST_F(DataSplitTest, the_words_count_both_parts_and_what_is_split) {
-  const IndexedDataset set = data({20, 3, 9, 1, 0});
+  const DataBlend set = data({20, 3, 9, 1, 0});
   EXPECT_EQ(split_words(config_, set, {.train = {0, 1, 3}, .validation = {2}}),
             "training on 3 documents, 24 tokens (1 longer than 8 tokens, split into pieces); "
             "validation: 1 document, 9 tokens");

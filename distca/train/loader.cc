@@ -4,7 +4,7 @@
 
 namespace distca {
 
-LocalTokens load_tokens(const IndexedDataset& data, const NanoBatchSource& source,
+LocalTokens load_tokens(const DataBlend& data, const NanoBatchSource& source,
                         const std::vector<Segment>& segments, int64_t vocab_size) {
   LocalTokens local;
   std::vector<int32_t> tokens;

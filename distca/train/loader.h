@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "distca/batch/batch_stream.h"
-#include "distca/batch/indexed_dataset.h"
+#include "distca/batch/data_blend.h"
 #include "distca/batch/layout.h"
 
 namespace distca {
@@ -24,7 +24,7 @@ struct LocalTokens {
 
 /// Reads the tokens of `segments`, in their order. Throws Error(kData) if a token is not below
 /// `vocab_size`.
-LocalTokens load_tokens(const IndexedDataset& data, const NanoBatchSource& source,
+LocalTokens load_tokens(const DataBlend& data, const NanoBatchSource& source,
                         const std::vector<Segment>& segments,
                         int64_t vocab_size = IndexedDataset::kAnyVocabulary);
 

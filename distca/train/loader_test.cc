@@ -20,7 +20,7 @@ TEST(loader, segments_carry_ids_targets_and_positions_of_their_document) {
   writer.add_document(first);
   writer.add_document(second);
   writer.finish();
-  const IndexedDataset data(prefix);
+  const DataBlend data(prefix);
 
   // Document 0: tokens 2..7 of the first, cut before its end. Document 1: all of the second.
   NanoBatchSource source{.nano_batch = NanoBatch::from_lengths({6, 5}),

@@ -33,9 +33,8 @@ void check_plans(const Config& config, const BatchPlan& plans) {
 }
 
 /// The tokens of a worker, by nano-batch.
-std::vector<LocalTokens> tokens_of(const Config& config, const IndexedDataset& data,
-                                   const Batch& batch, const BatchPlan& plans, int rank,
-                                   int num_workers) {
+std::vector<LocalTokens> tokens_of(const Config& config, const DataBlend& data, const Batch& batch,
+                                   const BatchPlan& plans, int rank, int num_workers) {
   std::vector<LocalTokens> tokens;
   if (rank >= num_workers) return tokens;
   for (size_t nano = 0; nano < batch.size(); ++nano) {
@@ -84,9 +83,9 @@ uint64_t plans_hash(const BatchPlan& plans) {
   return hash.value();
 }
 
-PlannedBatch plan_batch(const Config& config, const IndexedDataset& data,
-                        const StepBatch& step_batch, int rank, int num_workers,
-                        const Speeds& speeds, std::shared_ptr<const GradientExchange> gradients) {
+PlannedBatch plan_batch(const Config& config, const DataBlend& data, const StepBatch& step_batch,
+                        int rank, int num_workers, const Speeds& speeds,
+                        std::shared_ptr<const GradientExchange> gradients) {
   const Stopwatch watch;
   const Batch& batch = step_batch.batch;
   const BatchPlan plans = plan_later_batch(config, batch, num_workers, speeds,

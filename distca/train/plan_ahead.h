@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "distca/batch/batch_stream.h"
-#include "distca/batch/indexed_dataset.h"
+#include "distca/batch/data_blend.h"
 #include "distca/cost/speed_meter.h"
 #include "distca/train/config.h"
 #include "distca/train/metrics.h"
@@ -51,7 +51,7 @@ uint64_t plans_hash(const BatchPlan& plans);
 /// is made as the configuration gives it, for a program that is only looked at. `speeds` are
 /// recorded values, the same on every rank, if measures_speeds(config). Throws Error(kPlan, kData).
 /// A plan or program that its validator refuses is a CHECK. Any thread may call it.
-PlannedBatch plan_batch(const Config& config, const IndexedDataset& data, const StepBatch& batch,
+PlannedBatch plan_batch(const Config& config, const DataBlend& data, const StepBatch& batch,
                         int rank, int num_workers, const Speeds& speeds = {},
                         std::shared_ptr<const GradientExchange> gradients = nullptr);
 

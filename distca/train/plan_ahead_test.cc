@@ -104,7 +104,7 @@ class PlanBatchTest : public FolderTest {
   }
 
   std::vector<PlannedBatch> plan(int workers, const Speeds& speeds = {}) {
-    const IndexedDataset data(folder_ / "data");
+    const DataBlend data(folder_ / "data");
     BatchStream stream(data.document_lengths(), {0, 1, 2}, config_.batch);
     const Batch batch = stream.next();
     std::vector<PlannedBatch> ranks;
@@ -158,7 +158,7 @@ TEST_F(PlanBatchTest, a_dedicated_server_has_tasks_and_no_tokens) {
 
 TEST_F(PlanBatchTest, a_rank_can_check_the_programs_of_all_ranks_and_of_an_evaluation) {
   config_.servers.dedicated = 1;
-  const IndexedDataset data(folder_ / "data");
+  const DataBlend data(folder_ / "data");
   BatchStream stream(data.document_lengths(), {0, 1, 2}, config_.batch);
   const StepBatch batch{
       .batch = stream.next(), .kind = ProgramRequest::Kind::kEvaluate, .checks_all_ranks = true};

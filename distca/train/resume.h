@@ -68,7 +68,7 @@ std::string checkpoint_words(const CheckpointIndex& index);
 struct RunFacts {
   std::map<std::string, std::string> config;   // config_texts
   std::map<std::string, std::string> machine;  // machine_texts
-  std::string data;                            // data_summary
+  std::string data;                            // DataBlend::summary
 };
 
 /// Throws Error(kConfig), naming the key, if a run may not go on from this checkpoint. Otherwise

@@ -59,4 +59,20 @@ void RunOutput::save_weights(const std::vector<at::Tensor>& weights) {
   state_.saved();
 }
 
+void RunOutput::save_beside(const FilesByName& files) {
+  for (const auto& [name, contents] : files) {
+    const std::filesystem::path path = std::filesystem::path(config_.train.output_dir) / name;
+    std::error_code ignored;  // what cannot be looked at cannot be written either, which says why
+    const bool there = std::filesystem::exists(path, ignored);
+    if (!there || config_.train.overwrite) {
+      write_file_atomically(path, contents);
+    } else if (read_file(path) != contents) {
+      standard_error().line(
+          fmt::format("warning: {}: there is another one already, which is left alone without "
+                      "train.overwrite=true",
+                      path.string()));
+    }
+  }
+}
+
 }  // namespace distca

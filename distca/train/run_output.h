@@ -6,6 +6,7 @@
 //     output.begin(text);
 //     output.tell(metrics, resolved);          // after every step
 //     output.save_weights(model);              // at the end
+//     output.save_beside(files_beside_weights(data));
 //     output.end(summary_text(config, data, summary));
 //
 // Thread rule: one thread, of rank 0 alone.
@@ -14,6 +15,7 @@
 #include <optional>
 #include <string>
 
+#include "distca/batch/tokenizer_files.h"
 #include "distca/model/weights_file.h"
 #include "distca/train/config.h"
 #include "distca/train/metrics.h"
@@ -37,6 +39,9 @@ class RunOutput {
   void tell(const StepMetrics& metrics, const ResolvedConfig& resolved);
   /// Replaces the weights that the folder holds. Throws Error(kIo).
   void save_weights(const std::vector<at::Tensor>& weights);
+  /// Writes files beside the weights, their contents by name. One that is there with other contents
+  /// stays, and a warning says so, unless train.overwrite is set. Throws Error(kIo).
+  void save_beside(const FilesByName& files);
   /// Brings metrics.jsonl to disk. Returns how many of its lines could not be written.
   int64_t finish_metrics() { return metrics_->finish(); }
   void end(const std::string& text) { progress_->end(text); }

@@ -172,8 +172,7 @@ std::string memory_text(const Config& config, const std::vector<MemoryUse>& rank
 }
 
 /// What the losses and loads were.
-std::string learned_text(const Config& config, const IndexedDataset& data,
-                         const RunSummary& summary) {
+std::string learned_text(const Config& config, const DataBlend& data, const RunSummary& summary) {
   const StepMetrics &last = summary.last, &sum = summary.sum;
   const double tokens_per_s = static_cast<double>(sum.plan.tokens) / sum.step_s;
   std::string text = fmt::format(
@@ -184,8 +183,9 @@ std::string learned_text(const Config& config, const IndexedDataset& data,
       with_thousands(static_cast<int64_t>(tokens_per_s)));
   if (last.validation_loss)
     text += fmt::format("  validation loss {:.3f} nats a token\n", *last.validation_loss);
-  if (const auto entropies = token_entropies(data))
-    text += fmt::format("  {}\n", wrap(counting_words(*entropies), kColumns - 2));
+  // Of one data set: what a blend shows more often counts more often.
+  const auto entropies = data.num_sets() == 1 ? token_entropies(data.set(0)) : std::nullopt;
+  if (entropies) text += fmt::format("  {}\n", wrap(counting_words(*entropies), kColumns - 2));
   const double steps = static_cast<double>(summary.steps);
   text +=
       fmt::format("\nCore attention: (query, key) pairs of {} by server, summed over steps\n",
@@ -203,8 +203,7 @@ std::string learned_text(const Config& config, const IndexedDataset& data,
 
 }  // namespace
 
-std::string summary_text(const Config& config, const IndexedDataset& data,
-                         const RunSummary& summary) {
+std::string summary_text(const Config& config, const DataBlend& data, const RunSummary& summary) {
   const std::string& out = config.train.output_dir;
   std::string text =
       summary.steps > 0 ? learned_text(config, data, summary)

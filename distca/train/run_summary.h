@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "distca/batch/corpus_statistics.h"
-#include "distca/batch/indexed_dataset.h"
+#include "distca/batch/data_blend.h"
 #include "distca/train/compute_peak.h"
 #include "distca/train/config.h"
 #include "distca/train/metrics.h"
@@ -50,7 +50,6 @@ std::string start_text(const Config& config, const std::string& data, const RunG
                        const std::string& kernel, const ComputePeak& peak);
 
 /// What was learned, the load of every server before and after balancing, and what was saved.
-std::string summary_text(const Config& config, const IndexedDataset& data,
-                         const RunSummary& summary);
+std::string summary_text(const Config& config, const DataBlend& data, const RunSummary& summary);
 
 }  // namespace distca

@@ -65,12 +65,6 @@ std::vector<std::string> all_gather_texts(Communicator& comm, std::string mine) 
 
 }  // namespace
 
-std::string data_summary(const IndexedDataset& data) {
-  return fmt::format("{} documents, {} tokens, contents {:016x}",
-                     with_thousands(data.num_documents()), with_thousands(data.num_tokens()),
-                     data.fingerprint());
-}
-
 void check_same_config(Communicator& comm, const Config& config, const ResolvedConfig& resolved) {
   const std::string mine = settings_of(config, resolved).dump(-1, ' ', true);
   std::vector<Json> all;

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <string>
 
-#include "distca/batch/indexed_dataset.h"
 #include "distca/comm/communicator.h"
 #include "distca/train/config.h"
 
@@ -16,14 +15,11 @@ namespace distca {
 struct ResolvedConfig {
   std::string price;   // what loads are counted in: profile_name of plan.profile, or pairs
   std::string kernel;  // the one that attention.kernel chose
-  std::string data;    // what data.prefix holds (data_summary), wherever it lies
+  std::string data;    // what data.prefix holds (DataBlend::summary), wherever it lies
   /// The instructions that PyTorch computes with (ATEN_CPU_CAPABILITY); "" on a device.
   std::string isa;
   std::string checkpoint = "none";  // what the run goes on from, wherever it lies
 };
-
-/// Returns "40 documents, 13,673 tokens, contents 0123456789abcdef", for example.
-std::string data_summary(const IndexedDataset& data);
 
 /// All ranks call it together. If they differ, it throws Error(kConfig) on all of them: one line
 /// with the first key, in print order, that is not the same everywhere. For data.prefix, what it

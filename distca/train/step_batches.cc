@@ -1,17 +1,40 @@
 #include "distca/train/step_batches.h"
 
+#include "distca/base/error.h"
 #include "distca/train/data_split.h"
 
 namespace distca {
 
-StepBatches::StepBatches(const Config& config, const IndexedDataset& data,
-                         const DocumentSplit& split, int64_t first_step)
+StepBatches::StepBatches(const Config& config, const DataBlend& data, int64_t first_step)
     : config_(config),
-      stream_(data.document_lengths(), split.train, config.batch),
-      validation_(validation_batches(config, data, split)),
+      split_(split_data(config, data)),
+      stream_(training_stream(config, data, split_)),
+      validation_(validation_batches(config, data, split_)),
       first_step_(first_step),
       steps_begun_(first_step - 1) {
-  stream_.seek(first_step - 1);
+  remember_state();
+}
+
+void StepBatches::restore(const JsonField& trainer) {
+  DISTCA_THROW_IF(
+      !trainer.has("data"), ErrorKind::kCheckpoint,
+      "--resume: the checkpoint is of a version of distca that set validation documents "
+      "aside by their number, not by their tokens: the run would go on with other "
+      "documents; start a new one");
+  stream_.restore(trainer["data"]);
+  remember_state();
+}
+
+void StepBatches::remember_state() {
+  constexpr size_t kLast = 3;
+  const std::scoped_lock lock(mutex_);
+  states_[steps_begun_] = stream_.state();
+  if (states_.size() > kLast) states_.erase(states_.begin());
+}
+
+Json StepBatches::state_after(int64_t step) const {
+  const std::scoped_lock lock(mutex_);
+  return states_.at(step);
 }
 
 bool StepBatches::evaluates(int64_t step) const {
@@ -26,7 +49,9 @@ std::optional<StepBatch> StepBatches::next() {
   }
   if (steps_begun_ == config_.train.steps) return std::nullopt;
   if (evaluates(++steps_begun_)) validation_left_ = validation_.size();
-  return StepBatch{.batch = stream_.next(), .checks_all_ranks = steps_begun_ == first_step_};
+  StepBatch batch{.batch = stream_.next(), .checks_all_ranks = steps_begun_ == first_step_};
+  remember_state();
+  return batch;
 }
 
 }  // namespace distca

@@ -2,17 +2,19 @@
 // The batches of a run in the order of their use: a step's, then the validation ones where they are
 // due.
 //
-//     StepBatches batches(config, data, split, /*first_step=*/1);
+//     StepBatches batches(config, data, /*first_step=*/1);
 //     while (const auto batch = batches.next()) ...
 //
 // Thread rule: next() belongs to the planning thread; any thread may call the others.
 
 #include <cstdint>
+#include <map>
+#include <mutex>
 #include <optional>
 #include <vector>
 
 #include "distca/batch/batch_stream.h"
-#include "distca/batch/indexed_dataset.h"
+#include "distca/batch/data_blend.h"
 #include "distca/train/config.h"
 #include "distca/train/plan_ahead.h"
 
@@ -20,9 +22,17 @@ namespace distca {
 
 class StepBatches {
  public:
-  /// `first_step`: step s trains on batch s - 1, wherever a run begins.
-  StepBatches(const Config& config, const IndexedDataset& data, const DocumentSplit& split,
-              int64_t first_step);
+  /// `first_step`: step s trains on batch s - 1, wherever a run begins. If that is not the first,
+  /// restore() comes before next().
+  StepBatches(const Config& config, const DataBlend& data, int64_t first_step);
+
+  /// Goes on where a checkpoint stood. `trainer` is its object that has what state_after() gave as
+  /// "data". Throws Error(kCheckpoint) for an older checkpoint, which has other documents.
+  void restore(const JsonField& trainer);
+  /// Where the data stood after a step: the one before the first, or one of the last three that
+  /// next() gave the batch of.
+  Json state_after(int64_t step) const;
+  const DocumentSplit& split() const { return split_; }
 
   /// Nothing after the batches of the last step.
   std::optional<StepBatch> next();
@@ -32,12 +42,18 @@ class StepBatches {
   size_t num_validation() const { return validation_.size(); }
 
  private:
+  void remember_state();
+
   const Config& config_;
+  const DocumentSplit split_;
   BatchStream stream_;
   const std::vector<Batch> validation_;
   int64_t first_step_;
   int64_t steps_begun_;
   size_t validation_left_ = 0;
+
+  mutable std::mutex mutex_;
+  std::map<int64_t, Json> states_;  // after a step; of the last ones
 };
 
 }  // namespace distca

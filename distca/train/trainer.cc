@@ -12,7 +12,7 @@
 #include "distca/base/error.h"
 #include "distca/base/stop_signals.h"
 #include "distca/base/text.h"
-#include "distca/batch/indexed_dataset.h"
+#include "distca/batch/data_blend.h"
 #include "distca/checkpoint/reader.h"
 #include "distca/comm/collectives.h"
 #include "distca/comm/ordered_sum.h"
@@ -72,9 +72,7 @@ class Trainer {
         num_workers_(comm.size() - static_cast<int>(config.servers.dedicated)),
         run_(run_grid(config, num_workers_)),
         data_(config.data.prefix),
-        split_(split_documents(data_.num_documents(), config.data.validation_fraction,
-                               config.batch.seed)),
-        batches_(config, data_, split_, first_step_),
+        batches_(config, data_, first_step_),
         weights_(comm.rank() < num_workers_ ? std::make_unique<WorkerWeights>(config, comm, run_)
                                             : nullptr),
         guard_(config.train.spike_factor),
@@ -127,7 +125,7 @@ class Trainer {
     resolved_ = {
         .price = config_.attention_profile ? profile_name(*config_.attention_profile) : "pairs",
         .kernel = step_.kernel().name(),
-        .data = data_summary(data_),
+        .data = data_.summary(),
         .isa = comm_.cuda_device() < 0 ? at::get_cpu_capability() : std::string(),
         .checkpoint = checkpoint_ ? checkpoint_words(checkpoint_->index()) : "none"};
     check_same_config(comm_, config_, resolved_);
@@ -166,13 +164,13 @@ class Trainer {
                             "trainer");
     guard_.restore(trainer["guard"]);
     skipped_in_row_ = trainer["skipped_in_row"].integer(0);
-    if (meter_ && checkpoint_->index().trainer.contains("speed_meter"))
-      meter_->restore(trainer["speed_meter"].integers());
+    batches_.restore(trainer);
+    if (meter_ && trainer.has("speed_meter")) meter_->restore(trainer["speed_meter"].integers());
   }
 
   void begin_output(const std::vector<std::string>& resumed) {
-    std::string text =
-        start_text(config_, split_words(config_, data_, split_), run_, resolved_.kernel, peak_);
+    std::string text = start_text(config_, split_words(config_, data_, batches_.split()), run_,
+                                  resolved_.kernel, peak_);
     for (const std::string& line : resumed) text += "\n" + line;
     output_->begin(text);
   }
@@ -240,7 +238,9 @@ class Trainer {
 
   /// Starts to save the present state, after `step`. `beside`: training goes on meanwhile.
   void begin_save(int64_t step, int64_t skipped_in_row, bool beside) {
-    Json trainer = {{"guard", guard_.state()}, {"skipped_in_row", skipped_in_row}};
+    Json trainer = {{"guard", guard_.state()},
+                    {"skipped_in_row", skipped_in_row},
+                    {"data", batches_.state_after(step)}};
     if (meter_) trainer["speed_meter"] = meter_->state();
     saver_->begin(step, std::move(trainer), weights_ ? &weights_->optimizer : nullptr, beside);
   }
@@ -397,6 +397,7 @@ class Trainer {
                      fmt::format("the last update left {} weights that are", with_thousands(bad)));
     }
     output_->save_weights(trained_);
+    output_->save_beside(files_beside_weights(data_));
     tracer_.write();
     summary_.metrics_missing = output_->finish_metrics();
     output_->end(summary_text(config_, data_, summary_));
@@ -415,8 +416,7 @@ class Trainer {
   TracedCommunicator all_;  // comm_, where a step's sums are traced
   int num_workers_;
   RunGrid run_;
-  IndexedDataset data_;
-  DocumentSplit split_;
+  DataBlend data_;
   StepBatches batches_;
   std::unique_ptr<WorkerWeights> weights_;  // null on a dedicated server
   StepGuard guard_;

@@ -9,10 +9,11 @@
 
 #include "distca/base/clock.h"
 #include "distca/base/error.h"
-#include "distca/batch/indexed_dataset.h"
+#include "distca/batch/data_blend.h"
 #include "distca/comm/device_copy.h"
 #include "distca/comm/ordered_sum.h"
 #include "distca/comm/thread_group.h"
+#include "distca/train/data_split.h"
 #include "distca/train/plan_ahead.h"
 #include "distca/train/same_result.h"
 #include "distca/train/same_weights.h"
@@ -78,7 +79,7 @@ void serve(const RankWork& mine, Communicator& comm) {
       .train(mine.planned.input, mine.planned.figures.targets, {});
 }
 
-Played play(const Config& config, const IndexedDataset& data, const Batch& batch, int num_workers,
+Played play(const Config& config, const DataBlend& data, const Batch& batch, int num_workers,
             const VerifyHooks& hooks) {
   const Stopwatch watch;
   std::vector<PlannedBatch> planned;
@@ -176,10 +177,8 @@ Config verify_config(Config config, ScalarType dtype) {
 }
 
 Verification verify(const Config& config, int num_workers, const VerifyHooks& hooks) {
-  const IndexedDataset data(config.data.prefix);
-  const DocumentSplit split =
-      split_documents(data.num_documents(), config.data.validation_fraction, config.batch.seed);
-  const Batch batch = BatchStream(data.document_lengths(), split.train, config.batch).next();
+  const DataBlend data(config.data.prefix);
+  const Batch batch = training_stream(config, data, split_data(config, data)).next();
   const Played many = play(config, data, batch, num_workers, hooks);
   const Played one = play(alone(config), data, batch, 1, {});
   check_finite(config, one);

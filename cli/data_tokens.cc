@@ -1,0 +1,153 @@
+#include "cli/data_tokens.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <optional>
+#include <span>
+
+#include "cli/python_verb.h"
+#include "distca/base/clock.h"
+#include "distca/base/error.h"
+#include "distca/base/json_field.h"
+#include "distca/base/text.h"
+#include "distca/batch/indexed_dataset.h"
+#include "distca/batch/tokenizer_files.h"
+
+namespace distca::cli {
+namespace {
+
+constexpr std::string_view kVerb = "distca-tokenize";
+constexpr int64_t kUint16Ids = int64_t{1} << 16;
+
+/// Documents, tokens and time left: on one line of a terminal ten times a second, elsewhere a line
+/// every half minute.
+class TokenProgress {
+ public:
+  explicit TokenProgress(int64_t bytes)
+      : bytes_(bytes), terminal_(isatty(STDERR_FILENO) == 1), every_s_(terminal_ ? 0.1 : 30) {}
+  ~TokenProgress() {
+    if (terminal_) std::fputs("\r\033[K", stderr);
+  }
+  TokenProgress(const TokenProgress&) = delete;
+  TokenProgress& operator=(const TokenProgress&) = delete;
+
+  void show(int64_t documents, int64_t tokens, int64_t read) {
+    if (since_shown_.seconds() < every_s_) return;
+    since_shown_.restart();
+    const double left_s = since_begin_.seconds() * static_cast<double>(bytes_ - read) /
+                          static_cast<double>(std::max<int64_t>(read, 1));
+    const auto left = static_cast<int64_t>(left_s);
+    fmt::print(stderr, "{}{} documents, {} tokens, {}:{:02} left{}", terminal_ ? "\r" : "",
+               with_thousands(documents), with_thousands(tokens), left / 60, left % 60,
+               terminal_ ? "\033[K" : "\n");
+    std::fflush(stderr);
+  }
+
+ private:
+  int64_t bytes_;
+  bool terminal_;
+  double every_s_;
+  Stopwatch since_begin_, since_shown_;
+};
+
+/// What the tokenizer said of itself.
+struct About {
+  TokenizerRecord record;
+  std::map<std::string, std::filesystem::path> files;
+  int64_t bytes = 0;  // of all lines
+};
+
+About about(PythonVerb& verb) {
+  const std::string text = verb.line();
+  const Json json = parse_json(text, kVerb, ErrorKind::kIo);
+  DISTCA_THROW_IF(json.contains("error"), ErrorKind::kData, "{}",
+                  json.at("error").get<std::string>());
+  const JsonField field(json, kVerb, ErrorKind::kIo);
+  About result{.bytes = field["bytes"].integer(0)};
+  result.record.sha256 = field["sha256"].text();
+  result.record.vocab_size = field["vocab_size"].integer(0);
+  if (!json.at("eod_token_id").is_null()) {
+    result.record.appends_eod = true;
+    result.record.eod_token = field["eod_token"].text();
+    result.record.eod_token_id = field["eod_token_id"].integer(0);
+  }
+  for (const auto& [name, path] : json.at("files").items())
+    result.files[name] = field["files"][name].text();
+  return result;
+}
+
+struct Block {
+  std::vector<int64_t> lengths;  // [documents] tokens
+  std::vector<int32_t> ids;
+  int64_t empty = 0;  // texts that were left out
+  int64_t read = 0;   // bytes of all lines so far
+};
+
+/// Nothing after the last one.
+std::optional<Block> next_block(PythonVerb& verb) {
+  std::array<int64_t, 4> header{};
+  verb.read(std::as_writable_bytes(std::span(header)));
+  const auto [documents, tokens, empty, read] = header;
+  if (documents == -1) return {};
+  if (documents < 0) {
+    std::string words(static_cast<size_t>(tokens), ' ');
+    verb.read(std::as_writable_bytes(std::span(words)));
+    throw Error(documents == -2 ? ErrorKind::kData : ErrorKind::kIo, "{}", words);
+  }
+  Block block{.empty = empty, .read = read};
+  block.lengths.resize(static_cast<size_t>(documents));
+  block.ids.resize(static_cast<size_t>(tokens));
+  verb.read(std::as_writable_bytes(std::span(block.lengths)));
+  verb.read(std::as_writable_bytes(std::span(block.ids)));
+  return block;
+}
+
+std::vector<std::string> arguments_of(const TokenizeOptions& options) {
+  std::vector<std::string> words = {options.tokenizer, options.key, std::to_string(options.workers),
+                                    options.append_eod ? "append-eod" : "no-append-eod"};
+  words.insert(words.end(), options.jsonl.begin(), options.jsonl.end());
+  return words;
+}
+
+}  // namespace
+
+void prepare_tokens(const TokenizeOptions& options) {
+  PythonVerb verb(std::string(kVerb), arguments_of(options));
+  About made = about(verb);
+  TokenizerRecord& record = made.record;
+  IndexedDatasetWriter writer(
+      options.out, record.vocab_size <= kUint16Ids ? TokenType::kUint16 : TokenType::kInt32);
+  int64_t empty = 0;
+  {
+    TokenProgress progress(made.bytes);
+    while (const std::optional<Block> block = next_block(verb)) {
+      std::span<const int32_t> ids(block->ids);
+      for (const int64_t length : block->lengths) {
+        writer.add_document(ids.first(static_cast<size_t>(length)));
+        ids = ids.subspan(static_cast<size_t>(length));
+      }
+      record.documents += static_cast<int64_t>(block->lengths.size());
+      record.tokens += static_cast<int64_t>(block->ids.size());
+      empty += block->empty;
+      progress.show(record.documents, record.tokens, block->read);
+    }
+  }
+  DISTCA_THROW_IF(record.documents == 0, ErrorKind::kData, "{}: holds no text{}",
+                  options.jsonl[0].string(),
+                  options.jsonl.size() > 1 ? ", nor do the other files" : "");
+  remove_tokenizer(options.out);
+  writer.finish();
+  save_tokenizer(options.out, record, made.files);
+  fmt::print("{} documents of JSON lines; skipped {} without text; ",
+             with_thousands(record.documents), with_thousands(empty));
+  if (record.appends_eod) {
+    fmt::print("each ends with {} (id {})\n", record.eod_token, record.eod_token_id);
+  } else {
+    fmt::print("no end-of-document token\n");
+  }
+}
+
+}  // namespace distca::cli

@@ -1,0 +1,52 @@
+#pragma once
+// Verbs, or parts of them, that are written in Python. Each is one file that the build puts beside
+// the program (cli/CMakeLists.txt). The Python that runs it is the one that the environment
+// variable DISTCA_PYTHON names, or python3 of PATH. Linux.
+//
+//   PythonVerb tokenizer("distca-tokenize", {"tokenizer.json", "text"});
+//   const std::string line = tokenizer.line();  // of what it prints
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace distca::cli {
+
+/// Whether Python looks at the environment (PYTHONPATH and so on) and at the user's own packages.
+enum class PythonPackages : uint8_t { kNone, kUsers };
+
+/// This process goes on as the verb. Throws Error(kIo) if there is no Python.
+[[noreturn]] void become_python(const std::string& verb, const std::vector<std::string>& arguments,
+                                PythonPackages packages);
+
+/// A verb as a child, whose standard output this process reads. Its standard error is this one's.
+/// Thread rule: one thread.
+class PythonVerb {
+ public:
+  /// Throws Error(kIo) if it cannot be started.
+  PythonVerb(const std::string& verb, const std::vector<std::string>& arguments);
+  /// Does not read on: a child that still prints ends with SIGPIPE. Waits for it.
+  ~PythonVerb();
+  PythonVerb(const PythonVerb&) = delete;
+  PythonVerb& operator=(const PythonVerb&) = delete;
+
+  /// The next line that it prints, without the line's end, or so many bytes. Both throw Error(kIo)
+  /// if it ends before.
+  std::string line();
+  void read(std::span<std::byte> bytes);
+
+ private:
+  [[noreturn]] void ended();
+  void wait();
+
+  std::string verb_;
+  std::FILE* out_ = nullptr;
+  pid_t child_ = -1;
+  int status_ = 0;
+};
+
+}  // namespace distca::cli

@@ -1,0 +1,50 @@
+#pragma once
+// What is kept beside a data set about the tokenizer that made it: PREFIX.json says which it was,
+// and PREFIX.tokenizer holds its files (docs/data_format.md). From there they go beside a model's
+// weights. Errors: Error(kData) for a record that cannot be read, Error(kIo) for files that cannot
+// be read or written. Any thread may call the functions.
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+
+#include "distca/batch/data_blend.h"
+
+namespace distca {
+
+struct TokenizerRecord {
+  std::string sha256;      // of tokenizer.json
+  int64_t vocab_size = 0;  // the largest id and 1
+  /// Whether an end-of-document token is the last of each document, and which.
+  bool appends_eod = false;
+  std::string eod_token;
+  int64_t eod_token_id = -1;
+  int64_t documents = 0, tokens = 0;  // of the data set
+};
+
+/// PREFIX.json and PREFIX.tokenizer; `prefix` may also be the name of either file of a data set.
+std::filesystem::path tokenizer_record_file(const std::filesystem::path& prefix);
+std::filesystem::path tokenizer_folder(const std::filesystem::path& prefix);
+
+/// Copies `files` (their paths by the names of the copies) into the folder, and writes the record
+/// last.
+void save_tokenizer(const std::filesystem::path& prefix, const TokenizerRecord& record,
+                    const std::map<std::string, std::filesystem::path>& files);
+/// Removes both, where there are any.
+void remove_tokenizer(const std::filesystem::path& prefix);
+
+/// The contents of files by their names.
+using FilesByName = std::map<std::string, std::string>;
+
+/// tokenizer.json and tokenizer_config.json of a tokenizer of Hugging Face whose ids are the bytes
+/// of UTF-8. It has no special tokens.
+FilesByName byte_tokenizer();
+
+/// What belongs beside the weights of a model that was trained on `data`, so that Hugging Face
+/// reads text and ends it as the data did: the tokenizer's files, if it is known, and
+/// generation_config.json. A set of uint8 is of bytes; of a set that distca did not tokenize, the
+/// tokenizer is not known. Throws Error(kData) if two sets have different tokenizers.
+FilesByName files_beside_weights(const DataBlend& data);
+
+}  // namespace distca

@@ -1,0 +1,101 @@
+#include "distca/batch/tokenizer_files.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "distca/base/error.h"
+#include "distca/base/file.h"
+#include "distca/base/json.h"
+#include "distca/batch/test_folder.h"
+
+namespace distca {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+class TokenizerFilesTest : public FolderTest {
+ protected:
+  std::string set(const std::string& name, TokenType type) const {
+    IndexedDatasetWriter writer(folder_ / name, type);
+    writer.add_document(std::vector<int32_t>{1, 2, 3});
+    writer.finish();
+    return folder_ / name;
+  }
+  /// A set of uint16 that a tokenizer made.
+  std::string tokenized(const std::string& name, const std::string& tokenizer,
+                        bool appends_eod = true) const {
+    const std::string prefix = set(name, TokenType::kUint16);
+    write_file_atomically(folder_ / "its.json", tokenizer);
+    save_tokenizer(prefix,
+                   {.sha256 = "5a",
+                    .vocab_size = 4,
+                    .appends_eod = appends_eod,
+                    .eod_token = "<end>",
+                    .eod_token_id = 3,
+                    .documents = 1,
+                    .tokens = 3},
+                   {{"tokenizer.json", folder_ / "its.json"}});
+    return prefix;
+  }
+  static Json generation(const FilesByName& files) {
+    return Json::parse(files.at("generation_config.json"));
+  }
+};
+
+TEST_F(TokenizerFilesTest, a_set_of_bytes_has_a_tokenizer_of_256_ids) {
+  const FilesByName files = files_beside_weights(DataBlend(set("set", TokenType::kUint8)));
+  EXPECT_EQ(files.size(), 3u);
+  EXPECT_TRUE(generation(files).at("eos_token_id").is_null());
+  const Json vocabulary = Json::parse(files.at("tokenizer.json")).at("model").at("vocab");
+  EXPECT_EQ(vocabulary.size(), 256u);
+  EXPECT_EQ(vocabulary.at("a"), 'a');
+  EXPECT_EQ(vocabulary.at("\u0120"), ' ');  // as GPT-2 has them
+  EXPECT_EQ(vocabulary.at("\u010a"), '\n');
+  EXPECT_EQ(vocabulary.at("\u00ff"), 255);
+  EXPECT_EQ(vocabulary.at("\u0143"), 0xad);
+}
+
+TEST_F(TokenizerFilesTest, a_tokenized_set_has_its_tokenizer_and_its_end) {
+  const std::string prefix = tokenized("set", "mine");
+  const FilesByName files = files_beside_weights(DataBlend(prefix));
+  EXPECT_EQ(files.at("tokenizer.json"), "mine");
+  EXPECT_EQ(generation(files).at("eos_token_id"), 3);
+  const FilesByName endless = files_beside_weights(DataBlend(tokenized("other", "mine", false)));
+  EXPECT_TRUE(generation(endless).at("eos_token_id").is_null());
+
+  remove_tokenizer(prefix);
+  EXPECT_FALSE(fs::exists(tokenizer_folder(prefix)));
+  EXPECT_FALSE(fs::exists(tokenizer_record_file(prefix)));
+  EXPECT_EQ(files_beside_weights(DataBlend(prefix)).size(), 1u) << "not known any more";
+}
+
+TEST_F(TokenizerFilesTest, a_blend_has_one_tokenizer) {
+  const std::string a = tokenized("a", "mine"), b = tokenized("b", "mine"),
+                    unknown = set("unknown", TokenType::kUint16);
+  EXPECT_EQ(
+      files_beside_weights(DataBlend("1 " + unknown + " 1 " + a + " 1 " + b)).at("tokenizer.json"),
+      "mine");
+  const std::string other = tokenized("c", "other");
+  try {
+    files_beside_weights(DataBlend("1 " + a + " 1 " + other));
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.exit_code(), 2);
+    EXPECT_THAT(error.what(), HasSubstr(a + " and " + other + " were made with different"));
+  }
+}
+
+TEST_F(TokenizerFilesTest, a_damaged_record_is_named) {
+  const std::string prefix = tokenized("set", "mine");
+  write_file_atomically(tokenizer_record_file(prefix), "{}");
+  try {
+    files_beside_weights(DataBlend(prefix));
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("set.json: eod_token_id is missing"));
+  }
+}
+
+}  // namespace
+}  // namespace distca

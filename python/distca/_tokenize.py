@@ -1,0 +1,231 @@
+"""Tokenizes JSON lines for `distca data prepare --jsonl`, which starts this program and reads what it prints.
+
+  python3 distca-tokenize TOKENIZER KEY WORKERS {append-eod|no-append-eod} FILE...
+
+It needs the package `tokenizers` and no PyTorch. WORKERS processes tokenize; the order of documents is that of the
+lines, whatever their number. Printed are a line of JSON, which says what the tokenizer is, and then blocks of four
+little-endian 64-bit integers (documents, tokens, empty texts that were left out, bytes of all files read so far), the
+tokens of each document (64 bits), and the ids (32 bits). A block of -1 documents ends the data. If something is wrong,
+the first or the next thing printed is a line {"error": ...} or a block of -2 documents (-3: the machine failed) with
+the words' length in the place of the tokens, and the words.
+"""
+
+import hashlib
+import json
+import os
+import signal
+import sys
+from array import array
+from multiprocessing import get_context
+from pathlib import Path
+
+if __name__ == "__main__":
+    del sys.path[0]  # this program's folder: nothing there stands in for a package
+
+BLOCK_BYTES = 1 << 20  # of lines, which one process tokenizes at a time
+# What belongs to a tokenizer in a folder of Hugging Face.
+FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+         "merges.txt", "tokenizer.model", "chat_template.jinja")
+
+
+class BadInput(Exception):
+    """One line for the user."""
+
+
+class Failed(Exception):
+    """One line for the user; the input is not to blame."""
+
+
+def read_json(path):
+    try:
+        value = json.loads(path.read_bytes())
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise BadInput(f"{path}: not JSON") from None
+    if not isinstance(value, dict):
+        raise BadInput(f"{path}: not a JSON object")
+    return value
+
+
+def load(given):
+    """The tokenizer, its tokenizer.json, and the files that belong to it, by the names of their copies."""
+    given = Path(given)
+    path = given / "tokenizer.json" if given.is_dir() else given
+    if not path.is_file():
+        raise BadInput(f"{path}: no such file; --tokenizer is byte, a tokenizer.json or a folder that has one")
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise BadInput(f"{sys.executable} has no package tokenizers: install it (pip install tokenizers), or name "
+                       "another Python with DISTCA_PYTHON") from None
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the package raises nothing narrower
+        raise BadInput(f"{path}: not a tokenizer: {' '.join(str(error).split())}") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    files = {"tokenizer.json": path}
+    if path.name == "tokenizer.json":
+        files.update({name: path.parent / name for name in FILES if (path.parent / name).is_file()})
+    return tokenizer, path, files
+
+
+def end_token(tokenizer, path, files):
+    """The end-of-document token that the tokenizer's folder names, and its id."""
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        token = read_json(files[name]).get("eos_token") if name in files else None
+        if isinstance(token, dict):
+            token = token.get("content")
+        if token is None:
+            continue
+        number = tokenizer.token_to_id(token)
+        if number is None:
+            raise BadInput(f"{files[name]}: eos_token {token!r} is not in the vocabulary of {path}")
+        return token, number
+    raise BadInput(f"{path}: no tokenizer_config.json beside it names an eos_token to end documents with: give "
+                   "--no-append-eod")
+
+
+def blocks(paths):
+    """(path, number of the first line, lines), of about BLOCK_BYTES each."""
+    for path in paths:
+        first = 1
+        try:
+            with open(path, "rb") as file:
+                while lines := file.readlines(BLOCK_BYTES):
+                    yield path, first, lines
+                    first += len(lines)
+        except OSError as error:
+            raise BadInput(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def text_of(line, key):
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):  # also of bytes that are not UTF-8
+        raise BadInput("not JSON") from None
+    if not isinstance(value, dict):
+        raise BadInput("not a JSON object")
+    if key not in value:
+        raise BadInput(f"no key {key!r}; --json-key names the one that has the text")
+    text = value[key]
+    if not isinstance(text, str):
+        raise BadInput(f"{key!r} is no text")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise BadInput(f"{key!r} is no text: it has half of a surrogate pair") from None
+    return text
+
+
+def tokenize(tokenizer, key, end, path, first, lines):
+    """The lengths and ids of a block's documents as bytes, and how many texts were empty."""
+    lengths, ids, empty = array("q"), array("i"), 0
+    for number, line in enumerate(lines, first):
+        if not line.strip():
+            continue
+        try:
+            text = text_of(line, key)
+        except BadInput as error:
+            raise BadInput(f"{path} line {number}: {error}") from None
+        tokens = tokenizer.encode(text, add_special_tokens=False).ids
+        if not tokens:
+            empty += 1
+            continue
+        tokens.extend(end)
+        lengths.append(len(tokens))
+        ids.extend(tokens)
+    return len(lengths), len(ids), empty, lengths.tobytes() + ids.tobytes()
+
+
+def work(pipe, others, *settings):
+    for other in others:  # held by the parent alone, so that its end is seen
+        other.close()
+    try:
+        while True:
+            block = pipe.recv()
+            try:
+                pipe.send(tokenize(*settings, *block))
+            except BadInput as error:
+                pipe.send(error)
+    except (EOFError, OSError):  # the parent has ended
+        pass
+
+
+def in_order(paths, workers, settings):
+    """What tokenize() gives of each block, in the order of blocks, and the bytes read so far."""
+    context = get_context("fork")  # nothing has started a thread
+    pipes = []
+    for _ in range(workers):
+        mine, its = context.Pipe()
+        pipes.append(mine)
+        context.Process(target=work, args=(its, list(pipes), *settings), daemon=True).start()
+        its.close()
+    given, taken, sizes = 0, 0, []
+    todo = blocks(paths)
+    more, fault = True, None
+    while more or taken < given:
+        # A process has one block at a time: while it waits to hand over a result, it takes no other.
+        while more and given - taken < workers:
+            try:
+                block = next(todo, None)
+            except BadInput as error:  # lines before it may be wrong, too
+                block, fault = None, error
+            more = block is not None
+            if more:
+                pipes[given % workers].send(block)
+                sizes.append(sum(map(len, block[2])))
+                given += 1
+        if taken == given:
+            break
+        try:
+            result = pipes[taken % workers].recv()
+        except EOFError:
+            raise Failed("a process that tokenizes ended without a result; often for memory: see dmesg") from None
+        if isinstance(result, BadInput):
+            raise result
+        yield sizes[taken], result
+        taken += 1
+    if fault:
+        raise fault
+
+
+def main(arguments):
+    out = sys.stdout.buffer
+    begun = False
+    try:
+        given, key, workers, append, *paths = arguments
+        tokenizer, path, files = load(given)
+        token, number = end_token(tokenizer, path, files) if append == "append-eod" else (None, None)
+        for each in paths:
+            if not os.path.isfile(each):
+                raise BadInput(f"{each}: no such file")
+        about = {"vocab_size": max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1,
+                 "eod_token": token, "eod_token_id": number,
+                 "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+                 "files": {name: str(file) for name, file in files.items()},
+                 "bytes": sum(os.path.getsize(each) for each in paths)}
+        out.write(json.dumps(about).encode() + b"\n")
+        begun = True
+        workers = int(workers) or len(os.sched_getaffinity(0))
+        read = 0
+        for size, (documents, tokens, empty, data) in in_order(
+                paths, workers, (tokenizer, key, [] if number is None else [number])):
+            read += size
+            out.write(array("q", [documents, tokens, empty, read]).tobytes() + data)
+        out.write(array("q", [-1, 0, 0, read]).tobytes())
+    except (BadInput, Failed) as error:
+        words = str(error).encode(errors="backslashreplace")
+        if begun:
+            out.write(array("q", [-2 if isinstance(error, BadInput) else -3, len(words), 0, 0]).tobytes() + words)
+        else:
+            out.write(json.dumps({"error": words.decode()}).encode() + b"\n")
+    out.flush()
+
+
+if __name__ == "__main__":
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a process tokenizes in its own thread
+    for which in (signal.SIGINT, signal.SIGPIPE):
+        signal.signal(which, signal.SIG_DFL)  # whoever started this program has ended: nothing is to be said
+    main(sys.argv[1:])

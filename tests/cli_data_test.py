@@ -1,0 +1,174 @@
+#!/usr/bin/env python3
+"""`distca data prepare --jsonl`, with a stand-in for the package `tokenizers`: cli_data_test.py PROGRAM.
+
+The real package: python/tests/test_data_prepare.py.
+"""
+
+import hashlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+from array import array
+
+PROGRAM = pathlib.Path(sys.argv.pop(1)).resolve()
+SECONDS = 100
+
+# A token is the number of a word in the file, by which all words of a text must be known.
+STAND_IN = '''
+import json
+class Tokenizer:
+    def from_file(path):
+        self = Tokenizer()
+        self.ids = json.load(open(path))
+        return self
+    def no_truncation(self): pass
+    def no_padding(self): pass
+    def get_vocab(self, with_added_tokens): return self.ids
+    def token_to_id(self, token): return self.ids.get(token)
+    def encode(self, text, add_special_tokens):
+        assert not add_special_tokens
+        result = Tokenizer()
+        result.ids = [self.ids[word] for word in text.split()]
+        return result
+'''
+
+
+class Prepare(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.write("modules/tokenizers.py", STAND_IN)
+        self.ids = {"<end>": 0, **{f"w{i}": i for i in range(1, 300)}}
+        self.write("llama/tokenizer.json", json.dumps(self.ids))
+        self.write("llama/tokenizer_config.json", '{"eos_token": {"content": "<end>"}}')
+
+    def write(self, name, text):
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def prepare(self, *words, jsonl=("a.jsonl",), **environment):
+        environment = {**os.environ, "PYTHONPATH": f"{self.folder}/modules", **environment}
+        if "--tokenizer" not in words:
+            words = ("--tokenizer", "llama", *words)
+        return subprocess.run([PROGRAM, "data", "prepare", "--jsonl", *jsonl, "--out", "out/set", *words], cwd=self.folder, env=environment, capture_output=True, text=True, timeout=SECONDS)
+
+    def succeed(self, *words, **more):
+        result = self.prepare(*words, **more)
+        self.assertEqual((result.returncode, result.stderr), (0, ""))
+        return result.stdout
+
+    def refused(self, message, *words, code=2, **more):
+        before = self.files()
+        result = self.prepare(*words, **more)
+        self.assertEqual(result.returncode, code, result.stderr)
+        self.assertEqual(result.stderr.count("\n"), 1, result.stderr)
+        self.assertTrue(result.stderr.startswith("distca: error: "), result.stderr)
+        self.assertIn(message, result.stderr)
+        self.assertEqual(self.files(), before)
+
+    def files(self, name=""):
+        return {str(path.relative_to(self.folder)): path.read_bytes() for path in (self.folder / name).rglob("*")
+                if path.is_file() and "__pycache__" not in path.parts}
+
+    def tokens(self, code="H"):
+        return array(code, (self.folder / "out/set.bin").read_bytes()).tolist()
+
+    def test_documents_are_texts_with_an_end_and_the_tokenizer_lies_beside_them(self):
+        self.write("a.jsonl", '{"text": "w1 w2"}\n\n{"text": ""}\n{"id": 7, "text": "w299"}')
+        out = self.succeed()
+        self.assertIn("2 documents of JSON lines; skipped 1 without text; each ends with <end> (id 0)\n", out)
+        self.assertIn("2 documents, 5 tokens (uint16,", out)
+        self.assertEqual(self.tokens(), [1, 2, 0, 299, 0])
+        self.assertEqual(sorted(self.files("out")), ["out/set.bin", "out/set.idx", "out/set.json",
+                                                     "out/set.tokenizer/tokenizer.json",
+                                                     "out/set.tokenizer/tokenizer_config.json"])
+        tokenizer = self.files()["llama/tokenizer.json"]
+        self.assertEqual(self.files()["out/set.tokenizer/tokenizer.json"], tokenizer)
+        self.assertEqual(json.loads(self.files()["out/set.json"]), {
+            "documents": 2, "tokens": 5, "vocab_size": 300, "eod_token": "<end>", "eod_token_id": 0,
+            "tokenizer_sha256": hashlib.sha256(tokenizer).hexdigest()})
+
+    def test_another_key_no_end_and_wide_ids(self):
+        self.write("big.json", json.dumps({"w1": 1, "w2": 65536}))
+        self.write("a.jsonl", '{"body": "w1 w2"}\n{"body": "w2"}\n')
+        self.succeed("--tokenizer", "big.json", "--json-key", "body", "--no-append-eod")
+        self.assertEqual(self.tokens("i"), [1, 65536, 65536])
+        record = json.loads(self.files()["out/set.json"])
+        self.assertIsNone(record["eod_token_id"])
+        self.write("big.json", json.dumps({"w1": 1, "w2": 65535}))
+        self.succeed("--tokenizer", "big.json", "--json-key", "body", "--no-append-eod", "--overwrite")
+        self.assertEqual(self.tokens(), [1, 65535, 65535])
+
+    def test_every_number_of_processes_gives_the_same_bytes(self):
+        for name in "ab":  # several blocks of about a MiB
+            lines = [json.dumps({"text": " ".join(f"w{(i * j) % 299 + 1}" for j in range(1, 60 + i % 50))})
+                     for i in range(6000)]
+            self.write(f"{name}.jsonl", "\n".join(lines))
+        self.assertGreater(len(self.files()["a.jsonl"]), 2 << 20)
+        self.succeed("--workers", "1", jsonl=("a.jsonl", "b.jsonl"))
+        first = self.files("out")
+        for workers in ("2", "3"):
+            self.succeed("--workers", workers, "--overwrite", jsonl=("a.jsonl", "b.jsonl"))
+            self.assertEqual(self.files("out"), first)
+        # The first wrong line is named, whichever process finds one first.
+        with open(self.folder / "b.jsonl", "a") as file:
+            file.write("\nno\n" + "\n".join(lines[:3000]) + "\nno\n")
+        self.refused("b.jsonl line 6001: not JSON", "--workers", "3", "--overwrite", jsonl=("a.jsonl", "b.jsonl"))
+
+    def test_bytes_replace_tokens_with_all_that_belongs_to_them(self):
+        self.write("a.jsonl", '{"text": "w1"}')
+        self.succeed()
+        self.write("text/a.md", "abc")
+        result = subprocess.run([PROGRAM, "data", "prepare", "--text", "text", "--out", "out/set", "--overwrite"],
+                                cwd=self.folder, capture_output=True, timeout=SECONDS)
+        self.assertEqual(result.returncode, 0)
+        self.assertEqual(sorted(self.files("out")), ["out/set.bin", "out/set.idx"])
+
+    def test_lines_that_hold_no_text_are_named(self):
+        for line, message in (("{", "not JSON"), ("[1]", "not a JSON object"), ('{"texts": ""}', "no key 'text'"),
+                              ('{"text": 3}', "'text' is no text"), ('{"text": "\\ud800"}', "'text' is no text: it has half of a surrogate"),
+                              ("[" * 100000, "not JSON")):
+            self.write("a.jsonl", '{"text": "w1"}\n' + line + "\n")
+            self.refused(f"a.jsonl line 2: {message}")
+        (self.folder / "a.jsonl").write_bytes(b'{"text": "\xff"}')
+        self.refused("a.jsonl line 1: not JSON")
+        self.write("a.jsonl", '{"text": ""}\n')
+        self.refused("a.jsonl: holds no text")
+
+    def test_what_is_missing_is_named(self):
+        self.refused("a.jsonl: no such file")
+        self.write("a.jsonl", '{"text": "w1"}')
+        self.refused("absent: no such file; --tokenizer is byte, a tokenizer.json or", "--tokenizer", "absent")
+        self.refused("modules/tokenizer.json: no such file", "--tokenizer", "modules")
+        self.write("bad/tokenizer.json", "no")
+        self.refused("bad/tokenizer.json: not a tokenizer: ", "--tokenizer", "bad")
+        self.write("bare/tokenizer.json", json.dumps(self.ids))
+        self.refused("names an eos_token to end documents with: give --no-append-eod", "--tokenizer", "bare")
+        self.write("bare/tokenizer_config.json", '{"eos_token": "</s>"}')
+        self.refused("eos_token '</s>' is not in the vocabulary", "--tokenizer", "bare")
+        self.write("modules/tokenizers.py", "raise ImportError")
+        self.refused("has no package tokenizers: install it (pip install tokenizers)")
+        self.refused("absent: No such file or directory; this verb needs Python", DISTCA_PYTHON="absent", code=1)
+        self.refused("distca-tokenize ended before its work was done: exit code 1", DISTCA_PYTHON="false", code=1)
+
+    def test_a_process_that_is_killed_is_no_bad_input(self):
+        self.write("a.jsonl", '{"text": "w1"}')
+        self.write("modules/tokenizers.py", STAND_IN.replace("assert not", "import os; os.kill(os.getpid(), 9); assert not"))
+        self.refused("a process that tokenizes ended without a result", code=1)
+
+    def test_words_that_do_not_fit_are_refused(self):
+        self.write("a.jsonl", '{"text": "w1"}')
+        self.refused("--jsonl needs --tokenizer: a tokenizer.json or", "--tokenizer", "byte")
+        self.refused("give either --text, files of which each is a document, or --jsonl", "--text", "llama")
+        self.write("out/set.json", "{}")
+        self.refused("out/set.json is there already")
+
+
+if __name__ == "__main__":
+    unittest.main()
