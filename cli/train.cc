@@ -25,6 +25,7 @@
 #include "distca/train/resume.h"
 #include "distca/train/run_folder.h"
 #include "distca/train/run_grid.h"
+#include "distca/train/start_weights.h"
 #include "distca/train/trainer.h"
 
 namespace distca::cli {
@@ -212,6 +213,7 @@ int run_train(TrainArguments arguments) {
           resume_request(arguments), config, launch,
           /*warns=*/is_first && (rendezvous || !launches(arguments, config, ranks))),
       .run_id = launch.run_id};
+  if (!start.checkpoint) check_start_weights(config);
   // Who writes is rank 0; what lies on other machines' disks is no matter.
   if (is_first) {
     const bool own = start.checkpoint && is_own_checkpoint(*start.checkpoint, config);

@@ -14,6 +14,7 @@
 #include "distca/base/text.h"
 #include "distca/comm/launch/rendezvous.h"
 #include "distca/train/check_run.h"
+#include "distca/train/start_weights.h"
 #include "distca/train/verify.h"
 
 namespace distca::cli {
@@ -109,6 +110,7 @@ void run_verify(const VerifyArguments& arguments) {
       "verify makes all ranks itself, but {} started this process as one of {}: start it once",
       rendezvous->source, rendezvous->size);
   check_run(config, arguments.workers, {.count = num_ranks(config, arguments.workers)});
+  check_start_weights(config);
   set_up_process(config);
   if (!arguments.json) {
     fmt::print("Comparing {} with one on the first batch of {}, in {}{}\n",

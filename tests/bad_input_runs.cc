@@ -4,6 +4,51 @@
 
 namespace distca::testing {
 
+namespace {
+
+/// Makes m/, a folder of Hugging Face whose config.json has these further fields.
+std::string hugging_face(const std::string& fields) {
+  return "mkdir m; printf '{\"model_type\": \"llama\", \"hidden_size\": 32, \"intermediate_size\": "
+         "48, \"num_hidden_layers\": 1, \"num_attention_heads\": 4, \"vocab_size\": 256" +
+         fields + "}' > m/config.json";
+}
+
+}  // namespace
+
+std::vector<BadInput> bad_models() {
+  const std::string train = "distca train data.prefix=data/text train.output_dir=run ",
+                    from = train + "model.from=m ",
+                    empty = "printf '\\2\\0\\0\\0\\0\\0\\0\\0{}' > m/model.safetensors";
+  return {
+      {train + "model.from=absent", "absent/config.json: cannot be read: No such file"},
+      {train + "model.from=lengths.json", "lengths.json/config.json: cannot be read: Not a dir"},
+      {from, "m/config.json: byte ", "mkdir m; echo '{' > m/config.json"},
+      {from, "m/config.json: model_type is missing", "mkdir m; echo '{}' > m/config.json"},
+      {from, "m/config.json: hidden_act must be \"silu\", not \"gelu\"",
+       hugging_face(", \"hidden_act\": \"gelu\"")},
+      {from, "m/config.json: num_experts is not known, and it may change the model",
+       hugging_face(", \"num_experts\": 4")},
+      {from, "m/config.json: rope_scaling: rope_type must be default, linear, llama3 or yarn",
+       hugging_face(", \"rope_scaling\": {\"rope_type\": \"dynamic\", \"factor\": 2}")},
+      {from + "--dry-run model.hidden_size=64",
+       "model.hidden_size = 64, and m/config.json makes it 32: leave the key out",
+       hugging_face("")},
+      {from, "m: holds neither model.safetensors nor model.safetensors.index.json",
+       hugging_face("")},
+      {from, "m: model.embed_tokens.weight and 11 other tensors are missing",
+       hugging_face("") + "; " + empty},
+      {"distca verify data.prefix=data/text model.from=m --workers 2",
+       "m: model.embed_tokens.weight and 11 other tensors are missing",
+       hugging_face("") + "; " + empty},
+      {from, "m/model.safetensors: not a whole safetensors file",
+       hugging_face("") + "; echo 12345678 > m/model.safetensors"},
+      {train + "model.rope_parameters='{\"rope_type\": \"linear\"}'",
+       "model.rope_parameters: factor is missing"},
+      {train + "model.rope_parameters=linear", "model.rope_parameters: byte "},
+      {train + "model.model_type=gpt2", "must be one of llama, qwen2, qwen3"},
+  };
+}
+
 std::vector<BadInput> bad_configs() {
   const std::string train = "distca $T ", two = train + "--workers 2 ",
                     toml = train + "--config c.toml";

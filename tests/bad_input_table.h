@@ -28,6 +28,7 @@ std::vector<BadInput> bad_words();        // the command line
 std::vector<BadInput> bad_data();         // texts and data sets
 std::vector<BadInput> bad_plans();        // workloads, lengths, plans, profiles, traces, options
 std::vector<BadInput> bad_checkpoints();  // shown, checked, exported
+std::vector<BadInput> bad_models();       // folders of Hugging Face
 std::vector<BadInput> bad_configs();      // keys and values of `distca train`
 std::vector<BadInput> bad_runs();    // data, folders and machines of `distca train`, profiles made
 std::vector<BadInput> bad_checks();  // `distca verify`

@@ -28,8 +28,10 @@ const char* stored_type(ScalarType type) {
 StoredTensor read_tensor(const std::string& name, const JsonField& field) {
   StoredTensor tensor{.name = name, .shape = field["shape"].integers(0, kMostElements)};
   const std::string type = field["dtype"].text();
-  const auto found = std::ranges::find_if(kTypes, [&](const auto& t) { return type == t.first; });
-  field["dtype"].expect(found != kTypes.end(), "F64, F32 or BF16");
+  tensor.is_float16 = type == "F16";
+  const auto found = std::ranges::find_if(
+      kTypes, [&](const auto& t) { return (tensor.is_float16 ? "BF16" : type) == t.first; });
+  field["dtype"].expect(found != kTypes.end(), "F64, F32, BF16 or F16");
   tensor.type = found->second;
   int64_t numel = 1;
   for (const int64_t size : tensor.shape) {

@@ -101,7 +101,7 @@ TEST_F(safetensors, faults_are_named) {
   EXPECT_THAT(error_of(with(R"("shape": [2], "data_offsets": [0, 8])"), 8),
               HasSubstr("w.dtype is missing"));
   EXPECT_THAT(error_of(with(R"("dtype": "Q8", "shape": [2], "data_offsets": [0, 8])"), 8),
-              HasSubstr("must be F64, F32 or BF16, not \"Q8\""));
+              HasSubstr("must be F64, F32, BF16 or F16, not \"Q8\""));
   EXPECT_THAT(error_of(with(R"("dtype": "F32", "shape": [3], "data_offsets": [0, 8])"), 8),
               HasSubstr("must be 12 bytes apart"));
   EXPECT_THAT(error_of(with(R"("dtype": "F32", "shape": [2], "data_offsets": [8, 0])"), 8),

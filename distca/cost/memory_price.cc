@@ -14,6 +14,10 @@ MemoryPrice llama_memory(const ModelShape& layers, Recompute recompute, bool key
   int64_t of_layer = hidden + o;  // its input
   if (recompute != Recompute::kFull || keys_travel_again) of_layer += qkv;
   if (recompute != Recompute::kFull) of_layer += hidden + 2 * inner + 2 * wide;
+  if (layers.has_qk_norm && recompute != Recompute::kFull) {
+    of_layer += shape.q_token_bytes() + shape.num_kv_heads * shape.head_dim_qk * type +
+                (shape.num_heads + shape.num_kv_heads) * wide;
+  }
   if (recompute == Recompute::kNone) of_layer += 2 * hidden + inner;
   return {.token_bytes = layers.num_layers * of_layer,
           .kept_query_bytes = layers.num_layers * shape.q_token_bytes(),

@@ -38,13 +38,15 @@ struct ModelShape {
   int64_t intermediate_size = 0;
   AttentionShape attention;
   int64_t vocab_size = 0;
+  bool has_qk_norm = false;  // of each head's Q and K, before RoPE
 };
 
 /// The memory price of a Llama-type model, as model/ and runtime/ keep its layers.
 /// Counts: the layer's input; the second norm's; both norms' factors in fp32 (fp64 for fp64) and
 /// their outputs; Q, K, V, O and LSE; three vectors of the MLP (gate, up and the product). With
 /// kSelective, neither norms' outputs nor the product; with kFull, only the layer's input, O and
-/// LSE. Ignores: embedding and loss (logits), copies of weights, what one layer computes again.
+/// LSE. A norm of Q and K keeps what it reads and its factors, but not with kFull. Ignores:
+/// embedding and loss (logits), copies of weights, what one layer computes again.
 /// `keys_travel_again` says that servers get Q, K, V again for backward, so that homes keep them
 /// under kFull, too.
 MemoryPrice llama_memory(const ModelShape& layers, Recompute recompute = Recompute::kNone,

@@ -25,6 +25,12 @@ TEST(MemoryPrice, of_a_small_llama_counted_by_hand) {
   EXPECT_EQ(llama_memory(layers, Recompute::kFull).token_bytes, 2 * (100 + o + 6) * 4);
   EXPECT_EQ(llama_memory(layers, Recompute::kFull, /*keys_travel_again=*/true).token_bytes,
             2 * (100 + qkv + o + 6) * 4);
+  layers.has_qk_norm = true;  // its inputs and factors
+  const int64_t normed = 6 * 16 + 3 * 16 + 6 + 3;
+  EXPECT_EQ(llama_memory(layers, Recompute::kSelective).token_bytes,
+            2 * (elements + normed - 2 * 100 - 300) * 4);
+  EXPECT_EQ(llama_memory(layers, Recompute::kFull).token_bytes, 2 * (100 + o + 6) * 4);
+  layers.has_qk_norm = false;
   layers.attention.element_bytes = 2;
   // The norms' factors and LSE stay wide.
   const int64_t halves = 4 * 100 + qkv + o + 3 * 300;

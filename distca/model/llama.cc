@@ -13,6 +13,7 @@
 #include "distca/base/integers.h"
 #include "distca/base/normal.h"
 #include "distca/comm/aten_types.h"
+#include "distca/model/rope_scaling.h"
 #include "distca/program/program.h"
 
 namespace distca {
@@ -20,11 +21,13 @@ namespace {
 
 /// Weights of one layer; shapes as in Hugging Face: [out, in].
 struct LayerWeights {
-  at::Tensor input_norm;      // [C]
-  at::Tensor q, k, v;         // [H * D, C], [G * D, C], [G * D, C]
-  at::Tensor o;               // [C, H * D]
-  at::Tensor post_norm;       // [C]
-  at::Tensor gate, up, down;  // [I, C], [I, C], [C, I]
+  at::Tensor input_norm;           // [C]
+  at::Tensor q, k, v;              // [H * D, C], [G * D, C], [G * D, C]
+  std::vector<at::Tensor> biases;  // of q, k, v; Qwen2 alone
+  at::Tensor q_norm, k_norm;       // [D]; Qwen3 alone
+  at::Tensor o;                    // [C, H * D]
+  at::Tensor post_norm;            // [C]
+  at::Tensor gate, up, down;       // [I, C], [I, C], [C, I]
 };
 
 }  // namespace
@@ -52,7 +55,9 @@ struct Llama::State {
     int layer;
   };
   std::vector<Copy> copies;
-  at::Tensor storage;  // of all parameters
+  at::Tensor storage;      // of all parameters
+  at::Tensor frequencies;  // [D / 2] fp64, of RoPE: radians a position
+  double rope_factor = 1;  // of its cosines and sines
 
   State(const LlamaConfig& config_in, const Stage& stage_in, int cuda_device)
       : config(config_in),
@@ -85,6 +90,7 @@ WeightOffsets parameter_offsets(const LlamaConfig& config, const Stage& stage, M
 }
 
 at::Tensor initial_weight(const Weight& weight, uint64_t seed) {
+  if (weight.is_bias) return at::zeros(weight.shape, at::kFloat);
   if (!weight.is_matrix()) return at::ones(weight.shape, at::kFloat);
   Fnv1a64 hash;
   hash.add(weight.name);
@@ -99,6 +105,17 @@ at::Tensor initial_weight(const Weight& weight, uint64_t seed) {
     }
   });
   return value;
+}
+
+void Llama::set_frequencies(State& s) {
+  const int64_t half = s.config.head_dim / 2;
+  // In double: an angle of a position of 10^6 has no exact fraction left in fp32.
+  const at::Tensor exponents = at::arange(half, at::kDouble) / static_cast<double>(half);
+  s.frequencies = at::pow(s.config.rope_theta, -exponents);
+  const RopeScaling scaling = parse_rope_scaling(s.config.rope_parameters, "model.rope_parameters");
+  s.rope_factor = scaling.apply({s.frequencies.data_ptr<double>(), static_cast<size_t>(half)},
+                                s.config.rope_theta);
+  s.frequencies = s.frequencies.to(s.device);
 }
 
 Llama::Llama(const LlamaConfig& config, uint64_t seed, int cuda_device, Masters masters)
@@ -122,15 +139,21 @@ Llama::Llama(const LlamaConfig& config, const Stage& stage, uint64_t seed, int c
     parameter.copy_(initial_weight(weight, seed));
     s.parameters.push_back(parameter.detach().set_requires_grad(true));
   }
+  set_frequencies(s);
   // The table's order: embedding, the weights of each layer, last norm, head.
   auto next = s.parameters.begin();
   // Single rows of the embedding are cast when they are looked up.
   if (stage.is_first()) s.embedding = *next++;
   for (auto layer = static_cast<int>(stage.layers.begin); layer < stage.layers.end; ++layer) {
     LayerWeights w;
-    for (at::Tensor* const weight :
-         {&w.input_norm, &w.q, &w.k, &w.v, &w.o, &w.post_norm, &w.gate, &w.up, &w.down})
-      *weight = s.used(*next++, layer);
+    const auto take = [&](std::initializer_list<at::Tensor*> weights) {
+      for (at::Tensor* const weight : weights) *weight = s.used(*next++, layer);
+    };
+    take({&w.input_norm, &w.q, &w.k, &w.v});
+    w.biases.resize(config.has_qkv_bias() ? 3 : 0);
+    for (at::Tensor& bias : w.biases) take({&bias});
+    if (config.has_qk_norm()) take({&w.q_norm, &w.k_norm});
+    take({&w.o, &w.post_norm, &w.gate, &w.up, &w.down});
     s.layers.push_back(std::move(w));
   }
   if (stage.is_last()) {
@@ -186,14 +209,11 @@ void Llama::collect_gradients(int layer) const {
 
 std::shared_ptr<const Llama::Rope> Llama::rope(const at::Tensor& positions) const {
   const State& s = *state_;
-  const int64_t half = s.config.head_dim / 2;
-  // Angles in double: a position of 10^6 has no exact fraction left in fp32.
-  const at::Tensor exponents =
-      at::arange(half, at::dtype(at::kDouble).device(s.device)) / static_cast<double>(half);
-  const at::Tensor frequencies = at::pow(s.config.rope_theta, -exponents);
-  const at::Tensor angles = positions.to(at::kDouble).unsqueeze(1) * frequencies.unsqueeze(0);
-  const at::Tensor cosines = angles.cos().to(s.master).unsqueeze(1);
-  const at::Tensor sines = angles.sin().to(s.master).unsqueeze(1);
+  const at::Tensor angles = positions.to(at::kDouble).unsqueeze(1) * s.frequencies.unsqueeze(0);
+  const auto table = [&](at::Tensor values) {  // rounded once
+    return values.mul_(s.rope_factor).to(s.master).unsqueeze(1);
+  };
+  const at::Tensor cosines = table(angles.cos()), sines = table(angles.sin());
   return std::make_shared<Rope>(
       Rope{.cosines = at::cat({cosines, cosines}, -1), .sines = at::cat({-sines, sines}, -1)});
 }
@@ -226,9 +246,14 @@ void Llama::pre_attention(int layer, const at::Tensor& x, const Rope& rope, at::
   const LayerWeights& w = s.layer(layer);
   const int64_t tokens = x.size(0), dim = s.config.head_dim;
   const std::vector<at::Tensor> qkv =
-      norm_linear(x, w.input_norm, s.config.rms_norm_eps, {w.q, w.k, w.v}, keep);
-  *q = rotate(qkv[0].view({tokens, s.config.num_attention_heads, dim}), rope.cosines, rope.sines);
-  *k = rotate(qkv[1].view({tokens, s.config.num_key_value_heads, dim}), rope.cosines, rope.sines);
+      norm_linear(x, w.input_norm, s.config.rms_norm_eps, {w.q, w.k, w.v}, keep, w.biases);
+  const auto placed = [&](const at::Tensor& rows, int64_t heads, const at::Tensor& norm) {
+    const at::Tensor x_heads = rows.view({tokens, heads, dim});
+    if (!norm.defined()) return rotate(x_heads, rope.cosines, rope.sines);
+    return norm_rotate(x_heads, norm, s.config.rms_norm_eps, rope.cosines, rope.sines);
+  };
+  *q = placed(qkv[0], s.config.num_attention_heads, w.q_norm);
+  *k = placed(qkv[1], s.config.num_key_value_heads, w.k_norm);
   *v = qkv[2].view({tokens, s.config.num_key_value_heads, dim});
 }
 

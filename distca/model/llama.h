@@ -103,6 +103,7 @@ class Llama {
 
  private:
   struct State;
+  static void set_frequencies(State& state);
   std::unique_ptr<State> state_;
 };
 

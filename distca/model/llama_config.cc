@@ -1,8 +1,10 @@
 #include "distca/model/llama_config.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "distca/base/error.h"
+#include "distca/model/rope_scaling.h"
 #include "distca/model/weight_table.h"
 
 namespace distca {
@@ -29,6 +31,7 @@ void LlamaConfig::check() const {
                   "model.head_dim = {}: must be a multiple of 8", head_dim);
   DISTCA_THROW_IF(sliding_window < 0, ErrorKind::kConfig,
                   "model.sliding_window = {}: 0 (off) or a number of tokens", sliding_window);
+  parse_rope_scaling(rope_parameters, "model.rope_parameters");
 }
 
 int64_t LlamaConfig::num_parameters() const {
@@ -47,7 +50,8 @@ ModelShape LlamaConfig::shape() const {
                         .head_dim_v = head_dim,
                         .element_bytes = element_bytes(dtype),
                         .window_left = sliding_window > 0 ? sliding_window - 1 : -1},
-          .vocab_size = vocab_size};
+          .vocab_size = vocab_size,
+          .has_qk_norm = has_qk_norm()};
 }
 
 kernels::Shape LlamaConfig::attention_shape() const {
@@ -69,7 +73,7 @@ double LlamaConfig::train_flops(int64_t tokens, int64_t pairs) const {
          (static_cast<double>(tokens) * 2.0 * matrices + static_cast<double>(pairs) * attention);
 }
 
-Json LlamaConfig::to_hugging_face(int64_t max_position_embeddings) const {
+Json LlamaConfig::to_hugging_face(int64_t tokens) const {
   Json json = {{"architectures", {"LlamaForCausalLM"}},
                {"model_type", "llama"},
                {"vocab_size", vocab_size},
@@ -83,18 +87,30 @@ Json LlamaConfig::to_hugging_face(int64_t max_position_embeddings) const {
                {"rms_norm_eps", rms_norm_eps},
                {"initializer_range", initializer_range},
                {"tie_word_embeddings", tie_word_embeddings},
-               {"max_position_embeddings", max_position_embeddings},
+               {"max_position_embeddings", std::max(tokens, max_position_embeddings)},
                {"hidden_act", "silu"},
                {"attention_bias", false},
                {"mlp_bias", false},
                {"bos_token_id", nullptr},  // else Llama's own, which are other text here
                {"eos_token_id", nullptr},
                {"torch_dtype", dtype == ScalarType::kFloat64 ? "float64" : "float32"}};
-  if (sliding_window > 0) {  // Hugging Face's Llama has no window; Mistral is Llama with one
-    json["architectures"] = {"MistralForCausalLM"};
-    json["model_type"] = "mistral";
-    json["sliding_window"] = sliding_window;
+  // The spelling of transformers 4, which 5 reads, too.
+  if (!rope_parameters.empty()) json["rope_scaling"] = Json::parse(rope_parameters);
+  if (sliding_window > 0) json["sliding_window"] = sliding_window;
+  if (model_type == ModelType::kLlama) {
+    if (sliding_window > 0) {  // Hugging Face's Llama has no window; Mistral is Llama with one
+      json["architectures"] = {"MistralForCausalLM"};
+      json["model_type"] = "mistral";
+    }
+    return json;
   }
+  const bool is_qwen2 = model_type == ModelType::kQwen2;
+  json["architectures"] = {is_qwen2 ? "Qwen2ForCausalLM" : "Qwen3ForCausalLM"};
+  json["model_type"] = is_qwen2 ? "qwen2" : "qwen3";
+  if (is_qwen2) json.erase("attention_bias");  // Qwen2 has it of Q, K and V, and no such key
+  json.erase("mlp_bias");
+  json["use_sliding_window"] = sliding_window > 0;
+  json["max_window_layers"] = sliding_window > 0 ? 0 : num_hidden_layers;  // the first with one
   return json;
 }
 

@@ -3,6 +3,7 @@
 // and Hugging Face's config.json. Any thread may call these functions.
 
 #include <cstdint>
+#include <string>
 
 #include "distca/base/json.h"
 #include "distca/base/scalar_type.h"
@@ -10,6 +11,13 @@
 #include "distca/kernels/attention.h"
 
 namespace distca {
+
+/// Which of Hugging Face's families a model belongs to.
+enum class ModelType : uint8_t {
+  kLlama,  // with a window, Mistral
+  kQwen2,  // Llama with a bias behind the products that make Q, K and V
+  kQwen3,  // Llama with a norm of each head's Q and K
+};
 
 /// The shape of a model. Names and meaning are those of Hugging Face's LlamaConfig; `distca train
 /// --print-config` prints a reason for each.
@@ -27,6 +35,12 @@ struct LlamaConfig {
   bool tie_word_embeddings = false;         // the head uses the embedding's weights
   int64_t sliding_window = 0;               // tokens that each query sees, itself included; 0: all
   ScalarType dtype = ScalarType::kFloat32;  // of activations and matrix products
+  ModelType model_type = ModelType::kLlama;
+  std::string rope_parameters;          // how RoPE is stretched (rope_scaling.h); "": it is not
+  int64_t max_position_embeddings = 0;  // tokens; only written to config.json; 0: not known
+
+  bool has_qkv_bias() const { return model_type == ModelType::kQwen2; }
+  bool has_qk_norm() const { return model_type == ModelType::kQwen3; }
 
   /// Throws Error(kConfig) with the values that do not fit each other.
   void check() const;
@@ -39,9 +53,9 @@ struct LlamaConfig {
   /// `pairs` (query, key) pairs. Backward counts as twice forward.
   /// Counts: matrix products. Ignores: norms, RoPE, softmax.
   double train_flops(int64_t tokens, int64_t pairs) const;
-  /// The config.json of a Hugging Face LlamaForCausalLM, or MistralForCausalLM if there is a
-  /// window. `max_position_embeddings` is in tokens.
-  Json to_hugging_face(int64_t max_position_embeddings) const;
+  /// The config.json of a Hugging Face LlamaForCausalLM, MistralForCausalLM if there is a window,
+  /// Qwen2ForCausalLM or Qwen3ForCausalLM. Its max_position_embeddings is at least `tokens`.
+  Json to_hugging_face(int64_t tokens) const;
 };
 
 }  // namespace distca

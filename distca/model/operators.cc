@@ -108,19 +108,36 @@ std::pair<at::Tensor, at::Tensor> norm_backward(const at::Tensor& d_y, const at:
 /// d_y^T x: the gradient of a matrix that was multiplied with x [T, C] to give y [T, n].
 at::Tensor matrix_gradient(const at::Tensor& d_y, const at::Tensor& x) { return d_y.t().mm(x); }
 
+/// The sum of the rows [T, n] in `type`.
+at::Tensor sum_of_rows(const at::Tensor& rows, at::ScalarType type) {
+  const int64_t blocks = blocks_of(rows);
+  at::Tensor sums = at::zeros({blocks, rows.size(1)}, rows.options().dtype(type));
+  for_blocks(rows, blocks, [&](int64_t begin, int64_t count, int64_t block) {
+    at::Tensor of_block = sums.select(0, block);
+    at::sum_out(of_block, rows.narrow(0, begin, count), 0, /*keepdim=*/false, type);
+  });
+  return sums.sum(0);
+}
+
 struct NormLinear : torch::autograd::Function<NormLinear> {
+  using Maybe = std::optional<at::Tensor>;
+
   static variable_list forward(AutogradContext* context, const at::Tensor& x,
-                               const at::Tensor& weight, const at::Tensor& first,
-                               const std::optional<at::Tensor>& second,
-                               const std::optional<at::Tensor>& third, double eps, bool keeps) {
-    auto [h, factors] = normed(x, weight, eps, first.scalar_type());
+                               const at::Tensor& weight, const Maybe& first, const Maybe& second,
+                               const Maybe& third, const Maybe& first_bias,
+                               const Maybe& second_bias, const Maybe& third_bias, double eps,
+                               bool keeps) {
+    auto [h, factors] = normed(x, weight, eps, first->scalar_type());
     variable_list saved{x, weight, factors, keeps ? h : at::Tensor()};
     variable_list results;
-    for (const std::optional<at::Tensor>& matrix : {std::optional(first), second, third}) {
+    for (const auto& [matrix, bias] : {std::pair(first, first_bias), std::pair(second, second_bias),
+                                       std::pair(third, third_bias)}) {
       if (!matrix) continue;
       results.push_back(at::linear(h, *matrix));
+      if (bias) results.back().add_(*bias);
       saved.push_back(*matrix);
     }
+    context->saved_data["has_biases"] = first_bias.has_value();
     context->save_for_backward(std::move(saved));
     return results;
   }
@@ -131,10 +148,12 @@ struct NormLinear : torch::autograd::Function<NormLinear> {
     const at::Tensor h =
         saved[3].defined() ? saved[3] : normed_again(x, weight, factors, saved[4].scalar_type());
     at::Tensor d_h;
-    variable_list gradients(7);  // one for each argument of forward
+    variable_list gradients(10);  // one for each argument of forward
     for (size_t i = 0; i < d_results.size(); ++i) {
       const at::Tensor &d_y = d_results[i], &matrix = saved[4 + i];
       gradients[2 + i] = matrix_gradient(d_y, h);
+      if (context->saved_data["has_biases"].toBool())
+        gradients[5 + i] = sum_of_rows(d_y, weight.scalar_type());
       if (d_h.defined()) {
         d_h.addmm_(d_y, matrix);
       } else {
@@ -209,15 +228,59 @@ struct Rotate : torch::autograd::Function<Rotate> {
   }
 };
 
+struct NormRotate : torch::autograd::Function<NormRotate> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
+                            double eps, const at::Tensor& cosines, const at::Tensor& sines) {
+    at::Tensor y = at::empty_like(x);
+    at::Tensor factors = at::empty({x.size(0), x.size(1), 1}, weight.options());
+    for_blocks(x, blocks_of(x), [&](int64_t begin, int64_t count, int64_t) {
+      const at::Tensor wide = x.narrow(0, begin, count).to(weight.scalar_type());
+      at::Tensor factor = factors.narrow(0, begin, count);
+      at::mean_out(factor, wide * wide, -1, /*keepdim=*/true).add_(eps).rsqrt_();
+      const at::Tensor normed = (wide * factor).mul_(weight);
+      y.narrow(0, begin, count)
+          .copy_(
+              rotated(normed, cosines.narrow(0, begin, count), sines.narrow(0, begin, count), 1));
+    });
+    context->save_for_backward({x, weight, factors, cosines, sines});
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& d_results) {
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor &x = saved[0], &weight = saved[1], &factors = saved[2];
+    const int64_t blocks = blocks_of(x);
+    at::Tensor d_x = at::empty_like(x);
+    at::Tensor d_weights = at::zeros({blocks, weight.size(0)}, weight.options());
+    for_blocks(x, blocks, [&](int64_t begin, int64_t count, int64_t block) {
+      const at::Tensor factor = factors.narrow(0, begin, count);
+      // The rows without their lengths, and the gradient by these times the weight.
+      const at::Tensor even = x.narrow(0, begin, count).to(weight.scalar_type()) * factor;
+      const at::Tensor d_normed =
+          rotated(d_results[0].narrow(0, begin, count).to(weight.scalar_type()),
+                  saved[3].narrow(0, begin, count), saved[4].narrow(0, begin, count), -1);
+      at::Tensor of_block = d_weights.select(0, block);
+      at::sum_out(of_block, d_normed * even, {0, 1});
+      const at::Tensor d_even = d_normed * weight;
+      const at::Tensor along = (d_even * even).mean(-1, /*keepdim=*/true);
+      d_x.narrow(0, begin, count).copy_((d_even - even * along).mul_(factor));
+    });
+    return {d_x, d_weights.sum(0), at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
 }  // namespace
 
 std::vector<at::Tensor> norm_linear(const at::Tensor& x, const at::Tensor& weight, double eps,
-                                    const std::vector<at::Tensor>& matrices, Keep keep) {
+                                    const std::vector<at::Tensor>& matrices, Keep keep,
+                                    const std::vector<at::Tensor>& biases) {
   DISTCA_CHECK(!matrices.empty() && matrices.size() <= 3, "{} matrices", matrices.size());
-  const auto matrix = [&](size_t i) {
-    return i < matrices.size() ? std::optional(matrices[i]) : std::nullopt;
+  DISTCA_CHECK(biases.empty() || biases.size() == matrices.size(), "{} biases", biases.size());
+  const auto one_of = [](const std::vector<at::Tensor>& all, size_t i) {
+    return i < all.size() ? std::optional(all[i]) : std::nullopt;
   };
-  return NormLinear::apply(x, weight, matrices[0], matrix(1), matrix(2), eps,
+  return NormLinear::apply(x, weight, one_of(matrices, 0), one_of(matrices, 1), one_of(matrices, 2),
+                           one_of(biases, 0), one_of(biases, 1), one_of(biases, 2), eps,
                            keep == Keep::kProducts);
 }
 
@@ -228,6 +291,11 @@ at::Tensor swiglu_linear(const at::Tensor& gate, const at::Tensor& up, const at:
 
 at::Tensor rotate(const at::Tensor& x, const at::Tensor& cosines, const at::Tensor& sines) {
   return Rotate::apply(x, cosines, sines);
+}
+
+at::Tensor norm_rotate(const at::Tensor& x, const at::Tensor& weight, double eps,
+                       const at::Tensor& cosines, const at::Tensor& sines) {
+  return NormRotate::apply(x, weight, eps, cosines, sines);
 }
 
 }  // namespace distca

@@ -25,9 +25,11 @@ enum class Keep : unsigned char {
 };
 
 /// x [T, C] -> rms_norm(x) * weight, times each of one to three matrices [n, C]: [T, n] each. The
-/// norm is computed in the type of `weight` [C], the products in that of the matrices.
+/// norm is computed in the type of `weight` [C], the products in that of the matrices. `biases`, in
+/// the type of `weight`, are none or one [n] for each matrix, and are added to its product.
 std::vector<at::Tensor> norm_linear(const at::Tensor& x, const at::Tensor& weight, double eps,
-                                    const std::vector<at::Tensor>& matrices, Keep keep);
+                                    const std::vector<at::Tensor>& matrices, Keep keep,
+                                    const std::vector<at::Tensor>& biases = {});
 
 /// gate and up [T, I], matrix [C, I] -> linear(silu(gate) * up, matrix) [T, C].
 at::Tensor swiglu_linear(const at::Tensor& gate, const at::Tensor& up, const at::Tensor& matrix,
@@ -36,5 +38,9 @@ at::Tensor swiglu_linear(const at::Tensor& gate, const at::Tensor& up, const at:
 /// RoPE in Hugging Face's half-split form: x [T, heads, D], cosines and sines [T, 1, D], in whose
 /// type it is computed. Both halves have the same angles; the sines of the first one are negated.
 at::Tensor rotate(const at::Tensor& x, const at::Tensor& cosines, const at::Tensor& sines);
+
+/// rotate() of rms_norm(x) * weight, the norm of each head; weight [D].
+at::Tensor norm_rotate(const at::Tensor& x, const at::Tensor& weight, double eps,
+                       const at::Tensor& cosines, const at::Tensor& sines);
 
 }  // namespace distca

@@ -6,7 +6,9 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <algorithm>
 #include <functional>
+#include <iterator>
 
 #include "distca/model/model_testing.h"
 
@@ -33,6 +35,20 @@ at::Tensor plain_norm(const at::Tensor& x, const at::Tensor& weight) {
   return (wide * (wide.square().mean(-1, true) + 1e-5).rsqrt() * weight).to(x.scalar_type());
 }
 
+/// Cosines and sines for rows x [T, heads, 32] at positions from 0 on, as rotate() wants them.
+std::pair<at::Tensor, at::Tensor> tables(const at::Tensor& x) {
+  const at::ScalarType wide = at::promote_types(x.scalar_type(), at::kFloat);
+  const at::Tensor angles =
+      at::arange(x.size(0), wide).view({x.size(0), 1, 1}).expand({x.size(0), 1, 16});
+  return {angles.cos().repeat({1, 1, 2}), at::cat({-angles.sin(), angles.sin()}, -1)};
+}
+
+at::Tensor plain_rotate(const at::Tensor& x) {
+  const at::Tensor angles = at::arange(x.size(0), x.options()).view({x.size(0), 1, 1});
+  const at::Tensor a = x.narrow(-1, 0, 16), b = x.narrow(-1, 16, 16);
+  return at::cat({a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()}, -1);
+}
+
 /// An operator of ours, and the same of ATen's operators.
 struct Case {
   const char* name;
@@ -41,9 +57,10 @@ struct Case {
   std::function<Tensors(at::ScalarType compute, at::ScalarType master)> inputs;
 };
 
-const std::vector<Case>& cases() {
-  constexpr int64_t kRows = 1100, kWide = 96, kInner = 160;  // several blocks
-  static const std::vector<Case> all = {
+constexpr int64_t kRows = 1100, kWide = 96, kInner = 160;  // several blocks
+
+std::vector<Case> cases_of_linear() {
+  return {
       {"norm_linear",
        [](const Tensors& in, Keep keep) {
          return norm_linear(in[0], in[1], 1e-5, {in[2], in[3], in[4]}, keep);
@@ -57,6 +74,25 @@ const std::vector<Case>& cases() {
                         at::randn({64, kWide}, compute), at::randn({32, kWide}, compute),
                         at::randn({32, kWide}, compute)};
        }},
+      {"norm_linear with biases",
+       [](const Tensors& in, Keep keep) {
+         return norm_linear(in[0], in[1], 1e-5, {in[2], in[3]}, keep, {in[4], in[5]});
+       },
+       [](const Tensors& in) {
+         const at::Tensor h = plain_norm(in[0], in[1]);
+         const auto product = [&](const at::Tensor& matrix, const at::Tensor& bias) {
+           return (at::linear(h, matrix) + bias).to(h.scalar_type());
+         };
+         return Tensors{product(in[2], in[4]), product(in[3], in[5])};
+       },
+       [](at::ScalarType compute, at::ScalarType master) {
+         return Tensors{at::randn({kRows, kWide}, compute),
+                        1 + .1 * at::randn({kWide}, master),
+                        at::randn({64, kWide}, compute),
+                        at::randn({32, kWide}, compute),
+                        at::randn({64}, master),
+                        at::randn({32}, master)};
+       }},
       {"swiglu_linear",
        [](const Tensors& in, Keep keep) {
          return Tensors{swiglu_linear(in[0], in[1], in[2], keep)};
@@ -66,29 +102,44 @@ const std::vector<Case>& cases() {
          return Tensors{at::randn({kRows, kInner}, compute), at::randn({kRows, kInner}, compute),
                         at::randn({kWide, kInner}, compute)};
        }},
+  };
+}
+
+std::vector<Case> cases_of_rotate() {
+  return {
       {"rotate",
        [](const Tensors& in, Keep) {
-         const at::Tensor angles =
-             at::arange(kRows, in[0].scalar_type() == at::kDouble ? at::kDouble : at::kFloat)
-                 .view({kRows, 1, 1})
-                 .expand({kRows, 1, 16});
-         const at::Tensor sines = angles.sin();
-         return Tensors{
-             rotate(in[0], angles.cos().repeat({1, 1, 2}), at::cat({-sines, sines}, -1))};
+         const auto [cosines, sines] = tables(in[0]);
+         return Tensors{rotate(in[0], cosines, sines)};
        },
        [](const Tensors& in) {
-         const at::ScalarType wide = in[0].scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-         const at::Tensor angles = at::arange(kRows, wide).view({kRows, 1, 1});
-         const at::Tensor a = in[0].to(wide).narrow(-1, 0, 16),
-                          b = in[0].to(wide).narrow(-1, 16, 16);
-         return Tensors{
-             at::cat({a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()}, -1)
-                 .to(in[0].scalar_type())};
+         const at::ScalarType wide = at::promote_types(in[0].scalar_type(), at::kFloat);
+         return Tensors{plain_rotate(in[0].to(wide)).to(in[0].scalar_type())};
        },
        [](at::ScalarType compute, at::ScalarType) {
          return Tensors{at::randn({kRows, 3, 32}, compute)};
        }},
+      {"norm_rotate",
+       [](const Tensors& in, Keep) {
+         const auto [cosines, sines] = tables(in[0]);
+         return Tensors{norm_rotate(in[0], in[1], 1e-5, cosines, sines)};
+       },
+       [](const Tensors& in) {
+         const at::Tensor wide = in[0].to(in[1].scalar_type());
+         return Tensors{plain_rotate(plain_norm(wide, in[1])).to(in[0].scalar_type())};
+       },
+       [](at::ScalarType compute, at::ScalarType master) {
+         return Tensors{at::randn({kRows, 3, 32}, compute), 1 + .1 * at::randn({32}, master)};
+       }},
   };
+}
+
+const std::vector<Case>& cases() {
+  static const std::vector<Case> all = [] {
+    std::vector<Case> both = cases_of_linear();
+    std::ranges::move(cases_of_rotate(), std::back_inserter(both));
+    return both;
+  }();
   return all;
 }
 
@@ -138,13 +189,13 @@ TEST(operators, have_the_same_bits_whatever_they_keep_and_the_same_result_on_mor
 TEST(operators, take_no_rows) {
   for (const Case& operation : cases()) {
     Tensors inputs = operation.inputs(at::kFloat, at::kFloat);
-    if (std::string_view(operation.name) == "rotate") continue;  // its angles have rows
-    const int64_t with_rows = std::string_view(operation.name) == "norm_linear" ? 1 : 2;
+    if (std::string_view(operation.name) == "rotate") continue;  // it has no gradient without rows
+    const int64_t with_rows = std::string_view(operation.name) == "swiglu_linear" ? 2 : 1;
     for (int64_t i = 0; i < with_rows; ++i) inputs[i] = inputs[i].narrow(0, 0, 0);
     const Tensors got =
         played(inputs, [&](const Tensors& in) { return operation.ours(in, Keep::kProducts); });
     EXPECT_EQ(got[0].size(0), 0);
-    EXPECT_EQ(got.back().abs().max().item<float>(), 0) << "the gradient of a matrix";
+    EXPECT_EQ(got.back().abs().max().item<float>(), 0) << "the gradient of what has other rows";
   }
 }
 

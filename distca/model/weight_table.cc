@@ -13,6 +13,33 @@ namespace distca {
 
 int64_t Weight::numel() const { return is_matrix() ? shape[0] * shape[1] : shape[0]; }
 
+namespace {
+
+/// What the pre-attention of a layer has beside Llama's weights.
+void add_of_family(const LlamaConfig& config, int layer, std::vector<Weight>* table) {
+  const auto add = [&](const char* name, int64_t size, SplitAxis split, bool is_bias) {
+    table->push_back({fmt::format("model.layers.{}.self_attn.{}", layer, name),
+                      {size},
+                      split,
+                      layer,
+                      WeightPhase::kPreAttention,
+                      0,
+                      is_bias});
+  };
+  if (config.has_qkv_bias()) {
+    const int64_t kv = config.num_key_value_heads * config.head_dim;
+    add("q_proj.bias", config.num_attention_heads * config.head_dim, SplitAxis::kRows, true);
+    add("k_proj.bias", kv, SplitAxis::kRows, true);
+    add("v_proj.bias", kv, SplitAxis::kRows, true);
+  }
+  if (config.has_qk_norm()) {
+    add("q_norm.weight", config.head_dim, SplitAxis::kNone, false);
+    add("k_norm.weight", config.head_dim, SplitAxis::kNone, false);
+  }
+}
+
+}  // namespace
+
 std::vector<Weight> weight_table(const LlamaConfig& config) {
   const int64_t hidden = config.hidden_size, inner = config.intermediate_size;
   const int64_t q = config.num_attention_heads * config.head_dim,
@@ -41,6 +68,7 @@ std::vector<Weight> weight_table(const LlamaConfig& config) {
     add("self_attn.q_proj", {q, hidden}, kRows, std_dev);
     add("self_attn.k_proj", {kv, hidden}, kRows, std_dev);
     add("self_attn.v_proj", {kv, hidden}, kRows, std_dev);
+    add_of_family(config, layer, &table);
     phase = WeightPhase::kPostAttention;
     add("self_attn.o_proj", {hidden, q}, kColumns, residual_std);
     add("post_attention_layernorm", {hidden}, kNone, 0);

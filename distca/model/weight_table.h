@@ -33,17 +33,18 @@ inline constexpr int kAfterLayers = -2;   // the last norm and the head
 
 struct Weight {
   std::string name;            // Hugging Face's
-  std::vector<int64_t> shape;  // of the full tensor: [out, in] of a matrix, [features] of a norm
+  std::vector<int64_t> shape;  // of the full tensor: [out, in] of a matrix, else [features]
   SplitAxis split = SplitAxis::kNone;
   int layer = kBeforeLayers;                // from 0, or one of the two above
   WeightPhase phase = WeightPhase::kEmbed;  // a tied embedding of one stage is used by kLoss, too
   double initial_std = 0;  // of a matrix's initial normal values; norms begin as ones
+  bool is_bias = false;    // begins as zeros
   /// Whether the first and the last stage of a pipeline both hold it: a tied embedding. They sum
   /// its gradient together and update it to the same bits, so the first stage's is the one to save.
   bool is_tied = false;
 
   bool is_matrix() const { return shape.size() == 2; }
-  /// Whether AdamW lets it decay. Norms do not.
+  /// Whether AdamW lets it decay. Norms and biases do not.
   bool decays() const { return is_matrix(); }
   /// Whether it is the last stage's copy of the first stage's weight.
   bool is_copy() const { return is_tied && layer == kAfterLayers; }

@@ -1,5 +1,6 @@
 #include "distca/model/weight_table.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <set>
@@ -43,6 +44,30 @@ TEST(weight_table, lists_every_weight_once_with_its_axis_and_layer) {
   EXPECT_EQ(down.initial_std, 0.02 / 2);  // two layers write to the residual stream twice each
   EXPECT_EQ(table.back().name, "lm_head.weight");
   EXPECT_EQ(table.back().layer, kAfterLayers);
+}
+
+TEST(weight_table, other_families_have_further_weights_that_do_not_decay) {
+  for (const auto& [type, names] :
+       {std::pair(ModelType::kQwen2,
+                  std::set<std::string>{"q_proj.bias", "k_proj.bias", "v_proj.bias"}),
+        std::pair(ModelType::kQwen3, std::set<std::string>{"q_norm.weight", "k_norm.weight"})}) {
+    LlamaConfig config;
+    std::set<std::string> llama, more;
+    for (const Weight& weight : weight_table(config)) llama.insert(weight.name);
+    config.model_type = type;
+    for (const Weight& weight : weight_table(config)) {
+      if (llama.erase(weight.name) > 0) continue;
+      EXPECT_FALSE(weight.decays()) << weight.name;
+      EXPECT_EQ(weight.is_bias, type == ModelType::kQwen2) << weight.name;
+      EXPECT_EQ(weight.phase, WeightPhase::kPreAttention) << weight.name;
+      const std::string of_layer = fmt::format("model.layers.{}.self_attn.", weight.layer);
+      ASSERT_TRUE(weight.name.starts_with(of_layer)) << weight.name;
+      EXPECT_TRUE(names.contains(weight.name.substr(of_layer.size()))) << weight.name;
+      more.insert(weight.name);
+    }
+    EXPECT_TRUE(llama.empty());
+    EXPECT_EQ(more.size(), names.size() * config.num_hidden_layers);
+  }
 }
 
 TEST(weight_table, a_tied_head_is_not_listed) {

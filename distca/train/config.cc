@@ -12,6 +12,7 @@
 #include "distca/base/scalar_type.h"
 #include "distca/base/text.h"
 #include "distca/plan/scheduler.h"
+#include "distca/train/model_from.h"
 #include "distca/train/plan_request.h"
 #include "distca/train/run_grid.h"
 #include "distca/train/unknown_key.h"
@@ -152,6 +153,7 @@ void apply_table(const toml::table& table, const std::string& origin,
       const std::string where = line > 0 ? fmt::format("{} line {}", origin, line) : origin;
       if (key == keys.end()) unknown_key(where, name, keys);
       set_value(*key, value, where);
+      key->given = true;
     }
   }
 }
@@ -164,6 +166,7 @@ void apply_override(const std::string& text, std::vector<ConfigKey>& keys) {
   const auto key = std::ranges::find(keys, name, &ConfigKey::name);
   if (key == keys.end()) unknown_key("command line", name, keys);
   const std::string value = text.substr(equals + 1);
+  key->given = true;
   // Words need no quotes on a command line.
   if (is_text(*key)) return set_text(*key, value, "command line");
   toml::table parsed{{"value", value}};
@@ -228,7 +231,7 @@ void check_schedule(const Config& config) {
                   o.decay_steps > 0 ? "optimizer.decay_steps" : "train.steps", config.decay_end());
 }
 
-void finish(Config& config) {
+void finish(Config& config, const std::vector<ConfigKey>& keys) {
   BatchOptions& batch = config.batch;
   if (batch.max_document_tokens == 0) batch.max_document_tokens = batch.nano_batch_tokens;
   DISTCA_THROW_IF(batch.max_document_tokens > batch.nano_batch_tokens, ErrorKind::kConfig,
@@ -254,6 +257,7 @@ void finish(Config& config) {
   DISTCA_THROW_IF(config.train.output_dir.empty(), ErrorKind::kConfig,
                   "train.output_dir is empty: name a folder for the run");
   config.attention_profile = profile_by_name(config.plan.profile);
+  take_model_from(config, keys);
   config.model.check();
   check_pipeline(config);
   const std::string fault = kernel_fault(kernel_request(config));
@@ -280,7 +284,7 @@ Config load_config(const std::filesystem::path& path, const std::vector<std::str
     }
   }
   for (const std::string& override_text : overrides) apply_override(override_text, keys);
-  finish(config);
+  finish(config, keys);
   return config;
 }
 

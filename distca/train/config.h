@@ -54,8 +54,10 @@ struct Config {
   /// nano_batch_tokens.
   BatchOptions batch{
       .nano_batch_tokens = 8192, .nano_batches = 1, .max_document_tokens = 0, .seed = 1};
-  /// The shape and the number type of the model (model/llama.h).
+  /// The shape and the number type of the model (model/llama.h). Where model.from is given, its
+  /// folder decides all but the type (model_from.h).
   LlamaConfig model;
+  std::string model_from;  // the key model.from: a folder of Hugging Face; "": random weights
   /// How the planner lays tokens out, balances attention over the servers, and caps memory: the
   /// fields of PlanOptions, of which `tolerance` decides tolerance_ppm and `profile` decides price.
   struct PlanKeys : PlanOptions {
@@ -177,6 +179,7 @@ struct ConfigKey {
   double minimum = -0x1p30;  // of numbers
   double maximum = 0x1p30;
   std::vector<std::string> choices = {};  // of words; empty if any text is allowed
+  bool given = false;                     // by the file or an override that was read into it
 };
 
 /// All keys in the order in which they are printed, with pointers into `config`.

@@ -79,6 +79,15 @@ std::vector<ConfigKey> config_keys(Config& c) {
        "longer documents are split into pieces, none is dropped; 0: nano_batch_tokens", 0},
       {"batch.seed", reinterpret_cast<int64_t*>(&c.batch.seed), "",
        "order of documents and the choice of validation documents", 0, kAnySeed},
+      {"model.from", &c.model_from, "path",
+       "a folder of Hugging Face with weights to start from; its config.json decides the keys of "
+       "[model] but dtype, and those that are given must agree; \"\": random weights"},
+      choice<ModelType>("model.model_type", &m.model_type,
+                        "llama, which is Mistral with a sliding_window; qwen2 = with a bias of Q, "
+                        "K and V; qwen3 = with a norm of each head's Q and K",
+                        {{"llama", ModelType::kLlama},
+                         {"qwen2", ModelType::kQwen2},
+                         {"qwen3", ModelType::kQwen3}}),
       {"model.vocab_size", &m.vocab_size, "tokens", "256 for the byte tokenizer", 1},
       {"model.hidden_size", &m.hidden_size, "features", "width of the residual stream", 1},
       {"model.intermediate_size", &m.intermediate_size, "features", "width of the SwiGLU MLP", 1},
@@ -88,6 +97,9 @@ std::vector<ConfigKey> config_keys(Config& c) {
        "key and value heads; fewer than query heads = GQA, fewer bytes to exchange", 1},
       {"model.head_dim", &m.head_dim, "features", "a multiple of 8", 8},
       {"model.rope_theta", &m.rope_theta, "", "base of the rotary position embedding", 1},
+      {"model.rope_parameters", &m.rope_parameters, "JSON",
+       "how RoPE is stretched, as in config.json but without rope_theta: {\"rope_type\": "
+       "\"linear\", \"factor\": 2}; linear, llama3 or yarn; \"\": not at all"},
       {"model.rms_norm_eps", &m.rms_norm_eps, "", "keeps the norm of a zero row finite", 0},
       {"model.initializer_range", &m.initializer_range, "standard deviation",
        "of the initial weights", 0},
@@ -95,6 +107,9 @@ std::vector<ConfigKey> config_keys(Config& c) {
        "the head shares the embedding's weights"},
       {"model.sliding_window", &m.sliding_window, "tokens",
        "keys each query sees, itself included; 0: all", 0},
+      {"model.max_position_embeddings", &m.max_position_embeddings, "tokens",
+       "written to config.json where it is more than batch.max_document_tokens; limits nothing", 0,
+       0x1p40},
       choice<ScalarType>(
           "model.dtype", &m.dtype, "of activations and matrix products; master weights stay fp32",
           {word(ScalarType::kFloat32), word(ScalarType::kBFloat16), word(ScalarType::kFloat64)}),

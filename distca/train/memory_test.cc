@@ -316,6 +316,9 @@ INSTANTIATE_TEST_SUITE_P(
         Shape{"all_heads", 2,
               with({"model.num_attention_heads=8", "model.num_key_value_heads=8",
                     "batch.nano_batch_tokens=8192", "train.steps=2"})},
+        Shape{"norm_of_q_and_k", 1,
+              with({"model.model_type=qwen3", "model.num_attention_heads=8",
+                    "batch.nano_batch_tokens=8192", "train.steps=2"})},
         Shape{"one_step", 1, with({"batch.nano_batch_tokens=8192", "train.steps=1"})}),
     name_of);
 

@@ -51,6 +51,11 @@ struct RowBytes {
         q(static_cast<double>(model.num_attention_heads * model.head_dim) * type),
         k(static_cast<double>(model.num_key_value_heads * model.head_dim) * type),
         head(static_cast<double>(model.num_attention_heads) * wide),
+        normed(model.has_qk_norm() ? q + k +
+                                         static_cast<double>(model.num_attention_heads +
+                                                             model.num_key_value_heads) *
+                                             wide
+                                   : 0),
         rope(2 * static_cast<double>(model.head_dim) * wide) {}
 
   double type, wide;  // of an element: of the phases, and of norms, sums, logits
@@ -58,6 +63,7 @@ struct RowBytes {
   double inner;       // the MLP's
   double q, k;        // also O; also V
   double head;        // LSE or delta
+  double normed;      // what a norm of Q and K keeps: its inputs and factors
   double rope;
   double qkv() const { return q + 2 * k; }
   bool converts() const { return type != wide; }
@@ -202,13 +208,14 @@ class Walk {
     ledger_.take(part, rows * (row_.wide + (keeps ? row_.hidden : 0)));
     if (!keeps) ledger_.pass(kPhase, rows * (row_.hidden + row_.qkv()));
     ledger_.take(part, rows * row_.qkv());
+    if (row_.normed > 0) return ledger_.take(part, rows * row_.normed);
     ledger_.pass(kPhase, rows * (row_.q + row_.k));
   }
 
   void pre_attention(const Nano& nano) {
     if (full()) {  // nothing but Q, K, V stays, of no graph
       pre_attention_of(nano.chunk(), false, kPhase);
-      ledger_.give(kPhase, nano.chunk() * (row_.wide + row_.qkv()));
+      ledger_.give(kPhase, nano.chunk() * (row_.wide + row_.qkv() + row_.normed));
       ledger_.take(kActivations, nano.tokens * row_.qkv());
     } else {
       pre_attention_of(nano.tokens, keeps_products(), kActivations);
@@ -371,10 +378,10 @@ class Walk {
     give_matrices(matrices);
     collect_gradients(std::max(q_matrix(), k_matrix()));
     if (full() && nano.keys_travel_again) {
-      ledger_.give(kPhase, rows * (row_.qkv() + row_.wide));
+      ledger_.give(kPhase, rows * (row_.qkv() + row_.normed + row_.wide));
     } else {
-      ledger_.give(kActivations,
-                   nano.tokens * (row_.qkv() + row_.wide + (keeps ? row_.hidden : 0)));
+      ledger_.give(kActivations, nano.tokens * (row_.qkv() + row_.normed + row_.wide +
+                                                (keeps ? row_.hidden : 0)));
     }
     // x goes; that of an upper layer is the y of the layer below, which keeps it until its own
     // turn.

@@ -210,7 +210,9 @@ std::string summary_text(const Config& config, const DataBlend& data, const RunS
       : summary.goes_on_after > 0
           ? fmt::format("\nNothing was left to train: all {} steps were done\n",
                         summary.goes_on_after)
-          : "\nNothing was trained (train.steps = 0): the weights are the initial, random ones\n";
+          : fmt::format("\nNothing was trained (train.steps = 0): the weights are {}\n",
+                        config.model_from.empty() ? "the initial, random ones"
+                                                  : "those of " + config.model_from);
   const Json saved = config.model.to_hugging_face(config.batch.max_document_tokens);
   text += fmt::format(
       "\nSaved\n"

@@ -1,4 +1,5 @@
 #include "distca/train/trainer.h"
+#include "distca/train/start_weights.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
@@ -135,9 +136,8 @@ class Trainer {
               .data = resolved_.data};
     std::vector<std::string> words;
     if (checkpoint_) words = check_resume(checkpoint_->index(), facts_);
-    if (checkpoint_ && weights_)
-      load_checkpoint(*checkpoint_, config_.model, weights_->model.stage(), weights_->optimizer);
     if (weights_) {
+      load_start_weights(checkpoint_.get(), config_, *weights_, &words);
       check_same_start(others_with_other_weights("comparing the initial weights"), run_,
                        checkpoint_ != nullptr);
     }

@@ -1,4 +1,5 @@
 #include "distca/train/verify.h"
+#include "distca/train/start_weights.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -47,6 +48,7 @@ Played work(const RankWork& mine, Communicator& comm) {
   const Config& config = mine.config;
   const RunGrid run = run_grid(config, mine.num_workers);
   WorkerWeights weights(config, comm, run, mine.planned.input.program.gradients);
+  load_start_weights(nullptr, config, weights);
   const std::vector<at::Tensor> parameters = weights.model.parameters();
   const auto call = [&](const VerifyHooks::Hook& hook) {
     if (hook) hook(comm.rank(), parameters);

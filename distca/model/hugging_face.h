@@ -1,0 +1,57 @@
+#pragma once
+// A model of Hugging Face as a folder holds it: config.json, and its weights in safetensors.
+//
+//     const LlamaConfig model = read_hugging_face_config("models/small");
+//     const HuggingFaceWeights weights("models/small", model);
+//     const HuggingFaceWeights::Tensor tensor = weights.at("lm_head.weight");
+//
+// Whatever would change the model and is not known here is refused by name. Any thread may call
+// these functions.
+
+#include <filesystem>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "distca/checkpoint/safetensors.h"
+#include "distca/model/llama_config.h"
+
+namespace distca {
+
+/// The shape that config.json of the folder says, in the spelling of transformers 4 or 5, with the
+/// default number type. Throws Error(kConfig) in one line that names the file and the key.
+LlamaConfig read_hugging_face_config(const std::filesystem::path& folder);
+
+/// The weights of a folder: model.safetensors, or the files that model.safetensors.index.json
+/// lists. Files are mapped, so a tensor is read from disk when its bytes are touched.
+class HuggingFaceWeights {
+ public:
+  /// Reads what the files say of themselves. Throws Error(kCheckpoint) with the name of a tensor
+  /// that is missing, too many, or of another shape than the model's.
+  HuggingFaceWeights(const std::filesystem::path& folder, const LlamaConfig& model);
+
+  struct Tensor {
+    const StoredTensor& stored;
+    std::span<const std::byte> bytes;
+  };
+  /// A weight of the model's table, by name.
+  Tensor at(const std::string& name) const;
+  /// Such as "39 tensors in 2 files, bfloat16".
+  std::string words() const;
+
+ private:
+  struct Place {
+    size_t file;
+    const SafetensorsHeader::Entry* entry;
+  };
+  void open(const std::filesystem::path& folder);
+  void check(const std::filesystem::path& folder, const LlamaConfig& model);
+  Tensor tensor_at(const Place& place) const;
+
+  std::vector<std::filesystem::path> paths_;
+  std::vector<SafetensorsFile> files_;
+  std::map<std::string, Place> places_;  // by name
+};
+
+}  // namespace distca

@@ -1,0 +1,197 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "distca/model/hugging_face.h"
+#include "distca/model/hugging_face_testing.h"
+
+namespace distca {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::small_config;
+using testing::TestFolder;
+
+LlamaConfig read(const Json& json) {
+  const TestFolder folder;
+  write_file_atomically(folder / "config.json", json.dump());
+  return read_hugging_face_config(folder);
+}
+
+LlamaConfig read_changed(const Json& changes) {
+  Json json = small_config();
+  json.merge_patch(changes);
+  return read(json);
+}
+
+TEST(hugging_face_config, says_the_shape) {
+  const LlamaConfig model = read(small_config());
+  EXPECT_EQ(model.vocab_size, 64);
+  EXPECT_EQ(model.hidden_size, 32);
+  EXPECT_EQ(model.intermediate_size, 48);
+  EXPECT_EQ(model.num_hidden_layers, 2);
+  EXPECT_EQ(model.num_attention_heads, 4);
+  EXPECT_EQ(model.num_key_value_heads, 2);
+  EXPECT_EQ(model.head_dim, 8);
+  EXPECT_EQ(model.rms_norm_eps, 1e-6);
+  EXPECT_EQ(model.rope_theta, 10000);
+  EXPECT_EQ(model.rope_parameters, "");
+  EXPECT_EQ(model.max_position_embeddings, 4096);
+  EXPECT_EQ(model.sliding_window, 0);
+  EXPECT_EQ(model.dtype, ScalarType::kFloat32);
+  EXPECT_EQ(model.model_type, ModelType::kLlama);
+  EXPECT_FALSE(model.tie_word_embeddings);
+}
+
+TEST(hugging_face_config, both_spellings_of_transformers_say_the_same) {
+  const Json llama3 = {{"factor", 8.0},
+                       {"low_freq_factor", 1.0},
+                       {"high_freq_factor", 4.0},
+                       {"original_max_position_embeddings", 8192},
+                       {"rope_type", "llama3"}};
+  Json new_rope = llama3;
+  new_rope["rope_theta"] = 500000.0;
+  const LlamaConfig now = read_changed({{"rope_parameters", new_rope}});
+  const LlamaConfig old = read_changed({{"rope_parameters", nullptr},
+                                        {"dtype", nullptr},
+                                        {"torch_dtype", "bfloat16"},
+                                        {"rope_theta", 500000.0},
+                                        {"rope_scaling", llama3}});
+  EXPECT_EQ(now.rope_theta, 500000);
+  EXPECT_EQ(old.rope_theta, now.rope_theta);
+  EXPECT_EQ(old.rope_parameters, now.rope_parameters);
+  EXPECT_THAT(now.rope_parameters, HasSubstr("llama3"));
+  EXPECT_EQ(read_changed({{"rope_scaling", llama3}, {"rope_parameters", new_rope}}).rope_parameters,
+            now.rope_parameters);
+}
+
+TEST(hugging_face_config, a_length_that_yarn_does_not_say_is_the_models) {
+  EXPECT_THAT(read_changed({{"rope_scaling", {{"type", "yarn"}, {"factor", 4.0}}},
+                            {"rope_parameters", nullptr}})
+                  .rope_parameters,
+              HasSubstr("\"original_max_position_embeddings\":4096"));
+}
+
+TEST(hugging_face_config, what_is_missing_is_as_in_transformers) {
+  const LlamaConfig model = read_changed({{"rope_parameters", nullptr},
+                                          {"head_dim", nullptr},
+                                          {"num_key_value_heads", nullptr},
+                                          {"rms_norm_eps", nullptr},
+                                          {"architectures", nullptr}});
+  EXPECT_EQ(model.rope_theta, 10000);
+  EXPECT_EQ(model.head_dim, 8);
+  EXPECT_EQ(model.num_key_value_heads, 4);
+  EXPECT_EQ(model.rms_norm_eps, 1e-6);
+}
+
+Json family(const char* type, const char* architecture, const Json& changes) {
+  Json json = small_config();
+  json.merge_patch({{"model_type", type}, {"architectures", {architecture}}});
+  json.merge_patch(changes);
+  return json;
+}
+
+TEST(hugging_face_config, other_families) {
+  const LlamaConfig mistral =
+      read(family("mistral", "MistralForCausalLM", {{"sliding_window", 16}}));
+  EXPECT_EQ(mistral.model_type, ModelType::kLlama);
+  EXPECT_EQ(mistral.sliding_window, 16);
+  const Json unused = {
+      {"sliding_window", 16}, {"use_sliding_window", false}, {"max_window_layers", 1}};
+  const LlamaConfig qwen2 = read(family("qwen2", "Qwen2ForCausalLM", unused));
+  EXPECT_EQ(qwen2.model_type, ModelType::kQwen2);
+  EXPECT_EQ(qwen2.sliding_window, 0);
+  Json used = unused;
+  used.merge_patch({{"use_sliding_window", true}, {"max_window_layers", 0}});
+  EXPECT_EQ(read(family("qwen3", "Qwen3ForCausalLM", used)).sliding_window, 16);
+  used["layer_types"] = {"full_attention", "full_attention"};
+  EXPECT_EQ(read(family("qwen3", "Qwen3ForCausalLM", used)).sliding_window, 0);
+}
+
+TEST(hugging_face_config, what_we_write_is_read_back) {
+  for (const ModelType type : {ModelType::kLlama, ModelType::kQwen2, ModelType::kQwen3}) {
+    for (const int64_t window : {0, 16}) {
+      LlamaConfig model = read_changed(
+          {{"rope_parameters", {{"rope_type", "linear"}, {"factor", 2}, {"rope_theta", 1000}}}});
+      model.model_type = type;
+      model.sliding_window = window;
+      const LlamaConfig again = read(model.to_hugging_face(8192));
+      EXPECT_EQ(again.model_type, type);
+      EXPECT_EQ(again.sliding_window, window);
+      EXPECT_EQ(again.rope_parameters, model.rope_parameters);
+      EXPECT_EQ(again.rope_theta, 1000);
+      EXPECT_EQ(again.max_position_embeddings, 8192);
+      EXPECT_EQ(again.num_parameters(), model.num_parameters());
+    }
+  }
+}
+
+struct Refused {
+  Json changes;
+  const char* message;
+};
+
+TEST(hugging_face_config, what_is_not_supported_is_refused_by_name) {
+  const std::vector<Refused> cases = {
+      {{{"hidden_act", "gelu"}}, "hidden_act must be \"silu\", not \"gelu\""},
+      {{{"attention_bias", true}}, "attention_bias must be false, not true"},
+      {{{"mlp_bias", true}}, "mlp_bias must be false, not true"},
+      {{{"attention_dropout", 0.1}}, "attention_dropout must be 0, not 0.1"},
+      {{{"model_type", "gpt2"}}, "model_type must be llama, mistral, qwen2 or qwen3"},
+      {{{"model_type", "mixtral"}}, "model_type must be llama"},
+      {{{"architectures", {"LlamaForSequenceClassification"}}},
+       "architectures must be [\"LlamaForCausalLM\"], not"},
+      {{{"rope_parameters", {{"rope_type", "dynamic"}, {"factor", 2}}}},
+       "rope_parameters: rope_type must be default, linear, llama3 or yarn, not \"dynamic\""},
+      {{{"rope_parameters", {{"rope_type", "longrope"}, {"short_factor", {1, 2}}}}},
+       "rope_parameters: rope_type must be default"},
+      {{{"rope_parameters", {{"full_attention", {{"rope_type", "default"}}}}}},
+       "rope_parameters: full_attention is not known"},
+      {{{"rope_parameters", {{"partial_rotary_factor", 0.5}}}},
+       "rope_parameters.partial_rotary_factor must be 1, not 0.5"},
+      {{{"partial_rotary_factor", 0.25}}, "partial_rotary_factor must be 1, not 0.25"},
+      {{{"rope_theta", 500.0}}, "rope_parameters.rope_theta must be equal to rope_theta"},
+      {{{"rope_scaling", {{"type", "linear"}, {"factor", 2}}}},
+       "rope_scaling must be the same as rope_parameters"},
+      {{{"head_dim", 12}}, "model.head_dim = 12: must be a multiple of 8"},
+      {{{"head_dim", nullptr}, {"num_attention_heads", 6}}, "hidden_size must be divisible by"},
+      {{{"num_key_value_heads", 3}}, "is not divisible by model.num_key_value_heads = 3"},
+      {{{"quantization_config", {{"bits", 4}}}}, "quantization_config must be null, not"},
+      {{{"num_experts", 8}}, "num_experts is not known, and it may change the model"},
+      {{{"num_local_experts", 8}}, "num_local_experts is not known"},
+      {{{"auto_map", {{"AutoModel", "x.Y"}}}}, "auto_map must be null"},
+      {{{"sliding_window", 16}}, "sliding_window must be null in a Llama, not 16"},
+      {{{"layer_types", {"full_attention", "sliding_attention"}}},
+       "layer_types must be the same for all layers"},
+      {{{"is_encoder_decoder", true}}, "is_encoder_decoder must be false"},
+      {{{"logit_scale", 0.5}}, "logit_scale is not known"},
+      {{{"hidden_size", nullptr}}, "hidden_size is missing"},
+      {{{"hidden_size", "32"}}, "hidden_size must be an integer"},
+      {{{"rms_norm_eps", "small"}}, "rms_norm_eps must be a number"},
+  };
+  for (const auto& [changes, message] : cases) {
+    try {
+      read_changed(changes);
+      ADD_FAILURE() << changes;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kConfig) << changes;
+      EXPECT_THAT(error.what(), HasSubstr(message));
+      EXPECT_THAT(error.what(), HasSubstr("config.json: "));
+    }
+  }
+}
+
+TEST(hugging_face_config, windows_that_differ_by_layer_are_refused_by_name) {
+  const Json qwen = {
+      {"sliding_window", 16}, {"use_sliding_window", true}, {"max_window_layers", 1}};
+  try {
+    read(family("qwen2", "Qwen2ForCausalLM", qwen));
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("max_window_layers must be the same for all layers"));
+  }
+}
+
+}  // namespace
+}  // namespace distca

@@ -1,0 +1,44 @@
+#pragma once
+// How a model stretches RoPE beyond the lengths that it was first trained with: `rope_parameters`
+// of Hugging Face's config.json (`rope_scaling` in transformers 4), which says a type and its
+// numbers. Frequencies are those of transformers, computed in double. Any thread may call these
+// functions.
+//
+//     const RopeScaling scaling = parse_rope_scaling(R"({"rope_type": "linear", "factor": 2})",
+//     ""); const double attention_factor = scaling.apply(frequencies, theta);
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "distca/base/json.h"
+
+namespace distca {
+
+struct RopeScaling {
+  enum class Type : uint8_t { kDefault, kLinear, kLlama3, kYarn } type = Type::kDefault;
+  double factor = 1;
+  int64_t original_max_position_embeddings = 0;      // tokens; llama3, yarn
+  double low_freq_factor = 1, high_freq_factor = 4;  // llama3
+  double beta_fast = 32, beta_slow = 1;              // rotations; yarn
+  std::optional<double> attention_factor;            // yarn; else it follows from `factor`
+  bool truncate = true;  // yarn: the ramp begins and ends at whole pairs
+
+  /// Stretches frequencies [head_dim / 2] (radians a position), which are those of `theta`. Returns
+  /// what cosines and sines are multiplied with.
+  double apply(std::span<double> frequencies, double theta) const;
+  /// The same for all spellings of the same scaling; "" for the default.
+  std::string text() const;
+  bool operator==(const RopeScaling&) const = default;
+};
+
+/// Reads an object of config.json without rope_theta. A field that its type does not have is
+/// refused. `length` is what original_max_position_embeddings is where it is missing; 0: it must be
+/// there. Throws Error(kConfig), which begins with `place`.
+RopeScaling read_rope_scaling(const Json& json, std::string_view place, int64_t length = 0);
+/// Reads JSON text. "" is the default.
+RopeScaling parse_rope_scaling(const std::string& text, std::string_view place);
+
+}  // namespace distca
