@@ -83,5 +83,6 @@ extras='import tomllib; print(*sum(tomllib.load(open("pyproject.toml", "rb"))["p
 # shellcheck disable=SC2046  # words without spaces
 environment tester pytest $("$python" -c "$extras")
 pip tester install --no-index --no-deps "$wheel"
+[ ! -x build/release/distca ] || export DISTCA_PROGRAM=$PWD/build/release/distca  # for tests of its files
 cd "$folder"
 DISTCA_WHEEL=$wheel tester/bin/python -m pytest -q -rs -p no:cacheprovider --rootdir "$PWD" "$@" ../../python/tests

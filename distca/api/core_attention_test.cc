@@ -238,50 +238,6 @@ void attend_as_pytorch_does(Communicator& comm, const BatchPlan& plan, const Sha
   if (failed) std::rethrow_exception(failed);
 }
 
-/// Notes what it is given, and hands it on.
-class NotingGroup : public Communicator {
- public:
-  explicit NotingGroup(Communicator& real) : real_(real) {}
-  int rank() const override { return real_.rank(); }
-  int size() const override { return real_.size(); }
-  void set_step(int64_t step) override { real_.set_step(step); }
-  std::unique_ptr<PendingExchange> exchange(std::span<const Message> sends,
-                                            std::span<const Message> receives,
-                                            std::string_view operation) override {
-    noted.push_back(
-        fmt::format("{}: sends {}, receives {}", operation, !sends.empty(), !receives.empty()));
-    return real_.exchange(sends, receives, operation);
-  }
-  std::vector<std::string> noted;
-
- private:
-  Communicator& real_;
-};
-
-/// A peer learns of a receive by a message, which must not wait behind those of the dispatch.
-TEST(Api, results_are_expected_before_anything_is_sent) {
-  const Shape shape = shape_of(ScalarType::kFloat32);
-  BatchRequest request = request_for(2, shape);
-  request.tokens = {{{0, kTokens}}, {}};  // rank 1 serves rank 0
-  const BatchPlan plan = plan_batch(request);
-  const Tensors in = inputs(ScalarType::kFloat32);
-  run_ranks(2, kComm, [&](Communicator& comm) {
-    NotingGroup noting(comm);
-    CoreAttention attention(noting, shape);
-    const Tensors mine = held(in, plan.tokens()[comm.rank()]);
-    Forward forward = attention.forward(plan, mine[0], mine[1], mine[2]);
-    forward.wait();
-    attention.backward(forward, mine[3]).wait();
-    if (comm.rank() == 0) {
-      EXPECT_THAT(noting.noted,
-                  testing::ElementsAre("O of forward 0: sends false, receives true",
-                                       "Q, K, V of forward 0: sends true, receives false",
-                                       "gradients of backward 1: sends false, receives true",
-                                       "dO of backward 1: sends true, receives false"));
-    }
-  });
-}
-
 TEST(Api, forward_and_backward_come_from_different_threads) {
   const Shape shape = shape_of(ScalarType::kFloat32);
   const Tensors in = inputs(ScalarType::kFloat32);

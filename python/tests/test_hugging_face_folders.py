@@ -3,7 +3,7 @@ build/release has, on the CPU."""
 
 import copy
 import json
-import pathlib
+import os
 import random
 import shutil
 import subprocess
@@ -13,9 +13,8 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 
-BUILD = pathlib.Path(__file__).resolve().parents[2] / "build/release"
-PROGRAM = BUILD / "distca"
-pytestmark = pytest.mark.skipif(not PROGRAM.exists(), reason=f"{BUILD} has no program")
+PROGRAM = os.environ.get("DISTCA_PROGRAM")
+pytestmark = pytest.mark.skipif(not PROGRAM, reason="DISTCA_PROGRAM names no built distca")
 SIZES = {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
          "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512, "rms_norm_eps": 1e-5,
          "tie_word_embeddings": False}
