@@ -199,8 +199,7 @@ void add_prepare(CLI::App& data) {
       ->required();
   verb->add_flag("--overwrite", options->overwrite, "Replace a data set of this PREFIX");
   verb->footer(
-      "Example:  distca data prepare --text /usr/lib/python3 --glob '*.py' --out data/python\n"
-      "          distca data prepare --jsonl part-*.jsonl --tokenizer llama --out data/mine");
+      "Example:  distca data prepare --jsonl part-*.jsonl --tokenizer llama --out data/mine");
   verb->callback([options] { prepare(*options); });
 }
 

@@ -57,7 +57,7 @@ std::string safetensors_header(const std::vector<StoredTensor>& tensors,
   int64_t offset = 0;
   for (const StoredTensor& tensor : tensors) {
     const int64_t end = offset + tensor.bytes();
-    header[tensor.name] = {{"dtype", stored_type(tensor.type)},
+    header[tensor.name] = {{"dtype", tensor.is_float16 ? "F16" : stored_type(tensor.type)},
                            {"shape", tensor.shape},
                            {"data_offsets", {offset, end}}};
     offset = end;

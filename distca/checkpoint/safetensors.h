@@ -32,8 +32,8 @@ struct StoredTensor {
   std::string name;
   ScalarType type = ScalarType::kFloat32;
   std::vector<int64_t> shape;
-  /// Whether it is in half precision, in which nothing is computed or written here, and which is as
-  /// long as `type`, kBFloat16.
+  /// Whether it is in half precision, in which nothing is computed here, and which is as long as
+  /// `type`, kBFloat16.
   bool is_float16 = false;
 
   int64_t numel() const;

@@ -74,7 +74,6 @@ constexpr std::array kForeignNames = {
     ForeignName{"lr_wsd_decay_iters", "optimizer.wsd_decay_steps"},
     ForeignName{"max_iters", "train.steps"},
     ForeignName{"max_norm", "optimizer.max_grad_norm"},
-    ForeignName{"max_position_embeddings", "batch.max_document_tokens", kLongest},
     ForeignName{"max_seq_len", "batch.max_document_tokens", kLongest},
     ForeignName{"max_seq_length", "batch.max_document_tokens", kLongest},
     ForeignName{"max_steps", "train.steps"},
