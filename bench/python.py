@@ -24,7 +24,7 @@ import tempfile
 import time
 import warnings
 
-MODEL = dict(hidden_size=256, intermediate_size=768, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+MODEL = dict(hidden_size=256, intermediate_size=768, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
              head_dim=64, vocab_size=512, max_position_embeddings=1 << 17)
 RANKS = 2
 TINY_TOKENS, TINY_CALLS = 8, 40
@@ -260,8 +260,8 @@ def header(options, bench, model, **others):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("lengths", nargs="+", type=pathlib.Path)
-    parser.add_argument("--tokens", type=int, default=4096, help="of a rank's row")
-    parser.add_argument("--scale", type=int, default=16, help="what lengths are divided by")
+    parser.add_argument("--tokens", type=int, default=8192, help="of a rank's row")
+    parser.add_argument("--scale", type=int, default=8, help="what lengths are divided by")
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()

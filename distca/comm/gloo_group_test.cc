@@ -120,6 +120,35 @@ TEST(GlooGroup, a_rank_that_sends_nothing_is_named_behind_by_all_with_one_diagno
   EXPECT_THAT(diagnoses[0], HasSubstr("for it in step 4, forward layer 1 dispatch"));
 }
 
+TEST(GlooGroup, a_rank_that_comes_just_after_the_timeout_is_named_behind) {
+  constexpr double kTimeout = 2;  // heartbeats are looked at for another 3/10 of it
+  std::mutex mutex;
+  std::vector<std::string> diagnoses;
+  std::latch waiting(3);
+  EXPECT_THROW(run_on(Backend::kGloo, 3, {.timeout_s = kTimeout, .grace_s = 1},
+                      [&](Communicator& group) {
+                        std::byte byte{};
+                        group.set_step(4);
+                        waiting.arrive_and_wait();
+                        if (group.rank() == 2) {
+                          std::this_thread::sleep_for(
+                              std::chrono::duration<double>(1.12 * kTimeout));
+                        }
+                        // Each waits for the next, and rank 2 for one that has given up.
+                        const Message in{
+                            .peer = (group.rank() + 1) % 3, .tag = 1, .data = &byte, .bytes = 1};
+                        try {
+                          group.exchange({}, {&in, 1}, "dispatch")->wait();
+                        } catch (const Error& error) {
+                          std::lock_guard lock(mutex);
+                          diagnoses.push_back(error.what());
+                          throw;
+                        }
+                      }),
+               Error);
+  EXPECT_THAT(diagnoses, testing::Each(HasSubstr("rank 2 is alive but behind (at step 4")));
+}
+
 TEST(GlooGroup, a_failed_rank_ends_the_waits_of_the_others_early) {
   std::atomic<int> heard = 0;
   std::latch connected(3);  // who fails while others connect ends their start, not their waits

@@ -287,13 +287,16 @@ bool Heartbeat::State::wait_for_judge() {
   return false;
 }
 
-/// Looks at the heartbeats until they show who ended, or long enough to tell who is silent.
+/// Looks at the heartbeats until they show who ended, or long enough to tell who is silent. What a
+/// live rank was at counts as of the first look: a late one may arrive while we look, and then
+/// waits for ranks that have given up.
 void Heartbeat::State::judge_all() {
   const Stopwatch watch;
   const double patience = silence_s();
   double pause = kFirstPause;
-  std::vector<RankNews> news = read_all();
+  const std::vector<RankNews> first = read_all();
   const std::vector<Beat> before = seen;
+  std::vector<RankNews> news = first;
   auto someone_ended = [&] {
     return std::ranges::any_of(news, [](const RankNews& one) {
       return one.state == RankState::kDead || one.state == RankState::kFailed;
@@ -309,6 +312,10 @@ void Heartbeat::State::judge_all() {
     news[rank].state = RankState::kSilent;
     // The clocks of two machines may differ; what we watched ourselves is sure.
     news[rank].silent_s = std::max(watched, wall_seconds() - seen[rank].wall_s);
+  }
+  for (int rank = 0; rank < rendezvous.size; ++rank) {
+    if (news[rank].state == RankState::kLive && first[rank].state == RankState::kLive)
+      news[rank] = first[rank];
   }
   const std::string text = distca::diagnosis(*question, news);
   raise_alarm(store->set_first(diagnosis_key(rendezvous.prefix), text));
