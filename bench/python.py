@@ -27,6 +27,8 @@ import warnings
 MODEL = dict(hidden_size=256, intermediate_size=768, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
              head_dim=64, vocab_size=512, max_position_embeddings=1 << 17)
 RANKS = 2
+# For the ranks, which else give memory back to the system and get it again in every step (docs/python.md).
+KEEPS_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(4 << 30), "MALLOC_TRIM_THRESHOLD_": str(8 << 30)}
 TINY_TOKENS, TINY_CALLS = 8, 40
 # Arm -> (attention, nano-batches, whether lengths and plans come a batch ahead). The same one twice is the control.
 ARMS = {
@@ -272,6 +274,7 @@ def main():
         sources[path.stem.removeprefix("lengths_")] = uneven_steps(json.loads(path.read_text()), options)
     sources["even"] = even_steps(options)
     print(json.dumps(header(options, "python", MODEL, sources=list(sources))), flush=True)
+    os.environ |= KEEPS_FREED_MEMORY
     ranks = Ranks(options, serve, tempfile.mktemp("distca_bench"))
     print(json.dumps({"line": "python_side", "ranks": ranks.call("python_side")}), flush=True)
     names = list(ARMS)

@@ -31,8 +31,6 @@ MODEL = training.MODEL | dict(hidden_size=512, intermediate_size=1408, num_hidde
                               num_key_value_heads=1)
 NAMES = ["distca_bench_0", "distca_bench_1"]
 NEW_NET = 0x40000000  # CLONE_NEWNET
-# For the ranks, which else give memory back to the system and get it again: two nano-batches at once hold twice as much.
-KEEPS_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(4 << 30), "MALLOC_TRIM_THRESHOLD_": str(8 << 30)}
 # Arm -> (nano-batches at once, whether the wire has a limit). The same one twice is the control.
 ARMS = {"ping-pong": (2, True), "ping-pong again": (2, True), "no overlap": (1, True), "open": (2, False)}
 
@@ -125,7 +123,7 @@ def main():
     parser.add_argument("--tokens", type=int, default=12288, help="of a rank")
     parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()
-    os.environ |= KEEPS_FREED_MEMORY
+    os.environ |= training.KEEPS_FREED_MEMORY
     print(json.dumps(training.header(options, "python_wire", MODEL)), flush=True)
     with namespaces():
         ranks = training.Ranks(options, serve, tempfile.mktemp("distca_bench"))

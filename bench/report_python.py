@@ -10,8 +10,8 @@ pinned to a core, {tokens:,} tokens each. Documents have real lengths divided by
 row ends. A step of {rows} rows is played by two of them: the one with the most attention and the median one. sdpa:
 PyTorch's operator for each document. alone: DistCA's kernel, each rank for itself. balanced: attention shared out, lengths
 and plans one batch ahead. linear: without core attention. A step lasts from a barrier to the later rank's end; rank 0, 1:
-until its own gradients are complete. Ratios: median over {rounds} interleaved rounds with its 95 % interval; A/A: the same
-arm against itself in the same rounds."""
+until its own gradients are complete. Freed memory stays with the process. Ratios: median over {rounds} interleaved rounds
+with its 95 % interval; A/A: the same arm against itself in the same rounds."""
 
 
 def seconds(rounds, arm):
