@@ -24,8 +24,9 @@ namespace distca::cli {
 namespace {
 
 void check_sources(const PlanArguments& arguments) {
-  const std::array sources{arguments.plan, arguments.workload, arguments.lengths, arguments.data};
-  const auto given = std::ssize(sources) - std::ranges::count(sources, std::filesystem::path());
+  const std::array missing{arguments.plan.empty(), arguments.workload.empty(),
+                           arguments.lengths.empty(), arguments.data.empty()};
+  const auto given = std::ranges::count(missing, false);
   DISTCA_THROW_IF(given != 1, ErrorKind::kUsage,
                   "give one of --workload FILE, --lengths FILE, --data PREFIX, --plan FILE, not {}",
                   given);
@@ -188,10 +189,12 @@ class ConfigOptions {
  public:
   ConfigOptions(CLI::App& verb, PlanOfConfig plan) : verb_(verb), plan_(std::move(plan)) {
     if (!plan_) return;
-    config_ = verb.add_option("--config", asked_->config,
-                              "A configuration of distca train: plans what that runs in step "
-                              "--step, and takes --workers, --summary-json and KEY=VALUE alone")
-                  ->type_name("FILE");
+    config_ =
+        verb.add_option("--config", asked_->config,
+                        "A configuration of distca train: plans what that runs in step "
+                        "--step, and takes --workers, --lengths, --summary-json and KEY=VALUE "
+                        "alone")
+            ->type_name("FILE");
     words_ = verb.add_option("overrides", asked_->overrides,
                              "section.key=value; replaces what the --config says")
                  ->type_name("KEY=VALUE");
@@ -213,11 +216,12 @@ class ConfigOptions {
     for (const CLI::Option* option : verb_.get_options()) {
       const std::string name = option->get_name();
       const bool takes = option == config_ || option == words_ || option == step_ ||
-                         name == "--workers" || name == "--summary-json";
+                         name == "--workers" || name == "--lengths" || name == "--summary-json";
       DISTCA_THROW_IF(option->count() > 0 && !takes, ErrorKind::kUsage,
                       "--config takes no {}: the configuration says what is planned", name);
     }
     asked_->workers = std::max(1, arguments.workers);
+    asked_->lengths = arguments.lengths;
     asked_->as_json = arguments.summary_json;
     plan_(*asked_);
     return true;

@@ -7,7 +7,7 @@
 #include "cli/options.h"
 #include "distca/base/text.h"
 #include "distca/batch/batch_stream.h"
-#include "distca/batch/indexed_dataset.h"
+#include "distca/batch/data_blend.h"
 #include "distca/cost/attention_profile.h"
 #include "distca/plan/plan_batch_input.h"
 #include "distca/plan/scheduler.h"
@@ -35,11 +35,30 @@ AttentionShape shape_from(const PlanArguments& arguments) {
           .window_left = arguments.window - 1};
 }
 
-/// The first batch of the stream over documents of these lengths: a training's first too, if its
-/// seed, nano_batch_tokens, nano_batches, max_document_tokens and validation_fraction are given.
-std::vector<NanoBatch> first_batch(const std::vector<int64_t>& lengths,
-                                   const PlanArguments& arguments, int nano_batches,
-                                   std::string* note) {
+/// The documents of --data or --lengths.
+struct Documents {
+  std::vector<int64_t> lengths;  // [documents]
+  DocumentSplit split;
+  std::vector<StreamSet> sets{{}};
+};
+
+Documents documents_of(const PlanArguments& arguments) {
+  const double fraction = arguments.validation_fraction;
+  const uint64_t seed = arguments.batch.seed;
+  if (arguments.data.empty()) {
+    std::vector<int64_t> lengths = read_lengths(arguments.lengths);
+    DocumentSplit split = split_documents(lengths, fraction, seed);
+    return {.lengths = std::move(lengths), .split = std::move(split)};
+  }
+  const DataBlend data(arguments.data);
+  return {
+      .lengths = data.document_lengths(), .split = data.split(fraction, seed), .sets = data.sets()};
+}
+
+/// The first batch of the stream over these documents: a training's first too, if its seed,
+/// nano_batch_tokens, nano_batches, max_document_tokens and validation_fraction are given.
+std::vector<NanoBatch> first_batch(const Documents& documents, const PlanArguments& arguments,
+                                   int nano_batches, std::string* note) {
   BatchOptions batch = arguments.batch;
   batch.nano_batches = nano_batches;
   int64_t& tokens = batch.nano_batch_tokens;
@@ -48,19 +67,18 @@ std::vector<NanoBatch> first_batch(const std::vector<int64_t>& lengths,
   DISTCA_THROW_IF(tokens > kMostTokens, ErrorKind::kUsage,
                   "--workers {} x --tokens-per-worker {} is a nano-batch of {} tokens; at most {}",
                   arguments.workers, arguments.tokens_per_worker, tokens, kMostTokens);
-  const DocumentSplit split = split_documents(lengths, arguments.validation_fraction, batch.seed);
   int64_t present = 0;
-  for (const int64_t document : split.train) present += lengths[document];
+  for (const int64_t document : documents.split.train) present += documents.lengths[document];
   if (note != nullptr && present > 0 && present < tokens) {
     *note = fmt::format(
         "{} has {} tokens for a nano-batch of {}: each document is planned {:.1f} times; lower "
         "{}\n",
-        (arguments.data.empty() ? arguments.lengths : arguments.data).string(),
+        arguments.data.empty() ? arguments.lengths.string() : arguments.data,
         with_thousands(present), with_thousands(tokens),
         static_cast<double>(tokens) / static_cast<double>(present),
         arguments.batch.nano_batch_tokens > 0 ? "--nano-batch-tokens" : "--tokens-per-worker");
   }
-  BatchStream stream(lengths, split.train, batch);
+  BatchStream stream(documents.lengths, documents.split.train, batch, documents.sets);
   std::vector<NanoBatch> result;
   for (NanoBatchSource& source : stream.next()) result.push_back(std::move(source.nano_batch));
   return result;
@@ -108,7 +126,9 @@ void add_input_options(CLI::App& verb, PlanArguments& arguments) {
   verb.add_option("--lengths", arguments.lengths,
                   "JSON list of document lengths: its first nano-batch; needs --workers");
   verb.add_option("--data", arguments.data,
-                  "PREFIX of a data set: its first nano-batch; needs --workers");
+                  "PREFIX of a data set, or \"WEIGHT PREFIX WEIGHT PREFIX ...\": its first "
+                  "nano-batch; needs --workers")
+      ->type_name("PREFIX");
   number(verb, "--workers", arguments.workers, 1, kMostWorkers, "Default: ranks of the workload");
   number(verb, "--tokens-per-worker", arguments.tokens_per_worker, 1, kMostTokens,
          "For --lengths and --data");
@@ -117,7 +137,7 @@ void add_input_options(CLI::App& verb, PlanArguments& arguments) {
   number(verb, "--max-document-tokens", arguments.batch.max_document_tokens, 1, kMostTokens,
          "batch.max_document_tokens: longer documents are split; default: the nano-batch's");
   number(verb, "--validation-fraction", arguments.validation_fraction, 0, 1,
-         "data.validation_fraction: share of documents left out; default: none");
+         "data.validation_fraction: share of tokens left out; default: none");
   verb.add_option("--seed", arguments.batch.seed, "batch.seed: order and choice of the documents")
       ->capture_default_str();
 }
@@ -258,10 +278,7 @@ std::vector<PlanRequest> requests_from(const PlanArguments& arguments, int count
     if (workers == 0) workers = workload.ranks;
   } else {
     DISTCA_THROW_IF(workers == 0, ErrorKind::kUsage, "--lengths and --data need --workers N");
-    nano_batches =
-        first_batch(arguments.data.empty() ? read_lengths(arguments.lengths)
-                                           : IndexedDataset(arguments.data).document_lengths(),
-                    arguments, count, note);
+    nano_batches = first_batch(documents_of(arguments), arguments, count, note);
   }
   PlanRequest request;
   request.shape = shape_from(arguments);

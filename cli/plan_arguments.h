@@ -21,11 +21,12 @@ namespace distca::cli {
 /// The options, with their defaults. `distca plan --help` explains each.
 struct PlanArguments {
   /// What is read; `out` is where the plan goes.
-  std::filesystem::path plan, workload, lengths, data, out;
+  std::filesystem::path plan, workload, lengths, out;
+  std::string data;  // PREFIX or a blend
   int workers = 0;
   int64_t tokens_per_worker = 131'072;
   BatchOptions batch{.seed = 1};   // 0 tokens: not given
-  double validation_fraction = 0;  // of the documents of --data, left out
+  double validation_fraction = 0;  // of the tokens, left out
   PlanOptions options;
   std::string tolerance;          // a number, or auto; "": not given
   std::string profile = "pairs";  // pairs, the name of a profile, or its file

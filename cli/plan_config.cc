@@ -17,14 +17,16 @@ namespace distca::cli {
 namespace {
 
 /// "", or a line that says what the plans do not show of the run.
-std::string notes(const Config& config, const BatchStream& batches) {
+std::string notes(const Config& config, const std::string& data, const BatchStream& batches) {
   const int64_t tokens = config.batch.nano_batches * config.batch.nano_batch_tokens;
+  int64_t present = 0;
+  for (int64_t set = 0; set < batches.num_sets(); ++set) present += batches.epoch_tokens(set);
   std::string text;
-  if (batches.epoch_tokens() < tokens) {
+  if (present < tokens) {
     text += fmt::format(
         "{} has {} tokens to train on, and a step takes {}: it has each document {:.1f} times\n",
-        config.data.prefix, with_thousands(batches.epoch_tokens()), with_thousands(tokens),
-        static_cast<double>(tokens) / static_cast<double>(batches.epoch_tokens()));
+        data, with_thousands(present), with_thousands(tokens),
+        static_cast<double>(tokens) / static_cast<double>(present));
   }
   if (measures_speeds(config)) {
     text +=
@@ -65,8 +67,9 @@ void print_plan_of_config(const ConfigToPlan& asked) {
   DISTCA_THROW_IF(asked.step > config.train.steps, ErrorKind::kUsage,
                   "--step {}: the run has train.steps = {}", asked.step, config.train.steps);
   const RunGrid grid = run_grid(config, asked.workers);
-  BatchStream batches = checked_batches(config);
-  const std::string said = notes(config, batches);
+  BatchStream batches = checked_batches(config, asked.lengths);
+  const std::string said =
+      notes(config, asked.lengths.empty() ? config.data.prefix : asked.lengths.string(), batches);
   batches.seek(asked.step - 1);
   const Batch batch = batches.next();
   const BatchPlan plans = plan_later_batch(config, batch, asked.workers);

@@ -2,6 +2,7 @@
 // `distca plan --config`: the plans that a training would make of one of its steps.
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <string>
 #include <vector>
@@ -14,6 +15,7 @@ struct ConfigToPlan {
   std::vector<std::string> overrides;  // section.key=value
   int64_t step = 1;                    // which one, from 1
   int workers = 1;
+  std::filesystem::path lengths;  // of documents, in place of data.prefix; "": not given
   bool as_json = false;
 };
 /// What plans it. The program without PyTorch, which reads no configuration, becomes the one with

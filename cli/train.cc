@@ -41,6 +41,7 @@ struct TrainArguments {
   int max_restarts = 0;
   bool print_config = false;
   bool dry_run = false;
+  std::filesystem::path lengths;  // of a dry run's documents, in place of data.prefix
 };
 
 /// Where the run is. A signal to this process asks the run to stop; before it trains, and the
@@ -143,8 +144,9 @@ LocalRanks ranks_here(const Config& config, int workers,
 }
 
 /// Says what the run would be. It ends as the run would if its memory does not suffice.
-int report_dry_run(const Config& config, int workers, LocalRanks local, bool speaks) {
-  const DryRun run = dry_run(config, workers, local);
+int report_dry_run(const Config& config, int workers, LocalRanks local,
+                   const std::filesystem::path& lengths, bool speaks) {
+  const DryRun run = dry_run(config, workers, local, lengths);
   if (speaks) fmt::print("{}", dry_run_text(config, workers, run));
   if (!config.on_cuda()) check_memory(run.needed, local, memory_limit());
   return 0;
@@ -197,13 +199,15 @@ int run_train(TrainArguments arguments) {
   }
   DISTCA_THROW_IF(arguments.master_port < 0 || arguments.master_port > 65535, ErrorKind::kUsage,
                   "--master-port {}: 0 (a free one) to 65535", arguments.master_port);
+  DISTCA_THROW_IF(!arguments.lengths.empty() && !arguments.dry_run, ErrorKind::kUsage,
+                  "--lengths has no tokens to train on: give --dry-run, too");
   // Whoever read our output may go; training goes on, and ranks inherit this.
   std::signal(SIGPIPE, SIG_IGN);
   const auto rendezvous = find_rendezvous(env_string);
   const int workers = workers_of(config, arguments, rendezvous);
   const LocalRanks local = ranks_here(config, workers, rendezvous);
   const bool is_first = !rendezvous || rendezvous->rank == 0;
-  if (arguments.dry_run) return report_dry_run(config, workers, local, is_first);
+  if (arguments.dry_run) return report_dry_run(config, workers, local, arguments.lengths, is_first);
   check_run(config, workers, local);
   const int ranks = num_ranks(config, workers);
   const Launch launch = this_launch();
@@ -269,6 +273,9 @@ void add_train(CLI::App& app, int* exit_code) {
   verb->add_flag("--dry-run", arguments->dry_run,
                  "Check the configuration, print the model's parameters and the memory of a rank, "
                  "part by part, and stop; no data set is needed");
+  verb->add_option("--lengths", arguments->lengths,
+                   "With --dry-run: JSON list of document lengths in place of a data set")
+      ->type_name("FILE");
   verb->footer("Example:  distca train --config configs/demo.toml --workers 2 train.steps=50");
   verb->callback([=] { *exit_code = run_train(*arguments); });
 }

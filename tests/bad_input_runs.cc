@@ -242,6 +242,7 @@ std::vector<BadInput> bad_runs() {
        "512 tokens do not fit 2 workers of at most 200 tokens", "rm data/text.*"},
       {train, "run holds a run already (2 steps, ", "distca $T train.steps=2 > /dev/null"},
       {train, "run holds a run with checkpoints (4 steps, ", saved},
+      {two + "--lengths lengths.json", "--lengths has no tokens to train on: give --dry-run, too"},
       {two + "--max-restarts 1 comm.backend=threads",
        "--max-restarts with comm.backend = threads: ranks that are threads end together"},
       {train + "--resume", "--resume: run holds no complete checkpoint: leave --resume out"},

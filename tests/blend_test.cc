@@ -43,6 +43,26 @@ TEST_F(BlendTest, every_number_of_workers_trains_the_same_model) {
   EXPECT_NE(other.losses, one.losses);
 }
 
+TEST_F(BlendTest, a_plan_of_a_blend_is_of_the_first_documents_of_its_training) {
+  const std::string shares = blend("0.6", "0.4");
+  const auto before = [](const Words& words) {
+    const Json json = Json::parse(succeed(joined(words, {"--workers", "2", "--summary-json"})).out);
+    const Json& plan = json.contains("nano_batches") ? json.at("nano_batches")[0] : json;
+    return plan.at("max_over_mean_before").get<double>();
+  };
+  write_file_atomically(folder_ / "c.toml",
+                        "[batch]\nnano_batch_tokens = 4096\nmax_document_tokens = 2048\nseed = 3\n"
+                        "[data]\nvalidation_fraction = 0.2\n");
+  const auto of_data = [&](const std::string& prefix) {
+    return before({"plan", "--data", prefix, "--nano-batch-tokens", "4096", "--max-document-tokens",
+                   "2048", "--seed", "3", "--validation-fraction", "0.2"});
+  };
+  const double of_training = before({"plan", "--config", folder_ / "c.toml", shares});
+  EXPECT_GT(of_training, 1.01);
+  EXPECT_EQ(of_data(shares.substr(shares.find('=') + 1)), of_training);
+  EXPECT_NE(of_data(prefix_.string()), of_training);
+}
+
 TEST_F(BlendTest, a_run_goes_on_within_a_blend_bit_for_bit) {
   const Words words = {blend("3", "2"), "checkpoint.every_steps=1", "checkpoint.keep_last=0",
                        "--workers", "2"};

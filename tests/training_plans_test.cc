@@ -5,11 +5,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <iterator>
 #include <map>
 #include <regex>
 
 #include "distca/base/text.h"
+#include "distca/batch/indexed_dataset.h"
 #include "tests/run_command.h"
 #include "tests/training_testing.h"
 
@@ -19,6 +21,8 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
+
+namespace fs = std::filesystem;
 
 class PlansOfTrainingTest : public TrainingTest {};
 
@@ -63,8 +67,18 @@ class ConfigPlanTest : public PlansOfTrainingTest {
   /// What `distca plan` says of a step of the run that `words` of train make.
   Json planned(int64_t step, Words words) const {
     words[0] = "plan";
-    return Json::parse(
-        succeed(joined(words, {"--step", std::to_string(step), "--summary-json"})).out);
+    Json plans =
+        Json::parse(succeed(joined(words, {"--step", std::to_string(step), "--summary-json"})).out);
+    for (Json& plan : plans.at("nano_batches")) {  // what was measured
+      plan.erase("plan_us");
+      plan.erase("metadata_us");
+    }
+    return plans;
+  }
+  /// Lines of people may end elsewhere where the name in them is longer.
+  static std::string without_line_ends(std::string text, const std::string& name) {
+    text.replace(text.find(name), name.size(), "NAME");
+    return std::regex_replace(text, std::regex("\\s+"), " ");
   }
 };
 
@@ -124,6 +138,19 @@ TEST_F(ConfigPlanTest, for_people_every_nano_batch_or_tick_has_its_table_and_a_s
                     HasSubstr("Nano-batch 1 of 1\n")));
   EXPECT_THAT(said({"train.deterministic=false", "servers.reweight=true"}),
               HasSubstr("a run plans with the speeds that it measures"));
+}
+
+TEST_F(ConfigPlanTest, a_list_of_lengths_is_planned_as_the_data_set_that_has_them) {
+  const fs::path lengths = folder_ / "lengths.json";
+  write_file_atomically(lengths, Json(IndexedDataset(prefix_).document_lengths()).dump());
+  write_file_atomically(folder_ / "c.toml", "");
+  const Words of_data = joined(arguments(), {"--config", folder_ / "c.toml", "--workers", "2"});
+  const Words of_lengths = joined(of_data, {"data.prefix=absent", "--lengths", lengths});
+  for (const int64_t step : {1, 6}) EXPECT_EQ(planned(step, of_lengths), planned(step, of_data));
+  const std::string dry = succeed(joined(of_lengths, {"--dry-run"})).out;
+  EXPECT_EQ(without_line_ends(dry, lengths),
+            without_line_ends(succeed(joined(of_data, {"--dry-run"})).out, prefix_));
+  EXPECT_FALSE(fs::exists(run_));
 }
 
 TEST_F(PlansOfTrainingTest, with_a_profile_predicted_attention_times_stand_beside_measured_ones) {

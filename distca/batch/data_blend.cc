@@ -90,6 +90,17 @@ Range DataBlend::documents_of(int64_t index) const {
   return {first, first + set(index).num_documents()};
 }
 
+DocumentSplit DataBlend::split(double validation_fraction, uint64_t seed) const {
+  DocumentSplit split;
+  for (int64_t i = 0; i < num_sets(); ++i) {
+    const int64_t first = sets_[i].first_document;
+    const DocumentSplit own = split_documents(set(i).document_lengths(), validation_fraction, seed);
+    for (const int64_t document : own.train) split.train.push_back(first + document);
+    for (const int64_t document : own.validation) split.validation.push_back(first + document);
+  }
+  return split;
+}
+
 void DataBlend::read(int64_t document, int64_t offset, std::span<int32_t> out,
                      int64_t vocab_size) const {
   // A set without documents begins where the next one does: the last that begins there has some.

@@ -53,6 +53,9 @@ class DataBlend {
   /// The numbers of a set's documents.
   Range documents_of(int64_t index) const;
 
+  /// Splits every set by itself, as split_documents() does.
+  DocumentSplit split(double validation_fraction, uint64_t seed) const;
+
   /// As IndexedDataset's methods of these names. Errors name the set and its own number of the
   /// document.
   void read(int64_t document, int64_t offset, std::span<int32_t> out,

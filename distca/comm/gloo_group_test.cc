@@ -125,27 +125,27 @@ TEST(GlooGroup, a_rank_that_comes_just_after_the_timeout_is_named_behind) {
   std::mutex mutex;
   std::vector<std::string> diagnoses;
   std::latch waiting(3);
-  EXPECT_THROW(run_on(Backend::kGloo, 3, {.timeout_s = kTimeout, .grace_s = 1},
-                      [&](Communicator& group) {
-                        std::byte byte{};
-                        group.set_step(4);
-                        waiting.arrive_and_wait();
-                        if (group.rank() == 2) {
-                          std::this_thread::sleep_for(
-                              std::chrono::duration<double>(1.12 * kTimeout));
-                        }
-                        // Each waits for the next, and rank 2 for one that has given up.
-                        const Message in{
-                            .peer = (group.rank() + 1) % 3, .tag = 1, .data = &byte, .bytes = 1};
-                        try {
-                          group.exchange({}, {&in, 1}, "dispatch")->wait();
-                        } catch (const Error& error) {
-                          std::lock_guard lock(mutex);
-                          diagnoses.push_back(error.what());
-                          throw;
-                        }
-                      }),
-               Error);
+  EXPECT_THROW(
+      run_on(Backend::kGloo, 3, {.timeout_s = kTimeout, .grace_s = 1},
+             [&](Communicator& group) {
+               std::byte byte{};
+               group.set_step(4);
+               waiting.arrive_and_wait();
+               if (group.rank() == 2) {
+                 std::this_thread::sleep_for(std::chrono::duration<double>(1.12 * kTimeout));
+               }
+               // Each waits for the next, and rank 2 for one that has given up.
+               const Message in{
+                   .peer = (group.rank() + 1) % 3, .tag = 1, .data = &byte, .bytes = 1};
+               try {
+                 group.exchange({}, {&in, 1}, "dispatch")->wait();
+               } catch (const Error& error) {
+                 std::lock_guard lock(mutex);
+                 diagnoses.push_back(error.what());
+                 throw;
+               }
+             }),
+      Error);
   EXPECT_THAT(diagnoses, testing::Each(HasSubstr("rank 2 is alive but behind (at step 4")));
 }
 

@@ -11,6 +11,7 @@
 #include "distca/batch/data_blend.h"
 #include "distca/batch/tokenizer_files.h"
 #include "distca/kernels/cpu/attention.h"
+#include "distca/plan/plan_batch_input.h"
 #include "distca/train/data_split.h"
 #include "distca/train/plan_request.h"
 #include "distca/train/step_tracer.h"
@@ -47,7 +48,13 @@ void check_prefix(const Config& config) {
 
 }  // namespace
 
-BatchStream checked_batches(const Config& config) {
+BatchStream checked_batches(const Config& config, const fs::path& lengths) {
+  if (!lengths.empty()) {
+    const std::vector<int64_t> documents = read_lengths(lengths);
+    return {documents,
+            split_documents(documents, config.data.validation_fraction, config.batch.seed).train,
+            config.batch};
+  }
   check_prefix(config);
   const DataBlend data(config.data.prefix);
   data.check_vocabulary(config.model.vocab_size);
@@ -72,7 +79,7 @@ void check_run(const Config& config, int num_workers, LocalRanks local) {
   check_trace(config);
 }
 
-PlannedAhead check_dry_run(const Config& config, int num_workers) {
+PlannedAhead check_dry_run(const Config& config, int num_workers, const fs::path& lengths) {
   check_device(config);
   check_kernel(config);
   const std::string& prefix = config.data.prefix;
@@ -82,7 +89,7 @@ PlannedAhead check_dry_run(const Config& config, int num_workers) {
     if (missing.empty() && std::ranges::none_of(data_set_files(part.prefix), is_there))
       missing = part.prefix;
   }
-  if (prefix.empty() || !missing.empty()) {
+  if (lengths.empty() && (prefix.empty() || !missing.empty())) {
     const int64_t tokens = config.batch.max_document_tokens;
     const Batch batch = BatchStream({tokens}, config.batch).next();
     return {.plans = {plan_nano_batches(config, batch, num_workers)},
@@ -93,16 +100,17 @@ PlannedAhead check_dry_run(const Config& config, int num_workers) {
             .first = batch};
   }
   constexpr size_t kMostBatches = 8;
-  BatchStream batches = checked_batches(config);
+  BatchStream batches = checked_batches(config, lengths);
   PlannedAhead ahead{.plans = {}, .words = {}, .first = BatchStream(batches).next()};
   ahead.plans.push_back(check_batches_fit(config, batches, num_workers, kLookAhead));
   const size_t most = std::min(kMostBatches, static_cast<size_t>(config.train.steps));
   const Stopwatch watch;
   for (batches.seek(1); ahead.plans.size() < most && watch.seconds() < kLookAhead;)
     ahead.plans.push_back(plan_later_batch(config, batches.next(), num_workers));
+  const std::string name = lengths.empty() ? prefix : lengths.string();
   ahead.words = ahead.plans.size() == 1
-                    ? "the first batch of " + prefix
-                    : fmt::format("the first {} batches of {}", ahead.plans.size(), prefix);
+                    ? "the first batch of " + name
+                    : fmt::format("the first {} batches of {}", ahead.plans.size(), name);
   return ahead;
 }
 

@@ -5,6 +5,7 @@
 //     set_up_process(config);
 //     // start the ranks, each of which calls train()
 
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -21,9 +22,10 @@ namespace distca {
 /// nothing.
 void check_run(const Config& config, int num_workers, LocalRanks local);
 
-/// The batches that a run trains on, of a data set that it checks. Throws Error(kConfig) if
-/// data.prefix is not set, and Error(kData).
-BatchStream checked_batches(const Config& config);
+/// The batches that a run trains on, of data that it checks. Throws Error(kConfig) if data.prefix
+/// is not set, and Error(kData). To be planned only, documents need no more than their lengths:
+/// `lengths`, a JSON list of tokens, then counts in place of data.prefix.
+BatchStream checked_batches(const Config& config, const std::filesystem::path& lengths = {});
 
 /// Batches by whose plans a run's memory is predicted.
 struct PlannedAhead {
@@ -32,11 +34,12 @@ struct PlannedAhead {
   Batch first;                   // what the first plans are of
 };
 
-/// The same for a run that is only to be looked at (train/dry_run.h). A data set is read if
-/// data.prefix names one that is there; otherwise all documents are taken to have
+/// The same for a run that is only to be looked at (train/dry_run.h). Data are read if `lengths`
+/// is given or data.prefix names what is there; otherwise all documents are taken to have
 /// batch.max_document_tokens tokens. No run is refused for its memory, and train.trace is not
 /// tried, since that writes.
-PlannedAhead check_dry_run(const Config& config, int num_workers);
+PlannedAhead check_dry_run(const Config& config, int num_workers,
+                           const std::filesystem::path& lengths);
 
 /// Sets what PyTorch has only once for a process (train.deterministic). Call it before the ranks of
 /// the process train.

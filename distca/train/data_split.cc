@@ -44,15 +44,7 @@ std::span<const int64_t> documents_within(const std::vector<int64_t>& documents,
 }  // namespace
 
 DocumentSplit split_data(const Config& config, const DataBlend& data) {
-  DocumentSplit split;
-  for (int64_t set = 0; set < data.num_sets(); ++set) {
-    const int64_t first = data.sets()[set].first_document;
-    const DocumentSplit own = split_documents(data.set(set).document_lengths(),
-                                              config.data.validation_fraction, config.batch.seed);
-    for (const int64_t document : own.train) split.train.push_back(first + document);
-    for (const int64_t document : own.validation) split.validation.push_back(first + document);
-  }
-  return split;
+  return data.split(config.data.validation_fraction, config.batch.seed);
 }
 
 BatchStream training_stream(const Config& config, const DataBlend& data,

@@ -11,7 +11,6 @@
 
 namespace distca {
 
-/// Splits every set of a blend by itself.
 DocumentSplit split_data(const Config& config, const DataBlend& data);
 
 /// The batches that are trained on.

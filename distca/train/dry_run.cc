@@ -135,8 +135,9 @@ std::string machine_text(const Config& config, const DryRun& run) {
 
 }  // namespace
 
-DryRun dry_run(const Config& config, int num_workers, LocalRanks local) {
-  const PlannedAhead ahead = check_dry_run(config, num_workers);
+DryRun dry_run(const Config& config, int num_workers, LocalRanks local,
+               const std::filesystem::path& lengths) {
+  const PlannedAhead ahead = check_dry_run(config, num_workers, lengths);
   DryRun run{.local = local, .batches = ahead.words};
   run.needed = memory_needed(config, num_workers, local);
   run.needed.buffers = exchange_buffer_bytes(config, ahead.plans[0], num_workers, local);

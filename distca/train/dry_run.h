@@ -31,7 +31,8 @@ struct DryRun {
 };
 
 /// Plans some batches, and counts the memory of this machine's ranks under its plans.
-DryRun dry_run(const Config& config, int num_workers, LocalRanks local);
+DryRun dry_run(const Config& config, int num_workers, LocalRanks local,
+               const std::filesystem::path& lengths = {});
 
 /// Lines for people. The worker of each stage and the server shown are those with the highest peak.
 /// Of many stages, the first, the last and those with the highest peaks have a column.
