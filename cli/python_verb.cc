@@ -1,6 +1,7 @@
 #include "cli/python_verb.h"
 
 #include <fcntl.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -49,9 +50,17 @@ void become_python(const std::string& verb, const std::vector<std::string>& argu
   no_python(errno);
 }
 
-PythonVerb::PythonVerb(const std::string& verb, const std::vector<std::string>& arguments)
+PythonVerb::PythonVerb(const std::string& verb, const std::vector<std::string>& arguments,
+                       Input input)
     : verb_(verb) {
   const std::vector<std::string> words = command(verb, arguments, PythonPackages::kUsers);
+  // A socket, because to write into it is no signal where the child has ended.
+  std::array<int, 2> in{-1, -1};
+  DISTCA_THROW_IF(
+      input == Input::kFromUs && socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, in.data()) != 0,
+      ErrorKind::kIo, "cannot make a socket: {}", std::strerror(errno));
+  in_ = FileDescriptor(in[0]);
+  const FileDescriptor its_in(in[1]);
   std::array<int, 2> out{}, failed{};  // failed: what became of exec; it is closed by success
   DISTCA_THROW_IF(pipe2(out.data(), O_CLOEXEC) != 0 || pipe2(failed.data(), O_CLOEXEC) != 0,
                   ErrorKind::kIo, "cannot make a pipe: {}", std::strerror(errno));
@@ -59,9 +68,10 @@ PythonVerb::PythonVerb(const std::string& verb, const std::vector<std::string>& 
   if (child_ == 0) {
     std::signal(SIGPIPE, SIG_DFL);
     dup2(out[1], STDOUT_FILENO);
+    if (in[1] >= 0) dup2(in[1], STDIN_FILENO);
     execute(words);
     const int error = errno;
-    (void)!write(failed[1], &error, sizeof error);
+    (void)!::write(failed[1], &error, sizeof error);
     _exit(127);
   }
   close(out[1]);
@@ -77,6 +87,7 @@ PythonVerb::PythonVerb(const std::string& verb, const std::vector<std::string>& 
 }
 
 PythonVerb::~PythonVerb() {
+  end_input();
   std::fclose(out_);
   wait();
 }
@@ -107,5 +118,17 @@ std::string PythonVerb::line() {
 void PythonVerb::read(std::span<std::byte> bytes) {
   if (std::fread(bytes.data(), 1, bytes.size(), out_) != bytes.size()) ended();
 }
+
+bool PythonVerb::write(std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t sent = send(in_.get(), text.data(), text.size(), MSG_NOSIGNAL);
+    if (sent < 0 && errno == EINTR) continue;
+    if (sent < 0) return false;
+    text.remove_prefix(static_cast<size_t>(sent));
+  }
+  return true;
+}
+
+void PythonVerb::end_input() { in_ = FileDescriptor(); }
 
 }  // namespace distca::cli

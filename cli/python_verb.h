@@ -12,7 +12,10 @@
 #include <cstdio>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
+
+#include "distca/base/file.h"
 
 namespace distca::cli {
 
@@ -23,13 +26,19 @@ enum class PythonPackages : uint8_t { kNone, kUsers };
 [[noreturn]] void become_python(const std::string& verb, const std::vector<std::string>& arguments,
                                 PythonPackages packages);
 
-/// A verb as a child, whose standard output this process reads. Its standard error is this one's.
+/// A verb as a child, whose standard output this process reads, and whose standard input it may
+/// write. The child's standard error is this process's.
 /// Thread rule: one thread.
 class PythonVerb {
  public:
+  /// Where its standard input comes from.
+  enum class Input : uint8_t { kOurs, kFromUs };
+
   /// Throws Error(kIo) if it cannot be started.
-  PythonVerb(const std::string& verb, const std::vector<std::string>& arguments);
-  /// Does not read on: a child that still prints ends with SIGPIPE. Waits for it.
+  PythonVerb(const std::string& verb, const std::vector<std::string>& arguments,
+             Input input = Input::kOurs);
+  /// Does not read on: a child that still prints ends with SIGPIPE, one that reads finds the end of
+  /// its input. Waits for it.
   ~PythonVerb();
   PythonVerb(const PythonVerb&) = delete;
   PythonVerb& operator=(const PythonVerb&) = delete;
@@ -38,12 +47,17 @@ class PythonVerb {
   /// if it ends before.
   std::string line();
   void read(std::span<std::byte> bytes);
+  /// With Input::kFromUs: gives it a text, or says that there is no more. write() returns false if
+  /// it has ended.
+  bool write(std::string_view text);
+  void end_input();
 
  private:
   [[noreturn]] void ended();
   void wait();
 
   std::string verb_;
+  FileDescriptor in_;
   std::FILE* out_ = nullptr;
   pid_t child_ = -1;
   int status_ = 0;

@@ -41,6 +41,15 @@ std::vector<BadInput> bad_words() {
       {kPlan + "--workers 0", "--workers"},
       {kPlan + "--workers", "--workers"},
       {"distca trace", "file is required (see distca trace --help)"},
+      {"distca monitor", "run is required (see distca monitor --help)"},
+      {"distca monitor data", "data: not the folder of a run: it has no metrics.jsonl"},
+      {"distca monitor run --tensorboard events", "run/metrics.jsonl line 1: step is missing",
+       "mkdir run; echo '{}' > run/metrics.jsonl"},
+      {"distca monitor run", "run/metrics.jsonl line 1: byte ",
+       "mkdir run; echo text > run/metrics.jsonl"},
+      {"DISTCA_PYTHON=false distca monitor run --tensorboard events",
+       "distca-tensorboard ended before its work was done: exit code 1",
+       "mkdir run; : > run/metrics.jsonl", 1},
   };
 }
 

@@ -198,6 +198,9 @@ const std::set<std::string> kNoRow = {
     "FILE line 7: not JSON", "FILE: holds no text",
     "... has no package tokenizers: install it (pip install tokenizers), ...",
     "...: no tokenizer_config.json beside it names an eos_token to end documents with: ...",
+    // Need Python's package tensorboard, or one in its place: cli_monitor_test.py, test_monitor.py.
+    "... has no package tensorboard: install it (pip install tensorboard), ...",
+    "DIR: holds the events of another run: name another --tensorboard",
     // Needs two of them: tokenizer_files_test.cc.
     "data/a and data/b were made with different tokenizers: ...",
     // Needs a GPU.

@@ -228,6 +228,11 @@ int Console::write_error() const {
   return state_->write_error;
 }
 
+bool Console::is_closed() const {
+  std::lock_guard lock(state_->mutex);
+  return state_->gone;
+}
+
 // Never destroyed: other threads may speak until the process ends.
 Console& standard_output() {
   static Console* const console = new Console(STDOUT_FILENO);

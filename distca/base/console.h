@@ -62,6 +62,8 @@ class Console {
   /// Returns the errno (ENOSPC, for example) that made the console stop writing. Returns 0 if
   /// nothing went wrong, or if the reader has gone: a closed pipe or terminal is not an error.
   int write_error() const;
+  /// Whether the console has stopped writing, because of an error or because the reader has gone.
+  bool is_closed() const;
 
  private:
   struct State;

@@ -50,11 +50,11 @@ Json speeds_json(const Speeds& speeds) {
   return json;
 }
 
-std::string metrics_line(const StepMetrics& m, const Config& config,
-                         const ResolvedConfig& resolved) {
+Json metrics_line(const StepMetrics& m, const Config& config, const ResolvedConfig& resolved) {
   // Every step of a run, in all its starts, has as many tokens.
   const int64_t step_tokens = config.batch.nano_batches * config.batch.nano_batch_tokens;
   Json line = {{"step", m.step},
+               {"train_steps", config.train.steps},
                {"time", time_of_day()},
                {"loss", m.loss},
                {"grad_norm", m.grad_norm},
@@ -105,7 +105,7 @@ std::string metrics_line(const StepMetrics& m, const Config& config,
   if (c.last_complete > 0) line["last_checkpoint"] = c.last_complete;
   if (c.num_failed > 0) line["checkpoints_failed"] = c.num_failed;
   if (m.validation_loss) line["validation_loss"] = *m.validation_loss;
-  return line.dump();
+  return line;
 }
 
 }  // namespace distca

@@ -88,10 +88,9 @@ struct StepMetrics {
   PlanFigures plan;
 };
 
-/// A line of metrics.jsonl, without its line end. Every line repeats what the run's plans count
-/// load in, which kernel computes, and train.overlap. Its time is that of the call.
-std::string metrics_line(const StepMetrics& metrics, const Config& config,
-                         const ResolvedConfig& resolved);
+/// A line of metrics.jsonl. Every line repeats what the run's plans count load in, which kernel
+/// computes, train.overlap and train.steps. Its time is that of the call.
+Json metrics_line(const StepMetrics& metrics, const Config& config, const ResolvedConfig& resolved);
 
 /// The speeds as a field of a line: the ones that plans of later steps are made with.
 Json speeds_json(const Speeds& speeds);

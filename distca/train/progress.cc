@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <utility>
+#include <cstdlib>
+#include <ctime>
 #include <vector>
 
 #include "distca/base/clock.h"
+#include "distca/base/json_field.h"
 #include "distca/base/text.h"
 
 namespace distca {
@@ -19,9 +21,9 @@ constexpr double kSignOfLifeSeconds = 3;
 /// What is no number has no sign worth showing.
 double plain(double loss) { return std::isnan(loss) ? std::abs(loss) : loss; }
 
-std::string step_words(int64_t step, int64_t total_steps) {
-  const std::string total = std::to_string(total_steps);
-  return fmt::format("step {:>{}}/{}", step, total.size(), total);
+std::string step_words(const ShownStep& s) {
+  const std::string total = std::to_string(s.total_steps);
+  return fmt::format("step {:>{}}/{}", s.step, total.size(), total);
 }
 
 /// At most 6 characters: "98,765", "123k", "12.3M", "1,234M".
@@ -32,10 +34,18 @@ std::string short_number(double number) {
   return with_thousands(std::llround(number / 1e6)) + "M";
 }
 
-/// Of the rank whose tensors take the most now.
-std::string memory_words(const std::vector<MemoryUse>& ranks) {
-  const auto most = std::ranges::max_element(ranks, {}, &MemoryUse::now_bytes);
-  return most == ranks.end() ? "" : "memory " + human_bytes(most->now_bytes);
+/// NaN where the line has null, as JSON writes what is not finite.
+double figure(const JsonField& field, const Json& line, const char* name) {
+  return line.contains(name) && line.at(name).is_null() ? NAN : field[name].number();
+}
+
+/// Of "2026-11-23T02:13:05.123Z", since 1970.
+double seconds_of(const JsonField& field) {
+  const std::string text = field.text();
+  std::tm parts{};
+  const char* rest = strptime(text.c_str(), "%FT%T", &parts);
+  field.expect(rest != nullptr, "a time such as 2026-11-23T02:13:05.123Z");
+  return static_cast<double>(timegm(&parts)) + std::strtod(rest, nullptr);
 }
 
 }  // namespace
@@ -48,19 +58,40 @@ std::string clock_time(double seconds) {
   return fmt::format("{}:{:02}", minutes, s);
 }
 
-std::string progress_line(const StepMetrics& m, int64_t total_steps, double left_s,
-                          size_t columns) {
+ShownStep shown_step(const Json& line, std::string_view place) {
+  const JsonField field(line, place, ErrorKind::kData);
+  const auto number = [&](const char* name) { return figure(field, line, name); };
+  ShownStep step{.step = field["step"].integer(1),
+                 .total_steps = field["train_steps"].integer(1),
+                 .time_s = seconds_of(field["time"]),
+                 .left_s = number("time_left_s"),
+                 .loss = number("loss"),
+                 .grad_norm = number("grad_norm"),
+                 .lr = number("lr"),
+                 .imbalance_before = number("imbalance_before"),
+                 .imbalance_after = number("imbalance_after"),
+                 .tokens_per_s = number("tokens_per_s"),
+                 .share_of_peak = number("share_of_peak")};
+  if (field.has("tensor_bytes")) {
+    for (const int64_t bytes : field["tensor_bytes"].integers(0))
+      step.memory_bytes = std::max(step.memory_bytes, bytes);
+  }
+  if (field.has("validation_loss")) step.validation_loss = number("validation_loss");
+  return step;
+}
+
+std::string progress_line(const ShownStep& s, size_t columns) {
   // The product's figure comes before what any trainer says.
   const std::vector<std::string> fields = {
-      step_words(m.step, total_steps),
-      fmt::format("loss {:.3f}", plain(m.loss)),
-      fmt::format("max/mean {:.2f}>{:.2f}", m.plan.imbalance_before, m.plan.imbalance_after),
-      short_number(static_cast<double>(m.plan.tokens) / m.step_s) + " tok/s",
-      fmt::format("{}{} left", m.step == 1 && total_steps > 1 ? "~" : "", clock_time(left_s)),
-      fmt::format("lr {:.2e}", m.lr),
-      fmt::format("norm {:.3g}", plain(m.grad_norm)),
-      fmt::format("{:.0f} % peak", 100 * m.model_flops / m.step_s / m.peak_flops_per_s),
-      memory_words(m.memory)};
+      step_words(s),
+      fmt::format("loss {:.3f}", plain(s.loss)),
+      fmt::format("max/mean {:.2f}>{:.2f}", s.imbalance_before, s.imbalance_after),
+      short_number(s.tokens_per_s) + " tok/s",
+      fmt::format("{}{} left", s.step == 1 && s.total_steps > 1 ? "~" : "", clock_time(s.left_s)),
+      fmt::format("lr {:.2e}", s.lr),
+      fmt::format("norm {:.3g}", plain(s.grad_norm)),
+      fmt::format("{:.0f} % peak", 100 * s.share_of_peak),
+      s.memory_bytes == 0 ? "" : "memory " + human_bytes(s.memory_bytes)};
   std::string line;
   for (const std::string& field : fields) {
     if (field.empty()) continue;
@@ -71,48 +102,41 @@ std::string progress_line(const StepMetrics& m, int64_t total_steps, double left
   return line;
 }
 
-std::string validation_line(const StepMetrics& m, int64_t total_steps) {
-  return fmt::format("{}  validation loss {:.3f}", step_words(m.step, total_steps),
-                     plain(*m.validation_loss));
+std::string validation_line(const ShownStep& s) {
+  return fmt::format("{}  validation loss {:.3f}", step_words(s), plain(*s.validation_loss));
 }
 
-Progress::Progress(Console& console, int64_t first_step, int64_t total_steps)
-    : console_(console), first_step_(first_step), total_steps_(total_steps) {}
+double TimeLeft::after(int64_t step, double step_s) {
+  const double now = steady_seconds();
+  if (step == first_step_) first_step_end_s_ = now;
+  const double mean_s = step == first_step_
+                            ? step_s
+                            : (now - first_step_end_s_) / static_cast<double>(step - first_step_);
+  return mean_s * static_cast<double>(total_steps_ - step);
+}
 
 Progress::~Progress() {
   console_.keep_progress();
   console_.finish(kConsolePatience);
 }
 
-void Progress::begin(const std::string& text) {
-  console_.line(text);
-  if (first_step_ <= total_steps_) {
-    console_.progress_after(kSignOfLifeSeconds, fmt::format("step {} is under way", first_step_));
-  }
+void Progress::begin(const std::string& text) { console_.line(text); }
+
+void Progress::await(const std::string& what) {
+  console_.progress_after(kSignOfLifeSeconds, what + " is under way");
 }
 
-/// The first step takes longer than those to come: from the second on it does not count.
-double Progress::left_s(const StepMetrics& m) {
-  const double now = steady_seconds();
-  if (m.step == first_step_) first_step_end_s_ = now;
-  const double step_s = m.step == first_step_
-                            ? m.step_s
-                            : (now - first_step_end_s_) / static_cast<double>(m.step - first_step_);
-  return step_s * static_cast<double>(total_steps_ - m.step);
-}
-
-void Progress::show(const StepMetrics& m) {
-  const double left = left_s(m);
-  const double now = steady_seconds();
-  const bool is_last = m.step == total_steps_;
+void Progress::show(const ShownStep& s) {
+  const bool is_last = s.step == s.total_steps;
   const bool terminal = console_.is_terminal();
-  if (m.validation_loss) console_.line(validation_line(m, total_steps_));
-  if (!terminal && !is_last && !m.validation_loss && now - last_shown_s_ < kPlainLineEverySeconds)
-    return;
-  last_shown_s_ = now;
+  if (s.validation_loss) console_.line(validation_line(s));
+  // The difference without its sign: somebody may have put the clock back.
+  const bool is_soon = std::abs(s.time_s - last_shown_s_) < kPlainLineEverySeconds;
+  if (!terminal && !is_last && !s.validation_loss && is_soon) return;
+  last_shown_s_ = s.time_s;
   // A line that wraps could not be overwritten.
   const size_t columns = terminal ? console_.columns() - 1 : std::string::npos;
-  const std::string text = progress_line(m, total_steps_, left, columns);
+  const std::string text = progress_line(s, columns);
   if (is_last) {
     console_.line(text);
   } else {

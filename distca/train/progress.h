@@ -2,52 +2,80 @@
 // Writes to stdout what a run does: its first words, a line about each step, and its last words. On
 // a terminal, a step's line is overwritten by the next one. Elsewhere, one comes every few seconds.
 // A validation loss has a line of its own, which stays. Training never waits for a reader
-// (base/console.h). Only rank 0 uses it, from one thread.
+// (base/console.h). What is shown of a step is read from its line of metrics.jsonl, so that
+// `distca monitor` shows what the training itself did. One thread uses an object; it needs no
+// PyTorch.
 
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "distca/base/console.h"
-#include "distca/train/metrics.h"
+#include "distca/base/json.h"
 
 namespace distca {
+
+/// What is shown of a step.
+struct ShownStep {
+  int64_t step = 0, total_steps = 0;
+  double time_s = 0;  // since 1970, when the step's line was made
+  double left_s = 0;  // predicted until the run ends; after step 1 it is a guess
+  double loss = 0, grad_norm = 0, lr = 0;
+  double imbalance_before = 1, imbalance_after = 1;  // max/mean
+  double tokens_per_s = 0, share_of_peak = 0;
+  int64_t memory_bytes = 0;  // now, of the rank whose tensors take the most; 0: nobody has said
+  std::optional<double> validation_loss;  // nats per target; none if it was not measured
+};
+
+/// Reads it from a line of metrics.jsonl. Numbers that are not finite are NaN there. Throws
+/// Error(kData), which names `place`, if the line is no run's.
+ShownStep shown_step(const Json& line, std::string_view place);
 
 /// A duration, as "0:07", "59:59", "2:05:30" or, from a day on, without seconds as "2d 03:15".
 std::string clock_time(double seconds);
 
 /// The line about a step. It has at most `columns` characters: the last fields are left out if they
-/// do not fit. Step, loss, balance, speed and the time left fit 79 columns. `left_s` is the
-/// predicted time until the run ends, which is a guess in step 1.
-std::string progress_line(const StepMetrics& metrics, int64_t total_steps, double left_s,
-                          size_t columns);
+/// do not fit. Step, loss, balance, speed and the time left fit 79 columns.
+std::string progress_line(const ShownStep& step, size_t columns);
 /// The line about the validation loss of a step, which was measured.
-std::string validation_line(const StepMetrics& metrics, int64_t total_steps);
+std::string validation_line(const ShownStep& step);
+
+/// Predicts how long the rest of a run takes. The first step takes longer than those to come, so
+/// from the second one on it does not count.
+class TimeLeft {
+ public:
+  /// `first_step` is the first one that this start of the run trains.
+  TimeLeft(int64_t first_step, int64_t total_steps)
+      : first_step_(first_step), total_steps_(total_steps) {}
+  /// Seconds, as seen at the end of a step, which took `step_s`. Call it after each step.
+  double after(int64_t step, double step_s);
+
+ private:
+  int64_t first_step_, total_steps_;
+  double first_step_end_s_ = 0;
+};
 
 /// The progress of one run on a console.
 class Progress {
  public:
-  /// `first_step` is the first one that this start of the run trains.
-  Progress(Console& console, int64_t first_step, int64_t total_steps);
+  explicit Progress(Console& console) : console_(console) {}
   /// Waits until a slow reader has read everything, but only for a short time if it is stuck.
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  /// Writes what is about to be run. If step 1 takes long, a line says that it is under way.
+  /// Writes what is about to be run.
   void begin(const std::string& text);
-  /// Shows a step.
-  void show(const StepMetrics& metrics);
+  /// If nothing else is shown soon, shows that this is under way.
+  void await(const std::string& what);
+  void show(const ShownStep& step);
   /// Writes the last words, which say what the run achieved.
   void end(const std::string& text);
 
  private:
-  double left_s(const StepMetrics& metrics);
-
   Console& console_;
-  int64_t first_step_, total_steps_;
-  double first_step_end_s_ = 0;  // the time left is predicted from the steps after it
-  double last_shown_s_ = -1e9;
+  double last_shown_s_ = -1e9;  // of the steps' own times: a run that is shown later reads the same
 };
 
 }  // namespace distca

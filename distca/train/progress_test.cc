@@ -3,10 +3,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <unistd.h>
+
+#include <array>
 #include <chrono>
-#include <cmath>
+#include <sstream>
 #include <thread>
 
+#include "distca/base/error.h"
 #include "distca/base/file.h"
 #include "distca/base/test_terminal.h"
 
@@ -14,21 +18,48 @@ namespace distca {
 namespace {
 
 using ::testing::ElementsAre;
-using ::testing::EndsWith;
 using ::testing::HasSubstr;
-using ::testing::Not;
 
-StepMetrics step_of(int64_t step, std::optional<double> validation = std::nullopt) {
+/// Of a run of 100 steps.
+ShownStep step_of(int64_t step, std::optional<double> validation = std::nullopt) {
   return {.step = step,
+          .total_steps = 100,
+          .time_s = 1e9 + static_cast<double>(step),
+          .left_s = 75,
           .loss = 2.4021,
           .grad_norm = 0.73412,
           .lr = 0.00029871,
-          .step_s = 1.5,
-          .model_flops = 9e9,
-          .peak_flops_per_s = 1e10,
-          .memory = {{.now_bytes = 1 << 30}, {.now_bytes = 5 << 28, .peak_bytes = 1 << 30}},
-          .validation_loss = validation,
-          .plan = {.tokens = 8192, .imbalance_before = 1.354, .imbalance_after = 1.02}};
+          .imbalance_before = 1.354,
+          .imbalance_after = 1.02,
+          .tokens_per_s = 5461.3,
+          .share_of_peak = 0.6,
+          .memory_bytes = 5 << 28,
+          .validation_loss = validation};
+}
+
+/// Of a long run.
+ShownStep long_step(double tokens_per_s, double left_s) {
+  ShownStep step = step_of(1'234);
+  step.total_steps = 100'000;
+  step.tokens_per_s = tokens_per_s;
+  step.left_s = left_s;
+  return step;
+}
+
+/// A line of metrics.jsonl, as little of it as is shown.
+Json line_of() {
+  return {{"step", 7},
+          {"train_steps", 9},
+          {"time", "2026-11-23T02:13:05.123Z"},
+          {"time_left_s", 61.5},
+          {"loss", nullptr},
+          {"grad_norm", 0.5},
+          {"lr", 1e-3},
+          {"imbalance_before", 1.5},
+          {"imbalance_after", 1.25},
+          {"tokens_per_s", 1000.0},
+          {"share_of_peak", 0.25},
+          {"tensor_bytes", {1 << 20, 3 << 20, 2 << 20}}};
 }
 
 TEST(ClockTime, is_as_long_as_it_must_be) {
@@ -40,65 +71,92 @@ TEST(ClockTime, is_as_long_as_it_must_be) {
   EXPECT_EQ(clock_time(2 * 86400 + 3 * 3600 + 15 * 60 + 59), "2d 03:15");
 }
 
+TEST(ShownStep, is_what_a_line_says) {
+  Json line = line_of();
+  ShownStep step = shown_step(line, "m");
+  EXPECT_EQ(progress_line(step, 200),
+            "step 7/9  loss nan  max/mean 1.50>1.25  1,000 tok/s  1:02 left  lr 1.00e-03  "
+            "norm 0.5  25 % peak  memory 3.0 MiB");
+  EXPECT_NEAR(step.time_s, 1'795'399'985.123, 1e-3);
+  EXPECT_FALSE(step.validation_loss);
+  line["validation_loss"] = 2.5;
+  EXPECT_EQ(validation_line(shown_step(line, "m")), "step 7/9  validation loss 2.500");
+}
+
+TEST(ShownStep, is_refused_where_a_line_is_no_runs) {
+  const auto refused = [](const Json& line) -> std::string {
+    try {
+      shown_step(line, "m line 3");
+    } catch (const Error& error) {
+      EXPECT_EQ(error.exit_code(), 2);
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(refused(Json::array()), "m line 3: it must be an object, not []");
+  Json line = line_of();
+  line["time"] = "noon";
+  EXPECT_THAT(refused(line), HasSubstr("time must be a time such as 2026-"));
+  for (const char* name : {"step", "train_steps", "time", "time_left_s", "loss", "tokens_per_s"}) {
+    line = line_of();
+    line.erase(name);
+    EXPECT_EQ(refused(line), fmt::format("m line 3: {} is missing", name));
+  }
+}
+
 TEST(ProgressLine, has_what_matters_first_and_the_validation_loss_beside_it) {
-  EXPECT_EQ(progress_line(step_of(50, 2.405), 100, 75, 1000),
+  EXPECT_EQ(progress_line(step_of(50, 2.405), 1000),
             "step  50/100  loss 2.402  max/mean 1.35>1.02  5,461 tok/s  1:15 left  lr 2.99e-04  "
             "norm 0.734  60 % peak  memory 1.2 GiB");
-  EXPECT_EQ(validation_line(step_of(50, 2.405), 100), "step  50/100  validation loss 2.405");
+  EXPECT_EQ(validation_line(step_of(50, 2.405)), "step  50/100  validation loss 2.405");
 }
 
 TEST(ProgressLine, of_80_100_and_200_columns_is_the_one_that_the_documents_show) {
-  StepMetrics step = step_of(12'345);
-  step.plan.tokens = 262'144;
+  ShownStep step = long_step(174'762, 2.1 * 86400);
+  step.step = 12'345;
+  step.total_steps = 50'000;
   const std::string page = read_file("docs/demo.md");
   for (const size_t columns : {80, 100, 200}) {
-    const std::string line = progress_line(step, 50'000, 2.1 * 86400, columns - 1);
+    const std::string line = progress_line(step, columns - 1);
     EXPECT_THAT(page, HasSubstr(fmt::format("    {:>3}: {}\n", columns, line)));
   }
 }
 
 TEST(ProgressLine, of_80_columns_says_what_matters_of_the_longest_runs) {
-  StepMetrics step = step_of(1'234);
   for (const double tokens_per_s : {99'999.4, 99'999.6, 999'499., 999'501., 99'949'000., 9e9}) {
-    step.plan.tokens = std::llround(1e6 * tokens_per_s);
-    step.step_s = 1e6;
-    EXPECT_THAT(progress_line(step, 100'000, 9.9 * 86400, 79), HasSubstr("9d 21:36 left"));
+    EXPECT_THAT(progress_line(long_step(tokens_per_s, 9.9 * 86400), 79),
+                HasSubstr("9d 21:36 left"));
   }
+  ShownStep step = long_step(123'456, 200'000);
   step.loss = 11.762;
-  step.plan.tokens = 123'456;
-  step.step_s = 1;
-  EXPECT_EQ(progress_line(step, 100'000, 200'000, 79),
+  EXPECT_EQ(progress_line(step, 79),
             "step   1234/100000  loss 11.762  max/mean 1.35>1.02  123k tok/s  2d 07:33 left");
-  EXPECT_EQ(progress_line(step, 100, 75, 5), "");
+  EXPECT_EQ(progress_line(step, 5), "");
 }
 
 TEST(ProgressLine, of_step_1_guesses_how_long_the_rest_takes) {
-  EXPECT_THAT(progress_line(step_of(1), 100, 75, 1000), HasSubstr("  ~1:15 left  "));
-  EXPECT_THAT(progress_line(step_of(1), 1, 0, 1000), HasSubstr("  0:00 left  "));
+  EXPECT_THAT(progress_line(step_of(1), 1000), HasSubstr("  ~1:15 left  "));
+  ShownStep only = step_of(1);
+  only.total_steps = 1;
+  EXPECT_THAT(progress_line(only, 1000), HasSubstr("  1:15 left  "));
 }
 
-TEST(Progress, counts_the_time_left_from_the_end_of_step_1) {
-  TestTerminal terminal(120);
-  Console console(terminal.fd());
-  Progress progress(console, 1, 1001);
-  progress.show(step_of(1));
-  console.finish(20);
+TEST(TimeLeft, counts_from_the_end_of_the_first_step) {
+  TimeLeft left(11, 1010);
+  // Its own 1.5 s for the other 999.
+  EXPECT_EQ(left.after(11, 1.5), 1.5 * 999);
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  // Step 1's own 1.5 s for the other 1000.
-  EXPECT_THAT(terminal.screen().back(), HasSubstr("  ~25:00 left"));
-  progress.show(step_of(2));
-  console.finish(20);
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  // Step 2 took 50 ms and some.
-  EXPECT_THAT(terminal.screen().back(), Not(HasSubstr("25:00 left")));
-  EXPECT_THAT(terminal.screen().back(), HasSubstr("step    2/1001"));
+  // The next took 50 ms and some, not what the first did.
+  const double rest = left.after(12, 1.5);
+  EXPECT_GE(rest, 0.05 * 998);
+  EXPECT_LT(rest, 1.5 * 998);
 }
 
 TEST(Progress, on_a_terminal_keeps_lines_with_a_validation_loss_and_the_last_one) {
   TestTerminal terminal;
   {
     Console console(terminal.fd());
-    Progress progress(console, 1, 9);
+    Progress progress(console);
     progress.begin("two workers");
     for (int step = 1; step <= 5; ++step) {
       progress.show(step_of(step, step == 3 ? std::optional(2.5) : std::nullopt));
@@ -106,9 +164,31 @@ TEST(Progress, on_a_terminal_keeps_lines_with_a_validation_loss_and_the_last_one
     }
   }
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  EXPECT_THAT(terminal.screen(), ElementsAre("two workers", "step 3/9  validation loss 2.500",
-                                             HasSubstr("step 5/9  loss 2.402  max/mean"), ""));
+  EXPECT_THAT(terminal.screen(), ElementsAre("two workers", "step   3/100  validation loss 2.500",
+                                             HasSubstr("step   5/100  loss 2.402  max/mean"), ""));
   for (const std::string& line : terminal.screen()) EXPECT_LT(line.size(), 80u);
+}
+
+TEST(Progress, elsewhere_has_a_line_every_five_seconds_of_the_run_and_of_each_validation) {
+  std::array<int, 2> pipe_ends{};
+  ASSERT_EQ(pipe(pipe_ends.data()), 0);
+  {
+    Console console(pipe_ends[1]);
+    Progress progress(console);
+    for (const int64_t step : {1, 2, 6, 7, 100})  // a second each
+      progress.show(step_of(step, step == 7 ? std::optional(2.5) : std::nullopt));
+    console.finish(20);
+  }
+  close(pipe_ends[1]);
+  std::string text(4096, '\0');
+  text.resize(static_cast<size_t>(read(pipe_ends[0], text.data(), text.size())));
+  close(pipe_ends[0]);
+  std::vector<std::string> steps;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) steps.push_back(line.substr(0, 19));
+  EXPECT_THAT(steps,
+              ElementsAre("step   1/100  loss ", "step   6/100  loss ", "step   7/100  valid",
+                          "step   7/100  loss ", "step 100/100  loss "));
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "distca/train/run_output.h"
 
+#include <cmath>
 #include <utility>
 
 #include "distca/base/console.h"
@@ -11,6 +12,9 @@ SafetensorsMetadata metadata(const Config& config) {
   return {{kProducerKey, kProducer}, {"steps", std::to_string(config.train.steps)}};
 }
 
+/// Rounded to them.
+double in_milliseconds(double seconds) { return std::round(seconds * 1e3) / 1e3; }
+
 }  // namespace
 
 RunOutput::RunOutput(const Config& config, RunState& state, int64_t goes_on_after,
@@ -19,7 +23,8 @@ RunOutput::RunOutput(const Config& config, RunState& state, int64_t goes_on_afte
       state_(state),
       folder_(config.train.output_dir,
               {.overwrite = config.train.overwrite, .goes_on_after = goes_on_after}),
-      first_step_(first_step) {
+      first_step_(first_step),
+      time_left_(first_step, config.train.steps) {
   folder_.reserve(safetensors_bytes(stored_weights(config.model), metadata(config)),
                   config.model.to_hugging_face(config.batch.max_document_tokens).dump(2) + "\n");
 }
@@ -29,9 +34,10 @@ void RunOutput::begin(const std::string& text) {
   recorded.train.overwrite = false;  // a permission, given once
   folder_.begin(recorded_config(recorded));
   metrics_.emplace(folder_.metrics_path());
-  progress_.emplace(standard_output(), first_step_, config_.train.steps);
+  progress_.emplace(standard_output());
   const std::string& replaces = folder_.replaces();
   progress_->begin(replaces.empty() ? text : replaces + "\n" + text);
+  if (first_step_ <= config_.train.steps) progress_->await(fmt::format("step {}", first_step_));
 }
 
 /// Once a run, where keys were to be kept.
@@ -47,9 +53,11 @@ void RunOutput::say_redispatched(int64_t step) {
 
 void RunOutput::tell(const StepMetrics& metrics, const ResolvedConfig& resolved) {
   if (metrics.plan.num_redispatched > 0) say_redispatched(metrics.step);
-  metrics_->add(metrics_line(metrics, config_, resolved));
+  Json line = metrics_line(metrics, config_, resolved);
+  line["time_left_s"] = in_milliseconds(time_left_.after(metrics.step, metrics.step_s));
+  metrics_->add(line.dump());
   state_.step_done(metrics.step);
-  progress_->show(metrics);
+  progress_->show(shown_step(line, "metrics.jsonl"));
 }
 
 void RunOutput::save_weights(const std::vector<at::Tensor>& weights) {

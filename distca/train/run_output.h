@@ -55,6 +55,7 @@ class RunOutput {
   std::optional<MetricsFile> metrics_;  // from begin() on, as progress_
   std::optional<Progress> progress_;
   int64_t first_step_;
+  TimeLeft time_left_;
   bool said_redispatched_ = false;
 };
 
