@@ -269,20 +269,28 @@ at::Tensor Llama::post_attention(int layer, const at::Tensor& x, const at::Tenso
 }
 
 double Llama::loss_sum(const at::Tensor& x, const at::Tensor& targets, int64_t chunk_tokens,
-                       double scale, at::Tensor* d_x) const {
+                       double scale, at::Tensor* d_x, at::Tensor* losses) const {
   const State& s = *state_;
   const c10::AutoGradMode grad_mode(d_x != nullptr);
   if (d_x != nullptr) *d_x = at::empty_like(x);
+  if (losses != nullptr) *losses = at::empty({x.size(0)}, x.options().dtype(s.master));
   double sum = 0;
   for (int64_t begin = 0; begin < x.size(0); begin += chunk_tokens) {
     const int64_t count = std::min(chunk_tokens, x.size(0) - begin);
     const at::Tensor rows = x.narrow(0, begin, count).detach().requires_grad_(d_x != nullptr);
     // The logits have no name: they go before backward, which does not read them.
-    const at::Tensor loss = at::cross_entropy_loss(
+    const at::Tensor log_probabilities = at::log_softmax(
         norm_linear(rows, s.final_norm, s.config.rms_norm_eps, {s.head}, Keep::kProducts)[0].to(
             s.master),
-        targets.narrow(0, begin, count), {}, at::Reduction::Sum, /*ignore_index=*/-100);
+        1);
+    const auto cross_entropy = [&](at::Reduction::Reduction how) {
+      return at::nll_loss(log_probabilities, targets.narrow(0, begin, count), {}, how,
+                          /*ignore_index=*/-100);
+    };
+    const at::Tensor loss = cross_entropy(at::Reduction::Sum);
     sum += loss.item<double>();
+    if (losses != nullptr)
+      losses->narrow(0, begin, count).copy_(cross_entropy(at::Reduction::None));
     if (d_x == nullptr) continue;
     torch::autograd::backward({loss}, {at::full_like(loss, scale)});
     d_x->narrow(0, begin, count).copy_(rows.grad());

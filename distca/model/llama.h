@@ -90,9 +90,10 @@ class Llama {
   /// x [T, C] of the last layer, targets [T] int64 (-100: no target) -> the sum of the cross
   /// entropy over all targets, in nats. Logits exist for `chunk_tokens` rows at a time. Where `d_x`
   /// is not null, backward is done for each chunk at once: `d_x` becomes the gradient of
-  /// `scale` * loss by x, and the parameters' .grad are added to.
+  /// `scale` * loss by x, and the parameters' .grad are added to. Where `losses` is not null, it
+  /// becomes the cross entropy of each row [T], 0 without a target.
   double loss_sum(const at::Tensor& x, const at::Tensor& targets, int64_t chunk_tokens,
-                  double scale = 1, at::Tensor* d_x = nullptr) const;
+                  double scale = 1, at::Tensor* d_x = nullptr, at::Tensor* losses = nullptr) const;
 
   /// What the weights are, and the weights in the same order. The tensors share memory with the
   /// model.

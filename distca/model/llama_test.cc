@@ -202,6 +202,24 @@ TEST(llama, rows_without_target_do_not_count) {
   EXPECT_NEAR(all, first + rest, 1e-12 * all);
 }
 
+TEST(llama, losses_of_rows_add_up_and_leave_the_sum_its_bits) {
+  LlamaConfig config = tiny();
+  for (const ScalarType dtype : {ScalarType::kFloat64, ScalarType::kBFloat16}) {
+    config.dtype = dtype;
+    const Llama model(config, 1, -1);
+    const at::Tensor x = model.embed(at::tensor({4, 2, 0, 18, 7}, at::kLong));
+    const at::Tensor targets = at::tensor({1, -100, 3, 0, 18}, at::kLong);
+    at::Tensor losses;
+    const double sum = model.loss_sum(x, targets, 2, 1, nullptr, &losses);
+    EXPECT_EQ(sum, model.loss_sum(x, targets, 2));
+    ASSERT_EQ(losses.sizes(), at::IntArrayRef({5}));
+    EXPECT_EQ(losses[1].item<double>(), 0);
+    EXPECT_NEAR(losses.sum().item<double>(), sum, 1e-6 * sum);
+    const double second = model.loss_sum(x.narrow(0, 2, 1), targets.narrow(0, 2, 1), 2);
+    EXPECT_NEAR(losses[2].item<double>(), second, 1e-6 * second);
+  }
+}
+
 TEST(llama, loss_in_chunks_is_the_loss_of_all_rows) {
   const Llama whole(tiny(), 1, -1), chunked(tiny(), 1, -1);
   const at::Tensor x = at::randn({7, 16}, at::kDouble);

@@ -105,6 +105,12 @@ Json metrics_line(const StepMetrics& m, const Config& config, const ResolvedConf
   if (c.last_complete > 0) line["last_checkpoint"] = c.last_complete;
   if (c.num_failed > 0) line["checkpoints_failed"] = c.num_failed;
   if (m.validation_loss) line["validation_loss"] = *m.validation_loss;
+  for (const PositionBand& band : m.validation_by_position) {
+    line["validation_loss_by_position"].push_back({{"begin", band.begin},
+                                                   {"end", band.end},
+                                                   {"loss", band.loss()},
+                                                   {"targets", band.targets}});
+  }
   return line;
 }
 

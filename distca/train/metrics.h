@@ -11,6 +11,7 @@
 #include "distca/cost/speeds.h"
 #include "distca/runtime/core_attention.h"
 #include "distca/runtime/executor.h"
+#include "distca/train/position_losses.h"
 #include "distca/train/same_config.h"
 
 namespace distca {
@@ -83,6 +84,7 @@ struct StepMetrics {
   /// new ones, which hold from step + 2 on. If there are none, from_step is 0.
   Speeds speeds;
   std::optional<double> validation_loss;  // nats per target; none if it was not measured
+  std::vector<PositionBand> validation_by_position;  // the same by position in the document
   bool skipped = false;                   // the step did not reach the weights (train.bad_step)
   CheckpointFigures checkpoint;
   PlanFigures plan;

@@ -126,10 +126,25 @@ void NanoPhases::post_attention(int layer) {
 
 double NanoPhases::loss() {
   // Its backward follows at once, so that no logits wait for it.
-  const double sum = model_.loss_sum(x_, targets_, options_.loss_rows, options_.loss_scale,
-                                     at::GradMode::is_enabled() ? &gradient_ : nullptr);
+  const double sum =
+      model_.loss_sum(x_, targets_, options_.loss_rows, options_.loss_scale, &gradient_);
   x_.reset();
   return sum;
+}
+
+PositionLosses NanoPhases::evaluated_loss() {
+  at::Tensor losses;
+  const double sum =
+      model_.loss_sum(x_, targets_, options_.loss_rows, /*scale=*/1, /*d_x=*/nullptr, &losses);
+  x_.reset();
+  losses = losses.to(at::kCPU, at::kDouble);
+  const at::Tensor targets = targets_.cpu(), positions = positions_.cpu();
+  const auto rows = static_cast<size_t>(losses.size(0));
+  PositionLosses result;
+  result.add(sum, {losses.const_data_ptr<double>(), rows},
+             {targets.const_data_ptr<int64_t>(), rows},
+             {positions.const_data_ptr<int64_t>(), rows});
+  return result;
 }
 
 void NanoPhases::post_attention_backward(int layer) {

@@ -27,6 +27,7 @@
 #include "distca/model/llama.h"
 #include "distca/runtime/core_attention.h"
 #include "distca/train/loader.h"
+#include "distca/train/position_losses.h"
 
 namespace distca {
 
@@ -50,6 +51,8 @@ class NanoPhases {
   void post_attention(int layer);
   /// The sum over this worker's targets, in nats. It does backward of the loss, too.
   double loss();
+  /// The same where grad mode is off, with the losses by position.
+  PositionLosses evaluated_loss();
   void post_attention_backward(int layer);
   void pre_attention_backward(int layer);
   void embed_backward();

@@ -34,6 +34,19 @@ std::string short_number(double number) {
   return with_thousands(std::llround(number / 1e6)) + "M";
 }
 
+/// "0-1K", "16-64K", "256K-1M".
+std::string band_words(const ShownStep::Band& band) {
+  constexpr int64_t kKibi = 1 << 10, kMebi = 1 << 20;
+  const auto words = [&](int64_t position) {
+    return position < kMebi ? fmt::format("{}K", position / kKibi)
+                            : fmt::format("{}M", position / kMebi);
+  };
+  std::string begin = words(band.begin);
+  const std::string end = words(band.end);
+  if (band.begin == 0 || begin.back() == end.back()) begin.pop_back();
+  return begin + "-" + end;
+}
+
 /// NaN where the line has null, as JSON writes what is not finite.
 double figure(const JsonField& field, const Json& line, const char* name) {
   return line.contains(name) && line.at(name).is_null() ? NAN : field[name].number();
@@ -77,6 +90,14 @@ ShownStep shown_step(const Json& line, std::string_view place) {
       step.memory_bytes = std::max(step.memory_bytes, bytes);
   }
   if (field.has("validation_loss")) step.validation_loss = number("validation_loss");
+  if (!field.has("validation_loss_by_position")) return step;
+  const JsonField bands = field["validation_loss_by_position"];
+  for (size_t i = 0; i < bands.size(); ++i) {
+    step.by_position.push_back(
+        {.begin = bands.at(i)["begin"].integer(0),
+         .end = bands.at(i)["end"].integer(0),
+         .loss = figure(bands.at(i), line.at("validation_loss_by_position").at(i), "loss")});
+  }
   return step;
 }
 
@@ -102,8 +123,14 @@ std::string progress_line(const ShownStep& s, size_t columns) {
   return line;
 }
 
-std::string validation_line(const ShownStep& s) {
-  return fmt::format("{}  validation loss {:.3f}", step_words(s), plain(*s.validation_loss));
+std::string validation_lines(const ShownStep& s) {
+  std::string text =
+      fmt::format("{}  validation loss {:.3f}", step_words(s), plain(*s.validation_loss));
+  if (s.by_position.size() < 2) return text;
+  text += "\n  by position";
+  for (const ShownStep::Band& band : s.by_position)
+    text += fmt::format("  {} {:.3f}", band_words(band), plain(band.loss));
+  return text;
 }
 
 double TimeLeft::after(int64_t step, double step_s) {
@@ -129,7 +156,7 @@ void Progress::await(const std::string& what) {
 void Progress::show(const ShownStep& s) {
   const bool is_last = s.step == s.total_steps;
   const bool terminal = console_.is_terminal();
-  if (s.validation_loss) console_.line(validation_line(s));
+  if (s.validation_loss) console_.line(validation_lines(s));
   // The difference without its sign: somebody may have put the clock back.
   const bool is_soon = std::abs(s.time_s - last_shown_s_) < kPlainLineEverySeconds;
   if (!terminal && !is_last && !s.validation_loss && is_soon) return;

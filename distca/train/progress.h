@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "distca/base/console.h"
 #include "distca/base/json.h"
@@ -26,6 +27,12 @@ struct ShownStep {
   double tokens_per_s = 0, share_of_peak = 0;
   int64_t memory_bytes = 0;  // now, of the rank whose tensors take the most; 0: nobody has said
   std::optional<double> validation_loss;  // nats per target; none if it was not measured
+  /// The same of the tokens at positions [begin, end) of their documents.
+  struct Band {
+    int64_t begin = 0, end = 0;
+    double loss = 0;
+  };
+  std::vector<Band> by_position;
 };
 
 /// Reads it from a line of metrics.jsonl. Numbers that are not finite are NaN there. Throws
@@ -38,8 +45,9 @@ std::string clock_time(double seconds);
 /// The line about a step. It has at most `columns` characters: the last fields are left out if they
 /// do not fit. Step, loss, balance, speed and the time left fit 79 columns.
 std::string progress_line(const ShownStep& step, size_t columns);
-/// The line about the validation loss of a step, which was measured.
-std::string validation_line(const ShownStep& step);
+/// The line about the validation loss of a step, which was measured. If tokens lie in several bands
+/// of positions, a second line has the loss of each, as "  by position  0-1K 2.611  1-4K 2.312".
+std::string validation_lines(const ShownStep& step);
 
 /// Predicts how long the rest of a run takes. The first step takes longer than those to come, so
 /// from the second one on it does not count.

@@ -80,7 +80,25 @@ TEST(ShownStep, is_what_a_line_says) {
   EXPECT_NEAR(step.time_s, 1'795'399'985.123, 1e-3);
   EXPECT_FALSE(step.validation_loss);
   line["validation_loss"] = 2.5;
-  EXPECT_EQ(validation_line(shown_step(line, "m")), "step 7/9  validation loss 2.500");
+  EXPECT_EQ(validation_lines(shown_step(line, "m")), "step 7/9  validation loss 2.500");
+}
+
+TEST(ShownStep, has_the_validation_loss_by_position_where_there_are_several_bands) {
+  Json line = line_of();
+  line["validation_loss"] = 2.5;
+  Json& bands = line["validation_loss_by_position"];
+  const auto add = [&](int64_t begin, int64_t end, const Json& loss) {
+    bands.push_back({{"begin", begin}, {"end", end}, {"loss", loss}, {"targets", 9}});
+  };
+  add(0, 1 << 10, 2.75);
+  EXPECT_EQ(validation_lines(shown_step(line, "m")), "step 7/9  validation loss 2.500");
+  add(1 << 10, 1 << 12, 2.5);
+  add(1 << 16, 1 << 18, nullptr);
+  add(1 << 18, 1 << 20, 2.25);
+  add(1 << 20, 1 << 22, 2.125);
+  EXPECT_EQ(validation_lines(shown_step(line, "m")),
+            "step 7/9  validation loss 2.500\n"
+            "  by position  0-1K 2.750  1-4K 2.500  64-256K nan  256K-1M 2.250  1-4M 2.125");
 }
 
 TEST(ShownStep, is_refused_where_a_line_is_no_runs) {
@@ -108,7 +126,7 @@ TEST(ProgressLine, has_what_matters_first_and_the_validation_loss_beside_it) {
   EXPECT_EQ(progress_line(step_of(50, 2.405), 1000),
             "step  50/100  loss 2.402  max/mean 1.35>1.02  5,461 tok/s  1:15 left  lr 2.99e-04  "
             "norm 0.734  60 % peak  memory 1.2 GiB");
-  EXPECT_EQ(validation_line(step_of(50, 2.405)), "step  50/100  validation loss 2.405");
+  EXPECT_EQ(validation_lines(step_of(50, 2.405)), "step  50/100  validation loss 2.405");
 }
 
 TEST(ProgressLine, of_80_100_and_200_columns_is_the_one_that_the_documents_show) {

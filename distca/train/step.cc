@@ -24,6 +24,7 @@ class Player final : public OpPlayer {
   void add(const Llama& model, const LocalTokens& tokens, const NanoPhases::Options& options) {
     nanos_.push_back(std::make_unique<NanoPhases>(
         model, attention_, static_cast<int>(nanos_.size()), tokens, options));
+    losses_.emplace_back();
   }
 
   void play(const Op& op) override {
@@ -51,6 +52,7 @@ class Player final : public OpPlayer {
   }
 
   double loss_sum() const { return loss_sum_; }
+  const std::vector<PositionLosses>& losses() const { return losses_; }
 
  private:
   /// Calls `work` with what plays a communication.
@@ -89,12 +91,21 @@ class Player final : public OpPlayer {
       case OpKind::kPostAttention:
         return nano.post_attention(op.layer);
       case OpKind::kLoss:
-        loss_sum_ += nano.loss();
-        if (!at::GradMode::is_enabled()) nanos_[op.nano_batch].reset();
-        return;
+        return play_loss(op.nano_batch);
       default:
         DISTCA_CHECK(false, "no forward operation: {}", describe(op));
     }
+  }
+
+  void play_loss(int nano_batch) {
+    std::unique_ptr<NanoPhases>& nano = nanos_[nano_batch];
+    if (at::GradMode::is_enabled()) {
+      loss_sum_ += nano->loss();
+      return;
+    }
+    losses_[nano_batch] = nano->evaluated_loss();
+    loss_sum_ += losses_[nano_batch].sum();
+    nano.reset();
   }
 
   void play_backward(const Op& op) {
@@ -118,6 +129,7 @@ class Player final : public OpPlayer {
   HandOvers& hand_overs_;
   WeightUpdate& update_;
   double loss_sum_ = 0;
+  std::vector<PositionLosses> losses_;              // of nanos_, where they are evaluated
   std::vector<std::unique_ptr<NanoPhases>> nanos_;  // several are alive at a time
 };
 
@@ -305,7 +317,11 @@ StepResult Step::run(const StepInput& input, double loss_scale, const UpdateRequ
   play(input.program, player, &times, recorder_, clock.get());
   ExchangeBytes bytes = attention.bytes();
   bytes += hand_overs.bytes();
-  return {.loss_sum = player.loss_sum(), .bytes = bytes, .times = times, .sum = update.sum()};
+  return {.loss_sum = player.loss_sum(),
+          .bytes = bytes,
+          .times = times,
+          .sum = update.sum(),
+          .losses = player.losses()};
 }
 
 StepResult Step::train(const StepInput& input, int64_t num_targets, const UpdateRequest& update) {

@@ -22,6 +22,7 @@
 #include "distca/runtime/exchange_buffers.h"
 #include "distca/runtime/executor.h"
 #include "distca/train/loader.h"
+#include "distca/train/position_losses.h"
 #include "distca/train/weight_update.h"
 
 namespace distca {
@@ -40,6 +41,8 @@ struct StepResult {
   ExchangeBytes bytes;  // sent, received and copied
   OpTimes times;        // by operation and pass
   GradientSum sum;      // of all workers; a dedicated server does not know it
+  /// [nano-batch] Of an evaluation: what loss_sum is the sum of. None on a dedicated server.
+  std::vector<PositionLosses> losses;
 };
 
 /// How steps are run. The fields have the meaning of the configuration's keys.

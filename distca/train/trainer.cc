@@ -16,7 +16,6 @@
 #include "distca/batch/data_blend.h"
 #include "distca/checkpoint/reader.h"
 #include "distca/comm/collectives.h"
-#include "distca/comm/ordered_sum.h"
 #include "distca/comm/tags.h"
 #include "distca/comm/traced.h"
 #include "distca/cost/speed_meter.h"
@@ -101,7 +100,7 @@ class Trainer {
       comm_.set_step(step);
       StepMetrics metrics = train_step(step);
       // Also after a skipped step: the validation batches are planned already.
-      if (!ends_badly() && batches_.evaluates(step)) metrics.validation_loss = evaluate(step);
+      if (!ends_badly() && batches_.evaluates(step)) evaluate(&metrics);
       summary_.add(metrics);
       if (output_) output_->tell(metrics, resolved_);
       if (ends_badly()) end_badly(step);
@@ -378,16 +377,16 @@ class Trainer {
     if (output_) state_.checkpoint_complete(saver_->last_complete());
   }
 
-  double evaluate(int64_t step) {
-    double sum[1] = {0};
-    int64_t targets = 0;
+  void evaluate(StepMetrics* metrics) {
+    PositionLosses losses;
     for (size_t i = 0; i < batches_.num_validation(); ++i) {
-      PlannedBatch planned = next_planned(step, ProgramRequest::Kind::kEvaluate);
-      targets += planned.figures.targets;
-      sum[0] += step_.evaluate(planned.input).loss_sum;
+      const PlannedBatch planned = next_planned(metrics->step, ProgramRequest::Kind::kEvaluate);
+      // Nano-batch after nano-batch: how many are played together makes no difference to the bits.
+      for (const PositionLosses& more : step_.evaluate(planned.input).losses) losses += more;
     }
-    ordered_sum(comm_, sum, "validation loss");
-    return sum[0] / static_cast<double>(targets);
+    sum_over_ranks(comm_, losses);
+    metrics->validation_loss = losses.mean();
+    metrics->validation_by_position = losses.bands();
   }
 
   void save() {

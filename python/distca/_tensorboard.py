@@ -51,12 +51,15 @@ class Refused(Exception):
 
 def scalars(line):
     """(name, value) of what a line has; NaN for what was not finite, which JSON has as null."""
+    found = []
     for name, of in SCALARS:
         try:
-            value = of(line)
+            found.append((name, of(line)))
         except KeyError:
             continue
-        yield name, float("nan") if value is None else value
+    for band in line.get("validation_loss_by_position", ()):
+        found.append((f"loss/validation_from_position_{band['begin']}", band["loss"]))
+    return [(name, float("nan") if value is None else value) for name, value in found]
 
 
 class Events:

@@ -64,13 +64,16 @@ def steps_written(folder):
 
 def test_every_figure_of_a_run_that_has_ended(folder):
     lines = [line_of(step) for step in range(1, 10)]
-    lines[8] = line_of(9, loss=None, validation_loss=2.5, checkpoint_s=3.0)
+    lines[8] = line_of(9, loss=None, validation_loss=2.5, checkpoint_s=3.0, validation_loss_by_position=[
+        {"begin": 0, "end": 1024, "loss": 2.75, "targets": 9}, {"begin": 1024, "end": 4096, "loss": 2.25, "targets": 9}])
     write(folder, *lines)
     monitor(folder)
     found = read(folder)
     last = found.pop("loss/train").pop()
     assert last[0] == 9 and math.isnan(last[1])
     assert found.pop("loss/validation") == [(9, 2.5)]
+    assert found.pop("loss/validation_from_position_0") == [(9, 2.75)]
+    assert found.pop("loss/validation_from_position_1024") == [(9, 2.25)]
     assert found.pop("waits/checkpoint_s") == [(9, 3.0)]
     assert {name: values[3] for name, values in found.items()} == {
         "optimizer/lr": (4, pytest.approx(1e-3)), "optimizer/grad_norm": (4, 0.5), "speed/tokens_per_s": (4, 8192),
