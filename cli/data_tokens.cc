@@ -74,8 +74,9 @@ About about(PythonVerb& verb) {
     result.record.eod_token = field["eod_token"].text();
     result.record.eod_token_id = field["eod_token_id"].integer(0);
   }
-  for (const auto& [name, path] : json.at("files").items())
-    result.files[name] = field["files"][name].text();
+  const std::filesystem::path path = field["path"].text();
+  if (path.filename() == kTokenizerJson) result.files = tokenizer_files(path.parent_path());
+  result.files[kTokenizerJson] = path;
   return result;
 }
 

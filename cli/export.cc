@@ -1,21 +1,24 @@
-// distca export: the weights of a checkpoint as a run's end writes them, for Hugging Face.
+// distca export: the weights of a checkpoint as a run's end writes them, for Hugging Face, or in
+// another number type and in several files.
 
+#include <algorithm>
 #include <filesystem>
 #include <memory>
+#include <span>
 #include <string>
 #include <system_error>
 #include <utility>
 #include <vector>
 
-#include "cli/options.h"
 #include "cli/verbs.h"
+#include "cli/weights_out.h"
 #include "distca/base/error.h"
-#include "distca/base/file.h"
-#include "distca/base/text.h"
+#include "distca/base/json.h"
 #include "distca/batch/tokenizer_files.h"
 #include "distca/checkpoint/folder.h"
 #include "distca/checkpoint/reader.h"
 #include "distca/checkpoint/safetensors.h"
+#include "distca/model/hugging_face.h"
 #include "distca/train/run_folder.h"
 
 namespace distca::cli {
@@ -23,61 +26,16 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kWeights = "model.safetensors";
-constexpr const char* kConfigJson = "config.json";
-
 struct ExportOptions {
-  fs::path source, out;
-  bool overwrite = false;
+  fs::path source;
+  WeightsOut out;
 };
 
-/// Folders on the way to a path that are not there yet. What is empty of them when this is
-/// destroyed is removed: after a failure, the file system is as it was.
-class MissingFolders {
- public:
-  explicit MissingFolders(const fs::path& path) {
-    std::error_code ignored;
-    for (fs::path at = fs::absolute(path).lexically_normal();
-         at.has_relative_path() && !fs::exists(fs::symlink_status(at, ignored));
-         at = at.parent_path())
-      innermost_first_.push_back(at);
-  }
-  ~MissingFolders() {
-    std::error_code ignored;
-    for (const fs::path& folder : innermost_first_) fs::remove(folder, ignored);
-  }
-  MissingFolders(const MissingFolders&) = delete;
-  MissingFolders& operator=(const MissingFolders&) = delete;
-
- private:
-  std::vector<fs::path> innermost_first_;
+/// What is exported, and in words where it and its tokenizer are from.
+struct Export {
+  ModelToWrite model;
+  std::string from, tokenizer;
 };
-
-fs::path checkpoint_of(const fs::path& source) {
-  std::error_code ignored;
-  DISTCA_THROW_IF(!fs::exists(source / kIndexFile, ignored) &&
-                      complete_checkpoints(source).empty() &&
-                      fs::exists(source / kWeights, ignored),
-                  ErrorKind::kCheckpoint,
-                  "{}: holds no checkpoint, and needs none: its weights are in {} already",
-                  source.string(), (source / kWeights).string());
-  return find_checkpoints(source).newest();
-}
-
-/// Writes, but does not commit, with no more than one tensor in memory.
-void write_weights(const CheckpointReader& reader, AtomicFile& file) {
-  const CheckpointIndex& index = reader.index();
-  const SafetensorsMetadata metadata = {{kProducerKey, kProducer},
-                                        {"steps", std::to_string(index.step)}};
-  file.reserve(safetensors_bytes(index.tensors, metadata));
-  file.write(safetensors_header(index.tensors, metadata));
-  std::vector<std::byte> bytes;
-  for (size_t i = 0; i < index.tensors.size(); ++i) {
-    bytes.resize(index.tensors[i].bytes());
-    reader.read(static_cast<int64_t>(i), StatePart::kWeight, bytes);
-    file.write(bytes);
-  }
-}
 
 /// What goes beside the weights, and in words where the tokenizer is from.
 struct Beside {
@@ -95,7 +53,7 @@ Beside beside_weights(const CheckpointIndex& index) {
     if (data.summary() != index.data)
       return {.tokenizer = fmt::format("no tokenizer: {} is not the data of the run now", prefix)};
     FilesByName files = files_beside_weights(data);
-    const bool known = files.contains("tokenizer.json");
+    const bool known = files.contains(kTokenizerJson);
     return {.files = std::move(files),
             .tokenizer = known ? "the tokenizer of " + prefix
                                : fmt::format("no tokenizer: {} has none beside it", prefix)};
@@ -104,29 +62,64 @@ Beside beside_weights(const CheckpointIndex& index) {
   }
 }
 
+Export of_checkpoint(const fs::path& folder) {
+  const auto reader = std::make_shared<const CheckpointReader>(folder);
+  const CheckpointIndex& index = reader->index();
+  Beside beside = beside_weights(index);
+  return {.model = {.tensors = index.tensors,
+                    .contents = {.config = index.hugging_face,
+                                 .metadata = {{kProducerKey, kProducer},
+                                              {"steps", std::to_string(index.step)}},
+                                 .beside = std::move(beside.files)},
+                    .read =
+                        [reader](size_t tensor, std::span<std::byte> bytes) {
+                          reader->read(static_cast<int64_t>(tensor), StatePart::kWeight, bytes);
+                        }},
+          .from = fmt::format("{}: the weights after step {}", folder.string(), index.step),
+          .tokenizer = std::move(beside.tokenizer)};
+}
+
+/// Of a run that saved no checkpoint, but its weights at the end.
+Export of_run(const fs::path& run) {
+  const fs::path weights = run / kWeightsFile;
+  const auto file = std::make_shared<const SafetensorsFile>(weights);
+  std::vector<StoredTensor> tensors;
+  for (const SafetensorsHeader::Entry& entry : file->tensors()) {
+    DISTCA_THROW_IF(entry.tensor.type == ScalarType::kBFloat16, ErrorKind::kCheckpoint,
+                    "{}: its weights are {} already: export a run or a checkpoint",
+                    weights.string(), entry.tensor.type_name());
+    tensors.push_back(entry.tensor);
+  }
+  HuggingFaceWeights(run, read_hugging_face_config(run));  // refuses what does not fit the shape
+  FilesByName beside = read_tokenizer(run);
+  const bool known = beside.contains(kTokenizerJson);
+  return {.model = {.tensors = std::move(tensors),
+                    .contents = {.config = read_json(run / "config.json", ErrorKind::kCheckpoint),
+                                 .metadata = file->metadata(),
+                                 .beside = std::move(beside)},
+                    .read =
+                        [file](size_t tensor, std::span<std::byte> bytes) {
+                          std::ranges::copy(file->bytes(file->tensors()[tensor]), bytes.begin());
+                        }},
+          .from = fmt::format("{}: the weights of the run's end", weights.string()),
+          .tokenizer = known ? "the tokenizer of " + run.string()
+                             : fmt::format("no tokenizer: {} has none", run.string())};
+}
+
 void export_weights(const ExportOptions& options) {
-  const fs::path folder = checkpoint_of(options.source);
-  const CheckpointReader reader(folder);
-  const CheckpointIndex& index = reader.index();
-  const Beside beside = beside_weights(index);
-  std::vector<fs::path> made = {options.out / kWeights, options.out / kConfigJson};
-  for (const auto& [name, contents] : beside.files) made.push_back(options.out / name);
-  check_outputs(made, options.overwrite);
-  const MissingFolders missing(options.out);
-  AtomicFile weights(made[0]), config_json(made[1]);
-  config_json.write(index.hugging_face.dump(2) + "\n");
-  write_weights(reader, weights);
-  weights.commit();
-  config_json.commit();
-  for (const auto& [name, contents] : beside.files)
-    write_file_atomically(options.out / name, contents);
-  int64_t parameters = 0;
-  for (const StoredTensor& tensor : index.tensors) parameters += tensor.numel();
-  fmt::print(
-      "{}: the weights after step {}\n  {}  weights, Hugging Face names ({} parameters)\n"
-      "  {}\n  {}\n",
-      folder.string(), index.step, made[0].string(), with_thousands(parameters), made[1].string(),
-      beside.tokenizer);
+  const fs::path& source = options.source;
+  std::error_code ignored;
+  const bool is_run_without = !fs::exists(source / kIndexFile, ignored) &&
+                              complete_checkpoints(source).empty() &&
+                              fs::exists(source / kWeightsFile, ignored);
+  DISTCA_THROW_IF(is_run_without && !options.out.changes_weights(), ErrorKind::kCheckpoint,
+                  "{}: holds no checkpoint, and needs none: its weights are in {} already; --dtype "
+                  "and --max-shard-gb write them anew",
+                  source.string(), (source / kWeightsFile).string());
+  const Export made =
+      is_run_without ? of_run(source) : of_checkpoint(find_checkpoints(source).newest());
+  options.out.write(made.from, made.model);
+  fmt::print("  {}\n", made.tokenizer);
 }
 
 }  // namespace
@@ -137,11 +130,8 @@ void add_export(CLI::App& app) {
       app.add_subcommand("export", "Write a checkpoint's weights as Hugging Face reads them");
   verb->add_option("source", options->source, "A run, whose newest is taken, or a checkpoint")
       ->required();
-  verb->add_option("--out", options->out,
-                   "Folder of model.safetensors, config.json and the tokenizer; it is made")
-      ->required();
-  verb->add_flag("--overwrite", options->overwrite, "Replace files of these names");
-  verb->footer("Example:  distca export runs/mine --out exported");
+  options->out.add_options(*verb);
+  verb->footer("Example:  distca export runs/mine --out exported --dtype bfloat16");
   verb->callback([options] { export_weights(*options); });
 }
 

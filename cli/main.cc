@@ -124,6 +124,7 @@ int run(int argc, char** argv) {
   distca::cli::add_checkpoint(app);
   distca::cli::add_export(app);
   distca::cli::add_monitor(app);
+  distca::cli::add_init(app);
 #ifdef DISTCA_WITH_TORCH
   distca::cli::add_profile(app);
   distca::cli::add_train(app, &exit_code);

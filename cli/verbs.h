@@ -13,6 +13,7 @@ void add_checkpoint(CLI::App& app);
 void add_data(CLI::App& app);
 void add_export(CLI::App& app);
 void add_monitor(CLI::App& app);
+void add_init(CLI::App& app);
 /// `of_config` plans what a configuration says; where it is null, the verb has no --config.
 void add_plan(CLI::App& app, PlanOfConfig of_config);
 void add_trace(CLI::App& app);

@@ -1,4 +1,5 @@
-// Rows about checkpoints that are shown, checked and exported: nothing here needs PyTorch.
+// Rows about checkpoints that are shown, checked and exported, and about models of random weights:
+// nothing here needs PyTorch.
 
 #include "tests/bad_input_table.h"
 
@@ -35,13 +36,50 @@ std::vector<BadInput> bad_checkpoints() {
        put + step + "rank_0.safetensors seek=9000"},
       {to_new, file + ": cannot be read", "rm " + file},
       {"distca export absent --out new", "absent: holds no complete checkpoint"},
+      {"distca export saved --out text/a.md/folder", "cannot create this folder", "", 1},
+  };
+}
+
+std::vector<BadInput> bad_weights_out() {
+  const std::string to_new = "distca export saved --out new/folder",
+                    init = "distca init --hf-config m --out new/folder",
+                    done = "mkdir done; : > done/model.safetensors",
+                    of_done = "distca export done --out new --dtype bfloat16";
+  return {
       {"distca export done --out new",
        "done: holds no checkpoint, and needs none: its weights are in done/model.safetensors "
-       "already",
-       "mkdir done; : > done/model.safetensors"},
+       "already; --dtype and --max-shard-gb write them anew",
+       done},
+      {of_done, "done/model.safetensors: not a whole safetensors file", done},
+      {of_done, "done/model.safetensors: its weights are bfloat16 already: export a run or a ",
+       hugging_face("") + "; distca init --hf-config m --out done --dtype bfloat16"},
+      {of_done, "done/config.json: cannot be read",
+       hugging_face("") + "; distca init --hf-config m --out done; rm done/config.json"},
+      {to_new + " --dtype int8", "--dtype: int8 not in {bfloat16,float16,float32}"},
+      {to_new + " --max-shard-gb 0", "--max-shard-gb: 0 is not a number in 1e-06 .. 1e+06"},
+      {to_new + " --max-shard-gb=-1", "--max-shard-gb: -1 is not a number in"},
+      {to_new + " --max-shard-gb nan", "--max-shard-gb: nan is not a number in"},
+      {to_new, "new/folder/model-00001-of-00003.safetensors is there already: choose another --out",
+       "mkdir -p new/folder; : > new/folder/model-00001-of-00003.safetensors"},
       {to_new, "new/folder/config.json is there already: choose another --out or give --overwrite",
        "mkdir -p new/folder; : > new/folder/config.json"},
-      {"distca export saved --out text/a.md/folder", "cannot create this folder", "", 1},
+      {"distca init --out new", "--hf-config is required (see distca init --help)"},
+      {"distca init --hf-config absent --out new", "absent: cannot be read: No such file"},
+      {init, "m/config.json: cannot be read: No such file", "mkdir m"},
+      {"distca init --hf-config text/a.md --out new", "text/a.md: byte "},
+      {init, "m/config.json: hidden_act must be \"silu\", not \"gelu\"",
+       hugging_face(", \"hidden_act\": \"gelu\"")},
+      {init, "m/config.json: num_experts is not known, and it may change the model",
+       hugging_face(", \"num_experts\": 4")},
+      {init, "m/config.json: model.head_dim = 4: must be a multiple of 8",
+       hugging_face(", \"head_dim\": 4")},
+      {init + " --seed=-1", "--seed", hugging_face("")},
+      {init + " --max-shard-gb 0.000001",
+       "the weights would take 543 files: at most 500; let one be larger",
+       hugging_face(", \"num_hidden_layers\": 60")},
+      {"distca init --hf-config m --out m",
+       "m/config.json is there already: choose another --out or give --overwrite",
+       hugging_face("")},
   };
 }
 

@@ -4,21 +4,14 @@
 
 namespace distca::testing {
 
-namespace {
-
-/// Makes m/, a folder of Hugging Face whose config.json has these further fields.
-std::string hugging_face(const std::string& fields) {
-  return "mkdir m; printf '{\"model_type\": \"llama\", \"hidden_size\": 32, \"intermediate_size\": "
-         "48, \"num_hidden_layers\": 1, \"num_attention_heads\": 4, \"vocab_size\": 256" +
-         fields + "}' > m/config.json";
-}
-
-}  // namespace
-
 std::vector<BadInput> bad_models() {
   const std::string train = "distca train data.prefix=data/text train.output_dir=run ",
                     from = train + "model.from=m ",
-                    empty = "printf '\\2\\0\\0\\0\\0\\0\\0\\0{}' > m/model.safetensors";
+                    empty = "printf '\\2\\0\\0\\0\\0\\0\\0\\0{}' > m/model.safetensors",
+                    other_tokenizer =
+                        hugging_face("") +
+                        "; printf '{}' > m/tokenizer.json; printf '{\"eod_token_id\": null, "
+                        "\"tokenizer_sha256\": \"5a5a5a5a5a5a5a5a\"}' > data/text.json";
   return {
       {train + "model.from=absent", "absent/config.json: cannot be read: No such file"},
       {train + "model.from=lengths.json", "lengths.json/config.json: cannot be read: Not a dir"},
@@ -45,6 +38,12 @@ std::vector<BadInput> bad_models() {
       {train + "model.rope_parameters='{\"rope_type\": \"linear\"}'",
        "model.rope_parameters: factor is missing"},
       {train + "model.rope_parameters=linear", "model.rope_parameters: byte "},
+      {from,
+       "data/text was made with another tokenizer (SHA-256 5a5a5a5a5a5a) than m/tokenizer.json "
+       "(44136fa355b3): the same id means different text in them; prepare the data with "
+       "--tokenizer m",
+       other_tokenizer},
+      {from + "--dry-run", "data/text was made with another tokenizer", other_tokenizer},
       {train + "model.model_type=gpt2", "must be one of llama, qwen2, qwen3"},
   };
 }

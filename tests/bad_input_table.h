@@ -24,10 +24,17 @@ struct BadInput {
   bool prints = false;          // something is rightly on stdout before
 };
 
+/// A setup that makes m/, a folder of Hugging Face whose config.json has these further fields.
+inline std::string hugging_face(const std::string& fields) {
+  return "mkdir m; printf '{\"model_type\": \"llama\", \"hidden_size\": 32, \"intermediate_size\": "
+         "48, \"num_hidden_layers\": 1, \"num_attention_heads\": 4, \"vocab_size\": 256" +
+         fields + "}' > m/config.json";
+}
+
 std::vector<BadInput> bad_words();        // the command line
 std::vector<BadInput> bad_data();         // texts and data sets
 std::vector<BadInput> bad_plans();        // workloads, lengths, plans, profiles, traces, options
-std::vector<BadInput> bad_checkpoints();  // shown, checked, exported
+std::vector<BadInput> bad_checkpoints();  // shown, checked, exported, and models made
 std::vector<BadInput> bad_models();       // folders of Hugging Face
 std::vector<BadInput> bad_configs();      // keys and values of `distca train`
 std::vector<BadInput> bad_runs();    // data, folders and machines of `distca train`, profiles made

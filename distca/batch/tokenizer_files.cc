@@ -6,13 +6,14 @@
 #include "distca/base/error.h"
 #include "distca/base/file.h"
 #include "distca/base/json_field.h"
+#include "distca/base/sha256.h"
 
 namespace distca {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kTokenizerJson = "tokenizer.json";
+constexpr const char* kGenerationJson = "generation_config.json";
 
 fs::path beside(const fs::path& prefix, const char* extension) {
   return data_set_files(prefix)[0].replace_extension(extension);
@@ -34,21 +35,68 @@ FilesByName tokenizer_of(const std::string& prefix, const IndexedDataset& data) 
   return files;
 }
 
-/// Of the last token of each document; null where there is none.
-Json eod_token_id(const std::string& prefix) {
+/// What PREFIX.json says; null where there is none.
+Json record_of(const std::string& prefix) {
   const fs::path file = tokenizer_record_file(prefix);
   std::error_code ignored;  // not there: not known
-  if (!fs::exists(file, ignored)) return nullptr;
-  const Json json = parse_json(read_file(file), file.string(), ErrorKind::kData);
+  return fs::exists(file, ignored) ? read_json(file) : Json();
+}
+
+/// Of the last token of each document; null where there is none.
+Json eod_token_id(const std::string& prefix) {
+  const Json json = record_of(prefix);
+  if (json.is_null()) return nullptr;
+  const fs::path file = tokenizer_record_file(prefix);
   const JsonField record(json, file.native(), ErrorKind::kData);
   if (record.has("eod_token_id") && json.at("eod_token_id").is_null()) return nullptr;
   return record["eod_token_id"].integer(0);
+}
+
+/// The SHA-256 of the tokenizer that made a set; "" where it is not known.
+std::string recorded_sha256(const std::string& prefix) {
+  const Json json = record_of(prefix);
+  if (!json.is_object() || !json.contains("tokenizer_sha256")) return "";
+  const fs::path file = tokenizer_record_file(prefix);
+  return JsonField(json, file.native(), ErrorKind::kData)["tokenizer_sha256"].text();
+}
+
+/// What each id of a tokenizer.json means; null if that cannot be seen. A tokenizer that
+/// transformers has saved again has other bytes and the same vocabulary.
+Json vocabulary(const std::string& text) {
+  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object() || !json.value("model", Json()).is_object() ||
+      !json["model"].contains("vocab"))
+    return nullptr;
+  Json added = Json::object();
+  for (const Json& token : json.value("added_tokens", Json::array())) {
+    if (!token.is_object() || !token.contains("content")) return nullptr;
+    added[token["content"].dump()] = token.value("id", Json());
+  }
+  return Json::array({json["model"]["vocab"], added});
+}
+
+bool same_vocabulary(const std::string& text, const fs::path& other) {
+  std::error_code ignored;  // not there: not known
+  if (!fs::exists(other, ignored)) return false;
+  const Json known = vocabulary(text);
+  return !known.is_null() && known == vocabulary(read_file(other, ErrorKind::kData));
 }
 
 }  // namespace
 
 fs::path tokenizer_record_file(const fs::path& prefix) { return beside(prefix, ".json"); }
 fs::path tokenizer_folder(const fs::path& prefix) { return beside(prefix, ".tokenizer"); }
+
+std::map<std::string, fs::path> tokenizer_files(const fs::path& folder) {
+  std::map<std::string, fs::path> files;
+  std::error_code ignored;  // what cannot be looked at is taken not to be there
+  for (const char* name :
+       {kTokenizerJson, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+        "vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja"}) {
+    if (fs::is_regular_file(folder / name, ignored)) files[name] = folder / name;
+  }
+  return files;
+}
 
 void save_tokenizer(const fs::path& prefix, const TokenizerRecord& record,
                     const std::map<std::string, fs::path>& files) {
@@ -71,6 +119,16 @@ void remove_tokenizer(const fs::path& prefix) {
   std::error_code ignored;  // what is not there
   fs::remove(tokenizer_record_file(prefix), ignored);
   fs::remove_all(tokenizer_folder(prefix), ignored);
+}
+
+FilesByName read_tokenizer(const fs::path& folder) {
+  std::map<std::string, fs::path> files = tokenizer_files(folder);
+  const fs::path generation = folder / kGenerationJson;
+  std::error_code ignored;
+  if (fs::is_regular_file(generation, ignored)) files[kGenerationJson] = generation;
+  FilesByName contents;
+  for (const auto& [name, path] : files) contents[name] = read_file(path, ErrorKind::kData);
+  return contents;
 }
 
 FilesByName byte_tokenizer() {
@@ -129,8 +187,26 @@ FilesByName files_beside_weights(const DataBlend& data) {
   }
   const Json generation = {
       {"bos_token_id", nullptr}, {"eos_token_id", end}, {"pad_token_id", nullptr}};
-  files["generation_config.json"] = generation.dump(2) + "\n";
+  files[kGenerationJson] = generation.dump(2) + "\n";
   return files;
+}
+
+void check_tokenizer(const DataBlend& data, const fs::path& model_folder) {
+  const fs::path file = model_folder / kTokenizerJson;
+  std::error_code ignored;  // not there: not known
+  if (!fs::exists(file, ignored)) return;
+  const std::string text = read_file(file, ErrorKind::kData);
+  const std::string hash = sha256_hex(text);
+  for (int64_t set = 0; set < data.num_sets(); ++set) {
+    const std::string& prefix = data.prefix(set);
+    const std::string made_with = recorded_sha256(prefix);
+    if (made_with.empty() || made_with == hash) continue;
+    DISTCA_THROW_IF(
+        !same_vocabulary(text, tokenizer_folder(prefix) / kTokenizerJson), ErrorKind::kData,
+        "{} was made with another tokenizer (SHA-256 {:.12}) than {} ({:.12}): the same "
+        "id means different text in them; prepare the data with --tokenizer {}",
+        prefix, made_with, file.string(), hash, model_folder.string());
+  }
 }
 
 }  // namespace distca

@@ -13,6 +13,9 @@
 
 namespace distca {
 
+/// The tokenizer itself; other files belong to it.
+inline constexpr const char* kTokenizerJson = "tokenizer.json";
+
 struct TokenizerRecord {
   std::string sha256;      // of tokenizer.json
   int64_t vocab_size = 0;  // the largest id and 1
@@ -27,6 +30,10 @@ struct TokenizerRecord {
 std::filesystem::path tokenizer_record_file(const std::filesystem::path& prefix);
 std::filesystem::path tokenizer_folder(const std::filesystem::path& prefix);
 
+/// What belongs to a tokenizer of Hugging Face in a folder: the files that are there, their paths
+/// by their names.
+std::map<std::string, std::filesystem::path> tokenizer_files(const std::filesystem::path& folder);
+
 /// Copies `files` (their paths by the names of the copies) into the folder, and writes the record
 /// last.
 void save_tokenizer(const std::filesystem::path& prefix, const TokenizerRecord& record,
@@ -37,6 +44,9 @@ void remove_tokenizer(const std::filesystem::path& prefix);
 /// The contents of files by their names.
 using FilesByName = std::map<std::string, std::string>;
 
+/// What a model's folder has of a tokenizer, with generation_config.json.
+FilesByName read_tokenizer(const std::filesystem::path& folder);
+
 /// tokenizer.json and tokenizer_config.json of a tokenizer of Hugging Face whose ids are the bytes
 /// of UTF-8. It has no special tokens.
 FilesByName byte_tokenizer();
@@ -46,5 +56,9 @@ FilesByName byte_tokenizer();
 /// generation_config.json. A set of uint8 is of bytes; of a set that distca did not tokenize, the
 /// tokenizer is not known. Throws Error(kData) if two sets have different tokenizers.
 FilesByName files_beside_weights(const DataBlend& data);
+
+/// Throws Error(kData) if the folder of a model has a tokenizer.json, and a set of `data` was made
+/// with a tokenizer whose ids mean other text. Does nothing where either is not known.
+void check_tokenizer(const DataBlend& data, const std::filesystem::path& model_folder);
 
 }  // namespace distca

@@ -6,6 +6,7 @@
 #include "distca/base/error.h"
 #include "distca/base/file.h"
 #include "distca/base/json.h"
+#include "distca/base/sha256.h"
 #include "distca/batch/test_folder.h"
 
 namespace distca {
@@ -24,11 +25,11 @@ class TokenizerFilesTest : public FolderTest {
   }
   /// A set of uint16 that a tokenizer made.
   std::string tokenized(const std::string& name, const std::string& tokenizer,
-                        bool appends_eod = true) const {
+                        bool appends_eod = true, const std::string& sha256 = "5a") const {
     const std::string prefix = set(name, TokenType::kUint16);
     write_file_atomically(folder_ / "its.json", tokenizer);
     save_tokenizer(prefix,
-                   {.sha256 = "5a",
+                   {.sha256 = sha256,
                     .vocab_size = 4,
                     .appends_eod = appends_eod,
                     .eod_token = "<end>",
@@ -84,6 +85,61 @@ TEST_F(TokenizerFilesTest, a_blend_has_one_tokenizer) {
     EXPECT_EQ(error.exit_code(), 2);
     EXPECT_THAT(error.what(), HasSubstr(a + " and " + other + " were made with different"));
   }
+}
+
+TEST_F(TokenizerFilesTest, a_model_of_another_tokenizer_is_refused_by_name) {
+  const fs::path model = folder_ / "model";
+  // Of {"model": {"vocab": {...}}}, as tokenizers write it.
+  const auto text = [](const char* vocabulary, const char* more = "") {
+    return fmt::format(R"({{"model": {{"vocab": {}}}{}}})", vocabulary, more);
+  };
+  const std::string mine = text(R"({"a": 0, "b": 1})"), other = text(R"({"a": 1, "b": 0})");
+  const std::string prefix = tokenized("set", mine, true, sha256_hex(mine));
+  const auto fault = [&](const std::string& data) -> std::string {
+    try {
+      check_tokenizer(DataBlend(data), model);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.exit_code(), 2);
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(fault(prefix), "") << "a model without a tokenizer";
+  write_file_atomically(model / "tokenizer.json", mine);
+  EXPECT_EQ(fault(prefix), "");
+  write_file_atomically(model / "tokenizer.json", other);
+  EXPECT_EQ(fault(prefix),
+            fmt::format("{} was made with another tokenizer (SHA-256 {:.12}) than {} ({:.12}): the "
+                        "same id means different text in them; prepare the data with --tokenizer "
+                        "{}",
+                        prefix, sha256_hex(mine), (model / "tokenizer.json").string(),
+                        sha256_hex(other), model.string()));
+  EXPECT_EQ(fault(set("unknown", TokenType::kUint16)), "") << "nobody knows what made the set";
+  EXPECT_THAT(fault("1 " + set("bytes", TokenType::kUint8) + " 1 " + prefix), HasSubstr(prefix));
+  // The same vocabulary with other fields, as transformers writes it; but not with another token.
+  write_file_atomically(model / "tokenizer.json",
+                        text(R"({"b": 1, "a": 0})", R"(, "truncation": null, "added_tokens": [])"));
+  EXPECT_EQ(fault(prefix), "");
+  write_file_atomically(
+      model / "tokenizer.json",
+      text(R"({"b": 1, "a": 0})", R"(, "added_tokens": [{"id": 2, "content": "<end>"}])"));
+  EXPECT_THAT(fault(prefix), HasSubstr("another tokenizer"));
+  for (const char* damaged : {"", "[]", "{}", R"({"model": {"vocab": {}}, "added_tokens": [1]})"}) {
+    write_file_atomically(model / "tokenizer.json", damaged);
+    EXPECT_THAT(fault(prefix), HasSubstr("another tokenizer")) << damaged;
+  }
+}
+
+TEST_F(TokenizerFilesTest, a_models_folder_has_the_tokenizers_files_and_how_text_ends) {
+  for (const char* name : {"tokenizer.json", "merges.txt", "generation_config.json", "config.json",
+                           "model.safetensors", "notes.txt"})
+    write_file_atomically(folder_ / "model" / name, name);
+  fs::create_directories(folder_ / "model" / "vocab.json");
+  FilesByName want;
+  for (const char* name : {"tokenizer.json", "merges.txt", "generation_config.json"})
+    want[name] = name;
+  EXPECT_EQ(read_tokenizer(folder_ / "model"), want);
+  EXPECT_TRUE(read_tokenizer(folder_ / "absent").empty());
 }
 
 TEST_F(TokenizerFilesTest, a_damaged_record_is_named) {

@@ -49,6 +49,10 @@ int64_t StoredTensor::numel() const {
   return product;
 }
 
+std::string StoredTensor::type_name() const {
+  return is_float16 ? "float16" : std::string(long_name(type));
+}
+
 std::string safetensors_header(const std::vector<StoredTensor>& tensors,
                                const SafetensorsMetadata& metadata) {
   Json header = Json::object();

@@ -37,6 +37,8 @@ struct StoredTensor {
   bool is_float16 = false;
 
   int64_t numel() const;
+  /// Such as "bfloat16".
+  std::string type_name() const;
   int64_t bytes() const { return numel() * element_bytes(type); }
   bool operator==(const StoredTensor&) const = default;
 };

@@ -14,14 +14,21 @@
 #include <string>
 #include <vector>
 
+#include "distca/base/json.h"
 #include "distca/checkpoint/safetensors.h"
 #include "distca/model/llama_config.h"
 
 namespace distca {
 
+/// The names of weights: of one file, or of the index of several.
+inline constexpr const char* kWeightsFile = "model.safetensors";
+inline constexpr const char* kWeightsIndex = "model.safetensors.index.json";
+
 /// The shape that config.json of the folder says, in the spelling of transformers 4 or 5, with the
 /// default number type. Throws Error(kConfig) in one line that names the file and the key.
 LlamaConfig read_hugging_face_config(const std::filesystem::path& folder);
+/// The same of what such a file holds; `file` is its name, for errors.
+LlamaConfig parse_hugging_face_config(const Json& json, const std::string& file);
 
 /// The weights of a folder: model.safetensors, or the files that model.safetensors.index.json
 /// lists. Files are mapped, so a tensor is read from disk when its bytes are touched.

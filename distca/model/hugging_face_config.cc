@@ -244,12 +244,15 @@ LlamaConfig Reader::model() const {
 
 LlamaConfig read_hugging_face_config(const fs::path& folder) {
   const fs::path file = folder / "config.json";
-  const Json json = read_json(file, ErrorKind::kConfig);
-  const LlamaConfig model = Reader{json, file.string()}.model();
+  return parse_hugging_face_config(read_json(file, ErrorKind::kConfig), file.string());
+}
+
+LlamaConfig parse_hugging_face_config(const Json& json, const std::string& file) {
+  const LlamaConfig model = Reader{json, file}.model();
   try {
     model.check();
   } catch (const Error& error) {
-    throw Error(ErrorKind::kConfig, "{}: {}", file.string(), error.what());
+    throw Error(ErrorKind::kConfig, "{}: {}", file, error.what());
   }
   return model;
 }

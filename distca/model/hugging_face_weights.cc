@@ -15,8 +15,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kOneFile = "model.safetensors";
-constexpr const char* kIndex = "model.safetensors.index.json";
 constexpr const char* kHead = "lm_head.weight";
 
 /// Tables of RoPE, which old versions of transformers saved and everybody computes again.
@@ -31,13 +29,13 @@ HuggingFaceWeights::HuggingFaceWeights(const fs::path& folder, const LlamaConfig
 
 void HuggingFaceWeights::open(const fs::path& folder) {
   std::map<std::string, std::string> index;  // the file of each tensor, by its name
-  if (std::error_code ignored; fs::exists(folder / kOneFile, ignored)) {
-    paths_ = {folder / kOneFile};
+  if (std::error_code ignored; fs::exists(folder / kWeightsFile, ignored)) {
+    paths_ = {folder / kWeightsFile};
   } else {
-    const fs::path file = folder / kIndex;
+    const fs::path file = folder / kWeightsIndex;
     DISTCA_THROW_IF(!fs::exists(file, ignored), ErrorKind::kCheckpoint,
                     "{}: holds neither {} nor {}: weights are read from safetensors alone",
-                    folder.string(), kOneFile, kIndex);
+                    folder.string(), kWeightsFile, kWeightsIndex);
     const Json json = read_json(file, ErrorKind::kCheckpoint);
     const std::string place = file.string();
     const JsonField map = JsonField(json, place, ErrorKind::kCheckpoint)["weight_map"];
@@ -67,7 +65,7 @@ void HuggingFaceWeights::open(const fs::path& folder) {
     DISTCA_THROW_IF(!is_computed(tensor) &&
                         (place == places_.end() || paths_[place->second.file].filename() != name),
                     ErrorKind::kCheckpoint, "{}: has no tensor {}, which {} says is there",
-                    (folder / name).string(), tensor, kIndex);
+                    (folder / name).string(), tensor, kWeightsIndex);
   }
 }
 
@@ -124,8 +122,7 @@ HuggingFaceWeights::Tensor HuggingFaceWeights::at(const std::string& name) const
 
 std::string HuggingFaceWeights::words() const {
   std::set<std::string> types;
-  for (const auto& [name, place] : places_)
-    types.emplace(place.entry->tensor.is_float16 ? "float16" : long_name(place.entry->tensor.type));
+  for (const auto& [name, place] : places_) types.insert(place.entry->tensor.type_name());
   return fmt::format("{} tensors in {} file{}, {}", with_thousands(std::ssize(places_)),
                      files_.size(), files_.size() == 1 ? "" : "s", fmt::join(types, " and "));
 }

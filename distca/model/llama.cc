@@ -9,7 +9,6 @@
 #include <span>
 
 #include "distca/base/error.h"
-#include "distca/base/hash.h"
 #include "distca/base/integers.h"
 #include "distca/base/normal.h"
 #include "distca/comm/aten_types.h"
@@ -90,19 +89,11 @@ WeightOffsets parameter_offsets(const LlamaConfig& config, const Stage& stage, M
 }
 
 at::Tensor initial_weight(const Weight& weight, uint64_t seed) {
-  if (weight.is_bias) return at::zeros(weight.shape, at::kFloat);
-  if (!weight.is_matrix()) return at::ones(weight.shape, at::kFloat);
-  Fnv1a64 hash;
-  hash.add(weight.name);
   const at::Tensor value = at::empty(weight.shape, at::kFloat);
   const std::span all(value.data_ptr<float>(), static_cast<size_t>(value.numel()));
   at::parallel_for(0, ceil_div(value.numel(), kNormalChunk), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t block = begin; block < end; ++block) {
-      const auto at = static_cast<size_t>(block * kNormalChunk);
-      const auto count = std::min(static_cast<size_t>(kNormalChunk), all.size() - at);
-      draw_normal_chunk(seed ^ hash.value(), static_cast<uint64_t>(block), weight.initial_std,
-                        all.subspan(at, count));
-    }
+    for (int64_t chunk = begin; chunk < end; ++chunk)
+      draw_initial_values(weight, seed, chunk, all);
   });
   return value;
 }

@@ -6,7 +6,9 @@
 #include <cmath>
 #include <utility>
 
+#include "distca/base/hash.h"
 #include "distca/base/integers.h"
+#include "distca/base/normal.h"
 #include "distca/program/program.h"
 
 namespace distca {
@@ -39,6 +41,19 @@ void add_of_family(const LlamaConfig& config, int layer, std::vector<Weight>* ta
 }
 
 }  // namespace
+
+void draw_initial_values(const Weight& weight, uint64_t seed, int64_t chunk,
+                         std::span<float> values) {
+  std::span<float> out = values.subspan(static_cast<size_t>(chunk * kNormalChunk));
+  out = out.first(std::min(out.size(), static_cast<size_t>(kNormalChunk)));
+  if (!weight.is_matrix()) {
+    std::ranges::fill(out, weight.is_bias ? 0.0f : 1.0f);
+    return;
+  }
+  Fnv1a64 hash;
+  hash.add(weight.name);
+  draw_normal_chunk(seed ^ hash.value(), static_cast<uint64_t>(chunk), weight.initial_std, out);
+}
 
 std::vector<Weight> weight_table(const LlamaConfig& config) {
   const int64_t hidden = config.hidden_size, inner = config.intermediate_size;

@@ -8,6 +8,7 @@
 // Any thread may call these functions.
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -50,6 +51,12 @@ struct Weight {
   bool is_copy() const { return is_tied && layer == kAfterLayers; }
   int64_t numel() const;
 };
+
+/// Draws a part of a weight's initial values: those from number `chunk` * kNormalChunk
+/// (base/normal.h) on, kNormalChunk of them or what is left. `values` are all of the weight's. The
+/// bits depend on the seed and the name alone: they are the same on every rank and machine.
+void draw_initial_values(const Weight& weight, uint64_t seed, int64_t chunk,
+                         std::span<float> values);
 
 /// All weights, in the order of a model's parameters. A head that shares the embedding's weights is
 /// not listed.

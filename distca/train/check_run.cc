@@ -61,6 +61,7 @@ BatchStream checked_batches(const Config& config, const fs::path& lengths) {
   const DocumentSplit split = split_data(config, data);
   check_training_part(data, split);
   files_beside_weights(data);  // refuses what has no one tokenizer
+  if (!config.model_from.empty()) check_tokenizer(data, config.model_from);
   return training_stream(config, data, split);
 }
 

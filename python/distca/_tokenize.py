@@ -23,9 +23,6 @@ if __name__ == "__main__":
     del sys.path[0]  # this program's folder: nothing there stands in for a package
 
 BLOCK_BYTES = 1 << 20  # of lines, which one process tokenizes at a time
-# What belongs to a tokenizer in a folder of Hugging Face.
-FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
-         "merges.txt", "tokenizer.model", "chat_template.jinja")
 
 
 class BadInput(Exception):
@@ -49,7 +46,7 @@ def read_json(path):
 
 
 def load(given):
-    """The tokenizer, its tokenizer.json, and the files that belong to it, by the names of their copies."""
+    """The tokenizer and its tokenizer.json."""
     given = Path(given)
     path = given / "tokenizer.json" if given.is_dir() else given
     if not path.is_file():
@@ -65,23 +62,21 @@ def load(given):
         raise BadInput(f"{path}: not a tokenizer: {' '.join(str(error).split())}") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    files = {"tokenizer.json": path}
-    if path.name == "tokenizer.json":
-        files.update({name: path.parent / name for name in FILES if (path.parent / name).is_file()})
-    return tokenizer, path, files
+    return tokenizer, path
 
 
-def end_token(tokenizer, path, files):
+def end_token(tokenizer, path):
     """The end-of-document token that the tokenizer's folder names, and its id."""
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        token = read_json(files[name]).get("eos_token") if name in files else None
+        file = path.parent / name
+        token = read_json(file).get("eos_token") if path.name == "tokenizer.json" and file.is_file() else None
         if isinstance(token, dict):
             token = token.get("content")
         if token is None:
             continue
         number = tokenizer.token_to_id(token)
         if number is None:
-            raise BadInput(f"{files[name]}: eos_token {token!r} is not in the vocabulary of {path}")
+            raise BadInput(f"{file}: eos_token {token!r} is not in the vocabulary of {path}")
         return token, number
     raise BadInput(f"{path}: no tokenizer_config.json beside it names an eos_token to end documents with: give "
                    "--no-append-eod")
@@ -196,15 +191,15 @@ def main(arguments):
     begun = False
     try:
         given, key, workers, append, *paths = arguments
-        tokenizer, path, files = load(given)
-        token, number = end_token(tokenizer, path, files) if append == "append-eod" else (None, None)
+        tokenizer, path = load(given)
+        token, number = end_token(tokenizer, path) if append == "append-eod" else (None, None)
         for each in paths:
             if not os.path.isfile(each):
                 raise BadInput(f"{each}: no such file")
         about = {"vocab_size": max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1,
                  "eod_token": token, "eod_token_id": number,
                  "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
-                 "files": {name: str(file) for name, file in files.items()},
+                 "path": str(path),
                  "bytes": sum(os.path.getsize(each) for each in paths)}
         out.write(json.dumps(about).encode() + b"\n")
         begun = True

@@ -1,0 +1,49 @@
+#include "cli/weights_out.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "cli/options.h"
+#include "distca/base/text.h"
+
+namespace distca::cli {
+namespace {
+
+/// `dtype` is one that add_options() accepts.
+WeightsType type_of(const std::string& dtype) {
+  if (dtype.empty()) return WeightsType::kAsGiven;
+  return dtype == "float32"   ? WeightsType::kFloat32
+         : dtype == "float16" ? WeightsType::kFloat16
+                              : WeightsType::kBFloat16;
+}
+
+}  // namespace
+
+void WeightsOut::add_options(CLI::App& verb) {
+  verb.add_option("--out", out_, "Folder of weights, config.json and the tokenizer, which is made")
+      ->required();
+  verb.add_option("--dtype", dtype_,
+                  "Number type of the weights; without it, they keep theirs, mostly float32")
+      ->check(CLI::IsMember({"bfloat16", "float16", "float32"}));
+  number(verb, "--max-shard-gb", max_shard_gb_, 1e-6, 1e6,
+         "Divide the weights into files of at most so many GB (10^9 bytes); without it, one file");
+  verb.add_flag("--overwrite", overwrite_, "Replace the model that the folder holds");
+}
+
+void WeightsOut::write(const std::string& begin, const ModelToWrite& model) const {
+  const auto most_bytes = std::llround(max_shard_gb_ * 1e9);
+  const HuggingFaceWriter writer(out_, model.tensors,
+                                 {.type = type_of(dtype_), .max_shard_bytes = most_bytes});
+  std::vector<std::filesystem::path> touched = writer.touched();
+  for (const auto& [name, text] : model.contents.beside) touched.push_back(out_ / name);
+  check_outputs(touched, overwrite_);
+  writer.write(model.contents, model.read);
+  int64_t parameters = 0;
+  for (const StoredTensor& tensor : model.tensors) parameters += tensor.numel();
+  const size_t shards = writer.num_shards();
+  fmt::print("{}\n  {}  weights{}, Hugging Face names ({} parameters, {})\n  {}\n", begin,
+             writer.weights().string(), shards > 1 ? fmt::format(" in {} files", shards) : "",
+             with_thousands(parameters), writer.type_name(), (out_ / "config.json").string());
+}
+
+}  // namespace distca::cli
