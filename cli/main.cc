@@ -123,9 +123,10 @@ int run(int argc, char** argv) {
   distca::cli::add_trace(app);
   distca::cli::add_checkpoint(app);
   distca::cli::add_export(app);
-  distca::cli::add_monitor(app);
   distca::cli::add_init(app);
+  distca::cli::add_monitor(app);
 #ifdef DISTCA_WITH_TORCH
+  distca::cli::add_generate(app);
   distca::cli::add_profile(app);
   distca::cli::add_train(app, &exit_code);
   distca::cli::add_verify(app);

@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <csignal>
@@ -80,6 +81,7 @@ PythonVerb::PythonVerb(const std::string& verb, const std::vector<std::string>& 
   if (child_ > 0) (void)!::read(failed[0], &error, sizeof error);
   close(failed[0]);
   out_ = fdopen(out[0], "rb");
+  DISTCA_CHECK(out_ != nullptr, "{}", std::strerror(errno));
   if (error == 0) return;
   std::fclose(out_);
   wait();

@@ -3,8 +3,8 @@
 // the program (cli/CMakeLists.txt). The Python that runs it is the one that the environment
 // variable DISTCA_PYTHON names, or python3 of PATH. Linux.
 //
-//   PythonVerb tokenizer("distca-tokenize", {"tokenizer.json", "text"});
-//   const std::string line = tokenizer.line();  // of what it prints
+//   PythonVerb tokenizer("distca-tokenize", {"tokenizer.json", "special"});
+//   const std::string line = tokenizer.line();
 
 #include <sys/types.h>
 

@@ -12,12 +12,13 @@ namespace distca::cli {
 void add_checkpoint(CLI::App& app);
 void add_data(CLI::App& app);
 void add_export(CLI::App& app);
-void add_monitor(CLI::App& app);
 void add_init(CLI::App& app);
+void add_monitor(CLI::App& app);
 /// `of_config` plans what a configuration says; where it is null, the verb has no --config.
 void add_plan(CLI::App& app, PlanOfConfig of_config);
 void add_trace(CLI::App& app);
 #ifdef DISTCA_WITH_TORCH
+void add_generate(CLI::App& app);
 void add_profile(CLI::App& app);
 void add_train(CLI::App& app, int* exit_code);
 void add_verify(CLI::App& app);

@@ -15,9 +15,21 @@ echo
 echo "== 2. training: configs/demo.toml on 2 local workers"
 "$distca" train --config configs/demo.toml --workers 2 train.overwrite=true "$@"
 
+run=runs/demo
+for word in "$@"; do
+  case $word in train.output_dir=*) run=${word#*=} ;; esac
+done
+if [ -f "$run/model.safetensors" ]; then  # there is none after --dry-run
+  echo
+  echo "== 3. what the model says after \"def \""
+  "$distca" generate "$run" "def " --max-new-tokens 300 --temperature 0.6
+fi
+
 cat <<'NEXT'
 
 Next
+  build/release/distca generate runs/demo "class " --temperature 0.6 --seed 2
+                                                                           another text of it
   build/release/distca plan --data data/stdlib --workers 4                 a plan: load and bytes per server
   build/release/distca train --config configs/demo.toml --workers 2 \
       plan.scheduler=local train.output_dir=runs/local                     the same model without balancing

@@ -50,9 +50,11 @@ void expect_narrow(const std::string& text) {
 }
 
 TEST(Cli, help_of_every_verb_ends_with_an_example_of_it) {
-  std::vector<Words> verbs = {{"data"}, {"data", "prepare"}, {"data", "show"}, {"plan"}, {"trace"}, {"export"}, {"init"}};
+  std::vector<Words> verbs = {{"data"},  {"data", "prepare"}, {"data", "show"}, {"plan"},
+                              {"trace"}, {"export"},          {"init"},         {"monitor"}};
 #ifdef DISTCA_WITH_TORCH
   verbs.push_back({"train"});
+  verbs.push_back({"generate"});
   verbs.push_back({"profile"});
 #endif
   for (const Words& verb : verbs) {

@@ -92,8 +92,7 @@ at::Tensor initial_weight(const Weight& weight, uint64_t seed) {
   const at::Tensor value = at::empty(weight.shape, at::kFloat);
   const std::span all(value.data_ptr<float>(), static_cast<size_t>(value.numel()));
   at::parallel_for(0, ceil_div(value.numel(), kNormalChunk), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t chunk = begin; chunk < end; ++chunk)
-      draw_initial_values(weight, seed, chunk, all);
+    for (int64_t chunk = begin; chunk < end; ++chunk) draw_initial_values(weight, seed, chunk, all);
   });
   return value;
 }
@@ -259,29 +258,34 @@ at::Tensor Llama::post_attention(int layer, const at::Tensor& x, const at::Tenso
   return after_attention + swiglu_linear(inner[0], inner[1], w.down, keep);
 }
 
+at::Tensor Llama::logits(const at::Tensor& x) const {
+  const State& s = *state_;
+  return norm_linear(x, s.final_norm, s.config.rms_norm_eps, {s.head}, Keep::kProducts)[0].to(
+      s.master);
+}
+
 double Llama::loss_sum(const at::Tensor& x, const at::Tensor& targets, int64_t chunk_tokens,
                        double scale, at::Tensor* d_x, at::Tensor* losses) const {
-  const State& s = *state_;
   const c10::AutoGradMode grad_mode(d_x != nullptr);
   if (d_x != nullptr) *d_x = at::empty_like(x);
-  if (losses != nullptr) *losses = at::empty({x.size(0)}, x.options().dtype(s.master));
+  if (losses != nullptr) *losses = at::empty({x.size(0)}, x.options().dtype(state_->master));
   double sum = 0;
   for (int64_t begin = 0; begin < x.size(0); begin += chunk_tokens) {
     const int64_t count = std::min(chunk_tokens, x.size(0) - begin);
     const at::Tensor rows = x.narrow(0, begin, count).detach().requires_grad_(d_x != nullptr);
     // The logits have no name: they go before backward, which does not read them.
-    const at::Tensor log_probabilities = at::log_softmax(
-        norm_linear(rows, s.final_norm, s.config.rms_norm_eps, {s.head}, Keep::kProducts)[0].to(
-            s.master),
-        1);
-    const auto cross_entropy = [&](at::Reduction::Reduction how) {
-      return at::nll_loss(log_probabilities, targets.narrow(0, begin, count), {}, how,
-                          /*ignore_index=*/-100);
+    const auto summed_loss = [&] {  // nor have log-probabilities: backward frees them
+      const at::Tensor log_probabilities = at::log_softmax(logits(rows), 1);
+      const auto cross_entropy = [&](at::Reduction::Reduction how) {
+        return at::nll_loss(log_probabilities, targets.narrow(0, begin, count), {}, how,
+                            /*ignore_index=*/-100);
+      };
+      if (losses != nullptr)
+        losses->narrow(0, begin, count).copy_(cross_entropy(at::Reduction::None));
+      return cross_entropy(at::Reduction::Sum);
     };
-    const at::Tensor loss = cross_entropy(at::Reduction::Sum);
+    const at::Tensor loss = summed_loss();
     sum += loss.item<double>();
-    if (losses != nullptr)
-      losses->narrow(0, begin, count).copy_(cross_entropy(at::Reduction::None));
     if (d_x == nullptr) continue;
     torch::autograd::backward({loss}, {at::full_like(loss, scale)});
     d_x->narrow(0, begin, count).copy_(rows.grad());

@@ -54,7 +54,8 @@ class Llama {
   Llama(const LlamaConfig& config, uint64_t seed, int cuda_device,
         Masters masters = Masters::kHere);
   /// Of a stage of a pipeline: it has the phases of its own layers, which keep their numbers in the
-  /// model, embed() on the first stage, and loss_sum() on the last. `config` is the whole model's.
+  /// model, embed() on the first stage, and logits() and loss_sum() on the last. `config` is the
+  /// whole model's.
   Llama(const LlamaConfig& config, const Stage& stage, uint64_t seed, int cuda_device,
         Masters masters = Masters::kHere);
   ~Llama();
@@ -87,6 +88,8 @@ class Llama {
   /// x [T, C], which was the input of pre_attention, and o [T, H, D] -> the next layer's x [T, C].
   at::Tensor post_attention(int layer, const at::Tensor& x, const at::Tensor& o,
                             Keep keep = Keep::kProducts) const;
+  /// x [T, C] of the last layer -> logits [T, V] in the masters' type.
+  at::Tensor logits(const at::Tensor& x) const;
   /// x [T, C] of the last layer, targets [T] int64 (-100: no target) -> the sum of the cross
   /// entropy over all targets, in nats. Logits exist for `chunk_tokens` rows at a time. Where `d_x`
   /// is not null, backward is done for each chunk at once: `d_x` becomes the gradient of

@@ -1,11 +1,11 @@
 #include "distca/train/start_weights.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 
 #include <cstring>
 
 #include "distca/comm/aten_types.h"
-#include "distca/model/hugging_face.h"
 #include "distca/train/checkpoint_saver.h"
 
 namespace distca {
@@ -40,6 +40,13 @@ void load_start_weights(const CheckpointReader* checkpoint, const Config& config
     words->push_back(
         fmt::format("starting from the weights of {}: {}", config.model_from, stored.words()));
   }
+}
+
+void load_weights(const HuggingFaceWeights& weights, const Llama& model) {
+  const c10::AutoGradMode no_grad(false);
+  for (size_t i = 0; i < model.weights().size(); ++i)
+    model.parameters()[i].copy_(tensor_of(weights.at(model.weights()[i].name)));
+  model.refresh_copies();
 }
 
 }  // namespace distca

@@ -1,6 +1,7 @@
 """Tokenizes JSON lines for `distca data prepare --jsonl`, which starts this program and reads what it prints.
 
   python3 distca-tokenize TOKENIZER KEY WORKERS {append-eod|no-append-eod} FILE...
+  python3 distca-tokenize TOKENIZER {special|no-special}     for `distca generate`: see answer()
 
 It needs the package `tokenizers` and no PyTorch. WORKERS processes tokenize; the order of documents is that of the
 lines, whatever their number. Printed are a line of JSON, which says what the tokenizer is, and then blocks of four
@@ -186,10 +187,32 @@ def in_order(paths, workers, settings):
         raise fault
 
 
+def answer(given, special):
+    """Answers lines of JSON, each with a line: a prompt with its ids, then the id of each token that follows with what
+    it adds to the text, and null with what was held back because a character might go on."""
+    tokenizer = load(given)[0]
+    ids, context, shown = [], 0, 0  # the text of ids[:shown] is known; what follows is decoded behind ids[context:shown]
+    for line in sys.stdin.buffer:
+        asked = json.loads(line)
+        if isinstance(asked, str):
+            told = ids = tokenizer.encode(asked, add_special_tokens=special == "special").ids
+            shown = len(ids)
+        else:
+            if asked is not None:
+                ids.append(asked)
+            before, now = tokenizer.decode(ids[context:shown]), tokenizer.decode(ids[context:])
+            told = ""
+            if asked is None or len(now) > len(before) and not now.endswith("\ufffd"):
+                told, context, shown = now[len(before):], shown, len(ids)
+        print(json.dumps(told), flush=True)
+
+
 def main(arguments):
     out = sys.stdout.buffer
     begun = False
     try:
+        if len(arguments) == 2:
+            return answer(*arguments)
         given, key, workers, append, *paths = arguments
         tokenizer, path = load(given)
         token, number = end_token(tokenizer, path) if append == "append-eod" else (None, None)

@@ -1,0 +1,69 @@
+#include "distca/train/decoder.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+
+#include "distca/base/error.h"
+#include "distca/comm/aten_types.h"
+#include "distca/kernels/rows.h"
+#include "distca/runtime/tensor_rows.h"
+
+namespace distca {
+
+struct Decoder::Cache {
+  at::Tensor k, v;  // [max_tokens, G, D]
+};
+
+Decoder::Decoder(const Llama& model, int64_t max_tokens, int threads)
+    : model_(model),
+      max_tokens_(max_tokens),
+      kernel_(KernelRequest{.shape = model.config().attention_shape(),
+                            .type = model.config().dtype,
+                            .threads = threads}) {
+  const LlamaConfig& config = model.config();
+  const auto rows = [&] {  // which take memory when they are written
+    return at::empty({max_tokens, config.num_key_value_heads, config.head_dim},
+                     aten_type(config.dtype));
+  };
+  for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer)
+    caches_.push_back({.k = rows(), .v = rows()});
+}
+
+Decoder::~Decoder() = default;
+
+at::Tensor Decoder::feed(const at::Tensor& ids) {
+  const c10::AutoGradMode no_grad(false);
+  const int64_t count = ids.size(0);
+  DISTCA_CHECK(tokens_ + count <= max_tokens_, "{} tokens of {}", tokens_ + count, max_tokens_);
+  const auto rope = model_.rope(at::arange(tokens_, tokens_ + count, at::kLong));
+  at::Tensor x = model_.embed(ids), q, k, v;
+  for (int layer = 0; layer < static_cast<int>(caches_.size()); ++layer) {
+    const Cache& cache = caches_[layer];
+    model_.pre_attention(layer, x, *rope, &q, &k, &v);
+    cache.k.narrow(0, tokens_, count).copy_(k);
+    cache.v.narrow(0, tokens_, count).copy_(v);
+    x = model_.post_attention(layer, x, attention(cache, q));
+  }
+  tokens_ += count;
+  return x;
+}
+
+/// Of the next queries, q [T, H, D], whose keys and values are in the cache already.
+at::Tensor Decoder::attention(const Cache& cache, const at::Tensor& q) {
+  const int64_t count = q.size(0), keys = tokens_ + count;
+  const int64_t window = model_.config().sliding_window;
+  const at::Tensor o = at::empty_like(q);
+  const at::Tensor lse =
+      at::empty({count, q.size(1), 1}, aten_type(kernels::accumulator_type(kernel_.type())));
+  kernels::TaskList list;
+  list.queries = {{.tokens = count, .q = rows_of(q), .o = rows_of(o), .lse = rows_of(lse)}};
+  list.keys = {{.tokens = keys, .k = rows_of(cache.k), .v = rows_of(cache.v)}};
+  list.tasks = {{.q_tokens = count,
+                 .q_position = tokens_,
+                 .keys = {{.tokens = keys}},
+                 .mask = {.causal = true, .window_left = window > 0 ? window - 1 : -1}}};
+  kernel_.forward(kernel_.type(), list);
+  return o;
+}
+
+}  // namespace distca
