@@ -44,15 +44,28 @@ Json json_of(int64_t step, const BatchPlan& plans, const PlanFigures& figures,
                {"imbalance_before", figures.imbalance_before},
                {"imbalance_after", figures.imbalance_after},
                {"nano_batches", Json::array()}};
-  for (const Plan& plan : plans.plans)
-    json["nano_batches"].push_back(summary_json(checked(plan, config.attention_profile)));
+  const std::vector<int64_t> layers = config.model.num_layers_of_windows();
+  for (size_t i = 0; i < plans.plans.size(); ++i) {
+    Json plan = summary_json(checked(plans.plans[i], config.attention_profile));
+    if (layers.size() > 1) plan["layers"] = layers[i % layers.size()];
+    json["nano_batches"].push_back(std::move(plan));
+  }
   return json;
 }
 
 void print_plans(const Config& config, const BatchPlan& plans) {
-  for (size_t nano = 0; nano < plans.plans.size(); ++nano) {
-    fmt::print("\nNano-batch {} of {}\n", nano + 1, plans.plans.size());
-    print_report(checked(plans.plans[nano], config.attention_profile));
+  const std::vector<int64_t> windows = config.model.windows(),
+                             layers = config.model.num_layers_of_windows();
+  for (size_t i = 0; i < plans.plans.size(); ++i) {
+    const size_t nano = i / plans.num_windows, window = i % plans.num_windows;
+    const std::string sees =
+        windows[window] == 0 ? "all keys" : with_thousands(windows[window]) + " tokens";
+    fmt::print("\nNano-batch {} of {}{}\n", nano + 1, plans.num_nano_batches(),
+               windows.size() == 1
+                   ? ""
+                   : fmt::format(", {} layer{} in which a query sees {}", layers[window],
+                                 layers[window] == 1 ? "" : "s", sees));
+    print_report(checked(plans.plans[i], config.attention_profile));
   }
   if (plans.pipeline && plans.pipeline->ticks_plan() != nullptr) {
     fmt::print("\n");

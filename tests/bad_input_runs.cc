@@ -72,7 +72,9 @@ std::vector<BadInput> bad_generations() {
       {one, "m: holds neither model.safetensors nor model.safetensors.index.json", shape},
       {one, "m/config.json: num_experts is not known, and it may change the model",
        hugging_face(", \"num_experts\": 4")},
-      {one, "m/generation_config.json: eos_token_id must be an integer of at least 0, not \"end\"",
+      {one,
+       "m/generation_config.json: eos_token_id must be an integer in 0 .. "
+       "9223372036854775807, not \"end\"",
        shape + "; echo '{\"eos_token_id\": \"end\"}' > m/generation_config.json"},
       {one + "--temperature -1", "--temperature: -1 is not a number in 0 .. 1e+06"},
       {one + "--temperature nan", "--temperature: nan is not a number in 0 .. 1e+06"},
@@ -93,7 +95,10 @@ std::vector<BadInput> bad_generations() {
 
 std::vector<BadInput> bad_configs() {
   const std::string train = "distca $T ", two = train + "--workers 2 ",
-                    toml = train + "--config c.toml";
+                    toml = train + "--config c.toml",
+                    windows =
+                        "model.sliding_window=9 "
+                        "model.layer_types=full_attention,sliding_attention ";
   return {
       {train + "two", "two: an override is section.key=value"},
       {train + "'two\nlines=3'", "unknown key two lines"},
@@ -170,6 +175,21 @@ std::vector<BadInput> bad_configs() {
       {train + "model.num_key_value_heads=3", "is not divisible by model.num_key_value_heads = 3"},
       {train + "model.sliding_window=-1", "model.sliding_window = -1: must be at least 0"},
       {train + "model.sliding_window=1000000000000", "model.sliding_window"},
+      {train + "model.layer_types=sliding_attention,local_attention",
+       "model.layer_types: \"local_attention\" is neither full_attention nor sliding_attention"},
+      {train + "model.layer_types=full_attention",
+       "model.layer_types names 1 layers, model.num_hidden_layers = 2"},
+      {train + "model.layer_types=full_attention,sliding_attention",
+       "model.layer_types has sliding_attention, and model.sliding_window = 0: say how many"},
+      {two + windows + "parallel.pipeline_model_parallel_size=2",
+       "parallel.pipeline_model_parallel_size = 2 with windows that differ by layer "
+       "(model.layer_types): a tick would pool layers of different windows; leave it out"},
+      {train + windows + "plan.tolerance=auto",
+       "plan.tolerance = auto with windows that differ by layer (model.layer_types): it chooses"},
+      {train + windows + "plan.max_memory_gib=1",
+       "plan.max_memory_gib = 1 with windows that differ by layer (model.layer_types): each"},
+      {train + windows + "servers.reweight=true train.deterministic=false",
+       "servers.reweight = true with windows that differ by layer (model.layer_types): times"},
       {train + "model.dtype=float16", "must be one of float32, bfloat16, float64"},
       {train + "attention.kernel=cpu model.dtype=float64",
        "attention.kernel = cpu computes fp32 and bf16 with head_dim up to 256 on a CPU, not fp64"},

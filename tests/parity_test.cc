@@ -286,6 +286,25 @@ TEST(parity, a_window_gives_the_same_on_every_plan_and_schedule) {
   EXPECT_GT(std::abs(run(what).loss - one.loss), 1e-3) << "the window hid nothing";
 }
 
+TEST(parity, windows_that_differ_by_layer_give_the_same_on_every_schedule) {
+  StepRun what{.model = small_llama(2, ScalarType::kFloat64, 3), .documents = kMixed};
+  what.model.sliding_window = 200;
+  what.model.layer_types = "sliding_attention,full_attention,sliding_attention";
+  const Outcome one = run(what);
+  StepRun many = what;
+  many.workers = 2;
+  size_t turn = 0;
+  for (const Play& play : plays()) {
+    many.play = play;
+    many.planner = turn++ % 3 == 0 ? "balanced_keys" : "balanced";
+    expect_same(run(many), one, 1e-10, 1e-12, many.planner + ", " + name_of(play));
+  }
+  for (const char* types : {"sliding_attention,sliding_attention,full_attention", ""}) {
+    what.model.layer_types = types;
+    EXPECT_GT(std::abs(run(what).loss - one.loss), 1e-3) << "another layer's window is the same";
+  }
+}
+
 TEST(parity, ranks_as_threads_on_one_gpu_give_the_cpus_result) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device on this machine";
   StepRun what{.model = small_llama(2, ScalarType::kFloat64),

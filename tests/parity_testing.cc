@@ -28,13 +28,19 @@ std::vector<StepInput> inputs_of(const StepRun& what, const StepOptions& options
   std::vector<StepInput> inputs(num_ranks);
   std::vector<std::vector<NanoPart>> parts(num_ranks);
   for (const std::vector<int64_t>& lengths : what.documents.nano_batches) {
-    const Plan plan =
-        plan_by(planner(what.planner), what.model, lengths, what.workers, what.play.servers);
-    const PlanIndex index(plan);
-    for (int rank = 0; rank < num_ranks; ++rank) {
-      parts[rank].push_back(
-          {attention_exchange(index, rank, what.model, options), what.play.redispatched});
-      if (rank >= what.workers) continue;
+    const auto plan_for = [&](size_t window, const Plan* first) {
+      return plan_by(planner(what.planner), what.model, lengths, what.workers, what.play.servers,
+                     window, first);
+    };
+    const Plan plan = plan_for(0, nullptr);
+    for (size_t window = 0; window < what.model.windows().size(); ++window) {
+      const Plan of_window = window == 0 ? plan : plan_for(window, &plan);
+      const PlanIndex index(of_window);  // borrows it
+      for (int rank = 0; rank < num_ranks; ++rank)
+        parts[rank].push_back(
+            {attention_exchange(index, rank, what.model, options, window), what.play.redispatched});
+    }
+    for (int rank = 0; rank < what.workers; ++rank) {
       inputs[rank].tokens.push_back(make_tokens(plan.nano_batch, plan.layout.workers[rank],
                                                 what.model.vocab_size, what.documents.goes_on));
     }
@@ -204,18 +210,18 @@ LlamaConfig small_llama(int64_t num_kv_heads, ScalarType dtype, int64_t num_laye
 }
 
 Plan plan_by(const Planner& planner, const LlamaConfig& model, const std::vector<int64_t>& lengths,
-             int workers, const Servers& servers) {
+             int workers, const Servers& servers, size_t window, const Plan* first) {
   Config config;
   config.model = model;
   config.plan.scheduler = planner.scheduler;
   config.plan.layout = planner.layout;
   config.plan.split_kv = planner.split_kv;
   config.plan.spread = planner.spread;
-  PlanRequest request = plan_request(config, NanoBatch::from_lengths(lengths), workers);
+  PlanRequest request = plan_request(config, NanoBatch::from_lengths(lengths), workers, {}, window);
   std::vector<int64_t>& capacity = request.cluster.capacity;
   capacity.assign(workers, servers.worker_capacity);
   capacity.insert(capacity.end(), servers.dedicated.begin(), servers.dedicated.end());
-  Plan plan = make_plan(request);
+  Plan plan = first == nullptr ? make_plan(request) : make_plan(request, first->layout);
   ValidateOptions checks = checks_of(find_scheduler(plan.options.scheduler));
   if (planner.cut_tasks) {
     Random random(9);

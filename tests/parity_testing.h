@@ -58,9 +58,10 @@ std::string name_of(const Play& play);
 /// `num_kv_heads` of 4 query heads.
 LlamaConfig small_llama(int64_t num_kv_heads, ScalarType dtype, int64_t num_layers = 2);
 
-/// A nano-batch's plan, checked by the validator.
+/// A nano-batch's plan, checked by the validator. `window`: for the layers that have this one of
+/// model.windows(), on the layout of `first`, the plan for the first one.
 Plan plan_by(const Planner& planner, const LlamaConfig& model, const std::vector<int64_t>& lengths,
-             int workers, const Servers& servers);
+             int workers, const Servers& servers, size_t window = 0, const Plan* first = nullptr);
 
 /// Tokens of a worker's part of a nano-batch, made from a seed. `goes_on`: Documents::goes_on.
 LocalTokens make_tokens(const NanoBatch& nano_batch, const std::vector<Segment>& segments,

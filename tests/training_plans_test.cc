@@ -90,6 +90,8 @@ TEST_F(ConfigPlanTest, a_plan_of_a_configuration_is_the_one_that_the_run_has) {
       {"--workers", "2"},
       {"--workers", "3"},
       {"--workers", "2", "servers.dedicated=1"},
+      {"--workers", "2", "model.sliding_window=100",
+       "model.layer_types=sliding_attention,full_attention"},
       {"--workers", "2", "plan.profile=h200", "plan.tolerance=auto"},
       {"--workers", "2", "parallel.pipeline_model_parallel_size=2", "batch.nano_batches=4"},
       {"--workers", "2", "parallel.pipeline_model_parallel_size=2",

@@ -271,6 +271,12 @@ TEST_F(TrainingTest, a_window_is_trained_as_planned) {
   const std::string window = "model.sliding_window=100";
   const Training one = train("one", joined(kThreads, {"1", window}));
   expect_same_result(train("many", joined(kThreads, {"3", window})), one, "window");
+  // And where only some layers have it.
+  const std::string types = "model.layer_types=full_attention,sliding_attention";
+  const Training mixed = train("mixed", joined(kThreads, {"1", window, types}));
+  EXPECT_NE(mixed.losses, one.losses);
+  const Words three = {"3", window, types, "servers.dedicated=1"};
+  expect_same_result(train("mixed_many", joined(kThreads, three)), mixed, "windows");
 }
 
 /// The header of a safetensors file's bytes, and the tensors behind it.

@@ -113,7 +113,8 @@ struct Reader {
 
   void check_keys() const;
   ModelType family(bool* has_window) const;
-  int64_t window(bool may_have_window, bool is_qwen, int64_t layers) const;
+  std::vector<bool> sliding_layers(int64_t tokens, bool is_qwen, int64_t layers) const;
+  void read_windows(bool may_have_window, bool is_qwen, LlamaConfig* model) const;
   void read_rope(LlamaConfig* model) const;
   LlamaConfig model() const;
 };
@@ -137,13 +138,14 @@ ModelType Reader::family(bool* has_window) const {
     std::string_view name, architecture;
     ModelType type;
   };
-  constexpr std::array<Family, 4> kFamilies = {
+  constexpr std::array<Family, 5> kFamilies = {
       {{"llama", "LlamaForCausalLM", ModelType::kLlama},
        {"mistral", "MistralForCausalLM", ModelType::kLlama},
+       {"ministral", "MinistralForCausalLM", ModelType::kLlama},
        {"qwen2", "Qwen2ForCausalLM", ModelType::kQwen2},
        {"qwen3", "Qwen3ForCausalLM", ModelType::kQwen3}}};
   const auto found = std::ranges::find(kFamilies, root["model_type"].text(), &Family::name);
-  root["model_type"].expect(found != kFamilies.end(), "llama, mistral, qwen2 or qwen3");
+  root["model_type"].expect(found != kFamilies.end(), "llama, mistral, ministral, qwen2 or qwen3");
   if (has("architectures")) {
     const Json wanted = Json::array({found->architecture});
     root["architectures"].expect(json["architectures"] == wanted, wanted.dump());
@@ -152,32 +154,39 @@ ModelType Reader::family(bool* has_window) const {
   return found->type;
 }
 
-/// 0: none.
-int64_t Reader::window(bool may_have_window, bool is_qwen, int64_t layers) const {
+/// [layer] Whether it has the window of so many tokens; 0: there is none.
+std::vector<bool> Reader::sliding_layers(int64_t tokens, bool is_qwen, int64_t layers) const {
+  std::vector<bool> slides(layers, tokens > 0);
+  if (has("layer_types")) {
+    const JsonField types = root["layer_types"];
+    types.expect(types.size() == slides.size(), "as long as num_hidden_layers");
+    for (size_t i = 0; i < slides.size(); ++i) {
+      slides[i] = types.at(i).text() == "sliding_attention";
+      types.at(i).expect(types.at(i).text() == "full_attention" || (slides[i] && tokens > 0),
+                         tokens > 0 ? "full_attention or sliding_attention"
+                                    : "full_attention, because there is no sliding_window");
+    }
+  } else if (is_qwen && tokens > 0) {
+    const int64_t first = root["max_window_layers"].integer(0);
+    std::fill_n(slides.begin(), std::min(first, layers), false);
+  }
+  return slides;
+}
+
+void Reader::read_windows(bool may_have_window, bool is_qwen, LlamaConfig* model) const {
   if (has("sliding_window") && !may_have_window)
     root["sliding_window"].expect(false, "null in a Llama");
   const bool used = is_qwen ? flag("use_sliding_window") : may_have_window;
   if (used && !is_qwen) root["sliding_window"];  // transformers has a default, so it must be there
   const int64_t tokens = used && has("sliding_window") ? size("sliding_window") : 0;
-  constexpr const char* kSame =
-      "the same for all layers: windows that differ by layer are not supported";
-  if (has("layer_types")) {
-    const char* const type = tokens > 0 ? "sliding_attention" : "full_attention";
-    const JsonField types = root["layer_types"];
-    types.expect(types.size() == static_cast<size_t>(layers), "as long as num_hidden_layers");
-    bool all = true;
-    for (size_t i = 0; i < types.size(); ++i) all = all && types.at(i).text() == type;
-    const bool none = tokens > 0 && std::ranges::all_of(json["layer_types"], [](const Json& word) {
-                        return word == "full_attention";
-                      });
-    if (none && is_qwen) return 0;
-    types.expect(all, kSame);
-    return tokens;
+  const std::vector<bool> slides = sliding_layers(tokens, is_qwen, model->num_hidden_layers);
+  const auto sliding = std::ranges::count(slides, true);
+  if (sliding > 0) model->sliding_window = tokens;
+  if (sliding == 0 || sliding == model->num_hidden_layers) return;
+  for (const bool layer_slides : slides) {
+    if (!model->layer_types.empty()) model->layer_types += ',';
+    model->layer_types += layer_slides ? "sliding_attention" : "full_attention";
   }
-  if (!is_qwen || tokens == 0) return tokens;
-  const int64_t first = root["max_window_layers"].integer(0);
-  root["max_window_layers"].expect(first == 0 || first >= layers, kSame);
-  return first == 0 ? tokens : 0;
 }
 
 void Reader::read_rope(LlamaConfig* model) const {
@@ -218,7 +227,7 @@ LlamaConfig Reader::model() const {
   model.vocab_size = size("vocab_size");
   model.hidden_size = size("hidden_size");
   model.intermediate_size = size("intermediate_size");
-  model.num_hidden_layers = size("num_hidden_layers");
+  model.num_hidden_layers = root["num_hidden_layers"].integer(1, LlamaConfig::kMostLayers);
   model.num_attention_heads = size("num_attention_heads");
   // Only Llama's default is as many as query heads.
   const bool is_llama = !may_have_window && !has("num_key_value_heads");
@@ -235,7 +244,7 @@ LlamaConfig Reader::model() const {
   model.tie_word_embeddings = flag("tie_word_embeddings");
   if (has("max_position_embeddings"))
     model.max_position_embeddings = size("max_position_embeddings");
-  model.sliding_window = window(may_have_window, is_qwen, model.num_hidden_layers);
+  read_windows(may_have_window, is_qwen, &model);
   read_rope(&model);
   return model;
 }

@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <string_view>
+#include <tuple>
 
 #include "distca/model/hugging_face.h"
 #include "distca/model/hugging_face_testing.h"
@@ -9,6 +11,7 @@
 namespace distca {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using testing::small_config;
 using testing::TestFolder;
@@ -138,7 +141,7 @@ TEST(hugging_face_config, what_is_not_supported_is_refused_by_name) {
       {{{"attention_bias", true}}, "attention_bias must be false, not true"},
       {{{"mlp_bias", true}}, "mlp_bias must be false, not true"},
       {{{"attention_dropout", 0.1}}, "attention_dropout must be 0, not 0.1"},
-      {{{"model_type", "gpt2"}}, "model_type must be llama, mistral, qwen2 or qwen3"},
+      {{{"model_type", "gpt2"}}, "model_type must be llama, mistral, ministral, qwen2 or qwen3"},
       {{{"model_type", "mixtral"}}, "model_type must be llama"},
       {{{"architectures", {"LlamaForSequenceClassification"}}},
        "architectures must be [\"LlamaForCausalLM\"], not"},
@@ -163,7 +166,7 @@ TEST(hugging_face_config, what_is_not_supported_is_refused_by_name) {
       {{{"auto_map", {{"AutoModel", "x.Y"}}}}, "auto_map must be null"},
       {{{"sliding_window", 16}}, "sliding_window must be null in a Llama, not 16"},
       {{{"layer_types", {"full_attention", "sliding_attention"}}},
-       "layer_types must be the same for all layers"},
+       "layer_types[1] must be full_attention, because there is no sliding_window"},
       {{{"is_encoder_decoder", true}}, "is_encoder_decoder must be false"},
       {{{"logit_scale", 0.5}}, "logit_scale is not known"},
       {{{"hidden_size", nullptr}}, "hidden_size is missing"},
@@ -182,15 +185,65 @@ TEST(hugging_face_config, what_is_not_supported_is_refused_by_name) {
   }
 }
 
-TEST(hugging_face_config, windows_that_differ_by_layer_are_refused_by_name) {
+TEST(hugging_face_config, windows_may_differ_by_layer) {
+  const std::string types = "full_attention,sliding_attention";
   const Json qwen = {
       {"sliding_window", 16}, {"use_sliding_window", true}, {"max_window_layers", 1}};
-  try {
-    read(family("qwen2", "Qwen2ForCausalLM", qwen));
-    ADD_FAILURE();
-  } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr("max_window_layers must be the same for all layers"));
+  const Json listed = {{"sliding_window", 16},
+                       {"use_sliding_window", true},
+                       {"max_window_layers", 28},
+                       {"layer_types", {"full_attention", "sliding_attention"}}};
+  for (const auto& [type, architecture, changes] : {std::tuple("qwen2", "Qwen2ForCausalLM", qwen),
+                                                    {"qwen3", "Qwen3ForCausalLM", listed},
+                                                    {"ministral", "MinistralForCausalLM", listed},
+                                                    {"mistral", "MistralForCausalLM", listed}}) {
+    Json json = family(type, architecture, changes);
+    if (std::string_view(type).ends_with("istral")) {
+      json.erase("use_sliding_window");
+      json.erase("max_window_layers");
+    }
+    const LlamaConfig model = read(json);
+    EXPECT_EQ(model.sliding_window, 16) << type;
+    EXPECT_EQ(model.layer_types, types) << type;
+    EXPECT_THAT(model.windows(), ElementsAre(0, 16)) << type;
+    EXPECT_THAT(model.window_of_layer(), ElementsAre(0, 1)) << type;
+    EXPECT_EQ(model.shape(0).attention.window_left, -1);
+    EXPECT_EQ(model.shape(1).attention.window_left, 15);
+    const Json written = model.to_hugging_face(8192);
+    EXPECT_EQ(written["layer_types"], Json({"full_attention", "sliding_attention"}));
+    EXPECT_EQ(written.value("max_window_layers", 1), 1) << "what older ones read";
+    EXPECT_EQ(read(written).layer_types, types);
+    EXPECT_EQ(read(written).model_type, model.model_type);
   }
+}
+
+TEST(hugging_face_config, windows_that_do_not_fit_are_refused_by_name) {
+  const auto fault = [](Json json, const Json& changes) -> std::string {
+    json.merge_patch(changes);
+    try {
+      read(json);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "nothing";
+  };
+  const Json mistral =
+      family("ministral", "MinistralForCausalLM",
+             {{"sliding_window", 16}, {"layer_types", {"full_attention", "sliding_attention"}}});
+  EXPECT_EQ(fault(mistral, Json::object()), "nothing");
+  EXPECT_THAT(fault(mistral, {{"layer_types", {"full_attention"}}}),
+              HasSubstr("layer_types must be as long as num_hidden_layers"));
+  EXPECT_THAT(fault(mistral, {{"layer_types", {"full_attention", "chunked_attention"}}}),
+              HasSubstr("layer_types[1] must be full_attention or sliding_attention"));
+  Json none = mistral;
+  none["sliding_window"] = nullptr;
+  EXPECT_THAT(fault(none, Json::object()),
+              HasSubstr("layer_types[1] must be full_attention, because"));
+  const Json unused = {{"use_sliding_window", false}};
+  Json qwen = family("qwen2", "Qwen2ForCausalLM", unused);
+  qwen["layer_types"] = {"sliding_attention", "full_attention"};
+  EXPECT_THAT(fault(qwen, Json::object()),
+              HasSubstr("layer_types[0] must be full_attention, because"));
 }
 
 }  // namespace

@@ -2,12 +2,44 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string_view>
 
 #include "distca/base/error.h"
 #include "distca/model/rope_scaling.h"
 #include "distca/model/weight_table.h"
 
 namespace distca {
+namespace {
+
+constexpr std::string_view kFull = "full_attention", kSliding = "sliding_attention";
+
+std::vector<std::string> words_of(const std::string& layer_types) {
+  std::vector<std::string> words;
+  for (size_t begin = 0; begin <= layer_types.size();) {
+    const size_t end = std::min(layer_types.find(',', begin), layer_types.size());
+    words.push_back(layer_types.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return words;
+}
+
+void check_layer_types(const LlamaConfig& model) {
+  const std::vector<std::string> words = words_of(model.layer_types);
+  for (const std::string& word : words) {
+    DISTCA_THROW_IF(word != kFull && word != kSliding, ErrorKind::kConfig,
+                    "model.layer_types: \"{}\" is neither full_attention nor sliding_attention",
+                    word);
+  }
+  DISTCA_THROW_IF(static_cast<int64_t>(words.size()) != model.num_hidden_layers, ErrorKind::kConfig,
+                  "model.layer_types names {} layers, model.num_hidden_layers = {}", words.size(),
+                  model.num_hidden_layers);
+  DISTCA_THROW_IF(model.sliding_window == 0 && std::ranges::count(words, kSliding) > 0,
+                  ErrorKind::kConfig,
+                  "model.layer_types has sliding_attention, and model.sliding_window = 0: say how "
+                  "many tokens it sees");
+}
+
+}  // namespace
 
 void LlamaConfig::check() const {
   // The upper bounds keep every product of sizes within 64 bits.
@@ -19,7 +51,7 @@ void LlamaConfig::check() const {
   within("vocab_size", vocab_size, 1 << 30);
   within("hidden_size", hidden_size, 1 << 20);
   within("intermediate_size", intermediate_size, 1 << 20);
-  within("num_hidden_layers", num_hidden_layers, 1 << 14);
+  within("num_hidden_layers", num_hidden_layers, kMostLayers);
   within("num_attention_heads", num_attention_heads, 1 << 14);
   within("num_key_value_heads", num_key_value_heads, 1 << 14);
   within("head_dim", head_dim, 1 << 10);
@@ -31,6 +63,7 @@ void LlamaConfig::check() const {
                   "model.head_dim = {}: must be a multiple of 8", head_dim);
   DISTCA_THROW_IF(sliding_window < 0, ErrorKind::kConfig,
                   "model.sliding_window = {}: 0 (off) or a number of tokens", sliding_window);
+  if (!layer_types.empty()) check_layer_types(*this);
   parse_rope_scaling(rope_parameters, "model.rope_parameters");
 }
 
@@ -40,7 +73,30 @@ int64_t LlamaConfig::num_parameters() const {
   return total;
 }
 
-ModelShape LlamaConfig::shape() const {
+std::vector<int64_t> LlamaConfig::windows() const {
+  if (layer_types.empty()) return {sliding_window};
+  const std::vector<std::string> words = words_of(layer_types);
+  std::vector<int64_t> windows;
+  if (std::ranges::count(words, kFull) > 0) windows.push_back(0);
+  if (std::ranges::count(words, kSliding) > 0) windows.push_back(sliding_window);
+  return windows;
+}
+
+std::vector<int> LlamaConfig::window_of_layer() const {
+  std::vector<int> result(num_hidden_layers, 0);
+  if (!windows_differ()) return result;
+  const std::vector<std::string> words = words_of(layer_types);
+  std::ranges::transform(words, result.begin(), [](const auto& word) { return word == kSliding; });
+  return result;
+}
+
+std::vector<int64_t> LlamaConfig::num_layers_of_windows() const {
+  std::vector<int64_t> layers(windows().size(), 0);
+  for (const int window : window_of_layer()) ++layers[window];
+  return layers;
+}
+
+ModelShape LlamaConfig::shape(size_t window) const {
   return {.num_layers = num_hidden_layers,
           .hidden_size = hidden_size,
           .intermediate_size = intermediate_size,
@@ -49,7 +105,7 @@ ModelShape LlamaConfig::shape() const {
                         .head_dim_qk = head_dim,
                         .head_dim_v = head_dim,
                         .element_bytes = element_bytes(dtype),
-                        .window_left = sliding_window > 0 ? sliding_window - 1 : -1},
+                        .window_left = windows().at(window) - 1},  // 0 tokens: -1, all
           .vocab_size = vocab_size,
           .has_qk_norm = has_qk_norm()};
 }
@@ -96,11 +152,13 @@ Json LlamaConfig::to_hugging_face(int64_t tokens) const {
                {"torch_dtype", dtype == ScalarType::kFloat64 ? "float64" : "float32"}};
   // The spelling of transformers 4, which 5 reads, too.
   if (!rope_parameters.empty()) json["rope_scaling"] = Json::parse(rope_parameters);
-  if (sliding_window > 0) json["sliding_window"] = sliding_window;
+  const bool slides = windows().back() > 0;
+  if (slides) json["sliding_window"] = sliding_window;
+  if (windows_differ()) json["layer_types"] = words_of(layer_types);
   if (model_type == ModelType::kLlama) {
-    if (sliding_window > 0) {  // Hugging Face's Llama has no window; Mistral is Llama with one
-      json["architectures"] = {"MistralForCausalLM"};
-      json["model_type"] = "mistral";
+    if (slides) {  // Hugging Face's Llama has no window; Mistral is Llama with one
+      json["architectures"] = {windows_differ() ? "MinistralForCausalLM" : "MistralForCausalLM"};
+      json["model_type"] = windows_differ() ? "ministral" : "mistral";
     }
     return json;
   }
@@ -109,8 +167,10 @@ Json LlamaConfig::to_hugging_face(int64_t tokens) const {
   json["model_type"] = is_qwen2 ? "qwen2" : "qwen3";
   if (is_qwen2) json.erase("attention_bias");  // Qwen2 has it of Q, K and V, and no such key
   json.erase("mlp_bias");
-  json["use_sliding_window"] = sliding_window > 0;
-  json["max_window_layers"] = sliding_window > 0 ? 0 : num_hidden_layers;  // the first with one
+  json["use_sliding_window"] = slides;
+  const std::vector<int> places = window_of_layer();
+  const auto full = windows_differ() ? std::ranges::find(places, 1) - places.begin() : 0;
+  json["max_window_layers"] = slides ? full : num_hidden_layers;  // the first with a window
   return json;
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "distca/base/json.h"
 #include "distca/base/scalar_type.h"
@@ -14,7 +15,7 @@ namespace distca {
 
 /// Which of Hugging Face's families a model belongs to.
 enum class ModelType : uint8_t {
-  kLlama,  // with a window, Mistral
+  kLlama,  // with a window, Mistral; with windows that differ by layer, Ministral
   kQwen2,  // Llama with a bias behind the products that make Q, K and V
   kQwen3,  // Llama with a norm of each head's Q and K
 };
@@ -38,6 +39,11 @@ struct LlamaConfig {
   ModelType model_type = ModelType::kLlama;
   std::string rope_parameters;          // how RoPE is stretched (rope_scaling.h); "": it is not
   int64_t max_position_embeddings = 0;  // tokens; only written to config.json; 0: not known
+  /// "full_attention" (all keys) or "sliding_attention" (sliding_window) for each layer, with
+  /// commas between them. "": sliding_window is that of all layers.
+  std::string layer_types;
+
+  static constexpr int64_t kMostLayers = 1 << 14;
 
   bool has_qkv_bias() const { return model_type == ModelType::kQwen2; }
   bool has_qk_norm() const { return model_type == ModelType::kQwen3; }
@@ -45,8 +51,15 @@ struct LlamaConfig {
   /// Throws Error(kConfig) with the values that do not fit each other.
   void check() const;
   int64_t num_parameters() const;
-  /// The sizes that the planner and programs need.
-  ModelShape shape() const;
+  /// The windows that layers have, each once: 0 (all keys) first, then sliding_window.
+  std::vector<int64_t> windows() const;
+  /// [layer] Its place in windows().
+  std::vector<int> window_of_layer() const;
+  /// [window] How many layers have it.
+  std::vector<int64_t> num_layers_of_windows() const;
+  bool windows_differ() const { return windows().size() > 1; }
+  /// The sizes that the planner and programs need, with the window of this place in windows().
+  ModelShape shape(size_t window = 0) const;
   /// The shape of one layer's core attention.
   kernels::Shape attention_shape() const;
   /// Floating-point operations of one training step over `tokens` tokens whose causal attention has
@@ -54,7 +67,8 @@ struct LlamaConfig {
   /// Counts: matrix products. Ignores: norms, RoPE, softmax.
   double train_flops(int64_t tokens, int64_t pairs) const;
   /// The config.json of a Hugging Face LlamaForCausalLM, MistralForCausalLM if there is a window,
-  /// Qwen2ForCausalLM or Qwen3ForCausalLM. Its max_position_embeddings is at least `tokens`.
+  /// MinistralForCausalLM if windows differ by layer, Qwen2ForCausalLM or Qwen3ForCausalLM. Its
+  /// max_position_embeddings is at least `tokens`.
   Json to_hugging_face(int64_t tokens) const;
 };
 

@@ -67,7 +67,7 @@ std::vector<std::string> overlap_names();
 /// nano-batches (plan/layer_time.h).
 Hiding hiding_of(Overlap overlap, int64_t nano_batches = 2);
 
-/// The part of one nano-batch that a rank has.
+/// The part of one nano-batch that a rank has, of the layers that share a window.
 struct NanoPart {
   std::shared_ptr<const AttentionExchange> exchange;
   /// Servers do not keep Q, K, V until backward, so these are sent again (exchange.keys).
@@ -78,14 +78,18 @@ struct ProgramRequest {
   Overlap overlap = Overlap::kPingPong;
   /// A program for evaluation has only the forward pass, with the loss.
   enum class Kind { kTrain, kEvaluate } kind = Kind::kTrain;
-  bool holds_weights = true;           // false: a dedicated server; exchanges and tasks only
-  std::vector<NanoPart> nano_batches;  // of the step, in order; empty where `stage` is given
-  ModelShape model;                    // as this rank has it
+  bool holds_weights = true;  // false: a dedicated server; exchanges and tasks only
+  /// Of the step, in order; empty where `stage` is given. Where layers have W windows, each
+  /// nano-batch has W parts: [nano-batch x W + window].
+  std::vector<NanoPart> nano_batches;
+  ModelShape model;  // as this rank has it
   /// How gradients are summed. Null on a dedicated server and for evaluation. A program for
   /// training that has none ends with one kGradNorm and one kOptimizer, which belong to no bucket.
   std::shared_ptr<const GradientExchange> gradients;
   /// What this rank does in a pipeline. None: there is one stage with all layers of the model.
   std::optional<StagePart> stage = std::nullopt;
+  /// [layer of the model] Which window it has, from 0. Empty: all have the same one.
+  std::vector<int> window_of_layer = {};
 };
 
 Program build_program(const ProgramRequest& request);

@@ -277,6 +277,56 @@ TEST(Overlap, tags_differ_within_a_step_and_agree_between_ranks) {
   EXPECT_EQ(tags[0], tags[1]);
 }
 
+TEST(Overlap, each_layer_goes_through_the_exchange_of_its_window) {
+  const std::vector<int> windows = {1, 0, 0, 1, 1};
+  const std::vector<std::vector<int64_t>> lengths = {{2000, 300, 100}, {1500, 900, 700, 40}, {800}};
+  for (const Pool& shape : {Pool{2, 0, true}, Pool{2, 1, false}, Pool{3, 1, true}}) {
+    const Cluster cluster = pool(shape.workers, shape.dedicated, shape.in_place);
+    const StepExchanges step = plan_step(lengths, cluster, {}, {-1, 199});
+    for (const OverlapName& overlap : kOverlaps) {
+      for (const bool redispatched : {false, true}) {
+        Style style{.overlap = overlap.overlap,
+                    .redispatched = redispatched,
+                    .num_layers = 5,
+                    .gradients = {.bucket_elements = 320},
+                    .window_of_layer = windows};
+        const std::vector<Program> programs = programs_of(step, style);
+        EXPECT_THAT(validate(programs), IsEmpty()) << overlap.name;
+        for (const Program& program : programs) {
+          EXPECT_THAT(program.layer_steps, ElementsAre(2, 3, 2, 3, 2, 3));
+          for (const Op& op : program.ops) {
+            if (op.exchange >= 0) {
+              EXPECT_EQ(op.exchange, 2 * op.nano_batch + windows[op.layer]) << describe(op);
+            }
+          }
+        }
+        style.kind = ProgramRequest::Kind::kEvaluate;
+        style.gradients = {};
+        EXPECT_THAT(validate(programs_of(step, style)), IsEmpty()) << overlap.name;
+      }
+    }
+  }
+}
+
+TEST(Overlap, exchanges_by_window_change_neither_order_nor_buffers) {
+  const std::vector<std::vector<int64_t>> lengths = {{2000, 300, 100}, {1500, 900, 700, 40}};
+  const StepExchanges one = plan_step(lengths, pool(2, 1, true)),
+                      two = plan_step(lengths, pool(2, 1, true), {}, {-1, -1});
+  for (const OverlapName& overlap : kOverlaps) {
+    for (const bool redispatched : {false, true}) {
+      Style style{.overlap = overlap.overlap, .redispatched = redispatched, .num_layers = 4};
+      for (int rank = 0; rank < one.num_ranks(); ++rank) {
+        style.window_of_layer = {};
+        const Program want = program_of(one, rank, style);
+        style.window_of_layer = {0, 1, 1, 0};
+        const Program got = program_of(two, rank, style);
+        EXPECT_EQ(order_of(got), order_of(want)) << overlap.name;
+        EXPECT_EQ(got.buffers, want.buffers) << overlap.name;
+      }
+    }
+  }
+}
+
 TEST(Overlap, flops_are_those_of_a_training_step) {
   // A Llama step counts 3 x (tokens x weights + pairs x (2 matrix products)) as LlamaConfig does;
   // attention's backward has 5 products to forward's 2, not 4.

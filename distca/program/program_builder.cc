@@ -27,22 +27,60 @@ TagKind tag_kind(OpKind kind, Pass pass) {
   return kind == OpKind::kDispatch ? kBackwardDispatch : kBackwardCombine;
 }
 
-/// Without a pipeline: an exchange for each nano-batch, of which forward and backward are visits.
+/// The layers of a model by their windows.
+struct WindowedLayers {
+  /// Neighbours that share a window, as many as there are.
+  struct Run {
+    Range layers;
+    int window = 0;
+    int first_step = 0;  // layers before them that have this window
+  };
+  std::vector<Run> runs;
+  std::vector<int> num_layers;  // [window]
+};
+
+WindowedLayers windowed_layers(const ProgramRequest& request) {
+  const std::vector<int>& windows = request.window_of_layer;
+  const Range all{0, request.model.num_layers};
+  if (windows.empty())
+    return {.runs = {{.layers = all}}, .num_layers = {static_cast<int>(all.size())}};
+  DISTCA_CHECK_EQ(static_cast<int64_t>(windows.size()), all.size());
+  WindowedLayers result;
+  result.num_layers.resize(std::ranges::max(windows) + 1, 0);
+  for (int64_t layer = 0; layer < all.end; ++layer) {
+    int& before = result.num_layers[windows[layer]];
+    if (layer == 0 || windows[layer] != windows[layer - 1])
+      result.runs.push_back({{layer, layer}, windows[layer], before});
+    result.runs.back().layers.end = layer + 1;
+    ++before;
+  }
+  return result;
+}
+
+/// Without a pipeline: an exchange for each nano-batch and window. A visit of forward, and one of
+/// backward, is a run of neighbouring layers that share a window.
 StagePart one_stage(const ProgramRequest& request, int slots) {
-  StagePart part{.num_nano_batches = static_cast<int>(request.nano_batches.size())};
-  const Range layers{0, request.model.num_layers};
-  if (request.holds_weights) part.stage.layers = layers;
+  const WindowedLayers layers = windowed_layers(request);
+  const size_t windows = layers.num_layers.size(), parts = request.nano_batches.size();
+  DISTCA_CHECK(parts % windows == 0, "{} parts of nano-batches for {} windows", parts, windows);
+  StagePart part{.num_nano_batches = static_cast<int>(parts / windows)};
+  if (request.holds_weights) part.stage.layers = {0, request.model.num_layers};
   part.slots.resize(slots);
+  for (size_t i = 0; i < parts; ++i)
+    part.exchanges.push_back({request.nano_batches[i].exchange, layers.num_layers[i % windows]});
   for (int nano = 0; nano < part.num_nano_batches; ++nano) {
-    const auto& [exchange, redispatched] = request.nano_batches[nano];
-    part.exchanges.push_back({exchange, static_cast<int>(layers.size())});
     std::vector<Visit>& visits = part.slots[nano % slots];
-    Visit visit{.nano_batch = nano, .exchange = nano, .layers = layers};
-    visits.push_back(visit);
+    const auto add = [&](const WindowedLayers::Run& run, Pass pass) {
+      Visit visit{.pass = pass, .nano_batch = nano, .layers = run.layers};
+      visit.exchange = nano * static_cast<int>(windows) + run.window;
+      visit.redispatched =
+          pass == Pass::kBackward && request.nano_batches[visit.exchange].redispatched;
+      visit.first_step = run.first_step;
+      visits.push_back(visit);
+    };
+    for (const WindowedLayers::Run& run : layers.runs) add(run, Pass::kForward);
     if (request.kind == ProgramRequest::Kind::kEvaluate) continue;
-    visit.pass = Pass::kBackward;
-    visit.redispatched = redispatched;
-    visits.push_back(visit);
+    for (size_t i = layers.runs.size(); i-- > 0;) add(layers.runs[i], Pass::kBackward);
   }
   return part;
 }
@@ -103,7 +141,7 @@ void ProgramBuilder::add_visit(const Visit& visit, int slot) {
   exchange.is_beside = visit.is_beside;
   const int steps = layer_steps(visit);
   int& most = program_.layer_steps[visit.exchange];
-  most = std::max(most, steps);
+  most = std::max(most, visit.first_step + steps);
   if (visit.pass == Pass::kForward) return;
   messages_of_backward_ += 2 * steps;
   if (visit.redispatched) return;
@@ -155,7 +193,7 @@ Op ProgramBuilder::make_phase(OpKind kind, const Visit& visit, int step) const {
 Op ProgramBuilder::make_of_exchange(OpKind kind, const Visit& visit, int step) const {
   Op op = make_phase(kind, visit, step);
   op.exchange = visit.exchange;
-  op.layer_step = step;
+  op.layer_step = visit.first_step + step;
   return op;
 }
 
@@ -174,9 +212,8 @@ uint32_t ProgramBuilder::last_hand_over_tag() const {
 Op ProgramBuilder::make_communication(OpKind kind, const Visit& visit, int step) const {
   Op op = make_of_exchange(kind, visit, step);
   op.stream = Stream::kComm;
-  op.tag =
-      1 + static_cast<uint32_t>(int64_t{exchanges_[visit.exchange].first_step + step} * kTagKinds +
-                                tag_kind(kind, visit.pass));
+  const int64_t steps_before = exchanges_[visit.exchange].first_step + op.layer_step;
+  op.tag = 1 + static_cast<uint32_t>(steps_before * kTagKinds + tag_kind(kind, visit.pass));
   return op;
 }
 
@@ -199,9 +236,11 @@ int32_t ProgramBuilder::buffer(BufferRole role, int layer, const Exchange& excha
   return place->second;
 }
 
-int32_t ProgramBuilder::qkv_in(int step, const Exchange& exchange) {
-  return buffer(BufferRole::kQkvIn, exchange.kept ? step : 0, exchange,
-                exchange.part->homes(Content::kQkv));
+/// What is kept has a buffer for each layer; layers of several windows share a slot.
+int32_t ProgramBuilder::qkv_in(const Visit& visit, int step) {
+  const Exchange& exchange = exchange_of(visit);
+  const int layer = exchange.kept ? static_cast<int>(visit.layers.begin) + step : 0;
+  return buffer(BufferRole::kQkvIn, layer, exchange, exchange.part->homes(Content::kQkv));
 }
 
 /// Where gradients are summed in another buffer than the one they are sent from; else -1.
@@ -260,7 +299,7 @@ void ProgramBuilder::dispatch(const Visit& visit, int step) {
   Op op = make_communication(OpKind::kDispatch, visit, step);
   if (visit.pass == Pass::kForward) {
     op.out = buffer(BufferRole::kQkvOut, exchange, part.servers(Content::kQkv));
-    op.in = qkv_in(step, exchange);
+    op.in = qkv_in(visit, step);
   } else {
     op.out = buffer(BufferRole::kDOOut, exchange, part.servers(Content::kDO));
     op.in = buffer(BufferRole::kDOIn, exchange, part.homes(Content::kDO));
@@ -276,7 +315,7 @@ void ProgramBuilder::redispatch(const Visit& visit, int step) {
   const Exchange& exchange = exchange_of(visit);
   Op op = make_communication(OpKind::kRedispatch, visit, step);
   op.out = buffer(BufferRole::kQkvOut, exchange, exchange.part->servers(Content::kQkv));
-  op.in = qkv_in(step, exchange);
+  op.in = qkv_in(visit, step);
   if (op.out >= 0) op.writes = {op.out};
   if (plays_phases(visit))
     wait_for(op, nano_of(visit).forward_pre_attention[op.layer - part_.stage.layers.begin]);
@@ -296,7 +335,7 @@ void ProgramBuilder::core_attention(const Visit& visit, int step, TaskSet tasks)
     const auto use = [](std::vector<int32_t>& list, int32_t buffer) {
       if (buffer >= 0) list.push_back(buffer);
     };
-    use(op.reads, qkv_in(step, exchange));
+    use(op.reads, qkv_in(visit, step));
     if (visit.pass == Pass::kForward) {
       use(op.writes, buffer(BufferRole::kOOut, exchange, part.homes(Content::kO)));
     } else {

@@ -140,7 +140,7 @@ class ProgramBuilder {
   int32_t buffer(BufferRole role, const Exchange& exchange, const MessageList& messages) {
     return buffer(role, -1, exchange, messages);
   }
-  int32_t qkv_in(int step, const Exchange& exchange);
+  int32_t qkv_in(const Visit& visit, int step);
   int32_t accumulators(const Exchange& exchange);
   void wait_for(Op& op, int32_t other) const;
   void wait_for_buffers(Op& op);

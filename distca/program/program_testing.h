@@ -17,26 +17,33 @@ namespace distca::testing {
 /// Plans of a step and what each rank does in them.
 struct StepExchanges {
   Cluster cluster;
-  std::vector<std::unique_ptr<Plan>> plans;         // [nano-batch]
-  std::vector<std::vector<RankExchange>> of_ranks;  // [rank][nano-batch]
+  std::vector<std::unique_ptr<Plan>> plans;         // [nano-batch x windows + window]
+  std::vector<std::vector<RankExchange>> of_ranks;  // [rank][plan]
 
   int num_ranks() const { return static_cast<int>(of_ranks.size()); }
 };
 
-/// One plan for each list of document lengths.
+/// One plan for each list of document lengths and each window (AttentionShape::window_left), all
+/// those of a list on the first one's layout.
 inline StepExchanges plan_step(const std::vector<std::vector<int64_t>>& nano_batches,
-                               const Cluster& cluster, const PlanOptions& options = {}) {
+                               const Cluster& cluster, const PlanOptions& options = {},
+                               const std::vector<int64_t>& windows = {-1}) {
   StepExchanges step{.cluster = cluster};
   step.of_ranks.resize(cluster.num_servers());
   for (const std::vector<int64_t>& lengths : nano_batches) {
-    step.plans.push_back(std::make_unique<Plan>(
-        make_plan({.nano_batch = NanoBatch::from_lengths(lengths),
-                   .cluster = cluster,
-                   .shape = {.num_heads = 4, .num_kv_heads = 2, .head_dim_qk = 16, .head_dim_v = 8},
-                   .options = options})));
-    const PlanIndex index(*step.plans.back());
-    for (int rank = 0; rank < cluster.num_servers(); ++rank) {
-      step.of_ranks[rank].push_back(index.exchange(rank));
+    PlanRequest request{
+        .nano_batch = NanoBatch::from_lengths(lengths),
+        .cluster = cluster,
+        .shape = {.num_heads = 4, .num_kv_heads = 2, .head_dim_qk = 16, .head_dim_v = 8},
+        .options = options};
+    const Layout layout = make_layout(request);
+    for (const int64_t window_left : windows) {
+      request.shape.window_left = window_left;
+      step.plans.push_back(std::make_unique<Plan>(make_plan(request, layout)));
+      const PlanIndex index(*step.plans.back());
+      for (int rank = 0; rank < cluster.num_servers(); ++rank) {
+        step.of_ranks[rank].push_back(index.exchange(rank));
+      }
     }
   }
   return step;
@@ -66,6 +73,7 @@ struct Style {
   int num_layers = 2;
   ExchangeTypes types = {};
   Gradients gradients = {};
+  std::vector<int> window_of_layer = {};  // of the windows that the step was planned for
 };
 
 /// Of a model with 10 blocks of 16 elements before the layers, 100 in each layer and `head_blocks`
@@ -96,7 +104,8 @@ inline std::shared_ptr<const GradientExchange> gradients_of(const Style& style, 
 inline Program program_of(const StepExchanges& step, int rank, const Style& style) {
   ProgramRequest request{.overlap = style.overlap,
                          .kind = style.kind,
-                         .holds_weights = rank < step.cluster.num_workers};
+                         .holds_weights = rank < step.cluster.num_workers,
+                         .window_of_layer = style.window_of_layer};
   request.model = {.num_layers = style.num_layers, .hidden_size = 64, .intermediate_size = 96};
   request.model.attention = {.num_heads = 4, .num_kv_heads = 2, .head_dim_qk = 16, .head_dim_v = 8};
   request.model.vocab_size = 100;

@@ -37,6 +37,9 @@ struct Visit {
   /// Of the model, which go through the exchange for the rank's own nano-batch, in ascending order
   /// forward and in descending order backward. Empty where it serves alone.
   Range layers;
+  /// How many layers of the nano-batch have gone through the exchange in earlier visits of this
+  /// pass: the layer step of the first of `layers`. Above 0 only where layers have several windows.
+  int first_step = 0;
   /// Played beside the visit before it, layer step by layer step: the other pass of the same tick,
   /// where some stages play forward and some backward. Both have as many layer steps.
   bool is_beside = false;

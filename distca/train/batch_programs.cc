@@ -25,8 +25,11 @@ Program BatchPrograms::of(int rank, std::shared_ptr<const GradientExchange> grad
                         std::move(gradients));
   }
   std::vector<NanoPart> parts;
-  for (const PlanIndex& plan : indices_)
-    parts.push_back({attention_exchange(plan, rank, config_.model, options), plans_.redispatched});
+  for (size_t i = 0; i < indices_.size(); ++i) {
+    parts.push_back(
+        {attention_exchange(indices_[i], rank, config_.model, options, i % plans_.num_windows),
+         plans_.redispatched});
+  }
   return step_program(config_.model, options, rank < run_.grid.num_workers(), kind_,
                       std::move(parts), std::move(gradients));
 }

@@ -37,7 +37,7 @@ class BatchPrograms {
   const BatchPlan& plans_;
   ProgramRequest::Kind kind_;
   RunGrid run_;
-  std::vector<PlanIndex> indices_;  // [nano-batch]; empty in a pipeline
+  std::vector<PlanIndex> indices_;  // [plans_.plans]; empty in a pipeline
 };
 
 /// Bytes that a rank sends to ranks of other nodes, if a node has so many neighbouring ranks: what

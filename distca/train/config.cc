@@ -231,6 +231,26 @@ void check_schedule(const Config& config) {
                   o.decay_steps > 0 ? "optimizer.decay_steps" : "train.steps", config.decay_end());
 }
 
+/// What does not know that layers may have plans of their own.
+void check_windows(const Config& config) {
+  if (!config.model.windows_differ()) return;
+  const auto refuse = [](bool given, const std::string& key, std::string_view why) {
+    DISTCA_THROW_IF(given, ErrorKind::kConfig,
+                    "{} with windows that differ by layer (model.layer_types): {}; leave it out",
+                    key, why);
+  };
+  const int64_t stages = config.parallel.pipeline_model_parallel_size;
+  refuse(stages > 1, fmt::format("parallel.pipeline_model_parallel_size = {}", stages),
+         "a tick would pool layers of different windows");
+  refuse(config.servers.reweight, "servers.reweight = true",
+         "times are measured over all layers, and each window has a plan of its own");
+  refuse(config.plan.tolerance.is_auto(), "plan.tolerance = auto",
+         "it chooses a layout for one plan, and all windows share one");
+  refuse(config.plan.max_memory_gib > 0,
+         fmt::format("plan.max_memory_gib = {}", config.plan.max_memory_gib),
+         "each window has a plan of its own, and none knows what the others keep");
+}
+
 void finish(Config& config, const std::vector<ConfigKey>& keys) {
   BatchOptions& batch = config.batch;
   if (batch.max_document_tokens == 0) batch.max_document_tokens = batch.nano_batch_tokens;
@@ -259,6 +279,7 @@ void finish(Config& config, const std::vector<ConfigKey>& keys) {
   config.attention_profile = profile_by_name(config.plan.profile);
   take_model_from(config, keys);
   config.model.check();
+  check_windows(config);
   check_pipeline(config);
   const std::string fault = kernel_fault(kernel_request(config));
   DISTCA_THROW_IF(!fault.empty(), ErrorKind::kConfig, "attention.kernel = {} {}",

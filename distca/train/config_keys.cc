@@ -107,6 +107,10 @@ std::vector<ConfigKey> config_keys(Config& c) {
        "the head shares the embedding's weights"},
       {"model.sliding_window", &m.sliding_window, "tokens",
        "keys each query sees, itself included; 0: all", 0},
+      {"model.layer_types", &m.layer_types, "",
+       "full_attention (all keys) or sliding_attention (sliding_window) for each layer, with "
+       "commas "
+       "between them; \"\": all have sliding_window"},
       {"model.max_position_embeddings", &m.max_position_embeddings, "tokens",
        "written to config.json where it is more than batch.max_document_tokens; limits nothing", 0,
        0x1p40},

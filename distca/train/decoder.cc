@@ -9,9 +9,15 @@
 #include "distca/runtime/tensor_rows.h"
 
 namespace distca {
+namespace {
+
+constexpr int64_t kFirstTokens = 32;  // for which there is room from the beginning
+
+}  // namespace
 
 struct Decoder::Cache {
-  at::Tensor k, v;  // [max_tokens, G, D]
+  at::Tensor k, v;          // [as many tokens as there is room for, G, D]
+  int64_t window_left = 0;  // keys before a query that it sees; -1: all
 };
 
 Decoder::Decoder(const Llama& model, int64_t max_tokens, int threads)
@@ -21,20 +27,39 @@ Decoder::Decoder(const Llama& model, int64_t max_tokens, int threads)
                             .type = model.config().dtype,
                             .threads = threads}) {
   const LlamaConfig& config = model.config();
-  const auto rows = [&] {  // which take memory when they are written
-    return at::empty({max_tokens, config.num_key_value_heads, config.head_dim},
-                     aten_type(config.dtype));
+  const auto rows = [&] {
+    return at::empty(
+        {std::min(max_tokens, kFirstTokens), config.num_key_value_heads, config.head_dim},
+        aten_type(config.dtype));
   };
-  for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer)
-    caches_.push_back({.k = rows(), .v = rows()});
+  for (const int window : config.window_of_layer()) {
+    caches_.push_back(
+        {.k = rows(), .v = rows(), .window_left = config.shape(window).attention.window_left});
+  }
 }
 
 Decoder::~Decoder() = default;
 
+/// Makes room for so many tokens: twice what there was, so that copying costs little.
+void Decoder::reserve(int64_t tokens) {
+  DISTCA_CHECK(tokens <= max_tokens_, "{} tokens of {}", tokens, max_tokens_);
+  for (Cache& cache : caches_) {
+    for (at::Tensor* rows : {&cache.k, &cache.v}) {
+      const int64_t room = rows->size(0);
+      if (tokens <= room) return;
+      const at::Tensor grown = at::empty(
+          {std::min(max_tokens_, std::max(2 * room, tokens)), rows->size(1), rows->size(2)},
+          rows->options());
+      grown.narrow(0, 0, tokens_).copy_(rows->narrow(0, 0, tokens_));
+      *rows = grown;
+    }
+  }
+}
+
 at::Tensor Decoder::feed(const at::Tensor& ids) {
   const c10::AutoGradMode no_grad(false);
   const int64_t count = ids.size(0);
-  DISTCA_CHECK(tokens_ + count <= max_tokens_, "{} tokens of {}", tokens_ + count, max_tokens_);
+  reserve(tokens_ + count);
   const auto rope = model_.rope(at::arange(tokens_, tokens_ + count, at::kLong));
   at::Tensor x = model_.embed(ids), q, k, v;
   for (int layer = 0; layer < static_cast<int>(caches_.size()); ++layer) {
@@ -51,7 +76,6 @@ at::Tensor Decoder::feed(const at::Tensor& ids) {
 /// Of the next queries, q [T, H, D], whose keys and values are in the cache already.
 at::Tensor Decoder::attention(const Cache& cache, const at::Tensor& q) {
   const int64_t count = q.size(0), keys = tokens_ + count;
-  const int64_t window = model_.config().sliding_window;
   const at::Tensor o = at::empty_like(q);
   const at::Tensor lse =
       at::empty({count, q.size(1), 1}, aten_type(kernels::accumulator_type(kernel_.type())));
@@ -61,7 +85,7 @@ at::Tensor Decoder::attention(const Cache& cache, const at::Tensor& q) {
   list.tasks = {{.q_tokens = count,
                  .q_position = tokens_,
                  .keys = {{.tokens = keys}},
-                 .mask = {.causal = true, .window_left = window > 0 ? window - 1 : -1}}};
+                 .mask = {.causal = true, .window_left = cache.window_left}}};
   kernel_.forward(kernel_.type(), list);
   return o;
 }

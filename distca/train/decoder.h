@@ -34,6 +34,7 @@ class Decoder {
 
  private:
   struct Cache;
+  void reserve(int64_t tokens);
   at::Tensor attention(const Cache& cache, const at::Tensor& q);
 
   const Llama& model_;

@@ -6,6 +6,9 @@
 
 #include <bit>
 #include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "distca/base/error.h"
 #include "distca/model/hugging_face_testing.h"
@@ -37,13 +40,14 @@ at::Tensor document() { return at::arange(kTokens, at::kLong) * 7 % 19; }
 /// x of the last layer: each query computed from all keys that it sees, nothing kept.
 at::Tensor plain(const Llama& model, const at::Tensor& ids) {
   const c10::AutoGradMode no_grad(false);
-  const int64_t window = model.config().sliding_window;
+  const LlamaConfig& config = model.config();
   const at::Tensor rows = at::arange(ids.size(0), at::kLong);
   const at::Tensor back = rows.unsqueeze(1) - rows.unsqueeze(0);
-  const at::Tensor hidden = (back < 0).logical_or(back >= (window > 0 ? window : kTokens));
   const auto rope = model.rope(rows);
   at::Tensor x = model.embed(ids), q, k, v;
-  for (int layer = 0; layer < model.config().num_hidden_layers; ++layer) {
+  for (int layer = 0; layer < config.num_hidden_layers; ++layer) {
+    const int64_t window = config.windows()[config.window_of_layer()[layer]];
+    const at::Tensor hidden = (back < 0).logical_or(back >= (window > 0 ? window : kTokens));
     model.pre_attention(layer, x, *rope, &q, &k, &v);
     const int64_t group = q.size(1) / k.size(1);
     const at::Tensor keys = k.repeat_interleave(group, 1), values = v.repeat_interleave(group, 1);
@@ -69,9 +73,14 @@ at::Tensor fed(const Llama& model, const std::vector<int64_t>& lengths) {
 TEST(decoder, a_document_in_parts_is_the_document_at_once) {
   const std::vector<std::vector<int64_t>> cuts = {
       {}, {1}, {33, 1, 1, 1}, {64, 5}, std::vector<int64_t>(69, 1)};
-  for (const int64_t window : {0, 1, 5, 64}) {
-    const Llama exact(small(ScalarType::kFloat64, window), 3, -1);
-    const Llama model(small(ScalarType::kFloat32, window), 3, -1);
+  const std::string differ = "sliding_attention,full_attention,sliding_attention";
+  for (const auto& [window, types] : std::vector<std::pair<int64_t, std::string>>{
+           {0, ""}, {1, ""}, {5, ""}, {64, ""}, {5, differ}}) {
+    LlamaConfig config = small(ScalarType::kFloat32, window);
+    config.layer_types = types;
+    const Llama model(config, 3, -1);
+    config.dtype = ScalarType::kFloat64;
+    const Llama exact(config, 3, -1);
     const at::Tensor want = plain(exact, document());
     for (const std::vector<int64_t>& lengths : cuts) {
       EXPECT_LE(distance(fed(exact, lengths), want), 1e-12) << window << " " << lengths.size();

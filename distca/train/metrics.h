@@ -22,7 +22,7 @@ struct PlanFigures {
   uint64_t hash = 0;  // of the plans (plans_hash); ranks compare it before use
   int64_t tokens = 0;
   int64_t targets = 0;  // next-token pairs that are trained on
-  int64_t pairs = 0;    // (query, key) pairs that the mask allows
+  int64_t pairs = 0;    // (query, key) pairs that the masks allow, of one layer on average
   /// How many nano-batches have their Q, K and V dispatched again for backward.
   int64_t num_redispatched = 0;
   // In a pipeline, loads are those of forward, all layer steps.

@@ -41,7 +41,7 @@ std::vector<LocalTokens> tokens_of(const Config& config, const DataBlend& data, 
     const std::vector<Segment>& segments =
         plans.pipeline
             ? plans.pipeline->request().homes[nano].workers[plans.pipeline->grid().replica(rank)]
-            : plans.plans[nano].layout.workers[rank];
+            : plans.plan(nano).layout.workers[rank];
     tokens.push_back(load_tokens(data, batch[nano], segments, config.model.vocab_size));
   }
   return tokens;

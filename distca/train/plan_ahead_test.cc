@@ -205,6 +205,27 @@ TEST_F(PlanBatchTest, a_window_leaves_fewer_pairs_to_compute) {
   EXPECT_LE(window, 1024 * 128);
 }
 
+TEST_F(PlanBatchTest, where_windows_differ_loads_are_those_of_the_mean_of_all_layers) {
+  config_.model.num_hidden_layers = 4;
+  const PlanFigures full = plan(2)[0].figures;
+  config_.model.sliding_window = 128;
+  const PlanFigures sliding = plan(2)[0].figures;
+  config_.model.layer_types = "sliding_attention,full_attention,sliding_attention,sliding_attention";
+  const std::vector<PlannedBatch> ranks = plan(2);
+  const PlanFigures& both = ranks[0].figures;
+  EXPECT_NEAR(both.pairs, (full.pairs + 3 * sliding.pairs) / 4, 8);  // rounded for each plan
+  EXPECT_EQ(both.load_after[0] + both.load_after[1], both.pairs);
+  EXPECT_NEAR(both.load_before[0] + both.load_before[1], both.pairs, 8);
+  EXPECT_GT(both.imbalance_before, 1.1);
+  EXPECT_LT(both.imbalance_after, 1.1);
+  EXPECT_EQ(ranks[1].figures.hash, both.hash);
+  ASSERT_THAT(ranks[0].input.tokens, SizeIs(2));
+  for (size_t nano = 0; nano < 2; ++nano) {
+    const int64_t local = ranks[0].input.program.exchanges[2 * nano + 1]->rows.local_tokens;
+    EXPECT_EQ(static_cast<int64_t>(ranks[0].input.tokens[nano].ids.size()), local);
+  }
+}
+
 TEST_F(PlanBatchTest, with_a_profile_each_server_has_a_predicted_time_over_all_layers) {
   config_.attention_profile = profile_by_name("h200");
   config_.model.num_hidden_layers = 1;

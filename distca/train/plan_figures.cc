@@ -13,8 +13,10 @@ namespace {
 /// time over the sum of the mean.
 class Imbalance {
  public:
-  void add(const Cluster& cluster, const std::vector<int64_t>& load) {
-    const auto total = static_cast<double>(std::accumulate(load.begin(), load.end(), int64_t{0}));
+  /// `weight`: of how many of these loads the sum is.
+  void add(const Cluster& cluster, const std::vector<int64_t>& load, double weight) {
+    const auto total =
+        weight * static_cast<double>(std::accumulate(load.begin(), load.end(), int64_t{0}));
     max_ += total * max_over_mean(cluster, load);
     mean_ += total;
   }
@@ -36,16 +38,11 @@ class Figures {
     work_.assign(ranks, {});
   }
 
-  void add_nano_batch(const Plan& plan) {
-    const std::vector<int64_t> before = packed_load(plan);
-    // Plain packing knows no servers but workers.
-    before_.add(Cluster::in_place(num_workers_), before);
-    after_.add(plan.cluster, loads_of(plan));
-    figures_.imbalance_before = before_.value();
-    figures_.imbalance_after = after_.value();
-    add_load(plan, before, 1);
-    add_predicted(plan, static_cast<double>(config_.model.num_hidden_layers));
-    for (const ServerLoad& load : plan.load) figures_.pairs += load.pairs;
+  void add_nano_batch(const BatchPlan& plans, size_t nano) {
+    const std::vector<int64_t> layers = config_.model.num_layers_of_windows();
+    for (size_t window = 0; window < layers.size(); ++window)
+      add_window(plans.plan(nano, window), {layers[window], config_.model.num_hidden_layers});
+    const Plan& plan = plans.plan(nano);
     for (int worker = 0; worker < num_workers_; ++worker)
       work_[worker].tokens += plan.layout.num_tokens(worker);
     if (config_.plan.tolerance.is_auto()) {
@@ -78,6 +75,32 @@ class Figures {
   }
 
  private:
+  /// How many layers a plan is for.
+  struct Layers {
+    int64_t count, all;
+    /// What a load of each of them is for the mean of all layers.
+    int64_t share_of(int64_t load) const { return load / all * count + load % all * count / all; }
+  };
+
+  void add_window(const Plan& plan, const Layers& layers) {
+    std::vector<int64_t> before = packed_load(plan);
+    const double weight = static_cast<double>(layers.count) / static_cast<double>(layers.all);
+    // Plain packing knows no servers but workers.
+    before_.add(Cluster::in_place(num_workers_), before, weight);
+    after_.add(plan.cluster, loads_of(plan), weight);
+    figures_.imbalance_before = before_.value();
+    figures_.imbalance_after = after_.value();
+    Plan mean{.load = plan.load};
+    for (int64_t& load : before) load = layers.share_of(load);
+    for (ServerLoad& load : mean.load) {
+      load.pairs = layers.share_of(load.pairs);
+      load.time_ns = layers.share_of(load.time_ns);
+      figures_.pairs += load.pairs;
+    }
+    add_load(mean, before, 1);
+    add_predicted(plan, static_cast<double>(layers.count));
+  }
+
   void add_exchange(const PipelineParts& parts, size_t index,
                     const std::vector<std::vector<int64_t>>& packed) {
     const OrderedExchange& exchange = parts.order().exchanges[index];
@@ -144,7 +167,7 @@ void add_plan_figures(const Config& config, const Batch& batch, const BatchPlan&
   }
   figures->num_redispatched = plans.redispatched ? static_cast<int64_t>(batch.size()) : 0;
   Figures sums(config, num_workers, figures, work);
-  for (const Plan& plan : plans.plans) sums.add_nano_batch(plan);
+  for (size_t nano = 0; nano < plans.num_nano_batches(); ++nano) sums.add_nano_batch(plans, nano);
   if (plans.pipeline) sums.add_pipeline(*plans.pipeline);
 }
 

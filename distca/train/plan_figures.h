@@ -13,7 +13,8 @@
 namespace distca {
 
 /// Fills the fields of `figures` that follow from plans, and `work` [ranks], without times.
-/// Without a pipeline, loads are those of one layer, summed over nano-batches. In a pipeline, ranks
+/// Without a pipeline, loads are those of one layer, summed over nano-batches; where windows differ
+/// by layer, those of the mean of all layers, rounded down for each window. In a pipeline, ranks
 /// have unequal layers, so loads are those of all layer steps of forward; before balancing, each
 /// stage computes its own attention.
 void add_plan_figures(const Config& config, const Batch& batch, const BatchPlan& plans,

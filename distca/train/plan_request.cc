@@ -39,10 +39,14 @@ std::vector<int64_t> capacities(const Config& config, const PlanRequest& request
       config.pairs_nano_batches() ? Evenness::kWhole : Evenness::kAttention, load);
 }
 
-/// `redispatched`: servers keep no keys for backward; they get them again.
-MemoryPrice memory_price(const Config& config, bool redispatched) {
-  MemoryPrice price = llama_memory(config.model.shape(), config.train.recompute, redispatched);
-  if (redispatched) price.kept_query_bytes = price.kept_key_bytes = 0;
+/// `redispatched`: servers keep no keys for backward; they get them again. Otherwise they keep
+/// those of the layers that have this window.
+MemoryPrice memory_price(const Config& config, bool redispatched, size_t window) {
+  const ModelShape shape = config.model.shape();
+  MemoryPrice price = llama_memory(shape, config.train.recompute, redispatched);
+  const int64_t layers = redispatched ? 0 : config.model.num_layers_of_windows()[window];
+  price.kept_query_bytes = layers * shape.attention.q_token_bytes();
+  price.kept_key_bytes = layers * shape.attention.kv_token_bytes();
   return price;
 }
 
@@ -137,11 +141,10 @@ LayerTimeOptions layer_time_options(const Config& config, int num_workers, const
 }
 
 PlanRequest plan_request(const Config& config, const NanoBatch& nano_batch, int num_workers,
-                         const Speeds& speeds) {
-  const ModelShape layers = config.model.shape();
+                         const Speeds& speeds, size_t window) {
   PlanRequest request;
   request.nano_batch = nano_batch;
-  request.shape = layers.attention;
+  request.shape = config.model.shape(window).attention;
   request.options = config.plan;
   if (config.plan.tolerance.kind == Tolerance::Kind::kShare)
     request.options.tolerance_ppm = std::llround(config.plan.tolerance.share * 1e6);
@@ -154,7 +157,7 @@ PlanRequest plan_request(const Config& config, const NanoBatch& nano_batch, int 
     cluster.inside.bytes_per_us = kInsideOverBetween * cluster.between.bytes_per_us;
   cluster.max_tokens_per_worker = config.plan.max_tokens_per_worker;
   cluster.memory =
-      memory_price(config, config.exchange.keys == Config::Exchange::Keys::kRedispatch);
+      memory_price(config, config.exchange.keys == Config::Exchange::Keys::kRedispatch, window);
   cluster.max_memory_bytes =
       std::llround(config.plan.max_memory_gib * 0x1p30) / (config.pairs_nano_batches() ? 2 : 1);
   return request;
@@ -162,30 +165,40 @@ PlanRequest plan_request(const Config& config, const NanoBatch& nano_batch, int 
 
 namespace {
 
+/// [requests] Plans of neighbouring requests with the windows of one nano-batch share a layout.
+std::vector<Plan> plan_all(const Config& config, const std::vector<PlanRequest>& requests,
+                           size_t num_windows, const LayerTimeOptions& times) {
+  std::vector<Plan> plans;
+  for (const PlanRequest& request : requests) {
+    if (const size_t window = plans.size() % num_windows; window > 0) {
+      plans.push_back(make_plan(request, plans[plans.size() - window].layout));
+      continue;
+    }
+    plans.push_back(config.plan.tolerance.is_auto() ? choose_tolerance(request, times).plan
+                                                    : make_plan(request));
+  }
+  return plans;
+}
+
 /// Where there is one stage.
 BatchPlan plan_one_stage(const Config& config, const Batch& batch, int num_workers,
                          const Speeds& speeds) {
+  const size_t num_windows = config.model.windows().size();
   std::vector<PlanRequest> requests;
   for (const NanoBatchSource& source : batch) {
-    requests.push_back(plan_request(config, source.nano_batch, num_workers, speeds));
+    for (size_t window = 0; window < num_windows; ++window)
+      requests.push_back(plan_request(config, source.nano_batch, num_workers, speeds, window));
   }
   const int64_t cap = requests.empty() ? 0 : requests[0].cluster.max_memory_bytes;
   for (PlanRequest& request : requests) request.cluster.max_memory_bytes = 0;
   BatchPlan result{.plans = {},
-                   .redispatched = config.exchange.keys == Config::Exchange::Keys::kRedispatch};
-  const auto plan_all = [&] {
-    std::vector<Plan> plans;
-    for (const PlanRequest& request : requests) {
-      plans.push_back(
-          config.plan.tolerance.is_auto()
-              ? choose_tolerance(
-                    request, layer_time_options(config, num_workers, speeds, result.redispatched))
-                    .plan
-              : make_plan(request));
-    }
-    return plans;
+                   .redispatched = config.exchange.keys == Config::Exchange::Keys::kRedispatch,
+                   .num_windows = num_windows};
+  const auto planned = [&] {
+    return plan_all(config, requests, num_windows,
+                    layer_time_options(config, num_workers, speeds, result.redispatched));
   };
-  result.plans = plan_all();
+  result.plans = planned();
   for (Plan& plan : result.plans) plan.cluster.max_memory_bytes = cap;
   if (cap == 0 || most_bytes(batch_memory(result.plans)) <= cap) return result;
 
@@ -194,7 +207,7 @@ BatchPlan plan_one_stage(const Config& config, const Batch& batch, int num_worke
   const std::vector<RankMemory> memory = batch_memory(result.plans);
   for (size_t nano = 0; nano < requests.size(); ++nano) {
     Cluster& cluster = requests[nano].cluster;
-    cluster.memory = memory_price(config, redispatched);
+    cluster.memory = memory_price(config, redispatched, /*window=*/0);
     cluster.max_memory_bytes = redispatched ? cap : room_beside(memory, result.plans[nano], cap);
   }
   result.redispatched = redispatched;
@@ -210,12 +223,12 @@ BatchPlan plan_one_stage(const Config& config, const Batch& batch, int num_worke
     return fmt::format("{:.3g} GiB", share * static_cast<double>(bytes) / 0x1p30);
   };
   try {
-    result.plans = plan_all();
+    result.plans = planned();
   } catch (const Error&) {
     // The planner names its own cap, in bytes of one nano-batch; without it, what is wanted shows.
     for (PlanRequest& request : requests) request.cluster.max_memory_bytes = 0;
     throw refused(fmt::format("a rank would hold {} of activations{}",
-                              gib(most_bytes(batch_memory(plan_all()))),
+                              gib(most_bytes(batch_memory(planned()))),
                               redispatched ? "" : " and kept keys"));
   }
   const int64_t most = most_bytes(batch_memory(result.plans));

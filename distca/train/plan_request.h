@@ -36,27 +36,38 @@ LayerTimeOptions layer_time_options(const Config& config, int num_workers, const
 /// servers.dedicated servers. Capacities are those that are given, else even_capacities of
 /// `speeds`; without servers.reweight, or if `speeds` has no ranks, of stated_speeds. Kept keys
 /// cost memory unless exchange.keys = redispatch. A rank holds one nano-batch at a time, or two
-/// under ping-pong, and each of them may use an equal share of plan.max_memory_gib. Throws
-/// Error(kConfig) if servers.capacity has another number of servers.
+/// under ping-pong, and each of them may use an equal share of plan.max_memory_gib. `window`: for
+/// the layers that have this one of config.model.windows(). Throws Error(kConfig) if
+/// servers.capacity has another number of servers.
 PlanRequest plan_request(const Config& config, const NanoBatch& nano_batch, int num_workers,
-                         const Speeds& speeds = {});
+                         const Speeds& speeds = {}, size_t window = 0);
 
 /// The plans of a batch.
 struct BatchPlan {
-  std::vector<Plan> plans;  // [nano-batches]; none in a pipeline
+  /// [nano-batch x num_windows + window] The plans of a nano-batch share a layout. None in a
+  /// pipeline.
+  std::vector<Plan> plans;
   /// Q, K and V are dispatched again for backward, because servers do not keep them.
   bool redispatched = false;
   std::shared_ptr<const PipelineParts> pipeline = nullptr;  // what is planned where stages are more
+  size_t num_windows = 1;  // of the model: layers with different windows have different plans
+
+  size_t num_nano_batches() const { return plans.size() / num_windows; }
+  /// The plan of a nano-batch for the layers with this window.
+  const Plan& plan(size_t nano_batch, size_t window = 0) const {
+    return plans.at(nano_batch * num_windows + window);
+  }
 };
 
-/// Plans all nano-batches of a batch. With plan.tolerance = auto, choose_tolerance chooses. With
-/// exchange.keys = auto, keys are kept if every rank's memory stays within plan.max_memory_gib, and
-/// are dispatched again otherwise. This is decided for the whole batch, because nano-batches share
-/// the buffers in which kept keys lie: a rank needs room for the most activations of any
-/// nano-batch, plus the most kept keys of any nano-batch, which may be another one. Throws
-/// Error(kPlan) as make_plan does. Throws it with the numbers, too, if the memory does not suffice
-/// even with redispatched keys, or with keys that must be kept. A pipeline is planned by
-/// plan_pipeline.h, otherwise `trains`, which is false for evaluation, makes no difference.
+/// Plans all nano-batches of a batch. Where layers have several windows, the plan for the first one
+/// makes the layout, and those for the others take it. With plan.tolerance = auto, choose_tolerance
+/// chooses. With exchange.keys = auto, keys are kept if every rank's memory stays within
+/// plan.max_memory_gib, and are dispatched again otherwise. This is decided for the whole batch,
+/// because nano-batches share the buffers in which kept keys lie: a rank needs room for the most
+/// activations of any nano-batch, plus the most kept keys of any nano-batch, which may be another
+/// one. Throws Error(kPlan) as make_plan does. Throws it with the numbers, too, if the memory does
+/// not suffice even with redispatched keys, or with keys that must be kept. A pipeline is planned
+/// by plan_pipeline.h, otherwise `trains`, which is false for evaluation, makes no difference.
 BatchPlan plan_nano_batches(const Config& config, const Batch& batch, int num_workers,
                             const Speeds& speeds = {}, bool trains = true);
 

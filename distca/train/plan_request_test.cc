@@ -62,6 +62,35 @@ TEST(PlanRequest, a_dedicated_server_gets_more_only_where_workers_do_linear_work
   EXPECT_GT(ping_pong[2], ping_pong[0]);
 }
 
+TEST(PlanRequest, layers_with_other_windows_have_plans_of_their_own_on_the_same_layout) {
+  const std::vector<std::string> three = {"model.num_hidden_layers=3"};
+  const Batch batch = batch_of({kDocuments, NanoBatch::from_lengths({2048, 2048})});
+  const BatchPlan full = plan_nano_batches(load_config("", three), batch, 2);
+  EXPECT_EQ(full.num_windows, 1u);
+  std::vector<std::string> words = three;
+  words.insert(words.end(),
+               {"model.sliding_window=200",
+                "model.layer_types=sliding_attention,full_attention,sliding_attention"});
+  const BatchPlan both = plan_nano_batches(load_config("", words), batch, 2);
+  EXPECT_EQ(both.num_windows, 2u);
+  ASSERT_EQ(both.num_nano_batches(), 2u);
+  const auto pairs = [](const Plan& plan) { return plan.load[0].pairs + plan.load[1].pairs; };
+  for (size_t nano = 0; nano < 2; ++nano) {
+    const Plan &wide = both.plan(nano, 0), &narrow = both.plan(nano, 1);
+    EXPECT_EQ(wide.tasks, full.plan(nano).tasks);
+    EXPECT_EQ(wide.layout, full.plan(nano).layout);
+    EXPECT_EQ(narrow.layout, wide.layout);
+    EXPECT_EQ(narrow.nano_batch, wide.nano_batch);
+    EXPECT_EQ(wide.shape.window_left, -1);
+    EXPECT_EQ(narrow.shape.window_left, 199);
+    EXPECT_LT(pairs(narrow), pairs(wide) / 4);
+    // One layer has the wide one, two have the narrow one.
+    EXPECT_EQ(3 * wide.cluster.memory.kept_key_bytes,
+              full.plan(nano).cluster.memory.kept_key_bytes);
+    EXPECT_EQ(narrow.cluster.memory.kept_key_bytes, 2 * wide.cluster.memory.kept_key_bytes);
+  }
+}
+
 TEST(PlanRequest, measured_speeds_take_the_place_of_stated_ones) {
   Speeds speeds;
   speeds.ranks = {{.linear_ps_per_token = 1, .attention_ps_per_kload = 1000},

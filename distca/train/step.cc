@@ -256,9 +256,10 @@ std::vector<Range> gradient_slices(const LlamaConfig& model, const StepOptions& 
 
 std::shared_ptr<const AttentionExchange> attention_exchange(const PlanIndex& index, int rank,
                                                             const LlamaConfig& model,
-                                                            const StepOptions& options) {
+                                                            const StepOptions& options,
+                                                            size_t window) {
   return std::make_shared<const AttentionExchange>(
-      make_attention_exchange(index.exchange(rank), model.shape().attention,
+      make_attention_exchange(index.exchange(rank), model.shape(window).attention,
                               exchange_types(model.dtype, options.wide_gradients)));
 }
 
@@ -270,7 +271,8 @@ Program step_program(const LlamaConfig& model, const StepOptions& options, bool 
                         .holds_weights = holds_weights,
                         .nano_batches = std::move(nano_batches),
                         .model = model.shape(),
-                        .gradients = std::move(gradients)});
+                        .gradients = std::move(gradients),
+                        .window_of_layer = model.window_of_layer()});
 }
 
 Program step_program(const LlamaConfig& model, const StepOptions& options, StagePart part,

@@ -90,12 +90,15 @@ std::shared_ptr<const GradientExchange> gradient_exchange(const LlamaConfig& mod
 std::vector<Range> gradient_slices(const LlamaConfig& model, const StepOptions& options,
                                    const Stage& stage, int rank, int replicas);
 
-/// What one rank exchanges and computes under a plan, for a model of this shape.
+/// What one rank exchanges and computes under a plan, for a model of this shape. `window`: for
+/// which of model.windows() the plan was made.
 std::shared_ptr<const AttentionExchange> attention_exchange(const PlanIndex& index, int rank,
                                                             const LlamaConfig& model,
-                                                            const StepOptions& options);
+                                                            const StepOptions& options,
+                                                            size_t window = 0);
 /// The program of one rank. `holds_weights` is false on a dedicated server. Without `gradients`,
-/// gradients are not summed.
+/// gradients are not summed. `nano_batches` has a part for each nano-batch and each of
+/// model.windows() (ProgramRequest).
 Program step_program(const LlamaConfig& model, const StepOptions& options, bool holds_weights,
                      ProgramRequest::Kind kind, std::vector<NanoPart> nano_batches,
                      std::shared_ptr<const GradientExchange> gradients = nullptr);

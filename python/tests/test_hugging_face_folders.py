@@ -29,6 +29,7 @@ def rope(kind, **more):
 
 ORIGINAL = {"original_max_position_embeddings": 64}
 WINDOW = {"sliding_window": 40}
+THREE = {**WINDOW, "num_hidden_layers": 3}  # layers whose windows differ
 # name: (family, changes of its configuration, type in which it is saved, bytes of a file)
 CASES = {
     "llama": ("Llama", rope("default"), torch.float32, None),
@@ -39,6 +40,9 @@ CASES = {
     "mistral": ("Mistral", WINDOW, torch.bfloat16, None),
     "qwen2": ("Qwen2", {}, torch.float32, "60KB"),
     "qwen2_window": ("Qwen2", {**WINDOW, "use_sliding_window": True, "max_window_layers": 0}, torch.float32, None),
+    "qwen2_windows": ("Qwen2", {**THREE, "use_sliding_window": True, "max_window_layers": 1}, torch.float32, None),
+    "ministral": ("Ministral", {**THREE, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+                  torch.float32, None),
     "qwen3": ("Qwen3", {}, torch.float32, None),
     "qwen3_tied_yarn": ("Qwen3", {"tie_word_embeddings": True, **rope("yarn", factor=4.0, truncate=False, **ORIGINAL)},
                         torch.bfloat16, "60KB"),
@@ -151,8 +155,9 @@ def test_training_goes_as_in_transformers(case, tmp_path):
     # The first updates of AdamW magnify the rounding of gradients that are almost zero, so a few logits differ by more.
     assert (trained - logits_of(model, documents)).square().mean().sqrt() < 3 * BOUND
 
-    many, _, _ = train(tmp_path, tmp_path / "many", "--workers", "4", "parallel.pipeline_model_parallel_size=2",
-                       "parallel.use_distributed_optimizer=true")
+    more = ["--workers", "2", "servers.dedicated=1"] if changes.get("num_hidden_layers") == 3 else \
+        ["--workers", "4", "parallel.pipeline_model_parallel_size=2"]
+    many, _, _ = train(tmp_path, tmp_path / "many", *more, "parallel.use_distributed_optimizer=true")
     assert worst(many, losses) < BOUND
     # And on from there: what a run leaves is a folder, too.
     shutil.rmtree(tmp_path / "model")
@@ -179,3 +184,27 @@ def test_many_workers_compute_what_one_does(tmp_path):
         make_model(family, {}, torch.float32).save_pretrained(tmp_path / "model")
         distca("verify", "--workers", "2", f"model.from={tmp_path / 'model'}", f"data.prefix={tmp_path / 'data'}",
                "data.validation_fraction=0", "batch.nano_batch_tokens=512")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_what_export_and_init_write_is_loaded(dtype, tmp_path):
+    documents = prepare(tmp_path)
+    make_model("Llama", {}, torch.float32).save_pretrained(tmp_path / "model")
+    train(tmp_path, tmp_path / "run", "train.steps=2")
+    written = ["--dtype", dtype, "--max-shard-gb", "0.00006"]
+    distca("export", tmp_path / "run", "--out", tmp_path / "exported", *written)
+    assert (tmp_path / "exported/model.safetensors.index.json").exists()
+    got = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "exported", dtype="auto")
+    assert got.dtype == getattr(torch, dtype)
+    want = load(tmp_path / "run").to(got.dtype)
+    for (name, ours), theirs in zip(got.named_parameters(), want.parameters(), strict=True):
+        assert torch.equal(ours, theirs), name
+    text = bytes(documents[0]).decode()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
+    assert tokenizer(text)["input_ids"] == documents[0]
+    said = transformers.pipeline("text-generation", str(tmp_path / "exported"))(text, max_new_tokens=4, do_sample=False)
+    assert said[0]["generated_text"].startswith(text)
+
+    distca("init", "--hf-config", tmp_path / "run", "--out", tmp_path / "fresh", *written)
+    fresh = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "fresh", dtype="auto")
+    assert fresh.dtype == got.dtype and fresh.model.embed_tokens.weight.float().std() > 0.01
