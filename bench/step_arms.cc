@@ -7,6 +7,7 @@
 #include "distca/comm/collectives.h"
 #include "distca/plan/choose_tolerance.h"
 #include "distca/plan/exchange.h"
+#include "distca/plan/plain_packing.h"
 #include "distca/train/speed_sample.h"
 
 namespace distca::bench {
@@ -88,7 +89,7 @@ StepInput StepPlayer::input_of(const StepArm& arm, const std::vector<Plan>& plan
   return input;
 }
 
-PlayedStep StepPlayer::play(size_t index, const BatchLengths& batch, RankSample* sample) {
+PlayedStep StepPlayer::play(size_t index, const BatchLengths& batch) {
   const auto& [arm, step] = arms_.at(index);
   const std::vector<Plan> plans = plan_step(arm, llama_.config(), batch, comm_.size());
   const StepInput input = input_of(arm, plans);
@@ -108,19 +109,27 @@ PlayedStep StepPlayer::play(size_t index, const BatchLengths& batch, RankSample*
   played.processor_s = process_processor_seconds() - processor_begin;
   played.waited_s = result.times.of(OpPart::kWait);
   played.loss_sum = result.loss_sum;
-  if (sample == nullptr) return played;
   int64_t tokens = 0, load = 0;
   for (const Plan& plan : plans) {
     const ServerLoad& mine = plan.load[comm_.rank()];
     tokens += plan.layout.num_tokens(comm_.rank());
     load += arm.profile ? mine.time_ns : mine.pairs;
   }
-  *sample = rank_sample(result.times, tokens, load);
+  played.sample = rank_sample(result.times, tokens, load);
   return played;
 }
 
-StepFigures StepPlayer::run(size_t arm, const BatchLengths& batch) {
-  return figures_of(all_gather(comm_, play(arm, batch), "figures of a step"));
+StepFigures StepPlayer::run(size_t index, const BatchLengths& batch) {
+  const std::vector<PlayedStep> ranks = all_gather(comm_, play(index, batch), "figures of a step");
+  StepFigures figures = figures_of(ranks);
+  const StepArm& arm = arms_.at(index).arm;
+  if (!arm.packing) return figures;
+  std::vector<RankSample> samples;
+  for (const PlayedStep& rank : ranks) samples.push_back(rank.sample);
+  const PackedWork packed = packed_work(plan_step(arm, llama_.config(), batch, comm_.size()),
+                                        arm.profile, *arm.packing == Overlap::kPingPong ? 2 : 1);
+  figures.plain_packing_s = figures.seconds + plain_packing_adds_s(samples, packed);
+  return figures;
 }
 
 }  // namespace distca::bench

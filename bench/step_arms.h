@@ -32,6 +32,8 @@ struct StepArm {
   int64_t max_tokens_per_worker = 0;   // of one nano-batch; 0: no cap
   std::vector<int64_t> capacity = {};  // [workers] integers; empty: all alike
   std::shared_ptr<const AttentionProfile> profile = {};  // none: load is counted in pairs
+  /// Plain packing is estimated from this arm's steps, as if played so; none: it is not.
+  std::optional<Overlap> packing = {};
 };
 
 /// [nano-batch]. Throws Error(kPlan) where the scheduler refuses one.
@@ -59,9 +61,8 @@ class StepPlayer {
   const Llama& llama() const { return llama_; }
 
   /// Plans the batch and meets the others, neither of which counts, then plays forward, backward,
-  /// the ordered sum of gradients and the update. `sample`: null, or what it says of this rank's
-  /// speed.
-  PlayedStep play(size_t arm, const BatchLengths& batch, RankSample* sample = nullptr);
+  /// the ordered sum of gradients and the update.
+  PlayedStep play(size_t arm, const BatchLengths& batch);
   /// The same, of all ranks: equal on every rank.
   StepFigures run(size_t arm, const BatchLengths& batch);
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "bench/rounds.h"
+#include "distca/cost/speed_meter.h"
 
 namespace distca::bench {
 
@@ -31,6 +32,7 @@ struct PlayedStep {
   double processor_s = 0;  // of all threads of the process, from begin to end
   double loss_sum = 0;     // nats, over this rank's targets
   double gradient_norm = 0;  // of the summed gradients, before clipping
+  RankSample sample;         // what the rank computed, and how long that took
 };
 
 /// The step of all ranks together.
@@ -43,6 +45,9 @@ struct StepFigures {
   double core_idle_share = 0;
   double loss = 0;           // sum over ranks, nats
   double gradient_norm = 0;  // of the first rank
+  /// How long it would have taken under plain packing, estimated from the ranks' samples as a run
+  /// does (plan/plain_packing.h); 0: it was not estimated.
+  double plain_packing_s = 0;
 };
 StepFigures figures_of(std::span<const PlayedStep> ranks);
 

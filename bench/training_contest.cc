@@ -103,7 +103,7 @@ std::vector<Contestant> contestants(const ContestOptions& options, const Speeds&
                                  {"ours again", {}},  // as ours was chosen
                                  {"local, equal documents", local, /*equal_documents=*/true}};
   const std::vector<Contestant> rivals = {
-      {"local", local},
+      {kPacking, local},
       {"wlb", wlb},
       {"per-document-cp", under(kEveryOverlap, by("per-document-cp"))},
       {"greedy", under(kEveryOverlap, by("greedy"))}};
@@ -154,6 +154,7 @@ class Contest {
   }
 
   size_t choose(size_t arm, const BatchSource& source, const BatchLengths& equal);
+  void estimate_packing(const std::vector<size_t>& chosen);
 
   const ContestOptions& options_;
   Communicator& comm_;
@@ -199,9 +200,8 @@ void Contest::measure_peak() {
 void Contest::measure_speeds(const std::vector<BatchLengths>& batches) {
   SpeedMeter meter(comm_.size(), measured_bytes_per_us(comm_));
   for (size_t step = 0; step < kSpeedBatches; ++step) {
-    RankSample mine;
-    player_.play(plain_, batches[step % batches.size()], &mine);
-    meter.add(static_cast<int64_t>(step), all_gather(comm_, mine, "speeds"));
+    const PlayedStep mine = player_.play(plain_, batches[step % batches.size()]);
+    meter.add(static_cast<int64_t>(step), all_gather(comm_, mine.sample, "speeds"));
   }
   DISTCA_CHECK(!meter.speeds().ranks.empty(), "{} steps gave no speeds", kSpeedBatches);
   write("speeds", speeds_json(meter.speeds()));
@@ -227,6 +227,15 @@ size_t Contest::choose(size_t arm, const BatchSource& source, const BatchLengths
     write("tried", {{"arm", arms_[arm].name}, {"way", way}, {"seconds", seconds.back()}});
   }
   return fastest(seconds);
+}
+
+/// From here on, steps of ours say what plain packing would take, played as its arm is. `chosen`:
+/// [arm] the way that it takes.
+void Contest::estimate_packing(const std::vector<size_t>& chosen) {
+  const auto packing = std::ranges::find(arms_, kPacking, &Contestant::name);
+  if (packing == arms_.end()) return;
+  const size_t way = chosen[packing - arms_.begin()];
+  player_.arm(ways_[kOurs][chosen[kOurs]]).packing = packing->ways[way].step.overlap;
 }
 
 void Contest::run(const BatchSource& source) {
@@ -255,6 +264,7 @@ void Contest::run(const BatchSource& source) {
       return player_.run(way, of(round));
     });
   }
+  estimate_packing(chosen);
   if (with_ddp_) {
     write_arm("PyTorch DDP", "no_sync, sdpa a document");
     documents.push_back([&](int round) {
@@ -268,10 +278,12 @@ void Contest::run(const BatchSource& source) {
     for (size_t arm = 0; arm < runs.size(); ++arm) {
       const StepFigures& step = figures[arm][round];
       const BatchLengths batch = documents[arm](round);
-      arms.push_back({{"seconds", step.seconds},
-                      {"idle_share", step.idle_share},
-                      {"core_idle_share", step.core_idle_share},
-                      {"flops", options_.model.train_flops(num_tokens(batch), num_pairs(batch))}});
+      Json figure = {{"seconds", step.seconds},
+                     {"idle_share", step.idle_share},
+                     {"core_idle_share", step.core_idle_share},
+                     {"flops", options_.model.train_flops(num_tokens(batch), num_pairs(batch))}};
+      if (step.plain_packing_s > 0) figure["plain_packing_s"] = step.plain_packing_s;
+      arms.push_back(std::move(figure));
     }
     write("round", {{"arms", arms}});
   }

@@ -14,7 +14,9 @@ namespace distca::bench {
 
 /// Who ours may be compared with.
 inline constexpr const char* kDdp = "ddp";
-inline const std::vector<std::string> kRivals = {"local", "wlb", "per-document-cp", "greedy", kDdp};
+inline constexpr const char* kPacking = "local";
+inline const std::vector<std::string> kRivals = {kPacking, "wlb", "per-document-cp", "greedy",
+                                                 kDdp};
 
 struct ContestOptions {
   LlamaConfig model;

@@ -58,7 +58,6 @@ const BatchLengths kBatch = {{3700, 396}, {3700, 396}};
 /// What one rank tells of its step.
 struct Told {
   PlayedStep played;
-  RankSample sample;
   double taken_s = 0;  // of its core, by the quota
 };
 
@@ -118,11 +117,11 @@ class Uneven {
     if (quota_) quota_->run(arm != kUndisturbed);
     const double taken_before = quota_ ? quota_->taken_seconds() : 0;
     Told told;
-    told.played = player_.play(arm, kBatch, &told.sample);
+    told.played = player_.play(arm, kBatch);
     if (quota_) told.taken_s = quota_->taken_seconds() - taken_before;
     const std::vector<Told> all = all_gather(comm_, told, "what ranks tell");
     std::vector<RankSample> samples;
-    for (const Told& rank : all) samples.push_back(rank.sample);
+    for (const Told& rank : all) samples.push_back(rank.played.sample);
     if (arm == kUndisturbed) undisturbed_meter_.add(num_steps_++, samples);
     if (arm == kReweighted || arm == kReweightedAgain) reweight(samples);
     return played_round(all);
@@ -140,7 +139,7 @@ class Uneven {
     int64_t load = 0;
     for (const Told& rank : told) {
       played.push_back(rank.played);
-      load += rank.sample.load;
+      load += rank.played.sample.load;
     }
     const Told &fast = told[1 - kSlow], &slow = told[kSlow];
     const double seconds = figures_of(played).seconds;
@@ -149,11 +148,12 @@ class Uneven {
     const auto waits = [&](const PlayedStep& rank) {
       return (rank.waited_s + computed_s - rank.computed_s) / seconds;
     };
-    return {{"seconds", seconds},
-            {"fast_share", static_cast<double>(fast.sample.load) / static_cast<double>(load)},
-            {"fast_waits", waits(fast.played)},
-            {"slow_waits", waits(slow.played)},
-            {"taken_share", slow.taken_s / seconds}};
+    return {
+        {"seconds", seconds},
+        {"fast_share", static_cast<double>(fast.played.sample.load) / static_cast<double>(load)},
+        {"fast_waits", waits(fast.played)},
+        {"slow_waits", waits(slow.played)},
+        {"taken_share", slow.taken_s / seconds}};
   }
 
   /// What even_capacities makes of these speeds: the fast worker's share.

@@ -20,12 +20,15 @@ namespace distca {
 /// What one rank did in one step, and how long it took. Times are elapsed times, because the
 /// processor time of a rank does not show that another program shares its core.
 struct RankSample {
-  int64_t linear_ns = 0;     // all but core attention, exchange, sums over ranks and update
+  int64_t linear_ns = 0;     // all but core attention, waiting, sums over ranks and update
   int64_t attention_ns = 0;  // core attention
   int64_t tokens = 0;        // at home; 0: the sample says nothing about linear work
   /// The load of core attention, in the unit in which plans count load (pairs or ns). 0: the sample
   /// says nothing about attention.
   int64_t load = 0;
+  // What a meter does not count:
+  int64_t exchange_ns = 0;  // the part of linear_ns that exchanges took: packing, issuing, landing
+  int64_t waited_ns = 0;    // for messages, before gradients are summed
 };
 
 /// How a meter treats samples:

@@ -36,6 +36,21 @@ std::string time_of_day() {
                      ms % 1000);
 }
 
+void add_memory(const std::vector<MemoryUse>& ranks, Json* line) {
+  for (const MemoryUse& rank : ranks) {
+    (*line)["tensor_bytes"].push_back(rank.now_bytes);
+    (*line)["peak_bytes"].push_back(rank.peak_bytes);
+    (*line)["resident_bytes"].push_back(rank.resident_bytes);
+    (*line)["weight_copy_bytes"].push_back(rank.weight_copy_bytes);
+    (*line)["optimizer_bytes"].push_back(rank.optimizer_bytes);
+  }
+}
+
+Json json_of(const PositionBand& band) {
+  return {
+      {"begin", band.begin}, {"end", band.end}, {"loss", band.loss()}, {"targets", band.targets}};
+}
+
 /// 0.00015, not 0.00015000000000000001.
 double in_12_digits(double value) { return std::stod(fmt::format("{:.12g}", value)); }
 
@@ -48,6 +63,11 @@ Json speeds_json(const Speeds& speeds) {
     json["attention_ps_per_kload"].push_back(rank.attention_ps_per_kload);
   }
   return json;
+}
+
+std::optional<double> plain_packing_s(const StepMetrics& m) {
+  if (m.plan.packed.empty()) return std::nullopt;
+  return m.step_s + plain_packing_adds_s(m.ranks, m.plan.packed);
 }
 
 Json metrics_line(const StepMetrics& m, const Config& config, const ResolvedConfig& resolved) {
@@ -80,24 +100,20 @@ Json metrics_line(const StepMetrics& m, const Config& config, const ResolvedConf
                {"kernel", resolved.kernel},
                {"overlap", overlap_name(config.train.overlap)},
                {"attention_s", m.attention_s},
+               {"waited_s", seconds_waited(m.ranks)},
                {"phases", phase_times(m.times)},
                {"exchange", exchange_times(m.times)}};
   if (config.cluster.ranks_per_node > 0) {
     line["bytes_between_nodes"] = m.bytes_between_nodes;
     line["bytes_inside_nodes"] = m.bytes.sent - m.bytes_between_nodes;
   }
+  if (const auto plain_s = plain_packing_s(m)) line["plain_packing_s"] = *plain_s;
   if (!m.plan.attention_predicted_s.empty())
     line["attention_predicted_s"] = m.plan.attention_predicted_s;
   if (!m.plan.chosen.empty()) line["chosen"] = m.plan.chosen;
   if (m.speeds.from_step > 0) line["speeds"] = speeds_json(m.speeds);
   if (m.plan.speeds_from_step > 0) line["speeds_from_step"] = m.plan.speeds_from_step;
-  for (const MemoryUse& rank : m.memory) {
-    line["tensor_bytes"].push_back(rank.now_bytes);
-    line["peak_bytes"].push_back(rank.peak_bytes);
-    line["resident_bytes"].push_back(rank.resident_bytes);
-    line["weight_copy_bytes"].push_back(rank.weight_copy_bytes);
-    line["optimizer_bytes"].push_back(rank.optimizer_bytes);
-  }
+  add_memory(m.memory, &line);
   if (m.skipped) line["skipped"] = true;
   const CheckpointFigures& c = m.checkpoint;
   if (c.held_up_s > 0) line["checkpoint_s"] = c.held_up_s;
@@ -105,12 +121,8 @@ Json metrics_line(const StepMetrics& m, const Config& config, const ResolvedConf
   if (c.last_complete > 0) line["last_checkpoint"] = c.last_complete;
   if (c.num_failed > 0) line["checkpoints_failed"] = c.num_failed;
   if (m.validation_loss) line["validation_loss"] = *m.validation_loss;
-  for (const PositionBand& band : m.validation_by_position) {
-    line["validation_loss_by_position"].push_back({{"begin", band.begin},
-                                                   {"end", band.end},
-                                                   {"loss", band.loss()},
-                                                   {"targets", band.targets}});
-  }
+  for (const PositionBand& band : m.validation_by_position)
+    line["validation_loss_by_position"].push_back(json_of(band));
   return line;
 }
 

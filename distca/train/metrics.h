@@ -8,7 +8,9 @@
 #include <vector>
 
 #include "distca/base/json.h"
+#include "distca/cost/speed_meter.h"
 #include "distca/cost/speeds.h"
+#include "distca/plan/plain_packing.h"
 #include "distca/runtime/core_attention.h"
 #include "distca/runtime/executor.h"
 #include "distca/train/position_losses.h"
@@ -34,6 +36,9 @@ struct PlanFigures {
   int64_t speeds_from_step = 0;  // from_step of the speeds it was planned with; 0: none
   /// What plan.tolerance = auto chose for each nano-batch, as "SCHEDULER TOLERANCE".
   std::vector<std::string> chosen;
+  /// What workers would hold and compute under plain packing. Empty where that is not estimated:
+  /// packed_work says where, and under plan.scheduler = local, which is plain packing.
+  PackedWork packed;
   /// [servers] seconds in core attention that plan.profile predicts, forward and backward of all
   /// layers. Empty without a profile.
   std::vector<double> attention_predicted_s;
@@ -78,17 +83,22 @@ struct StepMetrics {
   /// CPU with one thread a rank, it is processor time, as in profiles. With more threads, it is
   /// elapsed time, which includes waits for a core. On CUDA, it is the device's time.
   std::vector<double> attention_s;
+  std::vector<RankSample> ranks;  // [ranks] work before gradients are summed, and its times
   OpTimes times;                  // by operation and pass
   std::vector<MemoryUse> memory;  // [ranks]
   /// Measured speeds. In step 1, they are those that its plan rests on. In later steps, they are
   /// new ones, which hold from step + 2 on. If there are none, from_step is 0.
   Speeds speeds;
-  std::optional<double> validation_loss;  // nats per target; none if it was not measured
+  std::optional<double> validation_loss;             // nats per target; none if it was not measured
   std::vector<PositionBand> validation_by_position;  // the same by position in the document
-  bool skipped = false;                   // the step did not reach the weights (train.bad_step)
+  bool skipped = false;  // the step did not reach the weights (train.bad_step)
   CheckpointFigures checkpoint;
   PlanFigures plan;
 };
+
+/// Estimates how long the step would have taken under plain packing, in seconds. Nothing where
+/// `plan.packed` is empty.
+std::optional<double> plain_packing_s(const StepMetrics& metrics);
 
 /// A line of metrics.jsonl. Every line repeats what the run's plans count load in, which kernel
 /// computes, train.overlap and train.steps. Its time is that of the call.

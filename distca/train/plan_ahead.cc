@@ -6,6 +6,7 @@
 #include "distca/base/clock.h"
 #include "distca/base/error.h"
 #include "distca/base/hash.h"
+#include "distca/plan/plain_packing.h"
 #include "distca/plan/scheduler.h"
 #include "distca/plan/validate.h"
 #include "distca/program/validate.h"
@@ -95,6 +96,11 @@ PlannedBatch plan_batch(const Config& config, const DataBlend& data, const StepB
   planned.figures.hash = plans_hash(plans);
   planned.figures.speeds_from_step = speeds.from_step;
   add_plan_figures(config, batch, plans, num_workers, &planned.figures, &planned.work);
+  const bool trains = step_batch.kind == ProgramRequest::Kind::kTrain;
+  if (trains && config.plan.scheduler != "local" && plans.num_windows == 1) {
+    planned.figures.packed =
+        packed_work(plans.plans, config.attention_profile, config.pairs_nano_batches() ? 2 : 1);
+  }
   planned.input.tokens = tokens_of(config, data, batch, plans, rank, num_workers);
   planned.input.program = checked_program(config, plans, step_batch, rank, num_workers, gradients,
                                           &planned.figures.validate_s);

@@ -138,6 +138,24 @@ TEST_F(PlanBatchTest, ranks_agree_on_the_plans_and_share_the_tokens) {
   EXPECT_EQ(tokens, 1024);
 }
 
+TEST_F(PlanBatchTest, what_plain_packing_would_do_is_said_where_it_is_another_plan) {
+  config_.train.overlap = Overlap::kWithin;
+  PackedWork packed = plan(2)[0].figures.packed;
+  ASSERT_THAT(packed, SizeIs(2)) << "nano-batches";
+  const PlanFigures local = [&] {
+    config_.plan.scheduler = "local";
+    return plan(2)[0].figures;
+  }();
+  EXPECT_THAT(local.packed, IsEmpty());
+  for (size_t worker = 0; worker < 2; ++worker)
+    EXPECT_EQ(packed[0][worker].load + packed[1][worker].load, local.load_after[worker]);
+  config_.plan.scheduler = "balanced";
+  config_.train.overlap = Overlap::kPingPong;
+  EXPECT_THAT(plan(2)[0].figures.packed, SizeIs(1)) << "a pair";
+  config_.servers.dedicated = 1;
+  EXPECT_THAT(plan(2)[0].figures.packed, IsEmpty());
+}
+
 TEST_F(PlanBatchTest, a_dedicated_server_has_tasks_and_no_tokens) {
   config_.servers.dedicated = 1;
   const std::vector<PlannedBatch> ranks = plan(2);
@@ -210,7 +228,8 @@ TEST_F(PlanBatchTest, where_windows_differ_loads_are_those_of_the_mean_of_all_la
   const PlanFigures full = plan(2)[0].figures;
   config_.model.sliding_window = 128;
   const PlanFigures sliding = plan(2)[0].figures;
-  config_.model.layer_types = "sliding_attention,full_attention,sliding_attention,sliding_attention";
+  config_.model.layer_types =
+      "sliding_attention,full_attention,sliding_attention,sliding_attention";
   const std::vector<PlannedBatch> ranks = plan(2);
   const PlanFigures& both = ranks[0].figures;
   EXPECT_NEAR(both.pairs, (full.pairs + 3 * sliding.pairs) / 4, 8);  // rounded for each plan

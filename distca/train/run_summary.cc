@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "distca/base/json.h"
 #include "distca/base/statistics.h"
@@ -103,6 +104,23 @@ std::string attention_times(const Config& config, const RunSummary& summary) {
   return text;
 }
 
+std::string balance_text(const RunSummary& summary) {
+  const std::vector<double>& waited = summary.waited_s;
+  if (waited.size() < 2) return "";
+  const auto percent = [&](double seconds) { return 100 * seconds / summary.sum.step_s; };
+  const auto most = std::ranges::max_element(waited);
+  const double all = std::accumulate(waited.begin(), waited.end(), 0.0);
+  std::string text = fmt::format(
+      "\nBalance\n  ranks waited {:.1f} % of the time for messages or for the last rank (rank {} "
+      "most, {:.1f} %)\n",
+      percent(all / static_cast<double>(waited.size())), most - waited.begin(), percent(*most));
+  if (summary.plain_packing_s > 0) {
+    text += fmt::format("  plain packing would have taken {:.2f} times as long (estimate)\n",
+                        summary.plain_packing_s / summary.sum.step_s);
+  }
+  return text;
+}
+
 void RunSummary::add(const StepMetrics& step) {
   const PlanFigures& plan = step.plan;
   if (steps == 0) first_loss = step.loss;
@@ -117,6 +135,8 @@ void RunSummary::add(const StepMetrics& step) {
   sum.plan.plan_s += plan.plan_s;
   sum.plan.plan_wait_s += plan.plan_wait_s;
   add_to(sum.attention_s, step.attention_s);
+  add_to(waited_s, seconds_waited(step.ranks));
+  plain_packing_s += distca::plain_packing_s(step).value_or(0);
   if (plan.attention_predicted_s.empty()) return;
   add_to(sum.plan.attention_predicted_s, plan.attention_predicted_s);
   std::vector<double> errors;
@@ -187,14 +207,16 @@ std::string learned_text(const Config& config, const DataBlend& data, const RunS
   const auto entropies = data.num_sets() == 1 ? token_entropies(data.set(0)) : std::nullopt;
   if (entropies) text += fmt::format("  {}\n", wrap(counting_words(*entropies), kColumns - 2));
   const double steps = static_cast<double>(summary.steps);
-  text +=
-      fmt::format("\nCore attention: (query, key) pairs of {} by server, summed over steps\n",
-                  config.parallel.pipeline_model_parallel_size > 1 ? "all layers" : "one layer");
+  text += fmt::format("\nCore attention: (query, key) pairs of {} by server, summed over steps\n",
+                      config.parallel.pipeline_model_parallel_size > 1 ? "all layers"
+                      : config.model.windows_differ()                  ? "a layer, on average"
+                                                                       : "one layer");
   text += loads_text(config, "before balancing", sum.plan.load_before,
                      sum.plan.imbalance_before / steps, summary.num_workers);
   text += loads_text(config, "after balancing", sum.plan.load_after,
                      sum.plan.imbalance_after / steps, summary.num_workers);
   text += attention_times(config, summary);
+  text += balance_text(summary);
   text += fmt::format(
       "\nPlanning\n  {:.2f} ms a batch beside the steps, which waited {:.2f} ms for it\n",
       1e3 * sum.plan.plan_s / steps, 1e3 * sum.plan.plan_wait_s / steps);

@@ -26,7 +26,9 @@ struct RunSummary {
   /// Sums over all steps: of tokens, step_s, attention_s, loads, imbalances, predictions and the
   /// planner's times. Its other fields are not set. Imbalances are shown divided by `steps`.
   StepMetrics sum{.plan = {.imbalance_before = 0, .imbalance_after = 0}};
-  int64_t metrics_missing = 0;  // lines that metrics.jsonl lacks because its disk is full
+  std::vector<double> waited_s;  // [ranks] summed over steps
+  double plain_packing_s = 0;    // the steps' estimates, summed; 0: there are none
+  int64_t metrics_missing = 0;   // lines that metrics.jsonl lacks because its disk is full
   /// [steps] |predicted / measured - 1|, each the median over the servers.
   std::vector<double> prediction_errors;
 
@@ -37,6 +39,10 @@ struct RunSummary {
 /// Lines of the summary: each server's measured time in core attention and, with a profile, the
 /// predicted one.
 std::string attention_times(const Config& config, const RunSummary& summary);
+
+/// Lines of the summary: what the ranks waited and, where it was estimated, how long plain packing
+/// would have taken. Empty where there is one rank, which waits for nobody.
+std::string balance_text(const RunSummary& summary);
 
 /// A line of the summary: which loss counting tokens would reach, and on which text.
 std::string counting_words(const Entropies& entropies);

@@ -11,6 +11,7 @@ using ::testing::DoubleEq;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 TEST(Summary, counting_says_on_which_text_and_leaves_pairs_out_where_they_mean_nothing) {
   EXPECT_EQ(
@@ -49,6 +50,38 @@ TEST(RunSummary, without_a_profile_nothing_is_predicted) {
   EXPECT_THAT(summary.sum.attention_s, ElementsAre(1, 2));
   EXPECT_THAT(summary.sum.plan.attention_predicted_s, IsEmpty());
   EXPECT_THAT(summary.prediction_errors, IsEmpty());
+}
+
+/// Of two workers: rank 1 waits half a second of two, and plain packing would make it one longer.
+StepMetrics uneven_step() {
+  return {
+      .step_s = 2,
+      .ranks = {{.linear_ns = 1'000'000'000, .attention_ns = 500'000'000, .tokens = 1, .load = 4},
+                {.linear_ns = 1'000'000'000, .tokens = 1, .load = 4}},
+      .plan = {.packed = {{{.tokens = 1, .load = 12}, {.tokens = 1, .load = 0}}}}};
+}
+
+TEST(BalanceText, says_what_ranks_waited_and_what_plain_packing_would_take) {
+  RunSummary summary;
+  summary.add(uneven_step());
+  summary.add(uneven_step());
+  EXPECT_EQ(
+      balance_text(summary),
+      "\nBalance\n"
+      "  ranks waited 12.5 % of the time for messages or for the last rank (rank 1 most, 25.0 "
+      "%)\n"
+      "  plain packing would have taken 1.50 times as long (estimate)\n");
+}
+
+TEST(BalanceText, estimates_nothing_without_packed_work_and_is_empty_for_one_rank) {
+  RunSummary two, one;
+  StepMetrics step = uneven_step();
+  step.plan.packed = {};
+  two.add(step);
+  EXPECT_THAT(balance_text(two), AllOf(HasSubstr("rank 1 most"), Not(HasSubstr("plain packing"))));
+  step.ranks.pop_back();
+  one.add(step);
+  EXPECT_EQ(balance_text(one), "");
 }
 
 class AttentionTimesTest : public ::testing::Test {

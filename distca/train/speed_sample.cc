@@ -5,6 +5,7 @@
 namespace distca {
 
 RankSample rank_sample(const OpTimes& times, int64_t tokens, int64_t load) {
+  const auto nanoseconds = [](double seconds) { return std::llround(seconds * 1e9); };
   double busy_s = 0;
   for (int kind = 0; kind < kNumOpKinds; ++kind) {
     const auto op = static_cast<OpKind>(kind);
@@ -15,10 +16,13 @@ RankSample rank_sample(const OpTimes& times, int64_t tokens, int64_t load) {
       busy_s -= times.of(op, pass, OpPart::kWait);
   }
   const double attention_s = times.of(OpKind::kCoreAttention);
-  return {.linear_ns = std::llround((busy_s - attention_s) * 1e9),
-          .attention_ns = std::llround(attention_s * 1e9),
+  return {.linear_ns = nanoseconds(busy_s - attention_s),
+          .attention_ns = nanoseconds(attention_s),
           .tokens = tokens,
-          .load = load};
+          .load = load,
+          .exchange_ns = nanoseconds(times.of(OpPart::kPack) + times.of(OpPart::kIssue) +
+                                     times.of(OpPart::kLand)),
+          .waited_ns = nanoseconds(times.of(OpPart::kWait))};
 }
 
 }  // namespace distca

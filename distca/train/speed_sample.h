@@ -15,9 +15,10 @@ namespace distca {
 ///
 /// Linear and attention time together are all the time in which this rank was busy before gradients
 /// are summed. What exchanges cost the rank itself (packing, issuing, putting results in place)
-/// counts as linear, because a slow rank is slow at it too. Waiting does not count. The sum over
-/// ranks and the update do not count either, because no division of core attention among servers
-/// changes how evenly ranks finish them.
+/// counts as linear, because a slow rank is slow at it too. The sample has it apart, too, and how
+/// long the rank waited for messages, which counts as neither. The sum over ranks and the update do
+/// not count, because no division of core attention among servers changes how evenly ranks finish
+/// them.
 RankSample rank_sample(const OpTimes& times, int64_t tokens, int64_t load);
 
 }  // namespace distca

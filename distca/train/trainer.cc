@@ -344,7 +344,6 @@ class Trainer {
                    .optimizer_bytes = weights_ ? weights_->optimizer.state_bytes() : 0},
         .sample = rank_sample(mine.times, work.tokens, work.load)};
     double loss_sum = 0;
-    std::vector<RankSample> samples;
     std::vector<SaveReport> saves;
     const std::vector<RankStep> all = all_gather(all_, own, "loss sum");
     for (const RankStep& rank : all) {
@@ -353,7 +352,7 @@ class Trainer {
       metrics->bytes_between_nodes += rank.bytes_between_nodes;
       metrics->attention_s.push_back(rank.attention_s);
       metrics->memory.push_back(rank.memory);
-      samples.push_back(rank.sample);
+      metrics->ranks.push_back(rank.sample);
       saves.push_back(rank.save);
       stop_signal_ = std::max(stop_signal_, rank.stop_signal);
     }
@@ -363,7 +362,7 @@ class Trainer {
     metrics->grad_norm = all[0].grad_norm;  // dedicated servers have none
     // The same values on every rank: so are the speeds. The first step's plan rests on the
     // bandwidth, which nobody has recorded yet.
-    if (meter_ && (meter_->add(metrics->step, samples) || metrics->step == first_step_))
+    if (meter_ && (meter_->add(metrics->step, metrics->ranks) || metrics->step == first_step_))
       metrics->speeds = meter_->speeds();
   }
 
@@ -381,7 +380,7 @@ class Trainer {
     PositionLosses losses;
     for (size_t i = 0; i < batches_.num_validation(); ++i) {
       const PlannedBatch planned = next_planned(metrics->step, ProgramRequest::Kind::kEvaluate);
-      // Nano-batch after nano-batch: how many are played together makes no difference to the bits.
+      // One after the other: how many are played together makes no difference to the bits.
       for (const PositionLosses& more : step_.evaluate(planned.input).losses) losses += more;
     }
     sum_over_ranks(comm_, losses);
