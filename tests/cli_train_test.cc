@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <fstream>
 #include <regex>
 
 #include "distca/base/file.h"
@@ -113,7 +114,8 @@ TEST_F(ExampleConfigTest, each_is_a_run_that_could_start) {
   size_t checked = 0;
   for (const auto& entry : fs::directory_iterator("configs")) {
     const fs::path& file = entry.path();
-    if (file.extension() != ".toml" || file.stem() == "slurm_8_nodes") continue;
+    if (file.extension() != ".toml" || file.stem() == "slurm_8_nodes" || file.stem() == "llama_32k")
+      continue;
     const std::string text = read_file(file);
     const std::string workers =
         text.find("--workers ") == std::string::npos ? "2" : found_in(file, "--workers ([0-9]+)");
@@ -144,6 +146,35 @@ TEST_F(ExampleConfigTest, the_one_of_slurm_starts_as_its_batch_script_says) {
                   {"SLURM_STEP_NODELIST", "node[1-8]"},
                   {"SLURM_JOB_ID", "4711"}},
                  ranks + " workers");
+}
+
+TEST_F(ExampleConfigTest, the_one_that_begins_with_weights_starts_with_a_llama_of_a_billion) {
+  const fs::path file = "configs/llama_32k.toml";
+  const fs::path model = folder_ / found_in(file, "from = \"models/([^\"]+)\"");
+  fs::create_directories(model);
+  // Llama 3.2's.
+  const Json scaling = {{"rope_type", "llama3"},
+                        {"factor", 32.0},
+                        {"low_freq_factor", 1.0},
+                        {"high_freq_factor", 4.0},
+                        {"original_max_position_embeddings", 8192}};
+  const Json config = {{"architectures", {"LlamaForCausalLM"}},
+                       {"model_type", "llama"},
+                       {"vocab_size", 128256},
+                       {"hidden_size", 2048},
+                       {"intermediate_size", 8192},
+                       {"num_hidden_layers", 16},
+                       {"num_attention_heads", 32},
+                       {"num_key_value_heads", 8},
+                       {"head_dim", 64},
+                       {"max_position_embeddings", 131072},
+                       {"rms_norm_eps", 1e-5},
+                       {"rope_theta", 500000.0},
+                       {"rope_scaling", scaling},
+                       {"tie_word_embeddings", true},
+                       {"torch_dtype", "bfloat16"}};
+  std::ofstream(model / "config.json") << config.dump();
+  expect_dry_run(file, {"--workers", "8", "model.from=" + model.string()}, {}, "8 workers");
 }
 
 TEST_F(CliTrainTest, a_port_in_use_is_named) {

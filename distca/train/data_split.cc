@@ -35,6 +35,16 @@ Part part_of(const DataBlend& data, std::span<const int64_t> documents,
   return part;
 }
 
+/// [batches / 2, rounded up] joined neighbours: exchanges of one run under computing of the other.
+std::vector<Batch> in_pairs(const std::vector<Batch>& batches) {
+  std::vector<Batch> pairs;
+  for (size_t i = 0; i < batches.size(); ++i) {
+    if (i % 2 == 0) pairs.emplace_back();
+    pairs.back().insert(pairs.back().end(), batches[i].begin(), batches[i].end());
+  }
+  return pairs;
+}
+
 /// Those of ascending `documents` whose numbers lie in the range.
 std::span<const int64_t> documents_within(const std::vector<int64_t>& documents, Range range) {
   return {std::ranges::lower_bound(documents, range.begin),
@@ -73,7 +83,7 @@ std::vector<Batch> validation_batches(const Config& config, const DataBlend& dat
   // A mean over no target would be no figure.
   if (std::ranges::all_of(batches, [](const Batch& batch) { return batch[0].num_targets() == 0; }))
     batches.clear();
-  return batches;
+  return config.pairs_nano_batches() ? in_pairs(batches) : batches;
 }
 
 void check_training_part(const DataBlend& data, const DocumentSplit& split) {

@@ -17,8 +17,9 @@ DocumentSplit split_data(const Config& config, const DataBlend& data);
 BatchStream training_stream(const Config& config, const DataBlend& data,
                             const DocumentSplit& split);
 
-/// The nano-batches of every validation, one in each Batch. They are at most one epoch of
-/// every set, so that no document counts twice. Sets have their shares here, too; one without a
+/// The nano-batches of every validation: two in each Batch but for an odd last one where two are
+/// under way at the same time in training, else one in each. They are at most one epoch of every
+/// set, so that no document counts twice. Sets have their shares here, too; one without a
 /// validation document has none. Empty if no validation document has a next token.
 std::vector<Batch> validation_batches(const Config& config, const DataBlend& data,
                                       const DocumentSplit& split);

@@ -9,6 +9,7 @@
 namespace distca {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 class DataSplitTest : public FolderTest {
@@ -33,6 +34,25 @@ TEST_F(DataSplitTest, documents_without_a_next_token_give_no_batches) {
   const auto batches = validation_batches(config_, set, {.train = {0}, .validation = {1, 2, 5}});
   ASSERT_EQ(batches.size(), 1u);
   EXPECT_EQ(batches[0][0].num_targets(), 4);
+}
+
+TEST_F(DataSplitTest, validation_is_in_pairs_where_steps_play_pairs) {
+  const DataBlend set = data({8, 8, 8, 8, 8, 8});
+  const auto sizes = [&] {
+    std::vector<size_t> found;
+    for (const Batch& batch :
+         validation_batches(config_, set, {.train = {0}, .validation = {1, 2, 3, 4, 5}}))
+      found.push_back(batch.size());
+    return found;
+  };
+  config_.train.validation_nano_batches = 5;
+  config_.batch.nano_batches = 4;
+  EXPECT_THAT(sizes(), ElementsAre(2, 2, 1));
+  config_.train.overlap = Overlap::kWithin;
+  EXPECT_THAT(sizes(), ElementsAre(1, 1, 1, 1, 1));
+  config_.train.overlap = Overlap::kPingPong;
+  config_.batch.nano_batches = 1;
+  EXPECT_THAT(sizes(), ElementsAre(1, 1, 1, 1, 1));
 }
 
 TEST_F(DataSplitTest, a_training_part_without_a_next_token_is_refused) {
