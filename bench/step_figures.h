@@ -25,12 +25,12 @@ BatchLengths merged(const BatchLengths& batch);
 
 /// One rank's step, on a clock that all ranks of a machine share.
 struct PlayedStep {
-  double begin_s = 0;      // after a barrier
-  double computed_s = 0;   // when nothing was left to compute before the workers meet for the norm
-  double end_s = 0;        // of its update
-  double waited_s = 0;     // in exchanges of attention, for receives and sends
-  double processor_s = 0;  // of all threads of the process, from begin to end
-  double loss_sum = 0;     // nats, over this rank's targets
+  double begin_s = 0;        // after a barrier
+  double computed_s = 0;     // when nothing was left to compute before gradients were summed
+  double end_s = 0;          // of its update
+  double waited_s = 0;       // in exchanges of attention, for receives and sends
+  double processor_s = 0;    // of all threads of the process, from begin to end
+  double loss_sum = 0;       // nats, over this rank's targets
   double gradient_norm = 0;  // of the summed gradients, before clipping
   RankSample sample;         // what the rank computed, and how long that took
 };

@@ -164,6 +164,7 @@ void prepare(const PrepareOptions& options) {
   const std::array made = {bin, idx, tokenizer_record_file(tokens.out),
                            tokenizer_folder(tokens.out)};
   check_outputs(made, options.overwrite);
+  const MissingFolders missing(std::filesystem::absolute(tokens.out).parent_path());
   if (jsonl) {
     prepare_tokens(tokens);
   } else {
@@ -178,13 +179,15 @@ void add_prepare(CLI::App& data) {
       "prepare", "Write PREFIX.bin and PREFIX.idx from text files or JSON lines");
   TokenizeOptions& tokens = options->tokens;
   verb->add_option("--text", options->text,
-                   "Files, or folders searched for files; each file is a document");
-  verb->add_option("--jsonl", tokens.jsonl, "Files of which each line is a document, in JSON");
+                   "Files, or folders searched for files; each file is a document of bytes");
+  verb->add_option("--jsonl", tokens.jsonl,
+                   "Files of which each line is a document, in JSON; needs --tokenizer");
   verb->add_option("--json-key", tokens.key, "Where the text is in a line's JSON object")
       ->capture_default_str();
   verb->add_option("--tokenizer", tokens.tokenizer,
-                   "byte: each byte is a token, ids 0 to 255; for --jsonl a tokenizer.json of "
-                   "Hugging Face, or a folder that has one")
+                   "byte, for --text: each byte is a token, ids 0 to 255; for --jsonl a "
+                   "tokenizer.json of Hugging Face, or a folder that has one, which needs Python's "
+                   "package tokenizers; the environment variable DISTCA_PYTHON names the Python")
       ->capture_default_str();
   verb->add_flag("!--no-append-eod", tokens.append_eod,
                  "Do not end documents with the tokenizer's eos_token");

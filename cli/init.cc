@@ -47,6 +47,7 @@ void init(const InitOptions& options) {
   for (const Weight& weight : table)
     tensors.push_back({.name = weight.name, .shape = weight.shape});
   FilesByName beside = is_folder ? read_tokenizer(options.hf_config) : FilesByName();
+  const bool has_tokenizer = beside.contains(kTokenizerJson);
   options.out.write(
       fmt::format("random weights from the seed {}, of the shape of {}", options.seed,
                   file.string()),
@@ -55,6 +56,9 @@ void init(const InitOptions& options) {
        .read = [&](size_t tensor, std::span<std::byte> bytes) {
          draw(table[tensor], options.seed, bytes);
        }});
+  fmt::print("  {}\n", has_tokenizer ? "the tokenizer of " + options.hf_config.string()
+                       : is_folder   ? "no tokenizer: the folder has none"
+                                     : "no tokenizer: --hf-config names no folder");
 }
 
 }  // namespace

@@ -164,7 +164,8 @@ void add_monitor(CLI::App& app) {
       ->type_name("RUN");
   verb->add_option("--tensorboard", arguments->tensorboard,
                    "Write TensorBoard's events into this folder; replaces those of an earlier "
-                   "distca monitor of this run (needs Python's package tensorboard)")
+                   "distca monitor of this run (needs the package tensorboard of the Python "
+                   "that DISTCA_PYTHON names)")
       ->type_name("DIR");
   verb->footer("Example:  distca monitor runs/demo --tensorboard tensorboard/demo");
   verb->callback([arguments] { Monitor(*arguments).follow(); });

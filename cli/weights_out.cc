@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "cli/options.h"
 #include "distca/base/text.h"
+#include "distca/batch/tokenizer_files.h"
 
 namespace distca::cli {
 namespace {
@@ -17,6 +19,14 @@ WeightsType type_of(const std::string& dtype) {
                               : WeightsType::kBFloat16;
 }
 
+/// Of a type that distca plan calls bf16, fp16 or fp32.
+std::string long_name(const std::string& type) {
+  return type == "bf16"   ? "bfloat16"
+         : type == "fp16" ? "float16"
+         : type == "fp32" ? "float32"
+                          : type;
+}
+
 }  // namespace
 
 void WeightsOut::add_options(CLI::App& verb) {
@@ -24,7 +34,8 @@ void WeightsOut::add_options(CLI::App& verb) {
       ->required();
   verb.add_option("--dtype", dtype_,
                   "Number type of the weights; without it, they keep theirs, mostly float32")
-      ->check(CLI::IsMember({"bfloat16", "float16", "float32"}));
+      ->check(CLI::IsMember({"bfloat16", "float16", "float32"}))
+      ->transform([](const std::string& word) { return long_name(word); });
   number(verb, "--max-shard-gb", max_shard_gb_, 1e-6, 1e6,
          "Divide the weights into files of at most so many GB (10^9 bytes); without it, one file");
   verb.add_flag("--overwrite", overwrite_, "Replace the model that the folder holds");
@@ -37,7 +48,9 @@ void WeightsOut::write(const std::string& begin, const ModelToWrite& model) cons
   std::vector<std::filesystem::path> touched = writer.touched();
   for (const auto& [name, text] : model.contents.beside) touched.push_back(out_ / name);
   check_outputs(touched, overwrite_);
-  writer.write(model.contents, model.read);
+  HuggingFaceWriter::Contents contents = model.contents;
+  contents.config = with_eos_token_id(std::move(contents.config), contents.beside);
+  writer.write(contents, model.read);
   int64_t parameters = 0;
   for (const StoredTensor& tensor : model.tensors) parameters += tensor.numel();
   const size_t shards = writer.num_shards();

@@ -53,7 +53,7 @@ std::vector<BadInput> bad_weights_out() {
       {of_done, "done/model.safetensors: not a whole safetensors file", done},
       {of_done, "done/model.safetensors: its weights are bfloat16 already: export a run or a ",
        hugging_face("") + "; distca init --hf-config m --out done --dtype bfloat16"},
-      {of_done, "done/config.json: cannot be read",
+      {of_done, "done: no folder of a model: it has no config.json",
        hugging_face("") + "; distca init --hf-config m --out done; rm done/config.json"},
       {to_new + " --dtype int8", "--dtype: int8 not in {bfloat16,float16,float32}"},
       {to_new + " --max-shard-gb 0", "--max-shard-gb: 0 is not a number in 1e-06 .. 1e+06"},

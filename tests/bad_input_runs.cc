@@ -13,8 +13,10 @@ std::vector<BadInput> bad_models() {
                         "; printf '{}' > m/tokenizer.json; printf '{\"eod_token_id\": null, "
                         "\"tokenizer_sha256\": \"5a5a5a5a5a5a5a5a\"}' > data/text.json";
   return {
-      {train + "model.from=absent", "absent/config.json: cannot be read: No such file"},
-      {train + "model.from=lengths.json", "lengths.json/config.json: cannot be read: Not a dir"},
+      {train + "model.from=absent",
+       "absent: no folder of a model: it has no config.json; weights are not downloaded"},
+      {train + "model.from=lengths.json",
+       "lengths.json: no folder of a model: it has no config.json"},
       {from, "m/config.json: byte ", "mkdir m; echo '{' > m/config.json"},
       {from, "m/config.json: model_type is missing", "mkdir m; echo '{}' > m/config.json"},
       {from, "m/config.json: hidden_act must be \"silu\", not \"gelu\"",
@@ -44,6 +46,8 @@ std::vector<BadInput> bad_models() {
        "--tokenizer m",
        other_tokenizer},
       {from + "--dry-run", "data/text was made with another tokenizer", other_tokenizer},
+      {from, "data/text holds bytes, and m/tokenizer.json is another tokenizer: the same id means",
+       hugging_face("") + "; echo '{}' > m/tokenizer.json"},
       {train + "model.model_type=gpt2", "must be one of llama, qwen2, qwen3"},
   };
 }
@@ -52,7 +56,7 @@ std::vector<BadInput> bad_generations() {
   const std::string m = "distca generate m ", one = m + "--ids 1 ", shape = hugging_face("");
   return {
       {"distca generate", "folder is required (see distca generate --help)"},
-      {"distca generate absent def", "absent/config.json: cannot be read: No such file"},
+      {"distca generate absent def", "absent: no folder of a model: it has no config.json"},
       {"distca generate saved def",
        "saved: its weights are in a checkpoint alone: distca export saved --out FOLDER writes a"},
       {"distca generate saved/checkpoints/step_000003 def",

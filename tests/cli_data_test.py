@@ -64,13 +64,14 @@ class Prepare(unittest.TestCase):
         return result.stdout
 
     def refused(self, message, *words, code=2, **more):
-        before = self.files()
+        before, had_out = self.files(), (self.folder / "out").exists()
         result = self.prepare(*words, **more)
         self.assertEqual(result.returncode, code, result.stderr)
         self.assertEqual(result.stderr.count("\n"), 1, result.stderr)
         self.assertTrue(result.stderr.startswith("distca: error: "), result.stderr)
         self.assertIn(message, result.stderr)
         self.assertEqual(self.files(), before)
+        self.assertEqual((self.folder / "out").exists(), had_out)
 
     def files(self, name=""):
         return {str(path.relative_to(self.folder)): path.read_bytes() for path in (self.folder / name).rglob("*")
@@ -137,7 +138,7 @@ class Prepare(unittest.TestCase):
             self.write("a.jsonl", '{"text": "w1"}\n' + line + "\n")
             self.refused(f"a.jsonl line 2: {message}")
         (self.folder / "a.jsonl").write_bytes(b'{"text": "\xff"}')
-        self.refused("a.jsonl line 1: not JSON")
+        self.refused("a.jsonl line 1: not UTF-8: byte 0xff, the line's byte 11")
         self.write("a.jsonl", '{"text": ""}\n')
         self.refused("a.jsonl: holds no text")
 

@@ -78,6 +78,19 @@ bool create_folder(const fs::path& folder) {
   return made;
 }
 
+MissingFolders::MissingFolders(const fs::path& path) {
+  std::error_code ignored;
+  for (fs::path at = fs::absolute(path).lexically_normal();
+       at.has_relative_path() && !fs::exists(fs::symlink_status(at, ignored));
+       at = at.parent_path())
+    innermost_first_.push_back(at);
+}
+
+MissingFolders::~MissingFolders() {
+  std::error_code ignored;
+  for (const fs::path& folder : innermost_first_) fs::remove(folder, ignored);
+}
+
 std::string read_file(const fs::path& path, ErrorKind kind) {
   const OpenFile file(path, kind);
   std::string contents(file.size, '\0');

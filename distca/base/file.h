@@ -19,6 +19,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "distca/base/error.h"
 
@@ -31,6 +32,19 @@ Error os_error(const std::filesystem::path& path, std::string_view what,
 
 /// Makes a folder and all folders above it. Returns whether it was made. Throws Error(kIo).
 bool create_folder(const std::filesystem::path& folder);
+
+/// The folders on the way to a path that are not there when this is made. What is empty of them
+/// when it is destroyed is removed: after a failure, the file system is as it was.
+class MissingFolders {
+ public:
+  explicit MissingFolders(const std::filesystem::path& path);
+  ~MissingFolders();
+  MissingFolders(const MissingFolders&) = delete;
+  MissingFolders& operator=(const MissingFolders&) = delete;
+
+ private:
+  std::vector<std::filesystem::path> innermost_first_;
+};
 
 /// Returns the contents of a file.
 std::string read_file(const std::filesystem::path& path, ErrorKind kind = ErrorKind::kIo);

@@ -38,6 +38,21 @@ TEST_F(FileTest, what_was_written_is_read_and_mapped) {
   EXPECT_TRUE(std::ranges::equal(mapped.bytes(), std::as_bytes(std::span(contents))));
 }
 
+TEST_F(FileTest, folders_that_were_missing_go_where_they_stayed_empty) {
+  fs::create_directories(folder_ / "there");
+  {
+    const MissingFolders empty(folder_ / "there" / "a" / "b"), used(folder_ / "there" / "c" / "d");
+    create_folder(folder_ / "there" / "a" / "b");
+    write_file_atomically(folder_ / "there" / "c" / "file", "x");
+    create_folder(folder_ / "there" / "c" / "d");
+  }
+  EXPECT_FALSE(fs::exists(folder_ / "there" / "a"));
+  EXPECT_TRUE(fs::exists(folder_ / "there" / "c" / "file"));
+  EXPECT_FALSE(fs::exists(folder_ / "there" / "c" / "d"));
+  { const MissingFolders none(folder_ / "there"); }
+  EXPECT_TRUE(fs::exists(folder_ / "there"));
+}
+
 TEST_F(FileTest, an_empty_file_maps_to_nothing) {
   write_file_atomically(folder_ / "empty", "");
   EXPECT_EQ(MappedFile(folder_ / "empty").size(), 0);

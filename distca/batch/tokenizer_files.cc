@@ -191,6 +191,15 @@ FilesByName files_beside_weights(const DataBlend& data) {
   return files;
 }
 
+Json with_eos_token_id(Json config, const FilesByName& beside_weights) {
+  const auto generation = beside_weights.find(kGenerationJson);
+  if (generation == beside_weights.end()) return config;
+  const Json said = parse_json(generation->second, kGenerationJson, ErrorKind::kData);
+  if (config.value("eos_token_id", Json()).is_null() && said.is_object())
+    config["eos_token_id"] = said.value("eos_token_id", Json());
+  return config;
+}
+
 void check_tokenizer(const DataBlend& data, const fs::path& model_folder) {
   const fs::path file = model_folder / kTokenizerJson;
   std::error_code ignored;  // not there: not known
@@ -200,6 +209,12 @@ void check_tokenizer(const DataBlend& data, const fs::path& model_folder) {
   for (int64_t set = 0; set < data.num_sets(); ++set) {
     const std::string& prefix = data.prefix(set);
     const std::string made_with = recorded_sha256(prefix);
+    const bool is_bytes = made_with.empty() && data.set(set).token_type() == TokenType::kUint8;
+    DISTCA_THROW_IF(is_bytes && vocabulary(text) != vocabulary(byte_tokenizer().at(kTokenizerJson)),
+                    ErrorKind::kData,
+                    "{} holds bytes, and {} is another tokenizer: the same id means different text "
+                    "in them; prepare the data with --tokenizer {}",
+                    prefix, file.string(), model_folder.string());
     if (made_with.empty() || made_with == hash) continue;
     DISTCA_THROW_IF(
         !same_vocabulary(text, tokenizer_folder(prefix) / kTokenizerJson), ErrorKind::kData,

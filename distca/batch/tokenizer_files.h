@@ -9,6 +9,7 @@
 #include <map>
 #include <string>
 
+#include "distca/base/json.h"
 #include "distca/batch/data_blend.h"
 
 namespace distca {
@@ -57,8 +58,13 @@ FilesByName byte_tokenizer();
 /// tokenizer is not known. Throws Error(kData) if two sets have different tokenizers.
 FilesByName files_beside_weights(const DataBlend& data);
 
+/// `config`, a config.json, with the eos_token_id of generation_config.json among the files, if it
+/// names none itself: not every reader looks into both.
+Json with_eos_token_id(Json config, const FilesByName& beside_weights);
+
 /// Throws Error(kData) if the folder of a model has a tokenizer.json, and a set of `data` was made
-/// with a tokenizer whose ids mean other text. Does nothing where either is not known.
+/// with a tokenizer whose ids mean other text, which may be that of bytes. Does nothing where
+/// either is not known.
 void check_tokenizer(const DataBlend& data, const std::filesystem::path& model_folder);
 
 }  // namespace distca

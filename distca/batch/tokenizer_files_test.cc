@@ -64,6 +64,10 @@ TEST_F(TokenizerFilesTest, a_tokenized_set_has_its_tokenizer_and_its_end) {
   EXPECT_EQ(generation(files).at("eos_token_id"), 3);
   const FilesByName endless = files_beside_weights(DataBlend(tokenized("other", "mine", false)));
   EXPECT_TRUE(generation(endless).at("eos_token_id").is_null());
+  // config.json says the same, unless it says something itself.
+  EXPECT_EQ(with_eos_token_id({{"eos_token_id", nullptr}}, files), Json({{"eos_token_id", 3}}));
+  EXPECT_EQ(with_eos_token_id({{"eos_token_id", 5}}, files), Json({{"eos_token_id", 5}}));
+  EXPECT_EQ(with_eos_token_id({{"vocab_size", 9}}, {}), Json({{"vocab_size", 9}}));
 
   remove_tokenizer(prefix);
   EXPECT_FALSE(fs::exists(tokenizer_folder(prefix)));
@@ -115,7 +119,10 @@ TEST_F(TokenizerFilesTest, a_model_of_another_tokenizer_is_refused_by_name) {
                         prefix, sha256_hex(mine), (model / "tokenizer.json").string(),
                         sha256_hex(other), model.string()));
   EXPECT_EQ(fault(set("unknown", TokenType::kUint16)), "") << "nobody knows what made the set";
-  EXPECT_THAT(fault("1 " + set("bytes", TokenType::kUint8) + " 1 " + prefix), HasSubstr(prefix));
+  EXPECT_THAT(fault("1 " + set("more", TokenType::kUint16) + " 1 " + prefix), HasSubstr(prefix));
+  EXPECT_THAT(fault(set("bytes", TokenType::kUint8)), HasSubstr("bytes holds bytes, and "));
+  write_file_atomically(model / "tokenizer.json", byte_tokenizer().at("tokenizer.json"));
+  EXPECT_EQ(fault(folder_ / "bytes"), "");
   // The same vocabulary with other fields, as transformers writes it; but not with another token.
   write_file_atomically(model / "tokenizer.json",
                         text(R"({"b": 1, "a": 0})", R"(, "truncation": null, "added_tokens": [])"));

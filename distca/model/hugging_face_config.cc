@@ -253,6 +253,10 @@ LlamaConfig Reader::model() const {
 
 LlamaConfig read_hugging_face_config(const fs::path& folder) {
   const fs::path file = folder / "config.json";
+  std::error_code ignored;  // what cannot be looked at cannot be read either, which says why
+  DISTCA_THROW_IF(!fs::exists(file, ignored), ErrorKind::kConfig,
+                  "{}: no folder of a model: it has no config.json; weights are not downloaded",
+                  folder.string());
   return parse_hugging_face_config(read_json(file, ErrorKind::kConfig), file.string());
 }
 

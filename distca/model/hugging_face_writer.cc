@@ -21,28 +21,6 @@ namespace fs = std::filesystem;
 
 constexpr const char* kConfigJson = "config.json";
 
-/// Folders on the way to a path that are not there yet. What is empty of them when this is
-/// destroyed is removed: after a failure, the file system is as it was.
-class MissingFolders {
- public:
-  explicit MissingFolders(const fs::path& path) {
-    std::error_code ignored;
-    for (fs::path at = fs::absolute(path).lexically_normal();
-         at.has_relative_path() && !fs::exists(fs::symlink_status(at, ignored));
-         at = at.parent_path())
-      innermost_first_.push_back(at);
-  }
-  ~MissingFolders() {
-    std::error_code ignored;
-    for (const fs::path& folder : innermost_first_) fs::remove(folder, ignored);
-  }
-  MissingFolders(const MissingFolders&) = delete;
-  MissingFolders& operator=(const MissingFolders&) = delete;
-
- private:
-  std::vector<fs::path> innermost_first_;
-};
-
 /// Files that get their names together. Where one cannot, those that were not there before go.
 class FilesTogether {
  public:

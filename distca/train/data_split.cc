@@ -104,6 +104,12 @@ std::string split_words(const Config& config, const DataBlend& data, const Docum
   const Part train = part_of(data, split.train, most);
   const Part validation = part_of(data, split.validation, most);
   std::string text = "training on " + train.words();
+  if (const int64_t step = config.batch.nano_batches * config.batch.nano_batch_tokens;
+      train.tokens < step) {
+    text +=
+        fmt::format(" (a step takes {}: it has each document {:.1f} times)", with_thousands(step),
+                    static_cast<double>(step) / static_cast<double>(train.tokens));
+  }
   if (train.split > 0) {
     text += fmt::format(" ({} longer than {} tokens, split into pieces)",
                         with_thousands(train.split), with_thousands(most));

@@ -17,16 +17,18 @@ double in_milliseconds(double seconds) { return std::round(seconds * 1e3) / 1e3;
 
 }  // namespace
 
-RunOutput::RunOutput(const Config& config, RunState& state, int64_t goes_on_after,
-                     int64_t first_step)
+RunOutput::RunOutput(const Config& config, RunState& state, FilesByName beside,
+                     int64_t goes_on_after, int64_t first_step)
     : config_(config),
       state_(state),
+      beside_(std::move(beside)),
       folder_(config.train.output_dir,
               {.overwrite = config.train.overwrite, .goes_on_after = goes_on_after}),
       first_step_(first_step),
       time_left_(first_step, config.train.steps) {
+  const Json shape = config.model.to_hugging_face(config.batch.max_document_tokens);
   folder_.reserve(safetensors_bytes(stored_weights(config.model), metadata(config)),
-                  config.model.to_hugging_face(config.batch.max_document_tokens).dump(2) + "\n");
+                  with_eos_token_id(shape, beside_).dump(2) + "\n");
 }
 
 void RunOutput::begin(const std::string& text) {
@@ -67,8 +69,8 @@ void RunOutput::save_weights(const std::vector<at::Tensor>& weights) {
   state_.saved();
 }
 
-void RunOutput::save_beside(const FilesByName& files) {
-  for (const auto& [name, contents] : files) {
+void RunOutput::save_beside() {
+  for (const auto& [name, contents] : beside_) {
     const std::filesystem::path path = std::filesystem::path(config_.train.output_dir) / name;
     std::error_code ignored;  // what cannot be looked at cannot be written either, which says why
     const bool there = std::filesystem::exists(path, ignored);

@@ -2,11 +2,11 @@
 // What rank 0 writes and shows of a run: its folder, the lines of metrics.jsonl, the progress, and
 // the weights at the end.
 //
-//     RunOutput output(config, state, /*goes_on_after=*/0);
+//     RunOutput output(config, state, files_beside_weights(data), /*goes_on_after=*/0, 1);
 //     output.begin(text);
 //     output.tell(metrics, resolved);          // after every step
 //     output.save_weights(model);              // at the end
-//     output.save_beside(files_beside_weights(data));
+//     output.save_beside();
 //     output.end(summary_text(config, data, summary));
 //
 // Thread rule: one thread, of rank 0 alone.
@@ -31,7 +31,9 @@ class RunOutput {
   /// Takes the folder and reserves space for the weights: who may not write there, or has no room,
   /// ends here. `goes_on_after` is the step of this folder's checkpoint that the run goes on from,
   /// and `first_step` the first one that it trains.
-  RunOutput(const Config& config, RunState& state, int64_t goes_on_after, int64_t first_step);
+  /// `beside` are files that go beside the weights, their contents by name.
+  RunOutput(const Config& config, RunState& state, FilesByName beside, int64_t goes_on_after,
+            int64_t first_step);
 
   /// Writes the first files, and the text for people.
   void begin(const std::string& text);
@@ -39,9 +41,9 @@ class RunOutput {
   void tell(const StepMetrics& metrics, const ResolvedConfig& resolved);
   /// Replaces the weights that the folder holds. Throws Error(kIo).
   void save_weights(const std::vector<at::Tensor>& weights);
-  /// Writes files beside the weights, their contents by name. One that is there with other contents
-  /// stays, and a warning says so, unless train.overwrite is set. Throws Error(kIo).
-  void save_beside(const FilesByName& files);
+  /// Writes the files beside the weights. One that is there with other contents stays, and a
+  /// warning says so, unless train.overwrite is set. Throws Error(kIo).
+  void save_beside();
   /// Brings metrics.jsonl to disk. Returns how many of its lines could not be written.
   int64_t finish_metrics() { return metrics_->finish(); }
   void end(const std::string& text) { progress_->end(text); }
@@ -51,6 +53,7 @@ class RunOutput {
 
   const Config& config_;
   RunState& state_;
+  const FilesByName beside_;
   RunFolder folder_;
   std::optional<MetricsFile> metrics_;  // from begin() on, as progress_
   std::optional<Progress> progress_;

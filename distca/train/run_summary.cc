@@ -115,8 +115,9 @@ std::string balance_text(const RunSummary& summary) {
       "most, {:.1f} %)\n",
       percent(all / static_cast<double>(waited.size())), most - waited.begin(), percent(*most));
   if (summary.plain_packing_s > 0) {
-    text += fmt::format("  plain packing would have taken {:.2f} times as long (estimate)\n",
-                        summary.plain_packing_s / summary.sum.step_s);
+    const double times = summary.plain_packing_s / summary.sum.step_s;
+    text += fmt::format("  plain packing would have taken {:.2f} times as long (estimate){}\n",
+                        times, times < 1 ? "; plan.scheduler=local is it" : "");
   }
   return text;
 }

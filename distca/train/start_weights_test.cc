@@ -56,7 +56,7 @@ TEST(start_weights, a_key_that_differs_is_refused_by_name) {
               HasSubstr("model.sliding_window = 8"));
   EXPECT_THAT(fault({key(folder), "model.model_type=qwen2"}),
               HasSubstr("model.model_type = 'qwen2', and "));
-  EXPECT_THAT(fault({"model.from=absent"}), HasSubstr("absent/config.json"));
+  EXPECT_THAT(fault({"model.from=absent"}), HasSubstr("absent: no folder of a model"));
   json["rope_parameters"] = {{"rope_type", "linear"}, {"factor", 2}};
   write_file_atomically(folder / "config.json", json.dump());
   EXPECT_EQ(fault({key(folder), R"(model.rope_parameters={"type": "linear", "factor": 2.0})"}), "");

@@ -142,7 +142,9 @@ class Trainer {
     }
     if (checkpoint_ && is_own_checkpoint(checkpoint_->folder(), config_))
       own_checkpoint_ = first_step_ - 1;
-    if (comm_.rank() == 0) output_.emplace(config_, state_, own_checkpoint_, first_step_);
+    if (comm_.rank() == 0) {
+      output_.emplace(config_, state_, files_beside_weights(data_), own_checkpoint_, first_step_);
+    }
     if (measures_speeds(config_)) {
       meter_.emplace(comm_.size(),
                      config_.plan.tolerance.is_auto() ? measured_bytes_per_us(comm_) : 0);
@@ -395,7 +397,7 @@ class Trainer {
                      fmt::format("the last update left {} weights that are", with_thousands(bad)));
     }
     output_->save_weights(trained_);
-    output_->save_beside(files_beside_weights(data_));
+    output_->save_beside();
     tracer_.write();
     summary_.metrics_missing = output_->finish_metrics();
     output_->end(summary_text(config_, data_, summary_));

@@ -99,7 +99,9 @@ def blocks(paths):
 def text_of(line, key):
     try:
         value = json.loads(line)
-    except (ValueError, RecursionError):  # also of bytes that are not UTF-8
+    except UnicodeDecodeError as error:
+        raise BadInput(f"not UTF-8: byte {error.object[error.start]:#04x}, the line's byte {error.start + 1}") from None
+    except (ValueError, RecursionError):
         raise BadInput("not JSON") from None
     if not isinstance(value, dict):
         raise BadInput("not a JSON object")
