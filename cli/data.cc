@@ -126,8 +126,8 @@ void show(const ShowOptions& options) {
     print_json(dataset, lengths, entropies);
     return;
   }
-  fmt::print("{}: {} documents, {} tokens ({}, {})\n", options.prefix.string(),
-             with_thousands(lengths.documents), with_thousands(lengths.tokens),
+  fmt::print("{}: {}, {} ({}, {})\n", options.prefix.string(),
+             counted(lengths.documents, "document"), counted(lengths.tokens, "token"),
              token_type_name(dataset.token_type()),
              human_bytes(lengths.tokens * token_bytes(dataset.token_type())));
   print_statistics(lengths, dataset.largest_id(), entropies);
@@ -143,8 +143,8 @@ void prepare_bytes(const PrepareOptions& options) {
     corpus = write_byte_dataset(files.paths, out, [&](int64_t done) { progress.show(done); });
   }
   remove_tokenizer(out);  // of an older data set
-  fmt::print("{} files of text; skipped {} empty, {} binary, {} links to folders or nothing\n",
-             with_thousands(corpus.documents), with_thousands(corpus.empty),
+  fmt::print("{} of text; skipped {} empty, {} binary, {} links to folders or nothing\n",
+             counted(corpus.documents, "file"), with_thousands(corpus.empty),
              with_thousands(corpus.binary), with_thousands(files.links));
 }
 

@@ -142,8 +142,8 @@ void prepare_tokens(const TokenizeOptions& options) {
   remove_tokenizer(options.out);
   writer.finish();
   save_tokenizer(options.out, record, made.files);
-  fmt::print("{} documents of JSON lines; skipped {} without text; ",
-             with_thousands(record.documents), with_thousands(empty));
+  fmt::print("{} of JSON lines; skipped {} without text; ", counted(record.documents, "document"),
+             with_thousands(empty));
   if (record.appends_eod) {
     fmt::print("each ends with {} (id {})\n", record.eod_token, record.eod_token_id);
   } else {

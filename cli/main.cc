@@ -75,7 +75,12 @@ std::string complaint(const CLI::App& app, const CLI::App& level, const CLI::Par
     if (word == was && std::ranges::count(options, is) > 0)
       return fmt::format("unknown option {}, which is now {}", was, is);
   }
-  if (word.starts_with('-')) return unknown_word("option", word, options);
+  if (word.starts_with('-')) {
+    const bool is_perhaps_key =
+        std::ranges::count(options, "--print-config") > 0 && !distca::nearest_word(word, options);
+    return unknown_word("option", word, options) +
+           (is_perhaps_key ? "; settings are words KEY=VALUE, which --print-config lists" : "");
+  }
   return verbs.empty() ? fmt::format("unexpected word {}", unknown[0])
                        : unknown_word("verb", unknown[0], verbs);
 }

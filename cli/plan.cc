@@ -192,8 +192,8 @@ class ConfigOptions {
     config_ =
         verb.add_option("--config", asked_->config,
                         "A configuration of distca train: plans what that runs in step "
-                        "--step, and takes --workers, --lengths, --summary-json and KEY=VALUE "
-                        "alone")
+                        "--step, and takes --workers, --lengths, --compare, --summary-json and "
+                        "KEY=VALUE alone")
             ->type_name("FILE");
     words_ = verb.add_option("overrides", asked_->overrides,
                              "section.key=value; replaces what the --config says")
@@ -216,13 +216,15 @@ class ConfigOptions {
     for (const CLI::Option* option : verb_.get_options()) {
       const std::string name = option->get_name();
       const bool takes = option == config_ || option == words_ || option == step_ ||
-                         name == "--workers" || name == "--lengths" || name == "--summary-json";
+                         name == "--workers" || name == "--lengths" || name == "--summary-json" ||
+                         name == "--compare";
       DISTCA_THROW_IF(option->count() > 0 && !takes, ErrorKind::kUsage,
                       "--config takes no {}: the configuration says what is planned", name);
     }
     asked_->workers = std::max(1, arguments.workers);
     asked_->lengths = arguments.lengths;
     asked_->as_json = arguments.summary_json;
+    asked_->compare = arguments.compare;
     plan_(*asked_);
     return true;
   }

@@ -11,6 +11,7 @@
 #include "distca/train/config.h"
 #include "distca/train/plan_ahead.h"
 #include "distca/train/plan_figures.h"
+#include "distca/train/plan_request.h"
 #include "distca/train/run_grid.h"
 
 namespace distca::cli {
@@ -85,6 +86,13 @@ void print_plan_of_config(const ConfigToPlan& asked) {
       notes(config, asked.lengths.empty() ? config.data.prefix : asked.lengths.string(), batches);
   batches.seek(asked.step - 1);
   const Batch batch = batches.next();
+  if (asked.compare) {
+    DISTCA_THROW_IF(grid.is_pipeline(), ErrorKind::kUsage,
+                    "--compare plans a nano-batch, and a pipeline plans ticks: leave it out");
+    if (!asked.as_json) fmt::print("Nano-batch 1 of step {}\n{}", asked.step, said);
+    return print_comparison(plan_request(config, batch.front().nano_batch, asked.workers),
+                            asked.as_json);
+  }
   const BatchPlan plans = plan_later_batch(config, batch, asked.workers);
   PlanFigures figures{.hash = plans_hash(plans)};
   std::vector<RankSample> work;

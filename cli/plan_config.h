@@ -17,6 +17,7 @@ struct ConfigToPlan {
   int workers = 1;
   std::filesystem::path lengths;  // of documents, in place of data.prefix; "": not given
   bool as_json = false;
+  bool compare = false;  // all schedulers side by side on the step's first nano-batch
 };
 /// What plans it. The program without PyTorch, which reads no configuration, becomes the one with
 /// it.

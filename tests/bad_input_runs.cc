@@ -1,4 +1,4 @@
-// Rows about `distca train`, `distca generate`, `distca verify` and `distca profile`.
+// Rows about `distca train`, `distca verify` and `distca profile`.
 
 #include "tests/bad_input_table.h"
 
@@ -13,8 +13,7 @@ std::vector<BadInput> bad_models() {
                         "; printf '{}' > m/tokenizer.json; printf '{\"eod_token_id\": null, "
                         "\"tokenizer_sha256\": \"5a5a5a5a5a5a5a5a\"}' > data/text.json";
   return {
-      {train + "model.from=absent",
-       "absent: no folder of a model: it has no config.json; weights are not downloaded"},
+      {train + "model.from=absent", "absent: no folder of a model: it has no config.json; weights"},
       {train + "model.from=lengths.json",
        "lengths.json: no folder of a model: it has no config.json"},
       {from, "m/config.json: byte ", "mkdir m; echo '{' > m/config.json"},
@@ -52,51 +51,6 @@ std::vector<BadInput> bad_models() {
   };
 }
 
-std::vector<BadInput> bad_generations() {
-  const std::string m = "distca generate m ", one = m + "--ids 1 ", shape = hugging_face("");
-  return {
-      {"distca generate", "folder is required (see distca generate --help)"},
-      {"distca generate absent def", "absent: no folder of a model: it has no config.json"},
-      {"distca generate saved def",
-       "saved: its weights are in a checkpoint alone: distca export saved --out FOLDER writes a"},
-      {"distca generate saved/checkpoints/step_000003 def",
-       "its weights are in a checkpoint alone"},
-      {m, "give a text, or the --ids of one, and not both", shape},
-      {one + "def", "give a text, or the --ids of one, and not both", shape},
-      {m + "def", "m: has no tokenizer.json: give the --ids of a prompt instead of a text", shape},
-      {m + "$(printf '\\377')", "the text is not UTF-8", shape},
-      {m + "--ids ''", "the prompt has no token", shape},
-      {m + "--ids '1, x'", "--ids: \"x\" is no token id", shape},
-      {m + "--ids '1 -2'", "--ids: \"-2\" is no token id", shape},
-      {m + "--ids '1 256'", "token id 256 is not in the model's vocabulary: vocab_size = 256",
-       shape},
-      {m + "--ids '1 2 3'",
-       "the prompt has 3 tokens, and the model has 3 positions (max_position_embeddings)",
-       hugging_face(", \"max_position_embeddings\": 3")},
-      {one, "m: holds neither model.safetensors nor model.safetensors.index.json", shape},
-      {one, "m/config.json: num_experts is not known, and it may change the model",
-       hugging_face(", \"num_experts\": 4")},
-      {one,
-       "m/generation_config.json: eos_token_id must be an integer in 0 .. "
-       "9223372036854775807, not \"end\"",
-       shape + "; echo '{\"eos_token_id\": \"end\"}' > m/generation_config.json"},
-      {one + "--temperature -1", "--temperature: -1 is not a number in 0 .. 1e+06"},
-      {one + "--temperature nan", "--temperature: nan is not a number in 0 .. 1e+06"},
-      {one + "--top-p 0", "--top-p"},
-      {one + "--top-p 1.5", "--top-p: 1.5 is not a number in 0 .. 1"},
-      {one + "--top-k -1", "--top-k"},
-      {one + "--max-new-tokens -1", "--max-new-tokens"},
-      {one + "--seed x", "--seed"},
-      {one + "--top 5", "unknown option --top"},
-      {"distca generate run 'def '",
-       "the logits are not finite: the weights are damaged, or of a run that diverged",
-       "distca $T > /dev/null; printf '\\377\\377\\377\\377' | dd bs=1 conv=notrunc status=none "
-       "of=run/model.safetensors seek=$(($(stat -c %s run/model.safetensors) - 4))"},
-      {"distca generate run 'def ' --max-new-tokens 2 > /dev/full",
-       "stdout: No space left on device", "distca $T train.steps=1 > /dev/null", 1},
-  };
-}
-
 std::vector<BadInput> bad_configs() {
   const std::string train = "distca $T ", two = train + "--workers 2 ",
                     toml = train + "--config c.toml",
@@ -108,6 +62,8 @@ std::vector<BadInput> bad_configs() {
       {train + "'two\nlines=3'", "unknown key two lines"},
       {train + "--wrokers 2",
        "unknown option --wrokers; did you mean --workers? (see distca train --help)"},
+      {train + "--lr 1e-3",
+       "unknown option --lr; settings are words KEY=VALUE, which --print-config lists (see "},
       {train + "--workers 0", "--workers"},
       {train + "--workers 100000", "1024"},
       {train + "--workers two", "two"},
@@ -121,6 +77,9 @@ std::vector<BadInput> bad_configs() {
       {"distca plan --config absent.toml", "absent.toml: cannot be read: No such file"},
       {"distca plan --config c.toml --workers 2 --heads 4 --step 3",
        "--config takes no --heads: the configuration says what is planned", ": > c.toml"},
+      {"distca plan --config c.toml --workers 2 --compare data.prefix=data/text "
+       "parallel.pipeline_model_parallel_size=2",
+       "--compare plans a nano-batch, and a pipeline plans ticks: leave it out", ": > c.toml"},
       {"distca plan --config c.toml data.prefix=data/text --step 101",
        "--step 101: the run has train.steps = 100", ": > c.toml"},
       {"distca plan --config c.toml", "data.prefix is not set", ": > c.toml"},

@@ -142,6 +142,15 @@ TEST_F(ConfigPlanTest, for_people_every_nano_batch_or_tick_has_its_table_and_a_s
               HasSubstr("a run plans with the speeds that it measures"));
 }
 
+TEST_F(ConfigPlanTest, compare_shows_all_schedulers_on_the_first_nano_batch) {
+  write_file_atomically(folder_ / "c.toml", "");
+  EXPECT_THAT(succeed({"plan", "--config", folder_ / "c.toml", "--workers", "2", "--compare",
+                       "--step", "3", "data.prefix=" + prefix_.string()})
+                  .out,
+              AllOf(HasSubstr("Nano-batch 1 of step 3\n"), HasSubstr("\nbalanced "),
+                    HasSubstr("\nlocal "), HasSubstr("\ngreedy ")));
+}
+
 TEST_F(ConfigPlanTest, a_list_of_lengths_is_planned_as_the_data_set_that_has_them) {
   const fs::path lengths = folder_ / "lengths.json";
   write_file_atomically(lengths, Json(IndexedDataset(prefix_).document_lengths()).dump());

@@ -71,6 +71,10 @@ std::string with_thousands(int64_t number) {
   return text;
 }
 
+std::string counted(int64_t number, std::string_view one) {
+  return fmt::format("{} {}{}", with_thousands(number), one, number == 1 ? "" : "s");
+}
+
 std::string bar(double fraction, int width) {
   const double share = std::clamp(fraction, 0.0, 1.0);
   int filled = static_cast<int>(std::lround(share * width));

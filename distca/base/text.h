@@ -24,6 +24,8 @@ std::optional<std::string> nearest_word(std::string_view word, std::span<const s
 std::string human_bytes(int64_t bytes);
 /// A number such as "1,234,567".
 std::string with_thousands(int64_t number);
+/// How many there are of what `one` names: "1 step", "2,000 steps".
+std::string counted(int64_t number, std::string_view one);
 /// A bar of `width` characters: the share `fraction` of them is '#', the rest are spaces.
 /// `fraction` is clamped to [0, 1]. If it is above 0, at least one '#' is shown.
 std::string bar(double fraction, int width);

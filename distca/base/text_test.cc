@@ -45,6 +45,9 @@ TEST(WithThousands, groups_of_three_with_sign) {
   EXPECT_EQ(with_thousands(0), "0");
   EXPECT_EQ(with_thousands(999), "999");
   EXPECT_EQ(with_thousands(1234567), "1,234,567");
+  EXPECT_EQ(counted(1, "step"), "1 step");
+  EXPECT_EQ(counted(2000, "step"), "2,000 steps");
+  EXPECT_EQ(counted(0, "step"), "0 steps");
   EXPECT_EQ(with_thousands(-123456), "-123,456");
 }
 

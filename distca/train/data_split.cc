@@ -17,8 +17,7 @@ struct Part {
   int64_t split = 0;    // documents longer than batch.max_document_tokens
 
   std::string words() const {
-    return fmt::format("{} document{}, {} token{}", with_thousands(documents),
-                       documents == 1 ? "" : "s", with_thousands(tokens), tokens == 1 ? "" : "s");
+    return counted(documents, "document") + ", " + counted(tokens, "token");
   }
 };
 
