@@ -75,6 +75,7 @@ def main():
         dist.all_reduce(loss.detach_())
         if dist.get_rank() == 0:
             print(f"step {step} loss {loss.item() / dist.get_world_size():.6f}")
+    del model  # else DDP would end the group, with Python's lock held, for which a thread of Gloo may wait
     dist.barrier()  # a process that ends while another one still talks may abort within Gloo
     dist.destroy_process_group()
 
