@@ -241,7 +241,8 @@ int run_train(TrainArguments arguments) {
 
 void add_train(CLI::App& app, int* exit_code) {
   auto arguments = std::make_shared<TrainArguments>();
-  CLI::App* verb = app.add_subcommand("train", "Train a Llama on a prepared data set");
+  CLI::App* verb =
+      app.add_subcommand("train", "Train a Llama, Mistral or Qwen on a prepared data set");
   verb->add_option("--config", arguments->config, "TOML file; without it, defaults")
       ->type_name("FILE");
   verb->add_option("overrides", arguments->overrides,

@@ -329,6 +329,8 @@ std::vector<BadInput> bad_runs() {
       {train, "the data set has no next token to learn",
        "mkdir one; printf a > one/a; distca data prepare --text one --out data/text --overwrite > "
        "/dev/null"},
+      {train + "train.output_dir=text/a.md",
+       "train.output_dir = text/a.md: it is a file, a folder is wanted"},
       {train + "train.output_dir=text/a.md/run", "text/a.md/run: cannot create this folder", "", 1},
       {train + "train.output_dir=/proc/run", "/proc/run: cannot create this folder", "", 1},
       {train + "train.output_dir=$(printf '%0300d' 1)", "File name too long", "", 1},

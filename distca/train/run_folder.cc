@@ -223,6 +223,10 @@ void check_run_folder(const fs::path& folder, const TakeFolder& how) {
 RunFolder::RunFolder(fs::path folder, const TakeFolder& how)
     : folder_(std::move(folder)), how_(how) {
   judge(folder_, how);
+  std::error_code ignored;  // what cannot be looked at cannot be written either, which says why
+  DISTCA_THROW_IF(fs::exists(folder_, ignored) && !fs::is_directory(folder_, ignored),
+                  ErrorKind::kConfig, "train.output_dir = {}: it is a file, a folder is wanted",
+                  folder_.string());
   made_folder_ = create_folder(folder_);
   take_lock();
   finish_replacement(folder_);

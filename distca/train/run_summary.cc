@@ -161,12 +161,14 @@ std::string start_text(const Config& config, const std::string& data, const RunG
   const bool at_home = config.parallel.pipeline_schedule == PipelineSchedule::kAtHome;
   const std::string schedule =
       run.is_pipeline() ? fmt::format(", pipeline schedule {}", at_home ? "1f1b" : "aligned") : "";
-  const std::string steps =
-      fmt::format("{} of {} x {} tokens, scheduler {}, tolerance {}, overlap {}{}{}",
-                  counted(config.train.steps, "step"), config.batch.nano_batches,
-                  with_thousands(config.batch.nano_batch_tokens), config.plan.scheduler,
-                  tolerance_words(config.plan), overlap_name(config.train.overlap),
-                  alone ? " (one nano-batch: as within)" : "", schedule);
+  const bool some_hold_none = config.batch.nano_batch_tokens < run.grid.replicas;
+  const std::string steps = fmt::format(
+      "{} of {} x {} tokens{}, scheduler {}, tolerance {}, overlap {}{}{}",
+      counted(config.train.steps, "step"), config.batch.nano_batches,
+      with_thousands(config.batch.nano_batch_tokens),
+      some_hold_none ? " (fewer than workers: some hold none)" : "", config.plan.scheduler,
+      tolerance_words(config.plan), overlap_name(config.train.overlap),
+      alone ? " (one nano-batch: as within)" : "", schedule);
   const std::string machine =
       fmt::format("attention kernel {}, peak of all ranks {:.0f} GFLOP/s ({})", kernel,
                   peak.flops_per_s / 1e9, peak.of);
