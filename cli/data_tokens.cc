@@ -83,22 +83,23 @@ About about(PythonVerb& verb) {
 struct Block {
   std::vector<int64_t> lengths;  // [documents] tokens
   std::vector<int32_t> ids;
-  int64_t empty = 0;  // texts that were left out
-  int64_t read = 0;   // bytes of all lines so far
+  int64_t empty = 0;       // texts that were left out
+  int64_t text_bytes = 0;  // of the documents, in UTF-8
+  int64_t read = 0;        // bytes of all lines so far
 };
 
 /// Nothing after the last one.
 std::optional<Block> next_block(PythonVerb& verb) {
-  std::array<int64_t, 4> header{};
+  std::array<int64_t, 5> header{};
   verb.read(std::as_writable_bytes(std::span(header)));
-  const auto [documents, tokens, empty, read] = header;
+  const auto [documents, tokens, empty, text_bytes, read] = header;
   if (documents == -1) return {};
   if (documents < 0) {
     std::string words(static_cast<size_t>(tokens), ' ');
     verb.read(std::as_writable_bytes(std::span(words)));
     throw Error(documents == -2 ? ErrorKind::kData : ErrorKind::kIo, "{}", words);
   }
-  Block block{.empty = empty, .read = read};
+  Block block{.empty = empty, .text_bytes = text_bytes, .read = read};
   block.lengths.resize(static_cast<size_t>(documents));
   block.ids.resize(static_cast<size_t>(tokens));
   verb.read(std::as_writable_bytes(std::span(block.lengths)));
@@ -121,7 +122,7 @@ void prepare_tokens(const TokenizeOptions& options) {
   TokenizerRecord& record = made.record;
   IndexedDatasetWriter writer(
       options.out, record.vocab_size <= kUint16Ids ? TokenType::kUint16 : TokenType::kInt32);
-  int64_t empty = 0;
+  int64_t empty = 0, text_bytes = 0;
   {
     TokenProgress progress(made.bytes);
     while (const std::optional<Block> block = next_block(verb)) {
@@ -133,6 +134,7 @@ void prepare_tokens(const TokenizeOptions& options) {
       record.documents += static_cast<int64_t>(block->lengths.size());
       record.tokens += static_cast<int64_t>(block->ids.size());
       empty += block->empty;
+      text_bytes += block->text_bytes;
       progress.show(record.documents, record.tokens, block->read);
     }
   }
@@ -142,7 +144,9 @@ void prepare_tokens(const TokenizeOptions& options) {
   remove_tokenizer(options.out);
   writer.finish();
   save_tokenizer(options.out, record, made.files);
-  fmt::print("{} of JSON lines; skipped {} without text; ", counted(record.documents, "document"),
+  fmt::print("{} of JSON lines, {:.2f} bytes of text a token; skipped {} without text; ",
+             counted(record.documents, "document"),
+             static_cast<double>(text_bytes) / static_cast<double>(record.tokens),
              with_thousands(empty));
   if (record.appends_eod) {
     fmt::print("each ends with {} (id {})\n", record.eod_token, record.eod_token_id);

@@ -83,7 +83,7 @@ class Prepare(unittest.TestCase):
     def test_documents_are_texts_with_an_end_and_the_tokenizer_lies_beside_them(self):
         self.write("a.jsonl", '{"text": "w1 w2"}\n\n{"text": ""}\n{"id": 7, "text": "w299"}')
         out = self.succeed()
-        self.assertIn("2 documents of JSON lines; skipped 1 without text; each ends with <end> (id 0)\n", out)
+        self.assertIn("2 documents of JSON lines, 1.80 bytes of text a token; skipped 1 without text; each ends with <end> (id 0)\n", out)
         self.assertIn("2 documents, 5 tokens (uint16,", out)
         self.assertEqual(self.tokens(), [1, 2, 0, 299, 0])
         self.assertEqual(sorted(self.files("out")), ["out/set.bin", "out/set.idx", "out/set.json",

@@ -4,11 +4,11 @@
   python3 distca-tokenize TOKENIZER {special|no-special}     for `distca generate`: see answer()
 
 It needs the package `tokenizers` and no PyTorch. WORKERS processes tokenize; the order of documents is that of the
-lines, whatever their number. Printed are a line of JSON, which says what the tokenizer is, and then blocks of four
-little-endian 64-bit integers (documents, tokens, empty texts that were left out, bytes of all files read so far), the
-tokens of each document (64 bits), and the ids (32 bits). A block of -1 documents ends the data. If something is wrong,
-the first or the next thing printed is a line {"error": ...} or a block of -2 documents (-3: the machine failed) with
-the words' length in the place of the tokens, and the words.
+lines, whatever their number. Printed are a line of JSON, which says what the tokenizer is, and then blocks of five
+little-endian 64-bit integers (documents, tokens, empty texts that were left out, bytes of the documents' text, bytes of
+all files read so far), the tokens of each document (64 bits), and the ids (32 bits). A block of -1 documents ends the
+data. If something is wrong, the first or the next thing printed is a line {"error": ...} or a block of -2 documents
+(-3: the machine failed) with the words' length in the place of the tokens, and the words.
 """
 
 import hashlib
@@ -118,8 +118,8 @@ def text_of(line, key):
 
 
 def tokenize(tokenizer, key, end, path, first, lines):
-    """The lengths and ids of a block's documents as bytes, and how many texts were empty."""
-    lengths, ids, empty = array("q"), array("i"), 0
+    """Of a block: documents, tokens, texts that were empty, bytes of text, and the lengths and ids as bytes."""
+    lengths, ids, empty, text_bytes = array("q"), array("i"), 0, 0
     for number, line in enumerate(lines, first):
         if not line.strip():
             continue
@@ -131,10 +131,11 @@ def tokenize(tokenizer, key, end, path, first, lines):
         if not tokens:
             empty += 1
             continue
+        text_bytes += len(text.encode())
         tokens.extend(end)
         lengths.append(len(tokens))
         ids.extend(tokens)
-    return len(lengths), len(ids), empty, lengths.tobytes() + ids.tobytes()
+    return len(lengths), len(ids), empty, text_bytes, lengths.tobytes() + ids.tobytes()
 
 
 def work(pipe, others, *settings):
@@ -230,15 +231,15 @@ def main(arguments):
         begun = True
         workers = int(workers) or len(os.sched_getaffinity(0))
         read = 0
-        for size, (documents, tokens, empty, data) in in_order(
+        for size, (documents, tokens, empty, text_bytes, data) in in_order(
                 paths, workers, (tokenizer, key, [] if number is None else [number])):
             read += size
-            out.write(array("q", [documents, tokens, empty, read]).tobytes() + data)
-        out.write(array("q", [-1, 0, 0, read]).tobytes())
+            out.write(array("q", [documents, tokens, empty, text_bytes, read]).tobytes() + data)
+        out.write(array("q", [-1, 0, 0, 0, read]).tobytes())
     except (BadInput, Failed) as error:
         words = str(error).encode(errors="backslashreplace")
         if begun:
-            out.write(array("q", [-2 if isinstance(error, BadInput) else -3, len(words), 0, 0]).tobytes() + words)
+            out.write(array("q", [-2 if isinstance(error, BadInput) else -3, len(words), 0, 0, 0]).tobytes() + words)
         else:
             out.write(json.dumps({"error": words.decode()}).encode() + b"\n")
     out.flush()
