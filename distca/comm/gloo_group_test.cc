@@ -11,6 +11,7 @@
 
 #include "distca/base/clock.h"
 #include "distca/base/error.h"
+#include "distca/comm/health/heartbeat.h"
 #include "distca/comm/launch/local_store.h"
 #include "distca/comm/test_groups.h"
 
@@ -46,6 +47,22 @@ TEST(GlooGroup, a_death_the_launcher_saw_ends_the_start_at_once) {
     EXPECT_THAT(error.what(), HasSubstr("rank 1 exited with code 3"));
   }
   EXPECT_LT(watch.seconds(), 10);
+}
+
+TEST(GlooGroup, a_rank_that_ends_well_while_another_still_connects_is_not_lost) {
+  constexpr CommOptions kOptions{.timeout_s = 1, .grace_s = 1};
+  ListenSocket socket(Interface::kLoopback, 0);
+  const uint16_t port = socket.port();
+  LocalStore store(socket);
+  Heartbeat slow(at_port(port, 0, 2), kOptions, [] {});
+  {
+    Heartbeat ended(at_port(port, 1, 2), kOptions, [] {});
+    ended.wait_for_all();
+    ended.end_startup();
+  }
+  slow.wait_for_all();
+  std::this_thread::sleep_for(std::chrono::duration<double>(8 * heartbeat_s(kOptions)));
+  EXPECT_FALSE(slow.neighbour_lost());
 }
 
 TEST(GlooGroup, without_a_store_the_address_is_named) {

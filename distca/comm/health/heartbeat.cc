@@ -205,8 +205,10 @@ void Heartbeat::State::look_at_neighbour() {
   const Beat beat = decode(store->get(its_key));
   same_beat = beat.number == neighbour_beat ? same_beat + 1 : 0;
   neighbour_beat = beat.number;
+  // One that has ended well was connected to all ranks, though this one may not know it yet.
+  const bool silent = same_beat >= kBeatsToSuspicion && beat.news.state != RankState::kFinished;
   std::lock_guard lock(mutex);
-  neighbour_lost = same_beat >= kBeatsToSuspicion || beat.news.state == RankState::kFailed;
+  neighbour_lost = silent || beat.news.state == RankState::kFailed;
   if (neighbour_lost) changed.notify_all();
 }
 
