@@ -22,7 +22,7 @@
 namespace distca::bench {
 namespace {
 
-constexpr int kStages = 2, kMicroBatches = 4, kLayers = 2;  // layers of a stage
+constexpr int kStages = 2, kMicroBatches = 4, kLayers = 4;  // layers of a stage
 constexpr int64_t kTolerancePpm = 2'000;  // between processes of one machine, bytes are cheap
 
 /// What there is to compute. The MLP's width decides how much of it is core attention.
@@ -34,14 +34,14 @@ struct RealSetting {
   bool judged;
 };
 constexpr std::array kSettings{RealSetting{"attention over 0.40", 512, 8192, 3072, true},
-                               RealSetting{"attention near 0.25", 768, 4096, 768, false}};
+                               RealSetting{"attention near 0.25", 1152, 4096, 768, false}};
 
 LlamaConfig model_of(const RealSetting& setting) {
   return {.vocab_size = 256,
-          .hidden_size = 192,
+          .hidden_size = 128,
           .intermediate_size = setting.intermediate_size,
           .num_hidden_layers = kLayers * kStages,
-          .num_attention_heads = 3,
+          .num_attention_heads = 2,
           .num_key_value_heads = 1,
           .head_dim = 64};
 }
