@@ -22,13 +22,13 @@ done
 if [ -f "$run/model.safetensors" ]; then  # there is none after --dry-run
   echo
   echo "== 3. what the model says after \"def \""
-  "$distca" generate "$run" "def " --max-new-tokens 300 --temperature 0.6
+  "$distca" generate "$run" "def " --max-new-tokens 300 --temperature 0.8
 fi
 
 cat <<'NEXT'
 
 Next
-  build/release/distca generate runs/demo "class " --temperature 0.6 --seed 2
+  build/release/distca generate runs/demo "class " --temperature 0.8 --seed 2
                                                                            another text of it
   build/release/distca plan --data data/stdlib --workers 4                 a plan: load and bytes per server
   build/release/distca train --config configs/demo.toml --workers 2 \
