@@ -80,12 +80,14 @@ Outcome work(const StepRun& what, const StepOptions& options, Communicator& comm
     gradients = gradient_exchange(what.model, options, comm.rank(), what.workers);
   Optimizer optimizer(model, 11, {}, gradients);
   Step step(what.model, &model, comm, options);
+  std::shared_ptr<void> watch = what.watch ? what.watch(comm.rank(), step) : nullptr;
   const StepResult result = what.evaluate
                                 ? step.evaluate(input)
                                 : step.train(input, num_targets(what.documents),
                                              {.optimizer = &optimizer,
                                               .workers = workers.get(),
                                               .accepts = [](const GradientSum&) { return false; }});
+  watch.reset();
   Outcome outcome{.loss = result.loss_sum, .gradients = {}, .bytes_sent = result.bytes.sent};
   ordered_sum(*workers, std::span(&outcome.loss, 1), "loss");
   if (what.evaluate || comm.rank() != 0) return outcome;
@@ -98,6 +100,7 @@ Outcome work(const StepRun& what, const StepOptions& options, Communicator& comm
 Outcome serve(const StepRun& what, const StepOptions& options, Communicator& comm,
               const StepInput& input) {
   Step step(what.model, nullptr, comm, options);
+  const std::shared_ptr<void> watch = what.watch ? what.watch(comm.rank(), step) : nullptr;
   const StepResult result =
       what.evaluate ? step.evaluate(input) : step.train(input, num_targets(what.documents), {});
   EXPECT_EQ(result.loss_sum, 0);

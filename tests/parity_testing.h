@@ -3,6 +3,8 @@
 // far two outcomes are apart. Ranks are threads.
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -83,6 +85,8 @@ struct StepRun {
   StepOptions options = {};  // its schedule is the play's
   ThreadDevice device = {};
   bool evaluate = false;  // forward and loss only
+  /// Called on the thread of each rank before its step; what it gives lives as long as the step.
+  std::function<std::shared_ptr<void>(int rank, Step&)> watch = {};
 };
 /// Plays it on ranks as threads, after the validators have seen plans and programs.
 Outcome run(const StepRun& what);

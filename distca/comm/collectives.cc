@@ -6,6 +6,7 @@
 
 #include "distca/base/error.h"
 #include "distca/comm/aten_types.h"
+#include "distca/comm/host_read.h"
 #include "distca/comm/tags.h"
 
 namespace distca {
@@ -18,15 +19,12 @@ class Staged {
  public:
   Staged(const Communicator& group, std::span<std::byte> host) : host_(host) {
     if (group.cuda_device() < 0) return;
-    const auto place = aten_device(group.cuda_device());
-    device_ = host_tensor().to(place);
+    device_ = upload(host_tensor(), aten_device(group.cuda_device()));
   }
   std::byte* data() {
     return device_.defined() ? static_cast<std::byte*>(device_.data_ptr()) : host_.data();
   }
-  void to_host() {
-    if (device_.defined()) host_tensor().copy_(device_);
-  }
+  void to_host() { device_.defined() ? read_to(host_tensor(), device_) : note_host_read(); }
 
  private:
   at::Tensor host_tensor() {

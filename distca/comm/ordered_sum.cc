@@ -8,6 +8,7 @@
 #include "distca/base/error.h"
 #include "distca/base/integers.h"
 #include "distca/comm/aten_types.h"
+#include "distca/comm/host_read.h"
 #include "distca/comm/tags.h"
 
 namespace distca {
@@ -90,10 +91,13 @@ void ordered_sum(Communicator& group, at::Tensor& tensor, std::string_view opera
 void ordered_sum(Communicator& group, std::span<double> values, std::string_view operation) {
   at::Tensor host =
       at::from_blob(values.data(), {static_cast<int64_t>(values.size())}, at::kDouble);
-  if (group.cuda_device() < 0) return ordered_sum(group, host, operation);
-  at::Tensor device = host.to(aten_device(group.cuda_device()));
+  if (group.cuda_device() < 0) {
+    note_host_read();
+    return ordered_sum(group, host, operation);
+  }
+  at::Tensor device = upload(host, aten_device(group.cuda_device()));
   ordered_sum(group, device, operation);
-  host.copy_(device);
+  read_to(host, device);
 }
 
 }  // namespace distca

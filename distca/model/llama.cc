@@ -6,12 +6,14 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
+#include <numeric>
 #include <span>
 
 #include "distca/base/error.h"
 #include "distca/base/integers.h"
 #include "distca/base/normal.h"
 #include "distca/comm/aten_types.h"
+#include "distca/comm/host_read.h"
 #include "distca/model/rope_scaling.h"
 #include "distca/program/program.h"
 
@@ -34,6 +36,11 @@ struct LayerWeights {
 struct Llama::Rope {
   at::Tensor cosines;  // [T, 1, D], as rotate() wants them
   at::Tensor sines;
+};
+
+struct Llama::Occurrences {
+  at::Tensor tokens;  // int64, ascending
+  at::Tensor places;  // [T] int64, in `tokens`
 };
 
 struct Llama::State {
@@ -105,7 +112,7 @@ void Llama::set_frequencies(State& s) {
   const RopeScaling scaling = parse_rope_scaling(s.config.rope_parameters, "model.rope_parameters");
   s.rope_factor = scaling.apply({s.frequencies.data_ptr<double>(), static_cast<size_t>(half)},
                                 s.config.rope_theta);
-  s.frequencies = s.frequencies.to(s.device);
+  s.frequencies = upload(s.frequencies, s.device);
 }
 
 Llama::Llama(const LlamaConfig& config, uint64_t seed, int cuda_device, Masters masters)
@@ -218,16 +225,26 @@ at::Tensor Llama::embed(const at::Tensor& ids) const {
   return at::embedding(state_->embedding.detach(), ids).to(state_->compute);
 }
 
-void Llama::embed_backward(const at::Tensor& ids, const at::Tensor& d_x) const {
-  if (ids.numel() == 0) return;
+std::shared_ptr<const Llama::Occurrences> Llama::occurrences(std::span<const int64_t> ids) const {
+  std::vector<int64_t> tokens(ids.begin(), ids.end()), places(ids.size());
+  std::ranges::sort(tokens);
+  tokens.erase(std::unique(tokens.begin(), tokens.end()), tokens.end());
+  for (size_t i = 0; i < ids.size(); ++i)
+    places[i] = std::ranges::lower_bound(tokens, ids[i]) - tokens.begin();
+  return std::make_shared<Occurrences>(
+      Occurrences{.tokens = upload(at::tensor(tokens, at::kLong), state_->device),
+                  .places = upload(at::tensor(places, at::kLong), state_->device)});
+}
+
+void Llama::embed_backward(const Occurrences& ids, const at::Tensor& d_x) const {
+  if (ids.tokens.numel() == 0) return;
   const at::NoGradGuard no_grad;
   // Summed for the tokens that occur, then added once to each: a table of the vocabulary's size for
   // every nano-batch would be mostly zeros.
-  const auto [tokens, places, counts] = at::_unique2(ids, /*sorted=*/true, /*return_inverse=*/true);
   const at::Tensor rows =
-      at::embedding_dense_backward(d_x.to(state_->master), places, tokens.numel(),
+      at::embedding_dense_backward(d_x.to(state_->master), ids.places, ids.tokens.numel(),
                                    /*padding_idx=*/-1, /*scale_grad_by_freq=*/false);
-  gradient_of(state_->embedding, state_->master).index_add_(0, tokens, rows);
+  gradient_of(state_->embedding, state_->master).index_add_(0, ids.tokens, rows);
 }
 
 void Llama::pre_attention(int layer, const at::Tensor& x, const Rope& rope, at::Tensor* q,
@@ -266,12 +283,21 @@ at::Tensor Llama::logits(const at::Tensor& x) const {
 
 double Llama::loss_sum(const at::Tensor& x, const at::Tensor& targets, int64_t chunk_tokens,
                        double scale, at::Tensor* d_x, at::Tensor* losses) const {
+  const at::Tensor chunks =
+      host_copy(chunk_losses(x, targets, chunk_tokens, scale, d_x, losses)).to(at::kDouble);
+  const double* const sums = chunks.const_data_ptr<double>();
+  return std::accumulate(sums, sums + chunks.numel(), 0.0);
+}
+
+at::Tensor Llama::chunk_losses(const at::Tensor& x, const at::Tensor& targets, int64_t chunk_tokens,
+                               double scale, at::Tensor* d_x, at::Tensor* losses) const {
   const c10::AutoGradMode grad_mode(d_x != nullptr);
   if (d_x != nullptr) *d_x = at::empty_like(x);
   if (losses != nullptr) *losses = at::empty({x.size(0)}, x.options().dtype(state_->master));
-  double sum = 0;
-  for (int64_t begin = 0; begin < x.size(0); begin += chunk_tokens) {
-    const int64_t count = std::min(chunk_tokens, x.size(0) - begin);
+  const int64_t chunks = ceil_div(x.size(0), chunk_tokens);
+  const at::Tensor sums = at::empty({chunks}, x.options().dtype(state_->master));
+  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+    const int64_t begin = chunk * chunk_tokens, count = std::min(chunk_tokens, x.size(0) - begin);
     const at::Tensor rows = x.narrow(0, begin, count).detach().requires_grad_(d_x != nullptr);
     // The logits have no name: they go before backward, which does not read them.
     const auto summed_loss = [&] {  // nor have log-probabilities: backward frees them
@@ -285,13 +311,13 @@ double Llama::loss_sum(const at::Tensor& x, const at::Tensor& targets, int64_t c
       return cross_entropy(at::Reduction::Sum);
     };
     const at::Tensor loss = summed_loss();
-    sum += loss.item<double>();
+    sums[chunk].copy_(loss.detach());
     if (d_x == nullptr) continue;
     torch::autograd::backward({loss}, {at::full_like(loss, scale)});
     d_x->narrow(0, begin, count).copy_(rows.grad());
     collect_gradients(kAfterLayers);
   }
-  return sum;
+  return sums;
 }
 
 }  // namespace distca

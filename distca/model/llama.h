@@ -22,6 +22,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "distca/model/llama_config.h"
@@ -81,7 +82,11 @@ class Llama {
 
   /// ids [T] int64 -> x [T, C]. It records no graph; d_x [T, C] is the gradient by its result.
   at::Tensor embed(const at::Tensor& ids) const;
-  void embed_backward(const at::Tensor& ids, const at::Tensor& d_x) const;
+  /// Which tokens occur among some ids, and where each stands. It is made of host numbers, so that
+  /// backward need not ask a device how many there are.
+  struct Occurrences;
+  std::shared_ptr<const Occurrences> occurrences(std::span<const int64_t> ids) const;
+  void embed_backward(const Occurrences& ids, const at::Tensor& d_x) const;
   /// x [T, C] -> q [T, H, D], k [T, G, D], v [T, G, D].
   void pre_attention(int layer, const at::Tensor& x, const Rope& rope, at::Tensor* q, at::Tensor* k,
                      at::Tensor* v, Keep keep = Keep::kProducts) const;
@@ -97,6 +102,11 @@ class Llama {
   /// becomes the cross entropy of each row [T], 0 without a target.
   double loss_sum(const at::Tensor& x, const at::Tensor& targets, int64_t chunk_tokens,
                   double scale = 1, at::Tensor* d_x = nullptr, at::Tensor* losses = nullptr) const;
+  /// The same without reading it: the sum of each chunk, where the model lies. Added up in their
+  /// order in fp64, they are what loss_sum() gives.
+  at::Tensor chunk_losses(const at::Tensor& x, const at::Tensor& targets, int64_t chunk_tokens,
+                          double scale = 1, at::Tensor* d_x = nullptr,
+                          at::Tensor* losses = nullptr) const;
 
   /// What the weights are, and the weights in the same order. The tensors share memory with the
   /// model.

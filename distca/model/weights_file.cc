@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "distca/base/error.h"
+#include "distca/comm/host_read.h"
 #include "distca/program/program.h"
 
 namespace distca {
@@ -27,7 +28,7 @@ void write_weights(AtomicFile& file, const LlamaConfig& config,
   const std::vector<StoredTensor> stored = stored_weights(config);
   file.write(safetensors_header(stored, metadata));
   for (size_t i = 0; i < weights.size(); ++i) {
-    const at::Tensor host = weights[i].detach().cpu().contiguous();
+    const at::Tensor host = host_copy(weights[i]).contiguous();
     DISTCA_CHECK_EQ(static_cast<int64_t>(host.nbytes()), stored[i].bytes());
     file.write(std::span(static_cast<const std::byte*>(host.const_data_ptr()), host.nbytes()));
   }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "distca/base/integers.h"
+#include "distca/comm/host_read.h"
 #include "distca/runtime/aten_attention.h"
 #include "distca/runtime/varlen_attention.h"
 
@@ -59,7 +60,7 @@ class FlashOperator final : public VarlenOperator {
       std::vector<int32_t> all = launch.cu_seqlens_q;
       all.insert(all.end(), launch.key_starts.begin(), launch.key_starts.end());
       all.insert(all.end(), launch.keys_used.begin(), launch.keys_used.end());
-      const at::Tensor lists = at::tensor(all, at::kInt).to(device);
+      const at::Tensor lists = upload(at::tensor(all, at::kInt), device);
       const int64_t sequences = launch.sequences();
       cu_seqlens_q = lists.narrow(0, 0, sequences + 1);
       key_starts = lists.narrow(0, sequences + 1, sequences + 1);

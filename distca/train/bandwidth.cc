@@ -9,6 +9,7 @@
 #include "distca/base/clock.h"
 #include "distca/comm/aten_types.h"
 #include "distca/comm/collectives.h"
+#include "distca/comm/host_read.h"
 #include "distca/comm/tags.h"
 
 namespace distca {
@@ -35,7 +36,7 @@ int64_t measured_bytes_per_us(Communicator& comm) {
     barrier(comm, kOperation);
     const Stopwatch watch;
     comm.exchange(std::span(&send, 1), std::span(&receive, 1), kOperation)->wait();
-    if (in.is_cuda()) in[0].item();  // waits for the device
+    if (in.is_cuda()) host_number(in[0]);  // waits for the device
     const int64_t mine_ns = std::llround(watch.seconds() * 1e9);
     best_ns = std::min(best_ns, std::ranges::max(all_gather(comm, mine_ns, kOperation)));
   }

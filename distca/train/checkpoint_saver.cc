@@ -17,6 +17,7 @@
 #include "distca/checkpoint/reader.h"
 #include "distca/comm/aten_types.h"
 #include "distca/comm/collectives.h"
+#include "distca/comm/host_read.h"
 #include "distca/model/weights_file.h"
 #include "distca/train/run_folder.h"
 #include "distca/train/stage_weights.h"
@@ -46,7 +47,7 @@ void write_pieces(const fs::path& path, const CheckpointIndex& index,
   std::vector<at::Tensor> hosts;
   for (size_t i = 0; i < pieces.size(); ++i) {
     stored.push_back(stored_tensor(index, pieces[i]));
-    hosts.push_back(sources[i].cpu());
+    hosts.push_back(host_copy(sources[i]));
     hashes += fmt::format("{:016x}", hash_words(bytes_of(hosts.back())));
   }
   const SafetensorsMetadata metadata = {{kHashes, hashes}};

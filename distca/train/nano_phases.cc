@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "distca/base/error.h"
+#include "distca/comm/host_read.h"
 
 namespace distca {
 namespace {
@@ -29,11 +30,13 @@ NanoPhases::NanoPhases(const Llama& model, CoreAttention& attention, int nano_ba
       layers_(model.config().num_hidden_layers) {
   const at::Device device = model.parameters()[0].device();
   const auto tensor = [&](const std::vector<int64_t>& values) {
-    return at::tensor(values, at::kLong).to(device);
+    return upload(at::tensor(values, at::kLong), device);
   };
   ids_ = tensor(tokens.ids);
   targets_ = tensor(tokens.targets);
   positions_ = tensor(tokens.positions);
+  if (at::GradMode::is_enabled() && model.stage().is_first())
+    occurrences_ = model.occurrences(tokens.ids);
 }
 
 Keep NanoPhases::keep() const {
@@ -124,27 +127,19 @@ void NanoPhases::post_attention(int layer) {
   }
 }
 
-double NanoPhases::loss() {
+at::Tensor NanoPhases::loss() {
   // Its backward follows at once, so that no logits wait for it.
-  const double sum =
-      model_.loss_sum(x_, targets_, options_.loss_rows, options_.loss_scale, &gradient_);
+  at::Tensor sums =
+      model_.chunk_losses(x_, targets_, options_.loss_rows, options_.loss_scale, &gradient_);
   x_.reset();
-  return sum;
+  return sums;
 }
 
-PositionLosses NanoPhases::evaluated_loss() {
-  at::Tensor losses;
-  const double sum =
-      model_.loss_sum(x_, targets_, options_.loss_rows, /*scale=*/1, /*d_x=*/nullptr, &losses);
+at::Tensor NanoPhases::evaluated_loss(at::Tensor* of_tokens) {
+  at::Tensor sums = model_.chunk_losses(x_, targets_, options_.loss_rows, /*scale=*/1,
+                                        /*d_x=*/nullptr, of_tokens);
   x_.reset();
-  losses = losses.to(at::kCPU, at::kDouble);
-  const at::Tensor targets = targets_.cpu(), positions = positions_.cpu();
-  const auto rows = static_cast<size_t>(losses.size(0));
-  PositionLosses result;
-  result.add(sum, {losses.const_data_ptr<double>(), rows},
-             {targets.const_data_ptr<int64_t>(), rows},
-             {positions.const_data_ptr<int64_t>(), rows});
-  return result;
+  return sums;
 }
 
 void NanoPhases::post_attention_backward(int layer) {
@@ -219,6 +214,6 @@ void NanoPhases::pre_attention_backward(int layer) {
 void NanoPhases::begin_backward(const at::Tensor& d_output) { gradient_ = d_output; }
 at::Tensor NanoPhases::take_gradient() { return std::exchange(gradient_, at::Tensor()); }
 
-void NanoPhases::embed_backward() { model_.embed_backward(ids_, gradient_); }
+void NanoPhases::embed_backward() { model_.embed_backward(*occurrences_, gradient_); }
 
 }  // namespace distca

@@ -6,7 +6,7 @@
 //     nano.embed();
 //     nano.pre_attention(0);   // gives Q, K, V to `attention`, which a program plays
 //     nano.post_attention(0);  // takes O
-//     loss += nano.loss();
+//     const at::Tensor sums = nano.loss();  // on the device; whoever wants the number reads it
 //     nano.post_attention_backward(0);
 //     nano.pre_attention_backward(0);
 //     nano.embed_backward();
@@ -27,7 +27,6 @@
 #include "distca/model/llama.h"
 #include "distca/runtime/core_attention.h"
 #include "distca/train/loader.h"
-#include "distca/train/position_losses.h"
 
 namespace distca {
 
@@ -49,10 +48,11 @@ class NanoPhases {
   void embed();
   void pre_attention(int layer);
   void post_attention(int layer);
-  /// The sum over this worker's targets, in nats. It does backward of the loss, too.
-  double loss();
-  /// The same where grad mode is off, with the losses by position.
-  PositionLosses evaluated_loss();
+  /// What the loss over this worker's targets is the sum of, in nats (Llama::chunk_losses). It does
+  /// backward of the loss, too.
+  at::Tensor loss();
+  /// The same where grad mode is off, with the loss of each token.
+  at::Tensor evaluated_loss(at::Tensor* of_tokens);
   void post_attention_backward(int layer);
   void pre_attention_backward(int layer);
   void embed_backward();
@@ -91,7 +91,8 @@ class NanoPhases {
   CoreAttention& attention_;
   const int nano_batch_;
   const Options options_;
-  at::Tensor ids_, targets_, positions_;  // of tokens
+  at::Tensor ids_, targets_, positions_;                   // of tokens
+  std::shared_ptr<const Llama::Occurrences> occurrences_;  // of ids; where they get gradients
   std::shared_ptr<const Llama::Rope> rope_;
   at::Tensor x_;         // running activation, detached
   at::Tensor gradient_;  // running gradient of the activation

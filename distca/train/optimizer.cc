@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "distca/base/error.h"
+#include "distca/comm/host_read.h"
 #include "distca/comm/tags.h"
 #include "distca/model/llama.h"
 
@@ -211,7 +212,7 @@ void Optimizer::update(size_t index) {
     s.parameter_part(piece).copy_(s.state_part(s.masters, piece));
 }
 
-int64_t Optimizer::updates() const { return std::llround(state_->updates.item<double>()); }
+int64_t Optimizer::updates() const { return std::llround(host_number(state_->updates)); }
 void Optimizer::set_updates(int64_t updates) { state_->updates.fill_(updates); }
 
 at::Tensor Optimizer::state(StatePart part, size_t weight, const Range& elements) const {

@@ -4,11 +4,13 @@
 
 #include <cmath>
 
+#include "distca/comm/host_read.h"
+
 namespace distca {
 
 double difference(const at::Tensor& a, const at::Tensor& b) {
-  const double scale = b.abs().max().item<double>();
-  const double gap = (a.to(at::kDouble) - b.to(at::kDouble)).abs().max().item<double>();
+  const double scale = host_number(b.abs().max());
+  const double gap = host_number((a.to(at::kDouble) - b.to(at::kDouble)).abs().max());
   return scale == 0 ? gap : gap / scale;
 }
 

@@ -4,11 +4,13 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <span>
 
 #include "distca/base/error.h"
 #include "distca/base/hash.h"
 #include "distca/comm/collectives.h"
+#include "distca/comm/host_read.h"
 #include "distca/model/weight_table.h"
 
 namespace distca {
@@ -26,7 +28,7 @@ Hashes hashes_of(const std::vector<at::Tensor>& weights, const std::vector<Weigh
   Hashes result;
   std::vector<uint64_t> hashes;
   for (size_t i = 0; i < weights.size(); ++i) {
-    const at::Tensor here = weights[i].detach().cpu().contiguous();
+    const at::Tensor here = host_copy(weights[i]).contiguous();
     hashes.push_back(hash_words({static_cast<const std::byte*>(here.const_data_ptr()),
                                  static_cast<size_t>(here.nbytes())}));
     if (table[i].is_tied) result.tied = hashes.back();
@@ -73,7 +75,7 @@ OtherWeights name_others(const OtherRanks& others, const RunGrid& run) {
 int64_t num_not_finite(const std::vector<at::Tensor>& weights) {
   int64_t count = 0;
   for (const at::Tensor& weight : weights)
-    count += weight.numel() - at::isfinite(weight.detach()).sum().item<int64_t>();
+    count += weight.numel() - std::llround(host_number(at::isfinite(weight.detach()).sum()));
   return count;
 }
 

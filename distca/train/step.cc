@@ -11,6 +11,7 @@
 #include "distca/train/config.h"
 #include "distca/train/hand_overs.h"
 #include "distca/train/nano_phases.h"
+#include "distca/train/step_losses.h"
 
 namespace distca {
 namespace {
@@ -24,12 +25,14 @@ class Player final : public OpPlayer {
   void add(const Llama& model, const LocalTokens& tokens, const NanoPhases::Options& options) {
     nanos_.push_back(std::make_unique<NanoPhases>(
         model, attention_, static_cast<int>(nanos_.size()), tokens, options));
-    losses_.emplace_back();
+    losses_.add(tokens);
   }
 
   void play(const Op& op) override {
     if (op.kind == OpKind::kCoreAttention) return attention_.compute(op);
-    if (is_of_weights(op)) return update_.play(op, loss_sum_);
+    if (is_of_weights(op)) {
+      return update_.play(op, op.kind == OpKind::kGradNorm ? losses_.sum() : 0);
+    }
     op.pass == Pass::kForward ? play_forward(op) : play_backward(op);
   }
   // Gradients and weights travel from where they are, and land where they are wanted.
@@ -51,8 +54,7 @@ class Player final : public OpPlayer {
     with_its_part(op, [&](auto& part) { part.wait_sent(op); });
   }
 
-  double loss_sum() const { return loss_sum_; }
-  const std::vector<PositionLosses>& losses() const { return losses_; }
+  StepLosses& losses() { return losses_; }
 
  private:
   /// Calls `work` with what plays a communication.
@@ -99,12 +101,10 @@ class Player final : public OpPlayer {
 
   void play_loss(int nano_batch) {
     std::unique_ptr<NanoPhases>& nano = nanos_[nano_batch];
-    if (at::GradMode::is_enabled()) {
-      loss_sum_ += nano->loss();
-      return;
-    }
-    losses_[nano_batch] = nano->evaluated_loss();
-    loss_sum_ += losses_[nano_batch].sum();
+    if (at::GradMode::is_enabled()) return losses_.put(nano_batch, nano->loss());
+    at::Tensor of_tokens;
+    const at::Tensor sums = nano->evaluated_loss(&of_tokens);
+    losses_.put(nano_batch, sums, of_tokens);
     nano.reset();
   }
 
@@ -128,8 +128,7 @@ class Player final : public OpPlayer {
   CoreAttention& attention_;
   HandOvers& hand_overs_;
   WeightUpdate& update_;
-  double loss_sum_ = 0;
-  std::vector<PositionLosses> losses_;              // of nanos_, where they are evaluated
+  StepLosses losses_;
   std::vector<std::unique_ptr<NanoPhases>> nanos_;  // several are alive at a time
 };
 
@@ -319,11 +318,11 @@ StepResult Step::run(const StepInput& input, double loss_scale, const UpdateRequ
   play(input.program, player, &times, recorder_, clock.get());
   ExchangeBytes bytes = attention.bytes();
   bytes += hand_overs.bytes();
-  return {.loss_sum = player.loss_sum(),
+  return {.loss_sum = player.losses().sum(),
           .bytes = bytes,
           .times = times,
           .sum = update.sum(),
-          .losses = player.losses()};
+          .losses = player.losses().by_position()};
 }
 
 StepResult Step::train(const StepInput& input, int64_t num_targets, const UpdateRequest& update) {

@@ -12,6 +12,7 @@
 #include "distca/base/error.h"
 #include "distca/batch/data_blend.h"
 #include "distca/comm/device_copy.h"
+#include "distca/comm/host_read.h"
 #include "distca/comm/ordered_sum.h"
 #include "distca/comm/thread_group.h"
 #include "distca/train/data_split.h"
@@ -65,7 +66,8 @@ Played work(const RankWork& mine, Communicator& comm) {
                         .loss_sum;
   call(mine.hooks.after_sum);
   ordered_sum(weights.all_workers, std::span(&played.loss_sum, 1), "loss");
-  for (const at::Tensor& parameter : parameters) played.gradients.push_back(parameter.grad().cpu());
+  for (const at::Tensor& parameter : parameters)
+    played.gradients.push_back(host_copy(parameter.grad()));
   played.other_ranks = ranks_with_other_weights(weights.all_workers, run, config.model,
                                                 played.gradients, "comparing the gradients");
   if (comm.rank() == run.first_replica(comm.rank()))
@@ -132,7 +134,7 @@ void check_finite(const Config& config, const Played& one) {
 }
 
 Difference compared(std::string name, const at::Tensor& many, const at::Tensor& one, double bound) {
-  const bool zero = !one.any().item<bool>();
+  const bool zero = host_number(one.any()) == 0;
   return {.name = std::move(name),
           .value = difference(many, one),
           .bound = zero ? zero_bound(bound) : bound,

@@ -8,6 +8,8 @@
 #include <tuple>
 
 #include "distca/base/error.h"
+#include "distca/comm/as_on_device.h"
+#include "distca/comm/host_read.h"
 #include "distca/comm/ordered_sum.h"
 
 namespace distca {
@@ -31,13 +33,8 @@ double square_sum(const T* values, int64_t count) {
 }
 
 /// Of each block of a slice.
-void put_square_sums(const at::Tensor& slice, double* sums) {
+void put_square_sums_of_host(const at::Tensor& slice, double* sums) {
   const int64_t blocks = slice.numel() / kFlatBlock;
-  if (!slice.is_cpu()) {  // one wait for all of them
-    const at::Tensor all = slice.view({blocks, kFlatBlock}).to(at::kDouble).square_().sum(1).cpu();
-    std::copy_n(all.const_data_ptr<double>(), blocks, sums);
-    return;
-  }
   for (int64_t block = 0; block < blocks; ++block) {
     const int64_t begin = block * kFlatBlock;
     sums[block] = slice.scalar_type() == at::kDouble
@@ -62,7 +59,11 @@ WeightUpdate::WeightUpdate(const Program& program, const ExchangeBuffers& buffer
                "the program sums gradients in another way than the optimizer");
   DISTCA_CHECK(program.stage.count == 1 || request.all_stages != nullptr,
                "the norm of {} stages, which have no group", program.stage.count);
-  squares_.assign(request.optimizer->gradients().numel() / kFlatBlock + 1, 0.0);
+  const at::Tensor& gradients = request.optimizer->gradients();
+  squares_.assign(gradients.numel() / kFlatBlock + 1, 0.0);
+  if (!as_on_device(comm.cuda_device())) return;
+  device_squares_ = std::make_unique<at::Tensor>(
+      at::zeros({static_cast<int64_t>(squares_.size())}, gradients.options().dtype(at::kDouble)));
 }
 
 WeightUpdate::~WeightUpdate() = default;
@@ -117,7 +118,29 @@ void WeightUpdate::add(const Op& op) {
     if (!has_own) add_part(own);
     if (!sum.is_same(own)) own.copy_(sum);
   }
-  put_square_sums(own, squares_.data() + bucket.own.begin / kFlatBlock);
+  put_square_sums(own, bucket.own.begin / kFlatBlock);
+}
+
+void WeightUpdate::put_square_sums(const at::Tensor& slice, int64_t first_block) {
+  if (!device_squares_) return put_square_sums_of_host(slice, squares_.data() + first_block);
+  const int64_t blocks = slice.numel() / kFlatBlock;
+  device_squares_->narrow(0, first_block, blocks)
+      .copy_(slice.view({blocks, kFlatBlock}).to(at::kDouble).square_().sum(1));
+}
+
+/// Every block is some rank's and zero on the others: the same bits for every number of ranks. Of
+/// what is tied, it may be another stage's, and counts there.
+void WeightUpdate::sum_over_workers(double loss_sum) {
+  constexpr const char* kOperation = "gradient norm";
+  if (!device_squares_) {
+    squares_.back() = loss_sum;
+    return ordered_sum(*request_.workers, std::span(squares_), kOperation);
+  }
+  at::Tensor& squares = *device_squares_;
+  squares[-1].fill_(loss_sum);
+  ordered_sum(*request_.workers, squares, kOperation);
+  const at::Tensor host = host_copy(squares);
+  std::copy_n(host.const_data_ptr<double>(), squares_.size(), squares_.begin());
 }
 
 /// Sums of squares and losses of all stages, from those of this one, in the order of the stages.
@@ -136,10 +159,7 @@ std::pair<double, double> WeightUpdate::sum_of_stages(double squares, double los
 
 void WeightUpdate::norm(double loss_sum) {
   if (request_.before_norm) request_.before_norm();
-  squares_.back() = loss_sum;
-  // Every block is some rank's and zero on the others: the same bits for every number of ranks. Of
-  // what is tied, it may be another stage's, and counts there.
-  ordered_sum(*request_.workers, std::span(squares_), "gradient norm");
+  sum_over_workers(loss_sum);
   double sum = 0;
   for (size_t i = 0; i + 1 < squares_.size(); ++i) sum += squares_[i];
   double loss = squares_.back();

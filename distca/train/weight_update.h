@@ -9,6 +9,7 @@
 // buckets and every backend. Thread rule: one thread; all workers alike.
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -53,7 +54,8 @@ class WeightUpdate {
   void issue(const Op& op);
   void wait(const Op& op) { under_way_.wait(op); }
   void wait_sent(const Op& op) { under_way_.wait_sent(op); }
-  /// Does an operation of the compute stream. `loss_sum` is this rank's, in nats.
+  /// Does an operation of the compute stream. `loss_sum` is this rank's, in nats; kGradNorm alone
+  /// reads it.
   void play(const Op& op, double loss_sum);
 
   /// Valid once kGradNorm has been played.
@@ -63,6 +65,8 @@ class WeightUpdate {
   void begin_sum();
   void add(const Op& op);
   void norm(double loss_sum);
+  void put_square_sums(const at::Tensor& slice, int64_t first_block);
+  void sum_over_workers(double loss_sum);
   std::pair<double, double> sum_of_stages(double squares, double loss) const;
 
   const Program& program_;
@@ -73,6 +77,7 @@ class WeightUpdate {
   /// [block of the flat gradients] Sums of squares, of those that this rank has added up; then the
   /// loss.
   std::vector<double> squares_;
+  std::unique_ptr<at::Tensor> device_squares_;  // the same, on a device until the norm is wanted
   GradientSum sum_;
   bool updates_ = false;
   bool sums_ = false;  // has begun to

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "distca/comm/host_read.h"
 #include "distca/comm/tags.h"
 #include "distca/train/batch_programs.h"
 #include "distca/train/stage_weights.h"
@@ -57,8 +58,9 @@ Message message(int peer, const at::Tensor& tensor) {
 void send(Communicator& all_workers, const std::vector<at::Tensor>& masters,
           const std::vector<Part>& parts) {
   for (const Part& part : parts) {
+    const at::Tensor elements = elements_of(masters[part.in_stage], part.elements);
     const at::Tensor piece =
-        elements_of(masters[part.in_stage], part.elements).to(message_device(all_workers));
+        elements.is_cpu() ? upload(elements, message_device(all_workers)) : elements;
     const Message send = message(0, piece);
     all_workers.exchange({&send, 1}, {}, kGathering)->wait();
   }

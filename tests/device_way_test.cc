@@ -1,0 +1,91 @@
+// Steps whose tensors lie on a CPU and are treated as those of a device are (comm/as_on_device.h):
+// what they compute, and when the host would wait for the device.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <mutex>
+
+#include "distca/comm/as_on_device.h"
+#include "distca/comm/host_read.h"
+#include "tests/parity_testing.h"
+
+namespace distca::parity {
+namespace {
+
+StepRun on_three_workers(ScalarType dtype, KernelChoice kernel) {
+  return {.model = small_llama(2, dtype),
+          .documents = {"four", {{700, 129, 40}, {300, 128, 33}, {511, 60}, {900}}},
+          .workers = 3,
+          .planner = "balanced",
+          .play = {.overlap = Overlap::kPingPong},
+          .options = {.kernel = kernel}};
+}
+
+std::shared_ptr<void> as_on_device_here(int, Step&) { return std::make_shared<AsOnDevice>(); }
+
+TEST(device_way, rows_move_otherwise_and_every_bit_is_the_same) {
+  constexpr std::array kTypes = {ScalarType::kFloat32, ScalarType::kBFloat16};
+  constexpr std::array kPlanners = {"balanced", "balanced_keys", "greedy_cut"};
+  size_t next = 0;  // types and planners take turns
+  for (const Play& play : plays()) {
+    StepRun step = on_three_workers(kTypes[next % kTypes.size()], KernelChoice::kCpu);
+    step.planner = kPlanners[next++ % kPlanners.size()];
+    step.play = play;
+    const Outcome want = run(step);
+    step.watch = as_on_device_here;
+    expect_same_bits(run(step), want, step.planner + ", " + name_of(play));
+  }
+}
+
+TEST(device_way, an_evaluation_has_the_same_bits) {
+  StepRun step = on_three_workers(ScalarType::kBFloat16, KernelChoice::kCpu);
+  step.evaluate = true;
+  const double want = run(step).loss;
+  step.watch = as_on_device_here;
+  EXPECT_EQ(run(step).loss, want);
+}
+
+/// What one rank did in a step, in seconds of one clock.
+struct Watched {
+  TraceRecorder recorder;
+  AsOnDevice as_on_device;
+  HostReadLog reads;
+};
+
+TEST(device_way, the_host_reads_nothing_between_the_first_and_the_last_layer) {
+  for (const auto& [workers, dedicated] : {std::pair(3, 0), std::pair(1, 0), std::pair(2, 1)}) {
+    StepRun step = on_three_workers(ScalarType::kBFloat16, KernelChoice::kCpu);
+    step.workers = workers;
+    if (dedicated > 0) step.play.servers = servers("one_dedicated");
+    std::mutex mutex;
+    int ranks = 0;
+    step.watch = [&](int rank, Step& played) {
+      const auto look = [&mutex, &ranks, rank, workers](Watched* watched) {
+        double first_s = 1e300, last_s = 0;
+        for (const TraceEvent& event : watched->recorder.events()) {
+          if (event.layer < 0 || event.kind != TraceKind::kCompute) continue;
+          first_s = std::min(first_s, event.begin_s);
+          last_s = std::max(last_s, event.end_s);
+        }
+        const std::scoped_lock lock(mutex);
+        ++ranks;
+        EXPECT_LT(first_s, last_s);
+        const std::vector<double>& reads = watched->reads.seconds();
+        // The losses; then the squares of all gradients, whose norm all workers want to know.
+        EXPECT_EQ(reads.size(), rank < workers ? 2u : 0u);
+        for (const double at_s : reads) EXPECT_TRUE(at_s < first_s || at_s > last_s);
+        delete watched;
+      };
+      const std::shared_ptr<Watched> watched(new Watched, look);
+      played.set_recorder(&watched->recorder);
+      return watched;
+    };
+    run(step);
+    EXPECT_EQ(ranks, workers + dedicated);
+  }
+}
+
+}  // namespace
+}  // namespace distca::parity
