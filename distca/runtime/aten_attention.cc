@@ -10,6 +10,7 @@
 
 #include "distca/base/error.h"
 #include "distca/base/integers.h"
+#include "distca/comm/as_on_device.h"
 #include "distca/comm/aten_types.h"
 #include "distca/kernels/mask_parts.h"
 #include "distca/kernels/merge.h"
@@ -411,7 +412,7 @@ void backward(const Shape& shape, ScalarType type, const TaskList& list, int cud
 
 int64_t aten_forward(const Shape& shape, ScalarType type, const TaskList& list, int cuda_device,
                      std::optional<ScalarType> o_type) {
-  if (cuda_device >= 0) {
+  if (as_on_device(cuda_device)) {
     return cuda_forward(shape, type, o_type.value_or(type), list, cuda_device);
   }
   forward(shape, type, o_type.value_or(type), list, cuda_device, flash_applies(shape));
@@ -419,7 +420,7 @@ int64_t aten_forward(const Shape& shape, ScalarType type, const TaskList& list, 
 }
 
 int64_t aten_backward(const Shape& shape, ScalarType type, const TaskList& list, int cuda_device) {
-  if (cuda_device >= 0) return cuda_backward(shape, type, list, cuda_device);
+  if (as_on_device(cuda_device)) return cuda_backward(shape, type, list, cuda_device);
   backward(shape, type, list, cuda_device, flash_applies(shape));
   return 0;
 }
