@@ -39,6 +39,21 @@ TEST(device_way, rows_move_otherwise_and_every_bit_is_the_same) {
   }
 }
 
+TEST(device_way, through_stand_ins_of_the_devices_operators_a_step_gives_the_same) {
+  constexpr std::array kTypes = {ScalarType::kFloat32, ScalarType::kBFloat16};
+  constexpr std::array kPlanners = {"greedy", "balanced_keys", "greedy_cut"};
+  size_t next = 0;
+  for (const Play& play : plays()) {
+    const ScalarType type = kTypes[next % kTypes.size()];
+    StepRun step = on_three_workers(type, KernelChoice::kAten);
+    step.planner = kPlanners[next++ % kPlanners.size()];
+    step.play = play;
+    const Outcome want = run(step);
+    step.watch = as_on_device_here;
+    expect_same(run(step), want, format_bound(type), 0, step.planner + ", " + name_of(play));
+  }
+}
+
 TEST(device_way, an_evaluation_has_the_same_bits) {
   StepRun step = on_three_workers(ScalarType::kBFloat16, KernelChoice::kCpu);
   step.evaluate = true;

@@ -166,6 +166,13 @@ bool loads_aligned(const Rows& rows, ScalarType type) {
          rows.head_stride * bytes % kVarlenAlignment == 0;
 }
 
+std::vector<bool> aligned_keys(ScalarType type, const TaskList& list) {
+  std::vector<bool> aligned;
+  for (const KeyBuffer& buffer : list.keys)
+    aligned.push_back(loads_aligned(buffer.k, type) && loads_aligned(buffer.v, type));
+  return aligned;
+}
+
 bool keys_are_consecutive(std::span<const KeyRange> keys) {
   for (size_t i = 1; i < keys.size(); ++i) {
     if (keys[i].position != end_of(keys[i - 1])) return false;
@@ -198,11 +205,11 @@ void place_keys(ScalarType type, const TaskList& list, std::vector<VarlenPart>& 
                 bool over_gaps, VarlenPlan& plan) {
   std::vector<size_t> in_place;
   std::vector<Gathered> gathered;
+  const std::vector<bool> aligned = aligned_keys(type, list);
   for (size_t i = 0; i < parts.size(); ++i) {
     VarlenPart& part = parts[i];
     std::vector<KeyRange> ranges = key_ranges(list.tasks[part.task], part.keys);
-    const KeyBuffer& buffer = list.keys[ranges[0].buffer];
-    if (ranges.size() == 1 && loads_aligned(buffer.k, type) && loads_aligned(buffer.v, type)) {
+    if (ranges.size() == 1 && aligned[ranges[0].buffer]) {
       part.buffer = ranges[0].buffer;
       part.row = ranges[0].row;
       in_place.push_back(i);

@@ -46,6 +46,9 @@ inline constexpr int64_t kMostSequences = 65535;
 inline constexpr int64_t kVarlenAlignment = 16;
 /// Whether an operator can read these rows where they lie.
 bool loads_aligned(const Rows& rows, ScalarType type);
+/// [key buffer] Whether it can read K and V there. The launches of a list depend on its tasks and
+/// on this, and on no other address.
+std::vector<bool> aligned_keys(ScalarType type, const TaskList& list);
 
 /// Whether the positions of the ranges follow one another without a gap, as a launch needs them.
 bool keys_are_consecutive(std::span<const KeyRange> keys);

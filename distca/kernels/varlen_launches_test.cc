@@ -41,7 +41,8 @@ void add_random_task(World& world, const std::vector<Segment>& document, const M
   }
 }
 
-TEST(VarlenLaunches, equal_the_reference_for_random_tasks_in_any_memory) {
+/// Tasks of several documents, whose keys lie in any of three buffers.
+void add_random_documents(World& world, uint64_t seed) {
   const Mask masks[] = {{},
                         {.causal = false},
                         {.window_left = 0},
@@ -49,24 +50,28 @@ TEST(VarlenLaunches, equal_the_reference_for_random_tasks_in_any_memory) {
                         {.causal = false, .window_left = 9, .window_right = 4},
                         {.causal = false, .window_left = 12},
                         {.causal = false, .window_right = 3}};
+  std::vector<int64_t> used;
+  for (int store = 0; store < 3; ++store) world.add_store(200), used.push_back(0);
+  for (int64_t documents = world.uniform(1, 3); documents > 0; --documents) {
+    std::vector<Segment> document;
+    for (int64_t at = 0, n = world.uniform(1, 4); n > 0; --n) {
+      const int64_t tokens = world.uniform(1, 15), store = world.uniform(0, 2);
+      int64_t& row = used[store] += world.uniform(0, 1) * world.uniform(0, 5);
+      document.push_back({{at, at + tokens}, static_cast<size_t>(store), row});
+      at += tokens, row += tokens;
+    }
+    for (int64_t tasks = world.uniform(0, 6); tasks > 0; --tasks) {
+      add_random_task(world, document, masks[seed % std::size(masks)]);
+    }
+  }
+}
+
+TEST(VarlenLaunches, equal_the_reference_for_random_tasks_in_any_memory) {
   for (uint64_t seed = 0; seed < 140; ++seed) {
     SCOPED_TRACE(seed);
     World world(seed);
     if (seed % 3 == 0) world.most_sequences = 2 + static_cast<int64_t>(seed % 4);
-    std::vector<int64_t> used;
-    for (int store = 0; store < 3; ++store) world.add_store(200), used.push_back(0);
-    for (int64_t documents = world.uniform(1, 3); documents > 0; --documents) {
-      std::vector<Segment> document;
-      for (int64_t at = 0, n = world.uniform(1, 4); n > 0; --n) {
-        const int64_t tokens = world.uniform(1, 15), store = world.uniform(0, 2);
-        int64_t& row = used[store] += world.uniform(0, 1) * world.uniform(0, 5);
-        document.push_back({{at, at + tokens}, static_cast<size_t>(store), row});
-        at += tokens, row += tokens;
-      }
-      for (int64_t tasks = world.uniform(0, 6); tasks > 0; --tasks) {
-        add_random_task(world, document, masks[seed % std::size(masks)]);
-      }
-    }
+    add_random_documents(world, seed);
     expect_like_the_reference(world);
     EXPECT_TRUE(copies_once(world.forward_plan()));
     EXPECT_TRUE(copies_once(world.backward_plan()));
@@ -288,6 +293,53 @@ TEST(VarlenLaunches, sequences_without_queries_count_among_those_of_a_launch) {
   }
   EXPECT_THAT(sequences, ElementsAre(3, 3, 1));  // two with the gap between them; the fifth
   expect_like_the_reference(world);
+}
+
+/// All numbers of a plan.
+std::vector<int64_t> numbers_of(const VarlenPlan& plan) {
+  std::vector<int64_t> all;
+  const auto add_keys = [&all](const std::vector<PlacedKeys>& placed) {
+    for (const auto& [keys, row] : placed)
+      all.insert(all.end(), {keys.buffer, keys.row, keys.tokens, keys.position, row});
+  };
+  add_keys(plan.gathered);
+  for (const VarlenLaunch& launch : plan.launches) {
+    all.insert(all.end(),
+               {launch.buffer, launch.key_rows.begin, launch.key_rows.end, launch.right_limited,
+                launch.window_left, launch.max_queries, launch.max_keys, launch.sequences()});
+    for (const auto* list : {&launch.cu_seqlens_q, &launch.key_starts, &launch.keys_used})
+      all.insert(all.end(), list->begin(), list->end());
+    for (const auto& [task, queries] : launch.pieces)
+      all.insert(all.end(), {static_cast<int64_t>(task), queries.begin, queries.end});
+    add_keys(launch.gradients);
+  }
+  return all;
+}
+
+TEST(VarlenLaunches, depend_on_no_address_but_on_which_keys_lie_aligned) {
+  for (uint64_t seed = 0; seed < 140; ++seed) {
+    SCOPED_TRACE(seed);
+    World world(seed);
+    add_random_documents(world, seed);
+    const auto both_plans = [&world] {
+      return std::pair(numbers_of(world.forward_plan()), numbers_of(world.backward_plan()));
+    };
+    const auto move = [&world](int64_t store, int64_t bytes) {
+      Rows& rows = world.list.keys[store].k;
+      rows.data = static_cast<std::byte*>(rows.data) + bytes;
+    };
+    const auto plans = both_plans();
+    const std::vector<bool> aligned = aligned_keys(kType, world.list);
+    for (int64_t store = 0; store < 3; ++store) {
+      move(store, kVarlenAlignment * world.uniform(1, 1000));
+      for (QueryBuffer& queries : world.list.queries) queries.q.data = nullptr;
+    }
+    ASSERT_EQ(aligned_keys(kType, world.list), aligned);
+    ASSERT_EQ(both_plans(), plans);
+    const int64_t store = world.uniform(0, 2);
+    move(store, 8);
+    ASSERT_EQ(aligned_keys(kType, world.list)[store], !aligned[store]);
+  }
 }
 
 TEST(VarlenLaunches, nothing_to_do_is_no_launch) {

@@ -411,16 +411,17 @@ void backward(const Shape& shape, ScalarType type, const TaskList& list, int cud
 }  // namespace
 
 int64_t aten_forward(const Shape& shape, ScalarType type, const TaskList& list, int cuda_device,
-                     std::optional<ScalarType> o_type) {
+                     std::optional<ScalarType> o_type, TaskLaunches* launches) {
   if (as_on_device(cuda_device)) {
-    return cuda_forward(shape, type, o_type.value_or(type), list, cuda_device);
+    return cuda_forward(shape, type, o_type.value_or(type), list, cuda_device, launches);
   }
   forward(shape, type, o_type.value_or(type), list, cuda_device, flash_applies(shape));
   return 0;
 }
 
-int64_t aten_backward(const Shape& shape, ScalarType type, const TaskList& list, int cuda_device) {
-  if (as_on_device(cuda_device)) return cuda_backward(shape, type, list, cuda_device);
+int64_t aten_backward(const Shape& shape, ScalarType type, const TaskList& list, int cuda_device,
+                      TaskLaunches* launches) {
+  if (as_on_device(cuda_device)) return cuda_backward(shape, type, list, cuda_device, launches);
   backward(shape, type, list, cuda_device, flash_applies(shape));
   return 0;
 }

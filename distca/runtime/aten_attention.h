@@ -30,16 +30,20 @@
 
 namespace distca {
 
+class TaskLaunches;
+
 /// Computes O and LSE. `type` is the type of Q, K and V. It is also the type of O unless `o_type`
 /// is given: fp32 (fp64 for fp64) for partial results that the caller merges. Returns the bytes
-/// that were copied to and from ATen's operator, which is 0 on a CPU.
+/// that were copied to and from ATen's operator, which is 0 on a CPU. `launches` are those of
+/// earlier calls with the same tasks and pass (runtime/task_launches.h).
 int64_t aten_forward(const kernels::Shape& shape, ScalarType type, const kernels::TaskList& list,
-                     int cuda_device, std::optional<ScalarType> o_type = std::nullopt);
+                     int cuda_device, std::optional<ScalarType> o_type = std::nullopt,
+                     TaskLaunches* launches = nullptr);
 
 /// Adds the gradients to dq, dk and dv. ATen asks for O instead of delta; it is given an O whose
 /// row sum with dO is delta. Returns the bytes that were copied, as aten_forward does.
 int64_t aten_backward(const kernels::Shape& shape, ScalarType type, const kernels::TaskList& list,
-                      int cuda_device);
+                      int cuda_device, TaskLaunches* launches = nullptr);
 
 /// The matmul path alone. It works on every device and with every mask.
 void aten_matmul_forward(const kernels::Shape& shape, ScalarType type,

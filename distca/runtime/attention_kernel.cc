@@ -24,9 +24,11 @@ std::string AttentionKernel::name() const {
   return request_.cuda_device < 0 ? "aten-cpu" : "aten-cuda";
 }
 
-int64_t AttentionKernel::forward(ScalarType o_type, const kernels::TaskList& list) {
+int64_t AttentionKernel::forward(ScalarType o_type, const kernels::TaskList& list,
+                                 TaskLaunches* launches) {
   const auto& [choice, shape, type, threads, cuda_device] = request_;
-  if (choice == KernelChoice::kAten) return aten_forward(shape, type, list, cuda_device, o_type);
+  if (choice == KernelChoice::kAten)
+    return aten_forward(shape, type, list, cuda_device, o_type, launches);
   if (choice == KernelChoice::kCpu) {
     kernels::cpu_forward(shape, type, o_type, list, *pool_, isa_);
   } else {
@@ -35,9 +37,9 @@ int64_t AttentionKernel::forward(ScalarType o_type, const kernels::TaskList& lis
   return 0;
 }
 
-int64_t AttentionKernel::backward(const kernels::TaskList& list) {
+int64_t AttentionKernel::backward(const kernels::TaskList& list, TaskLaunches* launches) {
   const auto& [choice, shape, type, threads, cuda_device] = request_;
-  if (choice == KernelChoice::kAten) return aten_backward(shape, type, list, cuda_device);
+  if (choice == KernelChoice::kAten) return aten_backward(shape, type, list, cuda_device, launches);
   if (choice == KernelChoice::kCpu) {
     kernels::cpu_backward(shape, type, list, *pool_, isa_);
   } else {

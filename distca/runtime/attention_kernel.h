@@ -17,6 +17,8 @@
 
 namespace distca {
 
+class TaskLaunches;
+
 class AttentionKernel {
  public:
   /// A request with a fault is a CHECK. Throws Error(kUsage) if DISTCA_KERNEL_ISA names an
@@ -32,10 +34,12 @@ class AttentionKernel {
 
   /// Computes O and LSE. `o_type` is the type of O: that of the inputs or, for partial results,
   /// their accumulator_type. Returns the bytes that were copied to and from an operator of ATen's,
-  /// which is 0 on a CPU.
-  int64_t forward(ScalarType o_type, const kernels::TaskList& list);
+  /// which is 0 on a CPU. Whoever computes the same tasks of one pass again, on other rows, gives
+  /// the same `launches` each time: what a device is told of the tasks is then made once.
+  int64_t forward(ScalarType o_type, const kernels::TaskList& list,
+                  TaskLaunches* launches = nullptr);
   /// Adds the gradients to dq, dk and dv. Returns the bytes that were copied, as forward does.
-  int64_t backward(const kernels::TaskList& list);
+  int64_t backward(const kernels::TaskList& list, TaskLaunches* launches = nullptr);
 
  private:
   KernelRequest request_;  // `choice` is what was chosen, not kAuto

@@ -2,8 +2,10 @@
 
 #include <ATen/ATen.h>
 
+#include <tuple>
 #include <vector>
 
+#include "distca/comm/as_on_device.h"
 #include "distca/comm/aten_types.h"
 #include "distca/kernels/rows.h"
 #include "distca/runtime/aten_merge.h"
@@ -73,7 +75,8 @@ kernels::Task kernel_task(const ServerTask& task, int64_t window_left) {
 ExchangeTasks kernel_tasks(const AttentionExchange& exchange) {
   ExchangeTasks result;
   for (size_t set = 0; set < kNumTaskSets; ++set) {
-    auto& [whole, partial, backward, partial_tasks] = result[set];
+    auto& [whole, partial, backward, partial_tasks, of_whole, of_partial, of_backward] =
+        result[set];
     for (const int32_t i : exchange.tasks[set]) {
       const ServerTask& server_task = exchange.rows.tasks[i];
       kernels::Task task = kernel_task(server_task, exchange.shape.window_left);
@@ -108,7 +111,8 @@ void LayerAttention::compute_forward(const LayerPass& layer, TaskSet set) {
     served.qkv = with_homes(exchange, Content::kQkv, layer.of(BufferRole::kQkvIn));
     served.o = with_homes(exchange, Content::kO, layer.of(BufferRole::kOOut));
   }
-  auto& [whole, partial, backward, partial_tasks] = layer.tasks[static_cast<size_t>(set)];
+  auto& [whole, partial, backward, partial_tasks, of_whole, of_partial, of_backward] =
+      layer.tasks[static_cast<size_t>(set)];
   set_buffers(layer.home, served, whole);
   partial.queries.clear();
   partial.keys = whole.keys;
@@ -126,8 +130,8 @@ void LayerAttention::compute_forward(const LayerPass& layer, TaskSet set) {
                                .o = rows_of(o),
                                .lse = rows_of(lse)});
   }
-  bytes_.copied += kernel_.forward(type_, whole);
-  bytes_.copied += kernel_.forward(accumulator_, partial);
+  bytes_.copied += kernel_.forward(type_, whole, &of_whole);
+  bytes_.copied += kernel_.forward(accumulator_, partial, &of_partial);
   if (!away) return;
   for (const RowMerge& rows : exchange.rows.merges) {
     if (rows.buffer == 0) continue;  // parts of it may be elsewhere
@@ -146,11 +150,13 @@ void LayerAttention::compute_backward(const LayerPass& layer, TaskSet set) {
     served.qkv = with_homes(exchange, Content::kQkv, layer.of(BufferRole::kQkvIn));
     served.d_o = with_homes(exchange, Content::kDO, layer.of(BufferRole::kDOIn));
     served.sums = with_homes(exchange, Content::kAccumulator, layer.of(sums));
-    for (const MessageRows& message : served.sums) message.fill_with_zeros();
+    RowMoves moves(comm_.cuda_device());
+    for (const MessageRows& message : served.sums) moves.clear(message.flat());
+    moves.play();
   }
-  kernels::TaskList& backward = layer.tasks[static_cast<size_t>(set)].backward;
-  set_buffers(layer.home, served, backward);
-  bytes_.copied += kernel_.backward(backward);
+  KernelTasks& tasks = layer.tasks[static_cast<size_t>(set)];
+  set_buffers(layer.home, served, tasks.backward);
+  bytes_.copied += kernel_.backward(tasks.backward, &tasks.backward_launches);
 }
 
 /// Merges the parts of some rows into `o` and `lse`: this rank's tasks' and what came home.
@@ -175,12 +181,29 @@ void LayerAttention::merge(const std::vector<at::Tensor>& partials,
                    (shape_.head_dim_v * element_bytes(type_) + element_bytes(accumulator_));
 }
 
-void LayerAttention::zero_local_gradients(HomeRows& home) const {
-  if (!home.q.defined() || home.dq.defined()) return;
-  const auto sums = tensor_options(accumulator_);
-  home.dq = at::zeros(home.q.sizes(), sums);
-  home.dk = at::zeros(home.k.sizes(), sums);
-  home.dv = at::zeros(home.v.sizes(), sums);
+/// Local contributions come first, then the servers in ascending rank: a fixed order of summation.
+void LayerAttention::add_arrived_gradients(const LayerPass& layer,
+                                           const std::vector<MessageRows>& arrived) {
+  HomeRows& home = layer.home;
+  zero_local_gradients(home);  // unless a task has done so
+  const bool widens =
+      as_on_device(comm_.cuda_device()) && layer.exchange.types.gradient != accumulator_;
+  RowMoves moves(comm_.cuda_device());
+  for (size_t i = 0; i < arrived.size(); ++i) {
+    const PeerTransfer& transfer = layer.exchange.rows.sends[i];
+    at::Tensor wide;  // sums of rows in one type go together
+    if (widens) wide = arrived[i].flat().to(aten_type(accumulator_));
+    const MessageRows message =
+        widens ? arrived[i].in_type(accumulator_, static_cast<std::byte*>(wide.data_ptr()))
+               : arrived[i];
+    for (const auto& [part, ranges, sums] :
+         {std::tuple(0, &transfer.q, &home.dq), std::tuple(1, &transfer.kv, &home.dk),
+          std::tuple(2, &transfer.kv, &home.dv)}) {
+      add(message.part(part), *ranges, *sums, moves);
+      bytes_.unpacked += static_cast<int64_t>(arrived[i].part(part).nbytes());
+    }
+    moves.play();
+  }
 }
 
 /// Once every task was computed and what others computed has landed: sums over both.
@@ -196,14 +219,7 @@ void LayerAttention::complete_if_done(const LayerPass& layer) {
       merge(round.partials, arrived, rows, rows_of(home.o, rows.row), rows_of(home.lse, rows.row));
     }
   } else {
-    // Local contributions first, then the servers in ascending rank: a fixed order of summation.
-    zero_local_gradients(home);  // unless a task has done so
-    for (size_t i = 0; i < arrived.size(); ++i) {
-      const PeerTransfer& transfer = exchange.rows.sends[i];
-      bytes_.unpacked += add(arrived[i].part(0), transfer.q, home.dq);
-      bytes_.unpacked += add(arrived[i].part(1), transfer.kv, home.dk);
-      bytes_.unpacked += add(arrived[i].part(2), transfer.kv, home.dv);
-    }
+    add_arrived_gradients(layer, arrived);
   }
   home.complete[static_cast<size_t>(pass)] = true;
   round = {};

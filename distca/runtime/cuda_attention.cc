@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "distca/base/integers.h"
-#include "distca/comm/host_read.h"
 #include "distca/runtime/aten_attention.h"
 #include "distca/runtime/varlen_attention.h"
 
@@ -28,10 +27,10 @@ class FlashOperator final : public VarlenOperator {
  public:
   explicit FlashOperator(double softmax_scale) : softmax_scale_(softmax_scale) {}
 
-  std::pair<at::Tensor, at::Tensor> forward(const VarlenLaunch& launch, const at::Tensor& q,
-                                            const at::Tensor& k,
+  std::pair<at::Tensor, at::Tensor> forward(const VarlenLaunch& launch, const LaunchLists& lists,
+                                            const at::Tensor& q, const at::Tensor& k,
                                             const at::Tensor& v) const override {
-    const Numbers n(launch, q.device());
+    const Numbers n(launch, lists);
     auto result = at::_flash_attention_forward(
         q, k, v, n.cu_seqlens_q, n.key_starts, n.max_queries, launch.max_keys,
         /*dropout_p=*/0.0, n.causal, /*return_debug_mask=*/false, softmax_scale_, n.window_left,
@@ -39,15 +38,16 @@ class FlashOperator final : public VarlenOperator {
     return {std::get<0>(result), std::get<1>(result)};
   }
 
-  std::array<at::Tensor, 3> backward(const VarlenLaunch& launch, const at::Tensor& q,
-                                     const at::Tensor& k, const at::Tensor& v,
+  std::array<at::Tensor, 3> backward(const VarlenLaunch& launch, const LaunchLists& lists,
+                                     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                      const at::Tensor& d_o, const at::Tensor& o,
                                      const at::Tensor& lse) const override {
-    const Numbers n(launch, q.device());
-    const at::Tensor no_random = at::empty({2}, q.options().dtype(at::kUInt64));
+    const Numbers n(launch, lists);
+    // The state of a random generator, which is read with a dropout alone: any memory will do.
+    if (!no_random_.defined()) no_random_ = at::empty({2}, q.options().dtype(at::kUInt64));
     const auto [dq, dk, dv] = at::_flash_attention_backward(
         d_o, q, k, v, o, lse, n.cu_seqlens_q, n.key_starts, n.max_queries, launch.max_keys,
-        /*dropout_p=*/0.0, n.causal, no_random, no_random, softmax_scale_, n.window_left,
+        /*dropout_p=*/0.0, n.causal, no_random_, no_random_, softmax_scale_, n.window_left,
         n.window_right);
     return {dq, dk, dv};
   }
@@ -55,16 +55,8 @@ class FlashOperator final : public VarlenOperator {
  private:
   /// The launch in the operator's words.
   struct Numbers {
-    Numbers(const VarlenLaunch& launch, const at::Device& device) {
-      // One transfer for the three lists.
-      std::vector<int32_t> all = launch.cu_seqlens_q;
-      all.insert(all.end(), launch.key_starts.begin(), launch.key_starts.end());
-      all.insert(all.end(), launch.keys_used.begin(), launch.keys_used.end());
-      const at::Tensor lists = upload(at::tensor(all, at::kInt), device);
-      const int64_t sequences = launch.sequences();
-      cu_seqlens_q = lists.narrow(0, 0, sequences + 1);
-      key_starts = lists.narrow(0, sequences + 1, sequences + 1);
-      keys_used = lists.narrow(0, 2 * sequences + 2, sequences);
+    Numbers(const VarlenLaunch& launch, const LaunchLists& lists)
+        : cu_seqlens_q(lists[0]), key_starts(lists[1]), keys_used(lists[2]) {
       // A launch of single queries would take a decoding path that splits keys.
       max_queries = std::max<int64_t>(launch.max_queries, 2);
       causal = launch.right_limited && launch.window_left < 0;
@@ -72,13 +64,14 @@ class FlashOperator final : public VarlenOperator {
       window_left = launch.window_left;
       if (launch.right_limited) window_right = 0;
     }
-    at::Tensor cu_seqlens_q, key_starts, keys_used;
+    const at::Tensor &cu_seqlens_q, &key_starts, &keys_used;
     int64_t max_queries;
     bool causal;
     std::optional<int64_t> window_left, window_right;
   };
 
   double softmax_scale_;
+  mutable at::Tensor no_random_;
 };
 
 // --- efficient attention -------------------------------------------------------------------------
@@ -89,8 +82,8 @@ class EfficientOperator final : public VarlenOperator {
  public:
   explicit EfficientOperator(const Shape& shape) : shape_(shape) {}
 
-  std::pair<at::Tensor, at::Tensor> forward(const VarlenLaunch& launch, const at::Tensor& q,
-                                            const at::Tensor& k,
+  std::pair<at::Tensor, at::Tensor> forward(const VarlenLaunch& launch, const LaunchLists&,
+                                            const at::Tensor& q, const at::Tensor& k,
                                             const at::Tensor& v) const override {
     const at::Tensor all_o =
         at::empty({q.size(0), shape_.num_heads, shape_.head_dim_v}, q.options());
@@ -108,8 +101,8 @@ class EfficientOperator final : public VarlenOperator {
     return {all_o, all_lse};
   }
 
-  std::array<at::Tensor, 3> backward(const VarlenLaunch& launch, const at::Tensor& q,
-                                     const at::Tensor& k, const at::Tensor& v,
+  std::array<at::Tensor, 3> backward(const VarlenLaunch& launch, const LaunchLists&,
+                                     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                      const at::Tensor& d_o, const at::Tensor& o,
                                      const at::Tensor& lse) const override {
     const at::Tensor all_dq = at::empty(q.sizes(), q.options());
@@ -181,6 +174,13 @@ bool is_fused(const Shape& shape, ScalarType type, const Task& task) {
          (type == ScalarType::kFloat32 && task.mask.window_left < 0);
 }
 
+/// Where a softcap is to be refused, not.
+bool all_fused(const Shape& shape, ScalarType type, const TaskList& list) {
+  return shape.softcap == 0 && std::ranges::all_of(list.tasks, [&](const Task& task) {
+           return is_fused(shape, type, task);
+         });
+}
+
 struct Divided {
   Divided(const Shape& shape, ScalarType type, const TaskList& list)
       : fused{list.queries, list.keys}, others{list.queries, list.keys} {
@@ -202,7 +202,12 @@ int64_t with_operator(const Shape& shape, ScalarType type, Body body) {
 }  // namespace
 
 int64_t cuda_forward(const Shape& shape, ScalarType type, ScalarType o_type, const TaskList& list,
-                     int cuda_device) {
+                     int cuda_device, TaskLaunches* launches) {
+  if (all_fused(shape, type, list)) {
+    return with_operator(shape, type, [&](const VarlenOperator& op) {
+      return varlen_forward(shape, type, o_type, list, cuda_device, op, launches);
+    });
+  }
   const Divided divided(shape, type, list);
   aten_matmul_forward(shape, type, divided.others, cuda_device, o_type);  // refuses a softcap
   return with_operator(shape, type, [&](const VarlenOperator& op) {
@@ -210,7 +215,13 @@ int64_t cuda_forward(const Shape& shape, ScalarType type, ScalarType o_type, con
   });
 }
 
-int64_t cuda_backward(const Shape& shape, ScalarType type, const TaskList& list, int cuda_device) {
+int64_t cuda_backward(const Shape& shape, ScalarType type, const TaskList& list, int cuda_device,
+                      TaskLaunches* launches) {
+  if (all_fused(shape, type, list)) {
+    return with_operator(shape, type, [&](const VarlenOperator& op) {
+      return varlen_backward(shape, type, list, cuda_device, op, launches);
+    });
+  }
   const Divided divided(shape, type, list);
   aten_matmul_backward(shape, type, divided.others, cuda_device);  // refuses a softcap
   return with_operator(shape, type, [&](const VarlenOperator& op) {

@@ -27,11 +27,14 @@
 
 namespace distca {
 
+class TaskLaunches;
+
 /// Do what aten_forward and aten_backward do. Both return the bytes that they copied: gathered
 /// keys, packed rows, and O and LSE that were put where they belong.
 int64_t cuda_forward(const kernels::Shape& shape, ScalarType type, ScalarType o_type,
-                     const kernels::TaskList& list, int cuda_device);
+                     const kernels::TaskList& list, int cuda_device,
+                     TaskLaunches* launches = nullptr);
 int64_t cuda_backward(const kernels::Shape& shape, ScalarType type, const kernels::TaskList& list,
-                      int cuda_device);
+                      int cuda_device, TaskLaunches* launches = nullptr);
 
 }  // namespace distca

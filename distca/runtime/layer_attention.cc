@@ -6,9 +6,11 @@
 #include <utility>
 
 #include "distca/base/error.h"
+#include "distca/comm/as_on_device.h"
 #include "distca/comm/aten_types.h"
 #include "distca/kernels/rows.h"
 #include "distca/runtime/layer_attention.h"
+#include "distca/runtime/tensor_rows.h"
 
 namespace distca {
 namespace {
@@ -21,6 +23,16 @@ constexpr std::array kReceivedInto{BufferRole::kQkvIn, BufferRole::kOIn, BufferR
 
 BufferRole sent_from(Content content) { return kSentFrom.at(static_cast<size_t>(content)); }
 BufferRole received_into(Content content) { return kReceivedInto.at(static_cast<size_t>(content)); }
+
+/// Pieces of `flat`, one after another, in the sizes of Q, K and V.
+std::array<at::Tensor, 3> pieces_like(const HomeRows& home, const at::Tensor& flat) {
+  const auto sizes = [](const at::Tensor& tensor) {
+    return std::array<int64_t, 3>{tensor.size(0), tensor.size(1), tensor.size(2)};
+  };
+  const int64_t of_q = home.q.numel(), of_k = home.k.numel();
+  return {piece_of(flat, 0, sizes(home.q)), piece_of(flat, of_q, sizes(home.k)),
+          piece_of(flat, of_q + of_k, sizes(home.v))};
+}
 
 }  // namespace
 
@@ -81,7 +93,9 @@ void LayerAttention::set_d_o(HomeRows& home, const at::Tensor& d_o) const {
   check_local("d_o", d_o, shape_.num_heads, shape_.head_dim_v);
   const at::ScalarType sums = aten_type(accumulator_);
   home.d_o = d_o;
-  home.delta = (d_o.to(sums) * home.o.to(sums)).sum(-1, /*keepdim=*/true);
+  // A product of two types is one of the wider type: on a device, a conversion less.
+  const at::Tensor o = as_on_device(comm_.cuda_device()) ? home.o : home.o.to(sums);
+  home.delta = (d_o.to(sums) * o).sum(-1, /*keepdim=*/true);
 }
 
 std::vector<MessageRows> LayerAttention::with_servers(const AttentionExchange& exchange,
@@ -116,14 +130,16 @@ std::vector<MessageRows> LayerAttention::messages(const AttentionExchange& excha
 void LayerAttention::pack(const LayerPass& layer, Content content) {
   const AttentionExchange& exchange = layer.exchange;
   if (content == Content::kO) return;  // tasks have written it where it is sent from
+  RowMoves moves(comm_.cuda_device());
   if (content == Content::kGradient) {
     if (!exchange.converts_gradients()) return;  // likewise
     const std::vector<MessageRows> sums =
         with_homes(exchange, Content::kAccumulator, layer.of(BufferRole::kAccumulators));
     const std::vector<MessageRows> outgoing =
         with_homes(exchange, content, layer.of(BufferRole::kGradientOut));
-    for (size_t i = 0; i < outgoing.size(); ++i) bytes_.packed += convert(sums[i], outgoing[i]);
-    return;
+    for (size_t i = 0; i < outgoing.size(); ++i)
+      bytes_.packed += convert(sums[i], outgoing[i], moves);
+    return moves.play();
   }
   const HomeRows& home = layer.home;
   const bool qkv = content == Content::kQkv;
@@ -135,9 +151,10 @@ void LayerAttention::pack(const LayerPass& layer, Content content) {
     const PeerTransfer& transfer = exchange.rows.sends[i];
     for (int part = 0; part < 3; ++part) {
       const std::vector<RowRange>& ranges = qkv && part > 0 ? transfer.kv : transfer.q;
-      bytes_.packed += distca::pack(local[part], ranges, outgoing[i].part(part));
+      bytes_.packed += distca::pack(local[part], ranges, outgoing[i].part(part), moves);
     }
   }
+  moves.play();
 }
 
 std::unique_ptr<PendingExchange> LayerAttention::issue(const LayerPass& layer, Content content,
@@ -176,11 +193,13 @@ void LayerAttention::land(const LayerPass& layer) {
       if (merge.buffer == 0) merged.push_back({merge.row, merge.row + merge.tokens});
     }
     const std::vector<MessageRows> arrived = with_servers(exchange, content, layer.round.arrived);
+    RowMoves moves(comm_.cuda_device());
     for (size_t i = 0; i < arrived.size(); ++i) {
       const std::vector<RowRange>& rows = exchange.rows.sends[i].q;
-      bytes_.unpacked += unpack(arrived[i].part(0), rows, layer.home.o, merged);
-      bytes_.unpacked += unpack(arrived[i].part(1), rows, layer.home.lse, merged);
+      bytes_.unpacked += unpack(arrived[i].part(0), rows, layer.home.o, merged, moves);
+      bytes_.unpacked += unpack(arrived[i].part(1), rows, layer.home.lse, merged, moves);
     }
+    moves.play();
   }
   layer.round.landed = true;
   complete_if_done(layer);
@@ -190,9 +209,33 @@ void LayerAttention::take_gradients(HomeRows& home, at::Tensor* dq, at::Tensor* 
                                     at::Tensor* dv) const {
   zero_local_gradients(home);
   const at::ScalarType compute = aten_type(type_);
-  *dq = home.dq.to(compute);
-  *dk = home.dk.to(compute);
-  *dv = home.dv.to(compute);
+  if (!home.sums.defined()) {
+    *dq = home.dq.to(compute);
+    *dk = home.dk.to(compute);
+    *dv = home.dv.to(compute);
+    return;
+  }
+  const std::array<at::Tensor, 3> pieces = pieces_like(home, home.sums.to(compute));
+  *dq = pieces[0];
+  *dk = pieces[1];
+  *dv = pieces[2];
+}
+
+/// Zeros, unless there are sums already; on a device, all of them in one piece of memory.
+void LayerAttention::zero_local_gradients(HomeRows& home) const {
+  if (!home.q.defined() || home.dq.defined()) return;
+  const auto sums = tensor_options(accumulator_);
+  if (!as_on_device(comm_.cuda_device())) {
+    home.dq = at::zeros(home.q.sizes(), sums);
+    home.dk = at::zeros(home.k.sizes(), sums);
+    home.dv = at::zeros(home.v.sizes(), sums);
+    return;
+  }
+  home.sums = at::zeros({home.q.numel() + home.k.numel() + home.v.numel()}, sums);
+  const std::array<at::Tensor, 3> pieces = pieces_like(home, home.sums);
+  home.dq = pieces[0];
+  home.dk = pieces[1];
+  home.dv = pieces[2];
 }
 
 }  // namespace distca

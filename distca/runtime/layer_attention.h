@@ -16,15 +16,17 @@
 #include "distca/runtime/attention_kernel.h"
 #include "distca/runtime/core_attention.h"
 #include "distca/runtime/message_rows.h"
+#include "distca/runtime/task_launches.h"
 
 namespace distca {
 
 /// The rows that a home keeps of one layer of one nano-batch.
 struct HomeRows {
   at::Tensor q, k, v;
-  at::Tensor o, lse;               // [T, H, E], [T, H, 1]
-  at::Tensor d_o, delta;           // in backward
-  at::Tensor dq, dk, dv;           // sums, in backward
+  at::Tensor o, lse;      // [T, H, E], [T, H, 1]
+  at::Tensor d_o, delta;  // in backward
+  at::Tensor sums;        // in backward: flat, what the next three lie in
+  at::Tensor dq, dk, dv;
   std::array<bool, 2> complete{};  // [Pass] whether O and LSE, or the sums, are complete
 
   bool is_complete(Pass pass) const {
@@ -47,6 +49,7 @@ struct KernelTasks {
   kernels::TaskList partial;           // forward: tasks whose O and LSE are parts of merges
   kernels::TaskList backward;          // all tasks
   std::vector<int32_t> partial_tasks;  // [partial.tasks] the index in rows.tasks
+  TaskLaunches whole_launches{}, partial_launches{}, backward_launches{};  // of the three lists
 };
 using ExchangeTasks = std::array<KernelTasks, kNumTaskSets>;  // [TaskSet]
 ExchangeTasks kernel_tasks(const AttentionExchange& exchange);
@@ -119,6 +122,7 @@ class LayerAttention {
   void merge(const std::vector<at::Tensor>& partials, const std::vector<MessageRows>& arrived,
              const RowMerge& rows, const kernels::Rows& o, const kernels::Rows& lse);
   void zero_local_gradients(HomeRows& home) const;
+  void add_arrived_gradients(const LayerPass& layer, const std::vector<MessageRows>& arrived);
   void complete_if_done(const LayerPass& layer);
 
   AttentionKernel& kernel_;

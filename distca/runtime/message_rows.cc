@@ -3,10 +3,9 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <array>
 
 #include "distca/base/error.h"
-#include "distca/comm/aten_types.h"
+#include "distca/runtime/tensor_rows.h"
 
 namespace distca {
 namespace {
@@ -20,7 +19,7 @@ void for_ranges(const at::Tensor& local, const std::vector<RowRange>& ranges,
   int64_t row = 0;
   for (const RowRange& range : ranges) {
     const int64_t tokens = range.tokens.size();
-    move(local.narrow(0, range.row, tokens), part.narrow(0, row, tokens));
+    move(rows_at(local, range.row, tokens), rows_at(part, row, tokens));
     row += tokens;
   }
 }
@@ -35,10 +34,24 @@ std::byte* MessageRows::begin(int index) const {
 
 at::Tensor MessageRows::part(int index) const {
   const MessagePart& part = parts_[index];
-  const auto options = at::dtype(aten_type(part.type)).device(aten_device(cuda_device_));
-  const std::array<int64_t, 3> sizes{part.rows, part.heads, part.dim};
-  return part.bytes() == 0 ? at::empty(sizes, options)
-                           : at::from_blob(begin(index), sizes, options);
+  return tensor_of(rows(index), part.type, part.rows, part.heads, part.dim, cuda_device_);
+}
+
+at::Tensor MessageRows::flat() const {
+  int64_t numbers = 0;
+  for (const MessagePart& part : parts_) {
+    DISTCA_CHECK(part.type == parts_[0].type, "parts of {} and {}", short_name(parts_[0].type),
+                 short_name(part.type));
+    numbers += part.rows * part.heads * part.dim;
+  }
+  return tensor_of(memory_, parts_[0].type, {1, 1, numbers}, {numbers, numbers, 1}, cuda_device_);
+}
+
+MessageRows MessageRows::in_type(ScalarType type, std::byte* memory) const {
+  MessageRows other = *this;
+  other.memory_ = memory;
+  for (MessagePart& part : other.parts_) part.type = type;
+  return other;
 }
 
 kernels::Rows MessageRows::rows(int index, int64_t row) const {
@@ -49,20 +62,16 @@ kernels::Rows MessageRows::rows(int index, int64_t row) const {
           .head_stride = part.dim};
 }
 
-void MessageRows::fill_with_zeros() const {
-  for (size_t i = 0; i < parts_.size(); ++i) {
-    if (parts_[i].bytes() > 0) part(static_cast<int>(i)).zero_();
-  }
-}
-
-int64_t pack(const at::Tensor& local, const std::vector<RowRange>& ranges, const at::Tensor& part) {
-  for_ranges(local, ranges, part,
-             [](const at::Tensor& home, const at::Tensor& message) { message.copy_(home); });
+int64_t pack(const at::Tensor& local, const std::vector<RowRange>& ranges, const at::Tensor& part,
+             RowMoves& moves) {
+  for_ranges(local, ranges, part, [&moves](const at::Tensor& home, const at::Tensor& message) {
+    moves.copy(message, home);
+  });
   return bytes_of(part);
 }
 
 int64_t unpack(const at::Tensor& part, const std::vector<RowRange>& ranges, const at::Tensor& local,
-               const std::vector<Range>& skip) {
+               const std::vector<Range>& skip, RowMoves& moves) {
   int64_t first = 0;  // of the range in the message
   int64_t bytes = 0;
   for (const RowRange& range : ranges) {
@@ -72,8 +81,8 @@ int64_t unpack(const at::Tensor& part, const std::vector<RowRange>& ranges, cons
     for (int64_t row = range.row; row < end; ++next) {
       const bool skips = next != skip.end() && next->begin < end;
       const int64_t stop = skips ? std::max(next->begin, row) : end;
-      const at::Tensor rows = part.narrow(0, first + row - range.row, stop - row);
-      local.narrow(0, row, stop - row).copy_(rows);
+      const at::Tensor rows = rows_at(part, first + row - range.row, stop - row);
+      moves.copy(rows_at(local, row, stop - row), rows);
       bytes += bytes_of(rows);
       if (!skips) break;
       row = next->end;
@@ -83,20 +92,18 @@ int64_t unpack(const at::Tensor& part, const std::vector<RowRange>& ranges, cons
   return bytes;
 }
 
-int64_t add(const at::Tensor& part, const std::vector<RowRange>& ranges, const at::Tensor& local) {
-  for_ranges(local, ranges, part,
-             [](const at::Tensor& home, const at::Tensor& message) { home.add_(message); });
+int64_t add(const at::Tensor& part, const std::vector<RowRange>& ranges, const at::Tensor& local,
+            RowMoves& moves) {
+  for_ranges(local, ranges, part, [&moves](const at::Tensor& home, const at::Tensor& message) {
+    moves.add(home, message);
+  });
   return bytes_of(part);
 }
 
-int64_t convert(const MessageRows& from, const MessageRows& to) {
-  int64_t bytes = 0;
-  for (int i = 0; i < 3; ++i) {
-    const at::Tensor part = to.part(i);
-    part.copy_(from.part(i));
-    bytes += bytes_of(part);
-  }
-  return bytes;
+int64_t convert(const MessageRows& from, const MessageRows& to, RowMoves& moves) {
+  const at::Tensor numbers = to.flat();
+  moves.copy(numbers, from.flat());
+  return bytes_of(numbers);
 }
 
 }  // namespace distca

@@ -9,6 +9,7 @@
 
 #include "distca/kernels/attention.h"
 #include "distca/plan/attention_exchange.h"
+#include "distca/runtime/row_moves.h"
 
 namespace at {
 class Tensor;
@@ -29,7 +30,10 @@ class MessageRows {
   /// The rows of the part from `row` on, as kernels take them.
   kernels::Rows rows(int index, int64_t row = 0) const;
   int64_t tokens(int index) const { return parts_[index].rows; }
-  void fill_with_zeros() const;
+  /// All parts as one row, [1, 1, numbers]. They have one type (CHECK).
+  at::Tensor flat() const;
+  /// The same parts in another type, elsewhere.
+  MessageRows in_type(ScalarType type, std::byte* memory) const;
 
  private:
   std::byte* begin(int index) const;
@@ -39,18 +43,20 @@ class MessageRows {
   int cuda_device_;
 };
 
-// In these functions, `part` holds the rows of `ranges` one after another. All of them return the
-// bytes that they moved.
+// In these functions, `part` holds the rows of `ranges` one after another. All of them give what
+// they move to `moves`, which is played afterwards, and return the bytes of it.
 
 /// Copies local rows into a part of a message.
-int64_t pack(const at::Tensor& local, const std::vector<RowRange>& ranges, const at::Tensor& part);
+int64_t pack(const at::Tensor& local, const std::vector<RowRange>& ranges, const at::Tensor& part,
+             RowMoves& moves);
 /// Copies a part of a message to local rows, except the rows of `skip`, which ascend and are
 /// disjoint.
 int64_t unpack(const at::Tensor& part, const std::vector<RowRange>& ranges, const at::Tensor& local,
-               const std::vector<Range>& skip = {});
+               const std::vector<Range>& skip, RowMoves& moves);
 /// Adds a part of a message to local rows.
-int64_t add(const at::Tensor& part, const std::vector<RowRange>& ranges, const at::Tensor& local);
-/// Copies a message into a message of other types.
-int64_t convert(const MessageRows& from, const MessageRows& to);
+int64_t add(const at::Tensor& part, const std::vector<RowRange>& ranges, const at::Tensor& local,
+            RowMoves& moves);
+/// Copies a message into a message of another type.
+int64_t convert(const MessageRows& from, const MessageRows& to, RowMoves& moves);
 
 }  // namespace distca

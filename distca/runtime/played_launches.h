@@ -1,0 +1,49 @@
+#pragma once
+// What TaskLaunches keeps: launches of kernels/varlen_launches.h with the rows that they move, and
+// with their lists on the device. Include <ATen/ATen.h> and <c10/core/Event.h> before this header.
+// Thread rule: as TaskLaunches.
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "distca/kernels/varlen_launches.h"
+#include "distca/runtime/task_launches.h"
+#include "distca/runtime/varlen_attention.h"
+
+namespace distca {
+
+/// Rows [from, from + tokens) of a buffer that are rows [row, row + tokens) of a launch.
+struct Run {
+  int64_t buffer;
+  int64_t from;
+  int64_t tokens;
+  int64_t row;
+};
+
+/// A launch, and where its rows come from and go to.
+struct PlayedLaunch {
+  kernels::VarlenLaunch launch;
+  std::vector<Run> queries;
+  std::vector<Run> gradients;  // of keys
+  bool queries_overlap = false, gradients_overlap = false;
+  LaunchLists lists{};
+};
+
+struct TaskLaunches::Made {
+  /// Brings the lists of all launches to the device in one transfer, behind what the current stream
+  /// was given.
+  Made(const kernels::TaskList& list, kernels::VarlenPlan plan, std::vector<bool> aligned,
+       const at::Device& device);
+  /// Lets the current stream wait for that transfer, whichever stream it went through.
+  void follow(const at::Device& device) const;
+
+  std::vector<bool> aligned;  // as aligned_keys() said
+  std::vector<Run> gathered;  // keys, by the rows that they get
+  int64_t gathered_rows;
+  std::vector<Run> without_keys;
+  std::vector<PlayedLaunch> launches;
+  std::optional<c10::Event> brought;  // none on a CPU
+};
+
+}  // namespace distca
