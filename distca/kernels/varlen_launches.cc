@@ -16,7 +16,7 @@ constexpr int64_t kMostRows = std::numeric_limits<int32_t>::max();
 
 // --- forward -------------------------------------------------------------------------------------
 
-/// What parts of one launch have in common.
+/// What parts of one launch have in common, but for the class of their lengths.
 auto launch_kind(const VarlenPart& part) {
   return std::tuple(part.region, !part.right_limited, part.window_left);
 }
@@ -61,12 +61,12 @@ VarlenLaunch forward_launch(std::span<const VarlenPart> parts) {
 }
 
 /// Calls `body(parts)` for each run of parts of one kind; parts of a kind keep their order.
-template <typename Body>
-void for_kinds(std::vector<VarlenPart>& parts, Body body) {
-  std::ranges::stable_sort(parts, {}, launch_kind);
+template <typename Kind, typename Body>
+void for_kinds(std::vector<VarlenPart>& parts, const Kind& kind, Body body) {
+  std::ranges::stable_sort(parts, {}, kind);
   for (size_t begin = 0, end; begin < parts.size(); begin = end) {
     end = begin + 1;
-    while (end < parts.size() && launch_kind(parts[end]) == launch_kind(parts[begin])) ++end;
+    while (end < parts.size() && kind(parts[end]) == kind(parts[begin])) ++end;
     body(std::span(parts).subspan(begin, end - begin));
   }
 }
@@ -147,11 +147,9 @@ VarlenLaunch backward_launch(const TaskList& list, std::span<const Sequence* con
   return launch;
 }
 
-/// As few launches as the keys' overlaps allow: in ascending order of their keys, each sequence
-/// goes into the first launch whose keys end before its own begin.
-std::vector<std::vector<const Sequence*>> disjoint(const std::vector<Sequence>& sequences) {
-  std::vector<const Sequence*> order;
-  for (const Sequence& sequence : sequences) order.push_back(&sequence);
+/// As few launches of one class of lengths as the keys' overlaps allow: in ascending order of their
+/// keys, each sequence goes into the first launch whose keys end before its own begin.
+std::vector<std::vector<const Sequence*>> disjoint(std::vector<const Sequence*> order) {
   std::ranges::stable_sort(order, {}, [](const Sequence* one) { return one->whole.row; });
   std::vector<std::vector<const Sequence*>> launches;
   for (const Sequence* sequence : order) {
@@ -188,12 +186,22 @@ void for_runs(std::span<const Sequence* const> sequences, int64_t most_sequences
 
 }  // namespace
 
-VarlenPlan plan_forward_launches(ScalarType type, const TaskList& list, int64_t most_sequences) {
+int length_class(int64_t queries, const LaunchLimits& limits) {
+  int length = 0;
+  for (int64_t most = limits.short_queries; most < queries; most *= 4) ++length;
+  return length;
+}
+
+VarlenPlan plan_forward_launches(ScalarType type, const TaskList& list,
+                                 const LaunchLimits& limits) {
   VarlenPlan plan;
   std::vector<VarlenPart> parts = cut_tasks(list.tasks);
   place_keys(type, list, parts, /*over_gaps=*/true, plan);
-  for_kinds(parts, [&](std::span<const VarlenPart> kind) {
-    const auto most = static_cast<size_t>(most_sequences);
+  const auto kind_of = [&limits](const VarlenPart& part) {
+    return std::tuple_cat(launch_kind(part), std::tuple(length_class(part.queries.size(), limits)));
+  };
+  for_kinds(parts, kind_of, [&](std::span<const VarlenPart> kind) {
+    const auto most = static_cast<size_t>(limits.sequences);
     for (; !kind.empty(); kind = kind.subspan(std::min(most, kind.size()))) {
       const auto run = kind.first(std::min(most, kind.size()));
       plan.launches.push_back(forward_launch(run));
@@ -202,17 +210,23 @@ VarlenPlan plan_forward_launches(ScalarType type, const TaskList& list, int64_t 
   return plan;
 }
 
-VarlenPlan plan_backward_launches(ScalarType type, const TaskList& list, int64_t most_sequences) {
+VarlenPlan plan_backward_launches(ScalarType type, const TaskList& list,
+                                  const LaunchLimits& limits) {
   VarlenPlan plan;
   std::vector<VarlenPart> parts = cut_tasks(list.tasks);
   place_keys(type, list, parts, /*over_gaps=*/false, plan);
-  for_kinds(parts, [&](std::span<VarlenPart> kind) {
+  for_kinds(parts, launch_kind, [&](std::span<VarlenPart> kind) {
     std::ranges::stable_sort(kind, {}, [](const VarlenPart& part) { return part.queries.begin; });
     const std::vector<Sequence> sequences = merged(kind);
-    for (const std::vector<const Sequence*>& launch : disjoint(sequences)) {
-      for_runs(launch, most_sequences, [&](std::span<const Sequence* const> run) {
-        plan.launches.push_back(backward_launch(list, run));
-      });
+    std::map<int, std::vector<const Sequence*>> by_length;
+    for (const Sequence& sequence : sequences)
+      by_length[length_class(sequence.query_rows, limits)].push_back(&sequence);
+    for (const auto& [length, of_length] : by_length) {
+      for (const std::vector<const Sequence*>& launch : disjoint(of_length)) {
+        for_runs(launch, limits.sequences, [&](std::span<const Sequence* const> run) {
+          plan.launches.push_back(backward_launch(list, run));
+        });
+      }
     }
   });
   return plan;

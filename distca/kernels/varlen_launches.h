@@ -25,6 +25,10 @@
 // they do so only if their keys adjoin. A launch has at most kMostSequences sequences, including
 // those without queries; further ones go into further launches, in the same order.
 //
+// Lengths. The operator's grid has blocks for the longest sequence of a launch, for each of its
+// sequences and heads. So sequences share a launch only if they are of one class of lengths: up to
+// LaunchLimits::short_queries queries, up to 4 times as many, up to 16 times, and so on.
+//
 // Thread rule: pure functions.
 
 #include <cstddef>
@@ -41,6 +45,14 @@ namespace distca::kernels {
 /// The most sequences of a launch, and the most heads. Each is a coordinate of CUDA's grid (y or
 /// z), which has 16 bits.
 inline constexpr int64_t kMostSequences = 65535;
+
+/// What divides sequences that could share a launch.
+struct LaunchLimits {
+  int64_t sequences = kMostSequences;  // of a launch
+  int64_t short_queries = 512;         // of a sequence of the first class of lengths
+};
+/// The class of a sequence of so many queries: 0, 1, ...
+int length_class(int64_t queries, const LaunchLimits& limits = {});
 
 /// Bytes that an operator loads at once.
 inline constexpr int64_t kVarlenAlignment = 16;
@@ -103,12 +115,12 @@ struct VarlenPlan {
 
 /// `type` is that of Q, K and V. The keys of every task must be consecutive (a CHECK).
 VarlenPlan plan_forward_launches(ScalarType type, const TaskList& list,
-                                 int64_t most_sequences = kMostSequences);
+                                 const LaunchLimits& limits = {});
 
-/// The same for backward. Neighbouring shards of a document, where the queries of one end and those
-/// of the other begin, become one sequence. Keys of a launch that no sequence reads become
-/// sequences without queries.
+/// The same for backward; a sequence's class is that of all its queries. Neighbouring shards of a
+/// document, where the queries of one end and those of the other begin, become one sequence. Keys
+/// of a launch that no sequence reads become sequences without queries.
 VarlenPlan plan_backward_launches(ScalarType type, const TaskList& list,
-                                  int64_t most_sequences = kMostSequences);
+                                  const LaunchLimits& limits = {});
 
 }  // namespace distca::kernels

@@ -70,7 +70,8 @@ TEST(VarlenLaunches, equal_the_reference_for_random_tasks_in_any_memory) {
   for (uint64_t seed = 0; seed < 140; ++seed) {
     SCOPED_TRACE(seed);
     World world(seed);
-    if (seed % 3 == 0) world.most_sequences = 2 + static_cast<int64_t>(seed % 4);
+    if (seed % 3 == 0) world.limits.sequences = 2 + static_cast<int64_t>(seed % 4);
+    if (seed % 2 == 0) world.limits.short_queries = 1 + static_cast<int64_t>(seed % 5);
     add_random_documents(world, seed);
     expect_like_the_reference(world);
     EXPECT_TRUE(copies_once(world.forward_plan()));
@@ -226,6 +227,30 @@ TEST(VarlenLaunches, a_position_stored_twice_is_read_from_where_each_task_has_it
   expect_like_the_reference(world);
 }
 
+TEST(VarlenLaunches, lengths_of_one_class_share_a_launch) {
+  const LaunchLimits limits;
+  for (const auto& [queries, length] :
+       {std::pair(1, 0), std::pair(512, 0), std::pair(513, 1), std::pair(2048, 1),
+        std::pair(2049, 2), std::pair(8192, 2), std::pair(8193, 3), std::pair(1 << 20, 6)})
+    EXPECT_EQ(length_class(queries, limits), length) << queries;
+  World world(1);
+  world.limits.short_queries = 4;
+  world.add_store(200);
+  int64_t row = 0;
+  for (const int64_t tokens : {3, 60, 4, 17, 5, 1}) {
+    add_keys(world.add_task({0, tokens}), 0, tokens, 0, row);
+    row += tokens;
+  }
+  for (const VarlenPlan& plan : {world.forward_plan(), world.backward_plan()}) {
+    std::vector<int64_t> longest;
+    for (const VarlenLaunch& launch : plan.launches) longest.push_back(launch.max_queries);
+    EXPECT_THAT(longest, ElementsAre(4, 5, 60));
+  }
+  // Backward: the keys between two of a class are read by nobody.
+  EXPECT_THAT(world.backward_plan().launches[0].cu_seqlens_q, ElementsAre(0, 3, 3, 7, 7, 8));
+  expect_like_the_reference(world);
+}
+
 TEST(VarlenLaunches, only_documents_of_one_buffer_share_a_launch) {
   World world(1);
   world.add_store(40), world.add_store(40);
@@ -286,7 +311,7 @@ TEST(VarlenLaunches, sequences_without_queries_count_among_those_of_a_launch) {
   for (int64_t i = 0; i < 5; ++i) {
     add_keys(world.add_task({0, 5}), 0, 5, 0, 10 * i);
   }
-  world.most_sequences = 3;
+  world.limits.sequences = 3;
   std::vector<int64_t> sequences;
   for (const VarlenLaunch& launch : world.backward_plan().launches) {
     if (launch.right_limited) sequences.push_back(launch.sequences());

@@ -51,7 +51,7 @@ class World {
   explicit World(uint64_t seed) : random_(seed) {}
 
   TaskList list;
-  int64_t most_sequences = kMostSequences;  // of a launch
+  LaunchLimits limits{};
 
   size_t add_store(int64_t tokens) {
     Store& store = stores_.emplace_back(tokens);
@@ -80,8 +80,8 @@ class World {
                           .mask = mask});
     return list.tasks.back();
   }
-  VarlenPlan forward_plan() const { return plan_forward_launches(kType, list, most_sequences); }
-  VarlenPlan backward_plan() const { return plan_backward_launches(kType, list, most_sequences); }
+  VarlenPlan forward_plan() const { return plan_forward_launches(kType, list, limits); }
+  VarlenPlan backward_plan() const { return plan_backward_launches(kType, list, limits); }
   /// O and LSE, or with `gradients` dQ, dK, dV, of everything.
   std::vector<double> values(bool gradients) {
     std::vector<double> all;
@@ -189,7 +189,8 @@ class Player {
   }
 
   void check(const VarlenLaunch& launch) {
-    ASSERT_LE(launch.sequences(), world_.most_sequences);
+    ASSERT_LE(launch.sequences(), world_.limits.sequences);
+    const int length = length_class(launch.max_queries, world_.limits);
     ASSERT_EQ(launch.cu_seqlens_q.size(), launch.keys_used.size() + 1);
     ASSERT_EQ(launch.key_starts.size(), launch.keys_used.size() + 1);
     ASSERT_LE(launch.key_rows.end, keys_of(launch).tokens);
@@ -199,6 +200,7 @@ class Player {
       const int64_t queries = launch.cu_seqlens_q[b + 1] - launch.cu_seqlens_q[b];
       ASSERT_GT(launch.keys_used[b], 0);
       ASSERT_LE(queries, launch.max_queries);
+      ASSERT_TRUE(queries == 0 || length_class(queries, world_.limits) == length);
       ASSERT_TRUE(queries == 0 || launch.keys_used[b] <= launch.max_keys);
     }
   }

@@ -87,10 +87,10 @@ TEST(operator_count, a_layer_calls_few) {
   Plan cut = greedy;
   testing::cut_tasks(cut, random);
   for (const auto& [name, plan, overlap, forward, backward] :
-       {Expected{"balanced", balanced, Overlap::kNone, 11, 35.25},
-        Expected{"balanced, within", balanced, Overlap::kWithin, 15.5, 48.25},
-        Expected{"greedy", greedy, Overlap::kNone, 13.5, 38.25},
-        Expected{"greedy, split-KV", cut, Overlap::kNone, 127.5, 69}}) {
+       {Expected{"balanced", balanced, Overlap::kNone, 12.5, 37.75},
+        Expected{"balanced, within", balanced, Overlap::kWithin, 16, 48.25},
+        Expected{"greedy", greedy, Overlap::kNone, 15, 42.5},
+        Expected{"greedy, split-KV", cut, Overlap::kNone, 129.5, 74.25}}) {
     const double of_forward = of_a_layer(plan, {.overlap = overlap}, false);
     const double of_backward = of_a_layer(plan, {.overlap = overlap}, true);
     fmt::print("{}: {} tasks, {:.2f} forward, {:.2f} backward\n", name, plan.tasks.size(),

@@ -128,7 +128,7 @@ class VarlenPlayer {
     std::vector<bool> aligned = kernels::aligned_keys(type_, list_);
     std::unique_ptr<Made>& made = launches_.made_;
     if (!made || made->aligned != aligned) {
-      made = std::make_unique<Made>(list_, plan(type_, list_, kernels::kMostSequences),
+      made = std::make_unique<Made>(list_, plan(type_, list_, kernels::LaunchLimits()),
                                     std::move(aligned), device_);
       ++launches_.times_made_;
     } else {

@@ -156,6 +156,18 @@ TEST(VarlenAttention, only_keys_in_several_memories_and_scattered_queries_are_co
   EXPECT_EQ(forward(c, list), 60 * (o_and_lse + keys));  // once, though two tasks read them
 }
 
+TEST_P(VarlenAttentionTest, a_row_has_the_same_bits_whatever_its_launch_computes_beside_it) {
+  const Case c{.type = GetParam(), .q_tokens = 700, .k_tokens = 700};
+  Document together(c), alone(c);
+  const std::vector<Range> cuts = {{0, 30}, {30, 600}, {600, 680}, {680, 700}};
+  const TaskList list = cut_list(together, cuts);
+  ASSERT_EQ(kernels::plan_forward_launches(c.type, list).launches.size(), 2u);  // by length
+  forward(c, list);
+  for (const Range& cut : cuts) forward(c, cut_list(alone, {cut}));
+  EXPECT_EQ(together.o.bytes(), alone.o.bytes());
+  EXPECT_EQ(together.lse.bytes(), alone.lse.bytes());
+}
+
 TEST(VarlenAttention, launches_of_another_layer_serve_a_layer_and_change_no_bit) {
   for (const ScalarType type : {ScalarType::kFloat32, ScalarType::kBFloat16}) {
     TaskLaunches of_forward, of_backward;
