@@ -1,6 +1,7 @@
 #include "distca/comm/device_copy.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/AutogradState.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -22,6 +23,25 @@ DeviceMark end_of(const c10::Stream& stream) {
 void block(const c10::Stream& stream, const DeviceMark& mark) {
   if (mark) static_cast<const Event*>(mark.get())->block(stream);
 }
+
+/// What a rank's thread sets for itself. With one stream for all ranks, each would wait for what
+/// the others do, and a wait that is missing would not show.
+class RankThread {
+ public:
+  explicit RankThread(const at::Device& device)
+      : stream_(c10::impl::VirtualGuardImpl(at::kCUDA).getStreamFromGlobalPool(
+            device, /*isHighPriority=*/false)) {
+    // Else one thread of autograd's would do the backward of all ranks on the device.
+    c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
+  }
+  ~RankThread() { c10::AutogradState::get_tls_state().set_multithreading_enabled(had_threads_); }
+  RankThread(const RankThread&) = delete;
+  RankThread& operator=(const RankThread&) = delete;
+
+ private:
+  const bool had_threads_ = c10::AutogradState::get_tls_state().get_multithreading_enabled();
+  c10::StreamGuard stream_;
+};
 
 }  // namespace
 
@@ -47,7 +67,8 @@ ThreadDevice cuda_thread_device(int cuda_device) {
   return {.cuda_device = cuda_device,
           .mark = [current_stream] { return end_of(current_stream()); },
           .copy = copy,
-          .follow = [current_stream](const DeviceMark& mark) { block(current_stream(), mark); }};
+          .follow = [current_stream](const DeviceMark& mark) { block(current_stream(), mark); },
+          .enter = [device] { return std::make_shared<RankThread>(device); }};
 }
 
 }  // namespace distca

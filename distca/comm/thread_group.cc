@@ -371,6 +371,7 @@ void run_ranks(int size, const CommOptions& options, const std::function<void(Co
     try {
       threads.emplace_back([&, communicator = rank.get()] {
         try {
+          const std::shared_ptr<void> entered = device.enter ? device.enter() : nullptr;
           body(*communicator);
           communicator->retire(RankState::kFinished);
         } catch (...) {

@@ -36,6 +36,9 @@ struct ThreadDevice {
       copy;
   /// Makes what the calling thread gives the device from now on run behind the mark.
   std::function<void(const DeviceMark&)> follow;
+  /// Called by the thread of each rank before its body; what it returns lives as long as the body.
+  /// It gives the thread a stream of its own. Null: nothing is to be done.
+  std::function<std::shared_ptr<void>()> enter = {};
 };
 
 /// Runs `body` on `size` threads, one for each rank, and rethrows the failure that came first.

@@ -15,6 +15,7 @@
 #include <functional>
 #include <future>
 #include <mutex>
+#include <set>
 #include <stdexcept>
 #include <thread>
 
@@ -306,6 +307,32 @@ TEST(ThreadGroup, a_device_waits_for_messages_where_its_threads_do_not) {
   EXPECT_LT(steps_when_posted, 2 * kRounds) << "the host waited for the device";
   compute.clear();  // ends the streams
   for (const Memory& mine : memory) EXPECT_EQ(mine.out, 1 << kRounds);
+}
+
+TEST(ThreadGroup, each_thread_enters_the_device_before_its_body_and_leaves_behind_it) {
+  std::mutex mutex;
+  std::set<std::thread::id> entered, left;
+  const auto put = [&mutex](std::set<std::thread::id>& ids) {
+    const std::scoped_lock lock(mutex);
+    ids.insert(std::this_thread::get_id());
+  };
+  const auto has = [&mutex](const std::set<std::thread::id>& ids) {
+    const std::scoped_lock lock(mutex);
+    return ids.contains(std::this_thread::get_id());
+  };
+  ThreadDevice device;
+  device.enter = [&] {
+    put(entered);
+    return std::shared_ptr<void>(&device, [&](void*) { put(left); });
+  };
+  run_ranks(
+      3, kPatient, [&](Communicator&) { EXPECT_TRUE(has(entered) && !has(left)); }, device);
+  EXPECT_EQ(entered.size(), 3u);
+  EXPECT_EQ(left, entered);
+  device.enter = []() -> std::shared_ptr<void> { throw Error(ErrorKind::kIo, "no device"); };
+  EXPECT_THROW(run_ranks(
+                   2, kPatient, [](Communicator&) { FAIL(); }, device),
+               Error);
 }
 
 TEST(ThreadGroup, a_copy_that_fails_ends_the_waits_of_all) {

@@ -260,7 +260,7 @@ void CheckpointSaver::start_writing(Optimizer& optimizer, bool beside) {
     for (at::Tensor& source : sources) {
       const at::Tensor place = copy_->narrow(0, begin, source.numel());
       begin += source.numel();
-      place.copy_(source);
+      read_to(place, source);
       source = place;
     }
   }

@@ -87,7 +87,7 @@ void receive(Communicator& all_workers, const RunGrid& run,
     }
     all_workers.exchange({}, receives, kGathering)->wait();
     for (const auto& [landing, place] : landed) {
-      if (!device.is_cpu()) place.copy_(landing);
+      if (!device.is_cpu()) read_to(place, landing);
     }
   }
 }
