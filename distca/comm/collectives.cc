@@ -17,19 +17,24 @@ constexpr uint64_t kPieceBytes = 1 << 20;
 /// Host bytes where the group's messages lie: themselves, or a copy on the device.
 class Staged {
  public:
-  Staged(const Communicator& group, std::span<std::byte> host) : host_(host) {
+  Staged(const Communicator& group, std::span<std::byte> host) : group_(group), host_(host) {
     if (group.cuda_device() < 0) return;
     device_ = upload(host_tensor(), aten_device(group.cuda_device()));
   }
   std::byte* data() {
     return device_.defined() ? static_cast<std::byte*>(device_.data_ptr()) : host_.data();
   }
-  void to_host() { device_.defined() ? read_to(host_tensor(), device_) : note_host_read(); }
+  void to_host() {
+    if (!device_.defined()) return note_host_read();
+    read_to(host_tensor(), device_);
+    group_.throw_if_failed();
+  }
 
  private:
   at::Tensor host_tensor() {
     return at::from_blob(host_.data(), {static_cast<int64_t>(host_.size())}, at::kByte);
   }
+  const Communicator& group_;
   std::span<std::byte> host_;
   at::Tensor device_;
 };

@@ -24,6 +24,7 @@ class SplitGroup final : public Communicator {
   int size() const override { return static_cast<int>(members_.size()); }
   int cuda_device() const override { return whole_.cuda_device(); }
   void set_step(int64_t step) override { whole_.set_step(step); }
+  void throw_if_failed() const override { whole_.throw_if_failed(); }
 
   std::unique_ptr<PendingExchange> exchange(std::span<const Message> sends,
                                             std::span<const Message> receives,

@@ -88,6 +88,10 @@ class Communicator {
   /// Tells which step this rank is at. Its heartbeat shows that to the ranks that wait for it.
   virtual void set_step(int64_t step) = 0;
 
+  /// Throws the Error(kComm) of the group, if the group has failed. Where waits do not hold the
+  /// host, what came from others and was read from the device just before is of no use then.
+  virtual void throw_if_failed() const {}
+
  private:
   // [size()] How many groups that contain this rank and that one have been split so far.
   std::vector<uint32_t> groups_with_;

@@ -8,9 +8,6 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <algorithm>
-#include <condition_variable>
-#include <mutex>
-#include <thread>
 
 #include "distca/base/clock.h"
 #include "distca/base/env.h"
@@ -18,19 +15,16 @@
 #include "distca/comm/c10d_group.h"
 #include "distca/comm/gloo_loop.h"
 #include "distca/comm/health/health.h"
+#include "distca/comm/health/startup.h"
 #include "distca/comm/hushed_cerr.h"
 #include "distca/comm/launch/own_address.h"
 
 namespace distca {
 namespace {
 
-using std::chrono::milliseconds;
-
-constexpr milliseconds kConnectTick(20);
 constexpr double kOursFirst = 1;  // seconds
 
-/// Gloo's connecting, which waits for each of its tries as long as for all and cannot be ended: a
-/// thread of its own that whoever gives up leaves behind.
+/// Gloo's connecting, which waits for each of its tries as long as for all and cannot be ended.
 struct Connecting {
   const Rendezvous rendezvous;
   const double timeout_s;
@@ -38,29 +32,11 @@ struct Connecting {
   const bool by_name;
 
   const HushedCerr hushed = {};  // also of a thread that was left behind
-  std::mutex mutex = {};
-  std::condition_variable changed = {};
-  bool ended = false;
-  std::optional<std::string> failure = {};
   GlooLoop loop = {};
   c10::intrusive_ptr<c10d::Backend> group = {};
 
-  void run();
   void make_group();
 };
-
-void Connecting::run() {
-  std::optional<std::string> said;
-  try {
-    make_group();
-  } catch (const std::exception& error) {
-    said = first_line(error);
-  }
-  std::lock_guard lock(mutex);
-  failure = std::move(said);
-  ended = true;
-  changed.notify_all();
-}
 
 void Connecting::make_group() {
   c10d::TCPStoreOptions store_options;
@@ -80,33 +56,20 @@ void Connecting::make_group() {
       c10::make_intrusive<c10d::ProcessGroupGloo>(store, rendezvous.rank, rendezvous.size, options);
 }
 
-/// Until the start-up deadline, or until somebody is known to be lost.
 std::shared_ptr<Connecting> connect(const Rendezvous& rendezvous,
                                     const std::optional<std::string>& interface,
                                     Heartbeat& heartbeat) {
-  const double start = steady_seconds();
+  const double left_s = std::max(heartbeat.startup_deadline() - steady_seconds(), 0.0);
   const std::shared_ptr<Connecting> connecting(
       new Connecting{.rendezvous = rendezvous,
-                     // c10d's deadline: later than ours, below, which says who was awaited.
-                     .timeout_s = std::max(heartbeat.startup_deadline() - start, 0.0) + kOursFirst,
+                     // c10d's deadline: later than ours, which says who was awaited.
+                     .timeout_s = left_s + kOursFirst,
                      .place = interface ? *interface : heartbeat.own_address(),
                      .by_name = interface.has_value()});
-  std::thread([connecting] { connecting->run(); }).detach();
-  std::unique_lock lock(connecting->mutex);
-  while (!connecting->ended && !heartbeat.alarmed() && !heartbeat.neighbour_lost() &&
-         steady_seconds() < heartbeat.startup_deadline()) {
-    connecting->changed.wait_for(lock, kConnectTick);
-  }
-  if (connecting->ended && !connecting->failure) return connecting;
-  FailedWait wait{.rank = rendezvous.rank,
-                  .at = {.operation = "connecting all ranks"},
-                  .waited_s = steady_seconds() - start};
-  if (connecting->ended) {
-    wait.why = fmt::format("rank {} cannot connect through {}: {}", rendezvous.rank,
-                           connecting->place, *connecting->failure);
-  }
-  lock.unlock();
-  throw Error(ErrorKind::kComm, "{}", heartbeat.judge(wait));
+  connect_by_deadline(
+      rendezvous, heartbeat, [connecting] { connecting->make_group(); },
+      [connecting] { return "cannot connect through " + connecting->place; });
+  return connecting;
 }
 
 }  // namespace

@@ -98,6 +98,7 @@ void ordered_sum(Communicator& group, std::span<double> values, std::string_view
   at::Tensor device = upload(host, aten_device(group.cuda_device()));
   ordered_sum(group, device, operation);
   read_to(host, device);
+  group.throw_if_failed();
 }
 
 }  // namespace distca

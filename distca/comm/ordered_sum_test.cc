@@ -83,7 +83,8 @@ TEST_P(OrderedSum, of_the_first_ranks_goes_on_while_the_others_do_something_else
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Each, OrderedSum, testing::Values(Backend::kThreads, Backend::kGloo),
+INSTANTIATE_TEST_SUITE_P(Each, OrderedSum,
+                         testing::Values(Backend::kThreads, Backend::kGloo, Backend::kNccl),
                          [](const auto& info) { return to_string(info.param); });
 
 TEST(OrderedSumChunks, a_tensor_of_several_chunks_is_summed_in_bounded_scratch) {

@@ -250,9 +250,11 @@ TEST_P(Stall, groups_that_await_each_other_in_a_circle_are_named_as_such) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Each, Split, testing::Values(Backend::kThreads, Backend::kGloo),
+INSTANTIATE_TEST_SUITE_P(Each, Split,
+                         testing::Values(Backend::kThreads, Backend::kGloo, Backend::kNccl),
                          [](const auto& info) { return to_string(info.param); });
-INSTANTIATE_TEST_SUITE_P(Each, Stall, testing::Values(Backend::kThreads, Backend::kGloo),
+INSTANTIATE_TEST_SUITE_P(Each, Stall,
+                         testing::Values(Backend::kThreads, Backend::kGloo, Backend::kNccl),
                          [](const auto& info) { return to_string(info.param); });
 
 }  // namespace

@@ -9,6 +9,7 @@
 
 #include "distca/comm/gloo_group.h"
 #include "distca/comm/launch/local_store.h"
+#include "distca/comm/nccl_group.h"
 #include "distca/comm/thread_group.h"
 
 namespace distca {
@@ -19,7 +20,9 @@ namespace {
 
 }  // namespace
 
-std::string to_string(Backend backend) { return backend == Backend::kThreads ? "threads" : "gloo"; }
+std::string to_string(Backend backend) {
+  return backend == Backend::kThreads ? "threads" : backend == Backend::kGloo ? "gloo" : "nccl";
+}
 
 void PrintTo(Backend backend, std::ostream* out) { *out << to_string(backend); }
 
@@ -55,11 +58,21 @@ void run_with_store(int size, const std::function<void(uint16_t port, int rank)>
   if (first) std::rethrow_exception(first);
 }
 
+const NcclLibrary& nccl_standin() {
+  static const NcclLibrary library = load_nccl(DISTCA_NCCL_STANDIN);
+  return library;
+}
+
 void run_on(Backend backend, int size, const CommOptions& options,
             const std::function<void(Communicator&)>& body) {
   if (backend == Backend::kThreads) return run_ranks(size, options, body);
   run_with_store(size, [&](uint16_t port, int rank) {
-    body(*make_gloo_group(at_port(port, rank, size), options));
+    const Rendezvous rendezvous = at_port(port, rank, size);
+    const std::unique_ptr<Communicator> group =
+        backend == Backend::kGloo ? make_gloo_group(rendezvous, options)
+                                  : make_nccl_group(rendezvous, options, nccl_standin(),
+                                                    host_nccl_device(nccl_standin()));
+    body(*group);
   });
 }
 

@@ -7,10 +7,11 @@
 
 #include "distca/comm/communicator.h"
 #include "distca/comm/launch/rendezvous.h"
+#include "distca/comm/nccl_library.h"
 
 namespace distca {
 
-enum class Backend { kThreads, kGloo };
+enum class Backend { kThreads, kGloo, kNccl };  // kNccl: over the stand-in, in host memory
 
 std::string to_string(Backend backend);
 void PrintTo(Backend backend, std::ostream* out);  // GoogleTest looks for this name
@@ -21,6 +22,9 @@ Rendezvous at_port(uint16_t port, int rank, int size);
 /// Runs `body(port, rank)` on `size` threads beside a store that listens on `port` of the loopback
 /// interface; rethrows the first failure.
 void run_with_store(int size, const std::function<void(uint16_t port, int rank)>& body);
+
+/// What tests load in NCCL's place.
+const NcclLibrary& nccl_standin();
 
 /// Runs `body` on `size` threads with a communicator each; rethrows the first failure.
 void run_on(Backend backend, int size, const CommOptions& options,

@@ -33,6 +33,7 @@ class TracedCommunicator final : public Communicator {
     return group_.split(ranks);
   }
   void set_step(int64_t step) override { group_.set_step(step); }
+  void throw_if_failed() const override { group_.throw_if_failed(); }
 
  private:
   Communicator& group_;

@@ -78,8 +78,8 @@ struct Heartbeat::State {
   std::mutex mutex;
   std::condition_variable changed;
   Activity mine;
+  std::vector<int> awaits;  // ranks
   std::atomic<RankState> mine_state = RankState::kLive;
-  std::atomic<int> awaits = kNobody;
   std::atomic<bool> starting = true;
   std::atomic<bool> alarmed = false;
   std::atomic<int64_t> keys_handled = 0;
@@ -156,9 +156,8 @@ void Heartbeat::State::run() {
 
 void Heartbeat::State::beat() {
   std::unique_lock lock(mutex);
-  RankNews news{.state = mine_state, .last = mine};
+  const RankNews news{.state = mine_state, .last = mine, .awaits = awaits};
   lock.unlock();
-  if (const int peer = awaits; peer != kNobody) news.awaits = {peer};
   const std::string text = encode(news, ++number);
   store->set(heartbeat_key(rendezvous.prefix, rendezvous.rank), text);
   last_beat = steady_seconds();
@@ -396,7 +395,14 @@ Activity Heartbeat::begin(std::string_view operation) {
   return state_->mine;
 }
 
-void Heartbeat::await(int rank) { state_->awaits = rank; }
+void Heartbeat::await(int rank) {
+  await(rank == kNobody ? std::span<const int>() : std::span<const int>(&rank, 1));
+}
+
+void Heartbeat::await(std::span<const int> ranks) {
+  std::lock_guard lock(state_->mutex);
+  state_->awaits.assign(ranks.begin(), ranks.end());
+}
 
 bool Heartbeat::alarmed() const { return state_->alarmed; }
 

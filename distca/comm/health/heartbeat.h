@@ -23,6 +23,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -66,6 +67,8 @@ class Heartbeat {
   Activity begin(std::string_view operation);
   /// This rank does not go on without that one; kNobody: it goes on.
   void await(int rank);
+  /// Without one of these, of which nobody can say which; none: it goes on.
+  void await(std::span<const int> ranks);
   static constexpr int kNobody = -1;
   /// True once a death or a diagnosis is known or the store is lost: no use in waiting for anybody.
   bool alarmed() const;

@@ -1,0 +1,66 @@
+#pragma once
+// Watches the exchanges of a rank that a device waits for and no host thread does. A thread of its
+// own looks which exchange the device stands at, keeps the deadline of that wait, and ends the
+// group when the deadline passes, when an error is reported, or when a rank is known to be lost.
+//
+// Exchanges end in the order in which they were issued. So the device stands at the first one that
+// has not ended, once anything at or behind it is waited for.
+
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "distca/comm/health/health.h"
+#include "distca/comm/thread_group.h"
+
+namespace distca {
+
+/// Thread rule: any thread.
+class NcclWatch {
+ public:
+  struct Group {
+    int rank = 0;
+    double tick_s = 0;  // between two looks
+    /// Makes the device the calling thread's. It may be null.
+    std::function<void()> make_current;
+    std::function<bool(const DeviceMark&)> has_passed;
+    /// What went wrong beside any call, in one line; nothing if all is well.
+    std::function<std::optional<std::string>()> error;
+    /// Ends all exchanges, so that who waits for the device comes back. Called at most once, by the
+    /// watching thread, when failure() says why. It may block, or use what outlives this object.
+    std::function<void()> abort;
+  };
+  /// An exchange under way.
+  struct Exchange;
+
+  /// `health` must live as long as this.
+  NcclWatch(Group group, Health& health);
+  /// Gives an abort under way the grace period to end, and leaves it behind after that.
+  ~NcclWatch();
+
+  /// An exchange is about to be issued. Its messages go to `peers` and come from them. Until it has
+  /// been issued, the calling thread waits: NCCL may hold it while the device is full.
+  std::shared_ptr<Exchange> begin(Activity at, std::vector<int> peers);
+  /// It has been issued, and ends with the mark.
+  void issued(Exchange& exchange, DeviceMark end);
+  /// From the mark on, the device waits for the exchange; a null mark: from now on.
+  void wait_for(Exchange& exchange, DeviceMark from);
+
+  /// Why the group has ended; nothing while it lives. It is known before abort() is called.
+  std::optional<std::string> failure() const;
+  /// The same, for a group that a call has found broken, or that is of no use any more.
+  std::string end(const FailedWait& wait);
+
+  /// Whether any exchange is under way.
+  bool is_idle();
+
+ private:
+  struct State;
+  const std::shared_ptr<State> state_;  // shared with the watching thread, which may outlive us
+};
+
+}  // namespace distca
