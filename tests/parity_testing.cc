@@ -240,8 +240,9 @@ Outcome run(const StepRun& what) {
   options.overlap = what.play.overlap;
   options.bucket_mb = 0.02;  // several
   const int ranks = what.workers + static_cast<int>(what.play.servers.dedicated.size());
-  const std::vector<StepInput> inputs = inputs_of(what, options, ranks);
+  std::vector<StepInput> inputs = inputs_of(what, options, ranks);
   check_programs(inputs);
+  if (what.change) what.change(inputs);
   std::vector<Outcome> outcomes(ranks);
   const auto body = [&](Communicator& comm) {
     at::set_num_threads(1);

@@ -87,6 +87,8 @@ struct StepRun {
   bool evaluate = false;  // forward and loss only
   /// Called on the thread of each rank before its step; what it gives lives as long as the step.
   std::function<std::shared_ptr<void>(int rank, Step&)> watch = {};
+  /// [rank] Puts a fault into what the ranks do, behind the validators' back.
+  std::function<void(std::vector<StepInput>&)> change = nullptr;
 };
 /// Plays it on ranks as threads, after the validators have seen plans and programs.
 Outcome run(const StepRun& what);

@@ -9,8 +9,6 @@
 #include <array>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
-#include <deque>
 #include <fstream>
 #include <functional>
 #include <future>
@@ -21,11 +19,12 @@
 
 #include "distca/base/clock.h"
 #include "distca/base/error.h"
+#include "distca/comm/thread_streams_testing.h"
 
 namespace distca {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 constexpr CommOptions kPatient{.timeout_s = 30, .grace_s = 1};
 constexpr CommOptions kHasty{.timeout_s = 0.2, .grace_s = 30};
@@ -117,7 +116,7 @@ TEST(ThreadGroup, a_rank_that_computes_for_ever_is_named_and_does_not_keep_the_p
                           const Message in = message(1, 0, byte);
                           group.exchange({}, {&in, 1}, "dispatch")->wait();
                         }),
-              testing::ExitedWithCode(1),
+              ::testing::ExitedWithCode(1),
               "^distca: error: rank 1 is alive but behind .*; rank 0 waited .* for it in dispatch "
               "\\(1 of 2 threads still computed\\)\n$");
 }
@@ -217,67 +216,10 @@ TEST(ThreadGroup, a_size_mismatch_is_our_bug) {
                CheckFailure);
 }
 
-/// What a thread gives a device is done later, in order, by a thread of the stream's own.
-class SlowStream {
- public:
-  SlowStream() : thread_([this] { run(); }) {}
-  ~SlowStream() {
-    give({});
-    thread_.join();
-  }
-  void give(std::function<void()> work) {
-    std::lock_guard lock(mutex_);
-    work_.push_back(std::move(work));
-    changed_.notify_one();
-  }
-  using End = std::shared_future<void>;
-  DeviceMark mark() {
-    auto done = std::make_shared<std::promise<void>>();
-    auto end = std::make_shared<End>(done->get_future());
-    give([done] { done->set_value(); });
-    return end;
-  }
-  void follow(const DeviceMark& mark) {
-    give([mark] { std::static_pointer_cast<End>(mark)->wait(); });
-  }
-
- private:
-  void run() {
-    for (;;) {
-      std::unique_lock lock(mutex_);
-      changed_.wait(lock, [this] { return !work_.empty(); });
-      const std::function<void()> work = std::move(work_.front());
-      work_.pop_front();
-      lock.unlock();
-      if (!work) return;
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
-      work();
-    }
-  }
-
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<std::function<void()>> work_;
-  std::thread thread_;
-};
-
 TEST(ThreadGroup, a_device_waits_for_messages_where_its_threads_do_not) {
   // Each round sends what the device adds up behind the round before, from memory it overwrites.
   constexpr int kRounds = 5;
-  std::vector<SlowStream> compute(2);
-  SlowStream copies;
-  thread_local SlowStream* own = nullptr;
-  const ThreadDevice device{.cuda_device = 3,
-                            .mark = [&] { return own->mark(); },
-                            .copy =
-                                [&](std::byte* to, const std::byte* from, int64_t bytes,
-                                    const DeviceMark& sender, const DeviceMark& receiver) {
-                                  copies.follow(sender);
-                                  copies.follow(receiver);
-                                  copies.give([=] { std::copy(from, from + bytes, to); });
-                                  return copies.mark();
-                                },
-                            .follow = [&](const DeviceMark& mark) { own->follow(mark); }};
+  testing::ThreadStreams streams(2, std::chrono::milliseconds(20));
   struct Memory {
     unsigned char out = 1, in = 0;
   } memory[2];
@@ -287,25 +229,25 @@ TEST(ThreadGroup, a_device_waits_for_messages_where_its_threads_do_not) {
       2, kPatient,
       [&](Communicator& group) {
         EXPECT_EQ(group.cuda_device(), 3);
-        own = &compute[group.rank()];
+        streams.use_stream(group.rank());
         Memory& mine = memory[group.rank()];
         for (int round = 0; round < kRounds; ++round) {
           const Message out{1 - group.rank(), 0, reinterpret_cast<std::byte*>(&mine.out), 1};
           const Message in{1 - group.rank(), 0, reinterpret_cast<std::byte*>(&mine.in), 1};
           const auto pending = group.exchange({&out, 1}, {&in, 1}, "swap");
           pending->wait_received();
-          own->give([&] { mine.in = static_cast<unsigned char>(mine.in + mine.out); });
+          streams.give([&] { mine.in = static_cast<unsigned char>(mine.in + mine.out); });
           pending->wait();
-          own->give([&] {
+          streams.give([&] {
             mine.out = mine.in;
             ++steps_on_device;
           });
         }
         steps_when_posted = steps_on_device.load();
       },
-      device);
+      streams.device(3));
   EXPECT_LT(steps_when_posted, 2 * kRounds) << "the host waited for the device";
-  compute.clear();  // ends the streams
+  streams.end();
   for (const Memory& mine : memory) EXPECT_EQ(mine.out, 1 << kRounds);
 }
 
@@ -358,7 +300,7 @@ TEST(ThreadGroup, a_copy_that_fails_ends_the_waits_of_all) {
             }
           } catch (const Error& error) {
             EXPECT_THAT(error.what(), HasSubstr(" could not copy a message of rank "));
-            EXPECT_THAT(error.what(), testing::EndsWith(" in dispatch: out of memory"));
+            EXPECT_THAT(error.what(), ::testing::EndsWith(" in dispatch: out of memory"));
             ++heard;
             throw;
           }

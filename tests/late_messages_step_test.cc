@@ -1,0 +1,153 @@
+// Steps of the trainer whose messages are late at random (comm/late_messages_testing.h): whoever
+// used a message's memory before its wait would compute other bits. Without a device, messages in
+// host memory land when they are waited for; on a CUDA device, kernels that spin hold up streams.
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <exception>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "distca/comm/device_copy.h"
+#include "distca/comm/late_messages_testing.h"
+#include "distca/program/program.h"
+#include "tests/parity_testing.h"
+
+namespace distca::parity {
+namespace {
+
+constexpr int kPlans = 100;
+constexpr int64_t kMostDelayUs = 200;
+
+/// The n-th of many different steps of a small model.
+StepRun some_step(int n) {
+  static const std::vector<Documents> documents = {
+      both_ways("long_and_short", {300, 129, 40}),
+      both_ways("odd", {1, 127, 130, 65, 3}),
+      both_ways("one", {400}),
+  };
+  StepRun step{.model = small_llama(2, n % 2 == 0 ? ScalarType::kFloat32 : ScalarType::kBFloat16),
+               .documents = documents[n % documents.size()],
+               .workers = 2 + n % 3};
+  step.planner = planners()[n % planners().size()].name;
+  step.play = plays()[(n * 7) % plays().size()];
+  return step;
+}
+
+TEST(LateMessagesStep, a_hundred_plans_keep_their_bits) {
+  for (int n = 0; n < kPlans; ++n) {
+    StepRun step = some_step(n);
+    const Outcome in_time = run(step);
+    step.device = testing::late_messages(static_cast<uint64_t>(n), n % 4 == 0 ? 1 : 0.5);
+    expect_same_bits(run(step), in_time,
+                     fmt::format("{}: {}, {}", n, step.planner, name_of(step.play)));
+  }
+}
+
+TEST(LateMessagesStep, a_hundred_plans_keep_their_bits_on_a_cuda_device) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device on this machine";
+  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+  at::globalContext().setDeterministicFillUninitializedMemory(false);
+  for (int n = 0; n < kPlans; ++n) {
+    StepRun step = some_step(n);
+    step.device = cuda_thread_device(0);
+    const Outcome in_time = run(step);
+    step.device = testing::with_random_delays(step.device, testing::cuda_streams(0),
+                                              static_cast<uint64_t>(n), kMostDelayUs);
+    expect_same_bits(run(step), in_time,
+                     fmt::format("{}: {}, {}", n, step.planner, name_of(step.play)));
+  }
+  at::globalContext().setDeterministicAlgorithms(false, false);
+}
+
+// --- waits that are left out --------------------------------------------------------------------
+
+/// Communications of a rank's program whose messages others of its operations wait for; without
+/// those of summed gradients, for which only the update waits that these steps refuse.
+std::set<int32_t> awaited(const Program& program, bool sends) {
+  std::set<int32_t> found;
+  for (const Op& op : program.ops) {
+    for (const int32_t other : sends ? op.wait_sends : op.wait_for) {
+      const Op& of = program.ops[other];
+      if (of.stream != Stream::kComm || of.kind == OpKind::kGradGather) continue;
+      if (!(sends ? program.sends(of) : program.receives(of)).empty()) found.insert(other);
+    }
+  }
+  return found;
+}
+
+/// Leaves out every wait of the rank for this communication: it is over only at the step's end. Who
+/// waits until sends have left waits for what is received, too.
+void forget(Program& program, int32_t communication, bool sends) {
+  for (Op& op : program.ops) {
+    std::erase(op.wait_sends, communication);
+    if (!sends) std::erase(op.wait_for, communication);
+  }
+}
+
+/// Whether the step ends with an error or with other bits than `right`.
+bool shows(StepRun step, const Outcome& right) {
+  try {
+    const Outcome got = run(step);
+    if (got.loss != right.loss) return true;
+    for (size_t i = 0; i < right.gradients.size(); ++i) {
+      if (!at::equal(got.gradients[i], right.gradients[i])) return true;
+    }
+    return false;
+  } catch (const std::exception&) {
+    return true;
+  }
+}
+
+/// How many communications there are whose waits can be left out, and how often that shows.
+struct Count {
+  int of = 0, shown = 0;
+};
+Count forget_each(Overlap overlap, bool sends) {
+  constexpr int kRank = 0;
+  StepRun step{.model = small_llama(2, ScalarType::kFloat32),
+               .documents = both_ways("uneven", {300, 40}),
+               .workers = 2};
+  step.planner = "greedy";
+  step.play.overlap = overlap;
+  std::set<int32_t> candidates;
+  step.change = [&](std::vector<StepInput>& inputs) {
+    candidates = awaited(inputs[kRank].program, sends);
+  };
+  const Outcome right = run(step);
+  Count count;
+  for (const int32_t communication : candidates) {
+    step.change = [&](std::vector<StepInput>& inputs) {
+      forget(inputs[kRank].program, communication, sends);
+    };
+    step.device = testing::late_messages(static_cast<uint64_t>(communication), 1);
+    ++count.of;
+    count.shown += shows(step, right) ? 1 : 0;
+  }
+  return count;
+}
+
+TEST(LateMessagesStep, every_wait_for_what_is_received_shows_when_it_is_left_out) {
+  for (const OverlapName& overlap : kOverlaps) {
+    const Count count = forget_each(overlap.overlap, /*sends=*/false);
+    EXPECT_GT(count.of, 8) << overlap.name;
+    EXPECT_EQ(count.shown, count.of) << overlap.name;
+  }
+}
+
+TEST(LateMessagesStep, waits_for_what_is_sent_show_when_they_are_left_out) {
+  // A send that left before its memory was written again shows nothing.
+  Count count;
+  for (const OverlapName& overlap : kOverlaps) {
+    const Count of_one = forget_each(overlap.overlap, /*sends=*/true);
+    count.of += of_one.of, count.shown += of_one.shown;
+  }
+  EXPECT_GT(count.of, 8);
+  EXPECT_GT(count.shown, 0);
+}
+
+}  // namespace
+}  // namespace distca::parity
