@@ -4,13 +4,16 @@
 //   bench/report.py build/release/bench/cuda_attention
 
 #include <ATen/ATen.h>
+#include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <numeric>
 #include <optional>
 
 #include "bench/main.h"
@@ -18,7 +21,9 @@
 #include "distca/base/error.h"
 #include "distca/base/file.h"
 #include "distca/base/integers.h"
+#include "distca/base/machine.h"
 #include "distca/base/random.h"
+#include "distca/comm/aten_types.h"
 #include "distca/cost/attention_profile.h"
 #include "distca/runtime/aten_attention.h"
 #include "distca/runtime/attention_tensors.h"
@@ -26,9 +31,11 @@
 namespace distca::bench {
 namespace {
 
-constexpr int kDevice = 0;
 constexpr ScalarType kType = ScalarType::kBFloat16;
-constexpr int64_t kPeakSize = 8192;      // of the matrix product
+constexpr int64_t kPeakSize = 8192;  // of the matrix product on a device
+constexpr int64_t kPeakSizeOfCpu = 256;
+constexpr int kMostCallsAtOnce = 4;      // so that the device need not wait for the host
+constexpr int64_t kShard = 128;          // of a document
 constexpr int64_t kMostContext = 16384;  // the paper's, figure 5
 constexpr int64_t kLeastContext = 128;
 constexpr int64_t kContextStep = 8;
@@ -44,19 +51,18 @@ struct Arguments {
   int64_t query_tokens = 32768;     // of a call
   int64_t key_tokens = 4 << 20;     // of a call, at most
   int64_t profile_tokens = 131072;  // the largest of the grid
+  int64_t document_tokens = 32768;  // that is cut into shards
+  int64_t most_shard = 2048;
   uint64_t seed = 1;
   std::string profile;
+  std::string device = "cuda";
+
+  int cuda_device() const { return device == "cuda" ? 0 : -1; }
 };
 
-at::Device device() { return {at::kCUDA, static_cast<c10::DeviceIndex>(kDevice)}; }
-
-void wait_for_device() {
-  const c10::impl::VirtualGuardImpl guard(at::kCUDA);
-  guard.synchronizeStream(guard.getStream(device()));
-}
-
 /// The device's name as its driver says it.
-std::string device_name() {
+std::string device_name(int cuda_device) {
+  if (cuda_device < 0) return cpu_name();
   const std::filesystem::path drivers = "/proc/driver/nvidia/gpus";
   std::error_code none;
   for (const auto& entry : std::filesystem::directory_iterator(drivers, none)) {
@@ -69,13 +75,24 @@ std::string device_name() {
   return "unknown CUDA device";
 }
 
-/// Seconds of a call, the device idle before and after it.
+/// Seconds of a call on the device: the mean of some that it is given at once, by events of its
+/// stream; the first time, and where a call is long, of one. On a CPU, the seconds of one call.
 template <typename Work>
-std::function<double()> on_device(Work work) {
-  return timed(Clock::kWall, [work = std::move(work)] {
-    work();
-    wait_for_device();
-  });
+std::function<double()> on_device(int cuda_device, Work work) {
+  if (cuda_device < 0) return timed(Clock::kWall, std::move(work));
+  return [cuda_device, work = std::move(work), calls = 1]() mutable {
+    const c10::impl::VirtualGuardImpl cuda(at::kCUDA);
+    const c10::Stream stream = cuda.getStream(aten_device(cuda_device));
+    c10::Event begin(c10::kCUDA, c10::EventFlag::BACKEND_DEFAULT);
+    c10::Event end(c10::kCUDA, c10::EventFlag::BACKEND_DEFAULT);
+    begin.record(stream);
+    for (int call = 0; call < calls; ++call) work();
+    end.record(stream);
+    end.synchronize();
+    const double seconds = 1e-3 * begin.elapsedTime(end) / calls;
+    calls = static_cast<int>(std::clamp(kLeastSeconds / seconds, 1.0, 1.0 * kMostCallsAtOnce));
+    return seconds;
+  };
 }
 
 /// Causal tasks, each with queries and keys of its own: the queries are the last of the keys.
@@ -85,31 +102,43 @@ struct TaskSize {
   int64_t pairs() const { return queries * keys - queries * (queries - 1) / 2; }
 };
 
-/// One fused call on the device.
+/// Tasks of these sizes, with rows one behind the other.
+std::vector<kernels::Task> tasks_of(const std::vector<TaskSize>& sizes) {
+  std::vector<kernels::Task> tasks;
+  int64_t queries = 0, keys = 0;
+  for (const TaskSize& size : sizes) {
+    tasks.push_back({.q_row = queries,
+                     .q_tokens = size.queries,
+                     .q_position = size.keys - size.queries,
+                     .keys = {{.row = keys, .tokens = size.keys}}});
+    queries += size.queries, keys += size.keys;
+  }
+  return tasks;
+}
+
+/// One fused call on the device, of tasks that may share rows of keys.
 class Problem {
  public:
-  Problem(const Arguments& arguments, const std::vector<TaskSize>& sizes)
-      : shape_{.num_heads = arguments.heads,
+  Problem(const Arguments& arguments, std::vector<kernels::Task> tasks)
+      : cuda_device_(arguments.cuda_device()),
+        shape_{.num_heads = arguments.heads,
                .num_kv_heads = arguments.kv_heads,
                .head_dim_qk = arguments.head_dim,
                .head_dim_v = arguments.head_dim,
                .softmax_scale = 1 / std::sqrt(static_cast<double>(arguments.head_dim))} {
-    std::vector<kernels::Task> tasks;
     int64_t queries = 0, keys = 0;
-    for (const TaskSize& size : sizes) {
-      tasks.push_back({.q_row = queries,
-                       .q_tokens = size.queries,
-                       .q_position = size.keys - size.queries,
-                       .keys = {{.row = keys, .tokens = size.keys}}});
-      queries += size.queries, keys += size.keys;
-      pairs_ += size.pairs();
+    for (const kernels::Task& task : tasks) {
+      queries = std::max(queries, task.q_row + task.q_tokens);
+      keys = std::max(keys, task.keys[0].row + task.keys[0].tokens);
+      pairs_ += TaskSize{task.q_tokens, task.keys[0].tokens}.pairs();
     }
-    tensors_.emplace(shape_, kType, queries, keys, device());
+    tensors_.emplace(shape_, kType, queries, keys, aten_device(cuda_device_));
     tensors_->list.tasks = std::move(tasks);
     forward();  // LSE, for backward
   }
-  void forward() const { aten_forward(shape_, kType, tensors_->list, kDevice); }
-  void backward() const { aten_backward(shape_, kType, tensors_->list, kDevice); }
+  /// Both return the bytes that were copied to and from the operator.
+  int64_t forward() const { return aten_forward(shape_, kType, tensors_->list, cuda_device_); }
+  int64_t backward() const { return aten_backward(shape_, kType, tensors_->list, cuda_device_); }
   void deterministic_backward() const {
     at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
     backward();
@@ -119,26 +148,31 @@ class Problem {
     return static_cast<double>(a_pair * pairs_ * shape_.num_heads * shape_.head_dim_qk);
   }
   int64_t pairs() const { return pairs_; }
+  int cuda_device() const { return cuda_device_; }
 
  private:
+  const int cuda_device_;
   kernels::Shape shape_;
   int64_t pairs_ = 0;
   std::optional<AttentionTensors> tensors_;
 };
 
 Contender forward_of(const Problem& problem) {
-  return {problem.flops(kForwardFlops), on_device([&problem] { problem.forward(); })};
+  return {problem.flops(kForwardFlops),
+          on_device(problem.cuda_device(), [&problem] { problem.forward(); })};
 }
 Contender backward_of(const Problem& problem) {
-  return {problem.flops(kBackwardFlops), on_device([&problem] { problem.backward(); })};
+  return {problem.flops(kBackwardFlops),
+          on_device(problem.cuda_device(), [&problem] { problem.backward(); })};
 }
 
 /// The device's peak, as a large matrix product reaches it.
-Contender peak() {
-  const auto options = at::TensorOptions(device()).dtype(at::kBFloat16);
-  const at::Tensor a = at::randn({kPeakSize, kPeakSize}, options);
-  const at::Tensor b = at::randn({kPeakSize, kPeakSize}, options);
-  return {2.0 * kPeakSize * kPeakSize * kPeakSize, on_device([a, b] { at::mm(a, b); })};
+Contender peak(int cuda_device) {
+  const int64_t size = cuda_device < 0 ? kPeakSizeOfCpu : kPeakSize;
+  const auto options = at::TensorOptions(aten_device(cuda_device)).dtype(at::kBFloat16);
+  const at::Tensor a = at::randn({size, size}, options), b = at::randn({size, size}, options);
+  const auto edge = static_cast<double>(size);
+  return {2 * edge * edge * edge, on_device(cuda_device, [a, b] { at::mm(a, b); })};
 }
 
 // --- shards against one long sequence ------------------------------------------------------------
@@ -159,15 +193,16 @@ std::vector<TaskSize> random_shards(const Arguments& arguments, int64_t shard) {
 /// A line of GFLOP/s, round by round.
 void measure_shard(const Arguments& arguments, int64_t shard) {
   const std::vector<TaskSize> sizes = random_shards(arguments, shard);
-  const Problem shards(arguments, sizes);
+  const Problem shards(arguments, tasks_of(sizes));
   const auto tokens = static_cast<int64_t>(std::sqrt(2.0 * static_cast<double>(shards.pairs())));
   const int64_t length = round_up(tokens, 128);
-  const Problem whole(arguments, {{length, length}});
-  const Contender deterministic{shards.flops(kBackwardFlops),
-                                on_device([&] { shards.deterministic_backward(); })};
+  const Problem whole(arguments, tasks_of({{length, length}}));
+  const Contender deterministic{
+      shards.flops(kBackwardFlops),
+      on_device(arguments.cuda_device(), [&] { shards.deterministic_backward(); })};
   const std::vector<Rates> rates =
-      interleaved_rates({peak(), forward_of(shards), forward_of(whole), forward_of(whole),
-                         backward_of(shards), backward_of(whole), deterministic},
+      interleaved_rates({peak(arguments.cuda_device()), forward_of(shards), forward_of(whole),
+                         forward_of(whole), backward_of(shards), backward_of(whole), deterministic},
                         arguments.rounds, kLeastSeconds);
   write_line("shards", {{"shard", shard},
                         {"shards", sizes.size()},
@@ -181,6 +216,45 @@ void measure_shard(const Arguments& arguments, int64_t shard) {
                         {"backward_deterministic", rates[6]}});
 }
 
+// --- shards of one document ----------------------------------------------------------------------
+
+/// Every `step`-th shard of the document. The queries of a shard are behind those of the one
+/// before, or, `scattered`, in random places.
+std::vector<kernels::Task> shards_of_document(const Arguments& arguments, int64_t step,
+                                              bool scattered) {
+  const int64_t shards = arguments.document_tokens / kShard / step;
+  std::vector<int64_t> places(static_cast<size_t>(shards));
+  std::iota(places.begin(), places.end(), 0);
+  if (scattered) Random(arguments.seed).shuffle(std::span(places));
+  std::vector<kernels::Task> tasks;
+  for (int64_t i = 0; i < shards; ++i) {
+    const int64_t begin = (step * (i + 1) - 1) * kShard;  // in the document
+    tasks.push_back({.q_row = places[i] * kShard,
+                     .q_tokens = kShard,
+                     .q_position = begin,
+                     .keys = {{.row = 0, .tokens = begin + kShard}}});
+  }
+  return tasks;
+}
+
+/// Beside the document as one task: a line of GFLOP/s and of what a call copies.
+void measure_document(const Arguments& arguments, const char* rows, int64_t step, bool scattered) {
+  const Problem shards(arguments, shards_of_document(arguments, step, scattered));
+  const Problem whole(arguments,
+                      tasks_of({{arguments.document_tokens, arguments.document_tokens}}));
+  const std::vector<Rates> rates = interleaved_rates(
+      {forward_of(shards), forward_of(whole), backward_of(shards), backward_of(whole)},
+      arguments.rounds, kLeastSeconds);
+  write_line("document", {{"rows", rows},
+                          {"tokens", arguments.document_tokens},
+                          {"forward", rates[0]},
+                          {"forward_long", rates[1]},
+                          {"backward", rates[2]},
+                          {"backward_long", rates[3]},
+                          {"forward_copied_bytes", shards.forward()},
+                          {"backward_copied_bytes", shards.backward()}});
+}
+
 // --- the grid that plans read --------------------------------------------------------------------
 
 /// The best of some calls of as many equal tasks as a call may have, a task's part of it: what a
@@ -188,7 +262,7 @@ void measure_shard(const Arguments& arguments, int64_t shard) {
 void measure_entry(const Arguments& arguments, const TaskSize& size, AttentionProfile& profile) {
   const int64_t copies = std::max<int64_t>(
       1, std::min(arguments.query_tokens / size.queries, arguments.key_tokens / size.keys));
-  const Problem problem(arguments, std::vector<TaskSize>(copies, size));
+  const Problem problem(arguments, tasks_of(std::vector<TaskSize>(copies, size)));
   const auto part = [&](const std::function<double()>& seconds) {
     double best = seconds();
     for (int round = 0; round < arguments.rounds; ++round) best = std::min(best, seconds());
@@ -199,7 +273,7 @@ void measure_entry(const Arguments& arguments, const TaskSize& size, AttentionPr
 }
 
 void measure_profile(const Arguments& arguments) {
-  AttentionProfile profile{.machine = device_name(),
+  AttentionProfile profile{.machine = device_name(arguments.cuda_device()),
                            .path = "aten-cuda",
                            .shape = {.num_heads = arguments.heads,
                                      .num_kv_heads = arguments.kv_heads,
@@ -238,25 +312,32 @@ int run(int argc, char** argv) {
   count("--query-tokens", arguments.query_tokens, "Queries of a fused call");
   count("--key-tokens", arguments.key_tokens, "Keys of a fused call, at most");
   count("--profile-tokens", arguments.profile_tokens, "The largest entry of the grid");
+  count("--document-tokens", arguments.document_tokens, "Of the document that is cut into shards");
+  count("--most-shard", arguments.most_shard, "Queries of the largest shards with random contexts");
+  app.add_option("--device", arguments.device)->check(CLI::IsMember({"cuda", "cpu"}));
   app.add_option("--seed", arguments.seed, "Of the contexts");
   app.add_option("--profile", arguments.profile, "Measures the grid of a profile into this file");
   app.footer(
       "Exit code 2 without a CUDA device.\n"
       "Example:  bench/report.py build/release/bench/cuda_attention --profile h200.json");
   if (!parse_options(app, argc, argv)) return 0;
-  if (!at::hasCUDA()) {
+  if (arguments.cuda_device() >= 0 && !at::hasCUDA()) {
     throw Error(ErrorKind::kUsage,
                 "no CUDA device: this PyTorch or this machine has none; run it on a machine with a "
                 "GPU and a PyTorch for CUDA");
   }
   // Else every buffer is filled before use while sums are deterministic.
   at::globalContext().setDeterministicFillUninitializedMemory(false);
-  write_header("cuda_attention", {{"device", device_name()},
+  write_header("cuda_attention", {{"device", device_name(arguments.cuda_device())},
                                   {"rounds", arguments.rounds},
                                   {"heads", arguments.heads},
                                   {"kv_heads", arguments.kv_heads},
                                   {"head_dim", arguments.head_dim}});
-  for (int64_t shard = 16; shard <= 2048; shard *= 2) measure_shard(arguments, shard);
+  measure_document(arguments, "adjoining", 1, /*scattered=*/false);
+  measure_document(arguments, "scattered", 1, /*scattered=*/true);
+  measure_document(arguments, "of every second shard", 2, /*scattered=*/false);
+  for (int64_t shard = 16; shard <= arguments.most_shard; shard *= 2)
+    measure_shard(arguments, shard);
   if (!arguments.profile.empty()) measure_profile(arguments);
   return 0;
 }

@@ -324,6 +324,14 @@ def fill_ticks(out, head, lines):
 def cuda_attention(out, head, lines):
     out.say("{device}, heads {heads}:{kv_heads}, head_dim {head_dim}, bf16; TFLOP/s, medians of {rounds} rounds\n"
             .format_map(head))
+    documents = []
+    for line in of(lines, "document"):
+        shares = [ratio(line[name], line[f"{name}_long"]) for name in ("forward", "backward")]
+        documents.append(f"{line['rows']}|" + "|".join(
+            f"{100 * share.median:.1f} %|{share.text(1, times=100)}|{line[f'{name}_copied_bytes'] / 1e6:.1f}"
+            for name, share in zip(("forward", "backward"), shares)))
+    if documents:
+        out.table("128-token shards of a document, rows|forward, of long|95 %|MB copied|backward, of long|95 %|MB copied", documents)
     rows = []
     for line in of(lines, "shards"):
         passes = []

@@ -10,8 +10,6 @@
 #include <atomic>
 #include <chrono>
 #include <fstream>
-#include <functional>
-#include <future>
 #include <mutex>
 #include <set>
 #include <stdexcept>

@@ -1,0 +1,196 @@
+#!/usr/bin/env python3
+"""The frame of scripts/gpu_check.sh: steps with a time limit each, figures beside their bounds, and a table last.
+
+A line a check, its verdict first: PASS and FAIL with the value and its bound, SKIP with the reason why nothing was judged,
+SHOW with what has no bound.
+A step that fails or hangs hides no other one; what needs it is skipped and says so. A bound of a stage for which no figure
+came counts as FAIL. Exit code: 1 if a line says FAIL, 2 for wrong arguments, else 0.
+"""
+
+import argparse
+import functools
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+BOUNDS = ROOT / "bench/gpu_bounds.toml"
+STAGES = "ABDE"
+STAGE_LIMIT_S = 480
+LEAST_LIMIT_S = 1.0  # of a step that begins when its stage has no time left
+
+
+class Missing(Exception):
+    """A step cannot be made; the line of its check says why."""
+
+
+def number(value):
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+class Stage:
+    """One stage: runs steps, judges figures, keeps the lines."""
+
+    def __init__(self, name, options, bounds, say=functools.partial(print, flush=True)):
+        self.name, self.options, self.say = name, options, say
+        self.on_gpu = options.device == "cuda"
+        self.bounds = dict(bounds)
+        self.out = pathlib.Path(options.out)
+        self.build = ROOT / options.build
+        self.work = self.build / "gpu_check_work"  # what comes back from another machine is self.out alone
+        for folder in (self.out, self.work):
+            folder.mkdir(parents=True, exist_ok=True)
+        self.log = self.out / f"{name}.log"
+        self.log.write_text("")
+        self.rows, self.judged = [], set()
+        self.begun = time.monotonic()
+
+    def left_s(self):
+        return max(LEAST_LIMIT_S, self.options.limit - (time.monotonic() - self.begun))
+
+    # --- lines
+
+    def row(self, verdict, name, value="", bound=""):
+        line = f"{verdict:<4}  {self.name}  {name:<46} {value:>10}  {bound}".rstrip()
+        self.rows.append(line)
+        self.say(line)
+
+    def failed(self):
+        return sum(row.startswith("FAIL") for row in self.rows)
+
+    def show(self, name, value, words=""):
+        self.row("SHOW", name, value, words)
+
+    def skip(self, name, why):
+        self.judged.add(name)
+        self.row("SKIP", name, "", why)
+
+    def fail(self, name, why):
+        self.judged.add(name)
+        self.row("FAIL", name, "", why)
+
+    def figure(self, name, value):
+        """Judges a value by its bound. With stand-ins, only the bounds that hold for them, too."""
+        self.judged.add(name)
+        bound = self.bounds.get(name)
+        if bound is None:
+            self.row("FAIL", name, number(value), "no bound in bench/gpu_bounds.toml")
+            return False
+        words = " and ".join(f"{kind.replace('_', ' ')} {number(bound[kind])}" for kind in ("at_least", "at_most")
+                             if kind in bound)
+        if not self.on_gpu and not bound.get("stand_in", False):
+            self.row("SKIP", name, number(value), f"{words}: of a GPU, not of a stand-in")
+            return True
+        # A value that is not a number is within no bound.
+        good = bound.get("at_least", float("-inf")) <= value <= bound.get("at_most", float("inf"))
+        self.row("PASS" if good else "FAIL", name, number(value), words)
+        return good
+
+    def end(self):
+        """Bounds without a figure are failures: nothing is left out silently."""
+        for name in self.bounds.keys() - self.judged:
+            self.fail(name, "not measured")
+
+    # --- steps
+
+    def run(self, name, limit_s, command, **others):
+        """Runs a command for at most so many seconds; what it printed. Raises Missing, in one line, if it fails."""
+        limit_s = min(limit_s, self.left_s())
+        environment = os.environ | {key: str(value) for key, value in others.items()}
+        start = time.monotonic()
+        with open(self.log, "a") as log:
+            print(f"\n== {name}: {' '.join(map(str, command))}", file=log, flush=True)
+        try:
+            with open(self.work / "step.log", "wb") as output:
+                # A session of its own, so that all that it started ends with it; no pipe, which a child could hold open.
+                process = subprocess.Popen([str(word) for word in command], cwd=ROOT, env=environment, stdout=output,
+                                           stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True)
+                try:
+                    code = process.wait(limit_s)
+                except subprocess.TimeoutExpired:
+                    code = None
+                finally:
+                    try:
+                        os.killpg(process.pid, signal.SIGKILL)
+                    except ProcessLookupError:
+                        pass
+                    process.wait()
+        except OSError as error:
+            raise Missing(f"cannot be started: {error}") from None
+        text = (self.work / "step.log").read_text(errors="replace")
+        with open(self.log, "a") as log:
+            print(f"{text}== {name}: exit code {code}, {time.monotonic() - start:.1f} s", file=log, flush=True)
+        if code == 0:
+            return text
+        last = ([line.strip() for line in text.splitlines() if line.strip()] or ["it printed nothing"])[-1][:160]
+        raise Missing(f"not over after {limit_s:.0f} s; {last}" if code is None else f"exit code {code}: {last}")
+
+    def check(self, name, body):
+        """Calls `body`, whose return value is the line's detail: None for what prints lines of its own. Its result, or
+        None if it failed."""
+        start = time.monotonic()
+        try:
+            detail = body()
+        except Missing as why:
+            self.fail(name, str(why))
+        except Exception as error:  # noqa: BLE001: a fault of this script hides no other check
+            self.fail(name, f"{type(error).__name__}: {error}"[:200])
+        else:
+            if detail is not None:
+                self.row("PASS", name, f"{time.monotonic() - start:.1f} s", detail)
+            return True
+        return None
+
+
+def arguments(words):
+    options = argparse.ArgumentParser(
+        prog="scripts/gpu_check.sh", formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Builds and checks DistCA on a machine with a GPU.\n\n"
+        "  A  build, versions, tests, late messages, trainings, a memory checker\n"
+        "  B  kernels, the profile that plans read, one layer\n"
+        "  D  training: losses beside the CPU's, speed beside plain PyTorch\n"
+        "  E  NCCL, ranks that are killed, stopped or slow")
+    options.add_argument("stages", nargs="+", metavar="STAGE", help="of A, B, D, E")
+    options.add_argument("--device", choices=("cuda", "cpu"), default="cuda",
+                         help="cpu: everything in small, with stand-ins, from the programs of --build as they are")
+    options.add_argument("--out", default=os.environ.get("OUT") or "runs/gpu_check", help="folder of tables and raw output")
+    options.add_argument("--build", help="the build folder; build/gpu_check, or build/release with --device cpu")
+    options.add_argument("--python", default=sys.executable, help="the Python that has PyTorch")
+    options.add_argument("--jobs", type=int, default=os.cpu_count())
+    options.add_argument("--limit", type=float, default=STAGE_LIMIT_S, help="seconds of a stage")
+    options.add_argument("--nccl", help="a libnccl.so.2 that lets several ranks share a device, for stage E")
+    asked = options.parse_args(words)
+    asked.stages = [stage for word in asked.stages for stage in word]
+    if unknown := [stage for stage in asked.stages if stage not in STAGES]:
+        options.error(f"there is no stage {unknown[0]}, only {', '.join(STAGES)}")
+    asked.build = asked.build or ("build/gpu_check" if asked.device == "cuda" else "build/release")
+    asked.out = str((ROOT / asked.out).resolve())
+    return asked
+
+
+def main(words, stages):
+    """`stages`: name -> function of a Stage."""
+    options = arguments(words)
+    bounds = tomllib.loads(BOUNDS.read_text())
+    done = []
+    for name in options.stages:
+        stage = Stage(name, options, bounds.get(name, {}))
+        print(f"== stage {name}, --device {options.device}", flush=True)
+        stage.check(f"stage {name}", lambda: stages[name](stage))
+        stage.end()
+        stage.seconds = time.monotonic() - stage.begun
+        done.append(stage)
+    commit = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=ROOT, capture_output=True, text=True)
+    failed = sum(stage.failed() for stage in done)
+    lines = [f"gpu_check {''.join(options.stages)}, --device {options.device}, commit {commit.stdout.strip() or 'unknown'}: "
+             + ", ".join(f"{stage.name} {stage.seconds:.0f} s" for stage in done)]
+    lines += [row for stage in done for row in stage.rows]
+    counts = {verdict: sum(row.startswith(verdict) for row in lines) for verdict in ("PASS", "FAIL", "SKIP", "SHOW")}
+    lines.append(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
+    pathlib.Path(options.out, f"table_{''.join(options.stages)}_{options.device}.txt").write_text("\n".join(lines) + "\n")
+    print("\n" + "\n".join(lines), flush=True)
+    return 1 if failed else 0

@@ -1,0 +1,263 @@
+#!/usr/bin/env python3
+"""The stages of scripts/gpu_check.sh. Their frame is gpu_check.py; the bounds of their figures are in gpu_bounds.toml."""
+
+import filecmp
+import json
+import math
+import re
+import shutil
+import sys
+
+import gpu_training
+from gpu_check import ROOT, Missing, main
+from gpu_programs import built, prepared, probe, tests, train
+
+SMALL_MODEL = ("batch.nano_batch_tokens=2048", "batch.max_document_tokens=2048", "model.hidden_size=128",
+               "model.num_hidden_layers=2", "train.steps=4")
+TEST_S = 60
+
+
+def scale(stage):
+    """Of time limits: a rehearsal may run on two slow cores, beside other tests."""
+    return 1 if stage.on_gpu else 4
+
+
+def tested(stage, name, program, on_gpu, with_stand_ins, **others):
+    stand_in = "" if stage.on_gpu else " (stand-in)"
+    return stage.check(name + stand_in, lambda: tests(stage, program, on_gpu if stage.on_gpu else with_stand_ins,
+                                                      TEST_S * scale(stage), **others))
+
+
+# --- A -----------------------------------------------------------------------------------------------------------------
+
+A_PROGRAMS = ("distca", "rooms/runtime/aten_attention_test", "rooms/comm/comm_core_test", "tests/parity_test",
+              "tests/late_messages_step_test")
+
+
+def trained(stage, name, *words):
+    """A short training and its figure."""
+    figure = f"{name}: loss of step 4, times step 1"
+
+    def body():
+        losses = [line["loss"] for line in train(stage, name, TEST_S * scale(stage), *SMALL_MODEL, *words)]
+        stage.figure(figure, losses[-1] / losses[0] if len(losses) == 4 else math.nan)
+
+    stage.check(figure, body)
+
+
+def equal_runs(stage, device):
+    name = "bf16 training twice: files of weights that differ"
+
+    def body():
+        runs = ["twice_a", "twice_b"]
+        for run in runs:
+            train(stage, run, TEST_S * scale(stage), *SMALL_MODEL, "model.dtype=bfloat16", "--workers", 2, *device)
+        first, second = (stage.work / run / "model.safetensors" for run in runs)
+        stage.figure(name, 0 if filecmp.cmp(first, second, shallow=False) else 1)
+
+    stage.check(name, body)
+
+
+def late_messages(stage):
+    name = "late messages: plans with other bits"
+
+    def body():
+        which = "a_hundred_plans_keep_their_bits" + ("_on_a_cuda_device" if stage.on_gpu else "")
+        tests(stage, "tests/late_messages_step_test", f"LateMessagesStep.{which}", 3 * TEST_S * scale(stage))
+        stage.figure(name, 0)  # the test says which plan differs, and fails
+
+    stage.check(name, body)
+
+
+def memory_checker(stage):
+    program = "rooms/runtime/aten_attention_test"
+    if not stage.on_gpu:
+        shim = {"MALLOC_CHECK_": 3, "MALLOC_PERTURB_": 165, "LD_PRELOAD": "libc_malloc_debug.so.0"}
+        stage.check("memory checker (stand-in: malloc's)",
+                    lambda: tests(stage, program, "VarlenAttention*", TEST_S * scale(stage), **shim))
+    elif shutil.which("compute-sanitizer") is None:
+        stage.skip("memory checker", "there is no compute-sanitizer on the PATH")
+    else:
+        stage.check("memory checker", lambda: tests(
+            stage, program, "formats/CudaAttentionTest.keys_in_one_memory_are_not_copied/*", 90,
+            before=("compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9", "--leak-check", "no")))
+
+
+def stage_a(stage):
+    stage.check("versions", lambda: probe(stage))
+    if not stage.check("build", lambda: built(stage, A_PROGRAMS)):
+        return
+    tested(stage, "attention", "rooms/runtime/aten_attention_test", "formats/CudaAttentionTest*:CudaAttention.*softcap*",
+           "*VarlenAttention*:*AtenAttentionTest*")
+    tested(stage, "messages between threads", "rooms/comm/comm_core_test", "ThreadGroup*:LateMessages*",
+           "LateMessages*:ThreadGroup.a_device*")
+    tested(stage, "a step's gradients", "tests/parity_test", "parity.ranks_as_threads_on_one_gpu_give_the_cpus_result",
+           "parity.a_window_gives_the_same_on_every_plan_and_schedule")
+    late_messages(stage)
+    device = ("train.device=cuda", "comm.backend=threads") if stage.on_gpu else ("comm.backend=threads",)
+    trained(stage, "training, one rank", *device)
+    trained(stage, "training, 2 ranks as threads", "--workers", 2, *device)
+    equal_runs(stage, device)
+    memory_checker(stage)
+
+
+# --- B -----------------------------------------------------------------------------------------------------------------
+
+
+def measured(stage, name, limit_s, program, *words):
+    """The lines of a benchmark, which are kept as NAME.jsonl."""
+    text = stage.run(name, limit_s, [stage.build / "bench" / program, "--device", stage.options.device, *words])
+    lines = [line for line in text.splitlines() if line.startswith("{")]
+    (stage.out / f"{program}.jsonl").write_text("\n".join(lines) + "\n")
+    return [json.loads(line) for line in lines]
+
+
+def median(values):
+    return sorted(values)[len(values) // 2]
+
+
+def attention(stage):
+    small = () if stage.on_gpu else ("--query-tokens", 512, "--key-tokens", 4096, "--profile-tokens", 256, "--heads", 2,
+                                     "--head-dim", 32, "--document-tokens", 512, "--most-shard", 32)
+    lines = measured(stage, "attention", 240 * scale(stage), "cuda_attention", "--rounds", 15 if stage.on_gpu else 2,
+                     "--profile", stage.out / "profile.json", *small)
+    for line in lines:
+        if line["line"] == "shards":
+            stage.show(f"{line['shard']} queries, random contexts, TFLOP/s", "",
+                      ", ".join(f"{key.replace('_', ' ')} {median(line[key]) / 1e3:.3g}" for key in
+                                ("peak", "forward", "forward_long", "backward", "backward_long", "backward_deterministic")))
+        if line["line"] == "document":
+            for way in ("forward", "backward"):
+                share = median([a / b for a, b in zip(line[way], line[f"{way}_long"])])
+                if line["rows"] == "adjoining":
+                    stage.figure(f"128-token shards, rows adjoining: {way}, of long", share)
+                else:
+                    stage.show(f"128-token shards, rows {line['rows']}: {way}, of long", f"{share:.3f}",
+                              f"copies {line[f'{way}_copied_bytes'] / 1e6:.1f} MB")
+
+
+def layer(stage):
+    small = () if stage.on_gpu else ("--tokens", 256, "--hidden", 64, "--intermediate", 128, "--heads", 4, "--kv-heads", 2,
+                                     "--rounds", 2, "--type", "float32")
+    lines = measured(stage, "one layer", 150 * scale(stage), "cuda_layer", *small)
+    found = {(line["ranks"], line["documents"]): line for line in lines if line["line"] == "layer"}
+    for (ranks, documents), line in found.items():
+        stage.show(f"one layer, {ranks} ranks, {documents}", f"{line['device_ms']:.3g} ms",
+                  f"host {line['host_ms']:.3g} ms a rank, {line['operators']:.0f} operators a rank, "
+                  f"{line['sent_bytes'] / 1e6:.3g} MB sent, {line['copied_bytes'] / 1e6:.3g} MB copied")
+    one, four = found[1, "mixed"], found[4, "mixed"]
+    stage.figure("one layer: host time, of device time", one["host_ms"] / one["device_ms"])
+    stage.figure("one layer on 4 ranks: device time, of one rank's", four["device_ms"] / one["device_ms"])
+
+
+def stage_b(stage):
+    if stage.check("build", lambda: built(stage, ("bench/cuda_attention", "bench/cuda_layer"))):
+        stage.check("attention", lambda: attention(stage))
+        stage.check("one layer", lambda: layer(stage))
+
+
+# --- D -----------------------------------------------------------------------------------------------------------------
+
+
+def python_operators(stage):
+    name = "Python operators: loss and gradients beside the CPU's"
+    if "on the CPU alone" in (ROOT / "python/distca/_served.py").read_text():
+        return stage.skip(name, "the Python package computes attention on the CPU alone so far (docs/limitations.md)")
+    stage.fail(name, "they take a device's tensors now: compare them here")
+
+
+def stage_d(stage):
+    if not stage.check("build", lambda: built(stage, ("distca",))):
+        return
+    for dtype in ("fp64", "fp32", "bf16"):
+        stage.check(f"losses in {dtype}", lambda: gpu_training.losses(stage, dtype))
+    for words, tokens in (("32K", 32768), ("128K", 131072)):
+        stage.check(f"{words}-token documents", lambda: gpu_training.contest(stage, words, tokens))
+    python_operators(stage)
+
+
+# --- E -----------------------------------------------------------------------------------------------------------------
+
+
+def nccl_way(stage):
+    """(what carries the messages, words for distca train, environment), or Missing that says why there is none."""
+    try:
+        stage.run("is NCCL known", 30, [stage.build / "distca", "train", "--print-config", "comm.backend=nccl"])
+        known = True
+    except Missing:
+        known = False
+    if not stage.on_gpu:
+        stand_in = stage.build / "rooms/comm/libnccl_standin.so"
+        if known and stand_in.exists():
+            return "NCCL's stand-in", ("comm.backend=nccl",), {"DISTCA_NCCL_LIBRARY": stand_in}
+        return "Gloo, a stand-in", (), {}
+    if not known:
+        raise Missing("this build has no comm.backend=nccl")
+    device = ("train.device=cuda", "comm.backend=nccl")
+    count = int(stage.run("devices", 60, [stage.options.python, "-c", "import torch; print(torch.cuda.device_count())"]))
+    if count > 1:
+        return f"NCCL, {count} devices", device, {}
+    if stage.options.nccl is None:
+        raise Missing("one device, and no library that lets ranks share it: carry one of NCCL 2.30 or newer, say --nccl FILE")
+    return "NCCL, one device for two ranks", device, {
+        "DISTCA_NCCL_LIBRARY": (ROOT / stage.options.nccl).resolve(), "DISTCA_NCCL_SAME_DEVICE": 1,
+        "NCCL_MULTI_RANK_GPU_ENABLE": 1}
+
+
+def same_bits(stage, carrier, words, environment):
+    name = "weights of two ranks: files that differ from those of threads"
+
+    def body():
+        device = [word for word in words if word.startswith("train.device")]
+        train(stage, "threads", TEST_S * scale(stage), *SMALL_MODEL, "--workers", 2, "comm.backend=threads", *device)
+        train(stage, "processes", TEST_S * scale(stage), *SMALL_MODEL, "--workers", 2, *words, environment=environment)
+        files = [stage.work / run / "model.safetensors" for run in ("threads", "processes")]
+        stage.figure(name, 0 if filecmp.cmp(*files, shallow=False) else 1)
+
+    stage.check(name, body)
+
+
+SAID = {"killed": r"rank 1 was killed by signal 9 \(SIGKILL\)", "stopped": r"rank 1 is silent since ",
+        "slow": r"rank 1 is (alive but behind|silent since) "}
+
+
+def lost_rank(stage, fault, words, environment):
+    figure = f"{fault} rank: seconds until all ranks have ended"
+
+    def body():
+        prepared(stage)
+        # A slow rank: one operation of it takes longer than the timeout.
+        slow = ("plan.scheduler=local", "batch.nano_batch_tokens=4096", "batch.max_document_tokens=4096")
+        if not stage.on_gpu:
+            slow += ("attention.kernel=reference",)
+        folder = stage.work / f"lost_{fault}"
+        text = stage.run(figure, 120, [
+            stage.options.python, "bench/gpu_faults.py", fault, folder, "--", stage.build / "distca", "train",
+            f"data.prefix={stage.work}/docs", f"train.output_dir={folder}/run", "train.overwrite=true", *SMALL_MODEL,
+            "train.steps=1000000", "train.validation_every=0", "comm.timeout_s=3", "comm.grace_s=2", "--workers", 2, *words,
+            *(slow if fault == "slow" else ())], **environment)
+        told = json.loads(text.splitlines()[-1])
+        if told["exit_code"] != 1 or not re.search(SAID[fault], told["last"]):
+            raise Missing(f"exit code {told['exit_code']}, last line: {told['last'][:160]}")
+        stage.figure(figure, told["seconds"])
+
+    stage.check(figure, body)
+
+
+def stage_e(stage):
+    if not stage.check("build", lambda: built(stage, ("distca",))):
+        return
+    try:
+        carrier, words, environment = nccl_way(stage)
+    except Missing as why:
+        for name in stage.bounds:
+            stage.skip(name, str(why))
+        return
+    stage.show("messages are carried by", "", carrier)
+    same_bits(stage, carrier, words, environment)
+    for fault in SAID:
+        lost_rank(stage, fault, words, environment)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], {"A": stage_a, "B": stage_b, "D": stage_d, "E": stage_e}))

@@ -1,0 +1,114 @@
+"""Stage D of scripts/gpu_check.sh: losses beside the CPU's, and speed beside the same Llama in plain PyTorch."""
+
+import json
+import math
+
+from gpu_check import Missing
+from gpu_programs import train
+
+LOSS_STEPS = 10
+TYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16"}
+
+
+def relative(got, want):
+    """The largest difference of two lists of losses; not a number where one is missing."""
+    if len(got) != len(want) or not want:
+        return math.nan
+    return max(abs(a - b) / abs(b) for a, b in zip(got, want))
+
+
+def losses(stage, dtype):
+    """Ranks as threads on the device beside one worker on the CPU. Without a device: another kernel beside ours."""
+    words = (f"model.dtype={TYPES[dtype]}", f"train.steps={LOSS_STEPS}", "batch.nano_batches=2", "batch.nano_batch_tokens=1024",
+             "batch.max_document_tokens=1024", "model.hidden_size=128", "model.num_hidden_layers=2", "train.validation_every=0")
+    device = ("train.device=cuda", "comm.backend=threads") if stage.on_gpu else ("comm.backend=threads", "attention.kernel=aten")
+    limit_s = 60 if stage.on_gpu else 120
+
+    def run(name, *more):
+        return [line["loss"] for line in train(stage, f"losses_{name}", limit_s, *words, *more)]
+
+    want = run("cpu")
+    stage.figure(f"{dtype}: losses beside the CPU's, relative",
+                 max(relative(run(f"on_{ranks}", "--workers", ranks, *device), want)
+                     for ranks in ((1, 2, 4) if stage.on_gpu else (2,))))
+
+
+# --- the contest -------------------------------------------------------------------------------------------------------
+
+WIDE = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 4, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 32768}  # as wide as Llama 3.2 1B, 4 of its 16 layers
+NARROW = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+          "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 256}
+LEARNING = {"lr": 1e-4, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "max_grad_norm": 1.0}
+SMALLER = 256  # times: what a rehearsal's documents are shorter
+WARM, TIMED = 2, 4  # steps
+
+
+def text_of(tokens):
+    """Bytes that are a little like text: no step sees the same token everywhere."""
+    state, out = 1, bytearray()
+    while len(out) < tokens:
+        state = (state * 1103515245 + 12345) % (1 << 31)
+        out += f"{state % 997} ".encode()
+    return bytes(out[:tokens])
+
+
+def config_of(model):
+    return model | {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
+                    "max_position_embeddings": 1 << 20, "tie_word_embeddings": False, "initializer_range": 0.02,
+                    "hidden_act": "silu"}
+
+
+
+def contest(stage, words, tokens):
+    """Both take two turns of WARM + TIMED steps; the median step of all turns counts. Every document is the same text."""
+    model = WIDE if stage.on_gpu else NARROW
+    tokens = tokens if stage.on_gpu else tokens // SMALLER
+    documents = max(1, (65536 if stage.on_gpu else 256) // tokens)
+    limit_s = 120
+    folder = stage.work / f"contest_{words}"
+    (folder / "text").mkdir(parents=True, exist_ok=True)
+    for number in range(documents * 8):
+        (folder / f"text/{number:03}.txt").write_bytes(text_of(tokens))
+    (folder / "config.json").write_text(json.dumps(config_of(model)))
+    distca = stage.build / "distca"
+    stage.run("data", 60, [distca, "data", "prepare", "--text", folder / "text", "--glob", "*.txt", "--tokenizer", "byte", "--out",
+                           folder / "data", "--overwrite"])
+    stage.run("weights", 60, [distca, "init", "--hf-config", folder / "config.json", "--seed", 1, "--out", folder / "model",
+                              "--overwrite"])
+    keys = [f"model.{key}={value}" for key, value in model.items()] + [f"optimizer.{key}={value}" for key, value in LEARNING.items()]
+    keys += ["model.rms_norm_eps=1e-5", "model.rope_theta=500000.0", "model.dtype=bfloat16", "optimizer.schedule=constant",
+             "optimizer.warmup_steps=0", "train.seed=1", f"train.steps={WARM + TIMED}", "train.recompute=full",
+             "train.validation_every=0", "data.validation_fraction=0", f"batch.nano_batch_tokens={documents * tokens}",
+             f"batch.max_document_tokens={tokens}", "batch.nano_batches=1", "comm.backend=threads"]
+    if stage.on_gpu:
+        keys += ["train.device=cuda"]
+    task = {"device": stage.options.device, "folder": str(folder / "model"), "text": str(folder / "text/000.txt"),
+            "documents": documents, "steps": WARM + TIMED, "optimizer": LEARNING}
+    seconds = {"ours": [], "rival": [], "deterministic": []}
+    for turn in range(2):
+        for who in seconds:
+            if who == "rival":
+                text = stage.run(f"plain PyTorch, {words}", limit_s, [stage.options.python, "bench/gpu_rival.py", json.dumps(task)])
+                lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+                found = [line["loss"] for line in lines], [line["step_s"] for line in lines][WARM:]
+                rival_loss = found[0][0]
+            elif who == "ours" or turn == 0:
+                lines = train(stage, f"contest_{words}/run", limit_s, *keys,
+                              f"train.deterministic={str(who == 'deterministic').lower()}", data=folder / "data")
+                found = [line["loss"] for line in lines], [line["step_s"] for line in lines][WARM:]
+                if who == "ours":
+                    our_loss = found[0][0]
+                if any(line["tokens"] != documents * tokens for line in lines):
+                    raise Missing(f"a step has {lines[0]['tokens']} tokens, not {documents * tokens}")
+            else:
+                continue
+            if len(found[1]) < TIMED:
+                raise Missing(f"{who}: {len(found[1])} of {TIMED} timed steps")
+            seconds[who] += found[1]
+    middle = {who: sorted(of)[len(of) // 2] for who, of in seconds.items()}
+    stage.figure(f"{words}-token documents: first loss beside plain PyTorch's, relative", relative([our_loss], [rival_loss]))
+    stage.show(f"{words}-token documents, tokens/s", "", ", ".join(
+        f"{who} {documents * tokens / of:,.0f} ({min(seconds[who]):.4g} to {max(seconds[who]):.4g} s a step)"
+        for who, of in middle.items()))
+    stage.figure(f"{words}-token documents: tokens/s, times plain PyTorch's", middle["rival"] / middle["ours"])
