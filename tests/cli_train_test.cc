@@ -87,20 +87,38 @@ std::string found_in(const fs::path& file, const char* pattern) {
 
 class ExampleConfigTest : public CliTrainTest {
  protected:
+  /// A configuration of GPUs as it can be tried where there are none; others as they are.
+  fs::path without_device(const fs::path& file) const {
+    const std::string text = read_file(file);
+    const std::regex lines("\n(device = \"cuda\"|backend = \"nccl\")(?=\n)");
+    const std::string without = std::regex_replace(text, lines, "");
+    if (without == text) return file;
+    const fs::path copy = folder_ / file.filename();
+    write_file_atomically(copy, without);
+    return copy;
+  }
+
   /// A dry run says what it takes, and either it fits this machine or that is the only fault.
   void expect_dry_run(const fs::path& file, const Words& more, const Environment& environment,
                       const std::string& ranks) {
     const Words words = {"train", "--config", file, "--dry-run",
                          "train.output_dir=" + run_.string()};
     const Outcome outcome = Program(joined(words, more), environment).wait();
-    EXPECT_THAT(outcome.out, AllOf(StartsWith("The model has "), HasSubstr("\n" + ranks + " would"),
-                                   HasSubstr("Memory is predicted for ")))
+    EXPECT_THAT(outcome.out,
+                AllOf(StartsWith("The model has "), HasSubstr("\n" + ranks + " "),
+                      HasSubstr(" would train on "), HasSubstr("Memory is predicted for ")))
         << file << outcome.err;
     if (outcome.exit_code != 0) {
       EXPECT_THAT(outcome.err, HasSubstr(" ranks would need ")) << file;
     }
-    // The comment beside the model says its size, in millions.
     const std::string text = read_file(file);
+    // Of GPUs: as much as they have, less what PyTorch, NCCL and the allocator take.
+    if (text.find("GPUs of 80 GB") != std::string::npos) {
+      std::smatch peak;
+      ASSERT_TRUE(std::regex_search(outcome.out, peak, std::regex("\npeak +([0-9.]+)"))) << file;
+      EXPECT_LT(std::stod(peak[1].str()), 64.0 * 1024) << file << ": MiB on the first worker";
+    }
+    // The comment beside the model says its size, in millions.
     if (text.find("million parameters") == std::string::npos) return;
     const double millions = std::stod(found_in(file, "([0-9]+) million parameters"));
     std::smatch match;
@@ -114,19 +132,24 @@ TEST_F(ExampleConfigTest, each_is_a_run_that_could_start) {
   size_t checked = 0;
   for (const auto& entry : fs::directory_iterator("configs")) {
     const fs::path& file = entry.path();
-    if (file.extension() != ".toml" || file.stem() == "slurm_8_nodes" || file.stem() == "llama_32k")
+    if (file.extension() != ".toml" || file.stem().string().ends_with("_8_nodes") ||
+        file.stem() == "llama_32k")
       continue;
     const std::string text = read_file(file);
     const std::string workers =
         text.find("--workers ") == std::string::npos ? "2" : found_in(file, "--workers ([0-9]+)");
-    expect_dry_run(file, {"--workers", workers}, {}, workers + " workers");
+    expect_dry_run(without_device(file), {"--workers", workers}, {}, workers + " workers");
     ++checked;
   }
   EXPECT_GE(checked, 4u);
 }
 
-TEST_F(ExampleConfigTest, the_one_of_slurm_starts_as_its_batch_script_says) {
-  const fs::path script = "configs/slurm_8_nodes.sbatch";
+class SlurmConfigTest : public ExampleConfigTest,
+                        public ::testing::WithParamInterface<const char*> {};
+INSTANTIATE_TEST_SUITE_P(nodes, SlurmConfigTest, ::testing::Values("slurm_8_nodes", "gpu_8_nodes"));
+
+TEST_P(SlurmConfigTest, starts_as_its_batch_script_says) {
+  const fs::path script = fmt::format("configs/{}.sbatch", GetParam());
   EXPECT_EQ(std::system(("bash -n " + script.string()).c_str()), 0);
   const std::string nodes = found_in(script, "#SBATCH --nodes=([0-9]+)");
   const std::string tasks = found_in(script, "#SBATCH --ntasks-per-node=([0-9]+)");
@@ -135,9 +158,12 @@ TEST_F(ExampleConfigTest, the_one_of_slurm_starts_as_its_batch_script_says) {
   EXPECT_EQ(found_in(script, "#SBATCH --cpus-per-task=([0-9]+)"),
             found_in(config, "threads_per_rank = ([0-9]+)"));
   EXPECT_EQ(tasks, found_in(config, "ranks_per_node = ([0-9]+)"));
+  if (config.stem() == "gpu_8_nodes") {
+    EXPECT_EQ(found_in(script, "#SBATCH --gpus-per-node=([0-9]+)"), tasks);
+  }
   EXPECT_EQ(found_in(script, "-e ([^ ]+)/model.safetensors"),
             found_in(config, "output_dir = \"([^\"]+)\""));
-  expect_dry_run(config, {},
+  expect_dry_run(without_device(config), {},
                  {{"SLURM_PROCID", "0"},
                   {"SLURM_LOCALID", "0"},
                   {"SLURM_NODEID", "0"},
