@@ -68,7 +68,7 @@ ThreadDevice cuda_thread_device(int cuda_device) {
           .mark = [current_stream] { return end_of(current_stream()); },
           .copy = copy,
           .follow = [current_stream](const DeviceMark& mark) { block(current_stream(), mark); },
-          .enter = [device] { return std::make_shared<RankThread>(device); }};
+          .begin_rank = [device] { return std::make_shared<RankThread>(device); }};
 }
 
 }  // namespace distca

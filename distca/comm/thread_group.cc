@@ -371,7 +371,7 @@ void run_ranks(int size, const CommOptions& options, const std::function<void(Co
     try {
       threads.emplace_back([&, communicator = rank.get()] {
         try {
-          const std::shared_ptr<void> entered = device.enter ? device.enter() : nullptr;
+          const std::shared_ptr<void> of_thread = device.begin_rank ? device.begin_rank() : nullptr;
           body(*communicator);
           communicator->retire(RankState::kFinished);
         } catch (...) {

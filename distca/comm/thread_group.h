@@ -38,7 +38,7 @@ struct ThreadDevice {
   std::function<void(const DeviceMark&)> follow;
   /// Called by the thread of each rank before its body; what it returns lives as long as the body.
   /// It gives the thread a stream of its own. Null: nothing is to be done.
-  std::function<std::shared_ptr<void>()> enter = {};
+  std::function<std::shared_ptr<void>()> begin_rank = {};
 };
 
 /// Runs `body` on `size` threads, one for each rank, and rethrows the failure that came first.

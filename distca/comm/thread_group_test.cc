@@ -261,7 +261,7 @@ TEST(ThreadGroup, each_thread_enters_the_device_before_its_body_and_leaves_behin
     return ids.contains(std::this_thread::get_id());
   };
   ThreadDevice device;
-  device.enter = [&] {
+  device.begin_rank = [&] {
     put(entered);
     return std::shared_ptr<void>(&device, [&](void*) { put(left); });
   };
@@ -269,7 +269,7 @@ TEST(ThreadGroup, each_thread_enters_the_device_before_its_body_and_leaves_behin
       3, kPatient, [&](Communicator&) { EXPECT_TRUE(has(entered) && !has(left)); }, device);
   EXPECT_EQ(entered.size(), 3u);
   EXPECT_EQ(left, entered);
-  device.enter = []() -> std::shared_ptr<void> { throw Error(ErrorKind::kIo, "no device"); };
+  device.begin_rank = []() -> std::shared_ptr<void> { throw Error(ErrorKind::kIo, "no device"); };
   EXPECT_THROW(run_ranks(
                    2, kPatient, [](Communicator&) { FAIL(); }, device),
                Error);
