@@ -18,6 +18,8 @@
 #include "distca/comm/launch/local_ranks.h"
 #include "distca/comm/launch/rendezvous.h"
 #include "distca/comm/launch/store_process.h"
+#include "distca/comm/local_device.h"
+#include "distca/comm/nccl_group.h"
 #include "distca/comm/thread_group.h"
 #include "distca/train/check_run.h"
 #include "distca/train/config.h"
@@ -56,10 +58,22 @@ struct Told {
   StopSignals stop;
 };
 
+/// The group of this process's rank.
+std::unique_ptr<Communicator> join_ranks(const Config& config, const Rendezvous& rendezvous) {
+  if (!config.has_nccl()) return make_gloo_group(rendezvous, config.comm);
+  const NcclLibrary& nccl = nccl_library();
+  if (!config.on_cuda())
+    return make_nccl_group(rendezvous, config.comm, nccl, host_nccl_device(nccl));
+  const LocalDevices devices = local_devices();
+  NcclDevice device = cuda_nccl_device(use_local_device(rendezvous.local_rank, devices));
+  if (devices.may_share) device.identity.clear();
+  return make_nccl_group(rendezvous, config.comm, nccl, device);
+}
+
 TrainEnd train_as_rank(const Config& config, const Rendezvous& rendezvous, const RunStart& start) {
   const auto store = start_store_process(rendezvous, config.comm.grace_s);
   const Told told(config);  // starts a thread: after the store's process was forked
-  const std::unique_ptr<Communicator> comm = make_gloo_group(rendezvous, config.comm);
+  const std::unique_ptr<Communicator> comm = join_ranks(config, rendezvous);
   return train(config, *comm, *told.state, start);
 }
 
@@ -173,6 +187,7 @@ int start_ranks(const TrainArguments& arguments, const Config& config, int worke
       arguments.max_restarts > 0 && config.ranks_are_threads(), ErrorKind::kUsage,
       "--max-restarts with comm.backend = threads: ranks that are threads end together, "
       "and nobody starts them again; use gloo");
+  if (config.has_nccl() && config.on_cuda()) check_local_devices(ranks, local_devices());
   if (!launches(arguments, config, ranks))
     return report(with_named_ranks(grid, [&] { return train_as_threads(config, ranks, start); }));
   return launch_local({.workers = ranks,

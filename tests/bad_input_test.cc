@@ -209,6 +209,10 @@ const std::set<std::string> kNoRow = {
     "FILE: older weights, which cannot be removed: ...",
     // Needs a GPU.
     "softcap = 50: attention through PyTorch's CUDA operators has none; ...",
+    // Need NCCL or GPUs: nccl_library_test.cc, local_device_test.cc and nccl_group_test.cc.
+    "comm.backend = nccl with train.device = cpu: NCCL 2.28.9 carries the memory of GPUs only; ...",
+    "comm.backend = nccl: 4 ranks on this machine, and 2 CUDA devices are visible (...): ...",
+    "rank 0 and rank 1 have the same CUDA device: NCCL takes one rank a device; ...",
     // Need ranks that differ: cli_train_test.cc has the first two.
     "rank 1 has attention.kernel = cpu-avx2, rank 0 has cpu-avx512: give all ranks the same",
     "rank 1 has data.prefix = DIR/text (40 documents, ...), rank 0 has ...: give all ranks the "

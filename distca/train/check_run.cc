@@ -10,6 +10,7 @@
 #include "distca/base/text.h"
 #include "distca/batch/data_blend.h"
 #include "distca/batch/tokenizer_files.h"
+#include "distca/comm/nccl_library.h"
 #include "distca/kernels/cpu/attention.h"
 #include "distca/plan/plan_batch_input.h"
 #include "distca/train/data_split.h"
@@ -32,6 +33,13 @@ namespace {
 void check_device(const Config& config) {
   DISTCA_THROW_IF(config.on_cuda() && !at::hasCUDA(), ErrorKind::kConfig,
                   "train.device = cuda: this machine or this PyTorch has no CUDA device");
+}
+
+/// NCCL is loaded by the rank that needs it; who starts ranks finds out before it does.
+void check_nccl(const Config& config) {
+  if (!config.has_nccl()) return;
+  const NcclLibrary& nccl = nccl_library();
+  if (!config.on_cuda()) check_carries_host_memory(nccl);
 }
 
 void check_kernel(const Config& config) {
@@ -68,6 +76,7 @@ BatchStream checked_batches(const Config& config, const fs::path& lengths) {
 void check_run(const Config& config, int num_workers, LocalRanks local) {
   check_prefix(config);
   check_device(config);
+  check_nccl(config);
   // First of all: what follows may take long where too much is asked for.
   MemoryParts memory = memory_needed(config, num_workers, local);
   const bool on_cpu = !config.on_cuda();

@@ -76,7 +76,7 @@ ComputePeak measure_peak(const Config& config, Communicator& comm) {
       comm.cuda_device() < 0 ? share_of_a_core(comm, config.train.threads_per_rank, kOperation) : 1;
   barrier(comm, kOperation);
   // One rank measures the device that all threads share.
-  const bool counts = comm.cuda_device() < 0 || comm.rank() == 0;
+  const bool counts = comm.cuda_device() < 0 || comm.rank() == 0 || !config.ranks_are_threads();
   double rate[1] = {0};
   if (own_kernel) {
     rate[0] =

@@ -271,9 +271,9 @@ void finish(Config& config, const std::vector<ConfigKey>& keys) {
                   config.plan.tolerance.share);
   check_servers(config);
   DISTCA_THROW_IF(
-      config.on_cuda() && !config.ranks_are_threads(), ErrorKind::kConfig,
+      config.on_cuda() && config.comm.backend == Config::Comm::Backend::kGloo, ErrorKind::kConfig,
       "comm.backend = gloo with train.device = cuda: gloo carries host memory only; with "
-      "comm.backend=threads all ranks share one GPU");
+      "comm.backend=nccl each rank has a GPU, with comm.backend=threads all ranks share one");
   DISTCA_THROW_IF(config.train.output_dir.empty(), ErrorKind::kConfig,
                   "train.output_dir is empty: name a folder for the run");
   config.attention_profile = profile_by_name(config.plan.profile);

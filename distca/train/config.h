@@ -146,7 +146,7 @@ struct Config {
   } cluster;
   /// How ranks exchange messages, and how long they wait for each other (docs/comm.md).
   struct Comm : CommOptions {
-    enum class Backend : uint8_t { kGloo, kThreads } backend = Backend::kGloo;
+    enum class Backend : uint8_t { kGloo, kThreads, kNccl } backend = Backend::kGloo;
   } comm;
 
   /// At which step the learning rate has ended its fall, counted from 1.
@@ -158,6 +158,7 @@ struct Config {
   /// processor time of that thread; otherwise it is elapsed time, or the device's.
   bool attention_has_one_thread() const { return !on_cuda() && train.threads_per_rank == 1; }
   bool ranks_are_threads() const { return comm.backend == Comm::Backend::kThreads; }
+  bool has_nccl() const { return comm.backend == Comm::Backend::kNccl; }
   /// Whether two nano-batches are under way at the same time.
   bool pairs_nano_batches() const {
     return train.overlap == Overlap::kPingPong && batch.nano_batches > 1;
@@ -200,7 +201,7 @@ std::string print_config(Config config);
 std::string recorded_config(Config config);
 /// The value of a key, as print_config writes it.
 std::string shown_value(const ConfigKey& key);
-/// Returns "gloo" or "threads".
+/// Returns "gloo", "threads" or "nccl".
 std::string_view backend_name(Config::Comm::Backend backend);
 
 /// What to ask AttentionKernel for, for the core attention of a model. `cuda_device` is -1 for the

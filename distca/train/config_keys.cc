@@ -34,7 +34,9 @@ struct Word {
 Word<ScalarType> word(ScalarType type) { return {long_name(type), type}; }
 
 const std::vector<Word<Config::Comm::Backend>> kBackends = {
-    {"gloo", Config::Comm::Backend::kGloo}, {"threads", Config::Comm::Backend::kThreads}};
+    {"gloo", Config::Comm::Backend::kGloo},
+    {"threads", Config::Comm::Backend::kThreads},
+    {"nccl", Config::Comm::Backend::kNccl}};
 
 /// A key whose words choose among values.
 template <typename T>
@@ -231,7 +233,7 @@ std::vector<ConfigKey> config_keys(Config& c) {
        "whose logits a worker has at a time; 0: as many as take 128 MiB in fp32, at least 512", 0},
       choice<Config::Train::Device>(
           "train.device", &c.train.device,
-          "cuda: all ranks share one GPU, with comm.backend=threads",
+          "cuda: a GPU for each rank with comm.backend=nccl, one for all with threads",
           {{"cpu", Config::Train::Device::kCpu}, {"cuda", Config::Train::Device::kCuda}}),
       {"train.deterministic", &c.train.deterministic, "",
        "the same run gives the same bits, which may take longer on cuda; true also freezes what "
@@ -273,7 +275,9 @@ std::vector<ConfigKey> config_keys(Config& c) {
        "each has its own",
        0, kMostRanks},
       choice("comm.backend", &c.comm.backend,
-             "gloo: processes; threads: ranks in one process, on a CPU or one GPU", kBackends),
+             "gloo: processes; threads: ranks in one process, on a CPU or one GPU; nccl: processes "
+             "with a GPU each",
+             kBackends),
       {"comm.timeout_s", &c.comm.timeout_s, "seconds",
        "a wait longer than this names the rank awaited and ends", 0.1},
       {"comm.startup_timeout_s", &c.comm.startup_timeout_s, "seconds",

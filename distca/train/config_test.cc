@@ -131,8 +131,8 @@ TEST(config, wrong_types_and_values_name_the_key_and_what_is_right) {
               testing::HasSubstr("nano_batch_tokens = 8192"));
   EXPECT_THAT(message_of({"data.validation_fraction=1"}), testing::HasSubstr("below 1"));
   EXPECT_THAT(message_of({"train.device=cuda"}), testing::HasSubstr("gloo carries host memory"));
-  EXPECT_THAT(message_of({"comm.backend=nccl"}),
-              testing::HasSubstr("must be one of gloo, threads"));
+  EXPECT_THAT(message_of({"comm.backend=mpi"}),
+              testing::HasSubstr("must be one of gloo, threads, nccl"));
   EXPECT_THAT(message_of({"attention.kernel=fast"}),
               testing::HasSubstr("must be one of auto, cpu, aten, reference"));
   EXPECT_THAT(message_of({"attention.kernel=cpu", "model.dtype=float64"}),
