@@ -75,7 +75,7 @@ void ordered_sum(Communicator& group, at::Tensor& tensor, std::string_view opera
                "ordered_sum of {}: fp32 and fp64 only", at::toString(tensor.scalar_type()));
   const int64_t peers = group.size() - 1;
   if (peers == 0 || tensor.numel() == 0) return;
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   const at::Tensor flat = tensor.detach().view({-1});
   const int64_t most =
       std::max<int64_t>(1, kScratchBytes / (peers * static_cast<int64_t>(tensor.element_size())));

@@ -24,7 +24,7 @@ template <typename Work>
 void for_blocks(const at::Tensor& rows, int64_t num_blocks, Work work) {
   const int64_t total = rows.size(0), each = ceil_div(total, std::max<int64_t>(1, num_blocks));
   at::parallel_for(0, num_blocks, 1, [&](int64_t first, int64_t last) {
-    const at::NoGradGuard no_grad;  // a setting of each thread
+    const c10::NoGradGuard no_grad;  // a setting of each thread
     for (int64_t block = first; block < last; ++block) {
       const int64_t begin = block * each;
       if (begin < total) work(begin, std::min(each, total - begin), block);
@@ -260,7 +260,7 @@ struct NormRotate : torch::autograd::Function<NormRotate> {
           rotated(d_results[0].narrow(0, begin, count).to(weight.scalar_type()),
                   saved[3].narrow(0, begin, count), saved[4].narrow(0, begin, count), -1);
       at::Tensor of_block = d_weights.select(0, block);
-      at::sum_out(of_block, d_normed * even, {0, 1});
+      at::sum_out(of_block, d_normed * even, at::IntArrayRef{0, 1});
       const at::Tensor d_even = d_normed * weight;
       const at::Tensor along = (d_even * even).mean(-1, /*keepdim=*/true);
       d_x.narrow(0, begin, count).copy_((d_even - even * along).mul_(factor));

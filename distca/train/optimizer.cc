@@ -231,7 +231,7 @@ at::Tensor Optimizer::state(StatePart part, size_t weight, const Range& elements
 
 void Optimizer::load(StatePart part, size_t weight, const at::Tensor& full) {
   State& s = *state_;
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   if (part == StatePart::kWeight) s.weights.parameters[weight].detach().copy_(full);
   if (part == StatePart::kWeight && !s.keeps_masters()) return;
   const at::Tensor flat = full.reshape({-1});

@@ -90,7 +90,7 @@ void WeightUpdate::issue(const Op& op) {
 
 void WeightUpdate::play(const Op& op, double loss_sum) {
   if (request_.optimizer == nullptr) return;
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   begin_sum();
   if (op.kind == OpKind::kGradAdd) return add(op);
   if (op.kind == OpKind::kGradNorm) return norm(loss_sum);
