@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Kills, stops or slows one rank of a training and says what became of the others, for scripts/gpu_check.sh.
 
-    bench/gpu_faults.py killed|stopped|slow FOLDER -- build/release/distca train --workers 2 ...
+    bench/gpu_faults.py killed|stopped|slow:SECONDS FOLDER -- build/release/distca train --workers 2 ...
 
-The command trains in FOLDER/run, with our launcher, for ever. Once it has done three steps, its last rank gets the fault.
+The command trains in FOLDER/run, with our launcher, for ever. Once it has done three steps, its last rank gets the fault:
+a slow one stands still for so long, runs for a moment, and so on.
 The last line is JSON: seconds from the fault to the end of all processes, the exit code, and the last line of the run.
 """
 
@@ -50,21 +51,21 @@ def wait_for(what, limit_s, why):
         time.sleep(0.05)
 
 
-def throttle(pid, over):
-    """The process runs for a fifteenth of the time."""
+def throttle(pid, seconds, over):
     with contextlib.suppress(ProcessLookupError):
         while not over.is_set():
             os.kill(pid, signal.SIGSTOP)
-            time.sleep(0.28)
+            time.sleep(seconds)
             os.kill(pid, signal.SIGCONT)
             time.sleep(0.02)
 
 
 def strike(fault, pid, over):
-    if fault == "slow":
-        threading.Thread(target=throttle, args=(pid, over), daemon=True).start()
+    kind, _, seconds = fault.partition(":")
+    if kind == "slow":
+        threading.Thread(target=throttle, args=(pid, float(seconds), over), daemon=True).start()
     else:
-        os.kill(pid, {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}[fault])
+        os.kill(pid, {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}[kind])
 
 
 def main(fault, folder, command):

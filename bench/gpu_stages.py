@@ -88,9 +88,9 @@ def stage_a(stage):
     if not stage.check("build", lambda: built(stage, A_PROGRAMS)):
         return
     tested(stage, "attention", "rooms/runtime/aten_attention_test", "formats/CudaAttentionTest*:CudaAttention.*softcap*",
-           "*VarlenAttention*:*AtenAttentionTest*")
+           "*VarlenAttention*")
     tested(stage, "messages between threads", "rooms/comm/comm_core_test", "ThreadGroup*:LateMessages*",
-           "LateMessages*:ThreadGroup.a_device*")
+           "LateMessages*-*however_late*")
     tested(stage, "a step's gradients", "tests/parity_test", "parity.ranks_as_threads_on_one_gpu_give_the_cpus_result",
            "parity.a_window_gives_the_same_on_every_plan_and_schedule")
     late_messages(stage)
@@ -226,16 +226,17 @@ def lost_rank(stage, fault, words, environment):
 
     def body():
         prepared(stage)
-        # A slow rank: one operation of it takes longer than the timeout.
-        slow = ("plan.scheduler=local", "batch.nano_batch_tokens=4096", "batch.max_document_tokens=4096")
-        if not stage.on_gpu:
-            slow += ("attention.kernel=reference",)
+        # A rank is slow where one operation takes longer than the timeout: on a CPU a long one a fifteenth of the time; a
+        # device goes on while its host stands still, so there the host does for longer than the timeout.
+        slow = fault == "slow"
+        how = "slow:6" if slow and stage.on_gpu else "slow:0.28" if slow else fault
+        long = ("plan.scheduler=local", "attention.kernel=reference") if slow and not stage.on_gpu else ()
         folder = stage.work / f"lost_{fault}"
         text = stage.run(figure, 120, [
-            stage.options.python, "bench/gpu_faults.py", fault, folder, "--", stage.build / "distca", "train",
+            stage.options.python, "bench/gpu_faults.py", how, folder, "--", stage.build / "distca", "train",
             f"data.prefix={stage.work}/docs", f"train.output_dir={folder}/run", "train.overwrite=true", *SMALL_MODEL,
-            "train.steps=1000000", "train.validation_every=0", "comm.timeout_s=3", "comm.grace_s=2", "--workers", 2, *words,
-            *(slow if fault == "slow" else ())], **environment)
+            "train.steps=1000000", "train.validation_every=0", "comm.timeout_s=3", "comm.grace_s=2", "--workers", 2, *words, *long],
+            **environment)
         told = json.loads(text.splitlines()[-1])
         if told["exit_code"] != 1 or not re.search(SAID[fault], told["last"]):
             raise Missing(f"exit code {told['exit_code']}, last line: {told['last'][:160]}")
