@@ -27,6 +27,7 @@
 #include "distca/cost/attention_profile.h"
 #include "distca/runtime/aten_attention.h"
 #include "distca/runtime/attention_tensors.h"
+#include "distca/runtime/task_launches.h"
 
 namespace distca::bench {
 namespace {
@@ -137,8 +138,12 @@ class Problem {
     forward();  // LSE, for backward
   }
   /// Both return the bytes that were copied to and from the operator.
-  int64_t forward() const { return aten_forward(shape_, kType, tensors_->list, cuda_device_); }
-  int64_t backward() const { return aten_backward(shape_, kType, tensors_->list, cuda_device_); }
+  int64_t forward() const {
+    return aten_forward(shape_, kType, tensors_->list, cuda_device_, std::nullopt, &forward_);
+  }
+  int64_t backward() const {
+    return aten_backward(shape_, kType, tensors_->list, cuda_device_, &backward_);
+  }
   void deterministic_backward() const {
     at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
     backward();
@@ -155,6 +160,7 @@ class Problem {
   kernels::Shape shape_;
   int64_t pairs_ = 0;
   std::optional<AttentionTensors> tensors_;
+  mutable TaskLaunches forward_, backward_;  // as layers after the first find them
 };
 
 Contender forward_of(const Problem& problem) {
