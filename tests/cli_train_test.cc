@@ -87,17 +87,6 @@ std::string found_in(const fs::path& file, const char* pattern) {
 
 class ExampleConfigTest : public CliTrainTest {
  protected:
-  /// A configuration of GPUs as it can be tried where there are none; others as they are.
-  fs::path without_device(const fs::path& file) const {
-    const std::string text = read_file(file);
-    const std::regex lines("\n(device = \"cuda\"|backend = \"nccl\")(?=\n)");
-    const std::string without = std::regex_replace(text, lines, "");
-    if (without == text) return file;
-    const fs::path copy = folder_ / file.filename();
-    write_file_atomically(copy, without);
-    return copy;
-  }
-
   /// A dry run says what it takes, and either it fits this machine or that is the only fault.
   void expect_dry_run(const fs::path& file, const Words& more, const Environment& environment,
                       const std::string& ranks) {
@@ -138,7 +127,7 @@ TEST_F(ExampleConfigTest, each_is_a_run_that_could_start) {
     const std::string text = read_file(file);
     const std::string workers =
         text.find("--workers ") == std::string::npos ? "2" : found_in(file, "--workers ([0-9]+)");
-    expect_dry_run(without_device(file), {"--workers", workers}, {}, workers + " workers");
+    expect_dry_run(file, {"--workers", workers}, {}, workers + " workers");
     ++checked;
   }
   EXPECT_GE(checked, 4u);
@@ -163,7 +152,7 @@ TEST_P(SlurmConfigTest, starts_as_its_batch_script_says) {
   }
   EXPECT_EQ(found_in(script, "-e ([^ ]+)/model.safetensors"),
             found_in(config, "output_dir = \"([^\"]+)\""));
-  expect_dry_run(without_device(config), {},
+  expect_dry_run(config, {},
                  {{"SLURM_PROCID", "0"},
                   {"SLURM_LOCALID", "0"},
                   {"SLURM_NODEID", "0"},

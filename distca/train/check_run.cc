@@ -90,7 +90,6 @@ void check_run(const Config& config, int num_workers, LocalRanks local) {
 }
 
 PlannedAhead check_dry_run(const Config& config, int num_workers, const fs::path& lengths) {
-  check_device(config);
   check_kernel(config);
   const std::string& prefix = config.data.prefix;
   const auto is_there = [](const fs::path& file) { return fs::exists(file); };

@@ -36,8 +36,8 @@ struct PlannedAhead {
 
 /// The same for a run that is only to be looked at (train/dry_run.h). Data are read if `lengths`
 /// is given or data.prefix names what is there; otherwise all documents are taken to have
-/// batch.max_document_tokens tokens. No run is refused for its memory, and train.trace is not
-/// tried, since that writes.
+/// batch.max_document_tokens tokens. No run is refused for its memory or for a GPU that is not
+/// here, and train.trace is not tried, since that writes.
 PlannedAhead check_dry_run(const Config& config, int num_workers,
                            const std::filesystem::path& lengths);
 
