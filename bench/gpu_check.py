@@ -8,6 +8,7 @@ came counts as FAIL. Exit code: 1 if a line says FAIL, 2 for wrong arguments, el
 """
 
 import argparse
+import contextlib
 import functools
 import os
 import pathlib
@@ -113,6 +114,9 @@ class Stage:
                     code = process.wait(limit_s)
                 except subprocess.TimeoutExpired:
                     code = None
+                    os.killpg(process.pid, signal.SIGTERM)  # it may have sessions of its own to end
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(5)
                 finally:
                     try:
                         os.killpg(process.pid, signal.SIGKILL)

@@ -195,6 +195,8 @@ def nccl_way(stage):
         raise Missing("this build has no comm.backend=nccl")
     device = ("train.device=cuda", "comm.backend=nccl")
     count = int(stage.run("devices", 60, [stage.options.python, "-c", "import torch; print(torch.cuda.device_count())"]))
+    if count == 0:
+        raise Missing("PyTorch sees no CUDA device")
     if count > 1:
         return f"NCCL, {count} devices", device, {}
     if stage.options.nccl is None:

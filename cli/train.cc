@@ -186,7 +186,8 @@ int start_ranks(const TrainArguments& arguments, const Config& config, int worke
   DISTCA_THROW_IF(
       arguments.max_restarts > 0 && config.ranks_are_threads(), ErrorKind::kUsage,
       "--max-restarts with comm.backend = threads: ranks that are threads end together, "
-      "and nobody starts them again; use gloo");
+      "and nobody starts them again; use {}",
+      config.on_cuda() ? "nccl" : "gloo");
   if (config.has_nccl() && config.on_cuda()) check_local_devices(ranks, local_devices());
   if (!launches(arguments, config, ranks))
     return report(with_named_ranks(grid, [&] { return train_as_threads(config, ranks, start); }));
@@ -244,10 +245,9 @@ int run_train(TrainArguments arguments) {
       rendezvous && arguments.workers > 1, ErrorKind::kUsage,
       "--workers {}, but {} started this process as one of {} ranks: leave --workers out",
       arguments.workers, rendezvous->source, rendezvous->size);
-  DISTCA_THROW_IF(
-      rendezvous && config.ranks_are_threads(), ErrorKind::kConfig,
-      "comm.backend = threads, but {} started this process as one of {} ranks: use gloo",
-      rendezvous->source, rendezvous->size);
+  DISTCA_THROW_IF(rendezvous && config.ranks_are_threads(), ErrorKind::kConfig,
+                  "comm.backend = threads, but {} started this process as one of {} ranks: use {}",
+                  rendezvous->source, rendezvous->size, config.on_cuda() ? "nccl" : "gloo");
   set_up_process(config);
   return start_ranks(arguments, config, workers, rendezvous, start);
 }

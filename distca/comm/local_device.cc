@@ -10,7 +10,7 @@ namespace distca {
 namespace {
 
 std::string seen(const LocalDevices& devices) {
-  return devices.names.empty() ? std::string("CUDA_VISIBLE_DEVICES is not set")
+  return devices.names.empty() ? std::string("CUDA_VISIBLE_DEVICES is not set, or empty")
                                : "CUDA_VISIBLE_DEVICES=" + devices.names;
 }
 

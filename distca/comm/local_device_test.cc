@@ -48,7 +48,7 @@ TEST(LocalDevice, a_refusal_says_what_is_visible_and_what_would_do) {
             "device of its own");
   EXPECT_EQ(refusal([] { local_device(0, {.visible = 0}); }),
             "rank 0 of this machine, counted from 0, sees no CUDA device (CUDA_VISIBLE_DEVICES is "
-            "not set)");
+            "not set, or empty)");
 }
 
 TEST(LocalDevice, more_ranks_than_devices_are_refused_before_they_start) {

@@ -61,10 +61,14 @@ class NcclRank {
   }
 
  private:
-  /// False if the group has failed.
+  /// False if the group has failed, or the device is lost, which throws when it is asked.
   bool wait_until_idle() {
-    while (!watch_->failure() && !watch_->is_idle())
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    try {
+      while (!watch_->failure() && !watch_->is_idle())
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    } catch (const std::exception&) {
+      return false;
+    }
     return !watch_->failure();
   }
 
@@ -87,7 +91,7 @@ class NcclExchange final : public PendingExchange {
     if (std::uncaught_exceptions() > exceptions_) return;
     try {
       wait();
-    } catch (const Error&) {
+    } catch (const std::exception&) {
       // Whoever cares has called wait().
     }
   }

@@ -192,7 +192,7 @@ void wait_for_others(const Rendezvous& rendezvous, c10d::Store& store, double pa
 void leave_nccl(std::shared_ptr<NcclConnections> connections, const Rendezvous& rendezvous,
                 const Heartbeat& heartbeat, bool is_well, double patience_s) {
   // A thread of its own, which is left behind if the store or NCCL does not return.
-  const auto over = std::make_shared<std::atomic<bool>>(false);
+  const auto over = std::make_shared<std::atomic<bool>>(!is_well);
   const auto done = std::make_shared<std::promise<void>>();
   std::future<void> is_done = done->get_future();
   std::thread([=, connections = std::move(connections)] {

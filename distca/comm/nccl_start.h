@@ -40,7 +40,6 @@ class NcclConnections {
   /// Gives everything back, after all ranks have received what this one sent.
   void finish();
 
-  const NcclLibrary& nccl() const { return nccl_; }
   const NcclDevice& device() const { return device_; }
 
  private:

@@ -6,6 +6,8 @@
 #include <thread>
 #include <utility>
 
+#include "distca/base/error.h"
+
 namespace distca {
 
 using Seconds = std::chrono::duration<double>;
@@ -31,6 +33,7 @@ struct NcclWatch::State {
   std::shared_ptr<Exchange> stands_at;  // where the device stands; its wait is the watchdog's
   bool gave_up = false;                 // the watchdog did, or was interrupted
   std::optional<std::string> failure;
+  bool is_current = false;  // the device is that of the watching thread
   bool stop = false;
   bool aborting = false;
   bool ended = false;  // the watching thread has
@@ -40,6 +43,8 @@ struct NcclWatch::State {
   bool pop_ended();
   std::shared_ptr<Exchange> awaited();
   std::optional<FailedWait> look(std::unique_lock<std::mutex>& lock);
+  std::optional<FailedWait> look_closely(std::unique_lock<std::mutex>& lock);
+  void abort();
   void stand_at(std::shared_ptr<Exchange> exchange, std::unique_lock<std::mutex>& lock);
   FailedWait failed_wait(std::unique_lock<std::mutex>& lock);
   std::string judge(const FailedWait& wait);
@@ -99,6 +104,7 @@ FailedWait NcclWatch::State::failed_wait(std::unique_lock<std::mutex>& lock) {
 
 /// The wait that has failed, if one has.
 std::optional<FailedWait> NcclWatch::State::look(std::unique_lock<std::mutex>& lock) {
+  if (!std::exchange(is_current, true) && group.make_current) group.make_current();
   const std::shared_ptr<Exchange> at = awaited();
   if (at != stands_at) stand_at(at, lock);
   const std::optional<std::string> error = group.error();
@@ -119,11 +125,33 @@ std::string NcclWatch::State::judge(const FailedWait& wait) {
   return *failure;
 }
 
+/// The same, also where the device is lost and throws at whoever asks it.
+std::optional<FailedWait> NcclWatch::State::look_closely(std::unique_lock<std::mutex>& lock) {
+  std::string why;
+  try {
+    return look(lock);
+  } catch (const std::exception& error) {
+    why = first_line(error);
+  }
+  if (!lock.owns_lock()) lock.lock();
+  FailedWait failed = failed_wait(lock);
+  failed.end = WaitEnd::kConnectionLost;
+  failed.why = why;
+  return failed;
+}
+
+void NcclWatch::State::abort() {
+  try {
+    group.abort();
+  } catch (const std::exception&) {
+    // The group has failed already, and its reason is known.
+  }
+}
+
 void NcclWatch::State::run() {
-  if (group.make_current) group.make_current();
   std::unique_lock lock(mutex);
   while (!stop && !failure) {
-    if (const std::optional<FailedWait> failed = look(lock)) {
+    if (const std::optional<FailedWait> failed = look_closely(lock)) {
       lock.unlock();
       judge(*failed);
       lock.lock();
@@ -139,7 +167,7 @@ void NcclWatch::State::run() {
   if (failure) {
     aborting = true;
     lock.unlock();
-    group.abort();
+    abort();
     lock.lock();
   }
   ended = true;

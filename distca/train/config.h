@@ -208,7 +208,8 @@ std::string_view backend_name(Config::Comm::Backend backend);
 /// CPU.
 KernelRequest kernel_request(const LlamaConfig& model, KernelChoice choice, int threads,
                              int cuda_device);
-/// The same for the ranks of a run, which use the CPU or the first CUDA device.
+/// The same for the ranks of a run. On CUDA, device 0 stands for any: only what a kernel can do is
+/// asked.
 KernelRequest kernel_request(const Config& config);
 
 }  // namespace distca

@@ -140,6 +140,7 @@ void WeightUpdate::sum_over_workers(double loss_sum) {
   squares[-1].fill_(loss_sum);
   ordered_sum(*request_.workers, squares, kOperation);
   const at::Tensor host = host_copy(squares);
+  request_.workers->throw_if_failed();
   std::copy_n(host.const_data_ptr<double>(), squares_.size(), squares_.begin());
 }
 
