@@ -1,6 +1,7 @@
 #include "distca/comm/ordered_sum.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <vector>

@@ -1,6 +1,7 @@
 #include "distca/train/weight_update.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <cmath>
