@@ -1,17 +1,14 @@
 // One layer of a Llama, forward and backward, on ranks that are threads and share a CUDA device:
-// what it takes on the device and on the host, how many operators it dispatches, and what it sends
+// what it takes on the device and on the host, how many operators it calls, and what it sends
 // and copies. Measured as the difference of steps with three layers and with one, which have all
 // else in common. The ranks of a line have the same tokens together, so its device times compare.
 //   build/release/bench/cuda_layer                 --device cpu: the same on the CPU, to rehearse
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
-#include <ATen/record_function.h>
 #include <c10/core/Event.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <CLI/CLI.hpp>
-#include <atomic>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -24,9 +21,11 @@
 #include "distca/comm/aten_types.h"
 #include "distca/comm/collectives.h"
 #include "distca/comm/device_copy.h"
+#include "distca/comm/device_stream.h"
 #include "distca/comm/thread_group.h"
 #include "distca/plan/exchange.h"
 #include "distca/plan/scheduler.h"
+#include "distca/runtime/operator_count.h"
 #include "distca/train/plan_request.h"
 #include "distca/train/step.h"
 
@@ -93,22 +92,6 @@ StepInput input_of(const PlanIndex& index, const Plan& plan, const LlamaConfig& 
   return input;
 }
 
-/// Operators that all threads have dispatched since it was made.
-class OperatorCount {
- public:
-  OperatorCount() {
-    at::addGlobalCallback(at::RecordFunctionCallback([](const at::RecordFunction&)
-                                                         -> std::unique_ptr<at::ObserverContext> {
-                            ++total_;
-                            return nullptr;
-                          }).scopes({at::RecordScope::FUNCTION}));
-  }
-  int64_t total() const { return total_; }
-
- private:
-  static inline std::atomic<int64_t> total_ = 0;
-};
-
 /// What a rank's step took. Sums over all ranks are the layer's.
 struct Taken {
   double device_s = 0;
@@ -135,7 +118,7 @@ class Timer {
  private:
   std::unique_ptr<c10::Event> mark() const {
     auto event = std::make_unique<c10::Event>(c10::kCUDA, c10::EventFlag::BACKEND_DEFAULT);
-    event->record(c10::impl::VirtualGuardImpl(c10::kCUDA).getStream(aten_device(cuda_device_)));
+    event->record(current_stream(aten_device(cuda_device_)));
     return event;
   }
   const int cuda_device_;
@@ -150,21 +133,20 @@ Json all_of(const std::vector<Taken>& ranks) {
   for (const Taken& one : ranks) {
     all.device_s = std::max(all.device_s, one.device_s);
     all.host_s += one.host_s / static_cast<double>(ranks.size());
+    all.operators += one.operators;
     all.sent += one.sent, all.copied += one.copied;
   }
-  return {
-      {"device_ms", 1e3 * all.device_s},
-      {"host_ms", 1e3 * all.host_s},
-      {"operators", static_cast<double>(ranks[0].operators) / static_cast<double>(ranks.size())},
-      {"sent_bytes", all.sent},
-      {"copied_bytes", all.copied}};
+  return {{"device_ms", 1e3 * all.device_s},
+          {"host_ms", 1e3 * all.host_s},
+          {"operators", static_cast<double>(all.operators) / static_cast<double>(ranks.size())},
+          {"sent_bytes", all.sent},
+          {"copied_bytes", all.copied}};
 }
 
 /// Of steps with so many layers, on one rank of those of `plan`. The rounds, which only rank 0
 /// returns.
 std::vector<Json> rounds_of(const Arguments& arguments, const Config& config, const Plan& plan,
                             Communicator& comm) {
-  static const OperatorCount operators;
   const StepOptions options = step_options(config);
   const Llama model(config.model, /*seed=*/1, comm.cuda_device());
   const StepInput input = input_of(PlanIndex(plan), plan, config.model, options, comm.rank());
@@ -174,7 +156,7 @@ std::vector<Json> rounds_of(const Arguments& arguments, const Config& config, co
   std::vector<Json> rounds;
   for (int round = -1; round < arguments.rounds; ++round) {
     barrier(comm, "begin");
-    const int64_t operators_before = operators.total();
+    const OperatorCount operators;
     timer.begin();
     const double begin_s = thread_processor_seconds();
     const StepResult result = step.train(input, targets, {});
@@ -183,7 +165,7 @@ std::vector<Json> rounds_of(const Arguments& arguments, const Config& config, co
                 .copied = result.bytes.packed + result.bytes.unpacked + result.bytes.copied};
     taken.device_s = timer.seconds();
     barrier(comm, "end");
-    taken.operators = operators.total() - operators_before;
+    taken.operators = operators.total();
     const std::vector<Taken> all = all_gather(comm, taken, "what was taken");
     if (round >= 0 && comm.rank() == 0) rounds.push_back(all_of(all));  // the first warms up
   }

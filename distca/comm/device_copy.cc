@@ -2,27 +2,14 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/AutogradState.h>
-#include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "distca/comm/aten_types.h"
+#include "distca/comm/device_stream.h"
 
 namespace distca {
 namespace {
-
-using Event = c10::Event;
-
-/// The end of all that `stream` has been given.
-DeviceMark end_of(const c10::Stream& stream) {
-  const auto event = std::make_shared<Event>(stream.device_type());
-  event->record(stream);
-  return event;
-}
-
-void block(const c10::Stream& stream, const DeviceMark& mark) {
-  if (mark) static_cast<const Event*>(mark.get())->block(stream);
-}
 
 /// What a rank's thread sets for itself. With one stream for all ranks, each would wait for what
 /// the others do, and a wait that is missing would not show.
@@ -47,17 +34,14 @@ class RankThread {
 
 ThreadDevice cuda_thread_device(int cuda_device) {
   const at::Device device = aten_device(cuda_device);
-  const auto current_stream = [device] {
-    return c10::impl::VirtualGuardImpl(at::kCUDA).getStream(device);
-  };
   const auto copy = [device](std::byte* to, const std::byte* from, int64_t bytes,
                              const DeviceMark& sender, const DeviceMark& receiver) {
     // Any stream of the pool will do: a copy depends on nothing but the two marks, and these on
     // work that was given to the device before them.
     const c10::Stream stream = c10::impl::VirtualGuardImpl(at::kCUDA).getStreamFromGlobalPool(
         device, /*isHighPriority=*/true);
-    block(stream, sender);
-    block(stream, receiver);
+    follow(stream, sender);
+    follow(stream, receiver);
     const c10::StreamGuard guard(stream);
     const auto options = at::TensorOptions(at::kByte).device(device);
     const at::Tensor source = at::from_blob(const_cast<std::byte*>(from), {bytes}, options);
@@ -65,9 +49,9 @@ ThreadDevice cuda_thread_device(int cuda_device) {
     return end_of(stream);
   };
   return {.cuda_device = cuda_device,
-          .mark = [current_stream] { return end_of(current_stream()); },
+          .mark = [device] { return end_of(current_stream(device)); },
           .copy = copy,
-          .follow = [current_stream](const DeviceMark& mark) { block(current_stream(), mark); },
+          .follow = [device](const DeviceMark& mark) { follow(current_stream(device), mark); },
           .begin_rank = [device] { return std::make_shared<RankThread>(device); }};
 }
 

@@ -1,7 +1,6 @@
 #include "distca/comm/nccl_device.h"
 
 #include <ATen/ATen.h>
-#include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
 
@@ -9,19 +8,10 @@
 
 #include "distca/base/error.h"
 #include "distca/comm/aten_types.h"
+#include "distca/comm/device_stream.h"
 
 namespace distca {
 namespace {
-
-using Event = c10::Event;
-
-DeviceMark end_of(const c10::Stream& stream) {
-  const auto event = std::make_shared<Event>(stream.device_type());
-  event->record(stream);
-  return event;
-}
-
-const Event& event_of(const DeviceMark& mark) { return *static_cast<const Event*>(mark.get()); }
 
 /// The number that the driver gives a device, the same for all who see it under any name; empty if
 /// it does not say. Asked through the driver's C interface, which PyTorch has loaded.
@@ -59,9 +49,6 @@ NcclDevice cuda_nccl_device(int cuda_device) {
   const at::Device device = aten_device(cuda_device);
   const c10::impl::VirtualGuardImpl guard(at::kCUDA);
   const c10::Stream stream = guard.getStreamFromGlobalPool(device, /*isHighPriority=*/true);
-  const auto current_stream = [device] {
-    return c10::impl::VirtualGuardImpl(at::kCUDA).getStream(device);
-  };
   return {
       .cuda_device = cuda_device,
       .identity = device_uuid(cuda_device),
@@ -74,13 +61,13 @@ NcclDevice cuda_nccl_device(int cuda_device) {
             auto* const data = static_cast<std::byte*>(memory.data_ptr());
             return std::shared_ptr<std::byte>(data, [memory](std::byte*) {});
           },
-      .mark = [current_stream] { return end_of(current_stream()); },
-      .communicate_behind = [stream](const DeviceMark& mark) { event_of(mark).block(stream); },
+      .mark = [device] { return end_of(current_stream(device)); },
+      .communicate_behind = [stream](const DeviceMark& mark) { distca::follow(stream, mark); },
       .mark_communication = [stream] { return end_of(stream); },
-      .has_passed = [](const DeviceMark& mark) { return event_of(mark).query(); },
+      .has_passed = [](const DeviceMark& mark) { return distca::has_passed(mark); },
       .follow =
-          [current_stream](const DeviceMark& mark, double) {
-            event_of(mark).block(current_stream());
+          [device](const DeviceMark& mark, double) {
+            distca::follow(current_stream(device), mark);
             return true;
           },
   };

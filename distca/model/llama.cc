@@ -6,7 +6,6 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
-#include <numeric>
 #include <span>
 
 #include "distca/base/error.h"
@@ -279,14 +278,6 @@ at::Tensor Llama::logits(const at::Tensor& x) const {
   const State& s = *state_;
   return norm_linear(x, s.final_norm, s.config.rms_norm_eps, {s.head}, Keep::kProducts)[0].to(
       s.master);
-}
-
-double Llama::loss_sum(const at::Tensor& x, const at::Tensor& targets, int64_t chunk_tokens,
-                       double scale, at::Tensor* d_x, at::Tensor* losses) const {
-  const at::Tensor chunks =
-      host_copy(chunk_losses(x, targets, chunk_tokens, scale, d_x, losses)).to(at::kDouble);
-  const double* const sums = chunks.const_data_ptr<double>();
-  return std::accumulate(sums, sums + chunks.numel(), 0.0);
 }
 
 at::Tensor Llama::chunk_losses(const at::Tensor& x, const at::Tensor& targets, int64_t chunk_tokens,

@@ -55,8 +55,8 @@ class Llama {
   Llama(const LlamaConfig& config, uint64_t seed, int cuda_device,
         Masters masters = Masters::kHere);
   /// Of a stage of a pipeline: it has the phases of its own layers, which keep their numbers in the
-  /// model, embed() on the first stage, and logits() and loss_sum() on the last. `config` is the
-  /// whole model's.
+  /// model, embed() on the first stage, and logits() and chunk_losses() on the last. `config` is
+  /// the whole model's.
   Llama(const LlamaConfig& config, const Stage& stage, uint64_t seed, int cuda_device,
         Masters masters = Masters::kHere);
   ~Llama();
@@ -96,14 +96,11 @@ class Llama {
   /// x [T, C] of the last layer -> logits [T, V] in the masters' type.
   at::Tensor logits(const at::Tensor& x) const;
   /// x [T, C] of the last layer, targets [T] int64 (-100: no target) -> the sum of the cross
-  /// entropy over all targets, in nats. Logits exist for `chunk_tokens` rows at a time. Where `d_x`
-  /// is not null, backward is done for each chunk at once: `d_x` becomes the gradient of
-  /// `scale` * loss by x, and the parameters' .grad are added to. Where `losses` is not null, it
-  /// becomes the cross entropy of each row [T], 0 without a target.
-  double loss_sum(const at::Tensor& x, const at::Tensor& targets, int64_t chunk_tokens,
-                  double scale = 1, at::Tensor* d_x = nullptr, at::Tensor* losses = nullptr) const;
-  /// The same without reading it: the sum of each chunk, where the model lies. Added up in their
-  /// order in fp64, they are what loss_sum() gives.
+  /// entropy over the targets of each chunk of `chunk_tokens` rows, in nats, where the model lies.
+  /// Logits exist for a chunk at a time. Where `d_x` is not null, backward is done for each chunk
+  /// at once: `d_x` becomes the gradient of `scale` * loss by x, and the parameters' .grad are
+  /// added to. Where `losses` is not null, it becomes the cross entropy of each row [T], 0 without
+  /// a target.
   at::Tensor chunk_losses(const at::Tensor& x, const at::Tensor& targets, int64_t chunk_tokens,
                           double scale = 1, at::Tensor* d_x = nullptr,
                           at::Tensor* losses = nullptr) const;

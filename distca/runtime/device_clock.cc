@@ -1,11 +1,11 @@
 #include "distca/runtime/device_clock.h"
 
 #include <c10/core/Event.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <vector>
 
 #include "distca/base/clock.h"
+#include "distca/comm/device_stream.h"
 
 namespace distca {
 namespace {
@@ -18,7 +18,7 @@ class DeviceClock final : public OpClock {
   size_t mark() override {
     // The default flag keeps time.
     events_.emplace_back(c10::DeviceType::CUDA, c10::EventFlag::BACKEND_DEFAULT);
-    events_.back().record(c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getStream(device_));
+    events_.back().record(current_stream(device_));
     return events_.size() - 1;
   }
 

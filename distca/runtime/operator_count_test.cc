@@ -3,7 +3,6 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
-#include <ATen/record_function.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -17,12 +16,10 @@
 #include "distca/comm/thread_group.h"
 #include "distca/plan/plan_testing.h"
 #include "distca/runtime/core_attention_testing.h"
-#include "distca/runtime/operator_count_testing.h"
+#include "distca/runtime/operator_count.h"
 
 namespace distca {
 namespace {
-
-using testing::OperatorCount;
 
 constexpr kernels::Shape kShape{
     .num_heads = 4, .num_kv_heads = 2, .head_dim_qk = 16, .head_dim_v = 16, .softmax_scale = 0.25};

@@ -1,12 +1,12 @@
 #pragma once
 // What TaskLaunches keeps: launches of kernels/varlen_launches.h with the rows that they move, and
-// with their lists on the device. Include <ATen/ATen.h> and <c10/core/Event.h> before this header.
+// with their lists on the device. Include <ATen/ATen.h> before this header.
 // Thread rule: as TaskLaunches.
 
 #include <cstdint>
-#include <optional>
 #include <vector>
 
+#include "distca/comm/thread_group.h"
 #include "distca/kernels/varlen_launches.h"
 #include "distca/runtime/task_launches.h"
 #include "distca/runtime/varlen_attention.h"
@@ -43,7 +43,7 @@ struct TaskLaunches::Made {
   int64_t gathered_rows;
   std::vector<Run> without_keys;
   std::vector<PlayedLaunch> launches;
-  std::optional<c10::Event> brought;  // none on a CPU
+  DeviceMark brought;  // null on a CPU
 };
 
 }  // namespace distca

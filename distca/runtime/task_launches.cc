@@ -1,12 +1,12 @@
 #include <ATen/ATen.h>
-#include <c10/core/Event.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/core/Stream.h>
 
 #include "distca/runtime/played_launches.h"
 
 #include <algorithm>
 #include <utility>
 
+#include "distca/comm/device_stream.h"
 #include "distca/comm/host_read.h"
 
 namespace distca {
@@ -18,10 +18,6 @@ using kernels::Task;
 using kernels::TaskList;
 using kernels::VarlenLaunch;
 using kernels::VarlenPlan;
-
-c10::Stream current_stream(const at::Device& device) {
-  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-}
 
 /// Whether two runs have a row of a buffer in common.
 bool overlap(std::vector<Run> runs) {
@@ -110,12 +106,11 @@ TaskLaunches::Made::Made(const TaskList& list, VarlenPlan plan, std::vector<bool
   }
   bring_lists(launches, device);
   if (device.is_cpu()) return;
-  brought.emplace(device.type());
-  brought->record(current_stream(device));
+  brought = end_of(current_stream(device));
 }
 
 void TaskLaunches::Made::follow(const at::Device& device) const {
-  if (brought) brought->block(current_stream(device));
+  if (brought) distca::follow(current_stream(device), brought);
 }
 
 TaskLaunches::TaskLaunches() = default;

@@ -1,7 +1,6 @@
 #include "distca/runtime/varlen_attention.h"
 
 #include <ATen/ATen.h>
-#include <c10/core/Event.h>
 
 #include <limits>
 #include <vector>

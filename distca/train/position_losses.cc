@@ -38,7 +38,7 @@ PositionLosses& PositionLosses::operator+=(const PositionLosses& other) {
 double PositionLosses::mean() const {
   double targets = 0;
   for (int band = 0; band < kBands; ++band) targets += values_[1 + kBands + band];
-  return sum() / targets;
+  return values_[0] / targets;
 }
 
 std::vector<PositionBand> PositionLosses::bands() const {

@@ -37,8 +37,7 @@ class PositionLosses {
            std::span<const int64_t> positions);
   PositionLosses& operator+=(const PositionLosses& other);
 
-  double sum() const { return values_[0]; }  // nats
-  double mean() const;                       // nats per target
+  double mean() const;  // nats per target
   /// The bands that have targets.
   std::vector<PositionBand> bands() const;
   /// All of it as numbers, which may be added up.
