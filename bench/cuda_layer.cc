@@ -10,6 +10,7 @@
 
 #include <CLI/CLI.hpp>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <vector>
 
@@ -95,7 +96,7 @@ StepInput input_of(const PlanIndex& index, const Plan& plan, const LlamaConfig& 
 /// What a rank's step took. Sums over all ranks are the layer's.
 struct Taken {
   double device_s = 0;
-  double host_s = 0;  // processor time of the rank's thread
+  double host_s = 0;  // processor time of the rank's thread in the program's operations
   int64_t operators = 0;
   int64_t sent = 0, copied = 0;
 };
@@ -125,6 +126,17 @@ class Timer {
   std::unique_ptr<c10::Event> begin_;
   Stopwatch watch_;
 };
+
+/// Processor time of all operations. What the step does behind them waits for the device, and a
+/// thread that waits so may be busy all the time.
+double played_s(const OpTimes& times) {
+  double seconds = 0;
+  for (const auto& of_kind : times.processor_seconds) {
+    for (const auto& of_pass : of_kind)
+      seconds += std::accumulate(of_pass.begin(), of_pass.end(), 0.0);
+  }
+  return seconds;
+}
 
 /// What all ranks' steps took together: the longest time, the mean processor time and operators of
 /// a rank, and all bytes.
@@ -158,9 +170,8 @@ std::vector<Json> rounds_of(const Arguments& arguments, const Config& config, co
     barrier(comm, "begin");
     const OperatorCount operators;
     timer.begin();
-    const double begin_s = thread_processor_seconds();
     const StepResult result = step.train(input, targets, {});
-    Taken taken{.host_s = thread_processor_seconds() - begin_s,
+    Taken taken{.host_s = played_s(result.times),
                 .sent = result.bytes.sent,
                 .copied = result.bytes.packed + result.bytes.unpacked + result.bytes.copied};
     taken.device_s = timer.seconds();

@@ -176,6 +176,15 @@ def arguments(words):
     return asked
 
 
+def commit():
+    """Of the sources, where git is there and knows them."""
+    try:
+        described = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=ROOT, capture_output=True, text=True)
+    except OSError:
+        return "unknown"
+    return described.stdout.strip() or "unknown"
+
+
 def main(words, stages):
     """`stages`: name -> function of a Stage."""
     options = arguments(words)
@@ -188,9 +197,8 @@ def main(words, stages):
         stage.end()
         stage.seconds = time.monotonic() - stage.begun
         done.append(stage)
-    commit = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=ROOT, capture_output=True, text=True)
     failed = sum(stage.failed() for stage in done)
-    lines = [f"gpu_check {''.join(options.stages)}, --device {options.device}, commit {commit.stdout.strip() or 'unknown'}: "
+    lines = [f"gpu_check {''.join(options.stages)}, --device {options.device}, commit {commit()}: "
              + ", ".join(f"{stage.name} {stage.seconds:.0f} s" for stage in done)]
     lines += [row for stage in done for row in stage.rows]
     counts = {verdict: sum(row.startswith(verdict) for row in lines) for verdict in ("PASS", "FAIL", "SKIP", "SHOW")}

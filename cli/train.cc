@@ -59,21 +59,24 @@ struct Told {
 };
 
 /// The group of this process's rank.
-std::unique_ptr<Communicator> join_ranks(const Config& config, const Rendezvous& rendezvous) {
+std::unique_ptr<Communicator> join_ranks(const Config& config, const Rendezvous& rendezvous,
+                                         int cuda_device) {
   if (!config.has_nccl()) return make_gloo_group(rendezvous, config.comm);
   const NcclLibrary& nccl = nccl_library();
-  if (!config.on_cuda())
+  if (cuda_device < 0)
     return make_nccl_group(rendezvous, config.comm, nccl, host_nccl_device(nccl));
-  const LocalDevices devices = local_devices();
-  NcclDevice device = cuda_nccl_device(use_local_device(rendezvous.local_rank, devices));
-  if (devices.may_share) device.identity.clear();
+  NcclDevice device = cuda_nccl_device(cuda_device);
+  if (local_devices().may_share) device.identity.clear();
   return make_nccl_group(rendezvous, config.comm, nccl, device);
 }
 
 TrainEnd train_as_rank(const Config& config, const Rendezvous& rendezvous, const RunStart& start) {
   const auto store = start_store_process(rendezvous, config.comm.grace_s);
   const Told told(config);  // starts a thread: after the store's process was forked
-  const std::unique_ptr<Communicator> comm = join_ranks(config, rendezvous);
+  const int device =
+      config.on_cuda() ? use_local_device(rendezvous.local_rank, local_devices()) : -1;
+  const std::shared_ptr<void> of_thread = device < 0 ? nullptr : begin_device_rank(device);
+  const std::unique_ptr<Communicator> comm = join_ranks(config, rendezvous, device);
   return train(config, *comm, *told.state, start);
 }
 

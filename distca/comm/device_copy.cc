@@ -11,8 +11,6 @@
 namespace distca {
 namespace {
 
-/// What a rank's thread sets for itself. With one stream for all ranks, each would wait for what
-/// the others do, and a wait that is missing would not show.
 class RankThread {
  public:
   explicit RankThread(const at::Device& device)
@@ -31,6 +29,10 @@ class RankThread {
 };
 
 }  // namespace
+
+std::shared_ptr<void> begin_device_rank(int cuda_device) {
+  return std::make_shared<RankThread>(aten_device(cuda_device));
+}
 
 ThreadDevice cuda_thread_device(int cuda_device) {
   const at::Device device = aten_device(cuda_device);
@@ -52,7 +54,7 @@ ThreadDevice cuda_thread_device(int cuda_device) {
           .mark = [device] { return end_of(current_stream(device)); },
           .copy = copy,
           .follow = [device](const DeviceMark& mark) { follow(current_stream(device), mark); },
-          .begin_rank = [device] { return std::make_shared<RankThread>(device); }};
+          .begin_rank = [cuda_device] { return begin_device_rank(cuda_device); }};
 }
 
 }  // namespace distca

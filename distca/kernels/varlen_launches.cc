@@ -166,29 +166,30 @@ std::vector<std::vector<const Sequence*>> disjoint(std::vector<const Sequence*> 
 
 /// Calls `body(sequences)` for each run of them, with the gaps between them, that a launch takes.
 template <typename Body>
-void for_runs(std::span<const Sequence* const> sequences, int64_t most_sequences, Body body) {
+void for_runs(std::span<const Sequence* const> sequences, const LaunchLimits& limits, Body body) {
   size_t begin = 0;
-  int64_t count = 0;
+  int64_t count = 0, queries = 0;
   for (size_t i = 0; i < sequences.size(); ++i) {
     int64_t more = 1;
     if (i > begin) {
       const VarlenPart& before = sequences[i - 1]->whole;
       if (before.row + before.keys.size() < sequences[i]->whole.row) ++more;
-      if (count + more > most_sequences) {
+      const int64_t rows = std::max(limits.padding_rows, queries + sequences[i]->query_rows);
+      if (count + more > limits.sequences || (count + more) * kPaddingRows > rows) {
         body(sequences.subspan(begin, i - begin));
-        begin = i, count = 0, more = 1;
+        begin = i, count = 0, queries = 0, more = 1;
       }
     }
-    count += more;
+    count += more, queries += sequences[i]->query_rows;
   }
   body(sequences.subspan(begin));
 }
 
 }  // namespace
 
-int length_class(int64_t queries, const LaunchLimits& limits) {
+int length_class(int64_t rows, const LaunchLimits& limits) {
   int length = 0;
-  for (int64_t most = limits.short_queries; most < queries; most *= 4) ++length;
+  for (int64_t most = limits.short_rows; most < rows; most *= 4) ++length;
   return length;
 }
 
@@ -219,11 +220,13 @@ VarlenPlan plan_backward_launches(ScalarType type, const TaskList& list,
     std::ranges::stable_sort(kind, {}, [](const VarlenPart& part) { return part.queries.begin; });
     const std::vector<Sequence> sequences = merged(kind);
     std::map<int, std::vector<const Sequence*>> by_length;
-    for (const Sequence& sequence : sequences)
-      by_length[length_class(sequence.query_rows, limits)].push_back(&sequence);
+    for (const Sequence& sequence : sequences) {
+      const int64_t rows = std::max(sequence.query_rows, sequence.whole.keys.size());
+      by_length[length_class(rows, limits)].push_back(&sequence);
+    }
     for (const auto& [length, of_length] : by_length) {
       for (const std::vector<const Sequence*>& launch : disjoint(of_length)) {
-        for_runs(launch, limits.sequences, [&](std::span<const Sequence* const> run) {
+        for_runs(launch, limits, [&](std::span<const Sequence* const> run) {
           plan.launches.push_back(backward_launch(list, run));
         });
       }

@@ -26,8 +26,11 @@
 // those without queries; further ones go into further launches, in the same order.
 //
 // Lengths. The operator's grid has blocks for the longest sequence of a launch, for each of its
-// sequences and heads. So sequences share a launch only if they are of one class of lengths: up to
-// LaunchLimits::short_queries queries, up to 4 times as many, up to 16 times, and so on.
+// sequences and heads: for its queries in forward, for its keys in backward. So sequences share a
+// launch only if they are of one class of lengths: up to LaunchLimits::short_rows rows, up to 4
+// times as many, up to 16 times, and so on. In backward, the operator makes fp32 memory for dQ in
+// which each sequence has up to kPaddingRows rows more than it has queries, also one without
+// queries; so a launch with few queries has few sequences.
 //
 // Thread rule: pure functions.
 
@@ -49,10 +52,14 @@ inline constexpr int64_t kMostSequences = 65535;
 /// What divides sequences that could share a launch.
 struct LaunchLimits {
   int64_t sequences = kMostSequences;  // of a launch
-  int64_t short_queries = 512;         // of a sequence of the first class of lengths
+  int64_t short_rows = 512;            // of a sequence of the first class of lengths
+  /// The most rows of padding of a backward launch that has fewer queries than this.
+  int64_t padding_rows = 65536;
 };
-/// The class of a sequence of so many queries: 0, 1, ...
-int length_class(int64_t queries, const LaunchLimits& limits = {});
+/// Rows of padding that the operator's backward may make for a sequence.
+inline constexpr int64_t kPaddingRows = 128;
+/// The class of a sequence of so many rows: 0, 1, ...
+int length_class(int64_t rows, const LaunchLimits& limits = {});
 
 /// Bytes that an operator loads at once.
 inline constexpr int64_t kVarlenAlignment = 16;
@@ -117,9 +124,10 @@ struct VarlenPlan {
 VarlenPlan plan_forward_launches(ScalarType type, const TaskList& list,
                                  const LaunchLimits& limits = {});
 
-/// The same for backward; a sequence's class is that of all its queries. Neighbouring shards of a
-/// document, where the queries of one end and those of the other begin, become one sequence. Keys
-/// of a launch that no sequence reads become sequences without queries.
+/// The same for backward; a sequence's class is that of its keys, or of its queries if they are
+/// more. Neighbouring shards of a document, where the queries of one end and those of the other
+/// begin, become one sequence. Keys of a launch that no sequence reads become sequences without
+/// queries.
 VarlenPlan plan_backward_launches(ScalarType type, const TaskList& list,
                                   const LaunchLimits& limits = {});
 

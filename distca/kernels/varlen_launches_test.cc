@@ -71,7 +71,8 @@ TEST(VarlenLaunches, equal_the_reference_for_random_tasks_in_any_memory) {
     SCOPED_TRACE(seed);
     World world(seed);
     if (seed % 3 == 0) world.limits.sequences = 2 + static_cast<int64_t>(seed % 4);
-    if (seed % 2 == 0) world.limits.short_queries = 1 + static_cast<int64_t>(seed % 5);
+    if (seed % 2 == 0) world.limits.short_rows = 1 + static_cast<int64_t>(seed % 5);
+    if (seed % 3 == 0) world.limits.padding_rows = kPaddingRows * static_cast<int64_t>(seed % 7);
     add_random_documents(world, seed);
     expect_like_the_reference(world);
     EXPECT_TRUE(copies_once(world.forward_plan()));
@@ -234,7 +235,7 @@ TEST(VarlenLaunches, lengths_of_one_class_share_a_launch) {
         std::pair(2049, 2), std::pair(8192, 2), std::pair(8193, 3), std::pair(1 << 20, 6)})
     EXPECT_EQ(length_class(queries, limits), length) << queries;
   World world(1);
-  world.limits.short_queries = 4;
+  world.limits.short_rows = 4;
   world.add_store(200);
   int64_t row = 0;
   for (const int64_t tokens : {3, 60, 4, 17, 5, 1}) {
@@ -248,6 +249,36 @@ TEST(VarlenLaunches, lengths_of_one_class_share_a_launch) {
   }
   // Backward: the keys between two of a class are read by nobody.
   EXPECT_THAT(world.backward_plan().launches[0].cu_seqlens_q, ElementsAre(0, 3, 3, 7, 7, 8));
+  expect_like_the_reference(world);
+}
+
+TEST(VarlenLaunches, backward_classes_go_by_keys) {
+  World world(1);
+  world.limits.short_rows = 4;
+  world.add_store(200);
+  int64_t row = 0;
+  for (const auto& [queries, keys] : {std::pair(3, 3), std::pair(4, 100), std::pair(2, 4)}) {
+    add_keys(world.add_task({keys - queries, keys}), 0, keys, 0, row);
+    row += keys;
+  }
+  EXPECT_EQ(world.forward_plan().launches.size(), 1u);
+  std::vector<int64_t> most_keys;
+  for (const VarlenLaunch& launch : world.backward_plan().launches)
+    most_keys.push_back(launch.max_keys);
+  EXPECT_THAT(most_keys, ElementsAre(4, 100));
+  expect_like_the_reference(world);
+}
+
+TEST(VarlenLaunches, backward_pads_no_more_than_it_computes) {
+  World world(1);
+  world.limits.padding_rows = 3 * kPaddingRows;
+  world.add_store(60);
+  for (int64_t row = 0; row < 35; row += 5) add_keys(world.add_task({0, 5}), 0, 5, 0, row);
+  std::vector<int64_t> sequences;
+  for (const VarlenLaunch& launch : world.backward_plan().launches)
+    sequences.push_back(launch.sequences());
+  EXPECT_THAT(sequences, ElementsAre(3, 3, 1));
+  EXPECT_EQ(world.forward_plan().launches.size(), 1u);
   expect_like_the_reference(world);
 }
 
@@ -295,7 +326,8 @@ TEST(VarlenLaunches, more_sequences_than_a_grid_has_are_further_launches) {
   }
   for (const bool backward : {false, true}) {
     const VarlenPlan plan =
-        backward ? plan_backward_launches(kType, list) : plan_forward_launches(kType, list);
+        backward ? plan_backward_launches(kType, list, {.padding_rows = kPaddingRows * kTasks})
+                 : plan_forward_launches(kType, list);
     ASSERT_EQ(plan.launches.size(), 2u) << backward;
     EXPECT_EQ(plan.launches[0].sequences(), 65'535);
     EXPECT_EQ(plan.launches[1].sequences(), kTasks - 65'535);

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <deque>
 #include <optional>
@@ -156,7 +157,7 @@ class Player {
                 kDim);
     }
     for (const VarlenLaunch& launch : plan.launches) {
-      check(launch);
+      check(launch, backward);
       backward ? play_backward(launch) : play_forward(launch);
     }
   }
@@ -188,9 +189,14 @@ class Player {
     ASSERT_EQ(row, launch.query_rows());
   }
 
-  void check(const VarlenLaunch& launch) {
-    ASSERT_LE(launch.sequences(), world_.limits.sequences);
-    const int length = length_class(launch.max_queries, world_.limits);
+  void check(const VarlenLaunch& launch, bool backward) {
+    const LaunchLimits& limits = world_.limits;
+    ASSERT_LE(launch.sequences(), limits.sequences);
+    if (backward && launch.sequences() > 1) {
+      ASSERT_LE(launch.sequences() * kPaddingRows,
+                std::max(limits.padding_rows, launch.query_rows()));
+    }
+    std::set<int> lengths;
     ASSERT_EQ(launch.cu_seqlens_q.size(), launch.keys_used.size() + 1);
     ASSERT_EQ(launch.key_starts.size(), launch.keys_used.size() + 1);
     ASSERT_LE(launch.key_rows.end, keys_of(launch).tokens);
@@ -200,9 +206,13 @@ class Player {
       const int64_t queries = launch.cu_seqlens_q[b + 1] - launch.cu_seqlens_q[b];
       ASSERT_GT(launch.keys_used[b], 0);
       ASSERT_LE(queries, launch.max_queries);
-      ASSERT_TRUE(queries == 0 || length_class(queries, world_.limits) == length);
+      if (queries > 0) {
+        const int64_t keys = launch.keys_used[b];
+        lengths.insert(length_class(backward ? std::max(queries, keys) : queries, limits));
+      }
       ASSERT_TRUE(queries == 0 || launch.keys_used[b] <= launch.max_keys);
     }
+    ASSERT_EQ(lengths.size(), 1u);
   }
 
   KeyBuffer keys_of(const VarlenLaunch& launch) {

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <span>
+#include <utility>
 
 #include "distca/base/error.h"
 #include "distca/base/integers.h"
@@ -196,11 +197,13 @@ at::Tensor& gradient_of(at::Tensor& parameter, at::ScalarType type) {
 
 void Llama::collect_gradients(int layer) const {
   const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> sums, gradients;
   for (State::Copy& copy : state_->copies) {
     if (copy.layer != layer || !copy.leaf.grad().defined()) continue;
-    gradient_of(copy.parameter, state_->master).add_(copy.leaf.grad());
-    copy.leaf.mutable_grad().reset();
+    sums.push_back(gradient_of(copy.parameter, state_->master));
+    gradients.push_back(std::exchange(copy.leaf.mutable_grad(), at::Tensor()));
   }
+  if (!sums.empty()) at::_foreach_add_(sums, gradients);
 }
 
 std::shared_ptr<const Llama::Rope> Llama::rope(const at::Tensor& positions) const {

@@ -11,6 +11,7 @@
 
 #include "distca/base/error.h"
 #include "distca/base/integers.h"
+#include "distca/comm/as_on_device.h"
 
 namespace distca {
 namespace {
@@ -34,9 +35,17 @@ void for_blocks(const at::Tensor& rows, int64_t num_blocks, Work work) {
 
 int64_t blocks_of(const at::Tensor& rows) {
   constexpr int64_t kBlockElements = 1 << 15;  // a few such blocks fit a core's second cache
-  if (!rows.is_cpu() || rows.numel() == 0) return rows.size(0) > 0 ? 1 : 0;
+  if (as_on_device(rows.get_device()) || rows.numel() == 0) return rows.size(0) > 0 ? 1 : 0;
   const int64_t of_row = rows.numel() / rows.size(0);
   return ceil_div(rows.size(0), std::max<int64_t>(1, kBlockElements / of_row));
+}
+
+/// Of all rows the tensor itself: a device's host calls an operator less.
+at::Tensor part_of(const at::Tensor& rows, int64_t begin, int64_t count) {
+  return count == rows.size(0) ? rows : rows.narrow(0, begin, count);
+}
+at::Tensor in_type(const at::Tensor& rows, at::ScalarType type) {
+  return rows.scalar_type() == type ? rows : rows.to(type);
 }
 
 /// Lets write(rows) fill some rows of a result, which is computed in `type`: where they have
@@ -49,34 +58,47 @@ void fill_rows(const at::Tensor& rows, at::ScalarType type, Write write) {
   rows.copy_(wide);
 }
 
+/// A tensor of x's sizes in `type`. write(rows, begin, count) computes each block of its rows, in
+/// rows of the type `wide`.
+template <typename Write>
+at::Tensor filled(const at::Tensor& x, at::ScalarType wide, at::ScalarType type, Write write) {
+  const int64_t blocks = blocks_of(x);
+  if (blocks == 1) {  // rounded as a whole
+    const c10::NoGradGuard no_grad;
+    const at::Tensor rows = at::empty(x.sizes(), x.options().dtype(wide));
+    write(rows, 0, x.size(0));
+    return in_type(rows, type);
+  }
+  at::Tensor y = at::empty(x.sizes(), x.options().dtype(type));
+  for_blocks(x, blocks, [&](int64_t begin, int64_t count, int64_t) {
+    fill_rows(part_of(y, begin, count), wide,
+              [&](const at::Tensor& rows) { write(rows, begin, count); });
+  });
+  return y;
+}
+
 /// Gives rms_norm(x) * weight in `type`, and the factors [T, 1] of the rows.
 std::pair<at::Tensor, at::Tensor> normed(const at::Tensor& x, const at::Tensor& weight, double eps,
                                          at::ScalarType type) {
-  at::Tensor y = at::empty(x.sizes(), x.options().dtype(type));
   at::Tensor factors = at::empty({x.size(0), 1}, weight.options());
-  for_blocks(x, blocks_of(x), [&](int64_t begin, int64_t count, int64_t) {
-    const at::Tensor wide = x.narrow(0, begin, count).to(weight.scalar_type());
-    at::Tensor factor = factors.narrow(0, begin, count);
-    fill_rows(y.narrow(0, begin, count), weight.scalar_type(), [&](at::Tensor rows) {
-      at::mul_out(rows, wide, wide);
-      at::mean_out(factor, rows, -1, /*keepdim=*/true).add_(eps).rsqrt_();
-      at::mul_out(rows, wide, factor).mul_(weight);
-    });
-  });
-  return {y, factors};
+  const auto write = [&](at::Tensor rows, int64_t begin, int64_t count) {
+    const at::Tensor wide = in_type(part_of(x, begin, count), weight.scalar_type());
+    at::Tensor factor = part_of(factors, begin, count);
+    at::mul_out(rows, wide, wide);
+    at::mean_out(factor, rows, -1, /*keepdim=*/true).add_(eps).rsqrt_();
+    at::mul_out(rows, wide, factor).mul_(weight);
+  };
+  return {filled(x, weight.scalar_type(), type, write), factors};
 }
 
 /// y = x * factors * weight again.
 at::Tensor normed_again(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& factors,
                         at::ScalarType type) {
-  at::Tensor y = at::empty(x.sizes(), x.options().dtype(type));
-  for_blocks(x, blocks_of(x), [&](int64_t begin, int64_t count, int64_t) {
-    const at::Tensor wide = x.narrow(0, begin, count).to(weight.scalar_type());
-    fill_rows(y.narrow(0, begin, count), weight.scalar_type(), [&](at::Tensor rows) {
-      at::mul_out(rows, wide, factors.narrow(0, begin, count)).mul_(weight);
-    });
-  });
-  return y;
+  const auto write = [&](at::Tensor rows, int64_t begin, int64_t count) {
+    const at::Tensor wide = in_type(part_of(x, begin, count), weight.scalar_type());
+    at::mul_out(rows, wide, part_of(factors, begin, count)).mul_(weight);
+  };
+  return filled(x, weight.scalar_type(), type, write);
 }
 
 /// The gradients by x and by the weight. The former takes the place of `d_y`.
@@ -85,14 +107,15 @@ std::pair<at::Tensor, at::Tensor> norm_backward(const at::Tensor& d_y, const at:
                                                 const at::Tensor& factors) {
   const at::ScalarType type = weight.scalar_type();
   const int64_t blocks = blocks_of(x);
-  at::Tensor d_weights = at::zeros({blocks, weight.size(0)}, weight.options());
+  at::Tensor d_weights = blocks == 1 ? at::empty(weight.sizes(), weight.options())
+                                     : at::zeros({blocks, weight.size(0)}, weight.options());
   for_blocks(x, blocks, [&](int64_t begin, int64_t count, int64_t block) {
-    const at::Tensor factor = factors.narrow(0, begin, count);
-    const at::Tensor wide = x.narrow(0, begin, count).to(type);
-    const at::Tensor d_rows = d_y.narrow(0, begin, count);
-    const at::Tensor d_wide = d_rows.to(type);
+    const at::Tensor factor = part_of(factors, begin, count);
+    const at::Tensor wide = in_type(part_of(x, begin, count), type);
+    const at::Tensor d_rows = part_of(d_y, begin, count);
+    const at::Tensor d_wide = in_type(d_rows, type);
     const at::Tensor product = d_wide * wide;
-    at::Tensor of_block = d_weights.select(0, block);
+    at::Tensor of_block = blocks == 1 ? d_weights : d_weights.select(0, block);
     at::mv_out(of_block, product.t(), factor.squeeze(1));
     // The part along the row changes its length, which the norm takes away.
     const at::Tensor along =
@@ -102,7 +125,7 @@ std::pair<at::Tensor, at::Tensor> norm_backward(const at::Tensor& d_y, const at:
       rows.addcmul_(wide, along, -1.0 / static_cast<double>(x.size(1)));
     });
   });
-  return {d_y, d_weights.sum(0)};
+  return {d_y, blocks == 1 ? d_weights : d_weights.sum(0)};
 }
 
 /// d_y^T x: the gradient of a matrix that was multiplied with x [T, C] to give y [T, n].
@@ -114,7 +137,7 @@ at::Tensor sum_of_rows(const at::Tensor& rows, at::ScalarType type) {
   at::Tensor sums = at::zeros({blocks, rows.size(1)}, rows.options().dtype(type));
   for_blocks(rows, blocks, [&](int64_t begin, int64_t count, int64_t block) {
     at::Tensor of_block = sums.select(0, block);
-    at::sum_out(of_block, rows.narrow(0, begin, count), 0, /*keepdim=*/false, type);
+    at::sum_out(of_block, part_of(rows, begin, count), 0, /*keepdim=*/false, type);
   });
   return sums.sum(0);
 }
@@ -168,9 +191,9 @@ struct NormLinear : torch::autograd::Function<NormLinear> {
 at::Tensor gated(const at::Tensor& gate, const at::Tensor& up) {
   at::Tensor product = at::empty_like(gate);
   for_blocks(gate, blocks_of(gate), [&](int64_t begin, int64_t count, int64_t) {
-    at::Tensor rows = product.narrow(0, begin, count);
-    at::silu_out(rows, gate.narrow(0, begin, count));
-    rows.mul_(up.narrow(0, begin, count));
+    at::Tensor rows = part_of(product, begin, count);
+    at::silu_out(rows, part_of(gate, begin, count));
+    rows.mul_(part_of(up, begin, count));
   });
   return product;
 }
@@ -191,8 +214,8 @@ struct SwigluLinear : torch::autograd::Function<SwigluLinear> {
     at::Tensor d_up = d_results[0].mm(matrix);  // by the product, until a block is done
     at::Tensor d_gate = product;                // whose values are needed no more
     for_blocks(gate, blocks_of(gate), [&](int64_t begin, int64_t count, int64_t) {
-      const at::Tensor g = gate.narrow(0, begin, count), u = up.narrow(0, begin, count);
-      at::Tensor by_gate = d_gate.narrow(0, begin, count), by_up = d_up.narrow(0, begin, count);
+      const at::Tensor g = part_of(gate, begin, count), u = part_of(up, begin, count);
+      at::Tensor by_gate = part_of(d_gate, begin, count), by_up = part_of(d_up, begin, count);
       at::silu_backward_out(by_gate, by_up * u, g);
       by_up.mul_(at::silu(g));
     });
@@ -202,17 +225,13 @@ struct SwigluLinear : torch::autograd::Function<SwigluLinear> {
 
 at::Tensor rotated(const at::Tensor& x, const at::Tensor& cosines, const at::Tensor& sines,
                    double direction) {
-  at::Tensor y = at::empty_like(x);
   const at::ScalarType type = cosines.scalar_type();
-  for_blocks(x, blocks_of(x), [&](int64_t begin, int64_t count, int64_t) {
-    const at::Tensor wide = x.narrow(0, begin, count).to(type);
-    fill_rows(y.narrow(0, begin, count), type, [&](at::Tensor rows) {
-      at::mul_out(rows, wide, cosines.narrow(0, begin, count));
-      // Whole rows at a time: ATen's loops over half a head are twice as slow.
-      rows.addcmul_(wide.roll(x.size(-1) / 2, -1), sines.narrow(0, begin, count), direction);
-    });
+  return filled(x, type, x.scalar_type(), [&](at::Tensor rows, int64_t begin, int64_t count) {
+    const at::Tensor wide = in_type(part_of(x, begin, count), type);
+    at::mul_out(rows, wide, part_of(cosines, begin, count));
+    // Whole rows at a time: ATen's loops over half a head are twice as slow.
+    rows.addcmul_(wide.roll(x.size(-1) / 2, -1), part_of(sines, begin, count), direction);
   });
-  return y;
 }
 
 struct Rotate : torch::autograd::Function<Rotate> {
@@ -234,13 +253,12 @@ struct NormRotate : torch::autograd::Function<NormRotate> {
     at::Tensor y = at::empty_like(x);
     at::Tensor factors = at::empty({x.size(0), x.size(1), 1}, weight.options());
     for_blocks(x, blocks_of(x), [&](int64_t begin, int64_t count, int64_t) {
-      const at::Tensor wide = x.narrow(0, begin, count).to(weight.scalar_type());
-      at::Tensor factor = factors.narrow(0, begin, count);
+      const at::Tensor wide = in_type(part_of(x, begin, count), weight.scalar_type());
+      at::Tensor factor = part_of(factors, begin, count);
       at::mean_out(factor, wide * wide, -1, /*keepdim=*/true).add_(eps).rsqrt_();
       const at::Tensor normed = (wide * factor).mul_(weight);
-      y.narrow(0, begin, count)
-          .copy_(
-              rotated(normed, cosines.narrow(0, begin, count), sines.narrow(0, begin, count), 1));
+      part_of(y, begin, count)
+          .copy_(rotated(normed, part_of(cosines, begin, count), part_of(sines, begin, count), 1));
     });
     context->save_for_backward({x, weight, factors, cosines, sines});
     return y;
@@ -253,17 +271,17 @@ struct NormRotate : torch::autograd::Function<NormRotate> {
     at::Tensor d_x = at::empty_like(x);
     at::Tensor d_weights = at::zeros({blocks, weight.size(0)}, weight.options());
     for_blocks(x, blocks, [&](int64_t begin, int64_t count, int64_t block) {
-      const at::Tensor factor = factors.narrow(0, begin, count);
+      const at::Tensor factor = part_of(factors, begin, count);
       // The rows without their lengths, and the gradient by these times the weight.
-      const at::Tensor even = x.narrow(0, begin, count).to(weight.scalar_type()) * factor;
+      const at::Tensor even = in_type(part_of(x, begin, count), weight.scalar_type()) * factor;
       const at::Tensor d_normed =
-          rotated(d_results[0].narrow(0, begin, count).to(weight.scalar_type()),
-                  saved[3].narrow(0, begin, count), saved[4].narrow(0, begin, count), -1);
+          rotated(in_type(part_of(d_results[0], begin, count), weight.scalar_type()),
+                  part_of(saved[3], begin, count), part_of(saved[4], begin, count), -1);
       at::Tensor of_block = d_weights.select(0, block);
       at::sum_out(of_block, d_normed * even, at::IntArrayRef{0, 1});
       const at::Tensor d_even = d_normed * weight;
       const at::Tensor along = (d_even * even).mean(-1, /*keepdim=*/true);
-      d_x.narrow(0, begin, count).copy_((d_even - even * along).mul_(factor));
+      part_of(d_x, begin, count).copy_((d_even - even * along).mul_(factor));
     });
     return {d_x, d_weights.sum(0), at::Tensor(), at::Tensor(), at::Tensor()};
   }

@@ -14,9 +14,12 @@
 namespace distca {
 namespace {
 
+/// A tensor without its graph. Other than detach(), this is no operator that PyTorch dispatches.
+at::Tensor without_graph(const at::Tensor& tensor) { return at::Tensor(tensor.variable_data()); }
+
 /// A tensor that starts a graph.
 at::Tensor leaf(const at::Tensor& tensor) {
-  return tensor.detach().requires_grad_(at::GradMode::is_enabled());
+  return without_graph(tensor).requires_grad_(at::GradMode::is_enabled());
 }
 
 }  // namespace
@@ -100,7 +103,8 @@ void NanoPhases::pre_attention(int layer) {
   }
   l.x = leaf(x_);
   model_.pre_attention(layer, l.x, *rope_, &l.q, &l.k, &l.v, keep());
-  attention_.set_qkv(nano_batch_, layer, l.q.detach(), l.k.detach(), l.v.detach());
+  attention_.set_qkv(nano_batch_, layer, without_graph(l.q), without_graph(l.k),
+                     without_graph(l.v));
 }
 
 void NanoPhases::post_attention(int layer) {
@@ -117,7 +121,7 @@ void NanoPhases::post_attention(int layer) {
   } else {
     l.o = leaf(o);
     l.y = model_.post_attention(layer, l.x, l.o, keep());
-    x_ = l.y.detach();
+    x_ = without_graph(l.y);
   }
   if (!at::GradMode::is_enabled()) {
     attention_.drop(nano_batch_, layer);
@@ -182,9 +186,9 @@ void NanoPhases::set_qkv_again(int layer) {
   at::Tensor q, k, v;
   for_chunks([&](int64_t begin, int64_t count) {
     const Chunk& chunk = l.chunks.emplace_back(pre_attention_again(layer, begin, count));
-    put(q, chunk.q.detach(), begin);
-    put(k, chunk.k.detach(), begin);
-    put(v, chunk.v.detach(), begin);
+    put(q, without_graph(chunk.q), begin);
+    put(k, without_graph(chunk.k), begin);
+    put(v, without_graph(chunk.v), begin);
   });
   attention_.set_qkv_again(nano_batch_, layer, q, k, v);
 }
