@@ -252,8 +252,18 @@ def lost_rank(stage, fault, words, environment):
     stage.check(figure, body)
 
 
+def nccl_tests(stage, carrier, environment):
+    """What the tests of the stand-in ask for, but for its faults, of the library itself: ranks are threads."""
+    cases, others = "NcclGroup.*:NcclFaults.*", environment | {"DISTCA_TEST_NCCL": "cuda"}
+    if not stage.on_gpu:
+        cases, others = "NcclGroup.messages*:NcclGroup.late*:NcclGroup.streams*:NcclFaults.a_rank_that_fails*", {}
+        carrier = "NCCL's stand-in"
+    stage.check("tests of NCCL over " + carrier,
+                lambda: tests(stage, "rooms/comm/nccl_test", cases, 2 * TEST_S if stage.on_gpu else TEST_S, **others))
+
+
 def stage_e(stage):
-    if not stage.check("build", lambda: built(stage, ("distca",))):
+    if not stage.check("build", lambda: built(stage, ("distca", "rooms/comm/nccl_test"))):
         return
     try:
         carrier, words, environment = nccl_way(stage)
@@ -262,6 +272,7 @@ def stage_e(stage):
             stage.skip(name, str(why))
         return
     stage.show("messages are carried by", "", carrier)
+    nccl_tests(stage, carrier, environment)
     same_bits(stage, carrier, words, environment)
     for fault in SAID:
         lost_rank(stage, fault, words, environment)
