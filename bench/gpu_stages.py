@@ -31,7 +31,7 @@ def tested(stage, name, program, on_gpu, with_stand_ins, **others):
 # --- A -----------------------------------------------------------------------------------------------------------------
 
 A_PROGRAMS = ("distca", "rooms/runtime/aten_attention_test", "rooms/comm/comm_core_test", "tests/parity_test",
-              "tests/late_messages_step_test")
+              "tests/late_messages_step_test", "tests/device_way_test")
 
 
 def trained(stage, name, *words):
@@ -98,6 +98,8 @@ def stage_a(stage):
            "LateMessages*-*however_late*")
     tested(stage, "a step's gradients", "tests/parity_test", "parity.ranks_as_threads_on_one_gpu_give_the_cpus_result",
            "parity.a_window_gives_the_same_on_every_plan_and_schedule")
+    tested(stage, "no wait between layers, by PyTorch's check", "tests/device_way_test", "layer_sync.the_host_does_not_wait*",
+           "layer_sync.the_check_holds*")
     late_messages(stage)
     device = ("train.device=cuda", "comm.backend=threads") if stage.on_gpu else ("comm.backend=threads",)
     trained(stage, "training, one rank", *device)

@@ -18,8 +18,9 @@ namespace {
 
 class Player final : public OpPlayer {
  public:
-  Player(CoreAttention& attention, HandOvers& hand_overs, WeightUpdate& update)
-      : attention_(attention), hand_overs_(hand_overs), update_(update) {}
+  Player(CoreAttention& attention, HandOvers& hand_overs, WeightUpdate& update,
+         const OpWatch& watch)
+      : attention_(attention), hand_overs_(hand_overs), update_(update), watch_(watch) {}
 
   /// The next nano-batch. A dedicated server has none.
   void add(const Llama& model, const LocalTokens& tokens, const NanoPhases::Options& options) {
@@ -29,14 +30,13 @@ class Player final : public OpPlayer {
   }
 
   void play(const Op& op) override {
-    if (op.kind == OpKind::kCoreAttention) return attention_.compute(op);
-    if (is_of_weights(op)) {
-      return update_.play(op, op.kind == OpKind::kGradNorm ? losses_.sum() : 0);
-    }
-    op.pass == Pass::kForward ? play_forward(op) : play_backward(op);
+    tell(op, false);
+    compute(op);
+    tell(op, true);
   }
   // Gradients and weights travel from where they are, and land where they are wanted.
   void pack(const Op& op) override {
+    tell(op, false);
     if (is_of_weights(op)) return;
     op.kind == OpKind::kHandOver ? pack_hand_over(op) : attention_.pack(op);
   }
@@ -46,6 +46,7 @@ class Player final : public OpPlayer {
   }
   void issue(const Op& op) override {
     with_its_part(op, [&](auto& part) { part.issue(op); });
+    tell(op, true);
   }
   void wait(const Op& op) override {
     with_its_part(op, [&](auto& part) { part.wait(op); });
@@ -57,6 +58,18 @@ class Player final : public OpPlayer {
   StepLosses& losses() { return losses_; }
 
  private:
+  void tell(const Op& op, bool is_over) {
+    if (watch_) watch_(op, is_over);
+  }
+
+  void compute(const Op& op) {
+    if (op.kind == OpKind::kCoreAttention) return attention_.compute(op);
+    if (is_of_weights(op)) {
+      return update_.play(op, op.kind == OpKind::kGradNorm ? losses_.sum() : 0);
+    }
+    op.pass == Pass::kForward ? play_forward(op) : play_backward(op);
+  }
+
   /// Calls `work` with what plays a communication.
   template <typename Work>
   void with_its_part(const Op& op, const Work& work) {
@@ -128,6 +141,7 @@ class Player final : public OpPlayer {
   CoreAttention& attention_;
   HandOvers& hand_overs_;
   WeightUpdate& update_;
+  const OpWatch& watch_;
   StepLosses losses_;
   std::vector<std::unique_ptr<NanoPhases>> nanos_;  // several are alive at a time
 };
@@ -301,7 +315,7 @@ StepResult Step::run(const StepInput& input, double loss_scale, const UpdateRequ
   CoreAttention attention(input.program, kernel_, comm_, buffers_);
   HandOvers hand_overs(input.program, buffers_, comm_, config_);
   WeightUpdate update(input.program, buffers_, comm_, request);
-  Player player(attention, hand_overs, update);
+  Player player(attention, hand_overs, update, watch_);
   if (model_ != nullptr) {
     DISTCA_CHECK(input.program.stage == model_->stage(), "a program of another stage");
     model_->refresh_copies();

@@ -10,7 +10,9 @@
 // "One layer of one nano-batch"). Thread rule: one thread; all ranks run the same steps in the same
 // order.
 
+#include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "distca/comm/communicator.h"
@@ -109,6 +111,10 @@ Program step_program(const LlamaConfig& model, const StepOptions& options, Stage
                      ProgramRequest::Kind kind,
                      std::shared_ptr<const GradientExchange> gradients = nullptr);
 
+/// Called by the playing thread before an operation (`is_over` is false) and behind it; behind a
+/// communication once its messages have been issued.
+using OpWatch = std::function<void(const Op& op, bool is_over)>;
+
 /// Runs the steps of one rank; keeps their buffers from step to step.
 class Step {
  public:
@@ -128,6 +134,8 @@ class Step {
   const ExchangeBuffers& buffers() const { return buffers_; }
   /// Records the events of the following steps in `recorder`; null ends it.
   void set_recorder(TraceRecorder* recorder) { recorder_ = recorder; }
+  /// Calls `watch` beside every operation of the following steps; null ends it.
+  void set_watch(OpWatch watch) { watch_ = std::move(watch); }
 
  private:
   StepResult run(const StepInput& input, double loss_scale, const UpdateRequest& update);
@@ -139,6 +147,7 @@ class Step {
   AttentionKernel kernel_;
   ExchangeBuffers buffers_;
   TraceRecorder* recorder_ = nullptr;
+  OpWatch watch_;
 };
 
 }  // namespace distca
