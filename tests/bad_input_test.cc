@@ -209,6 +209,9 @@ const std::set<std::string> kNoRow = {
     "FILE: older weights, which cannot be removed: ...",
     // Needs a GPU.
     "softcap = 50: attention through PyTorch's CUDA operators has none; ...",
+    // Need a GPU: device_way_test.cc.
+    "rank 1 ran out of its device's memory in backward layer 3 core_attention of nano-batch 0 "
+    "(CUDA out of memory. ...): ...",
     // Need NCCL or GPUs: nccl_library_test.cc, local_device_test.cc and nccl_group_test.cc.
     "comm.backend = nccl with train.device = cpu: NCCL 2.28.9 carries the memory of GPUs only; ...",
     "comm.backend = nccl: 4 ranks on this machine, and 2 CUDA devices are visible (...): ...",

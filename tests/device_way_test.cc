@@ -1,12 +1,16 @@
 // Steps whose tensors lie on a CPU and are treated as those of a device are (comm/as_on_device.h):
 // what they compute, and when the host would wait for the device.
 
+#include <ATen/ATen.h>
+#include <c10/core/CPUAllocator.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <array>
 #include <mutex>
 
+#include "distca/base/error.h"
 #include "distca/comm/as_on_device.h"
 #include "distca/comm/host_read.h"
 #include "tests/parity_testing.h"
@@ -100,6 +104,52 @@ TEST(device_way, the_host_reads_nothing_between_the_first_and_the_last_layer) {
     run(step);
     EXPECT_EQ(ranks, workers + dedicated);
   }
+}
+
+/// Host memory in a device's place: full once this thread has asked so often.
+class FullMemory final : public c10::Allocator {
+ public:
+  explicit FullMemory(c10::Allocator* inner) : inner_(inner) {}
+  c10::DataPtr allocate(size_t bytes) override {
+    TORCH_CHECK_WITH(OutOfMemoryError, times_left-- > 0,
+                     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity "
+                     "of 79.10 GiB of which 1.00 GiB is free. Including non-PyTorch memory, ...");
+    return inner_->allocate(bytes);
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return inner_->raw_deleter(); }
+  void copy_data(void* to, const void* from, std::size_t count) const override {
+    default_copy_data(to, from, count);
+  }
+
+  static inline thread_local int64_t times_left = INT64_MAX;
+
+ private:
+  c10::Allocator* inner_;
+};
+
+TEST(device_way, a_device_without_memory_ends_the_step_with_the_rank_and_the_operation) {
+  c10::Allocator* const usual = c10::GetCPUAllocator();
+  FullMemory memory(usual);
+  c10::SetCPUAllocator(&memory, /*priority=*/1);
+  StepRun step = on_three_workers(ScalarType::kBFloat16, KernelChoice::kCpu);
+  step.watch = [](int rank, Step&) {
+    FullMemory::times_left = rank == 1 ? 200 : INT64_MAX;
+    return nullptr;
+  };
+  try {
+    run(step);
+    ADD_FAILURE() << "it has had enough memory";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.exit_code(), 1);
+    EXPECT_THAT(
+        error.what(),
+        ::testing::MatchesRegex(
+            "rank 1 ran out of its device's memory in (for|back)ward [a-z0-9_ -]+ \\(CUDA out of "
+            "memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB "
+            "of which 1.00 GiB is free\\): lower batch.nano_batch_tokens or "
+            "plan.max_memory_gib, or set train.recompute = full"));
+  }
+  c10::SetCPUAllocator(usual, /*priority=*/1);
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 #include "distca/runtime/executor.h"
 
+#include <c10/util/Exception.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <utility>
@@ -117,7 +119,11 @@ class Playing {
     // still.
     Span span{now(), 0};
     const double processor_begin_s = thread_processor_seconds();
-    body();
+    try {
+      body();
+    } catch (const c10::OutOfMemoryError& error) {
+      throw OutOfDeviceMemory(fmt::format("{} ({})", describe(op), asked_for(error)));
+    }
     const double processor_s = thread_processor_seconds() - processor_begin_s;
     span.end_s = now();
     const auto [kind, pass] = std::pair(static_cast<int>(op.kind), static_cast<int>(op.pass));
@@ -185,6 +191,11 @@ class Playing {
 };
 
 }  // namespace
+
+std::string asked_for(const std::exception& error) {
+  const std::string text = first_line(error);
+  return text.substr(0, text.find(". Including"));
+}
 
 double OpTimes::of(OpKind kind, Pass pass, OpPart part) const {
   return seconds[static_cast<int>(kind)][static_cast<int>(pass)][static_cast<int>(part)];

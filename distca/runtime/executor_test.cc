@@ -1,5 +1,6 @@
 #include "distca/runtime/executor.h"
 
+#include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -249,6 +250,36 @@ TEST(Executor, with_a_devices_clock_times_and_events_are_when_the_device_did_it)
   EXPECT_EQ(span(TraceKind::kCompute), std::pair(1000.0, 1001.0));
   EXPECT_EQ(span(TraceKind::kFlight), std::pair(1016.0, 1049.0));
   EXPECT_EQ(recorder.events().size(), 5u);  // two operations, launch, wait, flight
+}
+
+/// A device that has no memory left for one operation.
+class FullDevice final : public IdlePlayer {
+ public:
+  void play(const Op& op) override {
+    TORCH_CHECK_WITH(OutOfMemoryError, op.layer != 2,
+                     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity "
+                     "of 79.10 GiB of which 1.00 GiB is free. Including non-PyTorch memory, this "
+                     "process has 78.10 GiB memory in use.");
+  }
+};
+
+TEST(Executor, names_the_operation_for_which_a_device_has_no_memory) {
+  Program program;
+  for (int layer = 0; layer < 4; ++layer) {
+    program.ops.push_back(
+        {.kind = OpKind::kPostAttention, .pass = Pass::kBackward, .layer = layer, .nano_batch = 1});
+  }
+  FullDevice device;
+  OpTimes times;
+  try {
+    play(program, device, &times);
+    FAIL() << "it has played all";
+  } catch (const OutOfDeviceMemory& error) {
+    EXPECT_STREQ(error.what(), (describe(program.ops[2]) +
+                                " (CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a "
+                                "total capacity of 79.10 GiB of which 1.00 GiB is free)")
+                                   .c_str());
+  }
 }
 
 }  // namespace

@@ -300,6 +300,18 @@ Program step_program(const LlamaConfig& model, const StepOptions& options, Stage
                         .stage = std::move(part)});
 }
 
+namespace {
+
+/// How a run ends whose device is full.
+Error no_memory(int rank, const std::string& where) {
+  return {ErrorKind::kIo,
+          "rank {} ran out of its device's memory in {}: lower batch.nano_batch_tokens or "
+          "plan.max_memory_gib, or set train.recompute = full",
+          rank, where};
+}
+
+}  // namespace
+
 Step::Step(const LlamaConfig& config, const Llama* model, Communicator& comm,
            const StepOptions& options)
     : config_(config),
@@ -311,6 +323,16 @@ Step::Step(const LlamaConfig& config, const Llama* model, Communicator& comm,
 Step::~Step() = default;
 
 StepResult Step::run(const StepInput& input, double loss_scale, const UpdateRequest& request) {
+  try {
+    return play_all(input, loss_scale, request);
+  } catch (const OutOfDeviceMemory& operation) {
+    throw no_memory(comm_.rank(), operation.what());
+  } catch (const c10::OutOfMemoryError& error) {
+    throw no_memory(comm_.rank(), fmt::format("the preparation of a step ({})", asked_for(error)));
+  }
+}
+
+StepResult Step::play_all(const StepInput& input, double loss_scale, const UpdateRequest& request) {
   buffers_.prepare(input.program);
   CoreAttention attention(input.program, kernel_, comm_, buffers_);
   HandOvers hand_overs(input.program, buffers_, comm_, config_);

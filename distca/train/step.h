@@ -139,6 +139,7 @@ class Step {
 
  private:
   StepResult run(const StepInput& input, double loss_scale, const UpdateRequest& update);
+  StepResult play_all(const StepInput& input, double loss_scale, const UpdateRequest& update);
 
   const LlamaConfig config_;
   const Llama* model_;
