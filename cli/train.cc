@@ -13,6 +13,7 @@
 #include "distca/base/stop_signals.h"
 #include "distca/checkpoint/index.h"
 #include "distca/comm/device_copy.h"
+#include "distca/comm/device_facts.h"
 #include "distca/comm/gloo_group.h"
 #include "distca/comm/launch/launch.h"
 #include "distca/comm/launch/local_ranks.h"
@@ -163,9 +164,12 @@ LocalRanks ranks_here(const Config& config, int workers,
 /// Says what the run would be. It ends as the run would if its memory does not suffice.
 int report_dry_run(const Config& config, int workers, LocalRanks local,
                    const std::filesystem::path& lengths, bool speaks) {
-  const DryRun run = dry_run(config, workers, local, lengths);
+  const std::vector<DeviceFacts> devices =
+      config.on_cuda() ? visible_devices() : std::vector<DeviceFacts>();
+  const DryRun run = dry_run(config, workers, local, lengths, devices);
   if (speaks) fmt::print("{}", dry_run_text(config, workers, run));
   if (!config.on_cuda()) check_memory(run.needed, local, memory_limit());
+  check_device_memory(config, workers, local, devices, &run.plans);
   return 0;
 }
 
@@ -227,7 +231,7 @@ int run_train(TrainArguments arguments) {
   const LocalRanks local = ranks_here(config, workers, rendezvous);
   const bool is_first = !rendezvous || rendezvous->rank == 0;
   if (arguments.dry_run) return report_dry_run(config, workers, local, arguments.lengths, is_first);
-  check_run(config, workers, local);
+  const int64_t device_cap_bytes = check_run(config, workers, local);
   const int ranks = num_ranks(config, workers);
   const Launch launch = this_launch();
   // A launcher leaves warnings to its rank 0, which looks again.
@@ -235,7 +239,8 @@ int run_train(TrainArguments arguments) {
       .checkpoint = choose_checkpoint(
           resume_request(arguments), config, launch,
           /*warns=*/is_first && (rendezvous || !launches(arguments, config, ranks))),
-      .run_id = launch.run_id};
+      .run_id = launch.run_id,
+      .device_cap_bytes = device_cap_bytes};
   if (!start.checkpoint) check_start_weights(config);
   // Who writes is rank 0; what lies on other machines' disks is no matter.
   if (is_first) {

@@ -209,7 +209,8 @@ const std::set<std::string> kNoRow = {
     "FILE: older weights, which cannot be removed: ...",
     // Needs a GPU.
     "softcap = 50: attention through PyTorch's CUDA operators has none; ...",
-    // Need a GPU: device_way_test.cc.
+    // Need a GPU: memory_cap_test.cc and device_way_test.cc.
+    "rank 1 would need 93.10 GiB of memory (weights 4.50, ...), its device has 79.10 GiB: ...",
     "rank 1 ran out of its device's memory in backward layer 3 core_attention of nano-batch 0 "
     "(CUDA out of memory. ...): ...",
     // Need NCCL or GPUs: nccl_library_test.cc, local_device_test.cc and nccl_group_test.cc.

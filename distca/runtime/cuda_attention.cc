@@ -167,11 +167,14 @@ class EfficientOperator final : public VarlenOperator {
 
 // --- choice --------------------------------------------------------------------------------------
 
+bool fits_operators(const Shape& shape) {
+  return shape.head_dim_qk == shape.head_dim_v && shape.head_dim_qk <= kMostHeadDim;
+}
+
 bool is_fused(const Shape& shape, ScalarType type, const Task& task) {
-  if (shape.head_dim_qk != shape.head_dim_v || shape.head_dim_qk > kMostHeadDim) return false;
   if (!kernels::keys_are_consecutive(task.keys)) return false;
-  return type == ScalarType::kBFloat16 ||
-         (type == ScalarType::kFloat32 && task.mask.window_left < 0);
+  return flash_computes(shape, type) ||
+         (fits_operators(shape) && type == ScalarType::kFloat32 && task.mask.window_left < 0);
 }
 
 /// Where a softcap is to be refused, not.
@@ -200,6 +203,10 @@ int64_t with_operator(const Shape& shape, ScalarType type, Body body) {
 }
 
 }  // namespace
+
+bool flash_computes(const Shape& shape, ScalarType type) {
+  return type == ScalarType::kBFloat16 && fits_operators(shape);
+}
 
 int64_t cuda_forward(const Shape& shape, ScalarType type, ScalarType o_type, const TaskList& list,
                      int cuda_device, TaskLaunches* launches) {

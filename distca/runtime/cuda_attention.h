@@ -29,6 +29,9 @@ namespace distca {
 
 class TaskLaunches;
 
+/// Whether tasks whose keys are consecutive go through FlashAttention.
+bool flash_computes(const kernels::Shape& shape, ScalarType type);
+
 /// Do what aten_forward and aten_backward do. Both return the bytes that they copied: gathered
 /// keys, packed rows, and O and LSE that were put where they belong.
 int64_t cuda_forward(const kernels::Shape& shape, ScalarType type, ScalarType o_type,

@@ -14,6 +14,7 @@
 #include "distca/kernels/cpu/attention.h"
 #include "distca/plan/plan_batch_input.h"
 #include "distca/train/data_split.h"
+#include "distca/train/memory_cap.h"
 #include "distca/train/plan_request.h"
 #include "distca/train/step_tracer.h"
 
@@ -73,7 +74,13 @@ BatchStream checked_batches(const Config& config, const fs::path& lengths) {
   return training_stream(config, data, split);
 }
 
-void check_run(const Config& config, int num_workers, LocalRanks local) {
+int64_t check_run(const Config& config, int num_workers, LocalRanks local) {
+  return check_run(config, num_workers, local,
+                   config.on_cuda() ? visible_devices() : std::vector<DeviceFacts>());
+}
+
+int64_t check_run(const Config& config, int num_workers, LocalRanks local,
+                  const std::vector<DeviceFacts>& devices) {
   check_prefix(config);
   check_device(config);
   check_nccl(config);
@@ -81,12 +88,17 @@ void check_run(const Config& config, int num_workers, LocalRanks local) {
   MemoryParts memory = memory_needed(config, num_workers, local);
   const bool on_cpu = !config.on_cuda();
   if (on_cpu) check_memory(memory, local, memory_limit());
+  check_device_memory(config, num_workers, local, devices, nullptr);
   check_kernel(config);
   const BatchPlan plans =
       check_batches_fit(config, checked_batches(config), num_workers, kLookAhead);
-  memory.buffers = exchange_buffer_bytes(config, plans, num_workers, local);
-  if (on_cpu) check_memory(memory, local, memory_limit());
+  if (on_cpu) {
+    memory.buffers = exchange_buffer_bytes(config, plans, num_workers, local);
+    check_memory(memory, local, memory_limit());
+  }
+  check_device_memory(config, num_workers, local, devices, &plans);
   check_trace(config);
+  return device_cap(config, plans, num_workers, local, devices);
 }
 
 PlannedAhead check_dry_run(const Config& config, int num_workers, const fs::path& lengths) {

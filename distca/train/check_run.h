@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "distca/batch/batch_stream.h"
+#include "distca/comm/device_facts.h"
 #include "distca/train/config.h"
 #include "distca/train/memory.h"
 #include "distca/train/plan_request.h"
@@ -18,9 +19,13 @@ namespace distca {
 
 /// Checks everything that can be known to be wrong before any rank starts: the data set, the
 /// vocabulary, the names of layout and scheduler, and whether this machine's memory suffices for
-/// `local`, its ranks. The output directory is checked in run_folder.h. Throws Error; writes
-/// nothing.
-void check_run(const Config& config, int num_workers, LocalRanks local);
+/// `local`, its ranks; on CUDA the memory of `devices`, those that this process sees, unless there
+/// are none. The output directory is checked in run_folder.h. Throws Error; writes nothing. Returns
+/// the device_cap() of the local ranks (train/memory_cap.h).
+int64_t check_run(const Config& config, int num_workers, LocalRanks local,
+                  const std::vector<DeviceFacts>& devices);
+/// The same with the devices that this process sees.
+int64_t check_run(const Config& config, int num_workers, LocalRanks local);
 
 /// The batches that a run trains on, of data that it checks. Throws Error(kConfig) if data.prefix
 /// is not set, and Error(kData). To be planned only, documents need no more than their lengths:

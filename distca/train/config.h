@@ -71,6 +71,9 @@ struct Config {
   /// The profile that plan.profile names, which load_config reads; null if loads are counted in
   /// (query, key) pairs.
   std::shared_ptr<const AttentionProfile> attention_profile;
+  /// What the ranks' devices leave for activations and kept keys of a rank where
+  /// plan.max_memory_gib says nothing (train/memory_cap.h), once a run has found it; 0: no cap.
+  int64_t device_cap_bytes = 0;
   /// What computes core attention.
   struct Attention {
     KernelChoice kernel = KernelChoice::kAuto;

@@ -137,7 +137,8 @@ std::vector<ConfigKey> config_keys(Config& c) {
       {"plan.max_tokens_per_worker", &c.plan.max_tokens_per_worker, "tokens",
        "memory cap: a nano-batch that does not fit is refused; 0: none", 0},
       {"plan.max_memory_gib", &c.plan.max_memory_gib, "GiB",
-       "of activations and kept keys of one rank; a batch that does not fit is refused; 0: no cap",
+       "of activations and kept keys of one rank; a batch that does not fit is refused; 0: no cap, "
+       "but on CUDA keys are kept only where the devices' memory allows it",
        0},
       {"plan.bandwidth_mb_per_s", &c.plan.bandwidth_mb_per_s, "MB/s",
        "one rank's sends, for plan.tolerance = auto and fill ticks of a pipeline; 0: measured, but "
@@ -158,7 +159,7 @@ std::vector<ConfigKey> config_keys(Config& c) {
       choice<Config::Exchange::Keys>(
           "exchange.keys", &c.exchange.keys,
           "Q, K, V for backward: servers keep them, or they are dispatched again; auto: keep where "
-          "plan.max_memory_gib allows, without it keep",
+          "plan.max_memory_gib allows, without it where a CUDA device's memory does, else keep",
           {{"auto", Config::Exchange::Keys::kAuto},
            {"keep", Config::Exchange::Keys::kKeep},
            {"redispatch", Config::Exchange::Keys::kRedispatch}}),

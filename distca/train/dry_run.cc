@@ -8,6 +8,7 @@
 #include "distca/base/text.h"
 #include "distca/train/batch_programs.h"
 #include "distca/train/check_run.h"
+#include "distca/train/memory_cap.h"
 #include "distca/train/plan_figures.h"
 #include "distca/train/run_grid.h"
 
@@ -111,6 +112,27 @@ std::string memory_table(const Config& config, const RunGrid& grid, const DryRun
   return table.to_string() + below_the_table(grid, run, shown);
 }
 
+/// Of a run on CUDA.
+std::string device_words(const DryRun& run) {
+  if (run.devices.empty()) {
+    return fmt::format(
+        " There is no CUDA device here: attention's operators are predicted for {} "
+        "multiprocessors, nothing is refused for a device's memory, and which cap plans take "
+        "from it is not known (plan.max_memory_gib gives one).",
+        kernels::FlashDevice().multiprocessors);
+  }
+  std::string text = fmt::format(
+      " A run is refused where the least that the ranks of a device need is more than its memory, "
+      "which is {} of the first one.",
+      human_bytes(run.devices[0].bytes));
+  if (run.device_cap_bytes > 0)
+    text += fmt::format(
+        " Keys are kept for backward if they and activations take at most {} of a rank by the "
+        "devices here, else they travel again (plan.max_memory_gib sets another cap).",
+        device_cap_words(run.device_cap_bytes));
+  return text;
+}
+
 /// Of all ranks here: their peaks, and what refuses a run.
 std::string machine_text(const Config& config, const DryRun& run) {
   double sum = 0;
@@ -120,7 +142,7 @@ std::string machine_text(const Config& config, const DryRun& run) {
       "same "
       "time; programs, PyTorch's libraries and the allocator come on top.",
       run.local.count, plural(run.local.count), mebibytes(sum));
-  if (config.on_cuda()) return wrap(text + " No run on CUDA is refused for its memory.", kColumns);
+  if (config.on_cuda()) return wrap(text + device_words(run), kColumns);
   const MemoryLimit limit = memory_limit();
   text += fmt::format(
       " They cannot do with less than {} MiB, and a run is refused where that is "
@@ -136,13 +158,27 @@ std::string machine_text(const Config& config, const DryRun& run) {
 }  // namespace
 
 DryRun dry_run(const Config& config, int num_workers, LocalRanks local,
-               const std::filesystem::path& lengths) {
-  const PlannedAhead ahead = check_dry_run(config, num_workers, lengths);
-  DryRun run{.local = local, .batches = ahead.words};
+               const std::filesystem::path& lengths, const std::vector<DeviceFacts>& devices) {
+  PlannedAhead ahead = check_dry_run(config, num_workers, lengths);
+  DryRun run{.local = local, .devices = devices};
+  run.device_cap_bytes = device_cap(config, ahead.plans[0], num_workers, local, devices);
+  if (run.device_cap_bytes > 0) {
+    Config capped = config;
+    capped.device_cap_bytes = run.device_cap_bytes;
+    ahead = check_dry_run(capped, num_workers, lengths);
+  }
+  run.batches = ahead.words;
+  run.plans = ahead.plans[0];
   run.needed = memory_needed(config, num_workers, local);
   run.needed.buffers = exchange_buffer_bytes(config, ahead.plans[0], num_workers, local);
   std::vector<PeakOfRank> ranks;
-  for (int i = 0; i < local.count; ++i) ranks.emplace_back(config, local.first + i, num_workers);
+  const kernels::FlashDevice usual;
+  for (int i = 0; i < local.count; ++i) {
+    const int rank = local.first + i;
+    ranks.emplace_back(config, rank, num_workers,
+                       devices.empty() ? usual.multiprocessors
+                                       : device_of(config, rank, local, devices).multiprocessors);
+  }
   for (const BatchPlan& plans : ahead.plans) {
     const BatchPrograms programs(config, plans, ProgramRequest::Kind::kTrain, num_workers);
     for (int i = 0; i < local.count; ++i) {

@@ -5,7 +5,7 @@
 //
 //     const DryRun run = dry_run(config, num_workers, {.count = num_workers});
 //     fmt::print("{}", dry_run_text(config, num_workers, run));
-//     check_memory(run.needed, run.local, memory_limit());  // as the run would at its start
+//     check_memory(run.needed, run.local, memory_limit());  // as a run on the CPU at its start
 //
 // Any thread may call the functions. Errors: those of check_dry_run() (train/check_run.h).
 
@@ -21,18 +21,23 @@ namespace distca {
 
 struct DryRun {
   LocalRanks local;
-  std::string batches;            // what the memory was counted for
-  std::vector<PeakMemory> peaks;  // [local.count] of each rank of this machine
-  MemoryParts needed;             // by these ranks together, at least
-  PlanFigures first;              // of the first batch's plans
+  std::string batches;               // what the memory was counted for
+  std::vector<PeakMemory> peaks;     // [local.count] of each rank of this machine
+  MemoryParts needed;                // by these ranks together, at least
+  BatchPlan plans;                   // of the first batch
+  std::vector<DeviceFacts> devices;  // that are here
+  int64_t device_cap_bytes = 0;      // device_cap() (train/memory_cap.h)
+  PlanFigures first;                 // of the first batch's plans
   /// What these ranks send of Q, K, V, O and their gradients in the first step, and in a pipeline
   /// from stage to stage.
   int64_t sent_bytes = 0;
 };
 
-/// Plans some batches, and counts the memory of this machine's ranks under its plans.
+/// Plans some batches, and counts the memory of this machine's ranks under its plans. `devices`:
+/// CUDA devices that are here, if the run is for such.
 DryRun dry_run(const Config& config, int num_workers, LocalRanks local,
-               const std::filesystem::path& lengths = {});
+               const std::filesystem::path& lengths = {},
+               const std::vector<DeviceFacts>& devices = {});
 
 /// Lines for people. The worker of each stage and the server shown are those with the highest peak.
 /// Of many stages, the first, the last and those with the highest peaks have a column.

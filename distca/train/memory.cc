@@ -9,6 +9,7 @@
 #include "distca/model/weight_table.h"
 #include "distca/program/overlap.h"
 #include "distca/train/batch_programs.h"
+#include "distca/train/memory_cap.h"
 #include "distca/train/nano_phases.h"
 #include "distca/train/run_grid.h"
 #include "distca/train/step.h"
@@ -53,8 +54,8 @@ MemoryParts standing_on_rank(const Config& config, const Stage& stage, int repli
   if (type < master && !is_sharded) parts.copies = copied * type;
   parts.state = 2 * (is_sharded ? owned * master : masters);
   if (is_sharded && type < master) parts.state += owned * master;
-  // Each replica copies its share of the masters and of both moments.
-  if (config.checkpoint.async && config.checkpoint.every_steps > 0)
+  // Each replica copies its share of the masters and of both moments, from a device to the host.
+  if (config.checkpoint.async && config.checkpoint.every_steps > 0 && !config.on_cuda())
     parts.checkpoint = 3 * saved * master;
   return parts;
 }
@@ -114,6 +115,14 @@ void add(MemoryParts& sum, const MemoryParts& of_rank, double ranks) {
         &MemoryParts::checkpoint}) {
     sum.*part += ranks * of_rank.*part;
   }
+}
+
+/// The subject of a refusal.
+std::string who(LocalRanks ranks, const MemoryLimit& limit) {
+  if (limit.of_device && ranks.count > 1)
+    return fmt::format("the {} ranks that share a device", ranks.count);
+  if (limit.of_device) return fmt::format("rank {}", ranks.first);
+  return ranks.count == 1 ? "this rank" : fmt::format("this machine's {} ranks", ranks.count);
 }
 
 }  // namespace
@@ -184,13 +193,38 @@ void check_memory(const MemoryParts& parts, LocalRanks local, const MemoryLimit&
       "{} would need {} GiB of memory (weights {}, gradients {}, AdamW's state {}, copies of "
       "weights {}, activations {}, logits {}, exchange buffers {}, copy for checkpoints {}), {} {} "
       "GiB: use a smaller model or batch.nano_batch_tokens, train.recompute = full, "
-      "parallel.use_distributed_optimizer = true, or fewer ranks on this machine",
-      local.count == 1 ? "this rank" : fmt::format("this machine's {} ranks", local.count),
-      gib(parts.total()), gib(parts.weights), gib(parts.gradients), gib(parts.state),
-      gib(parts.copies), gib(parts.activations), gib(parts.logits), gib(parts.buffers),
-      gib(parts.checkpoint),
-      limit.of_group ? "the control group of this process allows" : "this machine has",
-      gib(static_cast<double>(limit.bytes)));
+      "parallel.use_distributed_optimizer = true, or {}",
+      who(local, limit), gib(parts.total()), gib(parts.weights), gib(parts.gradients),
+      gib(parts.state), gib(parts.copies), gib(parts.activations), gib(parts.logits),
+      gib(parts.buffers), gib(parts.checkpoint),
+      limit.of_device  ? (local.count == 1 ? "its device has" : "which has")
+      : limit.of_group ? "the control group of this process allows"
+                       : "this machine has",
+      gib(static_cast<double>(limit.bytes)),
+      !limit.of_device   ? "fewer ranks on this machine"
+      : local.count == 1 ? "more workers"
+                         : "fewer ranks on a device");
+}
+
+const DeviceFacts& device_of(const Config& config, int rank, LocalRanks local,
+                             const std::vector<DeviceFacts>& devices) {
+  const auto number = static_cast<size_t>(config.ranks_are_threads() ? 0 : rank - local.first);
+  return devices.at(number % devices.size());
+}
+
+void check_device_memory(const Config& config, int num_workers, LocalRanks local,
+                         const std::vector<DeviceFacts>& devices, const BatchPlan* plans) {
+  if (devices.empty()) return;
+  BatchPlan least = plans ? *plans : BatchPlan();
+  if (takes_device_cap(config)) least.redispatched = true;  // whose buffers are smaller
+  const int together = config.ranks_are_threads() ? local.count : 1;
+  for (int rank = local.first; rank < local.first + local.count; rank += together) {
+    const LocalRanks of_device{.first = rank, .count = together};
+    MemoryParts parts = memory_needed(config, num_workers, of_device);
+    if (plans) parts.buffers = exchange_buffer_bytes(config, least, num_workers, of_device);
+    check_memory(parts, of_device,
+                 {.bytes = device_of(config, rank, local, devices).bytes, .of_device = true});
+  }
 }
 
 }  // namespace distca

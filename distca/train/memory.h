@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "distca/comm/device_facts.h"
 #include "distca/train/config.h"
 #include "distca/train/plan_request.h"
 #include "distca/train/run_grid.h"
@@ -49,9 +50,10 @@ int64_t nano_batches_in_flight(const Config& config, const RunGrid& run, int sta
 
 /// What stands in memory during every step, whatever the step does: weights, gradients, AdamW's
 /// state, copies of the weights and each worker's copy for checkpoints that are written beside
-/// training. The other parts are 0. In a pipeline, a worker has those of its stage. With ZeRO-1,
-/// weights are in the compute type, and a worker has its share of its stage's state, to which the
-/// master weights then belong. This and the next throw as run_grid() does.
+/// training, which on CUDA is not on the device and not counted. The other parts are 0. In a
+/// pipeline, a worker has those of its stage. With ZeRO-1, weights are in the compute type, and a
+/// worker has its share of its stage's state, to which the master weights then belong. This and the
+/// next throw as run_grid() does.
 MemoryParts standing_memory(const Config& config, int num_workers, LocalRanks local);
 
 /// The memory of a run, without exchange buffers, which depend on the plan.
@@ -71,12 +73,24 @@ double exchange_buffer_bytes(const Config& config, const BatchPlan& plans, int n
 /// How much memory there is.
 struct MemoryLimit {
   int64_t bytes = 0;
-  bool of_group = false;  // a control group sets the limit, below what the machine has
+  bool of_group = false;   // a control group sets the limit, below what the machine has
+  bool of_device = false;  // it is a CUDA device's memory
 };
 /// The machine's memory, or less if a control group allows this process only so much.
 MemoryLimit memory_limit();
 
-/// Throws Error(kConfig), with every part named, if the parts exceed the limit together.
+/// Throws Error(kConfig), with every part named, if the parts exceed the limit together. `local`:
+/// whose parts they are.
 void check_memory(const MemoryParts& parts, LocalRanks local, const MemoryLimit& limit);
+
+/// The same for the devices of the local ranks, each of which has one alone, or which share the
+/// first as threads. `plans`: of the first batch; null before it was planned. Does nothing where
+/// `devices` is empty.
+void check_device_memory(const Config& config, int num_workers, LocalRanks local,
+                         const std::vector<DeviceFacts>& devices, const BatchPlan* plans);
+/// The device of a local rank: of those that are visible, the one of its number on this machine,
+/// or the only one. `devices` is not empty.
+const DeviceFacts& device_of(const Config& config, int rank, LocalRanks local,
+                             const std::vector<DeviceFacts>& devices);
 
 }  // namespace distca

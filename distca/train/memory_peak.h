@@ -9,9 +9,9 @@
 //
 // The program of a step is played on paper (train/memory_walk.h), on top of what stands in memory
 // (standing_memory() of train/memory.h, which also refuses runs that cannot fit). Counts:
-// tensors. Ignores: the program, PyTorch's libraries, the data set's index, scratch of ATen's
-// attention, blocks of rows that fit a cache, validation, which keeps nothing for backward. Any
-// thread may call the functions.
+// tensors, on a CUDA device with those of ATen's attention in bf16. Ignores: the program, PyTorch's
+// libraries, the data set's index, scratch of ATen's attention elsewhere, blocks of rows that fit a
+// cache, validation, which keeps nothing for backward. Any thread may call the functions.
 
 #include <array>
 #include <cstdint>
@@ -19,6 +19,7 @@
 #include <string>
 #include <utility>
 
+#include "distca/kernels/varlen_memory.h"
 #include "distca/program/program.h"
 #include "distca/train/config.h"
 
@@ -43,6 +44,7 @@ const char* memory_part_name(MemoryPart part);
 struct PeakMemory {
   std::array<double, kNumMemoryParts> bytes{};  // [MemoryPart] at the moment of the peak
   std::string where;                            // the operation under way, as describe(Op) names it
+  double most_passing = 0;                      // of logits and phases together, at any moment
   double of(MemoryPart part) const { return bytes[static_cast<size_t>(part)]; }
   double total() const;
 };
@@ -50,8 +52,9 @@ struct PeakMemory {
 /// Of a rank over steps. Exchange buffers grow to the largest that any step needs, and stay.
 class PeakOfRank {
  public:
-  /// Borrows the configuration.
-  PeakOfRank(const Config& config, int rank, int num_workers);
+  /// Borrows the configuration. `multiprocessors`: as peak_of_step() takes them.
+  PeakOfRank(const Config& config, int rank, int num_workers,
+             int64_t multiprocessors = kernels::FlashDevice().multiprocessors);
   /// A step with this program, which is the rank's.
   void add(const Program& program);
   PeakMemory peak() const;
@@ -59,6 +62,7 @@ class PeakOfRank {
  private:
   const Config& config_;
   int rank_, num_workers_;
+  int64_t multiprocessors_;
   PeakMemory highest_;  // without buffers, which stand during every operation
   std::map<std::pair<BufferRole, int64_t>, int64_t> buffers_;  // [role, how many before it] bytes
 };

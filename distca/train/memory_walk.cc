@@ -7,6 +7,7 @@
 
 #include "distca/base/error.h"
 #include "distca/base/integers.h"
+#include "distca/runtime/attention_memory.h"
 #include "distca/train/nano_phases.h"
 #include "distca/train/step.h"
 
@@ -26,6 +27,8 @@ class Ledger {
       peak_ = now_;
       peak_.where = operation_;
     }
+    const double passing = now_.of(kLogits) + now_.of(kPhase);
+    most_passing_ = std::max(most_passing_, passing);
   }
   void give(MemoryPart part, double bytes) { now_.bytes[static_cast<size_t>(part)] -= bytes; }
   /// Takes what is given back before anything else is taken.
@@ -33,11 +36,15 @@ class Ledger {
     take(part, bytes);
     give(part, bytes);
   }
-  const PeakMemory& peak() const { return peak_; }
+  PeakMemory peak() const {
+    PeakMemory peak = peak_;
+    peak.most_passing = most_passing_;
+    return peak;
+  }
 
  private:
   PeakMemory now_, peak_;
-  double most_ = -1;
+  double most_ = -1, most_passing_ = 0;
   std::string operation_;
 };
 
@@ -73,9 +80,10 @@ struct RowBytes {
 /// CoreAttention; what each takes and gives back stands in their order.
 class Walk {
  public:
-  Walk(const Config& config, const Program& program)
+  Walk(const Config& config, const Program& program, int64_t multiprocessors)
       : model_(config.model),
         program_(program),
+        of_attention_(attention_memory(config, program, multiprocessors)),
         row_(config.model),
         recompute_(config.train.recompute),
         loss_rows_(static_cast<double>(step_options(config).loss_rows(config.model))),
@@ -116,7 +124,7 @@ class Walk {
     }
   }
 
-  const PeakMemory& peak() const { return ledger_.peak(); }
+  PeakMemory peak() const { return ledger_.peak(); }
 
  private:
   static constexpr double kIdBytes = 3 * 8;  // of a token, its target and its position
@@ -223,7 +231,26 @@ class Walk {
     ledger_.take(kActivations, nano.tokens * (row_.q + row_.head));  // O, LSE
   }
 
+  /// [exchange] Of ATen's operators on a CUDA device; empty on the CPU, whose kernel keeps its
+  /// scratch.
+  static std::vector<AttentionMemory> attention_memory(const Config& config, const Program& program,
+                                                       int64_t multiprocessors) {
+    std::vector<AttentionMemory> memory;
+    if (!config.on_cuda() || config.train.steps == 0) return memory;
+    const KernelRequest request = kernel_request(config);
+    for (const auto& exchange : program.exchanges) {
+      memory.push_back(cuda_attention_memory(
+          *exchange, request.shape, request.type,
+          {.multiprocessors = multiprocessors, .deterministic = config.train.deterministic}));
+    }
+    return memory;
+  }
+
   void core_attention(const Op& op) {
+    const auto operators = static_cast<double>(
+        of_attention_.empty() ? 0
+                              : of_attention_[op.exchange][static_cast<size_t>(op.tasks)]
+                                             [static_cast<size_t>(op.pass)]);
     const AttentionExchange& exchange = *program_.exchanges[op.exchange];
     double partials = 0;
     if (op.pass == Pass::kForward) {
@@ -234,7 +261,7 @@ class Walk {
             static_cast<double>(task.q.tokens) * (row_.q / row_.type * row_.wide + row_.head);
       }
     }
-    if (op.nano_batch < 0) return ledger_.pass(kPhase, partials);
+    if (op.nano_batch < 0) return ledger_.pass(kPhase, partials + operators);
     Nano& nano = nanos_[op.nano_batch];
     ledger_.take(kPhase, partials);
     nano.partials += partials;
@@ -242,6 +269,7 @@ class Walk {
       nano.has_sums = true;
       ledger_.take(kActivations, nano.tokens * sums());
     }
+    ledger_.pass(kPhase, operators);
   }
   /// dQ, dK, dV in the type in which they are summed.
   double sums() const { return row_.qkv() / row_.type * row_.wide; }
@@ -394,6 +422,7 @@ class Walk {
 
   const LlamaConfig& model_;
   const Program& program_;
+  const std::vector<AttentionMemory> of_attention_;
   const RowBytes row_;
   const Recompute recompute_;
   const double loss_rows_;
@@ -405,8 +434,9 @@ class Walk {
 
 }  // namespace
 
-PeakMemory peak_of_step(const Config& config, const Program& program, const MemoryParts& standing) {
-  Walk walk(config, program);
+PeakMemory peak_of_step(const Config& config, const Program& program, const MemoryParts& standing,
+                        int64_t multiprocessors) {
+  Walk walk(config, program, multiprocessors);
   walk.stand(standing);
   if (config.train.steps > 0) walk.play_phases();
   return walk.peak();

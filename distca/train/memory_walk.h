@@ -6,6 +6,7 @@
 //     const PeakMemory peak = peak_of_step(config, program, standing_memory(config, workers,
 //     local));
 
+#include "distca/kernels/varlen_memory.h"
 #include "distca/program/program.h"
 #include "distca/train/config.h"
 #include "distca/train/memory.h"
@@ -15,6 +16,8 @@ namespace distca {
 
 /// The moment of the step in which the tensors take most, on top of what stands in memory. Exchange
 /// buffers, which stand during every operation, are not counted. A run of no steps plays nothing.
-PeakMemory peak_of_step(const Config& config, const Program& program, const MemoryParts& standing);
+/// `multiprocessors`: of a CUDA device; nothing else reads it.
+PeakMemory peak_of_step(const Config& config, const Program& program, const MemoryParts& standing,
+                        int64_t multiprocessors = kernels::FlashDevice().multiprocessors);
 
 }  // namespace distca

@@ -50,6 +50,9 @@ MemoryPrice memory_price(const Config& config, bool redispatched, size_t window)
   return price;
 }
 
+/// That a rank holds.
+int64_t nano_batches_at_once(const Config& config) { return config.pairs_nano_batches() ? 2 : 1; }
+
 /// Of one rank, each the most of any nano-batch.
 struct RankMemory {
   int64_t activations = 0;
@@ -159,7 +162,7 @@ PlanRequest plan_request(const Config& config, const NanoBatch& nano_batch, int 
   cluster.memory =
       memory_price(config, config.exchange.keys == Config::Exchange::Keys::kRedispatch, window);
   cluster.max_memory_bytes =
-      std::llround(config.plan.max_memory_gib * 0x1p30) / (config.pairs_nano_batches() ? 2 : 1);
+      std::llround(config.plan.max_memory_gib * 0x1p30) / nano_batches_at_once(config);
   return request;
 }
 
@@ -180,6 +183,18 @@ std::vector<Plan> plan_all(const Config& config, const std::vector<PlanRequest>&
   return plans;
 }
 
+/// What refuses a batch of which a rank would hold `bytes` of each nano-batch.
+Error beyond_cap(const Config& config, bool redispatched, int64_t bytes, const char* of_what) {
+  const auto all = static_cast<double>(bytes * nano_batches_at_once(config));
+  return {ErrorKind::kPlan,
+          "plan.max_memory_gib = {} with exchange.keys = {}: a rank would hold {:.3g} GiB{}; use "
+          "more workers, a smaller batch.nano_batch_tokens, train.recompute = full or a larger cap",
+          config.plan.max_memory_gib,
+          redispatched ? "redispatch" : "keep",
+          all / 0x1p30,
+          of_what};
+}
+
 /// Where there is one stage.
 BatchPlan plan_one_stage(const Config& config, const Batch& batch, int num_workers,
                          const Speeds& speeds) {
@@ -189,7 +204,10 @@ BatchPlan plan_one_stage(const Config& config, const Batch& batch, int num_worke
     for (size_t window = 0; window < num_windows; ++window)
       requests.push_back(plan_request(config, source.nano_batch, num_workers, speeds, window));
   }
-  const int64_t cap = requests.empty() ? 0 : requests[0].cluster.max_memory_bytes;
+  const bool is_given = config.plan.max_memory_gib > 0;
+  const int64_t cap = requests.empty() ? 0
+                      : is_given       ? requests[0].cluster.max_memory_bytes
+                                       : config.device_cap_bytes / nano_batches_at_once(config);
   for (PlanRequest& request : requests) request.cluster.max_memory_bytes = 0;
   BatchPlan result{.plans = {},
                    .redispatched = config.exchange.keys == Config::Exchange::Keys::kRedispatch,
@@ -199,8 +217,11 @@ BatchPlan plan_one_stage(const Config& config, const Batch& batch, int num_worke
                     layer_time_options(config, num_workers, speeds, result.redispatched));
   };
   result.plans = planned();
-  for (Plan& plan : result.plans) plan.cluster.max_memory_bytes = cap;
-  if (cap == 0 || most_bytes(batch_memory(result.plans)) <= cap) return result;
+  const bool fits = cap == 0 || most_bytes(batch_memory(result.plans)) <= cap;
+  if (is_given || fits) {
+    for (Plan& plan : result.plans) plan.cluster.max_memory_bytes = cap;
+  }
+  if (fits) return result;
 
   const bool redispatched =
       result.redispatched || config.exchange.keys == Config::Exchange::Keys::kAuto;
@@ -208,31 +229,26 @@ BatchPlan plan_one_stage(const Config& config, const Batch& batch, int num_worke
   for (size_t nano = 0; nano < requests.size(); ++nano) {
     Cluster& cluster = requests[nano].cluster;
     cluster.memory = memory_price(config, redispatched, /*window=*/0);
-    cluster.max_memory_bytes = redispatched ? cap : room_beside(memory, result.plans[nano], cap);
+    if (is_given)
+      cluster.max_memory_bytes = redispatched ? cap : room_beside(memory, result.plans[nano], cap);
   }
+  const BatchPlan kept = result;
   result.redispatched = redispatched;
-  const auto refused = [&](const std::string& needed) {
-    return Error(
-        ErrorKind::kPlan,
-        "plan.max_memory_gib = {} with exchange.keys = {}: {}; use more workers, a smaller "
-        "batch.nano_batch_tokens, train.recompute = full or a larger cap",
-        config.plan.max_memory_gib, redispatched ? "redispatch" : "keep", needed);
-  };
-  const double share = config.pairs_nano_batches() ? 2 : 1;  // nano-batches held at the same time
-  const auto gib = [&](int64_t bytes) {
-    return fmt::format("{:.3g} GiB", share * static_cast<double>(bytes) / 0x1p30);
-  };
+  if (!is_given) {
+    // What homes keep to send it again may be more than what servers would keep.
+    result.plans = planned();
+    return most_bytes(batch_memory(result.plans)) < most_bytes(memory) ? result : kept;
+  }
   try {
     result.plans = planned();
   } catch (const Error&) {
     // The planner names its own cap, in bytes of one nano-batch; without it, what is wanted shows.
     for (PlanRequest& request : requests) request.cluster.max_memory_bytes = 0;
-    throw refused(fmt::format("a rank would hold {} of activations{}",
-                              gib(most_bytes(batch_memory(planned()))),
-                              redispatched ? "" : " and kept keys"));
+    throw beyond_cap(config, redispatched, most_bytes(batch_memory(planned())),
+                     redispatched ? " of activations" : " of activations and kept keys");
   }
   const int64_t most = most_bytes(batch_memory(result.plans));
-  if (most > cap) throw refused(fmt::format("a rank would hold {}", gib(most)));
+  if (most > cap) throw beyond_cap(config, redispatched, most, "");
   return result;
 }
 

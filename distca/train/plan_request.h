@@ -62,12 +62,14 @@ struct BatchPlan {
 /// Plans all nano-batches of a batch. Where layers have several windows, the plan for the first one
 /// makes the layout, and those for the others take it. With plan.tolerance = auto, choose_tolerance
 /// chooses. With exchange.keys = auto, keys are kept if every rank's memory stays within
-/// plan.max_memory_gib, and are dispatched again otherwise. This is decided for the whole batch,
-/// because nano-batches share the buffers in which kept keys lie: a rank needs room for the most
-/// activations of any nano-batch, plus the most kept keys of any nano-batch, which may be another
-/// one. Throws Error(kPlan) as make_plan does. Throws it with the numbers, too, if the memory does
-/// not suffice even with redispatched keys, or with keys that must be kept. A pipeline is planned
-/// by plan_pipeline.h, otherwise `trains`, which is false for evaluation, makes no difference.
+/// plan.max_memory_gib, and are dispatched again otherwise. Where that is 0,
+/// Config::device_cap_bytes decides likewise, but nothing is refused for it, and keys are kept
+/// where that takes less. This is decided for the whole batch, because nano-batches share the
+/// buffers in which kept keys lie: a rank needs room for the most activations of any nano-batch,
+/// plus the most kept keys of any nano-batch, which may be another one. Throws Error(kPlan) as
+/// make_plan does. Throws it with the numbers, too, if the memory does not suffice even with
+/// redispatched keys, or with keys that must be kept. A pipeline is planned by plan_pipeline.h,
+/// otherwise `trains`, which is false for evaluation, makes no difference.
 BatchPlan plan_nano_batches(const Config& config, const Batch& batch, int num_workers,
                             const Speeds& speeds = {}, bool trains = true);
 

@@ -19,6 +19,7 @@
 #include "distca/checkpoint/folder.h"
 #include "distca/checkpoint/reader.h"
 #include "distca/comm/collectives.h"
+#include "distca/train/memory_cap.h"
 
 namespace distca {
 namespace {
@@ -151,13 +152,19 @@ std::map<std::string, std::string> config_texts(const Config& config) {
 
 std::map<std::string, std::string> machine_texts(const Config& config,
                                                  const ResolvedConfig& resolved, int num_workers) {
-  return {{"number of workers", std::to_string(num_workers)},
-          {"attention kernel", resolved.kernel},
-          {"price of loads", resolved.price},
-          {"instructions of PyTorch", resolved.isa},
-          {"version of PyTorch", TORCH_VERSION},
-          {"version of distca", fmt::format("{} ({})", build_info::kVersion, build_info::kCommit)},
-          {"processor", config.on_cuda() ? "" : cpu_name()}};
+  std::map<std::string, std::string> texts = {
+      {"number of workers", std::to_string(num_workers)},
+      {"attention kernel", resolved.kernel},
+      {"price of loads", resolved.price},
+      {"instructions of PyTorch", resolved.isa},
+      {"version of PyTorch", TORCH_VERSION},
+      {"version of distca", fmt::format("{} ({})", build_info::kVersion, build_info::kCommit)},
+      {"processor", config.on_cuda() ? "" : cpu_name()}};
+  // Recorded where there is one: a run on the CPU has none to compare with.
+  if (config.device_cap_bytes > 0)
+    texts["cap of activations and kept keys by the devices' memory"] =
+        device_cap_words(config.device_cap_bytes);
+  return texts;
 }
 
 std::string agreed_run_id(Communicator& comm, const std::string& mine) {

@@ -10,6 +10,7 @@
 #include "distca/checkpoint/folder.h"
 #include "distca/plan/scheduler.h"
 #include "distca/program/overlap.h"
+#include "distca/train/memory_cap.h"
 
 namespace distca {
 namespace {
@@ -148,6 +149,16 @@ void RunSummary::add(const StepMetrics& step) {
   if (!errors.empty()) prediction_errors.push_back(median(errors));
 }
 
+std::vector<std::string> device_lines(const Config& config) {
+  std::vector<std::string> lines;
+  if (config.device_cap_bytes > 0)
+    lines.push_back(fmt::format(
+        "the smallest of the ranks' devices leaves {} for activations and kept keys of a rank "
+        "(plan.max_memory_gib sets another cap)",
+        device_cap_words(config.device_cap_bytes)));
+  return lines;
+}
+
 std::string start_text(const Config& config, const std::string& data, const RunGrid& run,
                        const std::string& kernel, const ComputePeak& peak) {
   const std::string servers = config.servers.dedicated == 0
@@ -172,8 +183,10 @@ std::string start_text(const Config& config, const std::string& data, const RunG
   const std::string machine =
       fmt::format("attention kernel {}, peak of all ranks {:.0f} GFLOP/s ({})", kernel,
                   peak.flops_per_s / 1e9, peak.of);
-  return fmt::format("{}\n{}\n{}\n{}", wrap(model, kColumns), wrap(data, kColumns),
-                     wrap(steps, kColumns), wrap(machine, kColumns));
+  std::string text = fmt::format("{}\n{}\n{}\n{}", wrap(model, kColumns), wrap(data, kColumns),
+                                 wrap(steps, kColumns), wrap(machine, kColumns));
+  for (const std::string& line : device_lines(config)) text += "\n" + wrap(line, kColumns);
+  return text;
 }
 
 std::string steps_written(int64_t steps, int64_t missing) {

@@ -52,6 +52,18 @@ TEST(RunSummary, without_a_profile_nothing_is_predicted) {
   EXPECT_THAT(summary.prediction_errors, IsEmpty());
 }
 
+TEST(StartText, says_of_devices_what_plans_may_take) {
+  Config config;
+  EXPECT_THAT(device_lines(config), IsEmpty()) << "on the CPU";
+  config.device_cap_bytes = int64_t{245} << 28;
+  EXPECT_THAT(device_lines(config),
+              ElementsAre("the smallest of the ranks' devices leaves 61.25 GiB for activations and "
+                          "kept keys of a rank (plan.max_memory_gib sets another cap)"));
+  const std::string text =
+      start_text(config, "no data", run_grid(config, 1), "aten-cuda", {.of = "products"});
+  EXPECT_THAT(text, HasSubstr("(products)\nthe smallest of"));
+}
+
 /// Of two workers: rank 1 waits half a second of two, and plain packing would make it one longer.
 StepMetrics uneven_step() {
   return {

@@ -24,6 +24,7 @@
 #include "distca/train/checkpoint_saver.h"
 #include "distca/train/compute_peak.h"
 #include "distca/train/data_split.h"
+#include "distca/train/memory_cap.h"
 #include "distca/train/metrics.h"
 #include "distca/train/plan_ahead.h"
 #include "distca/train/plan_request.h"
@@ -442,7 +443,7 @@ class Trainer {
 TrainEnd train(const Config& config, Communicator& comm, RunState& state, const RunStart& start) {
   // A setting of the calling thread (OpenMP): ranks that are threads set it each for themselves.
   at::set_num_threads(static_cast<int>(config.train.threads_per_rank));
-  return Trainer(config, comm, state, start).run();
+  return Trainer(with_device_cap(config, comm, start.device_cap_bytes), comm, state, start).run();
 }
 
 }  // namespace distca

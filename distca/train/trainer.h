@@ -16,6 +16,7 @@ namespace distca {
 struct RunStart {
   std::optional<std::filesystem::path> checkpoint;  // what it goes on from; nothing: a new run
   std::string run_id;                               // of the launch; "": rank 0 draws one
+  int64_t device_cap_bytes = 0;                     // of check_run()
 };
 
 /// How a run has ended.

@@ -1,0 +1,111 @@
+#include "distca/kernels/varlen_memory.h"
+
+#include <algorithm>
+
+#include "distca/base/integers.h"
+#include "distca/kernels/rows.h"
+#include "distca/kernels/varlen_launches.h"
+
+namespace distca::kernels {
+namespace {
+
+/// Bytes of a row (token) of a launch.
+struct RowMemory {
+  RowMemory(const Shape& shape, ScalarType type)
+      : wide(element_bytes(accumulator_type(type))),
+        q(shape.num_heads * shape.head_dim_qk * element_bytes(type)),
+        o(shape.num_heads * shape.head_dim_v * element_bytes(type)),
+        kv(shape.num_kv_heads * (shape.head_dim_qk + shape.head_dim_v) * element_bytes(type)),
+        number(shape.num_heads * wide) {}
+
+  int64_t wide;    // of a number that sums
+  int64_t q, o;    // Q or dQ, O or dO
+  int64_t kv;      // K and V, or dK and dV
+  int64_t number;  // LSE or delta
+};
+
+/// Whether the queries of a launch follow one another in one buffer, so that none is packed.
+bool queries_adjoin(const TaskList& list, const VarlenLaunch& launch) {
+  int64_t buffer = -1, next = 0;
+  for (const QueryPiece& piece : launch.pieces) {
+    const Task& task = list.tasks[piece.task];
+    const int64_t row = task.q_row + piece.queries.begin - task.q_position;
+    if (buffer >= 0 && (task.query_buffer != buffer || row != next)) return false;
+    buffer = task.query_buffer;
+    next = row + piece.queries.size();
+  }
+  return true;
+}
+
+FlashCall call_of(const VarlenLaunch& launch) {
+  return {.sequences = launch.sequences(),
+          .query_rows = launch.query_rows(),
+          .key_rows = launch.key_rows.size()};
+}
+
+/// dQ, dK and dV of a launch, with the copies from which several stretches of rows are added.
+int64_t gradients_memory(const RowMemory& row, ScalarType type, const VarlenLaunch& launch,
+                         bool adjoin) {
+  const FlashCall call = call_of(launch);
+  const int64_t times = row.wide / element_bytes(type);  // as many bytes in the type of sums
+  int64_t bytes = call.query_rows * row.q + call.key_rows * row.kv;
+  if (!adjoin) bytes += call.query_rows * row.q * times;
+  if (launch.gradients.size() > 1) bytes += call.key_rows * row.kv * times;
+  return bytes;
+}
+
+}  // namespace
+
+int64_t flash_backward_call_memory(const Shape& shape, ScalarType type, const FlashCall& call,
+                                   const FlashDevice& device) {
+  constexpr int64_t kGapRows = 128;  // behind each sequence, so that no block checks its end
+  constexpr int64_t kFp32 = 4;
+  const RowMemory row(shape, type);
+  const int64_t heads = shape.num_heads, dim = shape.head_dim_qk;
+  const int64_t rows = call.query_rows + kGapRows * call.sequences;
+  const int64_t sums = rows * heads * round_up(dim, dim <= 128 ? 32 : 64) * kFp32;
+  const int64_t blocks = call.sequences * heads;
+  const int64_t splits = device.deterministic ? ceil_div(device.multiprocessors, blocks) : 1;
+  const int64_t of_each_head =
+      shape.num_kv_heads == heads ? 0 : call.key_rows * row.kv * (heads / shape.num_kv_heads);
+  return call.query_rows * row.q + call.key_rows * row.kv + rows * heads * kFp32 + splits * sums +
+         of_each_head;
+}
+
+int64_t flash_forward_memory(const Shape& shape, ScalarType type, const TaskList& list) {
+  if (list.tasks.empty()) return 0;
+  const RowMemory row(shape, type);
+  const VarlenPlan plan = plan_forward_launches(type, list);
+  int64_t bytes = plan.gathered_rows() * row.kv;
+  // All launches' O and LSE, which is turned by rows, stay until they are put in their places.
+  for (const VarlenLaunch& launch : plan.launches) {
+    const int64_t packed = queries_adjoin(list, launch) ? 0 : row.q;
+    bytes += launch.query_rows() * (packed + row.o + 2 * row.number);
+  }
+  return bytes;
+}
+
+int64_t flash_backward_memory(const Shape& shape, ScalarType type, const TaskList& list,
+                              const FlashDevice& device) {
+  constexpr int64_t kFp64 = 8;
+  if (list.tasks.empty()) return 0;
+  const RowMemory row(shape, type);
+  const VarlenPlan plan = plan_backward_launches(type, list);
+  int64_t rows = 0, packed = plan.gathered_rows() * row.kv, most = 0;
+  bool in_place = plan.launches.size() == 1;
+  for (const VarlenLaunch& launch : plan.launches) {
+    const bool adjoin = queries_adjoin(list, launch);
+    in_place = in_place && adjoin;
+    rows += launch.query_rows();
+    if (!adjoin) packed += launch.query_rows() * (row.q + row.number);
+    const int64_t call = launch.query_rows() * row.number +  // LSE by heads
+                         flash_backward_call_memory(shape, type, call_of(launch), device);
+    most = std::max({most, call, gradients_memory(row, type, launch, adjoin)});
+  }
+  packed += rows * (row.o + (in_place ? 0 : row.o + row.number));  // O; dO and delta
+  // O from delta: dO in fp64 for its norm, the norm, and delta over it.
+  const int64_t of_o = rows * (shape.num_heads * shape.head_dim_v + 2 * shape.num_heads) * kFp64;
+  return packed + std::max(most, of_o);
+}
+
+}  // namespace distca::kernels

@@ -1,0 +1,44 @@
+#pragma once
+// How many bytes launches of FlashAttention take on a device while they run, besides the rows that
+// the caller has: what ATen's operators allocate for themselves (PyTorch 2.11 to 2.13,
+// _flash_attention_forward and _flash_attention_backward), and what runtime/varlen_attention.h
+// packs, gathers and converts around them. It needs no device: what decides comes in as numbers.
+//
+//     const FlashDevice device{.multiprocessors = 132, .deterministic = true};
+//     const int64_t most = flash_backward_memory(shape, type, list, device);
+//
+// Thread rule: pure functions.
+
+#include <cstdint>
+
+#include "distca/kernels/attention.h"
+
+namespace distca::kernels {
+
+/// What decides how much the operators allocate.
+struct FlashDevice {
+  int64_t multiprocessors = 132;  // of the device; 132: an H100 or H200
+  bool deterministic = false;     // at::globalContext().deterministicAlgorithms()
+};
+
+/// One call of the operator.
+struct FlashCall {
+  int64_t sequences = 1;   // with those that have no queries
+  int64_t query_rows = 0;  // of all sequences
+  int64_t key_rows = 0;    // that the operator is given
+};
+
+/// Bytes that one call of _flash_attention_backward has allocated at its end, dQ, dK and dV among
+/// them. Counts: sums of dQ in fp32, with a gap of 128 rows behind each sequence, as often as the
+/// deterministic operator divides them; the row sums of dO x O; where key heads are fewer, dK and
+/// dV of every query head.
+int64_t flash_backward_call_memory(const Shape& shape, ScalarType type, const FlashCall& call,
+                                   const FlashDevice& device);
+
+/// The most bytes at a time in the forward or the backward of a list, whose keys are read in place
+/// where its tasks allow. Ignores: the launches' lists, and what an allocator rounds up.
+int64_t flash_forward_memory(const Shape& shape, ScalarType type, const TaskList& list);
+int64_t flash_backward_memory(const Shape& shape, ScalarType type, const TaskList& list,
+                              const FlashDevice& device);
+
+}  // namespace distca::kernels

@@ -1,0 +1,105 @@
+#include "distca/kernels/varlen_memory.h"
+
+#include <gtest/gtest.h>
+
+namespace distca::kernels {
+namespace {
+
+constexpr ScalarType kType = ScalarType::kBFloat16;
+/// Attention of Llama-8B.
+constexpr Shape kShape{.num_heads = 32,
+                       .num_kv_heads = 8,
+                       .head_dim_qk = 128,
+                       .head_dim_v = 128,
+                       .softmax_scale = 0.1};
+/// 2 query heads and 1 key head of 40 numbers: a row of Q has 160 bytes, of K and V together 160.
+constexpr Shape kSmall{
+    .num_heads = 2, .num_kv_heads = 1, .head_dim_qk = 40, .head_dim_v = 40, .softmax_scale = 0.1};
+
+TEST(FlashMemory, of_a_document_of_128k_tokens_is_mostly_the_deterministic_sums_of_dq) {
+  constexpr int64_t kTokens = 131072;
+  const FlashCall call{.sequences = 1, .query_rows = kTokens, .key_rows = kTokens};
+  const int64_t dq = kTokens * 32 * 128 * 2, dk_dv = 2 * kTokens * 8 * 128 * 2;
+  const int64_t of_each_head = 2 * kTokens * 32 * 128 * 2;
+  const int64_t row_sums = 32 * (kTokens + 128) * 4;
+  const int64_t sums = (kTokens + 128) * 32 * 128 * 4;
+  EXPECT_EQ(sums, 2'149'580'800);
+  EXPECT_EQ(flash_backward_call_memory(kShape, kType, call, {}),
+            dq + dk_dv + of_each_head + row_sums + sums);
+  // 132 multiprocessors for 32 heads of one sequence: 5 parts.
+  EXPECT_EQ(flash_backward_call_memory(kShape, kType, call, {.deterministic = true}),
+            dq + dk_dv + of_each_head + row_sums + 5 * sums);
+  EXPECT_EQ(flash_backward_call_memory(kShape, kType, call,
+                                       {.multiprocessors = 64, .deterministic = true}),
+            dq + dk_dv + of_each_head + row_sums + 2 * sums);
+}
+
+TEST(FlashMemory, of_many_sequences_is_not_divided_and_has_a_gap_behind_each) {
+  const FlashCall call{.sequences = 5, .query_rows = 1000, .key_rows = 1000};
+  // 5 x 32 blocks are more than 132. 1000 + 5 x 128 rows.
+  const int64_t in_one_part = flash_backward_call_memory(kShape, kType, call, {});
+  EXPECT_EQ(flash_backward_call_memory(kShape, kType, call, {.deterministic = true}), in_one_part);
+  EXPECT_EQ(in_one_part, 1000 * (8192 + 4096 + 16384) + 1640 * 32 * 4 + 1640 * 32 * 128 * 4);
+}
+
+TEST(FlashMemory, of_as_many_key_heads_has_no_copies_of_them_and_dims_are_rounded) {
+  Shape shape = kSmall;
+  shape.num_kv_heads = 2;
+  const FlashCall call{.sequences = 1, .query_rows = 10, .key_rows = 20};
+  // 40 becomes 64, and 136 becomes 192.
+  EXPECT_EQ(flash_backward_call_memory(shape, kType, call, {}),
+            10 * 160 + 20 * 320 + 138 * 2 * 4 + 138 * 2 * 64 * 4);
+  shape.head_dim_qk = shape.head_dim_v = 136;
+  EXPECT_EQ(flash_backward_call_memory(shape, kType, call, {}),
+            10 * 544 + 20 * 1088 + 138 * 2 * 4 + 138 * 2 * 192 * 4);
+}
+
+/// Two shards of a document of 300 tokens, whose rows of queries begin at `row`. Its keys lie in
+/// two buffers if `split`.
+TaskList shards(int64_t second_row, bool split) {
+  TaskList list;
+  list.queries = {{.tokens = 1000}};
+  list.keys = {{.tokens = 1000}, {.tokens = 1000}};
+  const auto keys = [&](int64_t tokens) {
+    std::vector<KeyRange> ranges = {{.tokens = split ? 50 : tokens}};
+    if (split) ranges.push_back({.buffer = 1, .tokens = tokens - 50, .position = 50});
+    return ranges;
+  };
+  list.tasks = {{.q_row = 0, .q_tokens = 100, .q_position = 100, .keys = keys(200)},
+                {.q_row = second_row, .q_tokens = 100, .q_position = 200, .keys = keys(300)}};
+  return list;
+}
+
+constexpr int64_t kQ = 160, kKv = 160, kNumber = 8, kO = 160;  // bytes of a row of kSmall
+
+TEST(FlashMemory, of_a_list_in_place_is_what_the_operators_give_and_o_from_delta) {
+  const TaskList list = shards(100, false);
+  EXPECT_EQ(flash_forward_memory(kSmall, kType, list), 200 * (kO + 2 * kNumber));
+  const FlashDevice device{.multiprocessors = 1};
+  const int64_t call = flash_backward_call_memory(
+      kSmall, kType, {.sequences = 1, .query_rows = 200, .key_rows = 300}, device);
+  EXPECT_EQ(flash_backward_memory(kSmall, kType, list, device), 200 * kO + 200 * kNumber + call);
+}
+
+TEST(FlashMemory, of_scattered_queries_and_keys_counts_what_is_packed_and_gathered) {
+  const TaskList list = shards(500, true);
+  // The keys of the second shard include those of the first.
+  EXPECT_EQ(flash_forward_memory(kSmall, kType, list), 300 * kKv + 200 * (kQ + kO + 2 * kNumber));
+  const FlashDevice device{.multiprocessors = 1};
+  const int64_t call = flash_backward_call_memory(
+      kSmall, kType, {.sequences = 1, .query_rows = 200, .key_rows = 300}, device);
+  // Q and LSE, then O, dO and delta are packed.
+  EXPECT_EQ(flash_backward_memory(kSmall, kType, list, device),
+            300 * kKv + 200 * (kQ + kNumber + 2 * kO + kNumber) + 200 * kNumber + call);
+}
+
+TEST(FlashMemory, of_a_list_without_launches_is_none) {
+  TaskList list = shards(100, false);
+  list.tasks[0].keys = list.tasks[1].keys = {};
+  EXPECT_EQ(flash_forward_memory(kSmall, kType, list), 0) << "no query sees a key";
+  EXPECT_EQ(flash_backward_memory(kSmall, kType, list, {}), 0);
+  EXPECT_EQ(flash_backward_memory(kSmall, kType, {}, {}), 0);
+}
+
+}  // namespace
+}  // namespace distca::kernels

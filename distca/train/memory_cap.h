@@ -1,0 +1,49 @@
+#pragma once
+// How much activations and kept keys of a rank may take where the user has set no
+// plan.max_memory_gib and ranks compute on CUDA devices: what a device has, less everything else.
+// Plans depend on it, so all ranks take the same number, the smallest of all, and the checkpoint
+// records it. It only decides whether exchange.keys = auto keeps keys; no batch is refused for it.
+//
+//     const int64_t own = device_cap(config, plans, num_workers, local, visible_devices());
+//     const Config capped = with_device_cap(config, comm, own);  // on all ranks
+//
+// Thread rule: any thread; with_device_cap() as the communicator.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "distca/comm/communicator.h"
+#include "distca/comm/device_facts.h"
+#include "distca/train/config.h"
+#include "distca/train/memory.h"
+#include "distca/train/plan_request.h"
+
+namespace distca {
+
+/// What is left free of a device, which no part counts: the CUDA context, kernels and workspaces of
+/// libraries, NCCL's buffers; and a share of its memory for what the allocator cannot use, and for
+/// later batches, whose exchange buffers may be larger.
+inline constexpr int64_t kDeviceReserve = int64_t{1} << 30;
+inline constexpr int64_t kDeviceReservePercent = 5;
+/// Caps are multiples of it, so that devices that differ by a few pages have the same.
+inline constexpr int64_t kDeviceCapUnit = int64_t{64} << 20;
+
+/// Whether plans of this configuration get a cap from the devices.
+bool takes_device_cap(const Config& config);
+
+/// Bytes of each of the local ranks, at least kDeviceCapUnit: of its share of its device, what the
+/// reserve, standing_memory(), exchange buffers without kept keys, and the largest sum of logits
+/// and phases (the operators' temporaries among them) leave under the plans of the first batch. 0:
+/// no cap, because the configuration takes none or `devices` is empty.
+int64_t device_cap(const Config& config, const BatchPlan& plans, int num_workers, LocalRanks local,
+                   const std::vector<DeviceFacts>& devices);
+
+/// As "61.25 GiB".
+std::string device_cap_words(int64_t bytes);
+
+/// The configuration with the smallest cap of all ranks, or none if a rank knows none. All ranks
+/// call it together.
+Config with_device_cap(const Config& config, Communicator& comm, int64_t own_cap);
+
+}  // namespace distca
