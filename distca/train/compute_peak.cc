@@ -16,6 +16,8 @@
 #include "distca/comm/collectives.h"
 #include "distca/comm/ordered_sum.h"
 #include "distca/kernels/cpu/peak.h"
+#include "distca/runtime/cuda_attention.h"
+#include "distca/runtime/deterministic_price.h"
 
 namespace distca {
 namespace {
@@ -40,6 +42,14 @@ double share_of_a_core(Communicator& comm, int64_t threads_per_rank, const char*
 }
 
 }  // namespace
+
+int64_t deterministic_probe_tokens(const Config& config) {
+  constexpr int64_t kMostTokens = 8192;
+  // Of our operators, FlashAttention alone is slower where it is deterministic.
+  if (!config.on_cuda() || !config.train.deterministic || config.train.steps == 0) return 0;
+  if (!flash_computes(kernel_request(config).shape, config.model.dtype)) return 0;
+  return std::min({kMostTokens, config.batch.max_document_tokens, config.batch.nano_batch_tokens});
+}
 
 int64_t peak_product_size(int cuda_device) { return cuda_device < 0 ? 512 : 8192; }
 
@@ -86,11 +96,25 @@ ComputePeak measure_peak(const Config& config, Communicator& comm) {
     rate[0] = matrix_product_rate(config.model.dtype, comm.cuda_device(),
                                   peak_product_size(comm.cuda_device()), kSeconds);
   }
+  const int64_t tokens = comm.rank() == 0 ? deterministic_probe_tokens(config) : 0;
+  double deterministic_times = 0;
+  if (tokens > 0) {
+    const KernelRequest request = kernel_request(config);
+    deterministic_times = deterministic_price({.shape = request.shape,
+                                               .type = request.type,
+                                               .tokens = tokens,
+                                               .cuda_device = comm.cuda_device()},
+                                              [&] {
+                                                wait_for(aten_device(comm.cuda_device()));
+                                                return steady_seconds();
+                                              });
+  }
   rate[0] *= share;
   ordered_sum(comm, rate, kOperation);
   return {.flops_per_s = rate[0],
           .of = std::string(long_name(config.model.dtype)) +
-                (own_kernel ? " multiply-adds" : " matrix products")};
+                (own_kernel ? " multiply-adds" : " matrix products"),
+          .deterministic_times = deterministic_times};
 }
 
 }  // namespace distca

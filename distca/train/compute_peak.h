@@ -1,6 +1,7 @@
 #pragma once
-// Measures the highest rate at which the ranks' cores or devices can compute. The rate of a
-// training step is compared with it.
+// Measures, before the first step, the highest rate at which the ranks' cores or devices can
+// compute, with which the rate of a training step is compared, and on a CUDA device what
+// train.deterministic costs attention.
 
 #include <string>
 
@@ -15,7 +16,14 @@ struct ComputePeak {
   /// cores do not count twice.
   double flops_per_s = 0;
   std::string of;  // what was measured, in words
+  /// How many times as long attention's backward takes with deterministic operators as without
+  /// (runtime/deterministic_price.h), as rank 0 has measured; 0: not measured.
+  double deterministic_times = 0;
 };
+
+/// Tokens of the document with which rank 0 measures what deterministic attention costs, before the
+/// others go on; 0: it does not.
+int64_t deterministic_probe_tokens(const Config& config);
 
 /// Rows and columns of the matrices that a peak is measured with. On a CUDA device they are so
 /// large that a product takes far longer than its launch. `cuda_device` is -1 for the CPU.
@@ -29,6 +37,8 @@ double matrix_product_rate(ScalarType type, int cuda_device, int64_t size, doubl
 /// Measures multiply-adds in registers (kernels/cpu/peak.h) if our own kernel computes attention,
 /// and PyTorch's matrix product otherwise. All ranks call it together. It takes about 0.2 s, on a
 /// CUDA device about a second. One of the threads that share a CUDA device measures it for all.
+/// With deterministic attention on a CUDA device, rank 0 also measures its price, while the others
+/// wait for it.
 ComputePeak measure_peak(const Config& config, Communicator& comm);
 
 }  // namespace distca

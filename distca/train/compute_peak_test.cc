@@ -51,5 +51,19 @@ TEST(ComputePeak, a_matrix_product_s_rate_is_that_of_its_own_work) {
   EXPECT_EQ(peak_product_size(0), 8192);
 }
 
+TEST(ComputePeak, the_price_of_deterministic_attention_is_measured_where_there_is_one) {
+  const auto tokens = [](std::vector<std::string> overrides) {
+    return deterministic_probe_tokens(load_config("", overrides));
+  };
+  const std::string cuda = "train.device=cuda", threads = "comm.backend=threads",
+                    bf16 = "model.dtype=bfloat16", nano = "batch.nano_batch_tokens=20000";
+  EXPECT_EQ(tokens({cuda, threads, bf16, nano}), 8192);
+  EXPECT_EQ(tokens({cuda, threads, bf16, nano, "batch.max_document_tokens=3000"}), 3000);
+  EXPECT_EQ(tokens({cuda, threads, bf16, nano, "train.deterministic=false"}), 0);
+  EXPECT_EQ(tokens({cuda, threads, nano}), 0) << "fp32 does not go through FlashAttention";
+  EXPECT_EQ(tokens({bf16, nano}), 0) << "on the CPU";
+  EXPECT_EQ(peak(2, load_config("", {"attention.kernel=aten"})).deterministic_times, 0);
+}
+
 }  // namespace
 }  // namespace distca

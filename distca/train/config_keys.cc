@@ -237,8 +237,8 @@ std::vector<ConfigKey> config_keys(Config& c) {
           "cuda: a GPU for each rank with comm.backend=nccl, one for all with threads",
           {{"cpu", Config::Train::Device::kCpu}, {"cuda", Config::Train::Device::kCuda}}),
       {"train.deterministic", &c.train.deterministic, "",
-       "the same run gives the same bits, which may take longer on cuda; true also freezes what "
-       "plans measure (servers.reweight, plan.tolerance = auto)"},
+       "the same run gives the same bits; how much longer that takes on cuda is in a run's first "
+       "lines; true also freezes what plans measure (servers.reweight, plan.tolerance = auto)"},
       choice<Config::Train::BadStep>(
           "train.bad_step", &c.train.bad_step,
           "a step whose loss or gradient norm is not finite or spikes never reaches the weights: "

@@ -149,8 +149,13 @@ void RunSummary::add(const StepMetrics& step) {
   if (!errors.empty()) prediction_errors.push_back(median(errors));
 }
 
-std::vector<std::string> device_lines(const Config& config) {
+std::vector<std::string> device_lines(const Config& config, const ComputePeak& peak) {
   std::vector<std::string> lines;
+  if (peak.deterministic_times > 0)
+    lines.push_back(
+        fmt::format("deterministic attention (train.deterministic): its backward takes "
+                    "{:.2f} times as long as without",
+                    peak.deterministic_times));
   if (config.device_cap_bytes > 0)
     lines.push_back(fmt::format(
         "the smallest of the ranks' devices leaves {} for activations and kept keys of a rank "
@@ -185,7 +190,7 @@ std::string start_text(const Config& config, const std::string& data, const RunG
                   peak.flops_per_s / 1e9, peak.of);
   std::string text = fmt::format("{}\n{}\n{}\n{}", wrap(model, kColumns), wrap(data, kColumns),
                                  wrap(steps, kColumns), wrap(machine, kColumns));
-  for (const std::string& line : device_lines(config)) text += "\n" + wrap(line, kColumns);
+  for (const std::string& line : device_lines(config, peak)) text += "\n" + wrap(line, kColumns);
   return text;
 }
 

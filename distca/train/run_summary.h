@@ -50,8 +50,9 @@ std::string counting_words(const Entropies& entropies);
 /// Which steps metrics.jsonl holds, if `missing` of its lines could not be written.
 std::string steps_written(int64_t steps, int64_t missing);
 
-/// What the first lines say of devices: the cap that plans take from their memory if there is one.
-std::vector<std::string> device_lines(const Config& config);
+/// What the first lines say of devices: the price of deterministic attention if it was measured,
+/// and the cap that plans take from the devices' memory if there is one.
+std::vector<std::string> device_lines(const Config& config, const ComputePeak& peak);
 
 /// What is about to be run, on which grid, and on what. `data` is what split_words says. Lines have
 /// at most 100 columns, unless a word is longer.

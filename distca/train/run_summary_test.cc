@@ -52,16 +52,20 @@ TEST(RunSummary, without_a_profile_nothing_is_predicted) {
   EXPECT_THAT(summary.prediction_errors, IsEmpty());
 }
 
-TEST(StartText, says_of_devices_what_plans_may_take) {
+TEST(StartText, says_of_devices_what_was_measured_and_what_plans_may_take) {
   Config config;
-  EXPECT_THAT(device_lines(config), IsEmpty()) << "on the CPU";
+  EXPECT_THAT(device_lines(config, {}), IsEmpty()) << "on the CPU";
+  EXPECT_THAT(device_lines(config, {.deterministic_times = 1.4249}),
+              ElementsAre("deterministic attention (train.deterministic): its backward takes 1.42 "
+                          "times as long as without"));
   config.device_cap_bytes = int64_t{245} << 28;
-  EXPECT_THAT(device_lines(config),
+  EXPECT_THAT(device_lines(config, {}),
               ElementsAre("the smallest of the ranks' devices leaves 61.25 GiB for activations and "
                           "kept keys of a rank (plan.max_memory_gib sets another cap)"));
-  const std::string text =
-      start_text(config, "no data", run_grid(config, 1), "aten-cuda", {.of = "products"});
-  EXPECT_THAT(text, HasSubstr("(products)\nthe smallest of"));
+  const std::string text = start_text(config, "no data", run_grid(config, 1), "aten-cuda",
+                                      {.of = "products", .deterministic_times = 2});
+  EXPECT_THAT(text, AllOf(HasSubstr("(products)\ndeterministic attention"),
+                          HasSubstr("2.00 times as long as without\nthe smallest of")));
 }
 
 /// Of two workers: rank 1 waits half a second of two, and plain packing would make it one longer.
