@@ -56,7 +56,8 @@ struct LaunchLimits {
   /// The most rows of padding of a backward launch that has fewer queries than this.
   int64_t padding_rows = 65536;
 };
-/// Rows of padding that the operator's backward may make for a sequence.
+/// Rows of padding that the operator's backward makes for a sequence, so that no block checks where
+/// it ends.
 inline constexpr int64_t kPaddingRows = 128;
 /// The class of a sequence of so many rows: 0, 1, ...
 int length_class(int64_t rows, const LaunchLimits& limits = {});

@@ -58,11 +58,10 @@ int64_t gradients_memory(const RowMemory& row, ScalarType type, const VarlenLaun
 
 int64_t flash_backward_call_memory(const Shape& shape, ScalarType type, const FlashCall& call,
                                    const FlashDevice& device) {
-  constexpr int64_t kGapRows = 128;  // behind each sequence, so that no block checks its end
   constexpr int64_t kFp32 = 4;
   const RowMemory row(shape, type);
   const int64_t heads = shape.num_heads, dim = shape.head_dim_qk;
-  const int64_t rows = call.query_rows + kGapRows * call.sequences;
+  const int64_t rows = call.query_rows + kPaddingRows * call.sequences;
   const int64_t sums = rows * heads * round_up(dim, dim <= 128 ? 32 : 64) * kFp32;
   const int64_t blocks = call.sequences * heads;
   const int64_t splits = device.deterministic ? ceil_div(device.multiprocessors, blocks) : 1;
