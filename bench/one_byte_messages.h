@@ -17,6 +17,7 @@ class OneByteMessages : public Communicator {
   int rank() const override { return whole_.rank(); }
   int size() const override { return whole_.size(); }
   int cuda_device() const override { return whole_.cuda_device(); }
+  bool ends_in_order() const override { return whole_.ends_in_order(); }
   void set_step(int64_t step) override { whole_.set_step(step); }
   std::unique_ptr<PendingExchange> exchange(std::span<const Message> sends,
                                             std::span<const Message> receives,

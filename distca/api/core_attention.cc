@@ -178,7 +178,8 @@ class Layer {
   const int exceptions_ = std::uncaught_exceptions();
   Round round_;
   Buffers buffers_;
-  std::unique_ptr<PendingExchange> to_servers_, from_servers_, to_homes_;  // null: no messages
+  // Null: no messages. Where exchanges end in order, the last has all results, both ways.
+  std::unique_ptr<PendingExchange> to_servers_, from_servers_, to_homes_;
   bool done_ = false;
 };
 
@@ -194,7 +195,7 @@ Layer::Layer(std::shared_ptr<CoreAttention::Engine> engine, std::shared_ptr<Rank
   const Content result = forward ? Content::kO : Content::kGradient;
   reserve(forward ? BufferRole::kOIn : BufferRole::kGradientIn, exchange.servers(result));
   // First, so that servers hear of it before this rank's messages fill the wire.
-  from_servers_ = issue(result, Directions::kReceives);
+  if (!engine_->comm.ends_in_order()) from_servers_ = issue(result, Directions::kReceives);
   if (forward) {
     reserve(BufferRole::kQkvOut, exchange.servers(Content::kQkv));
     reserve(BufferRole::kQkvIn, exchange.homes(Content::kQkv));
@@ -266,19 +267,25 @@ void Layer::compute_tasks() {
   if (exchange.converts_gradients() && !forward)
     reserve(BufferRole::kAccumulators, exchange.homes(Content::kAccumulator));
   reserve(forward ? BufferRole::kOOut : BufferRole::kGradientOut, exchange.homes(result));
+  // Where exchanges end in order, no receive may stand before what its server waits for.
+  const bool in_order = engine_->comm.ends_in_order();
+  bool serves = false;
   for (const TaskSet set : plan_->sets) {
     const bool away = set == TaskSet::kAway || set == TaskSet::kAll;
     if (away && to_servers_) to_servers_->wait_received();
     engine_->parts.compute(pass(), set);
-    if (away) to_homes_ = issue(result, Directions::kSends);
+    if (away) to_homes_ = issue(result, in_order ? Directions::kBoth : Directions::kSends);
+    serves |= away;
   }
+  if (in_order && !serves) to_homes_ = issue(result, Directions::kReceives);
 }
 
 void Layer::wait() {
   if (done_) return;
   compute();
   const PlainTensors plain;
-  if (from_servers_) from_servers_->wait_received();
+  const auto& arriving = engine_->comm.ends_in_order() ? to_homes_ : from_servers_;
+  if (arriving) arriving->wait_received();
   engine_->parts.land(pass());
   DISTCA_CHECK(home.is_complete(pass_), "a pass of a layer lacks tasks or messages");
   for (std::unique_ptr<PendingExchange>* pending : {&to_servers_, &from_servers_, &to_homes_}) {

@@ -47,7 +47,10 @@
 //
 // Order. All ranks, even one that holds no tokens, call forward() and backward() in the same order.
 // Any number of calls may be under way, of one plan or of several: one plan for each window, say,
-// or one for each nano-batch. Each rank may wait for them in an order of its own.
+// or one for each nano-batch. Each rank may wait for them in an order of its own. But over NCCL
+// (Communicator::ends_in_order), all ranks call compute() in the same order as well, also in
+// relation to forward() and backward(); the first wait() and a destructor call it where the caller
+// has not.
 //
 // Overlap. Q, K and V travel between forward() and wait(), and O travels between compute() and
 // wait(). Whatever the caller computes in between hides the exchange.

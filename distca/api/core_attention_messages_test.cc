@@ -5,7 +5,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <ATen/CPUGeneratorImpl.h>
+
 #include "distca/api/core_attention.h"
+#include "distca/comm/test_groups.h"
 #include "distca/comm/thread_group.h"
 
 namespace distca::api {
@@ -15,6 +18,7 @@ namespace {
 class NotingGroup : public Communicator {
  public:
   explicit NotingGroup(Communicator& real) : real_(real) {}
+  bool ends_in_order() const override { return real_.ends_in_order(); }
   int rank() const override { return real_.rank(); }
   int size() const override { return real_.size(); }
   void set_step(int64_t step) override { real_.set_step(step); }
@@ -30,6 +34,71 @@ class NotingGroup : public Communicator {
  private:
   Communicator& real_;
 };
+
+/// O, dQ, dK and dV of two layers of each rank, under way at once as those of two halves of a batch
+/// are. `noted`: what rank 0 handed to its group.
+std::vector<std::vector<at::Tensor>> attend_twice(Backend backend,
+                                                  std::vector<std::string>& noted) {
+  const Shape shape{
+      .num_heads = 2, .num_kv_heads = 1, .head_dim = 16, .dtype = ScalarType::kFloat32};
+  const auto plan_of = [&](std::vector<int64_t> cu_seqlens,
+                           std::vector<std::vector<Range>> tokens) {
+    return plan_batch({.cu_seqlens = std::move(cu_seqlens),
+                       .num_ranks = 3,
+                       .shape = shape,
+                       .tokens = std::move(tokens)});
+  };
+  const std::vector<BatchPlan> plans = {
+      plan_of({0, 1500, 1530, 1700}, {{{0, 1500}}, {{1500, 1530}}, {{1530, 1700}}}),
+      plan_of({0, 40, 900}, {{}, {{0, 40}}, {{40, 900}}})};
+  std::vector<std::vector<at::Tensor>> all(3);
+  run_on(backend, 3, {.timeout_s = 30, .grace_s = 1}, [&](Communicator& comm) {
+    NotingGroup noting(comm);
+    CoreAttention attention(noting, shape);
+    at::Generator generator = at::detail::createCPUGenerator(comm.rank());
+    std::vector<at::Tensor> in;
+    std::vector<Forward> forwards;
+    std::vector<Backward> backwards;
+    for (const BatchPlan& plan : plans) {
+      const int64_t tokens = plan.num_tokens(comm.rank());
+      for (const int64_t heads : {2, 1, 1, 2})
+        in.push_back(at::randn({tokens, heads, 16}, generator));
+      const at::Tensor* const mine = &in[in.size() - 4];
+      forwards.push_back(attention.forward(plan, mine[0], mine[1], mine[2]));
+    }
+    for (Forward& forward : forwards) forward.compute();
+    for (const size_t half : {1, 0}) all[comm.rank()].push_back(forwards[half].wait());
+    for (const size_t half : {1, 0})
+      backwards.push_back(attention.backward(forwards[half], in[4 * half + 3]));
+    for (Backward& backward : backwards) {
+      const auto [dq, dk, dv] = backward.wait();
+      for (const at::Tensor& gradient : {dq, dk, dv}) all[comm.rank()].push_back(gradient);
+    }
+    if (comm.rank() == 0) noted = noting.noted;
+  });
+  return all;
+}
+
+/// Nothing that a rank receives may stand before what its sender waits for.
+TEST(ApiMessages, where_exchanges_end_in_order_results_are_one_exchange_and_bits_stay) {
+  std::vector<std::string> of_threads, noted;
+  const auto want = attend_twice(Backend::kThreads, of_threads);
+  const auto got = attend_twice(Backend::kNccl, noted);
+  for (size_t rank = 0; rank < want.size(); ++rank) {
+    ASSERT_EQ(got[rank].size(), want[rank].size());
+    for (size_t i = 0; i < want[rank].size(); ++i)
+      EXPECT_TRUE(at::equal(got[rank][i], want[rank][i])) << "rank " << rank << ", " << i;
+  }
+  EXPECT_EQ(of_threads.front(), "O of forward 0: sends false, receives true");
+  EXPECT_THAT(noted, testing::ElementsAre("Q, K, V of forward 0: sends true, receives false",
+                                          "Q, K, V of forward 1: sends false, receives true",
+                                          "O of forward 0: sends false, receives true",
+                                          "O of forward 1: sends true, receives false",
+                                          "dO of backward 2: sends false, receives true",
+                                          "dO of backward 3: sends true, receives false",
+                                          "gradients of backward 2: sends true, receives false",
+                                          "gradients of backward 3: sends false, receives true"));
+}
 
 /// A peer learns of a receive by a message, which must not wait behind those of the dispatch.
 TEST(ApiMessages, results_are_expected_before_anything_is_sent) {

@@ -23,6 +23,7 @@ class SplitGroup final : public Communicator {
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(members_.size()); }
   int cuda_device() const override { return whole_.cuda_device(); }
+  bool ends_in_order() const override { return whole_.ends_in_order(); }
   void set_step(int64_t step) override { whole_.set_step(step); }
   void throw_if_failed() const override { whole_.throw_if_failed(); }
 

@@ -16,17 +16,22 @@
 namespace distca {
 namespace {
 
+constexpr const char* kPrefix = "distca/";  // of keys in a store made elsewhere
 constexpr double kLook = 0.05;  // seconds a host that waits goes without asking for a failure
 
 /// What a rank has of the group, shared with its exchanges.
 class NcclRank {
  public:
-  NcclRank(const Rendezvous& rendezvous, const CommOptions& options, const NcclLibrary& nccl,
-           const NcclDevice& device)
-      : rendezvous_(rendezvous), options_(options), health_(rendezvous, options) {
+  /// `made`: a store made elsewhere, or null for the one that the rendezvous names.
+  NcclRank(const Rendezvous& rendezvous, c10d::Store* made, const CommOptions& options,
+           const NcclLibrary& nccl, const NcclDevice& device)
+      : rendezvous_(rendezvous),
+        open_(made ? store_like(*made, rendezvous.prefix) : store_of(rendezvous)),
+        options_(options),
+        health_(rendezvous, options, made) {
     Heartbeat& heartbeat = health_.heartbeat;
     heartbeat.wait_for_all();
-    connections_ = connect_nccl(nccl, device, rendezvous, heartbeat);
+    connections_ = connect_nccl(nccl, device, rendezvous, open_, heartbeat);
     heartbeat.end_startup();
     watch_ = std::make_unique<NcclWatch>(
         NcclWatch::Group{.rank = rendezvous.rank,
@@ -42,7 +47,7 @@ class NcclRank {
     bool is_well = std::uncaught_exceptions() == exceptions_;
     if (is_well) is_well = wait_until_idle();
     watch_.reset();
-    leave_nccl(std::move(connections_), rendezvous_, health_.heartbeat, is_well,
+    leave_nccl(std::move(connections_), rendezvous_, open_, health_.heartbeat, is_well,
                options_.startup_timeout_s);
   }
 
@@ -73,6 +78,7 @@ class NcclRank {
   }
 
   const Rendezvous rendezvous_;
+  const OpenStore open_;
   const CommOptions options_;
   Health health_;
   std::shared_ptr<NcclConnections> connections_;
@@ -123,6 +129,7 @@ class NcclCommunicator final : public Communicator {
   int rank() const override { return group_->rank(); }
   int size() const override { return group_->size(); }
   int cuda_device() const override { return group_->device().cuda_device; }
+  bool ends_in_order() const override { return true; }
   void set_step(int64_t step) override { group_->heartbeat().set_step(step); }
   void throw_if_failed() const override { group_->throw_if_failed(); }
 
@@ -176,7 +183,15 @@ std::unique_ptr<Communicator> make_nccl_group(const Rendezvous& rendezvous,
                                               const CommOptions& options, const NcclLibrary& nccl,
                                               const NcclDevice& device) {
   return std::make_unique<NcclCommunicator>(
-      std::make_shared<NcclRank>(rendezvous, options, nccl, device));
+      std::make_shared<NcclRank>(rendezvous, nullptr, options, nccl, device));
+}
+
+std::unique_ptr<Communicator> make_nccl_group(c10d::Store& store, int rank, int size,
+                                              const CommOptions& options, const NcclLibrary& nccl,
+                                              const NcclDevice& device) {
+  const Rendezvous rendezvous{.rank = rank, .size = size, .prefix = kPrefix};
+  return std::make_unique<NcclCommunicator>(
+      std::make_shared<NcclRank>(rendezvous, &store, options, nccl, device));
 }
 
 }  // namespace distca

@@ -19,6 +19,10 @@
 #include "distca/comm/nccl_device.h"
 #include "distca/comm/nccl_library.h"
 
+namespace c10d {
+class Store;
+}
+
 namespace distca {
 
 /// Meets the other ranks and connects every pair; all of them call it. Throws Error(kComm), which
@@ -26,6 +30,12 @@ namespace distca {
 /// the same device. Destroy it on every rank when done: a rank then waits until all others are done
 /// as well, because they may still read what it has sent; at most as long as they may take to meet.
 std::unique_ptr<Communicator> make_nccl_group(const Rendezvous& rendezvous,
+                                              const CommOptions& options, const NcclLibrary& nccl,
+                                              const NcclDevice& device);
+/// The same, for the ranks 0 .. size - 1 of a PyTorch program, which meet in a store that it has
+/// made. As with make_c10d_group(), an intrusive pointer owns the store, and it serves one
+/// communicator.
+std::unique_ptr<Communicator> make_nccl_group(c10d::Store& store, int rank, int size,
                                               const CommOptions& options, const NcclLibrary& nccl,
                                               const NcclDevice& device);
 

@@ -6,6 +6,8 @@
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <algorithm>
 #include <array>
@@ -19,6 +21,7 @@
 #include <vector>
 
 #include "distca/base/error.h"
+#include "distca/comm/launch/local_store.h"
 #include "distca/comm/nccl_testing.h"
 #include "distca/comm/test_groups.h"
 
@@ -241,6 +244,31 @@ TEST_F(NcclGroup, what_is_read_from_the_device_after_a_failure_is_not_taken_for_
     }
   });
   EXPECT_EQ(heard, 2);
+}
+
+TEST_F(NcclGroup, ranks_meet_in_a_store_that_somebody_else_made) {
+  if (nccl_is_real()) GTEST_SKIP() << "its messages lie in host memory";
+  std::atomic<int> kept = 0;
+  run_with_store(2, [&](uint16_t port, int rank) {
+    c10d::TCPStoreOptions meeting;
+    meeting.port = port;
+    meeting.waitWorkers = false;
+    const auto store = c10::make_intrusive<c10d::TCPStore>(loopback_address(), meeting);
+    for (const char* prefix : {"first", "second"}) {
+      const auto own = c10::make_intrusive<c10d::PrefixStore>(prefix, store);
+      const auto group = make_nccl_group(*own, rank, 2, kPatient, nccl_standin(),
+                                         host_nccl_device(nccl_standin()));
+      EXPECT_EQ(group->rank(), rank);
+      EXPECT_TRUE(group->ends_in_order());
+      uint64_t out = 40 + rank, in = 0;
+      const Message send{1 - rank, 0, reinterpret_cast<std::byte*>(&out), sizeof(out)};
+      const Message receive{1 - rank, 0, reinterpret_cast<std::byte*>(&in), sizeof(in)};
+      group->exchange({&send, 1}, {&receive, 1}, "numbers")->wait();
+      EXPECT_EQ(in, 40u + 1 - rank);
+    }
+    kept += static_cast<int>(store->add("mine " + std::to_string(rank), 1));
+  });
+  EXPECT_EQ(kept, 2) << "the store is of no use any more";
 }
 
 TEST_F(NcclGroup, two_ranks_on_one_device_are_refused_by_name) {

@@ -29,13 +29,11 @@ constexpr double kLastPause = 0.1;
 constexpr const char* kIdKey = "id";
 constexpr const char* kLeftKey = "left";
 
-c10::intrusive_ptr<c10d::Store> open_store(const Rendezvous& rendezvous, double timeout_s) {
-  c10d::TCPStoreOptions options;
-  options.port = rendezvous.port;
-  options.waitWorkers = false;
-  options.timeout = to_milliseconds(std::max(timeout_s, 0.001));
-  return c10::make_intrusive<c10d::PrefixStore>(
-      rendezvous.prefix + "nccl", c10::make_intrusive<c10d::TCPStore>(rendezvous.address, options));
+/// The store, whose keys get the prefix.
+std::shared_ptr<c10d::Store> prefixed(const std::string& prefix,
+                                      const c10::intrusive_ptr<c10d::Store>& store) {
+  const auto own = c10::make_intrusive<c10d::PrefixStore>(prefix + "nccl", store);
+  return {own.get(), [own](c10d::Store*) {}};
 }
 
 /// Rank 0's, which it makes.
@@ -99,6 +97,26 @@ std::vector<Message> in_order(std::span<const Message> messages) {
 
 }  // namespace
 
+OpenStore store_of(const Rendezvous& rendezvous) {
+  return [rendezvous](double timeout_s) {
+    c10d::TCPStoreOptions options;
+    options.port = rendezvous.port;
+    options.waitWorkers = false;
+    options.timeout = to_milliseconds(std::max(timeout_s, 0.001));
+    return prefixed(rendezvous.prefix,
+                    c10::make_intrusive<c10d::TCPStore>(rendezvous.address, options));
+  };
+}
+
+OpenStore store_like(c10d::Store& made, const std::string& prefix) {
+  const auto kept = c10::intrusive_ptr<c10d::Store>::unsafe_reclaim_from_nonowning(&made);
+  return [kept, prefix](double timeout_s) {
+    const c10::intrusive_ptr<c10d::Store> own = kept->clone();
+    own->setTimeout(to_milliseconds(std::max(timeout_s, 0.001)));
+    return prefixed(prefix, own);
+  };
+}
+
 NcclConnections::NcclConnections(const NcclLibrary& nccl, const NcclDevice& device,
                                  const Rendezvous& rendezvous, c10d::Store& store)
     : nccl_(nccl), device_(device) {
@@ -157,7 +175,8 @@ void NcclConnections::finish() {
 }
 
 std::shared_ptr<NcclConnections> connect_nccl(const NcclLibrary& nccl, const NcclDevice& device,
-                                              const Rendezvous& rendezvous, Heartbeat& heartbeat) {
+                                              const Rendezvous& rendezvous, const OpenStore& open,
+                                              Heartbeat& heartbeat) {
   struct Made {
     std::shared_ptr<NcclConnections> connections;
   };
@@ -167,7 +186,7 @@ std::shared_ptr<NcclConnections> connect_nccl(const NcclLibrary& nccl, const Ncc
       rendezvous, heartbeat,
       [=] {
         if (device.make_current) device.make_current();
-        const auto store = open_store(rendezvous, left_s + kOursFirst);
+        const auto store = open(left_s + kOursFirst);
         made->connections = std::make_shared<NcclConnections>(nccl, device, rendezvous, *store);
       },
       [] { return "cannot connect through NCCL"; });
@@ -190,14 +209,15 @@ void wait_for_others(const Rendezvous& rendezvous, c10d::Store& store, double pa
 }  // namespace
 
 void leave_nccl(std::shared_ptr<NcclConnections> connections, const Rendezvous& rendezvous,
-                const Heartbeat& heartbeat, bool is_well, double patience_s) {
+                const OpenStore& open, const Heartbeat& heartbeat, bool is_well,
+                double patience_s) {
   // A thread of its own, which is left behind if the store or NCCL does not return.
   const auto over = std::make_shared<std::atomic<bool>>(!is_well);
   const auto done = std::make_shared<std::promise<void>>();
   std::future<void> is_done = done->get_future();
   std::thread([=, connections = std::move(connections)] {
     try {
-      const auto store = open_store(rendezvous, kReturn);
+      const auto store = open(kReturn);
       store->add(kLeftKey, 1);
       if (is_well) wait_for_others(rendezvous, *store, patience_s, [over] { return over->load(); });
     } catch (const std::exception&) {

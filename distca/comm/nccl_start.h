@@ -3,6 +3,7 @@
 // all pairs, and leave together.
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -20,6 +21,14 @@ class Store;
 }
 
 namespace distca {
+
+/// Makes a connection of its own to the store in which the ranks meet, whose calls wait so many
+/// seconds.
+using OpenStore = std::function<std::shared_ptr<c10d::Store>(double timeout_s)>;
+/// To the store that the rendezvous names.
+OpenStore store_of(const Rendezvous& rendezvous);
+/// To a store made elsewhere, which an intrusive pointer owns. Its keys get the prefix.
+OpenStore store_like(c10d::Store& made, const std::string& prefix);
 
 /// A rank's connections with all others. Thread rule: abort() from any thread, at any time; the
 /// rest by one thread at a time.
@@ -52,12 +61,13 @@ class NcclConnections {
 
 /// Connects every pair by the start-up deadline of `heartbeat`. Throws as make_nccl_group().
 std::shared_ptr<NcclConnections> connect_nccl(const NcclLibrary& nccl, const NcclDevice& device,
-                                              const Rendezvous& rendezvous, Heartbeat& heartbeat);
+                                              const Rendezvous& rendezvous, const OpenStore& open,
+                                              Heartbeat& heartbeat);
 
 /// Gives the connections back when all ranks have come to their end. `is_well` says whether this
 /// rank is one that has done all its work; one that failed waits for nobody. Returns after at most
 /// `patience_s`, and a little longer where NCCL does not return.
 void leave_nccl(std::shared_ptr<NcclConnections> connections, const Rendezvous& rendezvous,
-                const Heartbeat& heartbeat, bool is_well, double patience_s);
+                const OpenStore& open, const Heartbeat& heartbeat, bool is_well, double patience_s);
 
 }  // namespace distca

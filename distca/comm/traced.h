@@ -25,6 +25,7 @@ class TracedCommunicator final : public Communicator {
   int rank() const override { return group_.rank(); }
   int size() const override { return group_.size(); }
   int cuda_device() const override { return group_.cuda_device(); }
+  bool ends_in_order() const override { return group_.ends_in_order(); }
   std::unique_ptr<PendingExchange> exchange(std::span<const Message> sends,
                                             std::span<const Message> receives,
                                             std::string_view operation) override;
