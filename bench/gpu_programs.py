@@ -38,7 +38,8 @@ def built(stage, programs):
     if not (ROOT / "offline").is_dir():
         raise Missing("there is no offline/: make it with scripts/offline_bundle.sh where apt is, and carry it")
     stage.run("configure", 90, ["cmake", "-G", "Ninja", "-B", stage.build, "-DCMAKE_BUILD_TYPE=Release",
-                                f"-DCMAKE_PREFIX_PATH={ROOT}/offline", f"-DDISTCA_PYTHON={stage.options.python}"])
+                                f"-DCMAKE_PREFIX_PATH={ROOT}/offline", f"-DDISTCA_PYTHON={stage.options.python}",
+                                "-DDISTCA_BUILD_PYTHON=ON"])
     targets = [TARGETS.get(program, program.rpartition("/")[2]) for program in programs]
     stage.run("build", 400, ["cmake", "--build", stage.build, "-j", stage.options.jobs, "--target", *targets])
     return f"{len(targets)} targets, {stage.options.jobs} jobs"

@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 
+import gpu_operators
 import gpu_training
 from gpu_check import ROOT, Missing, main
 from gpu_programs import built, prepared, probe, tests, train
@@ -166,13 +167,6 @@ def stage_b(stage):
 # --- D -----------------------------------------------------------------------------------------------------------------
 
 
-def python_operators(stage):
-    name = "Python operators: loss and gradients beside the CPU's"
-    if "on the CPU alone" in (ROOT / "python/distca/_served.py").read_text():
-        return stage.skip(name, "the Python package computes attention on the CPU alone so far (docs/limitations.md)")
-    stage.fail(name, "they take a device's tensors now: compare them here")
-
-
 def stage_d(stage):
     if not stage.check("build", lambda: built(stage, ("distca",))):
         return
@@ -180,7 +174,7 @@ def stage_d(stage):
         stage.check(f"losses in {dtype}", lambda: gpu_training.losses(stage, dtype))
     for words, tokens in (("32K", 32768), ("128K", 131072)):
         stage.check(f"{words}-token documents", lambda: gpu_training.contest(stage, words, tokens))
-    python_operators(stage)
+    stage.check("Python operators", lambda: gpu_operators.operators(stage, nccl_way))
 
 
 # --- E -----------------------------------------------------------------------------------------------------------------

@@ -84,5 +84,7 @@ extras='import tomllib; print(*sum(tomllib.load(open("pyproject.toml", "rb"))["p
 environment tester pytest $("$python" -c "$extras")
 pip tester install --no-index --no-deps "$wheel"
 [ ! -x build/release/distca ] || export DISTCA_PROGRAM=$PWD/build/release/distca  # for tests of its files
+standin=$PWD/build/release/rooms/comm/libnccl_standin.so
+[ ! -e "$standin" ] || export DISTCA_NCCL_STANDIN=$standin  # what tests load in NCCL's place
 cd "$folder"
 DISTCA_WHEEL=$wheel tester/bin/python -m pytest -q -rs -p no:cacheprovider --rootdir "$PWD" "$@" ../../python/tests

@@ -22,7 +22,7 @@ constexpr size_t kMostCompared = 1000;  // kinds may change at every step, with 
 
 /// What a rank says of a kind of layer. Ranks must agree on all of it.
 struct SaidKind {
-  int64_t num_heads, num_kv_heads, head_dim, head_dim_v, dtype, window_left, linear_work;
+  int64_t on_cuda, num_heads, num_kv_heads, head_dim, head_dim_v, dtype, window_left, linear_work;
   double softmax_scale;
 };
 
@@ -46,7 +46,8 @@ struct SaidPlan {
 
 SaidKind said_of(const LayerKind& layer) {
   const api::Shape& shape = layer.kind.shape;
-  return {.num_heads = shape.num_heads,
+  return {.on_cuda = layer.kind.cuda_device >= 0,
+          .num_heads = shape.num_heads,
           .num_kv_heads = shape.num_kv_heads,
           .head_dim = shape.head_dim,
           .head_dim_v = shape.head_dim_v,
@@ -63,6 +64,7 @@ void check_same(const SaidKind& theirs, const SaidKind& first, size_t rank) {
         "rank {} calls attention with {} = {}, rank 0 with {}: all ranks call the same layer", rank,
         name, theirs.*member, first.*member);
   };
+  check("a device (0: CPU, 1: CUDA)", &SaidKind::on_cuda);
   check("num_heads", &SaidKind::num_heads);
   check("num_kv_heads", &SaidKind::num_kv_heads);
   check("head_dim", &SaidKind::head_dim);

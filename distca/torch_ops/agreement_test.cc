@@ -20,6 +20,8 @@ api::BatchPlan Ranks::plan(const api::BatchRequest& request) {
   return api::plan_batch(mine);
 }
 
+Ranks::~Ranks() = default;
+
 namespace {
 
 using testing::HasSubstr;
@@ -162,12 +164,28 @@ TEST(Agreement, KindsThatDifferAreNamed) {
         agreed();
         EXPECT_THAT(named({layer(-1, rank == 1 ? 8 : 4)}),
                     HasSubstr("rank 1 calls attention with num_heads = 8, rank 0 with 4"));
+        LayerKind on_device = layer();
+        on_device.kind.cuda_device = rank;
+        EXPECT_THAT(named({rank == 2 ? layer() : on_device}),
+                    HasSubstr("rank 2 calls attention with a device (0: CPU, 1: CUDA) = 0, rank 0 "
+                              "with 1"));
         EXPECT_THAT(named({layer(), layer(rank == 2 ? 30 : 20)}),
                     HasSubstr("rank 2 calls attention with window_left = 30, rank 0 with 20"));
         EXPECT_THAT(named(rank == 1 ? LayerKinds{layer()} : LayerKinds{layer(), layer(20)}),
                     HasSubstr("rank 1 had layers of 1 kinds, rank 0 of 2"));
       },
-      {2, 1, 2, 1});
+      {2, 1, 1, 2, 1});
+}
+
+TEST(Agreement, RanksMayHaveDevicesOfOtherNumbers) {
+  play(
+      [](Ranks& ranks, int rank, const auto& agreed) {
+        LayerKind on_device = layer();
+        on_device.kind.cuda_device = rank;
+        EXPECT_NE(agree(ranks, documents(rank), {on_device}).plan_of(on_device), nullptr);
+        agreed();
+      },
+      {2});
 }
 
 TEST(Agreement, ARankWhoseLoaderHasEndedIsNamed) {

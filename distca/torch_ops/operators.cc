@@ -3,6 +3,10 @@
 // that of selective checkpointing sees the same calls in a forward and in its recomputation, and
 // what is there already is neither sent nor computed again.
 //
+// On a CUDA device, autograd plays backward in a thread of the device. All nodes of a layer have
+// their handles there, so they follow each other in this thread, in the reverse order of forward,
+// which is the same on all ranks, and in the stream that their forward was given to.
+//
 // Errors: as api/core_attention.h, thrown to Python as RuntimeError. PyTorch calls operators from
 // Python with the GIL released, so a rank that waits here does not stop other threads.
 
@@ -46,13 +50,19 @@ Kind kind_of(const Tensor& q, const Tensor& k, const Tensor& v, double softmax_s
                     .head_dim = q.size(2),
                     .head_dim_v = v.size(2),
                     .dtype = scalar_type_of(q.scalar_type())},
-          .softmax_scale = softmax_scale};
+          .softmax_scale = softmax_scale,
+          .cuda_device = q.is_cuda() ? q.get_device() : -1};
+}
+
+/// Of a step, which belongs to layers on any device.
+Tensor handle_of(std::shared_ptr<Step> step) {
+  return Handles<Step>::all().give(std::move(step), at::kCPU);
 }
 
 // What has no tensors to be dispatched by.
 
-void open(std::string group, double timeout_s, double startup_timeout_s) {
-  Ranks::open(group, {.timeout_s = timeout_s, .startup_timeout_s = startup_timeout_s});
+void open(std::string group, std::string backend, double timeout_s, double startup_timeout_s) {
+  Ranks::open(group, backend, {.timeout_s = timeout_s, .startup_timeout_s = startup_timeout_s});
 }
 
 /// [4] forwards, backwards, bytes sent, plans made.
@@ -75,10 +85,10 @@ Tensor begin(std::string group, at::IntArrayRef cu_seqlens, const Tensor& q, con
     layers = ranks->usual_kinds(first);
   }
   Agreement agreed = agree(*ranks, cu_seqlens.vec(), layers);
-  return Handles<Step>::all().give(std::make_shared<Step>(std::move(ranks), std::move(agreed)));
+  return handle_of(std::make_shared<Step>(std::move(ranks), std::move(agreed)));
 }
 
-constexpr int64_t kColumns = 8;  // of a kind of layer
+constexpr int64_t kColumns = 9;  // of a kind of layer
 
 /// [kinds, kColumns] The kinds of layers of the latest forwards, for `begin_ahead`.
 Tensor usual_layers(std::string group) {
@@ -90,7 +100,8 @@ Tensor usual_layers(std::string group) {
   for (const auto& [kind, window_left, linear_work] : usual) {
     const api::Shape& shape = kind.shape;
     for (const int64_t one : {shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.head_dim_v,
-                              static_cast<int64_t>(shape.dtype), window_left, linear_work})
+                              static_cast<int64_t>(shape.dtype), window_left, linear_work,
+                              static_cast<int64_t>(kind.cuda_device)})
       *number++ = static_cast<double>(one);
     *number++ = kind.softmax_scale;
   }
@@ -110,12 +121,13 @@ Tensor begin_ahead(std::string group, std::string over, at::IntArrayRef cu_seqle
                                         .head_dim = whole(2),
                                         .head_dim_v = whole(3),
                                         .dtype = static_cast<ScalarType>(whole(4))},
-                              .softmax_scale = number[7]},
+                              .softmax_scale = number[8],
+                              .cuda_device = static_cast<int>(whole(7))},
                      .window_left = whole(5),
                      .linear_work = whole(6)});
   }
   Agreement agreed = agree(*Ranks::find(over), cu_seqlens.vec(), kinds);
-  return Handles<Step>::all().give(std::make_shared<Step>(Ranks::find(group), std::move(agreed)));
+  return handle_of(std::make_shared<Step>(Ranks::find(group), std::move(agreed)));
 }
 
 /// Tells the ranks of `over` that this one's loader has ended after so many batches.
@@ -142,13 +154,13 @@ Tensor dispatch(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor&
   } else {
     call = of->start(layer, {kind_of(q, k, v, softmax_scale), window_left, linear_work}, q, k, v);
   }
-  return Handles<Call>::all().give(std::move(call));
+  return Handles<Call>::all().give(std::move(call), q.device());
 }
 
 Tensor core_attention(const Tensor& handle) {
   auto call = Handles<Call>::all().of(handle);
   call->compute();
-  return Handles<Call>::all().give(std::move(call));
+  return Handles<Call>::all().give(std::move(call), handle.device());
 }
 
 Tensor combine(const Tensor& handle, const Tensor& q, const Tensor& k, const Tensor& v) {
@@ -233,7 +245,7 @@ struct Combine : torch::autograd::Function<Combine> {
   static variable_list backward(AutogradContext* node, const variable_list& gradients) {
     const variable_list qkv = node->get_saved_variables();  // may recompute a part of the model
     kept(node).begin_backward(gradients[0], qkv[0], qkv[1], qkv[2]);
-    return {at::zeros({1}, at::kDouble), {}, {}, {}};
+    return {at::zeros({1}, qkv[0].options().dtype(at::kDouble)), {}, {}, {}};
   }
 };
 
@@ -247,11 +259,20 @@ Tensor combine_autograd(const Tensor& handle, const Tensor& q, const Tensor& k, 
   return Combine::apply(handle, q, k, v);
 }
 
+/// Those that take tensors of a layer.
+void add_layer_operators(torch::Library& library) {
+  library.impl("begin", &begin);
+  library.impl("dispatch", &dispatch);
+  library.impl("core_attention", &core_attention);
+  library.impl("combine", &combine);
+}
+
 }  // namespace
 
 TORCH_LIBRARY(distca, library) {
-  library.def("open(str group, float timeout_s, float startup_timeout_s) -> ()", &open);
-  library.def("close_all() -> ()", &Ranks::close_all);
+  library.def("open(str group, str backend, float timeout_s, float startup_timeout_s) -> ()",
+              &open);
+  library.def("close_all(bool failed) -> ()", &Ranks::close_all);
   library.def("counts(str group) -> int[]", &counts);
   library.def("state_of(Tensor step, int layer) -> int");
   library.def(
@@ -270,11 +291,9 @@ TORCH_LIBRARY(distca, library) {
 
 TORCH_LIBRARY_IMPL(distca, CPU, library) {
   library.impl("state_of", &state_of);
-  library.impl("begin", &begin);
-  library.impl("dispatch", &dispatch);
-  library.impl("core_attention", &core_attention);
-  library.impl("combine", &combine);
+  add_layer_operators(library);
 }
+TORCH_LIBRARY_IMPL(distca, CUDA, library) { add_layer_operators(library); }
 TORCH_LIBRARY_IMPL(distca, Meta, library) {
   library.impl("dispatch", &dispatch_meta);
   library.impl("core_attention", &core_attention_meta);

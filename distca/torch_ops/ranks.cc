@@ -6,11 +6,15 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <map>
-#include <numeric>
 
 #include "distca/base/error.h"
 #include "distca/comm/c10d_group.h"
+#include "distca/comm/collectives.h"
+#include "distca/comm/local_device.h"
+#include "distca/comm/nccl_group.h"
 
 namespace distca::torch_ops {
 namespace {
@@ -22,6 +26,8 @@ constexpr size_t kRememberedForwards = 4;  // two nano-batches of two steps
 /// A group of one rank, which sends nothing.
 class Alone : public Communicator {
  public:
+  explicit Alone(int cuda_device) : cuda_device_(cuda_device) {}
+  int cuda_device() const override { return cuda_device_; }
   int rank() const override { return 0; }
   int size() const override { return 1; }
   std::unique_ptr<PendingExchange> exchange(std::span<const Message> sends,
@@ -37,12 +43,44 @@ class Alone : public Communicator {
     void wait_received() override {}
     void wait() override {}
   };
+  const int cuda_device_;
+};
+
+/// What carries Q, K, V, O and gradients of the ranks that have met in a store.
+struct Carriers {
+  const std::string backend;  // as Ranks::open() takes it
+  const c10::intrusive_ptr<c10d::Store> store;
+  const int rank;
+  const int size;
+  const CommOptions options;
+
+  std::unique_ptr<Communicator> connect(int cuda_device) const {
+    const bool on_cpu = cuda_device < 0;
+    if (on_cpu && backend != "nccl") return nullptr;
+    DISTCA_THROW_IF(backend == "gloo", ErrorKind::kUsage,
+                    "q is on cuda:{} and backend is gloo, which carries tensors on the CPU alone: "
+                    "distca.init(backend=None)",
+                    cuda_device);
+    const NcclLibrary& nccl = nccl_library();
+    DISTCA_THROW_IF(on_cpu && !nccl.host, ErrorKind::kUsage,
+                    "q is on the CPU and backend is nccl, but NCCL {} carries the memory of GPUs "
+                    "alone: distca.init(backend=None)",
+                    nccl_version_text(nccl.version));
+    NcclDevice device = on_cpu ? host_nccl_device(nccl) : cuda_nccl_device(cuda_device);
+    if (!on_cpu && local_devices().may_share) device.identity.clear();
+    const auto own =
+        c10::make_intrusive<c10d::PrefixStore>(on_cpu ? "nccl on the CPU" : "nccl", store);
+    return make_nccl_group(*own, rank, size, options, nccl, device);
+  }
 };
 
 struct Open {
   std::mutex mutex;
+  std::atomic<bool> failed = false;  // the process ends with an error
   std::map<std::string, std::shared_ptr<Ranks>> by_name = {
-      {"", std::make_shared<Ranks>(std::make_unique<Alone>())}};
+      {"", std::make_shared<Ranks>(std::make_unique<Alone>(-1), [](int cuda_device) {
+         return std::make_unique<Alone>(cuda_device);
+       })}};
 };
 /// Never destroyed: tensors, and with them handles, may outlive static objects.
 Open& opened() {
@@ -55,6 +93,20 @@ bool same(const api::BatchRequest& a, const api::BatchRequest& b) {
          a.window_left == b.window_left && a.tokens == b.tokens && a.linear_work == b.linear_work;
 }
 
+void check_same_backend(Communicator& comm, const std::string& backend) {
+  std::array<char, 8> mine{};
+  DISTCA_CHECK(backend.size() < mine.size(), "backend {}", backend);
+  std::ranges::copy(backend, mine.begin());
+  const auto all = all_gather(comm, mine, "comparing backends");
+  const auto text = [](const auto& one) { return one[0] == 0 ? "None" : one.data(); };
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    DISTCA_THROW_IF(all[rank] != all[0], ErrorKind::kUsage,
+                    "rank {} opens the group with backend = {}, rank 0 with {}: all ranks give the "
+                    "same",
+                    rank, text(all[rank]), text(all[0]));
+  }
+}
+
 void add_missing(LayerKinds& kinds, const LayerKinds& more) {
   for (const LayerKind& kind : more) {
     if (std::ranges::find(kinds, kind) == kinds.end()) kinds.push_back(kind);
@@ -63,16 +115,24 @@ void add_missing(LayerKinds& kinds, const LayerKinds& more) {
 
 }  // namespace
 
-void Ranks::open(const std::string& name, const CommOptions& options) {
+void Ranks::open(const std::string& name, const std::string& backend, const CommOptions& options) {
   {
     const std::scoped_lock lock(opened().mutex);
     DISTCA_THROW_IF(opened().by_name.contains(name), ErrorKind::kUsage, "process group {} is open",
                     name);
   }
   const auto theirs = c10d::resolve_process_group(name);
-  const auto backend = theirs->getBackend(c10::DeviceType::CPU);
+  const auto gloo = theirs->getBackend(c10::DeviceType::CPU);
   const auto store = c10::make_intrusive<c10d::PrefixStore>("distca", theirs->getStore());
-  auto ranks = std::make_shared<Ranks>(make_c10d_group(*backend, *store, options));
+  auto comm = make_c10d_group(*gloo, *store, options);
+  check_same_backend(*comm, backend);
+  const Carriers carriers{.backend = backend,
+                          .store = store,
+                          .rank = comm->rank(),
+                          .size = comm->size(),
+                          .options = options};
+  auto ranks = std::make_shared<Ranks>(
+      std::move(comm), [carriers](int cuda_device) { return carriers.connect(cuda_device); });
   const std::scoped_lock lock(opened().mutex);
   opened().by_name[name] = std::move(ranks);
 }
@@ -85,14 +145,29 @@ std::shared_ptr<Ranks> Ranks::find(const std::string& name) {
   return found->second;
 }
 
-void Ranks::close_all() {
+void Ranks::close_all(bool failed) {
   std::map<std::string, std::shared_ptr<Ranks>> closed;
-  const std::scoped_lock lock(opened().mutex);
-  std::erase_if(opened().by_name, [&](auto& one) {
-    if (one.first.empty()) return false;
-    closed.insert(one);
-    return true;
-  });
+  {
+    const std::scoped_lock lock(opened().mutex);
+    std::erase_if(opened().by_name, [&](auto& one) {
+      if (one.first.empty()) return false;
+      closed.insert(one);
+      return true;
+    });
+  }
+  opened().failed = failed;
+}
+
+Ranks::~Ranks() {
+  made_.clear();
+  if (!opened().failed) return;
+  try {
+    const auto carriers = std::move(carriers_);
+    const auto comm = std::move(comm_);
+    throw Error(ErrorKind::kComm, "the program ends with an error");
+  } catch (const Error&) {
+    // Communicators that an exception destroys tell the others so, and do not wait.
+  }
 }
 
 api::CoreAttention& Ranks::attention(const Kind& kind) {
@@ -102,15 +177,28 @@ api::CoreAttention& Ranks::attention(const Kind& kind) {
       made_.size() >= kMostKinds, ErrorKind::kUsage,
       "more than {} kinds of layers: heads, head_dim, dtype and softmax_scale make a kind",
       kMostKinds);
-  std::vector<int> all(comm_->size());
-  std::iota(all.begin(), all.end(), 0);
-  auto comm = comm_->split(all);
+  Communicator& whole = carrier(kind.cuda_device);
+  auto comm = whole.split_first(whole.size());
   auto attention = std::make_unique<api::CoreAttention>(
       *comm, kind.shape,
       api::CoreAttentionOptions{.softmax_scale = kind.softmax_scale,
                                 .threads = at::get_num_threads()});
   made_.push_back({.kind = kind, .comm = std::move(comm), .attention = std::move(attention)});
   return *made_.back().attention;
+}
+
+Communicator& Ranks::carrier(int cuda_device) {
+  const auto known = carriers_.find(cuda_device);
+  if (known != carriers_.end()) return known->second ? *known->second : *comm_;
+  const auto other =
+      std::ranges::find_if(carriers_, [](const auto& one) { return one.first >= 0; });
+  DISTCA_THROW_IF(comm_->size() > 1 && cuda_device >= 0 && other != carriers_.end(),
+                  ErrorKind::kUsage,
+                  "q is on cuda:{}, and this rank has called attention of this group on cuda:{}: "
+                  "one device for a group",
+                  cuda_device, other->first);
+  auto& made = carriers_[cuda_device] = connect_ ? connect_(cuda_device) : nullptr;
+  return made ? *made : *comm_;
 }
 
 api::BatchPlan Ranks::plan(const api::BatchRequest& request) {

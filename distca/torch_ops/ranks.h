@@ -1,10 +1,15 @@
 #pragma once
 // Ranks are the ranks of one process group of the caller's, as this process sees them: their
-// communicator, and the CoreAttention of each kind of layer.
+// communicators, and the CoreAttention of each kind of layer.
+//
+// What ranks agree on travels in host memory, over the process group. Q, K, V, O and gradients of
+// tensors on a CUDA device travel through NCCL, those of tensors on the CPU over the process group.
 //
 // Threads. A method is called with `mutex` locked, which also guards all handles of `attention()`.
 
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -15,12 +20,17 @@
 #include "distca/api/core_attention.h"
 #include "distca/comm/communicator.h"
 
+namespace c10 {
+class Stream;
+}
+
 namespace distca::torch_ops {
 
 /// What makes one layer's attention another kind than another one's.
 struct Kind {
   api::Shape shape;
   double softmax_scale = 0;
+  int cuda_device = -1;  // where the tensors lie; -1: on the CPU
   bool operator==(const Kind&) const = default;
 };
 
@@ -44,20 +54,30 @@ struct Counts {
 class Ranks {
  public:
   /// Meets the other ranks of a process group, which must be ours alone, by its name in c10d. All
-  /// of them call it. Throws Error(kUsage) for a name that is open or unknown, and Error(kComm),
-  /// which names the ranks that have not come.
-  static void open(const std::string& name, const CommOptions& options);
+  /// of them call it. `backend`: "gloo" refuses tensors on a device, "nccl" sends those on the CPU
+  /// through NCCL, too, and "" takes what fits them. Throws Error(kUsage) for a name that is open
+  /// or unknown and where ranks differ in backend, and Error(kComm), which names the ranks that
+  /// have not come.
+  static void open(const std::string& name, const std::string& backend, const CommOptions& options);
   /// The ranks that were opened under that name; for an empty name, this process alone. Throws
   /// Error(kUsage).
   static std::shared_ptr<Ranks> find(const std::string& name);
-  /// Forgets all. They end with their last handle.
-  static void close_all();
+  /// Forgets all. They end with their last handle. `failed`: this process ends with an error. When
+  /// they end, the others hear of that, and this rank waits for none of them.
+  static void close_all(bool failed);
 
-  explicit Ranks(std::unique_ptr<Communicator> comm) : comm_(std::move(comm)) {}
+  /// Meets the same ranks where messages lie on a device, or -1 in host memory. Null: they go
+  /// through the communicator that is there.
+  using Connect = std::function<std::unique_ptr<Communicator>(int cuda_device)>;
+  explicit Ranks(std::unique_ptr<Communicator> comm, Connect connect = nullptr)
+      : comm_(std::move(comm)), connect_(std::move(connect)) {}
 
+  ~Ranks();
+
+  /// In host memory: what ranks agree on.
   Communicator& comm() { return *comm_; }
-  /// Made at the first call of a kind, which all ranks make in the same order. It computes with as
-  /// many threads as ATen has then. Throws Error(kUsage).
+  /// Made at the first call of a kind, which all ranks make in the same order, after they have
+  /// agreed on the kind. It computes with as many threads as ATen has then. Throws Error(kUsage).
   api::CoreAttention& attention(const Kind& kind);
   /// The plan of a request, or the one that it led to a short while ago. `plan_batch` throws.
   api::BatchPlan plan(const api::BatchRequest& request);
@@ -69,6 +89,9 @@ class Ranks {
   uint64_t latest_plans = 0;
 
   std::mutex mutex;
+  /// By device, that of the latest call of a layer. Layers share memory of messages, so a call on
+  /// another stream comes behind it.
+  std::map<int, std::shared_ptr<c10::Stream>> latest_streams;
   int64_t forwards = 0, backwards = 0;
   /// Notes a forward that begins; it adds the kinds of its layers as they come.
   void note_forward(std::shared_ptr<LayerKinds> kinds);
@@ -88,7 +111,12 @@ class Ranks {
     api::BatchPlan plan;
   };
 
+  /// What carries Q, K, V, O and gradients.
+  Communicator& carrier(int cuda_device);
+
   std::unique_ptr<Communicator> comm_;
+  const Connect connect_;
+  std::map<int, std::unique_ptr<Communicator>> carriers_;  // by device; null: comm_
   std::vector<Made> made_;
   std::vector<Planned> planned_;                       // the latest last
   std::vector<std::shared_ptr<LayerKinds>> forwards_;  // likewise

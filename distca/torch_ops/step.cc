@@ -2,9 +2,15 @@
 
 #include "distca/torch_ops/step.h"
 
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/Stream.h>
+
 #include <algorithm>
+#include <exception>
 
 #include "distca/base/error.h"
+#include "distca/comm/aten_types.h"
+#include "distca/comm/device_stream.h"
 
 namespace distca::torch_ops {
 namespace {
@@ -23,21 +29,45 @@ at::Tensor twin_of(const at::Tensor& tensor) {
                                                   /*allow_tensor_metadata_change=*/true));
 }
 
+/// A call's turn at the ranks, which it has for itself. The device is current, and what its stream
+/// is given comes behind what the turns before have given theirs.
+class Turn {
+ public:
+  Turn(Ranks& ranks, int cuda_device) : lock_(ranks.mutex) {
+    if (cuda_device < 0) return;
+    const at::Device device = aten_device(cuda_device);
+    current_.reset_device(device);
+    const c10::Stream now = current_stream(device);
+    auto& latest = ranks.latest_streams[cuda_device];
+    if (latest && *latest == now) return;
+    if (latest) follow(now, end_of(*latest));
+    latest = std::make_shared<c10::Stream>(now);
+  }
+
+ private:
+  const std::scoped_lock<std::mutex> lock_;
+  c10::OptionalDeviceGuard current_;
+};
+
 }  // namespace
 
 Call::~Call() {
-  const std::scoped_lock lock(ranks_->mutex);
-  backward_.reset();
-  forward_.reset();
+  try {
+    const Turn turn(*ranks_, cuda_device_);
+    backward_.reset();
+    forward_.reset();
+  } catch (const std::exception&) {
+    // The device is lost, or the process ends: nobody wants anything of this call any more.
+  }
 }
 
 void Call::compute() {
-  const std::scoped_lock lock(ranks_->mutex);
+  const Turn turn(*ranks_, cuda_device_);
   if (forward_) forward_->compute();
 }
 
 at::Tensor Call::wait() {
-  const std::scoped_lock lock(ranks_->mutex);
+  const Turn turn(*ranks_, cuda_device_);
   DISTCA_THROW_IF(!forward_, ErrorKind::kUsage,
                   "the forward of this layer was freed by its backward");
   const at::Tensor o = forward_->wait();
@@ -50,7 +80,7 @@ at::Tensor Call::wait() {
 
 void Call::begin_backward(const at::Tensor& d_o, const at::Tensor& q, const at::Tensor& k,
                           const at::Tensor& v) {
-  const std::scoped_lock lock(ranks_->mutex);
+  const Turn turn(*ranks_, cuda_device_);
   DISTCA_THROW_IF(!forward_, ErrorKind::kUsage,
                   "backward through attention a second time: the first needs retain_graph=True");
   DISTCA_THROW_IF(o_version_ != version_of(forward_->wait()), ErrorKind::kUsage,
@@ -60,13 +90,13 @@ void Call::begin_backward(const at::Tensor& d_o, const at::Tensor& q, const at::
 }
 
 void Call::compute_backward() {
-  const std::scoped_lock lock(ranks_->mutex);
+  const Turn turn(*ranks_, cuda_device_);
   DISTCA_CHECK(backward_.has_value(), "core attention of backward before its dispatch");
   backward_->compute();
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> Call::end_backward(bool last) {
-  const std::scoped_lock lock(ranks_->mutex);
+  const Turn turn(*ranks_, cuda_device_);
   DISTCA_CHECK(backward_.has_value(), "the end of a backward that has not begun");
   auto gradients = backward_->wait();
   backward_.reset();
@@ -77,13 +107,13 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> Call::end_backward(bool last) {
 
 std::shared_ptr<Call> Step::start(int64_t layer, const LayerKind& kind, const at::Tensor& q,
                                   const at::Tensor& k, const at::Tensor& v) {
-  const std::scoped_lock lock(ranks_->mutex);
-  api::CoreAttention& attention = ranks_->attention(kind.kind);
+  const Turn turn(*ranks_, kind.kind.cuda_device);
   if (agreed_.plan_of(kind) == nullptr) agreed_.add(*ranks_, {kind});
+  api::CoreAttention& attention = ranks_->attention(kind.kind);  // may meet the others: all agree
   if (kinds_->empty()) ranks_->note_forward(kinds_);
   if (std::ranges::find(*kinds_, kind) == kinds_->end()) kinds_->push_back(kind);
-  auto call =
-      std::make_shared<Call>(ranks_, attention, attention.forward(*agreed_.plan_of(kind), q, k, v));
+  auto call = std::make_shared<Call>(ranks_, attention, kind.kind.cuda_device,
+                                     attention.forward(*agreed_.plan_of(kind), q, k, v));
   ++ranks_->forwards;
   if (layer >= 0) calls_[layer] = call;
   return call;

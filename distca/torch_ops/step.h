@@ -19,11 +19,17 @@
 
 namespace distca::torch_ops {
 
-/// The attention of one layer in one forward. T, H, G, D, E: as in api/core_attention.h.
+/// The attention of one layer in one forward. On a device, its methods give work to the calling
+/// thread's current stream, and those that follow each other on several streams do so in order. T,
+/// H, G, D, E: as in api/core_attention.h.
 class Call {
  public:
-  Call(std::shared_ptr<Ranks> ranks, api::CoreAttention& attention, api::Forward forward)
-      : ranks_(std::move(ranks)), attention_(attention), forward_(std::move(forward)) {}
+  Call(std::shared_ptr<Ranks> ranks, api::CoreAttention& attention, int cuda_device,
+       api::Forward forward)
+      : ranks_(std::move(ranks)),
+        attention_(attention),
+        cuda_device_(cuda_device),
+        forward_(std::move(forward)) {}
   ~Call();
 
   /// Computes this rank's tasks of forward and sends O. A second call does nothing.
@@ -45,6 +51,7 @@ class Call {
  private:
   const std::shared_ptr<Ranks> ranks_;  // first: it outlives the handles
   api::CoreAttention& attention_;
+  const int cuda_device_;                // -1: the CPU
   std::optional<api::Forward> forward_;  // none: freed
   std::optional<api::Backward> backward_;
   bool over_ = false;

@@ -8,27 +8,50 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ThreadLocalState.h>
 #include <ATen/autocast_mode.h>
+#include <c10/core/Stream.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <optional>
 
 namespace {
 
-at::Tensor random_state() {
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
+at::Tensor random_state(at::Generator generator) {
   const std::scoped_lock lock(generator.mutex());
   return generator.get_state();
 }
 
-void set_random_state(const at::Tensor& state) {
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
+void set_random_state(at::Generator generator, const at::Tensor& state) {
   const std::scoped_lock lock(generator.mutex());
   generator.set_state(state);
 }
 
-/// What ThreadLocalState leaves out, too: whether autocast may keep the casts of weights, and the
-/// random numbers of the CPU, which checkpointing draws again as they follow each other.
+/// Random numbers of a CUDA device and the stream that it is given work through. Neither waits for
+/// the device.
+struct DeviceState {
+  explicit DeviceState(const at::Device& device)
+      : random(random_state(at::globalContext().defaultGenerator(device))),
+        stream(c10::impl::VirtualGuardImpl(device.type()).getStream(device)) {}
+  void set() const {
+    set_random_state(at::globalContext().defaultGenerator(stream.device()), random);
+    c10::impl::VirtualGuardImpl(stream.device_type()).exchangeStream(stream);
+  }
+
+  at::Tensor random;
+  c10::Stream stream;
+};
+
+/// What ThreadLocalState leaves out, too: whether autocast may keep the casts of weights, and
+/// random numbers, which checkpointing draws again as they follow each other.
 struct ThreadState {
+  explicit ThreadState(int cuda_device) {
+    if (cuda_device >= 0)
+      on_device.emplace(at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(cuda_device)));
+  }
+
   at::ThreadLocalState most;
   bool keeps_casts = at::autocast::is_autocast_cache_enabled();
-  at::Tensor random = random_state();
+  at::Tensor random = random_state(at::detail::getDefaultCPUGenerator());
+  std::optional<DeviceState> on_device;  // none: no device has been used
   // The casts that autocast keeps belong to the process. They fit only who casts alike.
   bool grad = at::GradMode::is_enabled();
   bool inference = c10::InferenceMode::is_enabled();
@@ -43,10 +66,11 @@ struct ThreadState {
 
 }  // namespace
 
-/// A copy of this thread's state, which distca_thread_state_free() gives back. Null: no memory.
-extern "C" void* distca_thread_state_copy() noexcept {
+/// A copy of this thread's state, with that of a CUDA device unless its index is below 0.
+/// distca_thread_state_free() gives it back. Null: no memory.
+extern "C" void* distca_thread_state_copy(int cuda_device) noexcept {
   try {
-    return new ThreadState;
+    return new ThreadState(cuda_device);
   } catch (const std::exception&) {
     return nullptr;
   }
@@ -55,11 +79,12 @@ extern "C" void* distca_thread_state_copy() noexcept {
 /// Exchanges this thread's state and the one in `state`.
 extern "C" void distca_thread_state_swap(void* state) noexcept {
   ThreadState& other = *static_cast<ThreadState*>(state);
-  ThreadState mine;
+  ThreadState mine(other.on_device ? other.on_device->stream.device_index() : -1);
   if (!mine.casts_as(other)) at::autocast::clear_cache();
   at::ThreadLocalState::setThreadLocalState(other.most);
   at::autocast::set_autocast_cache_enabled(other.keeps_casts);
-  set_random_state(other.random);
+  set_random_state(at::detail::getDefaultCPUGenerator(), other.random);
+  if (other.on_device) other.on_device->set();
   other = std::move(mine);
 }
 

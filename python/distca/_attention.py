@@ -14,6 +14,10 @@ within backward returns the O that is there: it neither sends nor computes. With
 
 Gradients off. Attention is computed on this rank alone and sends nothing: ranks may evaluate unequal numbers of times.
 
+CUDA devices. All ranks give tensors on a device, each on one of its own, or all on the CPU. A layer's forward and backward
+are given to the stream that is current when its forward is called. Give `cu_seqlens_q` on the CPU: one on the device makes
+the host wait for the device once a forward. It has not been run on a GPU yet.
+
 torch.compile. Attention is a break of the graph: what lies before and behind it is compiled.
 
 Errors. ValueError, in one line and before anything is sent, about arguments. RuntimeError, in one line, about another
@@ -183,12 +187,13 @@ def attention(
 ) -> torch.Tensor:
     """Causal attention within each of this rank's documents, computed by all ranks of the group together.
 
-    q: [tokens, heads, head_dim] of this rank, in float32, bfloat16 or float64, on the CPU. head_dim: a multiple of 8,
-      at most 256. Strides are free. tokens may be 0.
+    q: [tokens, heads, head_dim] of this rank, in float32, bfloat16 or float64, on the CPU or on a CUDA device. head_dim: a
+      multiple of 8, at most 256. Strides are free. tokens may be 0.
     k: [tokens, kv_heads, head_dim]; heads is a multiple of kv_heads.
-    v: [tokens, kv_heads, head_dim_v].
-    cu_seqlens_q: [documents + 1] integers on the CPU: where each document begins, and where the last one ends.
-    cu_seqlens_k: the same. Cross attention is not served.
+    v: [tokens, kv_heads, head_dim_v]. k and v are on the device of q.
+    cu_seqlens_q: [documents + 1] integers, where each document begins, and where the last one ends. On the CPU, or on the
+      device of q, for which the host waits once a forward.
+    cu_seqlens_k: the same, best the same tensor. Cross attention is not served.
     max_seqlen_q, max_seqlen_k: as flash-attention has them; they are not read.
     softmax_scale: what scores are multiplied with; None is 1 / sqrt(head_dim).
     causal: True. False is served with window_size = (left, 0), which means the same.

@@ -3,9 +3,14 @@
 DistCA sends its messages over a process group of its own on the ranks of the caller's group. So its messages and those
 of DDP or FSDP never wait for each other. It has its own deadline: when a rank does not come, is killed or skips a step,
 every other rank gets one line that names it (RuntimeError).
+
+That group is Gloo's, in host memory. What ranks agree on travels there, and so do Q, K, V, O and gradients of tensors on
+the CPU. Those of tensors on a CUDA device travel through NCCL, with connections of DistCA's own, which are made at the
+first attention of the group.
 """
 
 import atexit
+import sys
 import weakref
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,8 +20,10 @@ import torch.distributed as dist
 
 from distca._ops import ops
 
+_BACKENDS = (None, "gloo", "nccl")
+
 _names = weakref.WeakKeyDictionary()  # process group of the caller -> the name of ours on its ranks
-_deadlines = {}  # our name -> timeout_s, startup_timeout_s
+_openings = {}  # our name -> backend, timeout_s, startup_timeout_s
 _ahead = {}  # our name -> that of another group of ours on the same ranks, for messages of a thread
 _alone = []  # not empty within by_itself()
 _at_exit = []
@@ -45,38 +52,49 @@ def _resolved(group):
     return None if dist.get_world_size(group) == 1 else group
 
 
-def init(group=None, *, timeout_s: float = 60.0, startup_timeout_s: float = 300.0) -> None:
+def init(group=None, *, backend: str | None = None, timeout_s: float = 60.0, startup_timeout_s: float = 300.0) -> None:
     """Opens a group: a process group, a DeviceMesh of one dimension, or None for all ranks.
 
     All ranks of the group call it, and a group is opened once. It is optional: the first attention of a group opens it
-    with the default deadlines. Where there is no process group, or one of a single rank, it does nothing.
+    with the defaults. Where there is no process group, or one of a single rank, it does nothing.
 
+    backend: what carries Q, K, V, O and gradients, the same on all ranks: "gloo" for tensors on the CPU, "nccl" for those
+      on CUDA devices, a device for each rank. None takes what fits the tensors. Tensors that the backend does not carry
+      are refused at the first attention (RuntimeError).
     timeout_s: seconds that one wait for another rank may last.
-    startup_timeout_s: seconds that the ranks may take to meet here.
-    Raises ValueError if the group is open, RuntimeError that names the ranks that have not come.
+    startup_timeout_s: seconds that the ranks may take to meet here, and to connect through NCCL.
+    Raises ValueError if the group is open, RuntimeError that names the ranks that have not come or give another backend.
     """
     group = _resolved(group)
     if group is None:
         return
     if group in _names:
         raise ValueError("the group is open: call distca.init before the first attention, and once")
+    if backend not in _BACKENDS:
+        raise ValueError(f"backend = {backend!r}: None, 'gloo' or 'nccl'")
     if not (timeout_s > 0 and startup_timeout_s > 0):
         raise ValueError(f"timeout_s = {timeout_s}, startup_timeout_s = {startup_timeout_s}: seconds, above 0")
-    _names[group] = _opened(group, timeout_s, startup_timeout_s)
-    _deadlines[_names[group]] = timeout_s, startup_timeout_s
+    opening = backend or "", timeout_s, startup_timeout_s
+    _names[group] = _opened(group, *opening)
+    _openings[_names[group]] = opening
 
 
-def _opened(group, timeout_s, startup_timeout_s) -> str:
+def _opened(group, backend, timeout_s, startup_timeout_s) -> str:
     """The name of a new group of ours on the ranks of the caller's, which all of them ask for."""
     ranks = dist.get_process_group_ranks(group)
     everybody = len(ranks) == dist.get_world_size()
     if not everybody:
         _know_equally_many_groups(group)
     own = dist.new_group(ranks, backend="gloo", use_local_synchronization=not everybody)
-    ops.open(own.group_name, timeout_s, startup_timeout_s)
+    ops.open(own.group_name, backend, timeout_s, startup_timeout_s)
     if not _at_exit:
-        _at_exit.append(atexit.register(ops.close_all))  # says goodbye to the other ranks
+        _at_exit.append(atexit.register(_close_all))
     return own.group_name
+
+
+def _close_all():
+    """Says goodbye to the other ranks. After an error that nobody caught, it waits for none of them."""
+    ops.close_all(hasattr(sys, "last_value"))
 
 
 def _know_equally_many_groups(group):
@@ -116,7 +134,7 @@ def ahead_of(group) -> str:
     """The name of a second group on the same ranks, for a thread beside the one that trains. All ranks call it."""
     name = name_of(group)
     if name and name not in _ahead:
-        _ahead[name] = _opened(_resolved(group), *_deadlines[name])
+        _ahead[name] = _opened(_resolved(group), *_openings[name])
     return _ahead.get(name, "")
 
 

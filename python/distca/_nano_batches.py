@@ -67,7 +67,7 @@ def _of_tokens(given, shape) -> dict:
     """The arguments that have a value for each token, each as [rows * tokens, ...]."""
     found = {name: given[name] for name in _OF_TOKENS if given.get(name) is not None}
     if "position_ids" not in found:
-        found["position_ids"] = torch.arange(shape[1])[None]
+        found["position_ids"] = torch.arange(shape[1], device=next(iter(found.values())).device)[None]
     found["position_ids"] = found["position_ids"].expand(shape)
     if "labels" in found and "shift_labels" not in found:  # of the whole batch, as its loss has it
         found["shift_labels"] = torch.nn.functional.pad(found["labels"], (0, 1), value=-100)[..., 1:]
@@ -108,7 +108,10 @@ def parts_of(shape, given, count) -> list:
 
 
 def _is_kept(places) -> bool:
-    """Whether attention can take the given cu_seq_lens_q itself, to which a plan made ahead may belong."""
+    """Whether attention can take the given cu_seq_lens_q itself, to which a plan made ahead may belong.
+
+    It would read one on a device again: it gets a copy on the CPU of what was read when the batch was dealt.
+    """
     return (places is not None and places.dim() == 1 and places.dtype in (torch.int32, torch.int64)
             and places.device.type == "cpu" and not places.is_inference())
 

@@ -4,8 +4,9 @@ A body is a coroutine (a greenlet): it gives way to the next one inside `distca.
 sent and after its O is sent. Autograd runs backward in the opposite order of forward, so gradients take turns as well.
 
 Each coroutine has its own copy of what PyTorch keeps of a thread: autocast, gradient and inference mode, saved-tensor
-hooks, dispatch and torch-function modes with the default device, and the random numbers of the CPU. So what a body
-enters in a `with` statement, checkpointing among it, stays with this body.
+hooks, dispatch and torch-function modes with the default device, the random numbers of the CPU and of the current CUDA
+device, and that device's current stream. So what a body enters in a `with` statement, checkpointing among it, stays with
+this body.
 """
 
 import contextlib
@@ -31,7 +32,7 @@ _FLAGS = ("_is_in_torch_dispatch_mode", "_is_in_non_infra_torch_dispatch_mode",
 def _load():
     library = _library.load("libdistca_torch.so", ctypes.PyDLL)  # which keeps Python's lock
     library.distca_thread_state_copy.restype = ctypes.c_void_p
-    library.distca_thread_state_copy.argtypes = []
+    library.distca_thread_state_copy.argtypes = [ctypes.c_int]
     for function in (library.distca_thread_state_swap, library.distca_thread_state_free):
         function.restype, function.argtypes = None, [ctypes.c_void_p]
     return library
@@ -53,7 +54,8 @@ class _ThreadState:
     """A copy of what PyTorch keeps of this thread."""
 
     def __init__(self):
-        self._state = _LIBRARY.distca_thread_state_copy()
+        device = torch.cuda.current_device() if torch.cuda.is_initialized() else -1
+        self._state = _LIBRARY.distca_thread_state_copy(device)
         if not self._state:
             raise MemoryError("distca.ping_pong: a copy of the thread's state")
         self._flags = self._flags_now()
@@ -89,6 +91,8 @@ class _Coroutine:
     @staticmethod
     def _run(body, seed):
         torch.default_generator.manual_seed(seed)
+        if torch.cuda.is_initialized():
+            torch.cuda.manual_seed(seed)
         return body()
 
     @property

@@ -21,14 +21,18 @@ class Answer:
 
 
 def _check_lengths(cu_seqlens_q, cu_seqlens_k):
-    if cu_seqlens_q is not cu_seqlens_k and not torch.equal(cu_seqlens_q, cu_seqlens_k):
+    if cu_seqlens_q is not cu_seqlens_k and not torch.equal(cu_seqlens_q.cpu(), cu_seqlens_k.cpu()):
         raise ValueError("cu_seqlens_q and cu_seqlens_k differ: cross attention is not served")
 
 
 def _check_tensors(q, k, v, cu_seqlens):
-    for name, tensor in (("q", q), ("k", k), ("v", v), ("cu_seqlens_q", cu_seqlens)):
-        if tensor.device.type != "cpu":
-            raise ValueError(f"{name} is on {tensor.device}: attention is served on the CPU alone so far")
+    if q.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"q is on {q.device}: attention is served on the CPU and on CUDA devices")
+    for name, tensor in (("k", k), ("v", v)):
+        if tensor.device != q.device:
+            raise ValueError(f"q is on {q.device} and {name} on {tensor.device}: one device for all three")
+    if cu_seqlens.device.type != "cpu" and cu_seqlens.device != q.device:
+        raise ValueError(f"q is on {q.device} and cu_seqlens_q on {cu_seqlens.device}: there or on the CPU")
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.dim() != 3:
             raise ValueError(f"{name} has shape {list(tensor.shape)}: [tokens, heads, head_dim]")

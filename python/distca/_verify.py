@@ -69,17 +69,18 @@ def verify(model, batch, loss=None, bound=None) -> Verified:
 def _bound(parameters) -> float:
     """Of the coarsest dtype."""
     dtypes = {one.dtype for _, one in parameters}
-    if torch.is_autocast_enabled("cpu"):
-        dtypes.add(torch.get_autocast_dtype("cpu"))
+    for device in {one.device.type for _, one in parameters} & {"cpu", "cuda"}:
+        if torch.is_autocast_enabled(device):
+            dtypes.add(torch.get_autocast_dtype(device))
     return max(_BOUNDS.get(dtype, max(_BOUNDS.values())) for dtype in dtypes)
 
 
-def _gradients_of_all(*arguments):
+def _gradients_of_all(model, parameters, batch, loss):
     """`_gradients`, and then every rank learns whether another one raised, before it waits for anything else."""
     error = found = None
-    with torch.random.fork_rng():
+    with torch.random.fork_rng({one.device.index for _, one in parameters if one.device.type == "cuda"}):
         try:
-            found = _gradients(*arguments)
+            found = _gradients(model, parameters, batch, loss)
         except Exception as raised:
             error = raised
     lines = _of_all(error and str(error))
