@@ -115,16 +115,16 @@ TEST_F(NcclStandinFaults, an_error_that_nccl_reports_is_said_by_both_ranks) {
 
 TEST_F(NcclStandinFaults, a_call_that_fails_is_said) {
   const StandinFaults faults("refuse,rank=0,group=3");
-  const std::vector<std::string> said = play_rounds(swap_bytes_thrice, kPatient, kAtOnce);
-  EXPECT_EQ(said.size(), 2u * kAtOnce);
+  const std::vector<std::string> said = play_rounds(swap_bytes_thrice, kPatient);
+  EXPECT_EQ(said.size(), 2u * kRounds);
   EXPECT_THAT(said, Each(HasSubstr("NCCL: ncclGroupEnd: internal error; rank 0 lost its "
                                    "connection to rank 1 in step 4, sum")));
 }
 
 TEST_F(NcclStandinFaults, a_call_that_does_not_return_is_waited_for_no_longer_than_the_timeout) {
   const StandinFaults faults("block,rank=0,group=1");
-  const std::vector<std::string> said = play_rounds(swap_bytes_thrice, kHasty, kAtOnce);
-  EXPECT_EQ(said.size(), 2u * kAtOnce);
+  const std::vector<std::string> said = play_rounds(swap_bytes_thrice);
+  EXPECT_EQ(said.size(), 2u * kRounds);
   EXPECT_THAT(said, Each(AllOf(HasSubstr("rank 0"), HasSubstr("rank 1"), ContainsRegex(kWaited),
                                HasSubstr("step 4, dispatch"))));
 }
@@ -215,8 +215,8 @@ TEST_F(NcclStandinFaults, a_rank_that_does_not_connect_ends_the_start_by_its_dea
   const StandinFaults faults("start,rank=1");
   const std::vector<std::string> said =
       play_rounds([](Communicator&, NcclTestRank&) { FAIL() << "connected"; },
-                  {.timeout_s = 1, .grace_s = 1, .startup_timeout_s = 1}, 1);
-  EXPECT_EQ(said.size(), 2u);
+                  {.timeout_s = 1, .grace_s = 1, .startup_timeout_s = 1});
+  EXPECT_EQ(said.size(), 2u * kRounds);
   EXPECT_THAT(said, Each(AllOf(HasSubstr("rank 1"), HasSubstr("connecting all ranks"))));
 }
 
@@ -228,9 +228,9 @@ TEST_F(NcclFaults, a_rank_that_is_done_waits_for_the_others_without_an_error) {
         if (group.rank() == 0) std::this_thread::sleep_for(std::chrono::duration<double>(1.5));
         ++done;
       },
-      {.timeout_s = 0.5, .grace_s = 1}, at_once_, at_once_);
+      {.timeout_s = 0.5, .grace_s = 1}, rounds_, at_once_);
   EXPECT_THAT(said, testing::IsEmpty());
-  EXPECT_EQ(done, 2 * at_once_);
+  EXPECT_EQ(done, 2 * rounds_);
 }
 
 }  // namespace
