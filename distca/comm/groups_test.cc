@@ -12,6 +12,7 @@
 
 #include "distca/base/error.h"
 #include "distca/comm/collectives.h"
+#include "distca/comm/host_read.h"
 #include "distca/comm/tags.h"
 #include "distca/comm/test_groups.h"
 
@@ -187,6 +188,14 @@ TEST_P(Groups, nobody_leaves_a_barrier_before_the_last_has_entered) {
       EXPECT_GE(mine, round * group.size());
       barrier(group, "barrier");  // keeps the next round's entries apart
     }
+  });
+}
+
+TEST_P(Groups, a_barrier_holds_the_host_where_waits_hold_a_device) {
+  on_all_sizes([](Communicator& group) {
+    const HostReadLog log;
+    barrier(group, "barrier");
+    EXPECT_EQ(log.seconds().size(), group.size() > 1 ? 1 : 0);
   });
 }
 

@@ -19,8 +19,10 @@ std::string device_uuid(int cuda_device) {
   void* const driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (!driver) return "";
   const auto get = reinterpret_cast<int (*)(int*, int)>(dlsym(driver, "cuDeviceGet"));
-  const auto get_uuid =
-      reinterpret_cast<int (*)(unsigned char*, int)>(dlsym(driver, "cuDeviceGetUuid"));
+  // The second version tells parts of a device (MIG) apart.
+  void* const newer = dlsym(driver, "cuDeviceGetUuid_v2");
+  const auto get_uuid = reinterpret_cast<int (*)(unsigned char*, int)>(
+      newer ? newer : dlsym(driver, "cuDeviceGetUuid"));
   int device = 0;
   unsigned char bytes[16] = {};
   if (!get || !get_uuid || get(&device, cuda_device) != 0 || get_uuid(bytes, device) != 0)

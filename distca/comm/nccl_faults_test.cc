@@ -57,15 +57,19 @@ constexpr CommOptions kPatient{.timeout_s = 2, .grace_s = 1, .startup_timeout_s 
 
 using Body = std::function<void(Communicator&, NcclTestRank&)>;
 
+using Prepare = std::function<void(NcclTestRank&)>;
+
 /// Both ranks of each round, until all have ended; what their errors said. A rank that throws
-/// anything but an Error has ended as it wants to.
-std::vector<std::string> play_rounds(const Body& body, const CommOptions& options = kHasty,
-                                     int rounds = kRounds, int at_once = kAtOnce) {
+/// anything but an Error has ended as it wants to. `prepare`: before it joins.
+std::vector<std::string> play_rounds(
+    const Body& body, const CommOptions& options = kHasty, int rounds = kRounds,
+    int at_once = kAtOnce, const Prepare& prepare = [](NcclTestRank&) {}) {
   std::mutex mutex;
   std::vector<std::string> said;
   const auto play = [&] {
     run_with_store(2, [&](uint16_t port, int number) {
       NcclTestRank rank(number);
+      prepare(rank);
       try {
         body(*rank.join(port, 2, options), rank);
       } catch (const Error& error) {
@@ -97,6 +101,21 @@ TEST_F(NcclStandinFaults,
        a_group_that_hangs_on_the_device_ends_by_the_deadline_with_both_ranks_named) {
   const StandinFaults faults("hang,rank=1,group=2");
   const std::vector<std::string> said = play_rounds(swap_bytes_thrice);
+  EXPECT_EQ(said.size(), 2u * kRounds);
+  EXPECT_THAT(said, Each(AllOf(HasSubstr("rank 1"), HasSubstr("rank 0"), ContainsRegex(kWaited),
+                               HasSubstr("step 4, combine"))));
+}
+
+TEST_F(NcclStandinFaults, a_driver_that_holds_who_asks_is_waited_for_no_longer_than_the_timeout) {
+  const StandinFaults faults("hang,rank=1,group=2");
+  const auto hold = [](NcclTestRank& rank) {
+    rank.device.has_passed = [has_passed = rank.device.has_passed](const DeviceMark& mark) {
+      while (!has_passed(mark)) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      return true;
+    };
+  };
+  const std::vector<std::string> said =
+      play_rounds(swap_bytes_thrice, kHasty, kRounds, kAtOnce, hold);
   EXPECT_EQ(said.size(), 2u * kRounds);
   EXPECT_THAT(said, Each(AllOf(HasSubstr("rank 1"), HasSubstr("rank 0"), ContainsRegex(kWaited),
                                HasSubstr("step 4, combine"))));

@@ -36,6 +36,8 @@ class NcclRank {
     watch_ = std::make_unique<NcclWatch>(
         NcclWatch::Group{.rank = rendezvous.rank,
                          .tick_s = heartbeat_s(options) / 4,
+                         .timeout_s = options.timeout_s,
+                         .told_s = 1.5 * heartbeat_s(options),
                          .make_current = device.make_current,
                          .has_passed = device.has_passed,
                          .error = [connections = connections_] { return connections->error(); },

@@ -88,7 +88,12 @@ std::string NcclLibrary::words(int result, NcclComm comm) const {
 }
 
 void NcclLibrary::check(int result, NcclComm comm, const char* function) const {
-  if (result == kNcclSuccess || result == kNcclInProgress) return;
+  if (result == kNcclSuccess) return;
+  if (result == kNcclInProgress) {
+    throw std::runtime_error(fmt::format(
+        "{} has returned before it was done; unset NCCL_COMM_BLOCKING in the environment",
+        function));
+  }
   throw std::runtime_error(fmt::format("{}: {}", function, words(result, comm)));
 }
 

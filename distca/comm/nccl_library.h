@@ -65,8 +65,9 @@ struct NcclLibrary {
 
   std::optional<HostStreams> host = {};
 
-  /// Throws std::runtime_error with what NCCL says of a result that is neither success nor in
-  /// progress: "ncclSend: invalid argument (...)". `comm` may be null.
+  /// Throws std::runtime_error with what NCCL says of a result that is not success: "ncclSend:
+  /// invalid argument (...)". Our communicators block, so "in progress" is none. `comm` may be
+  /// null.
   void check(int result, NcclComm comm, const char* function) const;
   /// What NCCL says of a result, in one line.
   std::string words(int result, NcclComm comm) const;

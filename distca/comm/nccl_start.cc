@@ -124,7 +124,12 @@ NcclConnections::NcclConnections(const NcclLibrary& nccl, const NcclDevice& devi
   refuse_shared_device(device, rank, store);
   const NcclUniqueId id = shared_id(nccl, rank, store);
   nccl_.check(nccl_.comm_init_rank(&comm_, size, id, rank), nullptr, "ncclCommInitRank");
-  exchange_with_everyone(*this, rank, size);
+  try {
+    exchange_with_everyone(*this, rank, size);
+  } catch (const std::exception&) {
+    abort();  // or the device goes on waiting for the others
+    throw;
+  }
 }
 
 void NcclConnections::issue(std::span<const Message> sends, std::span<const Message> receives) {
@@ -132,7 +137,7 @@ void NcclConnections::issue(std::span<const Message> sends, std::span<const Mess
   if (gone_) throw std::runtime_error("the connections have been ended");
   nccl_.check(nccl_.group_start(), comm_, "ncclGroupStart");
   int result = kNcclSuccess;
-  const auto is_well = [&] { return result == kNcclSuccess || result == kNcclInProgress; };
+  const auto is_well = [&] { return result == kNcclSuccess; };
   for (const Message& message : in_order(receives)) {
     if (!is_well()) break;
     result = nccl_.recv(message.data, static_cast<size_t>(message.bytes), kNcclUint8, message.peer,

@@ -1,7 +1,8 @@
 #pragma once
 // Watches the exchanges of a rank that a device waits for and no host thread does. A thread of its
-// own looks which exchange the device stands at, keeps the deadline of that wait, and ends the
-// group when the deadline passes, when an error is reported, or when a rank is known to be lost.
+// own asks which exchange the device stands at. Another one keeps the deadline of that wait, and
+// ends the group when it passes, when an error is reported, or when a rank is known to be lost. It
+// never asks the device itself: a driver may hold who asks until a hanging exchange ends.
 //
 // Exchanges end in the order in which they were issued. So the device stands at the first one that
 // has not ended, once anything at or behind it is waited for.
@@ -24,14 +25,16 @@ class NcclWatch {
  public:
   struct Group {
     int rank = 0;
-    double tick_s = 0;  // between two looks
+    double tick_s = 0;     // between two looks
+    double timeout_s = 0;  // of a question that the device does not answer
+    double told_s = 0;     // from a diagnosis until all other ranks know that there is one
     /// Makes the device the calling thread's. It may be null.
     std::function<void()> make_current;
     std::function<bool(const DeviceMark&)> has_passed;
     /// What went wrong beside any call, in one line; nothing if all is well.
     std::function<std::optional<std::string>()> error;
     /// Ends all exchanges, so that who waits for the device comes back. Called at most once, by the
-    /// watching thread, when failure() says why. It may block, or use what outlives this object.
+    /// judging thread, when failure() says why. It may block, or use what outlives this object.
     std::function<void()> abort;
   };
   /// An exchange under way.
@@ -60,7 +63,7 @@ class NcclWatch {
 
  private:
   struct State;
-  const std::shared_ptr<State> state_;  // shared with the watching thread, which may outlive us
+  const std::shared_ptr<State> state_;  // shared with the threads, which may outlive us
 };
 
 }  // namespace distca
