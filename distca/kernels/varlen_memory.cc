@@ -4,7 +4,6 @@
 
 #include "distca/base/integers.h"
 #include "distca/kernels/rows.h"
-#include "distca/kernels/varlen_launches.h"
 
 namespace distca::kernels {
 namespace {
@@ -35,6 +34,21 @@ bool queries_adjoin(const TaskList& list, const VarlenLaunch& launch) {
     next = row + piece.queries.size();
   }
   return true;
+}
+
+/// Queries and keys of one of a launch's sequences.
+struct SequenceRows {
+  SequenceRows(const VarlenLaunch& launch, int64_t b)
+      : queries(launch.cu_seqlens_q[b + 1] - launch.cu_seqlens_q[b]), keys(launch.keys_used[b]) {}
+  int64_t queries, keys;
+};
+
+/// O and LSE of the sequence that has the most, before they are put among those of all.
+int64_t efficient_forward_memory(const RowMemory& row, const VarlenLaunch& launch) {
+  int64_t most = 0;
+  for (int64_t b = 0; b < launch.sequences(); ++b)
+    most = std::max(most, SequenceRows(launch, b).queries * (row.o + row.number));
+  return most;
 }
 
 FlashCall call_of(const VarlenLaunch& launch) {
@@ -71,21 +85,36 @@ int64_t flash_backward_call_memory(const Shape& shape, ScalarType type, const Fl
          of_each_head;
 }
 
-int64_t flash_forward_memory(const Shape& shape, ScalarType type, const TaskList& list) {
+int64_t efficient_backward_memory(const Shape& shape, const VarlenLaunch& launch) {
+  const RowMemory row(shape, ScalarType::kFloat32);
+  const int64_t group = shape.num_heads / shape.num_kv_heads;
+  int64_t most = 0;
+  for (int64_t b = 0; b < launch.sequences(); ++b) {
+    const SequenceRows rows(launch, b);
+    if (rows.queries == 0) continue;
+    // O, dO x O, its sums, LSE by tiles, dQ; then dK and dV of every query head, and their sums.
+    most = std::max(most, rows.queries * (2 * row.o + 2 * row.number + row.q) +
+                              rows.keys * row.kv * (group + 1));
+  }
+  return launch.query_rows() * row.q + launch.key_rows.size() * row.kv + most;
+}
+
+int64_t varlen_forward_memory(const Shape& shape, ScalarType type, const TaskList& list) {
   if (list.tasks.empty()) return 0;
   const RowMemory row(shape, type);
   const VarlenPlan plan = plan_forward_launches(type, list);
-  int64_t bytes = plan.gathered_rows() * row.kv;
+  int64_t bytes = plan.gathered_rows() * row.kv, most = 0;
   // All launches' O and LSE, which is turned by rows, stay until they are put in their places.
   for (const VarlenLaunch& launch : plan.launches) {
     const int64_t packed = queries_adjoin(list, launch) ? 0 : row.q;
     bytes += launch.query_rows() * (packed + row.o + 2 * row.number);
+    if (type == ScalarType::kFloat32) most = std::max(most, efficient_forward_memory(row, launch));
   }
-  return bytes;
+  return bytes + most;
 }
 
-int64_t flash_backward_memory(const Shape& shape, ScalarType type, const TaskList& list,
-                              const FlashDevice& device) {
+int64_t varlen_backward_memory(const Shape& shape, ScalarType type, const TaskList& list,
+                               const FlashDevice& device) {
   constexpr int64_t kFp64 = 8;
   if (list.tasks.empty()) return 0;
   const RowMemory row(shape, type);
@@ -97,8 +126,11 @@ int64_t flash_backward_memory(const Shape& shape, ScalarType type, const TaskLis
     in_place = in_place && adjoin;
     rows += launch.query_rows();
     if (!adjoin) packed += launch.query_rows() * (row.q + row.number);
-    const int64_t call = launch.query_rows() * row.number +  // LSE by heads
-                         flash_backward_call_memory(shape, type, call_of(launch), device);
+    const int64_t of_operator =
+        type == ScalarType::kFloat32
+            ? efficient_backward_memory(shape, launch)
+            : flash_backward_call_memory(shape, type, call_of(launch), device);
+    const int64_t call = launch.query_rows() * row.number + of_operator;  // LSE by heads
     most = std::max({most, call, gradients_memory(row, type, launch, adjoin)});
   }
   packed += rows * (row.o + (in_place ? 0 : row.o + row.number));  // O; dO and delta

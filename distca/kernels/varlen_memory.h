@@ -1,17 +1,19 @@
 #pragma once
-// How many bytes launches of FlashAttention take on a device while they run, besides the rows that
-// the caller has: what ATen's operators allocate for themselves (PyTorch 2.11 to 2.13,
-// _flash_attention_forward and _flash_attention_backward), and what runtime/varlen_attention.h
-// packs, gathers and converts around them. It needs no device: what decides comes in as numbers.
+// How many bytes launches of variable-length attention take on a device while they run, besides the
+// rows that the caller has: what ATen's operators allocate for themselves (PyTorch 2.11 to 2.13;
+// _flash_attention_forward and _backward in bf16, _efficient_attention_forward and _backward in
+// fp32), and what runtime/ packs, gathers and converts around them. It needs no device: what
+// decides comes in as numbers.
 //
 //     const FlashDevice device{.multiprocessors = 132, .deterministic = true};
-//     const int64_t most = flash_backward_memory(shape, type, list, device);
+//     const int64_t most = varlen_backward_memory(shape, type, list, device);
 //
 // Thread rule: pure functions.
 
 #include <cstdint>
 
 #include "distca/kernels/attention.h"
+#include "distca/kernels/varlen_launches.h"
 
 namespace distca::kernels {
 
@@ -35,10 +37,15 @@ struct FlashCall {
 int64_t flash_backward_call_memory(const Shape& shape, ScalarType type, const FlashCall& call,
                                    const FlashDevice& device);
 
+/// The same in fp32, where each sequence is a call: dQ, dK and dV of all, and the most that a call
+/// makes. Counts: O, dQ, and what the operator multiplies for delta; dK and dV of every query head,
+/// and their sums.
+int64_t efficient_backward_memory(const Shape& shape, const VarlenLaunch& launch);
+
 /// The most bytes at a time in the forward or the backward of a list, whose keys are read in place
 /// where its tasks allow. Ignores: the launches' lists, and what an allocator rounds up.
-int64_t flash_forward_memory(const Shape& shape, ScalarType type, const TaskList& list);
-int64_t flash_backward_memory(const Shape& shape, ScalarType type, const TaskList& list,
-                              const FlashDevice& device);
+int64_t varlen_forward_memory(const Shape& shape, ScalarType type, const TaskList& list);
+int64_t varlen_backward_memory(const Shape& shape, ScalarType type, const TaskList& list,
+                               const FlashDevice& device);
 
 }  // namespace distca::kernels

@@ -74,31 +74,45 @@ constexpr int64_t kQ = 160, kKv = 160, kNumber = 8, kO = 160;  // bytes of a row
 
 TEST(FlashMemory, of_a_list_in_place_is_what_the_operators_give_and_o_from_delta) {
   const TaskList list = shards(100, false);
-  EXPECT_EQ(flash_forward_memory(kSmall, kType, list), 200 * (kO + 2 * kNumber));
+  EXPECT_EQ(varlen_forward_memory(kSmall, kType, list), 200 * (kO + 2 * kNumber));
   const FlashDevice device{.multiprocessors = 1};
   const int64_t call = flash_backward_call_memory(
       kSmall, kType, {.sequences = 1, .query_rows = 200, .key_rows = 300}, device);
-  EXPECT_EQ(flash_backward_memory(kSmall, kType, list, device), 200 * kO + 200 * kNumber + call);
+  EXPECT_EQ(varlen_backward_memory(kSmall, kType, list, device), 200 * kO + 200 * kNumber + call);
 }
 
 TEST(FlashMemory, of_scattered_queries_and_keys_counts_what_is_packed_and_gathered) {
   const TaskList list = shards(500, true);
   // The keys of the second shard include those of the first.
-  EXPECT_EQ(flash_forward_memory(kSmall, kType, list), 300 * kKv + 200 * (kQ + kO + 2 * kNumber));
+  EXPECT_EQ(varlen_forward_memory(kSmall, kType, list), 300 * kKv + 200 * (kQ + kO + 2 * kNumber));
   const FlashDevice device{.multiprocessors = 1};
   const int64_t call = flash_backward_call_memory(
       kSmall, kType, {.sequences = 1, .query_rows = 200, .key_rows = 300}, device);
   // Q and LSE, then O, dO and delta are packed.
-  EXPECT_EQ(flash_backward_memory(kSmall, kType, list, device),
+  EXPECT_EQ(varlen_backward_memory(kSmall, kType, list, device),
             300 * kKv + 200 * (kQ + kNumber + 2 * kO + kNumber) + 200 * kNumber + call);
+}
+
+TEST(EfficientMemory, of_a_list_is_what_a_call_of_its_longest_sequence_makes_beside_all_results) {
+  // In fp32, 2 query heads of 40 numbers and 1 key head.
+  constexpr int64_t kWideQ = 320, kWideKv = 320, kWideO = 320;
+  constexpr ScalarType kFp32 = ScalarType::kFloat32;
+  // Two shards; in backward one sequence of 200 queries and 300 keys.
+  const TaskList list = shards(100, false);
+  EXPECT_EQ(varlen_forward_memory(kSmall, kFp32, list),
+            200 * (kWideO + 2 * kNumber) + 100 * (kWideO + kNumber));
+  const int64_t results = 200 * kWideQ + 300 * kWideKv;
+  const int64_t call = 200 * (2 * kWideO + 2 * kNumber + kWideQ) + 300 * kWideKv * 3;
+  EXPECT_EQ(varlen_backward_memory(kSmall, kFp32, list, {}),
+            200 * kWideO + 200 * kNumber + results + call);
 }
 
 TEST(FlashMemory, of_a_list_without_launches_is_none) {
   TaskList list = shards(100, false);
   list.tasks[0].keys = list.tasks[1].keys = {};
-  EXPECT_EQ(flash_forward_memory(kSmall, kType, list), 0) << "no query sees a key";
-  EXPECT_EQ(flash_backward_memory(kSmall, kType, list, {}), 0);
-  EXPECT_EQ(flash_backward_memory(kSmall, kType, {}, {}), 0);
+  EXPECT_EQ(varlen_forward_memory(kSmall, kType, list), 0) << "no query sees a key";
+  EXPECT_EQ(varlen_backward_memory(kSmall, kType, list, {}), 0);
+  EXPECT_EQ(varlen_backward_memory(kSmall, kType, {}, {}), 0);
 }
 
 }  // namespace

@@ -14,20 +14,19 @@ AttentionMemory cuda_attention_memory(const AttentionExchange& exchange,
                                       const kernels::Shape& shape, ScalarType type,
                                       const kernels::FlashDevice& device) {
   AttentionMemory memory{};
-  if (!flash_computes(shape, type)) return memory;
   const size_t buffers = exchange.rows.receives.size() + 1;  // the first one is local
   ExchangeTasks sets = kernel_tasks(exchange);
   for (size_t set = 0; set < kNumTaskSets; ++set) {
     KernelTasks& tasks = sets[set];
     for (kernels::TaskList* list : {&tasks.whole, &tasks.partial, &tasks.backward}) {
       list->keys.resize(buffers);
-      std::erase_if(list->tasks, [](const kernels::Task& task) {
-        return !kernels::keys_are_consecutive(task.keys);  // these take the matmul path
+      std::erase_if(list->tasks, [&](const kernels::Task& task) {
+        return !is_fused(shape, type, task);  // these take the matmul path
       });
     }
-    memory[set] = {std::max(kernels::flash_forward_memory(shape, type, tasks.whole),
-                            kernels::flash_forward_memory(shape, type, tasks.partial)),
-                   kernels::flash_backward_memory(shape, type, tasks.backward, device)};
+    memory[set] = {std::max(kernels::varlen_forward_memory(shape, type, tasks.whole),
+                            kernels::varlen_forward_memory(shape, type, tasks.partial)),
+                   kernels::varlen_backward_memory(shape, type, tasks.backward, device)};
   }
   return memory;
 }

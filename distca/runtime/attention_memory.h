@@ -15,9 +15,8 @@ namespace distca {
 /// [TaskSet][Pass] Bytes at the most, of one layer.
 using AttentionMemory = std::array<std::array<int64_t, 2>, kNumTaskSets>;
 
-/// In bf16, through FlashAttention (runtime/cuda_attention.h says when that computes). 0 for other
-/// types and head dims, whose operators are not counted. Received rows are taken to be aligned, as
-/// local ones are.
+/// Of the tasks that go through a fused operator (runtime/cuda_attention.h says which); those that
+/// take the matmul path are not counted. Received rows are taken to be aligned, as local ones are.
 AttentionMemory cuda_attention_memory(const AttentionExchange& exchange,
                                       const kernels::Shape& shape, ScalarType type,
                                       const kernels::FlashDevice& device);

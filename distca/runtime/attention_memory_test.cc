@@ -39,11 +39,12 @@ TEST(AttentionMemory, of_a_document_alone_is_that_of_its_launch) {
                 + 1000 * (512 + 512) + 1128 * 16 + 3 * 1128 * 4 * 64 * 4 + 1000 * 1024);
 }
 
-TEST(AttentionMemory, of_what_flash_attention_does_not_compute_is_not_counted) {
+TEST(AttentionMemory, of_what_no_fused_operator_computes_is_not_counted) {
   const Plan plan =
       make_plan({.nano_batch = NanoBatch::from_lengths({1000}), .cluster = Cluster::in_place(1)});
   const AttentionExchange exchange = exchange_of(plan, 0);
-  EXPECT_EQ(cuda_attention_memory(exchange, kShape, ScalarType::kFloat32, {}), AttentionMemory{});
+  EXPECT_EQ(cuda_attention_memory(exchange, kShape, ScalarType::kFloat64, {}), AttentionMemory{});
+  EXPECT_NE(cuda_attention_memory(exchange, kShape, ScalarType::kFloat32, {}), AttentionMemory{});
   kernels::Shape other = kShape;
   other.head_dim_v = 32;
   EXPECT_EQ(cuda_attention_memory(exchange, other, ScalarType::kBFloat16, {}), AttentionMemory{});

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 #include <limits>
+#include <memory>
 #include <optional>
-#include <vector>
 
 #include "distca/base/integers.h"
 #include "distca/runtime/aten_attention.h"
@@ -171,12 +171,6 @@ bool fits_operators(const Shape& shape) {
   return shape.head_dim_qk == shape.head_dim_v && shape.head_dim_qk <= kMostHeadDim;
 }
 
-bool is_fused(const Shape& shape, ScalarType type, const Task& task) {
-  if (!kernels::keys_are_consecutive(task.keys)) return false;
-  return flash_computes(shape, type) ||
-         (fits_operators(shape) && type == ScalarType::kFloat32 && task.mask.window_left < 0);
-}
-
 /// Where a softcap is to be refused, not.
 bool all_fused(const Shape& shape, ScalarType type, const TaskList& list) {
   return shape.softcap == 0 && std::ranges::all_of(list.tasks, [&](const Task& task) {
@@ -195,45 +189,37 @@ struct Divided {
   TaskList others;  // for the matmul path
 };
 
-/// Calls `body` with the operator for the type.
-template <typename Body>
-int64_t with_operator(const Shape& shape, ScalarType type, Body body) {
-  if (type == ScalarType::kBFloat16) return body(FlashOperator(shape.softmax_scale));
-  return body(EfficientOperator(shape));
-}
-
 }  // namespace
 
-bool flash_computes(const Shape& shape, ScalarType type) {
-  return type == ScalarType::kBFloat16 && fits_operators(shape);
+bool is_fused(const Shape& shape, ScalarType type, const Task& task) {
+  if (!fits_operators(shape) || !kernels::keys_are_consecutive(task.keys)) return false;
+  return type == ScalarType::kBFloat16 ||
+         (type == ScalarType::kFloat32 && task.mask.window_left < 0);
+}
+
+std::unique_ptr<VarlenOperator> fused_operator(const Shape& shape, ScalarType type) {
+  if (type == ScalarType::kBFloat16) return std::make_unique<FlashOperator>(shape.softmax_scale);
+  return std::make_unique<EfficientOperator>(shape);
 }
 
 int64_t cuda_forward(const Shape& shape, ScalarType type, ScalarType o_type, const TaskList& list,
                      int cuda_device, TaskLaunches* launches) {
-  if (all_fused(shape, type, list)) {
-    return with_operator(shape, type, [&](const VarlenOperator& op) {
-      return varlen_forward(shape, type, o_type, list, cuda_device, op, launches);
-    });
-  }
+  const auto op = fused_operator(shape, type);
+  if (all_fused(shape, type, list))
+    return varlen_forward(shape, type, o_type, list, cuda_device, *op, launches);
   const Divided divided(shape, type, list);
   aten_matmul_forward(shape, type, divided.others, cuda_device, o_type);  // refuses a softcap
-  return with_operator(shape, type, [&](const VarlenOperator& op) {
-    return varlen_forward(shape, type, o_type, divided.fused, cuda_device, op);
-  });
+  return varlen_forward(shape, type, o_type, divided.fused, cuda_device, *op);
 }
 
 int64_t cuda_backward(const Shape& shape, ScalarType type, const TaskList& list, int cuda_device,
                       TaskLaunches* launches) {
-  if (all_fused(shape, type, list)) {
-    return with_operator(shape, type, [&](const VarlenOperator& op) {
-      return varlen_backward(shape, type, list, cuda_device, op, launches);
-    });
-  }
+  const auto op = fused_operator(shape, type);
+  if (all_fused(shape, type, list))
+    return varlen_backward(shape, type, list, cuda_device, *op, launches);
   const Divided divided(shape, type, list);
   aten_matmul_backward(shape, type, divided.others, cuda_device);  // refuses a softcap
-  return with_operator(shape, type, [&](const VarlenOperator& op) {
-    return varlen_backward(shape, type, divided.fused, cuda_device, op);
-  });
+  return varlen_backward(shape, type, divided.fused, cuda_device, *op);
 }
 
 }  // namespace distca

@@ -21,6 +21,7 @@
 // Threads. Calls on disjoint outputs may run at the same time.
 
 #include <cstdint>
+#include <memory>
 
 #include "distca/base/scalar_type.h"
 #include "distca/kernels/attention.h"
@@ -28,9 +29,14 @@
 namespace distca {
 
 class TaskLaunches;
+class VarlenOperator;
 
-/// Whether tasks whose keys are consecutive go through FlashAttention.
-bool flash_computes(const kernels::Shape& shape, ScalarType type);
+/// Whether a fused operator computes the task.
+bool is_fused(const kernels::Shape& shape, ScalarType type, const kernels::Task& task);
+
+/// What computes the tasks that go through a fused operator: FlashAttention in bf16, efficient
+/// attention in fp32 (runtime/varlen_attention.h).
+std::unique_ptr<VarlenOperator> fused_operator(const kernels::Shape& shape, ScalarType type);
 
 /// Do what aten_forward and aten_backward do. Both return the bytes that they copied: gathered
 /// keys, packed rows, and O and LSE that were put where they belong.

@@ -4,6 +4,8 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include <tuple>
+
 namespace distca {
 namespace {
 
@@ -34,21 +36,27 @@ class Clock {
   int reads_ = 0, with_ = 0, without_ = 0;
 };
 
-class DeterministicPriceTest : public ::testing::TestWithParam<bool> {
+class DeterministicPriceTest : public ::testing::TestWithParam<std::tuple<bool, ScalarType>> {
  protected:
   void SetUp() override { at::set_num_threads(1); }
 };
 
-INSTANTIATE_TEST_SUITE_P(settings, DeterministicPriceTest, ::testing::Bool());
+INSTANTIATE_TEST_SUITE_P(settings, DeterministicPriceTest,
+                         ::testing::Combine(::testing::Bool(),
+                                            ::testing::Values(ScalarType::kBFloat16,
+                                                              ScalarType::kFloat32)));
 
 TEST_P(DeterministicPriceTest, is_of_the_warm_backwards_and_the_setting_is_put_back) {
-  at::globalContext().setDeterministicAlgorithms(GetParam(), /*warn_only=*/GetParam());
+  const auto [setting, type] = GetParam();
+  at::globalContext().setDeterministicAlgorithms(setting, /*warn_only=*/setting);
   Clock clock;
-  EXPECT_EQ(deterministic_price(kProbe, std::ref(clock)), 1.5);
+  DeterministicProbe probe = kProbe;
+  probe.type = type;
+  EXPECT_EQ(deterministic_price(probe, std::ref(clock)), 1.5);
   EXPECT_EQ(clock.with(), 4);
   EXPECT_EQ(clock.without(), 4);
-  EXPECT_EQ(at::globalContext().deterministicAlgorithms(), GetParam());
-  EXPECT_EQ(at::globalContext().deterministicAlgorithmsWarnOnly(), GetParam());
+  EXPECT_EQ(at::globalContext().deterministicAlgorithms(), setting);
+  EXPECT_EQ(at::globalContext().deterministicAlgorithmsWarnOnly(), setting);
   at::globalContext().setDeterministicAlgorithms(false, false);
 }
 

@@ -45,9 +45,14 @@ double share_of_a_core(Communicator& comm, int64_t threads_per_rank, const char*
 
 int64_t deterministic_probe_tokens(const Config& config) {
   constexpr int64_t kMostTokens = 8192;
-  // Of our operators, FlashAttention alone is slower where it is deterministic.
   if (!config.on_cuda() || !config.train.deterministic || config.train.steps == 0) return 0;
-  if (!flash_computes(kernel_request(config).shape, config.model.dtype)) return 0;
+  // The fused operators choose by it how they sum; matrix products, which compute the rest, do not.
+  // Windows are left out of what is measured, so a layer has to see all keys where they decide.
+  const int64_t least_window = config.model.windows().front();
+  const kernels::Task task{.q_tokens = 1,
+                           .keys = {{.tokens = 1}},
+                           .mask = {.window_left = least_window > 0 ? least_window - 1 : -1}};
+  if (!is_fused(kernel_request(config).shape, config.model.dtype, task)) return 0;
   return std::min({kMostTokens, config.batch.max_document_tokens, config.batch.nano_batch_tokens});
 }
 

@@ -60,7 +60,10 @@ TEST(ComputePeak, the_price_of_deterministic_attention_is_measured_where_there_i
   EXPECT_EQ(tokens({cuda, threads, bf16, nano}), 8192);
   EXPECT_EQ(tokens({cuda, threads, bf16, nano, "batch.max_document_tokens=3000"}), 3000);
   EXPECT_EQ(tokens({cuda, threads, bf16, nano, "train.deterministic=false"}), 0);
-  EXPECT_EQ(tokens({cuda, threads, nano}), 0) << "fp32 does not go through FlashAttention";
+  EXPECT_EQ(tokens({cuda, threads, nano}), 8192) << "fp32, through efficient attention";
+  EXPECT_EQ(tokens({cuda, threads, nano, "model.sliding_window=100"}), 0) << "matrix products";
+  EXPECT_EQ(tokens({cuda, threads, nano, bf16, "model.sliding_window=100"}), 8192);
+  EXPECT_EQ(tokens({cuda, threads, nano, "model.dtype=float64"}), 0) << "matrix products";
   EXPECT_EQ(tokens({bf16, nano}), 0) << "on the CPU";
   EXPECT_EQ(peak(2, load_config("", {"attention.kernel=aten"})).deterministic_times, 0);
 }

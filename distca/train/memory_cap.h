@@ -24,7 +24,7 @@ namespace distca {
 /// What is left free of a device, which no part counts: the CUDA context, kernels and workspaces of
 /// libraries, NCCL's buffers; and a share of its memory for what the allocator cannot use, and for
 /// later batches, whose exchange buffers may be larger.
-inline constexpr int64_t kDeviceReserve = int64_t{1} << 30;
+inline constexpr int64_t kDeviceReserve = int64_t{3} << 30;
 inline constexpr int64_t kDeviceReservePercent = 5;
 /// Caps are multiples of it, so that devices that differ by a few pages have the same.
 inline constexpr int64_t kDeviceCapUnit = int64_t{64} << 20;

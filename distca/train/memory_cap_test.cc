@@ -44,15 +44,15 @@ TEST(DeviceCap, is_what_a_device_has_without_the_reserve_and_what_else_stands) {
   const Config config = on_devices({});
   const int64_t cap = cap_of(config, {{80 * kGib, 132}});
   EXPECT_EQ(cap % kDeviceCapUnit, 0);
-  const double free_bytes = 0.95 * 80 * kGib - kGib - static_cast<double>(cap);
+  const double usable = 0.95 * 80 * kGib - kDeviceReserve;
+  const double free_bytes = usable - static_cast<double>(cap);
   const double standing = standing_memory(config, 2, {}).total();
   EXPECT_GT(free_bytes, standing) << "buffers and the operators' memory, too";
   // The model is small: 8,192 tokens of one nano-batch take no gibibyte beside.
   EXPECT_LT(free_bytes, standing + kGib);
   // Ranks that share it have half each, and what else stands twice.
   const Config threads = on_devices({}, "threads");
-  EXPECT_NEAR(cap_of(threads, {{80 * kGib, 132}}), cap - (0.95 * 80 * kGib - kGib) / 2,
-              kDeviceCapUnit);
+  EXPECT_NEAR(cap_of(threads, {{80 * kGib, 132}}), cap - usable / 2, kDeviceCapUnit);
 }
 
 TEST(DeviceCap, is_the_smallest_of_the_ranks_and_never_none) {
