@@ -6,7 +6,6 @@
 
 #include <array>
 
-#include "distca/train/nano_phases.h"
 #include "tests/parity_testing.h"
 
 namespace distca::parity {
@@ -49,17 +48,18 @@ TEST(parity_recompute, evaluates_the_same) {
 }
 
 TEST(parity_recompute, by_several_chunks_of_rows_holds_the_result) {
-  constexpr int64_t kLong = NanoPhases::kChunkRows + 300;
+  constexpr int64_t kChunk = 256, kLong = 2 * kChunk + 75;
   for (const bool redispatched : {false, true}) {
     StepRun step{.model = small_llama(2, ScalarType::kFloat64),
-                 .documents = {"long", {{kLong, 700, 41}, {900, kLong}}},
+                 .documents = {"long", {{kLong, 300, 41}, {400, kLong}}},
                  .workers = 1,
                  .planner = "local"};
     const Outcome whole = run(step);
     step.play = {.overlap = Overlap::kPingPong, .redispatched = redispatched};
     step.planner = "balanced";
     step.options.recompute = Recompute::kFull;
-    step.options.loss_chunk_tokens = 500;
+    step.options.chunk_rows = kChunk;
+    step.options.loss_chunk_tokens = 100;
     step.workers = 2;
     expect_same(run(step), whole, 1e-10, 1e-12, redispatched ? "redispatched" : "kept");
   }

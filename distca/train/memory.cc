@@ -10,7 +10,6 @@
 #include "distca/program/overlap.h"
 #include "distca/train/batch_programs.h"
 #include "distca/train/memory_cap.h"
-#include "distca/train/nano_phases.h"
 #include "distca/train/run_grid.h"
 #include "distca/train/step.h"
 
@@ -93,7 +92,8 @@ MemoryParts step_on_rank(const Config& config, const RunGrid& run, int stage_ind
   // vectors of its MLP, where kNone has kept the product and kFull has only a chunk of rows, then
   // Q, K, V again.
   const bool full = recompute == Recompute::kFull;
-  const double rows = full ? std::min(tokens, double{NanoPhases::kChunkRows}) : tokens;
+  const double rows =
+      full ? std::min(tokens, static_cast<double>(step_options(config).chunk_rows)) : tokens;
   const double inner =
       (recompute == Recompute::kNone ? 1 : 2) * static_cast<double>(shape.intermediate_size);
   double later = rows * (2 * static_cast<double>(shape.hidden_size) + inner) * type;

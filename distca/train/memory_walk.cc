@@ -8,7 +8,6 @@
 #include "distca/base/error.h"
 #include "distca/base/integers.h"
 #include "distca/runtime/attention_memory.h"
-#include "distca/train/nano_phases.h"
 #include "distca/train/step.h"
 
 namespace distca {
@@ -86,6 +85,7 @@ class Walk {
         of_attention_(attention_memory(config, program, multiprocessors)),
         row_(config.model),
         recompute_(config.train.recompute),
+        chunk_rows_(static_cast<double>(step_options(config).chunk_rows)),
         loss_rows_(static_cast<double>(step_options(config).loss_rows(config.model))),
         landed_(program.ops.size()) {
     for (const Op& op : program.ops) {
@@ -134,9 +134,9 @@ class Walk {
     bool keys_travel_again = false;
     double partials = 0;    // O and LSE of tasks with part of the keys, until they are merged
     bool has_sums = false;  // dQ, dK, dV of the layer under way
-    double chunk() const { return std::min(tokens, double{NanoPhases::kChunkRows}); }
-    bool has_chunks() const { return tokens > double{NanoPhases::kChunkRows}; }
   };
+  double chunk_of(const Nano& nano) const { return std::min(nano.tokens, chunk_rows_); }
+  bool has_chunks(const Nano& nano) const { return nano.tokens > chunk_rows_; }
 
   void play(const Op& op, Nano& nano) {
     const bool forward = op.pass == Pass::kForward;
@@ -222,8 +222,8 @@ class Walk {
 
   void pre_attention(const Nano& nano) {
     if (full()) {  // nothing but Q, K, V stays, of no graph
-      pre_attention_of(nano.chunk(), false, kPhase);
-      ledger_.give(kPhase, nano.chunk() * (row_.wide + row_.qkv() + row_.normed));
+      pre_attention_of(chunk_of(nano), false, kPhase);
+      ledger_.give(kPhase, chunk_of(nano) * (row_.wide + row_.qkv() + row_.normed));
       ledger_.take(kActivations, nano.tokens * row_.qkv());
     } else {
       pre_attention_of(nano.tokens, keeps_products(), kActivations);
@@ -283,7 +283,7 @@ class Walk {
     ledger_.give(kPhase, nano.partials);
     nano.partials = 0;
     if (full()) {
-      const double rows = nano.chunk();
+      const double rows = chunk_of(nano);
       ledger_.take(kActivations, nano.tokens * row_.hidden);  // y
       ledger_.pass(kPhase, rows * (post_kept(false) + row_.inner + row_.hidden));
       if (!nano.keys_travel_again) ledger_.give(kActivations, nano.tokens * row_.qkv());
@@ -358,10 +358,10 @@ class Walk {
   void post_attention_backward(const Nano& nano) {
     const double d_x_d_o = nano.tokens * (row_.hidden + row_.q);
     if (full()) {
-      const double first = nano.chunk();
+      const double first = chunk_of(nano);
       post_chunk_backward(first);
       ledger_.take(kActivations, d_x_d_o);  // of all tokens, once a chunk is done
-      if (nano.has_chunks()) post_chunk_backward(std::min(first, nano.tokens - first));
+      if (has_chunks(nano)) post_chunk_backward(std::min(first, nano.tokens - first));
       ledger_.give(kActivations, nano.tokens * row_.hidden);  // the gradient by y
       if (!nano.keys_travel_again) set_qkv_again(nano);
     } else {
@@ -378,7 +378,7 @@ class Walk {
 
   /// The rows of all tokens are the graph's own where there is one chunk.
   void set_qkv_again(const Nano& nano) {
-    if (nano.has_chunks()) ledger_.take(kActivations, nano.tokens * row_.qkv());
+    if (has_chunks(nano)) ledger_.take(kActivations, nano.tokens * row_.qkv());
     pre_attention_of(nano.tokens, false, kActivations);
   }
 
@@ -389,9 +389,9 @@ class Walk {
     if (row_.converts()) ledger_.take(kPhase, gradients);
     ledger_.give(kActivations, nano.tokens * (sums() + 2 * row_.q + 2 * row_.head));
     if (!row_.converts()) ledger_.take(kPhase, gradients);
-    if (full() && nano.has_chunks() && !nano.keys_travel_again)
+    if (full() && has_chunks(nano) && !nano.keys_travel_again)
       ledger_.give(kActivations, nano.tokens * row_.qkv());
-    const double rows = full() ? nano.chunk() : nano.tokens;
+    const double rows = full() ? chunk_of(nano) : nano.tokens;
     if (full() && nano.keys_travel_again) {  // Q, K, V have gone with the home's
       ledger_.give(kActivations, nano.tokens * row_.qkv());
       pre_attention_of(rows, false, kPhase);
@@ -425,6 +425,7 @@ class Walk {
   const std::vector<AttentionMemory> of_attention_;
   const RowBytes row_;
   const Recompute recompute_;
+  const double chunk_rows_;
   const double loss_rows_;
   std::vector<Nano> nanos_;
   std::vector<bool> landed_;  // [operation] of what is handed over

@@ -31,6 +31,7 @@ NanoPhases::NanoPhases(const Llama& model, CoreAttention& attention, int nano_ba
       nano_batch_(nano_batch),
       options_(options),
       layers_(model.config().num_hidden_layers) {
+  DISTCA_CHECK(!by_chunks() || options.chunk_rows > 0, "chunks of {} rows", options.chunk_rows);
   const at::Device device = model.parameters()[0].device();
   const auto tensor = [&](const std::vector<int64_t>& values) {
     return upload(at::tensor(values, at::kLong), device);
@@ -51,8 +52,8 @@ void NanoPhases::for_chunks(const std::function<void(int64_t begin, int64_t coun
   const int64_t total = ids_.size(0);
   int64_t begin = 0;
   do {
-    work(begin, std::min(kChunkRows, total - begin));
-    begin += kChunkRows;
+    work(begin, std::min(options_.chunk_rows, total - begin));
+    begin += options_.chunk_rows;
   } while (begin < total);
 }
 
@@ -199,8 +200,9 @@ void NanoPhases::pre_attention_backward(int layer) {
   attention_.take_gradients(nano_batch_, layer, &dq, &dk, &dv);
   if (by_chunks()) {
     for_chunks([&](int64_t begin, int64_t count) {
-      const Chunk chunk = l.chunks.empty() ? pre_attention_again(layer, begin, count)
-                                           : std::exchange(l.chunks[begin / kChunkRows], {});
+      const Chunk chunk = l.chunks.empty()
+                              ? pre_attention_again(layer, begin, count)
+                              : std::exchange(l.chunks[begin / options_.chunk_rows], {});
       torch::autograd::backward(
           {chunk.q, chunk.k, chunk.v},
           {dq.narrow(0, begin, count), dk.narrow(0, begin, count), dv.narrow(0, begin, count)});

@@ -35,10 +35,10 @@ class NanoPhases {
   struct Options {
     Recompute recompute = Recompute::kNone;
     bool keys_travel_again = false;  // servers get Q, K, V again for backward
+    int64_t chunk_rows = 0;          // of kFull: how many go through a phase at a time
     int64_t loss_rows = 0;           // whose logits exist at the same time
     double loss_scale = 1;           // of the gradients
   };
-  static constexpr int64_t kChunkRows = 2048;  // of kFull: enough for fast matrix products
 
   /// Borrows the first two. Where grad mode is off, nothing is kept for backward. Layers have the
   /// model's numbers.

@@ -161,11 +161,14 @@ int64_t StepOptions::loss_rows(const LlamaConfig& model) const {
 }
 
 StepOptions step_options(const Config& config) {
+  // Enough for fast matrix products, and on a GPU for what launches and sums of gradients cost.
+  const int64_t chunk_rows = config.on_cuda() ? 8192 : 2048;
   return {.overlap = config.train.overlap,
           .wide_gradients = config.exchange.wide_gradients,
           .kernel = config.attention.kernel,
           .threads = static_cast<int>(config.train.threads_per_rank),
           .recompute = config.train.recompute,
+          .chunk_rows = chunk_rows,
           .loss_chunk_tokens = config.train.loss_chunk_tokens,
           .distributed_optimizer = config.parallel.use_distributed_optimizer,
           .overlap_grad_reduce = config.parallel.overlap_grad_reduce,
@@ -345,6 +348,7 @@ StepResult Step::play_all(const StepInput& input, double loss_scale, const Updat
       player.add(*model_, input.tokens[nano],
                  {.recompute = options_.recompute,
                   .keys_travel_again = keys_travel_again(input.program, static_cast<int>(nano)),
+                  .chunk_rows = options_.chunk_rows,
                   .loss_rows = options_.loss_rows(model_->config()),
                   .loss_scale = loss_scale});
     }

@@ -56,6 +56,7 @@ struct StepOptions {
   KernelChoice kernel = KernelChoice::kAuto;  // attention.kernel
   int threads = 1;                            // of our own attention kernel
   Recompute recompute = Recompute::kNone;     // train.recompute
+  int64_t chunk_rows = 2048;                  // that train.recompute=full computes at a time
   int64_t loss_chunk_tokens = 0;              // train.loss_chunk_tokens
   bool distributed_optimizer = false;         // parallel.use_distributed_optimizer
   bool overlap_grad_reduce = true;            // parallel.overlap_grad_reduce
