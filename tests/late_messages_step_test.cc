@@ -6,8 +6,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <exception>
+#include <functional>
 #include <set>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -37,6 +40,17 @@ StepRun some_step(int n) {
   return step;
 }
 
+/// The same step has the same bits on a device while this lives.
+struct DeterministicBits {
+  DeterministicBits() {
+    at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+    at::globalContext().setDeterministicFillUninitializedMemory(false);
+  }
+  ~DeterministicBits() {
+    at::globalContext().setDeterministicAlgorithms(false, /*warn_only=*/false);
+  }
+};
+
 TEST(LateMessagesStep, a_hundred_plans_keep_their_bits) {
   for (int n = 0; n < kPlans; ++n) {
     StepRun step = some_step(n);
@@ -49,8 +63,7 @@ TEST(LateMessagesStep, a_hundred_plans_keep_their_bits) {
 
 TEST(LateMessagesStep, a_hundred_plans_keep_their_bits_on_a_cuda_device) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device on this machine";
-  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
-  at::globalContext().setDeterministicFillUninitializedMemory(false);
+  const DeterministicBits bits;
   for (int n = 0; n < kPlans; ++n) {
     StepRun step = some_step(n);
     step.device = cuda_thread_device(0);
@@ -60,7 +73,6 @@ TEST(LateMessagesStep, a_hundred_plans_keep_their_bits_on_a_cuda_device) {
     expect_same_bits(run(step), in_time,
                      fmt::format("{}: {}, {}", n, step.planner, name_of(step.play)));
   }
-  at::globalContext().setDeterministicAlgorithms(false, false);
 }
 
 // --- waits that are left out --------------------------------------------------------------------
@@ -88,6 +100,8 @@ void forget(Program& program, int32_t communication, bool sends) {
   }
 }
 
+void dawdle() { std::this_thread::sleep_for(std::chrono::microseconds(300)); }
+
 /// Whether the step ends with an error or with other bits than `right`.
 bool shows(StepRun step, const Outcome& right) {
   try {
@@ -106,7 +120,12 @@ bool shows(StepRun step, const Outcome& right) {
 struct Count {
   int of = 0, shown = 0;
 };
-Count forget_each(Overlap overlap, bool sends) {
+/// `device`: of the ranks; `late`: the same where messages are late, by a seed.
+Count forget_each(
+    Overlap overlap, bool sends, const ThreadDevice& device = {},
+    const std::function<ThreadDevice(uint64_t seed)>& late = [](uint64_t seed) {
+      return testing::late_messages(seed, 1);
+    }) {
   constexpr int kRank = 0;
   StepRun step{.model = small_llama(2, ScalarType::kFloat32),
                .documents = both_ways("uneven", {300, 40}),
@@ -117,13 +136,21 @@ Count forget_each(Overlap overlap, bool sends) {
   step.change = [&](std::vector<StepInput>& inputs) {
     candidates = awaited(inputs[kRank].program, sends);
   };
+  step.device = device;
   const Outcome right = run(step);
+  if (sends) {  // the receiver is slow, so that what was sent is still under way when memory is
+                // reused
+    step.watch = [](int rank, Step& played) {
+      if (rank != kRank) played.set_watch([](const Op&, bool) { dawdle(); });
+      return nullptr;
+    };
+  }
   Count count;
   for (const int32_t communication : candidates) {
     step.change = [&](std::vector<StepInput>& inputs) {
       forget(inputs[kRank].program, communication, sends);
     };
-    step.device = testing::late_messages(static_cast<uint64_t>(communication), 1);
+    step.device = late(static_cast<uint64_t>(communication));
     ++count.of;
     count.shown += shows(step, right) ? 1 : 0;
   }
@@ -138,8 +165,23 @@ TEST(LateMessagesStep, every_wait_for_what_is_received_shows_when_it_is_left_out
   }
 }
 
+// There a message may be in time all the same, so not every wait shows.
+TEST(LateMessagesStep, waits_that_are_left_out_show_on_a_cuda_device) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device on this machine";
+  const DeterministicBits bits;
+  constexpr int64_t kLongDelayUs = 5000;
+  const ThreadDevice device = cuda_thread_device(0);
+  for (const OverlapName& overlap : kOverlaps) {
+    const Count count = forget_each(overlap.overlap, /*sends=*/false, device, [&](uint64_t seed) {
+      return testing::with_random_delays(device, testing::cuda_streams(0), seed, kLongDelayUs);
+    });
+    EXPECT_GT(count.of, 8) << overlap.name;
+    EXPECT_GT(count.shown, 0) << overlap.name;
+  }
+}
+
 TEST(LateMessagesStep, waits_for_what_is_sent_show_when_they_are_left_out) {
-  // A send that left before its memory was written again shows nothing.
+  // A send whose memory is not written again in the step shows nothing.
   Count count;
   for (const OverlapName& overlap : kOverlaps) {
     const Count of_one = forget_each(overlap.overlap, /*sends=*/true);
