@@ -1,6 +1,7 @@
-// Core attention on a CUDA device: fused calls of equal shards with random contexts beside one long
-// sequence of the same work, forward and backward, as shares of the device's bf16 peak (a large
-// matrix product in the same rounds); what deterministic sums cost; and the grid that plans read.
+// Core attention on a CUDA device: fused calls of equal shards with random contexts, our copies
+// among them, beside the operator alone on one long sequence of the same work, forward and
+// backward, as shares of the device's bf16 peak (a large matrix product in the same rounds); what
+// deterministic sums cost; and the grid that plans read.
 //   bench/report.py build/release/bench/cuda_attention
 
 #include <ATen/ATen.h>
@@ -13,10 +14,12 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <numeric>
 #include <optional>
 
 #include "bench/main.h"
+#include "bench/operator_calls.h"
 #include "bench/rounds.h"
 #include "distca/base/error.h"
 #include "distca/base/file.h"
@@ -27,7 +30,9 @@
 #include "distca/cost/attention_profile.h"
 #include "distca/runtime/aten_attention.h"
 #include "distca/runtime/attention_tensors.h"
+#include "distca/runtime/cuda_attention.h"
 #include "distca/runtime/task_launches.h"
+#include "distca/runtime/varlen_attention.h"
 
 namespace distca::bench {
 namespace {
@@ -135,7 +140,12 @@ class Problem {
     }
     tensors_.emplace(shape_, kType, queries, keys, aten_device(cuda_device_));
     tensors_->list.tasks = std::move(tasks);
-    forward();  // LSE, for backward
+    if (cuda_device_ < 0) {
+      forward();  // LSE, for backward
+      return;
+    }
+    varlen_forward(shape_, kType, kType, tensors_->list, cuda_device_, forward_calls_, &forward_);
+    varlen_backward(shape_, kType, tensors_->list, cuda_device_, backward_calls_, &backward_);
   }
   /// Both return the bytes that were copied to and from the operator.
   int64_t forward() const {
@@ -149,6 +159,9 @@ class Problem {
     backward();
     at::globalContext().setDeterministicAlgorithms(false, /*warn_only=*/false);
   }
+  /// What the operator itself is called for in the two; on a CPU, all of it.
+  void forward_operator() const { cuda_device_ < 0 ? void(forward()) : forward_calls_.play(); }
+  void backward_operator() const { cuda_device_ < 0 ? void(backward()) : backward_calls_.play(); }
   double flops(int64_t a_pair) const {
     return static_cast<double>(a_pair * pairs_ * shape_.num_heads * shape_.head_dim_qk);
   }
@@ -161,15 +174,26 @@ class Problem {
   int64_t pairs_ = 0;
   std::optional<AttentionTensors> tensors_;
   mutable TaskLaunches forward_, backward_;  // as layers after the first find them
+  const std::unique_ptr<VarlenOperator> op_ = fused_operator(shape_, kType);
+  OperatorCalls forward_calls_{*op_}, backward_calls_{*op_};
 };
 
+template <typename Result>
+Contender contender(const Problem& problem, int64_t flops_a_pair, Result (Problem::*call)() const) {
+  return {problem.flops(flops_a_pair),
+          on_device(problem.cuda_device(), [&problem, call] { (problem.*call)(); })};
+}
 Contender forward_of(const Problem& problem) {
-  return {problem.flops(kForwardFlops),
-          on_device(problem.cuda_device(), [&problem] { problem.forward(); })};
+  return contender(problem, kForwardFlops, &Problem::forward);
 }
 Contender backward_of(const Problem& problem) {
-  return {problem.flops(kBackwardFlops),
-          on_device(problem.cuda_device(), [&problem] { problem.backward(); })};
+  return contender(problem, kBackwardFlops, &Problem::backward);
+}
+Contender forward_operator_of(const Problem& problem) {
+  return contender(problem, kForwardFlops, &Problem::forward_operator);
+}
+Contender backward_operator_of(const Problem& problem) {
+  return contender(problem, kBackwardFlops, &Problem::backward_operator);
 }
 
 /// The device's peak, as a large matrix product reaches it.
@@ -203,13 +227,12 @@ void measure_shard(const Arguments& arguments, int64_t shard) {
   const auto tokens = static_cast<int64_t>(std::sqrt(2.0 * static_cast<double>(shards.pairs())));
   const int64_t length = round_up(tokens, 128);
   const Problem whole(arguments, tasks_of({{length, length}}));
-  const Contender deterministic{
-      shards.flops(kBackwardFlops),
-      on_device(arguments.cuda_device(), [&] { shards.deterministic_backward(); })};
-  const std::vector<Rates> rates =
-      interleaved_rates({peak(arguments.cuda_device()), forward_of(shards), forward_of(whole),
-                         forward_of(whole), backward_of(shards), backward_of(whole), deterministic},
-                        arguments.rounds, kLeastSeconds);
+  const Contender deterministic =
+      contender(shards, kBackwardFlops, &Problem::deterministic_backward);
+  const std::vector<Rates> rates = interleaved_rates(
+      {peak(arguments.cuda_device()), forward_of(shards), forward_operator_of(whole),
+       forward_operator_of(whole), backward_of(shards), backward_operator_of(whole), deterministic},
+      arguments.rounds, kLeastSeconds);
   write_line("shards", {{"shard", shard},
                         {"shards", sizes.size()},
                         {"long_sequence", length},
@@ -243,20 +266,24 @@ std::vector<kernels::Task> shards_of_document(const Arguments& arguments, int64_
   return tasks;
 }
 
-/// Beside the document as one task: a line of GFLOP/s and of what a call copies.
+/// Beside the operator alone, on the document as one task and on the same shards: a line of GFLOP/s
+/// and of what a call copies.
 void measure_document(const Arguments& arguments, const char* rows, int64_t step, bool scattered) {
   const Problem shards(arguments, shards_of_document(arguments, step, scattered));
   const Problem whole(arguments,
                       tasks_of({{arguments.document_tokens, arguments.document_tokens}}));
   const std::vector<Rates> rates = interleaved_rates(
-      {forward_of(shards), forward_of(whole), backward_of(shards), backward_of(whole)},
+      {forward_of(shards), forward_operator_of(whole), forward_operator_of(shards),
+       backward_of(shards), backward_operator_of(whole), backward_operator_of(shards)},
       arguments.rounds, kLeastSeconds);
   write_line("document", {{"rows", rows},
                           {"tokens", arguments.document_tokens},
                           {"forward", rates[0]},
                           {"forward_long", rates[1]},
-                          {"backward", rates[2]},
-                          {"backward_long", rates[3]},
+                          {"forward_operator", rates[2]},
+                          {"backward", rates[3]},
+                          {"backward_long", rates[4]},
+                          {"backward_operator", rates[5]},
                           {"forward_copied_bytes", shards.forward()},
                           {"backward_copied_bytes", shards.backward()}});
 }

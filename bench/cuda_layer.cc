@@ -53,12 +53,29 @@ struct Documents {
   const char* name;
   std::vector<int64_t> lengths;
 };
-std::vector<Documents> documents_of(int64_t tokens) {
+/// Half of the tokens, a quarter, and many short ones.
+Documents mixed(int64_t tokens) {
+  Documents documents{"mixed", {tokens / 2, tokens / 4}};
+  for (int64_t left = tokens / 4; left > 0; left -= documents.lengths.back())
+    documents.lengths.push_back(std::min(left, std::max<int64_t>(1, tokens / 64)));
+  return documents;
+}
+
+/// What a line is measured of.
+struct Setting {
+  Documents documents;
+  int ranks = 1;
+  bool deterministic = false;
+};
+std::vector<Setting> settings(int64_t tokens) {
   const int64_t all = kMostRanks * tokens;
-  Documents mixed{"mixed", {all / 2, all / 4}};  // half, a quarter, and many short ones
-  for (int64_t left = all / 4; left > 0; left -= mixed.lengths.back())
-    mixed.lengths.push_back(std::min(left, std::max<int64_t>(1, all / 64)));
-  return {std::move(mixed), {"one", {all}}};
+  std::vector<Setting> settings;
+  for (const Documents& documents : {mixed(all), Documents{"one", {all}}}) {
+    for (const int ranks : kRanks) settings.push_back({documents, ranks});
+  }
+  for (const int ranks : {1, kMostRanks}) settings.push_back({mixed(all), ranks, true});
+  settings.push_back({mixed(tokens), 1});
+  return settings;
 }
 
 LlamaConfig model_of(const Arguments& arguments, int layers) {
@@ -209,17 +226,19 @@ Json measure_step(const Arguments& arguments, const Documents& documents, int ra
 }
 
 void measure(const Arguments& arguments) {
-  for (const Documents& documents : documents_of(arguments.tokens)) {
-    for (const int ranks : kRanks) {
-      const Json few = measure_step(arguments, documents, ranks, kFewLayers);
-      const Json many = measure_step(arguments, documents, ranks, kManyLayers);
-      Json line = {{"ranks", ranks}, {"documents", documents.name}, {"lengths", documents.lengths}};
-      for (const auto& [name, value] : many.items()) {
-        line[name] =
-            (value.get<double>() - few.at(name).get<double>()) / (kManyLayers - kFewLayers);
-      }
-      write_line("layer", line);
-    }
+  for (const auto& [documents, ranks, deterministic] : settings(arguments.tokens)) {
+    at::globalContext().setDeterministicAlgorithms(deterministic, /*warn_only=*/false);
+    const Json few = measure_step(arguments, documents, ranks, kFewLayers);
+    const Json many = measure_step(arguments, documents, ranks, kManyLayers);
+    Json line = {
+        {"ranks", ranks},
+        {"documents", documents.name},
+        {"lengths", documents.lengths},
+        {"tokens", std::accumulate(documents.lengths.begin(), documents.lengths.end(), int64_t{0})},
+        {"deterministic", deterministic}};
+    for (const auto& [name, value] : many.items())
+      line[name] = (value.get<double>() - few.at(name).get<double>()) / (kManyLayers - kFewLayers);
+    write_line("layer", line);
   }
 }
 
@@ -249,6 +268,8 @@ int run(int argc, char** argv) {
                               {"tokens", kMostRanks * arguments.tokens},
                               {"model", model_of(arguments, kManyLayers).to_hugging_face(0)},
                               {"type", arguments.type}});
+  // Else every buffer is filled before use while operators are deterministic.
+  at::globalContext().setDeterministicFillUninitializedMemory(false);
   measure(arguments);
   return 0;
 }

@@ -164,7 +164,7 @@ def arguments(words):
     options.add_argument("--out", default=os.environ.get("OUT") or "runs/gpu_check", help="folder of tables and raw output")
     options.add_argument("--build", help="the build folder; build/gpu_check, or build/release with --device cpu")
     options.add_argument("--python", default=sys.executable, help="the Python that has PyTorch")
-    options.add_argument("--jobs", type=int, default=os.cpu_count())
+    options.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     options.add_argument("--limit", type=float, default=STAGE_LIMIT_S, help="seconds of a stage")
     options.add_argument("--nccl", help="a libnccl.so.2 that lets several ranks share a device, for stage E")
     asked = options.parse_args(words)
@@ -185,6 +185,15 @@ def commit():
     return described.stdout.strip() or "unknown"
 
 
+def table(options, done):
+    """The lines of the stages that are done, under their times and above what they count."""
+    lines = [f"gpu_check {''.join(stage.name for stage in done)}, --device {options.device}, commit {commit()}: "
+             + ", ".join(f"{stage.name} {stage.seconds:.0f} s" for stage in done)]
+    lines += [row for stage in done for row in stage.rows]
+    counts = {verdict: sum(row.startswith(verdict) for row in lines) for verdict in ("PASS", "FAIL", "SKIP", "SHOW")}
+    return [*lines, ", ".join(f"{count} {verdict}" for verdict, count in counts.items())]
+
+
 def main(words, stages):
     """`stages`: name -> function of a Stage."""
     options = arguments(words)
@@ -197,12 +206,8 @@ def main(words, stages):
         stage.end()
         stage.seconds = time.monotonic() - stage.begun
         done.append(stage)
-    failed = sum(stage.failed() for stage in done)
-    lines = [f"gpu_check {''.join(options.stages)}, --device {options.device}, commit {commit()}: "
-             + ", ".join(f"{stage.name} {stage.seconds:.0f} s" for stage in done)]
-    lines += [row for stage in done for row in stage.rows]
-    counts = {verdict: sum(row.startswith(verdict) for row in lines) for verdict in ("PASS", "FAIL", "SKIP", "SHOW")}
-    lines.append(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
-    pathlib.Path(options.out, f"table_{''.join(options.stages)}_{options.device}.txt").write_text("\n".join(lines) + "\n")
+        # After every stage: who ends this script early has the table of what was done.
+        lines = table(options, done)
+        pathlib.Path(options.out, f"table_{''.join(options.stages)}_{options.device}.txt").write_text("\n".join(lines) + "\n")
     print("\n" + "\n".join(lines), flush=True)
-    return 1 if failed else 0
+    return 1 if any(stage.failed() for stage in done) else 0

@@ -5,7 +5,8 @@ PyTorch's own FlashAttention, bf16 weights with fp32 masters, fused AdamW, norms
     bench/gpu_rival.py '{"device", "folder", "text", "documents", "steps", "optimizer"}'
 
 folder: config.json and model.safetensors in fp32; text: one document, a byte a token; documents: how many of it are a
-step. Recomputes what `train.recompute=full` does: all but attention. A line of JSON a step: loss before the update, and
+step. Recomputes what `train.recompute=full` does: all but attention and the head, whose backward follows each part of its
+rows at once. A line of JSON a step: loss before the update, and
 seconds. On a CPU, attention is scaled_dot_product_attention a document.
 """
 
@@ -77,11 +78,19 @@ class Llama:
         gate, up, down = (self.weights[f"{part}mlp.{one}_proj.weight"] for one in ("gate", "up", "down"))
         return x + F.linear(F.silu(F.linear(h, gate)) * F.linear(h, up), down)
 
-    def loss_of(self, rows, targets):
-        logits = F.linear(rows, self.weights["lm_head.weight"]).float()
-        return F.cross_entropy(logits, targets, ignore_index=-100, reduction="sum")
+    def head(self, x, targets):
+        """The loss, a tensor without a graph. Leaves gradients at the head's weights and at x."""
+        count = (targets != -100).sum()
+        sums = []
+        for rows, some in zip(x.split(LOSS_ROWS), targets.split(LOSS_ROWS)):
+            logits = F.linear(rows, self.weights["lm_head.weight"]).float()
+            loss = F.cross_entropy(logits, some, ignore_index=-100, reduction="sum") / count
+            loss.backward()
+            sums.append(loss.detach())
+        return torch.stack(sums).sum()
 
-    def loss(self, ids, targets, positions, starts, longest):
+    def step(self, ids, targets, positions, starts, longest):
+        """The loss of a forward and backward."""
         half = DIM // 2
         frequencies = MODEL["rope_theta"] ** -(torch.arange(half, dtype=torch.float64, device=DEVICE) / half)
         angles = positions[:, None].double() * frequencies
@@ -91,9 +100,10 @@ class Llama:
             q, k, v = checkpoint(self.before, x, layer, *rope, use_reentrant=False)
             x = checkpoint(self.behind, x, attention(q, k, v, starts, longest), layer, use_reentrant=False)
         x = self.norm(x, "model.norm.weight")
-        sums = [checkpoint(self.loss_of, rows, some, use_reentrant=False)
-                for rows, some in zip(x.split(LOSS_ROWS), targets.split(LOSS_ROWS))]
-        return torch.stack(sums).sum() / (targets != -100).sum()
+        last = x.detach().requires_grad_()
+        loss = self.head(last, targets)
+        x.backward(last.grad)
+        return loss
 
 
 def main():
@@ -114,8 +124,7 @@ def main():
         begin = time.monotonic()
         for weight in weights:
             weight.grad = None
-        loss = model.loss(*batch, length)
-        loss.backward()
+        loss = model.step(*batch, length)
         for master, weight in zip(masters, weights):
             master.grad = torch.empty_like(master) if master.grad is None else master.grad
         with torch.no_grad():

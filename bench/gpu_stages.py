@@ -81,7 +81,7 @@ def memory_checker(stage):
     else:
         checker = ("compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9", "--leak-check", "no")
         try:
-            stage.run("memory checker's device", 60, [*checker, stage.options.python, "-c", "import torch; torch.ones(1).cuda()"])
+            stage.run("memory checker's device", 120, [*checker, stage.options.python, "-c", "import torch; torch.ones(1).cuda()"])
         except Missing as why:
             stage.skip("memory checker", f"it cannot watch a process here: {why}")
             return
@@ -102,6 +102,9 @@ def stage_a(stage):
     tested(stage, "no wait between layers, by PyTorch's check", "tests/device_way_test", "layer_sync.the_host_does_not_wait*",
            "layer_sync.the_check_holds*")
     late_messages(stage)
+    tested(stage, "late messages: waits that are left out show", "tests/late_messages_step_test",
+           "LateMessagesStep.waits_that_are_left_out_show_on_a_cuda_device",
+           "LateMessagesStep.waits_for_what_is_sent_show_when_they_are_left_out")
     device = ("train.device=cuda", "comm.backend=threads") if stage.on_gpu else ("comm.backend=threads",)
     trained(stage, "training, one rank", *device)
     trained(stage, "training, 2 ranks as threads", "--workers", 2, *device)
@@ -124,6 +127,12 @@ def median(values):
     return sorted(values)[len(values) // 2]
 
 
+def copies(line, way):
+    """What our copies around the operator take of a call."""
+    share = 1 - median([ours / alone for ours, alone in zip(line[way], line[f"{way}_operator"])])
+    return f"copies {100 * share:.1f} % of the time, {line[f'{way}_copied_bytes'] / 1e6:.1f} MB"
+
+
 def attention(stage):
     small = () if stage.on_gpu else ("--query-tokens", 512, "--key-tokens", 4096, "--profile-tokens", 256, "--heads", 2,
                                      "--head-dim", 32, "--document-tokens", 512, "--most-shard", 32)
@@ -138,23 +147,26 @@ def attention(stage):
             for way in ("forward", "backward"):
                 share = median([a / b for a, b in zip(line[way], line[f"{way}_long"])])
                 if line["rows"] == "adjoining":
+                    stage.show(f"128-token shards, rows adjoining: {way}", "", copies(line, way))
                     stage.figure(f"128-token shards, rows adjoining: {way}, of long", share)
                 else:
-                    stage.show(f"128-token shards, rows {line['rows']}: {way}, of long", f"{share:.3f}",
-                              f"copies {line[f'{way}_copied_bytes'] / 1e6:.1f} MB")
+                    stage.show(f"128-token shards, rows {line['rows']}: {way}, of long", f"{share:.3f}", copies(line, way))
 
 
 def layer(stage):
     small = () if stage.on_gpu else ("--tokens", 256, "--hidden", 64, "--intermediate", 128, "--heads", 4, "--kv-heads", 2,
                                      "--rounds", 2, "--type", "float32")
     lines = measured(stage, "one layer", 150 * scale(stage), "cuda_layer", *small)
-    found = {(line["ranks"], line["documents"]): line for line in lines if line["line"] == "layer"}
-    for (ranks, documents), line in found.items():
-        stage.show(f"one layer, {ranks} ranks, {documents}", f"{line['device_ms']:.3g} ms",
-                  f"host {line['host_ms']:.3g} ms a rank, {line['operators']:.0f} operators a rank, "
-                  f"{line['sent_bytes'] / 1e6:.3g} MB sent, {line['copied_bytes'] / 1e6:.3g} MB copied")
-    one, four = found[1, "mixed"], found[4, "mixed"]
-    stage.figure("one layer: host time, of device time", one["host_ms"] / one["device_ms"])
+    found = {(line["ranks"], line["documents"], line["tokens"], line["deterministic"]): line
+             for line in lines if line["line"] == "layer"}
+    for (ranks, documents, tokens, deterministic), line in found.items():
+        stage.show(f"one layer, {ranks} ranks, {documents}, {tokens} tokens{', deterministic' if deterministic else ''}",
+                   f"{line['device_ms']:.3g} ms",
+                   f"host {line['host_ms']:.3g} ms a rank, {line['operators']:.0f} operators a rank, "
+                   f"{line['sent_bytes'] / 1e6:.3g} MB sent, {line['copied_bytes'] / 1e6:.3g} MB copied")
+    most = max(line["tokens"] for line in found.values())
+    alone, one, four = found[1, "mixed", most // 4, False], found[1, "mixed", most, False], found[4, "mixed", most, False]
+    stage.figure("one layer: host time, of device time", alone["host_ms"] / alone["device_ms"])
     stage.figure("one layer on 4 ranks: device time, of one rank's", four["device_ms"] / one["device_ms"])
 
 
@@ -195,7 +207,7 @@ def nccl_way(stage):
     if not known:
         raise Missing("this build has no comm.backend=nccl")
     device = ("train.device=cuda", "comm.backend=nccl")
-    count = int(stage.run("devices", 60, [stage.options.python, "-c", "import torch; print(torch.cuda.device_count())"]))
+    count = int(stage.run("devices", 60, [stage.options.python, "-c", "import torch; print(torch.cuda.device_count())"]).split()[-1])
     if count == 0:
         raise Missing("PyTorch sees no CUDA device")
     if count > 1:

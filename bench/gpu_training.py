@@ -3,7 +3,7 @@
 import json
 import math
 
-from gpu_check import Missing
+from gpu_check import LEAST_LIMIT_S, Missing
 from gpu_programs import train
 
 LOSS_STEPS = 10
@@ -59,10 +59,27 @@ def config_of(model):
                     "hidden_act": "silu"}
 
 
+def weights(stage, model):
+    """A folder with the weights that all begin with, which all contests share."""
+    folder = stage.work / "contest_model"
+    if not (folder / "model.safetensors").exists():
+        config = stage.work / "contest_config.json"
+        config.write_text(json.dumps(config_of(model)))
+        stage.run("weights", 60, [stage.build / "distca", "init", "--hf-config", config, "--seed", 1, "--out", folder, "--overwrite"])
+    return folder
+
+
+def timed(lines):
+    """(losses, seconds of the steps that count) of a training."""
+    seconds = [line["step_s"] for line in lines][WARM:]
+    if len(seconds) < TIMED:
+        raise Missing(f"{len(seconds)} of {TIMED} timed steps")
+    return [line["loss"] for line in lines], seconds
+
 
 def contest(stage, words, tokens):
     """Both take two turns of WARM + TIMED steps (in a rehearsal one); the median step of all turns counts. Every document is
-    the same text."""
+    the same text. What a stage without time left cuts after the first turn is left out."""
     model = WIDE if stage.on_gpu else NARROW
     tokens = tokens if stage.on_gpu else tokens // SMALLER
     documents = max(1, (65536 if stage.on_gpu else 256) // tokens)
@@ -71,44 +88,44 @@ def contest(stage, words, tokens):
     (folder / "text").mkdir(parents=True, exist_ok=True)
     for number in range(documents * 8):
         (folder / f"text/{number:03}.txt").write_bytes(text_of(tokens))
-    (folder / "config.json").write_text(json.dumps(config_of(model)))
-    distca = stage.build / "distca"
-    stage.run("data", 60, [distca, "data", "prepare", "--text", folder / "text", "--glob", "*.txt", "--tokenizer", "byte", "--out",
-                           folder / "data", "--overwrite"])
-    stage.run("weights", 60, [distca, "init", "--hf-config", folder / "config.json", "--seed", 1, "--out", folder / "model",
-                              "--overwrite"])
-    keys = [f"model.{key}={value}" for key, value in model.items()] + [f"optimizer.{key}={value}" for key, value in LEARNING.items()]
-    keys += ["model.rms_norm_eps=1e-5", "model.rope_theta=500000.0", "model.dtype=bfloat16", "optimizer.schedule=constant",
-             "optimizer.warmup_steps=0", "train.seed=1", f"train.steps={WARM + TIMED}", "train.recompute=full",
-             "train.validation_every=0", "data.validation_fraction=0", f"batch.nano_batch_tokens={documents * tokens}",
-             f"batch.max_document_tokens={tokens}", "batch.nano_batches=1", "comm.backend=threads"]
+    stage.run("data", 60, [stage.build / "distca", "data", "prepare", "--text", folder / "text", "--glob", "*.txt", "--tokenizer",
+                           "byte", "--out", folder / "data", "--overwrite"])
+    start = weights(stage, model)
+    keys = [f"optimizer.{key}={value}" for key, value in LEARNING.items()]
+    keys += [f"model.from={start}", "model.dtype=bfloat16", "optimizer.schedule=constant", "optimizer.warmup_steps=0",
+             f"train.steps={WARM + TIMED}", "train.recompute=full", "train.validation_every=0", "data.validation_fraction=0",
+             f"batch.nano_batch_tokens={documents * tokens}", f"batch.max_document_tokens={tokens}", "batch.nano_batches=1",
+             "comm.backend=threads"]
     if stage.on_gpu:
         keys += ["train.device=cuda"]
-    task = {"device": stage.options.device, "folder": str(folder / "model"), "text": str(folder / "text/000.txt"),
+    task = {"device": stage.options.device, "folder": str(start), "text": str(folder / "text/000.txt"),
             "documents": documents, "steps": WARM + TIMED, "optimizer": LEARNING}
-    seconds = {"ours": [], "rival": [], "deterministic": []}
-    for turn in range(2 if stage.on_gpu else 1):
-        for who in seconds:
-            if who == "rival":
-                text = stage.run(f"plain PyTorch, {words}", limit_s, [stage.options.python, "bench/gpu_rival.py", json.dumps(task)])
-                lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
-                found = [line["loss"] for line in lines], [line["step_s"] for line in lines][WARM:]
-                rival_loss = found[0][0]
-            elif who == "ours" or turn == 0:
-                lines = train(stage, f"contest_{words}/run", limit_s, *keys,
-                              f"train.deterministic={str(who == 'deterministic').lower()}", data=folder / "data")
-                found = [line["loss"] for line in lines], [line["step_s"] for line in lines][WARM:]
-                if who == "ours":
-                    our_loss = found[0][0]
-                if any(line["tokens"] != documents * tokens for line in lines):
-                    raise Missing(f"a step has {lines[0]['tokens']} tokens, not {documents * tokens}")
-            else:
-                continue
-            if len(found[1]) < TIMED:
-                raise Missing(f"{who}: {len(found[1])} of {TIMED} timed steps")
-            seconds[who] += found[1]
+
+    def ours(deterministic=False):
+        lines = train(stage, f"contest_{words}/run", limit_s, *keys, f"train.deterministic={str(deterministic).lower()}",
+                      data=folder / "data")
+        if any(line["tokens"] != documents * tokens for line in lines):
+            raise Missing(f"a step has {lines[0]['tokens']} tokens, not {documents * tokens}")
+        return timed(lines)
+
+    def rival():
+        text = stage.run(f"plain PyTorch, {words}", limit_s, [stage.options.python, "bench/gpu_rival.py", json.dumps(task)])
+        return timed([json.loads(line) for line in text.splitlines() if line.startswith("{")])
+
+    turns = {"ours": ours, "rival": rival, "deterministic": lambda: ours(deterministic=True)}
+    seconds, losses = {}, {}
+    for number, who in enumerate(["ours", "rival"] * (2 if stage.on_gpu else 1) + ["deterministic"]):
+        try:
+            losses[who], found = turns[who]()
+        except Missing as why:
+            if number < 2 or stage.left_s() > LEAST_LIMIT_S:
+                raise Missing(f"{who}: {why}") from None
+            stage.show(f"{words}-token documents: {who} once more", "", "cut: the stage has no time left")
+            break
+        seconds.setdefault(who, []).extend(found)
     middle = {who: sorted(of)[len(of) // 2] for who, of in seconds.items()}
-    stage.figure(f"{words}-token documents: first loss beside plain PyTorch's, relative", relative([our_loss], [rival_loss]))
+    stage.figure(f"{words}-token documents: first loss beside plain PyTorch's, relative",
+                 relative(losses["ours"][:1], losses["rival"][:1]))
     stage.show(f"{words}-token documents, tokens/s", "", ", ".join(
         f"{who} {documents * tokens / of:,.0f} ({min(seconds[who]):.4g} to {max(seconds[who]):.4g} s a step)"
         for who, of in middle.items()))

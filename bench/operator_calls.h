@@ -1,0 +1,39 @@
+#pragma once
+// The calls that a list of tasks makes of its attention operator, to be played by themselves: what
+// the operator takes, without the rows that are copied around it.
+//
+//     const OperatorCalls calls(*fused_operator(shape, type));
+//     varlen_forward(shape, type, type, list, cuda_device, calls);  // computes, and notes its
+//     calls calls.play();                                                 // the same calls again
+//
+// Thread rule: one thread. The operator must outlive it. What calls were given stays in memory.
+
+#include <functional>
+#include <vector>
+
+#include "distca/runtime/varlen_attention.h"
+
+namespace distca::bench {
+
+class OperatorCalls final : public VarlenOperator {
+ public:
+  explicit OperatorCalls(const VarlenOperator& op) : op_(op) {}
+
+  std::pair<at::Tensor, at::Tensor> forward(const kernels::VarlenLaunch& launch,
+                                            const LaunchLists& lists, const at::Tensor& q,
+                                            const at::Tensor& k,
+                                            const at::Tensor& v) const override;
+  std::array<at::Tensor, 3> backward(const kernels::VarlenLaunch& launch, const LaunchLists& lists,
+                                     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                     const at::Tensor& d_o, const at::Tensor& o,
+                                     const at::Tensor& lse) const override;
+
+  /// All calls so far, in their order. Their results are dropped.
+  void play() const;
+
+ private:
+  const VarlenOperator& op_;
+  mutable std::vector<std::function<void()>> calls_;
+};
+
+}  // namespace distca::bench
