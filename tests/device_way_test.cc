@@ -44,7 +44,8 @@ TEST(device_way, rows_move_otherwise_and_every_bit_is_the_same) {
 }
 
 TEST(device_way, through_stand_ins_of_the_devices_operators_a_step_gives_the_same) {
-  constexpr std::array kTypes = {ScalarType::kFloat32, ScalarType::kBFloat16};
+  constexpr std::array kTypes = {ScalarType::kFloat32, ScalarType::kBFloat16, ScalarType::kFloat64,
+                                 ScalarType::kBFloat16};
   constexpr std::array kPlanners = {"greedy", "balanced_keys", "greedy_cut"};
   size_t next = 0;
   for (const Play& play : plays()) {

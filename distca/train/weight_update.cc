@@ -126,7 +126,7 @@ void WeightUpdate::put_square_sums(const at::Tensor& slice, int64_t first_block)
   if (!device_squares_) return put_square_sums_of_host(slice, squares_.data() + first_block);
   const int64_t blocks = slice.numel() / kFlatBlock;
   device_squares_->narrow(0, first_block, blocks)
-      .copy_(slice.view({blocks, kFlatBlock}).to(at::kDouble).square_().sum(1));
+      .copy_(slice.view({blocks, kFlatBlock}).to(at::kDouble).square().sum(1));
 }
 
 /// Every block is some rank's and zero on the others: the same bits for every number of ranks. Of
