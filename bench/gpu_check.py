@@ -101,7 +101,8 @@ class Stage:
     def run(self, name, limit_s, command, **others):
         """Runs a command for at most so many seconds; what it printed. Raises Missing, in one line, if it fails."""
         limit_s = min(limit_s, self.left_s())
-        environment = os.environ | {key: str(value) for key, value in others.items()}
+        # Streams of ranks that share a device do not wait behind each other in the driver's queues (cli/train.cc).
+        environment = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"} | os.environ | {key: str(value) for key, value in others.items()}
         start = time.monotonic()
         with open(self.log, "a") as log:
             print(f"\n== {name}: {' '.join(map(str, command))}", file=log, flush=True)

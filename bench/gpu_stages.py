@@ -99,12 +99,12 @@ def stage_a(stage):
            "LateMessages*-*however_late*")
     tested(stage, "a step's gradients", "tests/parity_test", "parity.ranks_as_threads_on_one_gpu_give_the_cpus_result",
            "parity.a_window_gives_the_same_on_every_plan_and_schedule")
-    tested(stage, "no wait between layers, by PyTorch's check", "tests/device_way_test", "layer_sync.the_host_does_not_wait*",
+    tested(stage, "no wait between layers, by PyTorch's check", "tests/device_way_test", "deterministic/LayerSync.the_host_does_not_wait*",
            "layer_sync.the_check_holds*")
     late_messages(stage)
     tested(stage, "late messages: waits that are left out show", "tests/late_messages_step_test",
            "LateMessagesStep.waits_that_are_left_out_show_on_a_cuda_device",
-           "LateMessagesStep.waits_for_what_is_sent_show_when_they_are_left_out")
+           "LateMessagesStep.every_wait_for_what_is_received_shows_when_it_is_left_out")
     device = ("train.device=cuda", "comm.backend=threads") if stage.on_gpu else ("comm.backend=threads",)
     trained(stage, "training, one rank", *device)
     trained(stage, "training, 2 ranks as threads", "--workers", 2, *device)

@@ -216,6 +216,10 @@ int run_train(TrainArguments arguments) {
     arguments.resume = "";
   }
   const Config config = load_config(arguments.config, arguments.overrides);
+  // Before CUDA begins. By default streams share 8 queues of the driver, in which those of ranks on
+  // one device would wait behind each other.
+  if (config.on_cuda() && config.ranks_are_threads())
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
   if (arguments.print_config) {
     std::fputs(print_config(config).c_str(), stdout);
     return 0;

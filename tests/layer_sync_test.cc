@@ -156,7 +156,18 @@ TEST(layer_sync, pytorchs_check_is_found_by_its_name) {
   check.set(false);
 }
 
-TEST(layer_sync, the_host_does_not_wait_for_a_cuda_device_between_the_layers) {
+/// Deterministic operators, the default of a training, or the others.
+class LayerSync : public ::testing::TestWithParam<bool> {
+ protected:
+  void SetUp() override {
+    at::globalContext().setDeterministicAlgorithms(GetParam(), /*warn_only=*/false);
+    at::globalContext().setDeterministicFillUninitializedMemory(false);
+  }
+  void TearDown() override { at::globalContext().setDeterministicAlgorithms(false, false); }
+};
+INSTANTIATE_TEST_SUITE_P(deterministic, LayerSync, ::testing::Bool());
+
+TEST_P(LayerSync, the_host_does_not_wait_for_a_cuda_device_between_the_layers) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device on this machine";
   const SyncCheck check;
   ASSERT_TRUE(check.mode && check.look);

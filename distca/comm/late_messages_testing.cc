@@ -1,3 +1,5 @@
+#include <ATen/ATen.h>
+
 #include "distca/comm/late_messages_testing.h"
 
 #include <c10/core/StreamGuard.h>
@@ -7,6 +9,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstddef>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -98,13 +101,19 @@ ThreadDevice with_random_delays(const ThreadDevice& device, const Streams& strea
   };
   late.copy = [=](std::byte* to, const std::byte* from, int64_t bytes, const DeviceMark& sender,
                   const DeviceMark& receiver) {
-    DeviceMark later;
+    DeviceMark sent, free;
     streams.aside([&] {
       device.follow(sender);
       spin();
-      later = device.mark();
+      sent = device.mark();
     });
-    return device.copy(to, from, bytes, later, receiver);
+    streams.aside([&] {
+      device.follow(receiver);
+      streams.fill(to, bytes);
+      spin();
+      free = device.mark();
+    });
+    return device.copy(to, from, bytes, sent, free);
   };
   late.follow = [=](const DeviceMark& mark) {
     spin();
@@ -117,12 +126,21 @@ Streams cuda_streams(int cuda_device) {
   DISTCA_CHECK(&at::cuda::sleep != nullptr, "this PyTorch has no CUDA");
   const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(cuda_device));
   constexpr int64_t kCyclesPerUs = 1500;  // about, of a data centre's GPU
+  constexpr size_t kAside = 8;            // of the 32 that the pool gives in turn
+  std::vector<c10::Stream> streams;
+  while (streams.size() < kAside) {
+    streams.push_back(c10::impl::VirtualGuardImpl(c10::kCUDA)
+                          .getStreamFromGlobalPool(device, /*isHighPriority=*/false));
+  }
   return {.spin = [](int64_t microseconds) { at::cuda::sleep(microseconds * kCyclesPerUs); },
+          .fill =
+              [device](std::byte* to, int64_t bytes) {
+                at::from_blob(to, {bytes}, at::TensorOptions(at::kByte).device(device)).fill_(0xff);
+              },
           .aside =
-              [device](const std::function<void()>& body) {
-                const c10::StreamGuard guard(
-                    c10::impl::VirtualGuardImpl(c10::kCUDA)
-                        .getStreamFromGlobalPool(device, /*isHighPriority=*/false));
+              [streams,
+               next = std::make_shared<std::atomic<size_t>>(0)](const std::function<void()>& body) {
+                const c10::StreamGuard guard(streams[(*next)++ % streams.size()]);
                 body();
               }};
 }

@@ -3,6 +3,7 @@
 // late at random. So what uses a message's memory without having waited for it computes wrong bits.
 // Any thread may use a device; its maker lives until all ranks have ended.
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -21,16 +22,19 @@ ThreadDevice late_messages(uint64_t seed, double late_share = 0.5);
 struct Streams {
   /// Gives the calling thread's current stream work of so many microseconds.
   std::function<void(int64_t microseconds)> spin;
-  /// Calls `body` while another stream is the calling thread's current one.
+  /// Gives it the work of filling memory with 0xff, which is NaN in every format.
+  std::function<void(std::byte* to, int64_t bytes)> fill;
+  /// Calls `body` while a stream that no rank uses is the calling thread's current one.
   std::function<void(const std::function<void()>& body)> aside;
 };
 
 /// `device`, with work of up to `most_us` microseconds, at random, before marks, before copies and
-/// before what follows a mark.
+/// before what follows a mark. Memory is filled before a copy to it: who reads early reads NaN.
 ThreadDevice with_random_delays(const ThreadDevice& device, const Streams& streams, uint64_t seed,
                                 int64_t most_us);
 
-/// Of a CUDA device. Its spins are kernels of PyTorch's.
+/// Of a CUDA device. Its spins are kernels of PyTorch's. Made before the ranks begin: streams of a
+/// pool go in turn, so those aside are not the ranks'.
 Streams cuda_streams(int cuda_device);
 
 }  // namespace distca::testing

@@ -276,7 +276,7 @@ class ThreadExchange : public PendingExchange {
     if (std::uncaught_exceptions() == exceptions_) {
       try {
         wait();
-      } catch (const Error&) {
+      } catch (const std::exception&) {  // a device that is lost throws PyTorch's
         // Whoever cares has called wait().
       }
     }

@@ -3,6 +3,7 @@
 // thread of the stream's own. Any thread may use it; use_stream() is of the calling thread.
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
@@ -68,11 +69,11 @@ class ThreadStream {
   std::thread thread_;
 };
 
-/// A stream for each of so many threads, one for copies, and one for what is done aside.
+/// A stream for each of so many threads, one for copies, and two, in turn, for what is done aside.
 class ThreadStreams {
  public:
   ThreadStreams(int threads, std::chrono::microseconds pause) : copies_(threads) {
-    for (int i = 0; i < threads + 2; ++i) streams_.push_back(std::make_unique<ThreadStream>(pause));
+    for (int i = 0; i < threads + 3; ++i) streams_.push_back(std::make_unique<ThreadStream>(pause));
   }
 
   /// What the calling thread gives from now on goes to its own stream.
@@ -105,9 +106,14 @@ class ThreadStreams {
                     std::this_thread::sleep_for(std::chrono::microseconds(microseconds));
                   });
                 },
+            .fill =
+                [](std::byte* to, int64_t bytes) {
+                  own()->give([=] { std::fill_n(to, bytes, std::byte{0xff}); });
+                },
             .aside =
                 [this](const std::function<void()>& body) {
-                  ThreadStream* const before = std::exchange(own(), streams_.back().get());
+                  const size_t aside = copies_ + 1 + next_aside_++ % 2;
+                  ThreadStream* const before = std::exchange(own(), streams_[aside].get());
                   body();
                   own() = before;
                 }};
@@ -125,6 +131,7 @@ class ThreadStreams {
   }
 
   const size_t copies_;
+  std::atomic<size_t> next_aside_ = 0;
   std::vector<std::unique_ptr<ThreadStream>> streams_;
 };
 
