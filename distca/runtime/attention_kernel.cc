@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 
 #include "distca/base/error.h"
+#include "distca/comm/as_on_device.h"
 #include "distca/kernels/cpu/attention.h"
 #include "distca/kernels/reference/attention.h"
 #include "distca/runtime/aten_attention.h"
+#include "distca/runtime/cuda_attention.h"
 
 namespace distca {
 
@@ -22,6 +24,13 @@ std::string AttentionKernel::name() const {
   if (request_.choice == KernelChoice::kCpu) return fmt::format("cpu-{}", isa_name(isa_));
   if (request_.choice == KernelChoice::kReference) return "reference";
   return request_.cuda_device < 0 ? "aten-cpu" : "aten-cuda";
+}
+
+void AttentionKernel::prepare(Pass pass, const kernels::TaskList& list,
+                              TaskLaunches* launches) const {
+  const auto& [choice, shape, type, threads, cuda_device] = request_;
+  if (choice == KernelChoice::kAten && as_on_device(cuda_device))
+    cuda_prepare(shape, type, list, cuda_device, pass, launches);
 }
 
 int64_t AttentionKernel::forward(ScalarType o_type, const kernels::TaskList& list,

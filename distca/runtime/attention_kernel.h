@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 
+#include "distca/cost/pass.h"
 #include "distca/kernels/attention.h"
 #include "distca/kernels/cpu/isa.h"
 #include "distca/kernels/cpu/thread_pool.h"
@@ -32,6 +33,9 @@ class AttentionKernel {
   /// The name of what computes: "cpu-avx512", "aten-cpu", "aten-cuda" or "reference".
   std::string name() const;
 
+  /// Makes what a device will be told of the tasks in forward or backward calls with these
+  /// `launches`, so that the first of them need not. Rows may not be known yet. Nothing on a CPU.
+  void prepare(Pass pass, const kernels::TaskList& list, TaskLaunches* launches) const;
   /// Computes O and LSE. `o_type` is the type of O: that of the inputs or, for partial results,
   /// their accumulator_type. Returns the bytes that were copied to and from an operator of ATen's,
   /// which is 0 on a CPU. Whoever computes the same tasks of one pass again, on other rows, gives

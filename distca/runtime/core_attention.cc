@@ -48,6 +48,10 @@ CoreAttention::State::State(const Program& program_in, AttentionKernel& kernel, 
     parts.check(*exchange);
     tasks.push_back(kernel_tasks(*exchange));
   }
+  for (const Op& op : program.ops) {
+    if (op.kind == OpKind::kCoreAttention)
+      parts.prepare(*program.exchanges[op.exchange], tasks[op.exchange], op.tasks, op.pass);
+  }
 }
 
 /// The pass that an operation belongs to, with the buffers that it uses.

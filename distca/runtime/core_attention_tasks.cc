@@ -19,6 +19,8 @@ using kernels::Rows;
 
 int64_t tokens_of(const at::Tensor& tensor) { return tensor.defined() ? tensor.size(0) : 0; }
 
+bool reads_received(TaskSet set) { return set == TaskSet::kAll || set == TaskSet::kAway; }
+
 /// Where the rows of received messages, and of what is computed for them, lie; [rows.receives].
 struct ServedRows {
   std::vector<MessageRows> qkv;
@@ -94,6 +96,20 @@ ExchangeTasks kernel_tasks(const AttentionExchange& exchange) {
   return result;
 }
 
+void LayerAttention::prepare(const AttentionExchange& exchange, ExchangeTasks& sets, TaskSet set,
+                             Pass pass) const {
+  const size_t received = reads_received(set) ? exchange.rows.receives.size() : 0;
+  const auto make = [&](kernels::TaskList& list, TaskLaunches& launches) {
+    if (launches.times_made() > 0) return;
+    list.keys.resize(1 + received);  // the first ones are local
+    kernel_.prepare(pass, list, &launches);
+  };
+  KernelTasks& tasks = sets[static_cast<size_t>(set)];
+  if (pass == Pass::kBackward) return make(tasks.backward, tasks.backward_launches);
+  make(tasks.whole, tasks.whole_launches);
+  make(tasks.partial, tasks.partial_launches);
+}
+
 void LayerAttention::compute(const LayerPass& layer, TaskSet set) {
   layer.pass == Pass::kForward ? compute_forward(layer, set) : compute_backward(layer, set);
   layer.round.tasks_done += layer.exchange.tasks_of(set).size();
@@ -105,7 +121,7 @@ void LayerAttention::compute(const LayerPass& layer, TaskSet set) {
 void LayerAttention::compute_forward(const LayerPass& layer, TaskSet set) {
   const AttentionExchange& exchange = layer.exchange;
   Round& round = layer.round;
-  const bool away = set == TaskSet::kAll || set == TaskSet::kAway;
+  const bool away = reads_received(set);
   ServedRows served;
   if (away) {
     served.qkv = with_homes(exchange, Content::kQkv, layer.of(BufferRole::kQkvIn));
@@ -144,7 +160,7 @@ void LayerAttention::compute_backward(const LayerPass& layer, TaskSet set) {
   zero_local_gradients(layer.home);
   const AttentionExchange& exchange = layer.exchange;
   ServedRows served;
-  if (set == TaskSet::kAll || set == TaskSet::kAway) {
+  if (reads_received(set)) {
     const BufferRole sums =
         exchange.converts_gradients() ? BufferRole::kAccumulators : BufferRole::kGradientOut;
     served.qkv = with_homes(exchange, Content::kQkv, layer.of(BufferRole::kQkvIn));

@@ -202,6 +202,11 @@ std::unique_ptr<VarlenOperator> fused_operator(const Shape& shape, ScalarType ty
   return std::make_unique<EfficientOperator>(shape);
 }
 
+void cuda_prepare(const Shape& shape, ScalarType type, const TaskList& list, int cuda_device,
+                  Pass pass, TaskLaunches* launches) {
+  if (all_fused(shape, type, list)) varlen_prepare(shape, type, list, cuda_device, pass, launches);
+}
+
 int64_t cuda_forward(const Shape& shape, ScalarType type, ScalarType o_type, const TaskList& list,
                      int cuda_device, TaskLaunches* launches) {
   const auto op = fused_operator(shape, type);

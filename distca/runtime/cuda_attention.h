@@ -24,6 +24,7 @@
 #include <memory>
 
 #include "distca/base/scalar_type.h"
+#include "distca/cost/pass.h"
 #include "distca/kernels/attention.h"
 
 namespace distca {
@@ -37,6 +38,12 @@ bool is_fused(const kernels::Shape& shape, ScalarType type, const kernels::Task&
 /// What computes the tasks that go through a fused operator: FlashAttention in bf16, efficient
 /// attention in fp32 (runtime/varlen_attention.h).
 std::unique_ptr<VarlenOperator> fused_operator(const kernels::Shape& shape, ScalarType type);
+
+/// Makes the launches of cuda_forward or cuda_backward ahead of the first call. The rows of the
+/// list may not be known yet: they are taken to be aligned, and launches are made again where they
+/// are not.
+void cuda_prepare(const kernels::Shape& shape, ScalarType type, const kernels::TaskList& list,
+                  int cuda_device, Pass pass, TaskLaunches* launches);
 
 /// Do what aten_forward and aten_backward do. Both return the bytes that they copied: gathered
 /// keys, packed rows, and O and LSE that were put where they belong.

@@ -77,6 +77,9 @@ class LayerAttention {
 
   /// Checks that the kernel computes the heads and types of the exchange (CHECK).
   void check(const AttentionExchange& exchange) const;
+  /// Makes what a device is told of the tasks of one pass. Without it, the first layer makes that.
+  void prepare(const AttentionExchange& exchange, ExchangeTasks& tasks, TaskSet set,
+               Pass pass) const;
 
   /// Take what CoreAttention::set_qkv, set_qkv_again and set_d_o take.
   HomeRows home_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) const;

@@ -45,6 +45,11 @@ class VarlenPlayer {
                  shape.num_heads, kernels::kMostSequences);
   }
 
+  void prepare(Pass pass) {
+    made_by(pass == Pass::kForward ? kernels::plan_forward_launches
+                                   : kernels::plan_backward_launches);
+  }
+
   int64_t forward(ScalarType o_type, const VarlenOperator& op) {
     const Made& made = made_by(kernels::plan_forward_launches);
     fill_rows_without_keys(made, o_type);
@@ -305,6 +310,12 @@ class VarlenPlayer {
   TaskLaunches& launches_;
   RowMoves moves_;
 };
+
+void varlen_prepare(const Shape& shape, ScalarType type, const TaskList& list, int cuda_device,
+                    Pass pass, TaskLaunches* launches) {
+  if (list.tasks.empty()) return;
+  VarlenPlayer(shape, type, list, cuda_device, launches).prepare(pass);
+}
 
 int64_t varlen_forward(const Shape& shape, ScalarType type, ScalarType o_type, const TaskList& list,
                        int cuda_device, const VarlenOperator& op, TaskLaunches* launches) {

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "distca/cost/pass.h"
 #include "distca/kernels/attention.h"
 #include "distca/kernels/varlen_launches.h"
 
@@ -47,6 +48,9 @@ class VarlenOperator {
                                              const at::Tensor& lse) const = 0;
 };
 
+/// Makes the launches of one pass, for the calls that get them.
+void varlen_prepare(const kernels::Shape& shape, ScalarType type, const kernels::TaskList& list,
+                    int cuda_device, Pass pass, TaskLaunches* launches);
 /// Computes O and LSE. The keys of every task must be consecutive. `cuda_device` says where all
 /// pointers live; -1 is the CPU. Returns the bytes that were copied: gathered keys, packed rows,
 /// and O and LSE that were put where they belong. `launches`: of earlier calls with the same tasks
