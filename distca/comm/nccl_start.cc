@@ -64,7 +64,8 @@ void refuse_shared_device(const NcclDevice& device, int rank, c10d::Store& store
   DISTCA_THROW_IF(
       owner != mine, ErrorKind::kConfig,
       "rank {} and rank {} have the same CUDA device: NCCL takes one rank a device; start as many "
-      "ranks on a machine as it has devices, or set comm.backend=threads, where ranks share one",
+      "ranks on a machine as it has devices, each on its own (in Python: "
+      "torch.cuda.set_device(LOCAL_RANK)), or set comm.backend=threads, where ranks share one",
       owner, rank);
 }
 

@@ -66,6 +66,12 @@ void open(std::string group, std::string backend, double timeout_s, double start
 }
 
 /// [4] forwards, backwards, bytes sent, plans made.
+void throw_if_failed(std::string group) {
+  const std::shared_ptr<Ranks> ranks = Ranks::find(group);
+  const std::scoped_lock lock(ranks->mutex);
+  ranks->throw_if_failed();
+}
+
 std::vector<int64_t> counts(std::string group) {
   const auto ranks = Ranks::find(group);
   const std::scoped_lock lock(ranks->mutex);
@@ -272,8 +278,10 @@ void add_layer_operators(torch::Library& library) {
 TORCH_LIBRARY(distca, library) {
   library.def("open(str group, str backend, float timeout_s, float startup_timeout_s) -> ()",
               &open);
+  library.def("close(str group) -> ()", &Ranks::close);
   library.def("close_all(bool failed) -> ()", &Ranks::close_all);
   library.def("counts(str group) -> int[]", &counts);
+  library.def("throw_if_failed(str group) -> ()", &throw_if_failed);
   library.def("state_of(Tensor step, int layer) -> int");
   library.def(
       "begin(str group, int[] cu_seqlens, Tensor q, Tensor k, Tensor v, float softmax_scale, int "

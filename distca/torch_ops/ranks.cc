@@ -145,6 +145,15 @@ std::shared_ptr<Ranks> Ranks::find(const std::string& name) {
   return found->second;
 }
 
+void Ranks::close(const std::string& name) {
+  std::shared_ptr<Ranks> closed;  // its end waits for others
+  const std::scoped_lock lock(opened().mutex);
+  const auto found = opened().by_name.find(name);
+  if (found == opened().by_name.end()) return;
+  closed = std::move(found->second);
+  opened().by_name.erase(found);
+}
+
 void Ranks::close_all(bool failed) {
   std::map<std::string, std::shared_ptr<Ranks>> closed;
   {
@@ -232,6 +241,13 @@ LayerKinds Ranks::usual_kinds(const LayerKind& first) const {
     if (std::ranges::find(*of_forward, first) != of_forward->end()) add_missing(usual, *of_forward);
   }
   return usual;
+}
+
+void Ranks::throw_if_failed() const {
+  comm_->throw_if_failed();
+  for (const auto& [cuda_device, carrier] : carriers_) {
+    if (carrier) carrier->throw_if_failed();
+  }
 }
 
 Counts Ranks::counts() const {

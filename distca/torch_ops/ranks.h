@@ -62,6 +62,8 @@ class Ranks {
   /// The ranks that were opened under that name; for an empty name, this process alone. Throws
   /// Error(kUsage).
   static std::shared_ptr<Ranks> find(const std::string& name);
+  /// Forgets those of that name, if there are any. They end with their last handle.
+  static void close(const std::string& name);
   /// Forgets all. They end with their last handle. `failed`: this process ends with an error. When
   /// they end, the others hear of that, and this rank waits for none of them.
   static void close_all(bool failed);
@@ -82,6 +84,8 @@ class Ranks {
   /// The plan of a request, or the one that it led to a short while ago. `plan_batch` throws.
   api::BatchPlan plan(const api::BatchRequest& request);
   Counts counts() const;
+  /// Throws the Error(kComm) of the group, if it has failed (Communicator::throw_if_failed).
+  void throw_if_failed() const;
 
   /// What `agree` remembers of the agreements before: hashes of what plans were made of, whose
   /// plans have been compared, and that of the latest plans.

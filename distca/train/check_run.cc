@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <string_view>
 
+#include "distca/base/build_info.h"
 #include "distca/base/clock.h"
 #include "distca/base/error.h"
 #include "distca/base/text.h"
@@ -32,8 +34,15 @@ void set_up_process(const Config& config) {
 namespace {
 
 void check_device(const Config& config) {
-  DISTCA_THROW_IF(config.on_cuda() && !at::hasCUDA(), ErrorKind::kConfig,
-                  "train.device = cuda: this machine or this PyTorch has no CUDA device");
+  if (!config.on_cuda() || at::hasCUDA()) return;
+  DISTCA_THROW_IF(std::string_view(build_info::kCuda) == "none", ErrorKind::kConfig,
+                  "train.device = cuda: this distca is built with PyTorch {}, which has no CUDA: "
+                  "build it with one that has, on a machine with a GPU or as docs/gpu.md says",
+                  build_info::kTorch);
+  throw Error(ErrorKind::kConfig,
+              "train.device = cuda: PyTorch {} finds no CUDA device on this machine: look at "
+              "nvidia-smi and CUDA_VISIBLE_DEVICES",
+              build_info::kTorch);
 }
 
 /// NCCL is loaded by the rank that needs it; who starts ranks finds out before it does.

@@ -14,7 +14,7 @@ _MODULES = {
     "_served": ("can_run",),
     "_verify": ("verify",),
     "_ping_pong": ("ping_pong",),
-    "_group": ("init", "statistics", "alone", "Statistics"),
+    "_group": ("init", "synchronize", "statistics", "alone", "Statistics"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

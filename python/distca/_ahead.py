@@ -1,13 +1,17 @@
 """Plans one batch ahead, in a thread, while the step before it runs."""
 
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from distca._attention import offsets_of, plan_for
+from distca._attention import offsets_of, plan_for, waits_for
 from distca._group import ahead_of, name_of
 from distca._ops import ops
 
+_UNUSED = ("plan_ahead: attention was given another cu_seqlens tensor than the one that was planned ahead, and planned it "
+           "again. DDP with device_ids and FSDP2 copy a call's tensors to the device: give them to the model inside an "
+           "object of a class of your own")
 _END = object()  # in place of a batch where a loader has no more
 
 
@@ -60,7 +64,10 @@ class plan_ahead:  # noqa: N801: it is called like a function
                     plan_for(cu_seqlens, name, step)
                 following = next(batches, _END)
                 being_told = self._tell(following, count, thread, name, over)
+                calls = ops.counts(name)[0]
                 yield batch
+                if ops.counts(name)[0] > calls and any(waits_for(cu_seqlens, name) for cu_seqlens, _ in told):
+                    warnings.warn(_UNUSED, stacklevel=2)
                 batch, told = following, being_told
             for _, ended in told:
                 ended.result()

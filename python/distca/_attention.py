@@ -120,6 +120,11 @@ def plan_for(cu_seqlens, name, step):
     forwards.append(_Forward(step, cu_seqlens._version, False))
 
 
+def waits_for(cu_seqlens, name) -> bool:
+    """Whether a step was planned for a forward with this cu_seqlens that has not begun."""
+    return any(not forward.has_begun for forward in _forwards.get(cu_seqlens, {}).get(name, []))
+
+
 def _local_step(cu_seqlens, begin) -> torch.Tensor:
     """The plans of this rank's documents for itself. They belong to no forward: nothing is kept of a layer."""
     if cu_seqlens.is_inference():  # nobody can tell whether it was written to

@@ -19,7 +19,9 @@ def _groups():
 
     states = {reference() for reference in list(_module_state_mapping.values())}
     fsdp = [state for state in states if isinstance(state, sys.modules[_STATE].FSDPState)]
-    return [group for state in fsdp for group in state._fsdp_param_groups]
+    # PyTorch 2.11 has one group, or None, for a state.
+    groups = [getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)] for state in fsdp]
+    return [group for of_state in groups for group in of_state if group is not None]
 
 
 class SharedLayers:

@@ -1,8 +1,8 @@
 """Groups of ranks that share their attention.
 
-DistCA sends its messages over a process group of its own on the ranks of the caller's group. So its messages and those
-of DDP or FSDP never wait for each other. It has its own deadline: when a rank does not come, is killed or skips a step,
-every other rank gets one line that names it (RuntimeError).
+DistCA sends its messages over a process group of its own on the ranks of the caller's group. So on the CPU its messages
+and those of DDP or FSDP never wait for each other. It has its own deadline: when a rank does not come, is killed or skips
+a step, every other rank gets one line that names it (RuntimeError).
 
 That group is Gloo's, in host memory. What ranks agree on travels there, and so do Q, K, V, O and gradients of tensors on
 the CPU. Those of tensors on a CUDA device travel through NCCL, with connections of DistCA's own, which are made at the
@@ -52,7 +52,7 @@ def _resolved(group):
     return None if dist.get_world_size(group) == 1 else group
 
 
-def init(group=None, *, backend: str | None = None, timeout_s: float = 60.0, startup_timeout_s: float = 300.0) -> None:
+def init(group=None, *, backend: str | None = None, timeout_s: float = 600.0, startup_timeout_s: float = 300.0) -> None:
     """Opens a group: a process group, a DeviceMesh of one dimension, or None for all ranks.
 
     All ranks of the group call it, and a group is opened once. It is optional: the first attention of a group opens it
@@ -61,7 +61,7 @@ def init(group=None, *, backend: str | None = None, timeout_s: float = 60.0, sta
     backend: what carries Q, K, V, O and gradients, the same on all ranks: "gloo" for tensors on the CPU, "nccl" for those
       on CUDA devices, a device for each rank. None takes what fits the tensors. Tensors that the backend does not carry
       are refused at the first attention (RuntimeError).
-    timeout_s: seconds that one wait for another rank may last.
+    timeout_s: seconds that one wait for another rank may last: longer than one rank alone saves or evaluates meanwhile.
     startup_timeout_s: seconds that the ranks may take to meet here, and to connect through NCCL.
     Raises ValueError if the group is open, RuntimeError that names the ranks that have not come or give another backend.
     """
@@ -79,8 +79,18 @@ def init(group=None, *, backend: str | None = None, timeout_s: float = 60.0, sta
     _openings[_names[group]] = opening
 
 
+def _forget_destroyed():
+    """Closes groups of ours whose process groups the program has destroyed: PyTorch gives their names again."""
+    for group in [group for group in _names if group not in dist.distributed_c10d._world.pg_map]:
+        name = _names.pop(group)
+        _openings.pop(name, None)
+        for closed in filter(None, (name, _ahead.pop(name, ""))):
+            ops.close(closed)
+
+
 def _opened(group, backend, timeout_s, startup_timeout_s) -> str:
     """The name of a new group of ours on the ranks of the caller's, which all of them ask for."""
+    _forget_destroyed()
     ranks = dist.get_process_group_ranks(group)
     everybody = len(ranks) == dist.get_world_size()
     if not everybody:
@@ -97,7 +107,14 @@ def _close_all():
     attention = sys.modules.get("distca._attention")
     if attention:
         attention._forwards.clear()  # their steps keep groups open
-    ops.close_all(hasattr(sys, "last_value"))
+    failed = hasattr(sys, "last_value")
+    for name in [] if failed else [*_names.values(), *_ahead.values()]:
+        try:
+            ops.throw_if_failed(name)
+        except RuntimeError as error:
+            print(f"distca: {str(error).splitlines()[0]}; results since then are of no use", file=sys.stderr)
+            failed = True
+    ops.close_all(failed)
 
 
 def _know_equally_many_groups(group):
@@ -139,6 +156,18 @@ def ahead_of(group) -> str:
     if name and name not in _ahead:
         _ahead[name] = _opened(_resolved(group), *_openings[name])
     return _ahead.get(name, "")
+
+
+def synchronize(group=None) -> None:
+    """Waits until this rank's device has done what it was given, and raises RuntimeError if the group has failed.
+
+    On a CUDA device, the host goes on while messages are under way. If they fail, what was computed since is of no use:
+    call it before you save. On the CPU, attention itself raises.
+    """
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    if name := name_of(group):
+        ops.throw_if_failed(name)
 
 
 def statistics(group=None) -> Statistics:

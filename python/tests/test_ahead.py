@@ -1,5 +1,7 @@
 """Lengths and plans one batch ahead: the same gradients, nothing planned within the step, errors where they belong."""
 
+import warnings
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -29,6 +31,16 @@ def sdpa_windowed(q, k, v, cu_seqlens, layer=None):
     return sdpa(q, k, v, cu_seqlens, 40 if layer == 1 else -1)
 
 
+def warned(copies):
+    """What is said where attention gets the tensors that were planned for, or copies, as DDP makes on a device."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for batch in ours.plan_ahead(list(batches())):
+            cu_seqlens = batch["cu_seq_lens_q"]
+            Model(balanced)(batch["x"], cu_seqlens.clone() if copies else cu_seqlens).backward()
+    return [str(one.message) for one in said]
+
+
 def planned_by_this_thread():
     return ops.counts(name_of(None))[-1]
 
@@ -53,6 +65,12 @@ def test_plans_are_there_when_a_batch_comes(two_ranks):
         assert max(difference for difference, _ in plain + ahead) < 1e-10
         assert sum(made for _, made in plain) > len(STEPS)  # one for each window, unless it is remembered
         assert [made for _, made in ahead[2:]] == [0] * (len(STEPS) - 2)
+
+
+def test_a_plan_that_no_forward_takes_is_said(two_ranks):
+    assert two_ranks.run(warned, False) == [[], []]
+    for said in two_ranks.run(warned, True):
+        assert said and all("another cu_seqlens tensor" in line for line in said)
 
 
 def layers_that_change(one_step):

@@ -192,6 +192,25 @@ def test_a_group_is_opened_once(two_ranks):
     two_ranks.run(open_badly)
 
 
+def begin_again(port):
+    """Attention before and after the program destroys its process group, whose names come again."""
+    sent, rank = [], dist.get_rank()
+    for again in range(2):
+        cu_seqlens = cu_seqlens_of([900] if rank == 0 else [20])
+        inputs, _ = qkv(int(cu_seqlens[-1]))
+        ours.attention(*inputs, cu_seqlens, cu_seqlens)
+        sent.append(group.statistics().sent_bytes)
+        dist.destroy_process_group()
+        store = dist.PrefixStore(f"again {again}", dist.TCPStore("127.0.0.1", port, is_master=False))
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    return sent[0] == sent[1] > 0
+
+
+def test_a_program_may_make_its_process_group_anew():
+    with Ranks(2) as ranks:
+        assert ranks.run(begin_again, ranks.store.port) == [True, True]
+
+
 def wait_for_a_late_rank():
     """How often another thread of rank 0 runs while attention waits: in forward, and in backward."""
     ticks, ended, counts = [], threading.Event(), []

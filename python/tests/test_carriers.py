@@ -86,7 +86,10 @@ def give_up_after_dispatch():
         handle = ours.dispatch(q, k, v, cu_seqlens, cu_seqlens, layer=0)  # noqa: F841: it is alive meanwhile
         time.sleep(8)
         return "waited"
-    ours.attention(q, k, v, cu_seqlens, cu_seqlens, layer=0)
+    ours.synchronize()  # all is well
+    with pytest.raises(RuntimeError):
+        ours.attention(q, k, v, cu_seqlens, cu_seqlens, layer=0)
+    ours.synchronize()  # what a program asks before it saves
 
 
 @needs_standin

@@ -328,7 +328,7 @@ Heartbeat::Heartbeat(const Rendezvous& rendezvous, const CommOptions& options,
   state_->rendezvous = rendezvous;
   state_->options = options;
   state_->on_alarm = std::move(on_alarm);
-  hush_c10d();
+  if (!made) hush_c10d();  // a program that has made its store reads c10d's messages
   state_->startup_deadline = steady_seconds() + options.startup_timeout_s;
   state_->store = std::make_unique<RunStore>(rendezvous, options, made);
   // Only now: a name may become known while its machine starts.
