@@ -70,11 +70,13 @@ class _Layer:
             coroutine = coroutine.caller
         return coroutine
 
-    def _in_forward(self, function, *arguments):
-        from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
-
-        self._group._training_state = TrainingState.FORWARD
-        return function(*arguments)
+    def _pre_forward_again(self, *arguments):
+        """Gathers, and registers no end of backward."""
+        self._group._register_post_backward_hook = lambda args, kwargs: (args, kwargs)
+        try:
+            return self._pre_forward(*arguments)
+        finally:
+            del self._group._register_post_backward_hook
 
     def _enter(self, *arguments):
         body = self._body()
@@ -83,7 +85,7 @@ class _Layer:
             if self._first is None:
                 self._first = body
             elif body is not self._first:  # the end of backward is that of the first body, whose backward comes last
-                return self._in_forward(self._pre_forward, *arguments)
+                return self._pre_forward_again(*arguments)
         return self._pre_forward(*arguments)
 
     def _leave(self):
@@ -101,9 +103,12 @@ class _Layer:
             self._reshard_after_forward()
 
     def _reshard_after_forward(self):
+        from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
+
         self._is_deferred = False
         state = self._group._training_state
-        self._in_forward(self._reshard)  # in this state alone, it does what fully_shard was told of forward
+        self._group._training_state = TrainingState.FORWARD  # in which alone it does what fully_shard was told of forward
+        self._reshard()
         self._group._training_state = state
 
     def give_back(self):
