@@ -126,7 +126,7 @@ def run_in_parts(call, given, shape, parts):
         rest["num_items_in_batch"] = (of_tokens["shift_labels"] != -100).sum().clamp_min(1)
     bodies = []
     for part in parts:
-        one = {name: value[part.tokens][None] for name, value in of_tokens.items()}
+        one = {name: value[_on(value.device, part.tokens)][None] for name, value in of_tokens.items()}
         if not len(part.tokens):
             one = {name: value.new_full((1, 1, *value.shape[1:]), _PADDING.get(name, 0))
                    for name, value in of_tokens.items()}
@@ -136,6 +136,11 @@ def run_in_parts(call, given, shape, parts):
         return _joined([bodies[0]()], order, shape)
     with _without_cache_of_weights(next(iter(of_tokens.values())).device.type):
         return _joined(ping_pong(*bodies), order, shape)
+
+
+def _on(device, places):
+    """Indices where what they choose from is. The host does not wait for the device."""
+    return places.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else places
 
 
 def _without_cache_of_weights(device):
@@ -154,7 +159,7 @@ def _joined(outputs, order, shape):
         if isinstance(values[0], tuple):
             return tuple(join(of_layer) for of_layer in zip(*values, strict=True))
         tokens = torch.cat([value[:, : len(part)] for value, part in zip(values, order, strict=True)], 1)
-        tokens = tokens if back is None else tokens[:, back]
+        tokens = tokens if back is None else tokens[:, _on(tokens.device, back)]
         return tokens if shape[0] == 1 else tokens.unflatten(1, shape)[0]  # FSDP warns of views
 
     fields = {}
