@@ -126,14 +126,27 @@ PlanRequest resolved(PlanRequest request) {
   return request;
 }
 
-void check_cap(const char* what, const char* name, int64_t ServerLoad::*bytes, int64_t cap,
-               const std::vector<ServerLoad>& load) {
-  if (cap == 0) return;
-  for (size_t rank = 0; rank < load.size(); ++rank) {
-    if (load[rank].*bytes <= cap) continue;
-    throw Error(ErrorKind::kPlan, "rank {} would {} {} bytes, {} is {}", rank, what,
-                load[rank].*bytes, name, cap);
+/// What exceeds a cap of the cluster, in words; empty if nothing does.
+std::string exceeded_cap(const Plan& plan) {
+  const Cluster& cluster = plan.cluster;
+  const struct {
+    const char* what;
+    const char* name;
+    int64_t ServerLoad::*bytes;
+    int64_t cap;
+  } caps[] = {
+      {"send", "max_send_bytes", &ServerLoad::send_bytes, cluster.max_send_bytes},
+      {"receive", "max_receive_bytes", &ServerLoad::receive_bytes, cluster.max_receive_bytes},
+      {"hold", "max_memory_bytes", &ServerLoad::memory_bytes, cluster.max_memory_bytes},
+  };
+  for (const auto& [what, name, bytes, cap] : caps) {
+    for (size_t rank = 0; rank < plan.load.size() && cap > 0; ++rank) {
+      if (plan.load[rank].*bytes <= cap) continue;
+      return fmt::format("rank {} would {} {} bytes, {} is {}", rank, what, plan.load[rank].*bytes,
+                         name, cap);
+    }
   }
+  return "";
 }
 
 void check_capacity(const Plan& plan) {
@@ -147,7 +160,7 @@ void check_capacity(const Plan& plan) {
   }
 }
 
-Plan scheduled(const PlanRequest& request, Layout layout) {
+Plan with_tasks_of(const SchedulerEntry& scheduler, const PlanRequest& request, Layout layout) {
   Plan plan{.nano_batch = request.nano_batch,
             .cluster = request.cluster,
             .shape = request.shape,
@@ -155,27 +168,55 @@ Plan scheduled(const PlanRequest& request, Layout layout) {
             .layout = std::move(layout),
             .tasks = {},
             .load = {}};
-  plan.tasks = find_scheduler(request.options.scheduler).schedule(request, plan.layout);
+  plan.tasks = scheduler.schedule(request, plan.layout);
   std::sort(plan.tasks.begin(), plan.tasks.end(), [](const Task& a, const Task& b) {
     return std::tie(a.server, a.document, a.q.begin, a.kv.begin) <
            std::tie(b.server, b.document, b.q.begin, b.kv.begin);
   });
   plan.load = account(plan, request.profile.get());
-  check_capacity(plan);
-  const Cluster& cluster = plan.cluster;
-  check_cap("send", "max_send_bytes", &ServerLoad::send_bytes, cluster.max_send_bytes, plan.load);
-  check_cap("receive", "max_receive_bytes", &ServerLoad::receive_bytes, cluster.max_receive_bytes,
-            plan.load);
-  check_cap("hold", "max_memory_bytes", &ServerLoad::memory_bytes, cluster.max_memory_bytes,
-            plan.load);
   return plan;
+}
+
+Plan scheduled(const PlanRequest& request, Layout layout) {
+  Plan plan = with_tasks_of(find_scheduler(request.options.scheduler), request, std::move(layout));
+  check_capacity(plan);
+  const std::string exceeded = exceeded_cap(plan);
+  if (!exceeded.empty()) throw Error(ErrorKind::kPlan, "{}", exceeded);
+  return plan;
+}
+
+struct Goodness {
+  int64_t bytes = 0;   // that travel
+  double load = 0;     // the largest, over its share
+  int64_t tokens = 0;  // the most of a worker
+};
+
+Goodness goodness(const Plan& plan) {
+  Goodness found{.load = max_over_share(plan)};
+  for (const ServerLoad& load : plan.load) found.bytes += load.receive_bytes + load.o_send_bytes;
+  for (int worker = 0; worker < plan.layout.num_workers(); ++worker)
+    found.tokens = std::max(found.tokens, plan.layout.num_tokens(worker));
+  return found;
+}
+
+/// The plan or, where that is at least as good in every respect, plain packing: then nothing is
+/// gained by other homes.
+Plan plan_or_packed(const PlanRequest& request, Plan plan) {
+  Plan packed = with_tasks_of(find_scheduler("local"), request, sequential_layout(request));
+  const Goodness ours = goodness(plan), theirs = goodness(packed);
+  const bool as_good = theirs.bytes <= ours.bytes && theirs.load <= ours.load &&
+                       theirs.tokens <= ours.tokens && exceeded_cap(packed).empty();
+  return as_good ? packed : plan;
 }
 
 }  // namespace
 
 Plan make_plan(const PlanRequest& request) {
   const PlanRequest whole = resolved(request);
-  return scheduled(whole, find_layout(whole.options.layout).make(whole));
+  Plan plan = scheduled(whole, find_layout(whole.options.layout).make(whole));
+  const bool chose_homes =
+      whole.options.scheduler == "balanced" && whole.options.layout == "balanced";
+  return chose_homes ? plan_or_packed(whole, std::move(plan)) : plan;
 }
 
 Plan make_plan(const PlanRequest& request, Layout layout) {

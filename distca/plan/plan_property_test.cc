@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <functional>
 #include <limits>
 #include <numeric>
@@ -357,6 +358,38 @@ TEST_P(PlanProperty, a_valid_plan_or_a_refusal_that_names_what_cannot_be_met) {
     if (refused > 0) tally += fmt::format(" {} {}", kind.name, refused);
   }
   fmt::print("{}: refused of {} each:{}\n", testing::variant_name(GetParam()), kTrials, tally);
+}
+
+/// What plain packing is compared by: bytes that travel, load over share, tokens of a worker.
+std::array<double, 3> price_of(const Plan& plan) {
+  int64_t bytes = 0, tokens = 0;
+  for (const ServerLoad& load : plan.load) bytes += load.receive_bytes + load.o_send_bytes;
+  for (int worker = 0; worker < plan.layout.num_workers(); ++worker)
+    tokens = std::max(tokens, plan.layout.num_tokens(worker));
+  return {static_cast<double>(bytes), max_over_share(plan), static_cast<double>(tokens)};
+}
+
+TEST_P(PlanProperty, plain_packing_is_not_at_least_as_good_in_all_and_better_in_something) {
+  if (GetParam().scheduler != "balanced" || GetParam().layout == "sequential") return;
+  for (const Kind& kind : kKinds) {
+    Random random(12);
+    for (int trial = 0; trial < kTrials; ++trial) {
+      PlanRequest request = kind.make(random);
+      std::string refusal;
+      const PlanOptions options = GetParam();
+      request.options = {.scheduler = "local"};
+      const std::optional<Plan> packed = plan_or_refusal(request, refusal);
+      request.options = options;
+      const std::optional<Plan> plan = plan_or_refusal(request, refusal);
+      if (!packed || !plan) continue;
+      const std::array<double, 3> ours = price_of(*plan), theirs = price_of(*packed);
+      bool as_good = true;
+      for (size_t i = 0; i < ours.size(); ++i) as_good &= theirs[i] <= ours[i];
+      EXPECT_FALSE(as_good && theirs != ours) << fmt::format(
+          "{}, trial {}: bytes, load, tokens {} {:.4f} {}, packed {} {:.4f} {}", kind.name, trial,
+          ours[0], ours[1], ours[2], theirs[0], theirs[1], theirs[2]);
+    }
+  }
 }
 
 std::string test_name(const ::testing::TestParamInfo<PlanOptions>& info) {

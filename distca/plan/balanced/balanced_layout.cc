@@ -144,6 +144,26 @@ double spread_score(const LayoutPrice& price) {
   return bytes * bytes * static_cast<double>(price.busiest);
 }
 
+/// What a layout costs when every query is computed at home.
+struct HomeCost {
+  int64_t bytes = 0;
+  double load = 0;     // the largest of a worker, over its share
+  int64_t tokens = 0;  // the most of a worker
+};
+
+HomeCost home_cost(const PlanRequest& request, const TaskPrice& price, const Layout& layout,
+                   const std::vector<int64_t>& shares) {
+  HomeCost cost{.bytes = price_layout(request, price, layout, shares).bytes};
+  for (int worker = 0; worker < layout.num_workers(); ++worker) {
+    int64_t load = 0;
+    for (const Segment& segment : layout.workers[worker]) load += price.of_rows(segment.tokens);
+    const auto share = static_cast<double>(std::max<int64_t>(1, shares[worker]));
+    cost.load = std::max(cost.load, static_cast<double>(load) / share);
+    cost.tokens = std::max(cost.tokens, layout.num_tokens(worker));
+  }
+  return cost;
+}
+
 }  // namespace
 
 Layout balanced_layout(const PlanRequest& request) {
@@ -181,7 +201,15 @@ Layout balanced_layout(const PlanRequest& request) {
   for (const FillChoice& choice : choices_for(request)) consider(fill_workers(filling, choice));
   if (all_short(request, shares)) consider(dealt_layout(request));
   order_workers(price, shares, own_shares, *best);
-  return std::move(*best);
+
+  // Documents in their order, where that is at least as good in every respect.
+  Layout packed = sequential_layout(request);
+  for (auto& worker : packed.workers) tidy(worker);
+  const HomeCost ours = home_cost(request, price, *best, own_shares);
+  const HomeCost theirs = home_cost(request, price, packed, own_shares);
+  const bool as_good =
+      theirs.bytes <= ours.bytes && theirs.load <= ours.load && theirs.tokens <= ours.tokens;
+  return as_good ? packed : std::move(*best);
 }
 
 }  // namespace distca

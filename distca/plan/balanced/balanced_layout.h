@@ -10,7 +10,8 @@ namespace distca {
 /// holds its share of the load to within the tolerance, if every query is computed where it lives.
 /// Several constructions are tried (layout_fill.h, and where no document is long, documents dealt
 /// out by length). The one with the fewest bytes is taken, or with options.spread the one with the
-/// lowest largest send and receive. A worker of capacity 0 gets the lightest tokens. The load of a
+/// lowest largest send and receive. Documents in their order are taken where they are at least as
+/// good in bytes, load and tokens. A worker of capacity 0 gets the lightest tokens. The load of a
 /// dedicated server lies on one worker, and that of the next one on the next worker, so that the
 /// scheduler moves it from one place to one place. Workers of equal share that hold pieces of one
 /// document are neighbours, the document's end first, so most keys stay inside a node.
