@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -29,7 +30,7 @@ namespace {
 constexpr std::string_view kBytes = "byte";
 
 struct PrepareOptions {
-  std::vector<std::filesystem::path> text;
+  std::vector<std::filesystem::path> text, jsonl;
   TextFilter filter;
   TokenizeOptions tokens{.tokenizer = std::string(kBytes)};
   bool overwrite = false;
@@ -148,27 +149,53 @@ void prepare_bytes(const PrepareOptions& options) {
              with_thousands(corpus.binary), with_thousands(files.links));
 }
 
+/// The files of --jsonl, in the order in which they are given; a folder stands for those in it.
+std::vector<std::filesystem::path> json_lines_files(
+    const PrepareOptions& options, std::span<const std::filesystem::path> made) {
+  constexpr std::array kEndings = {".jsonl",    ".jsonl.gz",  ".jsonl.bz2",
+                                   ".jsonl.xz", ".jsonl.zst", ".ndjson"};
+  std::vector<std::filesystem::path> files;
+  for (const std::filesystem::path& given : options.jsonl) {
+    std::error_code absent;
+    if (!std::filesystem::is_directory(given, absent)) {
+      files.push_back(given);
+      continue;
+    }
+    const size_t before = files.size();
+    for (const std::filesystem::path& file : find_text_files({given}, options.filter, made).paths) {
+      const bool is_named = options.filter.glob != TextFilter().glob;
+      if (is_named || std::ranges::any_of(kEndings, [&](const char* ending) {
+            return file.native().ends_with(ending);
+          }))
+        files.push_back(file);
+    }
+    DISTCA_THROW_IF(files.size() == before, ErrorKind::kData,
+                    "{}: no file in it is called *.jsonl; --glob names others", given.string());
+  }
+  return files;
+}
+
 void prepare(const PrepareOptions& options) {
-  const TokenizeOptions& tokens = options.tokens;
-  const bool jsonl = !tokens.jsonl.empty();
+  TokenizeOptions tokens = options.tokens;
+  const bool jsonl = !options.jsonl.empty();
   DISTCA_THROW_IF(
       jsonl == !options.text.empty(), ErrorKind::kUsage,
       "give either --text, files of which each is a document, or --jsonl, files of which "
       "each line is one");
   DISTCA_THROW_IF(jsonl && tokens.tokenizer == kBytes, ErrorKind::kUsage,
                   "--jsonl needs --tokenizer: a tokenizer.json or a folder that has one");
-  DISTCA_THROW_IF(!jsonl && tokens.tokenizer != kBytes, ErrorKind::kUsage,
-                  "--tokenizer {}: --text knows byte alone; --jsonl takes others",
-                  tokens.tokenizer);
   const auto [bin, idx] = data_set_files(tokens.out);
   const std::array made = {bin, idx, tokenizer_record_file(tokens.out),
                            tokenizer_folder(tokens.out)};
   check_outputs(made, options.overwrite);
   const MissingFolders missing(std::filesystem::absolute(tokens.out).parent_path());
-  if (jsonl) {
-    prepare_tokens(tokens);
-  } else {
+  tokens.by_line = jsonl;
+  if (tokens.tokenizer == kBytes) {
     prepare_bytes(options);
+  } else {
+    tokens.files = jsonl ? json_lines_files(options, made)
+                         : find_text_files(options.text, options.filter, made).paths;
+    prepare_tokens(tokens);
   }
   show({.prefix = tokens.out});
 }
@@ -179,22 +206,23 @@ void add_prepare(CLI::App& data) {
       "prepare", "Write PREFIX.bin and PREFIX.idx from text files or JSON lines");
   TokenizeOptions& tokens = options->tokens;
   verb->add_option("--text", options->text,
-                   "Files, or folders searched for files; each file is a document of bytes");
-  verb->add_option("--jsonl", tokens.jsonl,
-                   "Files of which each line is a document, in JSON; needs --tokenizer");
+                   "Files, or folders searched for files; each file is a document");
+  verb->add_option("--jsonl", options->jsonl,
+                   "Files of which each line is a document, in JSON, or folders searched for "
+                   "*.jsonl; compressed ones are read, too; needs --tokenizer");
   verb->add_option("--json-key", tokens.key, "Where the text is in a line's JSON object")
       ->capture_default_str();
   verb->add_option("--tokenizer", tokens.tokenizer,
-                   "byte, for --text: each byte is a token, ids 0 to 255; for --jsonl a "
-                   "tokenizer.json of Hugging Face, or a folder that has one, which needs Python's "
-                   "package tokenizers; the environment variable DISTCA_PYTHON names the Python")
+                   "byte, for --text: each byte is a token, ids 0 to 255; or a tokenizer.json of "
+                   "Hugging Face, or a folder that has one, which needs Python's package "
+                   "tokenizers; the environment variable DISTCA_PYTHON names the Python")
       ->capture_default_str();
   verb->add_flag("!--no-append-eod", tokens.append_eod,
                  "Do not end documents with the tokenizer's eos_token");
   number(*verb, "--workers", tokens.workers, 0, 4096,
          "Processes that tokenize; the result does not depend on it; 0: one a core");
   verb->add_option("--glob", options->filter.glob,
-                   "Take only files whose name matches this shell pattern")
+                   "Of folders, take only files whose name matches this shell pattern")
       ->capture_default_str();
   verb->add_option("--exclude", options->filter.exclude,
                    "Leave out files and folders of these names (shell patterns)");

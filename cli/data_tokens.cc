@@ -57,7 +57,7 @@ class TokenProgress {
 struct About {
   TokenizerRecord record;
   std::map<std::string, std::filesystem::path> files;
-  int64_t bytes = 0;  // of all lines
+  int64_t bytes = 0;  // of all files
 };
 
 About about(PythonVerb& verb) {
@@ -84,22 +84,23 @@ struct Block {
   std::vector<int64_t> lengths;  // [documents] tokens
   std::vector<int32_t> ids;
   int64_t empty = 0;       // texts that were left out
+  int64_t no_text = 0;     // files that were left out
   int64_t text_bytes = 0;  // of the documents, in UTF-8
-  int64_t read = 0;        // bytes of all lines so far
+  int64_t read = 0;        // bytes of all files so far
 };
 
 /// Nothing after the last one.
 std::optional<Block> next_block(PythonVerb& verb) {
-  std::array<int64_t, 5> header{};
+  std::array<int64_t, 6> header{};
   verb.read(std::as_writable_bytes(std::span(header)));
-  const auto [documents, tokens, empty, text_bytes, read] = header;
+  const auto [documents, tokens, empty, no_text, text_bytes, read] = header;
   if (documents == -1) return {};
   if (documents < 0) {
     std::string words(static_cast<size_t>(tokens), ' ');
     verb.read(std::as_writable_bytes(std::span(words)));
     throw Error(documents == -2 ? ErrorKind::kData : ErrorKind::kIo, "{}", words);
   }
-  Block block{.empty = empty, .text_bytes = text_bytes, .read = read};
+  Block block{.empty = empty, .no_text = no_text, .text_bytes = text_bytes, .read = read};
   block.lengths.resize(static_cast<size_t>(documents));
   block.ids.resize(static_cast<size_t>(tokens));
   verb.read(std::as_writable_bytes(std::span(block.lengths)));
@@ -107,22 +108,44 @@ std::optional<Block> next_block(PythonVerb& verb) {
   return block;
 }
 
-std::vector<std::string> arguments_of(const TokenizeOptions& options) {
-  std::vector<std::string> words = {options.tokenizer, options.key, std::to_string(options.workers),
-                                    options.append_eod ? "append-eod" : "no-append-eod"};
-  words.insert(words.end(), options.jsonl.begin(), options.jsonl.end());
-  return words;
+/// What a data set's text was.
+struct Counts {
+  int64_t empty = 0, no_text = 0, text_bytes = 0;
+};
+
+void print_counts(const TokenizeOptions& options, const TokenizerRecord& record,
+                  const Counts& counts) {
+  fmt::print("{} of {}, {:.2f} bytes of text a token; skipped {} without text{}; ",
+             counted(record.documents, options.by_line ? "document" : "file"),
+             options.by_line ? "JSON lines" : "text",
+             static_cast<double>(counts.text_bytes) / static_cast<double>(record.tokens),
+             with_thousands(counts.empty),
+             options.by_line
+                 ? ""
+                 : fmt::format(" and {} binary or not UTF-8", with_thousands(counts.no_text)));
+  if (record.appends_eod) {
+    fmt::print("each ends with {} (id {})\n", record.eod_token, record.eod_token_id);
+  } else {
+    fmt::print("no end-of-document token\n");
+  }
 }
 
 }  // namespace
 
 void prepare_tokens(const TokenizeOptions& options) {
-  PythonVerb verb(std::string(kVerb), arguments_of(options));
+  PythonVerb verb(std::string(kVerb),
+                  {options.tokenizer, options.by_line ? "lines" : "files", options.key,
+                   std::to_string(options.workers),
+                   options.append_eod ? "append-eod" : "no-append-eod"},
+                  PythonVerb::Input::kFromUs);
+  // Not as words of the command, which may have no more than some megabytes.
+  for (const std::filesystem::path& file : options.files) verb.write(file.native() + '\0');
+  verb.end_input();
   About made = about(verb);
   TokenizerRecord& record = made.record;
   IndexedDatasetWriter writer(
       options.out, record.vocab_size <= kUint16Ids ? TokenType::kUint16 : TokenType::kInt32);
-  int64_t empty = 0, text_bytes = 0;
+  Counts counts;
   {
     TokenProgress progress(made.bytes);
     while (const std::optional<Block> block = next_block(verb)) {
@@ -133,26 +156,19 @@ void prepare_tokens(const TokenizeOptions& options) {
       }
       record.documents += static_cast<int64_t>(block->lengths.size());
       record.tokens += static_cast<int64_t>(block->ids.size());
-      empty += block->empty;
-      text_bytes += block->text_bytes;
+      counts.empty += block->empty;
+      counts.no_text += block->no_text;
+      counts.text_bytes += block->text_bytes;
       progress.show(record.documents, record.tokens, block->read);
     }
   }
   DISTCA_THROW_IF(record.documents == 0, ErrorKind::kData, "{}: holds no text{}",
-                  options.jsonl[0].string(),
-                  options.jsonl.size() > 1 ? ", nor do the other files" : "");
+                  options.files[0].string(),
+                  options.files.size() > 1 ? ", nor do the other files" : "");
   remove_tokenizer(options.out);
   writer.finish();
   save_tokenizer(options.out, record, made.files);
-  fmt::print("{} of JSON lines, {:.2f} bytes of text a token; skipped {} without text; ",
-             counted(record.documents, "document"),
-             static_cast<double>(text_bytes) / static_cast<double>(record.tokens),
-             with_thousands(empty));
-  if (record.appends_eod) {
-    fmt::print("each ends with {} (id {})\n", record.eod_token, record.eod_token_id);
-  } else {
-    fmt::print("no end-of-document token\n");
-  }
+  print_counts(options, record, counts);
 }
 
 }  // namespace distca::cli

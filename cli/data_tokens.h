@@ -1,6 +1,6 @@
 #pragma once
-// The part of `distca data prepare` that makes a data set of JSON lines with a tokenizer of Hugging
-// Face. A program in Python tokenizes (python/distca/_tokenize.py); this process alone writes.
+// The part of `distca data prepare` that makes a data set of text with a tokenizer of Hugging Face.
+// A program in Python tokenizes (python/distca/_tokenize.py); this process alone writes.
 // Thread rule: one thread.
 
 #include <cstdint>
@@ -11,7 +11,8 @@
 namespace distca::cli {
 
 struct TokenizeOptions {
-  std::vector<std::filesystem::path> jsonl;
+  std::vector<std::filesystem::path> files;
+  bool by_line = true;       // a line of a file is a document, in JSON; else a file is one
   std::string key = "text";  // of the text in a line's object
   std::string tokenizer;     // a tokenizer.json, or a folder that has one
   int64_t workers = 0;       // processes; 0: one for each core
@@ -21,7 +22,7 @@ struct TokenizeOptions {
 
 /// Writes the data set, copies the tokenizer beside it, and prints how many documents there are.
 /// The files have the same bytes for every number of workers. Throws Error(kData) for what is wrong
-/// with the lines or the tokenizer, and then leaves nothing.
+/// with the files or the tokenizer, and then leaves nothing.
 void prepare_tokens(const TokenizeOptions& options);
 
 }  // namespace distca::cli

@@ -107,7 +107,7 @@ Prompt read_prompt(const GenerateArguments& arguments, const LlamaConfig& model,
   DISTCA_THROW_IF(largest >= model.vocab_size, ErrorKind::kUsage,
                   "token id {} is not in the model's vocabulary: vocab_size = {}", largest,
                   model.vocab_size);
-  const int64_t tokens = std::ssize(prompt.ids), positions = model.max_position_embeddings;
+  const int64_t tokens = std::ssize(prompt.ids), positions = model.num_positions();
   prompt.most = tokens + arguments.max_new_tokens;
   if (positions == 0 || prompt.most <= positions) return prompt;
   DISTCA_THROW_IF(tokens >= positions, ErrorKind::kUsage,
@@ -157,7 +157,9 @@ bool print_now(const std::string& text) {
 void generate(const GenerateArguments& arguments) {
   check_arguments(arguments);
   const fs::path& folder = arguments.folder;
-  const LlamaConfig config = read_hugging_face_config(folder);
+  std::vector<std::string> notes;
+  const LlamaConfig config = read_hugging_face_config(folder, &notes);
+  say_notes(notes);
   const SpecialTokens special = special_tokens(folder);
   const std::unique_ptr<TextTokenizer> tokenizer =
       arguments.ids ? id_words() : tokenizer_of(folder, special.before_prompt);

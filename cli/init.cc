@@ -41,8 +41,11 @@ void init(const InitOptions& options) {
   std::error_code ignored;  // what cannot be looked at cannot be read either, which says why
   const bool is_folder = fs::is_directory(options.hf_config, ignored);
   const fs::path file = is_folder ? options.hf_config / "config.json" : options.hf_config;
-  Json config = read_json(file, ErrorKind::kConfig);
-  const std::vector<Weight> table = weight_table(parse_hugging_face_config(config, file.string()));
+  const Json config = read_json(file, ErrorKind::kConfig);
+  std::vector<std::string> notes;
+  const LlamaConfig model = parse_hugging_face_config(config, file.string(), &notes);
+  say_notes(notes);
+  const std::vector<Weight> table = weight_table(model);
   std::vector<StoredTensor> tensors;
   for (const Weight& weight : table)
     tensors.push_back({.name = weight.name, .shape = weight.shape});
@@ -52,7 +55,7 @@ void init(const InitOptions& options) {
       fmt::format("random weights from the seed {}, of the shape of {}", options.seed,
                   file.string()),
       {.tensors = std::move(tensors),
-       .contents = {.config = std::move(config), .metadata = {}, .beside = std::move(beside)},
+       .contents = {.config = config, .metadata = {}, .beside = std::move(beside)},
        .read = [&](size_t tensor, std::span<std::byte> bytes) {
          draw(table[tensor], options.seed, bytes);
        }});

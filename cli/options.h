@@ -4,13 +4,18 @@
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
 #include <filesystem>
 #include <span>
 #include <string>
 #include <system_error>
 #include <type_traits>
+#include <vector>
 
 #include "distca/base/error.h"
+#include "distca/base/scalar_type.h"
 
 namespace distca::cli {
 
@@ -26,6 +31,19 @@ inline CLI::Validator finite_range(double least, double most) {
   return CLI::Validator(check, fmt::format("in [{:g}, {:g}]", least, most));
 }
 
+/// Accepts a whole number in [least, most], and nothing else.
+inline CLI::Validator whole_range(int64_t least, int64_t most) {
+  const auto check = [least, most](const std::string& text) {
+    int64_t value = 0;
+    const bool right = CLI::detail::lexical_cast(text, value) && value >= least && value <= most;
+    return right
+               ? std::string()
+               : fmt::format("{} is not a whole number in {} .. {}, such as {}", text, least, most,
+                             std::clamp<int64_t>(1000, least, most));
+  };
+  return CLI::Validator(check, fmt::format("in [{}, {}]", least, most));
+}
+
 /// Adds an option that is a number in [least, most]. A default of 0 means that the option is not
 /// given; help then shows no default.
 template <typename T>
@@ -35,9 +53,24 @@ CLI::Option* number(CLI::App& verb, const char* name, T& value, std::type_identi
   if constexpr (std::is_floating_point_v<T>) {
     option->check(finite_range(least, most));
   } else {
-    option->check(CLI::Range(least, most));
+    option->check(whole_range(least, most));
   }
   return value == 0 ? option : option->capture_default_str();
+}
+
+/// Adds --dtype: one of `types` in any of its spellings (base/scalar_type.h).
+inline CLI::Option* number_type(CLI::App& verb, std::string& value,
+                                const std::vector<std::string>& types, const char* meaning) {
+  CLI::Option* option =
+      verb.add_option("--dtype", value, meaning)
+          ->check(CLI::IsMember(types))
+          ->transform([](const std::string& word) { return std::string(type_name(word)); });
+  return value.empty() ? option : option->capture_default_str();
+}
+
+/// Prints lines that the user should see, and that change nothing.
+inline void say_notes(std::span<const std::string> notes) {
+  for (const std::string& note : notes) fmt::print(stderr, "distca: note: {}\n", note);
 }
 
 /// Throws Error(kUsage) if one of the files that a verb with --out makes is there already, unless

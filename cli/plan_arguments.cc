@@ -26,7 +26,8 @@ AttentionShape shape_from(const PlanArguments& arguments) {
                   arguments.kv_heads);
   DISTCA_THROW_IF(arguments.kv_heads % tp != 0, ErrorKind::kUsage,
                   "--kv-heads {} is not divisible by --tensor-parallel {}", arguments.kv_heads, tp);
-  const int64_t bytes = arguments.dtype == "fp64" ? 8 : arguments.dtype == "fp32" ? 4 : 2;
+  const int64_t bytes =
+      element_bytes(scalar_type(arguments.dtype).value_or(ScalarType::kBFloat16));  // or float16
   return {.num_heads = arguments.heads / tp,
           .num_kv_heads = arguments.kv_heads / tp,
           .head_dim_qk = arguments.head_dim,
@@ -169,7 +170,7 @@ void add_cluster_options(CLI::App& verb, PlanArguments& arguments) {
                   "Share of the load of each server, workers first; more than the workers are "
                   "dedicated servers. Default: 1 a worker")
       ->delimiter(',')
-      ->check(CLI::Range(int64_t{0}, kMostCapacity));
+      ->check(whole_range(0, kMostCapacity));
   number(verb, "--ranks-per-node", cluster.ranks_per_node, 0, kMostWorkers,
          "Ranks that share a node; 0: each is one");
   number(verb, "--between-gbytes", arguments.between_gbytes, 1e-3, 1e6,
@@ -193,9 +194,8 @@ void add_shape_options(CLI::App& verb, PlanArguments& arguments) {
   number(verb, "--head-dim", arguments.head_dim, 1, kMost, "Of queries, keys and values");
   number(verb, "--tensor-parallel", arguments.tensor_parallel, 1, kMost,
          "Ranks that share the heads");
-  verb.add_option("--dtype", arguments.dtype, "What travels")
-      ->check(CLI::IsMember({"bf16", "fp16", "fp32", "fp64"}))
-      ->capture_default_str();
+  number_type(verb, arguments.dtype, {"bfloat16", "float16", "float32", "float64"},
+              "What travels");
   number(verb, "--window", arguments.window, 0, kMostTokens,
          "Tokens a query sees, itself included; 0: all");
   number(verb, "--layers", arguments.layers, 0, kMost,

@@ -31,7 +31,7 @@ struct PlanArguments {
   std::string tolerance;          // a number, or auto; "": not given
   std::string profile = "pairs";  // pairs, the name of a profile, or its file
   int64_t heads = 32, kv_heads = 8, head_dim = 128, tensor_parallel = 8;
-  std::string dtype = "bf16";
+  std::string dtype = "bfloat16";
   int64_t window = 0;  // tokens that a query sees, itself included; 0: all
   int64_t layers = 1;
   int64_t hidden_size = 0, intermediate_size = 0;  // 0: not given

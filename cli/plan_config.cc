@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "cli/options.h"
 #include "cli/plan_pipeline.h"
 #include "cli/plan_report.h"
 #include "distca/base/error.h"
@@ -78,6 +79,7 @@ void print_plans(const Config& config, const BatchPlan& plans) {
 
 void print_plan_of_config(const ConfigToPlan& asked) {
   const Config config = load_config(asked.config, asked.overrides);
+  say_notes(config.notes);
   DISTCA_THROW_IF(asked.step > config.train.steps, ErrorKind::kUsage,
                   "--step {}: the run has train.steps = {}", asked.step, config.train.steps);
   const RunGrid grid = run_grid(config, asked.workers);

@@ -23,7 +23,7 @@ struct ProfileArguments {
   int64_t heads = 4;
   int64_t kv_heads = 1;
   int64_t head_dim = 128;
-  std::string dtype = "bf16";
+  std::string dtype = "bfloat16";
   std::string kernel = "auto";  // a name of kKernelNames
   int64_t max_tokens = 4096;    // of the longest measured document
   int threads = 1;

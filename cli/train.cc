@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "cli/options.h"
 #include "cli/verbs.h"
 #include "distca/base/console.h"
 #include "distca/base/env.h"
@@ -234,6 +235,7 @@ int run_train(TrainArguments arguments) {
   const int workers = workers_of(config, arguments, rendezvous);
   const LocalRanks local = ranks_here(config, workers, rendezvous);
   const bool is_first = !rendezvous || rendezvous->rank == 0;
+  if (is_first && this_launch().run_id.empty()) say_notes(config.notes);
   if (arguments.dry_run) return report_dry_run(config, workers, local, arguments.lengths, is_first);
   const int64_t device_cap_bytes = check_run(config, workers, local);
   const int ranks = num_ranks(config, workers);
@@ -278,10 +280,10 @@ void add_train(CLI::App& app, int* exit_code) {
   verb->add_option("--workers", arguments->workers,
                    "Local workers to start, which hold weights: stages x replicas; beside them "
                    "servers.dedicated servers; leave it out under torchrun, Slurm or Open MPI")
-      ->check(CLI::Range(1, kMostRanks));
+      ->check(whole_range(1, kMostRanks));
   verb->add_option("--master-port", arguments->master_port,
                    "Port of the ranks' store; 0: a free one")
-      ->check(CLI::Range(0, 65535));
+      ->check(whole_range(0, 65535));
   verb->add_option("--trace", arguments->trace,
                    "train.trace: record what each rank did in steps 2 to 4, for distca trace and "
                    "Perfetto")
@@ -295,7 +297,7 @@ void add_train(CLI::App& app, int* exit_code) {
   verb->add_option("--max-restarts", arguments->max_restarts,
                    "Start all local ranks again, from the last checkpoint, if one is lost; at most "
                    "so many times")
-      ->check(CLI::Range(0, 1000));
+      ->check(whole_range(0, 1000));
   verb->add_flag("--print-config", arguments->print_config,
                  "Print every key with value, unit and reason, and stop");
   verb->add_flag("--dry-run", arguments->dry_run,

@@ -7,7 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "cli/options.h"
 #include "cli/verbs.h"
+#include "distca/base/clock.h"
+#include "distca/base/console.h"
 #include "distca/base/env.h"
 #include "distca/base/error.h"
 #include "distca/base/json.h"
@@ -100,8 +103,23 @@ Json to_json(const Config& config, const Verification& v) {
   return json;
 }
 
+/// Shows how far a side is: on one line of a terminal ten times a second, elsewhere a line every
+/// ten seconds.
+class SideProgress {
+ public:
+  void operator()(const std::string& side, double share) {
+    if (since_shown_.seconds() < (standard_error().is_terminal() ? 0.1 : 10)) return;
+    since_shown_.restart();
+    standard_error().progress(fmt::format("{}: {:.0f} %", side, std::floor(100 * share)));
+  }
+
+ private:
+  Stopwatch since_shown_;
+};
+
 void run_verify(const VerifyArguments& arguments) {
   const Config run = load_config(arguments.config, arguments.overrides);
+  say_notes(run.notes);
   const ScalarType dtype = arguments.dtype == "run" ? run.model.dtype : ScalarType::kFloat64;
   const Config config = verify_config(run, dtype);
   const auto rendezvous = find_rendezvous(env_string);
@@ -120,7 +138,7 @@ void run_verify(const VerifyArguments& arguments) {
                    : fmt::format(" (the run computes in {})", long_name(run.model.dtype)));
     std::fflush(stdout);  // before what may take minutes
   }
-  const Verification seen = verify(config, arguments.workers);
+  const Verification seen = verify(config, arguments.workers, {.progress = SideProgress()});
   if (arguments.json) {
     fmt::print("{}", canonical_json(to_json(config, seen)));
   } else {
@@ -143,13 +161,11 @@ void add_verify(CLI::App& app) {
   verb->add_option("--workers", arguments->workers,
                    "Workers to compare with one, beside servers.dedicated servers; all of them are "
                    "threads of this process")
-      ->check(CLI::Range(1, kMostRanks))
+      ->check(whole_range(1, kMostRanks))
       ->capture_default_str();
-  verb->add_option("--dtype", arguments->dtype,
-                   "float64, in which rounding hides nothing, or run: model.dtype and "
-                   "attention.kernel of the run, with the bound of that format")
-      ->check(CLI::IsMember({"float64", "run"}))
-      ->capture_default_str();
+  number_type(*verb, arguments->dtype, {"float64", "run"},
+              "float64, in which rounding hides nothing, or run: model.dtype and "
+              "attention.kernel of the run, with the bound of that format");
   verb->add_flag("--all", arguments->all, "Print every gradient, not only the worst");
   verb->add_flag("--json", arguments->json, "Print the result as one JSON object");
   verb->footer("Example:  distca verify --config configs/demo.toml --workers 3");

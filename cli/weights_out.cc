@@ -7,6 +7,7 @@
 #include "cli/options.h"
 #include "distca/base/text.h"
 #include "distca/batch/tokenizer_files.h"
+#include "distca/model/hugging_face.h"
 
 namespace distca::cli {
 namespace {
@@ -19,23 +20,13 @@ WeightsType type_of(const std::string& dtype) {
                               : WeightsType::kBFloat16;
 }
 
-/// Of a type that distca plan calls bf16, fp16 or fp32.
-std::string long_name(const std::string& type) {
-  return type == "bf16"   ? "bfloat16"
-         : type == "fp16" ? "float16"
-         : type == "fp32" ? "float32"
-                          : type;
-}
-
 }  // namespace
 
 void WeightsOut::add_options(CLI::App& verb) {
   verb.add_option("--out", out_, "Folder of weights, config.json and the tokenizer, which is made")
       ->required();
-  verb.add_option("--dtype", dtype_,
-                  "Number type of the weights; without it, they keep theirs, mostly float32")
-      ->check(CLI::IsMember({"bfloat16", "float16", "float32"}))
-      ->transform([](const std::string& word) { return long_name(word); });
+  number_type(verb, dtype_, {"bfloat16", "float16", "float32"},
+              "Number type of the weights; without it, they keep theirs, mostly float32");
   number(verb, "--max-shard-gb", max_shard_gb_, 1e-6, 1e6,
          "Divide the weights into files of at most so many GB (10^9 bytes); without it, one file");
   verb.add_flag("--overwrite", overwrite_, "Replace the model that the folder holds");
@@ -49,7 +40,9 @@ void WeightsOut::write(const std::string& begin, const ModelToWrite& model) cons
   for (const auto& [name, text] : model.contents.beside) touched.push_back(out_ / name);
   check_outputs(touched, overwrite_);
   HuggingFaceWriter::Contents contents = model.contents;
-  contents.config = with_eos_token_id(std::move(contents.config), contents.beside);
+  const LlamaConfig shape = parse_hugging_face_config(contents.config, "config.json");
+  contents.config = with_eos_token_id(
+      with_rope_of_all_versions(std::move(contents.config), shape), contents.beside);
   writer.write(contents, model.read);
   int64_t parameters = 0;
   for (const StoredTensor& tensor : model.tensors) parameters += tensor.numel();
@@ -57,6 +50,7 @@ void WeightsOut::write(const std::string& begin, const ModelToWrite& model) cons
   fmt::print("{}\n  {}  weights{}, Hugging Face names ({} parameters, {})\n  {}\n", begin,
              writer.weights().string(), shards > 1 ? fmt::format(" in {} files", shards) : "",
              with_thousands(parameters), writer.type_name(), (out_ / "config.json").string());
+  if (const std::string other = shape.read_otherwise(); !other.empty()) fmt::print("  {}\n", other);
 }
 
 }  // namespace distca::cli

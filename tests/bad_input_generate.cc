@@ -38,6 +38,8 @@ std::vector<BadInput> bad_generations() {
       {one + "--top-p 1.5", "--top-p: 1.5 is not a number in 0 .. 1"},
       {one + "--top-k -1", "--top-k"},
       {one + "--max-new-tokens -1", "--max-new-tokens"},
+      {one + "--max-new-tokens 1e3",
+       "--max-new-tokens: 1e3 is not a whole number in 0 .. 4294967296, such as 1000"},
       {one + "--seed x", "--seed"},
       {one + "--top 5", "unknown option --top"},
       {"distca generate run 'def '",

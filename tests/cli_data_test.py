@@ -4,8 +4,11 @@
 The real package: python/tests/test_data_prepare.py.
 """
 
+import bz2
+import gzip
 import hashlib
 import json
+import lzma
 import os
 import pathlib
 import subprocess
@@ -162,6 +165,50 @@ class Prepare(unittest.TestCase):
         self.write("a.jsonl", '{"text": "w1"}')
         self.write("modules/tokenizers.py", STAND_IN.replace("assert not", "import os; os.kill(os.getpid(), 9); assert not"))
         self.refused("a process that tokenizes ended without a result", code=1)
+
+    def test_compressed_files_are_read_and_other_formats_are_named(self):
+        lines = b'{"text": "w1 w2"}\n{"text": "w3"}\n'
+        for name, module in (("a.jsonl.gz", gzip), ("a.jsonl.bz2", bz2), ("a.jsonl", lzma)):
+            (self.folder / name).write_bytes(module.compress(lines))
+            self.succeed("--overwrite", jsonl=(name,))
+            self.assertEqual(self.tokens(), [1, 2, 0, 3, 0])
+        whole = gzip.compress(lines * 1000)
+        (self.folder / "a.jsonl").write_bytes(whole[:len(whole) // 2])
+        self.refused("a.jsonl: cannot be read: ", "--overwrite")
+        for begin, name in ((b"PK\x03\x04", "a zip archive"), (b"PAR1", "Parquet"), (b"\x04\x22\x4d\x18", "LZ4")):
+            (self.folder / "a.jsonl").write_bytes(begin + bytes(20))
+            self.refused(f"a.jsonl: it is {name}, which is not read here: unpack it", "--overwrite")
+
+    def test_a_folder_stands_for_its_json_lines(self):
+        for name, word in (("more/b.jsonl", 2), ("more/deep/c.ndjson", 3), ("more/a.jsonl", 1), ("more/README", 9),
+                           ("more/d.txt", 4), ("last.jsonl", 5)):
+            self.write(name, '{"text": "w%d"}\n' % word)
+        self.succeed("--no-append-eod", jsonl=("last.jsonl", "more"))
+        self.assertEqual(self.tokens(), [5, 1, 2, 3])
+        self.succeed("--no-append-eod", "--overwrite", "--glob", "*.txt", jsonl=("more",))
+        self.assertEqual(self.tokens(), [4])
+        self.write("none/a.txt", "w1")
+        self.refused("none: no file in it is called *.jsonl; --glob names others", "--overwrite", jsonl=("none",))
+
+    def test_files_of_text_are_documents(self):
+        for name, text in (("a.txt", "w1 w2\nw3"), ("b/c.txt", "w4"), ("e.txt", ""), ("f.md", "w9")):
+            self.write("books/" + name, text)
+        (self.folder / "books/x.txt").write_bytes(b"w1\0")
+        (self.folder / "books/y.txt").write_bytes(b"\xff\xfe")
+        (self.folder / "books/z.txt").write_bytes(gzip.compress(b"w5"))
+        (self.folder / "books/p.txt").write_bytes(b"PK\x03\x04" + bytes(20))
+        words = [PROGRAM, "data", "prepare", "--text", "books", "--glob", "*.txt", "--tokenizer", "llama", "--out", "out/set"]
+        result = subprocess.run(words, cwd=self.folder, env={**os.environ, "PYTHONPATH": f"{self.folder}/modules"},
+                                capture_output=True, text=True, timeout=SECONDS)
+        self.assertEqual((result.returncode, result.stderr), (0, ""))
+        self.assertIn("3 files of text, 1.50 bytes of text a token; skipped 1 without text and 3 binary or not UTF-8; "
+                      "each ends with <end> (id 0)\n", result.stdout)
+        self.assertEqual(self.tokens(), [1, 2, 3, 0, 4, 0, 5, 0])
+
+    def test_a_safe_path_loses_no_package(self):
+        self.write("a.jsonl", '{"text": "w1"}')
+        self.succeed(PYTHONSAFEPATH="1")
+        self.assertEqual(self.tokens(), [1, 0])
 
     def test_words_that_do_not_fit_are_refused(self):
         self.write("a.jsonl", '{"text": "w1"}')

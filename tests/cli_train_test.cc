@@ -122,7 +122,7 @@ TEST_F(ExampleConfigTest, each_is_a_run_that_could_start) {
   for (const auto& entry : fs::directory_iterator("configs")) {
     const fs::path& file = entry.path();
     if (file.extension() != ".toml" || file.stem().string().ends_with("_8_nodes") ||
-        file.stem() == "llama_32k")
+        file.stem() == "llama_32k" || file.stem() == "from_hugging_face")
       continue;
     const std::string text = read_file(file);
     const std::string workers =
@@ -190,6 +190,31 @@ TEST_F(ExampleConfigTest, the_one_that_begins_with_weights_starts_with_a_llama_o
                        {"torch_dtype", "bfloat16"}};
   std::ofstream(model / "config.json") << config.dump();
   expect_dry_run(file, {"--workers", "8", "model.from=" + model.string()}, {}, "8 workers");
+}
+
+TEST_F(ExampleConfigTest, the_one_of_hugging_face_starts_with_a_small_llama) {
+  const fs::path file = "configs/from_hugging_face.toml";
+  const fs::path model = folder_ / found_in(file, "from = \"models/([^\"]+)\"");
+  fs::create_directories(model);
+  const Json config = {{"architectures", {"LlamaForCausalLM"}},
+                       {"hidden_size", 576},
+                       {"intermediate_size", 1536},
+                       {"is_llama_config", true},
+                       {"max_position_embeddings", 8192},
+                       {"model_type", "llama"},
+                       {"num_attention_heads", 9},
+                       {"num_hidden_layers", 30},
+                       {"num_key_value_heads", 3},
+                       {"rms_norm_eps", 1e-5},
+                       {"rope_interleaved", false},
+                       {"rope_scaling", nullptr},
+                       {"rope_theta", 100000},
+                       {"tie_word_embeddings", true},
+                       {"vocab_size", 49152}};
+  std::ofstream(model / "config.json") << config.dump();
+  const std::string workers = found_in(file, "--workers ([0-9]+)");
+  expect_dry_run(file, {"--workers", workers, "model.from=" + model.string()}, {},
+                 workers + " workers");
 }
 
 TEST_F(CliTrainTest, a_port_in_use_is_named) {

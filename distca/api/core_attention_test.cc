@@ -419,7 +419,7 @@ TEST(Api, says_in_one_line_what_is_wrong) {
     };
     EXPECT_EQ(made(shape, {.kernel = "fast"}), "kernel = fast: one of auto, cpu, aten, reference");
     EXPECT_THAT(made(shape_of(ScalarType::kFloat64), {.kernel = "cpu"}),
-                HasSubstr("kernel = cpu computes fp32 and bf16"));
+                HasSubstr("kernel = cpu computes float32 and bfloat16"));
     EXPECT_EQ(made(shape, {.threads = 0}), "threads = 0: 1 or more");
     EXPECT_THAT(made({.num_heads = 3}, {}), HasSubstr("num_heads = 3"));
   });

@@ -1,6 +1,7 @@
 #include "distca/base/json_field.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace distca {
 
@@ -38,6 +39,15 @@ std::vector<int64_t> JsonField::integers(int64_t least, int64_t most) const {
   std::vector<int64_t> values;
   for (size_t i = 0; i < size(); ++i) values.push_back(at(i).integer(least, most));
   return values;
+}
+
+int64_t JsonField::whole(int64_t least, int64_t most) const {
+  const double value = json_.is_number_float() ? json_.get<double>() : 0.5;
+  const bool is_whole = value == std::floor(value) && std::abs(value) <= 0x1p53;
+  if (!is_whole) return integer(least, most);
+  expect(value >= static_cast<double>(least) && value <= static_cast<double>(most),
+         fmt::format("an integer in {} .. {}", least, most));
+  return static_cast<int64_t>(value);
 }
 
 double JsonField::number() const {

@@ -41,6 +41,8 @@ class JsonField {
   /// in [least, most].
   int64_t integer(int64_t least = INT64_MIN, int64_t most = INT64_MAX) const;
   std::vector<int64_t> integers(int64_t least = INT64_MIN, int64_t most = INT64_MAX) const;
+  /// An integer that may be written as 4096.0 or 4.096e3, as some programs do.
+  int64_t whole(int64_t least, int64_t most) const;
   double number() const;
   bool flag() const;
   std::string text() const;

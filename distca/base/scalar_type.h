@@ -15,16 +15,27 @@ constexpr int64_t element_bytes(ScalarType type) {
   return type == ScalarType::kFloat64 ? 8 : type == ScalarType::kFloat32 ? 4 : 2;
 }
 
-/// The type with this name: a long one as in configurations ("float32"), or a short one as on
-/// command lines ("fp32"). Nothing for any other text.
+/// The one name of a number type by which it is shown: "bfloat16" for "bf16", "float16" for "fp16"
+/// or "half", "float32" for "fp32" or "float", "float64" for "fp64" or "double". Any other text
+/// stays as it is.
+constexpr std::string_view type_name(std::string_view name) {
+  if (name == "bf16") return "bfloat16";
+  if (name == "fp16" || name == "half") return "float16";
+  if (name == "fp32" || name == "float") return "float32";
+  if (name == "fp64" || name == "double") return "float64";
+  return name;
+}
+
+/// The type with this name, in any of its spellings. Nothing for any other text.
 constexpr std::optional<ScalarType> scalar_type(std::string_view name) {
-  if (name == "float64" || name == "fp64") return ScalarType::kFloat64;
-  if (name == "float32" || name == "fp32") return ScalarType::kFloat32;
-  if (name == "bfloat16" || name == "bf16") return ScalarType::kBFloat16;
+  const std::string_view known = type_name(name);
+  if (known == "float64") return ScalarType::kFloat64;
+  if (known == "float32") return ScalarType::kFloat32;
+  if (known == "bfloat16") return ScalarType::kBFloat16;
   return std::nullopt;
 }
 
-/// Returns "fp64", "fp32" or "bf16".
+/// Returns "fp64", "fp32" or "bf16", for the results of benchmarks.
 constexpr std::string_view short_name(ScalarType type) {
   return type == ScalarType::kFloat64 ? "fp64" : type == ScalarType::kFloat32 ? "fp32" : "bf16";
 }

@@ -14,6 +14,10 @@ TEST(ScalarType, has_a_long_and_a_short_name) {
     EXPECT_EQ(scalar_type(short_name_of_type), type);
     EXPECT_EQ(short_name(type), short_name_of_type);
   }
+  EXPECT_EQ(type_name("bf16"), "bfloat16");
+  EXPECT_EQ(type_name("half"), "float16");
+  EXPECT_EQ(type_name("float"), "float32");
+  EXPECT_EQ(type_name("int8"), "int8");
   EXPECT_EQ(scalar_type("float16"), std::nullopt);
   EXPECT_EQ(scalar_type(""), std::nullopt);
 }

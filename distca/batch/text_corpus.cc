@@ -107,7 +107,7 @@ TextCorpus write_byte_dataset(const std::vector<fs::path>& files, const fs::path
     progress(++done);
   }
   if (corpus.documents == 0) {
-    throw Error(ErrorKind::kData, "{}: no text: {} empty and {} binary files",
+    throw Error(ErrorKind::kData, "{}: no text: {} empty and {} binary files, such as compressed ones",
                 files.front().parent_path().string(), corpus.empty, corpus.binary);
   }
   writer.finish();

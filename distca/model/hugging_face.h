@@ -25,10 +25,16 @@ inline constexpr const char* kWeightsFile = "model.safetensors";
 inline constexpr const char* kWeightsIndex = "model.safetensors.index.json";
 
 /// The shape that config.json of the folder says, in the spelling of transformers 4 or 5, with the
-/// default number type. Throws Error(kConfig) in one line that names the file and the key.
-LlamaConfig read_hugging_face_config(const std::filesystem::path& folder);
+/// default number type. `notes` gets a line for each key that is not known and changes nothing.
+/// Throws Error(kConfig) in one line that names the file and the key.
+LlamaConfig read_hugging_face_config(const std::filesystem::path& folder,
+                                     std::vector<std::string>* notes = nullptr);
 /// The same of what such a file holds; `file` is its name, for errors.
-LlamaConfig parse_hugging_face_config(const Json& json, const std::string& file);
+LlamaConfig parse_hugging_face_config(const Json& json, const std::string& file,
+                                      std::vector<std::string>* notes = nullptr);
+/// Such a file, whose model is `model`, in the one spelling of RoPE that every version of
+/// transformers understands alike (LlamaConfig::to_hugging_face). Other keys stay.
+Json with_rope_of_all_versions(Json json, const LlamaConfig& model);
 
 /// The weights of a folder: model.safetensors, or the files that model.safetensors.index.json
 /// lists. Files are mapped, so a tensor is read from disk when its bytes are touched.

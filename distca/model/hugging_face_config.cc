@@ -41,54 +41,38 @@ constexpr std::array<std::string_view, 23> kRead = {"model_type",
                                                     "auto_map"};
 
 /// Keys on which no training depends: ids of tokens, how text is generated, how a model is loaded
-/// and what its outputs are in transformers.
-constexpr std::array<std::string_view, 38> kNoMatter = {"dtype",
-                                                        "torch_dtype",
-                                                        "transformers_version",
-                                                        "_name_or_path",
-                                                        "_attn_implementation",
-                                                        "_attn_implementation_autoset",
-                                                        "attn_implementation",
-                                                        "name_or_path",
-                                                        "bos_token_id",
-                                                        "eos_token_id",
-                                                        "pad_token_id",
-                                                        "sep_token_id",
-                                                        "decoder_start_token_id",
-                                                        "forced_bos_token_id",
-                                                        "forced_eos_token_id",
-                                                        "unk_token_id",
-                                                        "use_cache",
-                                                        "pretraining_tp",
-                                                        "return_dict",
-                                                        "return_dict_in_generate",
-                                                        "output_attentions",
-                                                        "output_hidden_states",
-                                                        "output_scores",
-                                                        "torchscript",
-                                                        "tokenizer_class",
-                                                        "prefix",
-                                                        "id2label",
-                                                        "label2id",
-                                                        "problem_type",
-                                                        "task_specific_params",
-                                                        "finetuning_task",
-                                                        "max_length",
-                                                        "min_length",
-                                                        "do_sample",
-                                                        "temperature",
-                                                        "top_k",
-                                                        "top_p",
-                                                        "repetition_penalty"};
+/// and what its outputs are in transformers, and what other programs leave behind.
+constexpr std::array<std::string_view, 68> kNoMatter = {
+    "dtype", "torch_dtype", "transformers_version", "_name_or_path", "_attn_implementation",
+    "_attn_implementation_autoset", "attn_implementation", "name_or_path", "bos_token_id",
+    "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id", "forced_bos_token_id",
+    "forced_eos_token_id", "unk_token_id", "use_cache", "pretraining_tp", "return_dict",
+    "return_dict_in_generate", "output_attentions", "output_hidden_states", "output_scores",
+    "torchscript", "tokenizer_class", "prefix", "id2label", "label2id", "problem_type",
+    "task_specific_params", "finetuning_task", "max_length", "min_length", "do_sample",
+    "temperature", "top_k", "top_p", "repetition_penalty", "bad_words_ids", "begin_suppress_tokens",
+    "diversity_penalty", "early_stopping", "encoder_no_repeat_ngram_size",
+    "exponential_decay_length_penalty", "length_penalty", "no_repeat_ngram_size", "num_beam_groups",
+    "num_beams", "num_return_sequences", "remove_invalid_values", "suppress_tokens", "typical_p",
+    "use_bfloat16", "tf_legacy_loss", "is_decoder", "is_llama_config", "unsloth_version",
+    "unsloth_fixed", "unsloth_tiled_mlp", "transformers.js_config", "max_sequence_length",
+    "model_max_length", "neftune_noise_alpha", "gradient_checkpointing", "_commit_hash",
+    "_flash_attn_2_enabled", "_attn_implementation_internal", "keys_to_ignore_at_inference"};
 
 /// Keys that may have this value alone, or be null.
 struct Only {
   std::string_view key, value;  // as JSON writes it
 };
-constexpr std::array<Only, 12> kOnly = {{{"hidden_act", "\"silu\""},
+constexpr std::array<Only, 18> kOnly = {{{"hidden_act", "\"silu\""},
                                          {"attention_bias", "false"},
                                          {"mlp_bias", "false"},
                                          {"attention_dropout", "0"},
+                                         {"hidden_dropout", "0"},
+                                         {"resid_pdrop", "0"},
+                                         {"embd_pdrop", "0"},
+                                         {"use_mrope", "false"},
+                                         {"rope_interleaved", "false"},
+                                         {"pruned_heads", "{}"},
                                          {"partial_rotary_factor", "1"},
                                          {"quantization_config", "null"},
                                          {"auto_map", "null"},
@@ -102,6 +86,7 @@ constexpr std::array<Only, 12> kOnly = {{{"hidden_act", "\"silu\""},
 struct Reader {
   const Json& json;
   const std::string file;
+  std::vector<std::string>* const notes;
   const JsonField root{json, file, ErrorKind::kConfig};
 
   bool has(const std::string& key) const { return json.contains(key) && !json.at(key).is_null(); }
@@ -128,8 +113,13 @@ void Reader::check_keys() const {
   for (const auto& [key, value] : json.items()) {
     const bool known = std::ranges::count(kRead, key) > 0 || std::ranges::count(kNoMatter, key) ||
                        std::ranges::count(kOnly, key, &Only::key) > 0;
-    DISTCA_THROW_IF(!known && !value.is_null(), ErrorKind::kConfig,
+    if (known) continue;
+    DISTCA_THROW_IF(!value.is_null() && value != false, ErrorKind::kConfig,
                     "{}: {} is not known, and it may change the model", file, key);
+    if (notes) {
+      notes->push_back(fmt::format("{}: {} = {} is not known, and taken for a key that is off",
+                                   file, key, value.dump()));
+    }
   }
 }
 
@@ -208,13 +198,12 @@ void Reader::read_rope(LlamaConfig* model) const {
       field["partial_rotary_factor"].expect(rope["partial_rotary_factor"] == 1, "1");
     rope.erase("rope_theta");
     rope.erase("partial_rotary_factor");
-    const int64_t length = has("max_position_embeddings") ? size("max_position_embeddings") : 0;
-    const RopeScaling read = read_rope_scaling(rope, fmt::format("{}: {}", file, key), length);
+    const RopeScaling read = read_rope_scaling(rope, fmt::format("{}: {}", file, key),
+                                               model->max_position_embeddings, notes);
     field.expect(!found || read == scaling, "the same as rope_parameters");
     scaling = read;
     found = true;
   }
-  if (has("rope_theta")) root["rope_theta"].expect(model->rope_theta > 0, "above 0");
   model->rope_parameters = scaling.text();
 }
 
@@ -243,7 +232,7 @@ LlamaConfig Reader::model() const {
   model.initializer_range = number_or("initializer_range", 0.02);
   model.tie_word_embeddings = flag("tie_word_embeddings");
   if (has("max_position_embeddings"))
-    model.max_position_embeddings = size("max_position_embeddings");
+    model.max_position_embeddings = root["max_position_embeddings"].whole(1, kMost);
   read_windows(may_have_window, is_qwen, &model);
   read_rope(&model);
   return model;
@@ -251,23 +240,35 @@ LlamaConfig Reader::model() const {
 
 }  // namespace
 
-LlamaConfig read_hugging_face_config(const fs::path& folder) {
+LlamaConfig read_hugging_face_config(const fs::path& folder, std::vector<std::string>* notes) {
   const fs::path file = folder / "config.json";
   std::error_code ignored;  // what cannot be looked at cannot be read either, which says why
   DISTCA_THROW_IF(!fs::exists(file, ignored), ErrorKind::kConfig,
                   "{}: no folder of a model: it has no config.json; weights are not downloaded",
                   folder.string());
-  return parse_hugging_face_config(read_json(file, ErrorKind::kConfig), file.string());
+  return parse_hugging_face_config(read_json(file, ErrorKind::kConfig), file.string(), notes);
 }
 
-LlamaConfig parse_hugging_face_config(const Json& json, const std::string& file) {
-  const LlamaConfig model = Reader{json, file}.model();
+LlamaConfig parse_hugging_face_config(const Json& json, const std::string& file,
+                                      std::vector<std::string>* notes) {
+  const LlamaConfig model = Reader{json, file, notes}.model();
   try {
     model.check();
   } catch (const Error& error) {
     throw Error(ErrorKind::kConfig, "{}: {}", file, error.what());
   }
   return model;
+}
+
+Json with_rope_of_all_versions(Json json, const LlamaConfig& model) {
+  const Json written = model.to_hugging_face(0);
+  json.erase("rope_parameters");
+  json.erase("rope_scaling");
+  for (const char* const key : {"rope_theta", "rope_scaling"})
+    if (written.contains(key)) json[key] = written[key];
+  if (written["max_position_embeddings"] > 0)
+    json["max_position_embeddings"] = written["max_position_embeddings"];
+  return json;
 }
 
 }  // namespace distca

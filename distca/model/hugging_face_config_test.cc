@@ -22,11 +22,13 @@ LlamaConfig read(const Json& json) {
   return read_hugging_face_config(folder);
 }
 
-LlamaConfig read_changed(const Json& changes) {
+Json changed_config(const Json& changes) {
   Json json = small_config();
   json.merge_patch(changes);
-  return read(json);
+  return json;
 }
+
+LlamaConfig read_changed(const Json& changes) { return read(changed_config(changes)); }
 
 TEST(hugging_face_config, says_the_shape) {
   const LlamaConfig model = read(small_config());
@@ -130,6 +132,49 @@ TEST(hugging_face_config, what_we_write_is_read_back) {
   }
 }
 
+TEST(hugging_face_config, keys_without_an_effect_are_taken) {
+  const LlamaConfig plain = read(small_config());
+  for (const Json& changes : std::vector<Json>{{{"use_mrope", false}},
+                                               {{"rope_interleaved", false}},
+                                               {{"is_llama_config", true}},
+                                               {{"unsloth_version", "2025.1"}},
+                                               {{"transformers.js_config", {{"dtype", "q4"}}}},
+                                               {{"pruned_heads", Json::object()}},
+                                               {{"num_beams", 4}},
+                                               {{"resid_pdrop", 0.0}},
+                                               {{"max_position_embeddings", 4096.0}}}) {
+    EXPECT_EQ(read_changed(changes).to_hugging_face(0), plain.to_hugging_face(0)) << changes;
+  }
+  Json json = small_config();
+  json["new_feature"] = false;
+  json["another"] = nullptr;
+  std::vector<std::string> notes;
+  parse_hugging_face_config(json, "m/config.json", &notes);
+  EXPECT_THAT(notes,
+              ElementsAre("m/config.json: another = null is not known, and taken for a key that is "
+                          "off",
+                          "m/config.json: new_feature = false is not known, and taken for a key "
+                          "that is off"));
+}
+
+TEST(hugging_face_config, yarn_is_written_for_all_versions) {
+  const Json yarn = {{"rope_type", "yarn"},
+                     {"factor", 4},
+                     {"original_max_position_embeddings", 1024},
+                     {"rope_theta", 10000.0}};
+  const LlamaConfig model = read_changed({{"rope_parameters", yarn}});
+  EXPECT_EQ(model.num_positions(), 4096);
+  const Json written = model.to_hugging_face(8192);
+  EXPECT_EQ(written["max_position_embeddings"], 1024);
+  const LlamaConfig again = read(written);
+  EXPECT_THAT(again.rope_parameters, HasSubstr("\"original_max_position_embeddings\":1024"));
+  EXPECT_EQ(again.num_positions(), 4096);
+  const Json init = with_rope_of_all_versions(changed_config({{"rope_parameters", yarn}}), model);
+  EXPECT_FALSE(init.contains("rope_parameters"));
+  EXPECT_EQ(init["rope_scaling"], written["rope_scaling"]);
+  EXPECT_EQ(init["max_position_embeddings"], 1024);
+}
+
 struct Refused {
   Json changes;
   const char* message;
@@ -172,6 +217,13 @@ TEST(hugging_face_config, what_is_not_supported_is_refused_by_name) {
       {{{"hidden_size", nullptr}}, "hidden_size is missing"},
       {{{"hidden_size", "32"}}, "hidden_size must be an integer"},
       {{{"rms_norm_eps", "small"}}, "rms_norm_eps must be a number"},
+      {{{"rms_norm_eps", -1}}, "model.rms_norm_eps = -1: must be at least 0"},
+      {{{"rms_norm_eps", 1e308}}, "model.rms_norm_eps = 1e+308: must be at most 1"},
+      {{{"initializer_range", -5}}, "model.initializer_range = -5: must be at least 0"},
+      {{{"vocab_size", int64_t{1} << 31}}, "model.vocab_size = 2147483648: must be at most"},
+      {{{"rope_parameters", {{"rope_theta", 0.5}}}}, "model.rope_theta = 0.5: must be at least 1"},
+      {{{"use_mrope", true}}, "use_mrope must be false, not true"},
+      {{{"rope_interleaved", true}}, "rope_interleaved must be false, not true"},
   };
   for (const auto& [changes, message] : cases) {
     try {

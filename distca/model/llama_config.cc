@@ -1,6 +1,7 @@
 #include "distca/model/llama_config.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <string_view>
 
@@ -41,30 +42,44 @@ void check_layer_types(const LlamaConfig& model) {
 
 }  // namespace
 
-void LlamaConfig::check() const {
+std::span<const LlamaConfig::Number> LlamaConfig::numbers() {
   // The upper bounds keep every product of sizes within 64 bits.
-  auto within = [](const char* key, int64_t value, int64_t most) {
-    DISTCA_THROW_IF(value < 1 || value > most, ErrorKind::kConfig,
-                    "model.{} = {}: must be at {} {}", key, value, value < 1 ? "least" : "most",
-                    value < 1 ? 1 : most);
-  };
-  within("vocab_size", vocab_size, 1 << 30);
-  within("hidden_size", hidden_size, 1 << 20);
-  within("intermediate_size", intermediate_size, 1 << 20);
-  within("num_hidden_layers", num_hidden_layers, kMostLayers);
-  within("num_attention_heads", num_attention_heads, 1 << 14);
-  within("num_key_value_heads", num_key_value_heads, 1 << 14);
-  within("head_dim", head_dim, 1 << 10);
+  using L = LlamaConfig;
+  static constexpr std::array<Number, 12> kNumbers = {
+      {{"vocab_size", &L::vocab_size, 1, 0x1p30},
+       {"hidden_size", &L::hidden_size, 1, 0x1p20},
+       {"intermediate_size", &L::intermediate_size, 1, 0x1p20},
+       {"num_hidden_layers", &L::num_hidden_layers, 1, kMostLayers},
+       {"num_attention_heads", &L::num_attention_heads, 1, 0x1p14},
+       {"num_key_value_heads", &L::num_key_value_heads, 1, 0x1p14},
+       {"head_dim", &L::head_dim, 1, 0x1p10},
+       {"rope_theta", &L::rope_theta, 1, 1e18},
+       {"rms_norm_eps", &L::rms_norm_eps, 0, 1},
+       {"initializer_range", &L::initializer_range, 0, 1e6},
+       {"sliding_window", &L::sliding_window, 0, 0x1p30},
+       {"max_position_embeddings", &L::max_position_embeddings, 0, 0x1p40}}};
+  return kNumbers;
+}
+
+void LlamaConfig::check() const {
+  for (const Number& number : numbers()) {
+    const double value = std::visit(
+        [this](auto member) { return static_cast<double>(this->*member); }, number.value);
+    const bool low = !(value >= number.least);
+    DISTCA_THROW_IF(low || value > number.most, ErrorKind::kConfig,
+                    "model.{} = {}: must be at {} {}", number.key, value, low ? "least" : "most",
+                    low ? number.least : number.most);
+  }
   DISTCA_THROW_IF(num_attention_heads % num_key_value_heads != 0, ErrorKind::kConfig,
                   "model.num_attention_heads = {} is not divisible by model.num_key_value_heads = "
                   "{}: every key head serves equally many query heads",
                   num_attention_heads, num_key_value_heads);
   DISTCA_THROW_IF(head_dim % 8 != 0, ErrorKind::kConfig,
                   "model.head_dim = {}: must be a multiple of 8", head_dim);
-  DISTCA_THROW_IF(sliding_window < 0, ErrorKind::kConfig,
-                  "model.sliding_window = {}: 0 (off) or a number of tokens", sliding_window);
   if (!layer_types.empty()) check_layer_types(*this);
-  parse_rope_scaling(rope_parameters, "model.rope_parameters");
+  const RopeScaling scaling = parse_rope_scaling(rope_parameters, "model.rope_parameters");
+  DISTCA_THROW_IF(scaling.type == RopeScaling::Type::kYarn && rope_theta == 1, ErrorKind::kConfig,
+                  "model.rope_theta = 1: yarn needs more than 1");
 }
 
 int64_t LlamaConfig::num_parameters() const {
@@ -129,6 +144,19 @@ double LlamaConfig::train_flops(int64_t tokens, int64_t pairs) const {
          (static_cast<double>(tokens) * 2.0 * matrices + static_cast<double>(pairs) * attention);
 }
 
+std::string LlamaConfig::read_otherwise() const {
+  return parse_rope_scaling(rope_parameters, "model.rope_parameters").read_otherwise();
+}
+
+int64_t LlamaConfig::num_positions() const {
+  const RopeScaling scaling = parse_rope_scaling(rope_parameters, "model.rope_parameters");
+  if (scaling.type != RopeScaling::Type::kYarn || max_position_embeddings == 0)
+    return max_position_embeddings;
+  const double stretched =
+      scaling.factor * static_cast<double>(scaling.original_max_position_embeddings);
+  return std::max(max_position_embeddings, static_cast<int64_t>(stretched));
+}
+
 Json LlamaConfig::to_hugging_face(int64_t tokens) const {
   Json json = {{"architectures", {"LlamaForCausalLM"}},
                {"model_type", "llama"},
@@ -151,7 +179,10 @@ Json LlamaConfig::to_hugging_face(int64_t tokens) const {
                {"eos_token_id", nullptr},
                {"torch_dtype", dtype == ScalarType::kFloat64 ? "float64" : "float32"}};
   // The spelling of transformers 4, which 5 reads, too.
-  if (!rope_parameters.empty()) json["rope_scaling"] = Json::parse(rope_parameters);
+  const RopeScaling scaling = parse_rope_scaling(rope_parameters, "model.rope_parameters");
+  if (!rope_parameters.empty()) json["rope_scaling"] = scaling.to_hugging_face();
+  if (scaling.type == RopeScaling::Type::kYarn)
+    json["max_position_embeddings"] = scaling.original_max_position_embeddings;
   const bool slides = windows().back() > 0;
   if (slides) json["sliding_window"] = sliding_window;
   if (windows_differ()) json["layer_types"] = words_of(layer_types);

@@ -3,7 +3,10 @@
 // and Hugging Face's config.json. Any thread may call these functions.
 
 #include <cstdint>
+#include <span>
 #include <string>
+#include <string_view>
+#include <variant>
 #include <vector>
 
 #include "distca/base/json.h"
@@ -45,6 +48,14 @@ struct LlamaConfig {
 
   static constexpr int64_t kMostLayers = 1 << 14;
 
+  /// A number, by its key in [model] and in config.json, and what it may be in both.
+  struct Number {
+    std::string_view key;
+    std::variant<int64_t LlamaConfig::*, double LlamaConfig::*> value;
+    double least, most;
+  };
+  static std::span<const Number> numbers();
+
   bool has_qkv_bias() const { return model_type == ModelType::kQwen2; }
   bool has_qk_norm() const { return model_type == ModelType::kQwen3; }
 
@@ -68,8 +79,13 @@ struct LlamaConfig {
   double train_flops(int64_t tokens, int64_t pairs) const;
   /// The config.json of a Hugging Face LlamaForCausalLM, MistralForCausalLM if there is a window,
   /// MinistralForCausalLM if windows differ by layer, Qwen2ForCausalLM or Qwen3ForCausalLM. Its
-  /// max_position_embeddings is at least `tokens`.
+  /// max_position_embeddings is at least `tokens`, but under yarn the length that it stretches
+  /// (RopeScaling::to_hugging_face).
   Json to_hugging_face(int64_t tokens) const;
+  /// "", or a line that says which versions of transformers read that file as another model.
+  std::string read_otherwise() const;
+  /// Positions that the model is made for; 0: not known. Yarn stretches max_position_embeddings.
+  int64_t num_positions() const;
 };
 
 }  // namespace distca

@@ -18,6 +18,11 @@ constexpr std::array<std::pair<const char*, Type>, 4> kTypes = {{{"default", Typ
                                                                  {"llama3", Type::kLlama3},
                                                                  {"yarn", Type::kYarn}}};
 constexpr int64_t kMostTokens = int64_t{1} << 40;
+constexpr double kMost = 1e9;  // of a factor or a number of rotations
+
+/// Fields of yarn that others write and that transformers does not read.
+constexpr std::array<std::string_view, 3> kIgnoredByYarn = {"attn_factor", "extrapolation_factor",
+                                                            "finetuned"};
 
 std::vector<std::string_view> fields_of(Type type) {
   switch (type) {
@@ -52,8 +57,13 @@ Type read_type(const Json& json, const JsonField& field) {
 double positive(const JsonField& field, const char* key) {
   const double value = field[key].number();
   field[key].expect(value > 0, "above 0");
+  field[key].expect(value <= kMost, "at most 1e9");
   return value;
 }
+
+/// Whether yarn reads a number there: transformers takes 0 for one that is not given.
+bool is_given(const Json& json, const char* key) { return has(json, key) && json[key] != 0; }
+
 
 /// What yarn multiplies cosines and sines with where nobody says it.
 double yarn_attention(double factor, double scale) {
@@ -61,15 +71,34 @@ double yarn_attention(double factor, double scale) {
 }
 
 void read_yarn(const Json& json, const JsonField& field, RopeScaling* scaling) {
-  if (has(json, "beta_fast")) scaling->beta_fast = positive(field, "beta_fast");
-  if (has(json, "beta_slow")) scaling->beta_slow = positive(field, "beta_slow");
-  if (has(json, "truncate")) scaling->truncate = field["truncate"].flag();
-  if (has(json, "mscale") && has(json, "mscale_all_dim")) {
+  if (is_given(json, "beta_fast")) scaling->beta_fast = positive(field, "beta_fast");
+  if (is_given(json, "beta_slow")) scaling->beta_slow = positive(field, "beta_slow");
+  // transformers takes null for false here.
+  if (json.contains("truncate"))
+    scaling->truncate = has(json, "truncate") && field["truncate"].flag();
+  if (is_given(json, "mscale") && is_given(json, "mscale_all_dim")) {
     scaling->attention_factor = yarn_attention(scaling->factor, positive(field, "mscale")) /
                                 yarn_attention(scaling->factor, positive(field, "mscale_all_dim"));
   }
   if (has(json, "attention_factor"))
     scaling->attention_factor = positive(field, "attention_factor");
+}
+
+/// Throws if the object has a field that is not one of this type.
+void check_fields(const Json& json, std::string_view place, Type type,
+                  std::vector<std::string>* notes) {
+  const std::vector<std::string_view> known = fields_of(type);
+  for (const auto& [key, value] : json.items()) {
+    if (key == "rope_type" || key == "type" || std::ranges::count(known, key) > 0) continue;
+    const bool is_ignored = value.is_null() || value == false ||
+                            (type == Type::kYarn && std::ranges::count(kIgnoredByYarn, key) > 0);
+    DISTCA_THROW_IF(!is_ignored, ErrorKind::kConfig, "{}: {} is not known for this rope_type",
+                    place, key);
+    if (notes) {
+      notes->push_back(fmt::format("{}: {} = {} is left out of account, as by transformers", place,
+                                   key, value.dump()));
+    }
+  }
 }
 
 void apply_llama3(const RopeScaling& s, std::span<double> frequencies) {
@@ -141,25 +170,45 @@ std::string RopeScaling::text() const {
   return json.dump();
 }
 
-RopeScaling read_rope_scaling(const Json& json, std::string_view place, int64_t length) {
+Json RopeScaling::to_hugging_face() const {
+  if (type == Type::kDefault) return nullptr;
+  Json json = Json::parse(text());
+  if (type == Type::kYarn) {
+    json.erase("original_max_position_embeddings");
+    json["attention_factor"] = attention_factor.value_or(yarn_attention(factor, 1));
+  }
+  return json;
+}
+
+std::string RopeScaling::read_otherwise() const {
+  if (type != Type::kYarn || truncate) return "";
+  return "config.json: truncate = false of yarn is not known to transformers before 4.55, whose "
+         "frequencies differ";
+}
+
+RopeScaling read_rope_scaling(const Json& json, std::string_view place, int64_t length,
+                              std::vector<std::string>* notes) {
   const JsonField field(json, place, ErrorKind::kConfig);
   field.expect(json.is_object(), "an object");
   RopeScaling scaling{.type = read_type(json, field)};
-  std::vector<std::string_view> known = fields_of(scaling.type);
-  for (const auto& [key, value] : json.items()) {
-    DISTCA_THROW_IF(key != "rope_type" && key != "type" && !std::ranges::count(known, key),
-                    ErrorKind::kConfig, "{}: {} is not known for this rope_type", place, key);
-  }
+  check_fields(json, place, scaling.type, notes);
   if (scaling.type == Type::kDefault) return scaling;
-  scaling.factor = positive(field, "factor");
-  if (scaling.type == Type::kLinear) return scaling;
+  if (scaling.type == Type::kLinear) {
+    scaling.factor = positive(field, "factor");
+    return scaling;
+  }
   constexpr const char* kLength = "original_max_position_embeddings";
   scaling.original_max_position_embeddings =
-      length > 0 && !has(json, kLength) ? length : field[kLength].integer(1, kMostTokens);
+      length > 0 && !has(json, kLength) ? length : field[kLength].whole(1, kMostTokens);
   if (scaling.type == Type::kYarn) {
+    const bool follows = length > 0 && json.contains("factor") && !has(json, "factor");
+    scaling.factor = follows ? static_cast<double>(length) /
+                                   static_cast<double>(scaling.original_max_position_embeddings)
+                             : positive(field, "factor");
     read_yarn(json, field, &scaling);
     return scaling;
   }
+  scaling.factor = positive(field, "factor");
   scaling.low_freq_factor = positive(field, "low_freq_factor");
   scaling.high_freq_factor = positive(field, "high_freq_factor");
   field["high_freq_factor"].expect(scaling.high_freq_factor > scaling.low_freq_factor,

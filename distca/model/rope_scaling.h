@@ -12,6 +12,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "distca/base/json.h"
 
@@ -31,13 +32,22 @@ struct RopeScaling {
   double apply(std::span<double> frequencies, double theta) const;
   /// The same for all spellings of the same scaling; "" for the default.
   std::string text() const;
+  /// `rope_scaling` of a config.json in which every version of transformers reads this scaling;
+  /// null for the default. That of yarn does not say original_max_position_embeddings, from which
+  /// some versions compute another factor: max_position_embeddings has to be this length.
+  Json to_hugging_face() const;
+  /// "", or a line that says which versions of transformers compute other frequencies.
+  std::string read_otherwise() const;
   bool operator==(const RopeScaling&) const = default;
 };
 
-/// Reads an object of config.json without rope_theta. A field that its type does not have is
-/// refused. `length` is what original_max_position_embeddings is where it is missing; 0: it must be
-/// there. Throws Error(kConfig), which begins with `place`.
-RopeScaling read_rope_scaling(const Json& json, std::string_view place, int64_t length = 0);
+/// Reads an object of config.json without rope_theta, as transformers does. A field that its type
+/// does not have is refused, unless it is one that transformers ignores: `notes` then gets a line.
+/// `length` is max_position_embeddings, or 0 where nobody says it: what
+/// original_max_position_embeddings is where it is missing, and what yarn's factor follows from
+/// where it is null. Throws Error(kConfig), which begins with `place`.
+RopeScaling read_rope_scaling(const Json& json, std::string_view place, int64_t length = 0,
+                              std::vector<std::string>* notes = nullptr);
 /// Reads JSON text. "" is the default.
 RopeScaling parse_rope_scaling(const std::string& text, std::string_view place);
 

@@ -81,6 +81,44 @@ TEST(rope_scaling, text_says_the_same_in_one_spelling) {
   EXPECT_EQ(RopeScaling{}.text(), "");
 }
 
+TEST(rope_scaling, yarn_is_read_as_transformers_reads_it) {
+  const std::string yarn = R"({"rope_type": "yarn", "factor": 4,
+                              "original_max_position_embeddings": 1024)";
+  const RopeScaling plain = parse_rope_scaling(yarn + "}", "here");
+  for (const char* more :
+       {R"(, "mscale": 0.7, "mscale_all_dim": 0})", R"(, "mscale": 0, "mscale_all_dim": 0.7})",
+        R"(, "beta_fast": 0, "beta_slow": null})", R"(, "attn_factor": 2, "finetuned": true})",
+        R"(, "other": false})"}) {
+    EXPECT_EQ(parse_rope_scaling(yarn + more, "here"), plain) << more;
+  }
+  EXPECT_EQ(parse_rope_scaling(R"({"type": "yarn", "factor": 4.0,
+                                   "original_max_position_embeddings": 1.024e3})",
+                               "here"),
+            plain);
+  EXPECT_FALSE(parse_rope_scaling(yarn + R"(, "truncate": null})", "here").truncate);
+  const Json no_factor = {
+      {"rope_type", "yarn"}, {"factor", nullptr}, {"original_max_position_embeddings", 1024}};
+  EXPECT_EQ(read_rope_scaling(no_factor, "here", 4096), plain);
+  std::vector<std::string> notes;
+  read_rope_scaling(Json::parse(yarn + R"(, "attn_factor": 2})"), "here", 0, &notes);
+  EXPECT_EQ(notes, std::vector<std::string>{
+                       "here: attn_factor = 2 is left out of account, as by transformers"});
+}
+
+TEST(rope_scaling, what_is_written_has_one_meaning) {
+  const RopeScaling yarn = parse_rope_scaling(
+      R"({"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 1024})", "here");
+  const Json written = yarn.to_hugging_face();
+  EXPECT_FALSE(written.contains("original_max_position_embeddings"));
+  EXPECT_DOUBLE_EQ(written["attention_factor"], 0.1 * std::log(4.0) + 1);
+  EXPECT_DOUBLE_EQ(written["factor"], 4);
+  EXPECT_EQ(yarn.read_otherwise(), "");
+  RopeScaling exact = yarn;
+  exact.truncate = false;
+  EXPECT_THAT(exact.read_otherwise(), HasSubstr("transformers before 4.55"));
+  EXPECT_EQ(RopeScaling{}.to_hugging_face(), nullptr);
+}
+
 TEST(rope_scaling, what_is_wrong_is_named) {
   const std::vector<std::pair<const char*, const char*>> cases = {
       {"[1]", "here: it must be an object"},
@@ -92,6 +130,9 @@ TEST(rope_scaling, what_is_wrong_is_named) {
       {R"({"rope_type": "linear", "factor": 2, "beta_fast": 3})", "here: beta_fast is not known"},
       {R"({"rope_type": "linear", "type": "yarn", "factor": 2})",
        "here: type must be as rope_type"},
+      {R"({"rope_type": "linear", "factor": 1e300})", "here: factor must be at most 1e9"},
+      {R"({"rope_type": "yarn", "factor": 2, "original_max_position_embeddings": 8.5})",
+       "here: original_max_position_embeddings must be an integer"},
       {R"({"rope_type": "yarn", "factor": 2})",
        "here: original_max_position_embeddings is missing"},
       {R"({"rope_type": "llama3", "factor": 2, "original_max_position_embeddings": 8,

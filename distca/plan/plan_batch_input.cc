@@ -1,6 +1,7 @@
 #include "distca/plan/plan_batch_input.h"
 
 #include <limits>
+#include <system_error>
 
 #include "distca/base/error.h"
 #include "distca/base/json.h"
@@ -65,6 +66,11 @@ Workload read_workload(const std::filesystem::path& path) {
 }
 
 std::vector<int64_t> read_lengths(const std::filesystem::path& path) {
+  std::error_code ignored;
+  DISTCA_THROW_IF(path.native().starts_with('[') && !std::filesystem::exists(path, ignored),
+                  ErrorKind::kData,
+                  "{}: no such file; wanted is the name of a file that holds such a list",
+                  path.string());
   return lengths_from(read_json(path), path.string());
 }
 

@@ -35,9 +35,9 @@ std::vector<std::string> kernel_names() {
 std::string kernel_fault(const KernelRequest& request) {
   if (request.choice == KernelChoice::kCpu && !ours_computes(request)) {
     return fmt::format(
-        "computes fp32 and bf16 with head_dim up to 256 on a CPU, not {} with head_dim {} on {}: "
-        "auto or aten would",
-        short_name(request.type), std::max(request.shape.head_dim_qk, request.shape.head_dim_v),
+        "computes float32 and bfloat16 with head_dim up to 256 on a CPU, not {} with head_dim {} on "
+        "{}: auto or aten would",
+        long_name(request.type), std::max(request.shape.head_dim_qk, request.shape.head_dim_v),
         request.cuda_device < 0 ? "a CPU" : "CUDA");
   }
   if (request.choice == KernelChoice::kReference && request.cuda_device >= 0) {

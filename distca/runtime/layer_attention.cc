@@ -51,8 +51,8 @@ void LayerAttention::check(const AttentionExchange& exchange) const {
                    of.head_dim_qk == shape_.head_dim_qk && of.head_dim_v == shape_.head_dim_v,
                "the kernel computes other heads than the exchange carries");
   DISTCA_CHECK(exchange.types.compute == type_ && exchange.types.accumulator == accumulator_,
-               "the kernel computes in {} and sums in {}", short_name(type_),
-               short_name(accumulator_));
+               "the kernel computes in {} and sums in {}", long_name(type_),
+               long_name(accumulator_));
 }
 
 at::TensorOptions LayerAttention::tensor_options(ScalarType scalar) const {

@@ -40,8 +40,8 @@ at::Tensor MessageRows::part(int index) const {
 at::Tensor MessageRows::flat() const {
   int64_t numbers = 0;
   for (const MessagePart& part : parts_) {
-    DISTCA_CHECK(part.type == parts_[0].type, "parts of {} and {}", short_name(parts_[0].type),
-                 short_name(part.type));
+    DISTCA_CHECK(part.type == parts_[0].type, "parts of {} and {}", long_name(parts_[0].type),
+                 long_name(part.type));
     numbers += part.rows * part.heads * part.dim;
   }
   return tensor_of(memory_, parts_[0].type, {1, 1, numbers}, {numbers, numbers, 1}, cuda_device_);

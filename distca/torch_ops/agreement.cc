@@ -69,7 +69,7 @@ void check_same(const SaidKind& theirs, const SaidKind& first, size_t rank) {
   check("num_kv_heads", &SaidKind::num_kv_heads);
   check("head_dim", &SaidKind::head_dim);
   check("head_dim of v", &SaidKind::head_dim_v);
-  check("dtype (0: fp64, 1: fp32, 2: bf16)", &SaidKind::dtype);
+  check("dtype (0: float64, 1: float32, 2: bfloat16)", &SaidKind::dtype);
   check("window_left", &SaidKind::window_left);
   check("linear_work", &SaidKind::linear_work);
   check("softmax_scale", &SaidKind::softmax_scale);

@@ -9,6 +9,7 @@
 
 #include "distca/base/error.h"
 #include "distca/base/file.h"
+#include "distca/base/json.h"
 #include "distca/base/scalar_type.h"
 #include "distca/base/text.h"
 #include "distca/plan/scheduler.h"
@@ -70,7 +71,10 @@ void check_value(const ConfigKey& key, const std::string& origin) {
              key.value);
 }
 
-void set_text(const ConfigKey& key, const std::string& text, const std::string& origin) {
+void set_text(const ConfigKey& key, std::string text, const std::string& origin) {
+  // A number type has several spellings.
+  if (const std::string type(type_name(text)); std::ranges::count(key.choices, type) > 0)
+    text = type;
   if (!key.choices.empty() && !std::ranges::count(key.choices, text)) {
     const auto nearest = nearest_word(text, key.choices);
     const std::string now = now_called(fmt::format("{} = {}", key.name, text));
@@ -300,6 +304,10 @@ Config load_config(const std::filesystem::path& path, const std::vector<std::str
     try {
       apply_table(toml::parse(text), path.string(), keys);
     } catch (const toml::parse_error& error) {
+      DISTCA_THROW_IF(Json::accept(text), ErrorKind::kConfig,
+                      "{}: it is JSON, and a configuration is TOML, such as configs/demo.toml; the "
+                      "folder of a model of Hugging Face is model.from",
+                      path.string());
       throw Error(ErrorKind::kConfig, "{} line {}: {}", path.string(), error.source().begin.line,
                   error.description());
     }

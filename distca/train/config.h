@@ -58,6 +58,7 @@ struct Config {
   /// folder decides all but the type (model_from.h).
   LlamaConfig model;
   std::string model_from;  // the key model.from: a folder of Hugging Face; "": random weights
+  std::vector<std::string> notes;  // for the user, on that folder's config.json; a line each
   /// How the planner lays tokens out, balances attention over the servers, and caps memory: the
   /// fields of PlanOptions, of which `tolerance` decides tolerance_ppm and `profile` decides price.
   struct PlanKeys : PlanOptions {

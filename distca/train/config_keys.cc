@@ -52,6 +52,18 @@ ConfigKey choice(std::string name, T* value, std::string reason, std::vector<Wor
   return key;
 }
 
+/// A number of [model], with the bounds that it has in a config.json, too.
+template <typename T>
+ConfigKey number(const std::string& name, T* value, std::string unit, std::string reason) {
+  const auto& bounds = *std::ranges::find(LlamaConfig::numbers(), name, &LlamaConfig::Number::key);
+  return {.name = "model." + name,
+          .value = value,
+          .unit = std::move(unit),
+          .reason = std::move(reason),
+          .minimum = bounds.least,
+          .maximum = bounds.most};
+}
+
 /// The words of a table of names.
 template <typename T, typename Entry, size_t N>
 std::vector<Word<T>> words_of(const std::array<Entry, N>& table, T Entry::*value) {
@@ -90,34 +102,34 @@ std::vector<ConfigKey> config_keys(Config& c) {
                         {{"llama", ModelType::kLlama},
                          {"qwen2", ModelType::kQwen2},
                          {"qwen3", ModelType::kQwen3}}),
-      {"model.vocab_size", &m.vocab_size, "tokens", "256 for the byte tokenizer", 1},
-      {"model.hidden_size", &m.hidden_size, "features", "width of the residual stream", 1},
-      {"model.intermediate_size", &m.intermediate_size, "features", "width of the SwiGLU MLP", 1},
-      {"model.num_hidden_layers", &m.num_hidden_layers, "layers", "depth", 1},
-      {"model.num_attention_heads", &m.num_attention_heads, "heads", "query heads", 1},
-      {"model.num_key_value_heads", &m.num_key_value_heads, "heads",
-       "key and value heads; fewer than query heads = GQA, fewer bytes to exchange", 1},
-      {"model.head_dim", &m.head_dim, "features", "a multiple of 8", 8},
-      {"model.rope_theta", &m.rope_theta, "", "base of the rotary position embedding", 1},
+      number("vocab_size", &m.vocab_size, "tokens", "256 for the byte tokenizer"),
+      number("hidden_size", &m.hidden_size, "features", "width of the residual stream"),
+      number("intermediate_size", &m.intermediate_size, "features", "width of the SwiGLU MLP"),
+      number("num_hidden_layers", &m.num_hidden_layers, "layers", "depth"),
+      number("num_attention_heads", &m.num_attention_heads, "heads", "query heads"),
+      number("num_key_value_heads", &m.num_key_value_heads, "heads",
+             "key and value heads; fewer than query heads = GQA, fewer bytes to exchange"),
+      number("head_dim", &m.head_dim, "features", "a multiple of 8"),
+      number("rope_theta", &m.rope_theta, "", "base of the rotary position embedding"),
       {"model.rope_parameters", &m.rope_parameters, "JSON",
        "how RoPE is stretched, as in config.json but without rope_theta: {\"rope_type\": "
        "\"linear\", \"factor\": 2}; linear, llama3 or yarn; \"\": not at all"},
-      {"model.rms_norm_eps", &m.rms_norm_eps, "", "keeps the norm of a zero row finite", 0},
-      {"model.initializer_range", &m.initializer_range, "standard deviation",
-       "of the initial weights", 0},
+      number("rms_norm_eps", &m.rms_norm_eps, "", "keeps the norm of a zero row finite"),
+      number("initializer_range", &m.initializer_range, "standard deviation",
+             "of the initial weights"),
       {"model.tie_word_embeddings", &m.tie_word_embeddings, "",
        "the head shares the embedding's weights"},
-      {"model.sliding_window", &m.sliding_window, "tokens",
-       "keys each query sees, itself included; 0: all", 0},
+      number("sliding_window", &m.sliding_window, "tokens",
+             "keys each query sees, itself included; 0: all"),
       {"model.layer_types", &m.layer_types, "",
        "full_attention (all keys) or sliding_attention (sliding_window) for each layer, with "
        "commas "
        "between them; \"\": all have sliding_window"},
-      {"model.max_position_embeddings", &m.max_position_embeddings, "tokens",
-       "written to config.json where it is more than batch.max_document_tokens; limits nothing", 0,
-       0x1p40},
+      number("max_position_embeddings", &m.max_position_embeddings, "tokens",
+             "written to config.json where it is more than batch.max_document_tokens; limits "
+             "nothing"),
       choice<ScalarType>(
-          "model.dtype", &m.dtype, "of activations and matrix products; master weights stay fp32",
+          "model.dtype", &m.dtype, "of activations and matrix products; master weights stay float32",
           {word(ScalarType::kFloat32), word(ScalarType::kBFloat16), word(ScalarType::kFloat64)}),
       name("plan.layout", &c.plan.layout,
            "which token ranges live on which worker; \"\": the scheduler's own choice", {""},
@@ -150,11 +162,11 @@ std::vector<ConfigKey> config_keys(Config& c) {
           "the same bits; split-kv and spread send less at a time",
           words_of(kFillTicks, &FillTicksName::fill_ticks)),
       choice("attention.kernel", &c.attention.kernel,
-             "cpu: our own, on CPU, fp32 and bf16, head_dim up to 256; aten: PyTorch's; reference: "
-             "on CPU, slow, in double; auto: cpu where it can, else aten",
+             "cpu: our own, on CPU, float32 and bfloat16, head_dim up to 256; aten: PyTorch's; "
+             "reference: on CPU, slow, in double; auto: cpu where it can, else aten",
              words_of(kKernelNames, &KernelName::choice)),
       choice<bool>("exchange.grad_dtype", &c.exchange.wide_gradients,
-                   "type in which dQ, dK, dV travel: compute = model.dtype, accumulator = fp32",
+                   "type in which dQ, dK, dV travel: compute = model.dtype, accumulator = float32",
                    {{"compute", false}, {"accumulator", true}}),
       choice<Config::Exchange::Keys>(
           "exchange.keys", &c.exchange.keys,
@@ -231,7 +243,7 @@ std::vector<ConfigKey> config_keys(Config& c) {
                          {"selective", Recompute::kSelective},
                          {"full", Recompute::kFull}}),
       {"train.loss_chunk_tokens", &c.train.loss_chunk_tokens, "tokens",
-       "whose logits a worker has at a time; 0: as many as take 128 MiB in fp32, at least 512", 0},
+       "whose logits a worker has at a time; 0: as many as take 128 MiB in float32, at least 512", 0},
       choice<Config::Train::Device>(
           "train.device", &c.train.device,
           "cuda: a GPU for each rank with comm.backend=nccl, one for all with threads",

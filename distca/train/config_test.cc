@@ -136,14 +136,31 @@ TEST(config, wrong_types_and_values_name_the_key_and_what_is_right) {
   EXPECT_THAT(message_of({"attention.kernel=fast"}),
               testing::HasSubstr("must be one of auto, cpu, aten, reference"));
   EXPECT_THAT(message_of({"attention.kernel=cpu", "model.dtype=float64"}),
-              testing::AllOf(testing::HasSubstr("attention.kernel = cpu computes fp32 and bf16"),
-                             testing::HasSubstr("not fp64")));
+              testing::AllOf(testing::HasSubstr("= cpu computes float32 and bfloat16"),
+                             testing::HasSubstr("not float64")));
   EXPECT_THAT(
       message_of({"attention.kernel=reference", "train.device=cuda", "comm.backend=threads"}),
       testing::HasSubstr("attention.kernel = reference computes on a CPU"));
   EXPECT_EQ(message_of({"attention.kernel=cpu", "model.dtype=bfloat16"}), "accepted");
   EXPECT_EQ(message_of({"attention.kernel=aten", "model.dtype=float64"}), "accepted");
   EXPECT_THAT(message_of({"seed"}), testing::HasSubstr("section.key=value"));
+}
+
+TEST(config, a_number_type_has_several_names) {
+  for (const auto& [name, type] :
+       {std::pair("bf16", ScalarType::kBFloat16), {"bfloat16", ScalarType::kBFloat16},
+        {"fp32", ScalarType::kFloat32}, {"fp64", ScalarType::kFloat64}}) {
+    const Config config = load_config({}, {fmt::format("model.dtype={}", name)});
+    EXPECT_EQ(config.model.dtype, type) << name;
+  }
+  EXPECT_THAT(message_of({"model.dtype=fp16"}),
+              testing::HasSubstr("must be one of float32, bfloat16, float64"));
+}
+
+TEST(config, numbers_of_the_model_have_the_bounds_of_a_config_json) {
+  EXPECT_EQ(message_of({"model.rope_theta=3580165449"}), "accepted");
+  EXPECT_THAT(message_of({"model.rms_norm_eps=2.0"}), testing::HasSubstr("must be at most 1"));
+  EXPECT_THAT(message_of({"model.hidden_size=2000000"}), testing::HasSubstr("at most 1048576"));
 }
 
 TEST(config, an_override_is_one_line_of_toml) {

@@ -25,7 +25,7 @@ void take_model_from(Config& config, const std::vector<ConfigKey>& keys) {
       given.emplace_back(&key, shown_value(key));
   }
   const ScalarType dtype = model.dtype;
-  model = read_hugging_face_config(config.model_from);
+  model = read_hugging_face_config(config.model_from, &config.notes);
   model.dtype = dtype;
   for (const auto& [key, value] : given) {
     DISTCA_THROW_IF(shown_value(*key) != value, ErrorKind::kConfig,

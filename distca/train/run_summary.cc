@@ -267,15 +267,13 @@ std::string summary_text(const Config& config, const DataBlend& data, const RunS
       out, with_thousands(config.model.num_parameters()),
       steps_written(config.train.steps, summary.metrics_missing),
       saved["architectures"][0].get<std::string>());
+  if (const std::string other = config.model.read_otherwise(); !other.empty())
+    text += "\n  " + other;
   if (const auto checkpoints = complete_checkpoints(out); !checkpoints.empty()) {
     text += fmt::format("\n  {0}/checkpoints        to go on from, the last one of step {1}", out,
                         checkpoints.back().step);
   }
-  if (!config.train.trace.empty()) {
-    text += fmt::format("\n  {0}  steps {1} to {2}: distca trace {0}, or ui.perfetto.dev",
-                        config.train.trace, config.train.trace_first_step,
-                        config.train.trace_first_step + config.train.trace_steps - 1);
-  }
+  if (!summary.trace.empty()) text += "\n  " + summary.trace;
   return text;
 }
 

@@ -16,7 +16,7 @@
 namespace distca {
 
 /// Sums over the steps of a run. add() keeps them; the trainer sets `num_workers`,
-/// `goes_on_after`, `last` and `metrics_missing`.
+/// `goes_on_after`, `last`, `metrics_missing` and `trace`.
 struct RunSummary {
   int num_workers = 0;  // ranks from this number on are dedicated servers
   int64_t steps = 0;
@@ -28,6 +28,7 @@ struct RunSummary {
   StepMetrics sum{.plan = {.imbalance_before = 0, .imbalance_after = 0}};
   std::vector<double> waited_s;  // [ranks] summed over steps
   double plain_packing_s = 0;    // the steps' estimates, summed; 0: there are none
+  std::string trace;             // a line on train.trace, or ""
   int64_t metrics_missing = 0;   // lines that metrics.jsonl lacks because its disk is full
   /// [steps] |predicted / measured - 1|, each the median over the servers.
   std::vector<double> prediction_errors;

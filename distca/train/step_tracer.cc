@@ -26,8 +26,13 @@ std::filesystem::path folder_of(const std::filesystem::path& file) {
   return folder;
 }
 
-int64_t last_step(const Config& config) {
-  return config.train.trace_first_step + config.train.trace_steps - 1;
+/// The last step to be traced, of a run that goes on after this one.
+int64_t last_step(const Config& config, int64_t goes_on_after = 0) {
+  return goes_on_after + config.train.trace_first_step + config.train.trace_steps - 1;
+}
+
+bool traces(const Config& config, int64_t goes_on_after) {
+  return !config.train.trace.empty() && last_step(config, goes_on_after) <= config.train.steps;
 }
 
 /// A rank's clock: which, and what it shows about now.
@@ -65,15 +70,17 @@ void check_trace(const Config& config) {
   }
 }
 
-StepTracer::StepTracer(const Config& config, Communicator& comm, const Grid& grid)
-    : config_(config), comm_(comm), grid_(grid) {}
+StepTracer::StepTracer(const Config& config, Communicator& comm, const Grid& grid,
+                       int64_t goes_on_after)
+    : config_(config),
+      comm_(comm),
+      grid_(grid),
+      first_(traces(config, goes_on_after) ? goes_on_after + config.train.trace_first_step : 0),
+      last_(traces(config, goes_on_after) ? last_step(config, goes_on_after) : 0) {}
 
 void StepTracer::begin_step(int64_t step) {
-  const int64_t first = config_.train.trace_first_step;
-  if (!on() || step < first || step > last_step(config_)) return;
-  if (step != first && !began_) return;
-  if (step == first) {
-    began_ = true;
+  if (step < first_ || step > last_) return;
+  if (step == first_) {
     const ClockFace mine = my_clock();
     const ClockFace first = all_gather(comm_, mine, "clock alignment")[0];
     origin_s_ = first.now_s;
@@ -93,7 +100,7 @@ void StepTracer::end_step() {
                  .name = fmt::format("step {}", step_),
                  .begin_s = step_begin_s_,
                  .end_s = steady_seconds()});
-  if (step_ == last_step(config_)) gather();
+  if (step_ == last_) gather();
 }
 
 ClockReading StepTracer::read_clock() {
@@ -128,6 +135,17 @@ void StepTracer::write() {
   if (gathered_.empty()) return;
   write_file_atomically(config_.train.trace,
                         chrome_json(overlap_name(config_.train.overlap), ranks_, gathered_));
+}
+
+std::string StepTracer::words() const {
+  const std::string& file = config_.train.trace;
+  if (!gathered_.empty())
+    return fmt::format("{0}  steps {1} to {2}: distca trace {0}, or ui.perfetto.dev", file, first_,
+                       last_);
+  if (file.empty() || last_ > 0) return "";
+  return fmt::format("no {}: fewer steps are left than train.trace_first_step, train.trace_steps ask "
+                     "for",
+                     file);
 }
 
 }  // namespace distca

@@ -17,15 +17,17 @@
 
 namespace distca {
 
-/// Throws Error(kConfig) if the file could not be written, or if the run ends before the last step
-/// to be traced. Writes nothing.
+/// Throws Error(kConfig) if the file could not be written, or if a run from the beginning ends
+/// before the last step to be traced. Writes nothing.
 void check_trace(const Config& config);
 
 /// The traced steps of one run.
 class StepTracer {
  public:
   /// `grid`: the stage of each rank. With one stage, the file says nothing of stages.
-  StepTracer(const Config& config, Communicator& comm, const Grid& grid);
+  /// `goes_on_after`: the step of the checkpoint that a resumed run goes on from, else 0. Steps are
+  /// counted from there, and none is traced where too few are left.
+  StepTracer(const Config& config, Communicator& comm, const Grid& grid, int64_t goes_on_after);
 
   /// Call it before every step.
   void begin_step(int64_t step);
@@ -36,17 +38,18 @@ class StepTracer {
   /// On rank 0, writes the file if steps were traced. This may take longer than the timeout of a
   /// wait, so call it when nobody waits for rank 0 any more.
   void write();
+  /// On rank 0: a line that says why nothing is traced, or, behind write(), what was; else "".
+  std::string words() const;
 
  private:
-  bool on() const { return !config_.train.trace.empty(); }
   ClockReading read_clock();
   void gather();
 
   const Config& config_;
   Communicator& comm_;
   const Grid grid_;
+  const int64_t first_, last_;  // steps to be traced; none: 0, 0
   TraceRecorder recorder_;
-  bool began_ = false;  // the first step to be traced was begun: else a resumed run is past it
   bool tracing_ = false;
   int64_t step_ = 0;
   double step_begin_s_ = 0;

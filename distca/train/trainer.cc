@@ -78,7 +78,7 @@ class Trainer {
                                             : nullptr),
         guard_(config.train.spike_factor),
         step_(config.model, weights_ ? &weights_->model : nullptr, comm, step_options(config)),
-        tracer_(config, comm, run_.grid) {
+        tracer_(config, comm, run_.grid, first_step_ - 1) {
     summary_.num_workers = num_workers_;
     summary_.goes_on_after = first_step_ - 1;
   }
@@ -174,6 +174,7 @@ class Trainer {
     std::string text = start_text(config_, split_words(config_, data_, batches_.split()), run_,
                                   resolved_.kernel, peak_);
     for (const std::string& line : resumed) text += "\n" + line;
+    if (const std::string none = tracer_.words(); !none.empty()) text += "\n" + none;
     output_->begin(text);
   }
 
@@ -400,6 +401,7 @@ class Trainer {
     output_->save_weights(trained_);
     output_->save_beside();
     tracer_.write();
+    summary_.trace = tracer_.words();
     summary_.metrics_missing = output_->finish_metrics();
     output_->end(summary_text(config_, data_, summary_));
     // The others have ended well and did not wait for this.

@@ -55,6 +55,15 @@ Played work(const RankWork& mine, Communicator& comm) {
     if (hook) hook(comm.rank(), parameters);
   };
   Step step(config.model, &weights.model, comm, step_options(config));
+  const std::string side =
+      fmt::format("{} worker{}", mine.num_workers, mine.num_workers == 1 ? "" : "s");
+  const auto operations = static_cast<double>(mine.planned.input.program.ops.size());
+  double done = 0;
+  if (mine.hooks.progress && comm.rank() == 0) {
+    step.set_watch([&](const Op&, bool is_over) {
+      if (is_over) mine.hooks.progress(side, ++done / operations);
+    });
+  }
   Played played;
   const auto no_update = [](const GradientSum&) { return false; };
   played.loss_sum = step.train(mine.planned.input, mine.planned.figures.targets,
@@ -184,7 +193,7 @@ Verification verify(const Config& config, int num_workers, const VerifyHooks& ho
   const DataBlend data(config.data.prefix);
   const Batch batch = training_stream(config, data, split_data(config, data)).next();
   const Played many = play(config, data, batch, num_workers, hooks);
-  const Played one = play(alone(config), data, batch, 1, {});
+  const Played one = play(alone(config), data, batch, 1, {.progress = hooks.progress});
   check_finite(config, one);
   const PlanFigures& figures = many.figures;
   const double targets = static_cast<double>(std::max<int64_t>(figures.targets, 1));

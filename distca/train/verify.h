@@ -55,12 +55,15 @@ struct Verification {
   const Difference& worst_gradient() const;
 };
 
-/// What tests change on the workers of the many: called on each of them with the model's
-/// parameters, whose .grad are its own gradients before the sum, and everybody's after it. Calls
-/// come from the threads of the ranks.
+/// What is called while the steps run, by the threads of the ranks.
 struct VerifyHooks {
+  /// What tests change on the workers of the many: called on each of them with the model's
+  /// parameters, whose .grad are its own gradients before the sum, and everybody's after it.
   using Hook = std::function<void(int rank, const std::vector<at::Tensor>& parameters)>;
-  Hook before_sum, after_sum;
+  Hook before_sum = {}, after_sum = {};
+  /// Called by rank 0 after each operation of its step: which side it is, such as "2 workers", and
+  /// which share of the operations is done.
+  std::function<void(const std::string& side, double share)> progress = {};
 };
 
 /// The configuration of a run, as verify wants it: with `dtype` for model.dtype and with ranks that

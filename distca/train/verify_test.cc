@@ -76,6 +76,22 @@ VerifyHooks::Hook spoil(int rank, size_t weight) {
   };
 }
 
+TEST_F(VerifyTest, tells_how_far_each_side_is) {
+  std::vector<std::string> sides;
+  double last = 0;
+  check(2, {.progress = [&](const std::string& side, double share) {
+          if (sides.empty() || sides.back() != side) {
+            EXPECT_EQ(last, sides.empty() ? 0 : 1);
+            sides.push_back(side);
+            last = 0;
+          }
+          EXPECT_GT(share, last);
+          last = share;
+        }});
+  EXPECT_THAT(sides, ElementsAre("2 workers", "1 worker"));
+  EXPECT_EQ(last, 1);
+}
+
 TEST_F(VerifyTest, a_gradient_spoilt_on_one_rank_is_named_and_nothing_else_is) {
   constexpr std::array kWorkers = {2, 3, 1, 4, 7};
   size_t turn = 0;

@@ -19,7 +19,7 @@ import time
 from datetime import datetime
 from pathlib import Path
 
-if __name__ == "__main__":
+if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
     del sys.path[0]  # this program's folder: nothing there stands in for a package
 
 NAMES = "events.out.tfevents.*.distca-*"  # of the files that this program makes

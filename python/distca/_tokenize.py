@@ -1,29 +1,39 @@
-"""Tokenizes JSON lines for `distca data prepare --jsonl`, which starts this program and reads what it prints.
+"""Tokenizes text for `distca data prepare`, which starts this program and reads what it prints.
 
-  python3 distca-tokenize TOKENIZER KEY WORKERS {append-eod|no-append-eod} FILE...
+  python3 distca-tokenize TOKENIZER {lines|files} KEY WORKERS {append-eod|no-append-eod} <FILES
   python3 distca-tokenize TOKENIZER {special|no-special}     for `distca generate`: see answer()
 
+FILES are names, each with a NUL byte behind it. Each line of a file is a document, in JSON, with its text at KEY, or
+each file is a document. Files may be compressed.
+
 It needs the package `tokenizers` and no PyTorch. WORKERS processes tokenize; the order of documents is that of the
-lines, whatever their number. Printed are a line of JSON, which says what the tokenizer is, and then blocks of five
-little-endian 64-bit integers (documents, tokens, empty texts that were left out, bytes of the documents' text, bytes of
-all files read so far), the tokens of each document (64 bits), and the ids (32 bits). A block of -1 documents ends the
-data. If something is wrong, the first or the next thing printed is a line {"error": ...} or a block of -2 documents
-(-3: the machine failed) with the words' length in the place of the tokens, and the words.
+files and lines, whatever their number. Printed are a line of JSON, which says what the tokenizer is, and then blocks of
+six little-endian 64-bit integers (documents, tokens, empty texts that were left out, files that are no text and were
+left out, bytes of the documents' text, bytes of all files read so far), the tokens of each document (64 bits), and the
+ids (32 bits). A block of -1 documents ends the data. If something is wrong, the first or the next thing printed is a
+line {"error": ...} or a block of -2 documents (-3: the machine failed) with the words' length in the place of the
+tokens, and the words.
 """
 
 import hashlib
+import importlib
 import json
 import os
+import re
 import signal
 import sys
 from array import array
 from multiprocessing import get_context
 from pathlib import Path
 
-if __name__ == "__main__":
+if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
     del sys.path[0]  # this program's folder: nothing there stands in for a package
 
-BLOCK_BYTES = 1 << 20  # of lines, which one process tokenizes at a time
+BLOCK_BYTES = 1 << 20  # of lines or files, which one process tokenizes at a time
+# How a file begins that is no plain text, what it is, and the module of Python's that reads it.
+FORMATS = ((rb"\x1f\x8b", "gzip", "gzip"), (rb"BZh[1-9]1AY&SY", "bzip2", "bz2"), (rb"\xfd7zXZ\0", "xz", "lzma"),
+           (rb"\x28\xb5\x2f\xfd", "Zstandard", "compression.zstd"), (rb"\x04\x22\x4d\x18", "LZ4", None),
+           (rb"PK\x03\x04", "a zip archive", None), (rb"PAR1", "Parquet", None))
 
 
 class BadInput(Exception):
@@ -83,17 +93,45 @@ def end_token(tokenizer, path):
                    "--no-append-eod")
 
 
-def blocks(paths):
-    """(path, number of the first line, lines), of about BLOCK_BYTES each."""
+def contents(file, path, kind):
+    """What a file holds, which may be compressed. Of files that are documents, other formats are bytes."""
+    for begin, name, module in FORMATS:
+        if not re.match(begin, file.peek(10)):
+            continue
+        try:
+            return importlib.import_module(module or "").open(file)
+        except (ImportError, ValueError):
+            if kind == "lines":
+                raise BadInput(f"{path}: it is {name}, which is not read here: unpack it") from None
+    return file
+
+
+def blocks(kind, paths):
+    """(path, number of the first line, what it holds), of about BLOCK_BYTES each, and the bytes of files that were read
+    for it. It holds lines, or the bytes of whole files."""
+    files, read = [], 0
     for path in paths:
-        first = 1
+        first, before = 1, 0
         try:
             with open(path, "rb") as file:
-                while lines := file.readlines(BLOCK_BYTES):
-                    yield path, first, lines
-                    first += len(lines)
-        except OSError as error:
-            raise BadInput(f"{path}: cannot be read: {error.strerror}") from None
+                if kind == "files":
+                    files.append(contents(file, path, kind).read())
+                    read += os.path.getsize(path)
+                    if sum(map(len, files)) < BLOCK_BYTES:
+                        continue
+                    yield (path, 1, files), read
+                    files, read = [], 0
+                    continue
+                inside = contents(file, path, kind)
+                while lines := inside.readlines(BLOCK_BYTES):
+                    yield (path, first, lines), file.tell() - before
+                    first, before = first + len(lines), file.tell()
+        except BadInput:
+            raise
+        except Exception as error:  # those that decompress raise several kinds
+            raise BadInput(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if files:
+        yield (path, 1, files), read
 
 
 def text_of(line, key):
@@ -117,16 +155,29 @@ def text_of(line, key):
     return text
 
 
-def tokenize(tokenizer, key, end, path, first, lines):
-    """Of a block: documents, tokens, texts that were empty, bytes of text, and the lengths and ids as bytes."""
-    lengths, ids, empty, text_bytes = array("q"), array("i"), 0, 0
-    for number, line in enumerate(lines, first):
-        if not line.strip():
+def texts(kind, key, path, first, held):
+    """Of what a block holds: the text of each document; None where it is none."""
+    for number, one in enumerate(held, first):
+        if kind == "files":
+            try:
+                yield None if b"\0" in one else one.decode()
+            except UnicodeDecodeError:
+                yield None
+        elif one.strip():
+            try:
+                yield text_of(one, key)
+            except BadInput as error:
+                raise BadInput(f"{path} line {number}: {error}") from None
+
+
+def tokenize(tokenizer, kind, key, end, *block):
+    """Of a block: documents, tokens, texts that were empty, files that are no text, bytes of text, and the lengths and
+    ids as bytes."""
+    lengths, ids, empty, no_text, text_bytes = array("q"), array("i"), 0, 0, 0
+    for text in texts(kind, key, *block):
+        if text is None:
+            no_text += 1
             continue
-        try:
-            text = text_of(line, key)
-        except BadInput as error:
-            raise BadInput(f"{path} line {number}: {error}") from None
         tokens = tokenizer.encode(text, add_special_tokens=False).ids
         if not tokens:
             empty += 1
@@ -135,7 +186,7 @@ def tokenize(tokenizer, key, end, path, first, lines):
         tokens.extend(end)
         lengths.append(len(tokens))
         ids.extend(tokens)
-    return len(lengths), len(ids), empty, text_bytes, lengths.tobytes() + ids.tobytes()
+    return len(lengths), len(ids), empty, no_text, text_bytes, lengths.tobytes() + ids.tobytes()
 
 
 def work(pipe, others, *settings):
@@ -152,8 +203,8 @@ def work(pipe, others, *settings):
         pass
 
 
-def in_order(paths, workers, settings):
-    """What tokenize() gives of each block, in the order of blocks, and the bytes read so far."""
+def in_order(todo, workers, settings):
+    """What tokenize() gives of each of the blocks, in their order, and the bytes that were read for it."""
     context = get_context("fork")  # nothing has started a thread
     pipes = []
     for _ in range(workers):
@@ -162,19 +213,18 @@ def in_order(paths, workers, settings):
         context.Process(target=work, args=(its, list(pipes), *settings), daemon=True).start()
         its.close()
     given, taken, sizes = 0, 0, []
-    todo = blocks(paths)
     more, fault = True, None
     while more or taken < given:
         # A process has one block at a time: while it waits to hand over a result, it takes no other.
         while more and given - taken < workers:
             try:
-                block = next(todo, None)
+                block, size = next(todo, (None, 0))
             except BadInput as error:  # lines before it may be wrong, too
                 block, fault = None, error
             more = block is not None
             if more:
                 pipes[given % workers].send(block)
-                sizes.append(sum(map(len, block[2])))
+                sizes.append(size)
                 given += 1
         if taken == given:
             break
@@ -216,7 +266,8 @@ def main(arguments):
     try:
         if len(arguments) == 2:
             return answer(*arguments)
-        given, key, workers, append, *paths = arguments
+        given, kind, key, workers, append = arguments
+        paths = [os.fsdecode(path) for path in sys.stdin.buffer.read().split(b"\0")[:-1]]
         tokenizer, path = load(given)
         token, number = end_token(tokenizer, path) if append == "append-eod" else (None, None)
         for each in paths:
@@ -231,15 +282,15 @@ def main(arguments):
         begun = True
         workers = int(workers) or len(os.sched_getaffinity(0))
         read = 0
-        for size, (documents, tokens, empty, text_bytes, data) in in_order(
-                paths, workers, (tokenizer, key, [] if number is None else [number])):
+        settings = tokenizer, kind, key, [] if number is None else [number]
+        for size, (*counts, data) in in_order(blocks(kind, paths), workers, settings):
             read += size
-            out.write(array("q", [documents, tokens, empty, text_bytes, read]).tobytes() + data)
-        out.write(array("q", [-1, 0, 0, 0, read]).tobytes())
+            out.write(array("q", [*counts, read]).tobytes() + data)
+        out.write(array("q", [-1, 0, 0, 0, 0, read]).tobytes())
     except (BadInput, Failed) as error:
         words = str(error).encode(errors="backslashreplace")
         if begun:
-            out.write(array("q", [-2 if isinstance(error, BadInput) else -3, len(words), 0, 0, 0]).tobytes() + words)
+            out.write(array("q", [-2 if isinstance(error, BadInput) else -3, len(words), 0, 0, 0, 0]).tobytes() + words)
         else:
             out.write(json.dumps({"error": words.decode()}).encode() + b"\n")
     out.flush()

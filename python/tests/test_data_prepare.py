@@ -6,6 +6,8 @@ documents: tests/cli_data_test.py of the project.
 
 import json
 import os
+import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -116,6 +118,24 @@ def test_a_run_and_an_export_carry_the_tokenizer_along(folder, wanted, prepared)
         assert tokenizer(TEXTS[1]).input_ids + [0] == wanted[1]
         assert tokenizer.eos_token == "<|end|>"
         assert model.generation_config.eos_token_id == 0
+
+
+def test_the_example_of_hugging_face_trains_on_text_with_the_models_tokenizer(folder, tmp_path):
+    shape = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 300, "hidden_size": 32,
+             "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
+             "head_dim": 8, "is_llama_config": True, "rope_interleaved": False, "tie_word_embeddings": True}
+    model = tmp_path / "hub"
+    shutil.copytree(folder / "bpe", model)
+    (model / "config.json").write_text(json.dumps(shape))
+    distca("init", "--hf-config", model, "--out", tmp_path / "model")
+    distca("data", "prepare", "--text", folder / "text", "--tokenizer", tmp_path / "model", "--out", tmp_path / "set")
+    example = pathlib.Path(__file__).parents[2] / "configs/from_hugging_face.toml"
+    distca("train", "--config", example, f"model.from={tmp_path / 'model'}", f"data.prefix={tmp_path / 'set'}",
+           f"train.output_dir={tmp_path / 'run'}", "--workers", 2, "train.steps=2", "batch.nano_batch_tokens=256",
+           "batch.max_document_tokens=256", "optimizer.warmup_steps=1")
+    assert "Blue" in distca("generate", tmp_path / "run", "Blue", "--max-new-tokens", 3)
+    tokenizer, model = loaded(tmp_path / "run")
+    assert tokenizer.eos_token == "<|end|>" and model.config.vocab_size == 300
 
 
 def test_a_run_on_bytes_has_a_tokenizer_of_bytes(folder):
