@@ -150,8 +150,8 @@ void prepare_bytes(const PrepareOptions& options) {
 }
 
 /// The files of --jsonl, in the order in which they are given; a folder stands for those in it.
-std::vector<std::filesystem::path> json_lines_files(
-    const PrepareOptions& options, std::span<const std::filesystem::path> made) {
+std::vector<std::filesystem::path> json_lines_files(const PrepareOptions& options,
+                                                    std::span<const std::filesystem::path> made) {
   constexpr std::array kEndings = {".jsonl",    ".jsonl.gz",  ".jsonl.bz2",
                                    ".jsonl.xz", ".jsonl.zst", ".ndjson"};
   std::vector<std::filesystem::path> files;

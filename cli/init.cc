@@ -51,14 +51,13 @@ void init(const InitOptions& options) {
     tensors.push_back({.name = weight.name, .shape = weight.shape});
   FilesByName beside = is_folder ? read_tokenizer(options.hf_config) : FilesByName();
   const bool has_tokenizer = beside.contains(kTokenizerJson);
-  options.out.write(
-      fmt::format("random weights from the seed {}, of the shape of {}", options.seed,
-                  file.string()),
-      {.tensors = std::move(tensors),
-       .contents = {.config = config, .metadata = {}, .beside = std::move(beside)},
-       .read = [&](size_t tensor, std::span<std::byte> bytes) {
-         draw(table[tensor], options.seed, bytes);
-       }});
+  options.out.write(fmt::format("random weights from the seed {}, of the shape of {}", options.seed,
+                                file.string()),
+                    {.tensors = std::move(tensors),
+                     .contents = {.config = config, .metadata = {}, .beside = std::move(beside)},
+                     .read = [&](size_t tensor, std::span<std::byte> bytes) {
+                       draw(table[tensor], options.seed, bytes);
+                     }});
   fmt::print("  {}\n", has_tokenizer ? "the tokenizer of " + options.hf_config.string()
                        : is_folder   ? "no tokenizer: the folder has none"
                                      : "no tokenizer: --hf-config names no folder");

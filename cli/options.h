@@ -36,10 +36,9 @@ inline CLI::Validator whole_range(int64_t least, int64_t most) {
   const auto check = [least, most](const std::string& text) {
     int64_t value = 0;
     const bool right = CLI::detail::lexical_cast(text, value) && value >= least && value <= most;
-    return right
-               ? std::string()
-               : fmt::format("{} is not a whole number in {} .. {}, such as {}", text, least, most,
-                             std::clamp<int64_t>(1000, least, most));
+    return right ? std::string()
+                 : fmt::format("{} is not a whole number in {} .. {}, such as {}", text, least,
+                               most, std::clamp<int64_t>(1000, least, most));
   };
   return CLI::Validator(check, fmt::format("in [{}, {}]", least, most));
 }
@@ -58,11 +57,11 @@ CLI::Option* number(CLI::App& verb, const char* name, T& value, std::type_identi
   return value == 0 ? option : option->capture_default_str();
 }
 
-/// Adds --dtype: one of `types` in any of its spellings (base/scalar_type.h).
-inline CLI::Option* number_type(CLI::App& verb, std::string& value,
+/// Adds an option that is one of `types` in any of its spellings (base/scalar_type.h).
+inline CLI::Option* number_type(CLI::App& verb, const char* name, std::string& value,
                                 const std::vector<std::string>& types, const char* meaning) {
   CLI::Option* option =
-      verb.add_option("--dtype", value, meaning)
+      verb.add_option(name, value, meaning)
           ->check(CLI::IsMember(types))
           ->transform([](const std::string& word) { return std::string(type_name(word)); });
   return value.empty() ? option : option->capture_default_str();

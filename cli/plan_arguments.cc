@@ -194,7 +194,7 @@ void add_shape_options(CLI::App& verb, PlanArguments& arguments) {
   number(verb, "--head-dim", arguments.head_dim, 1, kMost, "Of queries, keys and values");
   number(verb, "--tensor-parallel", arguments.tensor_parallel, 1, kMost,
          "Ranks that share the heads");
-  number_type(verb, arguments.dtype, {"bfloat16", "float16", "float32", "float64"},
+  number_type(verb, "--dtype", arguments.dtype, {"bfloat16", "float16", "float32", "float64"},
               "What travels");
   number(verb, "--window", arguments.window, 0, kMostTokens,
          "Tokens a query sees, itself included; 0: all");

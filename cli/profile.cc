@@ -174,7 +174,8 @@ void add_profile(CLI::App& app) {
   number(*verb, "--heads", arguments->heads, 1, kMost, "Query heads of one rank");
   number(*verb, "--kv-heads", arguments->kv_heads, 1, kMost, "Key and value heads of one rank");
   number(*verb, "--head-dim", arguments->head_dim, 1, kMost, "Of queries, keys and values");
-  number_type(*verb, arguments->dtype, {"bfloat16", "float32", "float64"}, "Computed in");
+  number_type(*verb, "--dtype", arguments->dtype, {"bfloat16", "float32", "float64"},
+              "Computed in");
   verb->add_option("--kernel", arguments->kernel, "As attention.kernel in training")
       ->check(CLI::IsMember(kernel_names()))
       ->capture_default_str();

@@ -163,7 +163,7 @@ void add_verify(CLI::App& app) {
                    "threads of this process")
       ->check(whole_range(1, kMostRanks))
       ->capture_default_str();
-  number_type(*verb, arguments->dtype, {"float64", "run"},
+  number_type(*verb, "--dtype", arguments->dtype, {"float64", "run"},
               "float64, in which rounding hides nothing, or run: model.dtype and "
               "attention.kernel of the run, with the bound of that format");
   verb->add_flag("--all", arguments->all, "Print every gradient, not only the worst");

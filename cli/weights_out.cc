@@ -25,7 +25,7 @@ WeightsType type_of(const std::string& dtype) {
 void WeightsOut::add_options(CLI::App& verb) {
   verb.add_option("--out", out_, "Folder of weights, config.json and the tokenizer, which is made")
       ->required();
-  number_type(verb, dtype_, {"bfloat16", "float16", "float32"},
+  number_type(verb, "--dtype", dtype_, {"bfloat16", "float16", "float32"},
               "Number type of the weights; without it, they keep theirs, mostly float32");
   number(verb, "--max-shard-gb", max_shard_gb_, 1e-6, 1e6,
          "Divide the weights into files of at most so many GB (10^9 bytes); without it, one file");
@@ -41,8 +41,8 @@ void WeightsOut::write(const std::string& begin, const ModelToWrite& model) cons
   check_outputs(touched, overwrite_);
   HuggingFaceWriter::Contents contents = model.contents;
   const LlamaConfig shape = parse_hugging_face_config(contents.config, "config.json");
-  contents.config = with_eos_token_id(
-      with_rope_of_all_versions(std::move(contents.config), shape), contents.beside);
+  contents.config = with_eos_token_id(with_rope_of_all_versions(std::move(contents.config), shape),
+                                      contents.beside);
   writer.write(contents, model.read);
   int64_t parameters = 0;
   for (const StoredTensor& tensor : model.tensors) parameters += tensor.numel();

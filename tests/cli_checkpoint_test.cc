@@ -60,6 +60,20 @@ TEST_F(CliCheckpointTest, an_export_has_the_bytes_of_what_the_end_of_the_run_wro
   expect_same_files(folder_ / "older", folder_ / "ends");
 }
 
+TEST_F(CliCheckpointTest, a_trace_of_a_run_that_goes_on_counts_its_steps_from_there) {
+  train_run();
+  const fs::path trace = folder_ / "trace.json";
+  const Words again = {"--resume", "--trace", trace.string()};
+  EXPECT_THAT(succeed(arguments(joined(again, {"train.steps=10"}))).out,
+              HasSubstr(trace.string() + "  steps 8 to 10: distca trace "));
+  EXPECT_THAT(read_file(trace), AllOf(HasSubstr("\"step 8\""), HasSubstr("\"step 10\"")));
+  fs::remove(trace);
+  EXPECT_THAT(succeed(arguments(joined(again, {"train.steps=12"}))).out,
+              AllOf(HasSubstr("\nno " + trace.string() + ": fewer steps are left than"),
+                    ::testing::Not(HasSubstr("distca trace"))));
+  EXPECT_FALSE(fs::exists(trace));
+}
+
 TEST_F(CliCheckpointTest, an_export_of_fp64_and_of_an_interrupted_run_stays_exact) {
   train_run({"model.dtype=float64"});
   fs::rename(run_ / "model.safetensors", folder_ / "wanted");

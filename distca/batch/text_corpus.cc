@@ -107,7 +107,8 @@ TextCorpus write_byte_dataset(const std::vector<fs::path>& files, const fs::path
     progress(++done);
   }
   if (corpus.documents == 0) {
-    throw Error(ErrorKind::kData, "{}: no text: {} empty and {} binary files, such as compressed ones",
+    throw Error(ErrorKind::kData,
+                "{}: no text: {} empty and {} binary files, such as compressed ones",
                 files.front().parent_path().string(), corpus.empty, corpus.binary);
   }
   writer.finish();

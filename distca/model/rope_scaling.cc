@@ -64,7 +64,6 @@ double positive(const JsonField& field, const char* key) {
 /// Whether yarn reads a number there: transformers takes 0 for one that is not given.
 bool is_given(const Json& json, const char* key) { return has(json, key) && json[key] != 0; }
 
-
 /// What yarn multiplies cosines and sines with where nobody says it.
 double yarn_attention(double factor, double scale) {
   return factor <= 1 ? 1 : 0.1 * scale * std::log(factor) + 1;

@@ -67,10 +67,9 @@ Workload read_workload(const std::filesystem::path& path) {
 
 std::vector<int64_t> read_lengths(const std::filesystem::path& path) {
   std::error_code ignored;
-  DISTCA_THROW_IF(path.native().starts_with('[') && !std::filesystem::exists(path, ignored),
-                  ErrorKind::kData,
-                  "{}: no such file; wanted is the name of a file that holds such a list",
-                  path.string());
+  DISTCA_THROW_IF(
+      path.native().starts_with('[') && !std::filesystem::exists(path, ignored), ErrorKind::kData,
+      "{}: no such file; wanted is the name of a file that holds such a list", path.string());
   return lengths_from(read_json(path), path.string());
 }
 

@@ -54,9 +54,10 @@ ConfigKey choice(std::string name, T* value, std::string reason, std::vector<Wor
 
 /// A number of [model], with the bounds that it has in a config.json, too.
 template <typename T>
-ConfigKey number(const std::string& name, T* value, std::string unit, std::string reason) {
-  const auto& bounds = *std::ranges::find(LlamaConfig::numbers(), name, &LlamaConfig::Number::key);
-  return {.name = "model." + name,
+ConfigKey number(std::string name, T* value, std::string unit, std::string reason) {
+  const auto& bounds = *std::ranges::find(LlamaConfig::numbers(), name.substr(name.find('.') + 1),
+                                          &LlamaConfig::Number::key);
+  return {.name = std::move(name),
           .value = value,
           .unit = std::move(unit),
           .reason = std::move(reason),
@@ -102,34 +103,36 @@ std::vector<ConfigKey> config_keys(Config& c) {
                         {{"llama", ModelType::kLlama},
                          {"qwen2", ModelType::kQwen2},
                          {"qwen3", ModelType::kQwen3}}),
-      number("vocab_size", &m.vocab_size, "tokens", "256 for the byte tokenizer"),
-      number("hidden_size", &m.hidden_size, "features", "width of the residual stream"),
-      number("intermediate_size", &m.intermediate_size, "features", "width of the SwiGLU MLP"),
-      number("num_hidden_layers", &m.num_hidden_layers, "layers", "depth"),
-      number("num_attention_heads", &m.num_attention_heads, "heads", "query heads"),
-      number("num_key_value_heads", &m.num_key_value_heads, "heads",
+      number("model.vocab_size", &m.vocab_size, "tokens", "256 for the byte tokenizer"),
+      number("model.hidden_size", &m.hidden_size, "features", "width of the residual stream"),
+      number("model.intermediate_size", &m.intermediate_size, "features",
+             "width of the SwiGLU MLP"),
+      number("model.num_hidden_layers", &m.num_hidden_layers, "layers", "depth"),
+      number("model.num_attention_heads", &m.num_attention_heads, "heads", "query heads"),
+      number("model.num_key_value_heads", &m.num_key_value_heads, "heads",
              "key and value heads; fewer than query heads = GQA, fewer bytes to exchange"),
-      number("head_dim", &m.head_dim, "features", "a multiple of 8"),
-      number("rope_theta", &m.rope_theta, "", "base of the rotary position embedding"),
+      number("model.head_dim", &m.head_dim, "features", "a multiple of 8"),
+      number("model.rope_theta", &m.rope_theta, "", "base of the rotary position embedding"),
       {"model.rope_parameters", &m.rope_parameters, "JSON",
        "how RoPE is stretched, as in config.json but without rope_theta: {\"rope_type\": "
        "\"linear\", \"factor\": 2}; linear, llama3 or yarn; \"\": not at all"},
-      number("rms_norm_eps", &m.rms_norm_eps, "", "keeps the norm of a zero row finite"),
-      number("initializer_range", &m.initializer_range, "standard deviation",
+      number("model.rms_norm_eps", &m.rms_norm_eps, "", "keeps the norm of a zero row finite"),
+      number("model.initializer_range", &m.initializer_range, "standard deviation",
              "of the initial weights"),
       {"model.tie_word_embeddings", &m.tie_word_embeddings, "",
        "the head shares the embedding's weights"},
-      number("sliding_window", &m.sliding_window, "tokens",
+      number("model.sliding_window", &m.sliding_window, "tokens",
              "keys each query sees, itself included; 0: all"),
       {"model.layer_types", &m.layer_types, "",
        "full_attention (all keys) or sliding_attention (sliding_window) for each layer, with "
        "commas "
        "between them; \"\": all have sliding_window"},
-      number("max_position_embeddings", &m.max_position_embeddings, "tokens",
+      number("model.max_position_embeddings", &m.max_position_embeddings, "tokens",
              "written to config.json where it is more than batch.max_document_tokens; limits "
              "nothing"),
       choice<ScalarType>(
-          "model.dtype", &m.dtype, "of activations and matrix products; master weights stay float32",
+          "model.dtype", &m.dtype,
+          "of activations and matrix products; master weights stay float32",
           {word(ScalarType::kFloat32), word(ScalarType::kBFloat16), word(ScalarType::kFloat64)}),
       name("plan.layout", &c.plan.layout,
            "which token ranges live on which worker; \"\": the scheduler's own choice", {""},
@@ -243,7 +246,8 @@ std::vector<ConfigKey> config_keys(Config& c) {
                          {"selective", Recompute::kSelective},
                          {"full", Recompute::kFull}}),
       {"train.loss_chunk_tokens", &c.train.loss_chunk_tokens, "tokens",
-       "whose logits a worker has at a time; 0: as many as take 128 MiB in float32, at least 512", 0},
+       "whose logits a worker has at a time; 0: as many as take 128 MiB in float32, at least 512",
+       0},
       choice<Config::Train::Device>(
           "train.device", &c.train.device,
           "cuda: a GPU for each rank with comm.backend=nccl, one for all with threads",

@@ -147,9 +147,10 @@ TEST(config, wrong_types_and_values_name_the_key_and_what_is_right) {
 }
 
 TEST(config, a_number_type_has_several_names) {
-  for (const auto& [name, type] :
-       {std::pair("bf16", ScalarType::kBFloat16), {"bfloat16", ScalarType::kBFloat16},
-        {"fp32", ScalarType::kFloat32}, {"fp64", ScalarType::kFloat64}}) {
+  for (const auto& [name, type] : {std::pair("bf16", ScalarType::kBFloat16),
+                                   {"bfloat16", ScalarType::kBFloat16},
+                                   {"fp32", ScalarType::kFloat32},
+                                   {"fp64", ScalarType::kFloat64}}) {
     const Config config = load_config({}, {fmt::format("model.dtype={}", name)});
     EXPECT_EQ(config.model.dtype, type) << name;
   }

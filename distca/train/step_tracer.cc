@@ -131,21 +131,19 @@ void StepTracer::gather() {
   gathered_ = gather_texts(comm_, chrome_events(comm_.rank(), mine, events), "trace");
 }
 
-void StepTracer::write() {
-  if (gathered_.empty()) return;
-  write_file_atomically(config_.train.trace,
-                        chrome_json(overlap_name(config_.train.overlap), ranks_, gathered_));
+std::string StepTracer::missing() const {
+  const std::string& file = config_.train.trace;
+  if (file.empty() || last_ > 0) return "";
+  return fmt::format(
+      "no {}: fewer steps are left than train.trace_first_step, train.trace_steps ask for", file);
 }
 
-std::string StepTracer::words() const {
+std::string StepTracer::write() {
+  if (gathered_.empty()) return missing();
   const std::string& file = config_.train.trace;
-  if (!gathered_.empty())
-    return fmt::format("{0}  steps {1} to {2}: distca trace {0}, or ui.perfetto.dev", file, first_,
-                       last_);
-  if (file.empty() || last_ > 0) return "";
-  return fmt::format("no {}: fewer steps are left than train.trace_first_step, train.trace_steps ask "
-                     "for",
-                     file);
+  write_file_atomically(file, chrome_json(overlap_name(config_.train.overlap), ranks_, gathered_));
+  return fmt::format("{0}  steps {1} to {2}: distca trace {0}, or ui.perfetto.dev", file, first_,
+                     last_);
 }
 
 }  // namespace distca

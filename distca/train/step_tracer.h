@@ -35,11 +35,11 @@ class StepTracer {
   TraceRecorder* recorder() { return tracing_ ? &recorder_ : nullptr; }
   /// Call it after every step. After the last traced one, rank 0 gets what all ranks have recorded.
   void end_step();
+  /// "", or a line that says why nothing is traced.
+  std::string missing() const;
   /// On rank 0, writes the file if steps were traced. This may take longer than the timeout of a
-  /// wait, so call it when nobody waits for rank 0 any more.
-  void write();
-  /// On rank 0: a line that says why nothing is traced, or, behind write(), what was; else "".
-  std::string words() const;
+  /// wait, so call it when nobody waits for rank 0 any more. Gives a line for the summary, or "".
+  std::string write();
 
  private:
   ClockReading read_clock();

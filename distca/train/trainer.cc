@@ -136,6 +136,7 @@ class Trainer {
               .data = resolved_.data};
     std::vector<std::string> words;
     if (checkpoint_) words = check_resume(checkpoint_->index(), facts_);
+    if (const std::string none = tracer_.missing(); !none.empty()) words.push_back(none);
     if (weights_) {
       load_start_weights(checkpoint_.get(), config_, *weights_, &words);
       check_same_start(others_with_other_weights("comparing the initial weights"), run_,
@@ -174,7 +175,6 @@ class Trainer {
     std::string text = start_text(config_, split_words(config_, data_, batches_.split()), run_,
                                   resolved_.kernel, peak_);
     for (const std::string& line : resumed) text += "\n" + line;
-    if (const std::string none = tracer_.words(); !none.empty()) text += "\n" + none;
     output_->begin(text);
   }
 
@@ -400,8 +400,7 @@ class Trainer {
     }
     output_->save_weights(trained_);
     output_->save_beside();
-    tracer_.write();
-    summary_.trace = tracer_.words();
+    summary_.trace = tracer_.write();
     summary_.metrics_missing = output_->finish_metrics();
     output_->end(summary_text(config_, data_, summary_));
     // The others have ended well and did not wait for this.
