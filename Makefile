@@ -5,7 +5,7 @@ JOBS ?= 2
 FUZZ_SECONDS ?= 60
 BUILD = cmake --preset release --log-level=WARNING && cmake --build --preset release -j $(JOBS)
 .DEFAULT_GOAL := help
-.PHONY: help setup test-setup build demo test test-full test-python sanitize sanitize-build tsan fuzz core determinism arm check-cuda format check pictures bundle clean
+.PHONY: help setup test-setup build demo test test-full test-python test-matrix sanitize sanitize-build tsan fuzz core determinism arm check-cuda format check pictures bundle clean
 
 help:            ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,7 +64,10 @@ determinism:     ## plans from gcc -O3, gcc -O0 and clang++ against the pinned h
 arm:             ## the kernels cross-compiled for aarch64, their tests under qemu
 	@scripts/check_arm.sh $(JOBS)
 
-check-cuda:      ## compile what includes PyTorch against 2.11 and 2.13, as on a GPU (downloads a wheel once)
+test-matrix:     ## the Python package with each version of PyTorch and other libraries (hours, GBs; ARGUMENTS=--rest)
+	@scripts/test_matrix.py $(ARGUMENTS)
+
+check-cuda:      ## compile what includes PyTorch against the oldest and newest that was tried, as on a GPU (downloads wheels)
 	@JOBS=$(JOBS) scripts/check_cuda.py
 
 format:          ## clang-format every source in place

@@ -22,9 +22,9 @@ import sys
 import time
 import zipfile
 
-from project import ROOT, files, read
+from project import ROOT, files, read, tried
 
-TORCH = ("2.11.0", "2.13.0")
+TORCH = [f"{version}.0" for version in tried("TORCH")]
 FOLDER = ROOT / "build/check_cuda"
 INCLUDES = re.compile(r"^#include <(torch|ATen|c10)/", re.MULTILINE)
 SHARED = "#include <ATen/ATen.h>\n#include <torch/csrc/autograd/autograd.h>\n#include <torch/csrc/autograd/variable.h>\n"

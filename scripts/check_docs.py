@@ -3,7 +3,8 @@
 
 import re
 
-from project import ROOT, files, read, report
+import test_matrix
+from project import ROOT, files, read, report, tried
 
 README_LINES = 120
 DEMO_BY_LINE = 25
@@ -110,6 +111,18 @@ def readme():
         yield f"README.md: make demo must be shown by line {DEMO_BY_LINE}"
 
 
+def versions():
+    """Faults: pages that say other versions than the package, or another table than the log of `make test-matrix`."""
+    names = {"PyTorch": "TORCH", "Transformers": "TRANSFORMERS", "Megatron-Core": "MEGATRON"}
+    for path in ("README.md", test_matrix.PAGE):
+        text = " ".join(read(path).split())
+        for name, key in names.items():
+            if (wanted := f"{name} {' to '.join(tried(key))}") not in text:
+                yield f"{path}: it does not say that the package was tried with {wanted}"
+    if read(test_matrix.PAGE) != test_matrix.page_with_table():
+        yield f"{test_matrix.PAGE}: its table is not that of {test_matrix.LOG}: scripts/test_matrix.py --table"
+
+
 def public_header(path):
     """Faults: it opens with a program of examples/, word for word, which is short enough to be read there."""
     opening = read(path).partition("\n#include <")[0]
@@ -125,7 +138,7 @@ def public_header(path):
 
 
 def main():
-    project, found = Project(), [*readme()]
+    project, found = Project(), [*readme(), *versions()]
     for path in files("distca/api/*.h"):
         if path.count("/") == 2:  # not those in distca/api/inside
             found += public_header(path)

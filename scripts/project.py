@@ -29,6 +29,11 @@ def read(path):
     return (ROOT / path).read_text(encoding="utf-8")
 
 
+def tried(name):
+    """(the oldest, the newest) minor version of TORCH, TRANSFORMERS or MEGATRON that the Python package was tried with."""
+    return re.search(rf'^{name} = \("([\d.]+)", "([\d.]+)"\)', read("python/distca/_versions.py"), re.MULTILINE).groups()
+
+
 def without_comments(path, text):
     """The same lines of a source without comments and Python's docstrings."""
     language = next(language for ending, language in LANGUAGES.items() if path.endswith(ending))

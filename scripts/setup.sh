@@ -65,11 +65,12 @@ install_packages() {
   rm -f "$log"
 }
 
-# The version of PyTorch that a Python has, if the sources compile against it.
+# The version of PyTorch that a Python has, unless it is older than the oldest that the sources compile against.
 torch_of() {
-  local version
+  local version oldest
+  oldest=$(sed -n 's/^TORCH = ("\([0-9.]*\)".*/\1/p' python/distca/_versions.py)
   version=$("$1" -c 'import importlib.metadata as m; print(m.version("torch"))' 2>/dev/null) || return 1
-  [[ $version =~ ^2\.1[123]\. ]] && echo "$version"
+  [ "$(printf '%s\n' "$oldest" "$version" | sort -V | head -n 1)" = "$oldest" ] && echo "$version"
 }
 
 install_torch() {

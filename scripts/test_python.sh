@@ -76,7 +76,7 @@ __version__ = "2.10.0+cpu"
 PYTHON
 refused "no compiler" "found no C++20 compiler: apt-get install g++" env CXX=/nowhere/g++ \
   cmake -S . -B "$folder/no_compiler" -G Ninja -DSKBUILD=2 -DDISTCA_BUILD_PYTHON=ON
-refused "an older PyTorch" "distca works with PyTorch 2.11 to 2.13, but" \
+refused "an older PyTorch" "distca needs PyTorch 2.11 or newer, but" \
   configure "-DPython_EXECUTABLE=$PWD/$folder/bare/bin/python"
 
 extras='import tomllib; print(*sum(tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"].values(), []))'

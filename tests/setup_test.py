@@ -71,6 +71,8 @@ class SetupTest(unittest.TestCase):
         cls.indexes = Indexes(cls.folder / "indexes")
         cls.tree = cls.folder / "tree"
         shutil.copytree(ROOT / "scripts", cls.tree / "scripts")
+        (cls.tree / "python/distca").mkdir(parents=True)
+        shutil.copy(ROOT / "python/distca/_versions.py", cls.tree / "python/distca")
         # pip asks only the indexes of this test; no proxy stands between.
         cls.environment = {
             name: value for name, value in os.environ.items()
@@ -156,6 +158,15 @@ class SetupTest(unittest.TestCase):
         self.assertGreater(time.monotonic() - start, LIMIT_S)
 
         self.assertEqual(self.run_setup(), f"setup: everything is there (PyTorch {VERSION} in .venv)\n")
+
+    def test_a_pytorch_that_is_there_is_taken_unless_it_is_too_old(self):
+        for version, is_taken in (("2.9.1", False), ("2.11.0", True), ("2.15.2+cu130", True), ("3.0.0", True)):
+            python = self.folder / "python"
+            python.write_text(f"#!/bin/sh\necho {version}\n")
+            python.chmod(0o755)
+            torch_of = output_of("sed", "-n", "/^torch_of()/,/^}/p", "scripts/setup.sh", cwd=self.tree)
+            done = self.shell(f'{torch_of}\ntorch_of "{python}"')
+            self.assertEqual((done.returncode == 0, done.stdout), (is_taken, f"{version}\n" if is_taken else ""), done.stderr)
 
 
 if __name__ == "__main__":

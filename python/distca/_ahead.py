@@ -1,9 +1,12 @@
 """Plans one batch ahead, in a thread, while the step before it runs."""
 
+import functools
 import warnings
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 import torch
+from torch.utils.data import DataLoader
 
 from distca._attention import offsets_of, plan_for, waits_for
 from distca._group import ahead_of, name_of
@@ -12,7 +15,20 @@ from distca._ops import ops
 _UNUSED = ("plan_ahead: attention was given another cu_seqlens tensor than the one that was planned ahead, and planned it "
            "again. DDP with device_ids and FSDP2 copy a call's tensors to the device: give them to the model inside an "
            "object of a class of your own")
+_PREPARED = ("plan_ahead: Accelerate's prepare makes another loader of this one, whose batches are planned within their "
+             "steps; to plan them ahead, call plan_ahead(accelerator.prepare(loader))")
+_PROGRESS = ("end_of_dataloader", "remainder", "iteration", "dl_state_dict")  # what Accelerate's loaders tell of it
 _END = object()  # in place of a batch where a loader has no more
+
+
+@dataclass
+class _Ahead:
+    """What a plan_ahead has of its own. Its other attributes are those of the loader."""
+
+    loader: object
+    cu_seqlens: object
+    group: object
+    state: object = None  # the loader's state_dict() of the batch that trains, where the loader does not keep it itself
 
 
 class plan_ahead:  # noqa: N801: it is called like a function
@@ -32,54 +48,127 @@ class plan_ahead:  # noqa: N801: it is called like a function
     A loader that ends earlier on one rank than on another one raises a RuntimeError on all ranks, in one line that names
     the rank and says how many batches it had, in place of the batch that it lacks.
 
+    Attributes are those of the loader, also where they are set, and so is the class where the loader is a DataLoader or
+    one of Accelerate's. While a batch trains, such loaders tell what they would tell without plan_ahead: whether the
+    batch is the last one, and their state_dict(). What Accelerate makes of a plan_ahead (`skip_first_batches`, `prepare`)
+    yields the right batches, planned within their steps.
+
     With a model of `distca.transformers`, `cu_seqlens` is `distca.transformers.cu_seqlens_of(model)`.
     """
 
     def __init__(self, loader, cu_seqlens=None, group=None):
-        self.loader, self.group = loader, group
-        self._cu_seqlens = cu_seqlens or (lambda batch: batch["cu_seq_lens_q"])
+        object.__setattr__(self, "_ahead", _Ahead(loader, cu_seqlens, group))
 
     def __len__(self):
-        return len(self.loader)
+        return len(self._ahead.loader)
 
-    def __getattr__(self, name):  # what a loader has besides, such as dataset and sampler
-        if name in ("loader", "group"):  # not there yet: a copy is being made
-            raise AttributeError(name)
-        return getattr(self.loader, name)
+    @property
+    def __class__(self):  # Accelerate asks for the class of a loader before it divides it or skips batches
+        loader = self._ahead.loader
+        return _class_of(type(loader), loader.__class__) if isinstance(loader, DataLoader) else plan_ahead
+
+    def __getattr__(self, name):
+        ahead = object.__getattribute__(self, "_ahead")
+        if name == "state_dict" and ahead.state is not None:
+            return lambda: ahead.state
+        if name == "load_state_dict":
+            ahead.state = None
+        if name == "_is_accelerate_prepared" and not hasattr(ahead.loader, name):  # `prepare` asks before it takes it apart
+            warnings.warn(_PREPARED, stacklevel=3)
+        return getattr(ahead.loader, name)
+
+    def __setattr__(self, name, value):
+        setattr(self._ahead.loader, name, value)
+
+    def __delattr__(self, name):
+        delattr(self._ahead.loader, name)
+
+    def __reduce__(self):
+        return plan_ahead, (self._ahead.loader, self._ahead.cu_seqlens, self._ahead.group)
 
     def __iter__(self):
-        name, over = name_of(self.group), ahead_of(self.group)
+        ahead, loader = self._ahead, self._ahead.loader
+        name, over = name_of(ahead.group), ahead_of(ahead.group)
+        ahead.state = None
         if not name:
-            yield from self.loader
+            yield from loader
             return
         with ThreadPoolExecutor(1, "distca-plan") as thread:
-            batches, count = iter(self.loader), 0
-            batch, told = next(batches, _END), []
-            if batch is _END:
-                told = self._tell(batch, count, thread, name, over)
+            tell = functools.partial(self._tell, thread, name, over)
+            batches, count = iter(loader), 0
+            batch, told = _next(batches, lambda first: tell(0, first) if first is _END else [])
             while batch is not _END:
                 count += 1
                 for cu_seqlens, step in told:
                     step.result()  # raises here and not at the first layer: DDP may send before that, and wait
                     plan_for(cu_seqlens, name, step)
-                following = next(batches, _END)
-                being_told = self._tell(following, count, thread, name, over)
+                progress, ahead.state = _progress_of(loader), _state_of(loader)
+                following, being_told = _next(batches, functools.partial(tell, count))
                 calls = ops.counts(name)[0]
+                fetched = _set_back(loader, progress, following is _END)
                 yield batch
+                _go_on(loader, fetched, following is _END)
                 if ops.counts(name)[0] > calls and any(waits_for(cu_seqlens, name) for cu_seqlens, _ in told):
                     warnings.warn(_UNUSED, stacklevel=2)
                 batch, told = following, being_told
+            ahead.state = None
             for _, ended in told:
                 ended.result()
 
-    def _tell(self, batch, count, thread, name, over) -> list:
+    def _tell(self, thread, name, over, count, batch) -> list:
         """[(cu_seqlens, the Future of a step)] of the batch's nano-batches; at the end, [(None, the Future of nothing)]."""
         if batch is _END:
             return [(None, thread.submit(ops.end_ahead, over, count))]
         layers = ops.usual_layers(name)  # here and not in the thread: alike on all ranks
-        of_batch = self._cu_seqlens(batch)
+        cu_seqlens_of = self._ahead.cu_seqlens
+        of_batch = cu_seqlens_of(batch) if cu_seqlens_of else batch["cu_seq_lens_q"]
         return [(one, thread.submit(_begin, name, over, one, layers))
                 for one in ([of_batch] if isinstance(of_batch, torch.Tensor) else of_batch)]
+
+
+def _next(batches, tell):
+    """(the next batch or _END, what `tell` returns of it), or (None, [(None, the Future of an error)])."""
+    try:
+        batch = next(batches, _END)
+        return batch, tell(batch)
+    except Exception as error:
+        failed = Future()
+        failed.set_exception(error)
+        return None, [(None, failed)]
+
+
+@functools.cache
+def _class_of(kind, shown):
+    """A class that `isinstance` takes for the loader's, and for the one that it shows: those of Accelerate show DataLoader."""
+    return kind if issubclass(kind, shown) else type("plan_ahead", (kind, shown), {})
+
+
+def _state_of(loader):
+    """A stateful loader's state. Accelerate's loaders keep theirs as an attribute, among _PROGRESS."""
+    return loader.state_dict() if hasattr(loader, "state_dict") and not hasattr(loader, "gradient_state") else None
+
+
+def _progress_of(loader) -> dict:
+    """What a loader of Accelerate tells of how far it is; of another one nothing."""
+    names = _PROGRESS if hasattr(loader, "gradient_state") else ()
+    return {name: getattr(loader, name) for name in names if hasattr(loader, name)}
+
+
+def _set_back(loader, progress, has_ended) -> dict:
+    """Lets the loader tell what it told when the batch came that trains now; returns what it tells since."""
+    fetched = {name: value for name, value in _progress_of(loader).items() if value is not progress[name]}
+    for name in fetched:
+        setattr(loader, name, progress[name])
+    if has_ended and progress:
+        loader.gradient_state._add_dataloader(loader)  # Accelerate asks the loader whether it is at its end
+    return fetched
+
+
+def _go_on(loader, fetched, has_ended):
+    for name, value in fetched.items():
+        setattr(loader, name, value)
+    if has_ended and hasattr(loader, "gradient_state"):
+        loader.end()
 
 
 def _begin(name, over, cu_seqlens, layers):

@@ -1,24 +1,33 @@
-"""Which versions of PyTorch, Transformers and Megatron-Core distca works with, and the one line that says so of others.
+"""Which versions of PyTorch, Transformers and Megatron-Core distca was tried with, and the one line about others.
 
-CMake reads TORCH, too: what is built is built against one of these.
+An older one is refused, for a reason that was seen. A newer one is taken, with one warning. CMake and scripts read the
+numbers from here; `make test-matrix` tries them (docs/python.md has its table).
 """
 
 import importlib
+import re
+import warnings
 
 from distca import _build
 
-TORCH = ("2.11", "2.13")  # the oldest and the newest minor version
-TRANSFORMERS = ("5.23", "5.23")
-MEGATRON = ("0.16", "0.16")
+TORCH = ("2.11", "2.15")  # the oldest minor version that is taken, and the newest that was tried
+TRANSFORMERS = ("5.17", "5.24")
+MEGATRON = ("0.16", "0.19")
+
+_OLDER = {  # what was seen with an older one
+    "PyTorch": "REASON",
+    "Transformers": "REASON",
+    "Megatron-Core": "REASON",
+}
 
 
 def require_transformers():
-    """Raises ImportError in one line unless a Transformers that distca was tried with is installed."""
+    """Raises ImportError in one line unless a Transformers is installed that is not too old. Warns of one that is newer."""
     _require("transformers", "Transformers", TRANSFORMERS)
 
 
 def require_megatron():
-    """Raises ImportError in one line unless a Megatron-Core that distca was tried with is installed."""
+    """Raises ImportError in one line unless a Megatron-Core is installed that is not too old. Warns of one that is newer."""
     _require("megatron.core", "Megatron-Core", MEGATRON)
 
 
@@ -26,34 +35,36 @@ def require_torch():
     """Raises ImportError in one line unless the PyTorch that is installed is the one that distca was built for.
 
     PyTorch promises no binary interface between minor versions, so what is built fits one of them. What needs PyTorch
-    calls this before it loads a library.
+    calls this before it loads a library. Warns of one that is newer than those that were tried.
     """
     if not _build.TORCH:
         raise ImportError("this distca was built without PyTorch: it can plan (distca.plan) and no more")
-    found = _require("torch", "PyTorch", TORCH)
     built = _build.TORCH
-    if _minor(found) != _minor(built):
-        raise ImportError(
-            f"this distca was built for PyTorch {built} and fits no other minor version, but {found} is installed: "
-            "build distca again, pip install --no-build-isolation --force-reinstall DISTCA")
+    _require("torch", "PyTorch", TORCH, lambda found: (
+        f"this distca was built for PyTorch {built} and fits no other minor version, but {found} is installed: build "
+        "distca again, pip install --no-build-isolation --force-reinstall DISTCA") if _minor(found) != _minor(built) else "")
 
 
-def _require(package, name, accepted):
-    """The version of the installed package, which lies in `accepted`."""
-    oldest, newest = accepted
-    wanted = f"{name} {oldest}" + (f" to {newest}" if newest != oldest else "")
+def _require(package, name, tried, fault_of=lambda found: ""):
+    """Refuses what is missing, what is older than `tried` and what has a fault; warns of what is newer."""
+    oldest, newest = tried
+    pip_name = package.replace(".", "-")
     try:
         found = importlib.import_module(package).__version__
     except ModuleNotFoundError as error:
         if not f"{package}.".startswith(f"{error.name}."):  # it is there and lacks something itself
             raise
-        install = f"pip install {package.replace('.', '-')}"
-        raise ImportError(f"distca needs {wanted} here, and {name} is not installed: {install}") from None
-    if not _minor(oldest) <= _minor(found) <= _minor(newest):
-        raise ImportError(f"distca works with {wanted}, but {found} is installed")
-    return found
+        raise ImportError(f"distca needs {name} {oldest} or newer here, and {name} is not installed: pip install {pip_name}"
+                          ) from None
+    if _minor(found) < _minor(oldest):
+        raise ImportError(f"distca needs {name} {oldest} or newer, but {found} is installed: {_OLDER[name]}")
+    if fault := fault_of(found):
+        raise ImportError(fault)
+    if _minor(found) > _minor(newest):
+        warnings.warn(f"distca was tried with {name} {oldest} to {newest}, and {found} is installed; if something goes "
+                      f'wrong: pip install "{pip_name}=={newest}.*"', stacklevel=3)
 
 
 def _minor(version):
     """(major, minor)"""
-    return tuple(int(part) for part in version.split(".")[:2])
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])

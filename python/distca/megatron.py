@@ -8,8 +8,12 @@ balances its own heads, with pipeline parallelism each stage its own layers. All
 equally often.
 
 Documents. With `packed_seq_params` (qkv_format "thd"), `cu_seqlens_q` says where they begin. The layers of one forward
-share one plan because they get the same tensor, so each micro-batch has a `cu_seqlens_q` of its own. Without
-`packed_seq_params`, each of the b sequences of [s, b, ...] is a document of s tokens.
+share one plan because they get the same tensor, so each micro-batch has a `cu_seqlens_q` of its own. Where
+`cu_seqlens_q_padded` says that room is left behind them, O is 0 there. Without `packed_seq_params`, each of the b
+sequences of [s, b, ...] is a document of s tokens.
+
+Recomputation. Attention keeps its Q, K, V and O for backward, and none of its scores. So recomputing `core_attn` saves
+nothing here: what is kept is returned, and nothing is sent or computed again.
 
 Gradients off. Every rank computes alone and sends nothing; Megatron's static inference contexts are served.
 
@@ -19,12 +23,14 @@ Errors. ValueError, in one line and before anything is sent, names what is not s
 import contextvars
 import copy
 from dataclasses import dataclass, fields, is_dataclass
+from weakref import WeakKeyDictionary
 
 from distca._versions import require_megatron
 
 require_megatron()
 
 import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
 from megatron.core import parallel_state  # noqa: E402
 from megatron.core.tensor_parallel.random import is_checkpointing  # noqa: E402
 from megatron.core.transformer.enums import AttnMaskType  # noqa: E402
@@ -90,20 +96,21 @@ def _check_config(config):
          f"softmax_type = {config.softmax_type!r}: attention sinks are not served, set 'vanilla'"),
         (config.qk_clip or config.log_max_attention_logit, "qk_clip: attention returns no greatest score"),
         (granularity == "full",
-         f"recompute_granularity = 'full' is not served: {_RECOMPUTES}; set 'selective' without 'core_attn'"),
-        (granularity == "selective" and "core_attn" in config.recompute_modules,
-         f"recompute_modules has 'core_attn', which is not served: {_RECOMPUTES}"),
+         f"recompute_granularity = 'full' is not served: {_RECOMPUTES}; set 'selective'"),
         (offloads, "offload_modules has 'core_attn': attention keeps its own Q, K and V for backward"),
     )
 
 
 def _group_of(pg_collection):
-    """The data-parallel group, which the layers are handed or which Megatron's parallel state knows."""
-    if getattr(pg_collection, "dp", None) is not None:
-        return pg_collection.dp
-    if not parallel_state.model_parallel_is_initialized():
+    """The data-parallel group, which the layers are handed or which Megatron's parallel state knows. None: no other rank."""
+    for name in ("dp", "dp_cp"):  # there are no context-parallel ranks: these two are one
+        if getattr(pg_collection, name, None) is not None:
+            return getattr(pg_collection, name)
+    if parallel_state.model_parallel_is_initialized():
+        return parallel_state.get_data_parallel_group()
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         raise ValueError("there is no data-parallel group: give pg_collection one as dp, or initialize_model_parallel")
-    return parallel_state.get_data_parallel_group()
+    return None
 
 
 @dataclass(frozen=True)
@@ -116,7 +123,8 @@ class _Unpacked:
 
 
 _latest = contextvars.ContextVar("_latest", default=None)  # _Unpacked: each thread and each coroutine has its own
-_checked = WeakIdKeyDictionary()  # the attention masks that were found to be causal, with their versions
+_checked = WeakIdKeyDictionary()  # attention masks that were found to hide nothing else -> their versions, and as what
+_kept = WeakKeyDictionary()  # CoreAttention -> {query: (inputs, O)} of calls that Megatron will make again in backward
 
 
 def _cu_seqlens_of_rows(layer, s, b) -> torch.Tensor:
@@ -132,19 +140,63 @@ def _cu_seqlens_of_rows(layer, s, b) -> torch.Tensor:
     return cu_seqlens
 
 
-def _check_mask(mask, s):
-    """Refuses a mask that hides more or less than keys behind their query. True hides."""
+def _check_mask(mask, s, ones_are_ignored):
+    """Refuses a mask that hides more or less than keys behind their query. True hides; a mask of nothing else says nothing.
+
+    s: of a mask [..., s, s] that may be the causal one; None: none may. ones_are_ignored: as Megatron's kernels do with a
+      mask where they make the causal one themselves.
+    """
     if mask is None:
         return
-    version = None if mask.is_inference() else mask._version  # None: nobody can tell whether it was written to
-    if version is not None and _checked.get(mask) == version:
+    found = None if mask.is_inference() else (mask._version, s is None, ones_are_ignored)  # None: it may be written to
+    if found and _checked.get(mask) == found:
         return
-    causal = torch.ones(s, s, dtype=torch.bool, device=mask.device).triu(1)
-    if mask.shape[-2:] != causal.shape or mask.dtype != torch.bool or not (mask == causal).all():
-        raise ValueError("attention_mask is not the causal one: padding is not served, and documents are given by "
+    is_causal = s is not None and mask.shape[-2:] == (s, s) and mask.dtype == torch.bool and bool(
+        (mask == torch.ones(s, s, dtype=torch.bool, device=mask.device).triu(1)).all())
+    if not is_causal and not (ones_are_ignored and mask.bool().all()):
+        raise ValueError("attention_mask beside packed_seq_params: None" if s is None else
+                         "attention_mask is not the causal one: padding is not served, and documents are given by "
                          "packed_seq_params with qkv_format = 'thd'")
-    if version is not None:
-        _checked[mask] = version
+    if found:
+        _checked[mask] = found
+
+
+def _padded(packed):
+    """packed's cu_seqlens_q_padded if it leaves room behind documents, else None."""
+    cu_seqlens, found = packed.cu_seqlens_q, None
+    for name in ("cu_seqlens_q_padded", "cu_seqlens_kv_padded"):
+        padded = getattr(packed, name)
+        if padded is None or padded is cu_seqlens or padded is found or torch.equal(padded, cu_seqlens):
+            continue
+        if found is None and name == "cu_seqlens_q_padded" and padded.shape == cu_seqlens.shape and bool(
+                (padded.diff() >= cu_seqlens.diff()).all()):
+            found = padded
+        elif found is None or not torch.equal(padded, found):
+            raise ValueError(f"packed_seq_params.{name} does not fit cu_seqlens_q: a place for each document, room behind "
+                             "it, and the same for queries and keys")
+    return found
+
+
+def _is_room(cu_seqlens, padded, tokens):
+    """[tokens, 1]: whether a token belongs to no document."""
+    places = padded[:-1].repeat_interleave(padded.diff(), output_size=tokens)
+    lengths = cu_seqlens.diff().repeat_interleave(padded.diff(), output_size=tokens)
+    return (torch.arange(tokens, device=padded.device) - places >= lengths)[:, None]
+
+
+class _Kept(torch.autograd.Function):
+    """O of a call that is there, as a function of inputs that Megatron has made again."""
+
+    @staticmethod
+    def forward(ctx, inputs, o, *_):
+        ctx.inputs, ctx.o = inputs, o
+        return o.detach()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        needed = [x for x in ctx.inputs if x.requires_grad]
+        found = iter(torch.autograd.grad(ctx.o, needed, gradient))
+        return None, None, *(next(found) if x.requires_grad else None for x in ctx.inputs)
 
 
 class CoreAttention(MegatronModule):
@@ -169,6 +221,8 @@ class CoreAttention(MegatronModule):
         if window[1] > 0:
             raise ValueError(f"window_size = {tuple(window)}: no query sees keys behind it, (W, 0)")
         self.layer_number = layer_number
+        self.attn_mask_type = attn_mask_type
+        self.recomputes = config.recompute_granularity == "selective" and "core_attn" in config.recompute_modules
         self.softmax_scale = softmax_scale
         self.window_left = window[0]
         self.group = _group_of(pg_collection)
@@ -179,21 +233,47 @@ class CoreAttention(MegatronModule):
 
         query, key, value: [s, b, heads, head_dim], or [t, heads, head_dim] with packed_seq_params; key and value may
           have fewer heads.
-        attention_mask: None, or without packed_seq_params the causal mask [..., s, s], in which True hides a key.
+        attention_mask: None, or without packed_seq_params the causal mask [..., s, s], in which True hides a key, or a mask
+          of ones, which Megatron's kernels ignore as well.
         """
+        inputs = query, key, value
+        given = dict(attn_mask_type=attn_mask_type, attention_bias=attention_bias, packed_seq_params=packed_seq_params)
+        if not is_checkpointing():
+            return self._forward(*inputs, attention_mask, **given)
+        if torch.is_grad_enabled():
+            return self._again(*inputs)
+        if not any(x.requires_grad for x in inputs):
+            if not self.recomputes:
+                raise ValueError(f"attention under tensor_parallel.checkpoint is not served: {_RECOMPUTES}")
+            return self._forward(*inputs, attention_mask, **given)
+        kept = [x.detach().requires_grad_(x.requires_grad) for x in inputs]
+        with torch.enable_grad():
+            o = self._forward(*kept, attention_mask, **given)
+        _kept.setdefault(self, WeakIdKeyDictionary())[query] = kept, o
+        return o.detach()
+
+    def _again(self, query, key, value):
+        """O of these inputs, which Megatron's checkpointing has computed before."""
+        for inputs, o in _kept.get(self, {}).values():
+            if all(was.data_ptr() == x.data_ptr() and was.shape == x.shape for was, x in zip(inputs, (query, key, value))):
+                return _Kept.apply(inputs, o, query, key, value)
+        raise ValueError(f"attention under tensor_parallel.checkpoint is not served: {_RECOMPUTES}")
+
+    def _forward(self, query, key, value, attention_mask, attn_mask_type, attention_bias, packed_seq_params):
         trains = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
         if attention_bias is not None:
             raise ValueError("attention_bias is not served")
-        if is_checkpointing():
-            raise ValueError(f"attention under tensor_parallel.checkpoint is not served: {_RECOMPUTES}")
         if not trains and packed_seq_params is None and key.shape[0] != query.shape[0]:
             return self._of_cached_keys(query, key, value)
         decodes = not trains and query.shape[0] == 1  # the only token sees itself, masked or not
         if attn_mask_type is not None and attn_mask_type not in _CAUSAL and not decodes:
             raise ValueError(f"attn_mask_type = {attn_mask_type}: causal or padding_causal")
+        ones_are_ignored = packed_seq_params is not None or (attn_mask_type or self.attn_mask_type) == AttnMaskType.causal
+        if not decodes:
+            _check_mask(attention_mask, query.shape[0] if packed_seq_params is None else None, ones_are_ignored)
         if packed_seq_params is not None:
-            return self._of_packed(query, key, value, attention_mask, packed_seq_params)
-        return self._of_rows(query, key, value, None if decodes else attention_mask, trains)
+            return self._of_packed(query, key, value, packed_seq_params)
+        return self._of_rows(query, key, value, trains)
 
     def _attend(self, query, key, value, cu_seqlens_q, cu_seqlens_k):
         """[tokens, heads * head_dim]"""
@@ -201,24 +281,26 @@ class CoreAttention(MegatronModule):
                       window_size=(self.window_left, 0), group=self.group, layer=self.layer_number - 1)
         return o.flatten(1)
 
-    def _of_packed(self, query, key, value, attention_mask, packed):
+    def _of_packed(self, query, key, value, packed):
         cu_seqlens = packed.cu_seqlens_q
         refuse(
             (packed.qkv_format != "thd",
              f"packed_seq_params.qkv_format = {packed.qkv_format!r}: 'thd', or no packed_seq_params"),
             (cu_seqlens is None, "packed_seq_params.cu_seqlens_q is None: [documents + 1]"),
-            (attention_mask is not None, "attention_mask beside packed_seq_params: None"),
             (packed.cp_group is not None and packed.cp_group.size() > 1 or (packed.local_cp_size or 1) > 1,
              "packed_seq_params.cp_group has several ranks: context parallelism is not served"),
         )
-        for name in ("cu_seqlens_q_padded", "cu_seqlens_kv_padded"):
-            padded = getattr(packed, name)
-            if padded is not None and padded is not cu_seqlens and not torch.equal(padded, cu_seqlens):
-                raise ValueError(f"packed_seq_params.{name} differs from cu_seqlens_q: padding is not served")
         cu_seqlens_k = cu_seqlens if packed.cu_seqlens_kv is None else packed.cu_seqlens_kv
-        return self._attend(query, key, value, cu_seqlens, cu_seqlens_k)
+        padded = _padded(packed)
+        if padded is None:
+            return self._attend(query, key, value, cu_seqlens, cu_seqlens_k)
+        if cu_seqlens_k is not cu_seqlens and not torch.equal(cu_seqlens_k, cu_seqlens):
+            raise ValueError("cu_seqlens_q and cu_seqlens_kv differ: cross attention is not served")
+        # No token of a document sees the room behind it.
+        o = self._attend(query, key, value, padded, padded)
+        return o.masked_fill(_is_room(cu_seqlens, padded, o.shape[0]).to(o.device), 0)
 
-    def _of_rows(self, query, key, value, attention_mask, trains):
+    def _of_rows(self, query, key, value, trains):
         interleaved = self.config.virtual_pipeline_model_parallel_size or 1
         refuse(
             (trains and interleaved > 1,
@@ -227,7 +309,6 @@ class CoreAttention(MegatronModule):
              "attention under torch.utils.checkpoint needs packed_seq_params with qkv_format = 'thd'"),
         )
         s, b = query.shape[:2]
-        _check_mask(attention_mask, s)
         rows = [x.transpose(0, 1).flatten(0, 1) for x in (query, key, value)]
         cu_seqlens = _cu_seqlens_of_rows(self.layer_number, s, b)
         return self._attend(*rows, cu_seqlens, cu_seqlens).view(b, s, -1).transpose(0, 1).contiguous()

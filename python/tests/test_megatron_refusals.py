@@ -40,12 +40,10 @@ CONFIGS = [
     (dict(softmax_type="off-by-one"), "softmax_type = 'off-by-one': attention sinks are not served"),
     (dict(recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1),
      "recompute_granularity = 'full' is not served: Megatron recomputes it by reentrant checkpointing"),
-    (dict(recompute_granularity="selective"), "recompute_modules has 'core_attn', which is not served"),
     (dict(log_max_attention_logit=True), "qk_clip: attention returns no greatest score"),
     (dict(window_size=(8, 4)), r"window_size = \(8, 4\): no query sees keys behind it, \(W, 0\)"),
     (dict(attention_type="cross"), "cross attention is not served"),
     (dict(attn_mask_type=AttnMaskType.padding), "attn_mask_type = AttnMaskType.padding: causal or padding_causal"),
-    (dict(groups=types.SimpleNamespace()), "there is no data-parallel group"),
 ]
 
 
@@ -65,8 +63,47 @@ def test_fp8_and_fp4_are_refused():
                                           attention_type="self", pg_collection=types.SimpleNamespace(dp=object()))
 
 
-def test_recomputation_of_other_parts_is_served():
-    core_attention(recompute_granularity="selective", recompute_modules=["mlp"])
+def test_selective_recomputation_is_served():
+    for modules in (["mlp"], ["core_attn"]):
+        core_attention(recompute_granularity="selective", recompute_modules=modules)
+
+
+def test_the_data_parallel_group(two_ranks):
+    group = object()
+    assert core_attention(groups=types.SimpleNamespace(dp_cp=group)).group is group
+    assert core_attention(groups=types.SimpleNamespace()).group is None  # of a process alone
+    two_ranks.tell(core_attention, None, AttnMaskType.causal, "self", types.SimpleNamespace())
+    for rank in range(2):
+        assert "there is no data-parallel group: give pg_collection one as dp" in two_ranks.hear(rank)[1]
+
+
+def test_a_mask_of_ones_is_ignored_as_by_the_kernels():
+    core, inputs, ones = core_attention(), heads(7, 1, 2, 8, grad=False), torch.ones(1, 1, 7, 7, dtype=torch.bool)
+    assert torch.equal(core(*inputs, ones), core(*inputs, None))
+    rows = [x.flatten(0, 1) for x in inputs]
+    for mask in (ones, torch.ones(1, 7)):
+        assert torch.equal(core(*rows, mask, packed_seq_params=packed()), core(*rows, None, packed_seq_params=packed()))
+    with pytest.raises(ValueError, match="attention_mask is not the causal one: padding is not served"):
+        core(*inputs, ones, attn_mask_type=AttnMaskType.padding_causal)  # there it says what is padding
+
+
+def test_room_behind_documents():
+    """As without it, and O and gradients are 0 there."""
+    core = core_attention()
+    cu_seqlens, padded, real = cu_seqlens_of([3, 1, 4]), cu_seqlens_of([5, 1, 8]), [0, 1, 2, 5, 6, 7, 8, 9]
+    wide = heads(14, 2, 8)
+    tight = [x.detach()[real].requires_grad_() for x in wide]
+    o = core(*wide, None, packed_seq_params=packed(cu_seqlens_q=cu_seqlens, cu_seqlens_kv=cu_seqlens.clone(),
+                                                   cu_seqlens_q_padded=padded, cu_seqlens_kv_padded=padded.clone()))
+    want = core(*tight, None, packed_seq_params=packed(cu_seqlens_q=cu_seqlens, cu_seqlens_kv=cu_seqlens))
+    weights = torch.randn_like(o)
+    (o * weights).sum().backward()
+    (want * weights[real]).sum().backward()
+    room = torch.ones(14, dtype=torch.bool)
+    room[real] = False
+    assert distance(o[real], want) < 1e-12 and not o[room].any()
+    for got, expected in zip(wide, tight):
+        assert distance(got.grad[real], expected.grad) < 1e-12 and not got.grad[room].any()
 
 
 def heads(*shape, grad=True):
@@ -84,8 +121,10 @@ CALLS = [
     (dict(packed_seq_params=packed(qkv_format="bshd")), "packed_seq_params.qkv_format = 'bshd': 'thd', or no packed"),
     (dict(packed_seq_params=packed(cu_seqlens_q=None)), r"packed_seq_params.cu_seqlens_q is None: \[documents \+ 1\]"),
     (dict(packed_seq_params=packed(cu_seqlens_kv=cu_seqlens_of([2, 5]))), "cu_seqlens_q and cu_seqlens_k differ"),
-    (dict(packed_seq_params=packed(cu_seqlens_q_padded=cu_seqlens_of([4, 4]))), "cu_seqlens_q_padded differs from"),
-    (dict(packed_seq_params=packed(cu_seqlens_kv_padded=cu_seqlens_of([4, 4]))), "cu_seqlens_kv_padded differs from"),
+    (dict(packed_seq_params=packed(cu_seqlens_q_padded=cu_seqlens_of([2, 5]))), "cu_seqlens_q_padded does not fit"),
+    (dict(packed_seq_params=packed(cu_seqlens_q_padded=cu_seqlens_of([3, 4, 0]))), "cu_seqlens_q_padded does not fit"),
+    (dict(packed_seq_params=packed(cu_seqlens_kv_padded=cu_seqlens_of([4, 4]))), "cu_seqlens_kv_padded does not fit"),
+    (dict(packed_seq_params=packed(cu_seqlens_q_padded=cu_seqlens_of([4, 4]))), "cu_seqlens_q ends with 8, q has 7"),
     (dict(packed_seq_params=packed(local_cp_size=2)), "packed_seq_params.cp_group has several ranks: context"),
     (dict(packed_seq_params=packed(), attention_mask=FULL), "attention_mask beside packed_seq_params: None"),
     (dict(packed_seq_params=packed(), **NO_MASK), "attn_mask_type = AttnMaskType.no_mask: causal or padding_causal"),
@@ -164,7 +203,7 @@ def test_a_cache_of_keys_serves_inference(window):
 
 def test_another_version_is_named(monkeypatch):
     monkeypatch.setattr("megatron.core.__version__", "0.12.3")
-    with pytest.raises(ImportError, match="distca works with Megatron-Core 0.16, but 0.12.3 is installed"):
+    with pytest.raises(ImportError, match="distca needs Megatron-Core 0.16 or newer, but 0.12.3 is installed: "):
         _versions.require_megatron()
     monkeypatch.setitem(sys.modules, "megatron.core", None)
     with pytest.raises(ImportError, match="Megatron-Core is not installed: pip install megatron-core"):

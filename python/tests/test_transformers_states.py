@@ -395,5 +395,5 @@ def test_context_parallelism_of_accelerate_is_refused(monkeypatch):
 
 def test_another_version_of_transformers_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", types.SimpleNamespace(__version__="4.57.1"))
-    with pytest.raises(ImportError, match="^distca works with Transformers 5.23, but 4.57.1 is installed$"):
+    with pytest.raises(ImportError, match="^distca needs Transformers .* or newer, but 4.57.1 is installed: "):
         require_transformers()
