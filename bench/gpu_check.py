@@ -20,8 +20,9 @@ import tomllib
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BOUNDS = ROOT / "bench/gpu_bounds.toml"
-STAGES = "ABDE"
+STAGES = ("A", "B", "D", "E", "first")
 STAGE_LIMIT_S = 480
+FIRST_LIMIT_S = 570  # of the stage "first": a run of ten minutes, from nothing
 LEAST_LIMIT_S = 1.0  # of a step that begins when its stage has no time left
 
 
@@ -47,11 +48,13 @@ class Stage:
             folder.mkdir(parents=True, exist_ok=True)
         self.log = self.out / f"{name}.log"
         self.log.write_text("")
-        self.rows, self.judged = [], set()
+        self.rows, self.judged, self.parts = [], set(), 0
         self.begun = time.monotonic()
+        limit = options.limit or (FIRST_LIMIT_S if name == "first" else STAGE_LIMIT_S)
+        self.ends = self.part_ends = self.begun + limit
 
     def left_s(self):
-        return max(LEAST_LIMIT_S, self.options.limit - (time.monotonic() - self.begun))
+        return max(LEAST_LIMIT_S, min(self.ends, self.part_ends) - time.monotonic())
 
     # --- lines
 
@@ -150,6 +153,18 @@ class Stage:
             return True
         return None
 
+    def part(self, name, limit_s, body):
+        """A check whose steps end together after so many seconds, and whose lines are a file as soon as it ends. Its result."""
+        begun, before = time.monotonic(), len(self.rows)
+        self.part_ends, self.parts = begun + limit_s, self.parts + 1
+        try:
+            return self.check(name, body)
+        finally:
+            self.part_ends = self.ends
+            lines = [*self.rows[before:], f"{name}: {time.monotonic() - begun:.0f} s of at most {limit_s} s"]
+            (self.out / f"{self.name}_{self.parts}_{name.replace(' ', '_')}.txt").write_text("\n".join(lines) + "\n")
+            self.say(lines[-1])
+
 
 def arguments(words):
     options = argparse.ArgumentParser(
@@ -158,18 +173,19 @@ def arguments(words):
         "  A  build, versions, tests, late messages, trainings, a memory checker\n"
         "  B  kernels, the profile that plans read, one layer\n"
         "  D  training: losses beside the CPU's, speed beside plain PyTorch\n"
-        "  E  NCCL, ranks that are killed, stopped or slow")
-    options.add_argument("stages", nargs="+", metavar="STAGE", help="of A, B, D, E")
+        "  E  NCCL, ranks that are killed, stopped or slow\n"
+        "  first  of all these what says most, in ten minutes from nothing")
+    options.add_argument("stages", nargs="+", metavar="STAGE", help="of A, B, D, E; or first")
     options.add_argument("--device", choices=("cuda", "cpu"), default="cuda",
                          help="cpu: everything in small, with stand-ins, from the programs of --build as they are")
     options.add_argument("--out", default=os.environ.get("OUT") or "runs/gpu_check", help="folder of tables and raw output")
     options.add_argument("--build", help="the build folder; build/gpu_check, or build/release with --device cpu")
     options.add_argument("--python", default=sys.executable, help="the Python that has PyTorch")
     options.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
-    options.add_argument("--limit", type=float, default=STAGE_LIMIT_S, help="seconds of a stage")
+    options.add_argument("--limit", type=float, help=f"seconds of a stage; {STAGE_LIMIT_S}, of first {FIRST_LIMIT_S}")
     options.add_argument("--nccl", help="a libnccl.so.2 that lets several ranks share a device, for stage E")
     asked = options.parse_args(words)
-    asked.stages = [stage for word in asked.stages for stage in word]
+    asked.stages = [stage for word in asked.stages for stage in ([word] if word in STAGES else word)]
     if unknown := [stage for stage in asked.stages if stage not in STAGES]:
         options.error(f"there is no stage {unknown[0]}, only {', '.join(STAGES)}")
     asked.build = asked.build or ("build/gpu_check" if asked.device == "cuda" else "build/release")
@@ -195,13 +211,20 @@ def table(options, done):
     return [*lines, ", ".join(f"{count} {verdict}" for verdict, count in counts.items())]
 
 
+def bounds_of(name):
+    """Figure -> bound of a stage. Of `first`: those of all stages that say so."""
+    stages = tomllib.loads(BOUNDS.read_text())
+    if name != "first":
+        return stages.get(name, {})
+    return {figure: bound for of in stages.values() for figure, bound in of.items() if bound.get("first", False)}
+
+
 def main(words, stages):
     """`stages`: name -> function of a Stage."""
     options = arguments(words)
-    bounds = tomllib.loads(BOUNDS.read_text())
     done = []
     for name in options.stages:
-        stage = Stage(name, options, bounds.get(name, {}))
+        stage = Stage(name, options, bounds_of(name))
         print(f"== stage {name}, --device {options.device}", flush=True)
         stage.check(f"stage {name}", lambda: stages[name](stage))
         stage.end()

@@ -84,6 +84,17 @@ class Frame(unittest.TestCase):
         self.assertLess(time.monotonic() - start, 20)
         self.assertEqual(self.verdicts(), ["FAIL", "FAIL"])
 
+    def test_a_part_that_hangs_leaves_its_lines_and_takes_no_time_of_others(self):
+        stage = self.stage()
+        start = time.monotonic()
+        stage.part("first one", 1, lambda: stage.run("hangs", 100, SLEEPER))
+        stage.part("next", 30, lambda: stage.run("echo", 10, ["echo", "hello"]).strip())
+        self.assertLess(time.monotonic() - start, 20)
+        self.assertEqual([line.split()[0] for line in self.lines], ["FAIL", "first", "PASS", "next:"])
+        kept = [(self.folder / "out" / name).read_text() for name in ("A_1_first_one.txt", "A_2_next.txt")]
+        self.assertRegex(kept[0], r"^FAIL  A  first one .*not over after 1 s; .*\nfirst one: \d+ s of at most 1 s\n$")
+        self.assertRegex(kept[1], r"^PASS  A  next .*hello\nnext: \d+ s of at most 30 s\n$")
+
     def test_a_failure_says_why_in_one_line_and_hides_no_other(self):
         stage = self.stage()
         stage.check("fails", lambda: stage.run("fails", 10, ["bash", "-c", "echo first; echo last words; exit 3"]))
@@ -119,7 +130,7 @@ class Frame(unittest.TestCase):
 
     def test_every_bound_says_why_it_is_what_it_is(self):
         stages = tomllib.loads(BOUNDS.read_text())
-        self.assertEqual(set(stages), set(gpu_check.STAGES))
+        self.assertEqual({*stages, "first"}, set(gpu_check.STAGES))
         for bounds in stages.values():
             for name, bound in bounds.items():
                 self.assertTrue(bound["reason"] and ("at_least" in bound or "at_most" in bound), name)
@@ -138,19 +149,30 @@ class Frame(unittest.TestCase):
 
 @unittest.skipIf(BUILD is None, "no build folder is named")
 class Rehearsal(unittest.TestCase):
-    def test_all_stages_pass_with_stand_ins(self):
+    def play(self, *stages):
         with tempfile.TemporaryDirectory() as out:
-            ran = subprocess.run([ROOT / "scripts/gpu_check.sh", *gpu_check.STAGES, "--device", "cpu", "--build", BUILD, "--out", out],
+            ran = subprocess.run([ROOT / "scripts/gpu_check.sh", *stages, "--device", "cpu", "--build", BUILD, "--out", out],
                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=STAGES_LIMIT_S)
-            kept = sorted(os.listdir(out))
+            kept = {name: pathlib.Path(out, name).read_text() for name in sorted(os.listdir(out))}
         self.assertEqual(ran.returncode, 0, ran.stdout)
         table = ran.stdout[ran.stdout.rindex("\ngpu_check "):]
         self.assertNotIn("FAIL  ", table)
-        for stage, bounds in tomllib.loads(BOUNDS.read_text()).items():
-            for name in bounds:
+        for stage in stages:
+            for name in gpu_check.bounds_of(stage):
                 self.assertRegex(table, rf"(?m)^(PASS|SKIP)  {stage}  {re.escape(name)}")
-        self.assertLessEqual(len(kept), 8, kept)  # what may be brought back from another machine
+        self.assertLessEqual(len(kept), 8, [*kept])  # what may be brought back from another machine
         print(table)
+        return kept
+
+    def test_all_stages_pass_with_stand_ins(self):
+        self.play(*(stage for stage in gpu_check.STAGES if stage != "first"))
+
+    def test_first_leaves_a_file_of_each_part(self):
+        kept = self.play("first")
+        parts = {name: text for name, text in kept.items() if re.match(r"first_\d_", name)}
+        self.assertEqual([name[8:-4] for name in parts], ["build", "operators", "shards", "losses", "step_time", "Python_operators"])
+        for name, text in parts.items():
+            self.assertRegex(text, r"(?m)^(PASS|SKIP|SHOW)  first  (.*\n)*.*: \d+ s of at most \d+ s\n$", name)
 
 
 if __name__ == "__main__":

@@ -28,8 +28,9 @@ def probe(stage):
     return stage.run("versions", 120, [stage.options.python, "-c", PROBE, stage.options.device]).splitlines()[-1]
 
 
-def built(stage, programs):
-    """On a GPU, configures and builds with offline/; else looks whether the programs are there."""
+def built(stage, programs, keep_going=False):
+    """On a GPU, configures and builds with offline/; else looks whether the programs are there. With `keep_going`, one that
+    cannot be built keeps no other from being there."""
     if not stage.on_gpu:
         for program in programs:
             if not (stage.build / program).exists():
@@ -41,7 +42,8 @@ def built(stage, programs):
                                 f"-DCMAKE_PREFIX_PATH={ROOT}/offline", f"-DDISTCA_PYTHON={stage.options.python}",
                                 "-DDISTCA_BUILD_PYTHON=ON"])
     targets = [TARGETS.get(program, program.rpartition("/")[2]) for program in programs]
-    stage.run("build", 400, ["cmake", "--build", stage.build, "-j", stage.options.jobs, "--target", *targets])
+    stage.run("build", 400, ["cmake", "--build", stage.build, "-j", stage.options.jobs, "--target", *targets,
+                             *(("--", "-k", 0) if keep_going else ())])
     return f"{len(targets)} targets, {stage.options.jobs} jobs"
 
 

@@ -115,11 +115,12 @@ def stage_a(stage):
 # --- B -----------------------------------------------------------------------------------------------------------------
 
 
-def measured(stage, name, limit_s, program, *words):
-    """The lines of a benchmark, which are kept as NAME.jsonl."""
+def measured(stage, name, limit_s, program, *words, keep=True):
+    """The lines of a benchmark, which are kept as PROGRAM.jsonl, and in the log in any case."""
     text = stage.run(name, limit_s, [stage.build / "bench" / program, "--device", stage.options.device, *words])
     lines = [line for line in text.splitlines() if line.startswith("{")]
-    (stage.out / f"{program}.jsonl").write_text("\n".join(lines) + "\n")
+    if keep:
+        (stage.out / f"{program}.jsonl").write_text("\n".join(lines) + "\n")
     return [json.loads(line) for line in lines]
 
 
@@ -133,11 +134,12 @@ def copies(line, way):
     return f"copies {100 * share:.1f} % of the time, {line[f'{way}_copied_bytes'] / 1e6:.1f} MB"
 
 
-def attention(stage):
+def attention(stage, limit_s=240, rounds=15, profile=True):
     small = () if stage.on_gpu else ("--query-tokens", 512, "--key-tokens", 4096, "--profile-tokens", 256, "--heads", 2,
                                      "--head-dim", 32, "--document-tokens", 512, "--most-shard", 32)
-    lines = measured(stage, "attention", 240 * scale(stage), "cuda_attention", "--rounds", 15 if stage.on_gpu else 2,
-                     "--profile", stage.out / "profile.json", *small)
+    grid = ("--profile", stage.out / "profile.json") if profile else ()
+    lines = measured(stage, "attention", limit_s * scale(stage), "cuda_attention", "--rounds", rounds if stage.on_gpu else 2,
+                     *grid, *small, keep=profile)
     for line in lines:
         if line["line"] == "shards":
             stage.show(f"{line['shard']} queries, random contexts, TFLOP/s", "",
@@ -286,5 +288,27 @@ def stage_e(stage):
         lost_rank(stage, fault, words, environment)
 
 
+# --- first -------------------------------------------------------------------------------------------------------------
+
+FIRST_PROGRAMS = ("distca", "rooms/runtime/aten_attention_test", "bench/cuda_attention")
+
+
+def stage_first(stage):
+    """What says most comes first. The limits of all parts are those of the stage together, so one that hangs takes no time
+    from another; and a program that cannot be built fails its own parts alone."""
+
+    def part(name, limit_s, *bodies):
+        stage.part(name, limit_s * scale(stage), lambda: [stage.check(*body) for body in bodies] and None)
+
+    part("build", 270, ("versions", lambda: probe(stage)), ("build", lambda: built(stage, FIRST_PROGRAMS, keep_going=True)))
+    part("operators", 50, ("attention", lambda: tests(
+        stage, FIRST_PROGRAMS[1], "formats/CudaAttentionTest*" if stage.on_gpu else "*VarlenAttention*", TEST_S * scale(stage))))
+    part("shards", 60, ("shards", lambda: attention(stage, 60, 5, profile=False)))
+    part("losses", 50, *((f"losses in {dtype}", lambda dtype=dtype: gpu_training.losses(
+        stage, dtype, steps=3, ranks=(1, 2) if stage.on_gpu else (2,))) for dtype in ("fp32", "bf16")))
+    part("step time", 90, ("32K-token documents", lambda: gpu_training.contest(stage, "32K", 32768, ("ours", "rival"))))
+    part("Python operators", 50, ("Python operators", lambda: gpu_operators.operators(stage, nccl_way)))
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], {"A": stage_a, "B": stage_b, "D": stage_d, "E": stage_e}))
+    sys.exit(main(sys.argv[1:], {"A": stage_a, "B": stage_b, "D": stage_d, "E": stage_e, "first": stage_first}))

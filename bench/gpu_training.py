@@ -17,9 +17,9 @@ def relative(got, want):
     return max(abs(a - b) / abs(b) for a, b in zip(got, want))
 
 
-def losses(stage, dtype):
+def losses(stage, dtype, steps=LOSS_STEPS, ranks=None):
     """Ranks as threads on the device beside one worker on the CPU. Without a device: another kernel beside ours."""
-    words = (f"model.dtype={TYPES[dtype]}", f"train.steps={LOSS_STEPS}", "batch.nano_batches=2", "batch.nano_batch_tokens=1024",
+    words = (f"model.dtype={TYPES[dtype]}", f"train.steps={steps}", "batch.nano_batches=2", "batch.nano_batch_tokens=1024",
              "batch.max_document_tokens=1024", "model.hidden_size=128", "model.num_hidden_layers=2", "train.validation_every=0")
     device = ("train.device=cuda", "comm.backend=threads") if stage.on_gpu else ("comm.backend=threads", "attention.kernel=aten")
     limit_s = 60 if stage.on_gpu else 120
@@ -30,7 +30,7 @@ def losses(stage, dtype):
     want = run("cpu")
     stage.figure(f"{dtype}: losses beside the CPU's, relative",
                  max(relative(run(f"on_{ranks}", "--workers", ranks, *device), want)
-                     for ranks in ((1, 2, 4) if stage.on_gpu else (2,))))
+                     for ranks in ranks or ((1, 2, 4) if stage.on_gpu else (2,))))
 
 
 # --- the contest -------------------------------------------------------------------------------------------------------
@@ -77,9 +77,9 @@ def timed(lines):
     return [line["loss"] for line in lines], seconds
 
 
-def contest(stage, words, tokens):
-    """Both take two turns of WARM + TIMED steps (in a rehearsal one); the median step of all turns counts. Every document is
-    the same text. What a stage without time left cuts after the first turn is left out."""
+def contest(stage, words, tokens, order=None):
+    """Both take two turns of WARM + TIMED steps (in a rehearsal one), or those of `order`; the median step of all turns counts.
+    Every document is the same text. What a stage without time left cuts after the first turn is left out."""
     model = WIDE if stage.on_gpu else NARROW
     tokens = tokens if stage.on_gpu else tokens // SMALLER
     documents = max(1, (65536 if stage.on_gpu else 256) // tokens)
@@ -114,7 +114,7 @@ def contest(stage, words, tokens):
 
     turns = {"ours": ours, "rival": rival, "deterministic": lambda: ours(deterministic=True)}
     seconds, losses = {}, {}
-    for number, who in enumerate(["ours", "rival"] * (2 if stage.on_gpu else 1) + ["deterministic"]):
+    for number, who in enumerate(order or ["ours", "rival"] * (2 if stage.on_gpu else 1) + ["deterministic"]):
         try:
             losses[who], found = turns[who]()
         except Missing as why:

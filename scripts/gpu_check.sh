@@ -3,6 +3,7 @@
 # apt nor a network. A line a check, PASS, FAIL or SKIP, and all of them in a table at the end (docs/gpu.md).
 #
 #   scripts/offline_bundle.sh                  # first, where apt is: offline/ travels with the sources
+#   scripts/gpu_check.sh first                 # ten minutes from nothing: the build, and of all stages what says most
 #   scripts/gpu_check.sh A B D E               # at most 8 minutes each: A build and tests, B speed, D training, E NCCL
 #   scripts/gpu_check.sh A B D E --device cpu  # rehearses it anywhere, in small, with what build/release has
 #
