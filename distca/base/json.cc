@@ -3,16 +3,39 @@
 #include "distca/base/file.h"
 
 namespace distca {
+namespace {
+
+/// Whether a value lies within more than kMostJsonDepth lists and objects, in one pass. (A callback
+/// of the parser would be asked for every value, and the parser would then look through all of a
+/// list's elements whenever one of them ends.) Of a text that is not JSON, the answer may be
+/// either.
+bool lies_too_deep(std::string_view text) {
+  int depth = 0;
+  bool in_string = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (in_string) {
+      if (c == '\\') ++i;
+      if (c == '"') in_string = false;
+    } else if (c == ']' || c == '}') {
+      --depth;
+    } else if (c != ' ' && c != '\n' && c != '\r' && c != '\t') {
+      if (depth > kMostJsonDepth) return true;
+      if (c == '[' || c == '{') ++depth;
+      in_string = c == '"';
+    }
+  }
+  return false;
+}
+
+}  // namespace
 
 Json parse_json(std::string_view text, std::string_view name, ErrorKind kind) {
   // Writing a value calls itself for each list or object within another.
-  const auto check_depth = [&](int depth, Json::parse_event_t, const Json&) {
-    DISTCA_THROW_IF(depth > kMostJsonDepth, kind,
-                    "{}: a value lies within more than {} lists and objects", name, kMostJsonDepth);
-    return true;
-  };
+  DISTCA_THROW_IF(lies_too_deep(text), kind,
+                  "{}: a value lies within more than {} lists and objects", name, kMostJsonDepth);
   try {
-    return Json::parse(text, check_depth);
+    return Json::parse(text);
   } catch (const Json::exception& error) {
     std::string_view reason =
         error.what();  // "[json.exception...] parse error at line 1, column 2: ..."

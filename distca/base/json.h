@@ -15,7 +15,7 @@ using Json = nlohmann::json;
 
 /// Parses `text`. Throws Error(kind) with `name` (usually a file), the byte where the first fault
 /// is, and what was expected there; or says what no double can hold, or that a value lies within
-/// too many lists and objects.
+/// too many lists and objects. Takes time in proportion to the text's length.
 Json parse_json(std::string_view text, std::string_view name, ErrorKind kind = ErrorKind::kData);
 inline constexpr int kMostJsonDepth = 100;
 /// Reads and parses a whole file. Throws like parse_json.

@@ -4,10 +4,27 @@
 #include <cmath>
 
 namespace distca {
+namespace {
+
+/// Whether `wanted` lies in `json`, and how it is called from there, such as ".tasks[3].q".
+bool find_place(const Json& json, const Json& wanted, std::string& place) {
+  if (&json == &wanted) return true;
+  size_t index = 0;
+  for (auto item = json.begin(); json.is_structured() && item != json.end(); ++item, ++index) {
+    if (!find_place(*item, wanted, place)) continue;
+    place = (json.is_object() ? "." + item.key() : fmt::format("[{}]", index)) + place;
+    return true;
+  }
+  return false;
+}
+
+}  // namespace
 
 JsonField JsonField::operator[](const std::string& key) const {
-  DISTCA_THROW_IF(!has(key), kind_, "{}: {} is missing", file_, child(key));
-  return {json_.at(key), file_, kind_, child(key)};
+  expect(json_.is_object(), "an object");
+  const auto found = json_.find(key);
+  DISTCA_THROW_IF(found == json_.end(), kind_, "{}: {} is missing", file_, name_of(key));
+  return child(*found);
 }
 
 bool JsonField::has(const std::string& key) const {
@@ -15,9 +32,7 @@ bool JsonField::has(const std::string& key) const {
   return json_.contains(key);
 }
 
-JsonField JsonField::at(size_t index) const {
-  return {json_.at(index), file_, kind_, fmt::format("{}[{}]", name_, index)};
-}
+JsonField JsonField::at(size_t index) const { return child(json_.at(index)); }
 
 size_t JsonField::size() const {
   expect(json_.is_array(), "a list");
@@ -60,14 +75,15 @@ bool JsonField::flag() const {
   return json_.get<bool>();
 }
 
-std::string JsonField::text() const {
+const std::string& JsonField::text() const {
   expect(json_.is_string(), "a string");
-  return json_.get<std::string>();
+  return json_.get_ref<const std::string&>();
 }
 
 void JsonField::expect(bool right, std::string_view what) const {
   if (right) return;
-  throw Error(kind_, "{}: {} must be {}, not {}", file_, name_.empty() ? "it" : name_, what,
+  const std::string place = name();
+  throw Error(kind_, "{}: {} must be {}, not {}", file_, place.empty() ? "it" : place, what,
               json_.dump(-1, ' ', false, Json::error_handler_t::replace).substr(0, 60));
 }
 
@@ -75,12 +91,20 @@ void JsonField::only(const std::vector<std::string_view>& known, int64_t version
   expect(json_.is_object(), "an object");
   for (const auto& [key, value] : json_.items()) {
     DISTCA_THROW_IF(std::ranges::find(known, key) == known.end(), kind_,
-                    "{}: {} is not a field of version {}", file_, child(key), version);
+                    "{}: {} is not a field of version {}", file_, name_of(key), version);
   }
 }
 
-std::string JsonField::child(std::string_view key) const {
-  return name_.empty() ? std::string(key) : fmt::format("{}.{}", name_, key);
+std::string JsonField::name() const {
+  std::string place;
+  find_place(root_, json_, place);
+  if (root_name_.empty() && place.starts_with('.')) place.erase(0, 1);
+  return fmt::format("{}{}", root_name_, place);
+}
+
+std::string JsonField::name_of(std::string_view key) const {
+  const std::string place = name();
+  return place.empty() ? std::string(key) : fmt::format("{}.{}", place, key);
 }
 
 }  // namespace distca

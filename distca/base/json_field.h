@@ -21,13 +21,14 @@
 
 namespace distca {
 
-/// A value of a JSON file with the name of its place. It borrows the value and the file's name. All
-/// methods throw Error(kind) in one line, "FILE: FIELD must be WHAT, not VALUE", or say which field
-/// is missing.
+/// A value of a JSON file that knows its place there. It borrows the whole value that it was made
+/// of, the file's name and the name of that value's place. All methods throw Error(kind) in one
+/// line, "FILE: FIELD must be WHAT, not VALUE", or say which field is missing. Only then is the
+/// place named, by a search for the value.
 class JsonField {
  public:
-  JsonField(const Json& json, std::string_view file, ErrorKind kind, std::string name = "")
-      : json_(json), file_(file), kind_(kind), name_(std::move(name)) {}
+  JsonField(const Json& json, std::string_view file, ErrorKind kind, std::string_view name = "")
+      : JsonField(json, json, file, kind, name) {}
 
   /// The field `key` of an object. It must exist.
   JsonField operator[](const std::string& key) const;
@@ -45,7 +46,7 @@ class JsonField {
   int64_t whole(int64_t least, int64_t most) const;
   double number() const;
   bool flag() const;
-  std::string text() const;
+  const std::string& text() const;
 
   /// Throws if `right` is false. `what` says what the value must be.
   void expect(bool right, std::string_view what) const;
@@ -54,12 +55,18 @@ class JsonField {
   void only(const std::vector<std::string_view>& known, int64_t version) const;
 
  private:
-  std::string child(std::string_view key) const;
+  JsonField(const Json& json, const Json& root, std::string_view file, ErrorKind kind,
+            std::string_view root_name)
+      : json_(json), root_(root), file_(file), kind_(kind), root_name_(root_name) {}
+  JsonField child(const Json& json) const { return {json, root_, file_, kind_, root_name_}; }
+  std::string name() const;
+  std::string name_of(std::string_view key) const;
 
   const Json& json_;
+  const Json& root_;  // that this field lies in
   std::string_view file_;
   ErrorKind kind_;
-  std::string name_;
+  std::string_view root_name_;
 };
 
 /// Writes the visited fields into an object.

@@ -2,6 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <functional>
+
+#include "distca/base/clock.h"
+#include "distca/base/json_field.h"
+
 namespace distca {
 namespace {
 
@@ -49,6 +57,64 @@ TEST(Json, a_value_lies_within_a_hundred_lists_and_objects_at_most) {
   std::string objects = "1";
   for (int i = 0; i <= kMostJsonDepth; ++i) objects = R"({"a":)" + objects + "}";
   EXPECT_EQ(refusal_of(objects), "plan.json: a value lies within more than 100 lists and objects");
+}
+
+TEST(Json, brackets_in_strings_are_no_depth) {
+  const std::string brackets = R"(["\\\"[)" + std::string(500, '{') + R"("])";
+  EXPECT_EQ(refusal_of(brackets), "");
+  const std::string deep = R"(["\\", )" + std::string(200, '[');
+  EXPECT_EQ(refusal_of(deep), "plan.json: a value lies within more than 100 lists and objects");
+}
+
+/// The least processor time of three looks, in seconds.
+double least_seconds(const std::function<void()>& work) {
+  double least = INFINITY;
+  for (int look = 0; look < 3; ++look) {
+    const double begin = thread_processor_seconds();
+    work();
+    least = std::min(least, thread_processor_seconds() - begin);
+  }
+  return least;
+}
+
+TEST(Json, time_is_in_proportion_to_length) {
+  for (const auto& [open, value, close] :
+       {std::array{"[", "{}", "]"}, {"[", "[]", "]"}, {"{", "{\"dtype\":[]}", "}"}}) {
+    const auto text_of = [&](int elements) {
+      std::string text = open;
+      for (int i = 0; i < elements; ++i) {
+        if (i > 0) text += ',';
+        if (*open == '{') text += fmt::format("\"{}\":", i);
+        text += value;
+      }
+      return text + close;
+    };
+    const std::string few = text_of(5'000), many = text_of(16 * 5'000);
+    const double seconds = least_seconds([&] { parse_json(few, "few"); });
+    // 16 times, but for the memory's caches. In time by the square, it would be 256 times.
+    EXPECT_LT(least_seconds([&] { parse_json(many, "many"); }), 64 * seconds)
+        << open << value << close;
+  }
+}
+
+TEST(Json, a_fault_of_a_field_names_its_place) {
+  const Json json = {{"tasks", {{{"q", {1, 2}}}, {{"q", {1, "x"}}}}}};
+  const auto fault_of = [&](const std::function<void(const JsonField&)>& read, const char* name) {
+    try {
+      read(JsonField(json, "plan.json", ErrorKind::kPlan, name));
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  const auto read_q = [](const JsonField& root) { root["tasks"].at(1)["q"].integers(); };
+  EXPECT_EQ(fault_of(read_q, ""), "plan.json: tasks[1].q[1] must be an integer, not \"x\"");
+  EXPECT_EQ(fault_of(read_q, "plan"),
+            "plan.json: plan.tasks[1].q[1] must be an integer, not \"x\"");
+  const auto read_kv = [](const JsonField& root) { root["tasks"].at(0)["kv"].text(); };
+  EXPECT_EQ(fault_of(read_kv, ""), "plan.json: tasks[0].kv is missing");
+  const auto read_it = [](const JsonField& root) { root.text(); };
+  EXPECT_TRUE(fault_of(read_it, "").starts_with("plan.json: it must be a string, not {"));
 }
 
 TEST(Json, a_missing_file_is_named) { EXPECT_THROW(read_json("/nonexistent/lengths.json"), Error); }

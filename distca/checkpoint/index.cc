@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <iterator>
 #include <utility>
 
 #include "distca/base/error.h"
@@ -36,9 +37,10 @@ std::map<std::string, std::string> texts(const JsonField& root, const Json& json
 }
 
 Range range_of(const JsonField& field, int64_t most) {
-  const std::vector<int64_t> ends = field.integers(0, most);
-  field.expect(ends.size() == 2 && ends[0] < ends[1], "a begin and a later end");
-  return {ends[0], ends[1]};
+  field.expect(field.size() == 2, "a begin and a later end");
+  const Range range{field.at(0).integer(0, most), field.at(1).integer(0, most)};
+  field.expect(!range.empty(), "a begin and a later end");
+  return range;
 }
 
 StoredTensor tensor_of(const JsonField& field) {
@@ -56,24 +58,24 @@ StoredTensor tensor_of(const JsonField& field) {
 
 StoredPiece piece_of(const JsonField& field, const CheckpointIndex& index) {
   StoredPiece piece;
-  field["tensor"].expect(!index.tensors.empty(), "one of the tensors");
-  piece.tensor = field["tensor"].integer(0, static_cast<int64_t>(index.tensors.size()) - 1);
+  const JsonField tensor_field = field["tensor"], part_field = field["part"], box = field["box"];
+  tensor_field.expect(!index.tensors.empty(), "one of the tensors");
+  piece.tensor = tensor_field.integer(0, static_cast<int64_t>(index.tensors.size()) - 1);
   const StoredTensor& tensor = index.tensors[piece.tensor];
-  const std::string part = field["part"].text();
-  const auto named = std::ranges::find(kStateParts, part, part_name);
-  field["part"].expect(named != kStateParts.end(), "weight, exp_avg or exp_avg_sq");
+  const auto named = std::ranges::find(kStateParts, part_field.text(), part_name);
+  part_field.expect(named != kStateParts.end(), "weight, exp_avg or exp_avg_sq");
   piece.part = *named;
-  const JsonField box = field["box"];
   box.expect(box.size() == tensor.shape.size(), "as many sides as the tensor has");
   for (size_t side = 0; side < box.size(); ++side)
     piece.box.push_back(range_of(box.at(side), tensor.shape[side]));
   piece.range = range_of(field["range"], volume(piece.box));
-  piece.file = field["file"].text();
-  field["file"].expect(index.files.contains(piece.file), "one of the files");
-  const std::string hash = field["hash"].text();
+  const JsonField file = field["file"], hash_field = field["hash"];
+  piece.file = file.text();
+  file.expect(index.files.contains(piece.file), "one of the files");
+  const std::string& hash = hash_field.text();
   const auto [end, fault] = std::from_chars(hash.data(), hash.data() + hash.size(), piece.hash, 16);
-  field["hash"].expect(hash.size() == 16 && fault == std::errc() && end == hash.data() + 16,
-                       "16 hexadecimal digits");
+  hash_field.expect(hash.size() == 16 && fault == std::errc() && end == hash.data() + 16,
+                    "16 hexadecimal digits");
   return piece;
 }
 
@@ -84,11 +86,30 @@ std::string words(const std::vector<Range>& box) {
   return fmt::format("[{}]", sides);
 }
 
-bool overlap(const std::vector<Range>& a, const std::vector<Range>& b) {
-  for (size_t side = 0; side < a.size(); ++side) {
-    if (intersect(a[side], b[side]).empty()) return false;
+using Box = std::vector<Range>;
+
+/// Why boxes of one or two sides, each with the ranges that pieces hold of it, overlap; "" if they
+/// do not. In the order of their first sides, a box is compared with its neighbours among those
+/// that have not ended yet.
+std::string overlap_of(const std::map<Box, std::vector<Range>>& boxes) {
+  std::map<int64_t, const Box*> open;           // by the begin of the last side
+  std::multimap<int64_t, int64_t> open_by_end;  // the same begins, by the end of the first side
+  for (const auto& [box, _] : boxes) {
+    const auto last_side = [](const Box& b) { return b.size() == 1 ? Range{0, 1} : b[1]; };
+    while (!open_by_end.empty() && open_by_end.begin()->first <= box[0].begin) {
+      open.erase(open_by_end.begin()->second);
+      open_by_end.erase(open_by_end.begin());
+    }
+    const Range columns = last_side(box);
+    auto other = open.lower_bound(columns.begin);
+    if (other == open.end() || other->first >= columns.end)
+      other = other == open.begin() ? open.end() : std::prev(other);
+    if (other != open.end() && !intersect(last_side(*other->second), columns).empty())
+      return fmt::format("boxes {} and {} overlap", words(*other->second), words(box));
+    open[columns.begin] = &box;
+    open_by_end.emplace(box[0].end, columns.begin);
   }
-  return true;
+  return "";
 }
 
 /// Why ranges do not fill [0, size) exactly once; "" if they do.
@@ -104,16 +125,13 @@ std::string gap_in(std::vector<Range> ranges, int64_t size) {
 }
 
 /// Why the boxes, with the ranges that pieces hold of each, do not fill a tensor exactly once.
-std::string gap_in(const std::map<std::vector<Range>, std::vector<Range>>& boxes, int64_t numel) {
+std::string gap_in(const std::map<Box, std::vector<Range>>& boxes, int64_t numel) {
+  if (std::string overlap = overlap_of(boxes); !overlap.empty()) return overlap;
   int64_t held = 0;
-  for (auto box = boxes.begin(); box != boxes.end(); ++box) {
-    for (auto other = boxes.begin(); other != box; ++other) {
-      if (overlap(box->first, other->first))
-        return fmt::format("boxes {} and {} overlap", words(other->first), words(box->first));
-    }
-    if (const std::string gap = gap_in(box->second, volume(box->first)); !gap.empty())
-      return fmt::format("of box {}, {}", words(box->first), gap);
-    held += volume(box->first);
+  for (const auto& [box, ranges] : boxes) {
+    if (const std::string gap = gap_in(ranges, volume(box)); !gap.empty())
+      return fmt::format("of box {}, {}", words(box), gap);
+    held += volume(box);
   }
   return held < numel ? fmt::format("{} of {} elements are in no piece", numel - held, numel) : "";
 }
@@ -176,7 +194,7 @@ void add_pieces(const std::vector<StoredTensor>& tensors, const std::vector<int6
 }
 
 void check_coverage(const CheckpointIndex& index, std::string_view name) {
-  std::map<std::pair<int64_t, StatePart>, std::map<std::vector<Range>, std::vector<Range>>> held;
+  std::map<std::pair<int64_t, StatePart>, std::map<Box, std::vector<Range>>> held;
   for (const StoredPiece& piece : index.pieces)
     held[{piece.tensor, piece.part}][piece.box].push_back(piece.range);
   for (size_t i = 0; i < index.tensors.size(); ++i) {

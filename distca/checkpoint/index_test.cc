@@ -5,6 +5,7 @@
 
 #include <numeric>
 
+#include "distca/base/clock.h"
 #include "distca/base/error.h"
 #include "distca/checkpoint/checkpoint_testing.h"
 
@@ -114,6 +115,30 @@ TEST(checkpoint_index, boxes_of_rows_and_columns_cover_a_tensor_together) {
   index.pieces.resize(index.pieces.size() - kStateParts.size());
   add({5, 6}, {9, 10}, {0, 1});
   EXPECT_THAT(error(), HasSubstr("boxes [2:6,4:10] and [5:6,9:10] overlap"));
+}
+
+/// As ranks that divide rows and columns would write, and with a fault.
+TEST(checkpoint_index, boxes_are_compared_in_time_in_proportion_to_their_number) {
+  const auto seconds_of = [](int64_t sides) {
+    CheckpointIndex index{.tensors = {{.name = "w", .shape = {sides, sides}}}};
+    for (int64_t at = 0; at < sides * sides; ++at) {
+      const int64_t row = at / sides, column = at % sides;
+      for (const StatePart part : kStateParts)
+        index.pieces.push_back(
+            {.part = part, .box = {{row, row + 1}, {column, column + 1}}, .range = {0, 1}});
+    }
+    const double begin = thread_processor_seconds();
+    check_coverage(index, "index");
+    const double seconds = thread_processor_seconds() - begin;
+    index.pieces.push_back({.part = StatePart::kExpAvgSq,
+                            .box = {{sides - 1, sides}, {0, sides}},
+                            .range = {0, sides}});
+    EXPECT_THROW(check_coverage(index, "index"), Error);
+    return seconds;
+  };
+  seconds_of(32);
+  // 16 times as many boxes; in time by the square, it would be 256 times.
+  EXPECT_LT(seconds_of(128), 64 * seconds_of(32));
 }
 
 TEST(checkpoint_index, faults_are_named_with_their_place) {
