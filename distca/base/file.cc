@@ -10,8 +10,10 @@
 #include <charconv>
 #include <cstring>
 #include <system_error>
+#include <thread>
 #include <utility>
 
+#include "distca/base/clock.h"
 #include "distca/base/text.h"
 
 namespace distca {
@@ -64,6 +66,16 @@ bool same_file(const struct stat& a, const struct stat& b) {
   return a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
+/// Makes a file for writing whose name must be new: whoever may write in its folder may have put a
+/// link there. One that a killed process of the same id has left makes room. Below 0: errno.
+int open_new(const fs::path& path) {
+  constexpr int kFlags = O_CREAT | O_EXCL | O_NOFOLLOW | O_WRONLY | O_CLOEXEC;
+  const int descriptor = open(path.c_str(), kFlags, 0666);
+  if (descriptor >= 0 || errno != EEXIST) return descriptor;
+  unlink(path.c_str());
+  return open(path.c_str(), kFlags, 0666);
+}
+
 }  // namespace
 
 Error os_error(const fs::path& path, std::string_view what, ErrorKind kind) {
@@ -89,6 +101,27 @@ MissingFolders::MissingFolders(const fs::path& path) {
 MissingFolders::~MissingFolders() {
   std::error_code ignored;
   for (const fs::path& folder : innermost_first_) fs::remove(folder, ignored);
+}
+
+bool appears(const fs::path& path, double seconds) {
+  const Stopwatch watch;
+  std::error_code ignored;
+  const fs::path whole = fs::absolute(path, ignored);
+  while (true) {
+    fs::path folder;
+    for (const fs::path& part : whole.parent_path()) {
+      folder /= part;
+      fs::directory_iterator(folder, ignored);  // opens it and reads its first names
+    }
+    if (fs::exists(whole, ignored)) return true;
+    if (watch.seconds() >= seconds) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  }
+}
+
+void make_new_file(const fs::path& path) {
+  const FileDescriptor file(open_new(path));
+  if (file.get() < 0) throw os_error(path, "cannot be written");
 }
 
 std::string read_file(const fs::path& path, ErrorKind kind) {
@@ -172,8 +205,8 @@ void AtomicFile::open_beside(const fs::path& target) {
   // A file without a name vanishes with the process, however that ends.
   int descriptor = open(folder.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666);
   if (descriptor < 0) {  // not every file system has them
-    named_ = true;
-    descriptor = open(temporary_.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0666);
+    descriptor = open_new(temporary_);
+    named_ = descriptor >= 0;
   }
   if (descriptor >= 0) stream_ = fdopen(descriptor, "wb");
   if (stream_ == nullptr) throw os_error(path_, "cannot be written");

@@ -46,6 +46,15 @@ class MissingFolders {
   std::vector<std::filesystem::path> innermost_first_;
 };
 
+/// Whether something is at `path`, which another machine may just have made: asks for up to
+/// `seconds`. A network file system's client believes for a while that what was not there is not
+/// there; opening the folders above makes it ask the server again.
+bool appears(const std::filesystem::path& path, double seconds);
+
+/// Makes an empty file under a name that must be new: what is there, such as a link that somebody
+/// else has planted, is removed and not followed. Throws Error(kIo).
+void make_new_file(const std::filesystem::path& path);
+
 /// Returns the contents of a file.
 std::string read_file(const std::filesystem::path& path, ErrorKind kind = ErrorKind::kIo);
 /// Writes a file as AtomicFile does. Creates the folder of `path` if it does not exist.

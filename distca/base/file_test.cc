@@ -3,11 +3,34 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cerrno>
 #include <csignal>
+#include <cstdarg>
+#include <thread>
+
+namespace {
+std::atomic<bool> has_unnamed_files = true;  // the file system
+}  // namespace
+
+/// In the place of the C library's.
+extern "C" int open(const char* path, int flags, ...) {
+  std::va_list rest;
+  va_start(rest, flags);
+  const mode_t mode =
+      (flags & O_CREAT) != 0 || (flags & O_TMPFILE) == O_TMPFILE ? va_arg(rest, mode_t) : mode_t{0};
+  va_end(rest);
+  if ((flags & O_TMPFILE) == O_TMPFILE && !has_unnamed_files) {
+    errno = EOPNOTSUPP;
+    return -1;
+  }
+  return static_cast<int>(syscall(SYS_openat, AT_FDCWD, path, flags, mode));
+}
 
 namespace distca {
 namespace {
@@ -112,6 +135,37 @@ TEST_F(FileTest, a_link_is_followed_and_what_it_names_is_replaced) {
   fs::create_symlink("circle", folder_ / "circle");
   EXPECT_THROW(write_file_atomically(folder_ / "circle", "x"), Error);
   EXPECT_TRUE(fs::is_symlink(folder_ / "circle"));
+}
+
+TEST_F(FileTest, a_link_under_a_temporary_name_is_not_followed) {
+  const fs::path other = folder_ / "other";
+  const fs::path temporary = folder_ / fmt::format(".a.{}.tmp", getpid());
+  for (const bool unnamed : {false, true}) {
+    has_unnamed_files = unnamed;
+    write_file_atomically(other, "somebody's");
+    fs::create_symlink("other", temporary);
+    write_file_atomically(folder_ / "a", "new");
+    EXPECT_EQ(read_file(other), "somebody's") << unnamed;
+    EXPECT_EQ(read_file(folder_ / "a"), "new");
+    EXPECT_FALSE(fs::is_symlink(folder_ / "a"));
+    EXPECT_FALSE(fs::exists(fs::symlink_status(temporary)));
+    fs::remove(folder_ / "a");
+  }
+  has_unnamed_files = true;
+  fs::create_symlink("nothing yet", folder_ / "seen");
+  make_new_file(folder_ / "seen");
+  EXPECT_TRUE(fs::is_regular_file(fs::symlink_status(folder_ / "seen")));
+  EXPECT_EQ(files(), 2);
+}
+
+TEST_F(FileTest, what_appears_late_is_seen) {
+  const fs::path late = folder_ / "run" / "file";
+  EXPECT_FALSE(appears(late, 0));
+  const std::jthread maker([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    write_file_atomically(late, "");
+  });
+  EXPECT_TRUE(appears(late, 60));
 }
 
 TEST_F(FileTest, permissions_of_an_older_file_are_kept) {
