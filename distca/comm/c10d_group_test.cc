@@ -26,7 +26,7 @@ namespace {
 
 using testing::HasSubstr;
 
-constexpr CommOptions kPatient{.timeout_s = 30, .grace_s = 1};
+constexpr CommOptions kPatient{.timeout_s = 300, .grace_s = 1};
 
 struct Made {
   c10::intrusive_ptr<c10d::Store> store;
@@ -39,7 +39,7 @@ Made make(uint16_t port, int rank, int size) {
   options.waitWorkers = false;
   auto store = c10::make_intrusive<c10d::PrefixStore>(
       "theirs", c10::make_intrusive<c10d::TCPStore>(loopback_address(), options));
-  auto gloo = c10d::ProcessGroupGloo::Options::create(std::chrono::seconds(30));
+  auto gloo = c10d::ProcessGroupGloo::Options::create(std::chrono::seconds(300));
   gloo->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(loopback_address()));
   gloo->threads = 1;
   auto group = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, gloo);
@@ -105,7 +105,7 @@ TEST(C10dGroup, a_store_serves_one_communicator) {
 }
 
 TEST(C10dGroup, ranks_that_compute_too_long_or_never_come_are_named) {
-  const CommOptions hasty{.timeout_s = 1, .grace_s = 1, .startup_timeout_s = 1};
+  const CommOptions hasty{.timeout_s = 1, .grace_s = 1, .startup_timeout_s = 2};
   std::string said;
   try {
     run_made(3, [&](const Made& theirs) {

@@ -19,7 +19,7 @@
 namespace distca {
 namespace {
 
-constexpr CommOptions kOptions{.timeout_s = 30, .grace_s = 1};
+constexpr CommOptions kOptions{.timeout_s = 300, .grace_s = 1};
 
 class Groups : public testing::TestWithParam<Backend> {
  protected:
@@ -136,7 +136,7 @@ TEST_P(Groups, a_send_that_nobody_takes_is_waited_for_no_longer_than_the_timeout
   std::promise<void> over;
   std::string said;
   EXPECT_THROW(
-      run_on(GetParam(), 2, {.timeout_s = 1, .grace_s = 1},
+      run_on(GetParam(), 2, {.timeout_s = 2, .grace_s = 1},
              [&](Communicator& group) {
                std::vector<std::byte> large(1 << 20);
                std::byte small{};
@@ -145,7 +145,7 @@ TEST_P(Groups, a_send_that_nobody_takes_is_waited_for_no_longer_than_the_timeout
                const Message second{peer, 2, &small, 1};
                if (group.rank() == 1) {
                  group.exchange({&second, 1}, {}, "back")->wait();
-                 over.get_future().wait_for(std::chrono::seconds(20));
+                 over.get_future().wait_for(std::chrono::seconds(300));
                  return;
                }
                const auto pending = group.exchange({&first, 1}, {&second, 1}, "there and back");

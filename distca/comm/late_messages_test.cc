@@ -17,7 +17,7 @@
 namespace distca::testing {
 namespace {
 
-constexpr CommOptions kPatient{.timeout_s = 30, .grace_s = 1};
+constexpr CommOptions kPatient{.timeout_s = 300, .grace_s = 1};
 constexpr int kRounds = 6;
 constexpr double kRight = 1 << kRounds;  // two ranks add what both have, in every round
 

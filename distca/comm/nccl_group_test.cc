@@ -28,7 +28,7 @@
 namespace distca {
 namespace {
 
-constexpr CommOptions kPatient{.timeout_s = 30, .grace_s = 1};
+constexpr CommOptions kPatient{.timeout_s = 300, .grace_s = 1};
 constexpr int kRounds = 100;
 
 class NcclGroup : public testing::Test {

@@ -16,7 +16,7 @@
 namespace distca {
 namespace {
 
-constexpr CommOptions kOptions{.timeout_s = 30, .grace_s = 1};
+constexpr CommOptions kOptions{.timeout_s = 300, .grace_s = 1};
 
 template <typename T>
 std::vector<T> numbers_of(int rank, int64_t count) {

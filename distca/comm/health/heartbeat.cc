@@ -12,7 +12,7 @@
 #include "distca/base/clock.h"
 #include "distca/base/env.h"
 #include "distca/base/error.h"
-#include "distca/base/json.h"
+#include "distca/comm/health/beat.h"
 #include "distca/comm/launch/own_address.h"
 #include "distca/comm/launch/run_store.h"
 #include "distca/comm/launch/store_keys.h"
@@ -25,36 +25,8 @@ using Seconds = std::chrono::duration<double>;
 constexpr int kBeatsToSilence = 3;
 constexpr int kBeatsToSuspicion = 6;  // of the next rank, at start-up; then judging begins
 constexpr double kFirstPause = 0.05;  // seconds between the first two looks at the store
+constexpr double kShortPause = 1e-3;  // the same, while ranks connect
 constexpr double kFarewell = 2;       // seconds a rank that ends gives its last heartbeat, at most
-
-double wall_seconds() {
-  return Seconds(std::chrono::system_clock::now().time_since_epoch()).count();
-}
-
-struct Beat {
-  int64_t number = 0;
-  double wall_s = 0;
-  RankNews news;
-};
-
-std::string encode(const RankNews& mine, int64_t number) {
-  return Json{{"awaits", mine.awaits},
-              {"beat", number},
-              {"operation", mine.last.operation},
-              {"state", static_cast<int>(mine.state)},
-              {"step", mine.last.step},
-              {"wall_s", wall_seconds()}}
-      .dump(-1, ' ', true, Json::error_handler_t::replace);
-}
-
-Beat decode(const std::string& text) {
-  const Json json = parse_json(text, "a heartbeat", ErrorKind::kComm);
-  return {.number = json.at("beat"),
-          .wall_s = json.at("wall_s"),
-          .news = {.state = static_cast<RankState>(json.at("state").get<int>()),
-                   .last = {.step = json.at("step"), .operation = json.at("operation")},
-                   .awaits = json.at("awaits")}};
-}
 
 /// c10d prints a page of stack for every lost connection; what matters of it we say in one line.
 void hush_c10d() {
@@ -65,6 +37,15 @@ void hush_c10d() {
 }  // namespace
 
 double heartbeat_s(const CommOptions& options) { return std::min(1.0, options.timeout_s / 10); }
+
+/// A point that all ranks reach: each counts itself, and the last one says so.
+struct Meeting {
+  const char* count_key;
+  const char* all_key;
+  double pause;          // until the next look: the heartbeat thread's own, as is the next one
+  bool counted = false;  // this rank
+  bool all = false;      // only the heartbeat thread writes it, under the mutex
+};
 
 /// What the owner and the heartbeat thread share; the members above the mutex never change.
 struct Heartbeat::State {
@@ -81,12 +62,14 @@ struct Heartbeat::State {
   std::vector<int> awaits;  // ranks
   std::atomic<RankState> mine_state = RankState::kLive;
   std::atomic<bool> starting = true;
+  std::atomic<bool> connected = false;
   std::atomic<bool> alarmed = false;
   std::atomic<int64_t> keys_handled = 0;
   std::optional<FailedWait> question;
   std::atomic<bool> neighbour_lost = false;
   // Only the heartbeat thread writes these, so it reads them without the mutex.
-  bool all_here = false;
+  Meeting here{"arrived", "here", kFirstPause};
+  Meeting connection{"connected", "all connected", kShortPause};
   bool several_networks = false;
   std::optional<std::string> outside;  // an address of another machine
   std::optional<std::string> diagnosis;
@@ -95,8 +78,6 @@ struct Heartbeat::State {
   // The heartbeat thread's own.
   int64_t number = 0;  // of our last heartbeat
   double last_beat = 0;
-  double arrival_pause = kFirstPause;
-  bool arrived = false;
   int64_t neighbour_beat = -1;
   int same_beat = 0;       // looks at the next rank that found no new heartbeat
   double last_look = 0;    // at it
@@ -107,6 +88,9 @@ struct Heartbeat::State {
   void beat_if_due();
   void tell_network();
   void look_for_ranks();
+  void look_for_connected();
+  bool have_met(Meeting& meeting);
+  double pause() const;
   void look_at_neighbour();
   void look_for_alarm();
   void answer();
@@ -119,17 +103,19 @@ struct Heartbeat::State {
   void lose_store(const std::string& why);
 
   std::string key(std::string_view name) const { return rendezvous.prefix + std::string(name); }
+  bool is_connecting() const { return connected && !connection.all; }
   double silence_s() const { return kBeatsToSilence * heartbeat_s(options); }
 };
 
 void Heartbeat::State::run() {
   try {
     while (true) {
-      if (all_here)
+      if (here.all && !is_connecting())
         beat();
       else
         beat_if_due();
       look_for_ranks();
+      look_for_connected();
       look_at_neighbour();
       look_for_alarm();
       keys_handled = store->keys_handled();
@@ -140,9 +126,10 @@ void Heartbeat::State::run() {
         answer();
         continue;
       }
-      const Seconds pause(all_here ? heartbeat_s(options) : arrival_pause);
-      changed.wait_for(lock, pause,
-                       [&] { return mine_state != RankState::kLive || (question && !diagnosis); });
+      changed.wait_for(lock, Seconds(pause()), [&] {
+        return mine_state != RankState::kLive || (question && !diagnosis) ||
+               (connected && !connection.counted);
+      });
     }
     beat();
     store->add(farewells_key(rendezvous.prefix), 1);
@@ -158,7 +145,7 @@ void Heartbeat::State::beat() {
   std::unique_lock lock(mutex);
   const RankNews news{.state = mine_state, .last = mine, .awaits = awaits};
   lock.unlock();
-  const std::string text = encode(news, ++number);
+  const std::string text = encode_beat(news, ++number);
   store->set(heartbeat_key(rendezvous.prefix, rendezvous.rank), text);
   last_beat = steady_seconds();
 }
@@ -167,21 +154,38 @@ void Heartbeat::State::beat_if_due() {
   if (steady_seconds() - last_beat >= heartbeat_s(options) / 2) beat();
 }
 
+double Heartbeat::State::pause() const {
+  if (!here.all) return here.pause;
+  return is_connecting() ? connection.pause : heartbeat_s(options);
+}
+
+/// Whether all ranks are known to have come there; this one has.
+bool Heartbeat::State::have_met(Meeting& meeting) {
+  if (!std::exchange(meeting.counted, true) &&
+      store->add(key(meeting.count_key), 1) == rendezvous.size)
+    store->set(key(meeting.all_key), "1");
+  meeting.pause = std::min(2 * meeting.pause, heartbeat_s(options));
+  return store->has(key(meeting.all_key));
+}
+
 void Heartbeat::State::look_for_ranks() {
-  if (all_here) return;
-  if (!std::exchange(arrived, true)) {
-    if (!address.empty()) tell_network();
-    if (store->add(key("arrived"), 1) == rendezvous.size) store->set(key("here"), "1");
-  }
-  arrival_pause = std::min(2 * arrival_pause, heartbeat_s(options));
-  if (!store->has(key("here"))) return;
+  if (here.all) return;
+  if (!here.counted && !address.empty()) tell_network();
+  if (!have_met(here)) return;
   const bool several = store->has(key("networks"));
   std::optional<std::string> address;
   if (several) address = store->find(key("outside"));
   std::lock_guard lock(mutex);
   several_networks = several;
   outside = std::move(address);
-  all_here = true;
+  here.all = true;
+  changed.notify_all();
+}
+
+void Heartbeat::State::look_for_connected() {
+  if (!is_connecting() || !have_met(connection)) return;
+  std::lock_guard lock(mutex);
+  connection.all = true;
   changed.notify_all();
 }
 
@@ -200,8 +204,8 @@ void Heartbeat::State::look_at_neighbour() {
   if (steady_seconds() - last_look < heartbeat_s(options)) return;
   last_look = steady_seconds();
   const std::string its_key = heartbeat_key(rendezvous.prefix, next);
-  if (!all_here && !store->has(its_key)) return;
-  const Beat beat = decode(store->get(its_key));
+  if (!here.all && !store->has(its_key)) return;
+  const Beat beat = decode_beat(store->get(its_key));
   same_beat = beat.number == neighbour_beat ? same_beat + 1 : 0;
   neighbour_beat = beat.number;
   // One that has ended well was connected to all ranks, though this one may not know it yet.
@@ -243,9 +247,9 @@ std::vector<RankNews> Heartbeat::State::read_all() {
   std::vector<std::string> keys;
   for (int rank = 0; rank < rendezvous.size; ++rank)
     keys.push_back(heartbeat_key(rendezvous.prefix, rank));
-  const auto beats = store->get_each(keys, all_here);
+  const auto beats = store->get_each(keys, here.all);
   for (int rank = 0; rank < rendezvous.size; ++rank) {
-    if (beats[rank]) seen[rank] = decode(*beats[rank]);
+    if (beats[rank]) seen[rank] = decode_beat(*beats[rank]);
     news[rank] = beats[rank] ? seen[rank].news : RankNews{.state = RankState::kAbsent};
   }
   read_deaths(news);
@@ -352,14 +356,37 @@ void Heartbeat::wait_for_all() {
   std::unique_lock lock(state_->mutex);
   state_->mine.operation = "start-up";
   state_->changed.wait_for(lock, Seconds(state_->startup_deadline - steady_seconds()), [&] {
-    return state_->all_here || state_->alarmed || state_->neighbour_lost;
+    return state_->here.all || state_->alarmed || state_->neighbour_lost;
   });
-  if (state_->all_here) return;
+  if (state_->here.all) return;
   lock.unlock();
   throw Error(ErrorKind::kComm, "{}",
               judge({.rank = state_->rendezvous.rank,
                      .at = {.operation = "start-up"},
                      .waited_s = state_->options.startup_timeout_s}));
+}
+
+void Heartbeat::wait_for_all_connected() {
+  FailedWait wait{.rank = state_->rendezvous.rank};
+  for (int peer = 0; peer < state_->rendezvous.size; ++peer) {
+    if (peer != wait.rank) wait.peers.push_back(peer);
+  }
+  const Stopwatch watch;
+  await(wait.peers);
+  std::unique_lock lock(state_->mutex);
+  wait.at = state_->mine;
+  state_->connected = true;
+  state_->changed.notify_all();
+  state_->changed.wait_for(lock, Seconds(state_->startup_deadline - steady_seconds()), [&] {
+    return state_->connection.all || state_->alarmed || state_->neighbour_lost;
+  });
+  if (state_->connection.all) {
+    state_->awaits.clear();
+    return;
+  }
+  lock.unlock();
+  wait.waited_s = watch.seconds();
+  throw Error(ErrorKind::kComm, "{}", judge(wait));
 }
 
 std::string Heartbeat::own_address() const {

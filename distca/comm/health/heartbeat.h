@@ -7,6 +7,7 @@
 // Keys under Rendezvous::prefix:
 //   heartbeat/RANK  what the rank is at and whom it awaits (JSON)
 //   arrived         number of ranks that have sent one; the last sets `here`
+//   connected       number of ranks that are connected to all; the last sets `all connected`
 //   networks        there if ranks run on several machines; `outside` is then the address of
 //                   one that does not reach the store through its loopback interface
 //   deaths          lines "RANK how", appended by whoever saw a process end: the launcher
@@ -61,6 +62,10 @@ class Heartbeat {
   /// Until end_startup(), a rank also watches the heartbeat of the next one: true if that has
   /// stopped. It then has no launcher that would have told.
   bool neighbour_lost() const;
+  /// This rank is connected to all others. Returns when that holds of every rank: until then, none
+  /// may end its group, which would close connections that others are still making. Throws as
+  /// wait_for_all().
+  void wait_for_all_connected();
   void end_startup();
   void set_step(int64_t step);
   /// This rank begins its next exchange.

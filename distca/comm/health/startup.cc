@@ -41,6 +41,7 @@ void connect_by_deadline(const Rendezvous& rendezvous, Heartbeat& heartbeat,
                          std::function<void()> connect,
                          const std::function<std::string()>& cannot) {
   const double start = steady_seconds();
+  const Activity at = heartbeat.begin("connecting all ranks");
   const auto shared = std::make_shared<Connecting>();
   std::thread([shared, connect = std::move(connect)] {
     std::exception_ptr thrown;
@@ -59,10 +60,11 @@ void connect_by_deadline(const Rendezvous& rendezvous, Heartbeat& heartbeat,
          steady_seconds() < heartbeat.startup_deadline()) {
     shared->changed.wait_for(lock, kTick);
   }
-  if (shared->ended && !shared->thrown) return;
-  FailedWait wait{.rank = rendezvous.rank,
-                  .at = {.operation = "connecting all ranks"},
-                  .waited_s = steady_seconds() - start};
+  if (shared->ended && !shared->thrown) {
+    lock.unlock();
+    return heartbeat.wait_for_all_connected();
+  }
+  FailedWait wait{.rank = rendezvous.rank, .at = at, .waited_s = steady_seconds() - start};
   if (shared->ended)
     wait.why = fmt::format("rank {} {}: {}", rendezvous.rank, cannot(), why(shared->thrown));
   lock.unlock();

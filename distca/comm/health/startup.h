@@ -9,8 +9,8 @@
 
 namespace distca {
 
-/// Calls `connect` in a thread of its own. Returns when it has returned. It keeps what it needs
-/// alive, because it may still run when this throws:
+/// Calls `connect` in a thread of its own. Returns when it has returned on every rank. It keeps
+/// what it needs alive, because it may still run when this throws:
 ///   Error(kComm)  which names ranks, if the start-up deadline passes, or somebody is known to be
 ///                 lost before; or which says why `connect` threw, behind what `cannot` returns
 ///   Error         as `connect` threw it

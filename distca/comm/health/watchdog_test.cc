@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <future>
 #include <thread>
 
 namespace distca {
@@ -14,18 +15,22 @@ using std::chrono::milliseconds;
 TEST(Watchdog, a_wait_beyond_the_timeout_is_aborted_once) {
   Watchdog watchdog(0.05, 0.01);
   std::atomic<int> aborts = 0;
-  watchdog.begin([&] { ++aborts; });
-  std::this_thread::sleep_for(milliseconds(300));
-  EXPECT_GE(watchdog.end(), 0.3);
+  std::promise<void> aborted;
+  watchdog.begin([&] {
+    if (++aborts == 1) aborted.set_value();
+  });
+  aborted.get_future().wait();
+  std::this_thread::sleep_for(milliseconds(100));
+  EXPECT_GE(watchdog.end(), 0.1);
   EXPECT_EQ(aborts, 1);
 }
 
 TEST(Watchdog, a_wait_that_ends_in_time_is_left_alone) {
-  Watchdog watchdog(0.1, 0.01);
+  Watchdog watchdog(1, 0.01);
   std::atomic<int> aborts = 0;
-  for (int i = 0; i < 20; ++i) {  // 0.2 s in all, each wait far below the timeout
+  for (int i = 0; i < 20; ++i) {  // 1.2 s in all, each wait far below the timeout
     watchdog.begin([&] { ++aborts; });
-    std::this_thread::sleep_for(milliseconds(10));
+    std::this_thread::sleep_for(milliseconds(60));
     watchdog.end();
   }
   EXPECT_EQ(aborts, 0);

@@ -2,8 +2,10 @@
 //   launch PORT WORKERS STOP_GRACE RESTARTS MODE [RANK]   the launcher; its ranks run the rest
 //   MODE [RANK]    a rank: exchanges around a ring until, in step 3 or after the last, RANK does
 //                  what MODE says
+//   loading RANK   ranks that load for long, of which RANK is killed, the first time
 //   stopped-MODE   a rank that waits for a signal, goes on after it, and then does what MODE says
 #include <unistd.h>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <atomic>
 #include <chrono>
@@ -21,7 +23,9 @@
 #include "distca/base/stop_signals.h"
 #include "distca/comm/collectives.h"
 #include "distca/comm/gloo_group.h"
+#include "distca/comm/health/beat.h"
 #include "distca/comm/launch/launch.h"
+#include "distca/comm/launch/store_keys.h"
 #include "distca/comm/launch/store_process.h"
 
 namespace {
@@ -29,7 +33,7 @@ namespace {
 using distca::Error;
 using distca::ErrorKind;
 
-constexpr distca::CommOptions kOptions{.timeout_s = 2, .grace_s = 2, .startup_timeout_s = 30};
+constexpr distca::CommOptions kOptions{.timeout_s = 2, .grace_s = 2, .startup_timeout_s = 300};
 
 void sleep(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
 
@@ -91,7 +95,31 @@ int run_until_stopped(const std::string& mode) {
   return end_after(asked, mode);
 }
 
+/// Until the heartbeat of this rank shows the step.
+void wait_until_shown(const distca::Rendezvous& rendezvous, int step) {
+  c10d::TCPStoreOptions options;
+  options.port = rendezvous.port;
+  options.waitWorkers = false;
+  c10d::TCPStore store(rendezvous.address, options);
+  const std::string key = distca::heartbeat_key(rendezvous.prefix, rendezvous.rank);
+  const auto shown = [&] {
+    const std::vector<uint8_t> bytes = store.get(key);
+    return distca::decode_beat({bytes.begin(), bytes.end()}).news.last;
+  };
+  while (shown().step != step) sleep(.05);
+}
+
+/// As in a start-up: a signal ends the process at once.
+void load(int who) {
+  const distca::StopSignals stop(
+      [](int) { return false; },
+      [](const std::string& signal) { return "stopped by " + signal + " before the first step"; });
+  if (variable("DISTCA_RANK") == std::to_string(who)) raise(SIGKILL);
+  sleep(3600);
+}
+
 int run_rank(const std::string& mode, int who) {
+  if (mode == "loading" && variable("DISTCA_RESTART") == "0") load(who);
   if (mode.starts_with("stopped-")) return run_until_stopped(mode);
   if (mode == "diverge") throw Error(ErrorKind::kTraining, "step 7: the loss is not finite");
   if (mode == "refuse") throw Error(ErrorKind::kConfig, "unknown key model.layer");
@@ -114,8 +142,7 @@ int run_rank(const std::string& mode, int who) {
     group->set_step(step);
     distca::barrier(*group, "forward layer 2 dispatch");
     if (step == 3 && is_who) {
-      // Two heartbeats, so that one shows what we are at.
-      sleep(.4);
+      wait_until_shown(*rendezvous, step);
       misbehave(mode);
     }
     if (mode == "wait") sleep(5);

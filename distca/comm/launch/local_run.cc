@@ -20,9 +20,8 @@
 #include "distca/base/env.h"
 #include "distca/base/error.h"
 #include "distca/base/file.h"
-#include "distca/base/json.h"
 #include "distca/base/stop_signals.h"
-#include "distca/comm/health/diagnosis.h"
+#include "distca/comm/health/beat.h"
 #include "distca/comm/launch/launch_output.h"
 #include "distca/comm/launch/local_store.h"
 #include "distca/comm/launch/run_end.h"
@@ -45,8 +44,7 @@ struct Child {
 
 /// Whether the rank had done all its work when it sent this heartbeat.
 bool has_finished(const std::string& beat) {
-  return !beat.empty() && parse_json(beat, "a heartbeat", ErrorKind::kComm).at("state") ==
-                              static_cast<int>(RankState::kFinished);
+  return !beat.empty() && decode_beat(beat).news.state == RankState::kFinished;
 }
 
 class LocalRun {
@@ -339,7 +337,9 @@ RunEnd LocalRun::end() {
              .rank_0_finished = has_finished(rank_0_beat_),
              .late_after_s = options_.timeout_s + options_.grace_s};
   for (const Child& child : children_) {
-    end.ranks.push_back({.status = *child.status, .last_words = child.err.last_words()});
+    end.ranks.push_back({.status = *child.status,
+                         .last_words = child.err.last_words(),
+                         .ended_by_us = child.ended_by_us});
   }
   return end;
 }

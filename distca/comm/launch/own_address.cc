@@ -6,12 +6,15 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <climits>
+#include <cstring>
 #include <memory>
 
 #include "distca/base/error.h"
 #include "distca/base/file.h"
 #include "distca/base/machine.h"
+#include "distca/comm/launch/rendezvous.h"
 
 namespace distca {
 
@@ -20,6 +23,17 @@ std::string network_id() {
   char host[HOST_NAME_MAX + 1] = "";
   gethostname(host, sizeof(host) - 1);
   return host;
+}
+
+void check_address(const Rendezvous& rendezvous) {
+  addrinfo* found = nullptr;
+  const int code = getaddrinfo(rendezvous.address.c_str(), nullptr, nullptr, &found);
+  if (code == 0) return freeaddrinfo(found);
+  throw Error(ErrorKind::kConfig,
+              "rank {} of {} (from {}) finds no address of \"{}\", where rank 0 runs: {}; set "
+              "MASTER_ADDR to a name that all machines know, or to an address",
+              rendezvous.rank, rendezvous.size, rendezvous.source, rendezvous.address,
+              code == EAI_SYSTEM ? std::strerror(errno) : gai_strerror(code));
 }
 
 std::optional<std::string> address_towards(const std::string& host, uint16_t port) {

@@ -7,6 +7,12 @@
 
 namespace distca {
 
+struct Rendezvous;
+
+/// Throws Error(kConfig) with the resolver's reason, at once, if the place where ranks meet has a
+/// name that the resolver does not know.
+void check_address(const Rendezvous& rendezvous);
+
 /// The same for all processes that reach each other through the loopback interface: one machine, or
 /// one network namespace of it.
 std::string network_id();

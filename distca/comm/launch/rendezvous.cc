@@ -57,7 +57,9 @@ void set_address(const Variables& variables, const std::optional<std::string>& k
   if (!address) address = variables.lookup("MASTER_ADDR");
   if (!address) address = known;
   if (!address) variables.missing("MASTER_ADDR");
-  found.address = *address;
+  // As in a URL: "[::1]".
+  const bool in_brackets = address->starts_with('[') && address->ends_with(']');
+  found.address = in_brackets ? address->substr(1, address->size() - 2) : *address;
 }
 
 void set_port(const Variables& variables, std::optional<int> known, Rendezvous& found) {
@@ -105,9 +107,10 @@ Rendezvous from_launcher(const EnvLookup& lookup) {
   return found;
 }
 
-Rendezvous from_torchrun(const EnvLookup& lookup) {
+std::optional<Rendezvous> from_torchrun(const EnvLookup& lookup) {
   const Variables variables{lookup, "torchrun"};
   Rendezvous found = ranks_from(variables, "RANK", "WORLD_SIZE");
+  if (found.size == 1) return std::nullopt;
   found.local_rank = variables.integer("LOCAL_RANK", 0).value_or(found.rank);
   set_address(variables, std::nullopt, found);
   set_port(variables, std::nullopt, found);
@@ -143,9 +146,10 @@ Rendezvous from_slurm(const EnvLookup& lookup) {
   return found;
 }
 
-Rendezvous from_open_mpi(const EnvLookup& lookup) {
+std::optional<Rendezvous> from_open_mpi(const EnvLookup& lookup) {
   const Variables variables{lookup, "Open MPI"};
   Rendezvous found = ranks_from(variables, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE");
+  if (found.size == 1) return std::nullopt;
   found.local_rank = variables.integer("OMPI_COMM_WORLD_LOCAL_RANK", 0).value_or(0);
   std::optional<std::string> host;
   if (variables.integer("OMPI_COMM_WORLD_LOCAL_SIZE", 1) == found.size) host = "127.0.0.1";

@@ -50,6 +50,9 @@ using EnvLookup = std::function<std::optional<std::string>(const char* name)>;
 /// ranks there, and srun ranks of the job. The shell of `srun --ntasks=4 --pty bash` cannot be told
 /// from a rank: unset SLURM_PROCID in it.
 ///
+/// A process that torchrun, a pod's operator or mpirun has started as the only one is no rank
+/// either, as it has nobody to meet: `--workers` starts local ranks there.
+///
 /// Throws Error(kConfig) for a value that is missing, no number, or contradicts another.
 std::optional<Rendezvous> find_rendezvous(const EnvLookup& lookup);
 

@@ -201,6 +201,28 @@ TEST(Rendezvous, open_mpi_on_one_machine_needs_no_address_on_several_it_does) {
   EXPECT_EQ(find(environment)->port, 1234);
 }
 
+TEST(Rendezvous, the_only_process_of_a_launcher_is_no_rank) {
+  EXPECT_EQ(find({{"RANK", "0"}, {"WORLD_SIZE", "1"}}), std::nullopt) << "a pod";
+  Environment environment = kTorchrun;
+  environment["RANK"] = "0";
+  environment["WORLD_SIZE"] = "1";
+  EXPECT_EQ(find(environment), std::nullopt);
+  EXPECT_EQ(find({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "1"}}), std::nullopt);
+  EXPECT_EQ(refusal({{"RANK", "1"}, {"WORLD_SIZE", "1"}}),
+            "environment (torchrun): RANK=1 must be below WORLD_SIZE=1");
+  environment.merge(Environment{{"DISTCA_RANK", "0"},
+                                {"DISTCA_SIZE", "1"},
+                                {"DISTCA_MASTER_ADDR", "::1"},
+                                {"DISTCA_MASTER_PORT", "4000"}});
+  EXPECT_EQ(find(environment)->size, 1) << "our launcher's, which starts it again";
+}
+
+TEST(Rendezvous, an_address_may_stand_in_brackets_as_in_a_url) {
+  Environment environment = kTorchrun;
+  environment["MASTER_ADDR"] = "[fd00::1]";
+  EXPECT_EQ(find(environment)->address, "fd00::1");
+}
+
 TEST(Rendezvous, values_that_are_missing_or_contradict_are_refused_in_one_line) {
   Environment environment = kTorchrun;
   environment.erase("WORLD_SIZE");

@@ -50,6 +50,18 @@ TEST_P(RestartTest, a_lost_rank_is_named_and_the_run_goes_on_to_its_end) {
 
 INSTANTIATE_TEST_SUITE_P(FixedPort, RestartTest, testing::Bool());
 
+TEST(Restart, a_rank_that_is_lost_while_others_load_is_named_and_started_again) {
+  // The others are ended by us, and what they say of that is no reason.
+  const Outcome outcome = launch({.mode = {"loading", "1"}, .max_restarts = 1});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+  EXPECT_THAT(
+      outcome.output,
+      ContainsRegex("(^|\n)distca: rank 1 was killed by signal 9 \\(SIGKILL\\).*; restart 1 "
+                    "of 1\n"));
+  EXPECT_THAT(outcome.output, Not(HasSubstr("stopped by")));
+  EXPECT_EQ(count(outcome.output, "done\n"), 2) << outcome.output;
+}
+
 TEST(Restart, launches_have_unlike_run_ids_and_pass_on_a_given_one) {
   const Outcome one = launch({.mode = {"ok"}}), other = launch({.mode = {"ok"}});
   EXPECT_EQ(run_ids(one.output).size(), 1u) << one.output;

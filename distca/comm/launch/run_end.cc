@@ -71,15 +71,24 @@ LastWords after_late_ranks(const RunEnd& end) {
   return {0, fmt::format(kLate, kLastWords, end.late.front(), end.late_after_s)};
 }
 
+/// A signal that reached ranks, but not us, also stops the run. What rank 0 says of one that we
+/// sent it, or that followed from another rank's failure, is no reason.
+bool is_stopped_behind_us(const RunEnd& end) {
+  const RankEnd& first = end.ranks.front();
+  const int code = exit_code_of(first.status);
+  if (end.signal != 0 || first.ended_by_us || (code != 0 && code != kStoppedExitCode) ||
+      !first.last_words.starts_with(stopped_by()))
+    return false;
+  const int* const cause = find_cause(end);
+  return !cause || was_stopped(end.ranks[*cause].status);
+}
+
 }  // namespace
 
 LastWords last_words_of(const RunEnd& end) {
-  // A signal that reached ranks, but not us, also stops the run.
-  const RankEnd& first = end.ranks.front();
-  const int code = exit_code_of(first.status);
-  if (end.signal == 0 && (code == 0 || code == kStoppedExitCode) &&
-      first.last_words.starts_with(stopped_by())) {
-    return {code, first.last_words};
+  if (is_stopped_behind_us(end)) {
+    const RankEnd& first = end.ranks.front();
+    return {exit_code_of(first.status), first.last_words};
   }
   if (end.signal != 0 && !end.failed_first) return after_a_stop(end);
   if (!end.failed.empty()) {

@@ -12,6 +12,7 @@ namespace distca {
 struct RankEnd {
   int status = 0;  // as waitpid gives it
   std::string last_words = {};
+  bool ended_by_us = false;  // the launcher sent it a signal, after another rank's end
 };
 
 /// How all ranks of a run ended.

@@ -65,6 +65,21 @@ TEST(RunEnd, a_stop_that_only_ranks_heard_of_is_told) {
   expect(end, 1, kFull);
 }
 
+TEST(RunEnd, what_ranks_say_of_our_own_signal_is_no_stop) {
+  const std::string kEarly = "distca: stopped by SIGTERM before the first step";
+  const std::string kDead = "distca: error: rank 1 was killed by signal 11 (SIGSEGV)";
+  for (const int of_first : {exited(130), exited(0), killed_by(SIGTERM)}) {
+    expect(
+        {.ranks = {{of_first, kEarly, /*ended_by_us=*/true}, {killed_by(SIGSEGV)}}, .failed = {1}},
+        1, kDead);
+  }
+  // Somebody else's signal came after the failure, or rank 0 was stopped first.
+  RunEnd end{.ranks = {{exited(130), kEarly}, {killed_by(SIGSEGV)}}, .failed = {1, 0}};
+  expect(end, 1, kDead);
+  end.failed = {0, 1};
+  expect(end, 130, kEarly);
+}
+
 TEST(RunEnd, a_failure_while_a_stop_is_under_way_is_told) {
   RunEnd end{.ranks = {{exited(1), kFull}, {exited(0)}}, .failed = {0}, .signal = SIGTERM};
   expect(end, 1, kFull);

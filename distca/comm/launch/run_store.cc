@@ -9,6 +9,7 @@
 
 #include "distca/base/clock.h"
 #include "distca/base/error.h"
+#include "distca/comm/launch/own_address.h"
 #include "distca/comm/launch/store_keys.h"
 
 namespace distca {
@@ -52,7 +53,10 @@ RunStore::RunStore(const Rendezvous& rendezvous, const CommOptions& options, c10
     : impl_(std::make_unique<Impl>()) {
   const Stopwatch watch;
   double over_since = -1;
-  if (made) impl_->store = made->clone();
+  if (made)
+    impl_->store = made->clone();
+  else
+    check_address(rendezvous);
   while (!made && !connect(rendezvous, options, options.startup_timeout_s - watch.seconds())) {
     if (over_since < 0) over_since = watch.seconds();
     if (watch.seconds() - over_since > options.grace_s + kUntilGone) {

@@ -40,8 +40,8 @@ class RunStore {
  public:
   /// Connects and takes the rank's place. A store whose run is over is given the grace period to
   /// end, and its successor waited for. Throws Error(kComm) if there is no store within the
-  /// start-up timeout, Error(kConfig) if it is another run's. `made`: a store made elsewhere, to be
-  /// used instead; `rendezvous` then has rank, size and prefix only.
+  /// start-up timeout, Error(kConfig) if it is another run's or check_address() refuses. `made`: a
+  /// store made elsewhere, to be used instead; `rendezvous` then has rank, size and prefix only.
   RunStore(const Rendezvous& rendezvous, const CommOptions& options, c10d::Store* made = nullptr);
   ~RunStore();
 

@@ -32,7 +32,7 @@ Outcome stop(const Launch& how, int signal, int times = 1) {
   for (const pid_t pid : pids) EXPECT_TRUE(runs(pid));
   const Stopwatch watch;
   for (int i = 0; i < times; ++i) {
-    if (i > 0) sleep(1.4 * kOneStop);
+    if (i > 0) sleep(2.4 * kOneStop);
     kill(process.pid(), signal);
   }
   Outcome outcome{
@@ -105,7 +105,7 @@ TEST(StopLaunch, where_rank_0_cannot_save_nobody_is_waited_for_and_nothing_start
 TEST(StopLaunch, the_second_signal_ends_it_at_once) {
   const Outcome outcome = stop({.mode = {"stopped-hang"}}, SIGTERM, 2);
   EXPECT_EQ(outcome.exit_code, 130);
-  EXPECT_LT(outcome.seconds, kLimit);  // of the 60 s to save
+  EXPECT_LT(outcome.seconds, kLimit);  // of the hour to save
   EXPECT_THAT(outcome.output, EndsWith(nothing_said(SIGTERM)));
 }
 

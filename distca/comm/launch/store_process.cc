@@ -16,6 +16,7 @@
 #include "distca/base/error.h"
 #include "distca/base/stop_signals.h"
 #include "distca/comm/launch/local_store.h"
+#include "distca/comm/launch/own_address.h"
 
 namespace distca {
 namespace {
@@ -78,6 +79,7 @@ StoreProcess::~StoreProcess() {
 
 std::unique_ptr<StoreProcess> start_store_process(const Rendezvous& rendezvous, double grace_s) {
   if (rendezvous.store_host != StoreHost::kStoreProcess || rendezvous.rank != 0) return nullptr;
+  check_address(rendezvous);  // while nothing holds the port yet
   ListenSocket socket = listen_at(rendezvous.port);
   int alive[2];
   if (pipe2(alive, O_CLOEXEC) != 0) {

@@ -21,7 +21,7 @@ namespace standin {
 namespace {
 
 constexpr auto kRetry = std::chrono::milliseconds(2);
-constexpr auto kPatience = std::chrono::seconds(60);
+constexpr auto kPatience = std::chrono::seconds(300);
 
 /// A socket of Linux's abstract names, which need no file.
 struct Address {

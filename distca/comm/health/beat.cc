@@ -1,0 +1,33 @@
+#include "distca/comm/health/beat.h"
+
+#include <chrono>
+
+#include "distca/base/json.h"
+
+namespace distca {
+
+double wall_seconds() {
+  using Seconds = std::chrono::duration<double>;
+  return Seconds(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+std::string encode_beat(const RankNews& mine, int64_t number) {
+  return Json{{"awaits", mine.awaits},
+              {"beat", number},
+              {"operation", mine.last.operation},
+              {"state", static_cast<int>(mine.state)},
+              {"step", mine.last.step},
+              {"wall_s", wall_seconds()}}
+      .dump(-1, ' ', true, Json::error_handler_t::replace);
+}
+
+Beat decode_beat(const std::string& text) {
+  const Json json = parse_json(text, "a heartbeat", ErrorKind::kComm);
+  return {.number = json.at("beat"),
+          .wall_s = json.at("wall_s"),
+          .news = {.state = static_cast<RankState>(json.at("state").get<int>()),
+                   .last = {.step = json.at("step"), .operation = json.at("operation")},
+                   .awaits = json.at("awaits")}};
+}
+
+}  // namespace distca

@@ -1,0 +1,24 @@
+#pragma once
+// A heartbeat (heartbeat.h) as the text that lies in the store. Any thread.
+
+#include <cstdint>
+#include <string>
+
+#include "distca/comm/health/diagnosis.h"
+
+namespace distca {
+
+struct Beat {
+  int64_t number = 0;  // of this rank's heartbeats
+  double wall_s = 0;   // by its machine's clock
+  RankNews news;
+};
+
+/// By the clock of this machine, since 1970.
+double wall_seconds();
+
+std::string encode_beat(const RankNews& mine, int64_t number);
+/// Throws Error(kComm) for a text that is none.
+Beat decode_beat(const std::string& text);
+
+}  // namespace distca
