@@ -188,15 +188,15 @@ class _Kept(torch.autograd.Function):
     """O of a call that is there, as a function of inputs that Megatron has made again."""
 
     @staticmethod
-    def forward(ctx, inputs, o, *_):
-        ctx.inputs, ctx.o = inputs, o
-        return o.detach()
+    def forward(ctx, kept, *_):  # (inputs, O): in a tuple, so that the graph of O is none of this one's
+        ctx.inputs, ctx.o = kept
+        return ctx.o.detach()
 
     @staticmethod
     def backward(ctx, gradient):
         needed = [x for x in ctx.inputs if x.requires_grad]
         found = iter(torch.autograd.grad(ctx.o, needed, gradient))
-        return None, None, *(next(found) if x.requires_grad else None for x in ctx.inputs)
+        return None, *(next(found) if x.requires_grad else None for x in ctx.inputs)
 
 
 class CoreAttention(MegatronModule):
@@ -242,9 +242,9 @@ class CoreAttention(MegatronModule):
             return self._forward(*inputs, attention_mask, **given)
         if torch.is_grad_enabled():
             return self._again(*inputs)
+        if not self.recomputes and not all(x.requires_grad for x in inputs):  # they are made within what is checkpointed
+            raise ValueError(f"attention under tensor_parallel.checkpoint is not served: {_RECOMPUTES}")
         if not any(x.requires_grad for x in inputs):
-            if not self.recomputes:
-                raise ValueError(f"attention under tensor_parallel.checkpoint is not served: {_RECOMPUTES}")
             return self._forward(*inputs, attention_mask, **given)
         kept = [x.detach().requires_grad_(x.requires_grad) for x in inputs]
         with torch.enable_grad():
@@ -254,9 +254,9 @@ class CoreAttention(MegatronModule):
 
     def _again(self, query, key, value):
         """O of these inputs, which Megatron's checkpointing has computed before."""
-        for inputs, o in _kept.get(self, {}).values():
-            if all(was.data_ptr() == x.data_ptr() and was.shape == x.shape for was, x in zip(inputs, (query, key, value))):
-                return _Kept.apply(inputs, o, query, key, value)
+        for kept in _kept.get(self, {}).values():
+            if all(was.data_ptr() == x.data_ptr() and was.shape == x.shape for was, x in zip(kept[0], (query, key, value))):
+                return _Kept.apply(kept, query, key, value)
         raise ValueError(f"attention under tensor_parallel.checkpoint is not served: {_RECOMPUTES}")
 
     def _forward(self, query, key, value, attention_mask, attn_mask_type, attention_bias, packed_seq_params):

@@ -1,5 +1,6 @@
 """Megatron-Core's GPTModel on CPUs, in ranks and in one process with PyTorch's own attention: what tests compare."""
 
+import contextlib
 import functools
 import re
 import warnings
@@ -23,6 +24,7 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec  #
 from megatron.core.packed_seq_params import PackedSeqParams  # noqa: E402
 from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: E402
 from megatron.core.process_groups_config import ProcessGroupCollection  # noqa: E402
+from megatron.core.tensor_parallel import random  # noqa: E402
 from megatron.core.transformer import TransformerConfig  # noqa: E402
 
 import distca as ours  # noqa: E402
@@ -57,6 +59,7 @@ def on_cpu():
     if torch.cuda.current_device is cpu:
         return
     torch.cuda.current_device, torch.cuda.synchronize = cpu, cpu
+    random._get_all_rng_states, random._set_all_rng_states, random._fork_rng = tuple, lambda *_: None, contextlib.nullcontext
     for name in ("zeros", "tensor"):
         setattr(torch, name, on_this_device(getattr(torch, name)))
     type_of = torch.Tensor.type  # the optimizer takes parameters of torch.cuda.FloatTensor

@@ -104,6 +104,16 @@ def test_tensor_and_pipeline_parallel_without_data_parallel_ranks(four, dtype):
     run_split(four, "odd", dtype, None, (2, 2))
 
 
+@pytest.mark.parametrize("lengths", ["odd", "rows"])
+def test_selective_recomputation(two, lengths):
+    """Nothing is sent or computed a second time."""
+    check(two.run(recomputed, lengths), torch.float64)
+
+
+def recomputed(lengths):
+    return compare(lengths, torch.float64, recompute_granularity="selective", recompute_modules=["core_attn"])
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("lengths, dtype, window", pairs_of(lengths=[*LENGTHS], dtype=[*BOUND], window=WINDOWS), ids=str)
 def test_tensor_and_pipeline_parallel(eight, lengths, dtype, window):

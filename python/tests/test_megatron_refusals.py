@@ -1,5 +1,6 @@
 """What distca.megatron refuses, in which words, before anything is sent; what it makes of specs; inference."""
 
+import contextlib
 import sys
 import types
 
@@ -142,12 +143,21 @@ def test_what_a_call_may_not_ask(given, line):
     assert "\n" not in str(raised.value)
 
 
-def test_recomputation_by_hand_is_refused(monkeypatch):
+def test_recomputation_by_hand(monkeypatch):
+    """Of attention alone it is served; of what makes Q, K and V, too, it is refused."""
     core = core_attention()
     monkeypatch.setattr(tensor_parallel.random, "IS_CHECKPOINTING", False)  # after an error, Megatron leaves it set
-    monkeypatch.setattr(tensor_parallel.random, "_get_all_rng_states", lambda: None)  # those of a GPU
+    for name, stub in (("_get_all_rng_states", tuple), ("_set_all_rng_states", lambda *_: None),
+                       ("_fork_rng", contextlib.nullcontext)):  # those of a GPU
+        monkeypatch.setattr(tensor_parallel.random, name, stub)
+    inputs, weights = heads(7, 1, 2, 8), torch.randn(7, 1, 16, dtype=torch.float64)
+    o = core(*inputs, None)
+    want = torch.autograd.grad((o * weights).sum(), inputs)
+    again = tensor_parallel.checkpoint(lambda *qkv: core(*qkv, None), False, *inputs)
+    (again * weights).sum().backward()
+    assert torch.equal(again, o) and all(torch.equal(x.grad, wanted) for x, wanted in zip(inputs, want))
     with pytest.raises(ValueError, match="attention under tensor_parallel.checkpoint is not served"):
-        tensor_parallel.checkpoint(lambda *qkv: core(*qkv, None), False, *heads(7, 1, 2, 8))
+        tensor_parallel.checkpoint(lambda q, k, v: core(2 * q, k, v, None), False, *heads(7, 1, 2, 8))
     tensor_parallel.random._unset_checkpointing()
     with pytest.raises(ValueError, match="attention under torch.utils.checkpoint needs packed_seq_params"):
         checkpoint(lambda *qkv: core(*qkv, None), *heads(7, 1, 2, 8), use_reentrant=False)

@@ -69,8 +69,9 @@ def line_of(function):
 
 
 @pytest.mark.parametrize("version, line", [
-    ("2.10.1", "distca works with PyTorch 2.11 to 2.13, but 2.10.1 is installed"),
-    ("2.14.0a0+git1", "distca works with PyTorch 2.11 to 2.13, but 2.14.0a0+git1 is installed"),
+    ("2.10.1", f"distca needs PyTorch 2.11 or newer, but 2.10.1 is installed: {_versions._OLDER['PyTorch']}"),
+    ("2.16a0+git1", "this distca was built for PyTorch 2.13.0+cpu and fits no other minor version, but 2.16a0+git1 is "
+                    "installed: build distca again, pip install --no-build-isolation --force-reinstall DISTCA"),
     ("2.12.1+cu130", "this distca was built for PyTorch 2.13.0+cpu and fits no other minor version, but 2.12.1+cu130 "
                      "is installed: build distca again, pip install --no-build-isolation --force-reinstall DISTCA"),
 ])
@@ -84,9 +85,24 @@ def test_the_pytorch_of_the_build_is_taken(stubs):
     _versions.require_torch()
 
 
+def test_versions_that_were_not_tried_get_one_warning(stubs, monkeypatch):
+    monkeypatch.setattr(_build, "TORCH", "2.99.0")
+    for module, package, name, check in (("torch", "torch", "PyTorch", _versions.require_torch),
+                                         ("transformers", "transformers", "Transformers", _versions.require_transformers)):
+        oldest, newest = _versions.TORCH if module == "torch" else _versions.TRANSFORMERS
+        monkeypatch.delitem(sys.modules, module, raising=False)
+        stub(stubs, module, "__version__ = '2.99.1'" if module == "torch" else "__version__ = '99.0.dev0'")
+        with pytest.warns(UserWarning) as said:
+            check()
+        found = sys.modules[module].__version__
+        assert [str(one.message) for one in said] == [
+            f"distca was tried with {name} {oldest} to {newest}, and {found} is installed; if something goes wrong: "
+            f'pip install "{package}=={newest}.*"']
+
+
 def test_a_missing_pytorch_is_said(stubs, monkeypatch):
     stub(stubs, "torch", "raise ModuleNotFoundError('no torch', name='torch')")
-    assert line_of(_versions.require_torch) == ("distca needs PyTorch 2.11 to 2.13 here, and PyTorch is not installed: "
+    assert line_of(_versions.require_torch) == ("distca needs PyTorch 2.11 or newer here, and PyTorch is not installed: "
                                                 "pip install torch")
     stub(stubs, "torch", "import what_pytorch_needs")
     with pytest.raises(ModuleNotFoundError, match="what_pytorch_needs"):
