@@ -98,8 +98,9 @@ void print_tensors(const Shown& shown) {
 void print_run(const Shown& shown, const fs::path& run) {
   Table table({"checkpoint", "step", "bytes", "date"});
   for (const OnDisk& found : shown.of_run) {
-    table.add_row({found.place.folder.string(), std::to_string(found.place.step),
-                   with_thousands(found.bytes), day_and_time(found.date)});
+    table.add_row(
+        {found.place.folder.string(), std::to_string(found.place.step), with_thousands(found.bytes),
+         day_and_time(found.date) + (found.place.before_bad_step ? ", a bad step followed" : "")});
   }
   fmt::print("\n{}", table.to_string());
   if (shown.set_aside.empty()) return;

@@ -28,6 +28,7 @@ namespace distca::cli {
 namespace {
 
 constexpr std::string_view kBytes = "byte";
+constexpr int64_t kByteIds = 256;
 
 struct PrepareOptions {
   std::vector<std::filesystem::path> text, jsonl;
@@ -144,6 +145,12 @@ void prepare_bytes(const PrepareOptions& options) {
     corpus = write_byte_dataset(files.paths, out, [&](int64_t done) { progress.show(done); });
   }
   remove_tokenizer(out);  // of an older data set
+  save_tokenizer(out,
+                 {.vocab_size = kByteIds,
+                  .documents = corpus.documents,
+                  .tokens = corpus.tokens,
+                  .largest_id = corpus.largest_id},
+                 {});
   fmt::print("{} of text; skipped {} empty, {} binary, {} links to folders or nothing\n",
              counted(corpus.documents, "file"), with_thousands(corpus.empty),
              with_thousands(corpus.binary), with_thousands(files.links));

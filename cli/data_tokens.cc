@@ -167,6 +167,7 @@ void prepare_tokens(const TokenizeOptions& options) {
                   options.files.size() > 1 ? ", nor do the other files" : "");
   remove_tokenizer(options.out);
   writer.finish();
+  record.largest_id = writer.largest_id();
   save_tokenizer(options.out, record, made.files);
   print_counts(options, record, counts);
 }

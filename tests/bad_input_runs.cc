@@ -51,6 +51,14 @@ std::vector<BadInput> bad_models() {
       {from + "--dry-run", "data/text was made with another tokenizer", other_tokenizer},
       {from, "data/text holds bytes, and m/tokenizer.json is another tokenizer: the same id means",
        hugging_face("") + "; echo '{}' > m/tokenizer.json"},
+      {from,
+       "data/text.bin: its largest token id is 122: the model of m (model.from) has ids 0 to 99, "
+       "the "
+       "tokenizer of data/text has 256: resize_token_embeddings(256) of transformers gives the "
+       "model "
+       "more, or prepare the data with its own tokenizer; or set data.bad_tokens to skip_target "
+       "or ",
+       hugging_face("") + "; sed -i s/256/100/ m/config.json"},
       {train + "model.model_type=gpt2", "must be one of llama, qwen2, qwen3"},
   };
 }
@@ -251,7 +259,17 @@ std::vector<BadInput> bad_runs() {
       {train + "'data.prefix=1 data/text 1 data/one'", "data/one has no next token to learn: not",
        "mkdir one; printf a > one/a.md; distca data prepare --text one --out data/one > /dev/null"},
       {train + "model.vocab_size=100",
-       "at position 0: model.vocab_size = 100 has ids 0 to 99; the largest id found is"},
+       ".bin: its largest token id is 122: model.vocab_size = 100 has ids 0 to 99, the tokenizer "
+       "of "
+       "data/text has 256: set it to at least 256 in a new run; or set data.bad_tokens to skip_"},
+      {train + "model.vocab_size=100",
+       " at position 0: model.vocab_size = 100 has ids 0 to 99; the largest id found is 122: set "
+       "it "
+       "to at least 123 in a new run; or set data.bad_tokens",
+       "rm data/text.json"},
+      {train + "data.bad_tokens=some",
+       "data.bad_tokens = \"some\": must be refuse, skip_target or an id from 0 to 255"},
+      {train + "data.bad_tokens=256", "must be refuse, skip_target or an id from 0 to 255"},
       {train, "the data set has no next token to learn: not one of the 0 documents",
        "printf 'MMIDIDX\\000\\000\\001\\000\\000\\000\\000\\000\\000\\000\\001"
        "\\000\\000\\000\\000\\000\\000\\000\\000\\001\\000\\000\\000\\000\\000\\000\\000"

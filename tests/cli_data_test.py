@@ -95,7 +95,7 @@ class Prepare(unittest.TestCase):
         tokenizer = self.files()["llama/tokenizer.json"]
         self.assertEqual(self.files()["out/set.tokenizer/tokenizer.json"], tokenizer)
         self.assertEqual(json.loads(self.files()["out/set.json"]), {
-            "documents": 2, "tokens": 5, "vocab_size": 300, "eod_token": "<end>", "eod_token_id": 0,
+            "documents": 2, "tokens": 5, "vocab_size": 300, "largest_id": 299, "eod_token": "<end>", "eod_token_id": 0,
             "tokenizer_sha256": hashlib.sha256(tokenizer).hexdigest()})
 
     def test_another_key_no_end_and_wide_ids(self):
@@ -132,7 +132,10 @@ class Prepare(unittest.TestCase):
         result = subprocess.run([PROGRAM, "data", "prepare", "--text", "text", "--out", "out/set", "--overwrite"],
                                 cwd=self.folder, capture_output=True, timeout=SECONDS)
         self.assertEqual(result.returncode, 0)
-        self.assertEqual(sorted(self.files("out")), ["out/set.bin", "out/set.idx"])
+        self.assertEqual(sorted(self.files("out")), ["out/set.bin", "out/set.idx", "out/set.json"])
+        self.assertEqual(json.loads(self.files()["out/set.json"]), {
+            "documents": 1, "tokens": 3, "vocab_size": 256, "largest_id": ord("c"), "eod_token": None,
+            "eod_token_id": None})
 
     def test_lines_that_hold_no_text_are_named(self):
         for line, message in (("{", "not JSON"), ("[1]", "not a JSON object"), ('{"texts": ""}', "no key 'text'"),

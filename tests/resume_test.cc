@@ -275,6 +275,43 @@ TEST_F(BadSteps, numbers_that_are_not_finite_stop_it_too) {
   EXPECT_EQ(metrics().size(), static_cast<size_t>(saved().back() + 1));
 }
 
+TEST_F(BadSteps, a_spoilt_state_evicts_no_good_one_and_is_found_out_when_it_fails_again) {
+  const Words decay = words({"optimizer.decay_steps=40"});
+  const Words keep_one = joined(decay, {"checkpoint.every_steps=10", "checkpoint.keep_last=1"});
+  train("run", joined(keep_one, {"train.steps=20"}));
+  EXPECT_THAT(saved(), ElementsAre(20));
+  const std::string good = checkpoint(20).string();
+  const auto expect_spoilt = [&](const Words& more, const std::string& says) {
+    const Outcome outcome = run_distca(arguments(joined(keep_one, joined(more, {"--resume"}))));
+    EXPECT_THAT(error_line(outcome, 3), HasSubstr(says));
+    EXPECT_THAT(saved(), AllOf(Contains(20), Contains(21)));
+  };
+  // Step 21 makes weights that are finite, and so large that nothing else is.
+  expect_spoilt({"optimizer.lr=1e25"},
+                "; lower optimizer.lr (now 1e+25); the state after step 21 is saved, --resume goes "
+                "on from it; if that fails at once, --resume " +
+                    good + " goes on from the one before");
+  expect_spoilt({},
+                "step 22: the gradient norm is not finite; no step since --resume was good, so "
+                "either the state that it went on from is spoilt, ");
+  expect_spoilt({"train.bad_step=skip", "train.max_skipped_steps=3"},
+                "; --resume " + good + " goes on from an older one");
+  const Training straight = train("straight", decay);
+  succeed(arguments(joined(keep_one, {"--resume", good})));
+  expect_same_bits(read_training("run"), straight);
+  EXPECT_THAT(saved(), ElementsAre(40));
+}
+
+TEST_F(BadSteps, checkpoints_made_while_steps_are_skipped_evict_nothing) {
+  train("run", words({"train.steps=20", "checkpoint.every_steps=10", "checkpoint.keep_last=1"}));
+  const Outcome outcome = run_distca(
+      arguments(words({"optimizer.lr=1e25", "train.bad_step=skip", "train.max_skipped_steps=5",
+                       "checkpoint.every_steps=1", "checkpoint.keep_last=1", "--resume"})));
+  EXPECT_THAT(error_line(outcome, 3),
+              HasSubstr("; 5 steps in a row were skipped; the state after"));
+  EXPECT_THAT(saved(), AllOf(Contains(20), Contains(26)));
+}
+
 TEST_F(BadSteps, skipped_ones_are_counted_and_a_resumed_run_skips_the_same) {
   const Words skip =
       words({"train.bad_step=skip", "train.spike_factor=1.01", "train.max_skipped_steps=40",
@@ -311,8 +348,10 @@ TEST_F(BadSteps, the_state_before_the_first_one_is_saved_in_the_runs_own_folder)
   const Words from_other = {"--resume=" + checkpoint(20, "other").string(),
                             "train.spike_factor=0.5"};
   const Outcome outcome = run_distca(arguments(words(from_other)));
-  EXPECT_THAT(error_line(outcome, 3), EndsWith("; the state after step 20 is saved, --resume goes "
-                                               "on from it\n"));
+  EXPECT_THAT(error_line(outcome, 3),
+              HasSubstr("; no step since --resume was good, so either the state that it went on "
+                        "from is spoilt, which a lower optimizer.lr (now 0.001) avoids, or a batch "
+                        "is bad, which train.bad_step=skip leaves out; there is no older "));
   EXPECT_THAT(saved(), ElementsAre(20));
   expect_same_state(state(20), state(20, "other"));
 }

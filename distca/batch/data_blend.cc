@@ -101,16 +101,21 @@ DocumentSplit DataBlend::split(double validation_fraction, uint64_t seed) const 
   return split;
 }
 
-void DataBlend::read(int64_t document, int64_t offset, std::span<int32_t> out,
-                     int64_t vocab_size) const {
+int64_t DataBlend::set_of(int64_t document) const {
   // A set without documents begins where the next one does: the last that begins there has some.
   const auto after = std::ranges::upper_bound(sets_, document, {}, &StreamSet::first_document);
-  const int64_t index = after - sets_.begin() - 1;
-  set(index).read(document - sets_[index].first_document, offset, out, vocab_size);
+  return after - sets_.begin() - 1;
 }
 
-void DataBlend::check_vocabulary(int64_t vocab_size) const {
-  for (const auto& data : data_) data->check_vocabulary(vocab_size);
+void DataBlend::read(int64_t document, int64_t offset, std::span<int32_t> out) const {
+  const int64_t index = set_of(document);
+  set(index).read(document - sets_[index].first_document, offset, out);
+}
+
+std::optional<BadToken> DataBlend::read(int64_t document, int64_t offset, std::span<int32_t> out,
+                                        int64_t vocab_size) const {
+  const int64_t index = set_of(document);
+  return set(index).read(document - sets_[index].first_document, offset, out, vocab_size);
 }
 
 std::string DataBlend::summary() const {

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -56,11 +57,12 @@ class DataBlend {
   /// Splits every set by itself, as split_documents() does.
   DocumentSplit split(double validation_fraction, uint64_t seed) const;
 
-  /// As IndexedDataset's methods of these names. Errors name the set and its own number of the
-  /// document.
-  void read(int64_t document, int64_t offset, std::span<int32_t> out,
-            int64_t vocab_size = IndexedDataset::kAnyVocabulary) const;
-  void check_vocabulary(int64_t vocab_size) const;
+  /// The set that a document belongs to.
+  int64_t set_of(int64_t document) const;
+  /// As IndexedDataset's. Errors and a BadToken name the set's own number of the document.
+  void read(int64_t document, int64_t offset, std::span<int32_t> out) const;
+  std::optional<BadToken> read(int64_t document, int64_t offset, std::span<int32_t> out,
+                               int64_t vocab_size) const;
 
   /// Returns "40 documents, 13,673 tokens, contents 0123456789abcdef", for example; of several
   /// sets, that of each with its share. Other contents or shares have other words.

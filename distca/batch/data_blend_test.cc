@@ -84,8 +84,11 @@ TEST_F(DataBlendTest, documents_are_numbered_through_all_sets) {
   EXPECT_EQ(data.documents_of(1).size(), 0);
   EXPECT_EQ(data.documents_of(2).begin, 2);
   EXPECT_EQ(data.sets()[2].weight, 2);
-  EXPECT_NO_THROW(data.check_vocabulary(104));
-  EXPECT_THROW(data.check_vocabulary(103), Error);
+  std::vector<int32_t> last(4);
+  EXPECT_FALSE(data.read(2, 0, last, 104));
+  EXPECT_EQ(data.read(2, 0, last, 103).value().document, 0) << "of its own set";
+  EXPECT_EQ(data.set_of(1), 0);
+  EXPECT_EQ(data.set_of(2), 2);
 }
 
 TEST_F(DataBlendTest, a_path_with_a_space_is_a_path_where_such_a_set_is) {

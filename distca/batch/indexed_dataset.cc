@@ -201,19 +201,9 @@ T load_token(const std::byte* bytes, int64_t index) {
   return id;
 }
 
-struct BadToken {
-  int64_t position;  // tokens from the start of what was searched
-  int64_t id;
-};
-
 template <typename T>
-std::optional<BadToken> first_beyond(const std::byte* bytes, int64_t count, int64_t vocab_size) {
-  for (int64_t i = 0; i < count; ++i) {
-    const T id = load_token<T>(bytes, i);
-    if (id < 0 || static_cast<int64_t>(id) >= vocab_size)
-      return BadToken{i, static_cast<int64_t>(id)};
-  }
-  return std::nullopt;
+bool is_beyond(T id, int64_t vocab_size) {
+  return id < 0 || static_cast<int64_t>(id) >= vocab_size;
 }
 
 /// May a token lie beyond the vocabulary? Not where the type alone says no.
@@ -260,17 +250,34 @@ IndexedDataset::IndexedDataset(const fs::path& prefix)
   }
 }
 
-void IndexedDataset::read(int64_t document, int64_t offset, std::span<int32_t> out,
-                          int64_t vocab_size) const {
+std::optional<BadToken> IndexedDataset::read(int64_t document, int64_t offset,
+                                             std::span<int32_t> out, int64_t vocab_size) const {
   const auto count = static_cast<int64_t>(out.size());
   const std::byte* bytes = bytes_of(document, offset, count);
+  std::optional<BadToken> first;
   with_token_type(type_, [&]<typename T>(const T*) {
-    if (needs_check<T>(vocab_size)) {
-      if (const auto bad = first_beyond<T>(bytes, count, vocab_size))
-        refuse(document, offset + bad->position, bad->id, largest<T>(bytes, count), vocab_size);
+    const bool checks = needs_check<T>(vocab_size);
+    for (int64_t i = 0; i < count; ++i) {
+      const T id = load_token<T>(bytes, i);
+      const bool bad = checks && is_beyond(id, vocab_size);
+      out[i] = bad ? kBadId : static_cast<int32_t>(id);
+      if (bad && !first) {
+        first = {.document = document,
+                 .position = offset + i,
+                 .id = static_cast<int64_t>(id),
+                 .largest_id = largest<T>(bytes, count)};
+      }
     }
-    for (int64_t i = 0; i < count; ++i) out[i] = static_cast<int32_t>(load_token<T>(bytes, i));
   });
+  return first;
+}
+
+void IndexedDataset::read(int64_t document, int64_t offset, std::span<int32_t> out) const {
+  const auto bad = read(document, offset, out, kAnyVocabulary);
+  DISTCA_THROW_IF(bad, ErrorKind::kData,
+                  "{}: document {} has token id {} at position {}: expected 0 to 2^31 - 1; prepare "
+                  "the data set again",
+                  bin_path_.string(), document, bad->id, bad->position);
 }
 
 const std::byte* IndexedDataset::bytes_of(int64_t document, int64_t offset, int64_t count) const {
@@ -282,25 +289,9 @@ const std::byte* IndexedDataset::bytes_of(int64_t document, int64_t offset, int6
   return bin_.bytes().data() + starts_[document] + offset * token_bytes(type_);
 }
 
-void IndexedDataset::refuse(int64_t document, int64_t position, int64_t id, int64_t largest_id,
-                            int64_t vocab_size) const {
-  std::string advice = "prepare the data set again";
-  if (vocab_size == kAnyVocabulary) {
-    advice = "expected 0 to 2^31 - 1; " + advice;
-  } else {
-    const std::string ids =
-        fmt::format("model.vocab_size = {} has ids 0 to {}", vocab_size, vocab_size - 1);
-    advice = id < 0 ? fmt::format("{}; {}", ids, advice)
-                    : fmt::format("{}; the largest id found is {}: set it to at least {}", ids,
-                                  largest_id, largest_id + 1);
-  }
-  throw Error(ErrorKind::kData, "{}: document {} has token id {} at position {}: {}",
-              bin_path_.string(), document, id, position, advice);
-}
-
-std::vector<IndexedDataset::Piece> IndexedDataset::sample() const {
+std::vector<IndexedDataset::Piece> IndexedDataset::sample(int64_t whole) const {
   std::vector<Piece> pieces;
-  if (num_tokens_ * token_bytes(type_) <= kWhole) {
+  if (num_tokens_ * token_bytes(type_) <= whole) {
     for (int64_t document = 0; document < num_documents(); ++document)
       pieces.push_back({document, 0, document_length(document)});
     return pieces;
@@ -329,21 +320,25 @@ int64_t IndexedDataset::largest_id() const {
   });
 }
 
-void IndexedDataset::check_vocabulary(int64_t vocab_size) const {
+std::optional<BadToken> IndexedDataset::find_beyond(int64_t vocab_size) const {
+  std::optional<BadToken> first;
   with_token_type(type_, [&]<typename T>(const T*) {
     if (!needs_check<T>(vocab_size)) return;
-    std::optional<std::pair<Piece, BadToken>> found;
     int64_t largest_id = 0;
-    for (const Piece& piece : sample()) {
+    for (const Piece& piece : sample(kSearched)) {
       const std::byte* bytes = bytes_of(piece.document, piece.offset, piece.count);
       largest_id = std::max(largest_id, largest<T>(bytes, piece.count));
-      if (found) continue;
-      if (const auto bad = first_beyond<T>(bytes, piece.count, vocab_size)) found = {piece, *bad};
+      for (int64_t i = 0; i < piece.count && !first; ++i) {
+        const T id = load_token<T>(bytes, i);
+        if (!is_beyond(id, vocab_size)) continue;
+        first = {.document = piece.document,
+                 .position = piece.offset + i,
+                 .id = static_cast<int64_t>(id)};
+      }
     }
-    if (!found) return;
-    const auto& [piece, bad] = *found;
-    refuse(piece.document, piece.offset + bad.position, bad.id, largest_id, vocab_size);
+    if (first) first->largest_id = largest_id;
   });
+  return first;
 }
 
 std::array<fs::path, 2> data_set_files(const fs::path& prefix) {
@@ -353,7 +348,7 @@ std::array<fs::path, 2> data_set_files(const fs::path& prefix) {
 uint64_t IndexedDataset::fingerprint() const {
   std::vector<uint64_t> parts = {static_cast<uint64_t>(type_), static_cast<uint64_t>(num_tokens_),
                                  hash_words(std::as_bytes(std::span(lengths_)))};
-  for (const Piece& piece : sample()) {
+  for (const Piece& piece : sample(kWhole)) {
     const auto bytes = static_cast<size_t>(piece.count * token_bytes(type_));
     parts.push_back(hash_words({bytes_of(piece.document, piece.offset, piece.count), bytes}));
   }
@@ -384,6 +379,7 @@ void IndexedDatasetWriter::append(std::span<const int32_t> tokens) {
                     documents_.size() - 1, tokens[i], document_tokens_ + static_cast<int64_t>(i),
                     token_type_name(type_));
       }
+      largest_id_ = std::max<int64_t>(largest_id_, tokens[i]);
     }
     bin_.write(std::as_bytes(std::span<const T>(stored)));
   });

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <limits>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -30,6 +31,13 @@ int64_t token_bytes(TokenType type);
 /// The name that numpy gives the type, such as "uint8".
 std::string token_type_name(TokenType type);
 
+/// A token whose id a vocabulary does not have.
+struct BadToken {
+  int64_t document = 0, position = 0;  // of the data set, and within the document
+  int64_t id = 0;
+  int64_t largest_id = 0;  // of all tokens that were looked at
+};
+
 class IndexedDataset {
  public:
   /// Maps both files into memory and checks the index against their sizes. A final ".bin" or ".idx"
@@ -40,30 +48,35 @@ class IndexedDataset {
   int64_t num_documents() const { return static_cast<int64_t>(lengths_.size()); }
   int64_t num_sequences() const { return num_sequences_; }
   int64_t num_tokens() const { return num_tokens_; }
+  /// PREFIX.bin.
+  const std::filesystem::path& path() const { return bin_path_; }
   int64_t document_length(int64_t document) const { return lengths_[document]; }  // tokens
   const std::vector<int64_t>& document_lengths() const { return lengths_; }
 
   /// Reads out.size() tokens of a document, beginning with token `offset`. These tokens must exist
   /// (CHECK). Throws Error(kData), naming document, position and id, for an id that is negative or
-  /// >= vocab_size.
-  void read(int64_t document, int64_t offset, std::span<int32_t> out,
-            int64_t vocab_size = kAnyVocabulary) const;
+  /// does not fit 32 bits.
+  void read(int64_t document, int64_t offset, std::span<int32_t> out) const;
+  /// The same, where an id that is negative or >= vocab_size becomes kBadId. Returns the first.
+  std::optional<BadToken> read(int64_t document, int64_t offset, std::span<int32_t> out,
+                               int64_t vocab_size) const;
+  static constexpr int32_t kBadId = -1;
   static constexpr int64_t kAnyVocabulary = int64_t{1} << 31;  // ids are read into 32 bits
 
   /// The largest id of all tokens, which it reads; 0 of none.
   int64_t largest_id() const;
 
-  /// Looks for ids that a vocabulary of `vocab_size` does not have. Throws Error(kData) as read()
-  /// does, and names the largest id that it has seen, too. Looks at all tokens of a data set of up
-  /// to kWhole bytes. Of a larger one it looks at kSamples pieces, the same ones each time. Looks
-  /// at none where the type alone rules such ids out.
-  void check_vocabulary(int64_t vocab_size) const;
-  static constexpr int64_t kWhole = int64_t{1} << 24;  // bytes of tokens
+  /// The first id seen that a vocabulary of `vocab_size` does not have. Looks at all tokens of a
+  /// data set of up to kSearched bytes, of a larger one at kSamples pieces, the same ones each
+  /// time, and at none where the type alone rules such ids out.
+  std::optional<BadToken> find_beyond(int64_t vocab_size) const;
+  static constexpr int64_t kSearched = int64_t{1} << 28;  // bytes of tokens
 
   /// A hash that tells data sets apart. It covers the type, the lengths and order of all documents,
   /// and tokens: all of them in a data set of up to kWhole bytes, otherwise kSamples pieces of
   /// kSampleBytes, at the same places each time.
   uint64_t fingerprint() const;
+  static constexpr int64_t kWhole = int64_t{1} << 24;  // bytes of tokens
   static constexpr int64_t kSamples = 64;
   static constexpr int64_t kSampleBytes = int64_t{1} << 16;
 
@@ -71,11 +84,9 @@ class IndexedDataset {
   struct Piece {
     int64_t document, offset, count;  // tokens
   };
-  /// The tokens that check_vocabulary and fingerprint look at.
-  std::vector<Piece> sample() const;
+  /// All tokens of a set of up to `whole` bytes, else a sample.
+  std::vector<Piece> sample(int64_t whole) const;
   const std::byte* bytes_of(int64_t document, int64_t offset, int64_t count) const;
-  [[noreturn]] void refuse(int64_t document, int64_t position, int64_t id, int64_t largest_id,
-                           int64_t vocab_size) const;
 
   std::filesystem::path idx_path_;
   std::filesystem::path bin_path_;
@@ -102,6 +113,8 @@ class IndexedDatasetWriter {
   /// Does the same in pieces: append() adds tokens to a document, and end_document() ends it.
   void append(std::span<const int32_t> tokens);
   void end_document();
+  /// Of all tokens so far; 0 of none.
+  int64_t largest_id() const { return largest_id_; }
   /// Puts both files in place, the index last. So a data set is whole or has no index.
   void finish();
 
@@ -113,6 +126,7 @@ class IndexedDatasetWriter {
   std::vector<int32_t> lengths_;          // [sequences] tokens
   std::vector<int64_t> documents_ = {0};  // first sequence of each, and of the next
   int64_t document_tokens_ = 0;           // of the document being written
+  int64_t largest_id_ = 0;
 };
 
 }  // namespace distca

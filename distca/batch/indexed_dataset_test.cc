@@ -175,27 +175,23 @@ TEST_F(IndexedDatasetTest, sequences_must_lie_in_the_file_side_by_side) {
 TEST_F(IndexedDatasetTest, ids_beyond_the_vocabulary_are_named) {
   write_raw({});
   const IndexedDataset dataset(prefix());
-  EXPECT_NO_THROW(dataset.check_vocabulary(60001));
+  EXPECT_FALSE(dataset.find_beyond(60001));
   EXPECT_EQ(dataset.largest_id(), 60000);
-  try {
-    dataset.check_vocabulary(60000);
-    FAIL() << "accepted";
-  } catch (const Error& error) {
-    EXPECT_EQ(std::string(error.what()),
-              prefix().string() +
-                  ".bin: document 2 has token id 60000 at position 2: model.vocab_size = 60000 has "
-                  "ids 0 to 59999; the largest id found is 60000: set it to at least 60001");
-  }
+  const auto expect_named = [](const std::optional<BadToken>& bad) {
+    ASSERT_TRUE(bad);
+    EXPECT_EQ(bad->document, 2);
+    EXPECT_EQ(bad->position, 2);
+    EXPECT_EQ(bad->id, 60000);
+    EXPECT_EQ(bad->largest_id, 60000);
+  };
+  expect_named(dataset.find_beyond(60000));
   // The same where it is read, with its place in the document.
-  std::vector<int32_t> one(1);
-  try {
-    dataset.read(2, 2, one, 60000);
-    FAIL() << "accepted";
-  } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find("document 2 has token id 60000 at position 2"),
-              std::string::npos);
-  }
-  EXPECT_NO_THROW(dataset.read(2, 2, one, 60001));
+  std::vector<int32_t> two(2);
+  expect_named(dataset.read(2, 1, two, 60000));
+  EXPECT_NE(two[0], IndexedDataset::kBadId);
+  EXPECT_EQ(two[1], IndexedDataset::kBadId);
+  EXPECT_FALSE(dataset.read(2, 1, two, 60001));
+  EXPECT_EQ(two[1], 60000);
 }
 
 /// A set of more than kWhole bytes: one document of zeros.
@@ -216,15 +212,17 @@ class LargeDatasetTest : public IndexedDatasetTest {
   }
 };
 
-TEST_F(LargeDatasetTest, a_sample_of_it_is_looked_at) {
+TEST_F(LargeDatasetTest, its_fingerprint_is_of_a_sample_and_one_bad_id_is_found_all_the_same) {
   const uint64_t zeros = IndexedDataset(prefix()).fingerprint();
   EXPECT_EQ(IndexedDataset(prefix()).fingerprint(), zeros);
   // A run of other tokens as long as an eighth of the set is met by one of 64 places.
   put(kTokens / 2, kTokens / 8, 7);
   const IndexedDataset dataset(prefix());
   EXPECT_NE(dataset.fingerprint(), zeros);
-  EXPECT_THROW(dataset.check_vocabulary(7), Error);
-  EXPECT_NO_THROW(dataset.check_vocabulary(8));
+  EXPECT_TRUE(dataset.find_beyond(7));
+  EXPECT_FALSE(dataset.find_beyond(8));
+  put(kTokens / 3, 1, 8);
+  EXPECT_EQ(IndexedDataset(prefix()).find_beyond(8).value().position, kTokens / 3);
 }
 
 TEST_F(IndexedDatasetTest, other_tokens_or_other_documents_have_another_fingerprint) {
@@ -270,7 +268,7 @@ TEST_F(IndexedDatasetTest, ids_that_are_no_ids_are_refused) {
   bytes.clear();
   append<int64_t>(bytes, {-1, 2});
   write_file_atomically(folder_ / "set.bin", bytes);
-  EXPECT_THROW(IndexedDataset(prefix()).check_vocabulary(100), Error);
+  EXPECT_EQ(IndexedDataset(prefix()).find_beyond(100).value().id, -1);
 }
 
 TEST_F(IndexedDatasetTest, the_writer_refuses_what_the_type_cannot_hold_and_leaves_nothing) {

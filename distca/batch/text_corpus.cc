@@ -112,6 +112,7 @@ TextCorpus write_byte_dataset(const std::vector<fs::path>& files, const fs::path
                 files.front().parent_path().string(), corpus.empty, corpus.binary);
   }
   writer.finish();
+  corpus.largest_id = writer.largest_id();
   return corpus;
 }
 

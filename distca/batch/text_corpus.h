@@ -39,6 +39,7 @@ TextFiles find_text_files(const std::vector<std::filesystem::path>& roots, const
 struct TextCorpus {
   int64_t documents = 0;
   int64_t tokens = 0;
+  int64_t largest_id = 0;
   int64_t empty = 0;   // files without a byte, which were skipped
   int64_t binary = 0;  // files with a NUL byte, which were skipped
 };

@@ -105,9 +105,10 @@ void save_tokenizer(const fs::path& prefix, const TokenizerRecord& record,
   Json json{{"documents", record.documents},
             {"tokens", record.tokens},
             {"vocab_size", record.vocab_size},
-            {"tokenizer_sha256", record.sha256},
+            {"largest_id", record.largest_id},
             {"eod_token", nullptr},
             {"eod_token_id", nullptr}};
+  if (!record.sha256.empty()) json["tokenizer_sha256"] = record.sha256;
   if (record.appends_eod) {
     json["eod_token"] = record.eod_token;
     json["eod_token_id"] = record.eod_token_id;
@@ -119,6 +120,19 @@ void remove_tokenizer(const fs::path& prefix) {
   std::error_code ignored;  // what is not there
   fs::remove(tokenizer_record_file(prefix), ignored);
   fs::remove_all(tokenizer_folder(prefix), ignored);
+}
+
+std::optional<RecordedIds> recorded_ids(const std::string& prefix, const IndexedDataset& data) {
+  const Json json = record_of(prefix);
+  if (!json.is_object() || !json.contains("largest_id")) return {};
+  const fs::path file = tokenizer_record_file(prefix);
+  const JsonField record(json, file.native(), ErrorKind::kData);
+  if (record["documents"].integer(0) != data.num_documents() ||
+      record["tokens"].integer(0) != data.num_tokens()) {
+    return {};
+  }
+  return RecordedIds{.largest = record["largest_id"].integer(0),
+                     .vocab_size = record["vocab_size"].integer(0)};
 }
 
 FilesByName read_tokenizer(const fs::path& folder) {

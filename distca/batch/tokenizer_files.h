@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "distca/base/json.h"
@@ -25,6 +26,7 @@ struct TokenizerRecord {
   std::string eod_token;
   int64_t eod_token_id = -1;
   int64_t documents = 0, tokens = 0;  // of the data set
+  int64_t largest_id = 0;             // of all its tokens
 };
 
 /// PREFIX.json and PREFIX.tokenizer; `prefix` may also be the name of either file of a data set.
@@ -36,11 +38,19 @@ std::filesystem::path tokenizer_folder(const std::filesystem::path& prefix);
 std::map<std::string, std::filesystem::path> tokenizer_files(const std::filesystem::path& folder);
 
 /// Copies `files` (their paths by the names of the copies) into the folder, and writes the record
-/// last.
+/// last. Of bytes there are no files, and no SHA-256.
 void save_tokenizer(const std::filesystem::path& prefix, const TokenizerRecord& record,
                     const std::map<std::string, std::filesystem::path>& files);
 /// Removes both, where there are any.
 void remove_tokenizer(const std::filesystem::path& prefix);
+
+/// What the record says of the ids in a set. Nothing where there is none, or where it is of an
+/// older version or of another set.
+struct RecordedIds {
+  int64_t largest = 0;     // of all tokens
+  int64_t vocab_size = 0;  // of the tokenizer
+};
+std::optional<RecordedIds> recorded_ids(const std::string& prefix, const IndexedDataset& data);
 
 /// The contents of files by their names.
 using FilesByName = std::map<std::string, std::string>;

@@ -35,7 +35,8 @@ class TokenizerFilesTest : public FolderTest {
                     .eod_token = "<end>",
                     .eod_token_id = 3,
                     .documents = 1,
-                    .tokens = 3},
+                    .tokens = 3,
+                    .largest_id = 3},
                    {{"tokenizer.json", folder_ / "its.json"}});
     return prefix;
   }
@@ -55,6 +56,21 @@ TEST_F(TokenizerFilesTest, a_set_of_bytes_has_a_tokenizer_of_256_ids) {
   EXPECT_EQ(vocabulary.at("\u010a"), '\n');
   EXPECT_EQ(vocabulary.at("\u00ff"), 255);
   EXPECT_EQ(vocabulary.at("\u0143"), 0xad);
+}
+
+TEST_F(TokenizerFilesTest, the_record_says_which_ids_a_set_has_unless_it_is_of_another_one) {
+  const std::string prefix = tokenized("set", "{}");
+  const IndexedDataset data(prefix);
+  const auto ids = recorded_ids(prefix, data);
+  ASSERT_TRUE(ids);
+  EXPECT_EQ(ids->largest, 3);
+  EXPECT_EQ(ids->vocab_size, 4);
+  IndexedDatasetWriter writer(prefix, TokenType::kUint16);
+  writer.add_document(std::vector<int32_t>{1, 2, 9, 9});
+  EXPECT_EQ(writer.largest_id(), 9);
+  writer.finish();
+  EXPECT_FALSE(recorded_ids(prefix, IndexedDataset(prefix)));
+  EXPECT_FALSE(recorded_ids(set("other", TokenType::kUint16), data));
 }
 
 TEST_F(TokenizerFilesTest, a_tokenized_set_has_its_tokenizer_and_its_end) {

@@ -17,6 +17,7 @@ constexpr const char* kFolder = "checkpoints";
 constexpr const char* kOldFolder = "checkpoints.old";
 constexpr const char* kUnfinished = ".tmp";
 constexpr const char* kStep = "step_";
+constexpr const char* kBadStep = "bad_step.txt";
 
 std::string step_name(int64_t step) { return fmt::format("{}{:06}", kStep, step); }
 
@@ -38,7 +39,9 @@ std::vector<CheckpointPlace> list(const fs::path& folder) {
     const std::optional<int64_t> step = step_of(entry.path().filename());
     // A folder with this name that has no index is damaged, which its reader says.
     if (step && entry.is_directory(ignored))
-      places.push_back({.folder = entry.path(), .step = *step});
+      places.push_back({.folder = entry.path(),
+                        .step = *step,
+                        .before_bad_step = fs::exists(entry.path() / kBadStep, ignored)});
   }
   std::ranges::sort(places, {}, &CheckpointPlace::step);
   return places;
@@ -92,6 +95,12 @@ fs::path unfinished_checkpoint(const fs::path& run, int64_t step) {
   return run / kFolder / (step_name(step) + kUnfinished);
 }
 
+void mark_bad_step(const fs::path& run, int64_t step) {
+  write_file_atomically(unfinished_checkpoint(run, step) / kBadStep,
+                        "A bad step followed this state, or was its last: checkpoint.keep_last "
+                        "does not count it.\n");
+}
+
 void complete_checkpoint(const fs::path& run, const CheckpointIndex& index) {
   const fs::path unfinished = unfinished_checkpoint(run, index.step);
   write_file_atomically(unfinished / kIndexFile, canonical_json(to_json(index)));
@@ -118,12 +127,23 @@ void remove_unfinished_checkpoints(const fs::path& run) {
   }
 }
 
+std::optional<CheckpointPlace> newest_good(const fs::path& run, int64_t step) {
+  std::vector<CheckpointPlace> places = complete_checkpoints(run);
+  std::erase_if(places,
+                [&](const auto& place) { return place.before_bad_step || place.step > step; });
+  return places.empty() ? std::nullopt : std::optional(places.back());
+}
+
 void remove_old_checkpoints(const fs::path& run, int64_t keep_last, int64_t keep_every) {
   if (keep_last == 0) return;
   std::vector<CheckpointPlace> places = complete_checkpoints(run);
-  places.resize(std::max<int64_t>(0, static_cast<int64_t>(places.size()) - keep_last));
-  for (const CheckpointPlace& place : places) {
-    if (keep_every == 0 || place.step % keep_every != 0) remove_folder(place.folder);
+  int64_t later = 0;  // that count
+  for (; !places.empty(); places.pop_back()) {
+    const CheckpointPlace& place = places.back();
+    const bool stays = keep_every > 0 && place.step % keep_every == 0;
+    if (place.before_bad_step ? later > 0 : later >= keep_last && !stays)
+      remove_folder(place.folder);
+    if (!place.before_bad_step) ++later;
   }
 }
 

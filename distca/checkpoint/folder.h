@@ -14,6 +14,9 @@
 // checkpoints that it will not go on from are set aside: they move to RUN/checkpoints.old. They are
 // removed when the first new one is complete.
 //
+// A checkpoint of the state before a bad step is evidence, not progress: a file in it says so. It
+// counts for nothing that is kept, and goes when a later one is complete.
+//
 // Errors: Error(kIo) if the file system refuses. Thread rule: one thread of one process changes the
 // checkpoints of a run; any may look.
 
@@ -30,6 +33,7 @@ namespace distca {
 struct CheckpointPlace {
   std::filesystem::path folder;
   int64_t step = 0;
+  bool before_bad_step = false;  // the step after it was bad, or its last one was
 };
 
 /// The complete checkpoints of a run, oldest first. Empty if there is no such folder.
@@ -49,13 +53,19 @@ FoundCheckpoints find_checkpoints(const std::filesystem::path& path);
 
 /// Where the ranks write the checkpoint of `step` until it is complete. It makes nothing.
 std::filesystem::path unfinished_checkpoint(const std::filesystem::path& run, int64_t step);
+/// Says in an unfinished checkpoint that the step after it was bad, or its last one was.
+void mark_bad_step(const std::filesystem::path& run, int64_t step);
 /// Writes the index and gives the checkpoint its final name.
 void complete_checkpoint(const std::filesystem::path& run, const CheckpointIndex& index);
 /// Removes what a killed or failed save has left.
 void remove_unfinished_checkpoints(const std::filesystem::path& run);
 
+/// The newest complete checkpoint up to `step` that no bad step has marked.
+std::optional<CheckpointPlace> newest_good(const std::filesystem::path& run, int64_t step);
+
 /// Keeps the last `keep_last` complete checkpoints (0: all), and those whose step is a multiple of
-/// `keep_every` (0: none), and removes the others.
+/// `keep_every` (0: none), and removes the others. Those that a bad step has marked do not count:
+/// they stay until one after them is complete.
 void remove_old_checkpoints(const std::filesystem::path& run, int64_t keep_last,
                             int64_t keep_every);
 

@@ -79,6 +79,24 @@ TEST_F(checkpoint_folder, old_ones_go_but_for_those_to_keep) {
   EXPECT_THAT(steps(complete_checkpoints(run_)), ElementsAre(50));
 }
 
+TEST_F(checkpoint_folder, those_before_a_bad_step_count_for_nothing_and_go_with_the_next) {
+  write_checkpoint(run_, 10);
+  write_checkpoint(run_, 20);
+  mark_bad_step(run_, 25);
+  write_checkpoint(run_, 25);
+  EXPECT_EQ(newest_good(run_, 30).value().step, 20);
+  EXPECT_EQ(newest_good(run_, 19).value().step, 10);
+  EXPECT_FALSE(newest_good(run_, 9));
+  remove_old_checkpoints(run_, 1, 5);
+  EXPECT_THAT(steps(complete_checkpoints(run_)), ElementsAre(10, 20, 25));
+  remove_old_checkpoints(run_, 1, 0);
+  EXPECT_THAT(steps(complete_checkpoints(run_)), ElementsAre(20, 25));
+  EXPECT_TRUE(complete_checkpoints(run_).back().before_bad_step);
+  write_checkpoint(run_, 30);
+  remove_old_checkpoints(run_, 2, 5);
+  EXPECT_THAT(steps(complete_checkpoints(run_)), ElementsAre(20, 30));
+}
+
 TEST_F(checkpoint_folder, what_is_set_aside_stays_until_it_is_removed) {
   for (const int64_t step : {10, 20, 30}) write_checkpoint(run_, step);
   set_aside_checkpoints(run_, 10);

@@ -15,6 +15,7 @@
 #include "distca/comm/nccl_library.h"
 #include "distca/kernels/cpu/attention.h"
 #include "distca/plan/plan_batch_input.h"
+#include "distca/train/bad_tokens.h"
 #include "distca/train/data_split.h"
 #include "distca/train/memory_cap.h"
 #include "distca/train/plan_request.h"
@@ -75,7 +76,7 @@ BatchStream checked_batches(const Config& config, const fs::path& lengths) {
   }
   check_prefix(config);
   const DataBlend data(config.data.prefix);
-  data.check_vocabulary(config.model.vocab_size);
+  check_vocabulary(config, data);
   const DocumentSplit split = split_data(config, data);
   check_training_part(data, split);
   files_beside_weights(data);  // refuses what has no one tokenizer

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <thread>
 #include <utility>
 
@@ -39,6 +40,19 @@ std::span<const std::byte> bytes_of(const at::Tensor& tensor) {
           static_cast<size_t>(tensor.nbytes())};
 }
 
+template <typename T>
+bool all_finite(const at::Tensor& flat) {
+  const std::span values(flat.const_data_ptr<T>(), static_cast<size_t>(flat.numel()));
+  bool all = true;
+  for (const T value : values) all &= std::isfinite(value);
+  return all;
+}
+
+/// Of fp32 or fp64, in this thread alone, for which PyTorch would start others.
+bool is_finite(const at::Tensor& flat) {
+  return flat.scalar_type() == at::kDouble ? all_finite<double>(flat) : all_finite<float>(flat);
+}
+
 /// Writes one rank's file. `sources`: the elements of each piece, flat and contiguous.
 void write_pieces(const fs::path& path, const CheckpointIndex& index,
                   const std::vector<StoredPiece>& pieces, const std::vector<at::Tensor>& sources) {
@@ -48,6 +62,9 @@ void write_pieces(const fs::path& path, const CheckpointIndex& index,
   for (size_t i = 0; i < pieces.size(); ++i) {
     stored.push_back(stored_tensor(index, pieces[i]));
     hosts.push_back(host_copy(sources[i]));
+    DISTCA_THROW_IF(pieces[i].part == StatePart::kWeight && !is_finite(hosts.back()),
+                    ErrorKind::kTraining, "weights of {} are not finite",
+                    index.tensors[pieces[i].tensor].name);
     hashes += fmt::format("{:016x}", hash_words(bytes_of(hosts.back())));
   }
   const SafetensorsMetadata metadata = {{kHashes, hashes}};
@@ -221,7 +238,8 @@ bool CheckpointSaver::is_due(int64_t step) const {
   return every > 0 && (step % every == 0 || step == config_.train.steps);
 }
 
-void CheckpointSaver::begin(int64_t step, Json trainer, Optimizer* optimizer, bool beside) {
+void CheckpointSaver::begin(int64_t step, Json trainer, Optimizer* optimizer, bool beside,
+                            bool before_bad_step) {
   const Stopwatch watch;
   wait_for_all();
   // Nobody touches the next checkpoint before rank 0 has completed this one: so a run that has
@@ -229,6 +247,8 @@ void CheckpointSaver::begin(int64_t step, Json trainer, Optimizer* optimizer, bo
   if (has_begun_) barrier(comm_, "the end of the save before");
   has_begun_ = true;
   said_failed_ = false;
+  before_bad_step_ = before_bad_step;
+  removes_older_ = !before_bad_step;
   head_ = {.step = step,
            .updates = optimizer ? optimizer->updates() : 0,
            .run_id = run_id_,
@@ -305,10 +325,13 @@ void CheckpointSaver::heard(const std::vector<SaveReport>& all) {
 void CheckpointSaver::start_completing() {
   completing_step_ = head_.step;
   completing_ = in_background([run = run_, index = head_, owners = owners(config_, writers_),
-                               keep = config_.checkpoint]() mutable {
+                               keep = config_.checkpoint, marks = before_bad_step_,
+                               removes = removes_older_]() mutable {
     for (int owner = 0; owner < owners.run.grid.num_workers(); ++owner)
       add_file(unfinished_checkpoint(run, index.step), owner, owners, index);
+    if (marks) mark_bad_step(run, index.step);
     complete_checkpoint(run, index);
+    if (!removes) return;
     try {
       remove_set_aside(run);
       remove_old_checkpoints(run, keep.keep_last, keep.keep_every);

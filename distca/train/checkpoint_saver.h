@@ -61,8 +61,12 @@ class CheckpointSaver {
   /// `optimizer` is null on a dedicated server. `beside`: the state may change while it is written,
   /// so it is copied first, which needs checkpoint.async and checkpoint.every_steps; otherwise the
   /// caller calls finish() before it changes the state. If the save before is not complete yet,
-  /// waits for it first.
-  void begin(int64_t step, Json trainer, Optimizer* optimizer, bool beside);
+  /// waits for it first. `before_bad_step`: it is saved as evidence, which counts for nothing that
+  /// is kept, and removes nothing (checkpoint/folder.h). Weights that are not finite fail the save.
+  void begin(int64_t step, Json trainer, Optimizer* optimizer, bool beside,
+             bool before_bad_step = false);
+  /// The save that is under way shall remove no older checkpoint, as its state may be spoilt.
+  void keep_older() { removes_older_ = false; }
   /// What this rank has to tell.
   SaveReport report();
   /// Takes what all ranks have reported, in rank order.
@@ -95,6 +99,7 @@ class CheckpointSaver {
   std::filesystem::path run_;
   RunGrid writers_;       // the run or, where rank 0 writes alone, as if it were the only worker
   CheckpointIndex head_;  // of the save that is under way; step 0: none is
+  bool before_bad_step_ = false, removes_older_ = true;  // the same save
   bool said_failed_ = false;
   bool hangs_ = false;      // what was written did not end in time: nobody waits for it any more
   bool has_begun_ = false;  // a save, in this start of the run

@@ -7,10 +7,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "distca/base/error.h"
 #include "distca/batch/test_folder.h"
+#include "distca/checkpoint/folder.h"
 #include "distca/checkpoint/reader.h"
 #include "distca/comm/aten_types.h"
+#include "distca/comm/collectives.h"
 #include "distca/comm/thread_group.h"
 #include "distca/model/weights_file.h"
 #include "distca/train/worker_weights_testing.h"
@@ -142,6 +146,43 @@ TEST_F(CheckpointSaverTest, each_rank_writes_its_share_of_its_own_stage) {
       EXPECT_GT(one, 0);
     }
   }
+}
+
+TEST_F(CheckpointSaverTest, a_state_that_may_be_spoilt_removes_no_older_one) {
+  const Way way{.replicas = 2};
+  const Config config =
+      testing::config_of(way, folder_ / "run", "float32",
+                         {"checkpoint.every_steps=5", "checkpoint.keep_last=1", "train.steps=50"});
+  const auto saved = [&] {
+    std::vector<int64_t> steps;
+    for (const CheckpointPlace& place : complete_checkpoints(folder_ / "run"))
+      steps.push_back(place.before_bad_step ? -place.step : place.step);
+    return steps;
+  };
+  testing::on_ranks(
+      config, way, [&](Communicator& comm, const RunGrid& run, WorkerWeights* weights) {
+        testing::set_known_state(*weights);
+        CheckpointSaver saver(config, facts_of(config, way), "0123", 0, comm, run);
+        const auto save = [&](int64_t step, bool before_bad_step, bool keeps) {
+          saver.begin(step, Json::object(), &weights->optimizer, /*beside=*/true, before_bad_step);
+          if (keeps) saver.keep_older();
+          const bool succeeded = saver.finish();
+          barrier(comm, "a look at the folder");
+          return succeeded;
+        };
+        EXPECT_TRUE(save(5, false, false));
+        EXPECT_TRUE(save(7, true, false));
+        EXPECT_TRUE(save(10, false, true));
+        EXPECT_THAT(saved(), ElementsAre(5, -7, 10));
+        barrier(comm, "a look at the folder");
+        EXPECT_TRUE(save(15, false, false));
+        EXPECT_THAT(saved(), ElementsAre(15));
+        barrier(comm, "a look at the folder");
+        weights->optimizer.load(StatePart::kWeight, 0,
+                                at::full(weights->model.weights()[0].shape, INFINITY));
+        EXPECT_FALSE(save(20, false, false));
+        EXPECT_THAT(saved(), ElementsAre(15));
+      });
 }
 
 TEST_F(CheckpointSaverTest, another_grid_goes_on_to_rounding_and_says_so) {

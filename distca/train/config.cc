@@ -13,6 +13,7 @@
 #include "distca/base/scalar_type.h"
 #include "distca/base/text.h"
 #include "distca/plan/scheduler.h"
+#include "distca/train/bad_tokens.h"
 #include "distca/train/model_from.h"
 #include "distca/train/plan_request.h"
 #include "distca/train/run_grid.h"
@@ -283,6 +284,7 @@ void finish(Config& config, const std::vector<ConfigKey>& keys) {
   config.attention_profile = profile_by_name(config.plan.profile);
   take_model_from(config, keys);
   config.model.check();
+  vocabulary_of(config);
   check_windows(config);
   check_pipeline(config);
   const std::string fault = kernel_fault(kernel_request(config));

@@ -48,6 +48,7 @@ struct Config {
   struct Data {
     std::string prefix;
     double validation_fraction = 0.05;
+    std::string bad_tokens = "refuse";  // or a word of bad_tokens.h, or an id
   } data;
   /// Which documents a step trains on. A batch depends on this section and the data set alone,
   /// never on the number of workers. If max_document_tokens is 0, load_config sets

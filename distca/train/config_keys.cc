@@ -87,6 +87,10 @@ std::vector<ConfigKey> config_keys(Config& c) {
        "PREFIX.bin and PREFIX.idx, made by `distca data prepare`; several as \"0.7 a 0.3 b\""},
       {"data.validation_fraction", &c.data.validation_fraction, "share of tokens",
        "whole documents for validation, chosen by batch.seed, never trained on", 0},
+      {"data.bad_tokens", &c.data.bad_tokens, "",
+       "what becomes of a token that the model has no id for: refuse = the run saves and ends, "
+       "skip_target = it is no target, and id 0 is embedded in its place, or \"ID\" = it is that "
+       "id"},
       {"batch.nano_batch_tokens", &c.batch.nano_batch_tokens, "tokens over all workers",
        "documents that pass a layer together; batches never depend on the number of workers", 1},
       {"batch.nano_batches", &c.batch.nano_batches, "nano-batches", "per optimizer step", 1},

@@ -2,10 +2,16 @@
 
 #include <algorithm>
 
+#include "distca/train/bad_tokens.h"
+#include "distca/train/config.h"
+
 namespace distca {
 
-LocalTokens load_tokens(const DataBlend& data, const NanoBatchSource& source,
-                        const std::vector<Segment>& segments, int64_t vocab_size) {
+LocalTokens load_tokens(const Config& config, const DataBlend& data, const NanoBatchSource& source,
+                        const std::vector<Segment>& segments) {
+  using BadTokens = Vocabulary::BadTokens;
+  constexpr int32_t kBad = IndexedDataset::kBadId;
+  const Vocabulary vocabulary = vocabulary_of(config);
   LocalTokens local;
   std::vector<int32_t> tokens;
   for (const Segment& segment : segments) {
@@ -15,11 +21,20 @@ LocalTokens load_tokens(const DataBlend& data, const NanoBatchSource& source,
                             std::min(segment.tokens.end, document.num_targets) + 1};
     const int64_t read = std::max(with_target.size(), segment.tokens.size());
     tokens.resize(read);
-    data.read(document.document, document.offset + segment.tokens.begin, tokens, vocab_size);
+    const auto bad = data.read(document.document, document.offset + segment.tokens.begin, tokens,
+                               vocabulary.size);
+    if (bad && vocabulary.bad_tokens == BadTokens::kRefuse)
+      throw bad_token(config, data, data.set_of(document.document), *bad);
+    local.bad_tokens += std::count(tokens.begin(), tokens.begin() + segment.tokens.size(), kBad);
+    const auto known = [&](int32_t token) { return token == kBad ? vocabulary.id : token; };
     for (int64_t i = 0; i < segment.tokens.size(); ++i) {
       const int64_t position = segment.tokens.begin + i;
-      local.ids.push_back(tokens[i]);
-      local.targets.push_back(position < document.num_targets ? tokens[i + 1] : kNoTarget);
+      const bool has_target = position < document.num_targets;
+      const bool left_out =
+          has_target && tokens[i + 1] == kBad && vocabulary.bad_tokens == BadTokens::kSkipTarget;
+      local.targets_left_out += left_out ? 1 : 0;
+      local.ids.push_back(known(tokens[i]));
+      local.targets.push_back(has_target && !left_out ? known(tokens[i + 1]) : kNoTarget);
       local.positions.push_back(position);
     }
   }

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "distca/base/error.h"
+#include "distca/train/config.h"
 
 namespace distca {
 namespace {
@@ -26,13 +27,41 @@ TEST(loader, segments_carry_ids_targets_and_positions_of_their_document) {
   NanoBatchSource source{.nano_batch = NanoBatch::from_lengths({6, 5}),
                          .sources = {{.document = 0, .offset = 2, .num_targets = 6},
                                      {.document = 1, .offset = 0, .num_targets = 4}}};
-  const LocalTokens local = load_tokens(data, source, {{0, {4, 6}}, {1, {0, 5}}, {0, {0, 1}}});
+  Config config;
+  const auto load = [&](const std::vector<Segment>& segments) {
+    return load_tokens(config, data, source, segments);
+  };
+  const LocalTokens local = load({{0, {4, 6}}, {1, {0, 5}}, {0, {0, 1}}});
   EXPECT_EQ(local.ids, (std::vector<int64_t>{6, 7, 100, 101, 102, 103, 104, 2}));
   EXPECT_EQ(local.targets, (std::vector<int64_t>{7, 8, 101, 102, 103, 104, kNoTarget, 3}));
   EXPECT_EQ(local.positions, (std::vector<int64_t>{4, 5, 0, 1, 2, 3, 4, 0}));
-  EXPECT_TRUE(load_tokens(data, source, {}).ids.empty());
-  EXPECT_NO_THROW(load_tokens(data, source, {{0, {4, 6}}}, 9));
-  EXPECT_THROW(load_tokens(data, source, {{0, {4, 6}}}, 8), Error) << "a target is an id too";
+  EXPECT_TRUE(load({}).ids.empty());
+  config.model.vocab_size = 9;
+  EXPECT_NO_THROW(load({{0, {4, 6}}}));
+  config.model.vocab_size = 8;
+  EXPECT_THROW(load({{0, {4, 6}}}), Error) << "a target is an id too";
+
+  // Of the tokens 2 to 8, the model does not have 5 to 8.
+  config.model.vocab_size = 5;
+  config.data.bad_tokens = "skip_target";
+  const LocalTokens skipped = load({{0, {0, 6}}});
+  EXPECT_EQ(skipped.ids, (std::vector<int64_t>{2, 3, 4, 0, 0, 0}));
+  EXPECT_EQ(skipped.targets,
+            (std::vector<int64_t>{3, 4, kNoTarget, kNoTarget, kNoTarget, kNoTarget}));
+  EXPECT_EQ(skipped.bad_tokens, 3);
+  EXPECT_EQ(skipped.targets_left_out, 4);
+  // Each part counts its own, wherever the document is cut.
+  const LocalTokens first = load({{0, {0, 2}}}), rest = load({{0, {2, 6}}});
+  EXPECT_EQ(first.bad_tokens, 0);
+  EXPECT_EQ(first.targets_left_out, 0);
+  EXPECT_EQ(rest.bad_tokens, 3);
+  EXPECT_EQ(rest.targets_left_out, 4);
+  config.data.bad_tokens = "1";
+  const LocalTokens replaced = load({{0, {0, 6}}});
+  EXPECT_EQ(replaced.ids, (std::vector<int64_t>{2, 3, 4, 1, 1, 1}));
+  EXPECT_EQ(replaced.targets, (std::vector<int64_t>{3, 4, 1, 1, 1, 1}));
+  EXPECT_EQ(replaced.bad_tokens, 3);
+  EXPECT_EQ(replaced.targets_left_out, 0);
   std::filesystem::remove(prefix.string() + ".bin");
   std::filesystem::remove(prefix.string() + ".idx");
 }

@@ -76,10 +76,11 @@ Json metrics_line(const StepMetrics& m, const Config& config, const ResolvedConf
   Json line = {{"step", m.step},
                {"train_steps", config.train.steps},
                {"time", time_of_day()},
-               {"loss", m.loss},
+               {"loss", m.loss ? Json(*m.loss) : Json()},
                {"grad_norm", m.grad_norm},
                {"lr", in_12_digits(m.lr)},
                {"tokens", m.plan.tokens},
+               {"targets", m.plan.targets},
                {"tokens_so_far", m.step * step_tokens},
                {"step_s", m.step_s},
                {"tokens_per_s", m.plan.tokens / m.step_s},
@@ -114,6 +115,7 @@ Json metrics_line(const StepMetrics& m, const Config& config, const ResolvedConf
   if (m.speeds.from_step > 0) line["speeds"] = speeds_json(m.speeds);
   if (m.plan.speeds_from_step > 0) line["speeds_from_step"] = m.plan.speeds_from_step;
   add_memory(m.memory, &line);
+  if (m.plan.bad_tokens > 0) line["bad_tokens"] = m.plan.bad_tokens;
   if (m.skipped) line["skipped"] = true;
   const CheckpointFigures& c = m.checkpoint;
   if (c.held_up_s > 0) line["checkpoint_s"] = c.held_up_s;

@@ -23,8 +23,9 @@ namespace distca {
 struct PlanFigures {
   uint64_t hash = 0;  // of the plans (plans_hash); ranks compare it before use
   int64_t tokens = 0;
-  int64_t targets = 0;  // next-token pairs that are trained on
-  int64_t pairs = 0;    // (query, key) pairs that the masks allow, of one layer on average
+  int64_t targets = 0;     // next-token pairs that are trained on
+  int64_t bad_tokens = 0;  // whose ids the model does not have (data.bad_tokens)
+  int64_t pairs = 0;       // (query, key) pairs that the masks allow, of one layer on average
   /// How many nano-batches have their Q, K and V dispatched again for backward.
   int64_t num_redispatched = 0;
   // In a pipeline, loads are those of forward, all layer steps.
@@ -70,9 +71,9 @@ struct MemoryUse {
 
 /// One optimizer step over all ranks. Times are those of rank 0 unless stated otherwise.
 struct StepMetrics {
-  int64_t step = 0;      // from 1
-  double loss = 0;       // nats per target
-  double grad_norm = 0;  // before clipping
+  int64_t step = 0;            // from 1
+  std::optional<double> loss;  // nats per target; none if the batch has no target
+  double grad_norm = 0;        // before clipping
   double lr = 0;
   double step_s = 0;            // length of the step in seconds
   double model_flops = 0;       // floating-point operations of the step (LlamaConfig::train_flops)

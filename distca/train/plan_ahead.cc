@@ -43,7 +43,7 @@ std::vector<LocalTokens> tokens_of(const Config& config, const DataBlend& data, 
         plans.pipeline
             ? plans.pipeline->request().homes[nano].workers[plans.pipeline->grid().replica(rank)]
             : plans.plan(nano).layout.workers[rank];
-    tokens.push_back(load_tokens(data, batch[nano], segments, config.model.vocab_size));
+    tokens.push_back(load_tokens(config, data, batch[nano], segments));
   }
   return tokens;
 }
@@ -102,6 +102,12 @@ PlannedBatch plan_batch(const Config& config, const DataBlend& data, const StepB
         packed_work(plans.plans, config.attention_profile, config.pairs_nano_batches() ? 2 : 1);
   }
   planned.input.tokens = tokens_of(config, data, batch, plans, rank, num_workers);
+  if (rank < num_workers / config.parallel.pipeline_model_parallel_size) {  // of the first stage
+    for (const LocalTokens& tokens : planned.input.tokens) {
+      planned.bad_tokens += tokens.bad_tokens;
+      planned.targets_left_out += tokens.targets_left_out;
+    }
+  }
   planned.input.program = checked_program(config, plans, step_batch, rank, num_workers, gradients,
                                           &planned.figures.validate_s);
   if (const int64_t of_node = config.cluster.ranks_per_node; of_node > 0)

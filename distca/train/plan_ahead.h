@@ -37,9 +37,11 @@ struct StepBatch {
 /// What a rank needs to run a step with a batch.
 struct PlannedBatch {
   ProgramRequest::Kind kind = ProgramRequest::Kind::kTrain;
-  StepInput input;                  // the program, and this rank's tokens
-  std::vector<RankSample> work;     // [ranks] tokens and load of all nano-batches, without times
-  PlanFigures figures;              // for metrics.jsonl
+  StepInput input;               // the program, and this rank's tokens
+  std::vector<RankSample> work;  // [ranks] tokens and load of all nano-batches, without times
+  PlanFigures figures;           // for metrics.jsonl
+  /// Of this rank's tokens (LocalTokens). Later stages hold those of the first, and count none.
+  int64_t bad_tokens = 0, targets_left_out = 0;
   int64_t bytes_between_nodes = 0;  // that this rank sends; 0: cluster.ranks_per_node is not given
 };
 

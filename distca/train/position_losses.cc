@@ -35,9 +35,10 @@ PositionLosses& PositionLosses::operator+=(const PositionLosses& other) {
   return *this;
 }
 
-double PositionLosses::mean() const {
+std::optional<double> PositionLosses::mean() const {
   double targets = 0;
   for (int band = 0; band < kBands; ++band) targets += values_[1 + kBands + band];
+  if (targets == 0) return {};
   return values_[0] / targets;
 }
 

@@ -12,6 +12,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -37,7 +38,7 @@ class PositionLosses {
            std::span<const int64_t> positions);
   PositionLosses& operator+=(const PositionLosses& other);
 
-  double mean() const;  // nats per target
+  std::optional<double> mean() const;  // nats per target; none without targets
   /// The bands that have targets.
   std::vector<PositionBand> bands() const;
   /// All of it as numbers, which may be added up.

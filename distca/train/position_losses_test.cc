@@ -41,6 +41,7 @@ TEST(PositionLosses, bands_begin_at_powers_of_4_from_1024_on) {
 
 TEST(PositionLosses, adds_up_what_has_a_target) {
   PositionLosses losses;
+  EXPECT_FALSE(losses.mean());
   const std::vector<double> rows = {1, 100, 3, 5};
   const std::vector<int64_t> targets = {7, -100, 0, 9}, positions = {0, 1, 2000, 3000};
   losses.add(9.5, rows, targets, positions);

@@ -78,13 +78,14 @@ ShownStep shown_step(const Json& line, std::string_view place) {
                  .total_steps = field["train_steps"].integer(1),
                  .time_s = seconds_of(field["time"]),
                  .left_s = number("time_left_s"),
-                 .loss = number("loss"),
                  .grad_norm = number("grad_norm"),
                  .lr = number("lr"),
                  .imbalance_before = number("imbalance_before"),
                  .imbalance_after = number("imbalance_after"),
                  .tokens_per_s = number("tokens_per_s"),
                  .share_of_peak = number("share_of_peak")};
+  const bool has_targets = !field.has("targets") || field["targets"].integer(0) > 0;
+  if (has_targets) step.loss = number("loss");
   if (field.has("tensor_bytes")) {
     for (const int64_t bytes : field["tensor_bytes"].integers(0))
       step.memory_bytes = std::max(step.memory_bytes, bytes);
@@ -105,7 +106,7 @@ std::string progress_line(const ShownStep& s, size_t columns) {
   // The product's figure comes before what any trainer says.
   const std::vector<std::string> fields = {
       step_words(s),
-      fmt::format("loss {:.3f}", plain(s.loss)),
+      s.loss ? fmt::format("loss {:.3f}", plain(*s.loss)) : "loss -",
       fmt::format("max/mean {:.2f}>{:.2f}", s.imbalance_before, s.imbalance_after),
       short_number(s.tokens_per_s) + " tok/s",
       fmt::format("{}{} left", s.step == 1 && s.total_steps > 1 ? "~" : "", clock_time(s.left_s)),

@@ -20,9 +20,10 @@ namespace distca {
 /// What is shown of a step.
 struct ShownStep {
   int64_t step = 0, total_steps = 0;
-  double time_s = 0;  // since 1970, when the step's line was made
-  double left_s = 0;  // predicted until the run ends; after step 1 it is a guess
-  double loss = 0, grad_norm = 0, lr = 0;
+  double time_s = 0;           // since 1970, when the step's line was made
+  double left_s = 0;           // predicted until the run ends; after step 1 it is a guess
+  std::optional<double> loss;  // none if the step had no target
+  double grad_norm = 0, lr = 0;
   double imbalance_before = 1, imbalance_after = 1;  // max/mean
   double tokens_per_s = 0, share_of_peak = 0;
   int64_t memory_bytes = 0;  // now, of the rank whose tensors take the most; 0: nobody has said

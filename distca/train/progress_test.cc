@@ -77,6 +77,10 @@ TEST(ShownStep, is_what_a_line_says) {
   EXPECT_EQ(progress_line(step, 200),
             "step 7/9  loss nan  max/mean 1.50>1.25  1,000 tok/s  1:02 left  lr 1.00e-03  "
             "norm 0.5  25 % peak  memory 3.0 MiB");
+  line["targets"] = 9;
+  EXPECT_THAT(progress_line(shown_step(line, "m"), 200), HasSubstr("  loss nan  "));
+  line["targets"] = 0;  // there is none
+  EXPECT_THAT(progress_line(shown_step(line, "m"), 200), HasSubstr("  loss -  "));
   EXPECT_NEAR(step.time_s, 1'795'399'985.123, 1e-3);
   EXPECT_FALSE(step.validation_loss);
   line["validation_loss"] = 2.5;

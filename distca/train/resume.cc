@@ -41,7 +41,8 @@ struct KeyRule {
 /// The first line that fits counts.
 constexpr std::array kRules = {
     KeyRule{"data.prefix", Change::kFree},  // its contents must be the same
-    KeyRule{"model.from", Change::kFree},   // weights are the checkpoint's
+    KeyRule{"data.bad_tokens", Change::kTrain},
+    KeyRule{"model.from", Change::kFree},  // weights are the checkpoint's
     KeyRule{"train.steps", Change::kTrain},
     KeyRule{"train.bad_step", Change::kTrain},
     KeyRule{"train.spike_factor", Change::kTrain},

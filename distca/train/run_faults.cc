@@ -4,17 +4,25 @@
 
 namespace distca {
 
-Error diverged(const Config& config, std::string_view what) {
-  return Error(ErrorKind::kTraining, "{} not finite; lower optimizer.lr (now {})", what,
-               config.optimizer.lr);
+Error diverged(const Config& config, std::string_view what, std::string_view saved) {
+  return Error(ErrorKind::kTraining, "{} not finite; lower optimizer.lr (now {}){}", what,
+               config.optimizer.lr, saved);
 }
 
 Error bad_step(const Config& config, int64_t step, const StepVerdict& verdict, int64_t num_skipped,
-               std::string_view saved) {
+               bool all_bad, std::string_view saved) {
   const bool initial = step == 1;  // the initial weights are no update's fault
-  return Error(ErrorKind::kTraining, "step {}: {}; lower {} (now {}){}{}", step, verdict.words(),
-               initial ? "model.initializer_range" : "optimizer.lr",
-               initial ? config.model.initializer_range : config.optimizer.lr,
+  const bool skips = config.train.bad_step == Config::Train::BadStep::kSkip;
+  const std::string advice =
+      all_bad
+          ? fmt::format(
+                "no step since --resume was good, so either the state that it went on "
+                "from is spoilt, which a lower optimizer.lr (now {}) avoids, or a "
+                "batch is bad{}",
+                config.optimizer.lr, skips ? "" : ", which train.bad_step=skip leaves out")
+          : fmt::format("lower {} (now {})", initial ? "model.initializer_range" : "optimizer.lr",
+                        initial ? config.model.initializer_range : config.optimizer.lr);
+  return Error(ErrorKind::kTraining, "step {}: {}; {}{}{}", step, verdict.words(), advice,
                num_skipped == 0 ? "" : fmt::format("; {} steps in a row were skipped", num_skipped),
                saved);
 }

@@ -15,13 +15,14 @@
 
 namespace distca {
 
-/// `what` is not finite, and what to do.
-Error diverged(const Config& config, std::string_view what);
+/// `what` is not finite, and what to do. `saved` is what is to be said about the state.
+Error diverged(const Config& config, std::string_view what, std::string_view saved = "");
 
-/// A bad step ends the run. `num_skipped` steps in a row before it were skipped; `saved` is what is
-/// to be said about the state before it.
+/// A bad step ends the run. `num_skipped` steps in a row before it were skipped; `all_bad`: this
+/// start went on from a checkpoint, and none of its steps was good; `saved` is what is to be said
+/// about the state before it.
 Error bad_step(const Config& config, int64_t step, const StepVerdict& verdict, int64_t num_skipped,
-               std::string_view saved);
+               bool all_bad, std::string_view saved);
 
 /// Throws if ranks (`others`) hold other weights before the first step than they should.
 void check_same_start(const OtherRanks& others, const RunGrid& run, bool resumed);

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "distca/base/console.h"
+#include "distca/base/text.h"
 
 namespace distca {
 namespace {
@@ -53,7 +54,17 @@ void RunOutput::say_redispatched(int64_t step) {
       step, config_.plan.max_memory_gib));
 }
 
+/// Once a run.
+void RunOutput::say_bad_tokens(const StepMetrics& metrics) {
+  if (std::exchange(said_bad_tokens_, true)) return;
+  standard_error().line(fmt::format(
+      "warning: step {}: the model does not have the ids of {}: what data.bad_tokens = {} says is "
+      "done to them, here and later (bad_tokens in metrics.jsonl)",
+      metrics.step, counted(metrics.plan.bad_tokens, "token"), config_.data.bad_tokens));
+}
+
 void RunOutput::tell(const StepMetrics& metrics, const ResolvedConfig& resolved) {
+  if (metrics.plan.bad_tokens > 0) say_bad_tokens(metrics);
   if (metrics.plan.num_redispatched > 0) say_redispatched(metrics.step);
   Json line = metrics_line(metrics, config_, resolved);
   line["time_left_s"] = in_milliseconds(time_left_.after(metrics.step, metrics.step_s));

@@ -50,6 +50,7 @@ class RunOutput {
 
  private:
   void say_redispatched(int64_t step);
+  void say_bad_tokens(const StepMetrics& metrics);
 
   const Config& config_;
   RunState& state_;
@@ -59,7 +60,7 @@ class RunOutput {
   std::optional<Progress> progress_;
   int64_t first_step_;
   TimeLeft time_left_;
-  bool said_redispatched_ = false;
+  bool said_redispatched_ = false, said_bad_tokens_ = false;
 };
 
 }  // namespace distca

@@ -125,7 +125,8 @@ std::string balance_text(const RunSummary& summary) {
 
 void RunSummary::add(const StepMetrics& step) {
   const PlanFigures& plan = step.plan;
-  if (steps == 0) first_loss = step.loss;
+  if (!first_loss) first_loss = step.loss;
+  if (step.loss) last_loss = step.loss;
   ++steps;
   last = step;
   sum.step_s += step.step_s;
@@ -218,10 +219,12 @@ std::string learned_text(const Config& config, const DataBlend& data, const RunS
   const StepMetrics &last = summary.last, &sum = summary.sum;
   const double tokens_per_s = static_cast<double>(sum.plan.tokens) / sum.step_s;
   std::string text = fmt::format(
-      "\nLearned{}\n  loss {:.3f} -> {:.3f} nats a token over {} tokens in {:.0f} s ({} "
-      "tokens/s)\n",
+      "\nLearned{}\n  {} over {} tokens in {:.0f} s ({} tokens/s)\n",
       summary.goes_on_after > 0 ? fmt::format(" since step {}", summary.goes_on_after) : "",
-      summary.first_loss, last.loss, with_thousands(sum.plan.tokens), sum.step_s,
+      summary.first_loss ? fmt::format("loss {:.3f} -> {:.3f} nats a token", *summary.first_loss,
+                                       *summary.last_loss)
+                         : "no loss: no batch had a next token to learn,",
+      with_thousands(sum.plan.tokens), sum.step_s,
       with_thousands(static_cast<int64_t>(tokens_per_s)));
   if (last.validation_loss)
     text += fmt::format("  validation loss {:.3f} nats a token\n", *last.validation_loss);

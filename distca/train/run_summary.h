@@ -3,6 +3,7 @@
 // uses it, from one thread.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,12 +17,12 @@
 namespace distca {
 
 /// Sums over the steps of a run. add() keeps them; the trainer sets `num_workers`,
-/// `goes_on_after`, `last`, `metrics_missing` and `trace`.
+/// `goes_on_after`, `last`, `metrics_missing` and `trace`. A step without targets has no loss.
 struct RunSummary {
   int num_workers = 0;  // ranks from this number on are dedicated servers
   int64_t steps = 0;
   int64_t goes_on_after = 0;  // the step of the checkpoint that this start went on from; 0: none
-  double first_loss = 0;
+  std::optional<double> first_loss, last_loss;
   StepMetrics last;
   /// Sums over all steps: of tokens, step_s, attention_s, loads, imbalances, predictions and the
   /// planner's times. Its other fields are not set. Imbalances are shown divided by `steps`.

@@ -44,6 +44,19 @@ TEST(RunSummary, sums_measured_and_predicted_times_and_keeps_each_steps_median_e
   EXPECT_EQ(summary.sum.plan.plan_wait_s, 0.25);
 }
 
+TEST(RunSummary, a_step_without_targets_is_neither_the_first_loss_nor_the_last) {
+  RunSummary summary;
+  for (const std::optional<double> loss :
+       {std::optional<double>(), std::optional(5.5), std::optional(4.5), std::optional<double>()}) {
+    StepMetrics step = step_of({1}, {});
+    step.loss = loss;
+    summary.add(step);
+  }
+  EXPECT_EQ(summary.first_loss, 5.5);
+  EXPECT_EQ(summary.last_loss, 4.5);
+  EXPECT_EQ(summary.steps, 4);
+}
+
 TEST(RunSummary, without_a_profile_nothing_is_predicted) {
   RunSummary summary;
   summary.add(step_of({1, 2}, {}));

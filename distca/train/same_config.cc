@@ -87,12 +87,4 @@ void check_same_config(Communicator& comm, const Config& config, const ResolvedC
   }
 }
 
-void check_same_plan(Communicator& comm, uint64_t hash) {
-  const std::vector<uint64_t> all = all_gather(comm, hash, "plan hash");
-  for (int rank = 0; rank < comm.size(); ++rank) {
-    DISTCA_CHECK(all[rank] == hash, "rank {} has another plan ({:016x}) than rank {} ({:016x})",
-                 rank, all[rank], comm.rank(), hash);
-  }
-}
-
 }  // namespace distca

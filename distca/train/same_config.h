@@ -28,8 +28,4 @@ struct ResolvedConfig {
 /// differ.
 void check_same_config(Communicator& comm, const Config& config, const ResolvedConfig& resolved);
 
-/// Ranks plan for themselves, and a plan is used only if all have the same: a CHECK. All ranks call
-/// it together.
-void check_same_plan(Communicator& comm, uint64_t hash);
-
 }  // namespace distca

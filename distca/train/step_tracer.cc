@@ -93,6 +93,14 @@ void StepTracer::begin_step(int64_t step) {
   step_begin_s_ = steady_seconds();
 }
 
+void StepTracer::waited(std::string what, double begin_s) {
+  if (!tracing_) return;
+  recorder_.add({.kind = TraceKind::kWait,
+                 .name = std::move(what),
+                 .begin_s = begin_s,
+                 .end_s = steady_seconds()});
+}
+
 void StepTracer::end_step() {
   if (!tracing_) return;
   tracing_ = false;

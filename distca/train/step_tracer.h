@@ -33,6 +33,8 @@ class StepTracer {
   void begin_step(int64_t step);
   /// Where the events of the current step go; null if the step is not traced.
   TraceRecorder* recorder() { return tracing_ ? &recorder_ : nullptr; }
+  /// From `begin_s` on, the current step has waited for something.
+  void waited(std::string what, double begin_s);
   /// Call it after every step. After the last traced one, rank 0 gets what all ranks have recorded.
   void end_step();
   /// "", or a line that says why nothing is traced.

@@ -6,7 +6,6 @@
 #include <fmt/ranges.h>
 
 #include <cmath>
-#include <cstdio>
 #include <optional>
 
 #include "distca/base/clock.h"
@@ -20,14 +19,16 @@
 #include "distca/comm/traced.h"
 #include "distca/cost/speed_meter.h"
 #include "distca/runtime/memory_meter.h"
+#include "distca/train/agreed_plans.h"
 #include "distca/train/bandwidth.h"
 #include "distca/train/checkpoint_saver.h"
 #include "distca/train/compute_peak.h"
 #include "distca/train/data_split.h"
+#include "distca/train/last_save.h"
 #include "distca/train/memory_cap.h"
 #include "distca/train/metrics.h"
-#include "distca/train/plan_ahead.h"
 #include "distca/train/plan_request.h"
+#include "distca/train/rank_step.h"
 #include "distca/train/resume.h"
 #include "distca/train/run_faults.h"
 #include "distca/train/run_grid.h"
@@ -45,19 +46,6 @@
 namespace distca {
 namespace {
 
-/// What a rank tells the others of a step.
-struct RankStep {
-  double loss_sum = 0, grad_norm = 0;
-  StepVerdict verdict;
-  SaveReport save;
-  int stop_signal = 0;  // that this rank was sent
-  ExchangeBytes bytes;
-  int64_t bytes_between_nodes = 0;
-  double attention_s = 0;
-  MemoryUse memory;
-  RankSample sample;
-};
-
 class Trainer {
  public:
   Trainer(const Config& config, Communicator& comm, RunState& state, const RunStart& start)
@@ -67,6 +55,7 @@ class Trainer {
         state_(state),
         checkpoint_(start.checkpoint ? std::make_unique<CheckpointReader>(*start.checkpoint)
                                      : nullptr),
+        goes_on_from_(start.checkpoint.value_or("")),
         first_step_(checkpoint_ ? checkpoint_->index().step + 1 : 1),
         run_id_(start.run_id),
         all_(comm, kTracedTags),
@@ -95,15 +84,17 @@ class Trainer {
                                               weights_ ? weights_->gradients : nullptr))
                    : std::nullopt;
     };
-    plan_ahead_.emplace(plan_next, speeds_at(first_step_));
+    plans_.emplace(plan_next, speeds_at(first_step_), all_);
     state_.begin_steps(first_step_ - 1, own_checkpoint_);
     for (int64_t step = first_step_; step <= config_.train.steps; ++step) {
       comm_.set_step(step);
       StepMetrics metrics = train_step(step);
       // Also after a skipped step: the validation batches are planned already.
-      if (!ends_badly() && batches_.evaluates(step)) evaluate(&metrics);
-      summary_.add(metrics);
-      if (output_) output_->tell(metrics, resolved_);
+      if (!ends_badly() && batches_.evaluates(step) && !evaluate(&metrics)) {
+        tell(metrics);
+        end_for_input(step);
+      }
+      tell(metrics);
       if (ends_badly()) end_badly(step);
       check_validation(metrics);
       const bool saved = !saves_after(step) || finish_save(step);
@@ -117,6 +108,7 @@ class Trainer {
     // Said when the weights are safe, and by rank 0 alone: an error of others would end it, too.
     if (comm_.rank() == 0 && summary_.last.validation_loss)
       check_last_validation(*summary_.last.validation_loss, config_);
+    if (plans_->failure()) throw Error(*plans_->failure());
     return {};
   }
 
@@ -182,18 +174,29 @@ class Trainer {
 
   /// While `step` runs, or validation batches after it, what is planned is a batch of the next step
   /// or a validation one: with the next step's speeds, whether this step's times are known or not.
-  PlannedBatch next_planned(int64_t step, ProgramRequest::Kind kind) {
+  std::optional<PlannedBatch> next_planned(int64_t step, ProgramRequest::Kind kind) {
     const double begin_s = steady_seconds();
-    PlannedBatch planned = plan_ahead_->next(speeds_at(step + 1));
-    if (TraceRecorder* recorder = tracer_.recorder()) {
-      recorder->add({.kind = TraceKind::kWait,
-                     .name = "plan",
-                     .begin_s = begin_s,
-                     .end_s = steady_seconds()});
-    }
-    DISTCA_CHECK(planned.kind == kind, "step {}: what was planned is of the other kind", step);
-    check_same_plan(all_, planned.figures.hash);
+    std::optional<PlannedBatch> planned = plans_->next(kind, speeds_at(step + 1));
+    tracer_.waited("plan", begin_s);
     return planned;
+  }
+
+  /// Ends the run, whose weights are those after `step`, for what a rank has failed in.
+  [[noreturn]] void end_for_input(int64_t step) {
+    const std::string saved =
+        step >= first_step_ ? save_last(step, skipped_in_row_, skipped_in_row_ > 0) : "";
+    barrier(comm_, "end of a run that cannot go on");
+    throw Error(plans_->failure()->kind(), "{}{}", plans_->failure()->what(), saved);
+  }
+
+  /// After every step. What goes wrong on rank 0 is told the others before the next step.
+  void tell(const StepMetrics& metrics) {
+    summary_.add(metrics);
+    try {
+      if (output_) output_->tell(metrics, resolved_);
+    } catch (const Error& error) {
+      plans_->fail(error);
+    }
   }
 
   bool skips() const { return config_.train.bad_step == Config::Train::BadStep::kSkip; }
@@ -203,49 +206,47 @@ class Trainer {
   }
 
   [[noreturn]] void end_badly(int64_t step) {
-    const std::string saved = save_before_bad_step(step);
+    const bool all_bad = !goes_on_from_.empty() && !was_good_;
+    const std::string saved =
+        save_last(step - 1, skipped_in_row_ - 1, /*before_bad_step=*/true, all_bad);
     // Nobody ends the run before rank 0 has written the step's line.
     barrier(comm_, "end of a run that diverged");
-    throw bad_step(config_, step, verdict_, skips() ? skipped_in_row_ - 1 : 0, saved);
+    throw bad_step(config_, step, verdict_, skips() ? skipped_in_row_ - 1 : 0, all_bad, saved);
   }
 
-  /// The weights are still those of the step before. Gives what is to be said about them.
-  std::string save_before_bad_step(int64_t step) {
-    if (step == 1) return "";
-    const uint8_t mine = !weights_ || num_not_finite(weights_->model.parameters()) == 0;
-    if (std::ranges::count(all_gather(comm_, mine, "looking at the weights"), 0) > 0)
-      return "; the weights are not finite either and are not saved";
-    saver_->finish();  // perhaps it is being saved already
-    if (!is_saved(step - 1)) {
-      begin_save(step - 1, skipped_in_row_ - 1, /*beside=*/false);
-      saver_->finish();
-    }
-    if (!is_saved(step - 1)) return "; the state before it could not be saved";
-    return fmt::format("; the state after step {} is saved, --resume goes on from it", step - 1);
-  }
-
-  /// Whether this run's folder has the state after `step`, as rank 0 knows.
-  bool is_saved(int64_t step) {
-    return all_gather(comm_, saver_->last_complete(), "looking for the checkpoint")[0] == step;
+  /// The weights are those after `step`: saves them unless they are. Gives what to say about them.
+  std::string save_last(int64_t step, int64_t skipped_in_row, bool before_bad_step,
+                        bool all_bad = false) {
+    return save_last_state(
+        {.step = step,
+         .before_bad_step = before_bad_step,
+         .all_bad = all_bad,
+         .goes_on_from = goes_on_from_,
+         .weights = weights_ ? weights_->model.parameters() : std::vector<at::Tensor>(),
+         .begin_save =
+             [&] { begin_save(step, skipped_in_row, /*beside=*/false, before_bad_step); }},
+        config_, *saver_, comm_);
   }
 
   /// All ranks have the same values and stop together; the last one waits (check_last_validation).
   void check_validation(const StepMetrics& m) {
     if (m.step == config_.train.steps || std::isfinite(m.validation_loss.value_or(0))) return;
+    const std::string saved = save_last(m.step, skipped_in_row_, /*before_bad_step=*/true);
     barrier(comm_, "end of a run that diverged");
-    throw diverged(config_, fmt::format("step {}: the validation loss is", m.step));
+    throw diverged(config_, fmt::format("step {}: the validation loss is", m.step), saved);
   }
 
   /// Whether a checkpoint is made of the state after this step.
   bool saves_after(int64_t step) const { return stop_signal_ != 0 || saver_->is_due(step); }
 
   /// Starts to save the present state, after `step`. `beside`: training goes on meanwhile.
-  void begin_save(int64_t step, int64_t skipped_in_row, bool beside) {
+  void begin_save(int64_t step, int64_t skipped_in_row, bool beside, bool before_bad_step) {
     Json trainer = {{"guard", guard_.state()},
                     {"skipped_in_row", skipped_in_row},
                     {"data", batches_.state_after(step)}};
     if (meter_) trainer["speed_meter"] = meter_->state();
-    saver_->begin(step, std::move(trainer), weights_ ? &weights_->optimizer : nullptr, beside);
+    saver_->begin(step, std::move(trainer), weights_ ? &weights_->optimizer : nullptr, beside,
+                  before_bad_step);
   }
 
   bool saves_beside(int64_t step) const {
@@ -284,14 +285,18 @@ class Trainer {
     tracer_.begin_step(step);
     record_to(tracer_.recorder());
     const Stopwatch watch;
-    PlannedBatch planned = next_planned(step, ProgramRequest::Kind::kTrain);
+    const std::optional<PlannedBatch> next = next_planned(step, ProgramRequest::Kind::kTrain);
+    if (!next) end_for_input(step - 1);
+    const PlannedBatch& planned = *next;
     StepMetrics metrics{.step = step, .lr = learning_rate(config_, step - 1)};
     if (weights_) weights_->optimizer.zero_gradients();
     const auto targets = static_cast<double>(std::max<int64_t>(1, planned.figures.targets));
     verdict_ = {};
     const auto accepts = [&](const GradientSum& sum) {  // all workers know the same
       verdict_ = guard_.judge(sum.loss_sum / targets, sum.norm);
-      if (verdict_.good()) guard_.accept(sum.loss_sum / targets, sum.norm);
+      // A step without targets, of which nothing is learned, is no measure for others.
+      if (verdict_.good() && planned.figures.targets > 0)
+        guard_.accept(sum.loss_sum / targets, sum.norm);
       return verdict_.good();
     };
     const StepResult result =
@@ -318,13 +323,8 @@ class Trainer {
 
   void save_traced(int64_t step) {
     const double begin_s = steady_seconds();
-    begin_save(step, skipped_in_row_, saves_beside(step));
-    if (TraceRecorder* recorder = tracer_.recorder()) {
-      recorder->add({.kind = TraceKind::kWait,
-                     .name = "checkpoint",
-                     .begin_s = begin_s,
-                     .end_s = steady_seconds()});
-    }
+    begin_save(step, skipped_in_row_, saves_beside(step), skipped_in_row_ > 0);
+    tracer_.waited("checkpoint", begin_s);
   }
 
   /// What every rank has of the step, told to all.
@@ -347,22 +347,16 @@ class Trainer {
                    .weight_copy_bytes = weights_ ? weights_->model.copy_bytes() : 0,
                    .optimizer_bytes = weights_ ? weights_->optimizer.state_bytes() : 0},
         .sample = rank_sample(mine.times, work.tokens, work.load)};
-    double loss_sum = 0;
-    std::vector<SaveReport> saves;
     const std::vector<RankStep> all = all_gather(all_, own, "loss sum");
+    const double loss_sum = add_ranks(all, metrics);
+    std::vector<SaveReport> saves;
     for (const RankStep& rank : all) {
-      loss_sum += rank.loss_sum;
-      metrics->bytes += rank.bytes;
-      metrics->bytes_between_nodes += rank.bytes_between_nodes;
-      metrics->attention_s.push_back(rank.attention_s);
-      metrics->memory.push_back(rank.memory);
-      metrics->ranks.push_back(rank.sample);
       saves.push_back(rank.save);
       stop_signal_ = std::max(stop_signal_, rank.stop_signal);
     }
     hear(all[0].verdict, saves, metrics);
     const int64_t targets = planned.figures.targets;
-    metrics->loss = targets > 0 ? loss_sum / static_cast<double>(targets) : 0.0;
+    if (targets > 0) metrics->loss = loss_sum / static_cast<double>(targets);
     metrics->grad_norm = all[0].grad_norm;  // dedicated servers have none
     // The same values on every rank: so are the speeds. The first step's plan rests on the
     // bandwidth, which nobody has recorded yet.
@@ -375,21 +369,26 @@ class Trainer {
             StepMetrics* metrics) {
     verdict_ = verdict;
     skipped_in_row_ = verdict.good() ? 0 : skipped_in_row_ + 1;
+    was_good_ = was_good_ || verdict.good();
     metrics->skipped = !verdict.good();
+    if (!verdict.good()) saver_->keep_older();  // than a state of which this came
     saver_->heard(saves);
     if (output_) state_.checkpoint_complete(saver_->last_complete());
   }
 
-  void evaluate(StepMetrics* metrics) {
+  /// Returns false if a batch cannot be had.
+  bool evaluate(StepMetrics* metrics) {
     PositionLosses losses;
     for (size_t i = 0; i < batches_.num_validation(); ++i) {
-      const PlannedBatch planned = next_planned(metrics->step, ProgramRequest::Kind::kEvaluate);
+      const auto planned = next_planned(metrics->step, ProgramRequest::Kind::kEvaluate);
+      if (!planned) return false;
       // One after the other: how many are played together makes no difference to the bits.
-      for (const PositionLosses& more : step_.evaluate(planned.input).losses) losses += more;
+      for (const PositionLosses& more : step_.evaluate(planned->input).losses) losses += more;
     }
     sum_over_ranks(comm_, losses);
     metrics->validation_loss = losses.mean();
     metrics->validation_by_position = losses.bands();
+    return true;
   }
 
   void save() {
@@ -412,6 +411,7 @@ class Trainer {
   Communicator& comm_;
   RunState& state_;
   std::unique_ptr<CheckpointReader> checkpoint_;  // what the run goes on from, until it is read
+  const std::filesystem::path goes_on_from_;      // that checkpoint; empty: a new run
   int64_t first_step_;
   int64_t own_checkpoint_ = 0;  // the step that the run goes on from, if it lies in its own folder
   std::string run_id_;
@@ -424,6 +424,7 @@ class Trainer {
   StepGuard guard_;
   StepVerdict verdict_;  // of the step under way
   int64_t skipped_in_row_ = 0;
+  bool was_good_ = false;  // a step of this start
   Step step_;
   ResolvedConfig resolved_;
   RunFacts facts_;
@@ -435,8 +436,8 @@ class Trainer {
   std::vector<at::Tensor> trained_;  // on rank 0, the weights at the end
   OtherRanks drifted_;               // ranks whose trained weights are not what they should be
   ComputePeak peak_;
-  std::optional<SpeedMeter> meter_;      // where what is measured enters the plans
-  std::optional<PlanAhead> plan_ahead_;  // last: its thread uses the others
+  std::optional<SpeedMeter> meter_;   // where what is measured enters the plans
+  std::optional<AgreedPlans> plans_;  // last: its thread uses the others
 };
 
 }  // namespace

@@ -102,6 +102,9 @@ Played play(const Config& config, const DataBlend& data, const Batch& batch, int
                                  rank, num_workers));
     DISTCA_CHECK_EQ(planned[rank].figures.hash, planned[0].figures.hash);
   }
+  int64_t left_out = 0;
+  for (const PlannedBatch& rank : planned) left_out += rank.targets_left_out;
+  for (PlannedBatch& rank : planned) rank.figures.targets -= left_out;
   Played first;
   const auto body = [&](Communicator& comm) {
     // A setting of the calling thread.

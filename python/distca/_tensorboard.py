@@ -54,9 +54,11 @@ def scalars(line):
     found = []
     for name, of in SCALARS:
         try:
-            found.append((name, of(line)))
+            value = of(line)
         except KeyError:
             continue
+        if name != "loss/train" or line.get("targets") != 0:  # without targets there is no loss
+            found.append((name, value))
     for band in line.get("validation_loss_by_position", ()):
         found.append((f"loss/validation_from_position_{band['begin']}", band["loss"]))
     return [(name, float("nan") if value is None else value) for name, value in found]

@@ -1,0 +1,38 @@
+#pragma once
+// The planned batches of a rank, each of which all ranks have planned alike, or none has.
+//
+//     AgreedPlans plans(plan_next, speeds, comm);
+//     const std::optional<PlannedBatch> planned = plans.next(kind, speeds);
+//     if (!planned) end_because_of(*plans.failure());
+//
+// Thread rule: one thread; all ranks make the same calls in the same order.
+
+#include <optional>
+
+#include "distca/base/error.h"
+#include "distca/comm/communicator.h"
+#include "distca/train/plan_ahead.h"
+
+namespace distca {
+
+class AgreedPlans {
+ public:
+  /// As PlanAhead. Ranks talk through `comm`.
+  AgreedPlans(PlanAhead::PlanNext plan_next, Speeds speeds, Communicator& comm)
+      : comm_(comm), ahead_(std::move(plan_next), std::move(speeds)) {}
+
+  /// The next batch, which is of this kind (CHECK), as PlanAhead gives it, with what only all ranks
+  /// together know of it. Nothing if a rank has failed: then failure() says why, on all ranks.
+  std::optional<PlannedBatch> next(ProgramRequest::Kind kind, Speeds speeds);
+
+  /// This rank has failed in something else, which next() tells the others.
+  void fail(const Error& error) { failure_ = error; }
+  const std::optional<Error>& failure() const { return failure_; }
+
+ private:
+  Communicator& comm_;
+  std::optional<Error> failure_;
+  PlanAhead ahead_;  // last: its thread may use what the caller gave
+};
+
+}  // namespace distca

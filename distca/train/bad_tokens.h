@@ -1,0 +1,38 @@
+#pragma once
+// Tokens whose ids the model does not have: rows beyond its embedding, or negative. What becomes of
+// them is a function of the data and of data.bad_tokens alone, so it is the same on every number of
+// workers. Any thread may call these functions.
+
+#include <cstdint>
+
+#include "distca/base/error.h"
+#include "distca/batch/data_blend.h"
+
+namespace distca {
+
+struct Config;
+
+/// Which ids the model has, and what becomes of a token with another one.
+struct Vocabulary {
+  int64_t size = IndexedDataset::kAnyVocabulary;
+  enum class BadTokens : uint8_t {
+    kRefuse,
+    kSkipTarget,  // it is no target, and `id` is embedded in its place
+    kReplace,     // it is `id`, as a target, too
+  } bad_tokens = BadTokens::kRefuse;
+  int64_t id = 0;
+};
+
+/// What the configuration says. Throws Error(kConfig) if data.bad_tokens is none of its words and
+/// no id of the model.
+Vocabulary vocabulary_of(const Config& config);
+
+/// The line that refuses a token of set `set`; it names the model, the tokenizer if it is known,
+/// and what can be done.
+Error bad_token(const Config& config, const DataBlend& data, int64_t set, const BadToken& token);
+
+/// Looks for such tokens before a run: in what `distca data prepare` has recorded, else in the data
+/// sets (IndexedDataset::find_beyond). Throws Error(kData), unless data.bad_tokens takes them.
+void check_vocabulary(const Config& config, const DataBlend& data);
+
+}  // namespace distca

@@ -1,0 +1,32 @@
+#pragma once
+// The state that a run ends in when it cannot go on: it is saved, and what it is good for is said.
+// Thread rule: all ranks call the function together.
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "distca/comm/communicator.h"
+#include "distca/train/checkpoint_saver.h"
+#include "distca/train/config.h"
+
+namespace distca {
+
+struct LastState {
+  int64_t step = 0;              // the weights are those after it; 0: there is nothing to save
+  bool before_bad_step = false;  // the next one was bad, so perhaps the weights are spoilt
+  bool all_bad = false;          // of the steps of this start, which went on from a checkpoint
+  std::filesystem::path goes_on_from;  // that one; empty: a new run
+  std::vector<at::Tensor> weights;     // of this rank
+  std::function<void()> begin_save;
+};
+
+/// Saves the state unless it is saved or not finite. Removes no older checkpoint. Gives what is to
+/// be said, the same on all ranks: "; the state after step 41 is saved, --resume goes on from it",
+/// and from which older checkpoint a run can go on if that state is spoilt.
+std::string save_last_state(const LastState& last, const Config& config, CheckpointSaver& saver,
+                            Communicator& comm);
+
+}  // namespace distca

@@ -1,0 +1,28 @@
+#pragma once
+// What the ranks tell each other of a step. These are plain values without shared state.
+
+#include <cstdint>
+#include <vector>
+
+#include "distca/train/checkpoint_saver.h"
+#include "distca/train/metrics.h"
+#include "distca/train/step_guard.h"
+
+namespace distca {
+
+struct RankStep {
+  double loss_sum = 0, grad_norm = 0;
+  StepVerdict verdict;
+  SaveReport save;
+  int stop_signal = 0;  // that this rank was sent
+  ExchangeBytes bytes;
+  int64_t bytes_between_nodes = 0;
+  double attention_s = 0;
+  MemoryUse memory;
+  RankSample sample;
+};
+
+/// Adds what the ranks tell, in rank order, to the step's figures. Returns the sum of their losses.
+double add_ranks(const std::vector<RankStep>& ranks, StepMetrics* metrics);
+
+}  // namespace distca
