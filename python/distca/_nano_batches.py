@@ -10,11 +10,11 @@ import itertools
 from dataclasses import dataclass
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from distca._ping_pong import ping_pong
 
-_PADDING = {"labels": -100, "shift_labels": -100}  # of all else: 0
-_OF_TOKENS = ("input_ids", "inputs_embeds", "position_ids", "labels", "shift_labels", "seq_idx")
+_OF_TOKENS = ("input_ids", "inputs_embeds", "position_ids", "seq_idx", "per_layer_inputs")
 _OF_DOCUMENTS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 
 
@@ -64,23 +64,21 @@ def deal(lengths, parts) -> list:
 
 
 def _of_tokens(given, shape) -> dict:
-    """The arguments that have a value for each token, each as [rows * tokens, ...]."""
-    found = {name: given[name] for name in _OF_TOKENS if given.get(name) is not None}
-    if "position_ids" not in found:
-        found["position_ids"] = torch.arange(shape[1], device=next(iter(found.values())).device)[None]
-    found["position_ids"] = found["position_ids"].expand(shape)
-    if "labels" in found and "shift_labels" not in found:  # of the whole batch, as its loss has it
-        found["shift_labels"] = torch.nn.functional.pad(found["labels"], (0, 1), value=-100)[..., 1:]
+    """The arguments that have a value for each token, each as [..., rows * tokens, ...]."""
+    found = {name: given[name] for name in _OF_TOKENS if name in given}
+    if "position_ids" in found:  # [tokens], [rows, tokens], or [3, rows, tokens] where images have positions
+        found["position_ids"] = found["position_ids"].expand(*found["position_ids"].shape[:-2], *shape)
     for name, value in found.items():
-        if tuple(value.shape[:2]) != shape:
+        of = value.shape[-2:] if name == "position_ids" else value.shape[:2]
+        if tuple(of) != shape:
             raise ValueError(f"{name} has shape {list(value.shape)}: {list(shape)}, a value for each token")
-    return {name: value.flatten(0, 1) for name, value in found.items()}
+    return {name: value.flatten(-2) if name == "position_ids" else value.flatten(0, 1) for name, value in found.items()}
 
 
 def _rest_of(given) -> dict:
     rest = {name: value for name, value in given.items() if name not in _OF_TOKENS + _OF_DOCUMENTS}
     for name, value in rest.items():
-        if isinstance(value, torch.Tensor) and value.numel() > 1:
+        if any(isinstance(one, torch.Tensor) and one.numel() > 1 for one in tree_leaves(value)):
             raise ValueError(f"{name} cannot be dealt to nano-batches: nano_batches=1, and no empty batch")
     return rest
 
@@ -107,6 +105,16 @@ def parts_of(shape, given, count) -> list:
     return parts
 
 
+def positions_of(shape, parts):
+    """[rows, tokens] on the CPU: where each token stands in its document."""
+    found = torch.zeros(shape, dtype=torch.int64).flatten()
+    for part in parts:
+        if len(part.tokens):
+            begins, lengths = part.cu_seqlens[:-1].long(), part.cu_seqlens.diff().long()
+            found[part.tokens] = torch.arange(len(part.tokens)) - begins.repeat_interleave(lengths)
+    return found.view(shape)
+
+
 def _is_kept(places) -> bool:
     """Whether attention can take the given cu_seq_lens_q itself, to which a plan made ahead may belong.
 
@@ -117,25 +125,29 @@ def _is_kept(places) -> bool:
 
 
 def run_in_parts(call, given, shape, parts):
-    """Outputs of a model for the batch, of which `call(arguments, cu_seqlens)` computes a part.
+    """Outputs of a decoder for the batch, of which `call(arguments, cu_seqlens)` computes a part.
 
-    Two parts run as a ping-pong. Outputs of padding are dropped.
+    given: its arguments without None. Two parts run as a ping-pong. Outputs of padding are dropped.
     """
     of_tokens, rest = _of_tokens(given, shape), _rest_of(given)
-    if "shift_labels" in of_tokens and "num_items_in_batch" not in rest:
-        rest["num_items_in_batch"] = (of_tokens["shift_labels"] != -100).sum().clamp_min(1)
     bodies = []
     for part in parts:
-        one = {name: value[_on(value.device, part.tokens)][None] for name, value in of_tokens.items()}
-        if not len(part.tokens):
-            one = {name: value.new_full((1, 1, *value.shape[1:]), _PADDING.get(name, 0))
-                   for name, value in of_tokens.items()}
+        one = {name: _chosen(name, value, part.tokens) for name, value in of_tokens.items()}
         bodies.append(functools.partial(call, {**rest, **one, "return_dict": True}, part.cu_seqlens))
     order = [part.tokens for part in parts]
     if len(bodies) == 1:
         return _joined([bodies[0]()], order, shape)
     with _without_cache_of_weights(next(iter(of_tokens.values())).device.type):
         return _joined(ping_pong(*bodies), order, shape)
+
+
+def _chosen(name, value, tokens):
+    """A row of the tokens of a part, whose places are `tokens`. A part without tokens has one of padding."""
+    axis = value.dim() - 1 if name == "position_ids" else 0
+    if len(tokens):
+        return value.index_select(axis, _on(value.device, tokens)).unsqueeze(axis)
+    shape = [*value.shape[:axis], 1, 1, *value.shape[axis + 1:]]
+    return value.new_zeros(shape)
 
 
 def _on(device, places):
@@ -151,24 +163,24 @@ def _without_cache_of_weights(device):
 
 
 def _joined(outputs, order, shape):
-    """One output of the model out of those of the parts, whose tokens are those of `order`."""
+    """One output of the decoder out of those of the parts, whose tokens are those of `order`."""
     places = torch.cat(order)
     back = None if torch.equal(places, torch.arange(len(places))) else places.argsort()
 
-    def join(values):
-        if isinstance(values[0], tuple):
-            return tuple(join(of_layer) for of_layer in zip(*values, strict=True))
-        tokens = torch.cat([value[:, : len(part)] for value, part in zip(values, order, strict=True)], 1)
-        tokens = tokens if back is None else tokens[:, _on(tokens.device, back)]
-        return tokens if shape[0] == 1 else tokens.unflatten(1, shape)[0]  # FSDP warns of views
-
-    fields = {}
-    for name in outputs[0].keys():
-        values = [output[name] for output in outputs]
-        if name == "loss":
-            fields[name] = functools.reduce(torch.add, values)
-        elif name in ("logits", "hidden_states"):
-            fields[name] = join(values)
-        elif name != "past_key_values":
+    def join(name, values):
+        if values[0] is None:
+            return None
+        if isinstance(values[0], (tuple, list)):
+            return type(values[0])(join(name, of_layer) for of_layer in zip(*values, strict=True))
+        sizes = [max(len(part), 1) for part in order]
+        is_row = [tuple(value.shape[:2]) for value in values] == [(1, size) for size in sizes]
+        if not is_row and [value.shape[:1] for value in values] != [(size,) for size in sizes]:
             raise ValueError(f"{name} of nano-batches cannot be joined: nano_batches=1, and no empty batch")
+        axis = 1 if is_row else 0  # what routers say has no axis of rows
+        tokens = torch.cat([value.narrow(axis, 0, len(part)) for value, part in zip(values, order, strict=True)], axis)
+        tokens = tokens if back is None else tokens.index_select(axis, _on(tokens.device, back))
+        return tokens if shape[0] == 1 or not is_row else tokens.unflatten(1, shape)[0]  # FSDP warns of views
+
+    fields = {name: join(name, [output[name] for output in outputs])
+              for name in outputs[0].keys() if name != "past_key_values"}
     return type(outputs[0])(**fields)

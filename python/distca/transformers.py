@@ -28,28 +28,14 @@ from distca._versions import require_transformers
 require_transformers()
 
 import torch  # noqa: E402
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel  # noqa: E402
-from transformers.integrations.sdpa_attention import sdpa_attention_forward  # noqa: E402
-from transformers.loss.loss_utils import ForCausalLMLoss  # noqa: E402
-from transformers.masking_utils import sdpa_mask  # noqa: E402
+from transformers import PreTrainedModel  # noqa: E402
 
-from distca._attention import attention  # noqa: E402
-from distca._nano_batches import parts_of, run_in_parts  # noqa: E402
+from distca._nano_batches import parts_of, positions_of, run_in_parts  # noqa: E402
 from distca._ping_pong import require_greenlet  # noqa: E402
 from distca._served import refuse  # noqa: E402
+from distca._transformers_attention import AS_SDPA, NAME, Documents, forward_under_way, under_way  # noqa: E402
 
-__all__ = ["attach", "cu_seqlens_of"]
-
-_NAME = "distca"
-_MASK_OF_DOCUMENTS = torch.empty(0, 1, 1, 1, dtype=torch.bool)  # models hand on a mask of four dimensions as it is
-
-
-@dataclass(frozen=True, eq=False)
-class _Documents:
-    """What the layers of one forward share. It travels through the model as a keyword argument."""
-
-    cu_seqlens: torch.Tensor  # [documents + 1]
-    attached: "_Attached"
+__all__ = ["attach", "cu_seqlens_of", "detach"]
 
 
 @dataclass(frozen=True)
@@ -57,6 +43,18 @@ class _Attached:
     nano_batches: int
     group: object
     linear_work: int  # as in distca.attention
+    takes_positions: bool  # whether position_ids that begin with 0 say what the decoder does without them
+    before: dict  # the attention that the model's configuration and those in it had
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """A forward that is served."""
+
+    shape: tuple  # [rows, tokens]
+    parts: list  # of its documents
+    trains: bool
+    has_positions: bool  # whether the caller gave position_ids
 
 
 _AHEAD = "distca_ahead"  # the item of a batch that is planned ahead: its tensors may be copied on their way
@@ -88,24 +86,62 @@ def attach(model: PreTrainedModel, nano_batches: int = 1, group=None) -> None:
     Raises ValueError that says why a model cannot be served, and ImportError where nano_batches=2 lacks greenlet. The
     model is then as it was.
     """
-    _check_model(model)
-    if nano_batches not in (1, 2):
-        raise ValueError(f"nano_batches = {nano_batches}: 1 or 2")
+    _check_model(model, nano_batches)
     if nano_batches == 2:
         require_greenlet()
-    attached = _Attached(nano_batches, group, _linear_work(model) if nano_batches == 2 else 0)
-    model.set_attn_implementation(_NAME)
-    inner = model.forward.__func__  # copies of the model are attached, too
+    decoder = _decoder_of(model)
+    attached = _Attached(nano_batches, group, _linear_work(model) if nano_batches == 2 else 0,
+                         _takes_positions(decoder), _kinds(model.config))
+    model.set_attn_implementation(NAME)
+    _replace(decoder, _decoder_forward, attached)
+    if decoder is not model:
+        _replace(model, _forward, attached)
+
+
+def detach(model: PreTrainedModel) -> None:
+    """Gives the model back as it was before `attach`: its forward and its attention. Raises ValueError if it is not
+    attached."""
+    attached = _attached(model)
+    for module in (model, _decoder_of(model)):
+        if hasattr(module.forward, "distca"):
+            inner = module.forward.distca_inner
+            del module.forward
+            if module.forward.__func__ is not inner:  # it was replaced by another one before
+                module.forward = types.MethodType(inner, module)
+    _set_kinds(model.config, attached.before)
+
+
+def _replace(module, forward_of, attached):
+    """The module's forward becomes `forward_of(module, inner, signature, attached, arguments, keywords)`."""
+    inner, signature = module.forward.__func__, inspect.signature(module.forward)
 
     @torch.compiler.disable(recursive=False)  # it reads the batch; the model's own forward is compiled
-    def forward(self, *arguments, **keywords):
-        return _forward(self, inner, attached, *arguments, **keywords)
+    def forward(self, *arguments, **keywords):  # copies of the model are attached, too
+        return forward_of(self, functools.partial(inner, self), signature, attached, arguments, keywords)
 
     functools.update_wrapper(forward, inner)
     del forward.__wrapped__  # Accelerate would unwrap it
     forward.__signature__ = inspect.signature(inner)  # Trainer and generate read it
-    forward.distca = attached
-    model.forward = types.MethodType(forward, model)
+    forward.distca, forward.distca_inner = attached, inner
+    module.forward = types.MethodType(forward, module)
+
+
+def _kinds(config) -> dict:
+    return {"": config._attn_implementation,
+            **{name: _kinds(of) for name in config.sub_configs if (of := getattr(config, name)) is not None}}
+
+
+def _set_kinds(config, kinds):
+    config._attn_implementation = kinds[""]
+    for name in kinds.keys() - {""}:
+        _set_kinds(getattr(config, name), kinds[name])
+
+
+def _attached(model) -> _Attached:
+    attached = getattr(_decoder_of(model).forward, "distca", None)
+    if attached is None:
+        raise ValueError(f"this {type(model).__name__} is not attached: distca.transformers.attach(model)")
+    return attached
 
 
 def cu_seqlens_of(model: PreTrainedModel):
@@ -116,9 +152,7 @@ def cu_seqlens_of(model: PreTrainedModel):
     The function that it returns takes a batch, a dictionary of what the model is called with. It adds an item to it,
     which must reach the model: model(**batch). All ranks do alike.
     """
-    if not hasattr(model.forward, "distca"):
-        raise ValueError(f"this {type(model).__name__} is not attached: distca.transformers.attach(model)")
-    attached = model.forward.distca
+    attached = _attached(model)
 
     def of_batch(batch):
         tokens = _tokens_of(batch)
@@ -131,13 +165,18 @@ def cu_seqlens_of(model: PreTrainedModel):
     return of_batch
 
 
+def _decoder_of(model):
+    decoder = model.get_decoder()
+    return decoder if isinstance(decoder, PreTrainedModel) else model.base_model  # some call their head so
+
+
 def _linear_work(model) -> int:
     """Multiply-adds of a layer outside of attention, for a token, as the mean of the decoder's layers.
 
     Counted is each weight of the decoder that has two or more dimensions and is no embedding. Of the weights of experts
     it is the share that a token meets, where the config says how many experts there are and how many a token meets.
     """
-    config, decoder = model.config.get_text_config(), model.get_decoder()
+    config, decoder = model.config.get_text_config(), _decoder_of(model)
     experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
     met = getattr(config, "num_experts_per_tok", None)
     share = met / experts if met and experts else 1
@@ -152,19 +191,25 @@ def _tokens_of(given):
     return given.get("input_ids", given.get("inputs_embeds"))
 
 
-def _check_model(model):
+def _takes_positions(decoder) -> bool:
+    """Where an embedding of positions has a token of padding, the decoder counts from behind that one by itself."""
+    counts_otherwise = any(isinstance(module, torch.nn.Embedding) and module.padding_idx is not None and "position" in name
+                           for name, module in decoder.named_modules())
+    return "position_ids" in inspect.signature(decoder.forward).parameters and not counts_otherwise
+
+
+def _check_model(model, nano_batches):
     name = type(model).__name__
     if not isinstance(model, PreTrainedModel):
         raise ValueError(f"{name} is no model of Transformers: attach the model itself, before it is wrapped")
-    if hasattr(model.forward, "distca"):
-        raise ValueError(f"this {name} is attached already")
-    if getattr(model.forward, "__self__", None) is not model:
-        raise ValueError(f"the forward of this {name} is replaced by another one: attach the model before that")
-    config = model.config
+    config, decoder = model.config, _decoder_of(model)
     if config.is_encoder_decoder or not model.can_generate():
         raise ValueError(f"{name} is no causal language model with a decoder alone")
-    if not all(one._can_set_attn_implementation() for one in (model, model.get_decoder())
-               if isinstance(one, PreTrainedModel)):
+    if any(hasattr(one.forward, "distca") for one in (model, decoder)):
+        raise ValueError(f"this {name} is attached already")
+    if any(getattr(one.forward, "__self__", None) is not one for one in (model, decoder)):
+        raise ValueError(f"the forward of this {name} is replaced by another one: attach the model before that")
+    if not all(one._can_set_attn_implementation() for one in (model, decoder)):
         raise ValueError(f"{name} does not use the attention interface of Transformers")
     config = config.get_text_config()
     if getattr(config, "is_causal", True) is False or getattr(config, "use_bidirectional_attention", False):
@@ -174,68 +219,144 @@ def _check_model(model):
     for kind in getattr(config, "layer_types", None) or ():
         if kind not in ("full_attention", "sliding_attention"):
             raise ValueError(f"{name} has layers of {kind}: full and sliding attention are served")
+    parameters = inspect.signature(decoder.forward).parameters
+    if all(one.kind is not one.VAR_KEYWORD for one in parameters.values()):
+        raise ValueError(f"{name} keeps its keyword arguments from its attention: it is not served")
+    if nano_batches not in (1, 2):
+        raise ValueError(f"nano_batches = {nano_batches}: 1 or 2")
+    if nano_batches == 2 and not _takes_positions(decoder):
+        raise ValueError(f"{name} takes no position_ids that begin with 0, so documents cannot be dealt: nano_batches=1")
 
 
-# The forward of a model.
+# The forwards of a model and of its decoder.
 
 
-def _forward(model, inner, attached, *arguments, **keywords):
-    ahead = keywords.pop(_AHEAD, None)
-    bound = inspect.signature(inner).bind(model, *arguments, **keywords)
-    given = {name: value for name, value in bound.arguments.items() if value is not None}
-    rest = [p.name for p in inspect.signature(inner).parameters.values() if p.kind is p.VAR_KEYWORD]
-    given.update(given.pop(rest[0], {}) if rest else {})
-    given.pop("self")
+def _given(signature, arguments, keywords) -> dict:
+    """The arguments by their names, those within **kwargs among them. None is as good as nothing."""
+    given = signature.bind(*arguments, **keywords).arguments
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            given.update(given.pop(parameter.name, {}))
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _begin(module, attached, given, ahead):
+    """The call that a forward is; AS_SDPA; or None if it has no tokens, or another attention is set. Sends nothing."""
     tokens = _tokens_of(given)
+    if tokens is None or module.config.get_text_config()._attn_implementation != NAME:
+        return None
     trains = torch.is_grad_enabled() and (
-        any(p.requires_grad for p in model.parameters()) or getattr(given.get("inputs_embeds"), "requires_grad", False)
+        any(p.requires_grad for p in module.parameters()) or getattr(given.get("inputs_embeds"), "requires_grad", False)
     )
-    if tokens is None or (not trains and _needs_sdpa(given)):
-        return inner(model, *arguments, **keywords)
-    _check_call(model, given, trains)
-    given.pop("attention_mask", None)
-    count = attached.nano_batches if trains else 1
-    if count > 1:
-        _check_parts(model, given)
-    if trains:
-        given["use_cache"] = False
-
-    def call(arguments, cu_seqlens):
-        documents = _Documents(cu_seqlens, attached)
-        return inner(model, **arguments, attention_mask=_MASK_OF_DOCUMENTS, distca_documents=documents)
-
-    shape = tuple(tokens.shape[:2])
+    mask = _mask_of(given)
+    if not trains and (mask in ("padding", "another") or "past_key_values" in given):
+        return AS_SDPA
+    _check_call(module, given, mask, trains)
+    shape, count = tuple(tokens.shape[:2]), attached.nano_batches if trains else 1
     parts = ahead.take() if ahead and trains else None
     if parts is None or len(parts) != count:
         parts = parts_of(shape, given, count)
-    if count == 1 and len(parts[0].tokens):
-        return call(given, parts[0].cu_seqlens)
-    as_tuple = not given.pop("return_dict", model.config.return_dict)
-    outputs = run_in_parts(call, given, shape, parts)
-    return outputs.to_tuple() if as_tuple else outputs
+    return _Call(shape, parts, trains, "position_ids" in given)
 
 
-def _is_padded(mask) -> bool:
-    return isinstance(mask, torch.Tensor) and mask.dim() == 2 and not bool(mask.all())
+def _forward(model, inner, signature, attached, arguments, keywords):
+    """The model around its decoder. It computes its loss from what the decoder returns for the whole batch."""
+    ahead = keywords.pop(_AHEAD, None)
+    given = _given(signature, arguments, keywords)
+    call = _begin(model, attached, given, ahead)
+    if call is None:
+        return inner(*arguments, **keywords)
+    bound = signature.bind(*arguments, **keywords)
+    if call is not AS_SDPA and call.trains and "use_cache" in signature.parameters:
+        bound.arguments["use_cache"] = False
+    with under_way(call):
+        outputs = inner(*bound.args, **bound.kwargs)
+    return outputs if call is AS_SDPA else _with_loss(outputs, given)
 
 
-def _needs_sdpa(given) -> bool:
+def _with_loss(outputs, given):
+    """A mean over no targets is 0. The host does not wait for the device to know it."""
+    is_tuple = isinstance(outputs, tuple)
+    loss = outputs[0] if is_tuple and outputs else getattr(outputs, "loss", None)
+    targets = given.get("shift_labels", given.get("labels"))
+    if not isinstance(targets, torch.Tensor) or not isinstance(loss, torch.Tensor) or loss.dim() > 0:
+        return outputs
+    targets = targets if "shift_labels" in given else targets[..., 1:]
+    loss = loss.masked_fill(loss.isnan() & (targets == -100).all().to(loss.device), 0)
+    if is_tuple:
+        return (loss, *outputs[1:])
+    outputs.loss = loss
+    return outputs
+
+
+def _decoder_forward(decoder, inner, signature, attached, arguments, keywords):
+    """The decoder, whose documents are computed in the parts that they are dealt to."""
+    ahead, call = keywords.pop(_AHEAD, None), forward_under_way()
+    given = _given(signature, arguments, keywords)
+    if call is None:  # another forward than the model's own calls the decoder
+        call = _begin(decoder, attached, given, ahead)
+    if call is None or call is AS_SDPA:
+        return inner(*arguments, **keywords)
+    _check_decoder(given, attached, call)
+    if call.trains and "use_cache" in signature.parameters:
+        given["use_cache"] = False
+    makes_mask = "attention_mask" in signature.parameters and getattr(given.get("attention_mask"), "ndim", 2) == 2
+
+    def run(given, cu_seqlens):
+        if makes_mask:  # with one, Transformers does not look for documents in position_ids, for which a host would wait
+            tokens = _tokens_of(given)
+            given = {**given, "attention_mask": torch.ones(tokens.shape[:2], dtype=torch.int64, device=tokens.device)}
+        return inner(**given, distca_documents=Documents(cu_seqlens, attached.group, attached.linear_work))
+
+    with under_way(call):
+        if len(call.parts) == 1 and len(call.parts[0].tokens):
+            return run(given, call.parts[0].cu_seqlens)
+        if makes_mask:
+            given.pop("attention_mask", None)
+        as_tuple = not given.pop("return_dict", decoder.config.return_dict)
+        outputs = run_in_parts(run, given, call.shape, call.parts)
+        return outputs.to_tuple() if as_tuple else outputs
+
+
+def _check_decoder(given, attached, call):
+    """Adds position_ids if there are none. Raises ValueError if the decoder cannot know where documents begin."""
+    tokens, takes = _tokens_of(given), attached.takes_positions
+    if tokens is None or tuple(tokens.shape[:2]) != call.shape:
+        raise ValueError(f"the model gives its decoder other tokens than the {list(call.shape)} of its call: not served")
+    has_lost_them = call.has_positions and "position_ids" not in given
+    documents = sum(len(part.cu_seqlens) - 1 for part in call.parts if len(part.tokens))
+    if documents > call.shape[0] and (not takes or has_lost_them):
+        raise ValueError("the model takes no position_ids that begin with 0: it is served with one document in each row")
+    is_dealt = len(call.parts) > 1 or not len(call.parts[0].tokens)
+    if takes and "position_ids" not in given and (documents > call.shape[0] or is_dealt):
+        given["position_ids"] = positions_of(call.shape, call.parts).to(tokens.device)
+
+
+def _mask_of(given) -> str:
+    """"ones", which is also no mask, "padding", "numbers" or "another". The host waits for a device that has a mask."""
     mask = given.get("attention_mask")
-    other = mask is not None and getattr(mask, "ndim", 0) != 2
-    return given.get("past_key_values") is not None or _is_padded(mask) or other
+    if mask is None:
+        return "ones"
+    if getattr(mask, "ndim", 0) != 2:
+        return "another"
+    has_numbers, has_zeros = torch.stack([((mask != 0) & (mask != 1)).any(), (mask == 0).any()]).tolist()
+    return "numbers" if has_numbers else "padding" if has_zeros else "ones"
 
 
-def _check_call(model, given, trains):
+def _check_call(model, given, mask, trains):
     """Raises ValueError if the arguments of a forward without a cache ask for what is not served."""
-    mask = given.get("attention_mask")
     tokens = _tokens_of(given)
     dtype = next(model.parameters()).dtype
+    labels = given.get("labels", given.get("shift_labels"))
+    shapes = list(getattr(labels, "shape", ())), list(tokens.shape[:2])
     refuse(
-        (given.get("past_key_values") is not None or (trains and given.get("use_cache")),
+        (len(shapes[0]) == 2 and shapes[0] != shapes[1],
+         f"labels has shape {shapes[0]}: {shapes[1]}, a value for each token"),
+        (mask == "numbers", "attention_mask has other values than 0 and 1: say the documents with position_ids instead"),
+        ("past_key_values" in given or (trains and given.get("use_cache")),
          "a KV cache is not served in training: use_cache=False, and no past_key_values"),
-        (mask is not None and getattr(mask, "ndim", 0) != 2,
-         "a mask that is not [batch, tokens] is not served: say the documents with position_ids"),
-        (_is_padded(mask), "padded batches are not served: pack documents with DataCollatorWithFlattening"),
+        (mask == "another", "a mask that is not [batch, tokens] is not served: say the documents with position_ids"),
+        (mask == "padding", "padded batches are not served: pack documents with DataCollatorWithFlattening"),
         (given.get("output_attentions") or model.config.output_attentions,
          "output_attentions: attention returns no probabilities"),
         ("token_type_ids" in given, "token_type_ids may change the mask: not served"),
@@ -251,57 +372,3 @@ def _has_context_parallelism() -> bool:
         return False
     config = sys.modules["accelerate.state"].AcceleratorState._shared_state.get("parallelism_config")
     return config is not None and (config.cp_enabled or config.sp_enabled)
-
-
-def _check_parts(model, given):
-    """Raises ValueError if the outputs of two nano-batches would not add up to those of the batch."""
-    targets = given.get("labels") is not None
-    if targets and model.loss_function is not ForCausalLMLoss:
-        raise ValueError("nano_batches=2 adds up the losses of ForCausalLMLoss alone: nano_batches=1 for another loss")
-    if given.get("output_router_logits", getattr(model.config, "output_router_logits", False)):
-        raise ValueError("nano_batches=2 does not add up losses of routers: output_router_logits=False")
-    keep = given.pop("logits_to_keep", 0)
-    if not (isinstance(keep, int) and keep == 0):
-        raise ValueError("nano_batches=2 returns all logits: logits_to_keep=0")
-
-
-# What Transformers calls in a layer.
-
-
-@torch.compiler.disable
-def _attention(module, query, key, value, attention_mask, dropout=0.0, scaling=None, sliding_window=None, softcap=None,
-               is_causal=None, s_aux=None, distca_documents=None, **others):
-    """O [batch, tokens, heads, head_dim_v] of query [batch, heads, tokens, head_dim], and None for probabilities."""
-    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    refuse(
-        (dropout, f"dropout = {dropout}: dropout of attention is not served (attention_dropout=0 in the config)"),
-        (softcap is not None, f"softcap = {softcap}: softcap is not served"),
-        (s_aux is not None, "s_aux: attention sinks are not served"),
-        (others.get("position_bias") is not None, "position_bias: a bias of scores is not served"),
-        (others.get("cache") is not None, "a paged cache of keys is not served"),
-        (not causal, "attention that is not causal is not served"),
-        (distca_documents is None and (attention_mask is not None and attention_mask.numel() == 0),
-         "the model keeps its keyword arguments from its attention: it is not served"),
-        (distca_documents is None and torch.is_grad_enabled() and query.requires_grad,
-         "attention is called by a model that is not attached: distca.transformers.attach(model), and call that model"),
-        (distca_documents is not None and key.shape[2] != query.shape[2],
-         f"{query.shape[2]} queries and {key.shape[2]} keys: cross attention is not served"),
-    )
-    if distca_documents is None:  # generation
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, is_causal=causal,
-                                      **others)
-    dtype = value.dtype
-    if query.dtype == torch.float32 and torch.is_autocast_enabled(query.device.type):
-        dtype = torch.get_autocast_dtype(query.device.type)
-    # RoPE leaves q and k in fp32 under autocast. One row of a batch is a view.
-    q, k, v = (x.transpose(1, 2).flatten(0, 1).to(dtype) for x in (query, key, value))
-    window = (-1, -1) if sliding_window is None else (sliding_window - 1, 0)  # theirs counts the query's own key
-    cu_seqlens = distca_documents.cu_seqlens
-    o = attention(q, k, v, cu_seqlens, cu_seqlens, softmax_scale=scaling, window_size=window,
-                  group=distca_documents.attached.group, layer=module.layer_idx,
-                  linear_work=distca_documents.attached.linear_work)
-    return o.unflatten(0, (query.shape[0], query.shape[2])), None
-
-
-AttentionInterface.register(_NAME, _attention)
-AttentionMaskInterface.register(_NAME, sdpa_mask)  # of a forward with a cache; without one, no mask is made

@@ -266,16 +266,13 @@ REFUSED = [
     ({"cu_seq_lens_q": torch.tensor([0, 5])}, {}, "ends with the batch's 6 tokens"),
     ({"cu_seq_lens_q": PLACES, "cu_seq_lens_k": torch.tensor([0, 3, 6])}, {}, "cross attention is not served"),
     ({"input_ids": torch.ones(2, 3, dtype=torch.int64), "cu_seq_lens_q": PLACES}, {}, "cu_seq_lens_q and 2 rows"),
+    ({"attention_mask": torch.tensor([[1, 1, 1, 2, 2, 3]])}, {}, "attention_mask has other values than 0 and 1"),
+    ({"labels": torch.ones(1, 5, dtype=torch.int64)}, {}, "labels has shape .1, 5.: .1, 6., a value for each token"),
     ({}, {"attention_dropout": 0.1}, "dropout = 0.1: dropout of attention is not served"),
     ({}, {"head_dim": 264}, "head_dim of q is 264: a multiple of 8, at most 256"),
     ({}, {"dtype": torch.float16}, "float16 is not served"),
 ]
-REFUSED_OF_NANO_BATCHES = [
-    ({"logits_to_keep": 2}, "nano_batches=2 returns all logits: logits_to_keep=0"),
-    ({"output_router_logits": True}, "nano_batches=2 does not add up losses of routers"),
-    ({"mine": torch.zeros(6)}, "mine cannot be dealt to nano-batches: nano_batches=1"),
-    ({"labels": torch.ones(1, 5, dtype=torch.int64)}, "labels has shape .1, 5.: .1, 6., a value for each token"),
-]
+REFUSED_OF_NANO_BATCHES = [({"mine": torch.zeros(6)}, "mine cannot be dealt to nano-batches: nano_batches=1")]
 
 
 def refuse(cases, nano_batches):
@@ -375,13 +372,6 @@ def test_a_model_that_is_not_attached_does_not_train_with_it():
     model.set_attn_implementation("distca")
     with pytest.raises(ValueError, match="attention is called by a model that is not attached"):
         model(rows(1, 5))
-
-
-def test_another_loss_is_not_split():
-    model = attached(2)
-    model.loss_function = lambda logits, labels, **others: logits.sum()
-    with pytest.raises(ValueError, match="nano_batches=2 adds up the losses of ForCausalLMLoss alone"):
-        model(rows(1, 5), labels=rows(1, 5))
 
 
 def test_context_parallelism_of_accelerate_is_refused(monkeypatch):
