@@ -99,15 +99,19 @@ def attach(model: PreTrainedModel, nano_batches: int = 1, group=None) -> None:
 
 
 def detach(model: PreTrainedModel) -> None:
-    """Gives the model back as it was before `attach`: its forward and its attention. Raises ValueError if it is not
-    attached."""
+    """Gives the model back as it was before `attach`: its forward and its attention.
+
+    Raises ValueError if it is not attached, or if another one, such as an Accelerator, has wrapped its forward since.
+    """
     attached = _attached(model)
-    for module in (model, _decoder_of(model)):
-        if hasattr(module.forward, "distca"):
-            inner = module.forward.distca_inner
-            del module.forward
-            if module.forward.__func__ is not inner:  # it was replaced by another one before
-                module.forward = types.MethodType(inner, module)
+    modules = [module for module in (model, _decoder_of(model)) if hasattr(module.forward, "distca")]
+    if any(module.forward.__func__ is not module.forward.distca_itself for module in modules):
+        raise ValueError(f"the forward of this {type(model).__name__} was wrapped after it was attached: unwrap it first")
+    for module in {id(module): module for module in modules}.values():
+        inner = module.forward.distca_inner
+        del module.forward
+        if module.forward.__func__ is not inner:  # it was replaced by another one before
+            module.forward = types.MethodType(inner, module)
     _set_kinds(model.config, attached.before)
 
 
@@ -122,7 +126,7 @@ def _replace(module, forward_of, attached):
     functools.update_wrapper(forward, inner)
     del forward.__wrapped__  # Accelerate would unwrap it
     forward.__signature__ = inspect.signature(inner)  # Trainer and generate read it
-    forward.distca, forward.distca_inner = attached, inner
+    forward.distca, forward.distca_inner, forward.distca_itself = attached, inner, forward
     module.forward = types.MethodType(forward, module)
 
 
@@ -347,11 +351,7 @@ def _check_call(model, given, mask, trains):
     """Raises ValueError if the arguments of a forward without a cache ask for what is not served."""
     tokens = _tokens_of(given)
     dtype = next(model.parameters()).dtype
-    labels = given.get("labels", given.get("shift_labels"))
-    shapes = list(getattr(labels, "shape", ())), list(tokens.shape[:2])
     refuse(
-        (len(shapes[0]) == 2 and shapes[0] != shapes[1],
-         f"labels has shape {shapes[0]}: {shapes[1]}, a value for each token"),
         (mask == "numbers", "attention_mask has other values than 0 and 1: say the documents with position_ids instead"),
         ("past_key_values" in given or (trains and given.get("use_cache")),
          "a KV cache is not served in training: use_cache=False, and no past_key_values"),

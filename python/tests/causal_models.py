@@ -21,7 +21,7 @@ import distca.transformers
 NAMES = list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 BOUND = 2e-4  # of logits, loss and gradients in fp32, relative
 LENGTHS = [13, 1, 21, 6]
-_MOST = 7_000_000  # parameters of a model, so that a size that is not made small below takes no memory
+_MOST = 9_000_000  # parameters of a model, so that a size that is not made small below takes no memory
 
 # What fields of configurations are called, and how small each is made.
 _SIZES = {
@@ -48,6 +48,7 @@ _ALONE = {"num_kv_shared_layers": 0, "global_head_dim": 8}
 _OWN = {  # what these entries need besides
     "bamba": _MAMBA,
     "blt": {"encoder_hash_byte_group_vocab": 50},
+    "codegen": {"rotary_dim": 8},
     "cohere_compass_text": {"layer_types": ["full_attention", "sliding_attention"], "rope_parameters": {
         kind: {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
         for kind in ("full_attention", "sliding_attention")}},
@@ -61,6 +62,7 @@ _OWN = {  # what these entries need besides
     "gemma4_unified_assistant": {"text_config": _ALONE},
     "gemma4_unified": {"vision_config": {"mm_embed_dim": 32, "output_proj_dims": 32, "mm_posemb_size": 16}},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 6},
+    "gptj": {"rotary_dim": 8},
     "granitemoehybrid": _MAMBA,
     "lfm2_moe": {"layer_types": ["full_attention", "full_attention"]},
     "mamba2": {"num_heads": 4, "head_dim": 16, "expand": 2},

@@ -128,7 +128,7 @@ def test_another_attention_may_be_set_and_a_model_is_given_back(kind):
         model.set_attn_implementation(attention)
         before = distca.statistics()
         assert (model(**batch).logits - want).abs().max() < 1e-4
-        assert distca.statistics() == before
+        assert (distca.statistics() == before) == (attention != "distca")
     copied = copy.deepcopy(model)
     for one in (model, copied):
         distca.transformers.detach(one)

@@ -267,7 +267,6 @@ REFUSED = [
     ({"cu_seq_lens_q": PLACES, "cu_seq_lens_k": torch.tensor([0, 3, 6])}, {}, "cross attention is not served"),
     ({"input_ids": torch.ones(2, 3, dtype=torch.int64), "cu_seq_lens_q": PLACES}, {}, "cu_seq_lens_q and 2 rows"),
     ({"attention_mask": torch.tensor([[1, 1, 1, 2, 2, 3]])}, {}, "attention_mask has other values than 0 and 1"),
-    ({"labels": torch.ones(1, 5, dtype=torch.int64)}, {}, "labels has shape .1, 5.: .1, 6., a value for each token"),
     ({}, {"attention_dropout": 0.1}, "dropout = 0.1: dropout of attention is not served"),
     ({}, {"head_dim": 264}, "head_dim of q is 264: a multiple of 8, at most 256"),
     ({}, {"dtype": torch.float16}, "float16 is not served"),
