@@ -10,11 +10,11 @@
 #include <array>
 #include <cmath>
 #include <exception>
-#include <map>
 #include <span>
 #include <utility>
 #include <vector>
 
+#include "distca/api/inside/call_sequence.h"
 #include "distca/api/inside/shape.h"
 #include "distca/base/error.h"
 #include "distca/comm/aten_types.h"
@@ -34,35 +34,7 @@ struct PlainTensors {
   c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
 };
 
-using MessageMemory = std::shared_ptr<at::Tensor>;
 using Buffers = std::array<MessageMemory, kNumBufferRoles>;  // [BufferRole] null: none
-
-/// Memory of messages that nobody uses, by role: layers and plans have alike ones.
-struct SpareMemory : std::enable_shared_from_this<SpareMemory> {
-  std::map<BufferRole, std::vector<at::Tensor>> of_role;
-  int64_t allocated_bytes = 0;
-
-  /// So many bytes or more; they come back here with their last user.
-  MessageMemory take(BufferRole role, int64_t bytes, const at::Device& device) {
-    at::Tensor memory;
-    std::vector<at::Tensor>& unused = of_role[role];
-    if (!unused.empty()) {
-      memory = std::move(unused.back());
-      unused.pop_back();
-    }
-    if (!memory.defined() || memory.numel() < bytes) {
-      if (memory.defined()) allocated_bytes -= memory.numel();
-      memory.reset();  // first: both need not fit
-      memory = at::empty({bytes}, at::dtype(at::kByte).device(device));
-      allocated_bytes += bytes;
-    }
-    return {new at::Tensor(std::move(memory)),
-            [spare = shared_from_this(), role](at::Tensor* used) {
-              spare->of_role[role].push_back(std::move(*used));
-              delete used;
-            }};
-  }
-};
 
 /// This rank's part of a plan.
 struct RankPlan {
@@ -71,6 +43,11 @@ struct RankPlan {
   ExchangeTasks tasks;
   std::vector<TaskSet> sets;  // in which tasks are computed
 };
+
+void check_scale(double softmax_scale) {
+  if (!std::isfinite(softmax_scale))
+    throw Error(ErrorKind::kUsage, "softmax_scale = {}: a finite number", softmax_scale);
+}
 
 KernelRequest kernel_request(const Shape& shape, const CoreAttentionOptions& options,
                              int cuda_device) {
@@ -81,6 +58,7 @@ KernelRequest kernel_request(const Shape& shape, const CoreAttentionOptions& opt
   }
   if (options.threads < 1)
     throw Error(ErrorKind::kUsage, "threads = {}: 1 or more", options.threads);
+  check_scale(options.softmax_scale);
   const AttentionShape heads = attention_shape(shape);
   const double scale = options.softmax_scale == 0
                            ? 1 / std::sqrt(static_cast<double>(heads.head_dim_qk))
@@ -121,41 +99,45 @@ const char* name_of(Content content) {
 }  // namespace
 
 struct CoreAttention::Engine {
+  const std::shared_ptr<CallSequence> sequence;
   Communicator& comm;
   const AttentionShape shape;
   const ExchangeTypes types;
   AttentionKernel kernel;
+  const double softmax_scale;  // of calls that name none
   LayerAttention parts;
   at::Device device;
-  std::shared_ptr<SpareMemory> spare = std::make_shared<SpareMemory>();
   std::vector<std::shared_ptr<RankPlan>> plans;  // the latest last
-  std::vector<Layer*> to_compute;                // as they were called
-  uint32_t calls = 0;
 
-  Engine(Communicator& comm_in, const Shape& of, const CoreAttentionOptions& options)
-      : comm(comm_in),
+  Engine(std::shared_ptr<CallSequence> calls, const Shape& of, const CoreAttentionOptions& options)
+      : sequence(std::move(calls)),
+        comm(sequence->comm),
         shape(attention_shape(of)),
         types(exchange_types(of.dtype, options.wide_gradients)),
         kernel(kernel_request(of, options, comm.cuda_device())),
+        softmax_scale(kernel.shape().softmax_scale),
         parts(kernel, comm),
         device(aten_device(comm.cuda_device())) {}
 
   std::shared_ptr<RankPlan> rank_plan(const BatchPlan& plan);
   at::Tensor rows(const char* name, const at::Tensor& given, int64_t tokens, int64_t heads,
                   int64_t dim) const;
+  std::array<at::Tensor, 3> qkv(int64_t tokens, double softmax_scale, const at::Tensor& q,
+                                const at::Tensor& k, const at::Tensor& v) const;
 };
 
 /// One pass of a layer, from the first message to the last.
 class Layer {
  public:
   Layer(std::shared_ptr<CoreAttention::Engine> engine, std::shared_ptr<RankPlan> plan, Pass pass,
-        HomeRows home, MessageMemory received_qkv);
+        HomeRows home, double softmax_scale, MessageMemory received_qkv);
   ~Layer();
 
   void compute();
   void wait();
 
   HomeRows home;
+  const double softmax_scale;
   at::Tensor dq, dk, dv;  // once waited for in backward
 
   const std::shared_ptr<RankPlan>& plan() const { return plan_; }
@@ -184,12 +166,13 @@ class Layer {
 };
 
 Layer::Layer(std::shared_ptr<CoreAttention::Engine> engine, std::shared_ptr<RankPlan> plan,
-             Pass pass, HomeRows home_in, MessageMemory received_qkv)
+             Pass pass, HomeRows home_in, double softmax_scale_in, MessageMemory received_qkv)
     : home(std::move(home_in)),
+      softmax_scale(softmax_scale_in),
       engine_(std::move(engine)),
       plan_(std::move(plan)),
       pass_(pass),
-      call_(engine_->calls++) {
+      call_(engine_->sequence->calls++) {
   const AttentionExchange& exchange = plan_->exchange;
   const bool forward = pass_ == Pass::kForward;
   const Content result = forward ? Content::kO : Content::kGradient;
@@ -206,7 +189,7 @@ Layer::Layer(std::shared_ptr<CoreAttention::Engine> engine, std::shared_ptr<Rank
     reserve(BufferRole::kDOIn, exchange.homes(Content::kDO));
     to_servers_ = issue(Content::kDO, Directions::kBoth);
   }
-  engine_->to_compute.push_back(this);
+  engine_->sequence->to_compute.push_back(this);
 }
 
 /// What others need of this rank they get, unless it fails: then they hear of that.
@@ -218,13 +201,13 @@ Layer::~Layer() {
       // Whoever cares has called wait().
     }
   }
-  std::erase(engine_->to_compute, this);
+  std::erase(engine_->sequence->to_compute, this);
 }
 
 void Layer::reserve(BufferRole role, const MessageList& messages) {
   if (messages.empty()) return;
   buffers_[static_cast<size_t>(role)] =
-      engine_->spare->take(role, messages.buffer_bytes, engine_->device);
+      engine_->sequence->spare->take(role, messages.buffer_bytes, engine_->device);
 }
 
 LayerPass Layer::pass() {
@@ -245,13 +228,15 @@ std::unique_ptr<PendingExchange> Layer::issue(Content content, Directions direct
   const LayerPass layer = pass();
   if (directions != Directions::kReceives) engine_->parts.pack(layer, content);
   const uint32_t tag = (2 * call_ + (goes_home(content) ? 1 : 0)) % kExchangeTags;
+  if (directions != Directions::kReceives)
+    engine_->sequence->sent_bytes += plan_->exchange.sent(content).bytes;
   return engine_->parts.issue(layer, content, tag, fmt::format("{} {}", name_of(content), call_),
                               directions);
 }
 
 /// This layer's and those that were called before it: another rank may wait for theirs.
 void Layer::compute() {
-  std::vector<Layer*>& waiting = engine_->to_compute;
+  std::vector<Layer*>& waiting = engine_->sequence->to_compute;
   while (std::ranges::find(waiting, this) != waiting.end()) {
     Layer* const first = waiting.front();
     waiting.erase(waiting.begin());
@@ -261,6 +246,7 @@ void Layer::compute() {
 
 void Layer::compute_tasks() {
   const PlainTensors plain;
+  engine_->kernel.set_softmax_scale(std::abs(softmax_scale));
   const AttentionExchange& exchange = plan_->exchange;
   const bool forward = pass_ == Pass::kForward;
   const Content result = forward ? Content::kO : Content::kGradient;
@@ -297,6 +283,7 @@ void Layer::wait() {
   buffers_[static_cast<size_t>(BufferRole::kQkvIn)] = std::move(kept);
   if (pass_ == Pass::kBackward) {
     engine_->parts.take_gradients(home, &dq, &dk, &dv);
+    if (softmax_scale < 0) dq.neg_();
     home = {};
   }
   done_ = true;
@@ -350,13 +337,32 @@ at::Tensor CoreAttention::Engine::rows(const char* name, const at::Tensor& given
                         : "undefined",
         comm.rank(), fmt::join(sizes, ", "), c10::toString(type), device.str());
   }
-  const at::Tensor plain = given.detach();
-  return plain.stride(2) == 1 || plain.numel() == 0 ? plain : plain.contiguous();
+  const bool strided = given.layout() == at::kStrided;
+  DISTCA_THROW_IF(strided && !given.has_storage(), ErrorKind::kUsage,
+                  "{} is a tensor of torch.func or of is_grads_batched: attention takes plain ones",
+                  name);
+  const at::Tensor plain = (strided ? given.detach() : given.to_dense()).resolve_neg();
+  const bool is_row = plain.stride(2) == 1 && (heads == 1 || plain.stride(1) >= dim) &&
+                      (tokens == 1 || plain.stride(0) >= dim);
+  return is_row || plain.numel() == 0 ? plain : plain.contiguous();
+}
+
+/// Kernels take a positive scale: the sign of a negative one goes into Q, and so into dQ.
+std::array<at::Tensor, 3> CoreAttention::Engine::qkv(int64_t tokens, double softmax_scale,
+                                                     const at::Tensor& q, const at::Tensor& k,
+                                                     const at::Tensor& v) const {
+  const at::Tensor queries = rows("q", q, tokens, shape.num_heads, shape.head_dim_qk);
+  return {softmax_scale < 0 ? queries.neg() : queries,
+          rows("k", k, tokens, shape.num_kv_heads, shape.head_dim_qk),
+          rows("v", v, tokens, shape.num_kv_heads, shape.head_dim_v)};
 }
 
 CoreAttention::CoreAttention(Communicator& comm, const Shape& shape,
                              const CoreAttentionOptions& options)
-    : engine_(std::make_shared<Engine>(comm, shape, options)) {}
+    : engine_(std::make_shared<Engine>(std::make_shared<CallSequence>(comm), shape, options)) {}
+CoreAttention::CoreAttention(const CoreAttention& beside, const Shape& shape,
+                             const CoreAttentionOptions& options)
+    : engine_(std::make_shared<Engine>(beside.engine_->sequence, shape, options)) {}
 CoreAttention::~CoreAttention() = default;
 
 void CoreAttention::compare(const BatchPlan& plan) {
@@ -373,23 +379,25 @@ void CoreAttention::compare(const BatchPlan& plan) {
 }
 
 Forward CoreAttention::forward(const BatchPlan& plan, const at::Tensor& q, const at::Tensor& k,
-                               const at::Tensor& v) {
+                               const at::Tensor& v, double softmax_scale) {
   const PlainTensors plain;
   const Engine& e = *engine_;
+  check_scale(softmax_scale);
+  const double scale = softmax_scale == 0 ? e.softmax_scale : softmax_scale;
   std::shared_ptr<RankPlan> mine = engine_->rank_plan(plan);
   const int64_t tokens = mine->exchange.rows.local_tokens;
-  HomeRows home = e.parts.home_of(e.rows("q", q, tokens, e.shape.num_heads, e.shape.head_dim_qk),
-                                  e.rows("k", k, tokens, e.shape.num_kv_heads, e.shape.head_dim_qk),
-                                  e.rows("v", v, tokens, e.shape.num_kv_heads, e.shape.head_dim_v));
-  return Forward(
-      std::make_shared<Layer>(engine_, std::move(mine), Pass::kForward, std::move(home), nullptr));
+  const auto qkv = e.qkv(tokens, scale, q, k, v);
+  HomeRows home = e.parts.home_of(qkv[0], qkv[1], qkv[2]);
+  return Forward(std::make_shared<Layer>(engine_, std::move(mine), Pass::kForward, std::move(home),
+                                         scale, nullptr));
 }
 
 Backward CoreAttention::backward(const Forward& forward, const at::Tensor& d_o) {
-  const HomeRows& home = forward.layer_->home;
-  if (forward.layer_->is_done() && !home.q.defined())
+  const Layer& layer = *forward.layer_;
+  if (layer.is_done() && !layer.home.q.defined())
     throw Error(ErrorKind::kUsage, "backward needs Q, K, V again: drop_inputs() has freed them");
-  return backward(forward, d_o, home.q, home.k, home.v);
+  const at::Tensor& q = layer.home.q;
+  return backward(forward, d_o, layer.softmax_scale < 0 ? q.neg() : q, layer.home.k, layer.home.v);
 }
 
 Backward CoreAttention::backward(const Forward& forward, const at::Tensor& d_o, const at::Tensor& q,
@@ -403,16 +411,17 @@ Backward CoreAttention::backward(const Forward& forward, const at::Tensor& d_o, 
     throw Error(ErrorKind::kUsage, "backward needs O: wait for the forward first");
   HomeRows home = layer.home;
   const int64_t tokens = home.o.size(0);
-  e.parts.set_qkv(home, e.rows("q", q, tokens, e.shape.num_heads, e.shape.head_dim_qk),
-                  e.rows("k", k, tokens, e.shape.num_kv_heads, e.shape.head_dim_qk),
-                  e.rows("v", v, tokens, e.shape.num_kv_heads, e.shape.head_dim_v));
+  const auto qkv = e.qkv(tokens, layer.softmax_scale, q, k, v);
+  e.parts.set_qkv(home, qkv[0], qkv[1], qkv[2]);
   e.parts.set_d_o(home, e.rows("d_o", d_o, tokens, e.shape.num_heads, e.shape.head_dim_v));
   return Backward(std::make_shared<Layer>(engine_, layer.plan(), Pass::kBackward, std::move(home),
-                                          layer.received_qkv()));
+                                          layer.softmax_scale, layer.received_qkv()));
 }
 
-int64_t CoreAttention::sent_bytes() const { return engine_->parts.bytes().sent; }
-int64_t CoreAttention::message_memory_bytes() const { return engine_->spare->allocated_bytes; }
+int64_t CoreAttention::sent_bytes() const { return engine_->sequence->sent_bytes; }
+int64_t CoreAttention::message_memory_bytes() const {
+  return engine_->sequence->spare->allocated_bytes;
+}
 
 void Forward::compute() { layer_->compute(); }
 at::Tensor Forward::wait() {

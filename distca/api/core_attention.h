@@ -160,14 +160,20 @@ struct CoreAttentionOptions {
   bool wide_gradients = false;
 };
 
-/// Core attention on one rank. A communicator serves one CoreAttention. To make another one on the
-/// same ranks, give it a group that was split off (Communicator::split).
+/// Core attention on one rank. A communicator serves one CoreAttention, and those that are made
+/// beside it. For calls in an order of their own on the same ranks, give another one a group that
+/// was split off (Communicator::split).
 class CoreAttention {
  public:
   /// Borrows the communicator, which must outlive this object and its handles. Tensors must lie
   /// where the communicator's messages lie: on the CPU or on its CUDA device. All ranks give the
   /// same shape and options.
   CoreAttention(Communicator& comm, const Shape& shape, const CoreAttentionOptions& options = {});
+  /// Another one on the communicator of `beside`, for layers of another shape. The calls on both
+  /// are one sequence, which all ranks make in the same order, and they share the memory of
+  /// messages. `beside` may be destroyed first.
+  CoreAttention(const CoreAttention& beside, const Shape& shape,
+                const CoreAttentionOptions& options = {});
   ~CoreAttention();
 
   /// Throws Error(kPlan) on every rank if the ranks have different plans. All ranks call it, and
@@ -177,10 +183,12 @@ class CoreAttention {
 
   /// Sends Q, K and V on their way and returns. The rows of q [T, H, D], k [T, G, D] and
   /// v [T, G, E] stand in the order of plan.tokens()[rank]. Strides are free; a tensor whose last
-  /// dimension is not contiguous is copied. The caller must not write to the tensors until the
-  /// handle is destroyed. Autograd records nothing.
+  /// dimension is not contiguous, or whose rows overlap (strides of 0), is copied. The caller must
+  /// not write to the tensors until the handle is destroyed. Autograd records nothing.
+  /// `softmax_scale` is that of this call, on all ranks, and of its backward; 0 means that of the
+  /// options. A negative one takes a copy of Q.
   Forward forward(const BatchPlan& plan, const at::Tensor& q, const at::Tensor& k,
-                  const at::Tensor& v);
+                  const at::Tensor& v, double softmax_scale = 0);
   /// Sends dO [T, H, E] on its way and returns. The caller must have waited for `forward`. It may
   /// destroy `forward` meanwhile, or start another backward of it.
   Backward backward(const Forward& forward, const at::Tensor& d_o);
@@ -189,10 +197,10 @@ class CoreAttention {
   Backward backward(const Forward& forward, const at::Tensor& d_o, const at::Tensor& q,
                     const at::Tensor& k, const at::Tensor& v);
 
-  /// The bytes that this rank has sent so far.
+  /// The bytes that this rank has sent so far, by this object and those beside it.
   int64_t sent_bytes() const;
-  /// The memory of messages that is in use or kept for reuse. It is given back when this object and
-  /// its handles are destroyed.
+  /// The memory of messages that is in use or kept for reuse. It is given back when this object,
+  /// those beside it and their handles are destroyed.
   int64_t message_memory_bytes() const;
 
   struct Engine;  // an internal type

@@ -7,6 +7,9 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 
+#include <array>
+#include <memory>
+
 #include "distca/api/core_attention.h"
 #include "distca/comm/test_groups.h"
 #include "distca/comm/thread_group.h"
@@ -52,7 +55,7 @@ std::vector<std::vector<at::Tensor>> attend_twice(Backend backend,
       plan_of({0, 1500, 1530, 1700}, {{{0, 1500}}, {{1500, 1530}}, {{1530, 1700}}}),
       plan_of({0, 40, 900}, {{}, {{0, 40}}, {{40, 900}}})};
   std::vector<std::vector<at::Tensor>> all(3);
-  run_on(backend, 3, {.timeout_s = 30, .grace_s = 1}, [&](Communicator& comm) {
+  run_on(backend, 3, {.timeout_s = 300, .grace_s = 1}, [&](Communicator& comm) {
     NotingGroup noting(comm);
     CoreAttention attention(noting, shape);
     at::Generator generator = at::detail::createCPUGenerator(comm.rank());
@@ -122,6 +125,57 @@ TEST(ApiMessages, results_are_expected_before_anything_is_sent) {
                                        "gradients of backward 1: sends false, receives true",
                                        "dO of backward 1: sends true, receives false"));
     }
+  });
+}
+
+/// Layers of two shapes under way at once on one communicator, each with a scale of its own.
+TEST(ApiMessages, shapes_beside_each_other_share_a_communicator_and_calls_have_a_scale_each) {
+  const auto shape_of = [](int64_t heads) {
+    return Shape{
+        .num_heads = heads, .num_kv_heads = 1, .head_dim = 16, .dtype = ScalarType::kFloat32};
+  };
+  const auto plan_of = [&](int64_t heads) {
+    return plan_batch({.cu_seqlens = {0, 1024, 1030},
+                       .num_ranks = 2,
+                       .shape = shape_of(heads),
+                       .tokens = {{{0, 1024}}, {{1024, 1030}}}});
+  };
+  run_ranks(2, {}, [&](Communicator& comm) {
+    auto first = std::make_unique<CoreAttention>(comm, shape_of(2));
+    CoreAttention second(*first, shape_of(4));
+    const std::vector<BatchPlan> plans = {plan_of(2), plan_of(4)};
+    const int64_t tokens = plans[0].num_tokens(comm.rank());
+    at::Generator generator = at::detail::createCPUGenerator(comm.rank());
+    const at::Tensor k = at::randn({tokens, 1, 16}, generator);
+    const at::Tensor q = at::randn({tokens, 4, 16}, generator), d_o = at::randn_like(q);
+    const auto heads = [](const at::Tensor& all, size_t i) { return all.narrow(1, 0, i ? 4 : 2); };
+    const std::array<CoreAttention*, 2> both = {first.get(), &second};
+    std::vector<Forward> forwards;
+    for (const double scale : {0.3, -0.3}) {
+      for (const size_t i : {0, 1})
+        forwards.push_back(both[i]->forward(plans[i], heads(q, i), k, k, scale));
+    }
+    forwards[3].wait();             // computes what others wait for of the three before it
+    std::vector<at::Tensor> found;  // O of two heads, which both shapes have
+    for (const size_t number : {3, 0, 2, 1}) {
+      const size_t i = number % 2;
+      const at::Tensor o = forwards[number].wait();
+      Backward backward = both[i]->backward(forwards[number], heads(d_o, i));
+      const auto [dq, dk, dv] = backward.wait();
+      found.push_back(o.narrow(1, 0, 2));
+      if (number < 2) continue;
+      // The same attention as that of -Q with a positive scale.
+      Forward plain = both[i]->forward(plans[i], -heads(q, i), k, k, 0.3);
+      EXPECT_TRUE(at::equal(plain.wait(), o));
+      Backward plain_backward = both[i]->backward(plain, heads(d_o, i));
+      const auto [plain_dq, plain_dk, plain_dv] = plain_backward.wait();
+      EXPECT_TRUE(at::equal(plain_dq, -dq) && at::equal(plain_dk, dk) && at::equal(plain_dv, dv));
+    }
+    EXPECT_TRUE(at::equal(found[0], found[2]) && at::equal(found[1], found[3]));
+    EXPECT_FALSE(at::equal(found[0], found[1]));
+    EXPECT_EQ(first->sent_bytes(), second.sent_bytes());
+    first.reset();
+    second.forward(plans[1], q, k, k).wait();
   });
 }
 

@@ -34,7 +34,7 @@ using testing::HasSubstr;
 
 const std::vector<int64_t> kOffsets = {0, 700, 701, 831, 1931, 2060, 2444};
 constexpr int64_t kTokens = 2444;
-constexpr CommOptions kComm{.timeout_s = 60, .grace_s = 1};
+constexpr CommOptions kComm{.timeout_s = 300, .grace_s = 1};
 
 Shape shape_of(ScalarType dtype) {
   return {.num_heads = 4, .num_kv_heads = 2, .head_dim = 16, .head_dim_v = 8, .dtype = dtype};
@@ -351,6 +351,11 @@ TEST(Api, rows_may_have_any_strides) {
                                   mine[1].transpose(0, 2).contiguous().transpose(0, 2),
                                   at::ones({}).expand(ones.sizes()));
     EXPECT_TRUE(same_bits(got, want, 5));
+    // One token, or one head, for all: strides of 0.
+    const at::Tensor token = mine[0].narrow(0, 0, 1).expand(mine[0].sizes());
+    const at::Tensor head = mine[1].narrow(1, 0, 1).expand(mine[1].sizes());
+    EXPECT_TRUE(same_bits(gradients(token, head, ones),
+                          gradients(token.contiguous(), head.contiguous(), ones), 5));
   });
 }
 
@@ -421,6 +426,9 @@ TEST(Api, says_in_one_line_what_is_wrong) {
     EXPECT_THAT(made(shape_of(ScalarType::kFloat64), {.kernel = "cpu"}),
                 HasSubstr("kernel = cpu computes float32 and bfloat16"));
     EXPECT_EQ(made(shape, {.threads = 0}), "threads = 0: 1 or more");
+    EXPECT_EQ(made(shape, {.softmax_scale = INFINITY}), "softmax_scale = inf: a finite number");
+    EXPECT_EQ(refusal([&] { attention.forward(plan, in[0], in[1], in[2], NAN); }),
+              "softmax_scale = nan: a finite number");
     EXPECT_THAT(made({.num_heads = 3}, {}), HasSubstr("num_heads = 3"));
   });
 }

@@ -170,10 +170,11 @@ class C10dCommunicator : public Communicator {
 }  // namespace
 
 std::unique_ptr<Communicator> make_c10d_group(c10d::Backend& group, c10d::Store& store,
-                                              const CommOptions& options) {
+                                              const CommOptions& options,
+                                              std::function<bool()> is_over) {
   const Rendezvous rendezvous{.rank = group.getRank(), .size = group.getSize(), .prefix = kPrefix};
-  auto health = std::make_unique<Health>(rendezvous, options, &store);
-  health->heartbeat.wait_for_all();
+  auto health = std::make_unique<Health>(rendezvous, options, &store, std::move(is_over));
+  health->heartbeat.wait_for_all();  // who is here has made `group`, so all are connected
   health->heartbeat.end_startup();
   return make_c10d_group(group, std::move(health), {});
 }

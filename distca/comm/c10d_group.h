@@ -6,6 +6,7 @@
 // would close the connections of live ranks. So each wait asks the backend for a longer timeout, a
 // watchdog thread ends the wait in time, and heartbeats in the store tell which rank is to blame.
 
+#include <functional>
 #include <memory>
 
 #include "distca/comm/communicator.h"
@@ -27,11 +28,15 @@ struct Health;
 /// it needs them. While the communicator exists, nobody else may send point-to-point messages
 /// through the group. The communicator's keys in the store begin with "distca/", so one store
 /// serves one communicator. Give another communicator a c10d::PrefixStore of its own; otherwise
-/// Error(kConfig) is thrown.
+/// Error(kConfig) is thrown. The last rank that ends deletes the keys.
+///
+/// `is_over`, if given, is asked by a thread of ours before each heartbeat: whether the program has
+/// destroyed the group. The heartbeats then end without a word, for the store may end, too.
 ///
 /// Throws Error(kComm), which names the ranks that have not come within the start-up timeout.
 std::unique_ptr<Communicator> make_c10d_group(c10d::Backend& group, c10d::Store& store,
-                                              const CommOptions& options);
+                                              const CommOptions& options,
+                                              std::function<bool()> is_over = nullptr);
 
 /// Makes a communicator over a group whose ranks have already met through `health`. `loop` is the
 /// thread of Gloo's that is held back while this rank issues messages. A GlooLoop that was never

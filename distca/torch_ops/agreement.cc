@@ -18,7 +18,8 @@ namespace {
 
 constexpr int64_t kLengthsAtOnce = 48;
 constexpr int64_t kGoesOn = -1;
-constexpr size_t kMostCompared = 1000;  // kinds may change at every step, with linear_work
+constexpr size_t kMostCompared = 1000;  // kinds may change at every step
+constexpr size_t kMostPlanned = 1000;   // likewise; that of a rank alone may serve all its forwards
 
 /// What a rank says of a kind of layer. Ranks must agree on all of it.
 struct SaidKind {
@@ -54,7 +55,7 @@ SaidKind said_of(const LayerKind& layer) {
           .dtype = static_cast<int64_t>(shape.dtype),
           .window_left = layer.window_left,
           .linear_work = layer.linear_work,
-          .softmax_scale = layer.kind.softmax_scale};
+          .softmax_scale = layer.softmax_scale};
 }
 
 void check_same(const SaidKind& theirs, const SaidKind& first, size_t rank) {
@@ -196,6 +197,7 @@ const api::BatchPlan* Agreement::plan_of(const LayerKind& layer) const {
 void Agreement::add(Ranks& over, const LayerKinds& layers) {
   std::vector<Planned> made = plan_kinds(over, request, layers);
   compare(over, made);
+  if (planned.size() >= kMostPlanned) planned.clear();  // on all ranks at the same call
   std::ranges::move(made, std::back_inserter(planned));
 }
 

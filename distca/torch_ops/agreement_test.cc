@@ -46,8 +46,8 @@ class Counting : public Communicator {
 };
 
 LayerKind layer(int64_t window_left = -1, int64_t num_heads = 4) {
-  return {.kind = {.shape = {.num_heads = num_heads, .num_kv_heads = 2, .head_dim = 16},
-                   .softmax_scale = 0.25},
+  return {.kind = {.shape = {.num_heads = num_heads, .num_kv_heads = 2, .head_dim = 16}},
+          .softmax_scale = 0.25,
           .window_left = window_left};
 }
 

@@ -41,17 +41,20 @@ ScalarType scalar_type_of(at::ScalarType type) {
               c10::toString(type));
 }
 
-Kind kind_of(const Tensor& q, const Tensor& k, const Tensor& v, double softmax_scale) {
+LayerKind kind_of(const Tensor& q, const Tensor& k, const Tensor& v, double softmax_scale,
+                  int64_t window_left, int64_t linear_work) {
   DISTCA_THROW_IF(q.dim() != 3 || k.dim() != 3 || v.dim() != 3, ErrorKind::kUsage,
                   "q, k and v of {}, {} and {} dimensions: [tokens, heads, head_dim]", q.dim(),
                   k.dim(), v.dim());
-  return {.shape = {.num_heads = q.size(1),
-                    .num_kv_heads = k.size(1),
-                    .head_dim = q.size(2),
-                    .head_dim_v = v.size(2),
-                    .dtype = scalar_type_of(q.scalar_type())},
+  return {.kind = {.shape = {.num_heads = q.size(1),
+                             .num_kv_heads = k.size(1),
+                             .head_dim = q.size(2),
+                             .head_dim_v = v.size(2),
+                             .dtype = scalar_type_of(q.scalar_type())},
+                   .cuda_device = q.is_cuda() ? q.get_device() : -1},
           .softmax_scale = softmax_scale,
-          .cuda_device = q.is_cuda() ? q.get_device() : -1};
+          .window_left = window_left,
+          .linear_work = linear_work};
 }
 
 /// Of a step, which belongs to layers on any device.
@@ -83,7 +86,7 @@ std::vector<int64_t> counts(std::string group) {
 /// of its first layer.
 Tensor begin(std::string group, at::IntArrayRef cu_seqlens, const Tensor& q, const Tensor& k,
              const Tensor& v, double softmax_scale, int64_t window_left, int64_t linear_work) {
-  const LayerKind first{kind_of(q, k, v, softmax_scale), window_left, linear_work};
+  const LayerKind first = kind_of(q, k, v, softmax_scale, window_left, linear_work);
   auto ranks = Ranks::find(group);
   LayerKinds layers;
   {
@@ -103,13 +106,13 @@ Tensor usual_layers(std::string group) {
   const LayerKinds usual = ranks->usual_kinds();
   Tensor table = at::empty({static_cast<int64_t>(usual.size()), kColumns}, at::kDouble);
   auto* number = table.mutable_data_ptr<double>();
-  for (const auto& [kind, window_left, linear_work] : usual) {
+  for (const auto& [kind, softmax_scale, window_left, linear_work] : usual) {
     const api::Shape& shape = kind.shape;
     for (const int64_t one : {shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.head_dim_v,
                               static_cast<int64_t>(shape.dtype), window_left, linear_work,
                               static_cast<int64_t>(kind.cuda_device)})
       *number++ = static_cast<double>(one);
-    *number++ = kind.softmax_scale;
+    *number++ = softmax_scale;
   }
   return table;
 }
@@ -127,8 +130,8 @@ Tensor begin_ahead(std::string group, std::string over, at::IntArrayRef cu_seqle
                                         .head_dim = whole(2),
                                         .head_dim_v = whole(3),
                                         .dtype = static_cast<ScalarType>(whole(4))},
-                              .softmax_scale = number[8],
                               .cuda_device = static_cast<int>(whole(7))},
+                     .softmax_scale = number[8],
                      .window_left = whole(5),
                      .linear_work = whole(6)});
   }
@@ -158,7 +161,7 @@ Tensor dispatch(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor&
         "attention is recomputed within backward and its forward is not there: give attention its "
         "layer, and checkpoint with use_reentrant=False");
   } else {
-    call = of->start(layer, {kind_of(q, k, v, softmax_scale), window_left, linear_work}, q, k, v);
+    call = of->start(layer, kind_of(q, k, v, softmax_scale, window_left, linear_work), q, k, v);
   }
   return Handles<Call>::all().give(std::move(call), q.device());
 }
@@ -172,6 +175,8 @@ Tensor core_attention(const Tensor& handle) {
 Tensor combine(const Tensor& handle, const Tensor& q, const Tensor& k, const Tensor& v) {
   return Handles<Call>::all().of(handle)->wait();
 }
+
+Tensor lse(const Tensor& handle) { return Handles<Call>::all().of(handle)->lse(); }
 
 // The same on tensors without data.
 
@@ -213,6 +218,25 @@ Call& kept(AutogradContext* node) {
   return *static_cast<CallHolder&>(*found->second.toCapsule()).call;
 }
 
+/// A gradient that autograd may differentiate again (create_graph): it depends on `sources`, and
+/// asking how is an error, as it is of PyTorch's own kernels. Such an error comes before a message:
+/// in a backward through gradients, what came of the first backward comes first.
+struct HasNoDerivative : torch::autograd::Function<HasNoDerivative> {
+  static Tensor forward(AutogradContext* /*node*/, const Tensor& gradient,
+                        at::TensorList /*sources*/) {
+    return gradient.alias();
+  }
+  static variable_list backward(AutogradContext* /*node*/, const variable_list& /*gradients*/) {
+    throw Error(ErrorKind::kUsage,
+                "attention has no second derivative: its gradients, of create_graph=True, were "
+                "differentiated again");
+  }
+};
+
+Tensor final_gradient(const Tensor& gradient, at::TensorList sources) {
+  return at::GradMode::is_enabled() ? HasNoDerivative::apply(gradient, sources) : gradient;
+}
+
 struct Dispatch : torch::autograd::Function<Dispatch> {
   static Tensor forward(AutogradContext* node, const Tensor& q, const Tensor& k, const Tensor& v,
                         const Tensor& step, int64_t layer, double softmax_scale,
@@ -222,9 +246,10 @@ struct Dispatch : torch::autograd::Function<Dispatch> {
     keep(node, handle);
     return handle;
   }
-  static variable_list backward(AutogradContext* node, const variable_list& /*none*/) {
+  static variable_list backward(AutogradContext* node, const variable_list& of_handle) {
     const bool last = !torch::autograd::get_current_graph_task_keep_graph();
     auto [dq, dk, dv] = kept(node).end_backward(last);
+    for (Tensor* const one : {&dq, &dk, &dv}) *one = final_gradient(*one, of_handle);
     return {dq, dk, dv, {}, {}, {}, {}, {}};
   }
 };
@@ -251,7 +276,8 @@ struct Combine : torch::autograd::Function<Combine> {
   static variable_list backward(AutogradContext* node, const variable_list& gradients) {
     const variable_list qkv = node->get_saved_variables();  // may recompute a part of the model
     kept(node).begin_backward(gradients[0], qkv[0], qkv[1], qkv[2]);
-    return {at::zeros({1}, qkv[0].options().dtype(at::kDouble)), {}, {}, {}};
+    const Tensor next = at::zeros({1}, qkv[0].options().dtype(at::kDouble));
+    return {final_gradient(next, {gradients[0], qkv[0], qkv[1], qkv[2]}), {}, {}, {}};
   }
 };
 
@@ -271,6 +297,7 @@ void add_layer_operators(torch::Library& library) {
   library.impl("dispatch", &dispatch);
   library.impl("core_attention", &core_attention);
   library.impl("combine", &combine);
+  library.impl("lse", &lse);
 }
 
 }  // namespace
@@ -295,6 +322,7 @@ TORCH_LIBRARY(distca, library) {
       "window_left, int linear_work) -> Tensor");
   library.def("core_attention(Tensor handle) -> Tensor");
   library.def("combine(Tensor handle, Tensor q, Tensor k, Tensor v) -> Tensor");
+  library.def("lse(Tensor handle) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(distca, CPU, library) {

@@ -19,7 +19,7 @@
 namespace distca::torch_ops {
 namespace {
 
-constexpr size_t kMostKinds = 60;  // of layers: each is a group of its own (Communicator::split)
+constexpr size_t kRememberedKinds = 16;  // of layers: each has the threads of a kernel
 constexpr size_t kRememberedPlans = 8;
 constexpr size_t kRememberedForwards = 4;  // two nano-batches of two steps
 
@@ -53,6 +53,7 @@ struct Carriers {
   const int rank;
   const int size;
   const CommOptions options;
+  const std::function<bool()> is_over;  // whether the program has destroyed the group
 
   std::unique_ptr<Communicator> connect(int cuda_device) const {
     const bool on_cpu = cuda_device < 0;
@@ -70,7 +71,7 @@ struct Carriers {
     if (!on_cpu && local_devices().may_share) device.identity.clear();
     const auto own =
         c10::make_intrusive<c10d::PrefixStore>(on_cpu ? "nccl on the CPU" : "nccl", store);
-    return make_nccl_group(*own, rank, size, options, nccl, device);
+    return make_nccl_group(*own, rank, size, options, nccl, device, is_over);
   }
 };
 
@@ -124,13 +125,21 @@ void Ranks::open(const std::string& name, const std::string& backend, const Comm
   const auto theirs = c10d::resolve_process_group(name);
   const auto gloo = theirs->getBackend(c10::DeviceType::CPU);
   const auto store = c10::make_intrusive<c10d::PrefixStore>("distca", theirs->getStore());
-  auto comm = make_c10d_group(*gloo, *store, options);
+  const auto is_over = [name] {
+    try {
+      return !c10d::resolve_process_group(name);
+    } catch (const c10::Error&) {
+      return true;
+    }
+  };
+  auto comm = make_c10d_group(*gloo, *store, options, is_over);
   check_same_backend(*comm, backend);
   const Carriers carriers{.backend = backend,
                           .store = store,
                           .rank = comm->rank(),
                           .size = comm->size(),
-                          .options = options};
+                          .options = options,
+                          .is_over = is_over};
   auto ranks = std::make_shared<Ranks>(
       std::move(comm), [carriers](int cuda_device) { return carriers.connect(cuda_device); });
   const std::scoped_lock lock(opened().mutex);
@@ -168,37 +177,37 @@ void Ranks::close_all(bool failed) {
 }
 
 Ranks::~Ranks() {
-  made_.clear();
+  for (auto& [cuda_device, carrier] : carriers_) carrier.made.clear();
   if (!opened().failed) return;
   try {
+    const auto comm = std::move(comm_);  // outlives what was split from it
     const auto carriers = std::move(carriers_);
-    const auto comm = std::move(comm_);
     throw Error(ErrorKind::kComm, "the program ends with an error");
   } catch (const Error&) {
     // Communicators that an exception destroys tell the others so, and do not wait.
   }
 }
 
-api::CoreAttention& Ranks::attention(const Kind& kind) {
-  const auto known = std::ranges::find(made_, kind, &Made::kind);
-  if (known != made_.end()) return *known->attention;
-  DISTCA_THROW_IF(
-      made_.size() >= kMostKinds, ErrorKind::kUsage,
-      "more than {} kinds of layers: heads, head_dim, dtype and softmax_scale make a kind",
-      kMostKinds);
-  Communicator& whole = carrier(kind.cuda_device);
-  auto comm = whole.split_first(whole.size());
-  auto attention = std::make_unique<api::CoreAttention>(
-      *comm, kind.shape,
-      api::CoreAttentionOptions{.softmax_scale = kind.softmax_scale,
-                                .threads = at::get_num_threads()});
-  made_.push_back({.kind = kind, .comm = std::move(comm), .attention = std::move(attention)});
-  return *made_.back().attention;
+std::shared_ptr<api::CoreAttention> Ranks::attention(const Kind& kind) {
+  auto& [own, comm, made] = carrier(kind.cuda_device);
+  const auto known = std::ranges::find(made, kind, &Made::kind);
+  if (known != made.end()) {
+    std::rotate(known, known + 1, made.end());
+    return made.back().attention;
+  }
+  const api::CoreAttentionOptions options{.threads = at::get_num_threads()};
+  auto attention = made.empty() ? std::make_shared<api::CoreAttention>(*comm, kind.shape, options)
+                                : std::make_shared<api::CoreAttention>(*made.back().attention,
+                                                                       kind.shape, options);
+  // Calls under way keep the one that is forgotten.
+  if (made.size() >= kRememberedKinds) made.erase(made.begin());
+  made.push_back({.kind = kind, .attention = std::move(attention)});
+  return made.back().attention;
 }
 
-Communicator& Ranks::carrier(int cuda_device) {
+Ranks::Carrier& Ranks::carrier(int cuda_device) {
   const auto known = carriers_.find(cuda_device);
-  if (known != carriers_.end()) return known->second ? *known->second : *comm_;
+  if (known != carriers_.end()) return known->second;
   const auto other =
       std::ranges::find_if(carriers_, [](const auto& one) { return one.first >= 0; });
   DISTCA_THROW_IF(comm_->size() > 1 && cuda_device >= 0 && other != carriers_.end(),
@@ -206,8 +215,10 @@ Communicator& Ranks::carrier(int cuda_device) {
                   "q is on cuda:{}, and this rank has called attention of this group on cuda:{}: "
                   "one device for a group",
                   cuda_device, other->first);
-  auto& made = carriers_[cuda_device] = connect_ ? connect_(cuda_device) : nullptr;
-  return made ? *made : *comm_;
+  Carrier made{.own = connect_ ? connect_(cuda_device) : nullptr};
+  Communicator& whole = made.own ? *made.own : *comm_;
+  made.comm = whole.split_first(whole.size());
+  return carriers_[cuda_device] = std::move(made);
 }
 
 api::BatchPlan Ranks::plan(const api::BatchRequest& request) {
@@ -246,13 +257,16 @@ LayerKinds Ranks::usual_kinds(const LayerKind& first) const {
 void Ranks::throw_if_failed() const {
   comm_->throw_if_failed();
   for (const auto& [cuda_device, carrier] : carriers_) {
-    if (carrier) carrier->throw_if_failed();
+    if (carrier.own) carrier.own->throw_if_failed();
   }
 }
 
 Counts Ranks::counts() const {
   Counts counts{.forwards = forwards, .backwards = backwards, .plans = plans_};
-  for (const Made& made : made_) counts.sent_bytes += made.attention->sent_bytes();
+  for (const auto& [cuda_device, carrier] : carriers_) {
+    if (carrier.made.empty()) continue;
+    counts.sent_bytes += carrier.made.back().attention->sent_bytes();  // those beside it, too
+  }
   return counts;
 }
 

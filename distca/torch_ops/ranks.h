@@ -29,14 +29,15 @@ namespace distca::torch_ops {
 /// What makes one layer's attention another kind than another one's.
 struct Kind {
   api::Shape shape;
-  double softmax_scale = 0;
   int cuda_device = -1;  // where the tensors lie; -1: on the CPU
   bool operator==(const Kind&) const = default;
 };
 
-/// What the plan of a layer depends on, beside the documents, and what ranks must agree on.
+/// What the plan of a layer depends on, beside the documents, and what ranks must agree on. No plan
+/// depends on the scale.
 struct LayerKind {
   Kind kind;
+  double softmax_scale = 0;
   int64_t window_left = -1;
   int64_t linear_work = 0;  // of BatchRequest
   bool operator==(const LayerKind&) const = default;
@@ -78,9 +79,11 @@ class Ranks {
 
   /// In host memory: what ranks agree on.
   Communicator& comm() { return *comm_; }
-  /// Made at the first call of a kind, which all ranks make in the same order, after they have
-  /// agreed on the kind. It computes with as many threads as ATen has then. Throws Error(kUsage).
-  api::CoreAttention& attention(const Kind& kind);
+  /// Made at the first call of a kind, or the first since it was forgotten: of each device, the
+  /// kinds that were used last are remembered. All ranks call it in the same order, after they have
+  /// agreed on the kind. It computes with as many threads as ATen has when it is made. Throws
+  /// Error(kUsage).
+  std::shared_ptr<api::CoreAttention> attention(const Kind& kind);
   /// The plan of a request, or the one that it led to a short while ago. `plan_batch` throws.
   api::BatchPlan plan(const api::BatchRequest& request);
   Counts counts() const;
@@ -107,21 +110,24 @@ class Ranks {
  private:
   struct Made {
     Kind kind;
-    std::unique_ptr<Communicator> comm;
-    std::unique_ptr<api::CoreAttention> attention;
+    std::shared_ptr<api::CoreAttention> attention;
+  };
+  /// What carries Q, K, V, O and gradients of a device, or of the CPU.
+  struct Carrier {
+    std::unique_ptr<Communicator> own;   // null: comm_
+    std::unique_ptr<Communicator> comm;  // of all kinds of layers
+    std::vector<Made> made;              // beside each other, the latest last
   };
   struct Planned {
     api::BatchRequest request;
     api::BatchPlan plan;
   };
 
-  /// What carries Q, K, V, O and gradients.
-  Communicator& carrier(int cuda_device);
+  Carrier& carrier(int cuda_device);
 
   std::unique_ptr<Communicator> comm_;
   const Connect connect_;
-  std::map<int, std::unique_ptr<Communicator>> carriers_;  // by device; null: comm_
-  std::vector<Made> made_;
+  std::map<int, Carrier> carriers_;                    // by device
   std::vector<Planned> planned_;                       // the latest last
   std::vector<std::shared_ptr<LayerKinds>> forwards_;  // likewise
   int64_t plans_ = 0;

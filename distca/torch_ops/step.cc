@@ -15,6 +15,8 @@
 namespace distca::torch_ops {
 namespace {
 
+constexpr size_t kMostKinds = 1000;  // of the layers of a forward; a rank alone has one for all
+
 uint32_t version_of(const at::Tensor& tensor) {
   return tensor.is_inference() ? 0
                                : tensor.unsafeGetTensorImpl()->version_counter().current_version();
@@ -78,6 +80,13 @@ at::Tensor Call::wait() {
   return twin_of(o);
 }
 
+at::Tensor Call::lse() {
+  const Turn turn(*ranks_, cuda_device_);
+  DISTCA_THROW_IF(!forward_, ErrorKind::kUsage,
+                  "the forward of this layer was freed by its backward");
+  return forward_->lse().t().clone(at::MemoryFormat::Contiguous);
+}
+
 void Call::begin_backward(const at::Tensor& d_o, const at::Tensor& q, const at::Tensor& k,
                           const at::Tensor& v) {
   const Turn turn(*ranks_, cuda_device_);
@@ -85,8 +94,8 @@ void Call::begin_backward(const at::Tensor& d_o, const at::Tensor& q, const at::
                   "backward through attention a second time: the first needs retain_graph=True");
   DISTCA_THROW_IF(o_version_ != version_of(forward_->wait()), ErrorKind::kUsage,
                   "the output of attention was changed in place: backward needs it as it was");
+  backward_ = attention_->backward(*forward_, d_o, q, k, v);
   ++ranks_->backwards;
-  backward_ = attention_.backward(*forward_, d_o, q, k, v);
 }
 
 void Call::compute_backward() {
@@ -109,11 +118,15 @@ std::shared_ptr<Call> Step::start(int64_t layer, const LayerKind& kind, const at
                                   const at::Tensor& k, const at::Tensor& v) {
   const Turn turn(*ranks_, kind.kind.cuda_device);
   if (agreed_.plan_of(kind) == nullptr) agreed_.add(*ranks_, {kind});
-  api::CoreAttention& attention = ranks_->attention(kind.kind);  // may meet the others: all agree
+  auto attention = ranks_->attention(kind.kind);  // may meet the others: all agree
   if (kinds_->empty()) ranks_->note_forward(kinds_);
-  if (std::ranges::find(*kinds_, kind) == kinds_->end()) kinds_->push_back(kind);
-  auto call = std::make_shared<Call>(ranks_, attention, kind.kind.cuda_device,
-                                     attention.forward(*agreed_.plan_of(kind), q, k, v));
+  if (std::ranges::find(*kinds_, kind) == kinds_->end()) {
+    if (kinds_->size() >= kMostKinds) kinds_->clear();
+    kinds_->push_back(kind);
+  }
+  api::Forward forward = attention->forward(*agreed_.plan_of(kind), q, k, v, kind.softmax_scale);
+  auto call = std::make_shared<Call>(ranks_, std::move(attention), kind.kind.cuda_device,
+                                     std::move(forward));
   ++ranks_->forwards;
   if (layer >= 0) calls_[layer] = call;
   return call;

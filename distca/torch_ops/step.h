@@ -24,10 +24,10 @@ namespace distca::torch_ops {
 /// H, G, D, E: as in api/core_attention.h.
 class Call {
  public:
-  Call(std::shared_ptr<Ranks> ranks, api::CoreAttention& attention, int cuda_device,
+  Call(std::shared_ptr<Ranks> ranks, std::shared_ptr<api::CoreAttention> attention, int cuda_device,
        api::Forward forward)
       : ranks_(std::move(ranks)),
-        attention_(attention),
+        attention_(std::move(attention)),
         cuda_device_(cuda_device),
         forward_(std::move(forward)) {}
   ~Call();
@@ -36,6 +36,8 @@ class Call {
   void compute();
   /// Returns O [T, H, E], and frees Q, K and V. A second call returns the same.
   at::Tensor wait();
+  /// Returns a copy of the log-sum-exp [H, T], in fp32 (fp64 for fp64), once O has been waited for.
+  at::Tensor lse();
 
   /// Sends dO [T, H, E]. q, k and v are those of the forward, or the same values computed again.
   /// Throws Error(kUsage) if somebody has written to O meanwhile.
@@ -50,7 +52,7 @@ class Call {
 
  private:
   const std::shared_ptr<Ranks> ranks_;  // first: it outlives the handles
-  api::CoreAttention& attention_;
+  const std::shared_ptr<api::CoreAttention> attention_;
   const int cuda_device_;                // -1: the CPU
   std::optional<api::Forward> forward_;  // none: freed
   std::optional<api::Backward> backward_;

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch.utils.data import DataLoader
 
-from distca._attention import offsets_of, plan_for, waits_for
+from distca._attention import plan_for, waits_for
 from distca._group import ahead_of, name_of
 from distca._ops import ops
+from distca._served import offsets_of, state_of
 
 _UNUSED = ("plan_ahead: attention was given another cu_seqlens tensor than the one that was planned ahead, and planned it "
            "again. DDP with device_ids and FSDP2 copy a call's tensors to the device: give them to the model inside an "
@@ -99,42 +100,45 @@ class plan_ahead:  # noqa: N801: it is called like a function
             batch, told = _next(batches, lambda first: tell(0, first) if first is _END else [])
             while batch is not _END:
                 count += 1
-                for cu_seqlens, step in told:
+                for cu_seqlens, step, state in told:
                     step.result()  # raises here and not at the first layer: DDP may send before that, and wait
-                    plan_for(cu_seqlens, name, step)
+                    plan_for(cu_seqlens, name, step, state)
                 progress, ahead.state = _progress_of(loader), _state_of(loader)
                 following, being_told = _next(batches, functools.partial(tell, count))
                 calls = ops.counts(name)[0]
                 fetched = _set_back(loader, progress, following is _END)
                 yield batch
                 _go_on(loader, fetched, following is _END)
-                if ops.counts(name)[0] > calls and any(waits_for(cu_seqlens, name) for cu_seqlens, _ in told):
+                if ops.counts(name)[0] > calls and any(waits_for(cu_seqlens, name) for cu_seqlens, *_ in told):
                     warnings.warn(_UNUSED, stacklevel=2)
                 batch, told = following, being_told
             ahead.state = None
-            for _, ended in told:
+            for _, ended, _ in told:
                 ended.result()
 
     def _tell(self, thread, name, over, count, batch) -> list:
-        """[(cu_seqlens, the Future of a step)] of the batch's nano-batches; at the end, [(None, the Future of nothing)]."""
+        """[(cu_seqlens, the Future of a step, state_of(cu_seqlens))] of the batch's nano-batches.
+
+        At the end, [(None, the Future of nothing, None)].
+        """
         if batch is _END:
-            return [(None, thread.submit(ops.end_ahead, over, count))]
+            return [(None, thread.submit(ops.end_ahead, over, count), None)]
         layers = ops.usual_layers(name)  # here and not in the thread: alike on all ranks
         cu_seqlens_of = self._ahead.cu_seqlens
         of_batch = cu_seqlens_of(batch) if cu_seqlens_of else batch["cu_seq_lens_q"]
-        return [(one, thread.submit(_begin, name, over, one, layers))
-                for one in ([of_batch] if isinstance(of_batch, torch.Tensor) else of_batch)]
+        states = [(one, state_of(one)) for one in ([of_batch] if isinstance(of_batch, torch.Tensor) else of_batch)]
+        return [(one, thread.submit(_begin, name, over, one, state, layers), state) for one, state in states]
 
 
 def _next(batches, tell):
-    """(the next batch or _END, what `tell` returns of it), or (None, [(None, the Future of an error)])."""
+    """(the next batch or _END, what `tell` returns of it), or (None, [(None, the Future of an error, None)])."""
     try:
         batch = next(batches, _END)
         return batch, tell(batch)
     except Exception as error:
         failed = Future()
         failed.set_exception(error)
-        return None, [(None, failed)]
+        return None, [(None, failed, None)]
 
 
 @functools.cache
@@ -171,5 +175,5 @@ def _go_on(loader, fetched, has_ended):
         loader.end()
 
 
-def _begin(name, over, cu_seqlens, layers):
-    return ops.begin_ahead(name, over, offsets_of(cu_seqlens), layers)
+def _begin(name, over, cu_seqlens, state, layers):
+    return ops.begin_ahead(name, over, offsets_of(cu_seqlens, state=state), layers)

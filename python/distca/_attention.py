@@ -32,11 +32,11 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from distca._ops import ops
 from distca._group import name_of
-from distca._ping_pong import give_way, refuse_reentrant_checkpoint
-from distca._served import checked, offsets_of, refuse_extras
+from distca._ping_pong import give_way
+from distca._served import checked, offsets_of, refuse_extras, state_of
 
 _NO_LAYER = -1
-_UNNAMED = "attention is under activation checkpointing and has no layer=: give each layer its number"
+_MULTIPLE = 8  # of which head_dim is for the kernels; others are padded
 
 
 @dataclass
@@ -44,7 +44,7 @@ class _Forward:
     """What the layers of one forward share."""
 
     given: object  # the step, or the Future of one that is planned ahead
-    version: int  # of cu_seqlens
+    state: tuple  # of cu_seqlens, when it was read
     has_begun: bool = True
     layers: set = field(default_factory=set)  # those that have come
 
@@ -68,12 +68,8 @@ class Handle:
     """Attention of one layer under way: what `dispatch` returns and `core_attention` and `combine` take."""
 
     _call: torch.Tensor
-    _qkv: tuple
-
-
-def _is_checkpointed() -> bool:
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
-    return bool(hooks) and getattr(hooks[0], "__module__", None) == "torch.utils.checkpoint"
+    _qkv: tuple  # padded
+    _head_dim_v: int  # of the caller's
 
 
 def _recomputed(forwards, layer) -> _Forward:
@@ -94,30 +90,29 @@ def _forward_of(cu_seqlens, name, layer, begin) -> _Forward:
     """The forward that this call belongs to. All ranks find alike whether it is a new one."""
     forwards = _forwards.setdefault(cu_seqlens, {}).setdefault(name, [])
     if torch._C._current_graph_task_id() != -1:  # within a backward
-        if layer is None:
-            raise ValueError(_UNNAMED)
         return _recomputed([forward for forward in forwards if forward.has_begun], layer)
-    if layer is None and _is_checkpointed():
-        raise ValueError(_UNNAMED)
-    if cu_seqlens.is_inference():
-        raise ValueError("cu_seqlens_q was made in inference_mode and gradients are on: make it outside (clone)")
-    latest = forwards[-1] if forwards else None
-    if latest and not latest.has_begun and latest.version == cu_seqlens._version:
+    latest, state = forwards[-1] if forwards else None, state_of(cu_seqlens)
+    if latest and not latest.has_begun and latest.state == state:
         latest.has_begun = True
-    elif layer is None or latest is None or layer in latest.layers or latest.version != cu_seqlens._version:
+    elif latest and not latest.has_begun and latest.state[0] == state[0]:  # nor do the other ranks know of it
+        raise ValueError("cu_seqlens_q was written to after plan_ahead had planned it: each batch has a tensor of its own")
+    elif layer == _NO_LAYER or latest is None or layer in latest.layers or latest.state != state:
         forwards[:] = [forward for forward in forwards if forward.is_alive()]
-        latest = _Forward(begin(), cu_seqlens._version)
+        latest = _Forward(begin(state), state)
         forwards.append(latest)
-    if layer is not None:
+    if layer != _NO_LAYER:
         latest.layers.add(layer)
     return latest
 
 
-def plan_for(cu_seqlens, name, step):
-    """The next forward with this cu_seqlens in the group of that name takes this step, a Future of one."""
+def plan_for(cu_seqlens, name, step, state):
+    """The next forward with this cu_seqlens in the group of that name takes this step, a Future of one.
+
+    state: `state_of(cu_seqlens)` when it was planned.
+    """
     forwards = _forwards.setdefault(cu_seqlens, {}).setdefault(name, [])
     forwards[:] = [forward for forward in forwards if forward.is_alive()]  # nor one that was never begun
-    forwards.append(_Forward(step, cu_seqlens._version, False))
+    forwards.append(_Forward(step, state, False))
 
 
 def waits_for(cu_seqlens, name) -> bool:
@@ -127,12 +122,15 @@ def waits_for(cu_seqlens, name) -> bool:
 
 def _local_step(cu_seqlens, begin) -> torch.Tensor:
     """The plans of this rank's documents for itself. They belong to no forward: nothing is kept of a layer."""
-    if cu_seqlens.is_inference():  # nobody can tell whether it was written to
-        return begin()
-    of = _forwards.setdefault(cu_seqlens, {})
-    if None not in of or of[None].version != cu_seqlens._version:
-        of[None] = _Forward(begin(), cu_seqlens._version)
+    state, of = state_of(cu_seqlens), _forwards.setdefault(cu_seqlens, {})
+    if state is None or None not in of or of[None].state != state:
+        of[None] = _Forward(begin(state), state)
     return of[None].step
+
+
+def _padded(tensor):
+    missing = -tensor.shape[2] % _MULTIPLE
+    return torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor
 
 
 @torch.compiler.disable
@@ -143,26 +141,25 @@ def dispatch(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=None, max_seqlen_
     What runs until `core_attention` hides these messages, and what runs between `core_attention` and `combine` hides
     those of O. In backward, the gradients of the same work hide those of dO and of dQ, dK and dV.
     """
-    window_left, scale = checked(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal, window_size, layer)
-    trains = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    if not torch.is_grad_enabled():
-        refuse_reentrant_checkpoint()
+    served = checked(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal, window_size, group, layer, linear_work)
+    head_dim_v, trains = v.shape[2], served.trains
+    q, k, v = _padded(q), _padded(k), _padded(v)
     with torch.no_grad(), no_dispatch():  # no operator of the model's: recomputation does not repeat it
 
-        def begin():
-            offsets = offsets_of(cu_seqlens_q, q.shape[0])
-            return ops.begin(name, offsets, q, k, v, scale, window_left, work)
+        def begin(state):
+            offsets = offsets_of(cu_seqlens_q, q.shape[0], state)
+            return ops.begin(name, offsets, q, k, v, served.scale, served.window_left, work)
 
-        name, work = (name_of(group), linear_work) if trains else ("", 0)
-        step = _forward_of(cu_seqlens_q, name, layer, begin).step if trains else _local_step(cu_seqlens_q, begin)
-    number = layer if trains and layer is not None else _NO_LAYER
-    return Handle(ops.dispatch(q, k, v, step, number, scale, window_left, work), (q, k, v))
+        name, work = (name_of(group), served.linear_work) if trains else ("", 0)
+        step = _forward_of(cu_seqlens_q, name, served.layer, begin).step if trains else _local_step(cu_seqlens_q, begin)
+    number = served.layer if trains else _NO_LAYER
+    return Handle(ops.dispatch(q, k, v, step, number, served.scale, served.window_left, work), (q, k, v), head_dim_v)
 
 
 @torch.compiler.disable
 def core_attention(handle: Handle) -> Handle:
     """Waits for the Q, K and V of others, computes this rank's part of the layer, and sends O on its way."""
-    return Handle(ops.core_attention(handle._call), handle._qkv)
+    return Handle(ops.core_attention(handle._call), handle._qkv, handle._head_dim_v)
 
 
 @torch.compiler.disable
@@ -171,7 +168,17 @@ def combine(handle: Handle) -> torch.Tensor:
 
     It must not be written to before backward, which raises RuntimeError then.
     """
-    return ops.combine(handle._call, *handle._qkv)
+    o = ops.combine(handle._call, *handle._qkv)
+    return o if o.shape[2] == handle._head_dim_v else o[..., : handle._head_dim_v]
+
+
+def _attend(*arguments) -> Handle:
+    """`dispatch` and `core_attention`, giving way to other nano-batches."""
+    handle = dispatch(*arguments)
+    give_way()
+    handle = core_attention(handle)
+    give_way()
+    return handle
 
 
 @torch.compiler.disable
@@ -192,17 +199,20 @@ def attention(
 ) -> torch.Tensor:
     """Causal attention within each of this rank's documents, computed by all ranks of the group together.
 
-    q: [tokens, heads, head_dim] of this rank, in float32, bfloat16 or float64, on the CPU or on a CUDA device. head_dim: a
-      multiple of 8, at most 256. Strides are free. tokens may be 0.
+    q: [tokens, heads, head_dim] of this rank, in float32, bfloat16 or float64, on the CPU or on a CUDA device. head_dim: at
+      most 256; what is no multiple of 8 is padded with zeros. Strides are free: what is expanded, or whose last dimension
+      is not contiguous, is copied. tokens may be 0.
     k: [tokens, kv_heads, head_dim]; heads is a multiple of kv_heads.
     v: [tokens, kv_heads, head_dim_v]. k and v are on the device of q.
-    cu_seqlens_q: [documents + 1] integers, where each document begins, and where the last one ends. On the CPU, or on the
-      device of q, for which the host waits once a forward.
+    cu_seqlens_q: [documents + 1] integers, where each document begins, and where the last one ends. On the CPU, where its
+      numbers count, whoever wrote them last; or on the device of q, for which the host waits once a forward, and where
+      numbers that PyTorch does not know of (Tensor._version) are not seen.
     cu_seqlens_k: the same, best the same tensor. Cross attention is not served.
     max_seqlen_q, max_seqlen_k: as flash-attention has them; they are not read.
-    softmax_scale: what scores are multiplied with; None is 1 / sqrt(head_dim).
+    softmax_scale: what scores are multiplied with, any number but 0; None is 1 / sqrt(head_dim). It may be another one at
+      every call.
     causal: True. False is served with window_size = (left, 0), which means the same.
-    window_size: (left, right): how many keys before its own a query sees, -1 for all, as flash-attention has it.
+    window_size: (left, right): how many keys before its own a query sees, -1 or None for all, as flash-attention has it.
     group: a process group or a DeviceMesh of one dimension; None for all ranks, or for this process if there are none.
     layer: a number that the model gives this layer alone. Checkpointing needs it, and with it the lengths are exchanged
       once a forward, else at every call.
@@ -210,18 +220,16 @@ def attention(
       tokens compute more attention, so that all are done with both together. Give it under `ping_pong`, where linear
       work of one nano-batch runs beside the attention of the other. All ranks give the same.
 
-    Returns O [tokens, heads, head_dim_v] in the dtype of q.
+    Returns O [tokens, heads, head_dim_v] in the dtype of q. It has gradients, and they have none: whoever differentiates
+    what create_graph=True gave gets a RuntimeError.
     """
-    handle = dispatch(
+    return combine(_attend(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, group, layer,
         linear_work,
-    )
-    give_way()
-    handle = core_attention(handle)
-    give_way()
-    return combine(handle)
+    ))
 
 
+@torch.compiler.disable
 def flash_attn_varlen_func(
     q,
     k,
@@ -243,14 +251,19 @@ def flash_attn_varlen_func(
     group=None,
     layer=None,
     linear_work=0,
-) -> torch.Tensor:
-    """`attention` with flash-attention's arguments, in its order.
+) -> torch.Tensor | tuple:
+    """`attention` with flash-attention's arguments, in its order. None turns dropout_p, softcap and window_size off.
 
-    What is not served is refused by name (ValueError): its default causal=False, dropout, softcap, ALiBi, returned
-    probabilities and block tables. `deterministic` is always so. `group`, `layer` and `linear_work` are as in `attention`.
+    What is not served is refused by name (ValueError): its default causal=False, dropout, softcap, ALiBi and block tables.
+    `deterministic` is always so. `group`, `layer` and `linear_work` are as in `attention`.
+
+    return_attn_probs: returns (O, LSE, None). LSE [heads, tokens] is the natural logarithm of the sum of a query's
+      exponentials, in float32, or in float64 for float64. It has no gradient. There are no probabilities: None.
     """
-    refuse_extras(dropout_p, softcap, alibi_slopes, return_attn_probs, block_table)
-    return attention(
+    refuse_extras(dropout_p, softcap, alibi_slopes, deterministic, return_attn_probs, block_table)
+    handle = _attend(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, group, layer,
         linear_work,
     )
+    o = combine(handle)
+    return (o, ops.lse(handle._call.detach()), None) if return_attn_probs else o

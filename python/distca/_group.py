@@ -10,10 +10,12 @@ first attention of the group.
 """
 
 import atexit
+import hashlib
 import sys
 import weakref
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -21,8 +23,12 @@ import torch.distributed as dist
 from distca._ops import ops
 
 _BACKENDS = (None, "gloo", "nccl")
+_MOST_SECONDS = 10**9
+_GLOO_KEYS = "distca/distca/gloo"  # in the store: where the last rank that ends deletes them (heartbeat.cc)
 
 _names = weakref.WeakKeyDictionary()  # process group of the caller -> the name of ours on its ranks
+_opened_on = {}  # our name -> the caller's group (a weak reference) and our own
+_counts = {}  # ranks -> how many groups of ours they have opened
 _openings = {}  # our name -> backend, timeout_s, startup_timeout_s
 _ahead = {}  # our name -> that of another group of ours on the same ranks, for messages of a thread
 _alone = []  # not empty within by_itself()
@@ -39,7 +45,7 @@ class Statistics:
     plans: int  # made, those one batch ahead among them
 
 
-def _resolved(group):
+def resolved(group):
     """The caller's group of several ranks, or None where this process computes alone."""
     if group is None:
         if not (dist.is_available() and dist.is_initialized()):
@@ -65,48 +71,77 @@ def init(group=None, *, backend: str | None = None, timeout_s: float = 600.0, st
     startup_timeout_s: seconds that the ranks may take to meet here, and to connect through NCCL.
     Raises ValueError if the group is open, RuntimeError that names the ranks that have not come or give another backend.
     """
-    group = _resolved(group)
+    group = resolved(group)
     if group is None:
         return
     if group in _names:
         raise ValueError("the group is open: call distca.init before the first attention, and once")
     if backend not in _BACKENDS:
         raise ValueError(f"backend = {backend!r}: None, 'gloo' or 'nccl'")
-    if not (timeout_s > 0 and startup_timeout_s > 0):
-        raise ValueError(f"timeout_s = {timeout_s}, startup_timeout_s = {startup_timeout_s}: seconds, above 0")
+    if not all(0 < seconds < _MOST_SECONDS for seconds in (timeout_s, startup_timeout_s)):
+        raise ValueError(f"timeout_s = {timeout_s}, startup_timeout_s = {startup_timeout_s}: seconds, above 0 and below "
+                         f"{_MOST_SECONDS}")
     opening = backend or "", timeout_s, startup_timeout_s
     _names[group] = _opened(group, *opening)
     _openings[_names[group]] = opening
 
 
 def _forget_destroyed():
-    """Closes groups of ours whose process groups the program has destroyed: PyTorch gives their names again."""
-    for group in [group for group in _names if group not in dist.distributed_c10d._world.pg_map]:
-        name = _names.pop(group)
+    """Ends groups of ours whose process groups the program has destroyed."""
+    for name, (theirs, _) in [*_opened_on.items()]:
+        if theirs() in dist.distributed_c10d._world.pg_map:
+            continue
+        for names in (_names, _ahead):
+            for key in [key for key, value in names.items() if value == name]:
+                del names[key]
         _openings.pop(name, None)
-        for closed in filter(None, (name, _ahead.pop(name, ""))):
-            ops.close(closed)
+        _forget_forwards(name)
+        ops.close(name)
+        torch._C._distributed_c10d._unregister_process_group(name)
+        del _opened_on[name]
+
+
+def _forget_forwards(name=None):
+    """Of a group, or of all: their steps keep it open."""
+    attention = sys.modules.get("distca._attention")
+    for forwards in list(attention._forwards.values()) if attention else []:
+        forwards.pop(name, None) if name else forwards.clear()
 
 
 def _opened(group, backend, timeout_s, startup_timeout_s) -> str:
     """The name of a new group of ours on the ranks of the caller's, which all of them ask for."""
-    _forget_destroyed()
-    ranks = dist.get_process_group_ranks(group)
-    everybody = len(ranks) == dist.get_world_size()
-    if not everybody:
-        _know_equally_many_groups(group)
-    own = dist.new_group(ranks, backend="gloo", use_local_synchronization=not everybody)
+    own = _gloo_group(group, startup_timeout_s)
     ops.open(own.group_name, backend, timeout_s, startup_timeout_s)
+    _forget_destroyed()  # only now: all have met, and none waits for messages of groups before
+    _opened_on[own.group_name] = weakref.ref(group), own
     if not _at_exit:
         _at_exit.append(atexit.register(_close_all))
     return own.group_name
 
 
+def _gloo_group(group, timeout_s):
+    """A process group on the ranks of the caller's.
+
+    dist.new_group is not used: it names a group of some ranks by how many groups a rank knows, which may differ and come
+    again. This name counts the groups of ours on these ranks, which all of them open alike.
+    """
+    ranks = dist.get_process_group_ranks(group)
+    count = _counts[tuple(ranks)] = _counts.get(tuple(ranks), 0) + 1
+    name = f"distca/{hashlib.sha256(repr(ranks).encode()).hexdigest()[:16]}/{count}"
+    store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
+    of_group = store, dist.get_rank(group), len(ranks)
+    own, kind = dist.ProcessGroup(*of_group), dist.ProcessGroup.BackendType.GLOO
+    own._set_default_backend(kind)
+    gloo = dist.ProcessGroupGloo(dist.PrefixStore(_GLOO_KEYS, store), *of_group[1:], timedelta(seconds=timeout_s))
+    own._register_backend(torch.device("cpu"), kind, gloo)
+    own._set_group_name(name)
+    torch._C._distributed_c10d._register_process_group(name, own)
+    return own
+
+
 def _close_all():
     """Says goodbye to the other ranks. After an error that nobody caught, it waits for none of them."""
-    attention = sys.modules.get("distca._attention")
-    if attention:
-        attention._forwards.clear()  # their steps keep groups open
+    _forget_forwards()
     failed = hasattr(sys, "last_value")
     for name in [] if failed else [*_names.values(), *_ahead.values()]:
         try:
@@ -115,19 +150,6 @@ def _close_all():
             print(f"distca: {str(error).splitlines()[0]}; results since then are of no use", file=sys.stderr)
             failed = True
     ops.close_all(failed)
-
-
-def _know_equally_many_groups(group):
-    """Lets this rank know as many process groups as the others of the group.
-
-    PyTorch names a group that not all ranks make by how many groups a rank knows. Where that differs, as it does between
-    the stages of Megatron's pipelines, ranks would wait for each other under two names.
-    """
-    known = dist.distributed_c10d._world.pg_names
-    counts = [None] * dist.get_world_size(group)
-    dist.all_gather_object(counts, len(known), group)
-    while len(known) < max(counts):
-        dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)
 
 
 @contextmanager
@@ -142,7 +164,7 @@ def by_itself():
 
 def name_of(group) -> str:
     """The name under which the operators know a group, which is opened if need be. Empty: this process alone."""
-    group = None if _alone else _resolved(group)
+    group = None if _alone else resolved(group)
     if group is None:
         return ""
     if group not in _names:
@@ -154,7 +176,7 @@ def ahead_of(group) -> str:
     """The name of a second group on the same ranks, for a thread beside the one that trains. All ranks call it."""
     name = name_of(group)
     if name and name not in _ahead:
-        _ahead[name] = _opened(_resolved(group), *_openings[name])
+        _ahead[name] = _opened(resolved(group), *_openings[name])
     return _ahead.get(name, "")
 
 

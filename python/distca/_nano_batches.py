@@ -28,7 +28,7 @@ def find_documents(shape, given) -> list:
         return [row * tokens for row in range(rows + 1)] if tokens else [0]
     if positions.dim() != 2 or positions.shape[1] != tokens or positions.shape[0] not in (1, rows):
         raise ValueError(f"position_ids have shape {list(positions.shape)}: {list(shape)}, one position for a token")
-    begins = torch.ones(rows, tokens, dtype=torch.bool)
+    begins = torch.ones(rows, tokens, dtype=torch.bool, device="cpu")
     begins[:, 1:] = positions.diff(dim=1) != 1
     return [*begins.flatten().nonzero().flatten().tolist(), rows * tokens]
 
@@ -98,9 +98,9 @@ def parts_of(shape, given, count) -> list:
     is_kept = count == 1 and _is_kept(given.get("cu_seq_lens_q"))
     parts = []
     for documents in deal([end - begin for begin, end in bounds], count):
-        at = torch.cat([torch.arange(0), *(torch.arange(*bounds[document]) for document in documents)])
+        at = torch.cat([torch.arange(*bounds[document], device="cpu") for document in documents] or [torch.arange(0, device="cpu")])
         of_part = [0, *itertools.accumulate(bounds[document][1] - bounds[document][0] for document in documents)]
-        cu_seqlens = torch.tensor(of_part if len(at) else [0, 1], dtype=torch.int32)
+        cu_seqlens = torch.tensor(of_part if len(at) else [0, 1], dtype=torch.int32, device="cpu")
         parts.append(Part(at, given["cu_seq_lens_q"] if is_kept and len(at) else cu_seqlens))
     return parts
 
@@ -165,7 +165,7 @@ def _without_cache_of_weights(device):
 def _joined(outputs, order, shape):
     """One output of the decoder out of those of the parts, whose tokens are those of `order`."""
     places = torch.cat(order)
-    back = None if torch.equal(places, torch.arange(len(places))) else places.argsort()
+    back = None if torch.equal(places, torch.arange(len(places), device="cpu")) else places.argsort()
 
     def join(name, values):
         if values[0] is None:

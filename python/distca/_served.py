@@ -1,11 +1,19 @@
 """What attention serves. Everything else is refused by name, in one line, before anything is sent."""
 
+import math
+import operator
 import weakref
 from dataclasses import dataclass
 
 import torch
+from torch.autograd import forward_ad
+
+from distca._group import resolved
+from distca._ping_pong import refuse_reentrant_checkpoint
 
 _MOST_HEAD_DIM = 256
+_MOST_WINDOW = 2**40  # tokens: a wider one sees every key
+_UNNAMED = "attention is under activation checkpointing and has no layer=: give each layer its number"
 
 
 @dataclass(frozen=True)
@@ -21,29 +29,48 @@ class Answer:
         return self.reason or "attention is served"
 
 
-_equal = []  # weak references to two tensors that were equal, and their versions: the host reads a device once for all layers
+_equal = []  # weak references to two tensors that were equal, and their states: the host reads a device once for all layers
+
+
+def state_of(tensor):
+    """What tells whether the numbers of a tensor are those of before, or None where nobody can tell.
+
+    On the CPU, these are the numbers themselves: numpy, `.data` and torch.distributed write them and leave the version as
+    it was. On a device, which the host does not wait for, it is the version alone.
+    """
+    version = None if tensor.is_inference() else tensor._version
+    if tensor.device.type == "cpu":
+        return version, tensor.tolist()
+    return None if version is None else (version,)
 
 
 def _check_lengths(cu_seqlens_q, cu_seqlens_k):
     if cu_seqlens_q is cu_seqlens_k:
         return
     both = cu_seqlens_q, cu_seqlens_k
-    versions = [None if tensor.is_inference() else tensor._version for tensor in both]
-    if _equal and None not in versions and all(was() is tensor for was, tensor in zip(_equal[0], both)) and _equal[1] == versions:
+    states = [state_of(tensor) for tensor in both]
+    if _equal and None not in states and all(was() is tensor for was, tensor in zip(_equal[0], both)) and _equal[1] == states:
         return
-    if not torch.equal(cu_seqlens_q.cpu(), cu_seqlens_k.cpu()):
-        raise ValueError("cu_seqlens_q and cu_seqlens_k differ: cross attention is not served")
-    _equal[:] = [weakref.ref(tensor) for tensor in both], versions
+    if cu_seqlens_q.tolist() != cu_seqlens_k.tolist():
+        raise ValueError("cu_seqlens_q and cu_seqlens_k differ: neither cross attention nor a document that is cut over ranks "
+                         "is served; give each rank whole documents")
+    _equal[:] = [weakref.ref(tensor) for tensor in both], states
 
 
-def _check_tensors(q, k, v, cu_seqlens):
+def _check_tensors(q, k, v, cu_seqlens_q, cu_seqlens_k):
+    for name, tensor in (("q", q), ("k", k), ("v", v), ("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        if not isinstance(tensor, torch.Tensor):
+            raise ValueError(f"{name} is of type {type(tensor).__name__}: a tensor, and all layers of a forward get the same "
+                             "cu_seqlens_q")
+    _check_plain(q, k, v)
     if q.device.type not in ("cpu", "cuda"):
         raise ValueError(f"q is on {q.device}: attention is served on the CPU and on CUDA devices")
     for name, tensor in (("k", k), ("v", v)):
         if tensor.device != q.device:
             raise ValueError(f"q is on {q.device} and {name} on {tensor.device}: one device for all three")
-    if cu_seqlens.device.type != "cpu" and cu_seqlens.device != q.device:
-        raise ValueError(f"q is on {q.device} and cu_seqlens_q on {cu_seqlens.device}: there or on the CPU")
+    for name, tensor in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        if tensor.device.type != "cpu" and tensor.device != q.device:
+            raise ValueError(f"q is on {q.device} and {name} on {tensor.device}: there or on the CPU")
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.dim() != 3:
             raise ValueError(f"{name} has shape {list(tensor.shape)}: [tokens, heads, head_dim]")
@@ -51,28 +78,78 @@ def _check_tensors(q, k, v, cu_seqlens):
             raise ValueError(f"q is {q.dtype} and {name} is {tensor.dtype}: one dtype for all three")
         if tensor.shape[0] != q.shape[0]:
             raise ValueError(f"q has {q.shape[0]} tokens and {name} has {tensor.shape[0]}: as many")
-        if tensor.shape[2] > _MOST_HEAD_DIM or tensor.shape[2] % 8 != 0 or tensor.shape[2] == 0:
-            raise ValueError(f"head_dim of {name} is {tensor.shape[2]}: a multiple of 8, at most {_MOST_HEAD_DIM}")
+        if not 0 < tensor.shape[2] <= _MOST_HEAD_DIM:
+            raise ValueError(f"head_dim of {name} is {tensor.shape[2]}: 1 to {_MOST_HEAD_DIM}")
     if q.dtype not in (torch.float32, torch.bfloat16, torch.float64):
         raise ValueError(f"q is {q.dtype}: torch.float32, torch.bfloat16 or torch.float64")
-    if k.shape[1] != v.shape[1] or q.shape[1] % max(k.shape[1], 1) != 0 or k.shape[1] == 0:
+    if k.shape[1] != v.shape[1] or q.shape[1] % max(k.shape[1], 1) != 0 or k.shape[1] == 0 or q.shape[1] == 0:
         raise ValueError(f"{q.shape[1]}, {k.shape[1]} and {v.shape[1]} heads of q, k and v: the first a multiple of the others")
     if q.shape[2] != k.shape[2]:
         raise ValueError(f"head_dim of q is {q.shape[2]} and of k {k.shape[2]}: equal")
 
 
+def _check_plain(*tensors):
+    """Attention has one backward, and numbers that lie in memory."""
+    in_forward_mode = forward_ad._current_level >= 0
+    for tensor in tensors:
+        refuse(
+            (torch._C._functorch.is_functorch_wrapped_tensor(tensor),
+             "attention within torch.func (grad, jvp, vmap) is not served: it has a backward, and no other transform"),
+            (in_forward_mode and forward_ad.unpack_dual(tensor).tangent is not None,
+             "forward-mode differentiation of attention is not served: it has a backward alone"),
+            (tensor.layout != torch.strided, f"a tensor of layout {tensor.layout}: torch.strided"),
+        )
+
+
 def _window_left(causal, window_size) -> int:
-    left, right = window_size
+    try:
+        sides = (-1, -1) if window_size is None else window_size
+        left, right = (-1 if side is None else operator.index(side) for side in sides)
+    except (TypeError, ValueError):
+        raise ValueError(f"window_size = {window_size!r}: (left, right), how many keys a query sees before and after its "
+                         "own, -1 or None for all") from None
     if not causal and right != 0:
         raise ValueError("attention that is not causal is not served: causal=True")
-    return -1 if left < 0 else int(left)
+    return left if 0 <= left < _MOST_WINDOW else -1
 
 
-def offsets_of(cu_seqlens, tokens=None) -> list:
-    """[documents + 1] of this rank; `tokens` is where they end, if that is known. Raises ValueError."""
-    if cu_seqlens.dim() != 1 or cu_seqlens.is_floating_point():
+def _scale_of(softmax_scale, q) -> float:
+    if softmax_scale is None:
+        return q.shape[2] ** -0.5
+    if getattr(softmax_scale, "requires_grad", False):
+        raise ValueError("softmax_scale requires a gradient, which attention does not give: multiply q by it")
+    try:
+        scale = float(softmax_scale)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        raise ValueError(f"softmax_scale = {softmax_scale!r}: a number, or None for 1 / sqrt(head_dim)") from None
+    most = torch.finfo(torch.float64 if q.dtype == torch.float64 else torch.float32).max
+    if scale == 0 or not abs(scale) <= most:
+        what = "another number" if scale == 0 else f"a finite number, at most {most:.3g}"
+        raise ValueError(f"softmax_scale = {softmax_scale}: {what}, or None for 1 / sqrt(head_dim)")
+    return scale
+
+
+def _whole(name, value) -> int:
+    """Of 0 or more."""
+    try:
+        whole = operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} = {value!r}: an integer") from None
+    if not 0 <= whole < 2**63:
+        raise ValueError(f"{name} = {value}: 0 or more" if whole < 0 else f"{name} = {value}: below 2**63")
+    return whole
+
+
+def is_checkpointed() -> bool:
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    return bool(hooks) and getattr(hooks[0], "__module__", None) == "torch.utils.checkpoint"
+
+
+def offsets_of(cu_seqlens, tokens=None, state=None) -> list:
+    """[documents + 1] of this rank, as of `state`; `tokens` is where they end, if that is known. Raises ValueError."""
+    if cu_seqlens.dim() != 1 or cu_seqlens.is_floating_point() or cu_seqlens.is_complex() or cu_seqlens.dtype == torch.bool:
         raise ValueError(f"cu_seqlens_q has shape {list(cu_seqlens.shape)} of {cu_seqlens.dtype}: [documents + 1] of integers")
-    places = cu_seqlens.tolist()
+    places = state[1] if state and len(state) > 1 else cu_seqlens.tolist()
     if not places or places[0] != 0 or any(b < a for a, b in zip(places, places[1:])):
         raise ValueError("cu_seqlens_q begins with 0 and never descends")
     if tokens is not None and places[-1] != tokens:
@@ -80,25 +157,42 @@ def offsets_of(cu_seqlens, tokens=None) -> list:
     return places
 
 
-def checked(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal, window_size, layer) -> tuple[int, float]:
-    """window_left and the scale of what `attention` was given. Raises ValueError."""
+@dataclass(frozen=True)
+class Served:
+    """What `attention` was asked for, in the types of the operators."""
+
+    window_left: int
+    scale: float
+    trains: bool  # gradients are wanted
+    layer: int  # -1: none
+    linear_work: int
+
+
+def checked(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal, window_size, group, layer, linear_work) -> Served:
+    """Of the arguments of `attention`. Raises ValueError. Where documents begin, `offsets_of` checks."""
+    _check_tensors(q, k, v, cu_seqlens_q, cu_seqlens_k)
     _check_lengths(cu_seqlens_q, cu_seqlens_k)
-    _check_tensors(q, k, v, cu_seqlens_q)
-    window_left = _window_left(causal, window_size)
-    if softmax_scale == 0:
-        raise ValueError("softmax_scale = 0: another number, or None for 1 / sqrt(head_dim)")
-    if layer is not None and layer < 0:
-        raise ValueError(f"layer = {layer}: 0 or more")
-    return window_left, q.shape[2] ** -0.5 if softmax_scale is None else float(softmax_scale)
+    window_left, scale = _window_left(causal, window_size), _scale_of(softmax_scale, q)
+    number = -1 if layer is None else _whole("layer", layer)
+    trains = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    if trains:
+        resolved(group)
+        if cu_seqlens_q.is_inference():
+            raise ValueError("cu_seqlens_q was made in inference_mode and gradients are on: make it outside (clone)")
+        if layer is None and (torch._C._current_graph_task_id() != -1 or is_checkpointed()):
+            raise ValueError(_UNNAMED)
+    elif not torch.is_grad_enabled():
+        refuse_reentrant_checkpoint()
+    return Served(window_left, scale, trains, number, _whole("linear_work", linear_work))
 
 
-def refuse_extras(dropout_p=0.0, softcap=0.0, alibi_slopes=None, return_attn_probs=False, block_table=None):
+def refuse_extras(dropout_p=0.0, softcap=0.0, alibi_slopes=None, deterministic=False, return_attn_probs=False,
+                  block_table=None):
     """Raises ValueError for what flash-attention has and `attention` does not."""
     refuse(
-        (dropout_p != 0, f"dropout_p = {dropout_p}: dropout is not served"),
-        (softcap != 0, f"softcap = {softcap}: softcap is not served"),
+        (dropout_p not in (None, 0), f"dropout_p = {dropout_p}: dropout is not served"),
+        (softcap not in (None, 0), f"softcap = {softcap}: softcap is not served"),
         (alibi_slopes is not None, "alibi_slopes: ALiBi is not served"),
-        (return_attn_probs, "return_attn_probs: attention returns no probabilities"),
         (block_table is not None, "block_table: a paged cache of keys is not served"),
     )
 
@@ -110,19 +204,20 @@ def refuse(*refusals):
             raise ValueError(line)
 
 
-def can_run(q, k, v, cu_seqlens_q, cu_seqlens_k, *, softmax_scale=None, causal=True, window_size=(-1, -1), layer=None,
-            **extras) -> Answer:
-    """Whether `attention` serves these arguments, and if not, why. It sends nothing and computes nothing.
+def can_run(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=None, max_seqlen_k=None, *, softmax_scale=None, causal=True,
+            window_size=(-1, -1), group=None, layer=None, linear_work=0, **extras) -> Answer:
+    """Whether `attention` serves these arguments here and now, and if not, why. It sends nothing and computes nothing.
 
     The arguments are those of `attention`; `extras` are those of `flash_attn_varlen_func` besides: dropout_p, softcap,
-    alibi_slopes, return_attn_probs, block_table. Returns an object that is true or false and has a `reason`.
+    alibi_slopes, deterministic, return_attn_probs, block_table. Returns an object that is true or false and has a
+    `reason`: the line of the ValueError that the call would raise. What only other ranks know, it does not ask them.
 
         if not (answer := distca.can_run(q, k, v, cu_seqlens, cu_seqlens)): print(answer.reason)
     """
     try:
-        checked(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal, window_size, layer)
-        offsets_of(cu_seqlens_q, q.shape[0])
         refuse_extras(**extras)
+        checked(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal, window_size, group, layer, linear_work)
+        offsets_of(cu_seqlens_q, q.shape[0])
     except ValueError as refusal:
         return Answer(str(refusal))
     return Answer("")

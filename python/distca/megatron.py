@@ -39,8 +39,8 @@ from megatron.core.transformer.spec_utils import ModuleSpec  # noqa: E402
 from megatron.core.transformer.utils import is_layer_window_attention  # noqa: E402
 from torch.utils.weak import WeakIdKeyDictionary  # noqa: E402
 
-from distca._attention import _is_checkpointed, attention  # noqa: E402
-from distca._served import refuse  # noqa: E402
+from distca._attention import attention  # noqa: E402
+from distca._served import is_checkpointed, refuse  # noqa: E402
 
 __all__ = ["use", "CoreAttention"]
 
@@ -135,7 +135,7 @@ def _cu_seqlens_of_rows(layer, s, b) -> torch.Tensor:
     """
     last = _latest.get()
     goes_on = last is not None and last.layer + 1 == layer and last.shape == (s, b)
-    cu_seqlens = last.cu_seqlens if goes_on else torch.arange(b + 1, dtype=torch.int32) * s
+    cu_seqlens = last.cu_seqlens if goes_on else torch.arange(b + 1, dtype=torch.int32, device="cpu") * s
     _latest.set(_Unpacked(layer, (s, b), cu_seqlens))
     return cu_seqlens
 
@@ -148,7 +148,9 @@ def _check_mask(mask, s, ones_are_ignored):
     """
     if mask is None:
         return
-    found = None if mask.is_inference() else (mask._version, s is None, ones_are_ignored)  # None: it may be written to
+    # None: nobody can tell whether it was written to. On the CPU, numpy writes and leaves the version as it was.
+    found = (None if mask.is_inference() or mask.device.type == "cpu" else
+             (mask._version, s is None, ones_are_ignored))
     if found and _checked.get(mask) == found:
         return
     is_causal = s is not None and mask.shape[-2:] == (s, s) and mask.dtype == torch.bool and bool(
@@ -305,7 +307,7 @@ class CoreAttention(MegatronModule):
         refuse(
             (trains and interleaved > 1,
              f"virtual_pipeline_model_parallel_size = {interleaved} needs packed_seq_params with qkv_format = 'thd'"),
-            (trains and _is_checkpointed(),
+            (trains and is_checkpointed(),
              "attention under torch.utils.checkpoint needs packed_seq_params with qkv_format = 'thd'"),
         )
         s, b = query.shape[:2]
@@ -315,7 +317,8 @@ class CoreAttention(MegatronModule):
 
     def _of_cached_keys(self, query, key, value):
         """Inference: `query` are the last of the tokens whose keys a cache holds."""
-        at = torch.arange(key.shape[0] - query.shape[0], key.shape[0])[:, None] - torch.arange(key.shape[0])[None]
+        keys = torch.arange(key.shape[0], device="cpu")
+        at = keys[key.shape[0] - query.shape[0] :, None] - keys[None]
         seen = (at >= 0) & (at <= self.window_left) if self.window_left >= 0 else at >= 0
         q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))
         o = torch.nn.functional.scaled_dot_product_attention(

@@ -15,6 +15,7 @@ hash. Any thread may call anything here; while the planner works, other threads 
 """
 
 import json
+import math
 from array import array
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -84,7 +85,7 @@ def plan_batch(cu_seqlens: Sequence[int], num_ranks: int, shape: Shape, *, windo
     Raises PlanError.
     """
     window_left = _window_left(window_size)
-    if tolerance is not None and not tolerance >= 0:
+    if tolerance is not None and not 0 <= tolerance < math.inf:
         raise PlanError(f"tolerance = {tolerance}: 0 or more, or None for the scheduler's own")
     dtype = str(shape.dtype).removeprefix("torch.")
     request = {
@@ -192,4 +193,11 @@ def _json(request) -> bytes:
             return value.item()
         raise PlanError(f"plan_batch: {repr(value)[:60]} is neither a number nor a name")
 
-    return json.dumps(request, default=plain).encode()
+    try:
+        return json.dumps(request, default=plain, allow_nan=False).encode()
+    except PlanError:  # a ValueError, too
+        raise
+    except ValueError:  # what is not finite is no JSON
+        wrong = [f"{name} = {value}" for name, value in {**request, **request["shape"]}.items()
+                 if not isinstance(value, dict) and str(value) in ("inf", "-inf", "nan")]
+        raise PlanError(f"{', '.join(wrong) or 'plan_batch'}: a finite number") from None

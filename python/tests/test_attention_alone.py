@@ -69,14 +69,15 @@ def half():
 
 @pytest.mark.parametrize("change, line", [
     ({"causal": False}, "attention that is not causal is not served: causal=True"),
-    ({"cu_seqlens_k": cu_seqlens_of([204])}, "cu_seqlens_q and cu_seqlens_k differ: cross attention is not served"),
-    ({"return_attn_probs": True}, "return_attn_probs: attention returns no probabilities"),
+    ({"cu_seqlens_k": cu_seqlens_of([204])},
+     "cu_seqlens_q and cu_seqlens_k differ: neither cross attention nor a document that is cut over ranks is "
+     "served; give each rank whole documents"),
     ({"block_table": torch.zeros(1)}, "block_table: a paged cache of keys is not served"),
     ({"dropout_p": 0.1}, "dropout_p = 0.1: dropout is not served"),
     ({"softcap": 30.0}, "softcap = 30.0: softcap is not served"),
     ({"alibi_slopes": torch.zeros(4)}, "alibi_slopes: ALiBi is not served"),
-    (heads_of("q", 4, 264), "head_dim of q is 264: a multiple of 8, at most 256"),
-    (heads_of("v", 2, 12), "head_dim of v is 12: a multiple of 8, at most 256"),
+    (heads_of("q", 4, 264), "head_dim of q is 264: 1 to 256"),
+    (heads_of("v", 2, 0), "head_dim of v is 0: 1 to 256"),
     (heads_of("k", 2, 8), "head_dim of q is 16 and of k 8: equal"),
     (half(), "q is torch.float16: torch.float32, torch.bfloat16 or torch.float64"),
     (heads_of("v", dtype=torch.bfloat16), "q is torch.float32 and v is torch.bfloat16: one dtype for all three"),
@@ -89,7 +90,10 @@ def half():
     ({"q": torch.zeros(1, 204, 4, 16)}, "q has shape [1, 204, 4, 16]: [tokens, heads, head_dim]"),
     ({"cu_seqlens_q": torch.tensor([0, 5])} | {"cu_seqlens_k": torch.tensor([0, 5])},
      "cu_seqlens_q ends with 5, q has 204 tokens"),
-    ({"softmax_scale": 0.0}, "softmax_scale = 0: another number, or None for 1 / sqrt(head_dim)"),
+    ({"softmax_scale": 0.0}, "softmax_scale = 0.0: another number, or None for 1 / sqrt(head_dim)"),
+    ({"softmax_scale": float("nan")}, "softmax_scale = nan: a finite number, at most 3.4e+38, or None for 1 / sqrt(head_dim)"),
+    ({"softmax_scale": -float("inf")}, "softmax_scale = -inf: a finite number, at most 3.4e+38, or None for 1 / sqrt(head_dim)"),
+    ({"cu_seqlens_q": [0, 204]}, "cu_seqlens_q is of type list: a tensor, and all layers of a forward get the same cu_seqlens_q"),
     ({"layer": -1}, "layer = -1: 0 or more"),
 ], ids=lambda value: value if isinstance(value, str) else "")
 def test_refuses_by_name(change, line):

@@ -79,7 +79,7 @@ def test_nccl_has_the_bits_of_gloo(nccl_ranks, wrap, takes_turns):
 
 def give_up_after_dispatch():
     """The last rank sends its Q, K and V, and does not compute for the others."""
-    group.init(backend="nccl", timeout_s=3, startup_timeout_s=60)
+    group.init(backend="nccl", timeout_s=3, startup_timeout_s=300)
     cu_seqlens = cu_seqlens_of([900] if dist.get_rank() == 0 else [20])
     (q, k, v), _ = qkv(int(cu_seqlens[-1]))
     if dist.get_rank() == 1:
@@ -108,7 +108,7 @@ from attention_model import cu_seqlens_of, qkv
 import distca
 rank, port, backend = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 dist.init_process_group("gloo", store=dist.TCPStore("127.0.0.1", port, is_master=False), rank=rank, world_size=2)
-distca.init(backend=backend, timeout_s=100)
+distca.init(backend=backend, timeout_s=1000)
 cu_seqlens = cu_seqlens_of([900] if rank == 0 else [20])
 for step in range(2):
     if (rank, step) == (1, 1):
@@ -125,7 +125,7 @@ def test_a_rank_that_ends_with_an_error_is_named_at_once(backend):
     environment = os.environ | {"PYTHONPATH": path, "DISTCA_NCCL_LIBRARY": STANDIN or "", "GLOO_SOCKET_IFNAME": "lo"}
     ranks = [subprocess.Popen([sys.executable, "-c", ENDS_WITH_AN_ERROR, str(rank), str(store.port), backend],
                               env=environment, stderr=subprocess.PIPE, text=True) for rank in range(2)]
-    said = [rank.communicate(timeout=60)[1] for rank in ranks]
+    said = [rank.communicate(timeout=300)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [1, 1], said
     assert "rank 1 ended with an error" in said[0].splitlines()[-1], said[0]
     assert "ValueError: a fault of the program's" in said[1], said[1]
@@ -168,7 +168,7 @@ def test_the_program_that_compares_a_device_with_the_cpu(ranks):
     """With the CPU in the device's place. The bounds are those of a device."""
     words = ["--backend", "nccl"] if STANDIN and ranks > 1 else []
     ran = subprocess.run([sys.executable, BENCH / "gpu_python.py", "--device", "cpu", "--ranks", str(ranks), *words],
-                         capture_output=True, text=True, timeout=120,
+                         capture_output=True, text=True, timeout=300,
                          env=os.environ | ({"DISTCA_NCCL_LIBRARY": STANDIN} if words else {}))
     assert ran.returncode == 0, ran.stderr
     lines = [json.loads(line) for line in ran.stdout.splitlines()]

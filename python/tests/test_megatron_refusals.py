@@ -26,7 +26,7 @@ from distca import _versions  # noqa: E402
 def core_attention(softmax_scale=None, attn_mask_type=AttnMaskType.causal, attention_type="self", groups=None,
                    **changes):
     config = megatron.config_of(torch.float64, **changes)
-    groups = groups or types.SimpleNamespace(dp=object())  # no rank is asked
+    groups = groups or types.SimpleNamespace()  # of this process alone
     return distca.megatron.CoreAttention(
         config=config, layer_number=1, attn_mask_type=attn_mask_type, attention_type=attention_type, cp_comm_type=None,
         softmax_scale=softmax_scale, pg_collection=groups)

@@ -41,11 +41,11 @@ def test_what_computes_is_named_before_it_is_loaded():
         distca.attend
 
 
-def test_importing_takes_less_than_a_tenth_of_a_second():
-    program = "import time; start = time.perf_counter(); import distca.plan; print(time.perf_counter() - start)"
-    seconds = [float(python(program)) for _ in range(7)]
-    print(f"import distca.plan: {1e3 * min(seconds):.1f} ms")
-    assert min(seconds) < 0.1
+def test_importing_takes_no_longer_than_a_part_of_the_standard_library():
+    program = "import time; start = time.process_time(); import {}; print(time.process_time() - start)"
+    ours, theirs = (min(float(python(program.format(what))) for _ in range(7)) for what in ("distca.plan", "asyncio, unittest.mock"))
+    print(f"import distca.plan: {1e3 * ours:.1f} ms, asyncio and unittest.mock: {1e3 * theirs:.1f} ms of the processor")
+    assert ours < theirs
 
 
 def stub(folder, package, text):
@@ -96,7 +96,7 @@ def test_versions_that_were_not_tried_get_one_warning(stubs, monkeypatch):
             check()
         found = sys.modules[module].__version__
         assert [str(one.message) for one in said] == [
-            f"distca was tried with {name} {oldest} to {newest}, and {found} is installed; if something goes wrong: "
+            f"distca was tried with {name} {' to '.join(dict.fromkeys((oldest, newest)))}, and {found} is installed; if something goes wrong: "
             f'pip install "{package}=={newest}.*"']
 
 

@@ -268,7 +268,7 @@ REFUSED = [
     ({"input_ids": torch.ones(2, 3, dtype=torch.int64), "cu_seq_lens_q": PLACES}, {}, "cu_seq_lens_q and 2 rows"),
     ({"attention_mask": torch.tensor([[1, 1, 1, 2, 2, 3]])}, {}, "attention_mask has other values than 0 and 1"),
     ({}, {"attention_dropout": 0.1}, "dropout = 0.1: dropout of attention is not served"),
-    ({}, {"head_dim": 264}, "head_dim of q is 264: a multiple of 8, at most 256"),
+    ({}, {"head_dim": 264}, "head_dim of q is 264: 1 to 256"),
     ({}, {"dtype": torch.float16}, "float16 is not served"),
 ]
 REFUSED_OF_NANO_BATCHES = [({"mine": torch.zeros(6)}, "mine cannot be dealt to nano-batches: nano_batches=1")]

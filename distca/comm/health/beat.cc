@@ -1,6 +1,7 @@
 #include "distca/comm/health/beat.h"
 
 #include <chrono>
+#include <sstream>
 
 #include "distca/base/json.h"
 
@@ -28,6 +29,17 @@ Beat decode_beat(const std::string& text) {
           .news = {.state = static_cast<RankState>(json.at("state").get<int>()),
                    .last = {.step = json.at("step"), .operation = json.at("operation")},
                    .awaits = json.at("awaits")}};
+}
+
+void read_deaths(const std::string& text, std::vector<RankNews>& news) {
+  std::istringstream lines(text);
+  int rank = -1;
+  std::string how;
+  while (lines >> rank && std::getline(lines >> std::ws, how)) {
+    if (rank < 0 || rank >= static_cast<int>(news.size())) continue;
+    news[rank].state = RankState::kDead;
+    news[rank].death = how;
+  }
 }
 
 }  // namespace distca

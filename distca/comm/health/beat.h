@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "distca/comm/health/diagnosis.h"
 
@@ -20,5 +21,8 @@ double wall_seconds();
 std::string encode_beat(const RankNews& mine, int64_t number);
 /// Throws Error(kComm) for a text that is none.
 Beat decode_beat(const std::string& text);
+/// Marks the ranks [rank] that are lost; `text` has a line "RANK how" for each that was seen to
+/// end.
+void read_deaths(const std::string& text, std::vector<RankNews>& news);
 
 }  // namespace distca

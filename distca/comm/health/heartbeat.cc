@@ -52,6 +52,7 @@ struct Heartbeat::State {
   Rendezvous rendezvous;
   CommOptions options;
   std::function<void()> on_alarm;
+  std::function<bool()> is_over;  // none: never
   double startup_deadline = 0;
   std::string address;  // of the interface that leads to the store; empty for one made elsewhere
   std::unique_ptr<RunStore> store;  // the heartbeat thread's alone
@@ -86,6 +87,7 @@ struct Heartbeat::State {
   void run();
   void beat();
   void beat_if_due();
+  void say_farewell();
   void tell_network();
   void look_for_ranks();
   void look_for_connected();
@@ -98,7 +100,6 @@ struct Heartbeat::State {
   bool wait_for_judge();
   void judge_all();
   std::vector<RankNews> read_all();
-  void read_deaths(std::vector<RankNews>& news);
   void raise_alarm(std::optional<std::string> text);
   void lose_store(const std::string& why);
 
@@ -109,7 +110,7 @@ struct Heartbeat::State {
 
 void Heartbeat::State::run() {
   try {
-    while (true) {
+    while (!is_over || !is_over()) {
       if (here.all && !is_connecting())
         beat();
       else
@@ -120,7 +121,12 @@ void Heartbeat::State::run() {
       look_for_alarm();
       keys_handled = store->keys_handled();
       std::unique_lock lock(mutex);
-      if (mine_state != RankState::kLive) break;
+      if (mine_state != RankState::kLive) {
+        lock.unlock();
+        beat();
+        say_farewell();
+        break;
+      }
       if (question && !diagnosis) {
         lock.unlock();
         answer();
@@ -131,8 +137,6 @@ void Heartbeat::State::run() {
                (connected && !connection.counted);
       });
     }
-    beat();
-    store->add(farewells_key(rendezvous.prefix), 1);
   } catch (const std::exception& error) {
     lose_store(first_line(error));
   }
@@ -166,6 +170,13 @@ bool Heartbeat::State::have_met(Meeting& meeting) {
     store->set(key(meeting.all_key), "1");
   meeting.pause = std::min(2 * meeting.pause, heartbeat_s(options));
   return store->has(key(meeting.all_key));
+}
+
+/// The last rank to say it takes away what the ranks have left in a store that lives on.
+void Heartbeat::State::say_farewell() {
+  const std::string& prefix = rendezvous.prefix;
+  if (store->add(farewells_key(prefix), 1) == rendezvous.size)
+    store->forget(keys_of_run(prefix, rendezvous.size));
 }
 
 void Heartbeat::State::look_for_ranks() {
@@ -252,19 +263,8 @@ std::vector<RankNews> Heartbeat::State::read_all() {
     if (beats[rank]) seen[rank] = decode_beat(*beats[rank]);
     news[rank] = beats[rank] ? seen[rank].news : RankNews{.state = RankState::kAbsent};
   }
-  read_deaths(news);
+  read_deaths(store->find(deaths_key(rendezvous.prefix)).value_or(""), news);
   return news;
-}
-
-void Heartbeat::State::read_deaths(std::vector<RankNews>& news) {
-  std::istringstream lines(store->find(deaths_key(rendezvous.prefix)).value_or(""));
-  int rank = -1;
-  std::string how;
-  while (lines >> rank && std::getline(lines >> std::ws, how)) {
-    if (rank < 0 || rank >= rendezvous.size) continue;
-    news[rank].state = RankState::kDead;
-    news[rank].death = how;
-  }
 }
 
 /// One rank reads all heartbeats for the others, unless it is lost itself.
@@ -327,11 +327,13 @@ void Heartbeat::State::judge_all() {
 }
 
 Heartbeat::Heartbeat(const Rendezvous& rendezvous, const CommOptions& options,
-                     std::function<void()> on_alarm, c10d::Store* made)
+                     std::function<void()> on_alarm, c10d::Store* made,
+                     std::function<bool()> is_over)
     : state_(std::make_shared<State>()) {
   state_->rendezvous = rendezvous;
   state_->options = options;
   state_->on_alarm = std::move(on_alarm);
+  state_->is_over = std::move(is_over);
   if (!made) hush_c10d();  // a program that has made its store reads c10d's messages
   state_->startup_deadline = steady_seconds() + options.startup_timeout_s;
   state_->store = std::make_unique<RunStore>(rendezvous, options, made);

@@ -45,9 +45,10 @@ class Heartbeat {
  public:
   /// Connects to the store, or uses `made`, which was made elsewhere, and takes this rank's place:
   /// throws as RunStore. `on_alarm` is called by the heartbeat thread once when a rank's death or a
-  /// diagnosis becomes known, or the store is lost.
+  /// diagnosis becomes known, or the store is lost. `is_over`: as make_c10d_group takes it.
   Heartbeat(const Rendezvous& rendezvous, const CommOptions& options,
-            std::function<void()> on_alarm, c10d::Store* made = nullptr);
+            std::function<void()> on_alarm, c10d::Store* made = nullptr,
+            std::function<bool()> is_over = nullptr);
   /// Tells that this rank ended: well, or with an error if an exception is under way.
   ~Heartbeat();
 

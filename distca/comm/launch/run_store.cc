@@ -9,6 +9,7 @@
 
 #include "distca/base/clock.h"
 #include "distca/base/error.h"
+#include "distca/comm/hushed_cerr.h"
 #include "distca/comm/launch/own_address.h"
 #include "distca/comm/launch/store_keys.h"
 
@@ -47,16 +48,31 @@ std::string store_name(const Rendezvous& rendezvous) {
 
 struct RunStore::Impl {
   c10::intrusive_ptr<c10d::Store> store;
+  bool is_ours = true;
+};
+
+class RunStore::Question {
+ public:
+  explicit Question(Impl& impl) : store_(*impl.store) {
+    if (!impl.is_ours) hushed_.emplace();
+  }
+  c10d::Store* operator->() const { return &store_; }
+
+ private:
+  std::optional<HushedCerr> hushed_;
+  c10d::Store& store_;
 };
 
 RunStore::RunStore(const Rendezvous& rendezvous, const CommOptions& options, c10d::Store* made)
     : impl_(std::make_unique<Impl>()) {
   const Stopwatch watch;
   double over_since = -1;
-  if (made)
+  if (made) {
     impl_->store = made->clone();
-  else
+    impl_->is_ours = false;
+  } else {
     check_address(rendezvous);
+  }
   while (!made && !connect(rendezvous, options, options.startup_timeout_s - watch.seconds())) {
     if (over_since < 0) over_since = watch.seconds();
     if (watch.seconds() - over_since > options.grace_s + kUntilGone) {
@@ -106,19 +122,19 @@ void RunStore::claim(const Rendezvous& rendezvous) {
     refuse(rendezvous, fmt::format("it has {} ranks, this one {}", size, rendezvous.size));
   }
   const std::string mine = random_number();
-  if (set_first(fmt::format("{}claim/{}", rendezvous.prefix, rendezvous.rank), mine) != mine) {
+  if (set_first(claim_key(rendezvous.prefix, rendezvous.rank), mine) != mine) {
     refuse(rendezvous, fmt::format("another process is its rank {}", rendezvous.rank));
   }
 }
 
-c10d::Store& RunStore::ask(size_t keys) {
+RunStore::Question RunStore::ask(size_t keys) {
   keys_handled_ += static_cast<int64_t>(keys);
-  return *impl_->store;
+  return Question(*impl_);
 }
 
-bool RunStore::has(const std::string& key) { return ask().check({key}); }
+bool RunStore::has(const std::string& key) { return ask()->check({key}); }
 
-std::string RunStore::get(const std::string& key) { return to_text(ask().get(key)); }
+std::string RunStore::get(const std::string& key) { return to_text(ask()->get(key)); }
 
 std::optional<std::string> RunStore::find(const std::string& key) {
   if (!has(key)) return std::nullopt;
@@ -130,7 +146,7 @@ std::vector<std::optional<std::string>> RunStore::get_each(const std::vector<std
   std::vector<std::optional<std::string>> values;
   values.reserve(keys.size());
   if (all_there) {
-    for (const auto& bytes : ask(keys.size()).multiGet(keys)) values.push_back(to_text(bytes));
+    for (const auto& bytes : ask(keys.size())->multiGet(keys)) values.push_back(to_text(bytes));
     return values;
   }
   for (const std::string& key : keys) values.push_back(find(key));
@@ -138,13 +154,18 @@ std::vector<std::optional<std::string>> RunStore::get_each(const std::vector<std
 }
 
 void RunStore::set(const std::string& key, const std::string& value) {
-  ask().set(key, to_bytes(value));
+  ask()->set(key, to_bytes(value));
 }
 
 std::string RunStore::set_first(const std::string& key, const std::string& value) {
-  return to_text(ask().compareSet(key, {}, to_bytes(value)));
+  return to_text(ask()->compareSet(key, {}, to_bytes(value)));
 }
 
-int64_t RunStore::add(const std::string& key, int64_t amount) { return ask().add(key, amount); }
+int64_t RunStore::add(const std::string& key, int64_t amount) { return ask()->add(key, amount); }
+
+void RunStore::forget(const std::vector<std::string>& keys) {
+  if (impl_->is_ours) return;  // it ends with its run
+  for (const std::string& key : keys) ask()->deleteKey(key);
+}
 
 }  // namespace distca

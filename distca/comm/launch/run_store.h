@@ -8,6 +8,8 @@
 // at the same moment, ranks may take each other's places.
 //
 // A store that somebody else made belongs to one communicator, which has a connection of its own.
+// It may end while we ask, before or after the program has told PyTorch so: c10d's page of stack
+// about that is not shown (HushedCerr), for it says nothing that our errors do not.
 //
 // Keys (store_keys.h):
 //   distca/owner         Rendezvous::run of the run whose store it is
@@ -58,6 +60,8 @@ class RunStore {
   /// Sets a key that is not there; what holds then.
   std::string set_first(const std::string& key, const std::string& value);
   int64_t add(const std::string& key, int64_t amount);
+  /// Deletes the keys of a store that somebody else made, if they are there.
+  void forget(const std::vector<std::string>& keys);
 
   /// Keys asked for or set so far: what the store, one thread for all ranks, has to do for us.
   int64_t keys_handled() const { return keys_handled_; }
@@ -66,8 +70,9 @@ class RunStore {
   struct Impl;
   bool connect(const Rendezvous& rendezvous, const CommOptions& options, double timeout_s);
   void claim(const Rendezvous& rendezvous);
+  class Question;
   /// The store, for a question about so many keys.
-  c10d::Store& ask(size_t keys = 1);
+  Question ask(size_t keys = 1);
 
   std::unique_ptr<Impl> impl_;
   int64_t keys_handled_ = 0;
