@@ -3,9 +3,11 @@
 
 JOBS ?= 2
 FUZZ_SECONDS ?= 60
+HARNESS_SECONDS ?= 3600
+HARNESS ?= damaged_files kills resume_chains
 BUILD = cmake --preset release --log-level=WARNING && cmake --build --preset release -j $(JOBS)
 .DEFAULT_GOAL := help
-.PHONY: help setup test-setup build demo test test-full test-python test-matrix sanitize sanitize-build tsan fuzz core determinism arm check-cuda format check pictures bundle clean
+.PHONY: help setup test-setup build demo test test-full test-python test-matrix sanitize sanitize-build tsan fuzz harness core determinism arm check-cuda format check pictures bundle clean
 
 help:            ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +53,11 @@ tsan:            ## the rooms without PyTorch under ThreadSanitizer
 fuzz:            ## readers of files, task lists of attention under libFuzzer, ASan, UBSan; FUZZ_SECONDS=60 each, TARGET=idx
 	@scripts/setup.sh --fuzz
 	@scripts/fuzz.sh $(JOBS) $(FUZZ_SECONDS) $(TARGET)
+
+harness: setup   ## random chains of resumes, kills, damaged files; HARNESS_SECONDS=3600 each, HARNESS=kills SEED=7 of one
+	@$(BUILD) --target distca
+	@failed=; for name in $(HARNESS); do \
+	  tests/harness/$$name.py build/release/distca --seconds $(HARNESS_SECONDS) $(if $(SEED),--seed $(SEED)) || failed=1; done; [ -z "$$failed" ]
 
 core:            ## plan and data only, without PyTorch: build/core/distca
 	@scripts/setup.sh --core

@@ -135,9 +135,8 @@ void show(const ShowOptions& options) {
   print_statistics(lengths, dataset.largest_id(), entropies);
 }
 
-void prepare_bytes(const PrepareOptions& options) {
+void prepare_bytes(const PrepareOptions& options, std::span<const std::filesystem::path> made) {
   const std::filesystem::path& out = options.tokens.out;
-  const std::array<std::filesystem::path, 2> made = data_set_files(out);
   const TextFiles files = find_text_files(options.text, options.filter, made);
   TextCorpus corpus;
   {
@@ -198,7 +197,7 @@ void prepare(const PrepareOptions& options) {
   const MissingFolders missing(std::filesystem::absolute(tokens.out).parent_path());
   tokens.by_line = jsonl;
   if (tokens.tokenizer == kBytes) {
-    prepare_bytes(options);
+    prepare_bytes(options, made);
   } else {
     tokens.files = jsonl ? json_lines_files(options, made)
                          : find_text_files(options.text, options.filter, made).paths;

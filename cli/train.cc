@@ -12,6 +12,7 @@
 #include "distca/base/error.h"
 #include "distca/base/heap.h"
 #include "distca/base/stop_signals.h"
+#include "distca/checkpoint/folder.h"
 #include "distca/checkpoint/index.h"
 #include "distca/comm/device_copy.h"
 #include "distca/comm/device_facts.h"
@@ -121,7 +122,26 @@ ResumeRequest resume_request(const TrainArguments& arguments) {
   if (!arguments.resume) return {.kind = Kind::kNo};
   if (arguments.resume->empty()) return {.kind = Kind::kNewest};
   if (*arguments.resume == "if-any") return {.kind = Kind::kIfAny};
-  return {.kind = Kind::kPath, .path = *arguments.resume};
+  const std::filesystem::path path = *arguments.resume;
+  const bool ends_in_slash = path.has_relative_path() && !path.has_filename();
+  return {.kind = Kind::kPath, .path = ends_in_slash ? path.parent_path() : path};
+}
+
+/// Whether a checkpoint that is damaged may be passed over: not if the user has named it.
+bool passes_over(const ResumeRequest& request, const Launch& launch,
+                 const std::filesystem::path& checkpoint) {
+  return request.kind != ResumeRequest::Kind::kPath ||
+         (launch.restart > 0 && checkpoint != find_checkpoints(request.path).newest());
+}
+
+/// The checkpoint that the run goes on from, and those before it if that may be damaged.
+void choose_start(const ResumeRequest& request, const Config& config, const Launch& launch,
+                  bool warns, RunStart* start) {
+  start->checkpoint = choose_checkpoint(request, config, launch, warns);
+  if (!start->checkpoint || !passes_over(request, launch, *start->checkpoint)) return;
+  start->older_checkpoint = [=, &config](int64_t step) {
+    return choose_checkpoint(request, config, launch, /*warns=*/true, step);
+  };
 }
 
 /// The command that runs this rank again: the same words, without the launcher's own options.
@@ -240,14 +260,16 @@ int run_train(TrainArguments arguments) {
   const int64_t device_cap_bytes = check_run(config, workers, local);
   const int ranks = num_ranks(config, workers);
   const Launch launch = this_launch();
-  // A launcher leaves warnings to its rank 0, which looks again.
-  const RunStart start{
-      .checkpoint = choose_checkpoint(
-          resume_request(arguments), config, launch,
-          /*warns=*/is_first && (rendezvous || !launches(arguments, config, ranks))),
-      .run_id = launch.run_id,
-      .device_cap_bytes = device_cap_bytes};
-  if (!start.checkpoint) check_start_weights(config);
+  const ResumeRequest request = resume_request(arguments);
+  RunStart start{.run_id = launch.run_id, .device_cap_bytes = device_cap_bytes};
+  // The others do not look before rank 0 has made the folder: a client of NFS that has not found a
+  // folder would not see it for a while. A launcher leaves warnings to its rank 0, which looks
+  // again.
+  if (is_first)
+    choose_start(request, config, launch, rendezvous || !launches(arguments, config, ranks),
+                 &start);
+  const bool is_new = request.kind == ResumeRequest::Kind::kNo && launch.restart == 0;
+  if (!start.checkpoint && (is_first || is_new)) check_start_weights(config);
   // Who writes is rank 0; what lies on other machines' disks is no matter.
   if (is_first) {
     const bool own = start.checkpoint && is_own_checkpoint(*start.checkpoint, config);

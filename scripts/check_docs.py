@@ -117,7 +117,7 @@ def versions():
     for path in ("README.md", test_matrix.PAGE):
         text = " ".join(read(path).split())
         for name, key in names.items():
-            if (wanted := f"{name} {' to '.join(tried(key))}") not in text:
+            if (wanted := f"{name} {' to '.join(dict.fromkeys(tried(key)))}") not in text:
                 yield f"{path}: it does not say that the package was tried with {wanted}"
     if read(test_matrix.PAGE) != test_matrix.page_with_table():
         yield f"{test_matrix.PAGE}: its table is not that of {test_matrix.LOG}: scripts/test_matrix.py --table"

@@ -81,7 +81,7 @@ refused "an older PyTorch" "distca needs PyTorch 2.11 or newer, but" \
 
 extras='import tomllib; print(*sum(tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"].values(), []))'
 # shellcheck disable=SC2046  # words without spaces
-environment tester pytest $("$python" -c "$extras")
+environment tester pytest torchdata $("$python" -c "$extras")
 pip tester install --no-index --no-deps "$wheel"
 [ ! -x build/release/distca ] || export DISTCA_PROGRAM=$PWD/build/release/distca  # for tests of its files
 standin=$PWD/build/release/rooms/comm/libnccl_standin.so

@@ -52,7 +52,7 @@ std::vector<BadInput> bad_models() {
       {from, "data/text holds bytes, and m/tokenizer.json is another tokenizer: the same id means",
        hugging_face("") + "; echo '{}' > m/tokenizer.json"},
       {from,
-       "data/text.bin: its largest token id is 122: the model of m (model.from) has ids 0 to 99, "
+       "data/text.bin: its largest token id is 120: the model of m (model.from) has ids 0 to 99, "
        "the "
        "tokenizer of data/text has 256: resize_token_embeddings(256) of transformers gives the "
        "model "
@@ -232,7 +232,7 @@ std::vector<BadInput> bad_configs() {
       {toml, "c.toml line 3:", "printf '[train]\\nsteps = 3\\nsteps = 4\\n' > c.toml"},
       {toml, "c.toml: unknown key nonsense", "printf 'nonsense = 1\\n' > c.toml"},
       {toml, "c.toml line 1:", "printf '\\377\\376\\n' > c.toml"},
-      {train + "--config lengths.json", "lengths.json line 1:"},
+      {train + "--config lengths.json", "lengths.json: it is JSON, and a configuration is TOML"},
       {train + "--print-config > /dev/full", "stdout: No space left on device", "", 1},
   };
 }
@@ -259,13 +259,13 @@ std::vector<BadInput> bad_runs() {
       {train + "'data.prefix=1 data/text 1 data/one'", "data/one has no next token to learn: not",
        "mkdir one; printf a > one/a.md; distca data prepare --text one --out data/one > /dev/null"},
       {train + "model.vocab_size=100",
-       ".bin: its largest token id is 122: model.vocab_size = 100 has ids 0 to 99, the tokenizer "
+       ".bin: its largest token id is 120: model.vocab_size = 100 has ids 0 to 99, the tokenizer "
        "of "
        "data/text has 256: set it to at least 256 in a new run; or set data.bad_tokens to skip_"},
       {train + "model.vocab_size=100",
-       " at position 0: model.vocab_size = 100 has ids 0 to 99; the largest id found is 122: set "
+       " at position 0: model.vocab_size = 100 has ids 0 to 99; the largest id found is 120: set "
        "it "
-       "to at least 123 in a new run; or set data.bad_tokens",
+       "to at least 121 in a new run; or set data.bad_tokens",
        "rm data/text.json"},
       {train + "data.bad_tokens=some",
        "data.bad_tokens = \"some\": must be refuse, skip_target or an id from 0 to 255"},
@@ -325,13 +325,13 @@ std::vector<BadInput> bad_runs() {
                "printf AAAAAAAA >> r; mv r rank_0.safetensors"},
       {train + "train.spike_factor=0.5 train.steps=30 train.validation_every=0",
        " times the median of the steps before (", "", 3,
-       "run/checkpoints/step_000020/checkpoint.json "
+       "run/checkpoints/step_000020/bad_step.txt run/checkpoints/step_000020/checkpoint.json "
        "run/checkpoints/step_000020/rank_0.safetensors run/config.toml run/metrics.jsonl",
        true},
       {train + "train.spike_factor=0.5 train.steps=30 train.validation_every=0 "
                "train.bad_step=skip train.max_skipped_steps=2",
        "; 2 steps in a row were skipped; the state after step 22 is saved", "", 3,
-       "run/checkpoints/step_000022/checkpoint.json "
+       "run/checkpoints/step_000022/bad_step.txt run/checkpoints/step_000022/checkpoint.json "
        "run/checkpoints/step_000022/rank_0.safetensors run/config.toml run/metrics.jsonl",
        true},
       {train, "run/metrics.jsonl: no run of distca, or one of an older version, made this file",
@@ -376,7 +376,7 @@ std::vector<BadInput> bad_runs() {
       {train + "--trace t.json train.trace_steps=0", "train.trace_steps = 0: must be at least 1"},
       {train + "optimizer.lr=1e9 optimizer.warmup_steps=0 optimizer.max_grad_norm=0",
        "is not finite; lower optimizer.lr", "", 3,
-       "run/checkpoints/step_000001/checkpoint.json "
+       "run/checkpoints/step_000001/bad_step.txt run/checkpoints/step_000001/checkpoint.json "
        "run/checkpoints/step_000001/rank_0.safetensors run/config.toml run/metrics.jsonl",
        true},
       {"DISTCA_KERNEL_ISA=avx1024 " + two, "environment variable DISTCA_KERNEL_ISA=\"avx1024\""},

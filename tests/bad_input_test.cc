@@ -11,7 +11,6 @@
 #include <sstream>
 #include <thread>
 
-#include "distca/base/clock.h"
 #include "distca/base/env.h"
 #include "distca/base/file.h"
 #include "distca/checkpoint/checkpoint_testing.h"
@@ -24,8 +23,6 @@ namespace distca::testing {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr double kMostSeconds = 20;  // alone 0.1; the machine may be busy
 
 using Files = std::map<std::string, std::string>;  // path below a folder -> contents
 
@@ -50,7 +47,6 @@ std::string input_of(const BadInput& row) {
 struct Result {
   Outcome outcome;
   std::string files_left;
-  double seconds = 0;
 };
 
 /// The folder that every row gets a copy of, and what the rows say in variables.
@@ -102,10 +98,8 @@ class Inputs {
     fs::copy(folder_ / "base", folder, fs::copy_options::recursive);
     if (!row.setup.empty()) must(row.setup, folder);
     const Files before = read_files(folder);
-    const Stopwatch watch;
     Result result;
     result.outcome = shell(row.command, folder);
-    result.seconds = watch.seconds();
     result.files_left = difference(before, read_files(folder));
     fs::remove_all(folder);
     return result;
@@ -163,7 +157,6 @@ void check(const BadInput& row, const Result& result) {
   EXPECT_THAT(outcome.err, ::testing::HasSubstr(row.message));
   EXPECT_EQ(outcome.out.empty(), !row.prints) << outcome.out;
   EXPECT_EQ(result.files_left, row.files_left);
-  EXPECT_LT(result.seconds, kMostSeconds);
 }
 
 /// What a documented message looks like when it is printed: PREFIX, ... and numbers stand for any.
@@ -239,6 +232,12 @@ const std::set<std::string> kNoRow = {
     "DIR: another run is writing here: ...",
     // Needs batches that differ much: plan_request_test.cc.
     "the batch of step 7: ...",
+    // Need a tokenizer, or a run that goes on: cli_data_test.py, hugging_face_config_test.cc and
+    // checkpoint_saver_test.cc.
+    "FILE: it is Parquet, which is not read here: unpack it",
+    "DIR: no file in it is called *.jsonl; --glob names others",
+    "note: FOLDER/config.json: KEY = false is not known, and taken for a key that is off",
+    "warning: some workers do not see DIR: rank 0 writes all of each checkpoint",
     // The run goes on.
     "warning: step 7: plan.max_memory_gib = ... has no room for kept keys: ...",
     "warning: DIR/metrics.jsonl: cannot be written: ...",
@@ -249,6 +248,14 @@ const std::set<std::string> kNoRow = {
     "step 7: rank 1 did not write its part of the checkpoint within checkpoint.grace_s = 600 s",
     "step 7: rank 0 did not complete the checkpoint within ...",
     "warning: step 7: its checkpoint is saved, but an older one stays: FILE: ...",
+    // Need a run that goes on, or data that nobody has looked at: resume_test.cc,
+    // bad_tokens_test.cc.
+    "step 7: the gradient norm is not finite; no step since --resume was good, so either the state "
+    "that it went on from is spoilt, ... or a batch is bad, ...; --resume DIR goes on from an "
+    "older "
+    "one",
+    "warning: step 7: the model does not have the ids of 3 tokens: what data.bad_tokens = "
+    "skip_target says is done to them, ...",
     // No value leads there in a run this short, or not surely: the step before is looked at, too.
     "...; the weights are not finite either and are not saved",
     // Its weights are saved, too: training_files_test.cc.

@@ -62,13 +62,13 @@ class CheckpointTest : public TrainingTest {
   }
 
   bool wait_for_steps(size_t steps) const {
-    return wait_until([&] { return metrics().size() >= steps; }, 60, 0.002);
+    return wait_until([&] { return metrics().size() >= steps; }, kPatience, 0.002);
   }
   /// Kills all processes of the program, which is not asked.
   void kill_all() {
     program_->signal_group(SIGKILL);
     program_->wait();
-    ASSERT_TRUE(wait_until([&] { return program_->processes().empty(); }, 20));
+    ASSERT_TRUE(wait_until([&] { return program_->processes().empty(); }));
   }
 };
 

@@ -68,7 +68,7 @@ TEST_F(CliCheckpointTest, a_trace_of_a_run_that_goes_on_counts_its_steps_from_th
               HasSubstr(trace.string() + "  steps 8 to 10: distca trace "));
   EXPECT_THAT(read_file(trace), AllOf(HasSubstr("\"step 8\""), HasSubstr("\"step 10\"")));
   fs::remove(trace);
-  EXPECT_THAT(succeed(arguments(joined(again, {"train.steps=12"}))).out,
+  EXPECT_THAT(succeed(arguments(joined(again, {"train.steps=9"}))).out,
               AllOf(HasSubstr("\nno " + trace.string() + ": fewer steps are left than"),
                     ::testing::Not(HasSubstr("distca trace"))));
   EXPECT_FALSE(fs::exists(trace));

@@ -18,7 +18,7 @@ import unittest
 from array import array
 
 PROGRAM = pathlib.Path(sys.argv.pop(1)).resolve()
-SECONDS = 100
+SECONDS = 300
 
 # A token is the number of a word in the file, by which all words of a text must be known.
 STAND_IN = '''

@@ -16,7 +16,7 @@ import unittest
 from array import array
 
 PROGRAM = pathlib.Path(sys.argv.pop(1)).resolve()
-SECONDS = 100
+SECONDS = 300
 VOCABULARY = 300
 TRAINED = ("batch.nano_batch_tokens=512", "batch.max_document_tokens=384", f"model.vocab_size={VOCABULARY}", "model.hidden_size=32",
            "model.intermediate_size=64", "model.num_hidden_layers=2", "model.num_attention_heads=4", "model.num_key_value_heads=2",

@@ -18,7 +18,7 @@ import time
 import unittest
 
 PROGRAM = pathlib.Path(sys.argv.pop(1)).resolve()
-SECONDS = 60
+SECONDS = 300
 STEPS = 100
 
 

@@ -90,7 +90,7 @@ TEST_F(CliTest, prepare_writes_what_show_counts) {
   const Outcome prepared = succeed({"data", "prepare", "--text", in_folder("text"), "--glob",
                                     "*.md", "--tokenizer", "byte", "--out", in_folder("out/d")});
   EXPECT_EQ(prepared.err, "");
-  EXPECT_THAT(files_below(folder_ / "out"), ElementsAre("d.bin", "d.idx"));
+  EXPECT_THAT(files_below(folder_ / "out"), ElementsAre("d.bin", "d.idx", "d.json"));
   EXPECT_EQ(read_file(folder_ / "out" / "d.bin"), "aaaaab");
 
   const Json json = Json::parse(succeed({"data", "show", in_folder("out/d"), "--json"}).out);

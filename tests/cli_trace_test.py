@@ -16,7 +16,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "cli"))
 import distca_trace  # noqa: E402
 
 PROGRAM = pathlib.Path(sys.argv.pop(1))
-SECONDS = 100
+SECONDS = 300
 STEPS = 6
 SMALL_RUN = (
     "data.validation_fraction=0.1", "batch.nano_batch_tokens=512", "batch.nano_batches=2", "batch.max_document_tokens=384",

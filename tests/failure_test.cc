@@ -3,9 +3,14 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/ptrace.h>
+#include <sys/wait.h>
 
+#include <atomic>
 #include <chrono>
 #include <csignal>
+#include <fstream>
+#include <future>
 #include <thread>
 
 #include "tests/run_command.h"
@@ -15,13 +20,11 @@ namespace distca::testing {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-constexpr double kTimeout = 3, kGrace = 2;  // seconds
-// Beyond those two: three heartbeats to tell who is silent, SIGKILL two seconds after SIGTERM, and
-// starved test machines.
-constexpr double kSlack = 8;
+constexpr double kTimeout = 5, kGrace = 2;  // seconds; no wait of a healthy run takes as long
 
 class FailureTest : public TrainingTest {
  protected:
@@ -34,7 +37,7 @@ class FailureTest : public TrainingTest {
   }
 
   void wait_for_steps() {
-    ASSERT_TRUE(wait_until([&] { return metrics().size() >= 3; }, 60)) << "no third step";
+    ASSERT_TRUE(wait_until([&] { return metrics().size() >= 3; })) << "no third step";
     // A rank's last post is at most one heartbeat old: a tenth of the timeout.
     std::this_thread::sleep_for(std::chrono::duration<double>(kTimeout / 5));
   }
@@ -49,7 +52,7 @@ class FailureTest : public TrainingTest {
   /// Signals one rank; returns the last line on stderr.
   std::string last_line_after(int signal, int rank) {
     kill(program_->pid_of_rank(rank), signal);
-    const Outcome outcome = program_->wait(kTimeout + kGrace + kSlack);
+    const Outcome outcome = program_->wait();
     EXPECT_EQ(program_->processes().size(), 0u);
     EXPECT_THAT(files_below(run_), ::testing::ElementsAre("config.toml", "metrics.jsonl"));
     EXPECT_EQ(outcome.exit_code, 1) << outcome.err;
@@ -110,34 +113,56 @@ TEST_P(LostStageTest, a_stopped_rank_is_named_with_its_stage) {
             HasSubstr("last seen: step ")));
 }
 
-/// Lets a process run for a fifteenth of the time.
-class Throttle {
+/// Holds the main thread of a process in the midst of what it computes; its other threads go on.
+class HeldThread {
  public:
-  explicit Throttle(pid_t pid)
-      : thread_([pid](const std::stop_token& stop) {
-          using namespace std::chrono_literals;
-          while (!stop.stop_requested() && kill(pid, SIGSTOP) == 0) {
-            std::this_thread::sleep_for(280ms);
-            kill(pid, SIGCONT);
-            std::this_thread::sleep_for(20ms);
-          }
-        }) {}
+  explicit HeldThread(pid_t process) : process_(process), holder_([this] { hold(); }) {
+    tried_.get_future().wait();
+  }
+  ~HeldThread() {
+    if (held_) kill(process_, SIGKILL);  // it has ended already, unless something failed
+    holder_.join();
+  }
+  bool held() const { return held_; }
 
  private:
-  std::jthread thread_;
+  /// Until the process ends: who traces a thread has to bury it.
+  void hold() {
+    held_ = ptrace(PTRACE_SEIZE, process_, nullptr, nullptr) == 0;
+    while (held_ && !stops_in_computing()) {
+      ptrace(PTRACE_CONT, process_, nullptr, nullptr);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    tried_.set_value();
+    for (int status = 0; held_ && waitpid(process_, &status, __WALL) == process_;)
+      held_ = !WIFEXITED(status) && !WIFSIGNALED(status);
+  }
+  /// False where it waits within the system, for another rank perhaps.
+  bool stops_in_computing() const {
+    int status = 0;
+    ptrace(PTRACE_INTERRUPT, process_, nullptr, nullptr);
+    if (waitpid(process_, &status, __WALL) != process_ || !WIFSTOPPED(status)) return true;
+    std::ifstream call(fmt::format("/proc/{}/syscall", process_));
+    int64_t number = -1;
+    call >> number;
+    return number == -1;
+  }
+
+  const pid_t process_;
+  std::atomic<bool> held_ = false;
+  std::promise<void> tried_;
+  std::thread holder_;
 };
 
 TEST_P(LostStageTest, a_slow_rank_is_named_with_its_stage) {
-  // An operation that takes longer than the timeout on the slow rank.
-  ASSERT_NO_FATAL_FAILURE(
-      start_stages({"attention.kernel=reference", "plan.scheduler=local",
-                    "batch.nano_batch_tokens=4096", "batch.max_document_tokens=4096"}));
-  const Throttle throttle(program_->pid_of_rank(GetParam()));
+  ASSERT_NO_FATAL_FAILURE(start_stages());
+  const HeldThread slow(program_->pid_of_rank(GetParam()));
+  if (!slow.held()) GTEST_SKIP() << "this system lets nobody hold a thread (ptrace)";
   EXPECT_THAT(
       last_line_after(0, GetParam()),
       AllOf(HasSubstr(fmt::format("rank {0} (stage {0}, replica 0) is alive but behind (at step ",
                                   GetParam())),
-            HasSubstr(" waited 3.")));
+            ContainsRegex(" waited [0-9.]+ s for ")));
 }
 
 INSTANTIATE_TEST_SUITE_P(stages, LostStageTest, ::testing::Values(0, 1, 2));
@@ -149,18 +174,18 @@ TEST_F(FailureTest, without_our_launcher_the_death_of_rank_0_is_named_too) {
   ASSERT_NO_FATAL_FAILURE(wait_for_steps());
   kill(first.pid(), SIGKILL);
   EXPECT_EQ(first.wait().exit_code, 128 + SIGKILL);
-  const Outcome outcome = second.wait(kTimeout + kGrace + kSlack);
+  const Outcome outcome = second.wait();
   EXPECT_EQ(outcome.exit_code, 1);
   EXPECT_THAT(outcome.err, AllOf(StartsWith("distca: error: rank 0 "), HasSubstr("step ")));
   // What keeps the store goes one grace period after rank 0.
-  EXPECT_TRUE(wait_until([&] { return first.processes().empty(); }, kGrace + kSlack));
+  EXPECT_TRUE(wait_until([&] { return first.processes().empty(); }));
 }
 
 TEST_F(FailureTest, ranks_die_with_a_killed_launcher) {
   ASSERT_NO_FATAL_FAILURE(start());
   kill(program_->pid(), SIGKILL);
   EXPECT_EQ(program_->wait().exit_code, 128 + SIGKILL);
-  EXPECT_TRUE(wait_until([&] { return program_->processes().empty(); }, kSlack));
+  EXPECT_TRUE(wait_until([&] { return program_->processes().empty(); }));
 }
 
 }  // namespace

@@ -52,7 +52,7 @@ class LayerWindow {
   static bool is_of_layer(const Op& op) { return op.layer >= 0; }
 
   void meet(int rank, bool on) {
-    constexpr auto kPatience = std::chrono::seconds(60);
+    constexpr auto kPatience = std::chrono::seconds(300);
     std::unique_lock lock(mutex_);
     const int meeting = meetings_;
     if (++here_ == static_cast<int>(left_.size())) {
@@ -63,7 +63,7 @@ class LayerWindow {
       return;
     }
     const bool met = changed_.wait_for(lock, kPatience, [&] { return meetings_ != meeting; });
-    DISTCA_THROW_IF(!met, ErrorKind::kComm, "rank {} waited 60 s for {} other ranks to {} layers",
+    DISTCA_THROW_IF(!met, ErrorKind::kComm, "rank {} waited 300 s for {} other ranks to {} layers",
                     rank, static_cast<int>(left_.size()) - here_, on ? "begin" : "end");
   }
 

@@ -251,7 +251,7 @@ Outcome run(const StepRun& what) {
   };
   // Waits longer than usual, for the whole grid may run beside other work, but not as long as the
   // test may take: who was awaited is to be said.
-  run_ranks(ranks, {.timeout_s = 120}, body, what.device);
+  run_ranks(ranks, {.timeout_s = 300}, body, what.device);
   for (int rank = 1; rank < ranks; ++rank) outcomes[0].bytes_sent += outcomes[rank].bytes_sent;
   return outcomes[0];
 }

@@ -133,7 +133,7 @@ int64_t num_targets(const PipelineRun& what) {
 class Player {
  public:
   Player(const PipelineRun& what, Communicator& comm, Step& step)
-      : config_(config_of(what)), step_(step), tracer_(config_, comm, what.grid()) {}
+      : config_(config_of(what)), step_(step), tracer_(config_, comm, what.grid(), 0) {}
 
   /// `groups` are recorded, too; `play` is called once a step.
   StepResult play(const std::vector<TracedCommunicator*>& groups,
@@ -273,7 +273,7 @@ PipelineOutcome run(const PipelineRun& run) {
   for (const StepInput& input : inputs) programs.push_back(input.program);
   for (const std::string& violation : validate(programs)) ADD_FAILURE() << violation;
   std::vector<PipelineOutcome> outcomes(what.ranks());
-  run_ranks(what.ranks(), {.timeout_s = 120}, [&](Communicator& comm) {
+  run_ranks(what.ranks(), {.timeout_s = 300}, [&](Communicator& comm) {
     at::set_num_threads(1);
     const int rank = comm.rank();
     outcomes[rank] = (rank < what.workers() ? work : serve)(what, comm, inputs[rank]);

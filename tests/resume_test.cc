@@ -194,7 +194,9 @@ TEST_F(ResumeTest, a_run_that_is_done_saves_its_weights_and_trains_nothing) {
   fs::remove(run_ / "model.safetensors");
   fs::remove(run_ / "config.json");
   EXPECT_THAT(resume({"train.steps=4", "checkpoint.every_steps=2"}).out,
-              HasSubstr("Nothing was left to train: all 4 steps were done"));
+              HasSubstr(fmt::format("Nothing was left to train: all 4 steps were done\n"
+                                    "  validation loss {:.3f} nats a token\n",
+                                    metrics().back().at("validation_loss").get<double>())));
   EXPECT_TRUE(read_file(run_ / "model.safetensors") == weights);
   EXPECT_EQ(metrics().size(), 4u);
 }

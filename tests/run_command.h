@@ -18,6 +18,10 @@
 
 namespace distca::testing {
 
+/// Seconds that anything may take here before it is said to hang. How fast a machine is, and what
+/// else it does, is no matter of a test.
+constexpr double kPatience = 300;
+
 using Words = std::vector<std::string>;  // of a command line
 using Environment = std::map<std::string, std::string>;
 
@@ -67,7 +71,7 @@ class Program {
   std::vector<pid_t> processes() const;
   /// Waits for the first process, not for its children. Throws std::runtime_error with what was
   /// printed when it takes longer.
-  Outcome wait(double limit_s = 100);
+  Outcome wait(double limit_s = kPatience);
 
  private:
   void start(Words command, const Environment& environment, const Streams& streams);
@@ -91,7 +95,8 @@ std::string error_line(const Outcome& outcome, int exit_code);
 std::string refusal(const Words& arguments);
 
 /// Whether it came true in time.
-bool wait_until(const std::function<bool()>& condition, double limit_s, double every_s = 0.01);
+bool wait_until(const std::function<bool()>& condition, double limit_s = kPatience,
+                double every_s = 0.01);
 
 /// A port of all interfaces that is taken while this lives.
 struct TakenPort {

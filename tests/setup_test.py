@@ -88,7 +88,7 @@ class SetupTest(unittest.TestCase):
 
     def shell(self, script, **environment):
         return subprocess.run(["bash", "-c", f". scripts/torch_index.sh; {script}"], cwd=self.tree, text=True,
-                              capture_output=True, env=self.environment | environment, timeout=60)
+                              capture_output=True, env=self.environment | environment, timeout=300)
 
     def choice(self, cpu_index, root="/nonexistent", seconds=LIMIT_S, **environment):
         """What choose_torch_index sets: index and reason."""

@@ -5,11 +5,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <csignal>
 #include <regex>
 #include <sstream>
-#include <thread>
 
 #include "distca/base/test_terminal.h"
 #include "tests/run_command.h"
@@ -26,11 +24,6 @@ using ::testing::IsEmpty;
 using ::testing::MatchesRegex;
 using ::testing::Not;
 using ::testing::StartsWith;
-
-constexpr double kTimeout = 3;  // seconds
-constexpr double kLong = 60;
-// Of a run that somebody stops, far less than until it is killed for not ending.
-constexpr double kSoon = 10;
 
 /// Signals that a program started meanwhile ignores, as under nohup or after `&` in a script.
 class Ignored {
@@ -62,8 +55,7 @@ class TerminalTest : public TrainingTest {
  protected:
   Words arguments(int64_t steps, const Words& more) const {
     return TrainingTest::arguments(
-        joined(more, {fmt::format("train.steps={}", steps),
-                      fmt::format("comm.timeout_s={}", kTimeout), "comm.grace_s=2"}));
+        joined(more, {fmt::format("train.steps={}", steps), "comm.grace_s=2"}));
   }
   void start(int64_t steps, const Words& words, const Streams& streams = {},
              const Environment& environment = {}) {
@@ -71,7 +63,7 @@ class TerminalTest : public TrainingTest {
   }
   size_t steps_done() const { return metrics().size(); }
   void wait_for_steps(size_t steps) {
-    ASSERT_TRUE(wait_until([&] { return steps_done() >= steps; }, kLong, 0.005))
+    ASSERT_TRUE(wait_until([&] { return steps_done() >= steps; }, kPatience, 0.005))
         << "no step " << steps;
   }
   /// Once, a line says after which step the run stopped; as many are in metrics.jsonl, and the
@@ -93,7 +85,7 @@ class TerminalTest : public TrainingTest {
 
   /// A run that nobody stops ends well, with its weights.
   Outcome expect_whole(size_t steps) {
-    Outcome outcome = program_->wait(kLong);
+    Outcome outcome = program_->wait();
     EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
     EXPECT_EQ(steps_done(), steps);
     EXPECT_TRUE(fs::exists(run_ / "model.safetensors"));
@@ -101,7 +93,7 @@ class TerminalTest : public TrainingTest {
   }
   /// The run ends soon, and well, but for a shell that wants to know of Ctrl-C.
   void expect_interrupted(const std::string& signal) {
-    const Outcome outcome = program_->wait(kSoon);
+    const Outcome outcome = program_->wait();  // soon: nobody kills it for not ending
     EXPECT_EQ(outcome.exit_code, signal == "SIGINT" ? 130 : 0);
     EXPECT_EQ(program_->processes().size(), 0u);
     expect_stopped(outcome.err, signal);
@@ -146,10 +138,10 @@ TEST_F(TerminalTest, under_another_launcher_rank_0_says_where_it_was_stopped) {
   ASSERT_NO_FATAL_FAILURE(wait_for_steps(3));
   second.signal_group(SIGTERM);
   program_->signal_group(SIGTERM);
-  const Outcome other = second.wait(kLong);
+  const Outcome other = second.wait();
   EXPECT_EQ(other.exit_code, 0);
   EXPECT_THAT(other.err, IsEmpty());
-  const Outcome outcome = program_->wait(kLong);
+  const Outcome outcome = program_->wait();
   EXPECT_EQ(outcome.exit_code, 0);
   expect_stopped(outcome.err, "SIGTERM");
 }
@@ -207,8 +199,7 @@ TEST_F(TerminalTest, an_error_begins_on_a_line_of_its_own) {
           {.out = terminal.fd(), .err = terminal.fd()});
     ASSERT_NO_FATAL_FAILURE(wait_for_steps(10));
     kill(program_->pid_of_rank(rank), SIGKILL);
-    EXPECT_EQ(program_->wait(kLong).exit_code, 1);
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    EXPECT_EQ(program_->wait().exit_code, 1);
     const std::vector<std::string> screen = terminal.screen();
     ASSERT_GE(screen.size(), 2u);
     EXPECT_THAT(screen.back(), IsEmpty());
@@ -233,8 +224,7 @@ class WidthTest : public TerminalTest, public ::testing::WithParamInterface<unsi
 TEST_P(WidthTest, shows_whole_lines_and_keeps_measured_losses) {
   TestTerminal terminal(GetParam());
   start(6, {"--workers", "2"}, {.out = terminal.fd(), .err = terminal.fd()});
-  EXPECT_EQ(program_->wait(kLong).exit_code, 0);
-  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  EXPECT_EQ(program_->wait().exit_code, 0);
   const std::vector<std::string> screen = terminal.screen();
   std::vector<std::string> steps;
   for (const std::string& line : screen) {
@@ -258,7 +248,7 @@ INSTANTIATE_TEST_SUITE_P(, WidthTest, ::testing::Values(80, 100, 200),
 
 TEST_F(TerminalTest, a_pipe_has_every_field_of_its_lines) {
   start(6, {"--workers", "2"});
-  const Outcome outcome = program_->wait(kLong);
+  const Outcome outcome = program_->wait();
   EXPECT_EQ(outcome.exit_code, 0);
   std::vector<std::string> steps;
   std::istringstream lines(outcome.out);
@@ -280,7 +270,7 @@ TEST_F(TerminalTest, a_reader_of_a_short_command_that_goes_away_ends_it_in_silen
   std::signal(SIGPIPE, SIG_DFL);  // whatever who started us made of it
   Program plan({"plan", "--data", prefix_, "--workers", "2"}, {}, {.out = pipe.in.get()});
   pipe.in = FileDescriptor();
-  const Outcome outcome = plan.wait(kLong);
+  const Outcome outcome = plan.wait();
   EXPECT_EQ(outcome.exit_code, 128 + SIGPIPE);
   EXPECT_THAT(outcome.err, IsEmpty());
 }

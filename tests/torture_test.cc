@@ -62,12 +62,8 @@ Model model_in(const fs::path& folder) {
 
 /// Another model than the older run's: weights and config.json of one do not go with the other's.
 Words arguments(const fs::path& prefix, const fs::path& run, const Words& more = {}) {
-  const Words words = {"--workers",
-                       "2",
-                       fmt::format("train.steps={}", kSteps),
-                       "train.validation_every=0",
-                       "comm.grace_s=1",
-                       "comm.timeout_s=5"};
+  const Words words = {"--workers", "2", fmt::format("train.steps={}", kSteps),
+                       "train.validation_every=0", "comm.grace_s=1"};
   return train_arguments(prefix, run, joined(words, more));
 }
 
@@ -124,7 +120,7 @@ class DiskTest : public FolderTest {
       return lines == 0 || is_zombie(program) ||
              (fs::exists(run_ / "metrics.jsonl") && lines_of_new_run() >= lines);
     };
-    ASSERT_TRUE(wait_until(done, 60, 0.0005));
+    ASSERT_TRUE(wait_until(done, kPatience, 0.0005));
     std::this_thread::sleep_for(std::chrono::duration<double>(later_s));
   }
   /// The older one has 2; it is gone when the new one begins.
@@ -170,7 +166,7 @@ class DiskTest : public FolderTest {
     if (piped) pipe.out = FileDescriptor();
     strike(blow, program);
     outcome_ = program.wait();
-    EXPECT_TRUE(wait_until([&] { return program.processes().empty(); }, 20));
+    EXPECT_TRUE(wait_until([&] { return program.processes().empty(); }));
   }
   static bool is_zombie(const Program& program) {
     siginfo_t info = {};

@@ -47,7 +47,7 @@ TEST_F(RunFilesTest, a_run_that_fails_leaves_the_weights_that_it_was_to_replace)
                               "batch.max_document_tokens=256"});
   EXPECT_EQ(failed.exit_code, 3) << failed.err;
   const auto after = contents();
-  EXPECT_EQ(after.size(), 10u) << "and a checkpoint of two ranks";
+  EXPECT_EQ(after.size(), 11u) << "and a checkpoint of two ranks that is marked";
   EXPECT_EQ(after.at("model.safetensors"), before.at("model.safetensors"));
   EXPECT_EQ(after.at("config.json"), before.at("config.json"));
   EXPECT_NE(after.at("metrics.jsonl"), before.at("metrics.jsonl"));
@@ -57,7 +57,7 @@ TEST_F(RunFilesTest, a_run_that_fails_leaves_the_weights_that_it_was_to_replace)
 
 TEST_F(RunFilesTest, a_folder_without_weights_and_checkpoints_is_free_to_take) {
   program_.emplace(arguments({"train.steps=1000000"}));
-  ASSERT_TRUE(wait_until([&] { return metrics().size() >= 2; }, 60));
+  ASSERT_TRUE(wait_until([&] { return metrics().size() >= 2; }));
   program_->signal_group(SIGKILL);
   program_->wait();
   EXPECT_THAT(files_below(run_), ::testing::ElementsAre("config.toml", "metrics.jsonl"));
@@ -111,7 +111,7 @@ TEST_F(RunFilesTest, ranks_that_are_restarted_take_their_unfinished_run_again) {
     const Words words = arguments({"comm.grace_s=1", "train.steps=1000000"});
     Program first(words, torchrun_environment(0, 2, port));
     Program second(words, torchrun_environment(1, 2, port));
-    EXPECT_TRUE(wait_until([&] { return metrics().size() >= 2; }, 60)) << first.wait(1).err;
+    EXPECT_TRUE(wait_until([&] { return metrics().size() >= 2; })) << first.wait(1).err;
     first.signal_group(SIGKILL);
     second.signal_group(SIGKILL);
     first.wait();

@@ -20,7 +20,7 @@ std::string say_so(const std::string& signal) { return "stopped by " + signal; }
 void stop_by(int signal) {
   const StopSignals stop([](int) { return false; }, say_so);
   raise(signal);
-  sleep(20);
+  sleep(600);
 }
 
 /// Goes on after `signal`, until it has been asked and beyond; returns whether it was asked once,
@@ -35,7 +35,7 @@ bool goes_on_after(int signal, int times = 1) {
       },
       say_so);
   for (int i = 0; i < times; ++i) raise(signal);
-  for (int i = 0; i < 1000 && times_asked == 0; ++i) sleep(0.01);
+  while (times_asked == 0) sleep(0.01);
   sleep(0.1);
   return asked == signal && times_asked == 1;
 }
@@ -61,9 +61,9 @@ TEST(StopSignals, the_second_ends_a_program_that_goes_on_with_its_last_words) {
       {
         const StopSignals stop([](int) { return true; }, say_so);
         raise(SIGUSR1);
-        sleep(1.2 * kOneStop);
+        sleep(2.4 * kOneStop);
         raise(SIGTERM);
-        sleep(20);
+        sleep(600);
       },
       testing::ExitedWithCode(130), "^distca: stopped by SIGTERM\n$");
 }
@@ -74,11 +74,11 @@ TEST(StopSignals, the_second_is_in_a_hurry_where_last_words_are_under_way) {
       {
         const StopSignals stop([](int) { return false; },
                                [](const std::string&) {
-                                 sleep(20);
+                                 sleep(600);
                                  return "";
                                });
         raise(SIGINT);
-        sleep(1.2 * kOneStop);
+        sleep(2.4 * kOneStop);
         raise(SIGINT);
       },
       testing::KilledBySignal(SIGINT), "^$");
@@ -90,12 +90,12 @@ TEST(StopSignals, so_is_the_third_after_a_program_that_went_on) {
       {
         const StopSignals stop([](int) { return true; },
                                [](const std::string&) {
-                                 sleep(20);
+                                 sleep(600);
                                  return "";
                                });
         for (int i = 0; i < 3; ++i) {
           raise(SIGTERM);
-          sleep(1.2 * kOneStop);
+          sleep(2.4 * kOneStop);
         }
       },
       testing::KilledBySignal(SIGTERM), "^$");
@@ -112,7 +112,7 @@ TEST(StopSignals, two_at_once_are_one) {
                                });
         raise(SIGTERM);  // as `timeout` does it: the process, then its group
         raise(SIGTERM);
-        sleep(20);
+        sleep(600);
       },
       testing::ExitedWithCode(130), "^distca: stopped by SIGTERM\n$");
   EXPECT_EXIT(_exit(goes_on_after(SIGTERM, 2) ? 0 : 1), testing::ExitedWithCode(0), "^$");

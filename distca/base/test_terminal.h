@@ -41,12 +41,14 @@ class TestTerminal {
   void pause() { tcflow(theirs_, TCOOFF); }
   void resume() { tcflow(theirs_, TCOON); }
 
-  std::string written() const {
+  /// All that a program has written by now.
+  std::string written() {
     std::lock_guard lock(mutex_);
+    while (read_some()) continue;
     return written_;
   }
   /// Lines as they stand in the end; a terminal of endless width.
-  std::vector<std::string> screen() const {
+  std::vector<std::string> screen() {
     std::vector<std::string> lines(1);
     size_t column = 0;
     const std::string text = written();
@@ -70,17 +72,24 @@ class TestTerminal {
   void read_all() {
     while (!stop_) {
       pollfd polled{.fd = ours_, .events = POLLIN, .revents = 0};
-      if (poll(&polled, 1, 10) != 1) continue;
-      char buffer[4096];
-      const ssize_t got = read(ours_, buffer, sizeof(buffer));
+      poll(&polled, 1, 10);
       std::lock_guard lock(mutex_);
-      if (got > 0) written_.append(buffer, static_cast<size_t>(got));
+      read_some();
     }
+  }
+  /// Under the mutex. Whether there was something to read.
+  bool read_some() {
+    pollfd polled{.fd = ours_, .events = POLLIN, .revents = 0};
+    if (poll(&polled, 1, 0) != 1) return false;
+    char buffer[4096];
+    const ssize_t got = read(ours_, buffer, sizeof(buffer));
+    if (got > 0) written_.append(buffer, static_cast<size_t>(got));
+    return got > 0;
   }
 
   const int ours_;
   int theirs_ = -1;
-  mutable std::mutex mutex_;
+  std::mutex mutex_;
   std::string written_;
   std::atomic<bool> stop_ = false;
   std::thread reader_;

@@ -59,6 +59,9 @@ inline void write_pieces(const std::filesystem::path& run, CheckpointIndex& inde
 inline CheckpointIndex write_unfinished(const std::filesystem::path& run, int64_t step,
                                         int owners = 2) {
   CheckpointIndex index{.step = step, .updates = step, .tensors = some_tensors()};
+  index.hugging_face = {{"model_type", "llama"},    {"hidden_size", 104},
+                        {"vocab_size", 70},         {"num_hidden_layers", 1},
+                        {"num_attention_heads", 1}, {"intermediate_size", 12}};
   for (int owner = 0; owner < owners; ++owner) {
     for (const StoredPiece& piece :
          owned_pieces(index.tensors, owner, owners, fmt::format("rank_{}.safetensors", owner)))

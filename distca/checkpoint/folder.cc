@@ -66,7 +66,35 @@ void remove_folder(const fs::path& folder) {
                   code.message());
 }
 
+/// step_000100.2.tmp, of a save that was given up.
+bool is_given_up(const fs::path& name) {
+  const fs::path stem = name.stem();
+  return name.extension() == kUnfinished && stem.has_extension() &&
+         step_of(stem.stem().string()).has_value();
+}
+
+/// Or step_000100.tmp.
+bool is_unfinished(const fs::path& name) {
+  return is_given_up(name) ||
+         (name.extension() == kUnfinished && step_of(name.stem().string()).has_value());
+}
+
+template <typename Named>
+void remove_named(const fs::path& folder, Named is_named) {
+  std::error_code ignored;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder, ignored)) {
+    if (is_named(entry.path().filename())) remove_folder(entry.path());
+  }
+}
+
 }  // namespace
+
+fs::path checkpoints_folder(const fs::path& run) { return run / kFolder; }
+
+bool is_checkpoint_of(const fs::path& run, const fs::path& checkpoint) {
+  std::error_code ignored;
+  return fs::equivalent(fs::canonical(checkpoint, ignored).parent_path(), run / kFolder, ignored);
+}
 
 std::vector<CheckpointPlace> complete_checkpoints(const fs::path& run) {
   return list(run / kFolder);
@@ -117,14 +145,16 @@ void complete_checkpoint(const fs::path& run, const CheckpointIndex& index) {
 }
 
 void remove_unfinished_checkpoints(const fs::path& run) {
-  std::error_code ignored;
-  for (const char* const folder : {kFolder, kOldFolder}) {
-    for (const fs::directory_entry& entry : fs::directory_iterator(run / folder, ignored)) {
-      if (entry.path().extension() == kUnfinished &&
-          step_of(entry.path().stem().string()).has_value())
-        remove_folder(entry.path());
-    }
-  }
+  for (const char* const folder : {kFolder, kOldFolder}) remove_named(run / folder, is_unfinished);
+}
+
+void give_up_checkpoint(const fs::path& run, int64_t step) {
+  const fs::path unfinished = unfinished_checkpoint(run, step);
+  if (!fs::exists(unfinished)) return;
+  fs::path given_up;
+  for (int number = 1; given_up.empty() || fs::exists(given_up); ++number)
+    given_up = run / kFolder / fmt::format("{}.{}{}", step_name(step), number, kUnfinished);
+  move_folder(unfinished, given_up);
 }
 
 std::optional<CheckpointPlace> newest_good(const fs::path& run, int64_t step) {
@@ -133,6 +163,8 @@ std::optional<CheckpointPlace> newest_good(const fs::path& run, int64_t step) {
                 [&](const auto& place) { return place.before_bad_step || place.step > step; });
   return places.empty() ? std::nullopt : std::optional(places.back());
 }
+
+void remove_given_up(const fs::path& run) { remove_named(run / kFolder, is_given_up); }
 
 void remove_old_checkpoints(const fs::path& run, int64_t keep_last, int64_t keep_every) {
   if (keep_last == 0) return;

@@ -18,7 +18,8 @@
 // counts for nothing that is kept, and goes when a later one is complete.
 //
 // Errors: Error(kIo) if the file system refuses. Thread rule: one thread of one process changes the
-// checkpoints of a run; any may look.
+// checkpoints of a run, and one more may remove meanwhile what nobody needs any longer; any may
+// look.
 
 #include <cstdint>
 #include <filesystem>
@@ -35,6 +36,11 @@ struct CheckpointPlace {
   int64_t step = 0;
   bool before_bad_step = false;  // the step after it was bad, or its last one was
 };
+
+/// Where the complete checkpoints of a run are.
+std::filesystem::path checkpoints_folder(const std::filesystem::path& run);
+/// Whether a path is a complete checkpoint's of this run: one that was set aside is not.
+bool is_checkpoint_of(const std::filesystem::path& run, const std::filesystem::path& checkpoint);
 
 /// The complete checkpoints of a run, oldest first. Empty if there is no such folder.
 std::vector<CheckpointPlace> complete_checkpoints(const std::filesystem::path& run);
@@ -57,8 +63,13 @@ std::filesystem::path unfinished_checkpoint(const std::filesystem::path& run, in
 void mark_bad_step(const std::filesystem::path& run, int64_t step);
 /// Writes the index and gives the checkpoint its final name.
 void complete_checkpoint(const std::filesystem::path& run, const CheckpointIndex& index);
-/// Removes what a killed or failed save has left.
+/// Removes what a killed save has left.
 void remove_unfinished_checkpoints(const std::filesystem::path& run);
+/// Gives up the checkpoint of `step` that was being written. What is there of it gets a name that
+/// no later save has.
+void give_up_checkpoint(const std::filesystem::path& run, int64_t step);
+/// Removes what was given up.
+void remove_given_up(const std::filesystem::path& run);
 
 /// The newest complete checkpoint up to `step` that no bad step has marked.
 std::optional<CheckpointPlace> newest_good(const std::filesystem::path& run, int64_t step);

@@ -110,6 +110,32 @@ TEST_F(checkpoint_folder, what_is_set_aside_stays_until_it_is_removed) {
   EXPECT_FALSE(fs::exists(run_ / "checkpoints.old"));
 }
 
+TEST_F(checkpoint_folder, what_was_set_aside_is_the_runs_own_no_longer) {
+  const fs::path first = write_checkpoint(run_, 10), last = write_checkpoint(run_, 20);
+  set_aside_checkpoints(run_, 10);
+  EXPECT_TRUE(is_checkpoint_of(run_, first));
+  EXPECT_TRUE(is_checkpoint_of(run_ / "", first / ""));
+  EXPECT_FALSE(is_checkpoint_of(run_, run_ / "checkpoints.old" / last.filename()));
+  EXPECT_FALSE(is_checkpoint_of(run_, last)) << "it is not there";
+  EXPECT_FALSE(is_checkpoint_of(run_ / "checkpoints", first));
+}
+
+TEST_F(checkpoint_folder, a_save_that_was_given_up_is_apart_from_later_ones) {
+  give_up_checkpoint(run_, 3);  // nobody has written
+  for (int times = 0; times < 2; ++times) {
+    write_unfinished(run_, 3);
+    give_up_checkpoint(run_, 3);
+    EXPECT_FALSE(fs::exists(unfinished_checkpoint(run_, 3)));
+  }
+  write_unfinished(run_, 3);
+  remove_given_up(run_);
+  EXPECT_EQ(std::distance(fs::directory_iterator(checkpoints_folder(run_)), {}), 1);
+  give_up_checkpoint(run_, 3);
+  write_unfinished(run_, 3);
+  remove_unfinished_checkpoints(run_);
+  EXPECT_TRUE(fs::is_empty(checkpoints_folder(run_)));
+}
+
 TEST_F(checkpoint_folder, one_of_the_same_step_is_replaced) {
   write_checkpoint(run_, 10, 2);
   write_checkpoint(run_, 10, 3);

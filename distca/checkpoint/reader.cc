@@ -10,6 +10,17 @@
 namespace distca {
 namespace {
 
+/// The elements of the whole tensor from a piece's first to its last.
+Range span_of(const StoredPiece& piece, const StoredTensor& tensor) {
+  const Range columns = piece.box.back();
+  const int64_t first_row = piece.box.size() == 2 ? piece.box[0].begin : 0;
+  const auto place = [&](int64_t at) {
+    return (first_row + at / columns.size()) * tensor.shape.back() + columns.begin +
+           at % columns.size();
+  };
+  return {place(piece.range.begin), place(piece.range.end - 1) + 1};
+}
+
 /// Copies a piece's elements, of `element` bytes each, to their places in the whole tensor.
 void place(const StoredPiece& piece, const StoredTensor& tensor, std::span<const std::byte> from,
            std::span<std::byte> out) {
@@ -58,6 +69,7 @@ std::span<const std::byte> CheckpointReader::checked_bytes(size_t i) const {
   const SafetensorsFile& file = files_.at(piece.file);
   const std::string name = stored_name(index_, piece);
   const std::span<const std::byte> bytes = file.bytes(file.at(name));
+  bytes_read_ += static_cast<int64_t>(bytes.size());
   const uint64_t hash = hash_words(bytes);
   DISTCA_THROW_IF(hash != piece.hash, ErrorKind::kCheckpoint,
                   "{}: {} is damaged: its bytes have the hash {:016x}, and {} says {:016x}",
@@ -66,10 +78,19 @@ std::span<const std::byte> CheckpointReader::checked_bytes(size_t i) const {
 }
 
 void CheckpointReader::read(int64_t tensor, StatePart part, std::span<std::byte> out) const {
-  DISTCA_CHECK_EQ(static_cast<int64_t>(out.size()), index_.tensors[tensor].bytes());
+  read(tensor, part, {{0, index_.tensors[tensor].numel()}}, out);
+}
+
+void CheckpointReader::read(int64_t tensor, StatePart part, const std::vector<Range>& wanted,
+                            std::span<std::byte> out) const {
+  const StoredTensor& whole = index_.tensors[tensor];
+  DISTCA_CHECK_EQ(static_cast<int64_t>(out.size()), whole.bytes());
   for (const size_t i : pieces_of_[tensor]) {
-    if (index_.pieces[i].part == part)
-      place(index_.pieces[i], index_.tensors[tensor], checked_bytes(i), out);
+    const StoredPiece& piece = index_.pieces[i];
+    if (piece.part != part) continue;
+    const Range span = span_of(piece, whole);
+    if (std::ranges::any_of(wanted, [&](const Range& r) { return !intersect(r, span).empty(); }))
+      place(piece, whole, checked_bytes(i), out);
   }
 }
 

@@ -30,8 +30,14 @@ class CheckpointReader {
 
   /// Reads a part of a whole tensor into `out`, which must have its size.
   void read(int64_t tensor, StatePart part, std::span<std::byte> out) const;
+  /// Reads, into their places, only the pieces that have some of the elements `wanted`, which are
+  /// counted row by row.
+  void read(int64_t tensor, StatePart part, const std::vector<Range>& wanted,
+            std::span<std::byte> out) const;
   /// Reads everything and checks every hash.
   void check() const;
+  /// Bytes of pieces that were read so far.
+  int64_t bytes_read() const { return bytes_read_; }
 
  private:
   /// The bytes of a piece, as its file has them, after a look at their hash.
@@ -41,6 +47,7 @@ class CheckpointReader {
   CheckpointIndex index_;
   std::map<std::string, SafetensorsFile> files_;
   std::vector<std::vector<size_t>> pieces_of_;  // [tensors] indices of index_.pieces
+  mutable int64_t bytes_read_ = 0;
 };
 
 }  // namespace distca

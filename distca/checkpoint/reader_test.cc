@@ -33,6 +33,11 @@ class checkpoint_reader : public testing::Test {
       }
     }
   }
+  static void flip_a_bit(const fs::path& file) {
+    std::string bytes = read_file(file);
+    bytes[bytes.size() - 5] ^= 4;  // in the last piece
+    write_file_atomically(file, bytes);
+  }
   std::string error_of(const fs::path& folder) {
     try {
       CheckpointReader(folder).check();
@@ -78,6 +83,24 @@ TEST_F(checkpoint_reader, reads_boxes_of_rows_and_columns) {
   write_pieces(run_, index);
   complete_checkpoint(run_, index);
   expect_values(CheckpointReader(find_checkpoints(run_).newest()));
+}
+
+TEST_F(checkpoint_reader, only_what_is_wanted_is_read) {
+  const fs::path folder = write_checkpoint(run_, 3, /*owners=*/3);  // 4,096, 4,096 and 108 elements
+  std::vector<float> read(7000, -1);
+  const auto bytes_of = [&](const std::vector<Range>& wanted) {
+    const CheckpointReader reader(folder);
+    reader.read(0, StatePart::kExpAvg, wanted, std::as_writable_bytes(std::span(read)));
+    return reader.bytes_read();
+  };
+  EXPECT_EQ(bytes_of({}), 0);
+  EXPECT_EQ(bytes_of({{0, 10}, {4000, 4096}}), 4 * 4096);
+  EXPECT_EQ(read[4095], value_of(0, StatePart::kExpAvg, 4095));
+  EXPECT_EQ(read[4096], -1);
+  EXPECT_EQ(bytes_of({{6999, 7000}}), 4 * (7000 - 4096));
+  EXPECT_EQ(bytes_of({{4095, 4097}}), 4 * 7000);
+  flip_a_bit(folder / "rank_1.safetensors");  // in the last tensor
+  EXPECT_EQ(bytes_of({{0, 7000}}), 4 * 7000) << "what is not read does not matter";
 }
 
 TEST_F(checkpoint_reader, damage_is_named_with_its_file) {

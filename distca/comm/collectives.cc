@@ -104,6 +104,19 @@ void swap_bytes(Communicator& group, int peer, uint32_t tag, std::span<const std
   staged_in.to_host();
 }
 
+std::vector<std::string> all_gather_texts(Communicator& group, std::string mine,
+                                          std::string_view operation) {
+  const std::vector<uint64_t> size = all_gather(group, uint64_t{mine.size()}, operation);
+  const uint64_t longest = *std::ranges::max_element(size);
+  mine.resize(longest);
+  const std::vector<std::byte> all =
+      all_gather_bytes(group, std::as_bytes(std::span(mine)), operation);
+  std::vector<std::string> texts;
+  for (int rank = 0; rank < group.size(); ++rank)
+    texts.emplace_back(reinterpret_cast<const char*>(all.data()) + rank * longest, size[rank]);
+  return texts;
+}
+
 std::vector<std::string> gather_texts(Communicator& group, std::string mine,
                                       std::string_view operation) {
   const uint64_t my_size = mine.size();

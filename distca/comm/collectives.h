@@ -33,6 +33,10 @@ std::vector<T> all_gather(Communicator& group, const T& mine, std::string_view o
   return all;
 }
 
+/// [P] every rank's text, in rank order. The longest is sent by all.
+std::vector<std::string> all_gather_texts(Communicator& group, std::string mine,
+                                          std::string_view operation);
+
 /// Rank 0 gets every rank's text, in rank order; the others nothing. Pieces of a mebibyte, one rank
 /// after another, so that no single wait is long.
 std::vector<std::string> gather_texts(Communicator& group, std::string mine,

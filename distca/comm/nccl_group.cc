@@ -24,11 +24,12 @@ class NcclRank {
  public:
   /// `made`: a store made elsewhere, or null for the one that the rendezvous names.
   NcclRank(const Rendezvous& rendezvous, c10d::Store* made, const CommOptions& options,
-           const NcclLibrary& nccl, const NcclDevice& device)
+           const NcclLibrary& nccl, const NcclDevice& device,
+           std::function<bool()> is_over = nullptr)
       : rendezvous_(rendezvous),
         open_(made ? store_like(*made, rendezvous.prefix) : store_of(rendezvous)),
         options_(options),
-        health_(rendezvous, options, made) {
+        health_(rendezvous, options, made, std::move(is_over)) {
     Heartbeat& heartbeat = health_.heartbeat;
     heartbeat.wait_for_all();
     connections_ = connect_nccl(nccl, device, rendezvous, open_, heartbeat);
@@ -190,10 +191,11 @@ std::unique_ptr<Communicator> make_nccl_group(const Rendezvous& rendezvous,
 
 std::unique_ptr<Communicator> make_nccl_group(c10d::Store& store, int rank, int size,
                                               const CommOptions& options, const NcclLibrary& nccl,
-                                              const NcclDevice& device) {
+                                              const NcclDevice& device,
+                                              std::function<bool()> is_over) {
   const Rendezvous rendezvous{.rank = rank, .size = size, .prefix = kPrefix};
   return std::make_unique<NcclCommunicator>(
-      std::make_shared<NcclRank>(rendezvous, &store, options, nccl, device));
+      std::make_shared<NcclRank>(rendezvous, &store, options, nccl, device, std::move(is_over)));
 }
 
 }  // namespace distca

@@ -12,6 +12,7 @@
 // wait for the device; what is read from it after a failure is of no use, and
 // Communicator::throw_if_failed() says so.
 
+#include <functional>
 #include <memory>
 
 #include "distca/comm/communicator.h"
@@ -34,9 +35,10 @@ std::unique_ptr<Communicator> make_nccl_group(const Rendezvous& rendezvous,
                                               const NcclDevice& device);
 /// The same, for the ranks 0 .. size - 1 of a PyTorch program, which meet in a store that it has
 /// made. As with make_c10d_group(), an intrusive pointer owns the store, and it serves one
-/// communicator.
+/// communicator; `is_over` is also what it is there.
 std::unique_ptr<Communicator> make_nccl_group(c10d::Store& store, int rank, int size,
                                               const CommOptions& options, const NcclLibrary& nccl,
-                                              const NcclDevice& device);
+                                              const NcclDevice& device,
+                                              std::function<bool()> is_over = nullptr);
 
 }  // namespace distca

@@ -16,6 +16,7 @@
 #include "distca/base/clock.h"
 #include "distca/base/error.h"
 #include "distca/comm/health/startup.h"
+#include "distca/comm/hushed_cerr.h"
 
 namespace distca {
 namespace {
@@ -223,6 +224,7 @@ void leave_nccl(std::shared_ptr<NcclConnections> connections, const Rendezvous& 
   std::future<void> is_done = done->get_future();
   std::thread([=, connections = std::move(connections)] {
     try {
+      const HushedCerr hushed;  // of c10d, if the store is gone
       const auto store = open(kReturn);
       store->add(kLeftKey, 1);
       if (is_well) wait_for_others(rendezvous, *store, patience_s, [over] { return over->load(); });

@@ -55,7 +55,7 @@ std::span<const LlamaConfig::Number> LlamaConfig::numbers() {
        {"head_dim", &L::head_dim, 1, 0x1p10},
        {"rope_theta", &L::rope_theta, 1, 1e18},
        {"rms_norm_eps", &L::rms_norm_eps, 0, 1},
-       {"initializer_range", &L::initializer_range, 0, 1e6},
+       {"initializer_range", &L::initializer_range, 0, 1e300},
        {"sliding_window", &L::sliding_window, 0, 0x1p30},
        {"max_position_embeddings", &L::max_position_embeddings, 0, 0x1p40}}};
   return kNumbers;

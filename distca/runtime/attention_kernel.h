@@ -27,6 +27,8 @@ class AttentionKernel {
   explicit AttentionKernel(const KernelRequest& request);
 
   const kernels::Shape& shape() const { return request_.shape; }
+  /// What the calls from now on multiply scores with, in place of the request's scale.
+  void set_softmax_scale(double scale) { request_.shape.softmax_scale = scale; }
   ScalarType type() const { return request_.type; }
   /// -1 is the CPU.
   int cuda_device() const { return request_.cuda_device; }

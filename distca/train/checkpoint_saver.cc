@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <exception>
 #include <thread>
 #include <utility>
 
@@ -19,6 +20,7 @@
 #include "distca/comm/aten_types.h"
 #include "distca/comm/collectives.h"
 #include "distca/comm/host_read.h"
+#include "distca/comm/long_work.h"
 #include "distca/model/weights_file.h"
 #include "distca/train/run_folder.h"
 #include "distca/train/stage_weights.h"
@@ -173,23 +175,35 @@ void say_failed(int64_t step, const std::string& why) {
       fmt::format("warning: step {}: its checkpoint is not saved: {}", step, why));
 }
 
-/// Whether every worker sees a file that rank 0 makes in the folder for that purpose.
-bool all_see(const fs::path& run, const std::string& run_id, Communicator& comm, int num_workers) {
+/// Whether every worker sees a file that rank 0 makes in the folder for that purpose. Those that do
+/// not see it at once keep looking.
+bool all_see(const Config& config, const std::string& run_id, Communicator& comm, int num_workers) {
   constexpr const char* kOperation = "looking for train.output_dir";
-  const fs::path probe = run / fmt::format("{}{}.tmp", kSeenFile, run_id);
-  if (comm.rank() == 0) write_file_atomically(probe, "");
-  barrier(comm, kOperation);
+  const fs::path probe =
+      fs::path(config.train.output_dir) / fmt::format("{}{}.tmp", kSeenFile, run_id);
+  const double timeout_s = config.comm.timeout_s;
+  do_on_rank_0(comm, timeout_s, kOperation, [&] { make_new_file(probe); });
+  bool sees = true;
+  do_long_work(comm, timeout_s, kOperation, [&] {
+    if (comm.rank() < num_workers) sees = appears(probe, late_folder_s(config));
+  });
+  const std::vector<uint8_t> seen = all_gather(comm, uint8_t(sees), kOperation);
   std::error_code ignored;
-  const std::vector<uint8_t> seen =
-      all_gather(comm, uint8_t(fs::exists(probe, ignored)), kOperation);
   if (comm.rank() == 0) fs::remove(probe, ignored);
-  return std::all_of(seen.begin(), seen.begin() + num_workers, [](uint8_t s) { return s == 1; });
+  return std::ranges::count(seen, 1) == comm.size();
 }
 
-/// Throws if rank 0 cannot write the state of all workers, since others have parts of it alone.
-void check_one_has_all(const Config& config, const fs::path& run) {
+/// Throws if rank 0 cannot write the state of all workers, since others have parts of it alone;
+/// says it if it can.
+void check_one_has_all(const Config& config, const fs::path& run, bool speaks) {
   const int64_t stages = config.parallel.pipeline_model_parallel_size;
-  if (stages == 1 && !config.parallel.use_distributed_optimizer) return;
+  if (stages == 1 && !config.parallel.use_distributed_optimizer) {
+    if (speaks)
+      standard_error().line(
+          fmt::format("warning: some workers do not see {}: rank 0 writes all of each checkpoint",
+                      run.string()));
+    return;
+  }
   throw Error(ErrorKind::kConfig,
               "{} needs a train.output_dir that all workers see: each saves its own part, and some "
               "do not see {}",
@@ -209,8 +223,8 @@ CheckpointSaver::CheckpointSaver(const Config& config, RunFacts facts, std::stri
       run_(config.train.output_dir),
       writers_(run) {
   figures_.last_complete = own_checkpoint;
-  if (!config.ranks_are_threads() && !all_see(run_, run_id_, comm, run.grid.num_workers())) {
-    check_one_has_all(config, run_);
+  if (!config.ranks_are_threads() && !all_see(config, run_id_, comm, run.grid.num_workers())) {
+    check_one_has_all(config, run_, comm.rank() == 0);
     writers_.grid.replicas = 1;
   }
   if (!config.checkpoint.async || config.checkpoint.every_steps == 0 || !writes()) return;
@@ -224,8 +238,9 @@ CheckpointSaver::CheckpointSaver(const Config& config, RunFacts facts, std::stri
 }
 
 CheckpointSaver::~CheckpointSaver() {
-  for (const std::future<std::string>* const work : {&writing_, &completing_}) {
-    if (work->valid() && !hangs_) work->wait_for(grace());
+  for (const std::future<std::string>* const work : {&writing_, &completing_, &removing_}) {
+    const bool needs_it = work != &removing_ || std::uncaught_exceptions() == 0;
+    if (work->valid() && !hangs_ && needs_it) work->wait_for(grace());
   }
 }
 
@@ -241,10 +256,9 @@ bool CheckpointSaver::is_due(int64_t step) const {
 void CheckpointSaver::begin(int64_t step, Json trainer, Optimizer* optimizer, bool beside,
                             bool before_bad_step) {
   const Stopwatch watch;
-  wait_for_all();
   // Nobody touches the next checkpoint before rank 0 has completed this one: so a run that has
   // completed one always has one.
-  if (has_begun_) barrier(comm_, "the end of the save before");
+  if (has_begun_) wait_for_all();
   has_begun_ = true;
   said_failed_ = false;
   before_bad_step_ = before_bad_step;
@@ -292,7 +306,7 @@ void CheckpointSaver::start_writing(Optimizer& optimizer, bool beside) {
 
 SaveReport CheckpointSaver::report() {
   using State = SaveReport::State;
-  look_at_completion(/*wait=*/false);
+  look_at_completion();
   if (!under_way()) return {State::kNothing};
   if (!writing_.valid()) return {said_failed_ ? State::kFailed : State::kWritten};
   if (!is_ready(writing_)) return {State::kWriting};
@@ -310,50 +324,57 @@ void CheckpointSaver::heard(const std::vector<SaveReport>& all) {
     return std::ranges::any_of(all, [&](const SaveReport& r) { return r.state == state; });
   };
   if (any(State::kWriting)) return;
-  if (any(State::kFailed)) {
-    ++figures_.num_failed;
-    if (comm_.rank() == 0) {
-      // What cannot be removed now is removed by the next start.
-      in_background([run = run_] { remove_unfinished_checkpoints(run); }).wait_for(grace());
-    }
-  } else if (comm_.rank() == 0) {
-    start_completing();
-  }
+  const bool failed = any(State::kFailed);
+  if (failed) ++figures_.num_failed;
+  gives_up_ = failed;
+  completing_step_ = head_.step;
+  if (comm_.rank() == 0) failed ? start_giving_up() : start_completing();
   head_ = {};
 }
 
 void CheckpointSaver::start_completing() {
-  completing_step_ = head_.step;
   completing_ = in_background([run = run_, index = head_, owners = owners(config_, writers_),
-                               keep = config_.checkpoint, marks = before_bad_step_,
-                               removes = removes_older_]() mutable {
+                               marks = before_bad_step_]() mutable {
     for (int owner = 0; owner < owners.run.grid.num_workers(); ++owner)
       add_file(unfinished_checkpoint(run, index.step), owner, owners, index);
     if (marks) mark_bad_step(run, index.step);
     complete_checkpoint(run, index);
-    if (!removes) return;
+  });
+}
+
+void CheckpointSaver::start_giving_up() {
+  completing_ = in_background([run = run_, step = head_.step] { give_up_checkpoint(run, step); });
+}
+
+void CheckpointSaver::look_at_completion() {
+  if (!completing_.valid() || !is_ready(completing_)) return;
+  const std::string why = completing_.get();
+  // What cannot be removed now is removed by the next start.
+  if (gives_up_) return remove([run = run_] { remove_given_up(run); });
+  if (!why.empty()) {
+    ++figures_.num_failed;
+    return say_failed(completing_step_, why);
+  }
+  figures_.last_complete = completing_step_;
+  if (!removes_older_) return;
+  remove([run = run_, step = completing_step_, keep = config_.checkpoint] {
     try {
       remove_set_aside(run);
       remove_old_checkpoints(run, keep.keep_last, keep.keep_every);
     } catch (const Error& error) {  // the new one is complete all the same
       standard_error().line(
-          fmt::format("warning: step {}: its checkpoint is saved, but an older one stays: {}",
-                      index.step, error.what()));
+          fmt::format("warning: step {}: its checkpoint is saved, but an older one stays: {}", step,
+                      error.what()));
     }
   });
 }
 
-void CheckpointSaver::look_at_completion(bool wait) {
-  if (!completing_.valid() || (!wait && !is_ready(completing_))) return;
-  if (completing_.wait_for(grace()) != std::future_status::ready)
-    throw too_slow(completing_step_, "rank 0 did not complete the checkpoint");
-  const std::string why = completing_.get();
-  if (why.empty()) {
-    figures_.last_complete = completing_step_;
-    return;
-  }
-  ++figures_.num_failed;
-  say_failed(completing_step_, why);
+/// One removal after another. Training waits for none.
+void CheckpointSaver::remove(std::function<void()> work) {
+  removing_ = in_background([before = std::move(removing_), work = std::move(work)]() mutable {
+    if (before.valid()) before.wait();
+    work();
+  });
 }
 
 Error CheckpointSaver::too_slow(int64_t step, const std::string& what) {
@@ -370,20 +391,25 @@ bool CheckpointSaver::finish() {
 }
 
 bool CheckpointSaver::wait_for_all() {
+  constexpr const char* kOperation = "saving a checkpoint";
   const int64_t failed = figures_.num_failed;
-  const double slice_s = std::min(5.0, config_.comm.timeout_s / 4);
-  const Stopwatch watch;
-  while (under_way()) {
-    if (writing_.valid()) writing_.wait_for(std::chrono::duration<double>(slice_s));
-    const std::vector<SaveReport> all = all_gather(comm_, report(), "saving a checkpoint");
-    for (int rank = 0; rank < comm_.size() && watch.seconds() > grace().count(); ++rank) {
-      if (all[rank].state == SaveReport::State::kWriting)
-        throw too_slow(head_.step,
-                       fmt::format("rank {} did not write its part of the checkpoint", rank));
-    }
-    heard(all);
+  // Returns the first rank whose work is not done in time; -1: there is none.
+  const auto wait = [&](const std::future<std::string>& work) {
+    return await_long_work(comm_, config_.comm.timeout_s, kOperation, config_.checkpoint.grace_s,
+                           [&](std::chrono::duration<double> most) {
+                             return !work.valid() ||
+                                    work.wait_for(most) == std::future_status::ready;
+                           });
+  };
+  if (under_way()) {
+    const int64_t step = head_.step;
+    if (const int rank = wait(writing_); rank >= 0)
+      throw too_slow(step, fmt::format("rank {} did not write its part of the checkpoint", rank));
+    heard(all_gather(comm_, report(), kOperation));
   }
-  look_at_completion(/*wait=*/true);
+  if (wait(completing_) >= 0)
+    throw too_slow(completing_step_, "rank 0 did not complete the checkpoint");
+  look_at_completion();
   return figures_.num_failed == failed;
 }
 
@@ -399,7 +425,7 @@ void load_checkpoint(const CheckpointReader& reader, const LlamaConfig& model, c
         reader.folder().string(), wanted[i].name);
     const at::Tensor host = at::empty(wanted[i].shape, aten_type(wanted[i].type));
     for (const StatePart part : kStateParts) {
-      reader.read(found - stored.begin(), part,
+      reader.read(found - stored.begin(), part, optimizer.updated_elements(i),
                   {static_cast<std::byte*>(host.data_ptr()), static_cast<size_t>(host.nbytes())});
       optimizer.load(part, i, host);
     }

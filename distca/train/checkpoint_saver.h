@@ -16,6 +16,7 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <future>
 #include <memory>
 #include <string>
@@ -52,7 +53,8 @@ class CheckpointSaver {
   /// taken the folder.
   CheckpointSaver(const Config& config, RunFacts facts, std::string run_id, int64_t own_checkpoint,
                   Communicator& comm, const RunGrid& run);
-  /// Waits until this rank has stopped writing, at most checkpoint.grace_s.
+  /// Waits until this rank has stopped writing and, unless an exception ends it, removing older
+  /// checkpoints, at most checkpoint.grace_s each.
   ~CheckpointSaver();
 
   /// Whether the configuration wants the state after this step saved.
@@ -88,7 +90,9 @@ class CheckpointSaver {
   bool wait_for_all();
   void start_writing(Optimizer& optimizer, bool beside);
   void start_completing();
-  void look_at_completion(bool wait);
+  void start_giving_up();
+  void look_at_completion();
+  void remove(std::function<void()> work);
   std::chrono::duration<double> grace() const;
   Error too_slow(int64_t step, const std::string& what);
 
@@ -109,10 +113,13 @@ class CheckpointSaver {
   std::future<std::string> writing_;     // "" or why it failed
   std::future<std::string> completing_;  // on rank 0
   int64_t completing_step_ = 0;
+  bool gives_up_ = false;              // the save has failed: it makes way
+  std::future<std::string> removing_;  // on rank 0, what no one needs any longer
 };
 
-/// Reads the weights of a stage of the model, and AdamW's state of them, from a checkpoint, whoever
-/// has written it. Throws Error(kCheckpoint).
+/// Reads what this rank updates of the weights of its stage, and AdamW's state of it, from a
+/// checkpoint, whoever has written it; Optimizer::gather_weights() brings the rest of the weights.
+/// Throws Error(kCheckpoint).
 void load_checkpoint(const CheckpointReader& reader, const LlamaConfig& model, const Stage& stage,
                      Optimizer& optimizer);
 

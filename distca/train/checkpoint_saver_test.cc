@@ -4,12 +4,23 @@
 #include "distca/train/checkpoint_saver.h"
 
 #include <ATen/ATen.h>
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <numeric>
+#include <thread>
 
 #include <cmath>
 
 #include "distca/base/error.h"
+#include "distca/base/file.h"
 #include "distca/batch/test_folder.h"
 #include "distca/checkpoint/folder.h"
 #include "distca/checkpoint/reader.h"
@@ -17,7 +28,19 @@
 #include "distca/comm/collectives.h"
 #include "distca/comm/thread_group.h"
 #include "distca/model/weights_file.h"
+#include "distca/train/start_weights.h"
 #include "distca/train/worker_weights_testing.h"
+
+namespace {
+std::atomic<double> removal_s = 0;  // what it takes to remove rank 0's file
+}  // namespace
+
+/// In the place of the C library's, by which the standard library removes folders.
+extern "C" int unlinkat(int folder, const char* path, int flags) noexcept {
+  if (std::strstr(path, "rank_0") != nullptr)
+    std::this_thread::sleep_for(std::chrono::duration<double>(removal_s));
+  return static_cast<int>(syscall(SYS_unlinkat, folder, path, flags));
+}
 
 namespace distca {
 namespace {
@@ -80,6 +103,7 @@ class CheckpointSaverTest : public FolderTest {
     if (from.empty()) return testing::set_known_state(weights);
     load_checkpoint(CheckpointReader(checkpoint(from)), config.model, weights.model.stage(),
                     weights.optimizer);
+    weights.optimizer.gather_weights(weights.all_workers);
     EXPECT_EQ(weights.optimizer.updates(), testing::kKnownUpdates);
     // Phases use them, also where another rank updates them.
     const std::vector<StoredTensor> stored = stored_weights(config.model, weights.model.stage());
@@ -162,11 +186,15 @@ TEST_F(CheckpointSaverTest, a_state_that_may_be_spoilt_removes_no_older_one) {
   testing::on_ranks(
       config, way, [&](Communicator& comm, const RunGrid& run, WorkerWeights* weights) {
         testing::set_known_state(*weights);
-        CheckpointSaver saver(config, facts_of(config, way), "0123", 0, comm, run);
         const auto save = [&](int64_t step, bool before_bad_step, bool keeps) {
-          saver.begin(step, Json::object(), &weights->optimizer, /*beside=*/true, before_bad_step);
-          if (keeps) saver.keep_older();
-          const bool succeeded = saver.finish();
+          bool succeeded = false;
+          {  // its end waits until what is removed is gone
+            CheckpointSaver saver(config, facts_of(config, way), "0123", 0, comm, run);
+            saver.begin(step, Json::object(), &weights->optimizer, /*beside=*/true,
+                        before_bad_step);
+            if (keeps) saver.keep_older();
+            succeeded = saver.finish();
+          }
           barrier(comm, "a look at the folder");
           return succeeded;
         };
@@ -209,12 +237,124 @@ TEST_F(CheckpointSaverTest, another_grid_goes_on_to_rounding_and_says_so) {
                           "and is 2; parallel.pipeline_layers was '' and is '1,3'"));
 }
 
+TEST_F(CheckpointSaverTest, no_rank_waits_until_older_ones_are_removed) {
+  constexpr double kTimeout = 2;
+  const Way way{.replicas = 2};
+  const Config config = testing::config_of(
+      way, folder_ / "run", "float32",
+      {"checkpoint.every_steps=1", "checkpoint.keep_last=1", "comm.timeout_s=2"});
+  const RunGrid run = run_grid(config, way.workers());
+  removal_s = 2 * kTimeout;
+  run_ranks(way.workers(), {.timeout_s = kTimeout}, [&](Communicator& comm) {
+    WorkerWeights weights(config, comm, run);
+    CheckpointSaver saver(config, facts_of(config, way), "0123", 0, comm, run);
+    for (const int64_t step : {1, 2}) {
+      saver.begin(step, Json::object(), &weights.optimizer, /*beside=*/false);
+      EXPECT_TRUE(saver.finish());
+      barrier(comm, "comparing the trained weights");
+    }
+  });
+  removal_s = 0;
+  const std::vector<CheckpointPlace> left = complete_checkpoints(folder_ / "run");
+  ASSERT_EQ(left.size(), 1u) << "the end waits until they are removed";
+  EXPECT_EQ(left[0].step, 2);
+}
+
+TEST_F(CheckpointSaverTest, a_failed_save_is_removed_beside_the_next) {
+  constexpr double kTimeout = 2;
+  const Way way{.replicas = 2};
+  const Config config = testing::config_of(
+      way, folder_ / "run", "float32",
+      {"checkpoint.every_steps=1", "checkpoint.keep_last=1", "comm.timeout_s=2"});
+  const RunGrid run = run_grid(config, way.workers());
+  const fs::path unfinished = unfinished_checkpoint(folder_ / "run", 1);
+  fs::create_directories(unfinished / "rank_1.safetensors");  // rank 1 cannot write its file
+  write_file_atomically(unfinished / "rank_1.safetensors" / "rank_1", "");
+  removal_s = 2 * kTimeout;
+  run_ranks(way.workers(), {.timeout_s = kTimeout}, [&](Communicator& comm) {
+    WorkerWeights weights(config, comm, run);
+    CheckpointSaver saver(config, facts_of(config, way), "0123", 0, comm, run);
+    for (const bool saved : {false, true}) {  // the same step, as before an emergency
+      saver.begin(1, Json::object(), &weights.optimizer, /*beside=*/false);
+      EXPECT_EQ(saver.finish(), saved);
+      barrier(comm, "the next step");
+    }
+  });
+  removal_s = 0;
+  EXPECT_EQ(read_checkpoint_index(folder_ / "run/checkpoints/step_000001").files.size(), 2u);
+  EXPECT_EQ(std::distance(fs::directory_iterator(checkpoints_folder(folder_ / "run")), {}), 1);
+}
+
+TEST_F(CheckpointSaverTest, a_rank_reads_what_it_updates) {
+  for (const Way& way : {Way{.replicas = 4, .zero = true}, Way{.stages = 4},
+                         Way{.stages = 2, .replicas = 2, .zero = true}, Way{.replicas = 2}}) {
+    save(way.name(), way, "float32");
+    const CheckpointReader whole(checkpoint(way.name()));
+    whole.check();
+    std::vector<int64_t> bytes(way.workers());
+    testing::on_ranks(testing::config_of(way, folder_, "float32"), way,
+                      [&](Communicator& comm, const RunGrid&, WorkerWeights* weights) {
+                        const CheckpointReader reader(checkpoint(way.name()));
+                        load_checkpoint(reader, weights->model.config(), weights->model.stage(),
+                                        weights->optimizer);
+                        bytes[comm.rank()] = reader.bytes_read();
+                      });
+    const int64_t times = way.zero ? 1 : way.replicas;
+    EXPECT_EQ(std::accumulate(bytes.begin(), bytes.end(), int64_t{0}), times * whole.bytes_read())
+        << way.name();
+  }
+}
+
+TEST_F(CheckpointSaverTest, damage_that_one_rank_finds_is_that_of_all) {
+  const Way way{.replicas = 2, .zero = true};
+  save("run", way, "float32");
+  const fs::path file = checkpoint("run") / "rank_1.safetensors";
+  std::string bytes = read_file(file);
+  bytes[bytes.size() - 5] ^= 4;  // in the last moment of rank 1
+  write_file_atomically(file, bytes);
+  const Config config = testing::config_of(way, folder_ / "run", "float32");
+  testing::on_ranks(config, way, [&](Communicator& comm, const RunGrid&, WorkerWeights* weights) {
+    std::vector<std::string> words;
+    const auto chosen = comm.rank() == 0 ? std::optional(checkpoint("run")) : std::nullopt;
+    const auto reader = open_checkpoint(comm, config, chosen);
+    ASSERT_NE(reader, nullptr);
+    try {
+      read_start_weights(comm, reader.get(), config, weights, words);
+      ADD_FAILURE() << "no rank has found it";
+    } catch (const DamagedCheckpoint& damage) {
+      EXPECT_THAT(damage.what(), StartsWith("rank 1: " + file.string()));
+      EXPECT_EQ(damage.step, kStep);
+    }
+    EXPECT_EQ(open_checkpoint(comm, config, {}), nullptr);
+  });
+}
+
+/// As a client of NFS sees, for a while, a folder that another machine has made.
+TEST_F(CheckpointSaverTest, a_folder_that_a_rank_sees_late_is_waited_for) {
+  const Way way{.replicas = 2, .zero = true};
+  save("rank_0", way, "float32");
+  const std::jthread late([&] {
+    std::this_thread::sleep_for(std::chrono::seconds(1));
+    fs::create_directory_symlink("rank_0", folder_ / "rank_1");
+  });
+  run_ranks(way.workers(), {.timeout_s = 60}, [&](Communicator& comm) {
+    const fs::path own = folder_ / fmt::format("rank_{}", comm.rank());
+    const Config config = testing::config_of(way, own, "float32", {"comm.backend=gloo"});
+    const auto reader = open_checkpoint(comm, config, checkpoint("rank_0"));
+    EXPECT_EQ(reader->folder(), own / "checkpoints" / fmt::format("step_{:06}", kStep));
+    const RunGrid run = run_grid(config, way.workers());
+    CheckpointSaver(config, facts_of(config, way), "0123", 0, comm, run);
+  });
+}
+
 TEST_F(CheckpointSaverTest, what_rank_0_cannot_write_alone_needs_a_folder_that_all_see) {
   const auto refusal = [&](const Way& way) -> std::string {
     try {
-      run_ranks(way.workers(), {.timeout_s = 60}, [&](Communicator& comm) {
+      run_ranks(way.workers(), {.timeout_s = 300}, [&](Communicator& comm) {
         const fs::path own = folder_ / way.name() / std::to_string(comm.rank());
-        const Config config = testing::config_of(way, own, "float32", {"comm.backend=gloo"});
+        const Config config = testing::config_of(way, own, "float32",
+                                                 {"comm.backend=gloo", "comm.startup_timeout_s=1"});
+        if (comm.rank() == 0) fs::create_directories(own);  // it has taken its folder
         CheckpointSaver(config, facts_of(config, way), "0123", 0, comm,
                         run_grid(config, way.workers()));
       });

@@ -51,9 +51,9 @@ TEST(loader, segments_carry_ids_targets_and_positions_of_their_document) {
   EXPECT_EQ(skipped.bad_tokens, 3);
   EXPECT_EQ(skipped.targets_left_out, 4);
   // Each part counts its own, wherever the document is cut.
-  const LocalTokens first = load({{0, {0, 2}}}), rest = load({{0, {2, 6}}});
-  EXPECT_EQ(first.bad_tokens, 0);
-  EXPECT_EQ(first.targets_left_out, 0);
+  const LocalTokens begin = load({{0, {0, 2}}}), rest = load({{0, {2, 6}}});
+  EXPECT_EQ(begin.bad_tokens, 0);
+  EXPECT_EQ(begin.targets_left_out, 0);
   EXPECT_EQ(rest.bad_tokens, 3);
   EXPECT_EQ(rest.targets_left_out, 4);
   config.data.bad_tokens = "1";

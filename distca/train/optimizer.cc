@@ -245,10 +245,39 @@ void Optimizer::load(StatePart part, size_t weight, const at::Tensor& full) {
   }
 }
 
+std::vector<Range> Optimizer::updated_elements(size_t weight) const {
+  std::vector<Range> elements;
+  for (const Bucket& bucket : state_->buckets) {
+    for (const Piece& piece : bucket.pieces) {
+      if (piece.weight == weight) elements.push_back(piece.elements);
+    }
+  }
+  return elements;
+}
+
 int64_t Optimizer::state_bytes() const {
   const State& s = *state_;
   return static_cast<int64_t>(s.exp_avg.nbytes() + s.exp_avg_sq.nbytes() +
                               (s.keeps_masters() ? s.masters.nbytes() : 0));
+}
+
+void Optimizer::gather_weights(Communicator& all_workers) {
+  const State& s = *state_;
+  if (!s.exchange->distributed_optimizer) return;
+  auto* const base = static_cast<std::byte*>(s.weights.storage.data_ptr());
+  const auto messages_of = [&](const MessageList& list) {
+    std::vector<Message> messages;
+    for (const PeerMessage& m : list.messages)
+      messages.push_back(
+          {.peer = m.peer, .tag = kGatherToTag, .data = base + m.offset, .bytes = m.bytes});
+    return messages;
+  };
+  for (const GradientBucket& bucket : s.exchange->buckets) {
+    const std::vector<Message> sends = messages_of(bucket.gather_sends);
+    const std::vector<Message> receives = messages_of(bucket.gather_receives);
+    if (!sends.empty() || !receives.empty())
+      all_workers.exchange(sends, receives, "gathering the weights")->wait();
+  }
 }
 
 std::vector<at::Tensor> Optimizer::gather_masters(Communicator& all_workers) {

@@ -74,8 +74,13 @@ class Optimizer {
   /// [elements] Some elements of a weight's state, which this rank must hold (CHECK), in row-major
   /// order. The tensor shares memory with the state. Moments are zero before the first update.
   at::Tensor state(StatePart part, size_t weight, const Range& elements) const;
+  /// The elements of a weight that this rank updates, in row-major order.
+  std::vector<Range> updated_elements(size_t weight) const;
   /// Takes what this rank holds of a weight's state from `full`, which has the shape of the weight.
   void load(StatePart part, size_t weight, const at::Tensor& full);
+  /// Where each rank has loaded only what it updates of the weights, brings it the rest. The ranks
+  /// are those of gather_masters().
+  void gather_weights(Communicator& all_workers);
   /// To be called after load(), with the number that belongs to the state.
   void set_updates(int64_t updates);
   /// Bytes of the moments and of masters that are not the parameters.

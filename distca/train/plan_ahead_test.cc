@@ -38,7 +38,7 @@ TEST(PlanAhead, batches_come_in_order_and_one_is_planned_while_another_is_used) 
     EXPECT_EQ(ahead.next().figures.tokens, i);
     // The next one is planned without being asked for.
     const int want = std::min(i + 1, 3);
-    for (int wait = 0; planned < want && wait < 2000; ++wait) {
+    for (int wait = 0; planned < want && wait < 60'000; ++wait) {
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
     EXPECT_EQ(planned, want);

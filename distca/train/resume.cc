@@ -14,11 +14,13 @@
 #include "distca/base/console.h"
 #include "distca/base/env.h"
 #include "distca/base/error.h"
+#include "distca/base/file.h"
 #include "distca/base/hash.h"
 #include "distca/base/machine.h"
 #include "distca/checkpoint/folder.h"
 #include "distca/checkpoint/reader.h"
 #include "distca/comm/collectives.h"
+#include "distca/comm/long_work.h"
 #include "distca/train/memory_cap.h"
 
 namespace distca {
@@ -92,26 +94,28 @@ std::vector<std::string> varies_between_runs(const std::map<std::string, std::st
   return keys;
 }
 
-/// The newest of a run's checkpoints that is whole; nothing if there is none.
-std::optional<fs::path> newest_whole(const fs::path& run, const std::string& run_id, bool warns) {
+/// The newest of a run's checkpoints whose index and files are right; nothing if there is none.
+std::optional<fs::path> newest_whole(const fs::path& run, const std::string& run_id,
+                                     int64_t before_step, bool warns) {
   std::vector<CheckpointPlace> places = complete_checkpoints(run);
   for (; !places.empty(); places.pop_back()) {
+    if (places.back().step >= before_step) continue;
     try {
       const CheckpointReader reader(places.back().folder);
-      if (!run_id.empty() && reader.index().run_id != run_id) continue;
-      reader.check();
-      return places.back().folder;
+      if (run_id.empty() || reader.index().run_id == run_id) return places.back().folder;
     } catch (const Error& error) {
-      if (warns) {
-        standard_error().line(
-            fmt::format("warning: {}; the checkpoint before it is looked at", error.what()));
-      }
+      if (warns) warn_passed_over(error);
     }
   }
   return {};
 }
 
 }  // namespace
+
+void warn_passed_over(const Error& damage) {
+  standard_error().line(
+      fmt::format("warning: {}; the checkpoint before it is looked at", damage.what()));
+}
 
 Launch this_launch() {
   Launch launch{.run_id = env_string("DISTCA_RUN_ID").value_or("").substr(0, kRunIdDigits)};
@@ -121,15 +125,15 @@ Launch this_launch() {
 }
 
 std::optional<fs::path> choose_checkpoint(const ResumeRequest& request, const Config& config,
-                                          const Launch& launch, bool warns) {
+                                          const Launch& launch, bool warns, int64_t before_step) {
   using Kind = ResumeRequest::Kind;
   const fs::path run = config.train.output_dir;
   if (launch.restart > 0 && !launch.run_id.empty()) {
-    if (auto own = newest_whole(run, launch.run_id, warns)) return own;
+    if (auto own = newest_whole(run, launch.run_id, before_step, warns)) return own;
   }
   if (request.kind == Kind::kNo) return {};
   if (request.kind == Kind::kPath) return find_checkpoints(request.path).newest();
-  auto newest = newest_whole(run, "", warns);
+  auto newest = newest_whole(run, "", before_step, warns);
   DISTCA_THROW_IF(!newest && request.kind == Kind::kNewest, ErrorKind::kCheckpoint,
                   "--resume: {} holds no complete checkpoint: leave --resume out, or give --resume "
                   "if-any",
@@ -137,10 +141,43 @@ std::optional<fs::path> choose_checkpoint(const ResumeRequest& request, const Co
   return newest;
 }
 
+std::unique_ptr<CheckpointReader> open_checkpoint(Communicator& comm, const Config& config,
+                                                  const std::optional<fs::path>& chosen) {
+  // Another rank may see the run's folder under another name.
+  constexpr const char* kOperation = "opening the checkpoint";
+  const bool own = chosen && is_own_checkpoint(*chosen, config);
+  const std::string mine =
+      comm.rank() > 0 || !chosen ? "" : (own ? chosen->filename() : *chosen).string();
+  const bool is_own = all_gather(comm, uint8_t(own), kOperation)[0] == 1;
+  const std::string told = all_gather_texts(comm, mine, kOperation)[0];
+  if (told.empty()) return nullptr;
+  const fs::path run = config.train.output_dir;
+  const fs::path folder = is_own ? checkpoints_folder(run) / told : fs::path(told);
+  std::unique_ptr<CheckpointReader> reader;
+  do_long_work(comm, config.comm.timeout_s, kOperation, [&] {
+    if (comm.rank() > 0) appears(folder / kIndexFile, late_folder_s(config));
+    reader = std::make_unique<CheckpointReader>(folder);
+  });
+  return reader;
+}
+
+std::optional<fs::path> choose_older(Communicator& comm, const Config& config,
+                                     const std::function<std::optional<fs::path>(int64_t)>& older,
+                                     const DamagedCheckpoint& damage) {
+  std::optional<fs::path> chosen;
+  do_on_rank_0(comm, config.comm.timeout_s, "looking for the checkpoint before", [&] {
+    if (!older) throw Error(damage);
+    warn_passed_over(damage);
+    chosen = older(damage.step);
+    if (chosen == damage.folder) throw Error(damage);
+  });
+  return chosen;
+}
+
+double late_folder_s(const Config& config) { return std::min(90.0, config.comm.startup_timeout_s); }
+
 bool is_own_checkpoint(const fs::path& checkpoint, const Config& config) {
-  std::error_code ignored;
-  return fs::equivalent(fs::canonical(checkpoint, ignored).parent_path().parent_path(),
-                        config.train.output_dir, ignored);
+  return is_checkpoint_of(config.train.output_dir, checkpoint);
 }
 
 std::map<std::string, std::string> config_texts(const Config& config) {
@@ -183,6 +220,22 @@ std::string agreed_run_id(Communicator& comm, const std::string& mine) {
 std::string checkpoint_words(const CheckpointIndex& index) {
   return fmt::format("step {} of run {}, {}", index.step, index.run_id,
                      hash_hex(canonical_json(to_json(index))));
+}
+
+ResolvedConfig resolved_config(const Config& config, const std::string& kernel,
+                               const std::string& data, bool on_device,
+                               const CheckpointReader* checkpoint) {
+  return {.price = config.attention_profile ? profile_name(*config.attention_profile) : "pairs",
+          .kernel = kernel,
+          .data = data,
+          .isa = on_device ? std::string() : at::get_cpu_capability(),
+          .checkpoint = checkpoint ? checkpoint_words(checkpoint->index()) : "none"};
+}
+
+RunFacts run_facts(const Config& config, const ResolvedConfig& resolved, int num_workers) {
+  return {.config = config_texts(config),
+          .machine = machine_texts(config, resolved, num_workers),
+          .data = resolved.data};
 }
 
 std::vector<std::string> check_resume(const CheckpointIndex& index, const RunFacts& now) {

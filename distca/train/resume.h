@@ -3,19 +3,25 @@
 // (docs/checkpoints.md lists the keys).
 //
 //     const auto checkpoint = choose_checkpoint({.kind = ResumeRequest::Kind::kNewest}, config,
-//                                               this_launch(), /*warns=*/true);
-//     const CheckpointReader reader(*checkpoint);
-//     for (const std::string& line : check_resume(reader.index(), now)) say(line);
+//                                               this_launch(), /*warns=*/true);  // on rank 0
+//     const auto reader = open_checkpoint(comm, config, checkpoint);             // on all ranks
+//     for (const std::string& line : check_resume(reader->index(), now)) say(line);
 //
 // Thread rule: any thread may call these functions.
 
+#include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <limits>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "distca/base/error.h"
 #include "distca/checkpoint/index.h"
+#include "distca/checkpoint/reader.h"
 #include "distca/comm/communicator.h"
 #include "distca/train/config.h"
 #include "distca/train/same_config.h"
@@ -42,14 +48,46 @@ struct Launch {
 Launch this_launch();
 
 /// The checkpoint to go on from; nothing for a new run. After a restart, it is the newest one that
-/// this launch has written, if there is one. Otherwise it is what the user asks for. A newest
-/// checkpoint that is damaged is passed over, with a warning if `warns`, for the one before it; one
-/// that the user has named is not. Throws Error(kCheckpoint) if there is none.
-std::optional<std::filesystem::path> choose_checkpoint(const ResumeRequest& request,
-                                                       const Config& config, const Launch& launch,
-                                                       bool warns);
+/// this launch has written, if there is one. Otherwise it is what the user asks for. Of a run's
+/// own checkpoints, only those before `before_step` are looked at. A newest one whose index or
+/// files are not right is passed over, with a warning if `warns`, for the one before it; one that
+/// the user has named is not. What the files hold is not read: the ranks do that together. Throws
+/// Error(kCheckpoint) if there is none.
+std::optional<std::filesystem::path> choose_checkpoint(
+    const ResumeRequest& request, const Config& config, const Launch& launch, bool warns,
+    int64_t before_step = std::numeric_limits<int64_t>::max());
 
-/// Whether a checkpoint lies in the folder of the run that is about to start.
+/// Says why a checkpoint is passed over.
+void warn_passed_over(const Error& damage);
+
+/// Opens, on every rank, the checkpoint that rank 0 has chosen; null if that is none. What
+/// `chosen` is on other ranks does not matter. A rank that does not see the folder at once keeps
+/// looking (late_folder_s). All ranks call it together. Throws Error(kCheckpoint) on all ranks.
+std::unique_ptr<CheckpointReader> open_checkpoint(
+    Communicator& comm, const Config& config, const std::optional<std::filesystem::path>& chosen);
+
+/// What a checkpoint holds is not what its index says, or cannot be read. All ranks throw it alike.
+struct DamagedCheckpoint : Error {
+  DamagedCheckpoint(const CheckpointReader& reader, const Error& why)
+      : Error(why), folder(reader.folder()), step(reader.index().step) {}
+  std::filesystem::path folder;
+  int64_t step;
+};
+
+/// What rank 0 goes on from in place of a damaged checkpoint, as `older` chooses, to which its step
+/// is given; says that it is passed over. On other ranks nothing. All ranks call it together.
+/// Throws what is wrong on all ranks, if `older` is null on rank 0 or gives the same checkpoint.
+std::optional<std::filesystem::path> choose_older(
+    Communicator& comm, const Config& config,
+    const std::function<std::optional<std::filesystem::path>(int64_t)>& older,
+    const DamagedCheckpoint& damage);
+
+/// For how many seconds a rank looks for what another machine has made in train.output_dir: as long
+/// as a client of NFS may believe that nothing is there, and no longer than ranks may take to meet.
+double late_folder_s(const Config& config);
+
+/// Whether a path is a checkpoint of the run that is about to start; what a run has set aside is
+/// its own no longer.
 bool is_own_checkpoint(const std::filesystem::path& checkpoint, const Config& config);
 
 /// Every key of a configuration as text, by name.
@@ -70,6 +108,13 @@ struct RunFacts {
   std::map<std::string, std::string> machine;  // machine_texts
   std::string data;                            // DataBlend::summary
 };
+
+/// What a rank compares with the others: the kernel that it chose, what its data set holds, and the
+/// checkpoint that it goes on from; null: none.
+ResolvedConfig resolved_config(const Config& config, const std::string& kernel,
+                               const std::string& data, bool on_device,
+                               const CheckpointReader* checkpoint);
+RunFacts run_facts(const Config& config, const ResolvedConfig& resolved, int num_workers);
 
 /// Throws Error(kConfig), naming the key, if a run may not go on from this checkpoint. Otherwise
 /// returns lines for people: which keys have changed what is trained, and whether the run goes on

@@ -128,7 +128,9 @@ void remove_temporaries(const fs::path& folder) {
 
 /// False: another process has it for longer than a look takes.
 bool lock_file(int descriptor) {
-  constexpr double kLooks = 0.5;  // seconds: other starts look at the folder, too
+  // Seconds: other starts look at the folder, too, and a run that was killed takes a while to be
+  // gone where the machine is busy.
+  constexpr double kLooks = 5;
   const Stopwatch watch;
   while (flock(descriptor, LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK && errno != EINTR) return true;  // there are no locks here
@@ -288,17 +290,24 @@ void RunFolder::begin(const std::string& config_toml) {
   file.commit();
 }
 
-/// After the line of the step that the run goes on from, or before the first.
+/// After the line of the step that the run goes on from, or before the first. Steps ascend, so what
+/// is to go is found from the end.
 void RunFolder::cut_metrics() {
-  int64_t size = 0;
+  size_t size = 0;
   if (how_.goes_on_after > 0) {
-    std::ifstream file(metrics_path(), std::ios::binary);
-    for (std::string line; std::getline(file, line) && !file.eof();) {  // eof: it has no line end
-      if (step_of(line).value_or(INT64_MAX) > how_.goes_on_after) break;
-      size += static_cast<int64_t>(line.size()) + 1;
+    const MappedFile file(metrics_path());
+    const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()),
+                                file.bytes().size());
+    size = text.rfind('\n') + 1;  // what has no line end is none
+    while (size > 0) {
+      const size_t begin = size == 1 ? 0 : text.rfind('\n', size - 2) + 1;
+      const std::string_view line = text.substr(begin, size - 1 - begin);
+      if (step_of(line).value_or(INT64_MAX) <= how_.goes_on_after) break;
+      size = begin;
     }
   }
-  if (ftruncate(lock_.get(), size) != 0) throw os_error(metrics_path(), "cannot be written");
+  if (ftruncate(lock_.get(), static_cast<off_t>(size)) != 0)
+    throw os_error(metrics_path(), "cannot be written");
 }
 
 fs::path RunFolder::metrics_path() const { return folder_ / kMetrics; }

@@ -307,6 +307,26 @@ TEST_F(RunFolderTest, a_run_that_goes_on_keeps_its_lines_and_checkpoints_up_to_t
   EXPECT_FALSE(fs::exists(unfinished_checkpoint(run(), 31)));
 }
 
+TEST_F(RunFolderTest, lines_are_cut_from_the_end) {
+  make_run(30, false);
+  const std::string lines = contents().at("metrics.jsonl");
+  const size_t after_5 = lines.find(line_of(6)), after_20 = lines.find(line_of(21));
+  const std::string torn = lines.substr(0, after_5) + "torn\n" + lines.substr(after_5);
+  for (const std::string& end : {"", "\n", "{\"step\":31", "x\ny\n"}) {
+    write("metrics.jsonl", torn + end);
+    { RunFolder(run(), {.goes_on_after = 20}).begin(""); }
+    EXPECT_EQ(contents().at("metrics.jsonl"), torn.substr(0, after_20 + 5)) << end;
+    write("metrics.jsonl", lines + end);
+    { RunFolder(run(), {.goes_on_after = 30}).begin(""); }
+    EXPECT_EQ(contents().at("metrics.jsonl"), lines) << end;
+  }
+  for (const std::string& all : {line_of(21) + "\n", line_of(1), std::string()}) {
+    write("metrics.jsonl", all);
+    { RunFolder(run(), {.overwrite = true, .goes_on_after = 20}).begin(""); }
+    EXPECT_EQ(contents().at("metrics.jsonl"), "");
+  }
+}
+
 TEST_F(RunFolderTest, checkpoints_that_are_replaced_go_when_the_new_weights_are_whole) {
   make_run(30, false);
   write_checkpoint(run(), 30);

@@ -214,6 +214,11 @@ std::string memory_text(const Config& config, const std::vector<MemoryUse>& rank
       human_bytes(most->peak_bytes), rank, human_bytes(most->resident_bytes));
 }
 
+std::string validation_text(const StepMetrics& last) {
+  if (!last.validation_loss) return "";
+  return fmt::format("  validation loss {:.3f} nats a token\n", *last.validation_loss);
+}
+
 /// What the losses and loads were.
 std::string learned_text(const Config& config, const DataBlend& data, const RunSummary& summary) {
   const StepMetrics &last = summary.last, &sum = summary.sum;
@@ -226,8 +231,7 @@ std::string learned_text(const Config& config, const DataBlend& data, const RunS
                          : "no loss: no batch had a next token to learn,",
       with_thousands(sum.plan.tokens), sum.step_s,
       with_thousands(static_cast<int64_t>(tokens_per_s)));
-  if (last.validation_loss)
-    text += fmt::format("  validation loss {:.3f} nats a token\n", *last.validation_loss);
+  text += validation_text(last);
   // Of one data set: what a blend shows more often counts more often.
   const auto entropies = data.num_sets() == 1 ? token_entropies(data.set(0)) : std::nullopt;
   if (entropies) text += fmt::format("  {}\n", wrap(counting_words(*entropies), kColumns - 2));
@@ -260,6 +264,7 @@ std::string summary_text(const Config& config, const DataBlend& data, const RunS
           : fmt::format("\nNothing was trained (train.steps = 0): the weights are {}\n",
                         config.model_from.empty() ? "the initial, random ones"
                                                   : "those of " + config.model_from);
+  if (summary.steps == 0) text += validation_text(summary.last);
   const Json saved = config.model.to_hugging_face(config.batch.max_document_tokens);
   text += fmt::format(
       "\nSaved\n"

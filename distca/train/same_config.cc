@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
-#include <span>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -49,26 +47,12 @@ Json settings_of(Config config, const ResolvedConfig& resolved) {
   return settings;
 }
 
-/// Every rank's text, in rank order.
-std::vector<std::string> all_gather_texts(Communicator& comm, std::string mine) {
-  constexpr std::string_view kOperation = "comparing configurations";
-  const std::vector<uint64_t> size = all_gather(comm, uint64_t{mine.size()}, kOperation);
-  const uint64_t longest = *std::ranges::max_element(size);
-  mine.resize(longest);
-  const std::vector<std::byte> all =
-      all_gather_bytes(comm, std::as_bytes(std::span(mine)), kOperation);
-  std::vector<std::string> texts;
-  for (int rank = 0; rank < comm.size(); ++rank)
-    texts.emplace_back(reinterpret_cast<const char*>(all.data()) + rank * longest, size[rank]);
-  return texts;
-}
-
 }  // namespace
 
 void check_same_config(Communicator& comm, const Config& config, const ResolvedConfig& resolved) {
   const std::string mine = settings_of(config, resolved).dump(-1, ' ', true);
   std::vector<Json> all;
-  for (const std::string& text : all_gather_texts(comm, mine))
+  for (const std::string& text : all_gather_texts(comm, mine, "comparing configurations"))
     all.push_back(parse_json(text, "another rank's configuration", ErrorKind::kComm));
   for (size_t i = 0; i < all[0].size(); ++i) {
     std::vector<int> others;

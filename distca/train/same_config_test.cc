@@ -16,7 +16,7 @@ namespace {
 /// What three ranks say of their configurations, each its own; "" if nothing, else the same on all.
 std::string said(const std::function<void(int, Config&, ResolvedConfig&)>& change) {
   std::vector<std::string> lines(3);
-  run_ranks(3, {.timeout_s = 30}, [&](Communicator& comm) {
+  run_ranks(3, {.timeout_s = 300}, [&](Communicator& comm) {
     Config config;
     ResolvedConfig resolved{.price = "pairs", .kernel = "cpu"};
     change(comm.rank(), config, resolved);

@@ -31,7 +31,7 @@ LlamaConfig ends_only(bool tied) {
 TEST(same_weights, ranks_that_differ_in_a_bit_are_named_on_all) {
   const RunGrid run{.grid = {.replicas = 4}, .layers = {{0, 0}}};
   const LlamaConfig model = ends_only(/*tied=*/true);
-  run_ranks(4, {.timeout_s = 30}, [&](Communicator& comm) {
+  run_ranks(4, {.timeout_s = 300}, [&](Communicator& comm) {
     std::vector<at::Tensor> weights = {at::ones({3, 5}), at::arange(7, at::kFloat)};
     EXPECT_TRUE(ranks_with_other_weights(comm, run, model, weights, "test").empty());
     if (comm.rank() == 1) weights[1][2] += 1e-6;
@@ -44,7 +44,7 @@ TEST(same_weights, ranks_that_differ_in_a_bit_are_named_on_all) {
 
 TEST(same_weights, in_a_pipeline_each_rank_is_compared_with_the_first_of_its_stage) {
   const RunGrid run{.grid = {.stages = 2, .replicas = 2}, .layers = {{0, 0}, {0, 0}}};
-  run_ranks(4, {.timeout_s = 30}, [&](Communicator& comm) {
+  run_ranks(4, {.timeout_s = 300}, [&](Communicator& comm) {
     const int stage = comm.rank() / 2;  // the first has the embedding, the last the norm and head
     std::vector<at::Tensor> weights(1 + stage);
     for (at::Tensor& weight : weights) weight = at::full({3, 5}, stage);
@@ -68,7 +68,7 @@ TEST(same_weights, in_a_pipeline_each_rank_is_compared_with_the_first_of_its_sta
 
 TEST(same_weights, the_two_copies_of_a_tied_embedding_are_compared) {
   const RunGrid run{.grid = {.stages = 2, .replicas = 2}, .layers = {{0, 0}, {0, 0}}};
-  run_ranks(4, {.timeout_s = 30}, [&](Communicator& comm) {
+  run_ranks(4, {.timeout_s = 300}, [&](Communicator& comm) {
     const int stage = comm.rank() / 2;
     std::vector<at::Tensor> weights;
     if (stage == 1) weights.push_back(at::zeros({5}));  // the last norm
@@ -163,7 +163,7 @@ class SameWeightsTest : public FolderTest {
     overrides.insert(overrides.end(), more.begin(), more.end());
     const Config config = load_config("", overrides);
     try {
-      run_ranks(2, {.timeout_s = 30}, [&](Communicator& comm) {
+      run_ranks(2, {.timeout_s = 300}, [&](Communicator& comm) {
         FaultyMachine faulty(comm);
         RunState state(config.train.output_dir, config.train.steps);
         train(config, comm.rank() == 1 ? faulty : comm, state);

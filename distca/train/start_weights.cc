@@ -1,12 +1,15 @@
 #include "distca/train/start_weights.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <c10/core/GradMode.h>
 
 #include <cstring>
 
 #include "distca/comm/aten_types.h"
+#include "distca/comm/long_work.h"
 #include "distca/train/checkpoint_saver.h"
+#include "distca/train/resume.h"
 
 namespace distca {
 namespace {
@@ -40,6 +43,26 @@ void load_start_weights(const CheckpointReader* checkpoint, const Config& config
     words->push_back(
         fmt::format("starting from the weights of {}: {}", config.model_from, stored.words()));
   }
+}
+
+void read_start_weights(Communicator& comm, const CheckpointReader* checkpoint,
+                        const Config& config, WorkerWeights* weights,
+                        std::vector<std::string>& words) {
+  // On a device, a look at a number waits until the thread's stream has done what it was given:
+  // here what the weights were drawn by, and there what loads them.
+  if (weights) weights->optimizer.updates();
+  try {
+    do_long_work(comm, config.comm.timeout_s, "reading the initial weights", [&] {
+      if (!weights) return;
+      at::set_num_threads(static_cast<int>(config.train.threads_per_rank));  // of this thread
+      load_start_weights(checkpoint, config, *weights, &words);
+      weights->optimizer.updates();
+    });
+  } catch (const Error& error) {
+    if (!checkpoint || error.kind() != ErrorKind::kCheckpoint) throw;
+    throw DamagedCheckpoint(*checkpoint, error);
+  }
+  if (checkpoint && weights) weights->optimizer.gather_weights(weights->all_workers);
 }
 
 void load_weights(const HuggingFaceWeights& weights, const Llama& model) {

@@ -3,7 +3,7 @@
 // (model/hugging_face.h), or of the checkpoint that it goes on from, or random ones.
 //
 //     check_start_weights(config);                                // before anything is written
-//     load_start_weights(checkpoint, config, weights, &words);    // on each rank
+//     read_start_weights(comm, checkpoint, config, weights, words);  // on all ranks together
 //
 // A model that is not trained takes the weights of a folder without a run:
 //
@@ -26,10 +26,17 @@ namespace distca {
 void check_start_weights(const Config& config);
 
 /// Gives a rank the weights that it begins with, a tensor at a time: those of the checkpoint with
-/// the optimizer's state or, without one, those of the folder; without either they stay as drawn.
-/// Adds to `words` what was read of a folder.
+/// the optimizer's state (load_checkpoint) or, without one, those of the folder; without either
+/// they stay as drawn. Adds to `words` what was read of a folder.
 void load_start_weights(const CheckpointReader* checkpoint, const Config& config,
                         WorkerWeights& weights, std::vector<std::string>* words = nullptr);
+
+/// load_start_weights() of each rank that holds weights, at the pace of its disk, while all ranks
+/// wait, and the rest of the weights from other ranks; `weights` is null on others. All ranks call
+/// it together. Throws DamagedCheckpoint where what a rank needs of the checkpoint cannot be had.
+void read_start_weights(Communicator& comm, const CheckpointReader* checkpoint,
+                        const Config& config, WorkerWeights* weights,
+                        std::vector<std::string>& words);
 
 /// Gives a model of one stage, whose shape they have, these weights.
 void load_weights(const HuggingFaceWeights& weights, const Llama& model);

@@ -11,7 +11,8 @@ StepBatches::StepBatches(const Config& config, const DataBlend& data, int64_t fi
       stream_(training_stream(config, data, split_)),
       validation_(validation_batches(config, data, split_)),
       first_step_(first_step),
-      steps_begun_(first_step - 1) {
+      steps_begun_(first_step - 1),
+      validation_left_(evaluates_alone() ? validation_.size() : 0) {
   remember_state();
 }
 
@@ -40,6 +41,10 @@ Json StepBatches::state_after(int64_t step) const {
 bool StepBatches::evaluates(int64_t step) const {
   const int64_t every = config_.train.validation_every;
   return !validation_.empty() && (step == config_.train.steps || (every > 0 && step % every == 0));
+}
+
+bool StepBatches::evaluates_alone() const {
+  return first_step_ > config_.train.steps && evaluates(config_.train.steps);
 }
 
 std::optional<StepBatch> StepBatches::next() {

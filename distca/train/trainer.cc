@@ -2,7 +2,6 @@
 #include "distca/train/start_weights.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/Version.h>
 #include <fmt/ranges.h>
 
 #include <cmath>
@@ -15,6 +14,7 @@
 #include "distca/batch/data_blend.h"
 #include "distca/checkpoint/reader.h"
 #include "distca/comm/collectives.h"
+#include "distca/comm/long_work.h"
 #include "distca/comm/tags.h"
 #include "distca/comm/traced.h"
 #include "distca/cost/speed_meter.h"
@@ -48,13 +48,14 @@ namespace {
 
 class Trainer {
  public:
-  Trainer(const Config& config, Communicator& comm, RunState& state, const RunStart& start)
+  /// `checkpoint` is what the run goes on from; null: a new run.
+  Trainer(const Config& config, Communicator& comm, RunState& state, const RunStart& start,
+          std::unique_ptr<CheckpointReader> checkpoint)
       : memory_(comm.cuda_device()),
         config_(config),
         comm_(comm),
         state_(state),
-        checkpoint_(start.checkpoint ? std::make_unique<CheckpointReader>(*start.checkpoint)
-                                     : nullptr),
+        checkpoint_(std::move(checkpoint)),
         goes_on_from_(start.checkpoint.value_or("")),
         first_step_(checkpoint_ ? checkpoint_->index().step + 1 : 1),
         run_id_(start.run_id),
@@ -77,7 +78,8 @@ class Trainer {
     const std::vector<std::string> resumed = prepare();
     peak_ = measure_peak(config_, comm_);
     saver_.emplace(config_, std::move(facts_), run_id_, own_checkpoint_, comm_, run_);
-    if (output_) begin_output(resumed);
+    do_on_rank_0(comm_, config_.comm.timeout_s, "beginning the run",
+                 [&] { begin_output(resumed); });
     const auto plan_next = [this, rank = comm_.rank()](const Speeds& speeds) {
       const std::optional<StepBatch> batch = batches_.next();
       return batch ? std::optional(plan_batch(config_, data_, *batch, rank, num_workers_, speeds,
@@ -90,16 +92,16 @@ class Trainer {
       comm_.set_step(step);
       StepMetrics metrics = train_step(step);
       // Also after a skipped step: the validation batches are planned already.
-      if (!ends_badly() && batches_.evaluates(step) && !evaluate(&metrics)) {
-        tell(metrics);
-        end_for_input(step);
-      }
+      const bool evaluated = ends_badly() || !batches_.evaluates(step) || evaluate(&metrics);
       tell(metrics);
+      if (!evaluated) end_for_input(step);
       if (ends_badly()) end_badly(step);
       check_validation(metrics);
-      const bool saved = !saves_after(step) || finish_save(step);
+      // After the step's line was written: whether a save that ends here has succeeded.
+      const bool saved = !saves_after(step) || saves_beside(step) || saver_->finish();
       if (stop_signal_ != 0) return stopped(step, saved);
     }
+    if (batches_.evaluates_alone() && !evaluate(&summary_.last)) end_for_input(first_step_ - 1);
     if (weights_) drifted_ = others_with_other_weights("comparing the trained weights");
     if (weights_) trained_ = gather_trained_weights(*weights_, run_);
     // Nobody waits for rank 0 while it writes: that may take longer than a wait may.
@@ -115,34 +117,26 @@ class Trainer {
  private:
   /// Compares ranks, reads the checkpoint, takes the folder. Gives what to say about going on.
   std::vector<std::string> prepare() {
-    resolved_ = {
-        .price = config_.attention_profile ? profile_name(*config_.attention_profile) : "pairs",
-        .kernel = step_.kernel().name(),
-        .data = data_.summary(),
-        .isa = comm_.cuda_device() < 0 ? at::get_cpu_capability() : std::string(),
-        .checkpoint = checkpoint_ ? checkpoint_words(checkpoint_->index()) : "none"};
+    resolved_ = resolved_config(config_, step_.kernel().name(), data_.summary(),
+                                comm_.cuda_device() >= 0, checkpoint_.get());
     check_same_config(comm_, config_, resolved_);
     run_id_ = agreed_run_id(comm_, run_id_);
-    facts_ = {.config = config_texts(config_),
-              .machine = machine_texts(config_, resolved_, num_workers_),
-              .data = resolved_.data};
+    facts_ = run_facts(config_, resolved_, num_workers_);
     std::vector<std::string> words;
     if (checkpoint_) words = check_resume(checkpoint_->index(), facts_);
     if (const std::string none = tracer_.missing(); !none.empty()) words.push_back(none);
-    if (weights_) {
-      load_start_weights(checkpoint_.get(), config_, *weights_, &words);
+    read_start_weights(comm_, checkpoint_.get(), config_, weights_.get(), words);
+    if (weights_)
       check_same_start(others_with_other_weights("comparing the initial weights"), run_,
                        checkpoint_ != nullptr);
-    }
     if (checkpoint_ && is_own_checkpoint(checkpoint_->folder(), config_))
       own_checkpoint_ = first_step_ - 1;
-    if (comm_.rank() == 0) {
+    do_on_rank_0(comm_, config_.comm.timeout_s, "taking train.output_dir", [&] {
       output_.emplace(config_, state_, files_beside_weights(data_), own_checkpoint_, first_step_);
-    }
-    if (measures_speeds(config_)) {
+    });
+    if (measures_speeds(config_))
       meter_.emplace(comm_.size(),
                      config_.plan.tolerance.is_auto() ? measured_bytes_per_us(comm_) : 0);
-    }
     if (checkpoint_) {
       restore_trainer();
       words.insert(words.begin(), fmt::format("going on after step {} from {}", first_step_ - 1,
@@ -252,9 +246,6 @@ class Trainer {
   bool saves_beside(int64_t step) const {
     return config_.checkpoint.async && stop_signal_ == 0 && step != config_.train.steps;
   }
-
-  /// After the step's line was written. Returns false if a save that had to end here failed.
-  bool finish_save(int64_t step) { return saves_beside(step) || saver_->finish(); }
 
   TrainEnd stopped(int64_t step, bool saved) {
     const std::string name = signal_name(stop_signal_);
@@ -445,7 +436,15 @@ class Trainer {
 TrainEnd train(const Config& config, Communicator& comm, RunState& state, const RunStart& start) {
   // A setting of the calling thread (OpenMP): ranks that are threads set it each for themselves.
   at::set_num_threads(static_cast<int>(config.train.threads_per_rank));
-  return Trainer(with_device_cap(config, comm, start.device_cap_bytes), comm, state, start).run();
+  const Config capped = with_device_cap(config, comm, start.device_cap_bytes);
+  std::optional<std::filesystem::path> chosen = start.checkpoint;
+  while (true) {
+    try {
+      return Trainer(capped, comm, state, start, open_checkpoint(comm, capped, chosen)).run();
+    } catch (const DamagedCheckpoint& damage) {
+      chosen = choose_older(comm, capped, start.older_checkpoint, damage);
+    }
+  }
 }
 
 }  // namespace distca

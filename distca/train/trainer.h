@@ -2,7 +2,9 @@
 // The training loop of one rank: batches, plans, steps, validation loss, metrics, checkpoints, and
 // the weights at the end. run_folder.h says which files a run writes.
 
+#include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -14,9 +16,12 @@ namespace distca {
 
 /// How a run begins.
 struct RunStart {
-  std::optional<std::filesystem::path> checkpoint;  // what it goes on from; nothing: a new run
-  std::string run_id;                               // of the launch; "": rank 0 draws one
-  int64_t device_cap_bytes = 0;                     // of check_run()
+  /// What it goes on from; nothing: a new run. Rank 0's counts.
+  std::optional<std::filesystem::path> checkpoint;
+  /// On rank 0, what it goes on from if that is damaged, whose step is given; null: from nothing.
+  std::function<std::optional<std::filesystem::path>(int64_t)> older_checkpoint;
+  std::string run_id;            // of the launch; "": rank 0 draws one
+  int64_t device_cap_bytes = 0;  // of check_run()
 };
 
 /// How a run has ended.

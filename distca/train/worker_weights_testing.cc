@@ -61,7 +61,7 @@ void set_known_state(WorkerWeights& weights) {
 void on_ranks(const Config& config, const Way& way,
               const std::function<void(Communicator&, const RunGrid&, WorkerWeights*)>& body) {
   const RunGrid run = run_grid(config, way.workers());
-  run_ranks(run.grid.num_ranks(), {.timeout_s = 60}, [&](Communicator& comm) {
+  run_ranks(run.grid.num_ranks(), {.timeout_s = 300}, [&](Communicator& comm) {
     at::set_num_threads(1);
     std::unique_ptr<WorkerWeights> weights;
     if (run.grid.stage(comm.rank()) >= 0)

@@ -111,11 +111,11 @@ def _gradients(model, parameters, batch, loss) -> tuple[float, dict]:
 def _worst(ours, alone) -> tuple[float, str]:
     """The largest distance and its parameter. A gradient that only one of the two has is zero in the other."""
     least = _LEAST * torch.stack([gradient.norm() for gradient in alone.values()]).norm().item()
-    worst = (0.0, "")
+    worst, nothing = (0.0, ""), torch.zeros((), device="cpu")
     for name in {**alone, **ours}:
-        want = alone.get(name, torch.zeros(()))
+        want = alone.get(name, nothing)
         size = max(want.norm().item(), least)
-        distance = (ours.get(name, torch.zeros(())) - want).norm().item()
+        distance = (ours.get(name, nothing) - want).norm().item()
         distance = distance / size if size else distance
         worst = max(worst, (distance if math.isfinite(distance) else math.inf, name))
     return worst

@@ -10,14 +10,14 @@ import warnings
 
 from distca import _build
 
-TORCH = ("2.11", "2.15")  # the oldest minor version that is taken, and the newest that was tried
-TRANSFORMERS = ("5.17", "5.24")
-MEGATRON = ("0.16", "0.19")
+TORCH = ("2.11", "2.13")  # the oldest minor version that is taken, and the newest that was tried
+TRANSFORMERS = ("5.0", "5.24")
+MEGATRON = ("0.16", "0.16")
 
 _OLDER = {  # what was seen with an older one
-    "PyTorch": "REASON",
-    "Transformers": "REASON",
-    "Megatron-Core": "REASON",
+    "PyTorch": "distca does not compile against 2.10, whose c10::Stream has no native_handle",
+    "Transformers": "with 4.57, a model that was attached generates other tokens",
+    "Megatron-Core": "0.15 cannot say whether it recomputes (megatron.core.tensor_parallel.random.is_checkpointing)",
 }
 
 
@@ -61,8 +61,8 @@ def _require(package, name, tried, fault_of=lambda found: ""):
     if fault := fault_of(found):
         raise ImportError(fault)
     if _minor(found) > _minor(newest):
-        warnings.warn(f"distca was tried with {name} {oldest} to {newest}, and {found} is installed; if something goes "
-                      f'wrong: pip install "{pip_name}=={newest}.*"', stacklevel=3)
+        warnings.warn(f"distca was tried with {name} {' to '.join(dict.fromkeys(tried))}, and {found} is installed; if "
+                      f'something goes wrong: pip install "{pip_name}=={newest}.*"', stacklevel=3)
 
 
 def _minor(version):

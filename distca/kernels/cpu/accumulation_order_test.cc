@@ -327,7 +327,7 @@ void linger_after_first_tile(const BackwardItem& item, std::byte*) {
 TEST(AccumulationOrderTest, an_item_adds_to_keys_that_its_running_predecessor_has_left) {
   second_has_begun_to_add = first_has_ended = false;
   TwoItems items;
-  items.run(linger_after_first_tile<20'000>);
+  items.run(linger_after_first_tile<200'000>);
   EXPECT_TRUE(second_has_begun_to_add);
 }
 

@@ -4,8 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdlib>
+#include <ctime>
+#include <limits>
 #include <memory>
 #include <string>
 
@@ -144,16 +145,27 @@ TEST(BalancedLayout, nothing_one_token_and_fewer_blocks_than_workers_all_work) {
   }
 }
 
-/// A search through all documents for each one takes 20 s here, in a release build.
-TEST(BalancedLayout, a_hundred_thousand_short_documents_take_no_time_to_speak_of) {
+/// Of the processor, for the layout of this request; the least of three tries.
+double layout_seconds(const PlanRequest& request) {
+  double least = std::numeric_limits<double>::infinity();
+  for (int i = 0; i < 3; ++i) {
+    const std::clock_t start = std::clock();
+    balanced_layout(request);
+    least = std::min(least, static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC);
+  }
+  return least;
+}
+
+/// A search through all documents for each one takes a hundred times as long for ten times as many.
+TEST(BalancedLayout, many_short_documents_take_time_in_proportion_to_their_number) {
   Random random(5);
   std::vector<int64_t> uneven(100'000);
   for (int64_t& length : uneven) length = 20 + static_cast<int64_t>(random.below(30));
   for (const auto& lengths : {uneven, std::vector<int64_t>(100'000, 1)}) {
     const PlanRequest request = home_request(lengths, 64);
-    const auto start = std::chrono::steady_clock::now();
+    const std::vector<int64_t> fewer(lengths.begin(), lengths.begin() + 10'000);
+    EXPECT_LT(layout_seconds(request), 40 * layout_seconds(home_request(fewer, 64)));
     const Layout layout = balanced_layout(request);
-    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
     for (int worker = 0; worker < 64; ++worker) {
       EXPECT_LT(std::abs(layout.num_tokens(worker) * 64 - request.nano_batch.num_tokens()),
                 kBlockTokens * 64);

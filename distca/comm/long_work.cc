@@ -1,0 +1,64 @@
+#include "distca/comm/long_work.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <future>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "distca/base/clock.h"
+#include "distca/base/error.h"
+#include "distca/comm/collectives.h"
+
+namespace distca {
+
+int await_long_work(Communicator& comm, double timeout_s, std::string_view operation,
+                    double limit_s,
+                    const std::function<bool(std::chrono::duration<double>)>& is_done) {
+  enum : uint8_t { kDone, kWorking, kTooLong };
+  const std::chrono::duration<double> slice(std::min(5.0, timeout_s / 4));
+  const Stopwatch watch;
+  while (true) {
+    const uint8_t mine = is_done(slice) ? kDone : watch.seconds() > limit_s ? kTooLong : kWorking;
+    const std::vector<uint8_t> all = all_gather(comm, mine, operation);
+    if (const auto late = std::ranges::find(all, kTooLong); late != all.end())
+      return static_cast<int>(late - all.begin());
+    if (std::ranges::count(all, kDone) == comm.size()) return -1;
+  }
+}
+
+void do_long_work(Communicator& comm, double timeout_s, std::string_view operation,
+                  const std::function<void()>& work) {
+  // If another rank is lost meanwhile, its destructor waits for the work, which may use what the
+  // caller is about to destroy.
+  std::future<void> done = work ? std::async(std::launch::async, work) : std::future<void>();
+  await_long_work(comm, timeout_s, operation, std::numeric_limits<double>::infinity(),
+                  [&](std::chrono::duration<double> most) {
+                    return !done.valid() || done.wait_for(most) == std::future_status::ready;
+                  });
+  struct Fault {
+    bool is_there = false;
+    ErrorKind kind = ErrorKind::kIo;
+  } mine;
+  std::string why;
+  try {
+    if (done.valid()) done.get();
+  } catch (const Error& error) {
+    mine = {.is_there = true, .kind = error.kind()};
+    why = error.what();
+  }
+  const std::vector<Fault> all = all_gather(comm, mine, operation);
+  const auto first = std::ranges::find(all, true, &Fault::is_there);
+  if (first == all.end()) return;
+  const auto rank = first - all.begin();
+  const std::string said = all_gather_texts(comm, why, operation)[rank];
+  throw Error(first->kind, "{}{}", rank == 0 ? "" : fmt::format("rank {}: ", rank), said);
+}
+
+void do_on_rank_0(Communicator& comm, double timeout_s, std::string_view operation,
+                  const std::function<void()>& work) {
+  do_long_work(comm, timeout_s, operation, comm.rank() == 0 ? work : std::function<void()>());
+}
+
+}  // namespace distca
