@@ -278,7 +278,7 @@ TEST_F(BadSteps, numbers_that_are_not_finite_stop_it_too) {
 }
 
 TEST_F(BadSteps, a_spoilt_state_evicts_no_good_one_and_is_found_out_when_it_fails_again) {
-  const Words decay = words({"optimizer.decay_steps=40"});
+  const Words decay = words({"optimizer.decay_steps=40", "data.validation_fraction=0"});
   const Words keep_one = joined(decay, {"checkpoint.every_steps=10", "checkpoint.keep_last=1"});
   train("run", joined(keep_one, {"train.steps=20"}));
   EXPECT_THAT(saved(), ElementsAre(20));

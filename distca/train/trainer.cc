@@ -56,7 +56,7 @@ class Trainer {
         comm_(comm),
         state_(state),
         checkpoint_(std::move(checkpoint)),
-        goes_on_from_(start.checkpoint.value_or("")),
+        goes_on_from_(checkpoint_ ? checkpoint_->folder() : std::filesystem::path()),
         first_step_(checkpoint_ ? checkpoint_->index().step + 1 : 1),
         run_id_(start.run_id),
         all_(comm, kTracedTags),
