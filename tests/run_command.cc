@@ -12,6 +12,7 @@
 #include <chrono>
 #include <csignal>
 #include <fstream>
+#include <iterator>
 #include <sstream>
 #include <stdexcept>
 #include <thread>
@@ -54,6 +55,17 @@ std::vector<char*> pointers(Words& words) {
 std::string read_proc(const std::string& name) {
   std::ifstream file("/proc/" + name, std::ios::binary);
   return {std::istreambuf_iterator<char>(file), {}};
+}
+
+/// With all its threads: where the first has ended, another of a killed process may still write.
+bool has_ended(pid_t pid) {
+  const std::string status = read_proc(fmt::format("{}/stat", pid));
+  // "PID (NAME) STATE ..."; the name may hold anything. The threads are the 18th word from STATE.
+  const size_t name_end = status.rfind(')');
+  if (name_end == std::string::npos) return true;
+  std::istringstream words(status.substr(name_end + 1));
+  const std::vector<std::string> all{std::istream_iterator<std::string>(words), {}};
+  return (all.at(0) == "Z" || all.at(0) == "X") && std::stoi(all.at(17)) <= 1;
 }
 
 /// What was printed into a temporary file.
@@ -125,10 +137,7 @@ std::vector<pid_t> Program::processes() const {
   for (const fs::directory_entry& entry : fs::directory_iterator("/proc")) {
     const pid_t pid = std::atoi(entry.path().filename().c_str());
     if (pid == 0 || getpgid(pid) != pid_) continue;
-    // "PID (NAME) STATE ..."; the name may hold anything.
-    const std::string status = read_proc(fmt::format("{}/stat", pid));
-    const size_t state = status.rfind(')') + 2;
-    if (state < status.size() && status[state] != 'Z' && status[state] != 'X') found.push_back(pid);
+    if (!has_ended(pid)) found.push_back(pid);
   }
   return found;
 }

@@ -26,7 +26,8 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr CommOptions kPatient{.timeout_s = 300, .grace_s = 1};
-constexpr CommOptions kHasty{.timeout_s = 0.2, .grace_s = 300};
+// Where one rank waits in vain. Before it does, all ranks are where the test wants them.
+constexpr CommOptions kHasty{.timeout_s = 1, .grace_s = 300};
 
 /// Of a rank that waits in vain: when it has given up, it tells those that compute meanwhile.
 class GivesUp {
@@ -131,13 +132,14 @@ TEST(ThreadGroup, a_rank_that_computes_for_ever_is_named_and_does_not_keep_the_p
 }
 
 TEST(ThreadGroup, a_rank_with_fewer_exchanges_in_earlier_steps_is_not_behind) {
-  std::latch over(2);
+  std::latch there(3), over(2);
   try {
     run_ranks(3, kHasty, [&](Communicator& group) {
       std::byte byte{};
       group.set_step(0);
       for (int i = 0; i < 5 && group.rank() < 2; ++i) group.exchange({}, {}, "sum")->wait();
       group.set_step(1);
+      there.arrive_and_wait();
       if (group.rank() == 1) return over.wait();
       const GivesUp gives_up(over);
       const Message in = message(1, 0, byte);
@@ -151,17 +153,19 @@ TEST(ThreadGroup, a_rank_with_fewer_exchanges_in_earlier_steps_is_not_behind) {
 
 TEST(ThreadGroup, a_rank_that_has_no_part_in_the_others_sums_is_not_behind) {
   // Rank 0 sums with rank 2, then all have an exchange, after which rank 2 hangs.
-  std::latch over(2);
+  std::latch begun(3), there(3), over(2);
   try {
     run_ranks(3, kHasty, [&](Communicator& group) {
       std::byte byte{}, other{};
       group.set_step(1);
+      begun.arrive_and_wait();
       if (group.rank() != 1) {
         const Message out = message(2 - group.rank(), 0, byte);
         const Message in = message(2 - group.rank(), 0, other);
         for (int i = 0; i < 5; ++i) group.exchange({&out, 1}, {&in, 1}, "sum")->wait();
       }
       group.exchange({}, {}, "dispatch")->wait();
+      there.arrive_and_wait();
       if (group.rank() == 2) return over.wait();
       const GivesUp gives_up(over);
       const Message in = message(2, 1, byte);
@@ -175,13 +179,15 @@ TEST(ThreadGroup, a_rank_that_has_no_part_in_the_others_sums_is_not_behind) {
 
 TEST(ThreadGroup, who_hangs_in_a_sum_over_some_ranks_is_behind_not_who_has_no_part_in_it) {
   // Worker 1 hangs within the sums with worker 0; server 2 has gone on.
-  std::latch over(2);
+  std::latch begun(3), there(3), over(2);
   try {
     run_ranks(3, kHasty, [&](Communicator& whole) {
       whole.set_step(1);
       whole.exchange({}, {}, "combine")->wait();
       std::byte byte{}, other{};
+      begun.arrive_and_wait();
       if (whole.rank() == 2) {
+        there.arrive_and_wait();
         const GivesUp gives_up(over);
         const Message in = message(0, 1, byte);
         whole.exchange({}, {&in, 1}, "loss sum")->wait();
@@ -190,6 +196,7 @@ TEST(ThreadGroup, who_hangs_in_a_sum_over_some_ranks_is_behind_not_who_has_no_pa
       const Message out = message(1 - group->rank(), 0, byte);
       const Message in = message(1 - group->rank(), 0, other);
       for (int i = 0; i < 5; ++i) group->exchange({&out, 1}, {&in, 1}, "sum")->wait();
+      there.arrive_and_wait();
       if (group->rank() == 1) return over.wait();
       const GivesUp gives_up(over);
       group->exchange({&out, 1}, {&in, 1}, "sum")->wait();
@@ -201,11 +208,12 @@ TEST(ThreadGroup, who_hangs_in_a_sum_over_some_ranks_is_behind_not_who_has_no_pa
 }
 
 TEST(ThreadGroup, a_wait_beyond_the_timeout_names_the_rank_behind) {
-  std::latch over(1);
+  std::latch there(2), over(1);
   try {
     run_ranks(2, kHasty, [&](Communicator& group) {
       std::byte byte{};
       group.set_step(3);
+      there.arrive_and_wait();
       if (group.rank() == 1) return over.wait();
       const GivesUp gives_up(over);
       const Message in = message(1, 0, byte);

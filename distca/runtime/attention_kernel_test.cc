@@ -42,7 +42,7 @@ TEST(AttentionKernel, another_is_taken_where_asked_for) {
 
 TEST(AttentionKernel, what_a_choice_cannot_compute_is_said_with_what_could) {
   EXPECT_THAT(kernel_fault(request(KernelChoice::kCpu, ScalarType::kFloat64)),
-              AllOf(HasSubstr("not fp64"), HasSubstr("auto or aten")));
+              AllOf(HasSubstr("not float64"), HasSubstr("auto or aten")));
   EXPECT_THAT(kernel_fault(request(KernelChoice::kCpu, ScalarType::kFloat32, 264)),
               AllOf(HasSubstr("up to 256"), HasSubstr("head_dim 264")));
   for (const KernelChoice choice : {KernelChoice::kCpu, KernelChoice::kReference}) {

@@ -36,8 +36,7 @@ std::string kernel_fault(const KernelRequest& request) {
   if (request.choice == KernelChoice::kCpu && !ours_computes(request)) {
     return fmt::format(
         "computes float32 and bfloat16 with head_dim up to 256 on a CPU, not {} with head_dim {} "
-        "on "
-        "{}: auto or aten would",
+        "on {}: auto or aten would",
         long_name(request.type), std::max(request.shape.head_dim_qk, request.shape.head_dim_v),
         request.cuda_device < 0 ? "a CPU" : "CUDA");
   }

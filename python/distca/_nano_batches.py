@@ -16,6 +16,7 @@ from distca._ping_pong import ping_pong
 
 _OF_TOKENS = ("input_ids", "inputs_embeds", "position_ids", "seq_idx", "per_layer_inputs")
 _OF_DOCUMENTS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+CACHES = {"past_key_values", "cache"}  # arguments and outputs that hold K and V: the name until Transformers 5.23, and from 5.24 on
 
 
 def find_documents(shape, given) -> list:
@@ -182,5 +183,5 @@ def _joined(outputs, order, shape):
         return tokens if shape[0] == 1 or not is_row else tokens.unflatten(1, shape)[0]  # FSDP warns of views
 
     fields = {name: join(name, [output[name] for output in outputs])
-              for name in outputs[0].keys() if name != "past_key_values"}
+              for name in outputs[0].keys() if name not in CACHES}
     return type(outputs[0])(**fields)

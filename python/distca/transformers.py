@@ -30,7 +30,7 @@ require_transformers()
 import torch  # noqa: E402
 from transformers import PreTrainedModel  # noqa: E402
 
-from distca._nano_batches import parts_of, positions_of, run_in_parts  # noqa: E402
+from distca._nano_batches import CACHES, parts_of, positions_of, run_in_parts  # noqa: E402
 from distca._ping_pong import require_greenlet  # noqa: E402
 from distca._served import refuse  # noqa: E402
 from distca._transformers_attention import AS_SDPA, NAME, Documents, forward_under_way, under_way  # noqa: E402
@@ -253,7 +253,7 @@ def _begin(module, attached, given, ahead):
         any(p.requires_grad for p in module.parameters()) or getattr(given.get("inputs_embeds"), "requires_grad", False)
     )
     mask = _mask_of(given)
-    if not trains and (mask in ("padding", "another") or "past_key_values" in given):
+    if not trains and (mask in ("padding", "another") or not CACHES.isdisjoint(given)):
         return AS_SDPA
     _check_call(module, given, mask, trains)
     shape, count = tuple(tokens.shape[:2]), attached.nano_batches if trains else 1
@@ -353,8 +353,8 @@ def _check_call(model, given, mask, trains):
     dtype = next(model.parameters()).dtype
     refuse(
         (mask == "numbers", "attention_mask has other values than 0 and 1: say the documents with position_ids instead"),
-        ("past_key_values" in given or (trains and given.get("use_cache")),
-         "a KV cache is not served in training: use_cache=False, and no past_key_values"),
+        (not CACHES.isdisjoint(given) or (trains and given.get("use_cache")),
+         "a KV cache is not served in training: use_cache=False, and no past_key_values or cache"),
         (mask == "another", "a mask that is not [batch, tokens] is not served: say the documents with position_ids"),
         (mask == "padding", "padded batches are not served: pack documents with DataCollatorWithFlattening"),
         (given.get("output_attentions") or model.config.output_attentions,

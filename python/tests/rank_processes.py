@@ -1,6 +1,7 @@
 """Ranks as processes that stay: a test gives all of them a function, and gets what each returned."""
 
 import multiprocessing
+import multiprocessing.connection
 import os
 import sys
 import traceback
@@ -53,12 +54,17 @@ class Ranks:
         return self.pipes[rank].recv()
 
     def run(self, function, *arguments):
-        """What function(*arguments) returns on each rank. Fails with the first error of a rank."""
+        """What function(*arguments) returns on each rank. Fails with the first error, for which others may wait in vain."""
         self.tell(function, *arguments)
-        answers = [self.hear(rank) for rank in range(self.size)]
-        for good, answer in answers:
-            assert good, answer
-        return [answer for _, answer in answers]
+        answers = {}
+        while len(answers) < self.size:
+            awaited = [rank for rank in range(self.size) if rank not in answers]
+            ready = multiprocessing.connection.wait([self.pipes[rank] for rank in awaited], SECONDS)
+            assert ready, f"ranks {awaited} do not answer within {SECONDS} s"
+            for rank in (self.pipes.index(pipe) for pipe in ready):
+                good, answers[rank] = self.hear(rank)
+                assert good, answers[rank]
+        return [answers[rank] for rank in range(self.size)]
 
     def __enter__(self):
         return self

@@ -300,18 +300,17 @@ def test_what_is_not_served_is_refused_before_a_message(two_ranks):
                 assert "\n" not in one
 
 
-def gemma_of_images():
-    """A model whose config has the decoder's within."""
+def fuyu():
+    """A model of images, whose config has the decoder's within."""
     torch.manual_seed(5)
-    return transformers.Gemma3ForConditionalGeneration(transformers.Gemma3Config(
-        text_config=dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, head_dim=8,
-                         num_attention_heads=4, num_key_value_heads=2, use_cache=False),
-        vision_config=dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
-                           image_size=28, patch_size=14), mm_tokens_per_image=4)).double()
+    sizes = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4)
+    return transformers.FuyuForCausalLM(transformers.FuyuConfig(
+        text_config=dict(model_type="persimmon", use_cache=False, **sizes), patch_size=2, num_channels=1, image_token_id=63,
+        **sizes)).double()
 
 
 def test_nano_batches_of_a_config_in_a_config():
-    want, model = gemma_of_images(), gemma_of_images()
+    want, model = fuyu(), fuyu()
     distca.transformers.attach(model, nano_batches=2)
     given = packed(documents_of([9, 14, 3]))
     assert (model(**given).logits - want(**given).logits).abs().max() < 1e-5  # norms compute in fp32
