@@ -77,7 +77,8 @@ def _check_tensors(q, k, v, cu_seqlens_q, cu_seqlens_k):
         if tensor.dtype != q.dtype:
             raise ValueError(f"q is {q.dtype} and {name} is {tensor.dtype}: one dtype for all three")
         if tensor.shape[0] != q.shape[0]:
-            raise ValueError(f"q has {q.shape[0]} tokens and {name} has {tensor.shape[0]}: as many")
+            raise ValueError(f"q has {q.shape[0]} tokens and {name} has {tensor.shape[0]}: as many, since cross "
+                             "attention is not served")
         if not 0 < tensor.shape[2] <= _MOST_HEAD_DIM:
             raise ValueError(f"head_dim of {name} is {tensor.shape[2]}: 1 to {_MOST_HEAD_DIM}")
     if q.dtype not in (torch.float32, torch.bfloat16, torch.float64):

@@ -86,7 +86,7 @@ def half():
     (dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), CU_SEQLENS.to("meta")),
      "q is on cpu and cu_seqlens_q on meta: there or on the CPU"),
     (heads_of("q", 3), "3, 2 and 2 heads of q, k and v: the first a multiple of the others"),
-    ({"k": torch.zeros(7, 2, 16)}, "q has 204 tokens and k has 7: as many"),
+    ({"k": torch.zeros(7, 2, 16)}, "q has 204 tokens and k has 7: as many, since cross attention is not served"),
     ({"q": torch.zeros(1, 204, 4, 16)}, "q has shape [1, 204, 4, 16]: [tokens, heads, head_dim]"),
     ({"cu_seqlens_q": torch.tensor([0, 5])} | {"cu_seqlens_k": torch.tensor([0, 5])},
      "cu_seqlens_q ends with 5, q has 204 tokens"),
