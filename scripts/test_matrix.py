@@ -152,7 +152,8 @@ def tested(corner, log):
     """(passed, refused or failed, one line) of the tests in the environment."""
     python = ENVIRONMENT / "bin/python"
     pip(log, "install", "pytest", "greenlet", "numpy", *corner.packages, why="pip brings no such packages")
-    pip(log, "install", "--force-reinstall", "--no-deps", wheel_for(corner.torch, log), why="the wheel does not install")
+    wheel = wheel_for(corner.torch, log)
+    pip(log, "install", "--force-reinstall", "--no-deps", wheel, why="the wheel does not install")
     module = "distca.megatron" if corner.tests is MEGATRON else "distca.transformers"
     good, output = run([python, "-W", "ignore", "-c", f"import {module}"], log, cwd=FOLDER)
     if not good:
@@ -160,7 +161,7 @@ def tested(corner, log):
         return ("refused" if line.startswith("ImportError: distca ") else "failed"), line.removeprefix("ImportError: ")
     tests = [ROOT / "python/tests" / name for name in corner.tests]
     good, output = run([python, "-m", "pytest", "-q", "-rfE", "-p", "no:cacheprovider", "--rootdir", FOLDER, *tests], log,
-                       cwd=FOLDER, timeout=SECONDS)
+                       cwd=FOLDER, timeout=SECONDS, env={**os.environ, "DISTCA_WHEEL": str(wheel)})
     return ("passed" if good else "failed"), last_line(output).strip("= ")
 
 
