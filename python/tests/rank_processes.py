@@ -36,6 +36,7 @@ class Ranks:
         self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         spawn = multiprocessing.get_context("spawn")
         self.pipes, self.processes = [], []
+        self.late = []  # ranks that had not answered when another one failed: their answers belong to no later test
         for rank in range(size):
             ours, theirs = spawn.Pipe()
             process = spawn.Process(target=_serve, args=(theirs, rank, size, self.store.port, sys.path), daemon=True)
@@ -45,6 +46,8 @@ class Ranks:
             self.processes.append(process)
 
     def tell(self, function, *arguments):
+        while self.late:
+            self.hear(self.late.pop())
         for pipe in self.pipes:
             pipe.send((function, arguments))
 
@@ -56,14 +59,14 @@ class Ranks:
     def run(self, function, *arguments):
         """What function(*arguments) returns on each rank. Fails with the first error, for which others may wait in vain."""
         self.tell(function, *arguments)
-        answers = {}
-        while len(answers) < self.size:
-            awaited = [rank for rank in range(self.size) if rank not in answers]
-            ready = multiprocessing.connection.wait([self.pipes[rank] for rank in awaited], SECONDS)
-            assert ready, f"ranks {awaited} do not answer within {SECONDS} s"
-            for rank in (self.pipes.index(pipe) for pipe in ready):
-                good, answers[rank] = self.hear(rank)
-                assert good, answers[rank]
+        self.late, answers = list(range(self.size)), {}
+        while self.late:
+            ready = multiprocessing.connection.wait([self.pipes[rank] for rank in self.late], SECONDS)
+            assert ready, f"ranks {self.late} do not answer within {SECONDS} s"
+            rank = self.pipes.index(ready[0])
+            self.late.remove(rank)
+            good, answers[rank] = self.hear(rank)
+            assert good, answers[rank]
         return [answers[rank] for rank in range(self.size)]
 
     def __enter__(self):

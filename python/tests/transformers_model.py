@@ -109,7 +109,7 @@ def checkpoint(model, how):
     keywords = {"use_reentrant": False}
     if how == "selective":
         keywords["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _matrices_are_kept)
-    model.activation_checkpointing_enable(activation_checkpointing_kwargs=keywords)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=keywords)  # Transformers 5.20 has no newer name
 
 
 def wrap(model, parallel):
