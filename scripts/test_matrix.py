@@ -58,7 +58,7 @@ CORNERS = [  # those with one PyTorch stand together: it is built for once
     Corner("2.13", USUAL, CALL + MODELS),
     Corner("2.13", ("transformers==5.20.*", "accelerate"), MODELS),
     Corner("2.13", ("transformers==5.17.*", "accelerate"), MODELS),
-    Corner("2.13", ("transformers==5.0.*", "accelerate"), MODELS),
+    Corner("2.13", ("transformers==5.2.*", "accelerate"), MODELS),
     Corner("2.13", (*USUAL, "trl==1.16.*"), FINE_TUNING),
     Corner("2.13", (*USUAL, "peft"), FINE_TUNING),
     Corner("2.13", ("megatron-core==0.16.*",), MEGATRON),

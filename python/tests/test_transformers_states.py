@@ -300,17 +300,19 @@ def test_what_is_not_served_is_refused_before_a_message(two_ranks):
                 assert "\n" not in one
 
 
-def fuyu():
+def llava():
     """A model of images, whose config has the decoder's within."""
     torch.manual_seed(5)
-    sizes = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4)
-    return transformers.FuyuForCausalLM(transformers.FuyuConfig(
-        text_config=dict(model_type="persimmon", use_cache=False, **sizes), patch_size=2, num_channels=1, image_token_id=63,
-        **sizes)).double()
+    text = dict(model_type="llama", vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+                num_attention_heads=4, use_cache=False)
+    vision = dict(model_type="clip_vision_model", hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+                  num_attention_heads=2, image_size=28, patch_size=14)
+    return transformers.LlavaForConditionalGeneration(transformers.LlavaConfig(
+        text_config=text, vision_config=vision, image_token_index=63)).double()
 
 
 def test_nano_batches_of_a_config_in_a_config():
-    want, model = fuyu(), fuyu()
+    want, model = llava(), llava()
     distca.transformers.attach(model, nano_batches=2)
     given = packed(documents_of([9, 14, 3]))
     assert (model(**given).logits - want(**given).logits).abs().max() < 1e-5  # norms compute in fp32
