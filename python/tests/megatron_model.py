@@ -58,7 +58,7 @@ def on_cpu():
     """Has Megatron find the CPU where it asks for the CUDA device of this process."""
     if torch.cuda.current_device is cpu:
         return
-    torch.cuda.current_device, torch.cuda.synchronize = cpu, cpu
+    torch.cuda.current_device, torch.cuda.synchronize, torch.cuda.current_stream = cpu, cpu, lambda: None
     random._get_all_rng_states, random._set_all_rng_states, random._fork_rng = tuple, lambda *_: None, contextlib.nullcontext
     for name in ("zeros", "tensor"):
         setattr(torch, name, on_this_device(getattr(torch, name)))
