@@ -82,6 +82,13 @@ class CheckpointSaverTest : public FolderTest {
                       });
   }
 
+  /// Of a run that saves after each step, waits for it, and keeps the newest.
+  Config keeps_one(const Way& way) const {
+    return testing::config_of(
+        way, folder_ / "run", "float32",
+        {"checkpoint.every_steps=1", "checkpoint.keep_last=1", "comm.timeout_s=2"});
+  }
+
   /// Reads all of it: nothing is lost, and nothing is another weight's.
   void expect_known_state(const std::string& name) const {
     const CheckpointReader reader(checkpoint(name));
@@ -238,14 +245,11 @@ TEST_F(CheckpointSaverTest, another_grid_goes_on_to_rounding_and_says_so) {
 }
 
 TEST_F(CheckpointSaverTest, no_rank_waits_until_older_ones_are_removed) {
-  constexpr double kTimeout = 2;
   const Way way{.replicas = 2};
-  const Config config = testing::config_of(
-      way, folder_ / "run", "float32",
-      {"checkpoint.every_steps=1", "checkpoint.keep_last=1", "comm.timeout_s=2"});
+  const Config config = keeps_one(way);
   const RunGrid run = run_grid(config, way.workers());
-  removal_s = 2 * kTimeout;
-  run_ranks(way.workers(), {.timeout_s = kTimeout}, [&](Communicator& comm) {
+  removal_s = 2 * config.comm.timeout_s;
+  run_ranks(way.workers(), {.timeout_s = config.comm.timeout_s}, [&](Communicator& comm) {
     WorkerWeights weights(config, comm, run);
     CheckpointSaver saver(config, facts_of(config, way), "0123", 0, comm, run);
     for (const int64_t step : {1, 2}) {
@@ -261,17 +265,14 @@ TEST_F(CheckpointSaverTest, no_rank_waits_until_older_ones_are_removed) {
 }
 
 TEST_F(CheckpointSaverTest, a_failed_save_is_removed_beside_the_next) {
-  constexpr double kTimeout = 2;
   const Way way{.replicas = 2};
-  const Config config = testing::config_of(
-      way, folder_ / "run", "float32",
-      {"checkpoint.every_steps=1", "checkpoint.keep_last=1", "comm.timeout_s=2"});
+  const Config config = keeps_one(way);
   const RunGrid run = run_grid(config, way.workers());
   const fs::path unfinished = unfinished_checkpoint(folder_ / "run", 1);
   fs::create_directories(unfinished / "rank_1.safetensors");  // rank 1 cannot write its file
   write_file_atomically(unfinished / "rank_1.safetensors" / "rank_1", "");
-  removal_s = 2 * kTimeout;
-  run_ranks(way.workers(), {.timeout_s = kTimeout}, [&](Communicator& comm) {
+  removal_s = 2 * config.comm.timeout_s;
+  run_ranks(way.workers(), {.timeout_s = config.comm.timeout_s}, [&](Communicator& comm) {
     WorkerWeights weights(config, comm, run);
     CheckpointSaver saver(config, facts_of(config, way), "0123", 0, comm, run);
     for (const bool saved : {false, true}) {  // the same step, as before an emergency
