@@ -55,18 +55,17 @@ if(DISTCA_BUILD_TESTS)
   endif()
 endif()
 
-# distca_test(NAME SOURCES a_test.cc... DEPS ... [TORCH] [TIMEOUT seconds] [LABELS ...] [SERIAL] [SHARDS count])
+# distca_test(NAME SOURCES a_test.cc... DEPS ... [TORCH] [TIMEOUT seconds] [LABELS ...] [SHARDS count])
 # One executable and one ctest entry: a process that loads PyTorch takes longer to start than most cases to run, and
 # what cases share is made once. Cases of an instantiation called "full" are an entry of their own, NAME.full, labelled
 # full: `make test` leaves them out. TIMEOUT is a case's: test_main.cc names and ends one that takes longer. It is there
-# for what hangs, and not for what is slow on a machine that has other work. SERIAL:
-# runs with no other test beside it, for timeouts of a few seconds. SHARDS: as many entries as said, NAME.1 and so on,
-# each with its part of the cases, to run beside one another; they start first, for they take longest.
+# for what hangs, and not for what is slow on a machine that has other work. SHARDS: as many entries as said, NAME.1 and
+# so on, each with its part of the cases, to run beside one another; they start first, for they take longest.
 function(distca_test name)
   if(NOT DISTCA_BUILD_TESTS)
     return()
   endif()
-  cmake_parse_arguments(ARG "TORCH;SERIAL" "TIMEOUT;SHARDS" "SOURCES;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "TORCH" "TIMEOUT;SHARDS" "SOURCES;DEPS;LABELS" ${ARGN})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 1800)
   endif()
@@ -108,7 +107,7 @@ function(distca_test_entries name suffix filter)
     add_test(NAME ${entry} COMMAND ${name} --gtest_brief=1 --gtest_filter=${filter} --case-timeout-s=${ARG_TIMEOUT}
       WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
     # TIMEOUT: for a program that hangs outside its cases; the full grid takes hours.
-    set_tests_properties(${entry} PROPERTIES LABELS "${labels}" RUN_SERIAL ${ARG_SERIAL} COST ${ARG_SHARDS}
+    set_tests_properties(${entry} PROPERTIES LABELS "${labels}" COST ${ARG_SHARDS}
       TIMEOUT ${limit} ENVIRONMENT "GTEST_TOTAL_SHARDS=${ARG_SHARDS};GTEST_SHARD_INDEX=${index}")
   endforeach()
 endfunction()

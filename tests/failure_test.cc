@@ -24,28 +24,41 @@ using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-constexpr double kTimeout = 5, kGrace = 2;  // seconds; no wait of a healthy run takes as long
+constexpr double kGrace = 2;  // seconds
 
 class FailureTest : public TrainingTest {
  protected:
+  /// Seconds, measured once: a whole run of three ranks takes as long, so no wait of a healthy rank
+  /// does, whatever else the machine computes.
+  double timeout() const {
+    static const double seconds = [this] {
+      const auto begin = std::chrono::steady_clock::now();
+      succeed(TrainingTest::arguments({"--workers", "3", "train.steps=3"}, "measured"));
+      return std::max(
+          5., std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    }();
+    return seconds;
+  }
+
   /// Of a training that will not end by itself.
   Words arguments(const Words& more = {}) const {
     return joined(TrainingTest::arguments({"train.steps=1000000", "train.validation_every=0",
-                                           fmt::format("comm.timeout_s={}", kTimeout),
+                                           fmt::format("comm.timeout_s={}", timeout()),
                                            fmt::format("comm.grace_s={}", kGrace)}),
                   more);
   }
 
-  void wait_for_steps() {
-    ASSERT_TRUE(wait_until([&] { return metrics().size() >= 3; })) << "no third step";
+  void wait_for_steps(Program& program) {
+    ASSERT_TRUE(wait_until([&] { return metrics().size() >= 3 || program.processes().empty(); }));
+    ASSERT_GE(metrics().size(), 3u) << program.wait().err;
     // A rank's last post is at most one heartbeat old: a tenth of the timeout.
-    std::this_thread::sleep_for(std::chrono::duration<double>(kTimeout / 5));
+    std::this_thread::sleep_for(std::chrono::duration<double>(timeout() / 5));
   }
 
   /// Ranks in the middle of a step.
   void start(const Words& ranks = {"--workers", "3"}) {
     program_.emplace(arguments(ranks));
-    ASSERT_NO_FATAL_FAILURE(wait_for_steps());
+    ASSERT_NO_FATAL_FAILURE(wait_for_steps(*program_));
     ASSERT_EQ(program_->processes().size(), 4u);
   }
 
@@ -126,26 +139,47 @@ class HeldThread {
   bool held() const { return held_; }
 
  private:
+  struct Computed {
+    int64_t nanoseconds = 0;  // on a processor
+    int64_t waits = 0;        // how often it has given the processor up by itself
+  };
+
   /// Until the process ends: who traces a thread has to bury it.
   void hold() {
     held_ = ptrace(PTRACE_SEIZE, process_, nullptr, nullptr) == 0;
     while (held_ && !stops_in_computing()) {
       ptrace(PTRACE_CONT, process_, nullptr, nullptr);
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     tried_.set_value();
     for (int status = 0; held_ && waitpid(process_, &status, __WALL) == process_;)
       held_ = !WIFEXITED(status) && !WIFSIGNALED(status);
   }
-  /// False where it waits within the system, for another rank perhaps.
+  /// Whether it is stopped behind 2 ms of computing in which it has waited for nothing. A wait for
+  /// another rank takes only moments outside the system, but may be stopped in them.
   bool stops_in_computing() const {
+    Computed before = computed();
+    wait_until(
+        [&] {
+          const Computed now = computed();
+          if (now.waits != before.waits) before = now;
+          return now.nanoseconds >= before.nanoseconds + 2'000'000;
+        },
+        kPatience, 3e-4);
     int status = 0;
     ptrace(PTRACE_INTERRUPT, process_, nullptr, nullptr);
     if (waitpid(process_, &status, __WALL) != process_ || !WIFSTOPPED(status)) return true;
     std::ifstream call(fmt::format("/proc/{}/syscall", process_));
     int64_t number = -1;
     call >> number;
-    return number == -1;
+    return number == -1 && computed().waits <= before.waits + 1;  // the stop counts as one
+  }
+  Computed computed() const {
+    Computed computed;
+    std::ifstream(fmt::format("/proc/{}/schedstat", process_)) >> computed.nanoseconds;
+    std::ifstream status(fmt::format("/proc/{}/status", process_));
+    for (std::string word; status >> word;)
+      if (word == "voluntary_ctxt_switches:") status >> computed.waits;
+    return computed;
   }
 
   const pid_t process_;
@@ -171,7 +205,7 @@ TEST_F(FailureTest, without_our_launcher_the_death_of_rank_0_is_named_too) {
   const std::string port = free_port();
   Program first(arguments(), torchrun_environment(0, 2, port));
   Program second(arguments(), torchrun_environment(1, 2, port));
-  ASSERT_NO_FATAL_FAILURE(wait_for_steps());
+  ASSERT_NO_FATAL_FAILURE(wait_for_steps(first));
   kill(first.pid(), SIGKILL);
   EXPECT_EQ(first.wait().exit_code, 128 + SIGKILL);
   const Outcome outcome = second.wait();

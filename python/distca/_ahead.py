@@ -2,7 +2,7 @@
 
 import functools
 import warnings
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 import torch
@@ -36,6 +36,7 @@ class plan_ahead:  # noqa: N801: it is called like a function
     """A loader that yields what `loader` yields, and has each batch planned before its forward begins.
 
     loader: what yields batches, for example a torch.utils.data.DataLoader. All ranks iterate over theirs alike.
+      One such loop may run within another, an evaluation within a training for example.
     cu_seqlens: what takes a batch and returns the cu_seqlens tensor that its forward will give to attention, or several
       for the nano-batches of `ping_pong`. The very same tensors must reach attention: what is planned belongs to them.
       None takes batch["cu_seq_lens_q"], as Transformers' DataCollatorWithFlattening names it.
@@ -94,9 +95,9 @@ class plan_ahead:  # noqa: N801: it is called like a function
         if not name:
             yield from loader
             return
-        with ThreadPoolExecutor(1, "distca-plan") as thread:
-            tell = functools.partial(self._tell, thread, name, over)
-            batches, count = iter(loader), 0
+        tell = functools.partial(self._tell, _thread_of(over), name, over)
+        batches, count, told, being_told = iter(loader), 0, [], []
+        try:
             batch, told = _next(batches, lambda first: tell(0, first) if first is _END else [])
             while batch is not _END:
                 count += 1
@@ -115,6 +116,8 @@ class plan_ahead:  # noqa: N801: it is called like a function
             ahead.state = None
             for _, ended, _ in told:
                 ended.result()
+        finally:
+            wait([step for _, step, _ in being_told])  # the group may be destroyed next
 
     def _tell(self, thread, name, over, count, batch) -> list:
         """[(cu_seqlens, the Future of a step, state_of(cu_seqlens))] of the batch's nano-batches.
@@ -128,6 +131,12 @@ class plan_ahead:  # noqa: N801: it is called like a function
         of_batch = cu_seqlens_of(batch) if cu_seqlens_of else batch["cu_seq_lens_q"]
         states = [(one, state_of(one)) for one in ([of_batch] if isinstance(of_batch, torch.Tensor) else of_batch)]
         return [(one, thread.submit(_begin, name, over, one, state, layers), state) for one, state in states]
+
+
+@functools.cache
+def _thread_of(over) -> ThreadPoolExecutor:
+    """One for all loaders of a group: where a loop runs within another, ranks exchange in the order of the program."""
+    return ThreadPoolExecutor(1, "distca-plan")
 
 
 def _next(batches, tell):

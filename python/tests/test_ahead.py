@@ -1,6 +1,8 @@
 """Lengths and plans one batch ahead: the same gradients, nothing planned within the step, errors where they belong."""
 
+import time
 import warnings
+from unittest import mock
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from attention_model import Model, balanced, cu_seqlens_of, gradients, sdpa, tok
 from rank_processes import Ranks
 
 import distca as ours
+from distca import _ahead
 from distca._group import name_of
 from distca._ops import ops
 
@@ -255,3 +258,25 @@ def trained_or_told():
         list(ours.plan_ahead([cu_seqlens_of([3])] * (1 - dist.get_rank()), cu_seqlens=lambda batch: batch))
     except RuntimeError as error:
         return str(error).splitlines()[0]
+
+
+def evaluates_within():
+    """The documents of loops within a loop, whose own exchange rank 1 is slow to begin."""
+    begin, done = _ahead._begin, []
+
+    def slow(name, over, cu_seqlens, *more):
+        if cu_seqlens.tolist()[-1] >= 50:
+            time.sleep(0.3 * dist.get_rank())
+        return begin(name, over, cu_seqlens, *more)
+
+    with mock.patch.object(_ahead, "_begin", slow):
+        for outer in ours.plan_ahead([cu_seqlens_of([n]) for n in (70, 60, 50)], cu_seqlens=lambda batch: batch):
+            step_of(outer)
+            within = trained([cu_seqlens_of([5 + dist.get_rank()]), cu_seqlens_of([4, 9])])
+            done.append([int(outer[-1]), *within[0], *within[1:]])
+    return done
+
+
+def test_a_loop_may_run_within_a_loop(two_ranks):
+    assert two_ranks.run(evaluates_within) == [
+        [[outer, 5 + rank, 13, "", ""] for outer in (70, 60, 50)] for rank in range(2)]
