@@ -4,7 +4,7 @@
   cli python bench tests      examples
   train      torch_ops
   api
-  model      runtime        sim
+  model      runtime
              program  comm  kernels  checkpoint
              plan   trace
              cost
@@ -26,7 +26,6 @@ CORE = {
     "program": {"base", "batch", "cost", "plan", "trace"},
     "kernels": {"base"},
     "checkpoint": {"base"},
-    "sim": {"base", "batch", "cost", "plan", "trace", "program"},
 }
 TORCH = {
     "comm": {"base", "batch", "cost", "plan", "trace"},

@@ -5,8 +5,8 @@
   count_lines.py COMMIT             of another one
   count_lines.py COMMIT COMMIT      of both, and the difference
 
-Code is C++, Python, CMake and shell. Tests are *_test.*, *_testing.* and *_test_child.*, test_*.h and test_*.cc, and
-all of tests/. Asked of git: files that no commit has do not count.
+Code is C++, Python, CMake and shell. Tests are *_test.*, *_testing.* and *_test_child.*, files and folders called
+test_*, and all of tests/ and python/tests/. Asked of git: files that no commit has do not count.
 """
 
 import collections

@@ -15,7 +15,7 @@ HASH_LITERALS = re.compile(
     r'"""(?:\\.|[^\\])*?"""|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|(?<!\S)#[^\n]*', re.DOTALL)
 LANGUAGES = {".h": CPP_LITERALS, ".cc": CPP_LITERALS,
              **dict.fromkeys((".py", ".sh", ".cmake", "CMakeLists.txt"), HASH_LITERALS)}
-TEST = re.compile(r"_(test|testing|test_child)\.\w+$|(^|/)test_[^/]*$|^tests/")
+TEST = re.compile(r"_(test|testing|test_child)\.\w+$|(^|/)test_|(^|/)tests/")
 
 
 def files(*patterns):
