@@ -1,30 +1,30 @@
 #!/usr/bin/env python3
-"""Draws the pictures of docs/pictures, as SVG, from traces and plans.
+"""Draws the pictures of docs/pictures with matplotlib, from traces, plans and played pipelines.
 
   draw_pictures.py keep TRACE --layer 2 --caption TEXT > SMALL_TRACE
   draw_pictures.py layer SMALL_WITHOUT SMALL_WITH --pass forward > SVG
   draw_pictures.py load BEFORE AFTER --caption TEXT > SVG
+  draw_pictures.py keep-ticks TRACE.jsonl > TICKS
+  draw_pictures.py pipeline TICKS > SVG
 
 `keep` reads a trace of `distca train --trace` (docs/trace.md) and writes one layer of one step of it, with whatever
 runs at the same time: of all traced steps the one in which the layer took the median time. The result is a trace, too,
-which says the layer and the caption. `layer` draws that layer, for two nano-batches, on one time
-scale: what `keep` wrote of a trace without ping-pong, and of one with it. `load` draws the load of every server from
-two plans of one nano-batch (`distca plan --json`). scripts/pictures.sh makes the inputs and calls all three.
+which says the layer and the caption. `layer` draws that layer, for two nano-batches, on one time scale: what `keep`
+wrote of a trace without ping-pong, and of one with it. `load` draws the load of every server from two plans of one
+nano-batch (`distca plan --json`). `keep-ticks` keeps of `build/release/bench/pipeline trace` what `pipeline` draws,
+rounded to tenths of a millisecond. scripts/pictures.sh makes the inputs and calls all five. Whatever draws needs
+matplotlib (pip install matplotlib).
 """
 
 import argparse
+import io
 import json
-import math
 import re
 import sys
 import textwrap
 from collections import namedtuple
-from xml.sax.saxutils import escape
 
-WIDTH, MARGIN = 800, 16
-LEFT = 140  # where time begins: row labels stand before it
-LANE, ROW, BREAK = 11, 22, 14  # pixels: half a row; a row; between two parts of a panel
-WORKER = ROW + 3 + 2 * (LANE + 1) + 8  # from one worker to the next: a row and two lanes
+BREAK = 2  # ms between two parts of a panel
 OPERATIONS = {  # name: (colour, what it does); what travels is that of forward or of backward
     "pre_attention": ("#56b4e9", "norm, projection to Q, K, V"),
     "core_attention": ("#e69f00", "the tasks of this worker"),
@@ -37,75 +37,16 @@ TRAVELS = {"forward": {"queries": "Q, K, V", "results": "O, LSE"},
            "backward": {"queries": "dO, LSE, delta", "results": "dQ, dK, dV"}}
 FIRST = {"forward": "pre_attention", "backward": "post_attention"}  # operation of a layer in each pass
 NEXT = {"forward": 1, "backward": -1}  # to the layer that follows
-STYLE = """
-text { font: 12px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; fill: #1f2328 }
-.card { fill: #ffffff; stroke: #d0d7de }
-.title { font-size: 14px; font-weight: 600 }
-.note { font-size: 11px; fill: #59636e }
-.in-box { font-size: 10px; fill: #000000 }
-.line { stroke: #59636e; fill: none }
-.busy { fill: #59636e }
-.before { fill: #e69f00 }
-.after { fill: #56b4e9 }
-.idle { fill: url(#waiting) }
-.second { fill: url(#stripes) }
-.stripe { stroke: #8c959f }
-@media (prefers-color-scheme: dark) {
-  text { fill: #f0f6fc }
-  .card { fill: #0d1117; stroke: #3d444d }
-  .note { fill: #9198a1 }
-  .in-box { fill: #000000 }
-  .line { stroke: #9198a1 }
-  .busy { fill: #b7bdc8 }
-}
-"""
-PATTERNS = """<defs>
-<pattern id="waiting" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">\
-<line class="stripe" x1="0" y1="0" x2="0" y2="6" stroke-width="1.6"/></pattern>
-<pattern id="stripes" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">\
-<line x1="0" y1="0" x2="0" y2="5" stroke="#ffffff" stroke-opacity=".55" stroke-width="2.4"/></pattern>
-</defs>"""
+ARMS = [("1F1B, single nano-batches", "1F1B of single nano-batches, attention at home"),
+        ("aligned, attention even", "aligned ticks, attention even (the paper)"),
+        ("aligned, whole even", "aligned ticks, linear work and attention even (DistCA)")]
+PARTS = [("linear_s", "#56b4e9", "linear work"), ("own_s", "#e69f00", "core attention of the rank's own rows"),
+         ("served_s", "#cc79a7", "core attention for other stages")]
 
 # Times in milliseconds. kind: as in the trace's "cat".
 Event = namedtuple("Event", "rank kind direction layer operation nano_batch begin end")
 # A stretch of time that is drawn: from begin to end. What is measured of it ends at `until`.
 Window = namedtuple("Window", "begin end until words")
-
-
-class Picture:
-    """SVG text that grows downwards: `y` is where the next thing begins."""
-
-    def __init__(self):
-        self.y = MARGIN
-        self.parts = []
-
-    def rectangle(self, css, x, y, width, height, extra=""):
-        self.parts.append(f'<rect class="{css}" x="{x:.2f}" y="{y:.2f}" width="{max(width, 0.4):.2f}" '
-                          f'height="{height:.2f}"{extra}/>')
-
-    def path(self, shape, extra=""):
-        self.parts.append(f'<path class="line" d="{shape}"{extra}/>')
-
-    def line(self, x1, y1, x2, y2, extra=""):
-        self.path(f"M{x1:.2f} {y1:.2f}L{x2:.2f} {y2:.2f}", extra)
-
-    def text(self, words, x, y, css="", anchor="start"):
-        self.parts.append(f'<text class="{css}" x="{x:.2f}" y="{y:.2f}" text-anchor="{anchor}">{escape(words)}</text>')
-
-    def paragraph(self, words):
-        for line in textwrap.wrap(words, 128):
-            self.y += 15
-            self.text(line, MARGIN, self.y, "note")
-
-    def svg(self, title):
-        height = self.y + MARGIN
-        operations = "".join(f".{name} {{ fill: {colour} }}\n" for name, (colour, _) in OPERATIONS.items())
-        return "\n".join([
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height:.0f}" '
-            f'viewBox="0 0 {WIDTH} {height:.0f}" role="img">',
-            f"<title>{escape(title)}</title>", f"<style>{STYLE}{operations}</style>", PATTERNS,
-            f'<rect class="card" x=".5" y=".5" width="{WIDTH - 1}" height="{height - 1:.0f}" rx="6"/>',
-            *self.parts, "</svg>"]) + "\n"
 
 
 def event_of(line):
@@ -183,90 +124,87 @@ def keep(path, layer, caption):
         json.dumps(other), ",\n".join(kept))
 
 
-def draw_event(picture, event, x, width, top, is_ours):
-    """One event in its row; those of other layers faint."""
-    faint = "" if is_ours else ' opacity=".25"'
-    if event.kind not in ("compute", "flight"):
-        picture.rectangle("idle" if event.kind == "wait" else "busy", x, top, width, ROW,
-                          faint if event.kind != "wait" else "")
-        return
-    height = ROW if event.kind == "compute" else LANE
-    if event.kind == "flight":
-        top += ROW + 3 + event.nano_batch * (LANE + 1)
-    picture.rectangle(event.operation, x, top, width, height, faint)
-    if event.nano_batch == 1:
-        picture.rectangle("second", x, top, width, height, faint)
-    if is_ours and width > 9:
-        picture.text(str(event.nano_batch), x + width / 2, top + height / 2 + 3.6, "in-box", "middle")
+def figure(rows, height, caption, heights=None):
+    """matplotlib's pyplot, and [row] the axes of a new figure, 8 inches wide, with a caption below them."""
+    try:
+        import matplotlib
+    except ImportError:
+        sys.exit("drawing needs matplotlib: pip install matplotlib")
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+    pyplot.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "distca", "font.family": "sans-serif", "font.size": 8,
+                            "axes.spines.top": False, "axes.spines.right": False, "axes.spines.left": False,
+                            "axes.titlelocation": "left", "axes.titleweight": "bold", "hatch.linewidth": 0.6})
+    made, axes = pyplot.subplots(rows, 1, figsize=(8, height), squeeze=False, layout="constrained", sharex=True,
+                                 height_ratios=heights)
+    made.supxlabel("\n".join(textwrap.wrap(caption, 140)), fontsize=7, color="#59636e", x=0.01, ha="left")
+    return made, [row[0] for row in axes]
 
 
-def draw_panel(picture, title, events, windows, scale, key):
-    """Of each worker a row for what it computes and one for the messages that it receives, a lane a nano-batch."""
-    picture.y += 14
-    picture.text(f"{title}: {elapsed(windows):.0f} ms", MARGIN, picture.y, "title")
-    brackets = picture.y + 20
-    first = brackets + 12
-    tops = {rank: first + index * WORKER for index, rank in enumerate(sorted({event.rank for event in events}))}
-    picture.y = first + len(tops) * WORKER
-    for rank, top in tops.items():
-        picture.text(f"worker {rank}", MARGIN, top + 10)
-        picture.text("computes", LEFT - 8, top + 15, "note", "end")
-        picture.text("receives", LEFT - 8, top + ROW + 18, "note", "end")
-    left = LEFT
+def svg_of(made):
+    text = io.StringIO()
+    made.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+    return text.getvalue()
+
+
+def draw_event(axes, event, left, right, row, is_ours):
+    """One event in its worker's three lines: computes, and receives for nano-batch 0 and 1; other layers are faint."""
+    style = {"waiting": {"facecolor": "none", "edgecolor": "#8c959f", "hatch": "////", "linewidth": 0},
+             "copying": {"facecolor": "#59636e"}}.get({"wait": "waiting", "compute": "", "flight": ""}.get(event.kind, "copying"))
+    if not style:
+        style = {"facecolor": OPERATIONS[event.operation][0], "edgecolor": "white", "linewidth": 0,
+                 "hatch": "////" if event.nano_batch and is_ours else None}
+    at, height = (row, 0.9) if event.kind != "flight" else (row + 1 + event.nano_batch * 0.5, 0.4)
+    axes.broken_barh([(left, right - left)], (at, height), alpha=1 if is_ours or event.kind == "wait" else 0.35, **style)
+    if is_ours and event.kind in ("compute", "flight") and right - left > 1:
+        axes.text((left + right) / 2, at + height / 2, str(event.nano_batch), ha="center", va="center", fontsize=6)
+
+
+def draw_panel(axes, title, events, windows, key):
+    """Of each worker a line for what it computes, and two for the messages that it receives."""
+    axes.set_title(f"{title}: {elapsed(windows):.0f} ms")
+    ranks = sorted({event.rank for event in events})
+    left = 0
     for window in windows:
-        right = left + (window.until - window.begin) * scale
-        picture.path(f"M{left:.2f} {brackets + 8}V{brackets + 3}H{right:.2f}V{brackets + 8}")  # over what is measured
-        picture.text(f"{window.words}: {window.until - window.begin:.1f} ms", (left + right) / 2, brackets - 2, "note",
-                     "middle")
+        right = left + window.until - window.begin
+        axes.annotate("", (left, -0.4), (right, -0.4), arrowprops={"arrowstyle": "|-|, widthA=.2, widthB=.2"})
+        axes.text((left + right) / 2, -0.6, f"{window.words}: {window.until - window.begin:.1f} ms", ha="center", fontsize=7)
         for event in sorted(events, key=lambda event: event.begin):
             begin, end = max(event.begin, window.begin), min(event.end, window.end)
             if end > begin:
-                draw_event(picture, event, left + (begin - window.begin) * scale, (end - begin) * scale,
-                           tops[event.rank], (event.direction, event.layer) == key)
-        left += (window.end - window.begin) * scale + BREAK
+                draw_event(axes, event, left + begin - window.begin, left + end - window.begin, 3 * ranks.index(event.rank),
+                           (event.direction, event.layer) == key)
+        left += window.end - window.begin + BREAK
         if window != windows[-1]:  # time passes in between
-            picture.line(left - BREAK / 2, first - 4, left - BREAK / 2, picture.y - 6, ' stroke-dasharray="2 3"')
-
-
-def draw_scale(picture, scale):
-    """A bar of a round length of time."""
-    length = next(ms for power in range(-1, 6) for ms in (10.0**power, 2 * 10.0**power, 5 * 10.0**power)
-                  if ms * scale >= 60)
-    picture.line(LEFT, picture.y + 4, LEFT + length * scale, picture.y + 4, ' stroke-width="2"')
-    picture.text(f"{length:g} ms", LEFT + length * scale + 6, picture.y + 8, "note")
-    picture.y += 16
-
-
-def draw_legend(picture, used, direction):
-    entries = [(name, f"{name}: {what.format(**TRAVELS[direction])}", "") for name, (_, what) in OPERATIONS.items()
-               if name in used]
-    entries += [("idle", "waits for an exchange", ""), ("busy", "packs, issues and unpacks messages", ""),
-                ("core_attention", "faint: the layers before and after", ' opacity=".25"'),
-                ("core_attention", "0, 1: the number of the nano-batch; 1 is striped", "")]
-    for index, (css, label, extra) in enumerate(entries):
-        x, y = MARGIN + index % 2 * 384, picture.y + index // 2 * 18
-        picture.rectangle(css, x, y, 16, 12, extra)
-        picture.text(label, x + 24, y + 10)
-    picture.rectangle("second", x, y, 16, 12)  # of the last one
-    picture.y += (len(entries) + 1) // 2 * 18 + 2
+            axes.axvline(left - BREAK / 2, color="#59636e", linestyle=":", linewidth=1)
+    axes.set_yticks([3 * i + offset for i in range(len(ranks)) for offset in (0.45, 1.45)],
+                    [f"worker {rank} {what}" for rank in ranks for what in ("computes", "receives")])
+    axes.tick_params(left=False)
+    axes.set_ylim(3 * len(ranks) - 0.8, -1.3)
 
 
 def layer_svg(without, with_ping_pong, direction):
-    picture, panels = Picture(), []
+    panels = []
     for title, path in (("One operation after another", without), ("Ping-pong", with_ping_pong)):
         trace = read_json(path)
         if "kept" not in trace["otherData"]:
             sys.exit(f"{path}: a whole trace: let `keep` choose a layer")
         events, kept = events_of(trace["traceEvents"], path), trace["otherData"]["kept"]
         panels.append((title, events, windows_of(events, direction, kept["layer"])))
-    scale = min((WIDTH - LEFT - MARGIN - BREAK * (len(windows) - 1)) /
-                sum(window.end - window.begin for window in windows) for _, _, windows in panels)
-    for title, events, windows in panels:
-        draw_panel(picture, title, events, windows, scale, (direction, kept["layer"]))
-    draw_scale(picture, scale)
-    draw_legend(picture, {event.operation for _, events, _ in panels for event in events}, direction)
-    picture.paragraph(kept["caption"])
-    return picture.svg(f"A {direction} layer of two nano-batches, without and with ping-pong")
+    made, axes = figure(2, 6, kept["caption"])
+    for one, (title, events, windows) in zip(axes, panels):
+        draw_panel(one, title, events, windows, (direction, kept["layer"]))
+    axes[-1].set_xlabel("ms; a dotted line leaves time out")
+    from matplotlib.patches import Patch
+    used = {event.operation for _, events, _ in panels for event in events}
+    entries = [Patch(color=colour, label=f"{name}: {what.format(**TRAVELS[direction])}")
+               for name, (colour, what) in OPERATIONS.items() if name in used]
+    entries += [Patch(facecolor="none", edgecolor="#8c959f", hatch="////", label="waits for an exchange"),
+                Patch(color="#59636e", label="packs, issues and unpacks messages"),
+                Patch(color="#e69f00", alpha=0.35, label="faint: the layers before and after"),
+                Patch(facecolor="#e69f00", edgecolor="white", hatch="////", label="0, 1: the nano-batch; 1 is striped")]
+    made.legend(handles=entries, loc="outside upper left", ncols=2, frameon=False)
+    return svg_of(made)
 
 
 def shares(plan):
@@ -280,51 +218,80 @@ def max_over_mean(plan):
     return max(server["pairs"] / share for server, share in zip(plan["load"], shares(plan)) if share)
 
 
-def draw_bars(picture, plans, top, bottom):
-    """Two bars a server, a gridline for each round number, and the load that each server should have."""
-    figures = [[server["pairs"] for server in plan["load"]] for plan in plans]
-    most = max(map(max, figures))
-    power = 3 * int(math.log10(most) // 3)
-    unit = {0: "", 3: "thousand ", 6: "million ", 9: "billion "}.get(power, f"10^{power} ")
-    picture.text(f"{unit}(query, key) pairs of one layer", MARGIN, top - 12, "note")
-    left, right = 64, WIDTH - MARGIN - 44
-    scale = (bottom - top) / most
-    step = next(s * 10.0**p for p in range(-2, 3) for s in (1, 2, 5) if most / 10**power / (s * 10.0**p) <= 5)
-    for index in range(int(most / 10**power / step) + 1):
-        y = bottom - index * step * 10**power * scale
-        picture.line(left, y, right, y, ' stroke-opacity=".35"')
-        picture.text(f"{index * step:g}", left - 8, y + 4, "note", "end")
-    group = (right - left) / len(figures[0])
-    for server, share in enumerate(shares(plans[1])):
-        x = left + server * group
-        for index, css in enumerate(("before", "after")):
-            height = figures[index][server] * scale
-            picture.rectangle(css, x + group * (0.14 + 0.36 * index), bottom - height, group * 0.34, height)
-        y = bottom - share * scale
-        picture.line(x, y, x + group, y, ' stroke-width="1.5" stroke-dasharray="6 3"')
-        if group >= 24:
-            picture.text(str(server), x + group / 2, bottom + 16, "note", "middle")
-    equal = len(set(plans[1]["cluster"]["capacity"])) == 1
-    picture.text("mean" if equal else "share", right + 6, bottom - shares(plans[1])[-1] * scale + 4, "note")
-    picture.text("server", left - 8, bottom + 16, "note", "end")
-
-
 def load_svg(before, after, caption):
     plans = [read_json(path) for path in (before, after)]
     if plans[0]["document_lengths"] != plans[1]["document_lengths"]:
         sys.exit(f"{before} and {after} are not plans of the same documents")
-    picture = Picture()
-    picture.text("Core attention by server, before and after balancing", MARGIN, picture.y + 14, "title")
-    for css, plan, words in (("before", plans[0], "every query is computed where it lives"),
-                             ("after", plans[1], "tasks are moved between servers")):
-        picture.y += 20
-        picture.rectangle(css, MARGIN, picture.y + 6, 16, 12)
-        picture.text(f"{css}: {words}; the busiest server has {max_over_mean(plan):.3f} times the mean", MARGIN + 24,
-                     picture.y + 16)
-    draw_bars(picture, plans, picture.y + 56, picture.y + 266)
-    picture.y += 290
-    picture.paragraph(caption)
-    return picture.svg("Load of every server before and after balancing")
+    made, (axes,) = figure(1, 3.6, caption)
+    servers = range(len(plans[0]["load"]))
+    for offset, name, colour, plan, words in ((-0.2, "before", "#e69f00", plans[0], "every query is computed where it lives"),
+                                              (0.2, "after", "#56b4e9", plans[1], "tasks are moved between servers")):
+        axes.bar([server + offset for server in servers], [server["pairs"] / 1e9 for server in plan["load"]], 0.38, color=colour,
+                 label=f"{name}: {words}; the busiest server has {max_over_mean(plan):.3f} times its share")
+    axes.hlines([share / 1e9 for share in shares(plans[1])], [server - 0.45 for server in servers], [server + 0.45 for server in servers],
+                color="#1f2328", linestyle="--", linewidth=1, label="each server's share")
+    axes.set_title("Core attention by server, before and after balancing")
+    axes.set_xticks(list(servers), [f"server {server}" for server in servers])
+    axes.set_ylabel("billion (query, key) pairs of one layer")
+    axes.grid(axis="y", alpha=0.4)
+    axes.set_axisbelow(True)
+    (share, *bars), labels = axes.get_legend_handles_labels()
+    made.legend([*bars, share], [*labels[1:], labels[0]], loc="outside upper left", frameon=False)
+    return svg_of(made)
+
+
+def keep_ticks(path):
+    """What is drawn of a pipeline's trace, as text, a tick a line."""
+    with open(path, encoding="utf-8") as file:
+        head, *ticks = map(json.loads, file)
+    shown = [arm for arm, _ in ARMS]
+    kept = [{"arm": t["arm"], "rank": t["rank"], "tick": t["tick"],
+             **{key: round(t[key], 4) for key in ("begin_s", "end_s", *(part for part, *_ in PARTS))}}
+            for t in ticks if t["line"] == "tick" and t["arm"] in shown]
+    facts = {"machine": head["machine"], "date": head["date"][:10], "commit": head["commit"]}
+    return json.dumps(facts)[:-1] + ', "ticks": [\n' + ",\n".join(map(json.dumps, kept)) + "\n]}\n"
+
+
+def boxes_of(ticks):
+    """(part, begin, seconds) of a rank's work, without overlap: a tick begins where the work of the one before ends, if that
+    is later than its own beginning."""
+    done = 0
+    for tick in sorted(ticks, key=lambda tick: tick["begin_s"]):
+        at = max(done, tick["begin_s"])
+        for part, *_ in PARTS:
+            if tick[part] > 0:
+                yield part, at, tick[part]
+                at += tick[part]
+        done = at
+
+
+def pipeline_svg(path):
+    kept = read_json(path)
+    made, axes = figure(3, 5.2, "A training step of four stages and eight micro-batches, in which core attention is 40 % of all "
+                        f"work. Recorded {kept['date']} on an {kept['machine']}, commit {kept['commit']}, by "
+                        "build/release/bench/pipeline trace: operations sleep stated prices. A box is a tick of a rank, in which "
+                        "time is summed by kind; lines show where ticks begin. One step is not a measurement.")
+    for one, (arm, title) in zip(axes, ARMS):
+        ticks = [t for t in kept["ticks"] if t["arm"] == arm]
+        ranks = sorted({t["rank"] for t in ticks})
+        boxes = {rank: list(boxes_of(t for t in ticks if t["rank"] == rank)) for rank in ranks}
+        end = max(begin + length for found in boxes.values() for _, begin, length in found)
+        work = sum(length for found in boxes.values() for _, _, length in found)
+        one.set_title(f"{title}: {end:.2f} s, idle {100 * (1 - work / len(ranks) / end):.0f} %")
+        for rank in ranks:
+            one.broken_barh([(0, end)], (rank, 0.85), facecolor="#eef0f2")
+            for part, colour, words in PARTS:
+                one.broken_barh([(begin, length) for name, begin, length in boxes[rank] if name == part], (rank, 0.85),
+                                facecolor=colour, label=words if rank == ranks[0] and one is axes[0] else None)
+        for tick in ticks:  # with common ticks, the lines of all stages make one
+            first = tick["begin_s"] if arm == ARMS[0][0] else min(t["begin_s"] for t in ticks if t["tick"] == tick["tick"])
+            one.vlines(first, tick["rank"] - 0.05, tick["rank"] + 0.95, color="#59636e", linewidth=0.5)
+        one.set_yticks([rank + 0.4 for rank in ranks], [f"stage {rank}" for rank in ranks])
+        one.set_ylim(len(ranks), -0.1)
+        one.tick_params(left=False)
+    axes[-1].set_xlabel("s")
+    made.legend(loc="outside upper left", ncols=3, frameon=False)
+    return svg_of(made)
 
 
 def main():
@@ -343,6 +310,12 @@ def main():
     verb.add_argument("plans", nargs=2, metavar="PLAN")
     verb.add_argument("--caption", default="")
     verb.set_defaults(make=lambda asked: load_svg(*asked.plans, asked.caption))
+    verb = verbs.add_parser("keep-ticks")
+    verb.add_argument("trace")
+    verb.set_defaults(make=lambda asked: keep_ticks(asked.trace))
+    verb = verbs.add_parser("pipeline")
+    verb.add_argument("ticks")
+    verb.set_defaults(make=lambda asked: pipeline_svg(asked.ticks))
     asked = parser.parse_args()
     sys.stdout.write(asked.make(asked))
 

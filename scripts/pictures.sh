@@ -4,7 +4,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 distca=build/release/distca
-draw=scripts/draw_pictures.py
+python=.venv/bin/python
+draw="$python scripts/draw_pictures.py"
 out=docs/pictures
 work=runs/pictures
 layer=2            # of layers 0 to 3
@@ -13,6 +14,7 @@ rate=${RATE:-40}   # MB/s of each direction of the wire
 die() { echo "pictures.sh: $*" >&2; exit 1; }
 [ "$(id -u)" -eq 0 ] || die "needs root, to make network namespaces"
 command -v tc >/dev/null || die "needs iproute2"
+$python -c 'import matplotlib' 2>/dev/null || $python -m pip install -q matplotlib
 [ -f data/stdlib.idx ] || die "no data/stdlib: run make demo, which prepares it"
 
 # Two network namespaces are two machines to TCP. A token bucket limits what each sends (bench/namespaces.h does the same for
@@ -71,6 +73,6 @@ Before: scheduler local, plain packing. After: scheduler balanced, the default, 
   > $out/load.svg
 
 build/release/bench/pipeline trace > $work/pipeline.jsonl
-scripts/draw_pipeline.py keep $work/pipeline.jsonl > $out/pipeline.json
-scripts/draw_pipeline.py draw $out/pipeline.json > $out/pipeline.svg
+$draw keep-ticks $work/pipeline.jsonl > $out/pipeline.json
+$draw pipeline $out/pipeline.json > $out/pipeline.svg
 echo "drawn: $out/layer_forward.svg, $out/layer_backward.svg, $out/load.svg, $out/pipeline.svg"
