@@ -302,20 +302,6 @@ def uneven(out, head, lines):
             f"{figure.bar:.3f}, control {figure.control.text(to=DOTS)}: {out.judge(figure)}")
 
 
-def train_step(out, head, lines):
-    out.say("{threads} threads; {nano_batches} x {nano_batch_tokens:,} tokens a step, {model_text}; one worker, {rounds} "
-            "rounds, {clock}\n".format_map(head | {"model_text": model_text(head), "clock":
-                                                   "processor time" if head["threads"] == 1 else "elapsed time"}))
-    rounds, rows = of(lines, "round"), []
-    for part in ("step", "attention", "attention forward", "attention backward"):
-        ours, other, again = ([line[who][part] for line in rounds] for who in ("ours", "other", "other again"))
-        faster = ratio(other, ours)
-        rows.append(f"{part}|{ms(median(ours))}|{ms(median(other))}|{faster.median:.3f}|{faster.text(to=DOTS)}|"
-                    f"{ratio(other, again).text(to=DOTS)}")
-    out.table("median a step|{kernel} ms|{other_kernel} ms|times faster|95 % interval|{other_kernel} against itself"
-              .format_map(head), rows)
-
-
 TRANSFORMERS = """\
 One worker of {threads} thread beside a LlamaForCausalLM of transformers {transformers} on PyTorch {torch}, in turns on the same
 batches: weights from the same file, scaled_dot_product_attention a document, AdamW(fused=True).
@@ -365,12 +351,3 @@ def transformers(out, head, lines):
     out.say(f"peak memory (VmHWM) above what the process had before it made the model: {mib(ours['grown'])} MiB, plain "
             f"{mib(rival['grown'])} MiB: {verdict['reached']:.3f}, bar {verdict['at_most']}: {verdict['verdict']}\n"
             f"  of the whole process: {mib(ours['peak'])} MiB, plain {mib(rival['peak'])} MiB")
-
-
-def trace_cost(out, head, lines):
-    off, again, on = ([line[key] for line in of(lines, "round")] for key in ("off_s", "off_again_s", "on_s"))
-    executor, = of(lines, "executor")
-    out.say(f"{head['rounds']} rounds of a ping-pong step of two workers, {ms(median(off))} ms, {executor['events']} events")
-    for what, found in (("recorded / not recorded", ratio(on, off)), ("not recorded again / not", ratio(again, off))):
-        out.say(f"  {what:<28} {found.median:.4f}  (95 %: {found.text(4, ' to ')})")
-    out.say("  the executor's own time an operation: {off_us:.2f} us, recorded {on_us:.2f} us".format_map(executor))

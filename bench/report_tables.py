@@ -4,7 +4,7 @@ source says what they hold."""
 import itertools
 from statistics import median
 
-from report_figures import LEAST_ROUNDS, Figure, bar_of, figure_of, mib, ms, of, quotient, ratio
+from report_figures import LEAST_ROUNDS, Figure, figure_of, mib, ms, of, quotient, ratio
 
 ATTENTION = """\
 Core attention on the CPU, causal. GFLOP/s: 4 x pairs x head_dim forward, 10 x backward, over the pairs that the mask
@@ -216,70 +216,6 @@ def sample_table(out, head, plans, judge, judge_shares):
 
 
 # --- the others
-
-TRAVELS = ("Q, K, V", "O, LSE", "Q, K, V again", "dO, LSE, delta", "dQ, dK, dV")
-
-
-def copy_faults(case):
-    """What is wrong with one case under one overlap mode, a line each."""
-    faults = [] if all(layer == case["layers"][0] for layer in case["layers"]) else ["layers differ"]
-    for travel, count in case["layers"][0].items():
-        for what, beside in (("sent", "needed"), ("packed", "sent"), ("unpacked", "received"), ("sent", "received"),
-                             ("received", "sent")):
-            if count[what] > count[beside] * bar_of("copies", f"{what}_of_{beside}", {})["at_most"]:
-                faults.append(f"{travel}: {count[what]} bytes {what}, but only {count[beside]} {beside}")
-    if case["later_allocations"] > bar_of("copies", "later_allocations", {})["at_most"]:
-        faults.append("a later step allocates")
-    return [f"{case['overlap']}: {fault}" for fault in faults]
-
-
-def copies(out, head, lines):
-    out.say("{workers} workers, {nano_batches} nano-batches of {tokens:,} tokens, {num_attention_heads} heads on "
-            "{num_key_value_heads} key heads of {head_dim}; bytes of one layer, all ranks;\nbuffers: bytes of the rank with "
-            "most; allocations after the first of {steps} steps, under every overlap mode\n".format_map(head | head["model"]))
-    rows, missed = [], []
-    key = ("plan", "servers", "dtype", "keys")
-    for facts, group in itertools.groupby(of(lines, "case"), key=lambda line: [line[name] for name in key]):
-        modes = list(group)
-        faults = [fault for case in modes for fault in copy_faults(case)]
-        last = modes[-1]
-        for case in modes[:-1]:
-            if case["layers"][0] != last["layers"][0]:
-                faults.append(f"{case['overlap']} and {last['overlap']} differ")
-        missed += [f"missed: {', '.join(facts)}: {fault}" for fault in faults]
-        out.verdicts["missed" if faults else "reached"] += 1
-        first = "|".join(facts)
-        totals = (f"{max(case['buffer_bytes'] for case in modes):,}|"
-                  f"{sum(case['later_allocations'] for case in modes):,}")
-        for travel in TRAVELS:
-            count = last["layers"][0][travel]
-            if not any(count.values()) and travel != TRAVELS[0]:
-                continue
-            shares = [f"{count[part] / count[whole]:.3f}" if count[whole] else "-"
-                      for part, whole in (("packed", "sent"), ("unpacked", "received"))]
-            rows.append(f"{first}|{travel}|{count['needed']:,}|{count['sent']:,}|{count['packed']:,}|{shares[0]}|"
-                        f"{count['unpacked']:,}|{shares[1]}|{count['merged']:,}|{count['messages']:,}|{totals}")
-            first, totals = "|||", "|"
-    out.table("plan|servers|type|keys|messages of a layer|had to travel|sent|packed|/ sent|unpacked|/ received|merged|"
-              "messages|buffers|later allocations", rows)
-    out.say("\n".join(["", *missed, "A case's bars: nothing sent that need not travel, at most one copy of each byte on each "
-                       "side, no allocation after the first step, all layers and overlap modes alike."]))
-
-
-def metadata(out, head, lines):
-    out.say("scheduler {scheduler}; best of {rounds} on one pinned thread\n".format_map(head))
-    rows = []
-    for row in of(lines, "row"):
-        out.judge_exact("violations", row["violations"])
-        times = "|".join(f"{row[name]:.2f}" for name in ("plan_ms", "metadata_ms", "one_rank_ms", "validate_ms",
-                                                         "program_ms", "validate_program_ms"))
-        rows.append("|".join(str(row[name]) for name in ("servers", "tasks", "messages", "entries"))
-                    + f"|{row['entries'] / row['servers'] ** 2:.3f}|{row['largest_rank_entries']}|{times}|"
-                    f"{row.get('validate_all_ms', 0):.0f}|{row['plan_mib']:.1f}|{row['metadata_mib']:.1f}|"
-                    f"{row['violations']}")
-    out.table("servers|tasks|messages|entries|of servers^2|largest rank|plan ms|metadata ms|one rank ms|validate ms|"
-              "program ms|validate it ms|validate all ms|plan MiB|metadata MiB|violations", rows)
-
 
 FILL_TICKS = """\
 Plans of the ticks of a pipeline in which only the first stages work, for Llama-8B, one of 8 tensor-parallel ranks, bf16.

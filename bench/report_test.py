@@ -182,25 +182,6 @@ class Plans(unittest.TestCase):
         self.assertEqual(self.missed({"line": "no_samples", "folder": "none"}), ["missing folders"])
 
 
-class Copies(unittest.TestCase):
-    def faults(self, **bytes_of):
-        count = {"needed": 100, "sent": 100, "received": 100, "packed": 100, "unpacked": 100, "merged": 0, "messages": 1}
-        layers = [{"O, LSE": count | bytes_of}, {"O, LSE": count | bytes_of}]
-        return report_tables.copy_faults({"overlap": "within", "layers": layers, "later_allocations": 0})
-
-    def test_a_second_copy_a_stray_byte_and_a_lost_one_are_named(self):
-        self.assertEqual(self.faults(), [])
-        for bytes_of, fault in (({"packed": 101}, "101 bytes packed, but only 100 sent"),
-                                ({"unpacked": 200}, "200 bytes unpacked, but only 100 received"),
-                                ({"sent": 101, "received": 101}, "101 bytes sent, but only 100 needed"),
-                                ({"received": 101}, "101 bytes received, but only 100 sent")):
-            self.assertEqual(self.faults(**bytes_of), [f"within: O, LSE: {fault}"])
-
-    def test_layers_that_differ_and_a_later_allocation_are_faults(self):
-        case = {"overlap": "within", "layers": [{}, {"O, LSE": {}}], "later_allocations": 1}
-        self.assertEqual(report_tables.copy_faults(case), ["within: layers differ", "within: a later step allocates"])
-
-
 class Overlap(unittest.TestCase):
     def setting(self, length, ping_pong_s, longest=0.03, **more):
         """Steps of 1 s with one byte, exchanges of 0.01 s processor time."""
@@ -312,6 +293,12 @@ class Transformers(unittest.TestCase):
         self.assertEqual(self.verdicts(2, 1, rival_mib=99), (2, 1))
 
 
+def tick(working, send, **others):
+    return {"line": "tick", "of": "a", "sampled": False, "servers": 8, "stages": 2, "working": working,
+            "attention_share": 0, "way": "exact", "max_send_bytes": send, "max_receive_bytes": 1, "over_least": 1,
+            "plan_ms": 1, "violations": 0} | others
+
+
 class Program(unittest.TestCase):
     def run_report(self, script, *options):
         """What report.py answers to a program of these words: exit code, output."""
@@ -325,11 +312,6 @@ class Program(unittest.TestCase):
             return code, said.getvalue()
 
     def test_fill_ticks_are_held_against_the_tick_in_which_all_stages_work(self):
-        def tick(working, send, **others):
-            return {"line": "tick", "of": "a", "sampled": False, "servers": 8, "stages": 2, "working": working,
-                    "attention_share": 0, "way": "exact", "max_send_bytes": send, "max_receive_bytes": 1, "over_least": 1,
-                    "plan_ms": 1, "violations": 0} | others
-
         def missed(*ticks):
             out = Report("fill_ticks", False)
             report_tables.fill_ticks(out, {"rounds": 1, "sampled": 1}, [tick(2, 100), *ticks])
@@ -344,22 +326,20 @@ class Program(unittest.TestCase):
         self.assertEqual(missed(tick(1, 1, over_least=1.04, attention_share=0.5)), 1)
         self.assertEqual(missed(tick(1, 1, violations=1)), 1)
 
-    def metadata(self, violations):
-        head = dict.fromkeys(("machine", "date", "commit", "build", "compiler", "torch", "scheduler"), "x")
-        row = dict.fromkeys(("plan_ms", "metadata_ms", "one_rank_ms", "validate_ms", "program_ms", "validate_program_ms",
-                             "plan_mib", "metadata_mib", "messages", "entries", "largest_rank_entries", "tasks"), 1)
-        lines = [{"line": "header", "bench": "metadata", "rounds": 1, **head},
-                 {"line": "row", "servers": 8, "violations": violations, **row}]
+    def ticks(self, violations):
+        head = dict.fromkeys(("machine", "date", "commit", "build", "compiler", "torch"), "x")
+        lines = [{"line": "header", "bench": "fill_ticks", "rounds": 1, "sampled": 1, **head},
+                 tick(2, 100), tick(1, 1, violations=violations)]
         return "cat <<'E'\n" + "\n".join(map(json.dumps, lines)) + "\nE"
 
     def test_the_exit_code_is_0_or_1_by_the_bars_and_else_the_programs_own(self):
-        self.assertEqual(self.run_report(self.metadata(0))[0], 0)
-        self.assertEqual(self.run_report(self.metadata(1))[0], 1)
-        self.assertEqual(self.run_report(self.metadata(1) + "\nexit 77"), (77, ""))
+        self.assertEqual(self.run_report(self.ticks(0))[0], 0)
+        self.assertEqual(self.run_report(self.ticks(1))[0], 1)
+        self.assertEqual(self.run_report(self.ticks(1) + "\nexit 77"), (77, ""))
         self.assertEqual(self.run_report("kill -9 $$")[0], 137)
 
     def test_out_keeps_the_lines_of_a_run_that_came_to_its_end(self):
-        self.run_report(self.metadata(0), "--out", "{folder}/kept.jsonl")
+        self.run_report(self.ticks(0), "--out", "{folder}/kept.jsonl")
         self.assertEqual(self.kept, ["kept.jsonl", "program"])
         self.run_report("exit 2", "--out", "{folder}/kept.jsonl")
         self.assertNotIn("kept.jsonl", self.kept)

@@ -207,6 +207,35 @@ TEST(CoreAttentionOverlaps, a_travelling_byte_is_copied_at_most_once_on_each_sid
   EXPECT_GT(travelled, 0);
 }
 
+TEST(CoreAttentionOverlaps, what_is_sent_is_what_the_plan_counts) {
+  for (const bool split_kv : {false, true}) {
+    const StepExchanges step =
+        testing::plan_step(kLengths, testing::pool(3, 1, /*in_place=*/true),
+                           {.tolerance_ppm = 0, .split_kv = split_kv});
+    int64_t counted = 0;
+    for (const std::unique_ptr<Plan>& plan : step.plans) {
+      ASSERT_EQ(plan->shape.element_bytes, element_bytes(ScalarType::kBFloat16));
+      for (const ServerLoad& load : plan->load) {
+        // A row of O travels with its LSE, which the plan's account leaves out.
+        const int64_t o_rows = load.o_send_bytes / (kShape.num_heads * kShape.head_dim_v * 2);
+        counted += load.send_bytes + load.o_send_bytes + o_rows * kShape.num_heads * 4;
+      }
+    }
+    ASSERT_GT(counted, 0);
+    for (const auto& [name, summary, overlap] : kOverlaps) {
+      SCOPED_TRACE(name);
+      int64_t sent = 0, received = 0;
+      for (const ExchangeBytes& bytes :
+           run(step, {.overlap = overlap, .backward = false}, ScalarType::kBFloat16).bytes) {
+        sent += bytes.sent;
+        received += bytes.received;
+      }
+      EXPECT_EQ(sent, kLayers * counted);
+      EXPECT_EQ(received, sent);
+    }
+  }
+}
+
 TEST(CoreAttentionOverlaps, buffers_of_the_first_step_serve_the_second_with_the_same_bits) {
   for (const StepExchanges& step : steps(3)) {
     for (const bool redispatched : {false, true}) {
