@@ -67,14 +67,6 @@ std::string complaint(const CLI::App& app, const CLI::App& level, const CLI::Par
                : fmt::format("a verb is missing: {}", fmt::join(verbs, ", "));
   }
   const std::string word = unknown[0].substr(0, unknown[0].find('='));
-  constexpr std::array<std::array<std::string_view, 2>, 3> kRenamed{
-      {{"--schedule", "--overlap"},
-       {"--resent", "--redispatch"},
-       {"--key-sub-ranges", "--split-kv"}}};
-  for (const auto& [was, is] : kRenamed) {
-    if (word == was && std::ranges::count(options, is) > 0)
-      return fmt::format("unknown option {}, which is now {}", was, is);
-  }
   if (word.starts_with('-')) {
     const bool is_perhaps_key =
         std::ranges::count(options, "--print-config") > 0 && !distca::nearest_word(word, options);

@@ -28,8 +28,6 @@ std::vector<BadInput> bad_words() {
       {"distca fly", "unknown verb fly (see distca --help)"},
       {"distca data", "a verb is missing: prepare, show (see distca data --help)"},
       {"distca data prepar", "unknown verb prepar; did you mean prepare? (see distca data --help)"},
-      {kPlan + "--key-sub-ranges", "unknown option --key-sub-ranges, which is now --split-kv"},
-      {kPlan + "--schedule ping-pong", "--schedule, which is now --overlap"},
       {"distca --workers 2 plan", "unknown option --workers (see distca --help)"},
       {"distca plan --wrokload workload.json",
        "unknown option --wrokload; did you mean --workload? (see distca plan --help)"},

@@ -12,7 +12,6 @@ namespace {
 
 constexpr const char* kFormat = "distca-plan";
 constexpr int64_t kVersion = 3;
-constexpr int64_t kOldestVersion = 2;  // wrote split_kv as key_sub_ranges
 constexpr int64_t kMaxInteger = int64_t{1} << 60;
 constexpr int64_t kMaxRanks = 1 << 20;
 constexpr int64_t kMaxTokenBytes = int64_t{1} << 30;
@@ -189,7 +188,7 @@ Plan plan_from_json(std::string_view json) {
   if (root["format"].text() != kFormat) {
     root["format"].expect(false, fmt::format("\"{}\"", kFormat));
   }
-  const int64_t version = root["version"].integer(kOldestVersion, kVersion);
+  root["version"].integer(kVersion, kVersion);
   root.only({"format", "version", "document_lengths", "cluster", "shape", "options", "layout",
              "tasks", "load"},
             kVersion);
@@ -199,8 +198,7 @@ Plan plan_from_json(std::string_view json) {
       root["document_lengths"].integers(0, std::numeric_limits<int32_t>::max()));
   plan.cluster = cluster_from(root["cluster"]);
   visit_shape(JsonReader{root["shape"]}, plan.shape);
-  visit_options(JsonReader{root["options"]}, plan.options,
-                version == 2 ? "key_sub_ranges" : "split_kv");
+  visit_options(JsonReader{root["options"]}, plan.options);
   plan.layout = layout_from(root["layout"], plan);
   const JsonField tasks = root["tasks"];
   for (size_t i = 0; i < tasks.size(); ++i) plan.tasks.push_back(task_from(tasks.at(i), plan));

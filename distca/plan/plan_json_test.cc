@@ -30,20 +30,6 @@ TEST(PlanJson, what_is_written_is_read_back) {
   }
 }
 
-TEST(PlanJson, a_file_of_version_2_is_read_to_an_equal_plan) {
-  Random random(9);
-  for (int trial = 0; trial < 20; ++trial) {
-    Plan plan = testing::random_plan(1 + static_cast<int>(random.below(5)), 1, random);
-    plan.options.tolerance_ppm = 50'000;
-    plan.options.split_kv = random.below(2) == 0;
-    Json old = Json::parse(plan_to_json(plan));
-    old["version"] = 2;
-    old["options"]["key_sub_ranges"] = old["options"]["split_kv"];
-    old["options"].erase("split_kv");
-    EXPECT_EQ(plan_from_json(old.dump()), plan);
-  }
-}
-
 TEST(PlanJson, another_plan_has_another_hash) {
   Plan plan = make_plan(testing::request_for({5000}, 2));
   const std::string hash = plan_hash(plan);

@@ -36,18 +36,6 @@ struct Overloaded : Ts... {
 template <class... Ts>
 Overloaded(Ts...) -> Overloaded<Ts...>;  // which clang 14 does not find itself
 
-struct Renamed {
-  std::string_view was, is;
-};
-constexpr std::array<Renamed, 2> kRenamedWords{
-    {{"exchange.keys = kept", "keep"}, {"exchange.keys = resent", "redispatch"}}};
-
-/// ", which is now NAME" of a word that an earlier version called otherwise; else nothing.
-std::string now_called(std::string_view name) {
-  const auto* const found = std::ranges::find(kRenamedWords, name, &Renamed::was);
-  return found == kRenamedWords.end() ? "" : fmt::format(", which is now {}", found->is);
-}
-
 [[noreturn]] void unknown_key(const std::string& origin, const std::string& name,
                               const std::vector<ConfigKey>& keys) {
   throw Error(ErrorKind::kConfig, "{}: unknown key {}{}", origin, name,
@@ -78,12 +66,9 @@ void set_text(const ConfigKey& key, std::string text, const std::string& origin)
     text = type;
   if (!key.choices.empty() && !std::ranges::count(key.choices, text)) {
     const auto nearest = nearest_word(text, key.choices);
-    const std::string now = now_called(fmt::format("{} = {}", key.name, text));
-    throw Error(ErrorKind::kConfig, "{}: {} = \"{}\"{}: must be one of {}{}", origin, key.name,
-                text, now, listed(key),
-                now.empty() && nearest && !nearest->empty()
-                    ? fmt::format("; did you mean {}?", *nearest)
-                    : "");
+    throw Error(ErrorKind::kConfig, "{}: {} = \"{}\": must be one of {}{}", origin, key.name, text,
+                listed(key),
+                nearest && !nearest->empty() ? fmt::format("; did you mean {}?", *nearest) : "");
   }
   if (const auto* word = std::get_if<WordValue>(&key.value)) return word->choose(text);
   *std::get<std::string*>(key.value) = text;

@@ -61,12 +61,6 @@ TEST(config, an_unknown_key_is_refused_with_the_nearest_known_one) {
   EXPECT_THAT(message_of({"batch.sed=3"}), testing::HasSubstr("did you mean batch.seed?"));
   EXPECT_THAT(message_of({"nonsense=3"}),
               testing::EndsWith("unknown key nonsense (see distca train --print-config)"));
-  EXPECT_THAT(message_of({"train.schedule=blocking"}),
-              testing::HasSubstr("unknown key train.schedule, which is now train.overlap: none, "));
-  EXPECT_THAT(message_of({"plan.key_sub_ranges=true"}),
-              testing::EndsWith("unknown key plan.key_sub_ranges, which is now plan.split_kv"));
-  EXPECT_THAT(message_of({"exchange.keys=resent"}),
-              testing::HasSubstr("\"resent\", which is now redispatch: must be one of auto, keep"));
   EXPECT_THAT(message_of({"optimiser.lr=3"}), testing::HasSubstr("did you mean optimizer.lr?"));
   EXPECT_THAT(message_of({"optimizer.learning_rate=3"}),
               testing::EndsWith("unknown key optimizer.learning_rate; did you mean optimizer.lr?"));

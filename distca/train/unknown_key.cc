@@ -122,14 +122,6 @@ constexpr std::array kForeignNames = {
     ForeignName{"window_size", "model.sliding_window"},
 };
 
-struct Renamed {
-  std::string_view was, is;
-};
-constexpr std::array<Renamed, 2> kRenamedKeys{
-    {{"train.schedule",
-      "train.overlap: none, within or ping-pong for blocking, overlap, ping-pong"},
-     {"plan.key_sub_ranges", "plan.split_kv"}}};
-
 /// Section and word of "section.word"; the section is "" where there is none.
 std::pair<std::string, std::string> parts(const std::string& text) {
   const size_t dot = text.find('.');
@@ -181,8 +173,6 @@ bool asks_for_checkpoint(const std::string& name) {
 std::span<const ForeignName> foreign_names() { return kForeignNames; }
 
 std::string unknown_key_hint(const std::string& name, const std::vector<ConfigKey>& keys) {
-  const auto* const renamed = std::ranges::find(kRenamedKeys, name, &Renamed::was);
-  if (renamed != kRenamedKeys.end()) return fmt::format(", which is now {}", renamed->is);
   if (const ForeignName* foreign = foreign_name(name)) {
     const std::string note = foreign->note.empty() ? "" : fmt::format(" ({})", foreign->note);
     return fmt::format("; did you mean {}{}?", foreign->key, note);
