@@ -4,11 +4,10 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <functional>
 
-#include "distca/base/clock.h"
 #include "distca/base/json_field.h"
+#include "distca/base/test_time.h"
 
 namespace distca {
 namespace {
@@ -66,17 +65,6 @@ TEST(Json, brackets_in_strings_are_no_depth) {
   EXPECT_EQ(refusal_of(deep), "plan.json: a value lies within more than 100 lists and objects");
 }
 
-/// The least processor time of three looks, in seconds.
-double least_seconds(const std::function<void()>& work) {
-  double least = INFINITY;
-  for (int look = 0; look < 3; ++look) {
-    const double begin = thread_processor_seconds();
-    work();
-    least = std::min(least, thread_processor_seconds() - begin);
-  }
-  return least;
-}
-
 TEST(Json, time_is_in_proportion_to_length) {
   for (const auto& [open, value, close] :
        {std::array{"[", "{}", "]"}, {"[", "[]", "]"}, {"{", "{\"dtype\":[]}", "}"}}) {
@@ -90,9 +78,9 @@ TEST(Json, time_is_in_proportion_to_length) {
       return text + close;
     };
     const std::string few = text_of(5'000), many = text_of(16 * 5'000);
-    const double seconds = least_seconds([&] { parse_json(few, "few"); });
     // 16 times, but for the memory's caches. In time by the square, it would be 256 times.
-    EXPECT_LT(least_seconds([&] { parse_json(many, "many"); }), 64 * seconds)
+    EXPECT_TRUE(testing::takes_less_than(
+        64, [&] { parse_json(many, "many"); }, [&] { parse_json(few, "few"); }))
         << open << value << close;
   }
 }

@@ -5,14 +5,14 @@
 
 #include <numeric>
 
-#include "distca/base/clock.h"
 #include "distca/base/error.h"
+#include "distca/base/test_time.h"
 #include "distca/checkpoint/checkpoint_testing.h"
 
 namespace distca {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 CheckpointIndex example() {
   CheckpointIndex index{.step = 7,
@@ -119,7 +119,7 @@ TEST(checkpoint_index, boxes_of_rows_and_columns_cover_a_tensor_together) {
 
 /// As ranks that divide rows and columns would write, and with a fault.
 TEST(checkpoint_index, boxes_are_compared_in_time_in_proportion_to_their_number) {
-  const auto seconds_of = [](int64_t sides) {
+  const auto index_of = [](int64_t sides) {
     CheckpointIndex index{.tensors = {{.name = "w", .shape = {sides, sides}}}};
     for (int64_t at = 0; at < sides * sides; ++at) {
       const int64_t row = at / sides, column = at % sides;
@@ -127,18 +127,22 @@ TEST(checkpoint_index, boxes_are_compared_in_time_in_proportion_to_their_number)
         index.pieces.push_back(
             {.part = part, .box = {{row, row + 1}, {column, column + 1}}, .range = {0, 1}});
     }
-    const double begin = thread_processor_seconds();
-    check_coverage(index, "index");
-    const double seconds = thread_processor_seconds() - begin;
+    return index;
+  };
+  const auto check = [](const CheckpointIndex& index) { check_coverage(index, "index"); };
+  const auto check_faulty = [](CheckpointIndex index) {
+    const int64_t sides = index.tensors[0].shape[0];
     index.pieces.push_back({.part = StatePart::kExpAvgSq,
                             .box = {{sides - 1, sides}, {0, sides}},
                             .range = {0, sides}});
     EXPECT_THROW(check_coverage(index, "index"), Error);
-    return seconds;
   };
-  seconds_of(32);
+  const CheckpointIndex few = index_of(32), many = index_of(128);
   // 16 times as many boxes; in time by the square, it would be 256 times.
-  EXPECT_LT(seconds_of(128), 64 * seconds_of(32));
+  EXPECT_TRUE(testing::takes_less_than(
+      64, [&] { check(many); }, [&] { check(few); }));
+  EXPECT_TRUE(testing::takes_less_than(
+      64, [&] { check_faulty(many); }, [&] { check_faulty(few); }));
 }
 
 TEST(checkpoint_index, faults_are_named_with_their_place) {

@@ -5,12 +5,11 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <ctime>
-#include <limits>
 #include <memory>
 #include <string>
 
 #include "distca/base/error.h"
+#include "distca/base/test_time.h"
 #include "distca/plan/plan_batch_input.h"
 #include "distca/plan/plan_testing.h"
 #include "distca/plan/validate.h"
@@ -145,17 +144,6 @@ TEST(BalancedLayout, nothing_one_token_and_fewer_blocks_than_workers_all_work) {
   }
 }
 
-/// Of the processor, for the layout of this request; the least of three tries.
-double layout_seconds(const PlanRequest& request) {
-  double least = std::numeric_limits<double>::infinity();
-  for (int i = 0; i < 3; ++i) {
-    const std::clock_t start = std::clock();
-    balanced_layout(request);
-    least = std::min(least, static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC);
-  }
-  return least;
-}
-
 /// A search through all documents for each one takes a hundred times as long for ten times as many.
 TEST(BalancedLayout, many_short_documents_take_time_in_proportion_to_their_number) {
   Random random(5);
@@ -163,8 +151,9 @@ TEST(BalancedLayout, many_short_documents_take_time_in_proportion_to_their_numbe
   for (int64_t& length : uneven) length = 20 + static_cast<int64_t>(random.below(30));
   for (const auto& lengths : {uneven, std::vector<int64_t>(100'000, 1)}) {
     const PlanRequest request = home_request(lengths, 64);
-    const std::vector<int64_t> fewer(lengths.begin(), lengths.begin() + 10'000);
-    EXPECT_LT(layout_seconds(request), 40 * layout_seconds(home_request(fewer, 64)));
+    const PlanRequest fewer = home_request({lengths.begin(), lengths.begin() + 10'000}, 64);
+    EXPECT_TRUE(testing::takes_less_than(
+        40, [&] { balanced_layout(request); }, [&] { balanced_layout(fewer); }));
     const Layout layout = balanced_layout(request);
     for (int worker = 0; worker < 64; ++worker) {
       EXPECT_LT(std::abs(layout.num_tokens(worker) * 64 - request.nano_batch.num_tokens()),
